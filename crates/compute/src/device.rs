@@ -1,0 +1,135 @@
+//! What a device is, and how one is opened by name.
+
+use crate::{
+    Buffer, Error, Op, Slot, State, View, Weight,
+    cpu::{CpuDevice, Isa},
+    matrix::{Bytes, MatrixShape},
+    reference::ReferenceDevice,
+};
+
+/// The shape of one layer's state in one session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StateShape {
+    /// Keys and values of every position so far. Committed by length: the caller says how many positions are
+    /// valid with every op, so cutting it is free.
+    KeyValue {
+        /// Heads of keys and of values.
+        kv_heads: usize,
+        /// Numbers per key.
+        key_width: usize,
+        /// Numbers per value.
+        value_width: usize,
+        /// Positions that the state can hold.
+        positions: usize,
+    },
+    /// A fixed number of f32 that every step replaces. An op reads the committed numbers and writes the next
+    /// ones; [`Device::commit`] makes the next ones committed. It cannot be cut.
+    Recurrent {
+        /// Numbers.
+        len: usize,
+    },
+}
+
+impl StateShape {
+    /// Bytes that a state of this shape holds on a device that keeps f32.
+    pub const fn bytes(&self) -> u64 {
+        match *self {
+            StateShape::KeyValue { kv_heads, key_width, value_width, positions } => {
+                kv_heads as u64 * (key_width as u64 + value_width as u64) * positions as u64 * 4
+            }
+            StateShape::Recurrent { len } => len as u64 * 2 * 4,
+        }
+    }
+}
+
+/// A point in a device's queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ticket(pub u64);
+
+/// Something that computes.
+///
+/// Ops run in the order of the calls. Handles are only valid on the device that made them; a handle of a
+/// dropped thing, like a view outside its buffer, is an error, not a panic.
+pub trait Device: Send {
+    /// What computes, for people: "cpu, AVX-512 VNNI, 2 threads".
+    fn describe(&self) -> String;
+
+    /// A zeroed buffer of `len` numbers.
+    fn buffer(&mut self, len: usize) -> Result<Buffer, Error>;
+
+    /// Takes a matrix for good. The bytes are laid out as [`MatrixShape::view`] says.
+    fn weight(&mut self, shape: MatrixShape, bytes: Bytes) -> Result<Weight, Error>;
+
+    /// A bank of `count` slots of `bytes` each. Their memory is touched when it is first filled.
+    fn bank(&mut self, count: usize, bytes: usize) -> Result<u16, Error>;
+
+    /// Moves a slot's memory out, to be filled by someone else; until it is back, ops that use the slot fail.
+    /// The caller has waited for the last ticket that used the slot.
+    fn take_slot(&mut self, slot: Slot) -> Result<Bytes, Error>;
+
+    /// Puts a slot's memory back, filled or not.
+    fn put_slot(&mut self, slot: Slot, bytes: Bytes) -> Result<(), Error>;
+
+    /// A fresh state; all zero.
+    fn state(&mut self, shape: StateShape) -> Result<State, Error>;
+
+    /// Gives a state's memory back.
+    fn drop_state(&mut self, state: State);
+
+    /// Zeroes a state.
+    fn reset(&mut self, state: State) -> Result<(), Error>;
+
+    /// Makes what the ops since the last commit wrote into a recurrent state its committed contents. Without
+    /// effect on states of keys and values.
+    fn commit(&mut self, state: State) -> Result<(), Error>;
+
+    /// Computes one op.
+    fn run(&mut self, op: &Op<'_>) -> Result<(), Error>;
+
+    /// A ticket that is done when all ops so far are.
+    fn submit(&mut self) -> Result<Ticket, Error>;
+
+    /// Whether the work up to `ticket` is finished.
+    fn done(&mut self, ticket: Ticket) -> Result<bool, Error>;
+
+    /// Copies numbers to the start of a buffer.
+    fn write(&mut self, buffer: Buffer, numbers: &[f32]) -> Result<(), Error>;
+
+    /// Copies a view out, row by row, once all ops so far are done. `out` has `rows * heads * width` elements.
+    fn read(&mut self, view: View, out: &mut [f32]) -> Result<(), Error>;
+
+    /// Bytes of memory that the device will hold of its own for ops of up to `rows` rows and `cols` inputs,
+    /// beyond what the caller allocates: for the memory plan. Reserves them.
+    fn reserve_scratch(&mut self, rows: usize, cols: usize) -> Result<u64, Error>;
+}
+
+/// How to open a device.
+#[derive(Clone, Debug, Default)]
+pub struct DeviceOptions {
+    /// `cpu` (the default) or `reference`.
+    pub name: Option<String>,
+    /// Worker threads; by default the physical cores that the process may use.
+    pub threads: Option<usize>,
+    /// The exact path: f32 activations everywhere. Without it a device may round activations to 8 bits.
+    pub exact: bool,
+    /// Forces an instruction set (`generic`, `avx2`, `avx512`, `neon`) instead of the best one.
+    pub isa: Option<String>,
+}
+
+/// Opens a device.
+///
+/// # Errors
+/// The name, the instruction set or the number of threads is not to be had; the error lists what is.
+pub fn open(options: &DeviceOptions) -> Result<Box<dyn Device>, Error> {
+    match options.name.as_deref().unwrap_or("cpu") {
+        "cpu" => {
+            let isa = match &options.isa {
+                Some(name) => Isa::by_name(name)?,
+                None => Isa::detect(),
+            };
+            Ok(Box::new(CpuDevice::new(isa, options.threads, options.exact)?))
+        }
+        "reference" => Ok(Box::new(ReferenceDevice::default())),
+        other => Err(Error::Device(format!("there is no device {other:?}: choose cpu or reference"))),
+    }
+}

@@ -1,0 +1,279 @@
+//! What devices that compute on the host share: buffers, weights, slots and states in ordinary memory.
+
+use crate::{
+    Buffer, Error, Matrix, Slot, Span, State, StateShape, View, Weight,
+    matrix::{Bytes, MatrixShape},
+};
+
+/// Numbers in page-aligned anonymous memory: untouched pages cost address space only.
+#[derive(Debug, Default)]
+pub(crate) struct Numbers(Bytes);
+
+impl Numbers {
+    pub(crate) fn zeroed(len: usize) -> Result<Self, Error> {
+        let bytes = len.checked_mul(4).ok_or_else(|| Error::Shape(format!("{len} numbers are too many")))?;
+        Ok(Self(Bytes::zeroed(bytes)?))
+    }
+}
+
+impl std::ops::Deref for Numbers {
+    type Target = [f32];
+    fn deref(&self) -> &[f32] {
+        bytemuck::cast_slice(&self.0)
+    }
+}
+
+impl std::ops::DerefMut for Numbers {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        bytemuck::cast_slice_mut(&mut self.0)
+    }
+}
+
+/// Keys and values of one layer of one session: `(positions, kv_heads, width)` each.
+#[derive(Debug, Default)]
+pub(crate) struct KeyValue {
+    pub(crate) kv_heads: usize,
+    pub(crate) key_width: usize,
+    pub(crate) value_width: usize,
+    pub(crate) positions: usize,
+    pub(crate) keys: Numbers,
+    pub(crate) values: Numbers,
+}
+
+/// A recurrent state: the committed numbers and those that the running step writes.
+#[derive(Debug, Default)]
+pub(crate) struct Recurrent {
+    pub(crate) committed: Numbers,
+    pub(crate) next: Numbers,
+    written: bool,
+}
+
+#[derive(Debug)]
+pub(crate) enum HostState {
+    KeyValue(KeyValue),
+    Recurrent(Recurrent),
+}
+
+struct Bank {
+    bytes: usize,
+    slots: Vec<Option<Bytes>>,
+}
+
+/// Everything that lies in host memory, by handle.
+#[derive(Default)]
+pub(crate) struct Host {
+    buffers: Vec<Numbers>,
+    weights: Vec<(MatrixShape, Bytes)>,
+    banks: Vec<Bank>,
+    states: Vec<Option<HostState>>,
+    free_states: Vec<u32>,
+}
+
+fn stale(what: &str) -> Error {
+    Error::Device(format!("a {what} handle that this device did not make, or has dropped"))
+}
+
+impl Host {
+    pub(crate) fn buffer(&mut self, len: usize) -> Result<Buffer, Error> {
+        self.buffers.push(Numbers::zeroed(len)?);
+        Ok(Buffer(self.buffers.len() as u32 - 1))
+    }
+
+    pub(crate) fn add_weight(&mut self, shape: MatrixShape, bytes: Bytes) -> Result<Weight, Error> {
+        shape.view(&bytes)?;
+        self.weights.push((shape, bytes));
+        Ok(Weight(self.weights.len() as u32 - 1))
+    }
+
+    pub(crate) fn weight(&self, weight: Weight) -> Result<Matrix<'_>, Error> {
+        let (shape, bytes) = self.weights.get(weight.0 as usize).ok_or_else(|| stale("weight"))?;
+        shape.view(bytes)
+    }
+
+    pub(crate) fn bank(&mut self, count: usize, bytes: usize) -> Result<u16, Error> {
+        let slots = (0..count).map(|_| Bytes::zeroed(bytes).map(Some)).collect::<Result<_, _>>()?;
+        self.banks.push(Bank { bytes, slots });
+        u16::try_from(self.banks.len() - 1).map_err(|_| Error::Shape("more than 65536 banks of slots".into()))
+    }
+
+    fn slot_mut(&mut self, slot: Slot) -> Result<(&mut Option<Bytes>, usize), Error> {
+        let bank = self.banks.get_mut(slot.bank as usize).ok_or_else(|| stale("slot"))?;
+        Ok((bank.slots.get_mut(slot.index as usize).ok_or_else(|| stale("slot"))?, bank.bytes))
+    }
+
+    pub(crate) fn take_slot(&mut self, slot: Slot) -> Result<Bytes, Error> {
+        self.slot_mut(slot)?.0.take().ok_or_else(|| Error::Device("a slot that is being filled already".into()))
+    }
+
+    pub(crate) fn put_slot(&mut self, slot: Slot, bytes: Bytes) -> Result<(), Error> {
+        let (place, len) = self.slot_mut(slot)?;
+        if bytes.len() != len || place.is_some() {
+            return Err(Error::Device("a slot was given memory that is not its own".into()));
+        }
+        *place = Some(bytes);
+        Ok(())
+    }
+
+    pub(crate) fn slot(&self, slot: Slot) -> Result<&[u8], Error> {
+        let bank = self.banks.get(slot.bank as usize).ok_or_else(|| stale("slot"))?;
+        let slot = bank.slots.get(slot.index as usize).ok_or_else(|| stale("slot"))?;
+        slot.as_deref().ok_or_else(|| Error::Device("a slot was used while it was being filled".into()))
+    }
+
+    pub(crate) fn state(&mut self, shape: StateShape) -> Result<State, Error> {
+        let state = match shape {
+            StateShape::KeyValue { kv_heads, key_width, value_width, positions } => {
+                let len = |width: usize| {
+                    kv_heads
+                        .checked_mul(width)
+                        .and_then(|n| n.checked_mul(positions))
+                        .ok_or_else(|| Error::Shape(format!("a state of {positions} positions is too large")))
+                };
+                HostState::KeyValue(KeyValue {
+                    kv_heads,
+                    key_width,
+                    value_width,
+                    positions,
+                    keys: Numbers::zeroed(len(key_width)?)?,
+                    values: Numbers::zeroed(len(value_width)?)?,
+                })
+            }
+            StateShape::Recurrent { len } => HostState::Recurrent(Recurrent {
+                committed: Numbers::zeroed(len)?,
+                next: Numbers::zeroed(len)?,
+                written: false,
+            }),
+        };
+        if let Some(i) = self.free_states.pop() {
+            self.states[i as usize] = Some(state);
+            return Ok(State(i));
+        }
+        self.states.push(Some(state));
+        Ok(State(self.states.len() as u32 - 1))
+    }
+
+    pub(crate) fn drop_state(&mut self, state: State) {
+        if let Some(place) = self.states.get_mut(state.0 as usize)
+            && place.take().is_some()
+        {
+            self.free_states.push(state.0);
+        }
+    }
+
+    fn state_mut(&mut self, state: State) -> Result<&mut HostState, Error> {
+        self.states.get_mut(state.0 as usize).and_then(Option::as_mut).ok_or_else(|| stale("state"))
+    }
+
+    pub(crate) fn reset(&mut self, state: State) -> Result<(), Error> {
+        match self.state_mut(state)? {
+            // Only committed positions are ever read, so stale keys and values need no zeroing.
+            HostState::KeyValue(_) => {}
+            HostState::Recurrent(r) => {
+                r.committed.fill(0.0);
+                r.written = false;
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn commit(&mut self, state: State) -> Result<(), Error> {
+        if let HostState::Recurrent(r) = self.state_mut(state)?
+            && std::mem::take(&mut r.written)
+        {
+            std::mem::swap(&mut r.committed, &mut r.next);
+        }
+        Ok(())
+    }
+
+    /// Moves a state of keys and values out while an op writes it; [`Host::put_key_value`] puts it back.
+    pub(crate) fn take_key_value(&mut self, span: &Span) -> Result<KeyValue, Error> {
+        match self.state_mut(span.state)? {
+            HostState::KeyValue(kv) => {
+                if span.position.checked_add(span.rows).is_none_or(|end| end > kv.positions) {
+                    return Err(Error::Shape(format!(
+                        "position {} is beyond the {} that the state holds",
+                        span.position + span.rows,
+                        kv.positions
+                    )));
+                }
+                Ok(std::mem::take(kv))
+            }
+            HostState::Recurrent(_) => Err(Error::Shape("a recurrent state where keys and values belong".into())),
+        }
+    }
+
+    pub(crate) fn put_key_value(&mut self, state: State, kv: KeyValue) -> Result<(), Error> {
+        *self.state_mut(state)? = HostState::KeyValue(kv);
+        Ok(())
+    }
+
+    /// Moves a recurrent state out while an op reads its committed and writes its next numbers.
+    pub(crate) fn take_recurrent(&mut self, state: State, len: usize) -> Result<Recurrent, Error> {
+        match self.state_mut(state)? {
+            HostState::Recurrent(r) if r.committed.len() == len => Ok(std::mem::take(r)),
+            HostState::Recurrent(r) => {
+                Err(Error::Shape(format!("a state of {} numbers where {len} belong", r.committed.len())))
+            }
+            HostState::KeyValue(_) => Err(Error::Shape("keys and values where a recurrent state belongs".into())),
+        }
+    }
+
+    /// Puts a recurrent state back whose next numbers have been written.
+    pub(crate) fn put_recurrent(&mut self, state: State, mut r: Recurrent) -> Result<(), Error> {
+        r.written = true;
+        *self.state_mut(state)? = HostState::Recurrent(r);
+        Ok(())
+    }
+
+    /// The numbers of a buffer, all of them.
+    pub(crate) fn all(&self, buffer: Buffer) -> Result<&[f32], Error> {
+        self.buffers.get(buffer.0 as usize).map(|n| &**n).ok_or_else(|| stale("buffer"))
+    }
+
+    /// The buffer of a view, once the view is known to lie inside it.
+    pub(crate) fn get(&self, view: &View) -> Result<&[f32], Error> {
+        let all = self.all(view.buffer)?;
+        check(view, all.len())?;
+        Ok(all)
+    }
+
+    /// Moves a view's buffer out, so that it can be written while others are read; [`Host::put`] puts it back.
+    pub(crate) fn take(&mut self, view: &View) -> Result<Numbers, Error> {
+        let numbers = self.buffers.get_mut(view.buffer.0 as usize).ok_or_else(|| stale("buffer"))?;
+        check(view, numbers.len())?;
+        Ok(std::mem::take(numbers))
+    }
+
+    pub(crate) fn put(&mut self, view: &View, numbers: Numbers) {
+        if let Some(place) = self.buffers.get_mut(view.buffer.0 as usize) {
+            *place = numbers;
+        }
+    }
+
+    pub(crate) fn write(&mut self, buffer: Buffer, numbers: &[f32]) -> Result<(), Error> {
+        let view = View::rows(buffer, 1, numbers.len());
+        let mut all = self.take(&view)?;
+        all[..numbers.len()].copy_from_slice(numbers);
+        self.put(&view, all);
+        Ok(())
+    }
+
+    pub(crate) fn read(&self, view: View, out: &mut [f32]) -> Result<(), Error> {
+        let from = self.get(&view)?;
+        if out.len() != view.rows * view.heads * view.width {
+            return Err(Error::Shape(format!("{} numbers read into {}", view.rows * view.heads * view.width, out.len())));
+        }
+        for (i, to) in out.chunks_exact_mut(view.width.max(1)).enumerate() {
+            let at = view.at(i / view.heads, i % view.heads);
+            to.copy_from_slice(&from[at..at + view.width]);
+        }
+        Ok(())
+    }
+}
+
+fn check(view: &View, len: usize) -> Result<(), Error> {
+    if view.end() > len {
+        return Err(Error::Shape(format!("a view that ends at {} of a buffer of {len}", view.end())));
+    }
+    Ok(())
+}

@@ -1,0 +1,20 @@
+//! Numbers, weight formats, ops and devices.
+//!
+//! This crate knows nothing of files, tensor names, models or tokens. A caller loads [`Weight`]s and fills
+//! [`Slot`]s with bytes in a published [`Format`], and runs [`Op`]s on a [`Device`].
+
+mod cpu;
+mod device;
+mod error;
+mod format;
+mod host;
+mod matrix;
+mod op;
+mod reference;
+
+pub use cpu::Isa;
+pub use device::{Device, DeviceOptions, StateShape, Ticket, open};
+pub use error::Error;
+pub use format::{Format, PartBytes, Scalar, quant};
+pub use matrix::{Bytes, ExpertShape, Matrix, MatrixShape};
+pub use op::{Buffer, ExpertUse, Op, RopePairs, Shared, Slot, Span, State, View, Weight};

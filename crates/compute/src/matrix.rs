@@ -1,0 +1,142 @@
+//! A matrix is a shape, a format and bytes.
+
+use memmap2::MmapMut;
+
+use crate::{Error, Format, format::PartBytes};
+
+/// Rows (outputs), columns (inputs) and format of a matrix of weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MatrixShape {
+    /// Outputs.
+    pub rows: usize,
+    /// Inputs.
+    pub cols: usize,
+    /// How the numbers lie in bytes.
+    pub format: Format,
+}
+
+impl MatrixShape {
+    /// Sizes of the parts; see [`Format::parts`] for the errors.
+    pub fn parts(self) -> Result<PartBytes, Error> {
+        self.format.parts(self.rows, self.cols)
+    }
+
+    /// Looks at `bytes` as a matrix of this shape: weights, then scales, then biases, without gaps.
+    ///
+    /// # Errors
+    /// The shape is impossible or the number of bytes is not the shape's.
+    pub fn view(self, bytes: &[u8]) -> Result<Matrix<'_>, Error> {
+        let parts = self.parts()?;
+        if bytes.len() != parts.total() {
+            return Err(Error::Shape(format!(
+                "{} bytes given for a matrix of {} x {} {} that has {}",
+                bytes.len(),
+                self.rows,
+                self.cols,
+                self.format,
+                parts.total()
+            )));
+        }
+        let (weights, rest) = bytes.split_at(parts.weights);
+        let (scales, biases) = rest.split_at(parts.scales);
+        Ok(Matrix { shape: self, weights, scales, biases })
+    }
+}
+
+/// A matrix that lies somewhere in memory. The bytes need no alignment.
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix<'a> {
+    /// Rows, columns, format.
+    pub shape: MatrixShape,
+    /// Packed quants or plain numbers, row by row.
+    pub weights: &'a [u8],
+    /// Scales, row by row; empty for plain formats.
+    pub scales: &'a [u8],
+    /// Biases, row by row; empty for plain formats.
+    pub biases: &'a [u8],
+}
+
+impl<'a> Matrix<'a> {
+    /// Weights, scales and biases of row `row`.
+    #[inline]
+    pub fn row(&self, row: usize) -> (&'a [u8], &'a [u8], &'a [u8]) {
+        let w = self.shape.format.row_bytes(self.shape.cols);
+        let s = self.shape.format.row_scale_bytes(self.shape.cols);
+        (
+            &self.weights[row * w..(row + 1) * w],
+            &self.scales[row * s..(row + 1) * s],
+            &self.biases[row * s..(row + 1) * s],
+        )
+    }
+}
+
+/// The three matrices of one expert, and how they lie in a slot.
+///
+/// A slot holds, in this order and without gaps, gate, up and down; of each its weights, scales and biases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ExpertShape {
+    /// `(intermediate, hidden)`.
+    pub gate: MatrixShape,
+    /// `(intermediate, hidden)`.
+    pub up: MatrixShape,
+    /// `(hidden, intermediate)`.
+    pub down: MatrixShape,
+}
+
+impl ExpertShape {
+    /// Bytes of one expert.
+    ///
+    /// # Errors
+    /// One of the shapes is impossible.
+    pub fn bytes(&self) -> Result<usize, Error> {
+        Ok(self.gate.parts()?.total() + self.up.parts()?.total() + self.down.parts()?.total())
+    }
+
+    /// Gate, up and down of the expert whose bytes begin `slot`.
+    ///
+    /// # Errors
+    /// The slot is smaller than the expert.
+    pub fn view<'a>(&self, slot: &'a [u8]) -> Result<[Matrix<'a>; 3], Error> {
+        let (g, u, d) = (self.gate.parts()?.total(), self.up.parts()?.total(), self.down.parts()?.total());
+        if slot.len() < g + u + d {
+            return Err(Error::Shape(format!("a slot of {} bytes for an expert of {}", slot.len(), g + u + d)));
+        }
+        Ok([
+            self.gate.view(&slot[..g])?,
+            self.up.view(&slot[g..g + u])?,
+            self.down.view(&slot[g + u..g + u + d])?,
+        ])
+    }
+}
+
+/// Owned memory for weights: zeroed, page-aligned, returned to the system when dropped.
+///
+/// A slot that is being filled is such a piece, moved out of its device: nobody else can see it meanwhile.
+#[derive(Debug, Default)]
+pub struct Bytes(Option<MmapMut>);
+
+impl Bytes {
+    /// `len` zero bytes. Pages are taken from the system when they are first written.
+    ///
+    /// # Errors
+    /// The system has no such amount of address space.
+    pub fn zeroed(len: usize) -> Result<Self, Error> {
+        if len == 0 {
+            return Ok(Self(None));
+        }
+        MmapMut::map_anon(len).map(|m| Self(Some(m))).map_err(|source| Error::Memory { bytes: len as u64, source })
+    }
+}
+
+impl std::ops::Deref for Bytes {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        self.0.as_deref().unwrap_or(&[])
+    }
+}
+
+impl std::ops::DerefMut for Bytes {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.0.as_deref_mut().unwrap_or(&mut [])
+    }
+}

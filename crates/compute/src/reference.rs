@@ -1,0 +1,431 @@
+//! The naive device: the specification of every op, written to be read.
+//!
+//! Inputs are copied out, sums run in f64, nothing is fused and nothing is fast. Other devices are compared
+//! with this one, op by op.
+
+use crate::{
+    Buffer, Device, Error, ExpertUse, Matrix, Op, RopePairs, Slot, Span, State, StateShape, Ticket, View, Weight,
+    host::Host,
+    matrix::{Bytes, MatrixShape},
+};
+
+/// Epsilon of the delta-net's l2 norm, under the root beside the sum of squares.
+const L2_EPS: f64 = 1e-6;
+
+/// The reference device. Always exact, always one thread.
+#[derive(Default)]
+pub(crate) struct ReferenceDevice {
+    host: Host,
+}
+
+/// `1 / (1 + exp(-x))`.
+fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+/// `x * sigmoid(x)`.
+fn silu(x: f32) -> f32 {
+    x * sigmoid(x)
+}
+
+/// `log(1 + exp(x))`, without overflow.
+fn softplus(x: f32) -> f32 {
+    x.max(0.0) + (-x.abs()).exp().ln_1p()
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+}
+
+/// `weight x`, one output per row of the matrix.
+fn mat_vec(weight: &Matrix<'_>, x: &[f32]) -> Vec<f32> {
+    let mut row = vec![0.0; weight.shape.cols];
+    (0..weight.shape.rows)
+        .map(|o| {
+            let (w, s, b) = weight.row(o);
+            weight.shape.format.dequantize(w, s, b, &mut row);
+            dot(&row, x) as f32
+        })
+        .collect()
+}
+
+fn rms_norm(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
+    let mean = dot(x, x) / x.len() as f64;
+    let scale = 1.0 / (mean + f64::from(eps)).sqrt();
+    x.iter().zip(weight).map(|(x, w)| (f64::from(*x) * scale) as f32 * w).collect()
+}
+
+/// One number per vector of a view, dense.
+struct Dense {
+    view: View,
+    numbers: Vec<f32>,
+}
+
+impl Dense {
+    fn at(&self, row: usize, head: usize) -> &[f32] {
+        let from = (row * self.view.heads + head) * self.view.width;
+        &self.numbers[from..from + self.view.width]
+    }
+
+    fn row(&self, row: usize) -> &[f32] {
+        let n = self.view.heads * self.view.width;
+        &self.numbers[row * n..(row + 1) * n]
+    }
+}
+
+impl ReferenceDevice {
+    fn dense(&self, view: View) -> Result<Dense, Error> {
+        let mut numbers = vec![0.0; view.rows * view.heads * view.width];
+        self.host.read(view, &mut numbers)?;
+        Ok(Dense { view, numbers })
+    }
+
+    fn store(&mut self, view: View, row: usize, head: usize, numbers: &[f32]) -> Result<(), Error> {
+        if numbers.len() != view.width {
+            return Err(Error::Shape(format!("{} numbers for vectors of {}", numbers.len(), view.width)));
+        }
+        let mut all = self.host.take(&view)?;
+        let at = view.at(row, head);
+        all[at..at + view.width].copy_from_slice(numbers);
+        self.host.put(&view, all);
+        Ok(())
+    }
+
+    fn embed(&mut self, table: Weight, tokens: &[u32], out: View) -> Result<(), Error> {
+        for (row, id) in tokens.iter().enumerate() {
+            let table = self.host.weight(table)?;
+            if *id as usize >= table.shape.rows {
+                return Err(Error::Token { id: *id, vocab: table.shape.rows });
+            }
+            let mut numbers = vec![0.0; table.shape.cols];
+            let (w, s, b) = table.row(*id as usize);
+            table.shape.format.dequantize(w, s, b, &mut numbers);
+            self.store(out, row, 0, &numbers)?;
+        }
+        Ok(())
+    }
+
+    fn norm(&mut self, x: View, gate: Option<View>, weight: Buffer, eps: f32, out: View) -> Result<(), Error> {
+        let (x, gate) = (self.dense(x)?, gate.map(|g| self.dense(g)).transpose()?);
+        let weight = self.host.all(weight)?[..x.view.width].to_vec();
+        for row in 0..x.view.rows {
+            for head in 0..x.view.heads {
+                let mut y = rms_norm(x.at(row, head), &weight, eps);
+                if let Some(gate) = &gate {
+                    y.iter_mut().zip(gate.at(row, head)).for_each(|(y, g)| *y *= silu(*g));
+                }
+                self.store(out, row, head, &y)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn mat_mul(&mut self, x: View, weight: Weight, bias: Option<Buffer>, out: View) -> Result<(), Error> {
+        let x = self.dense(x)?;
+        for row in 0..x.view.rows {
+            let weight = self.host.weight(weight)?;
+            let mut y = mat_vec(&weight, x.row(row));
+            if let Some(bias) = bias {
+                y.iter_mut().zip(self.host.all(bias)?).for_each(|(y, b)| *y += b);
+            }
+            self.store(out, row, 0, &y)?;
+        }
+        Ok(())
+    }
+
+    fn rope(
+        &mut self,
+        view: View,
+        frequencies: &[f32],
+        pairs: RopePairs,
+        scale: f32,
+        spans: &[Span],
+    ) -> Result<(), Error> {
+        let x = self.dense(view)?;
+        let half = frequencies.len();
+        let positions = spans.iter().flat_map(|s| s.position..s.position + s.rows);
+        for (row, position) in positions.enumerate() {
+            for head in 0..view.heads {
+                let mut y = x.at(row, head).to_vec();
+                for (i, f) in frequencies.iter().enumerate() {
+                    let (sin, cos) = (position as f64 * f64::from(*f)).sin_cos();
+                    let (sin, cos) = (sin as f32 * scale, cos as f32 * scale);
+                    let (a, b) = match pairs {
+                        RopePairs::Halves => (i, i + half),
+                        RopePairs::Interleaved => (2 * i, 2 * i + 1),
+                    };
+                    (y[a], y[b]) = (y[a] * cos - y[b] * sin, y[b] * cos + y[a] * sin);
+                }
+                self.store(view, row, head, &y)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn attention(&mut self, op: &Op<'_>) -> Result<(), Error> {
+        let &Op::Attention { q, k, v, gate, scale, spans, out } = op else { return Ok(()) };
+        let (q, k, v) = (self.dense(q)?, self.dense(k)?, self.dense(v)?);
+        let gate = gate.map(|g| self.dense(g)).transpose()?;
+        let group = q.view.heads / k.view.heads;
+        let mut first = 0;
+        for span in spans {
+            let mut kv = self.host.take_key_value(span)?;
+            for row in 0..span.rows {
+                let (kw, vw) = (kv.kv_heads * kv.key_width, kv.kv_heads * kv.value_width);
+                let at = span.position + row;
+                kv.keys[at * kw..(at + 1) * kw].copy_from_slice(k.row(first + row));
+                kv.values[at * vw..(at + 1) * vw].copy_from_slice(v.row(first + row));
+            }
+            for row in 0..span.rows {
+                let end = span.position + row + 1;
+                for head in 0..q.view.heads {
+                    let key = |t: usize| &kv.keys[(t * kv.kv_heads + head / group) * kv.key_width..][..kv.key_width];
+                    let value =
+                        |t: usize| &kv.values[(t * kv.kv_heads + head / group) * kv.value_width..][..kv.value_width];
+                    let scores: Vec<f64> =
+                        (0..end).map(|t| dot(q.at(first + row, head), key(t)) * f64::from(scale)).collect();
+                    let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                    let sum: f64 = scores.iter().map(|s| (s - max).exp()).sum();
+                    let mut y = vec![0.0f64; kv.value_width];
+                    for (t, score) in scores.iter().enumerate() {
+                        let p = (score - max).exp() / sum;
+                        y.iter_mut().zip(value(t)).for_each(|(y, v)| *y += p * f64::from(*v));
+                    }
+                    let mut y: Vec<f32> = y.into_iter().map(|y| y as f32).collect();
+                    if let Some(gate) = &gate {
+                        y.iter_mut().zip(gate.at(first + row, head)).for_each(|(y, g)| *y *= sigmoid(*g));
+                    }
+                    self.store(out, first + row, head, &y)?;
+                }
+            }
+            self.host.put_key_value(span.state, kv)?;
+            first += span.rows;
+        }
+        Ok(())
+    }
+
+    fn conv1d(&mut self, op: &Op<'_>) -> Result<(), Error> {
+        let &Op::Conv1d { x, weight, width, spans, out } = op else { return Ok(()) };
+        let channels = x.width;
+        let x = self.dense(x)?;
+        let weight = self.host.all(weight)?[..channels * width].to_vec();
+        let mut first = 0;
+        for span in spans {
+            let mut state = self.host.take_recurrent(span.state, (width - 1) * channels)?;
+            // The last width - 1 inputs before the span, then the span's own.
+            let mut input: Vec<Vec<f32>> = state.committed.chunks(channels).map(<[f32]>::to_vec).collect();
+            input.extend((0..span.rows).map(|row| x.row(first + row).to_vec()));
+            for row in 0..span.rows {
+                let y: Vec<f32> = (0..channels)
+                    .map(|c| {
+                        let sum: f64 = (0..width)
+                            .map(|j| f64::from(weight[c * width + j]) * f64::from(input[row + j][c]))
+                            .sum();
+                        silu(sum as f32)
+                    })
+                    .collect();
+                self.store(out, first + row, 0, &y)?;
+            }
+            state.next.copy_from_slice(&input[span.rows..].concat());
+            self.host.put_recurrent(span.state, state)?;
+            first += span.rows;
+        }
+        Ok(())
+    }
+
+    fn delta_net(&mut self, op: &Op<'_>) -> Result<(), Error> {
+        let &Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, spans, out } = op else { return Ok(()) };
+        let (q, k, v) = (self.dense(q)?, self.dense(k)?, self.dense(v)?);
+        let (a, b) = (self.dense(a)?, self.dense(b)?);
+        let (a_log, dt_bias) = (self.host.all(a_log)?.to_vec(), self.host.all(dt_bias)?.to_vec());
+        let (heads, kw, vw) = (v.view.heads, k.view.width, v.view.width);
+        let group = heads / k.view.heads;
+        let mut first = 0;
+        for span in spans {
+            let mut state = self.host.take_recurrent(span.state, heads * vw * kw)?;
+            let mut s = state.committed.to_vec();
+            for row in first..first + span.rows {
+                for h in 0..heads {
+                    let (qh, kh) = (q.at(row, h / group), k.at(row, h / group));
+                    let q_scale = 1.0 / (dot(qh, qh) + L2_EPS).sqrt() / (kw as f64).sqrt();
+                    let k_scale = 1.0 / (dot(kh, kh) + L2_EPS).sqrt();
+                    let qn: Vec<f32> = qh.iter().map(|x| (f64::from(*x) * q_scale) as f32).collect();
+                    let kn: Vec<f32> = kh.iter().map(|x| (f64::from(*x) * k_scale) as f32).collect();
+                    let decay = (-a_log[h].exp() * softplus(a.row(row)[h] + dt_bias[h])).exp();
+                    let beta = sigmoid(b.row(row)[h]);
+                    let mut y = vec![0.0; vw];
+                    for (i, y) in y.iter_mut().enumerate() {
+                        let s = &mut s[(h * vw + i) * kw..][..kw];
+                        s.iter_mut().for_each(|s| *s *= decay);
+                        let d = beta * (v.at(row, h)[i] - dot(s, &kn) as f32);
+                        s.iter_mut().zip(&kn).for_each(|(s, k)| *s += d * k);
+                        *y = dot(s, &qn) as f32;
+                    }
+                    self.store(out, row, h, &y)?;
+                }
+            }
+            state.next.copy_from_slice(&s);
+            self.host.put_recurrent(span.state, state)?;
+            first += span.rows;
+        }
+        Ok(())
+    }
+
+    fn top_k(&mut self, logits: View, normalize: bool, ids: View, weights: View) -> Result<(), Error> {
+        let logits = self.dense(logits)?;
+        for row in 0..logits.view.rows {
+            let x = logits.row(row);
+            if x.iter().any(|x| x.is_nan()) {
+                return Err(Error::RouterNan { row });
+            }
+            let mut order: Vec<usize> = (0..x.len()).collect();
+            // A stable sort: of equal logits the lower id stays first.
+            order.sort_by(|a, b| x[*b].total_cmp(&x[*a]).then(a.cmp(b)));
+            order.truncate(ids.width);
+            let max = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let exp = |x: f32| f64::from(x - max).exp();
+            let sum: f64 = if normalize {
+                order.iter().map(|i| exp(x[*i])).sum()
+            } else {
+                x.iter().map(|x| exp(*x)).sum()
+            };
+            let top: Vec<f32> = order.iter().map(|i| (exp(x[*i]) / sum) as f32).collect();
+            self.store(weights, row, 0, &top)?;
+            self.store(ids, row, 0, &order.iter().map(|i| *i as f32).collect::<Vec<_>>())?;
+        }
+        Ok(())
+    }
+
+    fn swi_glu(&mut self, gate: View, up: View, out: View) -> Result<(), Error> {
+        let (gate, up) = (self.dense(gate)?, self.dense(up)?);
+        for row in 0..gate.view.rows {
+            let y: Vec<f32> = gate.row(row).iter().zip(up.row(row)).map(|(g, u)| silu(*g) * u).collect();
+            self.store(out, row, 0, &y)?;
+        }
+        Ok(())
+    }
+
+    fn experts(&mut self, op: &Op<'_>) -> Result<(), Error> {
+        let &Op::Experts { x, shape, uses, out, .. } = op else { return Ok(()) };
+        let x = self.dense(x)?;
+        for ExpertUse { slot, row, part } in uses {
+            let [gate, up, down] = shape.view(self.host.slot(*slot)?)?;
+            let (g, u) = (mat_vec(&gate, x.row(*row)), mat_vec(&up, x.row(*row)));
+            let inner: Vec<f32> = g.iter().zip(&u).map(|(g, u)| silu(*g) * u).collect();
+            let y = mat_vec(&down, &inner);
+            self.store(out, *part, 0, &y)?;
+        }
+        Ok(())
+    }
+
+    fn combine(&mut self, op: &Op<'_>) -> Result<(), Error> {
+        let &Op::Combine { x, parts, weights, shared } = op else { return Ok(()) };
+        let (from, parts, weights) = (self.dense(x)?, self.dense(parts)?, self.dense(weights)?);
+        let k = weights.view.width;
+        for row in 0..x.rows {
+            let mut sum = vec![0.0f32; x.width];
+            for rank in 0..k {
+                let w = weights.row(row)[rank];
+                sum.iter_mut().zip(parts.row(row * k + rank)).for_each(|(s, p)| *s += w * p);
+            }
+            if let Some(shared) = shared {
+                let y = self.dense(shared.out)?;
+                let gate = match shared.gate {
+                    Some(gate) => sigmoid(self.dense(gate)?.row(row)[0]),
+                    None => 1.0,
+                };
+                sum.iter_mut().zip(y.row(row)).for_each(|(s, y)| *s += gate * y);
+            }
+            sum.iter_mut().zip(from.row(row)).for_each(|(s, x)| *s += x);
+            self.store(x, row, 0, &sum)?;
+        }
+        Ok(())
+    }
+}
+
+impl Device for ReferenceDevice {
+    fn describe(&self) -> String {
+        "reference, naive f32".into()
+    }
+
+    fn buffer(&mut self, len: usize) -> Result<Buffer, Error> {
+        self.host.buffer(len)
+    }
+
+    fn weight(&mut self, shape: MatrixShape, bytes: Bytes) -> Result<Weight, Error> {
+        self.host.add_weight(shape, bytes)
+    }
+
+    fn bank(&mut self, count: usize, bytes: usize) -> Result<u16, Error> {
+        self.host.bank(count, bytes)
+    }
+
+    fn take_slot(&mut self, slot: Slot) -> Result<Bytes, Error> {
+        self.host.take_slot(slot)
+    }
+
+    fn put_slot(&mut self, slot: Slot, bytes: Bytes) -> Result<(), Error> {
+        self.host.put_slot(slot, bytes)
+    }
+
+    fn state(&mut self, shape: StateShape) -> Result<State, Error> {
+        self.host.state(shape)
+    }
+
+    fn drop_state(&mut self, state: State) {
+        self.host.drop_state(state);
+    }
+
+    fn reset(&mut self, state: State) -> Result<(), Error> {
+        self.host.reset(state)
+    }
+
+    fn commit(&mut self, state: State) -> Result<(), Error> {
+        self.host.commit(state)
+    }
+
+    fn run(&mut self, op: &Op<'_>) -> Result<(), Error> {
+        match *op {
+            Op::Embed { table, tokens, out } => self.embed(table, tokens, out),
+            Op::RmsNorm { x, weight, eps, out } => self.norm(x, None, weight, eps, out),
+            Op::GatedRmsNorm { x, gate, weight, eps, out } => self.norm(x, Some(gate), weight, eps, out),
+            Op::MatMul { x, weight, bias, out, .. } => self.mat_mul(x, weight, bias, out),
+            Op::Rope { x, frequencies, pairs, scale, spans } => self.rope(x, frequencies, pairs, scale, spans),
+            Op::Attention { .. } => self.attention(op),
+            Op::Conv1d { .. } => self.conv1d(op),
+            Op::DeltaNet { .. } => self.delta_net(op),
+            Op::SwiGlu { gate, up, out } => self.swi_glu(gate, up, out),
+            Op::Add { x, y } => {
+                let (a, b) = (self.dense(x)?, self.dense(y)?);
+                for row in 0..x.rows {
+                    let sum: Vec<f32> = a.row(row).iter().zip(b.row(row)).map(|(a, b)| a + b).collect();
+                    self.store(x, row, 0, &sum)?;
+                }
+                Ok(())
+            }
+            Op::TopK { logits, normalize, ids, weights } => self.top_k(logits, normalize, ids, weights),
+            Op::Experts { .. } => self.experts(op),
+            Op::Combine { .. } => self.combine(op),
+        }
+    }
+
+    fn submit(&mut self) -> Result<Ticket, Error> {
+        Ok(Ticket(0))
+    }
+
+    fn done(&mut self, _: Ticket) -> Result<bool, Error> {
+        Ok(true)
+    }
+
+    fn write(&mut self, buffer: Buffer, numbers: &[f32]) -> Result<(), Error> {
+        self.host.write(buffer, numbers)
+    }
+
+    fn read(&mut self, view: View, out: &mut [f32]) -> Result<(), Error> {
+        self.host.read(view, out)
+    }
+
+    fn reserve_scratch(&mut self, _: usize, _: usize) -> Result<u64, Error> {
+        Ok(0)
+    }
+}

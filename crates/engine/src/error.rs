@@ -1,0 +1,90 @@
+use std::{io, path::PathBuf};
+
+/// What can go wrong. Every message names the file, tensor, layer or expert, and what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A file or folder that cannot be opened, read or written.
+    #[error("{}: {doing}: {source}", path.display())]
+    File {
+        /// The file or folder.
+        path: PathBuf,
+        /// What was tried, with advice: "cannot read the folder; is the path right?"
+        doing: String,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// A file of a checkpoint whose contents are not what they must be.
+    #[error("{}: {problem}", path.display())]
+    Checkpoint {
+        /// The file or folder.
+        path: PathBuf,
+        /// What is wrong, and what to do.
+        problem: String,
+    },
+    /// A tensor that is missing, or not of the shape, type or place that it must have.
+    #[error("{}: tensor {tensor}: {problem}", path.display())]
+    Tensor {
+        /// The tensor's name in the checkpoint.
+        tensor: String,
+        /// The shard, or the folder when no shard has it.
+        path: PathBuf,
+        /// What is wrong, and what to do.
+        problem: String,
+    },
+    /// An expert that could not be read from disk.
+    #[error("{}: layer {layer}, expert {expert}: reading {bytes} bytes at {offset}: {source}", path.display())]
+    Expert {
+        /// The layer.
+        layer: usize,
+        /// The expert.
+        expert: usize,
+        /// The file.
+        path: PathBuf,
+        /// Where in the file.
+        offset: u64,
+        /// How much was wanted.
+        bytes: usize,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The budget does not hold what the model needs.
+    #[error("{0}")]
+    Budget(String),
+    /// Options, prompts or token ids that cannot be used as given.
+    #[error("{0}")]
+    Input(String),
+    /// The tokenizer or the chat template failed.
+    #[error("{}: {problem}", path.display())]
+    Text {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and what to do.
+        problem: String,
+    },
+    /// A device failed.
+    #[error("{at}: {source}")]
+    Compute {
+        /// The layer or part of the model.
+        at: String,
+        /// The device's reason.
+        source: moeflux_compute::Error,
+    },
+    /// The step was cancelled; the session is at its last good token.
+    #[error("cancelled")]
+    Cancelled,
+}
+
+impl Error {
+    /// For `map_err`: puts the place before a device's error.
+    pub(crate) fn at(at: impl Into<String>) -> impl FnOnce(moeflux_compute::Error) -> Error {
+        let at = at.into();
+        move |source| Error::Compute { at, source }
+    }
+
+    /// For `map_err`: puts the path and the attempt before a system error.
+    pub(crate) fn file(path: impl Into<PathBuf>, doing: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
+        let (path, doing) = (path.into(), doing.into());
+        move |source| Error::File { path, doing, source }
+    }
+}
