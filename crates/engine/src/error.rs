@@ -76,10 +76,9 @@ pub enum Error {
 }
 
 impl Error {
-    /// For `map_err`: puts the place before a device's error.
-    pub(crate) fn at(at: impl Into<String>) -> impl FnOnce(moeflux_compute::Error) -> Error {
-        let at = at.into();
-        move |source| Error::Compute { at, source }
+    /// For `map_err`: puts the place before a device's error. The place is only spelled out on failure.
+    pub(crate) fn at<S: Into<String>>(at: impl FnOnce() -> S) -> impl FnOnce(moeflux_compute::Error) -> Error {
+        move |source| Error::Compute { at: at().into(), source }
     }
 
     /// For `map_err`: puts the path and the attempt before a system error.

@@ -1,0 +1,384 @@
+//! A published checkpoint, read in place: what it says of itself and where each tensor's bytes are.
+
+mod embedded;
+mod quantization;
+mod safetensors;
+mod source;
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+pub use embedded::unpack_embedded;
+use moeflux_compute::{Bytes, Format, MatrixShape, Scalar};
+pub(crate) use quantization::Quantization;
+pub(crate) use safetensors::TensorInfo;
+pub(crate) use source::Source;
+
+use crate::Error;
+
+/// JSON files beyond this are refused.
+const MAX_JSON: u64 = 256 << 20;
+
+/// Some bytes of some file of a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Which file.
+    pub file: u32,
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub bytes: usize,
+}
+
+/// A matrix of weights that lies in a checkpoint: one segment, or three with scales and biases.
+#[derive(Clone, Debug)]
+pub struct MatrixSource {
+    /// Name without `.weight`.
+    pub name: String,
+    /// Rows, columns, format.
+    pub shape: MatrixShape,
+    /// Weights, then scales and biases where the format has them.
+    pub segments: Vec<Segment>,
+}
+
+/// A vector of numbers that lies in a checkpoint.
+#[derive(Clone, Debug)]
+pub struct VectorSource {
+    /// The tensor's name.
+    pub name: String,
+    /// Numbers.
+    pub len: usize,
+    /// Their type in the file.
+    pub scalar: Scalar,
+    /// Where they are.
+    pub segment: Segment,
+    /// Added to each number: 1 for the norms of checkpoints that store `w` of `1 + w`.
+    pub plus: f32,
+}
+
+/// One model's folder (or the model in the binary), opened: its JSON files and the places of its tensors.
+///
+/// Opening reads headers only, whatever the size of the files.
+#[derive(Debug)]
+pub struct Checkpoint {
+    folder: PathBuf,
+    config: serde_json::Value,
+    quantization: Quantization,
+    files: Arc<Vec<Source>>,
+    tensors: HashMap<String, TensorInfo>,
+    texts: HashMap<&'static str, Vec<u8>>,
+}
+
+/// The small files that are read whole, where they exist.
+const TEXTS: [&str; 4] = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"];
+
+impl Checkpoint {
+    /// Opens a folder as it was published.
+    ///
+    /// # Errors
+    /// The folder or one of its files is missing, cannot be read, or contradicts itself.
+    pub fn open(folder: &Path) -> Result<Self, Error> {
+        let entries = std::fs::read_dir(folder).map_err(Error::file(
+            folder,
+            "cannot open the model's folder; --model takes a folder with config.json and model.safetensors",
+        ))?;
+        let mut names = BTreeSet::new();
+        for entry in entries {
+            let entry = entry.map_err(Error::file(folder, "cannot list the model's folder"))?;
+            if let Some(name) = entry.file_name().to_str() {
+                names.insert(name.to_owned());
+            }
+        }
+        let config_path = folder.join("config.json");
+        if !names.contains("config.json") {
+            let problem = "there is no config.json here: is this the folder of a model?".into();
+            return Err(Error::Checkpoint { path: folder.into(), problem });
+        }
+        let config = Source::open(&config_path)?.read_all(MAX_JSON)?;
+        let mut shards = Vec::new();
+        let mut expected = HashMap::new();
+        if names.contains("model.safetensors.index.json") {
+            let path = folder.join("model.safetensors.index.json");
+            expected = weight_map(&path)?;
+            shards.extend(expected.values().cloned().collect::<BTreeSet<_>>());
+            if let Some(missing) = shards.iter().find(|s| !names.contains(*s)) {
+                let problem = format!("the index names it, but it is not there: download the shard {missing} again");
+                return Err(Error::Checkpoint { path: folder.join(missing), problem });
+            }
+        } else {
+            shards.extend(names.iter().filter(|n| n.starts_with("model") && n.ends_with(".safetensors")).cloned());
+        }
+        if shards.is_empty() {
+            let problem = "there is no model.safetensors and no model.safetensors.index.json: only the safetensors \
+                           format is read";
+            return Err(Error::Checkpoint { path: folder.into(), problem: problem.into() });
+        }
+        let files = shards.iter().map(|s| Source::open(&folder.join(s))).collect::<Result<Vec<_>, _>>()?;
+        let mut texts = HashMap::new();
+        for name in TEXTS {
+            if names.contains(name) {
+                texts.insert(name, Source::open(&folder.join(name))?.read_all(MAX_JSON)?);
+            }
+        }
+        let checkpoint = Self::assemble(folder, &config, files, texts)?;
+        for (tensor, shard) in &expected {
+            let found = checkpoint.tensors.get(tensor).map(|t| checkpoint.files[t.file as usize].path());
+            if found != Some(&folder.join(shard)) {
+                return Err(Error::Tensor {
+                    tensor: tensor.clone(),
+                    path: folder.join(shard),
+                    problem: "the index says that it is in this shard, but it is not: download both again".into(),
+                });
+            }
+        }
+        Ok(checkpoint)
+    }
+
+    fn assemble(
+        folder: &Path,
+        config: &[u8],
+        files: Vec<Source>,
+        texts: HashMap<&'static str, Vec<u8>>,
+    ) -> Result<Self, Error> {
+        let path = folder.join("config.json");
+        let config: serde_json::Value = serde_json::from_slice(config).map_err(|e| Error::Checkpoint {
+            path: path.clone(),
+            problem: format!("this is not JSON: {e}; download it again"),
+        })?;
+        let quantization = Quantization::from_config(&config, &path)?;
+        let mut tensors = HashMap::new();
+        for (i, source) in files.iter().enumerate() {
+            for (name, info) in safetensors::read_index(source, i as u32)? {
+                if let Some(first) = tensors.insert(name.clone(), info) {
+                    let problem = format!("it is also in {}: remove one of them", files[first.file as usize].path().display());
+                    return Err(Error::Tensor { tensor: name, path: source.path().into(), problem });
+                }
+            }
+        }
+        Ok(Self { folder: folder.into(), config, quantization, files: Arc::new(files), tensors, texts })
+    }
+
+    /// The folder, for messages.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// `config.json`.
+    pub fn config(&self) -> &serde_json::Value {
+        &self.config
+    }
+
+    /// One of the small files, if it is there, with its path for messages: `tokenizer.json`,
+    /// `tokenizer_config.json`, `chat_template.jinja`, `generation_config.json`.
+    pub fn text(&self, name: &str) -> Option<(&[u8], PathBuf)> {
+        self.texts.get(name).map(|bytes| (bytes.as_slice(), self.folder.join(name)))
+    }
+
+    /// The files that hold tensors.
+    pub(crate) fn files(&self) -> &Arc<Vec<Source>> {
+        &self.files
+    }
+
+    /// Bytes of all files that hold tensors.
+    pub fn total_bytes(&self) -> u64 {
+        self.files.iter().map(Source::len).sum()
+    }
+
+    /// Number of files that hold tensors.
+    pub fn shards(&self) -> usize {
+        self.files.len()
+    }
+
+    /// Every tensor's name with its bytes.
+    pub(crate) fn tensor_bytes(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.tensors.iter().map(|(name, t)| (name.as_str(), t.bytes))
+    }
+
+    /// Whether a tensor of this very name exists.
+    pub(crate) fn has(&self, tensor: &str) -> bool {
+        self.tensors.contains_key(tensor)
+    }
+
+    /// Whether some tensor's name and shape satisfy `test`.
+    pub(crate) fn has_shape(&self, test: impl Fn(&str, &[usize]) -> bool) -> bool {
+        self.tensors.iter().any(|(name, t)| test(name, &t.shape))
+    }
+
+    /// A tensor's place.
+    pub(crate) fn tensor(&self, name: &str) -> Result<&TensorInfo, Error> {
+        self.tensors.get(name).ok_or_else(|| Error::Tensor {
+            tensor: name.into(),
+            path: self.folder.clone(),
+            problem: "no shard has it: the download is incomplete, or this layout is not supported".into(),
+        })
+    }
+
+    pub(crate) fn tensor_error(&self, name: &str, problem: impl Into<String>) -> Error {
+        let path = match self.tensors.get(name) {
+            Some(t) => self.files[t.file as usize].path().into(),
+            None => self.folder.clone(),
+        };
+        Error::Tensor { tensor: name.into(), path, problem: problem.into() }
+    }
+
+    /// A vector of `len` numbers; dimensions of one are ignored, so `[C, 1, 4]` and `[C, 4, 1]` are alike.
+    pub(crate) fn vector(&self, name: &str, len: usize, plus: f32) -> Result<VectorSource, Error> {
+        let t = self.tensor(name)?;
+        if t.shape.iter().product::<usize>() != len {
+            return Err(self.tensor_error(name, format!("its shape {:?} does not hold the {len} numbers that config.json asks for", t.shape)));
+        }
+        let scalar = self.scalar(name, t)?;
+        Ok(VectorSource { name: name.into(), len, scalar, segment: segment(t), plus })
+    }
+
+    fn scalar(&self, name: &str, t: &TensorInfo) -> Result<Scalar, Error> {
+        match t.dtype.as_str() {
+            "F32" => Ok(Scalar::F32),
+            "F16" => Ok(Scalar::F16),
+            "BF16" => Ok(Scalar::BF16),
+            other => Err(self.tensor_error(
+                name,
+                format!("its type {other} is not supported here: F32, F16 and BF16 are, and MLX affine weights"),
+            )),
+        }
+    }
+
+    /// The matrix `name` (without `.weight`) of `rows` x `cols`, quantised or not, as its tensors say.
+    pub(crate) fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<MatrixSource, Error> {
+        let stack = self.stack(name, &format!("{name}.weight"), None, rows, cols)?;
+        Ok(MatrixSource { name: name.into(), shape: stack.shape, segments: stack.parts })
+    }
+
+    /// A stack of `count` matrices of `rows` x `cols` in tensors of three dimensions; segments are those of
+    /// the first matrix, and matrix `i` lies `i` times their length further.
+    pub(crate) fn stacked(&self, name: &str, count: usize, rows: usize, cols: usize) -> Result<Stack, Error> {
+        self.stack(name, &format!("{name}.weight"), Some(count), rows, cols)
+    }
+
+    /// As [`Checkpoint::stacked`], for stacks whose tensor's name has no `.weight` at its end.
+    pub(crate) fn stacked_plain(&self, name: &str, count: usize, rows: usize, cols: usize) -> Result<Stack, Error> {
+        self.stack(name, name, Some(count), rows, cols)
+    }
+
+    fn stack(&self, name: &str, weight: &str, count: Option<usize>, rows: usize, cols: usize) -> Result<Stack, Error> {
+        let t = self.tensor(weight)?;
+        let lead: Vec<usize> = count.into_iter().collect();
+        let shaped = |tail: [usize; 2]| lead.iter().copied().chain(tail).collect::<Vec<_>>();
+        let n = count.unwrap_or(1);
+        if t.dtype != "U32" {
+            let scalar = self.scalar(weight, t)?;
+            if t.shape != shaped([rows, cols]) {
+                return Err(self.tensor_error(
+                    weight,
+                    format!("its shape is {:?}, config.json asks for {:?}", t.shape, shaped([rows, cols])),
+                ));
+            }
+            let shape = MatrixShape { rows, cols, format: Format::Plain(scalar) };
+            self.checked_parts(weight, shape)?;
+            return Ok(Stack { shape, parts: vec![part(t, n)] });
+        }
+        let (scales_name, biases_name) = (format!("{name}.scales"), format!("{name}.biases"));
+        self.quantization.require_affine(name, self.has(&biases_name)).map_err(|p| self.tensor_error(weight, p))?;
+        let (scales, biases) = (self.tensor(&scales_name)?, self.tensor(&biases_name)?);
+        let scale = self.scalar(&scales_name, scales)?;
+        let packed = t.shape.last().copied().unwrap_or(0);
+        let groups = scales.shape.last().copied().unwrap_or(0);
+        let misfit = |what: &str| {
+            self.tensor_error(
+                weight,
+                format!(
+                    "{what}: weight {:?}, scales {:?}, biases {:?} {}, for {rows} x {cols} as config.json asks",
+                    t.shape, scales.shape, biases.shape, biases.dtype
+                ),
+            )
+        };
+        // The shapes say it all: a row of `cols` inputs takes `cols * bits / 32` words and `cols / group` scales.
+        let bits = packed.checked_mul(32).filter(|n| cols > 0 && n.is_multiple_of(cols)).map(|n| n / cols);
+        let group = (groups > 0 && cols.is_multiple_of(groups)).then(|| cols / groups);
+        let (Some(bits @ 1..=8), Some(group @ 1..=1024)) = (bits, group) else {
+            return Err(misfit("the quantised shapes do not fit"));
+        };
+        if t.shape != shaped([rows, packed])
+            || scales.shape != shaped([rows, groups])
+            || biases.shape != scales.shape
+            || biases.dtype != scales.dtype
+        {
+            return Err(misfit("the quantised shapes do not fit together"));
+        }
+        self.quantization.agree(name, bits, group).map_err(|p| misfit(&p))?;
+        let shape = MatrixShape { rows, cols, format: Format::Affine { bits: bits as u8, group: group as u16, scale } };
+        self.checked_parts(weight, shape)?;
+        Ok(Stack { shape, parts: vec![part(t, n), part(scales, n), part(biases, n)] })
+    }
+
+    fn checked_parts(&self, weight: &str, shape: MatrixShape) -> Result<(), Error> {
+        shape.parts().map(|_| ()).map_err(|e| self.tensor_error(weight, e.to_string()))
+    }
+
+    /// Reads a matrix into memory that a device takes.
+    pub(crate) fn read_matrix(&self, m: &MatrixSource) -> Result<Bytes, Error> {
+        let total = m.segments.iter().map(|s| s.bytes).sum();
+        let mut bytes = Bytes::zeroed(total).map_err(Error::at(|| &*m.name))?;
+        let mut rest = &mut bytes[..];
+        for s in &m.segments {
+            let (now, later) = rest.split_at_mut(s.bytes);
+            self.read(&m.name, s, now)?;
+            rest = later;
+        }
+        Ok(bytes)
+    }
+
+    /// Reads a vector, widened.
+    pub(crate) fn read_vector(&self, v: &VectorSource) -> Result<Vec<f32>, Error> {
+        let mut bytes = vec![0; v.segment.bytes];
+        self.read(&v.name, &v.segment, &mut bytes)?;
+        Ok((0..v.len).map(|i| v.scalar.get(&bytes, i) + v.plus).collect())
+    }
+
+    fn read(&self, name: &str, segment: &Segment, into: &mut [u8]) -> Result<(), Error> {
+        let source = &self.files[segment.file as usize];
+        source
+            .read_exact_at(into, segment.offset)
+            .map_err(Error::file(source.path(), format!("cannot read tensor {name}; did the file change?")))
+    }
+}
+
+/// Matrices of one shape that lie one after another.
+#[derive(Clone, Debug)]
+pub(crate) struct Stack {
+    pub(crate) shape: MatrixShape,
+    /// Segments of the first matrix.
+    pub(crate) parts: Vec<Segment>,
+}
+
+fn segment(t: &TensorInfo) -> Segment {
+    part(t, 1)
+}
+
+fn part(t: &TensorInfo, count: usize) -> Segment {
+    Segment { file: t.file, offset: t.offset, bytes: (t.bytes / count.max(1) as u64) as usize }
+}
+
+/// Reads an index file: tensor name -> shard's file name.
+fn weight_map(path: &Path) -> Result<HashMap<String, String>, Error> {
+    #[derive(serde::Deserialize)]
+    struct Index {
+        weight_map: HashMap<String, String>,
+    }
+    let bytes = Source::open(path)?.read_all(MAX_JSON)?;
+    let index: Index = serde_json::from_slice(&bytes).map_err(|e| Error::Checkpoint {
+        path: path.into(),
+        problem: format!("this is not the index of a sharded checkpoint: {e}; download it again"),
+    })?;
+    for shard in index.weight_map.values() {
+        let plain = Path::new(shard).components().count() == 1 && !shard.contains(['/', '\\']) && shard != "..";
+        if !plain {
+            let problem = format!("it names the shard {shard:?}, which is not a plain file name in this folder");
+            return Err(Error::Checkpoint { path: path.into(), problem });
+        }
+    }
+    Ok(index.weight_map)
+}

@@ -1,0 +1,122 @@
+//! The index at the start of a safetensors file: read, checked, and nothing else.
+//!
+//! Files come from strangers, so every number is checked before it is believed: the header's length against
+//! the file, every tensor's bytes against its shape, against the file's end and against its neighbours.
+
+use std::path::Path;
+
+use serde::Deserialize;
+
+use super::source::Source;
+use crate::Error;
+
+/// Headers beyond this are refused; the largest published ones have a few megabytes.
+const MAX_HEADER: u64 = 256 << 20;
+
+/// Where a tensor's bytes are, and what they mean.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TensorInfo {
+    /// Which file of the checkpoint.
+    pub(crate) file: u32,
+    /// First byte in the file.
+    pub(crate) offset: u64,
+    /// Bytes.
+    pub(crate) bytes: u64,
+    /// The type's name in the file: "BF16", "U32".
+    pub(crate) dtype: String,
+    /// Outermost dimension first.
+    pub(crate) shape: Vec<usize>,
+}
+
+#[derive(Deserialize)]
+struct Entry {
+    dtype: Option<String>,
+    shape: Option<Vec<u64>>,
+    data_offsets: Option<(u64, u64)>,
+}
+
+/// Bits of one element of a type; `None` for types that this reader does not know.
+fn bits(dtype: &str) -> Option<u64> {
+    Some(match dtype {
+        "F4" => 4,
+        "BOOL" | "U8" | "I8" | "F8_E4M3" | "F8_E5M2" | "F8_E8M0" => 8,
+        "U16" | "I16" | "F16" | "BF16" => 16,
+        "U32" | "I32" | "F32" => 32,
+        "U64" | "I64" | "F64" => 64,
+        _ => return None,
+    })
+}
+
+/// Reads the index of one file: names with places.
+///
+/// # Errors
+/// The file cannot be read, is cut short, or its header contradicts itself or the file.
+pub(crate) fn read_index(source: &Source, file: u32) -> Result<Vec<(String, TensorInfo)>, Error> {
+    let path = source.path();
+    let bad = |problem: String| Error::Checkpoint { path: path.to_owned(), problem };
+    let again = "; the file is damaged or incomplete: download it again";
+    let read = |buf: &mut [u8], at| {
+        source.read_exact_at(buf, at).map_err(Error::file(path, "cannot read the header of the tensors"))
+    };
+    let len = source.len();
+    if len < 8 {
+        return Err(bad(format!("{len} bytes are no safetensors file{again}")));
+    }
+    let mut prefix = [0; 8];
+    read(&mut prefix, 0)?;
+    let header = u64::from_le_bytes(prefix);
+    if header > MAX_HEADER || header > len - 8 {
+        return Err(bad(format!("the header claims {header} bytes in a file of {len}{again}")));
+    }
+    let mut json = vec![0; header as usize];
+    read(&mut json, 8)?;
+    let entries: std::collections::BTreeMap<String, Entry> =
+        serde_json::from_slice(&json).map_err(|e| bad(format!("the header is not the JSON of a safetensors file: {e}{again}")))?;
+
+    let data = 8 + header;
+    let mut tensors = Vec::with_capacity(entries.len());
+    for (name, entry) in entries {
+        if name == "__metadata__" {
+            continue;
+        }
+        let info = check(&name, entry, path, data, len)?;
+        tensors.push((name, TensorInfo { file, ..info }));
+    }
+    tensors.sort_by_key(|(_, t)| (t.offset, t.bytes));
+    for pair in tensors.windows(2) {
+        let [(a, first), (b, second)] = pair else { continue };
+        if first.offset + first.bytes > second.offset {
+            return Err(bad(format!("the tensors {a} and {b} overlap{again}")));
+        }
+    }
+    Ok(tensors)
+}
+
+fn check(name: &str, entry: Entry, path: &Path, data: u64, len: u64) -> Result<TensorInfo, Error> {
+    let bad = |problem: String| Error::Tensor { tensor: name.to_owned(), path: path.to_owned(), problem };
+    let (Some(dtype), Some(shape), Some((from, to))) = (entry.dtype, entry.shape, entry.data_offsets) else {
+        return Err(bad("the header gives no dtype, shape or data_offsets: download the file again".into()));
+    };
+    let shape: Vec<usize> = shape
+        .iter()
+        .map(|n| usize::try_from(*n).ok())
+        .collect::<Option<_>>()
+        .ok_or_else(|| bad("a dimension is too large to address".into()))?;
+    let Some(bytes) = to.checked_sub(from) else {
+        return Err(bad(format!("it ends at {to}, before it begins at {from}: download the file again")));
+    };
+    let end = data.checked_add(to).ok_or_else(|| bad(format!("its end at {to} overflows: download the file again")))?;
+    if end > len {
+        return Err(bad(format!(
+            "it ends at byte {end} of a file of {len}: the file is truncated, download it again"
+        )));
+    }
+    let count = shape.iter().try_fold(1u64, |n, d| n.checked_mul(*d as u64));
+    if let Some(bits) = bits(&dtype) {
+        let want = count.and_then(|n| n.checked_mul(bits)).map(|n| n / 8);
+        if want != Some(bytes) {
+            return Err(bad(format!("{bytes} bytes do not hold {dtype} of shape {shape:?}: download the file again")));
+        }
+    }
+    Ok(TensorInfo { file: 0, offset: data + from, bytes, dtype, shape })
+}

@@ -1,0 +1,158 @@
+//! A loaded model, and how one is opened.
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use moeflux_compute::{Device, DeviceOptions};
+
+use crate::{
+    Error, Session,
+    blueprint::Blueprint,
+    checkpoint::Checkpoint,
+    experts::{ExpertCache, ExpertSource, PoolReader, Reader},
+    layer::Loader,
+    memory::{MemoryPlan, MemoryRequest, READ_THREADS},
+    model::{LayerStates, Model},
+    text::Text,
+};
+
+/// Wraps the reader of experts: for tests that shuffle, delay or fail reads.
+pub type WrapReader = Box<dyn FnOnce(Box<dyn Reader>) -> Box<dyn Reader> + Send>;
+
+/// How to open an engine.
+#[derive(Default)]
+pub struct EngineOptions {
+    /// Budget, context, chunk.
+    pub memory: MemoryRequest,
+    /// Device, threads, exactness.
+    pub device: DeviceOptions,
+    /// Wraps the reader of experts.
+    pub wrap_reader: Option<WrapReader>,
+}
+
+/// A loaded model. Clones share it; threads take turns.
+#[derive(Clone)]
+pub struct Engine {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    folder: PathBuf,
+    blueprint: Blueprint,
+    plan: MemoryPlan,
+    text: Result<Text, String>,
+    device: String,
+    runtime: Mutex<Runtime>,
+}
+
+/// What steps change.
+pub(crate) struct Runtime {
+    pub(crate) device: Box<dyn Device>,
+    pub(crate) cache: ExpertCache,
+    pub(crate) model: Model,
+}
+
+impl Engine {
+    /// Loads the dense weights of a checkpoint and makes the slots for its experts. `progress` gets bytes loaded
+    /// and bytes to load.
+    ///
+    /// # Errors
+    /// The checkpoint is not supported or damaged, the budget is too small, or a file cannot be read.
+    pub fn open(
+        checkpoint: Checkpoint,
+        options: EngineOptions,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Self, Error> {
+        let blueprint = Blueprint::of(&checkpoint)?;
+        let text = Text::of(&checkpoint, blueprint.vocab)?;
+        let mut device = moeflux_compute::open(&options.device).map_err(Error::at(|| "opening the device"))?;
+        let plan = MemoryPlan::new(&blueprint, &options.memory)?;
+        let source = Arc::new(ExpertSource::new(
+            Arc::clone(checkpoint.files()),
+            blueprint.layers.iter().map(|l| l.moe().map(|m| m.experts.clone())).collect(),
+        ));
+        let total = blueprint.matrices().flat_map(|m| &m.segments).map(|s| s.bytes as u64).sum();
+        let mut loaded = 0;
+        let mut loader = Loader {
+            checkpoint: &checkpoint,
+            device: &mut *device,
+            progress: &mut |bytes| {
+                loaded += bytes;
+                progress(loaded, total);
+            },
+        };
+        let model = Model::load(&blueprint, &mut loader, plan.chunk)?;
+        let bank = device.bank(plan.slots, plan.slot as usize).map_err(Error::at(|| "slots for experts"))?;
+        let mut reader: Box<dyn Reader> =
+            Box::new(PoolReader::new(Arc::clone(&source), READ_THREADS, plan.slots)?);
+        if let Some(wrap) = options.wrap_reader {
+            reader = wrap(reader);
+        }
+        let cache = ExpertCache::new(source, reader, bank, plan.slots);
+        let shared = Shared {
+            folder: checkpoint.folder().into(),
+            blueprint,
+            plan,
+            text,
+            device: device.describe(),
+            runtime: Mutex::new(Runtime { device, cache, model }),
+        };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// A new timeline.
+    ///
+    /// # Errors
+    /// There is no memory for its state.
+    pub fn session(&self) -> Result<Session, Error> {
+        Session::new(self.clone())
+    }
+
+    /// The model as data.
+    pub fn blueprint(&self) -> &Blueprint {
+        &self.shared.blueprint
+    }
+
+    /// What is held, and why.
+    pub fn plan(&self) -> &MemoryPlan {
+        &self.shared.plan
+    }
+
+    /// What computes.
+    pub fn device(&self) -> &str {
+        &self.shared.device
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Runtime> {
+        self.shared.runtime.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Runtime {
+    pub(crate) fn new_states(&mut self, blueprint: &Blueprint, context: usize) -> Result<Vec<LayerStates>, Error> {
+        let mut all = Vec::with_capacity(blueprint.layers.len());
+        for (i, layer) in blueprint.layers.iter().enumerate() {
+            let mut states = [None, None];
+            for (state, shape) in states.iter_mut().zip(layer.states(context)) {
+                *state = Some(self.device.state(shape).map_err(Error::at(|| format!("layer {i}, state")))?);
+            }
+            all.push(states);
+        }
+        Ok(all)
+    }
+
+    pub(crate) fn reset(&mut self, states: &[LayerStates]) -> Result<(), Error> {
+        for state in states.iter().flatten().flatten() {
+            self.device.reset(*state).map_err(Error::at(|| "resetting a session"))?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn drop_states(&mut self, states: &[LayerStates]) {
+        for state in states.iter().flatten().flatten() {
+            self.device.drop_state(*state);
+        }
+    }
+}

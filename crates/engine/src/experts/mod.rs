@@ -1,0 +1,11 @@
+//! Everything between the router's ids and filled slots.
+
+mod cache;
+mod policy;
+mod reader;
+mod source;
+
+pub(crate) use cache::{ExpertCache, Lookup};
+pub use reader::{Completion, ReadRequest, Reader};
+pub(crate) use reader::{PoolReader, STACK as READER_STACK};
+pub(crate) use source::{ExpertSource, PartSource};

@@ -1,0 +1,76 @@
+//! Where experts lie, and reading one.
+
+use std::sync::Arc;
+
+use crate::{
+    Error,
+    blueprint::LayerExperts,
+    checkpoint::{Segment, Source},
+};
+
+/// One piece of every expert of a layer.
+#[derive(Clone, Debug)]
+pub(crate) enum PartSource {
+    /// Slices of a stacked tensor: expert `e` begins `e` times `first.bytes` after the first.
+    Stacked {
+        /// The piece of expert 0.
+        first: Segment,
+        /// Bytes from one expert's piece to the next one's.
+        stride: u64,
+    },
+    /// A tensor of its own for each expert.
+    Each(Vec<Segment>),
+}
+
+impl PartSource {
+    pub(crate) fn segment(&self, expert: usize) -> Segment {
+        match self {
+            PartSource::Stacked { first, stride } => Segment { offset: first.offset + expert as u64 * stride, ..*first },
+            PartSource::Each(all) => all[expert],
+        }
+    }
+}
+
+/// All experts of a model, readable from any thread.
+#[derive(Debug)]
+pub(crate) struct ExpertSource {
+    files: Arc<Vec<Source>>,
+    /// By layer of the model; `None` for layers without routed experts.
+    layers: Vec<Option<LayerExperts>>,
+}
+
+impl ExpertSource {
+    pub(crate) fn new(files: Arc<Vec<Source>>, layers: Vec<Option<LayerExperts>>) -> Self {
+        Self { files, layers }
+    }
+
+    pub(crate) fn layer(&self, layer: usize) -> Option<&LayerExperts> {
+        self.layers.get(layer)?.as_ref()
+    }
+
+    pub(crate) fn layers(&self) -> &[Option<LayerExperts>] {
+        &self.layers
+    }
+
+    /// Reads one expert to the start of `slot`.
+    pub(crate) fn read(&self, layer: usize, expert: usize, slot: &mut [u8]) -> Result<(), Error> {
+        let Some(experts) = self.layer(layer).filter(|l| expert < l.count && l.bytes <= slot.len()) else {
+            return Err(Error::Input(format!("there is no expert {expert} in layer {layer}")));
+        };
+        let mut rest = slot;
+        for segment in experts.segments(expert) {
+            let (now, later) = rest.split_at_mut(segment.bytes);
+            let file = &self.files[segment.file as usize];
+            file.read_exact_at(now, segment.offset).map_err(|source| Error::Expert {
+                layer,
+                expert,
+                path: file.path().into(),
+                offset: segment.offset,
+                bytes: segment.bytes,
+                source,
+            })?;
+            rest = later;
+        }
+        Ok(())
+    }
+}

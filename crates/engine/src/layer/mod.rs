@@ -1,0 +1,234 @@
+//! How layers are made of ops.
+//!
+//! A loaded layer holds handles; it runs on whichever device made them.
+
+mod delta_net;
+mod gqa;
+mod mlp;
+mod moe;
+
+use moeflux_compute::{Buffer, Device, Op, Span, View, Weight};
+
+pub(crate) use delta_net::DeltaNet;
+pub(crate) use gqa::Gqa;
+pub(crate) use mlp::Mlp;
+pub(crate) use moe::{Moe, Routing};
+
+use crate::{
+    Error,
+    blueprint::{Blueprint, FeedForwardBlueprint, LayerBlueprint, LinearSource, MixerBlueprint},
+    checkpoint::{Checkpoint, MatrixSource, VectorSource},
+    experts::ExpertCache,
+    stats::Stats,
+};
+
+/// Buffers for intermediate results that every layer uses anew. A layer kind says how wide it needs each.
+pub(crate) const LANES: usize = 8;
+
+/// Widths of the lanes in numbers per row; zero for a lane that is not used.
+pub(crate) type Widths = [usize; LANES];
+
+/// Reads weights onto a device.
+pub(crate) struct Loader<'a> {
+    pub(crate) checkpoint: &'a Checkpoint,
+    pub(crate) device: &'a mut dyn Device,
+    /// Called with the bytes of each weight that has been loaded.
+    pub(crate) progress: &'a mut dyn FnMut(u64),
+}
+
+impl Loader<'_> {
+    pub(crate) fn matrix(&mut self, m: &MatrixSource) -> Result<Weight, Error> {
+        let bytes = self.checkpoint.read_matrix(m)?;
+        (self.progress)(bytes.len() as u64);
+        self.device.weight(m.shape, bytes).map_err(Error::at(|| &*m.name))
+    }
+
+    pub(crate) fn vector(&mut self, v: &VectorSource) -> Result<Buffer, Error> {
+        let numbers = self.checkpoint.read_vector(v)?;
+        let buffer = self.device.buffer(v.len).map_err(Error::at(|| &*v.name))?;
+        self.device.write(buffer, &numbers).map_err(Error::at(|| &*v.name))?;
+        Ok(buffer)
+    }
+
+    fn linear(&mut self, l: &LinearSource) -> Result<Linear, Error> {
+        let bias = l.bias.as_ref().map(|b| self.vector(b)).transpose()?;
+        Ok(Linear { weight: self.matrix(&l.weight)?, bias })
+    }
+}
+
+/// A matrix with an optional bias, on a device.
+#[derive(Clone, Copy, Debug)]
+struct Linear {
+    weight: Weight,
+    bias: Option<Buffer>,
+}
+
+/// The buffers of a step. Rows are the step's tokens.
+#[derive(Debug)]
+pub(crate) struct Scratch {
+    /// `(rows, hidden)`: the residual stream.
+    pub(crate) x: Buffer,
+    /// `(rows, hidden)`: what a mixer or feed-forward part reads.
+    pub(crate) normed: Buffer,
+    /// `(rows, hidden)`: what it yields.
+    pub(crate) mixed: Buffer,
+    /// `(rows, width)` each.
+    pub(crate) lanes: [Option<Buffer>; LANES],
+}
+
+impl Scratch {
+    /// Lane widths that serve all layers of a model.
+    pub(crate) fn widths(blueprint: &Blueprint) -> Widths {
+        let mut all = [0; LANES];
+        for layer in &blueprint.layers {
+            let mixer = match &layer.mixer {
+                MixerBlueprint::Gqa(g) => Gqa::widths(g),
+                MixerBlueprint::DeltaNet(d) => DeltaNet::widths(d),
+            };
+            let feed_forward = match &layer.feed_forward {
+                FeedForwardBlueprint::Dense(m) => Mlp::widths(m),
+                FeedForwardBlueprint::Moe(m) => Moe::widths(m, blueprint.hidden),
+            };
+            for (i, width) in all.iter_mut().enumerate() {
+                *width = (*width).max(mixer[i]).max(feed_forward[i]);
+            }
+        }
+        all
+    }
+
+    /// Bytes of the buffers for `rows` rows.
+    pub(crate) fn bytes(blueprint: &Blueprint, rows: usize) -> u64 {
+        let numbers = 3 * blueprint.hidden + Self::widths(blueprint).iter().sum::<usize>();
+        rows as u64 * numbers as u64 * 4
+    }
+
+    pub(crate) fn new(blueprint: &Blueprint, rows: usize, device: &mut dyn Device) -> Result<Self, Error> {
+        let mut buffer = |width: usize| device.buffer(rows * width).map_err(Error::at(|| "buffers of a step"));
+        let mut lanes = [None; LANES];
+        for (lane, width) in lanes.iter_mut().zip(Self::widths(blueprint)) {
+            *lane = (width > 0).then(|| buffer(width)).transpose()?;
+        }
+        Ok(Self { x: buffer(blueprint.hidden)?, normed: buffer(blueprint.hidden)?, mixed: buffer(blueprint.hidden)?, lanes })
+    }
+}
+
+/// What sees a step's inner results.
+pub trait Observer {
+    /// The experts of a layer: `ids` is `(rows, k)` in rank order.
+    fn experts(&mut self, layer: usize, k: usize, ids: &[u32]);
+    /// Output of a decoder layer: `(rows, hidden)`.
+    fn hidden(&mut self, layer: usize, rows: &[f32]);
+}
+
+/// A step on its way through the layers.
+pub(crate) struct Step<'a> {
+    pub(crate) device: &'a mut dyn Device,
+    pub(crate) cache: &'a mut ExpertCache,
+    pub(crate) routing: &'a mut Routing,
+    pub(crate) scratch: &'a Scratch,
+    pub(crate) stats: &'a mut Stats,
+    pub(crate) observer: Option<&'a mut (dyn Observer + 'a)>,
+    /// Spans with the first and the second state of the layer at hand.
+    pub(crate) spans: &'a [Vec<Span>; 2],
+    pub(crate) layer: usize,
+    pub(crate) rows: usize,
+    pub(crate) hidden: usize,
+    pub(crate) eps: f32,
+}
+
+impl Step<'_> {
+    /// The residual stream.
+    pub(crate) fn x(&self) -> View {
+        View::rows(self.scratch.x, self.rows, self.hidden)
+    }
+
+    /// Input of the mixer or feed-forward part.
+    pub(crate) fn normed(&self) -> View {
+        View::rows(self.scratch.normed, self.rows, self.hidden)
+    }
+
+    /// Output of the mixer or feed-forward part.
+    pub(crate) fn mixed(&self) -> View {
+        View::rows(self.scratch.mixed, self.rows, self.hidden)
+    }
+
+    /// The first `width` numbers per row of a lane.
+    pub(crate) fn lane(&self, lane: usize, width: usize) -> View {
+        // Widths are summed up from the same blueprint, so a lane that is asked for exists; a missing one would
+        // be refused by the device as too small a buffer.
+        View::rows(self.scratch.lanes[lane].unwrap_or(self.scratch.x), self.rows, width)
+    }
+
+    pub(crate) fn run(&mut self, op: &Op<'_>) -> Result<(), Error> {
+        let layer = self.layer;
+        self.device.run(op).map_err(Error::at(|| format!("layer {layer}, {}", op.name())))
+    }
+
+    fn mat_mul(&mut self, x: View, linear: Linear, out: View) -> Result<(), Error> {
+        self.run(&Op::MatMul { x, weight: linear.weight, bias: linear.bias, exact: false, out })
+    }
+
+    fn project(&mut self, x: View, weight: Weight, out: View) -> Result<(), Error> {
+        self.mat_mul(x, Linear { weight, bias: None }, out)
+    }
+}
+
+/// What mixes positions.
+#[derive(Debug)]
+enum Mixer {
+    Gqa(Gqa),
+    DeltaNet(DeltaNet),
+}
+
+/// What transforms each position.
+#[derive(Debug)]
+enum FeedForward {
+    Dense(Mlp),
+    Moe(Moe),
+}
+
+/// A loaded decoder layer.
+#[derive(Debug)]
+pub(crate) struct Layer {
+    mixer_norm: Buffer,
+    mixer: Mixer,
+    feed_forward_norm: Buffer,
+    feed_forward: FeedForward,
+}
+
+impl Layer {
+    pub(crate) fn load(blueprint: &LayerBlueprint, loader: &mut Loader<'_>) -> Result<Self, Error> {
+        Ok(Self {
+            mixer_norm: loader.vector(&blueprint.mixer_norm)?,
+            mixer: match &blueprint.mixer {
+                MixerBlueprint::Gqa(g) => Mixer::Gqa(Gqa::load(g, loader)?),
+                MixerBlueprint::DeltaNet(d) => Mixer::DeltaNet(DeltaNet::load(d, loader)?),
+            },
+            feed_forward_norm: loader.vector(&blueprint.feed_forward_norm)?,
+            feed_forward: match &blueprint.feed_forward {
+                FeedForwardBlueprint::Dense(m) => FeedForward::Dense(Mlp::load(m, loader)?),
+                FeedForwardBlueprint::Moe(m) => FeedForward::Moe(Moe::load(m, loader)?),
+            },
+        })
+    }
+
+    /// `x += mixer(norm(x))`, then `x += feed_forward(norm(x))`.
+    pub(crate) fn run(&self, step: &mut Step<'_>) -> Result<(), Error> {
+        let (x, normed, eps) = (step.x(), step.normed(), step.eps);
+        step.run(&Op::RmsNorm { x, weight: self.mixer_norm, eps, out: normed })?;
+        match &self.mixer {
+            Mixer::Gqa(gqa) => gqa.run(step)?,
+            Mixer::DeltaNet(delta_net) => delta_net.run(step)?,
+        }
+        step.run(&Op::Add { x, y: step.mixed() })?;
+        step.run(&Op::RmsNorm { x, weight: self.feed_forward_norm, eps, out: normed })?;
+        match &self.feed_forward {
+            FeedForward::Dense(mlp) => {
+                let mixed = step.mixed();
+                mlp.run(step, [0, 1], mixed)?;
+                step.run(&Op::Add { x, y: mixed })
+            }
+            FeedForward::Moe(moe) => moe.run(step),
+        }
+    }
+}

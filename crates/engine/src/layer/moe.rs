@@ -1,0 +1,269 @@
+//! Routed experts: choose, fetch, compute as they arrive, combine.
+
+use std::{ops::Range, time::Instant};
+
+use moeflux_compute::{ExpertShape, ExpertUse, Op, Shared, View, Weight};
+
+use super::{LANES, Loader, Mlp, Step, Widths};
+use crate::{Error, blueprint::MoeBlueprint, experts::Lookup};
+
+#[derive(Debug)]
+pub(crate) struct Moe {
+    n_experts: usize,
+    top_k: usize,
+    normalize: bool,
+    shape: ExpertShape,
+    router: Weight,
+    shared: Option<SharedExpert>,
+}
+
+#[derive(Debug)]
+struct SharedExpert {
+    mlp: Mlp,
+    gate: Option<Weight>,
+}
+
+/// Lanes: router logits, chosen ids, their weights; shared expert; routed experts.
+const LOGITS: usize = 0;
+const IDS: usize = 1;
+const WEIGHTS: usize = 2;
+const SHARED_GATE: usize = 3;
+const SHARED_UP: usize = 4;
+const SHARED_LOGIT: usize = 5;
+const PARTS: usize = 6;
+const INNER: usize = 7;
+
+/// One choice of the router: expert, row, rank.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Choice {
+    expert: u32,
+    row: u32,
+    rank: u32,
+}
+
+/// An expert that a step needs, with its choices.
+struct Needed {
+    expert: usize,
+    choices: Range<usize>,
+    taken: bool,
+}
+
+/// What a MoE layer keeps of the router's ids while it runs; kept between layers so that nothing is allocated.
+#[derive(Default)]
+pub(crate) struct Routing {
+    read: Vec<f32>,
+    ids: Vec<u32>,
+    choices: Vec<Choice>,
+    needed: Vec<Needed>,
+    uses: Vec<ExpertUse>,
+    pinned: Vec<usize>,
+}
+
+impl Routing {
+    /// Room for `rows` rows of `k` experts each.
+    pub(crate) fn new(rows: usize, k: usize) -> Self {
+        let n = rows * k;
+        Self {
+            read: Vec::with_capacity(n),
+            ids: Vec::with_capacity(n),
+            choices: Vec::with_capacity(n),
+            needed: Vec::with_capacity(n),
+            uses: Vec::with_capacity(n),
+            pinned: Vec::with_capacity(n),
+        }
+    }
+
+    /// Bytes of the room for `rows` rows of `k`.
+    pub(crate) fn bytes(rows: usize, k: usize) -> u64 {
+        let each = size_of::<f32>()
+            + size_of::<u32>()
+            + size_of::<Choice>()
+            + size_of::<Needed>()
+            + size_of::<ExpertUse>()
+            + size_of::<usize>();
+        (rows * k * each) as u64
+    }
+
+    /// Groups the ids by expert.
+    fn group(&mut self, k: usize) {
+        self.choices.clear();
+        let choice = |(i, id): (usize, &u32)| Choice { expert: *id, row: (i / k) as u32, rank: (i % k) as u32 };
+        self.choices.extend(self.ids.iter().enumerate().map(choice));
+        self.choices.sort_unstable();
+        self.needed.clear();
+        for (i, choice) in self.choices.iter().enumerate() {
+            match self.needed.last_mut() {
+                Some(last) if last.expert == choice.expert as usize => last.choices.end = i + 1,
+                _ => self.needed.push(Needed { expert: choice.expert as usize, choices: i..i + 1, taken: false }),
+            }
+        }
+    }
+}
+
+impl Moe {
+    pub(crate) fn widths(blueprint: &MoeBlueprint, hidden: usize) -> Widths {
+        let mut widths = [0; LANES];
+        widths[LOGITS] = blueprint.experts.count;
+        widths[IDS] = blueprint.top_k;
+        widths[WEIGHTS] = blueprint.top_k;
+        if let Some(shared) = &blueprint.shared {
+            widths[SHARED_GATE] = shared.mlp.gate_proj.shape.rows;
+            widths[SHARED_UP] = shared.mlp.gate_proj.shape.rows;
+            widths[SHARED_LOGIT] = 1;
+        }
+        widths[PARTS] = blueprint.top_k * hidden;
+        widths[INNER] = blueprint.top_k * blueprint.experts.shape.gate.rows;
+        widths
+    }
+
+    pub(crate) fn load(blueprint: &MoeBlueprint, loader: &mut Loader<'_>) -> Result<Self, Error> {
+        let shared = blueprint.shared.as_ref().map(|shared| -> Result<_, Error> {
+            let gate = shared.gate.as_ref().map(|g| loader.matrix(g)).transpose()?;
+            Ok(SharedExpert { mlp: Mlp::load(&shared.mlp, loader)?, gate })
+        });
+        Ok(Self {
+            n_experts: blueprint.experts.count,
+            top_k: blueprint.top_k,
+            normalize: blueprint.normalize,
+            shape: blueprint.experts.shape,
+            router: loader.matrix(&blueprint.router)?,
+            shared: shared.transpose()?,
+        })
+    }
+
+    /// Reads `step.normed()`, adds to `step.x()`.
+    ///
+    /// Hits are pinned, misses go to the reader at once; the shared expert runs, then hits, then arrivals as
+    /// they land. Each writes its own part, so the order in which they come changes nothing.
+    pub(crate) fn run(&self, step: &mut Step<'_>) -> Result<(), Error> {
+        let k = self.top_k;
+        let weights = step.lane(WEIGHTS, k);
+        self.route(step, weights)?;
+        let parts = View::rows(step.lane(PARTS, 0).buffer, step.rows * k, step.hidden);
+
+        self.pin_hits(step);
+        let mut reading = self.start_reads(step)?;
+        let shared = self.run_shared(step)?;
+        loop {
+            self.run_ready(step, parts)?;
+            reading += self.start_reads(step)?;
+            if reading == 0 {
+                break;
+            }
+            reading -= self.await_arrivals(step)?;
+        }
+        if step.routing.needed.iter().any(|n| !n.taken) {
+            return Err(Error::Budget(format!("layer {}: no slot is free for an expert", step.layer)));
+        }
+        let x = step.x();
+        step.run(&Op::Combine { x, parts, weights, shared })
+    }
+
+    /// Chooses experts: fills `step.routing` and the weights.
+    fn route(&self, step: &mut Step<'_>, weights: View) -> Result<(), Error> {
+        let (logits, ids) = (step.lane(LOGITS, self.n_experts), step.lane(IDS, self.top_k));
+        let x = step.normed();
+        step.run(&Op::MatMul { x, weight: self.router, bias: None, exact: true, out: logits })?;
+        step.run(&Op::TopK { logits, normalize: self.normalize, ids, weights })?;
+        let routing = &mut *step.routing;
+        routing.read.resize(step.rows * self.top_k, 0.0);
+        let layer = step.layer;
+        step.device.read(ids, &mut routing.read).map_err(Error::at(|| format!("layer {layer}, router")))?;
+        routing.ids.clear();
+        routing.ids.extend(routing.read.iter().map(|id| *id as u32));
+        if let Some(observer) = &mut step.observer {
+            observer.experts(layer, self.top_k, &routing.ids);
+        }
+        routing.group(self.top_k);
+        step.stats.experts_needed += routing.needed.len() as u64;
+        Ok(())
+    }
+
+    /// Pins what is in slots, so that the misses cannot push it out.
+    fn pin_hits(&self, step: &mut Step<'_>) {
+        let routing = &mut *step.routing;
+        routing.uses.clear();
+        routing.pinned.clear();
+        for needed in &mut routing.needed {
+            if let Some(slot) = step.cache.pin(step.layer, needed.expert) {
+                needed.taken = true;
+                step.stats.experts_hit += 1;
+                routing.pinned.push(slot);
+                let slot = step.cache.slot(slot);
+                routing.uses.extend(routing.choices[needed.choices.clone()].iter().map(|c| self.expert_use(c, slot)));
+            }
+        }
+    }
+
+    fn expert_use(&self, choice: &Choice, slot: moeflux_compute::Slot) -> ExpertUse {
+        let row = choice.row as usize;
+        ExpertUse { slot, row, part: row * self.top_k + choice.rank as usize }
+    }
+
+    /// Starts reads until all are under way or no slot is free; returns how many it started.
+    fn start_reads(&self, step: &mut Step<'_>) -> Result<usize, Error> {
+        let mut started = 0;
+        for needed in step.routing.needed.iter_mut().filter(|n| !n.taken) {
+            match step.cache.request(step.device, step.layer, needed.expert, step.stats)? {
+                Lookup::Started => started += 1,
+                Lookup::Full => break,
+            }
+            needed.taken = true;
+        }
+        Ok(started)
+    }
+
+    /// Waits for one read and takes what else has arrived; returns how many.
+    fn await_arrivals(&self, step: &mut Step<'_>) -> Result<usize, Error> {
+        let since = Instant::now();
+        let mut arrived = 0;
+        while let Some((expert, slot)) = step.cache.arrive(step.device, arrived == 0)? {
+            if arrived == 0 {
+                step.stats.stalled_ns += since.elapsed().as_nanos() as u64;
+            }
+            arrived += 1;
+            let routing = &mut *step.routing;
+            routing.pinned.push(slot);
+            let slot = step.cache.slot(slot);
+            if let Ok(i) = routing.needed.binary_search_by_key(&expert, |n| n.expert) {
+                let choices = &routing.choices[routing.needed[i].choices.clone()];
+                routing.uses.extend(choices.iter().map(|c| self.expert_use(c, slot)));
+            }
+        }
+        Ok(arrived)
+    }
+
+    /// Computes the experts that are there and lets their slots go.
+    fn run_ready(&self, step: &mut Step<'_>, parts: View) -> Result<(), Error> {
+        if step.routing.uses.is_empty() {
+            return Ok(());
+        }
+        let intermediate = self.shape.gate.rows;
+        let inner = View::rows(step.lane(INNER, 0).buffer, step.routing.uses.len(), intermediate);
+        let (x, layer) = (step.normed(), step.layer);
+        let op = Op::Experts { x, shape: &self.shape, uses: &step.routing.uses, inner, out: parts };
+        step.device.run(&op).map_err(Error::at(|| format!("layer {layer}, experts")))?;
+        let ticket = step.device.submit().map_err(Error::at(|| format!("layer {layer}, experts")))?;
+        for slot in step.routing.pinned.drain(..) {
+            step.cache.release(slot, ticket);
+        }
+        step.routing.uses.clear();
+        Ok(())
+    }
+
+    fn run_shared(&self, step: &mut Step<'_>) -> Result<Option<Shared>, Error> {
+        let Some(shared) = &self.shared else { return Ok(None) };
+        let out = step.mixed();
+        shared.mlp.run(step, [SHARED_GATE, SHARED_UP], out)?;
+        let gate = match shared.gate {
+            Some(weight) => {
+                let logit = step.lane(SHARED_LOGIT, 1);
+                let x = step.normed();
+                step.run(&Op::MatMul { x, weight, bias: None, exact: true, out: logit })?;
+                Some(logit)
+            }
+            None => None,
+        };
+        Ok(Some(Shared { out, gate }))
+    }
+}

@@ -1,0 +1,203 @@
+//! The memory plan: every byte that will be held, from a budget, before anything is allocated.
+
+use serde::Serialize;
+
+use crate::{
+    Error,
+    blueprint::Blueprint,
+    experts::READER_STACK,
+    layer::{Routing, Scratch},
+    model::LOGIT_ROWS,
+    system::SystemMemory,
+};
+
+/// Context where nobody asks for one.
+pub const DEFAULT_CONTEXT: usize = 8192;
+
+/// Tokens per chunk of a prefill where nobody asks for another number. A constant: it never follows the budget.
+pub const DEFAULT_CHUNK: usize = 512;
+
+/// Experts that are read at once.
+pub const READ_THREADS: usize = 8;
+
+/// For what the allocator, the kernel's tables of our pages and code that has not run yet will take.
+const RESERVE: u64 = 12 << 20;
+
+/// Share of the memory that the process may use that is taken where nobody names a budget: 3 / 4.
+const SAFE_SHARE: (u64, u64) = (3, 4);
+
+/// A shrunk context stops here; below, the error says what is missing.
+const MIN_CONTEXT: usize = 256;
+
+/// What the plan is made for.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MemoryRequest {
+    /// Bytes; by default a safe share of what the process may use.
+    pub budget: Option<u64>,
+    /// Positions per session; by default the smaller of the model's and [`DEFAULT_CONTEXT`], shrunk to fit.
+    pub context: Option<usize>,
+    /// Tokens per chunk of a prefill; by default [`DEFAULT_CHUNK`].
+    pub chunk: Option<usize>,
+    /// Bytes that the device holds for itself.
+    pub device: u64,
+}
+
+/// Every byte that will be held. All sizes are bytes.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct MemoryPlan {
+    /// The limit.
+    pub budget: u64,
+    /// The program itself: code, tokenizer, stacks, indexes.
+    pub process: u64,
+    /// Resident weights.
+    pub dense: u64,
+    /// State of one session of `context` positions.
+    pub state: u64,
+    /// Intermediate results.
+    pub scratch: u64,
+    /// One slot.
+    pub slot: u64,
+    /// Number of slots.
+    pub slots: usize,
+    /// Positions per session.
+    pub context: usize,
+    /// Whether the default context was shrunk to the budget.
+    pub context_shrunk: bool,
+    /// Tokens per chunk of a prefill.
+    pub chunk: usize,
+    /// Experts that one token needs: layers times k. With fewer slots the cache cannot hit.
+    pub working_set: usize,
+}
+
+impl MemoryPlan {
+    /// Plans for one session.
+    ///
+    /// # Errors
+    /// The budget is below the floor: the error says what the floor is and what would lower it.
+    pub fn new(blueprint: &Blueprint, request: &MemoryRequest) -> Result<Self, Error> {
+        let system = SystemMemory::now();
+        let may_use = system.resident + system.available;
+        let budget = request.budget.unwrap_or(may_use / SAFE_SHARE.1 * SAFE_SHARE.0);
+        let chunk = request.chunk.unwrap_or(DEFAULT_CHUNK);
+        if chunk == 0 || request.context == Some(0) {
+            return Err(Error::Input("a chunk and a context have at least one token".into()));
+        }
+        if let Some(context) = request.context
+            && context > blueprint.max_positions
+        {
+            return Err(Error::Input(format!(
+                "a context of {context} was asked for, but the model has {} positions",
+                blueprint.max_positions
+            )));
+        }
+        let wanted = request.context.unwrap_or(DEFAULT_CONTEXT.min(blueprint.max_positions));
+        let process = system.resident + request.device + RESERVE + (READ_THREADS * READER_STACK) as u64;
+        let dense = dense_bytes(blueprint);
+        let slot = pages(blueprint.slot_bytes() as u64);
+        let working_set = blueprint.experts_per_token();
+        let plan = |context: usize| {
+            let scratch = scratch_bytes(blueprint, chunk.min(context));
+            let state = state_bytes(blueprint, context);
+            Self {
+                budget,
+                process,
+                dense,
+                state,
+                scratch,
+                slot,
+                slots: 0,
+                context,
+                context_shrunk: context < wanted,
+                chunk: chunk.min(context),
+                working_set,
+            }
+        };
+        let mut best = plan(wanted);
+        if request.context.is_none() {
+            // State and scratch may take a quarter of what the dense weights leave; the slots need the rest.
+            let left = budget.saturating_sub(process + dense);
+            while best.state + best.scratch > left / 4 && best.context / 2 >= MIN_CONTEXT.min(wanted) {
+                best = plan(best.context / 2);
+            }
+        }
+        best.slots = best.slots_within(budget).min(blueprint.experts());
+        let need = blueprint.max_top_k();
+        if best.slots < need || best.fixed() > budget {
+            return Err(best.too_small(need, request));
+        }
+        Ok(best)
+    }
+
+    /// Bytes of everything but the slots.
+    pub fn fixed(&self) -> u64 {
+        self.process + self.dense + self.state + self.scratch
+    }
+
+    /// Bytes of everything.
+    pub fn total(&self) -> u64 {
+        self.fixed() + self.slots as u64 * self.slot
+    }
+
+    fn slots_within(&self, budget: u64) -> usize {
+        match budget.saturating_sub(self.fixed()).checked_div(self.slot) {
+            Some(slots) => usize::try_from(slots).unwrap_or(usize::MAX),
+            None => 0,
+        }
+    }
+
+    fn too_small(&self, need: usize, request: &MemoryRequest) -> Error {
+        let floor = self.fixed() + need as u64 * self.slot;
+        let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+        let mut advice = Vec::new();
+        if request.budget.is_none() {
+            advice.push("free some memory".to_owned());
+        } else {
+            advice.push(format!("give --memory {}MiB", mib(floor)));
+        }
+        if self.context > MIN_CONTEXT {
+            advice.push("lower --ctx".to_owned());
+        }
+        if self.chunk > 64 {
+            advice.push("lower --chunk".to_owned());
+        }
+        Error::Budget(format!(
+            "a budget of {} MiB is below the floor of {} MiB: {} for the program, {} for dense weights, {} for the \
+             state of {} positions, {} for intermediate results of {} rows, {} for {need} slots of one layer; {}",
+            self.budget >> 20,
+            mib(floor),
+            mib(self.process),
+            mib(self.dense),
+            mib(self.state),
+            self.context,
+            mib(self.scratch),
+            self.chunk,
+            mib(need as u64 * self.slot),
+            advice.join(", or "),
+        ))
+    }
+}
+
+/// Rounded up to whole pages: every piece is its own mapping.
+fn pages(bytes: u64) -> u64 {
+    const PAGE: u64 = if cfg!(target_os = "macos") { 16384 } else { 4096 };
+    bytes.next_multiple_of(PAGE)
+}
+
+fn dense_bytes(blueprint: &Blueprint) -> u64 {
+    let matrix = |m: &crate::checkpoint::MatrixSource| pages(m.segments.iter().map(|s| s.bytes as u64).sum());
+    let matrices: u64 = blueprint.matrices().map(matrix).sum();
+    let vectors: u64 = blueprint.vectors().map(|v| pages(v.len as u64 * 4)).sum();
+    matrices + vectors
+}
+
+fn state_bytes(blueprint: &Blueprint, context: usize) -> u64 {
+    let states = blueprint.layers.iter().flat_map(|l| l.states(context));
+    states.map(|s| pages(s.bytes())).fold(0, u64::saturating_add)
+}
+
+fn scratch_bytes(blueprint: &Blueprint, rows: usize) -> u64 {
+    // Logits lie on the device, on the host and in the session.
+    let logits = blueprint.vocab as u64 * 4 * (LOGIT_ROWS as u64 + 2);
+    let buffers = Scratch::bytes(blueprint, rows) + (3 + crate::layer::LANES) as u64 * pages(1);
+    buffers + logits + Routing::bytes(rows, blueprint.max_top_k())
+}

@@ -1,0 +1,182 @@
+//! One timeline of tokens.
+
+use crate::{
+    Error,
+    engine::{Engine, Runtime},
+    model::{LayerStates, Logits, StepSpan, Watch},
+    stats::Stats,
+};
+
+/// What [`Session::sync`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Synced {
+    /// Tokens of the prefix that were there already.
+    pub reused: usize,
+    /// Tokens that were computed.
+    pub computed: usize,
+}
+
+/// One timeline: the tokens so far and the state that they left.
+///
+/// A step that fails or is cancelled leaves the session at its last good token.
+pub struct Session {
+    engine: Engine,
+    states: Vec<LayerStates>,
+    tokens: Vec<u32>,
+    logits: Vec<f32>,
+    stats: Stats,
+}
+
+impl Session {
+    pub(crate) fn new(engine: Engine) -> Result<Self, Error> {
+        let context = engine.plan().context;
+        let vocab = engine.blueprint().vocab;
+        let states = engine.lock().new_states(engine.blueprint(), context)?;
+        Ok(Self {
+            engine,
+            states,
+            tokens: Vec::with_capacity(context),
+            logits: Vec::with_capacity(vocab),
+            stats: Stats::default(),
+        })
+    }
+
+    /// The tokens so far.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// Logits after the last token, one per entry of the vocabulary; empty before the first token.
+    pub fn logits(&self) -> &[f32] {
+        &self.logits
+    }
+
+    /// What this session has cost so far.
+    pub fn stats(&self) -> Stats {
+        self.stats
+    }
+
+    /// Forgets all tokens.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn reset(&mut self) -> Result<(), Error> {
+        self.tokens.clear();
+        self.logits.clear();
+        self.engine.lock().reset(&self.states)
+    }
+
+    /// Brings the session to exactly `tokens`: keeps what it has of them, computes the rest. A session that has
+    /// gone another way starts anew.
+    ///
+    /// # Errors
+    /// As [`Session::feed`]; also when `tokens` is empty.
+    pub fn sync(&mut self, tokens: &[u32], watch: &mut Watch<'_>) -> Result<Synced, Error> {
+        let extends = tokens.len() > self.tokens.len() && tokens.starts_with(&self.tokens);
+        let same = tokens == self.tokens && !self.logits.is_empty();
+        if !extends && !same {
+            self.reset()?;
+        }
+        let reused = self.tokens.len();
+        if !same {
+            self.feed(&tokens[reused..], Logits::Last, watch, &mut |_, _| {})?;
+        }
+        Ok(Synced { reused, computed: tokens.len() - reused })
+    }
+
+    /// Appends one token; the logits that follow it.
+    ///
+    /// # Errors
+    /// As [`Session::feed`].
+    pub fn decode(&mut self, token: u32) -> Result<&[f32], Error> {
+        self.feed(&[token], Logits::Last, &mut Watch::default(), &mut |_, _| {})?;
+        Ok(&self.logits)
+    }
+
+    /// Appends tokens, in chunks. `sink` gets the wanted logits: index into `tokens`, and one number per entry of
+    /// the vocabulary. The last token's logits are kept for [`Session::logits`].
+    ///
+    /// # Errors
+    /// No tokens, ids outside the vocabulary, more tokens than the context holds, an expert that cannot be read,
+    /// or cancelled.
+    pub fn feed(
+        &mut self,
+        tokens: &[u32],
+        logits: Logits,
+        watch: &mut Watch<'_>,
+        sink: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), Error> {
+        self.check(tokens)?;
+        let chunk = self.engine.plan().chunk;
+        let (total, mut done) = (tokens.len(), 0);
+        for part in tokens.chunks(chunk) {
+            let last = done + part.len() == total;
+            let share = part.len() as f64 / total as f64;
+            let before = done as f64 / total as f64;
+            let mut inner = watch.progress.as_mut().map(|p| move |of_part: f64| p(before + share * of_part));
+            let mut watch = Watch {
+                cancel: watch.cancel,
+                progress: inner.as_mut().map(|p| p as &mut dyn FnMut(f64)),
+                observer: match &mut watch.observer {
+                    Some(observer) => Some(&mut **observer),
+                    None => None,
+                },
+            };
+            let span = StepSpan { states: &self.states, position: self.tokens.len(), tokens: part, logits };
+            let kept = &mut self.logits;
+            self.engine.lock().step(&[span], &mut self.stats, &mut watch, &mut |row, numbers| {
+                if last && row + 1 == part.len() {
+                    kept.clear();
+                    kept.extend_from_slice(numbers);
+                }
+                if logits == Logits::All || (last && row + 1 == part.len()) {
+                    sink(done + row, numbers);
+                }
+            })?;
+            self.tokens.extend_from_slice(part);
+            done += part.len();
+        }
+        Ok(())
+    }
+
+    fn check(&self, tokens: &[u32]) -> Result<(), Error> {
+        if tokens.is_empty() {
+            return Err(Error::Input("there are no tokens: the prompt is empty".into()));
+        }
+        let (context, vocab) = (self.engine.plan().context, self.engine.blueprint().vocab);
+        if let Some(id) = tokens.iter().find(|id| **id as usize >= vocab) {
+            return Err(Error::Input(format!("token id {id} is outside the vocabulary of {vocab}")));
+        }
+        let end = self.tokens.len() + tokens.len();
+        if end > context {
+            return Err(Error::Input(format!(
+                "{end} tokens do not fit the context of {context}: shorten the prompt, or give --ctx {end} if the \
+                 memory allows"
+            )));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.engine.lock().drop_states(&self.states);
+    }
+}
+
+impl Runtime {
+    /// A step as a transaction: recurrent states are committed only when all of it is done.
+    fn step(
+        &mut self,
+        spans: &[StepSpan<'_>],
+        stats: &mut Stats,
+        watch: &mut Watch<'_>,
+        sink: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), Error> {
+        self.model.step(&mut *self.device, &mut self.cache, spans, stats, watch, sink)?;
+        for state in spans.iter().flat_map(|s| s.states).flatten().flatten() {
+            self.device.commit(*state).map_err(Error::at(|| "committing a step"))?;
+        }
+        Ok(())
+    }
+}

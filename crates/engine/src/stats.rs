@@ -1,0 +1,45 @@
+//! What a run did: counted where it happens, read at the end.
+
+use serde::Serialize;
+
+/// Counters of one session, or of one stretch of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Stats {
+    /// Tokens fed.
+    pub tokens: u64,
+    /// Experts that were needed: of each layer and step the distinct ones.
+    pub experts_needed: u64,
+    /// Of those, the ones that were in a slot already.
+    pub experts_hit: u64,
+    /// Experts read from disk.
+    pub experts_read: u64,
+    /// Bytes of experts read from disk.
+    pub bytes_read: u64,
+    /// Nanoseconds in which computing had nothing to do but wait for a read.
+    pub stalled_ns: u64,
+}
+
+impl Stats {
+    pub(crate) fn read(&mut self, bytes: u64) {
+        self.experts_read += 1;
+        self.bytes_read += bytes;
+    }
+
+    /// The share of needed experts that were in a slot; 1 when none was needed.
+    pub fn hit_rate(&self) -> f64 {
+        if self.experts_needed == 0 { 1.0 } else { self.experts_hit as f64 / self.experts_needed as f64 }
+    }
+
+    /// What happened between `earlier` and now.
+    #[must_use]
+    pub fn since(&self, earlier: &Stats) -> Stats {
+        Stats {
+            tokens: self.tokens - earlier.tokens,
+            experts_needed: self.experts_needed - earlier.experts_needed,
+            experts_hit: self.experts_hit - earlier.experts_hit,
+            experts_read: self.experts_read - earlier.experts_read,
+            bytes_read: self.bytes_read - earlier.bytes_read,
+            stalled_ns: self.stalled_ns - earlier.stalled_ns,
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! What the operating system says of memory.
+
+/// Memory of this process and of the machine, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SystemMemory {
+    /// What the process may still take without hurting anybody: the least of what is available on the machine
+    /// and what the limits on the process (cgroup, rlimit) leave.
+    pub available: u64,
+    /// What the process holds now.
+    pub resident: u64,
+    /// The most that the process ever held, where the system tells; else what it holds now.
+    pub peak: u64,
+}
+
+impl SystemMemory {
+    /// Asks the system.
+    pub fn now() -> Self {
+        os::now()
+    }
+}
+
+#[cfg(target_os = "linux")]
+mod os {
+    use std::{
+        fs,
+        path::{Path, PathBuf},
+    };
+
+    use rustix::process::{Resource, getrlimit};
+
+    use super::SystemMemory;
+
+    pub(super) fn now() -> SystemMemory {
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let resident = kib(&status, "VmRSS:").unwrap_or(0);
+        let mut available = kib(&fs::read_to_string("/proc/meminfo").unwrap_or_default(), "MemAvailable:").unwrap_or(0);
+        for (resource, used) in [(Resource::As, "VmSize:"), (Resource::Data, "VmData:")] {
+            if let Some(limit) = getrlimit(resource).current {
+                available = available.min(limit.saturating_sub(kib(&status, used).unwrap_or(0)));
+            }
+        }
+        for (limit, used) in cgroups() {
+            // Page cache counts as used, but gives way.
+            available = available.min(limit.saturating_sub(used.min(resident)));
+        }
+        SystemMemory { available, resident, peak: kib(&status, "VmHWM:").unwrap_or(resident) }
+    }
+
+    fn kib(text: &str, key: &str) -> Option<u64> {
+        let rest = text.lines().find_map(|l| l.strip_prefix(key))?;
+        Some(rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
+    }
+
+    fn number(path: &Path) -> Option<u64> {
+        fs::read_to_string(path).ok()?.trim().parse().ok()
+    }
+
+    /// Limit and use of every memory cgroup that this process is in, ancestors included, of either version.
+    fn cgroups() -> Vec<(u64, u64)> {
+        let mut all = Vec::new();
+        for line in fs::read_to_string("/proc/self/cgroup").unwrap_or_default().lines() {
+            let mut fields = line.splitn(3, ':');
+            let (_, controllers, path) = (fields.next(), fields.next().unwrap_or(""), fields.next().unwrap_or("/"));
+            let (root, limit, used) = match controllers {
+                "" => ("/sys/fs/cgroup", "memory.max", "memory.current"),
+                c if c.split(',').any(|c| c == "memory") => {
+                    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes")
+                }
+                _ => continue,
+            };
+            let mut folder = PathBuf::from(format!("{root}{path}"));
+            loop {
+                if let Some(limit) = number(&folder.join(limit)) {
+                    all.push((limit, number(&folder.join(used)).unwrap_or(0)));
+                }
+                if folder == Path::new(root) || !folder.pop() || !folder.starts_with(root) {
+                    break;
+                }
+            }
+        }
+        all
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+mod os {
+    use sysinfo::{Pid, ProcessesToUpdate, System};
+
+    use super::SystemMemory;
+
+    pub(super) fn now() -> SystemMemory {
+        let mut system = System::new();
+        system.refresh_memory();
+        let pid = Pid::from_u32(std::process::id());
+        system.refresh_processes(ProcessesToUpdate::Some(&[pid]), true);
+        let resident = system.process(pid).map_or(0, |p| p.memory());
+        SystemMemory { available: system.available_memory(), resident, peak: resident }
+    }
+}
