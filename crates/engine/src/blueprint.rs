@@ -239,7 +239,9 @@ impl LayerBlueprint {
     /// All dense matrices of the layer.
     pub fn matrices(&self) -> Vec<&MatrixSource> {
         let mut all = match &self.mixer {
-            MixerBlueprint::Gqa(g) => vec![&g.q_proj.weight, &g.k_proj.weight, &g.v_proj.weight, &g.o_proj.weight],
+            MixerBlueprint::Gqa(g) => {
+                vec![&g.q_proj.weight, &g.k_proj.weight, &g.v_proj.weight, &g.o_proj.weight]
+            }
             MixerBlueprint::DeltaNet(d) => {
                 vec![&d.in_proj_qkv, &d.in_proj_z, &d.in_proj_b, &d.in_proj_a, &d.out_proj]
             }
@@ -263,7 +265,9 @@ impl LayerBlueprint {
         match &self.mixer {
             MixerBlueprint::Gqa(g) => {
                 all.extend(g.q_norm.iter().chain(&g.k_norm));
-                all.extend([&g.q_proj, &g.k_proj, &g.v_proj, &g.o_proj].iter().filter_map(|l| l.bias.as_ref()));
+                all.extend(
+                    [&g.q_proj, &g.k_proj, &g.v_proj, &g.o_proj].iter().filter_map(|l| l.bias.as_ref()),
+                );
             }
             MixerBlueprint::DeltaNet(d) => all.extend([&d.conv1d, &d.a_log, &d.dt_bias, &d.norm]),
         }
@@ -307,7 +311,9 @@ impl MlpBlueprint {
 impl Blueprint {
     /// All dense matrices: embedding, layers, head.
     pub fn matrices(&self) -> impl Iterator<Item = &MatrixSource> {
-        std::iter::once(&self.embed).chain(self.layers.iter().flat_map(LayerBlueprint::matrices)).chain(&self.head)
+        std::iter::once(&self.embed)
+            .chain(self.layers.iter().flat_map(LayerBlueprint::matrices))
+            .chain(&self.head)
     }
 
     /// All vectors: norms, biases and the like.

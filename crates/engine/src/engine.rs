@@ -67,7 +67,8 @@ impl Engine {
     ) -> Result<Self, Error> {
         let blueprint = Blueprint::of(&checkpoint)?;
         let text = Text::of(&checkpoint, blueprint.vocab)?;
-        let mut device = moeflux_compute::open(&options.device).map_err(Error::at(|| "opening the device"))?;
+        let mut device =
+            moeflux_compute::open(&options.device).map_err(Error::at(|| "opening the device"))?;
         let plan = MemoryPlan::new(&blueprint, &options.memory)?;
         let source = Arc::new(ExpertSource::new(
             Arc::clone(checkpoint.files()),
@@ -131,7 +132,11 @@ impl Engine {
 }
 
 impl Runtime {
-    pub(crate) fn new_states(&mut self, blueprint: &Blueprint, context: usize) -> Result<Vec<LayerStates>, Error> {
+    pub(crate) fn new_states(
+        &mut self,
+        blueprint: &Blueprint,
+        context: usize,
+    ) -> Result<Vec<LayerStates>, Error> {
         let mut all = Vec::with_capacity(blueprint.layers.len());
         for (i, layer) in blueprint.layers.iter().enumerate() {
             let mut states = [None, None];

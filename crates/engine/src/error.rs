@@ -77,12 +77,17 @@ pub enum Error {
 
 impl Error {
     /// For `map_err`: puts the place before a device's error. The place is only spelled out on failure.
-    pub(crate) fn at<S: Into<String>>(at: impl FnOnce() -> S) -> impl FnOnce(moeflux_compute::Error) -> Error {
+    pub(crate) fn at<S: Into<String>>(
+        at: impl FnOnce() -> S,
+    ) -> impl FnOnce(moeflux_compute::Error) -> Error {
         move |source| Error::Compute { at: at().into(), source }
     }
 
     /// For `map_err`: puts the path and the attempt before a system error.
-    pub(crate) fn file(path: impl Into<PathBuf>, doing: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
+    pub(crate) fn file(
+        path: impl Into<PathBuf>,
+        doing: impl Into<String>,
+    ) -> impl FnOnce(io::Error) -> Error {
         let (path, doing) = (path.into(), doing.into());
         move |source| Error::File { path, doing, source }
     }

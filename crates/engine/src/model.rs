@@ -192,7 +192,13 @@ impl Model {
             let read = &mut self.read[..n * self.vocab];
             let mut run = || {
                 device.run(&Op::RmsNorm { x, weight: self.norm, eps: self.eps, out: normed })?;
-                device.run(&Op::MatMul { x: normed, weight: self.head, bias: None, exact: false, out: logits })?;
+                device.run(&Op::MatMul {
+                    x: normed,
+                    weight: self.head,
+                    bias: None,
+                    exact: false,
+                    out: logits,
+                })?;
                 device.read(logits, read)
             };
             run().map_err(Error::at(|| "head"))?;

@@ -33,7 +33,8 @@ mod os {
     pub(super) fn now() -> SystemMemory {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let resident = kib(&status, "VmRSS:").unwrap_or(0);
-        let mut available = kib(&fs::read_to_string("/proc/meminfo").unwrap_or_default(), "MemAvailable:").unwrap_or(0);
+        let mut available =
+            kib(&fs::read_to_string("/proc/meminfo").unwrap_or_default(), "MemAvailable:").unwrap_or(0);
         for (resource, used) in [(Resource::As, "VmSize:"), (Resource::Data, "VmData:")] {
             if let Some(limit) = getrlimit(resource).current {
                 available = available.min(limit.saturating_sub(kib(&status, used).unwrap_or(0)));
@@ -60,7 +61,8 @@ mod os {
         let mut all = Vec::new();
         for line in fs::read_to_string("/proc/self/cgroup").unwrap_or_default().lines() {
             let mut fields = line.splitn(3, ':');
-            let (_, controllers, path) = (fields.next(), fields.next().unwrap_or(""), fields.next().unwrap_or("/"));
+            let (_, controllers, path) =
+                (fields.next(), fields.next().unwrap_or(""), fields.next().unwrap_or("/"));
             let (root, limit, used) = match controllers {
                 "" => ("/sys/fs/cgroup", "memory.max", "memory.current"),
                 c if c.split(',').any(|c| c == "memory") => {

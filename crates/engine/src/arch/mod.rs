@@ -75,7 +75,10 @@ impl Require<'_> {
     /// Each number is at least one and small enough that products of a few of them cannot overflow.
     fn sizes(&self, sizes: &[(&str, usize)]) -> Result<(), Error> {
         match sizes.iter().find(|(_, n)| *n == 0 || *n > 1 << 24) {
-            Some((name, n)) => Err(config_error(self.0, format!("\"{name}\" is {n}: a size from 1 to {} is needed", 1 << 24))),
+            Some((name, n)) => Err(config_error(
+                self.0,
+                format!("\"{name}\" is {n}: a size from 1 to {} is needed", 1 << 24),
+            )),
             None => Ok(()),
         }
     }
@@ -95,7 +98,12 @@ fn linear(checkpoint: &Checkpoint, name: &str, rows: usize, cols: usize) -> Resu
 }
 
 /// `gate_proj`, `up_proj` and `down_proj` below `name`.
-fn mlp(checkpoint: &Checkpoint, name: &str, hidden: usize, intermediate: usize) -> Result<MlpBlueprint, Error> {
+fn mlp(
+    checkpoint: &Checkpoint,
+    name: &str,
+    hidden: usize,
+    intermediate: usize,
+) -> Result<MlpBlueprint, Error> {
     Ok(MlpBlueprint {
         gate_proj: checkpoint.matrix(&format!("{name}.gate_proj"), intermediate, hidden)?,
         up_proj: checkpoint.matrix(&format!("{name}.up_proj"), intermediate, hidden)?,
@@ -114,18 +122,25 @@ fn experts(
 ) -> Result<LayerExperts, Error> {
     let fused = format!("{name}.experts.gate_up_proj");
     let stacked = |stack: Stack| -> (_, Vec<PartSource>) {
-        let part = |first: &crate::checkpoint::Segment| PartSource::Stacked { first: *first, stride: first.bytes as u64 };
+        let part = |first: &crate::checkpoint::Segment| PartSource::Stacked {
+            first: *first,
+            stride: first.bytes as u64,
+        };
         (stack.shape, stack.parts.iter().map(part).collect())
     };
     let [gate, up, down] = if checkpoint.has(&fused) {
         let both = checkpoint.stacked_plain(&fused, count, 2 * intermediate, hidden)?;
-        let down = checkpoint.stacked_plain(&format!("{name}.experts.down_proj"), count, hidden, intermediate)?;
+        let down =
+            checkpoint.stacked_plain(&format!("{name}.experts.down_proj"), count, hidden, intermediate)?;
         let half = |upper: bool| {
             let shape = moeflux_compute::MatrixShape { rows: intermediate, ..both.shape };
             let parts = both.parts.iter().map(|both| {
                 let bytes = both.bytes / 2;
                 let offset = both.offset + if upper { bytes as u64 } else { 0 };
-                PartSource::Stacked { first: crate::checkpoint::Segment { offset, bytes, ..*both }, stride: both.bytes as u64 }
+                PartSource::Stacked {
+                    first: crate::checkpoint::Segment { offset, bytes, ..*both },
+                    stride: both.bytes as u64,
+                }
             });
             (shape, parts.collect())
         };
@@ -138,7 +153,9 @@ fn experts(
                 let m = checkpoint.matrix(&format!("{name}.experts.{expert}.{projection}"), rows, cols)?;
                 if *shape.get_or_insert(m.shape) != m.shape {
                     let weight = format!("{}.weight", m.name);
-                    return Err(checkpoint.tensor_error(&weight, "its format is not that of the layer's expert 0"));
+                    return Err(
+                        checkpoint.tensor_error(&weight, "its format is not that of the layer's expert 0")
+                    );
                 }
                 parts.resize_with(m.segments.len(), Vec::new);
                 parts.iter_mut().zip(m.segments).for_each(|(all, s)| all.push(s));
@@ -169,7 +186,15 @@ fn experts(
 /// Bytes of the tensors whose names contain one of `patterns`, under `what`, if there are any.
 fn skipped(checkpoint: &Checkpoint, kinds: &[(&str, &[&str])]) -> Vec<(String, u64)> {
     let bytes = |patterns: &[&str]| -> u64 {
-        checkpoint.tensor_bytes().filter(|(name, _)| patterns.iter().any(|p| name.contains(p))).map(|(_, b)| b).sum()
+        checkpoint
+            .tensor_bytes()
+            .filter(|(name, _)| patterns.iter().any(|p| name.contains(p)))
+            .map(|(_, b)| b)
+            .sum()
     };
-    kinds.iter().map(|(what, patterns)| ((*what).to_owned(), bytes(patterns))).filter(|(_, b)| *b > 0).collect()
+    kinds
+        .iter()
+        .map(|(what, patterns)| ((*what).to_owned(), bytes(patterns)))
+        .filter(|(_, b)| *b > 0)
+        .collect()
 }

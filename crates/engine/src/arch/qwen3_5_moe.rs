@@ -10,8 +10,8 @@ use super::{Require, config_error, experts, linear, mlp, parse_config, skipped};
 use crate::{
     Error,
     blueprint::{
-        Blueprint, DeltaNetBlueprint, DeltaNetShape, FeedForwardBlueprint, GqaBlueprint, GqaShape, LayerBlueprint,
-        MixerBlueprint, MoeBlueprint, RopeShape, SharedBlueprint,
+        Blueprint, DeltaNetBlueprint, DeltaNetShape, FeedForwardBlueprint, GqaBlueprint, GqaShape,
+        LayerBlueprint, MixerBlueprint, MoeBlueprint, RopeShape, SharedBlueprint,
     },
     checkpoint::{Checkpoint, VectorSource},
 };
@@ -94,15 +94,13 @@ struct Layout<'a> {
 
 impl<'a> Layout<'a> {
     fn of(checkpoint: &'a Checkpoint) -> Result<Self, Error> {
-        let prefixes = [
-            ("language_model.model.", "language_model."),
-            ("model.language_model.", ""),
-            ("model.", ""),
-        ];
+        let prefixes =
+            [("language_model.model.", "language_model."), ("model.language_model.", ""), ("model.", "")];
         let Some((model, head)) =
             prefixes.into_iter().find(|(model, _)| checkpoint.has(&format!("{model}embed_tokens.weight")))
         else {
-            return Err(checkpoint.tensor_error("model.embed_tokens.weight", "no shard has it under any known prefix"));
+            return Err(checkpoint
+                .tensor_error("model.embed_tokens.weight", "no shard has it under any known prefix"));
         };
         let hub = checkpoint.has_shape(|name, shape| {
             name.ends_with(".linear_attn.conv1d.weight") && shape.len() == 3 && shape[2] != 1
@@ -132,7 +130,8 @@ pub(super) fn blueprint(checkpoint: &Checkpoint) -> Result<Blueprint, Error> {
         Ok(LayerBlueprint {
             mixer_norm: layout.norm(&format!("{name}.input_layernorm.weight"), config.hidden_size)?,
             mixer,
-            feed_forward_norm: layout.norm(&format!("{name}.post_attention_layernorm.weight"), config.hidden_size)?,
+            feed_forward_norm: layout
+                .norm(&format!("{name}.post_attention_layernorm.weight"), config.hidden_size)?,
             feed_forward: feed_forward(checkpoint, &config, i, &format!("{name}.mlp"))?,
         })
     };
@@ -151,7 +150,10 @@ pub(super) fn blueprint(checkpoint: &Checkpoint) -> Result<Blueprint, Error> {
             .transpose()?,
         skipped: skipped(
             checkpoint,
-            &[("vision", &["vision_tower.", "model.visual.", "visual."]), ("multi-token prediction", &["mtp."])],
+            &[
+                ("vision", &["vision_tower.", "model.visual.", "visual."]),
+                ("multi-token prediction", &["mtp."]),
+            ],
         ),
     })
 }
@@ -180,9 +182,13 @@ fn check(checkpoint: &Checkpoint, config: &Config, head_dim: usize) -> Result<()
     require.that(config.linear_num_value_heads.is_multiple_of(config.linear_num_key_heads), || {
         "\"linear_num_value_heads\" is not a multiple of \"linear_num_key_heads\"".into()
     })?;
-    require.that(config.linear_conv_kernel_dim > 1, || "\"linear_conv_kernel_dim\" must be at least 2".into())?;
+    require
+        .that(config.linear_conv_kernel_dim > 1, || "\"linear_conv_kernel_dim\" must be at least 2".into())?;
     require.that(config.num_experts_per_tok <= config.num_experts, || {
-        format!("\"num_experts_per_tok\" is {}, of {} experts", config.num_experts_per_tok, config.num_experts)
+        format!(
+            "\"num_experts_per_tok\" is {}, of {} experts",
+            config.num_experts_per_tok, config.num_experts
+        )
     })?;
     require.that(config.layer_types.as_ref().is_none_or(|t| t.len() >= config.num_hidden_layers), || {
         "\"layer_types\" names fewer layers than \"num_hidden_layers\" says".into()
@@ -196,11 +202,18 @@ fn is_linear(layout: &Layout<'_>, config: &Config, i: usize) -> Result<bool, Err
         None => Ok(!(i + 1).is_multiple_of(config.full_attention_interval)),
         Some("linear_attention") => Ok(true),
         Some("full_attention") => Ok(false),
-        Some(other) => Err(config_error(layout.checkpoint, format!("the layer type {other:?} is not supported"))),
+        Some(other) => {
+            Err(config_error(layout.checkpoint, format!("the layer type {other:?} is not supported")))
+        }
     }
 }
 
-fn attention(layout: &Layout<'_>, config: &Config, head_dim: usize, layer: &str) -> Result<GqaBlueprint, Error> {
+fn attention(
+    layout: &Layout<'_>,
+    config: &Config,
+    head_dim: usize,
+    layer: &str,
+) -> Result<GqaBlueprint, Error> {
     let name = format!("{layer}.self_attn");
     let checkpoint = layout.checkpoint;
     let (q, kv) = (config.num_attention_heads * head_dim, config.num_key_value_heads * head_dim);
@@ -249,14 +262,19 @@ fn delta_net(layout: &Layout<'_>, config: &Config, layer: &str) -> Result<DeltaN
         value_width: config.linear_value_head_dim,
         conv_width: config.linear_conv_kernel_dim,
     };
-    let project = |projection: &str, rows| checkpoint.matrix(&format!("{name}.{projection}"), rows, config.hidden_size);
+    let project =
+        |projection: &str, rows| checkpoint.matrix(&format!("{name}.{projection}"), rows, config.hidden_size);
     Ok(DeltaNetBlueprint {
         shape,
         in_proj_qkv: project("in_proj_qkv", shape.channels())?,
         in_proj_z: project("in_proj_z", shape.values())?,
         in_proj_b: project("in_proj_b", shape.value_heads)?,
         in_proj_a: project("in_proj_a", shape.value_heads)?,
-        conv1d: checkpoint.vector(&format!("{name}.conv1d.weight"), shape.channels() * shape.conv_width, 0.0)?,
+        conv1d: checkpoint.vector(
+            &format!("{name}.conv1d.weight"),
+            shape.channels() * shape.conv_width,
+            0.0,
+        )?,
         a_log: checkpoint.vector(&format!("{name}.A_log"), shape.value_heads, 0.0)?,
         dt_bias: checkpoint.vector(&format!("{name}.dt_bias"), shape.value_heads, 0.0)?,
         norm: checkpoint.vector(&format!("{name}.norm.weight"), shape.value_width, 0.0)?,

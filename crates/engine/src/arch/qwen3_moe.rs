@@ -10,7 +10,8 @@ use super::{Require, config_error, experts, linear, mlp, parse_config, skipped};
 use crate::{
     Error,
     blueprint::{
-        Blueprint, FeedForwardBlueprint, GqaBlueprint, GqaShape, LayerBlueprint, MixerBlueprint, MoeBlueprint, RopeShape,
+        Blueprint, FeedForwardBlueprint, GqaBlueprint, GqaShape, LayerBlueprint, MixerBlueprint,
+        MoeBlueprint, RopeShape,
     },
     checkpoint::Checkpoint,
 };
@@ -78,16 +79,25 @@ pub(super) fn blueprint(checkpoint: &Checkpoint) -> Result<Blueprint, Error> {
         "\"num_attention_heads\" is not a multiple of \"num_key_value_heads\"".into()
     })?;
     require.that(config.num_experts_per_tok <= config.num_experts, || {
-        format!("\"num_experts_per_tok\" is {}, of {} experts", config.num_experts_per_tok, config.num_experts)
+        format!(
+            "\"num_experts_per_tok\" is {}, of {} experts",
+            config.num_experts_per_tok, config.num_experts
+        )
     })?;
-    require.that(head_dim.is_multiple_of(2), || format!("\"head_dim\" is {head_dim}: rotary embedding needs pairs"))?;
+    require.that(head_dim.is_multiple_of(2), || {
+        format!("\"head_dim\" is {head_dim}: rotary embedding needs pairs")
+    })?;
     require.that(!config.use_sliding_window, || "\"use_sliding_window\" is not supported".into())?;
 
     let model = "model";
     let layer = |i: usize| -> Result<LayerBlueprint, Error> {
         let name = format!("{model}.layers.{i}");
         Ok(LayerBlueprint {
-            mixer_norm: checkpoint.vector(&format!("{name}.input_layernorm.weight"), config.hidden_size, 0.0)?,
+            mixer_norm: checkpoint.vector(
+                &format!("{name}.input_layernorm.weight"),
+                config.hidden_size,
+                0.0,
+            )?,
             mixer: MixerBlueprint::Gqa(Box::new(attention(checkpoint, &config, head_dim, &name)?)),
             feed_forward_norm: checkpoint.vector(
                 &format!("{name}.post_attention_layernorm.weight"),
@@ -113,7 +123,12 @@ pub(super) fn blueprint(checkpoint: &Checkpoint) -> Result<Blueprint, Error> {
     })
 }
 
-fn attention(checkpoint: &Checkpoint, config: &Config, head_dim: usize, layer: &str) -> Result<GqaBlueprint, Error> {
+fn attention(
+    checkpoint: &Checkpoint,
+    config: &Config,
+    head_dim: usize,
+    layer: &str,
+) -> Result<GqaBlueprint, Error> {
     let name = format!("{layer}.self_attn");
     let (q, kv) = (config.num_attention_heads * head_dim, config.num_key_value_heads * head_dim);
     Ok(GqaBlueprint {
@@ -151,16 +166,28 @@ fn feed_forward(
     layer: usize,
     name: &str,
 ) -> Result<FeedForwardBlueprint, Error> {
-    let sparse = !config.mlp_only_layers.contains(&layer) && (layer + 1).is_multiple_of(config.decoder_sparse_step);
+    let sparse =
+        !config.mlp_only_layers.contains(&layer) && (layer + 1).is_multiple_of(config.decoder_sparse_step);
     if !sparse {
         Require(checkpoint).sizes(&[("intermediate_size", config.intermediate_size)])?;
-        return Ok(FeedForwardBlueprint::Dense(mlp(checkpoint, name, config.hidden_size, config.intermediate_size)?));
+        return Ok(FeedForwardBlueprint::Dense(mlp(
+            checkpoint,
+            name,
+            config.hidden_size,
+            config.intermediate_size,
+        )?));
     }
     Ok(FeedForwardBlueprint::Moe(Box::new(MoeBlueprint {
         router: checkpoint.matrix(&format!("{name}.gate"), config.num_experts, config.hidden_size)?,
         top_k: config.num_experts_per_tok,
         normalize: config.norm_topk_prob,
-        experts: experts(checkpoint, name, config.num_experts, config.hidden_size, config.moe_intermediate_size)?,
+        experts: experts(
+            checkpoint,
+            name,
+            config.num_experts,
+            config.hidden_size,
+            config.moe_intermediate_size,
+        )?,
         shared: None,
     })))
 }

@@ -49,7 +49,8 @@ const NAME: &str = "tales-18m";
 pub fn unpack_embedded(cache: &Path) -> Result<PathBuf, Error> {
     let [.., weights] = &FILES;
     let folder = cache.join(format!("{NAME}-{}", &weights.sha256[..16]));
-    std::fs::create_dir_all(&folder).map_err(Error::file(&folder, "cannot make the folder of the built-in model"))?;
+    std::fs::create_dir_all(&folder)
+        .map_err(Error::file(&folder, "cannot make the folder of the built-in model"))?;
     for file in &FILES {
         let path = folder.join(file.name);
         if digest(&path).is_ok_and(|d| d == file.sha256) {

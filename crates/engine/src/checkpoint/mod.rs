@@ -73,7 +73,8 @@ pub struct Checkpoint {
 }
 
 /// The small files that are read whole, where they exist.
-const TEXTS: [&str; 4] = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"];
+const TEXTS: [&str; 4] =
+    ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"];
 
 impl Checkpoint {
     /// Opens a folder as it was published.
@@ -105,11 +106,14 @@ impl Checkpoint {
             expected = weight_map(&path)?;
             shards.extend(expected.values().cloned().collect::<BTreeSet<_>>());
             if let Some(missing) = shards.iter().find(|s| !names.contains(*s)) {
-                let problem = format!("the index names it, but it is not there: download the shard {missing} again");
+                let problem =
+                    format!("the index names it, but it is not there: download the shard {missing} again");
                 return Err(Error::Checkpoint { path: folder.join(missing), problem });
             }
         } else {
-            shards.extend(names.iter().filter(|n| n.starts_with("model") && n.ends_with(".safetensors")).cloned());
+            shards.extend(
+                names.iter().filter(|n| n.starts_with("model") && n.ends_with(".safetensors")).cloned(),
+            );
         }
         if shards.is_empty() {
             let problem = "there is no model.safetensors and no model.safetensors.index.json: only the safetensors \
@@ -130,7 +134,8 @@ impl Checkpoint {
                 return Err(Error::Tensor {
                     tensor: tensor.clone(),
                     path: folder.join(shard),
-                    problem: "the index says that it is in this shard, but it is not: download both again".into(),
+                    problem: "the index says that it is in this shard, but it is not: download both again"
+                        .into(),
                 });
             }
         }
@@ -153,7 +158,10 @@ impl Checkpoint {
         for (i, source) in files.iter().enumerate() {
             for (name, info) in safetensors::read_index(source, i as u32)? {
                 if let Some(first) = tensors.insert(name.clone(), info) {
-                    let problem = format!("it is also in {}: remove one of them", files[first.file as usize].path().display());
+                    let problem = format!(
+                        "it is also in {}: remove one of them",
+                        files[first.file as usize].path().display()
+                    );
                     return Err(Error::Tensor { tensor: name, path: source.path().into(), problem });
                 }
             }
@@ -228,7 +236,10 @@ impl Checkpoint {
     pub(crate) fn vector(&self, name: &str, len: usize, plus: f32) -> Result<VectorSource, Error> {
         let t = self.tensor(name)?;
         if t.shape.iter().product::<usize>() != len {
-            return Err(self.tensor_error(name, format!("its shape {:?} does not hold the {len} numbers that config.json asks for", t.shape)));
+            return Err(self.tensor_error(
+                name,
+                format!("its shape {:?} does not hold the {len} numbers that config.json asks for", t.shape),
+            ));
         }
         let scalar = self.scalar(name, t)?;
         Ok(VectorSource { name: name.into(), len, scalar, segment: segment(t), plus })
@@ -241,7 +252,9 @@ impl Checkpoint {
             "BF16" => Ok(Scalar::BF16),
             other => Err(self.tensor_error(
                 name,
-                format!("its type {other} is not supported here: F32, F16 and BF16 are, and MLX affine weights"),
+                format!(
+                    "its type {other} is not supported here: F32, F16 and BF16 are, and MLX affine weights"
+                ),
             )),
         }
     }
@@ -259,11 +272,24 @@ impl Checkpoint {
     }
 
     /// As [`Checkpoint::stacked`], for stacks whose tensor's name has no `.weight` at its end.
-    pub(crate) fn stacked_plain(&self, name: &str, count: usize, rows: usize, cols: usize) -> Result<Stack, Error> {
+    pub(crate) fn stacked_plain(
+        &self,
+        name: &str,
+        count: usize,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Stack, Error> {
         self.stack(name, name, Some(count), rows, cols)
     }
 
-    fn stack(&self, name: &str, weight: &str, count: Option<usize>, rows: usize, cols: usize) -> Result<Stack, Error> {
+    fn stack(
+        &self,
+        name: &str,
+        weight: &str,
+        count: Option<usize>,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Stack, Error> {
         let t = self.tensor(weight)?;
         let lead: Vec<usize> = count.into_iter().collect();
         let shaped = |tail: [usize; 2]| lead.iter().copied().chain(tail).collect::<Vec<_>>();
@@ -281,7 +307,9 @@ impl Checkpoint {
             return Ok(Stack { shape, parts: vec![part(t, n)] });
         }
         let (scales_name, biases_name) = (format!("{name}.scales"), format!("{name}.biases"));
-        self.quantization.require_affine(name, self.has(&biases_name)).map_err(|p| self.tensor_error(weight, p))?;
+        self.quantization
+            .require_affine(name, self.has(&biases_name))
+            .map_err(|p| self.tensor_error(weight, p))?;
         let (scales, biases) = (self.tensor(&scales_name)?, self.tensor(&biases_name)?);
         let scale = self.scalar(&scales_name, scales)?;
         let packed = t.shape.last().copied().unwrap_or(0);
@@ -309,7 +337,11 @@ impl Checkpoint {
             return Err(misfit("the quantised shapes do not fit together"));
         }
         self.quantization.agree(name, bits, group).map_err(|p| misfit(&p))?;
-        let shape = MatrixShape { rows, cols, format: Format::Affine { bits: bits as u8, group: group as u16, scale } };
+        let shape = MatrixShape {
+            rows,
+            cols,
+            format: Format::Affine { bits: bits as u8, group: group as u16, scale },
+        };
         self.checked_parts(weight, shape)?;
         Ok(Stack { shape, parts: vec![part(t, n), part(scales, n), part(biases, n)] })
     }
@@ -374,9 +406,11 @@ fn weight_map(path: &Path) -> Result<HashMap<String, String>, Error> {
         problem: format!("this is not the index of a sharded checkpoint: {e}; download it again"),
     })?;
     for shard in index.weight_map.values() {
-        let plain = Path::new(shard).components().count() == 1 && !shard.contains(['/', '\\']) && shard != "..";
+        let plain =
+            Path::new(shard).components().count() == 1 && !shard.contains(['/', '\\']) && shard != "..";
         if !plain {
-            let problem = format!("it names the shard {shard:?}, which is not a plain file name in this folder");
+            let problem =
+                format!("it names the shard {shard:?}, which is not a plain file name in this folder");
             return Err(Error::Checkpoint { path: path.into(), problem });
         }
     }

@@ -23,7 +23,8 @@ pub(crate) struct Quantization {
 impl Quantization {
     pub(crate) fn from_config(config: &Value, path: &Path) -> Result<Self, Error> {
         let text = config.get("text_config");
-        let find = |key: &str| config.get(key).or_else(|| text.and_then(|t| t.get(key))).filter(|v| !v.is_null());
+        let find =
+            |key: &str| config.get(key).or_else(|| text.and_then(|t| t.get(key))).filter(|v| !v.is_null());
         let Some(map) = find("quantization").or_else(|| find("quantization_config")) else {
             return Ok(Self::default());
         };
@@ -34,9 +35,10 @@ impl Quantization {
         let settings = |of: &serde_json::Map<String, Value>| -> Result<Settings, Error> {
             let number = |key: &str| match of.get(key) {
                 None | Some(Value::Null) => Ok(None),
-                Some(v) => v.as_u64().map(|n| Some(n as usize)).ok_or_else(|| {
-                    bad(format!("\"{key}\" in \"quantization\" is {v}, not a number"))
-                }),
+                Some(v) => v
+                    .as_u64()
+                    .map(|n| Some(n as usize))
+                    .ok_or_else(|| bad(format!("\"{key}\" in \"quantization\" is {v}, not a number"))),
             };
             let mode = of.get("mode").and_then(Value::as_str).map(str::to_owned);
             Ok(Settings { bits: number("bits")?, group: number("group_size")?, mode })
@@ -62,9 +64,11 @@ impl Quantization {
             return Err(format!("its quantisation mode {mode:?} is not supported: \"affine\" is"));
         }
         if !has_biases {
-            return Err("it has scales but no biases, so its quantisation mode is not \"affine\", which is the only \
+            return Err(
+                "it has scales but no biases, so its quantisation mode is not \"affine\", which is the only \
                         one supported"
-                .into());
+                    .into(),
+            );
         }
         Ok(())
     }

@@ -70,8 +70,8 @@ pub(crate) fn read_index(source: &Source, file: u32) -> Result<Vec<(String, Tens
     }
     let mut json = vec![0; header as usize];
     read(&mut json, 8)?;
-    let entries: std::collections::BTreeMap<String, Entry> =
-        serde_json::from_slice(&json).map_err(|e| bad(format!("the header is not the JSON of a safetensors file: {e}{again}")))?;
+    let entries: std::collections::BTreeMap<String, Entry> = serde_json::from_slice(&json)
+        .map_err(|e| bad(format!("the header is not the JSON of a safetensors file: {e}{again}")))?;
 
     let data = 8 + header;
     let mut tensors = Vec::with_capacity(entries.len());
@@ -105,7 +105,9 @@ fn check(name: &str, entry: Entry, path: &Path, data: u64, len: u64) -> Result<T
     let Some(bytes) = to.checked_sub(from) else {
         return Err(bad(format!("it ends at {to}, before it begins at {from}: download the file again")));
     };
-    let end = data.checked_add(to).ok_or_else(|| bad(format!("its end at {to} overflows: download the file again")))?;
+    let end = data
+        .checked_add(to)
+        .ok_or_else(|| bad(format!("its end at {to} overflows: download the file again")))?;
     if end > len {
         return Err(bad(format!(
             "it ends at byte {end} of a file of {len}: the file is truncated, download it again"
@@ -115,7 +117,9 @@ fn check(name: &str, entry: Entry, path: &Path, data: u64, len: u64) -> Result<T
     if let Some(bits) = bits(&dtype) {
         let want = count.and_then(|n| n.checked_mul(bits)).map(|n| n / 8);
         if want != Some(bytes) {
-            return Err(bad(format!("{bytes} bytes do not hold {dtype} of shape {shape:?}: download the file again")));
+            return Err(bad(format!(
+                "{bytes} bytes do not hold {dtype} of shape {shape:?}: download the file again"
+            )));
         }
     }
     Ok(TensorInfo { file: 0, offset: data + from, bytes, dtype, shape })

@@ -34,7 +34,11 @@ impl Source {
     }
 
     pub(crate) fn binary(name: &str, bytes: &'static [u8]) -> Self {
-        Self { path: format!("(in the binary)/{name}").into(), len: bytes.len() as u64, data: Data::Binary(bytes) }
+        Self {
+            path: format!("(in the binary)/{name}").into(),
+            len: bytes.len() as u64,
+            data: Data::Binary(bytes),
+        }
     }
 
     pub(crate) fn path(&self) -> &Path {

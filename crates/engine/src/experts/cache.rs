@@ -107,7 +107,8 @@ impl ExpertCache {
         let bytes = device.take_slot(self.slot(slot)).map_err(Error::at(at))?;
         self.forget(slot);
         self.table[layer][expert] = slot as u32;
-        self.places[slot] = Place { layer: layer as u32, expert: expert as u32, pins: 1, reading: true, ..EMPTY };
+        self.places[slot] =
+            Place { layer: layer as u32, expert: expert as u32, pins: 1, reading: true, ..EMPTY };
         self.policy.touch(slot);
         self.reading += 1;
         stats.read(self.source.layer(layer).map_or(0, |l| l.bytes as u64));
@@ -117,7 +118,11 @@ impl ExpertCache {
 
     /// The next expert whose read is finished, pinned: its number and slot. `None` when none is under way, or,
     /// without `wait`, when none is finished yet.
-    pub(crate) fn arrive(&mut self, device: &mut dyn Device, wait: bool) -> Result<Option<(usize, usize)>, Error> {
+    pub(crate) fn arrive(
+        &mut self,
+        device: &mut dyn Device,
+        wait: bool,
+    ) -> Result<Option<(usize, usize)>, Error> {
         if self.reading == 0 {
             return Ok(None);
         }

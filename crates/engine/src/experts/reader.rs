@@ -80,8 +80,13 @@ impl PoolReader {
         let mut reader = Self { shared, threads: Vec::with_capacity(threads) };
         for i in 0..threads.max(1) {
             let shared = Arc::clone(&reader.shared);
-            let thread = std::thread::Builder::new().name(format!("read-{i}")).stack_size(STACK).spawn(move || shared.serve());
-            reader.threads.push(thread.map_err(|e| Error::Input(format!("cannot start a thread for reading: {e}")))?);
+            let thread = std::thread::Builder::new()
+                .name(format!("read-{i}"))
+                .stack_size(STACK)
+                .spawn(move || shared.serve());
+            reader
+                .threads
+                .push(thread.map_err(|e| Error::Input(format!("cannot start a thread for reading: {e}")))?);
         }
         Ok(reader)
     }
@@ -105,9 +110,11 @@ impl Shared {
                 }
             };
             drop(queues);
-            let read = AssertUnwindSafe(|| self.source.read(request.layer, request.expert, &mut request.bytes));
-            let result = catch_unwind(read)
-                .unwrap_or_else(|_| Err(Error::Input("a thread that reads experts failed; please report this".into())));
+            let read =
+                AssertUnwindSafe(|| self.source.read(request.layer, request.expert, &mut request.bytes));
+            let result = catch_unwind(read).unwrap_or_else(|_| {
+                Err(Error::Input("a thread that reads experts failed; please report this".into()))
+            });
             self.lock().completions.push_back(Completion { request, result });
             self.finished.notify_one();
         }
@@ -124,7 +131,9 @@ impl Reader for PoolReader {
         let mut queues = self.shared.lock();
         loop {
             match queues.completions.pop_front() {
-                None if wait => queues = self.shared.finished.wait(queues).unwrap_or_else(PoisonError::into_inner),
+                None if wait => {
+                    queues = self.shared.finished.wait(queues).unwrap_or_else(PoisonError::into_inner)
+                }
                 completion => return completion,
             }
         }

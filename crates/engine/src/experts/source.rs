@@ -25,7 +25,9 @@ pub(crate) enum PartSource {
 impl PartSource {
     pub(crate) fn segment(&self, expert: usize) -> Segment {
         match self {
-            PartSource::Stacked { first, stride } => Segment { offset: first.offset + expert as u64 * stride, ..*first },
+            PartSource::Stacked { first, stride } => {
+                Segment { offset: first.offset + expert as u64 * stride, ..*first }
+            }
             PartSource::Each(all) => all[expert],
         }
     }

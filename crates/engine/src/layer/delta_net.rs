@@ -77,7 +77,13 @@ impl DeltaNet {
         step.project(x, self.in_proj_z, z)?;
         step.project(x, self.in_proj_b, b)?;
         step.project(x, self.in_proj_a, a)?;
-        step.run(&Op::Conv1d { x: qkv, weight: self.conv1d, width: conv_width, spans: conv_spans, out: convolved })?;
+        step.run(&Op::Conv1d {
+            x: qkv,
+            weight: self.conv1d,
+            width: conv_width,
+            spans: conv_spans,
+            out: convolved,
+        })?;
         let out = y.split(value_heads);
         let (a_log, dt_bias) = (self.a_log, self.dt_bias);
         step.run(&Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, spans: delta_spans, out })?;

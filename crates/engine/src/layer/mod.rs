@@ -103,12 +103,18 @@ impl Scratch {
     }
 
     pub(crate) fn new(blueprint: &Blueprint, rows: usize, device: &mut dyn Device) -> Result<Self, Error> {
-        let mut buffer = |width: usize| device.buffer(rows * width).map_err(Error::at(|| "buffers of a step"));
+        let mut buffer =
+            |width: usize| device.buffer(rows * width).map_err(Error::at(|| "buffers of a step"));
         let mut lanes = [None; LANES];
         for (lane, width) in lanes.iter_mut().zip(Self::widths(blueprint)) {
             *lane = (width > 0).then(|| buffer(width)).transpose()?;
         }
-        Ok(Self { x: buffer(blueprint.hidden)?, normed: buffer(blueprint.hidden)?, mixed: buffer(blueprint.hidden)?, lanes })
+        Ok(Self {
+            x: buffer(blueprint.hidden)?,
+            normed: buffer(blueprint.hidden)?,
+            mixed: buffer(blueprint.hidden)?,
+            lanes,
+        })
     }
 }
 

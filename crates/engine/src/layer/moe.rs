@@ -87,14 +87,19 @@ impl Routing {
     /// Groups the ids by expert.
     fn group(&mut self, k: usize) {
         self.choices.clear();
-        let choice = |(i, id): (usize, &u32)| Choice { expert: *id, row: (i / k) as u32, rank: (i % k) as u32 };
+        let choice =
+            |(i, id): (usize, &u32)| Choice { expert: *id, row: (i / k) as u32, rank: (i % k) as u32 };
         self.choices.extend(self.ids.iter().enumerate().map(choice));
         self.choices.sort_unstable();
         self.needed.clear();
         for (i, choice) in self.choices.iter().enumerate() {
             match self.needed.last_mut() {
                 Some(last) if last.expert == choice.expert as usize => last.choices.end = i + 1,
-                _ => self.needed.push(Needed { expert: choice.expert as usize, choices: i..i + 1, taken: false }),
+                _ => self.needed.push(Needed {
+                    expert: choice.expert as usize,
+                    choices: i..i + 1,
+                    taken: false,
+                }),
             }
         }
     }
@@ -190,7 +195,9 @@ impl Moe {
                 step.stats.experts_hit += 1;
                 routing.pinned.push(slot);
                 let slot = step.cache.slot(slot);
-                routing.uses.extend(routing.choices[needed.choices.clone()].iter().map(|c| self.expert_use(c, slot)));
+                routing
+                    .uses
+                    .extend(routing.choices[needed.choices.clone()].iter().map(|c| self.expert_use(c, slot)));
             }
         }
     }

@@ -1,0 +1,146 @@
+//! What the integration tests share: golden cases, and running one.
+
+#![allow(dead_code, unreachable_pub)]
+
+use std::path::{Path, PathBuf};
+
+use moeflux::{
+    Checkpoint, DeviceOptions, Engine, EngineOptions, Logits, MemoryRequest, Observer, Session, Watch,
+};
+use safetensors::{Dtype, SafeTensors};
+
+/// Logits, hidden states and experts that mlx-lm computed.
+pub struct Golden {
+    pub name: String,
+    pub folder: PathBuf,
+    bytes: Vec<u8>,
+}
+
+/// A tensor of f32, row by row.
+pub struct Rows {
+    pub width: usize,
+    pub numbers: Vec<f32>,
+}
+
+impl Rows {
+    pub fn row(&self, i: usize) -> &[f32] {
+        &self.numbers[i * self.width..(i + 1) * self.width]
+    }
+}
+
+pub fn data() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data")
+}
+
+pub fn tales() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tales-18m")
+}
+
+/// Every case in the repository.
+pub fn goldens() -> Vec<Golden> {
+    let mut folders: Vec<_> = std::fs::read_dir(data().join("goldens"))
+        .unwrap()
+        .map(|e| e.unwrap().path())
+        .filter(|p| p.join("golden.safetensors").exists())
+        .collect();
+    folders.sort();
+    assert!(folders.len() >= 2, "no golden cases");
+    folders.into_iter().map(Golden::read).collect()
+}
+
+impl Golden {
+    pub fn read(folder: PathBuf) -> Self {
+        let name = folder.file_name().unwrap().to_str().unwrap().to_owned();
+        let bytes = std::fs::read(folder.join("golden.safetensors")).unwrap();
+        Self { name, folder, bytes }
+    }
+
+    fn tensor(&self, name: &str) -> Option<(Vec<usize>, Vec<u8>, Dtype)> {
+        let file = SafeTensors::deserialize(&self.bytes).unwrap();
+        let view = file.tensor(name).ok()?;
+        Some((view.shape().to_vec(), view.data().to_vec(), view.dtype()))
+    }
+
+    pub fn floats(&self, name: &str) -> Option<Rows> {
+        let (shape, bytes, dtype) = self.tensor(name)?;
+        assert_eq!(dtype, Dtype::F32, "{name}");
+        let numbers = bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+        Some(Rows { width: *shape.last().unwrap(), numbers })
+    }
+
+    pub fn ints(&self, name: &str) -> Option<(usize, Vec<u32>)> {
+        let (shape, bytes, dtype) = self.tensor(name)?;
+        assert_eq!(dtype, Dtype::I32, "{name}");
+        let numbers = bytes.chunks_exact(4).map(|b| u32::from_le_bytes(b.try_into().unwrap())).collect();
+        Some((*shape.last().unwrap(), numbers))
+    }
+
+    pub fn prompt(&self) -> Vec<u32> {
+        self.ints("prompt_ids").unwrap().1
+    }
+
+    pub fn generated(&self) -> Vec<u32> {
+        self.ints("gen_ids_f32").unwrap().1
+    }
+}
+
+/// What a run showed of its inside.
+#[derive(Default)]
+pub struct Seen {
+    pub hidden: Vec<Vec<f32>>,
+    pub experts: Vec<Vec<u32>>,
+    pub k: usize,
+}
+
+impl Observer for Seen {
+    fn experts(&mut self, layer: usize, k: usize, ids: &[u32]) {
+        self.experts.resize_with(self.experts.len().max(layer + 1), Vec::new);
+        self.experts[layer].extend(ids);
+        self.k = k;
+    }
+
+    fn hidden(&mut self, layer: usize, rows: &[f32]) {
+        self.hidden.resize_with(self.hidden.len().max(layer + 1), Vec::new);
+        self.hidden[layer].extend(rows);
+    }
+}
+
+pub fn exact(device: &str) -> DeviceOptions {
+    DeviceOptions { name: Some(device.into()), threads: Some(2), exact: true, isa: None }
+}
+
+pub fn engine(folder: &Path, device: DeviceOptions, memory: MemoryRequest) -> Engine {
+    let options = EngineOptions { memory, device, wrap_reader: None };
+    Engine::open(Checkpoint::open(folder).unwrap(), options, &mut |_, _| {}).unwrap()
+}
+
+/// Feeds tokens and returns all their logits, row by row.
+pub fn feed(session: &mut Session, tokens: &[u32], observer: Option<&mut Seen>) -> Vec<f32> {
+    let mut all = Vec::new();
+    let mut watch = Watch { observer: observer.map(|o| o as &mut dyn Observer), ..Watch::default() };
+    session.feed(tokens, Logits::All, &mut watch, &mut |_, row| all.extend_from_slice(row)).unwrap();
+    all
+}
+
+/// `max |a - b| / rms(b)`.
+pub fn difference(a: &[f32], b: &[f32]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    let rms = (b.iter().map(|b| f64::from(*b).powi(2)).sum::<f64>() / b.len() as f64).sqrt();
+    let max = a
+        .iter()
+        .zip(b)
+        .map(|(a, b)| f64::from((a - b).abs()))
+        .fold(0.0, |m: f64, d| if d.is_nan() { f64::NAN } else { m.max(d) });
+    max / rms
+}
+
+/// The sets of experts per token, sorted.
+pub fn sets(k: usize, ids: &[u32]) -> Vec<Vec<u32>> {
+    ids.chunks(k)
+        .map(|ids| {
+            let mut set = ids.to_vec();
+            set.sort_unstable();
+            set
+        })
+        .collect()
+}
