@@ -102,7 +102,10 @@ impl Host {
     }
 
     pub(crate) fn take_slot(&mut self, slot: Slot) -> Result<Bytes, Error> {
-        self.slot_mut(slot)?.0.take().ok_or_else(|| Error::Device("a slot that is being filled already".into()))
+        self.slot_mut(slot)?
+            .0
+            .take()
+            .ok_or_else(|| Error::Device("a slot that is being filled already".into()))
     }
 
     pub(crate) fn put_slot(&mut self, slot: Slot, bytes: Bytes) -> Result<(), Error> {
@@ -198,7 +201,9 @@ impl Host {
                 }
                 Ok(std::mem::take(kv))
             }
-            HostState::Recurrent(_) => Err(Error::Shape("a recurrent state where keys and values belong".into())),
+            HostState::Recurrent(_) => {
+                Err(Error::Shape("a recurrent state where keys and values belong".into()))
+            }
         }
     }
 
@@ -214,7 +219,9 @@ impl Host {
             HostState::Recurrent(r) => {
                 Err(Error::Shape(format!("a state of {} numbers where {len} belong", r.committed.len())))
             }
-            HostState::KeyValue(_) => Err(Error::Shape("keys and values where a recurrent state belongs".into())),
+            HostState::KeyValue(_) => {
+                Err(Error::Shape("keys and values where a recurrent state belongs".into()))
+            }
         }
     }
 
@@ -261,7 +268,11 @@ impl Host {
     pub(crate) fn read(&self, view: View, out: &mut [f32]) -> Result<(), Error> {
         let from = self.get(&view)?;
         if out.len() != view.rows * view.heads * view.width {
-            return Err(Error::Shape(format!("{} numbers read into {}", view.rows * view.heads * view.width, out.len())));
+            return Err(Error::Shape(format!(
+                "{} numbers read into {}",
+                view.rows * view.heads * view.width,
+                out.len()
+            )));
         }
         for (i, to) in out.chunks_exact_mut(view.width.max(1)).enumerate() {
             let at = view.at(i / view.heads, i % view.heads);

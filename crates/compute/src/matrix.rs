@@ -99,7 +99,11 @@ impl ExpertShape {
     pub fn view<'a>(&self, slot: &'a [u8]) -> Result<[Matrix<'a>; 3], Error> {
         let (g, u, d) = (self.gate.parts()?.total(), self.up.parts()?.total(), self.down.parts()?.total());
         if slot.len() < g + u + d {
-            return Err(Error::Shape(format!("a slot of {} bytes for an expert of {}", slot.len(), g + u + d)));
+            return Err(Error::Shape(format!(
+                "a slot of {} bytes for an expert of {}",
+                slot.len(),
+                g + u + d
+            )));
         }
         Ok([
             self.gate.view(&slot[..g])?,
@@ -124,7 +128,9 @@ impl Bytes {
         if len == 0 {
             return Ok(Self(None));
         }
-        MmapMut::map_anon(len).map(|m| Self(Some(m))).map_err(|source| Error::Memory { bytes: len as u64, source })
+        MmapMut::map_anon(len)
+            .map(|m| Self(Some(m)))
+            .map_err(|source| Error::Memory { bytes: len as u64, source })
     }
 }
 

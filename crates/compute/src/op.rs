@@ -82,7 +82,11 @@ impl View {
 
     /// One past the last element; zero for an empty view.
     pub const fn end(&self) -> usize {
-        if self.rows == 0 || self.heads == 0 { 0 } else { self.at(self.rows - 1, self.heads - 1) + self.width }
+        if self.rows == 0 || self.heads == 0 {
+            0
+        } else {
+            self.at(self.rows - 1, self.heads - 1) + self.width
+        }
     }
 }
 

@@ -4,7 +4,8 @@
 //! with this one, op by op.
 
 use crate::{
-    Buffer, Device, Error, ExpertUse, Matrix, Op, RopePairs, Slot, Span, State, StateShape, Ticket, View, Weight,
+    Buffer, Device, Error, ExpertUse, Matrix, Op, RopePairs, Slot, Span, State, StateShape, Ticket, View,
+    Weight,
     host::Host,
     matrix::{Bytes, MatrixShape},
 };
@@ -105,7 +106,14 @@ impl ReferenceDevice {
         Ok(())
     }
 
-    fn norm(&mut self, x: View, gate: Option<View>, weight: Buffer, eps: f32, out: View) -> Result<(), Error> {
+    fn norm(
+        &mut self,
+        x: View,
+        gate: Option<View>,
+        weight: Buffer,
+        eps: f32,
+        out: View,
+    ) -> Result<(), Error> {
         let (x, gate) = (self.dense(x)?, gate.map(|g| self.dense(g)).transpose()?);
         let weight = self.host.all(weight)?[..x.view.width].to_vec();
         for row in 0..x.view.rows {
@@ -179,9 +187,12 @@ impl ReferenceDevice {
             for row in 0..span.rows {
                 let end = span.position + row + 1;
                 for head in 0..q.view.heads {
-                    let key = |t: usize| &kv.keys[(t * kv.kv_heads + head / group) * kv.key_width..][..kv.key_width];
-                    let value =
-                        |t: usize| &kv.values[(t * kv.kv_heads + head / group) * kv.value_width..][..kv.value_width];
+                    let key = |t: usize| {
+                        &kv.keys[(t * kv.kv_heads + head / group) * kv.key_width..][..kv.key_width]
+                    };
+                    let value = |t: usize| {
+                        &kv.values[(t * kv.kv_heads + head / group) * kv.value_width..][..kv.value_width]
+                    };
                     let scores: Vec<f64> =
                         (0..end).map(|t| dot(q.at(first + row, head), key(t)) * f64::from(scale)).collect();
                     let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -390,7 +401,9 @@ impl Device for ReferenceDevice {
             Op::RmsNorm { x, weight, eps, out } => self.norm(x, None, weight, eps, out),
             Op::GatedRmsNorm { x, gate, weight, eps, out } => self.norm(x, Some(gate), weight, eps, out),
             Op::MatMul { x, weight, bias, out, .. } => self.mat_mul(x, weight, bias, out),
-            Op::Rope { x, frequencies, pairs, scale, spans } => self.rope(x, frequencies, pairs, scale, spans),
+            Op::Rope { x, frequencies, pairs, scale, spans } => {
+                self.rope(x, frequencies, pairs, scale, spans)
+            }
             Op::Attention { .. } => self.attention(op),
             Op::Conv1d { .. } => self.conv1d(op),
             Op::DeltaNet { .. } => self.delta_net(op),

@@ -6,7 +6,7 @@ mod sample;
 pub mod synth;
 mod tokenizer;
 
-pub use chat::*;
+pub use chat::{ChatOptions, ChatTemplate, Message};
 pub use error::Error;
-pub use sample::*;
-pub use tokenizer::*;
+pub use sample::{EndTokens, GenerationConfig, Sampler, Sampling, StopResult, StopStrings};
+pub use tokenizer::{Decoder, Tokenizer, TokenizerConfig};
