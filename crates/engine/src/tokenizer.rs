@@ -64,7 +64,15 @@ impl Tokenizer {
     /// # Errors
     /// [`Error::Text`] when the tokenizer's own decoder fails.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, Error> {
-        self.0.inner.decode(ids, skip_special).map_err(|e| self.problem(format!("cannot decode: {e}")))
+        let is_text = |&id: &u32| !(skip_special && self.is_special(id)) && self.piece(id).is_some();
+        let Some(first) = ids.iter().position(is_text) else {
+            // Some decoders panic when given nothing.
+            return Ok(String::new());
+        };
+        self.0
+            .inner
+            .decode(&ids[first..], skip_special)
+            .map_err(|e| self.problem(format!("cannot decode: {e}")))
     }
 
     /// A [`Decoder`]: text as the tokens come, without special tokens.

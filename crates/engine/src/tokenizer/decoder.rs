@@ -4,7 +4,7 @@ use super::Tokenizer;
 use crate::Error;
 
 /// Tokens of an incomplete piece of text after which it is shown as it is: no character has that many.
-const MOST_WAITING: usize = 16;
+pub(super) const MOST_WAITING: usize = 16;
 
 /// Turns tokens into text as they come: made by [`Tokenizer::decoder`].
 ///
@@ -18,13 +18,13 @@ const MOST_WAITING: usize = 16;
 pub struct Decoder {
     tokenizer: Tokenizer,
     keep_special: bool,
-    waiting: Waiting,
+    pub(super) waiting: Waiting,
     out: String,
 }
 
 /// What has come but may not be shown yet.
 #[derive(Clone, Debug)]
-enum Waiting {
+pub(super) enum Waiting {
     /// Byte-level vocabularies: the beginning of a character, at most 3 bytes between tokens.
     Bytes(Vec<u8>),
     /// All others: a token's text depends on its neighbours (spaces between words, byte fallback), so the last tokens
@@ -119,7 +119,7 @@ fn push_bytes(piece: &str, bytes: &mut Vec<u8>) {
 }
 
 /// GPT-2's spelling of bytes: printable Latin-1 stands for itself, the other 68 bytes follow from U+0100 on.
-fn byte_of(c: char) -> Option<u8> {
+pub(super) fn byte_of(c: char) -> Option<u8> {
     let byte = match u32::from(c) {
         c @ (0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF) => c,
         c @ 0x100..=0x120 => c - 0x100,
