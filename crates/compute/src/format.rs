@@ -97,11 +97,15 @@ impl Format {
     /// Bits or group size outside what the format has, a row that is not a whole number of groups, or a size
     /// that overflows.
     pub fn parts(self, rows: usize, cols: usize) -> Result<PartBytes, Error> {
-        let too_large = || Error::Shape(format!("a matrix of {rows} x {cols} {self} is too large to address"));
-        let count = rows.checked_mul(cols).filter(|n| *n <= isize::MAX as usize / 8).ok_or_else(too_large)?;
+        let too_large =
+            || Error::Shape(format!("a matrix of {rows} x {cols} {self} is too large to address"));
+        let fits = rows.max(1).checked_mul(cols.max(1)).is_some_and(|n| n <= isize::MAX as usize / 8);
+        if !fits {
+            return Err(too_large());
+        }
         match self {
             Format::Plain(scalar) => {
-                Ok(PartBytes { weights: count * scalar.bytes(), scales: 0, biases: 0 })
+                Ok(PartBytes { weights: rows * cols * scalar.bytes(), scales: 0, biases: 0 })
             }
             Format::Affine { bits, group, scale } => {
                 if !matches!(bits, 2 | 3 | 4 | 5 | 6 | 8) {
@@ -115,12 +119,19 @@ impl Format {
                     )));
                 }
                 if !cols.is_multiple_of(group as usize) {
-                    return Err(Error::Shape(format!("{cols} inputs are not a whole number of groups of {group}")));
+                    return Err(Error::Shape(format!(
+                        "{cols} inputs are not a whole number of groups of {group}"
+                    )));
                 }
                 let groups = rows * (cols / group as usize) * scale.bytes();
                 Ok(PartBytes { weights: rows * (cols * bits as usize / 8), scales: groups, biases: groups })
             }
         }
+    }
+
+    /// Whether the numbers are quants with scales and biases.
+    pub const fn is_affine(self) -> bool {
+        matches!(self, Format::Affine { .. })
     }
 
     /// Bytes of the weights of one row of `cols` inputs.
