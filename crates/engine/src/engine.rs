@@ -42,7 +42,7 @@ struct Shared {
     folder: PathBuf,
     blueprint: Blueprint,
     plan: MemoryPlan,
-    text: Result<Text, String>,
+    text: Option<Text>,
     device: String,
     runtime: Mutex<Runtime>,
 }
@@ -109,6 +109,17 @@ impl Engine {
     /// There is no memory for its state.
     pub fn session(&self) -> Result<Session, Error> {
         Session::new(self.clone())
+    }
+
+    /// What turns text into tokens and back.
+    ///
+    /// # Errors
+    /// The checkpoint has no `tokenizer.json`.
+    pub fn text(&self) -> Result<&Text, Error> {
+        self.shared.text.as_ref().ok_or_else(|| Error::Text {
+            path: self.shared.folder.join("tokenizer.json"),
+            problem: "there is no such file, so text cannot be turned into tokens: download it".into(),
+        })
     }
 
     /// The model as data.

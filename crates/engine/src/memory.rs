@@ -18,7 +18,7 @@ pub const DEFAULT_CONTEXT: usize = 8192;
 pub const DEFAULT_CHUNK: usize = 512;
 
 /// Experts that are read at once.
-pub const READ_THREADS: usize = 8;
+pub(crate) const READ_THREADS: usize = 8;
 
 /// For what the allocator, the kernel's tables of our pages and code that has not run yet will take.
 const RESERVE: u64 = 12 << 20;
@@ -38,6 +38,8 @@ pub struct MemoryRequest {
     pub context: Option<usize>,
     /// Tokens per chunk of a prefill; by default [`DEFAULT_CHUNK`].
     pub chunk: Option<usize>,
+    /// Exactly so many slots, instead of as many as the budget holds.
+    pub slots: Option<usize>,
     /// Bytes that the device holds for itself.
     pub device: u64,
 }
@@ -120,9 +122,10 @@ impl MemoryPlan {
                 best = plan(best.context / 2);
             }
         }
-        best.slots = best.slots_within(budget).min(blueprint.experts());
         let need = blueprint.max_top_k();
-        if best.slots < need || best.fixed() > budget {
+        let most = best.slots_within(budget).min(blueprint.experts());
+        best.slots = request.slots.unwrap_or(most);
+        if best.slots < need || best.slots > most || best.fixed() > budget {
             return Err(best.too_small(need, request));
         }
         Ok(best)

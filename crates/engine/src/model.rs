@@ -35,6 +35,13 @@ pub struct Watch<'a> {
     pub observer: Option<&'a mut (dyn Observer + 'a)>,
 }
 
+impl Watch<'_> {
+    /// Whether somebody asked to stop.
+    pub fn is_cancelled(&self) -> bool {
+        self.cancel.is_some_and(|c| c.load(Ordering::Relaxed))
+    }
+}
+
 /// The states of one session for one layer.
 pub(crate) type LayerStates = [Option<State>; 2];
 
@@ -127,7 +134,7 @@ impl Model {
             first += span.tokens.len();
         }
         for (i, layer) in self.layers.iter().enumerate() {
-            if watch.cancel.is_some_and(|c| c.load(Ordering::Relaxed)) {
+            if watch.is_cancelled() {
                 return Err(Error::Cancelled);
             }
             for (which, of_layer) in self.spans.iter_mut().enumerate() {

@@ -1,1 +1,380 @@
-//! sample
+//! From logits to a token, and from tokens to the end of an answer.
+
+mod generation;
+mod rng;
+mod stop;
+#[cfg(test)]
+mod tests;
+
+use serde::{Deserialize, Serialize};
+
+pub use generation::{EndTokens, GenerationConfig};
+pub use stop::{StopResult, StopStrings};
+
+use crate::Error;
+use rng::Rng;
+
+/// How a token is chosen. The default takes the model's own distribution: temperature 1, all else off.
+///
+/// Applied in this order, as in `transformers` and vLLM: repetition penalty, presence and frequency penalty, temperature,
+/// top-k, top-p, min-p. Tokens are ranked by their logit; of equal logits the lower id comes first.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Sampling {
+    /// Divides the logits; 0 or more. 0 always takes the first in rank (greedy). Default 1.
+    pub temperature: f32,
+    /// Only the first `top_k` in rank; 0 is all. Default 0.
+    pub top_k: usize,
+    /// Only the shortest run of ranks, of those that top-k left, whose probability reaches `top_p`; in (0, 1], 1 is all.
+    /// Default 1.
+    pub top_p: f32,
+    /// Only tokens at least `min_p` times as probable as the first in rank; in [0, 1], 0 is all. Default 0.
+    pub min_p: f32,
+    /// Divides positive and multiplies negative logits of tokens in the prompt or the answer so far; above 0. Default 1
+    /// (none).
+    pub repetition_penalty: f32,
+    /// Is subtracted from the logits of tokens in the answer so far; in [-2, 2]. Default 0.
+    pub presence_penalty: f32,
+    /// Is subtracted for each time that the token is in the answer so far; in [-2, 2]. Default 0.
+    pub frequency_penalty: f32,
+    /// The same seed and the same logits choose the same tokens, on every platform. Default 0.
+    pub seed: u64,
+}
+
+impl Default for Sampling {
+    fn default() -> Sampling {
+        Sampling {
+            temperature: 1.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            seed: 0,
+        }
+    }
+}
+
+impl Sampling {
+    /// Always the most probable token.
+    pub fn greedy() -> Sampling {
+        Sampling { temperature: 0.0, ..Sampling::default() }
+    }
+
+    /// Whether all values are in their ranges.
+    ///
+    /// # Errors
+    /// [`Error::Input`] names the first that is not.
+    pub fn validate(&self) -> Result<(), Error> {
+        let finite = f32::MIN..=f32::MAX;
+        let checks = [
+            ("temperature", self.temperature, self.temperature >= 0.0, "must be 0 (greedy) or more"),
+            (
+                "top_p",
+                self.top_p,
+                self.top_p > 0.0 && self.top_p <= 1.0,
+                "must be above 0 and at most 1 (off)",
+            ),
+            ("min_p", self.min_p, (0.0..=1.0).contains(&self.min_p), "must be from 0 (off) to 1"),
+            (
+                "repetition_penalty",
+                self.repetition_penalty,
+                self.repetition_penalty > 0.0,
+                "must be above 0; 1 is off",
+            ),
+            (
+                "presence_penalty",
+                self.presence_penalty,
+                (-2.0..=2.0).contains(&self.presence_penalty),
+                "must be from -2 to 2; 0 is off",
+            ),
+            (
+                "frequency_penalty",
+                self.frequency_penalty,
+                (-2.0..=2.0).contains(&self.frequency_penalty),
+                "must be from -2 to 2; 0 is off",
+            ),
+        ];
+        match checks.iter().find(|(_, value, legal, _)| !legal || !finite.contains(value)) {
+            Some((name, value, _, rule)) => Err(Error::Input(format!("{name} is {value}: it {rule}"))),
+            None => Ok(()),
+        }
+    }
+
+    fn penalises(&self) -> bool {
+        self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
+    }
+}
+
+/// Chooses tokens for one answer. Allocates only when it is made.
+#[derive(Clone, Debug)]
+pub struct Sampler {
+    sampling: Sampling,
+    rng: Rng,
+    vocab: usize,
+    /// Of the logits of this token: see [`rank_key`].
+    keys: Vec<u64>,
+    /// How often the answer has each id; empty when nothing is penalised.
+    counts: Vec<u32>,
+    /// Every id of prompt and answer, once, in order of appearance.
+    seen: Vec<u32>,
+    is_seen: Vec<bool>,
+}
+
+impl Sampler {
+    /// A sampler for logits of `vocab` tokens.
+    ///
+    /// # Errors
+    /// [`Error::Input`] when a value of `sampling` is out of its range, or there are no tokens.
+    pub fn new(sampling: Sampling, vocab: usize) -> Result<Sampler, Error> {
+        sampling.validate()?;
+        if vocab == 0 || u32::try_from(vocab).is_err() {
+            return Err(Error::Input(format!("cannot sample from a vocabulary of {vocab} tokens")));
+        }
+        let tracked = if sampling.penalises() { vocab } else { 0 };
+        Ok(Sampler {
+            rng: Rng::new(sampling.seed),
+            sampling,
+            vocab,
+            keys: Vec::with_capacity(vocab),
+            counts: vec![0; tracked],
+            seen: Vec::with_capacity(tracked),
+            is_seen: vec![false; tracked],
+        })
+    }
+
+    /// Records the prompt, for the repetition penalty. Ids outside of the vocabulary are ignored.
+    pub fn prompt(&mut self, ids: &[u32]) {
+        ids.iter().for_each(|&id| self.see(id));
+    }
+
+    /// Records a token of the answer that was not chosen by [`sample`](Sampler::sample).
+    pub fn accept(&mut self, id: u32) {
+        self.see(id);
+        if let Some(count) = self.counts.get_mut(id as usize) {
+            *count = count.saturating_add(1);
+        }
+    }
+
+    /// Chooses the next token of the answer from `logits`, one per token of the vocabulary, and records it. A logit of
+    /// minus infinity bans its token.
+    ///
+    /// # Errors
+    /// [`Error::Input`] when there are more or fewer logits than tokens, one is NaN or plus infinity, or all tokens
+    /// are banned.
+    pub fn sample(&mut self, logits: &[f32]) -> Result<u32, Error> {
+        self.rank(logits)?;
+        let id = match self.sampling.temperature {
+            0.0 => id_of(self.keys.iter().copied().min().unwrap_or_default()),
+            _ => {
+                let uniform = self.rng.uniform();
+                let (mut candidates, mass) = self.candidates();
+                candidates.draw(uniform * mass)
+            }
+        };
+        self.accept(id);
+        Ok(id)
+    }
+
+    fn see(&mut self, id: u32) {
+        if let Some(seen) = self.is_seen.get_mut(id as usize)
+            && !*seen
+        {
+            *seen = true;
+            self.seen.push(id);
+        }
+    }
+
+    /// Fills `keys` with the penalised logits, unsorted.
+    fn rank(&mut self, logits: &[f32]) -> Result<(), Error> {
+        if logits.len() != self.vocab {
+            let (vocab, given) = (self.vocab, logits.len());
+            return Err(Error::Input(format!("{given} logits for a vocabulary of {vocab} tokens")));
+        }
+        self.keys.clear();
+        let mut legal = true;
+        let mut any = false;
+        self.keys.extend(logits.iter().zip(0..).map(|(&logit, id)| {
+            legal &= logit < f32::INFINITY;
+            any |= logit > f32::NEG_INFINITY;
+            rank_key(logit, id)
+        }));
+        if !legal {
+            let wrong =
+                logits.iter().position(|&logit| logit.is_nan() || logit == f32::INFINITY).unwrap_or_default();
+            let value = logits[wrong];
+            return Err(Error::Input(format!(
+                "the logit of token {wrong} is {value}; the model's weights may be damaged"
+            )));
+        }
+        if !any {
+            return Err(Error::Input("all tokens are banned: every logit is minus infinity".into()));
+        }
+        for &id in &self.seen {
+            let at = id as usize;
+            self.keys[at] = rank_key(self.penalised(logits[at], self.counts[at]), id);
+        }
+        Ok(())
+    }
+
+    fn penalised(&self, logit: f32, count: u32) -> f32 {
+        let Sampling { repetition_penalty, presence_penalty, frequency_penalty, .. } = self.sampling;
+        let mut logit = if logit > 0.0 { logit / repetition_penalty } else { logit * repetition_penalty };
+        if count > 0 {
+            logit -= presence_penalty + frequency_penalty * count as f32;
+        }
+        // Tiny penalties overflow; minus infinity stays banned.
+        logit.min(f32::MAX)
+    }
+
+    /// The candidates that the filters leave, and the sum of their weights.
+    fn candidates(&mut self) -> (Ranked<'_>, f64) {
+        let Sampling { top_k, top_p, min_p, temperature, .. } = self.sampling;
+        let (top_p, min_p) = (f64::from(top_p), f64::from(min_p));
+        let mut ranked = Ranked::new(&mut self.keys, f64::from(temperature));
+        if top_k > 0 {
+            ranked.len = ranked.len.min(top_k);
+        }
+        let mut mass = ranked.mass();
+        // All filters keep a run of ranks from the first on, so the shortest run wins.
+        if top_p < 1.0 || min_p > 0.0 {
+            let enough = if top_p < 1.0 { top_p * mass } else { f64::INFINITY };
+            (mass, ranked.len) = ranked.run(enough, min_p);
+        }
+        (ranked, mass)
+    }
+}
+
+/// Tokens in rank order, sorted only as far as they are looked at.
+struct Ranked<'a> {
+    keys: &'a mut [u64],
+    /// How many of `keys` are in their place.
+    sorted: usize,
+    /// How many are candidates.
+    len: usize,
+    /// The first logit in rank.
+    largest: f64,
+    temperature: f64,
+}
+
+impl Ranked<'_> {
+    fn new(keys: &mut [u64], temperature: f64) -> Ranked<'_> {
+        let largest = keys.iter().copied().min().map_or(0.0, |key| f64::from(logit_of(key)));
+        Ranked { sorted: 0, len: keys.len(), keys, largest, temperature }
+    }
+
+    /// The probability of a token relative to the most probable one.
+    fn weight(&self, key: u64) -> f64 {
+        exp((f64::from(logit_of(key)) - self.largest) / self.temperature)
+    }
+
+    fn key(&mut self, rank: usize) -> u64 {
+        while rank >= self.sorted {
+            let rest = &mut self.keys[self.sorted..];
+            let more = (3 * self.sorted).max(64).min(rest.len());
+            if more < rest.len() {
+                rest.select_nth_unstable(more);
+            }
+            rest[..more].sort_unstable();
+            self.sorted += more;
+        }
+        self.keys[rank]
+    }
+
+    /// The sum of all candidates' weights.
+    fn mass(&mut self) -> f64 {
+        if self.len < self.keys.len() {
+            return self.run(f64::INFINITY, 0.0).0;
+        }
+        self.keys.iter().map(|&key| self.weight(key)).sum()
+    }
+
+    /// The longest run of candidates that ends where the weights reach `enough` or fall below `least`: its mass and
+    /// length.
+    fn run(&mut self, enough: f64, least: f64) -> (f64, usize) {
+        let mut mass = 0.0;
+        for rank in 0..self.len {
+            let key = self.key(rank);
+            let weight = self.weight(key);
+            if weight < least {
+                return (mass, rank);
+            }
+            mass += weight;
+            if mass >= enough {
+                return (mass, rank + 1);
+            }
+        }
+        (mass, self.len)
+    }
+
+    /// The candidate at which the weights pass `target`.
+    fn draw(&mut self, target: f64) -> u32 {
+        let mut id = id_of(self.key(0));
+        let mut mass = 0.0;
+        for rank in 0..self.len {
+            let key = self.key(rank);
+            let weight = self.weight(key);
+            // Rounding may leave `target` out of reach: then the last possible token is it.
+            if weight == 0.0 {
+                break;
+            }
+            id = id_of(key);
+            mass += weight;
+            if mass > target {
+                break;
+            }
+        }
+        id
+    }
+}
+
+/// A token as a number whose order is the rank: larger logits first, then lower ids.
+fn rank_key(logit: f32, id: u32) -> u64 {
+    // Adding zero makes -0 equal to 0.
+    let bits = (logit + 0.0).to_bits();
+    let ascending = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
+    u64::from(!ascending) << 32 | u64::from(id)
+}
+
+fn logit_of(key: u64) -> f32 {
+    let ascending = !((key >> 32) as u32);
+    f32::from_bits(if ascending >> 31 == 1 { ascending & !(1 << 31) } else { !ascending })
+}
+
+fn id_of(key: u64) -> u32 {
+    key as u32
+}
+
+/// e^x for x <= 0 to about 2 ulp, from additions and multiplications only, so that it has the same bits on every platform;
+/// 0 below the normal numbers.
+fn exp(x: f64) -> f64 {
+    /// Adding it leaves the nearest integer in the lowest bits.
+    const ROUND: f64 = 1.5 * (1u64 << 52) as f64;
+    const LN2_HIGH: f64 = f64::from_bits(0x3FE6_2E42_FEE0_0000);
+    const LN2_LOW: f64 = f64::from_bits(0x3DEA_39EF_3579_3C76);
+    const LEAST: f64 = -708.0;
+    const INVERSES: [f64; 13] = [
+        1.0,
+        1.0 / 2.0,
+        1.0 / 3.0,
+        1.0 / 4.0,
+        1.0 / 5.0,
+        1.0 / 6.0,
+        1.0 / 7.0,
+        1.0 / 8.0,
+        1.0 / 9.0,
+        1.0 / 10.0,
+        1.0 / 11.0,
+        1.0 / 12.0,
+        1.0 / 13.0,
+    ];
+
+    let shifted = x.max(LEAST) * std::f64::consts::LOG2_E + ROUND;
+    let n = shifted - ROUND;
+    let r = (x.max(LEAST) - n * LN2_HIGH) - n * LN2_LOW;
+    // Taylor to r^13 / 13!: |r| <= ln(2) / 2 makes the rest smaller than rounding.
+    let sum = INVERSES.iter().rev().fold(1.0, |sum, inverse| 1.0 + sum * (r * inverse));
+    let power = f64::from_bits((shifted.to_bits() << 52).wrapping_add(1023 << 52));
+    if x < LEAST { 0.0 } else { sum * power }
+}

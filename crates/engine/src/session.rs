@@ -41,6 +41,11 @@ impl Session {
         })
     }
 
+    /// The engine that it runs on.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
     /// The tokens so far.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens

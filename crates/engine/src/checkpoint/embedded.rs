@@ -94,7 +94,7 @@ impl Checkpoint {
         let find = |wanted: &str| FILES.iter().find(|f| f.name == wanted).map_or(&[][..], |f| f.bytes);
         let texts: HashMap<_, _> = super::TEXTS.into_iter().map(|name| (name, find(name).to_vec())).collect();
         let files = vec![Source::binary("model.safetensors", find("model.safetensors"))];
-        Self::assemble(Path::new("(in the binary)"), find("config.json"), files, texts)
+        Self::assemble(Path::new("(in the binary)"), files, texts)
     }
 }
 

@@ -73,8 +73,8 @@ pub struct Checkpoint {
 }
 
 /// The small files that are read whole, where they exist.
-const TEXTS: [&str; 4] =
-    ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"];
+const TEXTS: [&str; 5] =
+    ["config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"];
 
 impl Checkpoint {
     /// Opens a folder as it was published.
@@ -93,12 +93,10 @@ impl Checkpoint {
                 names.insert(name.to_owned());
             }
         }
-        let config_path = folder.join("config.json");
         if !names.contains("config.json") {
             let problem = "there is no config.json here: is this the folder of a model?".into();
             return Err(Error::Checkpoint { path: folder.into(), problem });
         }
-        let config = Source::open(&config_path)?.read_all(MAX_JSON)?;
         let mut shards = Vec::new();
         let mut expected = HashMap::new();
         if names.contains("model.safetensors.index.json") {
@@ -127,7 +125,7 @@ impl Checkpoint {
                 texts.insert(name, Source::open(&folder.join(name))?.read_all(MAX_JSON)?);
             }
         }
-        let checkpoint = Self::assemble(folder, &config, files, texts)?;
+        let checkpoint = Self::assemble(folder, files, texts)?;
         for (tensor, shard) in &expected {
             let found = checkpoint.tensors.get(tensor).map(|t| checkpoint.files[t.file as usize].path());
             if found != Some(&folder.join(shard)) {
@@ -144,15 +142,17 @@ impl Checkpoint {
 
     fn assemble(
         folder: &Path,
-        config: &[u8],
         files: Vec<Source>,
         texts: HashMap<&'static str, Vec<u8>>,
     ) -> Result<Self, Error> {
         let path = folder.join("config.json");
-        let config: serde_json::Value = serde_json::from_slice(config).map_err(|e| Error::Checkpoint {
-            path: path.clone(),
-            problem: format!("this is not JSON: {e}; download it again"),
-        })?;
+        let config: serde_json::Value =
+            serde_json::from_slice(texts.get("config.json").map_or(&[][..], |t| t)).map_err(|e| {
+                Error::Checkpoint {
+                    path: path.clone(),
+                    problem: format!("this is not JSON: {e}; download it again"),
+                }
+            })?;
         let quantization = Quantization::from_config(&config, &path)?;
         let mut tensors = HashMap::new();
         for (i, source) in files.iter().enumerate() {
@@ -179,8 +179,8 @@ impl Checkpoint {
         &self.config
     }
 
-    /// One of the small files, if it is there, with its path for messages: `tokenizer.json`,
-    /// `tokenizer_config.json`, `chat_template.jinja`, `generation_config.json`.
+    /// One of the small files, if it is there, with its path for messages: `config.json`,
+    /// `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja`, `generation_config.json`.
     pub fn text(&self, name: &str) -> Option<(&[u8], PathBuf)> {
         self.texts.get(name).map(|bytes| (bytes.as_slice(), self.folder.join(name)))
     }

@@ -66,12 +66,6 @@ impl ExpertCache {
         Slot { bank: self.bank, index: slot as u32 }
     }
 
-    /// Number of slots.
-    #[cfg(test)]
-    pub(crate) fn slots(&self) -> usize {
-        self.places.len()
-    }
-
     /// Pins the expert if it is in a slot, without starting a read.
     pub(crate) fn pin(&mut self, layer: usize, expert: usize) -> Option<usize> {
         let slot = self.table[layer][expert];

@@ -1,0 +1,52 @@
+//! A decoded token allocates nothing.
+
+mod common;
+
+use std::{
+    alloc::{GlobalAlloc, Layout, System},
+    sync::atomic::{AtomicUsize, Ordering},
+};
+
+use common::{feed, tales};
+use moeflux::{DeviceOptions, MemoryRequest};
+
+struct Counting;
+
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call is passed on to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: as above.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn decoding_allocates_nothing() {
+    for exact in [true, false] {
+        let device = DeviceOptions { exact, threads: Some(2), ..DeviceOptions::default() };
+        // Few slots, so that the decoded tokens read experts as well.
+        let engine =
+            common::engine(&tales(), device, MemoryRequest { slots: Some(16), ..MemoryRequest::default() });
+        let mut session = engine.session().unwrap();
+        feed(&mut session, &[5, 6, 7], None);
+        for token in 10..14 {
+            session.decode(token).unwrap();
+        }
+        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        for token in 20..30 {
+            session.decode(token).unwrap();
+        }
+        assert_eq!(ALLOCATIONS.load(Ordering::Relaxed) - before, 0, "exact: {exact}");
+    }
+}

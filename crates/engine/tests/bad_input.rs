@@ -1,0 +1,326 @@
+//! Files from strangers, and people's mistakes: each is an error that names the file or tensor and says what to
+//! do; none panics.
+
+mod common;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use common::data;
+use moeflux::{
+    Blueprint, ChatOptions, Checkpoint, Engine, EngineOptions, Error, Logits, MemoryRequest, Message, Watch,
+};
+use proptest::prelude::*;
+use serde_json::{Map, Value, json};
+
+/// A copy of a small checkpoint, to be broken.
+struct Copy {
+    folder: tempfile::TempDir,
+}
+
+impl Copy {
+    fn of(name: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        for entry in fs::read_dir(data().join("goldens").join(name)).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+            if !name.starts_with("golden") {
+                fs::copy(&path, folder.path().join(name)).unwrap();
+            }
+        }
+        Self { folder }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn json(&self, name: &str, edit: impl FnOnce(&mut Map<String, Value>)) -> &Self {
+        let mut value: Value = serde_json::from_slice(&fs::read(self.path(name)).unwrap()).unwrap();
+        edit(value.as_object_mut().unwrap());
+        fs::write(self.path(name), value.to_string()).unwrap();
+        self
+    }
+
+    fn config(&self, key: &str, value: Value) -> &Self {
+        self.json("config.json", |c| {
+            c.insert(key.into(), value);
+        })
+    }
+
+    /// Rewrites the header of the tensors; the data stay.
+    fn header(&self, edit: impl FnOnce(&mut Map<String, Value>)) -> &Self {
+        let bytes = fs::read(self.path("model.safetensors")).unwrap();
+        let n = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let mut header: Value = serde_json::from_slice(&bytes[8..8 + n]).unwrap();
+        edit(header.as_object_mut().unwrap());
+        let json = header.to_string();
+        let mut out = (json.len() as u64).to_le_bytes().to_vec();
+        out.extend(json.as_bytes());
+        out.extend(&bytes[8 + n..]);
+        fs::write(self.path("model.safetensors"), out).unwrap();
+        let _ = fs::remove_file(self.path("model.safetensors.index.json"));
+        self
+    }
+
+    fn tensor(&self, name: &str, key: &str, value: Value) -> &Self {
+        self.header(|h| h[name][key] = value)
+    }
+
+    fn open(&self) -> Result<Engine, Error> {
+        open(self.folder.path(), MemoryRequest::default())
+    }
+
+    /// The message that opening gives; it must contain each of `parts`.
+    fn fails(&self, parts: &[&str]) {
+        says(self.open().err(), parts);
+    }
+}
+
+fn open(folder: &Path, memory: MemoryRequest) -> Result<Engine, Error> {
+    Engine::open(
+        Checkpoint::open(folder)?,
+        EngineOptions { memory, ..EngineOptions::default() },
+        &mut |_, _| {},
+    )
+}
+
+fn says(error: Option<Error>, parts: &[&str]) {
+    let message = error.expect("an error").to_string();
+    for part in parts {
+        assert!(message.contains(part), "{message:?} does not contain {part:?}");
+    }
+}
+
+const Q_PROJ: &str = "model.layers.1.self_attn.q_proj.weight";
+const EXPERTS: &str = "model.layers.1.mlp.switch_mlp.up_proj.weight";
+
+#[test]
+fn folders_and_configs() {
+    says(open(Path::new("/no/such/folder"), MemoryRequest::default()).err(), &["/no/such/folder", "--model"]);
+    let empty = tempfile::tempdir().unwrap();
+    says(open(empty.path(), MemoryRequest::default()).err(), &["config.json"]);
+    let copy = Copy::of("qwen3_moe");
+    fs::write(copy.path("config.json"), "{ not json").unwrap();
+    copy.fails(&["config.json", "JSON"]);
+    let copy = Copy::of("qwen3_moe");
+    copy.config("model_type", json!("llama")).fails(&[
+        "config.json",
+        "\"llama\"",
+        "qwen3_moe",
+        "qwen3_5_moe",
+    ]);
+    copy.json("config.json", |c| {
+        c.remove("model_type");
+    })
+    .fails(&["config.json", "model_type"]);
+    let copy = Copy::of("qwen3_moe");
+    copy.json("config.json", |c| {
+        c.remove("hidden_size");
+    })
+    .fails(&["config.json", "hidden_size"]);
+    Copy::of("qwen3_moe").config("hidden_size", json!("wide")).fails(&["config.json"]);
+    Copy::of("qwen3_moe").config("hidden_size", json!(-3)).fails(&["config.json"]);
+}
+
+#[test]
+fn impossible_configs() {
+    let broken: [(&str, Value, &str); 9] = [
+        ("num_experts_per_tok", json!(17), "num_experts_per_tok"),
+        ("num_experts_per_tok", json!(0), "num_experts_per_tok"),
+        ("num_hidden_layers", json!(4_000_000_000u64), "num_hidden_layers"),
+        ("num_attention_heads", json!(u64::MAX), "num_attention_heads"),
+        ("num_attention_heads", json!(3), "num_key_value_heads"),
+        ("head_dim", json!(0), "head_dim"),
+        ("head_dim", json!(63), "head_dim"),
+        ("vocab_size", json!(0), "vocab_size"),
+        ("decoder_sparse_step", json!(0), "decoder_sparse_step"),
+    ];
+    for (key, value, named) in broken {
+        Copy::of("qwen3_moe").config(key, value).fails(&["config.json", named]);
+    }
+    Copy::of("qwen3_moe").config("num_hidden_layers", json!(5)).fails(&["model.layers.3", "no shard has it"]);
+    Copy::of("qwen3_moe")
+        .config("rope_scaling", json!({"rope_type": "yarn", "factor": 4.0}))
+        .fails(&["yarn"]);
+}
+
+#[test]
+fn shards() {
+    let copy = Copy::of("qwen3_moe");
+    fs::remove_file(copy.path("model.safetensors")).unwrap();
+    copy.fails(&["model.safetensors", "download"]);
+    fs::remove_file(copy.path("model.safetensors.index.json")).unwrap();
+    copy.fails(&["there is no model.safetensors"]);
+
+    let copy = Copy::of("qwen3_moe");
+    let bytes = fs::read(copy.path("model.safetensors")).unwrap();
+    for keep in [0, 7, 8, 2000, bytes.len() - 1] {
+        fs::write(copy.path("model.safetensors"), &bytes[..keep]).unwrap();
+        copy.fails(&["model.safetensors", "download it again"]);
+    }
+    for claimed in [1u64 << 63, u64::MAX, bytes.len() as u64] {
+        let mut bytes = bytes.clone();
+        bytes[..8].copy_from_slice(&claimed.to_le_bytes());
+        fs::write(copy.path("model.safetensors"), bytes).unwrap();
+        copy.fails(&["model.safetensors", "header", "download it again"]);
+    }
+
+    let copy = Copy::of("qwen3_moe");
+    copy.json("model.safetensors.index.json", |i| {
+        i["weight_map"]["lm_head.weight"] = json!("../../etc/passwd")
+    })
+    .fails(&["model.safetensors.index.json", "plain file name"]);
+    copy.json("model.safetensors.index.json", |i| {
+        i["weight_map"]["lm_head.weight"] = json!("other.safetensors")
+    })
+    .fails(&["other.safetensors", "download"]);
+    let copy = Copy::of("qwen3_moe");
+    copy.json("model.safetensors.index.json", |i| {
+        i["weight_map"]["ghost.weight"] = json!("model.safetensors")
+    })
+    .fails(&["ghost.weight", "model.safetensors"]);
+}
+
+#[test]
+fn offsets() {
+    let overflow = json!([0, u64::MAX]);
+    Copy::of("qwen3_moe").tensor(Q_PROJ, "data_offsets", overflow).fails(&[Q_PROJ, "model.safetensors"]);
+    let backwards = json!([4096, 0]);
+    Copy::of("qwen3_moe").tensor(Q_PROJ, "data_offsets", backwards).fails(&[Q_PROJ, "before it begins"]);
+    let outside = json!([1u64 << 40, (1u64 << 40) + 16384]);
+    Copy::of("qwen3_moe").tensor(Q_PROJ, "data_offsets", outside).fails(&[Q_PROJ, "truncated"]);
+    let short = json!([0, 16]);
+    Copy::of("qwen3_moe").tensor(Q_PROJ, "data_offsets", short).fails(&[Q_PROJ, "do not hold"]);
+    Copy::of("qwen3_moe").tensor(Q_PROJ, "shape", json!([u64::MAX, u64::MAX])).fails(&[Q_PROJ]);
+    Copy::of("qwen3_moe")
+        .header(|h| {
+            let other = h["model.layers.2.self_attn.q_proj.weight"]["data_offsets"].clone();
+            h[Q_PROJ]["data_offsets"] = other;
+        })
+        .fails(&["model.safetensors", "overlap", Q_PROJ]);
+}
+
+#[test]
+fn tensors() {
+    for name in
+        [Q_PROJ, EXPERTS, "model.norm.weight", "lm_head.scales", "model.layers.0.self_attn.q_norm.weight"]
+    {
+        Copy::of("qwen3_moe")
+            .header(|h| {
+                h.remove(name);
+            })
+            .fails(&[name]);
+    }
+    Copy::of("qwen3_moe").tensor(Q_PROJ, "shape", json!([128, 32])).fails(&[
+        Q_PROJ,
+        "model.safetensors",
+        "[128, 32]",
+    ]);
+    Copy::of("qwen3_moe").tensor(EXPERTS, "shape", json!([8, 128, 16])).fails(&[EXPERTS]);
+    Copy::of("qwen3_moe").tensor(Q_PROJ, "dtype", json!("I32")).fails(&[Q_PROJ, "I32", "BF16"]);
+    Copy::of("qwen3_moe")
+        .tensor("model.norm.weight", "dtype", json!("I16"))
+        .fails(&["model.norm.weight", "I16"]);
+    Copy::of("qwen3_moe").tensor("lm_head.scales", "dtype", json!("U16")).fails(&["lm_head.scales", "U16"]);
+}
+
+#[test]
+fn quantisation() {
+    let copy = Copy::of("qwen3_moe");
+    copy.json("config.json", |c| c["quantization"]["mode"] = json!("mxfp4")).fails(&["mxfp4", "affine"]);
+    let copy = Copy::of("qwen3_moe");
+    let wrong = json!({"bits": 4, "group_size": 64});
+    copy.json("config.json", |c| c["quantization"]["model.layers.0.mlp.gate"] = wrong).fails(&[
+        "model.layers.0.mlp.gate",
+        "4 bits",
+        "8",
+    ]);
+    let copy = Copy::of("qwen3_moe");
+    copy.json("config.json", |c| c["quantization"]["bits"] = json!("four")).fails(&["config.json", "bits"]);
+    // Twice the inputs: 4 bits would become 2, and groups of 64 groups of 128, in some tensors only.
+    Copy::of("qwen3_moe").config("hidden_size", json!(96)).fails(&["model.safetensors"]);
+    Copy::of("qwen3_moe")
+        .header(|h| {
+            h.remove("lm_head.biases");
+        })
+        .fails(&["lm_head.weight", "biases"]);
+}
+
+#[test]
+fn texts() {
+    let copy = Copy::of("qwen3_moe");
+    copy.json("tokenizer.json", |t| {
+        t["model"]["vocab"]["far"] = json!(512);
+    })
+    .fails(&["tokenizer.json", "512"]);
+    let copy = Copy::of("qwen3_moe");
+    fs::write(copy.path("tokenizer.json"), "{}").unwrap();
+    copy.fails(&["tokenizer.json"]);
+    let copy = Copy::of("qwen3_moe");
+    fs::remove_file(copy.path("tokenizer.json")).unwrap();
+    says(copy.open().unwrap().text().err(), &["tokenizer.json"]);
+
+    let messages = [Message::user("Hello")];
+    let copy = Copy::of("qwen3_moe");
+    let chat = |copy: &Copy| copy.open().unwrap().text().unwrap().chat(&messages, &ChatOptions::default());
+    says(chat(&copy).err(), &["--raw"]);
+    fs::write(copy.path("chat_template.jinja"), "{{ raise_exception('no ' + messages[0].role) }}").unwrap();
+    says(chat(&copy).err(), &["chat_template.jinja", "no user", "--raw"]);
+    fs::write(copy.path("chat_template.jinja"), "{% if %}").unwrap();
+    says(chat(&copy).err(), &["chat_template.jinja", "--raw"]);
+    assert!(copy.open().unwrap().text().unwrap().encode("raw still works").is_ok());
+}
+
+#[test]
+fn prompts_and_ids() {
+    let folder = data().join("goldens/qwen3_moe");
+    let engine = open(&folder, MemoryRequest { context: Some(10), ..MemoryRequest::default() }).unwrap();
+    let mut session = engine.session().unwrap();
+    let mut feed = |tokens: &[u32]| session.feed(tokens, Logits::Last, &mut Watch::default(), &mut |_, _| {});
+    says(feed(&[]).err(), &["empty"]);
+    says(feed(&[1; 11]).err(), &["context of 10", "--ctx 11"]);
+    says(feed(&[1, 512]).err(), &["512", "vocabulary"]);
+    feed(&[1; 10]).unwrap();
+    says(feed(&[1]).err(), &["context of 10"]);
+    let asked = MemoryRequest { context: Some(4097), ..MemoryRequest::default() };
+    says(open(&folder, asked).err(), &["4097", "4096"]);
+    for none in [
+        MemoryRequest { context: Some(0), ..MemoryRequest::default() },
+        MemoryRequest { chunk: Some(0), ..MemoryRequest::default() },
+    ] {
+        says(open(&folder, none).err(), &["at least one"]);
+    }
+}
+
+#[test]
+fn budgets() {
+    let folder = data().join("goldens/qwen3_moe");
+    for budget in [0, 1, 1 << 20] {
+        let request = MemoryRequest { budget: Some(budget), ..MemoryRequest::default() };
+        says(open(&folder, request).err(), &["floor", "--memory", "dense"]);
+    }
+    let many = MemoryRequest { slots: Some(1_000_000), ..MemoryRequest::default() };
+    assert!(open(&folder, many).is_err());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    /// Whatever happens to some bytes of the header, opening answers and reading stays inside the file.
+    #[test]
+    fn a_scrambled_header_never_panics(edits in prop::collection::vec((0usize..9600, any::<u8>()), 1..6)) {
+        let copy = Copy::of("qwen3_moe");
+        let _ = fs::remove_file(copy.path("model.safetensors.index.json"));
+        let mut bytes = fs::read(copy.path("model.safetensors")).unwrap();
+        for (at, byte) in edits {
+            bytes[at] = byte;
+        }
+        fs::write(copy.path("model.safetensors"), bytes).unwrap();
+        if let Ok(checkpoint) = Checkpoint::open(copy.folder.path()) {
+            let _ = Blueprint::of(&checkpoint);
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! Logits depend on the tokens alone: not on the cache, not on the threads, not on the order in which reads land.
+
+mod common;
+
+use std::path::Path;
+
+use common::{Golden, data, feed, goldens, tales};
+use moeflux::{
+    Checkpoint, Completion, DeviceOptions, Engine, EngineOptions, MemoryRequest, ReadRequest, Reader,
+    WrapReader,
+};
+
+/// Holds finished reads back and hands them out in another order.
+struct Shuffled {
+    inner: Box<dyn Reader>,
+    under_way: usize,
+    held: Vec<Completion>,
+    random: u64,
+}
+
+impl Shuffled {
+    fn wrap(seed: u64) -> WrapReader {
+        Box::new(move |inner| Box::new(Shuffled { inner, under_way: 0, held: Vec::new(), random: seed }))
+    }
+
+    fn random(&mut self, below: usize) -> usize {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        (self.random % below as u64) as usize
+    }
+}
+
+impl Reader for Shuffled {
+    fn start(&mut self, request: ReadRequest) {
+        self.under_way += 1;
+        self.inner.start(request);
+    }
+
+    fn next(&mut self, wait: bool) -> Option<Completion> {
+        // Half of the time nothing seems to have arrived; a caller that waits gets any of those under way.
+        if !wait && self.random(2) == 0 {
+            return None;
+        }
+        while self.under_way > 0 && (wait || self.held.is_empty()) {
+            self.held.extend(self.inner.next(true));
+            self.under_way -= 1;
+        }
+        if self.held.is_empty() {
+            return None;
+        }
+        let i = self.random(self.held.len());
+        Some(self.held.swap_remove(i))
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Run {
+    slots: Option<usize>,
+    threads: usize,
+    chunk: usize,
+    shuffle: Option<u64>,
+    exact: bool,
+}
+
+/// Bits of the logits of a prompt and a few more tokens.
+fn bits(folder: &Path, prompt: &[u32], run: Run) -> (Vec<u32>, f64) {
+    let options = EngineOptions {
+        memory: MemoryRequest { slots: run.slots, chunk: Some(run.chunk), ..MemoryRequest::default() },
+        device: DeviceOptions { threads: Some(run.threads), exact: run.exact, ..DeviceOptions::default() },
+        wrap_reader: run.shuffle.map(Shuffled::wrap),
+    };
+    let engine = Engine::open(Checkpoint::open(folder).unwrap(), options, &mut |_, _| {}).unwrap();
+    let mut session = engine.session().unwrap();
+    let (first, rest) = prompt.split_at(prompt.len() - 4);
+    let mut logits = feed(&mut session, first, None);
+    for token in rest {
+        logits.extend(feed(&mut session, &[*token], None));
+    }
+    (logits.into_iter().map(f32::to_bits).collect(), session.stats().hit_rate())
+}
+
+fn smallest(folder: &Path) -> usize {
+    moeflux::Blueprint::of(&Checkpoint::open(folder).unwrap()).unwrap().max_top_k()
+}
+
+fn check(folder: &Path, prompt: &[u32]) {
+    for exact in [false, true] {
+        let all = Run { slots: None, threads: 1, chunk: 512, shuffle: None, exact };
+        let small = Run { slots: Some(smallest(folder)), ..all };
+        let (expected, hit_rate) = bits(folder, prompt, all);
+        assert!(hit_rate > 0.0, "a cache that holds all hits sometimes");
+        for run in [
+            small,
+            Run { threads: 2, ..all },
+            Run { threads: 2, ..small },
+            Run { shuffle: Some(0x9E37_79B9), threads: 2, ..all },
+            Run { shuffle: Some(0xDEAD_BEEF), threads: 2, ..small },
+        ] {
+            assert!(expected == bits(folder, prompt, run).0, "{}: other bits", folder.display());
+        }
+        if exact {
+            for chunk in [1, 5] {
+                let run = Run { chunk, ..small };
+                assert!(expected == bits(folder, prompt, run).0, "{}: other bits by chunk", folder.display());
+            }
+        }
+    }
+}
+
+#[test]
+fn the_model_in_the_box_gives_the_same_bits_whatever_the_cache_did() {
+    let prompt: Vec<u32> = (0..40).map(|i| (i * 97 + 13) % 4000).collect();
+    check(&tales(), &prompt);
+}
+
+#[test]
+fn golden_checkpoints_give_the_same_bits_whatever_the_cache_did() {
+    for name in ["qwen3_moe", "qwen3_5_moe"] {
+        let golden = Golden::read(data().join("goldens").join(name));
+        check(&golden.folder, &golden.prompt());
+    }
+    assert!(goldens().iter().any(|g| g.name == "qwen3_moe"));
+}

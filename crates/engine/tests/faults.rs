@@ -1,0 +1,116 @@
+//! Reads that fail leave the session at its last good token, with an error that names the expert.
+
+mod common;
+
+use std::fs::{self, OpenOptions};
+
+use common::{feed, tales};
+use moeflux::{
+    Checkpoint, Completion, Engine, EngineOptions, Error, Logits, MemoryRequest, ReadRequest, Reader, Watch,
+};
+
+/// Fails every `every`-th read.
+struct Failing {
+    inner: Box<dyn Reader>,
+    every: usize,
+    seen: usize,
+}
+
+impl Reader for Failing {
+    fn start(&mut self, request: ReadRequest) {
+        self.inner.start(request);
+    }
+
+    fn next(&mut self, wait: bool) -> Option<Completion> {
+        let mut completion = self.inner.next(wait)?;
+        self.seen += 1;
+        if self.seen.is_multiple_of(self.every) {
+            completion.result = Err(Error::Input("an injected fault".into()));
+        }
+        Some(completion)
+    }
+}
+
+const PROMPT: [u32; 6] = [17, 400, 33, 2050, 9, 1234];
+
+#[test]
+fn a_session_survives_failing_reads() {
+    let memory = MemoryRequest { slots: Some(8), ..MemoryRequest::default() };
+    let open = |wrap_reader| {
+        let options = EngineOptions { memory, wrap_reader, ..EngineOptions::default() };
+        Engine::open(Checkpoint::open(&tales()).unwrap(), options, &mut |_, _| {}).unwrap()
+    };
+    let good = open(None);
+    let bad = open(Some(Box::new(|inner| Box::new(Failing { inner, every: 53, seen: 0 }))));
+    let (mut good, mut bad) = (good.session().unwrap(), bad.session().unwrap());
+    let mut failures = 0;
+    for token in PROMPT {
+        let expected = feed(&mut good, &[token], None);
+        let tokens = bad.tokens().to_vec();
+        loop {
+            let mut logits = Vec::new();
+            let fed = bad.feed(&[token], Logits::All, &mut Watch::default(), &mut |_, row| {
+                logits.extend_from_slice(row)
+            });
+            match fed {
+                Ok(()) => {
+                    assert!(logits == expected, "after {failures} failures");
+                    break;
+                }
+                Err(error) => {
+                    assert!(error.to_string().contains("injected"), "{error}");
+                    assert_eq!(bad.tokens(), tokens);
+                    failures += 1;
+                    assert!(failures < 100);
+                }
+            }
+        }
+    }
+    assert!(failures > 2, "the faults were injected");
+}
+
+#[test]
+fn a_file_that_shrinks_is_named_and_the_session_goes_on_when_it_is_back() {
+    let folder = tempfile::tempdir().unwrap();
+    for entry in fs::read_dir(tales()).unwrap() {
+        let path = entry.unwrap().path();
+        fs::copy(&path, folder.path().join(path.file_name().unwrap())).unwrap();
+    }
+    let shard = folder.path().join("model.safetensors");
+    let contents = fs::read(&shard).unwrap();
+    let memory = MemoryRequest { slots: Some(4), ..MemoryRequest::default() };
+    let options = EngineOptions { memory, ..EngineOptions::default() };
+    let engine = Engine::open(Checkpoint::open(folder.path()).unwrap(), options, &mut |_, _| {}).unwrap();
+    let mut session = engine.session().unwrap();
+    feed(&mut session, &PROMPT[..3], None);
+
+    OpenOptions::new().write(true).open(&shard).unwrap().set_len(60_000).unwrap();
+    let error = session.decode(PROMPT[3]).unwrap_err();
+    let Error::Expert { path, .. } = &error else { panic!("{error}") };
+    assert_eq!(path, &shard);
+    assert!(error.to_string().contains("expert"), "{error}");
+    assert_eq!(session.tokens(), &PROMPT[..3]);
+
+    fs::write(&shard, contents).unwrap();
+    let after = session.decode(PROMPT[3]).unwrap().to_vec();
+    let mut fresh = engine.session().unwrap();
+    fresh.feed(&PROMPT[..4], Logits::Last, &mut Watch::default(), &mut |_, _| {}).unwrap();
+    let difference = common::difference(&after, fresh.logits());
+    assert!(difference < 1e-3, "{difference}");
+}
+
+#[test]
+fn a_cancelled_step_changes_nothing() {
+    let engine = common::engine(&tales(), Default::default(), MemoryRequest::default());
+    let mut session = engine.session().unwrap();
+    feed(&mut session, &PROMPT[..3], None);
+    let cancel = true.into();
+    let mut watch = Watch { cancel: Some(&cancel), ..Watch::default() };
+    let error = session.feed(&PROMPT[3..], Logits::Last, &mut watch, &mut |_, _| {}).unwrap_err();
+    assert!(matches!(error, Error::Cancelled), "{error}");
+    assert_eq!(session.tokens(), &PROMPT[..3]);
+    let after = feed(&mut session, &PROMPT[3..], None);
+    let mut fresh = engine.session().unwrap();
+    feed(&mut fresh, &PROMPT[..3], None);
+    assert!(after == feed(&mut fresh, &PROMPT[3..], None));
+}
