@@ -2,7 +2,7 @@
 
 use std::{num::NonZeroUsize, path::PathBuf};
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use crate::units::parse_size;
@@ -14,8 +14,8 @@ Examples:
   moeflux chat --model ~/models/Qwen3-30B-A3B-4bit
   moeflux inspect --model ~/models/Qwen3-30B-A3B-4bit --memory 6GiB
 
-Without --model, the commands use tales-18m, a small model that is carried in the program and knows some
-300 fables by heart.
+Without --model, the commands use tales-18m, a small model that is carried in the program
+and knows some 300 fables by heart.
 
 Exit codes: 0 done, 1 failed, 2 wrong use, 130 ended by Ctrl-C before there was a result.";
 
@@ -47,6 +47,7 @@ pub(crate) enum Command {
 
 const MODEL: &str = "Model and memory";
 const COMPUTE: &str = "Computing";
+const ANSWER: &str = "Answer";
 const SAMPLING: &str = "Sampling (by default as the model's generation_config.json says)";
 
 /// Which model.
@@ -104,10 +105,10 @@ pub(crate) struct EngineArgs {
     pub(crate) isa: Option<String>,
 }
 
-/// How tokens are chosen.
+/// What an answer is like.
 #[derive(Debug, Args)]
 #[command(next_help_heading = SAMPLING)]
-pub(crate) struct SamplingArgs {
+pub(crate) struct AnswerArgs {
     /// 0 always takes the most probable token; higher is more varied
     #[arg(long, value_name = "T", value_parser = within(0.0, f32::MAX), allow_negative_numbers = true)]
     pub(crate) temperature: Option<f32>,
@@ -133,17 +134,26 @@ pub(crate) struct SamplingArgs {
     #[arg(long, value_name = "S")]
     pub(crate) seed: Option<u64>,
     /// End the answer before this text; may be given several times
-    #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    #[arg(long, value_name = "TEXT", help_heading = ANSWER, value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub(crate) stop: Vec<String>,
     /// Most tokens of an answer [default: what the context holds]
-    #[arg(short = 'n', long, value_name = "N")]
+    #[arg(short = 'n', long, value_name = "N", help_heading = ANSWER)]
     pub(crate) max_tokens: Option<NonZeroUsize>,
+    /// Let the model think before it answers, or not, where its chat template can choose
+    #[arg(long, value_name = "on|off", help_heading = ANSWER)]
+    pub(crate) thinking: Option<Switch>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Switch {
+    On,
+    Off,
 }
 
 const RUN_EXAMPLES: &str = "\
 Examples:
   moeflux run \"Tell me the fable of The Fox and the Crow.\"
-  moeflux run --memory 24MiB \"Tell me the fable of The Fox and the Crow.\"   # fewer slots than experts
+  moeflux run --memory 40MiB \"Tell me the story of The Wolf and the Crane.\"
   moeflux run --temperature 0.7 --seed 1 --max-tokens 200 \"Once upon a time\"
   git diff | moeflux run --model DIR --system \"Write a commit message.\" -
   moeflux run --raw --stop \"\\n\\n\" \"The capital of France is\"
@@ -174,35 +184,38 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
-    pub(crate) sampling: SamplingArgs,
+    pub(crate) answer: AnswerArgs,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
 }
 
-const CHAT_EXAMPLES: &str = "\
-In the conversation:
-  /help                what can be typed
-  /reset               forget the conversation
-  /system [TEXT]       say or show what the model is told before the conversation; `/system -` takes it back
-  /stats               speed, bytes read, hit rate and memory so far
-  /save FILE           write the conversation to a file
-  /load FILE           go on with a conversation from a file
-  /quit                leave; so does Ctrl-D
-A line that ends in \\ goes on in the next one. Ctrl-C ends the answer, not the conversation.
+/// What can be typed in a conversation.
+pub(crate) const CHAT_COMMANDS: &str = "\
+  /help           what can be typed
+  /reset          forget the conversation, but not the system message
+  /system [TEXT]  set or show the system message; - removes it
+  /stats          speed, bytes read, hit rate and memory so far
+  /save FILE      write the conversation to a file
+  /load FILE      go on with a conversation from a file
+  /quit           leave; so does Ctrl-D
+A line that ends in \\ goes on in the next one. Ctrl-C ends the answer, not the conversation.";
 
-Examples:
-  moeflux chat --model DIR --memory 8GiB
-  moeflux chat --model DIR --system \"You are a pirate.\" --temperature 0.8";
+fn chat_help() -> String {
+    format!(
+        "In the conversation:\n{CHAT_COMMANDS}\n\nExamples:\n  moeflux chat --model DIR --memory 8GiB\n  \
+         moeflux chat --model DIR --system \"You are a pirate.\" --temperature 0.8"
+    )
+}
 
 /// Have a conversation
 #[derive(Debug, Args)]
-#[command(after_help = CHAT_EXAMPLES)]
+#[command(after_help = chat_help())]
 pub(crate) struct ChatArgs {
     /// What the model is told before the conversation
     #[arg(long, value_name = "TEXT")]
     pub(crate) system: Option<String>,
     #[command(flatten)]
-    pub(crate) sampling: SamplingArgs,
+    pub(crate) answer: AnswerArgs,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
 }
@@ -237,7 +250,7 @@ Examples:
 
 Exit codes: 0 no difference beyond the tolerance, 1 differences, 2 wrong use.";
 
-/// Write the logits of given tokens, and compare them with another engine's, device's or budget's
+/// Write the logits of given tokens, and compare them with others
 ///
 /// FILE.safetensors gets `logits` f32 [n, vocab]; with --trace also `hidden.L` f32 [n, hidden], the output of decoder
 /// layer L, and `experts.L` i32 [n, k], the chosen experts of each MoE layer in rank order. The file depends on these

@@ -36,11 +36,6 @@ impl Armed {
     pub(crate) fn flag(&self) -> &'static AtomicBool {
         &CANCEL
     }
-
-    /// Whether it has been raised.
-    pub(crate) fn raised(&self) -> bool {
-        CANCEL.load(Ordering::SeqCst)
-    }
 }
 
 impl Drop for Armed {

@@ -66,7 +66,8 @@ fn scaled(mut value: f64, step: f64, units: &[&str]) -> String {
         unit += 1;
     }
     let digits = usize::from(unit > 0 && value < 99.95);
-    format!("{value:.digits$} {}", units[unit])
+    let number = format!("{value:.digits$}");
+    format!("{} {}", number.strip_suffix(".0").unwrap_or(&number), units[unit])
 }
 
 /// Tokens per second: three digits are enough.
@@ -128,11 +129,11 @@ mod tests {
     fn sizes_are_shown_with_the_digits_that_matter() {
         assert_eq!(memory(0), "0 B");
         assert_eq!(memory(1023), "1023 B");
-        assert_eq!(memory(61 << 20), "61.0 MiB");
+        assert_eq!(memory(61 << 20), "61 MiB");
         assert_eq!(memory(512 << 20), "512 MiB");
-        assert_eq!(memory((1 << 30) - 1), "1.0 GiB");
+        assert_eq!(memory((1 << 30) - 1), "1 GiB");
         assert_eq!(disk(1_234_567.0), "1.2 MB");
-        assert_eq!(disk(999_999.0), "1.0 MB");
+        assert_eq!(disk(999_999.0), "1 MB");
         assert_eq!(disk(17.2e9), "17.2 GB");
         assert_eq!(count(17_700_000), "17.7 M");
         assert_eq!(count(12), "12");

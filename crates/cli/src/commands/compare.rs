@@ -165,8 +165,8 @@ fn floats(
     let n = (shape.rows * shape.width).max(1) as f64;
     let rms = (squares_b / n).sqrt();
     let limit = f64::from(tolerance) * rms;
-    // Written so that a NaN among b's numbers, which makes the limit a NaN, hides no difference.
-    let beyond = |apart: f64| apart > 0.0 && !(apart <= limit);
+    // A NaN among b's numbers, which makes the limit a NaN, must hide no difference.
+    let beyond = |apart: f64| apart > 0.0 && (apart > limit || limit.is_nan());
     let first = worst.iter().enumerate().find(|(_, w)| beyond(w.0));
     let max = worst.iter().map(|w| w.0).fold(0.0, f64::max);
     let relative = |x: f64| if rms > 0.0 { format!("{:.1e}", x / rms) } else { "-".to_owned() };

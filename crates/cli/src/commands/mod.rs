@@ -1,9 +1,13 @@
 //! One file per command.
 
+mod answer;
 mod bench;
+mod chat;
 mod compare;
 mod inspect;
 mod logits;
+mod perplexity;
+mod run;
 
 use std::{io::Read, path::Path, process::ExitCode};
 
@@ -24,6 +28,9 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     interrupt::install().context("cannot take over Ctrl-C")?;
     let ui = Ui::new(cli.quiet);
     match cli.command {
+        Command::Run(args) => run::run(&args, ui),
+        Command::Chat(args) => chat::run(&args, ui),
+        Command::Perplexity(args) => perplexity::run(&args, ui),
         Command::Inspect(args) => inspect::run(&args, ui),
         Command::Logits(args) => logits::run(&args, ui),
         Command::Bench(args) => bench::run(&args, ui),
@@ -33,7 +40,6 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             out::write(String::from_utf8_lossy(&script))?;
             Ok(ExitCode::SUCCESS)
         }
-        _ => anyhow::bail!("not there yet"),
     }
 }
 
