@@ -99,9 +99,14 @@ impl Format {
     pub fn parts(self, rows: usize, cols: usize) -> Result<PartBytes, Error> {
         let too_large =
             || Error::Shape(format!("a matrix of {rows} x {cols} {self} is too large to address"));
-        let count = rows.checked_mul(cols).filter(|n| *n <= isize::MAX as usize / 8).ok_or_else(too_large)?;
+        let fits = rows.max(1).checked_mul(cols.max(1)).is_some_and(|n| n <= isize::MAX as usize / 8);
+        if !fits {
+            return Err(too_large());
+        }
         match self {
-            Format::Plain(scalar) => Ok(PartBytes { weights: count * scalar.bytes(), scales: 0, biases: 0 }),
+            Format::Plain(scalar) => {
+                Ok(PartBytes { weights: rows * cols * scalar.bytes(), scales: 0, biases: 0 })
+            }
             Format::Affine { bits, group, scale } => {
                 if !matches!(bits, 2 | 3 | 4 | 5 | 6 | 8) {
                     return Err(Error::Shape(format!(
@@ -122,6 +127,11 @@ impl Format {
                 Ok(PartBytes { weights: rows * (cols * bits as usize / 8), scales: groups, biases: groups })
             }
         }
+    }
+
+    /// Whether the numbers are quants with scales and biases.
+    pub const fn is_affine(self) -> bool {
+        matches!(self, Format::Affine { .. })
     }
 
     /// Bytes of the weights of one row of `cols` inputs.

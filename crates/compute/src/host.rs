@@ -1,7 +1,7 @@
 //! What devices that compute on the host share: buffers, weights, slots and states in ordinary memory.
 
 use crate::{
-    Buffer, Error, Matrix, Slot, Span, State, StateShape, View, Weight,
+    Buffer, Error, Matrix, Slot, State, StateShape, View, Weight,
     matrix::{Bytes, MatrixShape},
 };
 
@@ -19,13 +19,14 @@ impl Numbers {
 impl std::ops::Deref for Numbers {
     type Target = [f32];
     fn deref(&self) -> &[f32] {
-        bytemuck::cast_slice(&self.0)
+        // Pages are aligned; only no memory at all is not.
+        bytemuck::try_cast_slice(&self.0).unwrap_or(&[])
     }
 }
 
 impl std::ops::DerefMut for Numbers {
     fn deref_mut(&mut self) -> &mut [f32] {
-        bytemuck::cast_slice_mut(&mut self.0)
+        bytemuck::try_cast_slice_mut(&mut self.0).unwrap_or(&mut [])
     }
 }
 
@@ -163,6 +164,30 @@ impl Host {
         }
     }
 
+    fn state_ref(&self, state: State) -> Result<&HostState, Error> {
+        self.states.get(state.0 as usize).and_then(Option::as_ref).ok_or_else(|| stale("state"))
+    }
+
+    /// A state of keys and values.
+    pub(crate) fn key_value(&self, state: State) -> Result<&KeyValue, Error> {
+        match self.state_ref(state)? {
+            HostState::KeyValue(kv) => Ok(kv),
+            HostState::Recurrent(_) => {
+                Err(Error::Shape("a recurrent state where keys and values belong".into()))
+            }
+        }
+    }
+
+    /// A recurrent state.
+    pub(crate) fn recurrent(&self, state: State) -> Result<&Recurrent, Error> {
+        match self.state_ref(state)? {
+            HostState::Recurrent(r) => Ok(r),
+            HostState::KeyValue(_) => {
+                Err(Error::Shape("keys and values where a recurrent state belongs".into()))
+            }
+        }
+    }
+
     fn state_mut(&mut self, state: State) -> Result<&mut HostState, Error> {
         self.states.get_mut(state.0 as usize).and_then(Option::as_mut).ok_or_else(|| stale("state"))
     }
@@ -189,18 +214,9 @@ impl Host {
     }
 
     /// Moves a state of keys and values out while an op writes it; [`Host::put_key_value`] puts it back.
-    pub(crate) fn take_key_value(&mut self, span: &Span) -> Result<KeyValue, Error> {
-        match self.state_mut(span.state)? {
-            HostState::KeyValue(kv) => {
-                if span.position.checked_add(span.rows).is_none_or(|end| end > kv.positions) {
-                    return Err(Error::Shape(format!(
-                        "position {} is beyond the {} that the state holds",
-                        span.position + span.rows,
-                        kv.positions
-                    )));
-                }
-                Ok(std::mem::take(kv))
-            }
+    pub(crate) fn take_key_value(&mut self, state: State) -> Result<KeyValue, Error> {
+        match self.state_mut(state)? {
+            HostState::KeyValue(kv) => Ok(std::mem::take(kv)),
             HostState::Recurrent(_) => {
                 Err(Error::Shape("a recurrent state where keys and values belong".into()))
             }
@@ -213,12 +229,9 @@ impl Host {
     }
 
     /// Moves a recurrent state out while an op reads its committed and writes its next numbers.
-    pub(crate) fn take_recurrent(&mut self, state: State, len: usize) -> Result<Recurrent, Error> {
+    pub(crate) fn take_recurrent(&mut self, state: State) -> Result<Recurrent, Error> {
         match self.state_mut(state)? {
-            HostState::Recurrent(r) if r.committed.len() == len => Ok(std::mem::take(r)),
-            HostState::Recurrent(r) => {
-                Err(Error::Shape(format!("a state of {} numbers where {len} belong", r.committed.len())))
-            }
+            HostState::Recurrent(r) => Ok(std::mem::take(r)),
             HostState::KeyValue(_) => {
                 Err(Error::Shape("keys and values where a recurrent state belongs".into()))
             }
@@ -257,6 +270,18 @@ impl Host {
         }
     }
 
+    /// Runs `f` with a view's buffer moved out, and puts it back whatever `f` returns.
+    pub(crate) fn with<T>(
+        &mut self,
+        view: &View,
+        f: impl FnOnce(&mut Self, &mut [f32]) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let mut numbers = self.take(view)?;
+        let result = f(self, &mut numbers);
+        self.put(view, numbers);
+        result
+    }
+
     pub(crate) fn write(&mut self, buffer: Buffer, numbers: &[f32]) -> Result<(), Error> {
         let view = View::rows(buffer, 1, numbers.len());
         let mut all = self.take(&view)?;
@@ -267,12 +292,9 @@ impl Host {
 
     pub(crate) fn read(&self, view: View, out: &mut [f32]) -> Result<(), Error> {
         let from = self.get(&view)?;
-        if out.len() != view.rows * view.heads * view.width {
-            return Err(Error::Shape(format!(
-                "{} numbers read into {}",
-                view.rows * view.heads * view.width,
-                out.len()
-            )));
+        let len = view.rows.checked_mul(view.heads).and_then(|n| n.checked_mul(view.width));
+        if len != Some(out.len()) {
+            return Err(Error::Shape(format!("{view:?} read into {} numbers", out.len())));
         }
         for (i, to) in out.chunks_exact_mut(view.width.max(1)).enumerate() {
             let at = view.at(i / view.heads, i % view.heads);
@@ -283,8 +305,8 @@ impl Host {
 }
 
 fn check(view: &View, len: usize) -> Result<(), Error> {
-    if view.end() > len {
-        return Err(Error::Shape(format!("a view that ends at {} of a buffer of {len}", view.end())));
+    if !view.lies_in(len) {
+        return Err(Error::Shape(format!("a view beyond its buffer of {len} numbers: {view:?}")));
     }
     Ok(())
 }

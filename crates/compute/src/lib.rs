@@ -10,6 +10,7 @@ mod format;
 mod host;
 mod matrix;
 mod op;
+mod op_check;
 mod reference;
 
 pub use cpu::Isa;

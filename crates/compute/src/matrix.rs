@@ -97,19 +97,43 @@ impl ExpertShape {
     /// # Errors
     /// The slot is smaller than the expert.
     pub fn view<'a>(&self, slot: &'a [u8]) -> Result<[Matrix<'a>; 3], Error> {
-        let (g, u, d) = (self.gate.parts()?.total(), self.up.parts()?.total(), self.down.parts()?.total());
-        if slot.len() < g + u + d {
-            return Err(Error::Shape(format!(
-                "a slot of {} bytes for an expert of {}",
-                slot.len(),
-                g + u + d
-            )));
+        let bytes = self.bytes()?;
+        if slot.len() < bytes {
+            return Err(Error::Shape(format!("a slot of {} bytes for an expert of {bytes}", slot.len())));
         }
-        Ok([
-            self.gate.view(&slot[..g])?,
-            self.up.view(&slot[g..g + u])?,
-            self.down.view(&slot[g + u..g + u + d])?,
-        ])
+        Ok(self.layout()?.matrices(slot))
+    }
+
+    /// Where the parts of the three matrices lie in a slot.
+    ///
+    /// # Errors
+    /// One of the shapes is impossible.
+    pub(crate) fn layout(&self) -> Result<ExpertLayout, Error> {
+        let shapes = [self.gate, self.up, self.down];
+        Ok(ExpertLayout { shapes, parts: [self.gate.parts()?, self.up.parts()?, self.down.parts()?] })
+    }
+}
+
+/// An expert's shapes and the sizes of their parts, known to be possible.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ExpertLayout {
+    shapes: [MatrixShape; 3],
+    parts: [PartBytes; 3],
+}
+
+impl ExpertLayout {
+    /// Gate, up and down of the expert whose bytes begin `slot`, which is large enough.
+    pub(crate) fn matrices<'a>(&self, slot: &'a [u8]) -> [Matrix<'a>; 3] {
+        let mut rest = slot;
+        std::array::from_fn(|i| {
+            let PartBytes { weights, scales, biases } = self.parts[i];
+            let parts = [weights, scales, biases].map(|len| {
+                let (part, behind) = rest.split_at(len);
+                rest = behind;
+                part
+            });
+            Matrix { shape: self.shapes[i], weights: parts[0], scales: parts[1], biases: parts[2] }
+        })
     }
 }
 

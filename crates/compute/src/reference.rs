@@ -3,6 +3,8 @@
 //! Inputs are copied out, sums run in f64, nothing is fused and nothing is fast. Other devices are compared
 //! with this one, op by op.
 
+use std::cmp::Ordering;
+
 use crate::{
     Buffer, Device, Error, ExpertUse, Matrix, Op, RopePairs, Slot, Span, State, StateShape, Ticket, View,
     Weight,
@@ -177,7 +179,7 @@ impl ReferenceDevice {
         let group = q.view.heads / k.view.heads;
         let mut first = 0;
         for span in spans {
-            let mut kv = self.host.take_key_value(span)?;
+            let mut kv = self.host.take_key_value(span.state)?;
             for row in 0..span.rows {
                 let (kw, vw) = (kv.kv_heads * kv.key_width, kv.kv_heads * kv.value_width);
                 let at = span.position + row;
@@ -222,7 +224,7 @@ impl ReferenceDevice {
         let weight = self.host.all(weight)?[..channels * width].to_vec();
         let mut first = 0;
         for span in spans {
-            let mut state = self.host.take_recurrent(span.state, (width - 1) * channels)?;
+            let mut state = self.host.take_recurrent(span.state)?;
             // The last width - 1 inputs before the span, then the span's own.
             let mut input: Vec<Vec<f32>> = state.committed.chunks(channels).map(<[f32]>::to_vec).collect();
             input.extend((0..span.rows).map(|row| x.row(first + row).to_vec()));
@@ -253,7 +255,7 @@ impl ReferenceDevice {
         let group = heads / k.view.heads;
         let mut first = 0;
         for span in spans {
-            let mut state = self.host.take_recurrent(span.state, heads * vw * kw)?;
+            let mut state = self.host.take_recurrent(span.state)?;
             let mut s = state.committed.to_vec();
             for row in first..first + span.rows {
                 for h in 0..heads {
@@ -291,7 +293,7 @@ impl ReferenceDevice {
             }
             let mut order: Vec<usize> = (0..x.len()).collect();
             // A stable sort: of equal logits the lower id stays first.
-            order.sort_by(|a, b| x[*b].total_cmp(&x[*a]).then(a.cmp(b)));
+            order.sort_by(|a, b| x[*b].partial_cmp(&x[*a]).unwrap_or(Ordering::Equal));
             order.truncate(ids.width);
             let max = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             let exp = |x: f32| f64::from(x - max).exp();
@@ -396,6 +398,7 @@ impl Device for ReferenceDevice {
     }
 
     fn run(&mut self, op: &Op<'_>) -> Result<(), Error> {
+        op.check(&self.host)?;
         match *op {
             Op::Embed { table, tokens, out } => self.embed(table, tokens, out),
             Op::RmsNorm { x, weight, eps, out } => self.norm(x, None, weight, eps, out),

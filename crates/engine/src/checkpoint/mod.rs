@@ -73,8 +73,13 @@ pub struct Checkpoint {
 }
 
 /// The small files that are read whole, where they exist.
-const TEXTS: [&str; 5] =
-    ["config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"];
+const TEXTS: [&str; 5] = [
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "generation_config.json",
+];
 
 impl Checkpoint {
     /// Opens a folder as it was published.

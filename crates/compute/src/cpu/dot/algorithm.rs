@@ -1,0 +1,644 @@
+//! The algorithms of the kernels, once, over the vectors of any instruction set.
+//!
+//! Everything here is inlined into functions that enable an instruction set (see `kernels!`). A sum over a row is
+//! one vector of partial sums, filled from left to right: how many rows are summed at once changes no bit.
+
+use crate::Scalar;
+
+/// Activations that share a scale on the fast path.
+pub(crate) const GROUP: usize = 32;
+/// Most rows of weights, and most rows of activations, that meet in one call.
+pub(crate) const TILE: usize = 4;
+/// Sums of one call: by row of weights, then by row of activations.
+pub(crate) type Sums = [[f32; TILE]; TILE];
+
+/// The widest unit of quants and the widest vector of numbers of any instruction set.
+const MAX_UNIT: usize = 64;
+
+/// The vectors of an instruction set. `F` are `LANES` f32; `B` are `UNIT` bytes; `I` are `LANES` i32.
+///
+/// # Safety
+/// Every function needs the instruction set, and pointers that are good for what it reads or writes.
+pub(super) trait Simd: Copy {
+    type F: Copy;
+    type I: Copy;
+    type B: Copy;
+    /// Numbers of a vector.
+    const LANES: usize;
+    /// Quants of a unit: a multiple of [`GROUP`].
+    const UNIT: usize;
+    /// Whether `f32::mul_add` is one instruction.
+    const FUSED: bool;
+    /// Rows of activations that a tile has registers for.
+    const WIDTH: usize;
+
+    unsafe fn zero() -> Self::F;
+    unsafe fn splat(x: f32) -> Self::F;
+    unsafe fn load(p: *const f32) -> Self::F;
+    unsafe fn store(p: *mut f32, x: Self::F);
+    unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;
+    /// `a * b + c`
+    unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    unsafe fn sum(x: Self::F) -> f32;
+    unsafe fn load_bf16(p: *const u8) -> Self::F;
+    unsafe fn load_f16(p: *const u8) -> Self::F;
+
+    /// Bytes that [`Simd::unpack`] reads; at least those of a unit.
+    fn reach(bits: usize) -> usize;
+    /// A unit of packed quants of `BITS` bits.
+    unsafe fn unpack<const BITS: usize>(p: *const u8) -> Self::B;
+    unsafe fn load_bytes(p: *const u8) -> Self::B;
+    unsafe fn store_bytes(p: *mut u8, x: Self::B);
+    /// Products of unsigned `w` (of `BITS` bits) and signed `x`, summed four by four or in any other way that
+    /// keeps the groups of a unit in the lanes that [`Simd::scales`] gives them.
+    unsafe fn dot<const BITS: usize>(w: Self::B, x: Self::B) -> Self::I;
+    unsafe fn float(x: Self::I) -> Self::F;
+    /// One scale for each [`GROUP`] of a unit, in the lanes of the group.
+    unsafe fn scales(p: *const f32) -> Self::F;
+}
+
+/// How numbers lie in bytes.
+pub(super) trait Element: Copy {
+    const SCALAR: Scalar;
+    unsafe fn load<S: Simd>(p: *const u8) -> S::F;
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct F32;
+#[derive(Clone, Copy)]
+pub(super) struct F16;
+#[derive(Clone, Copy)]
+pub(super) struct Bf16;
+
+impl Element for F32 {
+    const SCALAR: Scalar = Scalar::F32;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(p: *const u8) -> S::F {
+        // SAFETY: the caller's.
+        unsafe { S::load(p.cast()) }
+    }
+}
+impl Element for F16 {
+    const SCALAR: Scalar = Scalar::F16;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(p: *const u8) -> S::F {
+        // SAFETY: the caller's.
+        unsafe { S::load_f16(p) }
+    }
+}
+impl Element for Bf16 {
+    const SCALAR: Scalar = Scalar::BF16;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(p: *const u8) -> S::F {
+        // SAFETY: the caller's.
+        unsafe { S::load_bf16(p) }
+    }
+}
+
+/// Adds the products of `R` rows of numbers and `X` rows of f32 to vectors of partial sums.
+///
+/// # Safety
+/// The rows have `cols` numbers.
+#[inline(always)]
+unsafe fn add_products<S: Simd, E: Element, const R: usize, const X: usize>(
+    acc: &mut [[S::F; X]; R],
+    w: [*const u8; R],
+    x: [*const f32; X],
+    cols: usize,
+) {
+    let size = E::SCALAR.bytes();
+    let whole = cols / S::LANES * S::LANES;
+    let mut i = 0;
+    while i < whole {
+        // SAFETY: i + LANES <= cols.
+        unsafe { step::<S, E, R, X>(acc, w.map(|w| w.add(i * size)), x.map(|x| x.add(i))) };
+        i += S::LANES;
+    }
+    let rest = cols - whole;
+    if rest > 0 {
+        let mut ws = [[0u8; MAX_UNIT]; R];
+        let mut xs = [[0f32; MAX_UNIT / 4]; X];
+        // SAFETY: the rest of the rows is shorter than a vector, and so than the arrays, which hold one.
+        unsafe {
+            for (r, buffer) in ws.iter_mut().enumerate() {
+                std::ptr::copy_nonoverlapping(w[r].add(whole * size), buffer.as_mut_ptr(), rest * size);
+            }
+            for (c, buffer) in xs.iter_mut().enumerate() {
+                std::ptr::copy_nonoverlapping(x[c].add(whole), buffer.as_mut_ptr(), rest);
+            }
+            let (ws, xs) = (std::array::from_fn(|r| ws[r].as_ptr()), std::array::from_fn(|c| xs[c].as_ptr()));
+            step::<S, E, R, X>(acc, ws, xs);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn step<S: Simd, E: Element, const R: usize, const X: usize>(
+    acc: &mut [[S::F; X]; R],
+    w: [*const u8; R],
+    x: [*const f32; X],
+) {
+    // SAFETY: the caller's: a vector can be read at every pointer.
+    unsafe {
+        let x = x.map(|x| S::load(x));
+        for r in 0..R {
+            let w = E::load::<S>(w[r]);
+            for c in 0..X {
+                acc[r][c] = S::fma(w, x[c], acc[r][c]);
+            }
+        }
+    }
+}
+
+/// Products of `R` rows of numbers and `X` rows of f32.
+///
+/// # Safety
+/// As [`add_products`].
+#[inline(always)]
+unsafe fn numbers<S: Simd, E: Element, const R: usize, const X: usize>(
+    w: [*const u8; R],
+    x: [*const f32; X],
+    cols: usize,
+) -> [[f32; X]; R] {
+    // SAFETY: the caller's.
+    unsafe {
+        let mut acc = [[S::zero(); X]; R];
+        add_products::<S, E, R, X>(&mut acc, w, x, cols);
+        acc.map(|acc| acc.map(|acc| S::sum(acc)))
+    }
+}
+
+/// The products of up to [`TILE`] rows of numbers and of f32 each, a part of the tile at a time.
+///
+/// # Safety
+/// The rows of `w` have as many numbers as those of `x`.
+#[inline(always)]
+pub(super) unsafe fn number_tile<S: Simd, E: Element>(w: &[&[u8]], x: &[&[f32]], sums: &mut Sums) {
+    /// Rows of weights with `X` rows of f32.
+    #[inline(always)]
+    unsafe fn part<S: Simd, E: Element, const X: usize>(
+        w: &[&[u8]],
+        x: &[&[f32]; X],
+        at: usize,
+        sums: &mut Sums,
+    ) {
+        let (rows, cols) = (x.map(<[f32]>::as_ptr), x[0].len());
+        // SAFETY: the caller's.
+        unsafe {
+            if let Ok(w) = <&[&[u8]; TILE]>::try_from(w) {
+                let tile = numbers::<S, E, TILE, X>(w.map(<[u8]>::as_ptr), rows, cols);
+                sums.iter_mut().zip(tile).for_each(|(to, from)| to[at..at + X].copy_from_slice(&from));
+                return;
+            }
+            for (w, to) in w.iter().zip(sums) {
+                let [from] = numbers::<S, E, 1, X>([w.as_ptr()], rows, cols);
+                to[at..at + X].copy_from_slice(&from);
+            }
+        }
+    }
+    let mut at = 0;
+    // SAFETY: the caller's.
+    unsafe {
+        while at < x.len() {
+            let rest = &x[at..];
+            at += if let (true, Some(x)) = (S::WIDTH >= 4, rest.first_chunk::<4>()) {
+                part::<S, E, 4>(w, x, at, sums);
+                4
+            } else if let (true, Some(x)) = (S::WIDTH >= 2, rest.first_chunk::<2>()) {
+                part::<S, E, 2>(w, x, at, sums);
+                2
+            } else {
+                part::<S, E, 1>(w, &[rest[0]], at, sums);
+                1
+            };
+        }
+    }
+}
+
+/// A row of quants as [`quants`] reads it.
+#[derive(Clone, Copy)]
+pub(super) struct QuantRow<'a> {
+    /// Packed, or one byte each and padded to whole units.
+    pub(super) q: &'a [u8],
+    /// One per group. Behind the last one another number can be read.
+    pub(super) scales: &'a [f32],
+    /// One per group.
+    pub(super) biases: &'a [f32],
+}
+
+/// A row of activations that was rounded to 8 bits.
+#[derive(Clone, Copy)]
+pub(super) struct RoundedRow<'a> {
+    /// Padded with zeros to whole units.
+    pub(super) q: &'a [i8],
+    /// One per [`GROUP`], padded with zeros to whole units.
+    pub(super) scales: &'a [f32],
+    /// One per group of the weights.
+    pub(super) sums: &'a [f32],
+}
+
+/// Inputs of a row and inputs that share a scale.
+#[derive(Clone, Copy)]
+pub(super) struct Groups {
+    pub(super) cols: usize,
+    pub(super) group: usize,
+}
+
+/// Products of `R` rows of quants and `X` rows of rounded activations:
+/// `sum_g scale_w scale_x sum(q x) + sum_g bias_w sum(x)`.
+///
+/// # Safety
+/// The rows are as their types say, for `groups`.
+#[inline(always)]
+unsafe fn quants<S: Simd, const BITS: usize, const PACKED: bool, const R: usize, const X: usize>(
+    w: &[QuantRow<'_>; R],
+    x: &[RoundedRow<'_>; X],
+    Groups { cols, group }: Groups,
+) -> [[f32; X]; R] {
+    let unit_bytes = if PACKED { S::UNIT * BITS / 8 } else { S::UNIT };
+    let (units, reach, bytes) = (cols.div_ceil(S::UNIT), S::reach(BITS), cols * BITS / 8);
+    let narrow = group < S::UNIT;
+    let per_group = (group / S::UNIT).max(1).trailing_zeros();
+    let (wq, ws) = (w.map(|w| w.q.as_ptr()), w.map(|w| w.scales.as_ptr()));
+    let (xq, xs) = (x.map(|x| x.q.as_ptr()), x.map(|x| x.scales.as_ptr()));
+    let mut acc;
+    // SAFETY: unit u begins before `cols`; a packed unit is read only up to the row's bytes; rows of bytes,
+    // activations and their scales are padded to whole units.
+    unsafe {
+        acc = [[S::zero(); X]; R];
+        let (biases, sums) = (w.map(|w| w.biases.as_ptr().cast()), x.map(|x| x.sums.as_ptr()));
+        add_products::<S, F32, R, X>(&mut acc, biases, sums, cols / group);
+        for u in 0..units {
+            let xq = xq.map(|q| S::load_bytes(q.add(u * S::UNIT).cast()));
+            let xs = xs.map(|s| S::scales(s.add(u * S::UNIT / GROUP)));
+            for r in 0..R {
+                let at = u * unit_bytes;
+                let q = wq[r].add(at);
+                let q = if !PACKED {
+                    S::load_bytes(q)
+                } else if at + reach <= bytes {
+                    S::unpack::<BITS>(q)
+                } else {
+                    unpack_end::<S, BITS>(q, bytes - at)
+                };
+                let scale = if narrow {
+                    S::scales(ws[r].add(u * S::UNIT / GROUP))
+                } else {
+                    S::splat(*ws[r].add(u >> per_group))
+                };
+                for c in 0..X {
+                    let products = S::float(S::dot::<BITS>(q, xq[c]));
+                    acc[r][c] = S::fma(products, S::mul(scale, xs[c]), acc[r][c]);
+                }
+            }
+        }
+        acc.map(|acc| acc.map(|acc| S::sum(acc)))
+    }
+}
+
+/// A unit of packed quants so near the end of its row that unpacking it would read beyond.
+///
+/// # Safety
+/// `rest` bytes can be read.
+#[inline(always)]
+unsafe fn unpack_end<S: Simd, const BITS: usize>(q: *const u8, rest: usize) -> S::B {
+    let mut buffer = [0u8; MAX_UNIT];
+    // SAFETY: the caller's; no unit reaches over more than MAX_UNIT bytes.
+    unsafe {
+        std::ptr::copy_nonoverlapping(q, buffer.as_mut_ptr(), rest.min(MAX_UNIT));
+        S::unpack::<BITS>(buffer.as_ptr())
+    }
+}
+
+/// The products of up to [`TILE`] rows of quants and of rounded activations each, a part of the tile at a time.
+///
+/// # Safety
+/// As [`quants`].
+#[inline(always)]
+pub(super) unsafe fn quant_tile<S: Simd, const BITS: usize, const PACKED: bool>(
+    w: &[QuantRow<'_>],
+    x: &[RoundedRow<'_>],
+    groups: Groups,
+    sums: &mut Sums,
+) {
+    /// Rows of weights with `X` rows of activations.
+    #[inline(always)]
+    unsafe fn part<S: Simd, const BITS: usize, const PACKED: bool, const X: usize>(
+        w: &[QuantRow<'_>],
+        x: &[RoundedRow<'_>; X],
+        groups: Groups,
+        (at, sums): (usize, &mut Sums),
+    ) {
+        // SAFETY: the caller's.
+        unsafe {
+            if let Ok(w) = <&[QuantRow<'_>; TILE]>::try_from(w) {
+                let tile = quants::<S, BITS, PACKED, TILE, X>(w, x, groups);
+                sums.iter_mut().zip(tile).for_each(|(to, from)| to[at..at + X].copy_from_slice(&from));
+                return;
+            }
+            for (w, to) in w.iter().zip(sums) {
+                let [from] = quants::<S, BITS, PACKED, 1, X>(&[*w], x, groups);
+                to[at..at + X].copy_from_slice(&from);
+            }
+        }
+    }
+    let mut at = 0;
+    // SAFETY: the caller's.
+    unsafe {
+        while at < x.len() {
+            let rest = &x[at..];
+            // Packed rows meet one row of activations; with more, they are unpacked once.
+            at += if let (true, Some(x)) = (!PACKED && S::WIDTH >= 4, rest.first_chunk::<4>()) {
+                part::<S, BITS, PACKED, 4>(w, x, groups, (at, sums));
+                4
+            } else if let (true, Some(x)) = (!PACKED && S::WIDTH >= 2, rest.first_chunk::<2>()) {
+                part::<S, BITS, PACKED, 2>(w, x, groups, (at, sums));
+                2
+            } else {
+                part::<S, BITS, PACKED, 1>(w, &[rest[0]], groups, (at, sums));
+                1
+            };
+        }
+    }
+}
+
+/// Unpacks a row of quants to bytes. `out` holds whole units.
+///
+/// # Safety
+/// The row has `bytes` bytes, and `out` room for the quants in them, rounded up to whole units.
+#[inline(always)]
+pub(super) unsafe fn unpack<S: Simd, const BITS: usize>(row: *const u8, bytes: usize, out: *mut u8) {
+    let unit_bytes = S::UNIT * BITS / 8;
+    for u in 0..bytes.div_ceil(unit_bytes) {
+        let at = u * unit_bytes;
+        // SAFETY: a unit is read up to `bytes` only.
+        unsafe {
+            let unit = if at + S::reach(BITS) <= bytes {
+                S::unpack::<BITS>(row.add(at))
+            } else {
+                unpack_end::<S, BITS>(row.add(at), bytes - at)
+            };
+            S::store_bytes(out.add(u * S::UNIT), unit);
+        }
+    }
+}
+
+/// Widens numbers to f32, exactly.
+#[inline(always)]
+pub(super) unsafe fn widen<S: Simd, E: Element>(bytes: &[u8], out: &mut [f32]) {
+    let whole = out.len() / S::LANES * S::LANES;
+    // SAFETY: the wrapper has checked that there are bytes for all of `out`.
+    unsafe {
+        for i in (0..whole).step_by(S::LANES) {
+            S::store(out.as_mut_ptr().add(i), E::load::<S>(bytes.as_ptr().add(i * E::SCALAR.bytes())));
+        }
+    }
+    for (i, out) in out.iter_mut().enumerate().skip(whole) {
+        *out = E::SCALAR.get(bytes, i);
+    }
+}
+
+/// `out = scale * q + bias`, rounded twice as the format says.
+#[inline(always)]
+pub(super) fn scale_quants(q: &[u8], scale: f32, bias: f32, out: &mut [f32]) {
+    for (out, q) in out.iter_mut().zip(q) {
+        *out = scale * f32::from(*q) + bias;
+    }
+}
+
+/// Rounds a row to 8 bits: `q`, a scale per [`GROUP`], and per `group` of the weights the sum of what the rounded
+/// numbers stand for. A NaN or an infinity makes its scale one.
+#[inline(always)]
+pub(super) fn quantize(x: &[f32], group: usize, q: &mut [i8], scales: &mut [f32], sums: &mut [f32]) {
+    // Adding it to a small number leaves the nearest whole number in the low bits.
+    const MAGIC: f32 = 12_582_912.0;
+    let per_group = group / GROUP;
+    sums.fill(0.0);
+    for (i, (x, q)) in x.as_chunks::<GROUP>().0.iter().zip(q.as_chunks_mut::<GROUP>().0).enumerate() {
+        let mut max = [0u32; 8];
+        for x in x.as_chunks::<8>().0 {
+            for (max, x) in max.iter_mut().zip(x) {
+                let bits = x.to_bits() & 0x7fff_ffff;
+                *max = if bits > *max { bits } else { *max };
+            }
+        }
+        let max = f32::from_bits(max.into_iter().fold(0, u32::max));
+        let inverse = if max > 1e-30 { 127.0 / max } else { 0.0 };
+        let mut sum = 0i32;
+        for (q, x) in q.iter_mut().zip(x) {
+            let n = ((x * inverse + MAGIC).to_bits() & 0xff) as u8 as i8;
+            *q = n;
+            sum += i32::from(n);
+        }
+        let scale = max / 127.0;
+        scales[i] = scale;
+        sums[i / per_group] += scale * sum as f32;
+    }
+}
+
+#[inline(always)]
+fn fma<S: Simd>(a: f32, b: f32, c: f32) -> f32 {
+    if S::FUSED { a.mul_add(b, c) } else { a * b + c }
+}
+
+/// `exp(x)` to two units in the last place; below -87 as at -87, above 88 as at 88. NaN stays NaN.
+#[inline(always)]
+fn exp<S: Simd>(x: f32) -> f32 {
+    const MAGIC: f32 = 12_582_912.0;
+    let x = if x < -87.0 { -87.0 } else { x };
+    let x = if x > 88.0 { 88.0 } else { x };
+    let shifted = fma::<S>(x, std::f32::consts::LOG2_E, MAGIC);
+    let n = shifted - MAGIC;
+    // ln 2 in two parts: the first has few enough bits that its product with n is exact.
+    let r = fma::<S>(n, -0.693_359_375, x);
+    let r = fma::<S>(n, 2.121_944_4e-4, r);
+    let mut p = 1.987_569_1e-4;
+    for c in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
+        p = fma::<S>(p, r, c);
+    }
+    let p = fma::<S>(p * r, r, r) + 1.0;
+    p * f32::from_bits((shifted.to_bits() << 23).wrapping_add(0x3f80_0000))
+}
+
+#[inline(always)]
+fn sigmoid<S: Simd>(x: f32) -> f32 {
+    1.0 / (1.0 + exp::<S>(-x))
+}
+
+/// `y = silu(y) * x`
+#[inline(always)]
+pub(super) fn silu_mul<S: Simd>(y: &mut [f32], x: &[f32]) {
+    for (y, x) in y.iter_mut().zip(x) {
+        *y = *y * sigmoid::<S>(*y) * x;
+    }
+}
+
+/// `y = y * silu(x)`
+#[inline(always)]
+pub(super) fn mul_silu<S: Simd>(y: &mut [f32], x: &[f32]) {
+    for (y, x) in y.iter_mut().zip(x) {
+        *y *= x * sigmoid::<S>(*x);
+    }
+}
+
+/// `y = silu(y)`
+#[inline(always)]
+pub(super) fn silu<S: Simd>(y: &mut [f32]) {
+    for y in y {
+        *y *= sigmoid::<S>(*y);
+    }
+}
+
+/// `y = y * sigmoid(x)`
+#[inline(always)]
+pub(super) fn mul_sigmoid<S: Simd>(y: &mut [f32], x: &[f32]) {
+    for (y, x) in y.iter_mut().zip(x) {
+        *y *= sigmoid::<S>(*x);
+    }
+}
+
+/// `x = exp(x - max)`; returns their sum.
+#[inline(always)]
+pub(super) fn exp_sum<S: Simd>(x: &mut [f32], max: f32) -> f32 {
+    let mut sums = [0.0; 16];
+    let (blocks, rest) = x.as_chunks_mut::<16>();
+    for block in blocks {
+        for (x, sum) in block.iter_mut().zip(&mut sums) {
+            *x = exp::<S>(*x - max);
+            *sum += *x;
+        }
+    }
+    for (x, sum) in rest.iter_mut().zip(&mut sums) {
+        *x = exp::<S>(*x - max);
+        *sum += *x;
+    }
+    sums.iter().sum()
+}
+
+/// The largest number; a NaN is passed over.
+#[inline(always)]
+pub(super) fn max(x: &[f32]) -> f32 {
+    let mut largest = [f32::NEG_INFINITY; 16];
+    let (blocks, rest) = x.as_chunks::<16>();
+    for block in blocks.iter().map(<[f32; 16]>::as_slice).chain([rest]) {
+        for (x, largest) in block.iter().zip(&mut largest) {
+            *largest = if *x > *largest { *x } else { *largest };
+        }
+    }
+    largest.into_iter().fold(f32::NEG_INFINITY, f32::max)
+}
+
+/// `y += a * x`
+#[inline(always)]
+pub(super) fn axpy<S: Simd>(y: &mut [f32], a: f32, x: &[f32]) {
+    for (y, x) in y.iter_mut().zip(x) {
+        *y = fma::<S>(a, *x, *y);
+    }
+}
+
+/// `out[t] = scale * q . keys[t]`, where key `t` begins at `t * stride`.
+///
+/// # Safety
+/// There is a key for every element of `out`.
+#[inline(always)]
+pub(super) unsafe fn scores<S: Simd>(q: &[f32], keys: &[f32], stride: usize, scale: f32, out: &mut [f32]) {
+    let (blocks, rest) = out.as_chunks_mut::<4>();
+    let done = blocks.len() * 4;
+    // SAFETY: the caller's; a key is as long as q.
+    unsafe {
+        let key = |t: usize| keys.as_ptr().add(t * stride).cast::<u8>();
+        for (t, out) in blocks.iter_mut().enumerate() {
+            let keys = std::array::from_fn(|i| key(t * 4 + i));
+            let sums = numbers::<S, F32, 4, 1>(keys, [q.as_ptr()], q.len());
+            *out = sums.map(|[sum]| sum * scale);
+        }
+        for (t, out) in rest.iter_mut().enumerate() {
+            let [[sum]] = numbers::<S, F32, 1, 1>([key(done + t)], [q.as_ptr()], q.len());
+            *out = sum * scale;
+        }
+    }
+}
+
+/// `acc = acc * keep + sum_t p[t] * values[t]`, where value `t` begins at `t * stride`.
+///
+/// # Safety
+/// There is a value as long as `acc` for every element of `p`.
+#[inline(always)]
+pub(super) unsafe fn mix<S: Simd>(p: &[f32], values: &[f32], stride: usize, keep: f32, acc: &mut [f32]) {
+    let mut from = 0;
+    // SAFETY: the caller's.
+    unsafe {
+        let value = |t: usize, i: usize| values.as_ptr().add(t * stride + i);
+        while from + 4 * S::LANES <= acc.len() {
+            let mut sums = [S::zero(); 4];
+            for (t, p) in p.iter().enumerate() {
+                let p = S::splat(*p);
+                for (i, sum) in sums.iter_mut().enumerate() {
+                    *sum = S::fma(p, S::load(value(t, from + i * S::LANES)), *sum);
+                }
+            }
+            for (i, sum) in sums.iter().enumerate() {
+                let to = acc.as_mut_ptr().add(from + i * S::LANES);
+                S::store(to, S::fma(S::load(to), S::splat(keep), *sum));
+            }
+            from += 4 * S::LANES;
+        }
+        for (i, acc) in acc.iter_mut().enumerate().skip(from) {
+            let mut sum = 0.0;
+            for (t, p) in p.iter().enumerate() {
+                sum = fma::<S>(*p, *value(t, i), sum);
+            }
+            *acc = fma::<S>(*acc, keep, sum);
+        }
+    }
+}
+
+/// The numbers of one row and head that the gated delta rule needs beside vectors.
+#[derive(Clone, Copy)]
+pub(crate) struct Delta {
+    /// `1 / |q| / sqrt(key width)`
+    pub(crate) q_scale: f32,
+    /// `1 / |k|`
+    pub(crate) k_scale: f32,
+    pub(crate) decay: f32,
+    pub(crate) beta: f32,
+}
+
+/// One row of the gated delta rule on some rows of a head's state, one per number of `v` and `y`.
+///
+/// # Safety
+/// `state` has `v.len()` rows as long as `k` and `q`, `y` is as long as `v`.
+#[inline(always)]
+pub(super) unsafe fn delta<S: Simd>(
+    state: &mut [f32],
+    k: &[f32],
+    q: &[f32],
+    v: &[f32],
+    y: &mut [f32],
+    d: Delta,
+) {
+    let width = k.len();
+    for ((state, v), y) in state.chunks_exact_mut(width).zip(v).zip(y) {
+        for s in state.iter_mut() {
+            *s *= d.decay;
+        }
+        // SAFETY: state, k and q have `width` numbers.
+        unsafe {
+            let row = state.as_ptr().cast::<u8>();
+            let [[recalled]] = numbers::<S, F32, 1, 1>([row], [k.as_ptr()], width);
+            axpy::<S>(state, d.beta * (v - recalled * d.k_scale) * d.k_scale, k);
+            let row = state.as_ptr().cast::<u8>();
+            let [[out]] = numbers::<S, F32, 1, 1>([row], [q.as_ptr()], width);
+            *y = out * d.q_scale;
+        }
+    }
+}
+
+/// A causal convolution of four taps: `out[c] = sum_j weight[c][j] * inputs[j][c]`.
+#[inline(always)]
+pub(super) fn taps4<S: Simd>(weight: &[f32], [a, b, c, d]: [&[f32]; 4], out: &mut [f32]) {
+    let inputs = a.iter().zip(b).zip(c.iter().zip(d));
+    for ((out, w), ((a, b), (c, d))) in out.iter_mut().zip(weight.as_chunks::<4>().0).zip(inputs) {
+        *out = fma::<S>(w[3], *d, fma::<S>(w[2], *c, fma::<S>(w[1], *b, w[0] * a)));
+    }
+}

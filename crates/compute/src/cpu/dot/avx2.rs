@@ -1,0 +1,167 @@
+//! AVX2 with FMA and F16C.
+
+use std::arch::x86_64::*;
+
+use super::algorithm::{GROUP, Simd};
+
+#[derive(Clone, Copy)]
+pub(super) struct Avx2;
+
+/// Where sixteen quants of `bits` bits lie in `2 * bits` bytes, seen from 16-bit lanes: for each quant the two
+/// bytes that it is in, and by how much to shift them left for it to end in bit 16.
+///
+/// Lanes 0..8 of the first table are quants 0..8, those of the second quants 8..16.
+const fn lanes(bits: usize) -> ([[u8; 16]; 2], [[u16; 8]; 2]) {
+    let (mut bytes, mut shifts) = ([[0; 16]; 2], [[0; 8]; 2]);
+    let mut i = 0;
+    while i < 16 {
+        let at = i * bits;
+        let (byte, shift) = (at / 8, at % 8);
+        bytes[i / 8][i % 8 * 2] = byte as u8;
+        // A quant that ends in its first byte takes nothing of the next, which may be another row's.
+        bytes[i / 8][i % 8 * 2 + 1] = if shift + bits > 8 { byte as u8 + 1 } else { 0x80 };
+        shifts[i / 8][i % 8] = 1 << (8 - shift);
+        i += 1;
+    }
+    (bytes, shifts)
+}
+
+pub(super) struct Lanes<const BITS: usize>;
+
+impl<const BITS: usize> Lanes<BITS> {
+    pub(super) const BYTES: [[u8; 16]; 2] = lanes(BITS).0;
+    pub(super) const FACTORS: [[u16; 8]; 2] = lanes(BITS).1;
+}
+
+impl Simd for Avx2 {
+    type F = __m256;
+    type I = __m256i;
+    type B = __m256i;
+    const LANES: usize = 8;
+    const UNIT: usize = GROUP;
+    const FUSED: bool = true;
+    const WIDTH: usize = 2;
+
+    #[inline(always)]
+    unsafe fn zero() -> __m256 {
+        // SAFETY: the caller's, here and below.
+        unsafe { _mm256_setzero_ps() }
+    }
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> __m256 {
+        // SAFETY: see `zero`.
+        unsafe { _mm256_set1_ps(x) }
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> __m256 {
+        // SAFETY: see `zero`.
+        unsafe { _mm256_loadu_ps(p) }
+    }
+    #[inline(always)]
+    unsafe fn store(p: *mut f32, x: __m256) {
+        // SAFETY: see `zero`.
+        unsafe { _mm256_storeu_ps(p, x) }
+    }
+    #[inline(always)]
+    unsafe fn mul(a: __m256, b: __m256) -> __m256 {
+        // SAFETY: see `zero`.
+        unsafe { _mm256_mul_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn fma(a: __m256, b: __m256, c: __m256) -> __m256 {
+        // SAFETY: see `zero`.
+        unsafe { _mm256_fmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    unsafe fn sum(x: __m256) -> f32 {
+        // SAFETY: see `zero`.
+        unsafe {
+            let x = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
+            let x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+            _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const u8) -> __m256 {
+        // SAFETY: see `zero`.
+        unsafe {
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()))))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(p: *const u8) -> __m256 {
+        // SAFETY: see `zero`.
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(p.cast())) }
+    }
+
+    fn reach(bits: usize) -> usize {
+        match bits {
+            4 | 8 => GROUP * bits / 8,
+            _ => 2 * bits + 16,
+        }
+    }
+    #[inline(always)]
+    unsafe fn unpack<const BITS: usize>(p: *const u8) -> __m256i {
+        // SAFETY: see `zero`; `reach` bytes can be read.
+        unsafe {
+            match BITS {
+                8 => _mm256_loadu_si256(p.cast()),
+                4 => {
+                    // A byte in a lane of 16 bits: its low half stays, its high half moves to the upper byte.
+                    let x = _mm256_cvtepu8_epi16(_mm_loadu_si128(p.cast()));
+                    let x = _mm256_or_si256(x, _mm256_slli_epi16::<4>(x));
+                    _mm256_and_si256(x, _mm256_set1_epi8(15))
+                }
+                _ => {
+                    let (low, high) = (_mm_loadu_si128(p.cast()), _mm_loadu_si128(p.add(2 * BITS).cast()));
+                    let x = _mm256_set_m128i(high, low);
+                    let mut halves = [x; 2];
+                    for (i, half) in halves.iter_mut().enumerate() {
+                        let bytes = _mm_loadu_si128(Lanes::<BITS>::BYTES[i].as_ptr().cast());
+                        let factors = _mm_loadu_si128(Lanes::<BITS>::FACTORS[i].as_ptr().cast());
+                        let x = _mm256_shuffle_epi8(x, _mm256_broadcastsi128_si256(bytes));
+                        let x = _mm256_mullo_epi16(x, _mm256_broadcastsi128_si256(factors));
+                        *half = _mm256_srli_epi16::<8>(x);
+                    }
+                    let mask = _mm256_set1_epi8(((1u32 << BITS) - 1) as u8 as i8);
+                    _mm256_and_si256(_mm256_packus_epi16(halves[0], halves[1]), mask)
+                }
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_bytes(p: *const u8) -> __m256i {
+        // SAFETY: see `zero`.
+        unsafe { _mm256_loadu_si256(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn store_bytes(p: *mut u8, x: __m256i) {
+        // SAFETY: see `zero`.
+        unsafe { _mm256_storeu_si256(p.cast(), x) }
+    }
+    #[inline(always)]
+    unsafe fn dot<const BITS: usize>(w: __m256i, x: __m256i) -> __m256i {
+        // SAFETY: see `zero`.
+        unsafe {
+            if BITS < 8 {
+                // Two products of at most 63 * 127 fit into 16 bits.
+                return _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1));
+            }
+            let w = [_mm256_castsi256_si128(w), _mm256_extracti128_si256::<1>(w)];
+            let x = [_mm256_castsi256_si128(x), _mm256_extracti128_si256::<1>(x)];
+            let low = _mm256_madd_epi16(_mm256_cvtepu8_epi16(w[0]), _mm256_cvtepi8_epi16(x[0]));
+            let high = _mm256_madd_epi16(_mm256_cvtepu8_epi16(w[1]), _mm256_cvtepi8_epi16(x[1]));
+            _mm256_add_epi32(low, high)
+        }
+    }
+    #[inline(always)]
+    unsafe fn float(x: __m256i) -> __m256 {
+        // SAFETY: see `zero`.
+        unsafe { _mm256_cvtepi32_ps(x) }
+    }
+    #[inline(always)]
+    unsafe fn scales(p: *const f32) -> __m256 {
+        // SAFETY: see `zero`.
+        unsafe { _mm256_set1_ps(*p) }
+    }
+}

@@ -1,0 +1,151 @@
+//! AVX-512 with VNNI.
+
+use std::arch::x86_64::*;
+
+use super::{
+    algorithm::{GROUP, Simd},
+    avx2::Lanes,
+};
+
+#[derive(Clone, Copy)]
+pub(super) struct Avx512;
+
+/// Which 16-bit words of `8 * bits` bytes belong into each lane of 128 bits: `bits` of them hold sixteen quants.
+const fn words(bits: usize) -> [u16; 32] {
+    let mut words = [0; 32];
+    let mut i = 0;
+    while i < 32 {
+        let word = i / 8 * bits + i % 8;
+        words[i] = if word < 32 { word as u16 } else { 31 };
+        i += 1;
+    }
+    words
+}
+
+struct Words<const BITS: usize>;
+
+impl<const BITS: usize> Words<BITS> {
+    const INDEXES: [u16; 32] = words(BITS);
+}
+
+impl Simd for Avx512 {
+    type F = __m512;
+    type I = __m512i;
+    type B = __m512i;
+    const LANES: usize = 16;
+    const UNIT: usize = 2 * GROUP;
+    const FUSED: bool = true;
+    const WIDTH: usize = 4;
+
+    #[inline(always)]
+    unsafe fn zero() -> __m512 {
+        // SAFETY: the caller's, here and below.
+        unsafe { _mm512_setzero_ps() }
+    }
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> __m512 {
+        // SAFETY: see `zero`.
+        unsafe { _mm512_set1_ps(x) }
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> __m512 {
+        // SAFETY: see `zero`.
+        unsafe { _mm512_loadu_ps(p) }
+    }
+    #[inline(always)]
+    unsafe fn store(p: *mut f32, x: __m512) {
+        // SAFETY: see `zero`.
+        unsafe { _mm512_storeu_ps(p, x) }
+    }
+    #[inline(always)]
+    unsafe fn mul(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: see `zero`.
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
+        // SAFETY: see `zero`.
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    unsafe fn sum(x: __m512) -> f32 {
+        // SAFETY: see `zero`.
+        unsafe { _mm512_reduce_add_ps(x) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const u8) -> __m512 {
+        // SAFETY: see `zero`.
+        unsafe {
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()))))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(p: *const u8) -> __m512 {
+        // SAFETY: see `zero`.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
+    }
+
+    fn reach(bits: usize) -> usize {
+        2 * GROUP * bits / 8
+    }
+    #[inline(always)]
+    unsafe fn unpack<const BITS: usize>(p: *const u8) -> __m512i {
+        // SAFETY: see `zero`; the mask lets only `reach` bytes be read.
+        unsafe {
+            match BITS {
+                8 => _mm512_loadu_si512(p.cast()),
+                4 => {
+                    // A byte in a lane of 16 bits: its low half stays, its high half moves to the upper byte.
+                    let x = _mm512_cvtepu8_epi16(_mm256_loadu_si256(p.cast()));
+                    let x = _mm512_or_si512(x, _mm512_slli_epi16::<4>(x));
+                    _mm512_and_si512(x, _mm512_set1_epi8(15))
+                }
+                _ => {
+                    let x = _mm512_maskz_loadu_epi8((1u64 << (8 * BITS)) - 1, p.cast());
+                    let x = _mm512_permutexvar_epi16(
+                        _mm512_loadu_si512(Words::<BITS>::INDEXES.as_ptr().cast()),
+                        x,
+                    );
+                    let mut halves = [x; 2];
+                    for (i, half) in halves.iter_mut().enumerate() {
+                        let bytes = _mm_loadu_si128(Lanes::<BITS>::BYTES[i].as_ptr().cast());
+                        let factors = _mm_loadu_si128(Lanes::<BITS>::FACTORS[i].as_ptr().cast());
+                        let x = _mm512_shuffle_epi8(x, _mm512_broadcast_i32x4(bytes));
+                        let x = _mm512_mullo_epi16(x, _mm512_broadcast_i32x4(factors));
+                        *half = _mm512_srli_epi16::<8>(x);
+                    }
+                    let mask = _mm512_set1_epi8(((1u32 << BITS) - 1) as u8 as i8);
+                    _mm512_and_si512(_mm512_packus_epi16(halves[0], halves[1]), mask)
+                }
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_bytes(p: *const u8) -> __m512i {
+        // SAFETY: see `zero`.
+        unsafe { _mm512_loadu_si512(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn store_bytes(p: *mut u8, x: __m512i) {
+        // SAFETY: see `zero`.
+        unsafe { _mm512_storeu_si512(p.cast(), x) }
+    }
+    #[inline(always)]
+    unsafe fn dot<const BITS: usize>(w: __m512i, x: __m512i) -> __m512i {
+        // SAFETY: see `zero`.
+        unsafe { _mm512_dpbusd_epi32(_mm512_setzero_si512(), w, x) }
+    }
+    #[inline(always)]
+    unsafe fn float(x: __m512i) -> __m512 {
+        // SAFETY: see `zero`.
+        unsafe { _mm512_cvtepi32_ps(x) }
+    }
+    #[inline(always)]
+    unsafe fn scales(p: *const f32) -> __m512 {
+        // SAFETY: see `zero`; two scales can be read.
+        unsafe {
+            let pair = _mm512_castsi512_ps(_mm512_set1_epi64(p.cast::<i64>().read_unaligned()));
+            _mm512_permutevar_ps(pair, _mm512_set_epi32(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0))
+        }
+    }
+}

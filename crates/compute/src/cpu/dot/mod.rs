@@ -1,0 +1,390 @@
+//! The kernels: everything that is written for an instruction set.
+//!
+//! `algorithm` has each algorithm once, over the vectors that an instruction set file offers; `kernels!` makes
+//! them functions that enable the instruction set; [`Kernels`] is the table of one set's functions, which can only
+//! be had on a machine that has the set.
+
+mod algorithm;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod generic;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+mod panel;
+
+use std::fmt;
+
+pub(crate) use algorithm::{Delta, GROUP, Sums, TILE};
+use algorithm::{Groups, QuantRow, RoundedRow};
+pub(crate) use panel::{Lane, Panel, Rounded, Rows, padded};
+
+use crate::{Error, Scalar};
+
+/// An instruction set that kernels exist for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Isa {
+    /// Plain Rust.
+    Generic,
+    /// x86-64 with AVX2, FMA and F16C.
+    Avx2,
+    /// x86-64 with AVX-512 F, BW, VL, DQ and VNNI.
+    Avx512,
+    /// AArch64; with its 8-bit dot products where the processor has them.
+    Neon,
+}
+
+impl Isa {
+    /// From the plainest to the best.
+    const ALL: [Isa; 4] = [Isa::Generic, Isa::Avx2, Isa::Avx512, Isa::Neon];
+
+    /// Those that this machine has, the best last.
+    pub fn available() -> Vec<Isa> {
+        Self::ALL.into_iter().filter(|isa| isa.table().is_some()).collect()
+    }
+
+    /// The best one that this machine has.
+    pub fn detect() -> Self {
+        Self::ALL.into_iter().rfind(|isa| isa.table().is_some()).unwrap_or(Isa::Generic)
+    }
+
+    /// By the name that `--isa` takes.
+    ///
+    /// # Errors
+    /// The name is unknown, or this machine does not have it; the error lists what it has.
+    pub fn by_name(name: &str) -> Result<Self, Error> {
+        let isa = Self::ALL.into_iter().find(|isa| isa.name() == name);
+        isa.filter(|isa| isa.table().is_some()).ok_or_else(|| {
+            let names: Vec<_> = Self::available().into_iter().map(Isa::name).collect();
+            Error::Device(format!(
+                "this machine has no instruction set {name:?}: choose {}",
+                names.join(", ")
+            ))
+        })
+    }
+
+    /// The name that `--isa` takes.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Isa::Generic => "generic",
+            Isa::Avx2 => "avx2",
+            Isa::Avx512 => "avx512",
+            Isa::Neon => "neon",
+        }
+    }
+
+    fn table(self) -> Option<&'static Table> {
+        match self {
+            Isa::Generic => Some(&on_generic::TABLE),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => {
+                let has = is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("fma")
+                    && is_x86_feature_detected!("f16c");
+                has.then_some(&on_avx2::TABLE)
+            }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => {
+                let has = is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vnni")
+                    && Isa::Avx2.table().is_some();
+                has.then_some(&on_avx512::TABLE)
+            }
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => {
+                let dot = std::arch::is_aarch64_feature_detected!("dotprod");
+                Some(if dot { &on_neon_dot::TABLE } else { &on_neon::TABLE })
+            }
+            #[allow(unreachable_patterns, reason = "which sets a target lacks differs")]
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Isa::Generic => "plain Rust",
+            Isa::Avx2 => "AVX2",
+            Isa::Avx512 => "AVX-512 VNNI",
+            Isa::Neon => "NEON",
+        })
+    }
+}
+
+/// The functions of one instruction set. All of them need it; more is said where they are called.
+struct Table {
+    numbers: unsafe fn(Scalar, &[&[u8]], &[&[f32]], &mut Sums),
+    quants: unsafe fn(u8, bool, &[QuantRow<'_>], &[RoundedRow<'_>], Groups, &mut Sums),
+    unpack: unsafe fn(u8, &[u8], &mut [u8]),
+    scale_quants: unsafe fn(&[u8], f32, f32, &mut [f32]),
+    widen: unsafe fn(Scalar, &[u8], &mut [f32]),
+    quantize: unsafe fn(&[f32], usize, &mut [i8], &mut [f32], &mut [f32]),
+    silu_mul: unsafe fn(&mut [f32], &[f32]),
+    mul_silu: unsafe fn(&mut [f32], &[f32]),
+    mul_sigmoid: unsafe fn(&mut [f32], &[f32]),
+    silu: unsafe fn(&mut [f32]),
+    exp_sum: unsafe fn(&mut [f32], f32) -> f32,
+    max: unsafe fn(&[f32]) -> f32,
+    axpy: unsafe fn(&mut [f32], f32, &[f32]),
+    scores: unsafe fn(&[f32], &[f32], usize, f32, &mut [f32]),
+    mix: unsafe fn(&[f32], &[f32], usize, f32, &mut [f32]),
+    delta: unsafe fn(&mut [f32], &[f32], &[f32], &[f32], &mut [f32], Delta),
+    taps4: unsafe fn(&[f32], [&[f32]; 4], &mut [f32]),
+}
+
+/// Makes the algorithms functions of one instruction set.
+macro_rules! kernels {
+    ($module:ident, $simd:ty $(, #[$feature:meta])?) => {
+        mod $module {
+            use super::{
+                Delta, Sums, Table,
+                algorithm::{self, Bf16, F16, F32, Groups, QuantRow, RoundedRow},
+            };
+            use crate::Scalar;
+
+            kernels! {
+                $simd $(, #[$feature])?;
+                silu_mul(y: &mut [f32], x: &[f32]) = algorithm::silu_mul::<$simd>;
+                mul_silu(y: &mut [f32], x: &[f32]) = algorithm::mul_silu::<$simd>;
+                mul_sigmoid(y: &mut [f32], x: &[f32]) = algorithm::mul_sigmoid::<$simd>;
+                silu(y: &mut [f32]) = algorithm::silu::<$simd>;
+                exp_sum(x: &mut [f32], max: f32) -> f32 = algorithm::exp_sum::<$simd>;
+                max(x: &[f32]) -> f32 = algorithm::max;
+                axpy(y: &mut [f32], a: f32, x: &[f32]) = algorithm::axpy::<$simd>;
+                scores(q: &[f32], keys: &[f32], stride: usize, scale: f32, out: &mut [f32])
+                    = algorithm::scores::<$simd>;
+                mix(p: &[f32], values: &[f32], stride: usize, keep: f32, acc: &mut [f32])
+                    = algorithm::mix::<$simd>;
+                delta(state: &mut [f32], k: &[f32], q: &[f32], v: &[f32], y: &mut [f32], d: Delta)
+                    = algorithm::delta::<$simd>;
+                taps4(weight: &[f32], inputs: [&[f32]; 4], out: &mut [f32]) = algorithm::taps4::<$simd>;
+                quantize(x: &[f32], group: usize, q: &mut [i8], scales: &mut [f32], sums: &mut [f32])
+                    = algorithm::quantize;
+                scale_quants(q: &[u8], scale: f32, bias: f32, out: &mut [f32]) = algorithm::scale_quants;
+            }
+
+            $(#[$feature])?
+            unsafe fn numbers(scalar: Scalar, w: &[&[u8]], x: &[&[f32]], sums: &mut Sums) {
+                // SAFETY: the caller's.
+                unsafe {
+                    match scalar {
+                        Scalar::F32 => algorithm::number_tile::<$simd, F32>(w, x, sums),
+                        Scalar::F16 => algorithm::number_tile::<$simd, F16>(w, x, sums),
+                        Scalar::BF16 => algorithm::number_tile::<$simd, Bf16>(w, x, sums),
+                    }
+                }
+            }
+
+            $(#[$feature])?
+            unsafe fn quants(
+                bits: u8,
+                packed: bool,
+                w: &[QuantRow<'_>],
+                x: &[RoundedRow<'_>],
+                groups: Groups,
+                sums: &mut Sums,
+            ) {
+                // SAFETY: the caller's.
+                unsafe {
+                    match (bits, packed) {
+                        (2, true) => algorithm::quant_tile::<$simd, 2, true>(w, x, groups, sums),
+                        (3, true) => algorithm::quant_tile::<$simd, 3, true>(w, x, groups, sums),
+                        (4, true) => algorithm::quant_tile::<$simd, 4, true>(w, x, groups, sums),
+                        (5, true) => algorithm::quant_tile::<$simd, 5, true>(w, x, groups, sums),
+                        (6, true) => algorithm::quant_tile::<$simd, 6, true>(w, x, groups, sums),
+                        (8, true) => algorithm::quant_tile::<$simd, 8, true>(w, x, groups, sums),
+                        (8, false) => algorithm::quant_tile::<$simd, 8, false>(w, x, groups, sums),
+                        _ => algorithm::quant_tile::<$simd, 7, false>(w, x, groups, sums),
+                    }
+                }
+            }
+
+            $(#[$feature])?
+            unsafe fn unpack(bits: u8, row: &[u8], out: &mut [u8]) {
+                let (from, len, to) = (row.as_ptr(), row.len(), out.as_mut_ptr());
+                // SAFETY: the caller's.
+                unsafe {
+                    match bits {
+                        2 => algorithm::unpack::<$simd, 2>(from, len, to),
+                        3 => algorithm::unpack::<$simd, 3>(from, len, to),
+                        4 => algorithm::unpack::<$simd, 4>(from, len, to),
+                        5 => algorithm::unpack::<$simd, 5>(from, len, to),
+                        6 => algorithm::unpack::<$simd, 6>(from, len, to),
+                        _ => algorithm::unpack::<$simd, 8>(from, len, to),
+                    }
+                }
+            }
+
+            $(#[$feature])?
+            unsafe fn widen(scalar: Scalar, bytes: &[u8], out: &mut [f32]) {
+                // SAFETY: the caller's.
+                unsafe {
+                    match scalar {
+                        Scalar::F32 => algorithm::widen::<$simd, F32>(bytes, out),
+                        Scalar::F16 => algorithm::widen::<$simd, F16>(bytes, out),
+                        Scalar::BF16 => algorithm::widen::<$simd, Bf16>(bytes, out),
+                    }
+                }
+            }
+
+            pub(super) static TABLE: Table = Table {
+                numbers,
+                quants,
+                unpack,
+                scale_quants,
+                widen,
+                quantize,
+                silu_mul,
+                mul_silu,
+                mul_sigmoid,
+                silu,
+                exp_sum,
+                max,
+                axpy,
+                scores,
+                mix,
+                delta,
+                taps4,
+            };
+        }
+    };
+    ($simd:ty $(, #[$feature:meta])?; $($name:ident $args:tt $(-> $out:ty)? = $algorithm:expr;)*) => {
+        kernels! { @all [$(#[$feature])?] $($name $args $(-> $out)? = $algorithm;)* }
+    };
+    (@all $feature:tt $($name:ident $args:tt $(-> $out:ty)? = $algorithm:expr;)*) => {
+        $(kernels! { @one $feature $name $args $(-> $out)? = $algorithm; })*
+    };
+    (@one [$($feature:tt)*] $name:ident($($arg:ident: $type:ty),*) $(-> $out:ty)? = $algorithm:expr;) => {
+        $($feature)*
+        unsafe fn $name($($arg: $type),*) $(-> $out)? {
+            #[allow(unused_unsafe, reason = "some of the algorithms are safe")]
+            // SAFETY: the caller's.
+            unsafe {
+                $algorithm($($arg),*)
+            }
+        }
+    };
+}
+
+use generic::Generic;
+kernels!(on_generic, super::Generic);
+#[cfg(target_arch = "x86_64")]
+kernels!(on_avx2, super::avx2::Avx2, #[target_feature(enable = "avx2,fma,f16c")]);
+#[cfg(target_arch = "x86_64")]
+kernels!(
+    on_avx512,
+    super::avx512::Avx512,
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+);
+#[cfg(target_arch = "aarch64")]
+kernels!(on_neon, super::neon::Neon<false>, #[target_feature(enable = "neon")]);
+#[cfg(target_arch = "aarch64")]
+kernels!(on_neon_dot, super::neon::Neon<true>, #[target_feature(enable = "neon,dotprod")]);
+
+/// The kernels of an instruction set that this machine has. The methods are safe: they check lengths.
+#[derive(Clone, Copy)]
+pub(crate) struct Kernels(&'static Table);
+
+impl Kernels {
+    /// # Errors
+    /// This machine does not have the instruction set.
+    pub(crate) fn new(isa: Isa) -> Result<Self, Error> {
+        isa.table().map(Self).ok_or_else(|| Error::Device(format!("this machine has no {isa}")))
+    }
+
+    /// Widens the first `out.len()` numbers of `bytes`, exactly.
+    pub(crate) fn widen(self, scalar: Scalar, bytes: &[u8], out: &mut [f32]) {
+        assert!(bytes.len() >= out.len() * scalar.bytes());
+        // SAFETY: the table's set is there, and so are the bytes.
+        unsafe { (self.0.widen)(scalar, bytes, out) }
+    }
+
+    /// Rounds a row to 8 bits; see [`Rounded`].
+    fn quantize(self, x: &[f32], group: usize, q: &mut [i8], scales: &mut [f32], sums: &mut [f32]) {
+        // SAFETY: the table's set is there; the algorithm checks what it indexes.
+        unsafe { (self.0.quantize)(x, group, q, scales, sums) }
+    }
+
+    /// `y = silu(y) * x`
+    pub(crate) fn silu_mul(self, y: &mut [f32], x: &[f32]) {
+        // SAFETY: the table's set is there.
+        unsafe { (self.0.silu_mul)(y, x) }
+    }
+
+    /// `y = y * silu(x)`
+    pub(crate) fn mul_silu(self, y: &mut [f32], x: &[f32]) {
+        // SAFETY: the table's set is there.
+        unsafe { (self.0.mul_silu)(y, x) }
+    }
+
+    /// `y = y * sigmoid(x)`
+    pub(crate) fn mul_sigmoid(self, y: &mut [f32], x: &[f32]) {
+        // SAFETY: the table's set is there.
+        unsafe { (self.0.mul_sigmoid)(y, x) }
+    }
+
+    /// `y = silu(y)`
+    pub(crate) fn silu(self, y: &mut [f32]) {
+        // SAFETY: the table's set is there.
+        unsafe { (self.0.silu)(y) }
+    }
+
+    /// `x = exp(x - max)`; returns the sum.
+    pub(crate) fn exp_sum(self, x: &mut [f32], max: f32) -> f32 {
+        // SAFETY: the table's set is there.
+        unsafe { (self.0.exp_sum)(x, max) }
+    }
+
+    /// The largest number; a NaN is passed over.
+    pub(crate) fn max(self, x: &[f32]) -> f32 {
+        // SAFETY: the table's set is there.
+        unsafe { (self.0.max)(x) }
+    }
+
+    /// `y += a * x`
+    pub(crate) fn axpy(self, y: &mut [f32], a: f32, x: &[f32]) {
+        // SAFETY: the table's set is there.
+        unsafe { (self.0.axpy)(y, a, x) }
+    }
+
+    /// `x . x`
+    pub(crate) fn square(self, x: &[f32]) -> f32 {
+        let mut out = [0.0];
+        self.scores(x, x, 0, 1.0, &mut out);
+        out[0]
+    }
+
+    /// `out[t] = scale * q . keys[t]`, where key `t` begins at `t * stride`.
+    pub(crate) fn scores(self, q: &[f32], keys: &[f32], stride: usize, scale: f32, out: &mut [f32]) {
+        assert!(out.is_empty() || (out.len() - 1) * stride + q.len() <= keys.len());
+        // SAFETY: the table's set is there, and the last key ends in `keys`.
+        unsafe { (self.0.scores)(q, keys, stride, scale, out) }
+    }
+
+    /// `acc = acc * keep + sum_t p[t] * values[t]`, where value `t` begins at `t * stride`.
+    pub(crate) fn mix(self, p: &[f32], values: &[f32], stride: usize, keep: f32, acc: &mut [f32]) {
+        assert!(p.is_empty() || (p.len() - 1) * stride + acc.len() <= values.len());
+        // SAFETY: the table's set is there, and the last value ends in `values`.
+        unsafe { (self.0.mix)(p, values, stride, keep, acc) }
+    }
+
+    /// One row of the gated delta rule on the rows of a head's state that belong to `v` and `y`.
+    pub(crate) fn delta(self, state: &mut [f32], [k, q]: [&[f32]; 2], v: &[f32], y: &mut [f32], d: Delta) {
+        assert!(
+            k.len() == q.len() && v.len() == y.len() && state.len() == k.len() * v.len() && !k.is_empty()
+        );
+        // SAFETY: the table's set is there, and the lengths are as the algorithm wants them.
+        unsafe { (self.0.delta)(state, k, q, v, y, d) }
+    }
+
+    /// `out[c] = sum_j weight[c][j] * inputs[j][c]` for four taps.
+    pub(crate) fn taps4(self, weight: &[f32], inputs: [&[f32]; 4], out: &mut [f32]) {
+        // SAFETY: the table's set is there.
+        unsafe { (self.0.taps4)(weight, inputs, out) }
+    }
+}

@@ -1,0 +1,89 @@
+//! The routed experts of a layer.
+//!
+//! Tiles are blocks of outputs; each tile walks all uses, so that no two tiles write one row, and weights that
+//! several rows share are unpacked once. Activations have room for a number of rows, so many uses take several
+//! rounds.
+
+use super::{
+    Cpu,
+    dot::Rows,
+    matmul::{COLS, Product, round},
+    pool::Grid,
+};
+use crate::{Error, ExpertUse, Op, host::Host};
+
+/// Runs [`Op::Experts`].
+pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(), Error> {
+    let &Op::Experts { x, shape, uses, inner, out } = op else { return Ok(()) };
+    let layout = shape.layout()?;
+    cpu.reserve(1, x.width.max(inner.width));
+    let room = cpu.reserved.0;
+    let rounds = [shape.gate, shape.up, shape.down].map(|shape| cpu.rounds(shape));
+    let Cpu { kernels, pool, rounded, inner: again, .. } = cpu;
+    let kernels = *kernels;
+    host.with(&inner, |host, between| {
+        host.with(&out, |host, numbers| {
+            let all = host.get(&x)?;
+            for uses in uses.chunks(room) {
+                // Rows are rounded once each, unless most are not used.
+                let by_row = x.rows <= uses.len();
+                let count = if by_row { x.rows } else { uses.len() };
+                let input = |i: usize| super::row(all, &x, if by_row { i } else { uses[i].row });
+                let gate_rows = if rounds[0] {
+                    round(kernels, pool, rounded, (shape.gate, count), input)
+                } else {
+                    Rows::Numbers(all, x)
+                };
+                let up_rows = if !rounds[1] {
+                    Rows::Numbers(all, x)
+                } else if rounds[0] && shape.up.format == shape.gate.format {
+                    gate_rows
+                } else {
+                    round(kernels, pool, again, (shape.up, count), input)
+                };
+                let from = |rows: &Rows<'_>, i: usize| match rows {
+                    Rows::Rounded(_) if !by_row => i,
+                    _ => uses[i].row,
+                };
+                let inner = inner.slice(0, uses.len());
+                pool.tiles(between, Grid::new(&inner, uses.len(), 1, COLS), |mut tile, lane| {
+                    for (first, run, slot) in runs(host, uses) {
+                        let [gate, up, _] = layout.matrices(slot);
+                        let gate = Product { kernels, matrix: gate, rows: gate_rows };
+                        let place = |i: usize| (from(&gate_rows, first + i), first + i);
+                        gate.tile(run, place, &mut tile, lane, |to, sum| *to = sum);
+                        (first..first + run).for_each(|i| kernels.silu(tile.row(i)));
+                        let up = Product { kernels, matrix: up, rows: up_rows };
+                        let place = |i: usize| (from(&up_rows, first + i), first + i);
+                        up.tile(run, place, &mut tile, lane, |to, sum| *to *= sum);
+                    }
+                });
+                let between = &*between;
+                let rows = if rounds[2] {
+                    round(kernels, pool, again, (shape.down, uses.len()), |i| super::row(between, &inner, i))
+                } else {
+                    Rows::Numbers(between, inner)
+                };
+                pool.tiles(numbers, Grid::new(&out, out.rows, 1, COLS), |mut tile, lane| {
+                    for (first, run, slot) in runs(host, uses) {
+                        let [.., down] = layout.matrices(slot);
+                        let down = Product { kernels, matrix: down, rows };
+                        let place = |i: usize| (first + i, uses[first + i].part);
+                        down.tile(run, place, &mut tile, lane, |to, sum| *to = sum);
+                    }
+                });
+            }
+            Ok(())
+        })
+    })
+}
+
+/// Every run of uses of one slot: the place of its first among the uses, its length, and the slot's bytes.
+fn runs<'a>(host: &'a Host, uses: &'a [ExpertUse]) -> impl Iterator<Item = (usize, usize, &'a [u8])> {
+    let mut at = 0;
+    uses.chunk_by(|a, b| a.slot == b.slot).filter_map(move |run| {
+        at += run.len();
+        // The op's check found every slot in its place.
+        host.slot(run[0].slot).ok().map(|slot| (at - run.len(), run.len(), slot))
+    })
+}

@@ -1,0 +1,361 @@
+//! What must hold before an op runs, the same on every device.
+
+use crate::{Buffer, Error, MatrixShape, Op, RopePairs, Span, View, host::Host};
+
+/// The largest whole number up to which every whole number is exact in f32.
+const EXACT_IDS: usize = 1 << 24;
+
+/// Checks of one op; the errors name it.
+#[derive(Clone, Copy)]
+struct Check<'a> {
+    host: &'a Host,
+    op: &'static str,
+}
+
+impl Op<'_> {
+    /// Checks everything that can be known before computing: shapes, windows, spans, states, slots and ids.
+    /// What it lets pass, a device computes without a further error, except for a NaN in a router.
+    pub(crate) fn check(&self, host: &Host) -> Result<(), Error> {
+        let c = Check { host, op: self.name() };
+        match *self {
+            Op::Embed { table, tokens, out } => {
+                let table = host.weight(table)?.shape;
+                c.matrix("out", &out, tokens.len(), table.cols)?;
+                match tokens.iter().find(|id| **id as usize >= table.rows) {
+                    Some(id) => Err(Error::Token { id: *id, vocab: table.rows }),
+                    None => Ok(()),
+                }
+            }
+            Op::RmsNorm { x, weight, out, .. } => {
+                c.view("x", &x)?;
+                c.same("out", &out, &x)?;
+                c.numbers("weight", weight, x.width)?;
+                c.in_place("x", &x, &out)
+            }
+            Op::GatedRmsNorm { x, gate, weight, out, .. } => {
+                c.view("x", &x)?;
+                c.same("gate", &gate, &x)?;
+                c.same("out", &out, &x)?;
+                c.numbers("weight", weight, x.width)?;
+                c.in_place("x", &x, &out)?;
+                c.apart("gate", gate.buffer, &out)
+            }
+            Op::MatMul { x, weight, bias, out, .. } => {
+                let shape = host.weight(weight)?.shape;
+                c.matrix("x", &x, x.rows, shape.cols)?;
+                c.matrix("out", &out, x.rows, shape.rows)?;
+                if let Some(bias) = bias {
+                    c.numbers("bias", bias, shape.rows)?;
+                    c.apart("bias", bias, &out)?;
+                }
+                c.apart("x", x.buffer, &out)
+            }
+            Op::Rope { x, frequencies, pairs, spans, .. } => {
+                c.view("x", &x)?;
+                if frequencies.len() > x.width / 2 {
+                    let pairs = match pairs {
+                        RopePairs::Halves => "halves",
+                        RopePairs::Interleaved => "interleaved",
+                    };
+                    return c.wrong(format!(
+                        "{} frequencies ({pairs}) for vectors of {}",
+                        frequencies.len(),
+                        x.width
+                    ));
+                }
+                c.spans(spans, x.rows)
+            }
+            Op::Attention { .. } => self.check_attention(c),
+            Op::Conv1d { x, weight, width, spans, out } => {
+                if width == 0 {
+                    return c.wrong("a convolution of no taps".into());
+                }
+                c.matrix("x", &x, x.rows, x.width)?;
+                c.same("out", &out, &x)?;
+                c.numbers("weight", weight, c.product(&[x.width, width])?)?;
+                c.apart("x", x.buffer, &out)?;
+                c.apart("weight", weight, &out)?;
+                c.recurrent(spans, x.rows, c.product(&[width - 1, x.width])?)
+            }
+            Op::DeltaNet { .. } => self.check_delta_net(c),
+            Op::SwiGlu { gate, up, out } => {
+                c.matrix("gate", &gate, gate.rows, gate.width)?;
+                c.same("up", &up, &gate)?;
+                c.same("out", &out, &gate)?;
+                if gate.buffer == out.buffer && up.buffer == out.buffer {
+                    return c.wrong("gate, up and out in one buffer".into());
+                }
+                c.in_place("gate", &gate, &out)?;
+                c.in_place("up", &up, &out)
+            }
+            Op::Add { x, y } => {
+                c.matrix("x", &x, x.rows, x.width)?;
+                c.same("y", &y, &x)?;
+                c.apart("y", y.buffer, &x)
+            }
+            Op::TopK { logits, ids, weights, .. } => {
+                c.matrix("logits", &logits, logits.rows, logits.width)?;
+                c.matrix("ids", &ids, logits.rows, ids.width)?;
+                c.matrix("weights", &weights, logits.rows, ids.width)?;
+                if ids.width > logits.width || logits.width > EXACT_IDS {
+                    return c.wrong(format!("the {} largest of {} logits", ids.width, logits.width));
+                }
+                c.apart("logits", logits.buffer, &ids)?;
+                c.apart("logits", logits.buffer, &weights)?;
+                c.apart("ids", ids.buffer, &weights)
+            }
+            Op::Experts { .. } => self.check_experts(c),
+            Op::Combine { x, parts, weights, shared } => {
+                c.matrix("x", &x, x.rows, x.width)?;
+                c.matrix("weights", &weights, x.rows, weights.width)?;
+                c.matrix("parts", &parts, c.product(&[x.rows, weights.width])?, x.width)?;
+                c.apart("parts", parts.buffer, &x)?;
+                c.apart("weights", weights.buffer, &x)?;
+                if let Some(shared) = shared {
+                    c.matrix("shared.out", &shared.out, x.rows, x.width)?;
+                    c.apart("shared.out", shared.out.buffer, &x)?;
+                    if let Some(gate) = shared.gate {
+                        c.matrix("shared.gate", &gate, x.rows, 1)?;
+                        c.apart("shared.gate", gate.buffer, &x)?;
+                    }
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn check_attention(&self, c: Check<'_>) -> Result<(), Error> {
+        let &Op::Attention { q, k, v, gate, spans, out, .. } = self else { return Ok(()) };
+        c.view("q", &q)?;
+        c.view("k", &k)?;
+        c.view("v", &v)?;
+        c.vectors("k", &k, q.rows, k.heads, q.width)?;
+        c.vectors("v", &v, q.rows, k.heads, v.width)?;
+        c.vectors("out", &out, q.rows, q.heads, v.width)?;
+        c.divides("key heads", k.heads, "query heads", q.heads)?;
+        for (what, input) in [("q", &q), ("k", &k), ("v", &v)] {
+            c.apart(what, input.buffer, &out)?;
+        }
+        if let Some(gate) = gate {
+            c.same("gate", &gate, &out)?;
+            c.apart("gate", gate.buffer, &out)?;
+        }
+        c.spans(spans, q.rows)?;
+        for span in spans {
+            let kv = c.host.key_value(span.state)?;
+            if (kv.kv_heads, kv.key_width, kv.value_width) != (k.heads, k.width, v.width) {
+                return c.wrong(format!(
+                    "a state of {} heads of {} and {} for {} heads of {} and {}",
+                    kv.kv_heads, kv.key_width, kv.value_width, k.heads, k.width, v.width
+                ));
+            }
+            if span.position.checked_add(span.rows).is_none_or(|end| end > kv.positions) {
+                return c.wrong(format!(
+                    "{} rows at position {} of a state that holds {} positions",
+                    span.rows, span.position, kv.positions
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_delta_net(&self, c: Check<'_>) -> Result<(), Error> {
+        let &Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, spans, out } = self else { return Ok(()) };
+        c.view("q", &q)?;
+        c.same("k", &k, &q)?;
+        c.view("v", &v)?;
+        c.vectors("v", &v, q.rows, v.heads, v.width)?;
+        c.same("out", &out, &v)?;
+        c.divides("key heads", k.heads, "value heads", v.heads)?;
+        c.matrix("a", &a, q.rows, v.heads)?;
+        c.matrix("b", &b, q.rows, v.heads)?;
+        c.numbers("a_log", a_log, v.heads)?;
+        c.numbers("dt_bias", dt_bias, v.heads)?;
+        for (what, input) in [
+            ("q", q.buffer),
+            ("k", k.buffer),
+            ("v", v.buffer),
+            ("a", a.buffer),
+            ("b", b.buffer),
+            ("a_log", a_log),
+            ("dt_bias", dt_bias),
+        ] {
+            c.apart(what, input, &out)?;
+        }
+        c.recurrent(spans, q.rows, c.product(&[v.heads, v.width, k.width])?)
+    }
+
+    fn check_experts(&self, c: Check<'_>) -> Result<(), Error> {
+        let &Op::Experts { x, shape, uses, inner, out } = self else { return Ok(()) };
+        let (hidden, intermediate) = (x.width, inner.width);
+        c.weight("gate", shape.gate, intermediate, hidden)?;
+        c.weight("up", shape.up, intermediate, hidden)?;
+        c.weight("down", shape.down, out.width, intermediate)?;
+        c.matrix("x", &x, x.rows, hidden)?;
+        c.matrix("inner", &inner, inner.rows, intermediate)?;
+        c.matrix("out", &out, out.rows, hidden)?;
+        c.apart("x", x.buffer, &inner)?;
+        c.apart("x", x.buffer, &out)?;
+        c.apart("inner", inner.buffer, &out)?;
+        if inner.rows < uses.len() {
+            return c.wrong(format!("{} uses with {} rows between the matrices", uses.len(), inner.rows));
+        }
+        let bytes = shape.bytes()?;
+        for u in uses {
+            if u.row >= x.rows || u.part >= out.rows {
+                return c.wrong(format!(
+                    "a use of row {} of {} for part {} of {}",
+                    u.row, x.rows, u.part, out.rows
+                ));
+            }
+            let slot = c.host.slot(u.slot)?;
+            if slot.len() < bytes {
+                return c.wrong(format!("a slot of {} bytes for an expert of {bytes}", slot.len()));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Check<'_> {
+    #[cold]
+    fn wrong<T>(&self, what: String) -> Result<T, Error> {
+        Err(Error::Shape(format!("{}: {what}", self.op)))
+    }
+
+    /// The product of some dimensions.
+    fn product(&self, dimensions: &[usize]) -> Result<usize, Error> {
+        match dimensions.iter().try_fold(1usize, |product, n| product.checked_mul(*n)) {
+            Some(product) => Ok(product),
+            None => self.wrong(format!("dimensions {dimensions:?} that no memory can hold")),
+        }
+    }
+
+    /// The view has vectors, lies inside its buffer, and no two of its vectors overlap.
+    fn view(&self, what: &str, view: &View) -> Result<(), Error> {
+        let len = self.host.all(view.buffer)?.len();
+        if view.heads == 0 || view.width == 0 {
+            return self.wrong(format!("{what} has no numbers: {} heads of {}", view.heads, view.width));
+        }
+        if !view.lies_in(len) {
+            return self.wrong(format!("{what} reaches beyond its buffer of {len} numbers: {view:?}"));
+        }
+        if !view.is_disjoint() {
+            return self.wrong(format!("{what} has vectors that overlap: {view:?}"));
+        }
+        Ok(())
+    }
+
+    /// A view of given rows, heads and width.
+    fn vectors(&self, what: &str, view: &View, rows: usize, heads: usize, width: usize) -> Result<(), Error> {
+        if (view.rows, view.heads, view.width) != (rows, heads, width) {
+            return self.wrong(format!(
+                "{what} is ({}, {}, {}) where ({rows}, {heads}, {width}) belongs",
+                view.rows, view.heads, view.width
+            ));
+        }
+        self.view(what, view)
+    }
+
+    /// A view of one head.
+    fn matrix(&self, what: &str, view: &View, rows: usize, width: usize) -> Result<(), Error> {
+        self.vectors(what, view, rows, 1, width)
+    }
+
+    /// A view with the shape of another.
+    fn same(&self, what: &str, view: &View, other: &View) -> Result<(), Error> {
+        self.vectors(what, view, other.rows, other.heads, other.width)
+    }
+
+    /// An input that the output may replace: it is the same view, or lies in another buffer.
+    fn in_place(&self, what: &str, input: &View, out: &View) -> Result<(), Error> {
+        if input.buffer == out.buffer && input != out {
+            return self.wrong(format!("{what} and out are different windows of one buffer"));
+        }
+        Ok(())
+    }
+
+    /// An input that may not share a buffer with what is written.
+    fn apart(&self, what: &str, input: Buffer, written: &View) -> Result<(), Error> {
+        if input == written.buffer {
+            return self.wrong(format!("{what} lies in a buffer that the op writes"));
+        }
+        Ok(())
+    }
+
+    fn divides(&self, what: &str, n: usize, other: &str, m: usize) -> Result<(), Error> {
+        if n == 0 || !m.is_multiple_of(n) {
+            return self.wrong(format!("{n} {what} do not divide {m} {other}"));
+        }
+        Ok(())
+    }
+
+    /// A buffer of at least `len` numbers.
+    fn numbers(&self, what: &str, buffer: Buffer, len: usize) -> Result<(), Error> {
+        let has = self.host.all(buffer)?.len();
+        if has < len {
+            return self.wrong(format!("{what} has {has} numbers where {len} belong"));
+        }
+        Ok(())
+    }
+
+    fn weight(&self, what: &str, shape: MatrixShape, rows: usize, cols: usize) -> Result<(), Error> {
+        if (shape.rows, shape.cols) != (rows, cols) {
+            return self
+                .wrong(format!("{what} is ({}, {}) where ({rows}, {cols}) belongs", shape.rows, shape.cols));
+        }
+        Ok(())
+    }
+
+    /// Spans that cover `rows` rows; no state twice.
+    fn spans(&self, spans: &[Span], rows: usize) -> Result<(), Error> {
+        let covered = spans.iter().try_fold(0usize, |sum, span| {
+            span.position.checked_add(span.rows)?;
+            sum.checked_add(span.rows)
+        });
+        if covered != Some(rows) {
+            return self.wrong(format!("spans that do not cover the {rows} rows: {spans:?}"));
+        }
+        for (i, span) in spans.iter().enumerate() {
+            if spans[..i].iter().any(|other| other.state == span.state) {
+                return self.wrong("two spans of one state".into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Spans whose states are recurrent ones of `len` numbers.
+    fn recurrent(&self, spans: &[Span], rows: usize, len: usize) -> Result<(), Error> {
+        self.spans(spans, rows)?;
+        for span in spans {
+            let has = self.host.recurrent(span.state)?.committed.len();
+            if has != len {
+                return self.wrong(format!("a state of {has} numbers where {len} belong"));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl View {
+    /// Whether every vector of the view ends before `len`.
+    pub(crate) fn lies_in(&self, len: usize) -> bool {
+        if self.rows == 0 || self.heads == 0 {
+            return true;
+        }
+        let last = (self.rows - 1).checked_mul(self.row_stride).and_then(|row| {
+            (self.heads - 1).checked_mul(self.head_stride)?.checked_add(row)?.checked_add(self.offset)
+        });
+        last.and_then(|last| last.checked_add(self.width)).is_some_and(|end| end <= len)
+    }
+
+    /// Whether no two vectors of the view share a number. The view must lie in a buffer.
+    pub(crate) fn is_disjoint(&self) -> bool {
+        let nested = |(n, inner): (usize, usize), (m, outer): (usize, usize)| {
+            (n <= 1 || inner >= self.width)
+                && (m <= 1 || outer >= n.saturating_sub(1).saturating_mul(inner).saturating_add(self.width))
+        };
+        let (rows, heads) = ((self.rows, self.row_stride), (self.heads, self.head_stride));
+        self.rows == 0 || self.heads == 0 || nested(heads, rows) || nested(rows, heads)
+    }
+}

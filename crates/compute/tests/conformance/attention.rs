@@ -1,0 +1,199 @@
+//! Attention and Rope.
+
+use moeflux_compute::{Isa, Op, RopePairs, Span, State, StateShape, View};
+
+use crate::harness::{Both, Random, bits, device, read};
+
+/// Heads, heads of keys and values, widths.
+const SHAPES: [(usize, usize, usize, usize); 5] =
+    [(1, 1, 1, 1), (4, 4, 16, 16), (6, 2, 33, 17), (8, 1, 64, 128), (5, 1, 256, 256)];
+
+struct Case {
+    q: View,
+    k: View,
+    v: View,
+    gate: Option<View>,
+    out: View,
+}
+
+impl Case {
+    /// Rows whose queries and gates lie interleaved per head, as the Qwen3.5 projection leaves them.
+    fn new(
+        both: &mut Both,
+        random: &mut Random,
+        rows: usize,
+        shape: (usize, usize, usize, usize),
+        gated: bool,
+    ) -> Self {
+        let (heads, kv_heads, key, value) = shape;
+        let gated = gated && key == value;
+        let both_widths = if gated { 2 * key } else { key };
+        let qg = both.random(random, rows, heads * both_widths);
+        let q = View { heads, width: key, head_stride: both_widths, ..qg };
+        Self {
+            q,
+            k: both.random(random, rows, kv_heads * key).split(kv_heads),
+            v: both.random(random, rows, kv_heads * value).split(kv_heads),
+            gate: gated.then_some(View { offset: key, ..q }),
+            out: both.poisoned(rows, heads * value).split(heads),
+        }
+    }
+
+    fn run(&self, both: &mut Both, first: usize, spans: &[Span]) {
+        let rows = spans.iter().map(|s| s.rows).sum();
+        let part = |view: View| view.slice(first, rows);
+        both.run(&Op::Attention {
+            q: part(self.q),
+            k: part(self.k),
+            v: part(self.v),
+            gate: self.gate.map(part),
+            scale: 3.0 / (self.q.width as f32).sqrt(),
+            spans,
+            out: part(self.out),
+        });
+    }
+}
+
+fn state(
+    both: &mut Both,
+    (_, kv_heads, key_width, value_width): (usize, usize, usize, usize),
+    n: usize,
+) -> State {
+    both.state(StateShape::KeyValue { kv_heads, key_width, value_width, positions: n })
+}
+
+#[test]
+fn prefill_at_once() {
+    let mut random = Random::new(11);
+    Both::each(|both, _| {
+        for shape in SHAPES {
+            for (rows, gated) in [(1, false), (3, true), (11, true)] {
+                let case = Case::new(both, &mut random, rows, shape, gated);
+                let state = state(both, shape, rows);
+                case.run(both, 0, &[Span { state, position: 0, rows }]);
+                both.agree(&format!("{shape:?}, {rows} rows"), case.out, 1e-5);
+            }
+        }
+    });
+}
+
+#[test]
+fn beyond_a_block_of_positions() {
+    let mut random = Random::new(12);
+    for isa in Isa::available() {
+        let mut both = Both::new(device(isa, true, 2));
+        let shape = (4, 2, 24, 20);
+        let state = state(&mut both, shape, 600);
+        let case = Case::new(&mut both, &mut random, 600, shape, false);
+        case.run(&mut both, 0, &[Span { state, position: 0, rows: 600 }]);
+        both.agree("600 rows", case.out, 1e-5);
+        // Rows on both sides of where blocks begin, alone and together: the same bits.
+        let together = bits(&both.read(case.out));
+        for (first, rows) in [(254, 1), (255, 1), (256, 1), (255, 3), (509, 7)] {
+            case.run(&mut both, first, &[Span { state, position: first, rows }]);
+        }
+        assert!(bits(&both.read(case.out)) == together);
+    }
+}
+
+#[test]
+fn decode_after_prefill_is_prefill() {
+    let mut random = Random::new(13);
+    Both::each(|both, _| {
+        let shape = (6, 3, 32, 32);
+        let case = Case::new(both, &mut random, 9, shape, true);
+        let (one, other) = (state(both, shape, 9), state(both, shape, 12));
+        case.run(both, 0, &[Span { state: one, position: 0, rows: 9 }]);
+        let at_once = bits(&both.read(case.out));
+        case.run(both, 0, &[Span { state: other, position: 0, rows: 4 }]);
+        for row in 4..9 {
+            case.run(both, row, &[Span { state: other, position: row, rows: 1 }]);
+        }
+        both.agree("step by step", case.out, 1e-5);
+        assert!(bits(&both.read(case.out)) == at_once);
+    });
+}
+
+#[test]
+fn several_sessions_in_one_op() {
+    let mut random = Random::new(14);
+    Both::each(|both, _| {
+        let shape = (4, 2, 16, 16);
+        let case = Case::new(both, &mut random, 8, shape, false);
+        let (one, other) = (state(both, shape, 8), state(both, shape, 8));
+        case.run(
+            both,
+            0,
+            &[Span { state: one, position: 0, rows: 2 }, Span { state: other, position: 0, rows: 3 }],
+        );
+        let spans = [
+            Span { state: other, position: 3, rows: 1 },
+            Span { state: one, position: 2, rows: 0 },
+            Span { state: one, position: 1, rows: 2 },
+        ];
+        case.run(both, 5, &spans[..1]);
+        case.run(both, 6, &spans[2..]);
+        both.agree("two sessions", case.out, 1e-5);
+    });
+}
+
+#[test]
+fn large_scores_do_not_overflow() {
+    let mut random = Random::new(15);
+    Both::each(|both, _| {
+        let shape = (2, 1, 16, 16);
+        let state = state(both, shape, 300);
+        let case = Case::new(both, &mut random, 300, shape, false);
+        let numbers: Vec<f32> = random.numbers(300 * 32).iter().map(|x| x * 300.0).collect();
+        both.reference.write(case.q.buffer, &numbers).unwrap();
+        both.device.write(case.q.buffer, &numbers).unwrap();
+        case.run(both, 0, &[Span { state, position: 0, rows: 300 }]);
+        // A score of some thousand has an error of its own last bits, which the softmax passes on.
+        both.agree("large scores", case.out, 1e-3);
+    });
+}
+
+#[test]
+fn threads_change_no_bit() {
+    let mut random = Random::new(16);
+    let numbers = random.numbers(40 * 8 * 24);
+    let outs: Vec<Vec<u32>> = (1..4)
+        .map(|threads| {
+            let mut device = device(Isa::detect(), false, threads);
+            let mut view = |heads: usize| {
+                let buffer = device.buffer(40 * heads * 24).unwrap();
+                device.write(buffer, &numbers[..40 * heads * 24]).unwrap();
+                View::rows(buffer, 40, heads * 24).split(heads)
+            };
+            let (q, k, v, out) = (view(8), view(2), view(2), view(8));
+            let shape = StateShape::KeyValue { kv_heads: 2, key_width: 24, value_width: 24, positions: 40 };
+            let state = device.state(shape).unwrap();
+            let spans = [Span { state, position: 0, rows: 40 }];
+            device.run(&Op::Attention { q, k, v, gate: None, scale: 0.3, spans: &spans, out }).unwrap();
+            bits(&read(&mut *device, out))
+        })
+        .collect();
+    assert!(outs.windows(2).all(|pair| pair[0] == pair[1]));
+}
+
+#[test]
+fn rope_at_any_position() {
+    let mut random = Random::new(17);
+    Both::each(|both, _| {
+        let state = both.state(StateShape::Recurrent { len: 0 });
+        for (width, rotated) in [(2, 2), (16, 16), (80, 20), (300, 260), (7, 0)] {
+            let frequencies: Vec<f32> =
+                (0..rotated / 2).map(|i| 1e6f32.powf(-2.0 * i as f32 / rotated as f32)).collect();
+            for pairs in [RopePairs::Halves, RopePairs::Interleaved] {
+                let all = both.random(&mut random, 5, 3 * (width + 3) + 1);
+                let x = View { offset: 1, heads: 3, width, head_stride: width + 3, ..all };
+                let spans = [
+                    Span { state, position: 1_000_003, rows: 2 },
+                    Span { state: both.state(StateShape::Recurrent { len: 0 }), position: 0, rows: 3 },
+                ];
+                both.run(&Op::Rope { x, frequencies: &frequencies, pairs, scale: 1.2, spans: &spans });
+                both.agree(&format!("{width}, {rotated}, {pairs:?}"), all, 1e-5);
+            }
+        }
+    });
+}

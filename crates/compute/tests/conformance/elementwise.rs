@@ -1,0 +1,85 @@
+//! Norms, SwiGlu, Add and Combine.
+
+use moeflux_compute::{Op, Shared, View};
+
+use crate::harness::{Both, Random};
+
+/// Widths around those of vectors.
+const WIDTHS: [usize; 7] = [1, 3, 16, 33, 128, 257, 1500];
+
+#[test]
+fn norms_with_and_without_gate() {
+    let mut random = Random::new(31);
+    Both::each(|both, _| {
+        for width in WIDTHS {
+            // Vectors with gaps between them.
+            let all = both.random(&mut random, 5, 3 * (width + 2));
+            let x = View { heads: 3, width, head_stride: width + 2, ..all };
+            let gate = both.random(&mut random, 5, 3 * width).split(3);
+            let weight = both.numbers(&random.numbers(width));
+            let out = both.poisoned(5, 3 * width).split(3);
+            both.run(&Op::RmsNorm { x, weight, eps: 1e-6, out });
+            both.agree(&format!("norm of {width}"), out, 1e-5);
+            both.run(&Op::GatedRmsNorm { x, gate, weight, eps: 1e-6, out });
+            both.agree(&format!("gated norm of {width}"), out, 1e-5);
+            both.run(&Op::RmsNorm { x, weight, eps: 1e-6, out: x });
+            both.agree(&format!("norm of {width} in place"), all, 1e-5);
+            both.run(&Op::GatedRmsNorm { x, gate, weight, eps: 1e-6, out: x });
+            both.agree(&format!("gated norm of {width} in place"), all, 1e-5);
+        }
+    });
+}
+
+#[test]
+fn swi_glu_also_in_place() {
+    let mut random = Random::new(32);
+    Both::each(|both, _| {
+        for width in WIDTHS {
+            let numbers: Vec<f32> = random.numbers(5 * width).iter().map(|x| x * 30.0).collect();
+            let gate = both.dense(5, &numbers);
+            let up = both.random(&mut random, 5, width);
+            let out = both.poisoned(5, width);
+            both.run(&Op::SwiGlu { gate, up, out });
+            both.agree(&format!("{width}"), out, 1e-5);
+            let apart = both.read(out);
+            both.run(&Op::SwiGlu { gate, up, out: up });
+            both.agree(&format!("{width} over up"), up, 1e-5);
+            let up = both.random(&mut random, 5, width);
+            both.run(&Op::SwiGlu { gate, up, out: gate });
+            both.agree(&format!("{width} over gate"), gate, 1e-5);
+            assert!(apart.iter().all(|x| x.is_finite()));
+        }
+    });
+}
+
+#[test]
+fn add_is_exact() {
+    let mut random = Random::new(33);
+    Both::each(|both, _| {
+        for width in WIDTHS {
+            let x = both.random(&mut random, 6, width + 1).columns(1, width);
+            let y = both.random(&mut random, 6, width);
+            both.run(&Op::Add { x, y });
+            both.agree(&format!("{width}"), x, 0.0);
+        }
+    });
+}
+
+#[test]
+fn combine_any_number_of_parts() {
+    let mut random = Random::new(34);
+    Both::each(|both, _| {
+        for (k, width) in [(1, 1), (2, 33), (8, 300), (10, 64), (32, 257)] {
+            for (with, gated) in [(false, false), (true, false), (true, true)] {
+                let x = both.random(&mut random, 3, width);
+                let parts = both.random(&mut random, 3 * k, width);
+                let weights = both.random(&mut random, 3, k);
+                let out = both.random(&mut random, 3, width);
+                let gate = gated.then(|| both.random(&mut random, 3, 1));
+                let shared = with.then_some(Shared { out, gate });
+                both.run(&Op::Combine { x, parts, weights, shared });
+                both.agree(&format!("{k} parts of {width}"), x, 1e-6);
+            }
+        }
+    });
+}

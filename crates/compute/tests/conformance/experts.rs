@@ -1,0 +1,150 @@
+//! Experts in slots.
+
+use moeflux_compute::{ExpertShape, ExpertUse, Format, Isa, MatrixShape, Op, Scalar, Slot};
+
+use crate::harness::{Both, FOUR, Random, bits, bytes, device, formats};
+
+fn shape(hidden: usize, intermediate: usize, [gate, up, down]: [Format; 3]) -> ExpertShape {
+    ExpertShape {
+        gate: MatrixShape { rows: intermediate, cols: hidden, format: gate },
+        up: MatrixShape { rows: intermediate, cols: hidden, format: up },
+        down: MatrixShape { rows: hidden, cols: intermediate, format: down },
+    }
+}
+
+/// A bank with `count` experts. Slots are larger than an expert, as those of a bank that serves several layers.
+fn fill(both: &mut Both, random: &mut Random, shape: &ExpertShape, count: usize) -> u16 {
+    let len = shape.bytes().unwrap();
+    let bank = both.reference.bank(count, len + 3).unwrap();
+    assert_eq!(both.device.bank(count, len + 3).unwrap(), bank);
+    for index in 0..count as u32 {
+        let mut all: Vec<u8> =
+            [shape.gate, shape.up, shape.down].into_iter().flat_map(|shape| random.matrix(shape)).collect();
+        all.extend([0xff; 3]);
+        for device in [&mut both.reference, &mut both.device] {
+            device.take_slot(Slot { bank, index }).unwrap();
+            device.put_slot(Slot { bank, index }, bytes(&all)).unwrap();
+        }
+    }
+    bank
+}
+
+/// Every row meets `k` of the experts; sorted by slot, as a prefill is.
+fn uses(random: &mut Random, bank: u16, rows: usize, k: usize, count: usize) -> Vec<ExpertUse> {
+    let mut uses = Vec::new();
+    for row in 0..rows {
+        let first = random.below(count);
+        uses.extend((0..k).map(|rank| ExpertUse {
+            slot: Slot { bank, index: ((first + rank) % count) as u32 },
+            row,
+            part: row * k + rank,
+        }));
+    }
+    uses.sort_by_key(|u| u.slot);
+    uses
+}
+
+#[test]
+fn every_format() {
+    let mut random = Random::new(51);
+    Both::each(|both, exact| {
+        for format in formats() {
+            let shape = shape(128, 256, [format; 3]);
+            let bank = fill(both, &mut random, &shape, 3);
+            let uses = uses(&mut random, bank, 2, 2, 3);
+            let x = both.random(&mut random, 2, 128);
+            let (inner, out) = (both.poisoned(5, 256), both.poisoned(4, 128));
+            both.run(&Op::Experts { x, shape: &shape, uses: &uses, inner, out });
+            if exact || !format.is_affine() {
+                both.agree(&format!("{format}"), out, 1e-5);
+            } else {
+                both.agree_in_sum(&format!("{format}"), out, 2e-2);
+            }
+        }
+    });
+}
+
+#[test]
+fn matrices_of_different_formats() {
+    let mut random = Random::new(52);
+    let eight = Format::Affine { bits: 8, group: 32, scale: Scalar::F16 };
+    let plain = Format::Plain(Scalar::BF16);
+    Both::each(|both, exact| {
+        for formats in [[FOUR, eight, plain], [plain, FOUR, eight], [eight, plain, FOUR]] {
+            let shape = shape(64, 192, formats);
+            let bank = fill(both, &mut random, &shape, 4);
+            let uses = uses(&mut random, bank, 3, 2, 4);
+            let x = both.random(&mut random, 3, 64);
+            let (inner, out) = (both.poisoned(6, 192), both.poisoned(6, 64));
+            both.run(&Op::Experts { x, shape: &shape, uses: &uses, inner, out });
+            both.agree_in_sum(&format!("{formats:?}"), out, if exact { 1e-6 } else { 2e-2 });
+        }
+    });
+}
+
+#[test]
+fn any_number_of_experts_per_row() {
+    let mut random = Random::new(53);
+    Both::each(|both, exact| {
+        let shape = shape(64, 64, [FOUR; 3]);
+        let bank = fill(both, &mut random, &shape, 32);
+        // The last has more uses than activations have room for.
+        for (rows, k) in [(1, 1), (1, 8), (1, 32), (5, 10), (21, 4)] {
+            let uses = uses(&mut random, bank, rows, k, 32);
+            let x = both.random(&mut random, rows, 64);
+            let (inner, out) = (both.poisoned(uses.len(), 64), both.poisoned(uses.len(), 64));
+            both.run(&Op::Experts { x, shape: &shape, uses: &uses, inner, out });
+            both.agree_in_sum(&format!("{rows} rows, {k} experts"), out, if exact { 1e-6 } else { 2e-2 });
+        }
+    });
+}
+
+#[test]
+fn parts_without_a_use_are_kept() {
+    let mut random = Random::new(54);
+    Both::each(|both, _| {
+        let shape = shape(64, 32, [Format::Plain(Scalar::F32); 3]);
+        let bank = fill(both, &mut random, &shape, 1);
+        let uses = [ExpertUse { slot: Slot { bank, index: 0 }, row: 1, part: 2 }];
+        let x = both.random(&mut random, 2, 64);
+        let (inner, out) = (both.poisoned(1, 32), both.random(&mut random, 4, 64));
+        both.run(&Op::Experts { x, shape: &shape, uses: &uses, inner, out });
+        both.agree("one part", out, 1e-5);
+        both.run(&Op::Experts { x, shape: &shape, uses: &[], inner, out });
+        both.agree("none", out, 1e-5);
+    });
+}
+
+#[test]
+fn neither_threads_nor_other_uses_change_a_bit() {
+    let mut outs = Vec::new();
+    for threads in 1..4 {
+        let mut random = Random::new(55);
+        let mut both = Both::new(device(Isa::detect(), false, threads));
+        let shape = shape(128, 192, [FOUR; 3]);
+        let bank = fill(&mut both, &mut random, &shape, 6);
+        let uses = uses(&mut random, bank, 9, 4, 6);
+        let x = both.random(&mut random, 9, 128);
+        let (inner, out) = (both.poisoned(36, 192), both.poisoned(36, 128));
+        both.run(&Op::Experts { x, shape: &shape, uses: &uses, inner, out });
+        let together = bits(&both.read(out));
+        for size in [1, 3] {
+            both.device.write(out.buffer, &[f32::NAN; 36 * 128]).unwrap();
+            for uses in uses.chunks(size) {
+                both.device.run(&Op::Experts { x, shape: &shape, uses, inner, out }).unwrap();
+            }
+            assert!(bits(&both.read(out)) == together, "{size} uses at once");
+        }
+        // A row alone, as when it is decoded.
+        let row = both.read(x.slice(4, 1));
+        let alone = both.dense(1, &row);
+        let of_row: Vec<ExpertUse> =
+            uses.iter().filter(|u| u.row == 4).map(|u| ExpertUse { row: 0, ..*u }).collect();
+        both.device.write(out.buffer, &[f32::NAN; 36 * 128]).unwrap();
+        both.device.run(&Op::Experts { x: alone, shape: &shape, uses: &of_row, inner, out }).unwrap();
+        let got = bits(&both.read(out.slice(16, 4)));
+        assert!(got == together[16 * 128..20 * 128]);
+        outs.push(together);
+    }
+    assert!(outs.windows(2).all(|pair| pair[0] == pair[1]));
+}

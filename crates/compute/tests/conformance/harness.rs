@@ -1,0 +1,222 @@
+//! Two devices side by side, and numbers to feed them.
+
+use moeflux_compute::{
+    Buffer, Bytes, Device, DeviceOptions, Error, Format, Isa, MatrixShape, Op, Scalar, State, StateShape,
+    View, Weight, open,
+};
+
+/// Small, fast, and the same everywhere.
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16
+    }
+
+    pub(crate) fn below(&mut self, n: usize) -> usize {
+        self.next() as usize % n
+    }
+
+    /// Uniform in -1 .. 1.
+    pub(crate) fn number(&mut self) -> f32 {
+        (self.next() & 0xff_ffff) as f32 / 8_388_608.0 - 1.0
+    }
+
+    pub(crate) fn numbers(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| self.number()).collect()
+    }
+
+    /// Whole numbers that rounding to 8 bits does not change: every group of 32 has a 127.
+    pub(crate) fn whole(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|i| if i % 32 == 7 { 127.0 } else { self.below(255) as f32 - 127.0 }).collect()
+    }
+
+    /// Bytes of a matrix with numbers of about unit size.
+    pub(crate) fn matrix(&mut self, shape: MatrixShape) -> Vec<u8> {
+        let parts = shape.parts().unwrap();
+        match shape.format {
+            Format::Plain(scalar) => {
+                (0..shape.rows * shape.cols).flat_map(|_| encode(scalar, self.number())).collect()
+            }
+            Format::Affine { bits, scale, .. } => {
+                let mut bytes: Vec<u8> = (0..parts.weights).map(|_| self.next() as u8).collect();
+                let step = 2.0 / f32::from(bits).exp2();
+                let scales: Vec<f32> =
+                    (0..parts.scales / scale.bytes()).map(|_| step * (1.0 + 0.5 * self.number())).collect();
+                bytes.extend(scales.iter().flat_map(|s| encode(scale, *s)));
+                bytes.extend(
+                    scales.iter().flat_map(|s| encode(scale, -s / step * (1.0 + 0.1 * self.number()))),
+                );
+                bytes
+            }
+        }
+    }
+}
+
+fn encode(scalar: Scalar, x: f32) -> Vec<u8> {
+    match scalar {
+        Scalar::F32 => x.to_le_bytes().to_vec(),
+        Scalar::F16 => half::f16::from_f32(x).to_le_bytes().to_vec(),
+        Scalar::BF16 => half::bf16::from_f32(x).to_le_bytes().to_vec(),
+    }
+}
+
+pub(crate) fn bytes(of: &[u8]) -> Bytes {
+    let mut bytes = Bytes::zeroed(of.len()).unwrap();
+    bytes.copy_from_slice(of);
+    bytes
+}
+
+/// Every format there is.
+pub(crate) fn formats() -> Vec<Format> {
+    let mut formats: Vec<Format> = SCALARS.into_iter().map(Format::Plain).collect();
+    for bits in [2, 3, 4, 5, 6, 8] {
+        for group in [32, 64, 128] {
+            formats.extend(SCALARS.into_iter().map(|scale| Format::Affine { bits, group, scale }));
+        }
+    }
+    formats
+}
+
+const SCALARS: [Scalar; 3] = [Scalar::F32, Scalar::F16, Scalar::BF16];
+
+/// The format of most published checkpoints.
+pub(crate) const FOUR: Format = Format::Affine { bits: 4, group: 64, scale: Scalar::BF16 };
+
+pub(crate) fn device(isa: Isa, exact: bool, threads: usize) -> Box<dyn Device> {
+    let options = DeviceOptions {
+        name: Some("cpu".into()),
+        threads: Some(threads),
+        exact,
+        isa: Some(isa.name().into()),
+    };
+    open(&options).unwrap()
+}
+
+/// The reference and a device, which make the same handles.
+pub(crate) struct Both {
+    pub(crate) reference: Box<dyn Device>,
+    pub(crate) device: Box<dyn Device>,
+}
+
+impl Both {
+    pub(crate) fn new(device: Box<dyn Device>) -> Self {
+        let reference =
+            open(&DeviceOptions { name: Some("reference".into()), ..Default::default() }).unwrap();
+        Self { reference, device }
+    }
+
+    /// Runs a test on every instruction set of this machine, on the exact and on the fast path.
+    pub(crate) fn each(mut test: impl FnMut(&mut Both, bool)) {
+        for isa in Isa::available() {
+            for exact in [true, false] {
+                test(&mut Both::new(device(isa, exact, 2)), exact);
+            }
+        }
+    }
+
+    fn twice<T: PartialEq + std::fmt::Debug>(&mut self, mut f: impl FnMut(&mut dyn Device) -> T) -> T {
+        let of_reference = f(&mut *self.reference);
+        let of_device = f(&mut *self.device);
+        assert_eq!(of_reference, of_device);
+        of_device
+    }
+
+    pub(crate) fn numbers(&mut self, numbers: &[f32]) -> Buffer {
+        self.twice(|device| {
+            let buffer = device.buffer(numbers.len()).unwrap();
+            device.write(buffer, numbers).unwrap();
+            buffer
+        })
+    }
+
+    /// A dense view of given numbers.
+    pub(crate) fn dense(&mut self, rows: usize, numbers: &[f32]) -> View {
+        View::rows(self.numbers(numbers), rows, numbers.len() / rows)
+    }
+
+    /// A dense view of random numbers.
+    pub(crate) fn random(&mut self, random: &mut Random, rows: usize, width: usize) -> View {
+        self.dense(rows, &random.numbers(rows * width))
+    }
+
+    /// A view full of NaN, for an output: what the op does not write is found.
+    pub(crate) fn poisoned(&mut self, rows: usize, width: usize) -> View {
+        self.dense(rows, &vec![f32::NAN; rows * width])
+    }
+
+    pub(crate) fn weight(&mut self, random: &mut Random, shape: MatrixShape) -> Weight {
+        let of = random.matrix(shape);
+        self.twice(|device| device.weight(shape, bytes(&of)).unwrap())
+    }
+
+    pub(crate) fn state(&mut self, shape: StateShape) -> State {
+        self.twice(|device| device.state(shape).unwrap())
+    }
+
+    pub(crate) fn commit(&mut self, state: State) {
+        self.twice(|device| device.commit(state).unwrap());
+    }
+
+    pub(crate) fn run(&mut self, op: &Op<'_>) {
+        let name = self.device.describe();
+        self.twice(|device| device.run(op).map_err(|e| format!("{name}: {e}")).unwrap());
+    }
+
+    /// Both fail, alike.
+    pub(crate) fn fails(&mut self, op: &Op<'_>) -> Error {
+        let (a, b) = (self.reference.run(op).unwrap_err(), self.device.run(op).unwrap_err());
+        assert_eq!(a.to_string(), b.to_string());
+        b
+    }
+
+    pub(crate) fn read(&mut self, view: View) -> Vec<f32> {
+        read(&mut *self.device, view)
+    }
+
+    /// The numbers agree: `max |a - b| <= tolerance * rms(b)`.
+    pub(crate) fn agree(&mut self, what: &str, view: View, tolerance: f32) {
+        let (expected, got) = (read(&mut *self.reference, view), read(&mut *self.device, view));
+        let name = self.device.describe();
+        close(&format!("{name}: {what}"), &got, &expected, tolerance);
+    }
+
+    /// The numbers agree as vectors: `|a - b| <= tolerance * |b|`.
+    pub(crate) fn agree_in_sum(&mut self, what: &str, view: View, tolerance: f64) {
+        let (expected, got) = (read(&mut *self.reference, view), read(&mut *self.device, view));
+        let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
+        let error = norm(&mut got.iter().zip(&expected).map(|(a, b)| f64::from(a - b)));
+        let error = error / norm(&mut expected.iter().map(|b| f64::from(*b)));
+        assert!(error <= tolerance, "{}: {what}: error {error:e}", self.device.describe());
+    }
+}
+
+pub(crate) fn read(device: &mut dyn Device, view: View) -> Vec<f32> {
+    let mut out = vec![0.0; view.rows * view.heads * view.width];
+    device.read(view, &mut out).unwrap();
+    out
+}
+
+pub(crate) fn close(what: &str, got: &[f32], expected: &[f32], tolerance: f32) {
+    let squares: f64 = expected.iter().map(|b| f64::from(*b) * f64::from(*b)).sum();
+    let allowed = f64::from(tolerance) * (squares / expected.len().max(1) as f64).sqrt();
+    for (i, (a, b)) in got.iter().zip(expected).enumerate() {
+        let error = f64::from(a - b).abs();
+        assert!(
+            error <= allowed,
+            "{what}: {a} at {i} where {b} belongs, {:.1} times too far",
+            error / allowed
+        );
+    }
+}
+
+pub(crate) fn bits(numbers: &[f32]) -> Vec<u32> {
+    numbers.iter().map(|x| x.to_bits()).collect()
+}

@@ -1,0 +1,12 @@
+//! The conformance table: every op, every format, odd shapes, every instruction set of this machine, exact and
+//! fast, against the reference device and within the tolerances of the ops' docs.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+
+mod attention;
+mod elementwise;
+mod errors;
+mod experts;
+mod harness;
+mod matmul;
+mod recurrent;
+mod router;

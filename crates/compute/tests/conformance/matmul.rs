@@ -1,0 +1,171 @@
+//! MatMul and Embed: every format.
+
+use moeflux_compute::{Format, Isa, MatrixShape, Op, Scalar, View};
+
+use crate::harness::{Both, FOUR, Random, bits, bytes, device, formats, read};
+
+/// Inputs that fit a format, some of them no whole number of vectors.
+fn widths(format: Format) -> Vec<usize> {
+    match format {
+        Format::Plain(_) => vec![1, 7, 64, 129],
+        Format::Affine { group, .. } => vec![group as usize, 3 * group as usize, 5 * group as usize],
+    }
+}
+
+#[test]
+fn every_format_on_the_exact_path() {
+    let mut random = Random::new(1);
+    Both::each(|both, exact| {
+        for (i, format) in formats().into_iter().enumerate() {
+            for cols in widths(format) {
+                let weight = both.weight(&mut random, MatrixShape { rows: 21, cols, format });
+                let rows = [1, 2, 7][i % 3];
+                let x = both.random(&mut random, rows, cols);
+                let out = both.poisoned(rows, 21);
+                let bias = (i % 2 == 0).then(|| both.numbers(&random.numbers(21)));
+                // On the fast path, routers ask for the exact one.
+                let exact = !exact || i % 2 == 0;
+                if exact || matches!(format, Format::Plain(_)) || both.device.describe().ends_with("exact") {
+                    both.run(&Op::MatMul { x, weight, bias, exact, out });
+                    both.agree(&format!("{rows} rows, {cols} inputs, {format}"), out, 1e-5);
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn every_format_on_the_fast_path() {
+    let mut random = Random::new(2);
+    for isa in Isa::available() {
+        let mut both = Both::new(device(isa, false, 2));
+        for format in formats() {
+            for cols in widths(format) {
+                for rows in [1, 2, 6] {
+                    let weight = both.weight(&mut random, MatrixShape { rows: 19, cols, format });
+                    let out = both.poisoned(rows, 19);
+                    let what = format!("{rows} rows, {cols} inputs, {format}");
+                    // Numbers that rounding leaves alone show the kernels to be exact.
+                    let x = both.dense(rows, &random.whole(rows * cols));
+                    both.run(&Op::MatMul { x, weight, bias: None, exact: false, out });
+                    both.agree(&what, out, 1e-5);
+                    let x = both.random(&mut random, rows, cols);
+                    both.run(&Op::MatMul { x, weight, bias: None, exact: false, out });
+                    both.agree_in_sum(&what, out, 1e-2);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn many_rows_and_outputs() {
+    let mut random = Random::new(3);
+    Both::each(|both, exact| {
+        for format in [FOUR, Format::Plain(Scalar::BF16)] {
+            let weight = both.weight(&mut random, MatrixShape { rows: 70, cols: 320, format });
+            let x = both.random(&mut random, 131, 320);
+            let out = both.poisoned(131, 70);
+            both.run(&Op::MatMul { x, weight, bias: None, exact: false, out });
+            let rounds = !exact && format == FOUR;
+            both.agree(&format!("{format}"), out, if rounds { 3e-2 } else { 1e-5 });
+            both.agree_in_sum(&format!("{format}"), out, if rounds { 6e-3 } else { 1e-6 });
+        }
+    });
+}
+
+#[test]
+fn windows_with_strides() {
+    let mut random = Random::new(4);
+    Both::each(|both, exact| {
+        let weight = both.weight(&mut random, MatrixShape { rows: 9, cols: 64, format: FOUR });
+        let all = both.random(&mut random, 5, 200);
+        let to = both.poisoned(5, 30);
+        let (x, out) = (all.slice(1, 3).columns(101, 64), to.slice(2, 3).columns(7, 9));
+        both.run(&Op::MatMul { x, weight, bias: None, exact: false, out });
+        both.agree("windows", out, if exact { 1e-5 } else { 3e-2 });
+        let written = both.read(to).iter().filter(|x| !x.is_nan()).count();
+        assert_eq!(written, 27, "nothing is written outside the window");
+    });
+}
+
+#[test]
+fn neither_threads_nor_other_rows_change_a_bit() {
+    let mut random = Random::new(5);
+    let all = [FOUR, Format::Affine { bits: 8, group: 32, scale: Scalar::F16 }, Format::Plain(Scalar::F32)];
+    for (isa, format) in Isa::available().into_iter().flat_map(|isa| all.map(|format| (isa, format))) {
+        let shape = MatrixShape { rows: 37, cols: 224 / 64 * 64 + 128, format };
+        let (weights, numbers) = (random.matrix(shape), random.numbers(11 * shape.cols));
+        for exact in [true, false] {
+            let together: Vec<Vec<u32>> = (1..4)
+                .map(|threads| {
+                    let mut device = device(isa, exact, threads);
+                    let weight = device.weight(shape, bytes(&weights)).unwrap();
+                    let x = View::rows(device.buffer(numbers.len()).unwrap(), 11, shape.cols);
+                    let out = View::rows(device.buffer(11 * 37).unwrap(), 11, 37);
+                    device.write(x.buffer, &numbers).unwrap();
+                    device.run(&Op::MatMul { x, weight, bias: None, exact: false, out }).unwrap();
+                    let together = bits(&read(&mut *device, out));
+                    for rows in [1, 2, 3, 5] {
+                        device.write(out.buffer, &[f32::NAN; 11 * 37]).unwrap();
+                        for first in (0..11).step_by(rows) {
+                            let rows = rows.min(11 - first);
+                            let (x, out) = (x.slice(first, rows), out.slice(first, rows));
+                            device.run(&Op::MatMul { x, weight, bias: None, exact: false, out }).unwrap();
+                        }
+                        assert!(
+                            bits(&read(&mut *device, out)) == together,
+                            "{isa}, {format}, {rows} rows at once"
+                        );
+                    }
+                    together
+                })
+                .collect();
+            assert!(together.windows(2).all(|pair| pair[0] == pair[1]), "{isa}, {format}");
+        }
+    }
+}
+
+#[test]
+fn what_is_not_finite_stays_so() {
+    let mut random = Random::new(6);
+    Both::each(|both, _| {
+        for bad in [f32::NAN, f32::INFINITY] {
+            let weight = both.weight(&mut random, MatrixShape { rows: 5, cols: 64, format: FOUR });
+            let mut numbers = random.numbers(128);
+            numbers[70] = bad;
+            let (x, out) = (both.dense(2, &numbers), both.poisoned(2, 5));
+            both.run(&Op::MatMul { x, weight, bias: None, exact: false, out });
+            let got = both.read(out);
+            assert!(
+                got[..5].iter().all(|x| x.is_finite()) && got[5..].iter().all(|x| !x.is_finite()),
+                "{got:?}"
+            );
+        }
+    });
+}
+
+#[test]
+fn rows_of_zeros_give_zero() {
+    let mut random = Random::new(7);
+    Both::each(|both, _| {
+        let weight = both.weight(&mut random, MatrixShape { rows: 5, cols: 64, format: FOUR });
+        let (x, out) = (both.dense(1, &[0.0; 64]), both.poisoned(1, 5));
+        both.run(&Op::MatMul { x, weight, bias: None, exact: false, out });
+        assert_eq!(both.read(out), [0.0; 5]);
+    });
+}
+
+#[test]
+fn embedding_is_exact_in_every_format() {
+    let mut random = Random::new(8);
+    Both::each(|both, _| {
+        for format in formats() {
+            let cols = widths(format)[2];
+            let table = both.weight(&mut random, MatrixShape { rows: 11, cols, format });
+            let out = both.poisoned(3, cols);
+            both.run(&Op::Embed { table, tokens: &[10, 0, 10], out });
+            both.agree(&format!("{format}"), out, 0.0);
+        }
+    });
+}

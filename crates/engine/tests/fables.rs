@@ -1,0 +1,94 @@
+//! The model in the box knows some fables by heart: a right engine tells them word for word.
+
+mod common;
+
+use std::{collections::BTreeMap, ops::ControlFlow};
+
+use common::{data, engine, exact, feed, tales};
+use moeflux::{
+    ChatOptions, DeviceOptions, Finish, GenerateRequest, MemoryRequest, Message, Sampling, Watch, generate,
+};
+
+fn fables() -> BTreeMap<String, String> {
+    serde_json::from_slice(&std::fs::read(data().join("fables.json")).unwrap()).unwrap()
+}
+
+/// The shortest ones that the model knows, to save time.
+fn short(n: usize) -> Vec<(String, String)> {
+    let mut all: Vec<_> = fables().into_iter().collect();
+    all.sort_by_key(|(_, text)| text.len());
+    all.truncate(n);
+    all
+}
+
+fn tell(engine: &moeflux::Engine, title: &str) -> moeflux::Answer {
+    let prompt = [Message::user(format!("Tell me the fable of {title}."))];
+    let prompt = engine.text().unwrap().chat(&prompt, &ChatOptions::default()).unwrap();
+    let request = GenerateRequest { sampling: Sampling::greedy(), ..GenerateRequest::default() };
+    let mut session = engine.session().unwrap();
+    generate(&mut session, &prompt, &request, &mut Watch::default(), &mut |_| ControlFlow::Continue(()))
+        .unwrap()
+}
+
+#[test]
+fn the_fox_and_the_crow_is_told_as_its_readme_says() {
+    let engine = engine(&tales(), DeviceOptions::default(), MemoryRequest::default());
+    let answer = tell(&engine, "The Fox and the Crow");
+    assert!(
+        answer
+            .text
+            .starts_with("A Crow was sitting on a branch of a tree with a piece of cheese in her beak")
+    );
+    assert!(
+        answer.text.ends_with("\"You have a voice, madam, I see: what you want is wits.\""),
+        "{}",
+        answer.text
+    );
+    assert_eq!(answer.finish, Finish::EndToken);
+    assert_eq!(Some(&answer.text), fables().get("The Fox and the Crow"));
+}
+
+#[test]
+fn twenty_fables_are_told_word_for_word_in_a_cache_that_does_not_hold_the_experts() {
+    let memory = MemoryRequest { slots: Some(96), ..MemoryRequest::default() };
+    let engine = engine(&tales(), DeviceOptions::default(), memory);
+    for (title, text) in short(24) {
+        let answer = tell(&engine, &title);
+        assert_eq!(answer.text, text, "{title}");
+        assert!(answer.decode.stats.hit_rate() < 1.0);
+    }
+}
+
+/// Mean KL divergence of the fast path from the exact one, in nats, and whether both would choose the same tokens.
+#[test]
+fn the_fast_path_stays_close_to_the_exact_one() {
+    let memory = MemoryRequest::default();
+    let (fast, slow) =
+        (engine(&tales(), DeviceOptions::default(), memory), engine(&tales(), exact("cpu"), memory));
+    let (mut sum, mut rows) = (0.0, 0);
+    for (title, text) in short(24) {
+        let text = format!(
+            "<|im_start|>user\nTell me the fable of {title}.<|im_end|>\n<|im_start|>assistant\n{text}<|im_end|>"
+        );
+        let tokens = slow.text().unwrap().encode(&text).unwrap();
+        let (mut p, mut q) = (slow.session().unwrap(), fast.session().unwrap());
+        let (p, q) = (feed(&mut p, &tokens, None), feed(&mut q, &tokens, None));
+        for (p, q) in p.chunks(slow.blueprint().vocab).zip(q.chunks(slow.blueprint().vocab)) {
+            sum += kl(p, q);
+            rows += 1;
+        }
+    }
+    let mean = sum / f64::from(rows);
+    assert!(mean < 1e-3, "mean KL divergence {mean:e} over {rows} tokens");
+}
+
+fn log_softmax(logits: &[f32]) -> Vec<f64> {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|x| f64::from(x - max).exp()).sum();
+    logits.iter().map(|x| f64::from(x - max) - sum.ln()).collect()
+}
+
+fn kl(p: &[f32], q: &[f32]) -> f64 {
+    let (p, q) = (log_softmax(p), log_softmax(q));
+    p.iter().zip(&q).map(|(p, q)| p.exp() * (p - q)).sum()
+}
