@@ -1,0 +1,377 @@
+//! The command line: every option with its help.
+
+use std::{num::NonZeroUsize, path::PathBuf};
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+
+use crate::units::parse_size;
+
+const EXAMPLES: &str = "\
+Examples:
+  moeflux run \"Tell me the fable of The Fox and the Crow.\"
+  moeflux run --model ~/models/Qwen3.5-397B-A17B-4bit --memory 8GiB \"Why is the sky blue?\"
+  moeflux chat --model ~/models/Qwen3-30B-A3B-4bit
+  moeflux inspect --model ~/models/Qwen3-30B-A3B-4bit --memory 6GiB
+
+Without --model, the commands use tales-18m, a small model that is carried in the program
+and knows some 300 fables by heart.
+
+Exit codes: 0 done, 1 failed, 2 wrong use, 130 ended by Ctrl-C before there was a result.";
+
+/// Runs Mixture-of-Experts language models that are larger than memory
+///
+/// The dense weights of a model stay in memory; its experts are read from disk as they are needed, into as many
+/// slots as the memory budget allows. Checkpoints are read as they are published: a folder in the format of mlx-lm,
+/// or an unquantised one from the Hub.
+#[derive(Debug, Parser)]
+#[command(name = "moeflux", version, max_term_width = 110, propagate_version = true, after_help = EXAMPLES)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+    /// Say nothing on stderr but errors: no progress, no notes, no closing line
+    #[arg(short, long, global = true, display_order = 900)]
+    pub(crate) quiet: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Run(RunArgs),
+    Chat(ChatArgs),
+    Inspect(InspectArgs),
+    Logits(LogitsArgs),
+    Perplexity(PerplexityArgs),
+    Bench(BenchArgs),
+    Completions(CompletionsArgs),
+}
+
+const MODEL: &str = "Model and memory";
+const COMPUTE: &str = "Computing";
+const ANSWER: &str = "Answer";
+const SAMPLING: &str = "Sampling (by default as the model's generation_config.json says)";
+
+/// Which model.
+#[derive(Debug, Args)]
+pub(crate) struct ModelArgs {
+    /// Folder of the model [default: the built-in tales-18m]
+    ///
+    /// A folder with config.json, tokenizer.json and model.safetensors (or shards with their index), as
+    /// downloaded from the Hub. The built-in model is unpacked once into the user's cache folder.
+    #[arg(short, long, value_name = "DIR", env = "MOEFLUX_MODEL", hide_env_values = true, help_heading = MODEL)]
+    pub(crate) model: Option<PathBuf>,
+}
+
+/// What it may hold.
+#[derive(Debug, Args)]
+pub(crate) struct MemoryArgs {
+    /// Memory budget, such as 8GiB [default: three quarters of what may be used]
+    ///
+    /// Everything is held within it: weights, slots for experts, state, the program. 8GiB and 8G are 8 * 2^30
+    /// bytes, 8GB is 8 * 10^9. By default three quarters of what the process may use, limits of its cgroup included.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, env = "MOEFLUX_MEMORY", hide_env_values = true, help_heading = MODEL)]
+    pub(crate) memory: Option<u64>,
+    /// Context: most tokens of prompt and answer [default: 8192 or the model's]
+    ///
+    /// By default the smaller of the model's own and 8192, shrunk where the budget needs it; then a note says so.
+    #[arg(short, long, value_name = "N", help_heading = MODEL)]
+    pub(crate) ctx: Option<NonZeroUsize>,
+    /// Tokens of a prompt that are computed together [default: 512]
+    #[arg(long, value_name = "N", help_heading = MODEL)]
+    pub(crate) chunk: Option<NonZeroUsize>,
+}
+
+/// How it is computed.
+#[derive(Debug, Args)]
+pub(crate) struct EngineArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) memory: MemoryArgs,
+    /// Worker threads [default: one per physical core]
+    #[arg(short, long, value_name = "N", env = "MOEFLUX_THREADS", hide_env_values = true, help_heading = COMPUTE)]
+    pub(crate) threads: Option<NonZeroUsize>,
+    /// Compute in f32 throughout: slower, and the same bits for every --chunk
+    #[arg(long, help_heading = COMPUTE)]
+    pub(crate) exact: bool,
+    /// What computes [default: cpu]
+    ///
+    /// cpu uses the best instructions that the machine has; reference is the naive and very slow specification that
+    /// all others are checked against.
+    #[arg(long, value_name = "NAME", value_parser = ["cpu", "reference"], hide_possible_values = true,
+        env = "MOEFLUX_DEVICE", hide_env_values = true, help_heading = COMPUTE)]
+    pub(crate) device: Option<String>,
+    /// Instructions to use instead of the best ones: generic, avx2, avx512, neon
+    #[arg(long, value_name = "NAME", hide = true, help_heading = COMPUTE)]
+    pub(crate) isa: Option<String>,
+}
+
+/// What an answer is like.
+#[derive(Debug, Args)]
+#[command(next_help_heading = SAMPLING)]
+pub(crate) struct AnswerArgs {
+    /// 0 always takes the most probable token; higher is more varied
+    #[arg(long, value_name = "T", value_parser = within(0.0, f32::MAX), allow_negative_numbers = true)]
+    pub(crate) temperature: Option<f32>,
+    /// Choose among the K most probable tokens; 0 is all
+    #[arg(long, value_name = "K")]
+    pub(crate) top_k: Option<usize>,
+    /// Choose among the most probable tokens that together reach probability P; 1 is all
+    #[arg(long, value_name = "P", value_parser = within(f32::MIN_POSITIVE, 1.0), allow_negative_numbers = true)]
+    pub(crate) top_p: Option<f32>,
+    /// Choose among tokens at least P times as probable as the most probable one; 0 is all
+    #[arg(long, value_name = "P", value_parser = within(0.0, 1.0), allow_negative_numbers = true)]
+    pub(crate) min_p: Option<f32>,
+    /// Divide the scores of tokens in prompt and answer by R; 1 is off
+    #[arg(long, value_name = "R", value_parser = within(f32::MIN_POSITIVE, f32::MAX), allow_negative_numbers = true)]
+    pub(crate) repetition_penalty: Option<f32>,
+    /// Subtract R from the scores of tokens in the answer; 0 is off
+    #[arg(long, value_name = "R", value_parser = within(-2.0, 2.0), allow_negative_numbers = true)]
+    pub(crate) presence_penalty: Option<f32>,
+    /// Subtract R for each time that a token is in the answer; 0 is off
+    #[arg(long, value_name = "R", value_parser = within(-2.0, 2.0), allow_negative_numbers = true)]
+    pub(crate) frequency_penalty: Option<f32>,
+    /// The same seed gives the same answer [default: another one each time]
+    #[arg(long, value_name = "S")]
+    pub(crate) seed: Option<u64>,
+    /// End the answer before this text; may be given several times
+    #[arg(long, value_name = "TEXT", help_heading = ANSWER, value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub(crate) stop: Vec<String>,
+    /// Most tokens of an answer [default: what the context holds]
+    #[arg(short = 'n', long, value_name = "N", help_heading = ANSWER)]
+    pub(crate) max_tokens: Option<NonZeroUsize>,
+    /// Let the model think before it answers, or not, where its chat template can choose
+    #[arg(long, value_name = "on|off", help_heading = ANSWER)]
+    pub(crate) thinking: Option<Switch>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Switch {
+    On,
+    Off,
+}
+
+const RUN_EXAMPLES: &str = "\
+Examples:
+  moeflux run \"Tell me the fable of The Fox and the Crow.\"
+  moeflux run --memory 40MiB \"Tell me the story of The Wolf and the Crane.\"
+  moeflux run --temperature 0.7 --seed 1 --max-tokens 200 \"Once upon a time\"
+  git diff | moeflux run --model DIR --system \"Write a commit message.\" -
+  moeflux run --raw --stop \"\\n\\n\" \"The capital of France is\"
+  moeflux run --json --quiet \"Tell me the story of The Wolf and the Crane.\" | jq .statistics
+
+Ctrl-C ends the answer and prints its statistics; the exit code is then 0, and 130 when there was no answer
+yet. A second Ctrl-C ends the program at once.";
+
+/// Answer one prompt
+///
+/// The answer is written to stdout as it is made. On a terminal a progress bar shows loading and prefill; at the
+/// end, one line on stderr tells speed, bytes read per token, hit rate and peak memory.
+#[derive(Debug, Args)]
+#[command(after_help = RUN_EXAMPLES)]
+pub(crate) struct RunArgs {
+    /// The prompt; `-`, or none when stdin is a pipe or a file, reads it from stdin
+    ///
+    /// Of what is read from stdin, one line end at the end is dropped.
+    #[arg(value_name = "PROMPT | -")]
+    pub(crate) prompt: Option<String>,
+    /// Give the prompt as it is, without the model's chat template
+    #[arg(long)]
+    pub(crate) raw: bool,
+    /// What the model is told before the prompt
+    #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
+    pub(crate) system: Option<String>,
+    /// Print one JSON object at the end: text, tokens, statistics
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) answer: AnswerArgs,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+}
+
+/// What can be typed in a conversation.
+pub(crate) const CHAT_COMMANDS: &str = "\
+  /help           what can be typed
+  /reset          forget the conversation, but not the system message
+  /system [TEXT]  set or show the system message; - removes it
+  /stats          speed, bytes read, hit rate and memory so far
+  /save FILE      write the conversation to a file
+  /load FILE      go on with a conversation from a file
+  /quit           leave; so does Ctrl-D
+A line that ends in \\ goes on in the next one. Ctrl-C ends the answer, not the conversation.";
+
+fn chat_help() -> String {
+    format!(
+        "In the conversation:\n{CHAT_COMMANDS}\n\nExamples:\n  moeflux chat --model DIR --memory 8GiB\n  \
+         moeflux chat --model DIR --system \"You are a pirate.\" --temperature 0.8"
+    )
+}
+
+/// Have a conversation
+#[derive(Debug, Args)]
+#[command(after_help = chat_help())]
+pub(crate) struct ChatArgs {
+    /// What the model is told before the conversation
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) system: Option<String>,
+    #[command(flatten)]
+    pub(crate) answer: AnswerArgs,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+}
+
+const INSPECT_EXAMPLES: &str = "\
+Examples:
+  moeflux inspect --model DIR
+  moeflux inspect --model DIR --memory 8GiB --ctx 32768
+  moeflux inspect --model DIR --json | jq .sizes";
+
+/// Show what is in a checkpoint, and the memory plan for a budget
+///
+/// Reads headers only, whatever the size of the files. A budget that is too small is shown as such and is no error.
+#[derive(Debug, Args)]
+#[command(after_help = INSPECT_EXAMPLES)]
+pub(crate) struct InspectArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) memory: MemoryArgs,
+}
+
+const LOGITS_EXAMPLES: &str = "\
+Examples:
+  echo '[1, 2, 3]' | moeflux logits --tokens - --out a.safetensors --trace
+  moeflux logits --tokens ids.json --memory 24MiB --compare a.safetensors   # the same with fewer slots?
+  moeflux logits --tokens ids.json --exact --compare mlx.safetensors --tolerance 1e-3
+  moeflux logits --out a.safetensors --compare b.safetensors                # compares two files, runs nothing
+
+Exit codes: 0 no difference beyond the tolerance, 1 differences, 2 wrong use.";
+
+/// Write the logits of given tokens, and compare them with others
+///
+/// FILE.safetensors gets `logits` f32 [n, vocab]; with --trace also `hidden.L` f32 [n, hidden], the output of decoder
+/// layer L, and `experts.L` i32 [n, k], the chosen experts of each MoE layer in rank order. The file depends on these
+/// numbers only, so the same logits give the same bytes.
+///
+/// --compare goes through layers and rows in the order of computing and prints where they part: chosen experts (as
+/// sets), hidden states, logits.
+#[derive(Debug, Args)]
+#[command(after_help = LOGITS_EXAMPLES)]
+pub(crate) struct LogitsArgs {
+    /// Token ids: a file with a JSON array of numbers; `-` is stdin
+    #[arg(long, value_name = "FILE.json", required_unless_present_all = ["out", "compare"])]
+    pub(crate) tokens: Option<PathBuf>,
+    /// Feed the first N tokens at once, the others one by one [default: all at once]
+    #[arg(long, value_name = "N", requires = "tokens")]
+    pub(crate) prefill: Option<usize>,
+    /// The file to write; without --tokens, the file to compare
+    #[arg(long, value_name = "FILE.safetensors", required_unless_present = "compare")]
+    pub(crate) out: Option<PathBuf>,
+    /// Also write hidden states and chosen experts of every layer
+    #[arg(long, requires = "tokens")]
+    pub(crate) trace: bool,
+    /// Compare with this file
+    #[arg(long, value_name = "OTHER.safetensors")]
+    pub(crate) compare: Option<PathBuf>,
+    /// Largest |a - b| that is no difference, in units of the other tensor's root mean square
+    #[arg(long, value_name = "T", default_value = "0", value_parser = within(0.0, f32::MAX), requires = "compare")]
+    pub(crate) tolerance: f32,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+}
+
+const PERPLEXITY_EXAMPLES: &str = "\
+Examples:
+  moeflux perplexity --model DIR --text wiki.test.raw --ctx 2048
+  moeflux perplexity --text fables.txt --json | jq .perplexity";
+
+/// Measure how well the model predicts a text
+///
+/// The text is cut into windows of --ctx tokens; every window starts anew, and each token but its first is predicted
+/// from those before it.
+#[derive(Debug, Args)]
+#[command(after_help = PERPLEXITY_EXAMPLES)]
+pub(crate) struct PerplexityArgs {
+    /// The text: a file in UTF-8; `-` is stdin
+    #[arg(long, value_name = "FILE")]
+    pub(crate) text: PathBuf,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+}
+
+const BENCH_EXAMPLES: &str = "\
+Examples:
+  moeflux bench
+  moeflux bench --model DIR --memory 8GiB --prompt 512 --tokens 64 --repeat 5
+  moeflux bench --model DIR --prompt 0 --tokens 128 --json";
+
+/// Measure speed
+///
+/// Feeds random tokens (always the same ones): a prompt at once, then tokens one by one. Every repeat has a new
+/// session and other tokens; the slots stay as the repeat before left them.
+#[derive(Debug, Args)]
+#[command(after_help = BENCH_EXAMPLES)]
+pub(crate) struct BenchArgs {
+    /// Tokens of the prompt
+    #[arg(short, long, value_name = "N", default_value_t = 128)]
+    pub(crate) prompt: usize,
+    /// Tokens that are decoded one by one
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 32)]
+    pub(crate) tokens: usize,
+    /// How often
+    #[arg(short, long, value_name = "R", default_value = "3")]
+    pub(crate) repeat: NonZeroUsize,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+}
+
+const COMPLETIONS_EXAMPLES: &str = "\
+Examples:
+  moeflux completions bash > ~/.local/share/bash-completion/completions/moeflux
+  moeflux completions zsh > ~/.zfunc/_moeflux
+  moeflux completions fish > ~/.config/fish/completions/moeflux.fish";
+
+/// Print a script that completes commands and options in a shell
+#[derive(Debug, Args)]
+#[command(after_help = COMPLETIONS_EXAMPLES)]
+pub(crate) struct CompletionsArgs {
+    /// The shell
+    pub(crate) shell: Shell,
+}
+
+/// A finite number within bounds.
+fn within(low: f32, high: f32) -> impl Fn(&str) -> Result<f32, String> + Clone {
+    move |text| {
+        let rule = || match (low, high) {
+            (0.0, f32::MAX) => "a number of 0 or more".to_owned(),
+            (f32::MIN_POSITIVE, f32::MAX) => "a number above 0".to_owned(),
+            (f32::MIN_POSITIVE, _) => format!("a number above 0 and up to {high}"),
+            _ => format!("a number from {low} to {high}"),
+        };
+        let number: Option<f32> = text.parse().ok();
+        number
+            .filter(|n| n.is_finite() && (low..=high).contains(n))
+            .ok_or_else(|| format!("it must be {}", rule()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,368 @@
+//! `inspect`: what is in a checkpoint.
+
+use std::{collections::BTreeMap, process::ExitCode, time::Instant};
+
+use moeflux::{Blueprint, FeedForwardBlueprint, LayerBlueprint, MatrixSource, MemoryPlan, MixerBlueprint};
+use serde::Serialize;
+
+use crate::{
+    args::InspectArgs,
+    load,
+    out::{self, Table},
+    progress::Ui,
+    units,
+};
+
+/// Everything that is shown. Sizes are bytes.
+#[derive(Serialize)]
+struct Report {
+    model: String,
+    architecture: String,
+    files: usize,
+    open_seconds: f64,
+    parameters: Parameters,
+    hidden: usize,
+    vocab: usize,
+    max_positions: usize,
+    layers: Layers,
+    experts: Option<Experts>,
+    tensors: Vec<Kind>,
+    skipped: Vec<Skipped>,
+    sizes: Sizes,
+    token_reads: TokenReads,
+    plan: Option<MemoryPlan>,
+    plan_error: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Parameters {
+    total: u64,
+    /// Those that one token meets.
+    active: u64,
+}
+
+/// Decoder layers by kind.
+#[derive(Default, Serialize)]
+struct Layers {
+    total: usize,
+    attention: usize,
+    delta_net: usize,
+    moe: usize,
+    dense: usize,
+}
+
+#[derive(Serialize)]
+struct Experts {
+    /// Per layer; the largest where layers differ.
+    per_layer: usize,
+    total: usize,
+    top_k: usize,
+    shared: bool,
+}
+
+/// All matrices of one kind and format.
+#[derive(Serialize)]
+struct Kind {
+    kind: &'static str,
+    format: String,
+    /// Bits per weight, scales and biases included.
+    bits: f64,
+    matrices: usize,
+    parameters: u64,
+    bytes: u64,
+}
+
+#[derive(Serialize)]
+struct Skipped {
+    what: String,
+    bytes: u64,
+}
+
+#[derive(Serialize)]
+struct Sizes {
+    files: u64,
+    dense: u64,
+    /// The largest one.
+    per_expert: u64,
+    all_experts: u64,
+}
+
+/// What one token reads.
+#[derive(Serialize)]
+struct TokenReads {
+    /// From memory.
+    dense: u64,
+    /// From slots, or from disk where they miss.
+    experts: u64,
+    experts_count: usize,
+}
+
+/// Runs `moeflux inspect`.
+///
+/// # Errors
+/// The checkpoint cannot be opened.
+pub(crate) fn run(args: &InspectArgs, ui: Ui) -> anyhow::Result<ExitCode> {
+    let since = Instant::now();
+    let checkpoint = load::checkpoint(&args.model, ui)?;
+    let blueprint = Blueprint::of(&checkpoint)?;
+    let open_seconds = since.elapsed().as_secs_f64();
+    let plan = MemoryPlan::new(&blueprint, &args.memory.request());
+    let model = match &args.model.model {
+        Some(_) => checkpoint.folder().display().to_string(),
+        None => format!("built-in tales-18m, {}", checkpoint.folder().display()),
+    };
+    let report = Report::new(model, &blueprint, &checkpoint, open_seconds, plan);
+    match args.json {
+        true => out::json(&report)?,
+        false => out::write(report)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+impl Report {
+    fn new(
+        model: String,
+        blueprint: &Blueprint,
+        checkpoint: &moeflux::Checkpoint,
+        open_seconds: f64,
+        plan: Result<MemoryPlan, moeflux::Error>,
+    ) -> Self {
+        let tensors = kinds(blueprint);
+        let vectors: u64 = blueprint.vectors().map(|v| v.len as u64).sum();
+        let total = vectors + tensors.iter().map(|k| k.parameters).sum::<u64>();
+        let idle: u64 = blueprint
+            .moe_layers()
+            .map(|(_, m)| (m.experts.count - m.top_k.min(m.experts.count)) as u64 * expert_parameters(m))
+            .sum();
+        let dense = dense_bytes(blueprint);
+        let (plan, plan_error) = match plan {
+            Ok(plan) => (Some(plan), None),
+            Err(error) => (None, Some(error.to_string())),
+        };
+        let experts = blueprint.moe_layers().map(|(_, m)| m.experts.count).max().map(|per_layer| Experts {
+            per_layer,
+            total: blueprint.experts(),
+            top_k: blueprint.max_top_k(),
+            shared: blueprint.moe_layers().any(|(_, m)| m.shared.is_some()),
+        });
+        Self {
+            model,
+            architecture: blueprint.model_type.clone(),
+            files: checkpoint.shards(),
+            open_seconds,
+            parameters: Parameters { total, active: total - idle },
+            hidden: blueprint.hidden,
+            vocab: blueprint.vocab,
+            max_positions: blueprint.max_positions,
+            layers: Layers::of(&blueprint.layers),
+            experts,
+            tensors,
+            skipped: blueprint
+                .skipped
+                .iter()
+                .map(|(what, bytes)| Skipped { what: what.clone(), bytes: *bytes })
+                .collect(),
+            sizes: Sizes {
+                files: checkpoint.total_bytes(),
+                dense,
+                per_expert: blueprint.slot_bytes() as u64,
+                all_experts: blueprint.experts_bytes(),
+            },
+            token_reads: TokenReads {
+                dense: dense - embedding_bytes(blueprint),
+                experts: blueprint.experts_per_token_bytes(),
+                experts_count: blueprint.experts_per_token(),
+            },
+            plan,
+            plan_error,
+        }
+    }
+}
+
+impl Layers {
+    fn of(layers: &[LayerBlueprint]) -> Self {
+        let mut counts = Self { total: layers.len(), ..Self::default() };
+        for layer in layers {
+            match layer.mixer {
+                MixerBlueprint::Gqa(_) => counts.attention += 1,
+                MixerBlueprint::DeltaNet(_) => counts.delta_net += 1,
+            }
+            match layer.feed_forward {
+                FeedForwardBlueprint::Moe(_) => counts.moe += 1,
+                FeedForwardBlueprint::Dense(_) => counts.dense += 1,
+            }
+        }
+        counts
+    }
+}
+
+fn dense_bytes(blueprint: &Blueprint) -> u64 {
+    let matrices = blueprint.matrices().map(bytes).sum::<u64>();
+    matrices + blueprint.vectors().map(|v| v.segment.bytes as u64).sum::<u64>()
+}
+
+/// Of an embedding that is not also the head, a token reads one row: next to nothing.
+fn embedding_bytes(blueprint: &Blueprint) -> u64 {
+    if blueprint.head.is_some() { bytes(&blueprint.embed) } else { 0 }
+}
+
+fn bytes(matrix: &MatrixSource) -> u64 {
+    matrix.segments.iter().map(|s| s.bytes as u64).sum()
+}
+
+fn expert_parameters(moe: &moeflux::MoeBlueprint) -> u64 {
+    let shape = &moe.experts.shape;
+    [shape.gate, shape.up, shape.down].iter().map(|m| m.rows as u64 * m.cols as u64).sum()
+}
+
+/// All matrices by kind and format.
+fn kinds(blueprint: &Blueprint) -> Vec<Kind> {
+    let mut kinds = Kinds::default();
+    kinds.add("embedding", &[&blueprint.embed]);
+    for layer in &blueprint.layers {
+        match &layer.mixer {
+            MixerBlueprint::Gqa(g) => kinds
+                .add("attention", &[&g.q_proj.weight, &g.k_proj.weight, &g.v_proj.weight, &g.o_proj.weight]),
+            MixerBlueprint::DeltaNet(d) => kinds
+                .add("delta-net", &[&d.in_proj_qkv, &d.in_proj_z, &d.in_proj_b, &d.in_proj_a, &d.out_proj]),
+        }
+        let mlp =
+            |m: &'_ moeflux::MlpBlueprint| [m.gate_proj.clone(), m.up_proj.clone(), m.down_proj.clone()];
+        match &layer.feed_forward {
+            FeedForwardBlueprint::Dense(m) => kinds.add("dense MLP", &mlp(m).each_ref()),
+            FeedForwardBlueprint::Moe(moe) => {
+                kinds.add("router", &[&moe.router]);
+                if let Some(shared) = &moe.shared {
+                    kinds.add("shared expert", &mlp(&shared.mlp).each_ref());
+                    kinds.add("shared expert's gate", &shared.gate.iter().collect::<Vec<_>>());
+                }
+                let shape = &moe.experts.shape;
+                for matrix in [shape.gate, shape.up, shape.down] {
+                    let of_one = matrix.parts().map_or(0, |p| p.total()) as u64;
+                    let count = moe.experts.count;
+                    let parameters = matrix.rows as u64 * matrix.cols as u64 * count as u64;
+                    kinds.count(
+                        "experts",
+                        matrix.format.to_string(),
+                        [count as u64, parameters, of_one * count as u64],
+                    );
+                }
+            }
+        }
+    }
+    kinds.add("head", &blueprint.head.iter().collect::<Vec<_>>());
+    kinds.finish()
+}
+
+/// Kinds in the order in which they were met, formats by name: matrices, parameters, bytes.
+#[derive(Default)]
+struct Kinds(Vec<(&'static str, BTreeMap<String, [u64; 3]>)>);
+
+impl Kinds {
+    fn add(&mut self, kind: &'static str, matrices: &[&MatrixSource]) {
+        for m in matrices {
+            let parameters = m.shape.rows as u64 * m.shape.cols as u64;
+            self.count(kind, m.shape.format.to_string(), [1, parameters, bytes(m)]);
+        }
+    }
+
+    fn count(&mut self, kind: &'static str, format: String, more: [u64; 3]) {
+        let at = self.0.iter().position(|(k, _)| *k == kind).unwrap_or_else(|| {
+            self.0.push((kind, BTreeMap::new()));
+            self.0.len() - 1
+        });
+        let counts = self.0[at].1.entry(format).or_default();
+        counts.iter_mut().zip(more).for_each(|(n, more)| *n += more);
+    }
+
+    fn finish(self) -> Vec<Kind> {
+        let kind = |(kind, formats): (&'static str, BTreeMap<String, [u64; 3]>)| {
+            formats.into_iter().map(move |(format, [matrices, parameters, bytes])| Kind {
+                kind,
+                format,
+                bits: bytes as f64 * 8.0 / parameters.max(1) as f64,
+                matrices: matrices as usize,
+                parameters,
+                bytes,
+            })
+        };
+        self.0.into_iter().flat_map(kind).collect()
+    }
+}
+
+impl std::fmt::Display for Report {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let disk = |bytes: u64| units::disk(bytes as f64);
+        let mut head = Table::new(2);
+        head.row(["model", &self.model]);
+        head.row(["architecture", &self.architecture]);
+        let (total, active) = (units::count(self.parameters.total), units::count(self.parameters.active));
+        head.row(["parameters", &format!("{total}, of which a token meets {active}")]);
+        let files = units::plural(self.files as u64, "file");
+        head.row([
+            "weights",
+            &format!("{files}, {}, opened in {:.1} ms", disk(self.sizes.files), self.open_seconds * 1e3),
+        ]);
+        let l = &self.layers;
+        let parts = [
+            (l.attention, "attention"),
+            (l.delta_net, "gated delta-net"),
+            (l.moe, "with experts"),
+            (l.dense, "with a dense MLP"),
+        ];
+        let parts: Vec<String> =
+            parts.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")).collect();
+        head.row(["layers", &format!("{}: {}", l.total, parts.join(", "))]);
+        if let Some(e) = &self.experts {
+            let shared = if e.shared { ", and a shared one" } else { "" };
+            head.row(["experts", &format!("{} per layer, {} per token{shared}", e.per_layer, e.top_k)]);
+        }
+        head.row(["width", &format!("{} hidden, {} tokens in the vocabulary", self.hidden, self.vocab)]);
+        head.row(["positions", &self.max_positions.to_string()]);
+        for s in &self.skipped {
+            head.row(["skipped", &format!("{}, {}", s.what, disk(s.bytes))]);
+        }
+        writeln!(f, "{head}")?;
+
+        let mut tensors = Table::new(2);
+        tensors.row(["tensors", "format", "bits/weight", "parameters", "size"]);
+        for k in &self.tensors {
+            let bits = format!("{:.2}", k.bits);
+            tensors.row([k.kind, &k.format, &bits, &units::count(k.parameters), &disk(k.bytes)]);
+        }
+        writeln!(f, "{tensors}")?;
+
+        let mut sizes = Table::new(1);
+        sizes.row(["dense weights", &disk(self.sizes.dense)]);
+        if let Some(e) = &self.experts {
+            sizes.row(["one expert", &disk(self.sizes.per_expert)]);
+            sizes.row([format!("all {} experts", e.total), disk(self.sizes.all_experts)]);
+        }
+        let t = &self.token_reads;
+        sizes.row([format!("one token reads, {} experts", t.experts_count), disk(t.experts)]);
+        sizes.row(["one token reads, dense", &disk(t.dense)]);
+        writeln!(f, "{sizes}")?;
+
+        match (&self.plan, &self.plan_error) {
+            (Some(plan), _) => write_plan(f, plan, self.experts.as_ref().map_or(0, |e| e.total)),
+            (None, error) => writeln!(f, "memory plan: there is none: {}", error.as_deref().unwrap_or("")),
+        }
+    }
+}
+
+fn write_plan(f: &mut std::fmt::Formatter<'_>, plan: &MemoryPlan, experts: usize) -> std::fmt::Result {
+    let mut table = Table::new(1);
+    table.row([format!("memory plan for {}", units::memory(plan.budget)), String::new()]);
+    table.row(["  program", &units::memory(plan.process)]);
+    table.row(["  dense weights", &units::memory(plan.dense)]);
+    table.row([format!("  state of {} positions", plan.context), units::memory(plan.state)]);
+    table.row([format!("  scratch for {} rows", plan.chunk), units::memory(plan.scratch)]);
+    let slots = plan.slots as u64 * plan.slot;
+    table.row([format!("  {} slots, of {experts} experts", plan.slots), units::memory(slots)]);
+    table.row(["  together", &units::memory(plan.total())]);
+    write!(f, "{table}")?;
+    for note in load::plan_notes(plan) {
+        writeln!(f, "note: {note}")?;
+    }
+    Ok(())
+}

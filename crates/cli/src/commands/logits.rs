@@ -1,0 +1,170 @@
+//! `logits`: the differential oracle.
+
+use std::{cell::RefCell, env, path::PathBuf, process::ExitCode};
+
+use anyhow::{Context, ensure};
+use moeflux::{Blueprint, Logits, Observer, Watch};
+
+use super::compare;
+use crate::{
+    WrongUse,
+    args::LogitsArgs,
+    interrupt, load,
+    progress::Ui,
+    tensors::{Planned, TensorFile, Writer},
+    units,
+};
+
+/// Runs `moeflux logits`.
+///
+/// # Errors
+/// The tokens cannot be read or fed, or a file cannot be written or read.
+pub(crate) fn run(args: &LogitsArgs, ui: Ui) -> anyhow::Result<ExitCode> {
+    let other = args.compare.as_deref().map(TensorFile::open).transpose()?;
+    let Some(tokens) = &args.tokens else {
+        let (Some(out), Some(other)) = (&args.out, other) else {
+            return Err(
+                WrongUse("without --tokens, --out and --compare name two files to compare".into()).into()
+            );
+        };
+        return compare::run(&TensorFile::open(out)?, &other, args.tolerance);
+    };
+    let text = super::read_text(tokens)?;
+    let tokens: Vec<u32> = serde_json::from_str(&text)
+        .with_context(|| format!("{}: this is not a JSON array of token ids", tokens.display()))?;
+    ensure!(!tokens.is_empty(), "there are no tokens: the array is empty");
+    let prefill = args.prefill.unwrap_or(tokens.len());
+    if prefill > tokens.len() {
+        let given = units::plural(tokens.len() as u64, "token");
+        return Err(WrongUse(format!("--prefill {prefill} asks for more than the {given} given")).into());
+    }
+
+    // Without --out the result is only there to be compared.
+    let target = args.out.clone().unwrap_or_else(scratch_file);
+    let writer = Writer::create(&target)?;
+    let engine = load::engine(&args.engine, Some(tokens.len()), ui)?;
+    let recorder = Recorder::new(writer, engine.blueprint(), tokens.len(), args.trace)?;
+    let hidden = engine.blueprint().hidden;
+    let mut session = engine.session()?;
+    let armed = interrupt::arm();
+    {
+        let bar = ui.share(format!("computing {}", units::plural(tokens.len() as u64, "token")));
+        let steps =
+            [&tokens[..prefill]].into_iter().filter(|s| !s.is_empty()).chain(tokens[prefill..].chunks(1));
+        let mut first = 0;
+        for step in steps {
+            let mut tracer = Tracer { recorder: &recorder, hidden, first: Vec::new(), base: first };
+            let mut progress = |share: f64| {
+                bar.share((first as f64 + share * step.len() as f64) / tokens.len() as f64);
+            };
+            let mut watch = Watch {
+                cancel: Some(armed.flag()),
+                progress: Some(&mut progress),
+                observer: args.trace.then_some(&mut tracer as &mut dyn Observer),
+            };
+            let fed = session.feed(step, Logits::All, &mut watch, &mut |row, numbers| {
+                recorder.record("logits", first + row, numbers.iter().map(|x| x.to_le_bytes()));
+            });
+            recorder.check()?;
+            fed?;
+            first += step.len();
+        }
+    }
+    drop(armed);
+    drop(session);
+    // What is compared needs no memory of the model.
+    drop(engine);
+    let writer = recorder.writer.into_inner();
+    let rows = units::plural(tokens.len() as u64, "row");
+    let (kept, written) = match &args.out {
+        Some(out) => {
+            writer.finish()?;
+            ui.line(format_args!("{rows} of logits written to {}", out.display()));
+            (None, out.clone())
+        }
+        None => {
+            let written = writer.aside().to_owned();
+            (Some(writer), written)
+        }
+    };
+    let code = match &other {
+        Some(other) => compare::run(&TensorFile::open(&written)?, other, args.tolerance)?,
+        None => ExitCode::SUCCESS,
+    };
+    drop(kept);
+    Ok(code)
+}
+
+fn scratch_file() -> PathBuf {
+    env::temp_dir().join("moeflux-logits.safetensors")
+}
+
+/// Puts rows into the file as they come. The engine's callbacks return nothing, so the first failure is kept and
+/// everything after it is dropped.
+struct Recorder {
+    writer: RefCell<Writer>,
+    failed: RefCell<Option<anyhow::Error>>,
+}
+
+impl Recorder {
+    fn new(mut writer: Writer, blueprint: &Blueprint, rows: usize, trace: bool) -> anyhow::Result<Self> {
+        let planned = |name, dtype, width| Planned { name, dtype, rows, width };
+        let mut tensors = vec![planned("logits".to_owned(), "F32", blueprint.vocab)];
+        if trace {
+            for (layer, of_layer) in blueprint.layers.iter().enumerate() {
+                if let Some(moe) = of_layer.moe() {
+                    tensors.push(planned(format!("experts.{layer}"), "I32", moe.top_k));
+                }
+                tensors.push(planned(format!("hidden.{layer}"), "F32", blueprint.hidden));
+            }
+        }
+        writer.header(&tensors)?;
+        Ok(Self { writer: RefCell::new(writer), failed: RefCell::new(None) })
+    }
+
+    fn record(&self, name: &str, row: usize, words: impl Iterator<Item = [u8; 4]>) {
+        if self.failed.borrow().is_none()
+            && let Err(error) = self.writer.borrow_mut().rows(name, row, words)
+        {
+            *self.failed.borrow_mut() = Some(error);
+        }
+    }
+
+    fn check(&self) -> anyhow::Result<()> {
+        self.failed.borrow_mut().take().map_or(Ok(()), Err)
+    }
+}
+
+/// Sees one step, which the engine may cut into chunks: each layer counts its own rows.
+struct Tracer<'a> {
+    recorder: &'a Recorder,
+    hidden: usize,
+    /// Rows that a layer has shown already: experts, hidden.
+    first: Vec<[usize; 2]>,
+    /// Rows of the steps before.
+    base: usize,
+}
+
+impl Tracer<'_> {
+    /// The row of the file where the next `rows` of `layer` go.
+    fn advance(&mut self, layer: usize, which: usize, rows: usize) -> usize {
+        if self.first.len() <= layer {
+            self.first.resize(layer + 1, [0; 2]);
+        }
+        let seen = &mut self.first[layer][which];
+        *seen += rows;
+        self.base + *seen - rows
+    }
+}
+
+impl Observer for Tracer<'_> {
+    fn experts(&mut self, layer: usize, k: usize, ids: &[u32]) {
+        let row = self.advance(layer, 0, ids.len() / k.max(1));
+        self.recorder.record(&format!("experts.{layer}"), row, ids.iter().map(|id| id.to_le_bytes()));
+    }
+
+    fn hidden(&mut self, layer: usize, rows: &[f32]) {
+        let row = self.advance(layer, 1, rows.len() / self.hidden.max(1));
+        self.recorder.record(&format!("hidden.{layer}"), row, rows.iter().map(|x| x.to_le_bytes()));
+    }
+}

@@ -1,0 +1,58 @@
+//! One file per command.
+
+mod answer;
+mod bench;
+mod chat;
+mod compare;
+mod inspect;
+mod logits;
+mod perplexity;
+mod run;
+
+use std::{io::Read, path::Path, process::ExitCode};
+
+use anyhow::Context;
+use clap::CommandFactory;
+
+use crate::{
+    args::{Cli, Command},
+    interrupt, out,
+    progress::Ui,
+};
+
+/// Runs the command that was asked for.
+///
+/// # Errors
+/// It failed.
+pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
+    interrupt::install().context("cannot take over Ctrl-C")?;
+    let ui = Ui::new(cli.quiet);
+    match cli.command {
+        Command::Run(args) => run::run(&args, ui),
+        Command::Chat(args) => chat::run(&args, ui),
+        Command::Perplexity(args) => perplexity::run(&args, ui),
+        Command::Inspect(args) => inspect::run(&args, ui),
+        Command::Logits(args) => logits::run(&args, ui),
+        Command::Bench(args) => bench::run(&args, ui),
+        Command::Completions(args) => {
+            let mut script = Vec::new();
+            clap_complete::generate(args.shell, &mut Cli::command(), "moeflux", &mut script);
+            out::write(String::from_utf8_lossy(&script))?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+/// The contents of a file; `-` is stdin.
+fn read_text(path: &Path) -> anyhow::Result<String> {
+    if path == Path::new("-") {
+        return read_stdin();
+    }
+    std::fs::read_to_string(path).with_context(|| format!("{}: cannot be read", path.display()))
+}
+
+fn read_stdin() -> anyhow::Result<String> {
+    let mut text = String::new();
+    std::io::stdin().lock().read_to_string(&mut text).context("standard input cannot be read")?;
+    Ok(text)
+}

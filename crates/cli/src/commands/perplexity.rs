@@ -1,0 +1,74 @@
+//! `perplexity`: how well a model predicts a text.
+
+use std::{process::ExitCode, time::Instant};
+
+use anyhow::Context;
+use moeflux::{Perplexity, Stats, SystemMemory, Watch};
+use serde::Serialize;
+
+use crate::{args::PerplexityArgs, interrupt, load, out, progress::Ui, units};
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Report<'a> {
+    #[serde(flatten)]
+    perplexity: Perplexity,
+    /// Tokens of a window.
+    context: usize,
+    seconds: f64,
+    tokens_per_second: f64,
+    stats: Stats,
+    hit_rate: f64,
+    peak_memory: u64,
+    device: &'a str,
+}
+
+/// Runs `moeflux perplexity`.
+///
+/// # Errors
+/// The text cannot be read, or the model cannot be loaded or run.
+pub(crate) fn run(args: &PerplexityArgs, ui: Ui) -> anyhow::Result<ExitCode> {
+    let text = super::read_text(&args.text)?;
+    let engine = load::engine(&args.engine, None, ui)?;
+    let tokens = engine.text()?.encode(&text)?;
+    let mut session = engine.session()?;
+    let since = Instant::now();
+    let perplexity = {
+        let armed = interrupt::arm();
+        let bar = ui.share(format!("predicting {}", units::plural(tokens.len() as u64, "token")));
+        let mut progress = |share: f64| bar.share(share);
+        let mut watch =
+            Watch { cancel: Some(armed.flag()), progress: Some(&mut progress), ..Watch::default() };
+        let measured = moeflux::perplexity(&mut session, &tokens, &mut watch);
+        measured.with_context(|| args.text.display().to_string())?
+    };
+    let (seconds, stats, plan) = (since.elapsed().as_secs_f64(), session.stats(), engine.plan());
+    let report = Report {
+        perplexity,
+        context: plan.context,
+        seconds,
+        tokens_per_second: stats.tokens as f64 / seconds,
+        hit_rate: stats.hit_rate(),
+        stats,
+        peak_memory: SystemMemory::now().peak,
+        device: engine.device(),
+    };
+    if args.json {
+        out::json(&report)?;
+    } else {
+        let predicted = units::plural(perplexity.tokens as u64, "predicted token");
+        out::line(format_args!(
+            "perplexity {:.4}; mean negative log-likelihood {:.5}; {predicted} in windows of {}",
+            perplexity.perplexity, perplexity.nll, plan.context
+        ))?;
+    }
+    ui.line(format_args!(
+        "{}; {} read per token; hit rate {}; peak memory {} of {}",
+        units::rate(report.tokens_per_second),
+        units::disk(stats.bytes_read as f64 / stats.tokens.max(1) as f64),
+        units::percent(report.hit_rate),
+        units::memory(report.peak_memory),
+        units::memory(plan.budget)
+    ));
+    Ok(ExitCode::SUCCESS)
+}

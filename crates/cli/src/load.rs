@@ -1,0 +1,97 @@
+//! From options to an opened model.
+
+use std::path::Path;
+
+use anyhow::Context;
+use moeflux::{Checkpoint, DeviceOptions, Engine, EngineOptions, MemoryPlan, MemoryRequest};
+
+use crate::{
+    args::{EngineArgs, MemoryArgs, ModelArgs},
+    folders,
+    progress::Ui,
+    units,
+};
+
+impl MemoryArgs {
+    pub(crate) fn request(&self) -> MemoryRequest {
+        MemoryRequest {
+            budget: self.memory,
+            context: self.ctx.map(Into::into),
+            chunk: self.chunk.map(Into::into),
+            ..MemoryRequest::default()
+        }
+    }
+}
+
+/// Opens the checkpoint that was asked for, or the one in the box.
+///
+/// # Errors
+/// It cannot be opened.
+pub(crate) fn checkpoint(args: &ModelArgs, ui: Ui) -> anyhow::Result<Checkpoint> {
+    match &args.model {
+        Some(folder) => Ok(Checkpoint::open(folder)?),
+        None => built_in(folders::cache().as_deref(), ui),
+    }
+}
+
+/// The built-in model, from the cache folder where that can be written, else from the program itself.
+fn built_in(cache: Option<&Path>, ui: Ui) -> anyhow::Result<Checkpoint> {
+    let unpacked = cache.context("this user has no home folder").and_then(|cache| {
+        let folder = moeflux::unpack_embedded(cache)?;
+        Ok(Checkpoint::open(&folder)?)
+    });
+    unpacked.or_else(|reason| {
+        ui.note(format_args!(
+            "the built-in model is read from the program itself, as it cannot be unpacked: {reason}"
+        ));
+        Ok(Checkpoint::embedded()?)
+    })
+}
+
+/// Loads a model; `at_least` is a number of positions that are known to be needed.
+///
+/// # Errors
+/// The model cannot be opened, or the budget is too small.
+pub(crate) fn engine(args: &EngineArgs, at_least: Option<usize>, ui: Ui) -> anyhow::Result<Engine> {
+    let checkpoint = checkpoint(&args.model, ui)?;
+    let mut memory = args.memory.request();
+    memory.context = memory.context.or(at_least);
+    let device = DeviceOptions {
+        name: args.device.clone(),
+        threads: args.threads.map(Into::into),
+        exact: args.exact,
+        isa: args.isa.clone(),
+    };
+    let options = EngineOptions { memory, device, wrap_reader: None };
+    let engine = {
+        let bar = ui.bytes("loading");
+        Engine::open(checkpoint, options, &mut |done, total| bar.bytes(done, total))?
+    };
+    for note in plan_notes(engine.plan()) {
+        ui.note(note);
+    }
+    Ok(engine)
+}
+
+/// What a user should know of a plan that works, but not well.
+pub(crate) fn plan_notes(plan: &MemoryPlan) -> Vec<String> {
+    let mut notes = Vec::new();
+    if plan.context_shrunk {
+        notes.push(format!(
+            "the context is shrunk to {} tokens to fit the budget of {}; --ctx N asks for more",
+            plan.context,
+            units::memory(plan.budget)
+        ));
+    }
+    if plan.slots < plan.working_set {
+        let enough = plan.fixed() + plan.working_set as u64 * plan.slot;
+        notes.push(format!(
+            "there are slots for {}, but one token needs {}: nearly every one is read from disk; --memory {}MiB \
+             would hold them",
+            units::plural(plan.slots as u64, "expert"),
+            plan.working_set,
+            enough.div_ceil(1 << 20)
+        ));
+    }
+    notes
+}

@@ -1,0 +1,148 @@
+//! Sizes and rates as people write and read them.
+
+/// Suffixes of sizes: those with an `i`, and single letters, count in 1024, those with a `B` alone in 1000.
+const SUFFIXES: [(&str, u64); 13] = [
+    ("", 1),
+    ("b", 1),
+    ("k", 1 << 10),
+    ("kib", 1 << 10),
+    ("kb", 1000),
+    ("m", 1 << 20),
+    ("mib", 1 << 20),
+    ("mb", 1_000_000),
+    ("g", 1 << 30),
+    ("gib", 1 << 30),
+    ("gb", 1_000_000_000),
+    ("t", 1 << 40),
+    ("tib", 1 << 40),
+];
+
+/// Reads a size such as `8GiB`, `8G` (the same), `8GB` (8 * 10^9), `512MiB`, `1.5g` or a number of bytes.
+///
+/// # Errors
+/// It is no size; the error says what is.
+pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
+    let help = || "write a size such as 8GiB, 1.5G or 900MB".to_owned();
+    let lower = text.trim().to_ascii_lowercase();
+    let end = lower.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(lower.len());
+    let (number, suffix) = (&lower[..end], lower[end..].trim_start());
+    let number: f64 = number.parse().map_err(|_| help())?;
+    let unit = match SUFFIXES.iter().find(|(name, _)| *name == suffix) {
+        Some((_, unit)) => *unit,
+        None if suffix == "tb" => 1_000_000_000_000,
+        None => return Err(help()),
+    };
+    let bytes = number * unit as f64;
+    if bytes < 1.0 {
+        return Err(format!("{text} is no memory at all: {}", help()));
+    }
+    // Beyond 2^53 a double is not exact, and no machine has that much.
+    if bytes >= (1u64 << 53) as f64 {
+        return Err(format!("{text} is more than any machine has: {}", help()));
+    }
+    Ok(bytes as u64)
+}
+
+/// Bytes in memory: `61 MiB`, `7.5 GiB`.
+pub(crate) fn memory(bytes: u64) -> String {
+    scaled(bytes as f64, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB"])
+}
+
+/// Bytes on disk: `1.2 MB`, `17.2 GB`.
+pub(crate) fn disk(bytes: f64) -> String {
+    scaled(bytes, 1000.0, &["B", "KB", "MB", "GB", "TB"])
+}
+
+/// A number of parameters: `17.7 M`, `30.5 B`.
+pub(crate) fn count(n: u64) -> String {
+    scaled(n as f64, 1000.0, &["", "K", "M", "B", "T"]).trim_end().to_owned()
+}
+
+fn scaled(mut value: f64, step: f64, units: &[&str]) -> String {
+    let mut unit = 0;
+    // What would be rounded up to a whole step belongs to the next unit.
+    while value >= step - 0.5 && unit + 1 < units.len() {
+        value /= step;
+        unit += 1;
+    }
+    let digits = usize::from(unit > 0 && value < 99.95);
+    let number = format!("{value:.digits$}");
+    format!("{} {}", number.strip_suffix(".0").unwrap_or(&number), units[unit])
+}
+
+/// Tokens per second: three digits are enough.
+pub(crate) fn rate(per_second: f64) -> String {
+    if !per_second.is_finite() {
+        return "-".to_owned();
+    }
+    let digits = if per_second < 9.995 { 2 } else { 1 };
+    format!("{per_second:.digits$} tok/s")
+}
+
+/// A share from 0 to 1 in per cent.
+pub(crate) fn percent(share: f64) -> String {
+    // 99.96 % is not 100.0 %: a miss is a miss.
+    let tenths = (share * 1000.0).round() / 10.0;
+    let shown = if share < 1.0 { tenths.min(99.9) } else { tenths };
+    format!("{shown:.1} %")
+}
+
+/// `1 token`, `2 tokens`.
+pub(crate) fn plural(n: u64, what: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_as_people_write_them() {
+        let read = [
+            ("8GiB", 8 << 30),
+            ("8G", 8 << 30),
+            ("8g", 8 << 30),
+            ("8GB", 8_000_000_000),
+            ("1.5 MiB", 3 << 19),
+            (".5k", 512),
+            ("100", 100),
+            ("100b", 100),
+            ("2TB", 2_000_000_000_000),
+            (" 7kb ", 7000),
+        ];
+        for (text, bytes) in read {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_size_is_refused() {
+        for text in
+            ["", "G", "eight", "-1G", "1..5G", "8 apples", "0", "0.0001k", "nan", "inf", "1e9", "99999T"]
+        {
+            let error = parse_size(text).unwrap_err();
+            assert!(error.contains("8GiB"), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_shown_with_the_digits_that_matter() {
+        assert_eq!(memory(0), "0 B");
+        assert_eq!(memory(1023), "1023 B");
+        assert_eq!(memory(61 << 20), "61 MiB");
+        assert_eq!(memory(512 << 20), "512 MiB");
+        assert_eq!(memory((1 << 30) - 1), "1 GiB");
+        assert_eq!(disk(1_234_567.0), "1.2 MB");
+        assert_eq!(disk(999_999.0), "1 MB");
+        assert_eq!(disk(17.2e9), "17.2 GB");
+        assert_eq!(count(17_700_000), "17.7 M");
+        assert_eq!(count(12), "12");
+    }
+
+    #[test]
+    fn a_miss_never_rounds_away() {
+        assert_eq!(percent(1.0), "100.0 %");
+        assert_eq!(percent(0.99999), "99.9 %");
+        assert_eq!(percent(0.873), "87.3 %");
+    }
+}
