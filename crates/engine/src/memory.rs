@@ -1,6 +1,6 @@
 //! The memory plan: every byte that will be held, from a budget, before anything is allocated.
 
-use moeflux_compute::Device;
+use moeflux_compute::{Device, DeviceOptions};
 use serde::Serialize;
 
 use crate::{
@@ -71,11 +71,17 @@ pub struct MemoryPlan {
 }
 
 impl MemoryPlan {
-    /// Plans for one session.
+    /// Plans for one session on a device that is opened for the purpose, and for nothing else.
     ///
     /// # Errors
-    /// The budget is below the floor: the error says what the floor is and what would lower it.
-    pub fn new(blueprint: &Blueprint, request: &MemoryRequest, device: &dyn Device) -> Result<Self, Error> {
+    /// There is no such device, or the budget is below the floor: the error says what the floor is and what would
+    /// lower it.
+    pub fn of(blueprint: &Blueprint, request: &MemoryRequest, device: &DeviceOptions) -> Result<Self, Error> {
+        let device = moeflux_compute::open(device).map_err(Error::at(|| "opening the device"))?;
+        Self::new(blueprint, request, &*device)
+    }
+
+    pub(crate) fn new(blueprint: &Blueprint, request: &MemoryRequest, device: &dyn Device) -> Result<Self, Error> {
         let system = SystemMemory::now();
         let may_use = system.resident + system.available;
         let budget = request.budget.unwrap_or(may_use / SAFE_SHARE.1 * SAFE_SHARE.0);
