@@ -106,7 +106,7 @@ pub(crate) fn run(args: &InspectArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let checkpoint = load::checkpoint(&args.model, ui)?;
     let blueprint = Blueprint::of(&checkpoint)?;
     let open_seconds = since.elapsed().as_secs_f64();
-    let plan = MemoryPlan::new(&blueprint, &args.memory.request());
+    let plan = MemoryPlan::of(&blueprint, &args.memory.request(), &moeflux::DeviceOptions::default());
     let model = match &args.model.model {
         Some(_) => checkpoint.folder().display().to_string(),
         None => format!("built-in tales-18m, {}", checkpoint.folder().display()),
