@@ -2,6 +2,10 @@
 //!
 //! Everything here is inlined into functions that enable an instruction set (see `kernels!`). A sum over a row is
 //! one vector of partial sums, filled from left to right: how many rows are summed at once changes no bit.
+//!
+//! No vector passes through a closure: a closure does not take over the instruction set of the function that it is
+//! inlined into, so the compiler would call where it should compute.
+#![allow(clippy::needless_range_loop, reason = "arrays of vectors are walked together, and without closures")]
 
 use crate::Scalar;
 
@@ -140,11 +144,14 @@ unsafe fn step<S: Simd, E: Element, const R: usize, const X: usize>(
 ) {
     // SAFETY: the caller's: a vector can be read at every pointer.
     unsafe {
-        let x = x.map(|x| S::load(x));
+        let mut xs = [S::zero(); X];
+        for c in 0..X {
+            xs[c] = S::load(x[c]);
+        }
         for r in 0..R {
             let w = E::load::<S>(w[r]);
             for c in 0..X {
-                acc[r][c] = S::fma(w, x[c], acc[r][c]);
+                acc[r][c] = S::fma(w, xs[c], acc[r][c]);
             }
         }
     }
@@ -164,8 +171,24 @@ unsafe fn numbers<S: Simd, E: Element, const R: usize, const X: usize>(
     unsafe {
         let mut acc = [[S::zero(); X]; R];
         add_products::<S, E, R, X>(&mut acc, w, x, cols);
-        acc.map(|acc| acc.map(|acc| S::sum(acc)))
+        reduce::<S, R, X>(&acc)
     }
+}
+
+/// Sums vectors of partial sums.
+///
+/// # Safety
+/// Needs the instruction set.
+#[inline(always)]
+unsafe fn reduce<S: Simd, const R: usize, const X: usize>(acc: &[[S::F; X]; R]) -> [[f32; X]; R] {
+    let mut sums = [[0.0; X]; R];
+    for r in 0..R {
+        for c in 0..X {
+            // SAFETY: the caller's.
+            sums[r][c] = unsafe { S::sum(acc[r][c]) };
+        }
+    }
+    sums
 }
 
 /// The products of up to [`TILE`] rows of numbers and of f32 each, a part of the tile at a time.
@@ -269,8 +292,13 @@ unsafe fn quants<S: Simd, const BITS: usize, const PACKED: bool, const R: usize,
         let (biases, sums) = (w.map(|w| w.biases.as_ptr().cast()), x.map(|x| x.sums.as_ptr()));
         add_products::<S, F32, R, X>(&mut acc, biases, sums, cols / group);
         for u in 0..units {
-            let xq = xq.map(|q| S::load_bytes(q.add(u * S::UNIT).cast()));
-            let xs = xs.map(|s| S::scales(s.add(u * S::UNIT / GROUP)));
+            let (x_at, xs_at) = (u * S::UNIT, u * S::UNIT / GROUP);
+            let mut x = [S::load_bytes(xq[0].add(x_at).cast()); X];
+            let mut x_scales = [S::scales(xs[0].add(xs_at)); X];
+            for c in 1..X {
+                x[c] = S::load_bytes(xq[c].add(x_at).cast());
+                x_scales[c] = S::scales(xs[c].add(xs_at));
+            }
             for r in 0..R {
                 let at = u * unit_bytes;
                 let q = wq[r].add(at);
@@ -287,12 +315,12 @@ unsafe fn quants<S: Simd, const BITS: usize, const PACKED: bool, const R: usize,
                     S::splat(*ws[r].add(u >> per_group))
                 };
                 for c in 0..X {
-                    let products = S::float(S::dot::<BITS>(q, xq[c]));
-                    acc[r][c] = S::fma(products, S::mul(scale, xs[c]), acc[r][c]);
+                    let products = S::float(S::dot::<BITS>(q, x[c]));
+                    acc[r][c] = S::fma(products, S::mul(scale, x_scales[c]), acc[r][c]);
                 }
             }
         }
-        acc.map(|acc| acc.map(|acc| S::sum(acc)))
+        reduce::<S, R, X>(&acc)
     }
 }
 
@@ -450,7 +478,7 @@ fn exp<S: Simd>(x: f32) -> f32 {
     let shifted = fma::<S>(x, std::f32::consts::LOG2_E, MAGIC);
     let n = shifted - MAGIC;
     // ln 2 in two parts: the first has few enough bits that its product with n is exact.
-    let r = fma::<S>(n, -0.693_359_375, x);
+    let r = fma::<S>(n, -0.693_359_4, x);
     let r = fma::<S>(n, 2.121_944_4e-4, r);
     let mut p = 1.987_569_1e-4;
     for c in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
