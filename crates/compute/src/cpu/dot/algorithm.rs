@@ -47,6 +47,9 @@ pub(super) trait Simd: Copy {
     unsafe fn load_bf16(p: *const u8) -> Self::F;
     unsafe fn load_f16(p: *const u8) -> Self::F;
 
+    /// Asks for bytes that will be read soon; `p` may point anywhere.
+    unsafe fn prefetch(p: *const u8);
+
     /// Bytes that [`Simd::unpack`] reads; at least those of a unit.
     fn reach(bits: usize) -> usize;
     /// A unit of packed quants of `BITS` bits.
@@ -278,41 +281,94 @@ unsafe fn quants<S: Simd, const BITS: usize, const PACKED: bool, const R: usize,
     x: &[RoundedRow<'_>; X],
     Groups { cols, group }: Groups,
 ) -> [[f32; X]; R] {
+    let bytes = cols * BITS / 8;
     let unit_bytes = if PACKED { S::UNIT * BITS / 8 } else { S::UNIT };
-    let (units, reach, bytes) = (cols.div_ceil(S::UNIT), S::reach(BITS), cols * BITS / 8);
-    let narrow = group < S::UNIT;
-    let per_group = (group / S::UNIT).max(1).trailing_zeros();
-    let (wq, ws) = (w.map(|w| w.q.as_ptr()), w.map(|w| w.scales.as_ptr()));
-    let (xq, xs) = (x.map(|x| x.q.as_ptr()), x.map(|x| x.scales.as_ptr()));
-    let mut acc;
+    let units = cols.div_ceil(S::UNIT);
+    // Units that can be unpacked without reading beyond their row.
+    let inside =
+        if PACKED { (bytes + unit_bytes).saturating_sub(S::reach(BITS)) / unit_bytes } else { units };
+    let rows = UnitRows {
+        q: w.map(|w| w.q.as_ptr()),
+        scales: w.map(|w| w.scales.as_ptr()),
+        x: x.map(|x| x.q.as_ptr()),
+        x_scales: x.map(|x| x.scales.as_ptr()),
+        bytes,
+        per_group: (group / S::UNIT).max(1).trailing_zeros(),
+    };
     // SAFETY: unit u begins before `cols`; a packed unit is read only up to the row's bytes; rows of bytes,
     // activations and their scales are padded to whole units.
     unsafe {
-        acc = [[S::zero(); X]; R];
+        let mut acc = [[S::zero(); X]; R];
         let (biases, sums) = (w.map(|w| w.biases.as_ptr().cast()), x.map(|x| x.sums.as_ptr()));
         add_products::<S, F32, R, X>(&mut acc, biases, sums, cols / group);
-        for u in 0..units {
-            let (x_at, xs_at) = (u * S::UNIT, u * S::UNIT / GROUP);
-            let mut x = [S::load_bytes(xq[0].add(x_at).cast()); X];
-            let mut x_scales = [S::scales(xs[0].add(xs_at)); X];
+        if group < S::UNIT {
+            for u in 0..inside.min(units) {
+                rows.add::<S, BITS, PACKED, true, false>(&mut acc, u);
+            }
+            for u in inside..units {
+                rows.add::<S, BITS, PACKED, true, true>(&mut acc, u);
+            }
+        } else {
+            for u in 0..inside.min(units) {
+                rows.add::<S, BITS, PACKED, false, false>(&mut acc, u);
+            }
+            for u in inside..units {
+                rows.add::<S, BITS, PACKED, false, true>(&mut acc, u);
+            }
+        }
+        reduce::<S, R, X>(&acc)
+    }
+}
+
+/// Where the units of some rows lie.
+struct UnitRows<const R: usize, const X: usize> {
+    q: [*const u8; R],
+    scales: [*const f32; R],
+    x: [*const i8; X],
+    x_scales: [*const f32; X],
+    /// Bytes of a packed row.
+    bytes: usize,
+    /// Logarithm of the units that share a scale of the weights.
+    per_group: u32,
+}
+
+impl<const R: usize, const X: usize> UnitRows<R, X> {
+    /// Adds the products of unit `u`. `NARROW`: a unit has several scales of the weights. `END`: the unit is too
+    /// near the end of its row to be unpacked from there.
+    ///
+    /// # Safety
+    /// As [`quants`].
+    #[inline(always)]
+    unsafe fn add<S: Simd, const BITS: usize, const PACKED: bool, const NARROW: bool, const END: bool>(
+        &self,
+        acc: &mut [[S::F; X]; R],
+        u: usize,
+    ) {
+        let (x_at, scale_at) = (u * S::UNIT, u * S::UNIT / GROUP);
+        let w_at = if PACKED { u * S::UNIT * BITS / 8 } else { x_at };
+        // SAFETY: the caller's.
+        unsafe {
+            let mut x = [S::load_bytes(self.x[0].add(x_at).cast()); X];
+            let mut x_scales = [S::scales(self.x_scales[0].add(scale_at)); X];
             for c in 1..X {
-                x[c] = S::load_bytes(xq[c].add(x_at).cast());
-                x_scales[c] = S::scales(xs[c].add(xs_at));
+                x[c] = S::load_bytes(self.x[c].add(x_at).cast());
+                x_scales[c] = S::scales(self.x_scales[c].add(scale_at));
             }
             for r in 0..R {
-                let at = u * unit_bytes;
-                let q = wq[r].add(at);
+                let q = self.q[r].add(w_at);
                 let q = if !PACKED {
                     S::load_bytes(q)
-                } else if at + reach <= bytes {
+                } else if END {
+                    unpack_end::<S, BITS>(q, self.bytes - w_at)
+                } else {
+                    // Rows are short for the processor to see where it goes on: with the next rows.
+                    S::prefetch(q.wrapping_add(R * self.bytes));
                     S::unpack::<BITS>(q)
-                } else {
-                    unpack_end::<S, BITS>(q, bytes - at)
                 };
-                let scale = if narrow {
-                    S::scales(ws[r].add(u * S::UNIT / GROUP))
+                let scale = if NARROW {
+                    S::scales(self.scales[r].add(scale_at))
                 } else {
-                    S::splat(*ws[r].add(u >> per_group))
+                    S::splat(*self.scales[r].add(u >> self.per_group))
                 };
                 for c in 0..X {
                     let products = S::float(S::dot::<BITS>(q, x[c]));
@@ -320,7 +376,6 @@ unsafe fn quants<S: Simd, const BITS: usize, const PACKED: bool, const R: usize,
                 }
             }
         }
-        reduce::<S, R, X>(&acc)
     }
 }
 

@@ -134,6 +134,8 @@ impl<const DOT: bool> Simd for Neon<DOT> {
         // SAFETY: see `zero`.
         unsafe { vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))) }
     }
+    #[inline(always)]
+    unsafe fn prefetch(_: *const u8) {}
 
     fn reach(bits: usize) -> usize {
         match bits {
