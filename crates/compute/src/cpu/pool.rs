@@ -163,6 +163,7 @@ struct Board {
     gate: AtomicU64,
     next: AtomicUsize,
     sleepers: AtomicUsize,
+    started: AtomicUsize,
     stop: AtomicBool,
     /// The call and the number of tiles; written while nobody is active, read by active workers.
     job: UnsafeCell<Option<(Call<'static>, usize)>>,
@@ -186,6 +187,7 @@ impl Board {
 
     /// One worker's life.
     fn serve(&self, worker: usize) {
+        self.started.fetch_add(1, SeqCst);
         let (mut seen, mut spins) = (0, 0);
         while !self.stop.load(SeqCst) {
             let gate = self.gate.load(SeqCst);
@@ -264,6 +266,7 @@ impl<L: Default + Send> Pool<L> {
             gate: AtomicU64::new(JOB),
             next: AtomicUsize::new(0),
             sleepers: AtomicUsize::new(0),
+            started: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
             job: UnsafeCell::new(None),
             panic: Mutex::new(None),
@@ -280,6 +283,10 @@ impl<L: Default + Send> Pool<L> {
                     Error::Device(format!("the system starts no thread {worker} of {threads}: {e}"))
                 })?;
             pool.threads.push((handle.thread().clone(), Some(handle)));
+        }
+        // What a thread allocates when it starts is over once the pool is there.
+        while pool.board.started.load(SeqCst) < threads - 1 {
+            thread::yield_now();
         }
         Ok(pool)
     }
@@ -358,7 +365,7 @@ impl<L: Send> Pool<L> {
         {
             let _closing = Closing(board);
             let gate = board.gate.load(SeqCst);
-            board.gate.store((gate / JOB).wrapping_add(1) * JOB | OPEN, SeqCst);
+            board.gate.store(((gate / JOB).wrapping_add(1) * JOB) | OPEN, SeqCst);
             if board.sleepers.load(SeqCst) > 0 {
                 self.threads.iter().for_each(|(thread, _)| thread.unpark());
             }
@@ -406,7 +413,7 @@ mod tests {
                     }
                 });
                 for (i, n) in numbers.iter().enumerate() {
-                    let (row, at) = ((i + 39) / 40, (i + 39) % 40);
+                    let (row, at) = (i.div_ceil(40), (i + 39) % 40);
                     assert_eq!(*n, u32::from(row > 0 && at < 30 && at % 10 < 7), "{i}");
                 }
             }

@@ -2,6 +2,10 @@
 //!
 //! Everything here is inlined into functions that enable an instruction set (see `kernels!`). A sum over a row is
 //! one vector of partial sums, filled from left to right: how many rows are summed at once changes no bit.
+//!
+//! No vector passes through a closure: a closure does not take over the instruction set of the function that it is
+//! inlined into, so the compiler would call where it should compute.
+#![allow(clippy::needless_range_loop, reason = "arrays of vectors are walked together, and without closures")]
 
 use crate::Scalar;
 
@@ -42,6 +46,9 @@ pub(super) trait Simd: Copy {
     unsafe fn sum(x: Self::F) -> f32;
     unsafe fn load_bf16(p: *const u8) -> Self::F;
     unsafe fn load_f16(p: *const u8) -> Self::F;
+
+    /// Asks for bytes that will be read soon; `p` may point anywhere.
+    unsafe fn prefetch(p: *const u8);
 
     /// Bytes that [`Simd::unpack`] reads; at least those of a unit.
     fn reach(bits: usize) -> usize;
@@ -140,11 +147,14 @@ unsafe fn step<S: Simd, E: Element, const R: usize, const X: usize>(
 ) {
     // SAFETY: the caller's: a vector can be read at every pointer.
     unsafe {
-        let x = x.map(|x| S::load(x));
+        let mut xs = [S::zero(); X];
+        for c in 0..X {
+            xs[c] = S::load(x[c]);
+        }
         for r in 0..R {
             let w = E::load::<S>(w[r]);
             for c in 0..X {
-                acc[r][c] = S::fma(w, x[c], acc[r][c]);
+                acc[r][c] = S::fma(w, xs[c], acc[r][c]);
             }
         }
     }
@@ -164,8 +174,24 @@ unsafe fn numbers<S: Simd, E: Element, const R: usize, const X: usize>(
     unsafe {
         let mut acc = [[S::zero(); X]; R];
         add_products::<S, E, R, X>(&mut acc, w, x, cols);
-        acc.map(|acc| acc.map(|acc| S::sum(acc)))
+        reduce::<S, R, X>(&acc)
     }
+}
+
+/// Sums vectors of partial sums.
+///
+/// # Safety
+/// Needs the instruction set.
+#[inline(always)]
+unsafe fn reduce<S: Simd, const R: usize, const X: usize>(acc: &[[S::F; X]; R]) -> [[f32; X]; R] {
+    let mut sums = [[0.0; X]; R];
+    for r in 0..R {
+        for c in 0..X {
+            // SAFETY: the caller's.
+            sums[r][c] = unsafe { S::sum(acc[r][c]) };
+        }
+    }
+    sums
 }
 
 /// The products of up to [`TILE`] rows of numbers and of f32 each, a part of the tile at a time.
@@ -255,44 +281,101 @@ unsafe fn quants<S: Simd, const BITS: usize, const PACKED: bool, const R: usize,
     x: &[RoundedRow<'_>; X],
     Groups { cols, group }: Groups,
 ) -> [[f32; X]; R] {
+    let bytes = cols * BITS / 8;
     let unit_bytes = if PACKED { S::UNIT * BITS / 8 } else { S::UNIT };
-    let (units, reach, bytes) = (cols.div_ceil(S::UNIT), S::reach(BITS), cols * BITS / 8);
-    let narrow = group < S::UNIT;
-    let per_group = (group / S::UNIT).max(1).trailing_zeros();
-    let (wq, ws) = (w.map(|w| w.q.as_ptr()), w.map(|w| w.scales.as_ptr()));
-    let (xq, xs) = (x.map(|x| x.q.as_ptr()), x.map(|x| x.scales.as_ptr()));
-    let mut acc;
+    let units = cols.div_ceil(S::UNIT);
+    // Units that can be unpacked without reading beyond their row.
+    let inside =
+        if PACKED { (bytes + unit_bytes).saturating_sub(S::reach(BITS)) / unit_bytes } else { units };
+    let rows = UnitRows {
+        q: w.map(|w| w.q.as_ptr()),
+        scales: w.map(|w| w.scales.as_ptr()),
+        x: x.map(|x| x.q.as_ptr()),
+        x_scales: x.map(|x| x.scales.as_ptr()),
+        bytes,
+        per_group: (group / S::UNIT).max(1).trailing_zeros(),
+    };
     // SAFETY: unit u begins before `cols`; a packed unit is read only up to the row's bytes; rows of bytes,
     // activations and their scales are padded to whole units.
     unsafe {
-        acc = [[S::zero(); X]; R];
+        let mut acc = [[S::zero(); X]; R];
         let (biases, sums) = (w.map(|w| w.biases.as_ptr().cast()), x.map(|x| x.sums.as_ptr()));
         add_products::<S, F32, R, X>(&mut acc, biases, sums, cols / group);
-        for u in 0..units {
-            let xq = xq.map(|q| S::load_bytes(q.add(u * S::UNIT).cast()));
-            let xs = xs.map(|s| S::scales(s.add(u * S::UNIT / GROUP)));
+        if group < S::UNIT {
+            for u in 0..inside.min(units) {
+                rows.add::<S, BITS, PACKED, true, false>(&mut acc, u);
+            }
+            for u in inside..units {
+                rows.add::<S, BITS, PACKED, true, true>(&mut acc, u);
+            }
+        } else {
+            for u in 0..inside.min(units) {
+                rows.add::<S, BITS, PACKED, false, false>(&mut acc, u);
+            }
+            for u in inside..units {
+                rows.add::<S, BITS, PACKED, false, true>(&mut acc, u);
+            }
+        }
+        reduce::<S, R, X>(&acc)
+    }
+}
+
+/// Where the units of some rows lie.
+struct UnitRows<const R: usize, const X: usize> {
+    q: [*const u8; R],
+    scales: [*const f32; R],
+    x: [*const i8; X],
+    x_scales: [*const f32; X],
+    /// Bytes of a packed row.
+    bytes: usize,
+    /// Logarithm of the units that share a scale of the weights.
+    per_group: u32,
+}
+
+impl<const R: usize, const X: usize> UnitRows<R, X> {
+    /// Adds the products of unit `u`. `NARROW`: a unit has several scales of the weights. `END`: the unit is too
+    /// near the end of its row to be unpacked from there.
+    ///
+    /// # Safety
+    /// As [`quants`].
+    #[inline(always)]
+    unsafe fn add<S: Simd, const BITS: usize, const PACKED: bool, const NARROW: bool, const END: bool>(
+        &self,
+        acc: &mut [[S::F; X]; R],
+        u: usize,
+    ) {
+        let (x_at, scale_at) = (u * S::UNIT, u * S::UNIT / GROUP);
+        let w_at = if PACKED { u * S::UNIT * BITS / 8 } else { x_at };
+        // SAFETY: the caller's.
+        unsafe {
+            let mut x = [S::load_bytes(self.x[0].add(x_at).cast()); X];
+            let mut x_scales = [S::scales(self.x_scales[0].add(scale_at)); X];
+            for c in 1..X {
+                x[c] = S::load_bytes(self.x[c].add(x_at).cast());
+                x_scales[c] = S::scales(self.x_scales[c].add(scale_at));
+            }
             for r in 0..R {
-                let at = u * unit_bytes;
-                let q = wq[r].add(at);
+                let q = self.q[r].add(w_at);
                 let q = if !PACKED {
                     S::load_bytes(q)
-                } else if at + reach <= bytes {
+                } else if END {
+                    unpack_end::<S, BITS>(q, self.bytes - w_at)
+                } else {
+                    // Rows are short for the processor to see where it goes on: with the next rows.
+                    S::prefetch(q.wrapping_add(R * self.bytes));
                     S::unpack::<BITS>(q)
-                } else {
-                    unpack_end::<S, BITS>(q, bytes - at)
                 };
-                let scale = if narrow {
-                    S::scales(ws[r].add(u * S::UNIT / GROUP))
+                let scale = if NARROW {
+                    S::scales(self.scales[r].add(scale_at))
                 } else {
-                    S::splat(*ws[r].add(u >> per_group))
+                    S::splat(*self.scales[r].add(u >> self.per_group))
                 };
                 for c in 0..X {
-                    let products = S::float(S::dot::<BITS>(q, xq[c]));
-                    acc[r][c] = S::fma(products, S::mul(scale, xs[c]), acc[r][c]);
+                    let products = S::float(S::dot::<BITS>(q, x[c]));
+                    acc[r][c] = S::fma(products, S::mul(scale, x_scales[c]), acc[r][c]);
                 }
             }
         }
-        acc.map(|acc| acc.map(|acc| S::sum(acc)))
     }
 }
 
@@ -450,7 +533,7 @@ fn exp<S: Simd>(x: f32) -> f32 {
     let shifted = fma::<S>(x, std::f32::consts::LOG2_E, MAGIC);
     let n = shifted - MAGIC;
     // ln 2 in two parts: the first has few enough bits that its product with n is exact.
-    let r = fma::<S>(n, -0.693_359_375, x);
+    let r = fma::<S>(n, -0.693_359_4, x);
     let r = fma::<S>(n, 2.121_944_4e-4, r);
     let mut p = 1.987_569_1e-4;
     for c in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {

@@ -93,6 +93,11 @@ impl Simd for Avx2 {
         // SAFETY: see `zero`.
         unsafe { _mm256_cvtph_ps(_mm_loadu_si128(p.cast())) }
     }
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        // SAFETY: a prefetch does not fault.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
 
     fn reach(bits: usize) -> usize {
         match bits {

@@ -84,6 +84,11 @@ impl Simd for Avx512 {
         // SAFETY: see `zero`.
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
     }
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        // SAFETY: a prefetch does not fault.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
 
     fn reach(bits: usize) -> usize {
         2 * GROUP * bits / 8

@@ -71,6 +71,8 @@ impl Simd for Generic {
         let bytes = unsafe { read::<{ LANES * 2 }>(p) };
         each(|i| Scalar::F16.get(&bytes, i))
     }
+    #[inline(always)]
+    unsafe fn prefetch(_: *const u8) {}
 
     fn reach(bits: usize) -> usize {
         GROUP * bits / 8

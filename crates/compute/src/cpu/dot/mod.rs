@@ -117,6 +117,7 @@ impl fmt::Display for Isa {
 }
 
 /// The functions of one instruction set. All of them need it; more is said where they are called.
+#[allow(clippy::type_complexity, reason = "a table of functions is a table of their types")]
 struct Table {
     numbers: unsafe fn(Scalar, &[&[u8]], &[&[f32]], &mut Sums),
     quants: unsafe fn(u8, bool, &[QuantRow<'_>], &[RoundedRow<'_>], Groups, &mut Sums),

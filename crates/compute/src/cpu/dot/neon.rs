@@ -39,14 +39,13 @@ unsafe fn sixteen<const BITS: usize>(p: *const u8) -> uint8x16_t {
     // SAFETY: the caller's.
     unsafe {
         let x = vld1q_u8(p);
-        let half = |i: usize| {
+        let mut halves = [x; 2];
+        for (i, half) in halves.iter_mut().enumerate() {
             let x = vqtbl1q_u8(x, vld1q_u8(Lanes::<BITS>::BYTES[i].as_ptr()));
-            vreinterpretq_u8_u16(vshlq_u16(
-                vreinterpretq_u16_u8(x),
-                vld1q_s16(Lanes::<BITS>::SHIFTS[i].as_ptr()),
-            ))
-        };
-        vandq_u8(vuzp1q_u8(half(0), half(1)), vdupq_n_u8(((1u32 << BITS) - 1) as u8))
+            let shifts = vld1q_s16(Lanes::<BITS>::SHIFTS[i].as_ptr());
+            *half = vreinterpretq_u8_u16(vshlq_u16(vreinterpretq_u16_u8(x), shifts));
+        }
+        vandq_u8(vuzp1q_u8(halves[0], halves[1]), vdupq_n_u8(((1u32 << BITS) - 1) as u8))
     }
 }
 
@@ -70,9 +69,9 @@ unsafe fn sdot(mut acc: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
 /// Adds to each lane the products of some bytes; `w` has at most seven bits.
 #[inline(always)]
 unsafe fn dot7<const DOT: bool>(acc: int32x4_t, w: uint8x16_t, x: int8x16_t) -> int32x4_t {
-    let w = unsafe { vreinterpretq_s8_u8(w) };
     // SAFETY: the caller's. Two products of at most 127 * 127 fit into 16 bits.
     unsafe {
+        let w = vreinterpretq_s8_u8(w);
         if DOT {
             return sdot(acc, w, x);
         }
@@ -135,6 +134,8 @@ impl<const DOT: bool> Simd for Neon<DOT> {
         // SAFETY: see `zero`.
         unsafe { vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))) }
     }
+    #[inline(always)]
+    unsafe fn prefetch(_: *const u8) {}
 
     fn reach(bits: usize) -> usize {
         match bits {

@@ -1,0 +1,12 @@
+#!/bin/sh
+# Runs the tests of the kernels for AArch64 on another machine, under qemu. Wants Debian's packages
+# qemu-user and gcc-aarch64-linux-gnu, and `rustup target add aarch64-unknown-linux-gnu`.
+# The cortex-a53 has no 8-bit dot products, so both variants of NEON are run.
+set -eu
+cd "$(dirname "$0")/.."
+export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
+for processor in max cortex-a53; do
+    echo "== $processor"
+    CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu -cpu $processor" \
+        cargo test -p moeflux-compute --target aarch64-unknown-linux-gnu "$@"
+done
