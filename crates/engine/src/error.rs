@@ -83,7 +83,10 @@ impl Error {
     }
 
     /// For `map_err`: puts the path and the attempt before a system error.
-    pub(crate) fn file(path: impl Into<PathBuf>, doing: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
+    pub(crate) fn file(
+        path: impl Into<PathBuf>,
+        doing: impl Into<String>,
+    ) -> impl FnOnce(io::Error) -> Error {
         let (path, doing) = (path.into(), doing.into());
         move |source| Error::File { path, doing, source }
     }
