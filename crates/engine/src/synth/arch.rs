@@ -2,6 +2,8 @@
 //!
 //! To add an architecture: a function from a config to its modules, and a line in [`ARCHITECTURES`].
 
+use std::ops::Range;
+
 use moeflux_compute::Scalar;
 use serde_json::{Map, Value};
 
@@ -16,19 +18,18 @@ const MOST: u64 = 1 << 20;
 /// More layers than this are a mistake.
 const MOST_LAYERS: u64 = 10_000;
 
-/// Mean of the first group of every embedding, whose other channels have standard deviation 1. It stays in the
+/// Mean of the first group of channels of every embedding. It stays in the
 /// residual stream, so each router sees it at every token: what a router weighs it with makes experts popular.
 const LEAD: f32 = 1.0;
 /// Weight of the lead in the head for ids that the tokenizer cannot spell, and for the special tokens: their logits
 /// are so low that generated text is always printable and ends at the limit that was asked for.
 const UNSPELLED: f32 = -0.5;
 
-/// Standard deviation that projections into the residual stream give, relative to `1 / sqrt(inputs)`. Small, so that
-/// a deep model's residual stream neither explodes nor forgets the lead.
-const MIXER_GAIN: f32 = 0.2;
-const EXPERT_GAIN: f32 = 0.4;
-/// By how much one layer raises the mean square of the residual stream, which begins at 1.
-const GROWTH: f32 = 0.02;
+/// Standard deviation of the other channels of embeddings. Less than what the first mixer adds, so that a token's
+/// experts follow from its context, not from the token alone.
+const EMBEDDING: f32 = 0.35;
+/// Of the `k` experts of a token, the share that is not among the popular ones.
+const TAIL_SHARE: f32 = 0.33;
 
 /// What the routers are asked for.
 #[derive(Clone, Copy, Debug)]
@@ -49,7 +50,7 @@ pub(super) enum Kind {
     /// `[.., cols]`, quantised where `cols` is a whole number of groups, else bf16.
     Linear { cols: u64, bits: u32, gain: f32, lead: Lead },
     /// Uniform numbers under this very name.
-    Plain { scalar: Scalar, low: f32, high: f32 },
+    Plain { scalar: Scalar, low: f32, high: f32, lead: Lead },
 }
 
 /// One tensor of the checkpoint: its name, what it holds, and where its random numbers come from.
@@ -63,7 +64,7 @@ pub(super) struct Tensor {
     pub(super) stream: Stream,
 }
 
-type Modules = fn(&Fields<'_>, Routing) -> Result<Vec<Module>, Error>;
+type Modules = fn(&Map<String, Value>, Routing) -> Result<Vec<Module>, Error>;
 
 /// `model_type`, and what makes its modules.
 const ARCHITECTURES: &[(&str, Modules)] = &[("qwen3_moe", qwen3_moe), ("qwen3_5_moe", qwen3_5_moe)];
@@ -81,7 +82,7 @@ pub(super) fn modules(config: &Map<String, Value>, routing: Routing) -> Result<V
             names.join(", ")
         )));
     };
-    make(&Fields(text_config(config)), routing)
+    make(text_config(config), routing)
 }
 
 /// The part of a config that describes the language model: nested, or all of it.
@@ -90,117 +91,64 @@ pub(super) fn text_config(config: &Map<String, Value>) -> &Map<String, Value> {
 }
 
 /// Source: mlx-lm, models/qwen3_moe.py.
-fn qwen3_moe(c: &Fields<'_>, routing: Routing) -> Result<Vec<Module>, Error> {
-    let sizes = Sizes::new(c)?;
-    let sparse_step = c.number_or("decoder_sparse_step", 1)?;
-    let dense_layers = c.list("mlp_only_layers")?;
-    let mut out = Vec::new();
-    sizes.embedding(&mut out, "model.");
-    for layer in 0..sizes.layers {
+fn qwen3_moe(config: &Map<String, Value>, routing: Routing) -> Result<Vec<Module>, Error> {
+    let mut b = Builder::new(config, routing, Growth { mixer: 0.255, experts: 0.075 })?;
+    let sparse_step = b.c.number_or("decoder_sparse_step", 1)?;
+    let dense_layers = b.c.list("mlp_only_layers")?;
+    b.embedding("model.embed_tokens");
+    for layer in 0..b.sizes.layers {
         let at = format!("model.layers.{layer}.");
-        sizes.norms(&mut out, &at);
-        attention(c, &mut out, &format!("{at}self_attn."), &sizes, 1)?;
+        b.norms(&at);
+        b.attention(layer, &format!("{at}self_attn."), 1)?;
         if dense_layers.contains(&layer) || (layer + 1) % sparse_step != 0 {
-            mlp(&mut out, &format!("{at}mlp."), sizes.hidden, c.number("intermediate_size")?);
+            let intermediate = b.c.number("intermediate_size")?;
+            b.mlp(layer, &format!("{at}mlp."), intermediate);
         } else {
-            sizes.experts(&mut out, &format!("{at}mlp."), layer, routing);
+            b.experts(layer, &format!("{at}mlp."));
         }
     }
-    sizes.head(c, &mut out, "model.", "")?;
-    Ok(out)
+    b.head("model.norm", "lm_head")?;
+    Ok(b.out)
 }
 
 /// Source: mlx-lm, models/qwen3_5.py and qwen3_next.py.
-fn qwen3_5_moe(c: &Fields<'_>, routing: Routing) -> Result<Vec<Module>, Error> {
-    let sizes = Sizes::new(c)?;
-    let shared = c.number("shared_expert_intermediate_size")?;
-    let full = full_attention(c, sizes.layers)?;
-    let mut out = Vec::new();
-    sizes.embedding(&mut out, "language_model.model.");
-    for layer in 0..sizes.layers {
+fn qwen3_5_moe(config: &Map<String, Value>, routing: Routing) -> Result<Vec<Module>, Error> {
+    let mut b = Builder::new(config, routing, Growth { mixer: 0.155, experts: 0.178 })?;
+    let shared = b.c.number("shared_expert_intermediate_size")?;
+    let full = full_attention(&b.c, b.sizes.layers)?;
+    b.embedding("language_model.model.embed_tokens");
+    for (layer, full) in (0..).zip(full) {
         let at = format!("language_model.model.layers.{layer}.");
-        sizes.norms(&mut out, &at);
-        if full[layer as usize] {
+        b.norms(&at);
+        if full {
             // q_proj makes a query and an output gate per head.
-            attention(c, &mut out, &format!("{at}self_attn."), &sizes, 2)?;
+            b.attention(layer, &format!("{at}self_attn."), 2)?;
         } else {
-            delta_net(c, &mut out, &format!("{at}linear_attn."), sizes.hidden)?;
+            b.delta_net(layer, &format!("{at}linear_attn."))?;
         }
-        sizes.experts(&mut out, &format!("{at}mlp."), layer, routing);
-        mlp(&mut out, &format!("{at}mlp.shared_expert."), sizes.hidden, shared);
-        out.push(router(format!("{at}mlp.shared_expert_gate"), 1, sizes.hidden, Lead::Zero));
+        b.experts(layer, &format!("{at}mlp."));
+        b.mlp(layer, &format!("{at}mlp.shared_expert."), shared);
+        b.router(format!("{at}mlp.shared_expert_gate"), 1, Lead::Zero);
     }
-    sizes.head(c, &mut out, "language_model.model.", "language_model.")?;
-    Ok(out)
+    b.head("language_model.model.norm", "language_model.lm_head")?;
+    Ok(b.out)
 }
 
-/// For each layer whether its mixer is full attention: by `layer_types`, else every `full_attention_interval`th.
+/// For each layer whether its mixer is full attention: each `full_attention_interval`th, as mlx-lm has it, and
+/// `layer_types`, where there are any, must say the same.
 fn full_attention(c: &Fields<'_>, layers: u64) -> Result<Vec<bool>, Error> {
     let interval = c.number_or("full_attention_interval", 4)?;
-    let by_interval: Vec<bool> = (1..=layers).map(|l| l % interval == 0).collect();
-    let Some(types) = c.0.get("layer_types").and_then(Value::as_array) else {
-        return Ok(by_interval);
-    };
-    let by_type: Vec<bool> = types.iter().map(|t| t == "full_attention").collect();
-    if by_type != by_interval {
-        return Err(c.wrong(format!(
-            "layer_types must name {layers} layers, each {interval}th full_attention and the others linear_attention"
-        )));
+    let full: Vec<bool> = (1..=layers).map(|l| l % interval == 0).collect();
+    if let Some(types) = c.config.get("layer_types").and_then(Value::as_array) {
+        let names = full.iter().map(|full| if *full { "full_attention" } else { "linear_attention" });
+        if !types.iter().map(Value::as_str).eq(names.map(Some)) {
+            return Err(c.wrong(format!(
+                "layer_types must name {layers} layers, each {interval}th full_attention (full_attention_interval) \
+                 and the others linear_attention"
+            )));
+        }
     }
-    Ok(by_type)
-}
-
-/// Grouped-query attention with norms of queries and keys; `per_query` is 2 where an output gate comes along.
-fn attention(
-    c: &Fields<'_>,
-    out: &mut Vec<Module>,
-    at: &str,
-    sizes: &Sizes,
-    per_query: u64,
-) -> Result<(), Error> {
-    let heads = c.number("num_attention_heads")?;
-    let kv_heads = c.number("num_key_value_heads")?;
-    c.divides("num_key_value_heads", kv_heads, "num_attention_heads", heads)?;
-    let head_dim = match c.0.get("head_dim") {
-        None | Some(Value::Null) => sizes.hidden / heads,
-        Some(_) => c.number("head_dim")?,
-    };
-    if head_dim < 2 || !head_dim.is_multiple_of(2) {
-        return Err(c.wrong(format!("head_dim {head_dim} must be even, for rotary embeddings")));
-    }
-    if c.0.get("attention_bias").and_then(Value::as_bool) == Some(true) {
-        return Err(c.wrong("attention_bias true is not supported: published models have false"));
-    }
-    out.push(linear(format!("{at}q_proj"), [heads * head_dim * per_query], sizes.hidden, 1.0));
-    out.push(linear(format!("{at}k_proj"), [kv_heads * head_dim], sizes.hidden, 1.0));
-    out.push(linear(format!("{at}v_proj"), [kv_heads * head_dim], sizes.hidden, 1.0));
-    out.push(linear(format!("{at}o_proj"), [sizes.hidden], heads * head_dim, MIXER_GAIN));
-    out.push(norm(format!("{at}q_norm"), head_dim));
-    out.push(norm(format!("{at}k_norm"), head_dim));
-    Ok(())
-}
-
-/// A gated delta-net.
-fn delta_net(c: &Fields<'_>, out: &mut Vec<Module>, at: &str, hidden: u64) -> Result<(), Error> {
-    let value_heads = c.number("linear_num_value_heads")?;
-    let key_heads = c.number("linear_num_key_heads")?;
-    c.divides("linear_num_key_heads", key_heads, "linear_num_value_heads", value_heads)?;
-    let key_dim = c.number("linear_key_head_dim")?;
-    let value_dim = c.number("linear_value_head_dim")?;
-    let conv = c.number_or("linear_conv_kernel_dim", 4)?;
-    let (keys, values) = (key_heads * key_dim, value_heads * value_dim);
-    let channels = 2 * keys + values;
-    out.push(linear(format!("{at}in_proj_qkv"), [channels], hidden, 1.0));
-    out.push(linear(format!("{at}in_proj_z"), [values], hidden, 1.0));
-    out.push(linear(format!("{at}in_proj_b"), [value_heads], hidden, 1.0));
-    out.push(linear(format!("{at}in_proj_a"), [value_heads], hidden, 1.0));
-    out.push(linear(format!("{at}out_proj"), [hidden], values, MIXER_GAIN));
-    out.push(plain(format!("{at}conv1d.weight"), vec![channels, conv, 1], Scalar::BF16, -0.9, 0.9));
-    // Decays exp(-exp(A_log) softplus(a + dt_bias)): memories from a few tokens to thousands.
-    out.push(plain(format!("{at}A_log"), vec![value_heads], Scalar::F32, -2.3, 2.0));
-    out.push(plain(format!("{at}dt_bias"), vec![value_heads], Scalar::BF16, -4.0, -1.0));
-    out.push(norm(format!("{at}norm"), value_dim));
-    Ok(())
+    Ok(full)
 }
 
 /// The numbers that every part of a model needs.
@@ -241,98 +189,202 @@ impl Sizes {
         }
         Ok(sizes)
     }
+}
 
-    fn embedding(&self, out: &mut Vec<Module>, at: &str) {
-        let kind = Kind::Linear {
-            cols: self.hidden,
-            bits: 4,
-            gain: (self.hidden as f32).sqrt(),
-            lead: Lead::Same(LEAD),
-        };
-        out.push(Module { path: format!("{at}embed_tokens"), rows: vec![self.vocab], kind });
+/// Mean squares that the first layer adds to the residual stream, without the lead; measured. Layer `l` adds these
+/// over `l + 1`, so that the stream of a deep model neither explodes nor forgets the lead.
+#[derive(Clone, Copy)]
+struct Growth {
+    mixer: f32,
+    experts: f32,
+}
+
+impl Growth {
+    /// Root mean square of the residual stream at the router of a layer.
+    fn at_router(self, layer: u64) -> f32 {
+        let before: f32 = (1..=layer).map(|l| 1.0 / l as f32).sum();
+        let with = before + 1.0 / (layer as f32 + 1.0);
+        (EMBEDDING * EMBEDDING + self.mixer * with + self.experts * before).sqrt()
+    }
+}
+
+/// Gain of the projections of a layer that write into the residual stream; see [`Growth`].
+fn residual_gain(layer: u64) -> f32 {
+    1.0 / (layer as f32 + 1.0).sqrt()
+}
+
+/// The parts that models are made of.
+struct Builder<'a> {
+    c: Fields<'a>,
+    sizes: Sizes,
+    routing: Routing,
+    growth: Growth,
+    out: Vec<Module>,
+}
+
+impl<'a> Builder<'a> {
+    fn new(config: &'a Map<String, Value>, routing: Routing, growth: Growth) -> Result<Self, Error> {
+        let c = Fields { config };
+        Ok(Builder { sizes: Sizes::new(&c)?, c, routing, growth, out: Vec::new() })
     }
 
-    fn norms(&self, out: &mut Vec<Module>, at: &str) {
-        out.push(norm(format!("{at}input_layernorm"), self.hidden));
-        out.push(norm(format!("{at}post_attention_layernorm"), self.hidden));
+    fn embedding(&mut self, path: &str) {
+        let gain = EMBEDDING * (self.sizes.hidden as f32).sqrt();
+        let kind = Kind::Linear { cols: self.sizes.hidden, bits: 4, gain, lead: Lead::Same(LEAD) };
+        self.out.push(Module { path: path.into(), rows: vec![self.sizes.vocab], kind });
     }
 
-    fn head(&self, c: &Fields<'_>, out: &mut Vec<Module>, model: &str, at: &str) -> Result<(), Error> {
-        out.push(norm(format!("{model}norm"), self.hidden));
-        match c.0.get("tie_word_embeddings") {
+    fn head(&mut self, norm: &str, head: &str) -> Result<(), Error> {
+        self.norm(norm.into(), self.sizes.hidden);
+        match self.c.config.get("tie_word_embeddings") {
             Some(Value::Bool(true)) => return Ok(()),
             None | Some(Value::Null | Value::Bool(false)) => {}
-            Some(other) => return Err(c.wrong(format!("tie_word_embeddings is {other}, not true or false"))),
+            Some(other) => {
+                return Err(self.c.wrong(format!("tie_word_embeddings is {other}, not true or false")));
+            }
         }
         let lead = Lead::From { rows: u64::from(tokenizer::BYTES), mean: UNSPELLED };
-        let kind = Kind::Linear { cols: self.hidden, bits: 4, gain: 1.0, lead };
-        out.push(Module { path: format!("{at}lm_head"), rows: vec![self.vocab], kind });
+        let kind = Kind::Linear { cols: self.sizes.hidden, bits: 4, gain: 1.0, lead };
+        self.out.push(Module { path: head.into(), rows: vec![self.sizes.vocab], kind });
         Ok(())
     }
 
+    /// The two norms of a layer.
+    fn norms(&mut self, at: &str) {
+        // Mixers average over tokens, which would leave little but the lead: they do not see it.
+        let kind = Kind::Plain { scalar: Scalar::BF16, low: 0.9, high: 1.1, lead: Lead::Same(0.0) };
+        let rows = vec![self.sizes.hidden];
+        self.out.push(Module { path: format!("{at}input_layernorm.weight"), rows, kind });
+        self.norm(format!("{at}post_attention_layernorm"), self.sizes.hidden);
+    }
+
+    /// Grouped-query attention with norms of queries and keys; `per_query` is 2 where an output gate comes along.
+    fn attention(&mut self, layer: u64, at: &str, per_query: u64) -> Result<(), Error> {
+        let c = &self.c;
+        let hidden = self.sizes.hidden;
+        let heads = c.number("num_attention_heads")?;
+        let kv_heads = c.number("num_key_value_heads")?;
+        c.divides("num_key_value_heads", kv_heads, "num_attention_heads", heads)?;
+        let head_dim = match c.config.get("head_dim") {
+            None | Some(Value::Null) => hidden / heads,
+            Some(_) => c.number("head_dim")?,
+        };
+        if head_dim < 2 || !head_dim.is_multiple_of(2) {
+            return Err(c.wrong(format!("head_dim {head_dim} must be even, for rotary embeddings")));
+        }
+        if c.config.get("attention_bias").and_then(Value::as_bool) == Some(true) {
+            return Err(c.wrong("attention_bias true is not supported: published models have false"));
+        }
+        self.linear(format!("{at}q_proj"), [heads * head_dim * per_query], hidden, 1.0);
+        self.linear(format!("{at}k_proj"), [kv_heads * head_dim], hidden, 1.0);
+        self.linear(format!("{at}v_proj"), [kv_heads * head_dim], hidden, 1.0);
+        self.linear(format!("{at}o_proj"), [hidden], heads * head_dim, residual_gain(layer));
+        // Around 2 each, scores have a standard deviation of 4: a head attends to a few tokens, not to their mean.
+        self.plain(format!("{at}q_norm.weight"), vec![head_dim], Scalar::BF16, 1.9..2.1);
+        self.plain(format!("{at}k_norm.weight"), vec![head_dim], Scalar::BF16, 1.9..2.1);
+        Ok(())
+    }
+
+    /// A gated delta-net.
+    fn delta_net(&mut self, layer: u64, at: &str) -> Result<(), Error> {
+        let c = &self.c;
+        let hidden = self.sizes.hidden;
+        let value_heads = c.number("linear_num_value_heads")?;
+        let key_heads = c.number("linear_num_key_heads")?;
+        c.divides("linear_num_key_heads", key_heads, "linear_num_value_heads", value_heads)?;
+        let value_dim = c.number("linear_value_head_dim")?;
+        let keys = key_heads * c.number("linear_key_head_dim")?;
+        let conv = c.number_or("linear_conv_kernel_dim", 4)?;
+        let values = value_heads * value_dim;
+        let channels = 2 * keys + values;
+        self.linear(format!("{at}in_proj_qkv"), [channels], hidden, 1.0);
+        self.linear(format!("{at}in_proj_z"), [values], hidden, 1.0);
+        self.linear(format!("{at}in_proj_b"), [value_heads], hidden, 1.0);
+        self.linear(format!("{at}in_proj_a"), [value_heads], hidden, 1.0);
+        self.linear(format!("{at}out_proj"), [hidden], values, residual_gain(layer));
+        // Small, where SiLU is nearly linear: else queries, keys and values would have a mean, the state would sum
+        // it up, and all tokens would look alike.
+        self.plain(format!("{at}conv1d.weight"), vec![channels, conv, 1], Scalar::BF16, -0.25..0.25);
+        // Decays exp(-exp(A_log) softplus(a + dt_bias)): memories from a few tokens to thousands.
+        self.plain(format!("{at}A_log"), vec![value_heads], Scalar::F32, -2.3..2.0);
+        self.plain(format!("{at}dt_bias"), vec![value_heads], Scalar::BF16, -4.0..-1.0);
+        self.norm(format!("{at}norm"), value_dim);
+        Ok(())
+    }
+
+    fn mlp(&mut self, layer: u64, at: &str, intermediate: u64) {
+        let hidden = self.sizes.hidden;
+        self.linear(format!("{at}gate_proj"), [intermediate], hidden, 1.0);
+        self.linear(format!("{at}up_proj"), [intermediate], hidden, 1.0);
+        self.linear(format!("{at}down_proj"), [hidden], intermediate, residual_gain(layer));
+    }
+
     /// Router and stacked experts of a layer.
-    fn experts(&self, out: &mut Vec<Module>, at: &str, layer: u64, routing: Routing) {
+    fn experts(&mut self, layer: u64, at: &str) {
         let gate = format!("{at}gate");
-        let lead = self.popularity(&gate, layer, routing);
-        out.push(router(gate, self.experts, self.hidden, lead));
-        let (e, i) = (self.experts, self.intermediate);
-        out.push(linear(format!("{at}switch_mlp.gate_proj"), [e, i], self.hidden, 1.0));
-        out.push(linear(format!("{at}switch_mlp.up_proj"), [e, i], self.hidden, 1.0));
-        out.push(linear(format!("{at}switch_mlp.down_proj"), [e, self.hidden], i, EXPERT_GAIN));
+        let lead = self.popularity(layer, &gate);
+        let Sizes { hidden, experts, intermediate, .. } = self.sizes;
+        self.router(gate, experts, lead);
+        self.linear(format!("{at}switch_mlp.gate_proj"), [experts, intermediate], hidden, 1.0);
+        self.linear(format!("{at}switch_mlp.up_proj"), [experts, intermediate], hidden, 1.0);
+        self.linear(
+            format!("{at}switch_mlp.down_proj"),
+            [experts, hidden],
+            intermediate,
+            residual_gain(layer),
+        );
     }
 
     /// Which experts a router favours, as weights of the lead.
     ///
-    /// A score is the lead times its weight, plus noise of the token. Some `1.2 k` experts get an advantage that
-    /// puts them at the threshold of being chosen, so each is chosen by every other token; the others share the
-    /// rest evenly. That is the head and the flat tail of trained routers (see docs/measured/synth-skew.md).
-    fn popularity(&self, gate: &str, layer: u64, routing: Routing) -> Lead {
-        if routing.skew == 0.0 {
+    /// A score is the lead times its weight, plus the token's own part. Some `1.2 k` experts get an advantage that
+    /// puts them at the threshold of being chosen, so about every other token chooses each of them; the other
+    /// experts share the rest evenly. Such a head on a flat tail gives the hit rates of trained routers (see
+    /// docs/measured/synth-skew.md).
+    fn popularity(&self, layer: u64, gate: &str) -> Lead {
+        if self.routing.skew == 0.0 {
             return Lead::Zero;
         }
-        let (k, n) = (self.top_k as f32, self.experts as f32);
-        let hot = (1.2 * k).round().clamp(1.0, n);
-        let tail = (n - hot).max(1.0);
-        let threshold = normal_quantile((1.0 - 0.4 * k / tail).clamp(0.5, 0.9999));
-        // Channels of the lead against those of the noise, which a token's score draws from.
-        let lead = (GROUP as f32).min(self.hidden as f32);
-        let noise = (self.hidden as f32 - lead).max(lead);
-        let residual = (1.0 + GROWTH * (layer as f32 + 0.5)).sqrt();
-        let unit = residual * (noise / self.hidden as f32).sqrt() / (lead * LEAD);
+        let (k, experts, hidden) =
+            (self.sizes.top_k as f32, self.sizes.experts as f32, self.sizes.hidden as f32);
+        let hot = (1.2 * k).round().clamp(1.0, experts);
+        let tail = (experts - hot).max(1.0);
+        let threshold = normal_quantile((1.0 - TAIL_SHARE * k / tail).clamp(0.5, 0.9999));
+        // Standard deviation of a token's own part, over what a weight of 1 on the lead gives; both before the norm.
+        let lead = (GROUP as f32).min(hidden);
+        let own = (hidden - lead).max(lead) / hidden;
+        let unit = self.growth.at_router(layer) * own.sqrt() / (lead * LEAD);
 
-        let order = Stream::new(routing.seed, &format!("{gate}.popularity"));
-        let mut experts: Vec<u64> = (0..self.experts).collect();
-        experts.sort_by_key(|e| order.at(*e));
-        let rows = experts.iter().take(hot as usize).enumerate().map(|(i, e)| {
+        let order = Stream::new(self.routing.seed, &format!("{gate}.popularity"));
+        let mut ids: Vec<u64> = (0..self.sizes.experts).collect();
+        ids.sort_by_key(|e| order.at(*e));
+        let rows = ids.iter().take(hot as usize).enumerate().map(|(i, e)| {
             let slope = 0.8 * (0.5 - (i as f32 + 0.5) / hot);
-            (*e, routing.skew as f32 * (threshold + slope) * unit)
+            (*e, self.routing.skew as f32 * (threshold + slope) * unit)
         });
         Lead::Rows(rows.collect())
     }
-}
 
-/// A router or the gate of a shared expert: 8 bits, as mlx-lm keeps them.
-fn router(path: String, rows: u64, hidden: u64, lead: Lead) -> Module {
-    Module { path, rows: vec![rows], kind: Kind::Linear { cols: hidden, bits: 8, gain: 1.0, lead } }
-}
+    /// A router or the gate of a shared expert: 8 bits, as mlx-lm keeps them.
+    fn router(&mut self, path: String, rows: u64, lead: Lead) {
+        let kind = Kind::Linear { cols: self.sizes.hidden, bits: 8, gain: 1.0, lead };
+        self.out.push(Module { path, rows: vec![rows], kind });
+    }
 
-fn mlp(out: &mut Vec<Module>, at: &str, hidden: u64, intermediate: u64) {
-    out.push(linear(format!("{at}gate_proj"), [intermediate], hidden, 1.0));
-    out.push(linear(format!("{at}up_proj"), [intermediate], hidden, 1.0));
-    out.push(linear(format!("{at}down_proj"), [hidden], intermediate, EXPERT_GAIN));
-}
+    fn linear<const N: usize>(&mut self, path: String, rows: [u64; N], cols: u64, gain: f32) {
+        let kind = Kind::Linear { cols, bits: 4, gain, lead: Lead::Zero };
+        self.out.push(Module { path, rows: rows.to_vec(), kind });
+    }
 
-fn linear<const N: usize>(path: String, rows: [u64; N], cols: u64, gain: f32) -> Module {
-    Module { path, rows: rows.to_vec(), kind: Kind::Linear { cols, bits: 4, gain, lead: Lead::Zero } }
-}
+    /// RMSNorm weights near 1, as exports for MLX store them: the 1 that some models add is in the weight already.
+    fn norm(&mut self, path: String, len: u64) {
+        self.plain(format!("{path}.weight"), vec![len], Scalar::BF16, 0.9..1.1);
+    }
 
-/// RMSNorm weights near 1, as exports for MLX store them: the 1 that some models add is in the weight already.
-fn norm(path: String, len: u64) -> Module {
-    plain(format!("{path}.weight"), vec![len], Scalar::BF16, 0.9, 1.1)
-}
-
-fn plain(path: String, rows: Vec<u64>, scalar: Scalar, low: f32, high: f32) -> Module {
-    Module { path, rows, kind: Kind::Plain { scalar, low, high } }
+    fn plain(&mut self, path: String, rows: Vec<u64>, scalar: Scalar, bounds: Range<f32>) {
+        let kind = Kind::Plain { scalar, low: bounds.start, high: bounds.end, lead: Lead::Zero };
+        self.out.push(Module { path, rows, kind });
+    }
 }
 
 /// Where the standard normal distribution has `p` (at least a half) of its mass below.
@@ -366,8 +418,9 @@ impl Module {
         };
         let with = |last: u64| rows.iter().copied().chain([last]).collect::<Vec<_>>();
         match kind {
-            Kind::Plain { scalar, low, high } => {
-                let values = Values::Uniform { scalar, low, high, cols: 1, lead: Lead::Zero };
+            Kind::Plain { scalar, low, high, lead } => {
+                let cols = rows.last().copied().unwrap_or(1);
+                let values = Values::Uniform { scalar, low, high, cols, lead };
                 let stream = path.clone();
                 Ok(vec![tensor(path, rows, scalar.name(), scalar.bytes() as u64, values, &stream)?])
             }
@@ -407,7 +460,9 @@ impl Module {
 }
 
 /// The fields of a config, read with errors that name them.
-struct Fields<'a>(&'a Map<String, Value>);
+struct Fields<'a> {
+    config: &'a Map<String, Value>,
+}
 
 impl Fields<'_> {
     fn wrong(&self, what: impl std::fmt::Display) -> Error {
@@ -415,7 +470,7 @@ impl Fields<'_> {
     }
 
     fn number(&self, name: &str) -> Result<u64, Error> {
-        let Some(value) = self.0.get(name) else {
+        let Some(value) = self.config.get(name) else {
             return Err(self.wrong(format!("{name} is missing")));
         };
         match value.as_u64() {
@@ -425,14 +480,14 @@ impl Fields<'_> {
     }
 
     fn number_or(&self, name: &str, default: u64) -> Result<u64, Error> {
-        match self.0.get(name) {
+        match self.config.get(name) {
             None | Some(Value::Null) => Ok(default),
             Some(_) => self.number(name),
         }
     }
 
     fn list(&self, name: &str) -> Result<Vec<u64>, Error> {
-        match self.0.get(name) {
+        match self.config.get(name) {
             None | Some(Value::Null) => Ok(Vec::new()),
             Some(value) => value
                 .as_array()

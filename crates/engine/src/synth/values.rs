@@ -184,10 +184,10 @@ impl Values {
                 let first = offset / scalar.bytes() as u64;
                 for (i, out) in out.chunks_exact_mut(scalar.bytes()).enumerate() {
                     let i = first + i as u64;
-                    let mut value = low + (high - low) * stream.unit(i);
-                    if *lead != Lead::Zero && i % cols < GROUP as u64 {
-                        value = value * LEAD_SHRINK + lead.mean(i / cols);
-                    }
+                    let (middle, spread) = ((low + high) / 2.0, (high - low) * (stream.unit(i) - 0.5));
+                    let leads = *lead != Lead::Zero && i % cols < GROUP as u64;
+                    let value =
+                        if leads { lead.mean(i / cols) + spread * LEAD_SHRINK } else { middle + spread };
                     match scalar {
                         Scalar::F32 => out.copy_from_slice(&value.to_le_bytes()),
                         Scalar::F16 => out.copy_from_slice(&half::f16::from_f32(value).to_le_bytes()),
