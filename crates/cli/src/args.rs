@@ -2,8 +2,9 @@
 
 use std::{num::NonZeroUsize, path::PathBuf};
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand, ValueEnum, builder::PossibleValuesParser};
 use clap_complete::Shell;
+use moeflux::synth;
 
 use crate::units::parse_size;
 
@@ -42,6 +43,7 @@ pub(crate) enum Command {
     Logits(LogitsArgs),
     Perplexity(PerplexityArgs),
     Bench(BenchArgs),
+    Synth(SynthArgs),
     Completions(CompletionsArgs),
 }
 
@@ -332,6 +334,46 @@ pub(crate) struct BenchArgs {
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
+}
+
+/// The presets that there are, and examples.
+fn synth_help() -> String {
+    let presets: String =
+        synth::presets().iter().map(|p| format!("  {:<18} {}\n", p.name, p.description)).collect();
+    format!(
+        "Presets:\n{presets}\nExamples:\n  moeflux synth qwen3-30b-a3b --out /data/random-30b\n  \
+         moeflux synth qwen3.5-397b-a17b --layers 4 --skew 1 --out /data/random-397b\n  \
+         moeflux synth --config DIR/config.json --out /data/random"
+    )
+}
+
+/// Write a checkpoint of random weights with the shapes of a published model
+///
+/// For tests and measurements: affine weights of 4 bits as mlx-lm writes them, and a small working tokenizer. Written
+/// as a stream, so a model of any size needs little memory. While files are written their names end in .partial;
+/// after an error nothing is left.
+#[derive(Debug, Args)]
+#[command(after_help = synth_help())]
+pub(crate) struct SynthArgs {
+    /// Whose shapes
+    #[arg(required_unless_present = "config", conflicts_with = "config",
+        value_parser = PossibleValuesParser::new(synth::presets().iter().map(|p| p.name)), hide_possible_values = true)]
+    pub(crate) preset: Option<String>,
+    /// A config.json to take the shapes from
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// The folder to write; it is made if need be, and must hold no files
+    #[arg(short, long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+    /// Only the first N layers
+    #[arg(long, value_name = "N")]
+    pub(crate) layers: Option<NonZeroUsize>,
+    /// The same seed writes the same bytes
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// How unevenly the routers choose experts: 0 evenly, 1 like a trained model
+    #[arg(long, value_name = "Z", default_value_t = 0.0, long_help = synth::SKEW_HELP)]
+    pub(crate) skew: f64,
 }
 
 const COMPLETIONS_EXAMPLES: &str = "\
