@@ -39,7 +39,7 @@ def common_config(r):
         num_experts_per_tok=r.randint(1, min(experts, 10)), moe_intermediate_size=r.choice((32, 64, 96, 128)),
         rms_norm_eps=r.choice((1e-5, 1e-6)), vocab_size=r.randint(258, 500),
         tie_word_embeddings=r.random() < 0.4, max_position_embeddings=4096, norm_topk_prob=r.random() < 0.6,
-        attention_bias=False, hidden_act="silu", eos_token_id=1)
+        hidden_act="silu", eos_token_id=1)
 
 
 def qwen3_moe_config(r):
@@ -48,7 +48,9 @@ def qwen3_moe_config(r):
     return c | dict(
         architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", intermediate_size=r.choice((64, 160, 192)),
         decoder_sparse_step=r.choice((1, 1, 2, 3)), mlp_only_layers=[i for i in layers if r.random() < 0.15],
-        rope_theta=r.choice((10000.0, 1000000.0)), rope_scaling=None)
+        rope_theta=r.choice((10000.0, 1000000.0)), rope_scaling=None,
+        # mlx-lm reads no biases here.
+        attention_bias=False)
 
 
 def qwen3_5_moe_config(r):
@@ -61,7 +63,7 @@ def qwen3_5_moe_config(r):
         linear_num_value_heads=key_heads * r.choice((1, 2, 4)), linear_key_head_dim=r.choice((16, 32, 48, 64, 128)),
         linear_value_head_dim=r.choice((16, 32, 48, 64, 128)), linear_conv_kernel_dim=r.choice((2, 3, 4, 4, 5, 6)),
         shared_expert_intermediate_size=r.choice((32, 64, 96, 128)), attn_output_gate=True,
-        full_attention_interval=interval,
+        full_attention_interval=interval, attention_bias=r.random() < 0.2,
         rope_parameters=dict(rope_type="default", rope_theta=r.choice((10000, 10000000)),
                              partial_rotary_factor=r.choice((0.25, 0.5, 1.0))))
     if r.random() < 0.6:

@@ -136,11 +136,12 @@ CASES = {
                     shared_expert_intermediate_size=128, linear_conv_kernel_dim=5, num_attention_heads=8),
         recipe="mixed_2_6", bits=2, group=128, dtype="f16"),
     # Groups of 64 that do not divide the inputs of out_proj (96) or o_proj (96): those stay bf16 in a quantised model.
+    # The attention has biases.
     "qwen3_5_moe_odd_group": Case(
         qwen3_5_moe(interval=3, num_hidden_layers=3, num_attention_heads=3, num_key_value_heads=1,
                     linear_key_head_dim=48, linear_value_head_dim=48, linear_num_value_heads=2,
                     linear_num_key_heads=1, moe_intermediate_size=64, num_experts_per_tok=7,
-                    shared_expert_intermediate_size=64),
+                    shared_expert_intermediate_size=64, attention_bias=True),
         bits=5, group=64, shards=2, map="nothing"),
     # Unquantised f32, flat, stacked: width 2 of the convolution, the smallest there is.
     "qwen3_5_moe_plain_f32": Case(

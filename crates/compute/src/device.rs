@@ -98,9 +98,12 @@ pub trait Device: Send {
     /// Copies a view out, row by row, once all ops so far are done. `out` has `rows * heads * width` elements.
     fn read(&mut self, view: View, out: &mut [f32]) -> Result<(), Error>;
 
-    /// Bytes of memory that the device will hold of its own for ops of up to `rows` rows and `cols` inputs,
-    /// beyond what the caller allocates: for the memory plan. Reserves them.
-    fn reserve_scratch(&mut self, rows: usize, cols: usize) -> Result<u64, Error>;
+    /// Bytes that the device holds of its own for ops of up to `rows` rows and `cols` inputs, beyond what the
+    /// caller allocates: for the memory plan.
+    fn scratch_bytes(&self, rows: usize, cols: usize) -> Result<u64, Error>;
+
+    /// Takes the memory of [`Device::scratch_bytes`]; ops of that size then allocate nothing.
+    fn reserve_scratch(&mut self, rows: usize, cols: usize) -> Result<(), Error>;
 }
 
 /// How to open a device.

@@ -441,7 +441,11 @@ impl Device for ReferenceDevice {
         self.host.read(view, out)
     }
 
-    fn reserve_scratch(&mut self, _: usize, _: usize) -> Result<u64, Error> {
+    fn scratch_bytes(&self, _: usize, _: usize) -> Result<u64, Error> {
         Ok(0)
+    }
+
+    fn reserve_scratch(&mut self, _: usize, _: usize) -> Result<(), Error> {
+        Ok(())
     }
 }

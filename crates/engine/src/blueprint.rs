@@ -351,6 +351,14 @@ impl Blueprint {
         self.moe_layers().map(|(_, m)| m.top_k).max().unwrap_or(0)
     }
 
+    /// The most inputs that any matrix has, experts included.
+    pub fn max_inputs(&self) -> usize {
+        let dense = self.matrices().map(|m| m.shape.cols);
+        let experts =
+            self.moe_layers().flat_map(|(_, m)| [m.experts.shape.up.cols, m.experts.shape.down.cols]);
+        dense.chain(experts).max().unwrap_or(0)
+    }
+
     /// Bytes of a slot that holds any expert.
     pub fn slot_bytes(&self) -> usize {
         self.moe_layers().map(|(_, m)| m.experts.bytes).max().unwrap_or(0)

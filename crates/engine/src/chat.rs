@@ -149,7 +149,6 @@ fn environment() -> Result<Environment<'static>, minijinja::Error> {
     let mut env = Environment::new();
     env.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
     env.set_auto_escape_callback(|_| AutoEscape::None);
-    env.set_formatter(python::write);
     env.set_unknown_method_callback(python::method);
     env.add_filter("tojson", python::tojson);
     env.add_test("iterable", python::is_iterable);

@@ -69,7 +69,10 @@ impl Engine {
         let text = Text::of(&checkpoint, blueprint.vocab)?;
         let mut device =
             moeflux_compute::open(&options.device).map_err(Error::at(|| "opening the device"))?;
-        let plan = MemoryPlan::new(&blueprint, &options.memory)?;
+        let plan = MemoryPlan::new(&blueprint, &options.memory, &*device)?;
+        device
+            .reserve_scratch(plan.chunk, blueprint.max_inputs())
+            .map_err(Error::at(|| "reserving the device's memory"))?;
         let source = Arc::new(ExpertSource::new(
             Arc::clone(checkpoint.files()),
             blueprint.layers.iter().map(|l| l.moe().map(|m| m.experts.clone())).collect(),

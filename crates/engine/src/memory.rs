@@ -1,5 +1,6 @@
 //! The memory plan: every byte that will be held, from a budget, before anything is allocated.
 
+use moeflux_compute::{Device, DeviceOptions};
 use serde::Serialize;
 
 use crate::{
@@ -40,8 +41,6 @@ pub struct MemoryRequest {
     pub chunk: Option<usize>,
     /// Exactly so many slots, instead of as many as the budget holds.
     pub slots: Option<usize>,
-    /// Bytes that the device holds for itself.
-    pub device: u64,
 }
 
 /// Every byte that will be held. All sizes are bytes.
@@ -72,11 +71,17 @@ pub struct MemoryPlan {
 }
 
 impl MemoryPlan {
-    /// Plans for one session.
+    /// Plans for one session on a device that is opened for the purpose, and for nothing else.
     ///
     /// # Errors
-    /// The budget is below the floor: the error says what the floor is and what would lower it.
-    pub fn new(blueprint: &Blueprint, request: &MemoryRequest) -> Result<Self, Error> {
+    /// There is no such device, or the budget is below the floor: the error says what the floor is and what would
+    /// lower it.
+    pub fn of(blueprint: &Blueprint, request: &MemoryRequest, device: &DeviceOptions) -> Result<Self, Error> {
+        let device = moeflux_compute::open(device).map_err(Error::at(|| "opening the device"))?;
+        Self::new(blueprint, request, &*device)
+    }
+
+    pub(crate) fn new(blueprint: &Blueprint, request: &MemoryRequest, device: &dyn Device) -> Result<Self, Error> {
         let system = SystemMemory::now();
         let may_use = system.resident + system.available;
         let budget = request.budget.unwrap_or(may_use / SAFE_SHARE.1 * SAFE_SHARE.0);
@@ -93,14 +98,17 @@ impl MemoryPlan {
             )));
         }
         let wanted = request.context.unwrap_or(DEFAULT_CONTEXT.min(blueprint.max_positions));
-        let process = system.resident + request.device + RESERVE + (READ_THREADS * READER_STACK) as u64;
+        let process = system.resident + RESERVE + (READ_THREADS * READER_STACK) as u64;
         let dense = dense_bytes(blueprint);
         let slot = pages(blueprint.slot_bytes() as u64);
         let working_set = blueprint.experts_per_token();
-        let plan = |context: usize| {
-            let scratch = scratch_bytes(blueprint, chunk.min(context));
+        let plan = |context: usize| -> Result<Self, Error> {
+            let rows = chunk.min(context);
+            let of_device = device.scratch_bytes(rows, blueprint.max_inputs());
+            let scratch =
+                scratch_bytes(blueprint, rows) + of_device.map_err(Error::at(|| "planning memory"))?;
             let state = state_bytes(blueprint, context);
-            Self {
+            Ok(Self {
                 budget,
                 process,
                 dense,
@@ -110,16 +118,16 @@ impl MemoryPlan {
                 slots: 0,
                 context,
                 context_shrunk: context < wanted,
-                chunk: chunk.min(context),
+                chunk: rows,
                 working_set,
-            }
+            })
         };
-        let mut best = plan(wanted);
+        let mut best = plan(wanted)?;
         if request.context.is_none() {
             // State and scratch may take a quarter of what the dense weights leave; the slots need the rest.
             let left = budget.saturating_sub(process + dense);
             while best.state + best.scratch > left / 4 && best.context / 2 >= MIN_CONTEXT.min(wanted) {
-                best = plan(best.context / 2);
+                best = plan(best.context / 2)?;
             }
         }
         let need = blueprint.max_top_k();

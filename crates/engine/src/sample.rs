@@ -236,12 +236,15 @@ impl Sampler {
         if top_k > 0 {
             ranked.len = ranked.len.min(top_k);
         }
-        let mut mass = ranked.mass();
         // All filters keep a run of ranks from the first on, so the shortest run wins.
-        if top_p < 1.0 || min_p > 0.0 {
-            let enough = if top_p < 1.0 { top_p * mass } else { f64::INFINITY };
-            (mass, ranked.len) = ranked.run(enough, min_p);
-        }
+        let mass = if top_p < 1.0 || min_p > 0.0 {
+            let enough = if top_p < 1.0 { top_p * ranked.mass() } else { f64::INFINITY };
+            let (mass, len) = ranked.run(enough, min_p);
+            ranked.len = len;
+            mass
+        } else {
+            ranked.mass()
+        };
         (ranked, mass)
     }
 }
@@ -287,7 +290,13 @@ impl Ranked<'_> {
         if self.len < self.keys.len() {
             return self.run(f64::INFINITY, 0.0).0;
         }
-        self.keys.iter().map(|&key| self.weight(key)).sum()
+        // In lanes, so that the compiler may work on several at once.
+        let mut lanes = [0.0; 8];
+        let (blocks, rest) = self.keys.as_chunks::<8>();
+        for block in blocks {
+            lanes.iter_mut().zip(block).for_each(|(lane, &key)| *lane += self.weight(key));
+        }
+        lanes.iter().sum::<f64>() + rest.iter().map(|&key| self.weight(key)).sum::<f64>()
     }
 
     /// The longest run of candidates that ends where the weights reach `enough` or fall below `least`: its mass and

@@ -5,8 +5,9 @@ mod decoder;
 #[cfg(test)]
 mod tests;
 
-use std::{collections::HashSet, path::Path, path::PathBuf, sync::Arc};
+use std::{collections::HashSet, path::Path, path::PathBuf, str, sync::Arc};
 
+use serde::Deserialize;
 use tokenizers::{DecoderWrapper, Model as _};
 
 pub use config::TokenizerConfig;
@@ -26,6 +27,13 @@ struct Shared {
     path: PathBuf,
 }
 
+/// Parses as any JSON object does. `tokenizers` panics on wrong syntax inside of a decoder, so that is looked for first.
+#[derive(Deserialize)]
+struct Syntax {
+    #[serde(rename = "decoder", default)]
+    _decoder: serde_json::Value,
+}
+
 impl Tokenizer {
     /// Reads the contents of a `tokenizer.json`; `path` is for error messages.
     ///
@@ -36,10 +44,13 @@ impl Tokenizer {
     /// [`Error::Text`] when the bytes are no tokenizer, or one without tokens.
     pub fn from_bytes(tokenizer_json: &[u8], path: &Path) -> Result<Tokenizer, Error> {
         let problem = |problem: String| Error::Text { path: path.to_path_buf(), problem };
-        let unreadable =
-            |e| problem(format!("not a tokenizer that can be read: {e}; is the download complete?"));
-        let mut inner = tokenizers::Tokenizer::from_bytes(tokenizer_json).map_err(unreadable)?;
-        inner.with_padding(None).with_truncation(None).map_err(unreadable)?;
+        let unreadable = |e: &dyn std::fmt::Display| {
+            problem(format!("not a tokenizer that can be read: {e}; is the download complete?"))
+        };
+        let json = str::from_utf8(tokenizer_json).map_err(|e| unreadable(&e))?;
+        serde_json::from_str::<Syntax>(json).map_err(|e| unreadable(&e))?;
+        let mut inner = tokenizers::Tokenizer::from_bytes(json).map_err(|e| unreadable(&e))?;
+        inner.with_padding(None).with_truncation(None).map_err(|e| unreadable(&e))?;
         let added = inner.get_added_tokens_decoder();
         let special = added.iter().filter(|(_, token)| token.special).map(|(&id, _)| id).collect();
         let largest = inner.get_model().get_vocab().into_values().chain(added.into_keys()).max();

@@ -203,14 +203,19 @@ impl Device for CpuDevice {
         self.host.read(view, out)
     }
 
-    fn reserve_scratch(&mut self, rows: usize, cols: usize) -> Result<u64, Error> {
+    fn scratch_bytes(&self, rows: usize, cols: usize) -> Result<u64, Error> {
         let rows = rows.max(LEAST_ROWS);
         let threads = self.cpu.pool.threads();
         let memory = (rows.checked_mul(cols).filter(|n| *n < isize::MAX as usize / 64))
             .map(|_| 2 * Activations::memory(rows, cols) + threads * (Lane::memory(cols) + pool::STACK_BYTES))
             .ok_or_else(|| Error::Shape(format!("scratch for {rows} rows of {cols} inputs is too large")))?;
-        self.cpu.reserve(rows, cols);
         Ok(memory as u64)
+    }
+
+    fn reserve_scratch(&mut self, rows: usize, cols: usize) -> Result<(), Error> {
+        self.scratch_bytes(rows, cols)?;
+        self.cpu.reserve(rows, cols);
+        Ok(())
     }
 }
 

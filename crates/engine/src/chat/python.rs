@@ -6,7 +6,7 @@ mod time;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use minijinja::{
-    Error, ErrorKind, Output, State, Value, escape_formatter,
+    Error, ErrorKind, State, Value,
     value::{ValueKind, from_args},
 };
 use minijinja_contrib::pycompat;
@@ -31,15 +31,6 @@ pub(super) fn without_generation_tags(source: &str) -> String {
         rest = after;
     }
     out + rest
-}
-
-/// `{{ value }}` as Python spells it.
-pub(super) fn write(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Error> {
-    match value.kind() {
-        ValueKind::None => out.write_str("None").map_err(Error::from),
-        ValueKind::Bool => out.write_str(if value.is_true() { "True" } else { "False" }).map_err(Error::from),
-        _ => escape_formatter(out, state, value),
-    }
 }
 
 /// As in Python, where a string can be walked and `none` cannot.

@@ -91,6 +91,8 @@ fn a_failure_names_the_file_and_a_way_out() {
         ("{{ nope.nope }}", "nope"),
         ("{{ strftime_now('%Q') }}", "%Q"),
         ("{{ 1 | tojson(separators=(',',)) }}", "separators"),
+        ("{% set ns = namespace() %}{% set ns.x = [ns] %}{{ ns | tojson }}", "nested too deeply"),
+        ("{{ nope | tojson }}", "undefined"),
         ("{% if %}", "syntax error"),
         ("{% generation %}", "syntax error"),
         ("{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}", "recursion"),
@@ -140,13 +142,15 @@ fn the_template_file_wins_over_the_config() {
 }
 
 #[test]
-fn variables_win_and_dates_are_of_today() {
+fn variables_indents_and_dates() {
     let options: ChatOptions = serde_json::from_str(
         r#"{"thinking": true, "variables": {"thinking": "deep", "bos_token": [1, null]}}"#,
     )
     .unwrap();
     let text = template("{{ thinking }} {{ enable_thinking }} {{ bos_token|tojson }}").unwrap();
     assert_eq!(text.render(&[], true, &options).unwrap(), "deep True [1, null]");
+    let wide = render("{{ [[]] | tojson(indent=18446744073709551615) }}", &[]).unwrap();
+    assert!(wide.len() < 1000);
     let year: u32 = render("{{ strftime_now('%Y') }}", &[]).unwrap().parse().unwrap();
     assert!((1970..3000).contains(&year));
 }

@@ -360,7 +360,8 @@ impl Module {
         let Module { path, rows, kind } = self;
         let tensor = |name: String, shape: Vec<u64>, dtype, size: u64, values, stream: &str| {
             let bytes = shape.iter().try_fold(size, |n, d| n.checked_mul(*d)).filter(|n| *n < 1 << 60);
-            let bytes = bytes.ok_or_else(|| Error::Input(format!("tensor {name} of {shape:?} is too large")))?;
+            let bytes =
+                bytes.ok_or_else(|| Error::Input(format!("tensor {name} of {shape:?} is too large")))?;
             Ok(Tensor { name, dtype, shape, bytes, values, stream: Stream::new(seed, stream) })
         };
         let with = |last: u64| rows.iter().copied().chain([last]).collect::<Vec<_>>();
@@ -382,9 +383,23 @@ impl Module {
                 let affine = Affine { bits, groups, std, lead };
                 let scales = format!("{path}.scales");
                 Ok(vec![
-                    tensor(weight.clone(), with(cols * u64::from(bits) / 32), "U32", 4, Values::Quants, &weight)?,
+                    tensor(
+                        weight.clone(),
+                        with(cols * u64::from(bits) / 32),
+                        "U32",
+                        4,
+                        Values::Quants,
+                        &weight,
+                    )?,
                     tensor(scales.clone(), with(groups), "BF16", 2, Values::Scales(affine.clone()), &scales)?,
-                    tensor(format!("{path}.biases"), with(groups), "BF16", 2, Values::Biases(affine), &scales)?,
+                    tensor(
+                        format!("{path}.biases"),
+                        with(groups),
+                        "BF16",
+                        2,
+                        Values::Biases(affine),
+                        &scales,
+                    )?,
                 ])
             }
         }

@@ -131,7 +131,10 @@ pub fn plan(options: &Options) -> Result<Plan, Error> {
     Ok(Plan { tensors, config: Value::Object(config), max_positions: max_positions as usize })
 }
 
-fn edit_text_config<T>(config: &mut Map<String, Value>, edit: impl FnOnce(&mut Map<String, Value>) -> T) -> T {
+fn edit_text_config<T>(
+    config: &mut Map<String, Value>,
+    edit: impl FnOnce(&mut Map<String, Value>) -> T,
+) -> T {
     match config.get_mut("text_config") {
         Some(Value::Object(text)) => edit(text),
         _ => edit(config),
@@ -141,7 +144,9 @@ fn edit_text_config<T>(config: &mut Map<String, Value>, edit: impl FnOnce(&mut M
 fn cut_layers(config: &mut Map<String, Value>, layers: usize) -> Result<(), Error> {
     let all = config.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or(0);
     if layers == 0 || layers as u64 > all {
-        return Err(Error::Input(format!("{layers} layers asked for; the model has {all}, and 1 is the least")));
+        return Err(Error::Input(format!(
+            "{layers} layers asked for; the model has {all}, and 1 is the least"
+        )));
     }
     config.insert("num_hidden_layers".into(), layers.into());
     if let Some(Value::Array(types)) = config.get_mut("layer_types") {
@@ -175,4 +180,3 @@ fn finish_config(config: &mut Map<String, Value>, named: &[(String, u32)]) {
 fn eos_token_ids() -> Value {
     json!([tokenizer::IM_END, tokenizer::END_OF_TEXT])
 }
-

@@ -25,7 +25,9 @@ impl Stream {
 
     /// The stream of one name under one seed.
     pub(super) fn new(seed: u64, name: &str) -> Self {
-        Stream(name.bytes().fold(mix(seed ^ Self::STEP), |h, b| mix(h ^ u64::from(b)).wrapping_add(Self::STEP)))
+        Stream(
+            name.bytes().fold(mix(seed ^ Self::STEP), |h, b| mix(h ^ u64::from(b)).wrapping_add(Self::STEP)),
+        )
     }
 
     /// 64 random bits.

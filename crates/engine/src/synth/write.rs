@@ -86,7 +86,8 @@ pub(super) fn write_to<T: Target>(
     let headers: Vec<_> = shards.iter().map(|tensors| header(tensors)).collect();
     let mut small = small_files(plan, &shards);
     let total = plan.total_bytes();
-    let bytes = total + headers.iter().chain(small.iter().map(|(_, b)| b)).map(|b| b.len() as u64).sum::<u64>();
+    let bytes =
+        total + headers.iter().chain(small.iter().map(|(_, b)| b)).map(|b| b.len() as u64).sum::<u64>();
 
     let mut folder = Folder::open(out)?;
     if let Some(free) = target.free(out).filter(|free| *free < bytes) {
@@ -198,7 +199,10 @@ fn small_files(plan: &Plan, shards: &[&[Tensor]]) -> Vec<(String, Vec<u8>)> {
 fn too_full(needed: u64, free: Option<u64>) -> String {
     let gb = |n: u64| format!("{:.2} GB", n as f64 / 1e9);
     let free = free.map_or(String::new(), |free| format!(" and {} are free", gb(free)));
-    format!("cannot write the checkpoint: it needs {}{free}; make room, choose another disk or fewer layers", gb(needed))
+    format!(
+        "cannot write the checkpoint: it needs {}{free}; make room, choose another disk or fewer layers",
+        gb(needed)
+    )
 }
 
 /// The folder that is being filled. Dropped before [`Folder::complete`], it removes what was written.

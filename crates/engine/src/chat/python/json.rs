@@ -1,8 +1,11 @@
-use std::io;
+use minijinja::{
+    Error, ErrorKind, Value,
+    value::{Kwargs, ValueKind},
+};
 
-use minijinja::{Error, ErrorKind, Value, value::Kwargs};
-use serde::Serialize;
-use serde_json::ser::{Formatter, Serializer};
+/// Deeper values are refused: a namespace may hold itself.
+const DEEPEST: usize = 100;
+const WIDEST_INDENT: usize = 80;
 
 /// `json.dumps(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`: what `transformers` gives
 /// templates as `tojson`. Nothing is escaped for HTML.
@@ -13,107 +16,104 @@ pub(in crate::chat) fn tojson(
 ) -> Result<String, Error> {
     let indent = match indent {
         Some(indent) => Some(indent),
-        None => options.get::<Option<usize>>("indent")?,
+        None => options.get("indent")?,
     };
-    let separators = options.get::<Option<Vec<String>>>("separators")?;
+    let separators: Option<Vec<String>> = options.get("separators")?;
     let (item, key) = match separators.as_deref() {
         None => (if indent.is_some() { "," } else { ", " }, ": "),
         Some([item, key]) => (item.as_str(), key.as_str()),
-        Some(_) => {
-            return Err(Error::new(ErrorKind::InvalidOperation, "tojson: separators must be two strings"));
-        }
+        Some(_) => return Err(failed("separators must be two strings")),
     };
     let ascii = options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
     let sort = options.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
     options.assert_all_used()?;
-
-    let failed = |e: serde_json::Error| Error::new(ErrorKind::InvalidOperation, format!("tojson: {e}"));
-    let mut json = serde_json::to_value(value).map_err(failed)?;
-    if sort {
-        json.sort_all_objects();
-    }
-    let mut out = Vec::new();
-    let style = PythonStyle { item, key, indent, ascii, depth: 0, empty: true };
-    json.serialize(&mut Serializer::with_formatter(&mut out, style)).map_err(failed)?;
-    String::from_utf8(out).map_err(|e| Error::new(ErrorKind::InvalidOperation, format!("tojson: {e}")))
+    let indent = indent.map(|indent| indent.min(WIDEST_INDENT));
+    let mut json = Json { out: String::new(), item, key, indent, ascii, sort };
+    json.value(value, 0)?;
+    Ok(json.out)
 }
 
-struct PythonStyle<'a> {
+fn failed(problem: &str) -> Error {
+    Error::new(ErrorKind::InvalidOperation, format!("tojson: {problem}"))
+}
+
+struct Json<'a> {
+    out: String,
     item: &'a str,
     key: &'a str,
     indent: Option<usize>,
     ascii: bool,
-    depth: usize,
-    /// Whether nothing was written since the last bracket was opened.
-    empty: bool,
+    sort: bool,
 }
 
-impl PythonStyle<'_> {
-    fn open<W: ?Sized + io::Write>(&mut self, out: &mut W, bracket: &[u8]) -> io::Result<()> {
-        self.depth += 1;
-        self.empty = true;
-        out.write_all(bracket)
-    }
-
-    fn close<W: ?Sized + io::Write>(&mut self, out: &mut W, bracket: &[u8]) -> io::Result<()> {
-        self.depth -= 1;
-        if !self.empty {
-            self.new_line(out)?;
+impl Json<'_> {
+    fn value(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
+        if depth > DEEPEST {
+            return Err(failed("the value is nested too deeply"));
         }
-        self.empty = false;
-        out.write_all(bracket)
-    }
-
-    fn next<W: ?Sized + io::Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
-        if !first {
-            out.write_all(self.item.as_bytes())?;
-        }
-        self.empty = false;
-        self.new_line(out)
-    }
-
-    fn new_line<W: ?Sized + io::Write>(&self, out: &mut W) -> io::Result<()> {
-        let Some(indent) = self.indent else { return Ok(()) };
-        write!(out, "\n{:width$}", "", width = (indent * self.depth).min(1 << 12))
-    }
-}
-
-impl Formatter for PythonStyle<'_> {
-    fn begin_array<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
-        self.open(out, b"[")
-    }
-    fn end_array<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
-        self.close(out, b"]")
-    }
-    fn begin_array_value<W: ?Sized + io::Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
-        self.next(out, first)
-    }
-    fn begin_object<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
-        self.open(out, b"{")
-    }
-    fn end_object<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
-        self.close(out, b"}")
-    }
-    fn begin_object_key<W: ?Sized + io::Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
-        self.next(out, first)
-    }
-    fn begin_object_value<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
-        out.write_all(self.key.as_bytes())
-    }
-    fn write_string_fragment<W: ?Sized + io::Write>(
-        &mut self,
-        out: &mut W,
-        fragment: &str,
-    ) -> io::Result<()> {
-        if !self.ascii {
-            return out.write_all(fragment.as_bytes());
-        }
-        for c in fragment.chars() {
-            match c.is_ascii() {
-                true => write!(out, "{c}")?,
-                false => {
-                    c.encode_utf16(&mut [0; 2]).iter().try_for_each(|unit| write!(out, "\\u{unit:04x}"))?
+        match value.kind() {
+            ValueKind::None => self.out.push_str("null"),
+            ValueKind::Bool => self.out.push_str(if value.is_true() { "true" } else { "false" }),
+            ValueKind::Number => self.out.push_str(&value.to_string()),
+            ValueKind::String => self.string(value.as_str().unwrap_or_default())?,
+            ValueKind::Seq | ValueKind::Iterable => {
+                let items: Vec<Value> = value.try_iter()?.collect();
+                self.container(['[', ']'], &items, depth, |json, item| json.value(item, depth + 1))?;
+            }
+            ValueKind::Map => {
+                let mut keys: Vec<Value> = value.try_iter()?.collect();
+                if self.sort {
+                    keys.sort();
                 }
+                self.container(['{', '}'], &keys, depth, |json, key| {
+                    json.string(&key.to_string())?;
+                    json.out.push_str(json.key);
+                    json.value(&value.get_item(key)?, depth + 1)
+                })?;
+            }
+            kind => return Err(failed(&format!("a value of type {kind} is no JSON"))),
+        }
+        Ok(())
+    }
+
+    fn container(
+        &mut self,
+        [open, close]: [char; 2],
+        items: &[Value],
+        depth: usize,
+        mut write: impl FnMut(&mut Self, &Value) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        self.out.push(open);
+        for (i, item) in items.iter().enumerate() {
+            if i > 0 {
+                self.out.push_str(self.item);
+            }
+            self.new_line(depth + 1);
+            write(self, item)?;
+        }
+        if !items.is_empty() {
+            self.new_line(depth);
+        }
+        self.out.push(close);
+        Ok(())
+    }
+
+    fn new_line(&mut self, depth: usize) {
+        if let Some(indent) = self.indent {
+            self.out.push('\n');
+            self.out.push_str(&" ".repeat(indent * depth));
+        }
+    }
+
+    fn string(&mut self, text: &str) -> Result<(), Error> {
+        let quoted = serde_json::to_string(text).map_err(|e| failed(&e.to_string()))?;
+        for c in quoted.chars() {
+            if c.is_ascii() || !self.ascii {
+                self.out.push(c);
+                continue;
+            }
+            for unit in c.encode_utf16(&mut [0; 2]) {
+                self.out.push_str(&format!("\\u{unit:04x}"));
             }
         }
         Ok(())
