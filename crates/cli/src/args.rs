@@ -26,7 +26,7 @@ Exit codes: 0 done, 1 failed, 2 wrong use, 130 ended by Ctrl-C before there was 
 /// slots as the memory budget allows. Checkpoints are read as they are published: a folder in the format of mlx-lm,
 /// or an unquantised one from the Hub.
 #[derive(Debug, Parser)]
-#[command(name = "moeflux", version, max_term_width = 110, propagate_version = true, after_help = EXAMPLES)]
+#[command(name = "moeflux", version, max_term_width = 110, after_help = EXAMPLES)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -80,6 +80,9 @@ pub(crate) struct MemoryArgs {
     /// Tokens of a prompt that are computed together [default: 512]
     #[arg(long, value_name = "N", help_heading = MODEL)]
     pub(crate) chunk: Option<NonZeroUsize>,
+    /// Exactly N slots for experts, instead of as many as the budget holds
+    #[arg(long, value_name = "N", hide = true, help_heading = MODEL)]
+    pub(crate) slots: Option<NonZeroUsize>,
 }
 
 /// How it is computed.
@@ -238,9 +241,7 @@ pub(crate) struct InspectArgs {
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
-    pub(crate) model: ModelArgs,
-    #[command(flatten)]
-    pub(crate) memory: MemoryArgs,
+    pub(crate) engine: EngineArgs,
 }
 
 const LOGITS_EXAMPLES: &str = "\
@@ -338,8 +339,10 @@ pub(crate) struct BenchArgs {
 
 /// The presets that there are, and examples.
 fn synth_help() -> String {
+    // "Name: layers, experts, size": the preset is called like the model.
+    let short = |description: &'static str| description.split_once(": ").map_or(description, |(_, d)| d);
     let presets: String =
-        synth::presets().iter().map(|p| format!("  {:<18} {}\n", p.name, p.description)).collect();
+        synth::presets().iter().map(|p| format!("  {:<18} {}\n", p.name, short(p.description))).collect();
     format!(
         "Presets:\n{presets}\nExamples:\n  moeflux synth qwen3-30b-a3b --out /data/random-30b\n  \
          moeflux synth qwen3.5-397b-a17b --layers 4 --skew 1 --out /data/random-397b\n  \
@@ -372,7 +375,7 @@ pub(crate) struct SynthArgs {
     #[arg(long, value_name = "S", default_value_t = 0)]
     pub(crate) seed: u64,
     /// How unevenly the routers choose experts: 0 evenly, 1 like a trained model
-    #[arg(long, value_name = "Z", default_value_t = 0.0, long_help = synth::SKEW_HELP)]
+    #[arg(long, value_name = "Z", default_value_t = 0.0, long_help = synth::SKEW_HELP.replace('\n', " "))]
     pub(crate) skew: f64,
 }
 
