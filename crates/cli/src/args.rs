@@ -164,8 +164,8 @@ Examples:
   moeflux run --raw --stop \"\\n\\n\" \"The capital of France is\"
   moeflux run --json --quiet \"Tell me the story of The Wolf and the Crane.\" | jq .statistics
 
-Ctrl-C ends the answer and prints its statistics; the exit code is then 0, and 130 when there was no answer
-yet. A second Ctrl-C ends the program at once.";
+Ctrl-C ends the answer and prints its statistics; the exit code is then 0, or 130 when there
+was no answer yet. A second Ctrl-C ends the program at once.";
 
 /// Answer one prompt
 ///
@@ -195,8 +195,7 @@ pub(crate) struct RunArgs {
 }
 
 /// What can be typed in a conversation.
-pub(crate) const CHAT_COMMANDS: &str = "\
-  /help           what can be typed
+pub(crate) const CHAT_COMMANDS: &str = "  /help           what can be typed
   /reset          forget the conversation, but not the system message
   /system [TEXT]  set or show the system message; - removes it
   /stats          speed, bytes read, hit rate and memory so far
@@ -247,9 +246,9 @@ pub(crate) struct InspectArgs {
 const LOGITS_EXAMPLES: &str = "\
 Examples:
   echo '[1, 2, 3]' | moeflux logits --tokens - --out a.safetensors --trace
-  moeflux logits --tokens ids.json --memory 24MiB --compare a.safetensors   # the same with fewer slots?
+  moeflux logits --tokens ids.json --memory 4GiB --compare a.safetensors
   moeflux logits --tokens ids.json --exact --compare mlx.safetensors --tolerance 1e-3
-  moeflux logits --out a.safetensors --compare b.safetensors                # compares two files, runs nothing
+  moeflux logits --out a.safetensors --compare b.safetensors    # two files, no model
 
 Exit codes: 0 no difference beyond the tolerance, 1 differences, 2 wrong use.";
 

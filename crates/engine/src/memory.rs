@@ -81,7 +81,11 @@ impl MemoryPlan {
         Self::new(blueprint, request, &*device)
     }
 
-    pub(crate) fn new(blueprint: &Blueprint, request: &MemoryRequest, device: &dyn Device) -> Result<Self, Error> {
+    pub(crate) fn new(
+        blueprint: &Blueprint,
+        request: &MemoryRequest,
+        device: &dyn Device,
+    ) -> Result<Self, Error> {
         let system = SystemMemory::now();
         let may_use = system.resident + system.available;
         let budget = request.budget.unwrap_or(may_use / SAFE_SHARE.1 * SAFE_SHARE.0);
