@@ -2,8 +2,9 @@
 
 use std::{num::NonZeroUsize, path::PathBuf};
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand, ValueEnum, builder::PossibleValuesParser};
 use clap_complete::Shell;
+use moeflux::synth;
 
 use crate::units::parse_size;
 
@@ -25,7 +26,7 @@ Exit codes: 0 done, 1 failed, 2 wrong use, 130 ended by Ctrl-C before there was 
 /// slots as the memory budget allows. Checkpoints are read as they are published: a folder in the format of mlx-lm,
 /// or an unquantised one from the Hub.
 #[derive(Debug, Parser)]
-#[command(name = "moeflux", version, max_term_width = 110, propagate_version = true, after_help = EXAMPLES)]
+#[command(name = "moeflux", version, max_term_width = 110, after_help = EXAMPLES)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -42,6 +43,7 @@ pub(crate) enum Command {
     Logits(LogitsArgs),
     Perplexity(PerplexityArgs),
     Bench(BenchArgs),
+    Synth(SynthArgs),
     Completions(CompletionsArgs),
 }
 
@@ -78,6 +80,9 @@ pub(crate) struct MemoryArgs {
     /// Tokens of a prompt that are computed together [default: 512]
     #[arg(long, value_name = "N", help_heading = MODEL)]
     pub(crate) chunk: Option<NonZeroUsize>,
+    /// Exactly N slots for experts, instead of as many as the budget holds
+    #[arg(long, value_name = "N", hide = true, help_heading = MODEL)]
+    pub(crate) slots: Option<NonZeroUsize>,
 }
 
 /// How it is computed.
@@ -159,8 +164,8 @@ Examples:
   moeflux run --raw --stop \"\\n\\n\" \"The capital of France is\"
   moeflux run --json --quiet \"Tell me the story of The Wolf and the Crane.\" | jq .statistics
 
-Ctrl-C ends the answer and prints its statistics; the exit code is then 0, and 130 when there was no answer
-yet. A second Ctrl-C ends the program at once.";
+Ctrl-C ends the answer and prints its statistics; the exit code is then 0, or 130 when there
+was no answer yet. A second Ctrl-C ends the program at once.";
 
 /// Answer one prompt
 ///
@@ -190,8 +195,7 @@ pub(crate) struct RunArgs {
 }
 
 /// What can be typed in a conversation.
-pub(crate) const CHAT_COMMANDS: &str = "\
-  /help           what can be typed
+pub(crate) const CHAT_COMMANDS: &str = "  /help           what can be typed
   /reset          forget the conversation, but not the system message
   /system [TEXT]  set or show the system message; - removes it
   /stats          speed, bytes read, hit rate and memory so far
@@ -236,17 +240,15 @@ pub(crate) struct InspectArgs {
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
-    pub(crate) model: ModelArgs,
-    #[command(flatten)]
-    pub(crate) memory: MemoryArgs,
+    pub(crate) engine: EngineArgs,
 }
 
 const LOGITS_EXAMPLES: &str = "\
 Examples:
   echo '[1, 2, 3]' | moeflux logits --tokens - --out a.safetensors --trace
-  moeflux logits --tokens ids.json --memory 24MiB --compare a.safetensors   # the same with fewer slots?
+  moeflux logits --tokens ids.json --memory 4GiB --compare a.safetensors
   moeflux logits --tokens ids.json --exact --compare mlx.safetensors --tolerance 1e-3
-  moeflux logits --out a.safetensors --compare b.safetensors                # compares two files, runs nothing
+  moeflux logits --out a.safetensors --compare b.safetensors    # two files, no model
 
 Exit codes: 0 no difference beyond the tolerance, 1 differences, 2 wrong use.";
 
@@ -332,6 +334,48 @@ pub(crate) struct BenchArgs {
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
+}
+
+/// The presets that there are, and examples.
+fn synth_help() -> String {
+    // "Name: layers, experts, size": the preset is called like the model.
+    let short = |description: &'static str| description.split_once(": ").map_or(description, |(_, d)| d);
+    let presets: String =
+        synth::presets().iter().map(|p| format!("  {:<18} {}\n", p.name, short(p.description))).collect();
+    format!(
+        "Presets:\n{presets}\nExamples:\n  moeflux synth qwen3-30b-a3b --out /data/random-30b\n  \
+         moeflux synth qwen3.5-397b-a17b --layers 4 --skew 1 --out /data/random-397b\n  \
+         moeflux synth --config DIR/config.json --out /data/random"
+    )
+}
+
+/// Write a checkpoint of random weights with the shapes of a published model
+///
+/// For tests and measurements: affine weights of 4 bits as mlx-lm writes them, and a small working tokenizer. Written
+/// as a stream, so a model of any size needs little memory. While files are written their names end in .partial;
+/// after an error nothing is left.
+#[derive(Debug, Args)]
+#[command(after_help = synth_help())]
+pub(crate) struct SynthArgs {
+    /// Whose shapes
+    #[arg(required_unless_present = "config", conflicts_with = "config",
+        value_parser = PossibleValuesParser::new(synth::presets().iter().map(|p| p.name)), hide_possible_values = true)]
+    pub(crate) preset: Option<String>,
+    /// A config.json to take the shapes from
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// The folder to write; it is made if need be, and must hold no files
+    #[arg(short, long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+    /// Only the first N layers
+    #[arg(long, value_name = "N")]
+    pub(crate) layers: Option<NonZeroUsize>,
+    /// The same seed writes the same bytes
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// How unevenly the routers choose experts: 0 evenly, 1 like a trained model
+    #[arg(long, value_name = "Z", default_value_t = 0.0, long_help = synth::SKEW_HELP.replace('\n', " "))]
+    pub(crate) skew: f64,
 }
 
 const COMPLETIONS_EXAMPLES: &str = "\

@@ -18,7 +18,18 @@ impl MemoryArgs {
             budget: self.memory,
             context: self.ctx.map(Into::into),
             chunk: self.chunk.map(Into::into),
-            ..MemoryRequest::default()
+            slots: self.slots.map(Into::into),
+        }
+    }
+}
+
+impl EngineArgs {
+    pub(crate) fn device(&self) -> DeviceOptions {
+        DeviceOptions {
+            name: self.device.clone(),
+            threads: self.threads.map(Into::into),
+            exact: self.exact,
+            isa: self.isa.clone(),
         }
     }
 }
@@ -56,13 +67,7 @@ pub(crate) fn engine(args: &EngineArgs, at_least: Option<usize>, ui: Ui) -> anyh
     let checkpoint = checkpoint(&args.model, ui)?;
     let mut memory = args.memory.request();
     memory.context = memory.context.or(at_least);
-    let device = DeviceOptions {
-        name: args.device.clone(),
-        threads: args.threads.map(Into::into),
-        exact: args.exact,
-        isa: args.isa.clone(),
-    };
-    let options = EngineOptions { memory, device, wrap_reader: None };
+    let options = EngineOptions { memory, device: args.device(), wrap_reader: None };
     let engine = {
         let bar = ui.bytes("loading");
         Engine::open(checkpoint, options, &mut |done, total| bar.bytes(done, total))?

@@ -302,7 +302,9 @@ fn place(entry: &Entry, data: u64, len: u64) -> anyhow::Result<Option<Tensor>> {
     }
     let bytes = rows.checked_mul(width).and_then(|n| n.checked_mul(element.bytes()));
     let (from, to) = entry.data_offsets;
-    if to.checked_sub(from) != bytes || data.checked_add(to).is_none_or(|end| end > len) {
+    // A tensor without rows may claim any width; rows are read into a buffer of that size.
+    let row_fits = width.checked_mul(element.bytes()).is_some_and(|row| row <= len);
+    if !row_fits || to.checked_sub(from) != bytes || data.checked_add(to).is_none_or(|end| end > len) {
         bail!("its place {from}..{to} does not fit its shape or the file");
     }
     Ok(Some(Tensor {

@@ -58,7 +58,7 @@ pub(crate) fn answer(
     sink: &mut dyn FnMut(&str) -> anyhow::Result<()>,
 ) -> anyhow::Result<Answer> {
     let armed = interrupt::arm();
-    let bar = ui.share(format!("prefill, {}", units::plural(prompt.len() as u64, "token")));
+    let bar = ui.share(&format!("prefill, {}", units::plural(prompt.len() as u64, "token")));
     let mut progress = |share: f64| bar.share(share);
     let mut watch = Watch { cancel: Some(armed.flag()), progress: Some(&mut progress), ..Watch::default() };
     let mut failed = None;

@@ -121,7 +121,11 @@ fn experts(name: &str, a: &TensorFile, b: &TensorFile, shape: Tensor) -> anyhow:
         differ += 1;
         first.get_or_insert_with(|| (row, format!("a chose {ids_a:?}, b {ids_b:?}")));
     }
-    let cell = if differ > 0 { format!("{differ} sets differ") } else { "same sets".to_owned() };
+    let cell = match differ {
+        0 => "same sets".to_owned(),
+        1 => "1 set differs".to_owned(),
+        n => format!("{n} sets differ"),
+    };
     Ok(Found {
         identical: differ + reordered == 0,
         cells: [cell, "-".to_owned(), "-".to_owned()],
@@ -225,12 +229,13 @@ impl Agreement {
 impl std::fmt::Display for Agreement {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { rows, same_best, divergence, largest } = self;
-        write!(
-            f,
-            "mean KL(b, a) {:.1e}, largest {largest:.1e}; the most probable token is the same in {same_best} of {}",
-            divergence / (*rows).max(1) as f64,
-            units::plural(*rows, "row")
-        )
+        let rows_said = units::plural(*rows, "row");
+        if *largest == 0.0 {
+            f.write_str("no KL divergence")?;
+        } else {
+            write!(f, "mean KL(b, a) {:.1e}, largest {largest:.1e}", divergence / (*rows).max(1) as f64)?;
+        }
+        write!(f, "; the most probable token is the same in {same_best} of {rows_said}")
     }
 }
 

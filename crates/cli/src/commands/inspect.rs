@@ -103,11 +103,11 @@ struct TokenReads {
 /// The checkpoint cannot be opened.
 pub(crate) fn run(args: &InspectArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let since = Instant::now();
-    let checkpoint = load::checkpoint(&args.model, ui)?;
+    let checkpoint = load::checkpoint(&args.engine.model, ui)?;
     let blueprint = Blueprint::of(&checkpoint)?;
     let open_seconds = since.elapsed().as_secs_f64();
-    let plan = MemoryPlan::of(&blueprint, &args.memory.request(), &moeflux::DeviceOptions::default());
-    let model = match &args.model.model {
+    let plan = MemoryPlan::of(&blueprint, &args.engine.memory.request(), &args.engine.device());
+    let model = match &args.engine.model.model {
         Some(_) => checkpoint.folder().display().to_string(),
         None => format!("built-in tales-18m, {}", checkpoint.folder().display()),
     };

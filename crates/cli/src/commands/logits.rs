@@ -48,7 +48,7 @@ pub(crate) fn run(args: &LogitsArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let mut session = engine.session()?;
     let armed = interrupt::arm();
     {
-        let bar = ui.share(format!("computing {}", units::plural(tokens.len() as u64, "token")));
+        let bar = ui.share(&format!("computing {}", units::plural(tokens.len() as u64, "token")));
         let steps =
             [&tokens[..prefill]].into_iter().filter(|s| !s.is_empty()).chain(tokens[prefill..].chunks(1));
         let mut first = 0;

@@ -8,6 +8,7 @@ mod inspect;
 mod logits;
 mod perplexity;
 mod run;
+mod synth;
 
 use std::{io::Read, path::Path, process::ExitCode};
 
@@ -34,6 +35,7 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Inspect(args) => inspect::run(&args, ui),
         Command::Logits(args) => logits::run(&args, ui),
         Command::Bench(args) => bench::run(&args, ui),
+        Command::Synth(args) => synth::run(&args, ui),
         Command::Completions(args) => {
             let mut script = Vec::new();
             clap_complete::generate(args.shell, &mut Cli::command(), "moeflux", &mut script);

@@ -35,7 +35,7 @@ pub(crate) fn run(args: &PerplexityArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let since = Instant::now();
     let perplexity = {
         let armed = interrupt::arm();
-        let bar = ui.share(format!("predicting {}", units::plural(tokens.len() as u64, "token")));
+        let bar = ui.share(&format!("predicting {}", units::plural(tokens.len() as u64, "token")));
         let mut progress = |share: f64| bar.share(share);
         let mut watch =
             Watch { cancel: Some(armed.flag()), progress: Some(&mut progress), ..Watch::default() };

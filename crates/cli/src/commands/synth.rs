@@ -1,0 +1,48 @@
+//! `synth`: a checkpoint of random weights.
+
+use std::{fs::File, io::BufReader, path::Path, process::ExitCode, time::Instant};
+
+use anyhow::Context;
+use moeflux::synth::{self, Options, Preset};
+
+use crate::{args::SynthArgs, progress::Ui, units};
+
+/// Runs `moeflux synth`.
+///
+/// # Errors
+/// There is no such preset or config, or the folder cannot be written.
+pub(crate) fn run(args: &SynthArgs, ui: Ui) -> anyhow::Result<ExitCode> {
+    let config = match (&args.preset, &args.config) {
+        (Some(preset), _) => Preset::by_name(preset)?.config(),
+        (None, Some(path)) => read_config(path)?,
+        // The parser wants one of the two.
+        (None, None) => serde_json::Value::Null,
+    };
+    let options = Options {
+        layers: args.layers.map(Into::into),
+        seed: args.seed,
+        skew: args.skew,
+        ..Options::new(config)
+    };
+    let since = Instant::now();
+    let summary = {
+        let bar = ui.bytes("writing");
+        synth::write(&options, &args.out, |done, total| bar.bytes(done, total))?
+    };
+    let seconds = since.elapsed().as_secs_f64();
+    ui.line(format_args!(
+        "{} in {} and {} written to {} in {seconds:.1} s, {}/s",
+        units::disk(summary.bytes as f64),
+        units::plural(summary.tensors as u64, "tensor"),
+        units::plural(summary.shards as u64, "file"),
+        args.out.display(),
+        units::disk(summary.bytes as f64 / seconds)
+    ));
+    Ok(ExitCode::SUCCESS)
+}
+
+fn read_config(path: &Path) -> anyhow::Result<serde_json::Value> {
+    let file = File::open(path).with_context(|| format!("{}: cannot be opened", path.display()))?;
+    serde_json::from_reader(BufReader::new(file))
+        .with_context(|| format!("{}: this is not JSON", path.display()))
+}

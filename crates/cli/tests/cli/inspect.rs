@@ -1,0 +1,116 @@
+//! `inspect`, `bench`, `perplexity`, `synth`.
+
+use super::*;
+
+#[test]
+fn what_is_in_the_built_in_model_is_shown() {
+    let shown = json(&succeed(&["inspect", "--json"]));
+    assert_eq!(shown["architecture"], "qwen3_5_moe");
+    assert_eq!(shown["layers"]["total"], 8);
+    assert_eq!((&shown["layers"]["attention"], &shown["layers"]["delta_net"]), (&2.into(), &6.into()));
+    assert_eq!((&shown["experts"]["per_layer"], &shown["experts"]["top_k"]), (&32.into(), &4.into()));
+    let sizes = |name: &str| shown["sizes"][name].as_u64().unwrap();
+    assert_eq!(sizes("all_experts"), 8 * 32 * sizes("per_expert"));
+    assert_eq!(shown["token_reads"]["experts"].as_u64().unwrap(), 8 * 4 * sizes("per_expert"));
+    let routers = shown["tensors"].as_array().unwrap().iter().find(|t| t["kind"] == "router").unwrap();
+    assert_eq!(routers["format"], "affine 8 bits, groups of 64");
+    assert!(shown["plan"]["slots"].as_u64().unwrap() > 0 && shown["plan_error"].is_null());
+    // Kinds of tensors add up to what the file holds, but for the norms and its header.
+    let bytes: u64 = shown["tensors"].as_array().unwrap().iter().map(|t| t["bytes"].as_u64().unwrap()).sum();
+    assert!(
+        bytes <= sizes("dense") + sizes("all_experts")
+            && sizes("dense") + sizes("all_experts") <= sizes("files")
+    );
+
+    let table = succeed(&["inspect", "--memory", "1GiB"]);
+    for part in
+        ["qwen3_5_moe", "32 per layer, 4 per token", "memory plan for 1 GiB", "256 slots, of 256 experts"]
+    {
+        assert!(table.contains(part), "{part}: {table}");
+    }
+}
+
+#[test]
+fn a_plan_that_fails_is_shown_and_no_failure() {
+    let shown = succeed(&["inspect", "--memory", "5MB"]);
+    assert!(shown.contains("memory plan: there is none: a budget of 4 MiB is below the floor"), "{shown}");
+    let shown = json(&succeed(&["inspect", "--json", "--memory", "5MB"]));
+    assert!(shown["plan"].is_null() && shown["plan_error"].as_str().unwrap().contains("floor"));
+}
+
+#[test]
+fn a_model_that_is_not_there_is_named() {
+    let said = run(&["run", "--model", "/no/such/model", "x"]);
+    assert_error(&said, 1, &["/no/such/model", "cannot open the model's folder", "config.json"]);
+    assert_eq!(said.err.lines().count(), 1, "{said:?}");
+    let empty = temp();
+    let path = empty.path().to_str().unwrap();
+    assert_error(&run(&["inspect", "--model", path]), 1, &[path, "no config.json"]);
+    let named = moeflux(["inspect"]).env("MOEFLUX_MODEL", path).output().unwrap();
+    assert_error(&said_of(named), 1, &[path]);
+}
+
+fn said_of(output: Output) -> Said {
+    super::said(output)
+}
+
+#[test]
+fn speed_is_measured() {
+    let args = ["bench", "--prompt", "8", "--tokens", "4", "--repeat", "2"];
+    let measured = json(&succeed(&[&args[..], &["--json"]].concat()));
+    assert_eq!(measured["repeats"].as_array().unwrap().len(), 2);
+    for phase in ["prefill", "decode"] {
+        let speed = |which: &str| measured[phase]["tokens_per_second"][which].as_f64().unwrap();
+        assert!(0.0 < speed("min") && speed("min") <= speed("median") && speed("median") <= speed("max"));
+    }
+    assert_eq!((&measured["prefill"]["tokens"], &measured["decode"]["tokens"]), (&8.into(), &4.into()));
+    let table = succeed(&args);
+    assert!(
+        table.contains("prefill") && table.contains("decode") && table.contains("peak memory"),
+        "{table}"
+    );
+    let only = json(&succeed(&["bench", "--prompt", "0", "--tokens", "2", "--repeat", "1", "--json"]));
+    assert!(only["prefill"].is_null() && only["decode"]["tokens"] == 2);
+    assert_error(&run(&["bench", "--prompt", "0", "--tokens", "0"]), 2, &["nothing to measure"]);
+}
+
+#[test]
+fn a_known_text_is_predicted_better_than_an_unknown_one() {
+    let folder = temp();
+    let perplexity = |text: &str| {
+        let file = folder.path().join("text.txt");
+        std::fs::write(&file, text).unwrap();
+        let measured = succeed(&["perplexity", "--text", file.to_str().unwrap(), "--ctx", "128", "--json"]);
+        json(&measured)["perplexity"].as_f64().unwrap()
+    };
+    let known = fable("The Fox and the Crow");
+    let backwards: Vec<&str> = known.split(' ').rev().collect();
+    let (known, unknown) = (perplexity(&known), perplexity(&backwards.join(" ")));
+    assert!(1.0 < known && known * 10.0 < unknown, "{known} {unknown}");
+
+    let said = with_stdin(&["perplexity", "--text", "-"], b"A Crow was sitting on a branch of a tree.");
+    assert!(said.code == 0 && said.out.starts_with("perplexity "), "{said:?}");
+    assert_error(&with_stdin(&["perplexity", "--text", "-"], b""), 1, &["two tokens"]);
+    assert_error(&run(&["perplexity", "--text", "/no/such/text"]), 1, &["/no/such/text", "No such file"]);
+}
+
+#[test]
+fn a_random_checkpoint_is_written_and_runs() {
+    let folder = temp();
+    let config = engine_data().join("goldens/qwen3_moe/config.json");
+    let out = folder.path().join("random");
+    let (config, out) = (config.to_str().unwrap(), out.to_str().unwrap());
+    let said =
+        run(&["synth", "--config", config, "--layers", "2", "--seed", "3", "--skew", "1", "--out", out]);
+    assert_eq!((said.code, said.out.as_str()), (0, ""), "{said:?}");
+    assert!(said.err.contains("written to"), "{said:?}");
+    let shown = json(&succeed(&["inspect", "--model", out, "--json"]));
+    assert_eq!((&shown["architecture"], &shown["layers"]["total"]), (&"qwen3_moe".into(), &2.into()));
+    assert_eq!(
+        json(&succeed(&["run", "--model", out, "--raw", "-n", "2", "--json", "x"]))["prompt_tokens"],
+        1
+    );
+    // The folder is not empty any more.
+    assert_error(&run(&["synth", "--config", config, "--out", out]), 1, &[out]);
+    assert_error(&run(&["synth", "--config", "/no/such.json", "--out", out]), 1, &["/no/such.json"]);
+}

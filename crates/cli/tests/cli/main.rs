@@ -1,0 +1,96 @@
+//! Runs the program as a user does.
+
+// clippy.toml allows these in functions marked as tests; their helpers are tests too.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod answers;
+mod inspect;
+mod logits;
+mod usage;
+
+use std::{
+    collections::BTreeMap,
+    io::Write,
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+};
+
+/// The fable that every example asks for.
+const FOX: &str = "Tell me the fable of The Fox and the Crow.";
+
+/// `moeflux ARGS`, with nothing of this user's settings, and one cache folder for all tests.
+fn moeflux<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_moeflux"));
+    for variable in ["MODEL", "MEMORY", "THREADS", "DEVICE"] {
+        command.env_remove(format!("MOEFLUX_{variable}"));
+    }
+    command.env("XDG_CACHE_HOME", folder.join("cache")).env("XDG_STATE_HOME", folder.join("state"));
+    command.stdin(Stdio::null()).args(args);
+    command
+}
+
+/// What a run said and how it ended.
+#[derive(Debug)]
+struct Said {
+    out: String,
+    err: String,
+    code: i32,
+}
+
+fn said(output: Output) -> Said {
+    Said {
+        out: String::from_utf8(output.stdout).unwrap(),
+        err: String::from_utf8(output.stderr).unwrap(),
+        code: output.status.code().unwrap_or(-1),
+    }
+}
+
+fn run(args: &[&str]) -> Said {
+    said(moeflux(args).output().unwrap())
+}
+
+/// A run that must succeed: its stdout.
+fn succeed(args: &[&str]) -> String {
+    let said = run(args);
+    assert_eq!(said.code, 0, "{args:?}: {said:?}");
+    said.out
+}
+
+fn with_stdin(args: &[&str], input: &[u8]) -> Said {
+    let piped = moeflux(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut child = piped.unwrap();
+    // A program that refuses its arguments does not read.
+    let _ = child.stdin.take().unwrap().write_all(input);
+    said(child.wait_with_output().unwrap())
+}
+
+fn json(text: &str) -> serde_json::Value {
+    serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}"))
+}
+
+fn engine_data() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/data")
+}
+
+fn fable(title: &str) -> String {
+    let json = std::fs::read(engine_data().join("fables.json")).unwrap();
+    let mut fables: BTreeMap<String, String> = serde_json::from_slice(&json).unwrap();
+    fables.remove(title).unwrap()
+}
+
+fn temp() -> tempfile::TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+/// An error as users should see them: one line, and none of Rust's inner life.
+fn assert_error(said: &Said, code: i32, parts: &[&str]) {
+    assert_eq!(said.code, code, "{said:?}");
+    assert!(said.err.starts_with("error: "), "{said:?}");
+    for part in parts {
+        assert!(said.err.contains(part), "{part:?} is not in {said:?}");
+    }
+    for inner in ["panicked", "RUST_BACKTRACE", "Os {", "Error(", "Some("] {
+        assert!(!said.err.contains(inner), "{said:?}");
+    }
+}

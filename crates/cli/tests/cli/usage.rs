@@ -1,0 +1,54 @@
+//! Help, versions, completions, wrong use.
+
+use super::*;
+
+const COMMANDS: [&str; 8] =
+    ["run", "chat", "inspect", "logits", "perplexity", "bench", "synth", "completions"];
+
+#[test]
+fn help_shows_every_command_with_examples() {
+    let help = succeed(&["--help"]);
+    for command in COMMANDS {
+        assert!(help.contains(&format!("  {command} ")), "{command}");
+        let of_command = succeed(&[command, "--help"]);
+        assert!(of_command.contains(&format!("  moeflux {command} ")), "{command} has no example");
+        assert!(of_command.lines().all(|l| l.chars().count() <= 100), "{command}: a line is too long");
+    }
+    for preset in ["qwen3-30b-a3b", "qwen3.6-35b-a3b", "qwen3.5-397b-a17b"] {
+        assert!(succeed(&["synth", "--help"]).contains(preset));
+    }
+    assert_eq!(succeed(&["--version"]), format!("moeflux {}\n", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn wrong_use_is_exit_code_2_and_says_what_is_right() {
+    let wrong: [(&[&str], &str); 14] = [
+        (&["nonsense"], "unrecognized subcommand"),
+        (&["run", "--nonsense", "x"], "unexpected argument"),
+        (&["run", "--memory", "lots", "x"], "8GiB"),
+        (&["run", "--ctx", "0", "x"], "--ctx"),
+        (&["run", "--temperature", "-1", "x"], "0 or more"),
+        (&["run", "--top-p", "0", "x"], "above 0"),
+        (&["run", "--min-p", "1.5", "x"], "from 0 to 1"),
+        (&["run", "--presence-penalty", "3", "x"], "from -2 to 2"),
+        (&["run", "--stop", "", "x"], "--stop"),
+        (&["run", "--device", "abacus", "x"], "cpu, reference"),
+        (&["run", "--raw", "--system", "x", "y"], "cannot be used with"),
+        (&["logits", "--tokens", "x.json"], "--out"),
+        (&["synth", "gpt-5", "--out", "x"], "qwen3-30b-a3b"),
+        (&["completions", "ksh"], "bash"),
+    ];
+    for (args, part) in wrong {
+        assert_error(&run(args), 2, &[part]);
+    }
+    let none = run(&[]);
+    assert!(none.code == 2 && none.err.contains("Usage: moeflux"), "{none:?}");
+}
+
+#[test]
+fn completions_are_made_for_every_shell() {
+    for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
+        let script = succeed(&["completions", shell]);
+        assert!(script.contains("moeflux") && script.contains("perplexity"), "{shell}");
+    }
+}
