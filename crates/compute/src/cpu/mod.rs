@@ -43,14 +43,9 @@ impl Activations {
         rows * (padded(cols) + Rounded::meta(cols) * 4)
     }
 
-    fn reserve(&mut self, rows: usize, cols: usize) {
-        let (q, meta) = (rows * padded(cols), rows * Rounded::meta(cols));
-        if self.q.len() < q {
-            self.q.resize(q, 0);
-        }
-        if self.meta.len() < meta {
-            self.meta.resize(meta, 0.0);
-        }
+    fn reserve(&mut self, rows: usize, cols: usize) -> Result<(), Error> {
+        dot::grow(&mut self.q, rows * padded(cols))?;
+        dot::grow(&mut self.meta, rows * Rounded::meta(cols))
     }
 }
 
@@ -68,17 +63,21 @@ struct Cpu {
 }
 
 impl Cpu {
-    /// Makes room for `rows` rows of `cols` inputs.
-    fn reserve(&mut self, rows: usize, cols: usize) {
+    /// Makes room for `rows` rows of `cols` inputs; returns the bytes that scratch and workers then hold.
+    fn reserve(&mut self, rows: usize, cols: usize) -> Result<usize, Error> {
         let rows = rows.max(LEAST_ROWS).max(self.reserved.0);
         let cols = cols.max(self.reserved.1);
-        if (rows, cols) == self.reserved {
-            return;
+        if rows.checked_mul(cols).is_none_or(|n| n > isize::MAX as usize / 64) {
+            return Err(Error::Shape(format!("scratch for {rows} rows of {cols} inputs is too large")));
         }
-        self.rounded.reserve(rows, cols);
-        self.inner.reserve(rows, cols);
-        self.pool.lanes().for_each(|lane| lane.reserve(cols));
-        self.reserved = (rows, cols);
+        if (rows, cols) != self.reserved {
+            self.rounded.reserve(rows, cols)?;
+            self.inner.reserve(rows, cols)?;
+            self.pool.lanes().try_for_each(|lane| lane.reserve(cols))?;
+            self.reserved = (rows, cols);
+        }
+        let per_thread = Lane::memory(cols) + pool::STACK_BYTES;
+        Ok(2 * Activations::memory(rows, cols) + self.pool.threads() * per_thread)
     }
 
     /// Whether a matrix of this format meets rounded activations.
@@ -204,17 +203,11 @@ impl Device for CpuDevice {
     }
 
     fn reserve_scratch(&mut self, rows: usize, cols: usize) -> Result<u64, Error> {
-        let rows = rows.max(LEAST_ROWS);
-        let threads = self.cpu.pool.threads();
-        let memory = (rows.checked_mul(cols).filter(|n| *n < isize::MAX as usize / 64))
-            .map(|_| 2 * Activations::memory(rows, cols) + threads * (Lane::memory(cols) + pool::STACK_BYTES))
-            .ok_or_else(|| Error::Shape(format!("scratch for {rows} rows of {cols} inputs is too large")))?;
-        self.cpu.reserve(rows, cols);
-        Ok(memory as u64)
+        self.cpu.reserve(rows, cols).map(|bytes| bytes as u64)
     }
 }
 
-/// The rows of a view of one head.
+/// A row of a view of one head.
 fn row<'a>(all: &'a [f32], view: &View, row: usize) -> &'a [f32] {
     vector(all, view, row, 0)
 }
