@@ -99,10 +99,11 @@ pub trait Device: Send {
     fn read(&mut self, view: View, out: &mut [f32]) -> Result<(), Error>;
 
     /// Bytes that the device holds of its own for ops of up to `rows` rows and `cols` inputs, beyond what the
-    /// caller allocates: for the memory plan.
+    /// caller allocates: for the memory plan. `cols` is the most inputs of any matrix, those of experts included.
     fn scratch_bytes(&self, rows: usize, cols: usize) -> Result<u64, Error>;
 
-    /// Takes the memory of [`Device::scratch_bytes`]; ops of that size then allocate nothing.
+    /// Takes the memory of [`Device::scratch_bytes`]; ops of that size then allocate
+    /// nothing; larger ones work, but allocate.
     fn reserve_scratch(&mut self, rows: usize, cols: usize) -> Result<(), Error>;
 }
 
@@ -111,7 +112,8 @@ pub trait Device: Send {
 pub struct DeviceOptions {
     /// `cpu` (the default) or `reference`.
     pub name: Option<String>,
-    /// Worker threads; by default the physical cores that the process may use.
+    /// Threads that compute, the caller included; by default as many as the system says that the process may
+    /// use at once, which counts two for a core with two threads.
     pub threads: Option<usize>,
     /// The exact path: f32 activations everywhere. Without it a device may round activations to 8 bits.
     pub exact: bool,

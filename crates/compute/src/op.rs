@@ -3,6 +3,10 @@
 //! Ops are coarse, so that a device may fuse inside one. All activations are f32. Every op's doc gives the
 //! formula, the shapes and the tolerance that the conformance table holds a device to, relative to the
 //! [reference](crate::reference): `max |a - b| <= tolerance * rms(b)`.
+//!
+//! What an op writes lies in another buffer than what it reads, and two outputs lie in two buffers; where an op
+//! says that `out` may be an input, it is the same view or another buffer. The vectors of a view do not overlap.
+//! No state appears in two spans of one op. A device checks all of it before it writes anything.
 
 use crate::matrix::ExpertShape;
 
@@ -271,7 +275,7 @@ pub enum Op<'a> {
         /// `(rows, value heads, value width)`; another buffer than the inputs.
         out: View,
     },
-    /// `out = silu(gate) * up`. `out` may be `gate` or `up`. Tolerance 1e-5.
+    /// `out = silu(gate) * up`. `out` may be `gate` or `up`, which then lie in two buffers. Tolerance 1e-5.
     SwiGlu {
         /// `(rows, width)`.
         gate: View,

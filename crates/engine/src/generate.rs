@@ -141,7 +141,8 @@ pub fn generate(
             Err(error) => return Err(error),
         }
     };
-    if answer.finish != Finish::StopString {
+    // What the decoder and the stop strings held back is part of every answer that nobody cut short.
+    if !matches!(answer.finish, Finish::StopString | Finish::Cancelled) {
         let rest = stops.push(decoder.finish()?).emit.to_owned();
         let _ = emit(&rest, &mut answer.text, on_text);
         let _ = emit(stops.finish(), &mut answer.text, on_text);

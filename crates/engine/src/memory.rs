@@ -126,19 +126,28 @@ impl MemoryPlan {
                 working_set,
             })
         };
+        let (need, all) = (blueprint.max_top_k(), blueprint.experts());
         let mut best = plan(wanted)?;
         if request.context.is_none() {
-            // State and scratch may take a quarter of what the dense weights leave; the slots need the rest.
+            // While not all experts fit, state and scratch take at most a quarter of what the dense weights leave.
             let left = budget.saturating_sub(process + dense);
-            while best.state + best.scratch > left / 4 && best.context / 2 >= MIN_CONTEXT.min(wanted) {
+            while best.slots_within(budget) < all
+                && best.state + best.scratch > left / 4
+                && best.context / 2 >= MIN_CONTEXT.min(wanted)
+            {
                 best = plan(best.context / 2)?;
             }
         }
-        let need = blueprint.max_top_k();
-        let most = best.slots_within(budget).min(blueprint.experts());
-        best.slots = request.slots.unwrap_or(most);
-        if best.slots < need || best.slots > most || best.fixed() > budget {
+        let most = best.slots_within(budget).min(all);
+        if most < need || best.fixed() > budget {
             return Err(best.too_small(need, request));
+        }
+        best.slots = request.slots.unwrap_or(most);
+        if best.slots < need || best.slots > most {
+            return Err(Error::Input(format!(
+                "{} slots were asked for: a layer needs {need}, and the budget holds {most} of {all} experts",
+                best.slots
+            )));
         }
         Ok(best)
     }

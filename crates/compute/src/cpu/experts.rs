@@ -16,7 +16,7 @@ use crate::{Error, ExpertUse, Op, host::Host};
 pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(), Error> {
     let &Op::Experts { x, shape, uses, inner, out } = op else { return Ok(()) };
     let layout = shape.layout()?;
-    cpu.reserve(1, x.width.max(inner.width));
+    cpu.reserve(1, x.width.max(inner.width))?;
     let room = cpu.reserved.0;
     let rounds = [shape.gate, shape.up, shape.down].map(|shape| cpu.rounds(shape));
     let Cpu { kernels, pool, rounded, inner: again, .. } = cpu;

@@ -26,7 +26,7 @@ pub(super) fn mat_mul(
         let matrix = host.weight(weight)?;
         let bias = bias.map(|bias| host.all(bias)).transpose()?;
         let all = host.get(x)?;
-        cpu.reserve(x.rows, matrix.shape.cols);
+        cpu.reserve(x.rows, matrix.shape.cols)?;
         let rounds = !exact && cpu.rounds(matrix.shape);
         let Cpu { kernels, pool, rounded, .. } = cpu;
         let kernels = *kernels;

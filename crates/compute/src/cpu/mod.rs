@@ -43,14 +43,9 @@ impl Activations {
         rows * (padded(cols) + Rounded::meta(cols) * 4)
     }
 
-    fn reserve(&mut self, rows: usize, cols: usize) {
-        let (q, meta) = (rows * padded(cols), rows * Rounded::meta(cols));
-        if self.q.len() < q {
-            self.q.resize(q, 0);
-        }
-        if self.meta.len() < meta {
-            self.meta.resize(meta, 0.0);
-        }
+    fn reserve(&mut self, rows: usize, cols: usize) -> Result<(), Error> {
+        dot::grow(&mut self.q, rows * padded(cols))?;
+        dot::grow(&mut self.meta, rows * Rounded::meta(cols))
     }
 }
 
@@ -68,17 +63,28 @@ struct Cpu {
 }
 
 impl Cpu {
-    /// Makes room for `rows` rows of `cols` inputs.
-    fn reserve(&mut self, rows: usize, cols: usize) {
+    /// The rows and inputs that there is room for once `rows` rows of `cols` inputs fit, and the bytes that scratch
+    /// and workers then hold.
+    fn room(&self, rows: usize, cols: usize) -> Result<((usize, usize), usize), Error> {
         let rows = rows.max(LEAST_ROWS).max(self.reserved.0);
         let cols = cols.max(self.reserved.1);
-        if (rows, cols) == self.reserved {
-            return;
+        if rows.checked_mul(cols).is_none_or(|n| n > isize::MAX as usize / 64) {
+            return Err(Error::Shape(format!("scratch for {rows} rows of {cols} inputs is too large")));
         }
-        self.rounded.reserve(rows, cols);
-        self.inner.reserve(rows, cols);
-        self.pool.lanes().for_each(|lane| lane.reserve(cols));
-        self.reserved = (rows, cols);
+        let per_thread = Lane::memory(cols) + pool::STACK_BYTES;
+        Ok(((rows, cols), 2 * Activations::memory(rows, cols) + self.pool.threads() * per_thread))
+    }
+
+    /// Makes room for `rows` rows of `cols` inputs.
+    fn reserve(&mut self, rows: usize, cols: usize) -> Result<(), Error> {
+        let ((rows, cols), _) = self.room(rows, cols)?;
+        if (rows, cols) != self.reserved {
+            self.rounded.reserve(rows, cols)?;
+            self.inner.reserve(rows, cols)?;
+            self.pool.lanes().try_for_each(|lane| lane.reserve(cols))?;
+            self.reserved = (rows, cols);
+        }
+        Ok(())
     }
 
     /// Whether a matrix of this format meets rounded activations.
@@ -204,22 +210,15 @@ impl Device for CpuDevice {
     }
 
     fn scratch_bytes(&self, rows: usize, cols: usize) -> Result<u64, Error> {
-        let rows = rows.max(LEAST_ROWS);
-        let threads = self.cpu.pool.threads();
-        let memory = (rows.checked_mul(cols).filter(|n| *n < isize::MAX as usize / 64))
-            .map(|_| 2 * Activations::memory(rows, cols) + threads * (Lane::memory(cols) + pool::STACK_BYTES))
-            .ok_or_else(|| Error::Shape(format!("scratch for {rows} rows of {cols} inputs is too large")))?;
-        Ok(memory as u64)
+        self.cpu.room(rows, cols).map(|(_, bytes)| bytes as u64)
     }
 
     fn reserve_scratch(&mut self, rows: usize, cols: usize) -> Result<(), Error> {
-        self.scratch_bytes(rows, cols)?;
-        self.cpu.reserve(rows, cols);
-        Ok(())
+        self.cpu.reserve(rows, cols)
     }
 }
 
-/// The rows of a view of one head.
+/// A row of a view of one head.
 fn row<'a>(all: &'a [f32], view: &View, row: usize) -> &'a [f32] {
     vector(all, view, row, 0)
 }

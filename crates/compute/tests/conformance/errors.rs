@@ -1,8 +1,8 @@
 //! What ops refuse, the same on every device, and that nothing is lost by it.
 
 use moeflux_compute::{
-    Error, ExpertShape, ExpertUse, Format, MatrixShape, Op, RopePairs, Scalar, Shared, Slot, Span,
-    StateShape, View,
+    Device, DeviceOptions, Error, ExpertShape, ExpertUse, Format, MatrixShape, Op, RopePairs, Scalar, Shared,
+    Slot, Span, StateShape, View, open,
 };
 
 use crate::harness::{Both, FOUR, Random};
@@ -172,4 +172,20 @@ fn experts_that_do_not_fit() {
         both.device.put_slot(slot(0, 0), other).unwrap();
         both.run(&op(used(slot(0, 0), 0, 0)));
     });
+}
+
+#[test]
+fn devices_that_cannot_be() {
+    let open = |name: &str, isa: Option<&str>, threads| {
+        open(&DeviceOptions { name: Some(name.into()), isa: isa.map(String::from), threads, exact: true })
+    };
+    let error = |result: Result<Box<dyn Device>, Error>| result.err().unwrap().to_string();
+    assert!(error(open("abacus", None, None)).contains("choose cpu or reference"));
+    assert!(error(open("cpu", Some("mmx"), None)).contains("choose generic"));
+    assert!(error(open("cpu", None, Some(0))).contains("0 threads"));
+    let mut device = open("cpu", Some("generic"), Some(1)).unwrap();
+    assert_eq!(device.describe(), "cpu, plain Rust, 1 thread, exact");
+    assert!(device.reserve_scratch(usize::MAX / 2, 8).is_err());
+    assert!(device.reserve_scratch(1 << 40, 1 << 10).is_err());
+    assert!(device.reserve_scratch(3, 100).unwrap() >= 3 * 100);
 }

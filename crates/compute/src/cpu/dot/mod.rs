@@ -1,6 +1,6 @@
 //! The kernels: everything that is written for an instruction set.
 //!
-//! `algorithm` has each algorithm once, over the vectors that an instruction set file offers; `kernels!` makes
+//! `algorithm` (matrices) and `vectors` have each algorithm once, over the vectors that an instruction set file offers; `kernels!` makes
 //! them functions that enable the instruction set; [`Kernels`] is the table of one set's functions, which can only
 //! be had on a machine that has the set.
 
@@ -13,12 +13,14 @@ mod generic;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod panel;
+mod vectors;
 
 use std::fmt;
 
-pub(crate) use algorithm::{Delta, GROUP, Sums, TILE};
+pub(crate) use algorithm::{GROUP, Sums, TILE};
 use algorithm::{Groups, QuantRow, RoundedRow};
-pub(crate) use panel::{Lane, Panel, Rounded, Rows, padded};
+pub(crate) use panel::{Lane, Panel, Rounded, Rows, grow, padded};
+pub(crate) use vectors::Delta;
 
 use crate::{Error, Scalar};
 
@@ -145,25 +147,26 @@ macro_rules! kernels {
             use super::{
                 Delta, Sums, Table,
                 algorithm::{self, Bf16, F16, F32, Groups, QuantRow, RoundedRow},
+                vectors,
             };
             use crate::Scalar;
 
             kernels! {
                 $simd $(, #[$feature])?;
-                silu_mul(y: &mut [f32], x: &[f32]) = algorithm::silu_mul::<$simd>;
-                mul_silu(y: &mut [f32], x: &[f32]) = algorithm::mul_silu::<$simd>;
-                mul_sigmoid(y: &mut [f32], x: &[f32]) = algorithm::mul_sigmoid::<$simd>;
-                silu(y: &mut [f32]) = algorithm::silu::<$simd>;
-                exp_sum(x: &mut [f32], max: f32) -> f32 = algorithm::exp_sum::<$simd>;
-                max(x: &[f32]) -> f32 = algorithm::max;
-                axpy(y: &mut [f32], a: f32, x: &[f32]) = algorithm::axpy::<$simd>;
+                silu_mul(y: &mut [f32], x: &[f32]) = vectors::silu_mul::<$simd>;
+                mul_silu(y: &mut [f32], x: &[f32]) = vectors::mul_silu::<$simd>;
+                mul_sigmoid(y: &mut [f32], x: &[f32]) = vectors::mul_sigmoid::<$simd>;
+                silu(y: &mut [f32]) = vectors::silu::<$simd>;
+                exp_sum(x: &mut [f32], max: f32) -> f32 = vectors::exp_sum::<$simd>;
+                max(x: &[f32]) -> f32 = vectors::max;
+                axpy(y: &mut [f32], a: f32, x: &[f32]) = vectors::axpy::<$simd>;
                 scores(q: &[f32], keys: &[f32], stride: usize, scale: f32, out: &mut [f32])
-                    = algorithm::scores::<$simd>;
+                    = vectors::scores::<$simd>;
                 mix(p: &[f32], values: &[f32], stride: usize, keep: f32, acc: &mut [f32])
-                    = algorithm::mix::<$simd>;
+                    = vectors::mix::<$simd>;
                 delta(state: &mut [f32], k: &[f32], q: &[f32], v: &[f32], y: &mut [f32], d: Delta)
-                    = algorithm::delta::<$simd>;
-                taps4(weight: &[f32], inputs: [&[f32]; 4], out: &mut [f32]) = algorithm::taps4::<$simd>;
+                    = vectors::delta::<$simd>;
+                taps4(weight: &[f32], inputs: [&[f32]; 4], out: &mut [f32]) = vectors::taps4::<$simd>;
                 quantize(x: &[f32], group: usize, q: &mut [i8], scales: &mut [f32], sums: &mut [f32])
                     = algorithm::quantize;
                 scale_quants(q: &[u8], scale: f32, bias: f32, out: &mut [f32]) = algorithm::scale_quants;

@@ -1,12 +1,12 @@
 //! Rows of weights made ready to meet rows of activations.
 
-use std::ops::Range;
+use std::{io::ErrorKind::OutOfMemory, ops::Range};
 
 use super::{
     GROUP, Kernels, Sums, TILE,
     algorithm::{Groups, QuantRow, RoundedRow},
 };
-use crate::{Format, Matrix, Scalar, View};
+use crate::{Error, Format, Matrix, Scalar, View};
 
 /// Activations are padded to whole units of the widest instruction set.
 const PAD: usize = 64;
@@ -36,15 +36,21 @@ impl Lane {
     }
 
     /// Grows for rows of `cols` inputs.
-    pub(crate) fn reserve(&mut self, cols: usize) {
+    pub(crate) fn reserve(&mut self, cols: usize) -> Result<(), Error> {
         let (bytes, numbers) = Self::size(cols);
-        if self.bytes.len() < bytes {
-            self.bytes.resize(bytes, 0);
-        }
-        if self.numbers.len() < numbers {
-            self.numbers.resize(numbers, 0.0);
-        }
+        grow(&mut self.bytes, bytes)?;
+        grow(&mut self.numbers, numbers)
     }
+}
+
+/// Makes a vector at least `len` long.
+pub(crate) fn grow<T: Clone + Default>(all: &mut Vec<T>, len: usize) -> Result<(), Error> {
+    if let Some(more) = len.checked_sub(all.len()) {
+        let memory = |_| Error::Memory { bytes: (len * size_of::<T>()) as u64, source: OutOfMemory.into() };
+        all.try_reserve_exact(more).map_err(memory)?;
+        all.resize(len, T::default());
+    }
+    Ok(())
 }
 
 /// How a panel will be used.
@@ -116,7 +122,7 @@ impl<'a> Rows<'a> {
 }
 
 impl<'a> Panel<'a> {
-    /// Rows `part` of a matrix, for `uses` rows of activations such as `rows`.
+    /// Rows `part` of a matrix, whose inputs the lane has room for, for `uses` rows of activations such as `rows`.
     pub(crate) fn new(
         kernels: Kernels,
         matrix: &Matrix<'a>,
@@ -139,7 +145,6 @@ impl<'a> Panel<'a> {
             Rows::Rounded(_) if uses > 1 => Use::Often,
             Rows::Rounded(_) => Use::Once,
         };
-        lane.reserve(cols);
         let Lane { bytes, numbers } = lane;
         let per_row = cols / group;
         let from = first * per_row * scale.bytes()..;
