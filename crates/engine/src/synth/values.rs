@@ -63,7 +63,7 @@ pub(super) enum Lead {
         /// The mean.
         mean: f32,
     },
-    /// `mean` in these rows, zero in the others.
+    /// These means in these rows, in ascending order; zero in the others.
     Rows(Vec<(u64, f32)>),
 }
 
@@ -79,7 +79,7 @@ impl Lead {
                     *mean
                 }
             }
-            Lead::Rows(rows) => rows.iter().find(|(r, _)| *r == row).map_or(0.0, |(_, mean)| *mean),
+            Lead::Rows(rows) => rows.binary_search_by_key(&row, |(r, _)| *r).map_or(0.0, |at| rows[at].1),
         }
     }
 }
