@@ -22,9 +22,9 @@ const MOST_EXPERTS: u64 = 1 << 16;
 /// Mean of the first group of channels of every embedding: the lead. It stays in the residual stream, so each router
 /// sees it at every token, and experts that a router gives a weight on it are popular.
 const LEAD: f32 = 1.0;
-/// Weight of the lead in the head for ids that the tokenizer cannot spell, and for the special tokens: their logits
-/// are so low that generated text is always printable and ends at the limit that was asked for.
-const UNSPELLED: f32 = -0.5;
+/// Weight of the lead in the head for all ids but printable ASCII: their logits are so low that sampled text is
+/// readable, and never ends before the limit that was asked for.
+const UNPRINTED: f32 = -0.5;
 
 /// Standard deviation of the other channels of embeddings. Less than what the first mixer adds, so that a token's
 /// experts follow from its context, not from the token alone.
@@ -247,7 +247,7 @@ impl<'a> Builder<'a> {
                 return Err(self.c.wrong(format!("tie_word_embeddings is {other}, not true or false")));
             }
         }
-        let lead = Lead::From { rows: u64::from(tokenizer::BYTES), mean: UNSPELLED };
+        let lead = Lead::Outside { rows: tokenizer::PRINTABLE, mean: UNPRINTED };
         let kind = Kind::Linear { cols: self.sizes.hidden, bits: 4, gain: 1.0, lead };
         self.out.push(Module { path: head.into(), rows: vec![self.sizes.vocab], kind });
         Ok(())
