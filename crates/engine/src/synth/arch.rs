@@ -15,15 +15,16 @@ use crate::Error;
 
 /// A number in a config above this is a mistake, and keeps every product of three within 64 bits.
 const MOST: u64 = 1 << 20;
-/// More layers than this are a mistake.
-const MOST_LAYERS: u64 = 10_000;
+/// More layers or experts than these are a mistake.
+const MOST_LAYERS: u64 = 4096;
+const MOST_EXPERTS: u64 = 1 << 16;
 
-/// Mean of the first group of channels of every embedding. It stays in the
-/// residual stream, so each router sees it at every token: what a router weighs it with makes experts popular.
+/// Mean of the first group of channels of every embedding: the lead. It stays in the residual stream, so each router
+/// sees it at every token, and experts that a router gives a weight on it are popular.
 const LEAD: f32 = 1.0;
-/// Weight of the lead in the head for ids that the tokenizer cannot spell, and for the special tokens: their logits
-/// are so low that generated text is always printable and ends at the limit that was asked for.
-const UNSPELLED: f32 = -0.5;
+/// Weight of the lead in the head for all ids but printable ASCII: their logits are so low that sampled text is
+/// readable, and never ends before the limit that was asked for.
+const UNPRINTED: f32 = -0.5;
 
 /// Standard deviation of the other channels of embeddings. Less than what the first mixer adds, so that a token's
 /// experts follow from its context, not from the token alone.
@@ -92,7 +93,7 @@ pub(super) fn text_config(config: &Map<String, Value>) -> &Map<String, Value> {
 
 /// Source: mlx-lm, models/qwen3_moe.py.
 fn qwen3_moe(config: &Map<String, Value>, routing: Routing) -> Result<Vec<Module>, Error> {
-    let mut b = Builder::new(config, routing, Growth { mixer: 0.255, experts: 0.075 })?;
+    let mut b = Builder::new(config, routing, Growth { mixer: 0.3, experts: 0.075 })?;
     let sparse_step = b.c.number_or("decoder_sparse_step", 1)?;
     let dense_layers = b.c.list("mlp_only_layers")?;
     b.embedding("model.embed_tokens");
@@ -171,8 +172,11 @@ impl Sizes {
             top_k: c.number("num_experts_per_tok")?,
             intermediate: c.number("moe_intermediate_size")?,
         };
-        if sizes.layers > MOST_LAYERS {
-            return Err(c.wrong(format!("num_hidden_layers {} exceeds {MOST_LAYERS}", sizes.layers)));
+        if sizes.layers > MOST_LAYERS || sizes.experts > MOST_EXPERTS {
+            return Err(c.wrong(format!(
+                "num_hidden_layers {} and num_experts {} exceed {MOST_LAYERS} or {MOST_EXPERTS}",
+                sizes.layers, sizes.experts
+            )));
         }
         if sizes.top_k > sizes.experts {
             return Err(c.wrong(format!(
@@ -243,7 +247,7 @@ impl<'a> Builder<'a> {
                 return Err(self.c.wrong(format!("tie_word_embeddings is {other}, not true or false")));
             }
         }
-        let lead = Lead::From { rows: u64::from(tokenizer::BYTES), mean: UNSPELLED };
+        let lead = Lead::Outside { rows: tokenizer::PRINTABLE, mean: UNPRINTED };
         let kind = Kind::Linear { cols: self.sizes.hidden, bits: 4, gain: 1.0, lead };
         self.out.push(Module { path: head.into(), rows: vec![self.sizes.vocab], kind });
         Ok(())
@@ -343,7 +347,8 @@ impl<'a> Builder<'a> {
     /// docs/measured/synth-skew.md).
     fn popularity(&self, layer: u64, gate: &str) -> Lead {
         if self.routing.skew == 0.0 {
-            return Lead::Zero;
+            // Not `Lead::Zero`: the lead must not meet random weights either.
+            return Lead::Rows(Vec::new());
         }
         let (k, experts, hidden) =
             (self.sizes.top_k as f32, self.sizes.experts as f32, self.sizes.hidden as f32);
@@ -362,7 +367,9 @@ impl<'a> Builder<'a> {
             let slope = 0.8 * (0.5 - (i as f32 + 0.5) / hot);
             (*e, self.routing.skew as f32 * (threshold + slope) * unit)
         });
-        Lead::Rows(rows.collect())
+        let mut rows: Vec<_> = rows.collect();
+        rows.sort_by_key(|(e, _)| *e);
+        Lead::Rows(rows)
     }
 
     /// A router or the gate of a shared expert: 8 bits, as mlx-lm keeps them.

@@ -1,9 +1,13 @@
 //! A small tokenizer that works: one token per byte, and the three special tokens of a chat.
 
+use std::ops::Range;
+
 use serde_json::{Map, Value, json};
 
-/// Ids below this spell bytes.
-pub(super) const BYTES: u32 = 256;
+/// Ids below this are bytes.
+const BYTES: u32 = 256;
+/// Ids of printable ASCII.
+pub(super) const PRINTABLE: Range<u64> = 0x20..0x7f;
 /// Pads, and ends a text.
 pub(super) const END_OF_TEXT: u32 = BYTES;
 /// Begins a message.

@@ -3,6 +3,8 @@
 //! Every byte is a function of the seed, the tensor's name and the offset alone, so layers do not depend on how
 //! many others there are, nor on how a writer cuts its work.
 
+use std::ops::Range;
+
 use half::bf16;
 use moeflux_compute::Scalar;
 
@@ -56,14 +58,14 @@ pub(super) enum Lead {
     Zero,
     /// The same in every row.
     Same(f32),
-    /// Zero in the rows below `rows`, `mean` in the others.
-    From {
-        /// The first row that has the mean.
-        rows: u64,
+    /// Zero in these rows, `mean` in the others.
+    Outside {
+        /// The rows without it.
+        rows: Range<u64>,
         /// The mean.
         mean: f32,
     },
-    /// `mean` in these rows, zero in the others.
+    /// These means in these rows, in ascending order; zero in the others.
     Rows(Vec<(u64, f32)>),
 }
 
@@ -72,14 +74,9 @@ impl Lead {
         match self {
             Lead::Zero => 0.0,
             Lead::Same(mean) => *mean,
-            Lead::From { rows, mean } => {
-                if row < *rows {
-                    0.0
-                } else {
-                    *mean
-                }
-            }
-            Lead::Rows(rows) => rows.iter().find(|(r, _)| *r == row).map_or(0.0, |(_, mean)| *mean),
+            Lead::Outside { rows, .. } if rows.contains(&row) => 0.0,
+            Lead::Outside { mean, .. } => *mean,
+            Lead::Rows(rows) => rows.binary_search_by_key(&row, |(r, _)| *r).map_or(0.0, |at| rows[at].1),
         }
     }
 }

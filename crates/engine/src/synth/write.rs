@@ -177,7 +177,7 @@ fn small_files(plan: &Plan, shards: &[&[Tensor]]) -> Vec<(String, Vec<u8>)> {
     places.sort_by(|a, b| a.0.cmp(&b.0));
     let weight_map: Map<String, Value> = places.into_iter().collect();
     let index = json!({ "metadata": { "total_size": plan.total_bytes() }, "weight_map": weight_map });
-    // Ids above the tokenizer's have the lowest logits, so plain sampling writes bytes.
+    // Plain sampling: greedy decoding of random weights tends to circles.
     let generation = json!({
         "do_sample": true,
         "eos_token_id": super::eos_token_ids(),
