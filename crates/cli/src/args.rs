@@ -161,7 +161,7 @@ Examples:
   moeflux run --memory 40MiB \"Tell me the story of The Wolf and the Crane.\"
   moeflux run --temperature 0.7 --seed 1 --max-tokens 200 \"Once upon a time\"
   git diff | moeflux run --model DIR --system \"Write a commit message.\" -
-  moeflux run --raw --stop \"\\n\\n\" \"The capital of France is\"
+  moeflux run --raw --stop . \"The capital of France is\"
   moeflux run --json --quiet \"Tell me the story of The Wolf and the Crane.\" | jq .statistics
 
 Ctrl-C ends the answer and prints its statistics; the exit code is then 0, or 130 when there

@@ -339,8 +339,8 @@ impl std::fmt::Display for Report {
             sizes.row([format!("all {} experts", e.total), disk(self.sizes.all_experts)]);
         }
         let t = &self.token_reads;
-        sizes.row([format!("one token reads, {} experts", t.experts_count), disk(t.experts)]);
-        sizes.row(["one token reads, dense", &disk(t.dense)]);
+        sizes.row([format!("one token reads: {} experts", t.experts_count), disk(t.experts)]);
+        sizes.row(["one token reads: dense weights", &disk(t.dense)]);
         writeln!(f, "{sizes}")?;
 
         match (&self.plan, &self.plan_error) {
