@@ -63,7 +63,8 @@ fn a_step_allocates_nothing() {
 fn step(exact: bool, rows: usize) {
     let options = DeviceOptions { name: Some("cpu".into()), threads: Some(2), exact, isa: None };
     let mut make = Maker(open(&options).unwrap());
-    assert!(make.0.reserve_scratch(rows, INNER).unwrap() > 0);
+    assert!(make.0.scratch_bytes(rows, INNER).unwrap() > 0);
+    make.0.reserve_scratch(rows, INNER).unwrap();
     let matrix = |rows, cols, format| MatrixShape { rows, cols, format };
     let mut weight = |shape: MatrixShape| {
         let bytes = Bytes::zeroed(shape.parts().unwrap().total()).unwrap();

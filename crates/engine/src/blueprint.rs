@@ -61,7 +61,7 @@ pub enum MixerBlueprint {
 #[derive(Debug)]
 pub enum FeedForwardBlueprint {
     /// One MLP for all tokens.
-    Dense(MlpBlueprint),
+    Dense(Box<MlpBlueprint>),
     /// Routed experts.
     Moe(Box<MoeBlueprint>),
 }

@@ -15,6 +15,7 @@ use crate::{
     layer::Loader,
     memory::{MemoryPlan, MemoryRequest, READ_THREADS},
     model::{LayerStates, Model},
+    system::physical_cores,
     text::Text,
 };
 
@@ -143,6 +144,13 @@ impl Engine {
     pub(crate) fn lock(&self) -> MutexGuard<'_, Runtime> {
         self.shared.runtime.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Opens a device, by default with a thread for each physical core.
+pub(crate) fn open_device(options: &DeviceOptions) -> Result<Box<dyn Device>, Error> {
+    let threads = options.threads.or_else(|| Some(physical_cores()));
+    moeflux_compute::open(&DeviceOptions { threads, ..options.clone() })
+        .map_err(Error::at(|| "opening the device"))
 }
 
 impl Runtime {

@@ -6,6 +6,7 @@ use serde::Serialize;
 use crate::{
     Error,
     blueprint::Blueprint,
+    engine::open_device,
     experts::READER_STACK,
     layer::{Routing, Scratch},
     model::LOGIT_ROWS,
@@ -77,8 +78,7 @@ impl MemoryPlan {
     /// There is no such device, or the budget is below the floor: the error says what the floor is and what would
     /// lower it.
     pub fn of(blueprint: &Blueprint, request: &MemoryRequest, device: &DeviceOptions) -> Result<Self, Error> {
-        let device = moeflux_compute::open(device).map_err(Error::at(|| "opening the device"))?;
-        Self::new(blueprint, request, &*device)
+        Self::new(blueprint, request, &*open_device(device)?)
     }
 
     pub(crate) fn new(

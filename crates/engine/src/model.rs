@@ -53,6 +53,13 @@ pub(crate) struct StepSpan<'a> {
     pub(crate) logits: Logits,
 }
 
+/// What a step runs on.
+pub(crate) struct On<'a> {
+    pub(crate) device: &'a mut dyn Device,
+    pub(crate) cache: &'a mut ExpertCache,
+    pub(crate) stats: &'a mut Stats,
+}
+
 /// A loaded model.
 pub(crate) struct Model {
     hidden: usize,
@@ -100,29 +107,26 @@ impl Model {
     /// has changed.
     pub(crate) fn step(
         &mut self,
-        device: &mut dyn Device,
-        cache: &mut ExpertCache,
+        mut on: On<'_>,
         spans: &[StepSpan<'_>],
-        stats: &mut Stats,
         watch: &mut Watch<'_>,
         sink: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), Error> {
-        let result = self.run(device, cache, spans, stats, watch, sink);
+        let result = self.run(&mut on, spans, watch, sink);
         if result.is_err() {
-            cache.recover(device);
+            on.cache.recover(on.device);
         }
         result
     }
 
     fn run(
         &mut self,
-        device: &mut dyn Device,
-        cache: &mut ExpertCache,
+        on: &mut On<'_>,
         spans: &[StepSpan<'_>],
-        stats: &mut Stats,
         watch: &mut Watch<'_>,
         sink: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), Error> {
+        let On { device, cache, stats } = on;
         let rows = spans.iter().map(|s| s.tokens.len()).sum();
         let x = View::rows(self.scratch.x, rows, self.hidden);
         let mut first = 0;
@@ -144,7 +148,7 @@ impl Model {
                 }));
             }
             let mut step = Step {
-                device,
+                device: &mut **device,
                 cache,
                 routing: &mut self.routing,
                 scratch: &self.scratch,
@@ -177,7 +181,7 @@ impl Model {
                 Logits::Last => first + n.saturating_sub(1),
                 Logits::All => first,
             };
-            self.head(device, from..first + n, sink)?;
+            self.head(&mut **device, from..first + n, sink)?;
             first += n;
         }
         Ok(())

@@ -3,7 +3,7 @@
 use crate::{
     Error,
     engine::{Engine, Runtime},
-    model::{LayerStates, Logits, StepSpan, Watch},
+    model::{LayerStates, Logits, On, StepSpan, Watch},
     stats::Stats,
 };
 
@@ -178,7 +178,8 @@ impl Runtime {
         watch: &mut Watch<'_>,
         sink: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), Error> {
-        self.model.step(&mut *self.device, &mut self.cache, spans, stats, watch, sink)?;
+        let on = On { device: &mut *self.device, cache: &mut self.cache, stats };
+        self.model.step(on, spans, watch, sink)?;
         for state in spans.iter().flat_map(|s| s.states).flatten().flatten() {
             self.device.commit(*state).map_err(Error::at(|| "committing a step"))?;
         }

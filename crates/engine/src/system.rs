@@ -12,6 +12,12 @@ pub struct SystemMemory {
     pub peak: u64,
 }
 
+/// Physical cores that the process may use: what its affinity and CPU quota leave, siblings counted once.
+pub(crate) fn physical_cores() -> usize {
+    let allowed = std::thread::available_parallelism().map_or(1, usize::from);
+    os::cores().map_or(allowed, |cores| cores.clamp(1, allowed))
+}
+
 impl SystemMemory {
     /// Asks the system.
     pub fn now() -> Self {
@@ -22,6 +28,7 @@ impl SystemMemory {
 #[cfg(target_os = "linux")]
 mod os {
     use std::{
+        collections::BTreeSet,
         fs,
         path::{Path, PathBuf},
     };
@@ -45,6 +52,17 @@ mod os {
             available = available.min(limit.saturating_sub(used.min(resident)));
         }
         SystemMemory { available, resident, peak: kib(&status, "VmHWM:").unwrap_or(resident) }
+    }
+
+    /// Distinct cores among the processors that the process may run on; `None` when the system does not tell.
+    pub(super) fn cores() -> Option<usize> {
+        let allowed = rustix::thread::sched_getaffinity(None).ok()?;
+        let siblings = |cpu: usize| {
+            fs::read_to_string(format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")).ok()
+        };
+        let cpus = (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
+        let cores: Option<BTreeSet<String>> = cpus.map(siblings).collect();
+        cores.map(|c| c.len()).filter(|n| *n > 0)
     }
 
     fn kib(text: &str, key: &str) -> Option<u64> {
@@ -90,8 +108,14 @@ mod os {
 
     use super::SystemMemory;
 
+    pub(super) fn cores() -> Option<usize> {
+        System::physical_core_count().ok()
+    }
+
     pub(super) fn now() -> SystemMemory {
-        let mut system = System::new();
+        let Ok(mut system) = System::new() else {
+            return SystemMemory { available: 0, resident: 0, peak: 0 };
+        };
         system.refresh_memory();
         let pid = Pid::from_u32(std::process::id());
         system.refresh_processes(ProcessesToUpdate::Some(&[pid]), true);

@@ -1,5 +1,7 @@
 //! Logits depend on the tokens alone: not on the cache, not on the threads, not on the order in which reads land.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
 mod common;
 
 use std::path::Path;

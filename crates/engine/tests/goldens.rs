@@ -1,6 +1,8 @@
 //! Logits, hidden states and chosen experts against mlx-lm's, layer by layer: prefill at once, in chunks, and
 //! decode step by step.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
 mod common;
 
 use common::{Golden, Seen, difference, engine, exact, feed, goldens, sets};

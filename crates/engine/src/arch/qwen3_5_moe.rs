@@ -294,7 +294,12 @@ fn feed_forward(
         && (layer + 1).is_multiple_of(config.decoder_sparse_step);
     if !sparse {
         Require(checkpoint).sizes(&[("intermediate_size", config.intermediate_size)])?;
-        return Ok(FeedForwardBlueprint::Dense(mlp(checkpoint, name, hidden, config.intermediate_size)?));
+        return Ok(FeedForwardBlueprint::Dense(Box::new(mlp(
+            checkpoint,
+            name,
+            hidden,
+            config.intermediate_size,
+        )?)));
     }
     Require(checkpoint).sizes(&[
         ("num_experts", config.num_experts),

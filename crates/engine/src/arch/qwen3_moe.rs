@@ -170,12 +170,12 @@ fn feed_forward(
         !config.mlp_only_layers.contains(&layer) && (layer + 1).is_multiple_of(config.decoder_sparse_step);
     if !sparse {
         Require(checkpoint).sizes(&[("intermediate_size", config.intermediate_size)])?;
-        return Ok(FeedForwardBlueprint::Dense(mlp(
+        return Ok(FeedForwardBlueprint::Dense(Box::new(mlp(
             checkpoint,
             name,
             config.hidden_size,
             config.intermediate_size,
-        )?));
+        )?)));
     }
     Ok(FeedForwardBlueprint::Moe(Box::new(MoeBlueprint {
         router: checkpoint.matrix(&format!("{name}.gate"), config.num_experts, config.hidden_size)?,

@@ -62,6 +62,7 @@ pub fn unpack_embedded(cache: &Path) -> Result<PathBuf, Error> {
             let mut out = std::fs::File::create(&aside)?;
             out.write_all(file.bytes)?;
             out.sync_all()?;
+            give_pages_back(file.bytes);
             std::fs::rename(&aside, &path)
         };
         write().map_err(|e| {
@@ -71,6 +72,22 @@ pub fn unpack_embedded(cache: &Path) -> Result<PathBuf, Error> {
     }
     Ok(folder)
 }
+
+/// Lets go of the pages of the binary that hold `bytes`, so that they do not count as memory of this process.
+#[cfg(target_os = "linux")]
+fn give_pages_back(bytes: &'static [u8]) {
+    use rustix::mm::{Advice, madvise};
+
+    let page = rustix::param::page_size();
+    let from = bytes.as_ptr().align_offset(page);
+    let Some(len) = bytes.len().checked_sub(from).map(|len| len - len % page) else { return };
+    // SAFETY: the range lies inside `bytes` and is whole pages of a read-only mapping of the executable file;
+    // pages that were let go come back from the file, unchanged, when they are touched again.
+    let _ = unsafe { madvise(bytes.as_ptr().add(from).cast_mut().cast(), len, Advice::LinuxDontNeed) };
+}
+
+#[cfg(not(target_os = "linux"))]
+fn give_pages_back(_: &'static [u8]) {}
 
 /// SHA-256 of a file, in hexadecimal.
 fn digest(path: &Path) -> io::Result<String> {

@@ -1,6 +1,6 @@
 //! What the integration tests share: golden cases, and running one.
 
-#![allow(dead_code, unreachable_pub)]
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
 
