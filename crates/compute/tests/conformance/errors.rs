@@ -187,5 +187,5 @@ fn devices_that_cannot_be() {
     assert_eq!(device.describe(), "cpu, plain Rust, 1 thread, exact");
     assert!(device.reserve_scratch(usize::MAX / 2, 8).is_err());
     assert!(device.reserve_scratch(1 << 40, 1 << 10).is_err());
-    assert!(device.reserve_scratch(3, 100).unwrap() >= 3 * 100);
+    assert!(device.scratch_bytes(3, 100).unwrap() >= 3 * 100);
 }
