@@ -15,6 +15,7 @@ import json
 import random
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -168,8 +169,10 @@ def main():
     args.add_argument("binary", metavar="BIN", type=Path)
     args.add_argument("--seeds", default="0:50", metavar="FIRST:END", help="the seeds to try (default 0:50)")
     args.add_argument("--keep", type=Path, metavar="DIR", help="keep failing checkpoints here")
-    args.add_argument("arguments", nargs="*", metavar="ARGUMENT", help="passed to `BIN logits`, after --")
-    args = args.parse_args()
+    own, passed_on = sys.argv[1:], []
+    if "--" in own:
+        own, passed_on = own[: own.index("--")], own[own.index("--") + 1 :]
+    args = args.parse_args(own)
     binary = args.binary.resolve()
     if not binary.is_file():
         raise SystemExit(f"{args.binary}: no such file")
@@ -178,7 +181,7 @@ def main():
     for seed in range(first, end):
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch) / f"seed-{seed}"
-            verdict, details = check(binary, folder, seed, args.arguments)
+            verdict, details = check(binary, folder, seed, passed_on)
             if verdict == "FAIL" and args.keep:
                 shutil.copytree(folder, args.keep / folder.name, dirs_exist_ok=True)
         failed += verdict == "FAIL"
