@@ -30,7 +30,7 @@ const UNPRINTED: f32 = -0.5;
 /// experts follow from its context, not from the token alone.
 const EMBEDDING: f32 = 0.35;
 /// Of the `k` experts of a token, the share that is not among the popular ones.
-const TAIL_SHARE: f32 = 0.33;
+const TAIL_SHARE: f32 = 0.3;
 
 /// What the routers are asked for.
 #[derive(Clone, Copy, Debug)]
@@ -93,7 +93,7 @@ pub(super) fn text_config(config: &Map<String, Value>) -> &Map<String, Value> {
 
 /// Source: mlx-lm, models/qwen3_moe.py.
 fn qwen3_moe(config: &Map<String, Value>, routing: Routing) -> Result<Vec<Module>, Error> {
-    let mut b = Builder::new(config, routing, Growth { mixer: 0.3, experts: 0.075 })?;
+    let mut b = Builder::new(config, routing, Growth { mixer: 0.39, experts: 0.07 })?;
     let sparse_step = b.c.number_or("decoder_sparse_step", 1)?;
     let dense_layers = b.c.list("mlp_only_layers")?;
     b.embedding("model.embed_tokens");
@@ -114,7 +114,7 @@ fn qwen3_moe(config: &Map<String, Value>, routing: Routing) -> Result<Vec<Module
 
 /// Source: mlx-lm, models/qwen3_5.py and qwen3_next.py.
 fn qwen3_5_moe(config: &Map<String, Value>, routing: Routing) -> Result<Vec<Module>, Error> {
-    let mut b = Builder::new(config, routing, Growth { mixer: 0.155, experts: 0.178 })?;
+    let mut b = Builder::new(config, routing, Growth { mixer: 0.24, experts: 0.15 })?;
     let shared = b.c.number("shared_expert_intermediate_size")?;
     let full = full_attention(&b.c, b.sizes.layers)?;
     b.embedding("language_model.model.embed_tokens");
@@ -199,16 +199,25 @@ impl Sizes {
 /// over `l + 1`, so that the stream of a deep model neither explodes nor forgets the lead.
 #[derive(Clone, Copy)]
 struct Growth {
+    /// By a mixer, if no part of what it reads were the lead, which its norm hides from it.
     mixer: f32,
     experts: f32,
 }
 
 impl Growth {
     /// Root mean square of the residual stream at the router of a layer.
-    fn at_router(self, layer: u64) -> f32 {
-        let before: f32 = (1..=layer).map(|l| 1.0 / l as f32).sum();
-        let with = before + 1.0 / (layer as f32 + 1.0);
-        (EMBEDDING * EMBEDDING + self.mixer * with + self.experts * before).sqrt()
+    fn at_router(self, layer: u64, hidden: u64) -> f32 {
+        let lead = GROUP as f32 * LEAD * LEAD;
+        let own = hidden.saturating_sub(GROUP as u64).max(GROUP as u64) as f32;
+        let mut square = EMBEDDING * EMBEDDING;
+        for l in 0..=layer {
+            let seen = square * own / (square * own + lead);
+            square += self.mixer * seen / (l as f32 + 1.0);
+            if l < layer {
+                square += self.experts / (l as f32 + 1.0);
+            }
+        }
+        square.sqrt()
     }
 }
 
@@ -358,7 +367,7 @@ impl<'a> Builder<'a> {
         // Standard deviation of a token's own part, over what a weight of 1 on the lead gives; both before the norm.
         let lead = (GROUP as f32).min(hidden);
         let own = (hidden - lead).max(lead) / hidden;
-        let unit = self.growth.at_router(layer) * own.sqrt() / (lead * LEAD);
+        let unit = self.growth.at_router(layer, self.sizes.hidden) * own.sqrt() / (lead * LEAD);
 
         let order = Stream::new(self.routing.seed, &format!("{gate}.popularity"));
         let mut ids: Vec<u64> = (0..self.sizes.experts).collect();
