@@ -2,7 +2,10 @@
 
 use std::{
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use moeflux_compute::{Device, DeviceOptions};
@@ -46,6 +49,8 @@ struct Shared {
     text: Option<Text>,
     device: String,
     runtime: Mutex<Runtime>,
+    /// Sessions that live now.
+    sessions: AtomicUsize,
 }
 
 /// What steps change.
@@ -103,6 +108,7 @@ impl Engine {
             text,
             device: device.describe(),
             runtime: Mutex::new(Runtime { device, cache, model }),
+            sessions: AtomicUsize::new(0),
         };
         Ok(Self { shared: Arc::new(shared) })
     }
@@ -110,9 +116,20 @@ impl Engine {
     /// A new timeline.
     ///
     /// # Errors
-    /// There is no memory for its state.
+    /// As many sessions as were planned for are alive, or there is no memory for its state.
     pub fn session(&self) -> Result<Session, Error> {
-        Session::new(self.clone())
+        let (alive, planned) = (&self.shared.sessions, self.plan().sessions);
+        let one_more = |n| (n < planned).then_some(n + 1);
+        if alive.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_err() {
+            return Err(Error::Budget(format!(
+                "the memory plan has room for {planned} session(s) at a time: drop one, or plan for more"
+            )));
+        }
+        Session::new(self.clone()).inspect_err(|_| self.session_ended())
+    }
+
+    pub(crate) fn session_ended(&self) {
+        self.shared.sessions.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// What turns text into tokens and back.

@@ -6,11 +6,13 @@ use serde::Serialize;
 use crate::{
     Error,
     blueprint::Blueprint,
+    checkpoint::{Checkpoint, MatrixSource},
     engine::open_device,
     experts::READER_STACK,
     layer::{Routing, Scratch},
     model::LOGIT_ROWS,
     system::SystemMemory,
+    text::Text,
 };
 
 /// Context where nobody asks for one.
@@ -40,6 +42,8 @@ pub struct MemoryRequest {
     pub context: Option<usize>,
     /// Tokens per chunk of a prefill; by default [`DEFAULT_CHUNK`].
     pub chunk: Option<usize>,
+    /// Sessions that live at the same time; by default one.
+    pub sessions: Option<usize>,
     /// Exactly so many slots, instead of as many as the budget holds.
     pub slots: Option<usize>,
 }
@@ -53,7 +57,7 @@ pub struct MemoryPlan {
     pub process: u64,
     /// Resident weights.
     pub dense: u64,
-    /// State of one session of `context` positions.
+    /// States of all sessions, each of `context` positions.
     pub state: u64,
     /// Intermediate results.
     pub scratch: u64,
@@ -61,6 +65,8 @@ pub struct MemoryPlan {
     pub slot: u64,
     /// Number of slots.
     pub slots: usize,
+    /// Sessions that may live at the same time.
+    pub sessions: usize,
     /// Positions per session.
     pub context: usize,
     /// Whether the default context was shrunk to the budget.
@@ -72,15 +78,23 @@ pub struct MemoryPlan {
 }
 
 impl MemoryPlan {
-    /// Plans for one session on a device that is opened for the purpose, and for nothing else.
+    /// The plan that an engine would make for this checkpoint now. Opens tokenizer and device for the purpose, as
+    /// they count, but loads no weights.
     ///
     /// # Errors
-    /// There is no such device, or the budget is below the floor: the error says what the floor is and what would
-    /// lower it.
-    pub fn of(blueprint: &Blueprint, request: &MemoryRequest, device: &DeviceOptions) -> Result<Self, Error> {
+    /// There is no such device, the tokenizer is broken, or the budget is below the floor: the error says what the
+    /// floor is and what would lower it.
+    pub fn of(
+        checkpoint: &Checkpoint,
+        blueprint: &Blueprint,
+        request: &MemoryRequest,
+        device: &DeviceOptions,
+    ) -> Result<Self, Error> {
+        let _text = Text::of(checkpoint, blueprint.vocab)?;
         Self::new(blueprint, request, &*open_device(device)?)
     }
 
+    /// Plans for what is not yet held: whatever is, tokenizer and device among it, counts as the program.
     pub(crate) fn new(
         blueprint: &Blueprint,
         request: &MemoryRequest,
@@ -90,8 +104,11 @@ impl MemoryPlan {
         let may_use = system.resident + system.available;
         let budget = request.budget.unwrap_or(may_use / SAFE_SHARE.1 * SAFE_SHARE.0);
         let chunk = request.chunk.unwrap_or(DEFAULT_CHUNK);
-        if chunk == 0 || request.context == Some(0) {
-            return Err(Error::Input("a chunk and a context have at least one token".into()));
+        let sessions = request.sessions.unwrap_or(1);
+        if chunk == 0 || request.context == Some(0) || sessions == 0 {
+            return Err(Error::Input(
+                "a chunk and a context have at least one token, and a plan one session".into(),
+            ));
         }
         if let Some(context) = request.context
             && context > blueprint.max_positions
@@ -111,7 +128,7 @@ impl MemoryPlan {
             let of_device = device.scratch_bytes(rows, blueprint.max_inputs());
             let scratch =
                 scratch_bytes(blueprint, rows) + of_device.map_err(Error::at(|| "planning memory"))?;
-            let state = state_bytes(blueprint, context);
+            let state = state_bytes(blueprint, context).saturating_mul(sessions as u64);
             Ok(Self {
                 budget,
                 process,
@@ -120,6 +137,7 @@ impl MemoryPlan {
                 scratch,
                 slot,
                 slots: 0,
+                sessions,
                 context,
                 context_shrunk: context < wanted,
                 chunk: rows,
@@ -208,7 +226,7 @@ fn pages(bytes: u64) -> u64 {
 }
 
 fn dense_bytes(blueprint: &Blueprint) -> u64 {
-    let matrix = |m: &crate::checkpoint::MatrixSource| pages(m.segments.iter().map(|s| s.bytes as u64).sum());
+    let matrix = |m: &MatrixSource| pages(m.segments.iter().map(|s| s.bytes as u64).sum());
     let matrices: u64 = blueprint.matrices().map(matrix).sum();
     let vectors: u64 = blueprint.vectors().map(|v| pages(v.len as u64 * 4)).sum();
     matrices + vectors

@@ -166,6 +166,7 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         self.engine.lock().drop_states(&self.states);
+        self.engine.session_ended();
     }
 }
 

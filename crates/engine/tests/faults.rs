@@ -80,7 +80,7 @@ fn a_file_that_shrinks_is_named_and_the_session_goes_on_when_it_is_back() {
     }
     let shard = folder.path().join("model.safetensors");
     let contents = fs::read(&shard).unwrap();
-    let memory = MemoryRequest { slots: Some(4), ..MemoryRequest::default() };
+    let memory = MemoryRequest { slots: Some(4), sessions: Some(2), ..MemoryRequest::default() };
     let options = EngineOptions { memory, ..EngineOptions::default() };
     let engine = Engine::open(Checkpoint::open(folder.path()).unwrap(), options, &mut |_, _| {}).unwrap();
     let mut session = engine.session().unwrap();
@@ -103,7 +103,11 @@ fn a_file_that_shrinks_is_named_and_the_session_goes_on_when_it_is_back() {
 
 #[test]
 fn a_cancelled_step_changes_nothing() {
-    let engine = common::engine(&tales(), Default::default(), MemoryRequest::default());
+    let engine = common::engine(
+        &tales(),
+        Default::default(),
+        MemoryRequest { sessions: Some(2), ..MemoryRequest::default() },
+    );
     let mut session = engine.session().unwrap();
     feed(&mut session, &PROMPT[..3], None);
     let cancel = true.into();
@@ -115,4 +119,13 @@ fn a_cancelled_step_changes_nothing() {
     let mut fresh = engine.session().unwrap();
     feed(&mut fresh, &PROMPT[..3], None);
     assert!(after == feed(&mut fresh, &PROMPT[3..], None));
+}
+
+#[test]
+fn sessions_beyond_the_plan_are_refused() {
+    let engine = common::engine(&tales(), Default::default(), MemoryRequest::default());
+    let first = engine.session().unwrap();
+    assert!(matches!(engine.session().err(), Some(Error::Budget(_))));
+    drop(first);
+    assert!(engine.session().is_ok());
 }

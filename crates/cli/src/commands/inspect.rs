@@ -106,7 +106,7 @@ pub(crate) fn run(args: &InspectArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let checkpoint = load::checkpoint(&args.engine.model, ui)?;
     let blueprint = Blueprint::of(&checkpoint)?;
     let open_seconds = since.elapsed().as_secs_f64();
-    let plan = MemoryPlan::of(&blueprint, &args.engine.memory.request(), &args.engine.device());
+    let plan = MemoryPlan::of(&checkpoint, &blueprint, &args.engine.memory.request(), &args.engine.device());
     let model = match &args.engine.model.model {
         Some(_) => checkpoint.folder().display().to_string(),
         None => format!("built-in tales-18m, {}", checkpoint.folder().display()),

@@ -6,6 +6,7 @@
 mod answers;
 mod inspect;
 mod logits;
+mod memory;
 mod usage;
 
 use std::{
