@@ -3,7 +3,9 @@
 //! The layout is the one that mlx-lm publishes: affine weights of 4 bits in groups of 64, routers and gates of
 //! shared experts of 8 bits, scales and biases in bf16, experts stacked, shards of up to 5 GiB with an index. Weights
 //! have mean zero, and the residual stream keeps a sane size through all layers, so text, routing and logits behave
-//! like a model's.
+//! like a model's. Sampled text is printable ASCII and never ends by itself.
+//!
+//! To load a cut `qwen3_5_moe` in mlx-lm, keep at least one layer of full attention: four of the published models.
 
 mod arch;
 mod presets;
@@ -24,9 +26,9 @@ use arch::{Routing, Tensor};
 
 /// What `--skew` does, for a command's help.
 pub const SKEW_HELP: &str = "\
-How unevenly the routers choose. 0: every expert equally often. 1: like trained models with 512 experts,
-where an LRU cache per layer hits about 47, 63, 67 and 72 % with 16, 32, 64 and 128 slots (k = 10).
-Above 1 a few experts are chosen by nearly every token. Only the routers' weights differ.";
+How unevenly experts are chosen. 0: all equally often. 1: as in trained models with 512 experts, k = 10: an LRU
+cache per layer hits about 47, 63, 67 and 72 % with 16, 32, 64 and 128 slots, and consecutive tokens share a
+third of their experts. Above 1 a few experts serve nearly every token. Only the routers differ.";
 
 /// The largest `skew`.
 const MOST_SKEW: f64 = 8.0;
