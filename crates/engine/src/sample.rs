@@ -220,12 +220,15 @@ impl Sampler {
 
     fn penalised(&self, logit: f32, count: u32) -> f32 {
         let Sampling { repetition_penalty, presence_penalty, frequency_penalty, .. } = self.sampling;
+        if logit == f32::NEG_INFINITY {
+            return logit;
+        }
         let mut logit = if logit > 0.0 { logit / repetition_penalty } else { logit * repetition_penalty };
         if count > 0 {
             logit -= presence_penalty + frequency_penalty * count as f32;
         }
-        // Tiny penalties overflow; minus infinity stays banned.
-        logit.min(f32::MAX)
+        // Extreme penalties overflow, and must neither ban a token nor make NaN.
+        logit.clamp(f32::MIN, f32::MAX)
     }
 
     /// The candidates that the filters leave, and the sum of their weights.
