@@ -19,6 +19,7 @@ impl MemoryArgs {
             context: self.ctx.map(Into::into),
             chunk: self.chunk.map(Into::into),
             slots: self.slots.map(Into::into),
+            ..MemoryRequest::default()
         }
     }
 }

@@ -1,11 +1,14 @@
 //! `synth`: a checkpoint of random weights.
 
-use std::{fs::File, io::BufReader, path::Path, process::ExitCode, time::Instant};
+use std::{
+    fs::File, io::BufReader, ops::ControlFlow, path::Path, process::ExitCode, sync::atomic::Ordering,
+    time::Instant,
+};
 
 use anyhow::Context;
 use moeflux::synth::{self, Options, Preset};
 
-use crate::{args::SynthArgs, progress::Ui, units};
+use crate::{args::SynthArgs, interrupt, progress::Ui, units};
 
 /// Runs `moeflux synth`.
 ///
@@ -27,7 +30,19 @@ pub(crate) fn run(args: &SynthArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let since = Instant::now();
     let summary = {
         let bar = ui.bytes("writing");
-        synth::write(&options, &args.out, |done, total| bar.bytes(done, total))?
+        let armed = interrupt::arm();
+        let written = synth::write(&options, &args.out, |done, total| {
+            bar.bytes(done, total);
+            match armed.flag().load(Ordering::Relaxed) {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            }
+        });
+        match written {
+            // What was written so far is gone again.
+            Err(moeflux::Error::Cancelled) => return Ok(ExitCode::from(interrupt::EXIT_CODE)),
+            other => other?,
+        }
     };
     let seconds = since.elapsed().as_secs_f64();
     ui.line(format_args!(

@@ -3,6 +3,7 @@
 use std::{
     fs::{self, File},
     io::{self, Write},
+    ops::ControlFlow,
     path::{Path, PathBuf},
 };
 
@@ -27,13 +28,17 @@ pub struct Summary {
 
 /// Writes the checkpoint into the folder `out`, which is made if need be and must hold no files.
 ///
-/// `progress` is told the bytes of tensors that are done and that there are. Files get their names when all of them
+/// `progress` is told the bytes of tensors that are done and that there are; breaking there cancels. Files get their names when all of them
 /// are complete, `config.json` last; after an error nothing is left, and while files are being written (or when the
 /// process was killed) they end in `.partial`.
 ///
 /// # Errors
-/// Those of [`plan`](super::plan); a folder that holds files or cannot be written; a disk without enough room.
-pub fn write(options: &Options, out: &Path, mut progress: impl FnMut(u64, u64)) -> Result<Summary, Error> {
+/// Those of [`plan`](super::plan); cancelled; a folder that holds files or cannot be written; a disk without enough room.
+pub fn write(
+    options: &Options,
+    out: &Path,
+    mut progress: impl FnMut(u64, u64) -> ControlFlow<()>,
+) -> Result<Summary, Error> {
     write_to(&Disk, &plan(options)?, SHARD, out, &mut progress)
 }
 
@@ -80,7 +85,7 @@ pub(super) fn write_to<T: Target>(
     plan: &Plan,
     shard: u64,
     out: &Path,
-    progress: &mut dyn FnMut(u64, u64),
+    progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
 ) -> Result<Summary, Error> {
     let shards = cut(&plan.tensors, shard);
     let headers: Vec<_> = shards.iter().map(|tensors| header(tensors)).collect();
@@ -94,20 +99,22 @@ pub(super) fn write_to<T: Target>(
         let source = io::Error::from(io::ErrorKind::StorageFull);
         return Err(Error::file(out, too_full(bytes, Some(free)))(source));
     }
-    let mut done = 0;
-    progress(0, total);
+    let (mut done, mut cancelled) = (0, false);
+    let mut wrote = |n: u64| {
+        done += n;
+        cancelled = progress(done, total).is_break();
+        if cancelled { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) }
+    };
     let mut buffer = vec![0; CHUNK.min(plan.tensors.iter().map(|t| t.bytes as usize).max().unwrap_or(0))];
     for (i, (tensors, header)) in shards.iter().zip(&headers).enumerate() {
-        folder.file(target, &shard_name(i, shards.len()), bytes, |file| {
+        let written = folder.file(target, &shard_name(i, shards.len()), bytes, |file| {
             file.write_all(header)?;
-            for tensor in *tensors {
-                write_tensor(file, tensor, &mut buffer, &mut |n| {
-                    done += n;
-                    progress(done, total);
-                })?;
-            }
-            Ok(())
-        })?;
+            tensors.iter().try_for_each(|tensor| write_tensor(file, tensor, &mut buffer, &mut wrote))
+        });
+        match written {
+            Err(_) if cancelled => return Err(Error::Cancelled),
+            other => other?,
+        }
     }
     for (name, contents) in small.drain(..) {
         folder.file(target, &name, bytes, |file| file.write_all(&contents))?;
@@ -120,7 +127,7 @@ fn write_tensor(
     file: &mut impl Write,
     tensor: &Tensor,
     buffer: &mut [u8],
-    wrote: &mut dyn FnMut(u64),
+    wrote: &mut dyn FnMut(u64) -> io::Result<()>,
 ) -> io::Result<()> {
     let mut offset = 0;
     while offset < tensor.bytes {
@@ -128,7 +135,7 @@ fn write_tensor(
         tensor.values.fill(tensor.stream, offset, &mut buffer[..n]);
         file.write_all(&buffer[..n])?;
         offset += n as u64;
-        wrote(n as u64);
+        wrote(n as u64)?;
     }
     Ok(())
 }
