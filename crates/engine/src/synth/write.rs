@@ -1,6 +1,7 @@
 //! Writes a plan as files: a stream of a few megabytes at a time, and nothing left over when it fails.
 
 use std::{
+    cell::Cell,
     fs::{self, File},
     io::{self, Write},
     ops::ControlFlow,
@@ -99,11 +100,12 @@ pub(super) fn write_to<T: Target>(
         let source = io::Error::from(io::ErrorKind::StorageFull);
         return Err(Error::file(out, too_full(bytes, Some(free)))(source));
     }
-    let (mut done, mut cancelled) = (0, false);
+    let mut done = 0;
+    let cancelled = Cell::new(false);
     let mut wrote = |n: u64| {
         done += n;
-        cancelled = progress(done, total).is_break();
-        if cancelled { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) }
+        cancelled.set(progress(done, total).is_break());
+        if cancelled.get() { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) }
     };
     let mut buffer = vec![0; CHUNK.min(plan.tensors.iter().map(|t| t.bytes as usize).max().unwrap_or(0))];
     for (i, (tensors, header)) in shards.iter().zip(&headers).enumerate() {
@@ -112,7 +114,7 @@ pub(super) fn write_to<T: Target>(
             tensors.iter().try_for_each(|tensor| write_tensor(file, tensor, &mut buffer, &mut wrote))
         });
         match written {
-            Err(_) if cancelled => return Err(Error::Cancelled),
+            Err(_) if cancelled.get() => return Err(Error::Cancelled),
             other => other?,
         }
     }
