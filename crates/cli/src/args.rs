@@ -228,6 +228,7 @@ const INSPECT_EXAMPLES: &str = "\
 Examples:
   moeflux inspect --model DIR
   moeflux inspect --model DIR --memory 8GiB --ctx 32768
+  moeflux inspect --preset qwen3.5-397b-a17b --memory 24GiB
   moeflux inspect --model DIR --json | jq .sizes";
 
 /// Show what is in a checkpoint, and the memory plan for a budget
@@ -239,6 +240,10 @@ pub(crate) struct InspectArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+    /// Plan for what synth would write for this preset, without any file
+    #[arg(long, value_name = "NAME", conflicts_with = "model",
+        value_parser = PossibleValuesParser::new(synth::presets().iter().map(|p| p.name)))]
+    pub(crate) preset: Option<String>,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
 }

@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, process::ExitCode, time::Instant};
 
-use moeflux::{Blueprint, FeedForwardBlueprint, LayerBlueprint, MatrixSource, MemoryPlan, MixerBlueprint};
+use moeflux::{
+    Blueprint, Checkpoint, FeedForwardBlueprint, LayerBlueprint, MatrixSource, MemoryPlan, MixerBlueprint,
+    synth,
+};
 use serde::Serialize;
 
 use crate::{
@@ -103,13 +106,20 @@ struct TokenReads {
 /// The checkpoint cannot be opened.
 pub(crate) fn run(args: &InspectArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let since = Instant::now();
-    let checkpoint = load::checkpoint(&args.engine.model, ui)?;
+    let checkpoint = match &args.preset {
+        Some(preset) => {
+            let options = synth::Options::new(synth::Preset::by_name(preset)?.config());
+            Checkpoint::planned(&synth::plan(&options)?)?
+        }
+        None => load::checkpoint(&args.engine.model, ui)?,
+    };
     let blueprint = Blueprint::of(&checkpoint)?;
     let open_seconds = since.elapsed().as_secs_f64();
     let plan = MemoryPlan::of(&checkpoint, &blueprint, &args.engine.memory.request(), &args.engine.device());
-    let model = match &args.engine.model.model {
-        Some(_) => checkpoint.folder().display().to_string(),
-        None => format!("built-in tales-18m, {}", checkpoint.folder().display()),
+    let model = match (&args.preset, &args.engine.model.model) {
+        (Some(preset), _) => format!("{preset}, as synth would write it"),
+        (None, Some(_)) => checkpoint.folder().display().to_string(),
+        (None, None) => format!("built-in tales-18m, {}", checkpoint.folder().display()),
     };
     let report = Report::new(model, &blueprint, &checkpoint, open_seconds, plan);
     match args.json {
@@ -123,7 +133,7 @@ impl Report {
     fn new(
         model: String,
         blueprint: &Blueprint,
-        checkpoint: &moeflux::Checkpoint,
+        checkpoint: &Checkpoint,
         open_seconds: f64,
         plan: Result<MemoryPlan, moeflux::Error>,
     ) -> Self {

@@ -114,3 +114,12 @@ fn a_random_checkpoint_is_written_and_runs() {
     assert_error(&run(&["synth", "--config", config, "--out", out]), 1, &[out]);
     assert_error(&run(&["synth", "--config", "/no/such.json", "--out", out]), 1, &["/no/such.json"]);
 }
+
+#[test]
+fn a_preset_is_planned_without_any_file() {
+    let out = succeed(&["inspect", "--json", "--preset", "qwen3.5-397b-a17b", "--memory", "24GiB"]);
+    let report = json(&out);
+    assert_eq!(report["layers"]["total"].as_u64().or(report["layers"].as_u64()), Some(60), "{out}");
+    assert!(report["plan"]["slots"].as_u64().unwrap() > 600, "{out}");
+    assert_eq!(run(&["inspect", "--preset", "qwen3.5-397b-a17b", "--model", "x"]).code, 2);
+}

@@ -174,6 +174,32 @@ impl Checkpoint {
         Ok(Self { folder: folder.into(), config, quantization, files: Arc::new(files), tensors, texts })
     }
 
+    /// The checkpoint that [`synth::write`](crate::synth::write) would write, without its numbers: it can be
+    /// inspected and planned for, not run.
+    ///
+    /// # Errors
+    /// The plan's config has a broken "quantization".
+    pub fn planned(plan: &crate::synth::Plan) -> Result<Self, Error> {
+        let folder = Path::new("(planned)");
+        let quantization = Quantization::from_config(plan.config(), folder)?;
+        let mut offset = 0;
+        let tensors = plan.tensors().map(|t| {
+            let (dtype, shape) = (t.dtype.to_owned(), t.shape.iter().map(|n| *n as usize).collect());
+            let info = TensorInfo { file: 0, offset, bytes: t.bytes, dtype, shape };
+            offset += t.bytes;
+            (t.name.to_owned(), info)
+        });
+        let tensors = tensors.collect();
+        Ok(Self {
+            folder: folder.into(),
+            config: plan.config().clone(),
+            quantization,
+            files: Arc::new(vec![Source::planned("(planned)/model.safetensors", plan.total_bytes())]),
+            tensors,
+            texts: HashMap::new(),
+        })
+    }
+
     /// The folder, for messages.
     pub fn folder(&self) -> &Path {
         &self.folder

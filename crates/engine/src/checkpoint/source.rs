@@ -41,6 +41,11 @@ impl Source {
         }
     }
 
+    /// A file that is only planned: it has a length, and reading it fails.
+    pub(crate) fn planned(name: &str, len: u64) -> Self {
+        Self { path: name.into(), len, data: Data::Binary(&[]) }
+    }
+
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }

@@ -159,3 +159,87 @@ impl ExpertCache {
         *place = EMPTY;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use moeflux_compute::{DeviceOptions, ExpertShape, Format, MatrixShape, Scalar, open};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{
+        blueprint::LayerExperts,
+        checkpoint::{Segment, Source},
+        experts::{Completion, PartSource},
+    };
+
+    const LAYERS: usize = 3;
+    const EXPERTS: usize = 6;
+    /// Bytes of one expert: three matrices of one f16.
+    const BYTES: usize = 6;
+
+    /// Reads at once, and hands completions out first come, first served.
+    struct AtOnce(Arc<ExpertSource>, VecDeque<Completion>);
+
+    impl Reader for AtOnce {
+        fn start(&mut self, mut request: ReadRequest) {
+            let result = self.0.read(request.layer, request.expert, &mut request.bytes);
+            self.1.push_back(Completion { request, result });
+        }
+
+        fn next(&mut self, _: bool) -> Option<Completion> {
+            self.1.pop_front()
+        }
+    }
+
+    fn cache(device: &mut dyn Device, slots: usize) -> ExpertCache {
+        let bytes: Vec<u8> = (0..LAYERS * EXPERTS * BYTES).map(|i| (i / BYTES) as u8).collect();
+        let files = Arc::new(vec![Source::binary("experts", bytes.leak())]);
+        let matrix = MatrixShape { rows: 1, cols: 1, format: Format::Plain(Scalar::F16) };
+        let layer = |i: usize| {
+            let first = Segment { file: 0, offset: (i * EXPERTS * BYTES) as u64, bytes: BYTES };
+            let parts = vec![PartSource::Stacked { first, stride: BYTES as u64 }];
+            let shape = ExpertShape { gate: matrix, up: matrix, down: matrix };
+            Some(LayerExperts { count: EXPERTS, shape, parts, bytes: BYTES })
+        };
+        let source = Arc::new(ExpertSource::new(files, (0..LAYERS).map(layer).collect()));
+        let bank = device.bank(slots, BYTES).unwrap();
+        ExpertCache::new(Arc::clone(&source), Box::new(AtOnce(source, VecDeque::new())), bank, slots)
+    }
+
+    proptest! {
+        /// The model: experts in order of last use; what was used longest ago falls out.
+        #[test]
+        fn the_cache_holds_what_was_used_last(
+            slots in 1usize..9,
+            uses in prop::collection::vec((0..LAYERS, 0..EXPERTS), 1..150),
+        ) {
+            let options = DeviceOptions { name: Some("reference".into()), ..DeviceOptions::default() };
+            let mut device = open(&options).unwrap();
+            let mut cache = cache(&mut *device, slots);
+            let mut stats = Stats::default();
+            let mut model: Vec<(usize, usize)> = Vec::new();
+            for (layer, expert) in uses {
+                let hit = cache.pin(layer, expert);
+                prop_assert_eq!(hit.is_some(), model.contains(&(layer, expert)));
+                let slot = match hit {
+                    Some(slot) => slot,
+                    None => {
+                        prop_assert!(matches!(
+                            cache.request(&mut *device, layer, expert, &mut stats), Ok(Lookup::Started)
+                        ));
+                        cache.arrive(&mut *device, true).unwrap().map(|(_, slot)| slot).unwrap()
+                    }
+                };
+                let held = device.take_slot(cache.slot(slot)).unwrap();
+                prop_assert!(held.iter().all(|b| *b as usize == layer * EXPERTS + expert));
+                device.put_slot(cache.slot(slot), held).unwrap();
+                cache.release(slot, Ticket(0));
+                model.retain(|m| *m != (layer, expert));
+                model.push((layer, expert));
+                model.drain(..model.len().saturating_sub(slots));
+            }
+        }
+    }
+}
