@@ -124,3 +124,63 @@ fn check(name: &str, entry: Entry, path: &Path, data: u64, len: u64) -> Result<T
     }
     Ok(TensorInfo { file: 0, offset: data + from, bytes, dtype, shape })
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::{Map, json};
+
+    use super::*;
+
+    fn file(header: &str, data: usize) -> Source {
+        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(header.as_bytes());
+        bytes.resize(bytes.len() + data, 0);
+        Source::binary("model.safetensors", bytes.leak())
+    }
+
+    proptest! {
+        /// Tensors that lie one after another are found where they are.
+        #[test]
+        fn a_right_index_is_read(lengths in prop::collection::vec(0usize..40, 0..12)) {
+            let (mut header, mut at) = (Map::new(), 0);
+            for (i, n) in lengths.iter().enumerate() {
+                header.insert(format!("t{i}"), json!({"dtype": "F16", "shape": [n], "data_offsets": [at, at + 2 * n]}));
+                at += 2 * n;
+            }
+            let header = serde_json::Value::Object(header).to_string();
+            let tensors = read_index(&file(&header, at), 7).unwrap();
+            prop_assert_eq!(tensors.len(), lengths.len());
+            for (name, t) in tensors {
+                let i: usize = name[1..].parse().unwrap();
+                let before: usize = lengths[..i].iter().sum();
+                prop_assert_eq!(t.offset, (8 + header.len() + 2 * before) as u64);
+                prop_assert_eq!((t.file, t.bytes, t.shape), (7, 2 * lengths[i] as u64, vec![lengths[i]]));
+            }
+        }
+
+        /// Whatever numbers a header claims: what is believed lies inside the file, fits its shape, and overlaps
+        /// nothing.
+        #[test]
+        fn no_claim_is_believed_unchecked(
+            claims in prop::collection::vec(
+                (prop::collection::vec(prop_oneof![0u64..9, any::<u64>()], 0..3),
+                 prop_oneof![0u64..60, any::<u64>()], prop_oneof![0u64..60, any::<u64>()]),
+                1..5),
+        ) {
+            let entry = |(i, (shape, from, to)): (usize, &(Vec<u64>, u64, u64))| {
+                (format!("t{i}"), json!({"dtype": "U8", "shape": shape, "data_offsets": [from, to]}))
+            };
+            let header: Map<_, _> = claims.iter().enumerate().map(entry).collect();
+            let source = file(&serde_json::Value::Object(header).to_string(), 50);
+            if let Ok(tensors) = read_index(&source, 0) {
+                let mut end = 0;
+                for (name, t) in tensors {
+                    prop_assert!(t.offset >= end && t.offset + t.bytes <= source.len(), "{}", name);
+                    prop_assert_eq!(t.shape.iter().product::<usize>() as u64, t.bytes);
+                    end = t.offset + t.bytes;
+                }
+            }
+        }
+    }
+}
