@@ -152,9 +152,12 @@ impl Bytes {
         if len == 0 {
             return Ok(Self(None));
         }
-        MmapMut::map_anon(len)
-            .map(|m| Self(Some(m)))
-            .map_err(|source| Error::Memory { bytes: len as u64, source })
+        let map = MmapMut::map_anon(len).map_err(|source| Error::Memory { bytes: len as u64, source })?;
+        // Weights are read from end to end: large pages save faults and translations. A system without them refuses,
+        // and nothing is lost.
+        #[cfg(target_os = "linux")]
+        let _ = map.advise(memmap2::Advice::HugePage);
+        Ok(Self(Some(map)))
     }
 }
 

@@ -53,11 +53,13 @@ fn the_fox_and_the_crow_is_told_as_its_readme_says() {
 #[test]
 fn twenty_fables_are_told_word_for_word_in_a_cache_that_does_not_hold_the_experts() {
     let memory = MemoryRequest { slots: Some(96), ..MemoryRequest::default() };
-    let engine = engine(&tales(), DeviceOptions::default(), memory);
-    for (title, text) in short(24) {
-        let answer = tell(&engine, &title);
-        assert_eq!(answer.text, text, "{title}");
-        assert!(answer.decode.stats.hit_rate() < 1.0);
+    for device in [DeviceOptions::default(), exact("cpu")] {
+        let engine = engine(&tales(), device, memory);
+        for (title, text) in short(24) {
+            let answer = tell(&engine, &title);
+            assert_eq!(answer.text, text, "{title}, {}", engine.device());
+            assert!(answer.decode.stats.hit_rate() < 1.0);
+        }
     }
 }
 
