@@ -154,10 +154,12 @@ impl Session {
         }
         let end = self.tokens.len() + tokens.len();
         if end > context {
-            return Err(Error::Input(format!(
-                "{end} tokens do not fit the context of {context}: shorten the prompt, or give --ctx {end} if the \
-                 memory allows"
-            )));
+            let positions = self.engine.blueprint().max_positions;
+            let advice = match end > positions {
+                true => format!("shorten the prompt, as the model has {positions} positions"),
+                false => format!("shorten the prompt, or give --ctx {end} if the memory allows"),
+            };
+            return Err(Error::Input(format!("{end} tokens do not fit the context of {context}: {advice}")));
         }
         Ok(())
     }

@@ -88,7 +88,8 @@ struct Layout<'a> {
     model: &'static str,
     /// Before `lm_head`.
     head: &'static str,
-    /// The Hub stores `w` of the norms' `1 + w`.
+    /// The Hub stores `w` of the norms' `1 + w`. The sum is taken in f32, as the makers' own code does; mlx-lm takes
+    /// it in the checkpoint's type, so its logits of a bf16 Hub checkpoint differ by that rounding.
     norm_plus: f32,
 }
 
