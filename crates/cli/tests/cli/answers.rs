@@ -27,7 +27,7 @@ fn a_budget_smaller_than_the_experts_changes_the_hit_rate_and_not_the_fable() {
     succeed(&["run", "-n", "1", FOX]);
     let roomy = json(&succeed(&["run", "--json", "--ctx", "256", "--chunk", "64", FOX]));
     let plan = |name: &str| roomy["plan"][name].as_u64().unwrap();
-    let budget = plan("process") + plan("dense") + plan("state") + plan("scratch") + 96 * plan("slot");
+    let budget = plan("process") + plan("dense") + plan("state") + plan("scratch") + 110 * plan("slot");
     let budget = format!("{budget}B");
     let tight = succeed(&["run", "--json", "--ctx", "256", "--chunk", "64", "--memory", &budget, FOX]);
     let tight = json(&tight);

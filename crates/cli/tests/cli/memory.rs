@@ -5,12 +5,15 @@ use super::*;
 /// A context that makes the state the largest part, and a long prompt that uses it all.
 const SMALL: [&str; 9] = ["run", "--raw", "--json", "--ctx", "1024", "--chunk", "128", "--max-tokens", "24"];
 
+/// How much of the program's own pages is mapped differs from run to run by some hundred KiB.
+const PROGRAM: u64 = 2 << 20;
+
 /// What a run in a generous budget plans for everything but the slots, plus `slots` slots.
 fn budget(slots: u64) -> u64 {
     succeed(&["run", "-n", "1", FOX]);
     let roomy = json(&succeed(&[&SMALL[..], &["x"]].concat()));
     let plan = |name: &str| roomy["plan"][name].as_u64().unwrap();
-    plan("process") + plan("dense") + plan("state") + plan("scratch") + slots * plan("slot")
+    plan("process") + plan("dense") + plan("state") + plan("scratch") + slots * plan("slot") + PROGRAM
 }
 
 fn long_prompt() -> String {
