@@ -50,7 +50,8 @@ pub(crate) struct StepSpan<'a> {
     pub(crate) states: &'a [LayerStates],
     pub(crate) position: usize,
     pub(crate) tokens: &'a [u32],
-    pub(crate) logits: Logits,
+    /// `None` where nobody reads them: the head then does not run.
+    pub(crate) logits: Option<Logits>,
 }
 
 /// What a step runs on.
@@ -178,8 +179,9 @@ impl Model {
         for span in spans {
             let n = span.tokens.len();
             let from = match span.logits {
-                Logits::Last => first + n.saturating_sub(1),
-                Logits::All => first,
+                None => first + n,
+                Some(Logits::Last) => first + n.saturating_sub(1),
+                Some(Logits::All) => first,
             };
             self.head(&mut **device, from..first + n, sink)?;
             first += n;

@@ -127,6 +127,8 @@ impl Session {
                     None => None,
                 },
             };
+            // Of a chunk that is not the last one, nobody reads the last row's logits.
+            let logits = (last || logits == Logits::All).then_some(logits);
             let span = StepSpan { states: &self.states, position: self.tokens.len(), tokens: part, logits };
             let kept = &mut self.logits;
             self.engine.lock().step(&[span], &mut self.stats, &mut watch, &mut |row, numbers| {
@@ -134,9 +136,7 @@ impl Session {
                     kept.clear();
                     kept.extend_from_slice(numbers);
                 }
-                if logits == Logits::All || (last && row + 1 == part.len()) {
-                    sink(done + row, numbers);
-                }
+                sink(done + row, numbers);
             })?;
             self.tokens.extend_from_slice(part);
             done += part.len();

@@ -88,6 +88,15 @@ impl Require<'_> {
     }
 }
 
+/// What a config's rope type divides the frequencies by.
+fn rope_factor(checkpoint: &Checkpoint, rope_type: Option<&str>, factor: Option<f64>) -> Result<f64, Error> {
+    match rope_type.unwrap_or("default") {
+        "default" => Ok(1.0),
+        "linear" => Ok(factor.unwrap_or(1.0)),
+        other => Err(config_error(checkpoint, format!("the rope type {other:?} is not supported"))),
+    }
+}
+
 /// `name.weight` with `name.bias` where there is one.
 fn linear(checkpoint: &Checkpoint, name: &str, rows: usize, cols: usize) -> Result<LinearSource, Error> {
     let bias = format!("{name}.bias");

@@ -6,7 +6,7 @@
 use moeflux_compute::RopePairs;
 use serde::Deserialize;
 
-use super::{Require, config_error, experts, linear, mlp, parse_config, skipped};
+use super::{Require, config_error, experts, linear, mlp, parse_config, rope_factor, skipped};
 use crate::{
     Error,
     blueprint::{
@@ -241,11 +241,7 @@ fn rope(checkpoint: &Checkpoint, config: &Config, head_dim: usize) -> Result<Rop
     let parameters = config.rope_parameters.as_ref().unwrap_or(&none);
     let theta = parameters.rope_theta.or(config.rope_theta).unwrap_or(100_000.0);
     let partial = parameters.partial_rotary_factor.or(config.partial_rotary_factor).unwrap_or(0.25);
-    let factor = match parameters.rope_type.as_deref().unwrap_or("default") {
-        "default" => 1.0,
-        "linear" => parameters.factor.unwrap_or(1.0),
-        other => return Err(config_error(checkpoint, format!("the rope type {other:?} is not supported"))),
-    };
+    let factor = rope_factor(checkpoint, parameters.rope_type.as_deref(), parameters.factor)?;
     let dims = (head_dim as f64 * partial) as usize;
     Require(checkpoint).that(dims <= head_dim && dims.is_multiple_of(2), || {
         format!("\"partial_rotary_factor\" is {partial}: it leaves {dims} of {head_dim} numbers, not pairs of them")

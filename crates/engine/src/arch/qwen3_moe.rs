@@ -6,7 +6,7 @@
 use moeflux_compute::RopePairs;
 use serde::Deserialize;
 
-use super::{Require, config_error, experts, linear, mlp, parse_config, skipped};
+use super::{Require, config_error, experts, linear, mlp, parse_config, rope_factor, skipped};
 use crate::{
     Error,
     blueprint::{
@@ -152,11 +152,11 @@ fn rope(checkpoint: &Checkpoint, config: &Config, head_dim: usize) -> Result<Rop
     let scaling = config.rope_parameters.as_ref().or(config.rope_scaling.as_ref());
     let theta = config.rope_theta.or(scaling.and_then(|s| s.rope_theta));
     let theta = theta.ok_or_else(|| config_error(checkpoint, "it has no \"rope_theta\""))?;
-    let factor = match scaling.and_then(|s| s.rope_type.as_deref()).unwrap_or("default") {
-        "default" => 1.0,
-        "linear" => scaling.and_then(|s| s.factor).unwrap_or(1.0),
-        other => return Err(config_error(checkpoint, format!("the rope type {other:?} is not supported"))),
-    };
+    let factor = rope_factor(
+        checkpoint,
+        scaling.and_then(|s| s.rope_type.as_deref()),
+        scaling.and_then(|s| s.factor),
+    )?;
     Ok(RopeShape::new(head_dim, theta, factor, RopePairs::Halves))
 }
 
