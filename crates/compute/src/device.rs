@@ -1,7 +1,7 @@
 //! What a device is, and how one is opened by name.
 
 use crate::{
-    Buffer, Error, Op, Slot, State, View, Weight,
+    Buffer, Error, Op, Slot, SlotTable, State, View, Weight,
     cpu::{CpuDevice, Isa},
     matrix::{Bytes, MatrixShape},
     reference::ReferenceDevice,
@@ -75,8 +75,14 @@ pub trait Device: Send {
     /// Takes a matrix for good. The bytes are laid out as [`MatrixShape::view`] says.
     fn weight(&mut self, shape: MatrixShape, bytes: Bytes) -> Result<Weight, Error>;
 
+    /// How many slots of `bytes` a bank can have.
+    fn bank_slots(&self, bytes: usize) -> usize;
+
     /// A bank of `count` slots of `bytes` each. Their memory is touched when it is first filled.
     fn bank(&mut self, count: usize, bytes: usize) -> Result<u16, Error>;
+
+    /// The slots of the experts of a layer, by id, for [`ExpertUses::Routed`](crate::ExpertUses::Routed).
+    fn slot_table(&mut self, slots: &[Slot]) -> Result<SlotTable, Error>;
 
     /// Moves a slot's memory out, to be filled by someone else; until it is back, ops that use the slot fail.
     /// The caller has waited for the last ticket that used the slot.
@@ -84,6 +90,9 @@ pub trait Device: Send {
 
     /// Puts a slot's memory back, filled or not.
     fn put_slot(&mut self, slot: Slot, bytes: Bytes) -> Result<(), Error>;
+
+    /// Bytes that a state of this shape holds.
+    fn state_bytes(&self, shape: StateShape) -> u64;
 
     /// A fresh state; all zero.
     fn state(&mut self, shape: StateShape) -> Result<State, Error>;

@@ -1,8 +1,9 @@
 //! What devices that compute on the host share: buffers, weights, slots and states in ordinary memory.
 
 use crate::{
-    Buffer, Error, Matrix, Slot, State, StateShape, View, Weight,
+    Buffer, Error, ExpertUse, Matrix, Slot, SlotTable, State, StateShape, View, Weight,
     matrix::{Bytes, MatrixShape},
+    op_check::{Holdings, stale},
 };
 
 /// Numbers in page-aligned anonymous memory: untouched pages cost address space only.
@@ -66,12 +67,9 @@ pub(crate) struct Host {
     buffers: Vec<Numbers>,
     weights: Vec<(MatrixShape, Bytes)>,
     banks: Vec<Bank>,
+    tables: Vec<Vec<Slot>>,
     states: Vec<Option<HostState>>,
     free_states: Vec<u32>,
-}
-
-fn stale(what: &str) -> Error {
-    Error::Device(format!("a {what} handle that this device did not make, or has dropped"))
 }
 
 impl Host {
@@ -95,6 +93,28 @@ impl Host {
         let slots = (0..count).map(|_| Bytes::zeroed(bytes).map(Some)).collect::<Result<_, _>>()?;
         self.banks.push(Bank { bytes, slots });
         u16::try_from(self.banks.len() - 1).map_err(|_| Error::Shape("more than 65536 banks of slots".into()))
+    }
+
+    pub(crate) fn slot_table(&mut self, slots: &[Slot]) -> Result<SlotTable, Error> {
+        self.tables.push(slots.to_vec());
+        Ok(SlotTable(self.tables.len() as u32 - 1))
+    }
+
+    /// The uses that a router's ids stand for, those of one slot together.
+    pub(crate) fn routed(&self, ids: View, table: SlotTable, to: &mut Vec<ExpertUse>) -> Result<(), Error> {
+        let (all, slots) = (self.get(&ids)?, self.table(table)?);
+        to.clear();
+        for row in 0..ids.rows {
+            for rank in 0..ids.width {
+                let id = all[ids.at(row, 0) + rank];
+                let Some(slot) = slots.get(id as usize).filter(|_| id >= 0.0) else {
+                    return Err(Error::Shape(format!("Experts: expert {id} of {}", slots.len())));
+                };
+                to.push(ExpertUse { slot: *slot, row, part: row * ids.width + rank });
+            }
+        }
+        to.sort_unstable_by_key(|u| (u.slot, u.part));
+        Ok(())
     }
 
     fn slot_mut(&mut self, slot: Slot) -> Result<(&mut Option<Bytes>, usize), Error> {
@@ -166,26 +186,6 @@ impl Host {
 
     fn state_ref(&self, state: State) -> Result<&HostState, Error> {
         self.states.get(state.0 as usize).and_then(Option::as_ref).ok_or_else(|| stale("state"))
-    }
-
-    /// A state of keys and values.
-    pub(crate) fn key_value(&self, state: State) -> Result<&KeyValue, Error> {
-        match self.state_ref(state)? {
-            HostState::KeyValue(kv) => Ok(kv),
-            HostState::Recurrent(_) => {
-                Err(Error::Shape("a recurrent state where keys and values belong".into()))
-            }
-        }
-    }
-
-    /// A recurrent state.
-    pub(crate) fn recurrent(&self, state: State) -> Result<&Recurrent, Error> {
-        match self.state_ref(state)? {
-            HostState::Recurrent(r) => Ok(r),
-            HostState::KeyValue(_) => {
-                Err(Error::Shape("keys and values where a recurrent state belongs".into()))
-            }
-        }
     }
 
     fn state_mut(&mut self, state: State) -> Result<&mut HostState, Error> {
@@ -301,6 +301,38 @@ impl Host {
             to.copy_from_slice(&from[at..at + view.width]);
         }
         Ok(())
+    }
+}
+
+impl Holdings for Host {
+    fn numbers(&self, buffer: Buffer) -> Result<usize, Error> {
+        Ok(self.all(buffer)?.len())
+    }
+
+    fn matrix_shape(&self, weight: Weight) -> Result<MatrixShape, Error> {
+        Ok(self.weight(weight)?.shape)
+    }
+
+    fn slot_bytes(&self, slot: Slot) -> Result<usize, Error> {
+        Ok(self.slot(slot)?.len())
+    }
+
+    fn table(&self, table: SlotTable) -> Result<&[Slot], Error> {
+        self.tables.get(table.0 as usize).map(Vec::as_slice).ok_or_else(|| stale("slot table"))
+    }
+
+    fn state_shape(&self, state: State) -> Result<StateShape, Error> {
+        Ok(match self.state_ref(state)? {
+            HostState::KeyValue(KeyValue { kv_heads, key_width, value_width, positions, .. }) => {
+                StateShape::KeyValue {
+                    kv_heads: *kv_heads,
+                    key_width: *key_width,
+                    value_width: *value_width,
+                    positions: *positions,
+                }
+            }
+            HostState::Recurrent(r) => StateShape::Recurrent { len: r.committed.len() },
+        })
     }
 }
 

@@ -19,6 +19,6 @@ pub use error::Error;
 pub use format::{BlockScale, Element, Format, PartBytes, Scalar, quant};
 pub use matrix::{Bytes, ExpertShape, Matrix, MatrixShape};
 pub use op::{
-    Activation, Buffer, ExpertGroups, ExpertUse, HeadMatrix, HeadRows, Op, RopePairs, Router, Scoring,
-    Shared, Slot, Span, State, View, Weight,
+    Activation, Buffer, ExpertGroups, ExpertUse, ExpertUses, HeadMatrix, HeadRows, Op, RopePairs, Router,
+    Scoring, Shared, Slot, SlotTable, Span, State, View, Weight,
 };

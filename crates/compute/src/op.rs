@@ -250,6 +250,40 @@ pub struct ExpertUse {
     pub part: usize,
 }
 
+/// The slots of all experts of a layer, by id, on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SlotTable(pub(crate) u32);
+
+/// Which experts meet which rows.
+#[derive(Clone, Copy, Debug)]
+pub enum ExpertUses<'a> {
+    /// Those of a list. Uses of one slot are consecutive.
+    Listed(&'a [ExpertUse]),
+    /// Those that a router chose: the caller need not know them. Expert `ids[r][rank]` meets row `r` in the slot that
+    /// the table names, and its part is `r * k + rank`.
+    Routed {
+        /// `(rows, k)`, as [`Op::TopK`] makes them.
+        ids: View,
+        /// The slots of all experts, all of them filled.
+        table: SlotTable,
+    },
+}
+
+impl ExpertUses<'_> {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        match self {
+            ExpertUses::Listed(uses) => uses.len(),
+            ExpertUses::Routed { ids, .. } => ids.rows * ids.width,
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
 /// The shared expert's share of [`Op::Combine`].
 #[derive(Clone, Copy, Debug)]
 pub struct Shared {
@@ -533,7 +567,7 @@ pub enum Op<'a> {
         weights: View,
     },
     /// `out[part] = down activation(gate x[row], up x[row])` for every use, each matrix with its bias where the experts
-    /// have biases. Uses of one slot are consecutive. Tolerance 1e-5 on the exact path; on the fast path of [`Op::MatMul`] `|a - b| <= 2e-2 |b|` as vectors.
+    /// have biases. Tolerance 1e-5 on the exact path; on the fast path of [`Op::MatMul`] `|a - b| <= 2e-2 |b|` as vectors.
     Experts {
         /// `(rows, hidden)`.
         x: View,
@@ -542,7 +576,7 @@ pub enum Op<'a> {
         /// What joins gate and up.
         activation: Activation,
         /// Which expert meets which row.
-        uses: &'a [ExpertUse],
+        uses: ExpertUses<'a>,
         /// `(uses.len() or more, intermediate)`: scratch; its contents are undefined afterwards.
         inner: View,
         /// `(parts, hidden)`; rows that no use names keep their contents.

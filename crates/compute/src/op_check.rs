@@ -1,9 +1,32 @@
 //! What must hold before an op runs, the same on every device.
 
 use crate::{
-    Activation, Buffer, Error, ExpertGroups, HeadMatrix, HeadRows, KEY_BLOCK, MatrixShape, Op, RopePairs,
-    Span, View, host::Host,
+    Activation, Buffer, Error, ExpertGroups, ExpertUses, HeadMatrix, HeadRows, KEY_BLOCK, MatrixShape, Op,
+    RopePairs, Slot, SlotTable, Span, State, StateShape, View, Weight,
 };
+
+/// What a device holds, by handle. A handle that it did not make, or has dropped, is an error.
+pub(crate) trait Holdings {
+    /// Numbers of a buffer.
+    fn numbers(&self, buffer: Buffer) -> Result<usize, Error>;
+
+    /// The shape of a weight.
+    fn matrix_shape(&self, weight: Weight) -> Result<MatrixShape, Error>;
+
+    /// Bytes of a slot; an error while it is being filled.
+    fn slot_bytes(&self, slot: Slot) -> Result<usize, Error>;
+
+    /// The slots of a table, by expert.
+    fn table(&self, table: SlotTable) -> Result<&[Slot], Error>;
+
+    /// The shape of a state.
+    fn state_shape(&self, state: State) -> Result<StateShape, Error>;
+}
+
+/// The error for a handle that a device does not know.
+pub(crate) fn stale(what: &str) -> Error {
+    Error::Device(format!("a {what} handle that this device did not make, or has dropped"))
+}
 
 /// The largest whole number up to which every whole number is exact in f32.
 const EXACT_IDS: usize = 1 << 24;
@@ -11,18 +34,18 @@ const EXACT_IDS: usize = 1 << 24;
 /// Checks of one op; the errors name it.
 #[derive(Clone, Copy)]
 struct Check<'a> {
-    host: &'a Host,
+    host: &'a dyn Holdings,
     op: &'static str,
 }
 
 impl Op<'_> {
     /// Checks everything that can be known before computing: shapes, windows, spans, states, slots and ids.
     /// What it lets pass, a device computes without a further error, except for a NaN in a router.
-    pub(crate) fn check(&self, host: &Host) -> Result<(), Error> {
+    pub(crate) fn check(&self, host: &dyn Holdings) -> Result<(), Error> {
         let c = Check { host, op: self.name() };
         match *self {
             Op::Embed { table, tokens, out } => {
-                let table = host.weight(table)?.shape;
+                let table = host.matrix_shape(table)?;
                 c.matrix("out", &out, tokens.len(), table.cols)?;
                 match tokens.iter().find(|id| **id as usize >= table.rows) {
                     Some(id) => Err(Error::Token { id: *id, vocab: table.rows }),
@@ -53,7 +76,7 @@ impl Op<'_> {
                 c.apart("gate", gate.buffer, &out)
             }
             Op::MatMul { x, weight, bias, out, .. } => {
-                let shape = host.weight(weight)?.shape;
+                let shape = host.matrix_shape(weight)?;
                 c.matrix("x", &x, x.rows, shape.cols)?;
                 c.matrix("out", &out, x.rows, shape.rows)?;
                 if let Some(bias) = bias {
@@ -287,6 +310,22 @@ impl Op<'_> {
             return c.wrong(format!("{} uses with {} rows between the matrices", uses.len(), inner.rows));
         }
         let bytes = shape.bytes()?;
+        let large_enough = |slot: Slot| match c.host.slot_bytes(slot)? {
+            has if has < bytes => c.wrong(format!("a slot of {has} bytes for an expert of {bytes}")),
+            _ => Ok(()),
+        };
+        let uses = match uses {
+            ExpertUses::Listed(uses) => uses,
+            ExpertUses::Routed { ids, table } => {
+                c.matrix("ids", &ids, x.rows, ids.width)?;
+                c.apart("ids", ids.buffer, &inner)?;
+                c.apart("ids", ids.buffer, &out)?;
+                if ids.rows * ids.width > out.rows {
+                    return c.wrong(format!("{} parts in {} rows", ids.rows * ids.width, out.rows));
+                }
+                return c.host.table(table)?.iter().try_for_each(|slot| large_enough(*slot));
+            }
+        };
         for u in uses {
             if u.row >= x.rows || u.part >= out.rows {
                 return c.wrong(format!(
@@ -294,10 +333,7 @@ impl Op<'_> {
                     u.row, x.rows, u.part, out.rows
                 ));
             }
-            let slot = c.host.slot(u.slot)?;
-            if slot.len() < bytes {
-                return c.wrong(format!("a slot of {} bytes for an expert of {bytes}", slot.len()));
-            }
+            large_enough(u.slot)?;
         }
         Ok(())
     }
@@ -329,7 +365,7 @@ impl Check<'_> {
 
     /// The view has vectors, lies inside its buffer, and no two of its vectors overlap.
     fn view(&self, what: &str, view: &View) -> Result<(), Error> {
-        let len = self.host.all(view.buffer)?.len();
+        let len = self.host.numbers(view.buffer)?;
         if view.heads == 0 || view.width == 0 {
             return self.wrong(format!("{what} has no numbers: {} heads of {}", view.heads, view.width));
         }
@@ -388,7 +424,7 @@ impl Check<'_> {
 
     /// A buffer of at least `len` numbers.
     fn numbers(&self, what: &str, buffer: Buffer, len: usize) -> Result<(), Error> {
-        let has = self.host.all(buffer)?.len();
+        let has = self.host.numbers(buffer)?;
         if has < len {
             return self.wrong(format!("{what} has {has} numbers where {len} belong"));
         }
@@ -405,7 +441,7 @@ impl Check<'_> {
 
     /// Inputs and outputs of matrices of heads.
     fn head_matrix(&self, matrix: HeadMatrix, heads: usize) -> Result<(usize, usize), Error> {
-        let (shape, head_rows) = (self.host.weight(matrix.weight)?.shape, matrix.head_rows);
+        let (shape, head_rows) = (self.host.matrix_shape(matrix.weight)?, matrix.head_rows);
         let HeadRows { stride, first, count } = head_rows;
         if first.checked_add(count).is_none_or(|end| end > stride)
             || self.product(&[heads, stride])? != shape.rows
@@ -442,20 +478,24 @@ impl Check<'_> {
     ) -> Result<(), Error> {
         self.spans(spans, rows)?;
         for span in spans {
-            let kv = self.host.key_value(span.state)?;
-            let has = (kv.kv_heads, kv.key_width, kv.value_width);
+            let StateShape::KeyValue { kv_heads, key_width, value_width, positions } =
+                self.host.state_shape(span.state)?
+            else {
+                return self.wrong("a recurrent state where keys and values belong".into());
+            };
+            let has = (kv_heads, key_width, value_width);
             if has != shape {
                 return self.wrong(format!("a state of (heads, key, value) {has:?} for {shape:?}"));
             }
             // A shorter state wraps around, and still has the window before the first row when the last is written.
             let wraps = window.is_some_and(|window| {
-                kv.positions.is_multiple_of(KEY_BLOCK)
-                    && window.checked_add(span.rows).is_some_and(|needed| needed <= kv.positions)
+                positions.is_multiple_of(KEY_BLOCK)
+                    && window.checked_add(span.rows).is_some_and(|needed| needed <= positions)
             });
-            if span.position + span.rows > kv.positions && !wraps {
+            if span.position + span.rows > positions && !wraps {
                 return self.wrong(format!(
                     "{} rows at position {} of a state that holds {} positions",
-                    span.rows, span.position, kv.positions
+                    span.rows, span.position, positions
                 ));
             }
         }
@@ -466,7 +506,9 @@ impl Check<'_> {
     fn recurrent(&self, spans: &[Span], rows: usize, len: usize) -> Result<(), Error> {
         self.spans(spans, rows)?;
         for span in spans {
-            let has = self.host.recurrent(span.state)?.committed.len();
+            let StateShape::Recurrent { len: has } = self.host.state_shape(span.state)? else {
+                return self.wrong("keys and values where a recurrent state belongs".into());
+            };
             if has != len {
                 return self.wrong(format!("a state of {has} numbers where {len} belong"));
             }

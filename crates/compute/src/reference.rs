@@ -8,8 +8,8 @@ mod attention;
 use std::cmp::Ordering;
 
 use crate::{
-    Activation, Buffer, Device, Error, ExpertGroups, ExpertUse, HeadMatrix, Matrix, Op, RopePairs, Router,
-    Scoring, ScratchShape, Slot, State, StateShape, Ticket, View, Weight,
+    Activation, Buffer, Device, Error, ExpertGroups, ExpertUse, ExpertUses, HeadMatrix, Matrix, Op,
+    RopePairs, Router, Scoring, ScratchShape, Slot, SlotTable, State, StateShape, Ticket, View, Weight,
     host::Host,
     matrix::{Bytes, MatrixShape},
 };
@@ -377,6 +377,14 @@ impl ReferenceDevice {
     fn experts(&mut self, op: &Op<'_>) -> Result<(), Error> {
         let &Op::Experts { x, shape, activation, uses, out, .. } = op else { return Ok(()) };
         let x = self.dense(x)?;
+        let mut routed = Vec::new();
+        let uses = match uses {
+            ExpertUses::Listed(uses) => uses,
+            ExpertUses::Routed { ids, table } => {
+                self.host.routed(ids, table, &mut routed)?;
+                &routed
+            }
+        };
         for ExpertUse { slot, row, part } in uses {
             let [gate, up, down] = shape.view(self.host.slot(*slot)?)?;
             let (g, u) = (mat_vec(&gate, x.row(*row)), mat_vec(&up, x.row(*row)));
@@ -427,8 +435,16 @@ impl Device for ReferenceDevice {
         self.host.add_weight(shape, bytes)
     }
 
+    fn bank_slots(&self, _: usize) -> usize {
+        usize::MAX
+    }
+
     fn bank(&mut self, count: usize, bytes: usize) -> Result<u16, Error> {
         self.host.bank(count, bytes)
+    }
+
+    fn slot_table(&mut self, slots: &[Slot]) -> Result<SlotTable, Error> {
+        self.host.slot_table(slots)
     }
 
     fn take_slot(&mut self, slot: Slot) -> Result<Bytes, Error> {
@@ -437,6 +453,10 @@ impl Device for ReferenceDevice {
 
     fn put_slot(&mut self, slot: Slot, bytes: Bytes) -> Result<(), Error> {
         self.host.put_slot(slot, bytes)
+    }
+
+    fn state_bytes(&self, shape: StateShape) -> u64 {
+        shape.bytes()
     }
 
     fn state(&mut self, shape: StateShape) -> Result<State, Error> {

@@ -8,9 +8,9 @@ use std::{
 };
 
 use moeflux_compute::{
-    Activation, Buffer, Bytes, Device, DeviceOptions, ExpertGroups, ExpertShape, ExpertUse, Format,
-    HeadMatrix, HeadRows, MatrixShape, Op, RopePairs, Router, Scalar, Scoring, ScratchShape, Shared, Slot,
-    Span, StateShape, View, open,
+    Activation, Buffer, Bytes, Device, DeviceOptions, ExpertGroups, ExpertShape, ExpertUse, ExpertUses,
+    Format, HeadMatrix, HeadRows, MatrixShape, Op, RopePairs, Router, Scalar, Scoring, ScratchShape, Shared,
+    Slot, Span, StateShape, View, open,
 };
 
 struct Counting;
@@ -210,7 +210,14 @@ fn step(exact: bool, rows: usize) {
         Op::Glu { activation: Activation::GeGlu, gate, up, out: up },
         Op::Scale { x, factor: 2.0 },
         Op::SoftCap { x, cap: 30.0 },
-        Op::Experts { x, shape: &shape, activation: Activation::SwiGlu, uses: &uses, inner, out: parts },
+        Op::Experts {
+            x,
+            shape: &shape,
+            activation: Activation::SwiGlu,
+            uses: ExpertUses::Listed(&uses),
+            inner,
+            out: parts,
+        },
         Op::Combine {
             parts,
             weights: shares,

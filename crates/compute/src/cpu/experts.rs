@@ -11,11 +11,13 @@ use super::{
     matmul::{COLS, Product, round},
     pool::Grid,
 };
-use crate::{Activation, Error, ExpertUse, Op, host::Host};
+use crate::{Activation, Error, ExpertUse, ExpertUses, Op, host::Host};
 
 /// Runs [`Op::Experts`].
 pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(), Error> {
-    let &Op::Experts { x, shape, activation, uses, inner, out } = op else { return Ok(()) };
+    let &Op::Experts { x, shape, activation, uses: ExpertUses::Listed(uses), inner, out } = op else {
+        return Ok(());
+    };
     let layout = shape.layout()?;
     cpu.reserve(1, x.width.max(inner.width))?;
     let room = cpu.reserved.rows;

@@ -26,7 +26,8 @@ use dot::{Kernels, Lane, Rounded, padded};
 use pool::Pool;
 
 use crate::{
-    Buffer, Device, Error, KEY_BLOCK, Op, ScratchShape, Slot, State, StateShape, Ticket, View, Weight,
+    Buffer, Device, Error, ExpertUse, ExpertUses, KEY_BLOCK, Op, ScratchShape, Slot, SlotTable, State,
+    StateShape, Ticket, View, Weight,
     host::Host,
     matrix::{Bytes, MatrixShape},
 };
@@ -115,6 +116,8 @@ pub(crate) struct CpuDevice {
     host: Host,
     cpu: Cpu,
     isa: Isa,
+    /// What a router's ids stand for.
+    routed: Vec<ExpertUse>,
 }
 
 impl CpuDevice {
@@ -130,7 +133,7 @@ impl CpuDevice {
             inner: Activations::default(),
             reserved: ScratchShape::default(),
         };
-        Ok(Self { host: Host::default(), cpu, isa })
+        Ok(Self { host: Host::default(), cpu, isa, routed: Vec::new() })
     }
 }
 
@@ -152,8 +155,16 @@ impl Device for CpuDevice {
         self.host.add_weight(shape, bytes)
     }
 
+    fn bank_slots(&self, _: usize) -> usize {
+        usize::MAX
+    }
+
     fn bank(&mut self, count: usize, bytes: usize) -> Result<u16, Error> {
         self.host.bank(count, bytes)
+    }
+
+    fn slot_table(&mut self, slots: &[Slot]) -> Result<SlotTable, Error> {
+        self.host.slot_table(slots)
     }
 
     fn take_slot(&mut self, slot: Slot) -> Result<Bytes, Error> {
@@ -162,6 +173,10 @@ impl Device for CpuDevice {
 
     fn put_slot(&mut self, slot: Slot, bytes: Bytes) -> Result<(), Error> {
         self.host.put_slot(slot, bytes)
+    }
+
+    fn state_bytes(&self, shape: StateShape) -> u64 {
+        shape.bytes()
     }
 
     fn state(&mut self, shape: StateShape) -> Result<State, Error> {
@@ -182,6 +197,15 @@ impl Device for CpuDevice {
 
     fn run(&mut self, op: &Op<'_>) -> Result<(), Error> {
         op.check(&self.host)?;
+        if let &Op::Experts { x, shape, activation, uses: ExpertUses::Routed { ids, table }, inner, out } = op
+        {
+            let mut routed = std::mem::take(&mut self.routed);
+            let found = self.host.routed(ids, table, &mut routed);
+            let uses = ExpertUses::Listed(&routed);
+            let done = found.and_then(|()| self.run(&Op::Experts { x, shape, activation, uses, inner, out }));
+            self.routed = routed;
+            return done;
+        }
         let (host, cpu) = (&mut self.host, &mut self.cpu);
         match *op {
             Op::Embed { table, tokens, out } => elementwise::embed(host, cpu, (table, tokens), &out),

@@ -1,9 +1,9 @@
 //! What ops refuse, the same on every device, and that nothing is lost by it.
 
 use moeflux_compute::{
-    Activation, Buffer, Device, DeviceOptions, Error, ExpertGroups, ExpertShape, ExpertUse, Format,
-    HeadMatrix, HeadRows, MatrixShape, Op, RopePairs, Router, Scalar, ScratchShape, Shared, Slot, Span,
-    StateShape, View, open,
+    Activation, Buffer, Device, DeviceOptions, Error, ExpertGroups, ExpertShape, ExpertUse, ExpertUses,
+    Format, HeadMatrix, HeadRows, MatrixShape, Op, RopePairs, Router, Scalar, ScratchShape, Shared, Slot,
+    Span, StateShape, View, open,
 };
 
 use crate::harness::{Both, FOUR, Random};
@@ -342,7 +342,15 @@ fn experts_that_do_not_fit() {
         let (inner, out) = (both.poisoned(1, 8), both.poisoned(2, 4));
         let slot = |bank, index| Slot { bank, index };
         let used = |slot, row, part| &*vec![ExpertUse { slot, row, part }].leak();
-        let op = |uses| Op::Experts { x, shape: &shape, activation: Activation::SwiGlu, uses, inner, out };
+        let listed = ExpertUses::Listed;
+        let op = |uses| Op::Experts {
+            x,
+            shape: &shape,
+            activation: Activation::SwiGlu,
+            uses: listed(uses),
+            inner,
+            out,
+        };
         refused(both, "row", &op(used(slot(0, 0), 2, 0)));
         refused(both, "part", &op(used(slot(0, 0), 0, 2)));
         refused(both, "slot", &op(used(slot(0, 2), 0, 0)));
@@ -351,7 +359,7 @@ fn experts_that_do_not_fit() {
         refused(both, "inner", &op([used(slot(0, 0), 0, 0), used(slot(0, 1), 0, 1)].concat().leak()));
         let bad = ExpertShape { up: MatrixShape { rows: 7, ..wide }, ..shape };
         let activation = Activation::SwiGlu;
-        let uses = used(slot(0, 0), 0, 0);
+        let uses = listed(used(slot(0, 0), 0, 0));
         refused(both, "up", &Op::Experts { x, shape: &bad, activation, uses, inner, out });
         let up = MatrixShape { format: Format::Plain(Scalar::BF16), ..wide };
         let bad = ExpertShape { up, interleaved: true, ..shape };

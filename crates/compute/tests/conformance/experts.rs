@@ -1,6 +1,8 @@
 //! Experts in slots.
 
-use moeflux_compute::{Activation, ExpertShape, ExpertUse, Format, Isa, MatrixShape, Op, Scalar, Slot};
+use moeflux_compute::{
+    Activation, ExpertShape, ExpertUse, ExpertUses, Format, Isa, MatrixShape, Op, Scalar, Slot,
+};
 
 use crate::harness::{Both, FOUR, Random, bits, bytes, device, encode, formats, rounds};
 
@@ -67,7 +69,7 @@ fn every_format() {
                 x,
                 shape: &shape,
                 activation: Activation::SwiGlu,
-                uses: &uses,
+                uses: ExpertUses::Listed(&uses),
                 inner,
                 out,
             });
@@ -96,7 +98,7 @@ fn matrices_of_different_formats() {
                 x,
                 shape: &shape,
                 activation: Activation::SwiGlu,
-                uses: &uses,
+                uses: ExpertUses::Listed(&uses),
                 inner,
                 out,
             });
@@ -120,7 +122,7 @@ fn any_number_of_experts_per_row() {
                 x,
                 shape: &shape,
                 activation: Activation::SwiGlu,
-                uses: &uses,
+                uses: ExpertUses::Listed(&uses),
                 inner,
                 out,
             });
@@ -145,7 +147,14 @@ fn interleaved_with_biases_and_any_activation() {
                     let uses = uses(&mut random, bank, 5, 2, 3);
                     let x = both.random(&mut random, 5, 64);
                     let (inner, out) = (both.poisoned(10, 128), both.poisoned(10, 64));
-                    both.run(&Op::Experts { x, shape: &shape, activation, uses: &uses, inner, out });
+                    both.run(&Op::Experts {
+                        x,
+                        shape: &shape,
+                        activation,
+                        uses: ExpertUses::Listed(&uses),
+                        inner,
+                        out,
+                    });
                     let what = format!("{format}, {activation:?}, {interleaved}, {output_bias:?}");
                     if exact || !rounds(format) {
                         both.agree(&what, out, 1e-5);
@@ -167,9 +176,23 @@ fn parts_without_a_use_are_kept() {
         let uses = [ExpertUse { slot: Slot { bank, index: 0 }, row: 1, part: 2 }];
         let x = both.random(&mut random, 2, 64);
         let (inner, out) = (both.poisoned(1, 32), both.random(&mut random, 4, 64));
-        both.run(&Op::Experts { x, shape: &shape, activation: Activation::SwiGlu, uses: &uses, inner, out });
+        both.run(&Op::Experts {
+            x,
+            shape: &shape,
+            activation: Activation::SwiGlu,
+            uses: ExpertUses::Listed(&uses),
+            inner,
+            out,
+        });
         both.agree("one part", out, 1e-5);
-        both.run(&Op::Experts { x, shape: &shape, activation: Activation::SwiGlu, uses: &[], inner, out });
+        both.run(&Op::Experts {
+            x,
+            shape: &shape,
+            activation: Activation::SwiGlu,
+            uses: ExpertUses::Listed(&[]),
+            inner,
+            out,
+        });
         both.agree("none", out, 1e-5);
     });
 }
@@ -185,13 +208,27 @@ fn neither_threads_nor_other_uses_change_a_bit() {
         let uses = uses(&mut random, bank, 9, 4, 6);
         let x = both.random(&mut random, 9, 128);
         let (inner, out) = (both.poisoned(36, 192), both.poisoned(36, 128));
-        both.run(&Op::Experts { x, shape: &shape, activation: Activation::SwiGlu, uses: &uses, inner, out });
+        both.run(&Op::Experts {
+            x,
+            shape: &shape,
+            activation: Activation::SwiGlu,
+            uses: ExpertUses::Listed(&uses),
+            inner,
+            out,
+        });
         let together = bits(&both.read(out));
         for size in [1, 3] {
             both.device.write(out.buffer, &[f32::NAN; 36 * 128]).unwrap();
             for uses in uses.chunks(size) {
                 both.device
-                    .run(&Op::Experts { x, shape: &shape, activation: Activation::SwiGlu, uses, inner, out })
+                    .run(&Op::Experts {
+                        x,
+                        shape: &shape,
+                        activation: Activation::SwiGlu,
+                        uses: ExpertUses::Listed(uses),
+                        inner,
+                        out,
+                    })
                     .unwrap();
             }
             assert!(bits(&both.read(out)) == together, "{size} uses at once");
@@ -207,7 +244,7 @@ fn neither_threads_nor_other_uses_change_a_bit() {
                 x: alone,
                 shape: &shape,
                 activation: Activation::SwiGlu,
-                uses: &of_row,
+                uses: ExpertUses::Listed(&of_row),
                 inner,
                 out,
             })
@@ -217,4 +254,40 @@ fn neither_threads_nor_other_uses_change_a_bit() {
         outs.push(together);
     }
     assert!(outs.windows(2).all(|pair| pair[0] == pair[1]));
+}
+
+#[test]
+fn a_router_names_the_experts() {
+    let mut random = Random::new(37);
+    let matrix = |rows, cols| MatrixShape { rows, cols, format: FOUR };
+    let shape = ExpertShape::of(matrix(64, 64), matrix(64, 64), matrix(64, 64));
+    Both::each(|both, exact| {
+        for (rows, k) in [(1, 3), (5, 2), (40, 3)] {
+            let banks = [fill(both, &mut random, &shape, 4), fill(both, &mut random, &shape, 3)];
+            // Experts lie in any order in their banks.
+            let slots: Vec<Slot> =
+                (0..7).map(|e| Slot { bank: banks[e % 2], index: (e / 2) as u32 }).rev().collect();
+            let table = both.slot_table(&slots);
+            let ids: Vec<usize> =
+                (0..rows).flat_map(|row| (0..k).map(move |rank| (row * 5 + rank * 2) % 7)).collect();
+            let x = both.random(&mut random, rows, 64);
+            let of_router = both.dense(rows, &ids.iter().map(|id| *id as f32).collect::<Vec<_>>());
+            let (inner, out) = (both.poisoned(rows * k, 64), both.poisoned(rows * k, 64));
+            let uses = ExpertUses::Routed { ids: of_router, table };
+            both.run(&Op::Experts { x, shape: &shape, activation: Activation::SwiGlu, uses, inner, out });
+            let tolerance = if exact { 1e-5 } else { 2e-2 };
+            both.agree_in_sum("routed", out, tolerance);
+            // A list of the same uses gives the same bits.
+            let routed = bits(&both.read(out));
+            let mut uses: Vec<ExpertUse> = ids
+                .iter()
+                .enumerate()
+                .map(|(part, id)| ExpertUse { slot: slots[*id], row: part / k, part })
+                .collect();
+            uses.sort_by_key(|u| (u.slot, u.part));
+            let uses = ExpertUses::Listed(&uses);
+            both.run(&Op::Experts { x, shape: &shape, activation: Activation::SwiGlu, uses, inner, out });
+            assert_eq!(bits(&both.read(out)), routed, "{}", both.device.describe());
+        }
+    });
 }

@@ -2,7 +2,7 @@
 
 use moeflux_compute::{
     BlockScale, Buffer, Bytes, Device, DeviceOptions, Element, Error, Format, Isa, MatrixShape, Op, Scalar,
-    State, StateShape, View, Weight, open,
+    Slot, SlotTable, State, StateShape, View, Weight, open,
 };
 
 /// Small, fast, and the same everywhere.
@@ -196,6 +196,10 @@ impl Both {
 
     pub(crate) fn state(&mut self, shape: StateShape) -> State {
         self.twice(|device| device.state(shape).unwrap())
+    }
+
+    pub(crate) fn slot_table(&mut self, slots: &[Slot]) -> SlotTable {
+        self.twice(|device| device.slot_table(slots).unwrap())
     }
 
     pub(crate) fn commit(&mut self, state: State) {

@@ -2,7 +2,9 @@
 
 use std::{ops::Range, time::Instant};
 
-use moeflux_compute::{Activation, Buffer, ExpertShape, ExpertUse, Op, Router, Shared, View, Weight};
+use moeflux_compute::{
+    Activation, Buffer, ExpertShape, ExpertUse, ExpertUses, Op, Router, Shared, View, Weight,
+};
 
 use super::{LANES, Linear, Loader, Mlp, Step, Widths};
 use crate::{Error, blueprint::MoeBlueprint, experts::Lookup};
@@ -305,7 +307,7 @@ impl Moe {
         let intermediate = self.shape.gate.rows;
         let inner = View::rows(step.lane(INNER, 0).buffer, step.routing.uses.len(), intermediate);
         let layer = step.layer;
-        let uses = &step.routing.uses;
+        let uses = ExpertUses::Listed(&step.routing.uses);
         let op = Op::Experts { x, shape: &self.shape, activation: self.activation, uses, inner, out: parts };
         step.device.run(&op).map_err(Error::at(|| format!("layer {layer}, experts")))?;
         let ticket = step.device.submit().map_err(Error::at(|| format!("layer {layer}, experts")))?;
