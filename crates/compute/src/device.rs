@@ -3,6 +3,7 @@
 use crate::{
     Buffer, Error, Op, Slot, SlotTable, State, View, Weight,
     cpu::{CpuDevice, Isa},
+    gpu::GpuDevice,
     matrix::{Bytes, MatrixShape},
     reference::ReferenceDevice,
 };
@@ -57,6 +58,26 @@ pub struct ScratchShape {
     pub latent_head: usize,
 }
 
+/// Where a device's memory lies and how much there is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceMemory {
+    /// Bytes, where the system says.
+    pub total: Option<u64>,
+    /// Whether it is the host's own memory.
+    pub unified: bool,
+}
+
+/// What a device was asked to do so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Kernels that were started on a GPU.
+    pub dispatches: u64,
+    /// Times that work was handed to it.
+    pub submissions: u64,
+    /// Times that the host waited for it.
+    pub waits: u64,
+}
+
 /// A point in a device's queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
@@ -68,6 +89,16 @@ pub struct Ticket(pub u64);
 pub trait Device: Send {
     /// What computes, for people: "cpu, AVX-512 VNNI, 2 threads".
     fn describe(&self) -> String;
+
+    /// Its memory; `None` for a device in ordinary host memory.
+    fn memory(&self) -> Option<DeviceMemory> {
+        None
+    }
+
+    /// What a GPU was asked to do so far; zero on other devices.
+    fn counters(&self) -> Counters {
+        Counters::default()
+    }
 
     /// A zeroed buffer of `len` numbers.
     fn buffer(&mut self, len: usize) -> Result<Buffer, Error>;
@@ -133,14 +164,15 @@ pub trait Device: Send {
 /// How to open a device.
 #[derive(Clone, Debug, Default)]
 pub struct DeviceOptions {
-    /// `cpu` (the default) or `reference`.
+    /// `cpu` (the default), `reference`, `gpu` for the best adapter, or `gpu:N`.
     pub name: Option<String>,
     /// Threads that compute, the caller included; by default as many as the system says that the process may
     /// use at once, which counts two for a core with two threads.
     pub threads: Option<usize>,
     /// The exact path: f32 activations everywhere. Without it a device may round activations to 8 bits.
     pub exact: bool,
-    /// Forces an instruction set (`generic`, `avx2`, `avx512`, `neon`) instead of the best one.
+    /// Forces an instruction set (`generic`, `avx2`, `avx512`, `neon`) instead of the best one; `plain` makes a GPU do
+    /// without subgroups, f16 and cooperative matrices.
     pub isa: Option<String>,
 }
 
@@ -158,6 +190,18 @@ pub fn open(options: &DeviceOptions) -> Result<Box<dyn Device>, Error> {
             Ok(Box::new(CpuDevice::new(isa, options.threads, options.exact)?))
         }
         "reference" => Ok(Box::new(ReferenceDevice::default())),
-        other => Err(Error::Device(format!("there is no device {other:?}: choose cpu or reference"))),
+        name => {
+            let index = match name.strip_prefix("gpu") {
+                Some("") => Some(None),
+                Some(number) => number.strip_prefix(':').and_then(|n| n.parse().ok()).map(Some),
+                None => None,
+            };
+            let Some(index) = index else {
+                return Err(Error::Device(format!(
+                    "there is no device {name:?}: choose cpu, gpu, gpu:N or reference"
+                )));
+            };
+            Ok(Box::new(GpuDevice::new(index, options.exact, options.isa.as_deref())?))
+        }
     }
 }

@@ -7,6 +7,7 @@ mod cpu;
 mod device;
 mod error;
 mod format;
+mod gpu;
 mod host;
 mod matrix;
 mod op;
@@ -14,9 +15,12 @@ mod op_check;
 mod reference;
 
 pub use cpu::Isa;
-pub use device::{Device, DeviceOptions, KEY_BLOCK, ScratchShape, StateShape, Ticket, open};
+pub use device::{
+    Counters, Device, DeviceMemory, DeviceOptions, KEY_BLOCK, ScratchShape, StateShape, Ticket, open,
+};
 pub use error::Error;
 pub use format::{BlockScale, Element, Format, PartBytes, Scalar, quant};
+pub use gpu::{Adapter, AdapterKind, adapters};
 pub use matrix::{Bytes, ExpertShape, Matrix, MatrixShape};
 pub use op::{
     Activation, Buffer, ExpertGroups, ExpertUse, ExpertUses, HeadMatrix, HeadRows, Op, RopePairs, Router,
