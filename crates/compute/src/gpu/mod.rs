@@ -5,6 +5,7 @@
 //! written with the work that uses it.
 
 mod adapter;
+mod attention;
 mod elementwise;
 mod kernel;
 mod memory;
@@ -389,7 +390,8 @@ impl Device for GpuDevice {
             | Op::Combine { .. }
             | Op::Rope { .. } => elementwise::run(self, op),
             Op::Embed { .. } | Op::MatMul { .. } | Op::HeadMatMul { .. } => self.missing(op),
-            Op::Attention { .. } | Op::LatentAttention { .. } | Op::TopPositions { .. } => self.missing(op),
+            Op::Attention { .. } => attention::attention(self, op),
+            Op::LatentAttention { .. } | Op::TopPositions { .. } => self.missing(op),
             Op::Conv1d { .. } | Op::DeltaNet { .. } => self.missing(op),
             Op::TopK { .. } => self.missing(op),
             Op::Experts { .. } => self.missing(op),
