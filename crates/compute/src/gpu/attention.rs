@@ -6,7 +6,7 @@ use crate::{Error, KEY_BLOCK, Op, Span, State, StateShape, View, op_check::stale
 static APPEND: Kernel = kernel!("attention_append", ["common", "attention_append"], [Write, Write]);
 static ATTENTION: Kernel = kernel!(
     "attention",
-    ["common", "attention_state", "attention_splits", "attention_finish", "attention"],
+    ["common", "attention_state", "attention_scores", "attention_splits", "attention_finish", "attention"],
     [Write, Read, Write]
 );
 static MERGE: Kernel = kernel!(
@@ -20,7 +20,7 @@ const THREADS: usize = 256;
 /// What stands for "none" among the parameters.
 const NONE: u32 = u32::MAX;
 /// Most heads of a workgroup: they read the same keys and values.
-const MOST_HEADS: usize = 16;
+pub(super) const MOST_HEADS: usize = 16;
 /// Most pairs of sums that a thread keeps.
 const MOST_SUMS: usize = 32;
 /// Most parts that the positions of a row are split into.

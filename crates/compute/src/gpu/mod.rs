@@ -12,6 +12,7 @@ mod memory;
 mod native;
 mod norm;
 mod params;
+mod top_positions;
 
 use std::collections::VecDeque;
 
@@ -391,7 +392,8 @@ impl Device for GpuDevice {
             | Op::Rope { .. } => elementwise::run(self, op),
             Op::Embed { .. } | Op::MatMul { .. } | Op::HeadMatMul { .. } => self.missing(op),
             Op::Attention { .. } => attention::attention(self, op),
-            Op::LatentAttention { .. } | Op::TopPositions { .. } => self.missing(op),
+            Op::LatentAttention { .. } => self.missing(op),
+            Op::TopPositions { .. } => top_positions::top_positions(self, op),
             Op::Conv1d { .. } | Op::DeltaNet { .. } => self.missing(op),
             Op::TopK { .. } => self.missing(op),
             Op::Experts { .. } => self.missing(op),

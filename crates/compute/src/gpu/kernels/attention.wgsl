@@ -4,9 +4,9 @@
 //   out[h] = y / (sum + exp(sink - m)) * sigmoid(gate);
 // else m, sum and y go to scratch, for `attention_merge`.
 //
-// A workgroup walks its part in blocks of BLOCK positions: keys go to workgroup memory in chunks of CHUNK words, where
-// each thread scores one position for HPT heads; then each thread owns a pair of columns of the values, for all heads and
-// for every G-th four positions. So keys and values are read once for all heads, and reads are coalesced.
+// A workgroup walks its part in blocks of BLOCK positions: `attention_scores` scores them, then each thread owns a pair of
+// columns of the values, for all heads and for every G-th four positions. So keys and values are read once for all heads,
+// and reads are coalesced.
 //
 // WG: 256. HT: most heads of a workgroup, a power of two. KEY, VALUE: widths. LATENT 1: values are the first numbers of
 // the keys. NAMED 1: positions are those of a list. COLUMNS: pairs of values that threads take side by side, a power of two
@@ -21,14 +21,6 @@ struct Params {
 var<immediate> p: Params;
 @group(0) @binding(2) var<storage, read_write> scratch: array<f32>;
 
-const BLOCK = 64u;
-const KW = (KEY + PER - 1u) / PER;
-const CHUNKS = (KW + 63u) / 64u;
-const CHUNK = ((KW + CHUNKS - 1u) / CHUNKS + 3u) / 4u * 4u;
-// Vectors of a key's chunk in workgroup memory; odd, so that neighbours lie in different banks.
-const ROW = (CHUNK / 4u) | 1u;
-const TILE = max(BLOCK * ROW, WG);
-const HPT = (HT + 3u) / 4u;
 const PARTS = BLOCK / TEAM;
 const PAIRS = (VALUE + 1u) / 2u;
 const PASSES = (PAIRS + COLUMNS - 1u) / COLUMNS;
@@ -37,13 +29,15 @@ const VALUE_STRIDE = LATENT * KEY + (1u - LATENT) * VALUE;
 // Pairs of heads whose sums lie in workgroup memory at once.
 const ROUND = TILE / WG;
 
-var<workgroup> keys: array<vec4<u32>, TILE>;
-var<workgroup> queries: array<vec4<f32>, HT * CHUNK * PER / 4u>;
 var<workgroup> weights: array<vec4<f32>, HT * BLOCK / 4u>;
 var<workgroup> parts: array<f32, HT * PARTS>;
 var<workgroup> keep: array<f32, HT>;
 var<workgroup> largest: array<f32, HT>;
 var<workgroup> named: array<u32, BLOCK>;
+// Where a block begins in the state, and where the row itself lies; which head of keys.
+var<private> ring: u32;
+var<private> own: u32;
+var<private> kv: u32;
 
 @compute @workgroup_size(WG)
 fn main(
@@ -56,10 +50,11 @@ fn main(
     let split = group % p.splits;
     let head_tile = group / p.splits % p.tiles;
     let kv_heads = p.heads / p.group;
-    let kv = group / p.splits / p.tiles % kv_heads;
+    kv = group / p.splits / p.tiles % kv_heads;
     let row = group / p.splits / p.tiles / kv_heads;
     if (row >= p.rows) { return; }
     let position = p.position + row;
+    own = position % p.positions;
     let seen = seen_at(position, p.window, p.least, p.most);
     let begin = split * seen.of_split;
     if (begin >= seen.count) { return; }
@@ -86,7 +81,7 @@ fn main(
 
     for (var block = begin; block < end; block += BLOCK) {
         let len = min(BLOCK, end - block);
-        let ring = (seen.start + block) % p.positions;
+        ring = (seen.start + block) % p.positions;
         if (NAMED == 1u) {
             workgroupBarrier();
             if (index < BLOCK) {
@@ -101,47 +96,7 @@ fn main(
             workgroupBarrier();
         }
 
-        for (var j = 0u; j < HPT; j++) { score[j] = 0.0; }
-        for (var chunk = 0u; chunk < KW; chunk += CHUNK) {
-            workgroupBarrier();
-            for (var i = index; i < HT * CHUNK * PER; i += WG) {
-                let h = i / (CHUNK * PER);
-                let at = chunk * PER + i % (CHUNK * PER);
-                var x = 0.0;
-                if (h < n_heads && at < KEY) { x = a[q + h * p.q.head + at]; }
-                queries[i / 4u][i % 4u] = x;
-            }
-            for (var i = index; i < BLOCK * CHUNK; i += WG) {
-                let r = i / CHUNK;
-                let w = i % CHUNK;
-                var x = 0u;
-                if (r < len && chunk + w < KW) {
-                    let place = place_of(r, ring, position);
-                    x = state_word((place * kv_heads + kv) * KEY, chunk + w, KEY, KEY);
-                }
-                keys[r * ROW + w / 4u][w % 4u] = x;
-            }
-            workgroupBarrier();
-            if (scores_heads) {
-                for (var w = 0u; w < CHUNK / 4u; w++) {
-                    let k = keys[t * ROW + w];
-                    if (HALF == 1u) {
-                        let one = vec4(unpack2x16float(k.x), unpack2x16float(k.y));
-                        let two = vec4(unpack2x16float(k.z), unpack2x16float(k.w));
-                        for (var j = 0u; j < HPT; j++) {
-                            let of_head = (my_head + j) * (CHUNK / 2u) + w * 2u;
-                            score[j] += dot(one, queries[of_head]) + dot(two, queries[of_head + 1u]);
-                        }
-                    } else {
-                        let one = bitcast<vec4<f32>>(k);
-                        for (var j = 0u; j < HPT; j++) {
-                            score[j] += dot(one, queries[(my_head + j) * (CHUNK / 4u) + w]);
-                        }
-                    }
-                }
-            }
-        }
-
+        score = scores_of(index, q, p.q.head, n_heads, len);
         var sees = t < len;
         if (NAMED == 1u) { sees = sees && named[t] != NONE; }
         for (var j = 0u; j < HPT; j++) {
@@ -172,7 +127,7 @@ fn main(
                 var v: array<vec2<f32>, 4>;
                 for (var i = 0u; i < 4u; i++) {
                     // What is behind the last position has no weight.
-                    let place = place_of(min(four * 4u + i, len - 1u), ring, position);
+                    let place = place_of(min(four * 4u + i, len - 1u));
                     var at = (place * kv_heads + kv) * VALUE_STRIDE;
                     if (LATENT == 0u) { at += p.values; }
                     v[i] = state_pair(at, pair, VALUE, VALUE_STRIDE);
@@ -252,8 +207,12 @@ fn main(
 }
 
 // Where position `i` of a block lies in the state; one that a list does not name lies where the row itself does.
-fn place_of(i: u32, ring: u32, position: u32) -> u32 {
-    if (NAMED == 1u) { return select(named[i], position % p.positions, named[i] == NONE); }
+fn place_of(i: u32) -> u32 {
+    if (NAMED == 1u) { return select(named[i], own, named[i] == NONE); }
     let place = ring + i;
     return select(place, place - p.positions, place >= p.positions);
+}
+
+fn key_at(i: u32) -> u32 {
+    return (place_of(i) * (p.heads / p.group) + kv) * KEY;
 }
