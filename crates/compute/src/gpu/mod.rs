@@ -6,7 +6,10 @@
 
 mod adapter;
 mod elementwise;
+mod experts;
+mod formats;
 mod kernel;
+mod matmul;
 mod memory;
 mod native;
 mod norm;
@@ -388,11 +391,11 @@ impl Device for GpuDevice {
             | Op::SoftCap { .. }
             | Op::Combine { .. }
             | Op::Rope { .. } => elementwise::run(self, op),
-            Op::Embed { .. } | Op::MatMul { .. } | Op::HeadMatMul { .. } => self.missing(op),
+            Op::Embed { .. } | Op::MatMul { .. } | Op::HeadMatMul { .. } => matmul::run(self, op),
             Op::Attention { .. } | Op::LatentAttention { .. } | Op::TopPositions { .. } => self.missing(op),
             Op::Conv1d { .. } | Op::DeltaNet { .. } => self.missing(op),
             Op::TopK { .. } => self.missing(op),
-            Op::Experts { .. } => self.missing(op),
+            Op::Experts { .. } => experts::experts(self, op),
         }
     }
 
