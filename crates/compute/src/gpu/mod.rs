@@ -11,6 +11,8 @@ mod memory;
 mod native;
 mod norm;
 mod params;
+mod recurrent;
+mod topk;
 
 use std::collections::VecDeque;
 
@@ -33,7 +35,7 @@ const UPLOAD: usize = 1 << 20;
 const HAND_OVER: u32 = 96;
 /// Threads of a team without subgroups.
 const TEAM_IN_MEMORY: u32 = 16;
-/// Words at the start of the upload buffer's twin that kernels report to: the first is one plus the row of a NaN.
+/// Bytes that kernels report to. Word 0: the complement of the first row in which a router found a NaN.
 const REPORT: u64 = 256;
 
 static PROBE: Kernel = kernel!("probe", ["probe"], [Write]);
@@ -253,7 +255,7 @@ impl GpuDevice {
         readback.unmap();
         match row {
             0 => Ok(()),
-            row => Err(Error::RouterNan { row: row as usize - 1 }),
+            row => Err(Error::RouterNan { row: !row as usize }),
         }
     }
 
@@ -390,8 +392,9 @@ impl Device for GpuDevice {
             | Op::Rope { .. } => elementwise::run(self, op),
             Op::Embed { .. } | Op::MatMul { .. } | Op::HeadMatMul { .. } => self.missing(op),
             Op::Attention { .. } | Op::LatentAttention { .. } | Op::TopPositions { .. } => self.missing(op),
-            Op::Conv1d { .. } | Op::DeltaNet { .. } => self.missing(op),
-            Op::TopK { .. } => self.missing(op),
+            Op::Conv1d { .. } => recurrent::conv1d(self, op),
+            Op::DeltaNet { .. } => recurrent::delta_net(self, op),
+            Op::TopK { .. } => topk::top_k(self, op),
             Op::Experts { .. } => self.missing(op),
         }
     }
