@@ -3,8 +3,7 @@
 use super::{Constants, GpuDevice, Kernel, Params, kernel};
 use crate::{Buffer, Error, Op, Scoring};
 
-static TOP_K: Kernel =
-    kernel!("topk", ["common", "precise", "order", "words_group", "topk"], [Write, Write]);
+static TOP_K: Kernel = kernel!("topk", ["common", "precise", "order", "words_group", "topk"], [Write, Write]);
 static TOP_K_OF_MANY: Kernel =
     kernel!("topk_of_many", ["common", "precise", "order", "words_scratch", "topk"], [Write, Write, Write]);
 

@@ -140,13 +140,15 @@ fn sessions_of_one_op_know_nothing_of_each_other() {
     let mut random = Random::new(26);
     Both::each(|both, _| {
         let delta = Delta::new(both, &mut random, 7, (2, 4, 24, 40));
-        let conv = (both.random(&mut random, 7, 30), both.poisoned(7, 30), both.numbers(&random.numbers(120)));
+        let conv =
+            (both.random(&mut random, 7, 30), both.poisoned(7, 30), both.numbers(&random.numbers(120)));
         let both_ops = |both: &mut Both, first: usize, rows: usize, spans: &[Span], convs: &[Span]| {
             delta.run(both, first, spans);
             let (x, out, weight) = (conv.0.slice(first, rows), conv.1.slice(first, rows), conv.2);
             both.run(&Op::Conv1d { x, weight, width: 4, spans: convs, out });
         };
-        let states = |both: &mut Both, len: usize| [(); 2].map(|()| both.state(StateShape::Recurrent { len }));
+        let states =
+            |both: &mut Both, len: usize| [(); 2].map(|()| both.state(StateShape::Recurrent { len }));
         let of = |[one, other]: [State; 2]| {
             [Span { state: one, position: 0, rows: 3 }, Span { state: other, position: 0, rows: 4 }]
         };

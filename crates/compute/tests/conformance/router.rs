@@ -73,9 +73,15 @@ fn noaux(both: &mut Both, random: &mut Random, n: usize, groups: Option<ExpertGr
 fn every_kind_of_router() {
     let mut random = Random::new(43);
     Both::each(|both, _| {
-        for (n, k, count, chosen) in
-            [(8, 2, 1, 1), (16, 4, 4, 2), (256, 8, 8, 4), (12, 3, 12, 3), (60, 20, 5, 5), (9, 1, 3, 1), (512, 8, 8, 4)]
-        {
+        for (n, k, count, chosen) in [
+            (8, 2, 1, 1),
+            (16, 4, 4, 2),
+            (256, 8, 8, 4),
+            (12, 3, 12, 3),
+            (60, 20, 5, 5),
+            (9, 1, 3, 1),
+            (512, 8, 8, 4),
+        ] {
             let groups = Some(ExpertGroups { count, chosen });
             let full = noaux(both, &mut random, n, groups);
             let logits = both.random(&mut random, 7, n);
