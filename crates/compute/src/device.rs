@@ -61,6 +61,26 @@ pub struct ScratchShape {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 
+/// Where a device's memory lies and how much there is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceMemory {
+    /// Bytes; `None` where the system does not say.
+    pub total: Option<u64>,
+    /// Whether it is the host's own memory.
+    pub unified: bool,
+}
+
+/// What a device was made to do so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Kernels that were started.
+    pub dispatches: u64,
+    /// Times that work was handed over.
+    pub submissions: u64,
+    /// Times that the host waited for it.
+    pub waits: u64,
+}
+
 /// Something that computes.
 ///
 /// Ops run in the order of the calls. Handles are only valid on the device that made them; a handle of a
@@ -68,6 +88,16 @@ pub struct Ticket(pub u64);
 pub trait Device: Send {
     /// What computes, for people: "cpu, AVX-512 VNNI, 2 threads".
     fn describe(&self) -> String;
+
+    /// The device's memory; `None` where it is the host's and counts with everything else there.
+    fn memory(&self) -> Option<DeviceMemory> {
+        None
+    }
+
+    /// What it has done; zeros on a device that starts no kernels.
+    fn counters(&self) -> Counters {
+        Counters::default()
+    }
 
     /// A zeroed buffer of `len` numbers.
     fn buffer(&mut self, len: usize) -> Result<Buffer, Error>;
@@ -128,6 +158,55 @@ pub trait Device: Send {
     /// Takes the memory of [`Device::scratch_bytes`]; ops of that size then allocate
     /// nothing; larger ones work, but allocate.
     fn reserve_scratch(&mut self, shape: ScratchShape) -> Result<(), Error>;
+}
+
+/// What kind of thing a graphics adapter is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AdapterKind {
+    /// A card with memory of its own.
+    Discrete,
+    /// Part of the processor, or beside it on the same memory.
+    Integrated,
+    /// A share of one that a hypervisor gives.
+    Virtual,
+    /// The processor, playing one.
+    Software,
+    /// The system does not say.
+    Other,
+}
+
+/// A graphics adapter of this machine.
+#[derive(Clone, Debug)]
+pub struct Adapter {
+    /// The `N` of `gpu:N`.
+    pub index: usize,
+    /// What its maker calls it.
+    pub name: String,
+    /// How it is reached: "Vulkan", "Metal", "DX12".
+    pub backend: String,
+    /// What kind of thing it is.
+    pub kind: AdapterKind,
+    /// Its driver and that one's version.
+    pub driver: String,
+    /// Bytes of its memory, where the system says.
+    pub memory: Option<u64>,
+    /// The largest buffer in bytes.
+    pub max_buffer: u64,
+    /// The largest part of a buffer that a kernel can see, in bytes.
+    pub max_binding: u64,
+    /// The fewest and the most threads that compute in step, where kernels can use them together.
+    pub subgroup: Option<(u32, u32)>,
+    /// Whether kernels can use half precision.
+    pub f16: bool,
+    /// Whether it has units that multiply matrices.
+    pub cooperative_matrix: bool,
+    /// Why it cannot be used, if it cannot.
+    pub unusable: Option<String>,
+}
+
+/// The graphics adapters of this machine.
+pub fn adapters() -> Vec<Adapter> {
+    Vec::new()
 }
 
 /// How to open a device.

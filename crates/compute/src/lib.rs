@@ -14,7 +14,10 @@ mod op_check;
 mod reference;
 
 pub use cpu::Isa;
-pub use device::{Device, DeviceOptions, KEY_BLOCK, ScratchShape, StateShape, Ticket, open};
+pub use device::{
+    Adapter, AdapterKind, Counters, Device, DeviceMemory, DeviceOptions, KEY_BLOCK, ScratchShape, StateShape,
+    Ticket, adapters, open,
+};
 pub use error::Error;
 pub use format::{BlockScale, Element, Format, PartBytes, Scalar, quant};
 pub use matrix::{Bytes, ExpertShape, Matrix, MatrixShape};
