@@ -14,11 +14,11 @@ use crate::{
     Error, Session,
     blueprint::Blueprint,
     checkpoint::Checkpoint,
+    device::{ChosenDevice, Opened, open_device},
     experts::{ExpertCache, ExpertSource, PoolReader, Reader},
     layer::Loader,
     memory::{MemoryPlan, MemoryRequest, READ_THREADS, scratch_shape},
     model::{LayerStates, Model},
-    system::physical_cores,
     text::Text,
 };
 
@@ -30,7 +30,8 @@ pub type WrapReader = Box<dyn FnOnce(Box<dyn Reader>) -> Box<dyn Reader> + Send>
 pub struct EngineOptions {
     /// Budget, context, chunk.
     pub memory: MemoryRequest,
-    /// Device, threads, exactness.
+    /// Device, threads, exactness. Besides the names that a device has, `auto` is the one that is faster for the
+    /// model, and `gpu` the best adapter that there is.
     pub device: DeviceOptions,
     /// Wraps the reader of experts.
     pub wrap_reader: Option<WrapReader>,
@@ -47,7 +48,7 @@ struct Shared {
     blueprint: Blueprint,
     plan: MemoryPlan,
     text: Option<Text>,
-    device: String,
+    device: ChosenDevice,
     runtime: Mutex<Runtime>,
     /// Sessions that live now.
     sessions: AtomicUsize,
@@ -73,8 +74,7 @@ impl Engine {
     ) -> Result<Self, Error> {
         let blueprint = Blueprint::of(&checkpoint)?;
         let text = Text::of(&checkpoint, blueprint.vocab)?;
-        let mut device = open_device(&options.device)?;
-        let plan = MemoryPlan::new(&blueprint, &options.memory, &*device)?;
+        let Opened { mut device, plan, chosen } = open_device(&blueprint, &options.memory, &options.device)?;
         device
             .reserve_scratch(scratch_shape(&blueprint, plan.chunk))
             .map_err(Error::at(|| "reserving the device's memory"))?;
@@ -106,7 +106,7 @@ impl Engine {
             blueprint,
             plan,
             text,
-            device: device.describe(),
+            device: chosen,
             runtime: Mutex::new(Runtime { device, cache, model }),
             sessions: AtomicUsize::new(0),
         };
@@ -153,21 +153,14 @@ impl Engine {
         &self.shared.plan
     }
 
-    /// What computes.
-    pub fn device(&self) -> &str {
+    /// What computes, and why that.
+    pub fn device(&self) -> &ChosenDevice {
         &self.shared.device
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Runtime> {
         self.shared.runtime.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Opens a device, by default with a thread for each physical core.
-pub(crate) fn open_device(options: &DeviceOptions) -> Result<Box<dyn Device>, Error> {
-    let threads = options.threads.or_else(|| Some(physical_cores()));
-    moeflux_compute::open(&DeviceOptions { threads, ..options.clone() })
-        .map_err(Error::at(|| "opening the device"))
 }
 
 impl Runtime {

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use moeflux_compute::{Device, Slot, Ticket};
+use moeflux_compute::{Bytes, Device, Slot, Ticket};
 
 use super::{
     policy::{Lru, Policy},
-    reader::{ReadRequest, Reader},
+    reader::{Completion, ReadRequest, Reader},
     source::ExpertSource,
 };
 use crate::{Error, stats::Stats};
@@ -33,6 +33,14 @@ struct Place {
 }
 
 const EMPTY: Place = Place { layer: NONE, expert: NONE, pins: 0, reading: false, ticket: Ticket(0) };
+
+/// The most bytes that cache, policy, queues and device keep of an expert besides its weights.
+pub(crate) const BOOKKEEPING: usize = size_of::<Place>()
+    + size_of::<Slot>()
+    + 2 * size_of::<usize>()
+    + size_of::<ReadRequest>()
+    + size_of::<Completion>()
+    + size_of::<Bytes>();
 
 /// The expert cache.
 pub(crate) struct ExpertCache {
