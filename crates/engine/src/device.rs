@@ -70,6 +70,7 @@ pub(crate) fn open_device(
     blueprint: &Blueprint,
     request: &MemoryRequest,
     options: &DeviceOptions,
+    wrap: Option<&(dyn Fn(Box<dyn Device>) -> Box<dyn Device> + Send)>,
 ) -> Result<Opened, Error> {
     let machine = Machine {
         graphics: has_graphics(),
@@ -77,7 +78,11 @@ pub(crate) fn open_device(
         open: &|name| {
             let threads = options.threads.or_else(|| Some(physical_cores()));
             let options = DeviceOptions { name: Some(name.to_owned()), threads, ..options.clone() };
-            moeflux_compute::open(&options).map_err(Error::at(|| "opening the device"))
+            let device = moeflux_compute::open(&options).map_err(Error::at(|| "opening the device"))?;
+            Ok(match wrap {
+                Some(wrap) => wrap(device),
+                None => device,
+            })
         },
     };
     machine.choose(blueprint, request, options.name.as_deref().unwrap_or("cpu"))

@@ -15,7 +15,7 @@ use crate::{
     blueprint::Blueprint,
     checkpoint::Checkpoint,
     device::{ChosenDevice, Opened, open_device},
-    experts::{ExpertCache, ExpertSource, PoolReader, Reader},
+    experts::{Banks, ExpertCache, ExpertSource, PoolReader, Reader},
     layer::Loader,
     memory::{MemoryPlan, MemoryRequest, READ_THREADS, scratch_shape},
     model::{LayerStates, Model},
@@ -24,6 +24,9 @@ use crate::{
 
 /// Wraps the reader of experts: for tests that shuffle, delay or fail reads.
 pub type WrapReader = Box<dyn FnOnce(Box<dyn Reader>) -> Box<dyn Reader> + Send>;
+
+/// Wraps a device as soon as it is open: for tests that limit or watch it.
+pub type WrapDevice = Box<dyn Fn(Box<dyn Device>) -> Box<dyn Device> + Send>;
 
 /// How to open an engine.
 #[derive(Default)]
@@ -35,6 +38,8 @@ pub struct EngineOptions {
     pub device: DeviceOptions,
     /// Wraps the reader of experts.
     pub wrap_reader: Option<WrapReader>,
+    /// Wraps the device.
+    pub wrap_device: Option<WrapDevice>,
 }
 
 /// A loaded model. Clones share it; threads take turns.
@@ -62,8 +67,9 @@ pub(crate) struct Runtime {
 }
 
 impl Engine {
-    /// Loads the dense weights of a checkpoint and makes the slots for its experts. `progress` gets bytes loaded
-    /// and bytes to load.
+    /// Loads the dense weights of a checkpoint and makes the slots for its experts; where the device takes weights into
+    /// memory that it manages and the plan has a slot for every expert, loads those too. `progress` gets bytes loaded and
+    /// bytes to load.
     ///
     /// # Errors
     /// The checkpoint is not supported or damaged, the budget is too small, or a file cannot be read.
@@ -74,7 +80,11 @@ impl Engine {
     ) -> Result<Self, Error> {
         let blueprint = Blueprint::of(&checkpoint)?;
         let text = Text::of(&checkpoint, blueprint.vocab)?;
-        let Opened { mut device, plan, chosen } = open_device(&blueprint, &options.memory, &options.device)?;
+        let wrap = options.wrap_device.as_deref();
+        let Opened { mut device, plan, chosen } =
+            open_device(&blueprint, &options.memory, &options.device, wrap)?;
+        let takes_over = device.memory().is_some();
+        let load_all = takes_over && plan.slots >= blueprint.experts();
         device
             .reserve_scratch(scratch_shape(&blueprint, plan.chunk))
             .map_err(Error::at(|| "reserving the device's memory"))?;
@@ -82,25 +92,31 @@ impl Engine {
             Arc::clone(checkpoint.files()),
             blueprint.layers.iter().map(|l| l.moe().map(|m| m.experts.clone())).collect(),
         ));
-        let total = blueprint.matrices().flat_map(|m| &m.segments).map(|s| s.bytes as u64).sum();
+        let dense: u64 = blueprint.matrices().flat_map(|m| &m.segments).map(|s| s.bytes as u64).sum();
+        let total = dense + if load_all { blueprint.experts_bytes() } else { 0 };
         let mut loaded = 0;
+        let mut progress = |bytes: u64| {
+            loaded += bytes;
+            progress(loaded, total);
+        };
         let mut loader = Loader {
             checkpoint: &checkpoint,
             device: &mut *device,
             exact: options.device.exact,
-            progress: &mut |bytes| {
-                loaded += bytes;
-                progress(loaded, total);
-            },
+            progress: &mut progress,
         };
         let model = Model::load(&blueprint, &mut loader, plan.chunk, plan.context)?;
-        let bank = device.bank(plan.slots, plan.slot as usize).map_err(Error::at(|| "slots for experts"))?;
+        let layer = blueprint.moe_layers().map(|(_, m)| m.experts.count).max().unwrap_or(0);
+        let banks = Banks::new(&mut *device, plan.slots, plan.slot as usize, layer)?;
         let mut reader: Box<dyn Reader> =
             Box::new(PoolReader::new(Arc::clone(&source), READ_THREADS, plan.slots)?);
         if let Some(wrap) = options.wrap_reader {
             reader = wrap(reader);
         }
-        let cache = ExpertCache::new(source, reader, bank, plan.slots);
+        let mut cache = ExpertCache::new(source, reader, banks, takes_over);
+        if load_all {
+            cache.load_all(&mut *device, &mut progress)?;
+        }
         let shared = Shared {
             folder: checkpoint.folder().into(),
             blueprint,

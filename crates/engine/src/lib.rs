@@ -26,7 +26,7 @@ pub use blueprint::*;
 pub use chat::{ChatOptions, ChatTemplate, Message};
 pub use checkpoint::{Checkpoint, MatrixSource, Segment, VectorSource, unpack_embedded};
 pub use device::{ChosenDevice, Devices};
-pub use engine::{Engine, EngineOptions, WrapReader};
+pub use engine::{Engine, EngineOptions, WrapDevice, WrapReader};
 pub use error::Error;
 pub use experts::{Completion, ReadRequest, Reader};
 pub use generate::{Answer, Finish, GenerateRequest, Phase, generate};

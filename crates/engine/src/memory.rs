@@ -110,7 +110,7 @@ impl MemoryPlan {
         device: &DeviceOptions,
     ) -> Result<(Self, ChosenDevice), Error> {
         let _text = Text::of(checkpoint, blueprint.vocab)?;
-        let opened = open_device(blueprint, request, device)?;
+        let opened = open_device(blueprint, request, device, None)?;
         Ok((opened.plan, opened.chosen))
     }
 

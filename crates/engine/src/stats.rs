@@ -8,7 +8,9 @@ use serde::Serialize;
 pub struct Stats {
     /// Tokens fed.
     pub tokens: u64,
-    /// Experts that were needed: of each layer and step the distinct ones.
+    /// Experts that were needed: of each layer and step the distinct ones. Where a device looks experts up by itself
+    /// nobody else sees which they were; then as many count as there can have been: the lesser of rows times k and the
+    /// experts of the layer, which is exact for a token. All of them are hits.
     pub experts_needed: u64,
     /// Of those, the ones that were in a slot already.
     pub experts_hit: u64,
