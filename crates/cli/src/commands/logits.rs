@@ -84,7 +84,6 @@ pub(crate) fn run(args: &LogitsArgs, ui: Ui) -> anyhow::Result<ExitCode> {
             (None, out.clone())
         }
         None => {
-            ui.line(format_args!("{rows} of logits computed; {on}"));
             let written = writer.aside().to_owned();
             (Some(writer), written)
         }
@@ -93,6 +92,9 @@ pub(crate) fn run(args: &LogitsArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         Some(other) => compare::run(&TensorFile::open(&written)?, other, args.tolerance)?,
         None => ExitCode::SUCCESS,
     };
+    if kept.is_some() {
+        ui.line(format_args!("{rows} of logits computed; {on}"));
+    }
     drop(kept);
     Ok(code)
 }
