@@ -154,7 +154,7 @@ impl Shape {
 }
 
 /// Attends from the rows of one span to its keys and values.
-fn attend(
+pub(super) fn attend(
     gpu: &mut GpuDevice,
     kv: &KeyValues,
     (span, first): (&Span, usize),
