@@ -42,7 +42,10 @@ pub(super) fn latent_attention(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), E
                 out: found,
             };
             let span = Span { position: span.position + from, rows, ..*span };
-            attention::attend(gpu, &kv, (&span, 0), &attend)?;
+            match gpu.exact {
+                true => attention::attend(gpu, &kv, (&span, 0), &attend)?,
+                false => attention::attend_tiled(gpu, &kv, (&span, 0), &attend)?,
+            }
             matmul::head_mat_mul(gpu, found, values, part(out))?;
         }
         first += span.rows;
