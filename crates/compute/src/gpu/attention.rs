@@ -9,6 +9,11 @@ static ATTENTION: Kernel = kernel!(
     ["common", "attention_state", "attention_scores", "attention_splits", "attention_finish", "attention"],
     [Write, Read, Write]
 );
+static TILES: Kernel = kernel!(
+    "attention_tiles",
+    ["common", "attention_state", "attention_finish", "attention_tiles"],
+    [Write, Read]
+);
 static MERGE: Kernel = kernel!(
     "attention_merge",
     ["common", "attention_splits", "attention_finish", "attention_merge"],
@@ -31,6 +36,10 @@ const WORKGROUPS: usize = 512;
 const LEAST_SPLIT: usize = 32;
 /// Numbers of scratch that rows share: those that need more run one after another.
 const SCRATCH: usize = 8 << 20;
+/// Rows from which on the fast path takes several at a time.
+const TILED_ROWS: usize = 16;
+/// Queries and values of a workgroup that takes several rows: numbers of which its threads keep 64 each.
+const TILE_NUMBERS: usize = 64 * 256;
 /// Positions above this are brought down by the length of a state that wraps around.
 const HIGH: usize = 1 << 30;
 
@@ -106,10 +115,70 @@ pub(super) fn attention(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
     for span in spans.iter().filter(|span| span.rows > 0) {
         let kv = gpu.key_values(span.state)?;
         gpu.append(&kv, (span, first), (&k, v.as_ref()))?;
-        attend(gpu, &kv, (span, first), op)?;
+        if !gpu.exact && span.rows >= TILED_ROWS {
+            attend_tiled(gpu, &kv, (span, first), op)?;
+        } else {
+            attend(gpu, &kv, (span, first), op)?;
+        }
         first += span.rows;
     }
     Ok(())
+}
+
+/// A position that lies where `position` does, within 32 bits.
+const fn low(position: usize, kv: &KeyValues) -> usize {
+    match position > HIGH {
+        true => position % kv.positions + kv.positions,
+        false => position,
+    }
+}
+
+/// Attends from the rows of one span, several of them in a workgroup: keys and values are read once for all of its queries.
+/// A row's bits do not depend on the other rows, but differ from those of [`attend`].
+pub(super) fn attend_tiled(
+    gpu: &mut GpuDevice,
+    kv: &KeyValues,
+    (span, first): (&Span, usize),
+    op: &Op<'_>,
+) -> Result<(), Error> {
+    let &Op::Attention { q, k, v, gate, scale, window, sinks, positions, out, .. } = op else {
+        return Ok(());
+    };
+    let width = out.width.next_multiple_of(64);
+    if positions.is_some() || width * 16 > TILE_NUMBERS {
+        return attend(gpu, kv, (span, first), op);
+    }
+    let queries = (TILE_NUMBERS / width).clamp(16, 64);
+    let queries = 1 << queries.ilog2();
+    let group = q.heads / k.heads;
+    let tiles = (span.rows * group).div_ceil(queries);
+    let part = |view: View| view.slice(first, span.rows);
+    let (q, out) = (part(q), part(out));
+    let gate_view = gate.map_or(out, part);
+    let params = Params::new()
+        .view(gpu.store.place(&q)?, &q)
+        .view(gpu.store.place(&out)?, &out)
+        .view(gpu.store.place(&gate_view)?, &gate_view)
+        .n(span.rows)
+        .n(low(span.position, kv))
+        .n(window.unwrap_or(usize::MAX).min(HIGH * 2))
+        .n(q.heads)
+        .n(group)
+        .n(kv.positions)
+        .u(kv.values)
+        .u(sinks.map(|sinks| gpu.store.start(sinks)).transpose()?.unwrap_or(NONE))
+        .u(gate.is_some().into())
+        .f(scale)
+        .n(tiles);
+    let constants = Constants::new(&[
+        ("WG", THREADS as u32),
+        ("HALF", gpu.half()),
+        ("QUERIES", queries as u32),
+        ("KEY", k.width as u32),
+        ("VALUE", out.width as u32),
+        ("LATENT", v.is_none().into()),
+    ]);
+    gpu.dispatch(&TILES, constants, &[&gpu.activations(), &kv.memory], &params, tiles * k.heads)
 }
 
 /// How a row's positions are split, as `attention_splits.wgsl` has it.
@@ -154,7 +223,7 @@ impl Shape {
 }
 
 /// Attends from the rows of one span to its keys and values.
-fn attend(
+pub(super) fn attend(
     gpu: &mut GpuDevice,
     kv: &KeyValues,
     (span, first): (&Span, usize),
@@ -171,10 +240,7 @@ fn attend(
         true => Splits { window, least: KEY_BLOCK, most: MOST_SPLITS },
         false => Splits { window, least: LEAST_SPLIT, most: (WORKGROUPS / tiles).clamp(8, MOST_SPLITS) },
     };
-    let position = match span.position > HIGH {
-        true => span.position % kv.positions + kv.positions,
-        false => span.position,
-    };
+    let position = low(span.position, kv);
     let sinks = sinks.map(|sinks| gpu.store.start(sinks)).transpose()?.unwrap_or(NONE);
     let constants = Constants::new(&[
         ("WG", THREADS as u32),

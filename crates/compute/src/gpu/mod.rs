@@ -10,6 +10,7 @@ mod elementwise;
 mod experts;
 mod formats;
 mod kernel;
+mod latent_attention;
 mod matmul;
 mod matvec;
 mod memory;
@@ -406,7 +407,7 @@ impl Device for GpuDevice {
             | Op::Rope { .. } => elementwise::run(self, op),
             Op::Embed { .. } | Op::MatMul { .. } | Op::HeadMatMul { .. } => matmul::run(self, op),
             Op::Attention { .. } => attention::attention(self, op),
-            Op::LatentAttention { .. } => self.missing(op),
+            Op::LatentAttention { .. } => latent_attention::latent_attention(self, op),
             Op::TopPositions { .. } => top_positions::top_positions(self, op),
             Op::Experts { .. } => experts::experts(self, op),
             Op::Conv1d { .. } => recurrent::conv1d(self, op),

@@ -190,6 +190,11 @@ impl Both {
         }
     }
 
+    /// Whether the device is a GPU on the fast path: keys and values are f16, and many rows share work.
+    pub(crate) fn fast_gpu(&self, exact: bool) -> bool {
+        !exact && self.device.describe().starts_with("gpu")
+    }
+
     fn twice<T: PartialEq + std::fmt::Debug>(&mut self, mut f: impl FnMut(&mut dyn Device) -> T) -> T {
         let of_reference = f(&mut *self.reference);
         let of_device = f(&mut *self.device);
