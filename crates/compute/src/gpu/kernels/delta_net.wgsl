@@ -1,8 +1,8 @@
 // The gated delta rule, row by row. For each value head, where q and k have length one (and q is divided by sqrt(KEYS)):
 //   S = decay S     d = beta (v - S k)     S = S + d k^T     out = S q
-// A row of S, which makes one number of out, is the work of LANES neighbouring threads; these keep SHARE rows of S in
-// registers over all rows of the span. Both products are taken of the old S, so that one sum waits for another only from row
-// to row:  d = beta (v - decay (S k))     out = decay (S q) + d (k . q).
+// A row of S, which makes one number of out, is the work of LANES neighbouring threads; these keep SHARE rows of S, at most
+// LANES, in registers over all rows of the span. Both products are taken of the old S, so that one sum waits for another
+// only from row to row:  d = beta (v - decay (S k))     out = decay (S q) + d (k . q).
 //
 // The rows of the span come through workgroup memory, ROWS at a time; while they are computed, the next are on their way to
 // registers. LANES threads bring one row's q and k, and take their lengths. Number i of a vector is kept by lane
@@ -165,14 +165,15 @@ fn main(
                 }
                 products[r] = vec2<f32>(x.x + x.y + (x.z + x.w), z.x + z.y + (z.z + z.w));
             }
+            for (var r = 0u; r < SHARE; r++) { products[r] = lanes_sum(products[r]) * now.x; }
             for (var r = 0u; r < SHARE; r++) {
-                let product = lanes_sum(products[r]) * now.x;
+                let product = products[r];
                 let d = now.y * (values[row * PART + own + r] - product.x);
                 for (var i = 0u; i < FOURS; i++) { s[r][i] = fma(vec4<f32>(d), key[i], s[r][i] * now.x); }
-                if (lane == r % LANES) { y = fma(d, now.z, product.y); }
-                if (lane == r % LANES && value + own + r < VALUES) {
-                    a[p.out.at + (first + row) * p.out.row + head * p.out.head + value + own + r] = y;
-                }
+                if (lane == r) { y = fma(d, now.z, product.y); }
+            }
+            if (lane < SHARE && value + own + lane < VALUES) {
+                a[p.out.at + (first + row) * p.out.row + head * p.out.head + value + own + lane] = y;
             }
         }
     }
