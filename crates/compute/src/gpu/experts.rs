@@ -1,7 +1,7 @@
 //! The routed experts of a layer.
 
 use super::{
-    Constants, GpuDevice, Kernel, Memory, Params, elementwise::activation_of, formats::scalar, kernel,
+    Constants, GpuDevice, Kernel, Memory, Params, elementwise::activation_of, formats::scalar, kernel, tiled,
 };
 use crate::{Error, ExpertUses, Op, View, matrix::MatrixPlace};
 
@@ -28,6 +28,9 @@ struct InBank {
 /// Runs [`Op::Experts`].
 pub(super) fn experts(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
     let &Op::Experts { x, shape, activation, uses, inner, out } = op else { return Ok(()) };
+    if !gpu.exact && tiled::experts(gpu, op)? {
+        return Ok(());
+    }
     let layout = shape.layout()?;
     let (kind, [alpha, limit]) = activation_of(activation);
     let [gate, up, down] = layout.places();

@@ -1,6 +1,6 @@
 //! Products with resident weights.
 
-use super::{Constants, GpuDevice, Kernel, Memory, Params, kernel, memory::Piece};
+use super::{Constants, GpuDevice, Kernel, Memory, Params, kernel, memory::Piece, tiled};
 use crate::{Buffer, Error, HeadMatrix, MatrixShape, Op, View, Weight};
 
 static EMBED: Kernel = kernel!("embed", ["common", "formats", "embed"], [Write, Read, Read]);
@@ -110,7 +110,12 @@ pub(super) fn head_mat_mul(gpu: &mut GpuDevice, x: View, matrix: HeadMatrix, out
 pub(super) fn run(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
     match *op {
         Op::Embed { table, tokens, out } => embed(gpu, table, tokens, out),
-        Op::MatMul { x, weight, bias, out, .. } => mat_mul(gpu, x, (weight, bias), out),
+        Op::MatMul { x, weight, bias, exact, out } => {
+            if !gpu.exact && !exact && tiled::mat_mul(gpu, x, (weight, bias), out)? {
+                return Ok(());
+            }
+            mat_mul(gpu, x, (weight, bias), out)
+        }
         Op::HeadMatMul { x, matrix, out } => head_mat_mul(gpu, x, matrix, out),
         _ => Ok(()),
     }

@@ -14,6 +14,7 @@ mod memory;
 mod native;
 mod norm;
 mod params;
+mod tiled;
 
 use std::collections::VecDeque;
 
@@ -119,12 +120,8 @@ impl GpuDevice {
     fn probe(&mut self) -> Result<Target, Error> {
         const THREADS: u32 = 256;
         let adapter = &self.opened.adapter;
-        let mut target = Target {
-            f16: adapter.f16,
-            // The kernels that use them are written for the sizes that this adapter has.
-            cooperative: adapter.cooperative_matrix && adapter.f16,
-            ..self.pipelines.target()
-        };
+        let cooperative = adapter.cooperative_matrix && adapter.f16;
+        let mut target = Target { f16: adapter.f16, ..self.pipelines.target() };
         if adapter.subgroup.is_none() {
             return Ok(target);
         }
@@ -135,7 +132,7 @@ impl GpuDevice {
         let size = words[0] >> 16;
         let regular = words.iter().zip(0u32..).all(|(w, i)| size > 0 && *w == size << 16 | i % size);
         if regular && size.is_power_of_two() && (4..=64).contains(&size) {
-            target = Target { team: size, subgroups: true, ..target };
+            target = Target { team: size, subgroups: true, cooperative, ..target };
         }
         Ok(target)
     }
