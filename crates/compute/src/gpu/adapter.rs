@@ -48,7 +48,7 @@ pub struct Adapter {
     pub subgroup: Option<(u32, u32)>,
     /// Whether it computes in f16.
     pub f16: bool,
-    /// Whether it multiplies small matrices in hardware.
+    /// Whether it multiplies matrices of 16 x 16 in hardware, f16 to f32.
     pub cooperative_matrix: bool,
     /// Why it cannot be used.
     pub unusable: Option<String>,
@@ -99,7 +99,12 @@ fn describe(index: usize, adapter: &wgpu::Adapter) -> Adapter {
             .contains(Features::SUBGROUP)
             .then_some((info.subgroup_min_size, info.subgroup_max_size)),
         f16: features.contains(Features::SHADER_F16),
-        cooperative_matrix: features.contains(Features::EXPERIMENTAL_COOPERATIVE_MATRIX),
+        cooperative_matrix: features.contains(Features::EXPERIMENTAL_COOPERATIVE_MATRIX)
+            && adapter.cooperative_matrix_properties().iter().any(|p| {
+                (p.m_size, p.n_size, p.k_size) == (16, 16, 16)
+                    && p.ab_type == wgpu::CooperativeScalarType::F16
+                    && p.cr_type == wgpu::CooperativeScalarType::F32
+            }),
         unusable,
     }
 }
@@ -167,7 +172,10 @@ pub(super) fn open(index: Option<usize>) -> Result<Opened, Error> {
         | Features::SHADER_F16
         | Features::TIMESTAMP_QUERY
         | Features::EXPERIMENTAL_COOPERATIVE_MATRIX;
-    let features = wanted & adapter.features();
+    let mut features = wanted & adapter.features();
+    if !chosen.cooperative_matrix {
+        features.remove(Features::EXPERIMENTAL_COOPERATIVE_MATRIX);
+    }
     let (device, queue) = super::native::request(adapter, features, adapter.limits())
         .map_err(|e| Error::Device(format!("gpu:{} {} cannot be opened: {e}", chosen.index, chosen.name)))?;
     let failure = Failure::default();

@@ -6,6 +6,7 @@ use super::{
     formats::scalar,
     kernel,
     matvec::{self, Stage},
+    tiled,
 };
 use crate::{Error, ExpertUses, Op, View, matrix::MatrixPlace};
 
@@ -32,6 +33,9 @@ pub(super) struct InBank {
 /// Runs [`Op::Experts`].
 pub(super) fn experts(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
     let &Op::Experts { x, shape, activation, uses, inner, out } = op else { return Ok(()) };
+    if !gpu.exact && tiled::experts(gpu, op)? {
+        return Ok(());
+    }
     let layout = shape.layout()?;
     let (kind, [alpha, limit]) = activation_of(activation);
     let [gate, up, down] = layout.places();

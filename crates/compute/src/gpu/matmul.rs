@@ -1,6 +1,6 @@
 //! Products with resident weights.
 
-use super::{Constants, GpuDevice, Kernel, Memory, Params, kernel, matvec, memory::Piece};
+use super::{Constants, GpuDevice, Kernel, Memory, Params, kernel, matvec, memory::Piece, tiled};
 use crate::{Buffer, Error, HeadMatrix, MatrixShape, Op, View, Weight};
 
 static EMBED: Kernel = kernel!("embed", ["common", "formats", "embed"], [Write, Read, Read]);
@@ -112,10 +112,12 @@ pub(super) fn run(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
         Op::Embed { table, tokens, out } => embed(gpu, table, tokens, out),
         Op::MatMul { x, weight, bias, exact, out } => {
             let rounds = !exact && !gpu.exact;
-            match matvec::mat_mul(gpu, x, (weight, bias, rounds), out)? {
-                true => Ok(()),
-                false => mat_mul(gpu, x, (weight, bias), out),
+            if (rounds && tiled::mat_mul(gpu, x, (weight, bias), out)?)
+                || matvec::mat_mul(gpu, x, (weight, bias, rounds), out)?
+            {
+                return Ok(());
             }
+            mat_mul(gpu, x, (weight, bias), out)
         }
         Op::HeadMatMul { x, matrix, out } => head_mat_mul(gpu, x, matrix, out),
         _ => Ok(()),

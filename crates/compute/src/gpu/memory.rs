@@ -451,6 +451,11 @@ impl Store {
         self.states.get_mut(state.0 as usize).and_then(Option::as_mut).ok_or_else(|| stale("state"))
     }
 
+    /// Whether kernels can see so many words at once.
+    pub(super) fn sees(&self, words: usize) -> bool {
+        (words as u64).saturating_mul(4) <= self.max_binding.min(self.max_buffer)
+    }
+
     /// At least `numbers` numbers that hold until the op is done. The second result is the number of a memory that is
     /// gone.
     pub(super) fn scratch(&mut self, numbers: u64) -> Result<(Memory, Option<u32>), Error> {

@@ -18,6 +18,7 @@ mod native;
 mod norm;
 mod params;
 mod recurrent;
+mod tiled;
 mod top_logits;
 mod top_positions;
 mod topk;
@@ -130,12 +131,8 @@ impl GpuDevice {
     fn probe(&mut self) -> Result<Target, Error> {
         const THREADS: u32 = 256;
         let adapter = self.opened.adapter.clone();
-        let mut target = Target {
-            f16: adapter.f16,
-            // The kernels that use them are written for the sizes that this adapter has.
-            cooperative: adapter.cooperative_matrix && adapter.f16,
-            ..self.pipelines.target()
-        };
+        let cooperative = adapter.cooperative_matrix && adapter.f16;
+        let mut target = Target { f16: adapter.f16, ..self.pipelines.target() };
         if adapter.subgroup.is_none() {
             return Ok(target);
         }
@@ -148,7 +145,7 @@ impl GpuDevice {
         if regular && size.is_power_of_two() && (4..=64).contains(&size) {
             // Metal multiplies 8-bit numbers one by one.
             let dot8 = size >= 8 && adapter.backend != "Metal";
-            target = Target { team: size, subgroups: true, dot8, ..target };
+            target = Target { team: size, subgroups: true, dot8, cooperative, ..target };
         }
         Ok(target)
     }

@@ -4,7 +4,7 @@ use moeflux_compute::{
     Activation, ExpertShape, ExpertUse, ExpertUses, Format, Isa, MatrixShape, Op, Scalar, Slot,
 };
 
-use crate::harness::{Both, FOUR, Random, bits, bytes, device, encode, formats, rounds};
+use crate::harness::{Both, FOUR, Random, bits, bytes, device, encode, formats, rounds, some_formats};
 
 fn shape(hidden: usize, intermediate: usize, [gate, up, down]: [Format; 3]) -> ExpertShape {
     ExpertShape::of(
@@ -288,6 +288,89 @@ fn a_router_names_the_experts() {
             let uses = ExpertUses::Listed(&uses);
             both.run(&Op::Experts { x, shape: &shape, activation: Activation::SwiGlu, uses, inner, out });
             assert_eq!(bits(&both.read(out)), routed, "{}", both.device.describe());
+        }
+    });
+}
+
+#[test]
+fn many_rows_of_every_format() {
+    let mut random = Random::new(56);
+    Both::each(|both, exact| {
+        for (i, format) in some_formats().into_iter().enumerate() {
+            // Widths as odd as the format allows: what lies behind such a matrix in its slot begins anywhere.
+            let (hidden, intermediate) = match format {
+                Format::Affine { group, .. } => (2 * usize::from(group), 3 * usize::from(group)),
+                Format::Plain(_) => (67, 45),
+                Format::Scaled { element, .. } if element.bits() == 8 => (67, 45),
+                Format::Scaled { .. } => (70, 46),
+            };
+            let fused = i % 4 == 1 && format.block_rows() == 1;
+            let shape = ExpertShape {
+                interleaved: fused,
+                output_bias: [None, Some(Scalar::BF16), Some(Scalar::F32)][i % 3],
+                ..shape(hidden, intermediate, [format; 3])
+            };
+            let bank = fill(both, &mut random, &shape, 5);
+            let uses = uses(&mut random, bank, 41, 2, 5);
+            let x = both.random(&mut random, 41, hidden);
+            let (inner, out) = (both.poisoned(82, intermediate), both.poisoned(82, hidden));
+            both.run(&Op::Experts {
+                x,
+                shape: &shape,
+                activation: Activation::SwiGlu,
+                uses: ExpertUses::Listed(&uses),
+                inner,
+                out,
+            });
+            both.agree_in_sum(&format!("{format}"), out, if exact { 1e-5 } else { 2e-2 });
+        }
+    });
+}
+
+#[test]
+fn experts_that_many_rows_and_none_choose() {
+    let mut random = Random::new(57);
+    let matrix = |rows, cols| MatrixShape { rows, cols, format: FOUR };
+    let shape = ExpertShape::of(matrix(64, 128), matrix(64, 128), matrix(128, 64));
+    let activation = Activation::GeGlu;
+    Both::each(|both, exact| {
+        let banks = [fill(both, &mut random, &shape, 5), fill(both, &mut random, &shape, 6)];
+        let slots: Vec<Slot> =
+            (0..11).map(|e| Slot { bank: banks[(e + 1) % 2], index: (e / 2) as u32 }).rev().collect();
+        let table = both.slot_table(&slots);
+        let (rows, k) = (150, 3);
+        // Every row chooses expert 6, none chooses 0, 2 or 10.
+        let others = [1, 3, 4, 5, 7, 8, 9];
+        let ids: Vec<usize> = (0..rows)
+            .flat_map(|row| {
+                let first = random.below(if row % 2 == 0 { 7 } else { 2 });
+                let mut ids = [others[first], 6, others[(first + 1) % 7]];
+                ids.rotate_left(row % 3);
+                ids
+            })
+            .collect();
+        let x = both.random(&mut random, rows, 128);
+        let of_router = both.dense(rows, &ids.iter().map(|id| *id as f32).collect::<Vec<_>>());
+        let (inner, out) = (both.poisoned(rows * k, 64), both.poisoned(rows * k, 128));
+        let uses = ExpertUses::Routed { ids: of_router, table };
+        both.run(&Op::Experts { x, shape: &shape, activation, uses, inner, out });
+        let tolerance = if exact { 1e-5 } else { 2e-2 };
+        both.agree_in_sum("routed", out, tolerance);
+        // However the uses come, the bits are the same.
+        let routed = bits(&both.read(out));
+        let mut uses: Vec<ExpertUse> = ids
+            .iter()
+            .enumerate()
+            .map(|(part, id)| ExpertUse { slot: slots[*id], row: part / k, part })
+            .collect();
+        uses.sort_by_key(|u| (u.slot, u.part));
+        for size in [uses.len(), 200, 47] {
+            both.device.write(out.buffer, &vec![f32::NAN; rows * k * 128]).unwrap();
+            for uses in uses.chunks(size) {
+                let uses = ExpertUses::Listed(uses);
+                both.device.run(&Op::Experts { x, shape: &shape, activation, uses, inner, out }).unwrap();
+            }
+            assert!(bits(&both.read(out)) == routed, "{}, {size} uses at once", both.device.describe());
         }
     });
 }

@@ -122,6 +122,16 @@ pub(crate) fn rounds(format: Format) -> bool {
     }
 }
 
+/// Formats of every kind of unpacking, without all their variants.
+pub(crate) fn some_formats() -> Vec<Format> {
+    let affine = |bits, group, scale| Format::Affine { bits, group, scale };
+    let mut formats: Vec<Format> = SCALARS.into_iter().map(Format::Plain).collect();
+    formats.extend([2, 3, 5, 6].map(|bits| affine(bits, 64, Scalar::BF16)));
+    formats.extend([FOUR, affine(4, 32, Scalar::F32), affine(8, 128, Scalar::F16)]);
+    formats.extend(self::formats().into_iter().filter(|format| matches!(format, Format::Scaled { .. })));
+    formats
+}
+
 const SCALARS: [Scalar; 3] = [Scalar::F32, Scalar::F16, Scalar::BF16];
 
 /// The format of most published checkpoints.
@@ -193,6 +203,11 @@ impl Both {
     /// Whether the device is a GPU on the fast path: keys and values are f16, and many rows share work.
     pub(crate) fn fast_gpu(&self, exact: bool) -> bool {
         !exact && self.device.describe().starts_with("gpu")
+    }
+
+    /// Whether the device rounds the activations of many rows that meet a matrix of this format on the fast path.
+    pub(crate) fn rounds_many(&self, format: Format) -> bool {
+        rounds(format) || self.device.describe().starts_with("gpu")
     }
 
     fn twice<T: PartialEq + std::fmt::Debug>(&mut self, mut f: impl FnMut(&mut dyn Device) -> T) -> T {

@@ -2,7 +2,7 @@
 
 use moeflux_compute::{BlockScale, Element, Format, Isa, MatrixShape, Op, Scalar, View};
 
-use crate::harness::{Both, FOUR, Random, bits, bytes, device, formats, read, rounds};
+use crate::harness::{Both, FOUR, Random, bits, bytes, device, formats, read, some_formats};
 
 /// Inputs that fit a format, some of them no whole number of vectors.
 fn widths(format: Format) -> Vec<usize> {
@@ -80,9 +80,55 @@ fn many_rows_and_outputs() {
             let x = both.random(&mut random, 131, 320);
             let out = both.poisoned(131, 70);
             both.run(&Op::MatMul { x, weight, bias: None, exact: false, out });
-            let rounds = !exact && rounds(format);
+            let rounds = !exact && both.rounds_many(format);
             both.agree(&format!("{format}"), out, if rounds { 3e-2 } else { 1e-5 });
             both.agree_in_sum(&format!("{format}"), out, if rounds { 6e-3 } else { 1e-6 });
+        }
+    });
+}
+
+#[test]
+fn many_rows_of_every_format() {
+    let mut random = Random::new(9);
+    Both::each(|both, exact| {
+        for (i, format) in some_formats().into_iter().enumerate() {
+            for (j, cols) in widths(format).into_iter().enumerate().skip(i % 2).step_by(2) {
+                let (rows, outputs) = (17 + (i * 7 + j * 19) % 54, 1 + (i * 31 + j * 47) % 97);
+                let weight = both.weight(&mut random, MatrixShape { rows: outputs, cols, format });
+                // Windows that begin anywhere.
+                let (all, to) =
+                    (both.random(&mut random, rows + 1, cols + 5), both.poisoned(rows, outputs + 3));
+                let (x, out) = (all.slice(1, rows).columns(i % 5, cols), to.columns(j % 3, outputs));
+                let bias = (i % 3 == 0).then(|| both.numbers(&random.numbers(outputs)));
+                both.run(&Op::MatMul { x, weight, bias, exact: false, out });
+                let what = format!("{rows} rows, {cols} inputs, {outputs} outputs, {format}");
+                let rounds = !exact && both.rounds_many(format);
+                both.agree(&what, out, if rounds { 3e-2 } else { 1e-5 });
+                both.agree_in_sum(&what, out, if rounds { 1e-2 } else { 1e-6 });
+                let written = both.read(to).iter().filter(|x| !x.is_nan()).count();
+                assert_eq!(written, rows * outputs, "{what}: nothing is written outside the window");
+            }
+        }
+    });
+}
+
+#[test]
+fn rows_of_any_size() {
+    let mut random = Random::new(10);
+    Both::each(|both, exact| {
+        for format in [FOUR, Format::Plain(Scalar::BF16)] {
+            let weight = both.weight(&mut random, MatrixShape { rows: 33, cols: 128, format });
+            let sizes = [1e-12, 1e-6, 1.0, 3e4, 1e6, 1e12];
+            let mut numbers = random.numbers(36 * 128);
+            numbers.iter_mut().enumerate().for_each(|(i, x)| *x *= sizes[i / 128 % 6]);
+            numbers[5 * 128..6 * 128].fill(0.0);
+            let (x, out) = (both.dense(36, &numbers), both.poisoned(36, 33));
+            both.run(&Op::MatMul { x, weight, bias: None, exact: false, out });
+            for row in (0..36).filter(|row| *row != 5) {
+                let tolerance = if exact { 1e-5 } else { 2e-2 };
+                both.agree_in_sum(&format!("{format}, row {row}"), out.slice(row, 1), tolerance);
+            }
+            assert!(both.read(out.slice(5, 1)).iter().all(|x| *x == 0.0));
         }
     });
 }
@@ -155,6 +201,14 @@ fn what_is_not_finite_stays_so() {
                 got[..5].iter().all(|x| x.is_finite()) && got[5..].iter().all(|x| !x.is_finite()),
                 "{got:?}"
             );
+            // Among many rows.
+            let mut numbers = random.numbers(40 * 64);
+            numbers[19 * 64 + 3] = bad;
+            let (x, out) = (both.dense(40, &numbers), both.poisoned(40, 5));
+            both.run(&Op::MatMul { x, weight, bias: None, exact: false, out });
+            for (i, x) in both.read(out).iter().enumerate() {
+                assert_eq!(x.is_finite(), i / 5 != 19, "row {}", i / 5);
+            }
         }
     });
 }

@@ -1,0 +1,390 @@
+//! Products of many rows on the fast path (prefill): x as f16, weights unpacked tile by tile, sums in f32.
+//!
+//! A row's bits depend neither on the size of the tiles nor on which rows share the op: every sum is in the order of the
+//! inputs. So the experts of a chunk may come in one op or in many, listed or routed.
+
+use std::collections::BTreeMap;
+
+use super::{
+    Constants, GpuDevice, Kernel, Memory, Params, elementwise::activation_of, formats::scalar, kernel,
+    matmul::Pieces,
+};
+use crate::{
+    Buffer, Error, ExpertUse, ExpertUses, Format, MatrixShape, Op, SlotTable, View, Weight,
+    matrix::MatrixPlace,
+};
+
+static HALVES: Kernel = kernel!("tile_halves", ["common", "tile_halves"], [Write, Write]);
+static BUCKET: Kernel = kernel!("tile_bucket", ["common", "tile_bucket"], [Write, Read, Write]);
+static COOPERATIVE: Kernel = kernel!(
+    "tile_cooperative",
+    ["common", "activation", "formats", "tile_cooperative", "tile"],
+    [Write, Read, Read, Read, Read]
+);
+static REGISTERS: Kernel = kernel!(
+    "tile_registers",
+    ["common", "activation", "formats", "tile_registers", "tile"],
+    [Write, Read, Read, Read, Read]
+);
+
+/// Rows from which tiles pay: of a matrix, and of the input of experts, each of which meets few of them. It is not the
+/// number of uses that decides: those of a chunk may come in any number of ops, and get the same bits in all of them.
+const ROWS: usize = 16;
+const EXPERT_ROWS: usize = 32;
+/// Fewer rows no tile has.
+const SMALLEST_TILE: usize = 16;
+/// Rows of f16 are padded with zeros to a multiple of this.
+const PADDED: usize = 64;
+/// Inputs that a tile takes at a time.
+const STEP: u32 = 32;
+const THREADS: u32 = 256;
+/// Workgroups that keep a card busy; there are larger tiles where there is work for more.
+const MANY_GROUPS: usize = 256;
+/// `BIAS` of `tile.wgsl`.
+const BIAS_OF_ACTIVATIONS: u32 = 8;
+const NO_BIAS: u32 = 9;
+
+/// What one workgroup computes.
+#[derive(Clone, Copy, Debug)]
+struct Tile {
+    kernel: &'static Kernel,
+    rows: u32,
+    outputs: u32,
+    threads: u32,
+}
+
+impl Tile {
+    /// Tiles for matrices that meet about `rows` rows each; `much` where large tiles leave work for the whole card.
+    fn of(gpu: &GpuDevice, rows: usize, much: bool) -> Self {
+        let target = gpu.target();
+        let memory = gpu.opened.device.limits().max_compute_workgroup_storage_size;
+        if !target.cooperative || memory < 32 << 10 {
+            let rows = match rows {
+                ..=16 => 16,
+                17..=32 => 32,
+                _ if memory < 20 << 10 => 32,
+                _ => 64,
+            };
+            return Self { kernel: &REGISTERS, rows, outputs: 64, threads: THREADS };
+        }
+        // A subgroup computes 32 rows by 64 outputs.
+        let (rows, outputs, subgroups) = match rows {
+            ..=32 => (32, 256, 4),
+            _ if rows <= 64 || !much || 8 * target.team > THREADS => (64, 128, 4),
+            _ => (128, 128, 8),
+        };
+        Self { kernel: &COOPERATIVE, rows, outputs, threads: subgroups * target.team }
+    }
+
+    fn of_experts(gpu: &GpuDevice, uses: usize, experts: usize) -> Self {
+        let rows = uses.div_ceil(experts);
+        Self::of(gpu, rows, rows > 96)
+    }
+}
+
+/// Inputs in f16 as they lie in the scratch: first words of factors and numbers, and words of a row.
+#[derive(Clone, Copy, Debug)]
+struct Halves {
+    factors: usize,
+    halves: usize,
+    words: usize,
+}
+
+const fn words_of(width: usize) -> usize {
+    width.next_multiple_of(PADDED) / 2
+}
+
+/// Runs [`Op::MatMul`], unless it has too few rows for tiles: `false`.
+pub(super) fn mat_mul(
+    gpu: &mut GpuDevice,
+    x: View,
+    (weight, bias): (Weight, Option<Buffer>),
+    out: View,
+) -> Result<bool, Error> {
+    let words = words_of(x.width);
+    let factors = x.rows.next_multiple_of(4);
+    if x.rows < ROWS || !gpu.store.sees(factors + x.rows * words) {
+        return Ok(false);
+    }
+    let scratch = gpu.scratch(factors + x.rows * words)?;
+    let halves = Halves { factors: 0, halves: factors, words };
+    gpu.halves(x, &scratch, halves)?;
+    let bias = bias.map(|b| gpu.store.start(b)).transpose()?;
+    let Pieces { shape, all } = gpu.pieces(weight)?;
+    for (arena, piece) in all {
+        let large = x.rows.div_ceil(128) * piece.rows.div_ceil(128);
+        let product = Product {
+            tile: Tile::of(gpu, x.rows, large >= MANY_GROUPS),
+            uses: Uses { kind: 0, tiles: 0, list: 0, bank: 0 },
+            rows: x.rows,
+            shape,
+            parts: [piece.weights, piece.scales, piece.biases],
+            up: None,
+            bias: bias.map_or((NO_BIAS, [0; 2]), |b| (BIAS_OF_ACTIVATIONS, [b + piece.first as u32, 0])),
+            activation: (0, [0.0; 2]),
+            outputs: piece.rows,
+        };
+        let out = out.columns(piece.first, piece.rows);
+        gpu.product(&product, [&arena, &scratch, &scratch], halves, out)?;
+    }
+    Ok(true)
+}
+
+/// Runs [`Op::Experts`], unless it has too few rows for tiles or gate and up are not alike: `false`.
+pub(super) fn experts(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<bool, Error> {
+    let &Op::Experts { x, shape, activation, uses, inner, out } = op else { return Ok(false) };
+    let [x_words, inner_words] = [x.width, inner.width].map(words_of);
+    // Words of the table that a router's choice needs, of factors, and of numbers.
+    let routed = match uses {
+        ExpertUses::Routed { table, .. } => Some(gpu.store.table_of(table)?.slots.len()),
+        ExpertUses::Listed(_) => None,
+    };
+    let size = |uses: usize| {
+        let table = routed.map_or(0, |experts| 2 * uses + (uses / SMALLEST_TILE + experts) * 4);
+        let factors = x.rows.max(uses).next_multiple_of(4);
+        (table.next_multiple_of(4), factors, (x.rows * x_words).max(uses * inner_words))
+    };
+    // What decides is the same for all ops that the uses of a chunk come in.
+    let most = size(out.rows);
+    if x.rows < EXPERT_ROWS || shape.gate != shape.up || !gpu.store.sees(most.0 + most.1 + most.2) {
+        return Ok(false);
+    }
+    let count = uses.len();
+    if count == 0 {
+        return Ok(true);
+    }
+    let (table, factors, halves) = size(count);
+    let scratch = gpu.scratch(table + factors + halves)?;
+    let at = |words| Halves { factors: table, halves: table + factors, words };
+    let (tile, plan) = match uses {
+        ExpertUses::Listed(uses) => {
+            let tile = Tile::of_experts(gpu, count, uses.chunk_by(|a, b| a.slot == b.slot).count());
+            (tile, listed_tiles(gpu, uses, tile.rows as usize)?)
+        }
+        ExpertUses::Routed { ids, table } => {
+            let tile = Tile::of_experts(gpu, count, routed.unwrap_or(1));
+            (tile, routed_tiles(gpu, ids, table, (tile.rows, &scratch))?)
+        }
+    };
+    let [gate, up, down] = shape.layout()?.places();
+    gpu.halves(x, &scratch, at(x_words))?;
+    for bank in &plan.banks {
+        let product = Product {
+            tile,
+            uses: bank.uses(1, plan.list),
+            rows: bank.tiles,
+            shape: gate.shape,
+            parts: gate.parts.map(|at| at as u32),
+            up: Some(&up),
+            bias: bias_of([&gate, &up]),
+            activation: activation_of(activation),
+            outputs: 2 * inner.width,
+        };
+        gpu.product(&product, [&bank.memory, &scratch, &plan.words], at(x_words), inner)?;
+    }
+    gpu.halves(View { rows: count, ..inner }, &scratch, at(inner_words))?;
+    for bank in &plan.banks {
+        let product = Product {
+            tile,
+            uses: bank.uses(2, plan.list),
+            rows: bank.tiles,
+            shape: down.shape,
+            parts: down.parts.map(|at| at as u32),
+            up: None,
+            bias: bias_of([&down, &down]),
+            activation: (0, [0.0; 2]),
+            outputs: out.width,
+        };
+        gpu.product(&product, [&bank.memory, &scratch, &plan.words], at(inner_words), out)?;
+    }
+    Ok(true)
+}
+
+/// `BIAS` and where the biases of two matrices lie.
+fn bias_of(places: [&MatrixPlace; 2]) -> (u32, [u32; 2]) {
+    match places.map(|place| place.bias) {
+        [Some((of, first)), Some((_, second))] => (scalar(of), [first as u32, second as u32]),
+        _ => (NO_BIAS, [0; 2]),
+    }
+}
+
+/// Whether rows of weights begin at whole words and eight weights are whole words; slots and arenas begin so.
+fn aligned(shape: MatrixShape, weights: u32) -> bool {
+    let whole = match shape.format {
+        Format::Affine { bits, .. } => bits % 4 == 0,
+        Format::Plain(_) | Format::Scaled { .. } => true,
+    };
+    whole && weights.is_multiple_of(4) && shape.format.row_bytes(shape.cols).is_multiple_of(4)
+}
+
+/// `USES` of `tile.wgsl` and what belongs to it.
+#[derive(Clone, Copy, Debug)]
+struct Uses {
+    kind: u32,
+    tiles: u32,
+    list: u32,
+    bank: u32,
+}
+
+/// The tiles of the experts of one bank.
+struct BankTiles {
+    memory: Memory,
+    bank: u16,
+    /// First word of the table, and entries.
+    at: u32,
+    tiles: usize,
+}
+
+impl BankTiles {
+    const fn uses(&self, kind: u32, list: u32) -> Uses {
+        Uses { kind, tiles: self.at, list, bank: self.bank as u32 }
+    }
+}
+
+/// All tiles of an op.
+struct Plan {
+    /// Where tables and list lie.
+    words: Memory,
+    list: u32,
+    banks: Vec<BankTiles>,
+}
+
+/// The tiles of a list.
+fn listed_tiles(gpu: &mut GpuDevice, uses: &[ExpertUse], rows: usize) -> Result<Plan, Error> {
+    let mut banks: BTreeMap<u16, Vec<u32>> = BTreeMap::new();
+    let mut first = 0;
+    for run in uses.chunk_by(|a, b| a.slot == b.slot) {
+        let slot = run[0].slot;
+        let entries = banks.entry(slot.bank).or_default();
+        for part in run.chunks(rows) {
+            let words = [first, part.len()].map(|n| n as u32);
+            entries.extend([gpu.store.slot_offset(slot), slot.bank.into(), words[0], words[1]]);
+            first += part.len();
+        }
+    }
+    gpu.room(uses.len() * 2 + banks.values().map(Vec::len).sum::<usize>())?;
+    let list = gpu.upload(uses.iter().flat_map(|u| [u.row as u32, u.part as u32]));
+    let banks = banks.into_iter().map(|(bank, entries)| {
+        let tiles = entries.len() / 4;
+        BankTiles {
+            memory: gpu.store.banks[bank as usize].memory.clone(),
+            bank,
+            at: gpu.upload(entries),
+            tiles,
+        }
+    });
+    let banks = banks.collect();
+    Ok(Plan { words: gpu.upload.clone(), list, banks })
+}
+
+/// Has the card sort what a router chose; list and table are written to the start of the scratch.
+fn routed_tiles(
+    gpu: &mut GpuDevice,
+    ids: View,
+    table: SlotTable,
+    (rows, scratch): (u32, &Memory),
+) -> Result<Plan, Error> {
+    let table = gpu.store.table_of(table)?;
+    let (slots, experts, banks) = (table.memory.clone(), table.slots.len(), table.banks.clone());
+    let uses = ids.rows * ids.width;
+    let params = Params::new()
+        .u(gpu.store.place(&ids)?)
+        .n(ids.row_stride)
+        .n(ids.width)
+        .n(uses)
+        .u(0)
+        .n(2 * uses)
+        .n(experts);
+    let constants = Constants::new(&[("WG", THREADS), ("ROWS", rows)]);
+    gpu.dispatch(&BUCKET, constants, &[&gpu.activations(), &slots, scratch], &params, experts)?;
+    let of_bank = |bank: u16| BankTiles {
+        memory: gpu.store.banks[bank as usize].memory.clone(),
+        bank,
+        at: 2 * uses as u32,
+        tiles: uses / rows as usize + experts,
+    };
+    Ok(Plan { words: scratch.clone(), list: 0, banks: banks.into_iter().map(of_bank).collect() })
+}
+
+/// One dispatch of `tile.wgsl`.
+struct Product<'a> {
+    tile: Tile,
+    uses: Uses,
+    /// Rows, or tiles of a table.
+    rows: usize,
+    /// The matrix, or gate, and where its parts begin.
+    shape: MatrixShape,
+    parts: [u32; 3],
+    up: Option<&'a MatrixPlace>,
+    /// `BIAS` and where.
+    bias: (u32, [u32; 2]),
+    activation: (u32, [f32; 2]),
+    /// Outputs; those of gate and up together.
+    outputs: usize,
+}
+
+impl GpuDevice {
+    fn halves(&mut self, x: View, scratch: &Memory, at: Halves) -> Result<(), Error> {
+        let params = Params::new()
+            .view(self.store.place(&x)?, &x)
+            .n(x.rows)
+            .n(x.width)
+            .n(at.factors)
+            .n(at.halves)
+            .n(at.words);
+        let constants = Constants::new(&[("WG", THREADS)]);
+        self.dispatch(&HALVES, constants, &[&self.activations(), scratch], &params, x.rows)
+    }
+
+    /// `buffers`: weights, scratch, list and table.
+    fn product(
+        &mut self,
+        product: &Product<'_>,
+        [weights, scratch, words]: [&Memory; 3],
+        x: Halves,
+        out: View,
+    ) -> Result<(), Error> {
+        let &Product { tile, uses, rows, shape, parts, up, bias, activation, outputs } = product;
+        let up_parts = up.map_or(parts, |up| up.parts.map(|at| at as u32));
+        let (step, second) = up.map_or((1, 0), |up| (up.step, up.first));
+        let aligned = aligned(shape, parts[0]) && aligned(shape, up_parts[0]);
+        let (kind, [alpha, limit]) = activation;
+        let params = Params::new()
+            .view(self.store.place(&out)?, &out)
+            .matrix(parts, shape)
+            .u(up_parts[0])
+            .u(up_parts[1])
+            .u(up_parts[2])
+            .n(x.halves / 2)
+            .n(x.words / 2)
+            .n(x.factors)
+            .n(rows)
+            .n(outputs)
+            .n(shape.cols)
+            .u(uses.tiles)
+            .u(uses.list)
+            .u(uses.bank)
+            .n(step)
+            .n(second)
+            .u(bias.1[0])
+            .u(bias.1[1])
+            .f(alpha)
+            .f(limit);
+        let constants = Constants::new(&[
+            ("WG", tile.threads),
+            ("ROWS", tile.rows),
+            ("OUTS", tile.outputs),
+            ("STEP", STEP),
+            ("USES", uses.kind),
+            ("PAIRS", up.is_some().into()),
+            ("ACTIVATION", kind),
+            ("BIAS", bias.0),
+            ("ALIGNED", aligned.into()),
+        ])
+        .format(shape.format);
+        let tiles = if uses.kind == 0 { rows.div_ceil(tile.rows as usize) } else { rows };
+        let groups = tiles * outputs.div_ceil(tile.outputs as usize);
+        let buffers = [&self.activations(), weights, scratch, scratch, words];
+        self.dispatch(tile.kernel, constants, &buffers, &params, groups)
+    }
+}
