@@ -6,7 +6,11 @@
 
 mod adapter;
 mod elementwise;
+mod experts;
+mod formats;
 mod kernel;
+mod matmul;
+mod matvec;
 mod memory;
 mod native;
 mod norm;
@@ -44,6 +48,7 @@ type Words = u32;
 /// The GPU device.
 pub(crate) struct GpuDevice {
     opened: Opened,
+    limits: wgpu::Limits,
     exact: bool,
     store: Store,
     pipelines: Pipelines,
@@ -80,9 +85,11 @@ impl GpuDevice {
         let mut store = Store::new(&opened, !exact)?;
         let upload = store.allocate("uploads", UPLOAD as u64 * 4)?;
         let report = store.allocate("reports", REPORT)?;
-        let target = Target { team: TEAM_IN_MEMORY, subgroups: false, f16: false, cooperative: false };
+        let target =
+            Target { team: TEAM_IN_MEMORY, subgroups: false, dot8: false, f16: false, cooperative: false };
         let pipelines = Pipelines::new(opened.device.clone(), target);
         let mut device = Self {
+            limits: opened.device.limits(),
             opened,
             exact,
             store,
@@ -115,7 +122,7 @@ impl GpuDevice {
     /// Asks the card itself how large a subgroup is; without a clear answer teams exchange numbers through memory.
     fn probe(&mut self) -> Result<Target, Error> {
         const THREADS: u32 = 256;
-        let adapter = &self.opened.adapter;
+        let adapter = self.opened.adapter.clone();
         let mut target = Target {
             f16: adapter.f16,
             // The kernels that use them are written for the sizes that this adapter has.
@@ -132,7 +139,9 @@ impl GpuDevice {
         let size = words[0] >> 16;
         let regular = words.iter().zip(0u32..).all(|(w, i)| size > 0 && *w == size << 16 | i % size);
         if regular && size.is_power_of_two() && (4..=64).contains(&size) {
-            target = Target { team: size, subgroups: true, ..target };
+            // Metal multiplies 8-bit numbers one by one.
+            let dot8 = size >= 8 && adapter.backend != "Metal";
+            target = Target { team: size, subgroups: true, dot8, ..target };
         }
         Ok(target)
     }
@@ -153,7 +162,7 @@ impl GpuDevice {
         if groups == 0 {
             return Ok(());
         }
-        let most = self.opened.device.limits().max_compute_workgroups_per_dimension as usize;
+        let most = self.limits.max_compute_workgroups_per_dimension as usize;
         let (x, y) = if groups <= most { (groups, 1) } else { (most, groups.div_ceil(most)) };
         if y > most {
             return Err(Error::Shape(format!("{}: {groups} workgroups are too many", kernel.name)));
@@ -388,11 +397,11 @@ impl Device for GpuDevice {
             | Op::SoftCap { .. }
             | Op::Combine { .. }
             | Op::Rope { .. } => elementwise::run(self, op),
-            Op::Embed { .. } | Op::MatMul { .. } | Op::HeadMatMul { .. } => self.missing(op),
+            Op::Embed { .. } | Op::MatMul { .. } | Op::HeadMatMul { .. } => matmul::run(self, op),
             Op::Attention { .. } | Op::LatentAttention { .. } | Op::TopPositions { .. } => self.missing(op),
             Op::Conv1d { .. } | Op::DeltaNet { .. } => self.missing(op),
             Op::TopK { .. } => self.missing(op),
-            Op::Experts { .. } => self.missing(op),
+            Op::Experts { .. } => experts::experts(self, op),
         }
     }
 
