@@ -2,7 +2,7 @@
 
 use moeflux_compute::{
     BlockScale, Buffer, Bytes, Device, DeviceOptions, Element, Error, Format, Isa, MatrixShape, Op, Scalar,
-    Slot, SlotTable, State, StateShape, View, Weight, open,
+    Slot, SlotTable, State, StateShape, View, Weight, open, open_gpu_of,
 };
 
 /// Small, fast, and the same everywhere.
@@ -137,8 +137,8 @@ pub(crate) fn device(isa: Isa, exact: bool, threads: usize) -> Box<dyn Device> {
     open(&options).unwrap()
 }
 
-/// The GPU that tests run on: `MOEFLUX_TEST_GPU` names it, `none` for none; by default the best one there is.
-/// `MOEFLUX_TEST_GPU_ISA=plain` tests kernels without subgroups.
+/// The GPU that tests run on: `MOEFLUX_TEST_GPU` names it, `none` for none, `metal-on-cpu` for the stand-in for Metal; by
+/// default the best one there is. `MOEFLUX_TEST_GPU_ISA=plain` tests kernels without subgroups.
 pub(crate) fn gpu(exact: bool) -> Option<Box<dyn Device>> {
     let var = |name| std::env::var(name).ok();
     let asked = var("MOEFLUX_TEST_GPU");
@@ -147,6 +147,9 @@ pub(crate) fn gpu(exact: bool) -> Option<Box<dyn Device>> {
     }
     let name = asked.clone().unwrap_or_else(|| "gpu".into());
     let isa = var("MOEFLUX_TEST_GPU_ISA");
+    if name == "metal-on-cpu" {
+        return Some(open_gpu_of(&crate::metal::instance(), exact, isa.as_deref()).unwrap());
+    }
     match open(&DeviceOptions { name: Some(name), threads: None, exact, isa }) {
         Ok(device) => Some(device),
         Err(error) => {

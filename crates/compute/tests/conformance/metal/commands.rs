@@ -196,6 +196,9 @@ impl Command {
                 let mut buffers = vec![immediates.as_mut_ptr()];
                 // SAFETY: where a bind group begins lies in its buffer.
                 buffers.extend(group.0.iter().map(|(memory, at)| unsafe { memory.start().add(*at) }));
+                // The sizes of arrays, which no kernel asks for.
+                let mut sizes = [0u32; 32];
+                buffers.push(sizes.as_mut_ptr().cast());
                 // SAFETY: the kernel is one of the crate, made for such buffers; guards find it out if it errs.
                 let launched = unsafe { pipeline.kernel.launch(&buffers, *grid, pipeline.width) };
                 launched.unwrap_or_else(|why| panic!("{name}: {why}"));

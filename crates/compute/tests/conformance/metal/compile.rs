@@ -22,8 +22,9 @@ const FAST_MATH: [&str; 6] = [
     "-fassociative-math",
     "-freciprocal-math",
 ];
-const COMMON: [&str; 9] = [
+const COMMON: [&str; 10] = [
     "-std=c++17",
+    "-fsingle-precision-constant",
     "-O1",
     "-w",
     "-fPIC",
@@ -53,7 +54,12 @@ impl Compiled {
     ///
     /// # Safety
     /// The buffers hold what the kernel touches and nothing else uses them.
-    pub(super) unsafe fn launch(&self, buffers: &[*mut u8], grid: [u32; 2], width: u32) -> Result<(), String> {
+    pub(super) unsafe fn launch(
+        &self,
+        buffers: &[*mut u8],
+        grid: [u32; 2],
+        width: u32,
+    ) -> Result<(), String> {
         // SAFETY: as above; the signature is that of `harness`.
         let error = unsafe { (self.launch)(buffers.as_ptr(), grid[0], grid[1], width) };
         if error.is_null() {
@@ -112,9 +118,7 @@ fn workshop() -> Result<&'static Path, String> {
                 let header = ["-x", "c++-header", "metal_stdlib", "-o"];
                 compile(&[&FAST_MATH[..], &header[..]].concat(), to)
             })?;
-            once(&folder.join("runtime.so"), |to| {
-                compile(&["-O2", "-shared", "runtime.cpp", "-o"], to)
-            })?;
+            once(&folder.join("runtime.so"), |to| compile(&["-O2", "-shared", "runtime.cpp", "-o"], to))?;
             // SAFETY: the library has no constructors. Its names are for the kernels that follow.
             let runtime = unsafe { Library::open(Some(folder.join("runtime.so")), RTLD_NOW | RTLD_GLOBAL) };
             // Kernels need it as long as the process lives.
@@ -160,7 +164,7 @@ fn harness(metal: &Metal) -> Result<String, String> {
                 let (kind, _) = declared.rsplit_once('&').ok_or(parameter)?;
                 let kind: Vec<&str> =
                     kind.split(' ').filter(|w| !["device", "constant", "const", ""].contains(w)).collect();
-                if kind.join(" ").contains("_mslBufferSizes") {
+                if kind == ["_mslBufferSizes"] && metal.text.contains("_buffer_sizes.") {
                     return Err("arrayLength is not known to this stand-in".into());
                 }
                 format!("*({}*)job.buffers[{number}]", kind.join(" "))
@@ -234,7 +238,7 @@ pub(super) fn compile(name: &str, metal: &Metal) -> Result<Arc<Compiled>, String
     let folder = workshop()?;
     let object = folder.join(format!("{name}-{key:016x}.so"));
     once(&object, |to| {
-        let file = to.with_extension("cpp");
+        let file = PathBuf::from(format!("{}.cpp", to.display()));
         std::fs::write(&file, &source).map_err(|e| e.to_string())?;
         let mut command = Command::new(compiler());
         command.current_dir(folder).args(COMMON).args(FAST_MATH).arg("-shared").arg(&file).arg("-o").arg(to);

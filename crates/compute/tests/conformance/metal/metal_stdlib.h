@@ -27,14 +27,13 @@ using ::uint;
 using std::uint64_t;
 
 template <class T, int N> struct vec;
-template <class T> struct is_vec : std::false_type {};
-template <class T, int N> struct is_vec<vec<T, N>> : std::true_type {};
+template <class T, int N> struct packed;
 template <class T> constexpr bool scalar = std::is_arithmetic_v<T> || std::is_same_v<T, half>;
 
 template <class T, int N> struct storage;
-template <class T> struct storage<T, 2> { alignas(2 * sizeof(T)) T x, y; };
-template <class T> struct storage<T, 3> { alignas(4 * sizeof(T)) T x, y, z; };
-template <class T> struct storage<T, 4> { alignas(4 * sizeof(T)) T x, y, z, w; };
+template <class T> struct alignas(2 * sizeof(T)) storage<T, 2> { T x, y; };
+template <class T> struct alignas(4 * sizeof(T)) storage<T, 3> { T x, y, z; };
+template <class T> struct alignas(4 * sizeof(T)) storage<T, 4> { T x, y, z, w; };
 
 template <class T, int N> struct vec : storage<T, N> {
     vec() { for (int i = 0; i < N; i++) (*this)[i] = T(); }
@@ -42,6 +41,7 @@ template <class T, int N> struct vec : storage<T, N> {
     template <class U, class = std::enable_if_t<!std::is_same_v<T, U>>> explicit vec(const vec<U, N>& o) {
         for (int i = 0; i < N; i++) (*this)[i] = T(o[i]);
     }
+    template <class U> vec(const packed<U, N>& o) { for (int i = 0; i < N; i++) (*this)[i] = T(o[i]); }
     template <class A, class B, class... C> vec(A a, B b, C... c) {
         int at = 0;
         put(at, a), put(at, b), (put(at, c), ...);
@@ -75,7 +75,6 @@ template <class T, int N> struct packed {
     T all[N];
     packed() = default;
     packed(const vec<T, N>& o) { for (int i = 0; i < N; i++) all[i] = o[i]; }
-    operator vec<T, N>() const { vec<T, N> v; for (int i = 0; i < N; i++) v[i] = all[i]; return v; }
     T& operator[](uint i) { return all[i]; }
     const T& operator[](uint i) const { return all[i]; }
 };
@@ -207,7 +206,7 @@ template <class R, class T, class A> R together(const char* name, int line, T mi
     void (*finish)(const T*, R*, uint, const A&)) {
     static_assert(sizeof(T) <= 16 && sizeof(R) <= 16, "larger than any value of a simdgroup");
     struct Job { A argument; void (*finish)(const T*, R*, uint, const A&); } job{argument, finish};
-    uint lane = fibers::thread() % fibers::width();
+    uint lane = fibers::current() % fibers::width();
     memcpy(fibers::slots().in[lane], &mine, sizeof mine);
     fibers::meet(name, line, [](fibers::Slots& slots, uint width, const void* data) {
         const Job& job = *static_cast<const Job*>(data);
@@ -271,7 +270,7 @@ template <class T> T taken(const char* name, int line, T v, uint of) {
         });
     }
 }
-inline uint lane() { return fibers::thread() % fibers::width(); }
+inline uint lane() { return fibers::current() % fibers::width(); }
 template <class T> T simd_shuffle(T v, uint of, int line = __builtin_LINE()) { return taken("simd_shuffle", line, v, of); }
 template <class T> T simd_broadcast(T v, uint of, int line = __builtin_LINE()) { return taken("simd_broadcast", line, v, of); }
 template <class T> T simd_broadcast_first(T v, int line = __builtin_LINE()) { return taken("simd_broadcast_first", line, v, 0u); }

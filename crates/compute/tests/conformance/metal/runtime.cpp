@@ -130,7 +130,7 @@ const char* run(uint threads, uint width, bool downwards, void (*body)(void*, ui
     return g.error;
 }
 
-uint thread() { return group().current; }
+uint current() { return group().current; }
 uint width() { return group().width; }
 Slots& slots() { return group().simdgroups[group().current / group().width].slots; }
 

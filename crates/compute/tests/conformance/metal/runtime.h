@@ -18,7 +18,7 @@ struct Place {
 const char* run(uint threads, uint width, bool downwards, void (*body)(void*, uint), void* data);
 
 // The thread that runs, in its threadgroup.
-uint thread();
+uint current();
 uint width();
 
 // Waits until all threads meet at the same place.

@@ -67,8 +67,7 @@ fn vulkan(module: &Module, info: &ModuleInfo) -> Result<(), String> {
         force_loop_bounding: false,
         ..Default::default()
     };
-    let pipeline =
-        spv::PipelineOptions { shader_stage: ShaderStage::Compute, entry_point: "main".into() };
+    let pipeline = spv::PipelineOptions { shader_stage: ShaderStage::Compute, entry_point: "main".into() };
     let words = spv::write_vec(module, info, &options, Some(&pipeline));
     words.map(|_| ()).map_err(|e| format!("SPIR-V: {e}"))
 }
@@ -96,8 +95,7 @@ fn metal(module: &Module, info: &ModuleInfo, lang_version: (u8, u8)) -> Result<M
     let mut writes = Vec::new();
     for (_, variable) in module.global_variables.iter() {
         let Some(binding) = variable.binding else { continue };
-        let mutable =
-            matches!(variable.space, AddressSpace::Storage { access } if access.contains(StorageAccess::STORE));
+        let mutable = matches!(variable.space, AddressSpace::Storage { access } if access.contains(StorageAccess::STORE));
         let number = binding.binding as usize;
         writes.resize(writes.len().max(number + 1), false);
         writes[number] = mutable;
