@@ -138,7 +138,8 @@ pub(crate) fn device(isa: Isa, exact: bool, threads: usize) -> Box<dyn Device> {
 }
 
 /// The GPU that tests run on: `MOEFLUX_TEST_GPU` names it, `none` for none, `metal-on-cpu` for the stand-in for Metal; by
-/// default the best one there is. `MOEFLUX_TEST_GPU_ISA=plain` tests kernels without subgroups.
+/// default the best one there is. `MOEFLUX_TEST_GPU_ISA=plain` tests kernels without subgroups, `MOEFLUX_TEST_CPU=none`
+/// the GPU alone.
 pub(crate) fn gpu(exact: bool) -> Option<Box<dyn Device>> {
     let var = |name| std::env::var(name).ok();
     let asked = var("MOEFLUX_TEST_GPU");
@@ -175,8 +176,9 @@ impl Both {
 
     /// Runs a test on every instruction set and on the GPU of this machine, on the exact and on the fast path.
     pub(crate) fn each(mut test: impl FnMut(&mut Both, bool)) {
+        let without_cpu = std::env::var("MOEFLUX_TEST_CPU").is_ok_and(|asked| asked == "none");
         for exact in [true, false] {
-            for isa in Isa::available() {
+            for isa in Isa::available().into_iter().filter(|_| !without_cpu) {
                 test(&mut Both::new(device(isa, exact, 2)), exact);
             }
             if let Some(gpu) = gpu(exact) {

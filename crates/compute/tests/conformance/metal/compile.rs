@@ -99,6 +99,11 @@ fn compiler() -> String {
     std::env::var("CXX").unwrap_or_else(|_| "g++".into())
 }
 
+/// Whether there is a C++ compiler.
+pub(super) fn found() -> bool {
+    run(Command::new(compiler()).arg("--version")).is_ok()
+}
+
 /// The folder of headers, where kernels are compiled. What lies there depends on all that goes into it.
 fn workshop() -> Result<&'static Path, String> {
     static FOLDER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
@@ -236,7 +241,7 @@ pub(super) fn compile(name: &str, metal: &Metal) -> Result<Arc<Compiled>, String
         return Ok(found.clone());
     }
     let folder = workshop()?;
-    let object = folder.join(format!("{name}-{key:016x}.so"));
+    let object = folder.join(format!("{}-{key:016x}.so", name.replace(' ', "-")));
     once(&object, |to| {
         let file = PathBuf::from(format!("{}.cpp", to.display()));
         std::fs::write(&file, &source).map_err(|e| e.to_string())?;

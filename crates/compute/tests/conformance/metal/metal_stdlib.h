@@ -52,12 +52,14 @@ template <class T, int N> struct vec : storage<T, N> {
 #define SWIZZLE2(a, b) vec<T, 2> a##b() const { return vec<T, 2>(this->a, this->b); }
 #define SWIZZLE3(a, b, c) vec<T, 3> a##b##c() const { return vec<T, 3>(this->a, this->b, this->c); }
 #define SWIZZLE4(a, b, c, d) vec<T, 4> a##b##c##d() const { return vec<T, 4>(this->a, this->b, this->c, this->d); }
-    SWIZZLE2(x, x) SWIZZLE2(x, y) SWIZZLE2(y, x) SWIZZLE2(y, y) SWIZZLE2(x, z) SWIZZLE2(x, w) SWIZZLE2(y, z)
-    SWIZZLE2(y, w) SWIZZLE2(z, x) SWIZZLE2(z, w) SWIZZLE2(w, z) SWIZZLE2(z, y) SWIZZLE2(w, x) SWIZZLE2(w, y)
-    SWIZZLE2(z, z) SWIZZLE2(w, w)
-    SWIZZLE3(x, y, z) SWIZZLE3(y, z, w)
-    SWIZZLE4(x, y, z, w) SWIZZLE4(x, x, y, y) SWIZZLE4(z, z, w, w) SWIZZLE4(w, z, y, x) SWIZZLE4(x, x, x, x)
-    SWIZZLE4(x, z, y, w) SWIZZLE4(y, x, w, z) SWIZZLE4(z, w, x, y)
+#define SWIZZLES4(a, b, c) SWIZZLE4(a, b, c, x) SWIZZLE4(a, b, c, y) SWIZZLE4(a, b, c, z) SWIZZLE4(a, b, c, w)
+#define SWIZZLES3(a, b) \
+    SWIZZLE3(a, b, x) SWIZZLE3(a, b, y) SWIZZLE3(a, b, z) SWIZZLE3(a, b, w) \
+    SWIZZLES4(a, b, x) SWIZZLES4(a, b, y) SWIZZLES4(a, b, z) SWIZZLES4(a, b, w)
+#define SWIZZLES(a) \
+    SWIZZLE2(a, x) SWIZZLE2(a, y) SWIZZLE2(a, z) SWIZZLE2(a, w) \
+    SWIZZLES3(a, x) SWIZZLES3(a, y) SWIZZLES3(a, z) SWIZZLES3(a, w)
+    SWIZZLES(x) SWIZZLES(y) SWIZZLES(z) SWIZZLES(w)
 
 private:
     template <class A> void put(int& at, const A& a) {
@@ -301,3 +303,9 @@ inline bool simd_all(bool v, int line = __builtin_LINE()) {
 inline bool simd_any(bool v, int line = __builtin_LINE()) { return uint64_t(simd_ballot(v, line)) != 0; }
 
 }
+
+// The names of vectors are known everywhere.
+#define KNOWN(name) using metal::name##2; using metal::name##3; using metal::name##4;
+KNOWN(float) KNOWN(half) KNOWN(int) KNOWN(uint) KNOWN(bool) KNOWN(short) KNOWN(ushort) KNOWN(char) KNOWN(uchar)
+using metal::packed_char4;
+using metal::packed_uchar4;

@@ -9,6 +9,7 @@
 mod commands;
 mod compile;
 mod device;
+mod finds;
 mod translate;
 
 pub(crate) use device::instance;

@@ -64,8 +64,7 @@ void turn(Group& g) {
         Place at = g.place;
         for (auto& simdgroup : g.simdgroups) if (simdgroup.arrived) at = simdgroup.place;
         g.failed = true;
-        snprintf(g.error, sizeof g.error, "%u of %u threads are done or wait elsewhere while others wait at %s, line %d",
-            g.threads - (g.arrived ? g.arrived : 1), g.threads, at.operation, at.line);
+        snprintf(g.error, sizeof g.error, "some threads wait at %s, line %d, where others never come", at.operation, at.line);
     }
     leave(g);
 }
