@@ -14,4 +14,5 @@ mod matmul;
 mod metal;
 mod recurrent;
 mod router;
+mod top_logits;
 mod top_positions;
