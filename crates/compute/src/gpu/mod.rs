@@ -53,6 +53,16 @@ static PROBE: Kernel = kernel!("probe", ["probe"], [Write]);
 /// Where the words of an op begin in the upload buffer.
 type Words = u32;
 
+/// Opens the best adapter of an instance of wgpu: how tests bring along an implementation of their own.
+#[doc(hidden)]
+pub fn open_gpu_of(
+    instance: &wgpu::Instance,
+    exact: bool,
+    isa: Option<&str>,
+) -> Result<Box<dyn Device>, Error> {
+    Ok(Box::new(GpuDevice::of(instance, None, exact, isa)?))
+}
+
 /// The GPU device.
 pub(crate) struct GpuDevice {
     opened: Opened,
@@ -82,7 +92,16 @@ pub(crate) struct GpuDevice {
 impl GpuDevice {
     /// Opens adapter `index`, or the best one. `isa`: `plain` does without subgroups, f16 and cooperative matrices.
     pub(crate) fn new(index: Option<usize>, exact: bool, isa: Option<&str>) -> Result<Self, Error> {
-        let opened = adapter::open(index)?;
+        Self::of(&adapter::instance(), index, exact, isa)
+    }
+
+    fn of(
+        instance: &wgpu::Instance,
+        index: Option<usize>,
+        exact: bool,
+        isa: Option<&str>,
+    ) -> Result<Self, Error> {
+        let opened = adapter::open(instance, index)?;
         let plain = match isa {
             None => false,
             Some("plain") => true,

@@ -2,7 +2,7 @@
 
 use moeflux_compute::{
     BlockScale, Buffer, Bytes, Device, DeviceOptions, Element, Error, Format, Isa, MatrixShape, Op, Scalar,
-    Slot, SlotTable, State, StateShape, View, Weight, open,
+    Slot, SlotTable, State, StateShape, View, Weight, open, open_gpu_of,
 };
 
 /// Small, fast, and the same everywhere.
@@ -147,8 +147,9 @@ pub(crate) fn device(isa: Isa, exact: bool, threads: usize) -> Box<dyn Device> {
     open(&options).unwrap()
 }
 
-/// The GPU that tests run on: `MOEFLUX_TEST_GPU` names it, `none` for none; by default the best one there is.
-/// `MOEFLUX_TEST_GPU_ISA=plain` tests kernels without subgroups.
+/// The GPU that tests run on: `MOEFLUX_TEST_GPU` names it, `none` for none, `metal-on-cpu` for the stand-in for Metal; by
+/// default the best one there is. `MOEFLUX_TEST_GPU_ISA=plain` tests kernels without subgroups, `MOEFLUX_TEST_CPU=none`
+/// the GPU alone.
 pub(crate) fn gpu(exact: bool) -> Option<Box<dyn Device>> {
     let var = |name| std::env::var(name).ok();
     let asked = var("MOEFLUX_TEST_GPU");
@@ -157,6 +158,9 @@ pub(crate) fn gpu(exact: bool) -> Option<Box<dyn Device>> {
     }
     let name = asked.clone().unwrap_or_else(|| "gpu".into());
     let isa = var("MOEFLUX_TEST_GPU_ISA");
+    if name == "metal-on-cpu" {
+        return Some(open_gpu_of(&crate::metal::instance(), exact, isa.as_deref()).unwrap());
+    }
     match open(&DeviceOptions { name: Some(name), threads: None, exact, isa }) {
         Ok(device) => Some(device),
         Err(error) => {
@@ -182,8 +186,9 @@ impl Both {
 
     /// Runs a test on every instruction set and on the GPU of this machine, on the exact and on the fast path.
     pub(crate) fn each(mut test: impl FnMut(&mut Both, bool)) {
+        let without_cpu = std::env::var("MOEFLUX_TEST_CPU").is_ok_and(|asked| asked == "none");
         for exact in [true, false] {
-            for isa in Isa::available() {
+            for isa in Isa::available().into_iter().filter(|_| !without_cpu) {
                 test(&mut Both::new(device(isa, exact, 2)), exact);
             }
             if let Some(gpu) = gpu(exact) {
