@@ -3,6 +3,7 @@
 use crate::{
     Buffer, Error, Op, Slot, SlotTable, State, View, Weight,
     cpu::{CpuDevice, Isa},
+    gpu::GpuDevice,
     matrix::{Bytes, MatrixShape},
     reference::ReferenceDevice,
 };
@@ -57,29 +58,29 @@ pub struct ScratchShape {
     pub latent_head: usize,
 }
 
-/// A point in a device's queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Ticket(pub u64);
-
 /// Where a device's memory lies and how much there is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
-    /// Bytes; `None` where the system does not say.
+    /// Bytes, where the system says.
     pub total: Option<u64>,
     /// Whether it is the host's own memory.
     pub unified: bool,
 }
 
-/// What a device was made to do so far.
+/// What a device was asked to do so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Kernels that were started.
+    /// Kernels that were started on a GPU.
     pub dispatches: u64,
-    /// Times that work was handed over.
+    /// Times that work was handed to it.
     pub submissions: u64,
     /// Times that the host waited for it.
     pub waits: u64,
 }
+
+/// A point in a device's queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ticket(pub u64);
 
 /// Something that computes.
 ///
@@ -89,12 +90,12 @@ pub trait Device: Send {
     /// What computes, for people: "cpu, AVX-512 VNNI, 2 threads".
     fn describe(&self) -> String;
 
-    /// The device's memory; `None` where it is the host's and counts with everything else there.
+    /// Its memory; `None` for a device in ordinary host memory.
     fn memory(&self) -> Option<DeviceMemory> {
         None
     }
 
-    /// What it has done; zeros on a device that starts no kernels.
+    /// What a GPU was asked to do so far; zero on other devices.
     fn counters(&self) -> Counters {
         Counters::default()
     }
@@ -160,66 +161,18 @@ pub trait Device: Send {
     fn reserve_scratch(&mut self, shape: ScratchShape) -> Result<(), Error>;
 }
 
-/// What kind of thing a graphics adapter is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AdapterKind {
-    /// A card with memory of its own.
-    Discrete,
-    /// Part of the processor, or beside it on the same memory.
-    Integrated,
-    /// A share of one that a hypervisor gives.
-    Virtual,
-    /// The processor, playing one.
-    Software,
-    /// The system does not say.
-    Other,
-}
-
-/// A graphics adapter of this machine.
-#[derive(Clone, Debug)]
-pub struct Adapter {
-    /// The `N` of `gpu:N`.
-    pub index: usize,
-    /// What its maker calls it.
-    pub name: String,
-    /// How it is reached: "Vulkan", "Metal", "DX12".
-    pub backend: String,
-    /// What kind of thing it is.
-    pub kind: AdapterKind,
-    /// Its driver and that one's version.
-    pub driver: String,
-    /// Bytes of its memory, where the system says.
-    pub memory: Option<u64>,
-    /// The largest buffer in bytes.
-    pub max_buffer: u64,
-    /// The largest part of a buffer that a kernel can see, in bytes.
-    pub max_binding: u64,
-    /// The fewest and the most threads that compute in step, where kernels can use them together.
-    pub subgroup: Option<(u32, u32)>,
-    /// Whether kernels can use half precision.
-    pub f16: bool,
-    /// Whether it has units that multiply matrices.
-    pub cooperative_matrix: bool,
-    /// Why it cannot be used, if it cannot.
-    pub unusable: Option<String>,
-}
-
-/// The graphics adapters of this machine.
-pub fn adapters() -> Vec<Adapter> {
-    Vec::new()
-}
-
 /// How to open a device.
 #[derive(Clone, Debug, Default)]
 pub struct DeviceOptions {
-    /// `cpu` (the default) or `reference`.
+    /// `cpu` (the default), `reference`, `gpu` for the best adapter, or `gpu:N`.
     pub name: Option<String>,
     /// Threads that compute, the caller included; by default as many as the system says that the process may
     /// use at once, which counts two for a core with two threads.
     pub threads: Option<usize>,
     /// The exact path: f32 activations everywhere. Without it a device may round activations to 8 bits.
     pub exact: bool,
-    /// Forces an instruction set (`generic`, `avx2`, `avx512`, `neon`) instead of the best one.
+    /// Forces an instruction set (`generic`, `avx2`, `avx512`, `neon`) instead of the best one; `plain` makes a GPU do
+    /// without subgroups, f16 and cooperative matrices.
     pub isa: Option<String>,
 }
 
@@ -237,6 +190,18 @@ pub fn open(options: &DeviceOptions) -> Result<Box<dyn Device>, Error> {
             Ok(Box::new(CpuDevice::new(isa, options.threads, options.exact)?))
         }
         "reference" => Ok(Box::new(ReferenceDevice::default())),
-        other => Err(Error::Device(format!("there is no device {other:?}: choose cpu or reference"))),
+        name => {
+            let index = match name.strip_prefix("gpu") {
+                Some("") => Some(None),
+                Some(number) => number.strip_prefix(':').and_then(|n| n.parse().ok()).map(Some),
+                None => None,
+            };
+            let Some(index) = index else {
+                return Err(Error::Device(format!(
+                    "there is no device {name:?}: choose cpu, gpu, gpu:N or reference"
+                )));
+            };
+            Ok(Box::new(GpuDevice::new(index, options.exact, options.isa.as_deref())?))
+        }
     }
 }

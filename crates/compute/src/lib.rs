@@ -7,6 +7,7 @@ mod cpu;
 mod device;
 mod error;
 mod format;
+mod gpu;
 mod host;
 mod matrix;
 mod op;
@@ -15,11 +16,11 @@ mod reference;
 
 pub use cpu::Isa;
 pub use device::{
-    Adapter, AdapterKind, Counters, Device, DeviceMemory, DeviceOptions, KEY_BLOCK, ScratchShape, StateShape,
-    Ticket, adapters, open,
+    Counters, Device, DeviceMemory, DeviceOptions, KEY_BLOCK, ScratchShape, StateShape, Ticket, open,
 };
 pub use error::Error;
 pub use format::{BlockScale, Element, Format, PartBytes, Scalar, quant};
+pub use gpu::{Adapter, AdapterKind, adapters};
 pub use matrix::{Bytes, ExpertShape, Matrix, MatrixShape};
 pub use op::{
     Activation, Buffer, ExpertGroups, ExpertUse, ExpertUses, HeadMatrix, HeadRows, Op, RopePairs, Router,

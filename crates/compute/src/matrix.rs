@@ -206,6 +206,19 @@ impl Stored {
     }
 }
 
+/// Where a matrix lies in a slot: byte offsets, for devices that see slots as bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MatrixPlace {
+    pub(crate) shape: MatrixShape,
+    /// Weights, scales and biases of the format.
+    pub(crate) parts: [usize; 3],
+    /// The output bias, one number per stored row.
+    pub(crate) bias: Option<(Scalar, usize)>,
+    /// Which of the stored rows are the matrix's: `first`, `first + step`, and so on.
+    pub(crate) first: usize,
+    pub(crate) step: usize,
+}
+
 /// An expert's shapes and the sizes of their parts, known to be possible.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ExpertLayout {
@@ -220,6 +233,30 @@ pub(crate) struct ExpertLayout {
 impl ExpertLayout {
     fn bytes(&self) -> usize {
         self.first.bytes() + self.second.map_or(0, |m| m.bytes()) + self.down.bytes()
+    }
+
+    /// Where gate, up and down lie.
+    pub(crate) fn places(&self) -> [MatrixPlace; 3] {
+        let mut at = 0;
+        let mut place = |stored: &Stored| {
+            let PartBytes { weights, scales, .. } = stored.parts;
+            let bias = at + stored.parts.total();
+            let place = MatrixPlace {
+                shape: stored.shape,
+                parts: [at, at + weights, at + weights + scales],
+                bias: self.shape.output_bias.map(|scalar| (scalar, bias)),
+                first: 0,
+                step: 1,
+            };
+            at += stored.bytes();
+            place
+        };
+        let first = place(&self.first);
+        let [gate, up] = match &self.second {
+            Some(second) => [first, place(second)],
+            None => [0, 1].map(|from| MatrixPlace { shape: self.shape.gate, first: from, step: 2, ..first }),
+        };
+        [gate, up, place(&self.down)]
     }
 
     /// Gate, up and down of the expert whose bytes begin `slot`, which is large enough.

@@ -382,7 +382,7 @@ fn devices_that_cannot_be() {
         open(&DeviceOptions { name: Some(name.into()), isa: isa.map(String::from), threads, exact: true })
     };
     let error = |result: Result<Box<dyn Device>, Error>| result.err().unwrap().to_string();
-    assert!(error(open("abacus", None, None)).contains("choose cpu or reference"));
+    assert!(error(open("abacus", None, None)).contains("choose cpu, gpu, gpu:N or reference"));
     assert!(error(open("cpu", Some("mmx"), None)).contains("choose generic"));
     assert!(error(open("cpu", None, Some(0))).contains("0 threads"));
     let mut device = open("cpu", Some("generic"), Some(1)).unwrap();

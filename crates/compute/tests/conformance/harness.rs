@@ -137,6 +137,26 @@ pub(crate) fn device(isa: Isa, exact: bool, threads: usize) -> Box<dyn Device> {
     open(&options).unwrap()
 }
 
+/// The GPU that tests run on: `MOEFLUX_TEST_GPU` names it, `none` for none; by default the best one there is.
+/// `MOEFLUX_TEST_GPU_ISA=plain` tests kernels without subgroups.
+pub(crate) fn gpu(exact: bool) -> Option<Box<dyn Device>> {
+    let var = |name| std::env::var(name).ok();
+    let asked = var("MOEFLUX_TEST_GPU");
+    if asked.as_deref() == Some("none") {
+        return None;
+    }
+    let name = asked.clone().unwrap_or_else(|| "gpu".into());
+    let isa = var("MOEFLUX_TEST_GPU_ISA");
+    match open(&DeviceOptions { name: Some(name), threads: None, exact, isa }) {
+        Ok(device) => Some(device),
+        Err(error) => {
+            assert!(asked.is_none(), "{error}");
+            eprintln!("no GPU is tested: {error}");
+            None
+        }
+    }
+}
+
 /// The reference and a device, which make the same handles.
 pub(crate) struct Both {
     pub(crate) reference: Box<dyn Device>,
@@ -150,11 +170,14 @@ impl Both {
         Self { reference, device }
     }
 
-    /// Runs a test on every instruction set of this machine, on the exact and on the fast path.
+    /// Runs a test on every instruction set and on the GPU of this machine, on the exact and on the fast path.
     pub(crate) fn each(mut test: impl FnMut(&mut Both, bool)) {
-        for isa in Isa::available() {
-            for exact in [true, false] {
+        for exact in [true, false] {
+            for isa in Isa::available() {
                 test(&mut Both::new(device(isa, exact, 2)), exact);
+            }
+            if let Some(gpu) = gpu(exact) {
+                test(&mut Both::new(gpu), exact);
             }
         }
     }

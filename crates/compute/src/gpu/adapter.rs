@@ -1,0 +1,178 @@
+//! The graphics adapters of a machine, and opening one.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use wgpu::{Backend, Backends, DeviceType, Features};
+
+use crate::Error;
+
+/// Bytes of immediates that kernels use.
+pub(super) const IMMEDIATES: u32 = 128;
+
+/// What an adapter is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum AdapterKind {
+    /// A card with memory of its own.
+    Discrete,
+    /// Shares the memory of the host.
+    Integrated,
+    /// Of a virtual machine.
+    Virtual,
+    /// The driver does not say.
+    Other,
+    /// Runs on the CPU.
+    Software,
+}
+
+/// A graphics adapter.
+#[derive(Clone, Debug)]
+pub struct Adapter {
+    /// Its number in `gpu:N`.
+    pub index: usize,
+    /// As the driver has it.
+    pub name: String,
+    /// Metal, Vulkan or DX12.
+    pub backend: String,
+    /// What it is.
+    pub kind: AdapterKind,
+    /// Driver and version.
+    pub driver: String,
+    /// Bytes of its memory, where the driver says.
+    pub memory: Option<u64>,
+    /// Bytes of the largest buffer.
+    pub max_buffer: u64,
+    /// Bytes of a buffer that one kernel sees.
+    pub max_binding: u64,
+    /// The smallest and the largest number of threads that exchange numbers without memory; `None` where it has no
+    /// such operations.
+    pub subgroup: Option<(u32, u32)>,
+    /// Whether it computes in f16.
+    pub f16: bool,
+    /// Whether it multiplies small matrices in hardware.
+    pub cooperative_matrix: bool,
+    /// Why it cannot be used.
+    pub unusable: Option<String>,
+}
+
+fn instance() -> wgpu::Instance {
+    wgpu::Instance::new(wgpu::InstanceDescriptor {
+        backends: Backends::METAL | Backends::VULKAN | Backends::DX12,
+        flags: wgpu::InstanceFlags::empty(),
+        ..wgpu::InstanceDescriptor::new_without_display_handle()
+    })
+}
+
+fn enumerate(instance: &wgpu::Instance) -> Vec<wgpu::Adapter> {
+    pollster::block_on(instance.enumerate_adapters(Backends::all()))
+}
+
+fn describe(index: usize, adapter: &wgpu::Adapter) -> Adapter {
+    let (info, limits, features) = (adapter.get_info(), adapter.limits(), adapter.features());
+    let unusable = if !features.contains(Features::IMMEDIATES) || limits.max_immediate_size < IMMEDIATES {
+        Some(format!("kernels cannot take {IMMEDIATES} bytes of parameters"))
+    } else if limits.max_compute_invocations_per_workgroup < 256 {
+        Some("workgroups have fewer than 256 threads".into())
+    } else {
+        None
+    };
+    Adapter {
+        index,
+        kind: match info.device_type {
+            DeviceType::DiscreteGpu => AdapterKind::Discrete,
+            DeviceType::IntegratedGpu => AdapterKind::Integrated,
+            DeviceType::VirtualGpu => AdapterKind::Virtual,
+            DeviceType::Cpu => AdapterKind::Software,
+            DeviceType::Other => AdapterKind::Other,
+        },
+        backend: match info.backend {
+            Backend::Vulkan => "Vulkan".into(),
+            Backend::Metal => "Metal".into(),
+            Backend::Dx12 => "DX12".into(),
+            other => format!("{other:?}"),
+        },
+        driver: format!("{} {}", info.driver, info.driver_info).trim().to_owned(),
+        name: info.name,
+        memory: super::native::memory(adapter),
+        max_buffer: limits.max_buffer_size,
+        max_binding: limits.max_storage_buffer_binding_size,
+        subgroup: features
+            .contains(Features::SUBGROUP)
+            .then_some((info.subgroup_min_size, info.subgroup_max_size)),
+        f16: features.contains(Features::SHADER_F16),
+        cooperative_matrix: features.contains(Features::EXPERIMENTAL_COOPERATIVE_MATRIX),
+        unusable,
+    }
+}
+
+/// The graphics adapters of this machine, software ones included.
+pub fn adapters() -> Vec<Adapter> {
+    enumerate(&instance()).iter().enumerate().map(|(i, a)| describe(i, a)).collect()
+}
+
+/// What the driver complained about, if it did: whatever ran since is worth nothing.
+#[derive(Clone, Default)]
+pub(super) struct Failure(Arc<Mutex<Option<String>>>);
+
+impl Failure {
+    fn set(&self, what: String) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(what);
+    }
+
+    pub(super) fn check(&self) -> Result<(), Error> {
+        match &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(what) => Err(Error::Device(format!("the GPU failed: {what}"))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// An open adapter.
+pub(super) struct Opened {
+    pub(super) adapter: Adapter,
+    pub(super) device: wgpu::Device,
+    pub(super) queue: wgpu::Queue,
+    pub(super) failure: Failure,
+}
+
+/// Opens adapter `index`, or the best one; a software adapter only if there is no other.
+pub(super) fn open(index: Option<usize>) -> Result<Opened, Error> {
+    let all = enumerate(&instance());
+    let described: Vec<Adapter> = all.iter().enumerate().map(|(i, a)| describe(i, a)).collect();
+    let found = || {
+        let names = described.iter().map(|a| {
+            let why = a.unusable.as_ref().map(|why| format!(", unusable: {why}"));
+            format!("gpu:{} {} ({}{})", a.index, a.name, a.backend, why.unwrap_or_default())
+        });
+        match described.is_empty() {
+            true => "this machine has no graphics adapter with a Vulkan, Metal or DX12 driver".to_owned(),
+            false => format!("there are: {}", names.collect::<Vec<_>>().join("; ")),
+        }
+    };
+    let chosen = match index {
+        Some(i) => described.get(i),
+        None => described.iter().filter(|a| a.unusable.is_none()).min_by_key(|a| a.kind),
+    };
+    let chosen = match (chosen, index) {
+        (Some(a), _) => a.clone(),
+        (None, Some(i)) => return Err(Error::Device(format!("there is no adapter gpu:{i}: {}", found()))),
+        (None, None) => return Err(Error::Device(format!("no usable GPU: {}", found()))),
+    };
+    if let Some(why) = &chosen.unusable {
+        return Err(Error::Device(format!("gpu:{} {} cannot be used: {why}", chosen.index, chosen.name)));
+    }
+    let adapter = &all[chosen.index];
+    let wanted = Features::IMMEDIATES
+        | Features::SUBGROUP
+        | Features::SUBGROUP_BARRIER
+        | Features::SHADER_F16
+        | Features::TIMESTAMP_QUERY
+        | Features::EXPERIMENTAL_COOPERATIVE_MATRIX;
+    let features = wanted & adapter.features();
+    let (device, queue) = super::native::request(adapter, features, adapter.limits())
+        .map_err(|e| Error::Device(format!("gpu:{} {} cannot be opened: {e}", chosen.index, chosen.name)))?;
+    let failure = Failure::default();
+    let (on_error, on_loss) = (failure.clone(), failure.clone());
+    device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| on_error.set(error.to_string())));
+    device.set_device_lost_callback(move |_, why| on_loss.set(format!("the device was lost: {why}")));
+    Ok(Opened { adapter: chosen, device, queue, failure })
+}

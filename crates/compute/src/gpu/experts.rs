@@ -1,0 +1,121 @@
+//! The routed experts of a layer.
+
+use super::{
+    Constants, GpuDevice, Kernel, Memory, Params,
+    elementwise::activation_of,
+    formats::scalar,
+    kernel,
+    matvec::{self, Stage},
+};
+use crate::{Error, ExpertUses, Op, View, matrix::MatrixPlace};
+
+static EXPERTS_ANY: Kernel =
+    kernel!("experts_any", ["common", "activation", "formats", "uses", "experts_any"], [Write, Read, Read]);
+
+const THREADS: u32 = 256;
+
+/// The uses of an op that lie in one bank, as kernels see them.
+#[derive(Clone)]
+pub(super) struct InBank {
+    pub(super) bank: Memory,
+    /// How many there are, and the first row of `inner` that is theirs.
+    pub(super) count: usize,
+    first: usize,
+    /// 1 for a list, 2 for what a router chose.
+    pub(super) kind: u32,
+    /// Where the list or the table of slots lies.
+    pub(super) words: Memory,
+    /// `Uses` of `uses.wgsl`.
+    pub(super) params: [u32; 4],
+}
+
+/// Runs [`Op::Experts`].
+pub(super) fn experts(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
+    let &Op::Experts { x, shape, activation, uses, inner, out } = op else { return Ok(()) };
+    let layout = shape.layout()?;
+    let (kind, [alpha, limit]) = activation_of(activation);
+    let [gate, up, down] = layout.places();
+    for part in in_banks(gpu, uses)? {
+        let inner = inner.slice(part.first, part.count);
+        let (uses, activation, rounds) = (&part, (kind, [alpha, limit]), !gpu.exact);
+        let first = Stage { uses, x, out: inner, matrices: &[gate, up], activation, rounds };
+        let second = Stage { uses, x: inner, out, matrices: &[down], activation, rounds };
+        if matvec::experts(gpu, &first)? && matvec::experts(gpu, &second)? {
+            continue;
+        }
+        for (stage, place, from, to) in [(0, gate, x, inner), (1, up, x, inner), (2, down, inner, out)] {
+            let MatrixPlace { shape: matrix, parts, bias, first, step } = place;
+            let [w, s, b] = parts.map(|at| at as u32);
+            let params = Params::new()
+                .view(gpu.store.place(&from)?, &from)
+                .view(gpu.store.place(&to)?, &View { rows: out.rows, ..to })
+                .matrix([w, s, b], matrix);
+            let params = part
+                .params
+                .iter()
+                .fold(params, |params, word| params.u(*word))
+                .n(part.count)
+                .n(first)
+                .n(step)
+                .n(matrix.rows)
+                .n(matrix.cols)
+                .n(bias.map_or(0, |(_, at)| at))
+                .f(alpha)
+                .f(limit);
+            let constants = Constants::new(&[
+                ("WG", THREADS),
+                ("USES", part.kind),
+                ("STAGE", stage),
+                ("ACTIVATION", kind),
+                ("BIAS_SCALAR", bias.map_or(9, |(of, _)| scalar(of))),
+            ])
+            .format(matrix.format);
+            let blocks = matrix.rows.div_ceil((THREADS / gpu.target().team) as usize);
+            let buffers = [&gpu.activations(), &part.bank, &part.words];
+            gpu.dispatch(&EXPERTS_ANY, constants, &buffers, &params, part.count * blocks)?;
+        }
+    }
+    Ok(())
+}
+
+/// The uses by bank.
+fn in_banks(gpu: &mut GpuDevice, uses: ExpertUses<'_>) -> Result<Vec<InBank>, Error> {
+    match uses {
+        ExpertUses::Listed(uses) => {
+            gpu.room(uses.len() * 3)?;
+            let mut parts = Vec::new();
+            let mut first = 0;
+            for run in uses.chunk_by(|a, b| a.slot.bank == b.slot.bank) {
+                let store = &gpu.store;
+                let words: Vec<u32> = run
+                    .iter()
+                    .flat_map(|u| [store.slot_offset(u.slot), u.row as u32, u.part as u32])
+                    .collect();
+                let list = gpu.upload(words);
+                parts.push(InBank {
+                    bank: gpu.store.banks[run[0].slot.bank as usize].memory.clone(),
+                    count: run.len(),
+                    first,
+                    kind: 1,
+                    words: gpu.upload.clone(),
+                    params: [list, 0, 1, 0],
+                });
+                first += run.len();
+            }
+            Ok(parts)
+        }
+        ExpertUses::Routed { ids, table } => {
+            let list = gpu.store.place(&ids)?;
+            let table = gpu.store.table_of(table)?;
+            let of_bank = |bank: &u16| InBank {
+                bank: gpu.store.banks[*bank as usize].memory.clone(),
+                count: ids.rows * ids.width,
+                first: 0,
+                kind: 2,
+                words: table.memory.clone(),
+                params: [list, ids.row_stride as u32, ids.width as u32, (*bank).into()],
+            };
+            Ok(table.banks.iter().map(of_bank).collect())
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! Kernels: WGSL text, the constants it is specialised by, and the pipelines made of it.
+
+use std::collections::HashMap;
+
+/// How a kernel uses a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Access {
+    /// `var<storage, read>`.
+    Read,
+    /// `var<storage, read_write>`.
+    Write,
+}
+
+/// One kernel: an entry point `main` and the buffers of group 0, in the order of their bindings.
+#[derive(Debug)]
+pub(super) struct Kernel {
+    pub(super) name: &'static str,
+    /// The texts that make it up, in order; [`TEAM`] stands for the team functions of the device.
+    pub(super) source: &'static [&'static str],
+    pub(super) bindings: &'static [Access],
+}
+
+/// Declares a kernel from files of `kernels/`.
+macro_rules! kernel {
+    ($name:literal, [$($file:literal),*], [$($access:ident),*]) => {
+        $crate::gpu::kernel::Kernel {
+            name: $name,
+            source: &[$(include_str!(concat!("kernels/", $file, ".wgsl"))),*],
+            bindings: &[$($crate::gpu::kernel::Access::$access),*],
+        }
+    };
+}
+pub(super) use kernel;
+
+/// The most constants of a kernel.
+const CONSTANTS: usize = 16;
+
+/// Constants that a kernel is specialised by: `const NAME = value;` in front of its text. `f32` constants are not
+/// among them: those travel as parameters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Constants {
+    all: [(&'static str, u32); CONSTANTS],
+    len: usize,
+}
+
+impl Constants {
+    pub(super) fn new(constants: &[(&'static str, u32)]) -> Self {
+        let mut new = Self::default();
+        for constant in constants {
+            new = new.with(constant.0, constant.1);
+        }
+        new
+    }
+
+    #[must_use]
+    pub(super) fn with(mut self, name: &'static str, value: u32) -> Self {
+        debug_assert!(self.len < CONSTANTS);
+        self.all[self.len] = (name, value);
+        self.len += 1;
+        self
+    }
+}
+
+/// What kernels are written for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Target {
+    /// Threads of a team.
+    pub(super) team: u32,
+    /// Whether a team is a subgroup; without, it exchanges numbers by way of workgroup memory.
+    pub(super) subgroups: bool,
+    /// Whether four products of 8-bit numbers are one instruction, and threads of a subgroup exchange words.
+    pub(super) dot8: bool,
+    /// Whether kernels may compute in f16.
+    pub(super) f16: bool,
+    /// Whether matrices are multiplied in hardware: 16 x 16 x 16, f16 to f32.
+    pub(super) cooperative: bool,
+}
+
+const TEAM_SUBGROUP: &str = include_str!("kernels/team_subgroup.wgsl");
+const TEAM_MEMORY: &str = include_str!("kernels/team_memory.wgsl");
+const PART_SUBGROUP: &str = include_str!("kernels/part_subgroup.wgsl");
+const PART_MEMORY: &str = include_str!("kernels/part_memory.wgsl");
+
+impl Target {
+    /// The whole text of a kernel. `WG` among the constants is the size of its workgroups.
+    pub(super) fn text(&self, kernel: &Kernel, constants: &Constants) -> String {
+        let mut text = String::new();
+        let body: String = kernel.source.concat();
+        if self.f16 && body.contains("f16") {
+            text.push_str("enable f16;\n");
+        }
+        if body.contains("coop_mat") {
+            text.push_str("enable wgpu_cooperative_matrix;\n");
+        }
+        for (name, value) in &constants.all[..constants.len] {
+            text.push_str(&format!("const {name} = {value}u;\n"));
+        }
+        text.push_str(&format!("const TEAM = {}u;\n", self.team));
+        if body.contains("team_") || body.contains("group_sum") || body.contains("group_max") {
+            text.push_str(if self.subgroups { TEAM_SUBGROUP } else { TEAM_MEMORY });
+        }
+        if body.contains("part_sum") {
+            text.push_str(if self.subgroups { PART_SUBGROUP } else { PART_MEMORY });
+        }
+        text.push_str(&body);
+        text
+    }
+}
+
+/// A kernel ready to run.
+pub(super) struct Pipeline {
+    pub(super) raw: wgpu::ComputePipeline,
+    /// Which layout its buffers have.
+    pub(super) layout: usize,
+}
+
+/// All pipelines and bind groups that have been needed so far.
+pub(super) struct Pipelines {
+    device: wgpu::Device,
+    target: Target,
+    layouts: Vec<(&'static [Access], wgpu::BindGroupLayout, wgpu::PipelineLayout)>,
+    pipelines: HashMap<(&'static str, Constants), Pipeline>,
+    groups: HashMap<(usize, [u32; MOST_BINDINGS]), wgpu::BindGroup>,
+}
+
+/// The most buffers of a kernel.
+pub(super) const MOST_BINDINGS: usize = 8;
+
+impl Pipelines {
+    pub(super) fn new(device: wgpu::Device, target: Target) -> Self {
+        Self { device, target, layouts: Vec::new(), pipelines: HashMap::new(), groups: HashMap::new() }
+    }
+
+    pub(super) const fn target(&self) -> Target {
+        self.target
+    }
+
+    pub(super) fn set_target(&mut self, target: Target) {
+        self.target = target;
+        self.pipelines.clear();
+    }
+
+    fn layout(&mut self, bindings: &'static [Access]) -> usize {
+        if let Some(i) = self.layouts.iter().position(|(of, ..)| *of == bindings) {
+            return i;
+        }
+        let entries: Vec<_> = bindings
+            .iter()
+            .enumerate()
+            .map(|(i, access)| wgpu::BindGroupLayoutEntry {
+                binding: i as u32,
+                visibility: wgpu::ShaderStages::COMPUTE,
+                ty: wgpu::BindingType::Buffer {
+                    ty: wgpu::BufferBindingType::Storage { read_only: *access == Access::Read },
+                    has_dynamic_offset: false,
+                    min_binding_size: None,
+                },
+                count: None,
+            })
+            .collect();
+        let group = self
+            .device
+            .create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label: None, entries: &entries });
+        let layout = self.device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
+            label: None,
+            bind_group_layouts: &[Some(&group)],
+            immediate_size: super::adapter::IMMEDIATES,
+        });
+        self.layouts.push((bindings, group, layout));
+        self.layouts.len() - 1
+    }
+
+    /// The pipeline of a kernel with such constants and the bind group of its buffers, each of which has a number of
+    /// its own.
+    pub(super) fn get(
+        &mut self,
+        kernel: &'static Kernel,
+        constants: Constants,
+        buffers: &[(u32, &wgpu::Buffer)],
+    ) -> (&Pipeline, &wgpu::BindGroup) {
+        let key = (kernel.name, constants);
+        if !self.pipelines.contains_key(&key) {
+            let layout = self.layout(kernel.bindings);
+            let text = self.target.text(kernel, &constants);
+            let module = super::native::shader_module(&self.device, kernel.name, text);
+            let raw = self.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+                label: Some(kernel.name),
+                layout: Some(&self.layouts[layout].2),
+                module: &module,
+                entry_point: Some("main"),
+                compilation_options: wgpu::PipelineCompilationOptions {
+                    constants: &[],
+                    zero_initialize_workgroup_memory: false,
+                },
+                cache: None,
+            });
+            self.pipelines.insert(key, Pipeline { raw, layout });
+        }
+        let pipeline = &self.pipelines[&key];
+        let mut ids = [u32::MAX; MOST_BINDINGS];
+        ids.iter_mut().zip(buffers).for_each(|(id, (of, _))| *id = *of);
+        let group = self.groups.entry((pipeline.layout, ids)).or_insert_with(|| {
+            let entries: Vec<_> = buffers
+                .iter()
+                .enumerate()
+                .map(|(i, (_, buffer))| wgpu::BindGroupEntry {
+                    binding: i as u32,
+                    resource: buffer.as_entire_binding(),
+                })
+                .collect();
+            self.device.create_bind_group(&wgpu::BindGroupDescriptor {
+                label: None,
+                layout: &self.layouts[pipeline.layout].1,
+                entries: &entries,
+            })
+        });
+        (pipeline, group)
+    }
+
+    /// Forgets the bind groups that a buffer is part of.
+    pub(super) fn forget(&mut self, id: u32) {
+        self.groups.retain(|(_, ids), _| !ids.contains(&id));
+    }
+}

@@ -1,0 +1,18 @@
+// Which expert meets which row. USES 1: three words of a list, the slot's first byte, row of x, row of out. USES 2: what a
+// router chose; the slot comes from a table of two words an expert, bank and first byte. Uses of other banks are not ours.
+
+struct Uses { list: u32, row: u32, k: u32, bank: u32 } // USES 2: ids at `list`, `row` apart
+
+struct Use { slot: u32, row: u32, part: u32, ours: bool }
+
+// `words` is the list or the table.
+
+fn use_of(uses: Uses, i: u32) -> Use {
+    if (USES == 1u) {
+        let at = uses.list + i * 3u;
+        return Use(words[at], words[at + 1u], words[at + 2u], true);
+    }
+    let row = i / uses.k;
+    let expert = u32(a[uses.list + row * uses.row + i % uses.k]);
+    return Use(words[expert * 2u + 1u], row, i, words[expert * 2u] == uses.bank);
+}

@@ -1,0 +1,123 @@
+//! Products with resident weights.
+
+use super::{Constants, GpuDevice, Kernel, Memory, Params, kernel, matvec, memory::Piece};
+use crate::{Buffer, Error, HeadMatrix, MatrixShape, Op, View, Weight};
+
+static EMBED: Kernel = kernel!("embed", ["common", "formats", "embed"], [Write, Read, Read]);
+static MATVEC_ANY: Kernel = kernel!("matvec_any", ["common", "formats", "matvec_any"], [Write, Read]);
+static HEAD_TRANSPOSED: Kernel =
+    kernel!("head_transposed", ["common", "formats", "head_transposed"], [Write, Read]);
+
+const THREADS: u32 = 256;
+
+/// A matrix of weights as kernels see it.
+pub(super) struct Pieces {
+    pub(super) shape: MatrixShape,
+    pub(super) all: Vec<(Memory, Piece)>,
+}
+
+impl GpuDevice {
+    pub(super) fn pieces(&self, weight: Weight) -> Result<Pieces, Error> {
+        let found = self.store.get(weight)?;
+        let all = found.pieces.iter().map(|p| (self.store.arenas[p.arena].clone(), *p)).collect();
+        Ok(Pieces { shape: found.shape, all })
+    }
+}
+
+/// Runs [`Op::Embed`].
+pub(super) fn embed(gpu: &mut GpuDevice, table: Weight, tokens: &[u32], out: View) -> Result<(), Error> {
+    gpu.room(tokens.len())?;
+    let at = gpu.upload(tokens.iter().copied());
+    let Pieces { shape, all } = gpu.pieces(table)?;
+    let constants = Constants::new(&[("WG", THREADS), ("COLS", shape.cols as u32)]).format(shape.format);
+    let groups = (tokens.len() * shape.cols).div_ceil(THREADS as usize);
+    for (arena, piece) in all {
+        let params = Params::new()
+            .view(gpu.store.place(&out)?, &out)
+            .matrix([piece.weights, piece.scales, piece.biases], shape)
+            .u(at)
+            .n(tokens.len())
+            .n(piece.first)
+            .n(piece.rows);
+        let buffers = [&gpu.activations(), &arena, &gpu.upload.clone()];
+        gpu.dispatch(&EMBED, constants, &buffers, &params, groups)?;
+    }
+    Ok(())
+}
+
+/// Runs [`Op::MatMul`].
+pub(super) fn mat_mul(
+    gpu: &mut GpuDevice,
+    x: View,
+    (weight, bias): (Weight, Option<Buffer>),
+    out: View,
+) -> Result<(), Error> {
+    let Pieces { shape, all } = gpu.pieces(weight)?;
+    for (arena, piece) in all {
+        let bias = bias.map(|b| gpu.store.start(b)).transpose()?;
+        let out = out.columns(piece.first, piece.rows);
+        let params = Params::new()
+            .view(gpu.store.place(&x)?, &x)
+            .view(gpu.store.place(&out)?, &out)
+            .matrix([piece.weights, piece.scales, piece.biases], shape)
+            .u(0)
+            .n(piece.rows)
+            .n(shape.cols)
+            .n(x.rows)
+            .u(1)
+            .u(0)
+            .u(bias.map_or(0, |b| b + piece.first as u32));
+        let constants = Constants::new(&[("WG", THREADS), ("BIASED", bias.is_some().into())]);
+        let constants = constants.format(shape.format);
+        let blocks = piece.rows.div_ceil((THREADS / gpu.target().team) as usize);
+        gpu.dispatch(&MATVEC_ANY, constants, &[&gpu.activations(), &arena], &params, x.rows * blocks)?;
+    }
+    Ok(())
+}
+
+/// Runs [`Op::HeadMatMul`].
+pub(super) fn head_mat_mul(gpu: &mut GpuDevice, x: View, matrix: HeadMatrix, out: View) -> Result<(), Error> {
+    let Pieces { shape, all } = gpu.pieces(matrix.weight)?;
+    let [(arena, piece)] = &all[..] else {
+        return Err(Error::Shape(format!(
+            "matrices of {} heads are larger than what this GPU's kernels see at once",
+            x.heads
+        )));
+    };
+    let rows = matrix.head_rows;
+    let places = (gpu.store.place(&x)?, gpu.store.place(&out)?);
+    let params = Params::new()
+        .view(places.0, &x)
+        .view(places.1, &out)
+        .matrix([piece.weights, piece.scales, piece.biases], shape)
+        .n(rows.first)
+        .n(rows.count)
+        .n(shape.cols)
+        .n(x.rows)
+        .n(x.heads)
+        .n(rows.stride);
+    let constants = Constants::new(&[("WG", THREADS)]).format(shape.format);
+    let (kernel, per_group) = match matrix.transposed {
+        true => (&HEAD_TRANSPOSED, THREADS),
+        false => (&MATVEC_ANY, THREADS / gpu.target().team),
+    };
+    let constants = if matrix.transposed { constants } else { constants.with("BIASED", 0) };
+    let blocks = out.width.div_ceil(per_group as usize);
+    gpu.dispatch(kernel, constants, &[&gpu.activations(), arena], &params, x.rows * x.heads * blocks)
+}
+
+/// Runs an op of this family.
+pub(super) fn run(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
+    match *op {
+        Op::Embed { table, tokens, out } => embed(gpu, table, tokens, out),
+        Op::MatMul { x, weight, bias, exact, out } => {
+            let rounds = !exact && !gpu.exact;
+            match matvec::mat_mul(gpu, x, (weight, bias, rounds), out)? {
+                true => Ok(()),
+                false => mat_mul(gpu, x, (weight, bias), out),
+            }
+        }
+        Op::HeadMatMul { x, matrix, out } => head_mat_mul(gpu, x, matrix, out),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,481 @@
+//! What lies on the card: activations, weights, slots and states.
+//!
+//! All activations lie in one buffer, so that every kernel sees them through one binding, whatever an op reads and
+//! writes. Weights lie in arenas, slots in banks; both are no larger than what a kernel can see at once.
+
+use crate::{
+    Buffer, Error, Slot, SlotTable, State, StateShape, View, Weight,
+    matrix::{Bytes, MatrixShape},
+    op_check::{Holdings, stale},
+};
+
+use super::adapter::Opened;
+
+/// Every piece that is allocated begins at a multiple of so many bytes.
+const ALIGN: u64 = 256;
+/// Bytes of the first arena of weights; later ones double up to [`LARGE_ARENA`].
+const SMALL_ARENA: u64 = 8 << 20;
+const LARGE_ARENA: u64 = 256 << 20;
+/// Numbers of the activations' buffer at first.
+const FIRST_ACTIVATIONS: u64 = 1 << 18;
+
+/// A buffer of the card and its number.
+#[derive(Clone, Debug)]
+pub(super) struct Memory {
+    pub(super) id: u32,
+    pub(super) raw: wgpu::Buffer,
+}
+
+/// Some rows of a matrix of weights that lie in one arena.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Piece {
+    /// Which arena.
+    pub(super) arena: usize,
+    /// The first row of the matrix, a multiple of the format's rows of a block.
+    pub(super) first: usize,
+    /// Its rows.
+    pub(super) rows: usize,
+    /// Bytes into the arena at which weights, scales and biases begin; multiples of 16.
+    pub(super) weights: u32,
+    pub(super) scales: u32,
+    pub(super) biases: u32,
+}
+
+pub(super) struct GpuWeight {
+    pub(super) shape: MatrixShape,
+    pub(super) pieces: Vec<Piece>,
+}
+
+pub(super) struct Bank {
+    pub(super) memory: Memory,
+    /// Bytes of a slot, as asked for.
+    pub(super) bytes: usize,
+    /// Bytes from one slot to the next: a multiple of [`ALIGN`].
+    pub(super) stride: usize,
+    /// Whether each slot's memory is with its device.
+    here: Vec<bool>,
+}
+
+/// A table of slots, on the host and on the card: two words for each expert, its bank and its byte offset there.
+pub(super) struct Table {
+    pub(super) slots: Vec<Slot>,
+    pub(super) memory: Memory,
+    /// The banks that it names.
+    pub(super) banks: Vec<u16>,
+}
+
+pub(super) enum GpuState {
+    /// Keys, then values at number `values`, as f32 or two f16 in a word.
+    KeyValue {
+        shape: StateShape,
+        memory: Memory,
+        values: u32,
+    },
+    Recurrent {
+        len: usize,
+        committed: Memory,
+        next: Memory,
+        written: bool,
+    },
+}
+
+/// Everything on the card, by handle.
+pub(super) struct Store {
+    device: wgpu::Device,
+    queue: wgpu::Queue,
+    max_binding: u64,
+    max_buffer: u64,
+    next_id: u32,
+    /// The buffer of all activations.
+    pub(super) activations: Memory,
+    /// Numbers that it has, and that are taken.
+    activations_len: u64,
+    activations_used: u64,
+    /// First number and length of each buffer.
+    buffers: Vec<(u64, usize)>,
+    pub(super) arenas: Vec<Memory>,
+    arena_used: u64,
+    weights: Vec<GpuWeight>,
+    pub(super) banks: Vec<Bank>,
+    tables: Vec<Table>,
+    states: Vec<Option<GpuState>>,
+    /// Whether keys and values are f16.
+    half_states: bool,
+    /// Numbers that kernels of one op pass on to each other.
+    scratch: Option<(Memory, u64)>,
+    /// Bytes allocated.
+    pub(super) allocated: u64,
+    /// Memory for slots that is not out.
+    spare: Vec<Bytes>,
+}
+
+const STORAGE: wgpu::BufferUsages =
+    wgpu::BufferUsages::STORAGE.union(wgpu::BufferUsages::COPY_DST).union(wgpu::BufferUsages::COPY_SRC);
+
+fn up(n: u64) -> u64 {
+    n.div_ceil(ALIGN) * ALIGN
+}
+
+impl Store {
+    pub(super) fn new(opened: &Opened, half_states: bool) -> Result<Self, Error> {
+        let limits = opened.device.limits();
+        let mut store = Self {
+            device: opened.device.clone(),
+            queue: opened.queue.clone(),
+            max_binding: limits.max_storage_buffer_binding_size & !(ALIGN - 1),
+            max_buffer: limits.max_buffer_size,
+            next_id: 0,
+            activations: Memory {
+                id: 0,
+                raw: opened.device.create_buffer(&wgpu::BufferDescriptor {
+                    label: Some("activations"),
+                    size: FIRST_ACTIVATIONS * 4,
+                    usage: STORAGE,
+                    mapped_at_creation: false,
+                }),
+            },
+            activations_len: FIRST_ACTIVATIONS,
+            activations_used: 0,
+            buffers: Vec::new(),
+            arenas: Vec::new(),
+            arena_used: 0,
+            weights: Vec::new(),
+            banks: Vec::new(),
+            tables: Vec::new(),
+            states: Vec::new(),
+            half_states,
+            scratch: None,
+            allocated: FIRST_ACTIVATIONS * 4,
+            spare: Vec::new(),
+        };
+        store.next_id = 1;
+        Ok(store)
+    }
+
+    /// A buffer of the card that kernels can use whole.
+    pub(super) fn allocate(&mut self, what: &str, bytes: u64) -> Result<Memory, Error> {
+        let size = up(bytes.max(ALIGN));
+        if size > self.max_binding || size > self.max_buffer {
+            return Err(Error::Shape(format!(
+                "{what} of {bytes} bytes, where this GPU's kernels see {} at once",
+                self.max_binding.min(self.max_buffer)
+            )));
+        }
+        let scope = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
+        let raw = self.device.create_buffer(&wgpu::BufferDescriptor {
+            label: Some(what),
+            size,
+            usage: STORAGE,
+            mapped_at_creation: false,
+        });
+        if let Some(error) = pollster::block_on(scope.pop()) {
+            let source = std::io::Error::other(format!("the GPU has no room for {what}: {error}"));
+            return Err(Error::Memory { bytes: size, source });
+        }
+        self.allocated += size;
+        self.next_id += 1;
+        Ok(Memory { id: self.next_id - 1, raw })
+    }
+
+    /// A buffer of numbers, zeroed. The second result is the number of a memory that is gone.
+    pub(super) fn buffer(&mut self, len: usize) -> Result<(Buffer, Option<u32>), Error> {
+        let first = self.activations_used;
+        let end = (len as u64).checked_mul(4).map(|bytes| first + up(bytes) / 4);
+        let end = end.ok_or_else(|| Error::Shape(format!("{len} numbers are too many")))?;
+        let mut gone = None;
+        if end > self.activations_len {
+            let most = self.max_binding.min(self.max_buffer) / 4;
+            if end > most {
+                return Err(Error::Shape(format!(
+                    "intermediate results of {} bytes, where this GPU's kernels see {} at once: lower --chunk",
+                    end * 4,
+                    most * 4
+                )));
+            }
+            let larger = (self.activations_len * 2).max(end).min(most);
+            let new = self.allocate("intermediate results", larger * 4)?;
+            let mut encoder = self.device.create_command_encoder(&Default::default());
+            encoder.copy_buffer_to_buffer(&self.activations.raw, 0, &new.raw, 0, self.activations_len * 4);
+            self.queue.submit([encoder.finish()]);
+            self.allocated -= self.activations_len * 4;
+            let old = std::mem::replace(&mut self.activations, new);
+            gone = Some(old.id);
+            self.activations_len = larger;
+        }
+        self.activations_used = end;
+        self.buffers.push((first, len));
+        Ok((Buffer(self.buffers.len() as u32 - 1), gone))
+    }
+
+    /// Where a view lies in the activations, in numbers. The op's check has seen that it lies in its buffer.
+    pub(super) fn place(&self, view: &View) -> Result<u32, Error> {
+        Ok(self.start(view.buffer)? + view.offset as u32)
+    }
+
+    /// Where a buffer begins in the activations, in numbers.
+    pub(super) fn start(&self, buffer: Buffer) -> Result<u32, Error> {
+        let (first, _) = self.buffers.get(buffer.0 as usize).ok_or_else(|| stale("buffer"))?;
+        Ok(*first as u32)
+    }
+
+    /// Takes a matrix of weights, in pieces that each lie in one arena.
+    pub(super) fn weight(&mut self, shape: MatrixShape, bytes: &[u8]) -> Result<Weight, Error> {
+        let all = shape.view(bytes)?;
+        let (format, block) = (shape.format, shape.format.block_rows());
+        let mut pieces = Vec::new();
+        let mut first = 0;
+        while first < shape.rows {
+            let mut rows = shape.rows - first;
+            let size = |rows: usize| -> Result<u64, Error> {
+                let parts = MatrixShape { rows, ..shape }.parts()?;
+                Ok([parts.weights, parts.scales, parts.biases].iter().map(|n| up(*n as u64)).sum())
+            };
+            while size(rows)? > self.max_binding.min(self.max_buffer) {
+                if rows <= block {
+                    return Err(Error::Shape(format!("a row of {} is too large for this GPU", shape.cols)));
+                }
+                rows = (rows / 2).next_multiple_of(block);
+            }
+            let needed = size(rows)?;
+            let room = self.arenas.last().map_or(0, |arena| arena.raw.size() - self.arena_used);
+            if needed > room {
+                let doubled = self.arenas.last().map_or(SMALL_ARENA, |a| (a.raw.size() * 2).min(LARGE_ARENA));
+                let most = self.max_binding.min(self.max_buffer);
+                let arena = self.allocate("weights", doubled.max(needed).min(most))?;
+                self.arenas.push(arena);
+                self.arena_used = 0;
+            }
+            let arena = self.arenas.len() - 1;
+            let mut place = |part: &[u8]| {
+                let at = self.arena_used;
+                upload(&self.queue, &self.arenas[arena].raw, at, part);
+                self.arena_used = up(at + part.len() as u64);
+                at as u32
+            };
+            let (w, s) = (format.row_bytes(shape.cols), format.row_scale_bytes(shape.cols));
+            let b = if format.is_affine() { s } else { 0 };
+            let blocks = first / block..(first + rows).div_ceil(block);
+            pieces.push(Piece {
+                arena,
+                first,
+                rows,
+                weights: place(&all.weights[first * w..(first + rows) * w]),
+                scales: place(&all.scales[blocks.start * s..blocks.end * s]),
+                biases: place(&all.biases[first * b..(first + rows) * b]),
+            });
+            first += rows;
+        }
+        // What has been staged is on its way before more is.
+        self.queue.submit([]);
+        self.weights.push(GpuWeight { shape, pieces });
+        Ok(Weight(self.weights.len() as u32 - 1))
+    }
+
+    pub(super) fn get(&self, weight: Weight) -> Result<&GpuWeight, Error> {
+        self.weights.get(weight.0 as usize).ok_or_else(|| stale("weight"))
+    }
+
+    pub(super) fn bank_slots(&self, bytes: usize) -> usize {
+        (self.max_binding.min(self.max_buffer) / up(bytes.max(1) as u64)) as usize
+    }
+
+    pub(super) fn bank(&mut self, count: usize, bytes: usize) -> Result<u16, Error> {
+        let stride = up(bytes.max(1) as u64);
+        let number = u16::try_from(self.banks.len())
+            .map_err(|_| Error::Shape("more than 65536 banks of slots".into()))?;
+        let all = stride.checked_mul(count as u64).ok_or_else(|| Error::Shape("too many slots".into()))?;
+        let memory = self.allocate("slots of experts", all)?;
+        self.banks.push(Bank { memory, bytes, stride: stride as usize, here: vec![true; count] });
+        Ok(number)
+    }
+
+    fn bank_of(&mut self, slot: Slot) -> Result<&mut Bank, Error> {
+        let bank = self.banks.get_mut(slot.bank as usize).ok_or_else(|| stale("slot"))?;
+        match (slot.index as usize) < bank.here.len() {
+            true => Ok(bank),
+            false => Err(stale("slot")),
+        }
+    }
+
+    pub(super) fn take_slot(&mut self, slot: Slot) -> Result<Bytes, Error> {
+        let bank = self.bank_of(slot)?;
+        if !std::mem::replace(&mut bank.here[slot.index as usize], false) {
+            return Err(Error::Device("a slot that is being filled already".into()));
+        }
+        let bytes = bank.bytes;
+        match self.spare.iter().position(|spare| spare.len() == bytes) {
+            Some(i) => Ok(self.spare.swap_remove(i)),
+            None => Bytes::zeroed(bytes),
+        }
+    }
+
+    pub(super) fn put_slot(&mut self, slot: Slot, bytes: Bytes) -> Result<(), Error> {
+        let queue = self.queue.clone();
+        let bank = self.bank_of(slot)?;
+        let here = &mut bank.here[slot.index as usize];
+        if bytes.len() != bank.bytes || *here {
+            return Err(Error::Device("a slot was given memory that is not its own".into()));
+        }
+        *here = true;
+        upload(&queue, &bank.memory.raw, slot.index as u64 * bank.stride as u64, &bytes);
+        self.spare.push(bytes);
+        Ok(())
+    }
+
+    pub(super) fn slot_table(&mut self, slots: &[Slot]) -> Result<SlotTable, Error> {
+        let mut words = Vec::with_capacity(slots.len() * 2);
+        let mut banks = Vec::new();
+        for slot in slots {
+            let stride = self.bank_of(*slot)?.stride as u64;
+            words.extend([u32::from(slot.bank), (u64::from(slot.index) * stride) as u32]);
+            banks.push(slot.bank);
+        }
+        banks.sort_unstable();
+        banks.dedup();
+        let memory = self.allocate("a table of slots", words.len() as u64 * 4)?;
+        upload(&self.queue, &memory.raw, 0, bytemuck::cast_slice(&words));
+        self.tables.push(Table { slots: slots.to_vec(), memory, banks });
+        Ok(SlotTable(self.tables.len() as u32 - 1))
+    }
+
+    pub(super) fn table_of(&self, table: SlotTable) -> Result<&Table, Error> {
+        self.tables.get(table.0 as usize).ok_or_else(|| stale("slot table"))
+    }
+
+    /// Byte offset of a slot in its bank.
+    pub(super) fn slot_offset(&self, slot: Slot) -> u32 {
+        (slot.index as u64 * self.banks[slot.bank as usize].stride as u64) as u32
+    }
+
+    /// Bytes of a number of a key or value.
+    const fn key_bytes(&self) -> u64 {
+        if self.half_states { 2 } else { 4 }
+    }
+
+    pub(super) fn state_bytes(&self, shape: StateShape) -> u64 {
+        match shape {
+            StateShape::KeyValue { .. } => {
+                let [keys, values] = self.key_value_bytes(shape).unwrap_or([u64::MAX / 2; 2]);
+                up(up(keys) + values)
+            }
+            StateShape::Recurrent { len } => 2 * up(len as u64 * 4),
+        }
+    }
+
+    fn key_value_bytes(&self, shape: StateShape) -> Option<[u64; 2]> {
+        let StateShape::KeyValue { kv_heads, key_width, value_width, positions } = shape else { return None };
+        let of = |width: usize| {
+            (kv_heads as u64)
+                .checked_mul(width as u64)?
+                .checked_mul(positions as u64)?
+                .checked_mul(self.key_bytes())
+        };
+        Some([of(key_width)?, of(value_width)?])
+    }
+
+    pub(super) fn state(&mut self, shape: StateShape) -> Result<State, Error> {
+        let state = match shape {
+            StateShape::KeyValue { positions, .. } => {
+                let sizes = self.key_value_bytes(shape).filter(|s| s.iter().all(|n| *n < 1 << 40));
+                let Some([keys, values]) = sizes else {
+                    return Err(Error::Shape(format!("a state of {positions} positions is too large")));
+                };
+                let at = up(keys) / self.key_bytes();
+                let memory = self.allocate("keys and values", up(keys) + values)?;
+                GpuState::KeyValue { shape, memory, values: at as u32 }
+            }
+            StateShape::Recurrent { len } => {
+                let committed = self.allocate("a recurrent state", len as u64 * 4)?;
+                let next = self.allocate("a recurrent state", len as u64 * 4)?;
+                GpuState::Recurrent { len, committed, next, written: false }
+            }
+        };
+        match self.states.iter().position(Option::is_none) {
+            Some(i) => {
+                self.states[i] = Some(state);
+                Ok(State(i as u32))
+            }
+            None => {
+                self.states.push(Some(state));
+                Ok(State(self.states.len() as u32 - 1))
+            }
+        }
+    }
+
+    /// Numbers of the memories that are gone.
+    pub(super) fn drop_state(&mut self, state: State) -> Vec<u32> {
+        let gone = self.states.get_mut(state.0 as usize).and_then(Option::take);
+        let memories = match gone {
+            Some(GpuState::KeyValue { memory, .. }) => vec![memory],
+            Some(GpuState::Recurrent { committed, next, .. }) => vec![committed, next],
+            None => Vec::new(),
+        };
+        self.allocated -= memories.iter().map(|m| m.raw.size()).sum::<u64>();
+        memories.into_iter().map(|m| m.id).collect()
+    }
+
+    pub(super) fn state_of(&self, state: State) -> Result<&GpuState, Error> {
+        self.states.get(state.0 as usize).and_then(Option::as_ref).ok_or_else(|| stale("state"))
+    }
+
+    pub(super) fn state_mut(&mut self, state: State) -> Result<&mut GpuState, Error> {
+        self.states.get_mut(state.0 as usize).and_then(Option::as_mut).ok_or_else(|| stale("state"))
+    }
+
+    /// At least `numbers` numbers that hold until the op is done. The second result is the number of a memory that is
+    /// gone.
+    pub(super) fn scratch(&mut self, numbers: u64) -> Result<(Memory, Option<u32>), Error> {
+        if let Some((memory, len)) = &self.scratch
+            && *len >= numbers
+        {
+            return Ok((memory.clone(), None));
+        }
+        let memory = self.allocate("scratch of an op", numbers * 4)?;
+        let old = self.scratch.replace((memory.clone(), numbers));
+        if let Some((old, _)) = &old {
+            self.allocated -= old.raw.size();
+        }
+        Ok((memory, old.map(|(old, _)| old.id)))
+    }
+}
+
+/// Copies bytes to a place that is a multiple of 4; what is behind them up to the next such place is undefined.
+pub(super) fn upload(queue: &wgpu::Queue, to: &wgpu::Buffer, at: u64, bytes: &[u8]) {
+    let whole = bytes.len() & !3;
+    queue.write_buffer(to, at, &bytes[..whole]);
+    if whole < bytes.len() {
+        let mut rest = [0; 4];
+        rest[..bytes.len() - whole].copy_from_slice(&bytes[whole..]);
+        queue.write_buffer(to, at + whole as u64, &rest);
+    }
+}
+
+impl Holdings for Store {
+    fn numbers(&self, buffer: Buffer) -> Result<usize, Error> {
+        Ok(self.buffers.get(buffer.0 as usize).ok_or_else(|| stale("buffer"))?.1)
+    }
+
+    fn matrix_shape(&self, weight: Weight) -> Result<MatrixShape, Error> {
+        Ok(self.get(weight)?.shape)
+    }
+
+    fn slot_bytes(&self, slot: Slot) -> Result<usize, Error> {
+        let bank = self.banks.get(slot.bank as usize).ok_or_else(|| stale("slot"))?;
+        match bank.here.get(slot.index as usize) {
+            Some(true) => Ok(bank.bytes),
+            Some(false) => Err(Error::Device("a slot was used while it was being filled".into())),
+            None => Err(stale("slot")),
+        }
+    }
+
+    fn table(&self, table: SlotTable) -> Result<&[Slot], Error> {
+        Ok(&self.table_of(table)?.slots)
+    }
+
+    fn state_shape(&self, state: State) -> Result<StateShape, Error> {
+        Ok(match self.state_of(state)? {
+            GpuState::KeyValue { shape, .. } => *shape,
+            GpuState::Recurrent { len, .. } => StateShape::Recurrent { len: *len },
+        })
+    }
+}

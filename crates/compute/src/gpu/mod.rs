@@ -1,0 +1,476 @@
+//! The GPU device: every op as kernels in WGSL, on Metal, Vulkan and DX12.
+//!
+//! Ops are recorded and run in their order: [`GpuDevice::run`] returns before anything is computed. What is read back
+//! waits for all of it. Small things that an op brings along (tokens, tables of angles) travel in an upload buffer that is
+//! written with the work that uses it.
+
+mod adapter;
+mod elementwise;
+mod experts;
+mod formats;
+mod kernel;
+mod matmul;
+mod matvec;
+mod memory;
+mod native;
+mod norm;
+mod params;
+
+use std::collections::VecDeque;
+
+pub use adapter::{Adapter, AdapterKind, adapters};
+use adapter::{Failure, Opened};
+use kernel::{Constants, Kernel, Pipelines, Target, kernel};
+use memory::{GpuState, Memory, Store};
+use params::Params;
+
+use crate::{
+    Buffer, Counters, Device, DeviceMemory, Error, Op, ScratchShape, Slot, SlotTable, State, StateShape,
+    Ticket, View, Weight,
+    matrix::{Bytes, MatrixShape},
+    op_check::Holdings,
+};
+
+/// Words of the upload buffer.
+const UPLOAD: usize = 1 << 20;
+/// Dispatches after which work is handed to the card while more is recorded.
+const HAND_OVER: u32 = 96;
+/// Threads of a team without subgroups.
+const TEAM_IN_MEMORY: u32 = 16;
+/// Words at the start of the upload buffer's twin that kernels report to: the first is one plus the row of a NaN.
+const REPORT: u64 = 256;
+
+static PROBE: Kernel = kernel!("probe", ["probe"], [Write]);
+
+/// Where the words of an op begin in the upload buffer.
+type Words = u32;
+
+/// The GPU device.
+pub(crate) struct GpuDevice {
+    opened: Opened,
+    limits: wgpu::Limits,
+    exact: bool,
+    store: Store,
+    pipelines: Pipelines,
+    encoder: Option<wgpu::CommandEncoder>,
+    pass: Option<wgpu::ComputePass<'static>>,
+    /// What ops bring along, and how much of it has been handed over.
+    words: Vec<u32>,
+    sent: usize,
+    upload: Memory,
+    /// Tables of angles among the words.
+    angles: Vec<elementwise::Angles>,
+    /// What kernels report.
+    report: Memory,
+    readback: Option<wgpu::Buffer>,
+    /// Dispatches that have not been handed over.
+    recorded: u32,
+    /// Submissions that may be running.
+    running: VecDeque<(Ticket, wgpu::SubmissionIndex)>,
+    submitted: u64,
+    counters: Counters,
+}
+
+impl GpuDevice {
+    /// Opens adapter `index`, or the best one. `isa`: `plain` does without subgroups, f16 and cooperative matrices.
+    pub(crate) fn new(index: Option<usize>, exact: bool, isa: Option<&str>) -> Result<Self, Error> {
+        let opened = adapter::open(index)?;
+        let plain = match isa {
+            None => false,
+            Some("plain") => true,
+            Some(other) => {
+                return Err(Error::Device(format!("a GPU has no instruction set {other:?}: choose plain")));
+            }
+        };
+        let mut store = Store::new(&opened, !exact)?;
+        let upload = store.allocate("uploads", UPLOAD as u64 * 4)?;
+        let report = store.allocate("reports", REPORT)?;
+        let target =
+            Target { team: TEAM_IN_MEMORY, subgroups: false, dot8: false, f16: false, cooperative: false };
+        let pipelines = Pipelines::new(opened.device.clone(), target);
+        let mut device = Self {
+            limits: opened.device.limits(),
+            opened,
+            exact,
+            store,
+            pipelines,
+            encoder: None,
+            pass: None,
+            words: Vec::with_capacity(UPLOAD),
+            sent: 0,
+            upload,
+            angles: Vec::new(),
+            report,
+            readback: None,
+            recorded: 0,
+            running: VecDeque::new(),
+            submitted: 0,
+            counters: Counters::default(),
+        };
+        if !plain {
+            let target = device.probe()?;
+            device.pipelines.set_target(target);
+        }
+        device.failure().check()?;
+        Ok(device)
+    }
+
+    fn failure(&self) -> &Failure {
+        &self.opened.failure
+    }
+
+    /// Asks the card itself how large a subgroup is; without a clear answer teams exchange numbers through memory.
+    fn probe(&mut self) -> Result<Target, Error> {
+        const THREADS: u32 = 256;
+        let adapter = self.opened.adapter.clone();
+        let mut target = Target {
+            f16: adapter.f16,
+            // The kernels that use them are written for the sizes that this adapter has.
+            cooperative: adapter.cooperative_matrix && adapter.f16,
+            ..self.pipelines.target()
+        };
+        if adapter.subgroup.is_none() {
+            return Ok(target);
+        }
+        let seen = self.store.allocate("a probe", u64::from(THREADS) * 4)?;
+        self.dispatch(&PROBE, Constants::new(&[("WG", THREADS)]), &[&seen], &Params::new(), 1)?;
+        let mut words = vec![0u32; THREADS as usize];
+        self.read_words(&seen.raw, 0, &mut words)?;
+        let size = words[0] >> 16;
+        let regular = words.iter().zip(0u32..).all(|(w, i)| size > 0 && *w == size << 16 | i % size);
+        if regular && size.is_power_of_two() && (4..=64).contains(&size) {
+            // Metal multiplies 8-bit numbers one by one.
+            let dot8 = size >= 8 && adapter.backend != "Metal";
+            target = Target { team: size, subgroups: true, dot8, ..target };
+        }
+        Ok(target)
+    }
+
+    const fn target(&self) -> Target {
+        self.pipelines.target()
+    }
+
+    /// Records a kernel over `groups` workgroups.
+    fn dispatch(
+        &mut self,
+        kernel: &'static Kernel,
+        constants: Constants,
+        buffers: &[&Memory],
+        params: &Params,
+        groups: usize,
+    ) -> Result<(), Error> {
+        if groups == 0 {
+            return Ok(());
+        }
+        let most = self.limits.max_compute_workgroups_per_dimension as usize;
+        let (x, y) = if groups <= most { (groups, 1) } else { (most, groups.div_ceil(most)) };
+        if y > most {
+            return Err(Error::Shape(format!("{}: {groups} workgroups are too many", kernel.name)));
+        }
+        let mut bound = [(u32::MAX, &buffers[0].raw); kernel::MOST_BINDINGS];
+        bound.iter_mut().zip(buffers).for_each(|(to, memory)| *to = (memory.id, &memory.raw));
+        if self.pass.is_none() {
+            let encoder = self
+                .encoder
+                .get_or_insert_with(|| self.opened.device.create_command_encoder(&Default::default()));
+            self.pass = Some(encoder.begin_compute_pass(&Default::default()).forget_lifetime());
+        }
+        let (pipeline, group) = self.pipelines.get(kernel, constants, &bound[..buffers.len()]);
+        if let Some(pass) = &mut self.pass {
+            pass.set_pipeline(&pipeline.raw);
+            pass.set_bind_group(0, group, &[]);
+            pass.set_immediates(0, params.bytes());
+            pass.dispatch_workgroups(x as u32, y as u32, 1);
+        }
+        self.recorded += 1;
+        self.counters.dispatches += 1;
+        if self.recorded >= HAND_OVER {
+            self.hand_over();
+        }
+        Ok(())
+    }
+
+    /// Makes room in the upload buffer for an op that brings `count` words along, all of it together.
+    fn room(&mut self, count: usize) -> Result<(), Error> {
+        if count > UPLOAD {
+            return Err(Error::Shape(format!("an op that brings {count} words along, more than {UPLOAD}")));
+        }
+        if self.words.len() + count > UPLOAD {
+            self.hand_over();
+            // What is written next comes behind all that has been handed over.
+            self.words.clear();
+            self.angles.clear();
+            self.sent = 0;
+        }
+        Ok(())
+    }
+
+    /// Puts words into the upload buffer, where [`GpuDevice::room`] has made room for them.
+    fn upload(&mut self, words: impl IntoIterator<Item = u32>) -> Words {
+        let at = self.words.len();
+        self.words.extend(words);
+        debug_assert!(self.words.len() <= UPLOAD);
+        at as u32
+    }
+
+    /// Gives the card what has been recorded.
+    fn hand_over(&mut self) {
+        drop(self.pass.take());
+        if self.sent < self.words.len() {
+            let new = bytemuck::cast_slice(&self.words[self.sent..]);
+            self.opened.queue.write_buffer(&self.upload.raw, self.sent as u64 * 4, new);
+            self.sent = self.words.len();
+        }
+        if let Some(encoder) = self.encoder.take() {
+            let index = self.opened.queue.submit([encoder.finish()]);
+            self.submitted += 1;
+            self.counters.submissions += 1;
+            self.running.push_back((Ticket(self.submitted), index));
+        }
+        self.recorded = 0;
+    }
+
+    /// Copies words out of a buffer once all work is done.
+    fn read_words(&mut self, from: &wgpu::Buffer, at: u64, to: &mut [u32]) -> Result<(), Error> {
+        drop(self.pass.take());
+        let bytes = to.len() as u64 * 4;
+        let size = REPORT + bytes;
+        let device = &self.opened.device;
+        if self.readback.as_ref().is_none_or(|buffer| buffer.size() < size) {
+            self.readback = Some(device.create_buffer(&wgpu::BufferDescriptor {
+                label: Some("readback"),
+                size: size.next_multiple_of(1 << 16),
+                usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
+                mapped_at_creation: false,
+            }));
+        }
+        let Some(readback) = self.readback.clone() else { return Ok(()) };
+        let encoder = self.encoder.get_or_insert_with(|| device.create_command_encoder(&Default::default()));
+        encoder.copy_buffer_to_buffer(&self.report.raw, 0, &readback, 0, REPORT);
+        encoder.copy_buffer_to_buffer(from, at, &readback, REPORT, bytes);
+        encoder.clear_buffer(&self.report.raw, 0, None);
+        self.hand_over();
+        let slice = readback.slice(..size);
+        slice.map_async(wgpu::MapMode::Read, |_| {});
+        self.wait()?;
+        let mapped = slice
+            .get_mapped_range()
+            .map_err(|e| Error::Device(format!("results cannot be read back: {e}")))?;
+        let row = u32::from_le_bytes([mapped[0], mapped[1], mapped[2], mapped[3]]);
+        bytemuck::cast_slice_mut::<u32, u8>(to).copy_from_slice(&mapped[REPORT as usize..]);
+        drop(mapped);
+        readback.unmap();
+        match row {
+            0 => Ok(()),
+            row => Err(Error::RouterNan { row: row as usize - 1 }),
+        }
+    }
+
+    /// Waits for everything that has been handed over.
+    fn wait(&mut self) -> Result<(), Error> {
+        self.counters.waits += 1;
+        let waited = self.opened.device.poll(wgpu::PollType::wait_indefinitely());
+        self.running.clear();
+        self.failure().check()?;
+        waited.map(|_| ()).map_err(|e| Error::Device(format!("waiting for the GPU failed: {e}")))
+    }
+
+    /// Forgets what was bound to a memory that is gone.
+    fn forget(&mut self, gone: impl IntoIterator<Item = u32>) {
+        gone.into_iter().for_each(|id| self.pipelines.forget(id));
+    }
+
+    /// Numbers that hold until the op at hand is done.
+    fn scratch(&mut self, numbers: usize) -> Result<Memory, Error> {
+        let (memory, gone) = self.store.scratch(numbers as u64)?;
+        self.forget(gone);
+        Ok(memory)
+    }
+
+    fn activations(&self) -> Memory {
+        self.store.activations.clone()
+    }
+}
+
+impl Device for GpuDevice {
+    fn describe(&self) -> String {
+        let (adapter, target) = (&self.opened.adapter, self.target());
+        let team = match target.subgroups {
+            true => format!("subgroups of {}", target.team),
+            false => "without subgroups".into(),
+        };
+        let path = if self.exact { "exact" } else { "fast" };
+        format!("gpu:{}, {} ({}), {team}, {path}", adapter.index, adapter.name, adapter.backend)
+    }
+
+    fn memory(&self) -> Option<DeviceMemory> {
+        let unified = matches!(self.opened.adapter.kind, AdapterKind::Integrated | AdapterKind::Software);
+        Some(DeviceMemory { total: self.opened.adapter.memory, unified })
+    }
+
+    fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    fn buffer(&mut self, len: usize) -> Result<Buffer, Error> {
+        self.hand_over();
+        let (buffer, gone) = self.store.buffer(len)?;
+        self.forget(gone);
+        Ok(buffer)
+    }
+
+    fn weight(&mut self, shape: MatrixShape, bytes: Bytes) -> Result<Weight, Error> {
+        self.hand_over();
+        let weight = self.store.weight(shape, &bytes)?;
+        self.failure().check()?;
+        Ok(weight)
+    }
+
+    fn bank_slots(&self, bytes: usize) -> usize {
+        self.store.bank_slots(bytes)
+    }
+
+    fn bank(&mut self, count: usize, bytes: usize) -> Result<u16, Error> {
+        self.store.bank(count, bytes)
+    }
+
+    fn slot_table(&mut self, slots: &[Slot]) -> Result<SlotTable, Error> {
+        self.store.slot_table(slots)
+    }
+
+    fn take_slot(&mut self, slot: Slot) -> Result<Bytes, Error> {
+        self.store.take_slot(slot)
+    }
+
+    fn put_slot(&mut self, slot: Slot, bytes: Bytes) -> Result<(), Error> {
+        // Written ahead of the next submission, behind all that has been recorded.
+        self.hand_over();
+        self.store.put_slot(slot, bytes)
+    }
+
+    fn state_bytes(&self, shape: StateShape) -> u64 {
+        self.store.state_bytes(shape)
+    }
+
+    fn state(&mut self, shape: StateShape) -> Result<State, Error> {
+        self.store.state(shape)
+    }
+
+    fn drop_state(&mut self, state: State) {
+        self.hand_over();
+        let gone = self.store.drop_state(state);
+        self.forget(gone);
+    }
+
+    fn reset(&mut self, state: State) -> Result<(), Error> {
+        drop(self.pass.take());
+        match self.store.state_mut(state)? {
+            // Only committed positions are ever read, so stale keys and values need no zeroing.
+            GpuState::KeyValue { .. } => {}
+            GpuState::Recurrent { committed, written, .. } => {
+                *written = false;
+                let encoder = self
+                    .encoder
+                    .get_or_insert_with(|| self.opened.device.create_command_encoder(&Default::default()));
+                encoder.clear_buffer(&committed.raw, 0, None);
+            }
+        }
+        Ok(())
+    }
+
+    fn commit(&mut self, state: State) -> Result<(), Error> {
+        if let GpuState::Recurrent { committed, next, written, .. } = self.store.state_mut(state)?
+            && std::mem::take(written)
+        {
+            std::mem::swap(committed, next);
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, op: &Op<'_>) -> Result<(), Error> {
+        op.check(&self.store)?;
+        match *op {
+            Op::RmsNorm { .. } | Op::LayerNorm { .. } | Op::GatedRmsNorm { .. } => norm::norm(self, op),
+            Op::Glu { .. }
+            | Op::Add { .. }
+            | Op::Scale { .. }
+            | Op::SoftCap { .. }
+            | Op::Combine { .. }
+            | Op::Rope { .. } => elementwise::run(self, op),
+            Op::Embed { .. } | Op::MatMul { .. } | Op::HeadMatMul { .. } => matmul::run(self, op),
+            Op::Attention { .. } | Op::LatentAttention { .. } | Op::TopPositions { .. } => self.missing(op),
+            Op::Conv1d { .. } | Op::DeltaNet { .. } => self.missing(op),
+            Op::TopK { .. } => self.missing(op),
+            Op::Experts { .. } => experts::experts(self, op),
+        }
+    }
+
+    fn submit(&mut self) -> Result<Ticket, Error> {
+        self.hand_over();
+        Ok(Ticket(self.submitted))
+    }
+
+    fn done(&mut self, ticket: Ticket) -> Result<bool, Error> {
+        self.failure().check()?;
+        if self.running.iter().all(|(running, _)| *running > ticket) {
+            return Ok(true);
+        }
+        if let Some((_, index)) = self.running.iter().rev().find(|(running, _)| *running <= ticket) {
+            let zero = Some(std::time::Duration::ZERO);
+            let wait = wgpu::PollType::Wait { submission_index: Some(index.clone()), timeout: zero };
+            if self.opened.device.poll(wait).is_err() {
+                return Ok(false);
+            }
+        }
+        self.running.retain(|(running, _)| *running > ticket);
+        Ok(true)
+    }
+
+    fn write(&mut self, buffer: Buffer, numbers: &[f32]) -> Result<(), Error> {
+        if numbers.len() > self.store.numbers(buffer)? {
+            return Err(Error::Shape(format!("{} numbers are more than the buffer has", numbers.len())));
+        }
+        self.hand_over();
+        let at = u64::from(self.store.start(buffer)?) * 4;
+        self.opened.queue.write_buffer(&self.store.activations.raw, at, bytemuck::cast_slice(numbers));
+        Ok(())
+    }
+
+    fn read(&mut self, view: View, out: &mut [f32]) -> Result<(), Error> {
+        let len = self.store.numbers(view.buffer)?;
+        if !view.lies_in(len) || view.rows * view.heads * view.width != out.len() {
+            return Err(Error::Shape(format!("{view:?} of {len} numbers read into {}", out.len())));
+        }
+        if out.is_empty() {
+            return Ok(());
+        }
+        let at = u64::from(self.store.place(&view)?) * 4;
+        let from = self.store.activations.raw.clone();
+        let dense = (view.heads == 1 || view.head_stride == view.width)
+            && (view.rows == 1 || view.row_stride == view.heads * view.width);
+        if dense {
+            return self.read_words(&from, at, bytemuck::cast_slice_mut(out));
+        }
+        let mut all = vec![0u32; view.end() - view.offset];
+        self.read_words(&from, at, &mut all)?;
+        for (i, to) in out.chunks_exact_mut(view.width).enumerate() {
+            let first = view.at(i / view.heads, i % view.heads) - view.offset;
+            to.copy_from_slice(bytemuck::cast_slice(&all[first..first + view.width]));
+        }
+        Ok(())
+    }
+
+    fn scratch_bytes(&self, _: ScratchShape) -> Result<u64, Error> {
+        Ok((UPLOAD as u64) * 8)
+    }
+
+    fn reserve_scratch(&mut self, _: ScratchShape) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+impl GpuDevice {
+    fn missing(&self, op: &Op<'_>) -> Result<(), Error> {
+        Err(Error::Device(format!("{} has no kernel yet", op.name())))
+    }
+}
