@@ -182,6 +182,14 @@ impl Both {
         }
     }
 
+    /// Runs a test on every instruction set and on the GPU of this machine, on the exact path.
+    pub(crate) fn each_exact(mut test: impl FnMut(&mut Both)) {
+        Isa::available().into_iter().for_each(|isa| test(&mut Both::new(device(isa, true, 2))));
+        if let Some(gpu) = gpu(true) {
+            test(&mut Both::new(gpu));
+        }
+    }
+
     fn twice<T: PartialEq + std::fmt::Debug>(&mut self, mut f: impl FnMut(&mut dyn Device) -> T) -> T {
         let of_reference = f(&mut *self.reference);
         let of_device = f(&mut *self.device);
@@ -205,6 +213,13 @@ impl Both {
     /// A dense view of random numbers.
     pub(crate) fn random(&mut self, random: &mut Random, rows: usize, width: usize) -> View {
         self.dense(rows, &random.numbers(rows * width))
+    }
+
+    /// A dense view of random numbers that f16 holds, as a GPU keeps keys and values on the fast path.
+    pub(crate) fn halves(&mut self, random: &mut Random, rows: usize, width: usize) -> View {
+        let numbers: Vec<f32> =
+            random.numbers(rows * width).iter().map(|x| half::f16::from_f32(*x).to_f32()).collect();
+        self.dense(rows, &numbers)
     }
 
     /// A view full of NaN, for an output: what the op does not write is found.
@@ -237,6 +252,17 @@ impl Both {
     /// Both fail, alike.
     pub(crate) fn fails(&mut self, op: &Op<'_>) -> Error {
         let (a, b) = (self.reference.run(op).unwrap_err(), self.device.run(op).unwrap_err());
+        assert_eq!(a.to_string(), b.to_string());
+        b
+    }
+
+    /// Both find numbers that cannot be, alike: at once or, on a device that computes later, when `out` is read.
+    pub(crate) fn fails_by(&mut self, op: &Op<'_>, out: View) -> Error {
+        let a = self.reference.run(op).unwrap_err();
+        let b = match self.device.run(op) {
+            Ok(()) => self.device.read(out, &mut vec![0.0; out.rows * out.heads * out.width]).unwrap_err(),
+            Err(b) => b,
+        };
         assert_eq!(a.to_string(), b.to_string());
         b
     }
