@@ -109,10 +109,10 @@ pub(crate) fn plan_notes(plan: &MemoryPlan, asked: &MemoryArgs) -> Vec<String> {
 
 /// What computed, for closing lines: nobody should mistake a fall back for a result.
 pub(crate) fn on(device: &ChosenDevice, dispatches: u64) -> String {
-    let ChosenDevice { name, adapter, reason } = device;
-    match adapter {
-        Some(_) => format!("on {name}, {} ({reason})", units::plural(dispatches, "GPU dispatch")),
-        None => format!("on {name} ({reason})"),
+    let ChosenDevice { name, graphics, reason } = device;
+    match graphics {
+        true => format!("on {name}, {} ({reason})", units::plural(dispatches, "GPU dispatch")),
+        false => format!("on {name} ({reason})"),
     }
 }
 

@@ -12,13 +12,16 @@ use crate::{
 /// Host memory that must be there before a graphics driver is loaded to choose by itself.
 const DRIVER: u64 = 256 << 20;
 
+/// Wraps a device as soon as it is open: for tests that limit or watch it.
+pub type WrapDevice = Box<dyn Fn(Box<dyn Device>) -> Box<dyn Device> + Send>;
+
 /// Which device computes, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChosenDevice {
     /// What computes: "cpu, AVX-512 VNNI, 2 threads".
     pub name: String,
-    /// The graphics adapter, where one computes.
-    pub adapter: Option<String>,
+    /// Whether it is a graphics adapter.
+    pub graphics: bool,
     /// Why this one.
     pub reason: String,
 }
@@ -70,7 +73,7 @@ pub(crate) fn open_device(
     blueprint: &Blueprint,
     request: &MemoryRequest,
     options: &DeviceOptions,
-    wrap: Option<&(dyn Fn(Box<dyn Device>) -> Box<dyn Device> + Send)>,
+    wrap: Option<&WrapDevice>,
 ) -> Result<Opened, Error> {
     let machine = Machine {
         graphics: has_graphics(),
@@ -88,12 +91,15 @@ pub(crate) fn open_device(
     machine.choose(blueprint, request, options.name.as_deref().unwrap_or("cpu"))
 }
 
+/// Opens a device by its name.
+type Open<'a> = dyn Fn(&str) -> Result<Box<dyn Device>, Error> + 'a;
+
 /// What is asked of a machine; tests have others than theirs.
 struct Machine<'a> {
     /// Whether it may have graphics hardware.
     graphics: bool,
     adapters: &'a dyn Fn() -> Vec<Adapter>,
-    open: &'a dyn Fn(&str) -> Result<Box<dyn Device>, Error>,
+    open: &'a Open<'a>,
 }
 
 impl Machine<'_> {
@@ -101,34 +107,23 @@ impl Machine<'_> {
         match name {
             "auto" => match self.first_that_fits(blueprint, request) {
                 Ok(opened) => Ok(opened),
-                Err(why_not) => self.open_as("cpu", None, blueprint, request, why_not),
+                Err(why_not) => self.open_as("cpu", blueprint, request, &why_not),
             },
-            _ if name == "gpu" || name.starts_with("gpu:") => {
-                let adapter = named(name, (self.adapters)())?;
-                self.open_as(
-                    &format!("gpu:{}", adapter.index),
-                    Some(&adapter),
-                    blueprint,
-                    request,
-                    "asked for".into(),
-                )
-            }
-            _ => self.open_as(name, None, blueprint, request, "asked for".into()),
+            _ => self.open_as(name, blueprint, request, "asked for"),
         }
     }
 
     fn open_as(
         &self,
         name: &str,
-        adapter: Option<&Adapter>,
         blueprint: &Blueprint,
         request: &MemoryRequest,
-        reason: String,
+        reason: &str,
     ) -> Result<Opened, Error> {
         let device = (self.open)(name)?;
         let plan = MemoryPlan::new(blueprint, request, &*device)?;
-        let adapter = adapter.map(|a| a.name.clone());
-        let chosen = ChosenDevice { name: device.describe(), adapter, reason };
+        let graphics = device.memory().is_some();
+        let chosen = ChosenDevice { name: device.describe(), graphics, reason: reason.into() };
         Ok(Opened { device, plan, chosen })
     }
 
@@ -173,7 +168,7 @@ impl Machine<'_> {
             return Err(format!("its {has} MiB are fewer than the {needs} that every token needs"));
         }
         let name = format!("gpu:{}", adapter.index);
-        let opened = self.open_as(&name, Some(adapter), blueprint, request, String::new());
+        let opened = self.open_as(&name, blueprint, request, "");
         let mut opened = opened.map_err(|error| error.to_string())?;
         let (slots, all) = (opened.plan.slots, blueprint.experts());
         if slots < working_set.min(all) {
@@ -192,42 +187,11 @@ fn is_hardware(adapter: &Adapter) -> bool {
     matches!(adapter.kind, AdapterKind::Discrete | AdapterKind::Integrated)
 }
 
-/// Cards first, software last; of one kind the one with the most memory.
+/// By kind, cards first; of one kind the one with the most memory.
 fn by_preference(adapters: &[Adapter]) -> impl Iterator<Item = &Adapter> {
-    let rank = |adapter: &Adapter| match adapter.kind {
-        AdapterKind::Discrete => 0,
-        AdapterKind::Integrated => 1,
-        AdapterKind::Virtual => 2,
-        AdapterKind::Other => 3,
-        AdapterKind::Software => 4,
-    };
     let mut all: Vec<&Adapter> = adapters.iter().collect();
-    all.sort_by_key(|a| (rank(a), std::cmp::Reverse(a.memory), a.index));
+    all.sort_by_key(|a| (a.kind, std::cmp::Reverse(a.memory), a.index));
     all.into_iter()
-}
-
-/// The adapter that `gpu` or `gpu:N` means: software too, as somebody asked for it.
-fn named(name: &str, adapters: Vec<Adapter>) -> Result<Adapter, Error> {
-    let index = name.strip_prefix("gpu:").map(str::parse::<usize>);
-    let wanted = |a: &Adapter| match &index {
-        None => true,
-        Some(index) => index.as_ref().ok() == Some(&a.index),
-    };
-    if let Some(adapter) = by_preference(&adapters).find(|a| wanted(a) && a.unusable.is_none()) {
-        return Ok(adapter.clone());
-    }
-    let found: Vec<String> = adapters
-        .iter()
-        .map(|a| {
-            let state = a.unusable.as_ref().map_or("usable".to_owned(), |why| format!("unusable, {why}"));
-            format!("gpu:{} {} ({}; {state})", a.index, a.name, a.backend)
-        })
-        .collect();
-    let found = match found.is_empty() {
-        true => "this machine has no graphics adapter that a driver (Vulkan, Metal, DX12) offers".to_owned(),
-        false => format!("there are {}", found.join(", ")),
-    };
-    Err(Error::Input(format!("there is no usable device {name}: {found}; --device cpu does without")))
 }
 
 #[cfg(test)]
@@ -295,9 +259,10 @@ mod tests {
             adapter(4, Virtual, None),
         ];
         let (opened, chosen) = choose("auto", roomy, &all, "");
-        let chosen = chosen.unwrap();
-        assert_eq!((opened, chosen.adapter.as_deref()), (vec!["gpu:3".to_owned()], Some("card 3")));
-        assert_eq!(chosen.reason, "it holds the whole model");
+        assert_eq!(
+            (opened, chosen.unwrap().reason),
+            (vec!["gpu:3".into()], "it holds the whole model".into())
+        );
         // One that fails is passed over.
         assert_eq!(choose("auto", roomy, &all, "gpu:3").0, ["gpu:3", "gpu:2"]);
         // Small ones, broken ones and those that are none are not opened.
@@ -307,7 +272,7 @@ mod tests {
         none[3].memory = Some(1 << 20);
         let (opened, chosen) = choose("auto", roomy, &none, "");
         let chosen = chosen.unwrap();
-        assert_eq!((opened, chosen.adapter), (vec!["cpu".to_owned()], None));
+        assert_eq!(opened, ["cpu"]);
         for part in ["card 1: it is from 1996", "card 2: its 1 MiB are fewer", "card 3: "] {
             assert!(chosen.reason.contains(part), "{}", chosen.reason);
         }
@@ -335,22 +300,13 @@ mod tests {
     }
 
     #[test]
-    fn an_adapter_that_was_asked_for_is_taken_or_missed() {
-        let roomy = MemoryRequest { budget: Some(4 << 30), ..MemoryRequest::default() };
-        let mut all = [adapter(0, AdapterKind::Software, None), adapter(1, AdapterKind::Discrete, None)];
-        assert_eq!(choose("gpu", roomy, &all, "").0, ["gpu:1"]);
-        assert_eq!(choose("gpu:0", roomy, &all, "").0, ["gpu:0"]);
-        all[1].unusable = Some("its driver is too old".into());
-        assert_eq!(choose("gpu", roomy, &all, "").0, ["gpu:0"]);
-        for name in ["gpu:1", "gpu:2", "gpu:", "gpu:x"] {
-            let (opened, chosen) = choose(name, roomy, &all, "");
-            let error = chosen.unwrap_err().to_string();
-            assert!(opened.is_empty() && error.contains(name), "{error}");
-            assert!(error.contains("gpu:1 card 1 (Vulkan; unusable, its driver is too old)"), "{error}");
+    fn a_device_that_was_asked_for_is_not_replaced() {
+        let card = [adapter(0, AdapterKind::Discrete, None)];
+        for name in ["gpu", "gpu:0", "gpu:7", "cpu", "reference"] {
+            let (opened, chosen) = choose(name, MemoryRequest::default(), &card, "");
+            assert_eq!((opened, chosen.unwrap().reason), (vec![name.to_owned()], "asked for".to_owned()));
+            let (opened, chosen) = choose(name, MemoryRequest::default(), &card, name);
+            assert!(opened == [name] && chosen.is_err());
         }
-        let error = choose("gpu", roomy, &[], "").1.unwrap_err().to_string();
-        assert!(error.contains("no graphics adapter"), "{error}");
-        // What was asked for is not replaced.
-        assert!(choose("gpu:0", roomy, &all, "gpu:0").1.is_err());
     }
 }

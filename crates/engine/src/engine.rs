@@ -14,7 +14,7 @@ use crate::{
     Error, Session,
     blueprint::Blueprint,
     checkpoint::Checkpoint,
-    device::{ChosenDevice, Opened, open_device},
+    device::{ChosenDevice, Opened, WrapDevice, open_device},
     experts::{Banks, ExpertCache, ExpertSource, PoolReader, Reader},
     layer::Loader,
     memory::{MemoryPlan, MemoryRequest, READ_THREADS, scratch_shape},
@@ -24,9 +24,6 @@ use crate::{
 
 /// Wraps the reader of experts: for tests that shuffle, delay or fail reads.
 pub type WrapReader = Box<dyn FnOnce(Box<dyn Reader>) -> Box<dyn Reader> + Send>;
-
-/// Wraps a device as soon as it is open: for tests that limit or watch it.
-pub type WrapDevice = Box<dyn Fn(Box<dyn Device>) -> Box<dyn Device> + Send>;
 
 /// How to open an engine.
 #[derive(Default)]
@@ -80,7 +77,7 @@ impl Engine {
     ) -> Result<Self, Error> {
         let blueprint = Blueprint::of(&checkpoint)?;
         let text = Text::of(&checkpoint, blueprint.vocab)?;
-        let wrap = options.wrap_device.as_deref();
+        let wrap = options.wrap_device.as_ref();
         let Opened { mut device, plan, chosen } =
             open_device(&blueprint, &options.memory, &options.device, wrap)?;
         let takes_over = device.memory().is_some();

@@ -57,7 +57,6 @@ struct Report<'a> {
     model: String,
     device: &'a str,
     device_choice: &'a str,
-    adapter: Option<&'a str>,
     /// Kernels that the adapter was given by all repeats together.
     dispatches: u64,
     #[serde(skip)]
@@ -100,7 +99,6 @@ pub(crate) fn run(args: &BenchArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         model,
         device: &device.name,
         device_choice: &device.reason,
-        adapter: device.adapter.as_deref(),
         dispatches: measured().map(|m| m.stats.dispatches).sum(),
         on: load::on(device, measured().map(|m| m.stats.dispatches).sum()),
         load_seconds,

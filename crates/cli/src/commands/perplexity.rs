@@ -22,7 +22,6 @@ struct Report<'a> {
     peak_memory: u64,
     device: &'a str,
     device_choice: &'a str,
-    adapter: Option<&'a str>,
 }
 
 /// Runs `moeflux perplexity`.
@@ -56,7 +55,6 @@ pub(crate) fn run(args: &PerplexityArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         peak_memory: SystemMemory::now().peak,
         device: &device.name,
         device_choice: &device.reason,
-        adapter: device.adapter.as_deref(),
     };
     if args.json {
         out::json(&report)?;

@@ -23,7 +23,6 @@ struct Report<'a> {
     sampling: &'a Sampling,
     device: &'a str,
     device_choice: &'a str,
-    adapter: Option<&'a str>,
     plan: &'a MemoryPlan,
 }
 
@@ -63,7 +62,6 @@ pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
             sampling: &request.sampling,
             device: &device.name,
             device_choice: &device.reason,
-            adapter: device.adapter.as_deref(),
             plan,
         })?;
     } else if !answer.text.ends_with('\n') {

@@ -34,7 +34,7 @@ fn without_a_choice_the_faster_device_computes_and_the_reason_is_told() {
     assert!(told.err.contains(&format!("({reason})")), "{told:?}");
     if preferred == "cpu" {
         assert!(object["device"].as_str().unwrap().starts_with("cpu, "), "{object}");
-        assert!(object["adapter"].is_null() && object["statistics"]["dispatches"] == 0, "{object}");
+        assert!(object["statistics"]["dispatches"] == 0, "{object}");
     } else {
         assert!(object["statistics"]["dispatches"].as_u64().unwrap() > 0, "{object}");
     }
@@ -53,13 +53,11 @@ fn a_device_that_was_asked_for_and_is_not_there_is_an_error() {
             // An inspection shows what is wrong with a plan, and has not failed.
             shown => shown.to_owned(),
         };
-        for part in ["there is no usable device gpu:4096", "--device cpu"] {
-            assert!(found.contains(part), "{command:?}: {found}");
-        }
+        assert!(found.contains("there is no adapter gpu:4096"), "{command:?}: {found}");
     }
     assert_error(&run(&["run", "--device", "gpu:4096", "x"]), 1, &["gpu:4096"]);
     if json(&succeed(&["devices", "--json"]))["adapters"].as_array().unwrap().is_empty() {
-        assert_error(&run(&["run", "--device", "gpu", "x"]), 1, &["no graphics adapter"]);
+        assert_error(&run(&["run", "--device", "gpu", "x"]), 1, &["no usable GPU", "no graphics adapter"]);
     }
 }
 

@@ -138,24 +138,23 @@ impl ExpertCache {
         progress: &mut dyn FnMut(u64),
     ) -> Result<(), Error> {
         let mut stats = Stats::default();
-        let source = Arc::clone(&self.source);
-        for (layer, expert) in source.in_file_order() {
-            while let Lookup::Full = self.request(device, layer, expert, &mut stats)? {
-                self.settle(device, progress)?;
+        let order = self.source.in_file_order();
+        let (mut asked, mut handed_over) = (0, Ticket(0));
+        for arrived in 0..order.len() {
+            while let Some((layer, expert)) = order.get(asked)
+                && let Lookup::Started = self.request(device, *layer, *expert, &mut stats)?
+            {
+                asked += 1;
             }
-        }
-        while self.reading > 0 {
-            self.settle(device, progress)?;
-        }
-        Ok(())
-    }
-
-    /// Waits for a read that nobody needs yet.
-    fn settle(&mut self, device: &mut dyn Device, progress: &mut dyn FnMut(u64)) -> Result<(), Error> {
-        if let Some((_, slot)) = self.arrive(device, true)? {
+            let Some((_, slot)) = self.arrive(device, true)? else { break };
+            self.release(slot, Ticket(0));
             let layer = self.places[slot].layer as usize;
             progress(self.source.layer(layer).map_or(0, |l| l.bytes as u64));
-            self.release(slot, Ticket(0));
+            // A device may keep copies of what it takes over until it has worked: no more than are read at once.
+            if arrived % self.most_reading == 0 {
+                wait(device, handed_over)?;
+                handed_over = device.submit().map_err(Error::at(|| "loading experts"))?;
+            }
         }
         Ok(())
     }
@@ -218,9 +217,7 @@ impl ExpertCache {
         let Place { layer: before, ticket, .. } = self.places[slot];
         let looked_up = self.layers.get(before as usize).is_some_and(|l| l.table.is_some());
         let ticket = if looked_up { device.submit().map_err(Error::at(at))? } else { ticket };
-        while !device.done(ticket).map_err(Error::at(at))? {
-            std::hint::spin_loop();
-        }
+        wait(device, ticket)?;
         let bytes = device.take_slot(self.slot(slot)).map_err(Error::at(at))?;
         self.forget(slot);
         self.layers[layer].slots[expert] = slot as u32;
@@ -285,6 +282,14 @@ impl ExpertCache {
         }
         *place = EMPTY;
     }
+}
+
+/// Waits until the work up to `ticket` is done.
+fn wait(device: &mut dyn Device, ticket: Ticket) -> Result<(), Error> {
+    while !device.done(ticket).map_err(Error::at(|| "waiting for the device"))? {
+        std::hint::spin_loop();
+    }
+    Ok(())
 }
 
 #[cfg(test)]
