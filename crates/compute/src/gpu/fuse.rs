@@ -219,7 +219,9 @@ impl GpuDevice {
         // A second set that is not there has no heads.
         let other = heads.all.get(1).copied();
         let mut params = Params::new();
-        for (vectors, heads) in [(one, one.view.heads), (other.unwrap_or(one), other.map_or(0, |o| o.view.heads))] {
+        for (vectors, heads) in
+            [(one, one.view.heads), (other.unwrap_or(one), other.map_or(0, |o| o.view.heads))]
+        {
             let Vectors { view, norm, rope } = vectors;
             let weight = norm.and_then(|(weight, _)| weight).map(|w| self.store.start(w)).transpose()?;
             params = params
@@ -290,8 +292,7 @@ impl Sum {
         for view in &views {
             params = params.view(gpu.store.place(view)?, view);
         }
-        let params =
-            params.n(out.rows).n(out.width).n(weights.width).u(gpu.store.start(weight)?).f(eps);
+        let params = params.n(out.rows).n(out.width).n(weights.width).u(gpu.store.start(weight)?).f(eps);
         let constants = Constants::new(&[
             ("WG", norm::WIDE_THREADS),
             ("SHARED", shared.is_some().into()),

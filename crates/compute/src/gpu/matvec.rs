@@ -159,13 +159,8 @@ pub(super) fn products(gpu: &mut GpuDevice, all: &[Product]) -> Result<(), Error
     let Choice { which, chunk, part, constants } = *choice;
     let rows: usize = all.iter().map(|p| p.piece.rows).sum();
     let (walkers, turns) = walk(rows, (4 * THREADS / part) as usize);
-    let mut params = Params::new()
-        .u(gpu.store.place(x)?)
-        .n(x.row_stride)
-        .n(out.row_stride)
-        .n(x.rows)
-        .n(walkers)
-        .n(turns);
+    let mut params =
+        Params::new().u(gpu.store.place(x)?).n(x.row_stride).n(out.row_stride).n(x.rows).n(walkers).n(turns);
     let mut end = 0;
     for Product { piece, bias, out, .. } in all {
         end += piece.rows;
