@@ -569,6 +569,16 @@ pub enum Op<'a> {
         /// `(rows, k)`.
         weights: View,
     },
+    /// What a sampler chooses from: the `n` largest numbers of each row in descending order, of equal ones the lower id
+    /// first. At most 1024. A NaN is an error. Exact.
+    TopLogits {
+        /// `(rows, vocab)`.
+        logits: View,
+        /// `(rows, n)`: ids as whole numbers, exact in f32 below 2^24.
+        ids: View,
+        /// `(rows, n)`: their logits.
+        values: View,
+    },
     /// `out[part] = down activation(gate x[row], up x[row])` for every use, each matrix with its bias where the experts
     /// have biases. Tolerance 1e-5 on the exact path; on the fast path of [`Op::MatMul`] `|a - b| <= 2e-2 |b|` as vectors.
     Experts {
@@ -622,6 +632,7 @@ impl Op<'_> {
             Op::Scale { .. } => "Scale",
             Op::SoftCap { .. } => "SoftCap",
             Op::TopK { .. } => "TopK",
+            Op::TopLogits { .. } => "TopLogits",
             Op::Experts { .. } => "Experts",
             Op::Combine { .. } => "Combine",
         }

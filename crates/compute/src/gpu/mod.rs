@@ -17,7 +17,10 @@ mod memory;
 mod native;
 mod norm;
 mod params;
+mod recurrent;
+mod top_logits;
 mod top_positions;
+mod topk;
 
 use std::collections::VecDeque;
 
@@ -40,7 +43,8 @@ const UPLOAD: usize = 1 << 20;
 const HAND_OVER: u32 = 96;
 /// Threads of a team without subgroups.
 const TEAM_IN_MEMORY: u32 = 16;
-/// Words at the start of the upload buffer's twin that kernels report to: the first is one plus the row of a NaN.
+/// Bytes that kernels report to. Words 0 and 1: the complement of the first row in which [`Op::TopK`] and
+/// [`Op::TopLogits`] found a NaN.
 const REPORT: u64 = 256;
 
 static PROBE: Kernel = kernel!("probe", ["probe"], [Write]);
@@ -259,13 +263,14 @@ impl GpuDevice {
         let mapped = slice
             .get_mapped_range()
             .map_err(|e| Error::Device(format!("results cannot be read back: {e}")))?;
-        let row = u32::from_le_bytes([mapped[0], mapped[1], mapped[2], mapped[3]]);
+        let [router, logits]: [u32; 2] = bytemuck::pod_read_unaligned(&mapped[..8]);
         bytemuck::cast_slice_mut::<u32, u8>(to).copy_from_slice(&mapped[REPORT as usize..]);
         drop(mapped);
         readback.unmap();
-        match row {
-            0 => Ok(()),
-            row => Err(Error::RouterNan { row: row as usize - 1 }),
+        match [router, logits] {
+            [0, 0] => Ok(()),
+            [0, row] => Err(Error::LogitsNan { row: !row as usize }),
+            [row, _] => Err(Error::RouterNan { row: !row as usize }),
         }
     }
 
@@ -404,9 +409,11 @@ impl Device for GpuDevice {
             Op::Attention { .. } => attention::attention(self, op),
             Op::LatentAttention { .. } => latent_attention::latent_attention(self, op),
             Op::TopPositions { .. } => top_positions::top_positions(self, op),
-            Op::Conv1d { .. } | Op::DeltaNet { .. } => self.missing(op),
-            Op::TopK { .. } => self.missing(op),
             Op::Experts { .. } => experts::experts(self, op),
+            Op::Conv1d { .. } => recurrent::conv1d(self, op),
+            Op::DeltaNet { .. } => recurrent::delta_net(self, op),
+            Op::TopK { .. } => topk::top_k(self, op),
+            Op::TopLogits { .. } => top_logits::top_logits(self, op),
         }
     }
 

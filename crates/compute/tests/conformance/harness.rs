@@ -261,6 +261,17 @@ impl Both {
         b
     }
 
+    /// Both find numbers that cannot be, alike: at once or, on a device that computes later, when `out` is read.
+    pub(crate) fn fails_by(&mut self, op: &Op<'_>, out: View) -> Error {
+        let a = self.reference.run(op).unwrap_err();
+        let b = match self.device.run(op) {
+            Ok(()) => self.device.read(out, &mut vec![0.0; out.rows * out.heads * out.width]).unwrap_err(),
+            Err(b) => b,
+        };
+        assert_eq!(a.to_string(), b.to_string());
+        b
+    }
+
     pub(crate) fn read(&mut self, view: View) -> Vec<f32> {
         read(&mut *self.device, view)
     }

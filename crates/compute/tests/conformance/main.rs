@@ -13,4 +13,5 @@ mod latent_attention;
 mod matmul;
 mod recurrent;
 mod router;
+mod top_logits;
 mod top_positions;
