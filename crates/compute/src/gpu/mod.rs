@@ -43,6 +43,8 @@ use crate::{
 const UPLOAD: usize = 1 << 20;
 /// Dispatches after which work is handed to the card while more is recorded.
 const HAND_OVER: u32 = 96;
+/// Bytes on their way to the card that the host holds at most.
+const STAGED: usize = 128 << 20;
 /// Threads of a team without subgroups.
 const TEAM_IN_MEMORY: u32 = 16;
 /// Bytes that kernels report to. Words 0 and 1: the complement of the first row in which [`Op::TopK`] and
@@ -84,6 +86,8 @@ pub(crate) struct GpuDevice {
     readback: Option<wgpu::Buffer>,
     /// Ops that may share a dispatch with the next one.
     pending: fuse::Pending,
+    /// Bytes that have been staged since the last wait for them.
+    staged: usize,
     /// Dispatches that have not been handed over.
     recorded: u32,
     /// Submissions that may be running.
@@ -133,6 +137,7 @@ impl GpuDevice {
             report,
             readback: None,
             pending: fuse::Pending::Nothing,
+            staged: 0,
             recorded: 0,
             running: VecDeque::new(),
             submitted: 0,
@@ -262,6 +267,17 @@ impl GpuDevice {
         self.recorded = 0;
     }
 
+    /// Sends bytes on their way that have been staged on the host, and waits where many are.
+    fn send(&mut self, bytes: usize) -> Result<(), Error> {
+        self.staged += bytes;
+        if self.staged >= STAGED {
+            self.staged = 0;
+            self.opened.queue.submit([]);
+            self.wait()?;
+        }
+        Ok(())
+    }
+
     /// Copies words out of a buffer once all work is done.
     fn read_words(&mut self, from: &wgpu::Buffer, at: u64, to: &mut [u32]) -> Result<(), Error> {
         drop(self.pass.take());
@@ -357,6 +373,7 @@ impl Device for GpuDevice {
         self.settle()?;
         self.hand_over();
         let weight = self.store.weight(shape, &bytes)?;
+        self.send(bytes.len())?;
         self.failure().check()?;
         Ok(weight)
     }
@@ -381,7 +398,9 @@ impl Device for GpuDevice {
         self.settle()?;
         // Written ahead of the next submission, behind all that has been recorded.
         self.hand_over();
-        self.store.put_slot(slot, bytes)
+        let len = bytes.len();
+        self.store.put_slot(slot, bytes)?;
+        self.send(len)
     }
 
     fn state_bytes(&self, shape: StateShape) -> u64 {
