@@ -343,6 +343,9 @@ pub(crate) struct BenchArgs {
     /// How often
     #[arg(short, long, value_name = "R", default_value = "3")]
     pub(crate) repeat: NonZeroUsize,
+    /// Also measure each kernel of a GPU, in one more run
+    #[arg(long)]
+    pub(crate) profile: bool,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,

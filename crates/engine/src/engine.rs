@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use moeflux_compute::{Device, DeviceOptions};
+use moeflux_compute::{Device, DeviceOptions, KernelTime};
 
 use crate::{
     Error, Session,
@@ -169,6 +169,14 @@ impl Engine {
     /// What computes, and why that.
     pub fn device(&self) -> &ChosenDevice {
         &self.shared.device
+    }
+
+    /// Turns measuring of a card's kernels on or off; the times since it was last asked.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn profile(&self, on: bool) -> Result<Vec<KernelTime>, Error> {
+        self.lock().device.profile(on).map_err(Error::at(|| "measuring kernels"))
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Runtime> {

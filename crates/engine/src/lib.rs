@@ -33,7 +33,7 @@ pub use generate::{Answer, Finish, GenerateRequest, Phase, generate};
 pub use layer::Observer;
 pub use memory::{DEFAULT_CHUNK, DEFAULT_CONTEXT, MemoryPlan, MemoryRequest};
 pub use model::{Logits, Watch};
-pub use moeflux_compute::{Adapter, AdapterKind, DeviceOptions};
+pub use moeflux_compute::{Adapter, AdapterKind, DeviceOptions, KernelTime};
 pub use perplexity::{Perplexity, negative_log_likelihood, perplexity};
 pub use sample::{EndTokens, GenerationConfig, Sampler, Sampling, StopResult, StopStrings};
 pub use session::{Session, Synced};

@@ -67,6 +67,17 @@ struct Report<'a> {
     peak_memory: u64,
     plan: &'a MemoryPlan,
     repeats: Vec<Repeat>,
+    kernels: Vec<KernelShare>,
+}
+
+/// What one kernel of a GPU takes.
+#[derive(Serialize)]
+struct KernelShare {
+    phase: &'static str,
+    kernel: &'static str,
+    dispatches_per_token: f64,
+    microseconds_per_token: f64,
+    microseconds_each: f64,
 }
 
 /// Runs `moeflux bench`.
@@ -82,12 +93,25 @@ pub(crate) fn run(args: &BenchArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let at_least = (needed > moeflux::DEFAULT_CONTEXT).then_some(needed);
     let engine = load::engine(&args.engine, at_least, ui)?;
     let load_seconds = since.elapsed().as_secs_f64();
+    if engine.device().graphics {
+        // Kernels are compiled when they are first needed.
+        let _bar = ui.share("warming up");
+        repeat((args.prompt, args.tokens.min(4)), &engine, 0, &mut |_| {})?;
+    }
     let repeats = {
         let bar = ui.share("measuring");
         let n = args.repeat.get();
         (0..n)
-            .map(|i| repeat(args, &engine, i as u64, &mut |share| bar.share((i as f64 + share) / n as f64)))
+            .map(|i| {
+                repeat((args.prompt, args.tokens), &engine, i as u64, &mut |share| {
+                    bar.share((i as f64 + share) / n as f64)
+                })
+            })
             .collect::<anyhow::Result<Vec<_>>>()?
+    };
+    let kernels = match args.profile {
+        true => kernels(args, &engine)?,
+        false => Vec::new(),
     };
     let model = match &args.engine.model.model {
         Some(folder) => folder.display().to_string(),
@@ -107,6 +131,7 @@ pub(crate) fn run(args: &BenchArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         peak_memory: SystemMemory::now().peak,
         plan: engine.plan(),
         repeats,
+        kernels,
     };
     match args.json {
         true => out::json(&report)?,
@@ -115,8 +140,29 @@ pub(crate) fn run(args: &BenchArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Times of a GPU's kernels, from one more run.
+fn kernels(args: &BenchArgs, engine: &Engine) -> anyhow::Result<Vec<KernelShare>> {
+    let mut all = Vec::new();
+    for (phase, prompt, tokens) in [("prefill", args.prompt, 0), ("decode", 0, args.tokens)] {
+        if prompt + tokens == 0 {
+            continue;
+        }
+        engine.profile(true)?;
+        repeat((prompt, tokens), engine, 0, &mut |_| {})?;
+        let n = (prompt + tokens) as f64;
+        all.extend(engine.profile(false)?.into_iter().map(|k| KernelShare {
+            phase,
+            kernel: k.kernel,
+            dispatches_per_token: k.dispatches as f64 / n,
+            microseconds_per_token: k.seconds * 1e6 / n,
+            microseconds_each: k.seconds * 1e6 / k.dispatches as f64,
+        }));
+    }
+    Ok(all)
+}
+
 fn repeat(
-    args: &BenchArgs,
+    (prompt, answer): (usize, usize),
     engine: &Engine,
     which: u64,
     progress: &mut dyn FnMut(f64),
@@ -125,7 +171,7 @@ fn repeat(
     let mut random = Random(which);
     let vocab = engine.blueprint().vocab as u64;
     let mut tokens = |n: usize| -> Vec<u32> { (0..n).map(|_| (random.next() % vocab) as u32).collect() };
-    let (prompt, answer) = (tokens(args.prompt), tokens(args.tokens));
+    let (prompt, answer) = (tokens(prompt), tokens(answer));
     let mut session = engine.session()?;
     let all = (prompt.len() + answer.len()) as f64;
     let mut measure =
@@ -210,6 +256,20 @@ impl std::fmt::Display for Report<'_> {
             }
         }
         writeln!(f, "{table}")?;
+        if !self.kernels.is_empty() {
+            let mut table = Table::new(2);
+            table.row(["", "kernel", "per token", "us per token", "us each"]);
+            for k in &self.kernels {
+                table.row([
+                    k.phase.to_owned(),
+                    k.kernel.to_owned(),
+                    format!("{:.2}", k.dispatches_per_token),
+                    format!("{:.1}", k.microseconds_per_token),
+                    format!("{:.1}", k.microseconds_each),
+                ]);
+            }
+            writeln!(f, "{table}")?;
+        }
         writeln!(f, "{}", load::peak(plan, self.peak_memory))
     }
 }

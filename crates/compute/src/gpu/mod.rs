@@ -18,6 +18,7 @@ mod memory;
 mod native;
 mod norm;
 mod params;
+mod profile;
 mod recurrent;
 mod tiled;
 mod top_logits;
@@ -33,8 +34,8 @@ use memory::{GpuState, Memory, Store};
 use params::Params;
 
 use crate::{
-    Buffer, Counters, Device, DeviceMemory, Error, Op, ScratchShape, Slot, SlotTable, State, StateShape,
-    Ticket, View, Weight,
+    Buffer, Counters, Device, DeviceMemory, Error, KernelTime, Op, ScratchShape, Slot, SlotTable, State,
+    StateShape, Ticket, View, Weight,
     matrix::{Bytes, MatrixShape},
     op_check::Holdings,
 };
@@ -94,6 +95,8 @@ pub(crate) struct GpuDevice {
     running: VecDeque<(Ticket, wgpu::SubmissionIndex)>,
     submitted: u64,
     counters: Counters,
+    /// Times of kernels, where somebody wants them.
+    profile: Option<profile::Profile>,
 }
 
 impl GpuDevice {
@@ -142,6 +145,7 @@ impl GpuDevice {
             running: VecDeque::new(),
             submitted: 0,
             counters: Counters::default(),
+            profile: None,
         };
         if !plain {
             let target = device.probe()?;
@@ -201,6 +205,13 @@ impl GpuDevice {
         }
         let mut bound = [(u32::MAX, &buffers[0].raw); kernel::MOST_BINDINGS];
         bound.iter_mut().zip(buffers).for_each(|(to, memory)| *to = (memory.id, &memory.raw));
+        if let Some(profile) = &mut self.profile {
+            drop(self.pass.take());
+            let encoder = self
+                .encoder
+                .get_or_insert_with(|| self.opened.device.create_command_encoder(&Default::default()));
+            self.pass = Some(profile.pass(encoder, kernel.name));
+        }
         if self.pass.is_none() {
             let encoder = self
                 .encoder
@@ -216,6 +227,9 @@ impl GpuDevice {
         }
         self.recorded += 1;
         self.counters.dispatches += 1;
+        if self.profile.as_ref().is_some_and(profile::Profile::is_full) {
+            self.read_profile()?;
+        }
         if self.recorded >= HAND_OVER {
             self.hand_over();
         }
@@ -359,6 +373,18 @@ impl Device for GpuDevice {
 
     fn counters(&self) -> Counters {
         self.counters
+    }
+
+    fn profile(&mut self, on: bool) -> Result<Vec<KernelTime>, Error> {
+        self.settle()?;
+        let measured = self.take_profile()?;
+        drop(self.pass.take());
+        if on && self.profile.is_none() {
+            self.profile = profile::Profile::new(&self.opened.device);
+        } else if !on {
+            self.profile = None;
+        }
+        Ok(measured)
     }
 
     fn buffer(&mut self, len: usize) -> Result<Buffer, Error> {
