@@ -77,11 +77,11 @@ fn main(
             vectors.width = p.v_width;
         }
     }
-    let from = vectors.view.at + row * vectors.view.row + head * vectors.view.head;
+    let source = vectors.view.at + row * vectors.view.row + head * vectors.view.head;
     let at = team * MOST;
     var squares = 0.0;
     for (var i = lane; i < vectors.width; i += TEAM) {
-        let x = a[from + i];
+        let x = a[source + i];
         numbers[at + i] = x;
         squares += x * x;
     }
@@ -97,8 +97,8 @@ fn main(
             let one = which == 0u;
             let two = vec2<f32>(
                 turned(one, vectors, row, at, i, scale), turned(one, vectors, row, at, i + 1u, scale));
-            a[from + i] = two.x;
-            a[from + i + 1u] = two.y;
+            a[source + i] = two.x;
+            a[source + i + 1u] = two.y;
             if (APPEND == 1u && which == 1u) { put((place * p.other.heads + head) * vectors.width + i, two); }
         }
     }
