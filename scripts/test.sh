@@ -4,12 +4,15 @@
 #
 # usage: scripts/test.sh [--full]
 #
-#   --full   also runs cargo-deny and mlx-lm's fuzzer where they are installed, and the tests once more in release
-#            mode with more property cases
+#   --full   also runs cargo-deny and mlx-lm's fuzzer where they are installed, the whole conformance table on every
+#            kind of GPU below, and the tests once more in release mode with more property cases
 #
-# Missing rustup components and targets are installed through rustup. A foreign target that cannot be installed is
-# skipped with a line that says so; with CI=true that is a failure. The tests come last: their closing lines end
-# the output.
+# Kernels run on a software Vulkan driver in subgroups of 8, 4 and 16 and without subgroups, and as Metal would run them,
+# translated to its language and compiled as C++ (crates/compute/tests/conformance/metal).
+#
+# Missing rustup components and targets are installed through rustup; the driver and the C++ compiler through apt-get,
+# where that needs no password. What cannot be installed is skipped with a line that says so; with CI=true that is a
+# failure. The tests come last: their closing lines end the output.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 exec </dev/null
@@ -68,6 +71,71 @@ documentation() { RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --li
 # A crate of ours for every target that we support type-checks, without a linker or an SDK for it.
 foreign() { cargo clippy --locked --workspace --lib --bins --target "$1" -- -D warnings; }
 
+# The description of the software Vulkan driver, where there is one.
+software_vulkan() { find /usr/share/vulkan/icd.d /etc/vulkan/icd.d -name 'lvp_icd*.json' 2>/dev/null | head -n 1; }
+
+# Leaves in `vulkan` and `cxx` whether there are a software Vulkan driver and a C++ compiler, installing them where
+# that can be done without asking.
+gpu_tools() {
+    local missing=()
+    [ "$(uname)" != Linux ] || [ -n "$(software_vulkan)" ] || missing+=(mesa-vulkan-drivers)
+    command -v "${CXX:-g++}" >/dev/null || missing+=(g++)
+    if [ ${#missing[@]} -gt 0 ] && command -v apt-get >/dev/null; then
+        local root=()
+        [ "$(id -u)" = 0 ] || root=(sudo -n)
+        if "${root[@]}" true 2>/dev/null; then
+            { "${root[@]}" apt-get -qq update && DEBIAN_FRONTEND=noninteractive "${root[@]}" apt-get -qq install -y \
+                --no-install-recommends "${missing[@]}"; } >/dev/null || true
+        fi
+    fi
+    vulkan=$(software_vulkan)
+    cxx=$(command -v "${CXX:-g++}" || true)
+    if [ "${CI-}" = true ] && { [ -z "$cxx" ] || { [ "$(uname)" = Linux ] && [ -z "$vulkan" ]; }; }; then
+        echo "missing, and cannot be installed: ${missing[*]}" >&2
+        return 1
+    fi
+    [ -n "$vulkan" ] || echo "skipped: kernels on a software Vulkan driver (apt-get install mesa-vulkan-drivers)"
+    [ -n "$cxx" ] || echo "skipped: kernels as Metal runs them (apt-get install g++)"
+    # Drivers want a folder for sockets.
+    if [ -z "${XDG_RUNTIME_DIR-}" ]; then
+        XDG_RUNTIME_DIR=$(mktemp -d)
+        export XDG_RUNTIME_DIR
+    fi
+}
+
+# conformance VARIABLE=VALUE... [-- ARGUMENT...]: the conformance table of the GPU alone.
+conformance() {
+    local variables=()
+    while [ $# -gt 0 ] && [ "$1" != -- ]; do variables+=("$1"); shift; done
+    env MOEFLUX_TEST_CPU=none "${variables[@]}" \
+        cargo test --locked -q -p moeflux-compute --test conformance "$@"
+}
+
+# on_vulkan BITS [VARIABLE=VALUE...] [-- ARGUMENT...]: the same on software Vulkan with registers of so many bits, of
+# which a subgroup's threads have 32 each.
+on_vulkan() {
+    local bits=$1
+    shift
+    conformance MOEFLUX_TEST_GPU=gpu LP_NATIVE_VECTOR_WIDTH="$bits" VK_DRIVER_FILES="$vulkan" \
+        VK_ICD_FILENAMES="$vulkan" "$@"
+}
+
+# Kernels on the kinds of GPU that the tests' own run leaves out. Walking all formats on each is for --full.
+kinds_of_gpu() {
+    local sample=(-- --skip every_format)
+    if $full; then sample=(--); fi
+    if [ -n "$vulkan" ]; then
+        section "kernels in subgroups of 4" on_vulkan 128 "${sample[@]}"
+        section "kernels in subgroups of 16" on_vulkan 512 "${sample[@]}"
+        section "kernels without subgroups" on_vulkan 256 MOEFLUX_TEST_GPU_ISA=plain "${sample[@]}"
+    fi
+    if [ -n "$cxx" ]; then
+        section "kernels as Metal runs them" conformance MOEFLUX_TEST_GPU=metal-on-cpu
+        section "kernels as Metal runs them, without simdgroups" \
+            conformance MOEFLUX_TEST_GPU=metal-on-cpu MOEFLUX_TEST_GPU_ISA=plain "${sample[@]}"
+    fi
+}
+
 # run_tests ARGUMENT...: nextest where it is installed, after the examples in the documentation, which it cannot run.
 run_tests() {
     if cargo nextest --version >/dev/null 2>&1; then
@@ -84,12 +152,20 @@ fuzz() {
 }
 
 section toolchain toolchain
+section "GPU tools" gpu_tools
 section format cargo fmt --all --check
 section lints cargo clippy --locked --workspace --all-targets -- -D warnings
 for target in "${targets[@]}"; do
     section "lints for $target" foreign "$target"
 done
 section documentation documentation
+kinds_of_gpu
+
+# The tests' own run takes the GPU of this machine, in CI the software driver with subgroups of 8; there must be one.
+if [ "${CI-}" = true ]; then
+    export MOEFLUX_TEST_GPU=gpu
+    if [ -n "$vulkan" ]; then export VK_DRIVER_FILES=$vulkan VK_ICD_FILENAMES=$vulkan LP_NATIVE_VECTOR_WIDTH=256; fi
+fi
 
 if $full; then
     if cargo deny --version >/dev/null 2>&1; then

@@ -173,7 +173,7 @@ impl GpuDevice {
         let mut words = vec![0u32; THREADS as usize];
         self.read_words(&seen.raw, 0, &mut words)?;
         let size = words[0] >> 16;
-        let regular = words.iter().zip(0u32..).all(|(w, i)| size > 0 && *w == size << 16 | i % size);
+        let regular = words.iter().zip(0u32..).all(|(w, i)| size > 0 && *w == (size << 16) | (i % size));
         if regular && size.is_power_of_two() && (4..=64).contains(&size) {
             // Metal multiplies 8-bit numbers one by one.
             let dot8 = size >= 8 && adapter.backend != "Metal";

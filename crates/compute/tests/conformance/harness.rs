@@ -2,7 +2,7 @@
 
 use moeflux_compute::{
     BlockScale, Buffer, Bytes, Device, DeviceOptions, Element, Error, Format, Isa, MatrixShape, Op, Scalar,
-    Slot, SlotTable, State, StateShape, View, Weight, open, open_gpu_of,
+    Slot, SlotTable, State, StateShape, View, Weight, open,
 };
 
 /// Small, fast, and the same everywhere.
@@ -158,8 +158,9 @@ pub(crate) fn gpu(exact: bool) -> Option<Box<dyn Device>> {
     }
     let name = asked.clone().unwrap_or_else(|| "gpu".into());
     let isa = var("MOEFLUX_TEST_GPU_ISA");
+    #[cfg(unix)]
     if name == "metal-on-cpu" {
-        return Some(open_gpu_of(&crate::metal::instance(), exact, isa.as_deref()).unwrap());
+        return Some(moeflux_compute::open_gpu_of(&crate::metal::instance(), exact, isa.as_deref()).unwrap());
     }
     match open(&DeviceOptions { name: Some(name), threads: None, exact, isa }) {
         Ok(device) => Some(device),

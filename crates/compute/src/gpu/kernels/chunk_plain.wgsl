@@ -4,13 +4,13 @@ const VECTORS = BITS / 4u;
 
 alias Chunk = array<vec4<u32>, VECTORS>;
 
-fn chunk_load(row: u32, c: u32) -> array<vec4<u32>, VECTORS> {
-    var all: array<vec4<u32>, VECTORS>;
+fn chunk_load(row: u32, c: u32) -> Chunk {
+    var all: Chunk;
     for (var i = 0u; i < VECTORS; i++) { all[i] = w4[row + c * VECTORS + i]; }
     return all;
 }
 
-fn chunk_dot(all: array<vec4<u32>, VECTORS>, x: array<vec4<f32>, 8>) -> f32 {
+fn chunk_dot(all: Chunk, x: array<vec4<f32>, 8>) -> f32 {
     var sum = 0.0;
     if (ELEMENT == 0u) {
         for (var j = 0u; j < 8u; j++) { sum += dot(bitcast<vec4<f32>>(all[j % VECTORS]), x[j]); }

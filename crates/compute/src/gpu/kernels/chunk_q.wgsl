@@ -5,20 +5,20 @@ const VECTORS = 0u;
 
 alias Chunk = array<u32, BITS>;
 
-fn chunk_load(row: u32, c: u32) -> array<u32, BITS> {
-    var words: array<u32, BITS>;
+fn chunk_load(row: u32, c: u32) -> Chunk {
+    var words: Chunk;
     for (var i = 0u; i < BITS; i++) { words[i] = w[row + c * BITS + i]; }
     return words;
 }
 
-fn quant(words: array<u32, BITS>, i: u32) -> u32 {
+fn quant(words: Chunk, i: u32) -> u32 {
     let bit = i * BITS;
     var q = words[bit / 32u] >> (bit % 32u);
     if (bit % 32u + BITS > 32u) { q |= words[bit / 32u + 1u] << (32u - bit % 32u); }
     return extractBits(q, 0u, BITS);
 }
 
-fn chunk_dot(words: array<u32, BITS>, x: array<vec4<f32>, 8>) -> f32 {
+fn chunk_dot(words: Chunk, x: array<vec4<f32>, 8>) -> f32 {
     var sum = 0.0;
     for (var j = 0u; j < 8u; j++) {
         let i = j * 4u;
@@ -28,7 +28,7 @@ fn chunk_dot(words: array<u32, BITS>, x: array<vec4<f32>, 8>) -> f32 {
     return sum;
 }
 
-fn chunk_dot8(words: array<u32, BITS>, x0: vec4<u32>, x1: vec4<u32>) -> i32 {
+fn chunk_dot8(words: Chunk, x0: vec4<u32>, x1: vec4<u32>) -> i32 {
     var sum = 0;
     for (var j = 0u; j < 8u; j++) {
         var packed = 0u;

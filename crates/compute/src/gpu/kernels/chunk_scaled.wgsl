@@ -4,8 +4,8 @@ const VECTORS = BITS / 4u;
 
 alias Chunk = array<vec4<u32>, VECTORS>;
 
-fn chunk_load(row: u32, c: u32) -> array<vec4<u32>, VECTORS> {
-    var all: array<vec4<u32>, VECTORS>;
+fn chunk_load(row: u32, c: u32) -> Chunk {
+    var all: Chunk;
     for (var i = 0u; i < VECTORS; i++) { all[i] = w4[row + c * VECTORS + i]; }
     return all;
 }
@@ -30,7 +30,7 @@ fn e4m3(codes: vec4<u32>) -> vec4<f32> {
     return select(size, -size, (codes & vec4<u32>(128u)) != vec4<u32>());
 }
 
-fn chunk_dot(all: array<vec4<u32>, VECTORS>, x: array<vec4<f32>, 8>) -> f32 {
+fn chunk_dot(all: Chunk, x: array<vec4<f32>, 8>) -> f32 {
     var sum = 0.0;
     for (var j = 0u; j < 8u; j++) {
         if (ELEMENT == 4u) {
