@@ -43,6 +43,7 @@ pub(crate) enum Command {
     Logits(LogitsArgs),
     Perplexity(PerplexityArgs),
     Bench(BenchArgs),
+    Devices(DevicesArgs),
     Synth(SynthArgs),
     Completions(CompletionsArgs),
 }
@@ -72,6 +73,12 @@ pub(crate) struct MemoryArgs {
     /// bytes, 8GB is 8 * 10^9. By default three quarters of what the process may use, limits of its cgroup included.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, env = "MOEFLUX_MEMORY", hide_env_values = true, help_heading = MODEL)]
     pub(crate) memory: Option<u64>,
+    /// Budget of a graphics card's own memory [default: nine tenths of it, less 512 MiB]
+    ///
+    /// Dense weights, state and slots then lie there, and --memory limits what the host holds beside them. Without effect
+    /// where the processor computes, or an adapter that shares the host's memory.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, env = "MOEFLUX_GPU_MEMORY", hide_env_values = true, help_heading = MODEL)]
+    pub(crate) gpu_memory: Option<u64>,
     /// Context: most tokens of prompt and answer [default: 8192 or the model's]
     ///
     /// By default the smaller of the model's own and 8192, shrunk where the budget needs it; then a note says so.
@@ -98,13 +105,15 @@ pub(crate) struct EngineArgs {
     /// Compute in f32 throughout: slower, and the same bits for every --chunk
     #[arg(long, help_heading = COMPUTE)]
     pub(crate) exact: bool,
-    /// What computes [default: cpu]
+    /// What computes: auto, cpu, gpu or gpu:N
     ///
-    /// cpu uses the best instructions that the machine has; reference is the naive and very slow specification that
-    /// all others are checked against.
-    #[arg(long, value_name = "NAME", value_parser = ["cpu", "reference"], hide_possible_values = true,
-        env = "MOEFLUX_DEVICE", hide_env_values = true, help_heading = COMPUTE)]
-    pub(crate) device: Option<String>,
+    /// auto takes a graphics adapter whose memory holds the model's dense weights and the experts of one token, or else
+    /// the processor, and says why; never one that is software. gpu takes the best adapter, gpu:N the one that
+    /// `moeflux devices` lists as N, and fails if there is none. cpu uses the best instructions that the processor has;
+    /// reference is the naive and very slow specification that all others are checked against.
+    #[arg(long, value_name = "NAME", value_parser = device, default_value = "auto", env = "MOEFLUX_DEVICE",
+        hide_env_values = true, help_heading = COMPUTE)]
+    pub(crate) device: String,
     /// Instructions to use instead of the best ones: generic, avx2, avx512, neon
     #[arg(long, value_name = "NAME", hide = true, help_heading = COMPUTE)]
     pub(crate) isa: Option<String>,
@@ -341,6 +350,20 @@ pub(crate) struct BenchArgs {
     pub(crate) engine: EngineArgs,
 }
 
+const DEVICES_EXAMPLES: &str = "\
+Examples:
+  moeflux devices
+  moeflux devices --json | jq '.adapters[].name'";
+
+/// List what can compute: the processor and the graphics adapters
+#[derive(Debug, Args)]
+#[command(after_help = DEVICES_EXAMPLES)]
+pub(crate) struct DevicesArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
 /// The presets that there are, and examples.
 fn synth_help() -> String {
     // "Name: layers, experts, size": the preset is called like the model.
@@ -395,6 +418,16 @@ Examples:
 pub(crate) struct CompletionsArgs {
     /// The shell
     pub(crate) shell: Shell,
+}
+
+/// The name of a device.
+fn device(text: &str) -> Result<String, String> {
+    let is_number = |n: &str| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit());
+    let known = ["auto", "cpu", "gpu", "reference"].contains(&text);
+    match known || text.strip_prefix("gpu:").is_some_and(is_number) {
+        true => Ok(text.to_owned()),
+        false => Err("choose auto, cpu, gpu, gpu:N or reference".to_owned()),
+    }
 }
 
 /// A finite number within bounds.

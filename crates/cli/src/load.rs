@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::Context;
-use moeflux::{Checkpoint, DeviceOptions, Engine, EngineOptions, MemoryPlan, MemoryRequest};
+use moeflux::{Checkpoint, ChosenDevice, DeviceOptions, Engine, EngineOptions, MemoryPlan, MemoryRequest};
 
 use crate::{
     args::{EngineArgs, MemoryArgs, ModelArgs},
@@ -16,6 +16,7 @@ impl MemoryArgs {
     pub(crate) fn request(&self) -> MemoryRequest {
         MemoryRequest {
             budget: self.memory,
+            device_budget: self.gpu_memory,
             context: self.ctx.map(Into::into),
             chunk: self.chunk.map(Into::into),
             slots: self.slots.map(Into::into),
@@ -27,7 +28,7 @@ impl MemoryArgs {
 impl EngineArgs {
     pub(crate) fn device(&self) -> DeviceOptions {
         DeviceOptions {
-            name: self.device.clone(),
+            name: Some(self.device.clone()),
             threads: self.threads.map(Into::into),
             exact: self.exact,
             isa: self.isa.clone(),
@@ -68,36 +69,60 @@ pub(crate) fn engine(args: &EngineArgs, at_least: Option<usize>, ui: Ui) -> anyh
     let checkpoint = checkpoint(&args.model, ui)?;
     let mut memory = args.memory.request();
     memory.context = memory.context.or(at_least);
-    let options = EngineOptions { memory, device: args.device(), wrap_reader: None };
+    let options = EngineOptions { memory, device: args.device(), ..EngineOptions::default() };
     let engine = {
         let bar = ui.bytes("loading");
         Engine::open(checkpoint, options, &mut |done, total| bar.bytes(done, total))?
     };
-    for note in plan_notes(engine.plan()) {
+    for note in plan_notes(engine.plan(), &args.memory) {
         ui.note(note);
     }
     Ok(engine)
 }
 
 /// What a user should know of a plan that works, but not well.
-pub(crate) fn plan_notes(plan: &MemoryPlan) -> Vec<String> {
+pub(crate) fn plan_notes(plan: &MemoryPlan, asked: &MemoryArgs) -> Vec<String> {
     let mut notes = Vec::new();
     if plan.context_shrunk {
         notes.push(format!(
             "the context is shrunk to {} tokens to fit the budget of {}; --ctx N asks for more",
             plan.context,
-            units::memory(plan.budget)
+            units::memory(plan.slots_limit())
         ));
     }
     if plan.slots < plan.working_set {
         let enough = plan.fixed() + plan.working_set as u64 * plan.slot;
         notes.push(format!(
-            "there are slots for {}, but one token needs {}: nearly every one is read from disk; --memory {}MiB \
+            "there are slots for {}, but one token needs {}: nearly every one is read from disk; {} {}MiB \
              would hold them",
             units::plural(plan.slots as u64, "expert"),
             plan.working_set,
+            if plan.device_budget.is_some() { "--gpu-memory" } else { "--memory" },
             enough.div_ceil(1 << 20)
         ));
     }
+    if asked.gpu_memory.is_some() && plan.device_budget.is_none() {
+        notes.push("--gpu-memory has no effect: what computes has no memory of its own".to_owned());
+    }
     notes
+}
+
+/// What computed, for closing lines: nobody should mistake a fall back for a result.
+pub(crate) fn on(device: &ChosenDevice, dispatches: u64) -> String {
+    let ChosenDevice { name, graphics, reason } = device;
+    match graphics {
+        true => format!("on {name}, {} ({reason})", units::plural(dispatches, "GPU dispatch")),
+        false => format!("on {name} ({reason})"),
+    }
+}
+
+/// Peak memory of the host and, where weights lie on a card, what is planned there.
+pub(crate) fn peak(plan: &MemoryPlan, peak: u64) -> String {
+    let host = format!("peak memory {} of {}", units::memory(peak), units::memory(plan.budget));
+    match plan.device_budget {
+        Some(budget) => {
+            format!("{host}, on the card {} of {}", units::memory(plan.total()), units::memory(budget))
+        }
+        None => host,
+    }
 }

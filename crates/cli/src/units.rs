@@ -87,9 +87,14 @@ pub(crate) fn percent(share: f64) -> String {
     format!("{shown:.1} %")
 }
 
-/// `1 token`, `2 tokens`.
+/// `1 token`, `2 tokens`, `2 dispatches`.
 pub(crate) fn plural(n: u64, what: &str) -> String {
-    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
+    let end = match n {
+        1 => "",
+        _ if what.ends_with("ch") => "es",
+        _ => "s",
+    };
+    format!("{n} {what}{end}")
 }
 
 #[cfg(test)]

@@ -19,6 +19,12 @@ pub enum Error {
         /// The row of the op.
         row: usize,
     },
+    /// The model produced a NaN: its weights or the activations before them are broken.
+    #[error("NaN among the logits of row {row}")]
+    LogitsNan {
+        /// The row of the op.
+        row: usize,
+    },
     /// A token id outside the vocabulary.
     #[error("token id {id} is outside the vocabulary of {vocab}")]
     Token {

@@ -20,6 +20,8 @@ pub use device::{
 };
 pub use error::Error;
 pub use format::{BlockScale, Element, Format, PartBytes, Scalar, quant};
+#[doc(hidden)]
+pub use gpu::open_gpu_of;
 pub use gpu::{Adapter, AdapterKind, adapters};
 pub use matrix::{Bytes, ExpertShape, Matrix, MatrixShape};
 pub use op::{

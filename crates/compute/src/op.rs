@@ -400,6 +400,8 @@ pub enum Op<'a> {
     /// `out[h] = sum_t softmax_t(scale * q[h] . K[t][h / g]) V[t][h / g]` over `t <= p`, where
     /// `g = q.heads / k.heads`; then times `sigmoid(gate[h])` where there is a gate. Tolerance 1e-5.
     ///
+    /// On the fast path a GPU keeps keys and values as f16: tolerance 2e-3 where f16 does not hold them.
+    ///
     /// With a window only `t > p - window` count. With positions only those count that they name. A sink is one more
     /// logit in the softmax that has no value: `exp(sink[h])` joins the sum
     /// (Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2023; OpenAI, gpt-oss, 2025).
@@ -434,7 +436,7 @@ pub enum Op<'a> {
     /// positions. There a position is a latent `c`, then a rotated key `r` that the heads share. For every row at position
     /// `p` and every head `h`: `out[h] = sum_t softmax_t(scale * q[h] . (keys[h] c[t], r[t])) values[h] c[t]` over
     /// `t <= p`. Keys and values of heads stay f32 on both paths. A row's bits do not depend on the other rows of the op.
-    /// Tolerance 1e-5.
+    /// Tolerance 1e-5; on the fast path a GPU keeps latents as f16, as [`Op::Attention`] has it.
     ///
     /// DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1.
     LatentAttention {
@@ -457,7 +459,8 @@ pub enum Op<'a> {
     /// positions; then scores for every row at position `p` all `t <= p`,
     /// `score[t] = sum_h weights[h] max(q[h] . K[t], 0)`, and names the `n` positions with the highest scores, in
     /// ascending order; of equal scores the later position is taken first. Where there are no more than `n`, it names all
-    /// of them, then -1. Exact where scores are apart by more than 1e-5 of their rms.
+    /// of them, then -1. Exact where scores are apart by more than 1e-5 of their rms; on the fast path of a GPU these are
+    /// the scores of keys rounded to f16.
     ///
     /// DeepSeek-AI, "DeepSeek-V3.2", 2025, section 2.1.
     TopPositions {
@@ -566,6 +569,16 @@ pub enum Op<'a> {
         /// `(rows, k)`.
         weights: View,
     },
+    /// What a sampler chooses from: the `n` largest numbers of each row in descending order, of equal ones the lower id
+    /// first. At most 1024. A NaN is an error. Exact.
+    TopLogits {
+        /// `(rows, vocab)`.
+        logits: View,
+        /// `(rows, n)`: ids as whole numbers, exact in f32 below 2^24.
+        ids: View,
+        /// `(rows, n)`: their logits.
+        values: View,
+    },
     /// `out[part] = down activation(gate x[row], up x[row])` for every use, each matrix with its bias where the experts
     /// have biases. Tolerance 1e-5 on the exact path; on the fast path of [`Op::MatMul`] `|a - b| <= 2e-2 |b|` as vectors.
     Experts {
@@ -619,6 +632,7 @@ impl Op<'_> {
             Op::Scale { .. } => "Scale",
             Op::SoftCap { .. } => "SoftCap",
             Op::TopK { .. } => "TopK",
+            Op::TopLogits { .. } => "TopLogits",
             Op::Experts { .. } => "Experts",
             Op::Combine { .. } => "Combine",
         }

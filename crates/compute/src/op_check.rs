@@ -31,6 +31,9 @@ pub(crate) fn stale(what: &str) -> Error {
 /// The largest whole number up to which every whole number is exact in f32.
 const EXACT_IDS: usize = 1 << 24;
 
+/// The most numbers of a row that [`Op::TopLogits`] names.
+const MOST_TOP_LOGITS: usize = 1024;
+
 /// Checks of one op; the errors name it.
 #[derive(Clone, Copy)]
 struct Check<'a> {
@@ -40,7 +43,7 @@ struct Check<'a> {
 
 impl Op<'_> {
     /// Checks everything that can be known before computing: shapes, windows, spans, states, slots and ids.
-    /// What it lets pass, a device computes without a further error, except for a NaN in a router.
+    /// What it lets pass, a device computes without a further error, except for a NaN among a router's or a head's logits.
     pub(crate) fn check(&self, host: &dyn Holdings) -> Result<(), Error> {
         let c = Check { host, op: self.name() };
         match *self {
@@ -205,6 +208,17 @@ impl Op<'_> {
                 c.apart("logits", logits.buffer, &ids)?;
                 c.apart("logits", logits.buffer, &weights)?;
                 c.apart("ids", ids.buffer, &weights)
+            }
+            Op::TopLogits { logits, ids, values } => {
+                c.matrix("logits", &logits, logits.rows, logits.width)?;
+                c.matrix("ids", &ids, logits.rows, ids.width)?;
+                c.matrix("values", &values, logits.rows, ids.width)?;
+                if ids.width > logits.width.min(MOST_TOP_LOGITS) || logits.width > EXACT_IDS {
+                    return c.wrong(format!("the {} largest of {} logits", ids.width, logits.width));
+                }
+                c.apart("logits", logits.buffer, &ids)?;
+                c.apart("logits", logits.buffer, &values)?;
+                c.apart("ids", ids.buffer, &values)
             }
             Op::Experts { .. } => self.check_experts(c),
             Op::Combine { parts, weights, shared, out: x, .. } => {

@@ -354,6 +354,20 @@ impl ReferenceDevice {
         Ok(())
     }
 
+    fn top_logits(&mut self, logits: View, ids: View, values: View) -> Result<(), Error> {
+        let logits = self.dense(logits)?;
+        for row in 0..logits.view.rows {
+            let x = logits.row(row);
+            if x.iter().any(|x| x.is_nan()) {
+                return Err(Error::LogitsNan { row });
+            }
+            let best = &descending(x)[..ids.width];
+            self.store(ids, row, 0, &best.iter().map(|i| *i as f32).collect::<Vec<_>>())?;
+            self.store(values, row, 0, &best.iter().map(|i| x[*i]).collect::<Vec<_>>())?;
+        }
+        Ok(())
+    }
+
     fn glu(&mut self, activation: Activation, [gate, up]: [View; 2], out: View) -> Result<(), Error> {
         let (gate, up) = (self.dense(gate)?, self.dense(up)?);
         for row in 0..gate.view.rows {
@@ -504,6 +518,7 @@ impl Device for ReferenceDevice {
                 Ok(())
             }
             Op::TopK { logits, router, ids, weights } => self.top_k(logits, router, ids, weights),
+            Op::TopLogits { logits, ids, values } => self.top_logits(logits, ids, values),
             Op::Experts { .. } => self.experts(op),
             Op::Combine { .. } => self.combine(op),
         }

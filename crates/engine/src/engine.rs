@@ -14,11 +14,11 @@ use crate::{
     Error, Session,
     blueprint::Blueprint,
     checkpoint::Checkpoint,
-    experts::{ExpertCache, ExpertSource, PoolReader, Reader},
+    device::{ChosenDevice, Opened, WrapDevice, open_device},
+    experts::{Banks, ExpertCache, ExpertSource, PoolReader, Reader},
     layer::Loader,
     memory::{MemoryPlan, MemoryRequest, READ_THREADS, scratch_shape},
     model::{LayerStates, Model},
-    system::physical_cores,
     text::Text,
 };
 
@@ -30,10 +30,13 @@ pub type WrapReader = Box<dyn FnOnce(Box<dyn Reader>) -> Box<dyn Reader> + Send>
 pub struct EngineOptions {
     /// Budget, context, chunk.
     pub memory: MemoryRequest,
-    /// Device, threads, exactness.
+    /// Device, threads, exactness. Besides the names that a device has, `auto` is the one that is faster for the
+    /// model, and `gpu` the best adapter that there is.
     pub device: DeviceOptions,
     /// Wraps the reader of experts.
     pub wrap_reader: Option<WrapReader>,
+    /// Wraps the device.
+    pub wrap_device: Option<WrapDevice>,
 }
 
 /// A loaded model. Clones share it; threads take turns.
@@ -47,7 +50,7 @@ struct Shared {
     blueprint: Blueprint,
     plan: MemoryPlan,
     text: Option<Text>,
-    device: String,
+    device: ChosenDevice,
     runtime: Mutex<Runtime>,
     /// Sessions that live now.
     sessions: AtomicUsize,
@@ -61,8 +64,9 @@ pub(crate) struct Runtime {
 }
 
 impl Engine {
-    /// Loads the dense weights of a checkpoint and makes the slots for its experts. `progress` gets bytes loaded
-    /// and bytes to load.
+    /// Loads the dense weights of a checkpoint and makes the slots for its experts; where the device takes weights into
+    /// memory that it manages and the plan has a slot for every expert, loads those too. `progress` gets bytes loaded and
+    /// bytes to load.
     ///
     /// # Errors
     /// The checkpoint is not supported or damaged, the budget is too small, or a file cannot be read.
@@ -73,8 +77,11 @@ impl Engine {
     ) -> Result<Self, Error> {
         let blueprint = Blueprint::of(&checkpoint)?;
         let text = Text::of(&checkpoint, blueprint.vocab)?;
-        let mut device = open_device(&options.device)?;
-        let plan = MemoryPlan::new(&blueprint, &options.memory, &*device)?;
+        let wrap = options.wrap_device.as_ref();
+        let Opened { mut device, plan, chosen } =
+            open_device(&blueprint, &options.memory, &options.device, wrap)?;
+        let takes_over = device.memory().is_some();
+        let load_all = takes_over && plan.slots >= blueprint.experts();
         device
             .reserve_scratch(scratch_shape(&blueprint, plan.chunk))
             .map_err(Error::at(|| "reserving the device's memory"))?;
@@ -82,31 +89,37 @@ impl Engine {
             Arc::clone(checkpoint.files()),
             blueprint.layers.iter().map(|l| l.moe().map(|m| m.experts.clone())).collect(),
         ));
-        let total = blueprint.matrices().flat_map(|m| &m.segments).map(|s| s.bytes as u64).sum();
+        let dense: u64 = blueprint.matrices().flat_map(|m| &m.segments).map(|s| s.bytes as u64).sum();
+        let total = dense + if load_all { blueprint.experts_bytes() } else { 0 };
         let mut loaded = 0;
+        let mut progress = |bytes: u64| {
+            loaded += bytes;
+            progress(loaded, total);
+        };
         let mut loader = Loader {
             checkpoint: &checkpoint,
             device: &mut *device,
             exact: options.device.exact,
-            progress: &mut |bytes| {
-                loaded += bytes;
-                progress(loaded, total);
-            },
+            progress: &mut progress,
         };
         let model = Model::load(&blueprint, &mut loader, plan.chunk, plan.context)?;
-        let bank = device.bank(plan.slots, plan.slot as usize).map_err(Error::at(|| "slots for experts"))?;
+        let layer = blueprint.moe_layers().map(|(_, m)| m.experts.count).max().unwrap_or(0);
+        let banks = Banks::new(&mut *device, plan.slots, plan.slot as usize, layer)?;
         let mut reader: Box<dyn Reader> =
             Box::new(PoolReader::new(Arc::clone(&source), READ_THREADS, plan.slots)?);
         if let Some(wrap) = options.wrap_reader {
             reader = wrap(reader);
         }
-        let cache = ExpertCache::new(source, reader, bank, plan.slots);
+        let mut cache = ExpertCache::new(source, reader, banks, takes_over);
+        if load_all {
+            cache.load_all(&mut *device, &mut progress)?;
+        }
         let shared = Shared {
             folder: checkpoint.folder().into(),
             blueprint,
             plan,
             text,
-            device: device.describe(),
+            device: chosen,
             runtime: Mutex::new(Runtime { device, cache, model }),
             sessions: AtomicUsize::new(0),
         };
@@ -153,21 +166,14 @@ impl Engine {
         &self.shared.plan
     }
 
-    /// What computes.
-    pub fn device(&self) -> &str {
+    /// What computes, and why that.
+    pub fn device(&self) -> &ChosenDevice {
         &self.shared.device
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Runtime> {
         self.shared.runtime.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Opens a device, by default with a thread for each physical core.
-pub(crate) fn open_device(options: &DeviceOptions) -> Result<Box<dyn Device>, Error> {
-    let threads = options.threads.or_else(|| Some(physical_cores()));
-    moeflux_compute::open(&DeviceOptions { threads, ..options.clone() })
-        .map_err(Error::at(|| "opening the device"))
 }
 
 impl Runtime {

@@ -7,8 +7,8 @@ use crate::{
     Error,
     blueprint::{Blueprint, MixerBlueprint},
     checkpoint::{Checkpoint, MatrixSource},
-    engine::open_device,
-    experts::READER_STACK,
+    device::{ChosenDevice, open_device},
+    experts::{BOOKKEEPING, READER_STACK},
     layer::{Mla, Routing, Scratch},
     model::LOGIT_ROWS,
     system::SystemMemory,
@@ -24,8 +24,17 @@ pub const DEFAULT_CHUNK: usize = 512;
 /// Experts that are read at once.
 pub(crate) const READ_THREADS: usize = 8;
 
+/// Experts on their way to a device's memory: as many again wait to be taken over while others are read.
+pub(crate) const ON_THE_WAY: usize = 2 * READ_THREADS;
+
 /// For what the allocator, the kernel's tables of our pages and code that has not run yet will take.
 const RESERVE: u64 = 12 << 20;
+
+/// For what a graphics driver will take on the host: kernels that it compiles, command buffers, tables.
+const DRIVER_RESERVE: u64 = 64 << 20;
+
+/// Of a device's own memory this much is left to others where nobody names a budget, besides a tenth.
+const DEVICE_RESERVE: u64 = 512 << 20;
 
 /// Share of the memory that the process may use that is taken where nobody names a budget: 3 / 4.
 const SAFE_SHARE: (u64, u64) = (3, 4);
@@ -38,6 +47,9 @@ const MIN_CONTEXT: usize = 256;
 pub struct MemoryRequest {
     /// Bytes; by default a safe share of what the process may use.
     pub budget: Option<u64>,
+    /// Bytes of the device's own memory; by default nine tenths of it less 512 MiB. Where the system does not say how
+    /// much there is, as many as `budget`. Without effect on devices that have no memory of their own.
+    pub device_budget: Option<u64>,
     /// Positions per session; by default the smaller of the model's and [`DEFAULT_CONTEXT`], shrunk to fit.
     pub context: Option<usize>,
     /// Tokens per chunk of a prefill; by default [`DEFAULT_CHUNK`].
@@ -49,12 +61,19 @@ pub struct MemoryRequest {
 }
 
 /// Every byte that will be held. All sizes are bytes.
+///
+/// The host holds `process` and `staging`. Dense weights, state, scratch and slots lie in the device's own memory where it
+/// has some, else with the rest on the host.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct MemoryPlan {
-    /// The limit.
+    /// The limit on the host's memory.
     pub budget: u64,
-    /// The program itself: code, tokenizer, stacks, indexes.
+    /// The limit on the device's own memory, if it has some.
+    pub device_budget: Option<u64>,
+    /// The program itself: code, tokenizer, stacks, indexes, drivers.
     pub process: u64,
+    /// Logits, router's choices and queues on the host; also weights on their way to a device that takes them over.
+    pub staging: u64,
     /// Resident weights.
     pub dense: u64,
     /// States of all sessions, each of `context` positions.
@@ -89,9 +108,10 @@ impl MemoryPlan {
         blueprint: &Blueprint,
         request: &MemoryRequest,
         device: &DeviceOptions,
-    ) -> Result<Self, Error> {
+    ) -> Result<(Self, ChosenDevice), Error> {
         let _text = Text::of(checkpoint, blueprint.vocab)?;
-        Self::new(blueprint, request, &*open_device(device)?)
+        let opened = open_device(blueprint, request, device, None)?;
+        Ok((opened.plan, opened.chosen))
     }
 
     /// Plans for what is not yet held: whatever is, tokenizer and device among it, counts as the program.
@@ -101,8 +121,12 @@ impl MemoryPlan {
         device: &dyn Device,
     ) -> Result<Self, Error> {
         let system = SystemMemory::now();
-        let may_use = system.resident + system.available;
-        let budget = request.budget.unwrap_or(may_use / SAFE_SHARE.1 * SAFE_SHARE.0);
+        let budget = host_budget(request, &system);
+        let memory = device.memory();
+        let device_budget = memory.filter(|m| !m.unified).map(|m| {
+            let safe = |total: u64| (total / 10 * 9).saturating_sub(DEVICE_RESERVE);
+            request.device_budget.unwrap_or_else(|| m.total.map_or(budget, safe))
+        });
         let chunk = request.chunk.unwrap_or(DEFAULT_CHUNK);
         let sessions = request.sessions.unwrap_or(1);
         if chunk == 0 || request.context == Some(0) || sessions == 0 {
@@ -119,19 +143,33 @@ impl MemoryPlan {
             )));
         }
         let wanted = request.context.unwrap_or(DEFAULT_CONTEXT.min(blueprint.max_positions));
-        let process = system.resident + RESERVE + (READ_THREADS * READER_STACK) as u64;
-        let dense = dense_bytes(blueprint);
+        let process = system.resident
+            + RESERVE
+            + (READ_THREADS * READER_STACK) as u64
+            + if memory.is_some() { DRIVER_RESERVE } else { 0 };
+        let dense = Self::dense_bytes(blueprint);
         let slot = pages(blueprint.slot_bytes() as u64);
+        if slot > 0 && device.bank_slots(slot as usize) == 0 {
+            return Err(Error::Budget(format!(
+                "an expert of {} MiB is more than the device's kernels can see at once: give --device cpu",
+                slot.div_ceil(1 << 20)
+            )));
+        }
         let working_set = blueprint.experts_per_token();
         let plan = |context: usize| -> Result<Self, Error> {
             let rows = chunk.min(context);
             let of_device = device.scratch_bytes(scratch_shape(blueprint, rows));
             let scratch = scratch_bytes(blueprint, rows, context)
                 + of_device.map_err(Error::at(|| "planning memory"))?;
-            let state = state_bytes(blueprint, context, rows).saturating_mul(sessions as u64);
+            let states = blueprint.layers.iter().flat_map(|l| l.states(context, rows));
+            let state = states.map(|s| pages(device.state_bytes(s))).fold(0, u64::saturating_add);
+            let state = state.saturating_mul(sessions as u64);
+            let staging = staging_bytes(blueprint, rows, memory.is_some().then_some(slot));
             Ok(Self {
                 budget,
+                device_budget,
                 process,
+                staging,
                 dense,
                 state,
                 scratch,
@@ -148,16 +186,20 @@ impl MemoryPlan {
         let mut best = plan(wanted)?;
         if request.context.is_none() {
             // While not all experts fit, state and scratch take at most a quarter of what the dense weights leave.
-            let left = budget.saturating_sub(process + dense);
-            while best.slots_within(budget) < all
+            let host = if device_budget.is_some() { 0 } else { process };
+            let left = best.slots_limit().saturating_sub(host + dense);
+            while best.slots_within() < all
                 && best.state.saturating_add(best.scratch) > left / 4
                 && best.context / 2 >= MIN_CONTEXT.min(wanted)
             {
                 best = plan(best.context / 2)?;
             }
         }
-        let most = best.slots_within(budget).min(all);
-        if most < need || best.fixed() > budget {
+        let most = best.slots_within().min(all);
+        if device_budget.is_some() && best.host() > budget {
+            return Err(best.host_too_small(request));
+        }
+        if most < need || best.fixed() > best.slots_limit() {
             return Err(best.too_small(need, request));
         }
         best.slots = request.slots.unwrap_or(most);
@@ -170,31 +212,41 @@ impl MemoryPlan {
         Ok(best)
     }
 
-    /// Bytes of everything but the slots.
-    pub fn fixed(&self) -> u64 {
-        [self.dense, self.state, self.scratch].into_iter().fold(self.process, u64::saturating_add)
+    /// Bytes that the host holds whatever the device: the program and what travels.
+    pub fn host(&self) -> u64 {
+        self.process.saturating_add(self.staging)
     }
 
-    /// Bytes of everything.
+    /// The limit on the memory where the slots lie.
+    pub fn slots_limit(&self) -> u64 {
+        self.device_budget.unwrap_or(self.budget)
+    }
+
+    /// Bytes of everything but the slots in the memory where the slots lie.
+    pub fn fixed(&self) -> u64 {
+        let host = if self.device_budget.is_some() { 0 } else { self.host() };
+        [self.dense, self.state, self.scratch].into_iter().fold(host, u64::saturating_add)
+    }
+
+    /// Bytes of everything in the memory where the slots lie.
     pub fn total(&self) -> u64 {
         self.fixed().saturating_add(self.slots as u64 * self.slot)
     }
 
-    fn slots_within(&self, budget: u64) -> usize {
-        match budget.saturating_sub(self.fixed()).checked_div(self.slot) {
+    fn slots_within(&self) -> usize {
+        match self.slots_limit().saturating_sub(self.fixed()).checked_div(self.slot) {
             Some(slots) => usize::try_from(slots).unwrap_or(usize::MAX),
             None => 0,
         }
     }
 
-    fn too_small(&self, need: usize, request: &MemoryRequest) -> Error {
-        let floor = self.fixed().saturating_add(need as u64 * self.slot);
-        let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+    /// What helps against a budget below the floor.
+    fn advice(&self, given: Option<u64>, option: &str, floor: u64) -> String {
         let mut advice = Vec::new();
-        if request.budget.is_none() {
+        if given.is_none() {
             advice.push("free some memory".to_owned());
         } else {
-            advice.push(format!("give --memory {}MiB", mib(floor)));
+            advice.push(format!("give {option} {}MiB", mib(floor)));
         }
         if self.context > MIN_CONTEXT {
             advice.push("lower --ctx".to_owned());
@@ -202,21 +254,70 @@ impl MemoryPlan {
         if self.chunk > 64 {
             advice.push("lower --chunk".to_owned());
         }
+        advice.join(", or ")
+    }
+
+    /// The host does not hold what lies there even if the device has memory of its own.
+    fn host_too_small(&self, request: &MemoryRequest) -> Error {
         Error::Budget(format!(
-            "a budget of {} MiB is below the floor of {} MiB: {} for the program, {} for dense weights, {} for the \
-             state of {} positions, {} for intermediate results of {} rows, {} for {need} slots of one layer; {}",
+            "a budget of {} MiB is below the floor of {} MiB beside the device's own memory: {} for the program, {} \
+             for logits and weights on their way; {}",
             self.budget >> 20,
-            mib(floor),
+            mib(self.host()),
             mib(self.process),
+            mib(self.staging),
+            self.advice(request.budget, "--memory", self.host()),
+        ))
+    }
+
+    fn too_small(&self, need: usize, request: &MemoryRequest) -> Error {
+        let floor = self.fixed().saturating_add(need as u64 * self.slot);
+        let (which, program, advice) = match self.device_budget {
+            Some(_) => (
+                "a budget of the device's own memory",
+                String::new(),
+                self.advice(request.device_budget, "--gpu-memory", floor) + ", or give --device cpu",
+            ),
+            None => (
+                "a budget",
+                format!(
+                    "{} for the program, {} for logits and reads, ",
+                    mib(self.process),
+                    mib(self.staging)
+                ),
+                self.advice(request.budget, "--memory", floor),
+            ),
+        };
+        Error::Budget(format!(
+            "{which} of {} MiB is below the floor of {} MiB: {program}{} for dense weights, {} for the state of {} \
+             positions, {} for intermediate results of {} rows, {} for {need} slots of one layer; {advice}",
+            self.slots_limit() >> 20,
+            mib(floor),
             mib(self.dense),
             mib(self.state),
             self.context,
             mib(self.scratch),
             self.chunk,
             mib(need as u64 * self.slot),
-            advice.join(", or "),
         ))
     }
+
+    /// Bytes of the resident weights.
+    pub(crate) fn dense_bytes(blueprint: &Blueprint) -> u64 {
+        let matrices: u64 = blueprint.matrices().map(|m| pages(matrix_bytes(m))).sum();
+        let vectors: u64 = blueprint.vectors().map(|v| pages(v.len as u64 * 4)).sum();
+        matrices + vectors
+    }
+}
+
+/// The limit on the host's memory: what was asked for, or a safe share of what the process may use.
+pub(crate) fn host_budget(request: &MemoryRequest, system: &SystemMemory) -> u64 {
+    let may_use = system.resident + system.available;
+    request.budget.unwrap_or(may_use / SAFE_SHARE.1 * SAFE_SHARE.0)
+}
+
+fn mib(bytes: u64) -> u64 {
+    bytes.div_ceil(1 << 20)
 }
 
 /// The scratch of the device for steps of up to `rows` rows.
@@ -234,21 +335,24 @@ fn pages(bytes: u64) -> u64 {
     bytes.next_multiple_of(PAGE)
 }
 
-fn dense_bytes(blueprint: &Blueprint) -> u64 {
-    let matrix = |m: &MatrixSource| pages(m.segments.iter().map(|s| s.bytes as u64).sum());
-    let matrices: u64 = blueprint.matrices().map(matrix).sum();
-    let vectors: u64 = blueprint.vectors().map(|v| pages(v.len as u64 * 4)).sum();
-    matrices + vectors
+fn matrix_bytes(matrix: &MatrixSource) -> u64 {
+    matrix.segments.iter().map(|s| s.bytes as u64).sum()
 }
 
-fn state_bytes(blueprint: &Blueprint, context: usize, chunk: usize) -> u64 {
-    let states = blueprint.layers.iter().flat_map(|l| l.states(context, chunk));
-    states.map(|s| pages(s.bytes())).fold(0, u64::saturating_add)
-}
-
+/// Buffers of intermediate results, logits among them.
 fn scratch_bytes(blueprint: &Blueprint, rows: usize, context: usize) -> u64 {
-    // Logits lie on the device, on the host and in the session.
+    let logits = blueprint.vocab as u64 * 4 * LOGIT_ROWS as u64;
+    Scratch::bytes(blueprint, rows, context) + (4 + crate::layer::LANES) as u64 * pages(1) + logits
+}
+
+/// What the host holds besides the program; a device that takes weights over says the size of a slot.
+fn staging_bytes(blueprint: &Blueprint, rows: usize, taken_over: Option<u64>) -> u64 {
+    // Logits are read back, kept by the session, and copied to be sampled from.
     let logits = blueprint.vocab as u64 * 4 * (LOGIT_ROWS as u64 + 2);
-    let buffers = Scratch::bytes(blueprint, rows, context) + (4 + crate::layer::LANES) as u64 * pages(1);
-    buffers + logits + Routing::bytes(rows, blueprint.max_top_k())
+    let queues = (blueprint.experts() * BOOKKEEPING) as u64;
+    let on_the_way = taken_over.map_or(0, |slot| {
+        let largest = blueprint.matrices().map(matrix_bytes).max().unwrap_or(0);
+        pages(largest).max(ON_THE_WAY as u64 * slot)
+    });
+    logits + queues + on_the_way + Routing::bytes(rows, blueprint.max_top_k())
 }

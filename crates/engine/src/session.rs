@@ -181,8 +181,11 @@ impl Runtime {
         watch: &mut Watch<'_>,
         sink: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), Error> {
+        let before = self.device.counters();
         let on = On { device: &mut *self.device, cache: &mut self.cache, stats };
-        self.model.step(on, spans, watch, sink)?;
+        let stepped = self.model.step(on, spans, watch, sink);
+        stats.device(before, self.device.counters());
+        stepped?;
         for state in spans.iter().flat_map(|s| s.states).flatten().flatten() {
             self.device.commit(*state).map_err(Error::at(|| "committing a step"))?;
         }

@@ -1,5 +1,6 @@
 //! What a run did: counted where it happens, read at the end.
 
+use moeflux_compute::Counters;
 use serde::Serialize;
 
 /// Counters of one session, or of one stretch of it.
@@ -7,7 +8,9 @@ use serde::Serialize;
 pub struct Stats {
     /// Tokens fed.
     pub tokens: u64,
-    /// Experts that were needed: of each layer and step the distinct ones.
+    /// Experts that were needed: of each layer and step the distinct ones. Where a device looks experts up by itself
+    /// nobody else sees which they were; then as many count as there can have been: the lesser of rows times k and the
+    /// experts of the layer, which is exact for a token. All of them are hits.
     pub experts_needed: u64,
     /// Of those, the ones that were in a slot already.
     pub experts_hit: u64,
@@ -17,12 +20,25 @@ pub struct Stats {
     pub bytes_read: u64,
     /// Nanoseconds in which computing had nothing to do but wait for a read.
     pub stalled_ns: u64,
+    /// Kernels that a graphics adapter was given.
+    pub dispatches: u64,
+    /// Times that work was handed to the adapter.
+    pub submissions: u64,
+    /// Times that the host waited for it.
+    pub waits: u64,
 }
 
 impl Stats {
     pub(crate) fn read(&mut self, bytes: u64) {
         self.experts_read += 1;
         self.bytes_read += bytes;
+    }
+
+    /// Adds what a device did from one reading of its counters to another.
+    pub(crate) fn device(&mut self, before: Counters, after: Counters) {
+        self.dispatches += after.dispatches - before.dispatches;
+        self.submissions += after.submissions - before.submissions;
+        self.waits += after.waits - before.waits;
     }
 
     /// The share of needed experts that were in a slot; 1 when none was needed.
@@ -40,6 +56,9 @@ impl Stats {
             experts_read: self.experts_read - earlier.experts_read,
             bytes_read: self.bytes_read - earlier.bytes_read,
             stalled_ns: self.stalled_ns - earlier.stalled_ns,
+            dispatches: self.dispatches - earlier.dispatches,
+            submissions: self.submissions - earlier.submissions,
+            waits: self.waits - earlier.waits,
         }
     }
 }

@@ -18,6 +18,11 @@ pub(crate) fn physical_cores() -> usize {
     os::cores().map_or(allowed, |cores| cores.clamp(1, allowed))
 }
 
+/// Whether the machine may have graphics hardware. Cheap: loads no driver, which would take memory for good.
+pub(crate) fn has_graphics() -> bool {
+    os::has_graphics()
+}
+
 impl SystemMemory {
     /// Asks the system.
     pub fn now() -> Self {
@@ -65,6 +70,16 @@ mod os {
         cores.map(|c| c.len()).filter(|n| *n > 0)
     }
 
+    /// Devices that kernel drivers of graphics hardware make: the kernel's own, NVIDIA's, Windows's below Linux,
+    /// those of telephones.
+    pub(super) fn has_graphics() -> bool {
+        let names = ["/dev/nvidiactl", "/dev/dxg", "/dev/mali0", "/dev/kgsl-3d0"];
+        names.iter().any(|name| Path::new(name).exists())
+            || fs::read_dir("/dev/dri").is_ok_and(|mut all| {
+                all.any(|e| e.is_ok_and(|e| e.file_name().to_string_lossy().starts_with("renderD")))
+            })
+    }
+
     fn kib(text: &str, key: &str) -> Option<u64> {
         let rest = text.lines().find_map(|l| l.strip_prefix(key))?;
         Some(rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
@@ -107,6 +122,10 @@ mod os {
     use sysinfo::{Pid, ProcessesToUpdate, System};
 
     use super::SystemMemory;
+
+    pub(super) fn has_graphics() -> bool {
+        true
+    }
 
     pub(super) fn cores() -> Option<usize> {
         System::physical_core_count().ok()

@@ -71,6 +71,7 @@ fn bits(folder: &Path, prompt: &[u32], run: Run) -> (Vec<u32>, f64) {
         memory: MemoryRequest { slots: run.slots, chunk: Some(run.chunk), ..MemoryRequest::default() },
         device: DeviceOptions { threads: Some(run.threads), exact: run.exact, ..DeviceOptions::default() },
         wrap_reader: run.shuffle.map(Shuffled::wrap),
+        ..EngineOptions::default()
     };
     let engine = Engine::open(Checkpoint::open(folder).unwrap(), options, &mut |_, _| {}).unwrap();
     let mut session = engine.session().unwrap();

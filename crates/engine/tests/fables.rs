@@ -57,7 +57,7 @@ fn twenty_fables_are_told_word_for_word_in_a_cache_that_does_not_hold_the_expert
         let engine = engine(&tales(), device, memory);
         for (title, text) in short(24) {
             let answer = tell(&engine, &title);
-            assert_eq!(answer.text, text, "{title}, {}", engine.device());
+            assert_eq!(answer.text, text, "{title}, {}", engine.device().name);
             assert!(answer.decode.stats.hit_rate() < 1.0);
         }
     }

@@ -121,7 +121,7 @@ fn run(folder: &Path) -> Result<(), Error> {
     let vocab = Blueprint::of(&checkpoint)?.vocab as u32;
     let memory =
         MemoryRequest { budget: Some(1 << 30), context: None, chunk: Some(4), ..MemoryRequest::default() };
-    let options = EngineOptions { memory, device: exact("cpu"), wrap_reader: None };
+    let options = EngineOptions { memory, device: exact("cpu"), ..EngineOptions::default() };
     let engine = Engine::open(checkpoint, options, &mut |_, _| {})?;
     let mut session = engine.session()?;
     let n = engine.plan().context.min(12);

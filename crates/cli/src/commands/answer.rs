@@ -6,14 +6,14 @@ use std::{
 };
 
 use moeflux::{
-    Answer, ChatOptions, Finish, GenerateRequest, MemoryPlan, Phase, Sampling, Session, Stats, SystemMemory,
-    Text, Watch,
+    Answer, ChatOptions, Engine, Finish, GenerateRequest, MemoryPlan, Phase, Sampling, Session, Stats,
+    SystemMemory, Text, Watch,
 };
 use serde::Serialize;
 
 use crate::{
     args::{AnswerArgs, Switch},
-    interrupt,
+    interrupt, load,
     progress::Ui,
     units,
 };
@@ -95,7 +95,7 @@ impl Cost {
     }
 
     /// One line for people.
-    pub(crate) fn line(&self, plan: &MemoryPlan) -> String {
+    pub(crate) fn line(&self, engine: &Engine) -> String {
         let statistics = Statistics::of(self);
         let phase = |what: &str, phase: &Phase| {
             let tokens = units::plural(phase.tokens, "token");
@@ -109,8 +109,8 @@ impl Cost {
         parts.push(format!("{} read per token", units::disk(per_token)));
         parts.push(format!("{} in all", units::disk(statistics.bytes_read as f64)));
         parts.push(format!("hit rate {}", units::percent(statistics.hit_rate)));
-        let (peak, budget) = (units::memory(statistics.peak_memory), units::memory(plan.budget));
-        parts.push(format!("peak memory {peak} of {budget}"));
+        parts.push(load::peak(engine.plan(), statistics.peak_memory));
+        parts.push(load::on(engine.device(), statistics.dispatches));
         parts.join("; ")
     }
 }
@@ -123,6 +123,9 @@ fn together(a: &Stats, b: &Stats) -> Stats {
         experts_read: a.experts_read + b.experts_read,
         bytes_read: a.bytes_read + b.bytes_read,
         stalled_ns: a.stalled_ns + b.stalled_ns,
+        dispatches: a.dispatches + b.dispatches,
+        submissions: a.submissions + b.submissions,
+        waits: a.waits + b.waits,
     }
 }
 
@@ -138,6 +141,8 @@ pub(crate) struct Statistics {
     /// Of the same tokens.
     hit_rate: f64,
     peak_memory: u64,
+    /// Kernels that a graphics adapter was given; zero where none computes.
+    dispatches: u64,
 }
 
 #[derive(Serialize)]
@@ -151,6 +156,9 @@ struct PhaseStatistics {
     experts_read: u64,
     hit_rate: f64,
     stalled_seconds: f64,
+    dispatches: u64,
+    submissions: u64,
+    waits: u64,
 }
 
 impl PhaseStatistics {
@@ -166,6 +174,9 @@ impl PhaseStatistics {
             experts_read: s.experts_read,
             hit_rate: s.hit_rate(),
             stalled_seconds: s.stalled_ns as f64 / 1e9,
+            dispatches: s.dispatches,
+            submissions: s.submissions,
+            waits: s.waits,
         }
     }
 }
@@ -179,6 +190,7 @@ impl Statistics {
             bytes_per_token: telling.bytes_per_token,
             hit_rate: telling.hit_rate,
             peak_memory: SystemMemory::now().peak,
+            dispatches: prefill.dispatches + decode.dispatches,
             prefill,
             decode,
         }

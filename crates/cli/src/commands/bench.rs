@@ -48,12 +48,19 @@ struct Summary {
     hit_rate: f64,
     /// Share of the time in which computing waited for reads.
     stalled: f64,
+    dispatches_per_token: f64,
+    waits_per_token: f64,
 }
 
 #[derive(Serialize)]
 struct Report<'a> {
     model: String,
     device: &'a str,
+    device_choice: &'a str,
+    /// Kernels that the adapter was given by all repeats together.
+    dispatches: u64,
+    #[serde(skip)]
+    on: String,
     load_seconds: f64,
     prefill: Option<Summary>,
     decode: Option<Summary>,
@@ -86,9 +93,14 @@ pub(crate) fn run(args: &BenchArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         Some(folder) => folder.display().to_string(),
         None => "built-in tales-18m".to_owned(),
     };
+    let device = engine.device();
+    let measured = || repeats.iter().flat_map(|r| [&r.prefill, &r.decode]).flatten();
     let report = Report {
         model,
-        device: engine.device(),
+        device: &device.name,
+        device_choice: &device.reason,
+        dispatches: measured().map(|m| m.stats.dispatches).sum(),
+        on: load::on(device, measured().map(|m| m.stats.dispatches).sum()),
         load_seconds,
         prefill: summary(repeats.iter().filter_map(|r| r.prefill.as_ref())),
         decode: summary(repeats.iter().filter_map(|r| r.decode.as_ref())),
@@ -163,17 +175,19 @@ fn summary<'a>(measured: impl Iterator<Item = &'a Measured>) -> Option<Summary> 
         bytes_per_token: spread(&|m| m.bytes_per_token)?.median,
         hit_rate: spread(&|m| m.hit_rate)?.median,
         stalled: spread(&|m| m.stats.stalled_ns as f64 / 1e9 / m.seconds)?.median,
+        dispatches_per_token: spread(&|m| m.stats.dispatches as f64 / m.tokens as f64)?.median,
+        waits_per_token: spread(&|m| m.stats.waits as f64 / m.tokens as f64)?.median,
     })
 }
 
 impl std::fmt::Display for Report<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let plan = self.plan;
-        writeln!(f, "{}; {}; loaded in {:.2} s", self.model, self.device, self.load_seconds)?;
+        writeln!(f, "{}; {}; loaded in {:.2} s", self.model, self.on, self.load_seconds)?;
         writeln!(
             f,
             "budget {}, {}, chunks of {} tokens; {}\n",
-            units::memory(plan.budget),
+            units::memory(plan.slots_limit()),
             units::plural(plan.slots as u64, "slot"),
             plan.chunk,
             units::plural(self.repeats.len() as u64, "repeat")
@@ -196,7 +210,7 @@ impl std::fmt::Display for Report<'_> {
             }
         }
         writeln!(f, "{table}")?;
-        writeln!(f, "peak memory {} of {}", units::memory(self.peak_memory), units::memory(plan.budget))
+        writeln!(f, "{}", load::peak(plan, self.peak_memory))
     }
 }
 

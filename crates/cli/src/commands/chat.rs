@@ -275,7 +275,7 @@ impl<'a> Chat<'a> {
         let plan = self.engine.plan();
         out::line(format_args!(
             "{}; context {} of {} tokens",
-            self.cost.line(plan),
+            self.cost.line(self.engine),
             self.session.tokens().len(),
             plan.context
         ))

@@ -3,8 +3,8 @@
 use std::{collections::BTreeMap, process::ExitCode, time::Instant};
 
 use moeflux::{
-    Blueprint, Checkpoint, FeedForwardBlueprint, LayerBlueprint, MatrixSource, MemoryPlan, MixerBlueprint,
-    synth,
+    Blueprint, Checkpoint, ChosenDevice, FeedForwardBlueprint, LayerBlueprint, MatrixSource, MemoryPlan,
+    MixerBlueprint, synth,
 };
 use serde::Serialize;
 
@@ -33,6 +33,8 @@ struct Report {
     skipped: Vec<Skipped>,
     sizes: Sizes,
     token_reads: TokenReads,
+    device: Option<String>,
+    device_choice: Option<String>,
     plan: Option<MemoryPlan>,
     plan_error: Option<String>,
 }
@@ -125,9 +127,13 @@ pub(crate) fn run(args: &InspectArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         (None, None) => format!("built-in tales-18m, {}", checkpoint.folder().display()),
     };
     let report = Report::new(model, &blueprint, &checkpoint, open_seconds, plan);
-    match args.json {
-        true => out::json(&report)?,
-        false => out::write(report)?,
+    if args.json {
+        out::json(&report)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    out::write(&report)?;
+    for note in report.plan.iter().flat_map(|plan| load::plan_notes(plan, &args.engine.memory)) {
+        out::line(format_args!("note: {note}"))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -138,7 +144,7 @@ impl Report {
         blueprint: &Blueprint,
         checkpoint: &Checkpoint,
         open_seconds: f64,
-        plan: Result<MemoryPlan, moeflux::Error>,
+        planned: Result<(MemoryPlan, ChosenDevice), moeflux::Error>,
     ) -> Self {
         let tensors = kinds(blueprint);
         let vectors: u64 = blueprint.vectors().map(|v| v.len as u64).sum();
@@ -150,10 +156,12 @@ impl Report {
             })
             .sum();
         let dense = dense_bytes(blueprint);
-        let (plan, plan_error) = match plan {
-            Ok(plan) => (Some(plan), None),
+        let (planned, plan_error) = match planned {
+            Ok(planned) => (Some(planned), None),
             Err(error) => (None, Some(error.to_string())),
         };
+        let (plan, device) = planned.unzip();
+        let (device, device_choice) = device.map(|d| (d.name, d.reason)).unzip();
         let experts = blueprint.moe_layers().map(|(_, m)| m.experts.count).max().map(|per_layer| Experts {
             per_layer,
             total: blueprint.experts(),
@@ -188,6 +196,8 @@ impl Report {
                 experts: blueprint.experts_per_token_bytes(),
                 experts_count: blueprint.experts_per_token(),
             },
+            device,
+            device_choice,
             plan,
             plan_error,
         }
@@ -367,7 +377,12 @@ impl std::fmt::Display for Report {
         writeln!(f, "{sizes}")?;
 
         match (&self.plan, &self.plan_error) {
-            (Some(plan), _) => write_plan(f, plan, self.experts.as_ref().map_or(0, |e| e.total)),
+            (Some(plan), _) => {
+                if let (Some(device), Some(why)) = (&self.device, &self.device_choice) {
+                    writeln!(f, "computed on {device} ({why})")?;
+                }
+                write_plan(f, plan, self.experts.as_ref().map_or(0, |e| e.total))
+            }
             (None, error) => writeln!(f, "memory plan: there is none: {}", error.as_deref().unwrap_or("")),
         }
     }
@@ -377,15 +392,16 @@ fn write_plan(f: &mut std::fmt::Formatter<'_>, plan: &MemoryPlan, experts: usize
     let mut table = Table::new(1);
     table.row([format!("memory plan for {}", units::memory(plan.budget)), String::new()]);
     table.row(["  program", &units::memory(plan.process)]);
+    table.row(["  logits, reads under way", &units::memory(plan.staging)]);
+    if let Some(budget) = plan.device_budget {
+        table.row(["  together", &units::memory(plan.host())]);
+        table.row([format!("and for {} of the card's own", units::memory(budget)), String::new()]);
+    }
     table.row(["  dense weights", &units::memory(plan.dense)]);
     table.row([format!("  state of {} positions", plan.context), units::memory(plan.state)]);
     table.row([format!("  scratch for {} rows", plan.chunk), units::memory(plan.scratch)]);
     let slots = plan.slots as u64 * plan.slot;
     table.row([format!("  {} slots, of {experts} experts", plan.slots), units::memory(slots)]);
     table.row(["  together", &units::memory(plan.total())]);
-    write!(f, "{table}")?;
-    for note in load::plan_notes(plan) {
-        writeln!(f, "note: {note}")?;
-    }
-    Ok(())
+    write!(f, "{table}")
 }

@@ -70,6 +70,7 @@ pub(crate) fn run(args: &LogitsArgs, ui: Ui) -> anyhow::Result<ExitCode> {
             first += step.len();
         }
     }
+    let on = load::on(engine.device(), session.stats().dispatches);
     drop(armed);
     drop(session);
     // What is compared needs no memory of the model.
@@ -79,7 +80,7 @@ pub(crate) fn run(args: &LogitsArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let (kept, written) = match &args.out {
         Some(out) => {
             writer.finish()?;
-            ui.line(format_args!("{rows} of logits written to {}", out.display()));
+            ui.line(format_args!("{rows} of logits written to {}; {on}", out.display()));
             (None, out.clone())
         }
         None => {
@@ -91,6 +92,9 @@ pub(crate) fn run(args: &LogitsArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         Some(other) => compare::run(&TensorFile::open(&written)?, other, args.tolerance)?,
         None => ExitCode::SUCCESS,
     };
+    if kept.is_some() {
+        ui.line(format_args!("{rows} of logits computed; {on}"));
+    }
     drop(kept);
     Ok(code)
 }

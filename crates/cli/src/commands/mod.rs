@@ -4,6 +4,7 @@ mod answer;
 mod bench;
 mod chat;
 mod compare;
+mod devices;
 mod inspect;
 mod logits;
 mod perplexity;
@@ -35,6 +36,7 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Inspect(args) => inspect::run(&args, ui),
         Command::Logits(args) => logits::run(&args, ui),
         Command::Bench(args) => bench::run(&args, ui),
+        Command::Devices(args) => devices::run(&args),
         Command::Synth(args) => synth::run(&args, ui),
         Command::Completions(args) => {
             let mut script = Vec::new();

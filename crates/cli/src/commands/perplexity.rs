@@ -21,6 +21,7 @@ struct Report<'a> {
     hit_rate: f64,
     peak_memory: u64,
     device: &'a str,
+    device_choice: &'a str,
 }
 
 /// Runs `moeflux perplexity`.
@@ -42,6 +43,7 @@ pub(crate) fn run(args: &PerplexityArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         let measured = moeflux::perplexity(&mut session, &tokens, &mut watch);
         measured.with_context(|| args.text.display().to_string())?
     };
+    let device = engine.device();
     let (seconds, stats, plan) = (since.elapsed().as_secs_f64(), session.stats(), engine.plan());
     let report = Report {
         perplexity,
@@ -51,7 +53,8 @@ pub(crate) fn run(args: &PerplexityArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         hit_rate: stats.hit_rate(),
         stats,
         peak_memory: SystemMemory::now().peak,
-        device: engine.device(),
+        device: &device.name,
+        device_choice: &device.reason,
     };
     if args.json {
         out::json(&report)?;
@@ -63,12 +66,12 @@ pub(crate) fn run(args: &PerplexityArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         ))?;
     }
     ui.line(format_args!(
-        "{}; {} read per token; hit rate {}; peak memory {} of {}",
+        "{}; {} read per token; hit rate {}; {}; {}",
         units::rate(report.tokens_per_second),
         units::disk(stats.bytes_read as f64 / stats.tokens.max(1) as f64),
         units::percent(report.hit_rate),
-        units::memory(report.peak_memory),
-        units::memory(plan.budget)
+        load::peak(plan, report.peak_memory),
+        load::on(device, stats.dispatches)
     ));
     Ok(ExitCode::SUCCESS)
 }

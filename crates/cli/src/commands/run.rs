@@ -22,6 +22,7 @@ struct Report<'a> {
     statistics: Statistics,
     sampling: &'a Sampling,
     device: &'a str,
+    device_choice: &'a str,
     plan: &'a MemoryPlan,
 }
 
@@ -32,7 +33,7 @@ struct Report<'a> {
 pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let prompt = prompt(args.prompt.as_deref())?;
     let engine = load::engine(&args.engine, None, ui)?;
-    let (text, plan) = (engine.text()?, engine.plan());
+    let (text, plan, device) = (engine.text()?, engine.plan(), engine.device());
     let tokens = match args.raw {
         true => text.encode(&prompt)?,
         false => {
@@ -59,7 +60,8 @@ pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
             prompt_tokens: answer.prompt_tokens,
             statistics: Statistics::of(&cost),
             sampling: &request.sampling,
-            device: engine.device(),
+            device: &device.name,
+            device_choice: &device.reason,
             plan,
         })?;
     } else if !answer.text.ends_with('\n') {
@@ -68,7 +70,7 @@ pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     if let Some(ending) = answer::ending(&answer, plan) {
         ui.note(ending);
     }
-    ui.line(cost.line(plan));
+    ui.line(cost.line(&engine));
     Ok(ExitCode::SUCCESS)
 }
 

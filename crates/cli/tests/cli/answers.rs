@@ -14,9 +14,15 @@ fn a_fable_is_told_word_for_word_and_the_closing_line_says_what_it_took() {
     assert_eq!(said.out, fable("The Fox and the Crow") + "\n");
     let lines: Vec<&str> = said.err.lines().collect();
     assert_eq!(lines.len(), 1, "{said:?}");
-    for part in
-        ["prefill 25 tokens at ", "; decode ", " tok/s; ", " read per token; ", "hit rate ", "peak memory "]
-    {
+    for part in [
+        "prefill 25 tokens at ",
+        "; decode ",
+        " tok/s; ",
+        " read per token; ",
+        "hit rate ",
+        "peak memory ",
+        "; on cpu, ",
+    ] {
         assert!(lines[0].contains(part), "{part}: {said:?}");
     }
 }
@@ -27,7 +33,12 @@ fn a_budget_smaller_than_the_experts_changes_the_hit_rate_and_not_the_fable() {
     succeed(&["run", "-n", "1", FOX]);
     let roomy = json(&succeed(&["run", "--json", "--ctx", "256", "--chunk", "64", FOX]));
     let plan = |name: &str| roomy["plan"][name].as_u64().unwrap();
-    let budget = plan("process") + plan("dense") + plan("state") + plan("scratch") + 110 * plan("slot");
+    let budget = plan("process")
+        + plan("staging")
+        + plan("dense")
+        + plan("state")
+        + plan("scratch")
+        + 110 * plan("slot");
     let budget = format!("{budget}B");
     let tight = succeed(&["run", "--json", "--ctx", "256", "--chunk", "64", "--memory", &budget, FOX]);
     let tight = json(&tight);

@@ -13,7 +13,13 @@ fn budget(slots: u64) -> u64 {
     succeed(&["run", "-n", "1", FOX]);
     let roomy = json(&succeed(&[&SMALL[..], &["x"]].concat()));
     let plan = |name: &str| roomy["plan"][name].as_u64().unwrap();
-    plan("process") + plan("dense") + plan("state") + plan("scratch") + slots * plan("slot") + PROGRAM
+    plan("process")
+        + plan("staging")
+        + plan("dense")
+        + plan("state")
+        + plan("scratch")
+        + slots * plan("slot")
+        + PROGRAM
 }
 
 fn long_prompt() -> String {

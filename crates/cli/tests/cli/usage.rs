@@ -2,8 +2,8 @@
 
 use super::*;
 
-const COMMANDS: [&str; 8] =
-    ["run", "chat", "inspect", "logits", "perplexity", "bench", "synth", "completions"];
+const COMMANDS: [&str; 9] =
+    ["run", "chat", "inspect", "logits", "perplexity", "bench", "devices", "synth", "completions"];
 
 #[test]
 fn help_shows_every_command_with_examples() {
@@ -23,7 +23,7 @@ fn help_shows_every_command_with_examples() {
 
 #[test]
 fn wrong_use_is_exit_code_2_and_says_what_is_right() {
-    let wrong: [(&[&str], &str); 14] = [
+    let wrong: [(&[&str], &str); 16] = [
         (&["nonsense"], "unrecognized subcommand"),
         (&["run", "--nonsense", "x"], "unexpected argument"),
         (&["run", "--memory", "lots", "x"], "8GiB"),
@@ -33,7 +33,9 @@ fn wrong_use_is_exit_code_2_and_says_what_is_right() {
         (&["run", "--min-p", "1.5", "x"], "from 0 to 1"),
         (&["run", "--presence-penalty", "3", "x"], "from -2 to 2"),
         (&["run", "--stop", "", "x"], "--stop"),
-        (&["run", "--device", "abacus", "x"], "cpu, reference"),
+        (&["run", "--device", "abacus", "x"], "auto, cpu, gpu"),
+        (&["run", "--device", "gpu:one", "x"], "gpu:N"),
+        (&["run", "--gpu-memory", "lots", "x"], "8GiB"),
         (&["run", "--raw", "--system", "x", "y"], "cannot be used with"),
         (&["logits", "--tokens", "x.json"], "--out"),
         (&["synth", "gpt-5", "--out", "x"], "qwen3-30b-a3b"),

@@ -16,6 +16,7 @@ mod matmul;
 mod norm;
 mod pool;
 mod rope;
+mod top_logits;
 mod top_positions;
 mod topk;
 
@@ -236,6 +237,9 @@ impl Device for CpuDevice {
             Op::Add { x, y } => elementwise::add(host, cpu, &x, &y),
             Op::TopK { logits, router, ids, weights } => {
                 topk::top_k(host, cpu, (&logits, router), [&ids, &weights])
+            }
+            Op::TopLogits { logits, ids, values } => {
+                top_logits::top_logits(host, cpu, &logits, [&ids, &values])
             }
             Op::Experts { .. } => experts::experts(host, cpu, op),
             Op::Combine { parts, weights, shared, add, out } => {

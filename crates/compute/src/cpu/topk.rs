@@ -129,7 +129,7 @@ impl Choice<'_> {
 }
 
 /// The largest of some numbers in order, of equal ones the first; `best` is where they are kept meanwhile.
-fn top(numbers: impl Iterator<Item = (usize, f32)>, ids: &mut [f32], best: &mut [f32]) {
+pub(super) fn top(numbers: impl Iterator<Item = (usize, f32)>, ids: &mut [f32], best: &mut [f32]) {
     let k = ids.len();
     let mut found = 0;
     for (id, x) in numbers {

@@ -54,7 +54,7 @@ pub struct Adapter {
     pub unusable: Option<String>,
 }
 
-fn instance() -> wgpu::Instance {
+pub(super) fn instance() -> wgpu::Instance {
     wgpu::Instance::new(wgpu::InstanceDescriptor {
         backends: Backends::METAL | Backends::VULKAN | Backends::DX12,
         flags: wgpu::InstanceFlags::empty(),
@@ -139,9 +139,9 @@ pub(super) struct Opened {
     pub(super) failure: Failure,
 }
 
-/// Opens adapter `index`, or the best one; a software adapter only if there is no other.
-pub(super) fn open(index: Option<usize>) -> Result<Opened, Error> {
-    let all = enumerate(&instance());
+/// Opens adapter `index` of an instance, or the best one; a software adapter only if there is no other.
+pub(super) fn open(instance: &wgpu::Instance, index: Option<usize>) -> Result<Opened, Error> {
+    let all = enumerate(instance);
     let described: Vec<Adapter> = all.iter().enumerate().map(|(i, a)| describe(i, a)).collect();
     let found = || {
         let names = described.iter().map(|a| {

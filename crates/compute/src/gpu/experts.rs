@@ -1,7 +1,12 @@
 //! The routed experts of a layer.
 
 use super::{
-    Constants, GpuDevice, Kernel, Memory, Params, elementwise::activation_of, formats::scalar, kernel, tiled,
+    Constants, GpuDevice, Kernel, Memory, Params,
+    elementwise::activation_of,
+    formats::scalar,
+    kernel,
+    matvec::{self, Stage},
+    tiled,
 };
 use crate::{Error, ExpertUses, Op, View, matrix::MatrixPlace};
 
@@ -12,17 +17,17 @@ const THREADS: u32 = 256;
 
 /// The uses of an op that lie in one bank, as kernels see them.
 #[derive(Clone)]
-struct InBank {
-    bank: Memory,
+pub(super) struct InBank {
+    pub(super) bank: Memory,
     /// How many there are, and the first row of `inner` that is theirs.
-    count: usize,
+    pub(super) count: usize,
     first: usize,
     /// 1 for a list, 2 for what a router chose.
-    kind: u32,
+    pub(super) kind: u32,
     /// Where the list or the table of slots lies.
-    words: Memory,
+    pub(super) words: Memory,
     /// `Uses` of `uses.wgsl`.
-    params: [u32; 4],
+    pub(super) params: [u32; 4],
 }
 
 /// Runs [`Op::Experts`].
@@ -36,6 +41,12 @@ pub(super) fn experts(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
     let [gate, up, down] = layout.places();
     for part in in_banks(gpu, uses)? {
         let inner = inner.slice(part.first, part.count);
+        let (uses, activation, rounds) = (&part, (kind, [alpha, limit]), !gpu.exact);
+        let first = Stage { uses, x, out: inner, matrices: &[gate, up], activation, rounds };
+        let second = Stage { uses, x: inner, out, matrices: &[down], activation, rounds };
+        if matvec::experts(gpu, &first)? && matvec::experts(gpu, &second)? {
+            continue;
+        }
         for (stage, place, from, to) in [(0, gate, x, inner), (1, up, x, inner), (2, down, inner, out)] {
             let MatrixPlace { shape: matrix, parts, bias, first, step } = place;
             let [w, s, b] = parts.map(|at| at as u32);

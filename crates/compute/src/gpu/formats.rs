@@ -13,6 +13,22 @@ pub(super) const fn scalar(scalar: Scalar) -> u32 {
 }
 
 impl Constants {
+    /// The constants of `chunk.wgsl`.
+    #[must_use]
+    pub(super) fn chunks(self, shape: MatrixShape) -> Self {
+        let new = self.with("COLS", shape.cols as u32);
+        match shape.format {
+            // No scale is read; its blocks are to be whole chunks all the same.
+            Format::Plain(of) => new
+                .with("ELEMENT", scalar(of))
+                .with("BITS", 8 * of.bytes() as u32)
+                .with("BLOCK_COLS", 32)
+                .with("BLOCK_ROWS", 1)
+                .with("SCALE", 0),
+            format => new.format(format),
+        }
+    }
+
     /// The constants of `formats.wgsl`.
     #[must_use]
     pub(super) fn format(self, format: Format) -> Self {
@@ -37,6 +53,52 @@ impl Constants {
             .with("BLOCK_COLS", cols)
             .with("BLOCK_ROWS", rows)
             .with("SCALE", scale)
+    }
+}
+
+/// How kernels for few rows read a format: in chunks of 32 inputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Chunk {
+    /// Quants of 4 bits.
+    Q4,
+    /// Quants of 8 bits.
+    Q8,
+    /// Other quants.
+    Q,
+    /// Plain numbers.
+    Plain,
+    /// Small floating-point numbers.
+    Scaled,
+}
+
+impl Chunk {
+    /// How matrices of a shape are read; `None` if they are not whole chunks.
+    pub(super) fn of(shape: MatrixShape) -> Option<Self> {
+        let whole = |n: u16| n.is_multiple_of(32);
+        let kind = match shape.format {
+            Format::Plain(_) => Chunk::Plain,
+            Format::Affine { bits: 4, .. } => Chunk::Q4,
+            Format::Affine { bits: 8, .. } => Chunk::Q8,
+            Format::Affine { .. } => Chunk::Q,
+            Format::Scaled { block_cols, scale, .. } if whole(block_cols) && scale != BlockScale::E4M3 => {
+                Chunk::Scaled
+            }
+            Format::Scaled { .. } => return None,
+        };
+        shape.cols.is_multiple_of(32).then_some(kind)
+    }
+
+    /// Bytes of what weights are read by: they begin at a multiple of it.
+    pub(super) const fn unit(self) -> usize {
+        match self {
+            Chunk::Q => 4,
+            _ => 16,
+        }
+    }
+
+    /// Whether 8-bit activations meet it.
+    pub(super) const fn is_quants(self) -> bool {
+        matches!(self, Chunk::Q4 | Chunk::Q8 | Chunk::Q)
     }
 }
 

@@ -33,7 +33,7 @@ macro_rules! kernel {
 pub(super) use kernel;
 
 /// The most constants of a kernel.
-const CONSTANTS: usize = 14;
+const CONSTANTS: usize = 16;
 
 /// Constants that a kernel is specialised by: `const NAME = value;` in front of its text. `f32` constants are not
 /// among them: those travel as parameters.
@@ -68,6 +68,8 @@ pub(super) struct Target {
     pub(super) team: u32,
     /// Whether a team is a subgroup; without, it exchanges numbers by way of workgroup memory.
     pub(super) subgroups: bool,
+    /// Whether four products of 8-bit numbers are one instruction, and threads of a subgroup exchange words.
+    pub(super) dot8: bool,
     /// Whether kernels may compute in f16.
     pub(super) f16: bool,
     /// Whether matrices are multiplied in hardware: 16 x 16 x 16, f16 to f32.
@@ -76,6 +78,8 @@ pub(super) struct Target {
 
 const TEAM_SUBGROUP: &str = include_str!("kernels/team_subgroup.wgsl");
 const TEAM_MEMORY: &str = include_str!("kernels/team_memory.wgsl");
+const PART_SUBGROUP: &str = include_str!("kernels/part_subgroup.wgsl");
+const PART_MEMORY: &str = include_str!("kernels/part_memory.wgsl");
 
 impl Target {
     /// The whole text of a kernel. `WG` among the constants is the size of its workgroups.
@@ -94,6 +98,9 @@ impl Target {
         text.push_str(&format!("const TEAM = {}u;\n", self.team));
         if body.contains("team_") || body.contains("group_sum") || body.contains("group_max") {
             text.push_str(if self.subgroups { TEAM_SUBGROUP } else { TEAM_MEMORY });
+        }
+        if body.contains("part_sum") {
+            text.push_str(if self.subgroups { PART_SUBGROUP } else { PART_MEMORY });
         }
         text.push_str(&body);
         text

@@ -1,6 +1,6 @@
 //! Products with resident weights.
 
-use super::{Constants, GpuDevice, Kernel, Memory, Params, kernel, memory::Piece, tiled};
+use super::{Constants, GpuDevice, Kernel, Memory, Params, kernel, matvec, memory::Piece, tiled};
 use crate::{Buffer, Error, HeadMatrix, MatrixShape, Op, View, Weight};
 
 static EMBED: Kernel = kernel!("embed", ["common", "formats", "embed"], [Write, Read, Read]);
@@ -111,7 +111,10 @@ pub(super) fn run(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
     match *op {
         Op::Embed { table, tokens, out } => embed(gpu, table, tokens, out),
         Op::MatMul { x, weight, bias, exact, out } => {
-            if !gpu.exact && !exact && tiled::mat_mul(gpu, x, (weight, bias), out)? {
+            let rounds = !exact && !gpu.exact;
+            if (rounds && tiled::mat_mul(gpu, x, (weight, bias), out)?)
+                || matvec::mat_mul(gpu, x, (weight, bias, rounds), out)?
+            {
                 return Ok(());
             }
             mat_mul(gpu, x, (weight, bias), out)

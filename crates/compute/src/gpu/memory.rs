@@ -19,6 +19,9 @@ const LARGE_ARENA: u64 = 256 << 20;
 /// Numbers of the activations' buffer at first.
 const FIRST_ACTIVATIONS: u64 = 1 << 18;
 
+/// The activations that ops keep for themselves, as a buffer.
+pub(super) const ROOM: Buffer = Buffer(u32::MAX);
+
 /// A buffer of the card and its number.
 #[derive(Clone, Debug)]
 pub(super) struct Memory {
@@ -93,6 +96,8 @@ pub(super) struct Store {
     activations_used: u64,
     /// First number and length of each buffer.
     buffers: Vec<(u64, usize)>,
+    /// First number and length of [`ROOM`].
+    room: (u64, usize),
     pub(super) arenas: Vec<Memory>,
     arena_used: u64,
     weights: Vec<GpuWeight>,
@@ -137,6 +142,7 @@ impl Store {
             activations_len: FIRST_ACTIVATIONS,
             activations_used: 0,
             buffers: Vec::new(),
+            room: (0, 0),
             arenas: Vec::new(),
             arena_used: 0,
             weights: Vec::new(),
@@ -179,6 +185,27 @@ impl Store {
 
     /// A buffer of numbers, zeroed. The second result is the number of a memory that is gone.
     pub(super) fn buffer(&mut self, len: usize) -> Result<(Buffer, Option<u32>), Error> {
+        let (first, gone) = self.region(len)?;
+        self.buffers.push((first, len));
+        Ok((Buffer(self.buffers.len() as u32 - 1), gone))
+    }
+
+    /// Numbers of [`ROOM`].
+    pub(super) const fn room(&self) -> usize {
+        self.room.1
+    }
+
+    /// Makes [`ROOM`] larger. The result is the number of a memory that is gone.
+    pub(super) fn make_room(&mut self, numbers: usize) -> Result<Option<u32>, Error> {
+        // Twice as much at least, since the former room stays where it is.
+        let numbers = numbers.max(self.room.1 * 2);
+        let (first, gone) = self.region(numbers)?;
+        self.room = (first, numbers);
+        Ok(gone)
+    }
+
+    /// Numbers among the activations. The second result is the number of a memory that is gone.
+    fn region(&mut self, len: usize) -> Result<(u64, Option<u32>), Error> {
         let first = self.activations_used;
         let end = (len as u64).checked_mul(4).map(|bytes| first + up(bytes) / 4);
         let end = end.ok_or_else(|| Error::Shape(format!("{len} numbers are too many")))?;
@@ -203,8 +230,7 @@ impl Store {
             self.activations_len = larger;
         }
         self.activations_used = end;
-        self.buffers.push((first, len));
-        Ok((Buffer(self.buffers.len() as u32 - 1), gone))
+        Ok((first, gone))
     }
 
     /// Where a view lies in the activations, in numbers. The op's check has seen that it lies in its buffer.
@@ -214,6 +240,9 @@ impl Store {
 
     /// Where a buffer begins in the activations, in numbers.
     pub(super) fn start(&self, buffer: Buffer) -> Result<u32, Error> {
+        if buffer == ROOM {
+            return Ok(self.room.0 as u32);
+        }
         let (first, _) = self.buffers.get(buffer.0 as usize).ok_or_else(|| stale("buffer"))?;
         Ok(*first as u32)
     }

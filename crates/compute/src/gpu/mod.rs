@@ -5,16 +5,23 @@
 //! written with the work that uses it.
 
 mod adapter;
+mod attention;
 mod elementwise;
 mod experts;
 mod formats;
 mod kernel;
+mod latent_attention;
 mod matmul;
+mod matvec;
 mod memory;
 mod native;
 mod norm;
 mod params;
+mod recurrent;
 mod tiled;
+mod top_logits;
+mod top_positions;
+mod topk;
 
 use std::collections::VecDeque;
 
@@ -37,7 +44,8 @@ const UPLOAD: usize = 1 << 20;
 const HAND_OVER: u32 = 96;
 /// Threads of a team without subgroups.
 const TEAM_IN_MEMORY: u32 = 16;
-/// Words at the start of the upload buffer's twin that kernels report to: the first is one plus the row of a NaN.
+/// Bytes that kernels report to. Words 0 and 1: the complement of the first row in which [`Op::TopK`] and
+/// [`Op::TopLogits`] found a NaN.
 const REPORT: u64 = 256;
 
 static PROBE: Kernel = kernel!("probe", ["probe"], [Write]);
@@ -45,9 +53,20 @@ static PROBE: Kernel = kernel!("probe", ["probe"], [Write]);
 /// Where the words of an op begin in the upload buffer.
 type Words = u32;
 
+/// Opens the best adapter of an instance of wgpu: how tests bring along an implementation of their own.
+#[doc(hidden)]
+pub fn open_gpu_of(
+    instance: &wgpu::Instance,
+    exact: bool,
+    isa: Option<&str>,
+) -> Result<Box<dyn Device>, Error> {
+    Ok(Box::new(GpuDevice::of(instance, None, exact, isa)?))
+}
+
 /// The GPU device.
 pub(crate) struct GpuDevice {
     opened: Opened,
+    limits: wgpu::Limits,
     exact: bool,
     store: Store,
     pipelines: Pipelines,
@@ -73,7 +92,16 @@ pub(crate) struct GpuDevice {
 impl GpuDevice {
     /// Opens adapter `index`, or the best one. `isa`: `plain` does without subgroups, f16 and cooperative matrices.
     pub(crate) fn new(index: Option<usize>, exact: bool, isa: Option<&str>) -> Result<Self, Error> {
-        let opened = adapter::open(index)?;
+        Self::of(&adapter::instance(), index, exact, isa)
+    }
+
+    fn of(
+        instance: &wgpu::Instance,
+        index: Option<usize>,
+        exact: bool,
+        isa: Option<&str>,
+    ) -> Result<Self, Error> {
+        let opened = adapter::open(instance, index)?;
         let plain = match isa {
             None => false,
             Some("plain") => true,
@@ -84,9 +112,11 @@ impl GpuDevice {
         let mut store = Store::new(&opened, !exact)?;
         let upload = store.allocate("uploads", UPLOAD as u64 * 4)?;
         let report = store.allocate("reports", REPORT)?;
-        let target = Target { team: TEAM_IN_MEMORY, subgroups: false, f16: false, cooperative: false };
+        let target =
+            Target { team: TEAM_IN_MEMORY, subgroups: false, dot8: false, f16: false, cooperative: false };
         let pipelines = Pipelines::new(opened.device.clone(), target);
         let mut device = Self {
+            limits: opened.device.limits(),
             opened,
             exact,
             store,
@@ -119,7 +149,7 @@ impl GpuDevice {
     /// Asks the card itself how large a subgroup is; without a clear answer teams exchange numbers through memory.
     fn probe(&mut self) -> Result<Target, Error> {
         const THREADS: u32 = 256;
-        let adapter = &self.opened.adapter;
+        let adapter = self.opened.adapter.clone();
         let cooperative = adapter.cooperative_matrix && adapter.f16;
         let mut target = Target { f16: adapter.f16, ..self.pipelines.target() };
         if adapter.subgroup.is_none() {
@@ -132,7 +162,9 @@ impl GpuDevice {
         let size = words[0] >> 16;
         let regular = words.iter().zip(0u32..).all(|(w, i)| size > 0 && *w == size << 16 | i % size);
         if regular && size.is_power_of_two() && (4..=64).contains(&size) {
-            target = Target { team: size, subgroups: true, cooperative, ..target };
+            // Metal multiplies 8-bit numbers one by one.
+            let dot8 = size >= 8 && adapter.backend != "Metal";
+            target = Target { team: size, subgroups: true, dot8, cooperative, ..target };
         }
         Ok(target)
     }
@@ -153,7 +185,7 @@ impl GpuDevice {
         if groups == 0 {
             return Ok(());
         }
-        let most = self.opened.device.limits().max_compute_workgroups_per_dimension as usize;
+        let most = self.limits.max_compute_workgroups_per_dimension as usize;
         let (x, y) = if groups <= most { (groups, 1) } else { (most, groups.div_ceil(most)) };
         if y > most {
             return Err(Error::Shape(format!("{}: {groups} workgroups are too many", kernel.name)));
@@ -247,13 +279,14 @@ impl GpuDevice {
         let mapped = slice
             .get_mapped_range()
             .map_err(|e| Error::Device(format!("results cannot be read back: {e}")))?;
-        let row = u32::from_le_bytes([mapped[0], mapped[1], mapped[2], mapped[3]]);
+        let [router, logits]: [u32; 2] = bytemuck::pod_read_unaligned(&mapped[..8]);
         bytemuck::cast_slice_mut::<u32, u8>(to).copy_from_slice(&mapped[REPORT as usize..]);
         drop(mapped);
         readback.unmap();
-        match row {
-            0 => Ok(()),
-            row => Err(Error::RouterNan { row: row as usize - 1 }),
+        match [router, logits] {
+            [0, 0] => Ok(()),
+            [0, row] => Err(Error::LogitsNan { row: !row as usize }),
+            [row, _] => Err(Error::RouterNan { row: !row as usize }),
         }
     }
 
@@ -389,10 +422,14 @@ impl Device for GpuDevice {
             | Op::Combine { .. }
             | Op::Rope { .. } => elementwise::run(self, op),
             Op::Embed { .. } | Op::MatMul { .. } | Op::HeadMatMul { .. } => matmul::run(self, op),
-            Op::Attention { .. } | Op::LatentAttention { .. } | Op::TopPositions { .. } => self.missing(op),
-            Op::Conv1d { .. } | Op::DeltaNet { .. } => self.missing(op),
-            Op::TopK { .. } => self.missing(op),
+            Op::Attention { .. } => attention::attention(self, op),
+            Op::LatentAttention { .. } => latent_attention::latent_attention(self, op),
+            Op::TopPositions { .. } => top_positions::top_positions(self, op),
             Op::Experts { .. } => experts::experts(self, op),
+            Op::Conv1d { .. } => recurrent::conv1d(self, op),
+            Op::DeltaNet { .. } => recurrent::delta_net(self, op),
+            Op::TopK { .. } => topk::top_k(self, op),
+            Op::TopLogits { .. } => top_logits::top_logits(self, op),
         }
     }
 

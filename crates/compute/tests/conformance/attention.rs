@@ -32,8 +32,8 @@ impl Case {
         let q = View { heads, width: key, head_stride: both_widths, ..qg };
         Self {
             q,
-            k: both.random(random, rows, kv_heads * key).split(kv_heads),
-            v: both.random(random, rows, kv_heads * value).split(kv_heads),
+            k: both.halves(random, rows, kv_heads * key).split(kv_heads),
+            v: both.halves(random, rows, kv_heads * value).split(kv_heads),
             gate: gated.then_some(View { offset: key, ..q }),
             out: both.poisoned(rows, heads * value).split(heads),
         }
@@ -83,20 +83,19 @@ fn prefill_at_once() {
 #[test]
 fn beyond_a_block_of_positions() {
     let mut random = Random::new(12);
-    for isa in Isa::available() {
-        let mut both = Both::new(device(isa, true, 2));
+    Both::each_exact(|both| {
         let shape = (4, 2, 24, 20);
-        let state = state(&mut both, shape, 600);
-        let case = Case::new(&mut both, &mut random, 600, shape, false);
-        case.run(&mut both, 0, &[Span { state, position: 0, rows: 600 }]);
+        let state = state(both, shape, 600);
+        let case = Case::new(both, &mut random, 600, shape, false);
+        case.run(both, 0, &[Span { state, position: 0, rows: 600 }]);
         both.agree("600 rows", case.out, 1e-5);
         // Rows on both sides of where blocks begin, alone and together: the same bits.
         let together = bits(&both.read(case.out));
         for (first, rows) in [(254, 1), (255, 1), (256, 1), (255, 3), (509, 7)] {
-            case.run(&mut both, first, &[Span { state, position: first, rows }]);
+            case.run(both, first, &[Span { state, position: first, rows }]);
         }
         assert!(bits(&both.read(case.out)) == together);
-    }
+    });
 }
 
 #[test]

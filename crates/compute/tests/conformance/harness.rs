@@ -2,7 +2,7 @@
 
 use moeflux_compute::{
     BlockScale, Buffer, Bytes, Device, DeviceOptions, Element, Error, Format, Isa, MatrixShape, Op, Scalar,
-    Slot, SlotTable, State, StateShape, View, Weight, open,
+    Slot, SlotTable, State, StateShape, View, Weight, open, open_gpu_of,
 };
 
 /// Small, fast, and the same everywhere.
@@ -147,8 +147,9 @@ pub(crate) fn device(isa: Isa, exact: bool, threads: usize) -> Box<dyn Device> {
     open(&options).unwrap()
 }
 
-/// The GPU that tests run on: `MOEFLUX_TEST_GPU` names it, `none` for none; by default the best one there is.
-/// `MOEFLUX_TEST_GPU_ISA=plain` tests kernels without subgroups.
+/// The GPU that tests run on: `MOEFLUX_TEST_GPU` names it, `none` for none, `metal-on-cpu` for the stand-in for Metal; by
+/// default the best one there is. `MOEFLUX_TEST_GPU_ISA=plain` tests kernels without subgroups, `MOEFLUX_TEST_CPU=none`
+/// the GPU alone.
 pub(crate) fn gpu(exact: bool) -> Option<Box<dyn Device>> {
     let var = |name| std::env::var(name).ok();
     let asked = var("MOEFLUX_TEST_GPU");
@@ -157,6 +158,9 @@ pub(crate) fn gpu(exact: bool) -> Option<Box<dyn Device>> {
     }
     let name = asked.clone().unwrap_or_else(|| "gpu".into());
     let isa = var("MOEFLUX_TEST_GPU_ISA");
+    if name == "metal-on-cpu" {
+        return Some(open_gpu_of(&crate::metal::instance(), exact, isa.as_deref()).unwrap());
+    }
     match open(&DeviceOptions { name: Some(name), threads: None, exact, isa }) {
         Ok(device) => Some(device),
         Err(error) => {
@@ -182,14 +186,28 @@ impl Both {
 
     /// Runs a test on every instruction set and on the GPU of this machine, on the exact and on the fast path.
     pub(crate) fn each(mut test: impl FnMut(&mut Both, bool)) {
+        let without_cpu = std::env::var("MOEFLUX_TEST_CPU").is_ok_and(|asked| asked == "none");
         for exact in [true, false] {
-            for isa in Isa::available() {
+            for isa in Isa::available().into_iter().filter(|_| !without_cpu) {
                 test(&mut Both::new(device(isa, exact, 2)), exact);
             }
             if let Some(gpu) = gpu(exact) {
                 test(&mut Both::new(gpu), exact);
             }
         }
+    }
+
+    /// Runs a test on every instruction set and on the GPU of this machine, on the exact path.
+    pub(crate) fn each_exact(mut test: impl FnMut(&mut Both)) {
+        Isa::available().into_iter().for_each(|isa| test(&mut Both::new(device(isa, true, 2))));
+        if let Some(gpu) = gpu(true) {
+            test(&mut Both::new(gpu));
+        }
+    }
+
+    /// Whether the device is a GPU on the fast path: keys and values are f16, and many rows share work.
+    pub(crate) fn fast_gpu(&self, exact: bool) -> bool {
+        !exact && self.device.describe().starts_with("gpu")
     }
 
     /// Whether the device rounds the activations of many rows that meet a matrix of this format on the fast path.
@@ -222,6 +240,13 @@ impl Both {
         self.dense(rows, &random.numbers(rows * width))
     }
 
+    /// A dense view of random numbers that f16 holds, as a GPU keeps keys and values on the fast path.
+    pub(crate) fn halves(&mut self, random: &mut Random, rows: usize, width: usize) -> View {
+        let numbers: Vec<f32> =
+            random.numbers(rows * width).iter().map(|x| half::f16::from_f32(*x).to_f32()).collect();
+        self.dense(rows, &numbers)
+    }
+
     /// A view full of NaN, for an output: what the op does not write is found.
     pub(crate) fn poisoned(&mut self, rows: usize, width: usize) -> View {
         self.dense(rows, &vec![f32::NAN; rows * width])
@@ -252,6 +277,17 @@ impl Both {
     /// Both fail, alike.
     pub(crate) fn fails(&mut self, op: &Op<'_>) -> Error {
         let (a, b) = (self.reference.run(op).unwrap_err(), self.device.run(op).unwrap_err());
+        assert_eq!(a.to_string(), b.to_string());
+        b
+    }
+
+    /// Both find numbers that cannot be, alike: at once or, on a device that computes later, when `out` is read.
+    pub(crate) fn fails_by(&mut self, op: &Op<'_>, out: View) -> Error {
+        let a = self.reference.run(op).unwrap_err();
+        let b = match self.device.run(op) {
+            Ok(()) => self.device.read(out, &mut vec![0.0; out.rows * out.heads * out.width]).unwrap_err(),
+            Err(b) => b,
+        };
         assert_eq!(a.to_string(), b.to_string());
         b
     }

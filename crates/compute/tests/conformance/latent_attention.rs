@@ -60,7 +60,7 @@ impl Case {
         Self {
             shape,
             q: both.random(random, rows, heads * (nope + rope)).split(heads),
-            k: both.random(random, rows, latent + rope),
+            k: both.halves(random, rows, latent + rope),
             keys,
             values,
             out: both.poisoned(rows, heads * value).split(heads),

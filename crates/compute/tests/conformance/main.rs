@@ -11,6 +11,8 @@ mod harness;
 mod head_matmul;
 mod latent_attention;
 mod matmul;
+mod metal;
 mod recurrent;
 mod router;
+mod top_logits;
 mod top_positions;

@@ -118,6 +118,53 @@ fn delta_net_at_once_and_step_by_step() {
 }
 
 #[test]
+fn delta_net_remembers_over_long_spans() {
+    let mut random = Random::new(25);
+    Both::each(|both, _| {
+        let mut delta = Delta::new(both, &mut random, 600, (1, 2, 64, 40));
+        // Half of what is in the state lasts for hundreds of rows.
+        delta.a_log = both.numbers(&[-6.0, -4.5]);
+        let mut last = None;
+        for chunks in [&[600][..], &[1, 31, 64, 504]] {
+            let state = both.state(StateShape::Recurrent { len: delta.len });
+            let got =
+                in_chunks(both, state, delta.out, chunks, |both, first, spans| delta.run(both, first, spans));
+            assert!(last.is_none_or(|last| last == got), "{chunks:?}");
+            last = Some(got);
+        }
+    });
+}
+
+#[test]
+fn sessions_of_one_op_know_nothing_of_each_other() {
+    let mut random = Random::new(26);
+    Both::each(|both, _| {
+        let delta = Delta::new(both, &mut random, 7, (2, 4, 24, 40));
+        let conv =
+            (both.random(&mut random, 7, 30), both.poisoned(7, 30), both.numbers(&random.numbers(120)));
+        let both_ops = |both: &mut Both, first: usize, rows: usize, spans: &[Span], convs: &[Span]| {
+            delta.run(both, first, spans);
+            let (x, out, weight) = (conv.0.slice(first, rows), conv.1.slice(first, rows), conv.2);
+            both.run(&Op::Conv1d { x, weight, width: 4, spans: convs, out });
+        };
+        let states =
+            |both: &mut Both, len: usize| [(); 2].map(|()| both.state(StateShape::Recurrent { len }));
+        let of = |[one, other]: [State; 2]| {
+            [Span { state: one, position: 0, rows: 3 }, Span { state: other, position: 0, rows: 4 }]
+        };
+        let (together, convs) = (of(states(both, delta.len)), of(states(both, 90)));
+        both_ops(both, 0, 7, &together, &convs);
+        both.agree("delta-net of two sessions", delta.out, 1e-5);
+        both.agree("convolution of two sessions", conv.1, 1e-5);
+        let first = [bits(&both.read(delta.out)), bits(&both.read(conv.1))];
+        let (alone, convs) = (of(states(both, delta.len)), of(states(both, 90)));
+        both_ops(both, 0, 3, &alone[..1], &convs[..1]);
+        both_ops(both, 3, 4, &alone[1..], &convs[1..]);
+        assert!([bits(&both.read(delta.out)), bits(&both.read(conv.1))] == first);
+    });
+}
+
+#[test]
 fn a_step_that_is_not_committed_leaves_no_trace() {
     let mut random = Random::new(23);
     Both::each(|both, _| {

@@ -8,7 +8,8 @@ use crate::harness::{Both, Random};
 fn any_number_of_experts_in_rank_order() {
     let mut random = Random::new(41);
     Both::each(|both, _| {
-        for (n, k) in [(1, 1), (2, 2), (8, 3), (128, 8), (512, 10), (513, 32), (40, 40)] {
+        let shapes = [(1, 1), (2, 2), (8, 3), (128, 8), (512, 10), (513, 32), (40, 40)];
+        for (n, k) in shapes.into_iter().chain([(1024, 64), (1000, 100), (2049, 9), (9001, 20)]) {
             for normalize in [false, true] {
                 // Few different logits, so many are equal.
                 let numbers: Vec<f32> = (0..6 * n)
@@ -42,9 +43,10 @@ fn a_nan_is_an_error_that_names_the_row_and_loses_nothing() {
     Both::each(|both, _| {
         let mut numbers = random.numbers(4 * 16);
         numbers[2 * 16 + 5] = f32::NAN;
+        numbers[3 * 16] = -f32::NAN;
         let (logits, ids, weights) = (both.dense(4, &numbers), both.poisoned(4, 3), both.poisoned(4, 3));
         let op = Op::TopK { logits, router: Router::softmax(true), ids, weights };
-        assert!(matches!(both.fails(&op), Error::RouterNan { row: 2 }));
+        assert!(matches!(both.fails_by(&op, ids), Error::RouterNan { row: 2 }));
         for device in [&mut both.reference, &mut both.device] {
             device.write(logits.buffer, &[0.5; 64]).unwrap();
         }
@@ -71,9 +73,15 @@ fn noaux(both: &mut Both, random: &mut Random, n: usize, groups: Option<ExpertGr
 fn every_kind_of_router() {
     let mut random = Random::new(43);
     Both::each(|both, _| {
-        for (n, k, count, chosen) in
-            [(8, 2, 1, 1), (16, 4, 4, 2), (256, 8, 8, 4), (12, 3, 12, 3), (60, 20, 5, 5), (9, 1, 3, 1)]
-        {
+        for (n, k, count, chosen) in [
+            (8, 2, 1, 1),
+            (16, 4, 4, 2),
+            (256, 8, 8, 4),
+            (12, 3, 12, 3),
+            (60, 20, 5, 5),
+            (9, 1, 3, 1),
+            (512, 8, 8, 4),
+        ] {
             let groups = Some(ExpertGroups { count, chosen });
             let full = noaux(both, &mut random, n, groups);
             let logits = both.random(&mut random, 7, n);
@@ -148,13 +156,42 @@ fn a_nan_of_a_correction_is_an_error() {
         let router = Router { scoring: Scoring::Sigmoid, correction, ..Router::softmax(true) };
         let (ids, weights) = (both.poisoned(2, 2), both.poisoned(2, 2));
         let op = Op::TopK { logits, router, ids, weights };
-        assert!(matches!(both.fails(&op), Error::RouterNan { row: 0 }));
+        assert!(matches!(both.fails_by(&op, ids), Error::RouterNan { row: 0 }));
         let logits = both.dense(2, &[0.5, 0.5, 0.5, 0.5, f32::INFINITY, 0.0, 0.0, 0.0]);
         let correction = Some(both.numbers(&[0.0; 4]));
         let router = Router { scoring: Scoring::Softmax, correction, ..router };
-        assert!(matches!(
-            both.fails(&Op::TopK { logits, router, ids, weights }),
-            Error::RouterNan { row: 1 }
-        ));
+        let op = Op::TopK { logits, router, ids, weights };
+        assert!(matches!(both.fails_by(&op, weights), Error::RouterNan { row: 1 }));
+    });
+}
+
+#[test]
+fn many_experts_with_equal_scores_in_groups() {
+    let mut random = Random::new(44);
+    Both::each(|both, _| {
+        for (n, k, count, chosen) in [(1024, 64, 8, 4), (1000, 3, 250, 20), (8192, 33, 64, 7)] {
+            // Scores are equal, or so far apart that no rounding changes their order.
+            let numbers: Vec<f32> = (0..2 * n).map(|_| random.below(600) as f32 / 100.0 - 3.0).collect();
+            let logits = both.dense(2, &numbers);
+            for groups in [None, Some(ExpertGroups { count, chosen })] {
+                let router = Router { scoring: Scoring::Sigmoid, groups, ..Router::softmax(true) };
+                let (ids, weights) = (both.poisoned(2, k), both.poisoned(2, k));
+                both.run(&Op::TopK { logits, router, ids, weights });
+                both.agree(&format!("ids of {k} of {n} in {groups:?}"), ids, 0.0);
+                both.agree(&format!("weights of {k} of {n} in {groups:?}"), weights, 1e-5);
+            }
+        }
+    });
+}
+
+#[test]
+fn columns_of_wider_buffers() {
+    let mut random = Random::new(45);
+    Both::each(|both, _| {
+        let logits = both.random(&mut random, 5, 70).columns(3, 60);
+        let (ids, weights) = (both.poisoned(5, 9).columns(2, 6), both.poisoned(5, 8).columns(1, 6));
+        both.run(&Op::TopK { logits, router: Router::softmax(false), ids, weights });
+        both.agree("ids", ids, 0.0);
+        both.agree("weights", weights, 1e-5);
     });
 }

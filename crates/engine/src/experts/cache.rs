@@ -2,20 +2,20 @@
 
 use std::sync::Arc;
 
-use moeflux_compute::{Device, Slot, Ticket};
+use moeflux_compute::{Bytes, Device, Slot, SlotTable, Ticket};
 
 use super::{
     policy::{Lru, Policy},
-    reader::{ReadRequest, Reader},
+    reader::{Completion, ReadRequest, Reader},
     source::ExpertSource,
 };
-use crate::{Error, stats::Stats};
+use crate::{Error, memory::ON_THE_WAY, stats::Stats};
 
 /// What became of a request.
 pub(crate) enum Lookup {
     /// A read is under way; [`ExpertCache::arrive`] will name it.
     Started,
-    /// All slots are pinned or being filled: release some first.
+    /// All slots are pinned or being filled, or as many reads are under way as may be: release some first.
     Full,
 }
 
@@ -34,41 +34,157 @@ struct Place {
 
 const EMPTY: Place = Place { layer: NONE, expert: NONE, pins: 0, reading: false, ticket: Ticket(0) };
 
+/// The most bytes that cache, policy, queues and device keep of an expert besides its weights.
+pub(crate) const BOOKKEEPING: usize = size_of::<Place>()
+    + size_of::<Slot>()
+    + 2 * size_of::<usize>()
+    + size_of::<ReadRequest>()
+    + size_of::<Completion>()
+    + size_of::<Bytes>();
+
+/// The slots of a cache, in as many banks as the device wants.
+pub(crate) struct Banks {
+    banks: Vec<u16>,
+    /// Slots per bank; the last one may have fewer.
+    each: usize,
+    slots: usize,
+}
+
+impl Banks {
+    /// `slots` slots of `bytes` each for layers of up to `layer` experts. A bank that can hold a layer holds whole
+    /// ones, so that experts that are loaded in their order lie in one bank.
+    pub(crate) fn new(
+        device: &mut dyn Device,
+        slots: usize,
+        bytes: usize,
+        layer: usize,
+    ) -> Result<Self, Error> {
+        let at = || format!("{slots} slots for experts");
+        let most = device.bank_slots(bytes).clamp(1, slots.max(1));
+        let each = if most < slots && most > layer { most - most % layer.max(1) } else { most };
+        let mut banks = Vec::with_capacity(slots.div_ceil(each));
+        for first in (0..slots).step_by(each) {
+            banks.push(device.bank(each.min(slots - first), bytes).map_err(Error::at(at))?);
+        }
+        Ok(Self { banks, each, slots })
+    }
+
+    fn slot(&self, slot: usize) -> Slot {
+        Slot { bank: self.banks[slot / self.each], index: (slot % self.each) as u32 }
+    }
+}
+
+/// A layer's experts.
+struct Layer {
+    /// Slot of each, or [`NONE`].
+    slots: Vec<u32>,
+    /// How many are in a slot whose read is finished.
+    filled: usize,
+    /// Where all of them are, for the device; while there is one, none has left its slot.
+    table: Option<SlotTable>,
+}
+
 /// The expert cache.
 pub(crate) struct ExpertCache {
     source: Arc<ExpertSource>,
     reader: Box<dyn Reader>,
     policy: Box<dyn Policy>,
-    bank: u16,
+    banks: Banks,
     places: Vec<Place>,
-    /// Slot of each expert: `table[layer][expert]`, or [`NONE`].
-    table: Vec<Vec<u32>>,
+    layers: Vec<Layer>,
     reading: usize,
+    /// The most slots that are filled at once.
+    most_reading: usize,
+    /// Whether the device looks the slots of a complete layer up by itself.
+    looks_up: bool,
 }
 
 impl ExpertCache {
-    /// A cache over `slots` slots of bank `bank`.
-    pub(crate) fn new(source: Arc<ExpertSource>, reader: Box<dyn Reader>, bank: u16, slots: usize) -> Self {
-        let table = source.layers().iter().map(|l| vec![NONE; l.as_ref().map_or(0, |l| l.count)]).collect();
+    /// A cache over some slots. `takes_over` says that the device has memory that it manages: reads then pass through
+    /// host memory, of which the plan has a little, and the router's ids stay on the device for layers that are complete.
+    ///
+    /// On the host nothing is gained by that: reading ids is free there, and a list of uses is what the CPU makes of them.
+    pub(crate) fn new(
+        source: Arc<ExpertSource>,
+        reader: Box<dyn Reader>,
+        banks: Banks,
+        takes_over: bool,
+    ) -> Self {
+        let layer = |count| Layer { slots: vec![NONE; count], filled: 0, table: None };
+        let layers = source.layers().iter().map(|l| layer(l.as_ref().map_or(0, |l| l.count))).collect();
+        let slots = banks.slots;
         Self {
             source,
             reader,
             policy: Box::new(Lru::new(slots)),
-            bank,
+            banks,
             places: vec![EMPTY; slots],
-            table,
+            layers,
             reading: 0,
+            most_reading: if takes_over { ON_THE_WAY } else { slots },
+            looks_up: takes_over,
         }
     }
 
     /// The device's name of a slot.
     pub(crate) fn slot(&self, slot: usize) -> Slot {
-        Slot { bank: self.bank, index: slot as u32 }
+        self.banks.slot(slot)
+    }
+
+    /// Reads all experts, in the order of the files, if there is a slot for each. `progress` gets the bytes of each.
+    pub(crate) fn load_all(
+        &mut self,
+        device: &mut dyn Device,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<(), Error> {
+        let mut stats = Stats::default();
+        let order = self.source.in_file_order();
+        let (mut asked, mut handed_over) = (0, Ticket(0));
+        for arrived in 0..order.len() {
+            while let Some((layer, expert)) = order.get(asked)
+                && let Lookup::Started = self.request(device, *layer, *expert, &mut stats)?
+            {
+                asked += 1;
+            }
+            let Some((_, slot)) = self.arrive(device, true)? else { break };
+            self.release(slot, Ticket(0));
+            let layer = self.places[slot].layer as usize;
+            progress(self.source.layer(layer).map_or(0, |l| l.bytes as u64));
+            // A device may keep copies of what it takes over until it has worked: no more than are read at once.
+            if arrived % self.most_reading == 0 {
+                wait(device, handed_over)?;
+                handed_over = device.submit().map_err(Error::at(|| "loading experts"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The slots of all experts of a layer, for the device to look up, if all are there.
+    pub(crate) fn resident(
+        &mut self,
+        device: &mut dyn Device,
+        layer: usize,
+    ) -> Result<Option<SlotTable>, Error> {
+        let of_layer = &mut self.layers[layer];
+        if !self.looks_up || of_layer.filled < of_layer.slots.len() {
+            return Ok(None);
+        }
+        // Nobody knows which were used. Where slots are short, a layer that is here would otherwise grow old as a whole,
+        // its popular experts too, and be given up.
+        if self.places.len() < self.source.count() {
+            of_layer.slots.iter().for_each(|slot| self.policy.touch(*slot as usize));
+        }
+        if of_layer.table.is_none() {
+            let slots: Vec<Slot> = of_layer.slots.iter().map(|s| self.banks.slot(*s as usize)).collect();
+            let table = device.slot_table(&slots).map_err(Error::at(|| format!("layer {layer}, slots")))?;
+            of_layer.table = Some(table);
+        }
+        Ok(of_layer.table)
     }
 
     /// Pins the expert if it is in a slot, without starting a read.
     pub(crate) fn pin(&mut self, layer: usize, expert: usize) -> Option<usize> {
-        let slot = self.table[layer][expert];
+        let slot = self.layers[layer].slots[expert];
         if slot == NONE {
             return None;
         }
@@ -81,7 +197,7 @@ impl ExpertCache {
         Some(slot as usize)
     }
 
-    /// Starts to read an expert that is in no slot, if a slot can give way.
+    /// Starts to read an expert that is in no slot, if a slot can give way and another read may begin.
     pub(crate) fn request(
         &mut self,
         device: &mut dyn Device,
@@ -89,18 +205,22 @@ impl ExpertCache {
         expert: usize,
         stats: &mut Stats,
     ) -> Result<Lookup, Error> {
+        if self.reading >= self.most_reading {
+            return Ok(Lookup::Full);
+        }
         let places = &self.places;
         let Some(slot) = self.policy.victim(&|slot| places[slot].pins == 0 && !places[slot].reading) else {
             return Ok(Lookup::Full);
         };
         let at = || format!("layer {layer}, expert {expert}");
-        // A slot is refilled only after the last work that used it.
-        while !device.done(self.places[slot].ticket).map_err(Error::at(at))? {
-            std::hint::spin_loop();
-        }
+        // A slot is refilled only after the last work that used it. Who looked it up by a table left no ticket.
+        let Place { layer: before, ticket, .. } = self.places[slot];
+        let looked_up = self.layers.get(before as usize).is_some_and(|l| l.table.is_some());
+        let ticket = if looked_up { device.submit().map_err(Error::at(at))? } else { ticket };
+        wait(device, ticket)?;
         let bytes = device.take_slot(self.slot(slot)).map_err(Error::at(at))?;
         self.forget(slot);
-        self.table[layer][expert] = slot as u32;
+        self.layers[layer].slots[expert] = slot as u32;
         self.places[slot] =
             Place { layer: layer as u32, expert: expert as u32, pins: 1, reading: true, ..EMPTY };
         self.policy.touch(slot);
@@ -123,7 +243,6 @@ impl ExpertCache {
         let Some(done) = self.reader.next(wait) else { return Ok(None) };
         self.reading -= 1;
         let ReadRequest { layer, expert, slot, bytes } = done.request;
-        self.places[slot].reading = false;
         let put = device
             .put_slot(self.slot(slot), bytes)
             .map_err(Error::at(|| format!("layer {layer}, expert {expert}")));
@@ -131,6 +250,8 @@ impl ExpertCache {
             self.forget(slot);
             return Err(error);
         }
+        self.places[slot].reading = false;
+        self.layers[layer].filled += 1;
         Ok(Some((expert, slot)))
     }
 
@@ -154,10 +275,21 @@ impl ExpertCache {
     fn forget(&mut self, slot: usize) {
         let place = &mut self.places[slot];
         if place.layer != NONE {
-            self.table[place.layer as usize][place.expert as usize] = NONE;
+            let layer = &mut self.layers[place.layer as usize];
+            layer.slots[place.expert as usize] = NONE;
+            layer.filled -= usize::from(!place.reading);
+            layer.table = None;
         }
         *place = EMPTY;
     }
+}
+
+/// Waits until the work up to `ticket` is done.
+fn wait(device: &mut dyn Device, ticket: Ticket) -> Result<(), Error> {
+    while !device.done(ticket).map_err(Error::at(|| "waiting for the device"))? {
+        std::hint::spin_loop();
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -204,8 +336,8 @@ mod tests {
             Some(LayerExperts { count: EXPERTS, shape, parts, bytes: BYTES })
         };
         let source = Arc::new(ExpertSource::new(files, (0..LAYERS).map(layer).collect()));
-        let bank = device.bank(slots, BYTES).unwrap();
-        ExpertCache::new(Arc::clone(&source), Box::new(AtOnce(source, VecDeque::new())), bank, slots)
+        let banks = Banks::new(device, slots, BYTES, EXPERTS).unwrap();
+        ExpertCache::new(Arc::clone(&source), Box::new(AtOnce(source, VecDeque::new())), banks, false)
     }
 
     proptest! {

@@ -54,6 +54,26 @@ impl ExpertSource {
         &self.layers
     }
 
+    /// How many experts there are.
+    pub(crate) fn count(&self) -> usize {
+        self.layers.iter().flatten().map(|l| l.count).sum()
+    }
+
+    /// All experts, layer and number: the layers as they begin in the files, the experts of each likewise.
+    pub(crate) fn in_file_order(&self) -> Vec<(usize, usize)> {
+        let place = |l: &LayerExperts, expert: usize| l.segments(expert).next().map(|s| (s.file, s.offset));
+        let mut layers: Vec<_> =
+            self.layers.iter().enumerate().filter_map(|(i, l)| Some((i, l.as_ref()?))).collect();
+        layers.sort_by_key(|(_, l)| (0..l.count).map(|e| place(l, e)).min());
+        let mut all = Vec::with_capacity(self.count());
+        for (layer, experts) in layers {
+            let first = all.len();
+            all.extend((0..experts.count).map(|expert| (layer, expert)));
+            all[first..].sort_by_key(|(_, expert)| place(experts, *expert));
+        }
+        all
+    }
+
     /// Reads one expert to the start of `slot`.
     pub(crate) fn read(&self, layer: usize, expert: usize, slot: &mut [u8]) -> Result<(), Error> {
         let Some(experts) = self.layer(layer).filter(|l| expert < l.count && l.bytes <= slot.len()) else {

@@ -3,7 +3,7 @@
 use std::{ops::Range, time::Instant};
 
 use moeflux_compute::{
-    Activation, Buffer, ExpertShape, ExpertUse, ExpertUses, Op, Router, Shared, View, Weight,
+    Activation, Buffer, ExpertShape, ExpertUse, ExpertUses, Op, Router, Shared, SlotTable, View, Weight,
 };
 
 use super::{LANES, Linear, Loader, Mlp, Step, Widths};
@@ -172,29 +172,32 @@ impl Moe {
 
     /// Reads `step.normed()`. Adds to `step.x()` if it may, or else returns where the sum of all experts is.
     ///
-    /// Hits are pinned, misses go to the reader at once; the shared expert runs, then hits, then arrivals as
-    /// they land. Each writes its own part, so the order in which they come changes nothing.
+    /// Where all experts of the layer are in slots that the device looks up by itself, it is given work and not waited
+    /// for. Else hits are pinned, misses go to the reader at once; the shared expert runs, then hits, then arrivals as they
+    /// land. Each writes its own part, so the order in which they come changes nothing.
     pub(crate) fn run(&self, step: &mut Step<'_>, add: bool) -> Result<Option<View>, Error> {
         let k = self.top_k;
         let weights = step.lane(WEIGHTS, k);
-        self.route(step, weights)?;
+        let ids = self.route(step, weights)?;
         let parts = View::rows(step.lane(PARTS, 0).buffer, step.rows * k, step.hidden);
-        let input = self.own_input(step, self.experts_norm)?;
-
-        self.pin_hits(step);
-        let mut reading = self.start_reads(step)?;
-        let shared = self.run_shared(step)?;
-        loop {
-            self.run_ready(step, input, parts)?;
-            reading += self.start_reads(step)?;
-            if reading == 0 {
-                break;
+        // Who watches wants to see the ids.
+        let resident = match step.observer {
+            None => step.cache.resident(step.device, step.layer)?,
+            Some(_) => None,
+        };
+        let shared = match resident {
+            Some(table) => {
+                let input = self.own_input(step, self.experts_norm)?;
+                let shared = self.run_shared(step)?;
+                self.run_resident(step, input, (ids, table), parts)?;
+                shared
             }
-            reading -= self.await_arrivals(step)?;
-        }
-        if step.routing.needed.iter().any(|n| !n.taken) {
-            return Err(Error::Budget(format!("layer {}: no slot is free for an expert", step.layer)));
-        }
+            None => {
+                self.read_ids(step, ids)?;
+                let input = self.own_input(step, self.experts_norm)?;
+                self.run_streamed(step, input, parts)?
+            }
+        };
         if self.experts_post_norm.is_some() {
             let out = step.lane(SUM, step.hidden);
             step.run(&Op::Combine { parts, weights, shared: None, add: false, out })?;
@@ -223,12 +226,51 @@ impl Moe {
         Ok(out)
     }
 
-    /// Chooses experts: fills `step.routing` and the weights.
-    fn route(&self, step: &mut Step<'_>, weights: View) -> Result<(), Error> {
+    /// Computes the experts, which the device finds by the router's ids.
+    fn run_resident(
+        &self,
+        step: &mut Step<'_>,
+        x: View,
+        (ids, table): (View, SlotTable),
+        parts: View,
+    ) -> Result<(), Error> {
+        let uses = ExpertUses::Routed { ids, table };
+        let distinct = uses.len().min(self.n_experts) as u64;
+        step.stats.experts_needed += distinct;
+        step.stats.experts_hit += distinct;
+        self.run_experts(step, x, uses, parts)
+    }
+
+    /// Computes the experts that `step.routing` names as they are there, and the shared one.
+    fn run_streamed(&self, step: &mut Step<'_>, x: View, parts: View) -> Result<Option<Shared>, Error> {
+        self.pin_hits(step);
+        let mut reading = self.start_reads(step)?;
+        let shared = self.run_shared(step)?;
+        loop {
+            self.run_ready(step, x, parts)?;
+            reading += self.start_reads(step)?;
+            if reading == 0 {
+                break;
+            }
+            reading -= self.await_arrivals(step)?;
+        }
+        if step.routing.needed.iter().any(|n| !n.taken) {
+            return Err(Error::Budget(format!("layer {}: no slot is free for an expert", step.layer)));
+        }
+        Ok(shared)
+    }
+
+    /// Chooses experts; returns where their ids are.
+    fn route(&self, step: &mut Step<'_>, weights: View) -> Result<View, Error> {
         let (logits, ids) = (step.lane(LOGITS, self.n_experts), step.lane(IDS, self.top_k));
         let x = self.own_input(step, self.router_norm)?;
         step.exact_mat_mul(x, self.router_weight, logits)?;
         step.run(&Op::TopK { logits, router: self.router, ids, weights })?;
+        Ok(ids)
+    }
+
+    /// Waits for the ids and groups them in `step.routing`.
+    fn read_ids(&self, step: &mut Step<'_>, ids: View) -> Result<(), Error> {
         let routing = &mut *step.routing;
         routing.read.resize(step.rows * self.top_k, 0.0);
         let layer = step.layer;
@@ -304,18 +346,28 @@ impl Moe {
         if step.routing.uses.is_empty() {
             return Ok(());
         }
-        let intermediate = self.shape.gate.rows;
-        let inner = View::rows(step.lane(INNER, 0).buffer, step.routing.uses.len(), intermediate);
+        let uses = std::mem::take(&mut step.routing.uses);
+        let ran = self.run_experts(step, x, ExpertUses::Listed(&uses), parts);
+        step.routing.uses = uses;
+        ran?;
         let layer = step.layer;
-        let uses = ExpertUses::Listed(&step.routing.uses);
-        let op = Op::Experts { x, shape: &self.shape, activation: self.activation, uses, inner, out: parts };
-        step.device.run(&op).map_err(Error::at(|| format!("layer {layer}, experts")))?;
         let ticket = step.device.submit().map_err(Error::at(|| format!("layer {layer}, experts")))?;
         for slot in step.routing.pinned.drain(..) {
             step.cache.release(slot, ticket);
         }
         step.routing.uses.clear();
         Ok(())
+    }
+
+    fn run_experts(
+        &self,
+        step: &mut Step<'_>,
+        x: View,
+        uses: ExpertUses<'_>,
+        parts: View,
+    ) -> Result<(), Error> {
+        let inner = View::rows(step.lane(INNER, 0).buffer, uses.len(), self.shape.gate.rows);
+        step.run(&Op::Experts { x, shape: &self.shape, activation: self.activation, uses, inner, out: parts })
     }
 
     fn run_shared(&self, step: &mut Step<'_>) -> Result<Option<Shared>, Error> {

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
+pub mod card;
+
 use std::path::{Path, PathBuf};
 
 use moeflux::{
@@ -110,7 +112,7 @@ pub fn exact(device: &str) -> DeviceOptions {
 }
 
 pub fn engine(folder: &Path, device: DeviceOptions, memory: MemoryRequest) -> Engine {
-    let options = EngineOptions { memory, device, wrap_reader: None };
+    let options = EngineOptions { memory, device, ..EngineOptions::default() };
     Engine::open(Checkpoint::open(folder).unwrap(), options, &mut |_, _| {}).unwrap()
 }
 

@@ -5,7 +5,7 @@ struct Uses { list: u32, row: u32, k: u32, bank: u32 } // USES 2: ids at `list`,
 
 struct Use { slot: u32, row: u32, part: u32, ours: bool }
 
-@group(0) @binding(2) var<storage, read> words: array<u32>;
+// `words` is the list or the table.
 
 fn use_of(uses: Uses, i: u32) -> Use {
     if (USES == 1u) {

@@ -236,7 +236,7 @@ fn small_models_of_all_kinds_run() {
         write(&options, folder.path(), |_, _| go_on()).unwrap();
         let device = DeviceOptions { threads: Some(2), ..DeviceOptions::default() };
         let memory = MemoryRequest { context: Some(128), ..MemoryRequest::default() };
-        let options = EngineOptions { memory, device, wrap_reader: None };
+        let options = EngineOptions { memory, device, ..EngineOptions::default() };
         let checkpoint = Checkpoint::open(folder.path()).unwrap();
         let engine = Engine::open(checkpoint, options, &mut |_, _| {}).unwrap();
         let tokens: Vec<u32> = PROMPT.iter().map(|b| u32::from(*b)).collect();

@@ -1,0 +1,69 @@
+//! Which device computes, and what is said of it.
+
+use super::*;
+
+/// What `auto` would take here.
+fn preferred() -> String {
+    json(&succeed(&["devices", "--json"]))["preferred"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn what_can_compute_is_listed() {
+    let listed = json(&succeed(&["devices", "--json"]));
+    assert!(listed["cpu"]["threads"].as_u64().unwrap() > 0);
+    assert!(listed["cpu"]["memory_available"].as_u64().unwrap() > 0);
+    let table = succeed(&["devices"]);
+    assert!(table.starts_with("cpu") && table.contains(listed["cpu"]["isa"].as_str().unwrap()), "{table}");
+    for (i, adapter) in listed["adapters"].as_array().unwrap().iter().enumerate() {
+        assert_eq!(adapter["device"], format!("gpu:{i}"));
+        assert!(table.contains(adapter["name"].as_str().unwrap()), "{table}");
+    }
+    assert!(table.contains(&format!("--device auto takes {}", preferred())), "{table}");
+}
+
+#[test]
+fn without_a_choice_the_faster_device_computes_and_the_reason_is_told() {
+    let run = |args: &[&str]| {
+        let mut command = moeflux([&["run", "-n", "3"], args, &[FOX]].concat());
+        said(command.env_remove("MOEFLUX_DEVICE").output().unwrap())
+    };
+    let told = run(&["--json"]);
+    assert_eq!(told.code, 0, "{told:?}");
+    let object = json(&told.out);
+    let (reason, preferred) = (object["device_choice"].as_str().unwrap(), preferred());
+    assert!(told.err.contains(&format!("({reason})")), "{told:?}");
+    if preferred == "cpu" {
+        assert!(object["device"].as_str().unwrap().starts_with("cpu, "), "{object}");
+        assert!(object["statistics"]["dispatches"] == 0, "{object}");
+    } else {
+        assert!(object["statistics"]["dispatches"].as_u64().unwrap() > 0, "{object}");
+    }
+    // A driver alone is larger than this.
+    let small = run(&["--json", "--memory", "100MiB"]);
+    assert_eq!(small.code, 0, "{small:?}");
+    assert!(json(&small.out)["device"].as_str().unwrap().starts_with("cpu, "), "{small:?}");
+}
+
+#[test]
+fn a_device_that_was_asked_for_and_is_not_there_is_an_error() {
+    for command in [&["run", "x"][..], &["bench"], &["inspect"]] {
+        let said = run(&[command, &["--device", "gpu:4096"]].concat());
+        let found = match said.out.as_str() {
+            "" => said.err,
+            // An inspection shows what is wrong with a plan, and has not failed.
+            shown => shown.to_owned(),
+        };
+        assert!(found.contains("there is no adapter gpu:4096"), "{command:?}: {found}");
+    }
+    assert_error(&run(&["run", "--device", "gpu:4096", "x"]), 1, &["gpu:4096"]);
+    if json(&succeed(&["devices", "--json"]))["adapters"].as_array().unwrap().is_empty() {
+        assert_error(&run(&["run", "--device", "gpu", "x"]), 1, &["no usable GPU", "no graphics adapter"]);
+    }
+}
+
+#[test]
+fn a_budget_of_a_card_says_that_there_is_none() {
+    let said = run(&["run", "--gpu-memory", "1GiB", "-n", "2", FOX]);
+    assert_eq!(said.code, 0, "{said:?}");
+    assert!(said.err.contains("note: --gpu-memory has no effect"), "{said:?}");
+}

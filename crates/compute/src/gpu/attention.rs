@@ -1,0 +1,306 @@
+//! Attention: appending keys and values to states, and the form that splits a row's positions over workgroups.
+
+use super::{Constants, GpuDevice, GpuState, Kernel, Memory, Params, kernel};
+use crate::{Error, KEY_BLOCK, Op, Span, State, StateShape, View, op_check::stale};
+
+static APPEND: Kernel = kernel!("attention_append", ["common", "attention_append"], [Write, Write]);
+static ATTENTION: Kernel = kernel!(
+    "attention",
+    ["common", "attention_state", "attention_scores", "attention_splits", "attention_finish", "attention"],
+    [Write, Read, Write]
+);
+static TILES: Kernel = kernel!(
+    "attention_tiles",
+    ["common", "attention_state", "attention_finish", "attention_tiles"],
+    [Write, Read]
+);
+static MERGE: Kernel = kernel!(
+    "attention_merge",
+    ["common", "attention_splits", "attention_finish", "attention_merge"],
+    [Write, Read]
+);
+
+/// Threads of a workgroup.
+const THREADS: usize = 256;
+/// What stands for "none" among the parameters.
+const NONE: u32 = u32::MAX;
+/// Most heads of a workgroup: they read the same keys and values.
+pub(super) const MOST_HEADS: usize = 16;
+/// Most pairs of sums that a thread keeps.
+const MOST_SUMS: usize = 32;
+/// Most parts that the positions of a row are split into.
+const MOST_SPLITS: usize = 64;
+/// Workgroups that the fast path aims at for one row of a long context: they fill the largest cards.
+const WORKGROUPS: usize = 512;
+/// Positions of a part on the fast path, at least.
+const LEAST_SPLIT: usize = 32;
+/// Numbers of scratch that rows share: those that need more run one after another.
+const SCRATCH: usize = 8 << 20;
+/// Rows from which on the fast path takes several at a time.
+const TILED_ROWS: usize = 16;
+/// Queries and values of a workgroup that takes several rows: numbers of which its threads keep 64 each.
+const TILE_NUMBERS: usize = 64 * 256;
+/// Positions above this are brought down by the length of a state that wraps around.
+const HIGH: usize = 1 << 30;
+
+/// Keys and values of a state.
+#[derive(Clone)]
+pub(super) struct KeyValues {
+    pub(super) memory: Memory,
+    /// Number at which values begin.
+    pub(super) values: u32,
+    pub(super) positions: usize,
+}
+
+impl GpuDevice {
+    pub(super) fn key_values(&self, state: State) -> Result<KeyValues, Error> {
+        match self.store.state_of(state)? {
+            GpuState::KeyValue { shape: StateShape::KeyValue { positions, .. }, memory, values } => {
+                Ok(KeyValues { memory: memory.clone(), values: *values, positions: *positions })
+            }
+            _ => Err(stale("state")),
+        }
+    }
+
+    /// Numbers in a word of a state of keys and values.
+    pub(super) const fn half(&self) -> u32 {
+        !self.exact as u32
+    }
+
+    /// Writes a span's rows of keys and values, which begin at row `first` of the op, at their positions.
+    pub(super) fn append(
+        &mut self,
+        kv: &KeyValues,
+        (span, first): (&Span, usize),
+        (k, v): (&View, Option<&View>),
+    ) -> Result<(), Error> {
+        let per = 1 + self.half() as usize;
+        let mut from = 0;
+        while from < span.rows {
+            let place = (span.position + from) % kv.positions;
+            let rows = (span.rows - from).min(kv.positions - place);
+            // Words that some numbers of a state touch.
+            let words = |base: usize, width: usize| {
+                let first = base + place * k.heads * width;
+                (first + rows * k.heads * width).div_ceil(per) - first / per
+            };
+            let of_keys = words(0, k.width);
+            let of_values = v.map_or(0, |v| words(kv.values as usize, v.width));
+            let k = k.slice(first + from, rows);
+            let v = v.map_or(k, |v| v.slice(first + from, rows));
+            let params = Params::new()
+                .view(self.store.place(&k)?, &k)
+                .view(self.store.place(&v)?, &v)
+                .n(k.heads)
+                .n(k.width)
+                .n(v.width)
+                .n(rows)
+                .n(place)
+                .u(kv.values)
+                .n(of_keys)
+                .n(of_keys + of_values);
+            let constants = Constants::new(&[("WG", THREADS as u32), ("HALF", self.half())]);
+            let groups = (of_keys + of_values).div_ceil(THREADS);
+            self.dispatch(&APPEND, constants, &[&self.activations(), &kv.memory], &params, groups)?;
+            from += rows;
+        }
+        Ok(())
+    }
+}
+
+/// Runs [`Op::Attention`].
+pub(super) fn attention(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
+    let &Op::Attention { k, v, spans, .. } = op else { return Ok(()) };
+    let mut first = 0;
+    for span in spans.iter().filter(|span| span.rows > 0) {
+        let kv = gpu.key_values(span.state)?;
+        gpu.append(&kv, (span, first), (&k, v.as_ref()))?;
+        if !gpu.exact && span.rows >= TILED_ROWS {
+            attend_tiled(gpu, &kv, (span, first), op)?;
+        } else {
+            attend(gpu, &kv, (span, first), op)?;
+        }
+        first += span.rows;
+    }
+    Ok(())
+}
+
+/// A position that lies where `position` does, within 32 bits.
+const fn low(position: usize, kv: &KeyValues) -> usize {
+    match position > HIGH {
+        true => position % kv.positions + kv.positions,
+        false => position,
+    }
+}
+
+/// Attends from the rows of one span, several of them in a workgroup: keys and values are read once for all of its queries.
+/// A row's bits do not depend on the other rows, but differ from those of [`attend`].
+pub(super) fn attend_tiled(
+    gpu: &mut GpuDevice,
+    kv: &KeyValues,
+    (span, first): (&Span, usize),
+    op: &Op<'_>,
+) -> Result<(), Error> {
+    let &Op::Attention { q, k, v, gate, scale, window, sinks, positions, out, .. } = op else {
+        return Ok(());
+    };
+    let width = out.width.next_multiple_of(64);
+    if positions.is_some() || width * 16 > TILE_NUMBERS {
+        return attend(gpu, kv, (span, first), op);
+    }
+    let queries = (TILE_NUMBERS / width).clamp(16, 64);
+    let queries = 1 << queries.ilog2();
+    let group = q.heads / k.heads;
+    let tiles = (span.rows * group).div_ceil(queries);
+    let part = |view: View| view.slice(first, span.rows);
+    let (q, out) = (part(q), part(out));
+    let gate_view = gate.map_or(out, part);
+    let params = Params::new()
+        .view(gpu.store.place(&q)?, &q)
+        .view(gpu.store.place(&out)?, &out)
+        .view(gpu.store.place(&gate_view)?, &gate_view)
+        .n(span.rows)
+        .n(low(span.position, kv))
+        .n(window.unwrap_or(usize::MAX).min(HIGH * 2))
+        .n(q.heads)
+        .n(group)
+        .n(kv.positions)
+        .u(kv.values)
+        .u(sinks.map(|sinks| gpu.store.start(sinks)).transpose()?.unwrap_or(NONE))
+        .u(gate.is_some().into())
+        .f(scale)
+        .n(tiles);
+    let constants = Constants::new(&[
+        ("WG", THREADS as u32),
+        ("HALF", gpu.half()),
+        ("QUERIES", queries as u32),
+        ("KEY", k.width as u32),
+        ("VALUE", out.width as u32),
+        ("LATENT", v.is_none().into()),
+    ]);
+    gpu.dispatch(&TILES, constants, &[&gpu.activations(), &kv.memory], &params, tiles * k.heads)
+}
+
+/// How a row's positions are split, as `attention_splits.wgsl` has it.
+#[derive(Clone, Copy)]
+struct Splits {
+    window: usize,
+    least: usize,
+    most: usize,
+}
+
+impl Splits {
+    fn count(self, position: usize) -> usize {
+        let seen = self.window.min(position + 1);
+        let of_split = seen.div_ceil(self.most).next_multiple_of(LEAST_SPLIT).max(self.least);
+        seen.div_ceil(of_split)
+    }
+
+    fn params(self, params: Params, position: usize, splits: usize) -> Params {
+        params.n(position).n(self.window).n(self.least).n(self.most).n(splits)
+    }
+}
+
+/// How heads and columns lie in workgroups.
+struct Shape {
+    /// Heads of a workgroup at most; a power of two.
+    heads: usize,
+    /// Workgroups for the heads that share keys.
+    tiles: usize,
+    /// Pairs of columns side by side.
+    columns: usize,
+}
+
+impl Shape {
+    /// For `group` heads that share keys, and values of `value` numbers.
+    fn new(group: usize, value: usize) -> Self {
+        let pairs = value.div_ceil(2);
+        let columns = pairs.next_power_of_two().clamp(16, THREADS);
+        let most = (MOST_SUMS / pairs.div_ceil(columns)).clamp(1, MOST_HEADS);
+        let tiles = group.div_ceil(1 << most.ilog2());
+        Self { heads: group.div_ceil(tiles).next_power_of_two(), tiles, columns }
+    }
+}
+
+/// Attends from the rows of one span to its keys and values.
+pub(super) fn attend(
+    gpu: &mut GpuDevice,
+    kv: &KeyValues,
+    (span, first): (&Span, usize),
+    op: &Op<'_>,
+) -> Result<(), Error> {
+    let &Op::Attention { q, k, v, gate, scale, window, sinks, positions, out, .. } = op else {
+        return Ok(());
+    };
+    let group = q.heads / k.heads;
+    let shape = Shape::new(group, out.width);
+    let tiles = k.heads * shape.tiles;
+    let window = positions.map_or(window.unwrap_or(usize::MAX), |list| list.width).min(HIGH * 2);
+    let splits = match gpu.exact {
+        true => Splits { window, least: KEY_BLOCK, most: MOST_SPLITS },
+        false => Splits { window, least: LEAST_SPLIT, most: (WORKGROUPS / tiles).clamp(8, MOST_SPLITS) },
+    };
+    let position = low(span.position, kv);
+    let sinks = sinks.map(|sinks| gpu.store.start(sinks)).transpose()?.unwrap_or(NONE);
+    let constants = Constants::new(&[
+        ("WG", THREADS as u32),
+        ("HALF", gpu.half()),
+        ("HT", shape.heads as u32),
+        ("KEY", k.width as u32),
+        ("VALUE", out.width as u32),
+        ("LATENT", v.is_none().into()),
+        ("NAMED", positions.is_some().into()),
+        ("COLUMNS", shape.columns as u32),
+    ]);
+    let mut from = 0;
+    while from < span.rows {
+        // As many rows as have room for their parts.
+        let most = splits.count(position + span.rows - 1);
+        let room = SCRATCH / (q.heads * most * (out.width + 2));
+        let rows = room.clamp(1, span.rows - from);
+        let at = position + from;
+        let n = splits.count(at + rows - 1);
+        let part = |view: View| view.slice(first + from, rows);
+        let (q, out) = (part(q), part(out));
+        let (gate_view, list) = (gate.map_or(out, part), positions.map_or(out, part));
+        let store = &gpu.store;
+        let params = Params::new()
+            .view(store.place(&q)?, &q)
+            .view(store.place(&out)?, &out)
+            .view(store.place(&gate_view)?, &gate_view)
+            .view(store.place(&list)?, &list)
+            .n(rows);
+        let params = splits
+            .params(params, at, n)
+            .n(q.heads)
+            .n(group)
+            .n(shape.tiles)
+            .n(kv.positions)
+            .u(kv.values)
+            .u(sinks)
+            .u(gate.is_some().into())
+            .f(scale);
+        let merge =
+            Params::new().view(store.place(&out)?, &out).view(store.place(&gate_view)?, &gate_view).n(rows);
+        let wg = out.width.next_power_of_two().clamp(32, 128);
+        let columns = out.width.div_ceil(wg);
+        let merge =
+            splits.params(merge, at, n).n(q.heads).n(out.width).n(columns).u(sinks).u(gate.is_some().into());
+        let (numbers, finish) = match n {
+            1 => (1, true),
+            _ => (rows * q.heads * n * (out.width + 2), false),
+        };
+        let scratch = gpu.scratch(numbers)?;
+        let activations = gpu.activations();
+        let buffers = [&activations, &kv.memory, &scratch];
+        let groups = rows * tiles * n;
+        gpu.dispatch(&ATTENTION, constants.with("FINISH", finish.into()), &buffers, &params, groups)?;
+        if !finish {
+            let constants = Constants::new(&[("WG", wg as u32)]);
+            let groups = rows * q.heads * columns;
+            gpu.dispatch(&MERGE, constants, &[&activations, &scratch], &merge, groups)?;
+        }
+        from += rows;
+    }
+    Ok(())
+}

@@ -1,0 +1,43 @@
+// 32 quants of BITS bits, 2, 3, 5 or 6: BITS words.
+
+const OFFSET = 0.0;
+const VECTORS = 0u;
+
+fn chunk_load(row: u32, c: u32) -> array<u32, BITS> {
+    var words: array<u32, BITS>;
+    for (var i = 0u; i < BITS; i++) { words[i] = w[row + c * BITS + i]; }
+    return words;
+}
+
+fn quant(words: array<u32, BITS>, i: u32) -> u32 {
+    let bit = i * BITS;
+    var q = words[bit / 32u] >> (bit % 32u);
+    if (bit % 32u + BITS > 32u) { q |= words[bit / 32u + 1u] << (32u - bit % 32u); }
+    return extractBits(q, 0u, BITS);
+}
+
+fn chunk_dot(words: array<u32, BITS>, x: array<vec4<f32>, 8>) -> f32 {
+    var sum = 0.0;
+    for (var j = 0u; j < 8u; j++) {
+        let i = j * 4u;
+        let q = vec4<u32>(quant(words, i), quant(words, i + 1u), quant(words, i + 2u), quant(words, i + 3u));
+        sum += dot(vec4<f32>(q), x[j]);
+    }
+    return sum;
+}
+
+fn chunk_dot8(words: array<u32, BITS>, x0: vec4<u32>, x1: vec4<u32>) -> i32 {
+    var sum = 0;
+    for (var j = 0u; j < 8u; j++) {
+        var packed = 0u;
+        if (BITS == 2u) {
+            packed = words[j / 4u] >> (2u * (j % 4u)) & 0x03030303u;
+        } else {
+            let i = j * 4u;
+            packed = quant(words, i) | quant(words, i + 1u) << 8u | quant(words, i + 2u) << 16u
+                | quant(words, i + 3u) << 24u;
+        }
+        sum += dot4I8Packed(packed, select(x1[j % 4u], x0[j % 4u], j < 4u));
+    }
+    return sum;
+}

@@ -1,0 +1,68 @@
+// x in workgroup memory as 8 bits: of each chunk of 32 eight words, in the order in which the quants of a word of weights
+// lie, STRIDE apart; then scale and sum. What is not finite makes the scale so.
+
+const CHUNKS = COLS / 32u;
+const STRIDE = select(select(1u, 4u, BITS == 2u), 2u, BITS == 4u);
+const SPLIT = 8u / STRIDE; // threads of a chunk
+const EACH = 4u * STRIDE; // their inputs
+
+var<workgroup> x_words: array<vec4<u32>, COLS / 16u>;
+var<workgroup> x_scales: array<vec2<f32>, COLS / 32u>;
+
+fn stage(at: u32) {
+    for (var first = 0u; first < CHUNKS; first += WG / SPLIT) {
+        let c = first + thread / SPLIT;
+        let slice = thread % SPLIT;
+        let base = at + min(c, CHUNKS - 1u) * 32u + slice * EACH;
+        var x: array<f32, EACH>;
+        var most = 0u;
+        for (var i = 0u; i < EACH; i++) {
+            x[i] = a[base + i];
+            most = max(most, bitcast<u32>(x[i]) & 0x7fffffffu);
+        }
+        for (var d = 1u; d < SPLIT; d *= 2u) { most = max(most, subgroupShuffleXor(most, d)); }
+        let scale = bitcast<f32>(most) / 127.0;
+        let finite = most < 0x7f800000u && most > 0u;
+        let inverse = select(0.0, 1.0 / max(scale, 1e-37), finite);
+        var sum = 0;
+        var words: array<u32, STRIDE>;
+        for (var k = 0u; k < STRIDE; k++) {
+            var word = 0u;
+            for (var t = 0u; t < 4u; t++) {
+                let q = clamp(i32(round(x[k + STRIDE * t] * inverse)), -127, 127);
+                sum += q;
+                word |= (u32(q) & 255u) << (8u * t);
+            }
+            words[k] = word;
+        }
+        for (var d = 1u; d < SPLIT; d *= 2u) { sum += subgroupShuffleXor(sum, d); }
+        if (c < CHUNKS) {
+            for (var k = 0u; k < STRIDE; k++) {
+                let j = slice * STRIDE + k;
+                x_words[j / 4u * CHUNKS + c][j % 4u] = words[k];
+            }
+            if (slice == 0u) { x_scales[c] = vec2<f32>(scale, scale * f32(sum)); }
+        }
+    }
+    workgroupBarrier();
+}
+
+// What this thread's chunks add to the products of four rows.
+fn products(rows: Rows, from_chunk: u32) -> vec4<f32> {
+    var sums = vec4<f32>();
+    for (var c = from_chunk; c < CHUNKS; c += PART) {
+        let q0 = chunk_load(rows.weights.x, c);
+        let q1 = chunk_load(rows.weights.y, c);
+        let q2 = chunk_load(rows.weights.z, c);
+        let q3 = chunk_load(rows.weights.w, c);
+        let scales = chunk_scales(rows.scales, c);
+        let biases = chunk_scales(rows.biases, c);
+        let x0 = x_words[c];
+        let x1 = x_words[CHUNKS + c];
+        let x = x_scales[c];
+        let whole = vec4<i32>(
+            chunk_dot8(q0, x0, x1), chunk_dot8(q1, x0, x1), chunk_dot8(q2, x0, x1), chunk_dot8(q3, x0, x1));
+        sums += scales * (vec4<f32>(whole) * x.x + x.y * OFFSET) + biases * x.y;
+    }
+    return sums;
+}

@@ -1,0 +1,182 @@
+//! Products with few rows of activations, at the speed at which memory gives the weights.
+
+use super::{
+    Constants, GpuDevice, Kernel, Params,
+    experts::InBank,
+    formats::{Chunk, scalar},
+    kernel::Access::{Read, Write},
+    matmul::Pieces,
+};
+use crate::{Buffer, Error, MatrixShape, View, Weight, matrix::MatrixPlace};
+
+/// One kernel for each way to read a format, with f32 and with 8-bit activations.
+macro_rules! kernels {
+    ($op:literal, [$($before:literal),*], $bindings:expr) => {
+        [
+            kernels!(@ $op, [$($before),*], $bindings, "q4", "stage_f32"),
+            kernels!(@ $op, [$($before),*], $bindings, "q8", "stage_f32"),
+            kernels!(@ $op, [$($before),*], $bindings, "q", "stage_f32"),
+            kernels!(@ $op, [$($before),*], $bindings, "plain", "stage_f32"),
+            kernels!(@ $op, [$($before),*], $bindings, "scaled", "stage_f32"),
+            kernels!(@ $op, [$($before),*], $bindings, "q4", "stage_dot8"),
+            kernels!(@ $op, [$($before),*], $bindings, "q8", "stage_dot8"),
+            kernels!(@ $op, [$($before),*], $bindings, "q", "stage_dot8"),
+        ]
+    };
+    (@ $op:literal, [$($before:literal),*], $bindings:expr, $chunk:literal, $stage:literal) => {
+        Kernel {
+            name: concat!($op, " ", $chunk, " ", $stage),
+            source: &[
+                $(include_str!(concat!("kernels/", $before, ".wgsl")),)*
+                include_str!("kernels/chunk.wgsl"),
+                include_str!(concat!("kernels/chunk_", $chunk, ".wgsl")),
+                include_str!(concat!("kernels/", $stage, ".wgsl")),
+                include_str!(concat!("kernels/", $op, ".wgsl")),
+            ],
+            bindings: $bindings,
+        }
+    };
+}
+
+static MATVEC: [Kernel; 8] = kernels!("matvec", ["common"], &[Write, Read, Read]);
+static EXPERTS: [Kernel; 8] =
+    kernels!("experts_vec", ["common", "activation", "uses"], &[Write, Read, Read, Read]);
+
+/// Threads of a workgroup.
+const THREADS: u32 = 128;
+/// The most threads that share four rows of weights.
+const PART: u32 = 32;
+/// Workgroups of a product that are enough to fill any GPU: larger ones walk several blocks, so that `x` is staged less often.
+const FILL: usize = 1024;
+/// Matrices that share a dispatch.
+pub(super) const TARGETS: usize = 4;
+
+/// A kernel for a shape, and constants for it.
+#[derive(Clone, Copy)]
+struct Choice {
+    which: usize,
+    chunk: Chunk,
+    part: u32,
+    constants: Constants,
+}
+
+impl GpuDevice {
+    /// Which kernel multiplies few rows with a matrix of a shape; `None` where only the general one can.
+    fn choose(&self, shape: MatrixShape, rounds: bool) -> Option<Choice> {
+        let target = self.target();
+        let chunk = Chunk::of(shape)?;
+        let dot8 = rounds && target.dot8 && chunk.is_quants();
+        // Besides x, teams and parts that are no subgroups exchange numbers through the same memory.
+        let room = self.limits.max_compute_workgroup_storage_size as usize - 4096;
+        if (if dot8 { shape.cols / 4 * 5 } else { shape.cols * 4 }) > room {
+            return None;
+        }
+        let part = PART.min(target.team);
+        let which = match chunk {
+            Chunk::Q4 => 0,
+            Chunk::Q8 => 1,
+            Chunk::Q => 2,
+            Chunk::Plain => 3,
+            Chunk::Scaled => 4,
+        } + if dot8 { 5 } else { 0 };
+        let constants = Constants::new(&[("WG", THREADS), ("PART", part)]).chunks(shape);
+        Some(Choice { which, chunk, part, constants })
+    }
+}
+
+/// Workgroups that walk `rows` rows, and the blocks that each takes.
+fn walk(rows: usize, per_block: usize) -> (usize, usize) {
+    let blocks = rows.div_ceil(per_block);
+    let turns = blocks.div_ceil(FILL).max(1);
+    (blocks.div_ceil(turns), turns)
+}
+
+/// Multiplies, if the shape is one for these kernels.
+pub(super) fn mat_mul(
+    gpu: &mut GpuDevice,
+    x: View,
+    (weight, bias, rounds): (Weight, Option<Buffer>, bool),
+    out: View,
+) -> Result<bool, Error> {
+    let Pieces { shape, all } = gpu.pieces(weight)?;
+    let Some(Choice { which, chunk, part, constants }) = gpu.choose(shape, rounds) else { return Ok(false) };
+    let constants = constants.with("TARGETS", 1).with("BIASED", bias.is_some().into());
+    let per_block = (4 * THREADS / part) as usize;
+    for (arena, piece) in all {
+        let bias = bias.map(|b| gpu.store.start(b)).transpose()?.unwrap_or(0);
+        let (walkers, turns) = walk(piece.rows, per_block);
+        let to = out.columns(piece.first, piece.rows);
+        let params = Params::new()
+            .u(gpu.store.place(&x)?)
+            .n(x.row_stride)
+            .n(out.row_stride)
+            .n(x.rows)
+            .n(walkers)
+            .n(turns)
+            .n(piece.weights as usize / chunk.unit())
+            .u(piece.scales)
+            .u(piece.biases)
+            .u(gpu.store.place(&to)?)
+            .n(piece.rows)
+            .u(bias + piece.first as u32);
+        let buffers = [&gpu.activations(), &arena, &arena];
+        gpu.dispatch(&MATVEC[which], constants, &buffers, &params, x.rows * walkers)?;
+    }
+    Ok(true)
+}
+
+/// One stage of the experts of few rows.
+pub(super) struct Stage<'a> {
+    pub(super) uses: &'a InBank,
+    pub(super) x: View,
+    pub(super) out: View,
+    /// Gate and up, or down.
+    pub(super) matrices: &'a [MatrixPlace],
+    /// Number and parameters of the activation.
+    pub(super) activation: (u32, [f32; 2]),
+    pub(super) rounds: bool,
+}
+
+/// Runs a stage of experts, if the shapes are ones for these kernels.
+pub(super) fn experts(gpu: &mut GpuDevice, stage: &Stage<'_>) -> Result<bool, Error> {
+    let (Some(one), Some(other)) = (stage.matrices.first(), stage.matrices.last()) else { return Ok(false) };
+    let first = stage.matrices.len() > 1;
+    if one.shape != other.shape {
+        return Ok(false);
+    }
+    let Some(Choice { which, chunk, part, constants }) = gpu.choose(one.shape, stage.rounds) else {
+        return Ok(false);
+    };
+    let aligned = |m: &MatrixPlace| {
+        m.parts[0].is_multiple_of(chunk.unit())
+            && m.parts[1..].iter().all(|at| at.is_multiple_of(4))
+            && m.bias.is_none_or(|(_, at)| at.is_multiple_of(4))
+    };
+    if !aligned(one) || !aligned(other) {
+        return Ok(false);
+    }
+    let per_block = (if first { 2 } else { 4 } * THREADS / part) as usize;
+    let (walkers, turns) = walk(one.shape.rows, per_block);
+    let (kind, [alpha, limit]) = stage.activation;
+    let constants = constants
+        .with("USES", stage.uses.kind)
+        .with("STAGE", if first { 0 } else { 2 })
+        .with("ACTIVATION", kind)
+        .with("STEP", one.step as u32)
+        .with("BIAS_SCALAR", one.bias.map_or(9, |(of, _)| scalar(of)));
+    let mut params = Params::new()
+        .u(gpu.store.place(&stage.x)?)
+        .n(stage.x.row_stride)
+        .u(gpu.store.place(&stage.out)?)
+        .n(stage.out.row_stride);
+    params = stage.uses.params.iter().fold(params, |params, word| params.u(*word));
+    params = params.n(stage.uses.count).n(walkers).n(turns).n(one.shape.rows);
+    for m in [one, other] {
+        let [w, s, b] = m.parts;
+        params = params.n(w / chunk.unit()).n(s).n(b).n(m.bias.map_or(0, |(_, at)| at));
+    }
+    params = params.n(other.first).f(alpha).f(limit);
+    let buffers = [&gpu.activations(), &stage.uses.bank, &stage.uses.bank, &stage.uses.words];
+    gpu.dispatch(&EXPERTS[which], constants, &buffers, &params, stage.uses.count * walkers)?;
+    Ok(true)
+}

@@ -1,0 +1,168 @@
+//! A device with memory of its own, for want of one: the CPU, that keeps slots in small banks and says so.
+
+use std::sync::{Arc, Mutex};
+
+use moeflux::WrapDevice;
+use moeflux_compute::{
+    Buffer, Bytes, Counters, Device, DeviceMemory, Error, ExpertUses, MatrixShape, Op, ScratchShape, Slot,
+    SlotTable, State, StateShape, Ticket, View, Weight,
+};
+
+/// What a card was asked to do.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Asked {
+    /// Layers whose experts it looked up.
+    pub routed: usize,
+    /// Times that it was given lists of experts.
+    pub listed: usize,
+    /// Views that were read back.
+    pub reads: usize,
+    pub banks: usize,
+    pub tables: usize,
+    /// The most slots that were being filled at once.
+    pub most_filled: usize,
+    filled: usize,
+    ops: u64,
+}
+
+/// How a card is made.
+#[derive(Clone, Copy, Debug)]
+pub struct Card {
+    /// Slots per bank.
+    pub bank: usize,
+    pub memory: Option<DeviceMemory>,
+}
+
+impl Card {
+    /// A gibibyte of its own.
+    pub const OWN: Self =
+        Self { bank: 77, memory: Some(DeviceMemory { total: Some(1 << 30), unified: false }) };
+
+    /// A wrapper for the engine, and where to see what was asked.
+    pub fn wrap(self) -> (WrapDevice, Arc<Mutex<Asked>>) {
+        let asked = Arc::new(Mutex::new(Asked::default()));
+        let seen = Arc::clone(&asked);
+        (Box::new(move |inner| Box::new(Wrapped { inner, card: self, asked: Arc::clone(&asked) })), seen)
+    }
+}
+
+struct Wrapped {
+    inner: Box<dyn Device>,
+    card: Card,
+    asked: Arc<Mutex<Asked>>,
+}
+
+impl Wrapped {
+    fn note(&self, f: impl FnOnce(&mut Asked)) {
+        f(&mut self.asked.lock().unwrap());
+    }
+}
+
+impl Device for Wrapped {
+    fn memory(&self) -> Option<DeviceMemory> {
+        self.card.memory
+    }
+
+    fn counters(&self) -> Counters {
+        let asked = self.asked.lock().unwrap();
+        Counters { dispatches: asked.ops, submissions: 0, waits: asked.reads as u64 }
+    }
+
+    fn bank_slots(&self, _: usize) -> usize {
+        self.card.bank
+    }
+
+    fn bank(&mut self, count: usize, bytes: usize) -> Result<u16, Error> {
+        assert!(0 < count && count <= self.card.bank);
+        self.note(|a| a.banks += 1);
+        self.inner.bank(count, bytes)
+    }
+
+    fn slot_table(&mut self, slots: &[Slot]) -> Result<SlotTable, Error> {
+        self.note(|a| a.tables += 1);
+        self.inner.slot_table(slots)
+    }
+
+    fn take_slot(&mut self, slot: Slot) -> Result<Bytes, Error> {
+        self.note(|a| {
+            a.filled += 1;
+            a.most_filled = a.most_filled.max(a.filled);
+        });
+        self.inner.take_slot(slot)
+    }
+
+    fn put_slot(&mut self, slot: Slot, bytes: Bytes) -> Result<(), Error> {
+        self.note(|a| a.filled -= 1);
+        self.inner.put_slot(slot, bytes)
+    }
+
+    fn run(&mut self, op: &Op<'_>) -> Result<(), Error> {
+        self.note(|a| {
+            a.ops += 1;
+            if let Op::Experts { uses, .. } = op {
+                *match uses {
+                    ExpertUses::Routed { .. } => &mut a.routed,
+                    ExpertUses::Listed(_) => &mut a.listed,
+                } += 1;
+            }
+        });
+        self.inner.run(op)
+    }
+
+    fn read(&mut self, view: View, out: &mut [f32]) -> Result<(), Error> {
+        self.note(|a| a.reads += 1);
+        self.inner.read(view, out)
+    }
+
+    fn describe(&self) -> String {
+        self.inner.describe()
+    }
+
+    fn buffer(&mut self, len: usize) -> Result<Buffer, Error> {
+        self.inner.buffer(len)
+    }
+
+    fn weight(&mut self, shape: MatrixShape, bytes: Bytes) -> Result<Weight, Error> {
+        self.inner.weight(shape, bytes)
+    }
+
+    fn state_bytes(&self, shape: StateShape) -> u64 {
+        self.inner.state_bytes(shape)
+    }
+
+    fn state(&mut self, shape: StateShape) -> Result<State, Error> {
+        self.inner.state(shape)
+    }
+
+    fn drop_state(&mut self, state: State) {
+        self.inner.drop_state(state);
+    }
+
+    fn reset(&mut self, state: State) -> Result<(), Error> {
+        self.inner.reset(state)
+    }
+
+    fn commit(&mut self, state: State) -> Result<(), Error> {
+        self.inner.commit(state)
+    }
+
+    fn submit(&mut self) -> Result<Ticket, Error> {
+        self.inner.submit()
+    }
+
+    fn done(&mut self, ticket: Ticket) -> Result<bool, Error> {
+        self.inner.done(ticket)
+    }
+
+    fn write(&mut self, buffer: Buffer, numbers: &[f32]) -> Result<(), Error> {
+        self.inner.write(buffer, numbers)
+    }
+
+    fn scratch_bytes(&self, shape: ScratchShape) -> Result<u64, Error> {
+        self.inner.scratch_bytes(shape)
+    }
+
+    fn reserve_scratch(&mut self, shape: ScratchShape) -> Result<(), Error> {
+        self.inner.reserve_scratch(shape)
+    }
+}

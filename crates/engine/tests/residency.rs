@@ -1,0 +1,216 @@
+//! A device with memory of its own: what is planned for it, what lies there, and that it changes no bit.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+
+use std::path::Path;
+
+use common::{
+    Golden, Seen,
+    card::{Asked, Card},
+    data, exact, feed, tales,
+};
+use moeflux::{
+    Checkpoint, Completion, Engine, EngineOptions, Error, MemoryPlan, MemoryRequest, ReadRequest, Reader,
+    Stats,
+};
+use moeflux_compute::DeviceMemory;
+
+/// Reads that are under way at once: those of the reader's threads, and as many that wait to be taken over.
+const ON_THE_WAY: usize = 16;
+
+fn open(folder: &Path, card: Card, memory: MemoryRequest) -> (Result<Engine, Error>, Asked) {
+    let (wrap, asked) = card.wrap();
+    let options =
+        EngineOptions { memory, device: exact("cpu"), wrap_device: Some(wrap), ..Default::default() };
+    let engine = Engine::open(Checkpoint::open(folder).unwrap(), options, &mut |_, _| {});
+    let asked = *asked.lock().unwrap();
+    (engine, asked)
+}
+
+/// Bits of the logits of a prompt and of four tokens after it, on a card; what it was asked for, and the cost of the
+/// tokens.
+fn on_card(folder: &Path, prompt: &[u32], card: Card, slots: Option<usize>) -> (Vec<u32>, Asked, Stats) {
+    let (wrap, asked) = card.wrap();
+    let memory = MemoryRequest { slots, ..MemoryRequest::default() };
+    let options =
+        EngineOptions { memory, device: exact("cpu"), wrap_device: Some(wrap), ..Default::default() };
+    let engine = Engine::open(Checkpoint::open(folder).unwrap(), options, &mut |_, _| {}).unwrap();
+    let mut session = engine.session().unwrap();
+    let (first, rest) = prompt.split_at(prompt.len() - 4);
+    let mut logits = feed(&mut session, first, None);
+    let before = session.stats();
+    for token in rest {
+        logits.extend(feed(&mut session, &[*token], None));
+    }
+    let stats = session.stats().since(&before);
+    let asked = *asked.lock().unwrap();
+    (logits.into_iter().map(f32::to_bits).collect(), asked, stats)
+}
+
+/// What the CPU makes of the same tokens.
+fn on_cpu(folder: &Path, prompt: &[u32]) -> Vec<u32> {
+    let engine = common::engine(folder, exact("cpu"), MemoryRequest::default());
+    let mut session = engine.session().unwrap();
+    let (first, rest) = prompt.split_at(prompt.len() - 4);
+    let mut logits = feed(&mut session, first, None);
+    rest.iter().for_each(|token| logits.extend(feed(&mut session, &[*token], None)));
+    logits.into_iter().map(f32::to_bits).collect()
+}
+
+#[test]
+fn a_model_that_lies_on_the_card_is_never_waited_for() {
+    let prompt: Vec<u32> = (0..40).map(|i| (i * 97 + 13) % 4000).collect();
+    let expected = on_cpu(&tales(), &prompt);
+    // Banks hold whole layers, of 32 experts, where one fits.
+    for (bank, banks) in [(77, 4), (31, 9), (32, 8), (usize::MAX, 1)] {
+        let (bits, asked, stats) = on_card(&tales(), &prompt, Card { bank, ..Card::OWN }, None);
+        assert!(bits == expected, "banks of {bank}: other bits");
+        // 8 layers, in 5 steps; nothing is read back but logits: of 36 rows in rounds of 8, then of one row each.
+        assert_eq!((asked.routed, asked.listed, asked.reads), (8 * 5, 0, 5 + 4), "{asked:?}");
+        assert_eq!(asked.tables, 8);
+        assert!(0 < asked.most_filled && asked.most_filled <= ON_THE_WAY, "{asked:?}");
+        assert_eq!(asked.banks, banks);
+        assert_eq!((stats.experts_needed, stats.experts_hit), (4 * 8 * 4, 4 * 8 * 4));
+        assert_eq!((stats.experts_read, stats.waits), (0, 4));
+        assert!(stats.dispatches > 4 * 8);
+    }
+}
+
+#[test]
+fn layers_that_are_complete_and_layers_that_stream_mix() {
+    let prompt: Vec<u32> = (0..120).map(|i| (i * 97 + 13) % 4000).collect();
+    let expected = on_cpu(&tales(), &prompt);
+    let (bits, asked, stats) = on_card(&tales(), &prompt, Card::OWN, Some(200));
+    assert!(bits == expected, "other bits");
+    assert!(asked.routed > 0 && asked.listed > 8, "{asked:?}");
+    assert!(stats.experts_hit < stats.experts_needed, "{stats:?}");
+    let (bits, asked, _) = on_card(&tales(), &prompt, Card { bank: 3, ..Card::OWN }, Some(4));
+    assert!(bits == expected && asked.routed == 0 && asked.banks == 2, "{asked:?}");
+}
+
+#[test]
+fn every_kind_of_layer_of_experts_gives_the_same_bits_on_a_card() {
+    for name in ["qwen3_5_moe", "gemma4", "deepseek_v3", "gpt_oss_mxfp4", "glm4_moe_plain", "minimax_m2_hub"]
+    {
+        let golden = Golden::read(data().join("goldens").join(name));
+        let blueprint = moeflux::Blueprint::of(&Checkpoint::open(&golden.folder).unwrap()).unwrap();
+        let expected = on_cpu(&golden.folder, &golden.prompt());
+        let (bits, asked, _) = on_card(&golden.folder, &golden.prompt(), Card { bank: 5, ..Card::OWN }, None);
+        assert!(bits == expected, "{name}: other bits");
+        assert!(asked.routed > 0 && asked.listed == 0, "{name}: {asked:?}");
+        let some = Some((blueprint.experts() * 3 / 4).max(blueprint.max_top_k()));
+        let (bits, ..) = on_card(&golden.folder, &golden.prompt(), Card { bank: 5, ..Card::OWN }, some);
+        assert!(bits == expected, "{name}: other bits with few slots");
+    }
+}
+
+#[test]
+fn who_watches_sees_the_experts_of_a_card() {
+    let (wrap, asked) = Card::OWN.wrap();
+    let options = EngineOptions { device: exact("cpu"), wrap_device: Some(wrap), ..Default::default() };
+    let engine = Engine::open(Checkpoint::open(&tales()).unwrap(), options, &mut |_, _| {}).unwrap();
+    let plain = common::engine(&tales(), exact("cpu"), MemoryRequest::default());
+    let (mut seen, mut expected) = (Seen::default(), Seen::default());
+    let on_card = feed(&mut engine.session().unwrap(), &[5, 600, 7], Some(&mut seen));
+    assert!(on_card == feed(&mut plain.session().unwrap(), &[5, 600, 7], Some(&mut expected)));
+    assert!(seen.experts == expected.experts && seen.hidden == expected.hidden);
+    assert_eq!(asked.lock().unwrap().routed, 0);
+}
+
+#[test]
+fn loading_tells_how_far_it_is() {
+    let open = |card: Option<Card>| {
+        let wrap_device = card.map(|c| c.wrap().0);
+        let options = EngineOptions { device: exact("cpu"), wrap_device, ..Default::default() };
+        let mut said = Vec::new();
+        let checkpoint = Checkpoint::open(&tales()).unwrap();
+        Engine::open(checkpoint, options, &mut |done, total| said.push((done, total))).unwrap();
+        assert!(said.is_sorted() && said.last().is_some_and(|(done, total)| done == total), "{said:?}");
+        said.last().unwrap().1
+    };
+    let experts = moeflux::Blueprint::of(&Checkpoint::open(&tales()).unwrap()).unwrap().experts_bytes();
+    assert_eq!(open(Some(Card::OWN)), open(None) + experts);
+    // On the host's memory too, but for a device that takes weights over.
+    let unified = Card { memory: Some(DeviceMemory { total: None, unified: true }), ..Card::OWN };
+    assert_eq!(open(Some(unified)), open(None) + experts);
+}
+
+/// The plan of tales-18m for a card.
+fn plan(card: Card, memory: MemoryRequest) -> Result<MemoryPlan, String> {
+    open(&tales(), card, memory).0.map(|e| *e.plan()).map_err(|e| e.to_string())
+}
+
+#[test]
+fn a_card_has_a_budget_of_its_own() {
+    let host = common::engine(&tales(), exact("cpu"), MemoryRequest::default()).plan().to_owned();
+    let of = |memory: Option<DeviceMemory>, request| plan(Card { memory, ..Card::OWN }, request);
+    let own = |total| Some(DeviceMemory { total, unified: false });
+
+    // Nine tenths less 512 MiB.
+    let card = of(own(Some(1 << 30)), MemoryRequest::default()).unwrap();
+    assert_eq!(card.device_budget, Some((1 << 30) / 10 * 9 - (512 << 20)));
+    assert_eq!((card.dense, card.state, card.scratch), (host.dense, host.state, host.scratch));
+    assert_eq!(card.total(), card.dense + card.state + card.scratch + 256 * card.slot);
+    assert!(card.staging >= host.staging + ON_THE_WAY as u64 * card.slot && card.host() <= card.budget);
+
+    // What was asked for; as many slots as it holds.
+    let small = card.fixed() + 100 * card.slot + 5;
+    let request =
+        MemoryRequest { device_budget: Some(small), context: Some(card.context), ..MemoryRequest::default() };
+    let planned = of(own(Some(1 << 30)), request).unwrap();
+    assert_eq!((planned.slots, planned.device_budget), (100, Some(small)));
+    // Of unknown size: as much as on the host.
+    let request = MemoryRequest { budget: Some(300 << 20), ..MemoryRequest::default() };
+    assert_eq!(of(own(None), request).unwrap().device_budget, Some(300 << 20));
+
+    // The host's own memory: one budget.
+    let unified = of(Some(DeviceMemory { total: Some(1 << 30), unified: true }), request).unwrap();
+    assert_eq!((unified.device_budget, unified.budget), (None, 300 << 20));
+    assert!(unified.total() <= unified.budget && unified.fixed() > unified.host());
+}
+
+#[test]
+fn a_card_or_a_host_that_is_too_small_is_told_apart() {
+    let tiny = MemoryRequest { device_budget: Some(1 << 20), ..MemoryRequest::default() };
+    let error = plan(Card::OWN, tiny).unwrap_err();
+    for part in ["device's own memory of 1 MiB is below the floor", "--gpu-memory", "--device cpu"] {
+        assert!(error.contains(part), "{error}");
+    }
+    assert!(!error.contains("for the program"), "{error}");
+    let tiny = MemoryRequest { budget: Some(1 << 20), ..MemoryRequest::default() };
+    let error = plan(Card::OWN, tiny).unwrap_err();
+    for part in ["a budget of 1 MiB is below the floor", "for the program", "give --memory"] {
+        assert!(error.contains(part), "{error}");
+    }
+    // Kernels that cannot see an expert cannot compute it.
+    let error = plan(Card { bank: 0, ..Card::OWN }, MemoryRequest::default()).unwrap_err();
+    assert!(error.contains("--device cpu"), "{error}");
+}
+
+/// Fails every read.
+struct Failing(Box<dyn Reader>);
+
+impl Reader for Failing {
+    fn start(&mut self, request: ReadRequest) {
+        self.0.start(request);
+    }
+
+    fn next(&mut self, wait: bool) -> Option<Completion> {
+        let mut completion = self.0.next(wait)?;
+        completion.result = Err(Error::Input("an injected fault".into()));
+        Some(completion)
+    }
+}
+
+#[test]
+fn an_expert_that_cannot_be_loaded_is_an_error_of_opening() {
+    let options = EngineOptions {
+        wrap_device: Some(Card::OWN.wrap().0),
+        wrap_reader: Some(Box::new(|inner| Box::new(Failing(inner)))),
+        ..EngineOptions::default()
+    };
+    let error = Engine::open(Checkpoint::open(&tales()).unwrap(), options, &mut |_, _| {}).err().unwrap();
+    assert!(error.to_string().contains("injected"), "{error}");
+}
