@@ -73,7 +73,7 @@ fn numbers(count: usize) -> Vec<f32> {
 /// Seconds of an op: the median of batches.
 fn time(device: &mut dyn Device, ops: &[Op<'_>], out: View) -> Result<f64, Error> {
     const BATCHES: usize = 5;
-    let mut wait = |device: &mut dyn Device| device.read(out.slice(0, 1).columns(0, 1), &mut [0.0]);
+    let wait = |device: &mut dyn Device| device.read(out.slice(0, 1).columns(0, 1), &mut [0.0]);
     for op in ops {
         device.run(op)?;
     }

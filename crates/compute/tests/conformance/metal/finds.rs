@@ -40,7 +40,8 @@ fn run(body: &str) -> Vec<u32> {
         usage: wgpu::BufferUsages::STORAGE,
         mapped_at_creation: false,
     });
-    let layout = device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label: None, entries: &[] });
+    let layout =
+        device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label: None, entries: &[] });
     let group = device.create_bind_group(&wgpu::BindGroupDescriptor {
         label: None,
         layout: &layout,
@@ -85,7 +86,8 @@ fn operations_of_simdgroups_of_32() {
     assert_eq!(sums[127], (96..128).sum());
     let swapped = run("a[at] = subgroupShuffleXor(a[at], 5u) + subgroupExclusiveAdd(1u) * 1000u;");
     assert_eq!(swapped[70], 67 + 6000);
-    let all = run("a[at] = subgroupMax(a[at]) + subgroupBallot(lane > 29u).x + subgroupBroadcast(a[at], 3u);");
+    let all =
+        run("a[at] = subgroupMax(a[at]) + subgroupBallot(lane > 29u).x + subgroupBroadcast(a[at], 3u);");
     assert_eq!(all[40], 63u32.wrapping_add(0xc000_0000) + 35);
     let halves = run("a[at] = pack2x16float(unpack2x16float(0x3c004000u) * 2.0);");
     assert_eq!(halves[5], 0x4000_4400);
@@ -97,7 +99,10 @@ fn threads_that_diverge() {
         return;
     }
     fails("if (lane < 7u) { a[at] = subgroupAdd(1u); }", "wait at simd_sum");
-    fails("if (lane < 7u) { a[at] = subgroupAdd(1u); } else { a[at] = subgroupAdd(2u); }", "others at simd_sum");
+    fails(
+        "if (lane < 7u) { a[at] = subgroupAdd(1u); } else { a[at] = subgroupAdd(2u); }",
+        "others at simd_sum",
+    );
     fails("if (a[at] == 77u) { return; } workgroupBarrier();", "wait at threadgroup_barrier");
     // All of one team, but not the others of the workgroup.
     let sums = run("if (i < 32u) { a[at] = subgroupAdd(1u); }");
