@@ -402,7 +402,8 @@ pub enum Op<'a> {
     /// `out[h] = sum_t softmax_t(scale * q[h] . K[t][h / g]) V[t][h / g]` over `t <= p`, where
     /// `g = q.heads / k.heads`; then times `sigmoid(gate[h])` where there is a gate. Tolerance 1e-5.
     ///
-    /// On the fast path a GPU keeps keys and values as f16: tolerance 2e-3 where f16 does not hold them.
+    /// On the fast path a GPU keeps keys and values as f16: tolerance 2e-3 where f16 does not hold them. Where an op has
+    /// many rows it may round queries and weights to f16 too: tolerance 4e-3.
     ///
     /// With a window only `t > p - window` count. With positions only those count that they name. A sink is one more
     /// logit in the softmax that has no value: `exp(sink[h])` joins the sum

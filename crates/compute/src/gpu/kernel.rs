@@ -37,9 +37,10 @@ const CONSTANTS: usize = 16;
 
 /// Constants that a kernel is specialised by: `const NAME = value;` in front of its text. `f32` constants are not
 /// among them: those travel as parameters.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Constants {
-    all: [(&'static str, u32); CONSTANTS],
+    names: [&'static str; CONSTANTS],
+    values: [u32; CONSTANTS],
     len: usize,
 }
 
@@ -55,11 +56,53 @@ impl Constants {
     #[must_use]
     pub(super) fn with(mut self, name: &'static str, value: u32) -> Self {
         debug_assert!(self.len < CONSTANTS);
-        self.all[self.len] = (name, value);
+        self.names[self.len] = name;
+        self.values[self.len] = value;
         self.len += 1;
         self
     }
+
+    fn all(&self) -> impl Iterator<Item = (&'static str, u32)> {
+        self.names.into_iter().zip(self.values).take(self.len)
+    }
 }
+
+/// What a pipeline is found by. A kernel names its constants in one order, so their values tell them apart.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Key {
+    /// Where the kernel lies: it is a static.
+    kernel: usize,
+    len: usize,
+    values: [u32; CONSTANTS],
+}
+
+/// A hash of a few words: pipelines and bind groups are looked up for every dispatch.
+#[derive(Clone, Copy, Default)]
+struct Quick(u64);
+
+impl std::hash::Hasher for Quick {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for word in bytes.chunks(8) {
+            let mut all = [0; 8];
+            all[..word.len()].copy_from_slice(word);
+            self.write_u64(u64::from_le_bytes(all));
+        }
+    }
+
+    fn write_u64(&mut self, word: u64) {
+        self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x517c_c1b7_2722_0a95);
+    }
+
+    fn write_usize(&mut self, word: usize) {
+        self.write_u64(word as u64);
+    }
+}
+
+type Table<K, V> = HashMap<K, V, std::hash::BuildHasherDefault<Quick>>;
 
 /// What kernels are written for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,7 +135,7 @@ impl Target {
         if body.contains("coop_mat") {
             text.push_str("enable wgpu_cooperative_matrix;\n");
         }
-        for (name, value) in &constants.all[..constants.len] {
+        for (name, value) in constants.all() {
             text.push_str(&format!("const {name} = {value}u;\n"));
         }
         text.push_str(&format!("const TEAM = {}u;\n", self.team));
@@ -119,8 +162,8 @@ pub(super) struct Pipelines {
     device: wgpu::Device,
     target: Target,
     layouts: Vec<(&'static [Access], wgpu::BindGroupLayout, wgpu::PipelineLayout)>,
-    pipelines: HashMap<(&'static str, Constants), Pipeline>,
-    groups: HashMap<(usize, [u32; MOST_BINDINGS]), wgpu::BindGroup>,
+    pipelines: Table<Key, Pipeline>,
+    groups: Table<(usize, [u32; MOST_BINDINGS]), wgpu::BindGroup>,
 }
 
 /// The most buffers of a kernel.
@@ -128,7 +171,7 @@ pub(super) const MOST_BINDINGS: usize = 8;
 
 impl Pipelines {
     pub(super) fn new(device: wgpu::Device, target: Target) -> Self {
-        Self { device, target, layouts: Vec::new(), pipelines: HashMap::new(), groups: HashMap::new() }
+        Self { device, target, layouts: Vec::new(), pipelines: Table::default(), groups: Table::default() }
     }
 
     pub(super) const fn target(&self) -> Target {
@@ -178,7 +221,8 @@ impl Pipelines {
         constants: Constants,
         buffers: &[(u32, &wgpu::Buffer)],
     ) -> (&Pipeline, &wgpu::BindGroup) {
-        let key = (kernel.name, constants);
+        let Constants { len, values, .. } = constants;
+        let key = Key { kernel: std::ptr::from_ref(kernel) as usize, len, values };
         if !self.pipelines.contains_key(&key) {
             let layout = self.layout(kernel.bindings);
             let text = self.target.text(kernel, &constants);

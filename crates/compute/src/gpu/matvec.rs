@@ -1,13 +1,15 @@
 //! Products with few rows of activations, at the speed at which memory gives the weights.
 
 use super::{
-    Constants, GpuDevice, Kernel, Params,
+    Constants, GpuDevice, Kernel, Memory, Params,
+    elementwise::activation_of,
     experts::InBank,
     formats::{Chunk, scalar},
     kernel::Access::{Read, Write},
     matmul::Pieces,
+    memory::Piece,
 };
-use crate::{Buffer, Error, MatrixShape, View, Weight, matrix::MatrixPlace};
+use crate::{Activation, Buffer, Error, MatrixShape, View, Weight, matrix::MatrixPlace};
 
 /// One kernel for each way to read a format, with f32 and with 8-bit activations.
 macro_rules! kernels {
@@ -30,6 +32,7 @@ macro_rules! kernels {
                 $(include_str!(concat!("kernels/", $before, ".wgsl")),)*
                 include_str!("kernels/chunk.wgsl"),
                 include_str!(concat!("kernels/chunk_", $chunk, ".wgsl")),
+                include_str!("kernels/products.wgsl"),
                 include_str!(concat!("kernels/", $stage, ".wgsl")),
                 include_str!(concat!("kernels/", $op, ".wgsl")),
             ],
@@ -99,29 +102,127 @@ pub(super) fn mat_mul(
     out: View,
 ) -> Result<bool, Error> {
     let Pieces { shape, all } = gpu.pieces(weight)?;
-    let Some(Choice { which, chunk, part, constants }) = gpu.choose(shape, rounds) else { return Ok(false) };
-    let constants = constants.with("TARGETS", 1).with("BIASED", bias.is_some().into());
-    let per_block = (4 * THREADS / part) as usize;
+    let Some(choice) = gpu.choose(shape, rounds) else { return Ok(false) };
     for (arena, piece) in all {
-        let bias = bias.map(|b| gpu.store.start(b)).transpose()?.unwrap_or(0);
-        let (walkers, turns) = walk(piece.rows, per_block);
-        let to = out.columns(piece.first, piece.rows);
-        let params = Params::new()
-            .u(gpu.store.place(&x)?)
-            .n(x.row_stride)
-            .n(out.row_stride)
-            .n(x.rows)
-            .n(walkers)
-            .n(turns)
+        let bias = bias.map(|b| gpu.store.start(b)).transpose()?.map(|b| b + piece.first as u32);
+        let out = out.columns(piece.first, piece.rows);
+        products(gpu, &[Product { choice, x, arena, piece, bias, out }])?;
+    }
+    Ok(true)
+}
+
+/// A product of `x` with some rows of a weight.
+pub(super) struct Product {
+    choice: Choice,
+    x: View,
+    arena: Memory,
+    piece: Piece,
+    /// Where the bias lies among the activations.
+    bias: Option<u32>,
+    out: View,
+}
+
+impl Product {
+    /// Of a weight that lies in one piece, if the shape is one for these kernels.
+    pub(super) fn new(
+        gpu: &GpuDevice,
+        x: View,
+        (weight, bias): (Weight, Option<Buffer>),
+        rounds: bool,
+        out: View,
+    ) -> Result<Option<Self>, Error> {
+        let found = gpu.store.get(weight)?;
+        let [piece] = found.pieces[..] else { return Ok(None) };
+        let Some(choice) = gpu.choose(found.shape, rounds) else { return Ok(None) };
+        let bias = bias.map(|b| gpu.store.start(b)).transpose()?;
+        Ok(Some(Self { choice, x, arena: gpu.store.arenas[piece.arena].clone(), piece, bias, out }))
+    }
+
+    /// Whether it can share a dispatch with others.
+    pub(super) fn joins(&self, others: &[Self]) -> bool {
+        others.len() < TARGETS
+            && others.iter().all(|other| {
+                self.x == other.x
+                    && self.choice.which == other.choice.which
+                    && self.choice.constants == other.choice.constants
+                    && self.arena.id == other.arena.id
+                    && self.bias.is_some() == other.bias.is_some()
+                    && self.out.buffer != other.out.buffer
+                    && other.piece.rows.is_multiple_of(4)
+            })
+    }
+}
+
+/// Runs products that share a dispatch.
+pub(super) fn products(gpu: &mut GpuDevice, all: &[Product]) -> Result<(), Error> {
+    let Some(Product { choice, x, arena, out, bias, .. }) = all.first() else { return Ok(()) };
+    let Choice { which, chunk, part, constants } = *choice;
+    let rows: usize = all.iter().map(|p| p.piece.rows).sum();
+    let (walkers, turns) = walk(rows, (4 * THREADS / part) as usize);
+    let mut params =
+        Params::new().u(gpu.store.place(x)?).n(x.row_stride).n(out.row_stride).n(x.rows).n(walkers).n(turns);
+    let mut end = 0;
+    for Product { piece, bias, out, .. } in all {
+        end += piece.rows;
+        params = params
             .n(piece.weights as usize / chunk.unit())
             .u(piece.scales)
             .u(piece.biases)
-            .u(gpu.store.place(&to)?)
-            .n(piece.rows)
-            .u(bias + piece.first as u32);
-        let buffers = [&gpu.activations(), &arena, &arena];
-        gpu.dispatch(&MATVEC[which], constants, &buffers, &params, x.rows * walkers)?;
+            .u(gpu.store.place(out)?)
+            .n(end)
+            .u(bias.unwrap_or(0));
     }
+    let constants = constants.with("TARGETS", all.len() as u32).with("BIASED", bias.is_some().into());
+    let buffers = [&gpu.activations(), arena, arena];
+    gpu.dispatch(&MATVEC[which], constants, &buffers, &params, x.rows * walkers)
+}
+
+/// Runs gate and up and joins them, if they are what waits.
+pub(super) fn gated(
+    gpu: &mut GpuDevice,
+    all: &[Product],
+    activation: Activation,
+    [gate, up, out]: [View; 3],
+) -> Result<bool, Error> {
+    let [one, other] = all else { return Ok(false) };
+    let fits = one.out == gate
+        && other.out == up
+        && one.piece.rows == other.piece.rows
+        && one.bias.is_none()
+        && other.bias.is_none();
+    if !fits {
+        return Ok(false);
+    }
+    let Choice { which, chunk, part, constants } = one.choice;
+    let rows = one.piece.rows;
+    let (walkers, turns) = walk(rows, (2 * THREADS / part) as usize);
+    let (kind, [alpha, limit]) = activation_of(activation);
+    let constants = constants
+        .with("USES", 0)
+        .with("STAGE", 0)
+        .with("ACTIVATION", kind)
+        .with("STEP", 1)
+        .with("BIAS_SCALAR", 9);
+    let mut params = Params::new()
+        .u(gpu.store.place(&one.x)?)
+        .n(one.x.row_stride)
+        .u(gpu.store.place(&out)?)
+        .n(out.row_stride)
+        .u(0)
+        .u(0)
+        .u(1)
+        .u(0)
+        .n(1)
+        .n(walkers)
+        .n(turns)
+        .n(rows);
+    for Product { piece, .. } in [one, other] {
+        params = params.n(piece.weights as usize / chunk.unit()).u(piece.scales).u(piece.biases).u(0);
+    }
+    let params = params.u(0).f(alpha).f(limit);
+    let arena = &one.arena;
+    let buffers = [&gpu.activations(), arena, arena, &gpu.upload.clone()];
+    gpu.dispatch(&EXPERTS[which], constants, &buffers, &params, walkers)?;
     Ok(true)
 }
 

@@ -294,8 +294,6 @@ impl Store {
             });
             first += rows;
         }
-        // What has been staged is on its way before more is.
-        self.queue.submit([]);
         self.weights.push(GpuWeight { shape, pieces });
         Ok(Weight(self.weights.len() as u32 - 1))
     }

@@ -9,6 +9,7 @@ mod attention;
 mod elementwise;
 mod experts;
 mod formats;
+mod fuse;
 mod kernel;
 mod latent_attention;
 mod matmul;
@@ -42,6 +43,8 @@ use crate::{
 const UPLOAD: usize = 1 << 20;
 /// Dispatches after which work is handed to the card while more is recorded.
 const HAND_OVER: u32 = 96;
+/// Bytes on their way to the card that the host holds at most.
+const STAGED: usize = 128 << 20;
 /// Threads of a team without subgroups.
 const TEAM_IN_MEMORY: u32 = 16;
 /// Bytes that kernels report to. Words 0 and 1: the complement of the first row in which [`Op::TopK`] and
@@ -81,6 +84,10 @@ pub(crate) struct GpuDevice {
     /// What kernels report.
     report: Memory,
     readback: Option<wgpu::Buffer>,
+    /// Ops that may share a dispatch with the next one.
+    pending: fuse::Pending,
+    /// Bytes that have been staged since the last wait for them.
+    staged: usize,
     /// Dispatches that have not been handed over.
     recorded: u32,
     /// Submissions that may be running.
@@ -129,6 +136,8 @@ impl GpuDevice {
             angles: Vec::new(),
             report,
             readback: None,
+            pending: fuse::Pending::Nothing,
+            staged: 0,
             recorded: 0,
             running: VecDeque::new(),
             submitted: 0,
@@ -218,7 +227,7 @@ impl GpuDevice {
         if count > UPLOAD {
             return Err(Error::Shape(format!("an op that brings {count} words along, more than {UPLOAD}")));
         }
-        if self.words.len() + count > UPLOAD {
+        if !self.has_room(count) {
             self.hand_over();
             // What is written next comes behind all that has been handed over.
             self.words.clear();
@@ -226,6 +235,11 @@ impl GpuDevice {
             self.sent = 0;
         }
         Ok(())
+    }
+
+    /// Whether `count` words fit behind those in the upload buffer.
+    fn has_room(&self, count: usize) -> bool {
+        self.words.len() + count <= UPLOAD
     }
 
     /// Puts words into the upload buffer, where [`GpuDevice::room`] has made room for them.
@@ -251,6 +265,17 @@ impl GpuDevice {
             self.running.push_back((Ticket(self.submitted), index));
         }
         self.recorded = 0;
+    }
+
+    /// Sends bytes on their way that have been staged on the host, and waits where many are.
+    fn send(&mut self, bytes: usize) -> Result<(), Error> {
+        self.staged += bytes;
+        if self.staged >= STAGED {
+            self.staged = 0;
+            self.opened.queue.submit([]);
+            self.wait()?;
+        }
+        Ok(())
     }
 
     /// Copies words out of a buffer once all work is done.
@@ -337,6 +362,7 @@ impl Device for GpuDevice {
     }
 
     fn buffer(&mut self, len: usize) -> Result<Buffer, Error> {
+        self.settle()?;
         self.hand_over();
         let (buffer, gone) = self.store.buffer(len)?;
         self.forget(gone);
@@ -344,8 +370,10 @@ impl Device for GpuDevice {
     }
 
     fn weight(&mut self, shape: MatrixShape, bytes: Bytes) -> Result<Weight, Error> {
+        self.settle()?;
         self.hand_over();
         let weight = self.store.weight(shape, &bytes)?;
+        self.send(bytes.len())?;
         self.failure().check()?;
         Ok(weight)
     }
@@ -367,9 +395,12 @@ impl Device for GpuDevice {
     }
 
     fn put_slot(&mut self, slot: Slot, bytes: Bytes) -> Result<(), Error> {
+        self.settle()?;
         // Written ahead of the next submission, behind all that has been recorded.
         self.hand_over();
-        self.store.put_slot(slot, bytes)
+        let len = bytes.len();
+        self.store.put_slot(slot, bytes)?;
+        self.send(len)
     }
 
     fn state_bytes(&self, shape: StateShape) -> u64 {
@@ -381,12 +412,15 @@ impl Device for GpuDevice {
     }
 
     fn drop_state(&mut self, state: State) {
+        // What waits and fails has nobody to tell; the next op of its session will.
+        let _ = self.settle();
         self.hand_over();
         let gone = self.store.drop_state(state);
         self.forget(gone);
     }
 
     fn reset(&mut self, state: State) -> Result<(), Error> {
+        self.settle()?;
         drop(self.pass.take());
         match self.store.state_mut(state)? {
             // Only committed positions are ever read, so stale keys and values need no zeroing.
@@ -403,6 +437,7 @@ impl Device for GpuDevice {
     }
 
     fn commit(&mut self, state: State) -> Result<(), Error> {
+        self.settle()?;
         if let GpuState::Recurrent { committed, next, written, .. } = self.store.state_mut(state)?
             && std::mem::take(written)
         {
@@ -413,6 +448,9 @@ impl Device for GpuDevice {
 
     fn run(&mut self, op: &Op<'_>) -> Result<(), Error> {
         op.check(&self.store)?;
+        if self.join(op)? {
+            return Ok(());
+        }
         match *op {
             Op::RmsNorm { .. } | Op::LayerNorm { .. } | Op::GatedRmsNorm { .. } => norm::norm(self, op),
             Op::Glu { .. }
@@ -434,6 +472,7 @@ impl Device for GpuDevice {
     }
 
     fn submit(&mut self) -> Result<Ticket, Error> {
+        self.settle()?;
         self.hand_over();
         Ok(Ticket(self.submitted))
     }
@@ -455,6 +494,7 @@ impl Device for GpuDevice {
     }
 
     fn write(&mut self, buffer: Buffer, numbers: &[f32]) -> Result<(), Error> {
+        self.settle()?;
         if numbers.len() > self.store.numbers(buffer)? {
             return Err(Error::Shape(format!("{} numbers are more than the buffer has", numbers.len())));
         }
@@ -465,6 +505,7 @@ impl Device for GpuDevice {
     }
 
     fn read(&mut self, view: View, out: &mut [f32]) -> Result<(), Error> {
+        self.settle()?;
         let len = self.store.numbers(view.buffer)?;
         if !view.lies_in(len) || view.rows * view.heads * view.width != out.len() {
             return Err(Error::Shape(format!("{view:?} of {len} numbers read into {}", out.len())));
@@ -494,11 +535,5 @@ impl Device for GpuDevice {
 
     fn reserve_scratch(&mut self, _: ScratchShape) -> Result<(), Error> {
         Ok(())
-    }
-}
-
-impl GpuDevice {
-    fn missing(&self, op: &Op<'_>) -> Result<(), Error> {
-        Err(Error::Device(format!("{} has no kernel yet", op.name())))
     }
 }

@@ -5,6 +5,8 @@ use crate::{Buffer, Error, Op, View};
 
 static NORM: Kernel = kernel!("norm", ["common", "norm"], [Write]);
 
+/// Threads of a wide vector: few workgroups have it, so many threads share its numbers.
+pub(super) const WIDE_THREADS: u32 = 256;
 /// Numbers up to which a vector is one team's work.
 const NARROW: usize = 256;
 
@@ -22,7 +24,7 @@ pub(super) fn norm(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
     }
 }
 
-fn run(
+pub(super) fn run(
     gpu: &mut GpuDevice,
     (x, out, other): (View, View, Option<View>),
     weight: Option<Buffer>,
@@ -40,7 +42,7 @@ fn run(
         .n(x.heads)
         .n(x.width)
         .f(eps);
-    let threads = if x.width <= NARROW { gpu.target().team.max(32) } else { 256 };
+    let threads = if x.width <= NARROW { gpu.target().team.max(32) } else { WIDE_THREADS };
     let constants = Constants::new(&[
         ("WG", threads),
         ("KIND", kind),

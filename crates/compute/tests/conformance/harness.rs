@@ -206,8 +206,14 @@ impl Both {
     }
 
     /// Whether the device is a GPU on the fast path: keys and values are f16, and many rows share work.
-    pub(crate) fn fast_gpu(&self, exact: bool) -> bool {
-        !exact && self.device.describe().starts_with("gpu")
+    pub(crate) fn fast_gpu(&self) -> bool {
+        let name = self.device.describe();
+        name.starts_with("gpu") && name.ends_with("fast")
+    }
+
+    /// The tolerance of attention of so many rows at once.
+    pub(crate) fn of_attention(&self, rows: usize) -> f32 {
+        if rows >= 16 && self.fast_gpu() { 4e-3 } else { 1e-5 }
     }
 
     /// Whether the device rounds the activations of many rows that meet a matrix of this format on the fast path.

@@ -22,7 +22,8 @@ const CHUNK = 32u;
 const ROW = CHUNK / 4u + 1u;
 const WEIGHTS_ROW = KEYS / 4u + 1u;
 const VI = (VALUE + 63u) / 64u;
-const SOME = max(2048u / (VI * 64u), 1u);
+// A divisor of KEYS.
+const SOME = 1u << firstLeadingBit(max(32u / VI, 1u));
 const VALUE_STRIDE = LATENT * KEY + (1u - LATENT) * VALUE;
 // Where keys begin behind queries; weights take the place of both.
 const KEYS_AT = QUERIES * ROW;

@@ -29,3 +29,8 @@ fn chunk_scales(at: vec4<u32>, c: u32) -> vec4<f32> {
     if (ELEMENT < 3u) { return vec4<f32>(1.0); }
     return vec4<f32>(chunk_scale(at.x, c), chunk_scale(at.y, c), chunk_scale(at.z, c), chunk_scale(at.w, c));
 }
+
+fn chunk_biases(at: vec4<u32>, c: u32) -> vec4<f32> {
+    if (ELEMENT != 3u) { return vec4<f32>(); }
+    return chunk_scales(at, c);
+}

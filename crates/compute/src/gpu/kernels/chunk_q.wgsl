@@ -3,6 +3,8 @@
 const OFFSET = 0.0;
 const VECTORS = 0u;
 
+alias Chunk = array<u32, BITS>;
+
 fn chunk_load(row: u32, c: u32) -> array<u32, BITS> {
     var words: array<u32, BITS>;
     for (var i = 0u; i < BITS; i++) { words[i] = w[row + c * BITS + i]; }

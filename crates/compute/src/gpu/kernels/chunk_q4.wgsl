@@ -3,6 +3,8 @@
 const OFFSET = 0.0;
 const VECTORS = 1u;
 
+alias Chunk = vec4<u32>;
+
 fn chunk_load(row: u32, c: u32) -> vec4<u32> {
     return w4[row + c];
 }

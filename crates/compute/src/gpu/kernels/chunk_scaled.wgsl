@@ -2,6 +2,8 @@
 
 const VECTORS = BITS / 4u;
 
+alias Chunk = array<vec4<u32>, VECTORS>;
+
 fn chunk_load(row: u32, c: u32) -> array<vec4<u32>, VECTORS> {
     var all: array<vec4<u32>, VECTORS>;
     for (var i = 0u; i < VECTORS; i++) { all[i] = w4[row + c * VECTORS + i]; }

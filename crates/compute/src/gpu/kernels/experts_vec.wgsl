@@ -38,8 +38,8 @@ fn main(
     let i = work / p.walkers;
     if (i >= p.count) { return; }
     let found = use_of(p.uses, i);
-    if (!found.ours) { return; }
     stage(p.x + select(found.row, i, STAGE == 2u) * p.x_row);
+    if (!found.ours) { return; }
     let first = (work % p.walkers * p.turns * (WG / PART) + index / PART) * OUTPUTS;
     let out = p.out + select(i, found.part, STAGE == 2u) * p.out_row;
     for (var turn = 0u; turn < p.turns; turn++) {
@@ -56,7 +56,9 @@ fn main(
         }
         weights += found.slot / SLOT_UNIT + stored * ROW_WORDS;
         let of_row = stored / BLOCK_ROWS * ROW_SCALES + found.slot;
-        var sums = part_sum(products(Rows(weights, scales + of_row, biases + of_row), index % PART));
+        let rows = Rows(weights, scales + of_row, biases + of_row);
+        let chunk = index % PART;
+        var sums = part_sum(products(load(rows, min(chunk, CHUNKS - 1u)), rows, chunk));
         if (index % PART == 0u) {
             if (BIAS_SCALAR < 3u) {
                 let at = vec4<u32>(found.slot)

@@ -17,6 +17,22 @@ var<immediate> p: Params;
 const ROW_WORDS = select(COLS * BITS / 32u, CHUNKS * VECTORS, VECTORS > 0u);
 const ROW_SCALES = select((COLS + BLOCK_COLS - 1u) / BLOCK_COLS * select(select(1u, 2u, SCALE < 3u), 4u, SCALE == 0u), 0u, ELEMENT < 3u);
 
+// The four rows that begin at row `o` of W.
+struct Four { m: Matrix, at: vec4<u32>, count: u32, rows: Rows }
+
+fn four(o: u32) -> Four {
+    var m = p.m0;
+    var start = 0u;
+    if (TARGETS > 1u && o >= p.m0.end) { m = p.m1; start = p.m0.end; }
+    if (TARGETS > 2u && o >= p.m1.end) { m = p.m2; start = p.m1.end; }
+    if (TARGETS > 3u && o >= p.m2.end) { m = p.m3; start = p.m2.end; }
+    let count = m.end - start;
+    let at = vec4<u32>(o - start) + vec4<u32>(0u, 1u, 2u, 3u);
+    let stored = min(at, vec4<u32>(count - 1u));
+    let scales = stored / BLOCK_ROWS * ROW_SCALES;
+    return Four(m, at, count, Rows(m.weights + stored * ROW_WORDS, m.scales + scales, m.biases + scales));
+}
+
 @compute @workgroup_size(WG)
 fn main(
     @builtin(workgroup_id) id: vec3<u32>,
@@ -27,31 +43,26 @@ fn main(
     let work = group_index(id, count);
     let row = work / p.walkers;
     if (row >= p.rows) { return; }
-    stage(p.x + row * p.x_row);
+    let chunk = index % PART;
     let first = (work % p.walkers * p.turns * (WG / PART) + index / PART) * 4u;
+    var now = four(first);
+    var loaded = load(now.rows, min(chunk, CHUNKS - 1u));
+    stage(p.x + row * p.x_row);
     for (var turn = 0u; turn < p.turns; turn++) {
-        let o = first + turn * (WG / PART) * 4u;
-        var m = p.m0;
-        var start = 0u;
-        if (TARGETS > 1u && o >= p.m0.end) { m = p.m1; start = p.m0.end; }
-        if (TARGETS > 2u && o >= p.m1.end) { m = p.m2; start = p.m1.end; }
-        if (TARGETS > 3u && o >= p.m2.end) { m = p.m3; start = p.m2.end; }
-        let rows = m.end - start;
-        let at = vec4<u32>(o - start) + vec4<u32>(0u, 1u, 2u, 3u);
-        let stored = min(at, vec4<u32>(rows - 1u));
-        let scales = stored / BLOCK_ROWS * ROW_SCALES;
-        var sums = products(
-            Rows(m.weights + stored * ROW_WORDS, m.scales + scales, m.biases + scales), index % PART);
-        sums = part_sum(sums);
-        if (index % PART == 0u) {
-            let out = m.out + row * p.out_row;
+        let sums = part_sum(products(loaded, now.rows, chunk));
+        if (chunk == 0u) {
+            let out = now.m.out + row * p.out_row;
             for (var i = 0u; i < 4u; i++) {
-                if (at[i] < rows) {
+                if (now.at[i] < now.count) {
                     var y = sums[i];
-                    if (BIASED == 1u) { y += a[m.bias + at[i]]; }
-                    a[out + at[i]] = y;
+                    if (BIASED == 1u) { y += a[now.m.bias + now.at[i]]; }
+                    a[out + now.at[i]] = y;
                 }
             }
+        }
+        if (turn + 1u < p.turns) {
+            now = four(first + (turn + 1u) * (WG / PART) * 4u);
+            loaded = load(now.rows, min(chunk, CHUNKS - 1u));
         }
     }
 }

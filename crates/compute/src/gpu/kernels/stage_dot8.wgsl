@@ -47,22 +47,13 @@ fn stage(at: u32) {
     workgroupBarrier();
 }
 
-// What this thread's chunks add to the products of four rows.
-fn products(rows: Rows, from_chunk: u32) -> vec4<f32> {
-    var sums = vec4<f32>();
-    for (var c = from_chunk; c < CHUNKS; c += PART) {
-        let q0 = chunk_load(rows.weights.x, c);
-        let q1 = chunk_load(rows.weights.y, c);
-        let q2 = chunk_load(rows.weights.z, c);
-        let q3 = chunk_load(rows.weights.w, c);
-        let scales = chunk_scales(rows.scales, c);
-        let biases = chunk_scales(rows.biases, c);
-        let x0 = x_words[c];
-        let x1 = x_words[CHUNKS + c];
-        let x = x_scales[c];
-        let whole = vec4<i32>(
-            chunk_dot8(q0, x0, x1), chunk_dot8(q1, x0, x1), chunk_dot8(q2, x0, x1), chunk_dot8(q3, x0, x1));
-        sums += scales * (vec4<f32>(whole) * x.x + x.y * OFFSET) + biases * x.y;
-    }
-    return sums;
+// What a chunk adds to the products of four rows.
+fn product(of_rows: Loaded, c: u32) -> vec4<f32> {
+    let x0 = x_words[c];
+    let x1 = x_words[CHUNKS + c];
+    let x = x_scales[c];
+    let whole = vec4<i32>(
+        chunk_dot8(of_rows.q0, x0, x1), chunk_dot8(of_rows.q1, x0, x1),
+        chunk_dot8(of_rows.q2, x0, x1), chunk_dot8(of_rows.q3, x0, x1));
+    return of_rows.scales * (vec4<f32>(whole) * x.x + x.y * OFFSET) + of_rows.biases * x.y;
 }

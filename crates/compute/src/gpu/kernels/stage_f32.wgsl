@@ -12,23 +12,16 @@ fn stage(at: u32) {
     workgroupBarrier();
 }
 
-// What this thread's chunks add to the products of four rows.
-fn products(rows: Rows, from_chunk: u32) -> vec4<f32> {
-    var sums = vec4<f32>();
-    for (var c = from_chunk; c < CHUNKS; c += PART) {
-        let q0 = chunk_load(rows.weights.x, c);
-        let q1 = chunk_load(rows.weights.y, c);
-        let q2 = chunk_load(rows.weights.z, c);
-        let q3 = chunk_load(rows.weights.w, c);
-        let scales = chunk_scales(rows.scales, c);
-        var x: array<vec4<f32>, 8>;
-        var all = vec4<f32>();
-        for (var j = 0u; j < 8u; j++) {
-            x[j] = x_numbers[j * CHUNKS + c];
-            all += x[j];
-        }
-        sums += scales * vec4<f32>(chunk_dot(q0, x), chunk_dot(q1, x), chunk_dot(q2, x), chunk_dot(q3, x));
-        if (ELEMENT == 3u) { sums += chunk_scales(rows.biases, c) * (all.x + all.y + all.z + all.w); }
+// What a chunk adds to the products of four rows.
+fn product(of_rows: Loaded, c: u32) -> vec4<f32> {
+    var x: array<vec4<f32>, 8>;
+    var all = vec4<f32>();
+    for (var j = 0u; j < 8u; j++) {
+        x[j] = x_numbers[j * CHUNKS + c];
+        all += x[j];
     }
-    return sums;
+    let sums = of_rows.scales * vec4<f32>(
+        chunk_dot(of_rows.q0, x), chunk_dot(of_rows.q1, x), chunk_dot(of_rows.q2, x), chunk_dot(of_rows.q3, x));
+    if (ELEMENT != 3u) { return sums; }
+    return sums + of_rows.biases * (all.x + all.y + all.z + all.w);
 }

@@ -1,4 +1,4 @@
-// Which expert meets which row. USES 1: three words of a list, the slot's first byte, row of x, row of out. USES 2: what a
+// Which expert meets which row. USES 0: the one matrix there is meets row i. USES 1: three words of a list, the slot's first byte, row of x, row of out. USES 2: what a
 // router chose; the slot comes from a table of two words an expert, bank and first byte. Uses of other banks are not ours.
 
 struct Uses { list: u32, row: u32, k: u32, bank: u32 } // USES 2: ids at `list`, `row` apart
@@ -8,6 +8,7 @@ struct Use { slot: u32, row: u32, part: u32, ours: bool }
 // `words` is the list or the table.
 
 fn use_of(uses: Uses, i: u32) -> Use {
+    if (USES == 0u) { return Use(0u, i, i, true); }
     if (USES == 1u) {
         let at = uses.list + i * 3u;
         return Use(words[at], words[at + 1u], words[at + 2u], true);

@@ -1,0 +1,25 @@
+// Sums over a row's chunks, behind chunk_*.wgsl and stage_*.wgsl.
+
+// A chunk of each of four rows.
+struct Loaded { q0: Chunk, q1: Chunk, q2: Chunk, q3: Chunk, scales: vec4<f32>, biases: vec4<f32> }
+
+fn load(rows: Rows, c: u32) -> Loaded {
+    return Loaded(
+        chunk_load(rows.weights.x, c), chunk_load(rows.weights.y, c),
+        chunk_load(rows.weights.z, c), chunk_load(rows.weights.w, c),
+        chunk_scales(rows.scales, c), chunk_biases(rows.biases, c));
+}
+
+// What this thread's chunks add to the products of four rows, the first of which has been loaded: memory is asked for the
+// next before one is used.
+fn products(first: Loaded, rows: Rows, from_chunk: u32) -> vec4<f32> {
+    var sums = vec4<f32>();
+    var now = first;
+    for (var c = from_chunk; c < CHUNKS; c += PART) {
+        var next = now;
+        if (c + PART < CHUNKS) { next = load(rows, c + PART); }
+        sums += product(now, c);
+        now = next;
+    }
+    return sums;
+}
