@@ -352,7 +352,9 @@ pub enum Op<'a> {
     ///
     /// The fast path may round each 32 activations that meet quantised weights to 8 bits of their largest:
     /// tolerance 1e-5 where that changes no activation, else `|a - b| <= 1e-2 |b|` as vectors for weights of mean
-    /// zero. Plain weights meet f32 activations on both paths.
+    /// zero. Plain weights meet f32 activations on both paths. A GPU may round the activations and the weights of many
+    /// rows to f16 in any format, each row times a power of two of its own, so that nothing overflows (weights beyond
+    /// 65,504 are taken for that): `|a - b| <= 1e-2 |b|` as vectors, row by row.
     MatMul {
         /// `(rows, cols)`.
         x: View,
