@@ -76,6 +76,8 @@ pub struct Counters {
     pub submissions: u64,
     /// Times that the host waited for it.
     pub waits: u64,
+    /// How long it waited, in nanoseconds.
+    pub waited_ns: u64,
 }
 
 /// What the dispatches of one kernel took on a card.

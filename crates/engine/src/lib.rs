@@ -31,7 +31,7 @@ pub use error::Error;
 pub use experts::{Completion, ReadRequest, Reader};
 pub use generate::{Answer, Finish, GenerateRequest, Phase, generate};
 pub use layer::Observer;
-pub use memory::{DEFAULT_CHUNK, DEFAULT_CONTEXT, MemoryPlan, MemoryRequest};
+pub use memory::{CARD_CHUNK, DEFAULT_CHUNK, DEFAULT_CONTEXT, MemoryPlan, MemoryRequest};
 pub use model::{Logits, Watch};
 pub use moeflux_compute::{Adapter, AdapterKind, DeviceOptions, KernelTime};
 pub use perplexity::{Perplexity, negative_log_likelihood, perplexity};

@@ -21,6 +21,9 @@ pub const DEFAULT_CONTEXT: usize = 8192;
 /// Tokens per chunk of a prefill where nobody asks for another number. A constant: it never follows the budget.
 pub const DEFAULT_CHUNK: usize = 512;
 
+/// The same for a card with memory of its own: it has room for more rows, and experts then meet more of them at once.
+pub const CARD_CHUNK: usize = 2048;
+
 /// Experts that are read at once.
 pub(crate) const READ_THREADS: usize = 8;
 
@@ -52,7 +55,7 @@ pub struct MemoryRequest {
     pub device_budget: Option<u64>,
     /// Positions per session; by default the smaller of the model's and [`DEFAULT_CONTEXT`], shrunk to fit.
     pub context: Option<usize>,
-    /// Tokens per chunk of a prefill; by default [`DEFAULT_CHUNK`].
+    /// Tokens per chunk of a prefill; by default [`DEFAULT_CHUNK`], or [`CARD_CHUNK`] on a card with memory of its own.
     pub chunk: Option<usize>,
     /// Sessions that live at the same time; by default one.
     pub sessions: Option<usize>,
@@ -127,7 +130,7 @@ impl MemoryPlan {
             let safe = |total: u64| (total / 10 * 9).saturating_sub(DEVICE_RESERVE);
             request.device_budget.unwrap_or_else(|| m.total.map_or(budget, safe))
         });
-        let chunk = request.chunk.unwrap_or(DEFAULT_CHUNK);
+        let chunk = request.chunk.unwrap_or(if device_budget.is_some() { CARD_CHUNK } else { DEFAULT_CHUNK });
         let sessions = request.sessions.unwrap_or(1);
         if chunk == 0 || request.context == Some(0) || sessions == 0 {
             return Err(Error::Input(

@@ -26,6 +26,8 @@ pub struct Stats {
     pub submissions: u64,
     /// Times that the host waited for it.
     pub waits: u64,
+    /// Nanoseconds of these waits: the rest of the time the host was busy itself.
+    pub waited_ns: u64,
 }
 
 impl Stats {
@@ -39,6 +41,7 @@ impl Stats {
         self.dispatches += after.dispatches - before.dispatches;
         self.submissions += after.submissions - before.submissions;
         self.waits += after.waits - before.waits;
+        self.waited_ns += after.waited_ns - before.waited_ns;
     }
 
     /// The share of needed experts that were in a slot; 1 when none was needed.
@@ -59,6 +62,7 @@ impl Stats {
             dispatches: self.dispatches - earlier.dispatches,
             submissions: self.submissions - earlier.submissions,
             waits: self.waits - earlier.waits,
+            waited_ns: self.waited_ns - earlier.waited_ns,
         }
     }
 }

@@ -126,6 +126,7 @@ fn together(a: &Stats, b: &Stats) -> Stats {
         dispatches: a.dispatches + b.dispatches,
         submissions: a.submissions + b.submissions,
         waits: a.waits + b.waits,
+        waited_ns: a.waited_ns + b.waited_ns,
     }
 }
 

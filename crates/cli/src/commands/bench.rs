@@ -50,6 +50,8 @@ struct Summary {
     stalled: f64,
     dispatches_per_token: f64,
     waits_per_token: f64,
+    /// Share of the time in which the host waited for a GPU.
+    waited: f64,
 }
 
 #[derive(Serialize)]
@@ -223,6 +225,7 @@ fn summary<'a>(measured: impl Iterator<Item = &'a Measured>) -> Option<Summary> 
         stalled: spread(&|m| m.stats.stalled_ns as f64 / 1e9 / m.seconds)?.median,
         dispatches_per_token: spread(&|m| m.stats.dispatches as f64 / m.tokens as f64)?.median,
         waits_per_token: spread(&|m| m.stats.waits as f64 / m.tokens as f64)?.median,
+        waited: spread(&|m| m.stats.waited_ns as f64 / 1e9 / m.seconds)?.median,
     })
 }
 
@@ -256,6 +259,15 @@ impl std::fmt::Display for Report<'_> {
             }
         }
         writeln!(f, "{table}")?;
+        if let Some(decode) = self.decode.as_ref().filter(|d| d.dispatches_per_token > 0.0) {
+            writeln!(
+                f,
+                "decode: {:.0} dispatches and {:.0} waits per token; the host waits for the GPU {} of the time\n",
+                decode.dispatches_per_token,
+                decode.waits_per_token,
+                units::percent(decode.waited)
+            )?;
+        }
         if !self.kernels.is_empty() {
             let mut table = Table::new(2);
             table.row(["", "kernel", "per token", "us per token", "us each"]);

@@ -123,14 +123,23 @@ pub(super) fn attention(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
     for span in spans.iter().filter(|span| span.rows > 0) {
         let kv = gpu.key_values(span.state)?;
         gpu.append(&kv, (span, first), (&k, v.as_ref()))?;
-        if !gpu.exact && span.rows >= TILED_ROWS {
-            attend_tiled(gpu, &kv, (span, first), op, true)?;
-        } else {
-            attend(gpu, &kv, (span, first), op)?;
-        }
+        attend_span(gpu, &kv, (span, first), op)?;
         first += span.rows;
     }
     Ok(())
+}
+
+/// Attends from the rows of one span, whose keys and values lie in the state already.
+pub(super) fn attend_span(
+    gpu: &mut GpuDevice,
+    kv: &KeyValues,
+    (span, first): (&Span, usize),
+    op: &Op<'_>,
+) -> Result<(), Error> {
+    match !gpu.exact && span.rows >= TILED_ROWS {
+        true => attend_tiled(gpu, kv, (span, first), op, true),
+        false => attend(gpu, kv, (span, first), op),
+    }
 }
 
 /// A position that lies where `position` does, within 32 bits.
@@ -157,6 +166,7 @@ pub(super) fn attend_tiled(
     let (target, limits) = (gpu.target(), gpu.opened.device.limits());
     let widest = k.width.max(out.width);
     let cooperative = round
+        && std::env::var_os("COOP").is_some()
         && (target.cooperative && target.subgroups && target.team == 32)
         && limits.max_compute_workgroup_storage_size >= COOPERATIVE_BYTES
         && widest <= COOPERATIVE_WIDTH;

@@ -191,7 +191,7 @@ impl GpuDevice {
                 }
                 self.run_heads(heads, Some((v, span)))?;
                 let kv = self.key_values(span.state)?;
-                attention::attend(self, &kv, (&span, 0), op)?;
+                attention::attend_span(self, &kv, (&span, 0), op)?;
                 Ok(true)
             }
             _ => Ok(false),
@@ -292,9 +292,12 @@ impl Sum {
         for view in &views {
             params = params.view(gpu.store.place(view)?, view);
         }
-        let params = params.n(out.rows).n(out.width).n(weights.width).u(gpu.store.start(weight)?).f(eps);
+        let params = params.n(out.rows).n(out.width).u(gpu.store.start(weight)?).f(eps);
+        let threads = norm::threads(gpu, out.width);
         let constants = Constants::new(&[
-            ("WG", norm::WIDE_THREADS),
+            ("WG", threads),
+            ("EACH", out.width.div_ceil(threads as usize) as u32),
+            ("K", weights.width as u32),
             ("SHARED", shared.is_some().into()),
             ("GATED", gate.is_some().into()),
         ]);

@@ -38,7 +38,8 @@ pub(super) fn embed(gpu: &mut GpuDevice, table: Weight, tokens: &[u32], out: Vie
             .u(at)
             .n(tokens.len())
             .n(piece.first)
-            .n(piece.rows);
+            .n(piece.rows)
+            .u(0);
         let buffers = [&gpu.activations(), &arena, &gpu.upload.clone()];
         gpu.dispatch(&EMBED, constants, &buffers, &params, groups)?;
     }

@@ -331,8 +331,10 @@ impl GpuDevice {
 
     /// Waits for everything that has been handed over.
     fn wait(&mut self) -> Result<(), Error> {
-        self.counters.waits += 1;
+        let since = std::time::Instant::now();
         let waited = self.opened.device.poll(wgpu::PollType::wait_indefinitely());
+        self.counters.waits += 1;
+        self.counters.waited_ns += since.elapsed().as_nanos() as u64;
         self.running.clear();
         self.failure().check()?;
         waited.map(|_| ()).map_err(|e| Error::Device(format!("waiting for the GPU failed: {e}")))

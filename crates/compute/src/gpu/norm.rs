@@ -5,10 +5,17 @@ use crate::{Buffer, Error, Op, View};
 
 static NORM: Kernel = kernel!("norm", ["common", "norm"], [Write]);
 
-/// Threads of a wide vector: few workgroups have it, so many threads share its numbers.
-pub(super) const WIDE_THREADS: u32 = 256;
 /// Numbers up to which a vector is one team's work.
 const NARROW: usize = 256;
+
+/// Threads for a vector. A wide one is often the only one, so many threads share it.
+pub(super) fn threads(gpu: &GpuDevice, width: usize) -> u32 {
+    match width {
+        ..=NARROW => gpu.target().team.max(32),
+        ..1024 => 256,
+        _ => gpu.limits.max_compute_invocations_per_workgroup.min(1024),
+    }
+}
 
 /// Runs [`Op::RmsNorm`], [`Op::GatedRmsNorm`] or [`Op::LayerNorm`].
 pub(super) fn norm(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
@@ -42,9 +49,10 @@ pub(super) fn run(
         .n(x.heads)
         .n(x.width)
         .f(eps);
-    let threads = if x.width <= NARROW { gpu.target().team.max(32) } else { WIDE_THREADS };
+    let threads = threads(gpu, x.width);
     let constants = Constants::new(&[
         ("WG", threads),
+        ("EACH", x.width.div_ceil(threads as usize) as u32),
         ("KIND", kind),
         ("WEIGHTED", weight.is_some().into()),
         ("ADD", add),

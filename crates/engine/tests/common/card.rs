@@ -65,7 +65,7 @@ impl Device for Wrapped {
 
     fn counters(&self) -> Counters {
         let asked = self.asked.lock().unwrap();
-        Counters { dispatches: asked.ops, submissions: 0, waits: asked.reads as u64 }
+        Counters { dispatches: asked.ops, waits: asked.reads as u64, ..Counters::default() }
     }
 
     fn bank_slots(&self, _: usize) -> usize {

@@ -1,7 +1,7 @@
 // out[r] = table[tokens[r]], for the rows of the table that lie in this arena. COLS inputs.
 // Grid: a thread for each number of out.
 
-struct Params { out: View, m: Matrix, tokens: u32, count: u32, first: u32, rows: u32 }
+struct Params { out: View, m: Matrix, tokens: u32, count: u32, first: u32, rows: u32, nothing: u32 }
 var<immediate> p: Params;
 @group(0) @binding(2) var<storage, read> words: array<u32>;
 
@@ -11,6 +11,7 @@ fn main(
     @builtin(num_workgroups) count: vec3<u32>,
     @builtin(local_invocation_index) index: u32,
 ) {
+    nothing = p.nothing;
     let i = group_index(id, count) * WG + index;
     let r = i / COLS;
     if (r >= p.count) { return; }

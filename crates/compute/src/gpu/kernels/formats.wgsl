@@ -51,6 +51,14 @@ fn scalar_at(kind: u32, at: u32, i: u32) -> f32 {
     return e4m3(byte_at(at + i));
 }
 
+// Zero, but only the device knows: what passes through `rounded` is rounded, and not joined with a sum that follows. Where
+// nobody sets it, the compiler may join them, for speed.
+var<private> nothing: u32;
+
+fn rounded(x: f32) -> f32 {
+    return bitcast<f32>(bitcast<u32>(x) + nothing);
+}
+
 // Weight `i` of row `row`.
 fn weight_at(m: Matrix, row: u32, i: u32) -> f32 {
     let at = m.weights + row * m.row_bytes;
@@ -63,7 +71,7 @@ fn weight_at(m: Matrix, row: u32, i: u32) -> f32 {
         var q = byte_at(first) >> (bit & 7u);
         if ((bit & 7u) + BITS > 8u) { q |= byte_at(first + 1u) << (8u - (bit & 7u)); }
         q = extractBits(q, 0u, BITS);
-        return scale * f32(q) + scalar_at(SCALE, m.biases + scales, i / BLOCK_COLS);
+        return rounded(scale * f32(q)) + scalar_at(SCALE, m.biases + scales, i / BLOCK_COLS);
     }
     if (ELEMENT == 4u) { return e2m1(byte_at(at + (i >> 1u)) >> ((i & 1u) * 4u) & 15u) * scale; }
     return e4m3(byte_at(at + i)) * scale;

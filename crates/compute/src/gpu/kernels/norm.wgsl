@@ -3,6 +3,7 @@
 // where the mean is zero and there is no bias for RMSNorm. With ADD, x += other comes first, and x keeps the sum: the
 // residual stream and what a layer yields.
 // KIND: 0 RMSNorm, 1 gated, 2 LayerNorm. WEIGHTED: 1 where there is a weight. ADD: 0 or 1.
+// EACH: numbers of a vector that a thread keeps, at most: width / WG, rounded up.
 // Grid: a workgroup of WG threads for each vector.
 
 struct Params {
@@ -25,23 +26,32 @@ fn main(
     let x = p.x.at + row * p.x.row + head * p.x.head;
     let other = p.other.at + row * p.other.row + head * p.other.head;
     let out = p.out.at + row * p.out.row + head * p.out.head;
-    if (ADD == 1u) {
-        for (var i = index; i < p.width; i += WG) { a[x + i] += a[other + i]; }
+    var kept: array<f32, EACH>;
+    var sum = 0.0;
+    for (var j = 0u; j < EACH; j++) {
+        let i = index + j * WG;
+        if (i >= p.width) { break; }
+        var v = a[x + i];
+        if (ADD == 1u) {
+            v += a[other + i];
+            a[x + i] = v;
+        }
+        kept[j] = v;
+        sum += v;
     }
     var mean = 0.0;
-    if (KIND == 2u) {
-        var sum = 0.0;
-        for (var i = index; i < p.width; i += WG) { sum += a[x + i]; }
-        mean = group_sum(sum) / f32(p.width);
-    }
+    if (KIND == 2u) { mean = group_sum(sum) / f32(p.width); }
     var squares = 0.0;
-    for (var i = index; i < p.width; i += WG) {
-        let v = a[x + i] - mean;
+    for (var j = 0u; j < EACH; j++) {
+        if (index + j * WG >= p.width) { break; }
+        let v = kept[j] - mean;
         squares += v * v;
     }
     let scale = 1.0 / sqrt(group_sum(squares) / f32(p.width) + p.eps);
-    for (var i = index; i < p.width; i += WG) {
-        var y = (a[x + i] - mean) * scale;
+    for (var j = 0u; j < EACH; j++) {
+        let i = index + j * WG;
+        if (i >= p.width) { break; }
+        var y = (kept[j] - mean) * scale;
         if (WEIGHTED == 1u) { y *= a[p.weight + i]; }
         if (KIND == 1u) { y *= silu(a[other + i]); }
         if (KIND == 2u) { y += a[p.bias + i]; }

@@ -26,6 +26,7 @@ fn group_sum(x: f32) -> f32 {
     workgroupBarrier();
     if (lane == 0u) { team_words[team] = of_team; }
     workgroupBarrier();
+    if (WG / TEAM <= TEAM) { return subgroupAdd(select(0.0, team_words[lane % (WG / TEAM)], lane < WG / TEAM)); }
     var sum = 0.0;
     for (var i = 0u; i < WG / TEAM; i++) { sum += team_words[i]; }
     return sum;
@@ -37,6 +38,7 @@ fn group_max(x: f32) -> f32 {
     workgroupBarrier();
     if (lane == 0u) { team_words[team] = of_team; }
     workgroupBarrier();
+    if (WG / TEAM <= TEAM) { return subgroupMax(team_words[lane % (WG / TEAM)]); }
     var most = team_words[0];
     for (var i = 1u; i < WG / TEAM; i++) { most = max(most, team_words[i]); }
     return most;
