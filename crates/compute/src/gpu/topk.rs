@@ -1,11 +1,15 @@
 //! The router.
 
 use super::{Constants, GpuDevice, Kernel, Params, kernel};
-use crate::{Buffer, Error, Op, Scoring};
+use crate::{Buffer, Error, Op, Router, Scoring, View};
 
-static TOP_K: Kernel = kernel!("topk", ["common", "precise", "order", "words_group", "topk"], [Write, Write]);
-static TOP_K_OF_MANY: Kernel =
-    kernel!("topk_of_many", ["common", "precise", "order", "words_scratch", "topk"], [Write, Write, Write]);
+static TOP_K: Kernel =
+    kernel!("topk", ["common", "precise", "order", "words_group", "topk_rank", "topk"], [Write, Write]);
+static TOP_K_OF_MANY: Kernel = kernel!(
+    "topk_of_many",
+    ["common", "precise", "order", "words_scratch", "topk_rank", "topk"],
+    [Write, Write, Write]
+);
 
 /// Words that a workgroup has in its own memory on every adapter, less what sums need.
 const WORDS: usize = 7 << 10;
@@ -36,6 +40,26 @@ fn layout(n: usize, k: usize, groups: usize) -> Layout {
     best.map_or(of(whole).1, |(_, layout)| layout)
 }
 
+/// The constants of `topk_rank.wgsl`, and the words that a workgroup needs.
+pub(super) fn constants(logits: &View, router: &Router, ids: &View) -> ([(&'static str, u32); 10], usize) {
+    let (n, k) = (logits.width, ids.width);
+    let (groups, chosen) = router.groups.map_or((0, 0), |groups| (groups.count, groups.chosen));
+    let Layout { block, words } = layout(n, k, groups);
+    let all = [
+        ("N", n as u32),
+        ("K", k as u32),
+        ("BLOCK", block as u32),
+        ("WORDS", words as u32),
+        ("GROUPS", groups as u32),
+        ("CHOSEN", chosen as u32),
+        ("SOFTMAX", (router.scoring == Scoring::Softmax).into()),
+        ("CORRECTED", router.correction.is_some().into()),
+        ("NORMALIZE", router.normalize.into()),
+        ("SCALED", router.expert_scale.is_some().into()),
+    ];
+    (all, words)
+}
+
 /// Runs [`Op::TopK`].
 pub(super) fn top_k(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
     let &Op::TopK { logits, router, ids, weights } = op else { return Ok(()) };
@@ -49,22 +73,9 @@ pub(super) fn top_k(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
         .u(start(router.expert_scale)?)
         .n(logits.rows)
         .f(router.scale);
-    let (n, k) = (logits.width, ids.width);
-    let (groups, chosen) = router.groups.map_or((0, 0), |groups| (groups.count, groups.chosen));
-    let Layout { block, words } = layout(n, k, groups);
-    let constants = Constants::new(&[
-        ("WG", n.next_power_of_two().clamp(64, 512) as u32),
-        ("N", n as u32),
-        ("K", k as u32),
-        ("BLOCK", block as u32),
-        ("WORDS", words as u32),
-        ("GROUPS", groups as u32),
-        ("CHOSEN", chosen as u32),
-        ("SOFTMAX", (router.scoring == Scoring::Softmax).into()),
-        ("CORRECTED", router.correction.is_some().into()),
-        ("NORMALIZE", router.normalize.into()),
-        ("SCALED", router.expert_scale.is_some().into()),
-    ]);
+    let (ranking, words) = constants(&logits, &router, &ids);
+    let threads = logits.width.next_power_of_two().clamp(64, 512) as u32;
+    let constants = Constants::new(&ranking).with("WG", threads);
     let (activations, report) = (gpu.activations(), gpu.report.clone());
     if words <= WORDS {
         return gpu.dispatch(&TOP_K, constants, &[&activations, &report], &params, logits.rows);

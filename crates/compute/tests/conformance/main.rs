@@ -15,5 +15,6 @@ mod matmul;
 mod metal;
 mod recurrent;
 mod router;
+mod sequences;
 mod top_logits;
 mod top_positions;

@@ -1,0 +1,187 @@
+//! Ops in the order of a layer: a device may share work among those that follow each other, and must not be seen to.
+
+use moeflux_compute::{
+    Activation, Format, MatrixShape, Op, RopePairs, Router, Scalar, Shared, Span, StateShape, View,
+};
+
+use crate::harness::{Both, FOUR, Random};
+
+const EIGHT: Format = Format::Affine { bits: 8, group: 32, scale: Scalar::F16 };
+
+/// From a mixer's output to the choice of experts.
+#[test]
+fn a_sum_its_norm_a_router_and_its_choice() {
+    let mut random = Random::new(71);
+    let bf16 = Format::Plain(Scalar::BF16);
+    for (format, hidden, experts, k) in [(EIGHT, 96, 37, 5), (FOUR, 128, 64, 8), (bf16, 160, 300, 12)] {
+        Both::each(|both, _| {
+            for rows in [1, 1, 3] {
+                let weight = both.weight(&mut random, MatrixShape { rows: experts, cols: hidden, format });
+                let norm = both.numbers(&random.numbers(hidden));
+                let bias = (rows == 3 || k == 8).then(|| both.numbers(&random.numbers(experts)));
+                let (x, y) = (both.random(&mut random, rows, hidden), both.random(&mut random, rows, hidden));
+                let normed = both.poisoned(rows, hidden);
+                let logits = both.poisoned(rows, experts);
+                let (ids, weights) = (both.poisoned(rows, k), both.poisoned(rows, k));
+                both.run(&Op::Add { x, y });
+                both.run(&Op::RmsNorm { x, weight: Some(norm), eps: 1e-6, out: normed });
+                both.run(&Op::MatMul { x: normed, weight, bias, exact: true, out: logits });
+                both.run(&Op::TopK { logits, router: Router::softmax(true), ids, weights });
+                both.agree("ids", ids, 0.0);
+                both.agree("weights", weights, 1e-4);
+                both.agree("logits", logits, 1e-5);
+                both.agree("normed", normed, 1e-5);
+                both.agree("the residual stream", x, 0.0);
+            }
+        });
+    }
+}
+
+/// The same ops where something comes between them, or reads something else.
+#[test]
+fn what_only_looks_like_such_a_sequence() {
+    let mut random = Random::new(72);
+    Both::each(|both, exact| {
+        let weight = both.weight(&mut random, MatrixShape { rows: 12, cols: 64, format: EIGHT });
+        let norm = both.numbers(&random.numbers(64));
+        let [x, y, z] = [0; 3].map(|_| both.random(&mut random, 1, 64));
+        let (normed, logits, other) = (both.poisoned(1, 64), both.poisoned(1, 12), both.poisoned(1, 12));
+        let (ids, weights) = (both.poisoned(1, 3), both.poisoned(1, 3));
+        // A sum whose norm is of something else; a product that is not the router's; a router that reads other logits.
+        both.run(&Op::Add { x, y });
+        both.run(&Op::RmsNorm { x: z, weight: Some(norm), eps: 1e-6, out: normed });
+        both.agree("another norm", normed, 1e-5);
+        both.run(&Op::Add { x, y });
+        both.run(&Op::RmsNorm { x, weight: Some(norm), eps: 1e-6, out: normed });
+        both.run(&Op::MatMul { x: normed, weight, bias: None, exact: false, out: other });
+        both.run(&Op::MatMul { x: z, weight, bias: None, exact: true, out: logits });
+        both.run(&Op::TopK { logits, router: Router::softmax(false), ids, weights });
+        both.agree("ids", ids, 0.0);
+        both.agree_in_sum("a product beside it", other, if exact { 1e-5 } else { 1e-2 });
+        both.run(&Op::Add { x, y });
+        both.run(&Op::RmsNorm { x, weight: Some(norm), eps: 1e-6, out: normed });
+        both.run(&Op::MatMul { x: normed, weight, bias: None, exact: true, out: other });
+        both.run(&Op::TopK { logits, router: Router::softmax(false), ids, weights });
+        both.agree("ids of other logits", ids, 0.0);
+        both.agree("logits that nobody ranked", other, 1e-5);
+        both.agree("the residual stream", x, 0.0);
+    });
+}
+
+/// Products that meet one row, norms and rotations of heads, attention.
+#[test]
+fn queries_keys_and_values() {
+    let mut random = Random::new(73);
+    for (pairs, normed, heads, width) in [
+        (RopePairs::Halves, true, 6, 32),
+        (RopePairs::Interleaved, false, 4, 20),
+        (RopePairs::Halves, true, 2, 128),
+    ] {
+        let kv_heads = 2;
+        Both::each(|both, _| {
+            let hidden = 64;
+            let matrix = |rows| MatrixShape { rows, cols: hidden, format: FOUR };
+            let of = [heads * width, kv_heads * width, kv_heads * width];
+            let [wq, wk, wv] = of.map(|rows| both.weight(&mut random, matrix(rows)));
+            let norms = [0; 2].map(|_| both.numbers(&random.numbers(width)));
+            let shape =
+                StateShape::KeyValue { kv_heads, key_width: width, value_width: width, positions: 64 };
+            let state = both.state(shape);
+            let frequencies: Vec<f32> = (0..width / 4).map(|i| 1.0 / (i + 1) as f32).collect();
+            for (position, rows) in [(0, 5), (5, 1), (6, 1), (7, 20), (27, 1)] {
+                let x = both.random(&mut random, rows, hidden);
+                let [q, k, v] = of.map(|n| both.poisoned(rows, n));
+                let out = both.poisoned(rows, heads * width).split(heads);
+                for (weight, out) in [(wq, q), (wk, k), (wv, v)] {
+                    both.run(&Op::MatMul { x, weight, bias: None, exact: true, out });
+                }
+                let (q, k, v) = (q.split(heads), k.split(kv_heads), v.split(kv_heads));
+                if normed {
+                    for (x, weight) in [(q, norms[0]), (k, norms[1])] {
+                        both.run(&Op::RmsNorm { x, weight: Some(weight), eps: 1e-6, out: x });
+                    }
+                }
+                let spans = &[Span { state, position, rows }];
+                for x in [q, k] {
+                    both.run(&Op::Rope { x, frequencies: &frequencies, pairs, scale: 1.25, spans, out: x });
+                }
+                both.run(&Op::Attention {
+                    q,
+                    k,
+                    v: Some(v),
+                    gate: None,
+                    scale: 0.2,
+                    window: None,
+                    sinks: None,
+                    positions: None,
+                    spans,
+                    out,
+                });
+                let tolerance = if both.fast_gpu() { 1e-2 } else { 2e-5 };
+                both.agree(&format!("attention at {position}"), out, tolerance);
+                both.agree("queries", q, 1e-5);
+                both.agree("keys", k, 1e-5);
+                both.agree("values", v, 1e-5);
+            }
+        });
+    }
+}
+
+/// A shared expert and the end of a layer.
+#[test]
+fn gate_up_and_down_then_the_sum_of_experts_and_its_norm() {
+    let mut random = Random::new(74);
+    Both::each(|both, _| {
+        for activation in [Activation::SwiGlu, Activation::GeGlu] {
+            for rows in [1, 2] {
+                let (hidden, inner, k) = (64, 128, 3);
+                let matrix = |rows, cols| MatrixShape { rows, cols, format: FOUR };
+                let [gate, up] = [0; 2].map(|_| both.weight(&mut random, matrix(inner, hidden)));
+                let down = both.weight(&mut random, matrix(hidden, inner));
+                let x = both.random(&mut random, rows, hidden);
+                let [g, u] = [0; 2].map(|_| both.poisoned(rows, inner));
+                let shared = both.poisoned(rows, hidden);
+                both.run(&Op::MatMul { x, weight: gate, bias: None, exact: true, out: g });
+                both.run(&Op::MatMul { x, weight: up, bias: None, exact: true, out: u });
+                both.run(&Op::Glu { activation, gate: g, up: u, out: g });
+                both.run(&Op::MatMul { x: g, weight: down, bias: None, exact: true, out: shared });
+                let parts = both.random(&mut random, rows * k, hidden);
+                let weights = both.random(&mut random, rows, k);
+                let logit = both.random(&mut random, rows, 1);
+                let norm = both.numbers(&random.numbers(hidden));
+                let out = both.random(&mut random, rows, hidden);
+                let normed = both.poisoned(rows, hidden);
+                let shared_part = Some(Shared { out: shared, gate: (rows == 1).then_some(logit) });
+                both.run(&Op::Combine { parts, weights, shared: shared_part, add: true, out });
+                both.run(&Op::RmsNorm { x: out, weight: Some(norm), eps: 1e-6, out: normed });
+                both.agree("the norm", normed, 2e-5);
+                both.agree("the residual stream", out, 2e-5);
+                both.agree("the shared expert", shared, 2e-5);
+            }
+        }
+    });
+}
+
+/// A view that is read at once sees what waits.
+#[test]
+fn whatever_waits_is_done_when_somebody_looks() {
+    let mut random = Random::new(75);
+    Both::each(|both, _| {
+        let weight = both.weight(&mut random, MatrixShape { rows: 8, cols: 64, format: FOUR });
+        let (x, y) = (both.random(&mut random, 1, 64), both.random(&mut random, 1, 64));
+        let out = both.poisoned(1, 8);
+        both.run(&Op::MatMul { x, weight, bias: None, exact: true, out });
+        both.agree("a product", out, 1e-5);
+        both.run(&Op::Add { x, y });
+        both.agree("a sum", x, 0.0);
+        both.run(&Op::RmsNorm { x, weight: None, eps: 1e-6, out: x });
+        both.agree("a norm", x, 1e-5);
+        both.run(&Op::MatMul { x, weight, bias: None, exact: true, out });
+        // What is written next does not reach a product that waits.
+        for device in [&mut both.reference, &mut both.device] {
+            device.write(x.buffer, &[1.0; 64]).unwrap();
+        }
+        both.agree("a product before a write", out, 1e-5);
+        both.agree("what was written", View::rows(x.buffer, 1, 64), 0.0);
+    });
+}
