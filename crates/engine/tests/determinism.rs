@@ -180,17 +180,7 @@ fn the_model_in_the_box_gives_the_same_bits_on_a_gpu() {
 
 #[test]
 fn golden_checkpoints_give_the_same_bits_on_a_gpu() {
-    for name in [
-        "qwen3_moe",
-        "qwen3_5_moe",
-        "qwen3_next_hub",
-        "glm4_moe_plain",
-        "minimax_m2_plain",
-        "gemma4",
-        "deepseek_v3_kv_b_4bit",
-        "gpt_oss_mxfp4",
-        "glm_moe_dsa_shared",
-    ] {
+    for name in ["qwen3_5_moe", "gemma4", "deepseek_v3_kv_b_4bit", "gpt_oss_mxfp4", "glm_moe_dsa_shared"] {
         let golden = Golden::read(data().join("goldens").join(name));
         check_gpu(&golden.folder, &golden.prompt());
     }

@@ -67,3 +67,39 @@ fn a_budget_of_a_card_says_that_there_is_none() {
     assert_eq!(said.code, 0, "{said:?}");
     assert!(said.err.contains("note: --gpu-memory has no effect"), "{said:?}");
 }
+
+/// A run on a machine whose drivers are those that a file describes; none, if there is no such file.
+#[cfg(target_os = "linux")]
+fn with_drivers(path: &str, args: &[&str]) -> Said {
+    let mut command = moeflux(args);
+    command.env("VK_DRIVER_FILES", path).env("VK_ICD_FILENAMES", path);
+    said(command.output().unwrap())
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn without_a_driver_there_is_no_gpu_and_auto_says_so() {
+    let run = |args: &[&str]| with_drivers("/nonexistent/driver.json", args);
+    let listed = run(&["devices"]);
+    assert_eq!(listed.code, 0, "{listed:?}");
+    assert!(listed.out.contains("no graphics adapter"), "{listed:?}");
+    assert!(listed.out.contains("--device auto takes cpu"), "{listed:?}");
+    for command in [&["run", FOX][..], &["bench"], &["inspect"]] {
+        let said = run(&[command, &["--device", "gpu"]].concat());
+        assert_error(&said, 1, &["no usable GPU", "no graphics adapter", "Vulkan"]);
+        assert!(said.out.is_empty(), "{said:?}");
+    }
+    assert_error(&run(&["run", "--device", "gpu:7", FOX]), 1, &["no adapter gpu:7", "no graphics adapter"]);
+    let auto = run(&["run", "--device", "auto", "-n", "2", FOX]);
+    assert_eq!(auto.code, 0, "{auto:?}");
+    assert!(auto.err.contains("on cpu, ") && auto.err.contains("there is no graphics hardware"), "{auto:?}");
+}
+
+#[test]
+fn names_of_no_device_are_errors_that_list_what_there_is() {
+    for name in ["gpu:", "gpu:x", "gpu:-1", "cuda", "GPU", ""] {
+        let said = run(&["run", "--device", name, FOX]);
+        assert!([1, 2].contains(&said.code), "{name:?}: {said:?}");
+        assert_error(&said, said.code, &["gpu:N"]);
+    }
+}

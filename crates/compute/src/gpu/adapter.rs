@@ -149,7 +149,7 @@ pub(super) fn open(instance: &wgpu::Instance, index: Option<usize>) -> Result<Op
             format!("gpu:{} {} ({}{})", a.index, a.name, a.backend, why.unwrap_or_default())
         });
         match described.is_empty() {
-            true => "this machine has no graphics adapter with a Vulkan, Metal or DX12 driver".to_owned(),
+            true => "this machine has no graphics adapter with a Vulkan, Metal or DX12 driver: install one, or choose cpu".to_owned(),
             false => format!("there are: {}", names.collect::<Vec<_>>().join("; ")),
         }
     };
