@@ -42,11 +42,9 @@ use crate::{
 
 /// Words of the upload buffer.
 const UPLOAD: usize = 1 << 20;
-/// Dispatches after which work is handed to the card while more is recorded: few at first, so that it begins early, then
-/// many, as each time costs the host about as much as a hundred dispatches.
-const FIRST_HAND_OVER: u32 = 32;
-const HAND_OVER_GROWS: u32 = 6;
-const MOST_RECORDED: u32 = 1152;
+/// Dispatches after which work is handed to the card while more is recorded: few at first, so that it begins early.
+const FIRST_HAND_OVER: u32 = 12;
+const HAND_OVER: u32 = 96;
 /// Bytes on their way to the card that the host holds at most.
 const STAGED: usize = 128 << 20;
 /// Threads of a team without subgroups.
@@ -238,7 +236,7 @@ impl GpuDevice {
         }
         if self.recorded >= self.hand_over_at {
             self.hand_over();
-            self.hand_over_at = self.hand_over_at.saturating_mul(HAND_OVER_GROWS).min(MOST_RECORDED);
+            self.hand_over_at = (self.hand_over_at * 2).min(HAND_OVER);
         }
         Ok(())
     }
