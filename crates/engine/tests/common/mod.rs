@@ -126,7 +126,7 @@ pub fn gpu(exact: bool) -> Option<DeviceOptions> {
         Ok(_) => Some(options),
         Err(error) => {
             assert!(asked.is_none(), "{error}");
-            println!("no GPU is tested: {error}");
+            eprintln!("no GPU is tested: {error}");
             None
         }
     }
