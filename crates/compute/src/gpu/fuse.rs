@@ -27,31 +27,10 @@ pub(super) enum Pending {
     Products(Vec<Product>),
     /// `x += y`.
     Add { x: View, y: View },
-    /// `x += y`, then the norm of it.
-    Normed(Normed),
-    /// The same, then a router's product with it.
-    Route(matvec::Routing),
     /// A sum of experts that is added to the residual stream.
     Combine(Sum),
     /// Norms and rotations in place.
     Heads(Heads),
-}
-
-/// [`Op::Add`], then [`Op::RmsNorm`].
-#[derive(Clone, Copy)]
-pub(super) struct Normed {
-    x: View,
-    y: View,
-    weight: Buffer,
-    eps: f32,
-    out: View,
-}
-
-impl Normed {
-    fn run(self, gpu: &mut GpuDevice) -> Result<(), Error> {
-        let Self { x, y, weight, eps, out } = self;
-        norm::run(gpu, (x, out, Some(y)), Some(weight), (None, eps), [0, 1])
-    }
 }
 
 /// [`Op::Combine`] that adds.
@@ -161,33 +140,8 @@ impl GpuDevice {
             (Pending::Add { x, y }, &Op::RmsNorm { x: of, weight: Some(weight), eps, out })
                 if of == x && out.buffer != x.buffer =>
             {
-                let normed = Normed { x, y, weight, eps, out };
-                match x.rows {
-                    1 => self.pending = Pending::Normed(normed),
-                    _ => normed.run(self)?,
-                }
+                norm::run(self, (x, out, Some(y)), Some(weight), (None, eps), [0, 1])?;
                 Ok(true)
-            }
-            (Pending::Normed(normed), &Op::MatMul { x, weight, bias, exact: true, out })
-                if x == normed.out =>
-            {
-                let product = Product::new(self, x, (weight, bias), false, out)?;
-                let Some(product) =
-                    product.filter(|_| out.buffer != normed.x.buffer && out.buffer != normed.y.buffer)
-                else {
-                    self.pending = Pending::Normed(normed);
-                    return Ok(false);
-                };
-                let Normed { x, y: other, weight, eps, .. } = normed;
-                self.pending = Pending::Route(matvec::Routing { x, other, weight, eps, product });
-                Ok(true)
-            }
-            (Pending::Route(routing), &Op::TopK { logits, .. }) => {
-                if routing.product.yields(&logits) && routing.run(self, op)? {
-                    return Ok(true);
-                }
-                self.pending = Pending::Route(routing);
-                Ok(false)
             }
             (Pending::Combine(sum), &Op::RmsNorm { x, weight: Some(weight), eps, out })
                 if sum.out == x && out.buffer != x.buffer && sum.apart_from(&out) =>
@@ -250,11 +204,6 @@ impl GpuDevice {
             Pending::Nothing => Ok(()),
             Pending::Products(all) => matvec::products(self, &all),
             Pending::Add { x, y } => elementwise::run(self, &Op::Add { x, y }),
-            Pending::Normed(normed) => normed.run(self),
-            Pending::Route(matvec::Routing { x, other, weight, eps, product }) => {
-                Normed { x, y: other, weight, eps, out: product.x }.run(self)?;
-                matvec::products(self, &[product])
-            }
             Pending::Combine(Sum { parts, weights, shared, out }) => {
                 elementwise::run(self, &Op::Combine { parts, weights, shared, add: true, out })
             }

@@ -8,9 +8,8 @@ use super::{
     kernel::Access::{Read, Write},
     matmul::Pieces,
     memory::Piece,
-    topk,
 };
-use crate::{Activation, Buffer, Error, MatrixShape, Op, View, Weight, matrix::MatrixPlace};
+use crate::{Activation, Buffer, Error, MatrixShape, View, Weight, matrix::MatrixPlace};
 
 /// One kernel for each way to read a format, with f32 and with 8-bit activations.
 macro_rules! kernels {
@@ -26,15 +25,6 @@ macro_rules! kernels {
             kernels!(@ $op, [$($before),*], $bindings, "q", "stage_dot8"),
         ]
     };
-    (f32: $op:literal, [$($before:literal),*], $bindings:expr) => {
-        [
-            kernels!(@ $op, [$($before),*], $bindings, "q4", "stage_f32"),
-            kernels!(@ $op, [$($before),*], $bindings, "q8", "stage_f32"),
-            kernels!(@ $op, [$($before),*], $bindings, "q", "stage_f32"),
-            kernels!(@ $op, [$($before),*], $bindings, "plain", "stage_f32"),
-            kernels!(@ $op, [$($before),*], $bindings, "scaled", "stage_f32"),
-        ]
-    };
     (@ $op:literal, [$($before:literal),*], $bindings:expr, $chunk:literal, $stage:literal) => {
         Kernel {
             name: concat!($op, " ", $chunk, " ", $stage),
@@ -43,6 +33,7 @@ macro_rules! kernels {
                 include_str!("kernels/chunk.wgsl"),
                 include_str!(concat!("kernels/chunk_", $chunk, ".wgsl")),
                 include_str!("kernels/products.wgsl"),
+                include_str!("kernels/fetch.wgsl"),
                 include_str!(concat!("kernels/", $stage, ".wgsl")),
                 include_str!(concat!("kernels/", $op, ".wgsl")),
             ],
@@ -54,12 +45,6 @@ macro_rules! kernels {
 static MATVEC: [Kernel; 8] = kernels!("matvec", ["common"], &[Write, Read, Read]);
 static EXPERTS: [Kernel; 8] =
     kernels!("experts_vec", ["common", "activation", "uses"], &[Write, Read, Read, Read]);
-
-static ROUTE: [Kernel; 5] = kernels!(
-    f32: "route",
-    ["common", "precise", "order", "words_group", "topk_rank"],
-    &[Write, Read, Read, Write]
-);
 
 /// Threads of a workgroup.
 const THREADS: u32 = 128;
@@ -73,7 +58,6 @@ pub(super) const TARGETS: usize = 4;
 /// A kernel for a shape, and constants for it.
 #[derive(Clone, Copy)]
 struct Choice {
-    shape: MatrixShape,
     which: usize,
     chunk: Chunk,
     part: u32,
@@ -88,9 +72,11 @@ impl GpuDevice {
         let dot8 = rounds && target.dot8 && chunk.is_quants();
         // Besides x, teams and parts that are no subgroups exchange numbers through the same memory.
         let room = self.limits.max_compute_workgroup_storage_size as usize - 4096;
-        if (if dot8 { shape.cols / 4 * 5 } else { shape.cols * 4 }) > room {
+        let rounded = shape.cols / 4 * 5;
+        if (if dot8 { rounded } else { shape.cols * 4 }) > room {
             return None;
         }
+        let fetch = dot8 && rounded + shape.cols * 4 <= room;
         let part = PART.min(target.team);
         let which = match chunk {
             Chunk::Q4 => 0,
@@ -99,8 +85,9 @@ impl GpuDevice {
             Chunk::Plain => 3,
             Chunk::Scaled => 4,
         } + if dot8 { 5 } else { 0 };
-        let constants = Constants::new(&[("WG", THREADS), ("PART", part)]).chunks(shape);
-        Some(Choice { shape, which, chunk, part, constants })
+        let constants =
+            Constants::new(&[("WG", THREADS), ("PART", part), ("FETCH", fetch.into())]).chunks(shape);
+        Some(Choice { which, chunk, part, constants })
     }
 }
 
@@ -131,7 +118,7 @@ pub(super) fn mat_mul(
 /// A product of `x` with some rows of a weight.
 pub(super) struct Product {
     choice: Choice,
-    pub(super) x: View,
+    x: View,
     arena: Memory,
     piece: Piece,
     /// Where the bias lies among the activations.
@@ -140,11 +127,6 @@ pub(super) struct Product {
 }
 
 impl Product {
-    /// Whether a router's logits are these.
-    pub(super) fn yields(&self, logits: &View) -> bool {
-        self.out == *logits
-    }
-
     /// Of a weight that lies in one piece, if the shape is one for these kernels.
     pub(super) fn new(
         gpu: &GpuDevice,
@@ -178,7 +160,7 @@ impl Product {
 /// Runs products that share a dispatch.
 pub(super) fn products(gpu: &mut GpuDevice, all: &[Product]) -> Result<(), Error> {
     let Some(Product { choice, x, arena, out, bias, .. }) = all.first() else { return Ok(()) };
-    let Choice { which, chunk, part, constants, .. } = *choice;
+    let Choice { which, chunk, part, constants } = *choice;
     let rows: usize = all.iter().map(|p| p.piece.rows).sum();
     let (walkers, turns) = walk(rows, (4 * THREADS / part) as usize);
     let mut params =
@@ -215,7 +197,7 @@ pub(super) fn gated(
     if !fits {
         return Ok(false);
     }
-    let Choice { which, chunk, part, constants, .. } = one.choice;
+    let Choice { which, chunk, part, constants } = one.choice;
     let rows = one.piece.rows;
     let (walkers, turns) = walk(rows, (2 * THREADS / part) as usize);
     let (kind, [alpha, limit]) = activation_of(activation);
@@ -248,65 +230,6 @@ pub(super) fn gated(
     Ok(true)
 }
 
-/// A sum, its norm, and the router's product with it: for one row.
-pub(super) struct Routing {
-    pub(super) x: View,
-    pub(super) other: View,
-    pub(super) weight: Buffer,
-    pub(super) eps: f32,
-    pub(super) product: Product,
-}
-
-impl Routing {
-    /// Whether one workgroup can do all of it, [`Op::TopK`] of the logits included.
-    fn fits(&self, gpu: &GpuDevice, words: usize) -> bool {
-        let cols = self.x.width;
-        let needed = (words + cols) * 4 + 4096;
-        self.product.choice.which < ROUTE.len()
-            && needed <= gpu.limits.max_compute_workgroup_storage_size as usize
-    }
-
-    /// Runs it with the choice of experts; false if that is to come in pieces.
-    pub(super) fn run(&self, gpu: &mut GpuDevice, op: &Op<'_>) -> Result<bool, Error> {
-        let &Op::TopK { logits, router, ids, weights } = op else { return Ok(false) };
-        let (ranking, words) = topk::constants(&logits, &router, &ids);
-        if !self.fits(gpu, words) {
-            return Ok(false);
-        }
-        let Product { choice, x: normed, arena, piece, bias, .. } = &self.product;
-        let threads = gpu.limits.max_compute_invocations_per_workgroup.min(1024);
-        let mut constants = Constants::new(&[("WG", threads), ("PART", choice.part)]).chunks(choice.shape);
-        for (name, value) in ranking {
-            constants = constants.with(name, value);
-        }
-        let constants = constants
-            .with("EACH", self.x.width.div_ceil(threads as usize) as u32)
-            .with("BIASED", bias.is_some().into());
-        let store = &gpu.store;
-        let start = |buffer: Option<Buffer>| buffer.map_or(Ok(0), |buffer| store.start(buffer));
-        let params = Params::new()
-            .view(store.place(&logits)?, &logits)
-            .view(store.place(&ids)?, &ids)
-            .view(store.place(&weights)?, &weights)
-            .u(start(router.correction)?)
-            .u(start(router.expert_scale)?)
-            .f(router.scale)
-            .u(store.place(&self.x)?)
-            .u(store.place(&self.other)?)
-            .u(store.place(normed)?)
-            .u(store.start(self.weight)?)
-            .f(self.eps)
-            .n(piece.weights as usize / choice.chunk.unit())
-            .u(piece.scales)
-            .u(piece.biases)
-            .u(bias.unwrap_or(0));
-        let report = gpu.report.clone();
-        let buffers = [&gpu.activations(), arena, arena, &report];
-        gpu.dispatch(&ROUTE[choice.which], constants, &buffers, &params, 1)?;
-        Ok(true)
-    }
-}
-
 /// One stage of the experts of few rows.
 pub(super) struct Stage<'a> {
     pub(super) uses: &'a InBank,
@@ -326,7 +249,7 @@ pub(super) fn experts(gpu: &mut GpuDevice, stage: &Stage<'_>) -> Result<bool, Er
     if one.shape != other.shape {
         return Ok(false);
     }
-    let Some(Choice { which, chunk, part, constants, .. }) = gpu.choose(one.shape, stage.rounds) else {
+    let Some(Choice { which, chunk, part, constants }) = gpu.choose(one.shape, stage.rounds) else {
         return Ok(false);
     };
     let aligned = |m: &MatrixPlace| {

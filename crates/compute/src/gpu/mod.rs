@@ -43,7 +43,8 @@ use crate::{
 
 /// Words of the upload buffer.
 const UPLOAD: usize = 1 << 20;
-/// Dispatches after which work is handed to the card while more is recorded.
+/// Dispatches after which work is handed to the card while more is recorded: few at first, so that it begins early.
+const FIRST_HAND_OVER: u32 = 12;
 const HAND_OVER: u32 = 96;
 /// Bytes on their way to the card that the host holds at most.
 const STAGED: usize = 128 << 20;
@@ -88,6 +89,8 @@ pub(crate) struct GpuDevice {
     readback: Option<wgpu::Buffer>,
     /// Ops that may share a dispatch with the next one.
     pending: fuse::Pending,
+    /// Dispatches that are handed over next time.
+    hand_over_at: u32,
     /// Bytes that have been staged since the last wait for them.
     staged: usize,
     /// Dispatches that have not been handed over.
@@ -141,6 +144,7 @@ impl GpuDevice {
             report,
             readback: None,
             pending: fuse::Pending::Nothing,
+            hand_over_at: FIRST_HAND_OVER,
             staged: 0,
             recorded: 0,
             running: VecDeque::new(),
@@ -231,8 +235,9 @@ impl GpuDevice {
         if self.profile.as_ref().is_some_and(profile::Profile::is_full) {
             self.read_profile()?;
         }
-        if self.recorded >= HAND_OVER {
+        if self.recorded >= self.hand_over_at {
             self.hand_over();
+            self.hand_over_at = (self.hand_over_at * 2).min(HAND_OVER);
         }
         Ok(())
     }
@@ -337,6 +342,7 @@ impl GpuDevice {
         self.counters.waits += 1;
         self.counters.waited_ns += since.elapsed().as_nanos() as u64;
         self.running.clear();
+        self.hand_over_at = FIRST_HAND_OVER;
         self.failure().check()?;
         waited.map(|_| ()).map_err(|e| Error::Device(format!("waiting for the GPU failed: {e}")))
     }

@@ -3,13 +3,9 @@
 use super::{Constants, GpuDevice, Kernel, Params, kernel};
 use crate::{Buffer, Error, Op, Router, Scoring, View};
 
-static TOP_K: Kernel =
-    kernel!("topk", ["common", "precise", "order", "words_group", "topk_rank", "topk"], [Write, Write]);
-static TOP_K_OF_MANY: Kernel = kernel!(
-    "topk_of_many",
-    ["common", "precise", "order", "words_scratch", "topk_rank", "topk"],
-    [Write, Write, Write]
-);
+static TOP_K: Kernel = kernel!("topk", ["common", "precise", "order", "words_group", "topk"], [Write, Write]);
+static TOP_K_OF_MANY: Kernel =
+    kernel!("topk_of_many", ["common", "precise", "order", "words_scratch", "topk"], [Write, Write, Write]);
 
 /// Words that a workgroup has in its own memory on every adapter, less what sums need.
 const WORDS: usize = 7 << 10;
@@ -41,7 +37,7 @@ fn layout(n: usize, k: usize, groups: usize) -> Layout {
 }
 
 /// The constants of `topk_rank.wgsl`, and the words that a workgroup needs.
-pub(super) fn constants(logits: &View, router: &Router, ids: &View) -> ([(&'static str, u32); 10], usize) {
+fn constants(logits: &View, router: &Router, ids: &View) -> ([(&'static str, u32); 10], usize) {
     let (n, k) = (logits.width, ids.width);
     let (groups, chosen) = router.groups.map_or((0, 0), |groups| (groups.count, groups.chosen));
     let Layout { block, words } = layout(n, k, groups);

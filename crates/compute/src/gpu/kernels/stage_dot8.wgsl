@@ -1,5 +1,6 @@
 // x in workgroup memory as 8 bits: of each chunk of 32 eight words, in the order in which the quants of a word of weights
 // lie, STRIDE apart; then scale and sum. What is not finite makes the scale so.
+// FETCH: 1 where there is room for x itself, which then comes first.
 
 const CHUNKS = COLS / 32u;
 const STRIDE = select(select(1u, 4u, BITS == 2u), 2u, BITS == 4u);
@@ -9,15 +10,22 @@ const EACH = 4u * STRIDE; // their inputs
 var<workgroup> x_words: array<vec4<u32>, COLS / 16u>;
 var<workgroup> x_scales: array<vec2<f32>, COLS / 32u>;
 
+var<workgroup> x_fetched: array<f32, max(COLS * FETCH, 1u)>;
+
+fn x_put(i: u32, x: f32) {
+    x_fetched[i] = x;
+}
+
 fn stage(at: u32) {
+    if (FETCH == 1u) { fetch(at); }
     for (var first = 0u; first < CHUNKS; first += WG / SPLIT) {
         let c = first + thread / SPLIT;
         let slice = thread % SPLIT;
-        let base = at + min(c, CHUNKS - 1u) * 32u + slice * EACH;
+        let base = min(c, CHUNKS - 1u) * 32u + slice * EACH;
         var x: array<f32, EACH>;
         var most = 0u;
         for (var i = 0u; i < EACH; i++) {
-            x[i] = a[base + i];
+            if (FETCH == 1u) { x[i] = x_fetched[base + i]; } else { x[i] = a[at + base + i]; }
             most = max(most, bitcast<u32>(x[i]) & 0x7fffffffu);
         }
         for (var d = 1u; d < SPLIT; d *= 2u) { most = max(most, subgroupShuffleXor(most, d)); }

@@ -4,12 +4,12 @@ const CHUNKS = COLS / 32u;
 
 var<workgroup> x_numbers: array<vec4<f32>, COLS / 4u>;
 
+fn x_put(i: u32, x: f32) {
+    x_numbers[i / 4u % 8u * CHUNKS + i / 32u][i % 4u] = x;
+}
+
 fn stage(at: u32) {
-    for (var i = thread; i < COLS / 4u; i += WG) {
-        let base = at + i * 4u;
-        x_numbers[i % 8u * CHUNKS + i / 8u] = vec4<f32>(a[base], a[base + 1u], a[base + 2u], a[base + 3u]);
-    }
-    workgroupBarrier();
+    fetch(at);
 }
 
 // What a chunk adds to the products of four rows.
