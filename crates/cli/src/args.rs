@@ -75,8 +75,8 @@ pub(crate) struct MemoryArgs {
     pub(crate) memory: Option<u64>,
     /// Budget of a graphics card's own memory [default: nine tenths of it, less 512 MiB]
     ///
-    /// Dense weights, state and slots then lie there, and --memory limits what the host holds beside them. Without effect
-    /// where the processor computes, or an adapter that shares the host's memory.
+    /// Dense weights, state and slots then lie there, and --memory pays for slots on the host for what they do not hold.
+    /// Without effect where the processor computes, or an adapter that shares the host's memory.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, env = "MOEFLUX_GPU_MEMORY", hide_env_values = true, help_heading = MODEL)]
     pub(crate) gpu_memory: Option<u64>,
     /// Context: most tokens of prompt and answer [default: 8192 or the model's]

@@ -90,12 +90,13 @@ pub(crate) fn plan_notes(plan: &MemoryPlan, asked: &MemoryArgs) -> Vec<String> {
             units::memory(plan.slots_limit())
         ));
     }
-    if plan.slots < plan.working_set {
+    let slots = plan.slots.max(plan.host_slots);
+    if !plan.holds_all && slots < plan.working_set {
         let enough = plan.fixed() + plan.working_set as u64 * plan.slot;
         notes.push(format!(
             "there are slots for {}, but one token needs {}: nearly every one is read from disk; {} {}MiB \
              would hold them",
-            units::plural(plan.slots as u64, "expert"),
+            units::plural(slots as u64, "expert"),
             plan.working_set,
             if plan.device_budget.is_some() { "--gpu-memory" } else { "--memory" },
             enough.div_ceil(1 << 20)

@@ -7,8 +7,8 @@
 use std::time::Instant;
 
 use moeflux_compute::{
-    Activation, Bytes, Device, DeviceOptions, Error, ExpertShape, ExpertUses, Format, MatrixShape, Op,
-    Scalar, Slot, View, open,
+    Activation, BankPlace, Bytes, Device, DeviceOptions, Error, ExpertShape, ExpertUses, Format, MatrixShape,
+    Op, Scalar, Slot, View, open,
 };
 
 /// Bytes of weights to cycle over: more than caches hold.
@@ -84,12 +84,15 @@ fn experts(device: &mut dyn Device, [hidden, intermediate, count, k]: [usize; 4]
     let bytes = shape.bytes()?;
     let layers = CYCLE.div_ceil(bytes * count).max(2);
     let mut tables = Vec::new();
+    let staging = Slot { bank: device.bank(1, bytes, BankPlace::Host)?, index: 0 };
+    let mut memory = device.take_slot(staging)?;
+    memory.copy_from_slice(&random(bytes)?);
+    device.put_slot(staging, memory)?;
     for _ in 0..layers {
-        let bank = device.bank(count, bytes)?;
+        let bank = device.bank(count, bytes, BankPlace::Card)?;
         let slots: Vec<Slot> = (0..count as u32).map(|index| Slot { bank, index }).collect();
         for slot in &slots {
-            device.take_slot(*slot)?;
-            device.put_slot(*slot, random(bytes)?)?;
+            device.copy_slot(staging, *slot)?;
         }
         tables.push(device.slot_table(&slots)?);
     }

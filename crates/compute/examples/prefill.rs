@@ -7,8 +7,8 @@
 use std::time::Instant;
 
 use moeflux_compute::{
-    Activation, Bytes, Device, DeviceOptions, Error, ExpertShape, ExpertUses, Format, MatrixShape, Op,
-    Scalar, Slot, View, open,
+    Activation, BankPlace, Bytes, Device, DeviceOptions, Error, ExpertShape, ExpertUses, Format, MatrixShape,
+    Op, Scalar, Slot, View, open,
 };
 
 const FOUR: Format = Format::Affine { bits: 4, group: 64, scale: Scalar::BF16 };
@@ -115,18 +115,20 @@ fn experts(
     let mut slots = Vec::new();
     for first in (0..count).step_by(most) {
         let here = most.min(count - first);
-        let bank = device.bank(here, len)?;
+        let bank = device.bank(here, len, BankPlace::Card)?;
         slots.extend((0..here as u32).map(|index| Slot { bank, index }));
     }
+    let staging = Slot { bank: device.bank(1, len, BankPlace::Host)?, index: 0 };
     let of_matrices = [weights(inward)?, weights(inward)?, weights(outward)?];
+    let mut bytes = device.take_slot(staging)?;
+    let mut at = 0;
+    for matrix in &of_matrices {
+        bytes[at..at + matrix.len()].copy_from_slice(matrix);
+        at += matrix.len();
+    }
+    device.put_slot(staging, bytes)?;
     for slot in &slots {
-        let mut bytes = device.take_slot(*slot)?;
-        let mut at = 0;
-        for matrix in &of_matrices {
-            bytes[at..at + matrix.len()].copy_from_slice(matrix);
-            at += matrix.len();
-        }
-        device.put_slot(*slot, bytes)?;
+        device.copy_slot(staging, *slot)?;
     }
     let table = device.slot_table(&slots)?;
     let ids: Vec<f32> = (0..rows * k)

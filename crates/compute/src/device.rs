@@ -63,8 +63,20 @@ pub struct ScratchShape {
 pub struct DeviceMemory {
     /// Bytes, where the system says.
     pub total: Option<u64>,
-    /// Whether it is the host's own memory.
+    /// Whether it is the host's own memory. There is one kind of slots then, those of [`BankPlace::Host`].
     pub unified: bool,
+    /// Whether ops use slots of [`BankPlace::Host`] where they lie; always so where it is the host's own memory. Else only
+    /// [`Device::copy_slot`] does.
+    pub in_place: bool,
+}
+
+/// Where the slots of a bank lie. On a device without memory of its own there is no difference.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BankPlace {
+    /// In the device's own memory. [`Device::copy_slot`] fills them.
+    Card,
+    /// In memory that the host writes. [`Device::take_slot`] and [`Device::put_slot`] fill them.
+    Host,
 }
 
 /// What a device was asked to do so far.
@@ -129,18 +141,22 @@ pub trait Device: Send {
     /// How many slots of `bytes` a bank can have.
     fn bank_slots(&self, bytes: usize) -> usize;
 
-    /// A bank of `count` slots of `bytes` each. Their memory is touched when it is first filled.
-    fn bank(&mut self, count: usize, bytes: usize) -> Result<u16, Error>;
+    /// A bank of `count` slots of `bytes` each.
+    fn bank(&mut self, count: usize, bytes: usize, place: BankPlace) -> Result<u16, Error>;
 
     /// The slots of the experts of a layer, by id, for [`ExpertUses::Routed`](crate::ExpertUses::Routed).
     fn slot_table(&mut self, slots: &[Slot]) -> Result<SlotTable, Error>;
 
-    /// Moves a slot's memory out, to be filled by someone else; until it is back, ops that use the slot fail.
-    /// The caller has waited for the last ticket that used the slot.
+    /// Moves the memory of a slot of [`BankPlace::Host`] out, to be filled by someone else; until it is back, ops that use
+    /// the slot fail. The caller has waited for the last ticket that used the slot, be it in a copy.
     fn take_slot(&mut self, slot: Slot) -> Result<Bytes, Error>;
 
-    /// Puts a slot's memory back, filled or not.
+    /// Puts a slot's own memory back, filled or not.
     fn put_slot(&mut self, slot: Slot, bytes: Bytes) -> Result<(), Error>;
+
+    /// Copies a slot to one of the same size in another bank, in the order of the ops: ops before see what was there, ops
+    /// after see the copy.
+    fn copy_slot(&mut self, from: Slot, to: Slot) -> Result<(), Error>;
 
     /// Bytes that a state of this shape holds.
     fn state_bytes(&self, shape: StateShape) -> u64;

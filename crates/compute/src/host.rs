@@ -138,6 +138,15 @@ impl Host {
         Ok(())
     }
 
+    pub(crate) fn copy_slot(&mut self, from: Slot, to: Slot) -> Result<(), Error> {
+        if self.slot(from)?.len() != self.slot(to)?.len() || from.bank == to.bank {
+            return Err(Error::Device("a slot was copied to one of another size or of the same bank".into()));
+        }
+        let mut bytes = self.take_slot(to)?;
+        bytes.copy_from_slice(self.slot(from)?);
+        self.put_slot(to, bytes)
+    }
+
     pub(crate) fn slot(&self, slot: Slot) -> Result<&[u8], Error> {
         let bank = self.banks.get(slot.bank as usize).ok_or_else(|| stale("slot"))?;
         let slot = bank.slots.get(slot.index as usize).ok_or_else(|| stale("slot"))?;

@@ -16,8 +16,8 @@ mod reference;
 
 pub use cpu::Isa;
 pub use device::{
-    Counters, Device, DeviceMemory, DeviceOptions, KEY_BLOCK, KernelTime, ScratchShape, StateShape, Ticket,
-    open,
+    BankPlace, Counters, Device, DeviceMemory, DeviceOptions, KEY_BLOCK, KernelTime, ScratchShape,
+    StateShape, Ticket, open,
 };
 pub use error::Error;
 pub use format::{BlockScale, Element, Format, PartBytes, Scalar, quant};

@@ -279,11 +279,26 @@ impl ExpertLayout {
     }
 }
 
-/// Owned memory for weights: zeroed, page-aligned, returned to the system when dropped.
+/// Memory that lies elsewhere, such as in a buffer of a graphics card, and is in one hand at a time.
+pub(crate) trait Lent: std::fmt::Debug + Send + Sync {
+    fn bytes(&self) -> &[u8];
+    fn bytes_mut(&mut self) -> &mut [u8];
+}
+
+/// Memory for weights: anonymous, zeroed and page-aligned, returned to the system when dropped; or a slot's own, where
+/// its device computes with what the host has written in place.
 ///
 /// A slot that is being filled is such a piece, moved out of its device: nobody else can see it meanwhile.
 #[derive(Debug, Default)]
-pub struct Bytes(Option<MmapMut>);
+pub struct Bytes(Held);
+
+#[derive(Debug, Default)]
+enum Held {
+    #[default]
+    Nothing,
+    Own(MmapMut),
+    Lent(Box<dyn Lent>),
+}
 
 impl Bytes {
     /// `len` zero bytes. Pages are taken from the system when they are first written.
@@ -291,27 +306,42 @@ impl Bytes {
     /// # Errors
     /// The system has no such amount of address space.
     pub fn zeroed(len: usize) -> Result<Self, Error> {
-        if len == 0 {
-            return Ok(Self(None));
-        }
-        let map = MmapMut::map_anon(len).map_err(|source| Error::Memory { bytes: len as u64, source })?;
-        // Weights are read from end to end: large pages save faults and translations. A system without them refuses,
-        // and nothing is lost.
-        #[cfg(target_os = "linux")]
-        let _ = map.advise(memmap2::Advice::HugePage);
-        Ok(Self(Some(map)))
+        Ok(Self(if len == 0 { Held::Nothing } else { Held::Own(anonymous(len)?) }))
     }
+
+    /// A device's own memory.
+    pub(crate) fn lent(memory: Box<dyn Lent>) -> Self {
+        Self(Held::Lent(memory))
+    }
+}
+
+/// `len` zero bytes from the system, page-aligned.
+pub(crate) fn anonymous(len: usize) -> Result<MmapMut, Error> {
+    let map = MmapMut::map_anon(len).map_err(|source| Error::Memory { bytes: len as u64, source })?;
+    // Weights are read from end to end: large pages save faults and translations. A system without them refuses,
+    // and nothing is lost.
+    #[cfg(target_os = "linux")]
+    let _ = map.advise(memmap2::Advice::HugePage);
+    Ok(map)
 }
 
 impl std::ops::Deref for Bytes {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        self.0.as_deref().unwrap_or(&[])
+        match &self.0 {
+            Held::Nothing => &[],
+            Held::Own(map) => map,
+            Held::Lent(memory) => memory.bytes(),
+        }
     }
 }
 
 impl std::ops::DerefMut for Bytes {
     fn deref_mut(&mut self) -> &mut [u8] {
-        self.0.as_deref_mut().unwrap_or(&mut [])
+        match &mut self.0 {
+            Held::Nothing => &mut [],
+            Held::Own(map) => map,
+            Held::Lent(memory) => memory.bytes_mut(),
+        }
     }
 }

@@ -8,8 +8,8 @@ mod attention;
 use std::cmp::Ordering;
 
 use crate::{
-    Activation, Buffer, Device, Error, ExpertGroups, ExpertUse, ExpertUses, HeadMatrix, Matrix, Op,
-    RopePairs, Router, Scoring, ScratchShape, Slot, SlotTable, State, StateShape, Ticket, View, Weight,
+    Activation, BankPlace, Buffer, Device, Error, ExpertGroups, ExpertUse, ExpertUses, HeadMatrix, Matrix,
+    Op, RopePairs, Router, Scoring, ScratchShape, Slot, SlotTable, State, StateShape, Ticket, View, Weight,
     host::Host,
     matrix::{Bytes, MatrixShape},
 };
@@ -453,7 +453,7 @@ impl Device for ReferenceDevice {
         usize::MAX
     }
 
-    fn bank(&mut self, count: usize, bytes: usize) -> Result<u16, Error> {
+    fn bank(&mut self, count: usize, bytes: usize, _: BankPlace) -> Result<u16, Error> {
         self.host.bank(count, bytes)
     }
 
@@ -467,6 +467,10 @@ impl Device for ReferenceDevice {
 
     fn put_slot(&mut self, slot: Slot, bytes: Bytes) -> Result<(), Error> {
         self.host.put_slot(slot, bytes)
+    }
+
+    fn copy_slot(&mut self, from: Slot, to: Slot) -> Result<(), Error> {
+        self.host.copy_slot(from, to)
     }
 
     fn state_bytes(&self, shape: StateShape) -> u64 {

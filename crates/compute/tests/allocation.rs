@@ -8,9 +8,9 @@ use std::{
 };
 
 use moeflux_compute::{
-    Activation, Buffer, Bytes, Device, DeviceOptions, ExpertGroups, ExpertShape, ExpertUse, ExpertUses,
-    Format, HeadMatrix, HeadRows, MatrixShape, Op, RopePairs, Router, Scalar, Scoring, ScratchShape, Shared,
-    Slot, Span, StateShape, View, open,
+    Activation, BankPlace, Buffer, Bytes, Device, DeviceOptions, ExpertGroups, ExpertShape, ExpertUse,
+    ExpertUses, Format, HeadMatrix, HeadRows, MatrixShape, Op, RopePairs, Router, Scalar, Scoring,
+    ScratchShape, Shared, Slot, Span, StateShape, View, open,
 };
 
 struct Counting;
@@ -83,7 +83,7 @@ fn step(exact: bool, rows: usize) {
         output_bias: Some(Scalar::BF16),
         ..ExpertShape::of(wide_shape, wide_shape, matrix(HIDDEN, INNER, FOUR))
     };
-    let bank = make.0.bank(EXPERTS, shape.bytes().unwrap()).unwrap();
+    let bank = make.0.bank(EXPERTS, shape.bytes().unwrap(), BankPlace::Host).unwrap();
     let uses: Vec<ExpertUse> = (0..rows * K)
         .map(|part| ExpertUse { slot: Slot { bank, index: (part % EXPERTS) as u32 }, row: part / K, part })
         .collect();

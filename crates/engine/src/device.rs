@@ -171,11 +171,14 @@ impl Machine<'_> {
         let opened = self.open_as(&name, blueprint, request, "");
         let mut opened = opened.map_err(|error| error.to_string())?;
         let (slots, all) = (opened.plan.slots, blueprint.experts());
-        if slots < working_set.min(all) {
+        if !opened.plan.holds_all && slots < working_set {
             return Err(format!("it has room for {slots} experts, and one token needs {working_set}"));
         }
         opened.chosen.reason = match slots {
             _ if slots >= all => "it holds the whole model".into(),
+            _ if opened.plan.holds_all => {
+                format!("it holds the dense weights and {slots} of {all} experts, the host's memory the rest")
+            }
             _ => format!("it holds the dense weights and {slots} of {all} experts"),
         };
         Ok(opened)

@@ -8,14 +8,14 @@ use std::{
     },
 };
 
-use moeflux_compute::{Device, DeviceOptions, KernelTime};
+use moeflux_compute::{BankPlace, Device, DeviceOptions, KernelTime};
 
 use crate::{
     Error, Session,
     blueprint::Blueprint,
     checkpoint::Checkpoint,
     device::{ChosenDevice, Opened, WrapDevice, open_device},
-    experts::{Banks, ExpertCache, ExpertSource, PoolReader, Reader},
+    experts::{ExpertCache, ExpertSource, PoolReader, Reader, Tier, Uses},
     layer::Loader,
     memory::{MemoryPlan, MemoryRequest, READ_THREADS, scratch_shape},
     model::{LayerStates, Model},
@@ -80,8 +80,8 @@ impl Engine {
         let wrap = options.wrap_device.as_ref();
         let Opened { mut device, plan, chosen } =
             open_device(&blueprint, &options.memory, &options.device, wrap)?;
-        let takes_over = device.memory().is_some();
-        let load_all = takes_over && plan.slots >= blueprint.experts();
+        let memory = device.memory();
+        let load_all = memory.is_some() && plan.holds_all;
         device
             .reserve_scratch(scratch_shape(&blueprint, plan.chunk))
             .map_err(Error::at(|| "reserving the device's memory"))?;
@@ -103,14 +103,23 @@ impl Engine {
             progress: &mut progress,
         };
         let model = Model::load(&blueprint, &mut loader, plan.chunk, plan.context)?;
-        let layer = blueprint.moe_layers().map(|(_, m)| m.experts.count).max().unwrap_or(0);
-        let banks = Banks::new(&mut *device, plan.slots, plan.slot as usize, layer)?;
+        let mut tier = |count, place| Tier::new(&mut *device, &source, (count, plan.slot as usize), place);
+        let (host_slots, card) = match plan.device_budget {
+            Some(_) => (plan.host_slots, Some(tier(plan.slots, BankPlace::Card)?)),
+            None => (plan.slots, None),
+        };
+        let host = tier(host_slots, BankPlace::Host)?;
         let mut reader: Box<dyn Reader> =
-            Box::new(PoolReader::new(Arc::clone(&source), READ_THREADS, plan.slots)?);
+            Box::new(PoolReader::new(Arc::clone(&source), READ_THREADS, host_slots)?);
         if let Some(wrap) = options.wrap_reader {
             reader = wrap(reader);
         }
-        let mut cache = ExpertCache::new(source, reader, banks, takes_over);
+        let uses = Uses {
+            looks_up: memory.is_some(),
+            in_place: memory.is_none_or(|m| m.in_place),
+            holds_all: plan.holds_all,
+        };
+        let mut cache = ExpertCache::new(source, reader, (host, card), uses);
         if load_all {
             cache.load_all(&mut *device, &mut progress)?;
         }

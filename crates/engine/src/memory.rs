@@ -27,8 +27,8 @@ pub const CARD_CHUNK: usize = 2048;
 /// Experts that are read at once.
 pub(crate) const READ_THREADS: usize = 8;
 
-/// Experts on their way to a device's memory: as many again wait to be taken over while others are read.
-pub(crate) const ON_THE_WAY: usize = 2 * READ_THREADS;
+/// The least slots that the host has beside a device's own: as many experts again wait to be copied while others are read.
+const ON_THE_WAY: usize = 2 * READ_THREADS;
 
 /// For what the allocator, the kernel's tables of our pages and code that has not run yet will take.
 const RESERVE: u64 = 12 << 20;
@@ -61,12 +61,19 @@ pub struct MemoryRequest {
     pub sessions: Option<usize>,
     /// Exactly so many slots, instead of as many as the budget holds.
     pub slots: Option<usize>,
+    /// Exactly so many slots on the host beside a device's own, instead of as many as help and `budget` holds.
+    pub host_slots: Option<usize>,
 }
 
 /// Every byte that will be held. All sizes are bytes.
 ///
-/// The host holds `process` and `staging`. Dense weights, state, scratch and slots lie in the device's own memory where it
-/// has some, else with the rest on the host.
+/// The host holds `process`, `staging` and `host_slots`. Dense weights, state, scratch and slots lie in the device's own
+/// memory where it has some, else with the rest on the host.
+///
+/// Where a device has memory of its own, experts reach its slots by way of the host's. With a slot there for each, the host
+/// needs only some to read into. Else it has as many as its budget holds: if the two together have a slot for every expert,
+/// and the device reads the host's memory in place, each expert has its place for good; if not, both are caches before the
+/// disk.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct MemoryPlan {
     /// The limit on the host's memory.
@@ -87,6 +94,10 @@ pub struct MemoryPlan {
     pub slot: u64,
     /// Number of slots.
     pub slots: usize,
+    /// Number of slots on the host beside a device's own; zero where the device has no memory of its own.
+    pub host_slots: usize,
+    /// Whether there is a slot for every expert, so that none is read from disk after loading.
+    pub holds_all: bool,
     /// Sessions that may live at the same time.
     pub sessions: usize,
     /// Positions per session.
@@ -167,7 +178,7 @@ impl MemoryPlan {
             let states = blueprint.layers.iter().flat_map(|l| l.states(context, rows));
             let state = states.map(|s| pages(device.state_bytes(s))).fold(0, u64::saturating_add);
             let state = state.saturating_mul(sessions as u64);
-            let staging = staging_bytes(blueprint, rows, memory.is_some().then_some(slot));
+            let staging = staging_bytes(blueprint, rows, memory.is_some());
             Ok(Self {
                 budget,
                 device_budget,
@@ -178,6 +189,8 @@ impl MemoryPlan {
                 scratch,
                 slot,
                 slots: 0,
+                host_slots: 0,
+                holds_all: false,
                 sessions,
                 context,
                 context_shrunk: context < wanted,
@@ -199,25 +212,44 @@ impl MemoryPlan {
             }
         }
         let most = best.slots_within().min(all);
-        if device_budget.is_some() && best.host() > budget {
-            return Err(best.host_too_small(request));
+        let (slots, in_place) = (request.slots.unwrap_or(most), memory.is_none_or(|m| m.in_place));
+        if device_budget.is_some() {
+            best.host_slots = ON_THE_WAY.min(all);
+            if best.host() > budget {
+                return Err(best.host_too_small(request));
+            }
+            let room = (budget - best.host()).checked_div(slot).map_or(0, |n| n as usize);
+            let most_on_host = (best.host_slots + room).min(all);
+            best.host_slots = host_slots(all - slots.min(all), best.host_slots, most_on_host, in_place);
+            if let Some(asked) = request.host_slots {
+                if asked == 0 || asked > most_on_host {
+                    return Err(Error::Input(format!(
+                        "{asked} slots on the host were asked for: there must be one, and the budget holds {most_on_host}"
+                    )));
+                }
+                best.host_slots = asked;
+            }
         }
+        let found_on_host = if in_place { best.host_slots } else { 0 };
+        best.holds_all = slots.min(most) + found_on_host >= all;
+        // Where each expert has its place, a layer needs no slots of its own on the card.
+        let need = if best.holds_all { 0 } else { need };
         if most < need || best.fixed() > best.slots_limit() {
             return Err(best.too_small(need, request));
         }
-        best.slots = request.slots.unwrap_or(most);
-        if best.slots < need || best.slots > most {
+        if slots < need || slots > most {
             return Err(Error::Input(format!(
-                "{} slots were asked for: a layer needs {need}, and the budget holds {most} of {all} experts",
-                best.slots
+                "{slots} slots were asked for: a layer needs {need}, and the budget holds {most} of {all} experts"
             )));
         }
+        best.slots = slots;
         Ok(best)
     }
 
-    /// Bytes that the host holds whatever the device: the program and what travels.
+    /// Bytes that the host holds whatever the device: the program, what travels, and slots beside the device's own.
     pub fn host(&self) -> u64 {
-        self.process.saturating_add(self.staging)
+        let slots = self.slot.saturating_mul(self.host_slots as u64);
+        self.process.saturating_add(self.staging).saturating_add(slots)
     }
 
     /// The limit on the memory where the slots lie.
@@ -264,11 +296,13 @@ impl MemoryPlan {
     fn host_too_small(&self, request: &MemoryRequest) -> Error {
         Error::Budget(format!(
             "a budget of {} MiB is below the floor of {} MiB beside the device's own memory: {} for the program, {} \
-             for logits and weights on their way; {}",
+             for logits and weights on their way, {} for {} experts on theirs; {}",
             self.budget >> 20,
             mib(self.host()),
             mib(self.process),
             mib(self.staging),
+            mib(self.slot.saturating_mul(self.host_slots as u64)),
+            self.host_slots,
             self.advice(request.budget, "--memory", self.host()),
         ))
     }
@@ -319,6 +353,16 @@ pub(crate) fn host_budget(request: &MemoryRequest, system: &SystemMemory) -> u64
     request.budget.unwrap_or(may_use / SAFE_SHARE.1 * SAFE_SHARE.0)
 }
 
+/// Slots of the host beside a card that lacks slots for `missing` experts: at least `least`, at most `most`.
+fn host_slots(missing: usize, least: usize, most: usize, in_place: bool) -> usize {
+    match missing {
+        0 => least,
+        // Each has its place.
+        _ if in_place && missing <= most => missing.max(least),
+        _ => most,
+    }
+}
+
 fn mib(bytes: u64) -> u64 {
     bytes.div_ceil(1 << 20)
 }
@@ -348,14 +392,27 @@ fn scratch_bytes(blueprint: &Blueprint, rows: usize, context: usize) -> u64 {
     Scratch::bytes(blueprint, rows, context) + (4 + crate::layer::LANES) as u64 * pages(1) + logits
 }
 
-/// What the host holds besides the program; a device that takes weights over says the size of a slot.
-fn staging_bytes(blueprint: &Blueprint, rows: usize, taken_over: Option<u64>) -> u64 {
+/// What the host holds besides program and slots. A device that takes weights over has the largest one twice for a while.
+fn staging_bytes(blueprint: &Blueprint, rows: usize, takes_over: bool) -> u64 {
     // Logits are read back, kept by the session, and copied to be sampled from.
     let logits = blueprint.vocab as u64 * 4 * (LOGIT_ROWS as u64 + 2);
     let queues = (blueprint.experts() * BOOKKEEPING) as u64;
-    let on_the_way = taken_over.map_or(0, |slot| {
-        let largest = blueprint.matrices().map(matrix_bytes).max().unwrap_or(0);
-        pages(largest).max(ON_THE_WAY as u64 * slot)
-    });
-    logits + queues + on_the_way + Routing::bytes(rows, blueprint.max_top_k())
+    let largest = blueprint.matrices().map(matrix_bytes).max().filter(|_| takes_over).unwrap_or(0);
+    logits + queues + pages(largest) + Routing::bytes(rows, blueprint.max_top_k())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::host_slots;
+
+    #[test]
+    fn the_host_holds_what_a_card_lacks() {
+        for in_place in [false, true] {
+            assert_eq!(host_slots(0, 16, 100, in_place), 16);
+            assert_eq!(host_slots(101, 16, 100, in_place), 100);
+        }
+        assert_eq!([5, 40, 100].map(|missing| host_slots(missing, 16, 100, true)), [16, 40, 100]);
+        // A cache takes what it can get.
+        assert_eq!(host_slots(40, 16, 100, false), 100);
+    }
 }

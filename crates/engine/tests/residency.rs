@@ -32,10 +32,24 @@ fn open(folder: &Path, card: Card, memory: MemoryRequest) -> (Result<Engine, Err
 /// Bits of the logits of a prompt and of four tokens after it, on a card; what it was asked for, and the cost of the
 /// tokens.
 fn on_card(folder: &Path, prompt: &[u32], card: Card, slots: Option<usize>) -> (Vec<u32>, Asked, Stats) {
+    // A host with one slot too few to hold what the card does not.
+    let all = moeflux::Blueprint::of(&Checkpoint::open(folder).unwrap()).unwrap().experts();
+    let host_slots = slots.map(|slots| (all - slots).saturating_sub(1).max(1));
+    with_slots("cpu", folder, prompt, card, [slots, host_slots])
+}
+
+/// The same with so many slots on the card and on the host.
+fn with_slots(
+    device: &str,
+    folder: &Path,
+    prompt: &[u32],
+    card: Card,
+    [slots, host_slots]: [Option<usize>; 2],
+) -> (Vec<u32>, Asked, Stats) {
     let (wrap, asked) = card.wrap();
-    let memory = MemoryRequest { slots, ..MemoryRequest::default() };
+    let memory = MemoryRequest { slots, host_slots, ..MemoryRequest::default() };
     let options =
-        EngineOptions { memory, device: exact("cpu"), wrap_device: Some(wrap), ..Default::default() };
+        EngineOptions { memory, device: exact(device), wrap_device: Some(wrap), ..Default::default() };
     let engine = Engine::open(Checkpoint::open(folder).unwrap(), options, &mut |_, _| {}).unwrap();
     let mut session = engine.session().unwrap();
     let (first, rest) = prompt.split_at(prompt.len() - 4);
@@ -106,6 +120,87 @@ fn every_kind_of_layer_of_experts_gives_the_same_bits_on_a_card() {
     }
 }
 
+/// A card with memory of its own that reads the host's in place, or does not.
+const fn card(in_place: bool) -> Card {
+    Card { memory: Some(DeviceMemory { total: Some(1 << 30), unified: false, in_place }), ..Card::OWN }
+}
+
+#[test]
+fn what_the_card_does_not_hold_it_reads_where_it_is() {
+    let prompt: Vec<u32> = (0..60).map(|i| (i * 97 + 13) % 4000).collect();
+    let expected = on_cpu(&tales(), &prompt);
+    for (slots, on_host) in [(0, 256), (1, 255), (100, 156), (240, 16)] {
+        let slots_of = [Some(slots), None];
+        let (bits, asked, stats) = with_slots("cpu", &tales(), &prompt, card(true), slots_of);
+        assert!(bits == expected, "{slots} slots: other bits");
+        // Nothing is waited for, and nothing is read or copied any more.
+        assert_eq!((asked.routed, asked.listed, asked.copies), (8 * 5, 0, slots), "{asked:?}");
+        assert_eq!((stats.experts_read, stats.waits, stats.experts_hit), (0, 4, stats.experts_needed));
+        assert!(asked.in_place >= 256 - slots && asked.in_place <= on_host, "{asked:?}");
+    }
+}
+
+/// What a card and a host with so many slots make of a prompt.
+fn tiers(device: &str, folder: &Path, prompt: &[u32], expected: &[u32]) {
+    let blueprint = moeflux::Blueprint::of(&Checkpoint::open(folder).unwrap()).unwrap();
+    let (all, k) = (blueprint.experts(), blueprint.max_top_k());
+    for (slots, host_slots, in_place) in [
+        (all, 1, false),
+        (all / 3, all - all / 3, true),
+        (all / 3, all - all / 3, false),
+        (0, all, true),
+        (all / 2, all / 4, true),
+        (all / 2, all / 4, false),
+        (all / 4, all / 2, false),
+        (k, k, true),
+        (k, 1, true),
+        (k, 1, false),
+        (k + 1, 2, false),
+    ] {
+        // What a card reads in place needs no place there, but in caches that do not hold all it needs some.
+        let slots = if host_slots < all { slots.max(k) } else { slots };
+        let asked = [Some(slots), Some(host_slots)];
+        let (bits, ..) = with_slots(device, folder, prompt, card(in_place), asked);
+        let (name, how) = (folder.display(), if in_place { "in place" } else { "by copies" });
+        assert!(bits == expected, "{name}: other bits with {slots} and {host_slots} slots, {how}");
+    }
+}
+
+#[test]
+fn no_size_of_a_tier_changes_a_bit() {
+    let prompt: Vec<u32> = (0..70).map(|i| (i * 97 + 13) % 4000).collect();
+    tiers("cpu", &tales(), &prompt, &on_cpu(&tales(), &prompt));
+    for name in ["qwen3_5_moe", "gemma4", "gpt_oss_mxfp4"] {
+        let golden = Golden::read(data().join("goldens").join(name));
+        tiers("cpu", &golden.folder, &golden.prompt(), &on_cpu(&golden.folder, &golden.prompt()));
+    }
+}
+
+#[test]
+fn no_size_of_a_tier_changes_a_bit_on_a_gpu() {
+    if let Err(error) = moeflux_compute::open(&exact("gpu")) {
+        eprintln!("no GPU is tested: {error}");
+        return;
+    }
+    for name in ["qwen3_5_moe", "gpt_oss_mxfp4"] {
+        let golden = Golden::read(data().join("goldens").join(name));
+        let (folder, prompt) = (&golden.folder, golden.prompt());
+        let (expected, ..) = with_slots("gpu", folder, &prompt, card(true), [None; 2]);
+        tiers("gpu", folder, &prompt, &expected);
+        // In unified memory, all of them and few.
+        let unified = Card {
+            memory: Some(DeviceMemory { total: Some(1 << 30), unified: true, in_place: true }),
+            ..Card::OWN
+        };
+        let k = moeflux::Blueprint::of(&Checkpoint::open(folder).unwrap()).unwrap().max_top_k();
+        for slots in [None, Some(k), Some(k + 3)] {
+            let (bits, asked, _) = with_slots("gpu", folder, &prompt, unified, [slots, None]);
+            assert!(bits == expected, "{name}: other bits with {slots:?} slots in unified memory");
+            assert_eq!((asked.copies, asked.banks), (0, 0));
+        }
+    }
+}
+
 #[test]
 fn who_watches_sees_the_experts_of_a_card() {
     let (wrap, asked) = Card::OWN.wrap();
@@ -133,7 +228,8 @@ fn loading_tells_how_far_it_is() {
     let experts = moeflux::Blueprint::of(&Checkpoint::open(&tales()).unwrap()).unwrap().experts_bytes();
     assert_eq!(open(Some(Card::OWN)), open(None) + experts);
     // On the host's memory too, but for a device that takes weights over.
-    let unified = Card { memory: Some(DeviceMemory { total: None, unified: true }), ..Card::OWN };
+    let unified =
+        Card { memory: Some(DeviceMemory { total: None, unified: true, in_place: true }), ..Card::OWN };
     assert_eq!(open(Some(unified)), open(None) + experts);
 }
 
@@ -145,29 +241,42 @@ fn plan(card: Card, memory: MemoryRequest) -> Result<MemoryPlan, String> {
 #[test]
 fn a_card_has_a_budget_of_its_own() {
     let of = |memory: Option<DeviceMemory>, request| plan(Card { memory, ..Card::OWN }, request);
-    let own = |total| Some(DeviceMemory { total, unified: false });
+    let own = |total| Some(DeviceMemory { total, unified: false, in_place: true });
 
     // Nine tenths less 512 MiB.
-    let card = of(own(Some(1 << 30)), MemoryRequest::default()).unwrap();
+    let chunk = Some(host.chunk);
+    let card = of(own(Some(1 << 30)), MemoryRequest { chunk, ..MemoryRequest::default() }).unwrap();
     assert_eq!(card.device_budget, Some((1 << 30) / 10 * 9 - (512 << 20)));
     let chunk = MemoryRequest { chunk: Some(card.chunk), ..MemoryRequest::default() };
     let host = common::engine(&tales(), exact("cpu"), chunk).plan().to_owned();
     assert_eq!((card.dense, card.state, card.scratch), (host.dense, host.state, host.scratch));
     assert_eq!(card.total(), card.dense + card.state + card.scratch + 256 * card.slot);
-    assert!(card.staging >= host.staging + ON_THE_WAY as u64 * card.slot && card.host() <= card.budget);
+    // The host holds what is on its way, and no more.
+    assert_eq!((card.slots, card.host_slots, card.holds_all), (256, ON_THE_WAY, true));
+    assert_eq!(card.host(), card.process + card.staging + ON_THE_WAY as u64 * card.slot);
+    assert!(card.staging > host.staging && card.host() <= card.budget);
 
     // What was asked for; as many slots as it holds.
     let small = card.fixed() + 100 * card.slot + 5;
-    let request =
-        MemoryRequest { device_budget: Some(small), context: Some(card.context), ..MemoryRequest::default() };
+    let context = Some(card.context);
+    let request = MemoryRequest { device_budget: Some(small), context, chunk, ..MemoryRequest::default() };
     let planned = of(own(Some(1 << 30)), request).unwrap();
     assert_eq!((planned.slots, planned.device_budget), (100, Some(small)));
+    // The host holds the rest, or what its budget allows.
+    assert_eq!((planned.host_slots, planned.holds_all), (156, true));
+    // A card that cannot read the host's memory has its own slots as a cache.
+    let copies = Some(DeviceMemory { total: Some(1 << 30), unified: false, in_place: false });
+    let planned = of(copies, request).unwrap();
+    assert_eq!((planned.slots, planned.host_slots, planned.holds_all), (100, 256, false));
+    let none = of(copies, MemoryRequest { host_slots: Some(0), ..request }).unwrap_err();
+    assert!(none.contains("0 slots on the host were asked for"), "{none}");
     // Of unknown size: as much as on the host.
     let request = MemoryRequest { budget: Some(300 << 20), ..MemoryRequest::default() };
     assert_eq!(of(own(None), request).unwrap().device_budget, Some(300 << 20));
 
     // The host's own memory: one budget.
-    let unified = of(Some(DeviceMemory { total: Some(1 << 30), unified: true }), request).unwrap();
+    let unified =
+        of(Some(DeviceMemory { total: Some(1 << 30), unified: true, in_place: true }), request).unwrap();
     assert_eq!((unified.device_budget, unified.budget), (None, 300 << 20));
     assert!(unified.total() <= unified.budget && unified.fixed() > unified.host());
 }

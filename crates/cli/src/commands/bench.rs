@@ -235,9 +235,13 @@ impl std::fmt::Display for Report<'_> {
         writeln!(f, "{}; {}; loaded in {:.2} s", self.model, self.on, self.load_seconds)?;
         writeln!(
             f,
-            "budget {}, {}, chunks of {} tokens; {}\n",
+            "budget {}, {}{}, chunks of {} tokens; {}\n",
             units::memory(plan.slots_limit()),
             units::plural(plan.slots as u64, "slot"),
+            match plan.host_slots {
+                0 => String::new(),
+                host => format!(" and {host} on the host, of {}", units::memory(plan.budget)),
+            },
             plan.chunk,
             units::plural(self.repeats.len() as u64, "repeat")
         )?;

@@ -394,6 +394,8 @@ fn write_plan(f: &mut std::fmt::Formatter<'_>, plan: &MemoryPlan, experts: usize
     table.row(["  program", &units::memory(plan.process)]);
     table.row(["  logits, reads under way", &units::memory(plan.staging)]);
     if let Some(budget) = plan.device_budget {
+        let slots = plan.host_slots as u64 * plan.slot;
+        table.row([format!("  {} slots, of {experts} experts", plan.host_slots), units::memory(slots)]);
         table.row(["  together", &units::memory(plan.host())]);
         table.row([format!("and for {} of the card's own", units::memory(budget)), String::new()]);
     }

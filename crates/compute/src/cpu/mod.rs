@@ -27,8 +27,8 @@ use dot::{Kernels, Lane, Rounded, padded};
 use pool::Pool;
 
 use crate::{
-    Buffer, Device, Error, ExpertUse, ExpertUses, KEY_BLOCK, Op, ScratchShape, Slot, SlotTable, State,
-    StateShape, Ticket, View, Weight,
+    BankPlace, Buffer, Device, Error, ExpertUse, ExpertUses, KEY_BLOCK, Op, ScratchShape, Slot, SlotTable,
+    State, StateShape, Ticket, View, Weight,
     host::Host,
     matrix::{Bytes, MatrixShape},
 };
@@ -160,7 +160,7 @@ impl Device for CpuDevice {
         usize::MAX
     }
 
-    fn bank(&mut self, count: usize, bytes: usize) -> Result<u16, Error> {
+    fn bank(&mut self, count: usize, bytes: usize, _: BankPlace) -> Result<u16, Error> {
         self.host.bank(count, bytes)
     }
 
@@ -174,6 +174,10 @@ impl Device for CpuDevice {
 
     fn put_slot(&mut self, slot: Slot, bytes: Bytes) -> Result<(), Error> {
         self.host.put_slot(slot, bytes)
+    }
+
+    fn copy_slot(&mut self, from: Slot, to: Slot) -> Result<(), Error> {
+        self.host.copy_slot(from, to)
     }
 
     fn state_bytes(&self, shape: StateShape) -> u64 {

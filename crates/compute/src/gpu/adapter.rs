@@ -54,6 +54,14 @@ pub struct Adapter {
     pub unusable: Option<String>,
 }
 
+impl Adapter {
+    /// Whether its memory is the host's, and the host can write it in place.
+    pub(super) fn is_unified(&self) -> bool {
+        let shares = matches!(self.kind, AdapterKind::Integrated | AdapterKind::Software);
+        shares && matches!(&*self.backend, "Vulkan" | "Metal")
+    }
+}
+
 pub(super) fn instance() -> wgpu::Instance {
     wgpu::Instance::new(wgpu::InstanceDescriptor {
         backends: Backends::METAL | Backends::VULKAN | Backends::DX12,

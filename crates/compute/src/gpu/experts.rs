@@ -97,7 +97,7 @@ fn in_banks(gpu: &mut GpuDevice, uses: ExpertUses<'_>) -> Result<Vec<InBank>, Er
                     .collect();
                 let list = gpu.upload(words);
                 parts.push(InBank {
-                    bank: gpu.store.banks[run[0].slot.bank as usize].memory.clone(),
+                    bank: gpu.store.bank_memory(run[0].slot.bank)?,
                     count: run.len(),
                     first,
                     kind: 1,
@@ -111,15 +111,17 @@ fn in_banks(gpu: &mut GpuDevice, uses: ExpertUses<'_>) -> Result<Vec<InBank>, Er
         ExpertUses::Routed { ids, table } => {
             let list = gpu.store.place(&ids)?;
             let table = gpu.store.table_of(table)?;
-            let of_bank = |bank: &u16| InBank {
-                bank: gpu.store.banks[*bank as usize].memory.clone(),
-                count: ids.rows * ids.width,
-                first: 0,
-                kind: 2,
-                words: table.memory.clone(),
-                params: [list, ids.row_stride as u32, ids.width as u32, (*bank).into()],
+            let of_bank = |bank: &u16| {
+                Ok(InBank {
+                    bank: gpu.store.bank_memory(*bank)?,
+                    count: ids.rows * ids.width,
+                    first: 0,
+                    kind: 2,
+                    words: table.memory.clone(),
+                    params: [list, ids.row_stride as u32, ids.width as u32, (*bank).into()],
+                })
             };
-            Ok(table.banks.iter().map(of_bank).collect())
+            table.banks.iter().map(of_bank).collect()
         }
     }
 }

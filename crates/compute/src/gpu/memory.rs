@@ -4,12 +4,12 @@
 //! writes. Weights lie in arenas, slots in banks; both are no larger than what a kernel can see at once.
 
 use crate::{
-    Buffer, Error, Slot, SlotTable, State, StateShape, View, Weight,
+    BankPlace, Buffer, Error, Slot, SlotTable, State, StateShape, View, Weight,
     matrix::{Bytes, MatrixShape},
     op_check::{Holdings, stale},
 };
 
-use super::adapter::Opened;
+use super::{adapter::Opened, native::Sharing};
 
 /// Every piece that is allocated begins at a multiple of so many bytes.
 const ALIGN: u64 = 256;
@@ -50,13 +50,27 @@ pub(super) struct GpuWeight {
 }
 
 pub(super) struct Bank {
-    pub(super) memory: Memory,
+    /// What kernels read; `None` where they cannot read what the host has written.
+    memory: Option<Memory>,
     /// Bytes of a slot, as asked for.
-    pub(super) bytes: usize,
+    bytes: usize,
     /// Bytes from one slot to the next: a multiple of [`ALIGN`].
-    pub(super) stride: usize,
-    /// Whether each slot's memory is with its device.
-    here: Vec<bool>,
+    stride: usize,
+    count: usize,
+    /// The memory of slots that the host fills, and where it lies; without the first while it is out.
+    slots: Vec<(Option<Bytes>, usize)>,
+}
+
+impl Bank {
+    /// Where a slot begins.
+    const fn offset(&self, slot: Slot) -> u64 {
+        slot.index as u64 * self.stride as u64
+    }
+
+    /// Whether somebody is filling a slot.
+    fn is_out(&self, slot: Slot) -> bool {
+        self.slots.get(slot.index as usize).is_some_and(|(piece, _)| piece.is_none())
+    }
 }
 
 /// A table of slots, on the host and on the card: two words for each expert, its bank and its byte offset there.
@@ -101,7 +115,7 @@ pub(super) struct Store {
     pub(super) arenas: Vec<Memory>,
     arena_used: u64,
     weights: Vec<GpuWeight>,
-    pub(super) banks: Vec<Bank>,
+    banks: Vec<Bank>,
     tables: Vec<Table>,
     states: Vec<Option<GpuState>>,
     /// Whether keys and values are f16.
@@ -110,11 +124,11 @@ pub(super) struct Store {
     scratch: Option<(Memory, u64)>,
     /// Bytes allocated.
     pub(super) allocated: u64,
-    /// Memory for slots that is not out.
-    spare: Vec<Bytes>,
+    /// How the host writes slots.
+    pub(super) sharing: Sharing,
 }
 
-const STORAGE: wgpu::BufferUsages =
+pub(super) const STORAGE: wgpu::BufferUsages =
     wgpu::BufferUsages::STORAGE.union(wgpu::BufferUsages::COPY_DST).union(wgpu::BufferUsages::COPY_SRC);
 
 fn up(n: u64) -> u64 {
@@ -152,7 +166,7 @@ impl Store {
             half_states,
             scratch: None,
             allocated: FIRST_ACTIVATIONS * 4,
-            spare: Vec::new(),
+            sharing: Sharing::of(&opened.device, opened.adapter.is_unified()),
         };
         store.next_id = 1;
         Ok(store)
@@ -303,58 +317,108 @@ impl Store {
     }
 
     pub(super) fn bank_slots(&self, bytes: usize) -> usize {
-        (self.max_binding.min(self.max_buffer) / up(bytes.max(1) as u64)) as usize
+        (self.most() / up(bytes.max(1) as u64)) as usize
     }
 
-    pub(super) fn bank(&mut self, count: usize, bytes: usize) -> Result<u16, Error> {
+    pub(super) fn bank(&mut self, count: usize, bytes: usize, place: BankPlace) -> Result<u16, Error> {
         let stride = up(bytes.max(1) as u64);
         let number = u16::try_from(self.banks.len())
             .map_err(|_| Error::Shape("more than 65536 banks of slots".into()))?;
-        let all = stride.checked_mul(count as u64).ok_or_else(|| Error::Shape("too many slots".into()))?;
-        let memory = self.allocate("slots of experts", all)?;
-        self.banks.push(Bank { memory, bytes, stride: stride as usize, here: vec![true; count] });
+        let all = stride.checked_mul(count.max(1) as u64).filter(|all| *all <= self.most());
+        let all = all.ok_or_else(|| Error::Shape(format!("{count} slots are too many for a bank")))?;
+        let (memory, pieces) = match place {
+            BankPlace::Card => (Some(self.allocate("slots of experts", all)?), Vec::new()),
+            BankPlace::Host if self.sharing == Sharing::Refused => {
+                (None, (0..count).map(|_| Bytes::zeroed(bytes)).collect::<Result<_, _>>()?)
+            }
+            BankPlace::Host => {
+                let (raw, shared) = self.sharing.buffer(&self.device, all)?;
+                self.next_id += 1;
+                let memory = Memory { id: self.next_id - 1, raw };
+                (Some(memory), shared.pieces(count, stride as usize, bytes))
+            }
+        };
+        let slots = pieces.into_iter().map(|piece| {
+            let at = piece.as_ptr() as usize;
+            (Some(piece), at)
+        });
+        self.banks.push(Bank { memory, bytes, stride: stride as usize, count, slots: slots.collect() });
         Ok(number)
     }
 
-    fn bank_of(&mut self, slot: Slot) -> Result<&mut Bank, Error> {
-        let bank = self.banks.get_mut(slot.bank as usize).ok_or_else(|| stale("slot"))?;
-        match (slot.index as usize) < bank.here.len() {
-            true => Ok(bank),
-            false => Err(stale("slot")),
-        }
+    /// Bytes of the largest buffer that kernels see.
+    fn most(&self) -> u64 {
+        self.max_binding.min(self.max_buffer)
+    }
+
+    fn bank_of(&self, slot: Slot) -> Result<&Bank, Error> {
+        let bank = self.banks.get(slot.bank as usize).filter(|bank| (slot.index as usize) < bank.count);
+        bank.ok_or_else(|| stale("slot"))
+    }
+
+    /// The memory of a slot that the host fills, and where it lies.
+    fn host_slot(&mut self, slot: Slot) -> Result<&mut (Option<Bytes>, usize), Error> {
+        self.bank_of(slot)?;
+        let slots = self.banks.get_mut(slot.bank as usize).map(|bank| &mut bank.slots);
+        slots
+            .and_then(|slots| slots.get_mut(slot.index as usize))
+            .ok_or_else(|| Error::Device("a slot on the card, which only a copy fills".into()))
     }
 
     pub(super) fn take_slot(&mut self, slot: Slot) -> Result<Bytes, Error> {
-        let bank = self.bank_of(slot)?;
-        if !std::mem::replace(&mut bank.here[slot.index as usize], false) {
-            return Err(Error::Device("a slot that is being filled already".into()));
-        }
-        let bytes = bank.bytes;
-        match self.spare.iter().position(|spare| spare.len() == bytes) {
-            Some(i) => Ok(self.spare.swap_remove(i)),
-            None => Bytes::zeroed(bytes),
-        }
+        let (piece, _) = self.host_slot(slot)?;
+        piece.take().ok_or_else(|| Error::Device("a slot that is being filled already".into()))
     }
 
     pub(super) fn put_slot(&mut self, slot: Slot, bytes: Bytes) -> Result<(), Error> {
-        let queue = self.queue.clone();
-        let bank = self.bank_of(slot)?;
-        let here = &mut bank.here[slot.index as usize];
-        if bytes.len() != bank.bytes || *here {
+        let (piece, at) = self.host_slot(slot)?;
+        if piece.is_some() || bytes.as_ptr() as usize != *at {
             return Err(Error::Device("a slot was given memory that is not its own".into()));
         }
-        *here = true;
-        upload(&queue, &bank.memory.raw, slot.index as u64 * bank.stride as u64, &bytes);
-        self.spare.push(bytes);
+        *piece = Some(bytes);
         Ok(())
+    }
+
+    /// Copies a slot by what `encoder` records, or, where the card cannot read it, ahead of what is handed over next. The
+    /// result is the number of bytes that have been staged for that.
+    pub(super) fn copy_slot(
+        &mut self,
+        from: Slot,
+        to: Slot,
+        encoder: &mut wgpu::CommandEncoder,
+    ) -> Result<usize, Error> {
+        let (source, target) = (self.bank_of(from)?, self.bank_of(to)?);
+        if source.bytes != target.bytes || from.bank == to.bank {
+            return Err(Error::Device("a slot was copied to one of another size or of the same bank".into()));
+        }
+        let Some(onto) = &target.memory else {
+            return Err(Error::Device("a slot was copied to where this GPU cannot write".into()));
+        };
+        if [(source, from), (target, to)].iter().any(|(bank, slot)| bank.is_out(*slot)) {
+            return Err(Error::Device("a slot was copied while it was being filled".into()));
+        }
+        let [first, at] = [(source, from), (target, to)].map(|(bank, slot)| bank.offset(slot));
+        match (&source.memory, source.slots.get(from.index as usize)) {
+            (Some(memory), _) => {
+                // Strides are multiples of more.
+                let len = source.bytes.next_multiple_of(4) as u64;
+                encoder.copy_buffer_to_buffer(&memory.raw, first, &onto.raw, at, len);
+                Ok(0)
+            }
+            (None, Some((Some(bytes), _))) => {
+                upload(&self.queue, &onto.raw, at, bytes);
+                Ok(bytes.len())
+            }
+            (None, _) => Err(stale("slot")),
+        }
     }
 
     pub(super) fn slot_table(&mut self, slots: &[Slot]) -> Result<SlotTable, Error> {
         let mut words = Vec::with_capacity(slots.len() * 2);
         let mut banks = Vec::new();
         for slot in slots {
-            let stride = self.bank_of(*slot)?.stride as u64;
-            words.extend([u32::from(slot.bank), (u64::from(slot.index) * stride) as u32]);
+            self.slot_bytes(*slot)?;
+            words.extend([u32::from(slot.bank), self.slot_offset(*slot)]);
             banks.push(slot.bank);
         }
         banks.sort_unstable();
@@ -371,7 +435,13 @@ impl Store {
 
     /// Byte offset of a slot in its bank.
     pub(super) fn slot_offset(&self, slot: Slot) -> u32 {
-        (slot.index as u64 * self.banks[slot.bank as usize].stride as u64) as u32
+        self.banks[slot.bank as usize].offset(slot) as u32
+    }
+
+    /// What kernels read of a bank.
+    pub(super) fn bank_memory(&self, bank: u16) -> Result<Memory, Error> {
+        let memory = self.banks.get(bank as usize).and_then(|bank| bank.memory.clone());
+        memory.ok_or_else(|| stale("bank"))
     }
 
     /// Bytes of a number of a key or value.
@@ -492,12 +562,14 @@ impl Holdings for Store {
     }
 
     fn slot_bytes(&self, slot: Slot) -> Result<usize, Error> {
-        let bank = self.banks.get(slot.bank as usize).ok_or_else(|| stale("slot"))?;
-        match bank.here.get(slot.index as usize) {
-            Some(true) => Ok(bank.bytes),
-            Some(false) => Err(Error::Device("a slot was used while it was being filled".into())),
-            None => Err(stale("slot")),
+        let bank = self.bank_of(slot)?;
+        if bank.memory.is_none() {
+            return Err(Error::Device("a slot that this GPU does not see: copy it first".into()));
         }
+        if bank.is_out(slot) {
+            return Err(Error::Device("a slot was used while it was being filled".into()));
+        }
+        Ok(bank.bytes)
     }
 
     fn table(&self, table: SlotTable) -> Result<&[Slot], Error> {
@@ -509,5 +581,93 @@ impl Holdings for Store {
             GpuState::KeyValue { shape, .. } => *shape,
             GpuState::Recurrent { len, .. } => StateShape::Recurrent { len: *len },
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{BankPlace, Device, DeviceOptions, Slot, gpu::GpuDevice, gpu::native::Sharing};
+
+    fn gpu() -> Option<GpuDevice> {
+        match GpuDevice::new(None, true, None) {
+            Ok(gpu) => Some(gpu),
+            Err(error) => {
+                assert!(std::env::var_os("MOEFLUX_TEST_GPU").is_none(), "{error}");
+                eprintln!("no GPU is tested: {error}");
+                None
+            }
+        }
+    }
+
+    /// The bytes of a slot as kernels see them.
+    fn seen(gpu: &mut GpuDevice, slot: Slot, len: usize) -> Vec<u8> {
+        let memory = gpu.store.bank_memory(slot.bank).unwrap();
+        let mut words = vec![0; len.div_ceil(4)];
+        let at = gpu.store.slot_offset(slot).into();
+        gpu.read_words(&memory.raw, at, &mut words).unwrap();
+        bytemuck::cast_slice(&words)[..len].to_vec()
+    }
+
+    #[test]
+    fn what_the_host_writes_is_what_the_card_sees_and_copies() {
+        const LEN: usize = 1003;
+        let Some(mut gpu) = gpu() else { return };
+        let software = gpu.opened.adapter.is_unified();
+        assert!(!software || gpu.store.sharing == Sharing::Mapped, "{:?}", gpu.store.sharing);
+        let slot = |bank, index| Slot { bank, index };
+        for sharing in [Sharing::Mapped, Sharing::Imported, Sharing::Refused] {
+            if sharing != Sharing::Refused && sharing.buffer(&gpu.opened.device, 4096).is_err() {
+                eprintln!("{sharing:?} memory is not tested: the driver has none");
+                continue;
+            }
+            gpu.store.sharing = sharing;
+            let card = gpu.bank(3, LEN, BankPlace::Card).unwrap();
+            let host = gpu.bank(3, LEN, BankPlace::Host).unwrap();
+            let contents = |index: u32, round: u32| -> Vec<u8> {
+                (0..LEN as u32).map(|i| (i * 7 + index * 31 + round * 5) as u8).collect()
+            };
+            for round in 0..3 {
+                for index in 0..3 {
+                    let mut memory = gpu.take_slot(slot(host, index)).unwrap();
+                    assert!(gpu.copy_slot(slot(host, index), slot(card, index)).is_err());
+                    // Filled by another thread, as readers do.
+                    let memory = std::thread::scope(|scope| {
+                        let fill = move || {
+                            memory.copy_from_slice(&contents(index, round));
+                            memory
+                        };
+                        scope.spawn(fill).join().unwrap()
+                    });
+                    gpu.put_slot(slot(host, index), memory).unwrap();
+                    // Each to the slot after its own.
+                    gpu.copy_slot(slot(host, index), slot(card, (index + 1) % 3)).unwrap();
+                }
+                for index in 0..3 {
+                    let copied = seen(&mut gpu, slot(card, (index + 1) % 3), LEN);
+                    assert!(copied == contents(index, round), "{sharing:?}, slot {index}");
+                    match sharing {
+                        Sharing::Refused => assert!(gpu.slot_table(&[slot(host, index)]).is_err()),
+                        _ => assert!(seen(&mut gpu, slot(host, index), LEN) == contents(index, round)),
+                    }
+                }
+            }
+            assert!(gpu.take_slot(slot(card, 0)).is_err());
+            let first = gpu.take_slot(slot(host, 0)).unwrap();
+            assert!(gpu.take_slot(slot(host, 0)).is_err());
+            assert!(gpu.put_slot(slot(host, 1), first).is_err());
+        }
+        assert!(gpu.bank(usize::MAX, 1 << 20, BankPlace::Host).is_err());
+    }
+
+    #[test]
+    fn memory_that_was_taken_out_outlives_its_device() {
+        let Some(mut gpu) = gpu() else { return };
+        let bank = gpu.bank(2, 5000, BankPlace::Host).unwrap();
+        let mut memory = gpu.take_slot(Slot { bank, index: 1 }).unwrap();
+        drop(gpu);
+        memory.fill(3);
+        assert!(memory.iter().all(|byte| *byte == 3));
+        let options = DeviceOptions { name: Some("gpu".into()), ..DeviceOptions::default() };
+        crate::open(&options).unwrap();
     }
 }

@@ -31,22 +31,21 @@ pub use adapter::{Adapter, AdapterKind, adapters};
 use adapter::{Failure, Opened};
 use kernel::{Constants, Kernel, Pipelines, Target, kernel};
 use memory::{GpuState, Memory, Store};
+use native::Sharing;
 use params::Params;
 
 use crate::{
-    Buffer, Counters, Device, DeviceMemory, Error, KernelTime, Op, ScratchShape, Slot, SlotTable, State,
-    StateShape, Ticket, View, Weight,
+    BankPlace, Buffer, Counters, Device, DeviceMemory, Error, KernelTime, Op, ScratchShape, Slot, SlotTable,
+    State, StateShape, Ticket, View, Weight,
     matrix::{Bytes, MatrixShape},
     op_check::Holdings,
 };
 
 /// Words of the upload buffer.
 const UPLOAD: usize = 1 << 20;
-/// Dispatches after which work is handed to the card while more is recorded: few at first, so that it begins early, then
-/// many, as each time costs the host about as much as a hundred dispatches.
-const FIRST_HAND_OVER: u32 = 32;
-const HAND_OVER_GROWS: u32 = 6;
-const MOST_RECORDED: u32 = 1152;
+/// Dispatches after which work is handed to the card while more is recorded: few at first, so that it begins early.
+const FIRST_HAND_OVER: u32 = 12;
+const HAND_OVER: u32 = 96;
 /// Bytes on their way to the card that the host holds at most.
 const STAGED: usize = 128 << 20;
 /// Threads of a team without subgroups.
@@ -84,7 +83,7 @@ pub(crate) struct GpuDevice {
     sent: usize,
     upload: Memory,
     /// Tables of angles among the words.
-    angles: Vec<elementwise::Angles>,
+    angles: VecDeque<elementwise::Angles>,
     /// What kernels report.
     report: Memory,
     readback: Option<wgpu::Buffer>,
@@ -141,7 +140,7 @@ impl GpuDevice {
             words: Vec::with_capacity(UPLOAD),
             sent: 0,
             upload,
-            angles: Vec::new(),
+            angles: VecDeque::new(),
             report,
             readback: None,
             pending: fuse::Pending::Nothing,
@@ -238,7 +237,7 @@ impl GpuDevice {
         }
         if self.recorded >= self.hand_over_at {
             self.hand_over();
-            self.hand_over_at = self.hand_over_at.saturating_mul(HAND_OVER_GROWS).min(MOST_RECORDED);
+            self.hand_over_at = (self.hand_over_at * 2).min(HAND_OVER);
         }
         Ok(())
     }
@@ -373,12 +372,20 @@ impl Device for GpuDevice {
             false => "without subgroups".into(),
         };
         let path = if self.exact { "exact" } else { "fast" };
-        format!("gpu:{}, {} ({}), {team}, {path}", adapter.index, adapter.name, adapter.backend)
+        let memory = match self.store.sharing {
+            Sharing::Mapped => "unified memory",
+            Sharing::Imported => "reads host memory in place",
+            Sharing::Refused => "copies from host memory",
+        };
+        format!("gpu:{}, {} ({}), {team}, {memory}, {path}", adapter.index, adapter.name, adapter.backend)
     }
 
     fn memory(&self) -> Option<DeviceMemory> {
-        let unified = matches!(self.opened.adapter.kind, AdapterKind::Integrated | AdapterKind::Software);
-        Some(DeviceMemory { total: self.opened.adapter.memory, unified })
+        Some(DeviceMemory {
+            total: self.opened.adapter.memory,
+            unified: self.store.sharing == Sharing::Mapped,
+            in_place: self.store.sharing != Sharing::Refused,
+        })
     }
 
     fn counters(&self) -> Counters {
@@ -418,8 +425,8 @@ impl Device for GpuDevice {
         self.store.bank_slots(bytes)
     }
 
-    fn bank(&mut self, count: usize, bytes: usize) -> Result<u16, Error> {
-        self.store.bank(count, bytes)
+    fn bank(&mut self, count: usize, bytes: usize, place: BankPlace) -> Result<u16, Error> {
+        self.store.bank(count, bytes, place)
     }
 
     fn slot_table(&mut self, slots: &[Slot]) -> Result<SlotTable, Error> {
@@ -431,12 +438,21 @@ impl Device for GpuDevice {
     }
 
     fn put_slot(&mut self, slot: Slot, bytes: Bytes) -> Result<(), Error> {
+        self.store.put_slot(slot, bytes)
+    }
+
+    fn copy_slot(&mut self, from: Slot, to: Slot) -> Result<(), Error> {
         self.settle()?;
-        // Written ahead of the next submission, behind all that has been recorded.
-        self.hand_over();
-        let len = bytes.len();
-        self.store.put_slot(slot, bytes)?;
-        self.send(len)
+        drop(self.pass.take());
+        if self.store.sharing == Sharing::Refused {
+            // Written ahead of the next submission, behind all that has been recorded.
+            self.hand_over();
+        }
+        let encoder = self
+            .encoder
+            .get_or_insert_with(|| self.opened.device.create_command_encoder(&Default::default()));
+        let staged = self.store.copy_slot(from, to, encoder)?;
+        self.send(staged)
     }
 
     fn state_bytes(&self, shape: StateShape) -> u64 {

@@ -266,14 +266,9 @@ fn listed_tiles(gpu: &mut GpuDevice, uses: &[ExpertUse], rows: usize) -> Result<
     let list = gpu.upload(uses.iter().flat_map(|u| [u.row as u32, u.part as u32]));
     let banks = banks.into_iter().map(|(bank, entries)| {
         let tiles = entries.len() / 4;
-        BankTiles {
-            memory: gpu.store.banks[bank as usize].memory.clone(),
-            bank,
-            at: gpu.upload(entries),
-            tiles,
-        }
+        Ok(BankTiles { memory: gpu.store.bank_memory(bank)?, bank, at: gpu.upload(entries), tiles })
     });
-    let banks = banks.collect();
+    let banks = banks.collect::<Result<_, Error>>()?;
     Ok(Plan { words: gpu.upload.clone(), list, banks })
 }
 
@@ -297,13 +292,12 @@ fn routed_tiles(
         .n(experts);
     let constants = Constants::new(&[("WG", THREADS), ("ROWS", rows)]);
     gpu.dispatch(&BUCKET, constants, &[&gpu.activations(), &slots, scratch], &params, experts)?;
-    let of_bank = |bank: u16| BankTiles {
-        memory: gpu.store.banks[bank as usize].memory.clone(),
-        bank,
-        at: 2 * uses as u32,
-        tiles: uses / rows as usize + experts,
+    let of_bank = |bank: u16| {
+        let tiles = uses / rows as usize + experts;
+        Ok(BankTiles { memory: gpu.store.bank_memory(bank)?, bank, at: 2 * uses as u32, tiles })
     };
-    Ok(Plan { words: scratch.clone(), list: 0, banks: banks.into_iter().map(of_bank).collect() })
+    let banks = banks.into_iter().map(of_bank).collect::<Result<_, Error>>()?;
+    Ok(Plan { words: scratch.clone(), list: 0, banks })
 }
 
 /// One dispatch of `tile.wgsl`.

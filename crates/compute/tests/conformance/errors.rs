@@ -1,9 +1,9 @@
 //! What ops refuse, the same on every device, and that nothing is lost by it.
 
 use moeflux_compute::{
-    Activation, Buffer, Device, DeviceOptions, Error, ExpertGroups, ExpertShape, ExpertUse, ExpertUses,
-    Format, HeadMatrix, HeadRows, MatrixShape, Op, RopePairs, Router, Scalar, ScratchShape, Shared, Slot,
-    Span, StateShape, View, open,
+    Activation, BankPlace, Buffer, Bytes, Device, DeviceOptions, Error, ExpertGroups, ExpertShape, ExpertUse,
+    ExpertUses, Format, HeadMatrix, HeadRows, MatrixShape, Op, RopePairs, Router, Scalar, ScratchShape,
+    Shared, Slot, Span, StateShape, View, open,
 };
 
 use crate::harness::{Both, FOUR, Random};
@@ -345,8 +345,14 @@ fn experts_that_do_not_fit() {
         let wide = MatrixShape { rows: 8, cols: 4, format };
         let shape = ExpertShape::of(wide, wide, MatrixShape { rows: 4, cols: 8, format });
         for device in [&mut both.reference, &mut both.device] {
-            assert_eq!(device.bank(2, shape.bytes().unwrap()).unwrap(), 0);
-            assert_eq!(device.bank(1, 8).unwrap(), 1);
+            assert_eq!(device.bank(2, shape.bytes().unwrap(), BankPlace::Card).unwrap(), 0);
+            assert_eq!(device.bank(1, 8, BankPlace::Card).unwrap(), 1);
+            assert_eq!(device.bank(2, shape.bytes().unwrap(), BankPlace::Host).unwrap(), 2);
+            // Slots that are too small, too many, in the same bank, or not there.
+            for (from, to) in [([2, 0], [1, 0]), ([2, 0], [0, 2]), ([2, 0], [2, 1]), ([3, 0], [0, 0])] {
+                let [from, to] = [from, to].map(|[bank, index]| Slot { bank, index: index.into() });
+                assert!(device.copy_slot(from, to).is_err(), "{from:?} to {to:?}");
+            }
         }
         let x = both.random(&mut random, 2, 4);
         let (inner, out) = (both.poisoned(1, 8), both.poisoned(2, 4));
@@ -364,7 +370,7 @@ fn experts_that_do_not_fit() {
         refused(both, "row", &op(used(slot(0, 0), 2, 0)));
         refused(both, "part", &op(used(slot(0, 0), 0, 2)));
         refused(both, "slot", &op(used(slot(0, 2), 0, 0)));
-        refused(both, "bank", &op(used(slot(2, 0), 0, 0)));
+        refused(both, "bank", &op(used(slot(3, 0), 0, 0)));
         refused(both, "small", &op(used(slot(1, 0), 0, 0)));
         refused(both, "inner", &op([used(slot(0, 0), 0, 0), used(slot(0, 1), 0, 1)].concat().leak()));
         let bad = ExpertShape { up: MatrixShape { rows: 7, ..wide }, ..shape };
@@ -377,11 +383,16 @@ fn experts_that_do_not_fit() {
         let bad = ExpertShape { output_bias: Some(Scalar::F32), ..shape };
         refused(both, "no room for biases", &Op::Experts { x, shape: &bad, activation, uses, inner, out });
         let taken =
-            [&mut both.reference, &mut both.device].map(|device| device.take_slot(slot(0, 0)).unwrap());
-        refused(both, "taken", &op(used(slot(0, 0), 0, 0)));
+            [&mut both.reference, &mut both.device].map(|device| device.take_slot(slot(2, 0)).unwrap());
+        refused(both, "taken", &op(used(slot(2, 0), 0, 0)));
         let [one, other] = taken;
-        both.reference.put_slot(slot(0, 0), one).unwrap();
-        both.device.put_slot(slot(0, 0), other).unwrap();
+        for (device, bytes) in [(&mut both.reference, one), (&mut both.device, other)] {
+            assert!(device.take_slot(slot(2, 0)).is_err());
+            assert!(device.copy_slot(slot(2, 0), slot(0, 0)).is_err());
+            device.put_slot(slot(2, 0), bytes).unwrap();
+            device.copy_slot(slot(2, 0), slot(0, 0)).unwrap();
+            assert!(device.put_slot(slot(2, 0), Bytes::zeroed(8).unwrap()).is_err());
+        }
         both.run(&op(used(slot(0, 0), 0, 0)));
     });
 }

@@ -4,7 +4,7 @@ use moeflux_compute::{
     Activation, ExpertShape, ExpertUse, ExpertUses, Format, Isa, MatrixShape, Op, Scalar, Slot,
 };
 
-use crate::harness::{Both, FOUR, Random, bits, bytes, device, encode, formats, rounds, some_formats};
+use crate::harness::{Both, FOUR, Random, bits, device, encode, formats, rounds, some_formats};
 
 fn shape(hidden: usize, intermediate: usize, [gate, up, down]: [Format; 3]) -> ExpertShape {
     ExpertShape::of(
@@ -17,9 +17,8 @@ fn shape(hidden: usize, intermediate: usize, [gate, up, down]: [Format; 3]) -> E
 /// A bank with `count` experts. Slots are larger than an expert, as those of a bank that serves several layers.
 fn fill(both: &mut Both, random: &mut Random, shape: &ExpertShape, count: usize) -> u16 {
     let len = shape.bytes().unwrap();
-    let bank = both.reference.bank(count, len + 3).unwrap();
-    assert_eq!(both.device.bank(count, len + 3).unwrap(), bank);
-    for index in 0..count as u32 {
+    let mut contents = Vec::new();
+    for _ in 0..count {
         let mut all = Vec::new();
         let wide = MatrixShape { rows: 2 * shape.gate.rows, ..shape.gate };
         let stored =
@@ -32,12 +31,9 @@ fn fill(both: &mut Both, random: &mut Random, shape: &ExpertShape, count: usize)
         }
         assert_eq!(all.len(), len);
         all.extend([0xff; 3]);
-        for device in [&mut both.reference, &mut both.device] {
-            device.take_slot(Slot { bank, index }).unwrap();
-            device.put_slot(Slot { bank, index }, bytes(&all)).unwrap();
-        }
+        contents.push(all);
     }
-    bank
+    both.bank(&contents)
 }
 
 /// Every row meets `k` of the experts; sorted by slot, as a prefill is.

@@ -1,8 +1,8 @@
 //! Two devices side by side, and numbers to feed them.
 
 use moeflux_compute::{
-    BlockScale, Buffer, Bytes, Device, DeviceOptions, Element, Error, Format, Isa, MatrixShape, Op, Scalar,
-    Slot, SlotTable, State, StateShape, View, Weight, open,
+    BankPlace, BlockScale, Buffer, Bytes, Device, DeviceOptions, Element, Error, Format, Isa, MatrixShape,
+    Op, Scalar, Slot, SlotTable, State, StateShape, View, Weight, open,
 };
 
 /// Small, fast, and the same everywhere.
@@ -172,6 +172,13 @@ pub(crate) fn gpu(exact: bool) -> Option<Box<dyn Device>> {
     }
 }
 
+/// Writes a slot in memory of the host.
+pub(crate) fn fill(device: &mut dyn Device, slot: Slot, contents: &[u8]) {
+    let mut memory = device.take_slot(slot).unwrap();
+    memory.copy_from_slice(contents);
+    device.put_slot(slot, memory).unwrap();
+}
+
 /// The reference and a device, which make the same handles.
 pub(crate) struct Both {
     pub(crate) reference: Box<dyn Device>,
@@ -183,6 +190,23 @@ impl Both {
         let reference =
             open(&DeviceOptions { name: Some("reference".into()), ..Default::default() }).unwrap();
         Self { reference, device }
+    }
+
+    /// A bank with slots that hold `contents`, all as long: on the card, where there is one.
+    pub(crate) fn bank(&mut self, contents: &[Vec<u8>]) -> u16 {
+        let of = |device: &mut Box<dyn Device>| {
+            let (count, bytes) = (contents.len(), contents[0].len());
+            let host = device.bank(count, bytes, BankPlace::Host).unwrap();
+            let card = device.bank(count, bytes, BankPlace::Card).unwrap();
+            for (contents, index) in contents.iter().zip(0..) {
+                fill(&mut **device, Slot { bank: host, index }, contents);
+                device.copy_slot(Slot { bank: host, index }, Slot { bank: card, index }).unwrap();
+            }
+            card
+        };
+        let bank = of(&mut self.reference);
+        assert_eq!(of(&mut self.device), bank);
+        bank
     }
 
     /// Runs a test on every instruction set and on the GPU of this machine, on the exact and on the fast path.

@@ -9,7 +9,7 @@ mod source;
 use std::{
     collections::{BTreeSet, HashMap},
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
 };
 
 pub use embedded::unpack_embedded;
@@ -18,10 +18,13 @@ pub(crate) use quantization::Quantization;
 pub(crate) use safetensors::TensorInfo;
 pub(crate) use source::Source;
 
-use crate::Error;
+use crate::{Error, experts::READER_STACK, memory::READ_THREADS};
 
 /// JSON files beyond this are refused.
 const MAX_JSON: u64 = 256 << 20;
+
+/// Bytes of a matrix that are read at once.
+const PIECE: usize = 4 << 20;
 
 /// Some bytes of some file of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -446,13 +449,38 @@ impl Checkpoint {
     pub(crate) fn read_matrix(&self, m: &MatrixSource) -> Result<Bytes, Error> {
         let total = m.segments.iter().map(|s| s.bytes).sum();
         let mut bytes = Bytes::zeroed(total).map_err(Error::at(|| &*m.name))?;
+        let mut pieces = Vec::new();
         let mut rest = &mut bytes[..];
         for s in &m.segments {
             let (now, later) = rest.split_at_mut(s.bytes);
-            self.read(&m.name, s, now)?;
+            let all = now.chunks_mut(PIECE).zip((s.offset..).step_by(PIECE));
+            pieces.extend(all.map(|(part, offset)| (Segment { offset, bytes: part.len(), ..*s }, part)));
             rest = later;
         }
+        self.read_pieces(&m.name, pieces)?;
         Ok(bytes)
+    }
+
+    /// Reads pieces of a tensor, by several threads where there are many: one alone keeps no disk busy.
+    fn read_pieces(&self, name: &str, pieces: Vec<(Segment, &mut [u8])>) -> Result<(), Error> {
+        let threads = (pieces.len() / 2).min(READ_THREADS);
+        let pieces = Mutex::new(pieces.into_iter());
+        let next = || pieces.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let work = || {
+            while let Some((segment, into)) = next() {
+                self.read(name, &segment, into)?;
+            }
+            Ok(())
+        };
+        std::thread::scope(|scope| {
+            let start = |_| std::thread::Builder::new().stack_size(READER_STACK).spawn_scoped(scope, work);
+            // A thread that cannot be had leaves its pieces to the others.
+            let others: Vec<_> = (1..threads).map_while(|i| start(i).ok()).collect();
+            let own = work();
+            let failed =
+                || Err(Error::Input(format!("a thread that reads {name} failed; please report this")));
+            others.into_iter().fold(own, |all, other| all.and(other.join().unwrap_or_else(|_| failed())))
+        })
     }
 
     /// Reads a vector, widened.

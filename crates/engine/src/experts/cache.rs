@@ -1,203 +1,343 @@
-//! A fixed set of slots, shared by all layers.
+//! Where experts are: slots that the host fills, and in front of them, where a device has memory of its own, slots there.
+//!
+//! All reads land in slots of the host. Slots on a card are filled by copies, in the order of the device's work, so nobody
+//! waits for one to be free. The two are caches of their own: what falls out of the card's is not copied back, as it is
+//! still in the host's or else on disk.
 
 use std::sync::Arc;
 
-use moeflux_compute::{Bytes, Device, Slot, SlotTable, Ticket};
+use moeflux_compute::{BankPlace, Bytes, Device, Slot, SlotTable, Ticket};
 
 use super::{
     policy::{Lru, Policy},
     reader::{Completion, ReadRequest, Reader},
     source::ExpertSource,
 };
-use crate::{Error, memory::ON_THE_WAY, stats::Stats};
+use crate::{Error, stats::Stats};
 
 /// What became of a request.
 pub(crate) enum Lookup {
+    /// It is in memory after all, pinned.
+    Ready(Pin),
     /// A read is under way; [`ExpertCache::arrive`] will name it.
     Started,
-    /// All slots are pinned or being filled, or as many reads are under way as may be: release some first.
+    /// All slots are pinned or being filled: release some first.
     Full,
 }
 
 /// No expert, no slot.
 const NONE: u32 = u32::MAX;
 
+/// An expert that stays where it is until it is released.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pin {
+    /// Where ops find it.
+    pub(crate) slot: Slot,
+    /// The slots that are pinned, or [`NONE`].
+    host: u32,
+    card: u32,
+}
+
 #[derive(Clone, Copy)]
 struct Place {
     layer: u32,
     expert: u32,
     pins: u32,
-    reading: bool,
+    filling: bool,
+    /// The slot on the card that is kept for what is being read.
+    bound_for: u32,
     /// The last work that used the slot.
     ticket: Ticket,
 }
 
-const EMPTY: Place = Place { layer: NONE, expert: NONE, pins: 0, reading: false, ticket: Ticket(0) };
+const EMPTY: Place =
+    Place { layer: NONE, expert: NONE, pins: 0, filling: false, bound_for: NONE, ticket: Ticket(0) };
 
-/// The most bytes that cache, policy, queues and device keep of an expert besides its weights.
-pub(crate) const BOOKKEEPING: usize = size_of::<Place>()
-    + size_of::<Slot>()
-    + 2 * size_of::<usize>()
+/// The most bytes that cache, policy, queues and device keep of an expert besides its weights, in each of two kinds of
+/// memory.
+pub(crate) const BOOKKEEPING: usize = 2 * size_of::<Place>()
+    + 2 * size_of::<Slot>()
+    + 4 * size_of::<usize>()
+    + 2 * size_of::<u32>()
     + size_of::<ReadRequest>()
     + size_of::<Completion>()
-    + size_of::<Bytes>();
+    + 3 * size_of::<Bytes>();
 
-/// The slots of a cache, in as many banks as the device wants.
-pub(crate) struct Banks {
+/// Slots in one kind of memory, in as many banks as the device wants, and who is in them.
+pub(crate) struct Tier {
     banks: Vec<u16>,
     /// Slots per bank; the last one may have fewer.
     each: usize,
-    slots: usize,
+    places: Vec<Place>,
+    policy: Box<dyn Policy>,
+    /// Of each layer the slot of each expert, or [`NONE`].
+    slots: Vec<Vec<u32>>,
+    /// Of each layer how many are in a slot that is filled.
+    filled: Vec<usize>,
+    /// Slots that hold an expert.
+    used: usize,
 }
 
-impl Banks {
-    /// `slots` slots of `bytes` each for layers of up to `layer` experts. A bank that can hold a layer holds whole
-    /// ones, so that experts that are loaded in their order lie in one bank.
+impl Tier {
+    /// `count` slots of `bytes` each. A bank that can hold a layer holds whole ones, so that experts that are loaded in
+    /// their order lie in one bank.
     pub(crate) fn new(
         device: &mut dyn Device,
-        slots: usize,
-        bytes: usize,
-        layer: usize,
+        source: &ExpertSource,
+        (count, bytes): (usize, usize),
+        place: BankPlace,
     ) -> Result<Self, Error> {
-        let at = || format!("{slots} slots for experts");
-        let most = device.bank_slots(bytes).clamp(1, slots.max(1));
-        let each = if most < slots && most > layer { most - most % layer.max(1) } else { most };
-        let mut banks = Vec::with_capacity(slots.div_ceil(each));
-        for first in (0..slots).step_by(each) {
-            banks.push(device.bank(each.min(slots - first), bytes).map_err(Error::at(at))?);
+        let at = || match place {
+            BankPlace::Card => format!("{count} slots for experts on the card"),
+            BankPlace::Host => format!("{count} slots for experts"),
+        };
+        let experts = || source.layers().iter().map(|l| l.as_ref().map_or(0, |l| l.count));
+        let layer = experts().max().unwrap_or(0);
+        let most = device.bank_slots(bytes).clamp(1, count.max(1));
+        let each = if most < count && most > layer { most - most % layer.max(1) } else { most };
+        let mut banks = Vec::with_capacity(count.div_ceil(each));
+        for first in (0..count).step_by(each) {
+            banks.push(device.bank(each.min(count - first), bytes, place).map_err(Error::at(at))?);
         }
-        Ok(Self { banks, each, slots })
+        Ok(Self {
+            banks,
+            each,
+            places: vec![EMPTY; count],
+            policy: Box::new(Lru::new(count)),
+            slots: experts().map(|count| vec![NONE; count]).collect(),
+            filled: vec![0; source.layers().len()],
+            used: 0,
+        })
     }
 
-    fn slot(&self, slot: usize) -> Slot {
+    /// The device's name of a slot.
+    fn slot(&self, slot: u32) -> Slot {
+        let slot = slot as usize;
         Slot { bank: self.banks[slot / self.each], index: (slot % self.each) as u32 }
+    }
+
+    /// The slot of an expert that is there.
+    fn find(&self, layer: usize, expert: usize) -> Option<u32> {
+        let slot = self.slots[layer][expert];
+        (slot != NONE && !self.places[slot as usize].filling).then_some(slot)
+    }
+
+    /// The slot that gives way next.
+    fn victim(&self) -> Option<u32> {
+        let free = |slot: usize| self.places[slot].pins == 0 && !self.places[slot].filling;
+        self.policy.victim(&free).map(|slot| slot as u32)
+    }
+
+    fn has_empty(&self) -> bool {
+        self.used < self.places.len()
+    }
+
+    /// Gives a slot to an expert that is yet to come, pinned.
+    fn assign(&mut self, slot: u32, layer: usize, expert: usize) {
+        self.forget(slot);
+        self.slots[layer][expert] = slot;
+        self.places[slot as usize] =
+            Place { layer: layer as u32, expert: expert as u32, pins: 1, filling: true, ..EMPTY };
+        self.used += 1;
+        self.policy.touch(slot as usize);
+    }
+
+    fn filled(&mut self, slot: u32) {
+        let place = &mut self.places[slot as usize];
+        place.filling = false;
+        self.filled[place.layer as usize] += 1;
+    }
+
+    /// Makes a slot hold nothing. The result is the layer that has lost an expert.
+    fn forget(&mut self, slot: u32) -> Option<usize> {
+        let place = std::mem::replace(&mut self.places[slot as usize], EMPTY);
+        if place.layer == NONE {
+            return None;
+        }
+        let layer = place.layer as usize;
+        self.slots[layer][place.expert as usize] = NONE;
+        self.filled[layer] -= usize::from(!place.filling);
+        self.used -= 1;
+        Some(layer)
+    }
+
+    fn pin(&mut self, slot: u32) {
+        self.places[slot as usize].pins += 1;
+        self.policy.touch(slot as usize);
+    }
+
+    fn unpin(&mut self, slot: u32, ticket: Ticket) {
+        if let Some(place) = self.places.get_mut(slot as usize) {
+            place.pins = place.pins.saturating_sub(1);
+            place.ticket = place.ticket.max(ticket);
+        }
+    }
+
+    /// Whether all experts of a layer are there.
+    fn is_complete(&self, layer: usize) -> bool {
+        self.filled[layer] == self.slots[layer].len()
     }
 }
 
-/// A layer's experts.
-struct Layer {
-    /// Slot of each, or [`NONE`].
-    slots: Vec<u32>,
-    /// How many are in a slot whose read is finished.
-    filled: usize,
-    /// Where all of them are, for the device; while there is one, none has left its slot.
-    table: Option<SlotTable>,
+/// How a device uses slots.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Uses {
+    /// It looks the slots of a complete layer up by itself, so that the router's ids stay there.
+    ///
+    /// On the host nothing is gained by that: reading ids is free there, and a list of uses is what the CPU makes of them.
+    pub(crate) looks_up: bool,
+    /// Ops use slots of the host where they lie.
+    pub(crate) in_place: bool,
+    /// There is a slot for every expert, so that none ever gives way.
+    pub(crate) holds_all: bool,
 }
 
 /// The expert cache.
 pub(crate) struct ExpertCache {
     source: Arc<ExpertSource>,
     reader: Box<dyn Reader>,
-    policy: Box<dyn Policy>,
-    banks: Banks,
-    places: Vec<Place>,
-    layers: Vec<Layer>,
+    host: Tier,
+    card: Option<Tier>,
+    /// Where all experts of a layer are, for the device; while there is one, none has left its slot.
+    tables: Vec<Option<SlotTable>>,
     reading: usize,
-    /// The most slots that are filled at once.
-    most_reading: usize,
-    /// Whether the device looks the slots of a complete layer up by itself.
-    looks_up: bool,
+    uses: Uses,
 }
 
 impl ExpertCache {
-    /// A cache over some slots. `takes_over` says that the device has memory that it manages: reads then pass through
-    /// host memory, of which the plan has a little, and the router's ids stay on the device for layers that are complete.
-    ///
-    /// On the host nothing is gained by that: reading ids is free there, and a list of uses is what the CPU makes of them.
+    /// A cache over the slots of the host, and of a card where there is one.
     pub(crate) fn new(
         source: Arc<ExpertSource>,
         reader: Box<dyn Reader>,
-        banks: Banks,
-        takes_over: bool,
+        (host, card): (Tier, Option<Tier>),
+        uses: Uses,
     ) -> Self {
-        let layer = |count| Layer { slots: vec![NONE; count], filled: 0, table: None };
-        let layers = source.layers().iter().map(|l| layer(l.as_ref().map_or(0, |l| l.count))).collect();
-        let slots = banks.slots;
-        Self {
-            source,
-            reader,
-            policy: Box::new(Lru::new(slots)),
-            banks,
-            places: vec![EMPTY; slots],
-            layers,
-            reading: 0,
-            most_reading: if takes_over { ON_THE_WAY } else { slots },
-            looks_up: takes_over,
-        }
+        let tables = vec![None; source.layers().len()];
+        Self { source, reader, host, card, tables, reading: 0, uses }
     }
 
-    /// The device's name of a slot.
-    pub(crate) fn slot(&self, slot: usize) -> Slot {
-        self.banks.slot(slot)
-    }
-
-    /// Reads all experts, in the order of the files, if there is a slot for each. `progress` gets the bytes of each.
+    /// Reads all experts, in the order of the files: what comes first goes to the card, while there is room.
+    /// `progress` gets the bytes of each.
     pub(crate) fn load_all(
         &mut self,
         device: &mut dyn Device,
         progress: &mut dyn FnMut(u64),
     ) -> Result<(), Error> {
         let mut stats = Stats::default();
-        let order = self.source.in_file_order();
-        let (mut asked, mut handed_over) = (0, Ticket(0));
-        for arrived in 0..order.len() {
-            while let Some((layer, expert)) = order.get(asked)
-                && let Lookup::Started = self.request(device, *layer, *expert, &mut stats)?
+        let mut order = self.source.in_file_order().into_iter().peekable();
+        let mut pinned = Vec::with_capacity(self.host.places.len());
+        loop {
+            while let Some((layer, expert)) = order.peek()
+                && !matches!(self.request(device, *layer, *expert, &mut stats)?, Lookup::Full)
             {
-                asked += 1;
+                order.next();
             }
-            let Some((_, slot)) = self.arrive(device, true)? else { break };
-            self.release(slot, Ticket(0));
-            let layer = self.places[slot].layer as usize;
-            progress(self.source.layer(layer).map_or(0, |l| l.bytes as u64));
-            // A device may keep copies of what it takes over until it has worked: no more than are read at once.
-            if arrived % self.most_reading == 0 {
-                wait(device, handed_over)?;
-                handed_over = device.submit().map_err(Error::at(|| "loading experts"))?;
+            // Waits for one, and takes what else has come.
+            while let Some((_, pin)) = self.arrive(device, pinned.is_empty())? {
+                let place = &self.host.places[pin.host as usize];
+                progress(self.source.layer(place.layer as usize).map_or(0, |l| l.bytes as u64));
+                pinned.push(pin);
             }
+            if pinned.is_empty() {
+                return Ok(());
+            }
+            let ticket = device.submit().map_err(Error::at(|| "loading experts"))?;
+            pinned.drain(..).for_each(|pin| self.release(pin, ticket));
         }
-        Ok(())
     }
 
-    /// The slots of all experts of a layer, for the device to look up, if all are there.
+    /// The slots of all experts of a layer, for the device to look up, if all are where ops find them.
     pub(crate) fn resident(
         &mut self,
         device: &mut dyn Device,
         layer: usize,
     ) -> Result<Option<SlotTable>, Error> {
-        let of_layer = &mut self.layers[layer];
-        if !self.looks_up || of_layer.filled < of_layer.slots.len() {
+        let front = self.card.as_mut().unwrap_or(&mut self.host);
+        if !self.uses.looks_up || !self.uses.holds_all && !front.is_complete(layer) {
             return Ok(None);
         }
         // Nobody knows which were used. Where slots are short, a layer that is here would otherwise grow old as a whole,
         // its popular experts too, and be given up.
-        if self.places.len() < self.source.count() {
-            of_layer.slots.iter().for_each(|slot| self.policy.touch(*slot as usize));
+        if !self.uses.holds_all {
+            front.slots[layer].iter().for_each(|slot| front.policy.touch(*slot as usize));
         }
-        if of_layer.table.is_none() {
-            let slots: Vec<Slot> = of_layer.slots.iter().map(|s| self.banks.slot(*s as usize)).collect();
+        if self.tables[layer].is_none() {
+            let slot = |expert| {
+                let card = self.card.as_ref().and_then(|card| Some(card.slot(card.find(layer, expert)?)));
+                let host = || {
+                    let found = self.host.find(layer, expert).filter(|_| self.uses.in_place);
+                    found.map(|slot| self.host.slot(slot))
+                };
+                card.or_else(host)
+            };
+            let slots: Option<Vec<Slot>> = (0..self.host.slots[layer].len()).map(slot).collect();
+            let Some(slots) = slots else { return Ok(None) };
             let table = device.slot_table(&slots).map_err(Error::at(|| format!("layer {layer}, slots")))?;
-            of_layer.table = Some(table);
+            self.tables[layer] = Some(table);
         }
-        Ok(of_layer.table)
+        Ok(self.tables[layer])
     }
 
-    /// Pins the expert if it is in a slot, without starting a read.
-    pub(crate) fn pin(&mut self, layer: usize, expert: usize) -> Option<usize> {
-        let slot = self.layers[layer].slots[expert];
-        if slot == NONE {
-            return None;
+    /// Pins the expert if it is in a slot, without reading or copying anything. Ops may not find it there:
+    /// [`ExpertCache::promote`] sees to that.
+    pub(crate) fn pin(&mut self, layer: usize, expert: usize) -> Option<Pin> {
+        if let Some(card) = &mut self.card
+            && let Some(slot) = card.find(layer, expert)
+        {
+            card.pin(slot);
+            return Some(Pin { slot: card.slot(slot), card: slot, host: NONE });
         }
-        let place = &mut self.places[slot as usize];
-        if place.reading {
-            return None;
-        }
-        place.pins += 1;
-        self.policy.touch(slot as usize);
-        Some(slot as usize)
+        let slot = self.host.find(layer, expert)?;
+        self.host.pin(slot);
+        Some(Pin { slot: self.host.slot(slot), host: slot, card: NONE })
     }
 
-    /// Starts to read an expert that is in no slot, if a slot can give way and another read may begin.
+    /// Copies a pinned expert to the card, if it belongs there and is not; `None` if no slot there can give way and ops do
+    /// not find it where it is: it is pinned no more then.
+    pub(crate) fn promote(&mut self, device: &mut dyn Device, pin: Pin) -> Result<Option<Pin>, Error> {
+        if pin.card != NONE || !self.promotes() {
+            return Ok(Some(pin));
+        }
+        let Place { layer, expert, .. } = self.host.places[pin.host as usize];
+        match self.reserve(layer as usize, expert as usize) {
+            Some(slot) => self.copy(device, pin, slot).map(Some),
+            None if self.uses.in_place => Ok(Some(pin)),
+            None => {
+                self.host.unpin(pin.host, Ticket(0));
+                Ok(None)
+            }
+        }
+    }
+
+    /// Whether what is in the host's memory goes on to a card: while that has room, and ever after if it is a cache.
+    fn promotes(&self) -> bool {
+        self.card.as_ref().is_some_and(|card| card.has_empty() || !self.uses.holds_all)
+    }
+
+    /// Gives an expert a slot on the card, pinned.
+    fn reserve(&mut self, layer: usize, expert: usize) -> Option<u32> {
+        let card = self.card.as_mut()?;
+        let slot = card.victim()?;
+        if let Some(layer) = card.forget(slot) {
+            self.tables[layer] = None;
+        }
+        card.assign(slot, layer, expert);
+        Some(slot)
+    }
+
+    /// Copies what is pinned on the host to the slot on the card that is kept for it.
+    fn copy(&mut self, device: &mut dyn Device, pin: Pin, slot: u32) -> Result<Pin, Error> {
+        let Some(card) = &mut self.card else { return Ok(pin) };
+        let to = card.slot(slot);
+        if let Err(error) = device.copy_slot(pin.slot, to) {
+            card.forget(slot);
+            return Err(Error::at(|| "copying an expert to the card")(error));
+        }
+        card.filled(slot);
+        Ok(Pin { slot: to, card: slot, ..pin })
+    }
+
+    /// Asks for an expert that is not pinned: starts to read it, unless it is in memory, if slots can give way.
     pub(crate) fn request(
         &mut self,
         device: &mut dyn Device,
@@ -205,61 +345,86 @@ impl ExpertCache {
         expert: usize,
         stats: &mut Stats,
     ) -> Result<Lookup, Error> {
-        if self.reading >= self.most_reading {
+        if let Some(pin) = self.pin(layer, expert) {
+            return Ok(self.promote(device, pin)?.map_or(Lookup::Full, Lookup::Ready));
+        }
+        let Some(slot) = self.host.victim() else { return Ok(Lookup::Full) };
+        let bound_for = if self.promotes() { self.reserve(layer, expert) } else { None };
+        if bound_for.is_none() && !self.uses.in_place {
             return Ok(Lookup::Full);
         }
-        let places = &self.places;
-        let Some(slot) = self.policy.victim(&|slot| places[slot].pins == 0 && !places[slot].reading) else {
-            return Ok(Lookup::Full);
-        };
-        let at = || format!("layer {layer}, expert {expert}");
-        // A slot is refilled only after the last work that used it. Who looked it up by a table left no ticket.
-        let Place { layer: before, ticket, .. } = self.places[slot];
-        let looked_up = self.layers.get(before as usize).is_some_and(|l| l.table.is_some());
-        let ticket = if looked_up { device.submit().map_err(Error::at(at))? } else { ticket };
-        wait(device, ticket)?;
-        let bytes = device.take_slot(self.slot(slot)).map_err(Error::at(at))?;
-        self.forget(slot);
-        self.layers[layer].slots[expert] = slot as u32;
-        self.places[slot] =
-            Place { layer: layer as u32, expert: expert as u32, pins: 1, reading: true, ..EMPTY };
-        self.policy.touch(slot);
-        self.reading += 1;
+        let started = self.start(device, (layer, expert), slot);
+        if let (Err(_), Some(card), Some(slot)) = (&started, &mut self.card, bound_for) {
+            card.forget(slot);
+        }
+        let bytes = started.map_err(Error::at(|| format!("layer {layer}, expert {expert}")))?;
+        self.host.places[slot as usize].bound_for = bound_for.unwrap_or(NONE);
         stats.read(self.source.layer(layer).map_or(0, |l| l.bytes as u64));
-        self.reader.start(ReadRequest { layer, expert, slot, bytes });
+        self.reader.start(ReadRequest { layer, expert, slot: slot as usize, bytes });
         Ok(Lookup::Started)
     }
 
-    /// The next expert whose read is finished, pinned: its number and slot. `None` when none is under way, or,
+    /// Takes the memory of a slot of the host for an expert, when nothing uses it any more.
+    fn start(
+        &mut self,
+        device: &mut dyn Device,
+        (layer, expert): (usize, usize),
+        slot: u32,
+    ) -> Result<Bytes, moeflux_compute::Error> {
+        let Place { layer: before, ticket, .. } = self.host.places[slot as usize];
+        // Who looked it up by a table left no ticket. A table names slots of the host only where there is no card.
+        let table = self.tables.get(before as usize).copied().flatten().filter(|_| self.card.is_none());
+        let ticket = if table.is_some() { device.submit()? } else { ticket };
+        wait(device, ticket)?;
+        let bytes = device.take_slot(self.host.slot(slot))?;
+        if let Some(layer) = self.host.forget(slot)
+            && self.card.is_none()
+        {
+            self.tables[layer] = None;
+        }
+        self.host.assign(slot, layer, expert);
+        self.reading += 1;
+        Ok(bytes)
+    }
+
+    /// The next expert whose read is finished, pinned: its number and where it is. `None` when none is under way, or,
     /// without `wait`, when none is finished yet.
     pub(crate) fn arrive(
         &mut self,
         device: &mut dyn Device,
         wait: bool,
-    ) -> Result<Option<(usize, usize)>, Error> {
+    ) -> Result<Option<(usize, Pin)>, Error> {
         if self.reading == 0 {
             return Ok(None);
         }
         let Some(done) = self.reader.next(wait) else { return Ok(None) };
         self.reading -= 1;
         let ReadRequest { layer, expert, slot, bytes } = done.request;
-        let put = device
-            .put_slot(self.slot(slot), bytes)
-            .map_err(Error::at(|| format!("layer {layer}, expert {expert}")));
+        let slot = slot as u32;
+        let pin = Pin { slot: self.host.slot(slot), host: slot, card: NONE };
+        let bound_for = self.host.places[slot as usize].bound_for;
+        let put =
+            device.put_slot(pin.slot, bytes).map_err(Error::at(|| format!("layer {layer}, expert {expert}")));
         if let Err(error) = done.result.and(put) {
-            self.forget(slot);
+            self.host.forget(slot);
+            if let (Some(card), true) = (&mut self.card, bound_for != NONE) {
+                card.forget(bound_for);
+            }
             return Err(error);
         }
-        self.places[slot].reading = false;
-        self.layers[layer].filled += 1;
-        Ok(Some((expert, slot)))
+        self.host.filled(slot);
+        match bound_for {
+            NONE => Ok(Some((expert, pin))),
+            card => Ok(Some((expert, self.copy(device, pin, card)?))),
+        }
     }
 
-    /// Unpins a slot whose last use is `ticket`.
-    pub(crate) fn release(&mut self, slot: usize, ticket: Ticket) {
-        let place = &mut self.places[slot];
-        place.pins = place.pins.saturating_sub(1);
-        place.ticket = ticket;
+    /// Unpins an expert whose last use is `ticket`.
+    pub(crate) fn release(&mut self, pin: Pin, ticket: Ticket) {
+        self.host.unpin(pin.host, ticket);
+        if let Some(card) = &mut self.card {
+            card.unpin(pin.card, ticket);
+        }
     }
 
     /// After a failure: waits for the reads under way and unpins everything.
@@ -268,25 +433,18 @@ impl ExpertCache {
             // What failed here has been reported by the first failure.
             let _ = self.arrive(device, true);
         }
-        self.places.iter_mut().for_each(|p| p.pins = 0);
-    }
-
-    /// Makes a slot hold nothing.
-    fn forget(&mut self, slot: usize) {
-        let place = &mut self.places[slot];
-        if place.layer != NONE {
-            let layer = &mut self.layers[place.layer as usize];
-            layer.slots[place.expert as usize] = NONE;
-            layer.filled -= usize::from(!place.reading);
-            layer.table = None;
+        // Copies that have been recorded still read slots. Where nothing can be submitted any more, nothing will run.
+        let ticket = device.submit().unwrap_or(Ticket(0));
+        for place in self.host.places.iter_mut().filter(|place| place.pins > 0) {
+            *place = Place { pins: 0, ticket, ..*place };
         }
-        *place = EMPTY;
+        self.card.iter_mut().flat_map(|card| &mut card.places).for_each(|place| place.pins = 0);
     }
 }
 
 /// Waits until the work up to `ticket` is done.
-fn wait(device: &mut dyn Device, ticket: Ticket) -> Result<(), Error> {
-    while !device.done(ticket).map_err(Error::at(|| "waiting for the device"))? {
+fn wait(device: &mut dyn Device, ticket: Ticket) -> Result<(), moeflux_compute::Error> {
+    while !device.done(ticket)? {
         std::hint::spin_loop();
     }
     Ok(())
@@ -336,8 +494,9 @@ mod tests {
             Some(LayerExperts { count: EXPERTS, shape, parts, bytes: BYTES })
         };
         let source = Arc::new(ExpertSource::new(files, (0..LAYERS).map(layer).collect()));
-        let banks = Banks::new(device, slots, BYTES, EXPERTS).unwrap();
-        ExpertCache::new(Arc::clone(&source), Box::new(AtOnce(source, VecDeque::new())), banks, false)
+        let host = Tier::new(device, &source, (slots, BYTES), BankPlace::Host).unwrap();
+        let uses = Uses { looks_up: false, in_place: true, holds_all: false };
+        ExpertCache::new(Arc::clone(&source), Box::new(AtOnce(source, VecDeque::new())), (host, None), uses)
     }
 
     proptest! {
@@ -355,19 +514,19 @@ mod tests {
             for (layer, expert) in uses {
                 let hit = cache.pin(layer, expert);
                 prop_assert_eq!(hit.is_some(), model.contains(&(layer, expert)));
-                let slot = match hit {
-                    Some(slot) => slot,
+                let pin = match hit {
+                    Some(pin) => pin,
                     None => {
                         prop_assert!(matches!(
                             cache.request(&mut *device, layer, expert, &mut stats), Ok(Lookup::Started)
                         ));
-                        cache.arrive(&mut *device, true).unwrap().map(|(_, slot)| slot).unwrap()
+                        cache.arrive(&mut *device, true).unwrap().map(|(_, pin)| pin).unwrap()
                     }
                 };
-                let held = device.take_slot(cache.slot(slot)).unwrap();
+                let held = device.take_slot(pin.slot).unwrap();
                 prop_assert!(held.iter().all(|b| *b as usize == layer * EXPERTS + expert));
-                device.put_slot(cache.slot(slot), held).unwrap();
-                cache.release(slot, Ticket(0));
+                device.put_slot(pin.slot, held).unwrap();
+                cache.release(pin, Ticket(0));
                 model.retain(|m| *m != (layer, expert));
                 model.push((layer, expert));
                 model.drain(..model.len().saturating_sub(slots));

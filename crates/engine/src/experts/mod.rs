@@ -5,7 +5,7 @@ mod policy;
 mod reader;
 mod source;
 
-pub(crate) use cache::{BOOKKEEPING, Banks, ExpertCache, Lookup};
+pub(crate) use cache::{BOOKKEEPING, ExpertCache, Lookup, Pin, Tier, Uses};
 pub use reader::{Completion, ReadRequest, Reader};
 pub(crate) use reader::{PoolReader, STACK as READER_STACK};
 pub(crate) use source::{ExpertSource, PartSource};

@@ -7,7 +7,11 @@ use moeflux_compute::{
 };
 
 use super::{LANES, Linear, Loader, Mlp, Step, Widths};
-use crate::{Error, blueprint::MoeBlueprint, experts::Lookup};
+use crate::{
+    Error,
+    blueprint::MoeBlueprint,
+    experts::{Lookup, Pin},
+};
 
 #[derive(Debug)]
 pub(crate) struct Moe {
@@ -55,6 +59,9 @@ struct Choice {
 struct Needed {
     expert: usize,
     choices: Range<usize>,
+    /// It was in memory when the layer began.
+    hit: Option<Pin>,
+    /// It is there or on its way.
     taken: bool,
 }
 
@@ -66,7 +73,7 @@ pub(crate) struct Routing {
     choices: Vec<Choice>,
     needed: Vec<Needed>,
     uses: Vec<ExpertUse>,
-    pinned: Vec<usize>,
+    pinned: Vec<Pin>,
 }
 
 impl Routing {
@@ -90,7 +97,7 @@ impl Routing {
             + size_of::<Choice>()
             + size_of::<Needed>()
             + size_of::<ExpertUse>()
-            + size_of::<usize>();
+            + size_of::<Pin>();
         (rows * k * each) as u64
     }
 
@@ -108,6 +115,7 @@ impl Routing {
                 _ => self.needed.push(Needed {
                     expert: choice.expert as usize,
                     choices: i..i + 1,
+                    hit: None,
                     taken: false,
                 }),
             }
@@ -243,12 +251,16 @@ impl Moe {
 
     /// Computes the experts that `step.routing` names as they are there, and the shared one.
     fn run_streamed(&self, step: &mut Step<'_>, x: View, parts: View) -> Result<Option<Shared>, Error> {
-        self.pin_hits(step);
+        self.pin_hits(step)?;
         let mut reading = self.start_reads(step)?;
         let shared = self.run_shared(step)?;
         loop {
             self.run_ready(step, x, parts)?;
             reading += self.start_reads(step)?;
+            // What has just been let go may have made room for some that need no read.
+            if !step.routing.uses.is_empty() {
+                continue;
+            }
             if reading == 0 {
                 break;
             }
@@ -285,22 +297,32 @@ impl Moe {
         Ok(())
     }
 
-    /// Pins what is in slots, so that the misses cannot push it out.
-    fn pin_hits(&self, step: &mut Step<'_>) {
+    /// Pins what is in slots, all of it before anything is read or copied that could push it out.
+    fn pin_hits(&self, step: &mut Step<'_>) -> Result<(), Error> {
         let routing = &mut *step.routing;
         routing.uses.clear();
         routing.pinned.clear();
         for needed in &mut routing.needed {
-            if let Some(slot) = step.cache.pin(step.layer, needed.expert) {
-                needed.taken = true;
+            needed.hit = step.cache.pin(step.layer, needed.expert);
+        }
+        for i in 0..step.routing.needed.len() {
+            if let Some(hit) = step.routing.needed[i].hit {
                 step.stats.experts_hit += 1;
-                routing.pinned.push(slot);
-                let slot = step.cache.slot(slot);
-                routing
-                    .uses
-                    .extend(routing.choices[needed.choices.clone()].iter().map(|c| self.expert_use(c, slot)));
+                if let Some(pin) = step.cache.promote(step.device, hit)? {
+                    self.take(step, i, pin);
+                }
             }
         }
+        Ok(())
+    }
+
+    /// Notes the uses of a needed expert that is there.
+    fn take(&self, step: &mut Step<'_>, needed: usize, pin: Pin) {
+        let Routing { needed: all, choices, uses, pinned, .. } = &mut *step.routing;
+        let needed = &mut all[needed];
+        needed.taken = true;
+        pinned.push(pin);
+        uses.extend(choices[needed.choices.clone()].iter().map(|c| self.expert_use(c, pin.slot)));
     }
 
     fn expert_use(&self, choice: &Choice, slot: moeflux_compute::Slot) -> ExpertUse {
@@ -311,12 +333,17 @@ impl Moe {
     /// Starts reads until all are under way or no slot is free; returns how many it started.
     fn start_reads(&self, step: &mut Step<'_>) -> Result<usize, Error> {
         let mut started = 0;
-        for needed in step.routing.needed.iter_mut().filter(|n| !n.taken) {
-            match step.cache.request(step.device, step.layer, needed.expert, step.stats)? {
+        for i in 0..step.routing.needed.len() {
+            let Needed { expert, taken, .. } = step.routing.needed[i];
+            if taken {
+                continue;
+            }
+            match step.cache.request(step.device, step.layer, expert, step.stats)? {
+                Lookup::Ready(pin) => self.take(step, i, pin),
                 Lookup::Started => started += 1,
                 Lookup::Full => break,
             }
-            needed.taken = true;
+            step.routing.needed[i].taken = true;
         }
         Ok(started)
     }
@@ -325,17 +352,13 @@ impl Moe {
     fn await_arrivals(&self, step: &mut Step<'_>) -> Result<usize, Error> {
         let since = Instant::now();
         let mut arrived = 0;
-        while let Some((expert, slot)) = step.cache.arrive(step.device, arrived == 0)? {
+        while let Some((expert, pin)) = step.cache.arrive(step.device, arrived == 0)? {
             if arrived == 0 {
                 step.stats.stalled_ns += since.elapsed().as_nanos() as u64;
             }
             arrived += 1;
-            let routing = &mut *step.routing;
-            routing.pinned.push(slot);
-            let slot = step.cache.slot(slot);
-            if let Ok(i) = routing.needed.binary_search_by_key(&expert, |n| n.expert) {
-                let choices = &routing.choices[routing.needed[i].choices.clone()];
-                routing.uses.extend(choices.iter().map(|c| self.expert_use(c, slot)));
+            if let Ok(i) = step.routing.needed.binary_search_by_key(&expert, |n| n.expert) {
+                self.take(step, i, pin);
             }
         }
         Ok(arrived)
@@ -346,14 +369,16 @@ impl Moe {
         if step.routing.uses.is_empty() {
             return Ok(());
         }
-        let uses = std::mem::take(&mut step.routing.uses);
+        let mut uses = std::mem::take(&mut step.routing.uses);
+        // Those of one bank together: a device computes them at once.
+        uses.sort_unstable_by_key(|u| (u.slot, u.part));
         let ran = self.run_experts(step, x, ExpertUses::Listed(&uses), parts);
         step.routing.uses = uses;
         ran?;
         let layer = step.layer;
         let ticket = step.device.submit().map_err(Error::at(|| format!("layer {layer}, experts")))?;
-        for slot in step.routing.pinned.drain(..) {
-            step.cache.release(slot, ticket);
+        for pin in step.routing.pinned.drain(..) {
+            step.cache.release(pin, ticket);
         }
         step.routing.uses.clear();
         Ok(())

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 
 use moeflux::WrapDevice;
 use moeflux_compute::{
-    Buffer, Bytes, Counters, Device, DeviceMemory, Error, ExpertUses, MatrixShape, Op, ScratchShape, Slot,
-    SlotTable, State, StateShape, Ticket, View, Weight,
+    BankPlace, Buffer, Bytes, Counters, Device, DeviceMemory, Error, ExpertUses, MatrixShape, Op,
+    ScratchShape, Slot, SlotTable, State, StateShape, Ticket, View, Weight,
 };
 
 /// What a card was asked to do.
@@ -17,7 +17,13 @@ pub struct Asked {
     pub listed: usize,
     /// Views that were read back.
     pub reads: usize,
+    /// Banks on the card, and on the host.
     pub banks: usize,
+    pub host_banks: usize,
+    /// Slots that were copied to the card.
+    pub copies: usize,
+    /// Uses of slots on the host by ops.
+    pub in_place: usize,
     pub tables: usize,
     /// The most slots that were being filled at once.
     pub most_filled: usize,
@@ -35,14 +41,20 @@ pub struct Card {
 
 impl Card {
     /// A gibibyte of its own.
-    pub const OWN: Self =
-        Self { bank: 77, memory: Some(DeviceMemory { total: Some(1 << 30), unified: false }) };
+    pub const OWN: Self = Self {
+        bank: 77,
+        memory: Some(DeviceMemory { total: Some(1 << 30), unified: false, in_place: true }),
+    };
 
     /// A wrapper for the engine, and where to see what was asked.
     pub fn wrap(self) -> (WrapDevice, Arc<Mutex<Asked>>) {
         let asked = Arc::new(Mutex::new(Asked::default()));
         let seen = Arc::clone(&asked);
-        (Box::new(move |inner| Box::new(Wrapped { inner, card: self, asked: Arc::clone(&asked) })), seen)
+        let wrap = move |inner| -> Box<dyn Device> {
+            let asked = Arc::clone(&asked);
+            Box::new(Wrapped { inner, card: self, asked, on_host: Vec::new(), copies: Vec::new() })
+        };
+        (Box::new(wrap), seen)
     }
 }
 
@@ -50,11 +62,30 @@ struct Wrapped {
     inner: Box<dyn Device>,
     card: Card,
     asked: Arc<Mutex<Asked>>,
+    /// Banks in memory of the host.
+    on_host: Vec<u16>,
+    /// Copies that have been asked for.
+    copies: Vec<(Slot, Slot)>,
 }
 
 impl Wrapped {
     fn note(&self, f: impl FnOnce(&mut Asked)) {
         f(&mut self.asked.lock().unwrap());
+    }
+
+    fn has_own(&self) -> bool {
+        self.card.memory.is_some_and(|m| !m.unified)
+    }
+
+    fn use_in_place(&self, uses: usize) {
+        let may = self.card.memory.is_none_or(|m| m.in_place);
+        assert!(uses == 0 || may, "an op uses a slot that it cannot see");
+        self.note(|a| a.in_place += uses);
+    }
+
+    /// Copies what waits, as late as a card might.
+    fn copy(&mut self) -> Result<(), Error> {
+        self.copies.drain(..).try_for_each(|(from, to)| self.inner.copy_slot(from, to))
     }
 }
 
@@ -72,18 +103,39 @@ impl Device for Wrapped {
         self.card.bank
     }
 
-    fn bank(&mut self, count: usize, bytes: usize) -> Result<u16, Error> {
+    fn bank(&mut self, count: usize, bytes: usize, place: BankPlace) -> Result<u16, Error> {
         assert!(0 < count && count <= self.card.bank);
-        self.note(|a| a.banks += 1);
-        self.inner.bank(count, bytes)
+        let bank = self.inner.bank(count, bytes, place)?;
+        self.note(|a| match place {
+            BankPlace::Card => a.banks += 1,
+            BankPlace::Host => a.host_banks += 1,
+        });
+        if place == BankPlace::Host {
+            self.on_host.push(bank);
+        }
+        Ok(bank)
+    }
+
+    fn copy_slot(&mut self, from: Slot, to: Slot) -> Result<(), Error> {
+        assert!(self.on_host.contains(&from.bank) && !self.on_host.contains(&to.bank));
+        self.note(|a| a.copies += 1);
+        self.copies.push((from, to));
+        Ok(())
     }
 
     fn slot_table(&mut self, slots: &[Slot]) -> Result<SlotTable, Error> {
         self.note(|a| a.tables += 1);
+        let in_place = slots.iter().filter(|slot| self.on_host.contains(&slot.bank)).count();
+        self.use_in_place(in_place);
         self.inner.slot_table(slots)
     }
 
     fn take_slot(&mut self, slot: Slot) -> Result<Bytes, Error> {
+        assert!(!self.has_own() || self.on_host.contains(&slot.bank), "a slot on the card was taken");
+        assert!(
+            self.copies.iter().all(|(from, _)| *from != slot),
+            "a slot that is yet to be copied was taken"
+        );
         self.note(|a| {
             a.filled += 1;
             a.most_filled = a.most_filled.max(a.filled);
@@ -97,6 +149,11 @@ impl Device for Wrapped {
     }
 
     fn run(&mut self, op: &Op<'_>) -> Result<(), Error> {
+        self.copy()?;
+        if let Op::Experts { uses: ExpertUses::Listed(uses), .. } = op {
+            let on_host = uses.iter().filter(|used| self.on_host.contains(&used.slot.bank)).count();
+            self.use_in_place(on_host);
+        }
         self.note(|a| {
             a.ops += 1;
             if let Op::Experts { uses, .. } = op {
@@ -147,6 +204,7 @@ impl Device for Wrapped {
     }
 
     fn submit(&mut self) -> Result<Ticket, Error> {
+        self.copy()?;
         self.inner.submit()
     }
 

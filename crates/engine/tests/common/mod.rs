@@ -114,6 +114,7 @@ pub fn exact(device: &str) -> DeviceOptions {
 /// The GPU that tests run on, by the variables of `moeflux-compute`'s conformance table: `MOEFLUX_TEST_GPU` names it,
 /// `none` for none; by default the best one there is. `MOEFLUX_TEST_GPU_ISA=plain` does without subgroups. Where there is
 /// none a line says so, unless one was asked for.
+#[allow(clippy::print_stderr, reason = "tests that do not run are to be seen")]
 pub fn gpu(exact: bool) -> Option<DeviceOptions> {
     let asked = std::env::var("MOEFLUX_TEST_GPU").ok();
     let name = asked.clone().unwrap_or_else(|| "gpu".into());
@@ -126,7 +127,7 @@ pub fn gpu(exact: bool) -> Option<DeviceOptions> {
         Ok(_) => Some(options),
         Err(error) => {
             assert!(asked.is_none(), "{error}");
-            println!("no GPU is tested: {error}");
+            eprintln!("no GPU is tested: {error}");
             None
         }
     }

@@ -27,25 +27,6 @@ fn bias_at(at: u32, i: u32) -> f32 {
     return bitcast<f32>(half << 16u);
 }
 
-// The four rows that give output `o` and those behind it.
-struct Four { rows: Rows, stored: vec4<u32> }
-
-fn four(o: u32, slot: u32) -> Four {
-    var stored = min(vec4<u32>(o) + vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(p.outputs - 1u));
-    var weights = vec4<u32>(p.one.weights);
-    var scales = vec4<u32>(p.one.scales);
-    var biases = vec4<u32>(p.one.biases);
-    if (STAGE == 0u) {
-        stored = stored.xyxy * STEP + vec4<u32>(0u, 0u, p.other_first, p.other_first);
-        weights = vec4<u32>(weights.xy, vec2<u32>(p.other.weights));
-        scales = vec4<u32>(scales.xy, vec2<u32>(p.other.scales));
-        biases = vec4<u32>(biases.xy, vec2<u32>(p.other.biases));
-    }
-    weights += slot / SLOT_UNIT + stored * ROW_WORDS;
-    let of_row = stored / BLOCK_ROWS * ROW_SCALES + slot;
-    return Four(Rows(weights, scales + of_row, biases + of_row), stored);
-}
-
 @compute @workgroup_size(WG)
 fn main(
     @builtin(workgroup_id) id: vec3<u32>,
@@ -56,27 +37,34 @@ fn main(
     let work = group_index(id, count);
     let i = work / p.walkers;
     if (i >= p.count) { return; }
-    // Which expert it is takes a while to read; so does x.
     let found = use_of(p.uses, i);
-    let x = p.x + select(found.row, i, STAGE == 2u) * p.x_row;
-    stage_begin(x);
+    stage(p.x + select(found.row, i, STAGE == 2u) * p.x_row);
     if (!found.ours) { return; }
-    let chunk = index % PART;
     let first = (work % p.walkers * p.turns * (WG / PART) + index / PART) * OUTPUTS;
     let out = p.out + select(i, found.part, STAGE == 2u) * p.out_row;
-    var now = four(first, found.slot);
-    var loaded = load_four(now.rows, chunk);
-    stage_end(x);
     for (var turn = 0u; turn < p.turns; turn++) {
         let o = first + turn * (WG / PART) * OUTPUTS;
-        var sums = part_sum(products(loaded, now.rows, chunk));
-        if (chunk == 0u) {
+        var stored = min(vec4<u32>(o) + vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(p.outputs - 1u));
+        var weights = vec4<u32>(p.one.weights);
+        var scales = vec4<u32>(p.one.scales);
+        var biases = vec4<u32>(p.one.biases);
+        if (STAGE == 0u) {
+            stored = stored.xyxy * STEP + vec4<u32>(0u, 0u, p.other_first, p.other_first);
+            weights = vec4<u32>(weights.xy, vec2<u32>(p.other.weights));
+            scales = vec4<u32>(scales.xy, vec2<u32>(p.other.scales));
+            biases = vec4<u32>(biases.xy, vec2<u32>(p.other.biases));
+        }
+        weights += found.slot / SLOT_UNIT + stored * ROW_WORDS;
+        let of_row = stored / BLOCK_ROWS * ROW_SCALES + found.slot;
+        let rows = Rows(weights, scales + of_row, biases + of_row);
+        let chunk = index % PART;
+        var sums = part_sum(products(load(rows, min(chunk, CHUNKS - 1u)), rows, chunk));
+        if (index % PART == 0u) {
             if (BIAS_SCALAR < 3u) {
-                let one = found.slot + p.one.bias;
-                let other = found.slot + select(p.one.bias, p.other.bias, STAGE == 0u);
+                let at = vec4<u32>(found.slot)
+                    + select(vec4<u32>(p.one.bias), vec4<u32>(p.one.bias, p.one.bias, p.other.bias, p.other.bias), STAGE == 0u);
                 sums += vec4<f32>(
-                    bias_at(one, now.stored.x), bias_at(one, now.stored.y),
-                    bias_at(other, now.stored.z), bias_at(other, now.stored.w));
+                    bias_at(at.x, stored.x), bias_at(at.y, stored.y), bias_at(at.z, stored.z), bias_at(at.w, stored.w));
             }
             if (STAGE == 0u) {
                 if (o < p.outputs) { a[out + o] = activate(sums.x, sums.z, p.alpha, p.limit); }
@@ -86,10 +74,6 @@ fn main(
                     if (o + j < p.outputs) { a[out + o + j] = sums[j]; }
                 }
             }
-        }
-        if (turn + 1u < p.turns) {
-            now = four(o + (WG / PART) * OUTPUTS, found.slot);
-            loaded = load_four(now.rows, chunk);
         }
     }
 }

@@ -46,9 +46,8 @@ fn main(
     let chunk = index % PART;
     let first = (work % p.walkers * p.turns * (WG / PART) + index / PART) * 4u;
     var now = four(first);
-    var loaded = load_four(now.rows, chunk);
-    stage_begin(p.x + row * p.x_row);
-    stage_end(p.x + row * p.x_row);
+    var loaded = load(now.rows, min(chunk, CHUNKS - 1u));
+    stage(p.x + row * p.x_row);
     for (var turn = 0u; turn < p.turns; turn++) {
         let sums = part_sum(products(loaded, now.rows, chunk));
         if (chunk == 0u) {
@@ -63,7 +62,7 @@ fn main(
         }
         if (turn + 1u < p.turns) {
             now = four(first + (turn + 1u) * (WG / PART) * 4u);
-            loaded = load_four(now.rows, chunk);
+            loaded = load(now.rows, min(chunk, CHUNKS - 1u));
         }
     }
 }

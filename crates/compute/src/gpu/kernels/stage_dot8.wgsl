@@ -16,13 +16,8 @@ fn x_put(i: u32, x: f32) {
     x_fetched[i] = x;
 }
 
-// The first half of staging: what only waits for memory.
-fn stage_begin(at: u32) {
+fn stage(at: u32) {
     if (FETCH == 1u) { fetch(at); }
-}
-
-// The second.
-fn stage_end(at: u32) {
     for (var first = 0u; first < CHUNKS; first += WG / SPLIT) {
         let c = first + thread / SPLIT;
         let slice = thread % SPLIT;

@@ -8,11 +8,9 @@ fn x_put(i: u32, x: f32) {
     x_numbers[i / 4u % 8u * CHUNKS + i / 32u][i % 4u] = x;
 }
 
-fn stage_begin(at: u32) {
+fn stage(at: u32) {
     fetch(at);
 }
-
-fn stage_end(at: u32) {}
 
 // What a chunk adds to the products of four rows.
 fn product(of_rows: Loaded, c: u32) -> vec4<f32> {
