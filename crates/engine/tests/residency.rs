@@ -240,6 +240,7 @@ fn plan(card: Card, memory: MemoryRequest) -> Result<MemoryPlan, String> {
 
 #[test]
 fn a_card_has_a_budget_of_its_own() {
+    let host = common::engine(&tales(), exact("cpu"), MemoryRequest::default()).plan().to_owned();
     let of = |memory: Option<DeviceMemory>, request| plan(Card { memory, ..Card::OWN }, request);
     let own = |total| Some(DeviceMemory { total, unified: false, in_place: true });
 
@@ -247,8 +248,6 @@ fn a_card_has_a_budget_of_its_own() {
     let chunk = Some(host.chunk);
     let card = of(own(Some(1 << 30)), MemoryRequest { chunk, ..MemoryRequest::default() }).unwrap();
     assert_eq!(card.device_budget, Some((1 << 30) / 10 * 9 - (512 << 20)));
-    let chunk = MemoryRequest { chunk: Some(card.chunk), ..MemoryRequest::default() };
-    let host = common::engine(&tales(), exact("cpu"), chunk).plan().to_owned();
     assert_eq!((card.dense, card.state, card.scratch), (host.dense, host.state, host.scratch));
     assert_eq!(card.total(), card.dense + card.state + card.scratch + 256 * card.slot);
     // The host holds what is on its way, and no more.
