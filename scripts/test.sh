@@ -103,12 +103,13 @@ gpu_tools() {
     fi
 }
 
-# conformance VARIABLE=VALUE... [-- ARGUMENT...]: the conformance table of the GPU alone.
+# conformance VARIABLE=VALUE... [-- ARGUMENT...]: the conformance table of the GPU alone. Of the whole workspace, as then
+# nothing is compiled with other features than for the tests' own run.
 conformance() {
     local variables=()
     while [ $# -gt 0 ] && [ "$1" != -- ]; do variables+=("$1"); shift; done
     env MOEFLUX_TEST_CPU=none "${variables[@]}" \
-        cargo test --locked -q -p moeflux-compute --test conformance "$@"
+        cargo test --locked -q --workspace --test conformance "$@"
 }
 
 # on_vulkan BITS [VARIABLE=VALUE...] [-- ARGUMENT...]: the same on software Vulkan with registers of so many bits, of
@@ -120,7 +121,8 @@ on_vulkan() {
         VK_ICD_FILENAMES="$vulkan" "$@"
 }
 
-# Kernels on the kinds of GPU that the tests' own run leaves out. Walking all formats on each is for --full.
+# Kernels on the kinds of GPU that the tests' own run leaves out. Walking all formats on each, some thousand kernels to
+# compile, is for --full.
 kinds_of_gpu() {
     local sample=(-- --skip every_format)
     if $full; then sample=(--); fi
@@ -130,9 +132,11 @@ kinds_of_gpu() {
         section "kernels without subgroups" on_vulkan 256 MOEFLUX_TEST_GPU_ISA=plain "${sample[@]}"
     fi
     if [ -n "$cxx" ]; then
-        section "kernels as Metal runs them" conformance MOEFLUX_TEST_GPU=metal-on-cpu
-        section "kernels as Metal runs them, without simdgroups" \
-            conformance MOEFLUX_TEST_GPU=metal-on-cpu MOEFLUX_TEST_GPU_ISA=plain "${sample[@]}"
+        section "kernels as Metal runs them" conformance MOEFLUX_TEST_GPU=metal-on-cpu "${sample[@]}"
+        if $full; then
+            section "kernels as Metal runs them, without simdgroups" \
+                conformance MOEFLUX_TEST_GPU=metal-on-cpu MOEFLUX_TEST_GPU_ISA=plain
+        fi
     fi
 }
 
@@ -168,6 +172,8 @@ if [ "${CI-}" = true ]; then
 fi
 
 if $full; then
+    # Models on the GPU that take a software driver minutes.
+    export MOEFLUX_TEST_FULL=1
     if cargo deny --version >/dev/null 2>&1; then
         section "licences and advisories" cargo deny check
     else
