@@ -6,7 +6,7 @@ mod common;
 
 use std::path::Path;
 
-use common::{Golden, data, feed, tales};
+use common::{Golden, data, feed, gpu, tales};
 use moeflux::{
     Checkpoint, Completion, DeviceOptions, Engine, EngineOptions, MemoryRequest, ReadRequest, Reader,
     WrapReader,
@@ -57,19 +57,20 @@ impl Reader for Shuffled {
 }
 
 #[derive(Clone, Copy)]
-struct Run {
+struct Run<'a> {
     slots: Option<usize>,
     threads: usize,
     chunk: usize,
     shuffle: Option<u64>,
-    exact: bool,
+    /// Its threads are those above.
+    device: &'a DeviceOptions,
 }
 
 /// Bits of the logits of a prompt and a few more tokens.
-fn bits(folder: &Path, prompt: &[u32], run: Run) -> (Vec<u32>, f64) {
+fn bits(folder: &Path, prompt: &[u32], run: Run<'_>) -> (Vec<u32>, f64) {
     let options = EngineOptions {
         memory: MemoryRequest { slots: run.slots, chunk: Some(run.chunk), ..MemoryRequest::default() },
-        device: DeviceOptions { threads: Some(run.threads), exact: run.exact, ..DeviceOptions::default() },
+        device: DeviceOptions { threads: Some(run.threads), ..run.device.clone() },
         wrap_reader: run.shuffle.map(Shuffled::wrap),
         ..EngineOptions::default()
     };
@@ -89,7 +90,8 @@ fn smallest(folder: &Path) -> usize {
 
 fn check(folder: &Path, prompt: &[u32]) {
     for exact in [false, true] {
-        let all = Run { slots: None, threads: 1, chunk: 512, shuffle: None, exact };
+        let device = &DeviceOptions { exact, ..common::exact("cpu") };
+        let all = Run { slots: None, threads: 1, chunk: 512, shuffle: None, device };
         let small = Run { slots: Some(smallest(folder)), ..all };
         let (expected, hit_rate) = bits(folder, prompt, all);
         assert!(hit_rate > 0.0, "a cache that holds all hits sometimes");
@@ -135,11 +137,61 @@ fn latent_sliding_and_sparse_attention_give_the_same_bits_whatever_the_cache_did
     // Longer than the window's state, so that it is written over more than once.
     let golden = Golden::read(data().join("goldens/gpt_oss_long"));
     let prompt: Vec<u32> = golden.prompt().iter().copied().cycle().take(800).collect();
+    let device = &common::exact("cpu");
     let run = |chunk, slots| {
-        bits(&golden.folder, &prompt, Run { slots, threads: 2, chunk, shuffle: None, exact: true }).0
+        bits(&golden.folder, &prompt, Run { slots, threads: 2, chunk, shuffle: None, device }).0
     };
     let expected = run(800, None);
     for (chunk, slots) in [(64, None), (200, None), (7, Some(smallest(&golden.folder)))] {
         assert!(expected == run(chunk, slots), "other bits by chunks of {chunk}");
+    }
+}
+
+/// Logits of a GPU depend neither on where experts lie and when they come, nor, on the exact path, on the rows beside.
+fn check_gpu(folder: &Path, prompt: &[u32]) {
+    for exact in [false, true] {
+        let Some(device) = &gpu(exact) else { return };
+        let all = Run { slots: None, threads: 1, chunk: 512, shuffle: None, device };
+        let small = Run { slots: Some(smallest(folder)), ..all };
+        let (expected, _) = bits(folder, prompt, all);
+        let mut runs = vec![
+            ("the same", all),
+            ("few slots", small),
+            ("reads in another order", Run { shuffle: Some(0x9E37_79B9), ..small }),
+        ];
+        if exact {
+            runs.extend([1, 3, 8].map(|chunk| ("in chunks", Run { chunk, ..all })));
+            runs.push(("in chunks with few slots", Run { chunk: 5, ..small }));
+        }
+        for (what, run) in runs {
+            let (got, hit_rate) = bits(folder, prompt, run);
+            let at = format!("{}, exact {exact}, {what}, {} rows", folder.display(), run.chunk);
+            assert!(run.slots.is_none() || hit_rate < 1.0, "{at}: nothing was read");
+            assert!(expected == got, "{at}: other bits");
+        }
+    }
+}
+
+#[test]
+fn the_model_in_the_box_gives_the_same_bits_on_a_gpu() {
+    let prompt: Vec<u32> = (0..40).map(|i| (i * 97 + 13) % 4000).collect();
+    check_gpu(&tales(), &prompt);
+}
+
+#[test]
+fn golden_checkpoints_give_the_same_bits_on_a_gpu() {
+    for name in [
+        "qwen3_moe",
+        "qwen3_5_moe",
+        "qwen3_next_hub",
+        "glm4_moe_plain",
+        "minimax_m2_plain",
+        "gemma4",
+        "deepseek_v3_kv_b_4bit",
+        "gpt_oss_mxfp4",
+        "glm_moe_dsa_shared",
+    ] {
+        let golden = Golden::read(data().join("goldens").join(name));
+        check_gpu(&golden.folder, &golden.prompt());
     }
 }

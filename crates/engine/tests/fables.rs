@@ -6,9 +6,10 @@ mod common;
 
 use std::{collections::BTreeMap, ops::ControlFlow};
 
-use common::{data, engine, exact, feed, tales};
+use common::{data, engine, exact, feed, gpu, tales};
 use moeflux::{
-    ChatOptions, DeviceOptions, Finish, GenerateRequest, MemoryRequest, Message, Sampling, Watch, generate,
+    ChatOptions, DeviceOptions, Engine, Finish, GenerateRequest, MemoryRequest, Message, Sampling, Watch,
+    generate,
 };
 
 fn fables() -> BTreeMap<String, String> {
@@ -23,7 +24,7 @@ fn short(n: usize) -> Vec<(String, String)> {
     all
 }
 
-fn tell(engine: &moeflux::Engine, title: &str) -> moeflux::Answer {
+fn tell(engine: &Engine, title: &str) -> moeflux::Answer {
     let prompt = [Message::user(format!("Tell me the fable of {title}."))];
     let prompt = engine.text().unwrap().chat(&prompt, &ChatOptions::default()).unwrap();
     let request = GenerateRequest { sampling: Sampling::greedy(), ..GenerateRequest::default() };
@@ -63,27 +64,74 @@ fn twenty_fables_are_told_word_for_word_in_a_cache_that_does_not_hold_the_expert
     }
 }
 
-/// Mean KL divergence of the fast path from the exact one, in nats, and whether both would choose the same tokens.
 #[test]
-fn the_fast_path_stays_close_to_the_exact_one() {
-    let memory = MemoryRequest::default();
-    let (fast, slow) =
-        (engine(&tales(), DeviceOptions::default(), memory), engine(&tales(), exact("cpu"), memory));
-    let (mut sum, mut rows) = (0.0, 0);
-    for (title, text) in short(24) {
-        let text = format!(
+fn a_gpu_tells_fables_word_for_word() {
+    // Some of the experts in slots, and all of them.
+    for (exact, slots) in [(true, Some(96)), (false, Some(96)), (false, None)] {
+        let Some(gpu) = gpu(exact) else { return };
+        let engine = engine(&tales(), gpu, MemoryRequest { slots, ..MemoryRequest::default() });
+        for (title, text) in short(3) {
+            let answer = tell(&engine, &title);
+            assert_eq!(answer.text, text, "{title}, {}", engine.device().name);
+            assert_eq!(answer.decode.stats.hit_rate() < 1.0, slots.is_some());
+        }
+    }
+}
+
+/// The first fables as a conversation, in tokens.
+fn told(n: usize, engine: &Engine) -> Vec<Vec<u32>> {
+    let told = short(n).into_iter().map(|(title, text)| {
+        format!(
             "<|im_start|>user\nTell me the fable of {title}.<|im_end|>\n<|im_start|>assistant\n{text}<|im_end|>"
-        );
-        let tokens = slow.text().unwrap().encode(&text).unwrap();
+        )
+    });
+    told.map(|text| engine.text().unwrap().encode(&text).unwrap()).collect()
+}
+
+/// Mean KL divergence of `fast` from `slow` over all tokens, in nats.
+fn divergence(slow: &Engine, fast: &Engine, texts: &[Vec<u32>]) -> f64 {
+    let (mut sum, mut rows) = (0.0, 0);
+    for tokens in texts {
         let (mut p, mut q) = (slow.session().unwrap(), fast.session().unwrap());
-        let (p, q) = (feed(&mut p, &tokens, None), feed(&mut q, &tokens, None));
+        let (p, q) = (feed(&mut p, tokens, None), feed(&mut q, tokens, None));
         for (p, q) in p.chunks(slow.blueprint().vocab).zip(q.chunks(slow.blueprint().vocab)) {
             sum += kl(p, q);
             rows += 1;
         }
     }
-    let mean = sum / f64::from(rows);
-    assert!(mean < 1e-3, "mean KL divergence {mean:e} over {rows} tokens");
+    sum / f64::from(rows)
+}
+
+#[test]
+fn the_fast_path_stays_close_to_the_exact_one() {
+    let memory = MemoryRequest::default();
+    let (fast, slow) =
+        (engine(&tales(), DeviceOptions::default(), memory), engine(&tales(), exact("cpu"), memory));
+    let mean = divergence(&slow, &fast, &told(24, &slow));
+    assert!(mean < 1e-3, "mean KL divergence {mean:e}");
+}
+
+/// Of no fable that the model knows.
+const UNKNOWN: &str = "The ferry to the outer islands leaves at seven, unless fog keeps the pilot in bed. Two \
+    engineers, a violin maker and a crate of tomatoes were waiting on the pier last Tuesday when the radio said that \
+    the harbour of Inverkeld would stay closed until the tide had turned. Nobody was surprised. The violin maker asked \
+    what a tide was worth in hours, and one of the engineers drew him the orbit of the moon on the back of a receipt, \
+    with the wrong sign. They ate the tomatoes.";
+
+#[test]
+fn the_fast_path_of_a_gpu_stays_close_to_its_exact_one() {
+    let (Some(of_fast), Some(of_slow)) = (gpu(false), gpu(true)) else { return };
+    let memory = MemoryRequest::default();
+    let (fast, slow) = (engine(&tales(), of_fast, memory), engine(&tales(), of_slow, memory));
+    let vocab = slow.blueprint().vocab as u32;
+    let unknown = slow.text().unwrap().encode(UNKNOWN).unwrap();
+    let random: Vec<u32> = (0..200u32).map(|i| i.wrapping_mul(2_654_435_761) % vocab).collect();
+    for (what, texts, bar) in
+        [("fables", told(4, &slow), 1e-3), ("a text", vec![unknown], 1e-3), ("tokens", vec![random], 3e-3)]
+    {
+        let mean = divergence(&slow, &fast, &texts);
+        assert!(mean < bar, "{what}: mean KL divergence {mean:e}");
+    }
 }
 
 fn log_softmax(logits: &[f32]) -> Vec<f64> {

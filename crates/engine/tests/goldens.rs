@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{Golden, Seen, data, difference, engine, exact, feed, goldens, sets};
+use common::{Golden, Seen, data, difference, engine, exact, feed, goldens, gpu, sets};
 use moeflux::{DeviceOptions, MemoryRequest};
 
 /// `max |a - b| <= BAR * rms(b)`.
@@ -15,9 +15,9 @@ const FAST_BAR: f64 = 0.1;
 /// Prompts from this length on are run once only.
 const LONG: usize = 100;
 
-fn matches(golden: &Golden, device: &str, chunk: Option<usize>) {
-    let at = format!("{} on {device}, chunk {chunk:?}", golden.name);
-    let engine = engine(&golden.folder, exact(device), MemoryRequest { chunk, ..MemoryRequest::default() });
+fn matches(golden: &Golden, device: &DeviceOptions, chunk: Option<usize>) {
+    let at = format!("{} on {device:?}, chunk {chunk:?}", golden.name);
+    let engine = engine(&golden.folder, device.clone(), MemoryRequest { chunk, ..MemoryRequest::default() });
     let mut session = engine.session().unwrap();
     let mut seen = Seen::default();
     let (prompt, generated) = (golden.prompt(), golden.generated());
@@ -56,7 +56,7 @@ fn the_reference_device_matches_mlx() {
     // It is far too slow for long prompts.
     for golden in goldens().into_iter().filter(|g| g.prompt().len() < LONG) {
         for chunk in [None, Some(3)] {
-            matches(&golden, "reference", chunk);
+            matches(&golden, &exact("reference"), chunk);
         }
     }
 }
@@ -69,8 +69,84 @@ fn the_cpu_device_matches_mlx() {
             false => &[None],
         };
         for chunk in chunks {
-            matches(&golden, "cpu", *chunk);
+            matches(&golden, &exact("cpu"), *chunk);
         }
+    }
+}
+
+/// Goldens whose names pass, on the GPU. Software drivers take a minute for thousands of tokens through some models:
+/// `MOEFLUX_TEST_FULL` asks for those too.
+fn gpu_matches(takes: impl Fn(&str) -> bool) {
+    let Some(gpu) = gpu(true) else { return };
+    let full = std::env::var_os("MOEFLUX_TEST_FULL").is_some();
+    let mut taken = 0;
+    for golden in goldens().into_iter().filter(|g| takes(&g.name)) {
+        let slow = ["deepseek_v3_long", "gpt_oss_4200"].contains(&golden.name.as_str());
+        let chunks: &[Option<usize>] = match golden.prompt().len() < LONG {
+            _ if slow && !full => continue,
+            true if full => &[None, Some(1), Some(3), Some(8)],
+            true => &[None, Some(3)],
+            false => &[None],
+        };
+        chunks.iter().for_each(|chunk| matches(&golden, &gpu, *chunk));
+        taken += 1;
+    }
+    assert!(taken > 0, "no golden has such a name");
+}
+
+fn is_qwen(name: &str) -> bool {
+    name.starts_with("qwen")
+}
+
+fn is_latent(name: &str) -> bool {
+    ["deepseek", "kimi", "glm_moe_dsa"].iter().any(|family| name.starts_with(family))
+}
+
+#[test]
+fn the_gpu_device_matches_mlx_with_delta_nets_and_every_format() {
+    gpu_matches(is_qwen);
+}
+
+#[test]
+fn the_gpu_device_matches_mlx_with_latent_and_sparse_attention() {
+    gpu_matches(is_latent);
+}
+
+#[test]
+fn the_gpu_device_matches_mlx_with_sinks_windows_and_other_routers() {
+    gpu_matches(|name| !is_qwen(name) && !is_latent(name));
+}
+
+/// `|a - b| / |b|`.
+fn distance(a: &[f32], b: &[f32]) -> f64 {
+    let norm = |x: &mut dyn Iterator<Item = f32>| x.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
+    assert_eq!(a.len(), b.len());
+    norm(&mut a.iter().zip(b).map(|(a, b)| a - b)) / norm(&mut b.iter().copied())
+}
+
+/// Weights of the Hub's own layout are no integers, so nothing that meets them is rounded to 8 bits. Where it is, random
+/// weights may choose another expert, and what a whole model makes of that is for its fables to say.
+#[test]
+fn the_fast_path_of_the_gpu_is_near_mlx() {
+    let Some(gpu) = gpu(false) else { return };
+    let integers =
+        ["qwen3_5_moe", "qwen3_next", "deepseek_v3", "gpt_oss", "gemma4", "glm4_moe", "minimax_m2"];
+    for golden in goldens() {
+        let bar = match golden.name.as_str() {
+            name if name.contains("_hub") => 5e-3,
+            name if integers.contains(&name) => 5.0 * FAST_BAR,
+            _ => continue,
+        };
+        let engine = engine(&golden.folder, gpu.clone(), MemoryRequest::default());
+        let mut session = engine.session().unwrap();
+        let logits = feed(&mut session, &golden.prompt(), None);
+        let prefill = distance(&logits, &golden.floats("prefill_logits_f32").unwrap().numbers);
+        let generated = golden.generated();
+        let logits: Vec<f32> =
+            generated.iter().flat_map(|token| feed(&mut session, &[*token], None)).collect();
+        let decode = distance(&logits, &golden.floats("decode_logits_f32").unwrap().numbers);
+        let what = format!("{}: {prefill:e} prefilled, {decode:e} decoded", golden.name);
+        assert!(prefill <= bar && decode <= bar, "{what}");
     }
 }
 
@@ -81,9 +157,6 @@ fn the_cpu_device_matches_mlx() {
 fn both_forms_of_latent_attention_are_near_mlx_on_the_fast_path() {
     let golden = Golden::read(data().join("goldens/deepseek_v3_long"));
     let wanted = golden.floats("prefill_logits_f32").unwrap().numbers;
-    let norm = |x: &mut dyn Iterator<Item = f32>| x.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
-    let distance =
-        |a: &[f32], b: &[f32]| norm(&mut a.iter().zip(b).map(|(a, b)| a - b)) / norm(&mut b.iter().copied());
     let [expanded, absorbed] = [512, 64].map(|chunk| {
         let device = DeviceOptions { exact: false, ..exact("cpu") };
         let memory = MemoryRequest { chunk: Some(chunk), ..MemoryRequest::default() };

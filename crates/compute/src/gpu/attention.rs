@@ -14,11 +14,6 @@ static TILES: Kernel = kernel!(
     ["common", "attention_state", "attention_finish", "attention_tiles"],
     [Write, Read]
 );
-static COOPERATIVE: Kernel = kernel!(
-    "attention_cooperative",
-    ["common", "attention_state", "attention_finish", "attention_cooperative"],
-    [Write, Read]
-);
 static MERGE: Kernel = kernel!(
     "attention_merge",
     ["common", "attention_splits", "attention_finish", "attention_merge"],
@@ -45,9 +40,6 @@ const SCRATCH: usize = 8 << 20;
 const TILED_ROWS: usize = 16;
 /// Queries and values of a workgroup that takes several rows: numbers of which its threads keep 64 each.
 const TILE_NUMBERS: usize = 64 * 256;
-/// The widest key or value that subgroups multiply together, and bytes of workgroup memory that this takes.
-const COOPERATIVE_WIDTH: usize = 256;
-const COOPERATIVE_BYTES: u32 = 48 << 10;
 /// Positions above this are brought down by the length of a state that wraps around.
 const HIGH: usize = 1 << 30;
 
@@ -137,7 +129,7 @@ pub(super) fn attend_span(
     op: &Op<'_>,
 ) -> Result<(), Error> {
     match !gpu.exact && span.rows >= TILED_ROWS {
-        true => attend_tiled(gpu, kv, (span, first), op, true),
+        true => attend_tiled(gpu, kv, (span, first), op),
         false => attend(gpu, kv, (span, first), op),
     }
 }
@@ -151,33 +143,21 @@ const fn low(position: usize, kv: &KeyValues) -> usize {
 }
 
 /// Attends from the rows of one span, several of them in a workgroup: keys and values are read once for all of its queries.
-/// A row's bits do not depend on the other rows, but differ from those of [`attend`]. With `round`, queries and weights may be
-/// rounded to f16.
+/// A row's bits do not depend on the other rows, but differ from those of [`attend`].
 pub(super) fn attend_tiled(
     gpu: &mut GpuDevice,
     kv: &KeyValues,
     (span, first): (&Span, usize),
     op: &Op<'_>,
-    round: bool,
 ) -> Result<(), Error> {
     let &Op::Attention { q, k, v, gate, scale, window, sinks, positions, out, .. } = op else {
         return Ok(());
     };
-    let (target, limits) = (gpu.target(), gpu.opened.device.limits());
-    let widest = k.width.max(out.width);
-    let cooperative = round
-        && std::env::var_os("COOP").is_some()
-        && (target.cooperative && target.subgroups && target.team == 32)
-        && limits.max_compute_workgroup_storage_size >= COOPERATIVE_BYTES
-        && widest <= COOPERATIVE_WIDTH;
     let width = out.width.next_multiple_of(64);
-    if positions.is_some() || (width * 16 > TILE_NUMBERS && !cooperative) {
+    if positions.is_some() || width * 16 > TILE_NUMBERS {
         return attend(gpu, kv, (span, first), op);
     }
-    let (kernel, queries) = match cooperative {
-        true => (&COOPERATIVE, if widest <= COOPERATIVE_WIDTH / 2 { 64 } else { 32 }),
-        false => (&TILES, 1 << (TILE_NUMBERS / width).clamp(16, 64).ilog2()),
-    };
+    let queries = 1 << (TILE_NUMBERS / width).clamp(16, 64).ilog2();
     let group = q.heads / k.heads;
     let tiles = (span.rows * group).div_ceil(queries);
     let part = |view: View| view.slice(first, span.rows);
@@ -206,7 +186,7 @@ pub(super) fn attend_tiled(
         ("VALUE", out.width as u32),
         ("LATENT", v.is_none().into()),
     ]);
-    gpu.dispatch(kernel, constants, &[&gpu.activations(), &kv.memory], &params, tiles * k.heads)
+    gpu.dispatch(&TILES, constants, &[&gpu.activations(), &kv.memory], &params, tiles * k.heads)
 }
 
 /// How a row's positions are split, as `attention_splits.wgsl` has it.

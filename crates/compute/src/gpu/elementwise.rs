@@ -108,6 +108,9 @@ fn rope(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
     gpu.dispatch(&ROPE, constants, &[&gpu.activations(), &upload], &params, groups(work))
 }
 
+/// Tables that are remembered: a step's layers share few.
+const KEPT_ANGLES: usize = 8;
+
 /// A table of angles that is in the upload buffer.
 pub(super) struct Angles {
     frequencies: Vec<f32>,
@@ -121,11 +124,11 @@ impl GpuDevice {
     /// Where the table of angles begins in the upload buffer: by row, then by pair, cosine and sine times `scale`.
     pub(super) fn angles(&mut self, frequencies: &[f32], scale: f32, spans: &[Span]) -> Result<u32, Error> {
         let same = |a: &Angles| {
-            a.frequencies == frequencies
+            a.spans.iter().copied().eq(spans.iter().map(|s| (s.position, s.rows)))
                 && a.scale == scale
-                && a.spans.iter().copied().eq(spans.iter().map(|s| (s.position, s.rows)))
+                && a.frequencies == frequencies
         };
-        if let Some(found) = self.angles.iter().find(|a| same(a)) {
+        if let Some(found) = self.angles.iter().rev().find(|a| same(a)) {
             return Ok(found.at);
         }
         let rows: usize = spans.iter().map(|s| s.rows).sum();
@@ -137,7 +140,10 @@ impl GpuDevice {
         });
         self.room(rows * frequencies.len() * 2)?;
         let at = self.upload(numbers);
-        self.angles.push(Angles {
+        if self.angles.len() >= KEPT_ANGLES {
+            self.angles.pop_front();
+        }
+        self.angles.push_back(Angles {
             frequencies: frequencies.to_vec(),
             scale,
             spans: spans.iter().map(|s| (s.position, s.rows)).collect(),

@@ -33,7 +33,7 @@ macro_rules! kernel {
 pub(super) use kernel;
 
 /// The most constants of a kernel.
-const CONSTANTS: usize = 24;
+const CONSTANTS: usize = 16;
 
 /// Constants that a kernel is specialised by: `const NAME = value;` in front of its text. `f32` constants are not
 /// among them: those travel as parameters.
@@ -54,6 +54,7 @@ impl Constants {
     }
 
     #[must_use]
+    #[inline(always)]
     pub(super) fn with(mut self, name: &'static str, value: u32) -> Self {
         debug_assert!(self.len < CONSTANTS);
         self.names[self.len] = name;

@@ -44,7 +44,7 @@ pub(super) fn latent_attention(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), E
             let span = Span { position: span.position + from, rows, ..*span };
             match gpu.exact {
                 true => attention::attend(gpu, &kv, (&span, 0), &attend)?,
-                false => attention::attend_tiled(gpu, &kv, (&span, 0), &attend, false)?,
+                false => attention::attend_tiled(gpu, &kv, (&span, 0), &attend)?,
             }
             matmul::head_mat_mul(gpu, found, values, part(out))?;
         }

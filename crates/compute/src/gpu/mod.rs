@@ -83,7 +83,7 @@ pub(crate) struct GpuDevice {
     sent: usize,
     upload: Memory,
     /// Tables of angles among the words.
-    angles: Vec<elementwise::Angles>,
+    angles: VecDeque<elementwise::Angles>,
     /// What kernels report.
     report: Memory,
     readback: Option<wgpu::Buffer>,
@@ -140,7 +140,7 @@ impl GpuDevice {
             words: Vec::with_capacity(UPLOAD),
             sent: 0,
             upload,
-            angles: Vec::new(),
+            angles: VecDeque::new(),
             report,
             readback: None,
             pending: fuse::Pending::Nothing,

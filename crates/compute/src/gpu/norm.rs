@@ -10,10 +10,12 @@ const NARROW: usize = 256;
 
 /// Threads for a vector. A wide one is often the only one, so many threads share it.
 pub(super) fn threads(gpu: &GpuDevice, width: usize) -> u32 {
-    match width {
-        ..=NARROW => gpu.target().team.max(32),
-        ..1024 => 256,
-        _ => gpu.limits.max_compute_invocations_per_workgroup.min(1024),
+    if width <= NARROW {
+        gpu.target().team.max(32)
+    } else if width < 1024 {
+        256
+    } else {
+        gpu.limits.max_compute_invocations_per_workgroup.min(1024)
     }
 }
 

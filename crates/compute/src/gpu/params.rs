@@ -15,6 +15,7 @@ impl Params {
     }
 
     #[must_use]
+    #[inline(always)]
     pub(super) fn u(mut self, word: u32) -> Self {
         debug_assert!(self.len < 32);
         self.words[self.len] = word;

@@ -111,6 +111,28 @@ pub fn exact(device: &str) -> DeviceOptions {
     DeviceOptions { name: Some(device.into()), threads: Some(2), exact: true, isa: None }
 }
 
+/// The GPU that tests run on, by the variables of `moeflux-compute`'s conformance table: `MOEFLUX_TEST_GPU` names it,
+/// `none` for none; by default the best one there is. `MOEFLUX_TEST_GPU_ISA=plain` does without subgroups. Where there is
+/// none a line says so, unless one was asked for.
+#[allow(clippy::print_stderr, reason = "tests that do not run are to be seen")]
+pub fn gpu(exact: bool) -> Option<DeviceOptions> {
+    let asked = std::env::var("MOEFLUX_TEST_GPU").ok();
+    let name = asked.clone().unwrap_or_else(|| "gpu".into());
+    if name == "none" {
+        return None;
+    }
+    let isa = std::env::var("MOEFLUX_TEST_GPU_ISA").ok();
+    let options = DeviceOptions { name: Some(name), threads: Some(2), exact, isa };
+    match moeflux_compute::open(&options) {
+        Ok(_) => Some(options),
+        Err(error) => {
+            assert!(asked.is_none(), "{error}");
+            eprintln!("no GPU is tested: {error}");
+            None
+        }
+    }
+}
+
 pub fn engine(folder: &Path, device: DeviceOptions, memory: MemoryRequest) -> Engine {
     let options = EngineOptions { memory, device, ..EngineOptions::default() };
     Engine::open(Checkpoint::open(folder).unwrap(), options, &mut |_, _| {}).unwrap()
