@@ -555,3 +555,40 @@ fn weight_map(path: &Path) -> Result<HashMap<String, String>, Error> {
     }
     Ok(index.weight_map)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+
+    /// A checkpoint of one file.
+    fn of(bytes: &'static [u8]) -> Checkpoint {
+        Checkpoint {
+            folder: PathBuf::new(),
+            config: serde_json::Value::Null,
+            quantization: Quantization::default(),
+            files: Arc::new(vec![Source::binary("weights", bytes)]),
+            tensors: HashMap::new(),
+            texts: HashMap::new(),
+        }
+    }
+
+    #[test]
+    fn a_large_matrix_is_put_together_from_pieces() {
+        let all: Vec<u8> = (0..5 * PIECE + 777).map(|i| (i % 251) as u8 ^ (i / PIECE) as u8).collect();
+        let (all, len): (&'static [u8], _) = (all.leak(), 4 * PIECE + 5);
+        let segments = vec![
+            Segment { file: 0, offset: 700, bytes: len },
+            Segment { file: 0, offset: 3, bytes: 11 },
+            Segment { file: 0, offset: 1000, bytes: PIECE },
+        ];
+        let shape = MatrixShape { rows: 1, cols: len, format: Format::Plain(Scalar::F32) };
+        let matrix = MatrixSource { name: "w".into(), shape, segments };
+        let expected = [&all[700..700 + len], &all[3..14], &all[1000..1000 + PIECE]].concat();
+        assert!(of(all).read_matrix(&matrix).unwrap()[..] == expected[..]);
+        // One piece that is not there fails all of it.
+        let short = of(&all[..3 * PIECE]).read_matrix(&matrix).unwrap_err();
+        assert!(short.to_string().contains("tensor w"), "{short}");
+    }
+}
