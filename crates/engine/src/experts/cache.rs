@@ -226,6 +226,7 @@ impl ExpertCache {
         let mut stats = Stats::default();
         let mut order = self.source.in_file_order().into_iter().peekable();
         let mut pinned = Vec::with_capacity(self.host.places.len());
+        let mut homes = Vec::new();
         loop {
             while let Some((layer, expert)) = order.peek()
                 && !matches!(self.request(device, *layer, *expert, &mut stats)?, Lookup::Full)
@@ -238,10 +239,18 @@ impl ExpertCache {
                 progress(self.source.layer(place.layer as usize).map_or(0, |l| l.bytes as u64));
                 pinned.push(pin);
             }
+            let ticket = device.submit().map_err(Error::at(|| "loading experts"))?;
             if pinned.is_empty() {
+                let stuck = order.peek().is_some() && !homes.is_empty();
+                homes.drain(..).for_each(|pin| self.release(pin, ticket));
+                if stuck {
+                    continue;
+                }
                 return Ok(());
             }
-            let ticket = device.submit().map_err(Error::at(|| "loading experts"))?;
+            // An expert whose home is on the host keeps it, however long the copies of those before it take.
+            let stays = |pin: &Pin| self.uses.holds_all && pin.card == NONE;
+            homes.extend(pinned.extract_if(.., |pin| stays(pin)));
             pinned.drain(..).for_each(|pin| self.release(pin, ticket));
         }
     }
