@@ -39,6 +39,7 @@ pub(super) fn embed(gpu: &mut GpuDevice, table: Weight, tokens: &[u32], out: Vie
             .n(tokens.len())
             .n(piece.first)
             .n(piece.rows)
+            // `nothing`: what the kernel's compiler must not know to be zero.
             .u(0);
         let buffers = [&gpu.activations(), &arena, &gpu.upload.clone()];
         gpu.dispatch(&EMBED, constants, &buffers, &params, groups)?;

@@ -57,7 +57,7 @@ impl Tile {
     /// Tiles for matrices that meet about `rows` rows each; `much` where large tiles leave work for the whole card.
     fn of(gpu: &GpuDevice, rows: usize, much: bool) -> Self {
         let target = gpu.target();
-        let memory = gpu.opened.device.limits().max_compute_workgroup_storage_size;
+        let memory = gpu.limits.max_compute_workgroup_storage_size;
         if !target.cooperative || memory < 32 << 10 {
             let rows = match rows {
                 ..=16 => 16,

@@ -14,8 +14,6 @@ struct Params {
 var<immediate> p: Params;
 @group(0) @binding(3) var<storage, read> words: array<u32>;
 
-const ROW_WORDS = select(COLS * BITS / 32u, CHUNKS * VECTORS, VECTORS > 0u);
-const ROW_SCALES = select((COLS + BLOCK_COLS - 1u) / BLOCK_COLS * select(select(1u, 2u, SCALE < 3u), 4u, SCALE == 0u), 0u, ELEMENT < 3u);
 const SLOT_UNIT = select(4u, 16u, VECTORS > 0u);
 const OUTPUTS = select(2u, 4u, STAGE == 2u); // of a part at a time
 

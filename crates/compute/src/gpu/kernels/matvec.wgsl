@@ -14,9 +14,6 @@ struct Params {
 }
 var<immediate> p: Params;
 
-const ROW_WORDS = select(COLS * BITS / 32u, CHUNKS * VECTORS, VECTORS > 0u);
-const ROW_SCALES = select((COLS + BLOCK_COLS - 1u) / BLOCK_COLS * select(select(1u, 2u, SCALE < 3u), 4u, SCALE == 0u), 0u, ELEMENT < 3u);
-
 // The four rows that begin at row `o` of W.
 struct Four { m: Matrix, at: vec4<u32>, count: u32, rows: Rows }
 

@@ -1,5 +1,9 @@
 // Sums over a row's chunks, behind chunk_*.wgsl and stage_*.wgsl.
 
+// Words (vectors of four where chunks are so read) of a row of weights, and bytes of a row of scales.
+const ROW_WORDS = select(COLS * BITS / 32u, CHUNKS * VECTORS, VECTORS > 0u);
+const ROW_SCALES = select((COLS + BLOCK_COLS - 1u) / BLOCK_COLS * select(select(1u, 2u, SCALE < 3u), 4u, SCALE == 0u), 0u, ELEMENT < 3u);
+
 // A chunk of each of four rows.
 struct Loaded { q0: Chunk, q1: Chunk, q2: Chunk, q3: Chunk, scales: vec4<f32>, biases: vec4<f32> }
 
