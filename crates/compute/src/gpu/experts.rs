@@ -22,12 +22,19 @@ pub(super) struct InBank {
     /// How many there are, and the first row of `inner` that is theirs.
     pub(super) count: usize,
     first: usize,
-    /// 1 for a list, 2 for what a router chose.
+    /// 0 for a row that meets the one matrix there is, 1 for a list, 2 for what a router chose.
     pub(super) kind: u32,
     /// Where the list or the table of slots lies.
     pub(super) words: Memory,
     /// `Uses` of `uses.wgsl`.
     pub(super) params: [u32; 4],
+}
+
+impl InBank {
+    /// The one row of matrices that lie in no slot but in an arena; nobody reads the words.
+    pub(super) const fn of_one(arena: Memory, words: Memory) -> Self {
+        Self { bank: arena, count: 1, first: 0, kind: 0, words, params: [0, 0, 1, 0] }
+    }
 }
 
 /// Runs [`Op::Experts`].
@@ -42,9 +49,9 @@ pub(super) fn experts(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
     for part in in_banks(gpu, uses)? {
         let inner = inner.slice(part.first, part.count);
         let (uses, activation, rounds) = (&part, (kind, [alpha, limit]), !gpu.exact);
-        let first = Stage { uses, x, out: inner, matrices: &[gate, up], activation, rounds };
-        let second = Stage { uses, x: inner, out, matrices: &[down], activation, rounds };
-        if matvec::experts(gpu, &first)? && matvec::experts(gpu, &second)? {
+        let first = Stage { uses, x, out: inner, matrices: &[gate, up], activation };
+        let second = Stage { uses, x: inner, out, matrices: &[down], activation };
+        if matvec::experts(gpu, &first, rounds)? && matvec::experts(gpu, &second, rounds)? {
             continue;
         }
         for (stage, place, from, to) in [(0, gate, x, inner), (1, up, x, inner), (2, down, inner, out)] {

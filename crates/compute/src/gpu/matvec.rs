@@ -110,7 +110,7 @@ pub(super) fn mat_mul(
     for (arena, piece) in all {
         let bias = bias.map(|b| gpu.store.start(b)).transpose()?.map(|b| b + piece.first as u32);
         let out = out.columns(piece.first, piece.rows);
-        products(gpu, &[Product { choice, x, arena, piece, bias, out }])?;
+        products(gpu, &[Product { choice, shape, x, arena, piece, bias, out }])?;
     }
     Ok(true)
 }
@@ -118,6 +118,7 @@ pub(super) fn mat_mul(
 /// A product of `x` with some rows of a weight.
 pub(super) struct Product {
     choice: Choice,
+    shape: MatrixShape,
     x: View,
     arena: Memory,
     piece: Piece,
@@ -137,9 +138,11 @@ impl Product {
     ) -> Result<Option<Self>, Error> {
         let found = gpu.store.get(weight)?;
         let [piece] = found.pieces[..] else { return Ok(None) };
-        let Some(choice) = gpu.choose(found.shape, rounds) else { return Ok(None) };
+        let shape = found.shape;
+        let Some(choice) = gpu.choose(shape, rounds) else { return Ok(None) };
         let bias = bias.map(|b| gpu.store.start(b)).transpose()?;
-        Ok(Some(Self { choice, x, arena: gpu.store.arenas[piece.arena].clone(), piece, bias, out }))
+        let arena = gpu.store.arenas[piece.arena].clone();
+        Ok(Some(Self { choice, shape, x, arena, piece, bias, out }))
     }
 
     /// Whether it can share a dispatch with others.
@@ -197,36 +200,22 @@ pub(super) fn gated(
     if !fits {
         return Ok(false);
     }
-    let Choice { which, chunk, part, constants } = one.choice;
-    let rows = one.piece.rows;
-    let (walkers, turns) = walk(rows, (2 * THREADS / part) as usize);
-    let (kind, [alpha, limit]) = activation_of(activation);
-    let constants = constants
-        .with("USES", 0)
-        .with("STAGE", 0)
-        .with("ACTIVATION", kind)
-        .with("STEP", 1)
-        .with("BIAS_SCALAR", 9);
-    let mut params = Params::new()
-        .u(gpu.store.place(&one.x)?)
-        .n(one.x.row_stride)
-        .u(gpu.store.place(&out)?)
-        .n(out.row_stride)
-        .u(0)
-        .u(0)
-        .u(1)
-        .u(0)
-        .n(1)
-        .n(walkers)
-        .n(turns)
-        .n(rows);
-    for Product { piece, .. } in [one, other] {
-        params = params.n(piece.weights as usize / chunk.unit()).u(piece.scales).u(piece.biases).u(0);
-    }
-    let params = params.u(0).f(alpha).f(limit);
-    let arena = &one.arena;
-    let buffers = [&gpu.activations(), arena, arena, &gpu.upload.clone()];
-    gpu.dispatch(&EXPERTS[which], constants, &buffers, &params, walkers)?;
+    let place = |Product { shape, piece, .. }: &Product| MatrixPlace {
+        shape: *shape,
+        parts: [piece.weights, piece.scales, piece.biases].map(|at| at as usize),
+        bias: None,
+        first: 0,
+        step: 1,
+    };
+    let uses = InBank::of_one(one.arena.clone(), gpu.upload.clone());
+    let stage = Stage {
+        uses: &uses,
+        x: one.x,
+        out,
+        matrices: &[place(one), place(other)],
+        activation: activation_of(activation),
+    };
+    run_stage(gpu, one.choice, &stage)?;
     Ok(true)
 }
 
@@ -239,27 +228,38 @@ pub(super) struct Stage<'a> {
     pub(super) matrices: &'a [MatrixPlace],
     /// Number and parameters of the activation.
     pub(super) activation: (u32, [f32; 2]),
-    pub(super) rounds: bool,
+}
+
+impl Stage<'_> {
+    /// The first and the last of its matrices, which may be one.
+    fn ends(&self) -> Option<[&MatrixPlace; 2]> {
+        Some([self.matrices.first()?, self.matrices.last()?])
+    }
 }
 
 /// Runs a stage of experts, if the shapes are ones for these kernels.
-pub(super) fn experts(gpu: &mut GpuDevice, stage: &Stage<'_>) -> Result<bool, Error> {
-    let (Some(one), Some(other)) = (stage.matrices.first(), stage.matrices.last()) else { return Ok(false) };
-    let first = stage.matrices.len() > 1;
+pub(super) fn experts(gpu: &mut GpuDevice, stage: &Stage<'_>, rounds: bool) -> Result<bool, Error> {
+    let Some([one, other]) = stage.ends() else { return Ok(false) };
     if one.shape != other.shape {
         return Ok(false);
     }
-    let Some(Choice { which, chunk, part, constants }) = gpu.choose(one.shape, stage.rounds) else {
-        return Ok(false);
-    };
+    let Some(choice) = gpu.choose(one.shape, rounds) else { return Ok(false) };
     let aligned = |m: &MatrixPlace| {
-        m.parts[0].is_multiple_of(chunk.unit())
+        m.parts[0].is_multiple_of(choice.chunk.unit())
             && m.parts[1..].iter().all(|at| at.is_multiple_of(4))
             && m.bias.is_none_or(|(_, at)| at.is_multiple_of(4))
     };
     if !aligned(one) || !aligned(other) {
         return Ok(false);
     }
+    run_stage(gpu, choice, stage)?;
+    Ok(true)
+}
+
+fn run_stage(gpu: &mut GpuDevice, choice: Choice, stage: &Stage<'_>) -> Result<(), Error> {
+    let Some([one, other]) = stage.ends() else { return Ok(()) };
+    let first = stage.matrices.len() > 1;
+    let Choice { which, chunk, part, constants } = choice;
     let per_block = (if first { 2 } else { 4 } * THREADS / part) as usize;
     let (walkers, turns) = walk(one.shape.rows, per_block);
     let (kind, [alpha, limit]) = stage.activation;
@@ -282,6 +282,5 @@ pub(super) fn experts(gpu: &mut GpuDevice, stage: &Stage<'_>) -> Result<bool, Er
     }
     params = params.n(other.first).f(alpha).f(limit);
     let buffers = [&gpu.activations(), &stage.uses.bank, &stage.uses.bank, &stage.uses.words];
-    gpu.dispatch(&EXPERTS[which], constants, &buffers, &params, stage.uses.count * walkers)?;
-    Ok(true)
+    gpu.dispatch(&EXPERTS[which], constants, &buffers, &params, stage.uses.count * walkers)
 }
