@@ -177,38 +177,31 @@ fn repeat(
     let mut session = engine.session()?;
     let all = (prompt.len() + answer.len()) as f64;
     let mut sampler = Sampler::new(Sampling::greedy(), engine.blueprint().vocab)?;
-    type Feed<'a> = dyn FnMut(&mut Session, &[u32], &mut Watch<'_>) -> Result<(), Error> + 'a;
-    let mut measure = |steps: &mut dyn Iterator<Item = &[u32]>,
-                       done: usize,
-                       feed: &mut Feed<'_>|
-     -> anyhow::Result<Option<Measured>> {
-        let (before, since) = (session.stats(), Instant::now());
-        let mut fed = done;
-        for step in steps.filter(|s| !s.is_empty()) {
-            let mut within = |share: f64| progress((fed as f64 + share * step.len() as f64) / all);
-            let mut watch =
-                Watch { cancel: Some(armed.flag()), progress: Some(&mut within), ..Watch::default() };
-            feed(&mut session, step, &mut watch)?;
-            fed += step.len();
-        }
-        let (seconds, stats) = (since.elapsed().as_secs_f64(), session.stats().since(&before));
-        Ok((stats.tokens > 0).then(|| Measured {
-            tokens: stats.tokens,
-            seconds,
-            tokens_per_second: stats.tokens as f64 / seconds,
-            bytes_per_token: stats.bytes_read as f64 / stats.tokens as f64,
-            hit_rate: stats.hit_rate(),
-            stats,
-        }))
-    };
+    let mut measure =
+        |steps: &mut dyn Iterator<Item = &[u32]>, done: usize| -> anyhow::Result<Option<Measured>> {
+            let (before, since) = (session.stats(), Instant::now());
+            let mut fed = done;
+            for step in steps.filter(|s| !s.is_empty()) {
+                let mut within = |share: f64| progress((fed as f64 + share * step.len() as f64) / all);
+                let mut watch =
+                    Watch { cancel: Some(armed.flag()), progress: Some(&mut within), ..Watch::default() };
+                // What users wait for: the choice of the next token is part of it, whichever is fed next.
+                session.next(step, &mut sampler, &mut watch)?;
+                fed += step.len();
+            }
+            let (seconds, stats) = (since.elapsed().as_secs_f64(), session.stats().since(&before));
+            Ok((stats.tokens > 0).then(|| Measured {
+                tokens: stats.tokens,
+                seconds,
+                tokens_per_second: stats.tokens as f64 / seconds,
+                bytes_per_token: stats.bytes_read as f64 / stats.tokens as f64,
+                hit_rate: stats.hit_rate(),
+                stats,
+            }))
+        };
     Ok(Repeat {
-        prefill: measure(&mut [&prompt[..]].into_iter(), 0, &mut |session, tokens, watch| {
-            session.feed(tokens, Logits::Last, watch, &mut |_, _| {})
-        })?,
-        decode: measure(&mut answer.chunks(1), prompt.len(), &mut |session, tokens, watch| {
-            // What users wait for: the choice of the next token is part of it, whichever is fed next.
-            session.next(tokens, &mut sampler, watch).map(drop)
-        })?,
+        prefill: measure(&mut [&prompt[..]].into_iter(), 0)?,
+        decode: measure(&mut answer.chunks(1), prompt.len())?,
     })
 }
 
