@@ -1,5 +1,5 @@
-// Four rows of weights: the first word of each (the first vector of four words where chunks are so read), and the first byte
-// of their scales and biases.
+// The rows of four chunks: the first word of each (the first vector of four words where chunks are so read), and the first
+// byte of their scales and biases.
 // ELEMENT, BITS, BLOCK_COLS, SCALE as in formats.wgsl; BLOCK_COLS is a multiple of 32, and weights begin at multiples of 16
 // bytes (of 4 where chunks are read by words), scales and biases at multiples of 4.
 
@@ -25,12 +25,12 @@ fn chunk_scale(at: u32, c: u32) -> f32 {
     return bitcast<f32>(code << 23u);
 }
 
-fn chunk_scales(at: vec4<u32>, c: u32) -> vec4<f32> {
+fn chunk_scales(at: vec4<u32>, c: vec4<u32>) -> vec4<f32> {
     if (ELEMENT < 3u) { return vec4<f32>(1.0); }
-    return vec4<f32>(chunk_scale(at.x, c), chunk_scale(at.y, c), chunk_scale(at.z, c), chunk_scale(at.w, c));
+    return vec4<f32>(chunk_scale(at.x, c.x), chunk_scale(at.y, c.y), chunk_scale(at.z, c.z), chunk_scale(at.w, c.w));
 }
 
-fn chunk_biases(at: vec4<u32>, c: u32) -> vec4<f32> {
+fn chunk_biases(at: vec4<u32>, c: vec4<u32>) -> vec4<f32> {
     if (ELEMENT != 3u) { return vec4<f32>(); }
     return chunk_scales(at, c);
 }

@@ -8,20 +8,32 @@ fn x_put(i: u32, x: f32) {
     x_numbers[i / 4u % 8u * CHUNKS + i / 32u][i % 4u] = x;
 }
 
-fn stage(at: u32) {
-    fetch(at);
+fn x_at(i: u32) -> f32 {
+    return x_numbers[i / 4u % 8u * CHUNKS + i / 32u][i % 4u];
 }
 
-// What a chunk adds to the products of four rows.
-fn product(of_rows: Loaded, c: u32) -> vec4<f32> {
+fn stage(at: u32, w: u32) {
+    fetch(at, w);
+}
+
+// The product of a chunk with its part of x, and the sum of that.
+fn chunk_product(q: Chunk, c: u32) -> vec2<f32> {
     var x: array<vec4<f32>, 8>;
     var all = vec4<f32>();
     for (var j = 0u; j < 8u; j++) {
         x[j] = x_numbers[j * CHUNKS + c];
         all += x[j];
     }
-    let sums = of_rows.scales * vec4<f32>(
-        chunk_dot(of_rows.q0, x), chunk_dot(of_rows.q1, x), chunk_dot(of_rows.q2, x), chunk_dot(of_rows.q3, x));
+    return vec2<f32>(chunk_dot(q, x), all.x + all.y + all.z + all.w);
+}
+
+// What chunks `c` add to the products of their rows.
+fn product(four: Loaded, c: vec4<u32>) -> vec4<f32> {
+    let p0 = chunk_product(four.q0, c.x);
+    let p1 = chunk_product(four.q1, c.y);
+    let p2 = chunk_product(four.q2, c.z);
+    let p3 = chunk_product(four.q3, c.w);
+    let sums = four.scales * vec4<f32>(p0.x, p1.x, p2.x, p3.x);
     if (ELEMENT != 3u) { return sums; }
-    return sums + of_rows.biases * (all.x + all.y + all.z + all.w);
+    return sums + four.biases * vec4<f32>(p0.y, p1.y, p2.y, p3.y);
 }
