@@ -39,7 +39,7 @@ fn check(device: DeviceOptions) {
         let (mut of_all, mut of_some) = (engine.session().unwrap(), engine.session().unwrap());
         let mut samplers = [(); 2].map(|()| Sampler::new(sampling.clone(), vocab).unwrap());
         samplers.iter_mut().for_each(|s| s.prompt(&PROMPT));
-        feed(&mut of_all, &PROMPT, None);
+        of_all.sync(&PROMPT, &mut Watch::default()).unwrap();
         let mut token = samplers[0].sample(of_all.logits()).unwrap();
         let mut next = of_some.next(&PROMPT, &mut samplers[1], &mut Watch::default()).unwrap();
         for _ in 0..5 {
