@@ -39,7 +39,7 @@ fn check(device: DeviceOptions) {
         let (mut of_all, mut of_some) = (engine.session().unwrap(), engine.session().unwrap());
         let mut samplers = [(); 2].map(|()| Sampler::new(sampling.clone(), vocab).unwrap());
         samplers.iter_mut().for_each(|s| s.prompt(&PROMPT));
-        feed(&mut of_all, &PROMPT, None);
+        of_all.sync(&PROMPT, &mut Watch::default()).unwrap();
         let mut token = samplers[0].sample(of_all.logits()).unwrap();
         let mut next = of_some.next(&PROMPT, &mut samplers[1], &mut Watch::default()).unwrap();
         for _ in 0..5 {
@@ -57,15 +57,44 @@ fn check(device: DeviceOptions) {
     }
 }
 
+/// A session alone, with samplers that want something else from one token to the next: a device may have begun to prepare a
+/// token that is wanted in another way.
+fn check_alone(device: DeviceOptions) {
+    let engine = engine(&tales(), device, MemoryRequest::default());
+    let vocab = engine.blueprint().vocab;
+    let of = |sampling: &Sampling| Sampler::new(sampling.clone(), vocab).unwrap();
+    let samplings: Vec<Sampling> = samplings().into_iter().map(|(sampling, _)| sampling).collect();
+    // By index of the way to sample.
+    let order = [0, 0, 0, 2, 2, 2, 5, 5, 5, 0, 8, 8, 8, 0, 0];
+    let tokens = (0..).map(|i: u32| i * 97 % 4000);
+    let mut session = engine.session().unwrap();
+    session.sync(&PROMPT, &mut Watch::default()).unwrap();
+    let expected: Vec<u32> = tokens
+        .clone()
+        .zip(order)
+        .map(|(token, which)| of(&samplings[which]).sample(session.decode(token).unwrap()).unwrap())
+        .collect();
+    session.sync(&PROMPT, &mut Watch::default()).unwrap();
+    for ((token, which), expected) in tokens.zip(order).zip(expected) {
+        let next = session.next(&[token], &mut of(&samplings[which]), &mut Watch::default()).unwrap();
+        assert_eq!(next, expected, "{:?} on {}", samplings[which], engine.device().name);
+    }
+}
+
 #[test]
 fn a_processor_chooses_the_same() {
-    check(DeviceOptions::default());
-    check(exact("cpu"));
+    for device in [DeviceOptions::default(), exact("cpu")] {
+        check(device.clone());
+        check_alone(device);
+    }
 }
 
 #[test]
 fn a_gpu_chooses_the_same() {
-    [false, true].into_iter().filter_map(gpu).for_each(check);
+    for device in [false, true].into_iter().filter_map(gpu) {
+        check(device.clone());
+        check_alone(device);
+    }
 }
 
 #[test]

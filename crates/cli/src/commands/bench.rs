@@ -2,7 +2,7 @@
 
 use std::{process::ExitCode, time::Instant};
 
-use moeflux::{Engine, Error, Logits, MemoryPlan, Sampler, Sampling, Session, Stats, SystemMemory, Watch};
+use moeflux::{Engine, MemoryPlan, Sampler, Sampling, Stats, SystemMemory, Watch};
 use serde::Serialize;
 
 use crate::{

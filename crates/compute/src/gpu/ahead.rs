@@ -78,8 +78,9 @@ impl GpuDevice {
         };
         let at = at as usize;
         let Some(place) = self.words.get_mut(at..at + tokens.len()) else { return Ok(false) };
-        // Ahead of what sends them.
+        // Ahead of what sends them; a read in between has sent what they replace.
         place.copy_from_slice(tokens);
+        self.sent = self.sent.min(at);
         self.settle()?;
         self.hand_over();
         self.send_words();

@@ -14,8 +14,9 @@ pub(super) fn top_logits(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> 
     let (kernel, threads, per_thread) = match keep {
         // Many small workgroups are done soonest.
         1 => (&TOP_LOGIT, 256, 4),
-        _ => (&TOP_LOGITS, 512, 16),
+        _ => (&TOP_LOGITS, 512, 8),
     };
+    let threads = threads.min(gpu.limits.max_compute_invocations_per_workgroup as usize);
     let segment = threads * per_thread;
     // How many numbers of a row are left at each level.
     let levels = || {
