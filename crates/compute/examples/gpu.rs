@@ -7,8 +7,8 @@
 use std::time::Instant;
 
 use moeflux_compute::{
-    Activation, BankPlace, Bytes, Device, DeviceOptions, Error, ExpertShape, ExpertUses, Format, MatrixShape,
-    Op, Scalar, Slot, View, open,
+    Activation, BankPlace, BlockScale, Bytes, Device, DeviceOptions, Element, Error, ExpertShape, ExpertUses,
+    Format, MatrixShape, Op, Scalar, Slot, View, open,
 };
 
 /// Bytes of weights to cycle over: more than caches hold.
@@ -18,6 +18,13 @@ const TOTAL: usize = 12 << 30;
 
 const FOUR: Format = Format::Affine { bits: 4, group: 64, scale: Scalar::BF16 };
 const EIGHT: Format = Format::Affine { bits: 8, group: 64, scale: Scalar::BF16 };
+/// As DeepSeek-V3 has it.
+const FP8: Format = Format::Scaled {
+    element: Element::E4M3,
+    block_rows: 128,
+    block_cols: 128,
+    scale: BlockScale::Plain(Scalar::F32),
+};
 
 fn random(len: usize) -> Result<Bytes, Error> {
     let mut bytes = Bytes::zeroed(len)?;
@@ -78,9 +85,17 @@ fn matrix(device: &mut dyn Device, rows: usize, cols: usize, format: Format) -> 
     Ok(())
 }
 
-fn experts(device: &mut dyn Device, [hidden, intermediate, count, k]: [usize; 4]) -> Result<(), Error> {
-    let inner = MatrixShape { rows: intermediate, cols: hidden, format: FOUR };
-    let shape = ExpertShape::of(inner, inner, MatrixShape { rows: hidden, cols: intermediate, format: FOUR });
+fn experts(
+    device: &mut dyn Device,
+    format: Format,
+    [hidden, intermediate, count, k]: [usize; 4],
+) -> Result<(), Error> {
+    let inner = MatrixShape { rows: intermediate, cols: hidden, format };
+    let mut shape = ExpertShape::of(inner, inner, MatrixShape { rows: hidden, cols: intermediate, format });
+    if format == Format::MXFP4 {
+        // As gpt-oss has them.
+        shape = ExpertShape { interleaved: true, output_bias: Some(Scalar::BF16), ..shape };
+    }
     let bytes = shape.bytes()?;
     let layers = CYCLE.div_ceil(bytes * count).max(2);
     let mut tables = Vec::new();
@@ -119,7 +134,7 @@ fn experts(device: &mut dyn Device, [hidden, intermediate, count, k]: [usize; 4]
     })?;
     let each = seconds / n as f64;
     println!(
-        "{k} of {count} experts {hidden} x {intermediate} {:8.2} us {:7.0} GB/s",
+        "{k} of {count} experts {hidden} x {intermediate} {format:<24} {:8.2} us {:7.0} GB/s",
         each * 1e6,
         (bytes * k) as f64 / each / 1e9
     );
@@ -179,9 +194,17 @@ fn main() -> Result<(), Error> {
         (12288, 4096, EIGHT),
         (12288, 4096, Format::Plain(Scalar::BF16)),
         (12288, 4096, Format::MXFP4),
+        (12288, 4096, Format::NVFP4),
+        (12288, 4096, FP8),
+        (7168, 18432, FP8),
+        (201_088, 2880, Format::MXFP4),
+        (201_088, 2880, FP8),
     ] {
         matrix(device, rows, cols, format)?;
     }
-    experts(device, [2048, 768, 128, 8])?;
-    experts(device, [2048, 512, 256, 8])
+    experts(device, FOUR, [2048, 768, 128, 8])?;
+    experts(device, FOUR, [2048, 512, 256, 8])?;
+    experts(device, Format::MXFP4, [2880, 2880, 32, 4])?;
+    experts(device, Format::NVFP4, [4096, 1536, 128, 8])?;
+    experts(device, FP8, [7168, 2048, 16, 8])
 }

@@ -19,10 +19,12 @@ macro_rules! kernels {
             kernels!(@ $op, [$($before),*], $bindings, "q8", "stage_f32"),
             kernels!(@ $op, [$($before),*], $bindings, "q", "stage_f32"),
             kernels!(@ $op, [$($before),*], $bindings, "plain", "stage_f32"),
-            kernels!(@ $op, [$($before),*], $bindings, "scaled", "stage_f32"),
+            kernels!(@ $op, [$($before),*], $bindings, "e4m3", "stage_f32"),
+            kernels!(@ $op, [$($before),*], $bindings, "e2m1", "stage_f32"),
             kernels!(@ $op, [$($before),*], $bindings, "q4", "stage_dot8"),
             kernels!(@ $op, [$($before),*], $bindings, "q8", "stage_dot8"),
             kernels!(@ $op, [$($before),*], $bindings, "q", "stage_dot8"),
+            kernels!(@ $op, [$($before),*], $bindings, "e2m1", "stage_dot8"),
         ]
     };
     (@ $op:literal, [$($before:literal),*], $bindings:expr, $chunk:literal, $stage:literal) => {
@@ -42,8 +44,8 @@ macro_rules! kernels {
     };
 }
 
-static MATVEC: [Kernel; 8] = kernels!("matvec", ["common"], &[Write, Read, Read]);
-static EXPERTS: [Kernel; 8] =
+static MATVEC: [Kernel; 10] = kernels!("matvec", ["common"], &[Write, Read, Read]);
+static EXPERTS: [Kernel; 10] =
     kernels!("experts_vec", ["common", "activation", "uses"], &[Write, Read, Read, Read]);
 
 /// Threads of a workgroup.
@@ -69,7 +71,7 @@ impl GpuDevice {
     fn choose(&self, shape: MatrixShape, rounds: bool) -> Option<Choice> {
         let target = self.target();
         let chunk = Chunk::of(shape)?;
-        let dot8 = rounds && target.dot8 && chunk.is_quants();
+        let dot8 = rounds && target.dot8 && chunk.is_whole();
         // Besides x, teams and parts that are no subgroups exchange numbers through the same memory.
         let room = self.limits.max_compute_workgroup_storage_size as usize - 4096;
         let rounded = shape.cols / 4 * 5;
@@ -78,13 +80,18 @@ impl GpuDevice {
         }
         let fetch = dot8 && rounded + shape.cols * 4 <= room;
         let part = PART.min(target.team);
-        let which = match chunk {
-            Chunk::Q4 => 0,
-            Chunk::Q8 => 1,
-            Chunk::Q => 2,
-            Chunk::Plain => 3,
-            Chunk::Scaled => 4,
-        } + if dot8 { 5 } else { 0 };
+        let which = match (chunk, dot8) {
+            (Chunk::Q4, false) => 0,
+            (Chunk::Q8, false) => 1,
+            (Chunk::Q, false) => 2,
+            (Chunk::Plain, _) => 3,
+            (Chunk::E4m3, _) => 4,
+            (Chunk::E2m1, false) => 5,
+            (Chunk::Q4, true) => 6,
+            (Chunk::Q8, true) => 7,
+            (Chunk::Q, true) => 8,
+            (Chunk::E2m1, true) => 9,
+        };
         let constants =
             Constants::new(&[("WG", THREADS), ("PART", part), ("FETCH", fetch.into())]).chunks(shape);
         Some(Choice { which, chunk, part, constants })

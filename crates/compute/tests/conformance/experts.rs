@@ -4,7 +4,7 @@ use moeflux_compute::{
     Activation, ExpertShape, ExpertUse, ExpertUses, Format, Isa, MatrixShape, Op, Scalar, Slot,
 };
 
-use crate::harness::{Both, FOUR, Random, bits, device, encode, formats, rounds, some_formats};
+use crate::harness::{Both, FOUR, Random, bits, device, encode, formats, some_formats};
 
 fn shape(hidden: usize, intermediate: usize, [gate, up, down]: [Format; 3]) -> ExpertShape {
     ExpertShape::of(
@@ -69,7 +69,7 @@ fn every_format() {
                 inner,
                 out,
             });
-            if exact || !rounds(format) {
+            if exact || !both.rounds(format) {
                 both.agree(&format!("{format}"), out, 1e-5);
             } else {
                 both.agree_in_sum(&format!("{format}"), out, 2e-2);
@@ -152,7 +152,7 @@ fn interleaved_with_biases_and_any_activation() {
                         out,
                     });
                     let what = format!("{format}, {activation:?}, {interleaved}, {output_bias:?}");
-                    if exact || !rounds(format) {
+                    if exact || !both.rounds(format) {
                         both.agree(&what, out, 1e-5);
                     } else {
                         both.agree_in_sum(&what, out, 2e-2);

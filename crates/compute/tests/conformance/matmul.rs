@@ -50,8 +50,7 @@ fn every_format_on_the_exact_path() {
 #[test]
 fn every_format_on_the_fast_path() {
     let mut random = Random::new(2);
-    for isa in Isa::available() {
-        let mut both = Both::new(device(isa, false, 2));
+    Both::each_fast(|both| {
         for format in formats() {
             for cols in widths(format) {
                 for rows in [1, 2, 6] {
@@ -68,7 +67,7 @@ fn every_format_on_the_fast_path() {
                 }
             }
         }
-    }
+    });
 }
 
 #[test]

@@ -10,11 +10,11 @@ fn chunk_load(row: u32, c: u32) -> Chunk {
     return all;
 }
 
-fn chunk_dot(all: Chunk, x: array<vec4<f32>, 8>) -> f32 {
-    var sum = 0.0;
+fn chunk_dot(all: Chunk, x: array<vec4<f32>, 8>) -> vec2<f32> {
+    var sums = vec2<f32>();
     if (ELEMENT == 0u) {
-        for (var j = 0u; j < 8u; j++) { sum += dot(bitcast<vec4<f32>>(all[j % VECTORS]), x[j]); }
-        return sum;
+        for (var j = 0u; j < 8u; j++) { sums[j / 4u] += dot(bitcast<vec4<f32>>(all[j % VECTORS]), x[j]); }
+        return sums;
     }
     for (var j = 0u; j < 4u; j++) {
         let v = all[j];
@@ -29,7 +29,7 @@ fn chunk_dot(all: Chunk, x: array<vec4<f32>, 8>) -> f32 {
             low = vec4<f32>(even.x, odd.x, even.y, odd.y);
             high = vec4<f32>(even.z, odd.z, even.w, odd.w);
         }
-        sum += dot(low, x[2u * j]) + dot(high, x[2u * j + 1u]);
+        sums[j / 2u] += dot(low, x[2u * j]) + dot(high, x[2u * j + 1u]);
     }
-    return sum;
+    return sums;
 }

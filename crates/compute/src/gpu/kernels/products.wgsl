@@ -2,16 +2,16 @@
 
 // Words (vectors of four where chunks are so read) of a row of weights, and bytes of a row of scales.
 const ROW_WORDS = select(COLS * BITS / 32u, CHUNKS * VECTORS, VECTORS > 0u);
-const ROW_SCALES = select((COLS + BLOCK_COLS - 1u) / BLOCK_COLS * select(select(1u, 2u, SCALE < 3u), 4u, SCALE == 0u), 0u, ELEMENT < 3u);
+const ROW_SCALES = select((COLS + BLOCK_COLS - 1u) / BLOCK_COLS * SCALE_BYTES, 0u, ELEMENT < 3u);
 
 // A chunk of each of four rows.
-struct Loaded { q0: Chunk, q1: Chunk, q2: Chunk, q3: Chunk, scales: vec4<f32>, biases: vec4<f32> }
+struct Loaded { q0: Chunk, q1: Chunk, q2: Chunk, q3: Chunk, scales: Scales }
 
 fn load(rows: Rows, c: u32) -> Loaded {
     return Loaded(
         chunk_load(rows.weights.x, c), chunk_load(rows.weights.y, c),
         chunk_load(rows.weights.z, c), chunk_load(rows.weights.w, c),
-        chunk_scales(rows.scales, c), chunk_biases(rows.biases, c));
+        chunk_scales(rows, c));
 }
 
 // What this thread's chunks add to the products of four rows, the first of which has been loaded: memory is asked for the

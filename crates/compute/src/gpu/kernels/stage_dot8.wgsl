@@ -60,8 +60,15 @@ fn product(of_rows: Loaded, c: u32) -> vec4<f32> {
     let x0 = x_words[c];
     let x1 = x_words[CHUNKS + c];
     let x = x_scales[c];
-    let whole = vec4<i32>(
-        chunk_dot8(of_rows.q0, x0, x1), chunk_dot8(of_rows.q1, x0, x1),
-        chunk_dot8(of_rows.q2, x0, x1), chunk_dot8(of_rows.q3, x0, x1));
-    return of_rows.scales * (vec4<f32>(whole) * x.x + x.y * OFFSET) + of_rows.biases * x.y;
+    let p0 = chunk_dot8(of_rows.q0, x0, x1);
+    let p1 = chunk_dot8(of_rows.q1, x0, x1);
+    let p2 = chunk_dot8(of_rows.q2, x0, x1);
+    let p3 = chunk_dot8(of_rows.q3, x0, x1);
+    let one = vec4<i32>(p0.x, p1.x, p2.x, p3.x);
+    let other = vec4<i32>(p0.y, p1.y, p2.y, p3.y);
+    let scale = x.x * UNIT;
+    if (HALVES) { return (of_rows.scales.one * vec4<f32>(one) + of_rows.scales.other * vec4<f32>(other)) * scale; }
+    let sums = of_rows.scales.one * (vec4<f32>(one + other) * scale + x.y * OFFSET);
+    if (ELEMENT != 3u) { return sums; }
+    return sums + of_rows.scales.other * x.y;
 }

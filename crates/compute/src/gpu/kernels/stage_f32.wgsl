@@ -20,8 +20,14 @@ fn product(of_rows: Loaded, c: u32) -> vec4<f32> {
         x[j] = x_numbers[j * CHUNKS + c];
         all += x[j];
     }
-    let sums = of_rows.scales * vec4<f32>(
-        chunk_dot(of_rows.q0, x), chunk_dot(of_rows.q1, x), chunk_dot(of_rows.q2, x), chunk_dot(of_rows.q3, x));
+    let p0 = chunk_dot(of_rows.q0, x);
+    let p1 = chunk_dot(of_rows.q1, x);
+    let p2 = chunk_dot(of_rows.q2, x);
+    let p3 = chunk_dot(of_rows.q3, x);
+    let one = vec4<f32>(p0.x, p1.x, p2.x, p3.x);
+    let other = vec4<f32>(p0.y, p1.y, p2.y, p3.y);
+    if (HALVES) { return of_rows.scales.one * one + of_rows.scales.other * other; }
+    let sums = of_rows.scales.one * (one + other);
     if (ELEMENT != 3u) { return sums; }
-    return sums + of_rows.biases * (all.x + all.y + all.z + all.w);
+    return sums + of_rows.scales.other * (all.x + all.y + all.z + all.w);
 }
