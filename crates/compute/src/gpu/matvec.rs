@@ -67,18 +67,31 @@ struct Choice {
 }
 
 impl GpuDevice {
-    /// Which kernel multiplies few rows with a matrix of a shape; `None` where only the general one can.
+    /// How many inputs of a row workgroup memory holds at once for these kernels, of such a shape: all, or whole blocks of
+    /// weights. `None` where only the general kernel can multiply.
+    fn inputs(&self, shape: MatrixShape, rounds: bool) -> Option<usize> {
+        let chunk = Chunk::of(shape)?;
+        // Besides x, teams and parts that are no subgroups exchange numbers through the same memory.
+        let room = self.limits.max_compute_workgroup_storage_size as usize - 4096;
+        let most = if rounds && self.target().dot8 && chunk.is_whole() { room / 5 * 4 } else { room / 4 };
+        let block = shape.format.block_cols().max(32);
+        let most = most / block * block;
+        let sections = shape.cols.div_ceil(most.max(1)).max(1);
+        (most > 0).then(|| shape.cols.div_ceil(sections).next_multiple_of(block).min(shape.cols))
+    }
+
+    /// Which kernel multiplies few rows with a matrix of a shape; `None` where none can at once.
     fn choose(&self, shape: MatrixShape, rounds: bool) -> Option<Choice> {
+        self.choose_for(shape, rounds, shape.cols).filter(|_| self.inputs(shape, rounds) == Some(shape.cols))
+    }
+
+    /// Which kernel multiplies few rows with `cols` inputs of each row of a matrix, as [`GpuDevice::inputs`] has them.
+    fn choose_for(&self, shape: MatrixShape, rounds: bool, cols: usize) -> Option<Choice> {
         let target = self.target();
         let chunk = Chunk::of(shape)?;
         let dot8 = rounds && target.dot8 && chunk.is_whole();
-        // Besides x, teams and parts that are no subgroups exchange numbers through the same memory.
         let room = self.limits.max_compute_workgroup_storage_size as usize - 4096;
-        let rounded = shape.cols / 4 * 5;
-        if (if dot8 { rounded } else { shape.cols * 4 }) > room {
-            return None;
-        }
-        let fetch = dot8 && rounded + shape.cols * 4 <= room;
+        let fetch = dot8 && cols / 4 * 5 + cols * 4 <= room;
         let part = PART.min(target.team);
         let which = match (chunk, dot8) {
             (Chunk::Q4, false) => 0,
@@ -92,8 +105,9 @@ impl GpuDevice {
             (Chunk::Q, true) => 8,
             (Chunk::E2m1, true) => 9,
         };
-        let constants =
-            Constants::new(&[("WG", THREADS), ("PART", part), ("FETCH", fetch.into())]).chunks(shape);
+        let constants = Constants::new(&[("WG", THREADS), ("PART", part), ("FETCH", fetch.into())])
+            .with("ROW_COLS", shape.cols as u32)
+            .chunks(MatrixShape { cols, ..shape });
         Some(Choice { which, chunk, part, constants })
     }
 }
@@ -113,13 +127,33 @@ pub(super) fn mat_mul(
     out: View,
 ) -> Result<bool, Error> {
     let Pieces { shape, all } = gpu.pieces(weight)?;
-    let Some(choice) = gpu.choose(shape, rounds) else { return Ok(false) };
+    let Some(inputs) = gpu.inputs(shape, rounds) else { return Ok(false) };
     for (arena, piece) in all {
         let bias = bias.map(|b| gpu.store.start(b)).transpose()?.map(|b| b + piece.first as u32);
         let out = out.columns(piece.first, piece.rows);
-        products(gpu, &[Product { choice, shape, x, arena, piece, bias, out }])?;
+        for first in (0..shape.cols).step_by(inputs) {
+            let cols = inputs.min(shape.cols - first);
+            let Some(choice) = gpu.choose_for(shape, rounds, cols) else { return Ok(false) };
+            let [weights, scales, biases] = behind(shape, first).map(|n| n as u32);
+            let piece = Piece {
+                weights: piece.weights + weights,
+                scales: piece.scales + scales,
+                biases: piece.biases + biases,
+                ..piece
+            };
+            let (x, arena) = (x.columns(first, cols), arena.clone());
+            // The first section writes, the others add to it.
+            let (bias, onto) = (bias.filter(|_| first == 0), first > 0);
+            products(gpu, &[Product { choice, shape, x, arena, piece, bias, onto, out }])?;
+        }
     }
     Ok(true)
+}
+
+/// Bytes of `cols` inputs of a row: weights, scales and biases.
+const fn behind(shape: MatrixShape, cols: usize) -> [usize; 3] {
+    let scales = shape.format.row_scale_bytes(cols);
+    [shape.format.row_bytes(cols), scales, scales]
 }
 
 /// A product of `x` with some rows of a weight.
@@ -131,6 +165,8 @@ pub(super) struct Product {
     piece: Piece,
     /// Where the bias lies among the activations.
     bias: Option<u32>,
+    /// Whether it is added to what `out` has.
+    onto: bool,
     out: View,
 }
 
@@ -149,7 +185,7 @@ impl Product {
         let Some(choice) = gpu.choose(shape, rounds) else { return Ok(None) };
         let bias = bias.map(|b| gpu.store.start(b)).transpose()?;
         let arena = gpu.store.arenas[piece.arena].clone();
-        Ok(Some(Self { choice, shape, x, arena, piece, bias, out }))
+        Ok(Some(Self { choice, shape, x, arena, piece, bias, onto: false, out }))
     }
 
     /// Whether it can share a dispatch with others.
@@ -169,7 +205,7 @@ impl Product {
 
 /// Runs products that share a dispatch.
 pub(super) fn products(gpu: &mut GpuDevice, all: &[Product]) -> Result<(), Error> {
-    let Some(Product { choice, x, arena, out, bias, .. }) = all.first() else { return Ok(()) };
+    let Some(Product { choice, x, arena, out, bias, onto, .. }) = all.first() else { return Ok(()) };
     let Choice { which, chunk, part, constants } = *choice;
     let rows: usize = all.iter().map(|p| p.piece.rows).sum();
     let (walkers, turns) = walk(rows, (4 * THREADS / part) as usize);
@@ -186,7 +222,8 @@ pub(super) fn products(gpu: &mut GpuDevice, all: &[Product]) -> Result<(), Error
             .n(end)
             .u(bias.unwrap_or(0));
     }
-    let constants = constants.with("TARGETS", all.len() as u32).with("BIASED", bias.is_some().into());
+    let biased = if *onto { 2 } else { bias.is_some().into() };
+    let constants = constants.with("TARGETS", all.len() as u32).with("BIASED", biased);
     let buffers = [&gpu.activations(), arena, arena];
     gpu.dispatch(&MATVEC[which], constants, &buffers, &params, x.rows * walkers)
 }
@@ -222,11 +259,12 @@ pub(super) fn gated(
         matrices: &[place(one), place(other)],
         activation: activation_of(activation),
     };
-    run_stage(gpu, one.choice, &stage)?;
+    run_stage(gpu, one.choice, &stage, false)?;
     Ok(true)
 }
 
 /// One stage of the experts of few rows.
+#[derive(Clone, Copy)]
 pub(super) struct Stage<'a> {
     pub(super) uses: &'a InBank,
     pub(super) x: View,
@@ -250,20 +288,36 @@ pub(super) fn experts(gpu: &mut GpuDevice, stage: &Stage<'_>, rounds: bool) -> R
     if one.shape != other.shape {
         return Ok(false);
     }
-    let Some(choice) = gpu.choose(one.shape, rounds) else { return Ok(false) };
+    let shape = one.shape;
+    let Some(inputs) = gpu.inputs(shape, rounds) else { return Ok(false) };
     let aligned = |m: &MatrixPlace| {
-        m.parts[0].is_multiple_of(choice.chunk.unit())
+        Chunk::of(shape).is_some_and(|chunk| m.parts[0].is_multiple_of(chunk.unit()))
             && m.parts[1..].iter().all(|at| at.is_multiple_of(4))
             && m.bias.is_none_or(|(_, at)| at.is_multiple_of(4))
     };
-    if !aligned(one) || !aligned(other) {
+    // What joins gate and up is no sum.
+    if !aligned(one) || !aligned(other) || (inputs < shape.cols && stage.matrices.len() > 1) {
         return Ok(false);
     }
-    run_stage(gpu, choice, stage)?;
+    let one = *one;
+    for first in (0..shape.cols).step_by(inputs) {
+        let cols = inputs.min(shape.cols - first);
+        let Some(choice) = gpu.choose_for(shape, rounds, cols) else { return Ok(false) };
+        if cols == shape.cols {
+            run_stage(gpu, choice, stage, false)?;
+            continue;
+        }
+        let behind = behind(shape, first);
+        let parts = std::array::from_fn(|i| one.parts[i] + behind[i]);
+        let section = [MatrixPlace { parts, bias: one.bias.filter(|_| first == 0), ..one }];
+        let stage = Stage { matrices: &section, x: stage.x.columns(first, cols), ..*stage };
+        run_stage(gpu, choice, &stage, first > 0)?;
+    }
     Ok(true)
 }
 
-fn run_stage(gpu: &mut GpuDevice, choice: Choice, stage: &Stage<'_>) -> Result<(), Error> {
+/// `onto`: whether it is added to what `out` has.
+fn run_stage(gpu: &mut GpuDevice, choice: Choice, stage: &Stage<'_>, onto: bool) -> Result<(), Error> {
     let Some([one, other]) = stage.ends() else { return Ok(()) };
     let first = stage.matrices.len() > 1;
     let Choice { which, chunk, part, constants } = choice;
@@ -275,7 +329,7 @@ fn run_stage(gpu: &mut GpuDevice, choice: Choice, stage: &Stage<'_>) -> Result<(
         .with("STAGE", if first { 0 } else { 2 })
         .with("ACTIVATION", kind)
         .with("STEP", one.step as u32)
-        .with("BIAS_SCALAR", one.bias.map_or(9, |(of, _)| scalar(of)));
+        .with("BIAS_SCALAR", one.bias.map_or(if onto { 8 } else { 9 }, |(of, _)| scalar(of)));
     let mut params = Params::new()
         .u(gpu.store.place(&stage.x)?)
         .n(stage.x.row_stride)

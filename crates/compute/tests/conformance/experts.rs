@@ -164,6 +164,33 @@ fn interleaved_with_biases_and_any_activation() {
 }
 
 #[test]
+fn inner_rows_longer_than_what_workgroups_remember() {
+    let mut random = Random::new(58);
+    Both::each(|both, exact| {
+        for format in [FOUR, Format::MXFP4, Format::Plain(Scalar::BF16)] {
+            let shape = ExpertShape { output_bias: Some(Scalar::F32), ..shape(32, 24_576, [format; 3]) };
+            let shape = match format {
+                FOUR => ExpertShape { output_bias: None, ..self::shape(64, 24_576, [format; 3]) },
+                _ => shape,
+            };
+            let bank = fill(both, &mut random, &shape, 1);
+            let uses = uses(&mut random, bank, 2, 1, 1);
+            let x = both.random(&mut random, 2, shape.gate.cols);
+            let (inner, out) = (both.poisoned(2, 24_576), both.poisoned(2, shape.gate.cols));
+            both.run(&Op::Experts {
+                x,
+                shape: &shape,
+                activation: Activation::SwiGlu,
+                uses: ExpertUses::Listed(&uses),
+                inner,
+                out,
+            });
+            both.agree_in_sum(&format!("{format}"), out, if exact { 1e-5 } else { 2e-2 });
+        }
+    });
+}
+
+#[test]
 fn parts_without_a_use_are_kept() {
     let mut random = Random::new(54);
     Both::each(|both, _| {

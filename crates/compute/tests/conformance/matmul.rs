@@ -112,6 +112,27 @@ fn many_rows_of_every_format() {
 }
 
 #[test]
+fn rows_longer_than_what_workgroups_remember() {
+    let mut random = Random::new(11);
+    let six = Format::Affine { bits: 6, group: 128, scale: Scalar::F16 };
+    Both::each(|both, exact| {
+        for (i, format) in [FOUR, six, Format::MXFP4, Format::NVFP4, FP8, Format::Plain(Scalar::BF16)]
+            .into_iter()
+            .enumerate()
+        {
+            // The last section is shorter than the others.
+            let cols = 25_600 + 128 * i;
+            let weight = both.weight(&mut random, MatrixShape { rows: 6, cols, format });
+            let x = both.dense(2, &random.whole(2 * cols));
+            let out = both.poisoned(2, 6);
+            let bias = (i % 2 == 0).then(|| both.numbers(&random.numbers(6)));
+            both.run(&Op::MatMul { x, weight, bias, exact, out });
+            both.agree(&format!("{cols} inputs, {format}"), out, 2e-5);
+        }
+    });
+}
+
+#[test]
 fn rows_of_any_size() {
     let mut random = Random::new(10);
     Both::each(|both, exact| {

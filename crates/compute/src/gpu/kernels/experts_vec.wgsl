@@ -1,7 +1,8 @@
 // The experts of few rows. STAGE 0: inner[use][o] = activation(gate[o] . x[row], up[o] . x[row]). STAGE 2:
 // out[part][o] = down[o] . inner[use]. Parts of threads and chunks are those of matvec.wgsl; in STAGE 0 two of a part's four
 // rows are gate's and two are up's.
-// BIAS_SCALAR: the type of the biases in the slot, one number for each stored row; 9 for none. STEP: rows from one stored row
+// BIAS_SCALAR: the type of the biases in the slot, one number for each stored row; 8 where what out has is
+// added, 9 for none. STEP: rows from one stored row
 // of a matrix to the next, 2 where gate and up are interleaved.
 // Grid: uses x blocks of rows.
 
@@ -69,7 +70,11 @@ fn main(
                 if (o + 1u < p.outputs) { a[out + o + 1u] = activate(sums.y, sums.w, p.alpha, p.limit); }
             } else {
                 for (var j = 0u; j < 4u; j++) {
-                    if (o + j < p.outputs) { a[out + o + j] = sums[j]; }
+                    if (o + j < p.outputs) {
+                        var y = sums[j];
+                        if (BIAS_SCALAR == 8u) { y += a[out + o + j]; }
+                        a[out + o + j] = y;
+                    }
                 }
             }
         }

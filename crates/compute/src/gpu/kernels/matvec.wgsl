@@ -2,7 +2,8 @@
 // that meet the same x, one after another; each has a multiple of four rows, but for the last.
 // A part of PART neighbouring threads works on four rows of weights at a time; its threads take every PART-th chunk of 32
 // inputs. A workgroup walks `turns` blocks of 4 WG / PART rows.
-// COLS: inputs, a multiple of 32. TARGETS: matrices. BIASED: whether biases are added, which lie among the activations.
+// COLS: inputs, a multiple of 32. TARGETS: matrices. BIASED: 1 where biases are added, which lie among the activations, 2
+// where what out has is.
 // Grid: rows of x x workgroups that walk all rows of W.
 
 // First word of the weights (or vector of four), first byte of scales and biases, first number of out, row of W that follows
@@ -53,6 +54,7 @@ fn main(
                 if (now.at[i] < now.count) {
                     var y = sums[i];
                     if (BIASED == 1u) { y += a[now.m.bias + now.at[i]]; }
+                    if (BIASED == 2u) { y += a[out + now.at[i]]; }
                     a[out + now.at[i]] = y;
                 }
             }
