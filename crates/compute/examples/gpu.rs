@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use moeflux_compute::{
     Activation, BankPlace, BlockScale, Bytes, Device, DeviceOptions, Element, Error, ExpertShape, ExpertUses,
-    Format, MatrixShape, Op, Scalar, Slot, View, open,
+    Format, HeadMatrix, HeadRows, MatrixShape, Op, Scalar, Slot, View, open,
 };
 
 /// Bytes of weights to cycle over: more than caches hold.
@@ -141,6 +141,33 @@ fn experts(
     Ok(())
 }
 
+/// Keys and values of 128 heads as DeepSeek-V3 has them: 512 numbers to 128, and back.
+fn heads(device: &mut dyn Device, format: Format) -> Result<(), Error> {
+    let (heads, latent, head) = (128, 512, 128);
+    let shape = MatrixShape { rows: heads * 2 * head, cols: latent, format };
+    let bytes = shape.parts()?.total();
+    let count = CYCLE.div_ceil(bytes);
+    let weights = (0..count).map(|_| device.weight(shape, random(bytes)?)).collect::<Result<Vec<_>, _>>()?;
+    let (queries, latents) = (numbers(device, 1, heads * head)?, numbers(device, 1, heads * latent)?);
+    let [queries, latents] = [queries, latents].map(|view| view.split(heads));
+    for transposed in [true, false] {
+        let (x, out) = if transposed { (queries, latents) } else { (latents, queries) };
+        let head_rows = HeadRows { stride: 2 * head, first: if transposed { 0 } else { head }, count: head };
+        let n = 1000;
+        let seconds = measure(device, (n, View { heads: 1, ..out }), |device, i| {
+            let matrix = HeadMatrix { weight: weights[i % count], head_rows, transposed };
+            device.run(&Op::HeadMatMul { x, matrix, out })
+        })?;
+        let each = seconds / n as f64;
+        println!(
+            "{heads} heads, transposed {transposed}, {format} {:8.2} us {:7.0} GB/s",
+            each * 1e6,
+            bytes as f64 / 2.0 / each / 1e9
+        );
+    }
+    Ok(())
+}
+
 /// What a dispatch costs that waits for the one before it: on the host, and in all.
 fn chain(device: &mut dyn Device, what: &str, read: View, ops: &[Op<'_>]) -> Result<(), Error> {
     let n = 3000;
@@ -201,6 +228,9 @@ fn main() -> Result<(), Error> {
         (201_088, 2880, FP8),
     ] {
         matrix(device, rows, cols, format)?;
+    }
+    for format in [FOUR, FP8, Format::Plain(Scalar::BF16)] {
+        heads(device, format)?;
     }
     experts(device, FOUR, [2048, 768, 128, 8])?;
     experts(device, FOUR, [2048, 512, 256, 8])?;

@@ -69,7 +69,7 @@ struct Choice {
 impl GpuDevice {
     /// How many inputs of a row workgroup memory holds at once for these kernels, of such a shape: all, or whole blocks of
     /// weights. `None` where only the general kernel can multiply.
-    fn inputs(&self, shape: MatrixShape, rounds: bool) -> Option<usize> {
+    pub(super) fn inputs(&self, shape: MatrixShape, rounds: bool) -> Option<usize> {
         let chunk = Chunk::of(shape)?;
         // Besides x, teams and parts that are no subgroups exchange numbers through the same memory.
         let room = self.limits.max_compute_workgroup_storage_size as usize - 4096;

@@ -1,8 +1,10 @@
 // Four rows of weights: the first word of each (the first vector of four words where chunks are so read), and the first byte
 // of their scales and biases.
-// ELEMENT, BITS, BLOCK_COLS, SCALE as in formats.wgsl; BLOCK_COLS is a multiple of 32, or 16 with scales of a byte. Weights
-// begin at multiples of 16 bytes (of 4 where chunks are read by words), scales and biases at multiples of 4.
-// Halves of a chunk have products of their own: `chunk_dot` and `chunk_dot8` have two results.
+// ROW_COLS: inputs of a row. ELEMENT, BITS, BLOCK_COLS, SCALE as in formats.wgsl; BLOCK_COLS is a multiple of 32, or 16 with
+// scales of a byte. Weights begin at multiples of 16 bytes (of 4 where chunks are read by words), scales and biases at
+// multiples of 4.
+// Of a chunk, `chunk_four` gives numbers 4 j and the three that follow, without their scales; `chunk_dot` and `chunk_dot8`
+// the products of both halves.
 
 struct Rows { weights: vec4<u32>, scales: vec4<u32>, biases: vec4<u32> }
 
@@ -14,6 +16,10 @@ const SCALE_BYTES = select(select(1u, 2u, SCALE < 3u), 4u, SCALE == 0u);
 
 @group(0) @binding(1) var<storage, read> w: array<u32>;
 @group(0) @binding(2) var<storage, read> w4: array<vec4<u32>>;
+
+// Words (vectors of four where chunks are so read) of a row of weights, and bytes of a row of scales.
+const ROW_WORDS = select(ROW_COLS * BITS / 32u, ROW_COLS / 32u * VECTORS, VECTORS > 0u);
+const ROW_SCALES = select((ROW_COLS + BLOCK_COLS - 1u) / BLOCK_COLS * SCALE_BYTES, 0u, ELEMENT < 3u);
 
 // What the lowest bits of a word say.
 fn scale_of(word: u32) -> f32 {
@@ -47,4 +53,22 @@ fn chunk_scales(rows: Rows, c: u32) -> Scales {
     if (HALVES) { return Scales(scales_of(words), scales_of(words >> vec4<u32>(8u))); }
     if (ELEMENT != 3u) { return Scales(scales_of(words), vec4<f32>()); }
     return Scales(scales_of(words), scales_of(scale_words(rows.biases, c * 32u / BLOCK_COLS)));
+}
+
+fn fours_dot(q: Chunk, x: array<vec4<f32>, 8>) -> vec2<f32> {
+    return vec2<f32>(
+        (dot(chunk_four(q, 0u), x[0]) + dot(chunk_four(q, 1u), x[1]))
+            + (dot(chunk_four(q, 2u), x[2]) + dot(chunk_four(q, 3u), x[3])),
+        (dot(chunk_four(q, 4u), x[4]) + dot(chunk_four(q, 5u), x[5]))
+            + (dot(chunk_four(q, 6u), x[6]) + dot(chunk_four(q, 7u), x[7])));
+}
+
+// A chunk of each of four rows.
+struct Loaded { q0: Chunk, q1: Chunk, q2: Chunk, q3: Chunk, scales: Scales }
+
+fn load(rows: Rows, c: u32) -> Loaded {
+    return Loaded(
+        chunk_load(rows.weights.x, c), chunk_load(rows.weights.y, c),
+        chunk_load(rows.weights.z, c), chunk_load(rows.weights.w, c),
+        chunk_scales(rows, c));
 }

@@ -10,16 +10,28 @@ fn chunk_load(row: u32, c: u32) -> vec4<u32> {
     return w4[row + c];
 }
 
-// The numbers of a word, times 2^-14: their bits lie where f16 has sign, lowest bits of the exponent and highest bit of the
-// mantissa. So also those without a leading one come out right.
-fn eight_dot(word: u32, x0: vec4<f32>, x1: vec4<f32>) -> f32 {
+// The eight numbers of a word, times 2^-14: their bits lie where f16 has sign, lowest bits of the
+// exponent and highest bit of the mantissa. So also those without a leading one come out right.
+struct Eight { low: vec4<f32>, high: vec4<f32> }
+
+fn eight(word: u32) -> Eight {
     let up = vec4<u32>(word) << vec4<u32>(12u, 8u, 4u, 0u);
     let halves = (up & vec4<u32>(0x80008000u)) | (up >> vec4<u32>(3u) & vec4<u32>(0x0e000e00u));
     let a = unpack2x16float(halves.x);
     let b = unpack2x16float(halves.y);
     let c = unpack2x16float(halves.z);
     let d = unpack2x16float(halves.w);
-    return dot(vec4<f32>(a.x, b.x, c.x, d.x), x0) + dot(vec4<f32>(a.y, b.y, c.y, d.y), x1);
+    return Eight(vec4<f32>(a.x, b.x, c.x, d.x), vec4<f32>(a.y, b.y, c.y, d.y));
+}
+
+fn eight_dot(word: u32, x0: vec4<f32>, x1: vec4<f32>) -> f32 {
+    let all = eight(word);
+    return dot(all.low, x0) + dot(all.high, x1);
+}
+
+fn chunk_four(q: vec4<u32>, j: u32) -> vec4<f32> {
+    let all = eight(q[j / 2u]);
+    return select(all.low, all.high, j % 2u == 1u) * 16384.0;
 }
 
 fn chunk_dot(q: vec4<u32>, x: array<vec4<f32>, 8>) -> vec2<f32> {

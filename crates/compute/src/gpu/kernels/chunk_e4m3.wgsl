@@ -10,16 +10,24 @@ fn chunk_load(row: u32, c: u32) -> Chunk {
 
 // The numbers of a word, times 2^-8: their bits lie where f16 has sign, lowest bits of the exponent and highest bits of the
 // mantissa. So also those without a leading one come out right.
-fn four_dot(word: u32, x: vec4<f32>) -> f32 {
+fn four_of(word: u32) -> vec4<f32> {
     let up = vec2<u32>(word << 8u, word);
     let halves = (up & vec2<u32>(0x80008000u)) | (up >> vec2<u32>(1u) & vec2<u32>(0x3f803f80u));
     let even = unpack2x16float(halves.x);
     let odd = unpack2x16float(halves.y);
-    return dot(vec4<f32>(even.x, odd.x, even.y, odd.y), x);
+    return vec4<f32>(even.x, odd.x, even.y, odd.y);
+}
+
+fn chunk_four(q: Chunk, j: u32) -> vec4<f32> {
+    var word = q.a[j % 4u];
+    if (j >= 4u) { word = q.b[j % 4u]; }
+    let sizes = vec4<u32>(word) >> vec4<u32>(0u, 8u, 16u, 24u) & vec4<u32>(127u);
+    let nans = bitcast<vec4<f32>>(vec4<u32>(0x7fc00000u) | sizes);
+    return select(four_of(word) * 256.0, nans, sizes == vec4<u32>(127u));
 }
 
 fn sixteen_dot(q: vec4<u32>, x0: vec4<f32>, x1: vec4<f32>, x2: vec4<f32>, x3: vec4<f32>) -> f32 {
-    return (four_dot(q.x, x0) + four_dot(q.y, x1)) + (four_dot(q.z, x2) + four_dot(q.w, x3));
+    return (dot(four_of(q.x), x0) + dot(four_of(q.y), x1)) + (dot(four_of(q.z), x2) + dot(four_of(q.w), x3));
 }
 
 fn chunk_dot(q: Chunk, x: array<vec4<f32>, 8>) -> vec2<f32> {

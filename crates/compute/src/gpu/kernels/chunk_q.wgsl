@@ -19,14 +19,14 @@ fn quant(words: Chunk, i: u32) -> u32 {
     return extractBits(q, 0u, BITS);
 }
 
+fn chunk_four(words: Chunk, j: u32) -> vec4<f32> {
+    let i = j * 4u;
+    return vec4<f32>(
+        vec4<u32>(quant(words, i), quant(words, i + 1u), quant(words, i + 2u), quant(words, i + 3u)));
+}
+
 fn chunk_dot(words: Chunk, x: array<vec4<f32>, 8>) -> vec2<f32> {
-    var sums = vec2<f32>();
-    for (var j = 0u; j < 8u; j++) {
-        let i = j * 4u;
-        let q = vec4<u32>(quant(words, i), quant(words, i + 1u), quant(words, i + 2u), quant(words, i + 3u));
-        sums[j / 4u] += dot(vec4<f32>(q), x[j]);
-    }
-    return sums;
+    return fours_dot(words, x);
 }
 
 fn chunk_dot8(words: Chunk, x0: vec4<u32>, x1: vec4<u32>) -> vec2<i32> {

@@ -10,14 +10,13 @@ fn chunk_load(row: u32, c: u32) -> vec4<u32> {
     return w4[row + c];
 }
 
-fn quants(word: u32) -> vec4<f32> {
+fn chunk_four(q: vec4<u32>, j: u32) -> vec4<f32> {
+    let word = q[j / 2u] >> (16u * (j % 2u));
     return vec4<f32>(vec4<u32>(word) >> vec4<u32>(0u, 4u, 8u, 12u) & vec4<u32>(15u));
 }
 
 fn chunk_dot(q: vec4<u32>, x: array<vec4<f32>, 8>) -> vec2<f32> {
-    return vec2<f32>(
-        (dot(quants(q.x), x[0]) + dot(quants(q.x >> 16u), x[1])) + (dot(quants(q.y), x[2]) + dot(quants(q.y >> 16u), x[3])),
-        (dot(quants(q.z), x[4]) + dot(quants(q.z >> 16u), x[5])) + (dot(quants(q.w), x[6]) + dot(quants(q.w >> 16u), x[7])));
+    return fours_dot(q, x);
 }
 
 fn chunk_dot8(q: vec4<u32>, x0: vec4<u32>, x1: vec4<u32>) -> vec2<i32> {

@@ -1,0 +1,37 @@
+// out[r][h][o] = x[r][h] . W[h][o]: a matrix for each head, weights read once for each row of x. W[h] is the rows of the
+// weight from first + h * head_rows on. Parts and chunks are those of matvec.wgsl.
+// Grid: rows x heads x blocks of 4 WG / PART outputs.
+
+struct Params {
+    x: View, out: View, weights: u32, scales: u32, biases: u32,
+    first: u32, outputs: u32, head_rows: u32, rows: u32, heads: u32,
+}
+var<immediate> p: Params;
+
+@compute @workgroup_size(WG)
+fn main(
+    @builtin(workgroup_id) id: vec3<u32>,
+    @builtin(num_workgroups) count: vec3<u32>,
+    @builtin(local_invocation_index) index: u32,
+) {
+    team_begin(index);
+    let of_block = 4u * WG / PART;
+    let blocks = (p.outputs + of_block - 1u) / of_block;
+    let work = group_index(id, count);
+    let head = work / blocks % p.heads;
+    let row = work / blocks / p.heads;
+    if (row >= p.rows) { return; }
+    let chunk = index % PART;
+    let o = vec4<u32>(work % blocks * of_block + index / PART * 4u) + vec4<u32>(0u, 1u, 2u, 3u);
+    let stored = min(o, vec4<u32>(p.outputs - 1u)) + p.first + head * p.head_rows;
+    let of_row = stored / BLOCK_ROWS * ROW_SCALES;
+    let rows = Rows(p.weights + stored * ROW_WORDS, p.scales + of_row, p.biases + of_row);
+    let loaded = load(rows, min(chunk, CHUNKS - 1u));
+    stage(p.x.at + row * p.x.row + head * p.x.head);
+    let sums = part_sum(products(loaded, rows, chunk));
+    if (chunk > 0u) { return; }
+    let out = p.out.at + row * p.out.row + head * p.out.head;
+    for (var i = 0u; i < 4u; i++) {
+        if (o[i] < p.outputs) { a[out + o[i]] = sums[i]; }
+    }
+}
