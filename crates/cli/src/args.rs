@@ -331,6 +331,9 @@ Examples:
 ///
 /// Feeds random tokens (always the same ones): a prompt at once, then tokens one by one. Every repeat has a new
 /// session and other tokens; the slots stay as the repeat before left them.
+///
+/// Measured is what an answer waits for: after the prompt and after each token the next one is chosen, greedily, though the
+/// token that is fed next is the random one.
 #[derive(Debug, Args)]
 #[command(after_help = BENCH_EXAMPLES)]
 pub(crate) struct BenchArgs {

@@ -88,8 +88,8 @@ fn top_k(device: &mut dyn Device, (n, k): (usize, usize), router: Router, rows: 
 }
 
 fn top_logits(device: &mut dyn Device, vocab: usize, n: usize) -> Result<(), Error> {
-    let (logits, ids, values) = (matrix(device, 1, vocab)?, matrix(device, 1, n)?, matrix(device, 1, n)?);
-    time(device, &format!("TopLogits {n} of {vocab}"), ids, &Op::TopLogits { logits, ids, values })
+    let (logits, best) = (matrix(device, 1, vocab)?, matrix(device, 1, 2 * n)?);
+    time(device, &format!("TopLogits {n} of {vocab}"), best, &Op::TopLogits { logits, best })
 }
 
 fn conv1d(device: &mut dyn Device, channels: usize, rows: usize) -> Result<(), Error> {

@@ -189,6 +189,37 @@ pub trait Device: Send {
     /// Copies a view out, row by row, once all ops so far are done. `out` has `rows * heads * width` elements.
     fn read(&mut self, view: View, out: &mut [f32]) -> Result<(), Error>;
 
+    /// As [`Device::read`]. A device that computes by itself calls `meanwhile` before it waits, for work of the host.
+    fn read_while(
+        &mut self,
+        view: View,
+        out: &mut [f32],
+        meanwhile: &mut dyn FnMut(&mut dyn Device),
+    ) -> Result<(), Error> {
+        let _ = meanwhile;
+        self.read(view, out)
+    }
+
+    /// Records the ops that `record` runs, to be begun later: the step that comes after the one that runs now. Those of
+    /// `states` that this one has written are read as it leaves them. The tokens of the only [`Op::Embed`] among the ops are
+    /// given when it begins. Nothing is recorded where `record` returns false or reads something back, or by a device that
+    /// computes at once. Whatever is run or changed in between makes the device forget the step.
+    fn record_ahead(
+        &mut self,
+        states: &[State],
+        record: &mut dyn FnMut(&mut dyn Device) -> bool,
+    ) -> Result<(), Error> {
+        let _ = (states, record);
+        Ok(())
+    }
+
+    /// Begins the step that was recorded last, with as many tokens as it was recorded with; false if there is none. The
+    /// states that it was recorded with have been committed.
+    fn begin_recorded(&mut self, tokens: &[u32]) -> Result<bool, Error> {
+        let _ = tokens;
+        Ok(false)
+    }
+
     /// Bytes that the device holds of its own for ops of a size, beyond what the caller allocates: for the memory plan.
     fn scratch_bytes(&self, shape: ScratchShape) -> Result<u64, Error>;
 

@@ -20,7 +20,7 @@ pub enum Error {
         row: usize,
     },
     /// The model produced a NaN: its weights or the activations before them are broken.
-    #[error("NaN among the logits of row {row}")]
+    #[error("NaN among the logits of row {row}; the model's weights may be damaged")]
     LogitsNan {
         /// The row of the op.
         row: usize,

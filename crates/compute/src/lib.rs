@@ -29,3 +29,4 @@ pub use op::{
     Activation, Buffer, ExpertGroups, ExpertUse, ExpertUses, HeadMatrix, HeadRows, Op, RopePairs, Router,
     Scoring, Shared, Slot, SlotTable, Span, State, View, Weight,
 };
+pub use op_check::MOST_TOP_LOGITS;

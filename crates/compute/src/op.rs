@@ -573,14 +573,14 @@ pub enum Op<'a> {
         weights: View,
     },
     /// What a sampler chooses from: the `n` largest numbers of each row in descending order, of equal ones the lower id
-    /// first. At most 1024. A NaN is an error. Exact.
+    /// first. At most [`MOST_TOP_LOGITS`](crate::MOST_TOP_LOGITS). A NaN is an error. A device may compile a kernel for each
+    /// `n`, so few different ones are asked for. Exact.
     TopLogits {
         /// `(rows, vocab)`.
         logits: View,
-        /// `(rows, n)`: ids as whole numbers, exact in f32 below 2^24.
-        ids: View,
-        /// `(rows, n)`: their logits.
-        values: View,
+        /// `(rows, 2 n)`: `n` ids as whole numbers, exact in f32 below 2^24, then their logits. One view, as both are read
+        /// back at once.
+        best: View,
     },
     /// `out[part] = down activation(gate x[row], up x[row])` for every use, each matrix with its bias where the experts
     /// have biases. Tolerance 1e-5 on the exact path; on the fast path of [`Op::MatMul`] `|a - b| <= 2e-2 |b|` as vectors.

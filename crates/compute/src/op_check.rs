@@ -32,7 +32,7 @@ pub(crate) fn stale(what: &str) -> Error {
 const EXACT_IDS: usize = 1 << 24;
 
 /// The most numbers of a row that [`Op::TopLogits`] names.
-const MOST_TOP_LOGITS: usize = 1024;
+pub const MOST_TOP_LOGITS: usize = 1024;
 
 /// Checks of one op; the errors name it.
 #[derive(Clone, Copy)]
@@ -209,16 +209,15 @@ impl Op<'_> {
                 c.apart("logits", logits.buffer, &weights)?;
                 c.apart("ids", ids.buffer, &weights)
             }
-            Op::TopLogits { logits, ids, values } => {
+            Op::TopLogits { logits, best } => {
                 c.matrix("logits", &logits, logits.rows, logits.width)?;
-                c.matrix("ids", &ids, logits.rows, ids.width)?;
-                c.matrix("values", &values, logits.rows, ids.width)?;
-                if ids.width > logits.width.min(MOST_TOP_LOGITS) || logits.width > EXACT_IDS {
-                    return c.wrong(format!("the {} largest of {} logits", ids.width, logits.width));
+                c.matrix("best", &best, logits.rows, best.width)?;
+                let n = best.width / 2;
+                if best.width % 2 > 0 || n > logits.width.min(MOST_TOP_LOGITS) || logits.width > EXACT_IDS {
+                    return c
+                        .wrong(format!("ids and values, {} in all, of {} logits", best.width, logits.width));
                 }
-                c.apart("logits", logits.buffer, &ids)?;
-                c.apart("logits", logits.buffer, &values)?;
-                c.apart("ids", ids.buffer, &values)
+                c.apart("logits", logits.buffer, &best)
             }
             Op::Experts { .. } => self.check_experts(c),
             Op::Combine { parts, weights, shared, out: x, .. } => {

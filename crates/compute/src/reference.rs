@@ -354,16 +354,16 @@ impl ReferenceDevice {
         Ok(())
     }
 
-    fn top_logits(&mut self, logits: View, ids: View, values: View) -> Result<(), Error> {
+    fn top_logits(&mut self, logits: View, best: View) -> Result<(), Error> {
         let logits = self.dense(logits)?;
         for row in 0..logits.view.rows {
             let x = logits.row(row);
             if x.iter().any(|x| x.is_nan()) {
                 return Err(Error::LogitsNan { row });
             }
-            let best = &descending(x)[..ids.width];
-            self.store(ids, row, 0, &best.iter().map(|i| *i as f32).collect::<Vec<_>>())?;
-            self.store(values, row, 0, &best.iter().map(|i| x[*i]).collect::<Vec<_>>())?;
+            let largest = &descending(x)[..best.width / 2];
+            let (ids, values) = (largest.iter().map(|i| *i as f32), largest.iter().map(|i| x[*i]));
+            self.store(best, row, 0, &ids.chain(values).collect::<Vec<_>>())?;
         }
         Ok(())
     }
@@ -522,7 +522,7 @@ impl Device for ReferenceDevice {
                 Ok(())
             }
             Op::TopK { logits, router, ids, weights } => self.top_k(logits, router, ids, weights),
-            Op::TopLogits { logits, ids, values } => self.top_logits(logits, ids, values),
+            Op::TopLogits { logits, best } => self.top_logits(logits, best),
             Op::Experts { .. } => self.experts(op),
             Op::Combine { .. } => self.combine(op),
         }

@@ -110,13 +110,26 @@ pub fn generate(
     }
     let limit = request.max_tokens.unwrap_or(usize::MAX);
     answer.finish = loop {
+        let last = answer.tokens.last().copied();
+        if last.is_some() && session.tokens().len() == engine.plan().context {
+            break Finish::Context;
+        }
         if answer.tokens.len() >= limit {
             break Finish::MaxTokens;
         }
         if watch.is_cancelled() {
             break Finish::Cancelled;
         }
-        let token = sampler.sample(session.logits())?;
+        let mut inner = Watch { cancel: watch.cancel, ..Watch::default() };
+        let chosen = match last {
+            None => sampler.sample(session.logits()),
+            Some(last) => session.next(&[last], &mut sampler, &mut inner),
+        };
+        let token = match chosen {
+            Ok(token) => token,
+            Err(Error::Cancelled) => break Finish::Cancelled,
+            Err(error) => return Err(error),
+        };
         answer.tokens.push(token);
         if text.end().contains(token) {
             break Finish::EndToken;
@@ -127,18 +140,6 @@ pub fn generate(
         }
         if found.stopped {
             break Finish::StopString;
-        }
-        if session.tokens().len() == engine.plan().context {
-            break Finish::Context;
-        }
-        if answer.tokens.len() >= limit {
-            break Finish::MaxTokens;
-        }
-        let mut inner = Watch { cancel: watch.cancel, ..Watch::default() };
-        match session.feed(&[token], crate::Logits::Last, &mut inner, &mut |_, _| {}) {
-            Ok(()) => {}
-            Err(Error::Cancelled) => break Finish::Cancelled,
-            Err(error) => return Err(error),
         }
     };
     // What the decoder and the stop strings held back is part of every answer that nobody cut short.

@@ -10,7 +10,7 @@ use crate::{
     device::{ChosenDevice, open_device},
     experts::{BOOKKEEPING, READER_STACK},
     layer::{Mla, Routing, Scratch},
-    model::LOGIT_ROWS,
+    model::{FIRST_NUMBERS, LOGIT_ROWS},
     system::SystemMemory,
     text::Text,
 };
@@ -388,7 +388,7 @@ fn matrix_bytes(matrix: &MatrixSource) -> u64 {
 
 /// Buffers of intermediate results, logits among them.
 fn scratch_bytes(blueprint: &Blueprint, rows: usize, context: usize) -> u64 {
-    let logits = blueprint.vocab as u64 * 4 * LOGIT_ROWS as u64;
+    let logits = blueprint.vocab as u64 * 4 * LOGIT_ROWS as u64 + pages(4 * FIRST_NUMBERS as u64);
     Scratch::bytes(blueprint, rows, context) + (4 + crate::layer::LANES) as u64 * pages(1) + logits
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use moeflux_compute::{Buffer, Device, Op, Span, State, View, Weight};
+use moeflux_compute::{Buffer, Device, MOST_TOP_LOGITS, Op, Span, State, View, Weight};
 
 use crate::{
     Error,
@@ -23,6 +23,32 @@ pub enum Logits {
     /// Of every one.
     All,
 }
+
+/// What is wanted of a span's logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    /// Nothing: the head does not run.
+    Nothing,
+    /// All logits of some tokens.
+    Logits(Logits),
+    /// Of the last token so many that come first in rank.
+    First(usize),
+}
+
+/// What a step found for one of its rows.
+pub(crate) enum Found<'a> {
+    /// One logit per entry of the vocabulary.
+    Logits(&'a [f32]),
+    /// The tokens that come first in rank, and their logits.
+    First { ids: &'a [f32], logits: &'a [f32] },
+}
+
+/// Takes what was found for a row of the step. Told the first in rank, it says whether they are enough; if not, all logits of
+/// the row follow.
+pub(crate) type Sink<'a> = dyn FnMut(usize, Found<'_>) -> bool + 'a;
+
+/// Numbers of the buffer for what comes first in rank.
+pub(crate) const FIRST_NUMBERS: usize = 2 * MOST_TOP_LOGITS;
 
 /// What a caller may want to see of a step, and how it stops one.
 #[derive(Default)]
@@ -50,8 +76,7 @@ pub(crate) struct StepSpan<'a> {
     pub(crate) states: &'a [LayerStates],
     pub(crate) position: usize,
     pub(crate) tokens: &'a [u32],
-    /// `None` where nobody reads them: the head then does not run.
-    pub(crate) logits: Option<Logits>,
+    pub(crate) wanted: Wanted,
 }
 
 /// What a step runs on.
@@ -75,6 +100,8 @@ pub(crate) struct Model {
     scratch: Scratch,
     /// `(LOGIT_ROWS, vocab)`.
     logits: Buffer,
+    /// `(1, FIRST_NUMBERS)`: what comes first in rank.
+    first: Buffer,
     spans: [Vec<Span>; 2],
     routing: Routing,
     /// `(LOGIT_ROWS, vocab)` on the host.
@@ -106,13 +133,14 @@ impl Model {
             },
             scratch: Scratch::new(blueprint, rows, context, loader.device)?,
             logits: loader.device.buffer(LOGIT_ROWS * blueprint.vocab).map_err(Error::at(|| "logits"))?,
+            first: loader.device.buffer(FIRST_NUMBERS).map_err(Error::at(|| "logits"))?,
             spans: [Vec::with_capacity(1), Vec::with_capacity(1)],
             routing: Routing::new(rows, blueprint.max_top_k()),
             read: vec![0.0; LOGIT_ROWS * blueprint.vocab],
         })
     }
 
-    /// Feeds the spans' tokens. `sink` gets the wanted logits: the row of the step, and `vocab` numbers.
+    /// Feeds the spans' tokens. `sink` gets what is wanted, with the row of the step.
     ///
     /// On success the recurrent states are ready to be committed; on failure nothing that the sessions rely on
     /// has changed.
@@ -121,7 +149,7 @@ impl Model {
         mut on: On<'_>,
         spans: &[StepSpan<'_>],
         watch: &mut Watch<'_>,
-        sink: &mut dyn FnMut(usize, &[f32]),
+        sink: &mut Sink<'_>,
     ) -> Result<(), Error> {
         let result = self.run(&mut on, spans, watch, sink);
         if result.is_err() {
@@ -135,7 +163,7 @@ impl Model {
         on: &mut On<'_>,
         spans: &[StepSpan<'_>],
         watch: &mut Watch<'_>,
-        sink: &mut dyn FnMut(usize, &[f32]),
+        sink: &mut Sink<'_>,
     ) -> Result<(), Error> {
         let On { device, cache, stats } = on;
         let rows = spans.iter().map(|s| s.tokens.len()).sum();
@@ -190,51 +218,70 @@ impl Model {
         stats.tokens += rows as u64;
         let mut first = 0;
         for span in spans {
-            let n = span.tokens.len();
-            let from = match span.logits {
-                None => first + n,
-                Some(Logits::Last) => first + n.saturating_sub(1),
-                Some(Logits::All) => first,
-            };
-            self.head(&mut **device, from..first + n, sink)?;
-            first += n;
+            let end = first + span.tokens.len();
+            match span.wanted {
+                Wanted::Nothing => {}
+                Wanted::Logits(Logits::All) => self.read_logits(&mut **device, first..end, sink)?,
+                Wanted::Logits(Logits::Last) => self.read_logits(&mut **device, end - 1..end, sink)?,
+                Wanted::First(n) => self.read_first(&mut **device, (end - 1, n), sink)?,
+            }
+            first = end;
         }
         Ok(())
     }
 
-    /// Norm and head for some rows of the residual stream.
-    fn head(
+    /// Norm and head for `n` rows of the residual stream, at most [`LOGIT_ROWS`], from `first` on: their logits, which stay
+    /// on the device.
+    fn head(&self, device: &mut dyn Device, first: usize, n: usize) -> Result<View, moeflux_compute::Error> {
+        let x = View::rows(self.scratch.x, first + n, self.hidden).slice(first, n);
+        let normed = View::rows(self.scratch.normed, n, self.hidden);
+        let logits = View::rows(self.logits, n, self.vocab);
+        device.run(&Op::RmsNorm { x, weight: Some(self.norm), eps: self.eps, out: normed })?;
+        device.run(&Op::MatMul { x: normed, weight: self.head, bias: None, exact: false, out: logits })?;
+        if let Some(cap) = self.logit_cap {
+            device.run(&Op::SoftCap { x: logits, cap })?;
+        }
+        Ok(logits)
+    }
+
+    /// All logits of some rows.
+    fn read_logits(
         &mut self,
         device: &mut dyn Device,
         rows: std::ops::Range<usize>,
-        sink: &mut dyn FnMut(usize, &[f32]),
+        sink: &mut Sink<'_>,
     ) -> Result<(), Error> {
         let mut from = rows.start;
         while from < rows.end {
             let n = (rows.end - from).min(LOGIT_ROWS);
-            let x = View::rows(self.scratch.x, from + n, self.hidden).slice(from, n);
-            let normed = View::rows(self.scratch.normed, n, self.hidden);
-            let logits = View::rows(self.logits, n, self.vocab);
+            let logits = self.head(device, from, n).map_err(Error::at(|| "head"))?;
             let read = &mut self.read[..n * self.vocab];
-            let mut run = || {
-                device.run(&Op::RmsNorm { x, weight: Some(self.norm), eps: self.eps, out: normed })?;
-                device.run(&Op::MatMul {
-                    x: normed,
-                    weight: self.head,
-                    bias: None,
-                    exact: false,
-                    out: logits,
-                })?;
-                if let Some(cap) = self.logit_cap {
-                    device.run(&Op::SoftCap { x: logits, cap })?;
-                }
-                device.read(logits, read)
-            };
-            run().map_err(Error::at(|| "head"))?;
+            device.read(logits, read).map_err(Error::at(|| "head"))?;
             for (i, row) in read.chunks_exact(self.vocab).enumerate() {
-                sink(from + i, row);
+                sink(from + i, Found::Logits(row));
             }
             from += n;
+        }
+        Ok(())
+    }
+
+    /// The first `n` tokens in rank after a row, and all logits if these are not enough.
+    fn read_first(
+        &mut self,
+        device: &mut dyn Device,
+        (row, n): (usize, usize),
+        sink: &mut Sink<'_>,
+    ) -> Result<(), Error> {
+        let logits = self.head(device, row, 1).map_err(Error::at(|| "head"))?;
+        let best = View::rows(self.first, 1, 2 * n);
+        device.run(&Op::TopLogits { logits, best }).map_err(Error::at(|| "head"))?;
+        let read = &mut self.read[..2 * n];
+        device.read(best, read).map_err(Error::at(|| "head"))?;
+        let (ids, values) = read.split_at(n);
+        if !sink(row, Found::First { ids, logits: values }) {
+            let read = &mut self.read[..self.vocab];
+            device.read(logits, read).map_err(Error::at(|| "head"))?;
+            sink(row, Found::Logits(read));
         }
         Ok(())
     }

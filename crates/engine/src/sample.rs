@@ -11,8 +11,20 @@ use serde::{Deserialize, Serialize};
 pub use generation::{EndTokens, GenerationConfig};
 pub use stop::{StopResult, StopStrings};
 
+use moeflux_compute::MOST_TOP_LOGITS;
+
 use crate::Error;
 use rng::Rng;
+
+/// Numbers of candidates that are asked for. Few, because a device may compile a kernel for each.
+const CANDIDATES: [usize; 4] = [1, 64, 256, MOST_TOP_LOGITS];
+
+/// How many candidates there mostly are above a `min_p`.
+const OFTEN_ABOVE: usize = 64;
+
+/// How many more candidates are asked for than are needed, at most, because penalties may put them back. More are certain
+/// to be enough, but so many nearly always are.
+const OFTEN_PUT_BACK: usize = 128;
 
 /// How a token is chosen. The default takes the model's own distribution: temperature 1, all else off.
 ///
@@ -102,6 +114,11 @@ impl Sampling {
         }
     }
 
+    /// Whether a penalty may put a token further to the front.
+    fn rewards(&self) -> bool {
+        self.repetition_penalty < 1.0 || self.presence_penalty < 0.0 || self.frequency_penalty < 0.0
+    }
+
     fn penalises(&self) -> bool {
         self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
     }
@@ -113,7 +130,7 @@ pub struct Sampler {
     sampling: Sampling,
     rng: Rng,
     vocab: usize,
-    /// Of the logits of this token: see [`rank_key`].
+    /// Of all tokens, or of the first in rank, unsorted: see [`rank_key`].
     keys: Vec<u64>,
     /// How often the answer has each id; empty when nothing is penalised.
     counts: Vec<u32>,
@@ -165,16 +182,78 @@ impl Sampler {
     /// are banned.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32, Error> {
         self.rank(logits)?;
+        // Nothing is missing where all tokens are ranked.
+        Ok(self.choose().unwrap_or_default())
+    }
+
+    /// How many of the first tokens in rank of `vocab`, before penalties, are likely to be all that
+    /// [`choose_among`](Sampler::choose_among) looks at; `None` where that takes all logits, or they are of another number.
+    ///
+    /// Greedy and top-k look at as many as they keep, and at one more for each token that a penalty may put back. min-p
+    /// without top-k ends early as a rule. All logits are looked at by top-p without top-k, which is a share of the whole,
+    /// by sampling without a filter, and where a negative penalty may put any token to the front.
+    pub(crate) fn candidates(&self, vocab: usize) -> Option<usize> {
+        let Sampling { temperature, top_k, top_p, min_p, .. } = self.sampling;
+        let needed = match top_k {
+            _ if temperature == 0.0 => 1,
+            0 if top_p == 1.0 && min_p > 0.0 => OFTEN_ABOVE,
+            0 => return None,
+            k => k,
+        };
+        if self.sampling.rewards() {
+            return None;
+        }
+        let asked = needed.saturating_add(self.seen.len().min(OFTEN_PUT_BACK));
+        let size = CANDIDATES.into_iter().find(|n| *n >= asked).unwrap_or(MOST_TOP_LOGITS);
+        Some(size).filter(|n| needed <= *n && *n < vocab && vocab == self.vocab)
+    }
+
+    /// As [`Sampler::sample`] of all logits, which need not be known: `ids` and `logits` are the first tokens in rank, fewer
+    /// than there are, as [`Op::TopLogits`](moeflux_compute::Op::TopLogits) names them. `None` where that depends on further
+    /// ones; nothing has changed then.
+    ///
+    /// # Errors
+    /// As [`Sampler::sample`].
+    pub(crate) fn choose_among(&mut self, ids: &[f32], logits: &[f32]) -> Result<Option<u32>, Error> {
+        if self.sampling.rewards() {
+            return Ok(None);
+        }
+        self.keys.clear();
+        let Some(last) = ids.len().checked_sub(1) else { return Ok(None) };
+        legal(ids[0] as usize, logits[0])?;
+        if logits[0] == f32::NEG_INFINITY {
+            return Err(all_banned());
+        }
+        // Of the others, and of those that a penalty has put behind, none is known to come next.
+        let last = rank_key(logits[last], ids[last] as u32);
+        for (&id, &logit) in ids.iter().zip(logits) {
+            let at = id as usize;
+            let seen = self.is_seen.get(at).is_some_and(|seen| *seen);
+            let logit = if seen { self.penalised(logit, self.counts[at]) } else { logit };
+            let key = rank_key(logit, id as u32);
+            if key <= last {
+                self.keys.push(key);
+            }
+        }
+        Ok(self.choose())
+    }
+
+    /// Chooses among the tokens in `keys` and records the choice; `None` where it depends on others.
+    fn choose(&mut self) -> Option<u32> {
         let id = match self.sampling.temperature {
-            0.0 => id_of(self.keys.iter().copied().min().unwrap_or_default()),
+            0.0 => id_of(self.keys.iter().copied().min()?),
             _ => {
-                let uniform = self.rng.uniform();
-                let (mut candidates, mass) = self.candidates();
-                candidates.draw(uniform * mass)
+                // What is drawn counts only once a token is chosen by it.
+                let mut rng = self.rng.clone();
+                let uniform = rng.uniform();
+                let (mut ranked, mass) = self.filtered()?;
+                let id = ranked.draw(uniform * mass);
+                self.rng = rng;
+                id
             }
         };
         self.accept(id);
-        Ok(id)
+        Some(id)
     }
 
     fn see(&mut self, id: u32) {
@@ -193,23 +272,18 @@ impl Sampler {
             return Err(Error::Input(format!("{given} logits for a vocabulary of {vocab} tokens")));
         }
         self.keys.clear();
-        let mut legal = true;
+        let mut all_legal = true;
         let mut any = false;
         self.keys.extend(logits.iter().zip(0..).map(|(&logit, id)| {
-            legal &= logit < f32::INFINITY;
+            all_legal &= logit < f32::INFINITY;
             any |= logit > f32::NEG_INFINITY;
             rank_key(logit, id)
         }));
-        if !legal {
-            let wrong =
-                logits.iter().position(|&logit| logit.is_nan() || logit == f32::INFINITY).unwrap_or_default();
-            let value = logits[wrong];
-            return Err(Error::Input(format!(
-                "the logit of token {wrong} is {value}; the model's weights may be damaged"
-            )));
+        if !all_legal {
+            (0..).zip(logits).try_for_each(|(id, logit)| legal(id, *logit))?;
         }
         if !any {
-            return Err(Error::Input("all tokens are banned: every logit is minus infinity".into()));
+            return Err(all_banned());
         }
         for &id in &self.seen {
             let at = id as usize;
@@ -231,30 +305,33 @@ impl Sampler {
         logit.clamp(f32::MIN, f32::MAX)
     }
 
-    /// The candidates that the filters leave, and the sum of their weights.
-    fn candidates(&mut self) -> (Ranked<'_>, f64) {
+    /// The tokens that the filters leave, and the sum of their weights; `None` where they leave some that are not in `keys`.
+    fn filtered(&mut self) -> Option<(Ranked<'_>, f64)> {
         let Sampling { top_k, top_p, min_p, temperature, .. } = self.sampling;
         let (top_p, min_p) = (f64::from(top_p), f64::from(min_p));
-        let mut ranked = Ranked::new(&mut self.keys, f64::from(temperature));
+        let mut ranked = Ranked::new(&mut self.keys, self.vocab, f64::from(temperature));
         if top_k > 0 {
             ranked.len = ranked.len.min(top_k);
         }
         // All filters keep a run of ranks from the first on, so the shortest run wins.
         let mass = if top_p < 1.0 || min_p > 0.0 {
-            let enough = if top_p < 1.0 { top_p * ranked.mass() } else { f64::INFINITY };
-            let (mass, len) = ranked.run(enough, min_p);
+            let enough = if top_p < 1.0 { top_p * ranked.mass()? } else { f64::INFINITY };
+            let (mass, len) = ranked.run(enough, min_p)?;
             ranked.len = len;
             mass
         } else {
-            ranked.mass()
+            ranked.mass()?
         };
-        (ranked, mass)
+        Some((ranked, mass))
     }
 }
 
 /// Tokens in rank order, sorted only as far as they are looked at.
 struct Ranked<'a> {
+    /// Of all tokens, or of the first in rank.
     keys: &'a mut [u64],
+    /// All tokens.
+    vocab: usize,
     /// How many of `keys` are in their place.
     sorted: usize,
     /// How many are candidates.
@@ -265,9 +342,9 @@ struct Ranked<'a> {
 }
 
 impl Ranked<'_> {
-    fn new(keys: &mut [u64], temperature: f64) -> Ranked<'_> {
+    fn new(keys: &mut [u64], vocab: usize, temperature: f64) -> Ranked<'_> {
         let largest = keys.iter().copied().min().map_or(0.0, |key| f64::from(logit_of(key)));
-        Ranked { sorted: 0, len: keys.len(), keys, largest, temperature }
+        Ranked { keys, vocab, sorted: 0, len: vocab, largest, temperature }
     }
 
     /// The probability of a token relative to the most probable one.
@@ -275,7 +352,10 @@ impl Ranked<'_> {
         exp((f64::from(logit_of(key)) - self.largest) / self.temperature)
     }
 
-    fn key(&mut self, rank: usize) -> u64 {
+    fn key(&mut self, rank: usize) -> Option<u64> {
+        if rank >= self.keys.len() {
+            return None;
+        }
         while rank >= self.sorted {
             let rest = &mut self.keys[self.sorted..];
             let more = (3 * self.sorted).max(64).min(rest.len());
@@ -285,13 +365,16 @@ impl Ranked<'_> {
             rest[..more].sort_unstable();
             self.sorted += more;
         }
-        self.keys[rank]
+        Some(self.keys[rank])
     }
 
     /// The sum of all candidates' weights.
-    fn mass(&mut self) -> f64 {
-        if self.len < self.keys.len() {
-            return self.run(f64::INFINITY, 0.0).0;
+    fn mass(&mut self) -> Option<f64> {
+        if self.len < self.vocab {
+            return Some(self.run(f64::INFINITY, 0.0)?.0);
+        }
+        if self.keys.len() < self.vocab {
+            return None;
         }
         // In lanes, so that the compiler may work on several at once.
         let mut lanes = [0.0; 8];
@@ -299,33 +382,32 @@ impl Ranked<'_> {
         for block in blocks {
             lanes.iter_mut().zip(block).for_each(|(lane, &key)| *lane += self.weight(key));
         }
-        lanes.iter().sum::<f64>() + rest.iter().map(|&key| self.weight(key)).sum::<f64>()
+        Some(lanes.iter().sum::<f64>() + rest.iter().map(|&key| self.weight(key)).sum::<f64>())
     }
 
     /// The longest run of candidates that ends where the weights reach `enough` or fall below `least`: its mass and
     /// length.
-    fn run(&mut self, enough: f64, least: f64) -> (f64, usize) {
+    fn run(&mut self, enough: f64, least: f64) -> Option<(f64, usize)> {
         let mut mass = 0.0;
         for rank in 0..self.len {
-            let key = self.key(rank);
+            let key = self.key(rank)?;
             let weight = self.weight(key);
             if weight < least {
-                return (mass, rank);
+                return Some((mass, rank));
             }
             mass += weight;
             if mass >= enough {
-                return (mass, rank + 1);
+                return Some((mass, rank + 1));
             }
         }
-        (mass, self.len)
+        Some((mass, self.len))
     }
 
     /// The candidate at which the weights pass `target`.
     fn draw(&mut self, target: f64) -> u32 {
-        let mut id = id_of(self.key(0));
-        let mut mass = 0.0;
+        let (mut id, mut mass) = (0, 0.0);
         for rank in 0..self.len {
-            let key = self.key(rank);
+            let Some(key) = self.key(rank) else { break };
             let weight = self.weight(key);
             // Rounding may leave `target` out of reach: then the last possible token is it.
             if weight == 0.0 {
@@ -339,6 +421,18 @@ impl Ranked<'_> {
         }
         id
     }
+}
+
+/// Refuses a logit that is no number or the largest of all.
+fn legal(id: usize, logit: f32) -> Result<(), Error> {
+    if logit < f32::INFINITY {
+        return Ok(());
+    }
+    Err(Error::Input(format!("the logit of token {id} is {logit}; the model's weights may be damaged")))
+}
+
+fn all_banned() -> Error {
+    Error::Input("all tokens are banned: every logit is minus infinity".into())
 }
 
 /// A token as a number whose order is the rank: larger logits first, then lower ids.

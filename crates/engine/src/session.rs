@@ -3,7 +3,8 @@
 use crate::{
     Error,
     engine::{Engine, Runtime},
-    model::{LayerStates, Logits, On, StepSpan, Watch},
+    model::{Found, LayerStates, Logits, On, Sink, StepSpan, Wanted, Watch},
+    sample::Sampler,
     stats::Stats,
 };
 
@@ -51,7 +52,8 @@ impl Session {
         &self.tokens
     }
 
-    /// Logits after the last token, one per entry of the vocabulary; empty before the first token.
+    /// Logits after the last token, one per entry of the vocabulary; empty before the first token, and where
+    /// [`Session::next`] left them on the device.
     pub fn logits(&self) -> &[f32] {
         &self.logits
     }
@@ -98,6 +100,36 @@ impl Session {
         Ok(&self.logits)
     }
 
+    /// Appends tokens and chooses the one that comes next: the same as [`Sampler::sample`] does of all logits. Where the
+    /// sampler looks at few candidates only, the device names them and all else stays there.
+    ///
+    /// # Errors
+    /// As [`Session::feed`] and [`Sampler::sample`]; a NaN among the logits, which may mean that the model's weights are
+    /// damaged.
+    pub fn next(
+        &mut self,
+        tokens: &[u32],
+        sampler: &mut Sampler,
+        watch: &mut Watch<'_>,
+    ) -> Result<u32, Error> {
+        let vocab = self.engine.blueprint().vocab;
+        let wanted = match sampler.candidates(vocab) {
+            Some(n) => Wanted::First(n),
+            None => Wanted::Logits(Logits::Last),
+        };
+        let mut chosen = Ok(None);
+        self.steps(tokens, wanted, watch, &mut |_, found| {
+            if let Found::First { ids, logits } = found {
+                chosen = sampler.choose_among(ids, logits);
+            }
+            !matches!(chosen, Ok(None))
+        })?;
+        match chosen? {
+            Some(token) => Ok(token),
+            None => sampler.sample(&self.logits),
+        }
+    }
+
     /// Appends tokens, in chunks. `sink` gets the wanted logits: index into `tokens`, and one number per entry of
     /// the vocabulary. The last token's logits are kept for [`Session::logits`].
     ///
@@ -110,6 +142,23 @@ impl Session {
         logits: Logits,
         watch: &mut Watch<'_>,
         sink: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), Error> {
+        self.steps(tokens, Wanted::Logits(logits), watch, &mut |row, found| {
+            if let Found::Logits(logits) = found {
+                sink(row, logits);
+            }
+            true
+        })
+    }
+
+    /// Appends tokens, in chunks. `sink` gets what is wanted: index into `tokens`, and what was found there. The last token's
+    /// logits are kept if they are read.
+    fn steps(
+        &mut self,
+        tokens: &[u32],
+        wanted: Wanted,
+        watch: &mut Watch<'_>,
+        sink: &mut Sink<'_>,
     ) -> Result<(), Error> {
         self.check(tokens)?;
         let chunk = self.engine.plan().chunk;
@@ -128,17 +177,24 @@ impl Session {
                 },
             };
             // Of a chunk that is not the last one, nobody reads the last row's logits.
-            let logits = (last || logits == Logits::All).then_some(logits);
-            let span = StepSpan { states: &self.states, position: self.tokens.len(), tokens: part, logits };
-            let kept = &mut self.logits;
-            self.engine.lock().step(&[span], &mut self.stats, &mut watch, &mut |row, numbers| {
-                if last && row + 1 == part.len() {
+            let wanted = if last || wanted == Wanted::Logits(Logits::All) { wanted } else { Wanted::Nothing };
+            let span = StepSpan { states: &self.states, position: self.tokens.len(), tokens: part, wanted };
+            let (kept, mut keeps) = (&mut self.logits, false);
+            self.engine.lock().step(&[span], &mut self.stats, &mut watch, &mut |row, found| {
+                if let Found::Logits(logits) = found
+                    && last
+                    && row + 1 == part.len()
+                {
                     kept.clear();
-                    kept.extend_from_slice(numbers);
+                    kept.extend_from_slice(logits);
+                    keeps = true;
                 }
-                sink(done + row, numbers);
+                sink(done + row, found)
             })?;
             self.tokens.extend_from_slice(part);
+            if !keeps {
+                self.logits.clear();
+            }
             done += part.len();
         }
         Ok(())
@@ -179,7 +235,7 @@ impl Runtime {
         spans: &[StepSpan<'_>],
         stats: &mut Stats,
         watch: &mut Watch<'_>,
-        sink: &mut dyn FnMut(usize, &[f32]),
+        sink: &mut Sink<'_>,
     ) -> Result<(), Error> {
         let before = self.device.counters();
         let on = On { device: &mut *self.device, cache: &mut self.cache, stats };

@@ -10,7 +10,7 @@ use std::{
 };
 
 use common::{data, feed, tales};
-use moeflux::{DeviceOptions, MemoryRequest};
+use moeflux::{DeviceOptions, MemoryRequest, Sampler, Sampling, Watch};
 
 struct Counting;
 
@@ -55,12 +55,15 @@ fn decoding_allocates_nothing() {
             for token in 10..14 {
                 session.decode(token).unwrap();
             }
+            let sampling = Sampling { top_k: 20, ..Sampling::default() };
+            let mut sampler = Sampler::new(sampling, engine.blueprint().vocab).unwrap();
             // Threads that have just begun, or are about to end, may allocate beside us, once; a token that does would
             // every time.
             let least = (0..3).map(|_| {
                 let before = ALLOCATIONS.load(Ordering::Relaxed);
                 for token in 20..30 {
                     session.decode(token).unwrap();
+                    session.next(&[token], &mut sampler, &mut Watch::default()).unwrap();
                 }
                 ALLOCATIONS.load(Ordering::Relaxed) - before
             });

@@ -2,7 +2,7 @@
 
 use std::{process::ExitCode, time::Instant};
 
-use moeflux::{Engine, Logits, MemoryPlan, Stats, SystemMemory, Watch};
+use moeflux::{Engine, Error, Logits, MemoryPlan, Sampler, Sampling, Session, Stats, SystemMemory, Watch};
 use serde::Serialize;
 
 use crate::{
@@ -176,6 +176,7 @@ fn repeat(
     let (prompt, answer) = (tokens(prompt), tokens(answer));
     let mut session = engine.session()?;
     let all = (prompt.len() + answer.len()) as f64;
+    let mut sampler = Sampler::new(Sampling::greedy(), engine.blueprint().vocab)?;
     let mut measure =
         |steps: &mut dyn Iterator<Item = &[u32]>, done: usize| -> anyhow::Result<Option<Measured>> {
             let (before, since) = (session.stats(), Instant::now());
@@ -184,7 +185,8 @@ fn repeat(
                 let mut within = |share: f64| progress((fed as f64 + share * step.len() as f64) / all);
                 let mut watch =
                     Watch { cancel: Some(armed.flag()), progress: Some(&mut within), ..Watch::default() };
-                session.feed(step, Logits::Last, &mut watch, &mut |_, _| {})?;
+                // What users wait for: the choice of the next token is part of it, whichever is fed next.
+                session.next(step, &mut sampler, &mut watch)?;
                 fed += step.len();
             }
             let (seconds, stats) = (since.elapsed().as_secs_f64(), session.stats().since(&before));

@@ -242,9 +242,7 @@ impl Device for CpuDevice {
             Op::TopK { logits, router, ids, weights } => {
                 topk::top_k(host, cpu, (&logits, router), [&ids, &weights])
             }
-            Op::TopLogits { logits, ids, values } => {
-                top_logits::top_logits(host, cpu, &logits, [&ids, &values])
-            }
+            Op::TopLogits { logits, best } => top_logits::top_logits(host, cpu, &logits, &best),
             Op::Experts { .. } => experts::experts(host, cpu, op),
             Op::Combine { parts, weights, shared, add, out } => {
                 elementwise::combine(host, cpu, (&out, add), [&parts, &weights], shared)

@@ -1,19 +1,18 @@
 //! Ops that wait for the next one, to share a dispatch with it.
 //!
 //! A dispatch that depends on the one before costs some microseconds whatever it does, and a token has hundreds. So the
-//! device holds back what may be joined: products that meet the same row, the sum and the norm that follows it, norms and
-//! rotations of heads and the keys' way into their state. Whatever else comes settles what waits first. Joined or not, each
-//! number is computed the same way.
+//! device holds back what may be joined: a norm and the products that meet it, a product and its sum with the residual
+//! stream, the sum and the norm that follows it, norms and rotations of heads and the keys' way into their state. Whatever
+//! else comes settles what waits first. Whether ops join depends on nothing but their sequence.
 
 use super::{
     Constants, GpuDevice, Kernel, Params, attention, elementwise, kernel,
-    matvec::{self, Product},
+    matvec::{self, Norm, Product},
     norm,
 };
-use crate::{Buffer, Error, Op, RopePairs, Shared, Span, View};
+use crate::{Buffer, Error, Op, RopePairs, Span, View};
 
 static HEADS: Kernel = kernel!("heads", ["common", "heads"], [Write, Read, Write]);
-static COMBINE_NORM: Kernel = kernel!("combine_norm", ["common", "combine_norm"], [Write]);
 
 /// Numbers of the widest vector whose norm may wait for a rotation.
 const WIDE: usize = 512;
@@ -23,23 +22,14 @@ const WIDE: usize = 512;
 pub(super) enum Pending {
     #[default]
     Nothing,
-    /// Products of one row with matrices of one format.
-    Products(Vec<Product>),
+    /// The norm of one row.
+    Norm(Norm),
+    /// Products of one row, that may be normed on its way, with matrices of one format.
+    Products(Option<Norm>, Vec<Product>),
     /// `x += y`.
     Add { x: View, y: View },
-    /// A sum of experts that is added to the residual stream.
-    Combine(Sum),
     /// Norms and rotations in place.
     Heads(Heads),
-}
-
-/// [`Op::Combine`] that adds.
-#[derive(Clone, Copy)]
-pub(super) struct Sum {
-    parts: View,
-    weights: View,
-    shared: Option<Shared>,
-    out: View,
 }
 
 /// Vectors that are normed and rotated in place.
@@ -95,13 +85,15 @@ impl GpuDevice {
         self.pending = match *op {
             Op::MatMul { x, weight, bias, exact, out } if x.rows == 1 => {
                 match Product::new(self, x, (weight, bias), !exact && !self.exact, out)? {
-                    Some(product) => Pending::Products(vec![product]),
+                    Some(product) => Pending::Products(None, vec![product]),
                     None => return Ok(false),
                 }
             }
             Op::Add { x, y } => Pending::Add { x, y },
-            Op::Combine { parts, weights, shared, add: true, out } => {
-                Pending::Combine(Sum { parts, weights, shared, out })
+            Op::RmsNorm { x, weight: Some(weight), eps, out }
+                if x.rows == 1 && x.heads == 1 && x.buffer != out.buffer =>
+            {
+                Pending::Norm(Norm { x, weight, eps, out })
             }
             Op::RmsNorm { .. } | Op::Rope { .. } => {
                 self.pending = Pending::Heads(Heads::default());
@@ -118,7 +110,22 @@ impl GpuDevice {
 
     fn join_pending(&mut self, op: &Op<'_>) -> Result<bool, Error> {
         match (std::mem::take(&mut self.pending), op) {
-            (Pending::Products(mut all), &Op::MatMul { x, weight, bias, exact, out }) if x.rows == 1 => {
+            (Pending::Norm(norm), &Op::MatMul { x, weight, bias, exact, out }) if x == norm.out => {
+                let product = Product::new(self, x, (weight, bias), !exact && !self.exact, out)?;
+                match product.filter(|product| product.norms(&norm)) {
+                    Some(product) => {
+                        self.pending = Pending::Products(Some(norm), vec![product]);
+                        Ok(true)
+                    }
+                    None => {
+                        self.pending = Pending::Norm(norm);
+                        Ok(false)
+                    }
+                }
+            }
+            (Pending::Products(norm, mut all), &Op::MatMul { x, weight, bias, exact, out })
+                if x.rows == 1 =>
+            {
                 let product = Product::new(self, x, (weight, bias), !exact && !self.exact, out)?;
                 let joined = match product {
                     Some(product) if product.joins(&all) => {
@@ -127,26 +134,32 @@ impl GpuDevice {
                     }
                     _ => false,
                 };
-                self.pending = Pending::Products(all);
+                self.pending = Pending::Products(norm, all);
                 Ok(joined)
             }
-            (Pending::Products(all), &Op::Glu { activation, gate, up, out }) => {
-                if matvec::gated(self, &all, activation, [gate, up, out])? {
+            (Pending::Products(norm, all), &Op::Glu { activation, gate, up, out }) => {
+                if !matvec::is_gated(&all, [gate, up]) {
+                    self.pending = Pending::Products(norm, all);
+                    return Ok(false);
+                }
+                if let Some(Norm { x, weight, eps, out }) = norm {
+                    norm::run(self, (x, out, None), Some(weight), (None, eps), [0, 0])?;
+                }
+                matvec::gated(self, &all, activation, out)?;
+                Ok(true)
+            }
+            (Pending::Products(norm, all), &Op::Add { x, y }) => {
+                if all.len() == 1 && all[0].adds(norm.as_ref(), x, y) {
+                    matvec::products(self, norm.as_ref(), &all, Some(x))?;
                     return Ok(true);
                 }
-                self.pending = Pending::Products(all);
+                self.pending = Pending::Products(norm, all);
                 Ok(false)
             }
             (Pending::Add { x, y }, &Op::RmsNorm { x: of, weight: Some(weight), eps, out })
                 if of == x && out.buffer != x.buffer =>
             {
                 norm::run(self, (x, out, Some(y)), Some(weight), (None, eps), [0, 1])?;
-                Ok(true)
-            }
-            (Pending::Combine(sum), &Op::RmsNorm { x, weight: Some(weight), eps, out })
-                if sum.out == x && out.buffer != x.buffer && sum.apart_from(&out) =>
-            {
-                sum.run_normed(self, (weight, eps, out))?;
                 Ok(true)
             }
             (Pending::Heads(mut heads), op) => {
@@ -202,11 +215,11 @@ impl GpuDevice {
     pub(super) fn settle(&mut self) -> Result<(), Error> {
         match std::mem::take(&mut self.pending) {
             Pending::Nothing => Ok(()),
-            Pending::Products(all) => matvec::products(self, &all),
-            Pending::Add { x, y } => elementwise::run(self, &Op::Add { x, y }),
-            Pending::Combine(Sum { parts, weights, shared, out }) => {
-                elementwise::run(self, &Op::Combine { parts, weights, shared, add: true, out })
+            Pending::Norm(Norm { x, weight, eps, out }) => {
+                norm::run(self, (x, out, None), Some(weight), (None, eps), [0, 0])
             }
+            Pending::Products(norm, all) => matvec::products(self, norm.as_ref(), &all, None),
+            Pending::Add { x, y } => elementwise::run(self, &Op::Add { x, y }),
             Pending::Heads(heads) => match heads.all.is_empty() {
                 true => Ok(()),
                 false => self.run_heads(&heads, None),
@@ -267,40 +280,5 @@ impl GpuDevice {
         // Without a state nothing is written there; the report stands in for it.
         let state = kv.map_or_else(|| self.report.clone(), |kv| kv.memory);
         self.dispatch(&HEADS, constants, &[&self.activations(), &upload, &state], &params, groups)
-    }
-}
-
-impl Sum {
-    /// Whether none of what is summed lies in the buffer of a view.
-    fn apart_from(&self, out: &View) -> bool {
-        let shared = self.shared.map_or([None; 2], |s| [Some(s.out), s.gate]);
-        [Some(self.parts), Some(self.weights), shared[0], shared[1]]
-            .into_iter()
-            .flatten()
-            .all(|view| view.buffer != out.buffer)
-    }
-
-    fn run_normed(
-        &self,
-        gpu: &mut GpuDevice,
-        (weight, eps, normed): (Buffer, f32, View),
-    ) -> Result<(), Error> {
-        let Sum { parts, weights, shared, out } = *self;
-        let gate = shared.and_then(|s| s.gate);
-        let views = [parts, weights, shared.map_or(out, |s| s.out), gate.unwrap_or(out), out, normed];
-        let mut params = Params::new();
-        for view in &views {
-            params = params.view(gpu.store.place(view)?, view);
-        }
-        let params = params.n(out.rows).n(out.width).u(gpu.store.start(weight)?).f(eps);
-        let threads = norm::threads(gpu, out.width);
-        let constants = Constants::new(&[
-            ("WG", threads),
-            ("EACH", out.width.div_ceil(threads as usize) as u32),
-            ("K", weights.width as u32),
-            ("SHARED", shared.is_some().into()),
-            ("GATED", gate.is_some().into()),
-        ]);
-        gpu.dispatch(&COMBINE_NORM, constants, &[&gpu.activations()], &params, out.rows)
     }
 }

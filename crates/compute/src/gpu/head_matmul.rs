@@ -6,8 +6,9 @@ use super::{
     kernel,
     kernel::Access::{Read, Write},
     matmul::{MATVEC_ANY, Pieces},
+    matvec::parts,
 };
-use crate::{Error, HeadMatrix, View};
+use crate::{Error, HeadMatrix, MatrixShape, View};
 
 static HEAD_TRANSPOSED: Kernel =
     kernel!("head_transposed", ["common", "formats", "head_transposed"], [Write, Read]);
@@ -40,8 +41,6 @@ static KERNELS: [[Kernel; 2]; 6] = kernels!("q4", "q8", "q", "plain", "e2m1", "e
 /// Threads of a workgroup, and of one of the kernels for any format.
 const THREADS: u32 = 128;
 const THREADS_ANY: u32 = 256;
-/// The most threads that share four rows of weights.
-const PART: u32 = 32;
 /// Chunks of a workgroup, the other way.
 const WIDE: u32 = 4;
 
@@ -76,13 +75,20 @@ pub(super) fn head_mat_mul(gpu: &mut GpuDevice, x: View, matrix: HeadMatrix, out
             .n(rows.stride)
             .n(x.rows)
             .n(x.heads);
-        let part = PART.min(gpu.target().team).min(chunks.next_power_of_two() as u32);
-        let (way, blocks) = match matrix.transposed {
-            true => (("WIDE", WIDE), chunks.div_ceil(WIDE as usize)),
-            false => (("PART", part), rows.count.div_ceil((4 * THREADS / part) as usize)),
+        let constants = Constants::new(&[("WG", THREADS), ("ROW_COLS", shape.cols as u32)]).chunks(shape);
+        let (constants, blocks) = match matrix.transposed {
+            true => {
+                (constants.with("PART", 1).with("ROWS", 4).with("WIDE", WIDE), chunks.div_ceil(WIDE as usize))
+            }
+            false => {
+                let of_head = MatrixShape { rows: rows.count, ..shape };
+                let (part, at_once) = parts(of_head, gpu.target().team, false);
+                (
+                    constants.with("PART", part).with("ROWS", at_once as u32).with("NORM", 0),
+                    rows.count.div_ceil(at_once * (THREADS / part) as usize),
+                )
+            }
         };
-        let constants =
-            Constants::new(&[("WG", THREADS), way, ("ROW_COLS", shape.cols as u32)]).chunks(shape);
         let kernel = &KERNELS[kernel][usize::from(matrix.transposed)];
         return gpu.dispatch(
             kernel,

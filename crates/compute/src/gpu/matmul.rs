@@ -29,6 +29,9 @@ impl GpuDevice {
 pub(super) fn embed(gpu: &mut GpuDevice, table: Weight, tokens: &[u32], out: View) -> Result<(), Error> {
     gpu.room(tokens.len())?;
     let at = gpu.upload(tokens.iter().copied());
+    if let Some(recording) = &mut gpu.recording {
+        recording.spoiled |= recording.tokens.replace(at).is_some();
+    }
     let Pieces { shape, all } = gpu.pieces(table)?;
     let constants = Constants::new(&[("WG", THREADS), ("COLS", shape.cols as u32)]).format(shape.format);
     let groups = (tokens.len() * shape.cols).div_ceil(THREADS as usize);

@@ -49,11 +49,15 @@ static EXPERTS: [Kernel; 10] =
     kernels!("experts_vec", ["common", "activation", "uses"], &[Write, Read, Read, Read]);
 
 /// Threads of a workgroup.
-const THREADS: u32 = 128;
-/// The most threads that share four rows of weights.
+const THREADS: u32 = 256;
+/// The most threads that share rows of weights.
 const PART: u32 = 32;
+/// Rows of a matrix from which on parts take several of them, whatever their length: there are enough parts to fill any GPU.
+const MANY: usize = 1 << 15;
+/// Rows of a matrix up to which parts of f32 activations take few of them, though each then fetches `x` for itself.
+const FEW: usize = 1 << 10;
 /// Workgroups of a product that are enough to fill any GPU: larger ones walk several blocks, so that `x` is staged less often.
-const FILL: usize = 1024;
+const FILL: usize = 528;
 /// Matrices that share a dispatch.
 pub(super) const TARGETS: usize = 4;
 
@@ -62,7 +66,11 @@ pub(super) const TARGETS: usize = 4;
 struct Choice {
     which: usize,
     chunk: Chunk,
+    /// Threads of a part, and the rows that it takes at a time.
     part: u32,
+    rows: usize,
+    /// Whether kernels keep x itself, not only what is rounded of it.
+    keeps_x: bool,
     constants: Constants,
 }
 
@@ -71,18 +79,26 @@ impl GpuDevice {
     /// weights. `None` where only the general kernel can multiply.
     pub(super) fn inputs(&self, shape: MatrixShape, rounds: bool) -> Option<usize> {
         let chunk = Chunk::of(shape)?;
-        // Besides x, teams and parts that are no subgroups exchange numbers through the same memory.
-        let room = self.limits.max_compute_workgroup_storage_size as usize - 4096;
-        let most = if rounds && self.target().dot8 && chunk.is_whole() { room / 5 * 4 } else { room / 4 };
+        let most = if rounds && self.target().dot8 && chunk.is_whole() {
+            self.memory_of_x() / 5 * 4
+        } else {
+            self.memory_of_x() / 4
+        };
         let block = shape.format.block_cols().max(32);
         let most = most / block * block;
         let sections = shape.cols.div_ceil(most.max(1)).max(1);
         (most > 0).then(|| shape.cols.div_ceil(sections).next_multiple_of(block).min(shape.cols))
     }
 
+    /// Bytes of workgroup memory for x: besides, teams and parts that are no subgroups exchange numbers through it.
+    const fn memory_of_x(&self) -> usize {
+        self.limits.max_compute_workgroup_storage_size as usize - 4096
+    }
+
     /// Which kernel multiplies few rows with a matrix of a shape; `None` where none can at once.
     fn choose(&self, shape: MatrixShape, rounds: bool) -> Option<Choice> {
-        self.choose_for(shape, rounds, shape.cols).filter(|_| self.inputs(shape, rounds) == Some(shape.cols))
+        self.inputs(shape, rounds).filter(|n| *n == shape.cols)?;
+        self.choose_for(shape, rounds, shape.cols)
     }
 
     /// Which kernel multiplies few rows with `cols` inputs of each row of a matrix, as [`GpuDevice::inputs`] has them.
@@ -90,9 +106,9 @@ impl GpuDevice {
         let target = self.target();
         let chunk = Chunk::of(shape)?;
         let dot8 = rounds && target.dot8 && chunk.is_whole();
-        let room = self.limits.max_compute_workgroup_storage_size as usize - 4096;
-        let fetch = dot8 && cols / 4 * 5 + cols * 4 <= room;
-        let part = PART.min(target.team);
+        let fetch = dot8 && cols / 4 * 5 + cols * 4 <= self.memory_of_x();
+        let of_x = MatrixShape { cols, ..shape };
+        let (part, rows) = parts(of_x, target.team, dot8);
         let which = match (chunk, dot8) {
             (Chunk::Q4, false) => 0,
             (Chunk::Q8, false) => 1,
@@ -105,11 +121,26 @@ impl GpuDevice {
             (Chunk::Q, true) => 8,
             (Chunk::E2m1, true) => 9,
         };
-        let constants = Constants::new(&[("WG", THREADS), ("PART", part), ("FETCH", fetch.into())])
+        let constants = Constants::new(&[("PART", part), ("FETCH", fetch.into())])
             .with("ROW_COLS", shape.cols as u32)
-            .chunks(MatrixShape { cols, ..shape });
-        Some(Choice { which, chunk, part, constants })
+            .chunks(of_x);
+        Some(Choice { which, chunk, part, rows, keeps_x: fetch || !dot8, constants })
     }
+}
+
+/// Threads of a part and the rows that it takes at a time, so that its threads ask for all of them at once if they can.
+pub(super) fn parts(shape: MatrixShape, team: u32, dot8: bool) -> (u32, usize) {
+    let chunks = (shape.cols / 32).max(1);
+    // A row of 24 chunks is three for each of eight threads.
+    let whole = if chunks < 64 { 1 << chunks.trailing_zeros().max(3) } else { PART };
+    let part = PART.min(team).min(whole);
+    let across = chunks.div_ceil(part as usize).next_power_of_two().clamp(1, 4);
+    let rows = match dot8 {
+        true if shape.rows >= MANY => (4 / across).max(2),
+        false if shape.rows > FEW => 4,
+        _ => 4 / across,
+    };
+    (part, rows)
 }
 
 /// Workgroups that walk `rows` rows, and the blocks that each takes.
@@ -144,7 +175,7 @@ pub(super) fn mat_mul(
             let (x, arena) = (x.columns(first, cols), arena.clone());
             // The first section writes, the others add to it.
             let (bias, onto) = (bias.filter(|_| first == 0), first > 0);
-            products(gpu, &[Product { choice, shape, x, arena, piece, bias, onto, out }])?;
+            products(gpu, None, &[Product { choice, shape, x, arena, piece, bias, onto, out }], None)?;
         }
     }
     Ok(true)
@@ -154,6 +185,15 @@ pub(super) fn mat_mul(
 const fn behind(shape: MatrixShape, cols: usize) -> [usize; 3] {
     let scales = shape.format.row_scale_bytes(cols);
     [shape.format.row_bytes(cols), scales, scales]
+}
+
+/// [`Op::RmsNorm`](crate::Op::RmsNorm) of one vector.
+#[derive(Clone, Copy)]
+pub(super) struct Norm {
+    pub(super) x: View,
+    pub(super) weight: Buffer,
+    pub(super) eps: f32,
+    pub(super) out: View,
 }
 
 /// A product of `x` with some rows of a weight.
@@ -188,6 +228,19 @@ impl Product {
         Ok(Some(Self { choice, shape, x, arena, piece, bias, onto: false, out }))
     }
 
+    /// Whether `x` may be normed on its way.
+    pub(super) fn norms(&self, norm: &Norm) -> bool {
+        self.x == norm.out && self.choice.keeps_x
+    }
+
+    /// Whether the residual stream may get what it yields.
+    pub(super) fn adds(&self, norm: Option<&Norm>, x: View, y: View) -> bool {
+        self.out == y
+            && x.buffer != y.buffer
+            && x.buffer != self.x.buffer
+            && norm.is_none_or(|norm| norm.x.buffer != x.buffer)
+    }
+
     /// Whether it can share a dispatch with others.
     pub(super) fn joins(&self, others: &[Self]) -> bool {
         others.len() < TARGETS
@@ -204,13 +257,23 @@ impl Product {
 }
 
 /// Runs products that share a dispatch.
-pub(super) fn products(gpu: &mut GpuDevice, all: &[Product]) -> Result<(), Error> {
+pub(super) fn products(
+    gpu: &mut GpuDevice,
+    norm: Option<&Norm>,
+    all: &[Product],
+    added: Option<View>,
+) -> Result<(), Error> {
     let Some(Product { choice, x, arena, out, bias, onto, .. }) = all.first() else { return Ok(()) };
-    let Choice { which, chunk, part, constants } = *choice;
+    let Choice { which, chunk, part, constants, .. } = *choice;
+    let at_once = all.iter().map(|p| p.choice.rows).max().unwrap_or(4);
     let rows: usize = all.iter().map(|p| p.piece.rows).sum();
-    let (walkers, turns) = walk(rows, (4 * THREADS / part) as usize);
-    let mut params =
-        Params::new().u(gpu.store.place(x)?).n(x.row_stride).n(out.row_stride).n(x.rows).n(walkers).n(turns);
+    let (walkers, turns) = walk(rows, at_once * (THREADS / part) as usize);
+    // Where x is, and where the norm of it goes or how far its rows are apart.
+    let (x_at, x_row) = match norm {
+        Some(norm) => (gpu.store.place(&norm.x)?, gpu.store.place(x)?),
+        None => (gpu.store.place(x)?, x.row_stride as u32),
+    };
+    let mut params = Params::new().u(x_at).u(x_row).n(out.row_stride).n(x.rows).n(walkers).n(turns);
     let mut end = 0;
     for Product { piece, bias, out, .. } in all {
         end += piece.rows;
@@ -222,28 +285,42 @@ pub(super) fn products(gpu: &mut GpuDevice, all: &[Product]) -> Result<(), Error
             .n(end)
             .u(bias.unwrap_or(0));
     }
-    let biased = if *onto { 2 } else { bias.is_some().into() };
-    let constants = constants.with("TARGETS", all.len() as u32).with("BIASED", biased);
+    for i in all.len()..TARGETS {
+        let added = added.filter(|_| i == 1).map(|view| gpu.store.place(&view)).transpose()?;
+        params = params.u(0).u(0).u(0).u(added.unwrap_or(0)).u(0).u(0);
+    }
+    if let Some(norm) = norm {
+        params = params.u(gpu.store.start(norm.weight)?).f(norm.eps);
+    }
+    let constants = constants
+        .with("WG", THREADS)
+        .with("ROWS", at_once as u32)
+        .with("TARGETS", all.len() as u32)
+        .with("BIASED", if *onto { 2 } else { bias.is_some().into() })
+        .with("NORM", norm.is_some().into())
+        .with("ADDED", added.is_some().into());
     let buffers = [&gpu.activations(), arena, arena];
     gpu.dispatch(&MATVEC[which], constants, &buffers, &params, x.rows * walkers)
 }
 
-/// Runs gate and up and joins them, if they are what waits.
+/// Whether products are those of a gated activation with its gate and up.
+pub(super) fn is_gated(all: &[Product], [gate, up]: [View; 2]) -> bool {
+    let [one, other] = all else { return false };
+    one.out == gate
+        && other.out == up
+        && one.piece.rows == other.piece.rows
+        && one.bias.is_none()
+        && other.bias.is_none()
+}
+
+/// Runs gate and up and joins them.
 pub(super) fn gated(
     gpu: &mut GpuDevice,
     all: &[Product],
     activation: Activation,
-    [gate, up, out]: [View; 3],
-) -> Result<bool, Error> {
-    let [one, other] = all else { return Ok(false) };
-    let fits = one.out == gate
-        && other.out == up
-        && one.piece.rows == other.piece.rows
-        && one.bias.is_none()
-        && other.bias.is_none();
-    if !fits {
-        return Ok(false);
-    }
+    out: View,
+) -> Result<(), Error> {
+    let [one, other] = all else { return Ok(()) };
     let place = |Product { shape, piece, .. }: &Product| MatrixPlace {
         shape: *shape,
         parts: [piece.weights, piece.scales, piece.biases].map(|at| at as usize),
@@ -259,8 +336,7 @@ pub(super) fn gated(
         matrices: &[place(one), place(other)],
         activation: activation_of(activation),
     };
-    run_stage(gpu, one.choice, &stage, false)?;
-    Ok(true)
+    run_stage(gpu, one.choice, &stage, false)
 }
 
 /// One stage of the experts of few rows.
@@ -320,11 +396,14 @@ pub(super) fn experts(gpu: &mut GpuDevice, stage: &Stage<'_>, rounds: bool) -> R
 fn run_stage(gpu: &mut GpuDevice, choice: Choice, stage: &Stage<'_>, onto: bool) -> Result<(), Error> {
     let Some([one, other]) = stage.ends() else { return Ok(()) };
     let first = stage.matrices.len() > 1;
-    let Choice { which, chunk, part, constants } = choice;
-    let per_block = (if first { 2 } else { 4 } * THREADS / part) as usize;
-    let (walkers, turns) = walk(one.shape.rows, per_block);
+    let Choice { which, chunk, part, rows, constants, .. } = choice;
+    let (rows, outputs) = if first { (rows.max(2), rows.max(2) / 2) } else { (rows, rows) };
+    let (walkers, turns) = walk(one.shape.rows, outputs * (THREADS / part) as usize);
     let (kind, [alpha, limit]) = stage.activation;
     let constants = constants
+        .with("WG", THREADS)
+        .with("ROWS", rows as u32)
+        .with("NORM", 0)
         .with("USES", stage.uses.kind)
         .with("STAGE", if first { 0 } else { 2 })
         .with("ACTIVATION", kind)

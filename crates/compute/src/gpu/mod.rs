@@ -5,6 +5,7 @@
 //! written with the work that uses it.
 
 mod adapter;
+mod ahead;
 mod attention;
 mod elementwise;
 mod experts;
@@ -51,6 +52,9 @@ const HAND_OVER: u32 = 96;
 const STAGED: usize = 128 << 20;
 /// Threads of a team without subgroups.
 const TEAM_IN_MEMORY: u32 = 16;
+/// Bytes that are read back at least, where there are so many: a driver was seen to make the work before a shorter read
+/// 25 % slower.
+const LEAST_READ: u64 = 1024;
 /// Bytes that kernels report to. Words 0 and 1: the complement of the first row in which [`Op::TopK`] and
 /// [`Op::TopLogits`] found a NaN.
 const REPORT: u64 = 256;
@@ -85,6 +89,9 @@ pub(crate) struct GpuDevice {
     upload: Memory,
     /// Tables of angles among the words.
     angles: VecDeque<elementwise::Angles>,
+    /// The step that is recorded, and one that has been.
+    recording: Option<ahead::Recording>,
+    ahead: Option<ahead::Ahead>,
     /// What kernels report.
     report: Memory,
     readback: Option<wgpu::Buffer>,
@@ -142,6 +149,8 @@ impl GpuDevice {
             sent: 0,
             upload,
             angles: VecDeque::new(),
+            recording: None,
+            ahead: None,
             report,
             readback: None,
             pending: fuse::Pending::Nothing,
@@ -236,7 +245,7 @@ impl GpuDevice {
         if self.profile.as_ref().is_some_and(profile::Profile::is_full) {
             self.read_profile()?;
         }
-        if self.recorded >= self.hand_over_at {
+        if self.recorded >= self.hand_over_at && self.recording.is_none() {
             self.hand_over();
             self.hand_over_at = (self.hand_over_at * 2).min(HAND_OVER);
         }
@@ -249,6 +258,11 @@ impl GpuDevice {
             return Err(Error::Shape(format!("an op that brings {count} words along, more than {UPLOAD}")));
         }
         if !self.has_room(count) {
+            if self.recording.is_some() {
+                return Err(Error::Shape(format!(
+                    "{count} words more than a step that waits may bring along"
+                )));
+            }
             self.hand_over();
             // What is written next comes behind all that has been handed over.
             self.words.clear();
@@ -273,19 +287,32 @@ impl GpuDevice {
 
     /// Gives the card what has been recorded.
     fn hand_over(&mut self) {
+        if let Some(recording) = &mut self.recording {
+            recording.spoiled = true;
+            return;
+        }
         drop(self.pass.take());
+        self.send_words();
+        if let Some(encoder) = self.encoder.take() {
+            self.submit_commands(encoder.finish());
+        }
+        self.recorded = 0;
+    }
+
+    /// Has new words of the upload buffer written ahead of the next submission.
+    fn send_words(&mut self) {
         if self.sent < self.words.len() {
             let new = bytemuck::cast_slice(&self.words[self.sent..]);
             self.opened.queue.write_buffer(&self.upload.raw, self.sent as u64 * 4, new);
             self.sent = self.words.len();
         }
-        if let Some(encoder) = self.encoder.take() {
-            let index = self.opened.queue.submit([encoder.finish()]);
-            self.submitted += 1;
-            self.counters.submissions += 1;
-            self.running.push_back((Ticket(self.submitted), index));
-        }
-        self.recorded = 0;
+    }
+
+    fn submit_commands(&mut self, commands: wgpu::CommandBuffer) {
+        let index = self.opened.queue.submit([commands]);
+        self.submitted += 1;
+        self.counters.submissions += 1;
+        self.running.push_back((Ticket(self.submitted), index));
     }
 
     /// Sends bytes on their way that have been staged on the host, and waits where many are.
@@ -301,9 +328,25 @@ impl GpuDevice {
 
     /// Copies words out of a buffer once all work is done.
     fn read_words(&mut self, from: &wgpu::Buffer, at: u64, to: &mut [u32]) -> Result<(), Error> {
+        self.read_words_while(from, at, to, &mut |_| ())
+    }
+
+    /// `meanwhile` runs before the work is waited for.
+    fn read_words_while(
+        &mut self,
+        from: &wgpu::Buffer,
+        at: u64,
+        to: &mut [u32],
+        meanwhile: &mut dyn FnMut(&mut dyn Device),
+    ) -> Result<(), Error> {
+        if let Some(recording) = &mut self.recording {
+            recording.spoiled = true;
+            return Err(Error::Device("a step that has not begun has no results to read".into()));
+        }
         drop(self.pass.take());
         let bytes = to.len() as u64 * 4;
-        let size = REPORT + bytes;
+        let copied = bytes.max(LEAST_READ.min(from.size().saturating_sub(at)));
+        let size = REPORT + copied;
         let device = &self.opened.device;
         if self.readback.as_ref().is_none_or(|buffer| buffer.size() < size) {
             self.readback = Some(device.create_buffer(&wgpu::BufferDescriptor {
@@ -316,17 +359,19 @@ impl GpuDevice {
         let Some(readback) = self.readback.clone() else { return Ok(()) };
         let encoder = self.encoder.get_or_insert_with(|| device.create_command_encoder(&Default::default()));
         encoder.copy_buffer_to_buffer(&self.report.raw, 0, &readback, 0, REPORT);
-        encoder.copy_buffer_to_buffer(from, at, &readback, REPORT, bytes);
+        encoder.copy_buffer_to_buffer(from, at, &readback, REPORT, copied);
         encoder.clear_buffer(&self.report.raw, 0, None);
         self.hand_over();
         let slice = readback.slice(..size);
         slice.map_async(wgpu::MapMode::Read, |_| {});
+        meanwhile(self);
         self.wait()?;
         let mapped = slice
             .get_mapped_range()
             .map_err(|e| Error::Device(format!("results cannot be read back: {e}")))?;
         let [router, logits]: [u32; 2] = bytemuck::pod_read_unaligned(&mapped[..8]);
-        bytemuck::cast_slice_mut::<u32, u8>(to).copy_from_slice(&mapped[REPORT as usize..]);
+        bytemuck::cast_slice_mut::<u32, u8>(to)
+            .copy_from_slice(&mapped[REPORT as usize..(REPORT + bytes) as usize]);
         drop(mapped);
         readback.unmap();
         match [router, logits] {
@@ -394,6 +439,7 @@ impl Device for GpuDevice {
     }
 
     fn profile(&mut self, on: bool) -> Result<Vec<KernelTime>, Error> {
+        self.discard()?;
         self.settle()?;
         let measured = self.take_profile()?;
         drop(self.pass.take());
@@ -435,6 +481,7 @@ impl Device for GpuDevice {
     }
 
     fn take_slot(&mut self, slot: Slot) -> Result<Bytes, Error> {
+        self.discard()?;
         self.store.take_slot(slot)
     }
 
@@ -443,6 +490,7 @@ impl Device for GpuDevice {
     }
 
     fn copy_slot(&mut self, from: Slot, to: Slot) -> Result<(), Error> {
+        self.discard()?;
         self.settle()?;
         drop(self.pass.take());
         if self.store.sharing == Sharing::Refused {
@@ -466,6 +514,7 @@ impl Device for GpuDevice {
 
     fn drop_state(&mut self, state: State) {
         // What waits and fails has nobody to tell; the next op of its session will.
+        let _ = self.discard();
         let _ = self.settle();
         self.hand_over();
         let gone = self.store.drop_state(state);
@@ -473,6 +522,7 @@ impl Device for GpuDevice {
     }
 
     fn reset(&mut self, state: State) -> Result<(), Error> {
+        self.discard()?;
         self.settle()?;
         drop(self.pass.take());
         match self.store.state_mut(state)? {
@@ -490,6 +540,9 @@ impl Device for GpuDevice {
     }
 
     fn commit(&mut self, state: State) -> Result<(), Error> {
+        if self.accepts(state) {
+            return Ok(());
+        }
         self.settle()?;
         if let GpuState::Recurrent { committed, next, written, .. } = self.store.state_mut(state)?
             && std::mem::take(written)
@@ -501,6 +554,9 @@ impl Device for GpuDevice {
 
     fn run(&mut self, op: &Op<'_>) -> Result<(), Error> {
         op.check(&self.store)?;
+        if self.recording.is_none() {
+            self.discard()?;
+        }
         if self.join(op)? {
             return Ok(());
         }
@@ -558,6 +614,27 @@ impl Device for GpuDevice {
     }
 
     fn read(&mut self, view: View, out: &mut [f32]) -> Result<(), Error> {
+        self.read_while(view, out, &mut |_| ())
+    }
+
+    fn record_ahead(
+        &mut self,
+        states: &[State],
+        record: &mut dyn FnMut(&mut dyn Device) -> bool,
+    ) -> Result<(), Error> {
+        self.record(states, record)
+    }
+
+    fn begin_recorded(&mut self, tokens: &[u32]) -> Result<bool, Error> {
+        self.begin(tokens)
+    }
+
+    fn read_while(
+        &mut self,
+        view: View,
+        out: &mut [f32],
+        meanwhile: &mut dyn FnMut(&mut dyn Device),
+    ) -> Result<(), Error> {
         self.settle()?;
         let len = self.store.numbers(view.buffer)?;
         if !view.lies_in(len) || view.rows * view.heads * view.width != out.len() {
@@ -571,7 +648,7 @@ impl Device for GpuDevice {
         let dense = (view.heads == 1 || view.head_stride == view.width)
             && (view.rows == 1 || view.row_stride == view.heads * view.width);
         if dense {
-            return self.read_words(&from, at, bytemuck::cast_slice_mut(out));
+            return self.read_words_while(&from, at, bytemuck::cast_slice_mut(out), meanwhile);
         }
         let mut all = vec![0u32; view.end() - view.offset];
         self.read_words(&from, at, &mut all)?;

@@ -129,3 +129,22 @@ fn combine_any_number_of_parts() {
         }
     });
 }
+
+#[test]
+fn few_numbers_are_read_wherever_they_lie() {
+    let mut random = Random::new(37);
+    Both::each(|both, _| {
+        // As many as a GPU has memory for at first: behind the last ones there is nothing.
+        let numbers = random.numbers(1 << 18);
+        let all = both.dense(1, &numbers);
+        for width in [1, 2, 255, 256, 300] {
+            for first in [0, 77, numbers.len() - 300, numbers.len() - width] {
+                assert_eq!(
+                    both.read(all.columns(first, width)),
+                    numbers[first..first + width],
+                    "{width} from {first}"
+                );
+            }
+        }
+    });
+}

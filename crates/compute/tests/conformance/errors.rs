@@ -138,16 +138,15 @@ fn norms_rope_and_products_that_do_not_fit() {
         ] {
             refused(both, what, &Op::TopK { logits: x, router, ids, weights });
         }
-        let (many, ids, values) = (both.poisoned(1, 2000), both.poisoned(1, 1500), both.poisoned(1, 1500));
-        let top = |n: usize, ids: View, values: View| Op::TopLogits {
-            logits: many,
-            ids: ids.columns(0, n),
-            values: values.columns(0, n),
+        let (many, best) = (both.poisoned(1, 2000), both.poisoned(1, 4100));
+        let top = |logits: View, best: View, numbers: usize| Op::TopLogits {
+            logits,
+            best: best.columns(0, numbers),
         };
-        refused(both, "more than there are", &top(2001, ids, values));
-        refused(both, "more than 1024", &top(1025, ids, values));
-        refused(both, "aliasing", &top(5, many, values));
-        refused(both, "aliasing", &top(5, ids, ids));
+        refused(both, "more than there are", &top(many.columns(0, 7), best, 16));
+        refused(both, "more than 1024", &top(many, best, 2050));
+        refused(both, "an id without a value", &top(many, best, 5));
+        refused(both, "aliasing", &top(many, many, 10));
         for cap in [0.0, -1.0, f32::NAN] {
             refused(both, "cap", &Op::SoftCap { x, cap });
         }

@@ -17,6 +17,8 @@ pub struct Asked {
     pub listed: usize,
     /// Views that were read back.
     pub reads: usize,
+    /// Numbers of these.
+    pub numbers: usize,
     /// Banks on the card, and on the host.
     pub banks: usize,
     pub host_banks: usize,
@@ -167,7 +169,10 @@ impl Device for Wrapped {
     }
 
     fn read(&mut self, view: View, out: &mut [f32]) -> Result<(), Error> {
-        self.note(|a| a.reads += 1);
+        self.note(|a| {
+            a.reads += 1;
+            a.numbers += out.len();
+        });
         self.inner.read(view, out)
     }
 

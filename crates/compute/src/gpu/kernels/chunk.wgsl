@@ -1,14 +1,22 @@
-// Four rows of weights: the first word of each (the first vector of four words where chunks are so read), and the first byte
-// of their scales and biases.
+// The rows of four chunks: the first word of each (the first vector of four words where chunks are so read), and the first
+// byte of their scales and biases.
 // ROW_COLS: inputs of a row. ELEMENT, BITS, BLOCK_COLS, SCALE as in formats.wgsl; BLOCK_COLS is a multiple of 32, or 16 with
 // scales of a byte. Weights begin at multiples of 16 bytes (of 4 where chunks are read by words), scales and biases at
 // multiples of 4.
 // Of a chunk, `chunk_four` gives numbers 4 j and the three that follow, without their scales; `chunk_dot` and `chunk_dot8`
 // the products of both halves.
+//
+// A part of PART neighbouring threads works on ROWS rows (1, 2 or 4) at a time. Each of its threads asks for four chunks at
+// once: ACROSS of each row, PART chunks apart.
+
+const ACROSS = 4u / ROWS;
+// Of the four: their row, and how far their chunk lies behind the first.
+const ROW_OF = vec4<u32>(0u, 1u / ACROSS, 2u / ACROSS, 3u / ACROSS);
+const CHUNK_OF = vec4<u32>(0u, 1u % ACROSS, 2u % ACROSS, 3u % ACROSS) * PART;
 
 struct Rows { weights: vec4<u32>, scales: vec4<u32>, biases: vec4<u32> }
 
-// Scales and biases of a chunk of four rows; where both halves have a scale there are no biases, and `other` is the second's.
+// Scales and biases of four chunks; where both halves of one have a scale there are no biases, and `other` is the second's.
 struct Scales { one: vec4<f32>, other: vec4<f32> }
 
 const HALVES = BLOCK_COLS < 32u;
@@ -36,8 +44,8 @@ fn scale_of(word: u32) -> f32 {
     return select(size, bitcast<f32>(0x7fc00000u | code), (code & 127u) == 127u);
 }
 
-// Words that begin with scale `i` of those at bytes `at`.
-fn scale_words(at: vec4<u32>, i: u32) -> vec4<u32> {
+// Words that begin with scales `i` of those at bytes `at`.
+fn scale_words(at: vec4<u32>, i: vec4<u32>) -> vec4<u32> {
     let byte = at + i * SCALE_BYTES;
     let first = byte >> vec4<u32>(2u);
     return vec4<u32>(w[first.x], w[first.y], w[first.z], w[first.w]) >> ((byte & vec4<u32>(3u)) * 8u);
@@ -47,12 +55,13 @@ fn scales_of(words: vec4<u32>) -> vec4<f32> {
     return vec4<f32>(scale_of(words.x), scale_of(words.y), scale_of(words.z), scale_of(words.w));
 }
 
-fn chunk_scales(rows: Rows, c: u32) -> Scales {
+fn chunk_scales(rows: Rows, c: vec4<u32>) -> Scales {
     if (ELEMENT < 3u) { return Scales(vec4<f32>(1.0), vec4<f32>()); }
-    let words = scale_words(rows.scales, c * 32u / BLOCK_COLS);
+    let i = c * 32u / BLOCK_COLS;
+    let words = scale_words(rows.scales, i);
     if (HALVES) { return Scales(scales_of(words), scales_of(words >> vec4<u32>(8u))); }
     if (ELEMENT != 3u) { return Scales(scales_of(words), vec4<f32>()); }
-    return Scales(scales_of(words), scales_of(scale_words(rows.biases, c * 32u / BLOCK_COLS)));
+    return Scales(scales_of(words), scales_of(scale_words(rows.biases, i)));
 }
 
 fn fours_dot(q: Chunk, x: array<vec4<f32>, 8>) -> vec2<f32> {
@@ -63,12 +72,13 @@ fn fours_dot(q: Chunk, x: array<vec4<f32>, 8>) -> vec2<f32> {
             + (dot(chunk_four(q, 6u), x[6]) + dot(chunk_four(q, 7u), x[7])));
 }
 
-// A chunk of each of four rows.
 struct Loaded { q0: Chunk, q1: Chunk, q2: Chunk, q3: Chunk, scales: Scales }
 
+// Four chunks from chunk `c` on; behind the end the last one.
 fn load(rows: Rows, c: u32) -> Loaded {
+    let at = min(vec4<u32>(c) + CHUNK_OF, vec4<u32>(CHUNKS - 1u));
     return Loaded(
-        chunk_load(rows.weights.x, c), chunk_load(rows.weights.y, c),
-        chunk_load(rows.weights.z, c), chunk_load(rows.weights.w, c),
-        chunk_scales(rows, c));
+        chunk_load(rows.weights.x, at.x), chunk_load(rows.weights.y, at.y),
+        chunk_load(rows.weights.z, at.z), chunk_load(rows.weights.w, at.w),
+        chunk_scales(rows, at));
 }

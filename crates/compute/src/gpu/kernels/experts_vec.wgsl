@@ -1,9 +1,8 @@
 // The experts of few rows. STAGE 0: inner[use][o] = activation(gate[o] . x[row], up[o] . x[row]). STAGE 2:
-// out[part][o] = down[o] . inner[use]. Parts of threads and chunks are those of matvec.wgsl; in STAGE 0 two of a part's four
-// rows are gate's and two are up's.
+// out[part][o] = down[o] . inner[use]. Parts of threads, their ROWS rows and chunks are those of products.wgsl; in STAGE 0 the
+// first half of a part's rows are gate's and the others are up's.
 // BIAS_SCALAR: the type of the biases in the slot, one number for each stored row; 8 where what out has is
-// added, 9 for none. STEP: rows from one stored row
-// of a matrix to the next, 2 where gate and up are interleaved.
+// added, 9 for none. STEP: rows from one stored row of a matrix to the next, 2 where gate and up are interleaved.
 // Grid: uses x blocks of rows.
 
 struct Part { weights: u32, scales: u32, biases: u32, bias: u32 } // bytes from the start of a slot; a word for weights
@@ -16,14 +15,32 @@ var<immediate> p: Params;
 @group(0) @binding(3) var<storage, read> words: array<u32>;
 
 const SLOT_UNIT = select(4u, 16u, VECTORS > 0u);
-const OUTPUTS = select(2u, 4u, STAGE == 2u); // of a part at a time
+const OUTPUTS = select(ROWS / 2u, ROWS, STAGE == 2u); // of a part at a time
 
 fn bias_at(at: u32, i: u32) -> f32 {
+    if (BIAS_SCALAR > 2u) { return 0.0; }
     if (BIAS_SCALAR == 0u) { return bitcast<f32>(w[(at >> 2u) + i]); }
     let byte = at + i * 2u;
     let half = w[byte >> 2u] >> ((byte & 2u) * 8u);
     if (BIAS_SCALAR == 1u) { return unpack2x16float(half).x; }
     return bitcast<f32>(half << 16u);
+}
+
+// The rows of a part from output `o` on.
+fn rows_at(slot: u32, o: u32) -> Rows {
+    var stored = min(vec4<u32>(o) + ROW_OF % OUTPUTS, vec4<u32>(p.outputs - 1u));
+    var weights = vec4<u32>(p.one.weights);
+    var scales = vec4<u32>(p.one.scales);
+    var biases = vec4<u32>(p.one.biases);
+    if (STAGE == 0u) {
+        stored = stored * STEP + vec4<u32>(0u, 0u, p.other_first, p.other_first);
+        weights = vec4<u32>(weights.xy, vec2<u32>(p.other.weights));
+        scales = vec4<u32>(scales.xy, vec2<u32>(p.other.scales));
+        biases = vec4<u32>(biases.xy, vec2<u32>(p.other.biases));
+    }
+    weights += slot / SLOT_UNIT + stored * ROW_WORDS;
+    let of_row = stored / BLOCK_ROWS * ROW_SCALES + slot;
+    return Rows(weights, scales + of_row, biases + of_row);
 }
 
 @compute @workgroup_size(WG)
@@ -37,41 +54,37 @@ fn main(
     let i = work / p.walkers;
     if (i >= p.count) { return; }
     let found = use_of(p.uses, i);
-    stage(p.x + select(found.row, i, STAGE == 2u) * p.x_row);
-    if (!found.ours) { return; }
+    let chunk = index % PART;
     let first = (work % p.walkers * p.turns * (WG / PART) + index / PART) * OUTPUTS;
     let out = p.out + select(i, found.part, STAGE == 2u) * p.out_row;
+    var rows: Rows;
+    var loaded: Loaded;
+    if (found.ours) {
+        rows = rows_at(found.slot, first);
+        loaded = load(rows, chunk);
+    }
+    stage(p.x + select(found.row, i, STAGE == 2u) * p.x_row, 0u);
+    if (!found.ours) { return; }
     for (var turn = 0u; turn < p.turns; turn++) {
         let o = first + turn * (WG / PART) * OUTPUTS;
-        var stored = min(vec4<u32>(o) + vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(p.outputs - 1u));
-        var weights = vec4<u32>(p.one.weights);
-        var scales = vec4<u32>(p.one.scales);
-        var biases = vec4<u32>(p.one.biases);
-        if (STAGE == 0u) {
-            stored = stored.xyxy * STEP + vec4<u32>(0u, 0u, p.other_first, p.other_first);
-            weights = vec4<u32>(weights.xy, vec2<u32>(p.other.weights));
-            scales = vec4<u32>(scales.xy, vec2<u32>(p.other.scales));
-            biases = vec4<u32>(biases.xy, vec2<u32>(p.other.biases));
+        if (turn > 0u) {
+            rows = rows_at(found.slot, o);
+            loaded = load(rows, chunk);
         }
-        weights += found.slot / SLOT_UNIT + stored * ROW_WORDS;
-        let of_row = stored / BLOCK_ROWS * ROW_SCALES + found.slot;
-        let rows = Rows(weights, scales + of_row, biases + of_row);
-        let chunk = index % PART;
-        var sums = part_sum(products(load(rows, min(chunk, CHUNKS - 1u)), rows, chunk));
-        if (index % PART == 0u) {
-            if (BIAS_SCALAR < 3u) {
-                let at = vec4<u32>(found.slot)
-                    + select(vec4<u32>(p.one.bias), vec4<u32>(p.one.bias, p.one.bias, p.other.bias, p.other.bias), STAGE == 0u);
-                sums += vec4<f32>(
-                    bias_at(at.x, stored.x), bias_at(at.y, stored.y), bias_at(at.z, stored.z), bias_at(at.w, stored.w));
-            }
+        let sums = part_sum(products(loaded, rows, chunk));
+        if (chunk == 0u) {
             if (STAGE == 0u) {
-                if (o < p.outputs) { a[out + o] = activate(sums.x, sums.z, p.alpha, p.limit); }
-                if (o + 1u < p.outputs) { a[out + o + 1u] = activate(sums.y, sums.w, p.alpha, p.limit); }
-            } else {
-                for (var j = 0u; j < 4u; j++) {
+                for (var j = 0u; j < OUTPUTS; j++) {
                     if (o + j < p.outputs) {
-                        var y = sums[j];
+                        let gate = sums[j] + bias_at(found.slot + p.one.bias, (o + j) * STEP);
+                        let up = sums[j + OUTPUTS] + bias_at(found.slot + p.other.bias, (o + j) * STEP + p.other_first);
+                        a[out + o + j] = activate(gate, up, p.alpha, p.limit);
+                    }
+                }
+            } else {
+                for (var j = 0u; j < OUTPUTS; j++) {
+                    if (o + j < p.outputs) {
+                        var y = sums[j] + bias_at(found.slot + p.one.bias, (o + j) * STEP);
                         if (BIAS_SCALAR == 8u) { y += a[out + o + j]; }
                         a[out + o + j] = y;
                     }

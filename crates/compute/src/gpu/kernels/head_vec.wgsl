@@ -1,6 +1,7 @@
 // out[r][h][o] = x[r][h] . W[h][o]: a matrix for each head, weights read once for each row of x. W[h] is the rows of the
-// weight from first + h * head_rows on. Parts and chunks are those of matvec.wgsl.
-// Grid: rows x heads x blocks of 4 WG / PART outputs.
+// weight from first + h * head_rows on. Parts of PART threads work on ROWS rows of weights at a
+// time, as chunk.wgsl has it.
+// Grid: rows x heads x blocks of ROWS WG / PART outputs.
 
 struct Params {
     x: View, out: View, weights: u32, scales: u32, biases: u32,
@@ -15,23 +16,23 @@ fn main(
     @builtin(local_invocation_index) index: u32,
 ) {
     team_begin(index);
-    let of_block = 4u * WG / PART;
+    let of_block = ROWS * WG / PART;
     let blocks = (p.outputs + of_block - 1u) / of_block;
     let work = group_index(id, count);
     let head = work / blocks % p.heads;
     let row = work / blocks / p.heads;
     if (row >= p.rows) { return; }
     let chunk = index % PART;
-    let o = vec4<u32>(work % blocks * of_block + index / PART * 4u) + vec4<u32>(0u, 1u, 2u, 3u);
-    let stored = min(o, vec4<u32>(p.outputs - 1u)) + p.first + head * p.head_rows;
+    let o = work % blocks * of_block + index / PART * ROWS;
+    let stored = min(vec4<u32>(o) + ROW_OF, vec4<u32>(p.outputs - 1u)) + p.first + head * p.head_rows;
     let of_row = stored / BLOCK_ROWS * ROW_SCALES;
     let rows = Rows(p.weights + stored * ROW_WORDS, p.scales + of_row, p.biases + of_row);
-    let loaded = load(rows, min(chunk, CHUNKS - 1u));
-    stage(p.x.at + row * p.x.row + head * p.x.head);
+    let loaded = load(rows, chunk);
+    stage(p.x.at + row * p.x.row + head * p.x.head, 0u);
     let sums = part_sum(products(loaded, rows, chunk));
     if (chunk > 0u) { return; }
     let out = p.out.at + row * p.out.row + head * p.out.head;
-    for (var i = 0u; i < 4u; i++) {
-        if (o[i] < p.outputs) { a[out + o[i]] = sums[i]; }
+    for (var i = 0u; i < ROWS; i++) {
+        if (o + i < p.outputs) { a[out + o + i] = sums[i]; }
     }
 }

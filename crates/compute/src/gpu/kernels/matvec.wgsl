@@ -1,9 +1,11 @@
 // out[r][o] = x[r] . W[o] + bias[o] for few rows of x, weights read once at the speed of memory. W is up to four matrices
 // that meet the same x, one after another; each has a multiple of four rows, but for the last.
-// A part of PART neighbouring threads works on four rows of weights at a time; its threads take every PART-th chunk of 32
-// inputs. A workgroup walks `turns` blocks of 4 WG / PART rows.
+// Parts of PART threads work on ROWS rows of weights at a time, as products.wgsl has it. A workgroup walks `turns` blocks of
+// ROWS WG / PART rows.
 // COLS: inputs, a multiple of 32. TARGETS: matrices. BIASED: 1 where biases are added, which lie among the activations, 2
 // where what out has is.
+// NORM: x is one row that is normed on its way; the first workgroup also writes it, to `x_row`, where others will read it.
+// ADDED: out of the only matrix is also added to what lies at m1.out: the residual stream.
 // Grid: rows of x x workgroups that walk all rows of W.
 
 // First word of the weights (or vector of four), first byte of scales and biases, first number of out, row of W that follows
@@ -12,23 +14,23 @@ struct Matrix { weights: u32, scales: u32, biases: u32, out: u32, end: u32, bias
 struct Params {
     x: u32, x_row: u32, out_row: u32, rows: u32, walkers: u32, turns: u32,
     m0: Matrix, m1: Matrix, m2: Matrix, m3: Matrix,
+    norm: u32, eps: f32, // first of the norm's weights
 }
 var<immediate> p: Params;
 
-// The four rows that begin at row `o` of W.
-struct Four { m: Matrix, at: vec4<u32>, count: u32, rows: Rows }
+// The rows of a part from row `o` of W on: their matrix, the first of them in it, and how many it has.
+struct Block { m: Matrix, first: u32, count: u32, rows: Rows }
 
-fn four(o: u32) -> Four {
+fn block_at(o: u32) -> Block {
     var m = p.m0;
     var start = 0u;
     if (TARGETS > 1u && o >= p.m0.end) { m = p.m1; start = p.m0.end; }
     if (TARGETS > 2u && o >= p.m1.end) { m = p.m2; start = p.m1.end; }
     if (TARGETS > 3u && o >= p.m2.end) { m = p.m3; start = p.m2.end; }
     let count = m.end - start;
-    let at = vec4<u32>(o - start) + vec4<u32>(0u, 1u, 2u, 3u);
-    let stored = min(at, vec4<u32>(count - 1u));
+    let stored = min(vec4<u32>(o - start) + ROW_OF, vec4<u32>(count - 1u));
     let scales = stored / BLOCK_ROWS * ROW_SCALES;
-    return Four(m, at, count, Rows(m.weights + stored * ROW_WORDS, m.scales + scales, m.biases + scales));
+    return Block(m, o - start, count, Rows(m.weights + stored * ROW_WORDS, m.scales + scales, m.biases + scales));
 }
 
 @compute @workgroup_size(WG)
@@ -42,26 +44,35 @@ fn main(
     let row = work / p.walkers;
     if (row >= p.rows) { return; }
     let chunk = index % PART;
-    let first = (work % p.walkers * p.turns * (WG / PART) + index / PART) * 4u;
-    var now = four(first);
-    var loaded = load(now.rows, min(chunk, CHUNKS - 1u));
-    stage(p.x + row * p.x_row);
+    let first = (work % p.walkers * p.turns * (WG / PART) + index / PART) * ROWS;
+    var now = block_at(first);
+    var loaded = load(now.rows, chunk);
+    stage(p.x + select(row * p.x_row, 0u, NORM == 1u), p.norm);
+    var factor = 1.0;
+    if (NORM == 1u) {
+        factor = x_factor(p.eps);
+        if (work == 0u) {
+            for (var i = index; i < COLS; i += WG) { a[p.x_row + i] = x_at(i) * factor; }
+        }
+    }
     for (var turn = 0u; turn < p.turns; turn++) {
-        let sums = part_sum(products(loaded, now.rows, chunk));
+        let sums = part_sum(products(loaded, now.rows, chunk)) * factor;
         if (chunk == 0u) {
             let out = now.m.out + row * p.out_row;
-            for (var i = 0u; i < 4u; i++) {
-                if (now.at[i] < now.count) {
+            for (var i = 0u; i < ROWS; i++) {
+                let o = now.first + i;
+                if (o < now.count) {
                     var y = sums[i];
-                    if (BIASED == 1u) { y += a[now.m.bias + now.at[i]]; }
-                    if (BIASED == 2u) { y += a[out + now.at[i]]; }
-                    a[out + now.at[i]] = y;
+                    if (BIASED == 1u) { y += a[now.m.bias + o]; }
+                    if (BIASED == 2u) { y += a[out + o]; }
+                    a[out + o] = y;
+                    if (ADDED == 1u) { a[p.m1.out + o] += y; }
                 }
             }
         }
         if (turn + 1u < p.turns) {
-            now = four(first + (turn + 1u) * (WG / PART) * 4u);
-            loaded = load(now.rows, min(chunk, CHUNKS - 1u));
+            now = block_at(first + (turn + 1u) * (WG / PART) * ROWS);
+            loaded = load(now.rows, chunk);
         }
     }
 }

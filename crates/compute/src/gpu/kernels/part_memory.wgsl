@@ -1,4 +1,4 @@
-// Sums over parts of PART neighbouring threads of a team: behind team_memory.wgsl. All threads of a workgroup call them together.
+// ROWS sums over parts of PART neighbouring threads of a team: behind team_memory.wgsl. All threads of a workgroup call them together.
 
 var<workgroup> part_vectors: array<vec4<f32>, WG>;
 

@@ -1,6 +1,6 @@
 // x in workgroup memory as 8 bits: of each chunk of 32 eight words, in the order in which the quants of a word of weights
 // lie, STRIDE apart; then scale and sum. What is not finite makes the scale so.
-// FETCH: 1 where there is room for x itself, which then comes first.
+// FETCH: 1 where there is room for x itself, which then comes first. NORM is only then 1.
 
 const CHUNKS = COLS / 32u;
 const STRIDE = select(select(1u, 4u, BITS == 2u), 2u, BITS == 4u);
@@ -16,8 +16,12 @@ fn x_put(i: u32, x: f32) {
     x_fetched[i] = x;
 }
 
-fn stage(at: u32) {
-    if (FETCH == 1u) { fetch(at); }
+fn x_at(i: u32) -> f32 {
+    return x_fetched[i];
+}
+
+fn stage(at: u32, w: u32) {
+    if (FETCH == 1u) { fetch(at, w); }
     for (var first = 0u; first < CHUNKS; first += WG / SPLIT) {
         let c = first + thread / SPLIT;
         let slice = thread % SPLIT;
@@ -55,20 +59,22 @@ fn stage(at: u32) {
     workgroupBarrier();
 }
 
-// What a chunk adds to the products of four rows.
-fn product(of_rows: Loaded, c: u32) -> vec4<f32> {
-    let x0 = x_words[c];
-    let x1 = x_words[CHUNKS + c];
-    let x = x_scales[c];
-    let p0 = chunk_dot8(of_rows.q0, x0, x1);
-    let p1 = chunk_dot8(of_rows.q1, x0, x1);
-    let p2 = chunk_dot8(of_rows.q2, x0, x1);
-    let p3 = chunk_dot8(of_rows.q3, x0, x1);
+// What chunks `c` add to the products of their rows.
+fn product(four: Loaded, c: vec4<u32>) -> vec4<f32> {
+    let x0 = x_scales[c.x];
+    let x1 = x_scales[c.y];
+    let x2 = x_scales[c.z];
+    let x3 = x_scales[c.w];
+    let scales = vec4<f32>(x0.x, x1.x, x2.x, x3.x) * UNIT;
+    let p0 = chunk_dot8(four.q0, x_words[c.x], x_words[CHUNKS + c.x]);
+    let p1 = chunk_dot8(four.q1, x_words[c.y], x_words[CHUNKS + c.y]);
+    let p2 = chunk_dot8(four.q2, x_words[c.z], x_words[CHUNKS + c.z]);
+    let p3 = chunk_dot8(four.q3, x_words[c.w], x_words[CHUNKS + c.w]);
     let one = vec4<i32>(p0.x, p1.x, p2.x, p3.x);
     let other = vec4<i32>(p0.y, p1.y, p2.y, p3.y);
-    let scale = x.x * UNIT;
-    if (HALVES) { return (of_rows.scales.one * vec4<f32>(one) + of_rows.scales.other * vec4<f32>(other)) * scale; }
-    let sums = of_rows.scales.one * (vec4<f32>(one + other) * scale + x.y * OFFSET);
-    if (ELEMENT != 3u) { return sums; }
-    return sums + of_rows.scales.other * x.y;
+    if (HALVES) { return (four.scales.one * vec4<f32>(one) + four.scales.other * vec4<f32>(other)) * scales; }
+    let whole = vec4<f32>(one + other) * scales;
+    if (ELEMENT != 3u) { return four.scales.one * whole; }
+    let sums = vec4<f32>(x0.y, x1.y, x2.y, x3.y);
+    return four.scales.one * (whole + sums * OFFSET) + four.scales.other * sums;
 }

@@ -8,26 +8,35 @@ fn x_put(i: u32, x: f32) {
     x_numbers[i / 4u % 8u * CHUNKS + i / 32u][i % 4u] = x;
 }
 
-fn stage(at: u32) {
-    fetch(at);
+fn x_at(i: u32) -> f32 {
+    return x_numbers[i / 4u % 8u * CHUNKS + i / 32u][i % 4u];
 }
 
-// What a chunk adds to the products of four rows.
-fn product(of_rows: Loaded, c: u32) -> vec4<f32> {
+fn stage(at: u32, w: u32) {
+    fetch(at, w);
+}
+
+// The products of a chunk's halves with their parts of x, and the sum of those.
+fn chunk_product(q: Chunk, c: u32) -> vec3<f32> {
     var x: array<vec4<f32>, 8>;
     var all = vec4<f32>();
     for (var j = 0u; j < 8u; j++) {
         x[j] = x_numbers[j * CHUNKS + c];
         all += x[j];
     }
-    let p0 = chunk_dot(of_rows.q0, x);
-    let p1 = chunk_dot(of_rows.q1, x);
-    let p2 = chunk_dot(of_rows.q2, x);
-    let p3 = chunk_dot(of_rows.q3, x);
+    return vec3<f32>(chunk_dot(q, x), all.x + all.y + all.z + all.w);
+}
+
+// What chunks `c` add to the products of their rows.
+fn product(four: Loaded, c: vec4<u32>) -> vec4<f32> {
+    let p0 = chunk_product(four.q0, c.x);
+    let p1 = chunk_product(four.q1, c.y);
+    let p2 = chunk_product(four.q2, c.z);
+    let p3 = chunk_product(four.q3, c.w);
     let one = vec4<f32>(p0.x, p1.x, p2.x, p3.x);
     let other = vec4<f32>(p0.y, p1.y, p2.y, p3.y);
-    if (HALVES) { return of_rows.scales.one * one + of_rows.scales.other * other; }
-    let sums = of_rows.scales.one * (one + other);
+    if (HALVES) { return four.scales.one * one + four.scales.other * other; }
+    let sums = four.scales.one * (one + other);
     if (ELEMENT != 3u) { return sums; }
-    return sums + of_rows.scales.other * (all.x + all.y + all.z + all.w);
+    return sums + four.scales.other * vec4<f32>(p0.z, p1.z, p2.z, p3.z);
 }

@@ -8,7 +8,7 @@
 // Grid: a workgroup of WG threads for each row and each WG PER of its `count` numbers.
 
 struct Params {
-    logits: View, ids: View, values: View,
+    logits: View, best: View,
     rows: u32, width: u32, count: u32, segments: u32, take: u32, put: u32,
 }
 var<immediate> p: Params;
@@ -140,8 +140,9 @@ fn main(
                 rank += select(0u, 1u, other.x > own.x || (other.x == own.x && other.y < own.y));
             }
             if (own.y < p.width) {
-                a[p.ids.at + row * p.ids.row + rank] = f32(own.y);
-                a[p.values.at + row * p.values.row + rank] = a[logits + own.y];
+                let at = p.best.at + row * p.best.row + rank;
+                a[at] = f32(own.y);
+                a[at + KEEP] = a[logits + own.y];
             }
         }
     }
