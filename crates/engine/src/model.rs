@@ -72,6 +72,7 @@ impl Watch<'_> {
 pub(crate) type LayerStates = [Option<State>; 2];
 
 /// Some tokens of one session.
+#[derive(Clone, Copy)]
 pub(crate) struct StepSpan<'a> {
     pub(crate) states: &'a [LayerStates],
     pub(crate) position: usize,
@@ -106,6 +107,7 @@ pub(crate) struct Model {
     routing: Routing,
     /// `(LOGIT_ROWS, vocab)` on the host.
     read: Vec<f32>,
+    ahead: Option<Ahead>,
 }
 
 impl Model {
@@ -137,6 +139,7 @@ impl Model {
             spans: [Vec::with_capacity(1), Vec::with_capacity(1)],
             routing: Routing::new(rows, blueprint.max_top_k()),
             read: vec![0.0; LOGIT_ROWS * blueprint.vocab],
+            ahead: None,
         })
     }
 
@@ -164,6 +167,52 @@ impl Model {
         spans: &[StepSpan<'_>],
         watch: &mut Watch<'_>,
         sink: &mut Sink<'_>,
+    ) -> Result<(), Error> {
+        self.routing.waited = false;
+        let ahead = self.ahead.take();
+        let begun = match (ahead, spans) {
+            (Some(ahead), [span]) if watch.observer.is_none() && !watch.is_cancelled() && ahead.is(span) => {
+                let begun = on.device.begin_recorded(span.tokens).map_err(Error::at(|| "embedding"))?;
+                begun.then_some(ahead)
+            }
+            _ => None,
+        };
+        match &begun {
+            Some(ahead) => {
+                on.stats.begin(ahead.stats);
+                if let Some(progress) = &mut watch.progress {
+                    progress(1.0);
+                }
+            }
+            None => self.layers(on, spans, watch)?,
+        }
+        let mut first = 0;
+        for span in spans {
+            let end = first + span.tokens.len();
+            match span.wanted {
+                Wanted::Nothing => {}
+                Wanted::Logits(Logits::All) => self.read_logits(&mut *on.device, first..end, sink)?,
+                wanted => {
+                    let views = match &begun {
+                        Some(_) => self.views(wanted),
+                        None => self.last(&mut *on.device, end - 1, wanted)?,
+                    };
+                    // Of several spans nobody knows which will go on together.
+                    let next = if spans.len() == 1 && watch.observer.is_none() { Some(span) } else { None };
+                    self.read_last(on, (end - 1, views), next, sink)?;
+                }
+            }
+            first = end;
+        }
+        Ok(())
+    }
+
+    /// Records what leads from tokens to the residual stream after the last layer.
+    fn layers(
+        &mut self,
+        on: &mut On<'_>,
+        spans: &[StepSpan<'_>],
+        watch: &mut Watch<'_>,
     ) -> Result<(), Error> {
         let On { device, cache, stats } = on;
         let rows = spans.iter().map(|s| s.tokens.len()).sum();
@@ -216,17 +265,6 @@ impl Model {
             }
         }
         stats.tokens += rows as u64;
-        let mut first = 0;
-        for span in spans {
-            let end = first + span.tokens.len();
-            match span.wanted {
-                Wanted::Nothing => {}
-                Wanted::Logits(Logits::All) => self.read_logits(&mut **device, first..end, sink)?,
-                Wanted::Logits(Logits::Last) => self.read_logits(&mut **device, end - 1..end, sink)?,
-                Wanted::First(n) => self.read_first(&mut **device, (end - 1, n), sink)?,
-            }
-            first = end;
-        }
         Ok(())
     }
 
@@ -265,24 +303,99 @@ impl Model {
         Ok(())
     }
 
-    /// The first `n` tokens in rank after a row, and all logits if these are not enough.
-    fn read_first(
-        &mut self,
+    /// Where logits of one row are, and of them what comes first in rank.
+    fn views(&self, wanted: Wanted) -> (View, Option<View>) {
+        let best = match wanted {
+            Wanted::First(n) => Some(View::rows(self.first, 1, 2 * n)),
+            _ => None,
+        };
+        (View::rows(self.logits, 1, self.vocab), best)
+    }
+
+    /// Records what is wanted of the last row of a span.
+    fn last(
+        &self,
         device: &mut dyn Device,
-        (row, n): (usize, usize),
+        row: usize,
+        wanted: Wanted,
+    ) -> Result<(View, Option<View>), Error> {
+        let logits = self.head(device, row, 1).map_err(Error::at(|| "head"))?;
+        let (_, best) = self.views(wanted);
+        if let Some(best) = best {
+            device.run(&Op::TopLogits { logits, best }).map_err(Error::at(|| "head"))?;
+        }
+        Ok((logits, best))
+    }
+
+    /// Reads what is wanted of the last row of a span: the first in rank, and all logits if these are not enough. While the
+    /// device is at work on it, the step after it is recorded, if `span` is one that will go on token by token.
+    fn read_last(
+        &mut self,
+        on: &mut On<'_>,
+        (row, (logits, best)): (usize, (View, Option<View>)),
+        span: Option<&StepSpan<'_>>,
         sink: &mut Sink<'_>,
     ) -> Result<(), Error> {
-        let logits = self.head(device, row, 1).map_err(Error::at(|| "head"))?;
-        let best = View::rows(self.first, 1, 2 * n);
-        device.run(&Op::TopLogits { logits, best }).map_err(Error::at(|| "head"))?;
-        let read = &mut self.read[..2 * n];
-        device.read(best, read).map_err(Error::at(|| "head"))?;
-        let (ids, values) = read.split_at(n);
-        if !sink(row, Found::First { ids, logits: values }) {
-            let read = &mut self.read[..self.vocab];
-            device.read(logits, read).map_err(Error::at(|| "head"))?;
-            sink(row, Found::Logits(read));
+        let mut read = std::mem::take(&mut self.read);
+        let view = best.unwrap_or(logits);
+        let On { device, cache, .. } = on;
+        let result = device
+            .read_while(view, &mut read[..view.width], &mut |device| {
+                if let Some(span) = span {
+                    self.record_next(device, cache, span);
+                }
+            })
+            .and_then(|()| {
+                if best.is_none() {
+                    sink(row, Found::Logits(&read[..view.width]));
+                    return Ok(());
+                }
+                let (ids, logits_of) = read[..view.width].split_at(view.width / 2);
+                if !sink(row, Found::First { ids, logits: logits_of }) {
+                    let all = &mut read[..self.vocab];
+                    device.read(logits, all)?;
+                    sink(row, Found::Logits(all));
+                }
+                Ok(())
+            });
+        self.read = read;
+        result.map_err(Error::at(|| "head"))
+    }
+
+    /// Records the step that comes after that of one token, where no layer makes the host wait. What fails here will fail
+    /// again where somebody is told.
+    fn record_next(&mut self, device: &mut dyn Device, cache: &mut ExpertCache, span: &StepSpan<'_>) {
+        if span.tokens.len() != 1 || self.routing.waited {
+            return;
         }
-        Ok(())
+        let states: Vec<State> = span.states.iter().flatten().flatten().copied().collect();
+        let next = StepSpan { position: span.position + 1, tokens: &[0], ..*span };
+        let mut stats = Stats::default();
+        let recorded = device.record_ahead(&states, &mut |device| {
+            let mut on = On { device: &mut *device, cache, stats: &mut stats };
+            let layers = self.layers(&mut on, &[next], &mut Watch::default());
+            layers.and_then(|()| self.last(device, 0, next.wanted)).is_ok()
+        });
+        if recorded.is_ok() {
+            let (states, StepSpan { position, wanted, .. }) = (span.states.to_vec(), next);
+            self.ahead = Some(Ahead { states, position, wanted, stats });
+        }
+    }
+}
+
+/// A step of one token that a device may have recorded.
+struct Ahead {
+    states: Vec<LayerStates>,
+    position: usize,
+    wanted: Wanted,
+    stats: Stats,
+}
+
+impl Ahead {
+    fn is(&self, span: &StepSpan<'_>) -> bool {
+        self.position == span.position
+            && self.wanted == span.wanted
+            && span.tokens.len() == 1
+            && self.states == span.states
     }
 }

@@ -44,6 +44,13 @@ impl Stats {
         self.waited_ns += after.waited_ns - before.waited_ns;
     }
 
+    /// Adds what was counted when a step was recorded, before it began.
+    pub(crate) fn begin(&mut self, recorded: Stats) {
+        self.tokens += recorded.tokens;
+        self.experts_needed += recorded.experts_needed;
+        self.experts_hit += recorded.experts_hit;
+    }
+
     /// The share of needed experts that were in a slot; 1 when none was needed.
     pub fn hit_rate(&self) -> f64 {
         if self.experts_needed == 0 { 1.0 } else { self.experts_hit as f64 / self.experts_needed as f64 }

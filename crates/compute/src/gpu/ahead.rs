@@ -73,14 +73,13 @@ impl GpuDevice {
             self.discard()?;
             return Ok(false);
         }
-        self.settle()?;
-        self.hand_over();
-        let Some(Ahead { commands, tokens: at, dispatches, .. }) = self.ahead.take() else {
-            return Ok(false);
-        };
+        let Some(Ahead { commands, tokens: at, dispatches, .. }) = self.ahead.take() else { return Ok(false) };
         let at = at as usize;
         let Some(place) = self.words.get_mut(at..at + tokens.len()) else { return Ok(false) };
+        // Ahead of what sends them.
         place.copy_from_slice(tokens);
+        self.settle()?;
+        self.hand_over();
         self.send_words();
         self.submit_commands(commands);
         self.counters.dispatches += dispatches;

@@ -68,6 +68,8 @@ struct Needed {
 /// What a MoE layer keeps of the router's ids while it runs; kept between layers so that nothing is allocated.
 #[derive(Default)]
 pub(crate) struct Routing {
+    /// Whether the host has waited for a layer's ids since this was last cleared.
+    pub(crate) waited: bool,
     read: Vec<f32>,
     ids: Vec<u32>,
     choices: Vec<Choice>,
@@ -81,6 +83,7 @@ impl Routing {
     pub(crate) fn new(rows: usize, k: usize) -> Self {
         let n = rows * k;
         Self {
+            waited: false,
             read: Vec::with_capacity(n),
             ids: Vec::with_capacity(n),
             choices: Vec::with_capacity(n),
@@ -284,6 +287,7 @@ impl Moe {
     /// Waits for the ids and groups them in `step.routing`.
     fn read_ids(&self, step: &mut Step<'_>, ids: View) -> Result<(), Error> {
         let routing = &mut *step.routing;
+        routing.waited = true;
         routing.read.resize(step.rows * self.top_k, 0.0);
         let layer = step.layer;
         step.device.read(ids, &mut routing.read).map_err(Error::at(|| format!("layer {layer}, router")))?;
