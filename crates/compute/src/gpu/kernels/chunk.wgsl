@@ -16,9 +16,6 @@ const CHUNK_OF = vec4<u32>(0u, 1u % ACROSS, 2u % ACROSS, 3u % ACROSS) * PART;
 
 struct Rows { weights: vec4<u32>, scales: vec4<u32>, biases: vec4<u32> }
 
-// Scales and biases of four chunks; where both halves of one have a scale there are no biases, and `other` is the second's.
-struct Scales { one: vec4<f32>, other: vec4<f32> }
-
 const HALVES = BLOCK_COLS < 32u;
 const SCALE_BYTES = select(select(1u, 2u, SCALE < 3u), 4u, SCALE == 0u);
 
@@ -44,26 +41,6 @@ fn scale_of(word: u32) -> f32 {
     return select(size, bitcast<f32>(0x7fc00000u | code), (code & 127u) == 127u);
 }
 
-// Words that begin with scales `i` of those at bytes `at`.
-fn scale_words(at: vec4<u32>, i: vec4<u32>) -> vec4<u32> {
-    let byte = at + i * SCALE_BYTES;
-    let first = byte >> vec4<u32>(2u);
-    return vec4<u32>(w[first.x], w[first.y], w[first.z], w[first.w]) >> ((byte & vec4<u32>(3u)) * 8u);
-}
-
-fn scales_of(words: vec4<u32>) -> vec4<f32> {
-    return vec4<f32>(scale_of(words.x), scale_of(words.y), scale_of(words.z), scale_of(words.w));
-}
-
-fn chunk_scales(rows: Rows, c: vec4<u32>) -> Scales {
-    if (ELEMENT < 3u) { return Scales(vec4<f32>(1.0), vec4<f32>()); }
-    let i = c * 32u / BLOCK_COLS;
-    let words = scale_words(rows.scales, i);
-    if (HALVES) { return Scales(scales_of(words), scales_of(words >> vec4<u32>(8u))); }
-    if (ELEMENT != 3u) { return Scales(scales_of(words), vec4<f32>()); }
-    return Scales(scales_of(words), scales_of(scale_words(rows.biases, i)));
-}
-
 fn fours_dot(q: Chunk, x: array<vec4<f32>, 8>) -> vec2<f32> {
     return vec2<f32>(
         (dot(chunk_four(q, 0u), x[0]) + dot(chunk_four(q, 1u), x[1]))
@@ -72,13 +49,41 @@ fn fours_dot(q: Chunk, x: array<vec4<f32>, 8>) -> vec2<f32> {
             + (dot(chunk_four(q, 6u), x[6]) + dot(chunk_four(q, 7u), x[7])));
 }
 
-struct Loaded { q0: Chunk, q1: Chunk, q2: Chunk, q3: Chunk, scales: Scales }
+// Four chunks as they lie in memory: nothing waits for them before it needs them. Of the words of scales and biases, what
+// counts begins at `shifts`.
+struct Loaded { q0: Chunk, q1: Chunk, q2: Chunk, q3: Chunk, scales: vec4<u32>, biases: vec4<u32>, shifts: vec4<u32> }
 
 // Four chunks from chunk `c` on; behind the end the last one.
 fn load(rows: Rows, c: u32) -> Loaded {
     let at = min(vec4<u32>(c) + CHUNK_OF, vec4<u32>(CHUNKS - 1u));
+    let behind = at * 32u / BLOCK_COLS * SCALE_BYTES;
+    var scales: vec4<u32>;
+    var biases: vec4<u32>;
+    if (ELEMENT > 2u) { scales = words_at(rows.scales + behind); }
+    if (ELEMENT == 3u) { biases = words_at(rows.biases + behind); }
     return Loaded(
         chunk_load(rows.weights.x, at.x), chunk_load(rows.weights.y, at.y),
         chunk_load(rows.weights.z, at.z), chunk_load(rows.weights.w, at.w),
-        chunk_scales(rows, at));
+        scales, biases, (rows.scales + behind & vec4<u32>(3u)) * 8u);
+}
+
+// The words in which bytes lie.
+fn words_at(bytes: vec4<u32>) -> vec4<u32> {
+    let at = bytes >> vec4<u32>(2u);
+    return vec4<u32>(w[at.x], w[at.y], w[at.z], w[at.w]);
+}
+
+// Scales and biases of four chunks; where both halves of one have a scale there are no biases, and `other` is the second's.
+struct Scales { one: vec4<f32>, other: vec4<f32> }
+
+fn scales_of(four: Loaded) -> Scales {
+    if (ELEMENT < 3u) { return Scales(vec4<f32>(1.0), vec4<f32>()); }
+    let words = four.scales >> four.shifts;
+    if (HALVES) { return Scales(numbers_of(words), numbers_of(words >> vec4<u32>(8u))); }
+    if (ELEMENT != 3u) { return Scales(numbers_of(words), vec4<f32>()); }
+    return Scales(numbers_of(words), numbers_of(four.biases >> four.shifts));
+}
+
+fn numbers_of(words: vec4<u32>) -> vec4<f32> {
+    return vec4<f32>(scale_of(words.x), scale_of(words.y), scale_of(words.z), scale_of(words.w));
 }

@@ -37,10 +37,11 @@ fn main(
         let loaded = load(Rows(p.weights + stored * ROW_WORDS, p.scales + of_row, p.biases + of_row), chunk);
         let numbers = select(
             vec4<f32>(), vec4<f32>(a[x + here.x], a[x + here.y], a[x + here.z], a[x + here.w]), at == here);
-        let one = numbers * loaded.scales.one;
-        let other = select(one, numbers * loaded.scales.other, HALVES);
+        let scales = scales_of(loaded);
+        let one = numbers * scales.one;
+        let other = select(one, numbers * scales.other, HALVES);
         var bias = 0.0;
-        if (ELEMENT == 3u) { bias = dot(numbers, loaded.scales.other); }
+        if (ELEMENT == 3u) { bias = dot(numbers, scales.other); }
         for (var j = 0u; j < 8u; j++) {
             let by = select(one, other, j >= 4u);
             sums[j] += chunk_four(loaded.q0, j) * by.x + chunk_four(loaded.q1, j) * by.y

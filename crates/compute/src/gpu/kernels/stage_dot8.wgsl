@@ -72,9 +72,10 @@ fn product(four: Loaded, c: vec4<u32>) -> vec4<f32> {
     let p3 = chunk_dot8(four.q3, x_words[c.w], x_words[CHUNKS + c.w]);
     let one = vec4<i32>(p0.x, p1.x, p2.x, p3.x);
     let other = vec4<i32>(p0.y, p1.y, p2.y, p3.y);
-    if (HALVES) { return (four.scales.one * vec4<f32>(one) + four.scales.other * vec4<f32>(other)) * scales; }
+    let by = scales_of(four);
+    if (HALVES) { return (by.one * vec4<f32>(one) + by.other * vec4<f32>(other)) * scales; }
     let whole = vec4<f32>(one + other) * scales;
-    if (ELEMENT != 3u) { return four.scales.one * whole; }
+    if (ELEMENT != 3u) { return by.one * whole; }
     let sums = vec4<f32>(x0.y, x1.y, x2.y, x3.y);
-    return four.scales.one * (whole + sums * OFFSET) + four.scales.other * sums;
+    return by.one * (whole + sums * OFFSET) + by.other * sums;
 }

@@ -35,8 +35,9 @@ fn product(four: Loaded, c: vec4<u32>) -> vec4<f32> {
     let p3 = chunk_product(four.q3, c.w);
     let one = vec4<f32>(p0.x, p1.x, p2.x, p3.x);
     let other = vec4<f32>(p0.y, p1.y, p2.y, p3.y);
-    if (HALVES) { return four.scales.one * one + four.scales.other * other; }
-    let sums = four.scales.one * (one + other);
+    let by = scales_of(four);
+    if (HALVES) { return by.one * one + by.other * other; }
+    let sums = by.one * (one + other);
     if (ELEMENT != 3u) { return sums; }
-    return sums + four.scales.other * vec4<f32>(p0.z, p1.z, p2.z, p3.z);
+    return sums + by.other * vec4<f32>(p0.z, p1.z, p2.z, p3.z);
 }
