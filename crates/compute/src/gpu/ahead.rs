@@ -73,7 +73,9 @@ impl GpuDevice {
             self.discard()?;
             return Ok(false);
         }
-        let Some(Ahead { commands, tokens: at, dispatches, .. }) = self.ahead.take() else { return Ok(false) };
+        let Some(Ahead { commands, tokens: at, dispatches, .. }) = self.ahead.take() else {
+            return Ok(false);
+        };
         let at = at as usize;
         let Some(place) = self.words.get_mut(at..at + tokens.len()) else { return Ok(false) };
         // Ahead of what sends them.

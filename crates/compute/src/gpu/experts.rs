@@ -4,8 +4,9 @@ use super::{
     Constants, GpuDevice, Kernel, Memory, Params,
     elementwise::activation_of,
     formats::scalar,
+    fuse::Pending,
     kernel,
-    matvec::{self, Stage},
+    matvec::{self, Down, Stage},
     tiled,
 };
 use crate::{Error, ExpertUses, Op, View, matrix::MatrixPlace};
@@ -46,13 +47,23 @@ pub(super) fn experts(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
     let layout = shape.layout()?;
     let (kind, [alpha, limit]) = activation_of(activation);
     let [gate, up, down] = layout.places();
-    for part in in_banks(gpu, uses)? {
+    let banks = in_banks(gpu, uses)?;
+    // The sum of all experts of a row may come next.
+    let whole = x.rows == 1 && banks.len() == 1 && matches!(uses, ExpertUses::Routed { .. });
+    for part in banks {
         let inner = inner.slice(part.first, part.count);
         let (uses, activation, rounds) = (&part, (kind, [alpha, limit]), !gpu.exact);
         let first = Stage { uses, x, out: inner, matrices: &[gate, up], activation };
         let second = Stage { uses, x: inner, out, matrices: &[down], activation };
-        if matvec::experts(gpu, &first, rounds)? && matvec::experts(gpu, &second, rounds)? {
-            continue;
+        if matvec::experts(gpu, &first, rounds)? {
+            let down = if whole { Down::new(gpu, &part, down, [inner, out]) } else { None };
+            if let Some(down) = down {
+                gpu.pending = Pending::Down(down);
+                return Ok(());
+            }
+            if matvec::experts(gpu, &second, rounds)? {
+                continue;
+            }
         }
         for (stage, place, from, to) in [(0, gate, x, inner), (1, up, x, inner), (2, down, inner, out)] {
             let MatrixPlace { shape: matrix, parts, bias, first, step } = place;

@@ -2,12 +2,12 @@
 //!
 //! A dispatch that depends on the one before costs some microseconds whatever it does, and a token has hundreds. So the
 //! device holds back what may be joined: a norm and the products that meet it, a product and its sum with the residual
-//! stream, the sum and the norm that follows it, norms and rotations of heads and the keys' way into their state. Whatever
+//! stream, the last stage of experts and the sum of them, the sum and the norm that follows it, norms and rotations of heads and the keys' way into their state. Whatever
 //! else comes settles what waits first. Whether ops join depends on nothing but their sequence.
 
 use super::{
     Constants, GpuDevice, Kernel, Params, attention, elementwise, kernel,
-    matvec::{self, Norm, Product},
+    matvec::{self, Down, Norm, Product},
     norm,
 };
 use crate::{Buffer, Error, Op, RopePairs, Span, View};
@@ -28,6 +28,8 @@ pub(super) enum Pending {
     Products(Option<Norm>, Vec<Product>),
     /// `x += y`.
     Add { x: View, y: View },
+    /// The last stage of experts.
+    Down(Down),
     /// Norms and rotations in place.
     Heads(Heads),
 }
@@ -156,6 +158,12 @@ impl GpuDevice {
                 self.pending = Pending::Products(norm, all);
                 Ok(false)
             }
+            (Pending::Down(down), &Op::Combine { parts, weights, shared, add: true, out })
+                if down.makes(parts, out) && shared.is_none_or(|s| s.out.buffer != out.buffer) =>
+            {
+                down.run_summed(self, (weights, shared), out)?;
+                Ok(true)
+            }
             (Pending::Add { x, y }, &Op::RmsNorm { x: of, weight: Some(weight), eps, out })
                 if of == x && out.buffer != x.buffer =>
             {
@@ -220,6 +228,7 @@ impl GpuDevice {
             }
             Pending::Products(norm, all) => matvec::products(self, norm.as_ref(), &all, None),
             Pending::Add { x, y } => elementwise::run(self, &Op::Add { x, y }),
+            Pending::Down(down) => down.run(self),
             Pending::Heads(heads) => match heads.all.is_empty() {
                 true => Ok(()),
                 false => self.run_heads(&heads, None),

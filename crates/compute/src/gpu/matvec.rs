@@ -9,7 +9,7 @@ use super::{
     matmul::Pieces,
     memory::Piece,
 };
-use crate::{Activation, Buffer, Error, MatrixShape, View, Weight, matrix::MatrixPlace};
+use crate::{Activation, Buffer, Error, MatrixShape, Shared, View, Weight, matrix::MatrixPlace};
 
 /// One kernel for each way to read a format, with f32 and with 8-bit activations.
 macro_rules! kernels {
@@ -46,7 +46,9 @@ macro_rules! kernels {
 
 static MATVEC: [Kernel; 10] = kernels!("matvec", ["common"], &[Write, Read, Read]);
 static EXPERTS: [Kernel; 10] =
-    kernels!("experts_vec", ["common", "activation", "uses"], &[Write, Read, Read, Read]);
+    kernels!("experts_vec", ["common", "activation", "uses", "slot"], &[Write, Read, Read, Read]);
+static EXPERTS_SUM: [Kernel; 10] =
+    kernels!("experts_sum", ["common", "uses", "slot"], &[Write, Read, Read, Read]);
 
 /// Threads of a workgroup.
 const THREADS: u32 = 256;
@@ -69,7 +71,8 @@ struct Choice {
     /// Threads of a part, and the rows that it takes at a time.
     part: u32,
     rows: usize,
-    /// Whether kernels keep x itself, not only what is rounded of it.
+    /// Whether x is brought before it is rounded, and whether kernels keep it itself.
+    fetches: bool,
     keeps_x: bool,
     constants: Constants,
 }
@@ -80,9 +83,9 @@ impl GpuDevice {
     pub(super) fn inputs(&self, shape: MatrixShape, rounds: bool) -> Option<usize> {
         let chunk = Chunk::of(shape)?;
         let most = if rounds && self.target().dot8 && chunk.is_whole() {
-            self.memory_of_x() / 5 * 4
+            self.group_room() / 5 * 4
         } else {
-            self.memory_of_x() / 4
+            self.group_room() / 4
         };
         let block = shape.format.block_cols().max(32);
         let most = most / block * block;
@@ -90,8 +93,8 @@ impl GpuDevice {
         (most > 0).then(|| shape.cols.div_ceil(sections).next_multiple_of(block).min(shape.cols))
     }
 
-    /// Bytes of workgroup memory for x: besides, teams and parts that are no subgroups exchange numbers through it.
-    const fn memory_of_x(&self) -> usize {
+    /// Bytes of workgroup memory for x. Teams and parts that are no subgroups exchange numbers through the rest.
+    const fn group_room(&self) -> usize {
         self.limits.max_compute_workgroup_storage_size as usize - 4096
     }
 
@@ -106,7 +109,7 @@ impl GpuDevice {
         let target = self.target();
         let chunk = Chunk::of(shape)?;
         let dot8 = rounds && target.dot8 && chunk.is_whole();
-        let fetch = dot8 && cols / 4 * 5 + cols * 4 <= self.memory_of_x();
+        let fetch = dot8 && cols / 4 * 5 + cols * 4 <= self.group_room();
         let of_x = MatrixShape { cols, ..shape };
         let (part, rows) = parts(of_x, target.team, dot8);
         let which = match (chunk, dot8) {
@@ -121,10 +124,8 @@ impl GpuDevice {
             (Chunk::Q, true) => 8,
             (Chunk::E2m1, true) => 9,
         };
-        let constants = Constants::new(&[("PART", part), ("FETCH", fetch.into())])
-            .with("ROW_COLS", shape.cols as u32)
-            .chunks(of_x);
-        Some(Choice { which, chunk, part, rows, keeps_x: fetch || !dot8, constants })
+        let constants = Constants::new(&[("ROW_COLS", shape.cols as u32)]).chunks(of_x);
+        Some(Choice { which, chunk, part, rows, fetches: fetch, keeps_x: fetch || !dot8, constants })
     }
 }
 
@@ -294,6 +295,8 @@ pub(super) fn products(
     }
     let constants = constants
         .with("WG", THREADS)
+        .with("PART", part)
+        .with("FETCH", choice.fetches.into())
         .with("ROWS", at_once as u32)
         .with("TARGETS", all.len() as u32)
         .with("BIASED", if *onto { 2 } else { bias.is_some().into() })
@@ -366,11 +369,6 @@ pub(super) fn experts(gpu: &mut GpuDevice, stage: &Stage<'_>, rounds: bool) -> R
     }
     let shape = one.shape;
     let Some(inputs) = gpu.inputs(shape, rounds) else { return Ok(false) };
-    let aligned = |m: &MatrixPlace| {
-        Chunk::of(shape).is_some_and(|chunk| m.parts[0].is_multiple_of(chunk.unit()))
-            && m.parts[1..].iter().all(|at| at.is_multiple_of(4))
-            && m.bias.is_none_or(|(_, at)| at.is_multiple_of(4))
-    };
     // What joins gate and up is no sum.
     if !aligned(one) || !aligned(other) || (inputs < shape.cols && stage.matrices.len() > 1) {
         return Ok(false);
@@ -392,6 +390,13 @@ pub(super) fn experts(gpu: &mut GpuDevice, stage: &Stage<'_>, rounds: bool) -> R
     Ok(true)
 }
 
+/// Whether a matrix lies as its kernel reads it.
+fn aligned(m: &MatrixPlace) -> bool {
+    Chunk::of(m.shape).is_some_and(|chunk| m.parts[0].is_multiple_of(chunk.unit()))
+        && m.parts[1..].iter().all(|at| at.is_multiple_of(4))
+        && m.bias.is_none_or(|(_, at)| at.is_multiple_of(4))
+}
+
 /// `onto`: whether it is added to what `out` has.
 fn run_stage(gpu: &mut GpuDevice, choice: Choice, stage: &Stage<'_>, onto: bool) -> Result<(), Error> {
     let Some([one, other]) = stage.ends() else { return Ok(()) };
@@ -402,8 +407,9 @@ fn run_stage(gpu: &mut GpuDevice, choice: Choice, stage: &Stage<'_>, onto: bool)
     let (kind, [alpha, limit]) = stage.activation;
     let constants = constants
         .with("WG", THREADS)
+        .with("PART", part)
+        .with("FETCH", choice.fetches.into())
         .with("ROWS", rows as u32)
-        .with("NORM", 0)
         .with("USES", stage.uses.kind)
         .with("STAGE", if first { 0 } else { 2 })
         .with("ACTIVATION", kind)
@@ -423,4 +429,95 @@ fn run_stage(gpu: &mut GpuDevice, choice: Choice, stage: &Stage<'_>, onto: bool)
     params = params.n(other.first).f(alpha).f(limit);
     let buffers = [&gpu.activations(), &stage.uses.bank, &stage.uses.bank, &stage.uses.words];
     gpu.dispatch(&EXPERTS[which], constants, &buffers, &params, stage.uses.count * walkers)
+}
+
+/// The last stage of the experts that a router chose for one row, which may make their sum too.
+pub(super) struct Down {
+    uses: InBank,
+    choice: Choice,
+    /// What the first stage left, and what is made of it: an expert's row each.
+    inner: View,
+    parts: View,
+    place: MatrixPlace,
+    /// Blocks of rows that a workgroup takes of every expert.
+    blocks: usize,
+}
+
+impl Down {
+    /// If the shapes are ones for this kernel.
+    pub(super) fn new(
+        gpu: &GpuDevice,
+        uses: &InBank,
+        place: MatrixPlace,
+        [inner, parts]: [View; 2],
+    ) -> Option<Self> {
+        let choice = gpu.choose(place.shape, !gpu.exact)?;
+        let (k, cols) = (uses.count, place.shape.cols);
+        let at_once = (THREADS / choice.part) as usize;
+        let blocks = (at_once / k).max(1);
+        let staged = match choice.keeps_x && !choice.fetches {
+            true => k * cols * 4,
+            false => k * cols / 4 * 5,
+        };
+        let fits = staged + k * blocks * choice.rows * 4 <= gpu.group_room()
+            && inner.row_stride == cols
+            && aligned(&place);
+        fits.then(|| Self { uses: uses.clone(), choice, inner, parts, place, blocks })
+    }
+
+    /// Whether it is these parts that are summed.
+    pub(super) fn makes(&self, parts: View, out: View) -> bool {
+        parts == self.parts && out.rows == 1 && out.buffer != parts.buffer && out.buffer != self.inner.buffer
+    }
+
+    /// Runs it without the sum.
+    pub(super) fn run(&self, gpu: &mut GpuDevice) -> Result<(), Error> {
+        let stage = Stage {
+            uses: &self.uses,
+            x: self.inner,
+            out: self.parts,
+            matrices: &[self.place],
+            activation: (0, [0.0; 2]),
+        };
+        run_stage(gpu, self.choice, &stage, false)
+    }
+
+    /// Runs it and adds the sum to `out`.
+    pub(super) fn run_summed(
+        &self,
+        gpu: &mut GpuDevice,
+        (weights, shared): (View, Option<Shared>),
+        out: View,
+    ) -> Result<(), Error> {
+        let Choice { which, chunk, part, rows, constants, .. } = self.choice;
+        let MatrixPlace { shape, parts: [w, s, b], bias, .. } = self.place;
+        let gate = shared.and_then(|s| s.gate);
+        let place = |view: Option<View>| view.map_or(Ok(0), |view| gpu.store.place(&view));
+        let params = Params::new().u(place(Some(self.inner))?);
+        let params = self.uses.params.iter().fold(params, |params, word| params.u(*word));
+        let params = params
+            .n(shape.rows)
+            .n(w / chunk.unit())
+            .n(s)
+            .n(b)
+            .n(bias.map_or(0, |(_, at)| at))
+            .u(place(Some(self.parts))?)
+            .n(self.parts.row_stride)
+            .u(place(Some(weights))?)
+            .u(place(shared.map(|s| s.out))?)
+            .u(place(gate)?)
+            .u(place(Some(out))?);
+        let constants = constants
+            .with("WG", THREADS)
+            .with("PART", part)
+            .with("ROWS", rows as u32)
+            .with("K", self.uses.count as u32)
+            .with("BLOCKS", self.blocks as u32)
+            .with("BIAS_SCALAR", bias.map_or(9, |(of, _)| scalar(of)))
+            .with("SHARED", shared.is_some().into())
+            .with("GATED", gate.is_some().into());
+        let buffers = [&gpu.activations(), &self.uses.bank, &self.uses.bank, &self.uses.words];
+        let groups = shape.rows.div_ceil(self.blocks * rows);
+        gpu.dispatch(&EXPERTS_SUM[which], constants, &buffers, &params, groups)
+    }
 }

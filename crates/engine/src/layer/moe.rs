@@ -189,7 +189,7 @@ impl Moe {
     pub(crate) fn run(&self, step: &mut Step<'_>, add: bool) -> Result<Option<View>, Error> {
         let k = self.top_k;
         let weights = step.lane(WEIGHTS, k);
-        let ids = self.route(step, weights)?;
+        let logits = self.route(step)?;
         let parts = View::rows(step.lane(PARTS, 0).buffer, step.rows * k, step.hidden);
         // Who watches wants to see the ids.
         let resident = match step.observer {
@@ -198,12 +198,15 @@ impl Moe {
         };
         let shared = match resident {
             Some(table) => {
-                let input = self.own_input(step, self.experts_norm)?;
+                // The choice, the experts and their sum come one after another: a device may join them.
                 let shared = self.run_shared(step)?;
+                let ids = self.choose(step, logits, weights)?;
+                let input = self.own_input(step, self.experts_norm)?;
                 self.run_resident(step, input, (ids, table), parts)?;
                 shared
             }
             None => {
+                let ids = self.choose(step, logits, weights)?;
                 self.read_ids(step, ids)?;
                 let input = self.own_input(step, self.experts_norm)?;
                 self.run_streamed(step, input, parts)?
@@ -275,11 +278,21 @@ impl Moe {
         Ok(shared)
     }
 
-    /// Chooses experts; returns where their ids are.
-    fn route(&self, step: &mut Step<'_>, weights: View) -> Result<View, Error> {
-        let (logits, ids) = (step.lane(LOGITS, self.n_experts), step.lane(IDS, self.top_k));
+    /// The router's logits, and that of the shared expert's gate with them.
+    fn route(&self, step: &mut Step<'_>) -> Result<View, Error> {
+        let logits = step.lane(LOGITS, self.n_experts);
         let x = self.own_input(step, self.router_norm)?;
         step.exact_mat_mul(x, self.router_weight, logits)?;
+        if let Some(weight) = self.shared.as_ref().and_then(|shared| shared.gate) {
+            let (x, logit) = (step.normed(), step.lane(SHARED_LOGIT, 1));
+            step.exact_mat_mul(x, Linear { weight, bias: None }, logit)?;
+        }
+        Ok(logits)
+    }
+
+    /// Chooses experts; returns where their ids are.
+    fn choose(&self, step: &mut Step<'_>, logits: View, weights: View) -> Result<View, Error> {
+        let ids = step.lane(IDS, self.top_k);
         step.run(&Op::TopK { logits, router: self.router, ids, weights })?;
         Ok(ids)
     }
@@ -403,15 +416,7 @@ impl Moe {
         let Some(shared) = &self.shared else { return Ok(None) };
         let out = step.mixed();
         shared.mlp.run(step, [SHARED_GATE, SHARED_UP], out)?;
-        let gate = match shared.gate {
-            Some(weight) => {
-                let logit = step.lane(SHARED_LOGIT, 1);
-                let x = step.normed();
-                step.exact_mat_mul(x, Linear { weight, bias: None }, logit)?;
-                Some(logit)
-            }
-            None => None,
-        };
+        let gate = shared.gate.map(|_| step.lane(SHARED_LOGIT, 1));
         if shared.post_norm.is_some() {
             step.norm(out, shared.post_norm, step.eps)?;
         }

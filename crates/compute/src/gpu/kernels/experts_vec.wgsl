@@ -1,30 +1,19 @@
 // The experts of few rows. STAGE 0: inner[use][o] = activation(gate[o] . x[row], up[o] . x[row]). STAGE 2:
 // out[part][o] = down[o] . inner[use]. Parts of threads, their ROWS rows and chunks are those of products.wgsl; in STAGE 0 the
 // first half of a part's rows are gate's and the others are up's.
-// BIAS_SCALAR: the type of the biases in the slot, one number for each stored row; 8 where what out has is
-// added, 9 for none. STEP: rows from one stored row of a matrix to the next, 2 where gate and up are interleaved.
+// STEP: rows from one stored row of a matrix to the next, 2 where gate and up are interleaved. BIAS_SCALAR may be 8, where what
+// out has is added.
 // Grid: uses x blocks of rows.
 
-struct Part { weights: u32, scales: u32, biases: u32, bias: u32 } // bytes from the start of a slot; a word for weights
 struct Params {
     x: u32, x_row: u32, out: u32, out_row: u32,
     uses: Uses, count: u32, walkers: u32, turns: u32, outputs: u32,
     one: Part, other: Part, other_first: u32, alpha: f32, limit: f32,
 }
 var<immediate> p: Params;
-@group(0) @binding(3) var<storage, read> words: array<u32>;
-
-const SLOT_UNIT = select(4u, 16u, VECTORS > 0u);
+const X_ROWS = 1u;
+const NORM = 0u;
 const OUTPUTS = select(ROWS / 2u, ROWS, STAGE == 2u); // of a part at a time
-
-fn bias_at(at: u32, i: u32) -> f32 {
-    if (BIAS_SCALAR > 2u) { return 0.0; }
-    if (BIAS_SCALAR == 0u) { return bitcast<f32>(w[(at >> 2u) + i]); }
-    let byte = at + i * 2u;
-    let half = w[byte >> 2u] >> ((byte & 2u) * 8u);
-    if (BIAS_SCALAR == 1u) { return unpack2x16float(half).x; }
-    return bitcast<f32>(half << 16u);
-}
 
 // The rows of a part from output `o` on.
 fn rows_at(slot: u32, o: u32) -> Rows {
@@ -71,7 +60,7 @@ fn main(
             rows = rows_at(found.slot, o);
             loaded = load(rows, chunk);
         }
-        let sums = part_sum(products(loaded, rows, chunk));
+        let sums = part_sum(products(loaded, rows, chunk, 0u));
         if (chunk == 0u) {
             if (STAGE == 0u) {
                 for (var j = 0u; j < OUTPUTS; j++) {

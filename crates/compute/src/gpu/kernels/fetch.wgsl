@@ -6,18 +6,18 @@ var<private> squares: f32;
 
 // `w`: where the norm's weights begin.
 fn fetch(at: u32, w: u32) {
-    for (var first = thread; first < COLS; first += 8u * WG) {
+    for (var first = thread; first < X_COLS; first += 8u * WG) {
         let i = vec4<u32>(first, first + WG, first + 2u * WG, first + 3u * WG);
         let j = i + vec4<u32>(4u * WG);
-        let m = min(i, vec4<u32>(COLS - 1u));
-        let n = min(j, vec4<u32>(COLS - 1u));
+        let m = min(i, vec4<u32>(X_COLS - 1u));
+        let n = min(j, vec4<u32>(X_COLS - 1u));
         var x = vec4<f32>(a[at + m.x], a[at + m.y], a[at + m.z], a[at + m.w]);
         var y = vec4<f32>(a[at + n.x], a[at + n.y], a[at + n.z], a[at + n.w]);
         if (NORM == 1u) {
             let of_x = vec4<f32>(a[w + m.x], a[w + m.y], a[w + m.z], a[w + m.w]);
             let of_y = vec4<f32>(a[w + n.x], a[w + n.y], a[w + n.z], a[w + n.w]);
-            squares += dot(select(vec4<f32>(), x * x, i < vec4<u32>(COLS)), vec4<f32>(1.0));
-            squares += dot(select(vec4<f32>(), y * y, j < vec4<u32>(COLS)), vec4<f32>(1.0));
+            squares += dot(select(vec4<f32>(), x * x, i < vec4<u32>(X_COLS)), vec4<f32>(1.0));
+            squares += dot(select(vec4<f32>(), y * y, j < vec4<u32>(X_COLS)), vec4<f32>(1.0));
             x *= of_x;
             y *= of_y;
         }

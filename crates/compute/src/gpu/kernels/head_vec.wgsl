@@ -9,6 +9,8 @@ struct Params {
 }
 var<immediate> p: Params;
 
+const X_ROWS = 1u;
+
 @compute @workgroup_size(WG)
 fn main(
     @builtin(workgroup_id) id: vec3<u32>,
@@ -29,7 +31,7 @@ fn main(
     let rows = Rows(p.weights + stored * ROW_WORDS, p.scales + of_row, p.biases + of_row);
     let loaded = load(rows, chunk);
     stage(p.x.at + row * p.x.row + head * p.x.head, 0u);
-    let sums = part_sum(products(loaded, rows, chunk));
+    let sums = part_sum(products(loaded, rows, chunk, 0u));
     if (chunk > 0u) { return; }
     let out = p.out.at + row * p.out.row + head * p.out.head;
     for (var i = 0u; i < ROWS; i++) {

@@ -18,6 +18,8 @@ struct Params {
 }
 var<immediate> p: Params;
 
+const X_ROWS = 1u;
+
 // The rows of a part from row `o` of W on: their matrix, the first of them in it, and how many it has.
 struct Block { m: Matrix, first: u32, count: u32, rows: Rows }
 
@@ -56,7 +58,7 @@ fn main(
         }
     }
     for (var turn = 0u; turn < p.turns; turn++) {
-        let sums = part_sum(products(loaded, now.rows, chunk)) * factor;
+        let sums = part_sum(products(loaded, now.rows, chunk, 0u)) * factor;
         if (chunk == 0u) {
             let out = now.m.out + row * p.out_row;
             for (var i = 0u; i < ROWS; i++) {

@@ -2,15 +2,18 @@
 // lie, STRIDE apart; then scale and sum. What is not finite makes the scale so.
 // FETCH: 1 where there is room for x itself, which then comes first. NORM is only then 1.
 
+// Rows of x lie one behind another.
 const CHUNKS = COLS / 32u;
+const X_COLS = X_ROWS * COLS;
+const X_CHUNKS = X_ROWS * CHUNKS;
 const STRIDE = select(select(1u, 4u, BITS == 2u), 2u, BITS == 4u);
 const SPLIT = 8u / STRIDE; // threads of a chunk
 const EACH = 4u * STRIDE; // their inputs
 
-var<workgroup> x_words: array<vec4<u32>, COLS / 16u>;
-var<workgroup> x_scales: array<vec2<f32>, COLS / 32u>;
+var<workgroup> x_words: array<vec4<u32>, X_COLS / 16u>;
+var<workgroup> x_scales: array<vec2<f32>, X_CHUNKS>;
 
-var<workgroup> x_fetched: array<f32, max(COLS * FETCH, 1u)>;
+var<workgroup> x_fetched: array<f32, max(X_COLS * FETCH, 1u)>;
 
 fn x_put(i: u32, x: f32) {
     x_fetched[i] = x;
@@ -22,10 +25,10 @@ fn x_at(i: u32) -> f32 {
 
 fn stage(at: u32, w: u32) {
     if (FETCH == 1u) { fetch(at, w); }
-    for (var first = 0u; first < CHUNKS; first += WG / SPLIT) {
+    for (var first = 0u; first < X_CHUNKS; first += WG / SPLIT) {
         let c = first + thread / SPLIT;
         let slice = thread % SPLIT;
-        let base = min(c, CHUNKS - 1u) * 32u + slice * EACH;
+        let base = min(c, X_CHUNKS - 1u) * 32u + slice * EACH;
         var x: array<f32, EACH>;
         var most = 0u;
         for (var i = 0u; i < EACH; i++) {
@@ -48,10 +51,10 @@ fn stage(at: u32, w: u32) {
             words[k] = word;
         }
         for (var d = 1u; d < SPLIT; d *= 2u) { sum += subgroupShuffleXor(sum, d); }
-        if (c < CHUNKS) {
+        if (c < X_CHUNKS) {
             for (var k = 0u; k < STRIDE; k++) {
                 let j = slice * STRIDE + k;
-                x_words[j / 4u * CHUNKS + c][j % 4u] = words[k];
+                x_words[j / 4u * X_CHUNKS + c][j % 4u] = words[k];
             }
             if (slice == 0u) { x_scales[c] = vec2<f32>(scale, scale * f32(sum)); }
         }
@@ -59,17 +62,17 @@ fn stage(at: u32, w: u32) {
     workgroupBarrier();
 }
 
-// What chunks `c` add to the products of their rows.
+// What chunks of weights add to the products of their rows: with chunks `c` of x.
 fn product(four: Loaded, c: vec4<u32>) -> vec4<f32> {
     let x0 = x_scales[c.x];
     let x1 = x_scales[c.y];
     let x2 = x_scales[c.z];
     let x3 = x_scales[c.w];
     let scales = vec4<f32>(x0.x, x1.x, x2.x, x3.x) * UNIT;
-    let p0 = chunk_dot8(four.q0, x_words[c.x], x_words[CHUNKS + c.x]);
-    let p1 = chunk_dot8(four.q1, x_words[c.y], x_words[CHUNKS + c.y]);
-    let p2 = chunk_dot8(four.q2, x_words[c.z], x_words[CHUNKS + c.z]);
-    let p3 = chunk_dot8(four.q3, x_words[c.w], x_words[CHUNKS + c.w]);
+    let p0 = chunk_dot8(four.q0, x_words[c.x], x_words[X_CHUNKS + c.x]);
+    let p1 = chunk_dot8(four.q1, x_words[c.y], x_words[X_CHUNKS + c.y]);
+    let p2 = chunk_dot8(four.q2, x_words[c.z], x_words[X_CHUNKS + c.z]);
+    let p3 = chunk_dot8(four.q3, x_words[c.w], x_words[X_CHUNKS + c.w]);
     let one = vec4<i32>(p0.x, p1.x, p2.x, p3.x);
     let other = vec4<i32>(p0.y, p1.y, p2.y, p3.y);
     let by = scales_of(four);

@@ -1,15 +1,18 @@
 // x in workgroup memory as f32: number j of the eight vectors of each chunk of 32, chunk by chunk.
 
+// Rows of x lie one behind another.
 const CHUNKS = COLS / 32u;
+const X_COLS = X_ROWS * COLS;
+const X_CHUNKS = X_ROWS * CHUNKS;
 
-var<workgroup> x_numbers: array<vec4<f32>, COLS / 4u>;
+var<workgroup> x_numbers: array<vec4<f32>, X_COLS / 4u>;
 
 fn x_put(i: u32, x: f32) {
-    x_numbers[i / 4u % 8u * CHUNKS + i / 32u][i % 4u] = x;
+    x_numbers[i / 4u % 8u * X_CHUNKS + i / 32u][i % 4u] = x;
 }
 
 fn x_at(i: u32) -> f32 {
-    return x_numbers[i / 4u % 8u * CHUNKS + i / 32u][i % 4u];
+    return x_numbers[i / 4u % 8u * X_CHUNKS + i / 32u][i % 4u];
 }
 
 fn stage(at: u32, w: u32) {
@@ -21,13 +24,13 @@ fn chunk_product(q: Chunk, c: u32) -> vec3<f32> {
     var x: array<vec4<f32>, 8>;
     var all = vec4<f32>();
     for (var j = 0u; j < 8u; j++) {
-        x[j] = x_numbers[j * CHUNKS + c];
+        x[j] = x_numbers[j * X_CHUNKS + c];
         all += x[j];
     }
     return vec3<f32>(chunk_dot(q, x), all.x + all.y + all.z + all.w);
 }
 
-// What chunks `c` add to the products of their rows.
+// What chunks of weights add to the products of their rows: with chunks `c` of x.
 fn product(four: Loaded, c: vec4<u32>) -> vec4<f32> {
     let p0 = chunk_product(four.q0, c.x);
     let p1 = chunk_product(four.q1, c.y);

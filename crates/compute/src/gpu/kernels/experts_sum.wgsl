@@ -1,0 +1,78 @@
+// The down projections of the K experts of one row and their sum with the residual stream, as combine.wgsl has it:
+//   parts[e][o] = down[e][o] . inner[e];  out[o] += sum over e, in rank order, of weights[e] parts[e][o],
+// plus the shared expert (SHARED) times sigmoid of its gate (GATED).
+// Parts of threads, their ROWS rows and chunks are those of products.wgsl. The parts of a workgroup share BLOCKS blocks of ROWS
+// outputs of all K experts, of which it then makes the sums.
+// Grid: blocks of BLOCKS ROWS outputs.
+
+struct Params {
+    x: u32, uses: Uses, outputs: u32, one: Part,
+    parts: u32, parts_row: u32, weights: u32, shared_out: u32, gate: u32, out: u32,
+}
+var<immediate> p: Params;
+
+const X_ROWS = K;
+const FETCH = 0u;
+const NORM = 0u;
+const USES = 2u;
+const ITEMS = K * BLOCKS;
+const OUTPUTS = BLOCKS * ROWS;
+
+var<workgroup> found: array<f32, ITEMS * ROWS>;
+
+fn rows_at(slot: u32, o: u32) -> Rows {
+    let stored = min(vec4<u32>(o) + ROW_OF, vec4<u32>(p.outputs - 1u));
+    let of_row = stored / BLOCK_ROWS * ROW_SCALES + slot;
+    return Rows(p.one.weights + slot / SLOT_UNIT + stored * ROW_WORDS, p.one.scales + of_row, p.one.biases + of_row);
+}
+
+@compute @workgroup_size(WG)
+fn main(
+    @builtin(workgroup_id) id: vec3<u32>,
+    @builtin(num_workgroups) count: vec3<u32>,
+    @builtin(local_invocation_index) index: u32,
+) {
+    team_begin(index);
+    let first = group_index(id, count) * OUTPUTS;
+    if (first >= p.outputs) { return; }
+    let chunk = index % PART;
+    // An item is a block of an expert. Parts without one take the last.
+    var item = min(index / PART, ITEMS - 1u);
+    var slot = use_of(p.uses, item / BLOCKS).slot;
+    var rows = rows_at(slot, first + item % BLOCKS * ROWS);
+    var loaded = load(rows, chunk);
+    stage(p.x, 0u);
+    for (var items = 0u; items < ITEMS; items += WG / PART) {
+        if (items > 0u) {
+            item = min(items + index / PART, ITEMS - 1u);
+            slot = use_of(p.uses, item / BLOCKS).slot;
+            rows = rows_at(slot, first + item % BLOCKS * ROWS);
+            loaded = load(rows, chunk);
+        }
+        let sums = part_sum(products(loaded, rows, chunk, item / BLOCKS));
+        if (chunk == 0u && items + index / PART < ITEMS) {
+            for (var j = 0u; j < ROWS; j++) {
+                let o = min(first + item % BLOCKS * ROWS + j, p.outputs - 1u);
+                found[item * ROWS + j] = sums[j] + bias_at(slot + p.one.bias, o);
+            }
+        }
+    }
+    workgroupBarrier();
+    for (var i = index; i < OUTPUTS; i += WG) {
+        let o = first + i;
+        if (o < p.outputs) {
+            var sum = 0.0;
+            for (var rank = 0u; rank < K; rank++) {
+                let part = found[rank * OUTPUTS + i];
+                a[p.parts + rank * p.parts_row + o] = part;
+                sum += a[p.weights + rank] * part;
+            }
+            if (SHARED == 1u) {
+                var gate = 1.0;
+                if (GATED == 1u) { gate = sigmoid(a[p.gate]); }
+                sum += gate * a[p.shared_out + o];
+            }
+            a[p.out + o] += sum;
+        }
+    }
+}
