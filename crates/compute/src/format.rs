@@ -309,6 +309,15 @@ impl Format {
         }
     }
 
+    /// Inputs that share a scale; at least one.
+    pub(crate) const fn block_cols(self) -> usize {
+        match self {
+            Format::Plain(_) => 1,
+            Format::Affine { group, .. } => group as usize,
+            Format::Scaled { block_cols, .. } => block_cols as usize,
+        }
+    }
+
     /// Bytes of one row of scales for `cols` inputs (affine biases take as many); zero for plain formats.
     pub const fn row_scale_bytes(self, cols: usize) -> usize {
         match self {

@@ -67,23 +67,29 @@ pub(super) enum Chunk {
     Q,
     /// Plain numbers.
     Plain,
-    /// Small floating-point numbers.
-    Scaled,
+    /// Small floating-point numbers of 4 bits.
+    E2m1,
+    /// Small floating-point numbers of 8 bits.
+    E4m3,
 }
 
 impl Chunk {
     /// How matrices of a shape are read; `None` if they are not whole chunks.
     pub(super) fn of(shape: MatrixShape) -> Option<Self> {
-        let whole = |n: u16| n.is_multiple_of(32);
         let kind = match shape.format {
             Format::Plain(_) => Chunk::Plain,
             Format::Affine { bits: 4, .. } => Chunk::Q4,
             Format::Affine { bits: 8, .. } => Chunk::Q8,
             Format::Affine { .. } => Chunk::Q,
-            Format::Scaled { block_cols, scale, .. } if whole(block_cols) && scale != BlockScale::E4M3 => {
-                Chunk::Scaled
+            Format::Scaled { element, block_cols, scale, .. } => {
+                let whole = block_cols.is_multiple_of(32);
+                match element {
+                    // Halves of a chunk may have scales of their own.
+                    Element::E2M1 if whole || (block_cols == 16 && scale.bytes() == 1) => Chunk::E2m1,
+                    Element::E4M3 if whole => Chunk::E4m3,
+                    _ => return None,
+                }
             }
-            Format::Scaled { .. } => return None,
         };
         shape.cols.is_multiple_of(32).then_some(kind)
     }
@@ -96,9 +102,9 @@ impl Chunk {
         }
     }
 
-    /// Whether 8-bit activations meet it.
-    pub(super) const fn is_quants(self) -> bool {
-        matches!(self, Chunk::Q4 | Chunk::Q8 | Chunk::Q)
+    /// Whether 8-bit activations meet it: weights are whole numbers times their scale.
+    pub(super) const fn is_whole(self) -> bool {
+        matches!(self, Chunk::Q4 | Chunk::Q8 | Chunk::Q | Chunk::E2m1)
     }
 }
 

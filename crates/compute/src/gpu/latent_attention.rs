@@ -1,7 +1,7 @@
 //! Latent attention. Heads' keys and values are never made: queries are taken to latents, attend to them, and what they find
 //! is taken to values. That is the same sum in another order, and reads nothing but latents.
 
-use super::{GpuDevice, attention, elementwise, matmul};
+use super::{GpuDevice, attention, elementwise, head_matmul::head_mat_mul};
 use crate::{Buffer, Error, Op, RopePairs, Span, View};
 
 /// Numbers of intermediate results that rows share: those that need more run one after another.
@@ -25,7 +25,7 @@ pub(super) fn latent_attention(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), E
             let part = |view: View| view.slice(first + from, rows);
             let queries = room.view(0, rows, heads * k.width).split(heads);
             let found = room.view(rows * heads * k.width, rows, heads * latent).split(heads);
-            matmul::head_mat_mul(gpu, part(q).part(0, nope), keys.transpose(), queries.part(0, latent))?;
+            head_mat_mul(gpu, part(q).part(0, nope), keys.transpose(), queries.part(0, latent))?;
             if rope > 0 {
                 copy(gpu, part(q).part(nope, rope), queries.part(latent, rope))?;
             }
@@ -46,7 +46,7 @@ pub(super) fn latent_attention(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), E
                 true => attention::attend(gpu, &kv, (&span, 0), &attend)?,
                 false => attention::attend_tiled(gpu, &kv, (&span, 0), &attend)?,
             }
-            matmul::head_mat_mul(gpu, found, values, part(out))?;
+            head_mat_mul(gpu, found, values, part(out))?;
         }
         first += span.rows;
     }

@@ -1,13 +1,14 @@
 //! Products with resident weights.
 
-use super::{Constants, GpuDevice, Kernel, Memory, Params, kernel, matvec, memory::Piece, tiled};
-use crate::{Buffer, Error, HeadMatrix, MatrixShape, Op, View, Weight};
+use super::{
+    Constants, GpuDevice, Kernel, Memory, Params, head_matmul::head_mat_mul, kernel, matvec, memory::Piece,
+    tiled,
+};
+use crate::{Buffer, Error, MatrixShape, Op, View, Weight};
 
 static EMBED: Kernel = kernel!("embed", ["common", "formats", "embed"], [Write, Read, Read]);
-static MATVEC_ANY: Kernel = kernel!("matvec_any", ["common", "formats", "matvec_any"], [Write, Read]);
-static HEAD_TRANSPOSED: Kernel =
-    kernel!("head_transposed", ["common", "formats", "head_transposed"], [Write, Read]);
-
+pub(super) static MATVEC_ANY: Kernel =
+    kernel!("matvec_any", ["common", "formats", "matvec_any"], [Write, Read]);
 const THREADS: u32 = 256;
 
 /// A matrix of weights as kernels see it.
@@ -78,37 +79,6 @@ pub(super) fn mat_mul(
         gpu.dispatch(&MATVEC_ANY, constants, &[&gpu.activations(), &arena], &params, x.rows * blocks)?;
     }
     Ok(())
-}
-
-/// Runs [`Op::HeadMatMul`].
-pub(super) fn head_mat_mul(gpu: &mut GpuDevice, x: View, matrix: HeadMatrix, out: View) -> Result<(), Error> {
-    let Pieces { shape, all } = gpu.pieces(matrix.weight)?;
-    let [(arena, piece)] = &all[..] else {
-        return Err(Error::Shape(format!(
-            "matrices of {} heads are larger than what this GPU's kernels see at once",
-            x.heads
-        )));
-    };
-    let rows = matrix.head_rows;
-    let places = (gpu.store.place(&x)?, gpu.store.place(&out)?);
-    let params = Params::new()
-        .view(places.0, &x)
-        .view(places.1, &out)
-        .matrix([piece.weights, piece.scales, piece.biases], shape)
-        .n(rows.first)
-        .n(rows.count)
-        .n(shape.cols)
-        .n(x.rows)
-        .n(x.heads)
-        .n(rows.stride);
-    let constants = Constants::new(&[("WG", THREADS)]).format(shape.format);
-    let (kernel, per_group) = match matrix.transposed {
-        true => (&HEAD_TRANSPOSED, THREADS),
-        false => (&MATVEC_ANY, THREADS / gpu.target().team),
-    };
-    let constants = if matrix.transposed { constants } else { constants.with("BIASED", 0) };
-    let blocks = out.width.div_ceil(per_group as usize);
-    gpu.dispatch(kernel, constants, &[&gpu.activations(), arena], &params, x.rows * x.heads * blocks)
 }
 
 /// Runs an op of this family.

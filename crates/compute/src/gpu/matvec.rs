@@ -19,10 +19,12 @@ macro_rules! kernels {
             kernels!(@ $op, [$($before),*], $bindings, "q8", "stage_f32"),
             kernels!(@ $op, [$($before),*], $bindings, "q", "stage_f32"),
             kernels!(@ $op, [$($before),*], $bindings, "plain", "stage_f32"),
-            kernels!(@ $op, [$($before),*], $bindings, "scaled", "stage_f32"),
+            kernels!(@ $op, [$($before),*], $bindings, "e4m3", "stage_f32"),
+            kernels!(@ $op, [$($before),*], $bindings, "e2m1", "stage_f32"),
             kernels!(@ $op, [$($before),*], $bindings, "q4", "stage_dot8"),
             kernels!(@ $op, [$($before),*], $bindings, "q8", "stage_dot8"),
             kernels!(@ $op, [$($before),*], $bindings, "q", "stage_dot8"),
+            kernels!(@ $op, [$($before),*], $bindings, "e2m1", "stage_dot8"),
         ]
     };
     (@ $op:literal, [$($before:literal),*], $bindings:expr, $chunk:literal, $stage:literal) => {
@@ -42,10 +44,10 @@ macro_rules! kernels {
     };
 }
 
-static MATVEC: [Kernel; 8] = kernels!("matvec", ["common"], &[Write, Read, Read]);
-static EXPERTS: [Kernel; 8] =
+static MATVEC: [Kernel; 10] = kernels!("matvec", ["common"], &[Write, Read, Read]);
+static EXPERTS: [Kernel; 10] =
     kernels!("experts_vec", ["common", "activation", "uses", "slot"], &[Write, Read, Read, Read]);
-static EXPERTS_SUM: [Kernel; 8] =
+static EXPERTS_SUM: [Kernel; 10] =
     kernels!("experts_sum", ["common", "uses", "slot"], &[Write, Read, Read, Read]);
 
 /// Threads of a workgroup.
@@ -76,37 +78,59 @@ struct Choice {
 }
 
 impl GpuDevice {
+    /// How many inputs of a row workgroup memory holds at once for these kernels, of such a shape: all, or whole blocks of
+    /// weights. `None` where only the general kernel can multiply.
+    pub(super) fn inputs(&self, shape: MatrixShape, rounds: bool) -> Option<usize> {
+        let chunk = Chunk::of(shape)?;
+        let most = if rounds && self.target().dot8 && chunk.is_whole() {
+            self.group_room() / 5 * 4
+        } else {
+            self.group_room() / 4
+        };
+        let block = shape.format.block_cols().max(32);
+        let most = most / block * block;
+        let sections = shape.cols.div_ceil(most.max(1)).max(1);
+        (most > 0).then(|| shape.cols.div_ceil(sections).next_multiple_of(block).min(shape.cols))
+    }
+
     /// Bytes of workgroup memory for x. Teams and parts that are no subgroups exchange numbers through the rest.
     const fn group_room(&self) -> usize {
         self.limits.max_compute_workgroup_storage_size as usize - 4096
     }
 
-    /// Which kernel multiplies few rows with a matrix of a shape; `None` where only the general one can.
+    /// Which kernel multiplies few rows with a matrix of a shape; `None` where none can at once.
     fn choose(&self, shape: MatrixShape, rounds: bool) -> Option<Choice> {
+        self.inputs(shape, rounds).filter(|n| *n == shape.cols)?;
+        self.choose_for(shape, rounds, shape.cols)
+    }
+
+    /// Which kernel multiplies few rows with `cols` inputs of each row of a matrix, as [`GpuDevice::inputs`] has them.
+    fn choose_for(&self, shape: MatrixShape, rounds: bool, cols: usize) -> Option<Choice> {
         let target = self.target();
         let chunk = Chunk::of(shape)?;
-        let dot8 = rounds && target.dot8 && chunk.is_quants();
-        let room = self.group_room();
-        let rounded = shape.cols / 4 * 5;
-        if (if dot8 { rounded } else { shape.cols * 4 }) > room {
-            return None;
-        }
-        let fetch = dot8 && rounded + shape.cols * 4 <= room;
-        let (part, rows) = parts(shape, target.team, dot8);
-        let which = match chunk {
-            Chunk::Q4 => 0,
-            Chunk::Q8 => 1,
-            Chunk::Q => 2,
-            Chunk::Plain => 3,
-            Chunk::Scaled => 4,
-        } + if dot8 { 5 } else { 0 };
-        let constants = Constants::default().chunks(shape);
+        let dot8 = rounds && target.dot8 && chunk.is_whole();
+        let fetch = dot8 && cols / 4 * 5 + cols * 4 <= self.group_room();
+        let of_x = MatrixShape { cols, ..shape };
+        let (part, rows) = parts(of_x, target.team, dot8);
+        let which = match (chunk, dot8) {
+            (Chunk::Q4, false) => 0,
+            (Chunk::Q8, false) => 1,
+            (Chunk::Q, false) => 2,
+            (Chunk::Plain, _) => 3,
+            (Chunk::E4m3, _) => 4,
+            (Chunk::E2m1, false) => 5,
+            (Chunk::Q4, true) => 6,
+            (Chunk::Q8, true) => 7,
+            (Chunk::Q, true) => 8,
+            (Chunk::E2m1, true) => 9,
+        };
+        let constants = Constants::new(&[("ROW_COLS", shape.cols as u32)]).chunks(of_x);
         Some(Choice { which, chunk, part, rows, fetches: fetch, keeps_x: fetch || !dot8, constants })
     }
 }
 
 /// Threads of a part and the rows that it takes at a time, so that its threads ask for all of them at once if they can.
-fn parts(shape: MatrixShape, team: u32, dot8: bool) -> (u32, usize) {
+pub(super) fn parts(shape: MatrixShape, team: u32, dot8: bool) -> (u32, usize) {
     let chunks = (shape.cols / 32).max(1);
     // A row of 24 chunks is three for each of eight threads.
     let whole = if chunks < 64 { 1 << chunks.trailing_zeros().max(3) } else { PART };
@@ -135,13 +159,33 @@ pub(super) fn mat_mul(
     out: View,
 ) -> Result<bool, Error> {
     let Pieces { shape, all } = gpu.pieces(weight)?;
-    let Some(choice) = gpu.choose(shape, rounds) else { return Ok(false) };
+    let Some(inputs) = gpu.inputs(shape, rounds) else { return Ok(false) };
     for (arena, piece) in all {
         let bias = bias.map(|b| gpu.store.start(b)).transpose()?.map(|b| b + piece.first as u32);
         let out = out.columns(piece.first, piece.rows);
-        products(gpu, None, &[Product { choice, shape, x, arena, piece, bias, out }], None)?;
+        for first in (0..shape.cols).step_by(inputs) {
+            let cols = inputs.min(shape.cols - first);
+            let Some(choice) = gpu.choose_for(shape, rounds, cols) else { return Ok(false) };
+            let [weights, scales, biases] = behind(shape, first).map(|n| n as u32);
+            let piece = Piece {
+                weights: piece.weights + weights,
+                scales: piece.scales + scales,
+                biases: piece.biases + biases,
+                ..piece
+            };
+            let (x, arena) = (x.columns(first, cols), arena.clone());
+            // The first section writes, the others add to it.
+            let (bias, onto) = (bias.filter(|_| first == 0), first > 0);
+            products(gpu, None, &[Product { choice, shape, x, arena, piece, bias, onto, out }], None)?;
+        }
     }
     Ok(true)
+}
+
+/// Bytes of `cols` inputs of a row: weights, scales and biases.
+const fn behind(shape: MatrixShape, cols: usize) -> [usize; 3] {
+    let scales = shape.format.row_scale_bytes(cols);
+    [shape.format.row_bytes(cols), scales, scales]
 }
 
 /// [`Op::RmsNorm`](crate::Op::RmsNorm) of one vector.
@@ -162,6 +206,8 @@ pub(super) struct Product {
     piece: Piece,
     /// Where the bias lies among the activations.
     bias: Option<u32>,
+    /// Whether it is added to what `out` has.
+    onto: bool,
     out: View,
 }
 
@@ -180,7 +226,7 @@ impl Product {
         let Some(choice) = gpu.choose(shape, rounds) else { return Ok(None) };
         let bias = bias.map(|b| gpu.store.start(b)).transpose()?;
         let arena = gpu.store.arenas[piece.arena].clone();
-        Ok(Some(Self { choice, shape, x, arena, piece, bias, out }))
+        Ok(Some(Self { choice, shape, x, arena, piece, bias, onto: false, out }))
     }
 
     /// Whether `x` may be normed on its way.
@@ -218,7 +264,7 @@ pub(super) fn products(
     all: &[Product],
     added: Option<View>,
 ) -> Result<(), Error> {
-    let Some(Product { choice, x, arena, out, bias, .. }) = all.first() else { return Ok(()) };
+    let Some(Product { choice, x, arena, out, bias, onto, .. }) = all.first() else { return Ok(()) };
     let Choice { which, chunk, part, constants, .. } = *choice;
     let at_once = all.iter().map(|p| p.choice.rows).max().unwrap_or(4);
     let rows: usize = all.iter().map(|p| p.piece.rows).sum();
@@ -253,7 +299,7 @@ pub(super) fn products(
         .with("FETCH", choice.fetches.into())
         .with("ROWS", at_once as u32)
         .with("TARGETS", all.len() as u32)
-        .with("BIASED", bias.is_some().into())
+        .with("BIASED", if *onto { 2 } else { bias.is_some().into() })
         .with("NORM", norm.is_some().into())
         .with("ADDED", added.is_some().into());
     let buffers = [&gpu.activations(), arena, arena];
@@ -293,10 +339,11 @@ pub(super) fn gated(
         matrices: &[place(one), place(other)],
         activation: activation_of(activation),
     };
-    run_stage(gpu, one.choice, &stage)
+    run_stage(gpu, one.choice, &stage, false)
 }
 
 /// One stage of the experts of few rows.
+#[derive(Clone, Copy)]
 pub(super) struct Stage<'a> {
     pub(super) uses: &'a InBank,
     pub(super) x: View,
@@ -320,22 +367,38 @@ pub(super) fn experts(gpu: &mut GpuDevice, stage: &Stage<'_>, rounds: bool) -> R
     if one.shape != other.shape {
         return Ok(false);
     }
-    let Some(choice) = gpu.choose(one.shape, rounds) else { return Ok(false) };
-    if !aligned(choice, one) || !aligned(choice, other) {
+    let shape = one.shape;
+    let Some(inputs) = gpu.inputs(shape, rounds) else { return Ok(false) };
+    // What joins gate and up is no sum.
+    if !aligned(one) || !aligned(other) || (inputs < shape.cols && stage.matrices.len() > 1) {
         return Ok(false);
     }
-    run_stage(gpu, choice, stage)?;
+    let one = *one;
+    for first in (0..shape.cols).step_by(inputs) {
+        let cols = inputs.min(shape.cols - first);
+        let Some(choice) = gpu.choose_for(shape, rounds, cols) else { return Ok(false) };
+        if cols == shape.cols {
+            run_stage(gpu, choice, stage, false)?;
+            continue;
+        }
+        let behind = behind(shape, first);
+        let parts = std::array::from_fn(|i| one.parts[i] + behind[i]);
+        let section = [MatrixPlace { parts, bias: one.bias.filter(|_| first == 0), ..one }];
+        let stage = Stage { matrices: &section, x: stage.x.columns(first, cols), ..*stage };
+        run_stage(gpu, choice, &stage, first > 0)?;
+    }
     Ok(true)
 }
 
 /// Whether a matrix lies as its kernel reads it.
-fn aligned(choice: Choice, m: &MatrixPlace) -> bool {
-    m.parts[0].is_multiple_of(choice.chunk.unit())
+fn aligned(m: &MatrixPlace) -> bool {
+    Chunk::of(m.shape).is_some_and(|chunk| m.parts[0].is_multiple_of(chunk.unit()))
         && m.parts[1..].iter().all(|at| at.is_multiple_of(4))
         && m.bias.is_none_or(|(_, at)| at.is_multiple_of(4))
 }
 
-fn run_stage(gpu: &mut GpuDevice, choice: Choice, stage: &Stage<'_>) -> Result<(), Error> {
+/// `onto`: whether it is added to what `out` has.
+fn run_stage(gpu: &mut GpuDevice, choice: Choice, stage: &Stage<'_>, onto: bool) -> Result<(), Error> {
     let Some([one, other]) = stage.ends() else { return Ok(()) };
     let first = stage.matrices.len() > 1;
     let Choice { which, chunk, part, rows, constants, .. } = choice;
@@ -351,7 +414,7 @@ fn run_stage(gpu: &mut GpuDevice, choice: Choice, stage: &Stage<'_>) -> Result<(
         .with("STAGE", if first { 0 } else { 2 })
         .with("ACTIVATION", kind)
         .with("STEP", one.step as u32)
-        .with("BIAS_SCALAR", one.bias.map_or(9, |(of, _)| scalar(of)));
+        .with("BIAS_SCALAR", one.bias.map_or(if onto { 8 } else { 9 }, |(of, _)| scalar(of)));
     let mut params = Params::new()
         .u(gpu.store.place(&stage.x)?)
         .n(stage.x.row_stride)
@@ -398,7 +461,7 @@ impl Down {
         };
         let fits = staged + k * blocks * choice.rows * 4 <= gpu.group_room()
             && inner.row_stride == cols
-            && aligned(choice, &place);
+            && aligned(&place);
         fits.then(|| Self { uses: uses.clone(), choice, inner, parts, place, blocks })
     }
 
@@ -416,7 +479,7 @@ impl Down {
             matrices: &[self.place],
             activation: (0, [0.0; 2]),
         };
-        run_stage(gpu, self.choice, &stage)
+        run_stage(gpu, self.choice, &stage, false)
     }
 
     /// Runs it and adds the sum to `out`.

@@ -11,6 +11,7 @@ mod elementwise;
 mod experts;
 mod formats;
 mod fuse;
+mod head_matmul;
 mod kernel;
 mod latent_attention;
 mod matmul;

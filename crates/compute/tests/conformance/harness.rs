@@ -111,17 +111,6 @@ pub(crate) fn formats() -> Vec<Format> {
     formats
 }
 
-/// Whether the fast path rounds the activations that meet a matrix of this format.
-pub(crate) fn rounds(format: Format) -> bool {
-    match format {
-        Format::Plain(_) => false,
-        Format::Affine { .. } => true,
-        Format::Scaled { element, block_cols, .. } => {
-            element == Element::E2M1 && matches!(block_cols, 32 | 64 | 128)
-        }
-    }
-}
-
 /// Formats of every kind of unpacking, without all their variants.
 pub(crate) fn some_formats() -> Vec<Format> {
     let affine = |bits, group, scale| Format::Affine { bits, group, scale };
@@ -222,6 +211,14 @@ impl Both {
         }
     }
 
+    /// Runs a test on every instruction set and on the GPU of this machine, on the fast path.
+    pub(crate) fn each_fast(mut test: impl FnMut(&mut Both)) {
+        Isa::available().into_iter().for_each(|isa| test(&mut Both::new(device(isa, false, 2))));
+        if let Some(gpu) = gpu(false) {
+            test(&mut Both::new(gpu));
+        }
+    }
+
     /// Runs a test on every instruction set and on the GPU of this machine, on the exact path.
     pub(crate) fn each_exact(mut test: impl FnMut(&mut Both)) {
         Isa::available().into_iter().for_each(|isa| test(&mut Both::new(device(isa, true, 2))));
@@ -241,9 +238,21 @@ impl Both {
         if rows >= 16 && self.fast_gpu() { 4e-3 } else { 1e-5 }
     }
 
+    /// Whether the device rounds the activations that meet a matrix of this format on the fast path.
+    pub(crate) fn rounds(&self, format: Format) -> bool {
+        match format {
+            Format::Plain(_) => false,
+            Format::Affine { .. } => true,
+            Format::Scaled { element, block_cols, .. } => {
+                element == Element::E2M1
+                    && (matches!(block_cols, 32 | 64 | 128) || block_cols == 16 && self.fast_gpu())
+            }
+        }
+    }
+
     /// Whether the device rounds the activations of many rows that meet a matrix of this format on the fast path.
     pub(crate) fn rounds_many(&self, format: Format) -> bool {
-        rounds(format) || self.device.describe().starts_with("gpu")
+        self.rounds(format) || self.device.describe().starts_with("gpu")
     }
 
     fn twice<T: PartialEq + std::fmt::Debug>(&mut self, mut f: impl FnMut(&mut dyn Device) -> T) -> T {

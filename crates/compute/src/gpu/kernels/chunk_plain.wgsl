@@ -10,26 +10,16 @@ fn chunk_load(row: u32, c: u32) -> Chunk {
     return all;
 }
 
-fn chunk_dot(all: Chunk, x: array<vec4<f32>, 8>) -> f32 {
-    var sum = 0.0;
-    if (ELEMENT == 0u) {
-        for (var j = 0u; j < 8u; j++) { sum += dot(bitcast<vec4<f32>>(all[j % VECTORS]), x[j]); }
-        return sum;
-    }
-    for (var j = 0u; j < 4u; j++) {
-        let v = all[j];
-        var low = vec4<f32>();
-        var high = vec4<f32>();
-        if (ELEMENT == 1u) {
-            low = vec4<f32>(unpack2x16float(v.x), unpack2x16float(v.y));
-            high = vec4<f32>(unpack2x16float(v.z), unpack2x16float(v.w));
-        } else {
-            let even = bitcast<vec4<f32>>(v << vec4<u32>(16u));
-            let odd = bitcast<vec4<f32>>(v & vec4<u32>(0xffff0000u));
-            low = vec4<f32>(even.x, odd.x, even.y, odd.y);
-            high = vec4<f32>(even.z, odd.z, even.w, odd.w);
-        }
-        sum += dot(low, x[2u * j]) + dot(high, x[2u * j + 1u]);
-    }
-    return sum;
+fn chunk_four(all: Chunk, j: u32) -> vec4<f32> {
+    if (ELEMENT == 0u) { return bitcast<vec4<f32>>(all[j % VECTORS]); }
+    let v = all[j / 2u % VECTORS];
+    let pair = select(v.xy, v.zw, j % 2u == 1u);
+    if (ELEMENT == 1u) { return vec4<f32>(unpack2x16float(pair.x), unpack2x16float(pair.y)); }
+    let even = bitcast<vec2<f32>>(pair << vec2<u32>(16u));
+    let odd = bitcast<vec2<f32>>(pair & vec2<u32>(0xffff0000u));
+    return vec4<f32>(even.x, odd.x, even.y, odd.y);
+}
+
+fn chunk_dot(all: Chunk, x: array<vec4<f32>, 8>) -> vec2<f32> {
+    return fours_dot(all, x);
 }

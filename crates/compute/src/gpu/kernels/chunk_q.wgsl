@@ -1,6 +1,7 @@
 // 32 quants of BITS bits, 2, 3, 5 or 6: BITS words.
 
 const OFFSET = 0.0;
+const UNIT = 1.0;
 const VECTORS = 0u;
 
 alias Chunk = array<u32, BITS>;
@@ -18,18 +19,18 @@ fn quant(words: Chunk, i: u32) -> u32 {
     return extractBits(q, 0u, BITS);
 }
 
-fn chunk_dot(words: Chunk, x: array<vec4<f32>, 8>) -> f32 {
-    var sum = 0.0;
-    for (var j = 0u; j < 8u; j++) {
-        let i = j * 4u;
-        let q = vec4<u32>(quant(words, i), quant(words, i + 1u), quant(words, i + 2u), quant(words, i + 3u));
-        sum += dot(vec4<f32>(q), x[j]);
-    }
-    return sum;
+fn chunk_four(words: Chunk, j: u32) -> vec4<f32> {
+    let i = j * 4u;
+    return vec4<f32>(
+        vec4<u32>(quant(words, i), quant(words, i + 1u), quant(words, i + 2u), quant(words, i + 3u)));
 }
 
-fn chunk_dot8(words: Chunk, x0: vec4<u32>, x1: vec4<u32>) -> i32 {
-    var sum = 0;
+fn chunk_dot(words: Chunk, x: array<vec4<f32>, 8>) -> vec2<f32> {
+    return fours_dot(words, x);
+}
+
+fn chunk_dot8(words: Chunk, x0: vec4<u32>, x1: vec4<u32>) -> vec2<i32> {
+    var sums = vec2<i32>();
     for (var j = 0u; j < 8u; j++) {
         var packed = 0u;
         if (BITS == 2u) {
@@ -39,7 +40,7 @@ fn chunk_dot8(words: Chunk, x0: vec4<u32>, x1: vec4<u32>) -> i32 {
             packed = quant(words, i) | quant(words, i + 1u) << 8u | quant(words, i + 2u) << 16u
                 | quant(words, i + 3u) << 24u;
         }
-        sum += dot4I8Packed(packed, select(x1[j % 4u], x0[j % 4u], j < 4u));
+        sums[j / 4u] += dot4I8Packed(packed, select(x1[j % 4u], x0[j % 4u], j < 4u));
     }
-    return sum;
+    return sums;
 }

@@ -1,7 +1,8 @@
 // The experts of few rows. STAGE 0: inner[use][o] = activation(gate[o] . x[row], up[o] . x[row]). STAGE 2:
 // out[part][o] = down[o] . inner[use]. Parts of threads, their ROWS rows and chunks are those of products.wgsl; in STAGE 0 the
 // first half of a part's rows are gate's and the others are up's.
-// STEP: rows from one stored row of a matrix to the next, 2 where gate and up are interleaved.
+// STEP: rows from one stored row of a matrix to the next, 2 where gate and up are interleaved. BIAS_SCALAR may be 8, where what
+// out has is added.
 // Grid: uses x blocks of rows.
 
 struct Params {
@@ -71,7 +72,11 @@ fn main(
                 }
             } else {
                 for (var j = 0u; j < OUTPUTS; j++) {
-                    if (o + j < p.outputs) { a[out + o + j] = sums[j] + bias_at(found.slot + p.one.bias, (o + j) * STEP); }
+                    if (o + j < p.outputs) {
+                        var y = sums[j] + bias_at(found.slot + p.one.bias, (o + j) * STEP);
+                        if (BIAS_SCALAR == 8u) { y += a[out + o + j]; }
+                        a[out + o + j] = y;
+                    }
                 }
             }
         }

@@ -2,7 +2,8 @@
 // that meet the same x, one after another; each has a multiple of four rows, but for the last.
 // Parts of PART threads work on ROWS rows of weights at a time, as products.wgsl has it. A workgroup walks `turns` blocks of
 // ROWS WG / PART rows.
-// COLS: inputs, a multiple of 32. TARGETS: matrices. BIASED: whether biases are added, which lie among the activations.
+// COLS: inputs, a multiple of 32. TARGETS: matrices. BIASED: 1 where biases are added, which lie among the activations, 2
+// where what out has is.
 // NORM: x is one row that is normed on its way; the first workgroup also writes it, to `x_row`, where others will read it.
 // ADDED: out of the only matrix is also added to what lies at m1.out: the residual stream.
 // Grid: rows of x x workgroups that walk all rows of W.
@@ -65,6 +66,7 @@ fn main(
                 if (o < now.count) {
                     var y = sums[i];
                     if (BIASED == 1u) { y += a[now.m.bias + o]; }
+                    if (BIASED == 2u) { y += a[out + o]; }
                     a[out + o] = y;
                     if (ADDED == 1u) { a[p.m1.out + o] += y; }
                 }

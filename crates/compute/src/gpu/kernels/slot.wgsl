@@ -1,5 +1,5 @@
 // Matrices in a slot.
-// BIAS_SCALAR: the type of the biases in the slot, one number for each stored row; 9 for none.
+// BIAS_SCALAR: the type of the biases in the slot, one number for each stored row; 8 and 9 for none.
 
 struct Part { weights: u32, scales: u32, biases: u32, bias: u32 } // bytes from the start of a slot; a word for weights
 @group(0) @binding(3) var<storage, read> words: array<u32>;

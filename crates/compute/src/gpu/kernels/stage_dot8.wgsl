@@ -68,9 +68,17 @@ fn product(four: Loaded, c: vec4<u32>) -> vec4<f32> {
     let x1 = x_scales[c.y];
     let x2 = x_scales[c.z];
     let x3 = x_scales[c.w];
+    let scales = vec4<f32>(x0.x, x1.x, x2.x, x3.x) * UNIT;
+    let p0 = chunk_dot8(four.q0, x_words[c.x], x_words[X_CHUNKS + c.x]);
+    let p1 = chunk_dot8(four.q1, x_words[c.y], x_words[X_CHUNKS + c.y]);
+    let p2 = chunk_dot8(four.q2, x_words[c.z], x_words[X_CHUNKS + c.z]);
+    let p3 = chunk_dot8(four.q3, x_words[c.w], x_words[X_CHUNKS + c.w]);
+    let one = vec4<i32>(p0.x, p1.x, p2.x, p3.x);
+    let other = vec4<i32>(p0.y, p1.y, p2.y, p3.y);
+    let by = scales_of(four);
+    if (HALVES) { return (by.one * vec4<f32>(one) + by.other * vec4<f32>(other)) * scales; }
+    let whole = vec4<f32>(one + other) * scales;
+    if (ELEMENT != 3u) { return by.one * whole; }
     let sums = vec4<f32>(x0.y, x1.y, x2.y, x3.y);
-    let whole = vec4<i32>(
-        chunk_dot8(four.q0, x_words[c.x], x_words[X_CHUNKS + c.x]), chunk_dot8(four.q1, x_words[c.y], x_words[X_CHUNKS + c.y]),
-        chunk_dot8(four.q2, x_words[c.z], x_words[X_CHUNKS + c.z]), chunk_dot8(four.q3, x_words[c.w], x_words[X_CHUNKS + c.w]));
-    return four.scales * (vec4<f32>(whole) * vec4<f32>(x0.x, x1.x, x2.x, x3.x) + sums * OFFSET) + four.biases * sums;
+    return by.one * (whole + sums * OFFSET) + by.other * sums;
 }

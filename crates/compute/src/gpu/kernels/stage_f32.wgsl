@@ -19,15 +19,15 @@ fn stage(at: u32, w: u32) {
     fetch(at, w);
 }
 
-// The product of a chunk with its part of x, and the sum of that.
-fn chunk_product(q: Chunk, c: u32) -> vec2<f32> {
+// The products of a chunk's halves with their parts of x, and the sum of those.
+fn chunk_product(q: Chunk, c: u32) -> vec3<f32> {
     var x: array<vec4<f32>, 8>;
     var all = vec4<f32>();
     for (var j = 0u; j < 8u; j++) {
         x[j] = x_numbers[j * X_CHUNKS + c];
         all += x[j];
     }
-    return vec2<f32>(chunk_dot(q, x), all.x + all.y + all.z + all.w);
+    return vec3<f32>(chunk_dot(q, x), all.x + all.y + all.z + all.w);
 }
 
 // What chunks of weights add to the products of their rows: with chunks `c` of x.
@@ -36,7 +36,11 @@ fn product(four: Loaded, c: vec4<u32>) -> vec4<f32> {
     let p1 = chunk_product(four.q1, c.y);
     let p2 = chunk_product(four.q2, c.z);
     let p3 = chunk_product(four.q3, c.w);
-    let sums = four.scales * vec4<f32>(p0.x, p1.x, p2.x, p3.x);
+    let one = vec4<f32>(p0.x, p1.x, p2.x, p3.x);
+    let other = vec4<f32>(p0.y, p1.y, p2.y, p3.y);
+    let by = scales_of(four);
+    if (HALVES) { return by.one * one + by.other * other; }
+    let sums = by.one * (one + other);
     if (ELEMENT != 3u) { return sums; }
-    return sums + four.biases * vec4<f32>(p0.y, p1.y, p2.y, p3.y);
+    return sums + by.other * vec4<f32>(p0.z, p1.z, p2.z, p3.z);
 }
