@@ -411,6 +411,9 @@ pub enum Op<'a> {
     ///
     /// In latent attention (DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1, in its absorbed form) there is one head of keys
     /// and no `v`: values are the first numbers of the keys.
+    ///
+    /// A device may take norms and rotations in place of `q` and `k` that come right before into this op: what `q` and `k`
+    /// hold afterwards is undefined.
     Attention {
         /// `(rows, heads, key width)`.
         q: View,

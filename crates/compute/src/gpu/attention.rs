@@ -1,6 +1,10 @@
 //! Attention: appending keys and values to states, and the form that splits a row's positions over workgroups.
 
-use super::{Constants, GpuDevice, GpuState, Kernel, Memory, Params, kernel};
+use super::{
+    Constants, GpuDevice, GpuState, Kernel, Memory, Params,
+    attention_decode::{Decode, Own},
+    kernel,
+};
 use crate::{Error, KEY_BLOCK, Op, Span, State, StateShape, View, op_check::stale};
 
 static APPEND: Kernel = kernel!("attention_append", ["common", "attention_append"], [Write, Write]);
@@ -19,11 +23,14 @@ static MERGE: Kernel = kernel!(
     ["common", "attention_splits", "attention_finish", "attention_merge"],
     [Write, Read]
 );
+/// Columns of a workgroup that joins parts, and its threads.
+const MERGED: usize = 32;
+const MERGING: usize = 256;
 
 /// Threads of a workgroup.
-const THREADS: usize = 256;
+pub(super) const THREADS: usize = 256;
 /// What stands for "none" among the parameters.
-const NONE: u32 = u32::MAX;
+pub(super) const NONE: u32 = u32::MAX;
 /// Most heads of a workgroup: they read the same keys and values.
 pub(super) const MOST_HEADS: usize = 16;
 /// Most pairs of sums that a thread keeps.
@@ -32,6 +39,8 @@ const MOST_SUMS: usize = 32;
 const MOST_SPLITS: usize = 64;
 /// Workgroups that the fast path aims at for one row of a long context: they fill the largest cards.
 const WORKGROUPS: usize = 512;
+/// Positions that the fast path does not split, at most: joining parts takes longer than a second block.
+const ALONE: usize = 64;
 /// Positions of a part on the fast path, at least.
 const LEAST_SPLIT: usize = 32;
 /// Numbers of scratch that rows share: those that need more run one after another.
@@ -114,8 +123,16 @@ pub(super) fn attention(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
     let mut first = 0;
     for span in spans.iter().filter(|span| span.rows > 0) {
         let kv = gpu.key_values(span.state)?;
-        gpu.append(&kv, (span, first), (&k, v.as_ref()))?;
-        attend_span(gpu, &kv, (span, first), op)?;
+        match v {
+            Some(v) if Decode::takes(gpu, op, span) => {
+                let own = Own::new(k.slice(first, 1), v.slice(first, 1));
+                attend(gpu, &kv, (span, first), op, Some(&own))?;
+            }
+            _ => {
+                gpu.append(&kv, (span, first), (&k, v.as_ref()))?;
+                attend_span(gpu, &kv, (span, first), op)?;
+            }
+        }
         first += span.rows;
     }
     Ok(())
@@ -130,7 +147,7 @@ pub(super) fn attend_span(
 ) -> Result<(), Error> {
     match !gpu.exact && span.rows >= TILED_ROWS {
         true => attend_tiled(gpu, kv, (span, first), op),
-        false => attend(gpu, kv, (span, first), op),
+        false => attend(gpu, kv, (span, first), op, None),
     }
 }
 
@@ -155,7 +172,7 @@ pub(super) fn attend_tiled(
     };
     let width = out.width.next_multiple_of(64);
     if positions.is_some() || width * 16 > TILE_NUMBERS {
-        return attend(gpu, kv, (span, first), op);
+        return attend(gpu, kv, (span, first), op, None);
     }
     let queries = 1 << (TILE_NUMBERS / width).clamp(16, 64).ilog2();
     let group = q.heads / k.heads;
@@ -191,21 +208,28 @@ pub(super) fn attend_tiled(
 
 /// How a row's positions are split, as `attention_splits.wgsl` has it.
 #[derive(Clone, Copy)]
-struct Splits {
+pub(super) struct Splits {
     window: usize,
+    /// Positions that are not split, at most.
+    alone: usize,
+    /// Positions of a part, at least.
     least: usize,
+    /// Parts, at most.
     most: usize,
 }
 
 impl Splits {
     fn count(self, position: usize) -> usize {
         let seen = self.window.min(position + 1);
+        if seen <= self.alone {
+            return 1;
+        }
         let of_split = seen.div_ceil(self.most).next_multiple_of(LEAST_SPLIT).max(self.least);
         seen.div_ceil(of_split)
     }
 
-    fn params(self, params: Params, position: usize, splits: usize) -> Params {
-        params.n(position).n(self.window).n(self.least).n(self.most).n(splits)
+    pub(super) fn params(self, params: Params, position: usize, splits: usize) -> Params {
+        params.n(position).n(self.window).n(self.alone).n(self.least).n(self.most).n(splits)
     }
 }
 
@@ -230,26 +254,100 @@ impl Shape {
     }
 }
 
-/// Attends from the rows of one span to its keys and values.
+/// Attends from the rows of one span to its keys and values. Of one row, they may be on their way to the state.
 pub(super) fn attend(
     gpu: &mut GpuDevice,
     kv: &KeyValues,
     (span, first): (&Span, usize),
     op: &Op<'_>,
+    own: Option<&Own>,
 ) -> Result<(), Error> {
-    let &Op::Attention { q, k, v, gate, scale, window, sinks, positions, out, .. } = op else {
-        return Ok(());
-    };
-    let group = q.heads / k.heads;
-    let shape = Shape::new(group, out.width);
-    let tiles = k.heads * shape.tiles;
+    let &Op::Attention { q, k, gate, window, sinks, positions, out, .. } = op else { return Ok(()) };
+    let decode = Decode::of(gpu, op);
+    let shape = Shape::new(q.heads / k.heads, out.width);
+    let tiles = decode.as_ref().map_or(k.heads * shape.tiles, |decode| decode.tiles);
     let window = positions.map_or(window.unwrap_or(usize::MAX), |list| list.width).min(HIGH * 2);
     let splits = match gpu.exact {
-        true => Splits { window, least: KEY_BLOCK, most: MOST_SPLITS },
-        false => Splits { window, least: LEAST_SPLIT, most: (WORKGROUPS / tiles).clamp(8, MOST_SPLITS) },
+        true => Splits { window, alone: KEY_BLOCK, least: KEY_BLOCK, most: MOST_SPLITS },
+        false => Splits {
+            window,
+            alone: ALONE,
+            least: LEAST_SPLIT,
+            most: (WORKGROUPS / tiles).clamp(8, MOST_SPLITS),
+        },
     };
     let position = low(span.position, kv);
     let sinks = sinks.map(|sinks| gpu.store.start(sinks)).transpose()?.unwrap_or(NONE);
+    let mut from = 0;
+    while from < span.rows {
+        // As many rows as have room for their parts.
+        let most = splits.count(position + span.rows - 1);
+        let room = SCRATCH / (q.heads * most * (out.width + 2));
+        let rows = room.clamp(1, span.rows - from);
+        let at = position + from;
+        let n = splits.count(at + rows - 1);
+        let parts = Parts {
+            rows: (first + from, rows),
+            position: at,
+            splits,
+            n,
+            sinks,
+            scratch: gpu.scratch(if n == 1 { 1 } else { rows * q.heads * n * (out.width + 2) })?,
+        };
+        match &decode {
+            Some(decode) => decode.run(gpu, kv, &parts, op, own)?,
+            None => run(gpu, kv, &parts, op, &shape)?,
+        }
+        if n > 1 {
+            let part = |view: View| view.slice(first + from, rows);
+            merge(gpu, &parts, (part(out), gate.map(part)))?;
+        }
+        from += rows;
+    }
+    Ok(())
+}
+
+/// Rows of an op whose positions are split alike.
+pub(super) struct Parts {
+    /// The first, and how many.
+    pub(super) rows: (usize, usize),
+    /// Where the first row lies.
+    pub(super) position: usize,
+    pub(super) splits: Splits,
+    /// Parts of the row that has most.
+    pub(super) n: usize,
+    /// Where sinks begin among the activations, or [`NONE`].
+    pub(super) sinks: u32,
+    /// What parts leave to be joined.
+    pub(super) scratch: Memory,
+}
+
+/// Attends with any widths, by name, and to latents.
+fn run(gpu: &mut GpuDevice, kv: &KeyValues, parts: &Parts, op: &Op<'_>, shape: &Shape) -> Result<(), Error> {
+    let &Op::Attention { q, k, v, gate, scale, positions, out, .. } = op else { return Ok(()) };
+    let (first, rows) = parts.rows;
+    let group = q.heads / k.heads;
+    let part = |view: View| view.slice(first, rows);
+    let (q, out) = (part(q), part(out));
+    let (gate_view, list) = (gate.map_or(out, part), positions.map_or(out, part));
+    let store = &gpu.store;
+    let params = Params::new()
+        .view(store.place(&q)?, &q)
+        .view(store.place(&out)?, &out)
+        .view(store.place(&gate_view)?, &gate_view)
+        .view(store.place(&list)?, &list)
+        .n(rows);
+    let params = parts
+        .splits
+        .params(params, parts.position, parts.n)
+        .n(q.heads)
+        .n(group)
+        .n(shape.tiles)
+        .n(kv.positions)
+        .u(kv.values)
+        .u(parts.sinks)
+        .u(gate.is_some().into())
+        .f(scale);
     let constants = Constants::new(&[
         ("WG", THREADS as u32),
         ("HALF", gpu.half()),
@@ -259,56 +357,30 @@ pub(super) fn attend(
         ("LATENT", v.is_none().into()),
         ("NAMED", positions.is_some().into()),
         ("COLUMNS", shape.columns as u32),
+        ("FINISH", (parts.n == 1).into()),
     ]);
-    let mut from = 0;
-    while from < span.rows {
-        // As many rows as have room for their parts.
-        let most = splits.count(position + span.rows - 1);
-        let room = SCRATCH / (q.heads * most * (out.width + 2));
-        let rows = room.clamp(1, span.rows - from);
-        let at = position + from;
-        let n = splits.count(at + rows - 1);
-        let part = |view: View| view.slice(first + from, rows);
-        let (q, out) = (part(q), part(out));
-        let (gate_view, list) = (gate.map_or(out, part), positions.map_or(out, part));
-        let store = &gpu.store;
-        let params = Params::new()
-            .view(store.place(&q)?, &q)
-            .view(store.place(&out)?, &out)
-            .view(store.place(&gate_view)?, &gate_view)
-            .view(store.place(&list)?, &list)
-            .n(rows);
-        let params = splits
-            .params(params, at, n)
-            .n(q.heads)
-            .n(group)
-            .n(shape.tiles)
-            .n(kv.positions)
-            .u(kv.values)
-            .u(sinks)
-            .u(gate.is_some().into())
-            .f(scale);
-        let merge =
-            Params::new().view(store.place(&out)?, &out).view(store.place(&gate_view)?, &gate_view).n(rows);
-        let wg = out.width.next_power_of_two().clamp(32, 128);
-        let columns = out.width.div_ceil(wg);
-        let merge =
-            splits.params(merge, at, n).n(q.heads).n(out.width).n(columns).u(sinks).u(gate.is_some().into());
-        let (numbers, finish) = match n {
-            1 => (1, true),
-            _ => (rows * q.heads * n * (out.width + 2), false),
-        };
-        let scratch = gpu.scratch(numbers)?;
-        let activations = gpu.activations();
-        let buffers = [&activations, &kv.memory, &scratch];
-        let groups = rows * tiles * n;
-        gpu.dispatch(&ATTENTION, constants.with("FINISH", finish.into()), &buffers, &params, groups)?;
-        if !finish {
-            let constants = Constants::new(&[("WG", wg as u32)]);
-            let groups = rows * q.heads * columns;
-            gpu.dispatch(&MERGE, constants, &[&activations, &scratch], &merge, groups)?;
-        }
-        from += rows;
-    }
-    Ok(())
+    let buffers = [&gpu.activations(), &kv.memory, &parts.scratch];
+    gpu.dispatch(&ATTENTION, constants, &buffers, &params, rows * k.heads * shape.tiles * parts.n)
+}
+
+/// Joins what parts have left.
+fn merge(gpu: &mut GpuDevice, parts: &Parts, (out, gate): (View, Option<View>)) -> Result<(), Error> {
+    let gate_view = gate.unwrap_or(out);
+    let params = Params::new()
+        .view(gpu.store.place(&out)?, &out)
+        .view(gpu.store.place(&gate_view)?, &gate_view)
+        .n(out.rows);
+    let columns = out.width.div_ceil(MERGED);
+    let params = parts
+        .splits
+        .params(params, parts.position, parts.n)
+        .n(out.heads)
+        .n(out.width)
+        .n(columns)
+        .u(parts.sinks)
+        .u(gate.is_some().into());
+    let most = parts.splits.most.next_multiple_of(MERGING / MERGED);
+    let constants = Constants::new(&[("WG", MERGING as u32), ("MOST", most as u32)]);
+    let buffers = [&gpu.activations(), &parts.scratch];
+    gpu.dispatch(&MERGE, constants, &buffers, &params, out.rows * out.heads * columns)
 }

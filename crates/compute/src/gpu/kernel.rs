@@ -147,7 +147,7 @@ impl Target {
             text.push_str(if self.subgroups { PART_SUBGROUP } else { PART_MEMORY });
         }
         text.push_str(&body);
-        text
+        super::unroll::unrolled(&text)
     }
 }
 

@@ -43,7 +43,7 @@ pub(super) fn latent_attention(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), E
             };
             let span = Span { position: span.position + from, rows, ..*span };
             match gpu.exact {
-                true => attention::attend(gpu, &kv, (&span, 0), &attend)?,
+                true => attention::attend(gpu, &kv, (&span, 0), &attend, None)?,
                 false => attention::attend_tiled(gpu, &kv, (&span, 0), &attend)?,
             }
             head_mat_mul(gpu, found, values, part(out))?;

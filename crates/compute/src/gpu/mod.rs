@@ -7,11 +7,13 @@
 mod adapter;
 mod ahead;
 mod attention;
+mod attention_decode;
 mod elementwise;
 mod experts;
 mod formats;
 mod fuse;
 mod head_matmul;
+mod heads;
 mod kernel;
 mod latent_attention;
 mod matmul;
@@ -26,6 +28,7 @@ mod tiled;
 mod top_logits;
 mod top_positions;
 mod topk;
+mod unroll;
 
 use std::collections::VecDeque;
 

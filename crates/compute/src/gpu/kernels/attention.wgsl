@@ -15,7 +15,7 @@
 
 struct Params {
     q: View, out: View, gate: View, list: View,
-    rows: u32, position: u32, window: u32, least: u32, most: u32, splits: u32,
+    rows: u32, position: u32, window: u32, alone: u32, least: u32, most: u32, splits: u32,
     heads: u32, group: u32, tiles: u32, positions: u32, values: u32, sinks: u32, gated: u32, scale: f32,
 }
 var<immediate> p: Params;
@@ -55,7 +55,7 @@ fn main(
     if (row >= p.rows) { return; }
     let position = p.position + row;
     own = position % p.positions;
-    let seen = seen_at(position, p.window, p.least, p.most);
+    let seen = seen_at(position, p.window, p.alone, p.least, p.most);
     let begin = split * seen.of_split;
     if (begin >= seen.count) { return; }
     let end = min(seen.count, begin + seen.of_split);
