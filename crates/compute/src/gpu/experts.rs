@@ -58,7 +58,7 @@ pub(super) fn experts(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
         if matvec::experts(gpu, &first, rounds)? {
             let down = if whole { Down::new(gpu, &part, down, [inner, out]) } else { None };
             if let Some(down) = down {
-                gpu.pending = Pending::Down(down);
+                gpu.pending = Pending::Down(Box::new(down));
                 return Ok(());
             }
             if matvec::experts(gpu, &second, rounds)? {

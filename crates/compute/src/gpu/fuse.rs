@@ -25,7 +25,7 @@ pub(super) enum Pending {
     /// `x += y`.
     Add { x: View, y: View },
     /// The last stage of experts.
-    Down(Down),
+    Down(Box<Down>),
     /// Norms and rotations in place.
     Heads(Heads),
 }
