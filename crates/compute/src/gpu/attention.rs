@@ -18,6 +18,8 @@ static TILES: Kernel = kernel!(
     ["common", "attention_state", "attention_finish", "attention_tiles"],
     [Write, Read]
 );
+static COOPERATIVE: Kernel =
+    kernel!("attention_cooperative", ["common", "attention_finish", "attention_cooperative"], [Write, Read]);
 static MERGE: Kernel = kernel!(
     "attention_merge",
     ["common", "attention_splits", "attention_finish", "attention_merge"],
@@ -49,6 +51,9 @@ const SCRATCH: usize = 8 << 20;
 const TILED_ROWS: usize = 16;
 /// Queries and values of a workgroup that takes several rows: numbers of which its threads keep 64 each.
 const TILE_NUMBERS: usize = 64 * 256;
+/// Queries of a workgroup whose subgroups multiply matrices together, and what it needs of workgroup memory.
+const COOPERATIVE_QUERIES: usize = 128;
+const COOPERATIVE_BYTES: u32 = 48 << 10;
 /// Positions above this are brought down by the length of a state that wraps around.
 const HIGH: usize = 1 << 30;
 
@@ -160,7 +165,8 @@ const fn low(position: usize, kv: &KeyValues) -> usize {
 }
 
 /// Attends from the rows of one span, several of them in a workgroup: keys and values are read once for all of its queries.
-/// A row's bits do not depend on the other rows, but differ from those of [`attend`].
+/// A row's bits do not depend on the other rows, but differ from those of [`attend`]. Queries and weights are rounded to f16
+/// where matrices are multiplied in hardware.
 pub(super) fn attend_tiled(
     gpu: &mut GpuDevice,
     kv: &KeyValues,
@@ -174,7 +180,10 @@ pub(super) fn attend_tiled(
     if positions.is_some() || width * 16 > TILE_NUMBERS {
         return attend(gpu, kv, (span, first), op, None);
     }
-    let queries = 1 << (TILE_NUMBERS / width).clamp(16, 64).ilog2();
+    let (kernel, queries, threads) = match cooperates(gpu, kv, op) {
+        true => (&COOPERATIVE, COOPERATIVE_QUERIES, 2 * COOPERATIVE_QUERIES),
+        false => (&TILES, 1 << (TILE_NUMBERS / width).clamp(16, 64).ilog2(), THREADS),
+    };
     let group = q.heads / k.heads;
     let tiles = (span.rows * group).div_ceil(queries);
     let part = |view: View| view.slice(first, span.rows);
@@ -196,14 +205,28 @@ pub(super) fn attend_tiled(
         .f(scale)
         .n(tiles);
     let constants = Constants::new(&[
-        ("WG", THREADS as u32),
+        ("WG", threads as u32),
         ("HALF", gpu.half()),
         ("QUERIES", queries as u32),
         ("KEY", k.width as u32),
         ("VALUE", out.width as u32),
         ("LATENT", v.is_none().into()),
     ]);
-    gpu.dispatch(&TILES, constants, &[&gpu.activations(), &kv.memory], &params, tiles * k.heads)
+    gpu.dispatch(kernel, constants, &[&gpu.activations(), &kv.memory], &params, tiles * k.heads)
+}
+
+/// Whether subgroups multiply the op's queries and keys together as matrices: [`COOPERATIVE`].
+fn cooperates(gpu: &GpuDevice, kv: &KeyValues, op: &Op<'_>) -> bool {
+    let &Op::Attention { k, v: Some(_), out, .. } = op else { return false };
+    let target = gpu.target();
+    let whole = |width: usize| width.is_multiple_of(16) && width <= 128;
+    target.cooperative
+        && target.team == 32
+        && gpu.limits.max_compute_workgroup_storage_size >= COOPERATIVE_BYTES
+        && gpu.half() == 1
+        && kv.values.is_multiple_of(4)
+        && whole(k.width)
+        && whole(out.width)
 }
 
 /// How a row's positions are split, as `attention_splits.wgsl` has it.
@@ -383,4 +406,26 @@ fn merge(gpu: &mut GpuDevice, parts: &Parts, (out, gate): (View, Option<View>)) 
     let constants = Constants::new(&[("WG", MERGING as u32), ("MOST", most as u32)]);
     let buffers = [&gpu.activations(), &parts.scratch];
     gpu.dispatch(&MERGE, constants, &buffers, &params, out.rows * out.heads * columns)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::kernel::{Target, tests::valid};
+
+    #[test]
+    fn cooperative_attention_is_valid() {
+        let target = Target { team: 32, subgroups: true, dot8: true, f16: true, cooperative: true };
+        for (key, value) in [(128, 128), (16, 112), (96, 64)] {
+            let constants = Constants::new(&[
+                ("WG", 2 * COOPERATIVE_QUERIES as u32),
+                ("HALF", 1),
+                ("QUERIES", COOPERATIVE_QUERIES as u32),
+                ("KEY", key),
+                ("VALUE", value),
+                ("LATENT", 0),
+            ]);
+            valid(&target.text(&COOPERATIVE, &constants), COOPERATIVE_BYTES);
+        }
+    }
 }

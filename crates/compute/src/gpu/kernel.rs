@@ -267,3 +267,31 @@ impl Pipelines {
         self.groups.retain(|(_, ids), _| !ids.contains(&id));
     }
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use naga::{
+        AddressSpace,
+        back::spv,
+        proc::Layouter,
+        valid::{Capabilities, ShaderStages, SubgroupOperationSet, ValidationFlags, Validator},
+    };
+
+    /// What no software adapter runs is at least translated for Vulkan, and fits into `shared` bytes of workgroup memory.
+    pub(in crate::gpu) fn valid(text: &str, shared: u32) {
+        let module =
+            naga::front::wgsl::parse_str(text).unwrap_or_else(|e| panic!("{}", e.emit_to_string(text)));
+        let info = Validator::new(ValidationFlags::all(), Capabilities::all())
+            .subgroup_stages(ShaderStages::COMPUTE)
+            .subgroup_operations(SubgroupOperationSet::all())
+            .validate(&module)
+            .unwrap_or_else(|e| panic!("{}", e.emit_to_string(text)));
+        let mut layouts = Layouter::default();
+        layouts.update(module.to_ctx()).unwrap();
+        let of_group = module.global_variables.iter().filter(|(_, v)| v.space == AddressSpace::WorkGroup);
+        let bytes: u32 = of_group.map(|(_, v)| layouts[v.ty].size).sum();
+        assert!(bytes <= shared, "{bytes} bytes of workgroup memory");
+        let options = spv::Options { lang_version: (1, 3), ..Default::default() };
+        spv::write_vec(&module, &info, &options, None).unwrap();
+    }
+}

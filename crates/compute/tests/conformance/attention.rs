@@ -99,6 +99,20 @@ fn beyond_a_block_of_positions() {
 }
 
 #[test]
+fn many_rows_of_widths_that_are_whole_matrices() {
+    let mut random = Random::new(16);
+    Both::each(|both, _| {
+        for (shape, gated) in [((8, 1, 128, 128), true), ((4, 2, 48, 64), false), ((3, 1, 64, 16), false)] {
+            let case = Case::new(both, &mut random, 90, shape, gated);
+            let state = state(both, shape, 90);
+            case.run(both, 0, &[Span { state, position: 0, rows: 40 }]);
+            case.run(both, 40, &[Span { state, position: 40, rows: 50 }]);
+            both.agree(&format!("{shape:?}"), case.out, both.of_attention(50));
+        }
+    });
+}
+
+#[test]
 fn decode_after_prefill_is_prefill() {
     let mut random = Random::new(13);
     Both::each(|both, _| {
