@@ -29,7 +29,8 @@ macro_rules! file {
     };
 }
 
-const FILES: [File; 6] = [
+// A static: a constant would be copied to where it is used, 10 MB each time.
+static FILES: [File; 6] = [
     file!("config.json", "6c991c8eb3afbfe9721549fa6dbfab81397207979b0b2b8e9b1f202bda0d016b"),
     file!("generation_config.json", "303cdcadc13ae86c307e937880d99984684c2c7b06c06b509e7c8c966a485fb0"),
     file!("tokenizer.json", "2f3a4f75cac873109d8296f38f3944b960d0aaab5237b5ebad058f33112e1a11"),
