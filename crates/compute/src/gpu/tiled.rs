@@ -19,12 +19,12 @@ static BUCKET: Kernel = kernel!("tile_bucket", ["common", "tile_bucket"], [Write
 static COOPERATIVE: Kernel = kernel!(
     "tile_cooperative",
     ["common", "activation", "formats", "tile_cooperative", "tile"],
-    [Write, Read, Read, Read, Read]
+    [Write, Read, Read, Read, Read, Read]
 );
 static REGISTERS: Kernel = kernel!(
     "tile_registers",
     ["common", "activation", "formats", "tile_registers", "tile"],
-    [Write, Read, Read, Read, Read]
+    [Write, Read, Read, Read, Read, Read]
 );
 
 /// Rows from which tiles pay: of a matrix, and of the input of experts, each of which meets few of them. It is not the
@@ -36,10 +36,10 @@ const SMALLEST_TILE: usize = 16;
 /// Rows of f16 are padded with zeros to a multiple of this.
 const PADDED: usize = 64;
 /// Inputs that a tile takes at a time.
-const STEP: u32 = 32;
 const THREADS: u32 = 256;
-/// Workgroups that keep a card busy; there are larger tiles where there is work for more.
-const MANY_GROUPS: usize = 256;
+/// Rows and outputs of the largest tile, and how many such tiles keep a card busy: with fewer, tiles are smaller.
+const LARGE: (u32, u32) = (128, 256);
+const MANY_GROUPS: usize = 100;
 /// `BIAS` of `tile.wgsl`.
 const BIAS_OF_ACTIVATIONS: u32 = 8;
 const NO_BIAS: u32 = 9;
@@ -50,6 +50,7 @@ struct Tile {
     kernel: &'static Kernel,
     rows: u32,
     outputs: u32,
+    step: u32,
     threads: u32,
 }
 
@@ -58,22 +59,23 @@ impl Tile {
     fn of(gpu: &GpuDevice, rows: usize, much: bool) -> Self {
         let target = gpu.target();
         let memory = gpu.limits.max_compute_workgroup_storage_size;
-        if !target.cooperative || memory < 32 << 10 {
+        if !target.cooperative || !target.team.is_multiple_of(32) || memory < 32 << 10 {
             let rows = match rows {
                 ..=16 => 16,
                 17..=32 => 32,
                 _ if memory < 20 << 10 => 32,
                 _ => 64,
             };
-            return Self { kernel: &REGISTERS, rows, outputs: 64, threads: THREADS };
+            return Self { kernel: &REGISTERS, rows, outputs: 64, step: 32, threads: THREADS };
         }
-        // A subgroup computes 32 rows by 64 outputs.
-        let (rows, outputs, subgroups) = match rows {
-            ..=32 => (32, 256, 4),
-            _ if rows <= 64 || !much || 8 * target.team > THREADS => (64, 128, 4),
-            _ => (128, 128, 8),
+        // A subgroup computes 64 outputs of 32 or 64 rows.
+        let (rows, outputs, step, subgroups) = match rows {
+            ..=32 => (32, 256, 32, 4),
+            _ if memory < 48 << 10 => (64, 128, 32, 4),
+            _ if rows <= 64 || !much => (64, 128, 64, 4),
+            _ => (LARGE.0, LARGE.1, 32, 8),
         };
-        Self { kernel: &COOPERATIVE, rows, outputs, threads: subgroups * target.team }
+        Self { kernel: &COOPERATIVE, rows, outputs, step, threads: subgroups * target.team }
     }
 
     fn of_experts(gpu: &GpuDevice, uses: usize, experts: usize) -> Self {
@@ -112,7 +114,7 @@ pub(super) fn mat_mul(
     let bias = bias.map(|b| gpu.store.start(b)).transpose()?;
     let Pieces { shape, all } = gpu.pieces(weight)?;
     for (arena, piece) in all {
-        let large = x.rows.div_ceil(128) * piece.rows.div_ceil(128);
+        let large = x.rows.div_ceil(LARGE.0 as usize) * piece.rows.div_ceil(LARGE.1 as usize);
         let product = Product {
             tile: Tile::of(gpu, x.rows, large >= MANY_GROUPS),
             uses: Uses { kind: 0, tiles: 0, list: 0, bank: 0 },
@@ -208,13 +210,21 @@ fn bias_of(places: [&MatrixPlace; 2]) -> (u32, [u32; 2]) {
     }
 }
 
-/// Whether rows of weights begin at whole words and eight weights are whole words; slots and arenas begin so.
-fn aligned(shape: MatrixShape, weights: u32) -> bool {
+/// `ALIGNED`: whether rows of weights begin at whole words and eight weights are whole words, or rows are whole vectors;
+/// slots and arenas begin so.
+fn aligned(shape: MatrixShape, weights: u32) -> u32 {
     let whole = match shape.format {
         Format::Affine { bits, .. } => bits % 4 == 0,
         Format::Plain(_) | Format::Scaled { .. } => true,
     };
-    whole && weights.is_multiple_of(4) && shape.format.row_bytes(shape.cols).is_multiple_of(4)
+    let to = |bytes| {
+        weights.is_multiple_of(bytes) && shape.format.row_bytes(shape.cols).is_multiple_of(bytes as usize)
+    };
+    match (whole && to(16), whole && to(4)) {
+        (true, _) => 2,
+        (_, true) => 1,
+        _ => 0,
+    }
 }
 
 /// `USES` of `tile.wgsl` and what belongs to it.
@@ -341,7 +351,7 @@ impl GpuDevice {
         let &Product { tile, uses, rows, shape, parts, up, bias, activation, outputs } = product;
         let up_parts = up.map_or(parts, |up| up.parts.map(|at| at as u32));
         let (step, second) = up.map_or((1, 0), |up| (up.step, up.first));
-        let aligned = aligned(shape, parts[0]) && aligned(shape, up_parts[0]);
+        let aligned = aligned(shape, parts[0]).min(aligned(shape, up_parts[0]));
         let (kind, [alpha, limit]) = activation;
         let params = Params::new()
             .view(self.store.place(&out)?, &out)
@@ -368,17 +378,56 @@ impl GpuDevice {
             ("WG", tile.threads),
             ("ROWS", tile.rows),
             ("OUTS", tile.outputs),
-            ("STEP", STEP),
+            ("STEP", tile.step),
             ("USES", uses.kind),
             ("PAIRS", up.is_some().into()),
             ("ACTIVATION", kind),
             ("BIAS", bias.0),
-            ("ALIGNED", aligned.into()),
+            ("ALIGNED", aligned),
         ])
         .format(shape.format);
         let tiles = if uses.kind == 0 { rows.div_ceil(tile.rows as usize) } else { rows };
         let groups = tiles * outputs.div_ceil(tile.outputs as usize);
-        let buffers = [&self.activations(), weights, scratch, scratch, words];
+        let buffers = [&self.activations(), weights, scratch, scratch, words, weights];
         self.dispatch(tile.kernel, constants, &buffers, &params, groups)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Scalar,
+        gpu::kernel::{Target, tests::valid},
+    };
+
+    #[test]
+    fn cooperative_tiles_are_valid() {
+        let target = Target { team: 32, subgroups: true, dot8: true, f16: true, cooperative: true };
+        for (format, aligned) in [(Format::MXFP4, 1), (affine(4), 2), (affine(6), 1), (affine(8), 2)] {
+            for (threads, rows, outputs, step, memory) in [
+                (128, 32, 256, 32, 32 << 10),
+                (128, 64, 128, 32, 32 << 10),
+                (128, 64, 128, 64, 48 << 10),
+                (256, LARGE.0, LARGE.1, 32, 48 << 10),
+            ] {
+                let constants = Constants::new(&[
+                    ("WG", threads),
+                    ("ROWS", rows),
+                    ("OUTS", outputs),
+                    ("STEP", step),
+                    ("USES", 1),
+                    ("PAIRS", 1),
+                    ("ACTIVATION", 0),
+                    ("BIAS", 9),
+                    ("ALIGNED", aligned),
+                ]);
+                valid(&target.text(&COOPERATIVE, &constants.format(format)), memory);
+            }
+        }
+    }
+
+    fn affine(bits: u8) -> Format {
+        Format::Affine { bits, group: 64, scale: Scalar::BF16 }
     }
 }

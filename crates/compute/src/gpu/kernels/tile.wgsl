@@ -6,7 +6,7 @@
 // USES 1: row of x to inner, which is in the order of the list. USES 2: inner to part.
 // PAIRS 1: outputs 2 i and 2 i + 1 are gate and up of what is output i, and are joined.
 // BIAS: the type of a bias that lies with the weights, 8 for one among the activations, 9 for none.
-// ALIGNED: whether weights begin at whole words, row by row.
+// ALIGNED: 1 where weights begin at whole words, row by row; 2, at whole vectors of sixteen bytes.
 // Grid: tiles x blocks of OUTS outputs.
 
 struct Params {
@@ -22,14 +22,31 @@ var<immediate> p: Params;
 
 @group(0) @binding(3) var<storage, read> factors: array<u32>;
 @group(0) @binding(4) var<storage, read> words: array<u32>;
+@group(0) @binding(5) var<storage, read> w_fours: array<vec4<u32>>;
 
 // Numbers of a row of a tile in workgroup memory, by fours.
 const FOURS = STEP / 4u;
 // Those of the next row begin so much later, in other banks.
 const PITCH = FOURS + PAD;
 
+// Vectors of x that a thread brings in a step.
+const MY_XS = (ROWS * FOURS + WG - 1u) / WG;
+// Whether weights are quants that come in lots of sixteen bytes, asked for a step ahead; weights of a lot, lots of a row,
+// lots that a thread brings.
+const AHEAD = ALIGNED == 2u && ELEMENT == 3u && (BITS == 4u || BITS == 8u) && BLOCK_COLS % 32u == 0u;
+const LOT = 128u / BITS;
+const LOTS = max(STEP / LOT, 1u);
+const MY_LOTS = (OUTS * LOTS + WG - 1u) / WG;
+
 var<workgroup> xs: array<Four, ROWS * PITCH>;
 var<workgroup> ws: array<Four, OUTS * PITCH>;
+// Where the rows begin that a thread brings numbers of: in x, by fours; lots, scales and biases of weights.
+var<private> my_x_at: array<u32, MY_XS>;
+var<private> my_w_at: array<vec3<u32>, MY_LOTS>;
+// What it has asked for.
+var<private> my_xs: array<AsIs, MY_XS>;
+var<private> my_lots: array<vec4<u32>, MY_LOTS>;
+var<private> my_scales: array<vec2<f32>, MY_LOTS>;
 // Of each row: where it begins in x, by fours, and in out; what it is multiplied by at last.
 var<workgroup> row_x: array<u32, ROWS>;
 var<workgroup> row_out: array<u32, ROWS>;
@@ -63,12 +80,68 @@ fn tile_begin(tile: Tile, index: u32) {
     }
 }
 
-// Brings inputs k .. k + STEP of all rows and of all outputs.
-fn tile_load(tile: Tile, k: u32, index: u32) {
-    for (var i = index; i < ROWS * FOURS; i += WG) {
-        let r = i / FOURS;
-        let c = i % FOURS;
-        xs[r * PITCH + c] = four_of_x(row_x[r] + k / 4u + c);
+// Finds what a thread brings; after a barrier behind tile_begin.
+fn tile_start(tile: Tile, index: u32) {
+    for (var j = 0u; j < MY_XS; j++) {
+        let i = min(index + j * WG, ROWS * FOURS - 1u);
+        my_x_at[j] = row_x[i / FOURS] + i % FOURS;
+    }
+    if (!AHEAD) { return; }
+    for (var j = 0u; j < MY_LOTS; j++) {
+        let i = min(index + j * WG, OUTS * LOTS - 1u);
+        let place = place_of(min(tile.output + i / LOTS, p.outputs - 1u), tile.slot);
+        let scales = place.row * place.m.scale_bytes;
+        my_w_at[j] = vec3<u32>(
+            (place.m.weights + place.row * place.m.row_bytes) / 16u,
+            place.m.scales + scales,
+            place.m.biases + scales,
+        );
+    }
+}
+
+// Asks for inputs k .. k + STEP of all rows and of all outputs, as far as they can be asked for ahead.
+fn tile_ask(k: u32, index: u32) {
+    for (var j = 0u; j < MY_XS; j++) {
+        if (ROWS * FOURS % WG == 0u || index + j * WG < ROWS * FOURS) { my_xs[j] = halves[my_x_at[j] + k / 4u]; }
+    }
+    if (!AHEAD) { return; }
+    for (var j = 0u; j < MY_LOTS; j++) {
+        let i = index + j * WG;
+        if (OUTS * LOTS % WG == 0u || i < OUTS * LOTS) {
+            let at = min(k + i % LOTS * LOT, p.cols - LOT);
+            my_lots[j] = w_fours[my_w_at[j].x + at / LOT];
+            my_scales[j] = vec2<f32>(
+                aligned_scalar(my_w_at[j].y, at / BLOCK_COLS),
+                aligned_scalar(my_w_at[j].z, at / BLOCK_COLS),
+            );
+        }
+    }
+}
+
+// A scale or a bias where they lie at multiples of their size.
+fn aligned_scalar(at: u32, i: u32) -> f32 {
+    if (SCALE == 0u) { return bitcast<f32>(w[(at >> 2u) + i]); }
+    let place = (at >> 1u) + i;
+    let half = w[place >> 1u] >> ((place & 1u) * 16u);
+    if (SCALE == 1u) { return unpack2x16float(half).x; }
+    return bitcast<f32>(half << 16u);
+}
+
+// Brings inputs k .. k + STEP, asked for before, to workgroup memory.
+fn tile_put(tile: Tile, k: u32, index: u32) {
+    for (var j = 0u; j < MY_XS; j++) {
+        let i = index + j * WG;
+        if (ROWS * FOURS % WG == 0u || i < ROWS * FOURS) { xs[i / FOURS * PITCH + i % FOURS] = four_of_x(my_xs[j]); }
+    }
+    if (AHEAD) {
+        for (var j = 0u; j < MY_LOTS; j++) {
+            let i = index + j * WG;
+            if (OUTS * LOTS % WG == 0u || i < OUTS * LOTS) {
+                let scale = select(vec2<f32>(0.0), my_scales[j], k + i % LOTS * LOT < p.cols);
+                put_lot(my_lots[j], scale, i / LOTS * PITCH + i % LOTS * (LOT / 4u));
+            }
+        }
+        return;
     }
     for (var i = index; i < OUTS * FOURS / 2u; i += WG) {
         let o = i / (FOURS / 2u);
@@ -76,6 +149,25 @@ fn tile_load(tile: Tile, k: u32, index: u32) {
         let eight = weights_of(min(tile.output + o, p.outputs - 1u), tile.slot, k + c * 8u);
         ws[o * PITCH + c * 2u] = four_of(eight.low);
         ws[o * PITCH + c * 2u + 1u] = four_of(eight.high);
+    }
+}
+
+// Unpacks a lot, whose scale and bias are given. A quant becomes the low bits of 128 or 256 and more, in place of a
+// conversion; the bias takes that away again, but for 2^-16 of the scale.
+fn put_numbers(lot: vec4<u32>, scale: vec2<f32>, at: u32) {
+    let s = vec4<f32>(scale.x);
+    let b = vec4<f32>(scale.y - select(256.0, 128.0, BITS == 4u) * scale.x);
+    for (var j = 0u; j < 4u; j++) {
+        let q = lot[j];
+        if (BITS == 4u) {
+            let low = vec4<u32>(q << 16u, q << 12u, q << 8u, q << 4u) & vec4<u32>(0xf0000u);
+            let high = vec4<u32>(q, q >> 4u, q >> 8u, q >> 12u) & vec4<u32>(0xf0000u);
+            ws[at + j * 2u] = four_of(fma(bitcast<vec4<f32>>(low | vec4<u32>(0x43000000u)), s, b));
+            ws[at + j * 2u + 1u] = four_of(fma(bitcast<vec4<f32>>(high | vec4<u32>(0x43000000u)), s, b));
+        } else {
+            let all = vec4<u32>(q << 15u, q << 7u, q >> 1u, q >> 9u) & vec4<u32>(0x7f8000u);
+            ws[at + j] = four_of(fma(bitcast<vec4<f32>>(all | vec4<u32>(0x43800000u)), s, b));
+        }
     }
 }
 
@@ -101,10 +193,10 @@ fn bias_of(output: u32, slot: u32) -> f32 {
     return scalar_at(BIAS, slot + select(p.bias, p.up_bias, half == 1u), (output >> 1u) * p.step + half * p.second);
 }
 
-struct Eight { low: vec4<f32>, high: vec4<f32> }
+struct Place { m: Matrix, row: u32 }
 
-// Weights i .. i + 8 of an output, zeros where a row has ended; i is a multiple of 8.
-fn weights_of(output: u32, slot: u32, i: u32) -> Eight {
+// Where the weights of an output lie.
+fn place_of(output: u32, slot: u32) -> Place {
     var m = p.m;
     var row = output;
     if (PAIRS == 1u) {
@@ -118,6 +210,16 @@ fn weights_of(output: u32, slot: u32, i: u32) -> Eight {
     m.weights += slot;
     m.scales += slot;
     m.biases += slot;
+    return Place(m, row);
+}
+
+struct Eight { low: vec4<f32>, high: vec4<f32> }
+
+// Weights i .. i + 8 of an output, zeros where a row has ended; i is a multiple of 8.
+fn weights_of(output: u32, slot: u32, i: u32) -> Eight {
+    let place = place_of(output, slot);
+    let m = place.m;
+    let row = place.row;
     if (i >= p.cols) { return Eight(vec4<f32>(0.0), vec4<f32>(0.0)); }
     if (ELEMENT != 3u && (i + 8u > p.cols || ELEMENT > 3u && BLOCK_COLS % 8u != 0u)) {
         return one_by_one(m, row, i);
@@ -168,7 +270,7 @@ fn small_floats(codes: vec4<u32>) -> vec4<f32> {
 // The word at byte `at`.
 fn word_of(at: u32) -> u32 {
     let shift = (at & 3u) * 8u;
-    if (ALIGNED == 1u || shift == 0u) { return w[at >> 2u]; }
+    if (ALIGNED != 0u || shift == 0u) { return w[at >> 2u]; }
     return w[at >> 2u] >> shift | w[(at >> 2u) + 1u] << (32u - shift);
 }
 

@@ -2,6 +2,7 @@
 // outputs, pairs of neighbouring ones. A number's sum is in the order of the inputs, whatever the tile.
 
 alias Four = vec4<f32>;
+alias AsIs = vec2<u32>;
 
 const PAD = 1u;
 const DOWN = ROWS / 16u;
@@ -9,13 +10,16 @@ const ACROSS = OUTS / 16u;
 
 @group(0) @binding(2) var<storage, read> halves: array<vec2<u32>>;
 
-fn four_of_x(at: u32) -> Four {
-    let both = halves[at];
+fn four_of_x(both: AsIs) -> Four {
     return vec4<f32>(unpack2x16float(both.x), unpack2x16float(both.y));
 }
 
 fn four_of(v: vec4<f32>) -> Four {
     return v;
+}
+
+fn put_lot(lot: vec4<u32>, scale: vec2<f32>, at: u32) {
+    put_numbers(lot, scale, at);
 }
 
 @compute @workgroup_size(WG)
@@ -32,9 +36,12 @@ fn main(
     let output = index % 16u * 2u;
     var sums: array<f32, DOWN * ACROSS>;
     for (var i = 0u; i < DOWN * ACROSS; i++) { sums[i] = 0.0; }
+    tile_start(tile, index);
+    tile_ask(0u, index);
     for (var k = 0u; k < p.cols; k += STEP) {
-        tile_load(tile, k, index);
+        tile_put(tile, k, index);
         workgroupBarrier();
+        if (k + STEP < p.cols) { tile_ask(k + STEP, index); }
         for (var c = 0u; c < FOURS; c++) {
             for (var j = 0u; j < ACROSS; j++) {
                 let weights = ws[(output + (j & 1u) + (j >> 1u) * 32u) * PITCH + c];
