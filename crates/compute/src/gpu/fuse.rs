@@ -18,7 +18,7 @@ use crate::{Error, Op, View};
 pub(super) enum Pending {
     #[default]
     Nothing,
-    /// The norm of one row.
+    /// The norm of one row. Products sum its squares in another order than a norm by itself, so not on the exact path.
     Norm(Norm),
     /// Products of one row, that may be normed on its way, with matrices of one format.
     Products(Option<Norm>, Vec<Product>),
@@ -46,7 +46,7 @@ impl GpuDevice {
             }
             Op::Add { x, y } => Pending::Add { x, y },
             Op::RmsNorm { x, weight: Some(weight), eps, out }
-                if x.rows == 1 && x.heads == 1 && x.buffer != out.buffer =>
+                if !self.exact && x.rows == 1 && x.heads == 1 && x.buffer != out.buffer =>
             {
                 Pending::Norm(Norm { x, weight, eps, out })
             }
