@@ -139,13 +139,15 @@ fn distance(a: &[f32], b: &[f32]) -> f64 {
     norm(&mut a.iter().zip(b).map(|(a, b)| a - b)) / norm(&mut b.iter().copied())
 }
 
-/// Weights of the Hub's own layout are no integers, so nothing that meets them is rounded to 8 bits. Where it is, random
+/// Most weights of the Hub's own layout are no integers, so nothing that meets them is rounded to 8 bits. Where it is, random
 /// weights may choose another expert, and what a whole model makes of that is for its fables to say.
 #[test]
 fn the_fast_path_of_the_gpu_is_near_mlx() {
     let Some(gpu) = gpu(false) else { return };
     for golden in goldens() {
         let bar = match golden.name.as_str() {
+            // Its experts are MXFP4: whole numbers, as far as activations are concerned.
+            "gpt_oss_hub" => FAST_BAR,
             name if name.contains("_hub") => 5e-3,
             name if KINDS.contains(&name) => 5.0 * FAST_BAR,
             _ => continue,
