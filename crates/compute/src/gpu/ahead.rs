@@ -83,7 +83,6 @@ impl GpuDevice {
         self.sent = self.sent.min(at);
         self.settle()?;
         self.hand_over();
-        self.send_words();
         self.submit_commands(commands);
         self.counters.dispatches += dispatches;
         Ok(true)

@@ -74,6 +74,11 @@ pub(super) enum Chunk {
 }
 
 impl Chunk {
+    /// Where its kernel lies among those that there are one of for each, in this order.
+    pub(super) const fn kernel(self) -> usize {
+        self as usize
+    }
+
     /// How matrices of a shape are read; `None` if they are not whole chunks.
     pub(super) fn of(shape: MatrixShape) -> Option<Self> {
         let kind = match shape.format {

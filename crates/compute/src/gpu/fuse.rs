@@ -2,8 +2,9 @@
 //!
 //! A dispatch that depends on the one before costs some microseconds whatever it does, and a token has hundreds. So the
 //! device holds back what may be joined: a norm and the products that meet it, a product and its sum with the residual
-//! stream, the last stage of experts and the sum of them, the sum and the norm that follows it, norms and rotations of heads and the keys' way into their state. Whatever
-//! else comes settles what waits first. Whether ops join depends on nothing but their sequence.
+//! stream, the last stage of experts and the sum of them, a sum and the norm that follows it, norms and rotations of heads
+//! and the keys' way into their state. Whatever else comes settles what waits first. Whether ops join depends on nothing but
+//! their sequence.
 
 use super::{
     GpuDevice, elementwise,
@@ -38,12 +39,10 @@ impl GpuDevice {
         }
         self.settle()?;
         self.pending = match *op {
-            Op::MatMul { x, weight, bias, exact, out } if x.rows == 1 => {
-                match Product::new(self, x, (weight, bias), !exact && !self.exact, out)? {
-                    Some(product) => Pending::Products(None, vec![product]),
-                    None => return Ok(false),
-                }
-            }
+            Op::MatMul { .. } => match self.product_of(op)? {
+                Some(product) => Pending::Products(None, vec![product]),
+                None => return Ok(false),
+            },
             Op::Add { x, y } => Pending::Add { x, y },
             Op::RmsNorm { x, weight: Some(weight), eps, out }
                 if !self.exact && x.rows == 1 && x.heads == 1 && x.buffer != out.buffer =>
@@ -65,9 +64,8 @@ impl GpuDevice {
 
     fn join_pending(&mut self, op: &Op<'_>) -> Result<bool, Error> {
         match (std::mem::take(&mut self.pending), op) {
-            (Pending::Norm(norm), &Op::MatMul { x, weight, bias, exact, out }) if x == norm.out => {
-                let product = Product::new(self, x, (weight, bias), !exact && !self.exact, out)?;
-                match product.filter(|product| product.norms(&norm)) {
+            (Pending::Norm(norm), Op::MatMul { .. }) => {
+                match self.product_of(op)?.filter(|product| product.norms(&norm)) {
                     Some(product) => {
                         self.pending = Pending::Products(Some(norm), vec![product]);
                         Ok(true)
@@ -78,11 +76,8 @@ impl GpuDevice {
                     }
                 }
             }
-            (Pending::Products(norm, mut all), &Op::MatMul { x, weight, bias, exact, out })
-                if x.rows == 1 =>
-            {
-                let product = Product::new(self, x, (weight, bias), !exact && !self.exact, out)?;
-                let joined = match product {
+            (Pending::Products(norm, mut all), Op::MatMul { .. }) => {
+                let joined = match self.product_of(op)? {
                     Some(product) if product.joins(&all) => {
                         all.push(product);
                         true
@@ -97,8 +92,8 @@ impl GpuDevice {
                     self.pending = Pending::Products(norm, all);
                     return Ok(false);
                 }
-                if let Some(Norm { x, weight, eps, out }) = norm {
-                    norm::run(self, (x, out, None), Some(weight), (None, eps), [0, 0])?;
+                if let Some(norm) = norm {
+                    norm.run(self)?;
                 }
                 matvec::gated(self, &all, activation, out)?;
                 Ok(true)
@@ -137,13 +132,21 @@ impl GpuDevice {
         }
     }
 
+    /// The product with one row that an op is, if the shapes are ones for products that wait.
+    fn product_of(&self, op: &Op<'_>) -> Result<Option<Product>, Error> {
+        match *op {
+            Op::MatMul { x, weight, bias, exact, out } if x.rows == 1 => {
+                Product::new(self, x, (weight, bias), !exact && !self.exact, out)
+            }
+            _ => Ok(None),
+        }
+    }
+
     /// Runs what waits.
     pub(super) fn settle(&mut self) -> Result<(), Error> {
         match std::mem::take(&mut self.pending) {
             Pending::Nothing => Ok(()),
-            Pending::Norm(Norm { x, weight, eps, out }) => {
-                norm::run(self, (x, out, None), Some(weight), (None, eps), [0, 0])
-            }
+            Pending::Norm(norm) => norm.run(self),
             Pending::Products(norm, all) => matvec::products(self, norm.as_ref(), &all, None),
             Pending::Add { x, y } => elementwise::run(self, &Op::Add { x, y }),
             Pending::Down(down) => down.run(self),

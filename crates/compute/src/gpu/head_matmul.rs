@@ -58,14 +58,6 @@ pub(super) fn head_mat_mul(gpu: &mut GpuDevice, x: View, matrix: HeadMatrix, out
     let chunks = shape.cols / 32;
     let remembered = gpu.inputs(shape, false) == Some(shape.cols);
     if let Some(chunk) = Chunk::of(shape).filter(|_| remembered || matrix.transposed) {
-        let kernel = match chunk {
-            Chunk::Q4 => 0,
-            Chunk::Q8 => 1,
-            Chunk::Q => 2,
-            Chunk::Plain => 3,
-            Chunk::E2m1 => 4,
-            Chunk::E4m3 => 5,
-        };
         let params = params
             .n(piece.weights as usize / chunk.unit())
             .u(piece.scales)
@@ -89,7 +81,7 @@ pub(super) fn head_mat_mul(gpu: &mut GpuDevice, x: View, matrix: HeadMatrix, out
                 )
             }
         };
-        let kernel = &KERNELS[kernel][usize::from(matrix.transposed)];
+        let kernel = &KERNELS[chunk.kernel()][usize::from(matrix.transposed)];
         return gpu.dispatch(
             kernel,
             constants,

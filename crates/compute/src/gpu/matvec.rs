@@ -8,6 +8,7 @@ use super::{
     kernel::Access::{Read, Write},
     matmul::Pieces,
     memory::Piece,
+    norm,
 };
 use crate::{Activation, Buffer, Error, MatrixShape, Shared, View, Weight, matrix::MatrixPlace};
 
@@ -19,8 +20,8 @@ macro_rules! kernels {
             kernels!(@ $op, [$($before),*], $bindings, "q8", "stage_f32"),
             kernels!(@ $op, [$($before),*], $bindings, "q", "stage_f32"),
             kernels!(@ $op, [$($before),*], $bindings, "plain", "stage_f32"),
-            kernels!(@ $op, [$($before),*], $bindings, "e4m3", "stage_f32"),
             kernels!(@ $op, [$($before),*], $bindings, "e2m1", "stage_f32"),
+            kernels!(@ $op, [$($before),*], $bindings, "e4m3", "stage_f32"),
             kernels!(@ $op, [$($before),*], $bindings, "q4", "stage_dot8"),
             kernels!(@ $op, [$($before),*], $bindings, "q8", "stage_dot8"),
             kernels!(@ $op, [$($before),*], $bindings, "q", "stage_dot8"),
@@ -71,9 +72,9 @@ struct Choice {
     /// Threads of a part, and the rows that it takes at a time.
     part: u32,
     rows: usize,
-    /// Whether x is brought before it is rounded, and whether kernels keep it itself.
+    /// Whether x is rounded to 8 bits, and whether it is brought before that.
+    rounds: bool,
     fetches: bool,
-    keeps_x: bool,
     constants: Constants,
 }
 
@@ -113,19 +114,13 @@ impl GpuDevice {
         let of_x = MatrixShape { cols, ..shape };
         let (part, rows) = parts(of_x, target.team, dot8);
         let which = match (chunk, dot8) {
-            (Chunk::Q4, false) => 0,
-            (Chunk::Q8, false) => 1,
-            (Chunk::Q, false) => 2,
-            (Chunk::Plain, _) => 3,
-            (Chunk::E4m3, _) => 4,
-            (Chunk::E2m1, false) => 5,
-            (Chunk::Q4, true) => 6,
-            (Chunk::Q8, true) => 7,
-            (Chunk::Q, true) => 8,
+            (_, false) => chunk.kernel(),
+            // Behind all others; of plain numbers and e4m3 there is none.
             (Chunk::E2m1, true) => 9,
+            (_, true) => 6 + chunk.kernel(),
         };
         let constants = Constants::new(&[("ROW_COLS", shape.cols as u32)]).chunks(of_x);
-        Some(Choice { which, chunk, part, rows, fetches: fetch, keeps_x: fetch || !dot8, constants })
+        Some(Choice { which, chunk, part, rows, rounds: dot8, fetches: fetch, constants })
     }
 }
 
@@ -197,6 +192,14 @@ pub(super) struct Norm {
     pub(super) out: View,
 }
 
+impl Norm {
+    /// Runs it by itself.
+    pub(super) fn run(&self, gpu: &mut GpuDevice) -> Result<(), Error> {
+        let &Self { x, weight, eps, out } = self;
+        norm::run(gpu, (x, out, None), Some(weight), (None, eps), [0, 0])
+    }
+}
+
 /// A product of `x` with some rows of a weight.
 pub(super) struct Product {
     choice: Choice,
@@ -231,7 +234,8 @@ impl Product {
 
     /// Whether `x` may be normed on its way.
     pub(super) fn norms(&self, norm: &Norm) -> bool {
-        self.x == norm.out && self.choice.keeps_x
+        // Kernels have x itself then, not only what it is rounded to.
+        self.x == norm.out && (self.choice.fetches || !self.choice.rounds)
     }
 
     /// Whether the residual stream may get what it yields.
@@ -455,10 +459,7 @@ impl Down {
         let (k, cols) = (uses.count, place.shape.cols);
         let at_once = (THREADS / choice.part) as usize;
         let blocks = (at_once / k).max(1);
-        let staged = match choice.keeps_x && !choice.fetches {
-            true => k * cols * 4,
-            false => k * cols / 4 * 5,
-        };
+        let staged = if choice.rounds { k * cols / 4 * 5 } else { k * cols * 4 };
         let fits = staged + k * blocks * choice.rows * 4 <= gpu.group_room()
             && inner.row_stride == cols
             && aligned(&place);

@@ -35,7 +35,7 @@ const EXPERT_ROWS: usize = 32;
 const SMALLEST_TILE: usize = 16;
 /// Rows of f16 are padded with zeros to a multiple of this.
 const PADDED: usize = 64;
-/// Inputs that a tile takes at a time.
+/// Threads of a workgroup, but for those that multiply cooperative matrices.
 const THREADS: u32 = 256;
 /// Rows and outputs of the largest tile, and how many such tiles keep a card busy: with fewer, tiles are smaller.
 const LARGE: (u32, u32) = (128, 256);
