@@ -10,7 +10,7 @@ use moeflux_compute::{BankPlace, Bytes, Device, Slot, SlotTable, Ticket};
 
 use super::{
     policy::{Lru, Policy},
-    reader::{Completion, ReadRequest, Reader},
+    reader::{Completion, ReadRequest, Reader, Urgency},
     source::ExpertSource,
 };
 use crate::{Error, stats::Stats};
@@ -369,7 +369,7 @@ impl ExpertCache {
         let bytes = started.map_err(Error::at(|| format!("layer {layer}, expert {expert}")))?;
         self.host.places[slot as usize].bound_for = bound_for.unwrap_or(NONE);
         stats.read(self.source.layer(layer).map_or(0, |l| l.bytes as u64));
-        self.reader.start(ReadRequest { layer, expert, slot: slot as usize, bytes });
+        self.reader.start(ReadRequest { layer, expert, slot: slot as usize, bytes, urgency: Urgency::Now });
         Ok(Lookup::Started)
     }
 
@@ -408,7 +408,7 @@ impl ExpertCache {
         }
         let Some(done) = self.reader.next(wait) else { return Ok(None) };
         self.reading -= 1;
-        let ReadRequest { layer, expert, slot, bytes } = done.request;
+        let ReadRequest { layer, expert, slot, bytes, .. } = done.request;
         let slot = slot as u32;
         let pin = Pin { slot: self.host.slot(slot), host: slot, card: NONE };
         let bound_for = self.host.places[slot as usize].bound_for;

@@ -12,6 +12,26 @@ use moeflux_compute::Bytes;
 use super::source::ExpertSource;
 use crate::Error;
 
+/// How soon a read is wanted. Those that are wanted now go before all others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Urgency {
+    /// A layer waits for it.
+    Now,
+    /// A later layer may want it.
+    Ahead,
+}
+
+/// What a reader did so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReadCounters {
+    /// Bytes that files gave, with what lies around the wanted ones in aligned blocks.
+    pub bytes: u64,
+    /// Nanoseconds in which some read was under way.
+    pub busy_ns: u64,
+    /// Reads that were tried again.
+    pub retries: u64,
+}
+
 /// One expert wanted in a slot. The slot's memory travels with the request, so nobody else can touch it.
 pub struct ReadRequest {
     /// The layer.
@@ -22,6 +42,8 @@ pub struct ReadRequest {
     pub slot: usize,
     /// The slot's memory.
     pub bytes: Bytes,
+    /// How soon it is wanted.
+    pub urgency: Urgency,
 }
 
 /// A request that is finished, well or badly.
@@ -40,6 +62,19 @@ pub trait Reader: Send {
     /// The next completion, in any order. Waits for one if `wait`; the caller waits only while some read is
     /// under way.
     fn next(&mut self, wait: bool) -> Option<Completion>;
+
+    /// A read that was started ahead is wanted now.
+    fn hurry(&mut self, slot: usize) {
+        let _ = slot;
+    }
+
+    /// Gives up what was started ahead and has not begun: it comes back with [`Error::Cancelled`], like any completion.
+    fn cancel_ahead(&mut self) {}
+
+    /// What was done so far.
+    fn counters(&self) -> ReadCounters {
+        ReadCounters::default()
+    }
 }
 
 /// Threads that read by position, several experts at once.
