@@ -46,6 +46,10 @@ impl ExpertSource {
         Self { files, layers }
     }
 
+    pub(crate) fn files(&self) -> &Arc<Vec<Source>> {
+        &self.files
+    }
+
     pub(crate) fn layer(&self, layer: usize) -> Option<&LayerExperts> {
         self.layers.get(layer)?.as_ref()
     }
@@ -75,6 +79,7 @@ impl ExpertSource {
     }
 
     /// Reads one expert to the start of `slot`.
+    #[cfg(test)]
     pub(crate) fn read(&self, layer: usize, expert: usize, slot: &mut [u8]) -> Result<(), Error> {
         let Some(experts) = self.layer(layer).filter(|l| expert < l.count && l.bytes <= slot.len()) else {
             return Err(Error::Input(format!("there is no expert {expert} in layer {layer}")));
