@@ -10,7 +10,7 @@ use moeflux_compute::{BankPlace, Bytes, Device, Slot, SlotTable, Ticket};
 
 use super::{
     policy::{Lru, Policy},
-    reader::{BOOKKEEPING as READER_BOOKKEEPING, Completion, ReadRequest, Reader, Urgency},
+    reader::{BOOKKEEPING as READER_BOOKKEEPING, Completion, ReadCounters, ReadRequest, Reader, Urgency},
     source::ExpertSource,
 };
 use crate::{Error, stats::Stats};
@@ -312,6 +312,11 @@ impl ExpertCache {
         Ok(self.tables[layer])
     }
 
+    /// What has been read so far.
+    pub(crate) fn read_counters(&self) -> ReadCounters {
+        self.reader.counters()
+    }
+
     /// Whether an expert is in memory or on its way there.
     pub(crate) fn has(&self, layer: usize, expert: usize) -> bool {
         let in_tier = |tier: &Tier| tier.slots[layer][expert] != NONE;
@@ -475,7 +480,7 @@ impl ExpertCache {
             let place = &mut self.host.places[slot as usize];
             *place = Place { pins: 0, ahead: true, ..*place };
         }
-        stats.read(self.source.layer(layer).map_or(0, |l| l.bytes as u64));
+        stats.experts_read += 1;
         self.reader.start(ReadRequest { layer, expert, slot: slot as usize, bytes, urgency });
         Ok(())
     }
