@@ -7,6 +7,7 @@ mod compare;
 mod devices;
 mod inspect;
 mod logits;
+mod pack;
 mod perplexity;
 mod run;
 mod synth;
@@ -37,6 +38,7 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Logits(args) => logits::run(&args, ui),
         Command::Bench(args) => bench::run(&args, ui),
         Command::Devices(args) => devices::run(&args),
+        Command::Pack(args) => pack::run(&args, ui),
         Command::Synth(args) => synth::run(&args, ui),
         Command::Completions(args) => {
             let mut script = Vec::new();
