@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-#[cfg(test)]
-use crate::Error;
 use crate::{
+    Error,
     blueprint::LayerExperts,
     checkpoint::{Segment, Source, digest},
 };
@@ -89,7 +88,6 @@ impl ExpertSource {
     }
 
     /// Reads one expert to the start of `slot`.
-    #[cfg(test)]
     pub(crate) fn read(&self, layer: usize, expert: usize, slot: &mut [u8]) -> Result<(), Error> {
         let Some(experts) = self.layer(layer).filter(|l| expert < l.count && l.bytes <= slot.len()) else {
             return Err(Error::Input(format!("there is no expert {expert} in layer {layer}")));
