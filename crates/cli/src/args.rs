@@ -4,7 +4,7 @@ use std::{num::NonZeroUsize, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum, builder::PossibleValuesParser};
 use clap_complete::Shell;
-use moeflux::synth;
+use moeflux::{PolicyKind, synth};
 
 use crate::units::parse_size;
 
@@ -90,6 +90,11 @@ pub(crate) struct MemoryArgs {
     /// Exactly N slots for experts, instead of as many as the budget holds
     #[arg(long, value_name = "N", hide = true, help_heading = MODEL)]
     pub(crate) slots: Option<NonZeroUsize>,
+    /// Which expert gives way when another needs its slot: lru or s3-fifo
+    ///
+    /// No answer depends on it, only what is read. `moeflux replay` says what each would read.
+    #[arg(long, value_name = "NAME", default_value_t, help_heading = MODEL)]
+    pub(crate) policy: PolicyKind,
 }
 
 /// How it is computed.

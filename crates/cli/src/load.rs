@@ -69,7 +69,8 @@ pub(crate) fn engine(args: &EngineArgs, at_least: Option<usize>, ui: Ui) -> anyh
     let checkpoint = checkpoint(&args.model, ui)?;
     let mut memory = args.memory.request();
     memory.context = memory.context.or(at_least);
-    let options = EngineOptions { memory, device: args.device(), ..EngineOptions::default() };
+    let policy = args.memory.policy;
+    let options = EngineOptions { memory, device: args.device(), policy, ..EngineOptions::default() };
     let engine = {
         let bar = ui.bytes("loading");
         Engine::open(checkpoint, options, &mut |done, total| bar.bytes(done, total))?

@@ -6,6 +6,7 @@ mod reader;
 mod source;
 
 pub(crate) use cache::{BOOKKEEPING, ExpertCache, Lookup, Pin, Tier, Uses};
+pub use policy::PolicyKind;
 pub use reader::{Completion, ReadCounters, ReadRequest, Reader, Urgency};
 pub(crate) use reader::{PoolReader, STACK as READER_STACK};
 pub(crate) use source::{ExpertSource, PartSource};
