@@ -15,7 +15,7 @@ use crate::{
     blueprint::Blueprint,
     checkpoint::Checkpoint,
     device::{ChosenDevice, Opened, WrapDevice, open_device},
-    experts::{ExpertCache, ExpertSource, PolicyKind, PoolReader, Reader, Tier, Uses},
+    experts::{ExpertCache, ExpertSource, LookAhead, PolicyKind, PoolReader, Reader, Tier, Uses},
     layer::Loader,
     memory::{MemoryPlan, MemoryRequest, READ_THREADS, scratch_shape},
     model::{LayerStates, Model},
@@ -35,6 +35,8 @@ pub struct EngineOptions {
     pub device: DeviceOptions,
     /// Which expert gives way when another needs its slot.
     pub policy: PolicyKind,
+    /// Whether experts are read before the layer that may need them has chosen. It changes no result.
+    pub look_ahead: LookAhead,
     /// Wraps the reader of experts.
     pub wrap_reader: Option<WrapReader>,
     /// Wraps the device.
@@ -104,7 +106,7 @@ impl Engine {
             exact: options.device.exact,
             progress: &mut progress,
         };
-        let model = Model::load(&blueprint, &mut loader, plan.chunk, plan.context)?;
+        let model = Model::load(&blueprint, &mut loader, plan.chunk, plan.context, options.look_ahead)?;
         let mut tier = |count, place| {
             Tier::new(&mut *device, &source, (count, plan.slot as usize), place, options.policy)
         };

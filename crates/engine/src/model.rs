@@ -7,7 +7,7 @@ use moeflux_compute::{Buffer, Device, MOST_TOP_LOGITS, Op, Span, State, View, We
 use crate::{
     Error,
     blueprint::Blueprint,
-    experts::ExpertCache,
+    experts::{ExpertCache, LookAhead},
     layer::{Layer, Loader, Observer, Routing, Scratch, Step},
     stats::Stats,
 };
@@ -118,6 +118,7 @@ impl Model {
         loader: &mut Loader<'_>,
         rows: usize,
         context: usize,
+        look_ahead: LookAhead,
     ) -> Result<Self, Error> {
         let embed = loader.matrix(&blueprint.embed)?;
         Ok(Self {
@@ -137,7 +138,7 @@ impl Model {
             logits: loader.device.buffer(LOGIT_ROWS * blueprint.vocab).map_err(Error::at(|| "logits"))?,
             first: loader.device.buffer(FIRST_NUMBERS).map_err(Error::at(|| "logits"))?,
             spans: [Vec::with_capacity(1), Vec::with_capacity(1)],
-            routing: Routing::new(rows, blueprint.max_top_k()),
+            routing: Routing::new(blueprint, rows, look_ahead),
             read: vec![0.0; LOGIT_ROWS * blueprint.vocab],
             ahead: None,
         })
@@ -250,6 +251,7 @@ impl Model {
                 },
                 spans: &self.spans,
                 layer: i,
+                next: self.layers.get(i + 1),
                 rows,
                 hidden: self.hidden,
                 eps: self.eps,
