@@ -1,7 +1,7 @@
 //! A loaded model, and how one is opened.
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -20,6 +20,7 @@ use crate::{
     memory::{MemoryPlan, MemoryRequest, READ_THREADS, scratch_shape},
     model::{LayerStates, Model},
     text::Text,
+    trace::{Recorder, TraceHeader},
 };
 
 /// Wraps the reader of experts: for tests that shuffle, delay or fail reads.
@@ -192,6 +193,20 @@ impl Engine {
     /// The device failed.
     pub fn profile(&self, on: bool) -> Result<Vec<KernelTime>, Error> {
         self.lock().device.profile(on).map_err(Error::at(|| "measuring kernels"))
+    }
+
+    /// Writes to a file which experts each step needs, from now on; with `None` no longer. See [`crate::Trace`].
+    ///
+    /// Results stay the same. A device that looks experts up by itself must tell the host which they are, which takes time.
+    ///
+    /// # Errors
+    /// The file cannot be written, or the model has no routed experts. Later a step fails if it cannot be written down.
+    pub fn record_routing(&self, file: Option<&Path>) -> Result<(), Error> {
+        let Shared { blueprint, plan, folder, .. } = &*self.shared;
+        let recorder = file.map(|file| Recorder::create(file, &TraceHeader::of(blueprint, plan, folder)));
+        let recorder = recorder.transpose()?;
+        self.lock().model.record(recorder);
+        Ok(())
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Runtime> {

@@ -13,6 +13,7 @@ mod layer;
 mod memory;
 mod model;
 mod perplexity;
+mod replay;
 mod sample;
 mod session;
 mod stats;
@@ -20,6 +21,7 @@ pub mod synth;
 mod system;
 mod text;
 mod tokenizer;
+mod trace;
 
 pub use arch::supported as supported_architectures;
 pub use blueprint::*;
@@ -35,9 +37,11 @@ pub use memory::{CARD_CHUNK, DEFAULT_CHUNK, DEFAULT_CONTEXT, MemoryPlan, MemoryR
 pub use model::{Logits, Watch};
 pub use moeflux_compute::{Adapter, AdapterKind, DeviceOptions, KernelTime};
 pub use perplexity::{Perplexity, negative_log_likelihood, perplexity};
+pub use replay::{Replayed, ReplayedSteps};
 pub use sample::{EndTokens, GenerationConfig, Sampler, Sampling, StopResult, StopStrings};
 pub use session::{Session, Synced};
 pub use stats::Stats;
 pub use system::SystemMemory;
 pub use text::Text;
 pub use tokenizer::{Decoder, Tokenizer, TokenizerConfig};
+pub use trace::{Trace, TraceHeader, TraceLayer};

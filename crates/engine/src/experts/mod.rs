@@ -9,6 +9,7 @@ mod source;
 pub(crate) use cache::{BOOKKEEPING, ExpertCache, Lookup, Pin, Tier, Uses};
 pub use foresight::LookAhead;
 pub(crate) use foresight::{Effort, Foresight, ROWS as FORESIGHT_ROWS};
+pub(crate) use policy::Policy;
 pub use policy::PolicyKind;
 pub use reader::{Completion, ReadCounters, ReadRequest, Reader, Urgency};
 pub(crate) use reader::{PoolReader, STACK as READER_STACK};
