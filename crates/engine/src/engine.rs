@@ -15,10 +15,14 @@ use crate::{
     blueprint::Blueprint,
     checkpoint::Checkpoint,
     device::{ChosenDevice, Opened, WrapDevice, open_device},
-    experts::{ExpertCache, ExpertSource, LookAhead, PolicyKind, PoolReader, Reader, Tier, Uses},
+    experts::{
+        ExpertCache, ExpertSource, LookAhead, PolicyKind, ReadOptions, Reader, Tier, Uses, open_reader,
+        reader_memory,
+    },
     layer::Loader,
-    memory::{MemoryPlan, MemoryRequest, READ_THREADS, scratch_shape},
+    memory::{MemoryPlan, MemoryRequest, scratch_shape},
     model::{LayerStates, Model},
+    system::SystemMemory,
     text::Text,
     trace::{Recorder, TraceHeader},
 };
@@ -36,6 +40,8 @@ pub struct EngineOptions {
     pub device: DeviceOptions,
     /// Which expert gives way when another needs its slot.
     pub policy: PolicyKind,
+    /// How experts are read.
+    pub reads: ReadOptions,
     /// Whether experts are read before the layer that may need them has chosen. It changes no result.
     pub look_ahead: LookAhead,
     /// Wraps the reader of experts.
@@ -83,8 +89,13 @@ impl Engine {
         let blueprint = Blueprint::of(&checkpoint)?;
         let text = Text::of(&checkpoint, blueprint.vocab)?;
         let wrap = options.wrap_device.as_ref();
-        let Opened { mut device, plan, chosen } =
-            open_device(&blueprint, &options.memory, &options.device, wrap)?;
+        let mut request = options.memory;
+        request.reader = request.reader.or_else(|| Some(reader_memory(&options.reads, &blueprint)));
+        let system = SystemMemory::now();
+        let Opened { mut device, plan, chosen } = open_device(&blueprint, &request, &options.device, wrap)?;
+        // Whether what we hold leaves the page cache room for the whole model.
+        let held = if plan.device_budget.is_some() { plan.host() } else { plan.total() };
+        let fits = held.saturating_add(checkpoint.total_bytes()) <= system.resident + system.available;
         let memory = device.memory();
         let load_all = memory.is_some() && plan.holds_all;
         device
@@ -116,8 +127,7 @@ impl Engine {
             None => (plan.slots, None),
         };
         let host = tier(host_slots, BankPlace::Host)?;
-        let mut reader: Box<dyn Reader> =
-            Box::new(PoolReader::new(Arc::clone(&source), READ_THREADS, host_slots)?);
+        let mut reader = open_reader(&source, &options.reads, host_slots, fits)?;
         if let Some(wrap) = options.wrap_reader {
             reader = wrap(reader);
         }
