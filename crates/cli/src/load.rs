@@ -93,6 +93,7 @@ pub(crate) fn engine(args: &EngineArgs, at_least: Option<usize>, ui: Ui) -> anyh
         memory,
         device: args.device(),
         look_ahead: args.look_ahead.into(),
+        policy: args.memory.policy,
         ..EngineOptions::default()
     };
     let engine = {

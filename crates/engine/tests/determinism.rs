@@ -9,7 +9,7 @@ use std::path::Path;
 use common::{Golden, data, feed, gpu, tales};
 use moeflux::{
     Access, Checkpoint, Completion, DeviceOptions, Engine, EngineOptions, LookAhead, MemoryRequest,
-    ReadCounters, ReadOptions, ReadRequest, Reader, ReaderKind, WrapReader,
+    PolicyKind, ReadCounters, ReadOptions, ReadRequest, Reader, ReaderKind, WrapReader,
 };
 
 /// Holds finished reads back and hands them out in another order.
@@ -76,6 +76,7 @@ struct Run<'a> {
     threads: usize,
     chunk: usize,
     shuffle: Option<u64>,
+    policy: PolicyKind,
     reads: (ReaderKind, Access),
     look_ahead: LookAhead,
     /// Its threads are those above.
@@ -84,8 +85,16 @@ struct Run<'a> {
 
 impl<'a> Run<'a> {
     fn plain(device: &'a DeviceOptions) -> Self {
-        let look_ahead = LookAhead::Off;
-        Self { slots: None, threads: 1, chunk: 512, shuffle: None, reads: READS, look_ahead, device }
+        Self {
+            slots: None,
+            threads: 1,
+            chunk: 512,
+            shuffle: None,
+            policy: PolicyKind::Lru,
+            reads: READS,
+            look_ahead: LookAhead::Off,
+            device,
+        }
     }
 }
 
@@ -97,6 +106,7 @@ fn bits(folder: &Path, prompt: &[u32], run: Run<'_>) -> (Vec<u32>, f64) {
         reads: ReadOptions { kind: run.reads.0, access: run.reads.1, ..ReadOptions::default() },
         look_ahead: run.look_ahead,
         wrap_reader: run.shuffle.map(Shuffled::wrap),
+        policy: run.policy,
         ..EngineOptions::default()
     };
     let engine = Engine::open(Checkpoint::open(folder).unwrap(), options, &mut |_, _| {}).unwrap();
@@ -116,15 +126,7 @@ fn smallest(folder: &Path) -> usize {
 fn check(folder: &Path, prompt: &[u32]) {
     for exact in [false, true] {
         let device = &DeviceOptions { exact, ..common::exact("cpu") };
-        let all = Run {
-            slots: None,
-            threads: 1,
-            chunk: 512,
-            shuffle: None,
-            reads: READS,
-            look_ahead: LookAhead::Off,
-            device,
-        };
+        let all = Run::plain(device);
         let small = Run { slots: Some(smallest(folder)), ..all };
         let (expected, hit_rate) = bits(folder, prompt, all);
         assert!(hit_rate > 0.0, "a cache that holds all hits sometimes");
@@ -147,6 +149,16 @@ fn check(folder: &Path, prompt: &[u32]) {
             Run { reads: (ReaderKind::Uring, Access::Buffered), ..small },
         ] {
             assert!(expected == bits(folder, prompt, run).0, "{}: other bits", folder.display());
+        }
+        for policy in PolicyKind::ALL {
+            for slots in [smallest(folder), 3 * smallest(folder)] {
+                let run = Run { slots: Some(slots), policy, threads: 2, ..all };
+                assert!(
+                    expected == bits(folder, prompt, run).0,
+                    "{}: other bits by {policy}",
+                    folder.display()
+                );
+            }
         }
         if exact {
             for chunk in [1, 5] {
@@ -195,15 +207,7 @@ fn latent_sliding_and_sparse_attention_give_the_same_bits_whatever_the_cache_did
 fn check_gpu(folder: &Path, prompt: &[u32]) {
     for exact in [false, true] {
         let Some(device) = &gpu(exact) else { return };
-        let all = Run {
-            slots: None,
-            threads: 1,
-            chunk: 512,
-            shuffle: None,
-            reads: READS,
-            look_ahead: LookAhead::Off,
-            device,
-        };
+        let all = Run::plain(device);
         let small = Run { slots: Some(smallest(folder)), ..all };
         let (expected, _) = bits(folder, prompt, all);
         let mut runs = vec![

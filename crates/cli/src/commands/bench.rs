@@ -94,6 +94,7 @@ pub(crate) fn run(args: &BenchArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let since = Instant::now();
     let at_least = (needed > moeflux::DEFAULT_CONTEXT).then_some(needed);
     let engine = load::engine(&args.engine, at_least, ui)?;
+    engine.record_routing(args.trace.trace.as_deref())?;
     let load_seconds = since.elapsed().as_secs_f64();
     if engine.device().graphics {
         // Kernels are compiled when they are first needed.
