@@ -91,6 +91,9 @@ pub(crate) struct Tier {
     first: Vec<usize>,
     /// Slots that hold nothing, the next one last.
     empty: Vec<u32>,
+    /// The layer that was looked ahead to last, and how many experts have been asked for. Until they are used or it is
+    /// another layer's turn they do not give way.
+    ahead: (usize, usize),
 }
 
 impl Tier {
@@ -124,6 +127,7 @@ impl Tier {
             filled: vec![0; source.layers().len()],
             first: experts().scan(0, |next, count| Some(std::mem::replace(next, *next + count))).collect(),
             empty: (0..count as u32).rev().collect(),
+            ahead: (0, 0),
         })
     }
 
@@ -147,7 +151,11 @@ impl Tier {
 
     /// An empty slot, or the one that gives way next.
     fn victim(&mut self) -> Option<u32> {
-        let free = |slot: usize| self.places[slot].pins == 0 && !self.places[slot].filling;
+        let awaited = |place: &Place| place.ahead && place.layer as usize == self.ahead.0;
+        let free = |slot: usize| {
+            let place = &self.places[slot];
+            place.pins == 0 && !place.filling && !awaited(place)
+        };
         self.empty.last().copied().or_else(|| self.policy.victim(&free).map(|slot| slot as u32))
     }
 
@@ -441,7 +449,11 @@ impl ExpertCache {
         expert: usize,
         stats: &mut Stats,
     ) -> Result<bool, Error> {
-        if self.has(layer, expert) || self.reading_ahead >= self.host.places.len() / SHARE_AHEAD {
+        if self.host.ahead.0 != layer {
+            self.host.ahead = (layer, 0);
+        }
+        let most = self.host.places.len() / SHARE_AHEAD;
+        if self.has(layer, expert) || self.reading_ahead.max(self.host.ahead.1) >= most {
             return Ok(false);
         }
         let Some(slot) = self.host.victim() else { return Ok(false) };
@@ -452,6 +464,7 @@ impl ExpertCache {
         }
         self.start(device, (layer, expert), slot, Urgency::Ahead, stats)?;
         self.reading_ahead += 1;
+        self.host.ahead.1 += 1;
         stats.experts_prefetched += 1;
         Ok(true)
     }
