@@ -24,6 +24,8 @@
 //! computed, not read.
 
 mod header;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 
