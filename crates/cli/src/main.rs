@@ -6,6 +6,7 @@ mod folders;
 mod interrupt;
 mod load;
 mod out;
+mod plot;
 mod progress;
 mod tensors;
 mod units;
