@@ -19,6 +19,7 @@ use crate::{
     layer::Loader,
     memory::{MemoryPlan, MemoryRequest, READ_THREADS, scratch_shape},
     model::{LayerStates, Model},
+    stats::LayerStats,
     text::Text,
 };
 
@@ -178,6 +179,11 @@ impl Engine {
     /// What computes, and why that.
     pub fn device(&self) -> &ChosenDevice {
         &self.shared.device
+    }
+
+    /// What each layer has asked its experts for, of all sessions together since the engine was opened.
+    pub fn layer_stats(&self) -> Vec<LayerStats> {
+        self.lock().model.layer_stats().to_vec()
     }
 
     /// Turns measuring of a card's kernels on or off; the times since it was last asked.

@@ -9,7 +9,7 @@ use crate::{
     blueprint::Blueprint,
     experts::ExpertCache,
     layer::{Layer, Loader, Observer, Routing, Scratch, Step},
-    stats::Stats,
+    stats::{LayerStats, Stats},
 };
 
 /// Rows whose logits are computed at once.
@@ -105,6 +105,8 @@ pub(crate) struct Model {
     first: Buffer,
     spans: [Vec<Span>; 2],
     routing: Routing,
+    /// What each layer asked its experts for, of all sessions together.
+    layer_stats: Vec<LayerStats>,
     /// `(LOGIT_ROWS, vocab)` on the host.
     read: Vec<f32>,
     ahead: Option<Ahead>,
@@ -138,9 +140,14 @@ impl Model {
             first: loader.device.buffer(FIRST_NUMBERS).map_err(Error::at(|| "logits"))?,
             spans: [Vec::with_capacity(1), Vec::with_capacity(1)],
             routing: Routing::new(rows, blueprint.max_top_k()),
+            layer_stats: vec![LayerStats::default(); blueprint.layers.len()],
             read: vec![0.0; LOGIT_ROWS * blueprint.vocab],
             ahead: None,
         })
+    }
+
+    pub(crate) fn layer_stats(&self) -> &[LayerStats] {
+        &self.layer_stats
     }
 
     /// Feeds the spans' tokens. `sink` gets what is wanted, with the row of the step.
@@ -238,6 +245,7 @@ impl Model {
                     Some(Span { state: s.states[i][which]?, position: s.position, rows: s.tokens.len() })
                 }));
             }
+            let before = **stats;
             let mut step = Step {
                 device: &mut **device,
                 cache,
@@ -255,6 +263,7 @@ impl Model {
                 eps: self.eps,
             };
             layer.run(&mut step)?;
+            self.layer_stats[i].add(&stats.since(&before));
             if let Some(observer) = &mut watch.observer {
                 let mut hidden = vec![0.0; rows * self.hidden];
                 device.read(x, &mut hidden).map_err(Error::at(|| format!("layer {i}")))?;

@@ -73,3 +73,19 @@ impl Stats {
         }
     }
 }
+
+/// What one layer asked its experts for. A token that a device computed ahead, with all experts resident, is not counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct LayerStats {
+    /// [`Stats::experts_needed`] of this layer.
+    pub needed: u64,
+    /// [`Stats::experts_hit`] of this layer.
+    pub hit: u64,
+}
+
+impl LayerStats {
+    pub(crate) fn add(&mut self, of_layer: &Stats) {
+        self.needed += of_layer.experts_needed;
+        self.hit += of_layer.experts_hit;
+    }
+}
