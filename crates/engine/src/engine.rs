@@ -15,7 +15,7 @@ use crate::{
     blueprint::Blueprint,
     checkpoint::Checkpoint,
     device::{ChosenDevice, Opened, WrapDevice, open_device},
-    experts::{ExpertCache, ExpertSource, PoolReader, Reader, Tier, Uses},
+    experts::{ExpertCache, ExpertSource, LookAhead, PoolReader, Reader, Tier, Uses},
     layer::Loader,
     memory::{MemoryPlan, MemoryRequest, READ_THREADS, scratch_shape},
     model::{LayerStates, Model},
@@ -34,6 +34,8 @@ pub struct EngineOptions {
     /// Device, threads, exactness. Besides the names that a device has, `auto` is the one that is faster for the
     /// model, and `gpu` the best adapter that there is.
     pub device: DeviceOptions,
+    /// Whether experts are read before the layer that may need them has chosen. It changes no result.
+    pub look_ahead: LookAhead,
     /// Wraps the reader of experts.
     pub wrap_reader: Option<WrapReader>,
     /// Wraps the device.
@@ -103,7 +105,7 @@ impl Engine {
             exact: options.device.exact,
             progress: &mut progress,
         };
-        let model = Model::load(&blueprint, &mut loader, plan.chunk, plan.context)?;
+        let model = Model::load(&blueprint, &mut loader, plan.chunk, plan.context, options.look_ahead)?;
         let mut tier = |count, place| Tier::new(&mut *device, &source, (count, plan.slot as usize), place);
         let (host_slots, card) = match plan.device_budget {
             Some(_) => (plan.host_slots, Some(tier(plan.slots, BankPlace::Card)?)),

@@ -389,7 +389,7 @@ fn matrix_bytes(matrix: &MatrixSource) -> u64 {
 /// Buffers of intermediate results, logits among them.
 fn scratch_bytes(blueprint: &Blueprint, rows: usize, context: usize) -> u64 {
     let logits = blueprint.vocab as u64 * 4 * LOGIT_ROWS as u64 + pages(4 * FIRST_NUMBERS as u64);
-    Scratch::bytes(blueprint, rows, context) + (4 + crate::layer::LANES) as u64 * pages(1) + logits
+    Scratch::bytes(blueprint, rows, context) + (8 + crate::layer::LANES) as u64 * pages(1) + logits
 }
 
 /// What the host holds besides program and slots. A device that takes weights over has the largest one twice for a while.
@@ -398,7 +398,7 @@ fn staging_bytes(blueprint: &Blueprint, rows: usize, takes_over: bool) -> u64 {
     let logits = blueprint.vocab as u64 * 4 * (LOGIT_ROWS as u64 + 2);
     let queues = (blueprint.experts() * BOOKKEEPING) as u64;
     let largest = blueprint.matrices().map(matrix_bytes).max().filter(|_| takes_over).unwrap_or(0);
-    logits + queues + pages(largest) + Routing::bytes(rows, blueprint.max_top_k())
+    logits + queues + pages(largest) + Routing::bytes(blueprint, rows)
 }
 
 #[cfg(test)]

@@ -1,13 +1,16 @@
 //! The forward pass: embed, layers, norm, head. Prefill, decode and batches are one function over rows.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::Instant,
+};
 
 use moeflux_compute::{Buffer, Device, MOST_TOP_LOGITS, Op, Span, State, View, Weight};
 
 use crate::{
     Error,
     blueprint::Blueprint,
-    experts::ExpertCache,
+    experts::{ExpertCache, LookAhead},
     layer::{Layer, Loader, Observer, Routing, Scratch, Step},
     stats::{LayerStats, Stats},
 };
@@ -120,6 +123,7 @@ impl Model {
         loader: &mut Loader<'_>,
         rows: usize,
         context: usize,
+        look_ahead: LookAhead,
     ) -> Result<Self, Error> {
         let embed = loader.matrix(&blueprint.embed)?;
         Ok(Self {
@@ -139,7 +143,7 @@ impl Model {
             logits: loader.device.buffer(LOGIT_ROWS * blueprint.vocab).map_err(Error::at(|| "logits"))?,
             first: loader.device.buffer(FIRST_NUMBERS).map_err(Error::at(|| "logits"))?,
             spans: [Vec::with_capacity(1), Vec::with_capacity(1)],
-            routing: Routing::new(rows, blueprint.max_top_k()),
+            routing: Routing::new(blueprint, rows, look_ahead),
             layer_stats: vec![LayerStats::default(); blueprint.layers.len()],
             read: vec![0.0; LOGIT_ROWS * blueprint.vocab],
             ahead: None,
@@ -200,10 +204,12 @@ impl Model {
                 Wanted::Nothing => {}
                 Wanted::Logits(Logits::All) => self.read_logits(&mut *on.device, first..end, sink)?,
                 wanted => {
+                    let since = Instant::now();
                     let views = match &begun {
                         Some(_) => self.views(wanted),
                         None => self.last(&mut *on.device, end - 1, wanted)?,
                     };
+                    on.stats.computing_ns += since.elapsed().as_nanos() as u64;
                     // Of several spans nobody knows which will go on together.
                     let next = if spans.len() == 1 && watch.observer.is_none() { Some(span) } else { None };
                     self.read_last(on, (end - 1, views), next, sink)?;
@@ -258,6 +264,7 @@ impl Model {
                 },
                 spans: &self.spans,
                 layer: i,
+                next: self.layers.get(i + 1),
                 rows,
                 hidden: self.hidden,
                 eps: self.eps,

@@ -12,14 +12,31 @@ pub struct Stats {
     /// nobody else sees which they were; then as many count as there can have been: the lesser of rows times k and the
     /// experts of the layer, which is exact for a token. All of them are hits.
     pub experts_needed: u64,
-    /// Of those, the ones that were in a slot already.
+    /// Of those, the ones that were in a slot already, and not only because they had been looked ahead for.
     pub experts_hit: u64,
+    /// Of those, the ones that looking ahead had asked for: there already or on their way. They count as misses.
+    pub experts_foreseen: u64,
+    /// Experts that looking ahead asked for.
+    pub experts_prefetched: u64,
+    /// Of those, the ones that were not needed: given up, or gone from their slot before anybody used them.
+    pub experts_wasted: u64,
     /// Experts read from disk.
     pub experts_read: u64,
     /// Bytes of experts read from disk.
     pub bytes_read: u64,
+    /// Bytes of the experts that were needed and no hits: what a reader without waste would have read.
+    pub bytes_missed: u64,
+    /// Nanoseconds in which a device took its work: on the processor, the time of computing; for an adapter, which computes
+    /// behind the host's back, see `waited_ns`.
+    pub computing_ns: u64,
     /// Nanoseconds in which computing had nothing to do but wait for a read.
     pub stalled_ns: u64,
+    /// Nanoseconds of the layers' reads, each layer's from its first request to its last arrival.
+    pub reading_ns: u64,
+    /// Of these, what could be hidden: of each layer at most the time that its shared expert and hits took to compute.
+    pub hideable_ns: u64,
+    /// Of what could be hidden, what was.
+    pub hidden_ns: u64,
     /// Kernels that a graphics adapter was given.
     pub dispatches: u64,
     /// Times that work was handed to the adapter.
@@ -63,9 +80,17 @@ impl Stats {
             tokens: self.tokens - earlier.tokens,
             experts_needed: self.experts_needed - earlier.experts_needed,
             experts_hit: self.experts_hit - earlier.experts_hit,
+            experts_foreseen: self.experts_foreseen - earlier.experts_foreseen,
+            experts_prefetched: self.experts_prefetched - earlier.experts_prefetched,
+            experts_wasted: self.experts_wasted - earlier.experts_wasted,
             experts_read: self.experts_read - earlier.experts_read,
             bytes_read: self.bytes_read - earlier.bytes_read,
+            bytes_missed: self.bytes_missed - earlier.bytes_missed,
+            computing_ns: self.computing_ns - earlier.computing_ns,
             stalled_ns: self.stalled_ns - earlier.stalled_ns,
+            reading_ns: self.reading_ns - earlier.reading_ns,
+            hideable_ns: self.hideable_ns - earlier.hideable_ns,
+            hidden_ns: self.hidden_ns - earlier.hidden_ns,
             dispatches: self.dispatches - earlier.dispatches,
             submissions: self.submissions - earlier.submissions,
             waits: self.waits - earlier.waits,

@@ -36,6 +36,8 @@ pub(crate) struct Pin {
     /// The slots that are pinned, or [`NONE`].
     host: u32,
     card: u32,
+    /// It is there only because somebody looked ahead.
+    pub(crate) foreseen: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -44,14 +46,26 @@ struct Place {
     expert: u32,
     pins: u32,
     filling: bool,
+    /// Nobody has asked for it yet but by looking ahead.
+    ahead: bool,
     /// The slot on the card that is kept for what is being read.
     bound_for: u32,
     /// The last work that used the slot.
     ticket: Ticket,
 }
 
-const EMPTY: Place =
-    Place { layer: NONE, expert: NONE, pins: 0, filling: false, bound_for: NONE, ticket: Ticket(0) };
+const EMPTY: Place = Place {
+    layer: NONE,
+    expert: NONE,
+    pins: 0,
+    filling: false,
+    ahead: false,
+    bound_for: NONE,
+    ticket: Ticket(0),
+};
+
+/// Of all slots, one in so many may be given to what somebody looks ahead for and has not come yet.
+const SHARE_AHEAD: usize = 4;
 
 /// The most bytes that cache, policy, queues and device keep of an expert besides its weights, in each of two kinds of
 /// memory.
@@ -122,6 +136,12 @@ impl Tier {
         (slot != NONE && !self.places[slot as usize].filling).then_some(slot)
     }
 
+    /// The slot of an expert that is being read.
+    fn coming(&self, layer: usize, expert: usize) -> Option<u32> {
+        let slot = self.slots[layer][expert];
+        (slot != NONE && self.places[slot as usize].filling).then_some(slot)
+    }
+
     /// The slot that gives way next.
     fn victim(&self) -> Option<u32> {
         let free = |slot: usize| self.places[slot].pins == 0 && !self.places[slot].filling;
@@ -161,9 +181,12 @@ impl Tier {
         Some(layer)
     }
 
-    fn pin(&mut self, slot: u32) {
-        self.places[slot as usize].pins += 1;
+    /// Pins a slot; whether its expert is there only because somebody looked ahead.
+    fn pin(&mut self, slot: u32) -> bool {
+        let place = &mut self.places[slot as usize];
+        place.pins += 1;
         self.policy.touch(slot as usize);
+        std::mem::take(&mut place.ahead)
     }
 
     fn unpin(&mut self, slot: u32, ticket: Ticket) {
@@ -200,7 +223,10 @@ pub(crate) struct ExpertCache {
     card: Option<Tier>,
     /// Where all experts of a layer are, for the device; while there is one, none has left its slot.
     tables: Vec<Option<SlotTable>>,
+    /// Reads under way that a layer waits for.
     reading: usize,
+    /// Reads under way for layers to come.
+    reading_ahead: usize,
     uses: Uses,
 }
 
@@ -213,7 +239,7 @@ impl ExpertCache {
         uses: Uses,
     ) -> Self {
         let tables = vec![None; source.layers().len()];
-        Self { source, reader, host, card, tables, reading: 0, uses }
+        Self { source, reader, host, card, tables, reading: 0, reading_ahead: 0, uses }
     }
 
     /// Reads all experts, in the order of the files: what comes first goes to the card, while there is room.
@@ -234,7 +260,7 @@ impl ExpertCache {
                 order.next();
             }
             // Waits for one, and takes what else has come.
-            while let Some((_, pin)) = self.arrive(device, pinned.is_empty())? {
+            while let Some((_, pin)) = self.arrive(device, pinned.is_empty(), &mut stats)? {
                 let place = &self.host.places[pin.host as usize];
                 progress(self.source.layer(place.layer as usize).map_or(0, |l| l.bytes as u64));
                 pinned.push(pin);
@@ -287,18 +313,24 @@ impl ExpertCache {
         Ok(self.tables[layer])
     }
 
+    /// Whether an expert is in memory or on its way there.
+    pub(crate) fn has(&self, layer: usize, expert: usize) -> bool {
+        let in_tier = |tier: &Tier| tier.slots[layer][expert] != NONE;
+        in_tier(&self.host) || self.card.as_ref().is_some_and(in_tier)
+    }
+
     /// Pins the expert if it is in a slot, without reading or copying anything. Ops may not find it there:
     /// [`ExpertCache::promote`] sees to that.
     pub(crate) fn pin(&mut self, layer: usize, expert: usize) -> Option<Pin> {
         if let Some(card) = &mut self.card
             && let Some(slot) = card.find(layer, expert)
         {
-            card.pin(slot);
-            return Some(Pin { slot: card.slot(slot), card: slot, host: NONE });
+            let foreseen = card.pin(slot);
+            return Some(Pin { slot: card.slot(slot), card: slot, host: NONE, foreseen });
         }
         let slot = self.host.find(layer, expert)?;
-        self.host.pin(slot);
-        Some(Pin { slot: self.host.slot(slot), host: slot, card: NONE })
+        let foreseen = self.host.pin(slot);
+        Some(Pin { slot: self.host.slot(slot), host: slot, card: NONE, foreseen })
     }
 
     /// Copies a pinned expert to the card, if it belongs there and is not; `None` if no slot there can give way and ops do
@@ -357,61 +389,146 @@ impl ExpertCache {
         if let Some(pin) = self.pin(layer, expert) {
             return Ok(self.promote(device, pin)?.map_or(Lookup::Full, Lookup::Ready));
         }
-        let Some(slot) = self.host.victim() else { return Ok(Lookup::Full) };
+        let coming = self.host.coming(layer, expert);
+        let Some(slot) = coming.or_else(|| self.host.victim()) else { return Ok(Lookup::Full) };
         let bound_for = if self.promotes() { self.reserve(layer, expert) } else { None };
         if bound_for.is_none() && !self.uses.in_place {
             return Ok(Lookup::Full);
         }
-        let started = self.start(device, (layer, expert), slot);
-        if let (Err(_), Some(card), Some(slot)) = (&started, &mut self.card, bound_for) {
-            card.forget(slot);
+        match coming {
+            Some(slot) => {
+                self.host.pin(slot);
+                self.reading_ahead -= 1;
+                self.reader.hurry(slot as usize);
+                stats.experts_foreseen += 1;
+            }
+            None => {
+                let started = self.start(device, (layer, expert), slot, Urgency::Now, stats);
+                if let (Err(_), Some(card), Some(slot)) = (&started, &mut self.card, bound_for) {
+                    card.forget(slot);
+                }
+                started?;
+            }
         }
-        let bytes = started.map_err(Error::at(|| format!("layer {layer}, expert {expert}")))?;
+        self.reading += 1;
         self.host.places[slot as usize].bound_for = bound_for.unwrap_or(NONE);
-        stats.read(self.source.layer(layer).map_or(0, |l| l.bytes as u64));
-        self.reader.start(ReadRequest { layer, expert, slot: slot as usize, bytes, urgency: Urgency::Now });
         Ok(Lookup::Started)
     }
 
-    /// Takes the memory of a slot of the host for an expert, when nothing uses it any more.
+    /// Starts to read an expert that may be needed soon, if that is not under way and costs nobody anything: there is a slot
+    /// that can give way at once, and few are given up for looking ahead. Whether it did.
+    pub(crate) fn prefetch(
+        &mut self,
+        device: &mut dyn Device,
+        layer: usize,
+        expert: usize,
+        stats: &mut Stats,
+    ) -> Result<bool, Error> {
+        if self.has(layer, expert) || self.reading_ahead >= self.host.places.len() / SHARE_AHEAD {
+            return Ok(false);
+        }
+        let Some(slot) = self.host.victim() else { return Ok(false) };
+        let Place { layer: before, ticket, .. } = self.host.places[slot as usize];
+        let has_table = self.tables.get(before as usize).is_some_and(Option::is_some);
+        if has_table || !device.done(ticket).map_err(Error::at(|| "looking ahead"))? {
+            return Ok(false);
+        }
+        self.start(device, (layer, expert), slot, Urgency::Ahead, stats)?;
+        self.reading_ahead += 1;
+        stats.experts_prefetched += 1;
+        Ok(true)
+    }
+
+    /// Gives up what was asked for ahead and has not come: what was wanted of it has been requested by now.
+    pub(crate) fn cancel_ahead(&mut self) {
+        if self.reading_ahead > 0 {
+            self.reader.cancel_ahead();
+        }
+    }
+
+    /// Starts to read an expert into a slot of the host, when nothing uses that any more.
     fn start(
         &mut self,
         device: &mut dyn Device,
         (layer, expert): (usize, usize),
         slot: u32,
-    ) -> Result<Bytes, moeflux_compute::Error> {
-        let Place { layer: before, ticket, .. } = self.host.places[slot as usize];
+        urgency: Urgency,
+        stats: &mut Stats,
+    ) -> Result<(), Error> {
+        let Place { layer: before, ticket, ahead, .. } = self.host.places[slot as usize];
         // Who looked it up by a table left no ticket. A table names slots of the host only where there is no card.
         let table = self.tables.get(before as usize).copied().flatten().filter(|_| self.card.is_none());
-        let ticket = if table.is_some() { device.submit()? } else { ticket };
-        wait(device, ticket)?;
-        let bytes = device.take_slot(self.host.slot(slot))?;
+        let at = Error::at(|| format!("layer {layer}, expert {expert}"));
+        let mut take = || {
+            let ticket = if table.is_some() { device.submit()? } else { ticket };
+            wait(device, ticket)?;
+            device.take_slot(self.host.slot(slot))
+        };
+        let bytes = take().map_err(at)?;
+        stats.experts_wasted += u64::from(ahead);
         if let Some(layer) = self.host.forget(slot)
             && self.card.is_none()
         {
             self.tables[layer] = None;
         }
         self.host.assign(slot, layer, expert);
-        self.reading += 1;
-        Ok(bytes)
+        if urgency == Urgency::Ahead {
+            let place = &mut self.host.places[slot as usize];
+            *place = Place { pins: 0, ahead: true, ..*place };
+        }
+        stats.read(self.source.layer(layer).map_or(0, |l| l.bytes as u64));
+        self.reader.start(ReadRequest { layer, expert, slot: slot as usize, bytes, urgency });
+        Ok(())
     }
 
-    /// The next expert whose read is finished, pinned: its number and where it is. `None` when none is under way, or,
-    /// without `wait`, when none is finished yet.
+    /// The next expert that was requested and whose read is finished, pinned: its number and where it is. `None` when none is
+    /// under way, or, without `wait`, when none is finished yet.
     pub(crate) fn arrive(
         &mut self,
         device: &mut dyn Device,
         wait: bool,
+        stats: &mut Stats,
     ) -> Result<Option<(usize, Pin)>, Error> {
-        if self.reading == 0 {
+        while self.reading > 0 {
+            let Some(done) = self.reader.next(wait) else { return Ok(None) };
+            let arrived = self.settle(device, done, stats)?;
+            if arrived.is_some() {
+                return Ok(arrived);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Takes what has come that was asked for ahead, while no layer waits for a read.
+    pub(crate) fn settle_ahead(&mut self, device: &mut dyn Device, stats: &mut Stats) -> Result<(), Error> {
+        while self.reading == 0 && self.reading_ahead > 0 {
+            let Some(done) = self.reader.next(false) else { break };
+            self.settle(device, done, stats)?;
+        }
+        Ok(())
+    }
+
+    /// Puts what was read where it belongs. The result is the expert if a layer waits for it.
+    fn settle(
+        &mut self,
+        device: &mut dyn Device,
+        done: Completion,
+        stats: &mut Stats,
+    ) -> Result<Option<(usize, Pin)>, Error> {
+        let ReadRequest { layer, expert, slot, bytes, .. } = done.request;
+        let Place { pins, bound_for, .. } = self.host.places[slot];
+        let requested = pins > 0;
+        if requested && matches!(done.result, Err(Error::Cancelled)) {
+            // It was given up just before it was wanted after all.
+            self.reader.start(ReadRequest { layer, expert, slot, bytes, urgency: Urgency::Now });
             return Ok(None);
         }
-        let Some(done) = self.reader.next(wait) else { return Ok(None) };
-        self.reading -= 1;
-        let ReadRequest { layer, expert, slot, bytes, .. } = done.request;
+        match requested {
+            true => self.reading -= 1,
+            false => self.reading_ahead -= 1,
+        }
         let slot = slot as u32;
-        let pin = Pin { slot: self.host.slot(slot), host: slot, card: NONE };
-        let bound_for = self.host.places[slot as usize].bound_for;
+        let pin = Pin { slot: self.host.slot(slot), host: slot, card: NONE, foreseen: false };
         let put =
             device.put_slot(pin.slot, bytes).map_err(Error::at(|| format!("layer {layer}, expert {expert}")));
         if let Err(error) = done.result.and(put) {
@@ -419,10 +536,13 @@ impl ExpertCache {
             if let (Some(card), true) = (&mut self.card, bound_for != NONE) {
                 card.forget(bound_for);
             }
-            return Err(error);
+            // Whoever needs it will be told.
+            stats.experts_wasted += u64::from(!requested);
+            return if requested { Err(error) } else { Ok(None) };
         }
         self.host.filled(slot);
         match bound_for {
+            _ if !requested => Ok(None),
             NONE => Ok(Some((expert, pin))),
             card => Ok(Some((expert, self.copy(device, pin, card)?))),
         }
@@ -440,7 +560,7 @@ impl ExpertCache {
     pub(crate) fn recover(&mut self, device: &mut dyn Device) {
         while self.reading > 0 {
             // What failed here has been reported by the first failure.
-            let _ = self.arrive(device, true);
+            let _ = self.arrive(device, true, &mut Stats::default());
         }
         // Copies that have been recorded still read slots. Where nothing can be submitted any more, nothing will run.
         let ticket = device.submit().unwrap_or(Ticket(0));
@@ -529,7 +649,7 @@ mod tests {
                         prop_assert!(matches!(
                             cache.request(&mut *device, layer, expert, &mut stats), Ok(Lookup::Started)
                         ));
-                        cache.arrive(&mut *device, true).unwrap().map(|(_, pin)| pin).unwrap()
+                        cache.arrive(&mut *device, true, &mut stats).unwrap().map(|(_, pin)| pin).unwrap()
                     }
                 };
                 let held = device.take_slot(pin.slot).unwrap();

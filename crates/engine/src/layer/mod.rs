@@ -8,6 +8,8 @@ mod mla;
 mod mlp;
 mod moe;
 
+use std::time::Instant;
+
 use moeflux_compute::{Buffer, Device, Op, Span, View, Weight};
 
 pub(crate) use delta_net::DeltaNet;
@@ -20,7 +22,7 @@ use crate::{
     Error,
     blueprint::{Blueprint, FeedForwardBlueprint, LayerBlueprint, LinearSource, MixerBlueprint, RopeShape},
     checkpoint::{Checkpoint, MatrixSource, VectorSource},
-    experts::ExpertCache,
+    experts::{ExpertCache, FORESIGHT_ROWS},
     stats::Stats,
 };
 
@@ -99,6 +101,8 @@ pub(crate) struct Scratch {
     pub(crate) lanes: [Option<Buffer>; LANES],
     /// `(SCORE_ROWS, positions)`, for indexers, and how many positions.
     scores: Option<(Buffer, usize)>,
+    /// For the next layer's router: its input, `(FORESIGHT_ROWS, hidden)`, its logits and what it chooses.
+    ahead: [Buffer; 4],
 }
 
 impl Scratch {
@@ -124,11 +128,19 @@ impl Scratch {
         all
     }
 
+    /// Widths of what the next layer's router is given and gives.
+    fn widths_ahead(blueprint: &Blueprint) -> [usize; 4] {
+        let k = blueprint.max_top_k();
+        let experts = blueprint.layers.iter().filter_map(|l| l.moe()).map(|m| m.experts.count).max();
+        [blueprint.hidden, experts.unwrap_or(0), k, k]
+    }
+
     /// Bytes of the buffers for `rows` rows of sessions of `context` positions.
     pub(crate) fn bytes(blueprint: &Blueprint, rows: usize, context: usize) -> u64 {
         let numbers = 3 * blueprint.hidden + Self::widths(blueprint).iter().sum::<usize>();
         let scores = if blueprint.has_indexer() { SCORE_ROWS as u64 * context as u64 } else { 0 };
-        (rows as u64 * numbers as u64 + scores) * 4
+        let ahead = FORESIGHT_ROWS * Self::widths_ahead(blueprint).iter().sum::<usize>();
+        (rows as u64 * numbers as u64 + scores + ahead as u64) * 4
     }
 
     pub(crate) fn new(
@@ -145,13 +157,14 @@ impl Scratch {
         for (lane, width) in lanes.iter_mut().zip(Self::widths(blueprint)) {
             *lane = (width > 0).then(|| buffer(width)).transpose()?;
         }
-        Ok(Self {
-            x: buffer(blueprint.hidden)?,
-            normed: buffer(blueprint.hidden)?,
-            mixed: buffer(blueprint.hidden)?,
-            lanes,
-            scores: scores.map(|s| (s, context)),
-        })
+        let [x, normed, mixed] =
+            [buffer(blueprint.hidden)?, buffer(blueprint.hidden)?, buffer(blueprint.hidden)?];
+        let mut buffer = |width: usize| {
+            device.buffer(FORESIGHT_ROWS * width).map_err(Error::at(|| "buffers for looking ahead"))
+        };
+        let [input, logits, ids, weights] = Self::widths_ahead(blueprint);
+        let ahead = [buffer(input)?, buffer(logits)?, buffer(ids)?, buffer(weights)?];
+        Ok(Self { x, normed, mixed, lanes, scores: scores.map(|s| (s, context)), ahead })
     }
 }
 
@@ -174,6 +187,8 @@ pub(crate) struct Step<'a> {
     /// Spans with the first and the second state of the layer at hand.
     pub(crate) spans: &'a [Vec<Span>; 2],
     pub(crate) layer: usize,
+    /// The layer that comes after it.
+    pub(crate) next: Option<&'a Layer>,
     pub(crate) rows: usize,
     pub(crate) hidden: usize,
     pub(crate) eps: f32,
@@ -190,6 +205,11 @@ impl Step<'_> {
         View::rows(self.scratch.normed, self.rows, self.hidden)
     }
 
+    /// One of the views for the next layer's router.
+    fn ahead(&self, which: usize, width: usize) -> View {
+        View::rows(self.scratch.ahead[which], self.rows, width)
+    }
+
     /// Output of the mixer or feed-forward part.
     pub(crate) fn mixed(&self) -> View {
         View::rows(self.scratch.mixed, self.rows, self.hidden)
@@ -203,8 +223,10 @@ impl Step<'_> {
     }
 
     pub(crate) fn run(&mut self, op: &Op<'_>) -> Result<(), Error> {
-        let layer = self.layer;
-        self.device.run(op).map_err(Error::at(|| format!("layer {layer}, {}", op.name())))
+        let (layer, since) = (self.layer, Instant::now());
+        let ran = self.device.run(op).map_err(Error::at(|| format!("layer {layer}, {}", op.name())));
+        self.stats.computing_ns += since.elapsed().as_nanos() as u64;
+        ran
     }
 
     fn mat_mul(&mut self, x: View, linear: Linear, out: View) -> Result<(), Error> {
@@ -282,6 +304,14 @@ impl Layer {
             feed_forward_post_norm: loader.some(blueprint.feed_forward_post_norm.as_ref())?,
             scale: blueprint.scale.as_ref().map(|s| loader.number(s)).transpose()?,
         })
+    }
+
+    /// Its routed experts, if it has some, and the norm of what they read.
+    fn moe(&self) -> Option<(&Moe, Buffer)> {
+        match &self.feed_forward {
+            FeedForward::Moe(moe) => Some((moe, self.feed_forward_norm)),
+            FeedForward::Dense(_) => None,
+        }
     }
 
     /// `x += mixer(norm(x))`, then `x += feed_forward(norm(x))`, with what norms and factors the layer has besides.

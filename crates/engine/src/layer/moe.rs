@@ -1,16 +1,20 @@
 //! Routed experts: choose, fetch, compute as they arrive, combine.
 
-use std::{ops::Range, time::Instant};
+use std::{
+    ops::Range,
+    time::{Duration, Instant},
+};
 
 use moeflux_compute::{
     Activation, Buffer, ExpertShape, ExpertUse, ExpertUses, Op, Router, Shared, SlotTable, View, Weight,
 };
 
-use super::{LANES, Linear, Loader, Mlp, Step, Widths};
+use super::{LANES, Layer, Linear, Loader, Mlp, Step, Widths};
 use crate::{
     Error,
-    blueprint::MoeBlueprint,
-    experts::{Lookup, Pin},
+    blueprint::{Blueprint, MoeBlueprint},
+    experts::{Effort, FORESIGHT_ROWS, Foresight, LookAhead, Lookup, Pin},
+    stats::Stats,
 };
 
 #[derive(Debug)]
@@ -18,6 +22,8 @@ pub(crate) struct Moe {
     n_experts: usize,
     top_k: usize,
     shape: ExpertShape,
+    /// Of one expert in a file.
+    bytes: u64,
     activation: Activation,
     router_weight: Linear,
     router_norm: Option<Buffer>,
@@ -65,6 +71,35 @@ struct Needed {
     taken: bool,
 }
 
+/// A chunk's rows surely need all experts of a layer between them if they choose so many times as many.
+const SURELY_ALL: usize = 4;
+
+/// When a layer waited for its reads.
+struct Clock {
+    /// When the first read was asked for.
+    began: Instant,
+    /// What was computed before the first wait.
+    independent: Option<Duration>,
+    stalled: Duration,
+    /// From the first request to the last arrival that was waited for.
+    reading: Duration,
+}
+
+impl Clock {
+    fn waited(&mut self, since: Instant) {
+        self.stalled += since.elapsed();
+        self.reading = self.began.elapsed();
+    }
+
+    fn note(&self, stats: &mut Stats) {
+        let hideable = self.independent.unwrap_or_default().min(self.reading);
+        stats.stalled_ns += self.stalled.as_nanos() as u64;
+        stats.reading_ns += self.reading.as_nanos() as u64;
+        stats.hideable_ns += hideable.as_nanos() as u64;
+        stats.hidden_ns += hideable.min(self.reading.saturating_sub(self.stalled)).as_nanos() as u64;
+    }
+}
+
 /// What a MoE layer keeps of the router's ids while it runs; kept between layers so that nothing is allocated.
 #[derive(Default)]
 pub(crate) struct Routing {
@@ -76,12 +111,14 @@ pub(crate) struct Routing {
     needed: Vec<Needed>,
     uses: Vec<ExpertUse>,
     pinned: Vec<Pin>,
+    foresight: Foresight,
 }
 
 impl Routing {
-    /// Room for `rows` rows of `k` experts each.
-    pub(crate) fn new(rows: usize, k: usize) -> Self {
-        let n = rows * k;
+    /// Room for steps of `rows` rows.
+    pub(crate) fn new(blueprint: &Blueprint, rows: usize, look_ahead: LookAhead) -> Self {
+        let k = blueprint.max_top_k();
+        let n = rows.max(FORESIGHT_ROWS) * k;
         Self {
             waited: false,
             read: Vec::with_capacity(n),
@@ -90,18 +127,20 @@ impl Routing {
             needed: Vec::with_capacity(n),
             uses: Vec::with_capacity(n),
             pinned: Vec::with_capacity(n),
+            foresight: Foresight::new(look_ahead, blueprint.layers.len(), k),
         }
     }
 
-    /// Bytes of the room for `rows` rows of `k`.
-    pub(crate) fn bytes(rows: usize, k: usize) -> u64 {
+    /// Bytes of the room for `rows` rows.
+    pub(crate) fn bytes(blueprint: &Blueprint, rows: usize) -> u64 {
+        let k = blueprint.max_top_k();
         let each = size_of::<f32>()
             + size_of::<u32>()
             + size_of::<Choice>()
             + size_of::<Needed>()
             + size_of::<ExpertUse>()
             + size_of::<Pin>();
-        (rows * k * each) as u64
+        (rows.max(FORESIGHT_ROWS) * k * each) as u64 + Foresight::bytes(blueprint.layers.len(), k)
     }
 
     /// Groups the ids by expert.
@@ -160,6 +199,7 @@ impl Moe {
             n_experts: blueprint.experts.count,
             top_k: router.top_k,
             shape: blueprint.experts.shape,
+            bytes: blueprint.experts.bytes as u64,
             activation: blueprint.activation,
             router_weight: loader.linear(&router.weight)?,
             router_norm: router
@@ -257,12 +297,19 @@ impl Moe {
 
     /// Computes the experts that `step.routing` names as they are there, and the shared one.
     fn run_streamed(&self, step: &mut Step<'_>, x: View, parts: View) -> Result<Option<Shared>, Error> {
+        step.cache.settle_ahead(step.device, step.stats)?;
         self.pin_hits(step)?;
+        let began = Instant::now();
         let mut reading = self.start_reads(step)?;
+        let mut clock = Clock { began, independent: None, stalled: Duration::ZERO, reading: Duration::ZERO };
+        let mut looked_ahead = self.look_ahead(step)?;
         let shared = self.run_shared(step)?;
         loop {
             self.run_ready(step, x, parts)?;
             reading += self.start_reads(step)?;
+            if !looked_ahead {
+                looked_ahead = self.look_ahead(step)?;
+            }
             // What has just been let go may have made room for some that need no read.
             if !step.routing.uses.is_empty() {
                 continue;
@@ -270,12 +317,65 @@ impl Moe {
             if reading == 0 {
                 break;
             }
-            reading -= self.await_arrivals(step)?;
+            clock.independent.get_or_insert_with(|| began.elapsed());
+            reading -= self.await_arrivals(step, &mut clock)?;
         }
         if step.routing.needed.iter().any(|n| !n.taken) {
             return Err(Error::Budget(format!("layer {}: no slot is free for an expert", step.layer)));
         }
+        clock.note(step.stats);
         Ok(shared)
+    }
+
+    /// When all that this layer needs is in memory or on its way: gives up what was read ahead in vain, and begins to read
+    /// what the next layer may need, behind all that this one waits for. Whether it is time for that.
+    fn look_ahead(&self, step: &mut Step<'_>) -> Result<bool, Error> {
+        if !step.routing.foresight.is_on() {
+            return Ok(true);
+        }
+        if step.routing.needed.iter().any(|n| !n.taken) {
+            return Ok(false);
+        }
+        step.cache.cancel_ahead();
+        let Some((moe, norm)) = step.next.and_then(Layer::moe) else { return Ok(true) };
+        let layer = step.layer + 1;
+        if step.rows <= FORESIGHT_ROWS {
+            moe.guess(step, layer, norm)?;
+        } else if step.rows * moe.top_k >= SURELY_ALL * moe.n_experts {
+            for expert in 0..moe.n_experts {
+                step.cache.prefetch(step.device, layer, expert, step.stats)?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// As the next layer: what would be chosen of the residual stream as it is, and reads for that.
+    fn guess(&self, step: &mut Step<'_>, layer: usize, norm: Buffer) -> Result<(), Error> {
+        let effort = step.routing.foresight.effort(layer);
+        if effort == Effort::None {
+            return Ok(());
+        }
+        let (x, k) = (step.x(), self.top_k);
+        let [input, logits, ids, weights] = [step.hidden, self.n_experts, k, k];
+        let [input, logits, ids, weights] =
+            [step.ahead(0, input), step.ahead(1, logits), step.ahead(2, ids), step.ahead(3, weights)];
+        let weight = if self.router_norm.is_some() { self.router_norm } else { Some(norm) };
+        step.run(&Op::RmsNorm { x, weight, eps: step.eps, out: input })?;
+        step.exact_mat_mul(input, self.router_weight, logits)?;
+        step.run(&Op::TopK { logits, router: self.router, ids, weights })?;
+        let mut read = std::mem::take(&mut step.routing.read);
+        read.resize(step.rows * k, 0.0);
+        let found = step.device.read(ids, &mut read).map_err(Error::at(|| format!("layer {layer}, router")));
+        step.routing.foresight.begin(layer);
+        for expert in read.iter().map(|id| *id as u32) {
+            let Step { device, cache, routing, stats, .. } = step;
+            let missing = found.is_ok() && !cache.has(layer, expert as usize);
+            if missing && routing.foresight.guess(expert) && effort == Effort::Read {
+                cache.prefetch(&mut **device, layer, expert as usize, stats)?;
+            }
+        }
+        step.routing.read = read;
+        found
     }
 
     /// The router's logits, and that of the shared expert's gate with them.
@@ -310,7 +410,9 @@ impl Moe {
             observer.experts(layer, self.top_k, &routing.ids);
         }
         routing.group(self.top_k);
-        step.stats.experts_needed += routing.needed.len() as u64;
+        let Routing { needed, foresight, .. } = routing;
+        foresight.judge(layer, |id| needed.binary_search_by_key(&(id as usize), |n| n.expert).is_ok());
+        step.stats.experts_needed += needed.len() as u64;
         Ok(())
     }
 
@@ -319,12 +421,18 @@ impl Moe {
         let routing = &mut *step.routing;
         routing.uses.clear();
         routing.pinned.clear();
+        let mut missed = 0;
         for needed in &mut routing.needed {
             needed.hit = step.cache.pin(step.layer, needed.expert);
+            missed += u64::from(needed.hit.is_none_or(|hit| hit.foreseen));
         }
+        step.stats.bytes_missed += missed * self.bytes;
         for i in 0..step.routing.needed.len() {
             if let Some(hit) = step.routing.needed[i].hit {
-                step.stats.experts_hit += 1;
+                match hit.foreseen {
+                    true => step.stats.experts_foreseen += 1,
+                    false => step.stats.experts_hit += 1,
+                }
                 if let Some(pin) = step.cache.promote(step.device, hit)? {
                     self.take(step, i, pin);
                 }
@@ -366,12 +474,12 @@ impl Moe {
     }
 
     /// Waits for one read and takes what else has arrived; returns how many.
-    fn await_arrivals(&self, step: &mut Step<'_>) -> Result<usize, Error> {
+    fn await_arrivals(&self, step: &mut Step<'_>, clock: &mut Clock) -> Result<usize, Error> {
         let since = Instant::now();
         let mut arrived = 0;
-        while let Some((expert, pin)) = step.cache.arrive(step.device, arrived == 0)? {
+        while let Some((expert, pin)) = step.cache.arrive(step.device, arrived == 0, step.stats)? {
             if arrived == 0 {
-                step.stats.stalled_ns += since.elapsed().as_nanos() as u64;
+                clock.waited(since);
             }
             arrived += 1;
             if let Ok(i) = step.routing.needed.binary_search_by_key(&expert, |n| n.expert) {

@@ -1,0 +1,175 @@
+//! Which experts the next layer may need, and whether it pays to read them before its router has spoken.
+//!
+//! While a layer's reads are under way, the next layer's router is shown the residual stream as it stands: what it would
+//! choose is most of what it will choose. Those experts are read when nothing is left to read that a layer waits for, and
+//! given up when the router has spoken. Whether its guesses are good enough is counted for each layer.
+
+/// Whether to look ahead.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LookAhead {
+    /// Where it pays, which is measured for each layer.
+    #[default]
+    Auto,
+    /// Always.
+    On,
+    /// Never.
+    Off,
+}
+
+/// Rows of a step up to which the next layer's router is asked. Of more rows each has its own idea, and the experts that
+/// they all want together are soon all that there are.
+pub(crate) const ROWS: usize = 8;
+
+/// The most guesses of one layer that are read: what a fast disk gives while a layer of a token computes.
+const MOST: usize = 4;
+
+/// From this share of right guesses on it pays. A wrong one takes the disk from a layer that waits for as long as the pieces
+/// that had begun take, a right one saves about as much.
+const PAYS: f32 = 0.5;
+
+/// What one more guess weighs in the share of right ones.
+const WEIGHT: f32 = 1.0 / 64.0;
+
+/// Where it does not pay, guesses are made and judged in one step of so many, but not read.
+const REST: u32 = 16;
+
+#[derive(Clone, Copy, Debug)]
+struct Guesses {
+    /// The share of guesses that were right, of late.
+    right: f32,
+    /// Steps until the next trial.
+    rest: u32,
+}
+
+/// What to do about a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Effort {
+    /// Nothing.
+    None,
+    /// Guess, and see how good the guesses are.
+    Guess,
+    /// Read what is guessed.
+    Read,
+}
+
+/// Guesses and how good they are.
+#[derive(Debug, Default)]
+pub(crate) struct Foresight {
+    mode: LookAhead,
+    layers: Vec<Guesses>,
+    /// The guesses about one layer that were not in memory.
+    guesses: Vec<u32>,
+    about: Option<usize>,
+}
+
+impl Foresight {
+    /// For so many layers, with `k` experts chosen of each row.
+    pub(crate) fn new(mode: LookAhead, layers: usize, k: usize) -> Self {
+        let fresh = Guesses { right: PAYS, rest: 0 };
+        Self { mode, layers: vec![fresh; layers], guesses: Vec::with_capacity(ROWS * k), about: None }
+    }
+
+    /// Bytes that are held for so many layers.
+    pub(crate) fn bytes(layers: usize, k: usize) -> u64 {
+        (layers * size_of::<Guesses>() + ROWS * k * size_of::<u32>()) as u64
+    }
+
+    /// Whether anything is ever read ahead.
+    pub(crate) fn is_on(&self) -> bool {
+        self.mode != LookAhead::Off
+    }
+
+    /// What to do about a layer in this step.
+    pub(crate) fn effort(&mut self, layer: usize) -> Effort {
+        match (self.mode, self.layers.get_mut(layer)) {
+            (LookAhead::Off, _) | (_, None) => Effort::None,
+            (LookAhead::On, _) => Effort::Read,
+            (LookAhead::Auto, Some(guesses)) if guesses.right >= PAYS => Effort::Read,
+            (LookAhead::Auto, Some(guesses)) => match guesses.rest.checked_sub(1) {
+                Some(rest) => {
+                    guesses.rest = rest;
+                    Effort::None
+                }
+                None => {
+                    guesses.rest = REST;
+                    Effort::Guess
+                }
+            },
+        }
+    }
+
+    /// Begins to collect guesses about a layer.
+    pub(crate) fn begin(&mut self, layer: usize) {
+        self.guesses.clear();
+        self.about = Some(layer);
+    }
+
+    /// Notes a guess that is not in memory; whether it should be read, if any.
+    pub(crate) fn guess(&mut self, expert: u32) -> bool {
+        if self.guesses.len() >= MOST || self.guesses.contains(&expert) {
+            return false;
+        }
+        self.guesses.push(expert);
+        true
+    }
+
+    /// Compares the guesses with what the router has chosen.
+    pub(crate) fn judge(&mut self, layer: usize, is_needed: impl Fn(u32) -> bool) {
+        if self.about.take() != Some(layer) {
+            return;
+        }
+        if let Some(of) = self.layers.get_mut(layer) {
+            for guess in &self.guesses {
+                let right = if is_needed(*guess) { 1.0 } else { 0.0 };
+                of.right += (right - of.right) * WEIGHT;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn step(foresight: &mut Foresight, right: bool) -> Effort {
+        let effort = foresight.effort(1);
+        if effort != Effort::None {
+            foresight.begin(1);
+            assert!(foresight.guess(7) && !foresight.guess(7));
+            foresight.judge(1, |expert| right && expert == 7);
+        }
+        effort
+    }
+
+    #[test]
+    fn a_layer_whose_guesses_are_wrong_is_left_alone_until_they_are_right() {
+        let mut foresight = Foresight::new(LookAhead::Auto, 2, 8);
+        let efforts: Vec<Effort> = (0..100).map(|_| step(&mut foresight, false)).collect();
+        assert_eq!(efforts[0], Effort::Read);
+        assert!(efforts[1..].iter().all(|e| *e != Effort::Read));
+        assert_eq!(
+            efforts.iter().filter(|e| **e == Effort::Guess).count(),
+            99usize.div_ceil(REST as usize + 1)
+        );
+        let later: Vec<Effort> = (0..2000).map(|_| step(&mut foresight, true)).collect();
+        assert_eq!(later.last(), Some(&Effort::Read));
+    }
+
+    #[test]
+    fn guesses_about_another_layer_are_not_judged() {
+        let mut foresight = Foresight::new(LookAhead::Auto, 2, 8);
+        foresight.begin(0);
+        foresight.guess(3);
+        foresight.judge(1, |_| false);
+        foresight.judge(0, |_| false);
+        assert_eq!([0, 1].map(|layer| foresight.effort(layer)), [Effort::Read; 2]);
+    }
+
+    #[test]
+    fn off_is_off_and_on_is_on() {
+        for (mode, effort) in [(LookAhead::Off, Effort::None), (LookAhead::On, Effort::Read)] {
+            let mut foresight = Foresight::new(mode, 2, 8);
+            assert!((0..20).all(|_| step(&mut foresight, false) == effort));
+        }
+    }
+}
