@@ -54,6 +54,7 @@ pub(crate) enum Command {
 
 const MODEL: &str = "Model and memory";
 const COMPUTE: &str = "Computing";
+const STREAMING: &str = "Reading experts";
 const ANSWER: &str = "Answer";
 const SAMPLING: &str = "Sampling (by default as the model's generation_config.json says)";
 
@@ -121,6 +122,19 @@ pub(crate) struct EngineArgs {
     /// Instructions to use instead of the best ones: generic, avx2, avx512, neon
     #[arg(long, value_name = "NAME", hide = true, help_heading = COMPUTE)]
     pub(crate) isa: Option<String>,
+    /// Read experts before the layer that may need them has chosen: auto, on or off
+    ///
+    /// auto does it where guesses are good enough, which is measured for each layer. It changes no result.
+    #[arg(long, value_name = "WHEN", value_enum, default_value = "auto", help_heading = STREAMING)]
+    pub(crate) look_ahead: When,
+}
+
+/// When something is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum When {
+    Auto,
+    On,
+    Off,
 }
 
 /// What an answer is like.

@@ -3,10 +3,12 @@
 use std::path::Path;
 
 use anyhow::Context;
-use moeflux::{Checkpoint, ChosenDevice, DeviceOptions, Engine, EngineOptions, MemoryPlan, MemoryRequest};
+use moeflux::{
+    Checkpoint, ChosenDevice, DeviceOptions, Engine, EngineOptions, LookAhead, MemoryPlan, MemoryRequest,
+};
 
 use crate::{
-    args::{EngineArgs, MemoryArgs, ModelArgs},
+    args::{EngineArgs, MemoryArgs, ModelArgs, When},
     folders,
     progress::Ui,
     units,
@@ -32,6 +34,16 @@ impl EngineArgs {
             threads: self.threads.map(Into::into),
             exact: self.exact,
             isa: self.isa.clone(),
+        }
+    }
+}
+
+impl From<When> for LookAhead {
+    fn from(when: When) -> Self {
+        match when {
+            When::Auto => LookAhead::Auto,
+            When::On => LookAhead::On,
+            When::Off => LookAhead::Off,
         }
     }
 }
@@ -81,7 +93,12 @@ pub(crate) fn engine_of(
 ) -> anyhow::Result<Engine> {
     let mut memory = args.memory.request();
     memory.context = memory.context.or(at_least);
-    let options = EngineOptions { memory, device: args.device(), ..EngineOptions::default() };
+    let options = EngineOptions {
+        memory,
+        device: args.device(),
+        look_ahead: args.look_ahead.into(),
+        ..EngineOptions::default()
+    };
     let engine = {
         let bar = ui.bytes("loading");
         Engine::open(checkpoint, options, &mut |done, total| bar.bytes(done, total))?

@@ -15,11 +15,14 @@ use crate::{
     blueprint::Blueprint,
     checkpoint::Checkpoint,
     device::{ChosenDevice, Opened, WrapDevice, open_device},
-    experts::{ExpertCache, ExpertSource, LookAhead, PoolReader, Reader, Tier, Uses},
+    experts::{
+        ExpertCache, ExpertSource, LookAhead, ReadOptions, Reader, Tier, Uses, open_reader, reader_memory,
+    },
     layer::Loader,
-    memory::{MemoryPlan, MemoryRequest, READ_THREADS, scratch_shape},
+    memory::{MemoryPlan, MemoryRequest, scratch_shape},
     model::{LayerStates, Model},
     stats::LayerStats,
+    system::SystemMemory,
     text::Text,
 };
 
@@ -34,6 +37,8 @@ pub struct EngineOptions {
     /// Device, threads, exactness. Besides the names that a device has, `auto` is the one that is faster for the
     /// model, and `gpu` the best adapter that there is.
     pub device: DeviceOptions,
+    /// How experts are read.
+    pub reads: ReadOptions,
     /// Whether experts are read before the layer that may need them has chosen. It changes no result.
     pub look_ahead: LookAhead,
     /// Wraps the reader of experts.
@@ -81,8 +86,13 @@ impl Engine {
         let blueprint = Blueprint::of(&checkpoint)?;
         let text = Text::of(&checkpoint, blueprint.vocab)?;
         let wrap = options.wrap_device.as_ref();
-        let Opened { mut device, plan, chosen } =
-            open_device(&blueprint, &options.memory, &options.device, wrap)?;
+        let mut request = options.memory;
+        request.reader = request.reader.or_else(|| Some(reader_memory(&options.reads, &blueprint)));
+        let system = SystemMemory::now();
+        let Opened { mut device, plan, chosen } = open_device(&blueprint, &request, &options.device, wrap)?;
+        // Whether what we hold leaves the page cache room for the whole model.
+        let held = if plan.device_budget.is_some() { plan.host() } else { plan.total() };
+        let fits = held.saturating_add(checkpoint.total_bytes()) <= system.resident + system.available;
         let memory = device.memory();
         let load_all = memory.is_some() && plan.holds_all;
         device
@@ -112,8 +122,7 @@ impl Engine {
             None => (plan.slots, None),
         };
         let host = tier(host_slots, BankPlace::Host)?;
-        let mut reader: Box<dyn Reader> =
-            Box::new(PoolReader::new(Arc::clone(&source), READ_THREADS, host_slots)?);
+        let mut reader = open_reader(&source, &options.reads, host_slots, fits)?;
         if let Some(wrap) = options.wrap_reader {
             reader = wrap(reader);
         }

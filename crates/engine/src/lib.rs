@@ -29,7 +29,9 @@ pub use checkpoint::{Checkpoint, MatrixSource, Segment, VectorSource, unpack_emb
 pub use device::{ChosenDevice, Devices, WrapDevice};
 pub use engine::{Engine, EngineOptions, WrapReader};
 pub use error::Error;
-pub use experts::{Completion, LookAhead, ReadCounters, ReadRequest, Reader, Urgency};
+pub use experts::{
+    Access, Completion, LookAhead, ReadCounters, ReadOptions, ReadRequest, Reader, ReaderKind, Urgency,
+};
 pub use generate::{Answer, Finish, GenerateRequest, Phase, generate};
 pub use layer::Observer;
 pub use memory::{CARD_CHUNK, DEFAULT_CHUNK, DEFAULT_CONTEXT, MemoryPlan, MemoryRequest};

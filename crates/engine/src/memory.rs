@@ -8,7 +8,7 @@ use crate::{
     blueprint::{Blueprint, MixerBlueprint},
     checkpoint::{Checkpoint, MatrixSource},
     device::{ChosenDevice, open_device},
-    experts::{BOOKKEEPING, READER_STACK},
+    experts::{BOOKKEEPING, ReadOptions, reader_memory},
     layer::{Mla, Routing, Scratch},
     model::{FIRST_NUMBERS, LOGIT_ROWS},
     system::SystemMemory,
@@ -63,6 +63,8 @@ pub struct MemoryRequest {
     pub slots: Option<usize>,
     /// Exactly so many slots on the host beside a device's own, instead of as many as help and `budget` holds.
     pub host_slots: Option<usize>,
+    /// Bytes of the reader of experts: stacks, and buffers for direct reads; by default those of the default options.
+    pub reader: Option<u64>,
 }
 
 /// Every byte that will be held. All sizes are bytes.
@@ -159,7 +161,7 @@ impl MemoryPlan {
         let wanted = request.context.unwrap_or(DEFAULT_CONTEXT.min(blueprint.max_positions));
         let process = system.resident
             + RESERVE
-            + (READ_THREADS * READER_STACK) as u64
+            + request.reader.unwrap_or_else(|| reader_memory(&ReadOptions::default(), blueprint))
             + if memory.is_some() { DRIVER_RESERVE } else { 0 };
         let dense = Self::dense_bytes(blueprint);
         let slot = pages(blueprint.slot_bytes() as u64);

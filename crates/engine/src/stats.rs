@@ -76,25 +76,35 @@ impl Stats {
     /// What happened between `earlier` and now.
     #[must_use]
     pub fn since(&self, earlier: &Stats) -> Stats {
+        self.with(earlier, |now, before| now - before)
+    }
+
+    /// What happened in this stretch and in another.
+    #[must_use]
+    pub fn and(&self, other: &Stats) -> Stats {
+        self.with(other, |one, other| one + other)
+    }
+
+    fn with(&self, other: &Stats, f: impl Fn(u64, u64) -> u64) -> Stats {
         Stats {
-            tokens: self.tokens - earlier.tokens,
-            experts_needed: self.experts_needed - earlier.experts_needed,
-            experts_hit: self.experts_hit - earlier.experts_hit,
-            experts_foreseen: self.experts_foreseen - earlier.experts_foreseen,
-            experts_prefetched: self.experts_prefetched - earlier.experts_prefetched,
-            experts_wasted: self.experts_wasted - earlier.experts_wasted,
-            experts_read: self.experts_read - earlier.experts_read,
-            bytes_read: self.bytes_read - earlier.bytes_read,
-            bytes_missed: self.bytes_missed - earlier.bytes_missed,
-            computing_ns: self.computing_ns - earlier.computing_ns,
-            stalled_ns: self.stalled_ns - earlier.stalled_ns,
-            reading_ns: self.reading_ns - earlier.reading_ns,
-            hideable_ns: self.hideable_ns - earlier.hideable_ns,
-            hidden_ns: self.hidden_ns - earlier.hidden_ns,
-            dispatches: self.dispatches - earlier.dispatches,
-            submissions: self.submissions - earlier.submissions,
-            waits: self.waits - earlier.waits,
-            waited_ns: self.waited_ns - earlier.waited_ns,
+            tokens: f(self.tokens, other.tokens),
+            experts_needed: f(self.experts_needed, other.experts_needed),
+            experts_hit: f(self.experts_hit, other.experts_hit),
+            experts_foreseen: f(self.experts_foreseen, other.experts_foreseen),
+            experts_prefetched: f(self.experts_prefetched, other.experts_prefetched),
+            experts_wasted: f(self.experts_wasted, other.experts_wasted),
+            experts_read: f(self.experts_read, other.experts_read),
+            bytes_read: f(self.bytes_read, other.bytes_read),
+            bytes_missed: f(self.bytes_missed, other.bytes_missed),
+            computing_ns: f(self.computing_ns, other.computing_ns),
+            stalled_ns: f(self.stalled_ns, other.stalled_ns),
+            reading_ns: f(self.reading_ns, other.reading_ns),
+            hideable_ns: f(self.hideable_ns, other.hideable_ns),
+            hidden_ns: f(self.hidden_ns, other.hidden_ns),
+            dispatches: f(self.dispatches, other.dispatches),
+            submissions: f(self.submissions, other.submissions),
+            waits: f(self.waits, other.waits),
+            waited_ns: f(self.waited_ns, other.waited_ns),
         }
     }
 }

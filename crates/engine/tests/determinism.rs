@@ -8,8 +8,8 @@ use std::path::Path;
 
 use common::{Golden, data, feed, gpu, tales};
 use moeflux::{
-    Checkpoint, Completion, DeviceOptions, Engine, EngineOptions, MemoryRequest, ReadRequest, Reader,
-    WrapReader,
+    Access, Checkpoint, Completion, DeviceOptions, Engine, EngineOptions, MemoryRequest, ReadOptions,
+    ReadRequest, Reader, ReaderKind, WrapReader,
 };
 
 /// Holds finished reads back and hands them out in another order.
@@ -56,12 +56,15 @@ impl Reader for Shuffled {
     }
 }
 
+const READS: (ReaderKind, Access) = (ReaderKind::Threads, Access::Buffered);
+
 #[derive(Clone, Copy)]
 struct Run<'a> {
     slots: Option<usize>,
     threads: usize,
     chunk: usize,
     shuffle: Option<u64>,
+    reads: (ReaderKind, Access),
     /// Its threads are those above.
     device: &'a DeviceOptions,
 }
@@ -71,6 +74,7 @@ fn bits(folder: &Path, prompt: &[u32], run: Run<'_>) -> (Vec<u32>, f64) {
     let options = EngineOptions {
         memory: MemoryRequest { slots: run.slots, chunk: Some(run.chunk), ..MemoryRequest::default() },
         device: DeviceOptions { threads: Some(run.threads), ..run.device.clone() },
+        reads: ReadOptions { kind: run.reads.0, access: run.reads.1, ..ReadOptions::default() },
         wrap_reader: run.shuffle.map(Shuffled::wrap),
         ..EngineOptions::default()
     };
@@ -91,7 +95,7 @@ fn smallest(folder: &Path) -> usize {
 fn check(folder: &Path, prompt: &[u32]) {
     for exact in [false, true] {
         let device = &DeviceOptions { exact, ..common::exact("cpu") };
-        let all = Run { slots: None, threads: 1, chunk: 512, shuffle: None, device };
+        let all = Run { slots: None, threads: 1, chunk: 512, shuffle: None, reads: READS, device };
         let small = Run { slots: Some(smallest(folder)), ..all };
         let (expected, hit_rate) = bits(folder, prompt, all);
         assert!(hit_rate > 0.0, "a cache that holds all hits sometimes");
@@ -101,6 +105,9 @@ fn check(folder: &Path, prompt: &[u32]) {
             Run { threads: 2, ..small },
             Run { shuffle: Some(0x9E37_79B9), threads: 2, ..all },
             Run { shuffle: Some(0xDEAD_BEEF), threads: 2, ..small },
+            Run { reads: (ReaderKind::Threads, Access::Direct), ..small },
+            Run { reads: (ReaderKind::Uring, Access::Direct), ..small },
+            Run { reads: (ReaderKind::Uring, Access::Buffered), ..small },
         ] {
             assert!(expected == bits(folder, prompt, run).0, "{}: other bits", folder.display());
         }
@@ -139,7 +146,7 @@ fn latent_sliding_and_sparse_attention_give_the_same_bits_whatever_the_cache_did
     let prompt: Vec<u32> = golden.prompt().iter().copied().cycle().take(800).collect();
     let device = &common::exact("cpu");
     let run = |chunk, slots| {
-        bits(&golden.folder, &prompt, Run { slots, threads: 2, chunk, shuffle: None, device }).0
+        bits(&golden.folder, &prompt, Run { slots, threads: 2, chunk, shuffle: None, reads: READS, device }).0
     };
     let expected = run(800, None);
     for (chunk, slots) in [(64, None), (200, None), (7, Some(smallest(&golden.folder)))] {
@@ -151,7 +158,7 @@ fn latent_sliding_and_sparse_attention_give_the_same_bits_whatever_the_cache_did
 fn check_gpu(folder: &Path, prompt: &[u32]) {
     for exact in [false, true] {
         let Some(device) = &gpu(exact) else { return };
-        let all = Run { slots: None, threads: 1, chunk: 512, shuffle: None, device };
+        let all = Run { slots: None, threads: 1, chunk: 512, shuffle: None, reads: READS, device };
         let small = Run { slots: Some(smallest(folder)), ..all };
         let (expected, _) = bits(folder, prompt, all);
         let mut runs = vec![

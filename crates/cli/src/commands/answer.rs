@@ -6,8 +6,8 @@ use std::{
 };
 
 use moeflux::{
-    Answer, ChatOptions, Engine, Finish, GenerateRequest, MemoryPlan, Phase, Sampling, Session, Stats,
-    SystemMemory, Text, Watch,
+    Answer, ChatOptions, Engine, Finish, GenerateRequest, MemoryPlan, Phase, Sampling, Session, SystemMemory,
+    Text, Watch,
 };
 use serde::Serialize;
 
@@ -89,7 +89,7 @@ impl Cost {
             *sum = Phase {
                 tokens: sum.tokens + more.tokens,
                 seconds: sum.seconds + more.seconds,
-                stats: together(&sum.stats, &more.stats),
+                stats: sum.stats.and(&more.stats),
             };
         }
     }
@@ -112,21 +112,6 @@ impl Cost {
         parts.push(load::peak(engine.plan(), statistics.peak_memory));
         parts.push(load::on(engine.device(), statistics.dispatches));
         parts.join("; ")
-    }
-}
-
-fn together(a: &Stats, b: &Stats) -> Stats {
-    Stats {
-        tokens: a.tokens + b.tokens,
-        experts_needed: a.experts_needed + b.experts_needed,
-        experts_hit: a.experts_hit + b.experts_hit,
-        experts_read: a.experts_read + b.experts_read,
-        bytes_read: a.bytes_read + b.bytes_read,
-        stalled_ns: a.stalled_ns + b.stalled_ns,
-        dispatches: a.dispatches + b.dispatches,
-        submissions: a.submissions + b.submissions,
-        waits: a.waits + b.waits,
-        waited_ns: a.waited_ns + b.waited_ns,
     }
 }
 

@@ -16,7 +16,7 @@ pub use embedded::unpack_embedded;
 use moeflux_compute::{Bytes, Format, MatrixShape, Scalar};
 pub(crate) use quantization::Quantization;
 pub(crate) use safetensors::TensorInfo;
-pub(crate) use source::Source;
+pub(crate) use source::{Source, read_at};
 
 use crate::{Error, experts::READER_STACK, memory::READ_THREADS};
 

@@ -55,17 +55,41 @@ impl Source {
         self.len
     }
 
-    /// Fills `buf` from `offset`; short reads are continued, the end of the file is an error.
-    pub(crate) fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+    /// The file, unless it lies in the binary.
+    pub(crate) fn file(&self) -> Option<&File> {
         match &self.data {
-            Data::File(file) => read_exact_at(file, buf, offset),
+            Data::File(file) => Some(file),
+            Data::Binary(_) => None,
+        }
+    }
+
+    /// Reads some bytes from `offset`; none is the end.
+    pub(crate) fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        match &self.data {
+            Data::File(file) => read_at(file, buf, offset),
             Data::Binary(bytes) => {
-                let from = usize::try_from(offset).ok().filter(|from| *from <= bytes.len());
-                let part = from.and_then(|from| bytes[from..].get(..buf.len()));
-                buf.copy_from_slice(part.ok_or(io::ErrorKind::UnexpectedEof)?);
-                Ok(())
+                let from = usize::try_from(offset).map_or(bytes.len(), |from| from.min(bytes.len()));
+                let some = buf.len().min(bytes.len() - from);
+                buf[..some].copy_from_slice(&bytes[from..from + some]);
+                Ok(some)
             }
         }
+    }
+
+    /// Fills `buf` from `offset`; short reads are continued, the end of the file is an error.
+    pub(crate) fn read_exact_at(&self, mut buf: &mut [u8], mut offset: u64) -> io::Result<()> {
+        while !buf.is_empty() {
+            match self.read_at(buf, offset) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(n) => {
+                    buf = &mut buf[n..];
+                    offset += n as u64;
+                }
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
     }
 
     /// The whole contents, at most `limit` bytes.
@@ -80,23 +104,10 @@ impl Source {
     }
 }
 
-#[cfg(unix)]
-fn read_exact_at(file: &File, buf: &mut [u8], offset: u64) -> io::Result<()> {
-    std::os::unix::fs::FileExt::read_exact_at(file, buf, offset)
-}
-
-#[cfg(windows)]
-fn read_exact_at(file: &File, mut buf: &mut [u8], mut offset: u64) -> io::Result<()> {
-    while !buf.is_empty() {
-        match std::os::windows::fs::FileExt::seek_read(file, buf, offset) {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(n) => {
-                buf = &mut buf[n..];
-                offset += n as u64;
-            }
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(e) => return Err(e),
-        }
-    }
-    Ok(())
+/// Reads some bytes from `offset`; none is the end.
+pub(crate) fn read_at(file: &File, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+    #[cfg(unix)]
+    return std::os::unix::fs::FileExt::read_at(file, buf, offset);
+    #[cfg(windows)]
+    return std::os::windows::fs::FileExt::seek_read(file, buf, offset);
 }

@@ -10,7 +10,7 @@ use moeflux_compute::{BankPlace, Bytes, Device, Slot, SlotTable, Ticket};
 
 use super::{
     policy::{Lru, Policy},
-    reader::{Completion, ReadRequest, Reader, Urgency},
+    reader::{BOOKKEEPING as READER_BOOKKEEPING, Completion, ReadRequest, Reader, Urgency},
     source::ExpertSource,
 };
 use crate::{Error, stats::Stats};
@@ -73,8 +73,7 @@ pub(crate) const BOOKKEEPING: usize = 2 * size_of::<Place>()
     + 2 * size_of::<Slot>()
     + 4 * size_of::<usize>()
     + 2 * size_of::<u32>()
-    + size_of::<ReadRequest>()
-    + size_of::<Completion>()
+    + READER_BOOKKEEPING
     + 3 * size_of::<Bytes>();
 
 /// Slots in one kind of memory, in as many banks as the device wants, and who is in them.

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+#[cfg(test)]
+use crate::Error;
 use crate::{
-    Error,
     blueprint::LayerExperts,
     checkpoint::{Segment, Source},
 };
@@ -46,6 +47,10 @@ impl ExpertSource {
         Self { files, layers }
     }
 
+    pub(crate) fn files(&self) -> &Arc<Vec<Source>> {
+        &self.files
+    }
+
     pub(crate) fn layer(&self, layer: usize) -> Option<&LayerExperts> {
         self.layers.get(layer)?.as_ref()
     }
@@ -75,6 +80,7 @@ impl ExpertSource {
     }
 
     /// Reads one expert to the start of `slot`.
+    #[cfg(test)]
     pub(crate) fn read(&self, layer: usize, expert: usize, slot: &mut [u8]) -> Result<(), Error> {
         let Some(experts) = self.layer(layer).filter(|l| expert < l.count && l.bytes <= slot.len()) else {
             return Err(Error::Input(format!("there is no expert {expert} in layer {layer}")));

@@ -1,0 +1,494 @@
+//! Which piece is read next, and what becomes of those that fail or hang: the part of a reader that all backends share.
+//!
+//! A request is a job, and its slot names it. A job is cut into pieces as lanes ask for work; a lane is a place for one read
+//! under way: a thread, or an entry of a ring. A job is done when its last piece has landed.
+
+use std::{
+    collections::VecDeque,
+    io,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use moeflux_compute::Bytes;
+
+use super::{
+    Completion, ReadCounters, ReadRequest, Urgency,
+    disk::Disk,
+    options::{MOST_ALIGN, MOST_COPIES},
+    sharing::{Copies, Sharing},
+    transfer::{Address, Piece},
+};
+use crate::{Error, experts::ExpertSource};
+
+/// A piece that fails is tried so often again, or once on every other copy.
+const RETRIES: u32 = 2;
+
+/// Of the reads under way, one in so many may be one ahead: what is wanted now then waits for little, and finds the disk
+/// with most of its depth free.
+const AHEAD_SHARE: usize = 4;
+
+/// What a lane is to read.
+#[derive(Clone, Copy)]
+pub(super) struct Order {
+    pub(super) piece: Piece,
+    pub(super) copy: usize,
+    /// Through the page cache even where reads are direct: the last resort.
+    pub(super) buffered: bool,
+}
+
+struct Job {
+    request: ReadRequest,
+    memory: Address,
+    cursor: Cursor,
+    /// Bytes of the expert.
+    bytes: usize,
+    under_way: usize,
+    error: Option<Error>,
+    /// Copies on which it hung.
+    avoid: Copies,
+}
+
+/// Up to where a job has been cut into pieces.
+#[derive(Clone, Copy, Default)]
+struct Cursor {
+    segment: usize,
+    within: usize,
+    /// Bytes of the slot.
+    at: usize,
+}
+
+struct Flight {
+    order: Order,
+    /// Where the memory is: with its job, or in this grave.
+    grave: Option<usize>,
+    since: Instant,
+    ahead: bool,
+    hung: bool,
+    tries: u32,
+    /// Copies on which it failed.
+    failed: Copies,
+}
+
+/// Memory that nobody wants any more, but that reads may yet write to.
+struct Grave {
+    _memory: Bytes,
+    flights: usize,
+}
+
+/// How much may be under way, and how long.
+#[derive(Clone, Copy)]
+pub(super) struct Limits {
+    pub(super) slots: usize,
+    pub(super) lanes: usize,
+    /// Reads under way at once, at most as many as lanes.
+    pub(super) depth: usize,
+    pub(super) piece: usize,
+    pub(super) deadline: Duration,
+}
+
+pub(super) struct Board {
+    source: Arc<ExpertSource>,
+    disk: Arc<dyn Disk>,
+    limits: Limits,
+    /// By slot.
+    jobs: Vec<Option<Job>>,
+    /// Jobs that are not all cut into pieces, by urgency.
+    now: VecDeque<usize>,
+    ahead: VecDeque<usize>,
+    completions: VecDeque<Completion>,
+    /// By lane.
+    flights: Vec<Option<Flight>>,
+    graves: Vec<Option<Grave>>,
+    sharing: Sharing,
+    /// Flights that do not hang, and those of them that are ahead.
+    flying: usize,
+    flying_ahead: usize,
+    busy_since: Instant,
+    busy: Duration,
+    retries: u64,
+    /// Lanes end when they can.
+    pub(super) stop: bool,
+}
+
+/// Bytes that the board keeps per slot.
+pub(crate) const BOOKKEEPING: usize =
+    size_of::<Option<Job>>() + size_of::<Completion>() + 2 * size_of::<usize>();
+
+impl Board {
+    pub(super) fn new(source: Arc<ExpertSource>, disk: Arc<dyn Disk>, limits: Limits) -> Self {
+        let Limits { slots, lanes, .. } = limits;
+        Self {
+            sharing: Sharing::new(disk.copies()),
+            source,
+            disk,
+            limits,
+            jobs: (0..slots).map(|_| None).collect(),
+            now: VecDeque::with_capacity(slots),
+            ahead: VecDeque::with_capacity(slots),
+            completions: VecDeque::with_capacity(slots),
+            flights: (0..lanes).map(|_| None).collect(),
+            graves: Vec::new(),
+            flying: 0,
+            flying_ahead: 0,
+            busy_since: Instant::now(),
+            busy: Duration::ZERO,
+            retries: 0,
+            stop: false,
+        }
+    }
+
+    pub(super) fn start(&mut self, mut request: ReadRequest) {
+        let ReadRequest { layer, expert, slot, urgency, .. } = request;
+        let experts = self.source.layer(layer).filter(|l| expert < l.count && l.bytes <= request.bytes.len());
+        let place = self.jobs.get_mut(slot).filter(|place| place.is_none());
+        let (Some(experts), Some(place)) = (experts, place) else {
+            let result = Err(Error::Input(format!(
+                "expert {expert} of layer {layer} cannot be read to slot {slot}; please report this"
+            )));
+            return self.completions.push_back(Completion { request, result });
+        };
+        let memory = Address::of(&mut request.bytes);
+        let (cursor, bytes) = (Cursor::default(), experts.bytes);
+        *place = Some(Job { request, memory, cursor, bytes, under_way: 0, error: None, avoid: 0 });
+        match bytes {
+            0 => self.settle(slot),
+            _ => self.queue(urgency).push_back(slot),
+        }
+    }
+
+    fn queue(&mut self, urgency: Urgency) -> &mut VecDeque<usize> {
+        match urgency {
+            Urgency::Now => &mut self.now,
+            Urgency::Ahead => &mut self.ahead,
+        }
+    }
+
+    /// What was started ahead is wanted now.
+    pub(super) fn hurry(&mut self, slot: usize) {
+        if let Some(job) = self.jobs.get_mut(slot).and_then(Option::as_mut) {
+            job.request.urgency = Urgency::Now;
+        }
+        if let Some(i) = self.ahead.iter().position(|s| *s == slot) {
+            self.ahead.remove(i);
+            self.now.push_back(slot);
+        }
+    }
+
+    /// Gives back what was started ahead. Of what has begun, nothing more is read, and it comes back when that has ended.
+    pub(super) fn cancel_ahead(&mut self) {
+        while let Some(slot) = self.ahead.pop_front() {
+            if let Some(job) = &mut self.jobs[slot] {
+                job.error = job.error.take().or(Some(Error::Cancelled));
+                job.cursor.at = job.bytes;
+            }
+            self.settle(slot);
+        }
+    }
+
+    /// Whether a lane that asks gets something to read.
+    pub(super) fn has_work(&self) -> bool {
+        self.flying < self.limits.depth && self.front().is_some()
+    }
+
+    fn front(&self) -> Option<(usize, bool)> {
+        let most_ahead = (self.limits.depth / AHEAD_SHARE).max(1);
+        let ahead = || self.ahead.front().filter(|_| self.flying_ahead < most_ahead);
+        self.now.front().map(|slot| (*slot, false)).or_else(|| ahead().map(|slot| (*slot, true)))
+    }
+
+    /// The next piece for a lane that is free.
+    pub(super) fn take(&mut self, lane: usize, now: Instant) -> Option<Order> {
+        if self.flying >= self.limits.depth || self.flights[lane].is_some() {
+            return None;
+        }
+        let (slot, ahead) = self.front()?;
+        let job = self.jobs[slot].as_mut()?;
+        let piece = cut(job, &self.source, self.limits.piece)?;
+        job.under_way += 1;
+        let avoid = job.avoid;
+        if job.cursor.at == job.bytes {
+            let queue = if ahead { &mut self.ahead } else { &mut self.now };
+            queue.pop_front();
+        }
+        let copy = self.sharing.choose(piece.bytes, avoid).unwrap_or(0);
+        let order = Order { piece, copy, buffered: false };
+        self.flights[lane] =
+            Some(Flight { order, grave: None, since: now, ahead, hung: false, tries: 0, failed: avoid });
+        self.sharing.begin(copy, piece.bytes, now);
+        self.up(ahead, now);
+        Some(order)
+    }
+
+    /// A lane's read has ended: the bytes that came with it, and how it went. The result is how the lane is to try again.
+    pub(super) fn land(
+        &mut self,
+        lane: usize,
+        came: u64,
+        result: io::Result<()>,
+        now: Instant,
+    ) -> Option<Order> {
+        let mut flight = self.flights[lane].take()?;
+        let Order { piece, copy, .. } = flight.order;
+        self.sharing.end(copy, (piece.bytes, came), now);
+        if flight.hung {
+            self.sharing.hung(copy, false);
+        } else {
+            self.down(flight.ahead, now);
+        }
+        if let Some(i) = flight.grave {
+            self.visit(i);
+            return None;
+        }
+        let error = match result {
+            Ok(()) => None,
+            Err(error) => {
+                self.sharing.failed(copy);
+                if let Some(order) = self.again(&mut flight, &error) {
+                    self.retries += 1;
+                    self.up(flight.ahead, now);
+                    self.sharing.begin(order.copy, piece.bytes, now);
+                    self.flights[lane] = Some(Flight { order, since: now, ..flight });
+                    return Some(order);
+                }
+                Some(self.failure(&flight.order, error))
+            }
+        };
+        if let Some(job) = &mut self.jobs[piece.slot] {
+            job.under_way -= 1;
+            if error.is_some() {
+                // What is not begun need not be.
+                job.cursor.at = job.bytes;
+                job.error = job.error.take().or(error);
+                let urgency = job.request.urgency;
+                self.queue(urgency).retain(|slot| *slot != piece.slot);
+            }
+        }
+        self.settle(piece.slot);
+        None
+    }
+
+    /// How a piece that failed is tried again, if it is: on a copy where it has not failed, else once more through the page
+    /// cache, unless the file has ended.
+    fn again(&self, flight: &mut Flight, error: &io::Error) -> Option<Order> {
+        let Order { piece, copy, .. } = flight.order;
+        flight.failed |= 1 << copy;
+        if flight.tries >= RETRIES.max(self.disk.copies() as u32) {
+            return None;
+        }
+        flight.tries += 1;
+        if let Some(copy) = self.sharing.choose(piece.bytes, flight.failed) {
+            return Some(Order { piece, copy, buffered: false });
+        }
+        let may_pass = error.kind() != io::ErrorKind::UnexpectedEof && flight.tries <= RETRIES;
+        may_pass.then_some(Order { piece, copy, buffered: true })
+    }
+
+    /// Finds reads that have run into their deadline; the result is when the next one would. Their jobs start anew on another
+    /// copy, or fail. The memory that such a read may still write to stays with it, and the job gets other memory.
+    pub(super) fn expire(&mut self, now: Instant) -> Option<Instant> {
+        let mut next: Option<Instant> = None;
+        for lane in 0..self.flights.len() {
+            let Some(flight) = self.flights[lane].as_mut().filter(|f| !f.hung) else { continue };
+            let due = flight.since + self.limits.deadline;
+            if due > now {
+                next = Some(next.map_or(due, |next| next.min(due)));
+                continue;
+            }
+            flight.hung = true;
+            let (order, ahead, grave) = (flight.order, flight.ahead, flight.grave);
+            self.sharing.hung(order.copy, true);
+            self.sharing.failed(order.copy);
+            self.down(ahead, now);
+            if grave.is_none() {
+                self.bury(order);
+            }
+        }
+        // Nobody is left to read: what waits would wait for ever.
+        if self.flights.iter().all(|f| f.as_ref().is_some_and(|f| f.hung)) {
+            while let Some(slot) = self.now.pop_front().or_else(|| self.ahead.pop_front()) {
+                let piece =
+                    self.jobs[slot].as_mut().and_then(|job| cut(job, &self.source, self.limits.piece));
+                let order = piece.map(|piece| Order { piece, copy: 0, buffered: false });
+                let error = order.map(|order| self.failure(&order, io::ErrorKind::TimedOut.into()));
+                if let Some(job) = &mut self.jobs[slot] {
+                    job.error = job.error.take().or(error);
+                }
+                self.settle(slot);
+            }
+        }
+        next
+    }
+
+    /// Parts a job from the memory that a hung read may write to.
+    fn bury(&mut self, hung: Order) {
+        let slot = hung.piece.slot;
+        self.now.retain(|s| *s != slot);
+        self.ahead.retain(|s| *s != slot);
+        let timed_out = self.failure(&hung, io::ErrorKind::TimedOut.into());
+        let Some(job) = &mut self.jobs[slot] else { return };
+        let bytes = job.request.bytes.len();
+        let fresh = Bytes::zeroed(bytes).unwrap_or_default();
+        let memory = std::mem::replace(&mut job.request.bytes, fresh);
+        job.memory = Address::of(&mut job.request.bytes);
+        job.avoid |= 1 << hung.copy;
+        job.under_way = 0;
+        let grave = self.graves.iter().position(Option::is_none).unwrap_or(self.graves.len());
+        let mut flights = 0;
+        for flight in self.flights.iter_mut().flatten() {
+            if flight.grave.is_none() && flight.order.piece.slot == slot {
+                flight.grave = Some(grave);
+                flights += 1;
+            }
+        }
+        self.graves.resize_with(self.graves.len().max(grave + 1), || None);
+        self.graves[grave] = Some(Grave { _memory: memory, flights });
+        if job.error.is_none()
+            && job.request.bytes.len() == bytes
+            && self.sharing.choose(bytes, job.avoid).is_some()
+        {
+            self.retries += 1;
+            job.cursor = Cursor::default();
+            let urgency = job.request.urgency;
+            return self.queue(urgency).push_front(slot);
+        }
+        job.error = job.error.take().or(Some(timed_out));
+        self.settle(slot);
+    }
+
+    /// One flight less may write to the memory of a grave.
+    fn visit(&mut self, grave: usize) {
+        let place = &mut self.graves[grave];
+        if let Some(grave) = place {
+            grave.flights -= 1;
+            if grave.flights == 0 {
+                *place = None;
+            }
+        }
+    }
+
+    fn up(&mut self, ahead: bool, now: Instant) {
+        if self.flying == 0 {
+            self.busy_since = now;
+        }
+        self.flying += 1;
+        self.flying_ahead += usize::from(ahead);
+    }
+
+    fn down(&mut self, ahead: bool, now: Instant) {
+        self.flying -= 1;
+        self.flying_ahead -= usize::from(ahead);
+        if self.flying == 0 {
+            self.busy += now.saturating_duration_since(self.busy_since);
+        }
+    }
+
+    /// Completes a job of which nothing is left to do.
+    fn settle(&mut self, slot: usize) {
+        let done = |job: &Job| job.under_way == 0 && (job.cursor.at == job.bytes || job.error.is_some());
+        if let Some(Job { request, error, .. }) = self.jobs[slot].take_if(|job| done(job)) {
+            self.completions.push_back(Completion { request, result: error.map_or(Ok(()), Err) });
+        }
+    }
+
+    fn failure(&self, order: &Order, source: io::Error) -> Error {
+        let Order { piece, copy, .. } = order;
+        let (layer, expert) = match &self.jobs[piece.slot] {
+            Some(job) => (job.request.layer, job.request.expert),
+            None => (0, 0),
+        };
+        Error::Expert {
+            layer,
+            expert,
+            path: self.disk.path(*copy, piece.file).into(),
+            offset: piece.offset,
+            bytes: piece.bytes,
+            source: advise(source, self.limits.deadline),
+        }
+    }
+
+    pub(super) fn next(&mut self) -> Option<Completion> {
+        self.completions.pop_front()
+    }
+
+    pub(super) fn has_completions(&self) -> bool {
+        !self.completions.is_empty()
+    }
+
+    /// Whether nothing is under way that could complete.
+    pub(super) fn is_idle(&self) -> bool {
+        self.flying == 0 && self.now.is_empty() && self.ahead.is_empty()
+    }
+
+    pub(super) fn counters(&self, now: Instant) -> ReadCounters {
+        let running =
+            if self.flying > 0 { now.saturating_duration_since(self.busy_since) } else { Duration::ZERO };
+        let mut counters = ReadCounters {
+            busy_ns: (self.busy + running).as_nanos() as u64,
+            retries: self.retries,
+            bytes: 0,
+            by_copy: [0; MOST_COPIES],
+        };
+        self.sharing.count(&mut counters);
+        counters
+    }
+}
+
+/// The next piece of a job: what lies together in one file, up to about `most` bytes, cut where blocks begin.
+fn cut(job: &mut Job, source: &ExpertSource, most: usize) -> Option<Piece> {
+    let experts = source.layer(job.request.layer)?;
+    let Cursor { segment, within, at } = job.cursor;
+    let mut segments = experts.segments(job.request.expert).skip(segment).peekable();
+    let first = *segments.peek()?;
+    let (offset, mut run) = (first.offset + within as u64, 0);
+    let mut skip = within;
+    for next in segments {
+        if next.file != first.file || next.offset + skip as u64 != offset + run as u64 {
+            break;
+        }
+        run += next.bytes - skip;
+        skip = 0;
+    }
+    let run = run.min(job.bytes - at);
+    let blocks = MOST_ALIGN as u64;
+    let even = offset + run.div_ceil(run.div_ceil(most).max(1)) as u64;
+    let bytes = ((even.next_multiple_of(blocks) - offset) as usize).min(run);
+    let at_end = at + bytes == job.bytes;
+    let room = if at_end { job.request.bytes.len() - at } else { bytes };
+    let piece = Piece {
+        slot: job.request.slot,
+        file: first.file as usize,
+        offset,
+        bytes,
+        to: job.memory.plus(at),
+        room,
+    };
+    let mut cursor = Cursor { segment, within: within + bytes, at: at + bytes };
+    for next in experts.segments(job.request.expert).skip(segment) {
+        if cursor.within < next.bytes {
+            break;
+        }
+        cursor.within -= next.bytes;
+        cursor.segment += 1;
+    }
+    job.cursor = cursor;
+    Some(piece)
+}
+
+/// Says what can be done about a read that failed for good.
+fn advise(error: io::Error, deadline: Duration) -> io::Error {
+    let kind = error.kind();
+    let text = match kind {
+        io::ErrorKind::UnexpectedEof => {
+            "the file ends before; was it cut off or replaced? download it again".to_owned()
+        }
+        io::ErrorKind::TimedOut => format!(
+            "the disk did not answer within {} seconds; look into the system's log, and try again",
+            deadline.as_secs_f64()
+        ),
+        _ => format!(
+            "{error}; look into the system's log for errors of the disk, or read a copy with --mirror"
+        ),
+    };
+    io::Error::new(kind, text)
+}

@@ -1,0 +1,149 @@
+//! The files that experts are read from, in every copy of the model: the lowest layer of a reader.
+
+use std::{fs::File, io, path::Path, sync::Arc};
+
+use moeflux_compute::Bytes;
+
+use super::{
+    open_file::{self, HANDLES},
+    options::{MOST_ALIGN, MOST_COPIES},
+    transfer::Alignment,
+};
+use crate::{
+    Error,
+    checkpoint::{Source, read_at},
+};
+
+/// Where a read goes.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    pub(super) copy: usize,
+    pub(super) file: usize,
+    /// Through the page cache, whatever others do.
+    pub(super) buffered: bool,
+    /// Who reads.
+    pub(super) lane: usize,
+}
+
+/// Something that pieces are read from.
+pub(super) trait Disk: Send + Sync {
+    /// Copies of the model.
+    fn copies(&self) -> usize;
+
+    /// A file of a copy, for messages.
+    fn path(&self, copy: usize, file: usize) -> &Path;
+
+    /// What reads of the file must be aligned to; `None` if they need not be.
+    fn alignment(&self, copy: usize, file: usize) -> Option<Alignment>;
+
+    /// Reads some bytes; none is the end of the file.
+    fn read_at(&self, place: Place, offset: u64, buf: &mut [u8]) -> io::Result<usize>;
+}
+
+/// Files of checkpoints.
+pub(super) struct Files {
+    copies: Vec<Vec<Handles>>,
+    own: Arc<Vec<Source>>,
+    mirrors: Vec<Vec<Source>>,
+}
+
+/// A file as experts are read from it. Empty for what lies in the binary.
+struct Handles {
+    files: Vec<File>,
+    alignment: Option<Alignment>,
+}
+
+impl Files {
+    /// Opens the files once more: for direct access if that is wanted and the file system has it, else for reads at
+    /// random.
+    pub(super) fn open(
+        own: Arc<Vec<Source>>,
+        mirrors: Vec<Vec<Source>>,
+        direct: bool,
+    ) -> Result<Self, Error> {
+        if mirrors.len() >= MOST_COPIES {
+            return Err(Error::Input(format!("a model has at most {} mirrors", MOST_COPIES - 1)));
+        }
+        let all = |sources: &[Source]| sources.iter().map(|s| Handles::open(s, direct)).collect();
+        let copies = std::iter::once(&own[..]).chain(mirrors.iter().map(Vec::as_slice)).map(all);
+        Ok(Self { copies: copies.collect::<Result<_, Error>>()?, own, mirrors })
+    }
+
+    fn source(&self, copy: usize, file: usize) -> &Source {
+        match copy.checked_sub(1) {
+            None => &self.own[file],
+            Some(mirror) => &self.mirrors[mirror][file],
+        }
+    }
+
+    /// The open file, if it is one.
+    pub(super) fn file(&self, place: Place) -> Option<&File> {
+        let handles = &self.copies[place.copy][place.file];
+        let count = handles.files.len().max(1);
+        let own = handles.files.get(place.lane % count);
+        let through_cache = place.buffered && handles.alignment.is_some();
+        if through_cache { self.source(place.copy, place.file).file() } else { own }
+    }
+
+    /// How many files are read directly, and how many there are.
+    pub(super) fn direct(&self) -> (usize, usize) {
+        let all = || self.copies.iter().flatten();
+        (all().filter(|h| h.alignment.is_some()).count(), all().count())
+    }
+
+    /// Whether some of it lies in the binary.
+    pub(super) fn in_binary(&self) -> bool {
+        self.copies.iter().flatten().any(|h| h.files.is_empty())
+    }
+}
+
+impl Disk for Files {
+    fn copies(&self) -> usize {
+        self.copies.len()
+    }
+
+    fn path(&self, copy: usize, file: usize) -> &Path {
+        self.source(copy, file).path()
+    }
+
+    fn alignment(&self, copy: usize, file: usize) -> Option<Alignment> {
+        self.copies[copy][file].alignment
+    }
+
+    fn read_at(&self, place: Place, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        match self.file(place) {
+            Some(file) => read_at(file, buf, offset),
+            None => self.source(place.copy, place.file).read_at(buf, offset),
+        }
+    }
+}
+
+impl Handles {
+    fn open(source: &Source, direct: bool) -> Result<Self, Error> {
+        if source.file().is_none() {
+            return Ok(Self { files: Vec::new(), alignment: None });
+        }
+        if direct && let Some(handles) = Self::direct(source.path()) {
+            return Ok(handles);
+        }
+        let files = (0..HANDLES).map(|_| open_file::random(source.path())).collect::<io::Result<_>>();
+        let files = files.map_err(Error::file(source.path(), "cannot open the file"))?;
+        Ok(Self { files, alignment: None })
+    }
+
+    /// Direct access, if the file system has it and a read of the first block works.
+    fn direct(path: &Path) -> Option<Self> {
+        let opened = (0..HANDLES).map(|_| open_file::direct(path)).collect::<io::Result<Option<Vec<_>>>>();
+        let opened = opened.ok().flatten()?;
+        let alignment = opened.first()?.1;
+        let usable = |align: usize| align.is_power_of_two() && align <= MOST_ALIGN;
+        let mut block = Bytes::zeroed(MOST_ALIGN).ok()?;
+        let works = usable(alignment.file)
+            && usable(alignment.memory)
+            && opened.iter().all(|(file, _)| read_at(file, &mut block, 0).is_ok());
+        works.then(|| Self {
+            files: opened.into_iter().map(|(file, _)| file).collect(),
+            alignment: Some(alignment),
+        })
+    }
+}

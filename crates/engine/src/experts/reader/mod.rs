@@ -1,0 +1,157 @@
+//! Reading experts into slots: requests go in, completions come out, in any order.
+//!
+//! A [board](board) cuts requests into pieces and says which is read next; threads or a ring carry them to the
+//! [disk](disk), which is one or several copies of the model.
+
+mod board;
+mod disk;
+mod mirrors;
+mod open_file;
+mod options;
+mod shared;
+mod sharing;
+#[cfg(test)]
+mod tests;
+mod threads;
+mod transfer;
+
+use std::sync::Arc;
+
+use moeflux_compute::Bytes;
+
+use self::{
+    board::{Board, Limits},
+    disk::{Disk, Files},
+    options::{MOST_COPIES, bounce_bytes, longest_piece},
+    shared::{BoardReader, Shared},
+};
+use super::source::ExpertSource;
+use crate::Error;
+
+pub(crate) use board::BOOKKEEPING;
+pub use options::{Access, ReadOptions, ReaderKind};
+pub(crate) use options::{STACK, memory};
+
+/// How soon a read is wanted. Those that are wanted now go before all others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Urgency {
+    /// A layer waits for it.
+    Now,
+    /// A later layer may want it.
+    Ahead,
+}
+
+/// What a reader did so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReadCounters {
+    /// Bytes that files gave, with what lies around the wanted ones in aligned blocks.
+    pub bytes: u64,
+    /// Nanoseconds in which some read was under way.
+    pub busy_ns: u64,
+    /// Reads that were tried again.
+    pub retries: u64,
+    /// Bytes by copy of the model: its own folder, then the mirrors as they were given.
+    pub by_copy: [u64; MOST_COPIES],
+}
+
+/// One expert wanted in a slot. The slot's memory travels with the request, so nobody else can touch it.
+pub struct ReadRequest {
+    /// The layer.
+    pub layer: usize,
+    /// The expert.
+    pub expert: usize,
+    /// Which slot of the cache.
+    pub slot: usize,
+    /// The slot's memory.
+    pub bytes: Bytes,
+    /// How soon it is wanted.
+    pub urgency: Urgency,
+}
+
+/// A request that is finished, well or badly.
+pub struct Completion {
+    /// What was asked for, with the memory, filled if `result` is right. After a read that hung it is other memory of the
+    /// same size: the system may still write to the first.
+    pub request: ReadRequest,
+    /// How it went.
+    pub result: Result<(), Error>,
+}
+
+/// Fills slots. Every started request comes back exactly once.
+pub trait Reader: Send {
+    /// Starts a read. Never blocks for the disk.
+    fn start(&mut self, request: ReadRequest);
+
+    /// The next completion, in any order. Waits for one if `wait`; the caller waits only while some read is
+    /// under way.
+    fn next(&mut self, wait: bool) -> Option<Completion>;
+
+    /// A read that was started ahead is wanted now.
+    fn hurry(&mut self, slot: usize) {
+        let _ = slot;
+    }
+
+    /// Gives up what was started ahead and has not begun: it comes back with [`Error::Cancelled`], like any completion.
+    fn cancel_ahead(&mut self) {}
+
+    /// What was done so far.
+    fn counters(&self) -> ReadCounters {
+        ReadCounters::default()
+    }
+
+    /// How it reads, in words for users: "io_uring, direct, depth 32".
+    fn describe(&self) -> String {
+        String::new()
+    }
+}
+
+/// A reader as the options ask for, for requests to slots below `slots`. `fits` says whether the page cache can hold the
+/// model.
+///
+/// # Errors
+/// A mirror differs, or threads and their buffers cannot be had.
+pub(crate) fn open(
+    source: &Arc<ExpertSource>,
+    options: &ReadOptions,
+    slots: usize,
+    fits: bool,
+) -> Result<Box<dyn Reader>, Error> {
+    let direct = match options.access {
+        Access::Auto => !fits,
+        Access::Buffered => false,
+        Access::Direct => true,
+    };
+    let mirrors = mirrors::open(source.files(), &options.mirrors)?;
+    let files = Arc::new(Files::open(Arc::clone(source.files()), mirrors, direct)?);
+    let access = match files.direct() {
+        (0, _) if direct && !files.in_binary() => "buffered, as the file system has no direct reads",
+        (0, _) => "buffered",
+        (some, all) if some < all => "direct where the file system can",
+        _ => "direct",
+    };
+    let expert = source.layers().iter().flatten().map(|l| l.bytes).max().unwrap_or(0);
+    let piece = longest_piece(options, expert);
+    let limits =
+        Limits { slots, lanes: options.lanes(), depth: options.depth(), piece, deadline: options.deadline() };
+    let bounce = if files.direct().0 > 0 { bounce_bytes(piece) } else { 0 };
+    let copies = match files.copies() {
+        1 => String::new(),
+        copies => format!(", {copies} copies"),
+    };
+    let description = format!("{} threads, {access}{copies}", limits.depth);
+    threads_reader(source, files, limits, bounce, description).map(|reader| Box::new(reader) as _)
+}
+
+fn threads_reader(
+    source: &Arc<ExpertSource>,
+    disk: Arc<dyn Disk>,
+    limits: Limits,
+    bounce: usize,
+    description: String,
+) -> Result<BoardReader, Error> {
+    let board = Board::new(Arc::clone(source), Arc::clone(&disk), limits);
+    let shared = Arc::new(Shared::new(board, disk));
+    let mut reader = BoardReader { shared, threads: Vec::new(), description };
+    reader.threads = threads::start(&reader.shared, limits.lanes, bounce)?;
+    Ok(reader)
+}

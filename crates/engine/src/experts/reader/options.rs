@@ -1,0 +1,105 @@
+//! How experts are read.
+
+use std::{path::PathBuf, time::Duration};
+
+use crate::blueprint::Blueprint;
+
+/// What carries reads to the disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReaderKind {
+    /// Whichever a short measurement finds faster.
+    #[default]
+    Auto,
+    /// Threads that read by position.
+    Threads,
+    /// Linux's io_uring: one thread, all reads in the kernel's hands. Threads where the system forbids it.
+    Uring,
+}
+
+/// Whether reads go through the system's page cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Access {
+    /// Direct if the model does not fit in memory, else buffered.
+    #[default]
+    Auto,
+    /// Through the page cache.
+    Buffered,
+    /// Past the page cache; buffered where the file system cannot do that.
+    Direct,
+}
+
+/// How experts are read.
+#[derive(Clone, Debug, Default)]
+pub struct ReadOptions {
+    /// What carries reads to the disk.
+    pub kind: ReaderKind,
+    /// Whether reads go through the system's page cache.
+    pub access: Access,
+    /// Folders that hold the same files, on other disks: reads are shared among them by measured speed.
+    pub mirrors: Vec<PathBuf>,
+    /// Reads that are under way at once, from 1 to 256; by default 16.
+    pub depth: Option<usize>,
+    /// The most bytes of one read, from 4 KiB to 16 MiB; by default 1 MiB.
+    pub piece: Option<usize>,
+    /// How long a read may take before it counts as failed; by default 30 seconds.
+    pub deadline: Option<Duration>,
+}
+
+/// Reads at once: NVMe disks reach their full speed with 8 to 16 reads of this size.
+const DEPTH: usize = 16;
+
+/// Bytes of one read: large enough that a disk's latency and the system's work per read vanish in it, small enough that an
+/// expert of a few MiB keeps several channels of a disk busy, and that a read that is wanted now never waits for long.
+const PIECE: usize = 1 << 20;
+
+/// A disk that has slept or an error that is retried below us takes seconds; what takes longer will not come.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// The largest unit of direct reads that is met: a page. Disks want 512 or 4096 bytes.
+pub(super) const MOST_ALIGN: usize = 4096;
+
+/// Stack of a reading thread: it calls the system and little else.
+pub(crate) const STACK: usize = 128 << 10;
+
+/// Copies of the model that reads are shared among, the model's own folder among them.
+pub(super) const MOST_COPIES: usize = 8;
+
+impl ReadOptions {
+    pub(super) fn depth(&self) -> usize {
+        self.depth.unwrap_or(DEPTH).clamp(1, 256)
+    }
+
+    pub(super) fn piece(&self) -> usize {
+        self.piece.unwrap_or(PIECE).clamp(MOST_ALIGN, 16 << 20)
+    }
+
+    pub(super) fn deadline(&self) -> Duration {
+        self.deadline.unwrap_or(DEADLINE)
+    }
+
+    /// Places for reads that are under way. With copies of the model, reads that hang on one disk leave as many for the
+    /// others.
+    pub(super) fn lanes(&self) -> usize {
+        self.depth() * if self.mirrors.is_empty() { 1 } else { 2 }
+    }
+}
+
+/// Bytes of the buffer that holds the aligned blocks around a piece of at most `piece` bytes: cutting it at a block's end
+/// adds up to one, so do both ends.
+pub(super) const fn bounce_bytes(piece: usize) -> usize {
+    piece.next_multiple_of(MOST_ALIGN) + 3 * MOST_ALIGN
+}
+
+/// The longest piece that experts of this size are read in.
+pub(super) fn longest_piece(options: &ReadOptions, expert: usize) -> usize {
+    options.piece().min(expert.next_multiple_of(MOST_ALIGN).max(MOST_ALIGN))
+}
+
+/// The most bytes that a reader of such experts holds: stacks, and buffers for direct reads.
+pub(crate) fn memory(options: &ReadOptions, blueprint: &Blueprint) -> u64 {
+    let bounce = match options.access {
+        Access::Buffered => 0,
+        Access::Auto | Access::Direct => bounce_bytes(longest_piece(options, blueprint.slot_bytes())),
+    };
+    (options.lanes() * (STACK + bounce)) as u64
+}
