@@ -182,8 +182,14 @@ fn measure(targets: &[Target], block: usize, depth: usize, slice: Duration) -> R
                 break;
             };
             let offset = random.below(target.len - block as u64 + 1) / ALIGNED as u64 * ALIGNED as u64;
-            forget(&target.file, offset, block);
-            read_at(&target.file, buffer, offset).map_err(Error::file(
+            // Windows lets one read at a time through a handle.
+            #[cfg(windows)]
+            let file = &open_direct(&target.path)
+                .map_err(Error::file(&target.path, "cannot open the file to measure the disk"))?;
+            #[cfg(not(windows))]
+            let file = &target.file;
+            forget(file, offset, block);
+            read_at(file, buffer, offset).map_err(Error::file(
                 &target.path,
                 format!("cannot read {block} bytes at {offset} to measure the disk"),
             ))?;

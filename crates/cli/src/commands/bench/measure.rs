@@ -20,6 +20,12 @@ pub(super) struct Measured {
     pub(super) bytes_per_token: f64,
     pub(super) hit_rate: f64,
     pub(super) stats: Stats,
+    /// Bytes that files gave, with what lies around the wanted ones in aligned blocks.
+    pub(super) file_bytes: u64,
+    /// Seconds in which some read was under way.
+    pub(super) disk_seconds: f64,
+    /// Reads that were tried again.
+    pub(super) retries: u64,
     /// Seconds of each token that was decoded.
     pub(super) token_seconds: Vec<f64>,
     /// What these tokens take at least, with the misses that they had.
@@ -87,7 +93,7 @@ struct Run<'a> {
 impl Run<'_> {
     fn stretch(&mut self, steps: &[&[u32]], roof: Roof<'_>) -> anyhow::Result<Option<Measured>> {
         let armed = interrupt::arm();
-        let before = self.session.stats();
+        let before = (self.session.stats(), self.engine.read_counters());
         let mut layers = self.engine.layer_stats();
         let (mut seconds, mut least) = (Vec::with_capacity(steps.len()), Least::default());
         for step in steps {
@@ -106,7 +112,7 @@ impl Run<'_> {
                 layers = after;
             }
         }
-        let stats = self.session.stats().since(&before);
+        let (stats, reads) = (self.session.stats().since(&before.0), self.engine.read_counters());
         let all: f64 = seconds.iter().sum();
         Ok((stats.tokens > 0).then(|| Measured {
             tokens: stats.tokens,
@@ -115,6 +121,9 @@ impl Run<'_> {
             bytes_per_token: stats.bytes_read as f64 / stats.tokens as f64,
             hit_rate: stats.hit_rate(),
             stats,
+            file_bytes: reads.bytes - before.1.bytes,
+            disk_seconds: (reads.busy_ns - before.1.busy_ns) as f64 / 1e9,
+            retries: reads.retries - before.1.retries,
             token_seconds: if steps.iter().all(|s| s.len() == 1) { seconds } else { Vec::new() },
             least: roof.map(|_| least),
         }))

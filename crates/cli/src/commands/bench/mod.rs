@@ -132,6 +132,7 @@ fn one(
         dispatches,
         on: load::on(device, dispatches),
         load_seconds,
+        reader: engine.reader(),
         machine,
         prefill: contexts[0].prefill.clone(),
         decode: contexts[0].decode.clone(),

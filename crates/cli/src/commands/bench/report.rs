@@ -22,6 +22,8 @@ pub(super) struct Report<'a> {
     #[serde(skip)]
     pub(super) on: String,
     pub(super) load_seconds: f64,
+    /// How experts are read.
+    pub(super) reader: String,
     pub(super) machine: Machine,
     /// Those of the first of `contexts`.
     pub(super) prefill: Option<Summary>,
@@ -59,7 +61,9 @@ pub(super) struct KernelShare {
 impl fmt::Display for Report<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let plan = self.plan;
-        writeln!(f, "{}; {}; loaded in {:.2} s", self.model, self.on, self.load_seconds)?;
+        let reader =
+            if self.reader.is_empty() { String::new() } else { format!("; reads by {}", self.reader) };
+        writeln!(f, "{}; {}{reader}; loaded in {:.2} s", self.model, self.on, self.load_seconds)?;
         writeln!(
             f,
             "budget {}, {}{}, chunks of {} tokens; {}\n",
@@ -158,7 +162,7 @@ impl Report<'_> {
                 name,
                 units::disk(s.needed_bytes_per_token),
                 units::disk(s.missed_bytes_per_token),
-                units::disk(s.bytes_per_token),
+                units::disk(s.file_bytes_per_token),
                 format!("{:.1}", s.foreseen_per_token),
                 format!("{:.1}", s.prefetched_per_token),
                 format!("{:.1}", s.wasted_per_token),

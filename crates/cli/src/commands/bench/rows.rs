@@ -78,7 +78,7 @@ pub(super) fn load(path: &Path) -> anyhow::Result<Vec<Row>> {
 pub(super) fn csv(rows: &[Row]) -> String {
     let mut out = String::from(
         "budget,slots,phase,context,tokens,tokens_per_second,min,max,hit_rate,needed_bytes_per_token,\
-         missed_bytes_per_token,bytes_per_token,disk_bytes_per_second,disk_share,compute_ms,stalled_ms,other_ms,\
+         missed_bytes_per_token,bytes_per_token,file_bytes_per_token,disk_bytes_per_second,disk_share,compute_ms,stalled_ms,other_ms,\
          token_ms_p99,roof_tokens_per_second,roof_share,ideal_tokens_per_second\n",
     );
     for row in rows {
@@ -92,6 +92,7 @@ pub(super) fn csv(rows: &[Row]) -> String {
             Some(s.needed_bytes_per_token),
             Some(s.missed_bytes_per_token),
             Some(s.bytes_per_token),
+            Some(s.file_bytes_per_token),
             s.disk_bytes_per_second,
             s.disk_share,
             Some(s.time.compute.ms_per_token),
@@ -264,7 +265,7 @@ mod tests {
         let rows = sweep(&[(4, 1.0), (8, 2.0)]);
         let csv = csv(&rows);
         let columns: Vec<usize> = csv.lines().map(|l| l.split(',').count()).collect();
-        assert_eq!(columns, [21; 3], "{csv}");
+        assert_eq!(columns, [22; 3], "{csv}");
         let chart = chart(&rows, "x");
         assert_eq!(chart.series.len(), 1);
         assert_eq!(chart.series[0].points, [(4.0, 1.0), (8.0, 2.0)]);

@@ -18,8 +18,10 @@ pub(super) struct Spread {
 pub(super) struct Summary {
     pub(super) tokens: usize,
     pub(super) tokens_per_second: Spread,
-    /// Read from disk.
+    /// Of experts, read from disk.
     pub(super) bytes_per_token: f64,
+    /// What the files gave for that, with what lies around it in aligned blocks.
+    pub(super) file_bytes_per_token: f64,
     /// Of experts that were needed and in no slot: what had to be read.
     pub(super) missed_bytes_per_token: f64,
     /// Of all experts that were needed.
@@ -126,13 +128,14 @@ impl Summary {
                 share: spread(&|m| of(m) / m.seconds)?.median,
             })
         };
-        let disk = spread(&|m| m.stats.bytes_read as f64 / (m.stats.reading_ns as f64 / 1e9));
+        let disk = spread(&|m| m.file_bytes as f64 / m.disk_seconds);
         let disk = disk.map(|d| d.median).filter(|d| d.is_finite() && *d > 0.0);
         let hidden = spread(&|m| m.stats.hidden_ns as f64 / m.stats.hideable_ns as f64);
         Some(Self {
             tokens: all.first()?.tokens as usize,
             tokens_per_second: spread(&|m| m.tokens_per_second)?,
             bytes_per_token: per_token(&|m| m.stats.bytes_read as f64)?,
+            file_bytes_per_token: per_token(&|m| m.file_bytes as f64)?,
             missed_bytes_per_token: per_token(&|m| m.stats.bytes_missed as f64)?,
             needed_bytes_per_token: per_token(&|m| m.stats.experts_needed as f64 * scale.expert)?,
             hit_rate: spread(&|m| m.hit_rate)?.median,
@@ -222,7 +225,6 @@ mod tests {
             bytes_missed: 8_000,
             computing_ns: 500_000_000,
             stalled_ns: 300_000_000,
-            reading_ns: 400_000_000,
             hideable_ns: 200_000_000,
             hidden_ns: 100_000_000,
             ..Stats::default()
@@ -234,6 +236,9 @@ mod tests {
             bytes_per_token: 2500.0,
             hit_rate: stats.hit_rate(),
             stats,
+            file_bytes: 11_000,
+            disk_seconds: 0.44,
+            retries: 0,
             token_seconds: vec![seconds / 8.0, seconds / 8.0, seconds / 4.0, seconds / 2.0],
             least: Some(Least { compute: 0.25, read: 0.4, streamed: 0.5 }),
         }
@@ -265,8 +270,13 @@ mod tests {
 
     #[test]
     fn what_was_not_measured_is_not_claimed() {
-        let resident =
-            Measured { stats: Stats { tokens: 4, ..Stats::default() }, least: None, ..measured(1.0) };
+        let resident = Measured {
+            stats: Stats { tokens: 4, ..Stats::default() },
+            file_bytes: 0,
+            disk_seconds: 0.0,
+            least: None,
+            ..measured(1.0)
+        };
         let s = Summary::of(&[&resident], Scale { expert: 1.0, disk: Some(1.0) }).unwrap();
         assert!(
             s.disk_bytes_per_second.is_none()
