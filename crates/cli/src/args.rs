@@ -6,7 +6,7 @@ use std::{num::NonZeroUsize, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum, builder::PossibleValuesParser};
 use clap_complete::Shell;
-use moeflux::synth;
+use moeflux::{PolicyKind, synth};
 
 pub(crate) use bench::BenchArgs;
 
@@ -47,6 +47,7 @@ pub(crate) enum Command {
     Logits(LogitsArgs),
     Perplexity(PerplexityArgs),
     Bench(BenchArgs),
+    Replay(ReplayArgs),
     Devices(DevicesArgs),
     Synth(SynthArgs),
     Completions(CompletionsArgs),
@@ -95,6 +96,23 @@ pub(crate) struct MemoryArgs {
     /// Exactly N slots for experts, instead of as many as the budget holds
     #[arg(long, value_name = "N", hide = true, help_heading = MODEL)]
     pub(crate) slots: Option<NonZeroUsize>,
+    /// Which expert gives way when another needs its slot: lru or s3-fifo
+    ///
+    /// No answer depends on it, only what is read. `moeflux replay` says what each would read.
+    #[arg(long, value_name = "NAME", default_value_t, help_heading = MODEL)]
+    pub(crate) policy: PolicyKind,
+}
+
+/// What is written down of a run.
+#[derive(Debug, Args)]
+pub(crate) struct TraceArgs {
+    /// Write to FILE which experts each step needs, for `moeflux replay`
+    ///
+    /// Results stay the same. The file grows with each step and is whole up to the last one, however the program ends. It
+    /// holds no text and no tokens. A graphics adapter that looks experts up by itself must tell which they are, so that it
+    /// is slower while it is traced.
+    #[arg(long, value_name = "FILE", help_heading = MODEL)]
+    pub(crate) trace: Option<PathBuf>,
 }
 
 /// How it is computed.
@@ -218,6 +236,8 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) answer: AnswerArgs,
     #[command(flatten)]
+    pub(crate) trace: TraceArgs,
+    #[command(flatten)]
     pub(crate) engine: EngineArgs,
 }
 
@@ -247,6 +267,8 @@ pub(crate) struct ChatArgs {
     pub(crate) system: Option<String>,
     #[command(flatten)]
     pub(crate) answer: AnswerArgs,
+    #[command(flatten)]
+    pub(crate) trace: TraceArgs,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
 }
@@ -337,6 +359,46 @@ pub(crate) struct PerplexityArgs {
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
+}
+
+const REPLAY_EXAMPLES: &str = "\
+Examples:
+  moeflux run --trace fox.trace \"Tell me the fable of The Fox and the Crow.\"
+  moeflux replay fox.trace
+  moeflux replay fox.trace --slots 100,200,400 --csv
+  moeflux replay fox.trace --budgets 4GiB,8GiB,12GiB --plot fox.svg";
+
+/// Show what a cache would have read of a recorded run, by size and policy
+///
+/// Plays a file that --trace wrote against every cache policy, and against the best that could be done by who knows
+/// the future (Belady's optimum), and prints the share of needed experts that were in a slot and the bytes missed per
+/// token. The cache is empty when the run begins. No model is needed.
+///
+/// Shown are the steps that decode one token, if there are any; --json and --csv have prefill too.
+#[derive(Debug, Args)]
+#[command(after_help = REPLAY_EXAMPLES)]
+pub(crate) struct ReplayArgs {
+    /// The file that --trace wrote
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
+    /// Numbers of slots [default: from one layer's need to all experts]
+    #[arg(long, value_name = "N,N,...", value_delimiter = ',')]
+    pub(crate) slots: Vec<NonZeroUsize>,
+    /// Memory budgets, with what else the recorded run held beside its slots
+    #[arg(long, value_name = "SIZE,SIZE,...", value_delimiter = ',', value_parser = parse_size, conflicts_with = "slots")]
+    pub(crate) budgets: Vec<u64>,
+    /// Only these policies [default: all]
+    #[arg(long, value_name = "NAME,NAME,...", value_delimiter = ',')]
+    pub(crate) policy: Vec<PolicyKind>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Print comma-separated values
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) csv: bool,
+    /// Also draw hit rate over size
+    #[arg(long, value_name = "FILE.svg")]
+    pub(crate) plot: Option<PathBuf>,
 }
 
 const DEVICES_EXAMPLES: &str = "\

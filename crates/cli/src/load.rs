@@ -97,6 +97,7 @@ pub(crate) fn engine_of(
         memory,
         device: args.device(),
         look_ahead: args.look_ahead.into(),
+        policy: args.memory.policy,
         ..EngineOptions::default()
     };
     let engine = {

@@ -60,7 +60,7 @@ impl Table {
         Self { left, rows: Vec::new() }
     }
 
-    pub(crate) fn row<const N: usize>(&mut self, cells: [impl Into<String>; N]) {
+    pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = impl Into<String>>) {
         self.rows.push(cells.into_iter().map(Into::into).collect());
     }
 }

@@ -1,7 +1,7 @@
 //! A loaded model, and how one is opened.
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -16,8 +16,8 @@ use crate::{
     checkpoint::Checkpoint,
     device::{ChosenDevice, Opened, WrapDevice, open_device},
     experts::{
-        ExpertCache, ExpertSource, LookAhead, ReadCounters, ReadOptions, Reader, Tier, Uses, open_reader,
-        reader_memory,
+        ExpertCache, ExpertSource, LookAhead, PolicyKind, ReadCounters, ReadOptions, Reader, Tier, Uses,
+        open_reader, reader_memory,
     },
     layer::Loader,
     memory::{MemoryPlan, MemoryRequest, scratch_shape},
@@ -25,6 +25,7 @@ use crate::{
     stats::LayerStats,
     system::SystemMemory,
     text::Text,
+    trace::{Recorder, TraceHeader},
 };
 
 /// Wraps the reader of experts: for tests that shuffle, delay or fail reads.
@@ -38,6 +39,8 @@ pub struct EngineOptions {
     /// Device, threads, exactness. Besides the names that a device has, `auto` is the one that is faster for the
     /// model, and `gpu` the best adapter that there is.
     pub device: DeviceOptions,
+    /// Which expert gives way when another needs its slot.
+    pub policy: PolicyKind,
     /// How experts are read.
     pub reads: ReadOptions,
     /// Whether experts are read before the layer that may need them has chosen. It changes no result.
@@ -117,7 +120,9 @@ impl Engine {
             progress: &mut progress,
         };
         let model = Model::load(&blueprint, &mut loader, plan.chunk, plan.context, options.look_ahead)?;
-        let mut tier = |count, place| Tier::new(&mut *device, &source, (count, plan.slot as usize), place);
+        let mut tier = |count, place| {
+            Tier::new(&mut *device, &source, (count, plan.slot as usize), place, options.policy)
+        };
         let (host_slots, card) = match plan.device_budget {
             Some(_) => (plan.host_slots, Some(tier(plan.slots, BankPlace::Card)?)),
             None => (plan.slots, None),
@@ -214,6 +219,20 @@ impl Engine {
     /// The device failed.
     pub fn profile(&self, on: bool) -> Result<Vec<KernelTime>, Error> {
         self.lock().device.profile(on).map_err(Error::at(|| "measuring kernels"))
+    }
+
+    /// Writes to a file which experts each step needs, from now on; with `None` no longer. See [`crate::Trace`].
+    ///
+    /// Results stay the same. A device that looks experts up by itself must tell the host which they are, which takes time.
+    ///
+    /// # Errors
+    /// The file cannot be written, or the model has no routed experts. Later a step fails if it cannot be written down.
+    pub fn record_routing(&self, file: Option<&Path>) -> Result<(), Error> {
+        let Shared { blueprint, plan, folder, .. } = &*self.shared;
+        let recorder = file.map(|file| Recorder::create(file, &TraceHeader::of(blueprint, plan, folder)));
+        let recorder = recorder.transpose()?;
+        self.lock().model.record(recorder);
+        Ok(())
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Runtime> {

@@ -62,6 +62,14 @@ pub enum Error {
         /// What is wrong, and what to do.
         problem: String,
     },
+    /// A file that should be a routing trace.
+    #[error("{}: {problem}", path.display())]
+    Trace {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and what to do.
+        problem: String,
+    },
     /// A device failed.
     #[error("{at}: {source}")]
     Compute {

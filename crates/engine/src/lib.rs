@@ -14,6 +14,7 @@ mod memory;
 mod model;
 mod perplexity;
 mod probe;
+mod replay;
 mod sample;
 mod session;
 mod stats;
@@ -21,6 +22,7 @@ pub mod synth;
 mod system;
 mod text;
 mod tokenizer;
+mod trace;
 
 pub use arch::supported as supported_architectures;
 pub use blueprint::*;
@@ -30,7 +32,8 @@ pub use device::{ChosenDevice, Devices, WrapDevice};
 pub use engine::{Engine, EngineOptions, WrapReader};
 pub use error::Error;
 pub use experts::{
-    Access, Completion, LookAhead, ReadCounters, ReadOptions, ReadRequest, Reader, ReaderKind, Urgency,
+    Access, Completion, LookAhead, PolicyKind, ReadCounters, ReadOptions, ReadRequest, Reader, ReaderKind,
+    Urgency,
 };
 pub use generate::{Answer, Finish, GenerateRequest, Phase, generate};
 pub use layer::Observer;
@@ -39,9 +42,11 @@ pub use model::{Logits, Watch};
 pub use moeflux_compute::{Adapter, AdapterKind, DeviceOptions, KernelTime};
 pub use perplexity::{Perplexity, negative_log_likelihood, perplexity};
 pub use probe::{DepthSpeed, DiskSpeed, FilePages, MemorySpeed, probe_disk, probe_memory};
+pub use replay::{Replayed, ReplayedSteps};
 pub use sample::{EndTokens, GenerationConfig, Sampler, Sampling, StopResult, StopStrings};
 pub use session::{Session, Synced};
 pub use stats::{LayerStats, Stats};
 pub use system::SystemMemory;
 pub use text::Text;
 pub use tokenizer::{Decoder, Tokenizer, TokenizerConfig};
+pub use trace::{Trace, TraceHeader, TraceLayer};

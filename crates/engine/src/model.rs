@@ -13,6 +13,7 @@ use crate::{
     experts::{ExpertCache, LookAhead},
     layer::{Layer, Loader, Observer, Routing, Scratch, Step},
     stats::{LayerStats, Stats},
+    trace::Recorder,
 };
 
 /// Rows whose logits are computed at once.
@@ -154,6 +155,13 @@ impl Model {
         &self.layer_stats
     }
 
+    /// Writes down the experts of all steps from now on, or no longer.
+    pub(crate) fn record(&mut self, recorder: Option<Recorder>) {
+        self.routing.recorder = recorder;
+        // A step that was recorded ahead looks experts up by itself.
+        self.ahead = None;
+    }
+
     /// Feeds the spans' tokens. `sink` gets what is wanted, with the row of the step.
     ///
     /// On success the recurrent states are ready to be committed; on failure nothing that the sessions rely on
@@ -165,7 +173,13 @@ impl Model {
         watch: &mut Watch<'_>,
         sink: &mut Sink<'_>,
     ) -> Result<(), Error> {
-        let result = self.run(&mut on, spans, watch, sink);
+        if let Some(recorder) = &mut self.routing.recorder {
+            recorder.begin(spans.iter().map(|s| s.tokens.len()).sum());
+        }
+        let result = self.run(&mut on, spans, watch, sink).and_then(|()| match &mut self.routing.recorder {
+            Some(recorder) => recorder.end(),
+            None => Ok(()),
+        });
         if result.is_err() {
             on.cache.recover(on.device);
         }

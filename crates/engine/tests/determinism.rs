@@ -8,8 +8,8 @@ use std::path::Path;
 
 use common::{Golden, data, feed, gpu, tales};
 use moeflux::{
-    Access, Checkpoint, Completion, DeviceOptions, Engine, EngineOptions, MemoryRequest, ReadOptions,
-    ReadRequest, Reader, ReaderKind, WrapReader,
+    Access, Checkpoint, Completion, DeviceOptions, Engine, EngineOptions, MemoryRequest, PolicyKind,
+    ReadOptions, ReadRequest, Reader, ReaderKind, WrapReader,
 };
 
 /// Holds finished reads back and hands them out in another order.
@@ -64,6 +64,7 @@ struct Run<'a> {
     threads: usize,
     chunk: usize,
     shuffle: Option<u64>,
+    policy: PolicyKind,
     reads: (ReaderKind, Access),
     /// Its threads are those above.
     device: &'a DeviceOptions,
@@ -76,6 +77,7 @@ fn bits(folder: &Path, prompt: &[u32], run: Run<'_>) -> (Vec<u32>, f64) {
         device: DeviceOptions { threads: Some(run.threads), ..run.device.clone() },
         reads: ReadOptions { kind: run.reads.0, access: run.reads.1, ..ReadOptions::default() },
         wrap_reader: run.shuffle.map(Shuffled::wrap),
+        policy: run.policy,
         ..EngineOptions::default()
     };
     let engine = Engine::open(Checkpoint::open(folder).unwrap(), options, &mut |_, _| {}).unwrap();
@@ -95,7 +97,15 @@ fn smallest(folder: &Path) -> usize {
 fn check(folder: &Path, prompt: &[u32]) {
     for exact in [false, true] {
         let device = &DeviceOptions { exact, ..common::exact("cpu") };
-        let all = Run { slots: None, threads: 1, chunk: 512, shuffle: None, reads: READS, device };
+        let all = Run {
+            slots: None,
+            threads: 1,
+            chunk: 512,
+            shuffle: None,
+            reads: READS,
+            policy: PolicyKind::Lru,
+            device,
+        };
         let small = Run { slots: Some(smallest(folder)), ..all };
         let (expected, hit_rate) = bits(folder, prompt, all);
         assert!(hit_rate > 0.0, "a cache that holds all hits sometimes");
@@ -110,6 +120,16 @@ fn check(folder: &Path, prompt: &[u32]) {
             Run { reads: (ReaderKind::Uring, Access::Buffered), ..small },
         ] {
             assert!(expected == bits(folder, prompt, run).0, "{}: other bits", folder.display());
+        }
+        for policy in PolicyKind::ALL {
+            for slots in [smallest(folder), 3 * smallest(folder)] {
+                let run = Run { slots: Some(slots), policy, threads: 2, ..all };
+                assert!(
+                    expected == bits(folder, prompt, run).0,
+                    "{}: other bits by {policy}",
+                    folder.display()
+                );
+            }
         }
         if exact {
             for chunk in [1, 5] {
@@ -146,7 +166,12 @@ fn latent_sliding_and_sparse_attention_give_the_same_bits_whatever_the_cache_did
     let prompt: Vec<u32> = golden.prompt().iter().copied().cycle().take(800).collect();
     let device = &common::exact("cpu");
     let run = |chunk, slots| {
-        bits(&golden.folder, &prompt, Run { slots, threads: 2, chunk, shuffle: None, reads: READS, device }).0
+        bits(
+            &golden.folder,
+            &prompt,
+            Run { slots, threads: 2, chunk, shuffle: None, reads: READS, policy: PolicyKind::Lru, device },
+        )
+        .0
     };
     let expected = run(800, None);
     for (chunk, slots) in [(64, None), (200, None), (7, Some(smallest(&golden.folder)))] {
@@ -158,7 +183,15 @@ fn latent_sliding_and_sparse_attention_give_the_same_bits_whatever_the_cache_did
 fn check_gpu(folder: &Path, prompt: &[u32]) {
     for exact in [false, true] {
         let Some(device) = &gpu(exact) else { return };
-        let all = Run { slots: None, threads: 1, chunk: 512, shuffle: None, reads: READS, device };
+        let all = Run {
+            slots: None,
+            threads: 1,
+            chunk: 512,
+            shuffle: None,
+            reads: READS,
+            policy: PolicyKind::Lru,
+            device,
+        };
         let small = Run { slots: Some(smallest(folder)), ..all };
         let (expected, _) = bits(folder, prompt, all);
         let mut runs = vec![

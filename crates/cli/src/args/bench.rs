@@ -4,7 +4,7 @@ use std::{num::NonZeroUsize, path::PathBuf};
 
 use clap::Args;
 
-use super::EngineArgs;
+use super::{EngineArgs, TraceArgs};
 use crate::units::{parse_percent, parse_size};
 
 const BENCH_EXAMPLES: &str = "\
@@ -45,7 +45,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "N,...", value_delimiter = ',', conflicts_with = "prompt")]
     pub(crate) context: Vec<usize>,
     /// Instead of one budget, these, such as 4GiB,8GiB: each in a process of its own
-    #[arg(long, value_name = "SIZE,...", value_delimiter = ',', value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE,...", value_delimiter = ',', value_parser = parse_size, conflicts_with = "trace")]
     pub(crate) budgets: Vec<u64>,
     /// Make the system forget the model's files before each repeat
     ///
@@ -79,6 +79,8 @@ pub(crate) struct BenchArgs {
     /// Measure one budget and print JSON, whatever else is asked for: how several are measured.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, hide = true)]
     pub(crate) only_budget: Option<u64>,
+    #[command(flatten)]
+    pub(crate) trace: TraceArgs,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
 }

@@ -26,6 +26,7 @@ use crate::{
 /// goes on; when nobody types, the exit code still tells.
 pub(crate) fn run(args: &ChatArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let engine = load::engine(&args.engine, None, ui)?;
+    engine.record_routing(args.trace.trace.as_deref())?;
     let mut chat = Chat::new(args, &engine, ui)?;
     let mut input = Input::open(ui)?;
     if input.is_editor() {

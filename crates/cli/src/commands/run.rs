@@ -33,6 +33,7 @@ struct Report<'a> {
 pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let prompt = prompt(args.prompt.as_deref())?;
     let engine = load::engine(&args.engine, None, ui)?;
+    engine.record_routing(args.trace.trace.as_deref())?;
     let (text, plan, device) = (engine.text()?, engine.plan(), engine.device());
     let tokens = match args.raw {
         true => text.encode(&prompt)?,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use moeflux_compute::{BankPlace, Bytes, Device, Slot, SlotTable, Ticket};
 
 use super::{
-    policy::{Lru, Policy},
+    policy::{POLICY_BYTES, Policy, PolicyKind},
     reader::{BOOKKEEPING as READER_BOOKKEEPING, Completion, ReadRequest, Reader, Urgency},
     source::ExpertSource,
 };
@@ -71,8 +71,8 @@ const SHARE_AHEAD: usize = 4;
 /// memory.
 pub(crate) const BOOKKEEPING: usize = 2 * size_of::<Place>()
     + 2 * size_of::<Slot>()
-    + 4 * size_of::<usize>()
-    + 2 * size_of::<u32>()
+    + 2 * POLICY_BYTES
+    + 4 * size_of::<u32>()
     + READER_BOOKKEEPING
     + 3 * size_of::<Bytes>();
 
@@ -87,8 +87,10 @@ pub(crate) struct Tier {
     slots: Vec<Vec<u32>>,
     /// Of each layer how many are in a slot that is filled.
     filled: Vec<usize>,
-    /// Slots that hold an expert.
-    used: usize,
+    /// Of each layer the number of its first expert among all of the model.
+    first: Vec<usize>,
+    /// Slots that hold nothing, the next one last.
+    empty: Vec<u32>,
 }
 
 impl Tier {
@@ -99,6 +101,7 @@ impl Tier {
         source: &ExpertSource,
         (count, bytes): (usize, usize),
         place: BankPlace,
+        policy: PolicyKind,
     ) -> Result<Self, Error> {
         let at = || match place {
             BankPlace::Card => format!("{count} slots for experts on the card"),
@@ -116,10 +119,11 @@ impl Tier {
             banks,
             each,
             places: vec![EMPTY; count],
-            policy: Box::new(Lru::new(count)),
+            policy: policy.policy(count, experts().sum()),
             slots: experts().map(|count| vec![NONE; count]).collect(),
             filled: vec![0; source.layers().len()],
-            used: 0,
+            first: experts().scan(0, |next, count| Some(std::mem::replace(next, *next + count))).collect(),
+            empty: (0..count as u32).rev().collect(),
         })
     }
 
@@ -141,24 +145,32 @@ impl Tier {
         (slot != NONE && self.places[slot as usize].filling).then_some(slot)
     }
 
-    /// The slot that gives way next.
-    fn victim(&self) -> Option<u32> {
+    /// An empty slot, or the one that gives way next.
+    fn victim(&mut self) -> Option<u32> {
         let free = |slot: usize| self.places[slot].pins == 0 && !self.places[slot].filling;
-        self.policy.victim(&free).map(|slot| slot as u32)
+        self.empty.last().copied().or_else(|| self.policy.victim(&free).map(|slot| slot as u32))
     }
 
     fn has_empty(&self) -> bool {
-        self.used < self.places.len()
+        !self.empty.is_empty()
     }
 
-    /// Gives a slot to an expert that is yet to come, pinned.
-    fn assign(&mut self, slot: u32, layer: usize, expert: usize) {
+    /// Gives a slot to an expert that is yet to come, pinned unless somebody only looks ahead.
+    fn assign(&mut self, slot: u32, (layer, expert): (usize, usize), ahead: bool) {
         self.forget(slot);
         self.slots[layer][expert] = slot;
-        self.places[slot as usize] =
-            Place { layer: layer as u32, expert: expert as u32, pins: 1, filling: true, ..EMPTY };
-        self.used += 1;
-        self.policy.touch(slot as usize);
+        self.places[slot as usize] = Place {
+            layer: layer as u32,
+            expert: expert as u32,
+            pins: u32::from(!ahead),
+            filling: true,
+            ahead,
+            ..EMPTY
+        };
+        if let Some(i) = self.empty.iter().rposition(|empty| *empty == slot) {
+            self.empty.swap_remove(i);
+        }
+        self.policy.insert(slot as usize, self.first[layer] + expert, ahead);
     }
 
     fn filled(&mut self, slot: u32) {
@@ -176,7 +188,8 @@ impl Tier {
         let layer = place.layer as usize;
         self.slots[layer][place.expert as usize] = NONE;
         self.filled[layer] -= usize::from(!place.filling);
-        self.used -= 1;
+        self.policy.remove(slot as usize);
+        self.empty.push(slot);
         Some(layer)
     }
 
@@ -184,7 +197,7 @@ impl Tier {
     fn pin(&mut self, slot: u32) -> bool {
         let place = &mut self.places[slot as usize];
         place.pins += 1;
-        self.policy.touch(slot as usize);
+        self.policy.hit(slot as usize);
         std::mem::take(&mut place.ahead)
     }
 
@@ -297,7 +310,7 @@ impl ExpertCache {
         // Nobody knows which were used. Where slots are short, a layer that is here would otherwise grow old as a whole,
         // its popular experts too, and be given up.
         if !self.uses.holds_all {
-            front.slots[layer].iter().for_each(|slot| front.policy.touch(*slot as usize));
+            front.slots[layer].iter().for_each(|slot| front.policy.hit(*slot as usize));
         }
         if self.tables[layer].is_none() {
             let slot = |expert| {
@@ -365,7 +378,7 @@ impl ExpertCache {
         if let Some(layer) = card.forget(slot) {
             self.tables[layer] = None;
         }
-        card.assign(slot, layer, expert);
+        card.assign(slot, (layer, expert), false);
         Some(slot)
     }
 
@@ -474,11 +487,7 @@ impl ExpertCache {
         {
             self.tables[layer] = None;
         }
-        self.host.assign(slot, layer, expert);
-        if urgency == Urgency::Ahead {
-            let place = &mut self.host.places[slot as usize];
-            *place = Place { pins: 0, ahead: true, ..*place };
-        }
+        self.host.assign(slot, (layer, expert), urgency == Urgency::Ahead);
         stats.read(self.source.layer(layer).map_or(0, |l| l.bytes as u64));
         self.reader.start(ReadRequest { layer, expert, slot: slot as usize, bytes, urgency });
         Ok(())
@@ -626,7 +635,7 @@ mod tests {
             Some(LayerExperts { count: EXPERTS, shape, parts, bytes: BYTES })
         };
         let source = Arc::new(ExpertSource::new(files, (0..LAYERS).map(layer).collect()));
-        let host = Tier::new(device, &source, (slots, BYTES), BankPlace::Host).unwrap();
+        let host = Tier::new(device, &source, (slots, BYTES), BankPlace::Host, PolicyKind::Lru).unwrap();
         let uses = Uses { looks_up: false, in_place: true, holds_all: false };
         ExpertCache::new(Arc::clone(&source), Box::new(AtOnce(source, VecDeque::new())), (host, None), uses)
     }

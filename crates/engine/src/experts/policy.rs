@@ -1,84 +1,87 @@
-//! Which slot gives way.
+//! Which expert gives way.
 
-/// A cache policy over a fixed number of slots. It sees slot numbers only, so that it can be replayed without
-/// a model.
+mod lru;
+mod queues;
+mod s3_fifo;
+
+use std::{fmt, str::FromStr};
+
+use serde::Serialize;
+
+use self::{lru::Lru, s3_fifo::S3Fifo};
+use crate::Error;
+
+/// A cache policy over a fixed number of slots. It sees numbers only, so that a simulator can run it without a model.
+///
+/// Slots that hold nothing are not its business: an expert comes into a slot (`insert`), is used again (`hit`), and goes
+/// (`remove`). Nothing is allocated after construction, and every call takes constant time on average.
 pub(crate) trait Policy: Send {
-    /// The slot was filled with another expert, or used again.
-    fn touch(&mut self, slot: usize);
+    /// An expert came into an empty slot: `key` is its number among all experts of the model. `ahead` if nobody has needed it
+    /// yet: the next hit is then the use that it came for, and without one it leaves soon.
+    fn insert(&mut self, slot: usize, key: usize, ahead: bool);
 
-    /// The slot that gives way next, among those for which `free` holds; `None` when it holds for none.
-    fn victim(&self, free: &dyn Fn(usize) -> bool) -> Option<usize>;
+    /// The expert in a slot was used again.
+    fn hit(&mut self, slot: usize);
+
+    /// The expert in a slot is there no more.
+    fn remove(&mut self, slot: usize);
+
+    /// The slot that gives way next, among those for which `free` holds; `None` when it holds for none. It stays until it is
+    /// removed.
+    fn victim(&mut self, free: &dyn Fn(usize) -> bool) -> Option<usize>;
 }
 
-const NONE: usize = usize::MAX;
-
-/// Least recently used: a doubly linked list over the slots, oldest first.
-pub(crate) struct Lru {
-    before: Vec<usize>,
-    after: Vec<usize>,
-    oldest: usize,
-    newest: usize,
+/// A cache policy by its name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PolicyKind {
+    /// Least recently used.
+    #[default]
+    Lru,
+    /// Yang et al., *FIFO queues are all you need for cache eviction*, SOSP 2023.
+    S3Fifo,
 }
 
-impl Lru {
-    pub(crate) fn new(slots: usize) -> Self {
-        Self {
-            before: (0..slots).map(|i| i.wrapping_sub(1)).collect(),
-            after: (0..slots).map(|i| if i + 1 < slots { i + 1 } else { NONE }).collect(),
-            oldest: if slots > 0 { 0 } else { NONE },
-            newest: slots.wrapping_sub(1),
+/// The most bytes that a policy keeps of a slot, and of an expert of the model.
+pub(crate) const POLICY_BYTES: usize = queues::BYTES + s3_fifo::BYTES;
+
+impl PolicyKind {
+    /// All that there are.
+    pub const ALL: [Self; 2] = [Self::Lru, Self::S3Fifo];
+
+    /// As it is written on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Lru => "lru",
+            Self::S3Fifo => "s3-fifo",
+        }
+    }
+
+    /// The policy for `slots` slots of a model with `experts` experts.
+    pub(crate) fn policy(self, slots: usize, experts: usize) -> Box<dyn Policy> {
+        match self {
+            Self::Lru => Box::new(Lru::new(slots)),
+            Self::S3Fifo => Box::new(S3Fifo::new(slots, experts)),
         }
     }
 }
 
-impl Policy for Lru {
-    fn touch(&mut self, slot: usize) {
-        if self.newest == slot {
-            return;
-        }
-        let (before, after) = (self.before[slot], self.after[slot]);
-        match before {
-            NONE => self.oldest = after,
-            b => self.after[b] = after,
-        }
-        // The newest has no successor, so `after` is a slot.
-        self.before[after] = before;
-        self.after[self.newest] = slot;
-        self.before[slot] = self.newest;
-        self.after[slot] = NONE;
-        self.newest = slot;
+impl fmt::Display for PolicyKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
+}
 
-    fn victim(&self, free: &dyn Fn(usize) -> bool) -> Option<usize> {
-        let mut slot = self.oldest;
-        while slot != NONE {
-            if free(slot) {
-                return Some(slot);
-            }
-            slot = self.after[slot];
-        }
-        None
+impl FromStr for PolicyKind {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self, Error> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name).ok_or_else(|| {
+            let names = Self::ALL.map(Self::name).join(", ");
+            Error::Input(format!("there is no cache policy {name:?}: choose one of {names}"))
+        })
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    proptest! {
-        #[test]
-        fn lru_is_a_list_of_slots_by_last_use(slots in 1usize..9, ops in prop::collection::vec((0usize..9, any::<u16>()), 0..200)) {
-            let mut lru = Lru::new(slots);
-            let mut model: Vec<usize> = (0..slots).collect();
-            for (slot, pinned) in ops {
-                let slot = slot % slots;
-                lru.touch(slot);
-                model.retain(|s| *s != slot);
-                model.push(slot);
-                let free = |s: usize| pinned >> s & 1 == 0;
-                prop_assert_eq!(lru.victim(&free), model.iter().copied().find(|s| free(*s)));
-            }
-        }
-    }
-}
+mod tests;

@@ -15,6 +15,7 @@ use crate::{
     blueprint::{Blueprint, MoeBlueprint},
     experts::{Effort, FORESIGHT_ROWS, Foresight, LookAhead, Lookup, Pin},
     stats::Stats,
+    trace::Recorder,
 };
 
 #[derive(Debug)]
@@ -112,6 +113,8 @@ pub(crate) struct Routing {
     uses: Vec<ExpertUse>,
     pinned: Vec<Pin>,
     foresight: Foresight,
+    /// Writes down what is needed, if somebody asked for that.
+    pub(crate) recorder: Option<Recorder>,
 }
 
 impl Routing {
@@ -128,6 +131,7 @@ impl Routing {
             uses: Vec::with_capacity(n),
             pinned: Vec::with_capacity(n),
             foresight: Foresight::new(look_ahead, blueprint.layers.len(), k),
+            recorder: None,
         }
     }
 
@@ -232,9 +236,9 @@ impl Moe {
         let logits = self.route(step)?;
         let parts = View::rows(step.lane(PARTS, 0).buffer, step.rows * k, step.hidden);
         // Who watches wants to see the ids.
-        let resident = match step.observer {
-            None => step.cache.resident(step.device, step.layer)?,
-            Some(_) => None,
+        let resident = match step.observer.is_some() || step.routing.recorder.is_some() {
+            false => step.cache.resident(step.device, step.layer)?,
+            true => None,
         };
         let shared = match resident {
             Some(table) => {
@@ -410,7 +414,10 @@ impl Moe {
             observer.experts(layer, self.top_k, &routing.ids);
         }
         routing.group(self.top_k);
-        let Routing { needed, foresight, .. } = routing;
+        let Routing { needed, foresight, recorder, .. } = routing;
+        if let Some(recorder) = recorder {
+            recorder.layer(needed.iter().map(|n| n.expert));
+        }
         foresight.judge(layer, |id| needed.binary_search_by_key(&(id as usize), |n| n.expert).is_ok());
         step.stats.experts_needed += needed.len() as u64;
         Ok(())

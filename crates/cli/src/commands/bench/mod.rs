@@ -96,6 +96,7 @@ fn one(
     let needed = contexts.iter().max().map_or(0, |most| most.saturating_add(args.tokens));
     let at_least = (needed > moeflux::DEFAULT_CONTEXT).then_some(needed);
     let engine = load::engine_of(checkpoint, &engine_args, at_least, ui)?;
+    engine.record_routing(args.trace.trace.as_deref())?;
     let load_seconds = since.elapsed().as_secs_f64();
     if engine.device().graphics {
         // Kernels are compiled when they are first needed.

@@ -1,0 +1,95 @@
+//! Queues of slots: doubly linked lists in one array.
+
+const NONE: u32 = u32::MAX;
+
+#[derive(Clone, Copy)]
+struct Link {
+    before: u32,
+    after: u32,
+    queue: u32,
+}
+
+/// Bytes per slot.
+pub(super) const BYTES: usize = size_of::<Link>();
+
+#[derive(Clone, Copy)]
+struct Ends {
+    first: u32,
+    last: u32,
+    len: usize,
+}
+
+/// `N` queues over a number of slots, each of which is in one of them at most.
+pub(super) struct Queues<const N: usize> {
+    links: Vec<Link>,
+    ends: [Ends; N],
+}
+
+impl<const N: usize> Queues<N> {
+    /// Empty queues.
+    pub(super) fn new(slots: usize) -> Self {
+        Self {
+            links: vec![Link { before: NONE, after: NONE, queue: NONE }; slots],
+            ends: [Ends { first: NONE, last: NONE, len: 0 }; N],
+        }
+    }
+
+    pub(super) fn len(&self, queue: usize) -> usize {
+        self.ends[queue].len
+    }
+
+    /// Puts a slot that is in no queue at the end of one.
+    pub(super) fn push(&mut self, queue: usize, slot: usize) {
+        let before = self.ends[queue].last;
+        self.links[slot] = Link { before, after: NONE, queue: queue as u32 };
+        match before {
+            NONE => self.ends[queue].first = slot as u32,
+            before => self.links[before as usize].after = slot as u32,
+        }
+        self.ends[queue].last = slot as u32;
+        self.ends[queue].len += 1;
+    }
+
+    /// Takes a slot out of its queue, if it is in one: which one.
+    pub(super) fn take(&mut self, slot: usize) -> Option<usize> {
+        let Link { before, after, queue } =
+            std::mem::replace(&mut self.links[slot], Link { before: NONE, after: NONE, queue: NONE });
+        let ends = self.ends.get_mut(queue as usize)?;
+        ends.len -= 1;
+        match before {
+            NONE => ends.first = after,
+            before => self.links[before as usize].after = after,
+        }
+        match after {
+            NONE => ends.last = before,
+            after => self.links[after as usize].before = before,
+        }
+        Some(queue as usize)
+    }
+
+    /// Puts a slot at the end of a queue, wherever it was.
+    pub(super) fn shift(&mut self, queue: usize, slot: usize) {
+        self.take(slot);
+        self.push(queue, slot);
+    }
+
+    pub(super) fn first(&self, queue: usize) -> Option<usize> {
+        match self.ends[queue].first {
+            NONE => None,
+            slot => Some(slot as usize),
+        }
+    }
+
+    /// The first slot of a queue for which `free` holds. Those before it, being in use, go to its end, so that nobody passes
+    /// them again soon.
+    pub(super) fn first_free(&mut self, queue: usize, free: &dyn Fn(usize) -> bool) -> Option<usize> {
+        for _ in 0..self.len(queue) {
+            let slot = self.first(queue)?;
+            if free(slot) {
+                return Some(slot);
+            }
+            self.shift(queue, slot);
+        }
+        None
+    }
+}
