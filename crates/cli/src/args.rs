@@ -1,10 +1,14 @@
 //! The command line: every option with its help.
 
+mod bench;
+
 use std::{num::NonZeroUsize, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum, builder::PossibleValuesParser};
 use clap_complete::Shell;
 use moeflux::{PolicyKind, synth};
+
+pub(crate) use bench::BenchArgs;
 
 use crate::units::parse_size;
 
@@ -57,7 +61,7 @@ const ANSWER: &str = "Answer";
 const SAMPLING: &str = "Sampling (by default as the model's generation_config.json says)";
 
 /// Which model.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct ModelArgs {
     /// Folder of the model [default: the built-in tales-18m]
     ///
@@ -68,7 +72,7 @@ pub(crate) struct ModelArgs {
 }
 
 /// What it may hold.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct MemoryArgs {
     /// Memory budget, such as 8GiB [default: three quarters of what may be used]
     ///
@@ -113,7 +117,7 @@ pub(crate) struct TraceArgs {
 }
 
 /// How it is computed.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct EngineArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
@@ -354,43 +358,6 @@ pub(crate) struct PerplexityArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
-    #[command(flatten)]
-    pub(crate) engine: EngineArgs,
-}
-
-const BENCH_EXAMPLES: &str = "\
-Examples:
-  moeflux bench
-  moeflux bench --model DIR --memory 8GiB --prompt 512 --tokens 64 --repeat 5
-  moeflux bench --model DIR --prompt 0 --tokens 128 --json";
-
-/// Measure speed
-///
-/// Feeds random tokens (always the same ones): a prompt at once, then tokens one by one. Every repeat has a new
-/// session and other tokens; the slots stay as the repeat before left them.
-///
-/// Measured is what an answer waits for: after the prompt and after each token the next one is chosen, greedily, though the
-/// token that is fed next is the random one.
-#[derive(Debug, Args)]
-#[command(after_help = BENCH_EXAMPLES)]
-pub(crate) struct BenchArgs {
-    /// Tokens of the prompt
-    #[arg(short, long, value_name = "N", default_value_t = 128)]
-    pub(crate) prompt: usize,
-    /// Tokens that are decoded one by one
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 32)]
-    pub(crate) tokens: usize,
-    /// How often
-    #[arg(short, long, value_name = "R", default_value = "3")]
-    pub(crate) repeat: NonZeroUsize,
-    /// Also measure each kernel of a GPU, in one more run
-    #[arg(long)]
-    pub(crate) profile: bool,
-    /// Print one JSON object
-    #[arg(long)]
-    pub(crate) json: bool,
-    #[command(flatten)]
-    pub(crate) trace: TraceArgs,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
 }

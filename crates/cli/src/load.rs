@@ -86,7 +86,19 @@ fn built_in(cache: Option<&Path>, ui: Ui) -> anyhow::Result<Checkpoint> {
 /// # Errors
 /// The model cannot be opened, or the budget is too small.
 pub(crate) fn engine(args: &EngineArgs, at_least: Option<usize>, ui: Ui) -> anyhow::Result<Engine> {
-    let checkpoint = checkpoint(&args.model, ui)?;
+    engine_of(checkpoint(&args.model, ui)?, args, at_least, ui)
+}
+
+/// [`engine`] of a checkpoint that is open.
+///
+/// # Errors
+/// As [`engine`].
+pub(crate) fn engine_of(
+    checkpoint: Checkpoint,
+    args: &EngineArgs,
+    at_least: Option<usize>,
+    ui: Ui,
+) -> anyhow::Result<Engine> {
     let mut memory = args.memory.request();
     memory.context = memory.context.or(at_least);
     let options = EngineOptions {

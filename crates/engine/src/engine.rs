@@ -16,12 +16,13 @@ use crate::{
     checkpoint::Checkpoint,
     device::{ChosenDevice, Opened, WrapDevice, open_device},
     experts::{
-        ExpertCache, ExpertSource, LookAhead, PolicyKind, ReadOptions, Reader, Tier, Uses, open_reader,
-        reader_memory,
+        ExpertCache, ExpertSource, LookAhead, PolicyKind, ReadCounters, ReadOptions, Reader, Tier, Uses,
+        open_reader, reader_memory,
     },
     layer::Loader,
     memory::{MemoryPlan, MemoryRequest, scratch_shape},
     model::{LayerStates, Model},
+    stats::LayerStats,
     system::SystemMemory,
     text::Text,
     trace::{Recorder, TraceHeader},
@@ -195,6 +196,21 @@ impl Engine {
     /// What computes, and why that.
     pub fn device(&self) -> &ChosenDevice {
         &self.shared.device
+    }
+
+    /// What each layer has asked its experts for, of all sessions together since the engine was opened.
+    pub fn layer_stats(&self) -> Vec<LayerStats> {
+        self.lock().model.layer_stats().to_vec()
+    }
+
+    /// What was read for experts since the engine was opened.
+    pub fn read_counters(&self) -> ReadCounters {
+        self.lock().cache.reader().counters()
+    }
+
+    /// How experts are read, in words for users: "io_uring, direct".
+    pub fn reader(&self) -> String {
+        self.lock().cache.reader().describe()
     }
 
     /// Turns measuring of a card's kernels on or off; the times since it was last asked.

@@ -32,6 +32,9 @@ pub struct Stats {
     pub disk_ns: u64,
     /// Reads that failed and were tried again.
     pub retries: u64,
+    /// Nanoseconds in which a device took its work: on the processor, the time of computing; for an adapter, which computes
+    /// behind the host's back, see `waited_ns`.
+    pub computing_ns: u64,
     /// Nanoseconds in which computing had nothing to do but wait for a read.
     pub stalled_ns: u64,
     /// Nanoseconds of the layers' reads, each layer's from its first request to its last arrival.
@@ -103,6 +106,7 @@ impl Stats {
             bytes_missed: f(self.bytes_missed, other.bytes_missed),
             disk_ns: f(self.disk_ns, other.disk_ns),
             retries: f(self.retries, other.retries),
+            computing_ns: f(self.computing_ns, other.computing_ns),
             stalled_ns: f(self.stalled_ns, other.stalled_ns),
             reading_ns: f(self.reading_ns, other.reading_ns),
             hideable_ns: f(self.hideable_ns, other.hideable_ns),
@@ -112,5 +116,21 @@ impl Stats {
             waits: f(self.waits, other.waits),
             waited_ns: f(self.waited_ns, other.waited_ns),
         }
+    }
+}
+
+/// What one layer asked its experts for. A token that a device computed ahead, with all experts resident, is not counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct LayerStats {
+    /// [`Stats::experts_needed`] of this layer.
+    pub needed: u64,
+    /// [`Stats::experts_hit`] of this layer.
+    pub hit: u64,
+}
+
+impl LayerStats {
+    pub(crate) fn add(&mut self, of_layer: &Stats) {
+        self.needed += of_layer.experts_needed;
+        self.hit += of_layer.experts_hit;
     }
 }

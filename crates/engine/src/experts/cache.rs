@@ -262,6 +262,10 @@ impl ExpertCache {
         Self { source, reader, host, card, tables, reading: 0, reading_ahead: 0, uses }
     }
 
+    pub(crate) fn reader(&self) -> &dyn Reader {
+        &*self.reader
+    }
+
     /// Reads all experts, in the order of the files: what comes first goes to the card, while there is room.
     /// `progress` gets the bytes of each.
     pub(crate) fn load_all(
