@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use crate::{
-    Error,
     blueprint::LayerExperts,
     checkpoint::{Segment, Source},
 };
@@ -80,15 +79,15 @@ impl ExpertSource {
 
     /// Reads one expert to the start of `slot`.
     #[cfg(test)]
-    pub(crate) fn read(&self, layer: usize, expert: usize, slot: &mut [u8]) -> Result<(), Error> {
+    pub(crate) fn read(&self, layer: usize, expert: usize, slot: &mut [u8]) -> Result<(), crate::Error> {
         let Some(experts) = self.layer(layer).filter(|l| expert < l.count && l.bytes <= slot.len()) else {
-            return Err(Error::Input(format!("there is no expert {expert} in layer {layer}")));
+            return Err(crate::Error::Input(format!("there is no expert {expert} in layer {layer}")));
         };
         let mut rest = slot;
         for segment in experts.segments(expert) {
             let (now, later) = rest.split_at_mut(segment.bytes);
             let file = &self.files[segment.file as usize];
-            file.read_exact_at(now, segment.offset).map_err(|source| Error::Expert {
+            file.read_exact_at(now, segment.offset).map_err(|source| crate::Error::Expert {
                 layer,
                 expert,
                 path: file.path().into(),

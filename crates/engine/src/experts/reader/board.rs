@@ -410,6 +410,10 @@ impl Board {
         }
     }
 
+    pub(super) fn deadline(&self) -> Duration {
+        self.limits.deadline
+    }
+
     pub(super) fn next(&mut self) -> Option<Completion> {
         self.completions.pop_front()
     }
