@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use crate::{
-    Error,
     blueprint::LayerExperts,
     checkpoint::{Segment, Source, digest},
 };
@@ -90,13 +89,13 @@ impl ExpertSource {
     /// Reads one expert to the start of `slot`.
     pub(crate) fn read(&self, layer: usize, expert: usize, slot: &mut [u8]) -> Result<(), Error> {
         let Some(experts) = self.layer(layer).filter(|l| expert < l.count && l.bytes <= slot.len()) else {
-            return Err(Error::Input(format!("there is no expert {expert} in layer {layer}")));
+            return Err(crate::Error::Input(format!("there is no expert {expert} in layer {layer}")));
         };
         let mut rest = &mut slot[..];
         for segment in experts.segments(expert) {
             let (now, later) = rest.split_at_mut(segment.bytes);
             let file = &self.files[segment.file as usize];
-            file.read_exact_at(now, segment.offset).map_err(|source| Error::Expert {
+            file.read_exact_at(now, segment.offset).map_err(|source| crate::Error::Expert {
                 layer,
                 expert,
                 path: file.path().into(),

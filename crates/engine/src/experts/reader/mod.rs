@@ -3,6 +3,7 @@
 //! A [board](board) cuts requests into pieces and says which is read next; threads or a ring carry them to the
 //! [disk](disk), which is one or several copies of the model.
 
+mod bell;
 mod board;
 mod disk;
 mod mirrors;
@@ -14,12 +15,15 @@ mod sharing;
 mod tests;
 mod threads;
 mod transfer;
+#[cfg(target_os = "linux")]
+mod uring;
 
-use std::sync::Arc;
+use std::sync::{Arc, Condvar};
 
 use moeflux_compute::Bytes;
 
 use self::{
+    bell::Bell,
     board::{Board, Limits},
     disk::{Disk, Files},
     options::{MOST_COPIES, bounce_bytes, longest_piece},
@@ -138,20 +142,59 @@ pub(crate) fn open(
         1 => String::new(),
         copies => format!(", {copies} copies"),
     };
-    let description = format!("{} threads, {access}{copies}", limits.depth);
-    threads_reader(source, files, limits, bounce, description).map(|reader| Box::new(reader) as _)
+    let plan = Plan { source: Arc::clone(source), files, limits, bounce, how: format!("{access}{copies}") };
+    let forbidden = match options.kind {
+        ReaderKind::Uring | ReaderKind::Auto => match plan.ring() {
+            Ok(reader) => return Ok(Box::new(reader)),
+            Err(error) => Some(error),
+        },
+        ReaderKind::Threads => None,
+    };
+    let mut reader = plan.threads()?;
+    if let Some(error) = forbidden.filter(|_| options.kind == ReaderKind::Uring) {
+        reader.description += &format!(" (no io_uring: {error})");
+    }
+    Ok(Box::new(reader))
 }
 
-fn threads_reader(
-    source: &Arc<ExpertSource>,
-    disk: Arc<dyn Disk>,
+/// What is common to the readers that there could be.
+struct Plan {
+    source: Arc<ExpertSource>,
+    files: Arc<Files>,
     limits: Limits,
     bounce: usize,
-    description: String,
-) -> Result<BoardReader, Error> {
-    let board = Board::new(Arc::clone(source), Arc::clone(&disk), limits);
-    let shared = Arc::new(Shared::new(board, disk));
-    let mut reader = BoardReader { shared, threads: Vec::new(), description };
-    reader.threads = threads::start(&reader.shared, limits.lanes, bounce)?;
-    Ok(reader)
+    /// In words.
+    how: String,
+}
+
+impl Plan {
+    fn reader(&self, bell: Bell, description: String) -> BoardReader {
+        let disk = Arc::clone(&self.files) as Arc<dyn Disk>;
+        let board = Board::new(Arc::clone(&self.source), Arc::clone(&disk), self.limits);
+        let shared = Arc::new(Shared::new(board, disk, bell));
+        BoardReader { shared, threads: Vec::new(), description }
+    }
+
+    fn threads(&self) -> Result<BoardReader, Error> {
+        let description = format!("{} threads, {}", self.limits.depth, self.how);
+        let mut reader = self.reader(Bell::Threads(Condvar::new()), description);
+        reader.threads = threads::start(&reader.shared, self.limits.lanes, self.bounce)?;
+        Ok(reader)
+    }
+
+    #[cfg(target_os = "linux")]
+    fn ring(&self) -> std::io::Result<BoardReader> {
+        if self.files.in_binary() {
+            return Err(std::io::Error::other("the model is in the program"));
+        }
+        let description = format!("io_uring, {}, depth {}", self.how, self.limits.depth);
+        let mut reader = self.reader(Bell::Ring(uring::bell()?), description);
+        reader.threads.push(uring::start(&reader.shared, &self.files, self.limits.lanes, self.bounce)?);
+        Ok(reader)
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn ring(&self) -> std::io::Result<BoardReader> {
+        Err(std::io::Error::other("only Linux has it"))
+    }
 }
