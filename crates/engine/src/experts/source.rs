@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::{
+    Error,
     blueprint::LayerExperts,
     checkpoint::{Segment, Source, digest},
 };
