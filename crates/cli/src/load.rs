@@ -3,10 +3,13 @@
 use std::path::Path;
 
 use anyhow::Context;
-use moeflux::{Checkpoint, ChosenDevice, DeviceOptions, Engine, EngineOptions, MemoryPlan, MemoryRequest};
+use moeflux::{
+    Access, Checkpoint, ChosenDevice, DeviceOptions, Engine, EngineOptions, MemoryPlan, MemoryRequest,
+    ReadOptions, ReaderKind,
+};
 
 use crate::{
-    args::{EngineArgs, MemoryArgs, ModelArgs},
+    args::{EngineArgs, Io, MemoryArgs, ModelArgs, ReadArgs, ReaderName},
     folders,
     progress::Ui,
     units,
@@ -33,6 +36,30 @@ impl EngineArgs {
             exact: self.exact,
             isa: self.isa.clone(),
         }
+    }
+}
+
+impl ReadArgs {
+    pub(crate) fn options(&self) -> ReadOptions {
+        ReadOptions {
+            kind: match self.reader {
+                ReaderName::Auto => ReaderKind::Auto,
+                ReaderName::Uring => ReaderKind::Uring,
+                ReaderName::Threads => ReaderKind::Threads,
+            },
+            access: match self.io {
+                Io::Auto => Access::Auto,
+                Io::Direct => Access::Direct,
+                Io::Buffered => Access::Buffered,
+            },
+            mirrors: self.mirror.clone(),
+            ..ReadOptions::default()
+        }
+    }
+
+    /// Whether the user chose something.
+    fn is_chosen(&self) -> bool {
+        self.reader != ReaderName::Auto || self.io != Io::Auto || !self.mirror.is_empty()
     }
 }
 
@@ -69,11 +96,19 @@ pub(crate) fn engine(args: &EngineArgs, at_least: Option<usize>, ui: Ui) -> anyh
     let checkpoint = checkpoint(&args.model, ui)?;
     let mut memory = args.memory.request();
     memory.context = memory.context.or(at_least);
-    let options = EngineOptions { memory, device: args.device(), ..EngineOptions::default() };
+    let options = EngineOptions {
+        memory,
+        device: args.device(),
+        reads: args.reads.options(),
+        ..EngineOptions::default()
+    };
     let engine = {
         let bar = ui.bytes("loading");
         Engine::open(checkpoint, options, &mut |done, total| bar.bytes(done, total))?
     };
+    if args.reads.is_chosen() {
+        ui.note(format_args!("experts are read by {}", engine.reads()));
+    }
     for note in plan_notes(engine.plan(), &args.memory) {
         ui.note(note);
     }

@@ -54,6 +54,7 @@ struct Shared {
     plan: MemoryPlan,
     text: Option<Text>,
     device: ChosenDevice,
+    reads: String,
     runtime: Mutex<Runtime>,
     /// Sessions that live now.
     sessions: AtomicUsize,
@@ -118,6 +119,7 @@ impl Engine {
         };
         let host = tier(host_slots, BankPlace::Host)?;
         let mut reader = open_reader(&source, &options.reads, host_slots, fits)?;
+        let reads = reader.describe();
         if let Some(wrap) = options.wrap_reader {
             reader = wrap(reader);
         }
@@ -136,6 +138,7 @@ impl Engine {
             plan,
             text,
             device: chosen,
+            reads,
             runtime: Mutex::new(Runtime { device, cache, model }),
             sessions: AtomicUsize::new(0),
         };
@@ -185,6 +188,11 @@ impl Engine {
     /// What computes, and why that.
     pub fn device(&self) -> &ChosenDevice {
         &self.shared.device
+    }
+
+    /// How experts are read, in words for users: "io_uring, direct, depth 32".
+    pub fn reads(&self) -> &str {
+        &self.shared.reads
     }
 
     /// Turns measuring of a card's kernels on or off; the times since it was last asked.
