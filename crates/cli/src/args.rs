@@ -56,7 +56,7 @@ pub(crate) enum Command {
 
 const MODEL: &str = "Model and memory";
 const COMPUTE: &str = "Computing";
-const STREAMING: &str = "Reading experts";
+const READING: &str = "Reading experts";
 const ANSWER: &str = "Answer";
 const SAMPLING: &str = "Sampling (by default as the model's generation_config.json says)";
 
@@ -123,6 +123,8 @@ pub(crate) struct EngineArgs {
     pub(crate) model: ModelArgs,
     #[command(flatten)]
     pub(crate) memory: MemoryArgs,
+    #[command(flatten)]
+    pub(crate) reads: ReadArgs,
     /// Worker threads [default: one per physical core]
     #[arg(short, long, value_name = "N", env = "MOEFLUX_THREADS", hide_env_values = true, help_heading = COMPUTE)]
     pub(crate) threads: Option<NonZeroUsize>,
@@ -141,11 +143,6 @@ pub(crate) struct EngineArgs {
     /// Instructions to use instead of the best ones: generic, avx2, avx512, neon
     #[arg(long, value_name = "NAME", hide = true, help_heading = COMPUTE)]
     pub(crate) isa: Option<String>,
-    /// Read experts before the layer that may need them has chosen: auto, on or off
-    ///
-    /// auto does it where guesses are good enough, which is measured for each layer. It changes no result.
-    #[arg(long, value_name = "WHEN", value_enum, default_value = "auto", help_heading = STREAMING)]
-    pub(crate) look_ahead: When,
 }
 
 /// When something is done.
@@ -154,6 +151,49 @@ pub(crate) enum When {
     Auto,
     On,
     Off,
+}
+
+/// How experts are read.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = READING)]
+pub(crate) struct ReadArgs {
+    /// What reads experts from disk: auto, uring or threads
+    ///
+    /// auto measures both for a moment at the start and takes the faster one. uring is Linux's io_uring; where the system
+    /// forbids it, threads read.
+    #[arg(long, value_name = "NAME", default_value = "auto", hide_possible_values = true)]
+    pub(crate) reader: ReaderName,
+    /// How experts are read: auto, direct or buffered
+    ///
+    /// direct passes the system's page cache by, which is faster where the model does not fit in memory; buffered uses it.
+    /// auto decides by the size of the model. Where a file system has no direct reads, they are buffered.
+    #[arg(long, value_name = "HOW", default_value = "auto", hide_possible_values = true)]
+    pub(crate) io: Io,
+    /// A copy of the model's folder on another disk; may be given several times
+    ///
+    /// Reads of experts are shared among the copies by their speed, and a copy that fails is replaced by the others. It
+    /// must hold the same files of tensors; nothing else is read from it.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) mirror: Vec<PathBuf>,
+    /// Read experts before the layer that may need them has chosen: auto, on or off
+    ///
+    /// auto does it where guesses are good enough, which is measured for each layer. It changes no result.
+    #[arg(long, value_name = "WHEN", default_value = "auto", hide_possible_values = true)]
+    pub(crate) look_ahead: When,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ReaderName {
+    Auto,
+    Uring,
+    Threads,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Io {
+    Auto,
+    Direct,
+    Buffered,
 }
 
 /// What an answer is like.

@@ -4,11 +4,12 @@ use std::path::Path;
 
 use anyhow::Context;
 use moeflux::{
-    Checkpoint, ChosenDevice, DeviceOptions, Engine, EngineOptions, LookAhead, MemoryPlan, MemoryRequest,
+    Access, Checkpoint, ChosenDevice, DeviceOptions, Engine, EngineOptions, LookAhead, MemoryPlan,
+    MemoryRequest, ReadOptions, ReaderKind,
 };
 
 use crate::{
-    args::{EngineArgs, MemoryArgs, ModelArgs, When},
+    args::{EngineArgs, Io, MemoryArgs, ModelArgs, ReadArgs, ReaderName, When},
     folders,
     progress::Ui,
     units,
@@ -45,6 +46,30 @@ impl From<When> for LookAhead {
             When::On => LookAhead::On,
             When::Off => LookAhead::Off,
         }
+    }
+}
+
+impl ReadArgs {
+    pub(crate) fn options(&self) -> ReadOptions {
+        ReadOptions {
+            kind: match self.reader {
+                ReaderName::Auto => ReaderKind::Auto,
+                ReaderName::Uring => ReaderKind::Uring,
+                ReaderName::Threads => ReaderKind::Threads,
+            },
+            access: match self.io {
+                Io::Auto => Access::Auto,
+                Io::Direct => Access::Direct,
+                Io::Buffered => Access::Buffered,
+            },
+            mirrors: self.mirror.clone(),
+            ..ReadOptions::default()
+        }
+    }
+
+    /// Whether the user chose something.
+    fn is_chosen(&self) -> bool {
+        self.reader != ReaderName::Auto || self.io != Io::Auto || !self.mirror.is_empty()
     }
 }
 
@@ -104,14 +129,18 @@ pub(crate) fn engine_of(
     let options = EngineOptions {
         memory,
         device: args.device(),
-        look_ahead: args.look_ahead.into(),
+        look_ahead: args.reads.look_ahead.into(),
         policy: args.memory.policy,
+        reads: args.reads.options(),
         ..EngineOptions::default()
     };
     let engine = {
         let bar = ui.bytes("loading");
         Engine::open(checkpoint, options, &mut |done, total| bar.bytes(done, total))?
     };
+    if args.reads.is_chosen() {
+        ui.note(format_args!("experts are read by {}", engine.reads()));
+    }
     for note in plan_notes(engine.plan(), &args.memory) {
         ui.note(note);
     }

@@ -63,6 +63,7 @@ struct Shared {
     plan: MemoryPlan,
     text: Option<Text>,
     device: ChosenDevice,
+    reads: String,
     runtime: Mutex<Runtime>,
     /// Sessions that live now.
     sessions: AtomicUsize,
@@ -129,6 +130,7 @@ impl Engine {
         };
         let host = tier(host_slots, BankPlace::Host)?;
         let mut reader = open_reader(&source, &options.reads, host_slots, fits)?;
+        let reads = reader.describe();
         if let Some(wrap) = options.wrap_reader {
             reader = wrap(reader);
         }
@@ -147,6 +149,7 @@ impl Engine {
             plan,
             text,
             device: chosen,
+            reads,
             runtime: Mutex::new(Runtime { device, cache, model }),
             sessions: AtomicUsize::new(0),
         };
@@ -208,9 +211,9 @@ impl Engine {
         self.lock().cache.reader().counters()
     }
 
-    /// How experts are read, in words for users: "io_uring, direct".
-    pub fn reader(&self) -> String {
-        self.lock().cache.reader().describe()
+    /// How experts are read, in words for users: "io_uring, direct, depth 32".
+    pub fn reads(&self) -> &str {
+        &self.shared.reads
     }
 
     /// Turns measuring of a card's kernels on or off; the times since it was last asked.

@@ -133,7 +133,7 @@ fn one(
         dispatches,
         on: load::on(device, dispatches),
         load_seconds,
-        reader: engine.reader(),
+        reader: engine.reads().to_owned(),
         machine,
         prefill: contexts[0].prefill.clone(),
         decode: contexts[0].decode.clone(),

@@ -5,6 +5,7 @@
 
 mod bell;
 mod board;
+mod choose;
 mod disk;
 mod mirrors;
 mod open_file;
@@ -143,17 +144,18 @@ pub(crate) fn open(
         copies => format!(", {copies} copies"),
     };
     let plan = Plan { source: Arc::clone(source), files, limits, bounce, how: format!("{access}{copies}") };
-    let forbidden = match options.kind {
-        ReaderKind::Uring | ReaderKind::Auto => match plan.ring() {
-            Ok(reader) => return Ok(Box::new(reader)),
-            Err(error) => Some(error),
+    let reader = match options.kind {
+        ReaderKind::Threads => plan.threads()?,
+        ReaderKind::Uring => match plan.ring() {
+            Ok(reader) => reader,
+            Err(error) => {
+                let mut reader = plan.threads()?;
+                reader.description += &format!(" (there is no io_uring: {error})");
+                reader
+            }
         },
-        ReaderKind::Threads => None,
+        ReaderKind::Auto => plan.faster()?,
     };
-    let mut reader = plan.threads()?;
-    if let Some(error) = forbidden.filter(|_| options.kind == ReaderKind::Uring) {
-        reader.description += &format!(" (no io_uring: {error})");
-    }
     Ok(Box::new(reader))
 }
 
@@ -179,6 +181,23 @@ impl Plan {
         let description = format!("{} threads, {}", self.limits.depth, self.how);
         let mut reader = self.reader(Bell::Threads(Condvar::new()), description);
         reader.threads = threads::start(&reader.shared, self.limits.lanes, self.bounce)?;
+        Ok(reader)
+    }
+
+    /// A ring if it is clearly faster than threads.
+    fn faster(&self) -> Result<BoardReader, Error> {
+        if choose::total(&self.source) < choose::SMALL {
+            return self.threads();
+        }
+        let Ok(mut ring) = self.ring() else { return self.threads() };
+        let ring = choose::speed(&mut ring, &self.source, (1, 2));
+        let threads = choose::speed(&mut self.threads()?, &self.source, (0, 2));
+        let mut reader = match self.ring() {
+            Ok(reader) if ring > threads * choose::CLEARLY => reader,
+            _ => self.threads()?,
+        };
+        let [ring, threads] = [ring, threads].map(|speed| speed / 1e9);
+        reader.description += &format!(" (threads read {threads:.1} GB/s, io_uring {ring:.1})");
         Ok(reader)
     }
 
