@@ -475,6 +475,7 @@ impl ExpertCache {
 
     /// Gives up what was asked for ahead and has not come: what was wanted of it has been requested by now.
     pub(crate) fn cancel_ahead(&mut self) {
+        self.host.policy.expire();
         if self.reading_ahead > 0 {
             self.reader.cancel_ahead();
         }

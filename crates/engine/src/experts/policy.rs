@@ -1,5 +1,6 @@
 //! Which expert gives way.
 
+mod lfu;
 mod lru;
 mod queues;
 mod s3_fifo;
@@ -8,7 +9,7 @@ use std::{fmt, str::FromStr};
 
 use serde::Serialize;
 
-use self::{lru::Lru, s3_fifo::S3Fifo};
+use self::{lfu::Lfu, lru::Lru, s3_fifo::S3Fifo};
 use crate::Error;
 
 /// A cache policy over a fixed number of slots. It sees numbers only, so that a simulator can run it without a model.
@@ -17,7 +18,7 @@ use crate::Error;
 /// (`remove`). Nothing is allocated after construction, and every call takes constant time on average.
 pub(crate) trait Policy: Send {
     /// An expert came into an empty slot: `key` is its number among all experts of the model. `ahead` if nobody has needed it
-    /// yet: the next hit is then the use that it came for, and without one it leaves soon.
+    /// yet: the next hit is then the use that it came for. Until then it stays as long as others can go.
     fn insert(&mut self, slot: usize, key: usize, ahead: bool);
 
     /// The expert in a slot was used again.
@@ -25,6 +26,9 @@ pub(crate) trait Policy: Send {
 
     /// The expert in a slot is there no more.
     fn remove(&mut self, slot: usize);
+
+    /// What came ahead and has not been used was not needed, and is nothing special any more.
+    fn expire(&mut self);
 
     /// The slot that gives way next, among those for which `free` holds; `None` when it holds for none. It stays until it is
     /// removed.
@@ -40,20 +44,23 @@ pub enum PolicyKind {
     Lru,
     /// Yang et al., *FIFO queues are all you need for cache eviction*, SOSP 2023.
     S3Fifo,
+    /// Least frequently used, by counts of all experts in which the last tokens weigh more.
+    Lfu,
 }
 
 /// The most bytes that a policy keeps of a slot, and of an expert of the model.
-pub(crate) const POLICY_BYTES: usize = queues::BYTES + s3_fifo::BYTES;
+pub(crate) const POLICY_BYTES: usize = queues::BYTES + s3_fifo::BYTES + lfu::BYTES;
 
 impl PolicyKind {
     /// All that there are.
-    pub const ALL: [Self; 2] = [Self::Lru, Self::S3Fifo];
+    pub const ALL: [Self; 3] = [Self::Lru, Self::S3Fifo, Self::Lfu];
 
     /// As it is written on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Lru => "lru",
             Self::S3Fifo => "s3-fifo",
+            Self::Lfu => "lfu",
         }
     }
 
@@ -62,6 +69,7 @@ impl PolicyKind {
         match self {
             Self::Lru => Box::new(Lru::new(slots)),
             Self::S3Fifo => Box::new(S3Fifo::new(slots, experts)),
+            Self::Lfu => Box::new(Lfu::new(slots, experts)),
         }
     }
 }

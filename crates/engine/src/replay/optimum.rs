@@ -55,6 +55,8 @@ impl Policy for Optimum {
 
     fn remove(&mut self, _: usize) {}
 
+    fn expire(&mut self) {}
+
     fn victim(&mut self, free: &dyn Fn(usize) -> bool) -> Option<usize> {
         let mut victim = None;
         while let Some((next, slot)) = self.order.pop() {

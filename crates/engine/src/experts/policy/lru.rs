@@ -7,18 +7,14 @@ const USED: usize = 0;
 /// What came ahead and waits for its first use, in the order of coming.
 const AHEAD: usize = 1;
 
-/// Of the slots, what waits for its first use has this share; what is beyond gives way first.
-const AHEAD_SHARE: usize = 8;
-
 /// What was used longest ago gives way.
 pub(super) struct Lru {
     queues: Queues<2>,
-    most_ahead: usize,
 }
 
 impl Lru {
     pub(super) fn new(slots: usize) -> Self {
-        Self { queues: Queues::new(slots), most_ahead: slots / AHEAD_SHARE }
+        Self { queues: Queues::new(slots) }
     }
 }
 
@@ -35,8 +31,14 @@ impl Policy for Lru {
         self.queues.take(slot);
     }
 
+    fn expire(&mut self) {
+        while let Some(slot) = self.queues.first(AHEAD) {
+            self.queues.take(slot);
+            self.queues.push_front(USED, slot);
+        }
+    }
+
     fn victim(&mut self, free: &dyn Fn(usize) -> bool) -> Option<usize> {
-        let order = if self.queues.len(AHEAD) > self.most_ahead { [AHEAD, USED] } else { [USED, AHEAD] };
-        order.into_iter().find_map(|queue| self.queues.first_free(queue, free))
+        self.queues.first_free(USED, free).or_else(|| self.queues.first_free(AHEAD, free))
     }
 }

@@ -50,6 +50,18 @@ impl<const N: usize> Queues<N> {
         self.ends[queue].len += 1;
     }
 
+    /// Puts a slot that is in no queue at the beginning of one.
+    pub(super) fn push_front(&mut self, queue: usize, slot: usize) {
+        let after = self.ends[queue].first;
+        self.links[slot] = Link { before: NONE, after, queue: queue as u32 };
+        match after {
+            NONE => self.ends[queue].last = slot as u32,
+            after => self.links[after as usize].before = slot as u32,
+        }
+        self.ends[queue].first = slot as u32;
+        self.ends[queue].len += 1;
+    }
+
     /// Takes a slot out of its queue, if it is in one: which one.
     pub(super) fn take(&mut self, slot: usize) -> Option<usize> {
         let Link { before, after, queue } =
@@ -71,6 +83,12 @@ impl<const N: usize> Queues<N> {
     pub(super) fn shift(&mut self, queue: usize, slot: usize) {
         self.take(slot);
         self.push(queue, slot);
+    }
+
+    /// The queue that a slot is in.
+    pub(super) fn queue(&self, slot: usize) -> Option<usize> {
+        let queue = self.links[slot].queue as usize;
+        (queue < N).then_some(queue)
     }
 
     pub(super) fn first(&self, queue: usize) -> Option<usize> {

@@ -6,15 +6,14 @@ use super::{Policy, queues::Queues};
 
 const SMALL: usize = 0;
 const MAIN: usize = 1;
+/// What came ahead and waits for its first use, in the order of coming.
+const AHEAD: usize = 2;
 
 /// The small queue has this share of the slots.
 const SMALL_SHARE: usize = 10;
 
 /// Uses are counted up to here.
 const MOST_USES: u8 = 3;
-
-/// In place of a count: came ahead, and waits for the use that it came for.
-const AHEAD: u8 = u8::MAX;
 
 #[derive(Clone, Copy)]
 struct Entry {
@@ -27,7 +26,7 @@ pub(super) const BYTES: usize = size_of::<Entry>() + size_of::<u32>();
 
 /// Newcomers that nobody uses again leave before they push out what is used.
 pub(super) struct S3Fifo {
-    queues: Queues<2>,
+    queues: Queues<3>,
     entries: Vec<Entry>,
     most_small: usize,
     /// The ghost queue: of each expert, the number of its departure from the small queue.
@@ -71,8 +70,8 @@ impl S3Fifo {
             let slot = self.queues.first(queue)?;
             let uses = &mut self.entries[slot].uses;
             match (queue, *uses) {
-                (_, 0 | AHEAD) if free(slot) => return Some(slot),
-                (_, 0 | AHEAD) => self.queues.shift(queue, slot),
+                (_, 0) if free(slot) => return Some(slot),
+                (_, 0) => self.queues.shift(queue, slot),
                 (SMALL, _) => {
                     *uses = 0;
                     self.queues.shift(MAIN, slot);
@@ -89,30 +88,40 @@ impl S3Fifo {
 
 impl Policy for S3Fifo {
     fn insert(&mut self, slot: usize, key: usize, ahead: bool) {
-        let queue = if !ahead && self.was_ghost(key) { MAIN } else { SMALL };
-        self.entries[slot] = Entry { key: key as u32, uses: if ahead { AHEAD } else { 0 } };
+        let queue = match ahead {
+            true => AHEAD,
+            false if self.was_ghost(key) => MAIN,
+            false => SMALL,
+        };
+        self.entries[slot] = Entry { key: key as u32, uses: 0 };
         self.queues.shift(queue, slot);
     }
 
     fn hit(&mut self, slot: usize) {
-        let Entry { key, uses } = self.entries[slot];
-        if uses == AHEAD {
+        match self.queues.queue(slot) {
             // As if it came now.
-            self.insert(slot, key as usize, false);
-        } else {
-            self.entries[slot].uses = (uses + 1).min(MOST_USES);
+            Some(AHEAD) => self.insert(slot, self.entries[slot].key as usize, false),
+            _ => self.entries[slot].uses = (self.entries[slot].uses + 1).min(MOST_USES),
         }
     }
 
     fn remove(&mut self, slot: usize) {
-        if self.queues.take(slot) == Some(SMALL) && self.entries[slot].uses != AHEAD {
+        if self.queues.take(slot) == Some(SMALL) {
             self.depart(self.entries[slot].key as usize);
+        }
+    }
+
+    fn expire(&mut self) {
+        while let Some(slot) = self.queues.first(AHEAD) {
+            self.queues.take(slot);
+            self.queues.push_front(SMALL, slot);
         }
     }
 
     fn victim(&mut self, free: &dyn Fn(usize) -> bool) -> Option<usize> {
         let small = self.queues.len(SMALL) >= self.most_small || self.queues.len(MAIN) == 0;
         let order = if small { [SMALL, MAIN] } else { [MAIN, SMALL] };
-        order.into_iter().find_map(|queue| self.head(queue, free))
+        let used = order.into_iter().find_map(|queue| self.head(queue, free));
+        used.or_else(|| self.queues.first_free(AHEAD, free))
     }
 }
