@@ -13,6 +13,7 @@ mod layer;
 mod memory;
 mod model;
 mod perplexity;
+mod planner;
 mod probe;
 mod replay;
 mod sample;
@@ -41,6 +42,7 @@ pub use memory::{CARD_CHUNK, DEFAULT_CHUNK, DEFAULT_CONTEXT, MemoryPlan, MemoryR
 pub use model::{Logits, Watch};
 pub use moeflux_compute::{Adapter, AdapterKind, DeviceOptions, KernelTime};
 pub use perplexity::{Perplexity, negative_log_likelihood, perplexity};
+pub use planner::Planner;
 pub use probe::{DepthSpeed, DiskSpeed, FilePages, MemorySpeed, probe_disk, probe_memory};
 pub use replay::{Replayed, ReplayedSteps};
 pub use sample::{EndTokens, GenerationConfig, Sampler, Sampling, StopResult, StopStrings};

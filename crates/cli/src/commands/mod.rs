@@ -8,6 +8,7 @@ mod devices;
 mod inspect;
 mod logits;
 mod perplexity;
+mod plan;
 mod replay;
 mod run;
 mod synth;
@@ -38,6 +39,7 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Logits(args) => logits::run(&args, ui),
         Command::Bench(args) => bench::run(&args, ui),
         Command::Replay(args) => replay::run(&args, ui),
+        Command::Plan(args) => plan::run(&args, ui),
         Command::Devices(args) => devices::run(&args),
         Command::Synth(args) => synth::run(&args, ui),
         Command::Completions(args) => {
