@@ -104,7 +104,8 @@ A trace is what `moeflux run --trace FILE` writes.";
 /// Without --trace, routers are taken to choose all experts equally often. Those of trained models have favourites, which a
 /// cache keeps, so that they do better than predicted, most of all in small budgets.
 ///
-/// Worth having is the smallest budget of which twice as much would give less than 1.25 times the speed.
+/// Worth having is the smallest budget from which on, as far as this machine's memory goes, twice as much never gives 1.25 times
+/// the speed.
 #[derive(Debug, Args)]
 #[command(after_help = PLAN_EXAMPLES)]
 pub(crate) struct PlanArgs {

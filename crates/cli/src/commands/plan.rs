@@ -20,7 +20,7 @@ use crate::{
     units,
 };
 
-/// Of the smallest budget that is worth having, twice as much gives less than this factor.
+/// From the budget that is worth having on, twice as much gives less than this factor.
 const WORTH: f64 = 1.25;
 
 /// The fields are described in docs/bench.md. Sizes are bytes.
@@ -235,34 +235,34 @@ fn ladder(args: &PlanArgs, floor: u64, everything: u64) -> Vec<u64> {
     [floor].into_iter().chain(between).chain((everything > floor).then_some(everything)).collect()
 }
 
-/// The smallest budget of which twice as much gives less than [`WORTH`] times the speed, and why; of what this machine has, if
-/// that is less.
+/// The smallest budget from which on twice as much never gives [`WORTH`] times the speed, and why. Of budgets that this machine
+/// can give, unless it can give none of them.
 fn worth(rows: &[Row], available: u64) -> (Option<u64>, String) {
-    let Some(row) = rows.iter().find(|r| r.doubling_gives < WORTH) else {
-        return (
-            None,
-            format!("of each of these budgets, twice as much gives {WORTH} times the speed or more"),
-        );
-    };
+    let within = rows.iter().filter(|r| r.budget <= available).count();
+    let rows = if within == 0 { rows } else { &rows[..within] };
+    let Some(most) = rows.last() else { return (None, "no budget was planned".to_owned()) };
+    // The largest budget that is no more than twice as much.
+    let doubled =
+        |i: usize| rows.iter().rfind(|r| r.budget <= rows[i].budget.saturating_mul(2)).unwrap_or(most);
+    let gives = |i: usize| doubled(i).tokens_per_second / rows[i].tokens_per_second;
+    let pays = (0..rows.len()).rev().find(|i| gives(*i) >= WORTH);
+    let at = pays.map_or(0, |i| i + 1).min(rows.len() - 1);
+    let row = &rows[at];
     let (budget, speed) = (units::memory(row.budget), units::rate(row.tokens_per_second));
-    let mut why = match rows.iter().map(|r| r.budget).max() {
-        Some(most) if most == row.budget => {
-            format!(
-                "{budget} hold everything, for {speed}; every smaller budget gains {WORTH} times or more by doubling"
-            )
-        }
-        _ => format!("twice {budget} would give {:.2} times their {speed}", row.doubling_gives),
+    let mut why = match row.budget == most.budget {
+        true => format!("{budget}, for {speed}: up to there, more memory pays"),
+        false => format!(
+            "{budget}, for {speed}: {} would give {:.2} times as much",
+            units::memory(doubled(at).budget),
+            gives(at)
+        ),
     };
-    if row.budget > available {
-        why += &format!("; this machine can give {}", units::memory(available));
-        let within = rows.iter().rev().find(|r| r.budget <= available);
-        why += &within.map_or_else(String::new, |r| {
-            format!(
-                ", so that {} with {} is what can be had",
-                units::memory(r.budget),
-                units::rate(r.tokens_per_second)
-            )
-        });
+    if row.budget == most.budget && most.doubling_gives >= WORTH {
+        why += &format!(
+            "; twice as much would give {:.2} times the speed, but this machine can give {}",
+            most.doubling_gives,
+            units::memory(available)
+        );
     }
     (Some(row.budget), why)
 }
@@ -343,32 +343,41 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    fn rows(doubling: &[f64]) -> Vec<Row> {
-        let row = |(i, gives): (usize, &f64)| Row {
+    /// 4, 8, 16 GiB and so on, with these speeds.
+    fn rows(speeds: &[f64]) -> Vec<Row> {
+        let row = |(i, speed): (usize, &f64)| Row {
             budget: (4 << i) * GIB,
             slots: 100,
             hit_rate: 0.5,
             missed_bytes_per_token: 1e8,
-            tokens_per_second: 2.0,
-            ideal_tokens_per_second: 3.0,
-            doubling_gives: *gives,
+            tokens_per_second: *speed,
+            ideal_tokens_per_second: 9.0,
+            doubling_gives: 1.0,
             bound_by: Bound::Disk,
         };
-        doubling.iter().enumerate().map(row).collect()
+        speeds.iter().enumerate().map(row).collect()
     }
 
     #[test]
-    fn worth_having_is_where_doubling_gives_little() {
-        let (budget, why) = worth(&rows(&[1.9, 1.24, 1.5, 1.0]), 64 * GIB);
-        assert_eq!(budget, Some(8 * GIB));
-        assert_eq!(why, "twice 8 GiB would give 1.24 times their 2.00 tok/s");
-        let (budget, why) = worth(&rows(&[1.9, 1.6, 1.0]), 12 * GIB);
-        assert_eq!(budget, Some(16 * GIB));
-        assert!(
-            why.starts_with("16 GiB hold everything") && why.contains("8 GiB with 2.00 tok/s is what"),
-            "{why}"
+    fn worth_having_is_where_doubling_stops_to_pay() {
+        // Flat, then steep, then flat.
+        let flat = rows(&[1.0, 1.1, 3.0, 3.3, 3.6]);
+        let (budget, why) = worth(&flat, 1024 * GIB);
+        assert_eq!(
+            (budget, why.as_str()),
+            (Some(16 * GIB), "16 GiB, for 3.00 tok/s: 32 GiB would give 1.10 times as much")
         );
-        assert_eq!(worth(&rows(&[1.9, 1.6]), GIB).0, None);
+        // What this machine does not have is no advice.
+        let (budget, why) = worth(&flat, 12 * GIB);
+        assert_eq!(budget, Some(4 * GIB));
+        assert!(why.contains("8 GiB would give 1.10 times"), "{why}");
+        // Twice as much would pay, and is not to be had.
+        let mut steep = rows(&[1.0, 2.0, 4.0]);
+        steep[1].doubling_gives = 2.0;
+        let (budget, why) = worth(&steep, 12 * GIB);
+        assert_eq!(budget, Some(8 * GIB));
+        assert!(why.contains("this machine can give 12 GiB"), "{why}");
+        assert_eq!(worth(&steep, GIB).0, Some(16 * GIB));
         assert_eq!(worth(&[], GIB).0, None);
     }
 
