@@ -206,7 +206,7 @@ fn hit_rate(plan: &MemoryPlan, experts: usize, trace: Option<&Trace>, policy: mo
 /// The smallest budget that can be planned, in whole MiB, and the one that holds everything.
 fn bounds(plan: &dyn Fn(u64) -> Result<MemoryPlan, moeflux::Error>) -> anyhow::Result<(u64, u64)> {
     const MIB: u64 = 1 << 20;
-    let everything = plan(1 << 52)?.total().next_multiple_of(MIB) / MIB;
+    let everything = plan(1 << 52)?.total().div_ceil(MIB);
     let (mut below, mut floor) = (0, everything);
     while floor - below > 1 {
         let middle = below + (floor - below) / 2;
