@@ -50,6 +50,7 @@ pub(crate) enum Command {
     Plan(PlanArgs),
     Replay(ReplayArgs),
     Devices(DevicesArgs),
+    Pack(PackArgs),
     Synth(SynthArgs),
     Completions(CompletionsArgs),
 }
@@ -414,6 +415,40 @@ pub(crate) struct DevicesArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+const PACK_EXAMPLES: &str = "\
+Examples:
+  moeflux pack --model ~/models/Qwen3-30B-A3B-4bit --out /fast/qwen3-30b
+  moeflux run --model /fast/qwen3-30b --memory 6GiB \"Why is the sky blue?\"
+  moeflux pack --verify /fast/qwen3-30b
+  moeflux pack --verify /fast/qwen3-30b --model ~/models/Qwen3-30B-A3B-4bit
+
+Exit codes: 0 right, 1 failed or something is damaged, 2 wrong use, 130 ended by Ctrl-C; what was
+packed until then stays, and the same command goes on from there.";
+
+/// Copy a model so that each expert is one aligned record, or check such a copy
+///
+/// The copy is a folder like any other, for --model: it gives the same answers to the bit, needs the original no more, and
+/// takes as much room. Each expert is read in one piece instead of up to a dozen, and compared with its digest whenever it is
+/// read: damage is an error, never a wrong answer.
+///
+/// While files are written their names end in .partial. A run that ends early, by Ctrl-C, a full disk or a crash, is
+/// continued by the same command; what is there is checked first.
+#[derive(Debug, Args)]
+#[command(after_help = PACK_EXAMPLES)]
+pub(crate) struct PackArgs {
+    /// Folder of the model to pack [default: the built-in tales-18m]
+    ///
+    /// With --verify, the folder to compare with, byte for byte.
+    #[arg(short, long, value_name = "DIR")]
+    pub(crate) model: Option<PathBuf>,
+    /// The folder to write; it is made if need be, and must hold no other files
+    #[arg(short, long, value_name = "DIR", required_unless_present = "verify")]
+    pub(crate) out: Option<PathBuf>,
+    /// Read a packed folder again and list what is not as it was packed
+    #[arg(long, value_name = "DIR", conflicts_with = "out")]
+    pub(crate) verify: Option<PathBuf>,
 }
 
 /// The presets that there are, and examples.

@@ -54,7 +54,15 @@ impl From<When> for LookAhead {
 /// # Errors
 /// It cannot be opened.
 pub(crate) fn checkpoint(args: &ModelArgs, ui: Ui) -> anyhow::Result<Checkpoint> {
-    match &args.model {
+    checkpoint_in(args.model.as_deref(), ui)
+}
+
+/// Opens the checkpoint in a folder, or the one in the box.
+///
+/// # Errors
+/// It cannot be opened.
+pub(crate) fn checkpoint_in(folder: Option<&Path>, ui: Ui) -> anyhow::Result<Checkpoint> {
+    match folder {
         Some(folder) => Ok(Checkpoint::open(folder)?),
         None => built_in(folders::cache().as_deref(), ui),
     }

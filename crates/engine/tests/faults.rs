@@ -8,7 +8,8 @@ use std::fs::{self, OpenOptions};
 
 use common::{feed, tales};
 use moeflux::{
-    Checkpoint, Completion, Engine, EngineOptions, Error, Logits, MemoryRequest, ReadRequest, Reader, Watch,
+    Checkpoint, Completion, Engine, EngineOptions, Error, Logits, MemoryRequest, ReadCounters, ReadRequest,
+    Reader, Watch,
 };
 
 /// Fails every `every`-th read.
@@ -30,6 +31,18 @@ impl Reader for Failing {
             completion.result = Err(Error::Input("an injected fault".into()));
         }
         Some(completion)
+    }
+
+    fn hurry(&mut self, slot: usize) {
+        self.inner.hurry(slot);
+    }
+
+    fn cancel_ahead(&mut self) {
+        self.inner.cancel_ahead();
+    }
+
+    fn counters(&self) -> ReadCounters {
+        self.inner.counters()
     }
 }
 

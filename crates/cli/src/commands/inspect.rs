@@ -22,6 +22,8 @@ struct Report {
     model: String,
     architecture: String,
     files: usize,
+    /// Whether `moeflux pack` wrote it.
+    packed: bool,
     open_seconds: f64,
     parameters: Parameters,
     hidden: usize,
@@ -169,6 +171,7 @@ impl Report {
             model,
             architecture: blueprint.model_type.clone(),
             files: checkpoint.shards(),
+            packed: checkpoint.is_packed(),
             open_seconds,
             parameters: Parameters { total, active: total - idle },
             hidden: blueprint.hidden,
@@ -330,6 +333,9 @@ impl std::fmt::Display for Report {
             "weights",
             &format!("{files}, {}, opened in {:.1} ms", disk(self.sizes.files), self.open_seconds * 1e3),
         ]);
+        if self.packed {
+            head.row(["packed", "one aligned record per expert, with its digest"]);
+        }
         let l = &self.layers;
         let parts = [
             (l.attention, "attention"),

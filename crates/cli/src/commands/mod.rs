@@ -7,6 +7,7 @@ mod compare;
 mod devices;
 mod inspect;
 mod logits;
+mod pack;
 mod perplexity;
 mod plan;
 mod replay;
@@ -41,6 +42,7 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Replay(args) => replay::run(&args, ui),
         Command::Plan(args) => plan::run(&args, ui),
         Command::Devices(args) => devices::run(&args),
+        Command::Pack(args) => pack::run(&args, ui),
         Command::Synth(args) => synth::run(&args, ui),
         Command::Completions(args) => {
             let mut script = Vec::new();

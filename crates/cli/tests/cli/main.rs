@@ -9,6 +9,7 @@ mod devices;
 mod inspect;
 mod logits;
 mod memory;
+mod pack;
 mod usage;
 
 use std::{
