@@ -8,7 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum, builder::PossibleValuesParser};
 use clap_complete::Shell;
 use moeflux::{PolicyKind, synth};
 
-pub(crate) use bench::BenchArgs;
+pub(crate) use bench::{BenchArgs, PlanArgs};
 
 use crate::units::parse_size;
 
@@ -47,6 +47,7 @@ pub(crate) enum Command {
     Logits(LogitsArgs),
     Perplexity(PerplexityArgs),
     Bench(BenchArgs),
+    Plan(PlanArgs),
     Replay(ReplayArgs),
     Devices(DevicesArgs),
     Pack(PackArgs),

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::Context;
 use moeflux::{
     Access, Checkpoint, ChosenDevice, DeviceOptions, Engine, EngineOptions, LookAhead, MemoryPlan,
-    MemoryRequest, ReadOptions, ReaderKind,
+    MemoryRequest, ReadOptions, ReaderKind, synth,
 };
 
 use crate::{
@@ -90,6 +90,15 @@ pub(crate) fn checkpoint_in(folder: Option<&Path>, ui: Ui) -> anyhow::Result<Che
         Some(folder) => Ok(Checkpoint::open(folder)?),
         None => built_in(folders::cache().as_deref(), ui),
     }
+}
+
+/// What synth would write for a preset: headers without weights.
+///
+/// # Errors
+/// There is no such preset.
+pub(crate) fn preset(name: &str) -> anyhow::Result<Checkpoint> {
+    let options = synth::Options::new(synth::Preset::by_name(name)?.config());
+    Ok(Checkpoint::planned(&synth::plan(&options)?)?)
 }
 
 /// The built-in model, from the cache folder where that can be written, else from the program itself.

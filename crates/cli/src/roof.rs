@@ -41,7 +41,7 @@ pub(crate) struct Least {
     pub(crate) compute: f64,
     /// All misses read from disk.
     pub(crate) read: f64,
-    /// Of each layer what must come first, then its misses read while shared expert and hits are computed.
+    /// Of each layer what must come first, then its misses read while shared expert, hits and arrivals are computed.
     pub(crate) streamed: f64,
 }
 
@@ -122,15 +122,9 @@ impl Costs {
             let first = (layer.dense + layer.state.bytes(position)) as f64 / limits.memory;
             all.add(each(i, &|missed| {
                 let missed = missed.min(layer.top_k as u64);
-                let experts = |n: u64| (n * layer.expert) as f64 / limits.memory;
-                let shared = layer.shared as f64 / limits.memory;
+                let experts = (layer.shared + layer.top_k as u64 * layer.expert) as f64 / limits.memory;
                 let read = (missed * layer.expert) as f64 / limits.disk;
-                let hits = experts(layer.top_k as u64 - missed);
-                Least {
-                    compute: first + shared + experts(layer.top_k as u64),
-                    read,
-                    streamed: first + (shared + hits).max(read),
-                }
+                Least { compute: first + experts, read, streamed: first + experts.max(read) }
             }));
         }
         all
@@ -195,7 +189,7 @@ mod tests {
     fn a_token_takes_its_layers_one_after_another() {
         // 2 + 2 * (1.1 + 0.2 + 0.8), no reads.
         close(costs().token(LIMITS, 0, |_| 0), [6.2, 0.0, 6.2]);
-        // The second layer misses one: 2 seconds of reading hide 0.2 + 0.6 of computing.
+        // The second layer misses one: 2 seconds of reading hide 0.2 + 0.8 of computing.
         close(costs().token(LIMITS, 0, |layer| layer as u64), [6.2, 2.0, 2.0 + 2.1 + 1.1 + 2.0]);
         // The sum of the larger is not the larger sum.
         let all_missed = costs().token(LIMITS, 0, |_| 9);

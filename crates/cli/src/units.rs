@@ -92,7 +92,7 @@ fn scaled(mut value: f64, step: f64, units: &[&str]) -> String {
 /// Bytes per second of a disk or of memory: `1.18 GB/s`, where the second digit matters.
 pub(crate) fn speed(bytes_per_second: f64) -> String {
     match bytes_per_second {
-        b if b >= 0.995e9 && b < 99.5e9 => format!("{:.2} GB/s", b / 1e9),
+        b if (0.995e9..99.5e9).contains(&b) => format!("{:.2} GB/s", b / 1e9),
         b => format!("{}/s", disk(b)),
     }
 }

@@ -2,10 +2,11 @@
 
 use std::{num::NonZeroUsize, path::PathBuf};
 
-use clap::Args;
+use clap::{Args, builder::PossibleValuesParser};
+use moeflux::synth;
 
 use super::{EngineArgs, TraceArgs};
-use crate::units::{parse_percent, parse_size};
+use crate::units::{parse_percent, parse_size, parse_speed};
 
 const BENCH_EXAMPLES: &str = "\
 Examples:
@@ -81,6 +82,67 @@ pub(crate) struct BenchArgs {
     pub(crate) only_budget: Option<u64>,
     #[command(flatten)]
     pub(crate) trace: TraceArgs,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+}
+
+const PLAN_EXAMPLES: &str = "\
+Examples:
+  moeflux plan ~/models/Qwen3-30B-A3B-4bit
+  moeflux plan DIR --budgets 4GiB,8GiB,12GiB --context 4096
+  moeflux plan DIR --trace chat.trace --plot budgets.svg
+  moeflux plan --preset qwen3.5-397b-a17b --disk 3.5GB/s --ram 60GB/s
+
+A trace is what `moeflux run --trace FILE` writes.";
+
+/// Predict decode speed for a range of memory budgets
+///
+/// From what a token must read, how fast the disk and the memory are, and which share of the experts the slots will hold. It
+/// says what is possible at best: each layer's misses are read as fast as the disk can, while all that does not need them is
+/// computed as fast as memory can be read. With --measured, computing takes the time that it took.
+///
+/// Without --trace, routers are taken to choose all experts equally often. Those of trained models have favourites, which a
+/// cache keeps, so that they do better than predicted, most of all in small budgets.
+///
+/// Worth having is the smallest budget from which on, as far as this machine's memory goes, twice as much never gives 1.25 times
+/// the speed.
+#[derive(Debug, Args)]
+#[command(after_help = PLAN_EXAMPLES)]
+pub(crate) struct PlanArgs {
+    /// Folder of the model; goes before --model
+    #[arg(value_name = "MODEL", conflicts_with = "preset")]
+    pub(crate) folder: Option<PathBuf>,
+    /// Plan for what synth would write for this preset, without any file
+    #[arg(long, value_name = "NAME", conflicts_with = "model",
+        value_parser = PossibleValuesParser::new(synth::presets().iter().map(|p| p.name)))]
+    pub(crate) preset: Option<String>,
+    /// These budgets, such as 4GiB,8GiB [default: from the floor to everything in memory]
+    #[arg(long, value_name = "SIZE,...", value_delimiter = ',', value_parser = parse_size)]
+    pub(crate) budgets: Vec<u64>,
+    /// Tokens before the one whose time is predicted
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    pub(crate) context: usize,
+    /// Take the hit rates from a recorded run
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
+    /// Take the time of computing from what `moeflux bench --save` wrote for this model
+    #[arg(long, value_name = "FILE.json")]
+    pub(crate) measured: Option<PathBuf>,
+    /// Speed of the disk, such as 3.5GB/s [default: measured]
+    #[arg(long, value_name = "SPEED", value_parser = parse_speed, conflicts_with = "probe")]
+    pub(crate) disk: Option<f64>,
+    /// Speed of reading memory, such as 60GB/s [default: measured]
+    #[arg(long, value_name = "SPEED", value_parser = parse_speed)]
+    pub(crate) ram: Option<f64>,
+    /// Measure the disk anew, even if its speed is remembered
+    #[arg(long)]
+    pub(crate) probe: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Also plot tokens per second over budgets
+    #[arg(long, value_name = "FILE.svg")]
+    pub(crate) plot: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
 }

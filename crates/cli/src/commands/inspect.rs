@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, process::ExitCode, time::Instant};
 
 use moeflux::{
     Blueprint, Checkpoint, ChosenDevice, FeedForwardBlueprint, LayerBlueprint, MatrixSource, MemoryPlan,
-    MixerBlueprint, synth,
+    MixerBlueprint,
 };
 use serde::Serialize;
 
@@ -114,10 +114,7 @@ struct TokenReads {
 pub(crate) fn run(args: &InspectArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let since = Instant::now();
     let checkpoint = match &args.preset {
-        Some(preset) => {
-            let options = synth::Options::new(synth::Preset::by_name(preset)?.config());
-            Checkpoint::planned(&synth::plan(&options)?)?
-        }
+        Some(preset) => load::preset(preset)?,
         None => load::checkpoint(&args.engine.model, ui)?,
     };
     let blueprint = Blueprint::of(&checkpoint)?;

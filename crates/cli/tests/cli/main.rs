@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod answers;
+mod bench;
 mod devices;
 mod inspect;
 mod logits;

@@ -10,12 +10,12 @@ const MOST: u64 = 256 << 20;
 /// The least of it: less is no work for several threads.
 const LEAST: u64 = 1 << 20;
 
-const PASSES: usize = 5;
+const PASSES: usize = 8;
 
 /// What memory gives to all threads together.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct MemorySpeed {
-    /// Bytes per second, of the best of five passes.
+    /// Bytes per second, of the best of eight passes.
     pub bytes_per_second: f64,
     /// Threads that read; by default one per physical core.
     pub threads: usize,

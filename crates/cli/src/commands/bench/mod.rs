@@ -13,6 +13,7 @@ use moeflux::{Blueprint, Checkpoint, Engine, FilePages, SystemMemory, probe_disk
 use serde_json::Value;
 
 pub(crate) use report::disk_words;
+pub(crate) use rows::computing_share;
 
 use crate::{
     WrongUse,

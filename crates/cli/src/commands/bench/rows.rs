@@ -74,6 +74,22 @@ pub(super) fn load(path: &Path) -> anyhow::Result<Vec<Row>> {
     rows(&report).with_context(named)
 }
 
+/// Of the speed at which memory can be read, what computing reached when decoding in a saved run.
+///
+/// # Errors
+/// The file cannot be read, is no report, or has no decode on a processor.
+pub(crate) fn computing_share(path: &Path) -> anyhow::Result<f64> {
+    let rows = load(path)?;
+    let shares = rows.iter().filter(|r| r.phase == "decode");
+    let shares =
+        shares.filter_map(|r| Some(r.summary.roof?.compute_ms / r.summary.time.compute.ms_per_token));
+    // The run with the least misses disturbs computing least.
+    shares
+        .filter(|s| s.is_finite() && *s > 0.0)
+        .reduce(f64::max)
+        .with_context(|| format!("{}: there is no decode on a processor in it", path.display()))
+}
+
 /// Comma-separated values with a head; what was not measured is empty.
 pub(super) fn csv(rows: &[Row]) -> String {
     let mut out = String::from(
