@@ -10,7 +10,10 @@ use std::{
 };
 
 use common::{data, feed, tales};
-use moeflux::{DeviceOptions, MemoryRequest, Sampler, Sampling, Watch};
+use moeflux::{
+    Access, Checkpoint, DeviceOptions, Engine, EngineOptions, MemoryRequest, ReadOptions, ReaderKind,
+    Sampler, Sampling, Watch,
+};
 
 struct Counting;
 
@@ -49,7 +52,16 @@ fn decoding_allocates_nothing() {
             let device = DeviceOptions { exact, threads: Some(2), ..DeviceOptions::default() };
             // Few slots, so that the decoded tokens read experts as well.
             let memory = MemoryRequest { slots: Some(10), ..MemoryRequest::default() };
-            let engine = common::engine(folder, device, memory);
+            // Every kind of reader has its turn.
+            let reads = match exact {
+                true => ReadOptions::default(),
+                false => {
+                    ReadOptions { kind: ReaderKind::Uring, access: Access::Direct, ..ReadOptions::default() }
+                }
+            };
+            let options = EngineOptions { memory, device, reads, ..EngineOptions::default() };
+            let checkpoint = Checkpoint::open(folder).unwrap();
+            let engine = Engine::open(checkpoint, options, &mut |_, _| {}).unwrap();
             let mut session = engine.session().unwrap();
             feed(&mut session, &[5, 6, 7], None);
             for token in 10..14 {
