@@ -8,6 +8,7 @@ mod devices;
 mod inspect;
 mod logits;
 mod memory;
+mod replay;
 mod usage;
 
 use std::{
