@@ -98,7 +98,7 @@ pub(crate) struct MemoryArgs {
     /// Exactly N slots for experts, instead of as many as the budget holds
     #[arg(long, value_name = "N", hide = true, help_heading = MODEL)]
     pub(crate) slots: Option<NonZeroUsize>,
-    /// Which expert gives way when another needs its slot: lru or s3-fifo
+    /// Which expert gives way when another needs its slot: lfu, lru or s3-fifo
     ///
     /// No answer depends on it, only what is read. `moeflux replay` says what each would read.
     #[arg(long, value_name = "NAME", default_value_t, help_heading = MODEL)]

@@ -10,6 +10,7 @@ mod inspect;
 mod logits;
 mod memory;
 mod pack;
+mod replay;
 mod usage;
 
 use std::{

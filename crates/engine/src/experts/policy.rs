@@ -40,11 +40,11 @@ pub(crate) trait Policy: Send {
 #[serde(rename_all = "kebab-case")]
 pub enum PolicyKind {
     /// Least recently used.
-    #[default]
     Lru,
     /// Yang et al., *FIFO queues are all you need for cache eviction*, SOSP 2023.
     S3Fifo,
     /// Least frequently used, by counts of all experts in which the last tokens weigh more.
+    #[default]
     Lfu,
 }
 

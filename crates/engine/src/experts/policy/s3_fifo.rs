@@ -24,7 +24,7 @@ struct Entry {
 /// Bytes per slot, and per expert.
 pub(super) const BYTES: usize = size_of::<Entry>() + size_of::<u32>();
 
-/// Newcomers that nobody uses again leave before they push out what is used.
+/// Newcomers that nobody uses again leave before they push out what is used. One use is enough to go on to the main queue.
 pub(super) struct S3Fifo {
     queues: Queues<3>,
     entries: Vec<Entry>,
