@@ -3,6 +3,10 @@
 //! A request is a job, and its slot names it. A job is cut into pieces as lanes ask for work; a lane is a place for one read
 //! under way: a thread, or an entry of a ring. A job is done when its last piece has landed.
 
+mod cut;
+mod deadline;
+mod failure;
+
 use std::{
     collections::VecDeque,
     io,
@@ -10,12 +14,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use moeflux_compute::Bytes;
-
+use self::{
+    cut::{Cursor, cut},
+    deadline::Grave,
+};
 use super::{
     Completion, ReadCounters, ReadRequest, Urgency,
     disk::Disk,
-    options::{MOST_ALIGN, MOST_COPIES},
+    options::MOST_COPIES,
     sharing::{Copies, Sharing},
     transfer::{Address, Piece},
 };
@@ -49,15 +55,6 @@ struct Job {
     avoid: Copies,
 }
 
-/// Up to where a job has been cut into pieces.
-#[derive(Clone, Copy, Default)]
-struct Cursor {
-    segment: usize,
-    within: usize,
-    /// Bytes of the slot.
-    at: usize,
-}
-
 struct Flight {
     order: Order,
     /// Where the memory is: with its job, or in this grave.
@@ -68,12 +65,6 @@ struct Flight {
     tries: u32,
     /// Copies on which it failed.
     failed: Copies,
-}
-
-/// Memory that nobody wants any more, but that reads may yet write to.
-struct Grave {
-    _memory: Bytes,
-    flights: usize,
 }
 
 /// How much may be under way, and how long.
@@ -284,89 +275,6 @@ impl Board {
         may_pass.then_some(Order { piece, copy, buffered: true })
     }
 
-    /// Finds reads that have run into their deadline; the result is when the next one would. Their jobs start anew on another
-    /// copy, or fail. The memory that such a read may still write to stays with it, and the job gets other memory.
-    pub(super) fn expire(&mut self, now: Instant) -> Option<Instant> {
-        let mut next: Option<Instant> = None;
-        for lane in 0..self.flights.len() {
-            let Some(flight) = self.flights[lane].as_mut().filter(|f| !f.hung) else { continue };
-            let due = flight.since + self.limits.deadline;
-            if due > now {
-                next = Some(next.map_or(due, |next| next.min(due)));
-                continue;
-            }
-            flight.hung = true;
-            let (order, ahead, grave) = (flight.order, flight.ahead, flight.grave);
-            self.sharing.hung(order.copy, true);
-            self.sharing.failed(order.copy);
-            self.down(ahead, now);
-            if grave.is_none() {
-                self.bury(order);
-            }
-        }
-        // Nobody is left to read: what waits would wait for ever.
-        if self.flights.iter().all(|f| f.as_ref().is_some_and(|f| f.hung)) {
-            while let Some(slot) = self.now.pop_front().or_else(|| self.ahead.pop_front()) {
-                let piece =
-                    self.jobs[slot].as_mut().and_then(|job| cut(job, &self.source, self.limits.piece));
-                let order = piece.map(|piece| Order { piece, copy: 0, buffered: false });
-                let error = order.map(|order| self.failure(&order, io::ErrorKind::TimedOut.into()));
-                if let Some(job) = &mut self.jobs[slot] {
-                    job.error = job.error.take().or(error);
-                }
-                self.settle(slot);
-            }
-        }
-        next
-    }
-
-    /// Parts a job from the memory that a hung read may write to.
-    fn bury(&mut self, hung: Order) {
-        let slot = hung.piece.slot;
-        self.now.retain(|s| *s != slot);
-        self.ahead.retain(|s| *s != slot);
-        let timed_out = self.failure(&hung, io::ErrorKind::TimedOut.into());
-        let Some(job) = &mut self.jobs[slot] else { return };
-        let bytes = job.request.bytes.len();
-        let fresh = Bytes::zeroed(bytes).unwrap_or_default();
-        let memory = std::mem::replace(&mut job.request.bytes, fresh);
-        job.memory = Address::of(&mut job.request.bytes);
-        job.avoid |= 1 << hung.copy;
-        job.under_way = 0;
-        let grave = self.graves.iter().position(Option::is_none).unwrap_or(self.graves.len());
-        let mut flights = 0;
-        for flight in self.flights.iter_mut().flatten() {
-            if flight.grave.is_none() && flight.order.piece.slot == slot {
-                flight.grave = Some(grave);
-                flights += 1;
-            }
-        }
-        self.graves.resize_with(self.graves.len().max(grave + 1), || None);
-        self.graves[grave] = Some(Grave { _memory: memory, flights });
-        if job.error.is_none()
-            && job.request.bytes.len() == bytes
-            && self.sharing.choose(bytes, job.avoid).is_some()
-        {
-            self.retries += 1;
-            job.cursor = Cursor::default();
-            let urgency = job.request.urgency;
-            return self.queue(urgency).push_front(slot);
-        }
-        job.error = job.error.take().or(Some(timed_out));
-        self.settle(slot);
-    }
-
-    /// One flight less may write to the memory of a grave.
-    fn visit(&mut self, grave: usize) {
-        let place = &mut self.graves[grave];
-        if let Some(grave) = place {
-            grave.flights -= 1;
-            if grave.flights == 0 {
-                *place = None;
-            }
-        }
-    }
-
     fn up(&mut self, ahead: bool, now: Instant) {
         if self.flying == 0 {
             self.busy_since = now;
@@ -388,22 +296,6 @@ impl Board {
         let done = |job: &Job| job.under_way == 0 && (job.cursor.at == job.bytes || job.error.is_some());
         if let Some(Job { request, error, .. }) = self.jobs[slot].take_if(|job| done(job)) {
             self.completions.push_back(Completion { request, result: error.map_or(Ok(()), Err) });
-        }
-    }
-
-    fn failure(&self, order: &Order, source: io::Error) -> Error {
-        let Order { piece, copy, .. } = order;
-        let (layer, expert) = match &self.jobs[piece.slot] {
-            Some(job) => (job.request.layer, job.request.expert),
-            None => (0, 0),
-        };
-        Error::Expert {
-            layer,
-            expert,
-            path: self.disk.path(*copy, piece.file).into(),
-            offset: piece.offset,
-            bytes: piece.bytes,
-            source: advise(source, self.limits.deadline),
         }
     }
 
@@ -436,63 +328,4 @@ impl Board {
         self.sharing.count(&mut counters);
         counters
     }
-}
-
-/// The next piece of a job: what lies together in one file, up to about `most` bytes, cut where blocks begin.
-fn cut(job: &mut Job, source: &ExpertSource, most: usize) -> Option<Piece> {
-    let experts = source.layer(job.request.layer)?;
-    let Cursor { segment, within, at } = job.cursor;
-    let mut segments = experts.segments(job.request.expert).skip(segment).peekable();
-    let first = *segments.peek()?;
-    let (offset, mut run) = (first.offset + within as u64, 0);
-    let mut skip = within;
-    for next in segments {
-        if next.file != first.file || next.offset + skip as u64 != offset + run as u64 {
-            break;
-        }
-        run += next.bytes - skip;
-        skip = 0;
-    }
-    let run = run.min(job.bytes - at);
-    let blocks = MOST_ALIGN as u64;
-    let even = offset + run.div_ceil(run.div_ceil(most).max(1)) as u64;
-    let bytes = ((even.next_multiple_of(blocks) - offset) as usize).min(run);
-    let at_end = at + bytes == job.bytes;
-    let room = if at_end { job.request.bytes.len() - at } else { bytes };
-    let piece = Piece {
-        slot: job.request.slot,
-        file: first.file as usize,
-        offset,
-        bytes,
-        to: job.memory.plus(at),
-        room,
-    };
-    let mut cursor = Cursor { segment, within: within + bytes, at: at + bytes };
-    for next in experts.segments(job.request.expert).skip(segment) {
-        if cursor.within < next.bytes {
-            break;
-        }
-        cursor.within -= next.bytes;
-        cursor.segment += 1;
-    }
-    job.cursor = cursor;
-    Some(piece)
-}
-
-/// Says what can be done about a read that failed for good.
-fn advise(error: io::Error, deadline: Duration) -> io::Error {
-    let kind = error.kind();
-    let text = match kind {
-        io::ErrorKind::UnexpectedEof => {
-            "the file ends before; was it cut off or replaced? download it again".to_owned()
-        }
-        io::ErrorKind::TimedOut => format!(
-            "the disk did not answer within {} seconds; look into the system's log, and try again",
-            deadline.as_secs_f64()
-        ),
-        _ => format!(
-            "{error}; look into the system's log for errors of the disk, or read a copy with --mirror"
-        ),
-    };
-    io::Error::new(kind, text)
 }

@@ -189,8 +189,11 @@ impl Plan {
         if choose::total(&self.source) < choose::SMALL {
             return self.threads();
         }
-        let Ok(mut ring) = self.ring() else { return self.threads() };
-        let ring = choose::speed(&mut ring, &self.source, (1, 2));
+        // One at a time: each has its buffers.
+        let ring = match self.ring() {
+            Ok(mut reader) => choose::speed(&mut reader, &self.source, (1, 2)),
+            Err(_) => return self.threads(),
+        };
         let threads = choose::speed(&mut self.threads()?, &self.source, (0, 2));
         let mut reader = match self.ring() {
             Ok(reader) if ring > threads * choose::CLEARLY => reader,
