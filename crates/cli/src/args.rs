@@ -1,10 +1,14 @@
 //! The command line: every option with its help.
 
+mod bench;
+
 use std::{num::NonZeroUsize, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum, builder::PossibleValuesParser};
 use clap_complete::Shell;
 use moeflux::{PolicyKind, synth};
+
+pub(crate) use bench::{BenchArgs, PlanArgs};
 
 use crate::units::parse_size;
 
@@ -43,20 +47,22 @@ pub(crate) enum Command {
     Logits(LogitsArgs),
     Perplexity(PerplexityArgs),
     Bench(BenchArgs),
+    Plan(PlanArgs),
     Replay(ReplayArgs),
     Devices(DevicesArgs),
+    Pack(PackArgs),
     Synth(SynthArgs),
     Completions(CompletionsArgs),
 }
 
 const MODEL: &str = "Model and memory";
 const COMPUTE: &str = "Computing";
-const STREAMING: &str = "Reading experts";
+const READING: &str = "Reading experts";
 const ANSWER: &str = "Answer";
 const SAMPLING: &str = "Sampling (by default as the model's generation_config.json says)";
 
 /// Which model.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct ModelArgs {
     /// Folder of the model [default: the built-in tales-18m]
     ///
@@ -67,7 +73,7 @@ pub(crate) struct ModelArgs {
 }
 
 /// What it may hold.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct MemoryArgs {
     /// Memory budget, such as 8GiB [default: three quarters of what may be used]
     ///
@@ -112,12 +118,14 @@ pub(crate) struct TraceArgs {
 }
 
 /// How it is computed.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct EngineArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
     #[command(flatten)]
     pub(crate) memory: MemoryArgs,
+    #[command(flatten)]
+    pub(crate) reads: ReadArgs,
     /// Worker threads [default: one per physical core]
     #[arg(short, long, value_name = "N", env = "MOEFLUX_THREADS", hide_env_values = true, help_heading = COMPUTE)]
     pub(crate) threads: Option<NonZeroUsize>,
@@ -136,11 +144,6 @@ pub(crate) struct EngineArgs {
     /// Instructions to use instead of the best ones: generic, avx2, avx512, neon
     #[arg(long, value_name = "NAME", hide = true, help_heading = COMPUTE)]
     pub(crate) isa: Option<String>,
-    /// Read experts before the layer that may need them has chosen: auto, on or off
-    ///
-    /// auto does it where guesses are good enough, which is measured for each layer. It changes no result.
-    #[arg(long, value_name = "WHEN", value_enum, default_value = "auto", help_heading = STREAMING)]
-    pub(crate) look_ahead: When,
 }
 
 /// When something is done.
@@ -149,6 +152,49 @@ pub(crate) enum When {
     Auto,
     On,
     Off,
+}
+
+/// How experts are read.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = READING)]
+pub(crate) struct ReadArgs {
+    /// What reads experts from disk: auto, uring or threads
+    ///
+    /// auto measures both for a moment at the start and takes the faster one. uring is Linux's io_uring; where the system
+    /// forbids it, threads read.
+    #[arg(long, value_name = "NAME", default_value = "auto", hide_possible_values = true)]
+    pub(crate) reader: ReaderName,
+    /// How experts are read: auto, direct or buffered
+    ///
+    /// direct passes the system's page cache by, which is faster where the model does not fit in memory; buffered uses it.
+    /// auto decides by the size of the model. Where a file system has no direct reads, they are buffered.
+    #[arg(long, value_name = "HOW", default_value = "auto", hide_possible_values = true)]
+    pub(crate) io: Io,
+    /// A copy of the model's folder on another disk; may be given several times
+    ///
+    /// Reads of experts are shared among the copies by their speed, and a copy that fails is replaced by the others. It
+    /// must hold the same files of tensors; nothing else is read from it.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) mirror: Vec<PathBuf>,
+    /// Read experts before the layer that may need them has chosen: auto, on or off
+    ///
+    /// auto does it where guesses are good enough, which is measured for each layer. It changes no result.
+    #[arg(long, value_name = "WHEN", default_value = "auto", hide_possible_values = true)]
+    pub(crate) look_ahead: When,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ReaderName {
+    Auto,
+    Uring,
+    Threads,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Io {
+    Auto,
+    Direct,
+    Buffered,
 }
 
 /// What an answer is like.
@@ -357,43 +403,6 @@ pub(crate) struct PerplexityArgs {
     pub(crate) engine: EngineArgs,
 }
 
-const BENCH_EXAMPLES: &str = "\
-Examples:
-  moeflux bench
-  moeflux bench --model DIR --memory 8GiB --prompt 512 --tokens 64 --repeat 5
-  moeflux bench --model DIR --prompt 0 --tokens 128 --json";
-
-/// Measure speed
-///
-/// Feeds random tokens (always the same ones): a prompt at once, then tokens one by one. Every repeat has a new
-/// session and other tokens; the slots stay as the repeat before left them.
-///
-/// Measured is what an answer waits for: after the prompt and after each token the next one is chosen, greedily, though the
-/// token that is fed next is the random one.
-#[derive(Debug, Args)]
-#[command(after_help = BENCH_EXAMPLES)]
-pub(crate) struct BenchArgs {
-    /// Tokens of the prompt
-    #[arg(short, long, value_name = "N", default_value_t = 128)]
-    pub(crate) prompt: usize,
-    /// Tokens that are decoded one by one
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 32)]
-    pub(crate) tokens: usize,
-    /// How often
-    #[arg(short, long, value_name = "R", default_value = "3")]
-    pub(crate) repeat: NonZeroUsize,
-    /// Also measure each kernel of a GPU, in one more run
-    #[arg(long)]
-    pub(crate) profile: bool,
-    /// Print one JSON object
-    #[arg(long)]
-    pub(crate) json: bool,
-    #[command(flatten)]
-    pub(crate) trace: TraceArgs,
-    #[command(flatten)]
-    pub(crate) engine: EngineArgs,
-}
-
 const REPLAY_EXAMPLES: &str = "\
 Examples:
   moeflux run --trace fox.trace \"Tell me the fable of The Fox and the Crow.\"
@@ -446,6 +455,40 @@ pub(crate) struct DevicesArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+const PACK_EXAMPLES: &str = "\
+Examples:
+  moeflux pack --model ~/models/Qwen3-30B-A3B-4bit --out /fast/qwen3-30b
+  moeflux run --model /fast/qwen3-30b --memory 6GiB \"Why is the sky blue?\"
+  moeflux pack --verify /fast/qwen3-30b
+  moeflux pack --verify /fast/qwen3-30b --model ~/models/Qwen3-30B-A3B-4bit
+
+Exit codes: 0 right, 1 failed or something is damaged, 2 wrong use, 130 ended by Ctrl-C; what was
+packed until then stays, and the same command goes on from there.";
+
+/// Copy a model so that each expert is one aligned record, or check such a copy
+///
+/// The copy is a folder like any other, for --model: it gives the same answers to the bit, needs the original no more, and
+/// takes as much room. Each expert is read in one piece instead of up to a dozen, and compared with its digest whenever it is
+/// read: damage is an error, never a wrong answer.
+///
+/// While files are written their names end in .partial. A run that ends early, by Ctrl-C, a full disk or a crash, is
+/// continued by the same command; what is there is checked first.
+#[derive(Debug, Args)]
+#[command(after_help = PACK_EXAMPLES)]
+pub(crate) struct PackArgs {
+    /// Folder of the model to pack [default: the built-in tales-18m]
+    ///
+    /// With --verify, the folder to compare with, byte for byte.
+    #[arg(short, long, value_name = "DIR")]
+    pub(crate) model: Option<PathBuf>,
+    /// The folder to write; it is made if need be, and must hold no other files
+    #[arg(short, long, value_name = "DIR", required_unless_present = "verify")]
+    pub(crate) out: Option<PathBuf>,
+    /// Read a packed folder again and list what is not as it was packed
+    #[arg(long, value_name = "DIR", conflicts_with = "out")]
+    pub(crate) verify: Option<PathBuf>,
 }
 
 /// The presets that there are, and examples.

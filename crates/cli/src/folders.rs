@@ -7,6 +7,11 @@ pub(crate) fn cache() -> Option<PathBuf> {
     folder("XDG_CACHE_HOME", if cfg!(target_os = "macos") { "Library/Caches" } else { ".cache" })
 }
 
+/// For what was measured of this machine's disks.
+pub(crate) fn probes() -> Option<PathBuf> {
+    Some(cache()?.join("probes"))
+}
+
 /// For what should last: the history of conversations.
 pub(crate) fn state() -> Option<PathBuf> {
     let below_home = if cfg!(target_os = "macos") { "Library/Application Support" } else { ".local/state" };

@@ -4,11 +4,12 @@ use std::path::Path;
 
 use anyhow::Context;
 use moeflux::{
-    Checkpoint, ChosenDevice, DeviceOptions, Engine, EngineOptions, LookAhead, MemoryPlan, MemoryRequest,
+    Access, Checkpoint, ChosenDevice, DeviceOptions, Engine, EngineOptions, LookAhead, MemoryPlan,
+    MemoryRequest, ReadOptions, ReaderKind, synth,
 };
 
 use crate::{
-    args::{EngineArgs, MemoryArgs, ModelArgs, When},
+    args::{EngineArgs, Io, MemoryArgs, ModelArgs, ReadArgs, ReaderName, When},
     folders,
     progress::Ui,
     units,
@@ -48,15 +49,56 @@ impl From<When> for LookAhead {
     }
 }
 
+impl ReadArgs {
+    pub(crate) fn options(&self) -> ReadOptions {
+        ReadOptions {
+            kind: match self.reader {
+                ReaderName::Auto => ReaderKind::Auto,
+                ReaderName::Uring => ReaderKind::Uring,
+                ReaderName::Threads => ReaderKind::Threads,
+            },
+            access: match self.io {
+                Io::Auto => Access::Auto,
+                Io::Direct => Access::Direct,
+                Io::Buffered => Access::Buffered,
+            },
+            mirrors: self.mirror.clone(),
+            ..ReadOptions::default()
+        }
+    }
+
+    /// Whether the user chose something.
+    fn is_chosen(&self) -> bool {
+        self.reader != ReaderName::Auto || self.io != Io::Auto || !self.mirror.is_empty()
+    }
+}
+
 /// Opens the checkpoint that was asked for, or the one in the box.
 ///
 /// # Errors
 /// It cannot be opened.
 pub(crate) fn checkpoint(args: &ModelArgs, ui: Ui) -> anyhow::Result<Checkpoint> {
-    match &args.model {
+    checkpoint_in(args.model.as_deref(), ui)
+}
+
+/// Opens the checkpoint in a folder, or the one in the box.
+///
+/// # Errors
+/// It cannot be opened.
+pub(crate) fn checkpoint_in(folder: Option<&Path>, ui: Ui) -> anyhow::Result<Checkpoint> {
+    match folder {
         Some(folder) => Ok(Checkpoint::open(folder)?),
         None => built_in(folders::cache().as_deref(), ui),
     }
+}
+
+/// What synth would write for a preset: headers without weights.
+///
+/// # Errors
+/// There is no such preset.
+pub(crate) fn preset(name: &str) -> anyhow::Result<Checkpoint> {
+    let options = synth::Options::new(synth::Preset::by_name(name)?.config());
+    Ok(Checkpoint::planned(&synth::plan(&options)?)?)
 }
 
 /// The built-in model, from the cache folder where that can be written, else from the program itself.
@@ -78,20 +120,36 @@ fn built_in(cache: Option<&Path>, ui: Ui) -> anyhow::Result<Checkpoint> {
 /// # Errors
 /// The model cannot be opened, or the budget is too small.
 pub(crate) fn engine(args: &EngineArgs, at_least: Option<usize>, ui: Ui) -> anyhow::Result<Engine> {
-    let checkpoint = checkpoint(&args.model, ui)?;
+    engine_of(checkpoint(&args.model, ui)?, args, at_least, ui)
+}
+
+/// [`engine`] of a checkpoint that is open.
+///
+/// # Errors
+/// As [`engine`].
+pub(crate) fn engine_of(
+    checkpoint: Checkpoint,
+    args: &EngineArgs,
+    at_least: Option<usize>,
+    ui: Ui,
+) -> anyhow::Result<Engine> {
     let mut memory = args.memory.request();
     memory.context = memory.context.or(at_least);
     let options = EngineOptions {
         memory,
         device: args.device(),
-        look_ahead: args.look_ahead.into(),
+        look_ahead: args.reads.look_ahead.into(),
         policy: args.memory.policy,
+        reads: args.reads.options(),
         ..EngineOptions::default()
     };
     let engine = {
         let bar = ui.bytes("loading");
         Engine::open(checkpoint, options, &mut |done, total| bar.bytes(done, total))?
     };
+    if args.reads.is_chosen() {
+        ui.note(format_args!("experts are read by {}", engine.reads()));
+    }
     for note in plan_notes(engine.plan(), &args.memory) {
         ui.note(note);
     }

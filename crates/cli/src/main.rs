@@ -8,6 +8,7 @@ mod load;
 mod out;
 mod plot;
 mod progress;
+mod roof;
 mod tensors;
 mod units;
 

@@ -266,7 +266,7 @@ mod tests {
             }
             let end = at + rest[at..].find('>').unwrap();
             let tag = &rest[at + 1..end];
-            assert!(!tag.contains('<') && tag.matches('"').count() % 2 == 0, "{tag}");
+            assert!(!tag.contains('<') && tag.matches('"').count().is_multiple_of(2), "{tag}");
             if let Some(name) = tag.strip_prefix('/') {
                 assert_eq!(open.pop(), Some(name), "{svg}");
             } else if !tag.ends_with('/') {

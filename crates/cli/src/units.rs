@@ -43,6 +43,25 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     Ok(bytes as u64)
 }
 
+/// Reads bytes per second, such as `3.5GB/s`, `900MB` (the same, per second) or `1GiB/s`.
+///
+/// # Errors
+/// It is no speed; the error says what is.
+pub(crate) fn parse_speed(text: &str) -> Result<f64, String> {
+    let size = text.trim().trim_end_matches("/s");
+    parse_size(size).map(|bytes| bytes as f64).map_err(|_| "write a speed such as 3.5GB/s".to_owned())
+}
+
+/// Reads `10%` or `10` as 0.1.
+///
+/// # Errors
+/// It is no number from 0 to 100.
+pub(crate) fn parse_percent(text: &str) -> Result<f64, String> {
+    let number: Option<f64> = text.trim().trim_end_matches('%').trim_end().parse().ok();
+    let number = number.filter(|n| (0.0..=100.0).contains(n));
+    number.map(|n| n / 100.0).ok_or_else(|| "write a percentage from 0 to 100, such as 10%".to_owned())
+}
+
 /// Bytes in memory: `61 MiB`, `7.5 GiB`.
 pub(crate) fn memory(bytes: u64) -> String {
     scaled(bytes as f64, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB"])
@@ -68,6 +87,24 @@ fn scaled(mut value: f64, step: f64, units: &[&str]) -> String {
     let digits = usize::from(unit > 0 && value < 99.95);
     let number = format!("{value:.digits$}");
     format!("{} {}", number.strip_suffix(".0").unwrap_or(&number), units[unit])
+}
+
+/// Bytes per second of a disk or of memory: `1.18 GB/s`, where the second digit matters.
+pub(crate) fn speed(bytes_per_second: f64) -> String {
+    match bytes_per_second {
+        b if (0.995e9..99.5e9).contains(&b) => format!("{:.2} GB/s", b / 1e9),
+        b => format!("{}/s", disk(b)),
+    }
+}
+
+/// How long ago: `just now`, `3 hours ago`.
+pub(crate) fn ago(age: std::time::Duration) -> String {
+    match age.as_secs() {
+        0..60 => "just now".to_owned(),
+        s @ 60..3600 => format!("{} ago", plural(s / 60, "minute")),
+        s @ 3600..86400 => format!("{} ago", plural(s / 3600, "hour")),
+        s => format!("{} ago", plural(s / 86400, "day")),
+    }
 }
 
 /// Tokens per second: three digits are enough.
@@ -142,6 +179,21 @@ mod tests {
         assert_eq!(disk(17.2e9), "17.2 GB");
         assert_eq!(count(17_700_000), "17.7 M");
         assert_eq!(count(12), "12");
+    }
+
+    #[test]
+    fn speeds_shares_and_ages_are_read_and_shown() {
+        assert_eq!(parse_speed("3.5GB/s"), Ok(3.5e9));
+        assert_eq!(parse_speed(" 900MB"), Ok(9e8));
+        assert!(parse_speed("fast").unwrap_err().contains("GB/s"));
+        assert_eq!((parse_percent("10%"), parse_percent("2.5")), (Ok(0.1), Ok(0.025)));
+        assert!(["", "-1", "101%", "nan", "ten"].iter().all(|text| parse_percent(text).is_err()));
+        assert_eq!(
+            [1.183e9, 28.1e9, 9.5e8, 4e11].map(speed),
+            ["1.18 GB/s", "28.10 GB/s", "950 MB/s", "400 GB/s"]
+        );
+        let ages = [5, 90, 7200, 200_000].map(|s| ago(std::time::Duration::from_secs(s)));
+        assert_eq!(ages, ["just now", "1 minute ago", "2 hours ago", "2 days ago"]);
     }
 
     #[test]

@@ -94,6 +94,11 @@ impl<'a> Matrix<'a> {
         )
     }
 
+    /// Where row `row` is among the stored rows, and by how many of them the next one is further.
+    pub(crate) const fn stored(&self, row: usize) -> (usize, usize) {
+        (self.every.at(row), self.every.step)
+    }
+
     /// Rows `first .. first + count`; there are so many.
     pub(crate) const fn rows(&self, first: usize, count: usize) -> Self {
         let every = Every { first: self.every.at(first), step: self.every.step };

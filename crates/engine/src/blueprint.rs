@@ -605,6 +605,13 @@ impl LayerBlueprint {
             FeedForwardBlueprint::Moe(moe) => Some(moe),
         }
     }
+
+    pub(crate) fn moe_mut(&mut self) -> Option<&mut MoeBlueprint> {
+        match &mut self.feed_forward {
+            FeedForwardBlueprint::Dense(_) => None,
+            FeedForwardBlueprint::Moe(moe) => Some(moe),
+        }
+    }
 }
 
 impl MlpBlueprint {

@@ -16,12 +16,13 @@ use crate::{
     checkpoint::Checkpoint,
     device::{ChosenDevice, Opened, WrapDevice, open_device},
     experts::{
-        ExpertCache, ExpertSource, LookAhead, PolicyKind, ReadOptions, Reader, Tier, Uses, open_reader,
-        reader_memory,
+        ExpertCache, ExpertSource, LookAhead, PolicyKind, ReadCounters, ReadOptions, Reader, Tier, Uses,
+        open_reader, reader_memory,
     },
     layer::Loader,
     memory::{MemoryPlan, MemoryRequest, scratch_shape},
     model::{LayerStates, Model},
+    stats::LayerStats,
     system::SystemMemory,
     text::Text,
     trace::{Recorder, TraceHeader},
@@ -62,6 +63,7 @@ struct Shared {
     plan: MemoryPlan,
     text: Option<Text>,
     device: ChosenDevice,
+    reads: String,
     runtime: Mutex<Runtime>,
     /// Sessions that live now.
     sessions: AtomicUsize,
@@ -128,6 +130,7 @@ impl Engine {
         };
         let host = tier(host_slots, BankPlace::Host)?;
         let mut reader = open_reader(&source, &options.reads, host_slots, fits)?;
+        let reads = reader.describe();
         if let Some(wrap) = options.wrap_reader {
             reader = wrap(reader);
         }
@@ -146,6 +149,7 @@ impl Engine {
             plan,
             text,
             device: chosen,
+            reads,
             runtime: Mutex::new(Runtime { device, cache, model }),
             sessions: AtomicUsize::new(0),
         };
@@ -195,6 +199,21 @@ impl Engine {
     /// What computes, and why that.
     pub fn device(&self) -> &ChosenDevice {
         &self.shared.device
+    }
+
+    /// What each layer has asked its experts for, of all sessions together since the engine was opened.
+    pub fn layer_stats(&self) -> Vec<LayerStats> {
+        self.lock().model.layer_stats().to_vec()
+    }
+
+    /// What was read for experts since the engine was opened.
+    pub fn read_counters(&self) -> ReadCounters {
+        self.lock().cache.reader().counters()
+    }
+
+    /// How experts are read, in words for users: "io_uring, direct, depth 32".
+    pub fn reads(&self) -> &str {
+        &self.shared.reads
     }
 
     /// Turns measuring of a card's kernels on or off; the times since it was last asked.

@@ -48,6 +48,25 @@ pub enum Error {
         /// The system's reason.
         source: io::Error,
     },
+    /// An expert of a packed model whose bytes are not those that were packed.
+    #[error(
+        "{}: layer {layer}, expert {expert}: the {bytes} bytes at {offset} are not those that were packed: the file or \
+         the disk is damaged; `moeflux pack --verify DIR` lists all that is, then pack again, or copy the file again \
+         from where it is whole",
+        path.display()
+    )]
+    Damaged {
+        /// The layer.
+        layer: usize,
+        /// The expert.
+        expert: usize,
+        /// The file.
+        path: PathBuf,
+        /// Where in the file.
+        offset: u64,
+        /// How long the expert is.
+        bytes: usize,
+    },
     /// The budget does not hold what the model needs.
     #[error("{0}")]
     Budget(String),

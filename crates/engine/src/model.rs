@@ -1,6 +1,9 @@
 //! The forward pass: embed, layers, norm, head. Prefill, decode and batches are one function over rows.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::Instant,
+};
 
 use moeflux_compute::{Buffer, Device, MOST_TOP_LOGITS, Op, Span, State, View, Weight};
 
@@ -9,7 +12,7 @@ use crate::{
     blueprint::Blueprint,
     experts::{ExpertCache, LookAhead},
     layer::{Layer, Loader, Observer, Routing, Scratch, Step},
-    stats::Stats,
+    stats::{LayerStats, Stats},
     trace::Recorder,
 };
 
@@ -106,6 +109,8 @@ pub(crate) struct Model {
     first: Buffer,
     spans: [Vec<Span>; 2],
     routing: Routing,
+    /// What each layer asked its experts for, of all sessions together.
+    layer_stats: Vec<LayerStats>,
     /// `(LOGIT_ROWS, vocab)` on the host.
     read: Vec<f32>,
     ahead: Option<Ahead>,
@@ -140,9 +145,14 @@ impl Model {
             first: loader.device.buffer(FIRST_NUMBERS).map_err(Error::at(|| "logits"))?,
             spans: [Vec::with_capacity(1), Vec::with_capacity(1)],
             routing: Routing::new(blueprint, rows, look_ahead),
+            layer_stats: vec![LayerStats::default(); blueprint.layers.len()],
             read: vec![0.0; LOGIT_ROWS * blueprint.vocab],
             ahead: None,
         })
+    }
+
+    pub(crate) fn layer_stats(&self) -> &[LayerStats] {
+        &self.layer_stats
     }
 
     /// Writes down the experts of all steps from now on, or no longer.
@@ -208,10 +218,12 @@ impl Model {
                 Wanted::Nothing => {}
                 Wanted::Logits(Logits::All) => self.read_logits(&mut *on.device, first..end, sink)?,
                 wanted => {
+                    let since = Instant::now();
                     let views = match &begun {
                         Some(_) => self.views(wanted),
                         None => self.last(&mut *on.device, end - 1, wanted)?,
                     };
+                    on.stats.computing_ns += since.elapsed().as_nanos() as u64;
                     // Of several spans nobody knows which will go on together.
                     let next = if spans.len() == 1 && watch.observer.is_none() { Some(span) } else { None };
                     self.read_last(on, (end - 1, views), next, sink)?;
@@ -253,6 +265,7 @@ impl Model {
                     Some(Span { state: s.states[i][which]?, position: s.position, rows: s.tokens.len() })
                 }));
             }
+            let before = **stats;
             let mut step = Step {
                 device: &mut **device,
                 cache,
@@ -271,6 +284,7 @@ impl Model {
                 eps: self.eps,
             };
             layer.run(&mut step)?;
+            self.layer_stats[i].add(&stats.since(&before));
             if let Some(observer) = &mut watch.observer {
                 let mut hidden = vec![0.0; rows * self.hidden];
                 device.read(x, &mut hidden).map_err(Error::at(|| format!("layer {i}")))?;

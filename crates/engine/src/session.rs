@@ -237,10 +237,11 @@ impl Runtime {
         watch: &mut Watch<'_>,
         sink: &mut Sink<'_>,
     ) -> Result<(), Error> {
-        let before = self.device.counters();
+        let (before, read) = (self.device.counters(), self.cache.read_counters());
         let on = On { device: &mut *self.device, cache: &mut self.cache, stats };
         let stepped = self.model.step(on, spans, watch, sink);
         stats.device(before, self.device.counters());
+        stats.reads(read, self.cache.read_counters());
         stepped?;
         for state in spans.iter().flat_map(|s| s.states).flatten().flatten() {
             self.device.commit(*state).map_err(Error::at(|| "committing a step"))?;

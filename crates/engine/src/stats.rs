@@ -3,6 +3,8 @@
 use moeflux_compute::Counters;
 use serde::Serialize;
 
+use crate::experts::ReadCounters;
+
 /// Counters of one session, or of one stretch of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Stats {
@@ -22,10 +24,17 @@ pub struct Stats {
     pub experts_wasted: u64,
     /// Experts read from disk.
     pub experts_read: u64,
-    /// Bytes of experts read from disk.
+    /// Bytes read from disk, with what lies around experts in the disk's blocks, and of experts that were given up.
     pub bytes_read: u64,
     /// Bytes of the experts that were needed and no hits: what a reader without waste would have read.
     pub bytes_missed: u64,
+    /// Nanoseconds in which some read was under way.
+    pub disk_ns: u64,
+    /// Reads that failed and were tried again.
+    pub retries: u64,
+    /// Nanoseconds in which a device took its work: on the processor, the time of computing; for an adapter, which computes
+    /// behind the host's back, see `waited_ns`.
+    pub computing_ns: u64,
     /// Nanoseconds in which computing had nothing to do but wait for a read.
     pub stalled_ns: u64,
     /// Nanoseconds of the layers' reads, each layer's from its first request to its last arrival.
@@ -45,9 +54,11 @@ pub struct Stats {
 }
 
 impl Stats {
-    pub(crate) fn read(&mut self, bytes: u64) {
-        self.experts_read += 1;
-        self.bytes_read += bytes;
+    /// Adds what a reader did from one reading of its counters to another.
+    pub(crate) fn reads(&mut self, before: ReadCounters, after: ReadCounters) {
+        self.bytes_read += after.bytes - before.bytes;
+        self.disk_ns += after.busy_ns - before.busy_ns;
+        self.retries += after.retries - before.retries;
     }
 
     /// Adds what a device did from one reading of its counters to another.
@@ -93,6 +104,9 @@ impl Stats {
             experts_read: f(self.experts_read, other.experts_read),
             bytes_read: f(self.bytes_read, other.bytes_read),
             bytes_missed: f(self.bytes_missed, other.bytes_missed),
+            disk_ns: f(self.disk_ns, other.disk_ns),
+            retries: f(self.retries, other.retries),
+            computing_ns: f(self.computing_ns, other.computing_ns),
             stalled_ns: f(self.stalled_ns, other.stalled_ns),
             reading_ns: f(self.reading_ns, other.reading_ns),
             hideable_ns: f(self.hideable_ns, other.hideable_ns),
@@ -102,5 +116,21 @@ impl Stats {
             waits: f(self.waits, other.waits),
             waited_ns: f(self.waited_ns, other.waited_ns),
         }
+    }
+}
+
+/// What one layer asked its experts for. A token that a device computed ahead, with all experts resident, is not counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct LayerStats {
+    /// [`Stats::experts_needed`] of this layer.
+    pub needed: u64,
+    /// [`Stats::experts_hit`] of this layer.
+    pub hit: u64,
+}
+
+impl LayerStats {
+    pub(crate) fn add(&mut self, of_layer: &Stats) {
+        self.needed += of_layer.experts_needed;
+        self.hit += of_layer.experts_hit;
     }
 }

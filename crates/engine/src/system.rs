@@ -23,6 +23,18 @@ pub(crate) fn has_graphics() -> bool {
     os::has_graphics()
 }
 
+/// Bytes that may still be written below a folder that exists, where the system tells.
+#[cfg(unix)]
+pub(crate) fn free_space(folder: &std::path::Path) -> Option<u64> {
+    let stat = rustix::fs::statvfs(folder).ok()?;
+    stat.f_bavail.checked_mul(stat.f_frsize)
+}
+
+#[cfg(not(unix))]
+pub(crate) fn free_space(_folder: &std::path::Path) -> Option<u64> {
+    None
+}
+
 impl SystemMemory {
     /// Asks the system.
     pub fn now() -> Self {

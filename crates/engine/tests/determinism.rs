@@ -8,8 +8,8 @@ use std::path::Path;
 
 use common::{Golden, data, feed, gpu, tales};
 use moeflux::{
-    Access, Checkpoint, Completion, DeviceOptions, Engine, EngineOptions, MemoryRequest, PolicyKind,
-    ReadOptions, ReadRequest, Reader, ReaderKind, WrapReader,
+    Access, Checkpoint, Completion, DeviceOptions, Engine, EngineOptions, LookAhead, MemoryRequest,
+    PolicyKind, ReadCounters, ReadOptions, ReadRequest, Reader, ReaderKind, WrapReader,
 };
 
 /// Holds finished reads back and hands them out in another order.
@@ -54,6 +54,18 @@ impl Reader for Shuffled {
         let i = self.random(self.held.len());
         Some(self.held.swap_remove(i))
     }
+
+    fn hurry(&mut self, slot: usize) {
+        self.inner.hurry(slot);
+    }
+
+    fn cancel_ahead(&mut self) {
+        self.inner.cancel_ahead();
+    }
+
+    fn counters(&self) -> ReadCounters {
+        self.inner.counters()
+    }
 }
 
 const READS: (ReaderKind, Access) = (ReaderKind::Threads, Access::Buffered);
@@ -66,8 +78,24 @@ struct Run<'a> {
     shuffle: Option<u64>,
     policy: PolicyKind,
     reads: (ReaderKind, Access),
+    look_ahead: LookAhead,
     /// Its threads are those above.
     device: &'a DeviceOptions,
+}
+
+impl<'a> Run<'a> {
+    fn plain(device: &'a DeviceOptions) -> Self {
+        Self {
+            slots: None,
+            threads: 1,
+            chunk: 512,
+            shuffle: None,
+            policy: PolicyKind::Lru,
+            reads: READS,
+            look_ahead: LookAhead::Off,
+            device,
+        }
+    }
 }
 
 /// Bits of the logits of a prompt and a few more tokens.
@@ -76,6 +104,7 @@ fn bits(folder: &Path, prompt: &[u32], run: Run<'_>) -> (Vec<u32>, f64) {
         memory: MemoryRequest { slots: run.slots, chunk: Some(run.chunk), ..MemoryRequest::default() },
         device: DeviceOptions { threads: Some(run.threads), ..run.device.clone() },
         reads: ReadOptions { kind: run.reads.0, access: run.reads.1, ..ReadOptions::default() },
+        look_ahead: run.look_ahead,
         wrap_reader: run.shuffle.map(Shuffled::wrap),
         policy: run.policy,
         ..EngineOptions::default()
@@ -97,15 +126,7 @@ fn smallest(folder: &Path) -> usize {
 fn check(folder: &Path, prompt: &[u32]) {
     for exact in [false, true] {
         let device = &DeviceOptions { exact, ..common::exact("cpu") };
-        let all = Run {
-            slots: None,
-            threads: 1,
-            chunk: 512,
-            shuffle: None,
-            reads: READS,
-            policy: PolicyKind::Lru,
-            device,
-        };
+        let all = Run::plain(device);
         let small = Run { slots: Some(smallest(folder)), ..all };
         let (expected, hit_rate) = bits(folder, prompt, all);
         assert!(hit_rate > 0.0, "a cache that holds all hits sometimes");
@@ -113,6 +134,14 @@ fn check(folder: &Path, prompt: &[u32]) {
             small,
             Run { threads: 2, ..all },
             Run { threads: 2, ..small },
+            Run { look_ahead: LookAhead::On, slots: Some(2 * smallest(folder)), ..small },
+            Run {
+                look_ahead: LookAhead::On,
+                shuffle: Some(0xC0FF_EE00),
+                slots: Some(3 * smallest(folder)),
+                ..small
+            },
+            Run { look_ahead: LookAhead::Auto, shuffle: Some(0xBAD_CAFE), ..small },
             Run { shuffle: Some(0x9E37_79B9), threads: 2, ..all },
             Run { shuffle: Some(0xDEAD_BEEF), threads: 2, ..small },
             Run { reads: (ReaderKind::Threads, Access::Direct), ..small },
@@ -166,12 +195,7 @@ fn latent_sliding_and_sparse_attention_give_the_same_bits_whatever_the_cache_did
     let prompt: Vec<u32> = golden.prompt().iter().copied().cycle().take(800).collect();
     let device = &common::exact("cpu");
     let run = |chunk, slots| {
-        bits(
-            &golden.folder,
-            &prompt,
-            Run { slots, threads: 2, chunk, shuffle: None, reads: READS, policy: PolicyKind::Lru, device },
-        )
-        .0
+        bits(&golden.folder, &prompt, Run { slots, threads: 2, chunk, ..Run::plain(device) }).0
     };
     let expected = run(800, None);
     for (chunk, slots) in [(64, None), (200, None), (7, Some(smallest(&golden.folder)))] {
@@ -183,15 +207,7 @@ fn latent_sliding_and_sparse_attention_give_the_same_bits_whatever_the_cache_did
 fn check_gpu(folder: &Path, prompt: &[u32]) {
     for exact in [false, true] {
         let Some(device) = &gpu(exact) else { return };
-        let all = Run {
-            slots: None,
-            threads: 1,
-            chunk: 512,
-            shuffle: None,
-            reads: READS,
-            policy: PolicyKind::Lru,
-            device,
-        };
+        let all = Run::plain(device);
         let small = Run { slots: Some(smallest(folder)), ..all };
         let (expected, _) = bits(folder, prompt, all);
         let mut runs = vec![

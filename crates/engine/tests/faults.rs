@@ -4,11 +4,15 @@
 
 mod common;
 
-use std::fs::{self, OpenOptions};
+use std::{
+    fs::{self, OpenOptions},
+    path::Path,
+};
 
 use common::{feed, tales};
 use moeflux::{
-    Checkpoint, Completion, Engine, EngineOptions, Error, Logits, MemoryRequest, ReadRequest, Reader, Watch,
+    Checkpoint, Completion, Engine, EngineOptions, Error, Logits, MemoryRequest, ReadCounters, ReadOptions,
+    ReadRequest, Reader, Watch,
 };
 
 /// Fails every `every`-th read.
@@ -30,6 +34,18 @@ impl Reader for Failing {
             completion.result = Err(Error::Input("an injected fault".into()));
         }
         Some(completion)
+    }
+
+    fn hurry(&mut self, slot: usize) {
+        self.inner.hurry(slot);
+    }
+
+    fn cancel_ahead(&mut self) {
+        self.inner.cancel_ahead();
+    }
+
+    fn counters(&self) -> ReadCounters {
+        self.inner.counters()
     }
 }
 
@@ -71,13 +87,64 @@ fn a_session_survives_failing_reads() {
     assert!(failures > 2, "the faults were injected");
 }
 
-#[test]
-fn a_file_that_shrinks_is_named_and_the_session_goes_on_when_it_is_back() {
+fn copy_of_tales() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for entry in fs::read_dir(tales()).unwrap() {
         let path = entry.unwrap().path();
         fs::copy(&path, folder.path().join(path.file_name().unwrap())).unwrap();
     }
+    folder
+}
+
+fn with_mirror(folder: &Path, mirror: &Path) -> Result<Engine, Error> {
+    let memory = MemoryRequest { slots: Some(4), ..MemoryRequest::default() };
+    let reads = ReadOptions { mirrors: vec![mirror.into()], ..ReadOptions::default() };
+    let options = EngineOptions { memory, reads, ..EngineOptions::default() };
+    Engine::open(Checkpoint::open(folder).unwrap(), options, &mut |_, _| {})
+}
+
+#[test]
+fn a_mirror_takes_over_from_a_file_that_shrinks() {
+    let folder = copy_of_tales();
+    let engine = with_mirror(folder.path(), &tales()).unwrap();
+    assert!(engine.reads().ends_with("2 copies"), "{}", engine.reads());
+    let mut session = engine.session().unwrap();
+    let mut logits = feed(&mut session, &PROMPT[..3], None);
+    let shard = folder.path().join("model.safetensors");
+    OpenOptions::new().write(true).open(&shard).unwrap().set_len(60_000).unwrap();
+    logits.extend(feed(&mut session, &PROMPT[3..], None));
+
+    let memory = MemoryRequest { slots: Some(4), ..MemoryRequest::default() };
+    let alone = common::engine(&tales(), Default::default(), memory);
+    let mut session = alone.session().unwrap();
+    let mut expected = feed(&mut session, &PROMPT[..3], None);
+    expected.extend(feed(&mut session, &PROMPT[3..], None));
+    assert!(logits == expected);
+}
+
+#[test]
+fn a_mirror_that_differs_is_refused() {
+    let folder = copy_of_tales();
+    let shard = folder.path().join("model.safetensors");
+    let refused = |what: &str| {
+        let text = with_mirror(&tales(), folder.path()).err().unwrap().to_string();
+        assert!(text.starts_with(shard.to_str().unwrap()) && text.contains(what), "{text}");
+    };
+    let mut contents = fs::read(&shard).unwrap();
+    // A name in the header.
+    contents[40] ^= 1;
+    fs::write(&shard, &contents).unwrap();
+    refused("other tensors");
+    contents.pop();
+    fs::write(&shard, &contents).unwrap();
+    refused("another length");
+    fs::remove_file(&shard).unwrap();
+    refused("cannot open");
+}
+
+#[test]
+fn a_file_that_shrinks_is_named_and_the_session_goes_on_when_it_is_back() {
+    let folder = copy_of_tales();
     let shard = folder.path().join("model.safetensors");
     let contents = fs::read(&shard).unwrap();
     let memory = MemoryRequest { slots: Some(4), sessions: Some(2), ..MemoryRequest::default() };

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, process::ExitCode, time::Instant};
 
 use moeflux::{
     Blueprint, Checkpoint, ChosenDevice, FeedForwardBlueprint, LayerBlueprint, MatrixSource, MemoryPlan,
-    MixerBlueprint, synth,
+    MixerBlueprint,
 };
 use serde::Serialize;
 
@@ -22,6 +22,8 @@ struct Report {
     model: String,
     architecture: String,
     files: usize,
+    /// Whether `moeflux pack` wrote it.
+    packed: bool,
     open_seconds: f64,
     parameters: Parameters,
     hidden: usize,
@@ -112,10 +114,7 @@ struct TokenReads {
 pub(crate) fn run(args: &InspectArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let since = Instant::now();
     let checkpoint = match &args.preset {
-        Some(preset) => {
-            let options = synth::Options::new(synth::Preset::by_name(preset)?.config());
-            Checkpoint::planned(&synth::plan(&options)?)?
-        }
+        Some(preset) => load::preset(preset)?,
         None => load::checkpoint(&args.engine.model, ui)?,
     };
     let blueprint = Blueprint::of(&checkpoint)?;
@@ -172,6 +171,7 @@ impl Report {
             model,
             architecture: blueprint.model_type.clone(),
             files: checkpoint.shards(),
+            packed: checkpoint.is_packed(),
             open_seconds,
             parameters: Parameters { total, active: total - idle },
             hidden: blueprint.hidden,
@@ -333,6 +333,9 @@ impl std::fmt::Display for Report {
             "weights",
             &format!("{files}, {}, opened in {:.1} ms", disk(self.sizes.files), self.open_seconds * 1e3),
         ]);
+        if self.packed {
+            head.row(["packed", "one aligned record per expert, with its digest"]);
+        }
         let l = &self.layers;
         let parts = [
             (l.attention, "attention"),

@@ -7,7 +7,9 @@ mod compare;
 mod devices;
 mod inspect;
 mod logits;
+mod pack;
 mod perplexity;
+mod plan;
 mod replay;
 mod run;
 mod synth;
@@ -38,7 +40,9 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Logits(args) => logits::run(&args, ui),
         Command::Bench(args) => bench::run(&args, ui),
         Command::Replay(args) => replay::run(&args, ui),
+        Command::Plan(args) => plan::run(&args, ui),
         Command::Devices(args) => devices::run(&args),
+        Command::Pack(args) => pack::run(&args, ui),
         Command::Synth(args) => synth::run(&args, ui),
         Command::Completions(args) => {
             let mut script = Vec::new();

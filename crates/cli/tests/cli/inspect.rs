@@ -1,4 +1,4 @@
-//! `inspect`, `bench`, `perplexity`, `synth`.
+//! `inspect`, `perplexity`, `synth`.
 
 use super::*;
 
@@ -52,26 +52,6 @@ fn a_model_that_is_not_there_is_named() {
 
 fn said_of(output: Output) -> Said {
     super::said(output)
-}
-
-#[test]
-fn speed_is_measured() {
-    let args = ["bench", "--prompt", "8", "--tokens", "4", "--repeat", "2"];
-    let measured = json(&succeed(&[&args[..], &["--json"]].concat()));
-    assert_eq!(measured["repeats"].as_array().unwrap().len(), 2);
-    for phase in ["prefill", "decode"] {
-        let speed = |which: &str| measured[phase]["tokens_per_second"][which].as_f64().unwrap();
-        assert!(0.0 < speed("min") && speed("min") <= speed("median") && speed("median") <= speed("max"));
-    }
-    assert_eq!((&measured["prefill"]["tokens"], &measured["decode"]["tokens"]), (&8.into(), &4.into()));
-    let table = succeed(&args);
-    assert!(
-        table.contains("prefill") && table.contains("decode") && table.contains("peak memory"),
-        "{table}"
-    );
-    let only = json(&succeed(&["bench", "--prompt", "0", "--tokens", "2", "--repeat", "1", "--json"]));
-    assert!(only["prefill"].is_null() && only["decode"]["tokens"] == 2);
-    assert_error(&run(&["bench", "--prompt", "0", "--tokens", "0"]), 2, &["nothing to measure"]);
 }
 
 #[test]

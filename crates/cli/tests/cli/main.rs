@@ -4,10 +4,12 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod answers;
+mod bench;
 mod devices;
 mod inspect;
 mod logits;
 mod memory;
+mod pack;
 mod replay;
 mod usage;
 

@@ -2,8 +2,8 @@
 
 use super::*;
 
-const COMMANDS: [&str; 9] =
-    ["run", "chat", "inspect", "logits", "perplexity", "bench", "devices", "synth", "completions"];
+const COMMANDS: [&str; 10] =
+    ["run", "chat", "inspect", "logits", "perplexity", "bench", "plan", "devices", "synth", "completions"];
 
 #[test]
 fn help_shows_every_command_with_examples() {

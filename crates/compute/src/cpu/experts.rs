@@ -1,8 +1,8 @@
 //! The routed experts of a layer.
 //!
-//! Tiles are blocks of outputs; each tile walks all uses, so that no two tiles write one row, and weights that
-//! several rows share are unpacked once. Activations have room for a number of rows, so many uses take several
-//! rounds.
+//! Tiles are blocks of outputs. Where rows share experts, each tile walks all uses, so that weights are unpacked once;
+//! where none do, as when one token is decoded, a tile has one use, and tiles follow each other as their weights do in
+//! memory. Activations have room for a number of rows, so many uses take several rounds.
 
 use super::{
     Cpu,
@@ -32,25 +32,26 @@ pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
                 let by_row = x.rows <= uses.len();
                 let count = if by_row { x.rows } else { uses.len() };
                 let input = |i: usize| super::row(all, &x, if by_row { i } else { uses[i].row });
-                let gate_rows = if rounds[0] {
-                    round(kernels, pool, rounded, (shape.gate, count), input)
-                } else {
-                    Rows::Numbers(all, x)
+                let gate_rows = match rounds[0] {
+                    Some(of) => round(kernels, pool, rounded, (of, x.width, count), input),
+                    None => Rows::Numbers(all, x),
                 };
-                let up_rows = if !rounds[1] {
-                    Rows::Numbers(all, x)
-                } else if rounds[0] && shape.up.format == shape.gate.format {
-                    gate_rows
-                } else {
-                    round(kernels, pool, again, (shape.up, count), input)
+                let up_rows = match rounds[1] {
+                    of if of == rounds[0] => gate_rows,
+                    Some(of) => round(kernels, pool, again, (of, x.width, count), input),
+                    None => Rows::Numbers(all, x),
                 };
                 let from = |rows: &Rows<'_>, i: usize| match rows {
                     Rows::Rounded(_) if !by_row => i,
                     _ => uses[i].row,
                 };
                 let inner = inner.slice(0, uses.len());
-                pool.tiles(between, Grid::new(&inner, uses.len(), 1, COLS), |mut tile, lane| {
-                    for (first, run, slot) in runs(host, uses) {
+                let alone = uses.windows(2).all(|pair| pair[0].slot != pair[1].slot);
+                let rows = if alone { 1 } else { uses.len() };
+                pool.tiles(between, Grid::new(&inner, rows, 1, COLS), |mut tile, lane| {
+                    let of_tile = tile.rows();
+                    for (first, run, slot) in runs(host, &uses[of_tile.clone()]) {
+                        let first = of_tile.start + first;
                         let [gate, up, _] = layout.matrices(slot);
                         let product = Product { kernels, matrix: gate, rows: gate_rows };
                         let place = |i: usize| (from(&gate_rows, first + i), first + i);
@@ -68,10 +69,11 @@ pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
                     }
                 });
                 let between = &*between;
-                let rows = if rounds[2] {
-                    round(kernels, pool, again, (shape.down, uses.len()), |i| super::row(between, &inner, i))
-                } else {
-                    Rows::Numbers(between, inner)
+                let rows = match rounds[2] {
+                    Some(of) => round(kernels, pool, again, (of, inner.width, uses.len()), |i| {
+                        super::row(between, &inner, i)
+                    }),
+                    None => Rows::Numbers(between, inner),
                 };
                 pool.tiles(numbers, Grid::new(&out, out.rows, 1, COLS), |mut tile, lane| {
                     for (first, run, slot) in runs(host, uses) {

@@ -2,10 +2,10 @@
 
 use super::{
     Activations, Cpu,
-    dot::{Kernels, Lane, Panel, Rounded, Rows, Sums, TILE, padded, quant_group},
+    dot::{Kernels, Lane, Panel, Quant, Rounded, Rows, Sums, TILE, padded},
     pool::{Grid, Pool, Tile},
 };
-use crate::{Buffer, Error, Matrix, MatrixShape, View, Weight, host::Host};
+use crate::{Buffer, Error, Matrix, View, Weight, host::Host};
 
 /// Outputs of a tile.
 pub(super) const COLS: usize = 16;
@@ -27,13 +27,12 @@ pub(super) fn mat_mul(
         let bias = bias.map(|bias| host.all(bias)).transpose()?;
         let all = host.get(x)?;
         cpu.reserve(x.rows, matrix.shape.cols)?;
-        let rounds = !exact && cpu.rounds(matrix.shape);
+        let rounds = if exact { None } else { cpu.rounds(matrix.shape) };
         let Cpu { kernels, pool, rounded, .. } = cpu;
         let kernels = *kernels;
-        let rows = if rounds {
-            round(kernels, pool, rounded, (matrix.shape, x.rows), |i| super::row(all, x, i))
-        } else {
-            Rows::Numbers(all, *x)
+        let rows = match rounds {
+            Some(of) => round(kernels, pool, rounded, (of, x.width, x.rows), |i| super::row(all, x, i)),
+            None => Rows::Numbers(all, *x),
         };
         let product = Product { kernels, matrix, rows };
         pool.tiles(numbers, Grid::new(out, ROWS, 1, COLS), |mut tile, lane| {
@@ -74,6 +73,18 @@ impl Product<'_> {
         write: impl Fn(&mut f32, f32, usize),
     ) {
         let (outputs, mut sums) = (tile.cols(), Sums::default());
+        if let (1, Rows::Rounded(rows)) = (count, &self.rows) {
+            let (from, to) = place(0);
+            let mut sums = [0.0; COLS];
+            for first in outputs.clone().step_by(COLS) {
+                let part = first..outputs.end.min(first + COLS);
+                let sums = &mut sums[..part.len()];
+                self.kernels.decode(&self.matrix, part.clone(), (rows, from), lane, sums);
+                let to = &mut tile.row(to)[first - outputs.start..];
+                to.iter_mut().zip(sums).zip(part).for_each(|((to, sum), output)| write(to, *sum, output));
+            }
+            return;
+        }
         for first in outputs.clone().step_by(TILE) {
             let part = first..outputs.end.min(first + TILE);
             let panel = Panel::new(self.kernels, &self.matrix, part.clone(), &self.rows, count, lane);
@@ -91,24 +102,23 @@ impl Product<'_> {
     }
 }
 
-/// Rounds `count` rows for a matrix of quants; there is room for them.
+/// Rounds `count` rows for a matrix of quants of some kind; there is room for them.
 pub(super) fn round<'a, 'x>(
     kernels: Kernels,
     pool: &mut Pool<Lane>,
     to: &'a mut Activations,
-    (shape, count): (MatrixShape, usize),
+    (of, cols, count): ((Quant, usize), usize, usize),
     row: impl Fn(usize) -> &'x [f32] + Sync,
 ) -> Rows<'a> {
-    let group = quant_group(shape).unwrap_or(shape.cols);
-    let (q, meta) = (padded(shape.cols), Rounded::meta(shape.cols));
+    let (q, meta) = (padded(cols), Rounded::meta(cols));
     pool.tiles2(
         (&mut to.q, Grid::dense(count, q, ROUNDED)),
         (&mut to.meta, Grid::dense(count, meta, ROUNDED)),
         |mut q, mut meta, _| {
             for i in q.rows() {
-                Rounded::round(kernels, row(i), group, q.row(i), meta.row(i));
+                Rounded::round(kernels, row(i), of, q.row(i), meta.row(i));
             }
         },
     );
-    Rows::Rounded(Rounded { q: &to.q, meta: &to.meta, cols: shape.cols, group })
+    Rows::Rounded(Rounded { q: &to.q, meta: &to.meta, cols, of })
 }

@@ -23,7 +23,7 @@ mod topk;
 use std::thread;
 
 pub use dot::Isa;
-use dot::{Kernels, Lane, Rounded, padded};
+use dot::{Kernels, Lane, Quant, Rounded, padded};
 use pool::Pool;
 
 use crate::{
@@ -106,9 +106,9 @@ impl Cpu {
         Ok(())
     }
 
-    /// Whether a matrix of this shape and format meets rounded activations.
-    fn rounds(&self, shape: MatrixShape) -> bool {
-        !self.exact && dot::quant_group(shape).is_some()
+    /// What rounded activations are rounded for, if a matrix of this shape and format meets such.
+    fn rounds(&self, shape: MatrixShape) -> Option<(Quant, usize)> {
+        if self.exact { None } else { dot::quants_of(shape) }
     }
 }
 

@@ -15,13 +15,16 @@ use std::{
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst},
     },
     thread::{self, JoinHandle, Thread},
+    time::{Duration, Instant},
 };
 
 use crate::{Buffer, Error, View};
 
-/// Looks at the gate that an idle worker takes before it sleeps: some tens of microseconds, longer than the gap
-/// between two ops of a step.
-const SPINS: u32 = 10_000;
+/// How long an idle worker looks at the gate before it sleeps: longer than the gap between two ops of a step, and
+/// little of a wait for the disk.
+const SPIN_TIME: Duration = Duration::from_micros(50);
+/// Looks at the gate between two looks at the clock.
+const SPINS: u32 = 64;
 /// Looks at the gate that a waiting caller takes between offers of its core to others.
 const SPINS_BEFORE_YIELD: u32 = 1_000;
 /// Stack of a worker; kernels keep little on it.
@@ -177,6 +180,8 @@ type Call<'a> = &'a (dyn Fn(usize, usize) + Sync + 'a);
 struct Board {
     gate: AtomicU64,
     next: AtomicUsize,
+    /// One part in so many of the tiles that are left is what a worker takes at once.
+    shares: usize,
     sleepers: AtomicUsize,
     started: AtomicUsize,
     stop: AtomicBool,
@@ -189,21 +194,26 @@ struct Board {
 // workers only while they count as active; the gate orders both.
 unsafe impl Sync for Board {}
 impl Board {
-    /// Takes tiles until there are none left.
+    /// Takes tiles until there are none left: many at once first, as neighbours read one piece of memory from end to
+    /// end, and one at a time in the end, so that all workers are done at about the same time.
     fn work(&self, worker: usize, call: Call<'_>, count: usize) {
-        loop {
-            let i = self.next.fetch_add(1, SeqCst);
-            if i >= count {
-                return;
+        let mut first = self.next.load(SeqCst);
+        while first < count {
+            let some = ((count - first) / self.shares).max(1);
+            match self.next.compare_exchange_weak(first, first + some, SeqCst, SeqCst) {
+                Ok(_) => {
+                    (first..first + some).for_each(|i| call(worker, i));
+                    first = self.next.load(SeqCst);
+                }
+                Err(now) => first = now,
             }
-            call(worker, i);
         }
     }
 
     /// One worker's life.
     fn serve(&self, worker: usize) {
         self.started.fetch_add(1, SeqCst);
-        let (mut seen, mut spins) = (0, 0);
+        let (mut seen, mut spins, mut idle) = (0, 0u32, Instant::now());
         while !self.stop.load(SeqCst) {
             let gate = self.gate.load(SeqCst);
             if gate & OPEN != 0 && gate / JOB != seen {
@@ -211,12 +221,12 @@ impl Board {
                     seen = gate / JOB;
                     self.join(worker);
                     self.gate.fetch_sub(1, SeqCst);
-                    spins = 0;
+                    (spins, idle) = (0, Instant::now());
                 }
                 continue;
             }
             spins += 1;
-            if spins < SPINS {
+            if !spins.is_multiple_of(SPINS) || idle.elapsed() < SPIN_TIME {
                 std::hint::spin_loop();
                 continue;
             }
@@ -226,7 +236,7 @@ impl Board {
                 thread::park();
             }
             self.sleepers.fetch_sub(1, SeqCst);
-            spins = 0;
+            (spins, idle) = (0, Instant::now());
         }
     }
 
@@ -280,6 +290,7 @@ impl<L: Default + Send> Pool<L> {
         let board = Arc::new(Board {
             gate: AtomicU64::new(JOB),
             next: AtomicUsize::new(0),
+            shares: 2 * threads,
             sleepers: AtomicUsize::new(0),
             started: AtomicUsize::new(0),
             stop: AtomicBool::new(false),

@@ -69,7 +69,9 @@ impl Blueprint {
                 format!("the model_type {model_type:?} is not supported; these are: {supported}"),
             ));
         };
-        (architecture.blueprint)(checkpoint)
+        let mut blueprint = (architecture.blueprint)(checkpoint)?;
+        checkpoint.place_packed(&mut blueprint)?;
+        Ok(blueprint)
     }
 }
 

@@ -109,9 +109,10 @@ impl Checkpoint {
     /// # Errors
     /// The binary is damaged.
     pub fn embedded() -> Result<Self, Error> {
-        let find = |wanted: &str| FILES.iter().find(|f| f.name == wanted).map_or(&[][..], |f| f.bytes);
-        let texts: HashMap<_, _> = super::TEXTS.into_iter().map(|name| (name, find(name).to_vec())).collect();
-        let files = vec![Source::binary("model.safetensors", find("model.safetensors"))];
+        let find = |wanted: &str| FILES.iter().find(|f| f.name == wanted).map(|f| f.bytes);
+        let texts = super::TEXTS.into_iter().filter_map(|name| Some((name, find(name)?.to_vec())));
+        let texts: HashMap<_, _> = texts.collect();
+        let files = vec![Source::binary("model.safetensors", find("model.safetensors").unwrap_or_default())];
         Self::assemble(Path::new("(in the binary)"), files, texts)
     }
 }

@@ -1,6 +1,7 @@
 //! A published checkpoint, read in place: what it says of itself and where each tensor's bytes are.
 
 mod embedded;
+pub(crate) mod packed;
 mod quantization;
 mod safetensors;
 mod scaled;
@@ -14,6 +15,8 @@ use std::{
 
 pub use embedded::unpack_embedded;
 use moeflux_compute::{Bytes, Format, MatrixShape, Scalar};
+use packed::Packed;
+pub(crate) use packed::digest;
 pub(crate) use quantization::Quantization;
 pub(crate) use safetensors::TensorInfo;
 pub(crate) use source::{Source, read_at};
@@ -74,10 +77,11 @@ pub struct Checkpoint {
     files: Arc<Vec<Source>>,
     tensors: HashMap<String, TensorInfo>,
     texts: HashMap<&'static str, Vec<u8>>,
+    packed: Option<Packed>,
 }
 
 /// The small files that are read whole, where they exist.
-const TEXTS: [&str; 6] = [
+pub(crate) const TEXTS: [&str; 6] = [
     "config.json",
     "tokenizer.json",
     "tiktoken.model",
@@ -104,8 +108,13 @@ impl Checkpoint {
             }
         }
         if !names.contains("config.json") {
-            let problem = "there is no config.json here: is this the folder of a model?".into();
-            return Err(Error::Checkpoint { path: folder.into(), problem });
+            let problem = match names.contains(packed::JOURNAL) {
+                true => {
+                    "this is a model that is not packed yet: run the same `moeflux pack` again to finish it"
+                }
+                false => "there is no config.json here: is this the folder of a model?",
+            };
+            return Err(Error::Checkpoint { path: folder.into(), problem: problem.into() });
         }
         let mut shards = Vec::new();
         let mut expected = HashMap::new();
@@ -128,7 +137,11 @@ impl Checkpoint {
                            format is read";
             return Err(Error::Checkpoint { path: folder.into(), problem: problem.into() });
         }
-        let files = shards.iter().map(|s| Source::open(&folder.join(s))).collect::<Result<Vec<_>, _>>()?;
+        let mut files =
+            shards.iter().map(|s| Source::open(&folder.join(s))).collect::<Result<Vec<_>, _>>()?;
+        if names.contains(packed::EXPERTS) {
+            files.push(Source::open(&folder.join(packed::EXPERTS))?);
+        }
         let mut texts = HashMap::new();
         for name in TEXTS {
             if names.contains(name) {
@@ -165,8 +178,15 @@ impl Checkpoint {
             })?;
         let quantization = Quantization::from_config(&config, &path)?;
         let mut tensors = HashMap::new();
+        let mut packed = None;
         for (i, source) in files.iter().enumerate() {
-            for (name, info) in safetensors::read_index(source, i as u32)? {
+            let index = match source.path().file_name() {
+                Some(name) if name == packed::EXPERTS => {
+                    packed.insert(Packed::open(source, i as u32)?).tensors(i as u32)
+                }
+                _ => safetensors::read_index(source, i as u32)?,
+            };
+            for (name, info) in index {
                 if let Some(first) = tensors.insert(name.clone(), info) {
                     let problem = format!(
                         "it is also in {}: remove one of them",
@@ -176,7 +196,15 @@ impl Checkpoint {
                 }
             }
         }
-        Ok(Self { folder: folder.into(), config, quantization, files: Arc::new(files), tensors, texts })
+        Ok(Self {
+            folder: folder.into(),
+            config,
+            quantization,
+            files: Arc::new(files),
+            tensors,
+            texts,
+            packed,
+        })
     }
 
     /// The checkpoint that [`synth::write`](crate::synth::write) would write, without its numbers: it can be
@@ -202,6 +230,7 @@ impl Checkpoint {
             files: Arc::new(vec![Source::planned("(planned)/model.safetensors", plan.total_bytes())]),
             tensors,
             texts: HashMap::new(),
+            packed: None,
         })
     }
 
@@ -236,9 +265,14 @@ impl Checkpoint {
         self.files.len()
     }
 
+    /// Every tensor, in no order.
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = (&str, &TensorInfo)> {
+        self.tensors.iter().map(|(name, t)| (name.as_str(), t))
+    }
+
     /// Every tensor's name with its bytes.
     pub(crate) fn tensor_bytes(&self) -> impl Iterator<Item = (&str, u64)> {
-        self.tensors.iter().map(|(name, t)| (name.as_str(), t.bytes))
+        self.tensors().map(|(name, t)| (name, t.bytes))
     }
 
     /// Whether a tensor of this very name exists.
@@ -490,7 +524,8 @@ impl Checkpoint {
         Ok((0..v.len).map(|i| v.scalar.get(&bytes, i) + v.plus).collect())
     }
 
-    fn read(&self, name: &str, segment: &Segment, into: &mut [u8]) -> Result<(), Error> {
+    /// Reads some bytes of the tensor `name`.
+    pub(crate) fn read(&self, name: &str, segment: &Segment, into: &mut [u8]) -> Result<(), Error> {
         let source = &self.files[segment.file as usize];
         source
             .read_exact_at(into, segment.offset)
@@ -571,6 +606,7 @@ mod tests {
             files: Arc::new(vec![Source::binary("weights", bytes)]),
             tensors: HashMap::new(),
             texts: HashMap::new(),
+            packed: None,
         }
     }
 

@@ -20,7 +20,7 @@ const MODES: [&str; 4] = ["affine", "mxfp4", "nvfp4", "mxfp8"];
 const FP8_BLOCK: [u16; 2] = [128, 128];
 
 /// The `quantization` map of `config.json`: settings for all tensors, and for some by name.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Quantization {
     all: Settings,
     by_name: HashMap<String, Settings>,

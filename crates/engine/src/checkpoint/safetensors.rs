@@ -47,6 +47,12 @@ fn bits(dtype: &str) -> Option<u64> {
     })
 }
 
+/// Bytes of a tensor; `None` for a type that is not known, or more than can be counted.
+pub(super) fn size(dtype: &str, shape: &[usize]) -> Option<u64> {
+    let count = shape.iter().try_fold(1u64, |n, d| n.checked_mul(*d as u64))?;
+    count.checked_mul(bits(dtype)?).map(|n| n / 8)
+}
+
 /// Reads the index of one file: names with places.
 ///
 /// # Errors
@@ -116,14 +122,10 @@ fn check(name: &str, entry: Entry, path: &Path, data: u64, len: u64) -> Result<T
             "it ends at byte {end} of a file of {len}: the file is truncated, download it again"
         )));
     }
-    let count = shape.iter().try_fold(1u64, |n, d| n.checked_mul(*d as u64));
-    if let Some(bits) = bits(&dtype) {
-        let want = count.and_then(|n| n.checked_mul(bits)).map(|n| n / 8);
-        if want != Some(bytes) {
-            return Err(bad(format!(
-                "{bytes} bytes do not hold {dtype} of shape {shape:?}: download the file again"
-            )));
-        }
+    if bits(&dtype).is_some() && size(&dtype, &shape) != Some(bytes) {
+        return Err(bad(format!(
+            "{bytes} bytes do not hold {dtype} of shape {shape:?}: download the file again"
+        )));
     }
     Ok(TensorInfo { file: 0, offset: data + from, bytes, dtype, shape })
 }

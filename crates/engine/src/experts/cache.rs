@@ -10,7 +10,7 @@ use moeflux_compute::{BankPlace, Bytes, Device, Slot, SlotTable, Ticket};
 
 use super::{
     policy::{POLICY_BYTES, Policy, PolicyKind},
-    reader::{BOOKKEEPING as READER_BOOKKEEPING, Completion, ReadRequest, Reader, Urgency},
+    reader::{BOOKKEEPING as READER_BOOKKEEPING, Completion, ReadCounters, ReadRequest, Reader, Urgency},
     source::ExpertSource,
 };
 use crate::{Error, stats::Stats};
@@ -91,6 +91,9 @@ pub(crate) struct Tier {
     first: Vec<usize>,
     /// Slots that hold nothing, the next one last.
     empty: Vec<u32>,
+    /// The layer that was looked ahead to last, and how many experts have been asked for. Until they are used or it is
+    /// another layer's turn they do not give way.
+    ahead: (usize, usize),
 }
 
 impl Tier {
@@ -124,6 +127,7 @@ impl Tier {
             filled: vec![0; source.layers().len()],
             first: experts().scan(0, |next, count| Some(std::mem::replace(next, *next + count))).collect(),
             empty: (0..count as u32).rev().collect(),
+            ahead: (0, 0),
         })
     }
 
@@ -147,7 +151,11 @@ impl Tier {
 
     /// An empty slot, or the one that gives way next.
     fn victim(&mut self) -> Option<u32> {
-        let free = |slot: usize| self.places[slot].pins == 0 && !self.places[slot].filling;
+        let awaited = |place: &Place| place.ahead && place.layer as usize == self.ahead.0;
+        let free = |slot: usize| {
+            let place = &self.places[slot];
+            place.pins == 0 && !place.filling && !awaited(place)
+        };
         self.empty.last().copied().or_else(|| self.policy.victim(&free).map(|slot| slot as u32))
     }
 
@@ -254,6 +262,10 @@ impl ExpertCache {
         Self { source, reader, host, card, tables, reading: 0, reading_ahead: 0, uses }
     }
 
+    pub(crate) fn reader(&self) -> &dyn Reader {
+        &*self.reader
+    }
+
     /// Reads all experts, in the order of the files: what comes first goes to the card, while there is room.
     /// `progress` gets the bytes of each.
     pub(crate) fn load_all(
@@ -323,6 +335,11 @@ impl ExpertCache {
             self.tables[layer] = Some(table);
         }
         Ok(self.tables[layer])
+    }
+
+    /// What has been read so far.
+    pub(crate) fn read_counters(&self) -> ReadCounters {
+        self.reader.counters()
     }
 
     /// Whether an expert is in memory or on its way there.
@@ -436,7 +453,11 @@ impl ExpertCache {
         expert: usize,
         stats: &mut Stats,
     ) -> Result<bool, Error> {
-        if self.has(layer, expert) || self.reading_ahead >= self.host.places.len() / SHARE_AHEAD {
+        if self.host.ahead.0 != layer {
+            self.host.ahead = (layer, 0);
+        }
+        let most = self.host.places.len() / SHARE_AHEAD;
+        if self.has(layer, expert) || self.reading_ahead.max(self.host.ahead.1) >= most {
             return Ok(false);
         }
         let Some(slot) = self.host.victim() else { return Ok(false) };
@@ -447,6 +468,7 @@ impl ExpertCache {
         }
         self.start(device, (layer, expert), slot, Urgency::Ahead, stats)?;
         self.reading_ahead += 1;
+        self.host.ahead.1 += 1;
         stats.experts_prefetched += 1;
         Ok(true)
     }
@@ -485,7 +507,7 @@ impl ExpertCache {
             self.tables[layer] = None;
         }
         self.host.assign(slot, (layer, expert), urgency == Urgency::Ahead);
-        stats.read(self.source.layer(layer).map_or(0, |l| l.bytes as u64));
+        stats.experts_read += 1;
         self.reader.start(ReadRequest { layer, expert, slot: slot as usize, bytes, urgency });
         Ok(())
     }

@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-#[cfg(test)]
-use crate::Error;
 use crate::{
+    Error,
     blueprint::LayerExperts,
-    checkpoint::{Segment, Source},
+    checkpoint::{Segment, Source, digest},
 };
 
 /// One piece of every expert of a layer.
@@ -21,12 +20,21 @@ pub(crate) enum PartSource {
     },
     /// A tensor of its own for each expert.
     Each(Vec<Segment>),
+    /// All of an expert: the records of a packed model, with a digest of each.
+    Packed {
+        /// Expert 0.
+        first: Segment,
+        /// Bytes from one record to the next one.
+        stride: u64,
+        /// By expert.
+        digests: Arc<[u64]>,
+    },
 }
 
 impl PartSource {
     pub(crate) fn segment(&self, expert: usize) -> Segment {
         match self {
-            PartSource::Stacked { first, stride } => {
+            PartSource::Stacked { first, stride } | PartSource::Packed { first, stride, .. } => {
                 Segment { offset: first.offset + expert as u64 * stride, ..*first }
             }
             PartSource::Each(all) => all[expert],
@@ -80,16 +88,15 @@ impl ExpertSource {
     }
 
     /// Reads one expert to the start of `slot`.
-    #[cfg(test)]
     pub(crate) fn read(&self, layer: usize, expert: usize, slot: &mut [u8]) -> Result<(), Error> {
         let Some(experts) = self.layer(layer).filter(|l| expert < l.count && l.bytes <= slot.len()) else {
-            return Err(Error::Input(format!("there is no expert {expert} in layer {layer}")));
+            return Err(crate::Error::Input(format!("there is no expert {expert} in layer {layer}")));
         };
-        let mut rest = slot;
+        let mut rest = &mut slot[..];
         for segment in experts.segments(expert) {
             let (now, later) = rest.split_at_mut(segment.bytes);
             let file = &self.files[segment.file as usize];
-            file.read_exact_at(now, segment.offset).map_err(|source| Error::Expert {
+            file.read_exact_at(now, segment.offset).map_err(|source| crate::Error::Expert {
                 layer,
                 expert,
                 path: file.path().into(),
@@ -99,6 +106,26 @@ impl ExpertSource {
             })?;
             rest = later;
         }
-        Ok(())
+        self.verify(layer, expert, slot)
+    }
+
+    /// That the bytes which were read to the start of `slot` are those of the expert: of a packed model, whose records
+    /// have digests; of others there is nothing to compare with.
+    pub(crate) fn verify(&self, layer: usize, expert: usize, slot: &[u8]) -> Result<(), Error> {
+        let Some([PartSource::Packed { first, stride, digests }]) = self.layer(layer).map(|l| &l.parts[..])
+        else {
+            return Ok(());
+        };
+        let read = slot.get(..first.bytes).map(digest);
+        if read.is_some() && read == digests.get(expert).copied() {
+            return Ok(());
+        }
+        Err(Error::Damaged {
+            layer,
+            expert,
+            path: self.files[first.file as usize].path().into(),
+            offset: first.offset + expert as u64 * stride,
+            bytes: first.bytes,
+        })
     }
 }

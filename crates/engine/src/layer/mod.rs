@@ -8,6 +8,8 @@ mod mla;
 mod mlp;
 mod moe;
 
+use std::time::Instant;
+
 use moeflux_compute::{Buffer, Device, Op, Span, View, Weight};
 
 pub(crate) use delta_net::DeltaNet;
@@ -221,8 +223,10 @@ impl Step<'_> {
     }
 
     pub(crate) fn run(&mut self, op: &Op<'_>) -> Result<(), Error> {
-        let layer = self.layer;
-        self.device.run(op).map_err(Error::at(|| format!("layer {layer}, {}", op.name())))
+        let (layer, since) = (self.layer, Instant::now());
+        let ran = self.device.run(op).map_err(Error::at(|| format!("layer {layer}, {}", op.name())));
+        self.stats.computing_ns += since.elapsed().as_nanos() as u64;
+        ran
     }
 
     fn mat_mul(&mut self, x: View, linear: Linear, out: View) -> Result<(), Error> {

@@ -11,7 +11,7 @@ use std::{
 use serde_json::{Map, Value, json};
 
 use super::{Options, Plan, SHARD, module::Tensor, plan, tokenizer};
-use crate::Error;
+use crate::{Error, system::free_space};
 
 /// Bytes generated and written at a time.
 const CHUNK: usize = 4 << 20;
@@ -60,15 +60,8 @@ struct Disk;
 impl Target for Disk {
     type File = File;
 
-    #[cfg(unix)]
     fn free(&self, folder: &Path) -> Option<u64> {
-        let stat = rustix::fs::statvfs(folder).ok()?;
-        stat.f_bavail.checked_mul(stat.f_frsize)
-    }
-
-    #[cfg(not(unix))]
-    fn free(&self, _folder: &Path) -> Option<u64> {
-        None
+        free_space(folder)
     }
 
     fn create(&self, path: &Path) -> io::Result<File> {

@@ -2,7 +2,10 @@
 
 use std::arch::x86_64::*;
 
-use super::algorithm::{GROUP, Packing, Simd};
+use super::{
+    algorithm::{GROUP, Simd},
+    quants::{Block, PARTS, Packing},
+};
 
 #[derive(Clone, Copy)]
 pub(super) struct Avx2;
@@ -39,6 +42,7 @@ impl Simd for Avx2 {
     type B = __m256i;
     const LANES: usize = 8;
     const UNIT: usize = GROUP;
+    const SPLITS: bool = true;
     const FUSED: bool = true;
     const WIDTH: usize = 2;
 
@@ -140,7 +144,7 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn prefetch(p: *const u8) {
         // SAFETY: a prefetch does not fault.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
     }
 
     fn reach(bits: usize) -> usize {
@@ -179,6 +183,19 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn bits(x: __m256i, from: usize, bits: usize) -> __m256i {
+        // SAFETY: see `zero`. What a shift of words brings from the other byte is masked.
+        unsafe {
+            let x = match from {
+                0 => x,
+                2 => _mm256_srli_epi16::<2>(x),
+                4 => _mm256_srli_epi16::<4>(x),
+                _ => _mm256_srli_epi16::<6>(x),
+            };
+            _mm256_and_si256(x, _mm256_set1_epi8(((1u32 << bits) - 1) as u8 as i8))
+        }
+    }
+    #[inline(always)]
     unsafe fn lookup(x: __m256i, table: &[u8; 16]) -> __m256i {
         // SAFETY: see `zero`.
         unsafe { _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast())), x) }
@@ -194,13 +211,19 @@ impl Simd for Avx2 {
         unsafe { _mm256_storeu_si256(p.cast(), x) }
     }
     #[inline(always)]
-    unsafe fn dot<P: Packing>(w: __m256i, x: __m256i) -> __m256i {
+    unsafe fn dot<P: Packing>(w: [__m256i; PARTS], x: [__m256i; PARTS]) -> __m256i {
         // SAFETY: see `zero`.
         unsafe {
             if P::BITS < 8 {
-                // Two products of at most 63 * 127 fit into 16 bits.
-                return _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1));
+                // Two products of at most 63 * 127 fit into 16 bits, and so do those of blocks of several vectors: four of
+                // at most 31 * 127, eight of at most 3 * 127.
+                let mut sum = _mm256_maddubs_epi16(w[0], x[0]);
+                for i in 1..Block::<Self, P>::PARTS {
+                    sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(w[i], x[i]));
+                }
+                return _mm256_madd_epi16(sum, _mm256_set1_epi16(1));
             }
+            let (w, x) = (w[0], x[0]);
             let w = [_mm256_castsi256_si128(w), _mm256_extracti128_si256::<1>(w)];
             let x = [_mm256_castsi256_si128(x), _mm256_extracti128_si256::<1>(x)];
             let low = _mm256_madd_epi16(_mm256_cvtepu8_epi16(w[0]), _mm256_cvtepi8_epi16(x[0]));
@@ -214,8 +237,29 @@ impl Simd for Avx2 {
         unsafe { _mm256_cvtepi32_ps(x) }
     }
     #[inline(always)]
-    unsafe fn scales(p: *const f32) -> __m256 {
-        // SAFETY: see `zero`.
-        unsafe { _mm256_set1_ps(*p) }
+    unsafe fn spread(p: *const f32, n: usize) -> __m256 {
+        // SAFETY: see `zero`; `n` numbers can be read.
+        unsafe {
+            match n {
+                1 => _mm256_set1_ps(*p),
+                2 => {
+                    let pair = _mm256_castsi256_ps(_mm256_set1_epi64x(p.cast::<i64>().read_unaligned()));
+                    _mm256_permutevar_ps(pair, _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1))
+                }
+                4 => {
+                    let four = _mm256_broadcast_ps(&p.cast::<__m128>().read_unaligned());
+                    _mm256_permutevar_ps(four, _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3))
+                }
+                _ => _mm256_loadu_ps(p),
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_first(p: *const f32, n: usize) -> __m256 {
+        // SAFETY: see `zero`; the mask lets only `n` numbers be read.
+        unsafe {
+            let lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+            _mm256_maskload_ps(p, _mm256_cmpgt_epi32(_mm256_set1_epi32(n as i32), lanes))
+        }
     }
 }

@@ -3,8 +3,9 @@
 use std::arch::x86_64::*;
 
 use super::{
-    algorithm::{GROUP, Packing, Simd},
+    algorithm::{GROUP, Simd},
     avx2::{Avx2, Lanes},
+    quants::{Block, PARTS, Packing},
 };
 
 #[derive(Clone, Copy)]
@@ -34,6 +35,7 @@ impl Simd for Avx512 {
     type B = __m512i;
     const LANES: usize = 16;
     const UNIT: usize = 2 * GROUP;
+    const SPLITS: bool = true;
     const FUSED: bool = true;
     const WIDTH: usize = 4;
 
@@ -134,7 +136,7 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn prefetch(p: *const u8) {
         // SAFETY: a prefetch does not fault.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
     }
 
     fn reach(bits: usize) -> usize {
@@ -173,6 +175,19 @@ impl Simd for Avx512 {
         }
     }
     #[inline(always)]
+    unsafe fn bits(x: __m512i, from: usize, bits: usize) -> __m512i {
+        // SAFETY: see `zero`. What a shift of words brings from the other byte is masked.
+        unsafe {
+            let x = match from {
+                0 => x,
+                2 => _mm512_srli_epi16::<2>(x),
+                4 => _mm512_srli_epi16::<4>(x),
+                _ => _mm512_srli_epi16::<6>(x),
+            };
+            _mm512_and_si512(x, _mm512_set1_epi8(((1u32 << bits) - 1) as u8 as i8))
+        }
+    }
+    #[inline(always)]
     unsafe fn lookup(x: __m512i, table: &[u8; 16]) -> __m512i {
         // SAFETY: see `zero`.
         unsafe { _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), x) }
@@ -188,9 +203,15 @@ impl Simd for Avx512 {
         unsafe { _mm512_storeu_si512(p.cast(), x) }
     }
     #[inline(always)]
-    unsafe fn dot<P: Packing>(w: __m512i, x: __m512i) -> __m512i {
+    unsafe fn dot<P: Packing>(w: [__m512i; PARTS], x: [__m512i; PARTS]) -> __m512i {
         // SAFETY: see `zero`.
-        unsafe { _mm512_dpbusd_epi32(_mm512_setzero_si512(), w, x) }
+        unsafe {
+            let mut sum = _mm512_dpbusd_epi32(_mm512_setzero_si512(), w[0], x[0]);
+            for i in 1..Block::<Self, P>::PARTS {
+                sum = _mm512_dpbusd_epi32(sum, w[i], x[i]);
+            }
+            sum
+        }
     }
     #[inline(always)]
     unsafe fn float(x: __m512i) -> __m512 {
@@ -198,11 +219,33 @@ impl Simd for Avx512 {
         unsafe { _mm512_cvtepi32_ps(x) }
     }
     #[inline(always)]
-    unsafe fn scales(p: *const f32) -> __m512 {
-        // SAFETY: see `zero`; two scales can be read.
+    unsafe fn spread(p: *const f32, n: usize) -> __m512 {
+        // SAFETY: see `zero`; `n` numbers can be read.
         unsafe {
-            let pair = _mm512_castsi512_ps(_mm512_set1_epi64(p.cast::<i64>().read_unaligned()));
-            _mm512_permutevar_ps(pair, _mm512_set_epi32(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0))
+            match n {
+                1 => _mm512_set1_ps(*p),
+                2 => {
+                    let pair = _mm512_castsi512_ps(_mm512_set1_epi64(p.cast::<i64>().read_unaligned()));
+                    let lanes = _mm512_set_epi32(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0);
+                    _mm512_permutevar_ps(pair, lanes)
+                }
+                4 => {
+                    let four = _mm512_broadcast_f32x4(_mm_loadu_ps(p));
+                    let lanes = _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
+                    _mm512_permutevar_ps(four, lanes)
+                }
+                8 => {
+                    let eight = _mm512_castps256_ps512(_mm256_loadu_ps(p));
+                    let lanes = _mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
+                    _mm512_permutexvar_ps(lanes, eight)
+                }
+                _ => _mm512_loadu_ps(p),
+            }
         }
+    }
+    #[inline(always)]
+    unsafe fn load_first(p: *const f32, n: usize) -> __m512 {
+        // SAFETY: see `zero`; the mask lets only `n` numbers be read.
+        unsafe { _mm512_maskz_loadu_ps(((1u32 << n) - 1) as u16, p) }
     }
 }

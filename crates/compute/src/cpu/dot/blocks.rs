@@ -2,7 +2,10 @@
 //! [`algorithm`](super::algorithm).
 #![allow(clippy::needless_range_loop, reason = "arrays of vectors are walked together, and without closures")]
 
-use super::algorithm::{E2m1, Simd, TILE, reduce};
+use super::{
+    algorithm::{Simd, TILE, reduce, rows_ahead},
+    quants::E2m1,
+};
 use crate::{BlockScale, Element};
 
 /// The scales and biases of quants that stand for E2M1: `element * s = quant * s / 2 - 6 s`.
@@ -93,6 +96,8 @@ unsafe fn blocks<S: Simd, E: SmallFloat, const R: usize>(w: &[Blocks<'_>; R], x:
     // SAFETY: the caller's.
     unsafe {
         let mut acc = [[S::zero()]; R];
+        let bytes = x.len() * bits / 8;
+        let ahead = rows_ahead(bytes) * bytes;
         for (i, x) in x.chunks(w[0].block).enumerate() {
             let first = i * w[0].block * bits / 8;
             let mut scales = [S::zero(); R];
@@ -102,7 +107,9 @@ unsafe fn blocks<S: Simd, E: SmallFloat, const R: usize>(w: &[Blocks<'_>; R], x:
             for i in (0..x.len()).step_by(S::LANES) {
                 let x = S::load(x.as_ptr().add(i));
                 for r in 0..R {
-                    let elements = E::load::<S>(w[r].elements.as_ptr().add(first + i * bits / 8));
+                    let at = w[r].elements.as_ptr().add(first + i * bits / 8);
+                    S::prefetch(at.wrapping_add(ahead));
+                    let elements = E::load::<S>(at);
                     acc[r][0] = S::fma(S::mul(elements, scales[r]), x, acc[r][0]);
                 }
             }

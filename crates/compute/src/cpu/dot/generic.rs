@@ -1,6 +1,9 @@
 //! Plain Rust: what a machine without a known instruction set runs.
 
-use super::algorithm::{GROUP, Packing, Simd};
+use super::{
+    algorithm::{GROUP, Simd},
+    quants::{PARTS, Packing},
+};
 use crate::{Element, Scalar};
 
 #[derive(Clone, Copy)]
@@ -26,6 +29,7 @@ impl Simd for Generic {
     type B = [u8; GROUP];
     const LANES: usize = LANES;
     const UNIT: usize = GROUP;
+    const SPLITS: bool = false;
     const FUSED: bool = false;
     const WIDTH: usize = 1;
 
@@ -104,6 +108,10 @@ impl Simd for Generic {
         out
     }
     #[inline(always)]
+    unsafe fn bits(x: Self::B, from: usize, bits: usize) -> Self::B {
+        x.map(|x| x >> from & ((1 << bits) - 1))
+    }
+    #[inline(always)]
     unsafe fn lookup(x: Self::B, table: &[u8; 16]) -> Self::B {
         x.map(|x| table[usize::from(x & 15)])
     }
@@ -118,7 +126,7 @@ impl Simd for Generic {
         unsafe { p.cast::<Self::B>().write(x) }
     }
     #[inline(always)]
-    unsafe fn dot<P: Packing>(w: Self::B, x: Self::B) -> Self::I {
+    unsafe fn dot<P: Packing>([w, ..]: [Self::B; PARTS], [x, ..]: [Self::B; PARTS]) -> Self::I {
         std::array::from_fn(|i| (0..4).map(|j| i32::from(w[i * 4 + j]) * i32::from(x[i * 4 + j] as i8)).sum())
     }
     #[inline(always)]
@@ -126,8 +134,8 @@ impl Simd for Generic {
         each(|i| x[i] as f32)
     }
     #[inline(always)]
-    unsafe fn scales(p: *const f32) -> Self::F {
-        // SAFETY: the caller's: one scale can be read.
-        [unsafe { *p }; LANES]
+    unsafe fn spread(p: *const f32, n: usize) -> Self::F {
+        // SAFETY: the caller's: so many numbers can be read.
+        each(|i| unsafe { *p.add(i * n / LANES) })
     }
 }

@@ -15,14 +15,16 @@ mod generic;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod panel;
+mod quants;
 mod vectors;
 
 use std::fmt;
 
 pub(crate) use algorithm::{GROUP, Sums, TILE};
-use algorithm::{Groups, Quant, QuantRow, RoundedRow};
 use blocks::Blocks;
-pub(crate) use panel::{Lane, MOST_WIDE_ROWS, Panel, Rounded, Rows, grow, padded, quant_group};
+pub(crate) use panel::{Lane, MOST_WIDE_ROWS, Panel, Rounded, Rows, grow, padded, quants_of};
+pub(crate) use quants::Quant;
+use quants::{Groups, QuantRow, QuantRows, RoundedRow};
 pub(crate) use vectors::{Delta, Places};
 
 use crate::{BlockScale, Element, Error, Scalar};
@@ -125,14 +127,15 @@ impl fmt::Display for Isa {
 #[allow(clippy::type_complexity, reason = "a table of functions is a table of their types")]
 struct Table {
     numbers: unsafe fn(Scalar, &[&[u8]], &[&[f32]], &mut Sums),
-    quants: unsafe fn(Quant, bool, &[QuantRow<'_>], &[RoundedRow<'_>], Groups, &mut Sums),
+    quants: unsafe fn(Quant, &[QuantRow<'_>], &[RoundedRow<'_>], Groups, &mut Sums),
+    decode: unsafe fn(Quant, &QuantRows<'_>, &RoundedRow<'_>, Groups, &mut [f32], &mut [f32]),
     unpack: unsafe fn(Quant, &[u8], &mut [u8]),
     widen_quants: unsafe fn(u8, &[u8], (&[f32], &[f32]), usize, &mut [f32]),
     e2m1_scales: unsafe fn(BlockScale, &[u8], &mut [f32], &mut [f32]),
     widen: unsafe fn(Scalar, &[u8], &mut [f32]),
     widen_blocks: unsafe fn(Element, &Blocks<'_>, &mut [f32]),
     blocks: unsafe fn(Element, &[Blocks<'_>], &[f32], &mut [f32; TILE]),
-    quantize: unsafe fn(&[f32], usize, &mut [i8], &mut [f32], &mut [f32]),
+    quantize: unsafe fn(&[f32], (usize, usize), &mut [i8], &mut [f32], &mut [f32]),
     silu_mul: unsafe fn(&mut [f32], &[f32]),
     mul_silu: unsafe fn(&mut [f32], &[f32]),
     mul_sigmoid: unsafe fn(&mut [f32], &[f32]),
@@ -152,10 +155,9 @@ macro_rules! kernels {
         mod $module {
             use super::{
                 Delta, Places, Sums, TILE, Table,
-                algorithm::{
-                    self, Bf16, Bits, E2m1, F16, F32, Groups, Quant, QuantRow, RoundedRow,
-                },
+                algorithm::{self, Bf16, F16, F32},
                 blocks::{self, Blocks, E4m3},
+                quants::{self, Bits, E2m1, Groups, Quant, QuantRow, QuantRows, RoundedRow},
                 vectors,
             };
             use crate::{BlockScale, Element, Scalar};
@@ -176,8 +178,9 @@ macro_rules! kernels {
                 delta(state: &mut [f32], k: &[f32], q: &[f32], v: &[f32], y: &mut [f32], d: Delta)
                     = vectors::delta::<$simd>;
                 taps4(weight: &[f32], inputs: [&[f32]; 4], out: &mut [f32]) = vectors::taps4::<$simd>;
-                quantize(x: &[f32], group: usize, q: &mut [i8], scales: &mut [f32], sums: &mut [f32])
-                    = algorithm::quantize;
+                quantize(
+                    x: &[f32], of: (usize, usize), q: &mut [i8], scales: &mut [f32], sums: &mut [f32]
+                ) = quants::quantize::<$simd>;
                 e2m1_scales(of: BlockScale, bytes: &[u8], scales: &mut [f32], biases: &mut [f32])
                     = blocks::e2m1_scales;
             }
@@ -197,7 +200,6 @@ macro_rules! kernels {
             $(#[$feature])?
             unsafe fn quants(
                 quant: Quant,
-                packed: bool,
                 w: &[QuantRow<'_>],
                 x: &[RoundedRow<'_>],
                 groups: Groups,
@@ -205,18 +207,34 @@ macro_rules! kernels {
             ) {
                 // SAFETY: the caller's.
                 unsafe {
-                    match (quant, packed) {
-                        (Quant::Bits(2), true) => algorithm::quant_tile::<$simd, Bits<2>, true>(w, x, groups, sums),
-                        (Quant::Bits(3), true) => algorithm::quant_tile::<$simd, Bits<3>, true>(w, x, groups, sums),
-                        (Quant::Bits(4), true) => algorithm::quant_tile::<$simd, Bits<4>, true>(w, x, groups, sums),
-                        (Quant::Bits(5), true) => algorithm::quant_tile::<$simd, Bits<5>, true>(w, x, groups, sums),
-                        (Quant::Bits(6), true) => algorithm::quant_tile::<$simd, Bits<6>, true>(w, x, groups, sums),
-                        (Quant::Bits(8), true) => algorithm::quant_tile::<$simd, Bits<8>, true>(w, x, groups, sums),
-                        (Quant::E2M1, true) => algorithm::quant_tile::<$simd, E2m1, true>(w, x, groups, sums),
-                        (Quant::Bits(8), false) => {
-                            algorithm::quant_tile::<$simd, Bits<8>, false>(w, x, groups, sums)
-                        }
-                        _ => algorithm::quant_tile::<$simd, Bits<7>, false>(w, x, groups, sums),
+                    match quant {
+                        Quant::Bits(2) => quants::quant_tile::<$simd, Bits<2>>(w, x, groups, sums),
+                        Quant::Bits(4) | Quant::E2M1 => quants::quant_tile::<$simd, Bits<4>>(w, x, groups, sums),
+                        Quant::Bits(8) => quants::quant_tile::<$simd, Bits<8>>(w, x, groups, sums),
+                        Quant::Bits(_) => quants::quant_tile::<$simd, Bits<7>>(w, x, groups, sums),
+                    }
+                }
+            }
+
+            $(#[$feature])?
+            unsafe fn decode(
+                quant: Quant,
+                w: &QuantRows<'_>,
+                x: &RoundedRow<'_>,
+                groups: Groups,
+                scratch: &mut [f32],
+                out: &mut [f32],
+            ) {
+                // SAFETY: the caller's.
+                unsafe {
+                    match quant {
+                        Quant::Bits(2) => quants::decode::<$simd, Bits<2>>(w, x, groups, scratch, out),
+                        Quant::Bits(3) => quants::decode::<$simd, Bits<3>>(w, x, groups, scratch, out),
+                        Quant::Bits(4) => quants::decode::<$simd, Bits<4>>(w, x, groups, scratch, out),
+                        Quant::Bits(5) => quants::decode::<$simd, Bits<5>>(w, x, groups, scratch, out),
+                        Quant::Bits(6) => quants::decode::<$simd, Bits<6>>(w, x, groups, scratch, out),
+                        Quant::Bits(_) => quants::decode::<$simd, Bits<8>>(w, x, groups, scratch, out),
+                        Quant::E2M1 => quants::decode::<$simd, E2m1>(w, x, groups, scratch, out),
                     }
                 }
             }
@@ -227,13 +245,13 @@ macro_rules! kernels {
                 // SAFETY: the caller's.
                 unsafe {
                     match quant {
-                        Quant::Bits(2) => algorithm::unpack::<$simd, Bits<2>>(from, len, to),
-                        Quant::Bits(3) => algorithm::unpack::<$simd, Bits<3>>(from, len, to),
-                        Quant::Bits(4) => algorithm::unpack::<$simd, Bits<4>>(from, len, to),
-                        Quant::Bits(5) => algorithm::unpack::<$simd, Bits<5>>(from, len, to),
-                        Quant::Bits(6) => algorithm::unpack::<$simd, Bits<6>>(from, len, to),
-                        Quant::E2M1 => algorithm::unpack::<$simd, E2m1>(from, len, to),
-                        _ => algorithm::unpack::<$simd, Bits<8>>(from, len, to),
+                        Quant::Bits(2) => quants::unpack::<$simd, Bits<2>>(from, len, to),
+                        Quant::Bits(3) => quants::unpack::<$simd, Bits<3>>(from, len, to),
+                        Quant::Bits(4) => quants::unpack::<$simd, Bits<4>>(from, len, to),
+                        Quant::Bits(5) => quants::unpack::<$simd, Bits<5>>(from, len, to),
+                        Quant::Bits(6) => quants::unpack::<$simd, Bits<6>>(from, len, to),
+                        Quant::E2M1 => quants::unpack::<$simd, E2m1>(from, len, to),
+                        _ => quants::unpack::<$simd, Bits<8>>(from, len, to),
                     }
                 }
             }
@@ -249,12 +267,12 @@ macro_rules! kernels {
                 // SAFETY: the caller's.
                 unsafe {
                     match bits {
-                        2 => algorithm::widen_quants::<$simd, 2>(row, scales, group, out),
-                        3 => algorithm::widen_quants::<$simd, 3>(row, scales, group, out),
-                        4 => algorithm::widen_quants::<$simd, 4>(row, scales, group, out),
-                        5 => algorithm::widen_quants::<$simd, 5>(row, scales, group, out),
-                        6 => algorithm::widen_quants::<$simd, 6>(row, scales, group, out),
-                        _ => algorithm::widen_quants::<$simd, 8>(row, scales, group, out),
+                        2 => quants::widen_quants::<$simd, 2>(row, scales, group, out),
+                        3 => quants::widen_quants::<$simd, 3>(row, scales, group, out),
+                        4 => quants::widen_quants::<$simd, 4>(row, scales, group, out),
+                        5 => quants::widen_quants::<$simd, 5>(row, scales, group, out),
+                        6 => quants::widen_quants::<$simd, 6>(row, scales, group, out),
+                        _ => quants::widen_quants::<$simd, 8>(row, scales, group, out),
                     }
                 }
             }
@@ -296,6 +314,7 @@ macro_rules! kernels {
             pub(super) static TABLE: Table = Table {
                 numbers,
                 quants,
+                decode,
                 unpack,
                 widen_quants,
                 e2m1_scales,
@@ -369,9 +388,16 @@ impl Kernels {
     }
 
     /// Rounds a row to 8 bits; see [`Rounded`].
-    fn quantize(self, x: &[f32], group: usize, q: &mut [i8], scales: &mut [f32], sums: &mut [f32]) {
+    fn quantize(
+        self,
+        x: &[f32],
+        (quant, group): (Quant, usize),
+        q: &mut [i8],
+        scales: &mut [f32],
+        sums: &mut [f32],
+    ) {
         // SAFETY: the table's set is there; the algorithm checks what it indexes.
-        unsafe { (self.0.quantize)(x, group, q, scales, sums) }
+        unsafe { (self.0.quantize)(x, (quant.bits(), group), q, scales, sums) }
     }
 
     /// `y = silu(y) * x`

@@ -2,7 +2,10 @@
 
 use std::arch::{aarch64::*, asm};
 
-use super::algorithm::{GROUP, Packing, Simd};
+use super::{
+    algorithm::{GROUP, Simd},
+    quants::{PARTS, Packing},
+};
 
 #[derive(Clone, Copy)]
 pub(super) struct Neon<const DOT: bool>;
@@ -86,6 +89,7 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     type B = uint8x16x2_t;
     const LANES: usize = 4;
     const UNIT: usize = GROUP;
+    const SPLITS: bool = false;
     const FUSED: bool = true;
     const WIDTH: usize = 2;
 
@@ -198,6 +202,14 @@ impl<const DOT: bool> Simd for Neon<DOT> {
         }
     }
     #[inline(always)]
+    unsafe fn bits(x: uint8x16x2_t, from: usize, bits: usize) -> uint8x16x2_t {
+        // SAFETY: see `zero`.
+        unsafe {
+            let (shift, mask) = (vdupq_n_s8(-(from as i8)), vdupq_n_u8(((1u32 << bits) - 1) as u8));
+            uint8x16x2_t(vandq_u8(vshlq_u8(x.0, shift), mask), vandq_u8(vshlq_u8(x.1, shift), mask))
+        }
+    }
+    #[inline(always)]
     unsafe fn lookup(x: uint8x16x2_t, table: &[u8; 16]) -> uint8x16x2_t {
         // SAFETY: see `zero`.
         unsafe {
@@ -219,7 +231,7 @@ impl<const DOT: bool> Simd for Neon<DOT> {
         }
     }
     #[inline(always)]
-    unsafe fn dot<P: Packing>(w: uint8x16x2_t, x: uint8x16x2_t) -> int32x4_t {
+    unsafe fn dot<P: Packing>([w, ..]: [uint8x16x2_t; PARTS], [x, ..]: [uint8x16x2_t; PARTS]) -> int32x4_t {
         // SAFETY: see `zero`.
         unsafe {
             let zero = vdupq_n_s32(0);
@@ -241,8 +253,14 @@ impl<const DOT: bool> Simd for Neon<DOT> {
         unsafe { vcvtq_f32_s32(x) }
     }
     #[inline(always)]
-    unsafe fn scales(p: *const f32) -> float32x4_t {
-        // SAFETY: see `zero`.
-        unsafe { vdupq_n_f32(*p) }
+    unsafe fn spread(p: *const f32, n: usize) -> float32x4_t {
+        // SAFETY: see `zero`; `n` numbers can be read.
+        unsafe {
+            match n {
+                1 => vdupq_n_f32(*p),
+                2 => vcombine_f32(vdup_n_f32(*p), vdup_n_f32(*p.add(1))),
+                _ => vld1q_f32(p),
+            }
+        }
     }
 }

@@ -4,26 +4,26 @@ use std::{io::ErrorKind::OutOfMemory, ops::Range};
 
 use super::{
     GROUP, Kernels, Sums, TILE,
-    algorithm::{Groups, Quant, QuantRow, RoundedRow},
     blocks::Blocks,
+    quants::{Groups, Quant, QuantRow, QuantRows, RoundedRow, Scales, decode_scratch},
 };
 use crate::{BlockScale, Element, Error, Format, Matrix, MatrixShape, Scalar, View};
 
-/// Activations are padded to whole units of the widest instruction set.
-const PAD: usize = 64;
+/// Activations are padded to the largest block of quants of the widest instruction set.
+const PAD: usize = 256;
 
-/// `cols` rounded up to whole units of any instruction set.
+/// `cols` rounded up to whole blocks of any quants on any instruction set.
 pub(crate) const fn padded(cols: usize) -> usize {
     cols.next_multiple_of(PAD)
 }
 
-/// Inputs that share a scale, of a matrix that can meet rounded activations: one of quants, or of elements that
-/// become quants.
-pub(crate) fn quant_group(shape: MatrixShape) -> Option<usize> {
+/// The quants of a matrix that can meet rounded activations, one of quants or of elements that become quants, and how
+/// many inputs share a scale.
+pub(crate) fn quants_of(shape: MatrixShape) -> Option<(Quant, usize)> {
     match shape.format {
-        Format::Affine { group, .. } => Some(group.into()),
+        Format::Affine { bits, group, .. } => Some((Quant::Bits(bits), group.into())),
         Format::Scaled { element: Element::E2M1, block_cols: group @ (32 | 64 | 128), .. } => {
-            shape.cols.is_multiple_of(group.into()).then_some(group.into())
+            shape.cols.is_multiple_of(group.into()).then_some((Quant::E2M1, group.into()))
         }
         Format::Plain(_) | Format::Scaled { .. } => None,
     }
@@ -50,7 +50,7 @@ pub(crate) struct Lane {
 impl Lane {
     /// Bytes and numbers of a lane for rows of `cols` inputs: unpacked quants, and scales, biases and f32.
     const fn size(cols: usize) -> (usize, usize) {
-        (TILE * padded(cols), TILE * (cols + 2 * cols.div_ceil(GROUP)) + 1)
+        (TILE * padded(cols), TILE * cols + decode_scratch(padded(cols), GROUP))
     }
 
     /// Rows of `cols` inputs that are widened at once.
@@ -83,17 +83,6 @@ pub(crate) fn grow<T: Clone + Default>(all: &mut Vec<T>, len: usize) -> Result<(
     Ok(())
 }
 
-/// How a panel will be used.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Use {
-    /// f32 activations.
-    Exact,
-    /// Rounded activations, one row of them.
-    Once,
-    /// Rounded activations, several rows.
-    Often,
-}
-
 /// Up to [`TILE`] rows of a matrix.
 pub(crate) struct Panel<'a>(Kind<'a>);
 
@@ -102,8 +91,8 @@ enum Kind<'a> {
     Numbers { scalar: Scalar, cols: usize, rows: [&'a [u8]; TILE], count: usize },
     /// Rows of small floats, for one row of f32 activations.
     Blocks { element: Element, cols: usize, rows: [Blocks<'a>; TILE], count: usize },
-    /// Rows of quants, for rounded activations.
-    Quants { quant: Quant, packed: bool, groups: Groups, rows: [QuantRow<'a>; TILE], count: usize },
+    /// Rows of quants, unpacked to bytes, for rounded activations.
+    Quants { quant: Quant, groups: Groups, rows: [QuantRow<'a>; TILE], count: usize },
 }
 
 /// Rows of activations.
@@ -115,14 +104,14 @@ pub(crate) enum Rows<'a> {
     Rounded(Rounded<'a>),
 }
 
-/// Rows of activations rounded to 8 bits: per row `stride` numbers padded with zeros, and `2 * stride / GROUP` f32:
+/// Rows of activations rounded to 8 bits for matrices of some quants: per row `stride` numbers padded with zeros, and `2 * stride / GROUP` f32:
 /// the scales of groups of [`GROUP`], padded with zeros, then the sums over the groups of the weights.
 #[derive(Clone, Copy)]
 pub(crate) struct Rounded<'a> {
     pub(crate) q: &'a [i8],
     pub(crate) meta: &'a [f32],
     pub(crate) cols: usize,
-    pub(crate) group: usize,
+    pub(crate) of: (Quant, usize),
 }
 
 impl<'a> Rounded<'a> {
@@ -132,11 +121,11 @@ impl<'a> Rounded<'a> {
     }
 
     /// Rounds a row; `q` and `meta` are its places.
-    pub(crate) fn round(kernels: Kernels, x: &[f32], group: usize, q: &mut [i8], meta: &mut [f32]) {
+    pub(crate) fn round(kernels: Kernels, x: &[f32], of: (Quant, usize), q: &mut [i8], meta: &mut [f32]) {
         let (scales, sums) = meta.split_at_mut(q.len() / GROUP);
         q[x.len()..].fill(0);
         scales[x.len() / GROUP..].fill(0.0);
-        kernels.quantize(x, group, q, scales, sums);
+        kernels.quantize(x, of, q, scales, sums);
     }
 
     fn row(&self, i: usize) -> RoundedRow<'a> {
@@ -167,24 +156,20 @@ impl<'a> Panel<'a> {
         let cols = matrix.shape.cols;
         let rows_of: [_; TILE] = std::array::from_fn(|i| matrix.row(first + i.min(count - 1)));
         let Lane { bytes, numbers, .. } = lane;
-        let how = match rows {
-            Rows::Numbers(..) => Use::Exact,
-            Rows::Rounded(_) if uses > 1 => Use::Often,
-            Rows::Rounded(_) => Use::Once,
-        };
+        let exact = matches!(rows, Rows::Numbers(..));
         let in_lanes = |n: usize| n.is_multiple_of(MOST_LANES);
         let (quant, group) = match matrix.shape.format {
             Format::Plain(scalar) => {
                 return Panel(Kind::Numbers { scalar, cols, rows: rows_of.map(|(w, ..)| w), count });
             }
             Format::Scaled { element, block_cols, scale, .. }
-                if how == Use::Exact && uses == 1 && in_lanes(block_cols.into()) && in_lanes(cols) =>
+                if exact && uses == 1 && in_lanes(block_cols.into()) && in_lanes(cols) =>
             {
                 let block = usize::from(block_cols);
                 let rows = rows_of.map(|(elements, scales, _)| Blocks { elements, scales, scale, block });
                 return Panel(Kind::Blocks { element, cols, rows, count });
             }
-            _ if how == Use::Exact => {
+            _ if exact => {
                 let (wide, scratch) = numbers.split_at_mut(TILE * cols);
                 for (i, out) in wide.chunks_exact_mut(cols).enumerate().take(count) {
                     kernels.widen_row(matrix, first + i, scratch, out);
@@ -196,40 +181,31 @@ impl<'a> Panel<'a> {
             Format::Affine { bits, group, .. } => (Quant::Bits(bits), usize::from(group)),
             Format::Scaled { block_cols, .. } => (Quant::E2M1, usize::from(block_cols)),
         };
-        let per_row = cols / group;
-        let (scales, rest) = numbers.split_at_mut(TILE * per_row + 1);
-        let biases = &mut rest[..TILE * per_row];
-        let places = scales.chunks_exact_mut(per_row).zip(biases.chunks_exact_mut(per_row));
-        for (i, (scales, biases)) in places.enumerate().take(count) {
-            let (_, s, b) = rows_of[i];
+        let (per_row, stride) = (cols / group, padded(cols));
+        let scale_stride = stride / group;
+        let mut rest = &mut **numbers;
+        let mut rows = [QuantRow { q: &[], scales: &[], biases: &[] }; TILE];
+        let bytes = bytes.chunks_exact_mut(stride);
+        for ((row, out), (w, s, b)) in rows.iter_mut().zip(bytes).zip(&rows_of[..count]) {
+            kernels.unpack(quant, w, out);
+            let (scales, behind) = rest.split_at_mut(scale_stride);
+            let (biases, behind) = behind.split_at_mut(per_row);
+            rest = behind;
             match matrix.shape.format {
                 Format::Affine { scale, .. } => {
-                    kernels.widen(scale, s, scales);
+                    kernels.widen(scale, s, &mut scales[..per_row]);
                     kernels.widen(scale, b, biases);
                 }
-                Format::Scaled { scale, .. } => kernels.e2m1_scales(scale, s, scales, biases),
+                Format::Scaled { scale, .. } => {
+                    kernels.e2m1_scales(scale, s, &mut scales[..per_row], biases);
+                }
                 Format::Plain(_) => {}
             }
+            // The activations of the last block that are not there are zero.
+            scales[per_row..].fill(0.0);
+            *row = QuantRow { q: out, scales, biases };
         }
-        // The last scale's unit may reach over one more, whose activations are zero.
-        scales[count * per_row] = 0.0;
-        let (scales, biases) = (&*scales, &*biases);
-        let of = |i: usize| i.min(count - 1) * per_row..;
-        let stride = padded(cols);
-        if how == Use::Often {
-            for (out, (w, ..)) in bytes.chunks_exact_mut(stride).zip(&rows_of[..count]) {
-                kernels.unpack(quant, w, out);
-            }
-        }
-        let bytes = &*bytes;
-        let unpacked = |i: usize| &bytes[i.min(count - 1) * stride..][..stride];
-        let packed = how == Use::Once;
-        let rows = std::array::from_fn(|i| QuantRow {
-            q: if packed { rows_of[i].0 } else { unpacked(i) },
-            scales: &scales[of(i)],
-            biases: &biases[of(i)],
-        });
-        Panel(Kind::Quants { quant, packed, groups: Groups { cols, group }, rows, count })
+        Panel(Kind::Quants { quant, groups: Groups { cols, group }, rows, count })
     }
 
     /// Products with rows `at` of the activations, [`TILE`] of them at most: `sums[weight row][index in at]`.
@@ -249,11 +225,11 @@ impl<'a> Panel<'a> {
                     sums.iter_mut().zip(products).for_each(|(sums, sum)| sums[c] = sum);
                 }
             }
-            (Kind::Quants { quant, packed, groups, rows, count }, Rows::Rounded(rounded)) => {
-                assert_eq!((rounded.cols, rounded.group), (groups.cols, groups.group));
+            (Kind::Quants { quant, groups, rows, count }, Rows::Rounded(rounded)) => {
+                assert_eq!((rounded.cols, rounded.of), (groups.cols, (*quant, groups.group)));
                 let mut x = [RoundedRow { q: &[], scales: &[], sums: &[] }; TILE];
                 x.iter_mut().zip(at).for_each(|(x, at)| *x = rounded.row(*at));
-                kernels.quants((*quant, *packed), &rows[..*count], &x[..at.len()], *groups, sums);
+                kernels.quants(*quant, &rows[..*count], &x[..at.len()], *groups, sums);
             }
             _ => unreachable!("a panel is made for its activations"),
         }
@@ -270,28 +246,59 @@ impl Kernels {
         unsafe { (self.0.numbers)(scalar, w, x, sums) }
     }
 
-    /// Products of rows of quants.
-    fn quants(
-        self,
-        (quant, packed): (Quant, bool),
-        w: &[QuantRow<'_>],
-        x: &[RoundedRow<'_>],
-        groups: Groups,
-        sums: &mut Sums,
-    ) {
-        let (units, per_row) = (padded(groups.cols), groups.cols / groups.group);
-        let bytes = if packed { groups.cols * quant.bits() / 8 } else { units };
+    /// Products of rows of quants that were unpacked.
+    fn quants(self, quant: Quant, w: &[QuantRow<'_>], x: &[RoundedRow<'_>], groups: Groups, sums: &mut Sums) {
+        let (padded, per_row) = (padded(groups.cols), groups.cols / groups.group);
+        let scales = padded / groups.group;
         assert!(w.len() <= TILE && x.len() <= TILE);
         assert!(
-            w.iter().all(|w| w.q.len() >= bytes && w.scales.len() > per_row && w.biases.len() >= per_row)
+            w.iter().all(|w| w.q.len() >= padded && w.scales.len() >= scales && w.biases.len() >= per_row)
         );
-        assert!(
-            x.iter().all(|x| {
-                x.q.len() >= units && x.scales.len() >= units / GROUP && x.sums.len() >= per_row
-            })
-        );
+        assert!(x.iter().all(|x| x.holds(padded, per_row)));
         // SAFETY: the table's set is there, and the rows are as long as their types say.
-        unsafe { (self.0.quants)(quant, packed, w, x, groups, sums) }
+        unsafe { (self.0.quants)(quant, w, x, groups, sums) }
+    }
+
+    /// Products of rows `part` of a matrix of quants and row `row` of rounded activations, whose inputs the lane has
+    /// room for; `out` is as long as the part.
+    pub(crate) fn decode(
+        self,
+        matrix: &Matrix<'_>,
+        part: Range<usize>,
+        (x, row): (&Rounded<'_>, usize),
+        lane: &mut Lane,
+        out: &mut [f32],
+    ) {
+        let MatrixShape { cols, format, .. } = matrix.shape;
+        assert_eq!((x.cols, Some(x.of), out.len()), (cols, quants_of(matrix.shape), part.len()));
+        let (quant, group) = x.of;
+        let of = match format {
+            Format::Affine { scale, .. } => Scales::Affine(scale),
+            Format::Scaled { scale, .. } => Scales::E2M1(scale),
+            Format::Plain(_) => return,
+        };
+        let x = x.row(row);
+        assert!(x.holds(padded(cols), cols / group));
+        let bytes = (format.row_bytes(cols), format.row_scale_bytes(cols));
+        // Rows of a block have the same scales, which have no stride.
+        let at_once = if format.block_rows() > 1 { 1 } else { out.len().max(1) };
+        for (i, out) in out.chunks_mut(at_once).enumerate() {
+            let (at, step) = matrix.stored(part.start + i * at_once);
+            let stored = (out.len() - 1) * step + 1;
+            let piece = |at: usize, bytes: usize| at * bytes..(at + stored) * bytes;
+            let scales = &matrix.scales[piece(at / format.block_rows(), bytes.1)];
+            let biases = if format.is_affine() { &matrix.biases[piece(at, bytes.1)] } else { &[] };
+            let w = QuantRows {
+                q: (&matrix.weights[piece(at, bytes.0)], step * bytes.0),
+                scales: (scales, step * bytes.1),
+                biases: (biases, step * bytes.1),
+                scale_bytes: bytes.1,
+                of,
+            };
+            let scratch = &mut lane.numbers[..decode_scratch(padded(cols), group)];
+            // SAFETY: the table's set is there, and rows, activations and scratch are as large as their types say.
+            unsafe { (self.0.decode)(quant, &w, &x, Groups { cols, group }, scratch, out) }
+        }
     }
 
     /// Unpacks a row of quants to bytes.

@@ -176,7 +176,7 @@ pub(super) unsafe fn scores<S: Simd>(q: &[&[f32]], keys: Places<'_>, scale: f32,
             for (r, from) in from.iter_mut().enumerate() {
                 *from = keys.get(t + r, 0).cast::<u8>();
             }
-            let sums = numbers::<S, F32, R, X>(from, q.map(<[f32]>::as_ptr), q[0].len());
+            let sums = numbers::<S, F32, R, X, false>(from, q.map(<[f32]>::as_ptr), q[0].len());
             for (r, sums) in sums.iter().enumerate() {
                 for (i, sum) in sums.iter().enumerate() {
                     out[i * keys.at.len() + r] = sum * scale;
@@ -314,10 +314,10 @@ pub(super) unsafe fn delta<S: Simd>(
         // SAFETY: state, k and q have `width` numbers.
         unsafe {
             let row = state.as_ptr().cast::<u8>();
-            let [[recalled]] = numbers::<S, F32, 1, 1>([row], [k.as_ptr()], width);
+            let [[recalled]] = numbers::<S, F32, 1, 1, false>([row], [k.as_ptr()], width);
             axpy::<S>(state, d.beta * (v - recalled * d.k_scale) * d.k_scale, k);
             let row = state.as_ptr().cast::<u8>();
-            let [[out]] = numbers::<S, F32, 1, 1>([row], [q.as_ptr()], width);
+            let [[out]] = numbers::<S, F32, 1, 1, false>([row], [q.as_ptr()], width);
             *y = out * d.q_scale;
         }
     }

@@ -407,6 +407,10 @@ impl Board {
         }
     }
 
+    pub(super) fn deadline(&self) -> Duration {
+        self.limits.deadline
+    }
+
     pub(super) fn next(&mut self) -> Option<Completion> {
         self.completions.pop_front()
     }

@@ -3,7 +3,9 @@
 //! A [board](board) cuts requests into pieces and says which is read next; threads or a ring carry them to the
 //! [disk](disk), which is one or several copies of the model.
 
+mod bell;
 mod board;
+mod choose;
 mod disk;
 mod mirrors;
 mod open_file;
@@ -14,12 +16,15 @@ mod sharing;
 mod tests;
 mod threads;
 mod transfer;
+#[cfg(target_os = "linux")]
+mod uring;
 
-use std::sync::Arc;
+use std::sync::{Arc, Condvar};
 
 use moeflux_compute::Bytes;
 
 use self::{
+    bell::Bell,
     board::{Board, Limits},
     disk::{Disk, Files},
     options::{MOST_COPIES, bounce_bytes, longest_piece},
@@ -138,20 +143,77 @@ pub(crate) fn open(
         1 => String::new(),
         copies => format!(", {copies} copies"),
     };
-    let description = format!("{} threads, {access}{copies}", limits.depth);
-    threads_reader(source, files, limits, bounce, description).map(|reader| Box::new(reader) as _)
+    let plan = Plan { source: Arc::clone(source), files, limits, bounce, how: format!("{access}{copies}") };
+    let reader = match options.kind {
+        ReaderKind::Threads => plan.threads()?,
+        ReaderKind::Uring => match plan.ring() {
+            Ok(reader) => reader,
+            Err(error) => {
+                let mut reader = plan.threads()?;
+                reader.description += &format!(" (there is no io_uring: {error})");
+                reader
+            }
+        },
+        ReaderKind::Auto => plan.faster()?,
+    };
+    Ok(Box::new(reader))
 }
 
-fn threads_reader(
-    source: &Arc<ExpertSource>,
-    disk: Arc<dyn Disk>,
+/// What is common to the readers that there could be.
+struct Plan {
+    source: Arc<ExpertSource>,
+    files: Arc<Files>,
     limits: Limits,
     bounce: usize,
-    description: String,
-) -> Result<BoardReader, Error> {
-    let board = Board::new(Arc::clone(source), Arc::clone(&disk), limits);
-    let shared = Arc::new(Shared::new(board, disk));
-    let mut reader = BoardReader { shared, threads: Vec::new(), description };
-    reader.threads = threads::start(&reader.shared, limits.lanes, bounce)?;
-    Ok(reader)
+    /// In words.
+    how: String,
+}
+
+impl Plan {
+    fn reader(&self, bell: Bell, description: String) -> BoardReader {
+        let disk = Arc::clone(&self.files) as Arc<dyn Disk>;
+        let board = Board::new(Arc::clone(&self.source), Arc::clone(&disk), self.limits);
+        let shared = Arc::new(Shared::new(board, disk, bell));
+        BoardReader { shared, threads: Vec::new(), description }
+    }
+
+    fn threads(&self) -> Result<BoardReader, Error> {
+        let description = format!("{} threads, {}", self.limits.depth, self.how);
+        let mut reader = self.reader(Bell::Threads(Condvar::new()), description);
+        reader.threads = threads::start(&reader.shared, self.limits.lanes, self.bounce)?;
+        Ok(reader)
+    }
+
+    /// A ring if it is clearly faster than threads.
+    fn faster(&self) -> Result<BoardReader, Error> {
+        if choose::total(&self.source) < choose::SMALL {
+            return self.threads();
+        }
+        let Ok(mut ring) = self.ring() else { return self.threads() };
+        let ring = choose::speed(&mut ring, &self.source, (1, 2));
+        let threads = choose::speed(&mut self.threads()?, &self.source, (0, 2));
+        let mut reader = match self.ring() {
+            Ok(reader) if ring > threads * choose::CLEARLY => reader,
+            _ => self.threads()?,
+        };
+        let [ring, threads] = [ring, threads].map(|speed| speed / 1e9);
+        reader.description += &format!(" (threads read {threads:.1} GB/s, io_uring {ring:.1})");
+        Ok(reader)
+    }
+
+    #[cfg(target_os = "linux")]
+    fn ring(&self) -> std::io::Result<BoardReader> {
+        if self.files.in_binary() {
+            return Err(std::io::Error::other("the model is in the program"));
+        }
+        let description = format!("io_uring, {}, depth {}", self.how, self.limits.depth);
+        let mut reader = self.reader(Bell::Ring(uring::bell()?), description);
+        reader.threads.push(uring::start(&reader.shared, &self.files, self.limits.lanes, self.bounce)?);
+        Ok(reader)
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn ring(&self) -> std::io::Result<BoardReader> {
+        Err(std::io::Error::other("only Linux has it"))
+    }
 }

@@ -6,23 +6,24 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Completion, ReadCounters, ReadRequest, Reader, board::Board, disk::Disk};
+use super::{Completion, ReadCounters, ReadRequest, Reader, bell::Bell, board::Board, disk::Disk};
 
-/// How long a reader that is dropped waits for reads under way. A thread that hangs longer is left behind with what it needs.
+/// How long a reader that is dropped waits at most for reads under way. A thread that hangs longer is left behind with what
+/// it needs.
 const GRACE: Duration = Duration::from_secs(1);
 
 pub(super) struct Shared {
     board: Mutex<Board>,
     /// Lanes wait for work.
-    pub(super) work: Condvar,
+    pub(super) work: Bell,
     /// The reader waits for completions.
     pub(super) finished: Condvar,
     pub(super) disk: Arc<dyn Disk>,
 }
 
 impl Shared {
-    pub(super) fn new(board: Board, disk: Arc<dyn Disk>) -> Self {
-        Self { board: Mutex::new(board), work: Condvar::new(), finished: Condvar::new(), disk }
+    pub(super) fn new(board: Board, disk: Arc<dyn Disk>, work: Bell) -> Self {
+        Self { board: Mutex::new(board), work, finished: Condvar::new(), disk }
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Board> {
@@ -42,7 +43,7 @@ impl Reader for BoardReader {
         let mut board = self.shared.lock();
         board.start(request);
         if board.has_work() {
-            self.shared.work.notify_one();
+            self.shared.work.one();
         }
     }
 
@@ -55,7 +56,7 @@ impl Reader for BoardReader {
             let now = Instant::now();
             let due = board.expire(now);
             if board.has_work() {
-                self.shared.work.notify_one();
+                self.shared.work.one();
             }
             if board.has_completions() {
                 continue;
@@ -63,14 +64,10 @@ impl Reader for BoardReader {
             if !wait || board.is_idle() {
                 return None;
             }
-            let finished = &self.shared.finished;
-            board = match due {
-                Some(due) => {
-                    let waited = finished.wait_timeout(board, due.saturating_duration_since(now));
-                    waited.unwrap_or_else(PoisonError::into_inner).0
-                }
-                None => finished.wait(board).unwrap_or_else(PoisonError::into_inner),
-            };
+            // What begins while we wait is late no earlier than this.
+            let due = due.unwrap_or_else(|| now + board.deadline());
+            let waited = self.shared.finished.wait_timeout(board, due.saturating_duration_since(now));
+            board = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
@@ -78,7 +75,7 @@ impl Reader for BoardReader {
         let mut board = self.shared.lock();
         board.hurry(slot);
         if board.has_work() {
-            self.shared.work.notify_one();
+            self.shared.work.one();
         }
     }
 
@@ -97,9 +94,11 @@ impl Reader for BoardReader {
 
 impl Drop for BoardReader {
     fn drop(&mut self) {
-        self.shared.lock().stop = true;
-        self.shared.work.notify_all();
-        let until = Instant::now() + GRACE;
+        let mut board = self.shared.lock();
+        board.stop = true;
+        let until = Instant::now() + GRACE.min(board.deadline());
+        drop(board);
+        self.shared.work.all();
         for thread in self.threads.drain(..) {
             while !thread.is_finished() && Instant::now() < until {
                 std::thread::sleep(Duration::from_micros(200));

@@ -3,7 +3,7 @@
 use std::{
     io,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, PoisonError},
+    sync::Arc,
     thread::JoinHandle,
     time::Instant,
 };
@@ -43,12 +43,12 @@ fn serve(shared: &Shared, lane: usize, mut bounce: Bytes) {
     let mut board = shared.lock();
     while !board.stop {
         let Some(mut order) = board.take(lane, Instant::now()) else {
-            board = shared.work.wait(board).unwrap_or_else(PoisonError::into_inner);
+            board = shared.work.wait(board);
             continue;
         };
         loop {
             if board.has_work() {
-                shared.work.notify_one();
+                shared.work.one();
             }
             drop(board);
             let mut came = 0;

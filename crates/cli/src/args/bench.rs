@@ -1,0 +1,148 @@
+//! Measuring and predicting.
+
+use std::{num::NonZeroUsize, path::PathBuf};
+
+use clap::{Args, builder::PossibleValuesParser};
+use moeflux::synth;
+
+use super::{EngineArgs, TraceArgs};
+use crate::units::{parse_percent, parse_size, parse_speed};
+
+const BENCH_EXAMPLES: &str = "\
+Examples:
+  moeflux bench
+  moeflux bench --model DIR --memory 8GiB --prompt 512 --tokens 64 --repeat 5
+  moeflux bench --model DIR --prompt 0 --tokens 128 --json
+  moeflux bench --model DIR --context 0,2048,8192 --plot context.svg
+  moeflux bench --model DIR --budgets 4GiB,8GiB,12GiB --cold --plot budgets.svg
+  moeflux bench --model DIR --save before.json; moeflux bench --model DIR --compare before.json
+
+Exit codes: 0 done, 1 failed, or with --compare something is slower, 2 wrong use.";
+
+/// Measure speed
+///
+/// Feeds random tokens (always the same ones): a prompt at once, then tokens one by one. Every repeat has a new
+/// session and other tokens; the slots stay as the repeat before left them.
+///
+/// Measured is what an answer waits for: after the prompt and after each token the next one is chosen, greedily, though the
+/// token that is fed next is the random one.
+///
+/// The result is held against what the machine gives at best. The roof is the speed at which each layer's misses are read as
+/// fast as the disk can, while all that does not need them is computed as fast as memory can be read. The disk's best is
+/// measured once, in about 1.5 seconds, and remembered; that of the memory each time.
+#[derive(Debug, Args)]
+#[command(after_help = BENCH_EXAMPLES)]
+pub(crate) struct BenchArgs {
+    /// Tokens of the prompt
+    #[arg(short, long, value_name = "N", default_value_t = 128)]
+    pub(crate) prompt: usize,
+    /// Tokens that are decoded one by one
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 32)]
+    pub(crate) tokens: usize,
+    /// How often
+    #[arg(short, long, value_name = "R", default_value = "3")]
+    pub(crate) repeat: NonZeroUsize,
+    /// Instead of one prompt, prompts of these lengths, such as 0,2048,8192
+    #[arg(long, value_name = "N,...", value_delimiter = ',', conflicts_with = "prompt")]
+    pub(crate) context: Vec<usize>,
+    /// Instead of one budget, these, such as 4GiB,8GiB: each in a process of its own
+    #[arg(long, value_name = "SIZE,...", value_delimiter = ',', value_parser = parse_size, conflicts_with = "trace")]
+    pub(crate) budgets: Vec<u64>,
+    /// Make the system forget the model's files before each repeat
+    ///
+    /// So that what is read comes from the disk. Where the system cannot do it, that is said.
+    #[arg(long)]
+    pub(crate) cold: bool,
+    /// Measure the disk's best anew, even if it is remembered
+    #[arg(long)]
+    pub(crate) probe: bool,
+    /// Also measure each kernel of a GPU, in one more run
+    #[arg(long)]
+    pub(crate) profile: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Print a table for spreadsheets
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) csv: bool,
+    /// Plot tokens per second, over budgets if there are several, else over contexts
+    #[arg(long, value_name = "FILE.svg")]
+    pub(crate) plot: Option<PathBuf>,
+    /// Also write what --json prints to a file
+    #[arg(long, value_name = "FILE.json")]
+    pub(crate) save: Option<PathBuf>,
+    /// Compare with what --save wrote
+    #[arg(long, value_name = "FILE.json")]
+    pub(crate) compare: Option<PathBuf>,
+    /// With --compare: what is so much slower fails
+    #[arg(long, value_name = "PERCENT", default_value = "10%", value_parser = parse_percent, requires = "compare")]
+    pub(crate) tolerance: f64,
+    /// Measure one budget and print JSON, whatever else is asked for: how several are measured.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, hide = true)]
+    pub(crate) only_budget: Option<u64>,
+    #[command(flatten)]
+    pub(crate) trace: TraceArgs,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+}
+
+const PLAN_EXAMPLES: &str = "\
+Examples:
+  moeflux plan ~/models/Qwen3-30B-A3B-4bit
+  moeflux plan DIR --budgets 4GiB,8GiB,12GiB --context 4096
+  moeflux plan DIR --trace chat.trace --plot budgets.svg
+  moeflux plan --preset qwen3.5-397b-a17b --disk 3.5GB/s --ram 60GB/s
+
+A trace is what `moeflux run --trace FILE` writes.";
+
+/// Predict decode speed for a range of memory budgets
+///
+/// From what a token must read, how fast the disk and the memory are, and which share of the experts the slots will hold. It
+/// says what is possible at best: each layer's misses are read as fast as the disk can, while all that does not need them is
+/// computed as fast as memory can be read. With --measured, computing takes the time that it took.
+///
+/// Without --trace, routers are taken to choose all experts equally often. Those of trained models have favourites, which a
+/// cache keeps, so that they do better than predicted, most of all in small budgets.
+///
+/// Worth having is the smallest budget from which on, as far as this machine's memory goes, twice as much never gives 1.25 times
+/// the speed.
+#[derive(Debug, Args)]
+#[command(after_help = PLAN_EXAMPLES)]
+pub(crate) struct PlanArgs {
+    /// Folder of the model; goes before --model
+    #[arg(value_name = "MODEL", conflicts_with = "preset")]
+    pub(crate) folder: Option<PathBuf>,
+    /// Plan for what synth would write for this preset, without any file
+    #[arg(long, value_name = "NAME", conflicts_with = "model",
+        value_parser = PossibleValuesParser::new(synth::presets().iter().map(|p| p.name)))]
+    pub(crate) preset: Option<String>,
+    /// These budgets, such as 4GiB,8GiB [default: from the floor to everything in memory]
+    #[arg(long, value_name = "SIZE,...", value_delimiter = ',', value_parser = parse_size)]
+    pub(crate) budgets: Vec<u64>,
+    /// Tokens before the one whose time is predicted
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    pub(crate) context: usize,
+    /// Take the hit rates from a recorded run
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
+    /// Take the time of computing from what `moeflux bench --save` wrote for this model
+    #[arg(long, value_name = "FILE.json")]
+    pub(crate) measured: Option<PathBuf>,
+    /// Speed of the disk, such as 3.5GB/s [default: measured]
+    #[arg(long, value_name = "SPEED", value_parser = parse_speed, conflicts_with = "probe")]
+    pub(crate) disk: Option<f64>,
+    /// Speed of reading memory, such as 60GB/s [default: measured]
+    #[arg(long, value_name = "SPEED", value_parser = parse_speed)]
+    pub(crate) ram: Option<f64>,
+    /// Measure the disk anew, even if its speed is remembered
+    #[arg(long)]
+    pub(crate) probe: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Also plot tokens per second over budgets
+    #[arg(long, value_name = "FILE.svg")]
+    pub(crate) plot: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+}

@@ -1,0 +1,243 @@
+//! What is printed of one budget.
+
+use std::fmt;
+
+use moeflux::{DiskSpeed, LayerStats, MemoryPlan, MemorySpeed};
+use serde::Serialize;
+
+use super::{
+    measure::Repeat,
+    summary::{AtContext, Summary},
+};
+use crate::{load, out::Table, units};
+
+/// The fields are described in docs/bench.md.
+#[derive(Serialize)]
+pub(super) struct Report<'a> {
+    pub(super) model: String,
+    pub(super) device: &'a str,
+    pub(super) device_choice: &'a str,
+    /// Kernels that the adapter was given by all repeats together.
+    pub(super) dispatches: u64,
+    #[serde(skip)]
+    pub(super) on: String,
+    pub(super) load_seconds: f64,
+    /// How experts are read.
+    pub(super) reader: String,
+    pub(super) machine: Machine,
+    /// Those of the first of `contexts`.
+    pub(super) prefill: Option<Summary>,
+    pub(super) decode: Option<Summary>,
+    pub(super) contexts: Vec<AtContext>,
+    pub(super) peak_memory: u64,
+    pub(super) plan: &'a MemoryPlan,
+    pub(super) layers: Vec<LayerStats>,
+    pub(super) repeats: Vec<Repeat>,
+    pub(super) kernels: Vec<KernelShare>,
+}
+
+/// What the machine gives at best, and what the system held of the model's files.
+#[derive(Serialize)]
+pub(super) struct Machine {
+    pub(super) disk: Option<DiskSpeed>,
+    pub(super) memory: MemorySpeed,
+    /// Shares of the files in the page cache.
+    pub(super) cached_before: Option<f64>,
+    pub(super) cached_after: Option<f64>,
+    /// Whether the files' pages were dropped before each repeat.
+    pub(super) cold: bool,
+}
+
+/// What one kernel of a GPU takes.
+#[derive(Serialize)]
+pub(super) struct KernelShare {
+    pub(super) phase: &'static str,
+    pub(super) kernel: &'static str,
+    pub(super) dispatches_per_token: f64,
+    pub(super) microseconds_per_token: f64,
+    pub(super) microseconds_each: f64,
+}
+
+impl fmt::Display for Report<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let plan = self.plan;
+        let reader =
+            if self.reader.is_empty() { String::new() } else { format!("; reads by {}", self.reader) };
+        writeln!(f, "{}; {}{reader}; loaded in {:.2} s", self.model, self.on, self.load_seconds)?;
+        writeln!(
+            f,
+            "budget {}, {}{}, chunks of {} tokens; {}\n",
+            units::memory(plan.slots_limit()),
+            units::plural(plan.slots as u64, "slot"),
+            match plan.host_slots {
+                0 => String::new(),
+                host => format!(" and {host} on the host, of {}", units::memory(plan.budget)),
+            },
+            plan.chunk,
+            units::plural((self.repeats.len() / self.contexts.len().max(1)) as u64, "repeat")
+        )?;
+        write!(f, "{}", self.speeds())?;
+        if self.all().any(|(_, s)| s.misses_per_token > 0.0 || s.bytes_per_token > 0.0) {
+            write!(f, "\n{}", self.reads())?;
+        }
+        write!(f, "\n{}", self.times())?;
+        writeln!(f, "\n{}", self.machine)?;
+        for (name, summary) in self.all() {
+            if let Some(roof) = &summary.roof {
+                writeln!(
+                    f,
+                    "{name}: {} of the roof of {} is reached; with perfect lookahead that is {}",
+                    units::percent(roof.share),
+                    units::rate(roof.tokens_per_second),
+                    units::rate(roof.ideal_tokens_per_second)
+                )?;
+            }
+        }
+        if let Some(decode) = self.decode.as_ref().filter(|d| d.dispatches_per_token > 0.0) {
+            writeln!(
+                f,
+                "decode: {:.0} dispatches and {:.0} waits per token; the host waits for the GPU {} of the time",
+                decode.dispatches_per_token,
+                decode.waits_per_token,
+                units::percent(decode.waited)
+            )?;
+        }
+        if !self.kernels.is_empty() {
+            write!(f, "\n{}", self.of_kernels())?;
+        }
+        writeln!(f, "\n{}", load::peak(plan, self.peak_memory))
+    }
+}
+
+impl Report<'_> {
+    /// All stretches with their names.
+    fn all(&self) -> impl Iterator<Item = (String, &Summary)> {
+        let several = self.contexts.len() > 1;
+        self.contexts.iter().flat_map(move |c| {
+            let name = |phase: &str, at: &str| match several {
+                true => format!("{phase} {at}{}", c.context),
+                false => phase.to_owned(),
+            };
+            let prefill = c.prefill.as_ref().map(|s| (name("prefill", ""), s));
+            prefill.into_iter().chain(c.decode.as_ref().map(|s| (name("decode", "after "), s)))
+        })
+    }
+
+    fn speeds(&self) -> Table {
+        let mut table = Table::new(1);
+        table.row(["", "tokens", "tok/s", "min", "max", "read per token", "hit rate", "stalled"]);
+        for (name, s) in self.all() {
+            let speed = |x: f64| units::rate(x).trim_end_matches(" tok/s").to_owned();
+            table.row([
+                name,
+                s.tokens.to_string(),
+                speed(s.tokens_per_second.median),
+                speed(s.tokens_per_second.min),
+                speed(s.tokens_per_second.max),
+                units::disk(s.bytes_per_token),
+                units::percent(s.hit_rate),
+                units::percent(s.stalled),
+            ]);
+        }
+        table
+    }
+
+    fn reads(&self) -> Table {
+        let mut table = Table::new(1);
+        let head = [
+            "per token",
+            "needed",
+            "missed",
+            "read",
+            "foreseen",
+            "prefetched",
+            "wasted",
+            "disk",
+            "of its best",
+        ];
+        table.row(head);
+        for (name, s) in self.all() {
+            let or_none = |shown: Option<String>| shown.unwrap_or_else(|| "-".into());
+            table.row([
+                name,
+                units::disk(s.needed_bytes_per_token),
+                units::disk(s.missed_bytes_per_token),
+                units::disk(s.file_bytes_per_token),
+                format!("{:.1}", s.foreseen_per_token),
+                format!("{:.1}", s.prefetched_per_token),
+                format!("{:.1}", s.wasted_per_token),
+                or_none(s.disk_bytes_per_second.map(units::speed)),
+                or_none(s.disk_share.map(units::percent)),
+            ]);
+        }
+        table
+    }
+
+    fn times(&self) -> Table {
+        let mut table = Table::new(1);
+        table.row(["per token", "compute", "", "stalled", "", "other", "", "slowest of 100"]);
+        for (name, s) in self.all() {
+            let ms = |ms: f64| format!("{ms:.2} ms");
+            let t = &s.time;
+            table.row([
+                name,
+                ms(t.compute.ms_per_token),
+                units::percent(t.compute.share),
+                ms(t.stalled.ms_per_token),
+                units::percent(t.stalled.share),
+                ms(t.other.ms_per_token),
+                units::percent(t.other.share),
+                s.token_ms.map_or_else(|| "-".into(), |t| ms(t.p99)),
+            ]);
+        }
+        table
+    }
+
+    fn of_kernels(&self) -> Table {
+        let mut table = Table::new(2);
+        table.row(["", "kernel", "per token", "us per token", "us each"]);
+        for k in &self.kernels {
+            table.row([
+                k.phase.to_owned(),
+                k.kernel.to_owned(),
+                format!("{:.2}", k.dispatches_per_token),
+                format!("{:.1}", k.microseconds_per_token),
+                format!("{:.1}", k.microseconds_each),
+            ]);
+        }
+        table
+    }
+}
+
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let memory = &self.memory;
+        write!(
+            f,
+            "memory gives {} to {}",
+            units::speed(memory.bytes_per_second),
+            units::plural(memory.threads as u64, "thread")
+        )?;
+        if let Some(disk) = &self.disk {
+            write!(f, "; the disk {}", disk_words(disk))?;
+        }
+        if let (Some(before), Some(after)) = (self.cached_before, self.cached_after) {
+            let (before, after) = (units::percent(before), units::percent(after));
+            write!(f, "\nof the model's files the system held {before} before, {after} after")?;
+            write!(f, "{}", if self.cold { "; made to forget them before each repeat" } else { "" })?;
+        }
+        Ok(())
+    }
+}
+
+/// `1.18 GB/s in blocks of 2.7 MB, 8 at once (measured 2 days ago)`.
+pub(crate) fn disk_words(disk: &DiskSpeed) -> String {
+    format!(
+        "{} in blocks of {}, {} at once{} (measured {})",
+        units::speed(disk.ceiling()),
+        units::disk(disk.block as f64),
+        disk.best().map_or(0, |b| b.depth),
+        if disk.direct { "" } else { ", through the page cache as this file system has no other way" },
+        units::ago(disk.age())
+    )
+}

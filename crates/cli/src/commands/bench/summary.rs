@@ -1,0 +1,288 @@
+//! Medians over repeats, per token.
+
+use serde::{Deserialize, Serialize};
+
+use super::measure::{Measured, Repeat};
+
+/// Of all repeats.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Spread {
+    pub(super) median: f64,
+    pub(super) min: f64,
+    pub(super) max: f64,
+}
+
+/// One stretch over all repeats: medians, bytes and times per token.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct Summary {
+    pub(super) tokens: usize,
+    pub(super) tokens_per_second: Spread,
+    /// Of experts, read from disk.
+    pub(super) bytes_per_token: f64,
+    /// What the files gave for that, with what lies around it in aligned blocks.
+    pub(super) file_bytes_per_token: f64,
+    /// Of experts that were needed and in no slot: what had to be read.
+    pub(super) missed_bytes_per_token: f64,
+    /// Of all experts that were needed.
+    pub(super) needed_bytes_per_token: f64,
+    pub(super) hit_rate: f64,
+    pub(super) hits_per_token: f64,
+    pub(super) misses_per_token: f64,
+    /// Misses that were being read, or had been, as they had been foreseen.
+    pub(super) foreseen_per_token: f64,
+    pub(super) prefetched_per_token: f64,
+    pub(super) wasted_per_token: f64,
+    /// While something was read.
+    pub(super) disk_bytes_per_second: Option<f64>,
+    /// Of the disk's best.
+    pub(super) disk_share: Option<f64>,
+    pub(super) time: Time,
+    /// Of the reading that computing could have hidden, what it did.
+    pub(super) hidden: Option<f64>,
+    pub(super) token_ms: Option<TokenMs>,
+    pub(super) roof: Option<RoofReport>,
+    /// Share of the time in which computing waited for reads.
+    pub(super) stalled: f64,
+    pub(super) dispatches_per_token: f64,
+    pub(super) waits_per_token: f64,
+    /// Share of the time in which the host waited for a GPU.
+    pub(super) waited: f64,
+}
+
+/// Where the time goes.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Time {
+    pub(super) compute: Part,
+    /// Exposed: nothing could be computed before a read was finished.
+    pub(super) stalled: Part,
+    pub(super) other: Part,
+}
+
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Part {
+    pub(super) ms_per_token: f64,
+    /// From 0 to 1.
+    pub(super) share: f64,
+}
+
+/// Milliseconds of single tokens, of all repeats together.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(super) struct TokenMs {
+    pub(super) median: f64,
+    pub(super) p90: f64,
+    pub(super) p99: f64,
+    pub(super) max: f64,
+}
+
+/// What these tokens could have reached on this machine, with the misses that they had.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(super) struct RoofReport {
+    pub(super) tokens_per_second: f64,
+    /// What was reached of it.
+    pub(super) share: f64,
+    /// If the choices of all routers were known beforehand.
+    pub(super) ideal_tokens_per_second: f64,
+    /// All that a token computes, if nothing is read.
+    pub(super) compute_ms: f64,
+    /// All that it reads, if nothing is computed.
+    pub(super) read_ms: f64,
+}
+
+/// Prefill and decode with a prompt of so many tokens.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct AtContext {
+    pub(super) context: usize,
+    pub(super) prefill: Option<Summary>,
+    pub(super) decode: Option<Summary>,
+}
+
+/// What summaries are made with.
+#[derive(Clone, Copy)]
+pub(super) struct Scale {
+    /// Bytes of an expert, on average.
+    pub(super) expert: f64,
+    /// Bytes per second.
+    pub(super) disk: Option<f64>,
+}
+
+impl AtContext {
+    pub(super) fn of(context: usize, repeats: &[Repeat], scale: Scale) -> Self {
+        let here = || repeats.iter().filter(|r| r.context == context);
+        Self {
+            context,
+            prefill: Summary::of(&here().filter_map(|r| r.prefill.as_ref()).collect::<Vec<_>>(), scale),
+            decode: Summary::of(&here().filter_map(|r| r.decode.as_ref()).collect::<Vec<_>>(), scale),
+        }
+    }
+}
+
+impl Summary {
+    /// `None` when nothing was measured.
+    fn of(all: &[&Measured], scale: Scale) -> Option<Self> {
+        let spread = |of: &dyn Fn(&Measured) -> f64| spread(all.iter().map(|m| of(m)).collect());
+        let per_token = |of: &dyn Fn(&Measured) -> f64| Some(spread(&|m| of(m) / m.tokens as f64)?.median);
+        let part = |of: &dyn Fn(&Measured) -> f64| {
+            Some(Part {
+                ms_per_token: per_token(&|m| of(m) * 1e3)?,
+                share: spread(&|m| of(m) / m.seconds)?.median,
+            })
+        };
+        let disk = spread(&|m| m.file_bytes as f64 / m.disk_seconds);
+        let disk = disk.map(|d| d.median).filter(|d| d.is_finite() && *d > 0.0);
+        let hidden = spread(&|m| m.stats.hidden_ns as f64 / m.stats.hideable_ns as f64);
+        Some(Self {
+            tokens: all.first()?.tokens as usize,
+            tokens_per_second: spread(&|m| m.tokens_per_second)?,
+            bytes_per_token: per_token(&|m| m.stats.bytes_read as f64)?,
+            file_bytes_per_token: per_token(&|m| m.file_bytes as f64)?,
+            missed_bytes_per_token: per_token(&|m| m.stats.bytes_missed as f64)?,
+            needed_bytes_per_token: per_token(&|m| m.stats.experts_needed as f64 * scale.expert)?,
+            hit_rate: spread(&|m| m.hit_rate)?.median,
+            hits_per_token: per_token(&|m| m.stats.experts_hit as f64)?,
+            misses_per_token: per_token(&|m| (m.stats.experts_needed - m.stats.experts_hit) as f64)?,
+            foreseen_per_token: per_token(&|m| m.stats.experts_foreseen as f64)?,
+            prefetched_per_token: per_token(&|m| m.stats.experts_prefetched as f64)?,
+            wasted_per_token: per_token(&|m| m.stats.experts_wasted as f64)?,
+            disk_bytes_per_second: disk,
+            disk_share: disk.zip(scale.disk).map(|(disk, best)| disk / best),
+            time: Time {
+                compute: part(&computing)?,
+                stalled: part(&|m| m.stats.stalled_ns as f64 / 1e9)?,
+                other: part(&|m| (m.seconds - computing(m) - m.stats.stalled_ns as f64 / 1e9).max(0.0))?,
+            },
+            hidden: hidden.map(|h| h.median).filter(|h| h.is_finite()),
+            token_ms: TokenMs::of(all),
+            roof: RoofReport::of(all),
+            stalled: spread(&|m| m.stats.stalled_ns as f64 / 1e9 / m.seconds)?.median,
+            dispatches_per_token: per_token(&|m| m.stats.dispatches as f64)?,
+            waits_per_token: per_token(&|m| m.stats.waits as f64)?,
+            waited: spread(&|m| m.stats.waited_ns as f64 / 1e9 / m.seconds)?.median,
+        })
+    }
+}
+
+/// Seconds: while the host waits for an adapter, that computes.
+fn computing(m: &Measured) -> f64 {
+    (m.stats.computing_ns + m.stats.waited_ns) as f64 / 1e9
+}
+
+impl TokenMs {
+    fn of(all: &[&Measured]) -> Option<Self> {
+        let mut sorted: Vec<f64> = all.iter().flat_map(|m| m.token_seconds.iter().map(|s| s * 1e3)).collect();
+        sorted.sort_by(f64::total_cmp);
+        let last = sorted.len().checked_sub(1)?;
+        // The nearest rank.
+        let at =
+            |share: f64| sorted[((sorted.len() as f64 * share).ceil() as usize).saturating_sub(1).min(last)];
+        Some(Self { median: at(0.5), p90: at(0.9), p99: at(0.99), max: sorted[last] })
+    }
+}
+
+impl RoofReport {
+    fn of(all: &[&Measured]) -> Option<Self> {
+        let least = |m: &Measured| m.least.map(|l| (l, m.tokens as f64, m.tokens_per_second));
+        let all: Vec<_> = all.iter().filter_map(|m| least(m)).collect();
+        let median = |of: &dyn Fn(&(crate::roof::Least, f64, f64)) -> f64| {
+            spread(all.iter().map(of).collect()).map(|s| s.median)
+        };
+        Some(Self {
+            tokens_per_second: median(&|(l, tokens, _)| tokens / l.streamed)?,
+            share: median(&|(l, tokens, reached)| reached * l.streamed / tokens)?,
+            ideal_tokens_per_second: median(&|(l, tokens, _)| tokens / l.ideal())?,
+            compute_ms: median(&|(l, tokens, _)| l.compute * 1e3 / tokens)?,
+            read_ms: median(&|(l, tokens, _)| l.read * 1e3 / tokens)?,
+        })
+    }
+}
+
+/// Median, least and most; `None` of nothing.
+fn spread(mut values: Vec<f64>) -> Option<Spread> {
+    values.sort_by(f64::total_cmp);
+    let (min, max) = (*values.first()?, *values.last()?);
+    let middle = values.len() / 2;
+    let median = match values.len() % 2 {
+        0 => (values[middle - 1] + values[middle]) / 2.0,
+        _ => values[middle],
+    };
+    Some(Spread { median, min, max })
+}
+
+#[cfg(test)]
+mod tests {
+    use moeflux::Stats;
+
+    use super::*;
+    use crate::roof::Least;
+
+    fn measured(seconds: f64) -> Measured {
+        let stats = Stats {
+            tokens: 4,
+            experts_needed: 32,
+            experts_hit: 24,
+            experts_read: 10,
+            bytes_read: 10_000,
+            bytes_missed: 8_000,
+            computing_ns: 500_000_000,
+            stalled_ns: 300_000_000,
+            hideable_ns: 200_000_000,
+            hidden_ns: 100_000_000,
+            ..Stats::default()
+        };
+        Measured {
+            tokens: 4,
+            seconds,
+            tokens_per_second: 4.0 / seconds,
+            bytes_per_token: 2500.0,
+            hit_rate: stats.hit_rate(),
+            stats,
+            file_bytes: 11_000,
+            disk_seconds: 0.44,
+            retries: 0,
+            token_seconds: vec![seconds / 8.0, seconds / 8.0, seconds / 4.0, seconds / 2.0],
+            least: Some(Least { compute: 0.25, read: 0.4, streamed: 0.5 }),
+        }
+    }
+
+    #[test]
+    fn a_summary_is_of_medians_per_token() {
+        let (one, two, three) = (measured(1.0), measured(2.0), measured(4.0));
+        let s = Summary::of(&[&three, &one, &two], Scale { expert: 1000.0, disk: Some(50_000.0) }).unwrap();
+        let speed = s.tokens_per_second;
+        assert_eq!([speed.min, speed.median, speed.max], [1.0, 2.0, 4.0]);
+        assert_eq!(
+            [s.bytes_per_token, s.missed_bytes_per_token, s.needed_bytes_per_token],
+            [2500.0, 2000.0, 8000.0]
+        );
+        assert_eq!([s.hits_per_token, s.misses_per_token, s.hit_rate], [6.0, 2.0, 0.75]);
+        assert_eq!((s.disk_bytes_per_second, s.disk_share, s.hidden), (Some(25_000.0), Some(0.5), Some(0.5)));
+        let roof = s.roof.unwrap();
+        assert_eq!([roof.tokens_per_second, roof.share, roof.ideal_tokens_per_second], [8.0, 0.25, 10.0]);
+        assert_eq!([roof.compute_ms, roof.read_ms], [62.5, 100.0]);
+        assert!(
+            (s.time.compute.share - 0.25).abs() < 1e-9 && (s.time.stalled.ms_per_token - 75.0).abs() < 1e-9
+        );
+        assert!((s.time.other.ms_per_token - 300.0).abs() < 1e-9);
+        let token = s.token_ms.unwrap();
+        assert_eq!([token.median, token.p90, token.max], [500.0, 1000.0, 2000.0]);
+        assert!(Summary::of(&[], Scale { expert: 1.0, disk: None }).is_none());
+    }
+
+    #[test]
+    fn what_was_not_measured_is_not_claimed() {
+        let resident = Measured {
+            stats: Stats { tokens: 4, ..Stats::default() },
+            file_bytes: 0,
+            disk_seconds: 0.0,
+            least: None,
+            ..measured(1.0)
+        };
+        let s = Summary::of(&[&resident], Scale { expert: 1.0, disk: Some(1.0) }).unwrap();
+        assert!(
+            s.disk_bytes_per_second.is_none()
+                && s.disk_share.is_none()
+                && s.hidden.is_none()
+                && s.roof.is_none()
+        );
+    }
+}

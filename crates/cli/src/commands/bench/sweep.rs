@@ -1,0 +1,69 @@
+//! Several budgets, each in a process of its own: what one leaves in the allocator's hands, another would pay for.
+
+use std::{
+    ffi::OsString,
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, bail};
+use serde_json::Value;
+
+use crate::{interrupt, out::Table, progress::Ui, units};
+
+use super::rows::Row;
+
+/// The report of each budget.
+///
+/// # Errors
+/// A run failed; it has said why.
+pub(super) fn run(budgets: &[u64], ui: Ui) -> anyhow::Result<Value> {
+    let program =
+        std::env::current_exe().context("cannot find the program itself, to run it for each budget")?;
+    let mut reports = Vec::with_capacity(budgets.len());
+    for budget in budgets {
+        ui.line(format_args!("measuring in {}", units::memory(*budget)));
+        let mut args: Vec<OsString> = std::env::args_os().skip(1).collect();
+        args.extend(["--only-budget".into(), format!("{budget}B").into()]);
+        let run = Command::new(&program).args(args).stdin(Stdio::null()).stderr(Stdio::inherit()).output();
+        let run = run.with_context(|| format!("{}: cannot be started", program.display()))?;
+        match run.status.code() {
+            Some(0) => {}
+            Some(code) if code == i32::from(interrupt::EXIT_CODE) => {
+                return Err(moeflux::Error::Cancelled.into());
+            }
+            _ => bail!("the run in {} failed; what it said is above", units::memory(*budget)),
+        }
+        let report = serde_json::from_slice(&run.stdout).context("a run's report cannot be understood")?;
+        reports.push(report);
+    }
+    let model = reports.first().and_then(|r: &Value| r.get("model").cloned()).unwrap_or_default();
+    Ok(serde_json::json!({ "model": model, "budgets": reports }))
+}
+
+/// One line per budget, context and phase.
+pub(super) fn table(rows: &[Row]) -> Table {
+    let mut table = Table::new(1);
+    table.row([
+        "", "budget", "slots", "context", "tok/s", "min", "max", "missed", "hit rate", "stalled", "roof",
+        "of it",
+    ]);
+    for row in rows {
+        let (s, rate) = (&row.summary, |x: f64| units::rate(x).trim_end_matches(" tok/s").to_owned());
+        let roof = |of: &dyn Fn(super::summary::RoofReport) -> String| s.roof.map_or_else(|| "-".into(), of);
+        table.row([
+            row.phase.to_owned(),
+            units::memory(row.budget),
+            row.slots.to_string(),
+            row.context.to_string(),
+            rate(s.tokens_per_second.median),
+            rate(s.tokens_per_second.min),
+            rate(s.tokens_per_second.max),
+            units::disk(s.missed_bytes_per_token),
+            units::percent(s.hit_rate),
+            units::percent(s.stalled),
+            roof(&|r| rate(r.tokens_per_second)),
+            roof(&|r| units::percent(r.share)),
+        ]);
+    }
+    table
+}

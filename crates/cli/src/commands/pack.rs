@@ -1,0 +1,109 @@
+//! `pack`: a copy of a model with one aligned record per expert.
+
+use std::{ops::ControlFlow, path::Path, process::ExitCode, sync::atomic::Ordering, time::Instant};
+
+use moeflux::{Checkpoint, Damage, pack, verify_packed};
+
+use crate::{
+    args::PackArgs,
+    interrupt, load, out,
+    progress::{Bar, Ui, error_line},
+    units,
+};
+
+/// Runs `moeflux pack`.
+///
+/// # Errors
+/// The model cannot be opened or packed, or the folder cannot be written.
+pub(crate) fn run(args: &PackArgs, ui: Ui) -> anyhow::Result<ExitCode> {
+    match (&args.verify, &args.out) {
+        (Some(folder), _) => verify(folder, args.model.as_deref(), ui),
+        (None, Some(out)) => write(args.model.as_deref(), out, ui),
+        // The parser wants one of the two.
+        (None, None) => Ok(ExitCode::from(2)),
+    }
+}
+
+/// Shows progress until Ctrl-C.
+fn watch<'a>(bar: &'a Bar, armed: &'a interrupt::Armed) -> impl FnMut(u64, u64) -> ControlFlow<()> + 'a {
+    move |done, total| {
+        bar.bytes(done, total);
+        match armed.flag().load(Ordering::Relaxed) {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    }
+}
+
+fn write(model: Option<&Path>, out: &Path, ui: Ui) -> anyhow::Result<ExitCode> {
+    let checkpoint = load::checkpoint_in(model, ui)?;
+    let since = Instant::now();
+    let packed = {
+        let (bar, armed) = (ui.bytes("packing"), interrupt::arm());
+        pack(&checkpoint, out, &mut watch(&bar, &armed))
+    };
+    let report = match packed {
+        Err(moeflux::Error::Cancelled) => {
+            error_line(format_args!(
+                "interrupted: what was packed stays in {}; the same command goes on from there",
+                out.display()
+            ));
+            return Ok(ExitCode::from(interrupt::EXIT_CODE));
+        }
+        other => other?,
+    };
+    let seconds = since.elapsed().as_secs_f64();
+    let kept = match report.kept {
+        0 => String::new(),
+        kept => format!(", {} of which an earlier run had written", units::disk(kept as f64)),
+    };
+    ui.line(format_args!(
+        "{} packed to {}: {} in {seconds:.1} s, {}/s{kept}",
+        units::plural(report.experts as u64, "expert"),
+        out.display(),
+        units::disk(report.bytes as f64),
+        units::disk(report.bytes as f64 / seconds)
+    ));
+    Ok(ExitCode::SUCCESS)
+}
+
+fn verify(folder: &Path, model: Option<&Path>, ui: Ui) -> anyhow::Result<ExitCode> {
+    let source = model.map(Checkpoint::open).transpose()?;
+    let since = Instant::now();
+    let report = {
+        let (bar, armed) = (ui.bytes("comparing"), interrupt::arm());
+        verify_packed(folder, source.as_ref(), &mut watch(&bar, &armed))?
+    };
+    for damage in &report.damages {
+        out::line(describe(damage))?;
+    }
+    let seconds = since.elapsed().as_secs_f64();
+    let with = if source.is_some() { "in the source" } else { "packed" };
+    let read = format!(
+        "{} and {} read in {seconds:.1} s, {}/s",
+        units::plural(report.experts as u64, "expert"),
+        units::disk(report.bytes as f64),
+        units::disk(report.bytes as f64 / seconds)
+    );
+    if report.damages.is_empty() {
+        ui.line(format_args!("everything is as it was {with}: {read}"));
+        return Ok(ExitCode::SUCCESS);
+    }
+    ui.line(format_args!("{} not as it was {with}: {read}", pieces(report.damages.len())));
+    ui.line("pack the model again into another folder, or copy these files again from where they are whole");
+    Ok(ExitCode::FAILURE)
+}
+
+fn pieces(n: usize) -> String {
+    if n == 1 { "1 piece is".to_owned() } else { format!("{n} pieces are") }
+}
+
+/// One line for what is not as it was packed.
+fn describe(damage: &Damage) -> String {
+    let Damage { path, expert, offset, bytes, problem } = damage;
+    let what = match expert {
+        Some((layer, expert)) => format!("layer {layer}, expert {expert}: "),
+        None => String::new(),
+    };
+    format!("{}: {what}{bytes} bytes at {offset}: {problem}", path.display())
+}

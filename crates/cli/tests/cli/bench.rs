@@ -1,0 +1,210 @@
+//! `bench` and `plan`.
+
+use super::*;
+
+#[test]
+fn speed_is_measured() {
+    let args = ["bench", "--prompt", "8", "--tokens", "4", "--repeat", "2"];
+    let measured = json(&succeed(&[&args[..], &["--json"]].concat()));
+    assert_eq!(measured["repeats"].as_array().unwrap().len(), 2);
+    for phase in ["prefill", "decode"] {
+        let speed = |which: &str| measured[phase]["tokens_per_second"][which].as_f64().unwrap();
+        assert!(0.0 < speed("min") && speed("min") <= speed("median") && speed("median") <= speed("max"));
+    }
+    assert_eq!((&measured["prefill"]["tokens"], &measured["decode"]["tokens"]), (&8.into(), &4.into()));
+    let table = succeed(&args);
+    assert!(
+        table.contains("prefill") && table.contains("decode") && table.contains("peak memory"),
+        "{table}"
+    );
+    let only = json(&succeed(&["bench", "--prompt", "0", "--tokens", "2", "--repeat", "1", "--json"]));
+    assert!(only["prefill"].is_null() && only["decode"]["tokens"] == 2);
+    assert_error(&run(&["bench", "--prompt", "0", "--tokens", "0"]), 2, &["nothing to measure"]);
+}
+
+/// A short run within a context that leaves room for few slots.
+const SHORT: [&str; 9] = ["bench", "--ctx", "256", "--chunk", "64", "--tokens", "4", "--repeat", "1"];
+
+/// A budget with room for `slots` slots.
+fn budget(slots: u64) -> String {
+    // Whoever unpacks the built-in model has its pages in memory, and plans with them.
+    succeed(&["run", "-n", "1", FOX]);
+    let plan = json(&succeed(&["inspect", "--json", "--ctx", "256", "--chunk", "64"]))["plan"].clone();
+    let of = |name: &str| plan[name].as_u64().unwrap();
+    let fixed: u64 = ["process", "staging", "dense", "state", "scratch"].into_iter().map(of).sum();
+    format!("{}B", fixed + (2 << 20) + slots * of("slot"))
+}
+
+fn well_formed(path: &Path) -> String {
+    let svg = std::fs::read_to_string(path).unwrap();
+    assert!(svg.starts_with("<svg xmlns=") && svg.trim_end().ends_with("</svg>"), "{svg}");
+    svg
+}
+
+#[test]
+fn a_run_is_held_against_what_the_machine_gives() {
+    let tight = budget(64);
+    let measured = json(&succeed(&[&SHORT[..], &["--prompt", "8", "--memory", &tight, "--json"]].concat()));
+    let disk = &measured["machine"]["disk"];
+    assert_eq!(disk["depths"].as_array().unwrap().len(), 4);
+    assert!(disk["depths"][0]["bytes_per_second"].as_f64().unwrap() > 0.0);
+    assert!(measured["machine"]["memory"]["bytes_per_second"].as_f64().unwrap() > 0.0);
+    let decode = &measured["decode"];
+    let number = |name: &str| decode[name].as_f64().unwrap();
+    // Eight layers of four experts; nobody reads more than that without looking ahead.
+    assert_eq!(number("hits_per_token") + number("misses_per_token"), 32.0);
+    assert!(number("missed_bytes_per_token") <= number("needed_bytes_per_token"));
+    let time = &decode["time"];
+    let share = |part: &str| time[part]["share"].as_f64().unwrap();
+    let all = share("compute") + share("stalled") + share("other");
+    assert!((all - 1.0).abs() < 1e-6, "{time}");
+    let roof = &decode["roof"];
+    assert!(roof["tokens_per_second"].as_f64().unwrap() > 0.0, "{roof}");
+    assert!(roof["ideal_tokens_per_second"].as_f64() >= roof["tokens_per_second"].as_f64(), "{roof}");
+    let token = &decode["token_ms"];
+    assert!(
+        token["median"].as_f64() <= token["p99"].as_f64() && token["p99"].as_f64() <= token["max"].as_f64()
+    );
+    let layers = measured["layers"].as_array().unwrap();
+    let needed: u64 = layers.iter().map(|l| l["needed"].as_u64().unwrap()).sum();
+    let of_repeats = |phase: &str| measured["repeats"][0][phase]["stats"]["experts_needed"].as_u64().unwrap();
+    assert_eq!(needed, of_repeats("prefill") + of_repeats("decode"));
+    assert!(measured["prefill"]["roof"].is_null());
+}
+
+#[test]
+fn contexts_are_measured_one_after_another() {
+    let folder = temp();
+    let plot = folder.path().join("context.svg");
+    let args = [&SHORT[..], &["--context", "0,16,40"]].concat();
+    let measured = json(&succeed(&[&args[..], &["--json", "--plot", plot.to_str().unwrap()]].concat()));
+    let contexts = measured["contexts"].as_array().unwrap();
+    let lengths: Vec<u64> = contexts.iter().map(|c| c["context"].as_u64().unwrap()).collect();
+    assert_eq!(lengths, [0, 16, 40]);
+    assert!(contexts[0]["prefill"].is_null() && contexts[2]["prefill"]["tokens"] == 40);
+    assert!(contexts.iter().all(|c| c["decode"]["tokens"] == 4));
+    assert!(well_formed(&plot).contains("tokens of the prompt"));
+
+    let csv = succeed(&[&args[..], &["--csv"]].concat());
+    let lines: Vec<Vec<&str>> = csv.lines().map(|l| l.split(',').collect()).collect();
+    assert!(lines.len() == 6 && lines.iter().all(|l| l.len() == lines[0].len()), "{csv}");
+    assert_eq!(&lines[0][..4], ["budget", "slots", "phase", "context"]);
+    assert_eq!(lines[1..].iter().filter(|l| l[2] == "decode").count(), 3);
+
+    let table = succeed(&args);
+    assert!(table.contains("decode after 40") && table.contains("prefill 16"), "{table}");
+    let nothing = [&SHORT[..], &["--tokens", "0", "--context", "0,8"]].concat();
+    assert_eq!(run(&nothing).code, 2);
+}
+
+#[test]
+fn budgets_are_measured_each_by_itself_and_compared_with_before() {
+    let folder = temp();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (small, large, saved, plot) = (budget(40), budget(160), path("before.json"), path("budgets.svg"));
+    let budgets = format!("{small},{large}");
+    let args = [&SHORT[..], &["--prompt", "8", "--budgets", &budgets]].concat();
+    let said = run(&[&args[..], &["--save", &saved, "--plot", &plot]].concat());
+    assert_eq!(said.code, 0, "{said:?}");
+    assert_eq!(said.out.lines().filter(|l| l.starts_with("decode ")).count(), 2, "{said:?}");
+    assert!(well_formed(Path::new(&plot)).contains("memory budget in GiB"));
+
+    let before = json(&std::fs::read_to_string(&saved).unwrap());
+    let runs = before["budgets"].as_array().unwrap();
+    let slots: Vec<u64> = runs.iter().map(|r| r["plan"]["slots"].as_u64().unwrap()).collect();
+    assert!(slots.len() == 2 && slots[0] < slots[1], "{slots:?}");
+    // Each stayed within its own.
+    assert!(runs.iter().all(|r| r["peak_memory"].as_u64() <= r["plan"]["budget"].as_u64()), "{before}");
+
+    let mut faster = before.clone();
+    for run in faster["budgets"].as_array_mut().unwrap() {
+        run["contexts"][0]["decode"]["tokens_per_second"]["median"] = 1e9.into();
+    }
+    std::fs::write(&saved, faster.to_string()).unwrap();
+    let said = run(&[&args[..], &["--compare", &saved]].concat());
+    assert!(said.code == 1 && said.out.contains("slower"), "{said:?}");
+    let said = run(&[&args[..], &["--compare", &saved, "--tolerance", "100%"]].concat());
+    assert_eq!(said.code, 0, "{said:?}");
+
+    assert_error(&run(&["bench", "--compare", "/no/such.json"]), 1, &["/no/such.json"]);
+    std::fs::write(&saved, "{}").unwrap();
+    assert_error(&run(&["bench", "--compare", &saved]), 1, &[&saved, "bench --save"]);
+    let said = run(&[&SHORT[..], &["--budgets", "1MiB"]].concat());
+    assert_error(
+        &Said { err: said.err.lines().skip(1).collect(), ..said },
+        1,
+        &["floor", "the run in 1 MiB failed"],
+    );
+    assert_error(&run(&["bench", "--budgets", "1GiB", "--trace", "x"]), 2, &["cannot be used with"]);
+    assert_error(&run(&["bench", "--compare", "x", "--tolerance", "lots"]), 2, &["10%"]);
+}
+
+#[test]
+fn files_that_cannot_be_forgotten_are_said() {
+    let said = run(&[&SHORT[..], &["--prompt", "8", "--cold", "--json"]].concat());
+    assert_eq!(said.code, 0, "{said:?}");
+    let cold = json(&said.out)["machine"]["cold"].as_bool().unwrap();
+    assert_ne!(cold, said.err.contains("reads may come from the page cache"), "{said:?}");
+}
+
+#[test]
+fn budgets_are_planned_from_the_floor_to_everything() {
+    let folder = temp();
+    let plot = folder.path().join("plan.svg");
+    let args = ["plan", "--disk", "1GB/s", "--ram", "20GB/s", "--context", "64"];
+    let plan = json(&succeed(&[&args[..], &["--json", "--plot", plot.to_str().unwrap()]].concat()));
+    let rows = plan["budgets"].as_array().unwrap();
+    let column = |name: &str| rows.iter().map(|r| r[name].as_f64().unwrap()).collect::<Vec<_>>();
+    assert!(rows.len() > 2, "{plan}");
+    for name in ["budget", "slots", "hit_rate", "tokens_per_second"] {
+        assert!(column(name).is_sorted(), "{name}: {plan}");
+    }
+    let last = rows.last().unwrap();
+    assert_eq!(
+        (&last["slots"], &last["hit_rate"], &last["bound_by"]),
+        (&256.into(), &1.0.into(), &"memory".into())
+    );
+    assert_eq!((&rows[0]["bound_by"], &plan["hit_rates"]), (&"disk".into(), &"uniform routing".into()));
+    assert_eq!((&plan["floor"], &plan["everything"]), (&rows[0]["budget"], &last["budget"]));
+    assert!(well_formed(&plot).contains("perfect lookahead"));
+    let shown = succeed(&args);
+    assert!(
+        shown.contains("disk 1.00 GB/s; memory 20.00 GB/s") && shown.contains("worth having: "),
+        "{shown}"
+    );
+    let two = json(&succeed(&[&args[..], &["--json", "--budgets", "1GiB,2GiB"]].concat()));
+    assert_eq!(two["budgets"].as_array().unwrap().len(), 2);
+    assert_error(&run(&[&args[..], &["--budgets", "1MiB"]].concat()), 1, &["floor"]);
+}
+
+#[test]
+fn a_plan_believes_what_was_recorded_and_measured() {
+    let folder = temp();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (trace, saved) = (path("fox.trace"), path("saved.json"));
+    succeed(&["run", "--trace", &trace, FOX]);
+    succeed(&[&SHORT[..], &["--prompt", "0", "--save", &saved]].concat());
+    // What was measured of this disk is remembered, so no file is read for it.
+    let args = ["plan", "--trace", &trace, "--measured", &saved, "--json"];
+    let plan = json(&succeed(&args));
+    assert_eq!(plan["hit_rates"], "trace");
+    let share = plan["computing_share"].as_f64().unwrap();
+    assert!(0.0 < share && share < 1.5, "{plan}");
+    assert!(plan["disk"]["depths"].as_array().is_some(), "{plan}");
+    let preset = ["plan", "--preset", "qwen3-30b-a3b"];
+    assert_error(&run(&[&preset[..], &["--trace", &trace]].concat()), 1, &["others than this model's"]);
+}
+
+#[test]
+fn a_model_that_is_not_there_is_planned_with_a_disk_that_is_known() {
+    let args = ["plan", "--preset", "qwen3-30b-a3b", "--ram", "30GB/s", "--ctx", "1024"];
+    let nowhere = temp();
+    let unknown = moeflux(args).env("XDG_CACHE_HOME", nowhere.path()).output().unwrap();
+    assert_error(&said(unknown), 2, &["speed of the disk", "--disk 3.5GB/s"]);
+    let shown = succeed(&[&args[..], &["--disk", "1.2GB/s"]].concat());
+    assert!(shown.contains("8 GiB") && shown.contains("doubling gives"), "{shown}");
+    // A probe of any disk will do.
+    succeed(&["plan", "--ram", "30GB/s"]);
+    let remembered = json(&succeed(&[&args[..], &["--json"]].concat()));
+    assert!(remembered["disk"]["block"].as_u64().unwrap() > 0, "{remembered}");
+}

@@ -1,0 +1,166 @@
+//! The file of experts of a packed model, `experts.moeflux`: its format, and opening it.
+//!
+//! A packed folder is used like any other: the small files are those of the source, `model.safetensors` holds its dense
+//! tensors byte for byte, and `experts.moeflux` each expert as one record, just as it lies in a slot. Version 1 of the
+//! file, all numbers little-endian:
+//!
+//! | at | what |
+//! |---|---|
+//! | 0 | `MOEFLUXE` |
+//! | 8 | u32: version |
+//! | 12 | u32: alignment, 4096 |
+//! | 16 | u64: bytes of the header |
+//! | 24 | u64: digest of bytes 0 to 24 and of the header |
+//! | 32 | the header, JSON: [`Header`] |
+//! | next multiple of 4096 | records: the layers in the header's order, the experts of each by number, each record filled up with zeros to a multiple of 4096 |
+//!
+//! and there the file ends. A digest is XXH3 with 64 bits and seed 0; that of a record is of its expert's bytes, without
+//! the zeros. In the header a list of digests is one text, 16 hexadecimal digits for each. `tensors` are the source's
+//! tensors that the records were made of: with them an architecture finds its experts as it does in the source, and
+//! `order` is the digest of which bytes of them make up each expert, so that a version which orders a slot in another way
+//! refuses the file.
+//!
+//! The file comes from strangers: every length is checked against the file before it is used, and where a record lies is
+//! computed, not read.
+
+mod header;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+pub(crate) use header::{
+    ALIGN, DENSE, DenseFile, Digests, EXPERTS, ExpertTensor, Header, JOURNAL, Origin, PIECE, PackedLayer,
+    Piece, Place, SmallFile, digest,
+};
+use moeflux_compute::ExpertShape;
+
+use super::{Checkpoint, Segment, Source, TensorInfo, safetensors};
+use crate::{
+    Error,
+    blueprint::{Blueprint, LayerExperts},
+    experts::PartSource,
+};
+
+/// Where tensors of experts are said to lie: beyond any file, so that nothing can be read from there.
+const NOWHERE: u64 = 1 << 62;
+
+/// Digest of where the experts of a layer lie: offset and bytes, as u64, of each segment of each expert. Offsets are those
+/// of the header's tensors, laid one after another.
+pub(crate) fn order(experts: &LayerExperts) -> u64 {
+    let segments = (0..experts.count).flat_map(|e| experts.segments(e));
+    let bytes: Vec<u8> = segments
+        .flat_map(|s| [s.offset.wrapping_sub(NOWHERE), s.bytes as u64])
+        .flat_map(u64::to_le_bytes)
+        .collect();
+    digest(&bytes)
+}
+
+/// What a header says of the matrices of an expert.
+pub(crate) fn matrices(shape: &ExpertShape) -> [String; 3] {
+    [shape.gate, shape.up, shape.down].map(|m| format!("{} x {}, {}", m.rows, m.cols, m.format))
+}
+
+/// An opened file of experts.
+#[derive(Debug)]
+pub(super) struct Packed {
+    /// Which file of the checkpoint it is.
+    file: u32,
+    header: Header,
+    /// Where the records begin.
+    data: u64,
+}
+
+impl Packed {
+    pub(super) fn open(source: &Source, file: u32) -> Result<Self, Error> {
+        let (header, data) = Header::read(source)?;
+        Ok(Self { file, header, data })
+    }
+
+    /// The tensors of the experts.
+    pub(super) fn tensors(&self, file: u32) -> Vec<(String, TensorInfo)> {
+        virtual_tensors(&self.header.tensors, file)
+    }
+}
+
+/// Tensors as if they lay one after another, where no file reaches.
+fn virtual_tensors(tensors: &[ExpertTensor], file: u32) -> Vec<(String, TensorInfo)> {
+    let mut offset = NOWHERE;
+    let info = |t: &ExpertTensor| {
+        let bytes = safetensors::size(&t.dtype, &t.shape).unwrap_or(0);
+        let info = TensorInfo { file, offset, bytes, dtype: t.dtype.clone(), shape: t.shape.clone() };
+        offset += bytes;
+        (t.name.clone(), info)
+    };
+    tensors.iter().map(info).collect()
+}
+
+impl Checkpoint {
+    /// Whether `moeflux pack` wrote it.
+    pub fn is_packed(&self) -> bool {
+        self.packed.is_some()
+    }
+
+    /// Gives the experts of a blueprint their records, where there are some.
+    ///
+    /// # Errors
+    /// The records are not those of this model.
+    pub(crate) fn place_packed(&self, blueprint: &mut Blueprint) -> Result<(), Error> {
+        let Some(packed) = &self.packed else { return Ok(()) };
+        let path = self.files[packed.file as usize].path();
+        place(packed, blueprint).map_err(|problem| Error::Checkpoint {
+            path: path.into(),
+            problem: format!("{problem}: pack the model again, with this version of moeflux"),
+        })
+    }
+
+    /// The same with some tensors where a packed file has them.
+    pub(crate) fn relocated(&self, tensors: &[ExpertTensor]) -> Self {
+        let mut all = self.tensors.clone();
+        all.extend(virtual_tensors(tensors, 0));
+        Self {
+            folder: self.folder.clone(),
+            config: self.config.clone(),
+            quantization: self.quantization.clone(),
+            files: Arc::clone(&self.files),
+            tensors: all,
+            texts: Default::default(),
+            packed: None,
+        }
+    }
+}
+
+fn place(packed: &Packed, blueprint: &mut Blueprint) -> Result<(), String> {
+    let dense = blueprint.matrices().flat_map(|m| &m.segments).chain(blueprint.vectors().map(|v| &v.segment));
+    if dense.into_iter().any(|segment| segment.file == packed.file) {
+        return Err("it has tensors that are not those of experts".into());
+    }
+    let mut offset = packed.data;
+    let mut left = blueprint.layers.iter_mut().enumerate();
+    for l in &packed.header.layers {
+        // Both go from the first layer to the last one.
+        let found = left.by_ref().find_map(|(i, layer)| Some((i, layer.moe_mut()?)));
+        let Some((_, moe)) = found.filter(|(i, _)| *i == l.layer) else {
+            return Err(format!("it has records for layer {}, config.json asks for others", l.layer));
+        };
+        let experts = &mut moe.experts;
+        if (experts.count, experts.bytes as u64) != (l.experts, l.bytes)
+            || order(experts) != l.order.0[0]
+            || matrices(&experts.shape) != l.matrices
+        {
+            return Err(format!(
+                "the records of layer {} hold {} experts of {} bytes in an order that is not that of its slots",
+                l.layer, l.experts, l.bytes
+            ));
+        }
+        let stride = l.stride().unwrap_or(l.bytes);
+        let first = Segment { file: packed.file, offset, bytes: experts.bytes };
+        let digests = l.digests.0.as_slice().into();
+        experts.parts = vec![PartSource::Packed { first, stride, digests }];
+        offset += stride * l.experts as u64;
+    }
+    match left.find_map(|(i, layer)| layer.moe().map(|_| i)) {
+        Some(i) => Err(format!("it has no records for layer {i}")),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,164 @@
+//! Files of experts from strangers: whatever they say, opening them is an error or right, and never a panic.
+
+use std::{
+    fs,
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+};
+
+use proptest::{prelude::*, test_runner::TestRunner};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::*;
+use crate::{Blueprint, Checkpoint, Engine, EngineOptions, MemoryRequest, pack};
+
+const PREFIX: usize = 32;
+
+/// A packed golden: its folder, and the contents of its file of experts.
+fn packed(name: &str) -> (TempDir, PathBuf, Vec<u8>) {
+    let temp = tempfile::tempdir().unwrap();
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/goldens").join(name);
+    let out = temp.path().join("out");
+    pack(&Checkpoint::open(&golden).unwrap(), &out, &mut |_, _| ControlFlow::Continue(())).unwrap();
+    let bytes = fs::read(out.join(EXPERTS)).unwrap();
+    (temp, out, bytes)
+}
+
+fn json_of(file: &[u8]) -> Value {
+    let len = u64::from_le_bytes(file[16..24].try_into().unwrap()) as usize;
+    serde_json::from_slice(&file[PREFIX..PREFIX + len]).unwrap()
+}
+
+/// The file with another header, rightly signed, and the records behind it.
+fn with_header(file: &[u8], header: &Value) -> Vec<u8> {
+    let old = u64::from_le_bytes(file[16..24].try_into().unwrap()) as usize;
+    let records = &file[(PREFIX + old).next_multiple_of(4096)..];
+    let json = header.to_string().into_bytes();
+    let mut all = file[..16].to_vec();
+    all.extend((json.len() as u64).to_le_bytes());
+    let signed = digest(&[&all, &json[..]].concat());
+    all.extend(signed.to_le_bytes());
+    all.extend(json);
+    all.resize(all.len().next_multiple_of(4096), 0);
+    all.extend(records);
+    all
+}
+
+/// Opens what is in the folder as far as it goes: an error, or a model whose experts all lie in their file.
+fn open(folder: &Path, contents: &[u8]) -> Result<(), Error> {
+    fs::write(folder.join(EXPERTS), contents).unwrap();
+    let checkpoint = Checkpoint::open(folder)?;
+    let blueprint = Blueprint::of(&checkpoint)?;
+    let mut end = 0;
+    for (_, moe) in blueprint.moe_layers() {
+        for segment in (0..moe.experts.count).flat_map(|e| moe.experts.segments(e)) {
+            assert!(segment.offset >= end && segment.offset.is_multiple_of(ALIGN));
+            end = segment.offset + segment.bytes as u64;
+            assert!(end <= contents.len() as u64);
+        }
+    }
+    let memory = MemoryRequest { budget: Some(256 << 20), ..MemoryRequest::default() };
+    Engine::open(checkpoint, EngineOptions { memory, ..EngineOptions::default() }, &mut |_, _| {})?;
+    Ok(())
+}
+
+/// Where the values of a header are.
+fn places(value: &Value, at: &str, all: &mut Vec<String>) {
+    all.push(at.to_owned());
+    match value {
+        Value::Object(map) => map.iter().for_each(|(key, v)| places(v, &format!("{at}/{key}"), all)),
+        Value::Array(list) => {
+            list.iter().enumerate().take(2).for_each(|(i, v)| places(v, &format!("{at}/{i}"), all))
+        }
+        _ => {}
+    }
+}
+
+#[test]
+fn every_value_of_a_header_may_be_hostile() {
+    let (_temp, folder, file) = packed("qwen3_moe");
+    let header = json_of(&file);
+    assert!(with_header(&file, &header) == file);
+    open(&folder, &file).unwrap();
+    let mut all = Vec::new();
+    places(&header, "", &mut all);
+    assert!(all.len() > 30, "{all:?}");
+    for at in all {
+        let old = header.pointer(&at).unwrap().clone();
+        let mut hostile = vec![
+            json!(null),
+            json!(0),
+            json!(1),
+            json!(-1),
+            json!(u64::MAX),
+            json!(1u64 << 62),
+            json!([]),
+            json!({}),
+        ];
+        hostile.push(json!("x"));
+        hostile.push(json!("../../etc/passwd"));
+        match &old {
+            Value::Number(n) => {
+                hostile.extend([json!(n.as_u64().unwrap() + 1), json!(n.as_u64().unwrap().wrapping_sub(1))]);
+                hostile.extend([json!(u64::MAX / n.as_u64().unwrap().max(1)), json!(u64::MAX - 4095)]);
+            }
+            Value::Array(list) => {
+                hostile.push(list[..list.len().saturating_sub(1)].into());
+                hostile.push([&list[..], &list[..1.min(list.len())]].concat().into());
+                hostile.push(list.iter().rev().cloned().collect());
+            }
+            Value::String(text) => {
+                hostile.extend([json!(format!("{text}0")), json!(text.replace(['0', '1'], "é"))]);
+            }
+            _ => {}
+        }
+        for value in hostile.into_iter().filter(|value| *value != old) {
+            let mut changed = header.clone();
+            *changed.pointer_mut(&at).unwrap() = value.clone();
+            let opened = open(&folder, &with_header(&file, &changed));
+            // What describes the source, and digests that are checked when they are needed, do not matter for opening.
+            let described = ["/architecture", "/source", "/digest"].iter().any(|part| at.contains(part))
+                || at.starts_with("/files")
+                || at == "/dense/bytes";
+            assert!(opened.is_err() || described, "{at} was made {value}, and nobody minded");
+            if let Err(error) = opened {
+                assert!(error.to_string().contains("/out"), "{at} {value}: {error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn no_byte_of_a_header_changes_unnoticed_and_no_end_is_missed() {
+    let (_temp, folder, file) = packed("qwen3_moe");
+    let header = PREFIX + u64::from_le_bytes(file[16..24].try_into().unwrap()) as usize;
+    let change = (0..header, 1u8.., 0..file.len());
+    let mut runner =
+        TestRunner::new(ProptestConfig { cases: 64, failure_persistence: None, ..Default::default() });
+    runner
+        .run(&change, |(at, flip, cut)| {
+            let mut changed = file.clone();
+            changed[at] ^= flip;
+            prop_assert!(open(&folder, &changed).is_err(), "byte {} changed", at);
+            prop_assert!(open(&folder, &file[..cut]).is_err(), "cut at {}", cut);
+            Ok(())
+        })
+        .unwrap();
+    let said = open(&folder, &[&file[..], &[0; 4096]].concat()).unwrap_err().to_string();
+    assert!(said.contains("its last record ends"), "{said}");
+    let mut newer = file.clone();
+    newer[8] = 2;
+    let said = open(&folder, &newer).unwrap_err().to_string();
+    assert!(said.contains("version 2") && said.contains("pack the model again"), "{said}");
+}
+
+#[test]
+fn experts_of_another_model_are_refused() {
+    let (_temp, folder, _) = packed("qwen3_moe");
+    for other in ["qwen3_moe_mixed_3_6", "deepseek_v3"] {
+        let (_other, _, file) = packed(other);
+        let error = open(&folder, &file).unwrap_err().to_string();
+        assert!(error.contains("out"), "{error}");
+    }
+}
