@@ -22,18 +22,26 @@ const THREADS: usize = 4;
 pub(super) struct Buffers([Vec<u8>; 2]);
 
 impl Buffers {
-    /// Two buffers of so many bytes, whatever they hold.
-    pub(super) fn two(&mut self, bytes: u64) -> Result<[&mut [u8]; 2], Error> {
-        let bytes = bytes as usize;
-        for buffer in &mut self.0 {
-            if buffer.len() < bytes {
-                let none = |_| Error::Budget(format!("there is no memory for a piece of {bytes} bytes"));
-                buffer.try_reserve_exact(bytes - buffer.len()).map_err(none)?;
-                buffer.resize(bytes, 0);
-            }
-        }
-        Ok(self.0.each_mut().map(|b| &mut b[..bytes]))
+    /// A buffer of so many bytes, whatever they are.
+    pub(super) fn one(&mut self, bytes: u64) -> Result<&mut [u8], Error> {
+        sized(&mut self.0[0], bytes)
     }
+
+    /// Two of them, each of its own length.
+    pub(super) fn two(&mut self, bytes: [u64; 2]) -> Result<[&mut [u8]; 2], Error> {
+        let [a, b] = &mut self.0;
+        Ok([sized(a, bytes[0])?, sized(b, bytes[1])?])
+    }
+}
+
+fn sized(buffer: &mut Vec<u8>, bytes: u64) -> Result<&mut [u8], Error> {
+    let bytes = bytes as usize;
+    if buffer.len() < bytes {
+        let none = |_| Error::Budget(format!("there is no memory for a piece of {bytes} bytes"));
+        buffer.try_reserve_exact(bytes - buffer.len()).map_err(none)?;
+        buffer.resize(bytes, 0);
+    }
+    Ok(&mut buffer[..bytes])
 }
 
 /// Works on all of `places`, several at a time and in no order; `done` hears of each and may break, which cancels.

@@ -102,7 +102,7 @@ pub fn verify_packed(
     each(
         &places,
         |i, place, buffers| {
-            let [buf, other] = buffers.two(place.bytes)?;
+            let [buf, other] = buffers.two([place.bytes, job.as_ref().map_or(0, |_| place.bytes)])?;
             let file = match place.piece {
                 Piece::Dense(_) => dense.as_ref().unwrap_or(&experts),
                 Piece::Expert { .. } => &experts,

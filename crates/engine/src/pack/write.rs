@@ -128,7 +128,7 @@ pub(super) fn pack_to<T: Target>(
     each(
         &places,
         |i, place, buffers| {
-            let [buf, _] = buffers.two(place.taken)?;
+            let buf = buffers.one(place.taken)?;
             let part = file(place.piece);
             if let Some(digest) = known[i] {
                 let there = &mut buf[..place.bytes as usize];
