@@ -109,6 +109,11 @@ impl ExpertSource {
         self.verify(layer, expert, slot)
     }
 
+    /// Whether a layer's experts have digests.
+    pub(crate) fn has_digests(&self, layer: usize) -> bool {
+        matches!(self.layer(layer).map(|l| &l.parts[..]), Some([PartSource::Packed { .. }]))
+    }
+
     /// That the bytes which were read to the start of `slot` are those of the expert: of a packed model, whose records
     /// have digests; of others there is nothing to compare with.
     pub(crate) fn verify(&self, layer: usize, expert: usize, slot: &[u8]) -> Result<(), Error> {

@@ -23,7 +23,7 @@ use super::{
     disk::Disk,
     options::MOST_COPIES,
     sharing::{Copies, Sharing},
-    transfer::{Address, Piece},
+    transfer::{Address, Check, Piece},
 };
 use crate::{Error, experts::ExpertSource};
 
@@ -51,8 +51,27 @@ struct Job {
     bytes: usize,
     under_way: usize,
     error: Option<Error>,
-    /// Copies on which it hung.
+    /// Copies on which it hung, or which differed.
     avoid: Copies,
+    /// How often it was read again because it differed from its digest.
+    checked: usize,
+}
+
+impl Job {
+    /// Whether all of it has been read.
+    fn has_come(&self) -> bool {
+        self.under_way == 0 && self.cursor.at == self.bytes && self.error.is_none()
+    }
+}
+
+/// What a lane does next.
+pub(super) enum Landed {
+    /// Ask for more.
+    Done,
+    /// Read the piece again.
+    Again(Order),
+    /// Compare what has come, and tell [`Board::checked`].
+    Check(Check),
 }
 
 struct Flight {
@@ -98,6 +117,8 @@ pub(super) struct Board {
     busy_since: Instant,
     busy: Duration,
     retries: u64,
+    /// Experts that are being compared with their digests.
+    checking: usize,
     /// Lanes end when they can.
     pub(super) stop: bool,
 }
@@ -125,6 +146,7 @@ impl Board {
             busy_since: Instant::now(),
             busy: Duration::ZERO,
             retries: 0,
+            checking: 0,
             stop: false,
         }
     }
@@ -141,7 +163,8 @@ impl Board {
         };
         let memory = Address::of(&mut request.bytes);
         let (cursor, bytes) = (Cursor::default(), experts.bytes);
-        *place = Some(Job { request, memory, cursor, bytes, under_way: 0, error: None, avoid: 0 });
+        *place =
+            Some(Job { request, memory, cursor, bytes, under_way: 0, error: None, avoid: 0, checked: 0 });
         match bytes {
             0 => self.settle(slot),
             _ => self.queue(urgency).push_back(slot),
@@ -211,15 +234,9 @@ impl Board {
         Some(order)
     }
 
-    /// A lane's read has ended: the bytes that came with it, and how it went. The result is how the lane is to try again.
-    pub(super) fn land(
-        &mut self,
-        lane: usize,
-        came: u64,
-        result: io::Result<()>,
-        now: Instant,
-    ) -> Option<Order> {
-        let mut flight = self.flights[lane].take()?;
+    /// A lane's read has ended: the bytes that came with it, and how it went. The result is what the lane does next.
+    pub(super) fn land(&mut self, lane: usize, came: u64, result: io::Result<()>, now: Instant) -> Landed {
+        let Some(mut flight) = self.flights[lane].take() else { return Landed::Done };
         let Order { piece, copy, .. } = flight.order;
         self.sharing.end(copy, (piece.bytes, came), now);
         if flight.hung {
@@ -229,7 +246,7 @@ impl Board {
         }
         if let Some(i) = flight.grave {
             self.visit(i);
-            return None;
+            return Landed::Done;
         }
         let error = match result {
             Ok(()) => None,
@@ -240,7 +257,7 @@ impl Board {
                     self.up(flight.ahead, now);
                     self.sharing.begin(order.copy, piece.bytes, now);
                     self.flights[lane] = Some(Flight { order, since: now, ..flight });
-                    return Some(order);
+                    return Landed::Again(order);
                 }
                 Some(self.failure(&flight.order, error))
             }
@@ -255,8 +272,44 @@ impl Board {
                 self.queue(urgency).retain(|slot| *slot != piece.slot);
             }
         }
+        if let Some(check) = self.check(piece.slot) {
+            return Landed::Check(check);
+        }
         self.settle(piece.slot);
-        None
+        Landed::Done
+    }
+
+    /// What is to be compared with its digest before it completes.
+    fn check(&mut self, slot: usize) -> Option<Check> {
+        let job = self.jobs[slot].as_mut()?;
+        let ReadRequest { layer, expert, .. } = job.request;
+        if !job.has_come() || !self.source.has_digests(layer) {
+            return None;
+        }
+        job.under_way += 1;
+        self.checking += 1;
+        let (memory, bytes, source) = (job.memory, job.bytes, Arc::clone(&self.source));
+        Some(Check { slot, layer, expert, memory, bytes, source })
+    }
+
+    /// An expert has been compared with its digest. One that differs is read again, from each copy by itself.
+    pub(super) fn checked(&mut self, check: &Check, result: Result<(), Error>) {
+        self.checking -= 1;
+        let copies = self.disk.copies();
+        let Some(job) = &mut self.jobs[check.slot] else { return };
+        job.under_way -= 1;
+        if let Err(error) = result {
+            if job.checked < copies && job.error.is_none() {
+                job.avoid = !(1 << job.checked);
+                job.checked += 1;
+                job.cursor = Cursor::default();
+                self.retries += 1;
+                let urgency = job.request.urgency;
+                return self.queue(urgency).push_front(check.slot);
+            }
+            job.error = job.error.take().or(Some(error));
+        }
+        self.settle(check.slot);
     }
 
     /// How a piece that failed is tried again, if it is: on a copy where it has not failed, else once more through the page
@@ -293,7 +346,7 @@ impl Board {
 
     /// Completes a job of which nothing is left to do.
     fn settle(&mut self, slot: usize) {
-        let done = |job: &Job| job.under_way == 0 && (job.cursor.at == job.bytes || job.error.is_some());
+        let done = |job: &Job| job.has_come() || job.under_way == 0 && job.error.is_some();
         if let Some(Job { request, error, .. }) = self.jobs[slot].take_if(|job| done(job)) {
             self.completions.push_back(Completion { request, result: error.map_or(Ok(()), Err) });
         }
@@ -313,7 +366,7 @@ impl Board {
 
     /// Whether nothing is under way that could complete.
     pub(super) fn is_idle(&self) -> bool {
-        self.flying == 0 && self.now.is_empty() && self.ahead.is_empty()
+        self.flying + self.checking == 0 && self.now.is_empty() && self.ahead.is_empty()
     }
 
     pub(super) fn counters(&self, now: Instant) -> ReadCounters {

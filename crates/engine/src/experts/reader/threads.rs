@@ -11,7 +11,7 @@ use std::{
 use moeflux_compute::Bytes;
 
 use super::{
-    board::Order,
+    board::{Landed, Order},
     disk::{Disk, Place},
     options::STACK,
     shared::Shared,
@@ -57,8 +57,15 @@ fn serve(shared: &Shared, lane: usize, mut bounce: Bytes) {
                 .unwrap_or_else(|_| Err(io::Error::other("a thread that reads failed; please report this")));
             board = shared.lock();
             match board.land(lane, came, result, Instant::now()) {
-                Some(again) => order = again,
-                None => break,
+                Landed::Again(again) => order = again,
+                Landed::Check(check) => {
+                    drop(board);
+                    let result = check.run();
+                    board = shared.lock();
+                    board.checked(&check, result);
+                    break;
+                }
+                Landed::Done => break,
             }
         }
         if board.has_completions() {

@@ -3,9 +3,11 @@
 //! A piece names memory that its job owns. The board makes all pieces: no two that are under way share a byte, and the
 //! memory lives, moved out of its device and untouched, until all have landed.
 
-use std::{io, slice};
+use std::{io, slice, sync::Arc};
 
 use moeflux_compute::Bytes;
+
+use crate::{Error, experts::ExpertSource};
 
 /// A place in a job's memory.
 #[derive(Clone, Copy)]
@@ -36,6 +38,29 @@ pub(super) struct Alignment {
     pub(super) file: usize,
     /// Of memory.
     pub(super) memory: usize,
+}
+
+/// An expert whose pieces have all landed, to be compared with its digest.
+pub(super) struct Check {
+    /// The job.
+    pub(super) slot: usize,
+    pub(super) layer: usize,
+    pub(super) expert: usize,
+    pub(super) memory: Address,
+    /// Bytes of the expert.
+    pub(super) bytes: usize,
+    pub(super) source: Arc<ExpertSource>,
+}
+
+impl Check {
+    /// # Errors
+    /// The bytes are others than those that were packed.
+    pub(super) fn run(&self) -> Result<(), Error> {
+        // SAFETY: the board gives one check for a job when nothing writes to its memory any more, and keeps both until the
+        // check is over.
+        let read = unsafe { slice::from_raw_parts(self.memory.0, self.bytes) };
+        self.source.verify(self.layer, self.expert, read)
+    }
 }
 
 /// A stretch of a file and where it goes.

@@ -16,7 +16,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::{
     bell::Bell,
-    board::Order,
+    board::{Landed, Order},
     disk::{Disk, Files, Place},
     options::STACK,
     shared::Shared,
@@ -215,12 +215,18 @@ impl Ring {
         self.flying -= 1;
         let shared = Arc::clone(&self.shared);
         let mut board = shared.lock();
-        let again = board.land(lane, came, result, Instant::now());
+        let landed = board.land(lane, came, result, Instant::now());
+        if let Landed::Check(check) = &landed {
+            drop(board);
+            let result = check.run();
+            board = shared.lock();
+            board.checked(check, result);
+        }
         if board.has_completions() {
             shared.finished.notify_one();
         }
         drop(board);
-        if let Some(order) = again {
+        if let Landed::Again(order) = landed {
             self.begin(lane, order);
         }
     }
