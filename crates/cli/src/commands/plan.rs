@@ -3,8 +3,8 @@
 use std::{fmt, process::ExitCode};
 
 use moeflux::{
-    Blueprint, Checkpoint, DeviceOptions, DiskSpeed, MemoryPlan, MemoryRequest, Planner, SystemMemory, Trace,
-    probe_disk, probe_memory,
+    Blueprint, Checkpoint, DeviceOptions, DiskSpeed, MemoryPlan, MemoryRequest, Planner, PolicyKind,
+    SystemMemory, Trace, probe_disk, probe_memory,
 };
 use serde::Serialize;
 
@@ -193,12 +193,12 @@ fn fits(trace: &Trace, blueprint: &Blueprint) -> anyhow::Result<()> {
 }
 
 /// The share of needed experts that will be in a slot.
-fn hit_rate(plan: &MemoryPlan, experts: usize, trace: Option<&Trace>, policy: moeflux::PolicyKind) -> f64 {
+fn hit_rate(plan: &MemoryPlan, experts: usize, trace: Option<&Trace>, policy: PolicyKind) -> f64 {
     match trace {
         _ if plan.slots >= experts => 1.0,
         Some(trace) => trace.hit_rate(policy, plan.slots),
-        // Before an expert is needed again, all others of a token were.
-        None if plan.slots < plan.working_set => 0.0,
+        // Before an expert is needed again, all others of a token were. Counts of uses outlast that.
+        None if policy != PolicyKind::Lfu && plan.slots < plan.working_set => 0.0,
         None => plan.slots as f64 / experts as f64,
     }
 }
