@@ -212,14 +212,12 @@ unsafe fn quants<S: Simd, P: Packing, const PACKED: bool, const R: usize, const 
     // SAFETY: the caller's.
     unsafe {
         let mut acc = [[S::zero(); X]; R];
-        for i in (0..cols / group).step_by(S::LANES) {
-            let n = S::LANES.min(cols / group - i);
-            for c in 0..X {
-                let sums = S::load_first(x[c].sums.as_ptr().add(i), n);
-                for r in 0..R {
-                    acc[r][c] = S::fma(S::load_first(w[r].biases.as_ptr().add(i), n), sums, acc[r][c]);
-                }
-            }
+        let (per_row, whole) = (cols / group, cols / group / S::LANES * S::LANES);
+        for i in (0..whole).step_by(S::LANES) {
+            add_biases::<S, R, X>(&mut acc, w, x, (i, S::LANES));
+        }
+        if whole < per_row {
+            add_biases::<S, R, X>(&mut acc, w, x, (whole, per_row - whole));
         }
         match Block::<S, P>::QUANTS / group {
             0 | 1 => rows.add_all::<S, P, PACKED, 1>(&mut acc),
@@ -228,6 +226,28 @@ unsafe fn quants<S: Simd, P: Packing, const PACKED: bool, const R: usize, const 
             _ => rows.add_all::<S, P, PACKED, 8>(&mut acc),
         }
         reduce::<S, R, X>(&acc)
+    }
+}
+
+/// Adds the products of the `n` biases from number `i` on, a vector at most.
+///
+/// # Safety
+/// There are so many.
+#[inline(always)]
+unsafe fn add_biases<S: Simd, const R: usize, const X: usize>(
+    acc: &mut [[S::F; X]; R],
+    w: &[QuantRow<'_>; R],
+    x: &[RoundedRow<'_>; X],
+    (i, n): (usize, usize),
+) {
+    // SAFETY: the caller's.
+    unsafe {
+        for c in 0..X {
+            let sums = S::load_first(x[c].sums.as_ptr().add(i), n);
+            for r in 0..R {
+                acc[r][c] = S::fma(S::load_first(w[r].biases.as_ptr().add(i), n), sums, acc[r][c]);
+            }
+        }
     }
 }
 
