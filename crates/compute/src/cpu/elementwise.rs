@@ -3,8 +3,8 @@
 use super::{Cpu, pool::Grid, row};
 use crate::{Activation, Error, Format, Shared, View, Weight, host::Host};
 
-/// Numbers of a tile.
-const COLS: usize = 1024;
+/// Numbers of a row of a tile: fewer are not worth to be shared out.
+const COLS: usize = 4096;
 /// Numbers that are summed apart before they are added to what is there.
 const BLOCK: usize = 256;
 /// Rows of a tile.
@@ -142,9 +142,11 @@ pub(super) fn combine(
             None => None,
         };
         let k = weights.width;
-        cpu.pool.tiles(numbers, Grid::new(x, ROWS, 1, BLOCK), |mut tile, _| {
-            let cols = tile.cols();
-            for i in tile.rows() {
+        cpu.pool.tiles(numbers, Grid::new(x, ROWS, 1, COLS), |mut tile, _| {
+            let whole = tile.cols();
+            let blocks = |i: usize| whole.clone().step_by(BLOCK).map(move |first| (i, first));
+            for (i, first) in tile.rows().flat_map(blocks) {
+                let cols = first..whole.end.min(first + BLOCK);
                 let mut sum = [0.0; BLOCK];
                 let sum = &mut sum[..cols.len()];
                 for (rank, share) in row(shares, weights, i).iter().enumerate() {
@@ -154,7 +156,7 @@ pub(super) fn combine(
                     let share = gate.map_or(1.0, |(all, gate)| 1.0 / (1.0 + (-row(all, gate, i)[0]).exp()));
                     kernels.axpy(sum, share, &row(all, view, i)[cols.clone()]);
                 }
-                let to = tile.row(i);
+                let to = &mut tile.row(i)[first - whole.start..][..cols.len()];
                 if add {
                     to.iter_mut().zip(sum).for_each(|(x, sum)| *x += *sum);
                 } else {

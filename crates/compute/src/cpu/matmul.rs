@@ -11,8 +11,8 @@ use crate::{Buffer, Error, Matrix, View, Weight, host::Host};
 pub(super) const COLS: usize = 16;
 /// Rows of a tile: few enough for their activations to stay in the second cache, enough to pay for unpacking.
 const ROWS: usize = 128;
-/// Rows that are rounded in one tile.
-const ROUNDED: usize = 4;
+/// Numbers that are rounded in one tile at least: fewer are not worth to be shared out.
+const ROUNDED: usize = 8192;
 
 /// Runs [`Op::MatMul`](crate::Op::MatMul).
 pub(super) fn mat_mul(
@@ -111,9 +111,10 @@ pub(super) fn round<'a, 'x>(
     row: impl Fn(usize) -> &'x [f32] + Sync,
 ) -> Rows<'a> {
     let (q, meta) = (padded(cols), Rounded::meta(cols));
+    let rows = ROUNDED.div_ceil(q.max(1));
     pool.tiles2(
-        (&mut to.q, Grid::dense(count, q, ROUNDED)),
-        (&mut to.meta, Grid::dense(count, meta, ROUNDED)),
+        (&mut to.q, Grid::dense(count, q, rows)),
+        (&mut to.meta, Grid::dense(count, meta, rows)),
         |mut q, mut meta, _| {
             for i in q.rows() {
                 Rounded::round(kernels, row(i), of, q.row(i), meta.row(i));

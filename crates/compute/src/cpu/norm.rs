@@ -5,8 +5,8 @@ use crate::{Buffer, Error, View, host::Host};
 
 /// Rows of a tile.
 const ROWS: usize = 4;
-/// Heads of a tile.
-const HEADS: usize = 8;
+/// Numbers of the heads of a tile: fewer are not worth to be shared out.
+const NUMBERS: usize = 4096;
 
 /// Runs [`Op::RmsNorm`](crate::Op::RmsNorm), and with a gate [`Op::GatedRmsNorm`](crate::Op::GatedRmsNorm).
 pub(super) fn rms_norm(
@@ -22,22 +22,26 @@ pub(super) fn rms_norm(
         let weight = weight.map(|weight| host.all(weight)).transpose()?;
         let gate = gate.map(|gate| Ok::<_, Error>((host.get(gate)?, gate))).transpose()?;
         let from = if in_place { None } else { Some(host.get(x)?) };
-        cpu.pool.tiles(numbers, Grid::new(out, ROWS, HEADS, out.width), |mut tile, _| {
-            for (row, head) in tile.places() {
-                let to = tile.vector(row, head);
-                if let Some(from) = from {
-                    to.copy_from_slice(vector(from, x, row, head));
+        cpu.pool.tiles(
+            numbers,
+            Grid::new(out, ROWS, NUMBERS / out.width.max(1), out.width),
+            |mut tile, _| {
+                for (row, head) in tile.places() {
+                    let to = tile.vector(row, head);
+                    if let Some(from) = from {
+                        to.copy_from_slice(vector(from, x, row, head));
+                    }
+                    let scale = 1.0 / (kernels.square(to) / x.width as f32 + eps).sqrt();
+                    match weight {
+                        Some(weight) => to.iter_mut().zip(weight).for_each(|(to, w)| *to = *to * scale * w),
+                        None => to.iter_mut().for_each(|to| *to *= scale),
+                    }
+                    if let Some((gate, view)) = gate {
+                        kernels.mul_silu(to, vector(gate, view, row, head));
+                    }
                 }
-                let scale = 1.0 / (kernels.square(to) / x.width as f32 + eps).sqrt();
-                match weight {
-                    Some(weight) => to.iter_mut().zip(weight).for_each(|(to, w)| *to = *to * scale * w),
-                    None => to.iter_mut().for_each(|to| *to *= scale),
-                }
-                if let Some((gate, view)) = gate {
-                    kernels.mul_silu(to, vector(gate, view, row, head));
-                }
-            }
-        });
+            },
+        );
         Ok(())
     })
 }
@@ -55,19 +59,23 @@ pub(super) fn layer_norm(
     host.with(out, |host, numbers| {
         let (weight, bias) = (host.all(weight)?, host.all(bias)?);
         let from = if in_place { None } else { Some(host.get(x)?) };
-        cpu.pool.tiles(numbers, Grid::new(out, ROWS, HEADS, out.width), |mut tile, _| {
-            for (row, head) in tile.places() {
-                let to = tile.vector(row, head);
-                if let Some(from) = from {
-                    to.copy_from_slice(vector(from, x, row, head));
+        cpu.pool.tiles(
+            numbers,
+            Grid::new(out, ROWS, NUMBERS / out.width.max(1), out.width),
+            |mut tile, _| {
+                for (row, head) in tile.places() {
+                    let to = tile.vector(row, head);
+                    if let Some(from) = from {
+                        to.copy_from_slice(vector(from, x, row, head));
+                    }
+                    let n = x.width as f32;
+                    let mean = to.iter().sum::<f32>() / n;
+                    to.iter_mut().for_each(|to| *to -= mean);
+                    let scale = 1.0 / (kernels.square(to) / n + eps).sqrt();
+                    to.iter_mut().zip(weight).zip(bias).for_each(|((to, w), b)| *to = *to * scale * w + b);
                 }
-                let n = x.width as f32;
-                let mean = to.iter().sum::<f32>() / n;
-                to.iter_mut().for_each(|to| *to -= mean);
-                let scale = 1.0 / (kernels.square(to) / n + eps).sqrt();
-                to.iter_mut().zip(weight).zip(bias).for_each(|((to, w), b)| *to = *to * scale * w + b);
-            }
-        });
+            },
+        );
         Ok(())
     })
 }

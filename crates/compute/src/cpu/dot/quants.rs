@@ -212,22 +212,47 @@ unsafe fn quants<S: Simd, P: Packing, const PACKED: bool, const R: usize, const 
     // SAFETY: the caller's.
     unsafe {
         let mut acc = [[S::zero(); X]; R];
-        for i in (0..cols / group).step_by(S::LANES) {
-            let n = S::LANES.min(cols / group - i);
-            for c in 0..X {
-                let sums = S::load_first(x[c].sums.as_ptr().add(i), n);
-                for r in 0..R {
-                    acc[r][c] = S::fma(S::load_first(w[r].biases.as_ptr().add(i), n), sums, acc[r][c]);
-                }
-            }
+        let (per_row, whole) = (cols / group, cols / group / S::LANES * S::LANES);
+        for i in (0..whole).step_by(S::LANES) {
+            add_biases::<S, R, X>(&mut acc, w, x, (i, S::LANES));
         }
-        match Block::<S, P>::QUANTS / group {
-            0 | 1 => rows.add_all::<S, P, PACKED, 1>(&mut acc),
-            2 => rows.add_all::<S, P, PACKED, 2>(&mut acc),
-            4 => rows.add_all::<S, P, PACKED, 4>(&mut acc),
-            _ => rows.add_all::<S, P, PACKED, 8>(&mut acc),
+        if whole < per_row {
+            add_biases::<S, R, X>(&mut acc, w, x, (whole, per_row - whole));
+        }
+        // Groups have 32 at least: what a block cannot have is not compiled.
+        let scales = Block::<S, P>::QUANTS / group;
+        if Block::<S, P>::QUANTS >= 8 * GROUP && scales == 8 {
+            rows.add_all::<S, P, PACKED, 8>(&mut acc);
+        } else if Block::<S, P>::QUANTS >= 4 * GROUP && scales == 4 {
+            rows.add_all::<S, P, PACKED, 4>(&mut acc);
+        } else if Block::<S, P>::QUANTS >= 2 * GROUP && scales == 2 {
+            rows.add_all::<S, P, PACKED, 2>(&mut acc);
+        } else {
+            rows.add_all::<S, P, PACKED, 1>(&mut acc);
         }
         reduce::<S, R, X>(&acc)
+    }
+}
+
+/// Adds the products of the `n` biases from number `i` on, a vector at most.
+///
+/// # Safety
+/// There are so many.
+#[inline(always)]
+unsafe fn add_biases<S: Simd, const R: usize, const X: usize>(
+    acc: &mut [[S::F; X]; R],
+    w: &[QuantRow<'_>; R],
+    x: &[RoundedRow<'_>; X],
+    (i, n): (usize, usize),
+) {
+    // SAFETY: the caller's.
+    unsafe {
+        for c in 0..X {
+            let sums = S::load_first(x[c].sums.as_ptr().add(i), n);
+            for r in 0..R {
+                acc[r][c] = S::fma(S::load_first(w[r].biases.as_ptr().add(i), n), sums, acc[r][c]);
+            }
+        }
     }
 }
 
@@ -340,14 +365,11 @@ pub(super) unsafe fn quant_tile<S: Simd, P: Packing>(
     ) {
         // SAFETY: the caller's.
         unsafe {
-            if let Ok(w) = <&[QuantRow<'_>; TILE]>::try_from(w) {
-                let tile = quants::<S, P, false, TILE, X>(w, x, groups, 0);
-                sums.iter_mut().zip(tile).for_each(|(to, from)| to[at..at + X].copy_from_slice(&from));
-                return;
-            }
-            for (w, to) in w.iter().zip(sums) {
-                let [from] = quants::<S, P, false, 1, X>(&[*w], x, groups, 0);
-                to[at..at + X].copy_from_slice(&from);
+            // At the end of a matrix its last row stands for those that are not there.
+            let rows: [_; TILE] = std::array::from_fn(|i| w[i.min(w.len() - 1)]);
+            let tile = quants::<S, P, false, TILE, X>(&rows, x, groups, 0);
+            for (to, from) in sums.iter_mut().zip(&tile[..w.len()]) {
+                to[at..at + X].copy_from_slice(from);
             }
         }
     }
@@ -423,23 +445,20 @@ pub(super) unsafe fn decode<S: Simd, P: Packing>(
             let at_once = if one_piece { count } else { 1 };
             for i in (0..count).step_by(at_once) {
                 let mut parts: [&[u8]; 2] = [&[]; 2];
-                for (part, (all, stride)) in parts.iter_mut().zip([w.scales, w.biases]) {
-                    let (from, len) = ((first + i) * stride, at_once * w.scale_bytes);
+                for (part, (all, apart)) in parts.iter_mut().zip([w.scales, w.biases]) {
+                    let (from, len) = ((first + i) * apart, at_once * w.scale_bytes);
                     if !all.is_empty() {
                         *part = all.get_unchecked(from..from + len);
                         for at in (0..len).step_by(LINE) {
-                            S::prefetch(part.as_ptr().wrapping_add(at + rows_ahead * stride));
+                            S::prefetch(part.as_ptr().wrapping_add(at + rows_ahead * apart));
                         }
                     }
                 }
-                let to = i * stride..i * stride + at_once * per_row;
-                widen_scales::<S>(
-                    w.of,
-                    parts,
-                    [&mut scales[to.clone()], &mut biases[i * per_row..][..at_once * per_row]],
-                );
+                let numbers = at_once * per_row;
+                let (scales, behind) = scales[i * stride..].split_at_mut(numbers);
+                widen_scales::<S>(w.of, parts, [scales, &mut biases[i * per_row..][..numbers]]);
                 if !one_piece {
-                    scales[to.end..(i + 1) * stride].fill(0.0);
+                    behind[..stride - per_row].fill(0.0);
                 }
             }
             let row = |i: usize| QuantRow {
@@ -447,15 +466,10 @@ pub(super) unsafe fn decode<S: Simd, P: Packing>(
                 scales: &scales[i * stride..(i + 1) * stride],
                 biases: &biases[i * per_row..(i + 1) * per_row],
             };
-            if count == TILE {
-                let rows: [_; TILE] = std::array::from_fn(row);
-                let sums = quants::<S, P, true, TILE, 1>(&rows, &[*x], groups, rows_ahead * w.q.1);
-                out.copy_from_slice(sums.as_flattened());
-            } else {
-                for (i, out) in out.iter_mut().enumerate() {
-                    [[*out]] = quants::<S, P, true, 1, 1>(&[row(i)], &[*x], groups, rows_ahead * w.q.1);
-                }
-            }
+            // At the end of a matrix its last row stands for those that are not there.
+            let rows: [_; TILE] = std::array::from_fn(|i| row(i.min(count - 1)));
+            let sums = quants::<S, P, true, TILE, 1>(&rows, &[*x], groups, rows_ahead * w.q.1);
+            out.copy_from_slice(&sums.as_flattened()[..count]);
         }
     }
 }
