@@ -245,7 +245,7 @@ pub(crate) enum Switch {
 const RUN_EXAMPLES: &str = "\
 Examples:
   moeflux run \"Tell me the fable of The Fox and the Crow.\"
-  moeflux run --memory 40MiB \"Tell me the story of The Wolf and the Crane.\"
+  moeflux run --memory 48MiB \"Tell me the story of The Wolf and the Crane.\"
   moeflux run --temperature 0.7 --seed 1 --max-tokens 200 \"Once upon a time\"
   git diff | moeflux run --model DIR --system \"Write a commit message.\" -
   moeflux run --raw --stop . \"The capital of France is\"

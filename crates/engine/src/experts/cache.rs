@@ -6,12 +6,13 @@
 
 use std::sync::Arc;
 
-use moeflux_compute::{BankPlace, Bytes, Device, Slot, SlotTable, Ticket};
+use moeflux_compute::{Bytes, Device, Slot, SlotTable, Ticket};
 
 use super::{
-    policy::{POLICY_BYTES, Policy, PolicyKind},
+    policy::POLICY_BYTES,
     reader::{BOOKKEEPING as READER_BOOKKEEPING, Completion, ReadCounters, ReadRequest, Reader, Urgency},
     source::ExpertSource,
+    tier::{NONE, Place, Tier},
 };
 use crate::{Error, stats::Stats};
 
@@ -25,9 +26,6 @@ pub(crate) enum Lookup {
     Full,
 }
 
-/// No expert, no slot.
-const NONE: u32 = u32::MAX;
-
 /// An expert that stays where it is until it is released.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pin {
@@ -40,30 +38,6 @@ pub(crate) struct Pin {
     pub(crate) foreseen: bool,
 }
 
-#[derive(Clone, Copy)]
-struct Place {
-    layer: u32,
-    expert: u32,
-    pins: u32,
-    filling: bool,
-    /// Nobody has asked for it yet but by looking ahead.
-    ahead: bool,
-    /// The slot on the card that is kept for what is being read.
-    bound_for: u32,
-    /// The last work that used the slot.
-    ticket: Ticket,
-}
-
-const EMPTY: Place = Place {
-    layer: NONE,
-    expert: NONE,
-    pins: 0,
-    filling: false,
-    ahead: false,
-    bound_for: NONE,
-    ticket: Ticket(0),
-};
-
 /// Of all slots, one in so many may be given to what somebody looks ahead for and has not come yet.
 const SHARE_AHEAD: usize = 4;
 
@@ -75,152 +49,6 @@ pub(crate) const BOOKKEEPING: usize = 2 * size_of::<Place>()
     + 4 * size_of::<u32>()
     + READER_BOOKKEEPING
     + 3 * size_of::<Bytes>();
-
-/// Slots in one kind of memory, in as many banks as the device wants, and who is in them.
-pub(crate) struct Tier {
-    banks: Vec<u16>,
-    /// Slots per bank; the last one may have fewer.
-    each: usize,
-    places: Vec<Place>,
-    policy: Box<dyn Policy>,
-    /// Of each layer the slot of each expert, or [`NONE`].
-    slots: Vec<Vec<u32>>,
-    /// Of each layer how many are in a slot that is filled.
-    filled: Vec<usize>,
-    /// Of each layer the number of its first expert among all of the model.
-    first: Vec<usize>,
-    /// Slots that hold nothing, the next one last.
-    empty: Vec<u32>,
-    /// The layer that was looked ahead to last, and how many experts have been asked for. Until they are used or it is
-    /// another layer's turn they do not give way.
-    ahead: (usize, usize),
-}
-
-impl Tier {
-    /// `count` slots of `bytes` each. A bank that can hold a layer holds whole ones, so that experts that are loaded in
-    /// their order lie in one bank.
-    pub(crate) fn new(
-        device: &mut dyn Device,
-        source: &ExpertSource,
-        (count, bytes): (usize, usize),
-        place: BankPlace,
-        policy: PolicyKind,
-    ) -> Result<Self, Error> {
-        let at = || match place {
-            BankPlace::Card => format!("{count} slots for experts on the card"),
-            BankPlace::Host => format!("{count} slots for experts"),
-        };
-        let experts = || source.layers().iter().map(|l| l.as_ref().map_or(0, |l| l.count));
-        let layer = experts().max().unwrap_or(0);
-        let most = device.bank_slots(bytes).clamp(1, count.max(1));
-        let each = if most < count && most > layer { most - most % layer.max(1) } else { most };
-        let mut banks = Vec::with_capacity(count.div_ceil(each));
-        for first in (0..count).step_by(each) {
-            banks.push(device.bank(each.min(count - first), bytes, place).map_err(Error::at(at))?);
-        }
-        Ok(Self {
-            banks,
-            each,
-            places: vec![EMPTY; count],
-            policy: policy.policy(count, experts().sum()),
-            slots: experts().map(|count| vec![NONE; count]).collect(),
-            filled: vec![0; source.layers().len()],
-            first: experts().scan(0, |next, count| Some(std::mem::replace(next, *next + count))).collect(),
-            empty: (0..count as u32).rev().collect(),
-            ahead: (0, 0),
-        })
-    }
-
-    /// The device's name of a slot.
-    fn slot(&self, slot: u32) -> Slot {
-        let slot = slot as usize;
-        Slot { bank: self.banks[slot / self.each], index: (slot % self.each) as u32 }
-    }
-
-    /// The slot of an expert that is there.
-    fn find(&self, layer: usize, expert: usize) -> Option<u32> {
-        let slot = self.slots[layer][expert];
-        (slot != NONE && !self.places[slot as usize].filling).then_some(slot)
-    }
-
-    /// The slot of an expert that is being read.
-    fn coming(&self, layer: usize, expert: usize) -> Option<u32> {
-        let slot = self.slots[layer][expert];
-        (slot != NONE && self.places[slot as usize].filling).then_some(slot)
-    }
-
-    /// An empty slot, or the one that gives way next.
-    fn victim(&mut self) -> Option<u32> {
-        let awaited = |place: &Place| place.ahead && place.layer as usize == self.ahead.0;
-        let free = |slot: usize| {
-            let place = &self.places[slot];
-            place.pins == 0 && !place.filling && !awaited(place)
-        };
-        self.empty.last().copied().or_else(|| self.policy.victim(&free).map(|slot| slot as u32))
-    }
-
-    fn has_empty(&self) -> bool {
-        !self.empty.is_empty()
-    }
-
-    /// Gives a slot to an expert that is yet to come, pinned unless somebody only looks ahead.
-    fn assign(&mut self, slot: u32, (layer, expert): (usize, usize), ahead: bool) {
-        self.forget(slot);
-        self.slots[layer][expert] = slot;
-        self.places[slot as usize] = Place {
-            layer: layer as u32,
-            expert: expert as u32,
-            pins: u32::from(!ahead),
-            filling: true,
-            ahead,
-            ..EMPTY
-        };
-        if let Some(i) = self.empty.iter().rposition(|empty| *empty == slot) {
-            self.empty.swap_remove(i);
-        }
-        self.policy.insert(slot as usize, self.first[layer] + expert, ahead);
-    }
-
-    fn filled(&mut self, slot: u32) {
-        let place = &mut self.places[slot as usize];
-        place.filling = false;
-        self.filled[place.layer as usize] += 1;
-    }
-
-    /// Makes a slot hold nothing. The result is the layer that has lost an expert.
-    fn forget(&mut self, slot: u32) -> Option<usize> {
-        let place = std::mem::replace(&mut self.places[slot as usize], EMPTY);
-        if place.layer == NONE {
-            return None;
-        }
-        let layer = place.layer as usize;
-        self.slots[layer][place.expert as usize] = NONE;
-        self.filled[layer] -= usize::from(!place.filling);
-        self.policy.remove(slot as usize);
-        self.empty.push(slot);
-        Some(layer)
-    }
-
-    /// Pins a slot; whether its expert is there only because somebody looked ahead.
-    fn pin(&mut self, slot: u32) -> bool {
-        let place = &mut self.places[slot as usize];
-        place.pins += 1;
-        self.policy.hit(slot as usize);
-        std::mem::take(&mut place.ahead)
-    }
-
-    fn unpin(&mut self, slot: u32, ticket: Ticket) {
-        if let Some(place) = self.places.get_mut(slot as usize) {
-            place.pins = place.pins.saturating_sub(1);
-            place.ticket = place.ticket.max(ticket);
-        }
-    }
-
-    /// Whether all experts of a layer are there.
-    fn is_complete(&self, layer: usize) -> bool {
-        self.filled[layer] == self.slots[layer].len()
-    }
-}
 
 /// How a device uses slots.
 #[derive(Clone, Copy, Debug)]
@@ -562,8 +390,13 @@ impl ExpertCache {
         let pin = Pin { slot: self.host.slot(slot), host: slot, card: NONE, foreseen: false };
         let put =
             device.put_slot(pin.slot, bytes).map_err(Error::at(|| format!("layer {layer}, expert {expert}")));
+        let lost = put.is_err();
         if let Err(error) = done.result.and(put) {
-            self.host.forget(slot);
+            // A device that wants its own memory back does not get it after a read that hung.
+            match lost {
+                true => self.host.lose(slot),
+                false => drop(self.host.forget(slot)),
+            }
             if let (Some(card), true) = (&mut self.card, bound_for != NONE) {
                 card.forget(bound_for);
             }
@@ -614,14 +447,14 @@ fn wait(device: &mut dyn Device, ticket: Ticket) -> Result<(), moeflux_compute::
 mod tests {
     use std::collections::VecDeque;
 
-    use moeflux_compute::{DeviceOptions, ExpertShape, Format, MatrixShape, Scalar, open};
+    use moeflux_compute::{BankPlace, DeviceOptions, ExpertShape, Format, MatrixShape, Scalar, open};
     use proptest::prelude::*;
 
     use super::*;
     use crate::{
         blueprint::LayerExperts,
         checkpoint::{Segment, Source},
-        experts::{Completion, PartSource},
+        experts::{Completion, PartSource, PolicyKind},
     };
 
     const LAYERS: usize = 3;

@@ -5,8 +5,9 @@ mod foresight;
 mod policy;
 mod reader;
 mod source;
+mod tier;
 
-pub(crate) use cache::{BOOKKEEPING, ExpertCache, Lookup, Pin, Tier, Uses};
+pub(crate) use cache::{BOOKKEEPING, ExpertCache, Lookup, Pin, Uses};
 pub use foresight::LookAhead;
 pub(crate) use foresight::{Effort, Foresight, ROWS as FORESIGHT_ROWS};
 pub(crate) use policy::Policy;
@@ -14,3 +15,4 @@ pub use policy::PolicyKind;
 pub use reader::{Access, Completion, ReadCounters, ReadOptions, ReadRequest, Reader, ReaderKind, Urgency};
 pub(crate) use reader::{STACK as READER_STACK, memory as reader_memory, open as open_reader};
 pub(crate) use source::{ExpertSource, PartSource};
+pub(crate) use tier::Tier;

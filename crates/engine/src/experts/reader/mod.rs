@@ -96,7 +96,8 @@ pub trait Reader: Send {
         let _ = slot;
     }
 
-    /// Gives up what was started ahead and has not begun: it comes back with [`Error::Cancelled`], like any completion.
+    /// Gives up what was started ahead: it comes back with [`Error::Cancelled`], like any completion, when no read of it is
+    /// under way any more.
     fn cancel_ahead(&mut self) {}
 
     /// What was done so far.
