@@ -59,7 +59,7 @@ fn a_session_survives_failing_reads() {
         Engine::open(Checkpoint::open(&tales()).unwrap(), options, &mut |_, _| {}).unwrap()
     };
     let good = open(None);
-    let bad = open(Some(Box::new(|inner| Box::new(Failing { inner, every: 53, seen: 0 }))));
+    let bad = open(Some(Box::new(|inner| Box::new(Failing { inner, every: 17, seen: 0 }))));
     let (mut good, mut bad) = (good.session().unwrap(), bad.session().unwrap());
     let mut failures = 0;
     for token in PROMPT {
