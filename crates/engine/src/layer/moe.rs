@@ -360,10 +360,9 @@ impl Moe {
             return Ok(());
         }
         let (x, k) = (step.x(), self.top_k);
-        let [input, logits, ids, weights] = [step.hidden, self.n_experts, k, k];
-        let [input, logits, ids, weights] =
-            [step.ahead(0, input), step.ahead(1, logits), step.ahead(2, ids), step.ahead(3, weights)];
-        let weight = if self.router_norm.is_some() { self.router_norm } else { Some(norm) };
+        let widths = [step.hidden, self.n_experts, k, k];
+        let [input, logits, ids, weights] = std::array::from_fn(|i| step.ahead(i, widths[i]));
+        let weight = self.router_norm.or(Some(norm));
         step.run(&Op::RmsNorm { x, weight, eps: step.eps, out: input })?;
         step.exact_mat_mul(input, self.router_weight, logits)?;
         step.run(&Op::TopK { logits, router: self.router, ids, weights })?;
