@@ -109,11 +109,19 @@ pub(crate) fn ago(age: std::time::Duration) -> String {
 
 /// Tokens per second: three digits are enough.
 pub(crate) fn rate(per_second: f64) -> String {
+    match per_second.is_finite() {
+        true => format!("{} tok/s", bare_rate(per_second)),
+        false => bare_rate(per_second),
+    }
+}
+
+/// The same for a column whose head names the unit.
+pub(crate) fn bare_rate(per_second: f64) -> String {
     if !per_second.is_finite() {
         return "-".to_owned();
     }
     let digits = if per_second < 9.995 { 2 } else { 1 };
-    format!("{per_second:.digits$} tok/s")
+    format!("{per_second:.digits$}")
 }
 
 /// A share from 0 to 1 in per cent.

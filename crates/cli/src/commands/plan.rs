@@ -320,7 +320,7 @@ impl fmt::Display for Report {
                 row.slots.to_string(),
                 units::percent(row.hit_rate),
                 units::disk(row.missed_bytes_per_token),
-                units::rate(row.tokens_per_second).trim_end_matches(" tok/s").to_owned(),
+                units::bare_rate(row.tokens_per_second),
                 format!("{:.2} x", row.doubling_gives),
                 match row.bound_by {
                     Bound::Disk => "disk".to_owned(),

@@ -13,6 +13,8 @@ pub(crate) use foresight::{Effort, Foresight, ROWS as FORESIGHT_ROWS};
 pub(crate) use policy::Policy;
 pub use policy::PolicyKind;
 pub use reader::{Access, Completion, ReadCounters, ReadOptions, ReadRequest, Reader, ReaderKind, Urgency};
-pub(crate) use reader::{STACK as READER_STACK, memory as reader_memory, open as open_reader};
+pub(crate) use reader::{
+    STACK as READER_STACK, direct_file, memory as reader_memory, open as open_reader, random_file,
+};
 pub(crate) use source::{ExpertSource, PartSource};
 pub(crate) use tier::Tier;

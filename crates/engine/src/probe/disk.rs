@@ -11,7 +11,11 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::Random;
-use crate::{Error, checkpoint::Checkpoint};
+use crate::{
+    Error,
+    checkpoint::Checkpoint,
+    experts::{direct_file, random_file},
+};
 
 /// Reads in flight at once that are tried.
 const DEPTHS: [usize; 4] = [1, 4, 8, 16];
@@ -162,7 +166,7 @@ fn targets(paths: &[PathBuf], block: usize) -> Result<Option<(Vec<Target>, usize
     {
         return Ok(Some((targets, block, true)));
     }
-    Ok(Some((all(&open_buffered)?, block, false)))
+    Ok(Some((all(&random_file)?, block, false)))
 }
 
 /// Bytes per second of `depth` threads that each read one random block after another for `slice`.
@@ -235,40 +239,10 @@ impl Aligned {
     }
 }
 
-fn open_buffered(path: &Path) -> io::Result<File> {
-    let file = File::open(path)?;
-    #[cfg(target_os = "linux")]
-    let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random);
-    Ok(file)
-}
-
-#[cfg(target_os = "linux")]
+/// As readers open it.
 fn open_direct(path: &Path) -> io::Result<File> {
-    use std::os::unix::fs::OpenOptionsExt;
-
-    let flags = rustix::fs::OFlags::DIRECT.bits() as i32;
-    File::options().read(true).custom_flags(flags).open(path)
-}
-
-/// The system then keeps nothing of what is read, but gives what it keeps already.
-#[cfg(target_vendor = "apple")]
-fn open_direct(path: &Path) -> io::Result<File> {
-    let file = File::open(path)?;
-    rustix::fs::fcntl_nocache(&file, true)?;
-    Ok(file)
-}
-
-#[cfg(windows)]
-fn open_direct(path: &Path) -> io::Result<File> {
-    use std::os::windows::fs::OpenOptionsExt;
-
-    const FILE_FLAG_NO_BUFFERING: u32 = 0x2000_0000;
-    File::options().read(true).custom_flags(FILE_FLAG_NO_BUFFERING).open(path)
-}
-
-#[cfg(not(any(target_os = "linux", target_vendor = "apple", windows)))]
-fn open_direct(_: &Path) -> io::Result<File> {
-    Err(io::ErrorKind::Unsupported.into())
+    let opened = direct_file(path)?;
+    opened.map(|(file, _)| file).ok_or_else(|| io::ErrorKind::Unsupported.into())
 }
 
 /// Where reads go through the page cache, it had better not hold the block.

@@ -127,7 +127,7 @@ impl Report<'_> {
         let mut table = Table::new(1);
         table.row(["", "tokens", "tok/s", "min", "max", "read per token", "hit rate", "stalled"]);
         for (name, s) in self.all() {
-            let speed = |x: f64| units::rate(x).trim_end_matches(" tok/s").to_owned();
+            let speed = units::bare_rate;
             table.row([
                 name,
                 s.tokens.to_string(),

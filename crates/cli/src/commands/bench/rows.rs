@@ -187,7 +187,7 @@ pub(super) fn compare(now: &[Row], before: &[Row], tolerance: f64) -> anyhow::Re
         let ratio = now / then;
         let slower = ratio < 1.0 - tolerance;
         right &= !slower;
-        let rate = |x: f64| units::rate(x).trim_end_matches(" tok/s").to_owned();
+        let rate = units::bare_rate;
         table.row([
             row.phase.to_owned(),
             units::memory(row.budget),

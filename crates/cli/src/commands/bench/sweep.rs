@@ -48,7 +48,7 @@ pub(super) fn table(rows: &[Row]) -> Table {
         "of it",
     ]);
     for row in rows {
-        let (s, rate) = (&row.summary, |x: f64| units::rate(x).trim_end_matches(" tok/s").to_owned());
+        let (s, rate) = (&row.summary, units::bare_rate);
         let roof = |of: &dyn Fn(super::summary::RoofReport) -> String| s.roof.map_or_else(|| "-".into(), of);
         table.row([
             row.phase.to_owned(),

@@ -34,6 +34,7 @@ use super::source::ExpertSource;
 use crate::Error;
 
 pub(crate) use board::BOOKKEEPING;
+pub(crate) use open_file::{direct as direct_file, random as random_file};
 pub use options::{Access, ReadOptions, ReaderKind};
 pub(crate) use options::{STACK, memory};
 

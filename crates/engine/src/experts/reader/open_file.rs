@@ -12,7 +12,7 @@ use super::options::MOST_ALIGN;
 
 /// For direct reads; `None` where the file system has none.
 #[cfg(target_os = "linux")]
-pub(super) fn direct(path: &Path) -> io::Result<Option<(File, Alignment)>> {
+pub(crate) fn direct(path: &Path) -> io::Result<Option<(File, Alignment)>> {
     use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, open, statx};
 
     let file = match open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::DIRECT, Mode::empty()) {
@@ -36,7 +36,7 @@ pub(super) fn direct(path: &Path) -> io::Result<Option<(File, Alignment)>> {
 
 /// For direct reads.
 #[cfg(target_vendor = "apple")]
-pub(super) fn direct(path: &Path) -> io::Result<Option<(File, Alignment)>> {
+pub(crate) fn direct(path: &Path) -> io::Result<Option<(File, Alignment)>> {
     let file = random(path)?;
     rustix::fs::fcntl_nocache(&file, true)?;
     Ok(Some((file, Alignment { file: MOST_ALIGN, memory: MOST_ALIGN })))
@@ -44,7 +44,7 @@ pub(super) fn direct(path: &Path) -> io::Result<Option<(File, Alignment)>> {
 
 /// For direct reads.
 #[cfg(windows)]
-pub(super) fn direct(path: &Path) -> io::Result<Option<(File, Alignment)>> {
+pub(crate) fn direct(path: &Path) -> io::Result<Option<(File, Alignment)>> {
     const FILE_FLAG_NO_BUFFERING: u32 = 0x2000_0000;
     let file = with_flags(path, FILE_FLAG_NO_BUFFERING)?;
     Ok(Some((file, Alignment { file: MOST_ALIGN, memory: MOST_ALIGN })))
@@ -52,7 +52,7 @@ pub(super) fn direct(path: &Path) -> io::Result<Option<(File, Alignment)>> {
 
 /// For reads at random places through the page cache: reading ahead would read what nobody wants.
 #[cfg(target_os = "linux")]
-pub(super) fn random(path: &Path) -> io::Result<File> {
+pub(crate) fn random(path: &Path) -> io::Result<File> {
     let file = File::open(path)?;
     // Advice that is not taken costs speed only.
     let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random);
@@ -61,7 +61,7 @@ pub(super) fn random(path: &Path) -> io::Result<File> {
 
 /// For reads at random places through the page cache: reading ahead would read what nobody wants.
 #[cfg(target_vendor = "apple")]
-pub(super) fn random(path: &Path) -> io::Result<File> {
+pub(crate) fn random(path: &Path) -> io::Result<File> {
     use std::os::fd::AsRawFd;
 
     let file = File::open(path)?;
@@ -72,7 +72,7 @@ pub(super) fn random(path: &Path) -> io::Result<File> {
 
 /// For reads at random places through the page cache.
 #[cfg(windows)]
-pub(super) fn random(path: &Path) -> io::Result<File> {
+pub(crate) fn random(path: &Path) -> io::Result<File> {
     const FILE_FLAG_RANDOM_ACCESS: u32 = 0x1000_0000;
     with_flags(path, FILE_FLAG_RANDOM_ACCESS)
 }

@@ -33,7 +33,7 @@ impl Address {
 
 /// What direct reads of a file ask for; all are powers of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Alignment {
+pub(crate) struct Alignment {
     /// Of places in the file, and of lengths.
     pub(super) file: usize,
     /// Of memory.
