@@ -14,7 +14,7 @@ mod op;
 mod op_check;
 mod reference;
 
-pub use cpu::Isa;
+pub use cpu::{CpuPeak, Isa};
 pub use device::{
     BankPlace, Counters, Device, DeviceMemory, DeviceOptions, KEY_BLOCK, KernelTime, ScratchShape,
     StateShape, Ticket, open,

@@ -14,6 +14,7 @@ mod head_matmul;
 mod latent_attention;
 mod matmul;
 mod norm;
+mod peak;
 mod pool;
 mod rope;
 mod top_logits;
@@ -24,6 +25,7 @@ use std::thread;
 
 pub use dot::Isa;
 use dot::{Kernels, Lane, Quant, Rounded, padded};
+pub use peak::CpuPeak;
 use pool::Pool;
 
 use crate::{
