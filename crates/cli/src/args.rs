@@ -8,7 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum, builder::PossibleValuesParser};
 use clap_complete::Shell;
 use moeflux::{PolicyKind, synth};
 
-pub(crate) use bench::{BenchArgs, PlanArgs};
+pub(crate) use bench::{BenchArgs, BenchCommand, FiguresArgs, KernelsArgs, PlanArgs};
 
 use crate::units::parse_size;
 
@@ -126,6 +126,13 @@ pub(crate) struct EngineArgs {
     pub(crate) memory: MemoryArgs,
     #[command(flatten)]
     pub(crate) reads: ReadArgs,
+    #[command(flatten)]
+    pub(crate) compute: ComputeArgs,
+}
+
+/// On what it is computed.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ComputeArgs {
     /// Worker threads [default: one per physical core]
     #[arg(short, long, value_name = "N", env = "MOEFLUX_THREADS", hide_env_values = true, help_heading = COMPUTE)]
     pub(crate) threads: Option<NonZeroUsize>,

@@ -9,7 +9,7 @@ use moeflux::{
 };
 
 use crate::{
-    args::{EngineArgs, Io, MemoryArgs, ModelArgs, ReadArgs, ReaderName, When},
+    args::{ComputeArgs, EngineArgs, Io, MemoryArgs, ModelArgs, ReadArgs, ReaderName, When},
     folders,
     progress::Ui,
     units,
@@ -28,8 +28,8 @@ impl MemoryArgs {
     }
 }
 
-impl EngineArgs {
-    pub(crate) fn device(&self) -> DeviceOptions {
+impl ComputeArgs {
+    pub(crate) fn options(&self) -> DeviceOptions {
         DeviceOptions {
             name: Some(self.device.clone()),
             threads: self.threads.map(Into::into),
@@ -137,7 +137,7 @@ pub(crate) fn engine_of(
     memory.context = memory.context.or(at_least);
     let options = EngineOptions {
         memory,
-        device: args.device(),
+        device: args.compute.options(),
         look_ahead: args.reads.look_ahead.into(),
         policy: args.memory.policy,
         reads: args.reads.options(),

@@ -2,10 +2,10 @@
 
 use std::{num::NonZeroUsize, path::PathBuf};
 
-use clap::{Args, builder::PossibleValuesParser};
+use clap::{Args, Subcommand, builder::PossibleValuesParser};
 use moeflux::synth;
 
-use super::{EngineArgs, TraceArgs};
+use super::{ComputeArgs, EngineArgs, TraceArgs};
 use crate::units::{parse_percent, parse_size, parse_speed};
 
 const BENCH_EXAMPLES: &str = "\
@@ -16,6 +16,7 @@ Examples:
   moeflux bench --model DIR --context 0,2048,8192 --plot context.svg
   moeflux bench --model DIR --budgets 4GiB,8GiB,12GiB --cold --plot budgets.svg
   moeflux bench --model DIR --save before.json; moeflux bench --model DIR --compare before.json
+  moeflux bench kernels
 
 Exit codes: 0 done, 1 failed, or with --compare something is slower, 2 wrong use.";
 
@@ -31,8 +32,10 @@ Exit codes: 0 done, 1 failed, or with --compare something is slower, 2 wrong use
 /// fast as the disk can, while all that does not need them is computed as fast as memory can be read. The disk's best is
 /// measured once, in about 1.5 seconds, and remembered; that of the memory each time.
 #[derive(Debug, Args)]
-#[command(after_help = BENCH_EXAMPLES)]
+#[command(after_help = BENCH_EXAMPLES, args_conflicts_with_subcommands = true)]
 pub(crate) struct BenchArgs {
+    #[command(subcommand)]
+    pub(crate) command: Option<BenchCommand>,
     /// Tokens of the prompt
     #[arg(short, long, value_name = "N", default_value_t = 128)]
     pub(crate) prompt: usize,
@@ -59,24 +62,11 @@ pub(crate) struct BenchArgs {
     /// Also measure each kernel of a GPU, in one more run
     #[arg(long)]
     pub(crate) profile: bool,
-    /// Print one JSON object
-    #[arg(long)]
-    pub(crate) json: bool,
-    /// Print a table for spreadsheets
-    #[arg(long, conflicts_with = "json")]
-    pub(crate) csv: bool,
     /// Plot tokens per second, over budgets if there are several, else over contexts
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
-    /// Also write what --json prints to a file
-    #[arg(long, value_name = "FILE.json")]
-    pub(crate) save: Option<PathBuf>,
-    /// Compare with what --save wrote
-    #[arg(long, value_name = "FILE.json")]
-    pub(crate) compare: Option<PathBuf>,
-    /// With --compare: what is so much slower fails
-    #[arg(long, value_name = "PERCENT", default_value = "10%", value_parser = parse_percent, requires = "compare")]
-    pub(crate) tolerance: f64,
+    #[command(flatten)]
+    pub(crate) figures: FiguresArgs,
     /// Measure one budget and print JSON, whatever else is asked for: how several are measured.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, hide = true)]
     pub(crate) only_budget: Option<u64>,
@@ -84,6 +74,73 @@ pub(crate) struct BenchArgs {
     pub(crate) trace: TraceArgs,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
+}
+
+/// What becomes of what was measured.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct FiguresArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Print a table for spreadsheets
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) csv: bool,
+    /// Also write what --json prints to a file
+    #[arg(long, value_name = "FILE.json")]
+    pub(crate) save: Option<PathBuf>,
+    /// Compare with what --save wrote; the exit code is 1 if something is slower
+    ///
+    /// Prints what was measured both now and then, with the ratio of the speeds, and what else differs: the machine, the
+    /// model, options. What was measured only once is left out.
+    #[arg(long, value_name = "FILE.json")]
+    pub(crate) compare: Option<PathBuf>,
+    /// With --compare: what is so much slower fails
+    #[arg(long, value_name = "PERCENT", default_value = "10%", value_parser = parse_percent, requires = "compare")]
+    pub(crate) tolerance: f64,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchCommand {
+    Kernels(KernelsArgs),
+}
+
+const KERNELS_EXAMPLES: &str = "\
+Examples:
+  moeflux bench kernels
+  moeflux bench kernels --quick --threads 1
+  moeflux bench kernels --only matmul,experts --format affine4,mxfp4
+  moeflux bench kernels --device gpu --csv
+  moeflux bench kernels --save before.json; moeflux bench kernels --compare before.json
+
+Exit codes: 0 done, 1 failed, or with --compare something is slower, 2 wrong use.";
+
+/// Measure each op by itself, in every weight format
+///
+/// Needs no model: weights are random, their shapes those of Qwen3-30B-A3B and, for what that has not, of other models. They are
+/// walked in a cycle that no cache holds, so that what one row of activations needs comes from memory.
+///
+/// What moves bytes is given in GB/s, what computes in GFLOP/s, and as the share of what the machine gives at best: whichever of
+/// reading memory and multiplying takes longer at its best, over the time it took. Of the processor both are measured by
+/// themselves, with the same threads; of other devices it is the best that any op reached. Ops on few activations lie in caches and have no share.
+///
+/// Takes about a minute and up to 700 MB of memory. --device auto is the adapter that `moeflux devices` prefers, or else the
+/// processor.
+#[derive(Debug, Args)]
+#[command(after_help = KERNELS_EXAMPLES)]
+pub(crate) struct KernelsArgs {
+    /// Only these ops, such as matmul,experts
+    #[arg(long, value_name = "OP,...", value_delimiter = ',')]
+    pub(crate) only: Vec<String>,
+    /// Only ops with weights whose format begins like this, such as affine4,mxfp4 or affine4/64
+    #[arg(long, value_name = "FORMAT,...", value_delimiter = ',')]
+    pub(crate) format: Vec<String>,
+    /// The four most usual formats, and less time for each figure
+    #[arg(long)]
+    pub(crate) quick: bool,
+    #[command(flatten)]
+    pub(crate) figures: FiguresArgs,
+    #[command(flatten)]
+    pub(crate) compute: ComputeArgs,
 }
 
 const PLAN_EXAMPLES: &str = "\

@@ -85,7 +85,7 @@ pub(crate) fn run(args: &PlanArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let (disk_speed, disk) = disk(args, &checkpoint, blueprint.slot_bytes(), ui)?;
     let memory = match args.ram {
         Some(speed) => speed,
-        None => probe_memory(costs.bytes(), args.engine.threads.map(Into::into))?.bytes_per_second,
+        None => probe_memory(costs.bytes(), args.engine.compute.threads.map(Into::into))?.bytes_per_second,
     };
     let share = args.measured.as_deref().map(computing_share).transpose()?.unwrap_or(1.0);
     let trace = args.trace.as_deref().map(Trace::open).transpose()?;
@@ -93,7 +93,7 @@ pub(crate) fn run(args: &PlanArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         fits(trace, &blueprint)?;
     }
     // Which adapter would compute, and in whose memory slots would lie, is another question.
-    let device = DeviceOptions { name: Some("cpu".into()), ..args.engine.device() };
+    let device = DeviceOptions { name: Some("cpu".into()), ..args.engine.compute.options() };
     let planner = Planner::open(&checkpoint, &blueprint, &device)?;
     let request = args.engine.memory.request();
     let plan = |budget: u64| planner.plan(&MemoryRequest { budget: Some(budget), ..request });

@@ -7,6 +7,7 @@ mod answers;
 mod bench;
 mod devices;
 mod inspect;
+mod kernels;
 mod logits;
 mod memory;
 mod pack;

@@ -1,5 +1,7 @@
 //! `bench`: speed, and what it could be.
 
+mod compare;
+mod kernels;
 mod measure;
 mod report;
 mod rows;
@@ -10,14 +12,14 @@ use std::{process::ExitCode, time::Instant};
 
 use anyhow::Context;
 use moeflux::{Blueprint, Checkpoint, Engine, FilePages, SystemMemory, probe_disk, probe_memory};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 pub(crate) use report::disk_words;
 pub(crate) use rows::computing_share;
 
 use crate::{
     WrongUse,
-    args::BenchArgs,
+    args::{BenchArgs, BenchCommand, EngineArgs, FiguresArgs},
     folders, load, out, plot,
     progress::Ui,
     roof::{Costs, Limits},
@@ -31,6 +33,9 @@ use summary::{AtContext, Scale};
 /// # Errors
 /// The model cannot be loaded or run, or a file cannot be read or written.
 pub(crate) fn run(args: &BenchArgs, ui: Ui) -> anyhow::Result<ExitCode> {
+    if let Some(BenchCommand::Kernels(args)) = &args.command {
+        return kernels::run(args, ui);
+    }
     let contexts = match args.context.as_slice() {
         [] => &[args.prompt],
         contexts => contexts,
@@ -41,43 +46,87 @@ pub(crate) fn run(args: &BenchArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     if let Some(budget) = args.only_budget {
         return one(args, contexts, Some(budget), ui, &mut |report| out::json(report));
     }
+    let FiguresArgs { json, csv, .. } = args.figures;
     // What is to be compared with had better be there before anything is measured.
-    let before = args.compare.as_deref().map(rows::load).transpose()?;
+    let before = args.figures.compare.as_deref().map(|path| {
+        let saved = compare::load(path)?;
+        let rows = rows::rows(&saved).with_context(|| path.display().to_string())?;
+        anyhow::Ok((saved, rows))
+    });
+    let before = before.transpose()?;
     let mut measured = Value::Null;
     if args.budgets.is_empty() {
         one(args, contexts, None, ui, &mut |report| {
             measured = serde_json::to_value(report)?;
-            if args.json || args.csv { Ok(()) } else { out::write(report) }
+            if json || csv { Ok(()) } else { out::write(report) }
         })?;
     } else {
         measured = sweep::run(&args.budgets, ui)?;
-        if !args.json && !args.csv {
+        if !json && !csv {
             out::write(sweep::table(&rows::rows(&measured)?))?;
         }
     }
     let rows = rows::rows(&measured)?;
-    if args.json {
+    if json {
         out::json(&measured)?;
-    } else if args.csv {
+    } else if csv {
         out::write(rows::csv(&rows))?;
     }
     rows::inversions(&rows).iter().for_each(|note| ui.note(note));
-    if let Some(path) = &args.save {
-        std::fs::write(path, serde_json::to_vec_pretty(&measured)?)
-            .with_context(|| format!("{}: cannot be written", path.display()))?;
-    }
     if let Some(path) = &args.plot {
         plot::write(&rows::chart(&rows, measured["model"].as_str().unwrap_or("")), path)?;
     }
-    let Some(before) = before else { return Ok(ExitCode::SUCCESS) };
-    let (table, right) = rows::compare(&rows, &before, args.tolerance)?;
+    let tolerance = args.figures.tolerance;
+    let compared = |(saved, before): &(Value, Vec<rows::Row>)| {
+        let (text, right) = rows::compare(&rows, before, tolerance)?;
+        // Of several budgets the first tells what all have in common.
+        let [now, then] = [&measured, saved].map(|run| run.pointer("/budgets/0").unwrap_or(run));
+        let names = ["version", "system", "device", "model", "reader"];
+        let mut differences = compare::differences(&names, now, then);
+        let rates = [now, then].map(|run| &run["machine"]["memory"]["bytes_per_second"]);
+        differences.extend(compare::different_rate("memory gives", rates, tolerance));
+        anyhow::Ok(Compared { differences, text, right })
+    };
+    finish(&args.figures, &measured, before.as_ref().map(compared).transpose()?, ui)
+}
+
+/// What a comparison with a saved run says.
+struct Compared {
+    /// What else is not the same.
+    differences: Vec<String>,
+    text: String,
+    /// Whether nothing is slower than it may be.
+    right: bool,
+}
+
+/// Saves what was measured, and says what a comparison found.
+fn finish(
+    args: &FiguresArgs,
+    measured: &Value,
+    compared: Option<Compared>,
+    ui: Ui,
+) -> anyhow::Result<ExitCode> {
+    if let Some(path) = &args.save {
+        std::fs::write(path, serde_json::to_vec_pretty(measured)?)
+            .with_context(|| format!("{}: cannot be written", path.display()))?;
+    }
+    let Some(Compared { differences, text, right }) = compared else { return Ok(ExitCode::SUCCESS) };
+    let mut said = text;
+    for difference in differences {
+        said += &format!("not the same: {difference}\n");
+    }
     // Those who asked for numbers get nothing else.
     if args.json || args.csv {
-        ui.line(table.to_string().trim_end())
+        ui.line(said.trim_end());
     } else {
-        out::write(format_args!("\n{table}"))?
+        out::write(format_args!("\n{said}"))?;
     }
     Ok(if right { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The system and the processor's family: `linux x86_64`.
+fn system() -> String {
+    format!("{} {}", std::env::consts::OS, std::env::consts::ARCH)
 }
 
 /// Measures in one budget and hands the report on.
@@ -117,7 +166,7 @@ fn one(
     let roof = (!engine.device().graphics).then_some((&costs, limits));
     let repeats = measure(args, contexts, &engine, (&pages, &mut machine, roof), ui)?;
     let kernels = match args.profile {
-        true => kernels(contexts[0], args.tokens, &engine)?,
+        true => profile(contexts[0], args.tokens, &engine)?,
         false => Vec::new(),
     };
     let contexts: Vec<_> = contexts.iter().map(|c| AtContext::of(*c, &repeats, scale)).collect();
@@ -125,6 +174,9 @@ fn one(
     let stretches = repeats.iter().flat_map(|r| [&r.prefill, &r.decode]).flatten();
     let dispatches = stretches.map(|m| m.stats.dispatches).sum();
     then(&Report {
+        version: env!("CARGO_PKG_VERSION"),
+        system: system(),
+        options: options(args),
         model: match &args.engine.model.model {
             Some(folder) => folder.display().to_string(),
             None => "built-in tales-18m".to_owned(),
@@ -148,6 +200,22 @@ fn one(
     Ok(ExitCode::SUCCESS)
 }
 
+/// What a later run must have in common to be comparable; budgets and contexts are compared one by one.
+fn options(args: &BenchArgs) -> Value {
+    let EngineArgs { memory, reads, compute, .. } = &args.engine;
+    json!({
+        "tokens": args.tokens,
+        "repeats": args.repeat,
+        "cold": args.cold,
+        "chunk": memory.chunk,
+        "policy": memory.policy.to_string(),
+        "look_ahead": format!("{:?}", reads.look_ahead).to_lowercase(),
+        "threads": compute.threads,
+        "exact": compute.exact,
+        "isa": compute.isa,
+    })
+}
+
 /// What a token costs, and what the machine gives. Measured before the model is loaded: what that takes is free again then.
 fn machine(args: &BenchArgs, checkpoint: &Checkpoint, ui: Ui) -> anyhow::Result<(Costs, Scale, Machine)> {
     let blueprint = Blueprint::of(checkpoint)?;
@@ -157,7 +225,7 @@ fn machine(args: &BenchArgs, checkpoint: &Checkpoint, ui: Ui) -> anyhow::Result<
     let working_set = costs.bytes().min(dense);
     let _bar = ui.share("measuring the disk");
     let disk = probe_disk(checkpoint, blueprint.slot_bytes(), folders::probes().as_deref(), args.probe)?;
-    let memory = probe_memory(working_set, args.engine.threads.map(Into::into))?;
+    let memory = probe_memory(working_set, args.engine.compute.threads.map(Into::into))?;
     let expert = blueprint.experts_bytes() as f64 / blueprint.experts().max(1) as f64;
     let scale = Scale { expert, disk: disk.as_ref().map(|d| d.ceiling()) };
     Ok((costs, scale, Machine { disk, memory, cached_before: None, cached_after: None, cold: false }))
@@ -196,7 +264,7 @@ fn measure(
 }
 
 /// Times of a GPU's kernels, from one more run.
-fn kernels(prompt: usize, answer: usize, engine: &Engine) -> anyhow::Result<Vec<KernelShare>> {
+fn profile(prompt: usize, answer: usize, engine: &Engine) -> anyhow::Result<Vec<KernelShare>> {
     let mut all = Vec::new();
     for (phase, prompt, answer) in [("prefill", prompt, 0), ("decode", 0, answer)] {
         if prompt + answer == 0 {

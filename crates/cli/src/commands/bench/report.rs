@@ -14,6 +14,10 @@ use crate::{load, out::Table, units};
 /// The fields are described in docs/bench.md.
 #[derive(Serialize)]
 pub(super) struct Report<'a> {
+    pub(super) version: &'static str,
+    pub(super) system: String,
+    /// What was asked for.
+    pub(super) options: serde_json::Value,
     pub(super) model: String,
     pub(super) device: &'a str,
     pub(super) device_choice: &'a str,

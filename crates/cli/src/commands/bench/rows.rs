@@ -6,9 +6,11 @@ use anyhow::Context;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::summary::{AtContext, Summary};
+use super::{
+    compare::{self, Speed},
+    summary::{AtContext, Summary},
+};
 use crate::{
-    out::Table,
     plot::{Chart, Series},
     units,
 };
@@ -64,22 +66,12 @@ pub(super) fn rows(report: &Value) -> anyhow::Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// # Errors
-/// The file cannot be read, or is no report.
-pub(super) fn load(path: &Path) -> anyhow::Result<Vec<Row>> {
-    let named = || path.display().to_string();
-    let text = std::fs::read(path).with_context(|| format!("{}: cannot be read", path.display()))?;
-    let report: Value =
-        serde_json::from_slice(&text).with_context(|| format!("{}: this is not JSON", path.display()))?;
-    rows(&report).with_context(named)
-}
-
 /// Of the speed at which memory can be read, what computing reached when decoding in a saved run.
 ///
 /// # Errors
 /// The file cannot be read, is no report, or has no decode on a processor.
 pub(crate) fn computing_share(path: &Path) -> anyhow::Result<f64> {
-    let rows = load(path)?;
+    let rows = rows(&compare::load(path)?).with_context(|| path.display().to_string())?;
     let shares = rows.iter().filter(|r| r.phase == "decode");
     let shares =
         shares.filter_map(|r| Some(r.summary.roof?.compute_ms / r.summary.time.compute.ms_per_token));
@@ -169,37 +161,31 @@ pub(super) fn chart(rows: &[Row], model: &str) -> Chart {
     }
 }
 
+/// What is compared of rows. Where there is one budget each, now and before, it may have been left to the machine and differ a
+/// little: `named` says whether it must be the same.
+pub(super) fn speeds(rows: &[Row], named: bool) -> Vec<Speed> {
+    let speed = |row: &Row| {
+        let budget = units::memory(row.budget);
+        let rate = row.summary.tokens_per_second.median;
+        Speed {
+            key: format!("{} {} {}", row.phase, row.context, if named { &budget } else { "" }),
+            cells: vec![row.phase.to_owned(), budget, row.context.to_string()],
+            rate,
+            shown: units::bare_rate(rate),
+        }
+    };
+    rows.iter().map(speed).collect()
+}
+
 /// What a comparison says, and whether nothing is slower than `1 - tolerance` of what it was.
-pub(super) fn compare(now: &[Row], before: &[Row], tolerance: f64) -> anyhow::Result<(Table, bool)> {
-    let mut table = Table::new(1);
-    table.row(["compared with before", "budget", "context", "tok/s", "before", "ratio", ""]);
-    let (mut right, mut any) = (true, false);
-    // Where there is one budget each, it may have been left to the machine, and differ a little.
-    let one = |rows: &[Row]| rows.iter().all(|r| r.budget == rows[0].budget);
-    let same_budget = !(one(now) && one(before));
-    for row in now {
-        let matches = |b: &&Row| {
-            b.phase == row.phase && b.context == row.context && (!same_budget || b.budget == row.budget)
-        };
-        let Some(before) = before.iter().find(matches) else { continue };
-        any = true;
-        let [now, then] = [row, before].map(|r| r.summary.tokens_per_second.median);
-        let ratio = now / then;
-        let slower = ratio < 1.0 - tolerance;
-        right &= !slower;
-        let rate = units::bare_rate;
-        table.row([
-            row.phase.to_owned(),
-            units::memory(row.budget),
-            row.context.to_string(),
-            rate(now),
-            rate(then),
-            format!("{ratio:.3}"),
-            if slower { "slower".into() } else { String::new() },
-        ]);
-    }
-    anyhow::ensure!(any, "nothing can be compared: no budget and context was measured both now and before");
-    Ok((table, right))
+///
+/// # Errors
+/// There is nothing to compare.
+pub(super) fn compare(now: &[Row], before: &[Row], tolerance: f64) -> anyhow::Result<(String, bool)> {
+    let several = |rows: &[Row]| rows.iter().any(|r| r.budget != rows[0].budget);
+    let named = several(now) || several(before);
+    let head = ["budget", "context", "tok/s", "before"];
+    compare::speeds((1, &head), &speeds(now, named), &speeds(before, named), tolerance)
 }
 
 /// Pairs of budgets of which the smaller is faster by more than 5 %.
@@ -257,10 +243,8 @@ mod tests {
 
     #[test]
     fn a_comparison_fails_beyond_the_tolerance_only() {
-        let compare = |now: &[(u64, f64)], before: &[(u64, f64)]| {
-            let (table, right) = compare(&sweep(now), &sweep(before), 0.1).unwrap();
-            (table.to_string(), right)
-        };
+        let compare =
+            |now: &[(u64, f64)], before: &[(u64, f64)]| compare(&sweep(now), &sweep(before), 0.1).unwrap();
         assert!(compare(&[(4, 0.91)], &[(4, 1.0)]).1);
         let (table, right) = compare(&[(4, 0.89), (8, 3.0)], &[(4, 1.0), (8, 2.0)]);
         assert!(!right && table.contains("0.890  slower") && table.contains("1.500\n"), "{table}");

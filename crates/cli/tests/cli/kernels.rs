@@ -1,0 +1,96 @@
+//! `bench kernels`.
+
+use super::*;
+
+/// A few figures of one op.
+const NORM: [&str; 7] = ["bench", "kernels", "--quick", "--only", "rmsnorm", "--threads", "1"];
+
+#[test]
+fn ops_are_measured_in_formats_and_rows() {
+    let args = ["--only", "MatMul,Glu", "--format", "affine4/64", "--threads", "1", "--json"];
+    let measured = json(&succeed(&[&["bench", "kernels", "--quick"], &args[..]].concat()));
+    let peak = |name: &str| measured["peaks"][name].as_f64().unwrap();
+    assert!(peak("memory") > 0.0 && peak("f32") > 0.0 && measured["peaks"]["measured"] == true, "{measured}");
+    assert!(measured["device"].as_str().unwrap().contains("1 thread,"), "{measured}");
+    let figures = measured["figures"].as_array().unwrap();
+    // Glu has no weights.
+    assert!(figures.iter().all(|f| f["op"] == "MatMul" && f["format"] == "affine4/64"), "{measured}");
+    let rows = |shape: &str| -> Vec<u64> {
+        figures.iter().filter(|f| f["shape"] == shape).map(|f| f["rows"].as_u64().unwrap()).collect()
+    };
+    assert_eq!(rows("2048 x 4096"), [1, 2, 4, 8, 16, 128, 512]);
+    assert_eq!((rows("512 x 2048"), rows("151936 x 2048")), (vec![1, 8, 512], vec![1]));
+    for figure in figures {
+        let number = |name: &str| figure[name].as_f64().unwrap();
+        assert!(number("seconds") > 0.0 && number("share") > 0.0, "{figure}");
+        assert!(number("bytes_per_second") > 0.0 && number("operations_per_second") > 0.0, "{figure}");
+        assert!(["memory", "arithmetic"].contains(&figure["bound_by"].as_str().unwrap()), "{figure}");
+    }
+    let shares = [1, 512].map(|rows| figures.iter().find(|f| f["rows"] == rows).unwrap()["bound_by"].clone());
+    assert_eq!(shares, ["memory", "arithmetic"]);
+}
+
+#[test]
+fn figures_are_shown_as_a_table_and_for_spreadsheets() {
+    let table = succeed(&NORM);
+    assert!(table.contains("from memory") && table.contains("of the best"), "{table}");
+    assert_eq!(table.lines().filter(|l| l.starts_with("RmsNorm  2048")).count(), 2, "{table}");
+    let csv = succeed(&[&NORM[..], &["--csv"]].concat());
+    assert!(csv.starts_with("op,shape,format,rows,seconds,"), "{csv}");
+    assert!(
+        csv.lines().count() == 3 && csv.lines().nth(1).unwrap().starts_with("RmsNorm,\"2048\",,1,"),
+        "{csv}"
+    );
+    for (args, parts) in [
+        (["--only", "nonsense"], ["no op \"nonsense\"", "matmul"]),
+        (["--format", "q4_k"], ["no weight format", "affine4/64"]),
+        (["--format", "mxfp4"], ["not measured in these formats", "--help"]),
+        (["--device", "abacus"], ["choose auto", "gpu:N"]),
+    ] {
+        assert_error(&run(&[&NORM[..], &args[..]].concat()), 2, &parts);
+    }
+    assert_error(&run(&["bench", "--tokens", "3", "kernels"]), 2, &["kernels"]);
+}
+
+#[test]
+fn a_run_is_compared_with_a_saved_one() {
+    let folder = temp();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (saved, other) = (path("saved.json"), path("other.json"));
+    let measured = json(&succeed(&[&NORM[..], &["--json", "--save", &saved]].concat()));
+    assert_eq!(measured, json(&std::fs::read_to_string(&saved).unwrap()));
+    let compare = |file: &str, tolerance: &str| {
+        run(&[&NORM[..], &["--compare", file, "--tolerance", tolerance]].concat())
+    };
+    let said = compare(&saved, "100%");
+    assert!(said.code == 0 && said.out.contains("nothing of 2 figures is slower"), "{said:?}");
+
+    // It was a thousand times as fast, on another machine.
+    let mut faster = measured.clone();
+    let seconds = faster["figures"][1]["seconds"].as_f64().unwrap();
+    faster["figures"][1]["seconds"] = (seconds / 1e3).into();
+    faster["device"] = "an abacus".into();
+    faster["options"]["quick"] = false.into();
+    std::fs::write(&other, faster.to_string()).unwrap();
+    let said = compare(&other, "90%");
+    assert!(said.code == 1 && said.out.contains("  slower\n"), "{said:?}");
+    assert!(said.out.contains("1 of 2 figures slower by more than 90.0 %"), "{said:?}");
+    assert!(
+        said.out.contains(", before an abacus\n") && said.out.contains("quick: true, before false"),
+        "{said:?}"
+    );
+
+    for broken in ["", "[1, 2", "{}", "[]", r#"{"figures": [{"op": "RmsNorm"}]}"#, r#"{"contexts": []}"#] {
+        std::fs::write(&other, broken).unwrap();
+        assert_error(&compare(&other, "10%"), 1, &[&other]);
+    }
+    assert_error(&compare("/no/such.json", "10%"), 1, &["/no/such.json"]);
+    faster["figures"][0]["seconds"] = 0.into();
+    std::fs::write(&other, faster.to_string()).unwrap();
+    assert_error(&compare(&other, "10%"), 1, &["cannot be compared"]);
+    faster["figures"] = serde_json::json!([]);
+    std::fs::write(&other, faster.to_string()).unwrap();
+    assert_error(&compare(&other, "10%"), 1, &["nothing can be compared"]);
+    // Neither command takes the other one's file.
+    assert_error(&run(&["bench", "--compare", &saved]), 1, &[&saved, "bench --save"]);
+}
