@@ -32,7 +32,7 @@ Exit codes: 0 done, 1 failed, or with --compare something is slower, 2 wrong use
 /// fast as the disk can, while all that does not need them is computed as fast as memory can be read. The disk's best is
 /// measured once, in about 1.5 seconds, and remembered; that of the memory each time.
 #[derive(Debug, Args)]
-#[command(after_help = BENCH_EXAMPLES, args_conflicts_with_subcommands = true)]
+#[command(after_help = BENCH_EXAMPLES, args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
 pub(crate) struct BenchArgs {
     #[command(subcommand)]
     pub(crate) command: Option<BenchCommand>,

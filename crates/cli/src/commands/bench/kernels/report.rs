@@ -175,12 +175,12 @@ impl fmt::Display for Report {
         let how = if peaks.measured { "at best" } else { "the best that was seen" };
         let bytes = peaks.bytes.map_or_else(String::new, |bytes| format!(", {} of bytes", operations(bytes)));
         writeln!(f, "{}", self.device)?;
-        writeln!(
-            f,
-            "{how}: {} from memory, {} of f32{bytes}\n",
-            units::speed(peaks.memory),
-            operations(peaks.f32)
-        )?;
+        // Nothing that has a share was seen where only activations were.
+        if peaks.memory > 0.0 {
+            let (memory, floats) = (units::speed(peaks.memory), operations(peaks.f32));
+            writeln!(f, "{how}: {memory} from memory, {floats} of f32{bytes}")?;
+        }
+        writeln!(f)?;
         let mut table = Table::new(3);
         table.row(["", "shape", "format", "rows", "time", "rate", "of the best"]);
         for row in &self.figures {
