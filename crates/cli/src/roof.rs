@@ -1,6 +1,6 @@
 //! The least time that a token can take: what must be read from memory and disk, at the speed of both.
 
-use moeflux::{Blueprint, LayerBlueprint, MixerBlueprint};
+use moeflux::{Blueprint, LayerBlueprint, MixerBlueprint, Scalar};
 
 /// Bytes per second that the machine gives at best.
 #[derive(Clone, Copy, Debug)]
@@ -59,7 +59,9 @@ impl Least {
 }
 
 impl Costs {
-    pub(crate) fn of(blueprint: &Blueprint) -> Self {
+    /// On the processor, which keeps keys and values as f16, and as f32 on the exact path.
+    pub(crate) fn of(blueprint: &Blueprint, exact: bool) -> Self {
+        let keys = if exact { Scalar::F32 } else { Scalar::F16 };
         let bytes = |m: &moeflux::MatrixSource| m.segments.iter().map(|s| s.bytes as u64).sum::<u64>();
         let head = blueprint.head.as_ref().unwrap_or(&blueprint.embed);
         let layers = blueprint.layers.iter().map(|layer| {
@@ -74,7 +76,7 @@ impl Costs {
                 shared,
                 expert: moe.map_or(0, |m| m.experts.bytes as u64),
                 top_k: moe.map_or(0, |m| m.router.top_k),
-                state: State::of(layer, blueprint.max_positions),
+                state: State::of(layer, blueprint.max_positions, keys),
             }
         });
         Self { layers: layers.collect(), head: bytes(head) + blueprint.norm.segment.bytes as u64 }
@@ -132,8 +134,8 @@ impl Costs {
 }
 
 impl State {
-    fn of(layer: &LayerBlueprint, max_positions: usize) -> Self {
-        let bytes = |positions: usize| layer.states(positions, 1).iter().map(|s| s.bytes()).sum::<u64>();
+    fn of(layer: &LayerBlueprint, max_positions: usize, keys: Scalar) -> Self {
+        let bytes = |positions: usize| layer.states(positions, 1).iter().map(|s| s.bytes(keys)).sum::<u64>();
         let each = bytes(2) - bytes(1);
         // Of sparse attention, what its indexer reads is left out.
         let most = match &layer.mixer {
@@ -221,7 +223,7 @@ mod tests {
     fn the_built_in_model_reads_what_inspect_says() {
         let checkpoint = moeflux::Checkpoint::embedded().unwrap();
         let blueprint = Blueprint::of(&checkpoint).unwrap();
-        let costs = Costs::of(&blueprint);
+        let costs = Costs::of(&blueprint, false);
         let dense: u64 = blueprint.matrices().flat_map(|m| &m.segments).map(|s| s.bytes as u64).sum();
         let embed: u64 = blueprint.embed.segments.iter().map(|s| s.bytes as u64).sum();
         let embed = if blueprint.head.is_some() { embed } else { 0 };

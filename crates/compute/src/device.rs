@@ -1,7 +1,7 @@
 //! What a device is, and how one is opened by name.
 
 use crate::{
-    Buffer, Error, Op, Slot, SlotTable, State, View, Weight,
+    Buffer, Error, Op, Scalar, Slot, SlotTable, State, View, Weight,
     cpu::{CpuDevice, Isa},
     gpu::GpuDevice,
     matrix::{Bytes, MatrixShape},
@@ -36,11 +36,14 @@ pub enum StateShape {
 }
 
 impl StateShape {
-    /// Bytes that a state of this shape holds on a device that keeps f32.
-    pub const fn bytes(&self) -> u64 {
+    /// Bytes that a state of this shape holds on a device that keeps keys and values as `keys`.
+    pub const fn bytes(&self, keys: Scalar) -> u64 {
         match *self {
             StateShape::KeyValue { kv_heads, key_width, value_width, positions } => {
-                kv_heads as u64 * (key_width as u64 + value_width as u64) * positions as u64 * 4
+                kv_heads as u64
+                    * (key_width as u64 + value_width as u64)
+                    * positions as u64
+                    * keys.bytes() as u64
             }
             StateShape::Recurrent { len } => len as u64 * 2 * 4,
         }
@@ -54,7 +57,8 @@ pub struct ScratchShape {
     pub rows: usize,
     /// The most inputs of any matrix, those of experts included.
     pub cols: usize,
-    /// The most numbers of a key and a value of one head of [`Op::LatentAttention`]; zero where it does not run.
+    /// The most numbers of a latent, its rotated key, and a key and a value of one head of [`Op::LatentAttention`]; zero
+    /// where it does not run.
     pub latent_head: usize,
 }
 
@@ -236,7 +240,8 @@ pub struct DeviceOptions {
     /// Threads that compute, the caller included; by default as many as the system says that the process may
     /// use at once, which counts two for a core with two threads.
     pub threads: Option<usize>,
-    /// The exact path: f32 activations everywhere. Without it a device may round activations to 8 bits.
+    /// The exact path: f32 activations, keys and values everywhere. Without it a device may round activations to 8 bits, and
+    /// keys and values to f16.
     pub exact: bool,
     /// Forces an instruction set (`generic`, `avx2`, `avx512`, `neon`) instead of the best one; `plain` makes a GPU do
     /// without subgroups, f16 and cooperative matrices.

@@ -1,7 +1,9 @@
 //! What devices that compute on the host share: buffers, weights, slots and states in ordinary memory.
 
+use half::{f16, slice::HalfFloatSliceExt};
+
 use crate::{
-    Buffer, Error, ExpertUse, Matrix, Slot, SlotTable, State, StateShape, View, Weight,
+    Buffer, Error, ExpertUse, Matrix, Scalar, Slot, SlotTable, State, StateShape, View, Weight,
     matrix::{Bytes, MatrixShape},
     op_check::{Holdings, stale},
 };
@@ -31,15 +33,68 @@ impl std::ops::DerefMut for Numbers {
     }
 }
 
-/// Keys and values of one layer of one session: `(positions, kv_heads, width)` each.
+/// The largest f16: what is beyond it ends there.
+const LARGEST: f32 = 65_504.0;
+
+/// Numbers of keys or values, as f32 or as f16.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    scalar: Scalar,
+    bytes: Bytes,
+}
+
+impl Default for Kept {
+    fn default() -> Self {
+        Self { scalar: Scalar::F32, bytes: Bytes::default() }
+    }
+}
+
+impl Kept {
+    fn zeroed(scalar: Scalar, len: usize) -> Result<Self, Error> {
+        let bytes = len.checked_mul(scalar.bytes());
+        let bytes = bytes.ok_or_else(|| Error::Shape(format!("{len} numbers are too many")))?;
+        Ok(Self { scalar, bytes: Bytes::zeroed(bytes)? })
+    }
+
+    pub(crate) fn scalar(&self) -> Scalar {
+        self.scalar
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// The numbers, if they are f32.
+    pub(crate) fn numbers(&self) -> &[f32] {
+        bytemuck::try_cast_slice(&self.bytes).unwrap_or(&[])
+    }
+
+    /// Writes numbers from number `at` on; f16 are rounded to nearest even.
+    pub(crate) fn write(&mut self, at: usize, from: &[f32]) {
+        let size = self.scalar.bytes();
+        let to = &mut self.bytes[at * size..][..from.len() * size];
+        if self.scalar == Scalar::F32 {
+            to.copy_from_slice(bytemuck::cast_slice(from));
+            return;
+        }
+        for (to, from) in to.chunks_mut(64 * size).zip(from.chunks(64)) {
+            let (mut held, mut halves) = ([0.0; 64], [f16::ZERO; 64]);
+            held.iter_mut().zip(from).for_each(|(held, x)| *held = x.clamp(-LARGEST, LARGEST));
+            halves.convert_from_f32_slice(&held);
+            to.copy_from_slice(&bytemuck::cast_slice(&halves)[..to.len()]);
+        }
+    }
+}
+
+/// Keys and values of one layer of one session: `positions * kv_heads` vectors each, in the order that the device likes.
 #[derive(Debug, Default)]
 pub(crate) struct KeyValue {
     pub(crate) kv_heads: usize,
     pub(crate) key_width: usize,
     pub(crate) value_width: usize,
     pub(crate) positions: usize,
-    pub(crate) keys: Numbers,
-    pub(crate) values: Numbers,
+    pub(crate) keys: Kept,
+    pub(crate) values: Kept,
 }
 
 /// A recurrent state: the committed numbers and those that the running step writes.
@@ -70,9 +125,20 @@ pub(crate) struct Host {
     tables: Vec<Vec<Slot>>,
     states: Vec<Option<HostState>>,
     free_states: Vec<u32>,
+    /// Whether keys and values are f16.
+    half_states: bool,
 }
 
 impl Host {
+    pub(crate) fn new(half_states: bool) -> Self {
+        Self { half_states, ..Self::default() }
+    }
+
+    /// What keys and values are kept as.
+    pub(crate) fn keys(&self) -> Scalar {
+        if self.half_states { Scalar::F16 } else { Scalar::F32 }
+    }
+
     pub(crate) fn buffer(&mut self, len: usize) -> Result<Buffer, Error> {
         self.buffers.push(Numbers::zeroed(len)?);
         Ok(Buffer(self.buffers.len() as u32 - 1))
@@ -167,8 +233,8 @@ impl Host {
                     key_width,
                     value_width,
                     positions,
-                    keys: Numbers::zeroed(len(key_width)?)?,
-                    values: Numbers::zeroed(len(value_width)?)?,
+                    keys: Kept::zeroed(self.keys(), len(key_width)?)?,
+                    values: Kept::zeroed(self.keys(), len(value_width)?)?,
                 })
             }
             StateShape::Recurrent { len } => HostState::Recurrent(Recurrent {

@@ -9,7 +9,8 @@ use std::cmp::Ordering;
 
 use crate::{
     Activation, BankPlace, Buffer, Device, Error, ExpertGroups, ExpertUse, ExpertUses, HeadMatrix, Matrix,
-    Op, RopePairs, Router, Scoring, ScratchShape, Slot, SlotTable, State, StateShape, Ticket, View, Weight,
+    Op, RopePairs, Router, Scalar, Scoring, ScratchShape, Slot, SlotTable, State, StateShape, Ticket, View,
+    Weight,
     host::Host,
     matrix::{Bytes, MatrixShape},
 };
@@ -474,7 +475,7 @@ impl Device for ReferenceDevice {
     }
 
     fn state_bytes(&self, shape: StateShape) -> u64 {
-        shape.bytes()
+        shape.bytes(Scalar::F32)
     }
 
     fn state(&mut self, shape: StateShape) -> Result<State, Error> {

@@ -81,7 +81,7 @@ pub(crate) fn run(args: &PlanArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         None => load::checkpoint(&model, ui)?,
     };
     let blueprint = Blueprint::of(&checkpoint)?;
-    let costs = Costs::of(&blueprint);
+    let costs = Costs::of(&blueprint, args.engine.compute.exact);
     let (disk_speed, disk) = disk(args, &checkpoint, blueprint.slot_bytes(), ui)?;
     let memory = match args.ram {
         Some(speed) => speed,

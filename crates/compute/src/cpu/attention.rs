@@ -1,28 +1,37 @@
 //! Causal attention with grouped heads.
+//!
+//! A row's sums are those of blocks of positions, joined in order. A block's part of a row is the same whoever sums it: one
+//! tile goes over all blocks where rows and heads make tiles enough; else every block is a tile, and the parts, which lie in
+//! [`Cpu`]'s scratch, are joined afterwards.
 
 use std::ops::Range;
 
 use super::{
     Cpu,
-    dot::{Kernels, Places, TILE},
+    dot::{Join, Kernels, Places},
     pool::{Grid, Tile},
     row, vector,
 };
-use crate::{Error, KEY_BLOCK, Op, Span, View, host::Host, host::KeyValue};
+use crate::{Buffer, Error, KEY_BLOCK, Op, Span, View, host::Host, host::KeyValue};
 
-/// Positions that share a maximum. Blocks begin at multiples of it, so a row's sums do not depend on the other rows
-/// of the op, nor on where a chunk began.
+/// Positions of a block, which lie in one piece. Blocks begin at multiples of it, so a row's sums do not depend on the
+/// other rows of the op, nor on where a chunk began.
 const BLOCK: usize = KEY_BLOCK;
 /// Most queries of a tile, rows times heads: they read the same keys and values.
 const QUERIES: usize = 16;
-/// Tiles that the heads of one row make at least, if a tile has no fewer than [`LEAST_HEADS`].
-const TILES: usize = 8;
+/// Tiles that one row makes at least, if a tile has no fewer heads than [`LEAST_HEADS`].
+const LEAST_TILES: usize = 8;
 /// Heads of a tile, if as many share their keys.
 const LEAST_HEADS: usize = 4;
+/// Tiles that are enough for any number of threads.
+const ENOUGH_TILES: usize = 32;
+/// Numbers that there is room for in parts of sums: two MiB, which caches hold.
+pub(super) const PARTS: usize = 1 << 19;
 
 /// Runs [`Op::Attention`].
 pub(super) fn attention(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(), Error> {
     let &Op::Attention { k, v, spans, out, .. } = op else { return Ok(()) };
+    cpu.reserve(0, 0)?;
     host.with(&out, |host, numbers| {
         with_keys(host, spans, (&k, v.as_ref()), |host, of_span| attend(host, cpu, of_span, op, numbers))
     })
@@ -47,6 +56,14 @@ pub(super) fn with_keys(
     Ok(())
 }
 
+/// Where the vectors of a position and a head lie, counted in vectors: block by block, in a block head by head, so that
+/// what a head reads of a block lies in one piece.
+fn place(kv: &KeyValue, position: usize, head: usize) -> usize {
+    let place = position % kv.positions;
+    let (i, block) = (place % BLOCK, place / BLOCK * BLOCK);
+    block * kv.kv_heads + head * BLOCK.min(kv.positions - block) + i
+}
+
 /// Writes keys and values of a span's rows, which begin at row `first` of the op, at their positions.
 fn append(
     host: &Host,
@@ -54,18 +71,31 @@ fn append(
     (span, first): (&Span, usize),
     (k, v): (&View, Option<&View>),
 ) -> Result<(), Error> {
-    for (view, to) in [(Some(k), &mut kv.keys), (v, &mut kv.values)] {
-        let Some(view) = view else { continue };
-        let from = host.get(view)?;
-        for i in 0..span.rows {
-            let place = (span.position + i) % kv.positions * view.heads;
-            for head in 0..view.heads {
-                let to = &mut to[(place + head) * view.width..][..view.width];
-                to.copy_from_slice(vector(from, view, first + i, head));
+    let (k, v) = ((host.get(k)?, k), v.map(|v| Ok::<_, Error>((host.get(v)?, v))).transpose()?);
+    for i in 0..span.rows {
+        for head in 0..kv.kv_heads {
+            let at = place(kv, span.position + i, head);
+            kv.keys.write(at * kv.key_width, vector(k.0, k.1, first + i, head));
+            if let Some((all, v)) = v {
+                kv.values.write(at * kv.value_width, vector(all, v, first + i, head));
             }
         }
     }
     Ok(())
+}
+
+/// Keys of a state, by their places.
+pub(super) fn keys_of<'a>(kv: &'a KeyValue, at: &'a [usize]) -> Places<'a> {
+    Places { scalar: kv.keys.scalar(), all: kv.keys.bytes(), stride: kv.key_width, at }
+}
+
+/// Values of a state, by their places; without values, they are the keys' first numbers.
+fn values_of<'a>(kv: &'a KeyValue, has_values: bool, at: &'a [usize]) -> Places<'a> {
+    if has_values {
+        Places { scalar: kv.values.scalar(), all: kv.values.bytes(), stride: kv.value_width, at }
+    } else {
+        keys_of(kv, at)
+    }
 }
 
 /// Which positions a row sees: a range of them, or of a list of them.
@@ -86,44 +116,19 @@ impl Seen<'_> {
         }
     }
 
-    /// Where the positions of a part of such a range lie in a state.
-    fn places(&self, row: usize, part: Range<usize>, positions: usize, to: &mut [usize]) {
+    /// Where the positions of a part of such a range, in one block, lie in a state.
+    fn places(&self, row: usize, part: Range<usize>, (kv, head): (&KeyValue, usize), to: &mut [usize]) {
         let part_of = |all, view| &self::row(all, view, row)[part.clone()];
         match self {
             Seen::Window(_) => {
-                // A block lies in one piece.
-                let first = part.start % positions;
+                let first = place(kv, part.start, head);
                 to.iter_mut().enumerate().for_each(|(i, to)| *to = first + i);
             }
             Seen::Named(all, view) => {
-                let named = part_of(all, view).iter().map(|p| *p as usize % positions);
+                let named = part_of(all, view).iter().map(|p| place(kv, *p as usize, head));
                 to.iter_mut().zip(named).for_each(|(to, place)| *to = place);
             }
         }
-    }
-}
-
-/// The keys and values of one head.
-#[derive(Clone, Copy)]
-struct Head<'a> {
-    keys: Places<'a>,
-    values: Places<'a>,
-}
-
-impl<'a> Head<'a> {
-    /// Without values, they are the keys' first numbers.
-    fn new(kv: &'a KeyValue, head: usize, has_values: bool) -> Self {
-        let of = |all: &'a [f32], width: usize| Places {
-            all: &all[head * width..],
-            stride: kv.kv_heads * width,
-            at: &[],
-        };
-        let keys = of(&kv.keys, kv.key_width);
-        Self { keys, values: if has_values { of(&kv.values, kv.value_width) } else { keys } }
-    }
-
-    fn at(self, at: &'a [usize]) -> Self {
-        Self { keys: Places { at, ..self.keys }, values: Places { at, ..self.values } }
     }
 }
 
@@ -135,24 +140,33 @@ pub(super) struct Softmax {
 }
 
 impl Softmax {
-    /// A sink is a score whose weight belongs to no value.
-    pub(super) fn new(sink: Option<f32>) -> Self {
-        sink.map_or(Self { max: f32::NEG_INFINITY, sum: 0.0 }, |max| Self { max, sum: 1.0 })
+    /// Of no scores.
+    pub(super) const NONE: Self = Self { max: f32::NEG_INFINITY, sum: 0.0 };
+
+    /// Makes scores weights.
+    pub(super) fn of(kernels: Kernels, scores: &mut [f32]) -> Self {
+        let max = kernels.max(scores);
+        Self { max, sum: kernels.exp_sum(scores, max) }
     }
 
-    /// Makes scores weights, and returns the factor on what was summed before.
-    pub(super) fn add(&mut self, kernels: Kernels, scores: &mut [f32]) -> f32 {
-        let largest = kernels.max(scores);
-        let largest = if largest > self.max { largest } else { self.max };
-        let keep = if self.sum == 0.0 { 0.0 } else { (self.max - largest).exp() };
-        self.max = largest;
-        self.sum = self.sum * keep + kernels.exp_sum(scores, largest);
-        keep
+    /// Takes in a part; the factors are those on values that were summed before, and on the part's.
+    pub(super) fn join(&mut self, part: Self) -> Join {
+        let by = if self.sum == 0.0 {
+            Join { keep: 0.0, add: 1.0 }
+        } else if part.max > self.max {
+            Join { keep: (self.max - part.max).exp(), add: 1.0 }
+        } else {
+            Join { keep: 1.0, add: (part.max - self.max).exp() }
+        };
+        self.max = self.max.max(part.max);
+        self.sum = self.sum * by.keep + part.sum * by.add;
+        by
     }
 
-    /// Divides what was summed by the sum of the weights.
-    pub(super) fn finish(&self, y: &mut [f32]) {
-        let scale = if self.sum == 0.0 { 0.0 } else { 1.0 / self.sum };
+    /// Divides what was summed by the sum of the weights. A sink is a score whose weight belongs to no value.
+    pub(super) fn finish(&self, y: &mut [f32], sink: Option<f32>) {
+        let sum = self.sum + sink.map_or(0.0, |sink| (sink - self.max).exp());
+        let scale = if self.sum == 0.0 { 0.0 } else { 1.0 / sum };
         y.iter_mut().for_each(|y| *y *= scale);
     }
 }
@@ -167,7 +181,6 @@ fn attend(
 ) -> Result<(), Error> {
     let &Op::Attention { q, v, gate, scale, window, sinks, positions, out, .. } = op else { return Ok(()) };
     let kernels = cpu.kernels;
-    let queries = host.get(&q)?;
     let gate = gate.map(|gate| Ok::<_, Error>((host.get(&gate)?, gate))).transpose()?;
     let sinks = sinks.map(|sinks| host.all(sinks)).transpose()?;
     let seen = match positions {
@@ -175,99 +188,199 @@ fn attend(
         None => Seen::Window(window.unwrap_or(usize::MAX)),
     };
     let group = q.heads / kv.kv_heads;
+    let has_values = v.is_some();
+    let of = Attend { kernels, kv, has_values, seen, queries: host.get(&q)?, q, scale, first, span, group };
+    let (begins, ends) =
+        ((0..span.rows).map(|row| of.range(row).start), (0..span.rows).map(|row| of.range(row).end));
+    let blocks = begins.min().unwrap_or(0) / BLOCK..ends.max().unwrap_or(0).div_ceil(BLOCK);
     // A divisor of the group, so that a tile has one head of keys and values.
-    let most = (q.heads / TILES).clamp(LEAST_HEADS, QUERIES).min(group);
+    let most = (q.heads * blocks.len() / LEAST_TILES).clamp(LEAST_HEADS, QUERIES).min(group);
     let heads = (1..=most).rev().find(|n| group.is_multiple_of(*n)).unwrap_or(1);
     // Rows with positions of their own share nothing.
     let rows = if positions.is_some() { 1 } else { QUERIES / heads };
+    let finish = |softmax: Softmax, y: &mut [f32], row: usize, head: usize| {
+        softmax.finish(y, sinks.map(|sinks| sinks[head]));
+        if let Some((gate, view)) = &gate {
+            kernels.mul_sigmoid(y, vector(gate, view, first + row, head));
+        }
+    };
     let to = out.slice(first, span.rows);
-    cpu.pool.tiles(numbers, Grid::new(&to, rows, heads, out.width), |mut tile, _| {
-        let (rows, heads) = (tile.rows(), tile.heads());
-        let mut some = Queries::new(scale);
-        for (row, head) in tile.places() {
-            tile.vector(row, head).fill(0.0);
-            let sink = sinks.map(|sinks| sinks[head]);
-            some.push((row, head), vector(queries, &q, first + row, head), sink);
-        }
-        let head = Head::new(kv, heads.start / group, v.is_some());
-        let range = |row: usize| seen.range(first + row, span.position + row);
-        // No row sees what begins before the first one's, or ends after the last one's.
-        let all = range(rows.start).start..range(rows.end - 1).end;
-        let mut places = [0; BLOCK];
-        for block in (all.start / BLOCK * BLOCK..all.end).step_by(BLOCK) {
-            let part = |row: usize| {
-                let range = range(row);
-                range.start.max(block)..range.end.min(block.saturating_add(BLOCK))
-            };
-            let mut row = rows.start;
-            while row < rows.end {
-                // Rows that see the same part of the block.
-                let same = (row + 1..rows.end).find(|other| part(*other) != part(row)).unwrap_or(rows.end);
-                if !part(row).is_empty() {
-                    let places = &mut places[..part(row).len()];
-                    seen.places(first + row, part(row), kv.positions, places);
-                    let which = (row - rows.start) * heads.len()..(same - rows.start) * heads.len();
-                    some.add(kernels, which, head.at(places), &mut tile);
+    let tiles = span.rows.div_ceil(rows) * (q.heads / heads);
+    let Some(parts) = Parts::new((span.rows, rows), &out, blocks.len()).filter(|_| tiles < ENOUGH_TILES)
+    else {
+        cpu.pool.tiles(numbers, Grid::new(&to, rows, heads, out.width), |mut tile, _| {
+            let softmax = of.sum((tile.rows(), 0), blocks.clone(), &mut tile);
+            for ((row, head), softmax) in tile.places().zip(softmax) {
+                finish(softmax, tile.vector(row, head), row, head);
+            }
+        });
+        return Ok(());
+    };
+    let (totals, room) = cpu.parts.split_at_mut(parts.totals.rows * parts.totals.row_stride);
+    let (maxima, sums) = room.split_at_mut(parts.softmax.rows * parts.softmax.row_stride);
+    for some in blocks.clone().step_by(parts.blocks) {
+        let some = some..blocks.end.min(some + parts.blocks);
+        let grid = |view: &View| Grid::new(&view.slice(0, some.len() * parts.rows), rows, heads, view.width);
+        cpu.pool.tiles2((sums, grid(&parts.sums)), (maxima, grid(&parts.softmax)), |mut tile, mut to, _| {
+            let (i, begin) = (tile.rows().start / parts.rows, tile.rows().start % parts.rows);
+            let of_span = begin..span.rows.min(begin + rows);
+            let softmax = of.sum((of_span, i * parts.rows), some.start + i..some.start + i + 1, &mut tile);
+            for ((row, head), softmax) in tile.places().zip(softmax) {
+                to.vector(row, head).copy_from_slice(&[softmax.max, softmax.sum]);
+            }
+        });
+        let (maxima, sums) = (&*maxima, &*sums);
+        let each = |view: &View| Grid::new(view, 1, 1, view.width);
+        cpu.pool.tiles2((numbers, each(&to)), (totals, each(&parts.totals)), |mut tile, mut total, _| {
+            let (row, head) = (tile.rows().start, tile.heads().start);
+            let (y, total) = (tile.vector(row, head), total.vector(row, head));
+            let mut softmax = Softmax { max: total[0], sum: total[1] };
+            if some.start == blocks.start {
+                softmax = Softmax::NONE;
+                y.fill(0.0);
+            }
+            for part in (0..some.len()).map(|i| i * parts.rows + row) {
+                let of_part = vector(maxima, &parts.softmax, part, head);
+                let of_part = Softmax { max: of_part[0], sum: of_part[1] };
+                // Of a block that the row does not see there is no part.
+                if of_part.sum != 0.0 {
+                    kernels.join(y, softmax.join(of_part), vector(sums, &parts.sums, part, head));
                 }
-                row = same;
             }
-        }
-        for (i, (row, head)) in tile.places().enumerate() {
-            let y = tile.vector(row, head);
-            some.softmax[i].finish(y);
-            if let Some((gate, view)) = &gate {
-                kernels.mul_sigmoid(y, vector(gate, view, first + row, head));
+            if some.end == blocks.end {
+                finish(softmax, y, row, head);
+            } else {
+                total.copy_from_slice(&[softmax.max, softmax.sum]);
             }
-        }
-    });
+        });
+    }
     Ok(())
+}
+
+/// How parts of sums lie in scratch.
+struct Parts {
+    /// Blocks that there is room for.
+    blocks: usize,
+    /// Rows of a block: whole tiles.
+    rows: usize,
+    /// `(blocks * rows, heads, value width)`.
+    sums: View,
+    /// `(blocks * rows, heads, 2)`: maximum and sum.
+    softmax: View,
+    /// `(rows of the span, heads, 2)`: those of what has been joined.
+    totals: View,
+}
+
+impl Parts {
+    /// For a span's rows, so many in a tile; `None` if there is one block only, or room for one only.
+    fn new((rows, of_tile): (usize, usize), out: &View, blocks: usize) -> Option<Self> {
+        let heads = out.heads;
+        let dense = |rows, width| View::rows(Buffer(0), rows, heads * width).split(heads);
+        let padded = rows.next_multiple_of(of_tile);
+        let left = PARTS.checked_sub(rows.checked_mul(heads)?.checked_mul(2)?)?;
+        let blocks = blocks.min(left / padded.checked_mul(heads)?.checked_mul(out.width + 2)?.max(1));
+        (blocks > 1).then(|| Self {
+            blocks,
+            rows: padded,
+            sums: dense(blocks * padded, out.width),
+            softmax: dense(blocks * padded, 2),
+            totals: dense(rows, 2),
+        })
+    }
 }
 
 /// The queries of a tile.
 struct Queries<'a> {
-    scale: f32,
-    count: usize,
     q: [&'a [f32]; QUERIES],
-    /// Rows and heads of the outputs.
+    /// Rows and heads of the sums in the tile.
     places: [(usize, usize); QUERIES],
     softmax: [Softmax; QUERIES],
     /// `(queries, positions)` of a block.
     scores: [f32; QUERIES * BLOCK],
 }
 
-impl<'a> Queries<'a> {
-    fn new(scale: f32) -> Self {
-        Self {
-            scale,
-            count: 0,
+/// What the tiles of one span share.
+struct Attend<'a> {
+    kernels: Kernels,
+    kv: &'a KeyValue,
+    has_values: bool,
+    seen: Seen<'a>,
+    queries: &'a [f32],
+    q: View,
+    scale: f32,
+    /// The row of the op where the span begins.
+    first: usize,
+    span: &'a Span,
+    /// Heads that share keys.
+    group: usize,
+}
+
+impl Attend<'_> {
+    /// What a row of the span sees.
+    fn range(&self, row: usize) -> Range<usize> {
+        self.seen.range(self.first + row, self.span.position + row)
+    }
+
+    /// Sums over blocks, for the tile's heads and some rows of the span, which are `offset` rows further in the tile.
+    fn sum(
+        &self,
+        (rows, offset): (Range<usize>, usize),
+        blocks: Range<usize>,
+        tile: &mut Tile<'_, f32>,
+    ) -> [Softmax; QUERIES] {
+        let heads = tile.heads();
+        let mut all = Queries {
             q: [&[]; QUERIES],
             places: [(0, 0); QUERIES],
-            softmax: [Softmax::new(None); QUERIES],
+            softmax: [Softmax::NONE; QUERIES],
             scores: [0.0; QUERIES * BLOCK],
+        };
+        for (i, row) in rows.clone().enumerate() {
+            for (j, head) in heads.clone().enumerate() {
+                let i = i * heads.len() + j;
+                all.q[i] = vector(self.queries, &self.q, self.first + row, head);
+                all.places[i] = (offset + row, head);
+                tile.vector(offset + row, head).fill(0.0);
+            }
         }
+        let mut at = [0; BLOCK];
+        // No row sees what begins before the first one's, or ends after the last one's.
+        let (begin, end) = (self.range(rows.start).start, self.range(rows.end - 1).end);
+        for block in blocks.start.max(begin / BLOCK)..blocks.end.min(end.div_ceil(BLOCK)) {
+            let part = |row: usize| {
+                let range = self.range(row);
+                range.start.max(block * BLOCK)..range.end.min((block + 1).saturating_mul(BLOCK))
+            };
+            let mut row = rows.start;
+            while row < rows.end {
+                // Rows that see the same part of the block.
+                let same = (row + 1..rows.end).find(|other| part(*other) != part(row)).unwrap_or(rows.end);
+                if !part(row).is_empty() {
+                    let at = &mut at[..part(row).len()];
+                    self.seen.places(self.first + row, part(row), (self.kv, heads.start / self.group), at);
+                    let some = (row - rows.start) * heads.len()..(same - rows.start) * heads.len();
+                    self.add(&mut all, some, at, tile);
+                }
+                row = same;
+            }
+        }
+        all.softmax
     }
 
-    fn push(&mut self, place: (usize, usize), q: &'a [f32], sink: Option<f32>) {
-        let i = self.count;
-        (self.places[i], self.q[i], self.softmax[i]) = (place, q, Softmax::new(sink));
-        self.count += 1;
-    }
-
-    /// Adds some positions to the softmax and the weighted sum of some queries.
-    fn add(&mut self, kernels: Kernels, which: Range<usize>, head: Head<'_>, tile: &mut Tile<'_, f32>) {
-        let len = head.keys.at.len();
-        let scores = &mut self.scores[..which.len() * len];
-        kernels.scores(&self.q[which.clone()], head.keys, self.scale, scores);
-        let mut keep = [0.0; QUERIES];
-        let softmax = &mut self.softmax[which.clone()];
-        for ((scores, softmax), keep) in scores.chunks_exact_mut(len).zip(softmax).zip(&mut keep) {
-            *keep = softmax.add(kernels, scores);
+    /// Adds some positions to the softmax and the sums of some queries.
+    fn add(&self, all: &mut Queries<'_>, some: Range<usize>, at: &[usize], tile: &mut Tile<'_, f32>) {
+        let (kernels, len) = (self.kernels, at.len());
+        let (q, places, softmax) = (&all.q[some.clone()], &all.places[some.clone()], &mut all.softmax[some]);
+        let scores = &mut all.scores[..q.len() * len];
+        let values = values_of(self.kv, self.has_values, at);
+        let next = if self.has_values { self.kv.value_width * values.scalar.bytes() } else { 0 };
+        kernels.scores_before((values, next), q, keys_of(self.kv, at), self.scale, scores);
+        let mut by = [Join::default(); QUERIES];
+        for ((scores, softmax), by) in scores.chunks_exact_mut(len).zip(softmax).zip(&mut by) {
+            *by = softmax.join(Softmax::of(kernels, scores));
         }
-        let places = self.places[which].chunks(TILE).zip(scores.chunks(TILE * len)).zip(keep.chunks(TILE));
-        for ((places, scores), keep) in places {
-            let (mut p, n) = ([&[][..]; TILE], places.len());
-            p.iter_mut().zip(scores.chunks_exact(len)).for_each(|(p, scores)| *p = scores);
-            kernels.mix(&p[..n], head.values, &keep[..n], &mut tile.several::<TILE>(places)[..n]);
-        }
+        let (mut p, n) = ([&[][..]; QUERIES], places.len());
+        p.iter_mut().zip(scores.chunks_exact(len)).for_each(|(p, scores)| *p = scores);
+        kernels.mix(&p[..n], values, &by[..n], &mut tile.several::<QUERIES>(places)[..n]);
     }
 }

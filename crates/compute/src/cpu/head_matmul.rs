@@ -4,7 +4,7 @@ use std::mem;
 
 use super::{
     Cpu,
-    dot::{Lane, MOST_WIDE_ROWS, Places, Rows, TILE},
+    dot::{Join, Lane, MOST_WIDE_ROWS, Places, Rows, TILE},
     matmul::{COLS, Product},
     pool::Grid,
     vector,
@@ -44,13 +44,13 @@ pub(super) fn head_mat_mul(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Resul
             for first in (0..count).step_by(Lane::wide_rows(cols)) {
                 let some = first..count.min(first + Lane::wide_rows(cols));
                 kernels.widen_rows(&matrix, first, lane, &mut wide[..some.len() * cols]);
-                let values = Places { all: &wide, stride: cols, at: &places[..some.len()] };
+                let values = Places::of(&wide, cols, &places[..some.len()]);
                 for first in rows.clone().step_by(TILE) {
                     let n = TILE.min(rows.end - first);
                     let places: [_; TILE] = std::array::from_fn(|i| (first + i.min(n - 1), head));
                     let x = places.map(|(row, head)| &vector(all, &x, row, head)[some.clone()]);
                     let mut outputs = tile.several::<TILE>(&places[..n]);
-                    kernels.mix(&x[..n], values, &[1.0; TILE][..n], &mut outputs[..n]);
+                    kernels.mix(&x[..n], values, &[Join::SUM; TILE][..n], &mut outputs[..n]);
                 }
             }
             lane.wide = wide;

@@ -5,7 +5,7 @@ use std::mem;
 use super::{
     Cpu,
     attention::{Softmax, with_keys},
-    dot::{Kernels, Lane, MOST_WIDE_ROWS, Places, TILE},
+    dot::{Join, Kernels, Lane, MOST_WIDE_ROWS, Places, TILE},
     pool::Grid,
     vector,
 };
@@ -19,7 +19,7 @@ const ROWS: usize = 1024;
 /// strides are multiples of a page, so that they would drive each other out of the cache.
 const QUERIES: usize = 16;
 
-/// Numbers that a worker needs for heads whose keys and values have `width` numbers together.
+/// Numbers that a worker needs where a latent, its rotated key, and a head's key and value have `width` numbers together.
 pub(super) const fn numbers(width: usize) -> usize {
     (KEY_BLOCK + QUERIES) * width
 }
@@ -29,7 +29,7 @@ pub(super) fn latent_attention(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> R
     let &Op::LatentAttention { q, k, keys, values, spans, out, .. } = op else { return Ok(()) };
     host.with(&out, |host, numbers| {
         let cols = host.weight(keys.weight)?.shape.cols.max(host.weight(values.weight)?.shape.cols);
-        cpu.reserve_all(ScratchShape { rows: 1, cols, latent_head: q.width + out.width })?;
+        cpu.reserve_all(ScratchShape { rows: 1, cols, latent_head: k.width + q.width + out.width })?;
         with_keys(host, spans, (&k, None), |host, of_span| attend(host, cpu, of_span, op, numbers))
     })
 }
@@ -46,7 +46,7 @@ fn attend(
     let (kernels, queries) = (cpu.kernels, host.get(&q)?);
     let (keys, values) = (Expand::new(host, keys)?, Expand::new(host, values)?);
     let (latent, nope) = keys.inputs_outputs();
-    let all = View::rows(Buffer(0), kv.positions, kv.key_width);
+    let of_block = View::rows(Buffer(0), KEY_BLOCK, kv.key_width).columns(0, latent);
     let places: [usize; KEY_BLOCK] = std::array::from_fn(|i| i);
     let to = out.slice(first, span.rows);
     // With fewer heads than threads, several make the same keys and values.
@@ -54,20 +54,25 @@ fn attend(
     let rows = span.rows.div_ceil(parts).min(ROWS);
     cpu.pool.tiles(numbers, Grid::new(&to, rows, 1, out.width), |mut tile, lane| {
         let (rows, head) = (tile.rows(), tile.heads().start);
-        let mut softmax = [Softmax::new(None); ROWS];
+        let mut softmax = [Softmax::NONE; ROWS];
         let mut scores = [0.0; QUERIES * KEY_BLOCK];
         rows.clone().for_each(|row| tile.row(row).fill(0.0));
         let mut room = mem::take(&mut lane.latent_head);
         let (of_keys, rest) = room.split_at_mut(KEY_BLOCK * q.width);
-        let (of_values, some_queries) = rest.split_at_mut(KEY_BLOCK * out.width);
+        let (of_values, rest) = rest.split_at_mut(KEY_BLOCK * out.width);
+        let (wide, some_queries) = rest.split_at_mut(KEY_BLOCK * kv.key_width);
         let end = span.position + rows.end;
         for block in (0..end).step_by(KEY_BLOCK) {
             let positions = block..end.min(block + KEY_BLOCK);
-            let latents = all.columns(0, latent).slice(block, positions.len());
-            keys.run(kernels, (&kv.keys, latents), head, lane, (of_keys, q.width));
-            values.run(kernels, (&kv.keys, latents), head, lane, (of_values, out.width));
-            for (position, key) in positions.clone().zip(of_keys.chunks_exact_mut(q.width)) {
-                key[nope..].copy_from_slice(&kv.keys[position * kv.key_width..][latent..kv.key_width]);
+            let (latents, wide) =
+                (of_block.slice(0, positions.len()), &mut wide[..positions.len() * kv.key_width]);
+            // A state of one head has its positions in order.
+            let bytes = &kv.keys.bytes()[block * kv.key_width * kv.keys.scalar().bytes()..];
+            kernels.widen(kv.keys.scalar(), bytes, wide);
+            keys.run(kernels, (wide, latents), head, lane, (of_keys, q.width));
+            values.run(kernels, (wide, latents), head, lane, (of_values, out.width));
+            for (of_position, key) in wide.chunks_exact(kv.key_width).zip(of_keys.chunks_exact_mut(q.width)) {
+                key[nope..].copy_from_slice(&of_position[latent..]);
             }
             // The first row that sees the block.
             let from = rows.start.max(block.saturating_sub(span.position));
@@ -81,16 +86,16 @@ fn attend(
                 }
                 let mut vectors = [&[][..]; QUERIES];
                 vectors.iter_mut().zip(some_queries.chunks_exact(q.width)).for_each(|(v, q)| *v = q);
-                let in_keys = Places { all: of_keys, stride: q.width, at };
+                let in_keys = Places::of(of_keys, q.width, at);
                 kernels.scores(&vectors[..some.len()], in_keys, scale, scores);
-                let mut keep = [0.0; QUERIES];
-                for ((row, scores), keep) in some.clone().zip(scores.chunks_exact_mut(len)).zip(&mut keep) {
+                let mut by = [Join::default(); QUERIES];
+                for ((row, scores), by) in some.clone().zip(scores.chunks_exact_mut(len)).zip(&mut by) {
                     // What a row does not see has no weight.
                     let (seen, unseen) = scores.split_at_mut(sees(row));
-                    *keep = softmax[row - rows.start].add(kernels, seen);
+                    *by = softmax[row - rows.start].join(Softmax::of(kernels, seen));
                     unseen.fill(0.0);
                 }
-                let in_values = Places { all: of_values, stride: out.width, at };
+                let in_values = Places::of(of_values, out.width, at);
                 for (i, scores) in scores.chunks(TILE * len).enumerate() {
                     let n = scores.len() / len;
                     let places: [_; TILE] =
@@ -98,13 +103,13 @@ fn attend(
                     let mut p = [&[][..]; TILE];
                     p.iter_mut().zip(scores.chunks_exact(len)).for_each(|(p, scores)| *p = scores);
                     let mut outputs = tile.several::<TILE>(&places[..n]);
-                    kernels.mix(&p[..n], in_values, &keep[i * TILE..][..n], &mut outputs[..n]);
+                    kernels.mix(&p[..n], in_values, &by[i * TILE..][..n], &mut outputs[..n]);
                 }
             }
         }
         lane.latent_head = room;
         for row in rows.clone() {
-            softmax[row - rows.start].finish(tile.row(row));
+            softmax[row - rows.start].finish(tile.row(row), None);
         }
     });
     Ok(())
@@ -146,7 +151,7 @@ impl<'a> Expand<'a> {
         for first in (0..count).step_by(Lane::wide_rows(cols)) {
             let some = first..count.min(first + Lane::wide_rows(cols));
             kernels.widen_rows(&matrix, first, lane, &mut wide[..some.len() * cols]);
-            let rows = Places { all: &wide, stride: cols, at: &places[..some.len()] };
+            let rows = Places::of(&wide, cols, &places[..some.len()]);
             let group = if transposed { TILE } else { QUERIES };
             for (i, out) in out.chunks_mut(group * stride).enumerate().take(latents.rows.div_ceil(group)) {
                 let n = group.min(latents.rows - i * group);
@@ -160,7 +165,7 @@ impl<'a> Expand<'a> {
                     let mut outputs: [&mut [f32]; TILE] = Default::default();
                     let of_latent = out.chunks_mut(stride).map(|out| &mut out[..cols]);
                     outputs.iter_mut().zip(of_latent).for_each(|(to, out)| *to = out);
-                    kernels.mix(&x[..n], rows, &[1.0; TILE][..n], &mut outputs[..n]);
+                    kernels.mix(&x[..n], rows, &[Join::SUM; TILE][..n], &mut outputs[..n]);
                 } else {
                     let mut products = [0.0; QUERIES * MOST_WIDE_ROWS];
                     let products = &mut products[..n * some.len()];

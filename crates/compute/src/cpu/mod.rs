@@ -65,6 +65,8 @@ struct Cpu {
     rounded: Activations,
     /// Inputs of the experts' second matrices.
     inner: Activations,
+    /// Parts of sums of attention, and what they are parts of.
+    parts: Vec<f32>,
     /// What there is room for.
     reserved: ScratchShape,
 }
@@ -83,7 +85,8 @@ impl Cpu {
             )));
         }
         let per_thread = Lane::memory(cols) + latent_attention::numbers(latent_head) * 4 + pool::STACK_BYTES;
-        let bytes = 2 * Activations::memory(rows, cols) + self.pool.threads() * per_thread;
+        let parts = attention::PARTS * 4;
+        let bytes = parts + 2 * Activations::memory(rows, cols) + self.pool.threads() * per_thread;
         Ok((ScratchShape { rows, cols, latent_head }, bytes))
     }
 
@@ -97,6 +100,7 @@ impl Cpu {
         let (shape, _) = self.room(shape)?;
         if shape != self.reserved {
             let ScratchShape { rows, cols, latent_head } = shape;
+            dot::grow(&mut self.parts, attention::PARTS)?;
             self.rounded.reserve(rows, cols)?;
             self.inner.reserve(rows, cols)?;
             self.pool.lanes().try_for_each(|lane| {
@@ -134,9 +138,10 @@ impl CpuDevice {
             exact,
             rounded: Activations::default(),
             inner: Activations::default(),
+            parts: Vec::new(),
             reserved: ScratchShape::default(),
         };
-        Ok(Self { host: Host::default(), cpu, isa, routed: Vec::new() })
+        Ok(Self { host: Host::new(!exact), cpu, isa, routed: Vec::new() })
     }
 }
 
@@ -183,7 +188,7 @@ impl Device for CpuDevice {
     }
 
     fn state_bytes(&self, shape: StateShape) -> u64 {
-        shape.bytes()
+        shape.bytes(self.host.keys())
     }
 
     fn state(&mut self, shape: StateShape) -> Result<State, Error> {

@@ -1,6 +1,11 @@
 //! The lightning indexer: scores of all positions, and the best of them.
 
-use super::{Cpu, attention::with_keys, dot::Places, pool::Grid, row, vector};
+use super::{
+    Cpu,
+    attention::{keys_of, with_keys},
+    pool::Grid,
+    row, vector,
+};
 use crate::{Error, KEY_BLOCK, Op, Span, host::Host, host::KeyValue};
 
 /// Positions of a tile of scores.
@@ -44,7 +49,7 @@ fn choose(
                 let positions: [usize; BLOCK] = std::array::from_fn(|i| block.start + i);
                 for i in tile.rows().filter(|i| seen(*i) > n && seen(*i) > block.start) {
                     let len = block.end.min(seen(i)) - block.start;
-                    let keys = Places { all: &kv.keys, stride: kv.key_width, at: &positions[..len] };
+                    let keys = keys_of(kv, &positions[..len]);
                     let sums = &mut tile.row(i)[..len];
                     sums.fill(0.0);
                     let at = first + from + i;

@@ -11,9 +11,9 @@ impl ReferenceDevice {
         for row in 0..span.rows {
             let at = (span.position + row) % kv.positions;
             let (kw, vw) = (kv.kv_heads * kv.key_width, kv.kv_heads * kv.value_width);
-            kv.keys[at * kw..(at + 1) * kw].copy_from_slice(k.row(first + row));
+            kv.keys.write(at * kw, k.row(first + row));
             if let Some(v) = &v {
-                kv.values[at * vw..(at + 1) * vw].copy_from_slice(v.row(first + row));
+                kv.values.write(at * vw, v.row(first + row));
             }
         }
         Ok(kv)
@@ -44,13 +44,13 @@ impl ReferenceDevice {
                 for head in 0..q.view.heads {
                     let key = |t: usize| {
                         let at = (t % kv.positions) * kv.kv_heads + head / group;
-                        &kv.keys[at * kv.key_width..][..kv.key_width]
+                        &kv.keys.numbers()[at * kv.key_width..][..kv.key_width]
                     };
                     let value = |t: usize| {
                         let at = (t % kv.positions) * kv.kv_heads + head / group;
                         match v {
-                            Some(_) => &kv.values[at * kv.value_width..][..kv.value_width],
-                            None => &kv.keys[at * kv.key_width..][..out.width],
+                            Some(_) => &kv.values.numbers()[at * kv.value_width..][..kv.value_width],
+                            None => &kv.keys.numbers()[at * kv.key_width..][..out.width],
                         }
                     };
                     let scores: Vec<f64> =
@@ -83,7 +83,7 @@ impl ReferenceDevice {
         let mut first = 0;
         for span in spans {
             let kv = self.append(span, first, (k, None))?;
-            let seen = kv.keys.chunks_exact(kv.key_width).take(span.position + span.rows);
+            let seen = kv.keys.numbers().chunks_exact(kv.key_width).take(span.position + span.rows);
             for head in 0..q.view.heads {
                 let (mut of_keys, mut of_values) = (Vec::new(), Vec::new());
                 for (latent, rotated) in seen.clone().map(|position| position.split_at(latent)) {
@@ -118,7 +118,7 @@ impl ReferenceDevice {
             let kv = self.append(span, first, (k, None))?;
             for row in first..first + span.rows {
                 let score = |t: usize| -> f32 {
-                    let key = &kv.keys[t * kv.key_width..][..kv.key_width];
+                    let key = &kv.keys.numbers()[t * kv.key_width..][..kv.key_width];
                     let of_head = |h: usize| f64::from(weights.row(row)[h]) * dot(q.at(row, h), key).max(0.0);
                     (0..q.view.heads).map(of_head).sum::<f64>() as f32
                 };

@@ -207,6 +207,15 @@ fn threads_change_no_bit() {
 }
 
 #[test]
+fn states_are_half_as_large_off_the_exact_path() {
+    let bytes = |exact, shape| device(Isa::detect(), exact, 1).state_bytes(shape);
+    let kv = StateShape::KeyValue { kv_heads: 3, key_width: 24, value_width: 5, positions: 7 };
+    assert_eq!([true, false].map(|exact| bytes(exact, kv)), [3 * 29 * 7 * 4, 3 * 29 * 7 * 2]);
+    let recurrent = StateShape::Recurrent { len: 10 };
+    assert_eq!([true, false].map(|exact| bytes(exact, recurrent)), [80; 2]);
+}
+
+#[test]
 fn rope_at_any_position() {
     let mut random = Random::new(17);
     Both::each(|both, _| {

@@ -233,6 +233,11 @@ impl Both {
         name.starts_with("gpu") && name.ends_with("fast")
     }
 
+    /// Whether keys and values are kept as f16.
+    pub(crate) fn keeps_halves(&self) -> bool {
+        self.fast_gpu() || self.device.describe().ends_with("8-bit activations")
+    }
+
     /// The tolerance of attention of so many rows at once.
     pub(crate) fn of_attention(&self, rows: usize) -> f32 {
         if rows >= 16 && self.fast_gpu() { 4e-3 } else { 1e-5 }
@@ -280,7 +285,7 @@ impl Both {
         self.dense(rows, &random.numbers(rows * width))
     }
 
-    /// A dense view of random numbers that f16 holds, as a GPU keeps keys and values on the fast path.
+    /// A dense view of random numbers that f16 holds, as keys and values are kept on the fast path.
     pub(crate) fn halves(&mut self, random: &mut Random, rows: usize, width: usize) -> View {
         let numbers: Vec<f32> =
             random.numbers(rows * width).iter().map(|x| half::f16::from_f32(*x).to_f32()).collect();

@@ -86,12 +86,13 @@ impl Mla {
         widths
     }
 
-    /// Numbers of a key and a value of a head where steps may take the expanded form, else zero.
+    /// Numbers of a latent, its rotated key, and a key and a value of a head where steps may take the expanded form, else
+    /// zero.
     pub(crate) fn latent_head(blueprint: &MlaBlueprint) -> usize {
         let s = &blueprint.shape;
         match blueprint.sparse {
             Some(_) => 0,
-            None => s.qk_nope_head_dim + s.qk_rope_head_dim + s.v_head_dim,
+            None => s.kv_lora_rank + s.qk_nope_head_dim + 2 * s.qk_rope_head_dim + s.v_head_dim,
         }
     }
 

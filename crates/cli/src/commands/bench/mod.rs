@@ -219,7 +219,7 @@ fn options(args: &BenchArgs) -> Value {
 /// What a token costs, and what the machine gives. Measured before the model is loaded: what that takes is free again then.
 fn machine(args: &BenchArgs, checkpoint: &Checkpoint, ui: Ui) -> anyhow::Result<(Costs, Scale, Machine)> {
     let blueprint = Blueprint::of(checkpoint)?;
-    let costs = Costs::of(&blueprint);
+    let costs = Costs::of(&blueprint, args.engine.compute.exact);
     // No more than the smallest plan holds.
     let dense: u64 = blueprint.matrices().flat_map(|m| &m.segments).map(|s| s.bytes as u64).sum();
     let working_set = costs.bytes().min(dense);

@@ -148,7 +148,7 @@ impl Element for Bf16 {
 /// # Safety
 /// The rows have `cols` numbers.
 #[inline(always)]
-unsafe fn add_products<S: Simd, E: Element, const R: usize, const X: usize, const AHEAD: bool>(
+pub(super) unsafe fn add_products<S: Simd, E: Element, const R: usize, const X: usize, const AHEAD: bool>(
     acc: &mut [[S::F; X]; R],
     w: [*const u8; R],
     x: [*const f32; X],

@@ -25,7 +25,7 @@ use blocks::Blocks;
 pub(crate) use panel::{Lane, MOST_WIDE_ROWS, Panel, Rounded, Rows, grow, padded, quants_of};
 pub(crate) use quants::Quant;
 use quants::{Groups, QuantRow, QuantRows, RoundedRow};
-pub(crate) use vectors::{Delta, Places};
+pub(crate) use vectors::{Delta, Join, Places};
 
 use crate::{BlockScale, Element, Error, Scalar};
 
@@ -143,8 +143,9 @@ struct Table {
     exp_sum: unsafe fn(&mut [f32], f32) -> f32,
     max: unsafe fn(&[f32]) -> f32,
     axpy: unsafe fn(&mut [f32], f32, &[f32]),
-    scores: unsafe fn(&[&[f32]], Places<'_>, f32, &mut [f32]),
-    mix: unsafe fn(&[&[f32]], Places<'_>, &[f32], &mut [&mut [f32]]),
+    join: unsafe fn(&mut [f32], Join, &[f32]),
+    scores: unsafe fn(&[&[f32]], Places<'_>, f32, &mut [f32], (Places<'_>, usize)),
+    mix: unsafe fn(&[&[f32]], Places<'_>, &[Join], &mut [&mut [f32]]),
     delta: unsafe fn(&mut [f32], &[f32], &[f32], &[f32], &mut [f32], Delta),
     taps4: unsafe fn(&[f32], [&[f32]; 4], &mut [f32]),
 }
@@ -154,7 +155,7 @@ macro_rules! kernels {
     ($module:ident, $simd:ty $(, #[$feature:meta])?) => {
         mod $module {
             use super::{
-                Delta, Places, Sums, TILE, Table,
+                Delta, Join, Places, Sums, TILE, Table,
                 algorithm::{self, Bf16, F16, F32},
                 blocks::{self, Blocks, E4m3},
                 quants::{self, Bits, E2m1, Groups, Quant, QuantRow, QuantRows, RoundedRow},
@@ -171,10 +172,7 @@ macro_rules! kernels {
                 exp_sum(x: &mut [f32], max: f32) -> f32 = vectors::exp_sum::<$simd>;
                 max(x: &[f32]) -> f32 = vectors::max;
                 axpy(y: &mut [f32], a: f32, x: &[f32]) = vectors::axpy::<$simd>;
-                scores(q: &[&[f32]], keys: Places<'_>, scale: f32, out: &mut [f32])
-                    = vectors::scores::<$simd>;
-                mix(p: &[&[f32]], values: Places<'_>, keep: &[f32], acc: &mut [&mut [f32]])
-                    = vectors::mix::<$simd>;
+                join(y: &mut [f32], by: Join, x: &[f32]) = vectors::join::<$simd>;
                 delta(state: &mut [f32], k: &[f32], q: &[f32], v: &[f32], y: &mut [f32], d: Delta)
                     = vectors::delta::<$simd>;
                 taps4(weight: &[f32], inputs: [&[f32]; 4], out: &mut [f32]) = vectors::taps4::<$simd>;
@@ -193,6 +191,36 @@ macro_rules! kernels {
                         Scalar::F32 => algorithm::number_tile::<$simd, F32>(w, x, sums),
                         Scalar::F16 => algorithm::number_tile::<$simd, F16>(w, x, sums),
                         Scalar::BF16 => algorithm::number_tile::<$simd, Bf16>(w, x, sums),
+                    }
+                }
+            }
+
+            $(#[$feature])?
+            unsafe fn scores(
+                q: &[&[f32]],
+                keys: Places<'_>,
+                scale: f32,
+                out: &mut [f32],
+                next: (Places<'_>, usize),
+            ) {
+                // SAFETY: the caller's.
+                unsafe {
+                    match keys.scalar {
+                        Scalar::F32 => vectors::scores::<$simd, F32>(q, keys, scale, out, next),
+                        Scalar::F16 => vectors::scores::<$simd, F16>(q, keys, scale, out, next),
+                        Scalar::BF16 => vectors::scores::<$simd, Bf16>(q, keys, scale, out, next),
+                    }
+                }
+            }
+
+            $(#[$feature])?
+            unsafe fn mix(p: &[&[f32]], values: Places<'_>, by: &[Join], acc: &mut [&mut [f32]]) {
+                // SAFETY: the caller's.
+                unsafe {
+                    match values.scalar {
+                        Scalar::F32 => vectors::mix::<$simd, F32>(p, values, by, acc),
+                        Scalar::F16 => vectors::mix::<$simd, F16>(p, values, by, acc),
+                        Scalar::BF16 => vectors::mix::<$simd, Bf16>(p, values, by, acc),
                     }
                 }
             }
@@ -329,6 +357,7 @@ macro_rules! kernels {
                 exp_sum,
                 max,
                 axpy,
+                join,
                 scores,
                 mix,
                 delta,
@@ -442,32 +471,51 @@ impl Kernels {
         unsafe { (self.0.axpy)(y, a, x) }
     }
 
+    /// `y = y * by.keep + x * by.add`, with the bits of [`Kernels::mix`] whose sum is `x`.
+    pub(crate) fn join(self, y: &mut [f32], by: Join, x: &[f32]) {
+        // SAFETY: the table's set is there.
+        unsafe { (self.0.join)(y, by, x) }
+    }
+
     /// `x . x`
     pub(crate) fn square(self, x: &[f32]) -> f32 {
         let mut out = [0.0];
-        self.scores(&[x], Places { all: x, stride: 0, at: &[0] }, 1.0, &mut out);
+        self.scores(&[x], Places::of(x, 0, &[0]), 1.0, &mut out);
         out[0]
     }
 
     /// `out[i][t] = scale * q[i] . keys[t]`; `out` is `(q.len(), keys.at.len())`.
     pub(crate) fn scores(self, q: &[&[f32]], keys: Places<'_>, scale: f32, out: &mut [f32]) {
+        self.scores_before((keys, 0), q, keys, scale, out);
+    }
+
+    /// As [`Kernels::scores`]; meanwhile so many bytes of as many vectors that are read next come from memory.
+    pub(crate) fn scores_before(
+        self,
+        next: (Places<'_>, usize),
+        q: &[&[f32]],
+        keys: Places<'_>,
+        scale: f32,
+        out: &mut [f32],
+    ) {
         let width = q.first().map_or(0, |q| q.len());
         assert!(keys.hold(width) && q.iter().all(|q| q.len() == width));
         assert_eq!(q.len() * keys.at.len(), out.len());
+        assert!(next.0.at.len() == keys.at.len() && next.0.scalar == keys.scalar && next.0.hold(0));
         // SAFETY: the table's set is there, the keys are in their slice, and the lengths are as the algorithm wants them.
-        unsafe { (self.0.scores)(q, keys, scale, out) }
+        unsafe { (self.0.scores)(q, keys, scale, out, next) }
     }
 
-    /// `acc[i] = acc[i] * keep[i] + sum_t p[i][t] * values[t]`, summed in order.
-    pub(crate) fn mix(self, p: &[&[f32]], values: Places<'_>, keep: &[f32], acc: &mut [&mut [f32]]) {
+    /// `acc[i] = acc[i] * by[i].keep + by[i].add * sum_t p[i][t] * values[t]`, summed in order.
+    pub(crate) fn mix(self, p: &[&[f32]], values: Places<'_>, by: &[Join], acc: &mut [&mut [f32]]) {
         let width = acc.first().map_or(0, |acc| acc.len());
         assert!(values.hold(width) && acc.iter().all(|acc| acc.len() == width));
         assert!(
-            p.len() == acc.len() && keep.len() == acc.len() && p.iter().all(|p| p.len() == values.at.len())
+            p.len() == acc.len() && by.len() == acc.len() && p.iter().all(|p| p.len() == values.at.len())
         );
         // SAFETY: the table's set is there, the values are in their slice, and the lengths are as the algorithm wants
         // them.
-        unsafe { (self.0.mix)(p, values, keep, acc) }
+        unsafe { (self.0.mix)(p, values, by, acc) }
     }
 
     /// One row of the gated delta rule on the rows of a head's state that belong to `v` and `y`.

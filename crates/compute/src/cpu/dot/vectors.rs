@@ -1,7 +1,8 @@
 //! The algorithms on vectors of f32: attention, the delta rule, convolution, and functions of single numbers, which
 //! the compiler turns into vectors.
 
-use super::algorithm::{F32, Simd, numbers};
+use super::algorithm::{Element, F32, Simd, add_products, numbers};
+use crate::Scalar;
 
 #[inline(always)]
 fn fma<S: Simd>(a: f32, b: f32, c: f32) -> f32 {
@@ -106,42 +107,77 @@ pub(super) fn axpy<S: Simd>(y: &mut [f32], a: f32, x: &[f32]) {
     }
 }
 
-/// Vectors that lie somewhere in a slice: vector `t` begins at `at[t] * stride`.
+/// How a part joins what was summed before: factors on the one and the other.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Join {
+    pub(crate) keep: f32,
+    pub(crate) add: f32,
+}
+
+impl Join {
+    /// A plain sum.
+    pub(crate) const SUM: Self = Self { keep: 1.0, add: 1.0 };
+}
+
+/// `y = y * by.keep + x * by.add`
+#[inline(always)]
+pub(super) fn join<S: Simd>(y: &mut [f32], by: Join, x: &[f32]) {
+    for (y, x) in y.iter_mut().zip(x) {
+        *y = fma::<S>(*y, by.keep, *x * by.add);
+    }
+}
+
+/// Vectors that lie somewhere among numbers: vector `t` begins at number `at[t] * stride`.
 #[derive(Clone, Copy)]
 pub(crate) struct Places<'a> {
-    pub(crate) all: &'a [f32],
+    /// What the numbers are.
+    pub(crate) scalar: Scalar,
+    pub(crate) all: &'a [u8],
     pub(crate) stride: usize,
     pub(crate) at: &'a [usize],
 }
 
-impl Places<'_> {
+impl<'a> Places<'a> {
+    /// Vectors of f32.
+    pub(crate) fn of(all: &'a [f32], stride: usize, at: &'a [usize]) -> Self {
+        Self { scalar: Scalar::F32, all: bytemuck::cast_slice(all), stride, at }
+    }
+
     /// Whether all vectors are inside when they have `width` numbers.
     pub(super) fn hold(&self, width: usize) -> bool {
         let last = self.at.iter().max().map_or(Some(0), |last| last.checked_mul(self.stride));
         last.and_then(|last| last.checked_add(width))
-            .is_some_and(|end| end <= self.all.len() || self.at.is_empty())
+            .is_some_and(|end| end <= self.all.len() / self.scalar.bytes() || self.at.is_empty())
     }
 
     /// Number `i` of vector `t`.
     ///
     /// # Safety
-    /// There is such a number.
+    /// There is such a number, and the numbers are `E`.
     #[inline(always)]
-    unsafe fn get(&self, t: usize, i: usize) -> *const f32 {
+    unsafe fn get<E: Element>(&self, t: usize, i: usize) -> *const u8 {
         // SAFETY: the caller's.
-        unsafe { self.all.as_ptr().add(*self.at.get_unchecked(t) * self.stride + i) }
+        unsafe { self.all.as_ptr().add((*self.at.get_unchecked(t) * self.stride + i) * E::SCALAR.bytes()) }
     }
 }
 
-/// `out[i][t] = scale * q[i] . keys[t]`; `out` is `(q.len(), keys.at.len())`.
+/// `out[i][t] = scale * q[i] . keys[t]`; `out` is `(q.len(), keys.at.len())`. Meanwhile what is read next comes from memory:
+/// so many bytes of as many vectors.
 ///
 /// # Safety
-/// The keys are there, as long as the queries, which are of one length; `out` is as large as that.
+/// The keys and what is read next are there and `E`; keys are as long as the queries, which are of one length; `out` is as
+/// large as that.
 #[inline(always)]
-pub(super) unsafe fn scores<S: Simd>(q: &[&[f32]], keys: Places<'_>, scale: f32, out: &mut [f32]) {
+pub(super) unsafe fn scores<S: Simd, E: Element>(
+    q: &[&[f32]],
+    keys: Places<'_>,
+    scale: f32,
+    out: &mut [f32],
+    (next, bytes): (Places<'_>, usize),
+) {
     /// The scores of `R` keys from `t` on for all queries.
     #[inline(always)]
-    unsafe fn keys_at<S: Simd, const R: usize>(
+    unsafe fn keys_at<S: Simd, E: Element, const R: usize>(
         q: &[&[f32]],
         (keys, t): (Places<'_>, usize),
         scale: f32,
@@ -153,18 +189,18 @@ pub(super) unsafe fn scores<S: Simd>(q: &[&[f32]], keys: Places<'_>, scale: f32,
             while i < q.len() {
                 let to = &mut out[i * keys.at.len() + t..];
                 i += if let (true, Some(q)) = (S::WIDTH >= 4, q[i..].first_chunk::<4>()) {
-                    part::<S, R, 4>(q, (keys, t), scale, to)
+                    part::<S, E, R, 4>(q, (keys, t), scale, to)
                 } else if let (true, Some(q)) = (S::WIDTH >= 2, q[i..].first_chunk::<2>()) {
-                    part::<S, R, 2>(q, (keys, t), scale, to)
+                    part::<S, E, R, 2>(q, (keys, t), scale, to)
                 } else {
-                    part::<S, R, 1>(&[q[i]], (keys, t), scale, to)
+                    part::<S, E, R, 1>(&[q[i]], (keys, t), scale, to)
                 };
             }
         }
     }
     /// The scores of `R` keys from `t` on for `X` queries.
     #[inline(always)]
-    unsafe fn part<S: Simd, const R: usize, const X: usize>(
+    unsafe fn part<S: Simd, E: Element, const R: usize, const X: usize>(
         q: &[&[f32]; X],
         (keys, t): (Places<'_>, usize),
         scale: f32,
@@ -174,12 +210,22 @@ pub(super) unsafe fn scores<S: Simd>(q: &[&[f32]], keys: Places<'_>, scale: f32,
         // SAFETY: the caller's.
         unsafe {
             for (r, from) in from.iter_mut().enumerate() {
-                *from = keys.get(t + r, 0).cast::<u8>();
+                *from = keys.get::<E>(t + r, 0);
             }
-            let sums = numbers::<S, F32, R, X, false>(from, q.map(<[f32]>::as_ptr), q[0].len());
-            for (r, sums) in sums.iter().enumerate() {
-                for (i, sum) in sums.iter().enumerate() {
-                    out[i * keys.at.len() + r] = sum * scale;
+            let mut acc = [[S::zero(); X]; R];
+            add_products::<S, E, R, X, false>(&mut acc, from, q.map(<[f32]>::as_ptr), q[0].len());
+            for i in 0..X {
+                // Scores of a query lie one behind the other.
+                let out = &mut out[i * keys.at.len()..][..R];
+                match (<&mut [f32; 4]>::try_from(&mut *out), acc.first_chunk::<4>()) {
+                    (Ok(out), Some([a, b, c, d])) => {
+                        *out = S::sum4([a[i], b[i], c[i], d[i]]).map(|sum| sum * scale);
+                    }
+                    _ => {
+                        for r in 0..R {
+                            out[r] = S::sum(acc[r][i]) * scale;
+                        }
+                    }
                 }
             }
         }
@@ -189,27 +235,44 @@ pub(super) unsafe fn scores<S: Simd>(q: &[&[f32]], keys: Places<'_>, scale: f32,
     // SAFETY: the caller's.
     unsafe {
         for t in (0..count / 4 * 4).step_by(4) {
-            keys_at::<S, 4>(q, (keys, t), scale, out);
+            for t in t..t + 4 {
+                let at = next.get::<E>(t, 0);
+                for line in (0..bytes).step_by(64) {
+                    S::prefetch(at.wrapping_add(line));
+                }
+            }
+            keys_at::<S, E, 4>(q, (keys, t), scale, out);
         }
         for t in count / 4 * 4..count {
-            keys_at::<S, 1>(q, (keys, t), scale, out);
+            keys_at::<S, E, 1>(q, (keys, t), scale, out);
         }
     }
 }
 
-/// `acc[i] = acc[i] * keep[i] + sum_t p[i][t] * values[t]`, summed in order.
+/// `acc[i] = acc[i] * by[i].keep + by[i].add * sum_t p[i][t] * values[t]`, summed in order.
 ///
 /// # Safety
-/// The values are there, as long as the accumulators, which are of one length; `p` and `keep` have what belongs to every
-/// accumulator.
+/// The values are there and `E`, as long as the accumulators, which are of one length; `p` and `by` have what belongs to
+/// every accumulator.
 #[inline(always)]
-pub(super) unsafe fn mix<S: Simd>(p: &[&[f32]], values: Places<'_>, keep: &[f32], acc: &mut [&mut [f32]]) {
+pub(super) unsafe fn mix<S: Simd, E: Element>(
+    p: &[&[f32]],
+    values: Places<'_>,
+    by: &[Join],
+    acc: &mut [&mut [f32]],
+) {
+    /// A number.
+    #[inline(always)]
+    unsafe fn one<E: Element>(p: *const u8) -> f32 {
+        // SAFETY: the caller's: there is a number.
+        E::SCALAR.get(unsafe { std::slice::from_raw_parts(p, E::SCALAR.bytes()) }, 0)
+    }
     /// Numbers `from ..` of `X` accumulators, `V` vectors of them; returns how many numbers that were.
     #[inline(always)]
-    unsafe fn part<S: Simd, const X: usize, const V: usize>(
+    unsafe fn part<S: Simd, E: Element, const X: usize, const V: usize>(
         p: &[&[f32]; X],
         values: Places<'_>,
-        keep: &[f32],
+        by: &[Join],
         (acc, from): (&mut [&mut [f32]], usize),
     ) -> usize {
         // SAFETY: the caller's.
@@ -218,7 +281,7 @@ pub(super) unsafe fn mix<S: Simd>(p: &[&[f32]], values: Places<'_>, keep: &[f32]
             for t in 0..values.at.len() {
                 let mut numbers = [S::zero(); V];
                 for (j, numbers) in numbers.iter_mut().enumerate() {
-                    *numbers = S::load(values.get(t, from + j * S::LANES));
+                    *numbers = E::load::<S>(values.get::<E>(t, from + j * S::LANES));
                 }
                 for (p, sums) in p.iter().zip(&mut sums) {
                     let p = S::splat(*p.get_unchecked(t));
@@ -228,10 +291,10 @@ pub(super) unsafe fn mix<S: Simd>(p: &[&[f32]], values: Places<'_>, keep: &[f32]
                 }
             }
             for (i, sums) in sums.iter().enumerate() {
-                let keep = S::splat(keep[i]);
+                let (keep, add) = (S::splat(by[i].keep), S::splat(by[i].add));
                 for (j, sum) in sums.iter().enumerate() {
                     let to = acc[i].as_mut_ptr().add(from + j * S::LANES);
-                    S::store(to, S::fma(S::load(to), keep, *sum));
+                    S::store(to, S::fma(S::load(to), keep, S::mul(*sum, add)));
                 }
             }
         }
@@ -239,28 +302,28 @@ pub(super) unsafe fn mix<S: Simd>(p: &[&[f32]], values: Places<'_>, keep: &[f32]
     }
     /// All numbers of `X` accumulators.
     #[inline(always)]
-    unsafe fn whole<S: Simd, const X: usize>(
+    unsafe fn whole<S: Simd, E: Element, const X: usize>(
         p: &[&[f32]; X],
         values: Places<'_>,
-        keep: &[f32],
+        by: &[Join],
         acc: &mut [&mut [f32]],
     ) -> usize {
         let (width, mut from) = (acc[0].len(), 0);
         // SAFETY: the caller's.
         unsafe {
             while from + 4 * S::LANES <= width {
-                from += part::<S, X, 4>(p, values, keep, (acc, from));
+                from += part::<S, E, X, 4>(p, values, by, (acc, from));
             }
             while from + S::LANES <= width {
-                from += part::<S, X, 1>(p, values, keep, (acc, from));
+                from += part::<S, E, X, 1>(p, values, by, (acc, from));
             }
-            for ((acc, keep), p) in acc.iter_mut().zip(keep).zip(p) {
+            for ((acc, by), p) in acc.iter_mut().zip(by).zip(p) {
                 for (j, acc) in acc.iter_mut().enumerate().skip(from) {
                     let mut sum = 0.0;
                     for (t, p) in p.iter().enumerate() {
-                        sum = fma::<S>(*p, *values.get(t, j), sum);
+                        sum = fma::<S>(*p, one::<E>(values.get::<E>(t, j)), sum);
                     }
-                    *acc = fma::<S>(*acc, *keep, sum);
+                    *acc = fma::<S>(*acc, by.keep, sum * by.add);
                 }
             }
         }
@@ -270,13 +333,13 @@ pub(super) unsafe fn mix<S: Simd>(p: &[&[f32]], values: Places<'_>, keep: &[f32]
     // SAFETY: the caller's.
     unsafe {
         while i < acc.len() {
-            let (keep, acc) = (&keep[i..], &mut acc[i..]);
+            let (by, acc) = (&by[i..], &mut acc[i..]);
             i += if let (true, Some(p)) = (S::WIDTH >= 4, p[i..].first_chunk::<4>()) {
-                whole::<S, 4>(p, values, keep, acc)
+                whole::<S, E, 4>(p, values, by, acc)
             } else if let (true, Some(p)) = (S::WIDTH >= 2, p[i..].first_chunk::<2>()) {
-                whole::<S, 2>(p, values, keep, acc)
+                whole::<S, E, 2>(p, values, by, acc)
             } else {
-                whole::<S, 1>(&[p[i]], values, keep, acc)
+                whole::<S, E, 1>(&[p[i]], values, by, acc)
             };
         }
     }
