@@ -102,21 +102,40 @@ fn divergence(slow: &Engine, fast: &Engine, texts: &[Vec<u32>]) -> f64 {
     sum / f64::from(rows)
 }
 
-#[test]
-fn the_fast_path_stays_close_to_the_exact_one() {
-    let memory = MemoryRequest::default();
-    let (fast, slow) =
-        (engine(&tales(), DeviceOptions::default(), memory), engine(&tales(), exact("cpu"), memory));
-    let mean = divergence(&slow, &fast, &told(24, &slow));
-    assert!(mean < 1e-3, "mean KL divergence {mean:e}");
-}
-
 /// Of no fable that the model knows.
 const UNKNOWN: &str = "The ferry to the outer islands leaves at seven, unless fog keeps the pilot in bed. Two \
     engineers, a violin maker and a crate of tomatoes were waiting on the pier last Tuesday when the radio said that \
     the harbour of Inverkeld would stay closed until the tide had turned. Nobody was surprised. The violin maker asked \
     what a tide was worth in hours, and one of the engineers drew him the orbit of the moon on the back of a receipt, \
     with the wrong sign. They ate the tomatoes.";
+
+#[test]
+fn the_fast_path_stays_close_to_the_exact_one() {
+    let memory = MemoryRequest::default();
+    let (fast, slow) =
+        (engine(&tales(), DeviceOptions::default(), memory), engine(&tales(), exact("cpu"), memory));
+    let unknown = slow.text().unwrap().encode(UNKNOWN).unwrap();
+    for (what, texts, bar) in [("fables", told(24, &slow), 1e-3), ("a text", vec![unknown], 5e-3)] {
+        let mean = divergence(&slow, &fast, &texts);
+        assert!(mean < bar, "{what}: mean KL divergence {mean:e}");
+    }
+    let texts = told(24, &slow);
+    let [of_slow, of_fast] = [&slow, &fast].map(|engine| perplexity(engine, &texts));
+    assert!((of_fast / of_slow - 1.0).abs() < 5e-3, "perplexity {of_slow}, then {of_fast}");
+}
+
+/// Perplexity of texts.
+fn perplexity(engine: &Engine, texts: &[Vec<u32>]) -> f64 {
+    let (mut sum, mut count) = (0.0, 0);
+    for tokens in texts {
+        let logits = feed(&mut engine.session().unwrap(), tokens, None);
+        for (logits, next) in logits.chunks(engine.blueprint().vocab).zip(&tokens[1..]) {
+            sum -= log_softmax(logits)[*next as usize];
+            count += 1;
+        }
+    }
+    (sum / f64::from(count)).exp()
+}
 
 #[test]
 fn the_fast_path_of_a_gpu_stays_close_to_its_exact_one() {

@@ -27,7 +27,10 @@ pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
     host.with(&inner, |host, between| {
         host.with(&out, |host, numbers| {
             let all = host.get(&x)?;
-            for uses in uses.chunks(room) {
+            let mut rest = uses;
+            while !rest.is_empty() {
+                let (uses, behind) = rest.split_at(piece(rest, room));
+                rest = behind;
                 // Rows are rounded once each, unless most are not used.
                 let by_row = x.rows <= uses.len();
                 let count = if by_row { x.rows } else { uses.len() };
@@ -49,21 +52,29 @@ pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
                 let alone = uses.windows(2).all(|pair| pair[0].slot != pair[1].slot);
                 let rows = if alone { 1 } else { uses.len() };
                 pool.tiles(between, Grid::new(&inner, rows, 1, COLS), |mut tile, lane| {
-                    let of_tile = tile.rows();
-                    for (first, run, slot) in runs(host, &uses[of_tile.clone()]) {
+                    let (of_tile, outputs) = (tile.rows(), tile.cols());
+                    let mut runs = runs(host, &uses[of_tile.clone()]).peekable();
+                    while let Some((first, run, slot)) = runs.next() {
                         let first = of_tile.start + first;
-                        let [gate, up, _] = layout.matrices(slot);
-                        let product = Product { kernels, matrix: gate, rows: gate_rows };
+                        let [gate, up] = [0, 1].map(|i| {
+                            let rows = [gate_rows, up_rows][i];
+                            Product { kernels, matrix: layout.matrices(slot)[i], rows }
+                        });
+                        if !alone {
+                            up.ask_for(outputs.clone());
+                        }
                         let place = |i: usize| (from(&gate_rows, first + i), first + i);
-                        product.tile(run, place, &mut tile, lane, |to, sum, o| *to = sum + gate.bias(o));
-                        let product = Product { kernels, matrix: up, rows: up_rows };
+                        gate.tile(run, place, &mut tile, lane, |to, sum, o| *to = sum + gate.matrix.bias(o));
+                        if let Some((.., slot)) = runs.peek() {
+                            Product { matrix: layout.matrices(slot)[0], ..gate }.ask_for(outputs.clone());
+                        }
                         let place = |i: usize| (from(&up_rows, first + i), first + i);
                         if activation == Activation::SwiGlu {
                             (first..first + run).for_each(|i| kernels.silu(tile.row(i)));
-                            product.tile(run, place, &mut tile, lane, |to, sum, o| *to *= sum + up.bias(o));
+                            up.tile(run, place, &mut tile, lane, |to, sum, o| *to *= sum + up.matrix.bias(o));
                         } else {
-                            product.tile(run, place, &mut tile, lane, |to, sum, o| {
-                                *to = glu_of(activation, *to, sum + up.bias(o));
+                            up.tile(run, place, &mut tile, lane, |to, sum, o| {
+                                *to = glu_of(activation, *to, sum + up.matrix.bias(o));
                             });
                         }
                     }
@@ -76,9 +87,14 @@ pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
                     None => Rows::Numbers(between, inner),
                 };
                 pool.tiles(numbers, Grid::new(&out, out.rows, 1, COLS), |mut tile, lane| {
-                    for (first, run, slot) in runs(host, uses) {
+                    let mut runs = runs(host, uses).peekable();
+                    while let Some((first, run, slot)) = runs.next() {
                         let [.., down] = layout.matrices(slot);
                         let product = Product { kernels, matrix: down, rows };
+                        if let (false, Some((.., slot))) = (alone, runs.peek()) {
+                            let [.., matrix] = layout.matrices(slot);
+                            Product { matrix, ..product }.ask_for(tile.cols());
+                        }
                         let place = |i: usize| (first + i, uses[first + i].part);
                         product.tile(run, place, &mut tile, lane, |to, sum, o| *to = sum + down.bias(o));
                     }
@@ -87,6 +103,15 @@ pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
             Ok(())
         })
     })
+}
+
+/// How many uses there is room for at once. Runs stay whole if they can: on the fast path a use that is alone sums in
+/// another order, and which uses come together depends on what was read first.
+fn piece(uses: &[ExpertUse], room: usize) -> usize {
+    if uses.len() <= room {
+        return uses.len();
+    }
+    (1..=room).rev().find(|i| uses[i - 1].slot != uses[*i].slot).unwrap_or(room)
 }
 
 /// Every run of uses of one slot: the place of its first among the uses, its length, and the slot's bytes.

@@ -1,15 +1,17 @@
 //! Matrices on rows of activations.
 
+use std::ops::Range;
+
 use super::{
     Activations, Cpu,
-    dot::{Kernels, Lane, Panel, Quant, Rounded, Rows, Sums, TILE, padded},
+    dot::{BATCH, Kernels, Lane, MOST_LANES, Panel, Quant, QuantTile, Rounded, Rows, Sums, TILE, padded},
     pool::{Grid, Pool, Tile},
 };
 use crate::{Buffer, Error, Matrix, View, Weight, host::Host};
 
 /// Outputs of a tile.
 pub(super) const COLS: usize = 16;
-/// Rows of a tile: few enough for their activations to stay in the second cache, enough to pay for unpacking.
+/// Most rows of a tile: few enough for their activations to stay in the second cache, enough to pay for unpacking.
 const ROWS: usize = 128;
 /// Numbers that are rounded in one tile at least: fewer are not worth to be shared out.
 const ROUNDED: usize = 8192;
@@ -35,8 +37,13 @@ pub(super) fn mat_mul(
             None => Rows::Numbers(all, *x),
         };
         let product = Product { kernels, matrix, rows };
-        pool.tiles(numbers, Grid::new(out, ROWS, 1, COLS), |mut tile, lane| {
+        // Blocks of about as many rows: none is alone, which would sum in another order on the fast path.
+        let block = x.rows.div_ceil(x.rows.div_ceil(ROWS).max(1));
+        pool.tiles(numbers, Grid::new(out, block, 1, COLS), |mut tile, lane| {
             let (uses, outputs) = (tile.rows(), tile.cols());
+            if uses.len() > 1 {
+                product.ask_for(outputs.end..outputs.end + outputs.len());
+            }
             product.tile(
                 uses.len(),
                 |i| (uses.start + i, uses.start + i),
@@ -62,6 +69,14 @@ pub(super) struct Product<'a> {
 }
 
 impl Product<'_> {
+    /// Asks for some outputs' weights, which many rows meet next: meanwhile there is much to compute.
+    pub(super) fn ask_for(&self, outputs: Range<usize>) {
+        if matches!(self.rows, Rows::Rounded(_)) {
+            let end = outputs.end.min(self.matrix.shape.rows);
+            self.kernels.ask_for(&self.matrix, outputs.start.min(end)..end);
+        }
+    }
+
     /// Computes a tile's outputs of `count` rows: row `i` comes from and goes to the rows that `place(i)` names.
     /// `write` gets the place of a sum, the sum, and which output it is.
     pub(super) fn tile(
@@ -72,31 +87,60 @@ impl Product<'_> {
         lane: &mut Lane,
         write: impl Fn(&mut f32, f32, usize),
     ) {
+        let Self { kernels, matrix, rows } = self;
+        let (all, view) = match rows {
+            Rows::Numbers(all, view) => (all, view),
+            Rows::Rounded(rows) => return self.rounded_tile(rows, count, place, (tile, lane), write),
+        };
         let (outputs, mut sums) = (tile.cols(), Sums::default());
-        if let (1, Rows::Rounded(rows)) = (count, &self.rows) {
-            let (from, to) = place(0);
-            let mut sums = [0.0; COLS];
-            for first in outputs.clone().step_by(COLS) {
-                let part = first..outputs.end.min(first + COLS);
-                let sums = &mut sums[..part.len()];
-                self.kernels.decode(&self.matrix, part.clone(), (rows, from), lane, sums);
-                let to = &mut tile.row(to)[first - outputs.start..];
-                to.iter_mut().zip(sums).zip(part).for_each(|((to, sum), output)| write(to, *sum, output));
-            }
-            return;
-        }
         for first in outputs.clone().step_by(TILE) {
             let part = first..outputs.end.min(first + TILE);
-            let panel = Panel::new(self.kernels, &self.matrix, part.clone(), &self.rows, count, lane);
+            let panel = Panel::new(*kernels, matrix, part.clone(), count, lane);
             for i in (0..count).step_by(TILE) {
                 let n = TILE.min(count - i);
                 let from: [usize; TILE] = std::array::from_fn(|c| place(i + c.min(n - 1)).0);
-                panel.dots(self.kernels, &self.rows, &from[..n], &mut sums);
+                panel.dots(*kernels, (all, view), &from[..n], &mut sums);
                 for c in 0..n {
                     let to = &mut tile.row(place(i + c).1)[first - outputs.start..];
                     let sums = to.iter_mut().zip(&sums[..part.len()]).zip(part.clone());
                     sums.for_each(|((to, sums), output)| write(to, sums[c], output));
                 }
+            }
+        }
+    }
+
+    /// [`Product::tile`] of rounded rows.
+    fn rounded_tile(
+        &self,
+        rows: &Rounded<'_>,
+        count: usize,
+        place: impl Fn(usize) -> (usize, usize),
+        (tile, lane): (&mut Tile<'_, f32>, &mut Lane),
+        write: impl Fn(&mut f32, f32, usize),
+    ) {
+        let (Self { kernels, matrix, .. }, outputs) = (self, tile.cols());
+        let mut sums = [[0.0; MOST_LANES]; BATCH];
+        for first in outputs.clone().step_by(kernels.lanes()) {
+            let part = first..outputs.end.min(first + kernels.lanes());
+            let mut add = |i: usize, sums: &[f32; MOST_LANES]| {
+                let to = &mut tile.row(place(i).1)[first - outputs.start..];
+                to.iter_mut()
+                    .zip(sums)
+                    .zip(part.clone())
+                    .for_each(|((to, sum), output)| write(to, *sum, output));
+            };
+            if count == 1 {
+                let sums = &mut sums[0];
+                kernels.decode(matrix, part.clone(), (rows, place(0).0), lane, &mut sums[..part.len()]);
+                add(0, sums);
+                continue;
+            }
+            let unpacked = QuantTile::new(*kernels, matrix, part.clone(), lane);
+            for i in (0..count).step_by(BATCH) {
+                let n = BATCH.min(count - i);
+                let from: [usize; BATCH] = std::array::from_fn(|c| place(i + c.min(n - 1)).0);
+                unpacked.dots(*kernels, rows, &from[..n], &mut sums);
+                (0..n).for_each(|c| add(i + c, &sums[c]));
             }
         }
     }

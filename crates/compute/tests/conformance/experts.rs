@@ -1,7 +1,7 @@
 //! Experts in slots.
 
 use moeflux_compute::{
-    Activation, ExpertShape, ExpertUse, ExpertUses, Format, Isa, MatrixShape, Op, Scalar, Slot,
+    Activation, ExpertShape, ExpertUse, ExpertUses, Format, Isa, MatrixShape, Op, Scalar, Slot, View,
 };
 
 use crate::harness::{Both, FOUR, Random, bits, device, encode, formats, some_formats};
@@ -222,61 +222,48 @@ fn parts_without_a_use_are_kept() {
 
 #[test]
 fn neither_threads_nor_other_uses_change_a_bit() {
-    let mut outs = Vec::new();
-    for threads in 1..4 {
-        let mut random = Random::new(55);
-        let mut both = Both::new(device(Isa::detect(), false, threads));
-        let shape = shape(128, 192, [FOUR; 3]);
-        let bank = fill(&mut both, &mut random, &shape, 6);
-        let uses = uses(&mut random, bank, 9, 4, 6);
-        let x = both.random(&mut random, 9, 128);
-        let (inner, out) = (both.poisoned(36, 192), both.poisoned(36, 128));
-        both.run(&Op::Experts {
-            x,
-            shape: &shape,
-            activation: Activation::SwiGlu,
-            uses: ExpertUses::Listed(&uses),
-            inner,
-            out,
-        });
-        let together = bits(&both.read(out));
-        for size in [1, 3] {
-            both.device.write(out.buffer, &[f32::NAN; 36 * 128]).unwrap();
-            for uses in uses.chunks(size) {
-                both.device
-                    .run(&Op::Experts {
-                        x,
-                        shape: &shape,
-                        activation: Activation::SwiGlu,
-                        uses: ExpertUses::Listed(uses),
-                        inner,
-                        out,
-                    })
-                    .unwrap();
+    for exact in [true, false] {
+        let mut outs = Vec::new();
+        for threads in 1..4 {
+            let mut random = Random::new(55);
+            let mut both = Both::new(device(Isa::detect(), exact, threads));
+            let shape = shape(128, 192, [FOUR; 3]);
+            let bank = fill(&mut both, &mut random, &shape, 6);
+            let uses = uses(&mut random, bank, 9, 4, 6);
+            let x = both.random(&mut random, 9, 128);
+            let (inner, out) = (both.poisoned(36, 192), both.poisoned(36, 128));
+            let run = |both: &mut Both, x: View, lists: &[&[ExpertUse]]| {
+                both.device.write(out.buffer, &[f32::NAN; 36 * 128]).unwrap();
+                for uses in lists {
+                    let (shape, uses) = (&shape, ExpertUses::Listed(uses));
+                    let op = Op::Experts { x, shape, activation: Activation::SwiGlu, uses, inner, out };
+                    both.device.run(&op).unwrap();
+                }
+                let mut numbers = vec![0.0; 36 * 128];
+                both.device.read(out, &mut numbers).unwrap();
+                bits(&numbers)
+            };
+            let together = run(&mut both, x, &[&uses]);
+            // On the fast path, quants sum in another order where an expert has one use.
+            let by_slot: Vec<_> = uses.chunk_by(|a, b| a.slot == b.slot).collect();
+            assert!(run(&mut both, x, &by_slot) == together, "an expert at a time");
+            let each: Vec<_> = uses.chunks(1).collect();
+            let each = run(&mut both, x, &each);
+            if exact {
+                let threes: Vec<_> = uses.chunks(3).collect();
+                assert!(each == together && run(&mut both, x, &threes) == together);
             }
-            assert!(bits(&both.read(out)) == together, "{size} uses at once");
+            // A row alone, as when it is decoded.
+            let row = both.read(x.slice(4, 1));
+            let alone = both.dense(1, &row);
+            let of_row: Vec<ExpertUse> =
+                uses.iter().filter(|u| u.row == 4).map(|u| ExpertUse { row: 0, ..*u }).collect();
+            let got = run(&mut both, alone, &[&of_row]);
+            assert!(got[16 * 128..20 * 128] == each[16 * 128..20 * 128]);
+            outs.push(together);
         }
-        // A row alone, as when it is decoded.
-        let row = both.read(x.slice(4, 1));
-        let alone = both.dense(1, &row);
-        let of_row: Vec<ExpertUse> =
-            uses.iter().filter(|u| u.row == 4).map(|u| ExpertUse { row: 0, ..*u }).collect();
-        both.device.write(out.buffer, &[f32::NAN; 36 * 128]).unwrap();
-        both.device
-            .run(&Op::Experts {
-                x: alone,
-                shape: &shape,
-                activation: Activation::SwiGlu,
-                uses: ExpertUses::Listed(&of_row),
-                inner,
-                out,
-            })
-            .unwrap();
-        let got = bits(&both.read(out.slice(16, 4)));
-        assert!(got == together[16 * 128..20 * 128]);
-        outs.push(together);
+        assert!(outs.windows(2).all(|pair| pair[0] == pair[1]));
     }
-    assert!(outs.windows(2).all(|pair| pair[0] == pair[1]));
 }
 
 #[test]

@@ -33,9 +33,9 @@ impl Random {
         (0..n).map(|_| self.number()).collect()
     }
 
-    /// Whole numbers that rounding to 8 bits does not change: every group of 32 has a 127.
+    /// Whole numbers that rounding to 8 bits does not change: every group of 16 has a 127.
     pub(crate) fn whole(&mut self, n: usize) -> Vec<f32> {
-        (0..n).map(|i| if i % 32 == 7 { 127.0 } else { self.below(255) as f32 - 127.0 }).collect()
+        (0..n).map(|i| if i % 16 == 7 { 127.0 } else { self.below(255) as f32 - 127.0 }).collect()
     }
 
     /// Bytes of a matrix with numbers of about unit size.
@@ -249,8 +249,7 @@ impl Both {
             Format::Plain(_) => false,
             Format::Affine { .. } => true,
             Format::Scaled { element, block_cols, .. } => {
-                element == Element::E2M1
-                    && (matches!(block_cols, 32 | 64 | 128) || block_cols == 16 && self.fast_gpu())
+                element == Element::E2M1 && matches!(block_cols, 16 | 32 | 64 | 128)
             }
         }
     }

@@ -11,7 +11,7 @@ use super::quants::{PARTS, Packing};
 use crate::Scalar;
 
 /// Activations that share a scale on the fast path.
-pub(crate) const GROUP: usize = 32;
+pub(crate) const GROUP: usize = 16;
 /// Most rows of weights, and most rows of activations, that meet in one call.
 pub(crate) const TILE: usize = 4;
 /// Sums of one call: by row of weights, then by row of activations.
@@ -23,28 +23,70 @@ const AHEAD: usize = 16 << 10;
 
 /// Rows that a matrix is asked for ahead: whole tiles, so that the end of a tile asks for the end of another one.
 #[inline(always)]
-pub(super) const fn rows_ahead(row_bytes: usize) -> usize {
-    AHEAD.div_ceil(if row_bytes == 0 { TILE } else { TILE * row_bytes }) * TILE
+pub(super) const fn rows_ahead(row_bytes: usize, tile: usize) -> usize {
+    AHEAD.div_ceil(if row_bytes == 0 { tile } else { tile * row_bytes }) * tile
+}
+
+/// Bytes that the processor fetches at once.
+pub(super) const LINE: usize = 64;
+
+/// Asks for bytes that will be read soon.
+#[inline(always)]
+pub(super) unsafe fn ask_for<S: Simd>(bytes: &[u8]) {
+    for line in bytes.chunks(LINE) {
+        // SAFETY: the caller's.
+        unsafe { S::prefetch(line.as_ptr()) };
+    }
 }
 
 /// The widest unit of quants and the widest vector of numbers of any instruction set.
 pub(super) const MAX_UNIT: usize = 64;
+/// Most numbers of a vector of any instruction set.
+pub(crate) const MOST_LANES: usize = MAX_UNIT / 4;
 
-/// The vectors of an instruction set. `F` are `LANES` f32; `B` are `UNIT` bytes; `I` are `LANES` i32.
+/// Pointers to rows, one for each lane of a vector.
+pub(super) type Pointers = [*const u8; MOST_LANES];
+
+/// A copy of the ends of rows, from byte `from` on, with zeros behind.
+///
+/// # Safety
+/// `len` bytes can be read there of every row.
+#[inline(always)]
+pub(super) unsafe fn ends<S: Simd>(rows: &Pointers, from: usize, len: usize) -> [[u8; MAX_UNIT]; MOST_LANES] {
+    let (mut ends, len) = ([[0; MAX_UNIT]; MOST_LANES], len.min(MAX_UNIT));
+    for r in 0..S::LANES {
+        // SAFETY: the caller's.
+        unsafe {
+            let row = rows[r].add(from);
+            // Mostly whole words; a call that copies takes longer.
+            for at in (0..len / 4 * 4).step_by(4) {
+                let word = row.add(at).cast::<u32>().read_unaligned();
+                ends[r].as_mut_ptr().add(at).cast::<u32>().write_unaligned(word);
+            }
+            for at in len / 4 * 4..len {
+                ends[r][at] = *row.add(at);
+            }
+        }
+    }
+    ends
+}
+
+/// The vectors of an instruction set. `F` are `LANES` f32; `I` are `LANES` i32; `D` are four bytes of each of `LANES`
+/// rows; `B` are `UNIT` bytes.
 ///
 /// # Safety
 /// Every function needs the instruction set, and pointers that are good for what it reads or writes.
 pub(super) trait Simd: Copy {
     type F: Copy;
     type I: Copy;
+    type D: Copy;
     type B: Copy;
     /// Numbers of a vector.
     const LANES: usize;
     /// Quants of a unit: a multiple of [`GROUP`].
     const UNIT: usize;
-    /// Whether quants that share a byte are unpacked to several vectors rather than in order. Lane `i` of a dot product
-    /// then has four bytes of each vector, from `4 * i` on.
-    const SPLITS: bool;
+    /// Fours of bytes of each row that [`Simd::columns`] transposes: eight at least, [`MOST_LANES`] at most.
+    const DWORDS: usize;
     /// Whether `f32::mul_add` is one instruction.
     const FUSED: bool;
     /// Rows of activations that a tile has registers for.
@@ -77,22 +119,47 @@ pub(super) trait Simd: Copy {
     fn reach(bits: usize) -> usize;
     /// A unit of packed quants of `BITS` bits, in order.
     unsafe fn unpack<const BITS: usize>(p: *const u8) -> Self::B;
-    /// `bits` bits of each byte, from bit `from` on; `from` is even.
-    unsafe fn bits(x: Self::B, from: usize, bits: usize) -> Self::B;
-    /// Each byte of `x`, less than sixteen, becomes the one that the table has for it.
-    unsafe fn lookup(x: Self::B, table: &[u8; 16]) -> Self::B;
-    unsafe fn load_bytes(p: *const u8) -> Self::B;
     unsafe fn store_bytes(p: *mut u8, x: Self::B);
-    /// Products of unsigned `w` (of `P::BITS` bits) and signed `x`, of the first vectors of both, as many as a block has:
-    /// four by four of each vector, or in any other way that keeps groups in the lanes that [`Simd::spread`] gives them.
-    unsafe fn dot<P: Packing>(w: [Self::B; PARTS], x: [Self::B; PARTS]) -> Self::I;
-    unsafe fn float(x: Self::I) -> Self::F;
+    /// The vectors of a unit, and any others.
+    unsafe fn in_order(x: Self::B) -> [Self::D; PARTS];
+
+    /// Transposes `4 * DWORDS` bytes of each of the first `LANES` rows, from byte `at` on: vector `i`, of the first
+    /// `DWORDS`, has fours `i`.
+    unsafe fn columns(rows: &Pointers, at: usize) -> [Self::D; MOST_LANES];
+    /// As [`Simd::columns`] of `len` bytes with zeros behind.
+    #[inline(always)]
+    unsafe fn first_columns(rows: &Pointers, at: usize, len: usize) -> [Self::D; MOST_LANES] {
+        // SAFETY: the caller's: so many bytes can be read.
+        unsafe { Self::columns(&ends::<Self>(rows, at, len).each_ref().map(|end| end.as_ptr()), 0) }
+    }
+    unsafe fn load_dwords(p: *const u8) -> Self::D;
+    unsafe fn store_dwords(p: *mut u8, x: Self::D);
+    /// `bits` bits of each byte, from bit `from` on; `from` is even.
+    unsafe fn bits(x: Self::D, from: usize, bits: usize) -> Self::D;
+    /// Each byte of `x`, less than sixteen, becomes the one that the table has for it.
+    unsafe fn lookup(x: Self::D, table: &[u8; 16]) -> Self::D;
+    unsafe fn f32_column(x: Self::D) -> Self::F;
+    unsafe fn bf16_columns(x: Self::D) -> [Self::F; 2];
+    unsafe fn f16_columns(x: Self::D) -> [Self::F; 2];
+    /// Zeros.
+    unsafe fn none() -> Self::I;
+    /// Adds to each lane the products of unsigned `w`, of `P::BITS` bits, and signed `x`, of the first `N` vectors of both:
+    /// four by four of each vector.
+    unsafe fn dot<P: Packing, const N: usize>(
+        sum: Self::I,
+        w: [Self::D; PARTS],
+        x: [Self::D; PARTS],
+    ) -> Self::I;
+    /// As [`Simd::dot`] of four vectors, each of which meets the same four of the sixteen numbers at `x` in all lanes.
+    unsafe fn dot_fours<P: Packing>(sum: Self::I, w: [Self::D; PARTS], x: *const i8) -> Self::I;
+    /// Fours of bytes with even numbers, then those with odd ones.
+    unsafe fn unzip(a: Self::D, b: Self::D) -> [Self::D; 2];
     /// `n` numbers, a power of two, each in as many lanes, in order.
     unsafe fn spread(p: *const f32, n: usize) -> Self::F;
     /// The first `n` numbers of a vector, and zeros.
     #[inline(always)]
     unsafe fn load_first(p: *const f32, n: usize) -> Self::F {
-        let mut numbers = [0.0; MAX_UNIT / 4];
+        let mut numbers = [0.0; MOST_LANES];
         // SAFETY: the caller's: `n` numbers can be read; no vector has more than the array.
         unsafe {
             if n == Self::LANES {
@@ -102,12 +169,19 @@ pub(super) trait Simd: Copy {
             Self::load(numbers.as_ptr())
         }
     }
+    unsafe fn float(x: Self::I) -> Self::F;
 }
 
 /// How numbers lie in bytes.
 pub(super) trait Element: Copy {
     const SCALAR: Scalar;
     unsafe fn load<S: Simd>(p: *const u8) -> S::F;
+}
+
+/// Numbers that columns of fours of bytes are made of.
+pub(super) trait Column: Element {
+    /// The numbers of a row that lie in its four bytes; with one, both are the same.
+    unsafe fn column<S: Simd>(x: S::D) -> [S::F; 2];
 }
 
 #[derive(Clone, Copy)]
@@ -142,6 +216,28 @@ impl Element for Bf16 {
     }
 }
 
+impl Column for F32 {
+    #[inline(always)]
+    unsafe fn column<S: Simd>(x: S::D) -> [S::F; 2] {
+        // SAFETY: the caller's.
+        unsafe { [S::f32_column(x); 2] }
+    }
+}
+impl Column for F16 {
+    #[inline(always)]
+    unsafe fn column<S: Simd>(x: S::D) -> [S::F; 2] {
+        // SAFETY: the caller's.
+        unsafe { S::f16_columns(x) }
+    }
+}
+impl Column for Bf16 {
+    #[inline(always)]
+    unsafe fn column<S: Simd>(x: S::D) -> [S::F; 2] {
+        // SAFETY: the caller's.
+        unsafe { S::bf16_columns(x) }
+    }
+}
+
 /// Adds the products of `R` rows of numbers and `X` rows of f32 to vectors of partial sums. With `AHEAD` the rows, which
 /// others follow, are asked for early.
 ///
@@ -156,7 +252,7 @@ pub(super) unsafe fn add_products<S: Simd, E: Element, const R: usize, const X: 
 ) {
     let size = E::SCALAR.bytes();
     let whole = cols / S::LANES * S::LANES;
-    let ahead = if AHEAD { rows_ahead(cols * size) * cols * size } else { 0 };
+    let ahead = if AHEAD { rows_ahead(cols * size, TILE) * cols * size } else { 0 };
     let mut i = 0;
     while i < whole {
         // SAFETY: i + LANES <= cols.

@@ -3,8 +3,8 @@
 use std::arch::x86_64::*;
 
 use super::{
-    algorithm::{GROUP, Simd},
-    quants::{Block, PARTS, Packing},
+    algorithm::{GROUP, MOST_LANES, Pointers, Simd},
+    quants::{PARTS, Packing},
 };
 
 #[derive(Clone, Copy)]
@@ -39,10 +39,11 @@ impl<const BITS: usize> Lanes<BITS> {
 impl Simd for Avx2 {
     type F = __m256;
     type I = __m256i;
+    type D = __m256i;
     type B = __m256i;
     const LANES: usize = 8;
-    const UNIT: usize = GROUP;
-    const SPLITS: bool = true;
+    const UNIT: usize = 2 * GROUP;
+    const DWORDS: usize = 8;
     const FUSED: bool = true;
     const WIDTH: usize = 2;
 
@@ -149,7 +150,7 @@ impl Simd for Avx2 {
 
     fn reach(bits: usize) -> usize {
         match bits {
-            4 | 8 => GROUP * bits / 8,
+            4 | 8 => 2 * GROUP * bits / 8,
             _ => 2 * bits + 16,
         }
     }
@@ -183,6 +184,54 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn store_bytes(p: *mut u8, x: __m256i) {
+        // SAFETY: see `zero`.
+        unsafe { _mm256_storeu_si256(p.cast(), x) }
+    }
+    #[inline(always)]
+    unsafe fn in_order(x: __m256i) -> [__m256i; PARTS] {
+        [x; PARTS]
+    }
+    #[inline(always)]
+    unsafe fn columns(rows: &Pointers, at: usize) -> [__m256i; MOST_LANES] {
+        // SAFETY: see `zero`.
+        unsafe {
+            let mut x = [_mm256_setzero_si256(); 8];
+            for (x, row) in x.iter_mut().zip(rows) {
+                *x = _mm256_loadu_si256(row.add(at).cast());
+            }
+            let (mut pairs, mut fours) = (x, x);
+            for i in 0..4 {
+                pairs[2 * i] = _mm256_unpacklo_epi32(x[2 * i], x[2 * i + 1]);
+                pairs[2 * i + 1] = _mm256_unpackhi_epi32(x[2 * i], x[2 * i + 1]);
+            }
+            // Half `l` of vector `4 * i + j` has column `4 * l + j` of rows `4 * i ..`.
+            for i in 0..2 {
+                for j in 0..2 {
+                    let (a, b) = (pairs[4 * i + j], pairs[4 * i + j + 2]);
+                    fours[4 * i + 2 * j] = _mm256_unpacklo_epi64(a, b);
+                    fours[4 * i + 2 * j + 1] = _mm256_unpackhi_epi64(a, b);
+                }
+            }
+            let mut all = [_mm256_setzero_si256(); MOST_LANES];
+            for j in 0..4 {
+                all[j] = _mm256_permute2x128_si256::<0x20>(fours[j], fours[4 + j]);
+                all[4 + j] = _mm256_permute2x128_si256::<0x31>(fours[j], fours[4 + j]);
+            }
+            all
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_dwords(p: *const u8) -> __m256i {
+        // SAFETY: see `zero`.
+        unsafe { _mm256_loadu_si256(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn store_dwords(p: *mut u8, x: __m256i) {
+        // SAFETY: see `zero`.
+        unsafe { _mm256_storeu_si256(p.cast(), x) }
+    }
+    #[inline(always)]
     unsafe fn bits(x: __m256i, from: usize, bits: usize) -> __m256i {
         // SAFETY: see `zero`. What a shift of words brings from the other byte is masked.
         unsafe {
@@ -201,40 +250,93 @@ impl Simd for Avx2 {
         unsafe { _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast())), x) }
     }
     #[inline(always)]
-    unsafe fn load_bytes(p: *const u8) -> __m256i {
+    unsafe fn f32_column(x: __m256i) -> __m256 {
         // SAFETY: see `zero`.
-        unsafe { _mm256_loadu_si256(p.cast()) }
+        unsafe { _mm256_castsi256_ps(x) }
     }
     #[inline(always)]
-    unsafe fn store_bytes(p: *mut u8, x: __m256i) {
-        // SAFETY: see `zero`.
-        unsafe { _mm256_storeu_si256(p.cast(), x) }
-    }
-    #[inline(always)]
-    unsafe fn dot<P: Packing>(w: [__m256i; PARTS], x: [__m256i; PARTS]) -> __m256i {
+    unsafe fn bf16_columns(x: __m256i) -> [__m256; 2] {
         // SAFETY: see `zero`.
         unsafe {
-            if P::BITS < 8 {
-                // Two products of at most 63 * 127 fit into 16 bits, and so do those of blocks of several vectors: four of
-                // at most 31 * 127, eight of at most 3 * 127.
-                let mut sum = _mm256_maddubs_epi16(w[0], x[0]);
-                for i in 1..Block::<Self, P>::PARTS {
-                    sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(w[i], x[i]));
-                }
-                return _mm256_madd_epi16(sum, _mm256_set1_epi16(1));
-            }
-            let (w, x) = (w[0], x[0]);
-            let w = [_mm256_castsi256_si128(w), _mm256_extracti128_si256::<1>(w)];
-            let x = [_mm256_castsi256_si128(x), _mm256_extracti128_si256::<1>(x)];
-            let low = _mm256_madd_epi16(_mm256_cvtepu8_epi16(w[0]), _mm256_cvtepi8_epi16(x[0]));
-            let high = _mm256_madd_epi16(_mm256_cvtepu8_epi16(w[1]), _mm256_cvtepi8_epi16(x[1]));
-            _mm256_add_epi32(low, high)
+            let second = _mm256_and_si256(x, _mm256_set1_epi32(0xffff_0000_u32 as i32));
+            [_mm256_castsi256_ps(_mm256_slli_epi32::<16>(x)), _mm256_castsi256_ps(second)]
         }
     }
     #[inline(always)]
-    unsafe fn float(x: __m256i) -> __m256 {
+    unsafe fn f16_columns(x: __m256i) -> [__m256; 2] {
         // SAFETY: see `zero`.
-        unsafe { _mm256_cvtepi32_ps(x) }
+        unsafe {
+            let first = _mm256_and_si256(x, _mm256_set1_epi32(0xffff));
+            // Each half of 128 bits has the four words of its half of the lanes.
+            let words = _mm256_packus_epi32(first, _mm256_srli_epi32::<16>(x));
+            let words = _mm256_permute4x64_epi64::<0xd8>(words);
+            [
+                _mm256_cvtph_ps(_mm256_castsi256_si128(words)),
+                _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(words)),
+            ]
+        }
+    }
+    #[inline(always)]
+    unsafe fn none() -> __m256i {
+        // SAFETY: see `zero`.
+        unsafe { _mm256_setzero_si256() }
+    }
+    #[inline(always)]
+    unsafe fn dot<P: Packing, const N: usize>(
+        mut sum: __m256i,
+        w: [__m256i; PARTS],
+        x: [__m256i; PARTS],
+    ) -> __m256i {
+        // SAFETY: see `zero`.
+        unsafe {
+            let one = _mm256_set1_epi16(1);
+            // Two products of at most 127 * 127 fit into 16 bits, four of 63 * 127, and eight of 31 * 127.
+            let at_once = match P::BITS {
+                0..5 => 4,
+                5..8 => 2,
+                _ => 1,
+            };
+            for first in (0..N).step_by(at_once) {
+                let mut products = _mm256_setzero_si256();
+                for i in first..(first + at_once).min(N) {
+                    // The upper bit of eight is worth 128 and is summed apart.
+                    let w = if P::BITS < 8 { w[i] } else { _mm256_and_si256(w[i], _mm256_set1_epi8(127)) };
+                    products = _mm256_add_epi16(products, _mm256_maddubs_epi16(w, x[i]));
+                }
+                sum = _mm256_add_epi32(sum, _mm256_madd_epi16(products, one));
+            }
+            if P::BITS == 8 {
+                let mut tops = _mm256_setzero_si256();
+                for i in 0..N {
+                    let top = _mm256_and_si256(_mm256_srli_epi16::<7>(w[i]), _mm256_set1_epi8(1));
+                    tops = _mm256_add_epi16(tops, _mm256_maddubs_epi16(top, x[i]));
+                }
+                sum = _mm256_add_epi32(sum, _mm256_madd_epi16(tops, _mm256_set1_epi16(128)));
+            }
+            sum
+        }
+    }
+    #[inline(always)]
+    unsafe fn dot_fours<P: Packing>(sum: __m256i, w: [__m256i; PARTS], x: *const i8) -> __m256i {
+        // SAFETY: see `zero`; sixteen numbers can be read.
+        unsafe {
+            let mut fours = [_mm256_setzero_si256(); PARTS];
+            for (i, four) in fours.iter_mut().enumerate() {
+                *four = _mm256_set1_epi32(x.add(4 * i).cast::<i32>().read_unaligned());
+            }
+            Self::dot::<P, PARTS>(sum, w, fours)
+        }
+    }
+    #[inline(always)]
+    unsafe fn unzip(a: __m256i, b: __m256i) -> [__m256i; 2] {
+        // SAFETY: see `zero`.
+        unsafe {
+            let (a, b) = (_mm256_castsi256_ps(a), _mm256_castsi256_ps(b));
+            // Fours of both by turns, two of each.
+            let even = _mm256_castps_si256(_mm256_shuffle_ps::<0x88>(a, b));
+            let odd = _mm256_castps_si256(_mm256_shuffle_ps::<0xdd>(a, b));
+            [_mm256_permute4x64_epi64::<0xd8>(even), _mm256_permute4x64_epi64::<0xd8>(odd)]
+        }
     }
     #[inline(always)]
     unsafe fn spread(p: *const f32, n: usize) -> __m256 {
@@ -264,5 +366,10 @@ impl Simd for Avx2 {
             let lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
             _mm256_maskload_ps(p, _mm256_cmpgt_epi32(_mm256_set1_epi32(n as i32), lanes))
         }
+    }
+    #[inline(always)]
+    unsafe fn float(x: __m256i) -> __m256 {
+        // SAFETY: see `zero`.
+        unsafe { _mm256_cvtepi32_ps(x) }
     }
 }

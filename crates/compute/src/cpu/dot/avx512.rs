@@ -1,11 +1,12 @@
 //! AVX-512 with VNNI.
+#![allow(clippy::needless_range_loop, reason = "arrays of vectors are walked together, and without closures")]
 
 use std::arch::x86_64::*;
 
 use super::{
-    algorithm::{GROUP, Simd},
+    algorithm::{GROUP, MOST_LANES, Pointers, Simd},
     avx2::{Avx2, Lanes},
-    quants::{Block, PARTS, Packing},
+    quants::{PARTS, Packing},
 };
 
 #[derive(Clone, Copy)]
@@ -29,13 +30,45 @@ impl<const BITS: usize> Words<BITS> {
     const INDEXES: [u16; 32] = words(BITS);
 }
 
+/// Transposes fours of bytes.
+#[inline(always)]
+unsafe fn transposed(x: [__m512i; MOST_LANES]) -> [__m512i; MOST_LANES] {
+    // SAFETY: the caller's: the instruction set is there.
+    unsafe {
+        let (mut pairs, mut fours, mut all) = (x, x, x);
+        for i in 0..8 {
+            pairs[2 * i] = _mm512_unpacklo_epi32(x[2 * i], x[2 * i + 1]);
+            pairs[2 * i + 1] = _mm512_unpackhi_epi32(x[2 * i], x[2 * i + 1]);
+        }
+        // Lane `l` of 128 bits of vector `4 * i + j` has column `4 * l + j` of rows `4 * i ..`.
+        for i in 0..4 {
+            for j in 0..2 {
+                let (a, b) = (pairs[4 * i + j], pairs[4 * i + j + 2]);
+                fours[4 * i + 2 * j] = _mm512_unpacklo_epi64(a, b);
+                fours[4 * i + 2 * j + 1] = _mm512_unpackhi_epi64(a, b);
+            }
+        }
+        for j in 0..4 {
+            let [a, b, c, d] = [fours[j], fours[4 + j], fours[8 + j], fours[12 + j]];
+            let low = (_mm512_shuffle_i32x4::<0x44>(a, b), _mm512_shuffle_i32x4::<0x44>(c, d));
+            let high = (_mm512_shuffle_i32x4::<0xee>(a, b), _mm512_shuffle_i32x4::<0xee>(c, d));
+            all[j] = _mm512_shuffle_i32x4::<0x88>(low.0, low.1);
+            all[4 + j] = _mm512_shuffle_i32x4::<0xdd>(low.0, low.1);
+            all[8 + j] = _mm512_shuffle_i32x4::<0x88>(high.0, high.1);
+            all[12 + j] = _mm512_shuffle_i32x4::<0xdd>(high.0, high.1);
+        }
+        all
+    }
+}
+
 impl Simd for Avx512 {
     type F = __m512;
     type I = __m512i;
+    type D = __m512i;
     type B = __m512i;
     const LANES: usize = 16;
-    const UNIT: usize = 2 * GROUP;
-    const SPLITS: bool = true;
+    const UNIT: usize = 4 * GROUP;
+    const DWORDS: usize = 16;
     const FUSED: bool = true;
     const WIDTH: usize = 4;
 
@@ -140,7 +173,7 @@ impl Simd for Avx512 {
     }
 
     fn reach(bits: usize) -> usize {
-        2 * GROUP * bits / 8
+        4 * GROUP * bits / 8
     }
     #[inline(always)]
     unsafe fn unpack<const BITS: usize>(p: *const u8) -> __m512i {
@@ -175,6 +208,48 @@ impl Simd for Avx512 {
         }
     }
     #[inline(always)]
+    unsafe fn store_bytes(p: *mut u8, x: __m512i) {
+        // SAFETY: see `zero`.
+        unsafe { _mm512_storeu_si512(p.cast(), x) }
+    }
+    #[inline(always)]
+    unsafe fn in_order(x: __m512i) -> [__m512i; PARTS] {
+        [x; PARTS]
+    }
+    #[inline(always)]
+    unsafe fn columns(rows: &Pointers, at: usize) -> [__m512i; MOST_LANES] {
+        // SAFETY: see `zero`.
+        unsafe {
+            let mut x = [_mm512_setzero_si512(); MOST_LANES];
+            for (x, row) in x.iter_mut().zip(rows) {
+                *x = _mm512_loadu_si512(row.add(at).cast());
+            }
+            transposed(x)
+        }
+    }
+    #[inline(always)]
+    unsafe fn first_columns(rows: &Pointers, at: usize, len: usize) -> [__m512i; MOST_LANES] {
+        // SAFETY: see `zero`; the mask lets only `len` bytes be read.
+        unsafe {
+            let mask = if len < 64 { (1u64 << len) - 1 } else { u64::MAX };
+            let mut x = [_mm512_setzero_si512(); MOST_LANES];
+            for (x, row) in x.iter_mut().zip(rows) {
+                *x = _mm512_maskz_loadu_epi8(mask, row.add(at).cast());
+            }
+            transposed(x)
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_dwords(p: *const u8) -> __m512i {
+        // SAFETY: see `zero`.
+        unsafe { _mm512_loadu_si512(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn store_dwords(p: *mut u8, x: __m512i) {
+        // SAFETY: see `zero`.
+        unsafe { _mm512_storeu_si512(p.cast(), x) }
+    }
+    #[inline(always)]
     unsafe fn bits(x: __m512i, from: usize, bits: usize) -> __m512i {
         // SAFETY: see `zero`. What a shift of words brings from the other byte is masked.
         unsafe {
@@ -193,30 +268,65 @@ impl Simd for Avx512 {
         unsafe { _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), x) }
     }
     #[inline(always)]
-    unsafe fn load_bytes(p: *const u8) -> __m512i {
+    unsafe fn f32_column(x: __m512i) -> __m512 {
         // SAFETY: see `zero`.
-        unsafe { _mm512_loadu_si512(p.cast()) }
+        unsafe { _mm512_castsi512_ps(x) }
     }
     #[inline(always)]
-    unsafe fn store_bytes(p: *mut u8, x: __m512i) {
-        // SAFETY: see `zero`.
-        unsafe { _mm512_storeu_si512(p.cast(), x) }
-    }
-    #[inline(always)]
-    unsafe fn dot<P: Packing>(w: [__m512i; PARTS], x: [__m512i; PARTS]) -> __m512i {
+    unsafe fn bf16_columns(x: __m512i) -> [__m512; 2] {
         // SAFETY: see `zero`.
         unsafe {
-            let mut sum = _mm512_dpbusd_epi32(_mm512_setzero_si512(), w[0], x[0]);
-            for i in 1..Block::<Self, P>::PARTS {
+            let second = _mm512_and_si512(x, _mm512_set1_epi32(0xffff_0000_u32 as i32));
+            [_mm512_castsi512_ps(_mm512_slli_epi32::<16>(x)), _mm512_castsi512_ps(second)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn f16_columns(x: __m512i) -> [__m512; 2] {
+        // SAFETY: see `zero`.
+        unsafe {
+            let (first, second) =
+                (_mm512_cvtepi32_epi16(x), _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(x)));
+            [_mm512_cvtph_ps(first), _mm512_cvtph_ps(second)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn none() -> __m512i {
+        // SAFETY: see `zero`.
+        unsafe { _mm512_setzero_si512() }
+    }
+    #[inline(always)]
+    unsafe fn dot<P: Packing, const N: usize>(
+        mut sum: __m512i,
+        w: [__m512i; PARTS],
+        x: [__m512i; PARTS],
+    ) -> __m512i {
+        // SAFETY: see `zero`.
+        unsafe {
+            for i in 0..N {
                 sum = _mm512_dpbusd_epi32(sum, w[i], x[i]);
             }
             sum
         }
     }
     #[inline(always)]
-    unsafe fn float(x: __m512i) -> __m512 {
+    unsafe fn dot_fours<P: Packing>(mut sum: __m512i, w: [__m512i; PARTS], x: *const i8) -> __m512i {
+        // SAFETY: see `zero`; sixteen numbers can be read.
+        unsafe {
+            for i in 0..PARTS {
+                let x = _mm512_set1_epi32(x.add(4 * i).cast::<i32>().read_unaligned());
+                sum = _mm512_dpbusd_epi32(sum, w[i], x);
+            }
+            sum
+        }
+    }
+    #[inline(always)]
+    unsafe fn unzip(a: __m512i, b: __m512i) -> [__m512i; 2] {
         // SAFETY: see `zero`.
-        unsafe { _mm512_cvtepi32_ps(x) }
+        unsafe {
+            let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+            let odd = _mm512_or_si512(even, _mm512_set1_epi32(1));
+            [_mm512_permutex2var_epi32(a, even, b), _mm512_permutex2var_epi32(a, odd, b)]
+        }
     }
     #[inline(always)]
     unsafe fn spread(p: *const f32, n: usize) -> __m512 {
@@ -252,5 +362,10 @@ impl Simd for Avx512 {
             }
             _mm512_maskz_loadu_ps(((1u32 << n) - 1) as u16, p)
         }
+    }
+    #[inline(always)]
+    unsafe fn float(x: __m512i) -> __m512 {
+        // SAFETY: see `zero`.
+        unsafe { _mm512_cvtepi32_ps(x) }
     }
 }

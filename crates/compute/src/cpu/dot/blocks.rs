@@ -8,21 +8,19 @@ use super::{
 };
 use crate::{BlockScale, Element};
 
-/// The scales and biases of quants that stand for E2M1: `element * s = quant * s / 2 - 6 s`.
+/// The scales of quants that stand for E2M1: `element * s = quant * s / 2 - 6 s`.
 #[inline(always)]
-pub(super) fn e2m1_scales(of: BlockScale, bytes: &[u8], scales: &mut [f32], biases: &mut [f32]) {
+pub(super) fn e2m1_scales(of: BlockScale, bytes: &[u8], scales: &mut [f32]) {
     /// With a type of scales that is known when this is compiled.
     #[inline(always)]
-    fn each(bytes: &[u8], size: usize, scale: impl Fn(&[u8]) -> f32, out: [&mut [f32]; 2]) {
-        let [scales, biases] = out;
-        for ((bytes, half), bias) in bytes.chunks_exact(size).zip(scales).zip(biases) {
-            let scale = scale(bytes);
-            (*half, *bias) = (0.5 * scale, -6.0 * scale);
+    fn each(bytes: &[u8], size: usize, scale: impl Fn(&[u8]) -> f32, scales: &mut [f32]) {
+        for (bytes, half) in bytes.chunks_exact(size).zip(scales) {
+            *half = 0.5 * scale(bytes);
         }
     }
     match of {
-        BlockScale::E8M0 => each(bytes, 1, |b| BlockScale::E8M0.get(b, 0), [scales, biases]),
-        of => each(bytes, of.bytes(), |b| of.get(b, 0), [scales, biases]),
+        BlockScale::E8M0 => each(bytes, 1, |b| BlockScale::E8M0.get(b, 0), scales),
+        of => each(bytes, of.bytes(), |b| of.get(b, 0), scales),
     }
 }
 
@@ -97,7 +95,7 @@ unsafe fn blocks<S: Simd, E: SmallFloat, const R: usize>(w: &[Blocks<'_>; R], x:
     unsafe {
         let mut acc = [[S::zero()]; R];
         let bytes = x.len() * bits / 8;
-        let ahead = rows_ahead(bytes) * bytes;
+        let ahead = rows_ahead(bytes, TILE) * bytes;
         for (i, x) in x.chunks(w[0].block).enumerate() {
             let first = i * w[0].block * bits / 8;
             let mut scales = [S::zero(); R];

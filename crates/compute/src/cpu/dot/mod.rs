@@ -1,6 +1,6 @@
 //! The kernels: everything that is written for an instruction set.
 //!
-//! `algorithm` (matrices), `blocks` (small floats) and `vectors` have each algorithm once, over the vectors that an
+//! `algorithm` (matrices), `columns` (quants), `blocks` (small floats) and `vectors` have each algorithm once, over the vectors that an
 //! instruction set file offers; `kernels!` makes
 //! them functions that enable the instruction set; [`Kernels`] is the table of one set's functions, which can only
 //! be had on a machine that has the set.
@@ -11,6 +11,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod blocks;
+mod columns;
 mod generic;
 #[cfg(target_arch = "aarch64")]
 mod neon;
@@ -20,14 +21,15 @@ mod vectors;
 
 use std::fmt;
 
-pub(crate) use algorithm::{GROUP, Sums, TILE};
+pub(crate) use algorithm::{GROUP, MOST_LANES, Sums, TILE};
 use blocks::Blocks;
-pub(crate) use panel::{Lane, MOST_WIDE_ROWS, Panel, Rounded, Rows, grow, padded, quants_of};
+pub(crate) use columns::BATCH;
+use columns::{Groups, QuantRows, RoundedRow};
+pub(crate) use panel::{Lane, MOST_WIDE_ROWS, Panel, QuantTile, Rounded, Rows, grow, padded, quants_of};
 pub(crate) use quants::Quant;
-use quants::{Groups, QuantRow, QuantRows, RoundedRow};
 pub(crate) use vectors::{Delta, Join, Places};
 
-use crate::{BlockScale, Element, Error, Scalar};
+use crate::{Element, Error, Scalar};
 
 /// An instruction set that kernels exist for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,11 +129,13 @@ impl fmt::Display for Isa {
 #[allow(clippy::type_complexity, reason = "a table of functions is a table of their types")]
 struct Table {
     numbers: unsafe fn(Scalar, &[&[u8]], &[&[f32]], &mut Sums),
-    quants: unsafe fn(Quant, &[QuantRow<'_>], &[RoundedRow<'_>], Groups, &mut Sums),
+    /// Rows of a tile of quants.
+    lanes: usize,
     decode: unsafe fn(Quant, &QuantRows<'_>, &RoundedRow<'_>, Groups, &mut [f32], &mut [f32]),
-    unpack: unsafe fn(Quant, &[u8], &mut [u8]),
+    ask_for: unsafe fn(&[u8]),
+    unpack: unsafe fn(Quant, &QuantRows<'_>, Groups, &mut [u8], &mut [f32]),
+    batch: unsafe fn(Quant, (&[u8], &[f32]), &[RoundedRow<'_>], Groups, &mut [[f32; MOST_LANES]; BATCH]),
     widen_quants: unsafe fn(u8, &[u8], (&[f32], &[f32]), usize, &mut [f32]),
-    e2m1_scales: unsafe fn(BlockScale, &[u8], &mut [f32], &mut [f32]),
     widen: unsafe fn(Scalar, &[u8], &mut [f32]),
     widen_blocks: unsafe fn(Element, &Blocks<'_>, &mut [f32]),
     blocks: unsafe fn(Element, &[Blocks<'_>], &[f32], &mut [f32; TILE]),
@@ -155,16 +159,18 @@ macro_rules! kernels {
     ($module:ident, $simd:ty $(, #[$feature:meta])?) => {
         mod $module {
             use super::{
-                Delta, Join, Places, Sums, TILE, Table,
-                algorithm::{self, Bf16, F16, F32},
+                BATCH, Delta, Join, MOST_LANES, Places, Sums, TILE, Table,
+                algorithm::{self, Bf16, F16, F32, Simd},
                 blocks::{self, Blocks, E4m3},
-                quants::{self, Bits, E2m1, Groups, Quant, QuantRow, QuantRows, RoundedRow},
+                columns::{self, Groups, QuantRows, RoundedRow},
+                quants::{self, Bits, E2m1, Quant},
                 vectors,
             };
-            use crate::{BlockScale, Element, Scalar};
+            use crate::{Element, Scalar};
 
             kernels! {
                 $simd $(, #[$feature])?;
+                ask_for(bytes: &[u8]) = algorithm::ask_for::<$simd>;
                 silu_mul(y: &mut [f32], x: &[f32]) = vectors::silu_mul::<$simd>;
                 mul_silu(y: &mut [f32], x: &[f32]) = vectors::mul_silu::<$simd>;
                 mul_sigmoid(y: &mut [f32], x: &[f32]) = vectors::mul_sigmoid::<$simd>;
@@ -178,9 +184,7 @@ macro_rules! kernels {
                 taps4(weight: &[f32], inputs: [&[f32]; 4], out: &mut [f32]) = vectors::taps4::<$simd>;
                 quantize(
                     x: &[f32], of: (usize, usize), q: &mut [i8], scales: &mut [f32], sums: &mut [f32]
-                ) = quants::quantize::<$simd>;
-                e2m1_scales(of: BlockScale, bytes: &[u8], scales: &mut [f32], biases: &mut [f32])
-                    = blocks::e2m1_scales;
+                ) = quants::quantize;
             }
 
             $(#[$feature])?
@@ -226,25 +230,6 @@ macro_rules! kernels {
             }
 
             $(#[$feature])?
-            unsafe fn quants(
-                quant: Quant,
-                w: &[QuantRow<'_>],
-                x: &[RoundedRow<'_>],
-                groups: Groups,
-                sums: &mut Sums,
-            ) {
-                // SAFETY: the caller's.
-                unsafe {
-                    match quant {
-                        Quant::Bits(2) => quants::quant_tile::<$simd, Bits<2>>(w, x, groups, sums),
-                        Quant::Bits(4) | Quant::E2M1 => quants::quant_tile::<$simd, Bits<4>>(w, x, groups, sums),
-                        Quant::Bits(8) => quants::quant_tile::<$simd, Bits<8>>(w, x, groups, sums),
-                        Quant::Bits(_) => quants::quant_tile::<$simd, Bits<7>>(w, x, groups, sums),
-                    }
-                }
-            }
-
-            $(#[$feature])?
             unsafe fn decode(
                 quant: Quant,
                 w: &QuantRows<'_>,
@@ -268,18 +253,41 @@ macro_rules! kernels {
             }
 
             $(#[$feature])?
-            unsafe fn unpack(quant: Quant, row: &[u8], out: &mut [u8]) {
-                let (from, len, to) = (row.as_ptr(), row.len(), out.as_mut_ptr());
+            unsafe fn unpack(
+                quant: Quant,
+                w: &QuantRows<'_>,
+                groups: Groups,
+                tile: &mut [u8],
+                scratch: &mut [f32],
+            ) {
                 // SAFETY: the caller's.
                 unsafe {
                     match quant {
-                        Quant::Bits(2) => quants::unpack::<$simd, Bits<2>>(from, len, to),
-                        Quant::Bits(3) => quants::unpack::<$simd, Bits<3>>(from, len, to),
-                        Quant::Bits(4) => quants::unpack::<$simd, Bits<4>>(from, len, to),
-                        Quant::Bits(5) => quants::unpack::<$simd, Bits<5>>(from, len, to),
-                        Quant::Bits(6) => quants::unpack::<$simd, Bits<6>>(from, len, to),
-                        Quant::E2M1 => quants::unpack::<$simd, E2m1>(from, len, to),
-                        _ => quants::unpack::<$simd, Bits<8>>(from, len, to),
+                        Quant::Bits(2) => columns::unpack::<$simd, Bits<2>>(w, groups, tile, scratch),
+                        Quant::Bits(3) => columns::unpack::<$simd, Bits<3>>(w, groups, tile, scratch),
+                        Quant::Bits(4) => columns::unpack::<$simd, Bits<4>>(w, groups, tile, scratch),
+                        Quant::Bits(5) => columns::unpack::<$simd, Bits<5>>(w, groups, tile, scratch),
+                        Quant::Bits(6) => columns::unpack::<$simd, Bits<6>>(w, groups, tile, scratch),
+                        Quant::Bits(_) => columns::unpack::<$simd, Bits<8>>(w, groups, tile, scratch),
+                        Quant::E2M1 => columns::unpack::<$simd, E2m1>(w, groups, tile, scratch),
+                    }
+                }
+            }
+
+            $(#[$feature])?
+            unsafe fn batch(
+                quant: Quant,
+                tile: (&[u8], &[f32]),
+                x: &[RoundedRow<'_>],
+                groups: Groups,
+                out: &mut [[f32; MOST_LANES]; BATCH],
+            ) {
+                // SAFETY: the caller's. Unpacked, it matters how large quants are only.
+                unsafe {
+                    match quant.bits() {
+                        0..5 => columns::batch::<$simd, Bits<4>>(tile, x, groups, out),
+                        5..8 => columns::batch::<$simd, Bits<6>>(tile, x, groups, out),
+                        _ => columns::batch::<$simd, Bits<8>>(tile, x, groups, out),
                     }
                 }
             }
@@ -341,11 +349,12 @@ macro_rules! kernels {
 
             pub(super) static TABLE: Table = Table {
                 numbers,
-                quants,
+                lanes: <$simd as Simd>::LANES,
                 decode,
+                ask_for,
                 unpack,
+                batch,
                 widen_quants,
-                e2m1_scales,
                 widen,
                 widen_blocks,
                 blocks,

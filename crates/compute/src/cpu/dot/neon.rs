@@ -1,9 +1,10 @@
 //! NEON; with `DOT`, also the dot products of Armv8.4.
+#![allow(clippy::needless_range_loop, reason = "arrays of vectors are walked together")]
 
 use std::arch::{aarch64::*, asm};
 
 use super::{
-    algorithm::{GROUP, Simd},
+    algorithm::{GROUP, MOST_LANES, Pointers, Simd},
     quants::{PARTS, Packing},
 };
 
@@ -52,7 +53,7 @@ unsafe fn sixteen<const BITS: usize>(p: *const u8) -> uint8x16_t {
     }
 }
 
-/// Adds to each lane the products of four bytes.
+/// Adds to each lane the products of its four bytes and those of `x`.
 #[inline(always)]
 unsafe fn sdot(mut acc: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
     // SAFETY: the caller's: the processor has the instruction. Its intrinsic is not stable.
@@ -69,27 +70,71 @@ unsafe fn sdot(mut acc: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
     acc
 }
 
-/// Adds to each lane the products of some bytes; `w` has at most seven bits.
+/// As [`sdot`] with four `I` of `x`.
 #[inline(always)]
-unsafe fn dot7<const DOT: bool>(acc: int32x4_t, w: uint8x16_t, x: int8x16_t) -> int32x4_t {
-    // SAFETY: the caller's. Two products of at most 127 * 127 fit into 16 bits.
+unsafe fn sdot_four<const I: usize>(mut acc: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
+    // SAFETY: the caller's.
     unsafe {
-        let w = vreinterpretq_s8_u8(w);
-        if DOT {
-            return sdot(acc, w, x);
-        }
-        let products = vmull_s8(vget_low_s8(w), vget_low_s8(x));
-        vpadalq_s16(acc, vmlal_high_s8(products, w, x))
+        asm!(
+            ".arch_extension dotprod",
+            "sdot {acc:v}.4s, {w:v}.16b, {x:v}.4b[{i}]",
+            acc = inout(vreg) acc,
+            w = in(vreg) w,
+            x = in(vreg) x,
+            i = const I,
+            options(pure, nomem, nostack, preserves_flags),
+        );
     }
+    acc
+}
+
+/// Adds to each lane the products of the first `N` vectors, four by four; `w` has at most `bits` bits, seven at most.
+#[inline(always)]
+unsafe fn dot7<const DOT: bool, const N: usize>(
+    mut acc: int32x4_t,
+    w: [uint8x16_t; PARTS],
+    x: [uint8x16_t; PARTS],
+    bits: usize,
+) -> int32x4_t {
+    // SAFETY: the caller's.
+    unsafe {
+        let (w, x) = (w.map(|w| vreinterpretq_s8_u8(w)), x.map(|x| vreinterpretq_s8_u8(x)));
+        if DOT {
+            for i in 0..N {
+                acc = sdot(acc, w[i], x[i]);
+            }
+            return acc;
+        }
+        // Two products of at most 127 * 127 fit into 16 bits, and four of 63 * 127.
+        let at_once = if bits < 7 { 4 } else { 2 };
+        for first in (0..N).step_by(at_once) {
+            let mut low = vmull_s8(vget_low_s8(w[first]), vget_low_s8(x[first]));
+            let mut high = vmull_high_s8(w[first], x[first]);
+            for i in first + 1..(first + at_once).min(N) {
+                low = vmlal_s8(low, vget_low_s8(w[i]), vget_low_s8(x[i]));
+                high = vmlal_high_s8(high, w[i], x[i]);
+            }
+            acc = vaddq_s32(acc, vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high)));
+        }
+        acc
+    }
+}
+
+/// The upper bits of bytes, each one, and what is below them.
+#[inline(always)]
+unsafe fn tops_and_rest(w: [uint8x16_t; PARTS]) -> [[uint8x16_t; PARTS]; 2] {
+    // SAFETY: the caller's.
+    unsafe { [w.map(|w| vshrq_n_u8::<7>(w)), w.map(|w| vandq_u8(w, vdupq_n_u8(127)))] }
 }
 
 impl<const DOT: bool> Simd for Neon<DOT> {
     type F = float32x4_t;
     type I = int32x4_t;
+    type D = uint8x16_t;
     type B = uint8x16x2_t;
     const LANES: usize = 4;
-    const UNIT: usize = GROUP;
-    const SPLITS: bool = false;
+    const UNIT: usize = 2 * GROUP;
+    const DWORDS: usize = 8;
     const FUSED: bool = true;
     const WIDTH: usize = 2;
 
@@ -182,7 +227,7 @@ impl<const DOT: bool> Simd for Neon<DOT> {
 
     fn reach(bits: usize) -> usize {
         match bits {
-            4 | 8 => GROUP * bits / 8,
+            4 | 8 => 2 * GROUP * bits / 8,
             _ => 2 * bits + 16,
         }
     }
@@ -202,27 +247,6 @@ impl<const DOT: bool> Simd for Neon<DOT> {
         }
     }
     #[inline(always)]
-    unsafe fn bits(x: uint8x16x2_t, from: usize, bits: usize) -> uint8x16x2_t {
-        // SAFETY: see `zero`.
-        unsafe {
-            let (shift, mask) = (vdupq_n_s8(-(from as i8)), vdupq_n_u8(((1u32 << bits) - 1) as u8));
-            uint8x16x2_t(vandq_u8(vshlq_u8(x.0, shift), mask), vandq_u8(vshlq_u8(x.1, shift), mask))
-        }
-    }
-    #[inline(always)]
-    unsafe fn lookup(x: uint8x16x2_t, table: &[u8; 16]) -> uint8x16x2_t {
-        // SAFETY: see `zero`.
-        unsafe {
-            let table = vld1q_u8(table.as_ptr());
-            uint8x16x2_t(vqtbl1q_u8(table, x.0), vqtbl1q_u8(table, x.1))
-        }
-    }
-    #[inline(always)]
-    unsafe fn load_bytes(p: *const u8) -> uint8x16x2_t {
-        // SAFETY: see `zero`.
-        unsafe { uint8x16x2_t(vld1q_u8(p), vld1q_u8(p.add(16))) }
-    }
-    #[inline(always)]
     unsafe fn store_bytes(p: *mut u8, x: uint8x16x2_t) {
         // SAFETY: see `zero`.
         unsafe {
@@ -231,26 +255,133 @@ impl<const DOT: bool> Simd for Neon<DOT> {
         }
     }
     #[inline(always)]
-    unsafe fn dot<P: Packing>([w, ..]: [uint8x16x2_t; PARTS], [x, ..]: [uint8x16x2_t; PARTS]) -> int32x4_t {
+    unsafe fn in_order(x: uint8x16x2_t) -> [uint8x16_t; PARTS] {
+        [x.0, x.1, x.0, x.1]
+    }
+    #[inline(always)]
+    unsafe fn columns(rows: &Pointers, at: usize) -> [uint8x16_t; MOST_LANES] {
         // SAFETY: see `zero`.
         unsafe {
-            let zero = vdupq_n_s32(0);
-            let x = [vreinterpretq_s8_u8(x.0), vreinterpretq_s8_u8(x.1)];
-            if P::BITS < 8 {
-                return dot7::<DOT>(dot7::<DOT>(zero, w.0, x[0]), w.1, x[1]);
+            let mut all = [vdupq_n_u8(0); MOST_LANES];
+            for half in 0..2 {
+                let mut x = [vdupq_n_u32(0); 4];
+                for (x, row) in x.iter_mut().zip(rows) {
+                    *x = vreinterpretq_u32_u8(vld1q_u8(row.add(at + 16 * half)));
+                }
+                let (a, b) = (vtrn1q_u32(x[0], x[1]), vtrn1q_u32(x[2], x[3]));
+                let (c, d) = (vtrn2q_u32(x[0], x[1]), vtrn2q_u32(x[2], x[3]));
+                let [a, b, c, d] = [a, b, c, d].map(|x| vreinterpretq_u64_u32(x));
+                let columns = [vtrn1q_u64(a, b), vtrn1q_u64(c, d), vtrn2q_u64(a, b), vtrn2q_u64(c, d)];
+                for (i, column) in columns.into_iter().enumerate() {
+                    all[4 * half + i] = vreinterpretq_u8_u64(column);
+                }
             }
-            // The upper bit is worth 128 and is summed apart.
-            let low = vdupq_n_u8(127);
-            let sum = dot7::<DOT>(dot7::<DOT>(zero, vandq_u8(w.0, low), x[0]), vandq_u8(w.1, low), x[1]);
-            let (top, more) = (vshrq_n_u8::<7>(w.0), vshrq_n_u8::<7>(w.1));
-            let tops = dot7::<DOT>(dot7::<DOT>(zero, top, x[0]), more, x[1]);
-            vaddq_s32(sum, vshlq_n_s32::<7>(tops))
+            all
         }
     }
     #[inline(always)]
-    unsafe fn float(x: int32x4_t) -> float32x4_t {
+    unsafe fn load_dwords(p: *const u8) -> uint8x16_t {
         // SAFETY: see `zero`.
-        unsafe { vcvtq_f32_s32(x) }
+        unsafe { vld1q_u8(p) }
+    }
+    #[inline(always)]
+    unsafe fn store_dwords(p: *mut u8, x: uint8x16_t) {
+        // SAFETY: see `zero`.
+        unsafe { vst1q_u8(p, x) }
+    }
+    #[inline(always)]
+    unsafe fn bits(x: uint8x16_t, from: usize, bits: usize) -> uint8x16_t {
+        // SAFETY: see `zero`.
+        unsafe {
+            let x = vshlq_u8(x, vdupq_n_s8(-(from as i8)));
+            vandq_u8(x, vdupq_n_u8(((1u32 << bits) - 1) as u8))
+        }
+    }
+    #[inline(always)]
+    unsafe fn lookup(x: uint8x16_t, table: &[u8; 16]) -> uint8x16_t {
+        // SAFETY: see `zero`.
+        unsafe { vqtbl1q_u8(vld1q_u8(table.as_ptr()), x) }
+    }
+    #[inline(always)]
+    unsafe fn f32_column(x: uint8x16_t) -> float32x4_t {
+        // SAFETY: see `zero`.
+        unsafe { vreinterpretq_f32_u8(x) }
+    }
+    #[inline(always)]
+    unsafe fn bf16_columns(x: uint8x16_t) -> [float32x4_t; 2] {
+        // SAFETY: see `zero`.
+        unsafe {
+            let x = vreinterpretq_u32_u8(x);
+            let second = vandq_u32(x, vdupq_n_u32(0xffff_0000));
+            [vreinterpretq_f32_u32(vshlq_n_u32::<16>(x)), vreinterpretq_f32_u32(second)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn f16_columns(x: uint8x16_t) -> [float32x4_t; 2] {
+        // SAFETY: see `zero`.
+        unsafe {
+            let x = vreinterpretq_u32_u8(x);
+            let (first, second) = (vmovn_u32(x), vshrn_n_u32::<16>(x));
+            [vcvt_f32_f16(vreinterpret_f16_u16(first)), vcvt_f32_f16(vreinterpret_f16_u16(second))]
+        }
+    }
+    #[inline(always)]
+    unsafe fn none() -> int32x4_t {
+        // SAFETY: see `zero`.
+        unsafe { vdupq_n_s32(0) }
+    }
+    #[inline(always)]
+    unsafe fn dot<P: Packing, const N: usize>(
+        sum: int32x4_t,
+        w: [uint8x16_t; PARTS],
+        x: [uint8x16_t; PARTS],
+    ) -> int32x4_t {
+        // SAFETY: see `zero`.
+        unsafe {
+            if P::BITS < 8 {
+                return dot7::<DOT, N>(sum, w, x, 6);
+            }
+            // The upper bit is worth 128 and is summed apart.
+            let [tops, rest] = tops_and_rest(w);
+            let tops = dot7::<DOT, N>(vdupq_n_s32(0), tops, x, 1);
+            vaddq_s32(dot7::<DOT, N>(sum, rest, x, 7), vshlq_n_s32::<7>(tops))
+        }
+    }
+    #[inline(always)]
+    unsafe fn dot_fours<P: Packing>(sum: int32x4_t, w: [uint8x16_t; PARTS], x: *const i8) -> int32x4_t {
+        // SAFETY: see `zero`; sixteen numbers can be read.
+        unsafe {
+            let x = vld1q_u8(x.cast());
+            if !DOT {
+                let x = vreinterpretq_u32_u8(x);
+                let fours = [
+                    vdupq_laneq_u32::<0>(x),
+                    vdupq_laneq_u32::<1>(x),
+                    vdupq_laneq_u32::<2>(x),
+                    vdupq_laneq_u32::<3>(x),
+                ];
+                return Self::dot::<P, PARTS>(sum, w, fours.map(|four| vreinterpretq_u8_u32(four)));
+            }
+            let x = vreinterpretq_s8_u8(x);
+            let all = |sum, w: [uint8x16_t; PARTS]| {
+                let w = w.map(|w| vreinterpretq_s8_u8(w));
+                let sum = sdot_four::<1>(sdot_four::<0>(sum, w[0], x), w[1], x);
+                sdot_four::<3>(sdot_four::<2>(sum, w[2], x), w[3], x)
+            };
+            if P::BITS < 8 {
+                return all(sum, w);
+            }
+            let [tops, rest] = tops_and_rest(w);
+            vaddq_s32(all(sum, rest), vshlq_n_s32::<7>(all(vdupq_n_s32(0), tops)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn unzip(a: uint8x16_t, b: uint8x16_t) -> [uint8x16_t; 2] {
+        // SAFETY: see `zero`.
+        unsafe {
+            let (a, b) = (vreinterpretq_u32_u8(a), vreinterpretq_u32_u8(b));
+            [vreinterpretq_u8_u32(vuzp1q_u32(a, b)), vreinterpretq_u8_u32(vuzp2q_u32(a, b))]
+        }
     }
     #[inline(always)]
     unsafe fn spread(p: *const f32, n: usize) -> float32x4_t {
@@ -262,5 +393,10 @@ impl<const DOT: bool> Simd for Neon<DOT> {
                 _ => vld1q_f32(p),
             }
         }
+    }
+    #[inline(always)]
+    unsafe fn float(x: int32x4_t) -> float32x4_t {
+        // SAFETY: see `zero`.
+        unsafe { vcvtq_f32_s32(x) }
     }
 }

@@ -3,11 +3,12 @@
 use std::{io::ErrorKind::OutOfMemory, ops::Range};
 
 use super::{
-    GROUP, Kernels, Sums, TILE,
+    BATCH, GROUP, Kernels, Quant, Sums, TILE,
+    algorithm::MOST_LANES,
     blocks::Blocks,
-    quants::{Groups, Quant, QuantRow, QuantRows, RoundedRow, Scales, decode_scratch},
+    columns::{Groups, QuantRows, RoundedRow, Scales, tile_bytes, tile_numbers},
 };
-use crate::{BlockScale, Element, Error, Format, Matrix, MatrixShape, Scalar, View};
+use crate::{Element, Error, Format, Matrix, MatrixShape, Scalar, View};
 
 /// Activations are padded to the largest block of quants of the widest instruction set.
 const PAD: usize = 256;
@@ -22,15 +23,16 @@ pub(crate) const fn padded(cols: usize) -> usize {
 pub(crate) fn quants_of(shape: MatrixShape) -> Option<(Quant, usize)> {
     match shape.format {
         Format::Affine { bits, group, .. } => Some((Quant::Bits(bits), group.into())),
-        Format::Scaled { element: Element::E2M1, block_cols: group @ (32 | 64 | 128), .. } => {
-            shape.cols.is_multiple_of(group.into()).then_some((Quant::E2M1, group.into()))
-        }
+        Format::Scaled {
+            element: Element::E2M1,
+            block_rows: 1,
+            block_cols: group @ (16 | 32 | 64 | 128),
+            ..
+        } => shape.cols.is_multiple_of(group.into()).then_some((Quant::E2M1, group.into())),
         Format::Plain(_) | Format::Scaled { .. } => None,
     }
 }
 
-/// A vector of numbers of any instruction set is a whole part of so many.
-const MOST_LANES: usize = 16;
 /// Numbers of widened rows that a worker has room for at least.
 const WIDE: usize = 1 << 14;
 /// Most rows that are widened at once.
@@ -48,9 +50,11 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
-    /// Bytes and numbers of a lane for rows of `cols` inputs: unpacked quants, and scales, biases and f32.
+    /// Bytes and numbers of a lane for rows of `cols` inputs: unpacked quants, and scales and biases or f32.
     const fn size(cols: usize) -> (usize, usize) {
-        (TILE * padded(cols), TILE * cols + decode_scratch(padded(cols), GROUP))
+        // Widened rows come with scales and biases of one of them.
+        let (wide, scales) = ((TILE + 1) * cols, tile_numbers(padded(cols)));
+        (tile_bytes(padded(cols)), if wide > scales { wide } else { scales })
     }
 
     /// Rows of `cols` inputs that are widened at once.
@@ -91,8 +95,6 @@ enum Kind<'a> {
     Numbers { scalar: Scalar, cols: usize, rows: [&'a [u8]; TILE], count: usize },
     /// Rows of small floats, for one row of f32 activations.
     Blocks { element: Element, cols: usize, rows: [Blocks<'a>; TILE], count: usize },
-    /// Rows of quants, unpacked to bytes, for rounded activations.
-    Quants { quant: Quant, groups: Groups, rows: [QuantRow<'a>; TILE], count: usize },
 }
 
 /// Rows of activations.
@@ -104,8 +106,9 @@ pub(crate) enum Rows<'a> {
     Rounded(Rounded<'a>),
 }
 
-/// Rows of activations rounded to 8 bits for matrices of some quants: per row `stride` numbers padded with zeros, and `2 * stride / GROUP` f32:
-/// the scales of groups of [`GROUP`], padded with zeros, then the sums over the groups of the weights.
+/// Rows of activations rounded to 8 bits for matrices of some quants: per row `stride` numbers padded with zeros, and
+/// `2 * stride / GROUP` f32: the scales of groups of [`GROUP`], padded with zeros, then the sums over the groups of the
+/// weights, which have no fewer inputs.
 #[derive(Clone, Copy)]
 pub(crate) struct Rounded<'a> {
     pub(crate) q: &'a [i8],
@@ -143,97 +146,124 @@ impl<'a> Rows<'a> {
 }
 
 impl<'a> Panel<'a> {
-    /// Rows `part` of a matrix, whose inputs the lane has room for, for `uses` rows of activations such as `rows`.
+    /// Rows `part` of a matrix, whose inputs the lane has room for, for `uses` rows of f32 activations.
     pub(crate) fn new(
         kernels: Kernels,
         matrix: &Matrix<'a>,
         part: Range<usize>,
-        rows: &Rows<'_>,
         uses: usize,
         lane: &'a mut Lane,
     ) -> Self {
         let (first, count) = (part.start, part.len().min(TILE));
         let cols = matrix.shape.cols;
         let rows_of: [_; TILE] = std::array::from_fn(|i| matrix.row(first + i.min(count - 1)));
-        let Lane { bytes, numbers, .. } = lane;
-        let exact = matches!(rows, Rows::Numbers(..));
         let in_lanes = |n: usize| n.is_multiple_of(MOST_LANES);
-        let (quant, group) = match matrix.shape.format {
+        match matrix.shape.format {
             Format::Plain(scalar) => {
                 return Panel(Kind::Numbers { scalar, cols, rows: rows_of.map(|(w, ..)| w), count });
             }
             Format::Scaled { element, block_cols, scale, .. }
-                if exact && uses == 1 && in_lanes(block_cols.into()) && in_lanes(cols) =>
+                if uses == 1 && in_lanes(block_cols.into()) && in_lanes(cols) =>
             {
                 let block = usize::from(block_cols);
                 let rows = rows_of.map(|(elements, scales, _)| Blocks { elements, scales, scale, block });
                 return Panel(Kind::Blocks { element, cols, rows, count });
             }
-            _ if exact => {
-                let (wide, scratch) = numbers.split_at_mut(TILE * cols);
-                for (i, out) in wide.chunks_exact_mut(cols).enumerate().take(count) {
-                    kernels.widen_row(matrix, first + i, scratch, out);
-                }
-                let wide: &[u8] = bytemuck::cast_slice(wide);
-                let rows = std::array::from_fn(|i| &wide[i.min(count - 1) * cols * 4..][..cols * 4]);
-                return Panel(Kind::Numbers { scalar: Scalar::F32, cols, rows, count });
-            }
-            Format::Affine { bits, group, .. } => (Quant::Bits(bits), usize::from(group)),
-            Format::Scaled { block_cols, .. } => (Quant::E2M1, usize::from(block_cols)),
-        };
-        let (per_row, stride) = (cols / group, padded(cols));
-        let scale_stride = stride / group;
-        let mut rest = &mut **numbers;
-        let mut rows = [QuantRow { q: &[], scales: &[], biases: &[] }; TILE];
-        let bytes = bytes.chunks_exact_mut(stride);
-        for ((row, out), (w, s, b)) in rows.iter_mut().zip(bytes).zip(&rows_of[..count]) {
-            kernels.unpack(quant, w, out);
-            let (scales, behind) = rest.split_at_mut(scale_stride);
-            let (biases, behind) = behind.split_at_mut(per_row);
-            rest = behind;
-            match matrix.shape.format {
-                Format::Affine { scale, .. } => {
-                    kernels.widen(scale, s, &mut scales[..per_row]);
-                    kernels.widen(scale, b, biases);
-                }
-                Format::Scaled { scale, .. } => {
-                    kernels.e2m1_scales(scale, s, &mut scales[..per_row], biases);
-                }
-                Format::Plain(_) => {}
-            }
-            // The activations of the last block that are not there are zero.
-            scales[per_row..].fill(0.0);
-            *row = QuantRow { q: out, scales, biases };
+            Format::Affine { .. } | Format::Scaled { .. } => {}
         }
-        Panel(Kind::Quants { quant, groups: Groups { cols, group }, rows, count })
+        let (wide, scratch) = lane.numbers.split_at_mut(TILE * cols);
+        for (i, out) in wide.chunks_exact_mut(cols).enumerate().take(count) {
+            kernels.widen_row(matrix, first + i, scratch, out);
+        }
+        let wide: &[u8] = bytemuck::cast_slice(wide);
+        let rows = std::array::from_fn(|i| &wide[i.min(count - 1) * cols * 4..][..cols * 4]);
+        Panel(Kind::Numbers { scalar: Scalar::F32, cols, rows, count })
     }
 
     /// Products with rows `at` of the activations, [`TILE`] of them at most: `sums[weight row][index in at]`.
-    pub(crate) fn dots(&self, kernels: Kernels, x: &Rows<'_>, at: &[usize], sums: &mut Sums) {
+    pub(crate) fn dots(&self, kernels: Kernels, (all, view): (&[f32], &View), at: &[usize], sums: &mut Sums) {
         assert!(at.len() <= TILE);
-        match (&self.0, x) {
-            (Kind::Numbers { scalar, cols, rows, count }, Rows::Numbers(all, view)) => {
+        match &self.0 {
+            Kind::Numbers { scalar, cols, rows, count } => {
                 assert_eq!(view.width, *cols);
                 let mut x = [&[][..]; TILE];
                 x.iter_mut().zip(at).for_each(|(x, at)| *x = Rows::numbers(all, view, *at));
                 kernels.numbers(*scalar, &rows[..*count], &x[..at.len()], sums);
             }
-            (Kind::Blocks { element, cols, rows, count }, Rows::Numbers(all, view)) => {
+            Kind::Blocks { element, cols, rows, count } => {
                 assert_eq!(view.width, *cols);
                 for (c, at) in at.iter().enumerate() {
                     let products = kernels.blocks(*element, &rows[..*count], Rows::numbers(all, view, *at));
                     sums.iter_mut().zip(products).for_each(|(sums, sum)| sums[c] = sum);
                 }
             }
-            (Kind::Quants { quant, groups, rows, count }, Rows::Rounded(rounded)) => {
-                assert_eq!((rounded.cols, rounded.of), (groups.cols, (*quant, groups.group)));
-                let mut x = [RoundedRow { q: &[], scales: &[], sums: &[] }; TILE];
-                x.iter_mut().zip(at).for_each(|(x, at)| *x = rounded.row(*at));
-                kernels.quants(*quant, &rows[..*count], &x[..at.len()], *groups, sums);
-            }
-            _ => unreachable!("a panel is made for its activations"),
         }
     }
+}
+
+/// A tile of quants, [`Kernels::lanes`] rows at most, unpacked to meet many rows of activations.
+pub(crate) struct QuantTile<'a> {
+    bytes: &'a [u8],
+    numbers: &'a [f32],
+    groups: Groups,
+    quant: Quant,
+}
+
+impl<'a> QuantTile<'a> {
+    /// Rows `part` of a matrix of quants, whose inputs the lane has room for.
+    pub(crate) fn new(kernels: Kernels, matrix: &Matrix<'_>, part: Range<usize>, lane: &'a mut Lane) -> Self {
+        assert!(part.len() <= kernels.lanes());
+        let (w, quant, groups) = quant_rows(matrix, part);
+        let padded = padded(groups.cols);
+        let (bytes, numbers) =
+            (&mut lane.bytes[..tile_bytes(padded)], &mut lane.numbers[..tile_numbers(padded)]);
+        // SAFETY: the table's set is there, and rows, tile and scratch are as large as their types say.
+        unsafe { (kernels.0.unpack)(quant, &w, groups, bytes, numbers) }
+        Self { bytes, numbers, groups, quant }
+    }
+
+    /// Products with rows `at` of the activations, [`BATCH`] of them at most: `sums[index in at][weight row]`.
+    pub(crate) fn dots(
+        &self,
+        kernels: Kernels,
+        x: &Rounded<'_>,
+        at: &[usize],
+        sums: &mut [[f32; MOST_LANES]; BATCH],
+    ) {
+        assert_eq!((x.cols, x.of), (self.groups.cols, (self.quant, self.groups.group)));
+        let mut rows = [RoundedRow { q: &[], scales: &[], sums: &[] }; BATCH];
+        rows[..at.len()].iter_mut().zip(at).for_each(|(row, at)| *row = x.row(*at));
+        let rows = &rows[..at.len()];
+        // SAFETY: the table's set is there, and tile, scratch and activations are as large as their types say.
+        unsafe { (kernels.0.batch)(self.quant, (self.bytes, self.numbers), rows, self.groups, sums) }
+    }
+}
+
+/// Rows `part` of a matrix of quants.
+fn quant_rows<'a>(matrix: &Matrix<'a>, part: Range<usize>) -> (QuantRows<'a>, Quant, Groups) {
+    let MatrixShape { cols, format, .. } = matrix.shape;
+    let of = match format {
+        Format::Affine { scale, .. } => Scales::Affine(scale),
+        Format::Scaled { scale, .. } => Scales::E2M1(scale),
+        Format::Plain(_) => unreachable!("numbers do not meet rounded activations"),
+    };
+    let Some((quant, group)) = quants_of(matrix.shape) else {
+        unreachable!("rounded for a matrix of quants")
+    };
+    let (bytes, scale_bytes) = (format.row_bytes(cols), format.row_scale_bytes(cols));
+    let (at, step) = matrix.stored(part.start);
+    let stored = (part.len().max(1) - 1) * step + 1;
+    let piece = |bytes: usize| at * bytes..(at + stored) * bytes;
+    let biases = if format.is_affine() { &matrix.biases[piece(scale_bytes)] } else { &[] };
+    let w = QuantRows {
+        count: part.len(),
+        q: (&matrix.weights[piece(bytes)], step * bytes),
+        scale_bytes,
+        scales: (&matrix.scales[piece(scale_bytes)], step * scale_bytes),
+        biases: (biases, step * scale_bytes),
+        of,
+    };
+    (w, quant, Groups { cols, group })
 }
 
 impl Kernels {
@@ -246,17 +276,21 @@ impl Kernels {
         unsafe { (self.0.numbers)(scalar, w, x, sums) }
     }
 
-    /// Products of rows of quants that were unpacked.
-    fn quants(self, quant: Quant, w: &[QuantRow<'_>], x: &[RoundedRow<'_>], groups: Groups, sums: &mut Sums) {
-        let (padded, per_row) = (padded(groups.cols), groups.cols / groups.group);
-        let scales = padded / groups.group;
-        assert!(w.len() <= TILE && x.len() <= TILE);
-        assert!(
-            w.iter().all(|w| w.q.len() >= padded && w.scales.len() >= scales && w.biases.len() >= per_row)
-        );
-        assert!(x.iter().all(|x| x.holds(padded, per_row)));
-        // SAFETY: the table's set is there, and the rows are as long as their types say.
-        unsafe { (self.0.quants)(quant, w, x, groups, sums) }
+    /// Rows of a tile of quants.
+    pub(crate) fn lanes(self) -> usize {
+        self.0.lanes
+    }
+
+    /// Asks for rows `part` of a matrix of quants, which are computed with soon.
+    pub(crate) fn ask_for(self, matrix: &Matrix<'_>, part: Range<usize>) {
+        if part.is_empty() {
+            return;
+        }
+        let (w, ..) = quant_rows(matrix, part);
+        for (bytes, _) in [w.q, w.scales, w.biases] {
+            // SAFETY: the table's set is there.
+            unsafe { (self.0.ask_for)(bytes) }
+        }
     }
 
     /// Products of rows `part` of a matrix of quants and row `row` of rounded activations, whose inputs the lane has
@@ -269,43 +303,12 @@ impl Kernels {
         lane: &mut Lane,
         out: &mut [f32],
     ) {
-        let MatrixShape { cols, format, .. } = matrix.shape;
-        assert_eq!((x.cols, Some(x.of), out.len()), (cols, quants_of(matrix.shape), part.len()));
-        let (quant, group) = x.of;
-        let of = match format {
-            Format::Affine { scale, .. } => Scales::Affine(scale),
-            Format::Scaled { scale, .. } => Scales::E2M1(scale),
-            Format::Plain(_) => return,
-        };
-        let x = x.row(row);
-        assert!(x.holds(padded(cols), cols / group));
-        let bytes = (format.row_bytes(cols), format.row_scale_bytes(cols));
-        // Rows of a block have the same scales, which have no stride.
-        let at_once = if format.block_rows() > 1 { 1 } else { out.len().max(1) };
-        for (i, out) in out.chunks_mut(at_once).enumerate() {
-            let (at, step) = matrix.stored(part.start + i * at_once);
-            let stored = (out.len() - 1) * step + 1;
-            let piece = |at: usize, bytes: usize| at * bytes..(at + stored) * bytes;
-            let scales = &matrix.scales[piece(at / format.block_rows(), bytes.1)];
-            let biases = if format.is_affine() { &matrix.biases[piece(at, bytes.1)] } else { &[] };
-            let w = QuantRows {
-                q: (&matrix.weights[piece(at, bytes.0)], step * bytes.0),
-                scales: (scales, step * bytes.1),
-                biases: (biases, step * bytes.1),
-                scale_bytes: bytes.1,
-                of,
-            };
-            let scratch = &mut lane.numbers[..decode_scratch(padded(cols), group)];
-            // SAFETY: the table's set is there, and rows, activations and scratch are as large as their types say.
-            unsafe { (self.0.decode)(quant, &w, &x, Groups { cols, group }, scratch, out) }
-        }
-    }
-
-    /// Unpacks a row of quants to bytes.
-    fn unpack(self, quant: Quant, row: &[u8], out: &mut [u8]) {
-        assert!(out.len() >= padded(row.len() * 8 / quant.bits()));
-        // SAFETY: the table's set is there, and so is the room for whole units.
-        unsafe { (self.0.unpack)(quant, row, out) }
+        assert_eq!(out.len(), part.len());
+        let (w, quant, groups) = quant_rows(matrix, part);
+        assert_eq!((x.cols, x.of), (groups.cols, (quant, groups.group)));
+        let scratch = &mut lane.numbers[..tile_numbers(padded(groups.cols))];
+        // SAFETY: the table's set is there, and rows, activations and scratch are as large as their types say.
+        unsafe { (self.0.decode)(quant, &w, &x.row(row), groups, scratch, out) }
     }
 
     /// Widens a row of a matrix as its format says; the scratch has room for its scales and biases.
@@ -343,12 +346,6 @@ impl Kernels {
         assert!(scales.0.len() >= groups && scales.1.len() >= groups);
         // SAFETY: the table's set is there, and the lengths are as the algorithm wants them.
         unsafe { (self.0.widen_quants)(bits, row, scales, group, out) }
-    }
-
-    /// Scales and biases of E2M1 as quants.
-    fn e2m1_scales(self, of: BlockScale, bytes: &[u8], scales: &mut [f32], biases: &mut [f32]) {
-        // SAFETY: the table's set is there.
-        unsafe { (self.0.e2m1_scales)(of, bytes, scales, biases) }
     }
 
     /// Products of rows of small floats and a row of f32.

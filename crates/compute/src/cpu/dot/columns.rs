@@ -1,0 +1,373 @@
+//! Products of quants and many rows of activations rounded to 8 bits, over the vectors of any instruction set, as in
+//! [`algorithm`](super::algorithm).
+//!
+//! A tile is as many rows of weights as a vector of f32 has lanes. Packed rows are transposed by fours of bytes: a
+//! vector ([`Simd::D`]) then has the same four bytes of each row, and shifts and masks make of it vectors with four
+//! quants of each row. Activations lie in the order of those fours, so a four of them, broadcast, meets all rows of the
+//! tile in one dot product. A sum over a group has no partial sums across lanes: it is an integer until it is scaled, and
+//! then one multiplication and addition for all rows of weights. A tile is unpacked once for all rows of activations.
+#![allow(clippy::needless_range_loop, reason = "arrays of vectors are walked together, and without closures")]
+
+use super::{
+    algorithm::{Bf16, Column, F16, F32, GROUP, MAX_UNIT, MOST_LANES, Pointers, Simd, ends},
+    blocks::e2m1_scales,
+    quants::{E2M1_BIAS, Packing, parts},
+};
+use crate::{BlockScale, Scalar};
+
+/// Most rows of activations that meet an unpacked tile in one call.
+pub(crate) const BATCH: usize = 8;
+/// Vectors of four quants of each row that a group of activations meets.
+const VECTORS: usize = GROUP / 4;
+
+/// A row of activations that was rounded to 8 bits.
+#[derive(Clone, Copy)]
+pub(super) struct RoundedRow<'a> {
+    /// In the order that [`quantize`](super::quants::quantize) makes, padded with zeros to whole blocks.
+    pub(super) q: &'a [i8],
+    /// One per [`GROUP`], padded with zeros to whole blocks.
+    pub(super) scales: &'a [f32],
+    /// One per group of the weights.
+    pub(super) sums: &'a [f32],
+}
+
+/// Inputs of a row and inputs that share a scale.
+#[derive(Clone, Copy)]
+pub(super) struct Groups {
+    pub(super) cols: usize,
+    /// A power of two, 16 at least.
+    pub(super) group: usize,
+}
+
+impl Groups {
+    /// Groups of a row.
+    pub(super) const fn count(self) -> usize {
+        self.cols / self.group
+    }
+}
+
+/// What scales and biases of quants are made of.
+#[derive(Clone, Copy)]
+pub(super) enum Scales {
+    /// Numbers, both.
+    Affine(Scalar),
+    /// Scales of E2M1.
+    E2M1(BlockScale),
+}
+
+/// Rows of packed quants one behind the other, from the first one on: bytes, and by how many the next row is further.
+#[derive(Clone, Copy)]
+pub(super) struct QuantRows<'a> {
+    pub(super) count: usize,
+    pub(super) q: (&'a [u8], usize),
+    /// Bytes of a row's scales, and of its biases if there are any.
+    pub(super) scale_bytes: usize,
+    pub(super) scales: (&'a [u8], usize),
+    pub(super) biases: (&'a [u8], usize),
+    pub(super) of: Scales,
+}
+
+/// Numbers of scratch that a tile of rows of so many inputs, padded to whole blocks, needs for groups of any size: a scale
+/// and a bias for each group and row, and as many before they are transposed.
+pub(super) const fn tile_numbers(padded: usize) -> usize {
+    3 * MOST_LANES * (padded / 16)
+}
+
+/// Bytes of an unpacked tile.
+pub(super) const fn tile_bytes(padded: usize) -> usize {
+    MOST_LANES * padded
+}
+
+/// Pointers to rows. At the end of a matrix its last row stands for those that are not there.
+#[inline(always)]
+fn pointers((all, stride): (&[u8], usize), count: usize) -> Pointers {
+    std::array::from_fn(|i| all.as_ptr().wrapping_add(i.min(count - 1) * stride))
+}
+
+/// The blocks that a packing is read in: so many bytes of every row that their transposition fills whole vectors.
+struct Block<S, P>(S, P);
+
+impl<S: Simd, P: Packing> Block<S, P> {
+    /// Vectors of quants in a vector of packed bytes; quants that do not share bytes evenly are unpacked first.
+    const PARTS: usize = parts(P::BITS);
+    /// Quants of a row.
+    const QUANTS: usize = S::DWORDS * 4 * Self::PARTS;
+    /// Bytes of a packed row.
+    const BYTES: usize = Self::QUANTS * P::BITS / 8;
+    /// Groups of activations that it meets.
+    const GROUPS: usize = Self::QUANTS / GROUP;
+    const IN_ORDER: bool = Self::PARTS == 1 && P::BITS < 8;
+
+    /// Bytes that reading a block of a row takes at most.
+    fn reach() -> usize {
+        if Self::IN_ORDER {
+            S::reach(P::BITS) + (Self::QUANTS / S::UNIT - 1) * S::UNIT * P::BITS / 8
+        } else {
+            Self::BYTES
+        }
+    }
+
+    /// The transposed block that begins at byte `at` of rows.
+    ///
+    /// # Safety
+    /// `reach` bytes can be read there of every row.
+    #[inline(always)]
+    unsafe fn load(rows: &Pointers, at: usize) -> [S::D; MOST_LANES] {
+        // SAFETY: the caller's; an array holds the units of a block.
+        unsafe {
+            if !Self::IN_ORDER {
+                return S::columns(rows, at);
+            }
+            let mut bytes = [[0u8; MAX_UNIT]; MOST_LANES];
+            for r in 0..S::LANES {
+                let from = rows[r].add(at);
+                for u in 0..Self::QUANTS / S::UNIT {
+                    let from = from.add(u * S::UNIT * P::BITS / 8);
+                    let unit = match P::BITS {
+                        3 => S::unpack::<3>(from),
+                        5 => S::unpack::<5>(from),
+                        _ => S::unpack::<6>(from),
+                    };
+                    S::store_bytes(bytes[r].as_mut_ptr().add(u * S::UNIT), unit);
+                }
+            }
+            S::columns(&bytes.each_ref().map(|row| row.as_ptr()), 0)
+        }
+    }
+
+    /// What group `i` of the activations meets.
+    #[inline(always)]
+    unsafe fn vectors(block: &[S::D; MOST_LANES], i: usize) -> [S::D; VECTORS] {
+        let mut vectors = [block[0]; VECTORS];
+        for v in 0..VECTORS {
+            let packed = block[(i * VECTORS + v) / Self::PARTS];
+            // SAFETY: the caller's.
+            vectors[v] = unsafe {
+                if Self::PARTS == 1 {
+                    packed
+                } else {
+                    P::quants::<S>(S::bits(packed, v % Self::PARTS * P::BITS, P::BITS))
+                }
+            };
+        }
+        vectors
+    }
+
+    /// Calls `f` with what each group of activations meets, and the number of the group.
+    ///
+    /// # Safety
+    /// The rows have `bytes` bytes.
+    #[inline(always)]
+    unsafe fn walk(rows: &Pointers, bytes: usize, f: &mut impl Each<S>) {
+        let count = bytes.div_ceil(Self::BYTES);
+        // Blocks that can be loaded without reading beyond their row.
+        let inside = ((bytes + Self::BYTES).saturating_sub(Self::reach()) / Self::BYTES).min(count);
+        for b in 0..count {
+            let at = b * Self::BYTES;
+            // SAFETY: the caller's; a block is read up to the end of the row only.
+            unsafe {
+                let block = if b < inside {
+                    Self::load(rows, at)
+                } else {
+                    let ends = ends::<S>(rows, at, bytes - at);
+                    Self::load(&ends.each_ref().map(|end| end.as_ptr()), 0)
+                };
+                for i in 0..Self::GROUPS {
+                    f.group(b * Self::GROUPS + i, Self::vectors(&block, i));
+                }
+            }
+        }
+    }
+}
+
+/// What is done with the vectors of each group. A trait, as a closure does not take over the instruction set.
+trait Each<S: Simd> {
+    /// # Safety
+    /// Needs the instruction set; there is a group of this number.
+    unsafe fn group(&mut self, group: usize, vectors: [S::D; VECTORS]);
+}
+
+/// Stores the vectors of each group one behind the other.
+struct Keep(*mut u8);
+
+impl<S: Simd> Each<S> for Keep {
+    #[inline(always)]
+    unsafe fn group(&mut self, group: usize, vectors: [S::D; VECTORS]) {
+        for v in 0..VECTORS {
+            // SAFETY: the caller's: there is room for whole blocks.
+            unsafe { S::store_dwords(self.0.add((group * VECTORS + v) * 4 * S::LANES), vectors[v]) };
+        }
+    }
+}
+
+/// Unpacks a tile of rows for [`batch`].
+///
+/// # Safety
+/// Tile and scratch are as large as [`tile_bytes`] and [`tile_numbers`] say; there are rows, [`Simd::LANES`] at most.
+#[inline(always)]
+pub(super) unsafe fn unpack<S: Simd, P: Packing>(
+    w: &QuantRows<'_>,
+    groups: Groups,
+    tile: &mut [u8],
+    scratch: &mut [f32],
+) {
+    let bytes = groups.cols * P::BITS / 8;
+    // SAFETY: the caller's.
+    unsafe {
+        widen_scales::<S>(w, groups, scratch);
+        Block::<S, P>::walk(&pointers(w.q, w.count), bytes, &mut Keep(tile.as_mut_ptr()));
+    }
+}
+
+/// The products of an unpacked tile and up to [`BATCH`] rows of rounded activations; `P` says how large quants are.
+///
+/// # Safety
+/// Tile and scratch come from [`unpack`], the activations are as their type says.
+#[inline(always)]
+pub(super) unsafe fn batch<S: Simd, P: Packing>(
+    (tile, scratch): (&[u8], &[f32]),
+    x: &[RoundedRow<'_>],
+    groups: Groups,
+    out: &mut [[f32; MOST_LANES]; BATCH],
+) {
+    /// With `X` rows of activations; returns how many that were.
+    #[inline(always)]
+    unsafe fn part<S: Simd, P: Packing, const X: usize>(
+        (tile, scratch): (&[u8], &[f32]),
+        x: &[RoundedRow<'_>; X],
+        groups: Groups,
+        out: &mut [[f32; MOST_LANES]],
+    ) -> usize {
+        let [scales, biases] = scale_places::<S>(groups, scratch.as_ptr());
+        let per_group = groups.group / GROUP;
+        // SAFETY: the caller's.
+        unsafe {
+            let mut acc = [S::zero(); X];
+            for g in 0..groups.count() {
+                let mut of_group = [S::zero(); X];
+                for i in g * per_group..(g + 1) * per_group {
+                    let at = tile.as_ptr().add(i * GROUP * S::LANES);
+                    let mut w = [S::load_dwords(at); VECTORS];
+                    for v in 1..VECTORS {
+                        w[v] = S::load_dwords(at.add(v * 4 * S::LANES));
+                    }
+                    for c in 0..X {
+                        let sum = S::dot_fours::<P>(S::none(), w, x[c].q.as_ptr().add(i * GROUP));
+                        let scale = S::splat(*x[c].scales.as_ptr().add(i));
+                        of_group[c] = S::fma(S::float(sum), scale, of_group[c]);
+                    }
+                }
+                let (scale, bias) = (S::load(scales.add(g * S::LANES)), S::load(biases.add(g * S::LANES)));
+                for c in 0..X {
+                    // Together they are small, where each may be large.
+                    let bias = S::mul(bias, S::splat(*x[c].sums.as_ptr().add(g)));
+                    acc[c] = S::fma(S::splat(1.0), S::fma(of_group[c], scale, bias), acc[c]);
+                }
+            }
+            for c in 0..X {
+                S::store(out[c].as_mut_ptr(), acc[c]);
+            }
+        }
+        X
+    }
+    let (mut at, of) = (0, (tile, scratch));
+    // SAFETY: the caller's.
+    unsafe {
+        while at < x.len() {
+            let (rest, out) = (&x[at..], &mut out[at..]);
+            at += if let (true, Some(x)) = (S::WIDTH >= 4, rest.first_chunk::<8>()) {
+                part::<S, P, 8>(of, x, groups, out)
+            } else if let (true, Some(x)) = (S::WIDTH >= 2, rest.first_chunk::<4>()) {
+                part::<S, P, 4>(of, x, groups, out)
+            } else if let (true, Some(x)) = (S::WIDTH >= 2, rest.first_chunk::<2>()) {
+                part::<S, P, 2>(of, x, groups, out)
+            } else {
+                part::<S, P, 1>(of, &[rest[0]], groups, out)
+            };
+        }
+    }
+}
+
+/// Where scales and biases of a tile lie in its scratch.
+#[inline(always)]
+fn scale_places<S: Simd>(groups: Groups, scratch: *const f32) -> [*const f32; 2] {
+    [scratch, scratch.wrapping_add(groups.count() * S::LANES)]
+}
+
+/// Widens and transposes the scales and biases of rows to `(groups, LANES)` each.
+///
+/// # Safety
+/// As [`unpack`].
+#[inline(always)]
+unsafe fn widen_scales<S: Simd>(w: &QuantRows<'_>, groups: Groups, scratch: &mut [f32]) {
+    let count = groups.count();
+    let scales = scratch.as_mut_ptr();
+    let biases = scales.wrapping_add(count * S::LANES);
+    // SAFETY: the caller's: scratch has three parts of so many numbers.
+    unsafe {
+        match w.of {
+            Scales::Affine(scalar) => {
+                for (all, to) in [(w.scales, scales), (w.biases, biases)] {
+                    let rows = pointers(all, w.count);
+                    match scalar {
+                        Scalar::F32 => transpose::<S, F32>(&rows, count, to),
+                        Scalar::F16 => transpose::<S, F16>(&rows, count, to),
+                        Scalar::BF16 => transpose::<S, Bf16>(&rows, count, to),
+                    }
+                }
+            }
+            Scales::E2M1(of) => {
+                let wide = biases.add(count * S::LANES);
+                let mut rows = pointers(w.scales, w.count);
+                for (r, row) in rows[..S::LANES].iter_mut().enumerate() {
+                    let bytes = std::slice::from_raw_parts(*row, w.scale_bytes);
+                    let halves = std::slice::from_raw_parts_mut(wide.add(r * count), count);
+                    e2m1_scales(of, bytes, halves);
+                    *row = halves.as_ptr().cast();
+                }
+                transpose::<S, F32>(&rows, count, scales);
+                for g in 0..count {
+                    let half = S::load(scales.add(g * S::LANES));
+                    S::store(biases.add(g * S::LANES), S::mul(half, S::splat(E2M1_BIAS)));
+                }
+            }
+        }
+    }
+}
+
+/// Widens `count` numbers of each row: `(count, LANES)`.
+///
+/// # Safety
+/// The numbers can be read, and there is room for whole blocks of them, or `count` is padded.
+#[inline(always)]
+unsafe fn transpose<S: Simd, E: Column>(rows: &Pointers, count: usize, to: *mut f32) {
+    let (size, each) = (E::SCALAR.bytes(), 4 / E::SCALAR.bytes());
+    let (bytes, block_bytes) = (count * size, S::DWORDS * 4);
+    let whole = bytes / block_bytes;
+    // SAFETY: the caller's; what is left over is read up to the end of the row only.
+    unsafe {
+        for b in 0..whole {
+            let block = S::columns(rows, b * block_bytes);
+            let to = to.add(b * S::DWORDS * each * S::LANES);
+            for d in 0..S::DWORDS {
+                let numbers = E::column::<S>(block[d]);
+                for i in 0..each {
+                    S::store(to.add((d * each + i) * S::LANES), numbers[i]);
+                }
+            }
+        }
+        let at = whole * block_bytes;
+        if at < bytes {
+            let block = S::first_columns(rows, at, bytes - at);
+            for d in 0..S::DWORDS {
+                let numbers = E::column::<S>(block[d]);
+                for i in 0..each {
+                    let g = at / size + d * each + i;
+                    if g < count {
+                        S::store(to.add(g * S::LANES), numbers[i]);
+                    }
+                }
+            }
+        }
+    }
+}
