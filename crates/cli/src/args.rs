@@ -46,7 +46,7 @@ pub(crate) enum Command {
     Inspect(InspectArgs),
     Logits(LogitsArgs),
     Perplexity(PerplexityArgs),
-    Bench(BenchArgs),
+    Bench(Box<BenchArgs>),
     Plan(PlanArgs),
     Replay(ReplayArgs),
     Devices(DevicesArgs),
