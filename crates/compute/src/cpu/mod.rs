@@ -15,7 +15,6 @@ mod head_matmul;
 mod latent_attention;
 mod matmul;
 mod norm;
-mod peak;
 mod pool;
 mod rope;
 mod top_logits;
@@ -24,9 +23,8 @@ mod topk;
 
 use std::thread;
 
-pub use dot::Isa;
+pub use dot::{CpuPeak, Isa};
 use dot::{Kernels, Lane, Quant, Rounded, padded};
-pub use peak::CpuPeak;
 use pool::Pool;
 
 use crate::{

@@ -16,6 +16,7 @@ mod generic;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod panel;
+mod peak;
 mod quants;
 mod vectors;
 
@@ -26,6 +27,7 @@ use blocks::Blocks;
 pub(crate) use columns::BATCH;
 use columns::{Groups, QuantRows, RoundedRow};
 pub(crate) use panel::{Lane, MOST_WIDE_ROWS, Panel, QuantTile, Rounded, Rows, grow, padded, quants_of};
+pub use peak::CpuPeak;
 pub(crate) use quants::Quant;
 pub(crate) use vectors::{Delta, Join, Places};
 

@@ -2,7 +2,7 @@
 
 use std::{hint::black_box, thread, time::Instant};
 
-use super::{Isa, dot};
+use super::Isa;
 use crate::{Error, MatrixShape};
 
 /// Sums that do not wait for each other: enough for the latency of any instruction, and few enough for 16 registers.
@@ -33,7 +33,7 @@ impl CpuPeak {
 
     /// What products with such weights are made of: bytes, where the fast path rounds activations for them.
     pub fn of_products(&self, shape: MatrixShape, exact: bool) -> f64 {
-        let rounded = !exact && dot::quants_of(shape).is_some();
+        let rounded = !exact && super::quants_of(shape).is_some();
         self.bytes.filter(|_| rounded).unwrap_or(self.f32)
     }
 }
