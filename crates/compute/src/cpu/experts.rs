@@ -56,10 +56,9 @@ pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
                     let mut runs = runs(host, &uses[of_tile.clone()]).peekable();
                     while let Some((first, run, slot)) = runs.next() {
                         let first = of_tile.start + first;
-                        let [gate, up] = [0, 1].map(|i| {
-                            let rows = [gate_rows, up_rows][i];
-                            Product { kernels, matrix: layout.matrices(slot)[i], rows }
-                        });
+                        let [gate, up, _] = layout.matrices(slot);
+                        let gate = Product { kernels, matrix: gate, rows: gate_rows };
+                        let up = Product { kernels, matrix: up, rows: up_rows };
                         if !alone {
                             up.ask_for(outputs.clone());
                         }
