@@ -34,6 +34,7 @@ impl ComputeArgs {
             name: Some(self.device.clone()),
             threads: self.threads.map(Into::into),
             exact: self.exact,
+            keys: None,
             isa: self.isa.clone(),
         }
     }

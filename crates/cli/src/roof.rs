@@ -1,6 +1,6 @@
 //! The least time that a token can take: what must be read from memory and disk, at the speed of both.
 
-use moeflux::{Blueprint, LayerBlueprint, MixerBlueprint, Scalar};
+use moeflux::{Blueprint, KeyFormat, LayerBlueprint, MixerBlueprint};
 
 /// Bytes per second that the machine gives at best.
 #[derive(Clone, Copy, Debug)]
@@ -61,7 +61,7 @@ impl Least {
 impl Costs {
     /// On the processor, which keeps keys and values as f16, and as f32 on the exact path.
     pub(crate) fn of(blueprint: &Blueprint, exact: bool) -> Self {
-        let keys = if exact { Scalar::F32 } else { Scalar::F16 };
+        let keys = if exact { KeyFormat::F32 } else { KeyFormat::F16 };
         let bytes = |m: &moeflux::MatrixSource| m.segments.iter().map(|s| s.bytes as u64).sum::<u64>();
         let head = blueprint.head.as_ref().unwrap_or(&blueprint.embed);
         let layers = blueprint.layers.iter().map(|layer| {
@@ -134,7 +134,7 @@ impl Costs {
 }
 
 impl State {
-    fn of(layer: &LayerBlueprint, max_positions: usize, keys: Scalar) -> Self {
+    fn of(layer: &LayerBlueprint, max_positions: usize, keys: KeyFormat) -> Self {
         let bytes = |positions: usize| layer.states(positions, 1).iter().map(|s| s.bytes(keys)).sum::<u64>();
         let each = bytes(2) - bytes(1);
         // Of sparse attention, what its indexer reads is left out.

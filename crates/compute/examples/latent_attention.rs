@@ -18,7 +18,13 @@ fn main() -> Result<(), Error> {
         Some(gpu) if gpu.starts_with("gpu") => DeviceOptions { name: Some(gpu), ..Default::default() },
         name => {
             let isa = name.and_then(|name| Isa::by_name(&name).ok()).unwrap_or_else(Isa::detect);
-            DeviceOptions { name: Some("cpu".into()), threads, exact: false, isa: Some(isa.name().into()) }
+            DeviceOptions {
+                name: Some("cpu".into()),
+                threads,
+                exact: false,
+                keys: None,
+                isa: Some(isa.name().into()),
+            }
         }
     };
     println!("{}", open(&options)?.describe());

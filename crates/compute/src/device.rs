@@ -1,54 +1,14 @@
 //! What a device is, and how one is opened by name.
 
+use std::ops::Range;
+
 use crate::{
-    Buffer, Error, Op, Scalar, Slot, SlotTable, State, View, Weight,
+    Buffer, Error, KeyFormat, Op, Slot, SlotTable, State, StateShape, View, Weight,
     cpu::{CpuDevice, Isa},
     gpu::GpuDevice,
     matrix::{Bytes, MatrixShape},
     reference::ReferenceDevice,
 };
-
-/// Positions that lie one after another in a state of keys and values that is shorter than its session.
-pub const KEY_BLOCK: usize = 256;
-
-/// The shape of one layer's state in one session.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StateShape {
-    /// Keys and values of every position so far, or of the last ones: position `p` lies at `p % positions`. Committed
-    /// by length: the caller says how many positions are valid with every op, so cutting it is free.
-    KeyValue {
-        /// Heads of keys and of values.
-        kv_heads: usize,
-        /// Numbers per key.
-        key_width: usize,
-        /// Numbers per value; zero where values are the first numbers of the keys, or where there are none.
-        value_width: usize,
-        /// Positions that the state can hold. Where attention has a window, a multiple of [`KEY_BLOCK`] with room for
-        /// the window and one step's rows is enough for a session of any length.
-        positions: usize,
-    },
-    /// A fixed number of f32 that every step replaces. An op reads the committed numbers and writes the next
-    /// ones; [`Device::commit`] makes the next ones committed. It cannot be cut.
-    Recurrent {
-        /// Numbers.
-        len: usize,
-    },
-}
-
-impl StateShape {
-    /// Bytes that a state of this shape holds on a device that keeps keys and values as `keys`.
-    pub const fn bytes(&self, keys: Scalar) -> u64 {
-        match *self {
-            StateShape::KeyValue { kv_heads, key_width, value_width, positions } => {
-                kv_heads as u64
-                    * (key_width as u64 + value_width as u64)
-                    * positions as u64
-                    * keys.bytes() as u64
-            }
-            StateShape::Recurrent { len } => len as u64 * 2 * 4,
-        }
-    }
-}
 
 /// The size of ops that a device has scratch for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -60,6 +20,8 @@ pub struct ScratchShape {
     /// The most numbers of a latent, its rotated key, and a key and a value of one head of [`Op::LatentAttention`]; zero
     /// where it does not run.
     pub latent_head: usize,
+    /// The most numbers of a key and a value together, where they are kept as [`KeyFormat::Q8`]; else zero.
+    pub wide_keys: usize,
 }
 
 /// Where a device's memory lies and how much there is.
@@ -162,17 +124,60 @@ pub trait Device: Send {
     /// after see the copy.
     fn copy_slot(&mut self, from: Slot, to: Slot) -> Result<(), Error>;
 
-    /// Bytes that a state of this shape holds.
+    /// What keys and values are kept as.
+    fn key_format(&self) -> KeyFormat;
+
+    /// Bytes that a state of this shape holds once all of its places are written.
     fn state_bytes(&self, shape: StateShape) -> u64;
 
-    /// A fresh state; all zero.
+    /// Bytes that [`Device::save_state`] writes for one place: see [`StateShape::places`].
+    fn place_bytes(&self, shape: StateShape) -> usize {
+        shape.place_bytes(self.key_format())
+    }
+
+    /// The most bytes that all states together may hold from now on; without it there is no limit. Ops and calls that would
+    /// need more fail with [`Error::StatesFull`].
+    fn limit_states(&mut self, bytes: u64);
+
+    /// Bytes that all states hold now; what they share counts once.
+    fn states_held(&self) -> u64;
+
+    /// Bytes more that states will hold once ops have run on `rows` rows of `state` from `position` on.
+    ///
+    /// # Errors
+    /// There is no such state.
+    fn state_need(&self, state: State, position: usize, rows: usize) -> Result<u64, Error>;
+
+    /// A fresh state; all zero. A device may take its memory as it is written.
     fn state(&mut self, shape: StateShape) -> Result<State, Error>;
+
+    /// Another state with the same committed contents, of keys and values those of the places before `places`. A device may
+    /// let both share memory until one of them is written.
+    fn fork_state(&mut self, state: State, places: usize) -> Result<State, Error>;
 
     /// Gives a state's memory back.
     fn drop_state(&mut self, state: State);
 
-    /// Zeroes a state.
+    /// Zeroes a state; keys and values may keep what nobody reads before it is written.
     fn reset(&mut self, state: State) -> Result<(), Error>;
+
+    /// Lets go of keys and values from place `places` on, which nobody reads before they are written again. Without effect on
+    /// recurrent states.
+    fn cut_state(&mut self, state: State, places: usize) -> Result<(), Error>;
+
+    /// Copies the committed contents of some places out, once all ops so far are done: of each place the keys of all heads,
+    /// then the values; of a recurrent state one f32. It is the same form on all devices of one [`Device::key_format`], all
+    /// little-endian.
+    ///
+    /// # Errors
+    /// The state has no such places; `out` is not `places.len()` times [`Device::place_bytes`] long.
+    fn save_state(&mut self, state: State, places: Range<usize>, out: &mut [u8]) -> Result<(), Error>;
+
+    /// Writes what [`Device::save_state`] copied out. No bytes are refused: what they mean is the caller's to check.
+    ///
+    /// # Errors
+    /// As [`Device::save_state`]; [`Error::StatesFull`].
+    fn load_state(&mut self, state: State, places: Range<usize>, bytes: &[u8]) -> Result<(), Error>;
 
     /// Makes what the ops since the last commit wrote into a recurrent state its committed contents. Without
     /// effect on states of keys and values.
@@ -243,6 +248,8 @@ pub struct DeviceOptions {
     /// The exact path: f32 activations, keys and values everywhere. Without it a device may round activations to 8 bits, and
     /// keys and values to f16.
     pub exact: bool,
+    /// What keys and values are kept as: f32 on the exact path, where nothing else can be had, and else f16 by default.
+    pub keys: Option<KeyFormat>,
     /// Forces an instruction set (`generic`, `avx2`, `avx512`, `neon`) instead of the best one; `plain` makes a GPU do
     /// without subgroups, f16 and cooperative matrices.
     pub isa: Option<String>,
@@ -253,13 +260,14 @@ pub struct DeviceOptions {
 /// # Errors
 /// The name, the instruction set or the number of threads is not to be had; the error lists what is.
 pub fn open(options: &DeviceOptions) -> Result<Box<dyn Device>, Error> {
+    let keys = KeyFormat::of(options)?;
     match options.name.as_deref().unwrap_or("cpu") {
         "cpu" => {
             let isa = match &options.isa {
                 Some(name) => Isa::by_name(name)?,
                 None => Isa::detect(),
             };
-            Ok(Box::new(CpuDevice::new(isa, options.threads, options.exact)?))
+            Ok(Box::new(CpuDevice::new(isa, options.threads, options.exact, keys)?))
         }
         "reference" => Ok(Box::new(ReferenceDevice::default())),
         name => {
@@ -273,7 +281,7 @@ pub fn open(options: &DeviceOptions) -> Result<Box<dyn Device>, Error> {
                     "there is no device {name:?}: choose cpu, gpu, gpu:N or reference"
                 )));
             };
-            Ok(Box::new(GpuDevice::new(index, options.exact, options.isa.as_deref())?))
+            Ok(Box::new(GpuDevice::new(index, options.exact, keys, options.isa.as_deref())?))
         }
     }
 }

@@ -13,6 +13,16 @@ pub enum Error {
         /// The system's reason.
         source: std::io::Error,
     },
+    /// States hold as much as they may.
+    #[error("the states of all sessions hold {held} bytes of {limit}, and {bytes} more are needed")]
+    StatesFull {
+        /// Bytes asked for.
+        bytes: u64,
+        /// Bytes held.
+        held: u64,
+        /// The limit.
+        limit: u64,
+    },
     /// A router produced a NaN: the weights or the activations before it are broken.
     #[error("NaN among the router's logits of row {row}")]
     RouterNan {

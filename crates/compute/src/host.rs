@@ -1,12 +1,13 @@
 //! What devices that compute on the host share: buffers, weights, slots and states in ordinary memory.
 
-use half::{f16, slice::HalfFloatSliceExt};
+mod states;
 
 use crate::{
-    Buffer, Error, ExpertUse, Matrix, Scalar, Slot, SlotTable, State, StateShape, View, Weight,
+    Buffer, Error, ExpertUse, KeyFormat, Matrix, Slot, SlotTable, State, StateShape, View, Weight,
     matrix::{Bytes, MatrixShape},
     op_check::{Holdings, stale},
 };
+pub(crate) use states::{KeyValue, Kind, Recurrent, States, widen_q8};
 
 /// Numbers in page-aligned anonymous memory: untouched pages cost address space only.
 #[derive(Debug, Default)]
@@ -33,84 +34,6 @@ impl std::ops::DerefMut for Numbers {
     }
 }
 
-/// The largest f16: what is beyond it ends there.
-const LARGEST: f32 = 65_504.0;
-
-/// Numbers of keys or values, as f32 or as f16.
-#[derive(Debug)]
-pub(crate) struct Kept {
-    scalar: Scalar,
-    bytes: Bytes,
-}
-
-impl Default for Kept {
-    fn default() -> Self {
-        Self { scalar: Scalar::F32, bytes: Bytes::default() }
-    }
-}
-
-impl Kept {
-    fn zeroed(scalar: Scalar, len: usize) -> Result<Self, Error> {
-        let bytes = len.checked_mul(scalar.bytes());
-        let bytes = bytes.ok_or_else(|| Error::Shape(format!("{len} numbers are too many")))?;
-        Ok(Self { scalar, bytes: Bytes::zeroed(bytes)? })
-    }
-
-    pub(crate) fn scalar(&self) -> Scalar {
-        self.scalar
-    }
-
-    pub(crate) fn bytes(&self) -> &[u8] {
-        &self.bytes
-    }
-
-    /// The numbers, if they are f32.
-    pub(crate) fn numbers(&self) -> &[f32] {
-        bytemuck::try_cast_slice(&self.bytes).unwrap_or(&[])
-    }
-
-    /// Writes numbers from number `at` on; f16 are rounded to nearest even.
-    pub(crate) fn write(&mut self, at: usize, from: &[f32]) {
-        let size = self.scalar.bytes();
-        let to = &mut self.bytes[at * size..][..from.len() * size];
-        if self.scalar == Scalar::F32 {
-            to.copy_from_slice(bytemuck::cast_slice(from));
-            return;
-        }
-        for (to, from) in to.chunks_mut(64 * size).zip(from.chunks(64)) {
-            let (mut held, mut halves) = ([0.0; 64], [f16::ZERO; 64]);
-            held.iter_mut().zip(from).for_each(|(held, x)| *held = x.clamp(-LARGEST, LARGEST));
-            halves.convert_from_f32_slice(&held);
-            to.copy_from_slice(&bytemuck::cast_slice(&halves)[..to.len()]);
-        }
-    }
-}
-
-/// Keys and values of one layer of one session: `positions * kv_heads` vectors each, in the order that the device likes.
-#[derive(Debug, Default)]
-pub(crate) struct KeyValue {
-    pub(crate) kv_heads: usize,
-    pub(crate) key_width: usize,
-    pub(crate) value_width: usize,
-    pub(crate) positions: usize,
-    pub(crate) keys: Kept,
-    pub(crate) values: Kept,
-}
-
-/// A recurrent state: the committed numbers and those that the running step writes.
-#[derive(Debug, Default)]
-pub(crate) struct Recurrent {
-    pub(crate) committed: Numbers,
-    pub(crate) next: Numbers,
-    written: bool,
-}
-
-#[derive(Debug)]
-pub(crate) enum HostState {
-    KeyValue(KeyValue),
-    Recurrent(Recurrent),
-}
-
 struct Bank {
     bytes: usize,
     slots: Vec<Option<Bytes>>,
@@ -123,20 +46,14 @@ pub(crate) struct Host {
     weights: Vec<(MatrixShape, Bytes)>,
     banks: Vec<Bank>,
     tables: Vec<Vec<Slot>>,
-    states: Vec<Option<HostState>>,
-    free_states: Vec<u32>,
-    /// Whether keys and values are f16.
-    half_states: bool,
+    /// What ops remember.
+    pub(crate) states: States,
 }
 
 impl Host {
-    pub(crate) fn new(half_states: bool) -> Self {
-        Self { half_states, ..Self::default() }
-    }
-
-    /// What keys and values are kept as.
-    pub(crate) fn keys(&self) -> Scalar {
-        if self.half_states { Scalar::F16 } else { Scalar::F32 }
+    /// Keys and values are kept in a format.
+    pub(crate) fn new(keys: KeyFormat) -> Self {
+        Self { states: States::new(keys), ..Self::default() }
     }
 
     pub(crate) fn buffer(&mut self, len: usize) -> Result<Buffer, Error> {
@@ -219,107 +136,6 @@ impl Host {
         slot.as_deref().ok_or_else(|| Error::Device("a slot was used while it was being filled".into()))
     }
 
-    pub(crate) fn state(&mut self, shape: StateShape) -> Result<State, Error> {
-        let state = match shape {
-            StateShape::KeyValue { kv_heads, key_width, value_width, positions } => {
-                let len = |width: usize| {
-                    kv_heads
-                        .checked_mul(width)
-                        .and_then(|n| n.checked_mul(positions))
-                        .ok_or_else(|| Error::Shape(format!("a state of {positions} positions is too large")))
-                };
-                HostState::KeyValue(KeyValue {
-                    kv_heads,
-                    key_width,
-                    value_width,
-                    positions,
-                    keys: Kept::zeroed(self.keys(), len(key_width)?)?,
-                    values: Kept::zeroed(self.keys(), len(value_width)?)?,
-                })
-            }
-            StateShape::Recurrent { len } => HostState::Recurrent(Recurrent {
-                committed: Numbers::zeroed(len)?,
-                next: Numbers::zeroed(len)?,
-                written: false,
-            }),
-        };
-        if let Some(i) = self.free_states.pop() {
-            self.states[i as usize] = Some(state);
-            return Ok(State(i));
-        }
-        self.states.push(Some(state));
-        Ok(State(self.states.len() as u32 - 1))
-    }
-
-    pub(crate) fn drop_state(&mut self, state: State) {
-        if let Some(place) = self.states.get_mut(state.0 as usize)
-            && place.take().is_some()
-        {
-            self.free_states.push(state.0);
-        }
-    }
-
-    fn state_ref(&self, state: State) -> Result<&HostState, Error> {
-        self.states.get(state.0 as usize).and_then(Option::as_ref).ok_or_else(|| stale("state"))
-    }
-
-    fn state_mut(&mut self, state: State) -> Result<&mut HostState, Error> {
-        self.states.get_mut(state.0 as usize).and_then(Option::as_mut).ok_or_else(|| stale("state"))
-    }
-
-    pub(crate) fn reset(&mut self, state: State) -> Result<(), Error> {
-        match self.state_mut(state)? {
-            // Only committed positions are ever read, so stale keys and values need no zeroing.
-            HostState::KeyValue(_) => {}
-            HostState::Recurrent(r) => {
-                r.committed.fill(0.0);
-                r.written = false;
-            }
-        }
-        Ok(())
-    }
-
-    pub(crate) fn commit(&mut self, state: State) -> Result<(), Error> {
-        if let HostState::Recurrent(r) = self.state_mut(state)?
-            && std::mem::take(&mut r.written)
-        {
-            std::mem::swap(&mut r.committed, &mut r.next);
-        }
-        Ok(())
-    }
-
-    /// Moves a state of keys and values out while an op writes it; [`Host::put_key_value`] puts it back.
-    pub(crate) fn take_key_value(&mut self, state: State) -> Result<KeyValue, Error> {
-        match self.state_mut(state)? {
-            HostState::KeyValue(kv) => Ok(std::mem::take(kv)),
-            HostState::Recurrent(_) => {
-                Err(Error::Shape("a recurrent state where keys and values belong".into()))
-            }
-        }
-    }
-
-    pub(crate) fn put_key_value(&mut self, state: State, kv: KeyValue) -> Result<(), Error> {
-        *self.state_mut(state)? = HostState::KeyValue(kv);
-        Ok(())
-    }
-
-    /// Moves a recurrent state out while an op reads its committed and writes its next numbers.
-    pub(crate) fn take_recurrent(&mut self, state: State) -> Result<Recurrent, Error> {
-        match self.state_mut(state)? {
-            HostState::Recurrent(r) => Ok(std::mem::take(r)),
-            HostState::KeyValue(_) => {
-                Err(Error::Shape("keys and values where a recurrent state belongs".into()))
-            }
-        }
-    }
-
-    /// Puts a recurrent state back whose next numbers have been written.
-    pub(crate) fn put_recurrent(&mut self, state: State, mut r: Recurrent) -> Result<(), Error> {
-        r.written = true;
-        *self.state_mut(state)? = HostState::Recurrent(r);
-        Ok(())
-    }
-
     /// The numbers of a buffer, all of them.
     pub(crate) fn all(&self, buffer: Buffer) -> Result<&[f32], Error> {
         self.buffers.get(buffer.0 as usize).map(|n| &**n).ok_or_else(|| stale("buffer"))
@@ -397,17 +213,7 @@ impl Holdings for Host {
     }
 
     fn state_shape(&self, state: State) -> Result<StateShape, Error> {
-        Ok(match self.state_ref(state)? {
-            HostState::KeyValue(KeyValue { kv_heads, key_width, value_width, positions, .. }) => {
-                StateShape::KeyValue {
-                    kv_heads: *kv_heads,
-                    key_width: *key_width,
-                    value_width: *value_width,
-                    positions: *positions,
-                }
-            }
-            HostState::Recurrent(r) => StateShape::Recurrent { len: r.committed.len() },
-        })
+        self.states.shape(state)
     }
 }
 

@@ -13,11 +13,11 @@ mod matrix;
 mod op;
 mod op_check;
 mod reference;
+mod state;
 
 pub use cpu::{CpuPeak, Isa};
 pub use device::{
-    BankPlace, Counters, Device, DeviceMemory, DeviceOptions, KEY_BLOCK, KernelTime, ScratchShape,
-    StateShape, Ticket, open,
+    BankPlace, Counters, Device, DeviceMemory, DeviceOptions, KernelTime, ScratchShape, Ticket, open,
 };
 pub use error::Error;
 pub use format::{BlockScale, Element, Format, PartBytes, Scalar, quant};
@@ -30,3 +30,4 @@ pub use op::{
     Scoring, Shared, Slot, SlotTable, Span, State, View, Weight,
 };
 pub use op_check::MOST_TOP_LOGITS;
+pub use state::{KEY_BLOCK, KeyFormat, StateShape};

@@ -402,8 +402,9 @@ pub enum Op<'a> {
     /// `out[h] = sum_t softmax_t(scale * q[h] . K[t][h / g]) V[t][h / g]` over `t <= p`, where
     /// `g = q.heads / k.heads`; then times `sigmoid(gate[h])` where there is a gate. Tolerance 1e-5.
     ///
-    /// On the fast path keys and values are kept as f16, which ends at 65,504 for what is larger: tolerance 2e-3 where f16
-    /// does not hold them. Where an op has many rows a GPU may round queries and weights to f16 too: tolerance 4e-3.
+    /// On the fast path keys and values may be kept as f16, which ends at 65,504 for what is larger: tolerance 2e-3 where f16
+    /// does not hold them; or as 8 bits ([`KeyFormat::Q8`](crate::KeyFormat::Q8)): a row of `out` is off by 1e-2 of its length,
+    /// a number by 2.5e-2 of its row's rms, measured with uniform numbers. Where an op has many rows a GPU may round queries and weights to f16 too: tolerance 4e-3.
     ///
     /// With a window only `t > p - window` count. With positions only those count that they name. A sink is one more
     /// logit in the softmax that has no value: `exp(sink[h])` joins the sum
@@ -465,8 +466,8 @@ pub enum Op<'a> {
     /// positions; then scores for every row at position `p` all `t <= p`,
     /// `score[t] = sum_h weights[h] max(q[h] . K[t], 0)`, and names the `n` positions with the highest scores, in
     /// ascending order; of equal scores the later position is taken first. Where there are no more than `n`, it names all
-    /// of them, then -1. Exact where scores are apart by more than 1e-5 of their rms; on the fast path these are the
-    /// scores of keys rounded to f16.
+    /// of them, then -1. Exact where scores are apart by more than 1e-5 of their rms; where keys are kept as f16 or 8
+    /// bits these are the scores of such keys.
     ///
     /// DeepSeek-AI, "DeepSeek-V3.2", 2025, section 2.1.
     TopPositions {

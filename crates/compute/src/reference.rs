@@ -5,11 +5,11 @@
 
 mod attention;
 
-use std::cmp::Ordering;
+use std::{cmp::Ordering, ops::Range};
 
 use crate::{
-    Activation, BankPlace, Buffer, Device, Error, ExpertGroups, ExpertUse, ExpertUses, HeadMatrix, Matrix,
-    Op, RopePairs, Router, Scalar, Scoring, ScratchShape, Slot, SlotTable, State, StateShape, Ticket, View,
+    Activation, BankPlace, Buffer, Device, Error, ExpertGroups, ExpertUse, ExpertUses, HeadMatrix, KeyFormat,
+    Matrix, Op, RopePairs, Router, Scoring, ScratchShape, Slot, SlotTable, State, StateShape, Ticket, View,
     Weight,
     host::Host,
     matrix::{Bytes, MatrixShape},
@@ -253,7 +253,7 @@ impl ReferenceDevice {
         let weight = self.host.all(weight)?[..channels * width].to_vec();
         let mut first = 0;
         for span in spans {
-            let mut state = self.host.take_recurrent(span.state)?;
+            let mut state = self.host.states.take_recurrent(span.state)?;
             // The last width - 1 inputs before the span, then the span's own.
             let mut input: Vec<Vec<f32>> = state.committed.chunks(channels).map(<[f32]>::to_vec).collect();
             input.extend((0..span.rows).map(|row| x.row(first + row).to_vec()));
@@ -269,7 +269,7 @@ impl ReferenceDevice {
                 self.store(out, first + row, 0, &y)?;
             }
             state.next.copy_from_slice(&input[span.rows..].concat());
-            self.host.put_recurrent(span.state, state)?;
+            self.host.states.put_recurrent(span.state, state)?;
             first += span.rows;
         }
         Ok(())
@@ -284,7 +284,7 @@ impl ReferenceDevice {
         let group = heads / k.view.heads;
         let mut first = 0;
         for span in spans {
-            let mut state = self.host.take_recurrent(span.state)?;
+            let mut state = self.host.states.take_recurrent(span.state)?;
             let mut s = state.committed.to_vec();
             for row in first..first + span.rows {
                 for h in 0..heads {
@@ -307,7 +307,7 @@ impl ReferenceDevice {
                 }
             }
             state.next.copy_from_slice(&s);
-            self.host.put_recurrent(span.state, state)?;
+            self.host.states.put_recurrent(span.state, state)?;
             first += span.rows;
         }
         Ok(())
@@ -474,24 +474,56 @@ impl Device for ReferenceDevice {
         self.host.copy_slot(from, to)
     }
 
+    fn key_format(&self) -> KeyFormat {
+        self.host.states.keys()
+    }
+
     fn state_bytes(&self, shape: StateShape) -> u64 {
-        shape.bytes(Scalar::F32)
+        self.host.states.bytes(shape)
+    }
+
+    fn limit_states(&mut self, bytes: u64) {
+        self.host.states.limit(bytes);
+    }
+
+    fn states_held(&self) -> u64 {
+        self.host.states.held()
+    }
+
+    fn state_need(&self, state: State, position: usize, rows: usize) -> Result<u64, Error> {
+        self.host.states.need(state, position, rows)
     }
 
     fn state(&mut self, shape: StateShape) -> Result<State, Error> {
-        self.host.state(shape)
+        self.host.states.make(shape)
+    }
+
+    fn fork_state(&mut self, state: State, places: usize) -> Result<State, Error> {
+        self.host.states.fork(state, places)
     }
 
     fn drop_state(&mut self, state: State) {
-        self.host.drop_state(state);
+        self.host.states.drop_state(state);
     }
 
     fn reset(&mut self, state: State) -> Result<(), Error> {
-        self.host.reset(state)
+        self.host.states.reset(state)
+    }
+
+    fn cut_state(&mut self, state: State, places: usize) -> Result<(), Error> {
+        self.host.states.cut(state, places)
+    }
+
+    fn save_state(&mut self, state: State, places: Range<usize>, out: &mut [u8]) -> Result<(), Error> {
+        self.host.states.save(state, places, out)
+    }
+
+    fn load_state(&mut self, state: State, places: Range<usize>, bytes: &[u8]) -> Result<(), Error> {
+        self.host.states.load(state, places, bytes)
     }
 
     fn commit(&mut self, state: State) -> Result<(), Error> {
-        self.host.commit(state)
+        self.host.states.commit(state)
     }
 
     fn run(&mut self, op: &Op<'_>) -> Result<(), Error> {

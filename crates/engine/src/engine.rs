@@ -101,7 +101,7 @@ impl Engine {
         let memory = device.memory();
         let load_all = memory.is_some() && plan.holds_all;
         device
-            .reserve_scratch(scratch_shape(&blueprint, plan.chunk))
+            .reserve_scratch(scratch_shape(&blueprint, plan.chunk, device.key_format()))
             .map_err(Error::at(|| "reserving the device's memory"))?;
         let source = Arc::new(ExpertSource::new(
             Arc::clone(checkpoint.files()),

@@ -41,7 +41,7 @@ pub use generate::{Answer, Finish, GenerateRequest, Phase, generate};
 pub use layer::Observer;
 pub use memory::{CARD_CHUNK, DEFAULT_CHUNK, DEFAULT_CONTEXT, MemoryPlan, MemoryRequest};
 pub use model::{Logits, Watch};
-pub use moeflux_compute::{Adapter, AdapterKind, DeviceOptions, KernelTime, Scalar};
+pub use moeflux_compute::{Adapter, AdapterKind, DeviceOptions, KernelTime, KeyFormat};
 pub use pack::{Damage, PackReport, VerifyReport, pack, verify_packed};
 pub use perplexity::{Perplexity, negative_log_likelihood, perplexity};
 pub use planner::Planner;

@@ -1,6 +1,6 @@
 //! The memory plan: every byte that will be held, from a budget, before anything is allocated.
 
-use moeflux_compute::{Device, DeviceOptions, ScratchShape};
+use moeflux_compute::{Device, DeviceOptions, KeyFormat, ScratchShape, StateShape};
 use serde::Serialize;
 
 use crate::{
@@ -174,7 +174,7 @@ impl MemoryPlan {
         let working_set = blueprint.experts_per_token();
         let plan = |context: usize| -> Result<Self, Error> {
             let rows = chunk.min(context);
-            let of_device = device.scratch_bytes(scratch_shape(blueprint, rows));
+            let of_device = device.scratch_bytes(scratch_shape(blueprint, rows, device.key_format()));
             let scratch = scratch_bytes(blueprint, rows, context)
                 + of_device.map_err(Error::at(|| "planning memory"))?;
             let states = blueprint.layers.iter().flat_map(|l| l.states(context, rows));
@@ -370,12 +370,23 @@ fn mib(bytes: u64) -> u64 {
 }
 
 /// The scratch of the device for steps of up to `rows` rows.
-pub(crate) fn scratch_shape(blueprint: &Blueprint, rows: usize) -> ScratchShape {
+pub(crate) fn scratch_shape(blueprint: &Blueprint, rows: usize, keys: KeyFormat) -> ScratchShape {
     let latent_head = blueprint.layers.iter().map(|l| match &l.mixer {
         MixerBlueprint::Mla(mla) => Mla::latent_head(mla),
         MixerBlueprint::Gqa(_) | MixerBlueprint::DeltaNet(_) => 0,
     });
-    ScratchShape { rows, cols: blueprint.max_inputs(), latent_head: latent_head.max().unwrap_or(0) }
+    let wide_keys = blueprint.layers.iter().flat_map(|l| l.states(1, 1)).map(|shape| match shape {
+        StateShape::KeyValue { key_width, value_width, .. } if keys == KeyFormat::Q8 => {
+            key_width + value_width
+        }
+        _ => 0,
+    });
+    ScratchShape {
+        rows,
+        cols: blueprint.max_inputs(),
+        latent_head: latent_head.max().unwrap_or(0),
+        wide_keys: wide_keys.max().unwrap_or(0),
+    }
 }
 
 /// Rounded up to whole pages: every piece is its own mapping.

@@ -4,15 +4,18 @@
 //! tile goes over all blocks where rows and heads make tiles enough; else every block is a tile, and the parts, which lie in
 //! [`Cpu`]'s scratch, are joined afterwards.
 
-use std::ops::Range;
+use std::{mem, ops::Range};
 
 use super::{
     Cpu,
-    dot::{Join, Kernels, Places},
+    dot::{Join, Kernels, Lane, Places, each},
     pool::{Grid, Tile},
     row, vector,
 };
-use crate::{Buffer, Error, KEY_BLOCK, Op, Span, View, host::Host, host::KeyValue};
+use crate::{
+    Buffer, Error, KEY_BLOCK, Op, Scalar, ScratchShape, Span, View,
+    host::{Host, KeyValue, Kind},
+};
 
 /// Positions of a block, which lie in one piece. Blocks begin at multiples of it, so a row's sums do not depend on the
 /// other rows of the op, nor on where a chunk began.
@@ -31,7 +34,6 @@ pub(super) const PARTS: usize = 1 << 19;
 /// Runs [`Op::Attention`].
 pub(super) fn attention(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(), Error> {
     let &Op::Attention { k, v, spans, out, .. } = op else { return Ok(()) };
-    cpu.reserve(0, 0)?;
     host.with(&out, |host, numbers| {
         with_keys(host, spans, (&k, v.as_ref()), |host, of_span| attend(host, cpu, of_span, op, numbers))
     })
@@ -47,21 +49,13 @@ pub(super) fn with_keys(
 ) -> Result<(), Error> {
     let mut first = 0;
     for span in spans {
-        let mut kv = host.take_key_value(span.state)?;
+        let mut kv = host.states.take_key_value(span.state, span.position, span.rows)?;
         let done = append(host, &mut kv, (span, first), keys).and_then(|()| f(host, (&kv, first, span)));
-        host.put_key_value(span.state, kv)?;
+        host.states.put_key_value(span.state, kv)?;
         done?;
         first += span.rows;
     }
     Ok(())
-}
-
-/// Where the vectors of a position and a head lie, counted in vectors: block by block, in a block head by head, so that
-/// what a head reads of a block lies in one piece.
-fn place(kv: &KeyValue, position: usize, head: usize) -> usize {
-    let place = position % kv.positions;
-    let (i, block) = (place % BLOCK, place / BLOCK * BLOCK);
-    block * kv.kv_heads + head * BLOCK.min(kv.positions - block) + i
 }
 
 /// Writes keys and values of a span's rows, which begin at row `first` of the op, at their positions.
@@ -74,28 +68,36 @@ fn append(
     let (k, v) = ((host.get(k)?, k), v.map(|v| Ok::<_, Error>((host.get(v)?, v))).transpose()?);
     for i in 0..span.rows {
         for head in 0..kv.kv_heads {
-            let at = place(kv, span.position + i, head);
-            kv.keys.write(at * kv.key_width, vector(k.0, k.1, first + i, head));
+            kv.write(Kind::Key, span.position + i, head, vector(k.0, k.1, first + i, head));
             if let Some((all, v)) = v {
-                kv.values.write(at * kv.value_width, vector(all, v, first + i, head));
+                kv.write(Kind::Value, span.position + i, head, vector(all, v, first + i, head));
             }
         }
     }
     Ok(())
 }
 
-/// Keys of a state, by their places.
-pub(super) fn keys_of<'a>(kv: &'a KeyValue, at: &'a [usize]) -> Places<'a> {
-    Places { scalar: kv.keys.scalar(), all: kv.keys.bytes(), stride: kv.key_width, at }
+/// The scratch for keys and values that must be widened.
+pub(super) fn wide_keys(kv: &KeyValue) -> ScratchShape {
+    let wide_keys = if kv.format.scalar().is_none() { kv.key_width + kv.value_width } else { 0 };
+    ScratchShape { wide_keys, ..ScratchShape::default() }
 }
 
-/// Values of a state, by their places; without values, they are the keys' first numbers.
-fn values_of<'a>(kv: &'a KeyValue, has_values: bool, at: &'a [usize]) -> Places<'a> {
-    if has_values {
-        Places { scalar: kv.values.scalar(), all: kv.values.bytes(), stride: kv.value_width, at }
-    } else {
-        keys_of(kv, at)
+/// Points `to` to vectors of `width` numbers as kernels read them: in place, or widened to `room`.
+pub(super) fn readable<'a>(
+    (kernels, kv): (Kernels, &KeyValue),
+    from: impl Iterator<Item = &'a [u8]>,
+    (room, width): (&'a mut [f32], usize),
+    to: &mut [&'a [u8]],
+) -> Scalar {
+    if let Some(scalar) = kv.format.scalar() {
+        to.iter_mut().zip(from).for_each(|(to, vector)| *to = vector);
+        return scalar;
     }
+    let wide = from.zip(room.chunks_exact_mut(width)).take(to.len());
+    wide.for_each(|(vector, wide)| kernels.widen_key(kv.format, vector, wide));
+    each(room, width, to);
+    Scalar::F32
 }
 
 /// Which positions a row sees: a range of them, or of a list of them.
@@ -116,17 +118,20 @@ impl Seen<'_> {
         }
     }
 
-    /// Where the positions of a part of such a range, in one block, lie in a state.
-    fn places(&self, row: usize, part: Range<usize>, (kv, head): (&KeyValue, usize), to: &mut [usize]) {
-        let part_of = |all, view| &self::row(all, view, row)[part.clone()];
+    /// Keys or values of a part of such a range, in one block: `scalar` and where they are.
+    fn vectors<'a>(
+        &self,
+        (kernels, kv): (Kernels, &'a KeyValue),
+        (row, part, head): (usize, Range<usize>, usize),
+        (kind, room): (Kind, &'a mut [f32]),
+        to: &mut [&'a [u8]],
+    ) -> Scalar {
+        let room = (room, kv.width(kind));
         match self {
-            Seen::Window(_) => {
-                let first = place(kv, part.start, head);
-                to.iter_mut().enumerate().for_each(|(i, to)| *to = first + i);
-            }
+            Seen::Window(_) => readable((kernels, kv), kv.vectors(kind, part.start, head), room, to),
             Seen::Named(all, view) => {
-                let named = part_of(all, view).iter().map(|p| place(kv, *p as usize, head));
-                to.iter_mut().zip(named).for_each(|(to, place)| *to = place);
+                let named = self::row(all, view, row)[part].iter();
+                readable((kernels, kv), named.map(|p| kv.vector(kind, *p as usize, head)), room, to)
             }
         }
     }
@@ -188,6 +193,7 @@ fn attend(
         None => Seen::Window(window.unwrap_or(usize::MAX)),
     };
     let group = q.heads / kv.kv_heads;
+    cpu.reserve_all(wide_keys(kv))?;
     let has_values = v.is_some();
     let of = Attend { kernels, kv, has_values, seen, queries: host.get(&q)?, q, scale, first, span, group };
     let (begins, ends) =
@@ -208,8 +214,8 @@ fn attend(
     let tiles = span.rows.div_ceil(rows) * (q.heads / heads);
     let Some(parts) = Parts::new((span.rows, rows), &out, blocks.len()).filter(|_| tiles < ENOUGH_TILES)
     else {
-        cpu.pool.tiles(numbers, Grid::new(&to, rows, heads, out.width), |mut tile, _| {
-            let softmax = of.sum((tile.rows(), 0), blocks.clone(), &mut tile);
+        cpu.pool.tiles(numbers, Grid::new(&to, rows, heads, out.width), |mut tile, lane| {
+            let softmax = of.sum((tile.rows(), 0), blocks.clone(), &mut tile, lane);
             for ((row, head), softmax) in tile.places().zip(softmax) {
                 finish(softmax, tile.vector(row, head), row, head);
             }
@@ -221,14 +227,19 @@ fn attend(
     for some in blocks.clone().step_by(parts.blocks) {
         let some = some..blocks.end.min(some + parts.blocks);
         let grid = |view: &View| Grid::new(&view.slice(0, some.len() * parts.rows), rows, heads, view.width);
-        cpu.pool.tiles2((sums, grid(&parts.sums)), (maxima, grid(&parts.softmax)), |mut tile, mut to, _| {
-            let (i, begin) = (tile.rows().start / parts.rows, tile.rows().start % parts.rows);
-            let of_span = begin..span.rows.min(begin + rows);
-            let softmax = of.sum((of_span, i * parts.rows), some.start + i..some.start + i + 1, &mut tile);
-            for ((row, head), softmax) in tile.places().zip(softmax) {
-                to.vector(row, head).copy_from_slice(&[softmax.max, softmax.sum]);
-            }
-        });
+        cpu.pool.tiles2(
+            (sums, grid(&parts.sums)),
+            (maxima, grid(&parts.softmax)),
+            |mut tile, mut to, lane| {
+                let (i, begin) = (tile.rows().start / parts.rows, tile.rows().start % parts.rows);
+                let of_span = begin..span.rows.min(begin + rows);
+                let softmax =
+                    of.sum((of_span, i * parts.rows), some.start + i..some.start + i + 1, &mut tile, lane);
+                for ((row, head), softmax) in tile.places().zip(softmax) {
+                    to.vector(row, head).copy_from_slice(&[softmax.max, softmax.sum]);
+                }
+            },
+        );
         let (maxima, sums) = (&*maxima, &*sums);
         let each = |view: &View| Grid::new(view, 1, 1, view.width);
         cpu.pool.tiles2((numbers, each(&to)), (totals, each(&parts.totals)), |mut tile, mut total, _| {
@@ -327,6 +338,7 @@ impl Attend<'_> {
         (rows, offset): (Range<usize>, usize),
         blocks: Range<usize>,
         tile: &mut Tile<'_, f32>,
+        lane: &mut Lane,
     ) -> [Softmax; QUERIES] {
         let heads = tile.heads();
         let mut all = Queries {
@@ -343,7 +355,7 @@ impl Attend<'_> {
                 tile.vector(offset + row, head).fill(0.0);
             }
         }
-        let mut at = [0; BLOCK];
+        let mut room = mem::take(&mut lane.keys);
         // No row sees what begins before the first one's, or ends after the last one's.
         let (begin, end) = (self.range(rows.start).start, self.range(rows.end - 1).end);
         for block in blocks.start.max(begin / BLOCK)..blocks.end.min(end.div_ceil(BLOCK)) {
@@ -356,25 +368,41 @@ impl Attend<'_> {
                 // Rows that see the same part of the block.
                 let same = (row + 1..rows.end).find(|other| part(*other) != part(row)).unwrap_or(rows.end);
                 if !part(row).is_empty() {
-                    let at = &mut at[..part(row).len()];
-                    self.seen.places(self.first + row, part(row), (self.kv, heads.start / self.group), at);
+                    let seen = (self.first + row, part(row), heads.start / self.group);
                     let some = (row - rows.start) * heads.len()..(same - rows.start) * heads.len();
-                    self.add(&mut all, some, at, tile);
+                    self.add(&mut all, some, (seen, &mut room), tile);
                 }
                 row = same;
             }
         }
+        lane.keys = room;
         all.softmax
     }
 
     /// Adds some positions to the softmax and the sums of some queries.
-    fn add(&self, all: &mut Queries<'_>, some: Range<usize>, at: &[usize], tile: &mut Tile<'_, f32>) {
-        let (kernels, len) = (self.kernels, at.len());
+    fn add(
+        &self,
+        all: &mut Queries<'_>,
+        some: Range<usize>,
+        (seen, room): ((usize, Range<usize>, usize), &mut [f32]),
+        tile: &mut Tile<'_, f32>,
+    ) {
+        let (kernels, kv, len) = (self.kernels, self.kv, seen.1.len());
         let (q, places, softmax) = (&all.q[some.clone()], &all.places[some.clone()], &mut all.softmax[some]);
         let scores = &mut all.scores[..q.len() * len];
-        let values = values_of(self.kv, self.has_values, at);
-        let next = if self.has_values { self.kv.value_width * values.scalar.bytes() } else { 0 };
-        kernels.scores_before((values, next), q, keys_of(self.kv, at), self.scale, scores);
+        let (mut keys, mut values) = ([&[][..]; BLOCK], [&[][..]; BLOCK]);
+        let (of_keys, of_values) = room.split_at_mut(room.len().min(BLOCK * kv.key_width));
+        let (keys, values) = (&mut keys[..len], &mut values[..len]);
+        let scalar = self.seen.vectors((kernels, kv), seen.clone(), (Kind::Key, of_keys), keys);
+        // Without values, they are the keys' first numbers.
+        if self.has_values {
+            self.seen.vectors((kernels, kv), seen, (Kind::Value, of_values), values);
+        } else {
+            values.copy_from_slice(keys);
+        }
+        let (keys, values) = (Places { scalar, at: keys }, Places { scalar, at: values });
+        let next = if self.has_values { kv.bytes(Kind::Value) } else { 0 };
+        kernels.scores_before((values, next), q, keys, self.scale, scores);
         let mut by = [Join::default(); QUERIES];
         for ((scores, softmax), by) in scores.chunks_exact_mut(len).zip(softmax).zip(&mut by) {
             *by = softmax.join(Softmax::of(kernels, scores));

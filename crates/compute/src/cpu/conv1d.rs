@@ -12,9 +12,9 @@ pub(super) fn conv1d(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(), 
     host.with(&out, |host, numbers| {
         let mut first = 0;
         for span in spans {
-            let mut state = host.take_recurrent(span.state)?;
+            let mut state = host.states.take_recurrent(span.state)?;
             let done = convolve(host, cpu, op, (&mut state, first, span), numbers);
-            host.put_recurrent(span.state, state)?;
+            host.states.put_recurrent(span.state, state)?;
             done?;
             first += span.rows;
         }

@@ -19,10 +19,10 @@ pub(super) fn delta_net(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(
     host.with(&out, |host, numbers| {
         let mut first = 0;
         for span in spans {
-            let mut state = host.take_recurrent(span.state)?;
+            let mut state = host.states.take_recurrent(span.state)?;
             let done =
                 Inputs::new(host, op).map(|inputs| inputs.run(cpu, (&mut state, first, span), &out, numbers));
-            host.put_recurrent(span.state, state)?;
+            host.states.put_recurrent(span.state, state)?;
             done?;
             first += span.rows;
         }

@@ -4,7 +4,7 @@ use std::mem;
 
 use super::{
     Cpu,
-    dot::{Join, Lane, MOST_WIDE_ROWS, Places, Rows, TILE},
+    dot::{Join, Lane, MOST_WIDE_ROWS, Places, Rows, TILE, each},
     matmul::{COLS, Product},
     pool::Grid,
     vector,
@@ -35,7 +35,6 @@ pub(super) fn head_mat_mul(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Resul
             return Ok(());
         }
         // Some rows of the matrix are widened and added, times the activations, to the outputs.
-        let places: [usize; MOST_WIDE_ROWS] = std::array::from_fn(|i| i);
         cpu.pool.tiles(numbers, Grid::new(&out, ROWS, 1, cols), |mut tile, lane| {
             let (rows, head) = (tile.rows(), tile.heads().start);
             let matrix = of_head(head);
@@ -44,7 +43,9 @@ pub(super) fn head_mat_mul(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Resul
             for first in (0..count).step_by(Lane::wide_rows(cols)) {
                 let some = first..count.min(first + Lane::wide_rows(cols));
                 kernels.widen_rows(&matrix, first, lane, &mut wide[..some.len() * cols]);
-                let values = Places::of(&wide, cols, &places[..some.len()]);
+                let mut values = [&[][..]; MOST_WIDE_ROWS];
+                each(&wide, cols, &mut values[..some.len()]);
+                let values = Places::of(&values[..some.len()]);
                 for first in rows.clone().step_by(TILE) {
                     let n = TILE.min(rows.end - first);
                     let places: [_; TILE] = std::array::from_fn(|i| (first + i.min(n - 1), head));

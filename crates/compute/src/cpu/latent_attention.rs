@@ -5,12 +5,13 @@ use std::mem;
 use super::{
     Cpu,
     attention::{Softmax, with_keys},
-    dot::{Join, Kernels, Lane, MOST_WIDE_ROWS, Places, TILE},
+    dot::{Join, Kernels, Lane, MOST_WIDE_ROWS, Places, TILE, each},
     pool::Grid,
     vector,
 };
 use crate::{
-    Buffer, Error, HeadMatrix, KEY_BLOCK, Matrix, Op, ScratchShape, Span, View, host::Host, host::KeyValue,
+    Buffer, Error, HeadMatrix, KEY_BLOCK, Matrix, Op, ScratchShape, Span, View,
+    host::{Host, KeyValue, Kind},
 };
 
 /// Most rows of a tile: they share the keys and values that are made of the latents.
@@ -29,7 +30,12 @@ pub(super) fn latent_attention(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> R
     let &Op::LatentAttention { q, k, keys, values, spans, out, .. } = op else { return Ok(()) };
     host.with(&out, |host, numbers| {
         let cols = host.weight(keys.weight)?.shape.cols.max(host.weight(values.weight)?.shape.cols);
-        cpu.reserve_all(ScratchShape { rows: 1, cols, latent_head: k.width + q.width + out.width })?;
+        cpu.reserve_all(ScratchShape {
+            rows: 1,
+            cols,
+            latent_head: k.width + q.width + out.width,
+            wide_keys: 0,
+        })?;
         with_keys(host, spans, (&k, None), |host, of_span| attend(host, cpu, of_span, op, numbers))
     })
 }
@@ -47,7 +53,6 @@ fn attend(
     let (keys, values) = (Expand::new(host, keys)?, Expand::new(host, values)?);
     let (latent, nope) = keys.inputs_outputs();
     let of_block = View::rows(Buffer(0), KEY_BLOCK, kv.key_width).columns(0, latent);
-    let places: [usize; KEY_BLOCK] = std::array::from_fn(|i| i);
     let to = out.slice(first, span.rows);
     // With fewer heads than threads, several make the same keys and values.
     let parts = cpu.pool.threads().div_ceil(q.heads);
@@ -66,28 +71,30 @@ fn attend(
             let positions = block..end.min(block + KEY_BLOCK);
             let (latents, wide) =
                 (of_block.slice(0, positions.len()), &mut wide[..positions.len() * kv.key_width]);
-            // A state of one head has its positions in order.
-            let bytes = &kv.keys.bytes()[block * kv.key_width * kv.keys.scalar().bytes()..];
-            kernels.widen(kv.keys.scalar(), bytes, wide);
+            for (key, wide) in kv.vectors(Kind::Key, block, 0).zip(wide.chunks_exact_mut(kv.key_width)) {
+                kernels.widen_key(kv.format, key, wide);
+            }
             keys.run(kernels, (wide, latents), head, lane, (of_keys, q.width));
             values.run(kernels, (wide, latents), head, lane, (of_values, out.width));
             for (of_position, key) in wide.chunks_exact(kv.key_width).zip(of_keys.chunks_exact_mut(q.width)) {
                 key[nope..].copy_from_slice(&of_position[latent..]);
             }
+            let (mut in_keys, mut in_values) = ([&[][..]; KEY_BLOCK], [&[][..]; KEY_BLOCK]);
+            each(of_keys, q.width, &mut in_keys);
+            each(of_values, out.width, &mut in_values);
             // The first row that sees the block.
             let from = rows.start.max(block.saturating_sub(span.position));
             for row in (from..rows.end).step_by(QUERIES) {
                 let some = row..rows.end.min(row + QUERIES);
                 let sees = |row: usize| positions.end.min(span.position + row + 1) - block;
                 let len = sees(some.end - 1);
-                let (scores, at) = (&mut scores[..some.len() * len], &places[..len]);
+                let scores = &mut scores[..some.len() * len];
                 for (row, to) in some.clone().zip(some_queries.chunks_exact_mut(q.width)) {
                     to.copy_from_slice(vector(queries, &q, first + row, head));
                 }
                 let mut vectors = [&[][..]; QUERIES];
                 vectors.iter_mut().zip(some_queries.chunks_exact(q.width)).for_each(|(v, q)| *v = q);
-                let in_keys = Places::of(of_keys, q.width, at);
-                kernels.scores(&vectors[..some.len()], in_keys, scale, scores);
+                kernels.scores(&vectors[..some.len()], Places::of(&in_keys[..len]), scale, scores);
                 let mut by = [Join::default(); QUERIES];
                 for ((row, scores), by) in some.clone().zip(scores.chunks_exact_mut(len)).zip(&mut by) {
                     // What a row does not see has no weight.
@@ -95,7 +102,7 @@ fn attend(
                     *by = softmax[row - rows.start].join(Softmax::of(kernels, seen));
                     unseen.fill(0.0);
                 }
-                let in_values = Places::of(of_values, out.width, at);
+                let in_values = Places::of(&in_values[..len]);
                 for (i, scores) in scores.chunks(TILE * len).enumerate() {
                     let n = scores.len() / len;
                     let places: [_; TILE] =
@@ -143,7 +150,6 @@ impl<'a> Expand<'a> {
         let HeadMatrix { head_rows, transposed, .. } = self.of;
         let matrix = self.all.rows(head * head_rows.stride + head_rows.first, head_rows.count);
         let (count, cols) = (head_rows.count, self.all.shape.cols);
-        let places: [usize; MOST_WIDE_ROWS] = std::array::from_fn(|i| i);
         let mut wide = mem::take(&mut lane.wide);
         if transposed {
             out.chunks_mut(stride).take(latents.rows).for_each(|out| out[..cols].fill(0.0));
@@ -151,7 +157,9 @@ impl<'a> Expand<'a> {
         for first in (0..count).step_by(Lane::wide_rows(cols)) {
             let some = first..count.min(first + Lane::wide_rows(cols));
             kernels.widen_rows(&matrix, first, lane, &mut wide[..some.len() * cols]);
-            let rows = Places::of(&wide, cols, &places[..some.len()]);
+            let mut rows = [&[][..]; MOST_WIDE_ROWS];
+            each(&wide, cols, &mut rows[..some.len()]);
+            let rows = Places::of(&rows[..some.len()]);
             let group = if transposed { TILE } else { QUERIES };
             for (i, out) in out.chunks_mut(group * stride).enumerate().take(latents.rows.div_ceil(group)) {
                 let n = group.min(latents.rows - i * group);

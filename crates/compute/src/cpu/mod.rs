@@ -21,15 +21,15 @@ mod top_logits;
 mod top_positions;
 mod topk;
 
-use std::thread;
+use std::{ops::Range, thread};
 
 pub use dot::{CpuPeak, Isa};
 use dot::{Kernels, Lane, Quant, Rounded, padded};
 use pool::Pool;
 
 use crate::{
-    BankPlace, Buffer, Device, Error, ExpertUse, ExpertUses, KEY_BLOCK, Op, ScratchShape, Slot, SlotTable,
-    State, StateShape, Ticket, View, Weight,
+    BankPlace, Buffer, Device, Error, ExpertUse, ExpertUses, KEY_BLOCK, KeyFormat, Op, ScratchShape, Slot,
+    SlotTable, State, StateShape, Ticket, View, Weight,
     host::Host,
     matrix::{Bytes, MatrixShape},
 };
@@ -77,33 +77,37 @@ impl Cpu {
         let rows = shape.rows.max(LEAST_ROWS).max(has.rows);
         let cols = shape.cols.max(has.cols);
         let latent_head = shape.latent_head.max(has.latent_head);
+        let wide_keys = shape.wide_keys.max(has.wide_keys);
         let limit = isize::MAX as usize / 64;
-        if rows.checked_mul(cols).is_none_or(|n| n > limit) || latent_head > limit / (2 * KEY_BLOCK) {
+        let most = latent_head.max(wide_keys);
+        if rows.checked_mul(cols).is_none_or(|n| n > limit) || most > limit / (2 * KEY_BLOCK) {
             return Err(Error::Shape(format!(
                 "scratch for {rows} rows of {cols} inputs and heads of {latent_head} is too large"
             )));
         }
-        let per_thread = Lane::memory(cols) + latent_attention::numbers(latent_head) * 4 + pool::STACK_BYTES;
+        let blocks = latent_attention::numbers(latent_head) + KEY_BLOCK * wide_keys;
+        let per_thread = Lane::memory(cols) + blocks * 4 + pool::STACK_BYTES;
         let parts = attention::PARTS * 4;
         let bytes = parts + 2 * Activations::memory(rows, cols) + self.pool.threads() * per_thread;
-        Ok((ScratchShape { rows, cols, latent_head }, bytes))
+        Ok((ScratchShape { rows, cols, latent_head, wide_keys }, bytes))
     }
 
     /// Makes room for `rows` rows of `cols` inputs.
     fn reserve(&mut self, rows: usize, cols: usize) -> Result<(), Error> {
-        self.reserve_all(ScratchShape { rows, cols, latent_head: 0 })
+        self.reserve_all(ScratchShape { rows, cols, ..ScratchShape::default() })
     }
 
     /// Makes room for ops of a size.
     fn reserve_all(&mut self, shape: ScratchShape) -> Result<(), Error> {
         let (shape, _) = self.room(shape)?;
         if shape != self.reserved {
-            let ScratchShape { rows, cols, latent_head } = shape;
+            let ScratchShape { rows, cols, latent_head, wide_keys } = shape;
             dot::grow(&mut self.parts, attention::PARTS)?;
             self.rounded.reserve(rows, cols)?;
             self.inner.reserve(rows, cols)?;
             self.pool.lanes().try_for_each(|lane| {
                 dot::grow(&mut lane.latent_head, latent_attention::numbers(latent_head))?;
+                dot::grow(&mut lane.keys, KEY_BLOCK * wide_keys)?;
                 lane.reserve(cols)
             })?;
             self.reserved = shape;
@@ -129,7 +133,7 @@ pub(crate) struct CpuDevice {
 impl CpuDevice {
     /// # Errors
     /// The machine does not have the instruction set, or not that many threads.
-    pub(crate) fn new(isa: Isa, threads: Option<usize>, exact: bool) -> Result<Self, Error> {
+    pub(crate) fn new(isa: Isa, threads: Option<usize>, exact: bool, keys: KeyFormat) -> Result<Self, Error> {
         let threads = threads.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from));
         let cpu = Cpu {
             kernels: Kernels::new(isa)?,
@@ -140,7 +144,7 @@ impl CpuDevice {
             parts: Vec::new(),
             reserved: ScratchShape::default(),
         };
-        Ok(Self { host: Host::new(!exact), cpu, isa, routed: Vec::new() })
+        Ok(Self { host: Host::new(keys), cpu, isa, routed: Vec::new() })
     }
 }
 
@@ -186,24 +190,56 @@ impl Device for CpuDevice {
         self.host.copy_slot(from, to)
     }
 
+    fn key_format(&self) -> KeyFormat {
+        self.host.states.keys()
+    }
+
     fn state_bytes(&self, shape: StateShape) -> u64 {
-        shape.bytes(self.host.keys())
+        self.host.states.bytes(shape)
+    }
+
+    fn limit_states(&mut self, bytes: u64) {
+        self.host.states.limit(bytes);
+    }
+
+    fn states_held(&self) -> u64 {
+        self.host.states.held()
+    }
+
+    fn state_need(&self, state: State, position: usize, rows: usize) -> Result<u64, Error> {
+        self.host.states.need(state, position, rows)
     }
 
     fn state(&mut self, shape: StateShape) -> Result<State, Error> {
-        self.host.state(shape)
+        self.host.states.make(shape)
+    }
+
+    fn fork_state(&mut self, state: State, places: usize) -> Result<State, Error> {
+        self.host.states.fork(state, places)
     }
 
     fn drop_state(&mut self, state: State) {
-        self.host.drop_state(state);
+        self.host.states.drop_state(state);
     }
 
     fn reset(&mut self, state: State) -> Result<(), Error> {
-        self.host.reset(state)
+        self.host.states.reset(state)
+    }
+
+    fn cut_state(&mut self, state: State, places: usize) -> Result<(), Error> {
+        self.host.states.cut(state, places)
+    }
+
+    fn save_state(&mut self, state: State, places: Range<usize>, out: &mut [u8]) -> Result<(), Error> {
+        self.host.states.save(state, places, out)
+    }
+
+    fn load_state(&mut self, state: State, places: Range<usize>, bytes: &[u8]) -> Result<(), Error> {
+        self.host.states.load(state, places, bytes)
     }
 
     fn commit(&mut self, state: State) -> Result<(), Error> {
-        self.host.commit(state)
+        self.host.states.commit(state)
     }
 
     fn run(&mut self, op: &Op<'_>) -> Result<(), Error> {

@@ -1,12 +1,18 @@
 //! The lightning indexer: scores of all positions, and the best of them.
 
+use std::mem;
+
 use super::{
     Cpu,
-    attention::{keys_of, with_keys},
+    attention::{readable, wide_keys, with_keys},
+    dot::Places,
     pool::Grid,
     row, vector,
 };
-use crate::{Error, KEY_BLOCK, Op, Span, host::Host, host::KeyValue};
+use crate::{
+    Error, KEY_BLOCK, Op, Span,
+    host::{Host, KeyValue, Kind},
+};
 
 /// Positions of a tile of scores.
 const BLOCK: usize = KEY_BLOCK;
@@ -44,12 +50,16 @@ fn choose(
         let seen = |i: usize| span.position + from + i + 1;
         let places = scores.slice(0, count).columns(0, seen(count - 1));
         if seen(count - 1) > n {
-            cpu.pool.tiles(numbers, Grid::new(&places, ROWS, 1, BLOCK), |mut tile, _| {
+            cpu.reserve_all(wide_keys(kv))?;
+            cpu.pool.tiles(numbers, Grid::new(&places, ROWS, 1, BLOCK), |mut tile, lane| {
                 let (block, mut of_heads) = (tile.cols(), [0.0; HEADS * BLOCK]);
-                let positions: [usize; BLOCK] = std::array::from_fn(|i| block.start + i);
+                let mut room = mem::take(&mut lane.keys);
+                let mut at = [&[][..]; BLOCK];
+                let (keys, at) = (kv.vectors(Kind::Key, block.start, 0), &mut at[..block.len()]);
+                let scalar = readable((kernels, kv), keys, (&mut room, kv.key_width), at);
                 for i in tile.rows().filter(|i| seen(*i) > n && seen(*i) > block.start) {
                     let len = block.end.min(seen(i)) - block.start;
-                    let keys = keys_of(kv, &positions[..len]);
+                    let keys = Places { scalar, at: &at[..len] };
                     let sums = &mut tile.row(i)[..len];
                     sums.fill(0.0);
                     let at = first + from + i;
@@ -64,6 +74,7 @@ fn choose(
                         }
                     }
                 }
+                lane.keys = room;
             });
         }
         let numbers = &*numbers;

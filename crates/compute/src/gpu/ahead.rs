@@ -4,7 +4,10 @@
 //! waits for the first of them. What differs from one token to the next is known beforehand, but for the token itself:
 //! that is uploaded with the step when it begins.
 
-use super::{GpuDevice, GpuState, Words};
+use super::{
+    GpuDevice, Words,
+    states::{GpuState, Recurrent},
+};
 use crate::{Device, Error, State};
 
 /// Words of the upload buffer that a step may bring along.
@@ -103,47 +106,42 @@ impl GpuDevice {
     pub(super) fn discard(&mut self) -> Result<(), Error> {
         match self.ahead.take() {
             Some(Ahead { states, accepted: false, .. }) => self.step_back(&states),
-            Some(Ahead { states, .. }) => self.each_recurrent(&states, |_, _, written| *written = false),
+            Some(Ahead { states, .. }) => self.each_recurrent(&states, |recurrent| recurrent.written = false),
             None => Ok(()),
         }
     }
 
     /// Makes what was written into states what is read from now on; returns which of them are recurrent. `None` where one
-    /// of these was not written: then nothing changes.
+    /// of these was not written, or where others keep what it was before: then nothing changes.
     fn step_on(&mut self, states: &[State]) -> Result<Option<Vec<State>>, Error> {
         let mut recurrent = Vec::with_capacity(states.len());
         for state in states {
-            match self.store.state_mut(*state)? {
-                GpuState::Recurrent { written: true, .. } => recurrent.push(*state),
-                GpuState::Recurrent { .. } => return Ok(None),
-                GpuState::KeyValue { .. } => {}
+            match self.store.states.get(*state)? {
+                GpuState::Recurrent(r) if r.written && r.is_own() => recurrent.push(*state),
+                GpuState::Recurrent(_) => return Ok(None),
+                GpuState::KeyValue(_) => {}
             }
         }
-        self.each_recurrent(&recurrent, |committed, next, written| {
-            std::mem::swap(committed, next);
-            *written = false;
+        self.each_recurrent(&recurrent, |recurrent| {
+            recurrent.swap();
+            recurrent.written = false;
         })?;
         Ok(Some(recurrent))
     }
 
     /// Undoes [`GpuDevice::step_on`].
     fn step_back(&mut self, states: &[State]) -> Result<(), Error> {
-        self.each_recurrent(states, |committed, next, written| {
-            std::mem::swap(committed, next);
-            *written = true;
+        self.each_recurrent(states, |recurrent| {
+            recurrent.swap();
+            recurrent.written = true;
         })
     }
 
     fn each_recurrent(
         &mut self,
         states: &[State],
-        mut change: impl FnMut(&mut super::Memory, &mut super::Memory, &mut bool),
+        mut change: impl FnMut(&mut Recurrent),
     ) -> Result<(), Error> {
-        for state in states {
-            if let GpuState::Recurrent { committed, next, written, .. } = self.store.state_mut(*state)? {
-                change(committed, next, written);
-            }
-        }
-        Ok(())
+        states.iter().try_for_each(|state| self.store.states.recurrent(*state).map(&mut change))
     }
 }

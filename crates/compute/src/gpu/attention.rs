@@ -1,11 +1,11 @@
 //! Attention: appending keys and values to states, and the form that splits a row's positions over workgroups.
 
 use super::{
-    Constants, GpuDevice, GpuState, Kernel, Memory, Params,
+    Constants, GpuDevice, Kernel, Memory, Params,
     attention_decode::{Decode, Own},
     kernel,
 };
-use crate::{Error, KEY_BLOCK, Op, Span, State, StateShape, View, op_check::stale};
+use crate::{Device, Error, KEY_BLOCK, KeyFormat, Op, Span, State, View};
 
 static APPEND: Kernel = kernel!("attention_append", ["common", "attention_append"], [Write, Write]);
 static ATTENTION: Kernel = kernel!(
@@ -68,17 +68,13 @@ pub(super) struct KeyValues {
 
 impl GpuDevice {
     pub(super) fn key_values(&self, state: State) -> Result<KeyValues, Error> {
-        match self.store.state_of(state)? {
-            GpuState::KeyValue { shape: StateShape::KeyValue { positions, .. }, memory, values } => {
-                Ok(KeyValues { memory: memory.clone(), values: *values, positions: *positions })
-            }
-            _ => Err(stale("state")),
-        }
+        let (memory, values, positions) = self.piece(state)?;
+        Ok(KeyValues { memory, values, positions })
     }
 
-    /// Numbers in a word of a state of keys and values.
-    pub(super) const fn half(&self) -> u32 {
-        !self.exact as u32
+    /// One where keys and values are kept as f16, two of them in a word.
+    pub(super) fn half(&self) -> u32 {
+        (self.key_format() == KeyFormat::F16).into()
     }
 
     /// Writes a span's rows of keys and values, which begin at row `first` of the op, at their positions.

@@ -4,12 +4,12 @@
 //! writes. Weights lie in arenas, slots in banks; both are no larger than what a kernel can see at once.
 
 use crate::{
-    BankPlace, Buffer, Error, Slot, SlotTable, State, StateShape, View, Weight,
+    BankPlace, Buffer, Error, KeyFormat, Slot, SlotTable, State, StateShape, View, Weight,
     matrix::{Bytes, MatrixShape},
     op_check::{Holdings, stale},
 };
 
-use super::{adapter::Opened, native::Sharing};
+use super::{adapter::Opened, native::Sharing, states::States};
 
 /// Every piece that is allocated begins at a multiple of so many bytes.
 const ALIGN: u64 = 256;
@@ -81,21 +81,6 @@ pub(super) struct Table {
     pub(super) banks: Vec<u16>,
 }
 
-pub(super) enum GpuState {
-    /// Keys, then values at number `values`, as f32 or two f16 in a word.
-    KeyValue {
-        shape: StateShape,
-        memory: Memory,
-        values: u32,
-    },
-    Recurrent {
-        len: usize,
-        committed: Memory,
-        next: Memory,
-        written: bool,
-    },
-}
-
 /// Everything on the card, by handle.
 pub(super) struct Store {
     device: wgpu::Device,
@@ -117,13 +102,9 @@ pub(super) struct Store {
     weights: Vec<GpuWeight>,
     banks: Vec<Bank>,
     tables: Vec<Table>,
-    states: Vec<Option<GpuState>>,
-    /// Whether keys and values are f16.
-    half_states: bool,
+    pub(super) states: States,
     /// Numbers that kernels of one op pass on to each other.
     scratch: Option<(Memory, u64)>,
-    /// Bytes allocated.
-    pub(super) allocated: u64,
     /// How the host writes slots.
     pub(super) sharing: Sharing,
 }
@@ -131,12 +112,13 @@ pub(super) struct Store {
 pub(super) const STORAGE: wgpu::BufferUsages =
     wgpu::BufferUsages::STORAGE.union(wgpu::BufferUsages::COPY_DST).union(wgpu::BufferUsages::COPY_SRC);
 
-fn up(n: u64) -> u64 {
+/// The next place where a piece may begin.
+pub(super) fn up(n: u64) -> u64 {
     n.div_ceil(ALIGN) * ALIGN
 }
 
 impl Store {
-    pub(super) fn new(opened: &Opened, half_states: bool) -> Result<Self, Error> {
+    pub(super) fn new(opened: &Opened, keys: KeyFormat) -> Result<Self, Error> {
         let limits = opened.device.limits();
         let mut store = Self {
             device: opened.device.clone(),
@@ -162,10 +144,8 @@ impl Store {
             weights: Vec::new(),
             banks: Vec::new(),
             tables: Vec::new(),
-            states: Vec::new(),
-            half_states,
+            states: States::new(keys),
             scratch: None,
-            allocated: FIRST_ACTIVATIONS * 4,
             sharing: Sharing::of(&opened.device, opened.adapter.is_unified()),
         };
         store.next_id = 1;
@@ -175,12 +155,7 @@ impl Store {
     /// A buffer of the card that kernels can use whole.
     pub(super) fn allocate(&mut self, what: &str, bytes: u64) -> Result<Memory, Error> {
         let size = up(bytes.max(ALIGN));
-        if size > self.max_binding || size > self.max_buffer {
-            return Err(Error::Shape(format!(
-                "{what} of {bytes} bytes, where this GPU's kernels see {} at once",
-                self.max_binding.min(self.max_buffer)
-            )));
-        }
+        self.check_seen(what, bytes)?;
         let scope = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
         let raw = self.device.create_buffer(&wgpu::BufferDescriptor {
             label: Some(what),
@@ -192,9 +167,18 @@ impl Store {
             let source = std::io::Error::other(format!("the GPU has no room for {what}: {error}"));
             return Err(Error::Memory { bytes: size, source });
         }
-        self.allocated += size;
         self.next_id += 1;
         Ok(Memory { id: self.next_id - 1, raw })
+    }
+
+    /// Whether kernels can use a buffer of so many bytes whole.
+    pub(super) fn check_seen(&self, what: &str, bytes: u64) -> Result<(), Error> {
+        match self.most() {
+            most if up(bytes) > most => Err(Error::Shape(format!(
+                "{what} of {bytes} bytes, where this GPU's kernels see {most} at once"
+            ))),
+            _ => Ok(()),
+        }
     }
 
     /// A buffer of numbers, zeroed. The second result is the number of a memory that is gone.
@@ -238,7 +222,6 @@ impl Store {
             let mut encoder = self.device.create_command_encoder(&Default::default());
             encoder.copy_buffer_to_buffer(&self.activations.raw, 0, &new.raw, 0, self.activations_len * 4);
             self.queue.submit([encoder.finish()]);
-            self.allocated -= self.activations_len * 4;
             let old = std::mem::replace(&mut self.activations, new);
             gone = Some(old.id);
             self.activations_len = larger;
@@ -444,81 +427,6 @@ impl Store {
         memory.ok_or_else(|| stale("bank"))
     }
 
-    /// Bytes of a number of a key or value.
-    const fn key_bytes(&self) -> u64 {
-        if self.half_states { 2 } else { 4 }
-    }
-
-    pub(super) fn state_bytes(&self, shape: StateShape) -> u64 {
-        match shape {
-            StateShape::KeyValue { .. } => {
-                let [keys, values] = self.key_value_bytes(shape).unwrap_or([u64::MAX / 2; 2]);
-                up(up(keys) + values)
-            }
-            StateShape::Recurrent { len } => 2 * up(len as u64 * 4),
-        }
-    }
-
-    fn key_value_bytes(&self, shape: StateShape) -> Option<[u64; 2]> {
-        let StateShape::KeyValue { kv_heads, key_width, value_width, positions } = shape else { return None };
-        let of = |width: usize| {
-            (kv_heads as u64)
-                .checked_mul(width as u64)?
-                .checked_mul(positions as u64)?
-                .checked_mul(self.key_bytes())
-        };
-        Some([of(key_width)?, of(value_width)?])
-    }
-
-    pub(super) fn state(&mut self, shape: StateShape) -> Result<State, Error> {
-        let state = match shape {
-            StateShape::KeyValue { positions, .. } => {
-                let sizes = self.key_value_bytes(shape).filter(|s| s.iter().all(|n| *n < 1 << 40));
-                let Some([keys, values]) = sizes else {
-                    return Err(Error::Shape(format!("a state of {positions} positions is too large")));
-                };
-                let at = up(keys) / self.key_bytes();
-                let memory = self.allocate("keys and values", up(keys) + values)?;
-                GpuState::KeyValue { shape, memory, values: at as u32 }
-            }
-            StateShape::Recurrent { len } => {
-                let committed = self.allocate("a recurrent state", len as u64 * 4)?;
-                let next = self.allocate("a recurrent state", len as u64 * 4)?;
-                GpuState::Recurrent { len, committed, next, written: false }
-            }
-        };
-        match self.states.iter().position(Option::is_none) {
-            Some(i) => {
-                self.states[i] = Some(state);
-                Ok(State(i as u32))
-            }
-            None => {
-                self.states.push(Some(state));
-                Ok(State(self.states.len() as u32 - 1))
-            }
-        }
-    }
-
-    /// Numbers of the memories that are gone.
-    pub(super) fn drop_state(&mut self, state: State) -> Vec<u32> {
-        let gone = self.states.get_mut(state.0 as usize).and_then(Option::take);
-        let memories = match gone {
-            Some(GpuState::KeyValue { memory, .. }) => vec![memory],
-            Some(GpuState::Recurrent { committed, next, .. }) => vec![committed, next],
-            None => Vec::new(),
-        };
-        self.allocated -= memories.iter().map(|m| m.raw.size()).sum::<u64>();
-        memories.into_iter().map(|m| m.id).collect()
-    }
-
-    pub(super) fn state_of(&self, state: State) -> Result<&GpuState, Error> {
-        self.states.get(state.0 as usize).and_then(Option::as_ref).ok_or_else(|| stale("state"))
-    }
-
-    pub(super) fn state_mut(&mut self, state: State) -> Result<&mut GpuState, Error> {
-        self.states.get_mut(state.0 as usize).and_then(Option::as_mut).ok_or_else(|| stale("state"))
-    }
-
     /// Whether kernels can see so many words at once.
     pub(super) fn sees(&self, words: usize) -> bool {
         (words as u64).saturating_mul(4) <= self.max_binding.min(self.max_buffer)
@@ -534,9 +442,6 @@ impl Store {
         }
         let memory = self.allocate("scratch of an op", numbers * 4)?;
         let old = self.scratch.replace((memory.clone(), numbers));
-        if let Some((old, _)) = &old {
-            self.allocated -= old.raw.size();
-        }
         Ok((memory, old.map(|(old, _)| old.id)))
     }
 }
@@ -577,10 +482,7 @@ impl Holdings for Store {
     }
 
     fn state_shape(&self, state: State) -> Result<StateShape, Error> {
-        Ok(match self.state_of(state)? {
-            GpuState::KeyValue { shape, .. } => *shape,
-            GpuState::Recurrent { len, .. } => StateShape::Recurrent { len: *len },
-        })
+        self.states.shape(state)
     }
 }
 

@@ -24,24 +24,27 @@ mod norm;
 mod params;
 mod profile;
 mod recurrent;
+mod states;
 mod tiled;
 mod top_logits;
 mod top_positions;
 mod topk;
 mod unroll;
 
+use std::ops::Range;
+
 use std::collections::VecDeque;
 
 pub use adapter::{Adapter, AdapterKind, adapters};
 use adapter::{Failure, Opened};
 use kernel::{Constants, Kernel, Pipelines, Target, kernel};
-use memory::{GpuState, Memory, Store};
+use memory::{Memory, Store};
 use native::Sharing;
 use params::Params;
 
 use crate::{
-    BankPlace, Buffer, Counters, Device, DeviceMemory, Error, KernelTime, Op, ScratchShape, Slot, SlotTable,
-    State, StateShape, Ticket, View, Weight,
+    BankPlace, Buffer, Counters, Device, DeviceMemory, DeviceOptions, Error, KernelTime, KeyFormat, Op,
+    ScratchShape, Slot, SlotTable, State, StateShape, Ticket, View, Weight,
     matrix::{Bytes, MatrixShape},
     op_check::Holdings,
 };
@@ -69,12 +72,9 @@ type Words = u32;
 
 /// Opens the best adapter of an instance of wgpu: how tests bring along an implementation of their own.
 #[doc(hidden)]
-pub fn open_gpu_of(
-    instance: &wgpu::Instance,
-    exact: bool,
-    isa: Option<&str>,
-) -> Result<Box<dyn Device>, Error> {
-    Ok(Box::new(GpuDevice::of(instance, None, exact, isa)?))
+pub fn open_gpu_of(instance: &wgpu::Instance, options: &DeviceOptions) -> Result<Box<dyn Device>, Error> {
+    let keys = KeyFormat::of(options)?;
+    Ok(Box::new(GpuDevice::of(instance, None, (options.exact, keys), options.isa.as_deref())?))
 }
 
 /// The GPU device.
@@ -116,16 +116,26 @@ pub(crate) struct GpuDevice {
 
 impl GpuDevice {
     /// Opens adapter `index`, or the best one. `isa`: `plain` does without subgroups, f16 and cooperative matrices.
-    pub(crate) fn new(index: Option<usize>, exact: bool, isa: Option<&str>) -> Result<Self, Error> {
-        Self::of(&adapter::instance(), index, exact, isa)
+    pub(crate) fn new(
+        index: Option<usize>,
+        exact: bool,
+        keys: KeyFormat,
+        isa: Option<&str>,
+    ) -> Result<Self, Error> {
+        Self::of(&adapter::instance(), index, (exact, keys), isa)
     }
 
     fn of(
         instance: &wgpu::Instance,
         index: Option<usize>,
-        exact: bool,
+        (exact, keys): (bool, KeyFormat),
         isa: Option<&str>,
     ) -> Result<Self, Error> {
+        if keys == KeyFormat::Q8 {
+            return Err(Error::Device(
+                "a GPU keeps keys and values as f32 or f16, not as q8: choose f16, or the device cpu".into(),
+            ));
+        }
         let opened = adapter::open(instance, index)?;
         let plain = match isa {
             None => false,
@@ -134,7 +144,7 @@ impl GpuDevice {
                 return Err(Error::Device(format!("a GPU has no instruction set {other:?}: choose plain")));
             }
         };
-        let mut store = Store::new(&opened, !exact)?;
+        let mut store = Store::new(&opened, keys)?;
         let upload = store.allocate("uploads", UPLOAD as u64 * 4)?;
         let report = store.allocate("reports", REPORT)?;
         let target =
@@ -507,6 +517,38 @@ impl Device for GpuDevice {
         self.send(staged)
     }
 
+    fn key_format(&self) -> KeyFormat {
+        self.store.states.keys
+    }
+
+    fn limit_states(&mut self, bytes: u64) {
+        self.store.states.limit = Some(bytes);
+    }
+
+    fn states_held(&self) -> u64 {
+        self.store.states.held
+    }
+
+    fn state_need(&self, state: State, position: usize, rows: usize) -> Result<u64, Error> {
+        self.store.states.need(state, position, rows)
+    }
+
+    fn fork_state(&mut self, state: State, places: usize) -> Result<State, Error> {
+        self.fork(state, places)
+    }
+
+    fn cut_state(&mut self, state: State, places: usize) -> Result<(), Error> {
+        self.cut(state, places)
+    }
+
+    fn save_state(&mut self, state: State, places: Range<usize>, out: &mut [u8]) -> Result<(), Error> {
+        self.save(state, places, out)
+    }
+
+    fn load_state(&mut self, state: State, places: Range<usize>, bytes: &[u8]) -> Result<(), Error> {
+        self.load(state, places, bytes)
+    }
+
     fn state_bytes(&self, shape: StateShape) -> u64 {
         self.store.state_bytes(shape)
     }
@@ -516,30 +558,11 @@ impl Device for GpuDevice {
     }
 
     fn drop_state(&mut self, state: State) {
-        // What waits and fails has nobody to tell; the next op of its session will.
-        let _ = self.discard();
-        let _ = self.settle();
-        self.hand_over();
-        let gone = self.store.drop_state(state);
-        self.forget(gone);
+        self.drop_of(state);
     }
 
     fn reset(&mut self, state: State) -> Result<(), Error> {
-        self.discard()?;
-        self.settle()?;
-        drop(self.pass.take());
-        match self.store.state_mut(state)? {
-            // Only committed positions are ever read, so stale keys and values need no zeroing.
-            GpuState::KeyValue { .. } => {}
-            GpuState::Recurrent { committed, written, .. } => {
-                *written = false;
-                let encoder = self
-                    .encoder
-                    .get_or_insert_with(|| self.opened.device.create_command_encoder(&Default::default()));
-                encoder.clear_buffer(&committed.raw, 0, None);
-            }
-        }
-        Ok(())
+        self.zero(state)
     }
 
     fn commit(&mut self, state: State) -> Result<(), Error> {
@@ -547,11 +570,8 @@ impl Device for GpuDevice {
             return Ok(());
         }
         self.settle()?;
-        if let GpuState::Recurrent { committed, next, written, .. } = self.store.state_mut(state)?
-            && std::mem::take(written)
-        {
-            std::mem::swap(committed, next);
-        }
+        self.store.states.commit(state)?;
+        self.forget_states();
         Ok(())
     }
 
@@ -559,6 +579,12 @@ impl Device for GpuDevice {
         op.check(&self.store)?;
         if self.recording.is_none() {
             self.discard()?;
+        }
+        if let Op::Attention { spans, .. }
+        | Op::LatentAttention { spans, .. }
+        | Op::TopPositions { spans, .. } = op
+        {
+            spans.iter().try_for_each(|span| self.own(span.state, span.position, span.rows))?;
         }
         if self.join(op)? {
             return Ok(());

@@ -1,7 +1,7 @@
 //! Ops with a recurrent state: the committed one is read, the next one written.
 
-use super::{Constants, GpuDevice, GpuState, Kernel, Memory, Params, kernel};
-use crate::{Error, Op, State, op_check::stale};
+use super::{Constants, GpuDevice, Kernel, Memory, Params, kernel};
+use crate::{Error, Op, State};
 
 static CONV1D: Kernel = kernel!("conv1d", ["common", "conv1d"], [Write, Read, Write]);
 static DELTA_NET: Kernel =
@@ -20,13 +20,10 @@ const STAGED: usize = 16 << 10;
 impl GpuDevice {
     /// A state's committed and next numbers; the latter are going to be written.
     fn recurrent(&mut self, state: State) -> Result<[Memory; 2], Error> {
-        match self.store.state_mut(state)? {
-            GpuState::Recurrent { committed, next, written, .. } => {
-                *written = true;
-                Ok([committed.clone(), next.clone()])
-            }
-            GpuState::KeyValue { .. } => Err(stale("recurrent state")),
-        }
+        let recurrent = self.store.writable(state)?;
+        recurrent.written = true;
+        let next = recurrent.next.as_ref().unwrap_or(&recurrent.committed);
+        Ok([&recurrent.committed, next].map(|memory| Memory::clone(memory)))
     }
 }
 

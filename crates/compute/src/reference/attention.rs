@@ -1,26 +1,34 @@
 //! Attention, and what chooses its positions.
 
 use super::{ReferenceDevice, descending, dot, sigmoid};
-use crate::{Error, Op, Span, State, View, host::KeyValue};
+use crate::{
+    Error, Op, Span, State, View,
+    host::{KeyValue, Kind},
+};
+
+/// The numbers of a key or value, which this device keeps as f32.
+fn numbers(vector: &[u8]) -> &[f32] {
+    bytemuck::try_cast_slice(vector).unwrap_or(&[])
+}
 
 impl ReferenceDevice {
     /// Writes the span's rows of keys and values, which begin at row `first` of the op, at their positions.
     fn append(&mut self, span: &Span, first: usize, (k, v): (View, Option<View>)) -> Result<KeyValue, Error> {
         let (k, v) = (self.dense(k)?, v.map(|v| self.dense(v)).transpose()?);
-        let mut kv = self.host.take_key_value(span.state)?;
+        let mut kv = self.host.states.take_key_value(span.state, span.position, span.rows)?;
         for row in 0..span.rows {
-            let at = (span.position + row) % kv.positions;
-            let (kw, vw) = (kv.kv_heads * kv.key_width, kv.kv_heads * kv.value_width);
-            kv.keys.write(at * kw, k.row(first + row));
-            if let Some(v) = &v {
-                kv.values.write(at * vw, v.row(first + row));
+            for head in 0..kv.kv_heads {
+                kv.write(Kind::Key, span.position + row, head, k.at(first + row, head));
+                if let Some(v) = &v {
+                    kv.write(Kind::Value, span.position + row, head, v.at(first + row, head));
+                }
             }
         }
         Ok(kv)
     }
 
     fn put_back(&mut self, state: State, kv: KeyValue) -> Result<(), Error> {
-        self.host.put_key_value(state, kv)
+        self.host.states.put_key_value(state, kv)
     }
 
     pub(super) fn attention(&mut self, op: &Op<'_>) -> Result<(), Error> {
@@ -42,16 +50,10 @@ impl ReferenceDevice {
                     None => (window.map_or(0, |w| (last + 1).saturating_sub(w))..=last).collect(),
                 };
                 for head in 0..q.view.heads {
-                    let key = |t: usize| {
-                        let at = (t % kv.positions) * kv.kv_heads + head / group;
-                        &kv.keys.numbers()[at * kv.key_width..][..kv.key_width]
-                    };
-                    let value = |t: usize| {
-                        let at = (t % kv.positions) * kv.kv_heads + head / group;
-                        match v {
-                            Some(_) => &kv.values.numbers()[at * kv.value_width..][..kv.value_width],
-                            None => &kv.keys.numbers()[at * kv.key_width..][..out.width],
-                        }
+                    let key = |t: usize| numbers(kv.vector(Kind::Key, t, head / group));
+                    let value = |t: usize| match v {
+                        Some(_) => numbers(kv.vector(Kind::Value, t, head / group)),
+                        None => &key(t)[..out.width],
                     };
                     let scores: Vec<f64> =
                         seen.iter().map(|t| dot(q.at(row, head), key(*t)) * f64::from(scale)).collect();
@@ -83,7 +85,7 @@ impl ReferenceDevice {
         let mut first = 0;
         for span in spans {
             let kv = self.append(span, first, (k, None))?;
-            let seen = kv.keys.numbers().chunks_exact(kv.key_width).take(span.position + span.rows);
+            let seen = (0..span.position + span.rows).map(|t| numbers(kv.vector(Kind::Key, t, 0)));
             for head in 0..q.view.heads {
                 let (mut of_keys, mut of_values) = (Vec::new(), Vec::new());
                 for (latent, rotated) in seen.clone().map(|position| position.split_at(latent)) {
@@ -118,7 +120,7 @@ impl ReferenceDevice {
             let kv = self.append(span, first, (k, None))?;
             for row in first..first + span.rows {
                 let score = |t: usize| -> f32 {
-                    let key = &kv.keys.numbers()[t * kv.key_width..][..kv.key_width];
+                    let key = numbers(kv.vector(Kind::Key, t, 0));
                     let of_head = |h: usize| f64::from(weights.row(row)[h]) * dot(q.at(row, h), key).max(0.0);
                     (0..q.view.heads).map(of_head).sum::<f64>() as f32
                 };

@@ -209,10 +209,11 @@ fn threads_change_no_bit() {
 #[test]
 fn states_are_half_as_large_off_the_exact_path() {
     let bytes = |exact, shape| device(Isa::detect(), exact, 1).state_bytes(shape);
-    let kv = StateShape::KeyValue { kv_heads: 3, key_width: 24, value_width: 5, positions: 7 };
-    assert_eq!([true, false].map(|exact| bytes(exact, kv)), [3 * 29 * 7 * 4, 3 * 29 * 7 * 2]);
-    let recurrent = StateShape::Recurrent { len: 10 };
-    assert_eq!([true, false].map(|exact| bytes(exact, recurrent)), [80; 2]);
+    // Pages of so many bytes take no more than these.
+    let kv = StateShape::KeyValue { kv_heads: 2, key_width: 24, value_width: 8, positions: 512 };
+    assert_eq!([true, false].map(|exact| bytes(exact, kv)), [2 * 32 * 512 * 4, 2 * 32 * 512 * 2]);
+    let recurrent = StateShape::Recurrent { len: 2048 };
+    assert_eq!([true, false].map(|exact| bytes(exact, recurrent)), [2 * 2048 * 4; 2]);
 }
 
 #[test]

@@ -29,7 +29,7 @@ impl Attend {
 }
 
 fn scratch(rows: usize, cols: usize, latent_head: usize) -> ScratchShape {
-    ScratchShape { rows, cols, latent_head }
+    ScratchShape { rows, cols, latent_head, wide_keys: 0 }
 }
 
 /// Spans that live as long as any closure may want.
@@ -399,7 +399,13 @@ fn experts_that_do_not_fit() {
 #[test]
 fn devices_that_cannot_be() {
     let open = |name: &str, isa: Option<&str>, threads| {
-        open(&DeviceOptions { name: Some(name.into()), isa: isa.map(String::from), threads, exact: true })
+        open(&DeviceOptions {
+            name: Some(name.into()),
+            isa: isa.map(String::from),
+            threads,
+            exact: true,
+            keys: None,
+        })
     };
     let error = |result: Result<Box<dyn Device>, Error>| result.err().unwrap().to_string();
     assert!(error(open("abacus", None, None)).contains("choose cpu, gpu, gpu:N or reference"));

@@ -1,8 +1,8 @@
 //! Two devices side by side, and numbers to feed them.
 
 use moeflux_compute::{
-    BankPlace, BlockScale, Buffer, Bytes, Device, DeviceOptions, Element, Error, Format, Isa, MatrixShape,
-    Op, Scalar, Slot, SlotTable, State, StateShape, View, Weight, open,
+    BankPlace, BlockScale, Buffer, Bytes, Device, DeviceOptions, Element, Error, Format, Isa, KeyFormat,
+    MatrixShape, Op, Scalar, Slot, SlotTable, State, StateShape, View, Weight, open,
 };
 
 /// Small, fast, and the same everywhere.
@@ -127,10 +127,21 @@ const SCALARS: [Scalar; 3] = [Scalar::F32, Scalar::F16, Scalar::BF16];
 pub(crate) const FOUR: Format = Format::Affine { bits: 4, group: 64, scale: Scalar::BF16 };
 
 pub(crate) fn device(isa: Isa, exact: bool, threads: usize) -> Box<dyn Device> {
+    device_that_keeps(None, isa, exact, threads)
+}
+
+/// A CPU device with keys and values kept in a format.
+pub(crate) fn device_that_keeps(
+    keys: Option<KeyFormat>,
+    isa: Isa,
+    exact: bool,
+    threads: usize,
+) -> Box<dyn Device> {
     let options = DeviceOptions {
         name: Some("cpu".into()),
         threads: Some(threads),
         exact,
+        keys,
         isa: Some(isa.name().into()),
     };
     open(&options).unwrap()
@@ -140,6 +151,11 @@ pub(crate) fn device(isa: Isa, exact: bool, threads: usize) -> Box<dyn Device> {
 /// default the best one there is. `MOEFLUX_TEST_GPU_ISA=plain` tests kernels without subgroups, `MOEFLUX_TEST_CPU=none`
 /// the GPU alone.
 pub(crate) fn gpu(exact: bool) -> Option<Box<dyn Device>> {
+    gpu_that_keeps(None, exact)
+}
+
+/// That GPU, with keys and values kept in a format.
+pub(crate) fn gpu_that_keeps(keys: Option<KeyFormat>, exact: bool) -> Option<Box<dyn Device>> {
     let var = |name| std::env::var(name).ok();
     let asked = var("MOEFLUX_TEST_GPU");
     if asked.as_deref() == Some("none") {
@@ -147,11 +163,12 @@ pub(crate) fn gpu(exact: bool) -> Option<Box<dyn Device>> {
     }
     let name = asked.clone().unwrap_or_else(|| "gpu".into());
     let isa = var("MOEFLUX_TEST_GPU_ISA");
+    let options = DeviceOptions { name: Some(name), threads: None, exact, keys, isa };
     #[cfg(unix)]
-    if name == "metal-on-cpu" {
-        return Some(moeflux_compute::open_gpu_of(&crate::metal::instance(), exact, isa.as_deref()).unwrap());
+    if options.name.as_deref() == Some("metal-on-cpu") {
+        return Some(moeflux_compute::open_gpu_of(&crate::metal::instance(), &options).unwrap());
     }
-    match open(&DeviceOptions { name: Some(name), threads: None, exact, isa }) {
+    match open(&options) {
         Ok(device) => Some(device),
         Err(error) => {
             assert!(asked.is_none(), "{error}");
@@ -235,7 +252,7 @@ impl Both {
 
     /// Whether keys and values are kept as f16.
     pub(crate) fn keeps_halves(&self) -> bool {
-        self.fast_gpu() || self.device.describe().ends_with("8-bit activations")
+        self.device.key_format() == KeyFormat::F16
     }
 
     /// The tolerance of attention of so many rows at once.

@@ -9,6 +9,7 @@ mod errors;
 mod experts;
 mod harness;
 mod head_matmul;
+mod key_formats;
 mod latent_attention;
 mod matmul;
 #[cfg(unix)]
@@ -16,5 +17,6 @@ mod metal;
 mod recurrent;
 mod router;
 mod sequences;
+mod states;
 mod top_logits;
 mod top_positions;

@@ -1,10 +1,13 @@
 //! A device with memory of its own, for want of one: the CPU, that keeps slots in small banks and says so.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    ops::Range,
+    sync::{Arc, Mutex},
+};
 
 use moeflux::WrapDevice;
 use moeflux_compute::{
-    BankPlace, Buffer, Bytes, Counters, Device, DeviceMemory, Error, ExpertUses, MatrixShape, Op,
+    BankPlace, Buffer, Bytes, Counters, Device, DeviceMemory, Error, ExpertUses, KeyFormat, MatrixShape, Op,
     ScratchShape, Slot, SlotTable, State, StateShape, Ticket, View, Weight,
 };
 
@@ -188,12 +191,32 @@ impl Device for Wrapped {
         self.inner.weight(shape, bytes)
     }
 
+    fn key_format(&self) -> KeyFormat {
+        self.inner.key_format()
+    }
+
     fn state_bytes(&self, shape: StateShape) -> u64 {
         self.inner.state_bytes(shape)
     }
 
+    fn limit_states(&mut self, bytes: u64) {
+        self.inner.limit_states(bytes);
+    }
+
+    fn states_held(&self) -> u64 {
+        self.inner.states_held()
+    }
+
+    fn state_need(&self, state: State, position: usize, rows: usize) -> Result<u64, Error> {
+        self.inner.state_need(state, position, rows)
+    }
+
     fn state(&mut self, shape: StateShape) -> Result<State, Error> {
         self.inner.state(shape)
+    }
+
+    fn fork_state(&mut self, state: State, places: usize) -> Result<State, Error> {
+        self.inner.fork_state(state, places)
     }
 
     fn drop_state(&mut self, state: State) {
@@ -202,6 +225,18 @@ impl Device for Wrapped {
 
     fn reset(&mut self, state: State) -> Result<(), Error> {
         self.inner.reset(state)
+    }
+
+    fn cut_state(&mut self, state: State, places: usize) -> Result<(), Error> {
+        self.inner.cut_state(state, places)
+    }
+
+    fn save_state(&mut self, state: State, places: Range<usize>, out: &mut [u8]) -> Result<(), Error> {
+        self.inner.save_state(state, places, out)
+    }
+
+    fn load_state(&mut self, state: State, places: Range<usize>, bytes: &[u8]) -> Result<(), Error> {
+        self.inner.load_state(state, places, bytes)
     }
 
     fn commit(&mut self, state: State) -> Result<(), Error> {

@@ -108,7 +108,7 @@ impl Observer for Seen {
 }
 
 pub fn exact(device: &str) -> DeviceOptions {
-    DeviceOptions { name: Some(device.into()), threads: Some(2), exact: true, isa: None }
+    DeviceOptions { name: Some(device.into()), threads: Some(2), exact: true, keys: None, isa: None }
 }
 
 /// The GPU that tests run on, by the variables of `moeflux-compute`'s conformance table: `MOEFLUX_TEST_GPU` names it,
@@ -122,7 +122,7 @@ pub fn gpu(exact: bool) -> Option<DeviceOptions> {
         return None;
     }
     let isa = std::env::var("MOEFLUX_TEST_GPU_ISA").ok();
-    let options = DeviceOptions { name: Some(name), threads: Some(2), exact, isa };
+    let options = DeviceOptions { name: Some(name), threads: Some(2), exact, keys: None, isa };
     match moeflux_compute::open(&options) {
         Ok(_) => Some(options),
         Err(error) => {

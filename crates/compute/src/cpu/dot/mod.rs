@@ -29,9 +29,9 @@ use columns::{Groups, QuantRows, RoundedRow};
 pub(crate) use panel::{Lane, MOST_WIDE_ROWS, Panel, QuantTile, Rounded, Rows, grow, padded, quants_of};
 pub use peak::CpuPeak;
 pub(crate) use quants::Quant;
-pub(crate) use vectors::{Delta, Join, Places};
+pub(crate) use vectors::{Delta, Join, Places, each};
 
-use crate::{Element, Error, Scalar};
+use crate::{Element, Error, KeyFormat, Scalar, host::widen_q8};
 
 /// An instruction set that kernels exist for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -427,6 +427,14 @@ impl Kernels {
         unsafe { (self.0.widen)(scalar, bytes, out) }
     }
 
+    /// Reads a key or value.
+    pub(crate) fn widen_key(self, format: KeyFormat, bytes: &[u8], out: &mut [f32]) {
+        match format.scalar() {
+            Some(scalar) => self.widen(scalar, bytes, out),
+            None => widen_q8(bytes, out),
+        }
+    }
+
     /// Rounds a row to 8 bits; see [`Rounded`].
     fn quantize(
         self,
@@ -491,7 +499,7 @@ impl Kernels {
     /// `x . x`
     pub(crate) fn square(self, x: &[f32]) -> f32 {
         let mut out = [0.0];
-        self.scores(&[x], Places::of(x, 0, &[0]), 1.0, &mut out);
+        self.scores(&[x], Places::of(&[bytemuck::cast_slice(x)]), 1.0, &mut out);
         out[0]
     }
 

@@ -47,6 +47,8 @@ pub(crate) struct Lane {
     pub(crate) wide: Vec<f32>,
     /// What latent attention makes of a block of latents.
     pub(crate) latent_head: Vec<f32>,
+    /// Keys and values of a block, widened.
+    pub(crate) keys: Vec<f32>,
 }
 
 impl Lane {

@@ -127,27 +127,24 @@ pub(super) fn join<S: Simd>(y: &mut [f32], by: Join, x: &[f32]) {
     }
 }
 
-/// Vectors that lie somewhere among numbers: vector `t` begins at number `at[t] * stride`.
+/// Vectors that lie somewhere: the first numbers of each slice.
 #[derive(Clone, Copy)]
 pub(crate) struct Places<'a> {
     /// What the numbers are.
     pub(crate) scalar: Scalar,
-    pub(crate) all: &'a [u8],
-    pub(crate) stride: usize,
-    pub(crate) at: &'a [usize],
+    pub(crate) at: &'a [&'a [u8]],
 }
 
 impl<'a> Places<'a> {
     /// Vectors of f32.
-    pub(crate) fn of(all: &'a [f32], stride: usize, at: &'a [usize]) -> Self {
-        Self { scalar: Scalar::F32, all: bytemuck::cast_slice(all), stride, at }
+    pub(crate) const fn of(at: &'a [&'a [u8]]) -> Self {
+        Self { scalar: Scalar::F32, at }
     }
 
-    /// Whether all vectors are inside when they have `width` numbers.
+    /// Whether all vectors have `width` numbers.
     pub(super) fn hold(&self, width: usize) -> bool {
-        let last = self.at.iter().max().map_or(Some(0), |last| last.checked_mul(self.stride));
-        last.and_then(|last| last.checked_add(width))
-            .is_some_and(|end| end <= self.all.len() / self.scalar.bytes() || self.at.is_empty())
+        let bytes = width.checked_mul(self.scalar.bytes());
+        bytes.is_some_and(|bytes| self.at.iter().all(|at| at.len() >= bytes))
     }
 
     /// Number `i` of vector `t`.
@@ -157,8 +154,13 @@ impl<'a> Places<'a> {
     #[inline(always)]
     unsafe fn get<E: Element>(&self, t: usize, i: usize) -> *const u8 {
         // SAFETY: the caller's.
-        unsafe { self.all.as_ptr().add((*self.at.get_unchecked(t) * self.stride + i) * E::SCALAR.bytes()) }
+        unsafe { self.at.get_unchecked(t).as_ptr().add(i * E::SCALAR.bytes()) }
     }
+}
+
+/// Points `to` to vectors of f32 that lie `stride` numbers apart.
+pub(crate) fn each<'a>(all: &'a [f32], stride: usize, to: &mut [&'a [u8]]) {
+    to.iter_mut().zip(all.chunks(stride)).for_each(|(to, vector)| *to = bytemuck::cast_slice(vector));
 }
 
 /// `out[i][t] = scale * q[i] . keys[t]`; `out` is `(q.len(), keys.at.len())`. Meanwhile what is read next comes from memory:

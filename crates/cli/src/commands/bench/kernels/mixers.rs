@@ -107,7 +107,12 @@ pub(super) fn latent_attention(
     let states = filled(lab, cached, positions)?;
     let shape = MatrixShape { rows: heads * (nope + value), cols: latent, format };
     let weights = lab.weights(shape)?;
-    lab.device.reserve_scratch(ScratchShape { rows, cols: latent, latent_head: nope + rope + value })?;
+    lab.device.reserve_scratch(ScratchShape {
+        rows,
+        cols: latent,
+        latent_head: nope + rope + value,
+        wide_keys: 0,
+    })?;
     let q = lab.matrix(rows, heads * (nope + rope))?.split(heads);
     let k = lab.matrix(rows, latent + rope)?;
     let out = lab.matrix(rows, heads * value)?.split(heads);
