@@ -23,6 +23,8 @@ impl MemoryArgs {
             context: self.ctx.map(Into::into),
             chunk: self.chunk.map(Into::into),
             slots: self.slots.map(Into::into),
+            // One prompt, or prompts that each go on from the last one.
+            marks: Some(0),
             ..MemoryRequest::default()
         }
     }

@@ -8,10 +8,10 @@ use std::{
     },
 };
 
-use moeflux_compute::{BankPlace, Device, DeviceOptions, KernelTime};
+use moeflux_compute::{BankPlace, Device, DeviceOptions, KernelTime, KeyFormat, StateShape};
 
 use crate::{
-    Error, Session,
+    Error, ModelId, Session,
     blueprint::Blueprint,
     checkpoint::Checkpoint,
     device::{ChosenDevice, Opened, WrapDevice, open_device},
@@ -19,12 +19,14 @@ use crate::{
         ExpertCache, ExpertSource, LookAhead, PolicyKind, ReadCounters, ReadOptions, Reader, Tier, Uses,
         open_reader, reader_memory,
     },
+    kept::Kept,
     layer::Loader,
     memory::{MemoryPlan, MemoryRequest, scratch_shape},
-    model::{LayerStates, Model},
+    model::Model,
     stats::LayerStats,
     system::SystemMemory,
     text::Text,
+    timeline::Rewind,
     trace::{Recorder, TraceHeader},
 };
 
@@ -63,6 +65,9 @@ struct Shared {
     plan: MemoryPlan,
     text: Option<Text>,
     device: ChosenDevice,
+    model: ModelId,
+    keys: KeyFormat,
+    exact: bool,
     reads: String,
     runtime: Mutex<Runtime>,
     /// Sessions that live now.
@@ -74,6 +79,14 @@ pub(crate) struct Runtime {
     pub(crate) device: Box<dyn Device>,
     pub(crate) cache: ExpertCache,
     pub(crate) model: Model,
+    /// How far sessions can be cut.
+    pub(crate) rewind: Rewind,
+    /// All states of a session.
+    pub(crate) shapes: Vec<StateShape>,
+    /// Points of sessions for prompts that begin like them.
+    pub(crate) kept: Kept,
+    /// Bytes that states may hold.
+    pub(crate) state_limit: u64,
 }
 
 impl Engine {
@@ -143,14 +156,24 @@ impl Engine {
         if load_all {
             cache.load_all(&mut *device, &mut progress)?;
         }
+        let (identity, keys) = (checkpoint.identity()?, device.key_format());
+        let state_limit = plan.state.saturating_add(plan.marks);
+        device.limit_states(state_limit);
+        let rewind = Rewind::of(&blueprint, &plan);
+        let shapes =
+            blueprint.layers.iter().flat_map(|layer| layer.states(plan.context, plan.chunk)).collect();
+        let runtime = Runtime { device, cache, model, rewind, shapes, kept: Kept::default(), state_limit };
         let shared = Shared {
             folder: checkpoint.folder().into(),
             blueprint,
             plan,
             text,
             device: chosen,
+            model: identity,
+            keys,
+            exact: options.device.exact,
             reads,
-            runtime: Mutex::new(Runtime { device, cache, model }),
+            runtime: Mutex::new(runtime),
             sessions: AtomicUsize::new(0),
         };
         Ok(Self { shared: Arc::new(shared) })
@@ -189,6 +212,26 @@ impl Engine {
     /// The model as data.
     pub fn blueprint(&self) -> &Blueprint {
         &self.shared.blueprint
+    }
+
+    /// Which model it is: the same for every copy of the same weights, packed or not.
+    pub fn model(&self) -> ModelId {
+        self.shared.model
+    }
+
+    /// What keys and values are kept as.
+    pub fn keys(&self) -> KeyFormat {
+        self.shared.keys
+    }
+
+    /// Whether it computes on the exact path.
+    pub fn is_exact(&self) -> bool {
+        self.shared.exact
+    }
+
+    /// The folder of the checkpoint.
+    pub fn folder(&self) -> &Path {
+        &self.shared.folder
     }
 
     /// What is held, and why.
@@ -238,38 +281,12 @@ impl Engine {
         Ok(())
     }
 
+    /// Whether another handle is this engine's.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+
     pub(crate) fn lock(&self) -> MutexGuard<'_, Runtime> {
         self.shared.runtime.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Runtime {
-    pub(crate) fn new_states(
-        &mut self,
-        blueprint: &Blueprint,
-        plan: &MemoryPlan,
-    ) -> Result<Vec<LayerStates>, Error> {
-        let mut all = Vec::with_capacity(blueprint.layers.len());
-        for (i, layer) in blueprint.layers.iter().enumerate() {
-            let mut states = [None, None];
-            for (state, shape) in states.iter_mut().zip(layer.states(plan.context, plan.chunk)) {
-                *state = Some(self.device.state(shape).map_err(Error::at(|| format!("layer {i}, state")))?);
-            }
-            all.push(states);
-        }
-        Ok(all)
-    }
-
-    pub(crate) fn reset(&mut self, states: &[LayerStates]) -> Result<(), Error> {
-        for state in states.iter().flatten().flatten() {
-            self.device.reset(*state).map_err(Error::at(|| "resetting a session"))?;
-        }
-        Ok(())
-    }
-
-    pub(crate) fn drop_states(&mut self, states: &[LayerStates]) {
-        for state in states.iter().flatten().flatten() {
-            self.device.drop_state(*state);
-        }
     }
 }

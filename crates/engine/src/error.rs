@@ -89,6 +89,14 @@ pub enum Error {
         /// What is wrong, and what to do.
         problem: String,
     },
+    /// A file that should be a saved session, for this model as it is open now.
+    #[error("{}: {problem}", path.display())]
+    Snapshot {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and what to do.
+        problem: SnapshotProblem,
+    },
     /// A device failed.
     #[error("{at}: {source}")]
     Compute {
@@ -102,12 +110,65 @@ pub enum Error {
     Cancelled,
 }
 
+/// Why a file cannot be used as a saved session. Sessions stay as they were.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SnapshotProblem {
+    /// Another kind of file.
+    #[error("this is no saved session: give the path of a file that moeflux saved; the session is as it was")]
+    NotASnapshot,
+    /// Written by a later version of moeflux.
+    #[error(
+        "it is of version {found}, this program reads {known}: use the version of moeflux that saved it; the session is \
+         as it was"
+    )]
+    FutureVersion {
+        /// The file's version.
+        found: u32,
+        /// The last version that this program reads.
+        known: u32,
+    },
+    /// Shorter than it says.
+    #[error(
+        "the file is cut short: copy it again from where it is whole, or save the session anew; the session is as it was"
+    )]
+    Truncated,
+    /// Its bytes are not those that were written, or contradict each other.
+    #[error(
+        "it is damaged ({what}): copy it again from where it is whole, or save the session anew; the session is as it \
+         was"
+    )]
+    Damaged {
+        /// Which part.
+        what: String,
+    },
+    /// Saved with another model.
+    #[error(
+        "it was saved with another model, {of:?}: open that model to go on with it; the session is as it was"
+    )]
+    OtherModel {
+        /// The name of that model's folder.
+        of: String,
+    },
+    /// Saved with other settings: format of keys and values, exactness, context, device.
+    #[error("{0}: open the model with the settings that it was saved with; the session is as it was")]
+    OtherSettings(
+        /// Which setting, as it was saved and as it is now.
+        String,
+    ),
+}
+
 impl Error {
     /// For `map_err`: puts the place before a device's error. The place is only spelled out on failure.
     pub(crate) fn at<S: Into<String>>(
         at: impl FnOnce() -> S,
     ) -> impl FnOnce(moeflux_compute::Error) -> Error {
         move |source| Error::Compute { at: at().into(), source }
+    }
+
+    /// What is wrong with a saved session.
+    pub(crate) fn snapshot(path: impl Into<PathBuf>, problem: SnapshotProblem) -> Self {
+        Self::Snapshot { path: path.into(), problem }
     }
 
     /// For `map_err`: puts the path and the attempt before a system error.

@@ -1,10 +1,14 @@
 //! An answer: prefill, then token by token until something ends it.
 
-use std::{ops::ControlFlow, time::Instant};
+use std::{
+    ops::ControlFlow,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Instant,
+};
 
 use serde::Serialize;
 
-use crate::{Error, Sampler, Sampling, Session, StopStrings, model::Watch, stats::Stats};
+use crate::{EndTokens, Error, Sampler, Sampling, Session, StopStrings, Synced, model::Watch, stats::Stats};
 
 /// What is asked for.
 #[derive(Clone, Debug, Default)]
@@ -70,6 +74,109 @@ pub struct Answer {
     pub decode: Phase,
 }
 
+/// The tokens of an answer, as they are made: see [`Session::generate`].
+pub struct Tokens<'a> {
+    session: &'a mut Session,
+    sampler: Sampler,
+    end: EndTokens,
+    cancel: Option<&'a AtomicBool>,
+    synced: Synced,
+    limit: usize,
+    made: usize,
+    last: Option<u32>,
+    finish: Option<Finish>,
+    failed: bool,
+}
+
+impl<'a> Tokens<'a> {
+    pub(crate) fn begin<'w: 'a>(
+        session: &'a mut Session,
+        prompt: &[u32],
+        request: &GenerateRequest,
+        watch: &mut Watch<'w>,
+    ) -> Result<Self, Error> {
+        let mut sampler = Sampler::new(request.sampling.clone(), session.engine().blueprint().vocab)?;
+        sampler.prompt(prompt);
+        // A model without a tokenizer has no end tokens that anybody knows.
+        let end = session.engine().text().map(|text| text.end().clone()).unwrap_or_default();
+        let synced = session.sync(prompt, watch)?;
+        Ok(Self {
+            session,
+            sampler,
+            end,
+            cancel: watch.cancel,
+            synced,
+            limit: request.max_tokens.unwrap_or(usize::MAX),
+            made: 0,
+            last: None,
+            finish: None,
+            failed: false,
+        })
+    }
+
+    /// The session. It holds all tokens but the last one, which goes in when the next one is asked for.
+    pub fn session(&self) -> &Session {
+        self.session
+    }
+
+    /// What was done for the prompt.
+    pub fn synced(&self) -> Synced {
+        self.synced
+    }
+
+    /// Why there are no more tokens; `None` while there may be some, and after an error.
+    pub fn finish(&self) -> Option<Finish> {
+        self.finish
+    }
+
+    /// Whether something ends it before the next token.
+    fn ends(&self) -> Option<Finish> {
+        let full = self.session.tokens().len() == self.session.engine().plan().context;
+        match self.last {
+            Some(last) if self.end.contains(last) => Some(Finish::EndToken),
+            Some(_) if full => Some(Finish::Context),
+            _ if self.made >= self.limit => Some(Finish::MaxTokens),
+            _ if self.cancel.is_some_and(|cancel| cancel.load(Ordering::Relaxed)) => Some(Finish::Cancelled),
+            _ => None,
+        }
+    }
+}
+
+impl Iterator for Tokens<'_> {
+    type Item = Result<u32, Error>;
+
+    /// The next token. After an error there are no more; the session stands at its last good token.
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.failed || self.finish.is_some() {
+            return None;
+        }
+        self.finish = self.ends();
+        if self.finish.is_some() {
+            return None;
+        }
+        let mut watch = Watch { cancel: self.cancel, ..Watch::default() };
+        let chosen = match self.last {
+            None => self.sampler.sample(self.session.logits()),
+            Some(last) => self.session.next(&[last], &mut self.sampler, &mut watch),
+        };
+        match chosen {
+            Ok(token) => {
+                self.last = Some(token);
+                self.made += 1;
+                Some(Ok(token))
+            }
+            Err(Error::Cancelled) => {
+                self.finish = Some(Finish::Cancelled);
+                None
+            }
+            Err(error) => {
+                self.failed = true;
+                Some(Err(error))
+            }
+        }
+    }
+}
+
 /// Brings `session` to `prompt` and continues it. `on_text` gets the answer in pieces, each of whole characters;
 /// breaking there ends the answer as cancelled.
 ///
@@ -85,50 +192,32 @@ pub fn generate(
 ) -> Result<Answer, Error> {
     let engine = session.engine().clone();
     let text = engine.text()?;
-    let mut sampler = Sampler::new(request.sampling.clone(), engine.blueprint().vocab)?;
     let mut stops = StopStrings::new(request.stop.clone())?;
     let mut decoder = text.decoder();
-    sampler.prompt(prompt);
-
-    let mut timer = Timer::start(session);
-    let synced = match session.sync(prompt, watch) {
-        Ok(synced) => Some(synced),
-        Err(Error::Cancelled) => None,
-        Err(error) => return Err(error),
-    };
     let mut answer = Answer {
         text: String::new(),
         tokens: Vec::new(),
         prompt_tokens: prompt.len(),
-        reused: synced.map_or(0, |s| s.reused),
+        reused: 0,
         finish: Finish::Cancelled,
-        prefill: timer.lap(session),
+        prefill: Phase::default(),
         decode: Phase::default(),
     };
-    if synced.is_none() {
-        return Ok(answer);
-    }
-    let limit = request.max_tokens.unwrap_or(usize::MAX);
+    let mut timer = Timer::start(session);
+    let mut tokens = match session.generate(prompt, request, watch) {
+        Ok(tokens) => tokens,
+        Err(Error::Cancelled) => {
+            answer.prefill = timer.lap(session);
+            return Ok(answer);
+        }
+        Err(error) => return Err(error),
+    };
+    answer.reused = tokens.synced().reused;
+    answer.prefill = timer.lap(tokens.session());
     answer.finish = loop {
-        let last = answer.tokens.last().copied();
-        if last.is_some() && session.tokens().len() == engine.plan().context {
-            break Finish::Context;
-        }
-        if answer.tokens.len() >= limit {
-            break Finish::MaxTokens;
-        }
-        if watch.is_cancelled() {
-            break Finish::Cancelled;
-        }
-        let mut inner = Watch { cancel: watch.cancel, ..Watch::default() };
-        let chosen = match last {
-            None => sampler.sample(session.logits()),
-            Some(last) => session.next(&[last], &mut sampler, &mut inner),
-        };
-        let token = match chosen {
-            Ok(token) => token,
-            Err(Error::Cancelled) => break Finish::Cancelled,
-            Err(error) => return Err(error),
+        let token = match tokens.next() {
+            Some(token) => token?,
+            None => break tokens.finish().unwrap_or(Finish::Cancelled),
         };
         answer.tokens.push(token);
         if text.end().contains(token) {
@@ -148,7 +237,7 @@ pub fn generate(
         let _ = emit(&rest, &mut answer.text, on_text);
         let _ = emit(stops.finish(), &mut answer.text, on_text);
     }
-    answer.decode = timer.lap(session);
+    answer.decode = timer.lap(tokens.session());
     Ok(answer)
 }
 

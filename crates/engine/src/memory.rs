@@ -42,6 +42,9 @@ const DEVICE_RESERVE: u64 = 512 << 20;
 /// Share of the memory that the process may use that is taken where nobody names a budget: 3 / 4.
 const SAFE_SHARE: (u64, u64) = (3, 4);
 
+/// Share of what everything else leaves that kept points take where nobody says: 1 / 16.
+const MARKS_SHARE: u64 = 16;
+
 /// A shrunk context stops here; below, the error says what is missing.
 const MIN_CONTEXT: usize = 256;
 
@@ -59,6 +62,9 @@ pub struct MemoryRequest {
     pub chunk: Option<usize>,
     /// Sessions that live at the same time; by default one.
     pub sessions: Option<usize>,
+    /// Bytes for the states of kept points, which prompts that begin alike go on from; by default those of one session, or
+    /// a sixteenth of what the dense weights leave, whichever is less.
+    pub marks: Option<u64>,
     /// Exactly so many slots, instead of as many as the budget holds.
     pub slots: Option<usize>,
     /// Exactly so many slots on the host beside a device's own, instead of as many as help and `budget` holds.
@@ -90,6 +96,8 @@ pub struct MemoryPlan {
     pub dense: u64,
     /// States of all sessions, each of `context` positions.
     pub state: u64,
+    /// States of points that are kept: marks, forks' own pages, prompts for others that begin alike.
+    pub marks: u64,
     /// Intermediate results.
     pub scratch: u64,
     /// One slot.
@@ -188,6 +196,7 @@ impl MemoryPlan {
                 staging,
                 dense,
                 state,
+                marks: 0,
                 scratch,
                 slot,
                 slots: 0,
@@ -213,6 +222,9 @@ impl MemoryPlan {
                 best = plan(best.context / 2)?;
             }
         }
+        let left = best.slots_limit().saturating_sub(best.fixed());
+        best.marks =
+            request.marks.unwrap_or_else(|| pages(left / MARKS_SHARE).min(best.state / sessions as u64));
         let most = best.slots_within().min(all);
         let (slots, in_place) = (request.slots.unwrap_or(most), memory.is_none_or(|m| m.in_place));
         if device_budget.is_some() {
@@ -262,7 +274,7 @@ impl MemoryPlan {
     /// Bytes of everything but the slots in the memory where the slots lie.
     pub fn fixed(&self) -> u64 {
         let host = if self.device_budget.is_some() { 0 } else { self.host() };
-        [self.dense, self.state, self.scratch].into_iter().fold(host, u64::saturating_add)
+        [self.dense, self.state, self.marks, self.scratch].into_iter().fold(host, u64::saturating_add)
     }
 
     /// Bytes of everything in the memory where the slots lie.

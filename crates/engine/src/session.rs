@@ -1,18 +1,34 @@
 //! One timeline of tokens.
 
+mod saved;
+
 use crate::{
-    Error,
-    engine::{Engine, Runtime},
-    model::{Found, LayerStates, Logits, On, Sink, StepSpan, Wanted, Watch},
+    Engine, Error, GenerateRequest, Mark, Tokens,
+    engine::Runtime,
+    kept::Worth,
+    model::{Found, Logits, On, Sink, StepSpan, Wanted, Watch},
     sample::Sampler,
     stats::Stats,
+    timeline::{Timeline, common},
 };
 
-/// What [`Session::sync`] did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub use saved::SnapshotOptions;
+
+/// Tokens between the points that are kept of a prompt where a session's state cannot be cut.
+const KEEP_EVERY: usize = 1024;
+
+/// Tokens below which a prompt is computed again sooner than it is found.
+const LEAST_KEPT: usize = 16;
+
+/// What [`Session::sync`] and its like did: `reused + computed` is the length of what was asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Synced {
-    /// Tokens of the prefix that were there already.
+    /// Tokens that were there already.
     pub reused: usize,
+    /// Of these, the ones that came from a kept point: of this session's past, or of another session.
+    pub restored: usize,
+    /// Tokens of the session that were taken back.
+    pub rewound: usize,
     /// Tokens that were computed.
     pub computed: usize,
 }
@@ -20,26 +36,37 @@ pub struct Synced {
 /// One timeline: the tokens so far and the state that they left.
 ///
 /// A step that fails or is cancelled leaves the session at its last good token.
+///
+/// ```
+/// # fn main() -> Result<(), moeflux::Error> {
+/// use moeflux::{Checkpoint, Engine, EngineOptions, Watch};
+///
+/// let engine = Engine::open(Checkpoint::embedded()?, EngineOptions::default(), &mut |_, _| {})?;
+/// let mut session = engine.session()?;
+/// session.sync(&[1, 2, 3, 4], &mut Watch::default())?;
+/// let logits = session.logits().to_vec();
+///
+/// // Another way, and back: nothing that is still there is computed again.
+/// session.sync(&[1, 2, 9, 9, 9], &mut Watch::default())?;
+/// let synced = session.sync(&[1, 2, 3, 4], &mut Watch::default())?;
+/// assert_eq!((synced.reused, synced.computed), (2, 2));
+/// # let _ = logits;
+/// # Ok(())
+/// # }
+/// ```
 pub struct Session {
     engine: Engine,
-    states: Vec<LayerStates>,
-    tokens: Vec<u32>,
-    logits: Vec<f32>,
+    pub(crate) timeline: Timeline,
     stats: Stats,
 }
 
 impl Session {
     pub(crate) fn new(engine: Engine) -> Result<Self, Error> {
-        let context = engine.plan().context;
-        let vocab = engine.blueprint().vocab;
-        let states = engine.lock().new_states(engine.blueprint(), engine.plan())?;
-        Ok(Self {
-            engine,
-            states,
-            tokens: Vec::with_capacity(context),
-            logits: Vec::with_capacity(vocab),
-            stats: Stats::default(),
-        })
+        let mut timeline = engine.lock().new_timeline(engine.blueprint(), engine.plan())?;
+        // Tokens that come one by one allocate nothing.
+        timeline.tokens.reserve_exact(engine.plan().context);
+        timeline.logits.reserve_exact(engine.blueprint().vocab);
+        Ok(Self { engine, timeline, stats: Stats::default() })
     }
 
     /// The engine that it runs on.
@@ -49,16 +76,16 @@ impl Session {
 
     /// The tokens so far.
     pub fn tokens(&self) -> &[u32] {
-        &self.tokens
+        &self.timeline.tokens
     }
 
-    /// Logits after the last token, one per entry of the vocabulary; empty before the first token, and where
-    /// [`Session::next`] left them on the device.
+    /// Logits after the last token, one per entry of the vocabulary; empty before the first token, where
+    /// [`Session::next`] left them on the device, and after [`Session::truncate`].
     pub fn logits(&self) -> &[f32] {
-        &self.logits
+        &self.timeline.logits
     }
 
-    /// What this session has cost so far.
+    /// What this session has cost so far. Of steps that it shared with other sessions ([`Engine::step`]) its tokens count.
     pub fn stats(&self) -> Stats {
         self.stats
     }
@@ -68,27 +95,187 @@ impl Session {
     /// # Errors
     /// The device failed.
     pub fn reset(&mut self) -> Result<(), Error> {
-        self.tokens.clear();
-        self.logits.clear();
-        self.engine.lock().reset(&self.states)
+        self.engine.lock().reset(&mut self.timeline)
     }
 
-    /// Brings the session to exactly `tokens`: keeps what it has of them, computes the rest. A session that has
-    /// gone another way starts anew.
+    /// Brings the session to exactly `tokens`, with the logits that follow, and says what it did for that. What it has of
+    /// them stays. Where it has gone another way it goes back: keys and values are cut; a recurrent state, or a window that
+    /// has moved on, begins at the nearest point that was kept. Prompts of other sessions that began alike count, too.
+    /// The rest is computed.
     ///
     /// # Errors
     /// As [`Session::feed`]; also when `tokens` is empty.
     pub fn sync(&mut self, tokens: &[u32], watch: &mut Watch<'_>) -> Result<Synced, Error> {
-        let extends = tokens.len() > self.tokens.len() && tokens.starts_with(&self.tokens);
-        let same = tokens == self.tokens && !self.logits.is_empty();
-        if !extends && !same {
+        self.sync_with(tokens, &[], watch)
+    }
+
+    /// As [`Session::sync`]; `ends` are lengths of prefixes that other prompts are likely to share, in ascending order: the ends
+    /// of a conversation's messages. Points are kept there, if the memory plan has room.
+    ///
+    /// # Errors
+    /// As [`Session::sync`].
+    pub fn sync_with(
+        &mut self,
+        tokens: &[u32],
+        ends: &[usize],
+        watch: &mut Watch<'_>,
+    ) -> Result<Synced, Error> {
+        self.check(0, tokens)?;
+        let same = common(&self.timeline.tokens, tokens);
+        if same == tokens.len() && same == self.timeline.tokens.len() && !self.timeline.logits.is_empty() {
+            return Ok(Synced { reused: same, ..Synced::default() });
+        }
+        let mut synced = self.go_back(same, tokens)?;
+        synced.computed = tokens.len() - synced.reused;
+        if synced.computed == 0 {
+            return Ok(synced);
+        }
+        let mut done = synced.reused;
+        let all = synced.computed as f64;
+        for end in self.stops(done, tokens.len(), ends) {
+            let (before, share) = ((done - synced.reused) as f64 / all, (end - done) as f64 / all);
+            let mut inner = watch.progress.as_mut().map(|p| move |of_part: f64| p(before + share * of_part));
+            let mut watch = Watch {
+                cancel: watch.cancel,
+                progress: inner.as_mut().map(|p| p as &mut dyn FnMut(f64)),
+                observer: match &mut watch.observer {
+                    Some(observer) => Some(&mut **observer),
+                    None => None,
+                },
+            };
+            let wanted = if end == tokens.len() { Wanted::Logits(Logits::Last) } else { Wanted::Nothing };
+            self.steps(&tokens[done..end], wanted, &mut watch, &mut |_, _| true)?;
+            self.keep()?;
+            done = end;
+        }
+        Ok(synced)
+    }
+
+    /// Where computing a prompt from `from` on stops to keep a point; the last one is the prompt's end.
+    fn stops(&self, from: usize, to: usize, ends: &[usize]) -> Vec<usize> {
+        let cuttable = self.engine.lock().rewind.anywhere();
+        let regular = if cuttable { 0..0 } else { from / KEEP_EVERY + 1..to.div_ceil(KEEP_EVERY) };
+        let mut stops: Vec<usize> = regular.map(|i| i * KEEP_EVERY).collect();
+        // What can be cut is kept once, at its end.
+        stops.extend(ends.iter().copied().filter(|end| !cuttable && from < *end && *end < to));
+        stops.push(to);
+        stops.sort_unstable();
+        stops.dedup();
+        stops
+    }
+
+    /// Goes back to where `tokens` and the session part, or to as near before it as can be; `same` tokens are common.
+    fn go_back(&mut self, same: usize, tokens: &[u32]) -> Result<Synced, Error> {
+        let had = self.timeline.tokens.len();
+        let mut runtime = self.engine.lock();
+        // The logits after the last token must come from somewhere.
+        let kept = same.min(tokens.len() - 1);
+        let least = runtime.rewind.least(&self.timeline);
+        let own = if kept >= least { kept } else { 0 };
+        let cuttable = runtime.rewind.anywhere();
+        match runtime.kept.find(tokens, cuttable) {
+            Some((id, len)) if len > own => {
+                let runtime = &mut *runtime;
+                let Some(point) = runtime.kept.take(id) else { return Ok(Synced::default()) };
+                let forked = runtime.fork(&point, len);
+                runtime.kept.put_back(id, point);
+                runtime.replace(&mut self.timeline, forked?);
+                Ok(Synced { reused: len, restored: len, rewound: had - same.min(len), computed: 0 })
+            }
+            _ => {
+                if own < least {
+                    runtime.reset(&mut self.timeline)?;
+                } else {
+                    runtime.cut(&mut self.timeline, own)?;
+                }
+                Ok(Synced { reused: own, restored: 0, rewound: had - own, computed: 0 })
+            }
+        }
+    }
+
+    /// Goes back to the first `len` tokens. Keys and values are cut; a recurrent state, or a window that has moved on, begins at
+    /// the nearest point at or before that was kept, and the rest is computed: nothing is ever lost silently.
+    /// Afterwards [`Session::logits`] are empty, unless a point was kept just there.
+    ///
+    /// # Errors
+    /// There are fewer tokens; else as [`Session::feed`].
+    pub fn truncate(&mut self, len: usize, watch: &mut Watch<'_>) -> Result<Synced, Error> {
+        let had = self.timeline.tokens.len();
+        if len > had {
+            return Err(Error::Input(format!("a session of {had} tokens cannot be truncated to {len}")));
+        }
+        if len == had {
+            return Ok(Synced { reused: len, ..Synced::default() });
+        }
+        if len == 0 {
             self.reset()?;
+            return Ok(Synced { rewound: had, ..Synced::default() });
         }
-        let reused = self.tokens.len();
-        if !same {
-            self.feed(&tokens[reused..], Logits::Last, watch, &mut |_, _| {})?;
+        {
+            let mut runtime = self.engine.lock();
+            if len >= runtime.rewind.least(&self.timeline) {
+                runtime.cut(&mut self.timeline, len)?;
+                return Ok(Synced { reused: len, rewound: had - len, ..Synced::default() });
+            }
         }
-        Ok(Synced { reused, computed: tokens.len() - reused })
+        let tokens = self.timeline.tokens[..len].to_vec();
+        self.sync(&tokens, watch)
+    }
+
+    /// A point to go back to with [`Session::rewind`], in this session or another one of the engine.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn mark(&self) -> Result<Mark, Error> {
+        let timeline = self.engine.lock().fork(&self.timeline, self.timeline.tokens.len())?;
+        Ok(Mark::new(self.engine.clone(), timeline))
+    }
+
+    /// Takes the session to a mark, whatever it holds now. Nothing is computed.
+    ///
+    /// # Errors
+    /// The mark is another engine's; the device failed.
+    pub fn rewind(&mut self, mark: &Mark) -> Result<(), Error> {
+        if !self.engine.is(&mark.held.engine) {
+            return Err(Error::Input(
+                "the mark belongs to another engine: use one of this session's engine".into(),
+            ));
+        }
+        let timeline = &mark.held.timeline;
+        let mut runtime = self.engine.lock();
+        let forked = runtime.fork(timeline, timeline.tokens.len())?;
+        runtime.replace(&mut self.timeline, forked);
+        Ok(())
+    }
+
+    /// Another session that stands where this one stands. Both share memory until one of them goes on.
+    ///
+    /// # Errors
+    /// As [`Engine::session`].
+    pub fn fork(&self) -> Result<Self, Error> {
+        let mut fork = self.engine.session()?;
+        let mut runtime = self.engine.lock();
+        let forked = runtime.fork(&self.timeline, self.timeline.tokens.len())?;
+        runtime.replace(&mut fork.timeline, forked);
+        drop(runtime);
+        Ok(fork)
+    }
+
+    /// Keeps the point where the session stands for prompts to come, if the memory plan has room for it.
+    fn keep(&mut self) -> Result<(), Error> {
+        let len = self.timeline.tokens.len();
+        if self.engine.plan().marks == 0 || len < LEAST_KEPT {
+            return Ok(());
+        }
+        let mut runtime = self.engine.lock();
+        let cuttable = runtime.rewind.anywhere();
+        let point = runtime.fork(&self.timeline, len)?;
+        let tokens = len - runtime.kept.nearest(&point.tokens);
+        let bytes = runtime.point_bytes(tokens);
+        for gone in runtime.kept.keep(point, cuttable, Worth { tokens, bytes }) {
+            runtime.drop_timeline(gone);
+        }
+        Ok(())
     }
 
     /// Appends one token; the logits that follow it.
@@ -97,7 +284,22 @@ impl Session {
     /// As [`Session::feed`].
     pub fn decode(&mut self, token: u32) -> Result<&[f32], Error> {
         self.feed(&[token], Logits::Last, &mut Watch::default(), &mut |_, _| {})?;
-        Ok(&self.logits)
+        Ok(&self.timeline.logits)
+    }
+
+    /// Brings the session to `prompt` and continues it: an iterator of tokens, each of them chosen as `request.sampling` says.
+    /// It ends after an end token of the model, `request.max_tokens`, or when the context is full; setting `watch.cancel`
+    /// ends it at the next layer. `watch.progress` is told of the prompt.
+    ///
+    /// # Errors
+    /// As [`Session::sync`]; a sampling value is out of range.
+    pub fn generate<'a, 'w: 'a>(
+        &'a mut self,
+        prompt: &[u32],
+        request: &GenerateRequest,
+        watch: &mut Watch<'w>,
+    ) -> Result<Tokens<'a>, Error> {
+        Tokens::begin(self, prompt, request, watch)
     }
 
     /// Appends tokens and chooses the one that comes next: the same as [`Sampler::sample`] does of all logits. Where the
@@ -126,7 +328,7 @@ impl Session {
         })?;
         match chosen? {
             Some(token) => Ok(token),
-            None => sampler.sample(&self.logits),
+            None => sampler.sample(&self.timeline.logits),
         }
     }
 
@@ -160,7 +362,7 @@ impl Session {
         watch: &mut Watch<'_>,
         sink: &mut Sink<'_>,
     ) -> Result<(), Error> {
-        self.check(tokens)?;
+        self.check(self.timeline.tokens.len(), tokens)?;
         let chunk = self.engine.plan().chunk;
         let (total, mut done) = (tokens.len(), 0);
         for part in tokens.chunks(chunk) {
@@ -178,9 +380,10 @@ impl Session {
             };
             // Of a chunk that is not the last one, nobody reads the last row's logits.
             let wanted = if last || wanted == Wanted::Logits(Logits::All) { wanted } else { Wanted::Nothing };
-            let span = StepSpan { states: &self.states, position: self.tokens.len(), tokens: part, wanted };
-            let (kept, mut keeps) = (&mut self.logits, false);
-            self.engine.lock().step(&[span], &mut self.stats, &mut watch, &mut |row, found| {
+            let Self { engine, timeline, stats } = &mut *self;
+            let (mut kept, mut keeps) = (std::mem::take(&mut timeline.logits), false);
+            let turn = Turned { timeline: &mut *timeline, tokens: part, wanted };
+            let stepped = engine.lock().step(&mut [turn], stats, &mut watch, &mut |row, found| {
                 if let Found::Logits(logits) = found
                     && last
                     && row + 1 == part.len()
@@ -190,17 +393,19 @@ impl Session {
                     keeps = true;
                 }
                 sink(done + row, found)
-            })?;
-            self.tokens.extend_from_slice(part);
+            });
+            self.timeline.logits = kept;
+            stepped?;
             if !keeps {
-                self.logits.clear();
+                self.timeline.logits.clear();
             }
             done += part.len();
         }
         Ok(())
     }
 
-    fn check(&self, tokens: &[u32]) -> Result<(), Error> {
+    /// Whether some tokens can come behind `before` others.
+    pub(crate) fn check(&self, before: usize, tokens: &[u32]) -> Result<(), Error> {
         if tokens.is_empty() {
             return Err(Error::Input("there are no tokens: the prompt is empty".into()));
         }
@@ -208,7 +413,7 @@ impl Session {
         if let Some(id) = tokens.iter().find(|id| **id as usize >= vocab) {
             return Err(Error::Input(format!("token id {id} is outside the vocabulary of {vocab}")));
         }
-        let end = self.tokens.len() + tokens.len();
+        let end = before + tokens.len();
         if end > context {
             let positions = self.engine.blueprint().max_positions;
             let advice = match end > positions {
@@ -223,29 +428,145 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        self.engine.lock().drop_states(&self.states);
+        self.engine.lock().drop_timeline(std::mem::take(&mut self.timeline));
         self.engine.session_ended();
     }
 }
 
+/// A session's share of [`Engine::step`].
+pub struct Turn<'a> {
+    /// Whose turn it is.
+    pub session: &'a mut Session,
+    /// What is appended to it: one token or several.
+    pub tokens: &'a [u32],
+    /// Whether [`Session::logits`] are wanted afterwards; without them the head does not run.
+    pub logits: bool,
+}
+
+impl Engine {
+    /// Appends tokens to several sessions in one step: each expert is read once for all of them. On the exact path the logits are
+    /// those of steps of their own, bit for bit; on the fast path they differ by rounding.
+    ///
+    /// Either all sessions go on or, if the step fails or is cancelled, none.
+    ///
+    /// # Errors
+    /// As [`Session::feed`]; a session of another engine; more tokens together than the plan's chunk.
+    pub fn step(&self, turns: &mut [Turn<'_>], watch: &mut Watch<'_>) -> Result<Stats, Error> {
+        let rows = turns.iter().map(|turn| turn.tokens.len()).sum::<usize>();
+        if turns.is_empty() {
+            return Ok(Stats::default());
+        }
+        if rows > self.plan().chunk {
+            let chunk = self.plan().chunk;
+            return Err(Error::Input(format!(
+                "a step of {rows} tokens, where the plan has room for {chunk}: give --chunk"
+            )));
+        }
+        for turn in &*turns {
+            if !self.is(turn.session.engine()) {
+                return Err(Error::Input(
+                    "a session of another engine in a step: give each engine its own".into(),
+                ));
+            }
+            turn.session.check(turn.session.tokens().len(), turn.tokens)?;
+        }
+        let ends: Vec<usize> = turns
+            .iter()
+            .scan(0, |end, turn| {
+                *end += turn.tokens.len();
+                Some(*end)
+            })
+            .collect();
+        let take = |turn: &mut Turn<'_>| std::mem::take(&mut turn.session.timeline.logits);
+        let mut logits: Vec<Vec<f32>> = turns.iter_mut().map(take).collect();
+        let wanted = |logits: bool| if logits { Wanted::Logits(Logits::Last) } else { Wanted::Nothing };
+        let mut turned: Vec<Turned<'_>> = turns
+            .iter_mut()
+            .map(|turn| Turned {
+                timeline: &mut turn.session.timeline,
+                tokens: turn.tokens,
+                wanted: wanted(turn.logits),
+            })
+            .collect();
+        let mut stats = Stats::default();
+        let stepped = self.lock().step(&mut turned, &mut stats, watch, &mut |row, found| {
+            if let (Found::Logits(row_of), Ok(i)) = (found, ends.binary_search(&(row + 1))) {
+                logits[i].clear();
+                logits[i].extend_from_slice(row_of);
+            }
+            true
+        });
+        for (turn, logits) in turns.iter_mut().zip(logits) {
+            turn.session.timeline.logits = logits;
+            if stepped.is_ok() {
+                turn.session.stats.tokens += turn.tokens.len() as u64;
+                if !turn.logits {
+                    turn.session.timeline.logits.clear();
+                }
+            }
+        }
+        stepped.map(|()| stats)
+    }
+}
+
+/// A timeline and what is appended to it.
+pub(crate) struct Turned<'a> {
+    pub(crate) timeline: &'a mut Timeline,
+    pub(crate) tokens: &'a [u32],
+    pub(crate) wanted: Wanted,
+}
+
+impl Turned<'_> {
+    fn span(&self) -> StepSpan<'_> {
+        let Timeline { states, tokens, .. } = &*self.timeline;
+        StepSpan { states, position: tokens.len(), tokens: self.tokens, wanted: self.wanted }
+    }
+}
+
 impl Runtime {
-    /// A step as a transaction: recurrent states are committed only when all of it is done.
+    /// A step as a transaction: recurrent states are committed and tokens appended only when all of it is done.
     fn step(
         &mut self,
-        spans: &[StepSpan<'_>],
+        turns: &mut [Turned<'_>],
         stats: &mut Stats,
         watch: &mut Watch<'_>,
         sink: &mut Sink<'_>,
     ) -> Result<(), Error> {
+        self.make_room(turns.iter().map(|turn| (&*turn.timeline, turn.tokens.len())))?;
+        for turn in &mut *turns {
+            let end = turn.timeline.tokens.len() + turn.tokens.len();
+            turn.timeline.written = turn.timeline.written.max(end);
+        }
         let (before, read) = (self.device.counters(), self.cache.read_counters());
         let on = On { device: &mut *self.device, cache: &mut self.cache, stats };
-        let stepped = self.model.step(on, spans, watch, sink);
+        let stepped = match &*turns {
+            // One session's steps allocate nothing.
+            [turn] => self.model.step(on, &[turn.span()], watch, sink),
+            turns => self.model.step(on, &turns.iter().map(Turned::span).collect::<Vec<_>>(), watch, sink),
+        };
         stats.device(before, self.device.counters());
         stats.reads(read, self.cache.read_counters());
         stepped?;
-        for state in spans.iter().flat_map(|s| s.states).flatten().flatten() {
+        for state in turns.iter().flat_map(|turn| &turn.timeline.states).flatten().flatten() {
             self.device.commit(*state).map_err(Error::at(|| "committing a step"))?;
         }
+        for turn in turns {
+            turn.timeline.tokens.extend_from_slice(turn.tokens);
+        }
         Ok(())
+    }
+
+    /// Puts another timeline in the place of one.
+    pub(crate) fn replace(&mut self, timeline: &mut Timeline, by: Timeline) {
+        // Room that was reserved for tokens and logits to come stays.
+        fn refill<T>(room: &mut Vec<T>, by: &mut Vec<T>) {
+            room.clear();
+            room.append(by);
+            std::mem::swap(room, by);
+        }
+        let mut old = std::mem::replace(timeline, by);
+        refill(&mut old.tokens, &mut timeline.tokens);
+        refill(&mut old.logits, &mut timeline.logits);
+        self.drop_timeline(old);
     }
 }

@@ -247,7 +247,8 @@ fn a_card_has_a_budget_of_its_own() {
     let card = of(own(Some(1 << 30)), MemoryRequest { chunk, ..MemoryRequest::default() }).unwrap();
     assert_eq!(card.device_budget, Some((1 << 30) / 10 * 9 - (512 << 20)));
     assert_eq!((card.dense, card.state, card.scratch), (host.dense, host.state, host.scratch));
-    assert_eq!(card.total(), card.dense + card.state + card.scratch + 256 * card.slot);
+    assert_eq!(card.total(), card.dense + card.state + card.marks + card.scratch + 256 * card.slot);
+    assert_eq!(card.marks, card.state, "one session's worth");
     // The host holds what is on its way, and no more.
     assert_eq!((card.slots, card.host_slots, card.holds_all), (256, ON_THE_WAY, true));
     assert_eq!(card.host(), card.process + card.staging + ON_THE_WAY as u64 * card.slot);
@@ -256,7 +257,9 @@ fn a_card_has_a_budget_of_its_own() {
     // What was asked for; as many slots as it holds.
     let small = card.fixed() + 100 * card.slot + 5;
     let context = Some(card.context);
-    let request = MemoryRequest { device_budget: Some(small), context, chunk, ..MemoryRequest::default() };
+    let marks = Some(card.marks);
+    let request =
+        MemoryRequest { device_budget: Some(small), context, chunk, marks, ..MemoryRequest::default() };
     let planned = of(own(Some(1 << 30)), request).unwrap();
     assert_eq!((planned.slots, planned.device_budget), (100, Some(small)));
     // The host holds the rest, or what its budget allows.

@@ -1,6 +1,7 @@
 //! A published checkpoint, read in place: what it says of itself and where each tensor's bytes are.
 
 mod embedded;
+mod identity;
 pub(crate) mod packed;
 mod quantization;
 mod safetensors;
@@ -14,6 +15,7 @@ use std::{
 };
 
 pub use embedded::unpack_embedded;
+pub use identity::ModelId;
 use moeflux_compute::{Bytes, Format, MatrixShape, Scalar};
 use packed::Packed;
 pub(crate) use packed::digest;

@@ -26,11 +26,14 @@ impl Source {
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
         let doing = "cannot open the file; is the download complete?";
         let file = File::open(path).map_err(Error::file(path, doing))?;
-        let meta = file.metadata().map_err(Error::file(path, doing))?;
-        if !meta.is_file() {
-            return Err(Error::Checkpoint { path: path.into(), problem: "this is not a file".into() });
-        }
-        Ok(Self { path: path.into(), len: meta.len(), data: Data::File(file) })
+        let source = Self::of(path, file).map_err(Error::file(path, doing))?;
+        source.ok_or_else(|| Error::Checkpoint { path: path.into(), problem: "this is not a file".into() })
+    }
+
+    /// A file that is open; `None` if it is a folder or the like.
+    pub(crate) fn of(path: &Path, file: File) -> io::Result<Option<Self>> {
+        let meta = file.metadata()?;
+        Ok(meta.is_file().then(|| Self { path: path.into(), len: meta.len(), data: Data::File(file) }))
     }
 
     pub(crate) fn binary(name: &str, bytes: &'static [u8]) -> Self {

@@ -63,6 +63,9 @@ pub(crate) struct Uses {
     pub(crate) holds_all: bool,
 }
 
+/// Hot experts that are read at once.
+const WARMING: usize = 64;
+
 /// The expert cache.
 pub(crate) struct ExpertCache {
     source: Arc<ExpertSource>,
@@ -163,6 +166,50 @@ impl ExpertCache {
             self.tables[layer] = Some(table);
         }
         Ok(self.tables[layer])
+    }
+
+    /// The experts that are in memory: layer and number.
+    pub(crate) fn in_memory(&self) -> Vec<(u32, u32)> {
+        let places = self.card.iter().chain([&self.host]).flat_map(|tier| &tier.places);
+        let filled = places.filter(|place| place.layer != NONE && !place.filling);
+        let mut all: Vec<_> = filled.map(|place| (place.layer, place.expert)).collect();
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+
+    /// Reads experts into slots that hold nothing yet; what is not the model's is passed over. What cannot be read will be told
+    /// to those who need it.
+    pub(crate) fn warm(&mut self, device: &mut dyn Device, experts: &[(u32, u32)]) -> Result<(), Error> {
+        let mut stats = Stats::default();
+        let mut left = experts
+            .iter()
+            .map(|(layer, expert)| (*layer as usize, *expert as usize))
+            .filter(|(layer, expert)| self.source.layer(*layer).is_some_and(|of| *expert < of.count))
+            .collect::<Vec<_>>()
+            .into_iter();
+        loop {
+            while self.reading < self.host.places.len().div_ceil(2).min(WARMING) && self.host.has_empty() {
+                let Some((layer, expert)) = left.next() else { break };
+                if !self.has(layer, expert) {
+                    self.request(device, layer, expert, &mut stats)?;
+                }
+            }
+            if self.reading == 0 {
+                return Ok(());
+            }
+            match self.arrive(device, true, &mut stats) {
+                Ok(Some((_, pin))) => {
+                    let ticket = device.submit().map_err(Error::at(|| "reading hot experts"))?;
+                    self.release(pin, ticket);
+                }
+                Ok(None) => {}
+                Err(_) => {
+                    self.recover(device);
+                    return Ok(());
+                }
+            }
+        }
     }
 
     /// What has been read so far.

@@ -53,7 +53,7 @@ impl<'a> Job<'a> {
                 "this model has no routed experts, so there is nothing to pack: use it as it is",
             ));
         }
-        let names = expert_tensors(checkpoint, &blueprint)?;
+        let names = checkpoint.expert_tensors(&blueprint)?;
         let tensors = names
             .iter()
             .map(|name| {
@@ -156,27 +156,6 @@ fn blank(count: u64) -> Digests {
     Digests(vec![0; count as usize])
 }
 
-/// The tensors that experts are read from, by name.
-fn expert_tensors<'a>(checkpoint: &'a Checkpoint, blueprint: &Blueprint) -> Result<BTreeSet<&'a str>, Error> {
-    let mut places: Vec<_> = checkpoint.tensors().filter(|(_, t)| t.bytes > 0).collect();
-    places.sort_by_key(|(_, t)| (t.file, t.offset));
-    let mut names = BTreeSet::new();
-    for (layer, moe) in blueprint.moe_layers() {
-        for segment in (0..moe.experts.count).flat_map(|e| moe.experts.segments(e)) {
-            let after = places.partition_point(|(_, t)| (t.file, t.offset) <= (segment.file, segment.offset));
-            let found = after.checked_sub(1).map(|i| places[i]).filter(|(_, t)| {
-                t.file == segment.file && segment.offset + segment.bytes as u64 <= t.offset + t.bytes
-            });
-            let (name, _) = found.ok_or_else(|| Error::Checkpoint {
-                path: checkpoint.folder().into(),
-                problem: format!("an expert of layer {layer} lies in no tensor; please report this"),
-            })?;
-            names.insert(name);
-        }
-    }
-    Ok(names)
-}
-
 /// What a header says of the layers of a blueprint whose experts lie where a packed file has them.
 fn layers(blueprint: &Blueprint) -> Vec<PackedLayer> {
     let layer = |(layer, moe): (usize, &crate::blueprint::MoeBlueprint)| PackedLayer {
@@ -221,12 +200,9 @@ fn small_files(checkpoint: &Checkpoint) -> impl Iterator<Item = (&'static str, &
 
 fn origin(checkpoint: &Checkpoint) -> Origin {
     let hex = |bytes: &[u8]| Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect::<String>();
-    let mut lines: Vec<_> =
-        checkpoint.tensors().map(|(name, t)| format!("{name} {} {:?}\n", t.dtype, t.shape)).collect();
-    lines.sort_unstable();
     Origin {
         config: hex(checkpoint.text("config.json").map_or(&[][..], |(bytes, _)| bytes)),
-        tensors: hex(lines.concat().as_bytes()),
+        tensors: hex(checkpoint.listing().as_bytes()),
     }
 }
 

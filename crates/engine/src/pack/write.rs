@@ -17,7 +17,7 @@ use crate::{
         Checkpoint, Source,
         packed::{DENSE, EXPERTS, JOURNAL, Piece},
     },
-    system::free_space,
+    disk::{Disk, Target, gb, sync_folder},
 };
 
 /// What was packed.
@@ -47,52 +47,6 @@ pub fn pack(
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
 ) -> Result<PackReport, Error> {
     pack_to(&Disk, source, out, progress)
-}
-
-/// What is written to: a disk, or in tests one that is full.
-pub(super) trait Target: Sync {
-    /// Bytes that may still be written below a folder that exists, where the system tells.
-    fn free(&self, folder: &Path) -> Option<u64>;
-    fn write_at(&self, file: &File, bytes: &[u8], offset: u64) -> io::Result<()>;
-    /// Returns when all bytes of the file have found a place.
-    fn sync(&self, file: &File) -> io::Result<()>;
-}
-
-struct Disk;
-
-impl Target for Disk {
-    fn free(&self, folder: &Path) -> Option<u64> {
-        free_space(folder)
-    }
-
-    fn write_at(&self, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
-        write_all_at(file, bytes, offset)
-    }
-
-    fn sync(&self, file: &File) -> io::Result<()> {
-        file.sync_all()
-    }
-}
-
-#[cfg(unix)]
-pub(super) fn write_all_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
-    std::os::unix::fs::FileExt::write_all_at(file, bytes, offset)
-}
-
-#[cfg(windows)]
-pub(super) fn write_all_at(file: &File, mut bytes: &[u8], mut offset: u64) -> io::Result<()> {
-    while !bytes.is_empty() {
-        match std::os::windows::fs::FileExt::seek_write(file, bytes, offset) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(n) => {
-                bytes = &bytes[n..];
-                offset += n as u64;
-            }
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(e) => return Err(e),
-        }
-    }
-    Ok(())
 }
 
 pub(super) fn pack_to<T: Target>(
@@ -285,17 +239,9 @@ impl<T: Target> Folder<'_, T> {
             let path = self.path.join(name);
             fs::rename(self.partial(name), &path).map_err(Error::file(path, "cannot rename the file"))?;
         }
-        // Names last too; not every system has this for folders.
-        let _ = File::open(self.path).and_then(|folder| folder.sync_all());
+        sync_folder(self.path);
         Ok(())
     }
-}
-
-fn gb(bytes: u64) -> String {
-    if bytes < 1_000_000_000 {
-        return format!("{:.1} MB", bytes as f64 / 1e6);
-    }
-    format!("{:.2} GB", bytes as f64 / 1e9)
 }
 
 /// What is written: a line of 16 hexadecimal digits for the job, and one for each piece, its digest. Lines of pieces that

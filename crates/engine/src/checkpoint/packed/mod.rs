@@ -65,7 +65,7 @@ pub(crate) fn matrices(shape: &ExpertShape) -> [String; 3] {
 #[derive(Debug)]
 pub(super) struct Packed {
     /// Which file of the checkpoint it is.
-    file: u32,
+    pub(super) file: u32,
     header: Header,
     /// Where the records begin.
     data: u64,

@@ -1,0 +1,234 @@
+//! Sessions on disk: saving one, and going on from a file.
+
+use std::path::{Path, PathBuf};
+
+use moeflux_compute::StateShape;
+
+use super::Session;
+use crate::{
+    Engine, Error, SnapshotFolder, SnapshotProblem, Synced,
+    model::Watch,
+    snapshot::{self, Contents, Expectation, Snapshot, SnapshotWriter},
+    timeline::{Timeline, common},
+};
+
+/// Bytes that are copied at once while a session is saved or read.
+const PIECE: usize = 4 << 20;
+
+/// What is saved besides a session's tokens, logits and states.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SnapshotOptions {
+    /// Which experts are in memory, so that whoever goes on from the file begins with a warm cache.
+    pub hot_experts: bool,
+}
+
+impl Session {
+    /// Saves the session to a file, whole or not at all: it is written aside and takes the place of an older one when all of it
+    /// is on the disk. Returns its bytes.
+    ///
+    /// # Errors
+    /// The file cannot be written, or the disk is full; what was there before is left as it was.
+    pub fn snapshot(&self, path: impl AsRef<Path>, options: SnapshotOptions) -> Result<u64, Error> {
+        // The point that is saved stays as it is, however long it takes, and other sessions go on meanwhile.
+        let mark = self.mark()?;
+        let timeline = &mark.held.timeline;
+        let engine = &self.engine;
+        let hot = if options.hot_experts { engine.lock().cache.in_memory() } else { Vec::new() };
+        let expected = engine.expectation();
+        let name = engine.folder().file_name().map_or_else(Default::default, |name| name.to_string_lossy());
+        let contents = Contents {
+            model: expected.model,
+            name: &name,
+            keys: &expected.keys,
+            lossy: engine.keys().is_lossy(),
+            exact: expected.exact,
+            vocab: expected.vocab,
+            written: timeline.written as u64,
+            tokens: &timeline.tokens,
+            logits: Some(&timeline.logits[..]).filter(|logits| !logits.is_empty()),
+            hot: &hot,
+            states: states(engine, timeline),
+        };
+        let mut writer = SnapshotWriter::create(path.as_ref(), &contents)?;
+        let mut room = vec![0; PIECE];
+        each_piece(engine, timeline, |state, shape, places| {
+            let mut runtime = engine.lock();
+            let room = &mut room[..places.len() * runtime.device.place_bytes(shape)];
+            runtime.device.save_state(state, places, room).map_err(Error::at(|| "saving a session"))?;
+            drop(runtime);
+            writer.write(room)
+        })?;
+        let bytes = writer.bytes();
+        writer.finish().map(|()| bytes)
+    }
+
+    /// Goes on from a file, whatever the session holds now. All of the file is checked, and all of it read, before the session
+    /// changes. Experts that were saved as hot are read as far as there are slots for them.
+    ///
+    /// # Errors
+    /// [`Error::Snapshot`] when the file is none of [`Session::snapshot`], is of a later version, cut short, damaged, of another
+    /// model or of other settings; the file cannot be read; there is no room beside what the session holds, which
+    /// [`Session::reset`] gives back. The session is then as it was.
+    pub fn restore(&mut self, path: impl AsRef<Path>) -> Result<(), Error> {
+        let snapshot = Snapshot::open(path.as_ref())?;
+        snapshot.fits(&self.engine.expectation())?;
+        snapshot.verify()?;
+        let logits = snapshot.logits()?.unwrap_or_default();
+        let hot = snapshot.hot()?;
+        let written = usize::try_from(snapshot.header().written).unwrap_or(usize::MAX);
+        let tokens = snapshot.tokens().to_vec();
+        let loaded = Timeline { tokens, states: Vec::new(), logits, written };
+        let saved: Vec<u64> = snapshot.header().states.iter().map(|s| s.places).collect();
+        if states(&self.engine, &loaded).iter().map(|s| s.places).ne(saved) {
+            let what = "its states, which are not of its tokens".into();
+            return Err(Error::snapshot(path.as_ref(), SnapshotProblem::Damaged { what }));
+        }
+        let engine = self.engine.clone();
+        let mut timeline = engine.lock().new_timeline(engine.blueprint(), engine.plan())?;
+        timeline.tokens = loaded.tokens;
+        timeline.logits = loaded.logits;
+        timeline.written = written;
+        let mut room = vec![0; PIECE];
+        let (mut i, mut at, mut of) = (0, 0, None);
+        let read = each_piece(&engine, &timeline, |state, shape, places| {
+            if of.is_some_and(|of| of != state) {
+                (i, at) = (i + 1, 0);
+            }
+            of = Some(state);
+            let mut runtime = engine.lock();
+            let need = runtime.device.state_need(state, places.start, places.len());
+            runtime.make_room_for(need.map_err(Error::at(|| "reading a session"))?)?;
+            let bytes = places.len() * runtime.device.place_bytes(shape);
+            snapshot.read_state(i, at, &mut room[..bytes])?;
+            at += bytes as u64;
+            runtime
+                .device
+                .load_state(state, places, &room[..bytes])
+                .map_err(Error::at(|| "reading a session"))
+        });
+        let mut runtime = engine.lock();
+        if let Err(error) = read {
+            runtime.drop_timeline(timeline);
+            return Err(error);
+        }
+        runtime.replace(&mut self.timeline, timeline);
+        runtime.warm(&hot)
+    }
+
+    /// As [`Session::sync`]; where a snapshot in `folder` has more of the tokens than the session and what its engine keeps, it
+    /// goes on from there.
+    ///
+    /// # Errors
+    /// As [`Session::sync`]. A snapshot that cannot be used is passed over.
+    pub fn sync_from(
+        &mut self,
+        folder: &SnapshotFolder,
+        tokens: &[u32],
+        watch: &mut Watch<'_>,
+    ) -> Result<Synced, Error> {
+        self.check(0, tokens)?;
+        let had = self.timeline.tokens.len();
+        let same = common(&self.timeline.tokens, tokens);
+        let cuttable = self.engine.lock().rewind.anywhere();
+        let here = self.engine.lock().kept.find(tokens, cuttable).map_or(0, |(_, len)| len);
+        match folder.find(&self.engine.expectation(), tokens, cuttable) {
+            Some((path, len)) if len > same.max(here) && self.restore(&path).is_ok() => {
+                folder.touch(&path);
+                let synced = self.sync(tokens, watch)?;
+                Ok(Synced { restored: synced.reused, rewound: had - same, ..synced })
+            }
+            _ => self.sync(tokens, watch),
+        }
+    }
+
+    /// Saves the session to a folder of snapshots, where [`Session::sync_from`] finds it, and keeps the folder within its limit.
+    /// Returns the file.
+    ///
+    /// # Errors
+    /// As [`Session::snapshot`].
+    pub fn snapshot_to(&self, folder: &SnapshotFolder) -> Result<PathBuf, Error> {
+        let path = folder.place_for(&self.engine.expectation(), self.tokens());
+        if path.exists() {
+            folder.touch(&path);
+        } else {
+            self.snapshot(&path, SnapshotOptions::default())?;
+        }
+        folder.shrink()?;
+        Ok(path)
+    }
+}
+
+/// Places of a state that `tokens` tokens have filled, when positions up to `written` have been written.
+fn filled(shape: StateShape, tokens: usize, written: usize, context: usize) -> usize {
+    match shape {
+        StateShape::Recurrent { len } => len,
+        StateShape::KeyValue { positions, .. } if positions < context => written.min(positions),
+        StateShape::KeyValue { .. } => tokens,
+    }
+}
+
+/// Calls `f` with each state that a session has, its shape, and some of the places that its tokens have filled, in order.
+fn each_piece(
+    engine: &Engine,
+    timeline: &Timeline,
+    mut f: impl FnMut(moeflux_compute::State, StateShape, std::ops::Range<usize>) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let (shapes, sizes): (Vec<_>, Vec<_>) = {
+        let runtime = engine.lock();
+        runtime.shapes.iter().map(|shape| (*shape, runtime.device.place_bytes(*shape))).unzip()
+    };
+    let states = timeline.states.iter().flatten().flatten();
+    for ((state, shape), bytes) in states.zip(shapes).zip(sizes) {
+        let places = filled(shape, timeline.tokens.len(), timeline.written, engine.plan().context);
+        let step = (PIECE / bytes.max(1)).max(1);
+        for first in (0..places).step_by(step) {
+            f(*state, shape, first..places.min(first + step))?;
+        }
+    }
+    Ok(())
+}
+
+/// What a file says of a timeline's states.
+fn states(engine: &Engine, timeline: &Timeline) -> Vec<snapshot::StateShape> {
+    let filled = |shape| filled(shape, timeline.tokens.len(), timeline.written, engine.plan().context);
+    described(engine, |shape| filled(shape) as u64)
+}
+
+fn described(engine: &Engine, places: impl Fn(StateShape) -> u64) -> Vec<snapshot::StateShape> {
+    let context = engine.plan().context;
+    let runtime = engine.lock();
+    let layers = engine.blueprint().layers.iter().enumerate();
+    let all = layers.flat_map(|(layer, of)| {
+        let shapes = of.states(context, engine.plan().chunk).into_iter().enumerate();
+        shapes.map(move |(which, shape)| (layer, which, shape))
+    });
+    all.map(|(layer, which, shape)| snapshot::StateShape {
+        layer,
+        which: which as u8,
+        places: places(shape),
+        place_bytes: runtime.device.place_bytes(shape) as u64,
+        shape: match shape {
+            StateShape::Recurrent { len } => format!("recurrent, {len}"),
+            StateShape::KeyValue { kv_heads, key_width, value_width, positions } => {
+                let ring =
+                    if positions < context { format!(", the last {positions}") } else { String::new() };
+                format!("{kv_heads} heads of {key_width} and {value_width}{ring}")
+            }
+        },
+    })
+    .collect()
+}
+
+impl Engine {
+    /// What a snapshot must be to go on from with this engine.
+    fn expectation(&self) -> Expectation {
+        Expectation {
+            model: self.model(),
+            keys: self.keys().name().into(),
+            exact: self.is_exact(),
+            vocab: self.blueprint().vocab,
+            context: self.plan().context,
+            states: described(self, |shape| shape.places() as u64),
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! A folder of snapshots that stays below a size: what was computed of many prompts, to go on from.
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    cmp::Reverse,
+    ffi::OsStr,
+    fs::{self, File, FileTimes, OpenOptions},
+    io::Read,
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
+
+use super::{Expectation, Snapshot, header::MAGIC, temporary::remove_stale};
+use crate::{Error, checkpoint::digest};
+
+/// What snapshots in a folder end in.
+const SUFFIX: &str = "moeflux-session";
+
+/// A folder of snapshots with a limit to its size. Several processes may share one.
+#[derive(Clone, Debug)]
+pub struct SnapshotFolder {
+    path: PathBuf,
+    limit: u64,
+}
+
+impl SnapshotFolder {
+    /// Opens a folder, which is made if need be. [`shrink`](Self::shrink) keeps its snapshots within `limit` bytes.
+    ///
+    /// # Errors
+    /// The folder cannot be made.
+    pub fn open(path: impl Into<PathBuf>, limit: u64) -> Result<Self, Error> {
+        let path = path.into();
+        fs::create_dir_all(&path).map_err(Error::file(
+            &path,
+            "cannot make the folder of saved sessions; choose a folder that can be written",
+        ))?;
+        Ok(Self { path, limit })
+    }
+
+    /// The snapshot of which most can be used for `tokens`, and how many of its tokens: if a session like this one is
+    /// `cuttable`, all that are the same from the first on; else all of the snapshot's or none. Of equal ones the
+    /// shortest. Reads headers and tokens only; what is damaged or does not fit is passed over.
+    pub(crate) fn find(
+        &self,
+        expected: &Expectation,
+        tokens: &[u32],
+        cuttable: bool,
+    ) -> Option<(PathBuf, usize)> {
+        let usable = |path: PathBuf| {
+            let snapshot = Snapshot::open(&path).ok().filter(|s| s.fits(expected).is_ok())?;
+            let saved = snapshot.tokens();
+            let common = saved.iter().zip(tokens).take_while(|(a, b)| a == b).count();
+            let usable = common > 0 && (cuttable || common == saved.len());
+            usable.then_some((common, Reverse(saved.len()), path))
+        };
+        let found = self.snapshots().filter_map(usable).max()?;
+        Some((found.2, found.0))
+    }
+
+    /// Where to save a session of `tokens`: every session like this one with these tokens has the same place.
+    pub(crate) fn place_for(&self, expected: &Expectation, tokens: &[u32]) -> PathBuf {
+        let settings = format!("{} {} {}\n", expected.model, expected.keys, expected.exact);
+        let bytes = tokens.iter().flat_map(|token| token.to_le_bytes());
+        let all: Vec<u8> = settings.into_bytes().into_iter().chain(bytes).collect();
+        let model = &expected.model.to_string()[..16];
+        self.path.join(format!("{model}-{}-{:016x}.{SUFFIX}", tokens.len(), digest(&all)))
+    }
+
+    /// Notes that a snapshot was used now. One that cannot be noted is given up sooner.
+    pub(crate) fn touch(&self, path: &Path) {
+        let now = SystemTime::now();
+        let times = FileTimes::new().set_accessed(now).set_modified(now);
+        let _ = OpenOptions::new().write(true).open(path).and_then(|file| file.set_times(times));
+    }
+
+    /// Deletes the snapshots that were not used for the longest time until the others are within the limit, and what
+    /// killed writers left. Other files stay.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub fn shrink(&self) -> Result<(), Error> {
+        fs::read_dir(&self.path)
+            .map_err(Error::file(&self.path, "cannot read the folder of saved sessions"))?;
+        let suffix = format!(".{SUFFIX}");
+        remove_stale(&self.path, |target| target.ends_with(suffix.as_bytes()));
+        let told = |path: PathBuf| {
+            let meta = fs::metadata(&path).ok()?;
+            let mut magic = [0; MAGIC.len()];
+            File::open(&path).and_then(|mut file| file.read_exact(&mut magic)).ok()?;
+            (magic == MAGIC).then_some((meta.modified().ok()?, path, meta.len()))
+        };
+        let mut all: Vec<_> = self.snapshots().filter_map(told).collect();
+        all.sort();
+        let mut total = all.iter().fold(0u64, |total, (_, _, bytes)| total.saturating_add(*bytes));
+        for (_, path, bytes) in all {
+            if total <= self.limit {
+                break;
+            }
+            // One that cannot be deleted leaves the others the less room.
+            if fs::remove_file(path).is_ok() {
+                total -= bytes;
+            }
+        }
+        Ok(())
+    }
+
+    /// Files, not links, that end as snapshots do.
+    fn snapshots(&self) -> impl Iterator<Item = PathBuf> {
+        let entries = fs::read_dir(&self.path).into_iter().flatten().flatten();
+        let files = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_file()));
+        files.map(|entry| entry.path()).filter(|path| path.extension() == Some(OsStr::new(SUFFIX)))
+    }
+}

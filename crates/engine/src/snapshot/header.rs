@@ -1,0 +1,245 @@
+//! The header of a snapshot: writing it, reading it, and believing none of it unchecked.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    Error, ModelId, SnapshotProblem,
+    checkpoint::{
+        Source, digest,
+        packed::{ALIGN, Digests},
+    },
+};
+
+pub(super) const MAGIC: [u8; 8] = *b"MOEFLUXS";
+/// The version that is written, and the last one that is read.
+pub(super) const VERSION: u32 = 1;
+/// Bytes before the header.
+pub(super) const PREFIX: u64 = 32;
+/// Bytes of the prefix that its digest is of.
+const SIGNED: usize = 24;
+
+/// Headers beyond this are refused; thousands of layers have less.
+const MAX_HEADER: u64 = 16 << 20;
+/// Most tokens, most experts that are hot, and most entries of a vocabulary: what is read into memory at once stays
+/// small, even of a file that is huge and empty.
+const MAX_COUNT: u64 = 1 << 26;
+/// Most bytes of a text.
+pub(super) const MAX_TEXT: usize = 256;
+
+/// What a state of a layer is, and how much of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct StateShape {
+    /// The layer's number.
+    pub(crate) layer: usize,
+    /// Which of its states: 0 or 1.
+    pub(crate) which: u8,
+    /// How many places are saved; of what is expected, the most that there may be.
+    pub(crate) places: u64,
+    /// Bytes of a place.
+    pub(crate) place_bytes: u64,
+    /// What a place holds and in which order; compared, never parsed.
+    pub(crate) shape: String,
+}
+
+/// What the file says of itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Header {
+    pub(crate) model: ModelId,
+    /// The name of the model's folder, for messages.
+    pub(crate) name: String,
+    /// The format of keys and values: "f32", "f16", "q8".
+    pub(crate) keys: String,
+    /// Whether that format loses something of what was computed.
+    pub(crate) lossy: bool,
+    /// Whether the exact path computed it.
+    pub(crate) exact: bool,
+    /// Entries of the vocabulary.
+    pub(crate) vocab: u64,
+    /// How many tokens.
+    pub(crate) tokens: u64,
+    /// Positions that were ever written, those of tokens that were taken back among them; as many as tokens, or more.
+    pub(crate) written: u64,
+    /// Whether there are logits.
+    pub(crate) logits: bool,
+    /// How many experts are hot.
+    pub(crate) hot: u64,
+    /// By layer, and then by which.
+    pub(crate) states: Vec<StateShape>,
+    /// One for each section.
+    pub(crate) digests: Digests,
+}
+
+/// A part of the file behind the header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Section {
+    /// First byte in the file.
+    pub(super) offset: u64,
+    pub(super) bytes: u64,
+}
+
+impl Section {
+    /// The tokens.
+    pub(super) const TOKENS: usize = 0;
+    /// The logits.
+    pub(super) const LOGITS: usize = 1;
+    /// The hot experts.
+    pub(super) const HOT: usize = 2;
+    /// The first state.
+    pub(super) const STATES: usize = 3;
+
+    pub(super) fn end(&self) -> u64 {
+        self.offset + self.bytes
+    }
+}
+
+/// The place behind `end` where a section may begin.
+pub(super) fn aligned(end: u64) -> u64 {
+    end.next_multiple_of(ALIGN)
+}
+
+fn damaged(what: impl Into<String>) -> SnapshotProblem {
+    SnapshotProblem::Damaged { what: what.into() }
+}
+
+impl Header {
+    /// The start of the file, up to where the sections begin. Its length does not depend on the digests.
+    pub(super) fn encode(&self) -> Result<Vec<u8>, Error> {
+        let json = serde_json::to_vec(self).map_err(|e| {
+            Error::Input(format!("the header of a saved session cannot be written: {e}; please report this"))
+        })?;
+        let mut all = Vec::with_capacity(PREFIX as usize + json.len() + ALIGN as usize);
+        all.extend(MAGIC);
+        all.extend(VERSION.to_le_bytes());
+        all.extend((ALIGN as u32).to_le_bytes());
+        all.extend((json.len() as u64).to_le_bytes());
+        let signed = digest(&[&all, &json[..]].concat());
+        all.extend(signed.to_le_bytes());
+        all.extend(json);
+        all.resize(aligned(all.len() as u64) as usize, 0);
+        Ok(all)
+    }
+
+    /// Reads the header and says where the sections lie, all of them inside of the file, which ends with the last one.
+    ///
+    /// # Errors
+    /// The file cannot be read, is of another kind or version, is cut short, or contradicts itself.
+    pub(super) fn read(source: &Source) -> Result<(Self, Vec<Section>), Error> {
+        let path = source.path();
+        let bad = |problem| Err(Error::snapshot(path, problem));
+        let read = |buf: &mut [u8], at| {
+            source
+                .read_exact_at(buf, at)
+                .map_err(Error::file(path, "cannot read the header of the saved session"))
+        };
+        let len = source.len();
+        let mut prefix = [0; PREFIX as usize];
+        let there = len.min(PREFIX) as usize;
+        read(&mut prefix[..there], 0)?;
+        if there < MAGIC.len() || prefix[..8] != MAGIC {
+            return bad(SnapshotProblem::NotASnapshot);
+        }
+        if there < prefix.len() {
+            return bad(SnapshotProblem::Truncated);
+        }
+        let number = |at: usize, bytes: usize| {
+            prefix[at..at + bytes].iter().rev().fold(0u64, |n, byte| n << 8 | u64::from(*byte))
+        };
+        let (version, align, json_len) = (number(8, 4) as u32, number(12, 4), number(16, 8));
+        if version > VERSION {
+            return bad(SnapshotProblem::FutureVersion { found: version, known: VERSION });
+        }
+        if version != VERSION || align != ALIGN || json_len > MAX_HEADER {
+            return bad(damaged("its first bytes"));
+        }
+        if json_len > len - PREFIX {
+            return bad(SnapshotProblem::Truncated);
+        }
+        let mut signed = vec![0; SIGNED + json_len as usize];
+        let (head, json) = signed.split_at_mut(SIGNED);
+        head.copy_from_slice(&prefix[..SIGNED]);
+        read(json, PREFIX)?;
+        if digest(&signed) != number(SIGNED, 8) {
+            return bad(damaged("its header"));
+        }
+        let header: Self = match serde_json::from_slice(&signed[SIGNED..]) {
+            Ok(header) => header,
+            Err(e) => return bad(damaged(format!("its header: {e}"))),
+        };
+        if let Err(what) = header.check() {
+            return bad(damaged(format!("its header: {what}")));
+        }
+        let Some(sections) = header.sections(aligned(PREFIX + json_len)) else {
+            return bad(damaged("its header: it asks for more bytes than can be counted"));
+        };
+        match sections.last().map_or(0, Section::end) {
+            end if end > len => return bad(SnapshotProblem::Truncated),
+            end if end < len => return bad(damaged("bytes behind its end")),
+            _ => {}
+        }
+        let mut padding = vec![0; (sections[0].offset - PREFIX - json_len) as usize];
+        read(&mut padding, PREFIX + json_len)?;
+        if padding.iter().any(|byte| *byte != 0) {
+            return bad(damaged("what fills up its header"));
+        }
+        Ok((header, sections))
+    }
+
+    /// That its numbers and texts can be those of a session.
+    pub(super) fn check(&self) -> Result<(), String> {
+        if self.written < self.tokens {
+            return Err(format!("{} positions were written for {} tokens", self.written, self.tokens));
+        }
+        let counts = [
+            ("tokens", self.tokens),
+            ("positions", self.written),
+            ("hot experts", self.hot),
+            ("vocabulary entries", self.vocab),
+        ];
+        if let Some((what, count)) = counts.into_iter().find(|(_, count)| *count > MAX_COUNT) {
+            return Err(format!("{count} {what} are too many"));
+        }
+        let texts = self.states.iter().map(|s| &s.shape).chain([&self.name, &self.keys]);
+        if let Some(text) = texts.into_iter().find(|text| text.len() > MAX_TEXT) {
+            return Err(format!("a text of {} bytes is too long", text.len()));
+        }
+        let place = |s: &StateShape| (s.layer, s.which);
+        if self.states.iter().any(|s| s.which > 1)
+            || self.states.windows(2).any(|pair| place(&pair[0]) >= place(&pair[1]))
+        {
+            return Err("its states are not those of layers in their order".into());
+        }
+        match (self.digests.0.len(), Section::STATES + self.states.len()) {
+            (digests, sections) if digests != sections => {
+                Err(format!("it has {digests} digests for {sections} sections"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Where the sections lie in a file where the first one begins at `data`; `None` if beyond all numbers.
+    pub(super) fn sections(&self, data: u64) -> Option<Vec<Section>> {
+        let logits = if self.logits { self.vocab.checked_mul(4)? } else { 0 };
+        let first = [Some(self.tokens.checked_mul(4)?), Some(logits), self.hot.checked_mul(8)];
+        let states = self.states.iter().map(|s| s.places.checked_mul(s.place_bytes));
+        let mut next = data;
+        let place = |bytes: Option<u64>| {
+            let section = Section { offset: next, bytes: bytes? };
+            next = next.checked_add(section.bytes)?.checked_next_multiple_of(ALIGN)?;
+            Some(section)
+        };
+        first.into_iter().chain(states).map(place).collect()
+    }
+
+    /// What a section is, for messages.
+    pub(super) fn what(&self, section: usize) -> String {
+        match section {
+            Section::TOKENS => "its tokens".into(),
+            Section::LOGITS => "its logits".into(),
+            Section::HOT => "its hot experts".into(),
+            _ => match self.states.get(section - Section::STATES) {
+                Some(s) => format!("state {} of layer {}", s.which, s.layer),
+                None => "its end".into(),
+            },
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! What a timeline of tokens leaves on a device, and what can be done with it: forking, cutting, keeping points of it.
+
+use moeflux_compute::{Error as ComputeError, StateShape};
+
+use crate::{
+    Error,
+    blueprint::{Blueprint, MixerBlueprint},
+    engine::Runtime,
+    memory::MemoryPlan,
+    model::LayerStates,
+};
+
+/// Tokens and the states that they left. Whoever holds one gives it back with [`Runtime::drop_timeline`].
+#[derive(Debug, Default)]
+pub(crate) struct Timeline {
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) states: Vec<LayerStates>,
+    /// Logits after the last token; empty where nobody has asked for them.
+    pub(crate) logits: Vec<f32>,
+    /// Positions that have been written, those of steps that failed and of tokens that were cut off among them.
+    pub(crate) written: usize,
+}
+
+/// What the layers of a model allow.
+#[derive(Debug)]
+pub(crate) struct Rewind {
+    /// Whether some layer's state cannot be cut.
+    recurrent: bool,
+    /// Positions and window of states that are shorter than their sessions.
+    rings: Vec<(usize, usize)>,
+}
+
+impl Rewind {
+    pub(crate) fn of(blueprint: &Blueprint, plan: &MemoryPlan) -> Self {
+        let mut all = Self { recurrent: false, rings: Vec::new() };
+        for layer in &blueprint.layers {
+            for shape in layer.states(plan.context, plan.chunk) {
+                match (shape, &layer.mixer) {
+                    (StateShape::Recurrent { .. }, _) => all.recurrent = true,
+                    (StateShape::KeyValue { positions, .. }, MixerBlueprint::Gqa(g)) => {
+                        let ring = g.shape.window.filter(|_| positions < plan.context);
+                        all.rings.extend(ring.map(|window| (positions, window)));
+                    }
+                    (StateShape::KeyValue { .. }, _) => {}
+                }
+            }
+        }
+        all.rings.sort_unstable();
+        all.rings.dedup();
+        all
+    }
+
+    /// Whether every timeline can be cut anywhere.
+    pub(crate) fn anywhere(&self) -> bool {
+        !self.recurrent && self.rings.is_empty()
+    }
+
+    /// The least length that a timeline can be cut to without losing anything.
+    pub(crate) fn least(&self, timeline: &Timeline) -> usize {
+        if self.recurrent {
+            return timeline.tokens.len();
+        }
+        // A row sees `window` positions; older ones have been written over, `positions` of them at a time.
+        let least = |(positions, window): &(usize, usize)| match timeline.written > *positions {
+            true => timeline.written + window - positions,
+            false => 0,
+        };
+        self.rings.iter().map(least).max().unwrap_or(0).min(timeline.tokens.len())
+    }
+}
+
+/// How many tokens two lists begin with alike.
+pub(crate) fn common(a: &[u32], b: &[u32]) -> usize {
+    // By pieces first: comparing those is one call.
+    const PIECE: usize = 64;
+    let pieces = a.chunks_exact(PIECE).zip(b.chunks_exact(PIECE)).take_while(|(a, b)| a == b).count();
+    let same = a.iter().zip(b).skip(pieces * PIECE).take_while(|(a, b)| a == b).count();
+    pieces * PIECE + same
+}
+
+impl Runtime {
+    /// A timeline without tokens.
+    pub(crate) fn new_timeline(
+        &mut self,
+        blueprint: &Blueprint,
+        plan: &MemoryPlan,
+    ) -> Result<Timeline, Error> {
+        // Recurrent states take what they hold at once; another as much comes with the first step.
+        let recurrent = self.shapes.iter().filter(|shape| matches!(shape, StateShape::Recurrent { .. }));
+        let bytes = recurrent.map(|shape| self.device.state_bytes(*shape)).sum();
+        self.make_room_for(bytes)?;
+        let mut timeline = Timeline::default();
+        for (i, layer) in blueprint.layers.iter().enumerate() {
+            let mut states = [None, None];
+            for (state, shape) in states.iter_mut().zip(layer.states(plan.context, plan.chunk)) {
+                match self.device.state(shape) {
+                    Ok(made) => *state = Some(made),
+                    Err(error) => {
+                        timeline.states.push(states);
+                        self.drop_timeline(timeline);
+                        return Err(Error::at(|| format!("layer {i}, state"))(error));
+                    }
+                }
+            }
+            timeline.states.push(states);
+        }
+        Ok(timeline)
+    }
+
+    /// A timeline of the first `len` tokens of another one, which can be cut there. The two share memory until one of them
+    /// goes on.
+    pub(crate) fn fork(&mut self, from: &Timeline, len: usize) -> Result<Timeline, Error> {
+        let whole = len == from.tokens.len();
+        let mut fork = Timeline {
+            tokens: from.tokens[..len].to_vec(),
+            states: Vec::with_capacity(from.states.len()),
+            logits: if whole { from.logits.clone() } else { Vec::new() },
+            written: from.written,
+        };
+        let places = if self.rewind.rings.is_empty() { len } else { usize::MAX };
+        for (i, of_layer) in from.states.iter().enumerate() {
+            let mut states = [None, None];
+            for (to, state) in states.iter_mut().zip(of_layer) {
+                let Some(state) = state else { continue };
+                match self.device.fork_state(*state, places) {
+                    Ok(forked) => *to = Some(forked),
+                    Err(error) => {
+                        fork.states.push(states);
+                        self.drop_timeline(fork);
+                        return Err(Error::at(|| format!("layer {i}, state"))(error));
+                    }
+                }
+            }
+            fork.states.push(states);
+        }
+        if self.rewind.rings.is_empty() {
+            fork.written = len;
+        }
+        Ok(fork)
+    }
+
+    /// Cuts a timeline to its first `len` tokens, which [`Rewind::least`] allows.
+    pub(crate) fn cut(&mut self, timeline: &mut Timeline, len: usize) -> Result<(), Error> {
+        debug_assert!(len >= self.rewind.least(timeline));
+        if len < timeline.tokens.len() {
+            timeline.tokens.truncate(len);
+            timeline.logits.clear();
+        }
+        if self.rewind.rings.is_empty() && timeline.written > len {
+            let cut = |device: &mut dyn moeflux_compute::Device, state| device.cut_state(state, len);
+            for state in timeline.states.iter().flatten().flatten() {
+                cut(&mut *self.device, *state).map_err(Error::at(|| "cutting a session"))?;
+            }
+            timeline.written = len;
+        }
+        Ok(())
+    }
+
+    /// Forgets all tokens.
+    pub(crate) fn reset(&mut self, timeline: &mut Timeline) -> Result<(), Error> {
+        timeline.tokens.clear();
+        timeline.logits.clear();
+        timeline.written = 0;
+        for state in timeline.states.iter().flatten().flatten() {
+            self.device.reset(*state).map_err(Error::at(|| "resetting a session"))?;
+        }
+        Ok(())
+    }
+
+    /// Bytes that a kept point holds for so many tokens that no other one has, about.
+    pub(crate) fn point_bytes(&self, tokens: usize) -> u64 {
+        let bytes = self.shapes.iter().map(|shape| {
+            let places = match *shape {
+                StateShape::KeyValue { positions, .. } => tokens.min(positions),
+                StateShape::Recurrent { len } => len,
+            };
+            (places as u64).saturating_mul(self.device.place_bytes(*shape) as u64)
+        });
+        bytes.fold(0, u64::saturating_add)
+    }
+
+    /// Gives a timeline's memory back.
+    pub(crate) fn drop_timeline(&mut self, timeline: Timeline) {
+        for state in timeline.states.into_iter().flatten().flatten() {
+            self.device.drop_state(state);
+        }
+    }
+
+    /// Sees to it that states can grow by what `rows` rows of some timelines need: kept points give way.
+    pub(crate) fn make_room<'a>(
+        &mut self,
+        spans: impl Iterator<Item = (&'a Timeline, usize)>,
+    ) -> Result<(), Error> {
+        let mut needed = 0;
+        for (timeline, rows) in spans {
+            for state in timeline.states.iter().flatten().flatten() {
+                let need = self.device.state_need(*state, timeline.tokens.len(), rows);
+                needed += need.map_err(Error::at(|| "planning a step"))?;
+            }
+        }
+        self.make_room_for(needed)
+    }
+
+    /// The same for so many bytes.
+    pub(crate) fn make_room_for(&mut self, bytes: u64) -> Result<(), Error> {
+        while self.device.states_held() + bytes > self.state_limit {
+            let Some(gone) = self.kept.evict() else {
+                let held = self.device.states_held();
+                return Err(Error::at(
+                    || "the sessions' states do not fit the memory plan: drop sessions or marks, or plan more memory",
+                )(ComputeError::StatesFull {
+                    bytes,
+                    held,
+                    limit: self.state_limit,
+                }));
+            };
+            self.drop_timeline(gone);
+        }
+        Ok(())
+    }
+
+    /// Reads experts into slots that are empty, those first that are named first.
+    pub(crate) fn warm(&mut self, experts: &[(u32, u32)]) -> Result<(), Error> {
+        self.cache.warm(&mut *self.device, experts)
+    }
+}

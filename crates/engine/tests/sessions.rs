@@ -1,0 +1,458 @@
+//! Whatever is done to sessions, in whatever order: their logits are those of a session that computes everything anew.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+
+use std::{
+    collections::HashMap,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+    },
+};
+
+use common::{data, exact, tales};
+use moeflux::{
+    Checkpoint, Completion, DeviceOptions, Engine, EngineOptions, Error, Mark, MemoryRequest, ReadCounters,
+    ReadRequest, Reader, Session, SnapshotOptions, Turn, Watch,
+};
+use proptest::{
+    prelude::*,
+    test_runner::{Config, TestRng, TestRunner},
+};
+
+/// Positions of a session: states of windows write over what is old.
+const CONTEXT: usize = 320;
+const CHUNK: usize = 32;
+
+/// Fails the read that the counter comes to.
+struct Faults {
+    inner: Box<dyn Reader>,
+    until: Arc<AtomicUsize>,
+}
+
+impl Reader for Faults {
+    fn start(&mut self, request: ReadRequest) {
+        self.inner.start(request);
+    }
+
+    fn next(&mut self, wait: bool) -> Option<Completion> {
+        let mut completion = self.inner.next(wait)?;
+        let left = self.until.load(SeqCst);
+        if left > 0 {
+            self.until.store(left - 1, SeqCst);
+            if left == 1 {
+                completion.result = Err(Error::Input("an injected fault".into()));
+            }
+        }
+        Some(completion)
+    }
+
+    fn hurry(&mut self, slot: usize) {
+        self.inner.hurry(slot);
+    }
+
+    fn cancel_ahead(&mut self) {
+        self.inner.cancel_ahead();
+    }
+
+    fn counters(&self) -> ReadCounters {
+        self.inner.counters()
+    }
+}
+
+/// What goes wrong during a step.
+#[derive(Clone, Copy, Debug)]
+enum Trouble {
+    None,
+    /// Somebody cancels it at a share of the work, in hundredths.
+    Cancel(u8),
+    /// So many reads later one fails.
+    Fault(u8),
+}
+
+#[derive(Clone, Debug)]
+enum Action {
+    /// To the first tokens of a text.
+    Sync(usize, u8, usize, Trouble),
+    /// Some tokens more, one by one.
+    Decode(usize, u8, usize, Trouble),
+    /// All sessions at once, each by some tokens.
+    Step(Vec<usize>, Trouble),
+    /// To a share of the tokens, in hundredths.
+    Truncate(usize, usize, Trouble),
+    Fork(usize),
+    Drop(usize),
+    Mark(usize),
+    Rewind(usize, usize),
+    Forget(usize),
+    Snapshot(usize, u8),
+    Restore(usize, u8),
+    Reset(usize),
+}
+
+fn actions() -> impl Strategy<Value = Vec<Action>> {
+    let trouble = || {
+        prop_oneof![
+            4 => Just(Trouble::None),
+            1 => (0..100u8).prop_map(Trouble::Cancel),
+            1 => (1..30u8).prop_map(Trouble::Fault),
+        ]
+    };
+    let session = || 0..3usize;
+    let len = || prop_oneof![2 => 1..40usize, 1 => 200..CONTEXT - 20];
+    let action = prop_oneof![
+        6 => (session(), 0..4u8, len(), trouble()).prop_map(|(s, t, n, e)| Action::Sync(s, t, n, e)),
+        4 => (session(), 0..4u8, 1..6usize, trouble()).prop_map(|(s, t, n, e)| Action::Decode(s, t, n, e)),
+        3 => (prop::collection::vec(1..6usize, 3), trouble()).prop_map(|(n, e)| Action::Step(n, e)),
+        4 => (session(), 0..100usize, trouble()).prop_map(|(s, n, e)| Action::Truncate(s, n, e)),
+        2 => session().prop_map(Action::Fork),
+        1 => session().prop_map(Action::Drop),
+        2 => session().prop_map(Action::Mark),
+        3 => (session(), 0..8usize).prop_map(|(s, m)| Action::Rewind(s, m)),
+        1 => (0..8usize).prop_map(Action::Forget),
+        1 => (session(), 0..2u8).prop_map(|(s, f)| Action::Snapshot(s, f)),
+        2 => (session(), 0..2u8).prop_map(|(s, f)| Action::Restore(s, f)),
+        1 => session().prop_map(Action::Reset),
+    ];
+    prop::collection::vec(action, 1..40)
+}
+
+/// Token `i` of a text. Texts begin alike and part at different places.
+fn text(text: u8, i: usize, vocab: usize) -> u32 {
+    let own = match text {
+        0 => 0,
+        1 => usize::from(i >= 11),
+        2 => usize::from(i >= 20) * 2,
+        _ => usize::from(i >= 150) * 3,
+    };
+    ((i * 31 + own * 977 + i * i % 7) % vocab) as u32
+}
+
+/// A session that always computes everything anew, and what it found.
+struct Oracle {
+    engine: Engine,
+    known: HashMap<Vec<u32>, Vec<f32>>,
+}
+
+impl Oracle {
+    fn logits(&mut self, tokens: &[u32]) -> &[f32] {
+        if !self.known.contains_key(tokens) {
+            let mut session = self.engine.session().unwrap();
+            session.sync(tokens, &mut Watch::default()).unwrap();
+            self.known.insert(tokens.to_vec(), session.logits().to_vec());
+        }
+        &self.known[tokens]
+    }
+}
+
+struct World {
+    engine: Engine,
+    until: Arc<AtomicUsize>,
+    /// Sessions with the tokens that they must have.
+    sessions: Vec<(Session, Vec<u32>)>,
+    marks: Vec<(Mark, Vec<u32>)>,
+    saved: HashMap<u8, Vec<u32>>,
+    folder: tempfile::TempDir,
+}
+
+fn open(
+    folder: &PathBuf,
+    device: DeviceOptions,
+    memory: MemoryRequest,
+    until: Option<Arc<AtomicUsize>>,
+) -> Engine {
+    let memory = MemoryRequest { context: Some(CONTEXT), chunk: Some(CHUNK), ..memory };
+    let wrap_reader: Option<moeflux::WrapReader> =
+        until.map(|until| Box::new(|inner| Box::new(Faults { inner, until }) as Box<dyn Reader>) as _);
+    let options = EngineOptions { memory, device, wrap_reader, ..EngineOptions::default() };
+    Engine::open(Checkpoint::open(folder).unwrap(), options, &mut |_, _| {}).unwrap()
+}
+
+impl World {
+    fn new(folder: &PathBuf, device: DeviceOptions, marks: u64) -> Self {
+        let until = Arc::new(AtomicUsize::new(0));
+        let memory = MemoryRequest {
+            sessions: Some(3),
+            slots: Some(16),
+            marks: Some(marks),
+            ..MemoryRequest::default()
+        };
+        let engine = open(folder, device, memory, Some(Arc::clone(&until)));
+        let folder = tempfile::tempdir().unwrap();
+        Self { engine, until, sessions: Vec::new(), marks: Vec::new(), saved: HashMap::new(), folder }
+    }
+
+    /// The session of a number, which is opened if need be.
+    fn session(&mut self, i: usize) -> usize {
+        while self.sessions.len() <= i {
+            self.sessions.push((self.engine.session().unwrap(), Vec::new()));
+        }
+        i
+    }
+
+    /// Runs a step in which something may go wrong; whether all went well.
+    fn with<T>(
+        &mut self,
+        trouble: Trouble,
+        f: impl FnOnce(&mut Self, &mut Watch<'_>) -> Result<T, Error>,
+    ) -> Option<T> {
+        let cancel = AtomicBool::new(false);
+        let mut progress = |share: f64| {
+            if let Trouble::Cancel(at) = trouble
+                && share * 100.0 >= f64::from(at)
+            {
+                cancel.store(true, SeqCst);
+            }
+        };
+        if let Trouble::Fault(reads) = trouble {
+            self.until.store(reads.into(), SeqCst);
+        }
+        let mut watch = Watch { cancel: Some(&cancel), progress: Some(&mut progress), observer: None };
+        let done = f(self, &mut watch);
+        self.until.store(0, SeqCst);
+        match done {
+            Ok(done) => Some(done),
+            Err(Error::Cancelled) => {
+                assert!(matches!(trouble, Trouble::Cancel(_)));
+                None
+            }
+            Err(error) => {
+                let text = error.to_string();
+                // Marks that somebody holds may leave no room: that is said, and nothing is lost.
+                let full = text.contains("do not fit the memory plan");
+                assert!(full || matches!(trouble, Trouble::Fault(_)) && text.contains("injected"), "{text}");
+                None
+            }
+        }
+    }
+
+    fn act(&mut self, action: &Action, vocab: usize) {
+        match *action {
+            Action::Sync(i, of, len, trouble) => {
+                let i = self.session(i);
+                let tokens: Vec<u32> = (0..len).map(|t| text(of, t, vocab)).collect();
+                let synced = self.with(trouble, |world, watch| world.sessions[i].0.sync(&tokens, watch));
+                let (session, expected) = &mut self.sessions[i];
+                match synced {
+                    Some(synced) => {
+                        assert_eq!(synced.reused + synced.computed, tokens.len());
+                        assert!(synced.restored <= synced.reused && synced.rewound <= expected.len());
+                        assert_eq!(session.logits().len(), vocab);
+                        *expected = tokens;
+                    }
+                    // It stands at some good token on the way, or where it was.
+                    None => {
+                        let now = session.tokens().to_vec();
+                        assert!(tokens.starts_with(&now) || now == *expected);
+                        *expected = now;
+                    }
+                }
+            }
+            Action::Decode(i, of, count, trouble) => {
+                let i = self.session(i);
+                for _ in 0..count {
+                    let (_, before) = &self.sessions[i];
+                    if before.len() == CONTEXT {
+                        return;
+                    }
+                    let token = text(of, before.len(), vocab);
+                    let done = self.with(trouble, |world, watch| {
+                        let mut turns =
+                            [Turn { session: &mut world.sessions[i].0, tokens: &[token], logits: true }];
+                        world.engine.step(&mut turns, watch)
+                    });
+                    if done.is_some() {
+                        self.sessions[i].1.push(token);
+                        assert_eq!(self.sessions[i].0.logits().len(), vocab);
+                    }
+                }
+            }
+            Action::Step(ref counts, trouble) => {
+                let more: Vec<Vec<u32>> = self
+                    .sessions
+                    .iter()
+                    .zip(counts)
+                    .map(|((_, before), count)| {
+                        (before.len()..CONTEXT.min(before.len() + count)).map(|t| text(1, t, vocab)).collect()
+                    })
+                    .collect();
+                if more.iter().any(Vec::is_empty) {
+                    return;
+                }
+                let done = self.with(trouble, |world, watch| {
+                    let mut turns: Vec<Turn<'_>> = world
+                        .sessions
+                        .iter_mut()
+                        .zip(&more)
+                        .map(|((session, _), tokens)| Turn { session, tokens, logits: tokens.len() % 2 == 1 })
+                        .collect();
+                    world.engine.step(&mut turns, watch)
+                });
+                if done.is_some() {
+                    for ((_, expected), more) in self.sessions.iter_mut().zip(more) {
+                        expected.extend(more);
+                    }
+                }
+            }
+            Action::Truncate(i, share, trouble) => {
+                let i = self.session(i);
+                let len = self.sessions[i].1.len() * share / 100;
+                let done = self.with(trouble, |world, watch| world.sessions[i].0.truncate(len, watch));
+                let (session, expected) = &mut self.sessions[i];
+                match done {
+                    Some(done) => {
+                        assert_eq!(done.reused + done.computed, len);
+                        expected.truncate(len);
+                    }
+                    None => {
+                        let now = session.tokens().len();
+                        assert!(now <= len || now == expected.len());
+                        expected.truncate(now);
+                    }
+                }
+            }
+            Action::Fork(i) => {
+                let i = self.session(i);
+                if self.sessions.len() == 3 {
+                    let error = self.sessions[i].0.fork().err().unwrap().to_string();
+                    assert!(error.contains("room for 3 session"), "{error}");
+                    return;
+                }
+                let fork = (self.sessions[i].0.fork().unwrap(), self.sessions[i].1.clone());
+                assert_eq!(fork.0.logits(), self.sessions[i].0.logits());
+                self.sessions.push(fork);
+            }
+            Action::Drop(i) => {
+                if i < self.sessions.len() {
+                    self.sessions.remove(i);
+                }
+            }
+            Action::Mark(i) => {
+                let i = self.session(i);
+                if self.marks.len() < 8 {
+                    let mark = self.sessions[i].0.mark().unwrap();
+                    assert_eq!(mark.tokens(), self.sessions[i].1);
+                    self.marks.push((mark, self.sessions[i].1.clone()));
+                }
+            }
+            Action::Rewind(i, mark) => {
+                let i = self.session(i);
+                if let Some((mark, tokens)) = self.marks.get(mark) {
+                    self.sessions[i].0.rewind(mark).unwrap();
+                    self.sessions[i].1.clone_from(tokens);
+                }
+            }
+            Action::Forget(mark) => {
+                if mark < self.marks.len() {
+                    self.marks.remove(mark);
+                }
+            }
+            Action::Snapshot(i, file) => {
+                let i = self.session(i);
+                let path = self.folder.path().join(file.to_string());
+                let options = SnapshotOptions { hot_experts: file == 0 };
+                let bytes = self.sessions[i].0.snapshot(&path, options).unwrap();
+                assert_eq!(std::fs::metadata(path).unwrap().len(), bytes);
+                self.saved.insert(file, self.sessions[i].1.clone());
+            }
+            Action::Restore(i, file) => {
+                let i = self.session(i);
+                let path = self.folder.path().join(file.to_string());
+                match self.saved.get(&file).cloned() {
+                    Some(tokens) => {
+                        let done = self.with(Trouble::None, |world, _| world.sessions[i].0.restore(&path));
+                        match done {
+                            Some(()) => self.sessions[i].1 = tokens,
+                            // Marks leave no room: the session may have made some itself.
+                            None => self.sessions[i].1 = self.sessions[i].0.tokens().to_vec(),
+                        }
+                    }
+                    None => assert!(self.sessions[i].0.restore(&path).is_err()),
+                }
+            }
+            Action::Reset(i) => {
+                let i = self.session(i);
+                self.sessions[i].0.reset().unwrap();
+                self.sessions[i].1.clear();
+            }
+        }
+    }
+
+    fn check(&self, oracle: &mut Oracle) {
+        for (session, expected) in &self.sessions {
+            assert_eq!(session.tokens(), expected);
+            if !session.logits().is_empty() {
+                assert!(session.logits() == oracle.logits(expected), "other logits after {}", expected.len());
+            }
+        }
+    }
+
+    /// What each session goes on with is right, too: also where nothing was asked of it since it went back.
+    fn check_next(&mut self, oracle: &mut Oracle) {
+        self.marks.clear();
+        for (session, tokens) in &mut self.sessions {
+            if tokens.len() < CONTEXT {
+                tokens.push(1);
+                assert!(session.decode(1).unwrap() == oracle.logits(tokens), "after {}", tokens.len());
+            }
+        }
+    }
+}
+
+fn holds(folder: PathBuf, device: DeviceOptions, marks: u64, cases: u32) {
+    let config = Config { cases, failure_persistence: None, ..Config::default() };
+    let rng = TestRng::deterministic_rng(config.rng_algorithm);
+    let engine =
+        open(&folder, device.clone(), MemoryRequest { marks: Some(0), ..MemoryRequest::default() }, None);
+    let vocab = engine.blueprint().vocab;
+    let oracle = std::cell::RefCell::new(Oracle { engine, known: HashMap::new() });
+    let ran = TestRunner::new_with_rng(config, rng).run(&actions(), |actions| {
+        let mut world = World::new(&folder, device.clone(), marks);
+        for action in &actions {
+            world.act(action, vocab);
+            world.check(&mut oracle.borrow_mut());
+        }
+        world.check_next(&mut oracle.borrow_mut());
+        Ok(())
+    });
+    if let Err(error) = ran {
+        panic!("{error}");
+    }
+}
+
+fn golden(name: &str) -> PathBuf {
+    data().join("goldens").join(name)
+}
+
+#[test]
+fn keys_and_values() {
+    holds(golden("qwen3_moe"), exact("cpu"), 1 << 20, 16);
+}
+
+#[test]
+fn recurrent_states() {
+    holds(golden("qwen3_5_moe"), exact("cpu"), 1 << 20, 16);
+}
+
+#[test]
+fn windows() {
+    holds(golden("gpt_oss"), exact("cpu"), 1 << 20, 16);
+}
+
+#[test]
+fn latents() {
+    holds(golden("deepseek_v3"), exact("cpu"), 1 << 20, 8);
+}
+
+#[test]
+fn named_positions() {
+    holds(golden("deepseek_v32"), exact("cpu"), 1 << 20, 8);
+}
+
+#[test]
+fn without_room_for_kept_points() {
+    holds(tales(), exact("cpu"), 0, 4);
+}
