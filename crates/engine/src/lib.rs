@@ -1,6 +1,7 @@
 //! Runs Mixture-of-Experts language models that are larger than the memory of the machine.
 
 mod arch;
+mod batch;
 mod blueprint;
 mod chat;
 mod checkpoint;
@@ -32,6 +33,7 @@ mod tokenizer;
 mod trace;
 
 pub use arch::supported as supported_architectures;
+pub use batch::{Batch, BatchOptions, Event, Job};
 pub use blueprint::*;
 pub use chat::{ChatOptions, ChatTemplate, Message};
 pub use checkpoint::{Checkpoint, MatrixSource, ModelId, Segment, VectorSource, unpack_embedded};

@@ -120,13 +120,7 @@ impl Session {
         ends: &[usize],
         watch: &mut Watch<'_>,
     ) -> Result<Synced, Error> {
-        self.check(0, tokens)?;
-        let same = common(&self.timeline.tokens, tokens);
-        if same == tokens.len() && same == self.timeline.tokens.len() && !self.timeline.logits.is_empty() {
-            return Ok(Synced { reused: same, ..Synced::default() });
-        }
-        let mut synced = self.go_back(same, tokens)?;
-        synced.computed = tokens.len() - synced.reused;
+        let synced = self.reuse(tokens)?;
         if synced.computed == 0 {
             return Ok(synced);
         }
@@ -149,6 +143,22 @@ impl Session {
             done = end;
         }
         Ok(synced)
+    }
+
+    /// Brings the session to as many of `tokens` as can be had without computing.
+    pub(crate) fn reuse(&mut self, tokens: &[u32]) -> Result<Synced, Error> {
+        self.check(0, tokens)?;
+        let same = common(&self.timeline.tokens, tokens);
+        let reused = match self.is_at(tokens) {
+            true => Synced { reused: same, ..Synced::default() },
+            false => self.go_back(same, tokens)?,
+        };
+        Ok(Synced { computed: tokens.len() - reused.reused, ..reused })
+    }
+
+    /// Whether the session holds just these tokens, and the logits after them.
+    fn is_at(&self, tokens: &[u32]) -> bool {
+        self.timeline.tokens == tokens && !self.timeline.logits.is_empty()
     }
 
     /// Where computing a prompt from `from` on stops to keep a point; the last one is the prompt's end.
@@ -262,7 +272,7 @@ impl Session {
     }
 
     /// Keeps the point where the session stands for prompts to come, if the memory plan has room for it.
-    fn keep(&mut self) -> Result<(), Error> {
+    pub(crate) fn keep(&mut self) -> Result<(), Error> {
         let len = self.timeline.tokens.len();
         if self.engine.plan().marks == 0 || len < LEAST_KEPT {
             return Ok(());

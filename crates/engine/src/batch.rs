@@ -1,0 +1,292 @@
+//! Many answers at once: sessions that read their prompts and sessions that answer share the steps.
+
+use crate::{
+    EndTokens, Engine, Error, Finish, GenerateRequest, Sampler, Session, Synced, Turn, Watch, stats::Stats,
+};
+
+/// Tokens of prompts in a step in which others answer, where nobody says: their next tokens wait no longer than these take.
+const PROMPT_TOKENS: usize = 64;
+
+/// How steps are shared.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct BatchOptions {
+    /// Tokens of a step at most; by default, and never more than, the memory plan's chunk.
+    pub tokens: Option<usize>,
+    /// Of these, tokens of prompts while others answer; by default 64. More of them bring prompts to their end sooner, above
+    /// all where experts stream, and let answers wait.
+    pub prompt_tokens: Option<usize>,
+}
+
+/// The name of an answer in its [`Batch`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Job(u64);
+
+/// What a step of a [`Batch`] brought.
+pub enum Event {
+    /// An answer's next token.
+    Token {
+        /// Whose.
+        job: Job,
+        /// The token.
+        token: u32,
+    },
+    /// An answer is complete.
+    Finished {
+        /// Whose.
+        job: Job,
+        /// Why.
+        finish: Finish,
+        /// Its session. It holds all tokens but the last one of the answer.
+        session: Session,
+    },
+    /// No token could be chosen: the model's weights may be damaged.
+    Failed {
+        /// Whose.
+        job: Job,
+        /// Why.
+        error: Error,
+        /// Its session, at its last good token.
+        session: Session,
+    },
+}
+
+/// Answers under way.
+///
+/// A step gives every answer that has begun its next token, and what is left of the step's tokens to one prompt after the other
+/// in turn, so that nobody waits for long. An expert that several of them need is read once for all.
+///
+/// ```
+/// # fn main() -> Result<(), moeflux::Error> {
+/// use moeflux::{Batch, Checkpoint, Engine, EngineOptions, Event, GenerateRequest, MemoryRequest, Watch};
+///
+/// let memory = MemoryRequest { sessions: Some(2), ..MemoryRequest::default() };
+/// let options = EngineOptions { memory, ..EngineOptions::default() };
+/// let engine = Engine::open(Checkpoint::embedded()?, options, &mut |_, _| {})?;
+/// let mut batch = Batch::new(&engine, Default::default());
+/// let request = GenerateRequest { max_tokens: Some(4), ..GenerateRequest::default() };
+/// for prompt in [[1, 2, 3], [4, 5, 6]] {
+///     batch.add(engine.session()?, &prompt, &request)?;
+/// }
+/// let mut tokens = 0;
+/// while !batch.is_empty() {
+///     for event in batch.step(&mut Watch::default())? {
+///         tokens += usize::from(matches!(event, Event::Token { .. }));
+///     }
+/// }
+/// assert!(0 < tokens && tokens <= 8);
+/// # Ok(())
+/// # }
+/// ```
+pub struct Batch {
+    engine: Engine,
+    end: EndTokens,
+    options: BatchOptions,
+    answers: Vec<Answer>,
+    next: u64,
+    /// Whose turn came last, of those that answer and of those that read their prompts.
+    answered: u64,
+    read: u64,
+    stats: Stats,
+}
+
+struct Answer {
+    job: Job,
+    session: Session,
+    sampler: Sampler,
+    prompt: Vec<u32>,
+    synced: Synced,
+    limit: usize,
+    made: usize,
+    /// The token that was chosen last and is not in the session yet.
+    last: Option<u32>,
+}
+
+impl Answer {
+    /// The tokens that it has to feed next.
+    fn waiting(&self) -> &[u32] {
+        match &self.last {
+            Some(last) => std::slice::from_ref(last),
+            None => &self.prompt[self.session.tokens().len()..],
+        }
+    }
+
+    /// What ends it now.
+    fn ends(&self, end: &EndTokens) -> Option<Finish> {
+        let full = self.session.tokens().len() == self.session.engine().plan().context;
+        match self.last {
+            Some(last) if end.contains(last) => Some(Finish::EndToken),
+            Some(_) if full => Some(Finish::Context),
+            _ if self.made >= self.limit => Some(Finish::MaxTokens),
+            _ => None,
+        }
+    }
+}
+
+impl Batch {
+    /// Without answers yet.
+    pub fn new(engine: &Engine, options: BatchOptions) -> Self {
+        // A model without a tokenizer has no end tokens that anybody knows.
+        let end = engine.text().map(|text| text.end().clone()).unwrap_or_default();
+        let (engine, stats) = (engine.clone(), Stats::default());
+        Self { engine, end, options, answers: Vec::new(), next: 0, answered: 0, read: 0, stats }
+    }
+
+    /// Adds an answer to a prompt, in a session that may have some of it already; nothing is computed yet.
+    ///
+    /// # Errors
+    /// The prompt is empty, longer than the context, or has ids outside the vocabulary; a sampling value is out of range; the
+    /// session is another engine's.
+    pub fn add(
+        &mut self,
+        mut session: Session,
+        prompt: &[u32],
+        request: &GenerateRequest,
+    ) -> Result<Job, Error> {
+        if !self.engine.is(session.engine()) {
+            let problem = "a session of another engine in a batch: give each engine a batch of its own";
+            return Err(Error::Input(problem.into()));
+        }
+        let mut sampler = Sampler::new(request.sampling.clone(), self.engine.blueprint().vocab)?;
+        sampler.prompt(prompt);
+        let synced = session.reuse(prompt)?;
+        let job = Job(self.next);
+        self.next += 1;
+        self.answers.push(Answer {
+            job,
+            session,
+            sampler,
+            prompt: prompt.to_vec(),
+            synced,
+            limit: request.max_tokens.unwrap_or(usize::MAX),
+            made: 0,
+            last: None,
+        });
+        Ok(job)
+    }
+
+    /// Takes an answer out before its end: its session, which stands at its last good token.
+    pub fn cancel(&mut self, job: Job) -> Option<Session> {
+        let i = self.answers.iter().position(|answer| answer.job == job)?;
+        Some(self.answers.remove(i).session)
+    }
+
+    /// What was reused for an answer's prompt, and what is computed of it.
+    pub fn synced(&self, job: Job) -> Option<Synced> {
+        self.answers.iter().find(|answer| answer.job == job).map(|answer| answer.synced)
+    }
+
+    /// Answers under way.
+    pub fn len(&self) -> usize {
+        self.answers.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.answers.is_empty()
+    }
+
+    /// What all steps have cost.
+    pub fn stats(&self) -> Stats {
+        self.stats
+    }
+
+    /// Computes one step.
+    ///
+    /// # Errors
+    /// As [`Engine::step`]: all sessions are then as they were, and the step can be tried again.
+    pub fn step(&mut self, watch: &mut Watch<'_>) -> Result<Vec<Event>, Error> {
+        let mut events = Vec::new();
+        self.finish(&mut events);
+        let shares = self.share();
+        let mut turns: Vec<Turn<'_>> = Vec::with_capacity(shares.len());
+        for (answer, share) in self.answers.iter_mut().zip(&shares) {
+            let Answer { session, prompt, last, .. } = answer;
+            let waiting = match &*last {
+                Some(last) => std::slice::from_ref(last),
+                None => &prompt[session.tokens().len()..],
+            };
+            if *share > 0 {
+                let logits = *share == waiting.len();
+                turns.push(Turn { session, tokens: &waiting[..*share], logits });
+            }
+        }
+        let stats = self.engine.step(&mut turns, watch)?;
+        self.stats = self.stats.and(&stats);
+        self.choose(&shares, &mut events);
+        self.finish(&mut events);
+        Ok(events)
+    }
+
+    /// How many tokens each answer feeds in the next step.
+    fn share(&mut self) -> Vec<usize> {
+        let chunk = self.engine.plan().chunk;
+        let most = self.options.tokens.unwrap_or(chunk).clamp(chunk.min(2), chunk);
+        let count = self.answers.len();
+        let mut shares = vec![0; count];
+        // Those that come first are those behind the one whose turn came last.
+        let behind = |turn: u64| {
+            let first = self.answers.partition_point(|answer| answer.job.0 <= turn);
+            (first..count).chain(0..first)
+        };
+        let reading = |answer: &Answer| answer.last.is_none() && !answer.waiting().is_empty();
+        let next = behind(self.read).find(|i| reading(&self.answers[*i]));
+        // One token at least is a prompt's.
+        let mut left = if next.is_some() { most.max(2) - 1 } else { most };
+        let mut answering = 0;
+        for i in behind(self.answered).filter(|i| self.answers[*i].last.is_some()) {
+            // With fewer tokens than answers they take turns.
+            if left == 0 {
+                break;
+            }
+            (shares[i], left, answering) = (1, left - 1, answering + 1);
+            self.answered = self.answers[i].job.0;
+        }
+        if let Some(i) = next {
+            let room = match answering {
+                0 => most,
+                _ => (most - answering).min(self.options.prompt_tokens.unwrap_or(PROMPT_TOKENS).max(1)),
+            };
+            shares[i] = self.answers[i].waiting().len().min(room);
+            self.read = self.answers[i].job.0;
+        }
+        shares
+    }
+
+    /// Chooses the next token of each answer that has logits for it.
+    fn choose(&mut self, shares: &[usize], events: &mut Vec<Event>) {
+        let mut failed = Vec::new();
+        for (i, answer) in self.answers.iter_mut().enumerate() {
+            // One whose prompt was there already has taken no share.
+            let begins = answer.last.is_none() && answer.session.tokens().len() == answer.prompt.len();
+            if !begins && (shares[i] == 0 || answer.last.is_none()) {
+                continue;
+            }
+            let chosen = match begins && shares[i] > 0 {
+                true => answer.session.keep().and_then(|()| answer.sampler.sample(answer.session.logits())),
+                false => answer.sampler.sample(answer.session.logits()),
+            };
+            match chosen {
+                Ok(token) => {
+                    answer.last = Some(token);
+                    answer.made += 1;
+                    events.push(Event::Token { job: answer.job, token });
+                }
+                Err(error) => failed.push((i, error)),
+            }
+        }
+        for (i, error) in failed.into_iter().rev() {
+            let Answer { job, session, .. } = self.answers.remove(i);
+            events.push(Event::Failed { job, error, session });
+        }
+    }
+
+    /// Takes out the answers that are at their end.
+    fn finish(&mut self, events: &mut Vec<Event>) {
+        let ended = |(i, answer): (usize, &Answer)| Some((i, answer.ends(&self.end)?));
+        let ended: Vec<_> = self.answers.iter().enumerate().filter_map(ended).collect();
+        for (i, finish) in ended.into_iter().rev() {
+            let Answer { job, session, .. } = self.answers.remove(i);
+            events.push(Event::Finished { job, finish, session });
+        }
+    }
+}
