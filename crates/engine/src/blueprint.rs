@@ -449,7 +449,7 @@ pub struct SharedBlueprint {
 }
 
 /// Where the experts of one layer lie.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct LayerExperts {
     /// How many there are.
     pub count: usize,

@@ -30,8 +30,8 @@ use crate::{
     trace::{Recorder, TraceHeader},
 };
 
-/// Wraps the reader of experts: for tests that shuffle, delay or fail reads.
-pub type WrapReader = Box<dyn FnOnce(Box<dyn Reader>) -> Box<dyn Reader> + Send>;
+/// Wraps each reader of experts that is opened: for tests that shuffle, delay or fail reads.
+pub type WrapReader = Box<dyn Fn(Box<dyn Reader>) -> Box<dyn Reader> + Send>;
 
 /// How to open an engine.
 #[derive(Default)]
@@ -79,6 +79,8 @@ pub(crate) struct Runtime {
     pub(crate) device: Box<dyn Device>,
     pub(crate) cache: ExpertCache,
     pub(crate) model: Model,
+    /// How experts are found again when their files were lost.
+    again: Again,
     /// How far sessions can be cut.
     pub(crate) rewind: Rewind,
     /// All states of a session.
@@ -116,10 +118,7 @@ impl Engine {
         device
             .reserve_scratch(scratch_shape(&blueprint, plan.chunk, device.key_format()))
             .map_err(Error::at(|| "reserving the device's memory"))?;
-        let source = Arc::new(ExpertSource::new(
-            Arc::clone(checkpoint.files()),
-            blueprint.layers.iter().map(|l| l.moe().map(|m| m.experts.clone())).collect(),
-        ));
+        let source = Arc::new(ExpertSource::of(&checkpoint, &blueprint));
         let dense: u64 = blueprint.matrices().flat_map(|m| &m.segments).map(|s| s.bytes as u64).sum();
         let total = dense + if load_all { blueprint.experts_bytes() } else { 0 };
         let mut loaded = 0;
@@ -142,11 +141,17 @@ impl Engine {
             None => (plan.slots, None),
         };
         let host = tier(host_slots, BankPlace::Host)?;
-        let mut reader = open_reader(&source, &options.reads, host_slots, fits)?;
+        let identity = checkpoint.identity()?;
+        let again = Again {
+            folder: checkpoint.folder().into(),
+            model: identity,
+            reads: options.reads,
+            slots: host_slots,
+            fits,
+            wrap: options.wrap_reader,
+        };
+        let reader = again.reader(&source)?;
         let reads = reader.describe();
-        if let Some(wrap) = options.wrap_reader {
-            reader = wrap(reader);
-        }
         let uses = Uses {
             looks_up: memory.is_some(),
             in_place: memory.is_none_or(|m| m.in_place),
@@ -156,13 +161,14 @@ impl Engine {
         if load_all {
             cache.load_all(&mut *device, &mut progress)?;
         }
-        let (identity, keys) = (checkpoint.identity()?, device.key_format());
+        let keys = device.key_format();
         let state_limit = plan.state.saturating_add(plan.marks);
         device.limit_states(state_limit);
         let rewind = Rewind::of(&blueprint, &plan);
         let shapes =
             blueprint.layers.iter().flat_map(|layer| layer.states(plan.context, plan.chunk)).collect();
-        let runtime = Runtime { device, cache, model, rewind, shapes, kept: Kept::default(), state_limit };
+        let runtime =
+            Runtime { device, cache, model, again, rewind, shapes, kept: Kept::default(), state_limit };
         let shared = Shared {
             folder: checkpoint.folder().into(),
             blueprint,
@@ -251,7 +257,7 @@ impl Engine {
 
     /// What was read for experts since the engine was opened.
     pub fn read_counters(&self) -> ReadCounters {
-        self.lock().cache.reader().counters()
+        self.lock().cache.read_counters()
     }
 
     /// How experts are read, in words for users: "io_uring, direct, depth 32".
@@ -288,5 +294,50 @@ impl Engine {
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Runtime> {
         self.shared.runtime.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How to open the files of experts, and to open them again: a disk that was gone for a while comes back as another one.
+struct Again {
+    folder: PathBuf,
+    model: ModelId,
+    reads: ReadOptions,
+    slots: usize,
+    fits: bool,
+    wrap: Option<WrapReader>,
+}
+
+impl Again {
+    fn reader(&self, source: &Arc<ExpertSource>) -> Result<Box<dyn Reader>, Error> {
+        let reader = open_reader(source, &self.reads, self.slots, self.fits)?;
+        Ok(match &self.wrap {
+            Some(wrap) => wrap(reader),
+            None => reader,
+        })
+    }
+
+    /// The experts' files as they are now, if they are those of the model: every expert where it was.
+    fn source(&self, before: &ExpertSource) -> Result<Option<Arc<ExpertSource>>, Error> {
+        let checkpoint = Checkpoint::open(&self.folder)?;
+        let now = ExpertSource::of(&checkpoint, &Blueprint::of(&checkpoint)?);
+        let same = checkpoint.identity()? == self.model && now.layers() == before.layers();
+        Ok(same.then(|| Arc::new(now)))
+    }
+}
+
+impl Runtime {
+    /// After a read that failed: opens the experts' files again, if they are there. As long as they are not, what is open stays:
+    /// experts in memory need none, and who needs another one is told.
+    pub(crate) fn find_files(&mut self) {
+        if !self.cache.has_lost() {
+            return;
+        }
+        let found = self.again.source(self.cache.source()).ok().flatten();
+        if let Some((source, reader)) = found.and_then(|source| {
+            let reader = self.again.reader(&source).ok()?;
+            Some((source, reader))
+        }) {
+            self.cache.read_from(&mut *self.device, source, reader);
+        }
     }
 }

@@ -542,6 +542,7 @@ impl Runtime {
         watch: &mut Watch<'_>,
         sink: &mut Sink<'_>,
     ) -> Result<(), Error> {
+        self.find_files();
         self.make_room(turns.iter().map(|turn| (&*turn.timeline, turn.tokens.len())))?;
         for turn in &mut *turns {
             let end = turn.timeline.tokens.len() + turn.tokens.len();

@@ -96,6 +96,48 @@ fn copy_of_tales() -> tempfile::TempDir {
     folder
 }
 
+/// Two sessions of an engine whose files go away and come back as other ones, as on a disk that was unplugged.
+#[test]
+fn an_engine_finds_its_files_again() {
+    let folder = copy_of_tales();
+    let shard = folder.path().join("model.safetensors");
+    let memory = MemoryRequest { slots: Some(4), sessions: Some(2), ..MemoryRequest::default() };
+    let engine = common::engine(folder.path(), common::exact("cpu"), memory);
+    let (mut one, mut other) = (engine.session().unwrap(), engine.session().unwrap());
+    let mut logits = feed(&mut one, &PROMPT[..3], None);
+    let read = engine.read_counters().bytes;
+
+    let whole = fs::read(&shard).unwrap();
+    OpenOptions::new().write(true).open(&shard).unwrap().set_len(60_000).unwrap();
+    for session in [&mut one, &mut other] {
+        let before = session.tokens().to_vec();
+        for _ in 0..2 {
+            let error = session.decode(PROMPT[3]).unwrap_err().to_string();
+            assert!(error.contains("model.safetensors") && error.contains("download it again"), "{error}");
+            assert_eq!(session.tokens(), before);
+        }
+    }
+    // Other weights in the same places are not those of the model.
+    let mut foreign = whole.clone();
+    let len = foreign.len();
+    foreign[len / 2..].iter_mut().for_each(|byte| *byte ^= 0x55);
+    let replace = |bytes: &[u8]| {
+        let aside = folder.path().join("aside");
+        fs::write(&aside, bytes).unwrap();
+        fs::rename(&aside, &shard).unwrap();
+    };
+    replace(&foreign);
+    assert!(one.decode(PROMPT[3]).is_err() && other.decode(PROMPT[3]).is_err());
+
+    replace(&whole);
+    logits.extend(feed(&mut one, &PROMPT[3..], None));
+    let again = feed(&mut other, &PROMPT, None);
+    assert!(engine.read_counters().bytes > read);
+    let engine = common::engine(&tales(), common::exact("cpu"), memory);
+    let expected = feed(&mut engine.session().unwrap(), &PROMPT, None);
+    assert!(logits == expected && again == expected);
+}
+
 fn with_mirror(folder: &Path, mirror: &Path) -> Result<Engine, Error> {
     let memory = MemoryRequest { slots: Some(4), ..MemoryRequest::default() };
     let reads = ReadOptions { mirrors: vec![mirror.into()], ..ReadOptions::default() };

@@ -165,8 +165,9 @@ fn open(
     until: Option<Arc<AtomicUsize>>,
 ) -> Engine {
     let memory = MemoryRequest { context: Some(CONTEXT), chunk: Some(CHUNK), ..memory };
-    let wrap_reader: Option<moeflux::WrapReader> =
-        until.map(|until| Box::new(|inner| Box::new(Faults { inner, until }) as Box<dyn Reader>) as _);
+    let wrap_reader: Option<moeflux::WrapReader> = until.map(|until| {
+        Box::new(move |inner| Box::new(Faults { inner, until: Arc::clone(&until) }) as Box<dyn Reader>) as _
+    });
     let options = EngineOptions { memory, device, wrap_reader, ..EngineOptions::default() };
     Engine::open(Checkpoint::open(folder).unwrap(), options, &mut |_, _| {}).unwrap()
 }

@@ -79,6 +79,10 @@ pub(crate) struct ExpertCache {
     /// Reads under way for layers to come.
     reading_ahead: usize,
     uses: Uses,
+    /// A read has failed.
+    lost: bool,
+    /// What readers before this one have read.
+    before: ReadCounters,
 }
 
 impl ExpertCache {
@@ -90,11 +94,33 @@ impl ExpertCache {
         uses: Uses,
     ) -> Self {
         let tables = vec![None; source.layers().len()];
-        Self { source, reader, host, card, tables, reading: 0, reading_ahead: 0, uses }
+        let before = ReadCounters::default();
+        Self { source, reader, host, card, tables, reading: 0, reading_ahead: 0, uses, lost: false, before }
     }
 
-    pub(crate) fn reader(&self) -> &dyn Reader {
-        &*self.reader
+    pub(crate) fn source(&self) -> &ExpertSource {
+        &self.source
+    }
+
+    /// Whether a read has failed since the files were opened.
+    pub(crate) fn has_lost(&self) -> bool {
+        self.lost
+    }
+
+    /// Reads from other files from now on: they hold the same.
+    pub(crate) fn read_from(
+        &mut self,
+        device: &mut dyn Device,
+        source: Arc<ExpertSource>,
+        reader: Box<dyn Reader>,
+    ) {
+        self.cancel_ahead();
+        while self.reading + self.reading_ahead > 0 {
+            let Some(done) = self.reader.next(true) else { break };
+            let _ = self.settle(device, done, &mut Stats::default());
+        }
+        self.before = self.read_counters();
+        (self.source, self.reader, self.lost) = (source, reader, false);
     }
 
     /// Reads all experts, in the order of the files: what comes first goes to the card, while there is room.
@@ -214,7 +240,7 @@ impl ExpertCache {
 
     /// What has been read so far.
     pub(crate) fn read_counters(&self) -> ReadCounters {
-        self.reader.counters()
+        self.before.and(&self.reader.counters())
     }
 
     /// Whether an expert is in memory or on its way there.
@@ -447,6 +473,7 @@ impl ExpertCache {
             if let (Some(card), true) = (&mut self.card, bound_for != NONE) {
                 card.forget(bound_for);
             }
+            self.lost |= !matches!(error, Error::Cancelled);
             // Whoever needs it will be told.
             stats.experts_wasted += u64::from(!requested);
             return if requested { Err(error) } else { Ok(None) };

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use crate::{
     Error,
-    blueprint::LayerExperts,
-    checkpoint::{Segment, Source, digest},
+    blueprint::{Blueprint, LayerExperts},
+    checkpoint::{Checkpoint, Segment, Source, digest},
 };
 
 /// One piece of every expert of a layer.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) enum PartSource {
     /// Slices of a stacked tensor: expert `e` begins `e` times `first.bytes` after the first.
     Stacked {
@@ -53,6 +53,12 @@ pub(crate) struct ExpertSource {
 impl ExpertSource {
     pub(crate) fn new(files: Arc<Vec<Source>>, layers: Vec<Option<LayerExperts>>) -> Self {
         Self { files, layers }
+    }
+
+    /// The experts of a checkpoint.
+    pub(crate) fn of(checkpoint: &Checkpoint, blueprint: &Blueprint) -> Self {
+        let layers = blueprint.layers.iter().map(|l| l.moe().map(|m| m.experts.clone()));
+        Self::new(Arc::clone(checkpoint.files()), layers.collect())
     }
 
     pub(crate) fn files(&self) -> &Arc<Vec<Source>> {

@@ -60,6 +60,18 @@ pub struct ReadCounters {
     pub by_copy: [u64; MOST_COPIES],
 }
 
+impl ReadCounters {
+    /// The two together.
+    pub(crate) fn and(&self, other: &Self) -> Self {
+        Self {
+            bytes: self.bytes + other.bytes,
+            busy_ns: self.busy_ns + other.busy_ns,
+            retries: self.retries + other.retries,
+            by_copy: std::array::from_fn(|i| self.by_copy[i] + other.by_copy[i]),
+        }
+    }
+}
+
 /// One expert wanted in a slot. The slot's memory travels with the request, so nobody else can touch it.
 pub struct ReadRequest {
     /// The layer.
