@@ -62,6 +62,9 @@ pub struct MemoryRequest {
     pub chunk: Option<usize>,
     /// Sessions that live at the same time; by default one.
     pub sessions: Option<usize>,
+    /// Bytes for the states of all sessions; by default what they hold when each is as long as its context. With less, contexts
+    /// may be longer than memory: pages are taken as they are written, and a step that finds none left fails.
+    pub state: Option<u64>,
     /// Bytes for the states of kept points, which prompts that begin alike go on from; by default those of one session, or
     /// a sixteenth of what the dense weights leave, whichever is less.
     pub marks: Option<u64>,
@@ -94,7 +97,7 @@ pub struct MemoryPlan {
     pub staging: u64,
     /// Resident weights.
     pub dense: u64,
-    /// States of all sessions, each of `context` positions.
+    /// States of all sessions, each of `context` positions unless a limit was asked for.
     pub state: u64,
     /// States of points that are kept: marks, forks' own pages, prompts for others that begin alike.
     pub marks: u64,
@@ -188,6 +191,7 @@ impl MemoryPlan {
             let states = blueprint.layers.iter().flat_map(|l| l.states(context, rows));
             let state = states.map(|s| pages(device.state_bytes(s))).fold(0, u64::saturating_add);
             let state = state.saturating_mul(sessions as u64);
+            let state = request.state.map_or(state, |most| state.min(pages(most)));
             let staging = staging_bytes(blueprint, rows, memory.is_some());
             Ok(Self {
                 budget,

@@ -207,7 +207,7 @@ impl Runtime {
             let Some(gone) = self.kept.evict() else {
                 let held = self.device.states_held();
                 return Err(Error::at(
-                    || "the sessions' states do not fit the memory plan: drop sessions or marks, or plan more memory",
+                    || "the sessions' states do not fit the memory plan: drop sessions or marks, or plan more memory for states",
                 )(ComputeError::StatesFull {
                     bytes,
                     held,

@@ -13,7 +13,7 @@ use std::{
     },
 };
 
-use common::{data, exact, tales};
+use common::{data, exact, gpu, tales};
 use moeflux::{
     Checkpoint, Completion, DeviceOptions, Engine, EngineOptions, Error, Mark, MemoryRequest, ReadCounters,
     ReadRequest, Reader, Session, SnapshotOptions, Turn, Watch,
@@ -456,4 +456,35 @@ fn named_positions() {
 #[test]
 fn without_room_for_kept_points() {
     holds(tales(), exact("cpu"), 0, 4);
+}
+
+/// States lie on the card: forks share them there until one goes on.
+#[test]
+fn on_a_graphics_card() {
+    let Some(device) = gpu(true) else { return };
+    holds(golden("qwen3_5_moe"), device, 1 << 20, 2);
+}
+
+/// Pages are taken as they are written: a context may be far longer than memory, and one that is full says so.
+#[test]
+fn a_context_costs_what_is_used_of_it() {
+    let folder = golden("qwen3_moe");
+    let context =
+        Some(Checkpoint::open(&folder).map(|c| moeflux::Blueprint::of(&c).unwrap().max_positions).unwrap());
+    let memory = MemoryRequest { context, marks: Some(0), chunk: Some(256), ..MemoryRequest::default() };
+    let full = common::engine(&folder, exact("cpu"), memory).plan().state;
+    let state = Some(full / context.unwrap() as u64 * 1024);
+    let engine = common::engine(&folder, exact("cpu"), MemoryRequest { state, ..memory });
+    assert!(engine.plan().state <= state.unwrap() + 4096 && full > 3 * engine.plan().state);
+    let mut session = engine.session().unwrap();
+    let vocab = engine.blueprint().vocab;
+    let tokens: Vec<u32> = (0..2000).map(|i| text(0, i, vocab)).collect();
+    session.sync(&tokens[..1000], &mut Watch::default()).unwrap();
+    let before = session.logits().to_vec();
+    let error = session.sync(&tokens, &mut Watch::default()).unwrap_err().to_string();
+    assert!(error.contains("do not fit the memory plan") && error.contains("more are needed"), "{error}");
+    assert!(session.tokens().len() >= 1000 && tokens.starts_with(session.tokens()));
+    session.sync(&tokens[..900], &mut Watch::default()).unwrap();
+    session.sync(&tokens[..1000], &mut Watch::default()).unwrap();
+    assert!(session.logits() == before);
 }
