@@ -1,14 +1,19 @@
 //! The command line: every option with its help.
 
 mod bench;
+mod keep;
 
 use std::{num::NonZeroUsize, path::PathBuf};
 
-use clap::{Args, Parser, Subcommand, ValueEnum, builder::PossibleValuesParser};
+use clap::{
+    Args, Parser, Subcommand, ValueEnum,
+    builder::{PossibleValuesParser, TypedValueParser},
+};
 use clap_complete::Shell;
-use moeflux::{PolicyKind, synth};
+use moeflux::{KeyFormat, PolicyKind, synth};
 
 pub(crate) use bench::{BenchArgs, BenchCommand, FiguresArgs, KernelsArgs, PlanArgs};
+pub(crate) use keep::KeepArgs;
 
 use crate::units::parse_size;
 
@@ -139,6 +144,12 @@ pub(crate) struct ComputeArgs {
     /// Compute in f32 throughout: slower, and the same bits for every --chunk
     #[arg(long, help_heading = COMPUTE)]
     pub(crate) exact: bool,
+    /// What keys and values are kept as: f16, f32 or q8 [default: f16, with --exact f32]
+    ///
+    /// They are most of what a long context takes, and most of what each of its tokens reads. q8 takes little more than
+    /// half of f16's memory, and answers differ a little; f32 takes twice as much and loses nothing. --exact is f32 always.
+    #[arg(long, value_name = "FORMAT", value_parser = key_format(), hide_possible_values = true, help_heading = COMPUTE)]
+    pub(crate) kv: Option<KeyFormat>,
     /// What computes: auto, cpu, gpu or gpu:N
     ///
     /// auto takes a graphics adapter whose memory holds the model's dense weights and the experts of one token, or else
@@ -256,6 +267,9 @@ Examples:
   moeflux run --temperature 0.7 --seed 1 --max-tokens 200 \"Once upon a time\"
   git diff | moeflux run --model DIR --system \"Write a commit message.\" -
   moeflux run --raw --stop . \"The capital of France is\"
+  moeflux run --session fox.session \"Tell me the fable of The Fox and the Crow.\"
+  moeflux run --session fox.session \"And what became of the Crow?\"
+  moeflux run --model DIR --prefix-cache ~/.cache/prompts - < report-and-question.txt
   moeflux run --json --quiet \"Tell me the story of The Wolf and the Crane.\" | jq .statistics
 
 Ctrl-C ends the answer and prints its statistics; the exit code is then 0, or 130 when there
@@ -285,6 +299,8 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) answer: AnswerArgs,
     #[command(flatten)]
+    pub(crate) keep: KeepArgs,
+    #[command(flatten)]
     pub(crate) trace: TraceArgs,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
@@ -303,7 +319,8 @@ A line that ends in \\ goes on in the next one. Ctrl-C ends the answer, not the 
 fn chat_help() -> String {
     format!(
         "In the conversation:\n{CHAT_COMMANDS}\n\nExamples:\n  moeflux chat --model DIR --memory 8GiB\n  \
-         moeflux chat --model DIR --system \"You are a pirate.\" --temperature 0.8"
+         moeflux chat --model DIR --system \"You are a pirate.\" --temperature 0.8\n  \
+         moeflux chat --model DIR --session pirate.session    # goes on where it ended"
     )
 }
 
@@ -316,6 +333,8 @@ pub(crate) struct ChatArgs {
     pub(crate) system: Option<String>,
     #[command(flatten)]
     pub(crate) answer: AnswerArgs,
+    #[command(flatten)]
+    pub(crate) keep: KeepArgs,
     #[command(flatten)]
     pub(crate) trace: TraceArgs,
     #[command(flatten)]
@@ -552,6 +571,11 @@ Examples:
 pub(crate) struct CompletionsArgs {
     /// The shell
     pub(crate) shell: Shell,
+}
+
+/// The name of a format of keys and values.
+fn key_format() -> impl TypedValueParser<Value = KeyFormat> {
+    PossibleValuesParser::new(KeyFormat::ALL.map(KeyFormat::name)).try_map(|name| KeyFormat::by_name(&name))
 }
 
 /// The name of a device.

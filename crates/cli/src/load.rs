@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Context;
 use moeflux::{
-    Access, Checkpoint, ChosenDevice, DeviceOptions, Engine, EngineOptions, LookAhead, MemoryPlan,
+    Access, Checkpoint, ChosenDevice, DeviceOptions, Engine, EngineOptions, KeyFormat, LookAhead, MemoryPlan,
     MemoryRequest, ReadOptions, ReaderKind, synth,
 };
 
@@ -15,7 +15,17 @@ use crate::{
     units,
 };
 
+/// What a command needs beside what its options say.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Needs {
+    /// Positions that are known to be needed.
+    pub(crate) positions: Option<usize>,
+    /// Whether points of sessions are kept beside the sessions.
+    pub(crate) marks: bool,
+}
+
 impl MemoryArgs {
+    /// What a plan is asked for by a command that goes forward only.
     pub(crate) fn request(&self) -> MemoryRequest {
         MemoryRequest {
             budget: self.memory,
@@ -23,7 +33,6 @@ impl MemoryArgs {
             context: self.ctx.map(Into::into),
             chunk: self.chunk.map(Into::into),
             slots: self.slots.map(Into::into),
-            // One prompt, or prompts that each go on from the last one.
             marks: Some(0),
             ..MemoryRequest::default()
         }
@@ -36,9 +45,15 @@ impl ComputeArgs {
             name: Some(self.device.clone()),
             threads: self.threads.map(Into::into),
             exact: self.exact,
-            keys: None,
+            keys: self.kv,
             isa: self.isa.clone(),
         }
+    }
+
+    /// What the processor keeps keys and values as with these options.
+    pub(crate) fn keys(&self) -> KeyFormat {
+        let exact = self.exact || self.device == "reference";
+        self.kv.unwrap_or(if exact { KeyFormat::F32 } else { KeyFormat::F16 })
     }
 }
 
@@ -118,12 +133,12 @@ fn built_in(cache: Option<&Path>, ui: Ui) -> anyhow::Result<Checkpoint> {
     })
 }
 
-/// Loads a model; `at_least` is a number of positions that are known to be needed.
+/// Loads a model.
 ///
 /// # Errors
 /// The model cannot be opened, or the budget is too small.
-pub(crate) fn engine(args: &EngineArgs, at_least: Option<usize>, ui: Ui) -> anyhow::Result<Engine> {
-    engine_of(checkpoint(&args.model, ui)?, args, at_least, ui)
+pub(crate) fn engine(args: &EngineArgs, needs: Needs, ui: Ui) -> anyhow::Result<Engine> {
+    engine_of(checkpoint(&args.model, ui)?, args, needs, ui)
 }
 
 /// [`engine`] of a checkpoint that is open.
@@ -133,11 +148,14 @@ pub(crate) fn engine(args: &EngineArgs, at_least: Option<usize>, ui: Ui) -> anyh
 pub(crate) fn engine_of(
     checkpoint: Checkpoint,
     args: &EngineArgs,
-    at_least: Option<usize>,
+    needs: Needs,
     ui: Ui,
 ) -> anyhow::Result<Engine> {
     let mut memory = args.memory.request();
-    memory.context = memory.context.or(at_least);
+    memory.context = memory.context.or(needs.positions);
+    if needs.marks {
+        memory.marks = None;
+    }
     let options = EngineOptions {
         memory,
         device: args.compute.options(),

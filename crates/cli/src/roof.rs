@@ -59,9 +59,8 @@ impl Least {
 }
 
 impl Costs {
-    /// On the processor, which keeps keys and values as f16, and as f32 on the exact path.
-    pub(crate) fn of(blueprint: &Blueprint, exact: bool) -> Self {
-        let keys = if exact { KeyFormat::F32 } else { KeyFormat::F16 };
+    /// On a device that keeps keys and values as `keys`.
+    pub(crate) fn of(blueprint: &Blueprint, keys: KeyFormat) -> Self {
         let bytes = |m: &moeflux::MatrixSource| m.segments.iter().map(|s| s.bytes as u64).sum::<u64>();
         let head = blueprint.head.as_ref().unwrap_or(&blueprint.embed);
         let layers = blueprint.layers.iter().map(|layer| {
@@ -223,7 +222,7 @@ mod tests {
     fn the_built_in_model_reads_what_inspect_says() {
         let checkpoint = moeflux::Checkpoint::embedded().unwrap();
         let blueprint = Blueprint::of(&checkpoint).unwrap();
-        let costs = Costs::of(&blueprint, false);
+        let costs = Costs::of(&blueprint, KeyFormat::F16);
         let dense: u64 = blueprint.matrices().flat_map(|m| &m.segments).map(|s| s.bytes as u64).sum();
         let embed: u64 = blueprint.embed.segments.iter().map(|s| s.bytes as u64).sum();
         let embed = if blueprint.head.is_some() { embed } else { 0 };
@@ -231,5 +230,8 @@ mod tests {
         assert_eq!(costs.bytes(), dense - embed + vectors + blueprint.experts_per_token_bytes());
         // Six of eight layers have a state of fixed size.
         assert_eq!(costs.layers.iter().filter(|l| l.state.each == 0).count(), 6);
+        let each = |keys| Costs::of(&blueprint, keys).layers.iter().map(|l| l.state.each).sum::<u64>();
+        let [whole, half, bytes] = [KeyFormat::F32, KeyFormat::F16, KeyFormat::Q8].map(each);
+        assert_eq!((whole, half), (2 * half, 2 * bytes * 16 / 17));
     }
 }

@@ -97,6 +97,17 @@ pub(crate) fn speed(bytes_per_second: f64) -> String {
     }
 }
 
+/// Three digits or four: `1.23 us`, `45.6 ms`.
+pub(crate) fn time(seconds: f64) -> String {
+    let (number, unit) = match seconds {
+        s if s < 1e-3 => (s * 1e6, "us"),
+        s if s < 1.0 => (s * 1e3, "ms"),
+        s => (s, "s"),
+    };
+    let digits = if number < 9.995 { 2 } else { usize::from(number < 99.95) };
+    format!("{number:.digits$} {unit}")
+}
+
 /// How long ago: `just now`, `3 hours ago`.
 pub(crate) fn ago(age: std::time::Duration) -> String {
     match age.as_secs() {
@@ -202,6 +213,14 @@ mod tests {
         );
         let ages = [5, 90, 7200, 200_000].map(|s| ago(std::time::Duration::from_secs(s)));
         assert_eq!(ages, ["just now", "1 minute ago", "2 hours ago", "2 days ago"]);
+    }
+
+    #[test]
+    fn times_are_shown_with_the_digits_that_matter() {
+        assert_eq!(
+            [1.234e-6, 45.67e-6, 0.000_999_9, 0.0123, 2.5].map(time),
+            ["1.23 us", "45.7 us", "1000 us", "12.3 ms", "2.50 s"]
+        );
     }
 
     #[test]

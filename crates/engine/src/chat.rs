@@ -11,6 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, TokenizerConfig};
 
+/// Stands for an answer where only what comes behind it is wanted: a text that no template has.
+const ANSWER: &str = "(what was answered)";
+
 /// One message of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Message {
@@ -131,6 +134,23 @@ impl ChatTemplate {
         variables
             .extend(options.variables.iter().map(|(name, value)| (name.as_str(), Value::from(Serde(value)))));
         self.compile()?.render(Value::from(variables)).map_err(|e| advise(&self.path, &e))
+    }
+
+    /// The text that asks `question` behind an answer: what ends the answer, the question, and where the next one begins.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::render`]; also when the template does not show answers as they are.
+    pub fn render_on(&self, question: &str, options: &ChatOptions) -> Result<String, Error> {
+        let messages = [Message::user("(a question)"), Message::assistant(ANSWER), Message::user(question)];
+        // The question comes later, so it may say what it likes.
+        match self.render(&messages, true, options)?.split_once(ANSWER) {
+            Some((_, behind)) => Ok(behind.to_owned()),
+            None => {
+                let problem = "the chat template does not show what was answered, so that nothing can be asked behind it; --raw \
+                    runs without the template";
+                Err(Error::Text { path: self.path.clone(), problem: problem.into() })
+            }
+        }
     }
 
     /// A compiled template borrows its source, so it is compiled where it is used: once per answer.

@@ -74,10 +74,24 @@ impl Text {
     /// # Errors
     /// There is no chat template, or it fails.
     pub fn chat(&self, messages: &[Message], options: &ChatOptions) -> Result<Vec<u32>, Error> {
-        match &self.template {
-            Ok(template) => self.tokenizer.encode(&template.render(messages, true, options)?, false),
-            Err((path, problem)) => Err(Error::Text { path: path.clone(), problem: problem.clone() }),
-        }
+        self.tokenizer.encode(&self.template()?.render(messages, true, options)?, false)
+    }
+
+    /// Tokens that ask `question` behind an answer whose end token is not there yet: what ends it, the question, and what comes
+    /// before the next answer. A conversation goes on with them of which only the tokens are known, as those of a saved session.
+    ///
+    /// # Errors
+    /// As [`Text::chat`]; also as [`ChatTemplate::render_on`].
+    pub fn chat_on(&self, question: &str, options: &ChatOptions) -> Result<Vec<u32>, Error> {
+        self.tokenizer.encode(&self.template()?.render_on(question, options)?, false)
+    }
+
+    fn template(&self) -> Result<&ChatTemplate, Error> {
+        let broken = |(path, problem): &(PathBuf, String)| Error::Text {
+            path: path.clone(),
+            problem: problem.clone(),
+        };
+        self.template.as_ref().map_err(broken)
     }
 
     /// Tokens of a text as it is, with the special tokens that the tokenizer itself puts around it.
@@ -106,5 +120,24 @@ impl Text {
     /// The tokens that end an answer.
     pub fn end(&self) -> &EndTokens {
         &self.end
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_question_behind_an_answer_goes_on_as_the_whole_conversation_does() {
+        let checkpoint = Checkpoint::embedded().unwrap();
+        let text = Text::of(&checkpoint, 4096).unwrap().unwrap();
+        let options = ChatOptions::default();
+        let asked = vec![Message::system("Be brief."), Message::user("Who was it?")];
+        let answered = [asked.clone(), vec![Message::assistant("The Fox.")]].concat();
+        let question = "And what did the Vixen say?";
+        let whole = text.chat(&[answered, vec![Message::user(question)]].concat(), &options).unwrap();
+        let begun = [text.chat(&asked, &options).unwrap(), text.encode("The Fox.").unwrap()].concat();
+        assert_eq!(whole, [begun, text.chat_on(question, &options).unwrap()].concat());
+        assert!(text.end().contains(text.chat_on("", &options).unwrap()[0]));
     }
 }

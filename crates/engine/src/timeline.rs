@@ -1,6 +1,6 @@
 //! What a timeline of tokens leaves on a device, and what can be done with it: forking, cutting, keeping points of it.
 
-use moeflux_compute::{Error as ComputeError, StateShape};
+use moeflux_compute::{Device, Error as ComputeError, StateShape};
 
 use crate::{
     Error,
@@ -147,7 +147,7 @@ impl Runtime {
             timeline.logits.clear();
         }
         if self.rewind.rings.is_empty() && timeline.written > len {
-            let cut = |device: &mut dyn moeflux_compute::Device, state| device.cut_state(state, len);
+            let cut = |device: &mut dyn Device, state| device.cut_state(state, len);
             for state in timeline.states.iter().flatten().flatten() {
                 cut(&mut *self.device, *state).map_err(Error::at(|| "cutting a session"))?;
             }
@@ -189,23 +189,34 @@ impl Runtime {
     /// Sees to it that states can grow by what `rows` rows of some timelines need: kept points give way.
     pub(crate) fn make_room<'a>(
         &mut self,
-        spans: impl Iterator<Item = (&'a Timeline, usize)>,
+        spans: impl Iterator<Item = (&'a Timeline, usize)> + Clone,
     ) -> Result<(), Error> {
-        let mut needed = 0;
-        for (timeline, rows) in spans {
-            for state in timeline.states.iter().flatten().flatten() {
-                let need = self.device.state_need(*state, timeline.tokens.len(), rows);
-                needed += need.map_err(Error::at(|| "planning a step"))?;
+        self.make_room_until(|device| {
+            let mut needed = 0;
+            for (timeline, rows) in spans.clone() {
+                for state in timeline.states.iter().flatten().flatten() {
+                    let need = device.state_need(*state, timeline.tokens.len(), rows);
+                    needed += need.map_err(Error::at(|| "planning a step"))?;
+                }
             }
-        }
-        self.make_room_for(needed)
+            Ok(needed)
+        })
     }
 
     /// The same for so many bytes.
     pub(crate) fn make_room_for(&mut self, bytes: u64) -> Result<(), Error> {
-        while self.device.states_held() + bytes > self.state_limit {
+        self.make_room_until(|_| Ok(bytes))
+    }
+
+    /// Kept points give way until there is room for what is needed. That is asked again each time: what nobody shares any more need
+    /// not be copied.
+    fn make_room_until(&mut self, needed: impl Fn(&dyn Device) -> Result<u64, Error>) -> Result<(), Error> {
+        loop {
+            let (bytes, held) = (needed(&*self.device)?, self.device.states_held());
+            if held.saturating_add(bytes) <= self.state_limit {
+                return Ok(());
+            }
             let Some(gone) = self.kept.evict() else {
-                let held = self.device.states_held();
                 return Err(Error::at(
                     || "the sessions' states do not fit the memory plan: drop sessions or marks, or plan more memory for states",
                 )(ComputeError::StatesFull {
@@ -216,7 +227,6 @@ impl Runtime {
             };
             self.drop_timeline(gone);
         }
-        Ok(())
     }
 
     /// Reads experts into slots that are empty, those first that are named first.

@@ -11,6 +11,7 @@ use moeflux::{
 };
 use serde::Serialize;
 
+use super::keep::{Prefilled, PrefixCache};
 use crate::{
     args::{AnswerArgs, Switch},
     interrupt, load,
@@ -46,7 +47,7 @@ fn any_seed() -> u64 {
     std::collections::hash_map::RandomState::new().build_hasher().finish() & 0xFFFF_FFFF
 }
 
-/// Answers `prompt`; `sink` gets the text as it is made. Ctrl-C ends the answer.
+/// Answers `prompt`, from `cache` as far as that has it; `sink` gets the text as it is made. Ctrl-C ends the answer.
 ///
 /// # Errors
 /// The engine or `sink` failed.
@@ -54,22 +55,33 @@ pub(crate) fn answer(
     session: &mut Session,
     prompt: &[u32],
     request: &GenerateRequest,
+    cache: Option<&PrefixCache>,
     ui: Ui,
     sink: &mut dyn FnMut(&str) -> anyhow::Result<()>,
-) -> anyhow::Result<Answer> {
+) -> anyhow::Result<(Answer, Option<Prefilled>)> {
     let armed = interrupt::arm();
     let bar = ui.share(&format!("prefill, {}", units::plural(prompt.len() as u64, "token")));
     let mut progress = |share: f64| bar.share(share);
     let mut watch = Watch { cancel: Some(armed.flag()), progress: Some(&mut progress), ..Watch::default() };
+    let prefilled = cache.map(|cache| cache.prefill(session, prompt, &mut watch, ui)).transpose()?;
     let mut failed = None;
-    let answer = moeflux::generate(session, prompt, request, &mut watch, &mut |piece| {
+    let mut answer = moeflux::generate(session, prompt, request, &mut watch, &mut |piece| {
         bar.clear();
         if failed.is_none() {
             failed = sink(piece).err();
         }
         if failed.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     })?;
-    failed.map_or(Ok(answer), Err)
+    if let Some(prefilled) = &prefilled {
+        answer.reused = prefilled.reused.min(answer.reused);
+        answer.prefill = both(prefilled.phase, answer.prefill);
+    }
+    failed.map_or(Ok((answer, prefilled)), Err)
+}
+
+/// Two stretches of work as one.
+fn both(a: Phase, b: Phase) -> Phase {
+    Phase { tokens: a.tokens + b.tokens, seconds: a.seconds + b.seconds, stats: a.stats.and(&b.stats) }
 }
 
 /// What answers have cost so far.
@@ -85,13 +97,8 @@ impl Cost {
     }
 
     pub(crate) fn add(&mut self, answer: &Answer) {
-        for (sum, more) in [(&mut self.prefill, answer.prefill), (&mut self.decode, answer.decode)] {
-            *sum = Phase {
-                tokens: sum.tokens + more.tokens,
-                seconds: sum.seconds + more.seconds,
-                stats: sum.stats.and(&more.stats),
-            };
-        }
+        self.prefill = both(self.prefill, answer.prefill);
+        self.decode = both(self.decode, answer.decode);
     }
 
     /// One line for people.
@@ -101,7 +108,11 @@ impl Cost {
             let tokens = units::plural(phase.tokens, "token");
             format!("{what} {tokens} at {}", units::rate(phase.tokens_per_second()))
         };
-        let mut parts = vec![phase("prefill", &self.prefill)];
+        let mut parts = Vec::new();
+        // A prompt that was kept costs nothing.
+        if self.prefill.tokens > 0 || self.decode.tokens == 0 {
+            parts.push(phase("prefill", &self.prefill));
+        }
         if self.decode.tokens > 0 {
             parts.push(phase("decode", &self.decode));
         }

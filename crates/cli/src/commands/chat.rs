@@ -10,10 +10,14 @@ use anyhow::{Context, bail, ensure};
 use moeflux::{Engine, Finish, GenerateRequest, Message, Session, Text};
 use rustyline::{Config, DefaultEditor, error::ReadlineError};
 
-use super::answer::{self, Cost};
+use super::{
+    answer::{self, Cost},
+    keep::{self, PrefixCache, Saved, SessionFile},
+};
 use crate::{
     args::{CHAT_COMMANDS, ChatArgs},
-    folders, load,
+    folders,
+    load::{self, Needs},
     out::{self, Closed},
     progress::{Ui, error_line},
     units,
@@ -25,9 +29,10 @@ use crate::{
 /// The model cannot be loaded, or stdin or stdout failed. What goes wrong in one turn is said, and the conversation
 /// goes on; when nobody types, the exit code still tells.
 pub(crate) fn run(args: &ChatArgs, ui: Ui) -> anyhow::Result<ExitCode> {
-    let engine = load::engine(&args.engine, None, ui)?;
+    let cache = PrefixCache::open(&args.keep)?;
+    let engine = load::engine(&args.engine, Needs { positions: None, marks: true }, ui)?;
     engine.record_routing(args.trace.trace.as_deref())?;
-    let mut chat = Chat::new(args, &engine, ui)?;
+    let mut chat = Chat::new(args, &engine, cache, ui)?;
     let mut input = Input::open(ui)?;
     if input.is_editor() {
         ui.line("/help shows what can be typed, Ctrl-D leaves");
@@ -43,6 +48,9 @@ pub(crate) fn run(args: &ChatArgs, ui: Ui) -> anyhow::Result<ExitCode> {
                 error_line(format_args!("error: {error:#}"));
             }
         }
+    }
+    if let (Some(file), Some(saved)) = (&chat.file, chat.saved) {
+        ui.line(format_args!("session: saved to {}, {saved}", file.path()));
     }
     Ok(if failed && !input.is_editor() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
@@ -130,7 +138,13 @@ struct Chat<'a> {
     text: &'a Text,
     request: GenerateRequest,
     session: Session,
-    /// A system message first, if there is one; then user and assistant in turn.
+    cache: Option<PrefixCache>,
+    /// With it the conversation is the session's tokens, of which nothing is rendered again.
+    file: Option<SessionFile>,
+    saved: Option<Saved>,
+    /// Whether the conversation began before what `messages` has.
+    is_restored: bool,
+    /// A system message first, if there is one; then user and assistant in turn. Those of a restored session are not known.
     messages: Vec<Message>,
     last: Option<LastTurn>,
     cost: Cost,
@@ -147,17 +161,37 @@ struct LastTurn {
 }
 
 impl<'a> Chat<'a> {
-    fn new(args: &'a ChatArgs, engine: &'a Engine, ui: Ui) -> anyhow::Result<Self> {
+    fn new(
+        args: &'a ChatArgs,
+        engine: &'a Engine,
+        cache: Option<PrefixCache>,
+        ui: Ui,
+    ) -> anyhow::Result<Self> {
         let text = engine.text()?;
+        let mut session = engine.session()?;
+        let file = SessionFile::open(&args.keep, &mut session)?;
+        if let Some(restored) = file.as_ref().and_then(SessionFile::restored) {
+            ui.line(restored);
+        }
+        let tokens = session.tokens().to_vec();
+        let last = (!tokens.is_empty()).then_some(LastTurn { rendered: Vec::new(), tokens, answer: 0 });
+        if last.is_some() && args.system.is_some() {
+            ui.note("--system has no effect: the session goes on with what it began with");
+        }
+        let system = args.system.iter().filter(|_| last.is_none());
         Ok(Self {
             args,
             ui,
             engine,
             text,
             request: args.answer.request(text),
-            session: engine.session()?,
-            messages: args.system.iter().map(Message::system).collect(),
-            last: None,
+            session,
+            cache,
+            file,
+            saved: None,
+            is_restored: last.is_some(),
+            messages: system.map(Message::system).collect(),
+            last,
             cost: Cost::default(),
         })
     }
@@ -177,8 +211,15 @@ impl<'a> Chat<'a> {
             "reset" => {
                 self.messages.retain(|m| m.role == "system");
                 self.last = None;
+                self.is_restored = false;
                 self.session.reset()?;
-                self.ui.line("the conversation is forgotten");
+                match &self.file {
+                    Some(file) => self.ui.line(format_args!(
+                        "the conversation is forgotten; {} keeps it until the next answer",
+                        file.path()
+                    )),
+                    None => self.ui.line("the conversation is forgotten"),
+                }
             }
             "system" => self.system(argument)?,
             "stats" => self.stats()?,
@@ -201,8 +242,17 @@ impl<'a> Chat<'a> {
     }
 
     fn answer(&mut self) -> anyhow::Result<()> {
-        let rendered = self.text.chat(&self.messages, &self.args.answer.chat_options())?;
-        let prompt = self.prompt(&rendered)?;
+        let options = self.args.answer.chat_options();
+        let (rendered, prompt) = match (&self.file, &self.last, self.messages.last()) {
+            (Some(_), Some(last), Some(question)) => {
+                (Vec::new(), [&*last.tokens, &self.text.chat_on(&question.content, &options)?].concat())
+            }
+            _ => {
+                let rendered = self.text.chat(&self.messages, &options)?;
+                let prompt = self.prompt(&rendered)?;
+                (rendered, prompt)
+            }
+        };
         let context = self.engine.plan().context;
         ensure!(
             prompt.len() < context,
@@ -210,8 +260,9 @@ impl<'a> Chat<'a> {
              --ctx allows longer ones",
             prompt.len()
         );
-        let answer =
-            answer::answer(&mut self.session, &prompt, &self.request, self.ui, &mut |p| out::write(p))?;
+        let (session, cache) = (&mut self.session, self.cache.as_ref());
+        let (answer, _) =
+            answer::answer(session, &prompt, &self.request, cache, self.ui, &mut |p| out::write(p))?;
         self.cost.add(&answer);
         if answer.tokens.is_empty() {
             self.ui.note("interrupted before the answer began");
@@ -229,12 +280,11 @@ impl<'a> Chat<'a> {
             Finish::Cancelled => self.ui.note("interrupted; what was said counts as the answer"),
             Finish::EndToken | Finish::StopString | Finish::MaxTokens => {}
         }
-        let said = match answer.tokens.as_slice() {
-            [said @ .., end] if self.text.end().contains(*end) => said,
-            all => all,
-        };
-        self.last = Some(LastTurn { rendered, tokens: [&prompt, said].concat(), answer: said.len() });
+        let said = keep::said(self.text, &prompt, &answer, self.engine.plan())?;
         self.messages.push(Message::assistant(answer.text));
+        let saved = self.file.as_ref().map(|file| file.save(&mut self.session, &said)).transpose();
+        self.last = Some(LastTurn { rendered, answer: said.len() - prompt.len(), tokens: said });
+        self.saved = saved?.or(self.saved);
         Ok(())
     }
 
@@ -262,6 +312,9 @@ impl<'a> Chat<'a> {
         if text.is_empty() {
             return out::line(now.map_or("there is no system message", |m| &m.content));
         }
+        if let (Some(file), Some(_)) = (&self.file, &self.last) {
+            bail!("the session in {} goes on with what it began with: /reset begins a new one", file.path());
+        }
         if now.is_some() {
             self.messages.remove(0);
         }
@@ -288,6 +341,9 @@ impl<'a> Chat<'a> {
         std::fs::write(path, json).with_context(|| format!("{}: cannot be written", path.display()))?;
         let count = units::plural(self.messages.len() as u64, "message");
         self.ui.line(format_args!("{count} saved to {}", path.display()));
+        if self.is_restored {
+            self.ui.note("what was said before the session was restored is not there");
+        }
         Ok(())
     }
 
@@ -304,6 +360,7 @@ impl<'a> Chat<'a> {
         let count = units::plural(messages.len() as u64, "message");
         self.messages = messages;
         self.last = None;
+        self.is_restored = false;
         self.ui.line(format_args!("{count} loaded from {}", path.display()));
         Ok(())
     }

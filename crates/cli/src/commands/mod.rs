@@ -6,6 +6,7 @@ mod chat;
 mod compare;
 mod devices;
 mod inspect;
+mod keep;
 mod logits;
 mod pack;
 mod perplexity;

@@ -30,7 +30,7 @@ struct Report<'a> {
 /// The text cannot be read, or the model cannot be loaded or run.
 pub(crate) fn run(args: &PerplexityArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let text = super::read_text(&args.text)?;
-    let engine = load::engine(&args.engine, None, ui)?;
+    let engine = load::engine(&args.engine, load::Needs::default(), ui)?;
     let tokens = engine.text()?.encode(&text)?;
     let mut session = engine.session()?;
     let since = Instant::now();

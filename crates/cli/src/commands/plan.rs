@@ -81,7 +81,7 @@ pub(crate) fn run(args: &PlanArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         None => load::checkpoint(&model, ui)?,
     };
     let blueprint = Blueprint::of(&checkpoint)?;
-    let costs = Costs::of(&blueprint, args.engine.compute.exact);
+    let costs = Costs::of(&blueprint, args.engine.compute.keys());
     let (disk_speed, disk) = disk(args, &checkpoint, blueprint.slot_bytes(), ui)?;
     let memory = match args.ram {
         Some(speed) => speed,
@@ -405,6 +405,6 @@ mod tests {
         let planner = Planner::open(&checkpoint, &blueprint, &device).unwrap();
         let plan =
             planner.plan(&MemoryRequest { budget: Some(1 << 40), ..MemoryRequest::default() }).unwrap();
-        MemoryPlan { process: 0, staging: 0, dense, state: 0, scratch: 0, slots: 0, ..plan }
+        MemoryPlan { process: 0, staging: 0, dense, state: 0, marks: 0, scratch: 0, slots: 0, ..plan }
     }
 }

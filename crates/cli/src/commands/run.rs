@@ -6,11 +6,21 @@ use std::{
 };
 
 use anyhow::ensure;
-use moeflux::{Finish, MemoryPlan, Message, Sampling};
+use moeflux::{Engine, Finish, MemoryPlan, Message, Sampling};
 use serde::Serialize;
 
-use super::answer::{self, Cost, Statistics};
-use crate::{WrongUse, args::RunArgs, interrupt, load, out, progress::Ui};
+use super::{
+    answer::{self, Cost, Statistics},
+    keep::{self, Prefilled, PrefixCache, SessionFile, SessionReport},
+};
+use crate::{
+    WrongUse,
+    args::RunArgs,
+    interrupt,
+    load::{self, Needs},
+    out,
+    progress::Ui,
+};
 
 /// What `--json` prints.
 #[derive(Serialize)]
@@ -19,6 +29,12 @@ struct Report<'a> {
     tokens: &'a [u32],
     finish: Finish,
     prompt_tokens: usize,
+    /// Of these, the ones that were not computed.
+    reused_tokens: usize,
+    /// With `--session`.
+    session: Option<SessionReport>,
+    /// With `--prefix-cache`.
+    prefix_cache: Option<Prefilled>,
     statistics: Statistics,
     sampling: &'a Sampling,
     device: &'a str,
@@ -32,26 +48,34 @@ struct Report<'a> {
 /// There is no prompt, or the model cannot be loaded or run.
 pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let prompt = prompt(args.prompt.as_deref())?;
-    let engine = load::engine(&args.engine, None, ui)?;
+    let cache = PrefixCache::open(&args.keep)?;
+    // Only a stop string is taken back from a session, and that begins at the prompt's end.
+    let marks = args.keep.session.is_some() && !args.answer.stop.is_empty();
+    let needs = Needs { positions: None, marks };
+    let engine = load::engine(&args.engine, needs, ui)?;
     engine.record_routing(args.trace.trace.as_deref())?;
     let (text, plan, device) = (engine.text()?, engine.plan(), engine.device());
-    let tokens = match args.raw {
-        true => text.encode(&prompt)?,
-        false => {
-            let system = args.system.iter().map(Message::system);
-            let messages: Vec<_> = system.chain([Message::user(prompt)]).collect();
-            text.chat(&messages, &args.answer.chat_options())?
-        }
-    };
-    let request = args.answer.request(text);
     let mut session = engine.session()?;
-    let answer = answer::answer(&mut session, &tokens, &request, ui, &mut |piece| match args.json {
-        true => Ok(()),
-        false => out::write(piece),
-    })?;
+    let file = SessionFile::open(&args.keep, &mut session)?;
+    let tokens = ask(args, session.tokens(), &prompt, &engine, ui)?;
+    let request = args.answer.request(text);
+    let (answer, prefilled) =
+        answer::answer(&mut session, &tokens, &request, cache.as_ref(), ui, &mut |piece| match args.json {
+            true => Ok(()),
+            false => out::write(piece),
+        })?;
     if answer.finish == Finish::Cancelled && answer.tokens.is_empty() {
+        if let Some(file) = &file {
+            ui.note(format_args!("interrupted before the answer began: {} is as it was", file.path()));
+        }
         return Ok(ExitCode::from(interrupt::EXIT_CODE));
     }
+    if !args.json && !answer.text.ends_with('\n') {
+        out::line("")?;
+    }
+    let said = keep::said(text, &tokens, &answer, plan)?;
+    let saved = file.as_ref().map(|file| file.save(&mut session, &said)).transpose();
+    let is_saved = saved.as_ref().ok().copied().flatten();
     let cost = Cost::of(&answer);
     if args.json {
         out::json(&Report {
@@ -59,20 +83,65 @@ pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
             tokens: &answer.tokens,
             finish: answer.finish,
             prompt_tokens: answer.prompt_tokens,
+            reused_tokens: answer.reused,
+            session: file.as_ref().map(|file| file.report(&answer, is_saved)),
+            prefix_cache: prefilled,
             statistics: Statistics::of(&cost),
             sampling: &request.sampling,
             device: &device.name,
             device_choice: &device.reason,
             plan,
         })?;
-    } else if !answer.text.ends_with('\n') {
-        out::line("")?;
     }
     if let Some(ending) = answer::ending(&answer, plan) {
         ui.note(ending);
     }
+    if answer.finish == Finish::Cancelled && is_saved.is_some() {
+        ui.note("the session has the answer as far as it came");
+    }
+    let kept = [
+        file.map(|file| file.line(&answer, is_saved)),
+        cache.zip(prefilled).map(|(cache, prefilled)| cache.line(&prefilled)),
+    ];
+    let kept: Vec<String> = kept.into_iter().flatten().collect();
+    if !kept.is_empty() {
+        ui.line(kept.join("; "));
+    }
     ui.line(cost.line(&engine));
-    Ok(ExitCode::SUCCESS)
+    saved.map(|_| ExitCode::SUCCESS)
+}
+
+/// The tokens to feed for a prompt behind what a session has already.
+///
+/// # Errors
+/// The template fails, or the context does not hold both.
+fn ask(args: &RunArgs, said: &[u32], prompt: &str, engine: &Engine, ui: Ui) -> anyhow::Result<Vec<u32>> {
+    let (text, plan) = (engine.text()?, engine.plan());
+    let options = args.answer.chat_options();
+    let more = match (args.raw, said.is_empty()) {
+        (true, true) => text.encode(prompt)?,
+        // What a tokenizer puts around a text belongs to its beginning.
+        (true, false) => text.tokenizer().encode(prompt, false)?,
+        (false, true) => {
+            let system = args.system.iter().map(Message::system);
+            let messages: Vec<_> = system.chain([Message::user(prompt)]).collect();
+            text.chat(&messages, &options)?
+        }
+        (false, false) => {
+            if args.system.is_some() {
+                ui.note("--system has no effect: the session goes on with what it began with");
+            }
+            text.chat_on(prompt, &options)?
+        }
+    };
+    let (has, context) = (said.len(), plan.context);
+    ensure!(
+        has == 0 || has + more.len() <= context,
+        "the session has {has} tokens and the prompt {}, more than the context of {context} holds: give --ctx if the model \
+         allows more, or begin a new session",
+        more.len()
+    );
+    Ok([said, &more].concat())
 }
 
 /// The prompt from the argument or from stdin.

@@ -12,6 +12,7 @@ mod logits;
 mod memory;
 mod pack;
 mod replay;
+mod sessions;
 mod usage;
 
 use std::{

@@ -23,7 +23,7 @@ fn help_shows_every_command_with_examples() {
 
 #[test]
 fn wrong_use_is_exit_code_2_and_says_what_is_right() {
-    let wrong: [(&[&str], &str); 16] = [
+    let wrong: [(&[&str], &str); 18] = [
         (&["nonsense"], "unrecognized subcommand"),
         (&["run", "--nonsense", "x"], "unexpected argument"),
         (&["run", "--memory", "lots", "x"], "8GiB"),
@@ -37,6 +37,8 @@ fn wrong_use_is_exit_code_2_and_says_what_is_right() {
         (&["run", "--device", "gpu:one", "x"], "gpu:N"),
         (&["run", "--gpu-memory", "lots", "x"], "8GiB"),
         (&["run", "--raw", "--system", "x", "y"], "cannot be used with"),
+        (&["run", "--prefix-cache-size", "1GiB", "x"], "--prefix-cache"),
+        (&["chat", "--kv", "f64"], "possible values: f32, f16, q8"),
         (&["logits", "--tokens", "x.json"], "--out"),
         (&["synth", "gpt-5", "--out", "x"], "qwen3-30b-a3b"),
         (&["completions", "ksh"], "bash"),

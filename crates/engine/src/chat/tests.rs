@@ -70,6 +70,35 @@ fn renders_as_transformers() {
 }
 
 #[test]
+fn a_question_behind_an_answer_is_the_end_of_the_conversation() {
+    let behind = [
+        ("deepseek.jinja", "<｜end▁of▁sentence｜>"),
+        ("glm.jinja", "<|user|>"),
+        ("gpt_oss.jinja", "<|end|>"),
+        ("kimi.jinja", "<|im_end|>"),
+        ("llama.jinja", "<|eot|>"),
+        ("mistral.jinja", "</s>"),
+        ("qwen.jinja", "<|im_end|>"),
+    ];
+    for (name, end) in behind {
+        // What stands for an answer may be part of the question.
+        let question = format!("And why {}?", super::ANSWER);
+        let messages = [Message::user("Why?"), Message::assistant("So."), Message::user(&*question)];
+        for thinking in [None, Some(true), Some(false)] {
+            let (template, options) =
+                (template(source(name)).unwrap(), ChatOptions { thinking, ..ChatOptions::default() });
+            let on = template.render_on(&question, &options).unwrap();
+            let whole = template.render(&messages, true, &options).unwrap();
+            assert!(whole.ends_with(&format!("So.{on}")), "{name}: {on:?} {whole:?}");
+            assert!(on.starts_with(end) && on.contains(&question), "{name}: {on:?}");
+        }
+    }
+    let silent = template("{{ messages[-1].content }}").unwrap();
+    let error = silent.render_on("Why?", &ChatOptions::default()).unwrap_err().to_string();
+    assert!(error.contains("does not show") && error.contains("--raw"), "{error}");
+}
+
+#[test]
 fn the_model_in_the_box() {
     let jinja = include_bytes!("../../../../models/tales-18m/chat_template.jinja");
     let path = Path::new("chat_template.jinja");

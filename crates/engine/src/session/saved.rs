@@ -84,7 +84,12 @@ impl Session {
             return Err(Error::snapshot(path.as_ref(), SnapshotProblem::Damaged { what }));
         }
         let engine = self.engine.clone();
-        let mut timeline = engine.lock().new_timeline(engine.blueprint(), engine.plan())?;
+        // What a session without tokens has is read into: others might find no room beside it.
+        let is_empty = self.timeline.tokens.is_empty();
+        let mut timeline = match is_empty {
+            true => Timeline { states: std::mem::take(&mut self.timeline.states), ..Timeline::default() },
+            false => engine.lock().new_timeline(engine.blueprint(), engine.plan())?,
+        };
         timeline.tokens = loaded.tokens;
         timeline.logits = loaded.logits;
         timeline.written = written;
@@ -108,7 +113,12 @@ impl Session {
         });
         let mut runtime = engine.lock();
         if let Err(error) = read {
-            runtime.drop_timeline(timeline);
+            if is_empty {
+                self.timeline.states = timeline.states;
+                runtime.reset(&mut self.timeline)?;
+            } else {
+                runtime.drop_timeline(timeline);
+            }
             return Err(error);
         }
         runtime.replace(&mut self.timeline, timeline);

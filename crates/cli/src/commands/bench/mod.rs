@@ -20,7 +20,9 @@ pub(crate) use rows::computing_share;
 use crate::{
     WrongUse,
     args::{BenchArgs, BenchCommand, EngineArgs, FiguresArgs},
-    folders, load, out, plot,
+    folders,
+    load::{self, Needs},
+    out, plot,
     progress::Ui,
     roof::{Costs, Limits},
 };
@@ -144,8 +146,9 @@ fn one(
     let pages = FilePages::of(&checkpoint);
     let since = Instant::now();
     let needed = contexts.iter().max().map_or(0, |most| most.saturating_add(args.tokens));
-    let at_least = (needed > moeflux::DEFAULT_CONTEXT).then_some(needed);
-    let engine = load::engine_of(checkpoint, &engine_args, at_least, ui)?;
+    let positions = (needed > moeflux::DEFAULT_CONTEXT).then_some(needed);
+    let needs = Needs { positions, marks: false };
+    let engine = load::engine_of(checkpoint, &engine_args, needs, ui)?;
     engine.record_routing(args.trace.trace.as_deref())?;
     let load_seconds = since.elapsed().as_secs_f64();
     if engine.device().graphics {
@@ -212,6 +215,7 @@ fn options(args: &BenchArgs) -> Value {
         "look_ahead": format!("{:?}", reads.look_ahead).to_lowercase(),
         "threads": compute.threads,
         "exact": compute.exact,
+        "kv": compute.keys().name(),
         "isa": compute.isa,
     })
 }
@@ -219,7 +223,7 @@ fn options(args: &BenchArgs) -> Value {
 /// What a token costs, and what the machine gives. Measured before the model is loaded: what that takes is free again then.
 fn machine(args: &BenchArgs, checkpoint: &Checkpoint, ui: Ui) -> anyhow::Result<(Costs, Scale, Machine)> {
     let blueprint = Blueprint::of(checkpoint)?;
-    let costs = Costs::of(&blueprint, args.engine.compute.exact);
+    let costs = Costs::of(&blueprint, args.engine.compute.keys());
     // No more than the smallest plan holds.
     let dense: u64 = blueprint.matrices().flat_map(|m| &m.segments).map(|s| s.bytes as u64).sum();
     let working_set = costs.bytes().min(dense);

@@ -71,6 +71,7 @@ pub(crate) fn run(args: &KernelsArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         options: json!({
             "threads": args.compute.threads,
             "exact": args.compute.exact,
+            "kv": args.compute.keys().name(),
             "isa": args.compute.isa,
             "quick": args.quick,
         }),

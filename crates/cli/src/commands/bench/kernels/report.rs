@@ -122,17 +122,6 @@ fn operations(per_second: f64) -> String {
     format!("{:.digits$} GFLOP/s", per_second / 1e9)
 }
 
-/// Three digits or four: `1.23 us`, `45.6 ms`.
-fn time(seconds: f64) -> String {
-    let (number, unit) = match seconds {
-        s if s < 1e-3 => (s * 1e6, "us"),
-        s if s < 1.0 => (s * 1e3, "ms"),
-        s => (s, "s"),
-    };
-    let digits = if number < 9.995 { 2 } else { usize::from(number < 99.95) };
-    format!("{number:.digits$} {unit}")
-}
-
 /// The fields are described in docs/bench.md.
 #[derive(Serialize)]
 pub(super) struct Report {
@@ -185,7 +174,7 @@ impl fmt::Display for Report {
         table.row(["", "shape", "format", "rows", "time", "rate", "of the best"]);
         for row in &self.figures {
             let share = row.share.map_or_else(|| "-".into(), units::percent);
-            table.row(row.cells().into_iter().chain([time(row.seconds), row.rate(), share]));
+            table.row(row.cells().into_iter().chain([units::time(row.seconds), row.rate(), share]));
         }
         write!(f, "{table}")
     }
@@ -204,7 +193,7 @@ pub(super) fn speeds(report: &Value) -> anyhow::Result<Vec<Speed>> {
             key: cells.join(" | "),
             cells: cells.into(),
             rate: 1.0 / row.seconds,
-            shown: time(row.seconds),
+            shown: units::time(row.seconds),
         }
     };
     Ok(rows.into_iter().map(speed).collect())
@@ -244,11 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_shown_with_the_digits_that_matter() {
-        assert_eq!(
-            [1.234e-6, 45.67e-6, 0.000_999_9, 0.0123, 2.5].map(time),
-            ["1.23 us", "45.7 us", "1000 us", "12.3 ms", "2.50 s"]
-        );
+    fn rates_are_shown_with_the_digits_that_matter() {
         assert_eq!([2.34e9, 3.1e11].map(operations), ["2.3 GFLOP/s", "310 GFLOP/s"]);
     }
 }
