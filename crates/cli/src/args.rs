@@ -97,6 +97,12 @@ pub(crate) struct MemoryArgs {
     /// By default the smaller of the model's own and 8192, shrunk where the budget needs it; then a note says so.
     #[arg(short, long, value_name = "N", help_heading = MODEL)]
     pub(crate) ctx: Option<NonZeroUsize>,
+    /// Most bytes of what layers remember, instead of as many as a full context takes
+    ///
+    /// For a --ctx that is longer than memory: pages are taken as tokens come, and a conversation that finds none left ends with
+    /// an error.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = MODEL)]
+    pub(crate) state_memory: Option<u64>,
     /// Tokens of a prompt that are computed together [default: 512]
     #[arg(long, value_name = "N", help_heading = MODEL)]
     pub(crate) chunk: Option<NonZeroUsize>,

@@ -36,7 +36,8 @@ pub enum Event {
         job: Job,
         /// Why.
         finish: Finish,
-        /// Its session. It holds all tokens but the last one of the answer.
+        /// Its session. It holds all tokens but the last one of the answer; where no token was asked for, what was there of
+        /// the prompt.
         session: Session,
     },
     /// No token could be chosen: the model's weights may be damaged.
@@ -116,7 +117,9 @@ impl Answer {
         match self.last {
             Some(last) if end.contains(last) => Some(Finish::EndToken),
             Some(_) if full => Some(Finish::Context),
-            _ if self.made >= self.limit => Some(Finish::MaxTokens),
+            _ if self.made >= self.limit && (self.last.is_some() || self.waiting().is_empty()) => {
+                Some(Finish::MaxTokens)
+            }
             _ => None,
         }
     }
@@ -131,11 +134,12 @@ impl Batch {
         Self { engine, end, options, answers: Vec::new(), next: 0, answered: 0, read: 0, stats }
     }
 
-    /// Adds an answer to a prompt, in a session that may have some of it already; nothing is computed yet.
+    /// Adds an answer to a prompt, in a session that may have some of it already; nothing is computed yet. `request.stop` is text
+    /// and has no effect here, where all is tokens: see [`StopStrings`](crate::StopStrings) and [`Batch::cancel`].
     ///
     /// # Errors
     /// The prompt is empty, longer than the context, or has ids outside the vocabulary; a sampling value is out of range; the
-    /// session is another engine's.
+    /// session is another engine's. The session is dropped then.
     pub fn add(
         &mut self,
         mut session: Session,
@@ -164,13 +168,13 @@ impl Batch {
         Ok(job)
     }
 
-    /// Takes an answer out before its end: its session, which stands at its last good token.
+    /// Takes an answer out before its end: its session, which stands at its last good token. `None` if it has ended.
     pub fn cancel(&mut self, job: Job) -> Option<Session> {
         let i = self.answers.iter().position(|answer| answer.job == job)?;
         Some(self.answers.remove(i).session)
     }
 
-    /// What was reused for an answer's prompt, and what is computed of it.
+    /// What was reused for an answer's prompt, and what is computed of it. `None` once the answer has ended.
     pub fn synced(&self, job: Job) -> Option<Synced> {
         self.answers.iter().find(|answer| answer.job == job).map(|answer| answer.synced)
     }
@@ -185,7 +189,7 @@ impl Batch {
         self.answers.is_empty()
     }
 
-    /// What all steps have cost.
+    /// What all steps have cost, those of prompts and of answers together. [`Stats::tokens`] are those that were fed.
     pub fn stats(&self) -> Stats {
         self.stats
     }
@@ -258,7 +262,7 @@ impl Batch {
         for (i, answer) in self.answers.iter_mut().enumerate() {
             // One whose prompt was there already has taken no share.
             let begins = answer.last.is_none() && answer.session.tokens().len() == answer.prompt.len();
-            if !begins && (shares[i] == 0 || answer.last.is_none()) {
+            if !begins && (shares[i] == 0 || answer.last.is_none()) || answer.made >= answer.limit {
                 continue;
             }
             let chosen = match begins && shares[i] > 0 {

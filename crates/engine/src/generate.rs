@@ -13,11 +13,11 @@ use crate::{EndTokens, Error, Sampler, Sampling, Session, StopStrings, Synced, m
 /// What is asked for.
 #[derive(Clone, Debug, Default)]
 pub struct GenerateRequest {
-    /// How tokens are chosen.
+    /// How tokens are chosen. What the model's makers advise is in [`Text::generation`](crate::Text::generation).
     pub sampling: Sampling,
     /// At most this many tokens; by default as many as the context holds.
     pub max_tokens: Option<usize>,
-    /// Texts that end the answer; they are not part of it.
+    /// Texts that end the answer; they are not part of it. Only [`generate`] looks at them, as it alone makes text.
     pub stop: Vec<String>,
 }
 

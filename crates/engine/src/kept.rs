@@ -145,6 +145,12 @@ impl Kept {
         Some(point.timeline)
     }
 
+    /// Bytes of their tokens and logits.
+    pub(crate) fn bytes(&self) -> u64 {
+        let numbers = self.points.values().map(|p| p.timeline.tokens.len() + p.timeline.logits.len());
+        numbers.sum::<usize>() as u64 * 4
+    }
+
     #[cfg(test)]
     fn len(&self) -> usize {
         self.points.len()

@@ -7,8 +7,10 @@ use crate::{Engine, timeline::Timeline};
 /// A saved point of a session: [`Session::rewind`](crate::Session::rewind) goes back to it, whatever has become of the session
 /// since. Clones share it.
 ///
-/// It shares the memory of keys and values with the session until one of them goes on, and keeps recurrent states of its own.
-/// While it lives, that memory counts as states of sessions in the memory plan.
+/// It shares all memory of states with the session until one of them goes on. Then the recurrent states are there twice, and of
+/// keys and values what was not full: on the processor a block of 256 positions, on a card the whole piece of a layer. While it
+/// lives, that memory counts as states of sessions in the memory plan; unlike points that [`Session::sync`](crate::Session::sync)
+/// keeps, it never gives way. It also has the tokens, and the logits if there were some.
 #[derive(Clone)]
 pub struct Mark {
     pub(crate) held: Arc<Held>,

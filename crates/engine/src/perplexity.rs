@@ -18,11 +18,12 @@ pub struct Perplexity {
     pub perplexity: f64,
 }
 
-/// Negative log-likelihood of `token` under the softmax of `logits`, in nats, summed in f64.
+/// Negative log-likelihood of `token` under the softmax of `logits`, in nats, summed in f64. Infinite for a token that has no
+/// logit.
 pub fn negative_log_likelihood(logits: &[f32], token: u32) -> f64 {
     let max = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
     let sum: f64 = logits.iter().map(|x| (f64::from(*x) - max).exp()).sum();
-    max + sum.ln() - f64::from(logits[token as usize])
+    logits.get(token as usize).map_or(f64::INFINITY, |logit| max + sum.ln() - f64::from(*logit))
 }
 
 /// Measures `tokens` over consecutive windows of the session's context; in each, every token but the first is

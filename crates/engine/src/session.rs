@@ -43,14 +43,19 @@ pub struct Synced {
 ///
 /// let engine = Engine::open(Checkpoint::embedded()?, EngineOptions::default(), &mut |_, _| {})?;
 /// let mut session = engine.session()?;
-/// session.sync(&[1, 2, 3, 4], &mut Watch::default())?;
+/// let prompt: Vec<u32> = (1..=40).collect();
+/// session.sync(&prompt, &mut Watch::default())?;
 /// let logits = session.logits().to_vec();
 ///
-/// // Another way, and back: nothing that is still there is computed again.
-/// session.sync(&[1, 2, 9, 9, 9], &mut Watch::default())?;
-/// let synced = session.sync(&[1, 2, 3, 4], &mut Watch::default())?;
-/// assert_eq!((synced.reused, synced.computed), (2, 2));
-/// # let _ = logits;
+/// // On from there: what the session has is not computed again.
+/// let longer = [&prompt[..], &[7, 8]].concat();
+/// let synced = session.sync(&longer, &mut Watch::default())?;
+/// assert_eq!((synced.reused, synced.computed), (40, 2));
+///
+/// // And back: a point was kept at the prompt's end.
+/// let synced = session.sync(&prompt, &mut Watch::default())?;
+/// assert_eq!((synced.restored, synced.rewound, synced.computed), (40, 2, 0));
+/// assert_eq!(session.logits(), logits);
 /// # Ok(())
 /// # }
 /// ```
@@ -80,7 +85,7 @@ impl Session {
     }
 
     /// Logits after the last token, one per entry of the vocabulary; empty before the first token, where
-    /// [`Session::next`] left them on the device, and after [`Session::truncate`].
+    /// [`Session::next`] left them on the device, and after a [`Session::truncate`] that had nothing to compute.
     pub fn logits(&self) -> &[f32] {
         &self.timeline.logits
     }
@@ -104,7 +109,8 @@ impl Session {
     /// The rest is computed.
     ///
     /// # Errors
-    /// As [`Session::feed`]; also when `tokens` is empty.
+    /// As [`Session::feed`]; also when `tokens` is empty. After one of a step the session holds a beginning of `tokens`, and the
+    /// same call goes on from there; the timeline that it has left is gone, unless there is a [`Mark`] of it.
     pub fn sync(&mut self, tokens: &[u32], watch: &mut Watch<'_>) -> Result<Synced, Error> {
         self.sync_with(tokens, &[], watch)
     }
@@ -183,32 +189,30 @@ impl Session {
         let least = runtime.rewind.least(&self.timeline);
         let own = if kept >= least { kept } else { 0 };
         let cuttable = runtime.rewind.anywhere();
-        match runtime.kept.find(tokens, cuttable) {
-            Some((id, len)) if len > own => {
-                let runtime = &mut *runtime;
-                let Some(point) = runtime.kept.take(id) else { return Ok(Synced::default()) };
-                let forked = runtime.fork(&point, len);
-                runtime.kept.put_back(id, point);
-                runtime.replace(&mut self.timeline, forked?);
-                Ok(Synced { reused: len, restored: len, rewound: had - same.min(len), computed: 0 })
-            }
-            _ => {
-                if own < least {
-                    runtime.reset(&mut self.timeline)?;
-                } else {
-                    runtime.cut(&mut self.timeline, own)?;
-                }
-                Ok(Synced { reused: own, restored: 0, rewound: had - own, computed: 0 })
-            }
+        let found = runtime.kept.find(tokens, cuttable).filter(|(_, len)| *len > own);
+        if let Some((id, len)) = found
+            && let Some(point) = runtime.kept.take(id)
+        {
+            let forked = runtime.fork(&point, len);
+            runtime.kept.put_back(id, point);
+            runtime.replace(&mut self.timeline, forked?);
+            return Ok(Synced { reused: len, restored: len, rewound: had - same.min(len), computed: 0 });
         }
+        if own < least {
+            runtime.reset(&mut self.timeline)?;
+        } else {
+            runtime.cut(&mut self.timeline, own)?;
+        }
+        Ok(Synced { reused: own, restored: 0, rewound: had - own, computed: 0 })
     }
 
     /// Goes back to the first `len` tokens. Keys and values are cut; a recurrent state, or a window that has moved on, begins at
     /// the nearest point at or before that was kept, and the rest is computed: nothing is ever lost silently.
-    /// Afterwards [`Session::logits`] are empty, unless a point was kept just there.
+    /// Afterwards [`Session::logits`] are empty, unless a point was kept just there or tokens were computed.
     ///
     /// # Errors
-    /// There are fewer tokens; else as [`Session::feed`].
+    /// There are fewer tokens, and the session is as it was; else as [`Session::feed`], and it holds a beginning of the tokens
+    /// that it was to have.
     pub fn truncate(&mut self, len: usize, watch: &mut Watch<'_>) -> Result<Synced, Error> {
         let had = self.timeline.tokens.len();
         if len > had {
@@ -232,7 +236,8 @@ impl Session {
         self.sync(&tokens, watch)
     }
 
-    /// A point to go back to with [`Session::rewind`], in this session or another one of the engine.
+    /// A point to go back to with [`Session::rewind`], in this session or another one of the engine. It takes memory only as
+    /// the session goes on: see [`Mark`].
     ///
     /// # Errors
     /// The device failed.
@@ -279,7 +284,11 @@ impl Session {
         }
         let mut runtime = self.engine.lock();
         let cuttable = runtime.rewind.anywhere();
-        let point = runtime.fork(&self.timeline, len)?;
+        let mut point = runtime.fork(&self.timeline, len)?;
+        if self.engine.plan().device_budget.is_some() {
+            // Marks are planned for where states lie, and the host is not there.
+            point.logits = Vec::new();
+        }
         let tokens = len - runtime.kept.nearest(&point.tokens);
         let bytes = runtime.point_bytes(tokens);
         for gone in runtime.kept.keep(point, cuttable, Worth { tokens, bytes }) {
@@ -346,8 +355,8 @@ impl Session {
     /// the vocabulary. The last token's logits are kept for [`Session::logits`].
     ///
     /// # Errors
-    /// No tokens, ids outside the vocabulary, more tokens than the context holds, an expert that cannot be read,
-    /// or cancelled.
+    /// No tokens, ids outside the vocabulary, more tokens than the context holds, no room for their state in the memory plan,
+    /// an expert that cannot be read, or cancelled. The chunks before the one that failed stay: [`Session::tokens`] has them.
     pub fn feed(
         &mut self,
         tokens: &[u32],

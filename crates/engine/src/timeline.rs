@@ -213,7 +213,7 @@ impl Runtime {
     fn make_room_until(&mut self, needed: impl Fn(&dyn Device) -> Result<u64, Error>) -> Result<(), Error> {
         loop {
             let (bytes, held) = (needed(&*self.device)?, self.device.states_held());
-            if held.saturating_add(bytes) <= self.state_limit {
+            if held.saturating_add(bytes).saturating_add(self.kept.bytes()) <= self.state_limit {
                 return Ok(());
             }
             let Some(gone) = self.kept.evict() else {

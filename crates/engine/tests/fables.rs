@@ -8,8 +8,8 @@ use std::{collections::BTreeMap, ops::ControlFlow};
 
 use common::{data, engine, exact, feed, gpu, tales};
 use moeflux::{
-    ChatOptions, DeviceOptions, Engine, Finish, GenerateRequest, MemoryRequest, Message, Sampling, Watch,
-    generate,
+    ChatOptions, DeviceOptions, Engine, Finish, GenerateRequest, KeyFormat, MemoryRequest, Message, Sampling,
+    Watch, generate,
 };
 
 fn fables() -> BTreeMap<String, String> {
@@ -122,6 +122,25 @@ fn the_fast_path_stays_close_to_the_exact_one() {
     let texts = told(24, &slow);
     let [of_slow, of_fast] = [&slow, &fast].map(|engine| perplexity(engine, &texts));
     assert!((of_fast / of_slow - 1.0).abs() < 5e-3, "perplexity {of_slow}, then {of_fast}");
+}
+
+/// What is lost by keeping keys and values in fewer bits, apart from all else that the fast path rounds.
+#[test]
+fn keys_and_values_may_be_rounded() {
+    let memory = MemoryRequest::default();
+    let keeping = |keys| {
+        let device = DeviceOptions { keys: Some(keys), ..DeviceOptions::default() };
+        engine(&tales(), device, memory)
+    };
+    let whole = keeping(KeyFormat::F32);
+    let unknown = whole.text().unwrap().encode(UNKNOWN).unwrap();
+    for keys in [KeyFormat::F16, KeyFormat::Q8] {
+        let rounded = keeping(keys);
+        for (texts, bar) in [(told(24, &whole), 5e-5), (vec![unknown.clone()], 5e-3)] {
+            let mean = divergence(&whole, &rounded, &texts);
+            assert!(mean < bar, "{}: mean KL divergence {mean:e}", keys.name());
+        }
+    }
 }
 
 /// Perplexity of texts.

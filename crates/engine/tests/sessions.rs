@@ -6,7 +6,7 @@ mod common;
 
 use std::{
     collections::HashMap,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
@@ -159,7 +159,7 @@ struct World {
 }
 
 fn open(
-    folder: &PathBuf,
+    folder: &Path,
     device: DeviceOptions,
     memory: MemoryRequest,
     until: Option<Arc<AtomicUsize>>,
@@ -173,7 +173,7 @@ fn open(
 }
 
 impl World {
-    fn new(folder: &PathBuf, device: DeviceOptions, marks: u64) -> Self {
+    fn new(folder: &Path, device: DeviceOptions, marks: u64) -> Self {
         let until = Arc::new(AtomicUsize::new(0));
         let memory = MemoryRequest {
             sessions: Some(3),
@@ -465,17 +465,33 @@ fn on_a_graphics_card() {
     holds(golden("qwen3_5_moe"), device, 1 << 20, 2);
 }
 
+#[test]
+fn a_session_without_tokens_can_be_saved() {
+    let engine = common::engine(&tales(), exact("cpu"), MemoryRequest::default());
+    let file = tempfile::tempdir().unwrap();
+    let (path, mut session) = (file.path().join("empty"), engine.session().unwrap());
+    session.snapshot(&path, SnapshotOptions::default()).unwrap();
+    session.restore(&path).unwrap();
+    let first = session.decode(7).unwrap().to_vec();
+    session.restore(&path).unwrap();
+    assert!(session.tokens().is_empty() && session.decode(7).unwrap() == first);
+}
+
 /// Pages are taken as they are written: a context may be far longer than memory, and one that is full says so.
 #[test]
 fn a_context_costs_what_is_used_of_it() {
     let folder = golden("qwen3_moe");
-    let context =
-        Some(Checkpoint::open(&folder).map(|c| moeflux::Blueprint::of(&c).unwrap().max_positions).unwrap());
-    let memory = MemoryRequest { context, marks: Some(0), chunk: Some(256), ..MemoryRequest::default() };
+    let context = moeflux::Blueprint::of(&Checkpoint::open(&folder).unwrap()).unwrap().max_positions;
+    let memory = MemoryRequest {
+        context: Some(context),
+        marks: Some(0),
+        chunk: Some(256),
+        ..MemoryRequest::default()
+    };
     let full = common::engine(&folder, exact("cpu"), memory).plan().state;
-    let state = Some(full / context.unwrap() as u64 * 1024);
-    let engine = common::engine(&folder, exact("cpu"), MemoryRequest { state, ..memory });
-    assert!(engine.plan().state <= state.unwrap() + 4096 && full > 3 * engine.plan().state);
+    let state = full / context as u64 * 1024;
+    let engine = common::engine(&folder, exact("cpu"), MemoryRequest { state: Some(state), ..memory });
+    assert!(engine.plan().state <= state + 4096 && full > 3 * engine.plan().state);
     let mut session = engine.session().unwrap();
     let vocab = engine.blueprint().vocab;
     let tokens: Vec<u32> = (0..2000).map(|i| text(0, i, vocab)).collect();

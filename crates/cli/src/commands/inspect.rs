@@ -409,9 +409,6 @@ fn write_plan(f: &mut std::fmt::Formatter<'_>, plan: &MemoryPlan, experts: usize
     }
     table.row(["  dense weights", &units::memory(plan.dense)]);
     table.row([format!("  state of {} positions", plan.context), units::memory(plan.state)]);
-    if plan.marks > 0 {
-        table.row(["  points of prompts that are kept", &units::memory(plan.marks)]);
-    }
     table.row([format!("  scratch for {} rows", plan.chunk), units::memory(plan.scratch)]);
     let slots = plan.slots as u64 * plan.slot;
     table.row([format!("  {} slots, of {experts} experts", plan.slots), units::memory(slots)]);

@@ -221,8 +221,10 @@ impl PrefixCache {
         let mut saved_bytes = None;
         if synced.computed >= WORTH_KEEPING {
             match session.snapshot_to(&self.folder) {
-                // One that is larger than the whole folder may be is gone again.
-                Ok(path) => saved_bytes = fs::metadata(path).ok().map(|meta| meta.len()),
+                Ok(Some(path)) => saved_bytes = fs::metadata(path).ok().map(|meta| meta.len()),
+                Ok(None) => {
+                    ui.note(format_args!("the prompt is not kept: it is larger than --prefix-cache-size"))
+                }
                 Err(error) => ui.note(format_args!("the prompt is not kept: {error}")),
             }
         }

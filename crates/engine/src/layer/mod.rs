@@ -168,11 +168,15 @@ impl Scratch {
     }
 }
 
-/// What sees a step's inner results.
+/// What sees a step's inner results, all in f32, of one layer after the other. Rows are the tokens of a step in their order, those
+/// of several sessions one session after the other; of a prompt that is longer than the plan's chunk there are several steps.
+///
+/// It sees what is computed: of tokens that a session has already, nothing. A step takes longer with it, as all is read back.
 pub trait Observer {
-    /// The experts of a layer: `ids` is `(rows, k)` in rank order.
+    /// The experts that a layer's router chose: `ids` is `(rows, k)`, each row in rank order. Layers without routed experts are
+    /// left out.
     fn experts(&mut self, layer: usize, k: usize, ids: &[u32]);
-    /// Output of a decoder layer: `(rows, hidden)`.
+    /// Output of a decoder layer, the residual stream: `(rows, hidden)`. That of the last layer is what the final norm reads.
     fn hidden(&mut self, layer: usize, rows: &[f32]);
 }
 

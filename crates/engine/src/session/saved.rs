@@ -1,8 +1,11 @@
 //! Sessions on disk: saving one, and going on from a file.
 
-use std::path::{Path, PathBuf};
+use std::{
+    ops::Range,
+    path::{Path, PathBuf},
+};
 
-use moeflux_compute::StateShape;
+use moeflux_compute::{State, StateShape};
 
 use super::Session;
 use crate::{
@@ -51,7 +54,7 @@ impl Session {
         };
         let mut writer = SnapshotWriter::create(path.as_ref(), &contents)?;
         let mut room = vec![0; PIECE];
-        each_piece(engine, timeline, |state, shape, places| {
+        each_piece(engine, timeline, |(_, state), shape, places| {
             let mut runtime = engine.lock();
             let room = &mut room[..places.len() * runtime.device.place_bytes(shape)];
             runtime.device.save_state(state, places, room).map_err(Error::at(|| "saving a session"))?;
@@ -94,18 +97,13 @@ impl Session {
         timeline.logits = loaded.logits;
         timeline.written = written;
         let mut room = vec![0; PIECE];
-        let (mut i, mut at, mut of) = (0, 0, None);
-        let read = each_piece(&engine, &timeline, |state, shape, places| {
-            if of.is_some_and(|of| of != state) {
-                (i, at) = (i + 1, 0);
-            }
-            of = Some(state);
+        let read = each_piece(&engine, &timeline, |(i, state), shape, places| {
             let mut runtime = engine.lock();
             let need = runtime.device.state_need(state, places.start, places.len());
             runtime.make_room_for(need.map_err(Error::at(|| "reading a session"))?)?;
-            let bytes = places.len() * runtime.device.place_bytes(shape);
-            snapshot.read_state(i, at, &mut room[..bytes])?;
-            at += bytes as u64;
+            let of_place = runtime.device.place_bytes(shape);
+            let bytes = places.len() * of_place;
+            snapshot.read_state(i, places.start as u64 * of_place as u64, &mut room[..bytes])?;
             runtime
                 .device
                 .load_state(state, places, &room[..bytes])
@@ -122,7 +120,9 @@ impl Session {
             return Err(error);
         }
         runtime.replace(&mut self.timeline, timeline);
-        runtime.warm(&hot)
+        // What cannot be read will be told to who needs it: the session stands.
+        let _ = runtime.warm(&hot);
+        Ok(())
     }
 
     /// As [`Session::sync`]; where a snapshot in `folder` has more of the tokens than the session and what its engine keeps, it
@@ -152,11 +152,14 @@ impl Session {
     }
 
     /// Saves the session to a folder of snapshots, where [`Session::sync_from`] finds it, and keeps the folder within its limit.
-    /// Returns the file.
+    /// Returns the file; `None` if it alone would be beyond that.
     ///
     /// # Errors
     /// As [`Session::snapshot`].
-    pub fn snapshot_to(&self, folder: &SnapshotFolder) -> Result<PathBuf, Error> {
+    pub fn snapshot_to(&self, folder: &SnapshotFolder) -> Result<Option<PathBuf>, Error> {
+        if self.engine.lock().point_bytes(self.tokens().len()) > folder.limit() {
+            return Ok(None);
+        }
         let path = folder.place_for(&self.engine.expectation(), self.tokens());
         if path.exists() {
             folder.touch(&path);
@@ -164,7 +167,7 @@ impl Session {
             self.snapshot(&path, SnapshotOptions::default())?;
         }
         folder.shrink()?;
-        Ok(path)
+        Ok(Some(path))
     }
 }
 
@@ -177,22 +180,23 @@ fn filled(shape: StateShape, tokens: usize, written: usize, context: usize) -> u
     }
 }
 
-/// Calls `f` with each state that a session has, its shape, and some of the places that its tokens have filled, in order.
+/// Calls `f` with each state that a session has and its number among them, its shape, and some of the places that its tokens have
+/// filled, in order.
 fn each_piece(
     engine: &Engine,
     timeline: &Timeline,
-    mut f: impl FnMut(moeflux_compute::State, StateShape, std::ops::Range<usize>) -> Result<(), Error>,
+    mut f: impl FnMut((usize, State), StateShape, Range<usize>) -> Result<(), Error>,
 ) -> Result<(), Error> {
     let (shapes, sizes): (Vec<_>, Vec<_>) = {
         let runtime = engine.lock();
         runtime.shapes.iter().map(|shape| (*shape, runtime.device.place_bytes(*shape))).unzip()
     };
     let states = timeline.states.iter().flatten().flatten();
-    for ((state, shape), bytes) in states.zip(shapes).zip(sizes) {
+    for (i, ((state, shape), bytes)) in states.zip(shapes).zip(sizes).enumerate() {
         let places = filled(shape, timeline.tokens.len(), timeline.written, engine.plan().context);
         let step = (PIECE / bytes.max(1)).max(1);
         for first in (0..places).step_by(step) {
-            f(*state, shape, first..places.min(first + step))?;
+            f((i, *state), shape, first..places.min(first + step))?;
         }
     }
     Ok(())

@@ -39,6 +39,11 @@ impl SnapshotFolder {
         Ok(Self { path, limit })
     }
 
+    /// Bytes that its snapshots may have.
+    pub(crate) fn limit(&self) -> u64 {
+        self.limit
+    }
+
     /// The snapshot of which most can be used for `tokens`, and how many of its tokens: if a session like this one is
     /// `cuttable`, all that are the same from the first on; else all of the snapshot's or none. Of equal ones the
     /// shortest. Reads headers and tokens only; what is damaged or does not fit is passed over.

@@ -1,0 +1,46 @@
+//! Answers one prompt, streamed.
+//!
+//! `cargo run --release -p moeflux --example hello [FOLDER [PROMPT]]`; without a folder, the small model in the box.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "the answer is for people")]
+
+use std::{
+    env,
+    error::Error,
+    io::{Write, stdout},
+    ops::ControlFlow,
+    path::Path,
+};
+
+use moeflux::{ChatOptions, Checkpoint, Engine, EngineOptions, GenerateRequest, Message, Watch, generate};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut arguments = env::args().skip(1);
+    let checkpoint = match arguments.next() {
+        Some(folder) => Checkpoint::open(Path::new(&folder))?,
+        None => Checkpoint::embedded()?,
+    };
+    let prompt = arguments.next().unwrap_or_else(|| "Tell me the fable of The Fox and the Crow.".into());
+
+    let engine = Engine::open(checkpoint, EngineOptions::default(), &mut |_, _| {})?;
+    let text = engine.text()?;
+    let tokens = text.chat(&[Message::user(prompt)], &ChatOptions::default())?;
+    // What the model's makers advise; `Sampling::greedy()` and the like are for those who know better.
+    let sampling = text.generation().sampling.clone();
+    let request = GenerateRequest { sampling, ..GenerateRequest::default() };
+
+    let mut session = engine.session()?;
+    let answer = generate(&mut session, &tokens, &request, &mut Watch::default(), &mut |piece| {
+        print!("{piece}");
+        // Who cannot write wants no more of it.
+        if stdout().flush().is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    })?;
+    println!();
+    eprintln!(
+        "{} tokens, {:.1} per second; {:.1} MB read, {:.0} % of the experts were in memory",
+        answer.tokens.len(),
+        answer.decode.tokens_per_second(),
+        session.stats().bytes_read as f64 / 1e6,
+        100.0 * session.stats().hit_rate(),
+    );
+    Ok(())
+}

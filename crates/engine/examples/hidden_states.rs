@@ -1,0 +1,66 @@
+//! Embeddings: how near sentences are to each other, by the mean of the last layer's hidden states.
+//!
+//! `cargo run --release -p moeflux --example hidden_states [FOLDER]`; without a folder, the small model in the box.
+#![allow(clippy::print_stdout, reason = "the table is for people")]
+
+use std::{env, error::Error, path::Path};
+
+use moeflux::{Checkpoint, Engine, EngineOptions, Logits, Observer, Watch};
+
+const SENTENCES: [&str; 4] = [
+    "A Fox saw a Crow with a piece of cheese in her beak.",
+    "The crow let the cheese fall, and the fox ran off with it.",
+    "The King married the princess, and the wedding was splendid.",
+    "The prince and his bride became king and queen.",
+];
+
+/// The sum of a layer's outputs over all tokens.
+struct Sum {
+    layer: usize,
+    hidden: Vec<f64>,
+}
+
+impl Observer for Sum {
+    fn experts(&mut self, _layer: usize, _k: usize, _ids: &[u32]) {}
+
+    /// `rows` is `(tokens of the step, hidden)`. A long prompt comes in several steps.
+    fn hidden(&mut self, layer: usize, rows: &[f32]) {
+        if layer == self.layer {
+            for row in rows.chunks_exact(self.hidden.len()) {
+                self.hidden.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(*x));
+            }
+        }
+    }
+}
+
+fn cosine(a: &[f64], b: &[f64]) -> f64 {
+    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let checkpoint = match env::args().nth(1) {
+        Some(folder) => Checkpoint::open(Path::new(&folder))?,
+        None => Checkpoint::embedded()?,
+    };
+    let engine = Engine::open(checkpoint, EngineOptions::default(), &mut |_, _| {})?;
+    let (layers, hidden) = (engine.blueprint().layers.len(), engine.blueprint().hidden);
+
+    let mut session = engine.session()?;
+    let mut embeddings = Vec::new();
+    for sentence in SENTENCES {
+        let tokens = engine.text()?.encode(sentence)?;
+        let mut sum = Sum { layer: layers - 1, hidden: vec![0.0; hidden] };
+        let mut watch = Watch { observer: Some(&mut sum), ..Watch::default() };
+        // `feed` computes every token, where `sync` would not show those that it finds computed already.
+        session.reset()?;
+        session.feed(&tokens, Logits::Last, &mut watch, &mut |_, _| {})?;
+        // The cosine does not mind whether it is a sum or a mean.
+        embeddings.push(sum.hidden);
+    }
+    for (sentence, a) in SENTENCES.iter().zip(&embeddings) {
+        let row: Vec<String> = embeddings.iter().map(|b| format!("{:6.3}", cosine(a, b))).collect();
+        println!("{}  {sentence}", row.join(" "));
+    }
+    Ok(())
+}

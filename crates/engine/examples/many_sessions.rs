@@ -1,0 +1,69 @@
+//! Several prompts that begin alike, answered together: each expert is read once for all who need it in a step.
+//!
+//! `cargo run --release -p moeflux --example many_sessions [FOLDER]`; without a folder, the small model in the box.
+#![allow(clippy::print_stdout, reason = "the answers are for people")]
+
+use std::{collections::HashMap, env, error::Error, path::Path, time::Instant};
+
+use moeflux::{
+    Batch, BatchOptions, ChatOptions, Checkpoint, Engine, EngineOptions, Event, GenerateRequest,
+    MemoryRequest, Message, Sampling, Watch,
+};
+
+const SYSTEM: &str = "You are an old storyteller who knows the fables of Aesop by heart and tells them well.";
+const TITLES: [&str; 4] =
+    ["The Fox and the Crow", "The Crow and the Pitcher", "The Dog and the Shadow", "The Hound and the Hare"];
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let checkpoint = match env::args().nth(1) {
+        Some(folder) => Checkpoint::open(Path::new(&folder))?,
+        None => Checkpoint::embedded()?,
+    };
+    // The plan has room for the states of so many sessions, and says how many slots that leaves for experts.
+    let memory = MemoryRequest { sessions: Some(TITLES.len()), ..MemoryRequest::default() };
+    let options = EngineOptions { memory, ..EngineOptions::default() };
+    let engine = Engine::open(checkpoint, options, &mut |_, _| {})?;
+    let text = engine.text()?;
+    let ask = |title| [Message::system(SYSTEM), Message::user(format!("Tell me the fable of {title}."))];
+    let prompts = TITLES.map(|title| text.chat(&ask(title), &ChatOptions::default()));
+    let prompts = prompts.into_iter().collect::<Result<Vec<_>, _>>()?;
+
+    // What all begin with is computed once; the others are forks of that session and share its memory.
+    let alike = |i: &usize| prompts.iter().all(|prompt| prompt.get(*i) == prompts[0].get(*i));
+    let shared = (0..prompts[0].len() - 1).take_while(alike).count();
+    let mut first = engine.session()?;
+    first.sync(&prompts[0][..shared], &mut Watch::default())?;
+    let before = first.stats();
+    let mut sessions = (1..prompts.len()).map(|_| first.fork()).collect::<Result<Vec<_>, _>>()?;
+    sessions.push(first);
+
+    let mut batch = Batch::new(&engine, BatchOptions::default());
+    let request = GenerateRequest { sampling: Sampling::greedy(), max_tokens: Some(40), stop: Vec::new() };
+    let mut answers = HashMap::new();
+    for ((title, prompt), session) in TITLES.into_iter().zip(&prompts).zip(sessions) {
+        let job = batch.add(session, prompt, &request)?;
+        let reused = batch.synced(job).map_or(0, |synced| synced.reused);
+        println!("{title}: {reused} of {} tokens reused", prompt.len());
+        answers.insert(job, (title, Vec::new()));
+    }
+    let (since, mut tokens) = (Instant::now(), 0);
+    while !batch.is_empty() {
+        for event in batch.step(&mut Watch::default())? {
+            match event {
+                Event::Token { job, token } => {
+                    tokens += 1;
+                    answers.entry(job).and_modify(|(_, made)| made.push(token));
+                }
+                Event::Finished { job, .. } => {
+                    let (title, made) = answers.remove(&job).unwrap_or_default();
+                    println!("\n{title}: {}", text.tokenizer().decode(&made, true)?);
+                }
+                Event::Failed { error, .. } => return Err(error.into()),
+            }
+        }
+    }
+    let read = before.and(&batch.stats()).bytes_read / tokens;
+    let speed = tokens as f64 / since.elapsed().as_secs_f64();
+    println!("\n{tokens} tokens, {speed:.1} per second, {read} bytes read per token");
+    Ok(())
+}
