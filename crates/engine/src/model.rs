@@ -70,6 +70,19 @@ impl Watch<'_> {
     pub fn is_cancelled(&self) -> bool {
         self.cancel.is_some_and(|c| c.load(Ordering::Relaxed))
     }
+
+    /// Watches a part of the work: so much comes before it, and so much it is of all.
+    pub(crate) fn part<T>(&mut self, before: f64, share: f64, f: impl FnOnce(&mut Watch<'_>) -> T) -> T {
+        let mut inner = self.progress.as_mut().map(|p| move |of_part: f64| p(before + share * of_part));
+        f(&mut Watch {
+            cancel: self.cancel,
+            progress: inner.as_mut().map(|p| p as &mut dyn FnMut(f64)),
+            observer: match &mut self.observer {
+                Some(observer) => Some(&mut **observer),
+                None => None,
+            },
+        })
+    }
 }
 
 /// The states of one session for one layer.

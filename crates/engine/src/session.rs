@@ -134,17 +134,10 @@ impl Session {
         let all = synced.computed as f64;
         for end in self.stops(done, tokens.len(), ends) {
             let (before, share) = ((done - synced.reused) as f64 / all, (end - done) as f64 / all);
-            let mut inner = watch.progress.as_mut().map(|p| move |of_part: f64| p(before + share * of_part));
-            let mut watch = Watch {
-                cancel: watch.cancel,
-                progress: inner.as_mut().map(|p| p as &mut dyn FnMut(f64)),
-                observer: match &mut watch.observer {
-                    Some(observer) => Some(&mut **observer),
-                    None => None,
-                },
-            };
             let wanted = if end == tokens.len() { Wanted::Logits(Logits::Last) } else { Wanted::Nothing };
-            self.steps(&tokens[done..end], wanted, &mut watch, &mut |_, _| true)?;
+            watch.part(before, share, |watch| {
+                self.steps(&tokens[done..end], wanted, watch, &mut |_, _| true)
+            })?;
             self.keep()?;
             done = end;
         }
@@ -388,21 +381,12 @@ impl Session {
             let last = done + part.len() == total;
             let share = part.len() as f64 / total as f64;
             let before = done as f64 / total as f64;
-            let mut inner = watch.progress.as_mut().map(|p| move |of_part: f64| p(before + share * of_part));
-            let mut watch = Watch {
-                cancel: watch.cancel,
-                progress: inner.as_mut().map(|p| p as &mut dyn FnMut(f64)),
-                observer: match &mut watch.observer {
-                    Some(observer) => Some(&mut **observer),
-                    None => None,
-                },
-            };
             // Of a chunk that is not the last one, nobody reads the last row's logits.
             let wanted = if last || wanted == Wanted::Logits(Logits::All) { wanted } else { Wanted::Nothing };
             let Self { engine, timeline, stats } = &mut *self;
             let (mut kept, mut keeps) = (std::mem::take(&mut timeline.logits), false);
             let turn = Turned { timeline: &mut *timeline, tokens: part, wanted };
-            let stepped = engine.lock().step(&mut [turn], stats, &mut watch, &mut |row, found| {
+            let mut sink = |row, found: Found<'_>| {
                 if let Found::Logits(logits) = found
                     && last
                     && row + 1 == part.len()
@@ -412,7 +396,9 @@ impl Session {
                     keeps = true;
                 }
                 sink(done + row, found)
-            });
+            };
+            let stepped =
+                watch.part(before, share, |watch| engine.lock().step(&mut [turn], stats, watch, &mut sink));
             self.timeline.logits = kept;
             stepped?;
             if !keeps {
