@@ -19,13 +19,13 @@ fn main(
     let at = i % p.width;
     var sum = 0.0;
     for (var rank = 0u; rank < p.k; rank++) {
-        sum += a[p.weights.at + row * p.weights.row + rank]
-            * a[p.parts.at + (row * p.k + rank) * p.parts.row + at];
+        let weight = a[p.weights.at + row * p.weights.row + rank];
+        sum = fma(weight, a[p.parts.at + (row * p.k + rank) * p.parts.row + at], sum);
     }
     if (SHARED == 1u) {
         var gate = 1.0;
         if (GATED == 1u) { gate = sigmoid(a[p.gate.at + row * p.gate.row]); }
-        sum += gate * a[p.shared_out.at + row * p.shared_out.row + at];
+        sum = fma(gate, a[p.shared_out.at + row * p.shared_out.row + at], sum);
     }
     let out = p.out.at + row * p.out.row + at;
     if (ADD == 1u) { sum += a[out]; }

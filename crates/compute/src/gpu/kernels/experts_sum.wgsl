@@ -65,12 +65,12 @@ fn main(
             for (var rank = 0u; rank < K; rank++) {
                 let part = found[rank * OUTPUTS + i];
                 a[p.parts + rank * p.parts_row + o] = part;
-                sum += a[p.weights + rank] * part;
+                sum = fma(a[p.weights + rank], part, sum);
             }
             if (SHARED == 1u) {
                 var gate = 1.0;
                 if (GATED == 1u) { gate = sigmoid(a[p.gate]); }
-                sum += gate * a[p.shared_out + o];
+                sum = fma(gate, a[p.shared_out + o], sum);
             }
             a[p.out + o] += sum;
         }
