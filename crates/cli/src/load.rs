@@ -33,6 +33,7 @@ impl MemoryArgs {
             context: self.ctx.map(Into::into),
             chunk: self.chunk.map(Into::into),
             slots: self.slots.map(Into::into),
+            state: self.state_memory,
             marks: Some(0),
             ..MemoryRequest::default()
         }

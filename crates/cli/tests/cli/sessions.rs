@@ -378,3 +378,10 @@ fn keys_and_values_are_kept_as_asked_for() {
     }
     assert_error(&run(&["bench", "--kv", "q4"]), 2, &["--kv", "f16", "f32", "q8"]);
 }
+
+#[test]
+fn states_may_be_given_less_than_a_full_context_takes() {
+    let with = |state: &str| run(&["run", "--raw", "-n", "2", "--state-memory", state, "Once upon a time"]);
+    assert_eq!(with("64MiB").code, 0);
+    assert_error(&with("4KiB"), 1, &["do not fit the memory plan"]);
+}
