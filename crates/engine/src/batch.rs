@@ -103,12 +103,16 @@ struct Answer {
 }
 
 impl Answer {
-    /// The tokens that it has to feed next.
-    fn waiting(&self) -> &[u32] {
-        match &self.last {
-            Some(last) => std::slice::from_ref(last),
-            None => &self.prompt[self.session.tokens().len()..],
-        }
+    /// Its session, and the tokens that it has to feed next.
+    fn split(&mut self) -> (&mut Session, &[u32]) {
+        let Self { session, prompt, last, .. } = self;
+        let fed = session.tokens().len();
+        (session, last.as_ref().map_or_else(|| &prompt[fed..], std::slice::from_ref))
+    }
+
+    /// How many tokens it has to feed.
+    fn waiting(&self) -> usize {
+        self.last.map_or(self.prompt.len() - self.session.tokens().len(), |_| 1)
     }
 
     /// What ends it now.
@@ -117,7 +121,7 @@ impl Answer {
         match self.last {
             Some(last) if end.contains(last) => Some(Finish::EndToken),
             Some(_) if full => Some(Finish::Context),
-            _ if self.made >= self.limit && (self.last.is_some() || self.waiting().is_empty()) => {
+            _ if self.made >= self.limit && (self.last.is_some() || self.waiting() == 0) => {
                 Some(Finish::MaxTokens)
             }
             _ => None,
@@ -128,9 +132,7 @@ impl Answer {
 impl Batch {
     /// Without answers yet.
     pub fn new(engine: &Engine, options: BatchOptions) -> Self {
-        // A model without a tokenizer has no end tokens that anybody knows.
-        let end = engine.text().map(|text| text.end().clone()).unwrap_or_default();
-        let (engine, stats) = (engine.clone(), Stats::default());
+        let (engine, end, stats) = (engine.clone(), engine.end(), Stats::default());
         Self { engine, end, options, answers: Vec::new(), next: 0, answered: 0, read: 0, stats }
     }
 
@@ -204,11 +206,7 @@ impl Batch {
         let shares = self.share();
         let mut turns: Vec<Turn<'_>> = Vec::with_capacity(shares.len());
         for (answer, share) in self.answers.iter_mut().zip(&shares) {
-            let Answer { session, prompt, last, .. } = answer;
-            let waiting = match &*last {
-                Some(last) => std::slice::from_ref(last),
-                None => &prompt[session.tokens().len()..],
-            };
+            let (session, waiting) = answer.split();
             if *share > 0 {
                 let logits = *share == waiting.len();
                 turns.push(Turn { session, tokens: &waiting[..*share], logits });
@@ -232,7 +230,7 @@ impl Batch {
             let first = self.answers.partition_point(|answer| answer.job.0 <= turn);
             (first..count).chain(0..first)
         };
-        let reading = |answer: &Answer| answer.last.is_none() && !answer.waiting().is_empty();
+        let reading = |answer: &Answer| answer.last.is_none() && answer.waiting() > 0;
         let next = behind(self.read).find(|i| reading(&self.answers[*i]));
         // One token at least is a prompt's.
         let mut left = if next.is_some() { most.max(2) - 1 } else { most };
@@ -250,7 +248,7 @@ impl Batch {
                 0 => most,
                 _ => (most - answering).min(self.options.prompt_tokens.unwrap_or(PROMPT_TOKENS).max(1)),
             };
-            shares[i] = self.answers[i].waiting().len().min(room);
+            shares[i] = self.answers[i].waiting().min(room);
             self.read = self.answers[i].job.0;
         }
         shares

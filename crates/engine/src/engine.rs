@@ -11,7 +11,7 @@ use std::{
 use moeflux_compute::{BankPlace, Device, DeviceOptions, KernelTime, KeyFormat, StateShape};
 
 use crate::{
-    Error, ModelId, Session,
+    EndTokens, Error, ModelId, Session,
     blueprint::Blueprint,
     checkpoint::Checkpoint,
     device::{ChosenDevice, Opened, WrapDevice, open_device},
@@ -213,6 +213,11 @@ impl Engine {
             path: self.shared.folder.join("tokenizer.json"),
             problem: "there is no such file, so text cannot be turned into tokens: download it".into(),
         })
+    }
+
+    /// The tokens that end an answer. Without a tokenizer nobody knows any.
+    pub(crate) fn end(&self) -> EndTokens {
+        self.shared.text.as_ref().map(|text| text.end().clone()).unwrap_or_default()
     }
 
     /// The model as data.

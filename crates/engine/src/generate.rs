@@ -97,8 +97,7 @@ impl<'a> Tokens<'a> {
     ) -> Result<Self, Error> {
         let mut sampler = Sampler::new(request.sampling.clone(), session.engine().blueprint().vocab)?;
         sampler.prompt(prompt);
-        // A model without a tokenizer has no end tokens that anybody knows.
-        let end = session.engine().text().map(|text| text.end().clone()).unwrap_or_default();
+        let end = session.engine().end();
         let synced = session.sync(prompt, watch)?;
         Ok(Self {
             session,
