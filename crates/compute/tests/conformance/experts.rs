@@ -375,7 +375,12 @@ fn experts_that_many_rows_and_none_choose() {
             .collect();
         uses.sort_by_key(|u| (u.slot, u.part));
         let of_one_expert = uses.chunk_by(|a, b| a.slot == b.slot).collect();
-        for ops in [vec![&uses[..]], uses.chunks(47).collect(), of_one_expert] {
+        // A use that a cut leaves alone is summed in another order on the fast path: there no cut parts an expert's.
+        let in_pieces = match exact {
+            true => uses.chunks(47).collect(),
+            false => uses.chunk_by(|a, b| a.slot.bank == b.slot.bank).collect(),
+        };
+        for ops in [vec![&uses[..]], in_pieces, of_one_expert] {
             both.device.write(out.buffer, &vec![f32::NAN; rows * k * 128]).unwrap();
             for uses in &ops {
                 let uses = ExpertUses::Listed(uses);

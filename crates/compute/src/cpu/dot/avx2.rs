@@ -1,4 +1,4 @@
-//! AVX2 with FMA and F16C.
+//! AVX2 with FMA and F16C; with `VNNI`, also the dot products of AVX-VNNI.
 
 use std::arch::x86_64::*;
 
@@ -8,7 +8,7 @@ use super::{
 };
 
 #[derive(Clone, Copy)]
-pub(super) struct Avx2;
+pub(super) struct Avx2<const VNNI: bool>;
 
 /// Where sixteen quants of `bits` bits lie in `2 * bits` bytes, seen from 16-bit lanes: for each quant the two
 /// bytes that it is in, and by how much to shift them left for it to end in bit 16.
@@ -36,7 +36,7 @@ impl<const BITS: usize> Lanes<BITS> {
     pub(super) const FACTORS: [[u16; 8]; 2] = lanes(BITS).1;
 }
 
-impl Simd for Avx2 {
+impl<const VNNI: bool> Simd for Avx2<VNNI> {
     type F = __m256;
     type I = __m256i;
     type D = __m256i;
@@ -289,6 +289,12 @@ impl Simd for Avx2 {
     ) -> __m256i {
         // SAFETY: see `zero`.
         unsafe {
+            if VNNI {
+                for i in 0..N {
+                    sum = _mm256_dpbusd_avx_epi32(sum, w[i], x[i]);
+                }
+                return sum;
+            }
             let one = _mm256_set1_epi16(1);
             // Two products of at most 127 * 127 fit into 16 bits, four of 63 * 127, and eight of 31 * 127.
             let at_once = match P::BITS {

@@ -107,7 +107,7 @@ impl Simd for Avx512 {
         // SAFETY: see `zero`.
         unsafe {
             let (low, high) = (_mm512_castps512_ps256(x), _mm512_extractf32x8_ps::<1>(x));
-            Avx2::sum(_mm256_add_ps(low, high))
+            Avx2::<false>::sum(_mm256_add_ps(low, high))
         }
     }
     #[inline(always)]

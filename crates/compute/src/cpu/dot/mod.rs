@@ -40,6 +40,8 @@ pub enum Isa {
     Generic,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
+    /// As [`Isa::Avx2`], and AVX-VNNI: dot products of bytes without AVX-512.
+    AvxVnni,
     /// x86-64 with AVX-512 F, BW, VL, DQ and VNNI.
     Avx512,
     /// AArch64; with its 8-bit dot products where the processor has them.
@@ -48,7 +50,7 @@ pub enum Isa {
 
 impl Isa {
     /// From the plainest to the best.
-    const ALL: [Isa; 4] = [Isa::Generic, Isa::Avx2, Isa::Avx512, Isa::Neon];
+    const ALL: [Isa; 5] = [Isa::Generic, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Neon];
 
     /// Those that this machine has, the best last.
     pub fn available() -> Vec<Isa> {
@@ -80,6 +82,7 @@ impl Isa {
         match self {
             Isa::Generic => "generic",
             Isa::Avx2 => "avx2",
+            Isa::AvxVnni => "avxvnni",
             Isa::Avx512 => "avx512",
             Isa::Neon => "neon",
         }
@@ -94,6 +97,11 @@ impl Isa {
                     && is_x86_feature_detected!("fma")
                     && is_x86_feature_detected!("f16c");
                 has.then_some(&on_avx2::TABLE)
+            }
+            #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni => {
+                let has = is_x86_feature_detected!("avxvnni") && Isa::Avx2.table().is_some();
+                has.then_some(&on_avxvnni::TABLE)
             }
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => {
@@ -121,6 +129,7 @@ impl fmt::Display for Isa {
         f.write_str(match self {
             Isa::Generic => "plain Rust",
             Isa::Avx2 => "AVX2",
+            Isa::AvxVnni => "AVX2 with VNNI",
             Isa::Avx512 => "AVX-512 VNNI",
             Isa::Neon => "NEON",
         })
@@ -397,7 +406,9 @@ macro_rules! kernels {
 use generic::Generic;
 kernels!(on_generic, super::Generic);
 #[cfg(target_arch = "x86_64")]
-kernels!(on_avx2, super::avx2::Avx2, #[target_feature(enable = "avx2,fma,f16c")]);
+kernels!(on_avx2, super::avx2::Avx2<false>, #[target_feature(enable = "avx2,fma,f16c")]);
+#[cfg(target_arch = "x86_64")]
+kernels!(on_avxvnni, super::avx2::Avx2<true>, #[target_feature(enable = "avx2,fma,f16c,avxvnni")]);
 #[cfg(target_arch = "x86_64")]
 kernels!(
     on_avx512,
@@ -550,5 +561,23 @@ impl Kernels {
     pub(crate) fn taps4(self, weight: &[f32], inputs: [&[f32]; 4], out: &mut [f32]) {
         // SAFETY: the table's set is there.
         unsafe { (self.0.taps4)(weight, inputs, out) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sets_are_found_by_their_names_and_the_best_is_taken() {
+        let available = Isa::available();
+        assert_eq!((available[0], available.last()), (Isa::Generic, Some(&Isa::detect())));
+        for isa in Isa::ALL {
+            let same = Isa::ALL.into_iter().filter(|other| other.name() == isa.name());
+            assert_eq!(same.count(), 1, "{isa}");
+            assert_eq!(Isa::by_name(isa.name()).ok(), available.contains(&isa).then_some(isa));
+        }
+        // AVX-VNNI adds to AVX2, so what has the one has the other.
+        assert!(!available.contains(&Isa::AvxVnni) || available.contains(&Isa::Avx2));
     }
 }

@@ -83,6 +83,11 @@ impl Loops {
                 bytes: Some(Loop { run: x86::bytes_avx2, operations: 2 * 32 }),
             },
             #[cfg(target_arch = "x86_64")]
+            Some(Isa::AvxVnni) => Self {
+                f32: Loop { run: x86::f32_avx2, operations: 2 * 8 },
+                bytes: Some(Loop { run: x86::bytes_avxvnni, operations: 2 * 32 }),
+            },
+            #[cfg(target_arch = "x86_64")]
             Some(Isa::Avx512) => Self {
                 f32: Loop { run: x86::f32_avx512, operations: 2 * 16 },
                 bytes: Some(Loop { run: x86::bytes_avx512, operations: 2 * 64 }),
@@ -141,6 +146,18 @@ mod x86 {
             for sum in &mut sums {
                 let pairs = _mm256_maddubs_epi16(*sum, x);
                 *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(pairs, ones));
+            }
+        }
+        black_box(sums);
+    }
+
+    #[target_feature(enable = "avx2,avxvnni")]
+    pub(super) fn bytes_avxvnni(steps: u64) {
+        let (w, x) = black_box((_mm256_set1_epi32(0x0101_0101), _mm256_set1_epi32(0x0303_0303)));
+        let mut sums = [_mm256_setzero_si256(); CHAINS];
+        for _ in 0..steps {
+            for sum in &mut sums {
+                *sum = _mm256_dpbusd_avx_epi32(*sum, w, x);
             }
         }
         black_box(sums);
