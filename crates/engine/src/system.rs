@@ -77,7 +77,14 @@ mod os {
         let siblings = |cpu: usize| {
             fs::read_to_string(format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")).ok()
         };
-        let cpus = (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
+        distinct((0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)), siblings)
+    }
+
+    /// Processors, those with the same siblings counted once.
+    fn distinct(
+        cpus: impl Iterator<Item = usize>,
+        siblings: impl Fn(usize) -> Option<String>,
+    ) -> Option<usize> {
         let cores: Option<BTreeSet<String>> = cpus.map(siblings).collect();
         cores.map(|c| c.len()).filter(|n| *n > 0)
     }
@@ -126,6 +133,36 @@ mod os {
             }
         }
         all
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::{super::physical_cores, *};
+
+        #[test]
+        fn two_threads_of_a_core_are_one() {
+            let siblings = |cpu: usize| (cpu < 8).then(|| format!("{},{}", cpu % 4, cpu % 4 + 4));
+            assert_eq!(distinct(0..8, siblings), Some(4));
+            assert_eq!(distinct([1, 5].into_iter(), siblings), Some(1));
+            assert_eq!(distinct([1, 6].into_iter(), siblings), Some(2));
+            assert_eq!((distinct(0..9, siblings), distinct(0..0, siblings)), (None, None));
+        }
+
+        #[test]
+        fn only_processors_that_the_process_may_run_on_count() {
+            let all = physical_cores();
+            let of_one = std::thread::spawn(|| {
+                let allowed = rustix::thread::sched_getaffinity(None).unwrap();
+                let first = (0..rustix::thread::CpuSet::MAX_CPU).find(|cpu| allowed.is_set(*cpu)).unwrap();
+                let mut one = rustix::thread::CpuSet::new();
+                one.set(first);
+                // Of this thread alone.
+                rustix::thread::sched_setaffinity(None, &one).unwrap();
+                physical_cores()
+            });
+            assert!(all >= 1 && all <= std::thread::available_parallelism().unwrap().get());
+            assert_eq!(of_one.join().unwrap(), 1);
+        }
     }
 }
 
