@@ -176,6 +176,8 @@ pub(super) trait Simd: Copy {
 pub(super) trait Element: Copy {
     const SCALAR: Scalar;
     unsafe fn load<S: Simd>(p: *const u8) -> S::F;
+    /// One number, of as many bytes as it has.
+    unsafe fn number(p: *const u8) -> f32;
 }
 
 /// Numbers that columns of fours of bytes are made of.
@@ -191,12 +193,34 @@ pub(super) struct F16;
 #[derive(Clone, Copy)]
 pub(super) struct Bf16;
 
+/// The number of bf16's bits.
+#[inline(always)]
+pub(super) fn widen_bf16(bits: u16) -> f32 {
+    f32::from_bits(u32::from(bits) << 16)
+}
+
+/// The number of f16's bits. Without branches, for vectors: moved to where f32 has exponent and mantissa, a number is 2^112
+/// times too small.
+#[inline(always)]
+pub(super) fn widen_f16(bits: u16) -> f32 {
+    let size = u32::from(bits & 0x7fff);
+    let number = f32::from_bits(size << 13) * f32::from_bits((127 + 112) << 23);
+    // What has the largest exponent is infinite, or NaN.
+    let infinite = if size >= 0x7c00 { 0x7f80_0000 } else { 0 };
+    f32::from_bits(number.to_bits() | infinite | u32::from(bits & 0x8000) << 16)
+}
+
 impl Element for F32 {
     const SCALAR: Scalar = Scalar::F32;
     #[inline(always)]
     unsafe fn load<S: Simd>(p: *const u8) -> S::F {
         // SAFETY: the caller's.
         unsafe { S::load(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn number(p: *const u8) -> f32 {
+        // SAFETY: the caller's.
+        f32::from_bits(u32::from_le(unsafe { p.cast::<u32>().read_unaligned() }))
     }
 }
 impl Element for F16 {
@@ -206,6 +230,11 @@ impl Element for F16 {
         // SAFETY: the caller's.
         unsafe { S::load_f16(p) }
     }
+    #[inline(always)]
+    unsafe fn number(p: *const u8) -> f32 {
+        // SAFETY: the caller's.
+        widen_f16(u16::from_le(unsafe { p.cast::<u16>().read_unaligned() }))
+    }
 }
 impl Element for Bf16 {
     const SCALAR: Scalar = Scalar::BF16;
@@ -213,6 +242,11 @@ impl Element for Bf16 {
     unsafe fn load<S: Simd>(p: *const u8) -> S::F {
         // SAFETY: the caller's.
         unsafe { S::load_bf16(p) }
+    }
+    #[inline(always)]
+    unsafe fn number(p: *const u8) -> f32 {
+        // SAFETY: the caller's.
+        widen_bf16(u16::from_le(unsafe { p.cast::<u16>().read_unaligned() }))
     }
 }
 
@@ -403,12 +437,22 @@ pub(super) unsafe fn widen<S: Simd, E: Element>(bytes: &[u8], out: &mut [f32]) {
             S::store(out.as_mut_ptr().add(i), E::load::<S>(bytes.as_ptr().add(i * E::SCALAR.bytes())));
         }
     }
-    let (rest, size) = (out.len() - whole, E::SCALAR.bytes());
-    if rest > 0 {
-        let (mut from, mut to) = ([0u8; MAX_UNIT], [0f32; MAX_UNIT / 4]);
-        from[..rest * size].copy_from_slice(&bytes[whole * size..out.len() * size]);
-        // SAFETY: the arrays hold a vector.
-        unsafe { S::store(to.as_mut_ptr(), E::load::<S>(from.as_ptr())) };
-        out[whole..].copy_from_slice(&to[..rest]);
+    // One by one: they are few, and a copy of them that a vector is read from takes two calls.
+    for (i, out) in out.iter_mut().enumerate().skip(whole) {
+        // SAFETY: as above.
+        *out = unsafe { E::number(bytes.as_ptr().add(i * E::SCALAR.bytes())) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn halves_are_widened_exactly() {
+        for bits in 0..=u16::MAX {
+            let (ours, theirs) = (widen_f16(bits), half::f16::from_bits(bits).to_f32());
+            assert!(ours.to_bits() == theirs.to_bits() || ours.is_nan() && theirs.is_nan(), "{bits:#x}");
+        }
     }
 }

@@ -6,7 +6,7 @@
 use std::hint::black_box;
 
 use super::{
-    algorithm::{GROUP, MOST_LANES, Pointers, Simd},
+    algorithm::{GROUP, MOST_LANES, Pointers, Simd, widen_bf16, widen_f16},
     quants::{PARTS, Packing},
 };
 use crate::Element;
@@ -24,21 +24,6 @@ type Words = [u16; 2 * LANES];
 unsafe fn read<const N: usize>(p: *const u8) -> [u8; N] {
     // SAFETY: the caller's: N bytes can be read; arrays of bytes need no alignment.
     unsafe { p.cast::<[u8; N]>().read() }
-}
-
-#[inline(always)]
-fn bf16(bits: u16) -> f32 {
-    f32::from_bits(u32::from(bits) << 16)
-}
-
-/// Without branches, for vectors. Moved to where f32 has exponent and mantissa, a number is 2^112 times too small.
-#[inline(always)]
-fn f16(bits: u16) -> f32 {
-    let size = u32::from(bits & 0x7fff);
-    let number = f32::from_bits(size << 13) * f32::from_bits((127 + 112) << 23);
-    // What has the largest exponent is infinite, or NaN.
-    let infinite = if size >= 0x7c00 { 0x7f80_0000 } else { 0 };
-    f32::from_bits(number.to_bits() | infinite | u32::from(bits & 0x8000) << 16)
 }
 
 #[inline(always)]
@@ -110,13 +95,13 @@ impl Simd for Generic {
     unsafe fn load_bf16(p: *const u8) -> Self::F {
         // SAFETY: the caller's: LANES numbers can be read.
         let bytes = unsafe { read::<{ LANES * 2 }>(p) };
-        each(|i| bf16(u16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]])))
+        each(|i| widen_bf16(u16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]])))
     }
     #[inline(always)]
     unsafe fn load_f16(p: *const u8) -> Self::F {
         // SAFETY: the caller's: LANES numbers can be read.
         let bytes = unsafe { read::<{ LANES * 2 }>(p) };
-        each(|i| f16(u16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]])))
+        each(|i| widen_f16(u16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]])))
     }
     #[inline(always)]
     unsafe fn load_e4m3(p: *const u8) -> Self::F {
@@ -198,11 +183,11 @@ impl Simd for Generic {
     }
     #[inline(always)]
     unsafe fn bf16_columns(x: Self::D) -> [Self::F; 2] {
-        [0, 1].map(|n| each(|i| bf16(x[2 * i + n])))
+        [0, 1].map(|n| each(|i| widen_bf16(x[2 * i + n])))
     }
     #[inline(always)]
     unsafe fn f16_columns(x: Self::D) -> [Self::F; 2] {
-        [0, 1].map(|n| each(|i| f16(x[2 * i + n])))
+        [0, 1].map(|n| each(|i| widen_f16(x[2 * i + n])))
     }
     #[inline(always)]
     unsafe fn none() -> Self::I {
@@ -270,14 +255,6 @@ impl Simd for Generic {
 #[cfg(test)]
 mod tests {
     use super::{super::quants::Bits, *};
-
-    #[test]
-    fn halves_are_widened_exactly() {
-        for bits in 0..=u16::MAX {
-            let (ours, theirs) = (f16(bits), half::f16::from_bits(bits).to_f32());
-            assert!(ours.to_bits() == theirs.to_bits() || ours.is_nan() && theirs.is_nan(), "{bits:#x}");
-        }
-    }
 
     /// The sum of a lane of four vectors of the largest quants, and what it has to be.
     fn largest<P: Packing>(largest: u8, x: i8) -> (i32, i32) {
