@@ -22,6 +22,8 @@ pub(crate) struct Needs {
     pub(crate) positions: Option<usize>,
     /// Whether points of sessions are kept beside the sessions.
     pub(crate) marks: bool,
+    /// Sessions that live at the same time, if there are several.
+    pub(crate) sessions: Option<usize>,
 }
 
 impl MemoryArgs {
@@ -154,6 +156,7 @@ pub(crate) fn engine_of(
 ) -> anyhow::Result<Engine> {
     let mut memory = args.memory.request();
     memory.context = memory.context.or(needs.positions);
+    memory.sessions = needs.sessions;
     if needs.marks {
         memory.marks = None;
     }

@@ -87,6 +87,11 @@ impl Costs {
         self.head + self.layers.iter().map(layer).sum::<u64>()
     }
 
+    /// Of these bytes, all that are not of routed experts, whatever else shares the step.
+    pub(crate) fn dense(&self) -> u64 {
+        self.head + self.layers.iter().map(|l| l.dense + l.shared).sum::<u64>()
+    }
+
     /// The time of a token at `position` whose layers miss so many experts.
     pub(crate) fn token(&self, limits: Limits, position: usize, missed: impl Fn(usize) -> u64) -> Least {
         self.sum(limits, position, |layer, of_layer| of_layer(missed(layer)))
@@ -196,7 +201,7 @@ mod tests {
         let all_missed = costs().token(LIMITS, 0, |_| 9);
         close(all_missed, [6.2, 16.0, 2.0 + 2.2 + 16.0]);
         assert_eq!(all_missed.ideal(), 16.0);
-        assert_eq!(costs().bytes(), 200 + 2 * 200);
+        assert_eq!((costs().bytes(), costs().dense()), (200 + 2 * 200, 200 + 2 * 120));
     }
 
     #[test]

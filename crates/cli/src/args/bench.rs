@@ -15,6 +15,7 @@ Examples:
   moeflux bench --model DIR --prompt 0 --tokens 128 --json
   moeflux bench --model DIR --context 0,2048,8192 --plot context.svg
   moeflux bench --model DIR --budgets 4GiB,8GiB,12GiB --cold --plot budgets.svg
+  moeflux bench --model DIR --memory 8GiB --sessions 1,2,4,8 --prompt 64
   moeflux bench --model DIR --save before.json; moeflux bench --model DIR --compare before.json
   moeflux bench kernels
 
@@ -48,6 +49,17 @@ pub(crate) struct BenchArgs {
     /// Instead of one prompt, prompts of these lengths, such as 0,2048,8192
     #[arg(long, value_name = "N,...", value_delimiter = ',', conflicts_with = "prompt")]
     pub(crate) context: Vec<usize>,
+    /// Decode in so many sessions together, such as 1,2,4,8: one token of each per step
+    ///
+    /// Each session has a prompt of its own, of the length of all others, and its own random tokens. Only the steps are measured:
+    /// tokens per second are those of all sessions, and what is needed, hit and read is that of a step, of which each expert
+    /// counts once for all. All numbers of sessions are measured within one memory plan, that of most.
+    ///
+    /// If 1 is among them, the others are compared with it, and have a roof. A step needs the dense weights once and, of each
+    /// layer, the experts that any of its sessions chose once. The roof is the speed if a step took these bytes at the rate at
+    /// which one session gets through its own: bytes of its step, times its steps per second, waits for the disk included.
+    #[arg(long, value_name = "N,...", value_delimiter = ',', conflicts_with_all = ["plot", "profile"])]
+    pub(crate) sessions: Vec<NonZeroUsize>,
     /// Instead of one budget, these, such as 4GiB,8GiB: each in a process of its own
     #[arg(long, value_name = "SIZE,...", value_delimiter = ',', value_parser = parse_size, conflicts_with = "trace")]
     pub(crate) budgets: Vec<u64>,

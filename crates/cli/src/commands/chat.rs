@@ -30,7 +30,7 @@ use crate::{
 /// goes on; when nobody types, the exit code still tells.
 pub(crate) fn run(args: &ChatArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let cache = PrefixCache::open(&args.keep)?;
-    let engine = load::engine(&args.engine, Needs { positions: None, marks: true }, ui)?;
+    let engine = load::engine(&args.engine, Needs { marks: true, ..Needs::default() }, ui)?;
     engine.record_routing(args.trace.trace.as_deref())?;
     let mut chat = Chat::new(args, &engine, cache, ui)?;
     let mut input = Input::open(ui)?;

@@ -43,7 +43,7 @@ pub(crate) fn run(args: &LogitsArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     // Without --out the result is only there to be compared.
     let target = args.out.clone().unwrap_or_else(scratch_file);
     let writer = Writer::create(&target)?;
-    let engine = load::engine(&args.engine, Needs { positions: Some(tokens.len()), marks: false }, ui)?;
+    let engine = load::engine(&args.engine, Needs { positions: Some(tokens.len()), ..Needs::default() }, ui)?;
     let recorder = Recorder::new(writer, engine.blueprint(), tokens.len(), args.trace)?;
     let hidden = engine.blueprint().hidden;
     let mut session = engine.session()?;

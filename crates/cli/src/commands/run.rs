@@ -51,7 +51,7 @@ pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let cache = PrefixCache::open(&args.keep)?;
     // Only a stop string is taken back from a session, and that begins at the prompt's end.
     let marks = args.keep.session.is_some() && !args.answer.stop.is_empty();
-    let needs = Needs { positions: None, marks };
+    let needs = Needs { marks, ..Needs::default() };
     let engine = load::engine(&args.engine, needs, ui)?;
     engine.record_routing(args.trace.trace.as_deref())?;
     let (text, plan, device) = (engine.text()?, engine.plan(), engine.device());

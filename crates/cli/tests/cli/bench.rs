@@ -98,6 +98,72 @@ fn contexts_are_measured_one_after_another() {
 }
 
 #[test]
+fn sessions_decode_together() {
+    // Five sessions have five states.
+    let tight = budget(192);
+    let args = [&SHORT[..], &["--prompt", "12", "--sessions", "1,2,5", "--memory", &tight]].concat();
+    let measured = json(&succeed(&[&args[..], &["--json"]].concat()));
+    let contexts = measured["contexts"].as_array().unwrap();
+    assert_eq!(contexts.len(), 3);
+    let number = |at: &serde_json::Value, path: &str| at.pointer(path).unwrap().as_f64().unwrap();
+    for (at, n) in contexts.iter().zip([1.0, 2.0, 5.0]) {
+        assert_eq!(number(at, "/together/sessions"), n);
+        assert_eq!(number(at, "/decode/tokens"), 4.0 * n, "a token of each in each of four steps");
+        let (step, speed) =
+            (number(at, "/decode/token_ms/median"), number(at, "/decode/tokens_per_second/median"));
+        assert!(step > 0.0 && speed > 0.0 && at["prefill"].is_null());
+        // Eight layers, four experts for a token; what several sessions choose counts once.
+        let experts = number(at, "/together/experts_per_layer");
+        assert!(if n > 1.0 { 4.0 < experts && experts < 4.0 * n } else { experts == 4.0 }, "{at}");
+        assert!(number(at, "/decode/missed_bytes_per_token") <= number(at, "/decode/needed_bytes_per_token"));
+        let roof = number(at, "/together/against_one/roof_tokens_per_second");
+        let share = number(at, "/together/against_one/roof_share");
+        assert!((share * roof / speed - 1.0).abs() < 1e-6, "{at}");
+    }
+    let bytes = |i: usize| number(&contexts[i], "/together/bytes_per_step");
+    let experts = |i: usize| number(&contexts[i], "/together/experts_per_layer");
+    let of_expert = (bytes(2) - bytes(0)) / (experts(2) - experts(0));
+    assert!((bytes(1) - bytes(0) - of_expert * (experts(1) - experts(0))).abs() < 1.0, "{measured}");
+    assert_eq!(number(&contexts[0], "/together/against_one/times"), 1.0);
+    assert_eq!(measured["plan"]["sessions"], 5);
+    assert!(measured["plan"]["slots"].as_u64() < Some(256), "{measured}");
+    assert!(
+        measured["repeats"][2]["sessions"] == 5
+            && measured["peak_memory"].as_u64() <= measured["plan"]["budget"].as_u64()
+    );
+
+    let table = succeed(&args);
+    assert!(table.contains("decode of 5") && table.contains("sessions in a step"), "{table}");
+    let csv = succeed(&[&args[..], &["--csv"]].concat());
+    let lines: Vec<Vec<&str>> = csv.lines().map(|l| l.split(',').collect()).collect();
+    let column = lines[0].iter().position(|name| *name == "sessions").unwrap();
+    assert_eq!(lines[1..].iter().map(|l| l[column]).collect::<Vec<_>>(), ["1", "2", "5"], "{csv}");
+
+    let wrong = |more: &[&str]| run(&[&["bench", "--sessions", "1,2"], more].concat());
+    assert_error(&wrong(&["--tokens", "0"]), 2, &["--sessions", "--tokens 0"]);
+    assert_error(&wrong(&["--plot", "x.svg"]), 2, &["cannot be used with"]);
+    assert_error(&run(&["bench", "--sessions", "0"]), 2, &["--sessions"]);
+    let many = run(&[&SHORT[..], &["--quiet", "--sessions", "65"]].concat());
+    assert_error(&many, 1, &["65 sessions", "--chunk 65"]);
+}
+
+#[test]
+fn sessions_in_budgets_are_compared_with_the_same() {
+    let folder = temp();
+    let saved = folder.path().join("before.json").to_str().unwrap().to_owned();
+    let budgets = format!("{},{}", budget(96), budget(160));
+    let args = [&SHORT[..], &["--prompt", "8", "--sessions", "1,3", "--budgets", &budgets]].concat();
+    let said = run(&[&args[..], &["--save", &saved]].concat());
+    assert!(said.code == 0 && said.out.matches("decode of 3").count() == 2, "{said:?}");
+    let mut before = json(&std::fs::read_to_string(&saved).unwrap());
+    before["budgets"][1]["contexts"][1]["decode"]["tokens_per_second"]["median"] = 1e9.into();
+    std::fs::write(&saved, before.to_string()).unwrap();
+    let said = run(&[&args[..], &["--compare", &saved, "--tolerance", "99%"]].concat());
+    let slower: Vec<&str> = said.out.lines().filter(|l| l.trim_end().ends_with("slower")).collect();
+    assert!(said.code == 1 && slower.len() == 1 && slower[0].starts_with("decode of 3"), "{said:?}");
+}
+
+#[test]
 fn budgets_are_measured_each_by_itself_and_compared_with_before() {
     let folder = temp();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use moeflux::{Engine, LayerStats, Sampler, Sampling, Session, Stats, Watch};
+use moeflux::{Engine, LayerStats, Logits, ReadCounters, Sampler, Sampling, Session, Stats, Turn, Watch};
 use serde::Serialize;
 
 use crate::{
@@ -26,7 +26,7 @@ pub(super) struct Measured {
     pub(super) disk_seconds: f64,
     /// Reads that were tried again.
     pub(super) retries: u64,
-    /// Seconds of each token that was decoded.
+    /// Seconds of each step that decoded a token, in several sessions one of each.
     pub(super) token_seconds: Vec<f64>,
     /// What these tokens take at least, with the misses that they had.
     #[serde(skip)]
@@ -38,6 +38,8 @@ pub(super) struct Measured {
 pub(super) struct Repeat {
     /// Tokens of the prompt.
     pub(super) context: usize,
+    /// How many sessions shared the steps, where that was asked for.
+    pub(super) sessions: Option<usize>,
     pub(super) prefill: Option<Measured>,
     pub(super) decode: Option<Measured>,
 }
@@ -46,6 +48,8 @@ pub(super) struct Repeat {
 #[derive(Clone, Copy)]
 pub(super) struct Feed {
     pub(super) prompt: usize,
+    /// Sessions that share the steps; `None` is one that has them for itself.
+    pub(super) sessions: Option<usize>,
     pub(super) answer: usize,
     /// Chooses the tokens.
     pub(super) seed: u64,
@@ -54,18 +58,18 @@ pub(super) struct Feed {
 /// What a token costs at least, where it is known.
 pub(super) type Roof<'a> = Option<(&'a Costs, Limits)>;
 
-/// Feeds a prompt at once and an answer token by token to a new session. `progress` gets the share that is done.
+/// Feeds a prompt at once and an answer token by token to a new session, or to several. `progress` gets the share that is done.
 pub(super) fn repeat(
     feed: Feed,
     engine: &Engine,
     roof: Roof<'_>,
     progress: &mut dyn FnMut(f64),
 ) -> anyhow::Result<Repeat> {
-    let mut random = Random(feed.seed);
+    if let Some(sessions) = feed.sessions {
+        return together(sessions, feed, engine, progress);
+    }
     let vocab = engine.blueprint().vocab;
-    let mut tokens =
-        |n: usize| -> Vec<u32> { (0..n).map(|_| (random.next() % vocab as u64) as u32).collect() };
-    let (prompt, answer) = (tokens(feed.prompt), tokens(feed.answer));
+    let (prompt, answer) = feed.tokens(vocab);
     let mut run = Run {
         session: engine.session()?,
         engine,
@@ -77,9 +81,59 @@ pub(super) fn repeat(
     let single: Vec<&[u32]> = answer.chunks(1).collect();
     Ok(Repeat {
         context: prompt.len(),
+        sessions: None,
         prefill: run.stretch(&whole, None)?,
         decode: run.stretch(&single, roof)?,
     })
+}
+
+impl Feed {
+    /// Prompt and answer.
+    fn tokens(&self, vocab: usize) -> (Vec<u32>, Vec<u32>) {
+        let mut random = Random(self.seed);
+        let mut tokens = |n| (0..n).map(|_| (random.next() % vocab as u64) as u32).collect();
+        (tokens(self.prompt), tokens(self.answer))
+    }
+}
+
+/// Steps of `n` sessions that have a prompt each: a token of each.
+fn together(n: usize, feed: Feed, engine: &Engine, progress: &mut dyn FnMut(f64)) -> anyhow::Result<Repeat> {
+    let armed = interrupt::arm();
+    let vocab = engine.blueprint().vocab;
+    let mut sampler = Sampler::new(Sampling::greedy(), vocab)?;
+    let steps = n + feed.answer;
+    let (mut sessions, mut answers) = (Vec::with_capacity(n), Vec::with_capacity(n));
+    for i in 0..n {
+        // Of the first session the tokens are those that it has alone.
+        let (prompt, answer) = Feed { seed: feed.seed | (i as u64) << 32, ..feed }.tokens(vocab);
+        let mut session = engine.session()?;
+        if !prompt.is_empty() {
+            let mut watch = Watch { cancel: Some(armed.flag()), ..Watch::default() };
+            session.feed(&prompt, Logits::Last, &mut watch, &mut |_, _| {})?;
+        }
+        progress((i + 1) as f64 / steps as f64);
+        sessions.push(session);
+        answers.push(answer);
+    }
+    let reads = engine.read_counters();
+    let (mut stats, mut seconds) = (Stats::default(), Vec::with_capacity(feed.answer));
+    for step in 0..feed.answer {
+        let turns = sessions.iter_mut().zip(&answers);
+        let mut turns: Vec<Turn<'_>> = turns
+            .map(|(session, answer)| Turn { session, tokens: &answer[step..=step], logits: true })
+            .collect();
+        let mut within = |share: f64| progress(((n + step) as f64 + share) / steps as f64);
+        let mut watch = Watch { cancel: Some(armed.flag()), progress: Some(&mut within), ..Watch::default() };
+        let since = Instant::now();
+        stats = stats.and(&engine.step(&mut turns, &mut watch)?);
+        for session in &sessions {
+            sampler.sample(session.logits())?;
+        }
+        seconds.push(since.elapsed().as_secs_f64());
+    }
+    let decode = Measured::of(stats, [reads, engine.read_counters()], &seconds);
+    let decode = decode.map(|decode| Measured { token_seconds: seconds, ..decode });
+    Ok(Repeat { context: feed.prompt, sessions: Some(n), prefill: None, decode })
 }
 
 struct Run<'a> {
@@ -112,21 +166,33 @@ impl Run<'_> {
                 layers = after;
             }
         }
-        let (stats, reads) = (self.session.stats().since(&before.0), self.engine.read_counters());
-        let all: f64 = seconds.iter().sum();
-        Ok((stats.tokens > 0).then(|| Measured {
+        let stats = self.session.stats().since(&before.0);
+        let measured = Measured::of(stats, [before.1, self.engine.read_counters()], &seconds);
+        Ok(measured.map(|measured| Measured {
+            token_seconds: if steps.iter().all(|s| s.len() == 1) { seconds } else { Vec::new() },
+            least: roof.map(|_| least),
+            ..measured
+        }))
+    }
+}
+
+impl Measured {
+    /// Of steps that took `seconds`, with what the reader had done before and after; `None` of no tokens.
+    fn of(stats: Stats, [before, after]: [ReadCounters; 2], seconds: &[f64]) -> Option<Self> {
+        let seconds: f64 = seconds.iter().sum();
+        (stats.tokens > 0).then(|| Self {
             tokens: stats.tokens,
-            seconds: all,
-            tokens_per_second: stats.tokens as f64 / all,
+            seconds,
+            tokens_per_second: stats.tokens as f64 / seconds,
             bytes_per_token: stats.bytes_read as f64 / stats.tokens as f64,
             hit_rate: stats.hit_rate(),
             stats,
-            file_bytes: reads.bytes - before.1.bytes,
-            disk_seconds: (reads.busy_ns - before.1.busy_ns) as f64 / 1e9,
-            retries: reads.retries - before.1.retries,
-            token_seconds: if steps.iter().all(|s| s.len() == 1) { seconds } else { Vec::new() },
-            least: roof.map(|_| least),
-        }))
+            file_bytes: after.bytes - before.bytes,
+            disk_seconds: (after.busy_ns - before.busy_ns) as f64 / 1e9,
+            retries: after.retries - before.retries,
+            token_seconds: Vec::new(),
+            least: None,
+        })
     }
 }
 

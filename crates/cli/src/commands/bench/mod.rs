@@ -10,7 +10,7 @@ mod sweep;
 
 use std::{process::ExitCode, time::Instant};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use moeflux::{Blueprint, Checkpoint, Engine, FilePages, SystemMemory, probe_disk, probe_memory};
 use serde_json::{Value, json};
 
@@ -28,7 +28,7 @@ use crate::{
 };
 use measure::{Feed, Repeat, Roof, repeat};
 use report::{KernelShare, Machine, Report};
-use summary::{AtContext, Scale};
+use summary::{AtContext, Scale, Setting};
 
 /// Runs `moeflux bench`.
 ///
@@ -44,6 +44,11 @@ pub(crate) fn run(args: &BenchArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     };
     if contexts.iter().any(|c| c.saturating_add(args.tokens) == 0) {
         return Err(WrongUse("a prompt of 0 and --tokens 0 leave nothing to measure".into()).into());
+    }
+    if args.tokens == 0 && !args.sessions.is_empty() {
+        return Err(
+            WrongUse("--sessions measures decoding, of which --tokens 0 leaves nothing".into()).into()
+        );
     }
     if let Some(budget) = args.only_budget {
         return one(args, contexts, Some(budget), ui, &mut |report| out::json(report));
@@ -147,32 +152,41 @@ fn one(
     let since = Instant::now();
     let needed = contexts.iter().max().map_or(0, |most| most.saturating_add(args.tokens));
     let positions = (needed > moeflux::DEFAULT_CONTEXT).then_some(needed);
-    let needs = Needs { positions, marks: false };
+    let sessions: Vec<Option<usize>> = match args.sessions.as_slice() {
+        [] => vec![None],
+        several => several.iter().map(|n| Some(n.get())).collect(),
+    };
+    let most = sessions.iter().max().copied().flatten();
+    let needs = Needs { positions, sessions: most, ..Needs::default() };
     let engine = load::engine_of(checkpoint, &engine_args, needs, ui)?;
+    if let Some(most) = most.filter(|most| *most > engine.plan().chunk) {
+        let chunk = engine.plan().chunk;
+        bail!(
+            "a step of {most} sessions has {most} tokens, and the plan has room for {chunk}: give --chunk {most}"
+        );
+    }
+    let settings: Vec<Setting> = contexts.iter().flat_map(|c| sessions.iter().map(|n| (*c, *n))).collect();
     engine.record_routing(args.trace.trace.as_deref())?;
     let load_seconds = since.elapsed().as_secs_f64();
     if engine.device().graphics {
         // Kernels are compiled when they are first needed.
         let _bar = ui.share("warming up");
-        for prompt in contexts {
-            repeat(
-                Feed { prompt: *prompt, answer: args.tokens.min(4), seed: 0 },
-                &engine,
-                None,
-                &mut |_| {},
-            )?;
+        for (prompt, sessions) in &settings {
+            let answer = args.tokens.min(4);
+            let feed = Feed { prompt: *prompt, sessions: *sessions, answer, seed: 0 };
+            repeat(feed, &engine, None, &mut |_| {})?;
         }
     }
     // What an adapter computes is not read from the host's memory.
     let disk = machine.disk.as_ref().map_or(f64::INFINITY, |d| d.ceiling());
     let limits = Limits { memory: machine.memory.bytes_per_second, disk };
     let roof = (!engine.device().graphics).then_some((&costs, limits));
-    let repeats = measure(args, contexts, &engine, (&pages, &mut machine, roof), ui)?;
+    let repeats = measure(args, &settings, &engine, (&pages, &mut machine, roof), ui)?;
     let kernels = match args.profile {
         true => profile(contexts[0], args.tokens, &engine)?,
         false => Vec::new(),
     };
-    let contexts: Vec<_> = contexts.iter().map(|c| AtContext::of(*c, &repeats, scale)).collect();
+    let contexts = AtContext::all(&settings, &repeats, scale);
     let device = engine.device();
     let stretches = repeats.iter().flat_map(|r| [&r.prefill, &r.decode]).flatten();
     let dispatches = stretches.map(|m| m.stats.dispatches).sum();
@@ -231,23 +245,28 @@ fn machine(args: &BenchArgs, checkpoint: &Checkpoint, ui: Ui) -> anyhow::Result<
     let disk = probe_disk(checkpoint, blueprint.slot_bytes(), folders::probes().as_deref(), args.probe)?;
     let memory = probe_memory(working_set, args.engine.compute.threads.map(Into::into))?;
     let expert = blueprint.experts_bytes() as f64 / blueprint.experts().max(1) as f64;
-    let scale = Scale { expert, disk: disk.as_ref().map(|d| d.ceiling()) };
+    let scale = Scale {
+        expert,
+        disk: disk.as_ref().map(|d| d.ceiling()),
+        dense: costs.dense() as f64,
+        moe_layers: blueprint.layers.iter().filter(|layer| layer.moe().is_some()).count(),
+    };
     Ok((costs, scale, Machine { disk, memory, cached_before: None, cached_after: None, cold: false }))
 }
 
-/// All repeats of all contexts.
+/// All repeats of all settings.
 fn measure(
     args: &BenchArgs,
-    contexts: &[usize],
+    settings: &[Setting],
     engine: &Engine,
     (pages, machine, roof): (&FilePages, &mut Machine, Roof<'_>),
     ui: Ui,
 ) -> anyhow::Result<Vec<Repeat>> {
     machine.cold = args.cold;
     let n = args.repeat.get();
-    let mut repeats = Vec::with_capacity(n * contexts.len());
+    let mut repeats = Vec::with_capacity(n * settings.len());
     let bar = ui.share("measuring");
-    for prompt in contexts {
+    for (prompt, sessions) in settings {
         for seed in 0..n as u64 {
             if args.cold
                 && machine.cold
@@ -258,8 +277,8 @@ fn measure(
                 ui.note(format_args!("reads may come from the page cache: {why}"));
             }
             machine.cached_before = machine.cached_before.or_else(|| pages.cached());
-            let feed = Feed { prompt: *prompt, answer: args.tokens, seed };
-            let (done, all) = (repeats.len() as f64, (n * contexts.len()) as f64);
+            let feed = Feed { prompt: *prompt, sessions: *sessions, answer: args.tokens, seed };
+            let (done, all) = (repeats.len() as f64, (n * settings.len()) as f64);
             repeats.push(repeat(feed, engine, roof, &mut |share| bar.share((done + share) / all))?);
         }
     }
@@ -275,7 +294,7 @@ fn profile(prompt: usize, answer: usize, engine: &Engine) -> anyhow::Result<Vec<
             continue;
         }
         engine.profile(true)?;
-        repeat(Feed { prompt, answer, seed: 0 }, engine, None, &mut |_| {})?;
+        repeat(Feed { prompt, sessions: None, answer, seed: 0 }, engine, None, &mut |_| {})?;
         let n = (prompt + answer) as f64;
         all.extend(engine.profile(false)?.into_iter().map(|k| KernelShare {
             phase,

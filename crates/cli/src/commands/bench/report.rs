@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::{
     measure::Repeat,
-    summary::{AtContext, Summary},
+    summary::{AgainstOne, AtContext, Summary},
 };
 use crate::{load, out::Table, units};
 
@@ -81,7 +81,11 @@ impl fmt::Display for Report<'_> {
             units::plural((self.repeats.len() / self.contexts.len().max(1)) as u64, "repeat")
         )?;
         write!(f, "{}", self.speeds())?;
-        if self.all().any(|(_, s)| s.misses_per_token > 0.0 || s.bytes_per_token > 0.0) {
+        let together = self.contexts.iter().any(|at| at.together.is_some());
+        if together {
+            write!(f, "\n{}", self.steps())?;
+        }
+        if together || self.all().any(|(_, s)| s.misses_per_token > 0.0 || s.bytes_per_token > 0.0) {
             write!(f, "\n{}", self.reads())?;
         }
         write!(f, "\n{}", self.times())?;
@@ -116,11 +120,12 @@ impl fmt::Display for Report<'_> {
 impl Report<'_> {
     /// All stretches with their names.
     fn all(&self) -> impl Iterator<Item = (String, &Summary)> {
-        let several = self.contexts.len() > 1;
+        let several = self.contexts.iter().any(|at| at.context != self.contexts[0].context);
         self.contexts.iter().flat_map(move |c| {
-            let name = |phase: &str, at: &str| match several {
-                true => format!("{phase} {at}{}", c.context),
-                false => phase.to_owned(),
+            let of = c.together.map_or_else(String::new, |t| format!(" of {}", t.sessions));
+            let name = move |phase: &str, at: &str| match several {
+                true => format!("{phase}{of} {at}{}", c.context),
+                false => format!("{phase}{of}"),
             };
             let prefill = c.prefill.as_ref().map(|s| (name("prefill", ""), s));
             prefill.into_iter().chain(c.decode.as_ref().map(|s| (name("decode", "after "), s)))
@@ -141,6 +146,37 @@ impl Report<'_> {
                 units::disk(s.bytes_per_token),
                 units::percent(s.hit_rate),
                 units::percent(s.stalled),
+            ]);
+        }
+        table
+    }
+
+    /// Those of several sessions.
+    fn steps(&self) -> Table {
+        let mut table = Table::new(1);
+        table.row([
+            "sessions in a step",
+            "context",
+            "step",
+            "experts a layer",
+            "weights",
+            "times one",
+            "roof",
+            "of it",
+        ]);
+        for at in &self.contexts {
+            let (Some(together), Some(decode)) = (at.together, &at.decode) else { continue };
+            let against =
+                |shown: &dyn Fn(AgainstOne) -> String| together.against_one.map_or_else(|| "-".into(), shown);
+            table.row([
+                together.sessions.to_string(),
+                at.context.to_string(),
+                decode.token_ms.map_or_else(|| "-".into(), |t| format!("{:.2} ms", t.median)),
+                format!("{:.1}", together.experts_per_layer),
+                units::disk(together.bytes_per_step),
+                against(&|a| format!("{:.2}", a.times)),
+                against(&|a| units::bare_rate(a.roof_tokens_per_second)),
+                against(&|a| units::percent(a.roof_share)),
             ]);
         }
         table

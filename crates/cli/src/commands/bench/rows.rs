@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::{
     compare::{self, Speed},
-    summary::{AtContext, Summary},
+    summary::{AgainstOne, AtContext, Summary, Together},
 };
 use crate::{
     plot::{Chart, Series},
@@ -22,6 +22,7 @@ pub(super) struct Row {
     pub(super) slots: usize,
     pub(super) phase: &'static str,
     pub(super) context: usize,
+    pub(super) together: Option<Together>,
     pub(super) summary: Summary,
 }
 
@@ -37,6 +38,24 @@ struct Plan {
     budget: u64,
     device_budget: Option<u64>,
     slots: usize,
+}
+
+impl Row {
+    fn sessions(&self) -> Option<usize> {
+        self.together.map(|together| together.sessions)
+    }
+
+    /// `decode`, or `decode of 8` sessions.
+    pub(super) fn name(&self) -> String {
+        self.sessions().map_or_else(|| self.phase.to_owned(), |n| format!("{} of {n}", self.phase))
+    }
+
+    /// Tokens per second, and what was reached of them.
+    pub(super) fn roof(&self) -> Option<(f64, f64)> {
+        let against_one = self.together.and_then(|together| together.against_one);
+        let of_one = |a: AgainstOne| (a.roof_tokens_per_second, a.roof_share);
+        self.summary.roof.map(|r| (r.tokens_per_second, r.share)).or(against_one.map(of_one))
+    }
 }
 
 /// The rows of a report, of one budget or several.
@@ -58,6 +77,7 @@ pub(super) fn rows(report: &Value) -> anyhow::Result<Vec<Row>> {
                     slots: run.plan.slots,
                     phase,
                     context: at.context,
+                    together: at.together,
                     summary,
                 }));
             }
@@ -87,7 +107,8 @@ pub(super) fn csv(rows: &[Row]) -> String {
     let mut out = String::from(
         "budget,slots,phase,context,tokens,tokens_per_second,min,max,hit_rate,needed_bytes_per_token,\
          missed_bytes_per_token,bytes_per_token,file_bytes_per_token,disk_bytes_per_second,disk_share,compute_ms,stalled_ms,other_ms,\
-         token_ms_p99,roof_tokens_per_second,roof_share,ideal_tokens_per_second\n",
+         token_ms_p99,roof_tokens_per_second,roof_share,ideal_tokens_per_second,sessions,step_ms,experts_per_layer,\
+         weight_bytes_per_step,times_one\n",
     );
     for row in rows {
         let (s, speed) = (&row.summary, &row.summary.tokens_per_second);
@@ -107,12 +128,23 @@ pub(super) fn csv(rows: &[Row]) -> String {
             Some(s.time.stalled.ms_per_token),
             Some(s.time.other.ms_per_token),
             s.token_ms.map(|t| t.p99),
-            s.roof.map(|r| r.tokens_per_second),
-            s.roof.map(|r| r.share),
+            row.roof().map(|(roof, _)| roof),
+            row.roof().map(|(_, share)| share),
             s.roof.map(|r| r.ideal_tokens_per_second),
+        ];
+        let together = row.together;
+        let of_steps = [
+            s.token_ms.filter(|_| together.is_some()).map(|t| t.median),
+            together.map(|t| t.experts_per_layer),
+            together.map(|t| t.bytes_per_step),
+            together.and_then(|t| t.against_one).map(|a| a.times),
         ];
         let _ = write!(out, "{},{},{},{},{}", row.budget, row.slots, row.phase, row.context, s.tokens);
         for cell in cells {
+            let _ = write!(out, ",{}", or_empty(cell));
+        }
+        let _ = write!(out, ",{}", row.sessions().map_or_else(String::new, |n| n.to_string()));
+        for cell in of_steps {
             let _ = write!(out, ",{}", or_empty(cell));
         }
         out.push('\n');
@@ -168,8 +200,8 @@ pub(super) fn speeds(rows: &[Row], named: bool) -> Vec<Speed> {
         let budget = units::memory(row.budget);
         let rate = row.summary.tokens_per_second.median;
         Speed {
-            key: format!("{} {} {}", row.phase, row.context, if named { &budget } else { "" }),
-            cells: vec![row.phase.to_owned(), budget, row.context.to_string()],
+            key: format!("{} {} {}", row.name(), row.context, if named { &budget } else { "" }),
+            cells: vec![row.name(), budget, row.context.to_string()],
             rate,
             shown: units::bare_rate(rate),
         }
@@ -195,7 +227,7 @@ pub(super) fn inversions(rows: &[Row]) -> Vec<String> {
         let speed = row.summary.tokens_per_second.median;
         let best = rows
             .iter()
-            .filter(|r| r.phase == row.phase && r.context == row.context && r.budget < row.budget)
+            .filter(|r| (r.name(), r.context) == (row.name(), row.context) && r.budget < row.budget)
             .max_by(|a, b| a.summary.tokens_per_second.median.total_cmp(&b.summary.tokens_per_second.median));
         if let Some(smaller) = best
             && smaller.summary.tokens_per_second.median > speed * 1.05
@@ -203,7 +235,7 @@ pub(super) fn inversions(rows: &[Row]) -> Vec<String> {
             notes.push(format!(
                 "{} after {} tokens is slower in {} ({}) than in {} ({}): more memory should not cost speed; other \
                  programs may have disturbed it, so measure again",
-                row.phase,
+                row.name(),
                 row.context,
                 units::memory(row.budget),
                 units::rate(speed),
@@ -265,7 +297,7 @@ mod tests {
         let rows = sweep(&[(4, 1.0), (8, 2.0)]);
         let csv = csv(&rows);
         let columns: Vec<usize> = csv.lines().map(|l| l.split(',').count()).collect();
-        assert_eq!(columns, [22; 3], "{csv}");
+        assert_eq!(columns, [27; 3], "{csv}");
         let chart = chart(&rows, "x");
         assert_eq!(chart.series.len(), 1);
         assert_eq!(chart.series[0].points, [(4.0, 1.0), (8.0, 2.0)]);

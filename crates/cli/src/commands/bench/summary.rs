@@ -93,8 +93,33 @@ pub(super) struct RoofReport {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct AtContext {
     pub(super) context: usize,
+    /// Where it was asked for several sessions in one step.
+    #[serde(default)]
+    pub(super) together: Option<Together>,
     pub(super) prefill: Option<Summary>,
     pub(super) decode: Option<Summary>,
+}
+
+/// What sessions that decode together share.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Together {
+    pub(super) sessions: usize,
+    /// Distinct experts that a step needs of a layer, on average.
+    pub(super) experts_per_layer: f64,
+    /// Of weights that a step needs: dense ones, and its experts once each.
+    pub(super) bytes_per_step: f64,
+    pub(super) against_one: Option<AgainstOne>,
+}
+
+/// Several sessions beside one.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct AgainstOne {
+    /// The speed of all, of that of one.
+    pub(super) times: f64,
+    /// If a step's bytes took no longer than the one session takes for as many.
+    pub(super) roof_tokens_per_second: f64,
+    /// What was reached of it.
+    pub(super) roof_share: f64,
 }
 
 /// What summaries are made with.
@@ -104,16 +129,61 @@ pub(super) struct Scale {
     pub(super) expert: f64,
     /// Bytes per second.
     pub(super) disk: Option<f64>,
+    /// Bytes of a step's weights that are not of routed experts.
+    pub(super) dense: f64,
+    /// Layers that have routed experts.
+    pub(super) moe_layers: usize,
 }
 
 impl AtContext {
-    pub(super) fn of(context: usize, repeats: &[Repeat], scale: Scale) -> Self {
-        let here = || repeats.iter().filter(|r| r.context == context);
-        Self {
-            context,
-            prefill: Summary::of(&here().filter_map(|r| r.prefill.as_ref()).collect::<Vec<_>>(), scale),
-            decode: Summary::of(&here().filter_map(|r| r.decode.as_ref()).collect::<Vec<_>>(), scale),
+    pub(super) fn of((context, sessions): Setting, repeats: &[Repeat], scale: Scale) -> Self {
+        let here = || repeats.iter().filter(|r| (r.context, r.sessions) == (context, sessions));
+        let prefill = Summary::of(&here().filter_map(|r| r.prefill.as_ref()).collect::<Vec<_>>(), scale);
+        let decode = Summary::of(&here().filter_map(|r| r.decode.as_ref()).collect::<Vec<_>>(), scale);
+        let together = sessions.zip(decode.as_ref()).map(|(n, decode)| Together::of(n, decode, scale));
+        Self { context, together, prefill, decode }
+    }
+
+    /// The same for all settings; those of several sessions are held against that of one.
+    pub(super) fn all(settings: &[Setting], repeats: &[Repeat], scale: Scale) -> Vec<Self> {
+        let mut all: Vec<_> = settings.iter().map(|s| Self::of(*s, repeats, scale)).collect();
+        let ones: Vec<_> =
+            all.iter().filter(|at| at.together.is_some_and(|t| t.sessions == 1)).cloned().collect();
+        for at in &mut all {
+            let one = ones.iter().find(|one| one.context == at.context);
+            let speed = at.speed();
+            if let (Some(together), Some(speed), Some(one)) = (&mut at.together, speed, one) {
+                together.against_one = together.against(speed, one);
+            }
         }
+        all
+    }
+
+    fn speed(&self) -> Option<f64> {
+        self.decode.as_ref().map(|decode| decode.tokens_per_second.median)
+    }
+}
+
+/// Tokens of the prompt, and how many sessions share their steps, if any do.
+pub(super) type Setting = (usize, Option<usize>);
+
+impl Together {
+    fn of(sessions: usize, decode: &Summary, scale: Scale) -> Self {
+        let step = (decode.hits_per_token + decode.misses_per_token) * sessions as f64;
+        Self {
+            sessions,
+            experts_per_layer: step / scale.moe_layers.max(1) as f64,
+            bytes_per_step: scale.dense + step * scale.expert,
+            against_one: None,
+        }
+    }
+
+    /// `speed` in tokens per second.
+    fn against(&self, speed: f64, one: &AtContext) -> Option<AgainstOne> {
+        let of_one = one.speed()?;
+        let rate = one.together?.bytes_per_step * of_one;
+        let roof = self.sessions as f64 * rate / self.bytes_per_step;
+        Some(AgainstOne { times: speed / of_one, roof_tokens_per_second: roof, roof_share: speed / roof })
     }
 }
 
@@ -215,6 +285,8 @@ mod tests {
     use super::*;
     use crate::roof::Least;
 
+    const SCALE: Scale = Scale { expert: 1000.0, disk: Some(50_000.0), dense: 6000.0, moe_layers: 2 };
+
     fn measured(seconds: f64) -> Measured {
         let stats = Stats {
             tokens: 4,
@@ -247,7 +319,7 @@ mod tests {
     #[test]
     fn a_summary_is_of_medians_per_token() {
         let (one, two, three) = (measured(1.0), measured(2.0), measured(4.0));
-        let s = Summary::of(&[&three, &one, &two], Scale { expert: 1000.0, disk: Some(50_000.0) }).unwrap();
+        let s = Summary::of(&[&three, &one, &two], SCALE).unwrap();
         let speed = s.tokens_per_second;
         assert_eq!([speed.min, speed.median, speed.max], [1.0, 2.0, 4.0]);
         assert_eq!(
@@ -265,7 +337,33 @@ mod tests {
         assert!((s.time.other.ms_per_token - 300.0).abs() < 1e-9);
         let token = s.token_ms.unwrap();
         assert_eq!([token.median, token.p90, token.max], [500.0, 1000.0, 2000.0]);
-        assert!(Summary::of(&[], Scale { expert: 1.0, disk: None }).is_none());
+        assert!(Summary::of(&[], SCALE).is_none());
+    }
+
+    #[test]
+    fn sessions_together_are_held_against_one() {
+        let repeat = |sessions, seconds, needed| {
+            let stats = Stats { experts_needed: needed, ..measured(seconds).stats };
+            let decode = Measured { stats, ..measured(seconds) };
+            Repeat { context: 3, sessions, prefill: None, decode: Some(decode) }
+        };
+        // Four steps of one session, eight experts in each; two steps of two sessions, with twelve.
+        let repeats = [repeat(Some(1), 4.0, 32), repeat(Some(2), 2.0, 24), repeat(None, 1.0, 32)];
+        let all = AtContext::all(&[(3, Some(1)), (3, Some(2)), (3, None)], &repeats, SCALE);
+        let [one, two, alone] = &all[..] else { panic!("{all:?}") };
+        assert!(alone.together.is_none());
+        let (one, two) = (one.together.unwrap(), two.together.unwrap());
+        assert_eq!([one.experts_per_layer, one.bytes_per_step], [4.0, 14_000.0]);
+        assert_eq!([two.experts_per_layer, two.bytes_per_step], [6.0, 18_000.0]);
+        let against = one.against_one.unwrap();
+        assert_eq!([against.times, against.roof_tokens_per_second, against.roof_share], [1.0, 1.0, 1.0]);
+        // 14,000 bytes a second: 18,000 of them for two tokens.
+        let against = two.against_one.unwrap();
+        let roof = 2.0 * 14.0 / 18.0;
+        assert_eq!([against.times, against.roof_tokens_per_second], [2.0, roof]);
+        assert!((against.roof_share - 2.0 / roof).abs() < 1e-9);
+        let without = AtContext::all(&[(3, Some(2))], &repeats, SCALE);
+        assert!(without[0].together.unwrap().against_one.is_none());
     }
 
     #[test]
@@ -277,7 +375,7 @@ mod tests {
             least: None,
             ..measured(1.0)
         };
-        let s = Summary::of(&[&resident], Scale { expert: 1.0, disk: Some(1.0) }).unwrap();
+        let s = Summary::of(&[&resident], SCALE).unwrap();
         assert!(
             s.disk_bytes_per_second.is_none()
                 && s.disk_share.is_none()

@@ -49,9 +49,9 @@ pub(super) fn table(rows: &[Row]) -> Table {
     ]);
     for row in rows {
         let (s, rate) = (&row.summary, units::bare_rate);
-        let roof = |of: &dyn Fn(super::summary::RoofReport) -> String| s.roof.map_or_else(|| "-".into(), of);
+        let roof = |of: &dyn Fn((f64, f64)) -> String| row.roof().map_or_else(|| "-".into(), of);
         table.row([
-            row.phase.to_owned(),
+            row.name(),
             units::memory(row.budget),
             row.slots.to_string(),
             row.context.to_string(),
@@ -61,8 +61,8 @@ pub(super) fn table(rows: &[Row]) -> Table {
             units::disk(s.missed_bytes_per_token),
             units::percent(s.hit_rate),
             units::percent(s.stalled),
-            roof(&|r| rate(r.tokens_per_second)),
-            roof(&|r| units::percent(r.share)),
+            roof(&|(roof, _)| rate(roof)),
+            roof(&|(_, share)| units::percent(share)),
         ]);
     }
     table
