@@ -1,5 +1,6 @@
 //! What devices that compute on the host share: buffers, weights, slots and states in ordinary memory.
 
+mod keys;
 mod states;
 
 use crate::{
@@ -7,7 +8,8 @@ use crate::{
     matrix::{Bytes, MatrixShape},
     op_check::{Holdings, stale},
 };
-pub(crate) use states::{KeyValue, Kind, Recurrent, States, widen_q8};
+pub(crate) use keys::{narrow, widen_q8};
+pub(crate) use states::{KeyValue, Kind, Recurrent, States};
 
 /// Numbers in page-aligned anonymous memory: untouched pages cost address space only.
 #[derive(Debug, Default)]

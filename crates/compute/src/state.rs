@@ -50,6 +50,11 @@ impl KeyFormat {
         matches!(self, KeyFormat::Q8)
     }
 
+    /// Whether it has more bits for a number than another one.
+    pub const fn is_wider_than(self, other: Self) -> bool {
+        self.bytes(KEY_GROUP) > other.bytes(KEY_GROUP)
+    }
+
     /// The type of its numbers, where each stands for itself.
     pub(crate) const fn scalar(self) -> Option<Scalar> {
         match self {

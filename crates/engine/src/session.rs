@@ -90,6 +90,13 @@ impl Session {
         &self.timeline.logits
     }
 
+    /// Whether some of its keys and values come from a snapshot that had fewer bits for them ([`SnapshotOptions::keys`]): what follows
+    /// is close to what it would have been, and not the same. Forks and marks of the session are so, too, and so are its
+    /// snapshots, until it has been reset; no other session goes on from its tokens.
+    pub fn is_lossy(&self) -> bool {
+        self.timeline.is_lossy
+    }
+
     /// What this session has cost so far. Of steps that it shared with other sessions ([`Engine::step`]) its tokens count.
     pub fn stats(&self) -> Stats {
         self.stats
@@ -272,7 +279,7 @@ impl Session {
     /// Keeps the point where the session stands for prompts to come, if the memory plan has room for it.
     pub(crate) fn keep(&mut self) -> Result<(), Error> {
         let len = self.timeline.tokens.len();
-        if self.engine.plan().marks == 0 || len < LEAST_KEPT {
+        if self.engine.plan().marks == 0 || len < LEAST_KEPT || self.timeline.is_lossy {
             return Ok(());
         }
         let mut runtime = self.engine.lock();

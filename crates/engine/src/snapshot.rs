@@ -66,8 +66,10 @@ const THREADS: usize = 8;
 #[derive(Clone, Debug)]
 pub(crate) struct Expectation {
     pub(crate) model: ModelId,
-    /// The format of keys and values.
+    /// The session's format of keys and values.
     pub(crate) keys: String,
+    /// The one that they have in the file, where it is another one.
+    pub(crate) stored: Option<String>,
     pub(crate) exact: bool,
     /// Entries of the vocabulary.
     pub(crate) vocab: usize,
@@ -175,6 +177,10 @@ impl Snapshot {
         let tokens = self.tokens.len();
         let other = if h.keys != expected.keys {
             format!("its keys and values are {:?}, those of this session {:?}", h.keys, expected.keys)
+        } else if h.stored != expected.stored {
+            let stored = |stored: &Option<String>| stored.clone().unwrap_or_else(|| h.keys.clone());
+            let [theirs, ours] = [&h.stored, &expected.stored].map(stored);
+            format!("its keys and values were saved as {theirs:?}, where {ours:?} is wanted")
         } else if h.exact != expected.exact {
             format!("it was saved {}, this session runs {}", path(h.exact), path(expected.exact))
         } else if h.vocab != expected.vocab as u64 {

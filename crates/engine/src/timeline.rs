@@ -19,6 +19,8 @@ pub(crate) struct Timeline {
     pub(crate) logits: Vec<f32>,
     /// Positions that have been written, those of steps that failed and of tokens that were cut off among them.
     pub(crate) written: usize,
+    /// Whether keys and values come from a file that had fewer bits for them. Others must not go on from it unawares.
+    pub(crate) is_lossy: bool,
 }
 
 /// What the layers of a model allow.
@@ -116,6 +118,7 @@ impl Runtime {
             states: Vec::with_capacity(from.states.len()),
             logits: if whole { from.logits.clone() } else { Vec::new() },
             written: from.written,
+            is_lossy: from.is_lossy && len > 0,
         };
         let places = if self.rewind.rings.is_empty() { len } else { usize::MAX };
         for (i, of_layer) in from.states.iter().enumerate() {
@@ -145,6 +148,7 @@ impl Runtime {
         if len < timeline.tokens.len() {
             timeline.tokens.truncate(len);
             timeline.logits.clear();
+            timeline.is_lossy &= len > 0;
         }
         if self.rewind.rings.is_empty() && timeline.written > len {
             let cut = |device: &mut dyn Device, state| device.cut_state(state, len);
@@ -161,6 +165,7 @@ impl Runtime {
         timeline.tokens.clear();
         timeline.logits.clear();
         timeline.written = 0;
+        timeline.is_lossy = false;
         for state in timeline.states.iter().flatten().flatten() {
             self.device.reset(*state).map_err(Error::at(|| "resetting a session"))?;
         }

@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, ops::ControlFlow};
 use common::{data, engine, exact, feed, gpu, tales};
 use moeflux::{
     ChatOptions, DeviceOptions, Engine, Finish, GenerateRequest, KeyFormat, MemoryRequest, Message, Sampling,
-    Watch, generate,
+    SnapshotOptions, Watch, generate,
 };
 
 fn fables() -> BTreeMap<String, String> {
@@ -139,6 +139,48 @@ fn keys_and_values_may_be_rounded() {
         for (texts, bar) in [(told(24, &whole), 5e-5), (vec![unknown.clone()], 5e-3)] {
             let mean = divergence(&whole, &rounded, &texts);
             assert!(mean < bar, "{}: mean KL divergence {mean:e}", keys.name());
+        }
+    }
+}
+
+/// What is lost by going on from a file that has keys and values in 8 bits: second halves of texts are told behind first halves
+/// that are as they were computed, and behind the same from the file.
+#[test]
+fn a_session_may_be_saved_in_fewer_bits() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("half");
+    for device in [DeviceOptions::default(), exact("cpu")] {
+        let engine =
+            engine(&tales(), device, MemoryRequest { sessions: Some(2), ..MemoryRequest::default() });
+        let vocab = engine.blueprint().vocab;
+        let unknown = engine.text().unwrap().encode(UNKNOWN).unwrap();
+        for (what, texts, bar) in [("fables", told(12, &engine), 5e-5), ("a text", vec![unknown], 5e-3)] {
+            let (mut sum, mut rows) = (0.0, 0);
+            for tokens in texts {
+                let (first, second) = tokens.split_at(tokens.len() / 2);
+                let (mut session, mut restored) = (engine.session().unwrap(), engine.session().unwrap());
+                session.sync(first, &mut Watch::default()).unwrap();
+                let save = |keys| {
+                    let options = SnapshotOptions { keys, ..SnapshotOptions::default() };
+                    session.snapshot(&file, options).unwrap()
+                };
+                let (whole, less) = (save(None), save(Some(KeyFormat::Q8)));
+                assert!(less < whole, "{less} {whole}");
+                restored.restore(&file).unwrap();
+                assert!(restored.is_lossy() && !session.is_lossy());
+                assert!((restored.tokens(), restored.logits()) == (first, session.logits()));
+                let (p, q) = (feed(&mut session, second, None), feed(&mut restored, second, None));
+                for (p, q) in p.chunks(vocab).zip(q.chunks(vocab)) {
+                    sum += kl(p, q);
+                    rows += 1;
+                }
+            }
+            let mean = sum / f64::from(rows);
+            assert!(
+                0.0 < mean && mean < bar,
+                "{what}, {}: mean KL divergence {mean:e}",
+                engine.device().name
+            );
         }
     }
 }

@@ -15,8 +15,8 @@ use std::{
 
 use common::{data, exact, gpu, tales};
 use moeflux::{
-    Checkpoint, Completion, DeviceOptions, Engine, EngineOptions, Error, Mark, MemoryRequest, ReadCounters,
-    ReadRequest, Reader, Session, SnapshotOptions, Turn, Watch,
+    Checkpoint, Completion, DeviceOptions, Engine, EngineOptions, Error, KeyFormat, Logits, Mark,
+    MemoryRequest, ReadCounters, ReadRequest, Reader, Session, SnapshotFolder, SnapshotOptions, Turn, Watch,
 };
 use proptest::{
     prelude::*,
@@ -354,7 +354,7 @@ impl World {
             Action::Snapshot(i, file) => {
                 let i = self.session(i);
                 let path = self.folder.path().join(file.to_string());
-                let options = SnapshotOptions { hot_experts: file == 0 };
+                let options = SnapshotOptions { hot_experts: file == 0, ..SnapshotOptions::default() };
                 let bytes = self.sessions[i].0.snapshot(&path, options).unwrap();
                 assert_eq!(std::fs::metadata(path).unwrap().len(), bytes);
                 self.saved.insert(file, self.sessions[i].1.clone());
@@ -475,6 +475,52 @@ fn a_session_without_tokens_can_be_saved() {
     let first = session.decode(7).unwrap().to_vec();
     session.restore(&path).unwrap();
     assert!(session.tokens().is_empty() && session.decode(7).unwrap() == first);
+}
+
+/// What came through a file with fewer bits says so wherever it goes, and nobody else goes on from it.
+#[test]
+fn what_is_lossy_stays_so_and_to_itself() {
+    for folder in [tales(), golden("qwen3_moe")] {
+        let memory = MemoryRequest { sessions: Some(3), marks: Some(1 << 20), ..MemoryRequest::default() };
+        let engine = common::engine(&folder, exact("cpu"), memory);
+        let vocab = engine.blueprint().vocab;
+        let tokens: Vec<u32> = (0..120).map(|i| text(0, i, vocab)).collect();
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("lossy");
+        let lossy = SnapshotOptions { keys: Some(KeyFormat::Q8), ..SnapshotOptions::default() };
+        let mut watch = Watch::default();
+        let mut session = engine.session().unwrap();
+        session.feed(&tokens[..60], Logits::Last, &mut watch, &mut |_, _| {}).unwrap();
+        session.snapshot(&path, lossy).unwrap();
+        session.restore(&path).unwrap();
+        assert!(session.is_lossy() && session.fork().unwrap().is_lossy());
+        let mark = session.mark().unwrap();
+
+        // A bit-exact file of it is one of what it holds.
+        session.snapshot(&path, SnapshotOptions::default()).unwrap();
+        session.reset().unwrap();
+        assert!(!session.is_lossy());
+        session.restore(&path).unwrap();
+        let follows = session.sync(&tokens, &mut watch).map(|_| session.logits().to_vec()).unwrap();
+        assert!(session.is_lossy());
+        let cache = SnapshotFolder::open(temp.path().join("cache"), 1 << 30).unwrap();
+        assert_eq!(session.snapshot_to(&cache).unwrap(), None);
+
+        let mut other = engine.session().unwrap();
+        assert_eq!(other.sync(&tokens, &mut watch).unwrap().computed, tokens.len(), "nothing was kept of it");
+        assert!(!other.is_lossy() && other.logits() != follows);
+        other.rewind(&mark).unwrap();
+        assert!(other.is_lossy());
+        // Now there is something to go on from that was computed.
+        let mut third = engine.session().unwrap();
+        assert!(third.sync(&tokens, &mut watch).unwrap().computed < 2 && !third.is_lossy());
+    }
+    let options = DeviceOptions { keys: Some(KeyFormat::F16), ..DeviceOptions::default() };
+    let engine = common::engine(&tales(), options, MemoryRequest::default());
+    let session = engine.session().unwrap();
+    let wider = SnapshotOptions { keys: Some(KeyFormat::F32), ..SnapshotOptions::default() };
+    let error = session.snapshot("/no/such/folder/x", wider).unwrap_err().to_string();
+    assert!(error.contains("f16") && error.contains("f32"), "{error}");
 }
 
 /// Pages are taken as they are written: a context may be far longer than memory, and one that is full says so.

@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use moeflux::KeyFormat;
 
+use super::key_format;
 use crate::units::parse_size;
 
 const KEEP: &str = "Keeping what was computed";
@@ -20,6 +22,13 @@ pub(crate) struct KeepArgs {
     /// Ctrl-C before there is an answer, FILE is as it was. It fits the model it was saved with, with the same --exact and --kv.
     #[arg(long, value_name = "FILE")]
     pub(crate) session: Option<PathBuf>,
+    /// What keys and values are saved as in FILE: q8, f16 or f32 [default: as --kv, every bit]
+    ///
+    /// No more bits than --kv has. q8 makes FILE smaller, for a model whose layers all have keys and values to little more than half
+    /// of f16's. What goes on from it is then close to what it would have been, but not word for word; FILE says so, and so
+    /// do the runs that go on from it. What --kv is stays as it is.
+    #[arg(long, value_name = "FORMAT", value_parser = key_format(), hide_possible_values = true, requires = "session")]
+    pub(crate) session_keys: Option<KeyFormat>,
     /// Keep computed prompts in DIR, and go on from there when a prompt begins like one of them
     ///
     /// For long texts that are asked about again and again. How much of a kept prompt can be used depends on the model: one

@@ -8,11 +8,12 @@ use std::{
 
 use anyhow::{Context, ensure};
 use moeflux::{
-    Answer, Error, Finish, MemoryPlan, Phase, Session, SnapshotFolder, SnapshotOptions, Synced, Text, Watch,
+    Answer, Error, Finish, KeyFormat, MemoryPlan, Phase, Session, SnapshotFolder, SnapshotOptions, Synced,
+    Text, Watch,
 };
 use serde::Serialize;
 
-use crate::{args::KeepArgs, progress::Ui, units};
+use crate::{WrongUse, args::KeepArgs, progress::Ui, units};
 
 /// Tokens of a prompt that must be computed before it is kept in a folder. Finding, reading and checking a file takes about as long
 /// as computing some tens of tokens does, and every file makes the next search longer.
@@ -21,12 +22,16 @@ const WORTH_KEEPING: usize = 256;
 /// A session that is kept in a file. Its tokens are the conversation: prompts as they were fed, and answers as they were made.
 pub(crate) struct SessionFile {
     path: PathBuf,
+    /// What keys and values are saved as, if not as the session has them.
+    keys: Option<KeyFormat>,
     restored: Option<Restored>,
 }
 
 struct Restored {
     tokens: usize,
     seconds: f64,
+    /// Whether keys and values had fewer bits there.
+    lossy: bool,
 }
 
 /// A session that was saved.
@@ -44,6 +49,8 @@ pub(crate) struct SessionReport {
     /// Tokens that were in the file; zero when there was none.
     restored_tokens: usize,
     restore_seconds: f64,
+    /// Whether their keys and values had been saved in fewer bits.
+    restored_lossy: bool,
     /// Tokens of the prompt that were computed.
     computed_tokens: usize,
     /// Tokens that are in the file now; null when it could not be saved, as are the next two.
@@ -59,11 +66,22 @@ impl SessionFile {
     /// The file is none that the session can go on from, or none can be made there.
     pub(crate) fn open(args: &KeepArgs, session: &mut Session) -> anyhow::Result<Option<Self>> {
         let Some(path) = &args.session else { return Ok(None) };
+        let kept = session.engine().keys();
+        if let Some(keys) = args.session_keys.filter(|keys| keys.is_wider_than(kept)) {
+            let (keys, kept) = (keys.name(), kept.name());
+            return Err(WrongUse(format!(
+                "--session-keys {keys} has more bits than keys and values have, which are kept as {kept}: leave it out, or \
+                 give --kv {keys}"
+            ))
+            .into());
+        }
         let since = Instant::now();
         let restored = match session.restore(path) {
-            Ok(()) => {
-                Some(Restored { tokens: session.tokens().len(), seconds: since.elapsed().as_secs_f64() })
-            }
+            Ok(()) => Some(Restored {
+                tokens: session.tokens().len(),
+                seconds: since.elapsed().as_secs_f64(),
+                lossy: session.is_lossy(),
+            }),
             Err(Error::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
                 // Better said now than when there is an answer to be saved.
                 let folder = path.parent().filter(|f| *f != Path::new("")).unwrap_or(Path::new("."));
@@ -72,7 +90,7 @@ impl SessionFile {
             }
             Err(error) => return Err(error.into()),
         };
-        Ok(Some(Self { path: path.clone(), restored }))
+        Ok(Some(Self { path: path.clone(), keys: args.session_keys, restored }))
     }
 
     /// The file.
@@ -82,9 +100,10 @@ impl SessionFile {
 
     /// What was there, in words.
     pub(crate) fn restored(&self) -> Option<String> {
-        let Restored { tokens, seconds } = self.restored.as_ref()?;
+        let Restored { tokens, seconds, lossy } = self.restored.as_ref()?;
         let (tokens, time) = (units::plural(*tokens as u64, "token"), units::time(*seconds));
-        Some(format!("session: {tokens} restored from {} in {time}", self.path()))
+        let lossy = if *lossy { ", its keys and values saved in fewer bits" } else { "" };
+        Some(format!("session: {tokens} restored from {} in {time}{lossy}", self.path()))
     }
 
     /// Brings a session to what was said and saves it.
@@ -98,7 +117,7 @@ impl SessionFile {
             if session.tokens() != said {
                 session.sync(said, &mut Watch::default())?;
             }
-            session.snapshot(&self.path, SnapshotOptions::default())
+            session.snapshot(&self.path, SnapshotOptions { keys: self.keys, ..SnapshotOptions::default() })
         };
         let bytes =
             save().with_context(|| format!("the session is not saved, {} is as it was", self.path()))?;
@@ -125,6 +144,7 @@ impl SessionFile {
             file: self.path().to_string(),
             restored_tokens: restored.map_or(0, |r| r.tokens),
             restore_seconds: restored.map_or(0.0, |r| r.seconds),
+            restored_lossy: restored.is_some_and(|r| r.lossy),
             computed_tokens: answer.prompt_tokens.saturating_sub(answer.reused),
             saved_tokens: saved.map(|s| s.tokens),
             saved_bytes: saved.map(|s| s.bytes),

@@ -380,6 +380,36 @@ fn keys_and_values_are_kept_as_asked_for() {
 }
 
 #[test]
+fn a_session_may_be_saved_in_fewer_bits() {
+    let folder = Folder::new();
+    let [whole, small] = ["whole.session", "small.session"].map(|name| folder.path(name));
+    let told = |file: &str, more: &[&str]| {
+        let args = ["run", "--json", "-n", "20", "--session", file];
+        json(&succeed(&[&args[..], more, &[VIXEN]].concat()))
+    };
+    let keys = ["--session-keys", "q8"];
+    told(&whole, &[]);
+    told(&small, &keys);
+    let bytes = |file: &str| std::fs::metadata(file).unwrap().len();
+    assert!(bytes(&small) < bytes(&whole));
+    let on = told(&whole, &[]);
+    assert_eq!(on["session"]["restored_lossy"], false);
+    // Whoever goes on from it need not be told what it is; what is restored has been rounded, whatever it is saved as.
+    for more in [&[][..], &keys] {
+        let on = told(&small, more);
+        assert!(on["session"]["restored_lossy"] == true && on["session"]["restored_tokens"] != 0, "{on}");
+    }
+    let said = run(&["run", "-n", "1", "--session", &small, "x"]);
+    assert!(said.code == 0 && said.err.contains("saved in fewer bits"), "{said:?}");
+    let before = std::fs::read(&small).unwrap();
+    let wider = run(&["run", "--session", &small, "--session-keys", "f32", FOX]);
+    assert_error(&wider, 2, &["--session-keys f32", "f16"]);
+    assert_error(&run(&["run", "--session-keys", "q8", FOX]), 2, &["--session"]);
+    assert_error(&run(&["run", "--session", &small, "--session-keys", "q4", FOX]), 2, &["f16", "q8"]);
+    assert_eq!(std::fs::read(&small).unwrap(), before);
+}
+
+#[test]
 fn states_may_be_given_less_than_a_full_context_takes() {
     let with = |state: &str| run(&["run", "--raw", "-n", "2", "--state-memory", state, "Once upon a time"]);
     assert_eq!(with("64MiB").code, 0);

@@ -2,15 +2,8 @@
 
 use std::{mem, ops::Range, sync::Arc};
 
-use half::{f16, slice::HalfFloatSliceExt};
-
-use super::Numbers;
-use crate::{
-    Error, KEY_BLOCK, KeyFormat, State, StateShape, matrix::Bytes, op_check::stale, state::KEY_GROUP,
-};
-
-/// The largest f16: what is beyond it ends there.
-const LARGEST: f32 = 65_504.0;
+use super::{Numbers, narrow};
+use crate::{Error, KEY_BLOCK, KeyFormat, State, StateShape, matrix::Bytes, op_check::stale};
 
 /// Bytes of a piece of memory with what its mapping is rounded up to.
 fn mapped(bytes: usize) -> u64 {
@@ -225,45 +218,6 @@ impl KeyValue {
                 (page, at..at + self.bytes(kind))
             })
         })
-    }
-}
-
-/// Writes numbers as a vector of a format.
-fn narrow(format: KeyFormat, from: &[f32], to: &mut [u8]) {
-    match format {
-        KeyFormat::F32 => to.copy_from_slice(bytemuck::cast_slice(from)),
-        // Rounded to nearest even.
-        KeyFormat::F16 => {
-            for (to, from) in to.chunks_mut(128).zip(from.chunks(64)) {
-                let (mut held, mut halves) = ([0.0; 64], [f16::ZERO; 64]);
-                held.iter_mut().zip(from).for_each(|(held, x)| *held = x.clamp(-LARGEST, LARGEST));
-                halves.convert_from_f32_slice(&held);
-                to.copy_from_slice(&bytemuck::cast_slice(&halves)[..to.len()]);
-            }
-        }
-        KeyFormat::Q8 => {
-            let (numbers, scales) = to.split_at_mut(from.len());
-            let groups = from.chunks(KEY_GROUP).zip(numbers.chunks_mut(KEY_GROUP));
-            for ((from, to), scale) in groups.zip(scales.as_chunks_mut::<2>().0) {
-                let largest = from.iter().fold(0.0f32, |most, x| most.max(x.abs())).min(LARGEST * 127.0);
-                let rounded = f16::from_f32(largest / 127.0);
-                *scale = rounded.to_le_bytes();
-                let by = if rounded == f16::ZERO { 0.0 } else { 1.0 / rounded.to_f32() };
-                for (to, x) in to.iter_mut().zip(from) {
-                    *to = (x * by).round_ties_even().clamp(-127.0, 127.0) as i8 as u8;
-                }
-            }
-        }
-    }
-}
-
-/// Reads a vector of [`KeyFormat::Q8`].
-pub(crate) fn widen_q8(from: &[u8], to: &mut [f32]) {
-    let (numbers, scales) = from.split_at(to.len());
-    let groups = to.chunks_mut(KEY_GROUP).zip(numbers.chunks(KEY_GROUP));
-    for ((to, from), scale) in groups.zip(scales.as_chunks().0) {
-        let scale = f16::from_le_bytes(*scale).to_f32();
-        to.iter_mut().zip(from).for_each(|(to, x)| *to = f32::from(*x as i8) * scale);
     }
 }
 

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use moeflux_compute::{State, StateShape};
+use moeflux_compute::{KeyFormat, State, StateShape};
 
 use super::Session;
 use crate::{
@@ -18,11 +18,15 @@ use crate::{
 /// Bytes that are copied at once while a session is saved or read.
 const PIECE: usize = 4 << 20;
 
-/// What is saved besides a session's tokens, logits and states.
+/// What is saved besides a session's tokens, logits and states, and how.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SnapshotOptions {
     /// Which experts are in memory, so that whoever goes on from the file begins with a warm cache.
     pub hot_experts: bool,
+    /// What keys and values are saved as; by default what the session keeps them as, bit for bit. With fewer bits the file is
+    /// smaller and says that it is lossy; the session that is saved stays as it is, one that goes on from the file is
+    /// [`Session::is_lossy`]. Recurrent states and logits are saved whole.
+    pub keys: Option<KeyFormat>,
 }
 
 impl Session {
@@ -30,43 +34,60 @@ impl Session {
     /// is on the disk. Returns its bytes.
     ///
     /// # Errors
-    /// The file cannot be written, or the disk is full; what was there before is left as it was.
+    /// The file cannot be written, or the disk is full; what was there before is left as it was. `options.keys` has more bits than
+    /// the session.
     pub fn snapshot(&self, path: impl AsRef<Path>, options: SnapshotOptions) -> Result<u64, Error> {
         // The point that is saved stays as it is, however long it takes, and other sessions go on meanwhile.
         let mark = self.mark()?;
         let timeline = &mark.held.timeline;
         let engine = &self.engine;
+        let (own, keys) = (engine.keys(), options.keys.unwrap_or(engine.keys()));
+        if keys.is_wider_than(own) {
+            return Err(Error::Input(format!(
+                "keys and values that are kept as {} cannot be saved as {}: leave it out",
+                own.name(),
+                keys.name()
+            )));
+        }
         let hot = if options.hot_experts { engine.lock().cache.in_memory() } else { Vec::new() };
-        let expected = engine.expectation();
+        let expected = engine.expectation(keys);
         let name = engine.folder().file_name().map_or_else(Default::default, |name| name.to_string_lossy());
         let contents = Contents {
             model: expected.model,
             name: &name,
             keys: &expected.keys,
-            lossy: engine.keys().is_lossy(),
+            stored: expected.stored.as_deref(),
+            lossy: own.is_lossy() || keys != own || timeline.is_lossy,
             exact: expected.exact,
             vocab: expected.vocab,
             written: timeline.written as u64,
             tokens: &timeline.tokens,
             logits: Some(&timeline.logits[..]).filter(|logits| !logits.is_empty()),
             hot: &hot,
-            states: states(engine, timeline),
+            states: states(engine, timeline, keys),
         };
         let mut writer = SnapshotWriter::create(path.as_ref(), &contents)?;
-        let mut room = vec![0; PIECE];
+        let (mut room, mut converted) = (vec![0; PIECE], Vec::new());
         each_piece(engine, timeline, |(_, state), shape, places| {
-            let mut runtime = engine.lock();
-            let room = &mut room[..places.len() * runtime.device.place_bytes(shape)];
-            runtime.device.save_state(state, places, room).map_err(Error::at(|| "saving a session"))?;
-            drop(runtime);
-            writer.write(room)
+            let count = places.len();
+            let room = &mut room[..count * shape.place_bytes(own)];
+            let saved = engine.lock().device.save_state(state, places, room);
+            saved.map_err(Error::at(|| "saving a session"))?;
+            if keys == own {
+                return writer.write(room);
+            }
+            converted.resize(count * shape.place_bytes(keys), 0);
+            let to = (keys, &mut converted[..]);
+            shape.convert_places((own, room), to).map_err(Error::at(|| "saving a session"))?;
+            writer.write(&converted)
         })?;
         let bytes = writer.bytes();
         writer.finish().map(|()| bytes)
     }
 
     /// Goes on from a file, whatever the session holds now. All of the file is checked, and all of it read, before the session
-    /// changes. Experts that were saved as hot are read as far as there are slots for them.
+    /// changes. Experts that were saved as hot are read as far as there are slots for them. Whether the file had all bits of its
+    /// keys and values, [`Session::is_lossy`] says afterwards.
     ///
     /// # Errors
     /// [`Error::Snapshot`] when the file is none of [`Session::snapshot`], is of a later version, cut short, damaged, of another
@@ -74,15 +95,20 @@ impl Session {
     /// [`Session::reset`] gives back. The session is then as it was.
     pub fn restore(&mut self, path: impl AsRef<Path>) -> Result<(), Error> {
         let snapshot = Snapshot::open(path.as_ref())?;
-        snapshot.fits(&self.engine.expectation())?;
+        let own = self.engine.keys();
+        // What is stored in a format that nobody knows, or in more bits, does not fit.
+        let stored = snapshot.header().stored.as_deref().and_then(|name| KeyFormat::by_name(name).ok());
+        let keys = stored.filter(|keys| !keys.is_wider_than(own)).unwrap_or(own);
+        snapshot.fits(&self.engine.expectation(keys))?;
         snapshot.verify()?;
         let logits = snapshot.logits()?.unwrap_or_default();
         let hot = snapshot.hot()?;
         let written = usize::try_from(snapshot.header().written).unwrap_or(usize::MAX);
         let tokens = snapshot.tokens().to_vec();
-        let loaded = Timeline { tokens, states: Vec::new(), logits, written };
+        let is_lossy = snapshot.header().lossy && !own.is_lossy();
+        let loaded = Timeline { tokens, states: Vec::new(), logits, written, is_lossy };
         let saved: Vec<u64> = snapshot.header().states.iter().map(|s| s.places).collect();
-        if states(&self.engine, &loaded).iter().map(|s| s.places).ne(saved) {
+        if states(&self.engine, &loaded, keys).iter().map(|s| s.places).ne(saved) {
             let what = "its states, which are not of its tokens".into();
             return Err(Error::snapshot(path.as_ref(), SnapshotProblem::Damaged { what }));
         }
@@ -96,18 +122,24 @@ impl Session {
         timeline.tokens = loaded.tokens;
         timeline.logits = loaded.logits;
         timeline.written = written;
-        let mut room = vec![0; PIECE];
+        timeline.is_lossy = is_lossy;
+        let (mut room, mut converted) = (vec![0; PIECE], Vec::new());
         let read = each_piece(&engine, &timeline, |(i, state), shape, places| {
             let mut runtime = engine.lock();
             let need = runtime.device.state_need(state, places.start, places.len());
             runtime.make_room_for(need.map_err(Error::at(|| "reading a session"))?)?;
-            let of_place = runtime.device.place_bytes(shape);
-            let bytes = places.len() * of_place;
-            snapshot.read_state(i, places.start as u64 * of_place as u64, &mut room[..bytes])?;
-            runtime
-                .device
-                .load_state(state, places, &room[..bytes])
-                .map_err(Error::at(|| "reading a session"))
+            let of_place = shape.place_bytes(keys);
+            let room = &mut room[..places.len() * of_place];
+            snapshot.read_state(i, places.start as u64 * of_place as u64, room)?;
+            let bytes = if keys == own {
+                room
+            } else {
+                converted.resize(places.len() * shape.place_bytes(own), 0);
+                let to = (own, &mut converted[..]);
+                shape.convert_places((keys, room), to).map_err(Error::at(|| "reading a session"))?;
+                &converted[..]
+            };
+            runtime.device.load_state(state, places, bytes).map_err(Error::at(|| "reading a session"))
         });
         let mut runtime = engine.lock();
         if let Err(error) = read {
@@ -141,7 +173,7 @@ impl Session {
         let same = common(&self.timeline.tokens, tokens);
         let cuttable = self.engine.lock().rewind.anywhere();
         let here = self.engine.lock().kept.find(tokens, cuttable).map_or(0, |(_, len)| len);
-        match folder.find(&self.engine.expectation(), tokens, cuttable) {
+        match folder.find(&self.engine.expectation(self.engine.keys()), tokens, cuttable) {
             Some((path, len)) if len > same.max(here) && self.restore(&path).is_ok() => {
                 folder.touch(&path);
                 let synced = self.sync(tokens, watch)?;
@@ -152,15 +184,16 @@ impl Session {
     }
 
     /// Saves the session to a folder of snapshots, where [`Session::sync_from`] finds it, and keeps the folder within its limit.
-    /// Returns the file; `None` if it alone would be beyond that.
+    /// Returns the file; `None` if it alone would be beyond that, or if the session [is lossy](Session::is_lossy).
     ///
     /// # Errors
     /// As [`Session::snapshot`].
     pub fn snapshot_to(&self, folder: &SnapshotFolder) -> Result<Option<PathBuf>, Error> {
-        if self.engine.lock().point_bytes(self.tokens().len()) > folder.limit() {
+        let beyond = self.engine.lock().point_bytes(self.tokens().len()) > folder.limit();
+        if beyond || self.is_lossy() {
             return Ok(None);
         }
-        let path = folder.place_for(&self.engine.expectation(), self.tokens());
+        let path = folder.place_for(&self.engine.expectation(self.engine.keys()), self.tokens());
         if path.exists() {
             folder.touch(&path);
         } else {
@@ -202,15 +235,18 @@ fn each_piece(
     Ok(())
 }
 
-/// What a file says of a timeline's states.
-fn states(engine: &Engine, timeline: &Timeline) -> Vec<snapshot::StateShape> {
+/// What a file says of a timeline's states, with keys and values in a format.
+fn states(engine: &Engine, timeline: &Timeline, keys: KeyFormat) -> Vec<snapshot::StateShape> {
     let filled = |shape| filled(shape, timeline.tokens.len(), timeline.written, engine.plan().context);
-    described(engine, |shape| filled(shape) as u64)
+    described(engine, keys, |shape| filled(shape) as u64)
 }
 
-fn described(engine: &Engine, places: impl Fn(StateShape) -> u64) -> Vec<snapshot::StateShape> {
+fn described(
+    engine: &Engine,
+    keys: KeyFormat,
+    places: impl Fn(StateShape) -> u64,
+) -> Vec<snapshot::StateShape> {
     let context = engine.plan().context;
-    let runtime = engine.lock();
     let layers = engine.blueprint().layers.iter().enumerate();
     let all = layers.flat_map(|(layer, of)| {
         let shapes = of.states(context, engine.plan().chunk).into_iter().enumerate();
@@ -220,7 +256,7 @@ fn described(engine: &Engine, places: impl Fn(StateShape) -> u64) -> Vec<snapsho
         layer,
         which: which as u8,
         places: places(shape),
-        place_bytes: runtime.device.place_bytes(shape) as u64,
+        place_bytes: shape.place_bytes(keys) as u64,
         shape: match shape {
             StateShape::Recurrent { len } => format!("recurrent, {len}"),
             StateShape::KeyValue { kv_heads, key_width, value_width, positions } => {
@@ -234,15 +270,16 @@ fn described(engine: &Engine, places: impl Fn(StateShape) -> u64) -> Vec<snapsho
 }
 
 impl Engine {
-    /// What a snapshot must be to go on from with this engine.
-    fn expectation(&self) -> Expectation {
+    /// What a snapshot must be to go on from with this engine, if it has keys and values in a format.
+    fn expectation(&self, keys: KeyFormat) -> Expectation {
         Expectation {
             model: self.model(),
             keys: self.keys().name().into(),
+            stored: (keys != self.keys()).then(|| keys.name().into()),
             exact: self.is_exact(),
             vocab: self.blueprint().vocab,
             context: self.plan().context,
-            states: described(self, |shape| shape.places() as u64),
+            states: described(self, keys, |shape| shape.places() as u64),
         }
     }
 }

@@ -47,9 +47,12 @@ pub(crate) struct Header {
     pub(crate) model: ModelId,
     /// The name of the model's folder, for messages.
     pub(crate) name: String,
-    /// The format of keys and values: "f32", "f16", "q8".
+    /// The session's format of keys and values: "f32", "f16", "q8".
     pub(crate) keys: String,
-    /// Whether that format loses something of what was computed.
+    /// The format that they have in the file, where it is another one, of fewer bits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) stored: Option<String>,
+    /// Whether they have lost something of what was computed, here or before.
     pub(crate) lossy: bool,
     /// Whether the exact path computed it.
     pub(crate) exact: bool,
@@ -198,7 +201,7 @@ impl Header {
         if let Some((what, count)) = counts.into_iter().find(|(_, count)| *count > MAX_COUNT) {
             return Err(format!("{count} {what} are too many"));
         }
-        let texts = self.states.iter().map(|s| &s.shape).chain([&self.name, &self.keys]);
+        let texts = self.states.iter().map(|s| &s.shape).chain([&self.name, &self.keys]).chain(&self.stored);
         if let Some(text) = texts.into_iter().find(|text| text.len() > MAX_TEXT) {
             return Err(format!("a text of {} bytes is too long", text.len()));
         }

@@ -55,6 +55,7 @@ impl Saved {
             model: ModelId([7; 32]),
             name: "a-model",
             keys: "f16",
+            stored: None,
             lossy: false,
             exact: true,
             vocab: VOCAB,
@@ -71,6 +72,7 @@ impl Saved {
         Expectation {
             model: ModelId([7; 32]),
             keys: "f16".into(),
+            stored: None,
             exact: true,
             vocab: VOCAB,
             context: 100,
@@ -181,6 +183,33 @@ fn what_is_saved_comes_back() {
     for (i, at, len) in [(0, 72, 1), (0, u64::MAX, 2), (2, 4000, 97), (3, 0, 0), (usize::MAX, 0, 1)] {
         assert!(matches!(snapshot.read_state(i, at, &mut vec![0; len]), Err(Error::Input(_))), "{i} {at}");
     }
+}
+
+#[test]
+fn keys_that_are_stored_in_another_format_are_told() {
+    let (_temp, path) = folder();
+    let saved = Saved::of(&[1, 2, 3]);
+    for stored in [Some("q8"), Some("q4"), None] {
+        let contents = Contents { stored, lossy: stored.is_some(), ..saved.contents() };
+        saved.write_states(SnapshotWriter::create(&path, &contents).unwrap(), 5000).unwrap();
+        let snapshot = Snapshot::open(&path).unwrap();
+        assert_eq!(
+            (snapshot.header().stored.as_deref(), snapshot.header().lossy),
+            (stored, stored.is_some())
+        );
+        for wanted in [None, Some("q8")] {
+            let expected = Expectation { stored: wanted.map(Into::into), ..saved.expectation() };
+            match snapshot.fits(&expected) {
+                Ok(()) => assert_eq!(wanted, stored),
+                Err(Error::Snapshot { problem: SnapshotProblem::OtherSettings(what), .. }) => {
+                    assert!(wanted != stored && what.contains(stored.unwrap_or("f16")), "{what}");
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    let long = "x".repeat(257);
+    assert!(SnapshotWriter::create(&path, &Contents { stored: Some(&long), ..saved.contents() }).is_err());
 }
 
 #[test]

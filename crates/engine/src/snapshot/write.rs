@@ -25,9 +25,11 @@ pub(crate) struct Contents<'a> {
     pub(crate) model: ModelId,
     /// The name of the model's folder, for messages; what is too long of it is left out.
     pub(crate) name: &'a str,
-    /// The format of keys and values: "f32", "f16", "q8".
+    /// The session's format of keys and values: "f32", "f16", "q8".
     pub(crate) keys: &'a str,
-    /// Whether that format loses something of what was computed.
+    /// The format that they get in the file, where it is another one.
+    pub(crate) stored: Option<&'a str>,
+    /// Whether they have lost something of what was computed.
     pub(crate) lossy: bool,
     pub(crate) exact: bool,
     /// Entries of the vocabulary.
@@ -50,6 +52,7 @@ impl Contents<'_> {
             model: self.model,
             name: self.name.chars().take(MAX_TEXT / 4).collect(),
             keys: self.keys.into(),
+            stored: self.stored.map(Into::into),
             lossy: self.lossy,
             exact: self.exact,
             vocab: self.vocab as u64,
