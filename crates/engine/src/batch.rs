@@ -1,7 +1,10 @@
 //! Many answers at once: sessions that read their prompts and sessions that answer share the steps.
 
+use std::{cmp::Reverse, fmt};
+
 use crate::{
-    EndTokens, Engine, Error, Finish, GenerateRequest, Sampler, Session, Synced, Turn, Watch, stats::Stats,
+    EndTokens, Engine, Error, Finish, GenerateRequest, Sampler, Session, Synced, Turn, Watch,
+    session::LEAST_KEPT, stats::Stats, timeline::common,
 };
 
 /// Tokens of prompts in a step in which others answer, where nobody says: their next tokens wait no longer than these take.
@@ -20,6 +23,39 @@ pub struct BatchOptions {
 /// The name of an answer in its [`Batch`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Job(u64);
+
+/// An answer that a [`Batch`] did not take.
+pub struct Refused {
+    /// Why.
+    pub error: Error,
+    /// Its session, as it was; only where the device failed it may have gone back to a beginning of its tokens.
+    pub session: Box<Session>,
+}
+
+impl fmt::Debug for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Refused").field("error", &self.error).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl std::error::Error for Refused {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.error.source()
+    }
+}
+
+/// The session is dropped then.
+impl From<Refused> for Error {
+    fn from(refused: Refused) -> Self {
+        refused.error
+    }
+}
 
 /// What a step of a [`Batch`] brought.
 pub enum Event {
@@ -55,6 +91,9 @@ pub enum Event {
 ///
 /// A step gives every answer that has begun its next token, and what is left of the step's tokens to one prompt after the other
 /// in turn, so that nobody waits for long. An expert that several of them need is read once for all.
+///
+/// What prompts have in common is computed once: a prompt that begins like one that is further on waits until that one has read what
+/// both have, and then goes on from its session. They share the memory of that part.
 ///
 /// ```
 /// # fn main() -> Result<(), moeflux::Error> {
@@ -110,6 +149,23 @@ impl Answer {
         (session, last.as_ref().map_or_else(|| &prompt[fed..], std::slice::from_ref))
     }
 
+    /// Whether there is something of its prompt to be fed.
+    fn reads(&self) -> bool {
+        self.last.is_none() && self.waiting() > 0
+    }
+
+    /// Tokens that it can have of another one's prompt: all that both begin with. The logits after its own prompt come from a session
+    /// that stands just there, or from a token that is left to compute.
+    fn shares(&self, other: &Self) -> usize {
+        let same = common(&self.prompt, &other.prompt);
+        let there = other.session.tokens().len();
+        let ends = match there == same {
+            true => !other.session.logits().is_empty(),
+            false => other.prompt.len() == same && there < same,
+        };
+        if same == self.prompt.len() && !ends { same - 1 } else { same }
+    }
+
     /// How many tokens it has to feed.
     fn waiting(&self) -> usize {
         self.last.map_or(self.prompt.len() - self.session.tokens().len(), |_| 1)
@@ -141,20 +197,17 @@ impl Batch {
     ///
     /// # Errors
     /// The prompt is empty, longer than the context, or has ids outside the vocabulary; a sampling value is out of range; the
-    /// session is another engine's. The session is dropped then.
+    /// session is another engine's. [`Refused`] gives it back.
     pub fn add(
         &mut self,
         mut session: Session,
         prompt: &[u32],
         request: &GenerateRequest,
-    ) -> Result<Job, Error> {
-        if !self.engine.is(session.engine()) {
-            let problem = "a session of another engine in a batch: give each engine a batch of its own";
-            return Err(Error::Input(problem.into()));
-        }
-        let mut sampler = Sampler::new(request.sampling.clone(), self.engine.blueprint().vocab)?;
-        sampler.prompt(prompt);
-        let synced = session.reuse(prompt)?;
+    ) -> Result<Job, Refused> {
+        let (sampler, synced) = match self.begin(&mut session, prompt, request) {
+            Ok(begun) => begun,
+            Err(error) => return Err(Refused { error, session: Box::new(session) }),
+        };
         let job = Job(self.next);
         self.next += 1;
         self.answers.push(Answer {
@@ -167,16 +220,36 @@ impl Batch {
             made: 0,
             last: None,
         });
+        self.follow();
         Ok(job)
+    }
+
+    /// What an answer begins with.
+    fn begin(
+        &self,
+        session: &mut Session,
+        prompt: &[u32],
+        request: &GenerateRequest,
+    ) -> Result<(Sampler, Synced), Error> {
+        if !self.engine.is(session.engine()) {
+            let problem = "a session of another engine in a batch: give each engine a batch of its own";
+            return Err(Error::Input(problem.into()));
+        }
+        let mut sampler = Sampler::new(request.sampling.clone(), self.engine.blueprint().vocab)?;
+        sampler.prompt(prompt);
+        Ok((sampler, session.reuse(prompt)?))
     }
 
     /// Takes an answer out before its end: its session, which stands at its last good token. `None` if it has ended.
     pub fn cancel(&mut self, job: Job) -> Option<Session> {
         let i = self.answers.iter().position(|answer| answer.job == job)?;
-        Some(self.answers.remove(i).session)
+        let cancelled = self.answers.remove(i);
+        self.follow();
+        Some(cancelled.session)
     }
 
-    /// What was reused for an answer's prompt, and what is computed of it. `None` once the answer has ended.
+    /// What was reused for an answer's prompt, and what is computed of it; as its prompt is read, more of it may come from another
+    /// one's session. `None` once the answer has ended.
     pub fn synced(&self, job: Job) -> Option<Synced> {
         self.answers.iter().find(|answer| answer.job == job).map(|answer| answer.synced)
     }
@@ -214,6 +287,7 @@ impl Batch {
         }
         let stats = self.engine.step(&mut turns, watch)?;
         self.stats = self.stats.and(&stats);
+        self.follow();
         self.choose(&shares, &mut events);
         self.finish(&mut events);
         Ok(events)
@@ -230,8 +304,8 @@ impl Batch {
             let first = self.answers.partition_point(|answer| answer.job.0 <= turn);
             (first..count).chain(0..first)
         };
-        let reading = |answer: &Answer| answer.last.is_none() && answer.waiting() > 0;
-        let next = behind(self.read).find(|i| reading(&self.answers[*i]));
+        let leads: Vec<_> = (0..count).map(|i| self.lead(i)).collect();
+        let next = behind(self.read).find(|i| self.answers[*i].reads() && leads[*i].is_none());
         // One token at least is a prompt's.
         let mut left = if next.is_some() { most.max(2) - 1 } else { most };
         let mut answering = 0;
@@ -248,10 +322,62 @@ impl Batch {
                 0 => most,
                 _ => (most - answering).min(self.options.prompt_tokens.unwrap_or(PROMPT_TOKENS).max(1)),
             };
-            shares[i] = self.answers[i].waiting().min(room);
+            let answer = &self.answers[i];
+            shares[i] = answer.waiting().min(room);
+            // A state that cannot be cut is shared where it stands.
+            let here = leads.iter().flatten().filter(|(leader, _)| *leader == i).map(|(_, end)| *end);
+            if let Some(end) = here.min().filter(|_| !self.engine.lock().rewind.anywhere()) {
+                shares[i] = shares[i].min(end - answer.session.tokens().len());
+            }
             self.read = self.answers[i].job.0;
         }
         shares
+    }
+
+    /// The answer that another one, which reads its prompt, waits for, and until which of its tokens: the one that will have read most
+    /// of what both begin with. Nobody is waited for by those that are further on, so that somebody always reads.
+    fn lead(&self, i: usize) -> Option<(usize, usize)> {
+        let answer = &self.answers[i];
+        let place = |answer: &Answer| (answer.session.tokens().len(), Reverse(answer.job));
+        let leads = |(j, other): (usize, &Answer)| {
+            if !other.reads() || other.session.is_lossy() || place(other) <= place(answer) {
+                return None;
+            }
+            let end = answer.shares(other);
+            let worth =
+                end >= answer.session.tokens().len() + LEAST_KEPT && end > other.session.tokens().len();
+            worth.then_some((j, end))
+        };
+        let all = self.answers.iter().enumerate().filter(|_| answer.reads());
+        // Of several with as much, the one that is furthest on: others may themselves wait for it, and pass the place by.
+        all.filter_map(leads).max_by_key(|(j, end)| (*end, place(&self.answers[*j])))
+    }
+
+    /// Takes those that read their prompts to where others have read the same, unless they wait for somebody who will have more. One
+    /// that cannot be taken there reads by itself.
+    fn follow(&mut self) {
+        for i in 0..self.answers.len() {
+            let lead = self.lead(i).map_or(0, |(_, end)| end);
+            let mut runtime = self.engine.lock();
+            let answer = &self.answers[i];
+            let had = answer.session.tokens().len();
+            let usable = |other: &Answer| {
+                let (timeline, end) = (&other.session.timeline, answer.shares(other));
+                let is_there = timeline.tokens.len() >= end && runtime.rewind.least(timeline) <= end;
+                (is_there && !timeline.is_lossy && end >= lead.max(had + LEAST_KEPT)).then_some(end)
+            };
+            let others = self.answers.iter().enumerate().filter(|(j, _)| *j != i && answer.reads());
+            let best = others.filter_map(|(j, other)| Some((j, usable(other)?))).max_by_key(|(_, end)| *end);
+            if let Some((j, end)) = best
+                && let Ok(forked) = runtime.fork(&self.answers[j].session.timeline, end)
+            {
+                let answer = &mut self.answers[i];
+                runtime.replace(&mut answer.session.timeline, forked);
+                answer.synced.reused += end - had;
+                answer.synced.restored += end - had;
+                answer.synced.computed -= end - had;
+            }
+        }
     }
 
     /// Chooses the next token of each answer that has logits for it.

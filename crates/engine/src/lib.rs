@@ -88,7 +88,7 @@ mod tokenizer;
 mod trace;
 
 pub use arch::supported as supported_architectures;
-pub use batch::{Batch, BatchOptions, Event, Job};
+pub use batch::{Batch, BatchOptions, Event, Job, Refused};
 pub use blueprint::*;
 pub use chat::{ChatOptions, ChatTemplate, Message};
 pub use checkpoint::{Checkpoint, MatrixSource, ModelId, Segment, VectorSource, unpack_embedded};

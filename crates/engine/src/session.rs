@@ -9,7 +9,7 @@ use crate::{
     model::{Found, Logits, On, Sink, StepSpan, Wanted, Watch},
     sample::Sampler,
     stats::Stats,
-    timeline::{Timeline, common},
+    timeline::{Timeline, advise, common},
 };
 
 pub use saved::SnapshotOptions;
@@ -18,7 +18,7 @@ pub use saved::SnapshotOptions;
 const KEEP_EVERY: usize = 1024;
 
 /// Tokens below which a prompt is computed again sooner than it is found.
-const LEAST_KEPT: usize = 16;
+pub(crate) const LEAST_KEPT: usize = 16;
 
 /// What [`Session::sync`] and its like did: `reused + computed` is the length of what was asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -559,7 +559,7 @@ impl Runtime {
         };
         stats.device(before, self.device.counters());
         stats.reads(read, self.cache.read_counters());
-        stepped?;
+        stepped.map_err(advise)?;
         for state in turns.iter().flat_map(|turn| &turn.timeline.states).flatten().flatten() {
             self.device.commit(*state).map_err(Error::at(|| "committing a step"))?;
         }

@@ -80,6 +80,21 @@ pub(crate) fn common(a: &[u32], b: &[u32]) -> usize {
     pieces * PIECE + same
 }
 
+/// What is said where states have no room.
+fn no_room(full: ComputeError) -> Error {
+    Error::at(
+        || "the sessions' states do not fit the memory plan: drop sessions or marks, or plan more memory for states",
+    )(full)
+}
+
+/// The same of an error, if it is that a device had no room.
+pub(crate) fn advise(error: Error) -> Error {
+    match error {
+        Error::Compute { source: source @ ComputeError::StatesFull { .. }, .. } => no_room(source),
+        other => other,
+    }
+}
+
 impl Runtime {
     /// A timeline without tokens.
     pub(crate) fn new_timeline(
@@ -196,7 +211,7 @@ impl Runtime {
         &mut self,
         spans: impl Iterator<Item = (&'a Timeline, usize)> + Clone,
     ) -> Result<(), Error> {
-        self.make_room_until(|device| {
+        let room = self.make_room_until(|device| {
             let mut needed = 0;
             for (timeline, rows) in spans.clone() {
                 for state in timeline.states.iter().flatten().flatten() {
@@ -205,7 +220,15 @@ impl Runtime {
                 }
             }
             Ok(needed)
-        })
+        });
+        match room {
+            // Each is counted as if it had to copy what it shares with others. Where all of them write it the last one has it for
+            // itself: whether it fits the device finds out.
+            Err(Error::Compute { source: ComputeError::StatesFull { .. }, .. }) if spans.count() > 1 => {
+                Ok(())
+            }
+            room => room,
+        }
     }
 
     /// The same for so many bytes.
@@ -222,13 +245,7 @@ impl Runtime {
                 return Ok(());
             }
             let Some(gone) = self.kept.evict() else {
-                return Err(Error::at(
-                    || "the sessions' states do not fit the memory plan: drop sessions or marks, or plan more memory for states",
-                )(ComputeError::StatesFull {
-                    bytes,
-                    held,
-                    limit: self.state_limit,
-                }));
+                return Err(no_room(ComputeError::StatesFull { bytes, held, limit: self.state_limit }));
             };
             self.drop_timeline(gone);
         }

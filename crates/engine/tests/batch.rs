@@ -105,6 +105,166 @@ fn answers_are_those_of_sessions_alone() {
     }
 }
 
+/// The first `common` tokens are those of every such prompt.
+fn branch(common: usize, i: u32, len: usize) -> Vec<u32> {
+    (0..len as u32).map(|t| (t * 37 + if t < common as u32 { 0 } else { i * 101 }) % 500 + 1).collect()
+}
+
+/// An engine that keeps no points: what is shared is shared in the batch.
+fn keeps_nothing(golden: &str, sessions: usize) -> Engine {
+    let memory = MemoryRequest {
+        sessions: Some(sessions),
+        context: Some(256),
+        chunk: Some(CHUNK),
+        marks: Some(0),
+        ..MemoryRequest::default()
+    };
+    common::engine(&data().join("goldens").join(golden), exact("cpu"), memory)
+}
+
+#[test]
+fn what_prompts_begin_with_is_computed_once() {
+    for golden in ["qwen3_moe", "qwen3_5_moe", "gpt_oss", "deepseek_v3"] {
+        let (together, by_itself) = (keeps_nothing(golden, 6), keeps_nothing(golden, 1));
+        let prompts = [
+            branch(100, 1, 130),
+            // Another end; the same again; a beginning of it; one that parts sooner; one that has next to nothing in common.
+            branch(100, 2, 120),
+            branch(100, 1, 130),
+            branch(100, 1, 70),
+            branch(60, 3, 90),
+            branch(5, 4, 40),
+        ];
+        for (options, backwards) in [
+            (BatchOptions::default(), false),
+            (BatchOptions { tokens: Some(7), ..BatchOptions::default() }, false),
+            (BatchOptions { tokens: Some(40), prompt_tokens: Some(9) }, true),
+        ] {
+            let mut prompts: Vec<_> = prompts.iter().collect();
+            if backwards {
+                prompts.reverse();
+            }
+            let mut batch = Batch::new(&together, options);
+            let session = || together.session().unwrap();
+            let jobs: Vec<Job> =
+                prompts.iter().map(|prompt| batch.add(session(), prompt, &request(4)).unwrap()).collect();
+            let made = run(&mut batch);
+            // A beginning of what another one has read computes its last token itself, for the logits behind it.
+            let mut fed = 130 + 20 + 30 + 40 + usize::from(!backwards);
+            for (prompt, job) in prompts.iter().zip(jobs) {
+                let expected = alone(&by_itself, prompt, 4);
+                assert_eq!(made.tokens[&job], expected, "{golden}, a prompt of {}", prompt.len());
+                let session = &made.finish[&job].1;
+                fed += session.tokens().len() - prompt.len();
+                let mut again = by_itself.session().unwrap();
+                again.sync(session.tokens(), &mut Watch::default()).unwrap();
+                assert!(session.logits() == again.logits(), "{golden}, a prompt of {}", prompt.len());
+            }
+            assert_eq!(batch.stats().tokens, fed as u64, "{golden}, {options:?}");
+        }
+    }
+}
+
+#[test]
+fn who_comes_later_goes_on_from_where_others_are() {
+    for (golden, cuttable) in [("qwen3_moe", true), ("qwen3_5_moe", false)] {
+        let (together, by_itself) = (keeps_nothing(golden, 3), keeps_nothing(golden, 1));
+        let mut batch = Batch::new(&together, BatchOptions::default());
+        let (long, late, soon) = (branch(200, 1, 200), branch(100, 2, 130), branch(40, 3, 60));
+        let add = |batch: &mut Batch, prompt: &[u32]| {
+            batch.add(together.session().unwrap(), prompt, &request(3)).unwrap()
+        };
+        let first = add(&mut batch, &long);
+        (0..2).for_each(|_| drop(batch.step(&mut Watch::default()).unwrap()));
+        // 64 tokens are read: keys and values are cut where this one parts, a recurrent state is beyond.
+        let soon_job = add(&mut batch, &soon);
+        assert_eq!(batch.synced(soon_job).unwrap().reused, if cuttable { 40 } else { 0 });
+        let late_job = add(&mut batch, &late);
+        let start = batch.synced(late_job).unwrap();
+        assert_eq!((start.reused, start.computed), (0, 130));
+        // This one waits for what the first one has yet to read.
+        while batch.synced(late_job).unwrap().reused < 100 {
+            for event in batch.step(&mut Watch::default()).unwrap() {
+                assert!(
+                    matches!(event, Event::Token { job, .. } | Event::Finished { job, .. } if job == soon_job)
+                );
+            }
+        }
+        let synced = batch.synced(late_job).unwrap();
+        assert_eq!((synced.reused, synced.restored, synced.computed), (100, 100, 30), "{golden}");
+        // Whoever was waited for may go: what others have of it is theirs.
+        let gone = batch.cancel(first).unwrap();
+        assert_eq!(gone.tokens(), &long[..gone.tokens().len()]);
+        drop(gone);
+        let made = run(&mut batch);
+        assert_eq!(made.tokens[&late_job], alone(&by_itself, &late, 3), "{golden}");
+    }
+}
+
+/// What two sessions share, and both write in one step, is copied once.
+#[test]
+fn forks_go_on_together_in_a_plan_for_just_them() {
+    let engine = keeps_nothing("qwen3_moe", 2);
+    let mut first = engine.session().unwrap();
+    first.sync(&branch(9, 1, 40), &mut Watch::default()).unwrap();
+    let mut second = first.fork().unwrap();
+    let mut turns = [&mut first, &mut second].map(|session| Turn { session, tokens: &[7], logits: true });
+    engine.step(&mut turns, &mut Watch::default()).unwrap();
+    assert_eq!((first.tokens(), first.logits()), (second.tokens(), second.logits()));
+    // Where there is no room for all of it, nobody goes on, and that is said.
+    let _mark = first.mark().unwrap();
+    let mut turns = [&mut first, &mut second].map(|session| Turn { session, tokens: &[8], logits: true });
+    let error = engine.step(&mut turns, &mut Watch::default()).unwrap_err().to_string();
+    assert!(error.contains("do not fit the memory plan"), "{error}");
+    assert_eq!((first.tokens().len(), second.tokens().len()), (41, 41));
+}
+
+#[test]
+fn nobody_waits_for_one_that_is_gone() {
+    let (together, by_itself) = (keeps_nothing("qwen3_5_moe", 2), keeps_nothing("qwen3_5_moe", 1));
+    let mut batch = Batch::new(&together, BatchOptions::default());
+    let (one, two) = (branch(100, 1, 130), branch(100, 2, 110));
+    let first = batch.add(together.session().unwrap(), &one, &request(3)).unwrap();
+    let second = batch.add(together.session().unwrap(), &two, &request(3)).unwrap();
+    batch.step(&mut Watch::default()).unwrap();
+    assert_eq!(batch.cancel(first).unwrap().tokens().len(), CHUNK);
+    let made = run(&mut batch);
+    assert_eq!(made.tokens[&second], alone(&by_itself, &two, 3));
+}
+
+#[test]
+fn an_answer_that_is_refused_gives_its_session_back() {
+    let folder = data().join("goldens/qwen3_moe");
+    let (engine, other) = (engine(&folder, exact("cpu"), 1), engine(&folder, exact("cpu"), 1));
+    let mut session = engine.session().unwrap();
+    session.sync(&prompt(1, 20), &mut Watch::default()).unwrap();
+    let before = (session.tokens().to_vec(), session.logits().to_vec());
+    let mut batch = Batch::new(&engine, BatchOptions::default());
+    let mut wrong = request(3);
+    wrong.sampling.temperature = -1.0;
+    let refused = [
+        (vec![], request(3), "empty"),
+        (vec![1 << 30], request(3), "vocabulary"),
+        (vec![1; 300], request(3), "context"),
+        (vec![1, 2], wrong, "temperature"),
+    ];
+    for (tokens, request, why) in refused {
+        let refused = batch.add(session, &tokens, &request).unwrap_err();
+        assert!(refused.to_string().contains(why), "{refused}");
+        session = *refused.session;
+        assert_eq!((session.tokens(), session.logits()), (&before.0[..], &before.1[..]), "{why}");
+    }
+    let stranger = batch.add(other.session().unwrap(), &[1], &request(3)).unwrap_err();
+    assert!(other.session().is_err() && stranger.error.to_string().contains("another engine"));
+    drop(stranger);
+    assert!(other.session().is_ok() && batch.is_empty());
+    let refuse = |batch: &mut Batch, session| -> Result<Job, moeflux::Error> {
+        Ok(batch.add(session, &[], &request(3))?)
+    };
+    assert!(matches!(refuse(&mut batch, session), Err(moeflux::Error::Input(_))));
+    assert!(engine.session().is_ok());
+}
+
 #[test]
 fn nobody_starves() {
     let folder = data().join("goldens/qwen3_moe");

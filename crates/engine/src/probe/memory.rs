@@ -41,7 +41,7 @@ pub fn probe_memory(working_set: u64, threads: Option<usize>) -> Result<MemorySp
         for part in words.chunks_mut(share) {
             thread::Builder::new().spawn_scoped(scope, move || part.fill(1)).map_err(failed)?;
         }
-        Ok(())
+        Ok::<_, Error>(())
     })?;
     let mut best = 0.0f64;
     for _ in 0..PASSES {
@@ -51,7 +51,7 @@ pub fn probe_memory(working_set: u64, threads: Option<usize>) -> Result<MemorySp
                 let read = move || (0..rounds).for_each(|_| _ = black_box(sum(black_box(part))));
                 thread::Builder::new().spawn_scoped(scope, read).map_err(failed)?;
             }
-            Ok(())
+            Ok::<_, Error>(())
         })?;
         best = best.max((bytes / 8 * 8 * rounds) as f64 / since.elapsed().as_secs_f64());
     }

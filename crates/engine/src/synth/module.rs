@@ -106,7 +106,8 @@ impl Module {
             let bytes = shape.iter().try_fold(size, |n, d| n.checked_mul(*d)).filter(|n| *n < 1 << 60);
             let bytes =
                 bytes.ok_or_else(|| Error::Input(format!("tensor {name} of {shape:?} is too large")))?;
-            Ok(Tensor { name, dtype, shape, bytes, values, stream: Stream::new(seed, stream) })
+            let stream = Stream::new(seed, stream);
+            Ok::<_, Error>(Tensor { name, dtype, shape, bytes, values, stream })
         };
         let with = |last: u64| rows.iter().copied().chain([last]).collect::<Vec<_>>();
         let (cols, gain, lead) = match kind {
