@@ -38,7 +38,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     sessions.push(first);
 
     let mut batch = Batch::new(&engine, BatchOptions::default());
-    let request = GenerateRequest { sampling: Sampling::greedy(), max_tokens: Some(40), stop: Vec::new() };
+    let request =
+        GenerateRequest { sampling: Sampling::greedy(), max_tokens: Some(40), ..GenerateRequest::default() };
     let mut answers = HashMap::new();
     for ((title, prompt), session) in TITLES.into_iter().zip(&prompts).zip(sessions) {
         let job = batch.add(session, prompt, &request)?;

@@ -19,6 +19,9 @@ pub struct GenerateRequest {
     pub max_tokens: Option<usize>,
     /// Texts that end the answer; they are not part of it. Only [`generate`] looks at them, as it alone makes text.
     pub stop: Vec<String>,
+    /// Lengths of prefixes of the prompt that other prompts are likely to share, in ascending order: [`Session::sync_with`] keeps
+    /// points there. A [`Batch`](crate::Batch) does not look at them.
+    pub ends: Vec<usize>,
 }
 
 /// Why an answer ended.
@@ -98,7 +101,7 @@ impl<'a> Tokens<'a> {
         let mut sampler = Sampler::new(request.sampling.clone(), session.engine().blueprint().vocab)?;
         sampler.prompt(prompt);
         let end = session.engine().end();
-        let synced = session.sync(prompt, watch)?;
+        let synced = session.sync_with(prompt, &request.ends, watch)?;
         Ok(Self {
             session,
             sampler,

@@ -173,7 +173,10 @@ impl Session {
         let regular = if cuttable { 0..0 } else { from / KEEP_EVERY + 1..to.div_ceil(KEEP_EVERY) };
         let mut stops: Vec<usize> = regular.map(|i| i * KEEP_EVERY).collect();
         // What can be cut is kept once, at its end.
-        stops.extend(ends.iter().copied().filter(|end| !cuttable && from < *end && *end < to));
+        stops.extend(ends.iter().copied().filter(|end| {
+            // Where nothing would be kept nobody stops.
+            !cuttable && from < *end && *end < to && *end >= LEAST_KEPT
+        }));
         stops.push(to);
         stops.sort_unstable();
         stops.dedup();

@@ -33,7 +33,8 @@ impl AnswerArgs {
             frequency_penalty: self.frequency_penalty.unwrap_or(advice.frequency_penalty),
             seed: self.seed.unwrap_or_else(any_seed),
         };
-        GenerateRequest { sampling, max_tokens: self.max_tokens.map(Into::into), stop: self.stop.clone() }
+        let max_tokens = self.max_tokens.map(Into::into);
+        GenerateRequest { sampling, max_tokens, stop: self.stop.clone(), ..GenerateRequest::default() }
     }
 
     pub(crate) fn chat_options(&self) -> ChatOptions {

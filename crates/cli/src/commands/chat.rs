@@ -260,9 +260,9 @@ impl<'a> Chat<'a> {
              --ctx allows longer ones",
             prompt.len()
         );
+        let request = GenerateRequest { ends: self.ends(&rendered, prompt.len()), ..self.request.clone() };
         let (session, cache) = (&mut self.session, self.cache.as_ref());
-        let (answer, _) =
-            answer::answer(session, &prompt, &self.request, cache, self.ui, &mut |p| out::write(p))?;
+        let (answer, _) = answer::answer(session, &prompt, &request, cache, self.ui, &mut |p| out::write(p))?;
         self.cost.add(&answer);
         if answer.tokens.is_empty() {
             self.ui.note("interrupted before the answer began");
@@ -305,6 +305,32 @@ impl<'a> Chat<'a> {
             return Ok(rendered.to_vec());
         }
         Ok([&last.tokens, rest].concat())
+    }
+
+    /// Where prompts to come are likely to part from this one of so many tokens: where the next turn's does, if the template shows a
+    /// past answer otherwise than it begins one, as those do that leave thoughts out; and, of a conversation that begins, where
+    /// another first question would, after /reset or /load. Models whose states cannot be cut go on from there.
+    fn ends(&self, rendered: &[u32], prompt: usize) -> Vec<usize> {
+        // What is only known as tokens is not rendered, and goes on as it is.
+        let [before @ .., _] = &*self.messages else { return Vec::new() };
+        if rendered.is_empty() {
+            return Vec::new();
+        }
+        let (other, past) = (Message::user("~"), Message::assistant("~"));
+        let another = [before, std::slice::from_ref(&other)].concat();
+        let next = [&self.messages[..], &[past, other]].concat();
+        let likely = [(self.last.is_none()).then_some(another), Some(next)];
+        let options = self.args.answer.chat_options();
+        let parts = likely.into_iter().flatten().filter_map(|messages| {
+            // A template that refuses them says so when they are asked for.
+            let theirs = self.text.chat(&messages, &options).ok()?;
+            let same = rendered.iter().zip(&theirs).take_while(|(a, b)| a == b).count();
+            // Prompt and rendering end alike; answers may be other tokens in them.
+            prompt.checked_sub(rendered.len() - same)
+        });
+        let mut ends: Vec<usize> = parts.collect();
+        ends.sort_unstable();
+        ends
     }
 
     fn system(&mut self, text: &str) -> anyhow::Result<()> {

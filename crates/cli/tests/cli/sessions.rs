@@ -358,6 +358,52 @@ fn a_conversation_goes_on_from_a_kept_prompt() {
     assert_eq!(prefill(), (first, false));
 }
 
+/// Tokens of all prompts that a conversation computed.
+fn prefilled(args: &[&str], lines: &[&str]) -> u64 {
+    let said = chat(&[&["-n", "6"], args].concat(), &[lines, &["/stats"]].concat());
+    let (_, prefill) = said.out.split_once("prefill ").unwrap();
+    prefill.split(' ').next().unwrap().parse().unwrap()
+}
+
+/// The model has recurrent layers: it goes on from points that were kept, and from nowhere else.
+#[test]
+fn a_conversation_that_begins_anew_goes_on_from_its_system_message() {
+    let system = long_prompt(3);
+    let system = ["--system", &system];
+    let with = |lines: &[&str]| prefilled(&system, lines);
+    let (first, second) = (with(&[FOX]), with(&[VIXEN]));
+    let both = with(&[FOX, "/reset", VIXEN]);
+    assert!(both + 100 < first + second, "{both} of {first} and {second}");
+    // A question behind an answer computes the question and what is around it.
+    let on = with(&[FOX, VIXEN]);
+    assert!(on < first + 40, "{on} of {first}");
+}
+
+#[test]
+fn thoughts_that_are_left_out_of_the_past_cost_one_turn_only() {
+    let folder = Folder::new();
+    let model = folder.path("thinking");
+    std::fs::create_dir(&model).unwrap();
+    let tales = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tales-18m");
+    for entry in std::fs::read_dir(&tales).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), Path::new(&model).join(entry.file_name())).unwrap();
+    }
+    let template = Path::new(&model).join("chat_template.jinja");
+    let plain = std::fs::read_to_string(&template).unwrap();
+    let thinking = plain.replace(r"<|im_start|>assistant\n' }}", r"<|im_start|>assistant\n<think>\n' }}");
+    assert_ne!(plain, thinking);
+    std::fs::write(&template, thinking).unwrap();
+    let question = long_prompt(3);
+    let (saved, with) = (folder.path("talk.json"), |lines: &[&str]| prefilled(&["--model", &model], lines));
+    let first = with(&[&question, &format!("/save {saved}")]);
+    let second = with(&[&format!("/load {saved}"), VIXEN]);
+    assert!(second > first);
+    let both = with(&[&question, VIXEN]);
+    // All of the first prompt but how the answer began.
+    assert!(second <= both && both < second + 16, "{both} of {first} and {second}");
+}
+
 #[test]
 fn keys_and_values_are_kept_as_asked_for() {
     let state = |more: &[&str]| {
