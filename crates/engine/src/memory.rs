@@ -417,7 +417,8 @@ fn matrix_bytes(matrix: &MatrixSource) -> u64 {
 
 /// Buffers of intermediate results, logits among them.
 fn scratch_bytes(blueprint: &Blueprint, rows: usize, context: usize) -> u64 {
-    let logits = blueprint.vocab as u64 * 4 * LOGIT_ROWS as u64 + pages(4 * FIRST_NUMBERS as u64);
+    let logits =
+        blueprint.vocab as u64 * 4 * LOGIT_ROWS as u64 + pages(4 * (LOGIT_ROWS * FIRST_NUMBERS) as u64);
     Scratch::bytes(blueprint, rows, context) + (8 + crate::layer::LANES) as u64 * pages(1) + logits
 }
 

@@ -1,6 +1,7 @@
 //! The forward pass: embed, layers, norm, head. Prefill, decode and batches are one function over rows.
 
 use std::{
+    ops::Range,
     sync::atomic::{AtomicBool, Ordering},
     time::Instant,
 };
@@ -118,7 +119,7 @@ pub(crate) struct Model {
     scratch: Scratch,
     /// `(LOGIT_ROWS, vocab)`.
     logits: Buffer,
-    /// `(1, FIRST_NUMBERS)`: what comes first in rank.
+    /// `(LOGIT_ROWS, FIRST_NUMBERS)`: what comes first in rank.
     first: Buffer,
     spans: [Vec<Span>; 2],
     routing: Routing,
@@ -126,6 +127,8 @@ pub(crate) struct Model {
     layer_stats: Vec<LayerStats>,
     /// `(LOGIT_ROWS, vocab)` on the host.
     read: Vec<f32>,
+    /// What the step at hand is asked for.
+    asked: Vec<Asked>,
     ahead: Option<Ahead>,
 }
 
@@ -155,11 +158,12 @@ impl Model {
             },
             scratch: Scratch::new(blueprint, rows, context, loader.device)?,
             logits: loader.device.buffer(LOGIT_ROWS * blueprint.vocab).map_err(Error::at(|| "logits"))?,
-            first: loader.device.buffer(FIRST_NUMBERS).map_err(Error::at(|| "logits"))?,
+            first: loader.device.buffer(LOGIT_ROWS * FIRST_NUMBERS).map_err(Error::at(|| "logits"))?,
             spans: [Vec::with_capacity(1), Vec::with_capacity(1)],
             routing: Routing::new(blueprint, rows, look_ahead),
             layer_stats: vec![LayerStats::default(); blueprint.layers.len()],
             read: vec![0.0; LOGIT_ROWS * blueprint.vocab],
+            asked: Vec::with_capacity(LOGIT_ROWS),
             ahead: None,
         })
     }
@@ -224,27 +228,32 @@ impl Model {
             }
             None => self.layers(on, spans, watch)?,
         }
-        let mut first = 0;
-        for span in spans {
-            let end = first + span.tokens.len();
-            match span.wanted {
-                Wanted::Nothing => {}
-                Wanted::Logits(Logits::All) => self.read_logits(&mut *on.device, first..end, sink)?,
-                wanted => {
-                    let since = Instant::now();
-                    let views = match &begun {
-                        Some(_) => self.views(wanted),
-                        None => self.last(&mut *on.device, end - 1, wanted)?,
-                    };
-                    on.stats.computing_ns += since.elapsed().as_nanos() as u64;
-                    // Of several spans nobody knows which will go on together.
-                    let next = if spans.len() == 1 && watch.observer.is_none() { Some(span) } else { None };
-                    self.read_last(on, (end - 1, views), next, sink)?;
-                }
+        let mut asked = std::mem::take(&mut self.asked);
+        asked.clear();
+        asked.extend(
+            spans
+                .iter()
+                .scan(0, |end, span| {
+                    *end += span.tokens.len();
+                    Some(Asked::of(span.wanted, *end - span.tokens.len()..*end))
+                })
+                .flatten(),
+        );
+        let result = asked.chunks(LOGIT_ROWS).try_for_each(|asked| {
+            let since = Instant::now();
+            if begun.is_none() {
+                self.head(&mut *on.device, asked).map_err(Error::at(|| "head"))?;
             }
-            first = end;
-        }
-        Ok(())
+            on.stats.computing_ns += since.elapsed().as_nanos() as u64;
+            // Of several spans nobody knows which will go on together; whoever wants all logits reads a text that is there.
+            let goes_on = |span: &&StepSpan<'_>| {
+                spans.len() == 1 && watch.observer.is_none() && span.wanted != Wanted::Logits(Logits::All)
+            };
+            let next = spans.first().filter(goes_on);
+            self.read_asked(on, asked, next, sink).map_err(Error::at(|| "head"))
+        });
+        self.asked = asked;
+        result
     }
 
     /// Records what leads from tokens to the residual stream after the last layer.
@@ -311,98 +320,79 @@ impl Model {
         Ok(())
     }
 
-    /// Norm and head for `n` rows of the residual stream, at most [`LOGIT_ROWS`], from `first` on: their logits, which stay
-    /// on the device.
-    fn head(&self, device: &mut dyn Device, first: usize, n: usize) -> Result<View, moeflux_compute::Error> {
-        let x = View::rows(self.scratch.x, first + n, self.hidden).slice(first, n);
-        let normed = View::rows(self.scratch.normed, n, self.hidden);
-        let logits = View::rows(self.logits, n, self.vocab);
-        device.run(&Op::RmsNorm { x, weight: Some(self.norm), eps: self.eps, out: normed })?;
+    /// Norm and head for rows of the residual stream, at most [`LOGIT_ROWS`], and what comes first in rank where that is asked
+    /// for. All of it stays on the device: see [`Model::views`].
+    fn head(&self, device: &mut dyn Device, asked: &[Asked]) -> Result<(), moeflux_compute::Error> {
+        let most = asked.iter().map(|asked| asked.row + 1).max().unwrap_or(0);
+        let x = View::rows(self.scratch.x, most, self.hidden);
+        let normed = View::rows(self.scratch.normed, asked.len(), self.hidden);
+        let mut at = 0;
+        for run in asked.chunk_by(|a, b| a.row + 1 == b.row) {
+            let (x, out) = (x.slice(run[0].row, run.len()), normed.slice(at, run.len()));
+            device.run(&Op::RmsNorm { x, weight: Some(self.norm), eps: self.eps, out })?;
+            at += run.len();
+        }
+        let logits = self.logits(asked.len());
         device.run(&Op::MatMul { x: normed, weight: self.head, bias: None, exact: false, out: logits })?;
         if let Some(cap) = self.logit_cap {
             device.run(&Op::SoftCap { x: logits, cap })?;
         }
-        Ok(logits)
-    }
-
-    /// All logits of some rows.
-    fn read_logits(
-        &mut self,
-        device: &mut dyn Device,
-        rows: std::ops::Range<usize>,
-        sink: &mut Sink<'_>,
-    ) -> Result<(), Error> {
-        let mut from = rows.start;
-        while from < rows.end {
-            let n = (rows.end - from).min(LOGIT_ROWS);
-            let logits = self.head(device, from, n).map_err(Error::at(|| "head"))?;
-            let read = &mut self.read[..n * self.vocab];
-            device.read(logits, read).map_err(Error::at(|| "head"))?;
-            for (i, row) in read.chunks_exact(self.vocab).enumerate() {
-                sink(from + i, Found::Logits(row));
+        for (i, asked) in asked.iter().enumerate() {
+            if let Some(n) = asked.first {
+                device.run(&Op::TopLogits { logits: logits.slice(i, 1), best: self.best(i, n) })?;
             }
-            from += n;
         }
         Ok(())
     }
 
-    /// Where logits of one row are, and of them what comes first in rank.
-    fn views(&self, wanted: Wanted) -> (View, Option<View>) {
-        let best = match wanted {
-            Wanted::First(n) => Some(View::rows(self.first, 1, 2 * n)),
-            _ => None,
-        };
-        (View::rows(self.logits, 1, self.vocab), best)
+    /// Where logits of the first `n` rows that were asked for are.
+    fn logits(&self, n: usize) -> View {
+        View::rows(self.logits, n, self.vocab)
     }
 
-    /// Records what is wanted of the last row of a span.
-    fn last(
-        &self,
-        device: &mut dyn Device,
-        row: usize,
-        wanted: Wanted,
-    ) -> Result<(View, Option<View>), Error> {
-        let logits = self.head(device, row, 1).map_err(Error::at(|| "head"))?;
-        let (_, best) = self.views(wanted);
-        if let Some(best) = best {
-            device.run(&Op::TopLogits { logits, best }).map_err(Error::at(|| "head"))?;
-        }
-        Ok((logits, best))
+    /// Where the `n` logits are that come first in rank, and before them their tokens, of one of the rows that were asked for.
+    fn best(&self, i: usize, n: usize) -> View {
+        View { width: 2 * n, ..View::rows(self.first, LOGIT_ROWS, FIRST_NUMBERS).slice(i, 1) }
     }
 
-    /// Reads what is wanted of the last row of a span: the first in rank, and all logits if these are not enough. While the
-    /// device is at work on it, the step after it is recorded, if `span` is one that will go on token by token.
-    fn read_last(
+    /// Reads what was asked for: the first in rank, and all logits if these are not enough. While the device is at work on it,
+    /// the step after it is recorded, if `next` is a span that will go on token by token.
+    fn read_asked(
         &mut self,
         on: &mut On<'_>,
-        (row, (logits, best)): (usize, (View, Option<View>)),
-        span: Option<&StepSpan<'_>>,
+        asked: &[Asked],
+        next: Option<&StepSpan<'_>>,
         sink: &mut Sink<'_>,
-    ) -> Result<(), Error> {
+    ) -> Result<(), moeflux_compute::Error> {
         let mut read = std::mem::take(&mut self.read);
-        let view = best.unwrap_or(logits);
         let On { device, cache, .. } = on;
-        let result = device
-            .read_while(view, &mut read[..view.width], &mut |device| {
-                if let Some(span) = span {
+        let at_once = if asked.iter().all(|asked| asked.first.is_none()) { LOGIT_ROWS } else { 1 };
+        let mut read_some = |i: usize, some: &[Asked]| {
+            let logits = self.logits(asked.len()).slice(i, some.len());
+            let view = some[0].first.map_or(logits, |n| self.best(i, n));
+            let numbers = &mut read[..view.rows * view.width];
+            device.read_while(view, numbers, &mut |device| {
+                if let Some(span) = next {
                     self.record_next(device, cache, span);
                 }
-            })
-            .and_then(|()| {
-                if best.is_none() {
-                    sink(row, Found::Logits(&read[..view.width]));
-                    return Ok(());
+            })?;
+            let Some(n) = some[0].first else {
+                for (asked, row) in some.iter().zip(numbers.chunks_exact(self.vocab)) {
+                    sink(asked.row, Found::Logits(row));
                 }
-                let (ids, logits_of) = read[..view.width].split_at(view.width / 2);
-                if !sink(row, Found::First { ids, logits: logits_of }) {
-                    let all = &mut read[..self.vocab];
-                    device.read(logits, all)?;
-                    sink(row, Found::Logits(all));
-                }
-                Ok(())
-            });
+                return Ok(());
+            };
+            let (ids, of_ids) = numbers.split_at(n);
+            if !sink(some[0].row, Found::First { ids, logits: of_ids }) {
+                let all = &mut read[..self.vocab];
+                device.read(logits, all)?;
+                sink(some[0].row, Found::Logits(all));
+            }
+            Ok(())
+        };
+        let result = asked.chunks(at_once).enumerate().try_for_each(|(i, some)| read_some(i * at_once, some));
         self.read = read;
-        result.map_err(Error::at(|| "head"))
+        result
     }
 
     /// Records the step that comes after that of one token, where no layer makes the host wait. What fails here will fail
@@ -417,12 +407,37 @@ impl Model {
         let recorded = device.record_ahead(&states, &mut |device| {
             let mut on = On { device: &mut *device, cache, stats: &mut stats };
             let layers = self.layers(&mut on, &[next], &mut Watch::default());
-            layers.and_then(|()| self.last(device, 0, next.wanted)).is_ok()
+            layers
+                .and_then(|()| {
+                    let mut asked = Asked::of(next.wanted, 0..1);
+                    asked.try_for_each(|asked| self.head(device, &[asked])).map_err(Error::at(|| "head"))
+                })
+                .is_ok()
         });
         if recorded.is_ok() {
             let (states, StepSpan { position, wanted, .. }) = (span.states.to_vec(), next);
             self.ahead = Some(Ahead { states, position, wanted, stats });
         }
+    }
+}
+
+/// A row of a step whose logits are wanted: so many that come first in rank, or all.
+#[derive(Clone, Copy)]
+struct Asked {
+    row: usize,
+    first: Option<usize>,
+}
+
+impl Asked {
+    /// What is wanted of a span with these rows.
+    fn of(wanted: Wanted, rows: Range<usize>) -> impl Iterator<Item = Self> {
+        let (rows, first) = match wanted {
+            Wanted::Nothing => (rows.end..rows.end, None),
+            Wanted::Logits(Logits::All) => (rows, None),
+            Wanted::Logits(Logits::Last) => (rows.end - 1..rows.end, None),
+            Wanted::First(n) => (rows.end - 1..rows.end, Some(n)),
+        };
+        rows.map(move |row| Self { row, first })
     }
 }
 
