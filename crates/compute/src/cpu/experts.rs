@@ -1,17 +1,56 @@
 //! The routed experts of a layer.
 //!
-//! Tiles are blocks of outputs. Where rows share experts, each tile walks all uses, so that weights are unpacked once;
-//! where none do, as when one token is decoded, a tile has one use, and tiles follow each other as their weights do in
+//! A tile is a block of outputs of one expert for all rows that meet it, and tiles follow each other as weights do in
 //! memory. Activations have room for a number of rows, so many uses take several rounds.
 
 use super::{
     Cpu,
-    dot::Rows,
+    dot::{self, Rows},
     elementwise::glu_of,
     matmul::{COLS, Product, round},
-    pool::Grid,
+    pool::{Grid, Order},
 };
 use crate::{Activation, Error, ExpertUse, ExpertUses, Op, host::Host};
+
+/// Uses by expert.
+#[derive(Default)]
+pub(super) struct Runs {
+    /// Where the uses of each expert end.
+    ends: Vec<usize>,
+    /// The part of every use.
+    parts: Vec<usize>,
+    marks: Vec<bool>,
+}
+
+impl Runs {
+    /// Bytes of memory for so many uses.
+    pub(super) const fn memory(uses: usize) -> usize {
+        uses * (2 * size_of::<usize>() + size_of::<bool>())
+    }
+
+    /// Makes room for so many uses.
+    pub(super) fn reserve(&mut self, uses: usize) -> Result<(), Error> {
+        dot::grow(&mut self.ends, uses)?;
+        dot::grow(&mut self.parts, uses)?;
+        dot::grow(&mut self.marks, uses)
+    }
+
+    /// The ends of the runs, and where the results of `uses` go, of so many parts.
+    fn of(&mut self, uses: &[ExpertUse], parts: usize) -> Result<(&[usize], Order<'_>), Error> {
+        self.reserve(uses.len())?;
+        dot::grow(&mut self.marks, parts)?;
+        let (mut count, mut at) = (0, 0);
+        for run in uses.chunk_by(|a, b| a.slot == b.slot) {
+            at += run.len();
+            self.ends[count] = at;
+            count += 1;
+        }
+        self.parts.iter_mut().zip(uses).for_each(|(part, of)| *part = of.part);
+        let order = Order::new(&self.parts[..uses.len()], &mut self.marks);
+        let twice = || Error::Shape("two experts' results go to one row".into());
+        Ok((&self.ends[..count], order.ok_or_else(twice)?))
+    }
+}
 
 /// Runs [`Op::Experts`].
 pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(), Error> {
@@ -22,7 +61,7 @@ pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
     cpu.reserve(1, x.width.max(inner.width))?;
     let room = cpu.reserved.rows;
     let rounds = [shape.gate, shape.up, shape.down].map(|shape| cpu.rounds(shape));
-    let Cpu { kernels, pool, rounded, inner: again, .. } = cpu;
+    let Cpu { kernels, pool, rounded, inner: again, runs, .. } = cpu;
     let kernels = *kernels;
     host.with(&inner, |host, between| {
         host.with(&out, |host, numbers| {
@@ -49,33 +88,32 @@ pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
                     _ => uses[i].row,
                 };
                 let inner = inner.slice(0, uses.len());
-                let alone = uses.windows(2).all(|pair| pair[0].slot != pair[1].slot);
-                let rows = if alone { 1 } else { uses.len() };
-                pool.tiles(between, Grid::new(&inner, rows, 1, COLS), |mut tile, lane| {
-                    let (of_tile, outputs) = (tile.rows(), tile.cols());
-                    let mut runs = runs(host, &uses[of_tile.clone()]).peekable();
-                    while let Some((first, run, slot)) = runs.next() {
-                        let first = of_tile.start + first;
-                        let [gate, up, _] = layout.matrices(slot);
-                        let gate = Product { kernels, matrix: gate, rows: gate_rows };
-                        let up = Product { kernels, matrix: up, rows: up_rows };
-                        if !alone {
-                            up.ask_for(outputs.clone());
-                        }
-                        let place = |i: usize| (from(&gate_rows, first + i), first + i);
-                        gate.tile(run, place, &mut tile, lane, |to, sum, o| *to = sum + gate.matrix.bias(o));
-                        if let Some((.., slot)) = runs.peek() {
-                            Product { matrix: layout.matrices(slot)[0], ..gate }.ask_for(outputs.clone());
-                        }
-                        let place = |i: usize| (from(&up_rows, first + i), first + i);
-                        if activation == Activation::SwiGlu {
-                            (first..first + run).for_each(|i| kernels.silu(tile.row(i)));
-                            up.tile(run, place, &mut tile, lane, |to, sum, o| *to *= sum + up.matrix.bias(o));
-                        } else {
-                            up.tile(run, place, &mut tile, lane, |to, sum, o| {
-                                *to = glu_of(activation, *to, sum + up.matrix.bias(o));
-                            });
-                        }
+                let (ends, parts) = runs.of(uses, out.rows)?;
+                pool.tiles(between, Grid::runs(&inner, ends, None, COLS), |mut tile, lane| {
+                    let (run, outputs) = (tile.rows(), tile.cols());
+                    // The op's check found every slot in its place.
+                    let Ok(slot) = host.slot(uses[run.start].slot) else { return };
+                    let [gate, up, _] = layout.matrices(slot);
+                    let gate = Product { kernels, matrix: gate, rows: gate_rows };
+                    let up = Product { kernels, matrix: up, rows: up_rows };
+                    if run.len() > 1 {
+                        up.ask_for(outputs.clone());
+                    }
+                    let place = |i: usize| (from(&gate_rows, run.start + i), run.start + i);
+                    let add = |to: &mut f32, sum: f32, o: usize| *to = sum + gate.matrix.bias(o);
+                    gate.tile(run.len(), place, &mut tile, lane, add);
+                    if run.len() > 1 {
+                        gate.ask_for(outputs.end..outputs.end + outputs.len());
+                    }
+                    let place = |i: usize| (from(&up_rows, run.start + i), run.start + i);
+                    if activation == Activation::SwiGlu {
+                        run.clone().for_each(|i| kernels.silu(tile.row(i)));
+                        let mul = |to: &mut f32, sum: f32, o: usize| *to *= sum + up.matrix.bias(o);
+                        up.tile(run.len(), place, &mut tile, lane, mul);
+                    } else {
+                        up.tile(run.len(), place, &mut tile, lane, |to, sum, o| {
+                            *to = glu_of(activation, *to, sum + up.matrix.bias(o));
+                        });
                     }
                 });
                 let between = &*between;
@@ -85,18 +123,16 @@ pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
                     }),
                     None => Rows::Numbers(between, inner),
                 };
-                pool.tiles(numbers, Grid::new(&out, out.rows, 1, COLS), |mut tile, lane| {
-                    let mut runs = runs(host, uses).peekable();
-                    while let Some((first, run, slot)) = runs.next() {
-                        let [.., down] = layout.matrices(slot);
-                        let product = Product { kernels, matrix: down, rows };
-                        if let (false, Some((.., slot))) = (alone, runs.peek()) {
-                            let [.., matrix] = layout.matrices(slot);
-                            Product { matrix, ..product }.ask_for(tile.cols());
-                        }
-                        let place = |i: usize| (first + i, uses[first + i].part);
-                        product.tile(run, place, &mut tile, lane, |to, sum, o| *to = sum + down.bias(o));
+                pool.tiles(numbers, Grid::runs(&out, ends, Some(parts), COLS), |mut tile, lane| {
+                    let (run, outputs) = (tile.rows(), tile.cols());
+                    let Ok(slot) = host.slot(uses[run.start].slot) else { return };
+                    let [.., down] = layout.matrices(slot);
+                    let product = Product { kernels, matrix: down, rows };
+                    if run.len() > 1 {
+                        product.ask_for(outputs.end..outputs.end + outputs.len());
                     }
+                    let place = |i: usize| (run.start + i, run.start + i);
+                    product.tile(run.len(), place, &mut tile, lane, |to, sum, o| *to = sum + down.bias(o));
                 });
             }
             Ok(())
@@ -111,14 +147,4 @@ fn piece(uses: &[ExpertUse], room: usize) -> usize {
         return uses.len();
     }
     (1..=room).rev().find(|i| uses[i - 1].slot != uses[*i].slot).unwrap_or(room)
-}
-
-/// Every run of uses of one slot: the place of its first among the uses, its length, and the slot's bytes.
-fn runs<'a>(host: &'a Host, uses: &'a [ExpertUse]) -> impl Iterator<Item = (usize, usize, &'a [u8])> {
-    let mut at = 0;
-    uses.chunk_by(|a, b| a.slot == b.slot).filter_map(move |run| {
-        at += run.len();
-        // The op's check found every slot in its place.
-        host.slot(run[0].slot).ok().map(|slot| (at - run.len(), run.len(), slot))
-    })
 }

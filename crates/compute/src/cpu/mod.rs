@@ -64,6 +64,8 @@ struct Cpu {
     rounded: Activations,
     /// Inputs of the experts' second matrices.
     inner: Activations,
+    /// Which uses are of one expert.
+    runs: experts::Runs,
     /// Parts of sums of attention, and what they are parts of.
     parts: Vec<f32>,
     /// What there is room for.
@@ -88,7 +90,8 @@ impl Cpu {
         let blocks = latent_attention::numbers(latent_head) + KEY_BLOCK * wide_keys;
         let per_thread = Lane::memory(cols) + blocks * 4 + pool::STACK_BYTES;
         let parts = attention::PARTS * 4;
-        let bytes = parts + 2 * Activations::memory(rows, cols) + self.pool.threads() * per_thread;
+        let each = 2 * Activations::memory(rows, cols) + experts::Runs::memory(rows);
+        let bytes = parts + each + self.pool.threads() * per_thread;
         Ok((ScratchShape { rows, cols, latent_head, wide_keys }, bytes))
     }
 
@@ -105,6 +108,7 @@ impl Cpu {
             dot::grow(&mut self.parts, attention::PARTS)?;
             self.rounded.reserve(rows, cols)?;
             self.inner.reserve(rows, cols)?;
+            self.runs.reserve(rows)?;
             self.pool.lanes().try_for_each(|lane| {
                 dot::grow(&mut lane.latent_head, latent_attention::numbers(latent_head))?;
                 dot::grow(&mut lane.keys, KEY_BLOCK * wide_keys)?;
@@ -141,6 +145,7 @@ impl CpuDevice {
             exact,
             rounded: Activations::default(),
             inner: Activations::default(),
+            runs: experts::Runs::default(),
             parts: Vec::new(),
             reserved: ScratchShape::default(),
         };

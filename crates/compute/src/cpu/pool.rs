@@ -1,7 +1,7 @@
 //! A resident pool of workers that share out tiles of outputs.
 //!
-//! The blocks of a [`Grid`] are fixed by the shapes of an op; workers only decide who computes which, so results
-//! do not depend on their number. A call allocates nothing.
+//! What a tile of a [`Grid`] computes does not depend on the tile, or the shapes of the op alone say how it is cut; workers only
+//! decide who computes which, so results do not depend on their number. A call allocates nothing.
 
 use std::{
     any::Any,
@@ -39,17 +39,51 @@ const JOB: u64 = 1 << 17;
 
 /// How a view is cut into tiles: blocks of rows, of heads and of columns.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Grid {
+pub(crate) struct Grid<'a> {
     view: View,
-    rows: usize,
+    rows: Blocks<'a>,
     heads: usize,
     cols: usize,
 }
 
-impl Grid {
+/// How rows are cut.
+#[derive(Clone, Copy, Debug)]
+enum Blocks<'a> {
+    /// So many each.
+    Even(usize),
+    /// Where each ends, in an order in which the rows of the view come, or in their own.
+    Ends(&'a [usize], Option<Order<'a>>),
+}
+
+/// Some rows of a view in an order of their own, each once.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Order<'a>(&'a [usize]);
+
+impl<'a> Order<'a> {
+    /// `None` if a row comes twice. There is a mark for every row that comes; none is set, before and after.
+    pub(crate) fn new(rows: &'a [usize], marks: &mut [bool]) -> Option<Self> {
+        let once = rows.iter().all(|row| !std::mem::replace(&mut marks[*row], true));
+        rows.iter().for_each(|row| marks[*row] = false);
+        once.then_some(Self(rows))
+    }
+}
+
+impl<'a> Grid<'a> {
     /// Tiles of `rows` rows, `heads` heads and `cols` columns; the last ones may be smaller.
     pub(crate) fn new(view: &View, rows: usize, heads: usize, cols: usize) -> Self {
-        Self { view: *view, rows: rows.max(1), heads: heads.max(1), cols: cols.max(1) }
+        Self { view: *view, rows: Blocks::Even(rows.max(1)), heads: heads.max(1), cols: cols.max(1) }
+    }
+
+    /// Tiles of runs of rows, one behind the other, of which each ends where the next one begins, and of `cols` columns. With an
+    /// order the tiles' rows are numbered by it.
+    ///
+    /// # Panics
+    /// Runs overlap, or rows are not there.
+    pub(crate) fn runs(view: &View, ends: &'a [usize], order: Option<Order<'a>>, cols: usize) -> Self {
+        let rows = order.map_or(view.rows, |order| order.0.len());
+        assert!(ends.is_sorted() && ends.last().is_none_or(|end| *end <= rows), "runs that overlap");
+        assert!(order.is_none_or(|order| order.0.iter().all(|row| *row < view.rows)), "rows outside a view");
+        Self { view: *view, rows: Blocks::Ends(ends, order), heads: view.heads, cols: cols.max(1) }
     }
 
     /// Tiles of `block` whole rows of a dense matrix.
@@ -59,7 +93,10 @@ impl Grid {
 
     fn blocks(&self) -> [usize; 3] {
         [
-            self.view.rows.div_ceil(self.rows),
+            match self.rows {
+                Blocks::Even(rows) => self.view.rows.div_ceil(rows),
+                Blocks::Ends(ends, _) => ends.len(),
+            },
             self.view.heads.div_ceil(self.heads),
             self.view.width.div_ceil(self.cols),
         ]
@@ -68,6 +105,14 @@ impl Grid {
     /// Tiles of the grid; columns run fastest, then heads.
     fn count(&self) -> usize {
         self.blocks().iter().product()
+    }
+
+    /// The rows of a block.
+    fn rows(&self, i: usize) -> Range<usize> {
+        match self.rows {
+            Blocks::Even(rows) => Self::part(self.view.rows, rows, i),
+            Blocks::Ends(ends, _) => i.checked_sub(1).map_or(0, |before| ends[before])..ends[i],
+        }
     }
 
     fn part(len: usize, block: usize, i: usize) -> Range<usize> {
@@ -80,6 +125,7 @@ pub(crate) struct Tile<'a, T> {
     data: *mut T,
     view: View,
     rows: Range<usize>,
+    order: Option<Order<'a>>,
     heads: Range<usize>,
     cols: Range<usize>,
     of: PhantomData<&'a mut [T]>,
@@ -89,20 +135,24 @@ impl<'a, T> Tile<'a, T> {
     /// # Safety
     /// `data` is a slice that the grid's view lies in, without overlap of its vectors, borrowed mutably for `'a`;
     /// every `i` is used for one tile only.
-    unsafe fn new(data: *mut T, grid: &Grid, i: usize) -> Self {
+    unsafe fn new(data: *mut T, grid: &Grid<'a>, i: usize) -> Self {
         let [_, heads, cols] = grid.blocks();
         let (row, head, col) = (i / (heads * cols), i / cols % heads, i % cols);
         Self {
             data,
             view: grid.view,
-            rows: Grid::part(grid.view.rows, grid.rows, row),
+            rows: grid.rows(row),
+            order: match grid.rows {
+                Blocks::Even(_) => None,
+                Blocks::Ends(_, order) => order,
+            },
             heads: Grid::part(grid.view.heads, grid.heads, head),
             cols: Grid::part(grid.view.width, grid.cols, col),
             of: PhantomData,
         }
     }
 
-    /// Rows of the view that the tile has a part of.
+    /// Rows of the view that the tile has a part of, by their numbers in the grid's order.
     pub(crate) fn rows(&self) -> Range<usize> {
         self.rows.clone()
     }
@@ -126,6 +176,7 @@ impl<'a, T> Tile<'a, T> {
     /// The tile's columns of one vector, by its row and head in the view.
     pub(crate) fn vector(&mut self, row: usize, head: usize) -> &mut [T] {
         assert!(self.rows.contains(&row) && self.heads.contains(&head), "a vector of another tile");
+        let row = self.order.map_or(row, |order| order.0[row]);
         let at = self.view.at(row, head) + self.cols.start;
         // SAFETY: row, head and columns lie in the view, which lies in the slice; tiles of a grid share no
         // number because the view's vectors do not overlap; the borrow of self keeps this one the only one.
@@ -136,6 +187,7 @@ impl<'a, T> Tile<'a, T> {
     pub(crate) fn vectors(&mut self, row: usize) -> &mut [T] {
         let whole = self.cols.len() == self.view.width && self.view.head_stride == self.view.width;
         assert!(whole && self.rows.contains(&row), "vectors of another tile, or parts of vectors");
+        let row = self.order.map_or(row, |order| order.0[row]);
         let at = self.view.at(row, self.heads.start);
         // SAFETY: as in `vector`; whole vectors without gaps are one piece.
         unsafe { std::slice::from_raw_parts_mut(self.data.add(at), self.heads.len() * self.view.width) }
@@ -336,7 +388,7 @@ impl<L: Send> Pool<L> {
     pub(crate) fn tiles<T: Send>(
         &mut self,
         numbers: &mut [T],
-        grid: Grid,
+        grid: Grid<'_>,
         f: impl Fn(Tile<'_, T>, &mut L) + Sync,
     ) {
         assert!(grid.view.lies_in(numbers.len()) && grid.view.is_disjoint(), "a grid outside its numbers");
@@ -353,8 +405,8 @@ impl<L: Send> Pool<L> {
     /// As [`Pool::tiles`], and when the grids have different numbers of tiles.
     pub(crate) fn tiles2<T: Send, U: Send>(
         &mut self,
-        (first, grid): (&mut [T], Grid),
-        (second, other): (&mut [U], Grid),
+        (first, grid): (&mut [T], Grid<'_>),
+        (second, other): (&mut [U], Grid<'_>),
         f: impl Fn(Tile<'_, T>, Tile<'_, U>, &mut L) + Sync,
     ) {
         assert!(grid.view.lies_in(first.len()) && grid.view.is_disjoint(), "a grid outside its numbers");
@@ -444,6 +496,35 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn runs_take_rows_in_an_order_of_their_own() {
+        let (view, rows) = (View::rows(Buffer(0), 6, 5), [4, 0, 5, 2]);
+        let mut marks = vec![false; 6];
+        assert!(Order::new(&[4, 0, 4], &mut marks).is_none() && !marks.contains(&true));
+        let mut pool = Pool::<()>::new(2).unwrap();
+        for (ends, order) in [(&[1, 1, 4][..], Order::new(&rows, &mut marks)), (&[2, 5], None)] {
+            let mut numbers = vec![0; 30];
+            pool.tiles(&mut numbers, Grid::runs(&view, ends, order, 2), |mut tile, ()| {
+                for row in tile.rows() {
+                    tile.row(row).iter_mut().for_each(|n| *n += 1 + row);
+                }
+            });
+            let mut expected = [0; 6];
+            for row in 0..ends[ends.len() - 1] {
+                expected[order.map_or(row, |_| rows[row])] = 1 + row;
+            }
+            for (numbers, expected) in numbers.chunks_exact(5).zip(expected) {
+                assert_eq!(numbers, [expected; 5]);
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "runs that overlap")]
+    fn runs_end_within_the_view() {
+        Grid::runs(&View::rows(Buffer(0), 6, 5), &[3, 7], None, 2);
     }
 
     #[test]
