@@ -7,7 +7,7 @@ use super::{
     Cpu,
     dot::{self, Rows},
     elementwise::glu_of,
-    matmul::{COLS, Product, round},
+    matmul::{PACKED, Product, outputs, round},
     pool::{Grid, Order},
 };
 use crate::{Activation, Error, ExpertUse, ExpertUses, Op, host::Host};
@@ -89,20 +89,22 @@ pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
                 };
                 let inner = inner.slice(0, uses.len());
                 let (ends, parts) = runs.of(uses, out.rows)?;
-                pool.tiles(between, Grid::runs(&inner, ends, None, COLS), |mut tile, lane| {
+                let [first, second] =
+                    [shape.gate, shape.down].map(|shape| outputs(shape, ends.len(), pool.threads()));
+                pool.tiles(between, Grid::runs(&inner, ends, None, first), |mut tile, lane| {
                     let (run, outputs) = (tile.rows(), tile.cols());
                     // The op's check found every slot in its place.
                     let Ok(slot) = host.slot(uses[run.start].slot) else { return };
                     let [gate, up, _] = layout.matrices(slot);
                     let gate = Product { kernels, matrix: gate, rows: gate_rows };
                     let up = Product { kernels, matrix: up, rows: up_rows };
-                    if run.len() > 1 {
+                    if run.len() > PACKED {
                         up.ask_for(outputs.clone());
                     }
                     let place = |i: usize| (from(&gate_rows, run.start + i), run.start + i);
                     let add = |to: &mut f32, sum: f32, o: usize| *to = sum + gate.matrix.bias(o);
                     gate.tile(run.len(), place, &mut tile, lane, add);
-                    if run.len() > 1 {
+                    if run.len() > PACKED {
                         gate.ask_for(outputs.end..outputs.end + outputs.len());
                     }
                     let place = |i: usize| (from(&up_rows, run.start + i), run.start + i);
@@ -123,12 +125,12 @@ pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
                     }),
                     None => Rows::Numbers(between, inner),
                 };
-                pool.tiles(numbers, Grid::runs(&out, ends, Some(parts), COLS), |mut tile, lane| {
+                pool.tiles(numbers, Grid::runs(&out, ends, Some(parts), second), |mut tile, lane| {
                     let (run, outputs) = (tile.rows(), tile.cols());
                     let Ok(slot) = host.slot(uses[run.start].slot) else { return };
                     let [.., down] = layout.matrices(slot);
                     let product = Product { kernels, matrix: down, rows };
-                    if run.len() > 1 {
+                    if run.len() > PACKED {
                         product.ask_for(outputs.end..outputs.end + outputs.len());
                     }
                     let place = |i: usize| (run.start + i, run.start + i);
@@ -140,8 +142,8 @@ pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
     })
 }
 
-/// How many uses there is room for at once. Runs stay whole if they can: on the fast path a use that is alone sums in
-/// another order, and which uses come together depends on what was read first.
+/// How many uses there is room for at once. Runs stay whole if they can: on the fast path few uses of an expert sum in
+/// another order than many, and which uses come together depends on what was read first.
 fn piece(uses: &[ExpertUse], room: usize) -> usize {
     if uses.len() <= room {
         return uses.len();

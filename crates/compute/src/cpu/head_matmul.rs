@@ -5,7 +5,7 @@ use std::mem;
 use super::{
     Cpu,
     dot::{Join, Lane, MOST_WIDE_ROWS, Places, Rows, TILE, each},
-    matmul::{COLS, Product},
+    matmul::{Product, outputs},
     pool::Grid,
     vector,
 };
@@ -25,7 +25,8 @@ pub(super) fn head_mat_mul(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Resul
         let (kernels, count, cols) = (cpu.kernels, head_rows.count, matrix.shape.cols);
         let of_head = |head: usize| matrix.rows(head * head_rows.stride + head_rows.first, count);
         if !transposed {
-            cpu.pool.tiles(numbers, Grid::new(&out, ROWS, 1, COLS), |mut tile, lane| {
+            let cols = outputs(of_head(0).shape, x.heads, cpu.pool.threads());
+            cpu.pool.tiles(numbers, Grid::new(&out, ROWS, 1, cols), |mut tile, lane| {
                 let (rows, head) = (tile.rows(), tile.heads().start);
                 let product =
                     Product { kernels, matrix: of_head(head), rows: Rows::Numbers(all, x.head(head)) };

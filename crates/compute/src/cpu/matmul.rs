@@ -4,17 +4,34 @@ use std::ops::Range;
 
 use super::{
     Activations, Cpu,
-    dot::{BATCH, Kernels, Lane, MOST_LANES, Panel, Quant, QuantTile, Rounded, Rows, Sums, TILE, padded},
+    dot::{
+        BATCH, FEW, Kernels, Lane, MOST_LANES, Panel, Quant, QuantTile, Rounded, Rows, Sums, TILE, padded,
+    },
     pool::{Grid, Pool, Tile},
 };
-use crate::{Buffer, Error, Matrix, View, Weight, host::Host};
+use crate::{Buffer, Error, Matrix, MatrixShape, View, Weight, host::Host};
 
-/// Outputs of a tile.
-pub(super) const COLS: usize = 16;
+/// Most outputs of a tile.
+const COLS: usize = 128;
+/// Bytes of packed weights of a tile at most, unless the fewest outputs have more: few enough to stay in the first cache while
+/// some rows of activations meet them.
+const TILE_BYTES: usize = 32 << 10;
+/// Tiles that each thread has at least, if there are so many.
+const SHARES: usize = 4;
+/// Rows of activations that meet quants as they are packed, at most, each with the bits of a row alone: more are sooner done
+/// with what is unpacked once.
+pub(super) const PACKED: usize = 8;
 /// Most rows of a tile: few enough for their activations to stay in the second cache, enough to pay for unpacking.
 const ROWS: usize = 128;
 /// Numbers that are rounded in one tile at least: fewer are not worth to be shared out.
 const ROUNDED: usize = 8192;
+
+/// Outputs of a tile of `count` matrices of a shape. Which outputs share a tile changes no bit.
+pub(super) fn outputs(shape: MatrixShape, count: usize, threads: usize) -> usize {
+    let by_bytes = TILE_BYTES / shape.format.row_bytes(shape.cols).max(1);
+    let by_share = shape.rows.saturating_mul(count) / (SHARES * threads);
+    by_bytes.min(by_share).clamp(MOST_LANES, COLS) / MOST_LANES * MOST_LANES
+}
 
 /// Runs [`Op::MatMul`](crate::Op::MatMul).
 pub(super) fn mat_mul(
@@ -37,11 +54,12 @@ pub(super) fn mat_mul(
             None => Rows::Numbers(all, *x),
         };
         let product = Product { kernels, matrix, rows };
-        // Blocks of about as many rows: none is alone, which would sum in another order on the fast path.
+        // Blocks of about as many rows: none has so few that they would sum in another order on the fast path.
         let block = x.rows.div_ceil(x.rows.div_ceil(ROWS).max(1));
-        pool.tiles(numbers, Grid::new(out, block, 1, COLS), |mut tile, lane| {
+        let cols = outputs(matrix.shape, 1, pool.threads());
+        pool.tiles(numbers, Grid::new(out, block, 1, cols), |mut tile, lane| {
             let (uses, outputs) = (tile.rows(), tile.cols());
-            if uses.len() > 1 {
+            if uses.len() > PACKED {
                 product.ask_for(outputs.end..outputs.end + outputs.len());
             }
             product.tile(
@@ -119,28 +137,32 @@ impl Product<'_> {
         write: impl Fn(&mut f32, f32, usize),
     ) {
         let (Self { kernels, matrix, .. }, outputs) = (self, tile.cols());
+        let mut add = |i: usize, part: Range<usize>, sums: &[f32]| {
+            let to = &mut tile.row(place(i).1)[part.start - outputs.start..];
+            to.iter_mut().zip(sums).zip(part).for_each(|((to, sum), output)| write(to, *sum, output));
+        };
+        if count <= PACKED {
+            let mut sums = [0.0; FEW * COLS];
+            for i in (0..count).step_by(FEW) {
+                let n = FEW.min(count - i);
+                let from: [usize; FEW] = std::array::from_fn(|c| place(i + c.min(n - 1)).0);
+                let sums = &mut sums[..n * outputs.len()];
+                kernels.decode(matrix, outputs.clone(), (rows, &from[..n]), lane, sums);
+                for (c, sums) in sums.chunks_exact(outputs.len()).enumerate() {
+                    add(i + c, outputs.clone(), sums);
+                }
+            }
+            return;
+        }
         let mut sums = [[0.0; MOST_LANES]; BATCH];
         for first in outputs.clone().step_by(kernels.lanes()) {
             let part = first..outputs.end.min(first + kernels.lanes());
-            let mut add = |i: usize, sums: &[f32; MOST_LANES]| {
-                let to = &mut tile.row(place(i).1)[first - outputs.start..];
-                to.iter_mut()
-                    .zip(sums)
-                    .zip(part.clone())
-                    .for_each(|((to, sum), output)| write(to, *sum, output));
-            };
-            if count == 1 {
-                let sums = &mut sums[0];
-                kernels.decode(matrix, part.clone(), (rows, place(0).0), lane, &mut sums[..part.len()]);
-                add(0, sums);
-                continue;
-            }
             let unpacked = QuantTile::new(*kernels, matrix, part.clone(), lane);
             for i in (0..count).step_by(BATCH) {
                 let n = BATCH.min(count - i);
                 let from: [usize; BATCH] = std::array::from_fn(|c| place(i + c.min(n - 1)).0);
                 unpacked.dots(*kernels, rows, &from[..n], &mut sums);
-                (0..n).for_each(|c| add(i + c, &sums[c]));
+                (0..n).for_each(|c| add(i + c, part.clone(), &sums[c]));
             }
         }
     }

@@ -2,8 +2,8 @@
 //!
 //! One file per op or family of ops. An op moves the buffer that it writes out of the [`Host`], shares its tiles
 //! out over the [`Pool`], and puts it back. What a tile computes does not depend on the tile: neither the number of
-//! threads nor the rows that share an op change a bit, but for one thing: on the fast path a row that meets a matrix of
-//! quants alone sums in another order than rows together.
+//! threads nor the rows that share an op change a bit, but for one thing: on the fast path quants that more than eight rows
+//! meet sum in another order.
 
 mod attention;
 mod conv1d;

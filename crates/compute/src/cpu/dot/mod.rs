@@ -28,7 +28,7 @@ pub(crate) use columns::BATCH;
 use columns::{Groups, QuantRows, RoundedRow};
 pub(crate) use panel::{Lane, MOST_WIDE_ROWS, Panel, QuantTile, Rounded, Rows, grow, padded, quants_of};
 pub use peak::CpuPeak;
-pub(crate) use quants::Quant;
+pub(crate) use quants::{FEW, Quant};
 pub(crate) use vectors::{Delta, Join, Places, each};
 
 use crate::{Element, Error, KeyFormat, Scalar, host::widen_q8};
@@ -142,7 +142,7 @@ struct Table {
     numbers: unsafe fn(Scalar, &[&[u8]], &[&[f32]], &mut Sums),
     /// Rows of a tile of quants.
     lanes: usize,
-    decode: unsafe fn(Quant, &QuantRows<'_>, &RoundedRow<'_>, Groups, &mut [f32], &mut [f32]),
+    decode: unsafe fn(Quant, &QuantRows<'_>, &[RoundedRow<'_>], Groups, (&mut [u8], &mut [f32]), &mut [f32]),
     ask_for: unsafe fn(&[u8]),
     unpack: unsafe fn(Quant, &QuantRows<'_>, Groups, &mut [u8], &mut [f32]),
     batch: unsafe fn(Quant, (&[u8], &[f32]), &[RoundedRow<'_>], Groups, &mut [[f32; MOST_LANES]; BATCH]),
@@ -244,9 +244,9 @@ macro_rules! kernels {
             unsafe fn decode(
                 quant: Quant,
                 w: &QuantRows<'_>,
-                x: &RoundedRow<'_>,
+                x: &[RoundedRow<'_>],
                 groups: Groups,
-                scratch: &mut [f32],
+                scratch: (&mut [u8], &mut [f32]),
                 out: &mut [f32],
             ) {
                 // SAFETY: the caller's.

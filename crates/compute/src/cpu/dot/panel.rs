@@ -3,7 +3,7 @@
 use std::{io::ErrorKind::OutOfMemory, ops::Range};
 
 use super::{
-    BATCH, GROUP, Kernels, Quant, Sums, TILE,
+    BATCH, FEW, GROUP, Kernels, Quant, Sums, TILE,
     algorithm::MOST_LANES,
     blocks::Blocks,
     columns::{Groups, QuantRows, RoundedRow, Scales, tile_bytes, tile_numbers},
@@ -295,22 +295,24 @@ impl Kernels {
         }
     }
 
-    /// Products of rows `part` of a matrix of quants and row `row` of rounded activations, whose inputs the lane has
-    /// room for; `out` is as long as the part.
+    /// Products of rows `part` of a matrix of quants and rows `at` of rounded activations, [`FEW`] of them at most, whose inputs the
+    /// lane has room for; `out` is `(at, part)`.
     pub(crate) fn decode(
         self,
         matrix: &Matrix<'_>,
         part: Range<usize>,
-        (x, row): (&Rounded<'_>, usize),
+        (x, at): (&Rounded<'_>, &[usize]),
         lane: &mut Lane,
         out: &mut [f32],
     ) {
-        assert_eq!(out.len(), part.len());
+        assert!((1..=FEW).contains(&at.len()) && out.len() == at.len() * part.len());
         let (w, quant, groups) = quant_rows(matrix, part);
         assert_eq!((x.cols, x.of), (groups.cols, (quant, groups.group)));
-        let scratch = &mut lane.numbers[..tile_numbers(padded(groups.cols))];
+        let padded = padded(groups.cols);
+        let scratch = (&mut lane.bytes[..tile_bytes(padded)], &mut lane.numbers[..tile_numbers(padded)]);
+        let rows: [_; FEW] = std::array::from_fn(|i| x.row(at[i.min(at.len() - 1)]));
         // SAFETY: the table's set is there, and rows, activations and scratch are as large as their types say.
-        unsafe { (self.0.decode)(quant, &w, &x.row(row), groups, scratch, out) }
+        unsafe { (self.0.decode)(quant, &w, &rows[..at.len()], groups, scratch, out) }
     }
 
     /// Widens a row of a matrix as its format says; the scratch has room for its scales and biases.

@@ -5,7 +5,7 @@
 //! has the first quant of every byte, and so on. That takes a shift and a mask instead of a permutation. The activations
 //! lie in the same order by fours, which costs nothing, as they are rounded once and meet many rows.
 //!
-//! One row of activations meets rows of weights as they are packed, with partial sums across the lanes of a vector; more
+//! Few rows of activations meet rows of weights as they are packed, with partial sums across the lanes of a vector; more
 //! rows meet tiles that are unpacked once ([`columns`](super::columns)).
 #![allow(clippy::needless_range_loop, reason = "arrays of vectors are walked together, and without closures")]
 
@@ -15,6 +15,14 @@ use super::{
     columns::{Groups, QuantRows, RoundedRow, Scales},
 };
 use crate::Scalar;
+
+/// Rows of activations that meet packed rows of quants at once, at most. However many there are, each is summed as if it
+/// were alone.
+pub(crate) const FEW: usize = 4;
+
+/// Inputs that are summed up by themselves: sums of long rows keep their small parts, and with biases, which often make them
+/// smaller, are added to others. Whole blocks and groups of any kind.
+const SECTION: usize = 4096;
 
 /// Most vectors that a block is unpacked to.
 pub(super) const PARTS: usize = 4;
@@ -156,70 +164,110 @@ impl<S: Simd, P: Packing> Block<S, P> {
             }
         }
     }
+
+    /// Vectors of scales of the activations that a block meets: those of quants in order have groups of their own, those that
+    /// share bytes have the same ones.
+    const SCALES: usize = if Self::PARTS == 1 { Self::VECTORS } else { 1 };
+    /// Bytes of what a block meets of one row of activations: vectors of numbers, then those of scales.
+    const MEETS: usize = (Self::VECTORS + Self::SCALES) * 4 * S::LANES;
+
+    /// Writes what each block meets of a row of activations.
+    ///
+    /// # Safety
+    /// There are activations for `count` blocks, and room for [`Self::MEETS`] bytes of each.
+    #[inline(always)]
+    unsafe fn lay_out(x: &RoundedRow<'_>, count: usize, to: *mut u8) {
+        let per_vector = Self::QUANTS / Self::SCALES / GROUP;
+        // SAFETY: the caller's.
+        unsafe {
+            for u in 0..count {
+                let to = to.add(u * Self::MEETS);
+                let numbers = Self::load_activations(x.q.as_ptr().add(u * Self::QUANTS));
+                for i in 0..Self::VECTORS {
+                    S::store_dwords(to.add(i * 4 * S::LANES), numbers[i]);
+                }
+                for v in 0..Self::SCALES {
+                    let scales = x.scales.as_ptr().add((u * Self::SCALES + v) * per_vector);
+                    let to = to.add((Self::VECTORS + v) * 4 * S::LANES);
+                    S::store(to.cast(), S::spread(scales, per_vector));
+                }
+            }
+        }
+    }
 }
 
-/// A row of packed quants.
+/// A section of a row of packed quants.
 #[derive(Clone, Copy)]
-struct QuantRow<'a> {
-    q: &'a [u8],
+struct QuantRow {
+    q: *const u8,
     /// One per group, as many as whole blocks have.
-    scales: &'a [f32],
+    scales: *const f32,
     /// One per group.
-    biases: &'a [f32],
+    biases: *const f32,
 }
 
-/// Products of [`TILE`] rows of quants and one of rounded activations:
-/// `sum_g scale_w scale_x sum(q x) + sum_g bias_w sum(x)`. Rows are asked for `ahead` bytes early.
+/// What sections of rows of quants meet of `X` rows of activations.
+struct Meets<const X: usize> {
+    /// As [`Block::lay_out`] wrote it, and by how many bytes the next row is further.
+    laid_out: (*const u8, usize),
+    /// One per group of the weights.
+    sums: [*const f32; X],
+}
+
+/// Products of a section of [`TILE`] rows of quants and of `X` rows of rounded activations:
+/// `sum_g scale_w scale_x sum(q x) + sum_g bias_w sum(x)`. Rows are asked for `ahead` bytes early; `behind` bytes can be read
+/// behind the last one.
 ///
 /// # Safety
 /// The rows are as their types say, for `groups`.
 #[inline(always)]
-unsafe fn products<S: Simd, P: Packing>(
-    w: &[QuantRow<'_>; TILE],
-    x: &RoundedRow<'_>,
+unsafe fn products<S: Simd, P: Packing, const X: usize>(
+    w: &[QuantRow; TILE],
+    x: &Meets<X>,
     groups: Groups,
-    ahead: usize,
-) -> [f32; TILE] {
+    (ahead, behind): (usize, usize),
+) -> [[f32; X]; TILE] {
     let Groups { cols, group } = groups;
     let rows = BlockRows {
-        q: w.map(|w| w.q.as_ptr()),
-        scales: w.map(|w| w.scales.as_ptr()),
-        x: x.q.as_ptr(),
-        x_scales: x.scales.as_ptr(),
+        w: *w,
+        x: x.laid_out,
         bytes: cols * P::BITS / 8,
         count: cols.div_ceil(Block::<S, P>::QUANTS),
         per_group: (group / Block::<S, P>::QUANTS).max(1).trailing_zeros(),
         ahead,
+        behind,
     };
     // SAFETY: the caller's.
     unsafe {
         // What is added up in each is large where quants stand for numbers of both signs, and their sum is not.
-        let (mut acc, mut of_biases) = ([[S::zero()]; TILE], [[S::zero()]; TILE]);
+        let (mut acc, mut of_biases) = ([[S::zero(); X]; TILE], [[S::zero(); X]; TILE]);
         let (per_row, whole) = (groups.count(), groups.count() / S::LANES * S::LANES);
         for i in (0..whole).step_by(S::LANES) {
-            add_biases::<S>(&mut of_biases, w, x, (i, S::LANES));
+            add_biases::<S, X>(&mut of_biases, w, x, (i, S::LANES));
         }
         if whole < per_row {
-            add_biases::<S>(&mut of_biases, w, x, (whole, per_row - whole));
+            add_biases::<S, X>(&mut of_biases, w, x, (whole, per_row - whole));
         }
         // Groups have sixteen at least: what a block cannot have is not compiled.
         let scales = Block::<S, P>::QUANTS / group;
         let most = Block::<S, P>::QUANTS / GROUP;
         if most >= 16 && scales == 16 {
-            rows.add_all::<S, P, 16>(&mut acc);
+            rows.add_all::<S, P, 16, X>(&mut acc);
         } else if most >= 8 && scales == 8 {
-            rows.add_all::<S, P, 8>(&mut acc);
+            rows.add_all::<S, P, 8, X>(&mut acc);
         } else if most >= 4 && scales == 4 {
-            rows.add_all::<S, P, 4>(&mut acc);
+            rows.add_all::<S, P, 4, X>(&mut acc);
         } else if most >= 2 && scales == 2 {
-            rows.add_all::<S, P, 2>(&mut acc);
+            rows.add_all::<S, P, 2, X>(&mut acc);
         } else {
-            rows.add_all::<S, P, 1>(&mut acc);
+            rows.add_all::<S, P, 1, X>(&mut acc);
         }
         for r in 0..TILE {
-            acc[r][0] = S::fma(S::splat(1.0), of_biases[r][0], acc[r][0]);
+            for c in 0..X {
+                acc[r][c] = S::fma(S::splat(1.0), of_biases[r][c], acc[r][c]);
+            }
         }
-        reduce::<S, TILE, 1>(&acc).map(|[sum]| sum)
+        reduce::<S, TILE, X>(&acc)
     }
 }
 
@@ -228,27 +276,32 @@ unsafe fn products<S: Simd, P: Packing>(
 /// # Safety
 /// There are so many.
 #[inline(always)]
-unsafe fn add_biases<S: Simd>(
-    acc: &mut [[S::F; 1]; TILE],
-    w: &[QuantRow<'_>; TILE],
-    x: &RoundedRow<'_>,
+unsafe fn add_biases<S: Simd, const X: usize>(
+    acc: &mut [[S::F; X]; TILE],
+    w: &[QuantRow; TILE],
+    x: &Meets<X>,
     (i, n): (usize, usize),
 ) {
     // SAFETY: the caller's.
     unsafe {
-        let sums = S::load_first(x.sums.as_ptr().add(i), n);
+        let mut sums = [S::zero(); X];
+        for c in 0..X {
+            sums[c] = S::load_first(x.sums[c].add(i), n);
+        }
         for r in 0..TILE {
-            acc[r][0] = S::fma(S::load_first(w[r].biases.as_ptr().add(i), n), sums, acc[r][0]);
+            let biases = S::load_first(w[r].biases.add(i), n);
+            for c in 0..X {
+                acc[r][c] = S::fma(biases, sums[c], acc[r][c]);
+            }
         }
     }
 }
 
 /// Where the blocks of some rows lie.
 struct BlockRows {
-    q: [*const u8; TILE],
-    scales: [*const f32; TILE],
-    x: *const i8,
-    x_scales: *const f32,
+    w: [QuantRow; TILE],
+    /// What blocks meet, and by how many bytes the next row of activations is further.
+    x: (*const u8, usize),
     /// Bytes of a packed row.
     bytes: usize,
     /// Blocks of a row, the last one perhaps cut off.
@@ -256,6 +309,8 @@ struct BlockRows {
     /// Logarithm of the blocks that share a scale of the weights.
     per_group: u32,
     ahead: usize,
+    /// Bytes that can be read behind the last row: what meets them is zero.
+    behind: usize,
 }
 
 impl BlockRows {
@@ -264,91 +319,132 @@ impl BlockRows {
     /// # Safety
     /// As [`products`].
     #[inline(always)]
-    unsafe fn add_all<S: Simd, P: Packing, const SCALES: usize>(&self, acc: &mut [[S::F; 1]; TILE]) {
+    unsafe fn add_all<S: Simd, P: Packing, const SCALES: usize, const X: usize>(
+        &self,
+        acc: &mut [[S::F; X]; TILE],
+    ) {
         let size = Block::<S, P>::BYTES;
-        // Blocks that can be loaded without reading beyond their row.
-        let inside = ((self.bytes + size).saturating_sub(Block::<S, P>::reach()) / size).min(self.count);
-        // SAFETY: block u begins before the row's end and is read only up to it; activations and scales are padded to
-        // whole blocks.
+        // Blocks that can be loaded without reading beyond the matrix.
+        let most = self.bytes + self.behind + size;
+        let inside = (most.saturating_sub(Block::<S, P>::reach()) / size).min(self.count);
+        // So many sums have room in registers, beside the activations that all rows meet.
+        let at_once = if X <= 2 { TILE } else { TILE / 2 };
+        // SAFETY: block u begins before the row's end, and is read up to the matrix's end only; activations and scales are
+        // padded to whole blocks.
         unsafe {
-            for u in 0..inside {
-                self.add::<S, P, SCALES>(acc, u, self.q.map(|q| q.add(u * size)));
-            }
-            for u in inside..self.count {
-                let ends = self.q.map(|q| end_of_row(q.add(u * size), self.bytes - u * size));
-                self.add::<S, P, SCALES>(acc, u, ends.each_ref().map(|end| end.as_ptr()));
+            for first in (0..TILE).step_by(at_once) {
+                for u in 0..inside {
+                    for r in first..first + at_once {
+                        self.add::<S, P, SCALES, X>(&mut acc[r], (r, u), self.w[r].q.add(u * size));
+                    }
+                }
+                for u in inside..self.count {
+                    for r in first..first + at_once {
+                        let end = end_of_row(self.w[r].q.add(u * size), self.bytes - u * size);
+                        self.add::<S, P, SCALES, X>(&mut acc[r], (r, u), end.as_ptr());
+                    }
+                }
             }
         }
     }
 
-    /// Adds the products of block `u`, whose bytes are at `q`.
+    /// Adds the products of block `u` of row `r`, whose bytes are at `q`.
     ///
     /// # Safety
     /// As [`products`].
     #[inline(always)]
-    unsafe fn add<S: Simd, P: Packing, const SCALES: usize>(
+    unsafe fn add<S: Simd, P: Packing, const SCALES: usize, const X: usize>(
         &self,
-        acc: &mut [[S::F; 1]; TILE],
-        u: usize,
-        q: [*const u8; TILE],
+        acc: &mut [S::F; X],
+        (r, u): (usize, usize),
+        q: *const u8,
     ) {
-        // Vectors of quants in order have groups of their own; those that share bytes have the same ones.
-        let (at_once, vectors) = match Block::<S, P>::PARTS {
-            1 => (1, Block::<S, P>::VECTORS),
-            parts => (parts, 1),
-        };
-        let x_scales = Block::<S, P>::QUANTS / vectors / GROUP;
+        let (vectors, meets) = (Block::<S, P>::VECTORS, Block::<S, P>::MEETS);
         // SAFETY: the caller's.
         unsafe {
-            let x = Block::<S, P>::load_activations(self.x.add(u * Block::<S, P>::QUANTS));
-            let mut x_scale = [S::zero(); PARTS];
-            for v in 0..vectors {
-                x_scale[v] = S::spread(self.x_scales.add((u * vectors + v) * x_scales), x_scales);
-            }
-            for r in 0..TILE {
-                S::prefetch(q[r].wrapping_add(self.ahead));
-                let w = Block::<S, P>::load(q[r]);
-                let scale = if SCALES > 1 {
-                    S::spread(self.scales[r].add(u * SCALES), SCALES)
-                } else {
-                    S::splat(*self.scales[r].add(u >> self.per_group))
-                };
-                for v in 0..vectors {
-                    let sums = match at_once {
+            S::prefetch(q.wrapping_add(self.ahead));
+            let w = Block::<S, P>::load(q);
+            let scale = if SCALES > 1 {
+                S::spread(self.w[r].scales.add(u * SCALES), SCALES)
+            } else {
+                S::splat(*self.w[r].scales.add(u >> self.per_group))
+            };
+            for c in 0..X {
+                let at = self.x.0.add(c * self.x.1 + u * meets);
+                let mut x = [S::load_dwords(at); PARTS];
+                for i in 1..vectors {
+                    x[i] = S::load_dwords(at.add(i * 4 * S::LANES));
+                }
+                for v in 0..Block::<S, P>::SCALES {
+                    let sums = match Block::<S, P>::PARTS {
                         1 => S::dot::<P, 1>(S::none(), [w[v]; PARTS], [x[v]; PARTS]),
                         2 => S::dot::<P, 2>(S::none(), w, x),
                         _ => S::dot::<P, 4>(S::none(), w, x),
                     };
-                    acc[r][0] = S::fma(S::float(sums), S::mul(scale, x_scale[v]), acc[r][0]);
+                    let x_scale = S::load(at.add((vectors + v) * 4 * S::LANES).cast());
+                    acc[c] = S::fma(S::float(sums), S::mul(scale, x_scale), acc[c]);
                 }
             }
         }
     }
 }
 
-/// The products of rows of packed quants and one of rounded activations, one for each number of `out`.
+/// The products of rows of packed quants and up to [`FEW`] of rounded activations: `out` is `(rows of activations, rows of
+/// quants)`.
 ///
 /// # Safety
-/// There are so many rows, the activations are as their type says, and the scratch is as large as
-/// [`tile_numbers`](super::columns::tile_numbers) says.
+/// There are so many rows, the activations are as their type says, and bytes and scratch are as many as
+/// [`tile_bytes`](super::columns::tile_bytes) and [`tile_numbers`](super::columns::tile_numbers) say.
 #[inline(always)]
 pub(super) unsafe fn decode<S: Simd, P: Packing>(
     w: &QuantRows<'_>,
-    x: &RoundedRow<'_>,
+    x: &[RoundedRow<'_>],
     groups: Groups,
-    scratch: &mut [f32],
+    scratch: (&mut [u8], &mut [f32]),
+    out: &mut [f32],
+) {
+    // SAFETY: the caller's.
+    unsafe {
+        match *x {
+            [a] => few::<S, P, 1>(w, &[a], groups, scratch, out),
+            [a, b] => few::<S, P, 2>(w, &[a, b], groups, scratch, out),
+            [a, b, c] => few::<S, P, 3>(w, &[a, b, c], groups, scratch, out),
+            [a, b, c, d] => few::<S, P, 4>(w, &[a, b, c, d], groups, scratch, out),
+            _ => {}
+        }
+    }
+}
+
+/// [`decode`] of `X` rows of activations.
+///
+/// # Safety
+/// As [`decode`].
+#[inline(always)]
+unsafe fn few<S: Simd, P: Packing, const X: usize>(
+    w: &QuantRows<'_>,
+    x: &[RoundedRow<'_>; X],
+    groups: Groups,
+    (meets, scratch): (&mut [u8], &mut [f32]),
     out: &mut [f32],
 ) {
     let Groups { cols, group } = groups;
     let (bytes, per_row) = (cols * P::BITS / 8, groups.count());
+    let blocks = cols.div_ceil(Block::<S, P>::QUANTS);
+    let stride_of_meets = blocks * Block::<S, P>::MEETS;
+    let (laid_out, mut x_sums) = (meets.as_mut_ptr(), [std::ptr::null(); X]);
+    for c in 0..X {
+        x_sums[c] = x[c].sums.as_ptr();
+        // SAFETY: the caller's: activations are padded to whole blocks, and scales take no more room than numbers.
+        unsafe { Block::<S, P>::lay_out(&x[c], blocks, laid_out.add(c * stride_of_meets)) };
+    }
     // Scales of a row: those of its last block are all there, and zero if there is nothing to scale.
     let stride = (cols.next_multiple_of(Block::<S, P>::QUANTS) / group).max(per_row);
     let (scales, biases) = scratch.split_at_mut(TILE * stride);
     let in_one_piece = |(all, stride): (&[u8], usize)| all.is_empty() || stride == w.scale_bytes;
     let one_piece = stride == per_row && in_one_piece(w.scales) && in_one_piece(w.biases);
     let rows_ahead = rows_ahead(bytes, TILE);
-    for (step, out) in out.chunks_mut(TILE).enumerate() {
-        let (first, count) = (step * TILE, out.len());
+    for first in (0..w.count).step_by(TILE) {
+        let count = TILE.min(w.count - first);
         // SAFETY: the caller's.
         unsafe {
             let at_once = if one_piece { count } else { 1 };
@@ -370,15 +466,45 @@ pub(super) unsafe fn decode<S: Simd, P: Packing>(
                     behind[..stride - per_row].fill(0.0);
                 }
             }
-            let row = |i: usize| QuantRow {
-                q: w.q.0.get_unchecked((first + i) * w.q.1..(first + i) * w.q.1 + bytes),
-                scales: &scales[i * stride..(i + 1) * stride],
-                biases: &biases[i * per_row..(i + 1) * per_row],
-            };
-            // At the end of a matrix its last row stands for those that are not there.
-            let rows: [_; TILE] = std::array::from_fn(|i| row(i.min(count - 1)));
-            let sums = products::<S, P>(&rows, x, groups, rows_ahead * w.q.1);
-            out.copy_from_slice(&sums[..count]);
+            let around = (rows_ahead * w.q.1, w.q.0.len() - ((first + count - 1) * w.q.1 + bytes));
+            let from = QuantRow { q: w.q.0.as_ptr(), scales: scales.as_ptr(), biases: biases.as_ptr() };
+            let mut tile = [from; TILE];
+            for i in 0..TILE {
+                // At the end of a matrix its last row stands for those that are not there.
+                let i_of = i.min(count - 1);
+                tile[i].q = from.q.add((first + i_of) * w.q.1);
+                tile[i].scales = from.scales.add(i_of * stride);
+                tile[i].biases = from.biases.add(i_of * per_row);
+            }
+            let mut meets = Meets { laid_out: (laid_out, stride_of_meets), sums: x_sums };
+            let (mut sums, mut left) = ([[0.0; X]; TILE], cols);
+            while left > 0 {
+                let some = left.min(SECTION);
+                let products = products::<S, P, X>(&tile, &meets, Groups { cols: some, group }, around);
+                for r in 0..TILE {
+                    for c in 0..X {
+                        sums[r][c] += products[r][c];
+                    }
+                }
+                left -= some;
+                if left > 0 {
+                    for row in &mut tile {
+                        row.q = row.q.add(SECTION * P::BITS / 8);
+                        row.scales = row.scales.add(SECTION / group);
+                        row.biases = row.biases.add(SECTION / group);
+                    }
+                    let blocks = SECTION / Block::<S, P>::QUANTS;
+                    meets.laid_out.0 = meets.laid_out.0.add(blocks * Block::<S, P>::MEETS);
+                    for sums in &mut meets.sums {
+                        *sums = sums.add(SECTION / group);
+                    }
+                }
+            }
+            for r in 0..count {
+                for c in 0..X {
+                    out[c * w.count + first + r] = sums[r][c];
+                }
+            }
         }
     }
 }
