@@ -321,7 +321,7 @@ impl Model {
     }
 
     /// Norm and head for rows of the residual stream, at most [`LOGIT_ROWS`], and what comes first in rank where that is asked
-    /// for. All of it stays on the device: see [`Model::views`].
+    /// for. All of it stays on the device, where [`Model::logits`] and [`Model::best`] say.
     fn head(&self, device: &mut dyn Device, asked: &[Asked]) -> Result<(), moeflux_compute::Error> {
         let most = asked.iter().map(|asked| asked.row + 1).max().unwrap_or(0);
         let x = View::rows(self.scratch.x, most, self.hidden);
