@@ -68,6 +68,12 @@ pub(crate) struct BenchArgs {
     /// So that what is read comes from the disk. Where the system cannot do it, that is said.
     #[arg(long)]
     pub(crate) cold: bool,
+    /// Leave the memory of slots untouched: the system hands it out while the first repeat runs
+    ///
+    /// As in a first answer. Otherwise all of it is written to before anything is measured, as it happens once only, and how long it
+    /// takes is the system's doing: a tenth of a second per GiB on most machines, some seconds in some virtual ones.
+    #[arg(long)]
+    pub(crate) fresh: bool,
     /// Measure the disk's best anew, even if it is remembered
     #[arg(long)]
     pub(crate) probe: bool,

@@ -17,8 +17,10 @@ fn speed_is_measured() {
         table.contains("prefill") && table.contains("decode") && table.contains("peak memory"),
         "{table}"
     );
-    let only = json(&succeed(&["bench", "--prompt", "0", "--tokens", "2", "--repeat", "1", "--json"]));
+    let only =
+        json(&succeed(&["bench", "--prompt", "0", "--tokens", "2", "--repeat", "1", "--fresh", "--json"]));
     assert!(only["prefill"].is_null() && only["decode"]["tokens"] == 2);
+    assert!(only["machine"]["touched"].is_null(), "--fresh leaves memory alone");
     assert_error(&run(&["bench", "--prompt", "0", "--tokens", "0"]), 2, &["nothing to measure"]);
 }
 
@@ -51,6 +53,8 @@ fn a_run_is_held_against_what_the_machine_gives() {
     assert!(measured["machine"]["memory"]["bytes_per_second"].as_f64().unwrap() > 0.0);
     let decode = &measured["decode"];
     let number = |name: &str| decode[name].as_f64().unwrap();
+    let slots = measured["plan"]["slots"].as_u64().unwrap() * measured["plan"]["slot"].as_u64().unwrap();
+    assert_eq!(measured["machine"]["touched"]["bytes"], slots, "all slots are empty when it begins");
     // Eight layers of four experts; nobody reads more than that without looking ahead.
     assert_eq!(number("hits_per_token") + number("misses_per_token"), 32.0);
     assert!(number("missed_bytes_per_token") <= number("needed_bytes_per_token"));

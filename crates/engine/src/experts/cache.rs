@@ -63,6 +63,9 @@ pub(crate) struct Uses {
     pub(crate) holds_all: bool,
 }
 
+/// Memory is handed out in pages of this size or a larger one.
+const PAGE: usize = 4096;
+
 /// Hot experts that are read at once.
 const WARMING: usize = 64;
 
@@ -247,6 +250,27 @@ impl ExpertCache {
     pub(crate) fn has(&self, layer: usize, expert: usize) -> bool {
         let in_tier = |tier: &Tier| tier.slots[layer][expert] != NONE;
         in_tier(&self.host) || self.card.as_ref().is_some_and(in_tier)
+    }
+
+    /// Writes to the memory of the host's slots that hold nothing, so that the system has handed it out. `progress` gets bytes done
+    /// and bytes in all; the result is the latter.
+    pub(crate) fn touch(
+        &self,
+        device: &mut dyn Device,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<u64, Error> {
+        let at = || "touching the memory of slots".to_owned();
+        let (mut done, slots) = (0, self.host.empty().len() as u64);
+        let mut all = 0;
+        for slot in self.host.empty() {
+            let mut bytes = device.take_slot(slot).map_err(Error::at(at))?;
+            bytes.iter_mut().step_by(PAGE).for_each(|byte| *byte = 0);
+            done += bytes.len() as u64;
+            all = bytes.len() as u64 * slots;
+            device.put_slot(slot, bytes).map_err(Error::at(at))?;
+            progress(done, all);
+        }
+        Ok(all)
     }
 
     /// Pins the expert if it is in a slot, without reading or copying anything. Ops may not find it there:

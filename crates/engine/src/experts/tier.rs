@@ -123,6 +123,11 @@ impl Tier {
         !self.empty.is_empty()
     }
 
+    /// The slots that hold nothing.
+    pub(super) fn empty(&self) -> impl ExactSizeIterator<Item = Slot> {
+        self.empty.iter().map(|slot| self.slot(*slot))
+    }
+
     /// Gives a slot to an expert that is yet to come, pinned unless somebody only looks ahead.
     pub(super) fn assign(&mut self, slot: u32, (layer, expert): (usize, usize), ahead: bool) {
         self.forget(slot);

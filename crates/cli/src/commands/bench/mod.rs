@@ -27,7 +27,7 @@ use crate::{
     roof::{Costs, Limits},
 };
 use measure::{Feed, Repeat, Roof, repeat};
-use report::{KernelShare, Machine, Report};
+use report::{KernelShare, Machine, Report, Touched};
 use summary::{AtContext, Scale, Setting};
 
 /// Runs `moeflux bench`.
@@ -177,6 +177,9 @@ fn one(
             repeat(feed, &engine, None, &mut |_| {})?;
         }
     }
+    if !args.fresh {
+        machine.touched = Some(touch(&engine, ui)?);
+    }
     // What an adapter computes is not read from the host's memory.
     let disk = machine.disk.as_ref().map_or(f64::INFINITY, |d| d.ceiling());
     let limits = Limits { memory: machine.memory.bytes_per_second, disk };
@@ -224,6 +227,7 @@ fn options(args: &BenchArgs) -> Value {
         "tokens": args.tokens,
         "repeats": args.repeat,
         "cold": args.cold,
+        "fresh": args.fresh,
         "chunk": memory.chunk,
         "policy": memory.policy.to_string(),
         "look_ahead": format!("{:?}", reads.look_ahead).to_lowercase(),
@@ -251,7 +255,19 @@ fn machine(args: &BenchArgs, checkpoint: &Checkpoint, ui: Ui) -> anyhow::Result<
         dense: costs.dense() as f64,
         moe_layers: blueprint.layers.iter().filter(|layer| layer.moe().is_some()).count(),
     };
-    Ok((costs, scale, Machine { disk, memory, cached_before: None, cached_after: None, cold: false }))
+    Ok((
+        costs,
+        scale,
+        Machine { disk, memory, touched: None, cached_before: None, cached_after: None, cold: false },
+    ))
+}
+
+/// Has the system hand out the memory of all slots.
+fn touch(engine: &Engine, ui: Ui) -> anyhow::Result<Touched> {
+    let bar = ui.bytes("touching the memory of slots");
+    let since = Instant::now();
+    let bytes = engine.touch_slots(&mut |done, all| bar.bytes(done, all))?;
+    Ok(Touched { bytes, seconds: since.elapsed().as_secs_f64() })
 }
 
 /// All repeats of all settings.

@@ -45,11 +45,27 @@ pub(super) struct Report<'a> {
 pub(super) struct Machine {
     pub(super) disk: Option<DiskSpeed>,
     pub(super) memory: MemorySpeed,
+    /// The memory of slots, written to before anything was measured; `None` if that was not wanted.
+    pub(super) touched: Option<Touched>,
     /// Shares of the files in the page cache.
     pub(super) cached_before: Option<f64>,
     pub(super) cached_after: Option<f64>,
     /// Whether the files' pages were dropped before each repeat.
     pub(super) cold: bool,
+}
+
+/// Memory that the system was made to hand out.
+#[derive(Clone, Copy, Serialize)]
+pub(super) struct Touched {
+    pub(super) bytes: u64,
+    pub(super) seconds: f64,
+}
+
+impl Touched {
+    /// Bytes per second, if it took long enough for anyone to care.
+    fn slow(&self) -> Option<f64> {
+        (self.seconds >= 1.0).then(|| self.bytes as f64 / self.seconds)
+    }
 }
 
 /// What one kernel of a GPU takes.
@@ -260,6 +276,14 @@ impl fmt::Display for Machine {
         )?;
         if let Some(disk) = &self.disk {
             write!(f, "; the disk {}", disk_words(disk))?;
+        }
+        if let Some((touched, speed)) = self.touched.and_then(|t| Some((t, t.slow()?))) {
+            write!(
+                f,
+                "\nthe system handed out {} for slots at {} before; a first prompt pays for that itself (--fresh)",
+                units::memory(touched.bytes),
+                units::speed(speed)
+            )?;
         }
         if let (Some(before), Some(after)) = (self.cached_before, self.cached_after) {
             let (before, after) = (units::percent(before), units::percent(after));
