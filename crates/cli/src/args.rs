@@ -194,10 +194,11 @@ pub(crate) struct ReadArgs {
     /// auto decides by the size of the model. Where a file system has no direct reads, they are buffered.
     #[arg(long, value_name = "HOW", default_value = "auto", hide_possible_values = true)]
     pub(crate) io: Io,
-    /// A copy of the model's folder on another disk; may be given several times
+    /// A folder on another disk with copies of the model's files of tensors, or some of them; may be given several times
     ///
-    /// Reads of experts are shared among the copies by their speed, and a copy that fails is replaced by the others. It
-    /// must hold the same files of tensors; nothing else is read from it.
+    /// Reads of experts are shared among the copies by their speed, and a copy that fails is replaced by the others. Files that the
+    /// model's own folder lacks are taken from the mirrors, so that a model can be spread over disks. Folders that are named in
+    /// mirrors.txt in the model's folder, one in a line, are mirrors too.
     #[arg(long, value_name = "DIR")]
     pub(crate) mirror: Vec<PathBuf>,
     /// Read experts before the layer that may need them has chosen: auto, on or off

@@ -1,6 +1,6 @@
 //! From options to an opened model.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use moeflux::{
@@ -9,6 +9,7 @@ use moeflux::{
 };
 
 use crate::{
+    WrongUse,
     args::{ComputeArgs, EngineArgs, Io, MemoryArgs, ModelArgs, ReadArgs, ReaderName, When},
     folders,
     progress::Ui,
@@ -83,7 +84,6 @@ impl ReadArgs {
                 Io::Direct => Access::Direct,
                 Io::Buffered => Access::Buffered,
             },
-            mirrors: self.mirror.clone(),
             ..ReadOptions::default()
         }
     }
@@ -98,17 +98,24 @@ impl ReadArgs {
 ///
 /// # Errors
 /// It cannot be opened.
-pub(crate) fn checkpoint(args: &ModelArgs, ui: Ui) -> anyhow::Result<Checkpoint> {
-    checkpoint_in(args.model.as_deref(), ui)
+pub(crate) fn checkpoint(args: &ModelArgs, mirrors: &[PathBuf], ui: Ui) -> anyhow::Result<Checkpoint> {
+    checkpoint_in(args.model.as_deref(), mirrors, ui)
 }
 
-/// Opens the checkpoint in a folder, or the one in the box.
+/// Opens the checkpoint in a folder and its mirrors, or the one in the box.
 ///
 /// # Errors
 /// It cannot be opened.
-pub(crate) fn checkpoint_in(folder: Option<&Path>, ui: Ui) -> anyhow::Result<Checkpoint> {
+pub(crate) fn checkpoint_in(
+    folder: Option<&Path>,
+    mirrors: &[PathBuf],
+    ui: Ui,
+) -> anyhow::Result<Checkpoint> {
     match folder {
-        Some(folder) => Ok(Checkpoint::open(folder)?),
+        Some(folder) => Ok(Checkpoint::open_with(folder, mirrors)?),
+        None if !mirrors.is_empty() => {
+            Err(WrongUse("the built-in model has no mirrors: give --model too".into()).into())
+        }
         None => built_in(folders::cache().as_deref(), ui),
     }
 }
@@ -141,7 +148,7 @@ fn built_in(cache: Option<&Path>, ui: Ui) -> anyhow::Result<Checkpoint> {
 /// # Errors
 /// The model cannot be opened, or the budget is too small.
 pub(crate) fn engine(args: &EngineArgs, needs: Needs, ui: Ui) -> anyhow::Result<Engine> {
-    engine_of(checkpoint(&args.model, ui)?, args, needs, ui)
+    engine_of(checkpoint(&args.model, &args.reads.mirror, ui)?, args, needs, ui)
 }
 
 /// [`engine`] of a checkpoint that is open.

@@ -107,7 +107,8 @@ impl Engine {
         let text = Text::of(&checkpoint, blueprint.vocab)?;
         let wrap = options.wrap_device.as_ref();
         let mut request = options.memory;
-        request.reader = request.reader.or_else(|| Some(reader_memory(&options.reads, &blueprint)));
+        let folders = 1 + checkpoint.mirrors().len();
+        request.reader = request.reader.or_else(|| Some(reader_memory(&options.reads, &blueprint, folders)));
         let system = SystemMemory::now();
         let Opened { mut device, plan, chosen } = open_device(&blueprint, &request, &options.device, wrap)?;
         // Whether what we hold leaves the page cache room for the whole model.
@@ -144,6 +145,7 @@ impl Engine {
         let identity = checkpoint.identity()?;
         let again = Again {
             folder: checkpoint.folder().into(),
+            mirrors: checkpoint.mirrors().into(),
             model: identity,
             reads: options.reads,
             slots: host_slots,
@@ -319,6 +321,7 @@ impl Engine {
 /// How to open the files of experts, and to open them again: a disk that was gone for a while comes back as another one.
 struct Again {
     folder: PathBuf,
+    mirrors: Vec<PathBuf>,
     model: ModelId,
     reads: ReadOptions,
     slots: usize,
@@ -337,7 +340,7 @@ impl Again {
 
     /// The experts' files as they are now, if they are those of the model: every expert where it was.
     fn source(&self, before: &ExpertSource) -> Result<Option<Arc<ExpertSource>>, Error> {
-        let checkpoint = Checkpoint::open(&self.folder)?;
+        let checkpoint = Checkpoint::open_with(&self.folder, &self.mirrors)?;
         let now = ExpertSource::of(&checkpoint, &Blueprint::of(&checkpoint)?);
         let same = checkpoint.identity()? == self.model && now.layers() == before.layers();
         Ok(same.then(|| Arc::new(now)))

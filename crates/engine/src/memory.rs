@@ -172,7 +172,7 @@ impl MemoryPlan {
         let wanted = request.context.unwrap_or(DEFAULT_CONTEXT.min(blueprint.max_positions));
         let process = system.resident
             + RESERVE
-            + request.reader.unwrap_or_else(|| reader_memory(&ReadOptions::default(), blueprint))
+            + request.reader.unwrap_or_else(|| reader_memory(&ReadOptions::default(), blueprint, 1))
             + if memory.is_some() { DRIVER_RESERVE } else { 0 };
         let dense = Self::dense_bytes(blueprint);
         let slot = pages(blueprint.slot_bytes() as u64);

@@ -11,8 +11,8 @@ use std::{
 
 use common::{feed, tales};
 use moeflux::{
-    Checkpoint, Completion, Engine, EngineOptions, Error, Logits, MemoryRequest, ReadCounters, ReadOptions,
-    ReadRequest, Reader, Watch,
+    Checkpoint, Completion, Engine, EngineOptions, Error, Logits, MemoryRequest, ReadCounters, ReadRequest,
+    Reader, Watch,
 };
 
 /// Fails every `every`-th read.
@@ -140,16 +140,15 @@ fn an_engine_finds_its_files_again() {
 
 fn with_mirror(folder: &Path, mirror: &Path) -> Result<Engine, Error> {
     let memory = MemoryRequest { slots: Some(4), ..MemoryRequest::default() };
-    let reads = ReadOptions { mirrors: vec![mirror.into()], ..ReadOptions::default() };
-    let options = EngineOptions { memory, reads, ..EngineOptions::default() };
-    Engine::open(Checkpoint::open(folder).unwrap(), options, &mut |_, _| {})
+    let options = EngineOptions { memory, ..EngineOptions::default() };
+    Engine::open(Checkpoint::open_with(folder, &[mirror.into()])?, options, &mut |_, _| {})
 }
 
 #[test]
 fn a_mirror_takes_over_from_a_file_that_shrinks() {
     let folder = copy_of_tales();
     let engine = with_mirror(folder.path(), &tales()).unwrap();
-    assert!(engine.reads().ends_with("2 copies"), "{}", engine.reads());
+    assert!(engine.reads().ends_with("from 2 folders"), "{}", engine.reads());
     let mut session = engine.session().unwrap();
     let mut logits = feed(&mut session, &PROMPT[..3], None);
     let shard = folder.path().join("model.safetensors");
@@ -181,7 +180,57 @@ fn a_mirror_that_differs_is_refused() {
     fs::write(&shard, &contents).unwrap();
     refused("another length");
     fs::remove_file(&shard).unwrap();
-    refused("cannot open");
+    let text = with_mirror(&tales(), folder.path()).err().unwrap().to_string();
+    assert!(
+        text.starts_with(folder.path().to_str().unwrap()) && text.contains("none of the files"),
+        "{text}"
+    );
+    let gone = folder.path().join("gone");
+    let text = with_mirror(&tales(), &gone).err().unwrap().to_string();
+    assert!(text.starts_with(gone.to_str().unwrap()) && text.contains("is its disk there"), "{text}");
+}
+
+#[test]
+fn a_model_is_spread_over_folders_and_finds_them_again() {
+    let prompt = PROMPT.map(|token| token % 250);
+    let whole = common::data().join("goldens/qwen3_5_moe_hub");
+    let shards: Vec<_> = common::shards(&whole);
+    let [first, second] = &shards[..] else { panic!("{shards:?}") };
+    let copy = |name: &str, to: &Path| fs::copy(whole.join(name), to.join(name)).unwrap();
+    let own = tempfile::tempdir().unwrap();
+    let [stripe, replica] = ["stripe", "replica"].map(|name| own.path().join(name));
+    for folder in [&stripe, &replica] {
+        fs::create_dir(folder).unwrap();
+    }
+    for name in ["config.json", "model.safetensors.index.json", first] {
+        copy(name, own.path());
+    }
+
+    let text = Checkpoint::open(own.path()).unwrap_err().to_string();
+    assert!(text.contains(second.as_str()) && text.contains("download"), "{text}");
+    fs::write(own.path().join("mirrors.txt"), "//server/share\n").unwrap();
+    let text = Checkpoint::open(own.path()).unwrap_err().to_string();
+    assert!(text.contains("mirrors.txt") && text.contains("another machine"), "{text}");
+    fs::write(own.path().join("mirrors.txt"), "# The other disk\nstripe\n\nreplica # and a third\n").unwrap();
+    copy(second, &stripe);
+    let text = Checkpoint::open(own.path()).unwrap_err().to_string();
+    assert!(text.starts_with(replica.to_str().unwrap()) && text.contains("none of the files"), "{text}");
+    copy(second, &replica);
+
+    let memory = MemoryRequest { slots: Some(4), ..MemoryRequest::default() };
+    let expected =
+        feed(&mut common::engine(&whole, common::exact("cpu"), memory).session().unwrap(), &prompt, None);
+    let engine = common::engine(own.path(), common::exact("cpu"), memory);
+    assert!(engine.reads().ends_with("from 3 folders"), "{}", engine.reads());
+    let mut session = engine.session().unwrap();
+    let mut logits = feed(&mut session, &prompt[..3], None);
+    // The one disk goes away: what it had is read from the other, and the engine does not stop.
+    let shard = stripe.join(second);
+    OpenOptions::new().write(true).open(&shard).unwrap().set_len(100).unwrap();
+    logits.extend(feed(&mut session, &prompt[3..], None));
+    assert!(logits == expected);
+    let [_, from_stripe, from_replica, ..] = engine.read_counters().by_copy;
+    assert!(from_stripe > 0 && from_replica > 0, "{:?}", engine.read_counters());
 }
 
 #[test]

@@ -115,7 +115,7 @@ pub(crate) fn run(args: &InspectArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let since = Instant::now();
     let checkpoint = match &args.preset {
         Some(preset) => load::preset(preset)?,
-        None => load::checkpoint(&args.engine.model, ui)?,
+        None => load::checkpoint(&args.engine.model, &args.engine.reads.mirror, ui)?,
     };
     let blueprint = Blueprint::of(&checkpoint)?;
     let open_seconds = since.elapsed().as_secs_f64();

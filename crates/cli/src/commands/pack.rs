@@ -36,7 +36,7 @@ fn watch<'a>(bar: &'a Bar, armed: &'a interrupt::Armed) -> impl FnMut(u64, u64) 
 }
 
 fn write(model: Option<&Path>, out: &Path, ui: Ui) -> anyhow::Result<ExitCode> {
-    let checkpoint = load::checkpoint_in(model, ui)?;
+    let checkpoint = load::checkpoint_in(model, &[], ui)?;
     let since = Instant::now();
     let packed = {
         let (bar, armed) = (ui.bytes("packing"), interrupt::arm());

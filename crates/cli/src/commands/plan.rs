@@ -78,7 +78,7 @@ pub(crate) fn run(args: &PlanArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     model.model = args.folder.clone().or(model.model);
     let checkpoint = match &args.preset {
         Some(preset) => load::preset(preset)?,
-        None => load::checkpoint(&model, ui)?,
+        None => load::checkpoint(&model, &args.engine.reads.mirror, ui)?,
     };
     let blueprint = Blueprint::of(&checkpoint)?;
     let costs = Costs::of(&blueprint, args.engine.compute.keys());

@@ -23,7 +23,7 @@ fn help_shows_every_command_with_examples() {
 
 #[test]
 fn wrong_use_is_exit_code_2_and_says_what_is_right() {
-    let wrong: [(&[&str], &str); 18] = [
+    let wrong: [(&[&str], &str); 19] = [
         (&["nonsense"], "unrecognized subcommand"),
         (&["run", "--nonsense", "x"], "unexpected argument"),
         (&["run", "--memory", "lots", "x"], "8GiB"),
@@ -42,6 +42,7 @@ fn wrong_use_is_exit_code_2_and_says_what_is_right() {
         (&["logits", "--tokens", "x.json"], "--out"),
         (&["synth", "gpt-5", "--out", "x"], "qwen3-30b-a3b"),
         (&["completions", "ksh"], "bash"),
+        (&["run", "--mirror", "x", "x"], "the built-in model has no mirrors"),
     ];
     for (args, part) in wrong {
         assert_error(&run(args), 2, &[part]);

@@ -1,6 +1,7 @@
 //! A published checkpoint, read in place: what it says of itself and where each tensor's bytes are.
 
 mod embedded;
+mod folders;
 mod identity;
 pub(crate) mod packed;
 mod quantization;
@@ -15,6 +16,7 @@ use std::{
 };
 
 pub use embedded::unpack_embedded;
+use folders::Folders;
 pub use identity::ModelId;
 use moeflux_compute::{Bytes, Format, MatrixShape, Scalar};
 use packed::Packed;
@@ -74,6 +76,7 @@ pub struct VectorSource {
 #[derive(Debug)]
 pub struct Checkpoint {
     folder: PathBuf,
+    mirrors: Vec<PathBuf>,
     config: serde_json::Value,
     quantization: Quantization,
     files: Arc<Vec<Source>>,
@@ -98,17 +101,18 @@ impl Checkpoint {
     /// # Errors
     /// The folder or one of its files is missing, cannot be read, or contradicts itself.
     pub fn open(folder: &Path) -> Result<Self, Error> {
-        let entries = std::fs::read_dir(folder).map_err(Error::file(
-            folder,
-            "cannot open the model's folder; --model takes a folder with config.json and model.safetensors",
-        ))?;
-        let mut names = BTreeSet::new();
-        for entry in entries {
-            let entry = entry.map_err(Error::file(folder, "cannot list the model's folder"))?;
-            if let Some(name) = entry.file_name().to_str() {
-                names.insert(name.to_owned());
-            }
-        }
+        Self::open_with(folder, &[])
+    }
+
+    /// Opens a folder whose files of tensors also lie in other ones, on other disks: in `mirrors`, and in those that its
+    /// `mirrors.txt` names, one in a line. Files that are in several folders are copies of each other, and those that the
+    /// folder itself lacks are found where they are. Nothing but files of tensors is looked for in mirrors.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open`]; a mirror cannot be opened or has none of the model's files.
+    pub fn open_with(folder: &Path, mirrors: &[PathBuf]) -> Result<Self, Error> {
+        let folders = Folders::open(folder, mirrors)?;
+        let names = folders.own();
         if !names.contains("config.json") {
             let problem = match names.contains(packed::JOURNAL) {
                 true => {
@@ -118,50 +122,47 @@ impl Checkpoint {
             };
             return Err(Error::Checkpoint { path: folder.into(), problem: problem.into() });
         }
-        let mut shards = Vec::new();
+        let mut shards = BTreeSet::new();
         let mut expected = HashMap::new();
         if names.contains("model.safetensors.index.json") {
-            let path = folder.join("model.safetensors.index.json");
-            expected = weight_map(&path)?;
-            shards.extend(expected.values().cloned().collect::<BTreeSet<_>>());
-            if let Some(missing) = shards.iter().find(|s| !names.contains(*s)) {
+            expected = weight_map(&folder.join("model.safetensors.index.json"))?;
+            shards.extend(expected.values().map(String::as_str));
+            if let Some(missing) = shards.iter().find(|shard| folders.home(shard).is_none()) {
                 let problem =
                     format!("the index names it, but it is not there: download the shard {missing} again");
                 return Err(Error::Checkpoint { path: folder.join(missing), problem });
             }
         } else {
-            shards.extend(
-                names.iter().filter(|n| n.starts_with("model") && n.ends_with(".safetensors")).cloned(),
-            );
+            shards.extend(folders.names().filter(|n| n.starts_with("model") && n.ends_with(".safetensors")));
         }
         if shards.is_empty() {
             let problem = "there is no model.safetensors and no model.safetensors.index.json: only the safetensors \
                            format is read";
             return Err(Error::Checkpoint { path: folder.into(), problem: problem.into() });
         }
-        let mut files =
-            shards.iter().map(|s| Source::open(&folder.join(s))).collect::<Result<Vec<_>, _>>()?;
-        if names.contains(packed::EXPERTS) {
-            files.push(Source::open(&folder.join(packed::EXPERTS))?);
-        }
+        let all = shards.iter().copied().chain([packed::EXPERTS]);
+        folders.all_have_some(all.clone())?;
+        let files = all.filter_map(|name| folders.home(name)).map(|path| Source::open(&path));
+        let files = files.collect::<Result<Vec<_>, _>>()?;
         let mut texts = HashMap::new();
         for name in TEXTS {
             if names.contains(name) {
                 texts.insert(name, Source::open(&folder.join(name))?.read_all(MAX_JSON)?);
             }
         }
-        let checkpoint = Self::assemble(folder, files, texts)?;
+        let mut checkpoint = Self::assemble(folder, files, texts)?;
         for (tensor, shard) in &expected {
             let found = checkpoint.tensors.get(tensor).map(|t| checkpoint.files[t.file as usize].path());
-            if found != Some(&folder.join(shard)) {
+            if found.and_then(Path::file_name) != Some(shard.as_ref()) {
                 return Err(Error::Tensor {
                     tensor: tensor.clone(),
-                    path: folder.join(shard),
+                    path: folders.home(shard).unwrap_or_else(|| folder.join(shard)),
                     problem: "the index says that it is in this shard, but it is not: download both again"
                         .into(),
                 });
             }
         }
+        checkpoint.mirrors = folders.into_mirrors();
         Ok(checkpoint)
     }
 
@@ -200,6 +201,7 @@ impl Checkpoint {
         }
         Ok(Self {
             folder: folder.into(),
+            mirrors: Vec::new(),
             config,
             quantization,
             files: Arc::new(files),
@@ -227,6 +229,7 @@ impl Checkpoint {
         let tensors = tensors.collect();
         Ok(Self {
             folder: folder.into(),
+            mirrors: Vec::new(),
             config: plan.config().clone(),
             quantization,
             files: Arc::new(vec![Source::planned("(planned)/model.safetensors", plan.total_bytes())]),
@@ -239,6 +242,11 @@ impl Checkpoint {
     /// The folder, for messages.
     pub fn folder(&self) -> &Path {
         &self.folder
+    }
+
+    /// Other folders that have some of the files of tensors, or all.
+    pub fn mirrors(&self) -> &[PathBuf] {
+        &self.mirrors
     }
 
     /// `config.json`.
@@ -602,6 +610,7 @@ mod tests {
     /// A checkpoint of one file.
     fn of(bytes: &'static [u8]) -> Checkpoint {
         Checkpoint {
+            mirrors: Vec::new(),
             folder: PathBuf::new(),
             config: serde_json::Value::Null,
             quantization: Quantization::default(),

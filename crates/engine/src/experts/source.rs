@@ -1,6 +1,6 @@
 //! Where experts lie, and reading one.
 
-use std::sync::Arc;
+use std::{path::PathBuf, sync::Arc};
 
 use crate::{
     Error,
@@ -46,23 +46,30 @@ impl PartSource {
 #[derive(Debug)]
 pub(crate) struct ExpertSource {
     files: Arc<Vec<Source>>,
+    /// Folders that have some of the files too.
+    mirrors: Vec<PathBuf>,
     /// By layer of the model; `None` for layers without routed experts.
     layers: Vec<Option<LayerExperts>>,
 }
 
 impl ExpertSource {
     pub(crate) fn new(files: Arc<Vec<Source>>, layers: Vec<Option<LayerExperts>>) -> Self {
-        Self { files, layers }
+        Self { files, mirrors: Vec::new(), layers }
     }
 
     /// The experts of a checkpoint.
     pub(crate) fn of(checkpoint: &Checkpoint, blueprint: &Blueprint) -> Self {
         let layers = blueprint.layers.iter().map(|l| l.moe().map(|m| m.experts.clone()));
-        Self::new(Arc::clone(checkpoint.files()), layers.collect())
+        let files = Arc::clone(checkpoint.files());
+        Self { files, mirrors: checkpoint.mirrors().into(), layers: layers.collect() }
     }
 
     pub(crate) fn files(&self) -> &Arc<Vec<Source>> {
         &self.files
+    }
+
+    pub(crate) fn mirrors(&self) -> &[PathBuf] {
+        &self.mirrors
     }
 
     pub(crate) fn layer(&self, layer: usize) -> Option<&LayerExperts> {

@@ -38,6 +38,14 @@ pub fn tales() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tales-18m")
 }
 
+/// The names of a folder's files of tensors.
+pub fn shards(folder: &Path) -> Vec<String> {
+    let names = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<_> = names.filter(|n| n.starts_with("model") && n.ends_with(".safetensors")).collect();
+    names.sort();
+    names
+}
+
 /// Every case in the repository.
 pub fn goldens() -> Vec<Golden> {
     let mut folders: Vec<_> = std::fs::read_dir(data().join("goldens"))

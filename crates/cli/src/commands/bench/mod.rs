@@ -146,7 +146,7 @@ fn one(
 ) -> anyhow::Result<ExitCode> {
     let mut engine_args = args.engine.clone();
     engine_args.memory.memory = budget.or(engine_args.memory.memory);
-    let checkpoint = load::checkpoint(&engine_args.model, ui)?;
+    let checkpoint = load::checkpoint(&engine_args.model, &engine_args.reads.mirror, ui)?;
     let (costs, scale, mut machine) = machine(args, &checkpoint, ui)?;
     let pages = FilePages::of(&checkpoint);
     let since = Instant::now();

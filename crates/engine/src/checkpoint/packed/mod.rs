@@ -120,6 +120,7 @@ impl Checkpoint {
         all.extend(virtual_tensors(tensors, 0));
         Self {
             folder: self.folder.clone(),
+            mirrors: Vec::new(),
             config: self.config.clone(),
             quantization: self.quantization.clone(),
             files: Arc::clone(&self.files),

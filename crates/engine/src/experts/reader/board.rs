@@ -53,7 +53,7 @@ struct Job {
     error: Option<Error>,
     /// Copies on which it hung, or which differed.
     avoid: Copies,
-    /// How often it was read again because it differed from its digest.
+    /// The first copy that it is read from by itself when it differs from its digest once more.
     checked: usize,
 }
 
@@ -220,12 +220,14 @@ impl Board {
         let job = self.jobs[slot].as_mut()?;
         let piece = cut(job, &self.source, self.limits.piece)?;
         job.under_way += 1;
-        let avoid = job.avoid;
+        let lacking = self.disk.lacking(piece.file);
+        let avoid = job.avoid | lacking;
         if job.cursor.at == job.bytes {
             let queue = if ahead { &mut self.ahead } else { &mut self.now };
             queue.pop_front();
         }
-        let copy = self.sharing.choose(piece.bytes, avoid).unwrap_or(0);
+        let choose = |avoid| self.sharing.choose(piece.bytes, avoid);
+        let copy = choose(avoid).or_else(|| choose(lacking)).unwrap_or(0);
         let order = Order { piece, copy, buffered: false };
         self.flights[lane] =
             Some(Flight { order, grave: None, since: now, ahead, hung: false, tries: 0, failed: avoid });
@@ -295,13 +297,17 @@ impl Board {
     /// An expert has been compared with its digest. One that differs is read again, from each copy by itself.
     pub(super) fn checked(&mut self, check: &Check, result: Result<(), Error>) {
         self.checking -= 1;
-        let copies = self.disk.copies();
         let Some(job) = &mut self.jobs[check.slot] else { return };
         job.under_way -= 1;
         if let Err(error) = result {
-            if job.checked < copies && job.error.is_none() {
-                job.avoid = !(1 << job.checked);
-                job.checked += 1;
+            // What has digests lies in one file.
+            let file =
+                self.source.layer(check.layer).and_then(|l| Some(l.segments(check.expert).next()?.file));
+            let lacking = file.map_or(0, |file| self.disk.lacking(file as usize));
+            let next = (job.checked..self.disk.copies()).find(|copy| lacking & 1 << copy == 0);
+            if let (Some(copy), None) = (next, &job.error) {
+                job.avoid = !(1 << copy);
+                job.checked = copy + 1;
                 job.cursor = Cursor::default();
                 self.retries += 1;
                 let urgency = job.request.urgency;

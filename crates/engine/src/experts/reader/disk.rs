@@ -1,12 +1,19 @@
 //! The files that experts are read from, in every copy of the model: the lowest layer of a reader.
 
-use std::{fs::File, io, path::Path, sync::Arc};
+use std::{
+    fs::File,
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use moeflux_compute::Bytes;
 
 use super::{
+    mirrors,
     open_file::{self, HANDLES},
     options::{MOST_ALIGN, MOST_COPIES},
+    sharing::Copies,
     transfer::Alignment,
 };
 use crate::{
@@ -27,8 +34,11 @@ pub(super) struct Place {
 
 /// Something that pieces are read from.
 pub(super) trait Disk: Send + Sync {
-    /// Copies of the model.
+    /// Copies of the model, some of which may lack files.
     fn copies(&self) -> usize;
+
+    /// The copies that lack a file; never all.
+    fn lacking(&self, file: usize) -> Copies;
 
     /// A file of a copy, for messages.
     fn path(&self, copy: usize, file: usize) -> &Path;
@@ -42,9 +52,12 @@ pub(super) trait Disk: Send + Sync {
 
 /// Files of checkpoints.
 pub(super) struct Files {
-    copies: Vec<Vec<Handles>>,
+    /// By copy and file.
+    copies: Vec<Vec<Option<Handles>>>,
     own: Arc<Vec<Source>>,
-    mirrors: Vec<Vec<Source>>,
+    /// By file: the copy that `own` has it of.
+    homes: Vec<usize>,
+    mirrors: Vec<Vec<Option<Source>>>,
 }
 
 /// A file as experts are read from it. Empty for what lies in the binary.
@@ -54,46 +67,50 @@ struct Handles {
 }
 
 impl Files {
-    /// Opens the files once more: for direct access if that is wanted and the file system has it, else for reads at
-    /// random.
-    pub(super) fn open(
-        own: Arc<Vec<Source>>,
-        mirrors: Vec<Vec<Source>>,
-        direct: bool,
-    ) -> Result<Self, Error> {
-        if mirrors.len() >= MOST_COPIES {
+    /// Opens the files once more, and those of the same names in other folders: for direct access if that is wanted and the file
+    /// system has it, else for reads at random.
+    pub(super) fn open(own: Arc<Vec<Source>>, folders: &[PathBuf], direct: bool) -> Result<Self, Error> {
+        if folders.len() >= MOST_COPIES {
             return Err(Error::Input(format!("a model has at most {} mirrors", MOST_COPIES - 1)));
         }
-        let all = |sources: &[Source]| sources.iter().map(|s| Handles::open(s, direct)).collect();
-        let copies = std::iter::once(&own[..]).chain(mirrors.iter().map(Vec::as_slice)).map(all);
-        Ok(Self { copies: copies.collect::<Result<_, Error>>()?, own, mirrors })
+        let homes = own.iter().map(|file| mirrors::home(file, folders)).collect();
+        let mirrors = mirrors::open(&own, folders)?;
+        let mut files = Self { copies: Vec::new(), own, homes, mirrors };
+        let copies = (0..=folders.len()).map(|copy| {
+            let sources = (0..files.own.len()).map(|file| files.source(copy, file));
+            sources.map(|source| source.map(|s| Handles::open(s, direct)).transpose()).collect()
+        });
+        files.copies = copies.collect::<Result<_, Error>>()?;
+        Ok(files)
     }
 
-    fn source(&self, copy: usize, file: usize) -> &Source {
+    /// A file of a copy, if that has it.
+    fn source(&self, copy: usize, file: usize) -> Option<&Source> {
         match copy.checked_sub(1) {
-            None => &self.own[file],
-            Some(mirror) => &self.mirrors[mirror][file],
+            _ if self.homes[file] == copy => Some(&self.own[file]),
+            None => None,
+            Some(mirror) => self.mirrors[mirror][file].as_ref(),
         }
     }
 
     /// The open file, if it is one.
     pub(super) fn file(&self, place: Place) -> Option<&File> {
-        let handles = &self.copies[place.copy][place.file];
+        let handles = self.copies[place.copy][place.file].as_ref()?;
         let count = handles.files.len().max(1);
         let own = handles.files.get(place.lane % count);
         let through_cache = place.buffered && handles.alignment.is_some();
-        if through_cache { self.source(place.copy, place.file).file() } else { own }
+        if through_cache { self.source(place.copy, place.file)?.file() } else { own }
     }
 
     /// How many files are read directly, and how many there are.
     pub(super) fn direct(&self) -> (usize, usize) {
-        let all = || self.copies.iter().flatten();
+        let all = || self.copies.iter().flatten().flatten();
         (all().filter(|h| h.alignment.is_some()).count(), all().count())
     }
 
     /// Whether some of it lies in the binary.
     pub(super) fn in_binary(&self) -> bool {
-        self.copies.iter().flatten().any(|h| h.files.is_empty())
+        self.copies.iter().flatten().flatten().any(|h| h.files.is_empty())
     }
 }
 
@@ -102,18 +119,23 @@ impl Disk for Files {
         self.copies.len()
     }
 
+    fn lacking(&self, file: usize) -> Copies {
+        let lacks = |copy: &usize| self.copies[*copy][file].is_none();
+        (0..self.copies.len()).filter(lacks).fold(0, |all, copy| all | 1 << copy)
+    }
+
     fn path(&self, copy: usize, file: usize) -> &Path {
-        self.source(copy, file).path()
+        self.source(copy, file).unwrap_or(&self.own[file]).path()
     }
 
     fn alignment(&self, copy: usize, file: usize) -> Option<Alignment> {
-        self.copies[copy][file].alignment
+        self.copies[copy][file].as_ref()?.alignment
     }
 
     fn read_at(&self, place: Place, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
         match self.file(place) {
             Some(file) => read_at(file, buf, offset),
-            None => self.source(place.copy, place.file).read_at(buf, offset),
+            None => self.source(place.copy, place.file).unwrap_or(&self.own[place.file]).read_at(buf, offset),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Folders with the same files as the model, on other disks.
+//! Folders with the same files as the model or some of them, on other disks.
 
 use std::path::{Path, PathBuf};
 
@@ -7,22 +7,35 @@ use crate::{Error, checkpoint::Source};
 /// So much of the start of a file is compared, and as much as the header of tensors takes: names, types and places.
 const START: usize = 64 << 10;
 
-/// Opens the files of each folder that `own` has.
+/// The files of each folder: those that `own` names, as far as they are there. A file of `own` is not opened once more where it is
+/// at home.
 ///
 /// # Errors
-/// One is missing, of another length, or begins with other bytes.
-pub(super) fn open(own: &[Source], folders: &[PathBuf]) -> Result<Vec<Vec<Source>>, Error> {
+/// A folder has none, or one that is of another length or begins with other bytes.
+pub(super) fn open(own: &[Source], folders: &[PathBuf]) -> Result<Vec<Vec<Option<Source>>>, Error> {
     folders.iter().map(|folder| own.iter().map(|file| mirror(file, folder)).collect()).collect()
 }
 
-fn mirror(own: &Source, folder: &Path) -> Result<Source, Error> {
+/// Which folder a file of the model is in: 0 is none of `folders`, and so the model's own.
+pub(super) fn home(own: &Source, folders: &[PathBuf]) -> usize {
+    folders.iter().position(|folder| own.path().parent() == Some(folder)).map_or(0, |i| i + 1)
+}
+
+fn mirror(own: &Source, folder: &Path) -> Result<Option<Source>, Error> {
     let Some(name) = own.path().file_name().filter(|_| own.file().is_some()) else {
         return Err(Error::Input("the model in the program has no mirrors: give --model".into()));
     };
-    let copy = Source::open(&folder.join(name))?;
+    let path = folder.join(name);
+    if path == own.path() || !path.try_exists().map_err(Error::file(&path, "cannot look for the file"))? {
+        return Ok(None);
+    }
+    let copy = Source::open(&path)?;
     let differs = |what: &str| Error::Checkpoint {
         path: copy.path().into(),
-        problem: format!("{what} than {}: a mirror has the same files; copy it again", own.path().display()),
+        problem: format!(
+            "{what} than {}: files of one name are the same in a mirror; copy it again",
+            own.path().display()
+        ),
     };
     if copy.len() != own.len() {
         return Err(differs(&format!("{} bytes instead of {}, another length", copy.len(), own.len())));
@@ -46,5 +59,5 @@ fn mirror(own: &Source, folder: &Path) -> Result<Source, Error> {
         }
         at += bytes as u64;
     }
-    Ok(copy)
+    Ok(Some(copy))
 }

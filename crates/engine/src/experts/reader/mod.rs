@@ -140,8 +140,7 @@ pub(crate) fn open(
         Access::Buffered => false,
         Access::Direct => true,
     };
-    let mirrors = mirrors::open(source.files(), &options.mirrors)?;
-    let files = Arc::new(Files::open(Arc::clone(source.files()), mirrors, direct)?);
+    let files = Arc::new(Files::open(Arc::clone(source.files()), source.mirrors(), direct)?);
     let access = match files.direct() {
         (0, _) if direct && !files.in_binary() => "buffered, as the file system has no direct reads",
         (0, _) => "buffered",
@@ -150,14 +149,19 @@ pub(crate) fn open(
     };
     let expert = source.layers().iter().flatten().map(|l| l.bytes).max().unwrap_or(0);
     let piece = longest_piece(options, expert);
-    let limits =
-        Limits { slots, lanes: options.lanes(), depth: options.depth(), piece, deadline: options.deadline() };
-    let bounce = if files.direct().0 > 0 { bounce_bytes(piece) } else { 0 };
-    let copies = match files.copies() {
-        1 => String::new(),
-        copies => format!(", {copies} copies"),
+    let limits = Limits {
+        slots,
+        lanes: options.lanes(files.copies()),
+        depth: options.depth(),
+        piece,
+        deadline: options.deadline(),
     };
-    let plan = Plan { source: Arc::clone(source), files, limits, bounce, how: format!("{access}{copies}") };
+    let bounce = if files.direct().0 > 0 { bounce_bytes(piece) } else { 0 };
+    let folders = match files.copies() {
+        1 => String::new(),
+        folders => format!(", from {folders} folders"),
+    };
+    let plan = Plan { source: Arc::clone(source), files, limits, bounce, how: format!("{access}{folders}") };
     let reader = match options.kind {
         ReaderKind::Threads => plan.threads()?,
         ReaderKind::Uring => match plan.ring() {

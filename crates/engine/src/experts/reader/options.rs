@@ -1,6 +1,6 @@
 //! How experts are read.
 
-use std::{path::PathBuf, time::Duration};
+use std::time::Duration;
 
 use crate::blueprint::Blueprint;
 
@@ -35,8 +35,6 @@ pub struct ReadOptions {
     pub kind: ReaderKind,
     /// Whether reads go through the system's page cache.
     pub access: Access,
-    /// Folders that hold the same files, on other disks: reads are shared among them by measured speed.
-    pub mirrors: Vec<PathBuf>,
     /// Reads that are under way at once, from 1 to 256; by default 16.
     pub depth: Option<usize>,
     /// The most bytes of one read, from 4 KiB to 16 MiB; by default 1 MiB.
@@ -77,10 +75,9 @@ impl ReadOptions {
         self.deadline.unwrap_or(DEADLINE)
     }
 
-    /// Places for reads that are under way. With copies of the model, reads that hang on one disk leave as many for the
-    /// others.
-    pub(super) fn lanes(&self) -> usize {
-        self.depth() * if self.mirrors.is_empty() { 1 } else { 2 }
+    /// Places for reads that are under way. With several folders, reads that hang on one disk leave as many for the others.
+    pub(super) fn lanes(&self, folders: usize) -> usize {
+        self.depth() * folders.min(2)
     }
 }
 
@@ -95,11 +92,11 @@ pub(super) fn longest_piece(options: &ReadOptions, expert: usize) -> usize {
     options.piece().min(expert.next_multiple_of(MOST_ALIGN).max(MOST_ALIGN))
 }
 
-/// The most bytes that a reader of such experts holds: stacks, and buffers for direct reads.
-pub(crate) fn memory(options: &ReadOptions, blueprint: &Blueprint) -> u64 {
+/// The most bytes that a reader of such experts from so many folders holds: stacks, and buffers for direct reads.
+pub(crate) fn memory(options: &ReadOptions, blueprint: &Blueprint, folders: usize) -> u64 {
     let bounce = match options.access {
         Access::Buffered => 0,
         Access::Auto | Access::Direct => bounce_bytes(longest_piece(options, blueprint.slot_bytes())),
     };
-    (options.lanes() * (STACK + bounce)) as u64
+    (options.lanes(folders) * (STACK + bounce)) as u64
 }

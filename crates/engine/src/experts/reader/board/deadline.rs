@@ -76,9 +76,10 @@ impl Board {
         }
         self.graves.resize_with(self.graves.len().max(grave + 1), || None);
         self.graves[grave] = Some(Grave { _memory: memory, flights });
+        let avoid = job.avoid | self.disk.lacking(hung.piece.file);
         if job.error.is_none()
             && job.request.bytes.len() == bytes
-            && self.sharing.choose(bytes, job.avoid).is_some()
+            && self.sharing.choose(bytes, avoid).is_some()
         {
             self.retries += 1;
             job.cursor = Cursor::default();
