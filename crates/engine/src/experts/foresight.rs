@@ -2,7 +2,10 @@
 //!
 //! While a layer's reads are under way, the next layer's router is shown the residual stream as it stands: what it would
 //! choose is most of what it will choose. Those experts are read when nothing is left to read that a layer waits for, and
-//! given up when the router has spoken. Whether its guesses are good enough is counted for each layer.
+//! given up when the router has spoken. Whether its guesses are good enough is counted for each layer, and no more are read
+//! than the disk has time for between the reads of two layers.
+
+use std::time::{Duration, Instant};
 
 /// Whether to look ahead.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,14 +23,14 @@ pub enum LookAhead {
 /// they all want together are soon all that there are.
 pub(crate) const ROWS: usize = 8;
 
-/// The most guesses of one layer that are read: what a fast disk gives while a layer of a token computes.
-const MOST: usize = 4;
+/// The most guesses of one layer that are read, however fast the disk is.
+const MOST: usize = 16;
 
 /// From this share of right guesses on it pays. A wrong one takes the disk from a layer that waits for as long as the pieces
 /// that had begun take, a right one saves about as much.
 const PAYS: f32 = 0.5;
 
-/// What one more guess weighs in the share of right ones.
+/// What one more guess weighs in the share of right ones, and one more layer in the disk's spare time.
 const WEIGHT: f32 = 1.0 / 64.0;
 
 /// Where it does not pay, guesses are made and judged in one step of so many, but not read.
@@ -60,13 +63,40 @@ pub(crate) struct Foresight {
     /// The guesses about one layer that were not in memory.
     guesses: Vec<u32>,
     about: Option<usize>,
+    spare: Spare,
+}
+
+/// What the disk could read between the reads of two layers that follow each other.
+#[derive(Debug, Default)]
+struct Spare {
+    /// The layer before, when it began, and how long it took to read what it needed.
+    before: Option<(usize, Instant, Duration)>,
+    /// Experts, of late.
+    experts: f32,
+}
+
+impl Spare {
+    /// A layer begins, on a disk that gives so many experts a second. What other layers than the next one leave is not theirs to use.
+    fn begin(&mut self, layer: usize, now: Instant, rate: f32) {
+        let Some((before, began, reading)) = self.before.take() else { return };
+        if before + 1 == layer && rate.is_finite() {
+            let idle = now.saturating_duration_since(began).saturating_sub(reading);
+            self.experts += (idle.as_secs_f32() * rate - self.experts) * WEIGHT;
+        }
+    }
+
+    /// How many guesses keep the disk busy, the last one perhaps for longer than there is time.
+    fn guesses(&self) -> usize {
+        (self.experts.ceil() as usize).clamp(1, MOST)
+    }
 }
 
 impl Foresight {
     /// For so many layers, with `k` experts chosen of each row.
     pub(crate) fn new(mode: LookAhead, layers: usize, k: usize) -> Self {
         let fresh = Guesses { right: PAYS, rest: 0 };
-        Self { mode, layers: vec![fresh; layers], guesses: Vec::with_capacity(ROWS * k), about: None }
+        let guesses = Vec::with_capacity(ROWS * k);
+        Self { mode, layers: vec![fresh; layers], guesses, about: None, spare: Spare::default() }
     }
 
     /// Bytes that are held for so many layers.
@@ -77,6 +107,16 @@ impl Foresight {
     /// Whether anything is ever read ahead.
     pub(crate) fn is_on(&self) -> bool {
         self.mode != LookAhead::Off
+    }
+
+    /// A layer of a step of few rows begins, on a disk that gives so many experts a second.
+    pub(crate) fn layer_begins(&mut self, layer: usize, now: Instant, rate: f32) {
+        self.spare.begin(layer, now, rate);
+    }
+
+    /// A layer that began then has all its experts; it took so long to read those that it had to.
+    pub(crate) fn layer_has_read(&mut self, layer: usize, began: Instant, reading: Duration) {
+        self.spare.before = Some((layer, began, reading));
     }
 
     /// What to do about a layer in this step.
@@ -106,7 +146,7 @@ impl Foresight {
 
     /// Notes a guess that is not in memory; whether it should be read, if any.
     pub(crate) fn guess(&mut self, expert: u32) -> bool {
-        if self.guesses.len() >= MOST || self.guesses.contains(&expert) {
+        if self.guesses.len() >= self.spare.guesses() || self.guesses.contains(&expert) {
             return false;
         }
         self.guesses.push(expert);
@@ -153,6 +193,34 @@ mod tests {
         );
         let later: Vec<Effort> = (0..2000).map(|_| step(&mut foresight, true)).collect();
         assert_eq!(later.last(), Some(&Effort::Read));
+    }
+
+    #[test]
+    fn no_more_is_read_than_the_disk_has_time_for() {
+        let mut foresight = Foresight::new(LookAhead::Auto, 3, 8);
+        let (start, ms) = (Instant::now(), Duration::from_millis);
+        let taken = |foresight: &mut Foresight| {
+            foresight.begin(1);
+            (0..40).filter(|expert| foresight.guess(*expert)).count()
+        };
+        assert_eq!(taken(&mut foresight), 1, "nothing is known yet");
+        // Layers of 10 ms that read for 7 leave 3, on a disk that takes 2 for an expert.
+        for step in 0..300 {
+            let began = start + ms(20 * step);
+            foresight.layer_begins(0, began, 500.0);
+            foresight.layer_has_read(0, began, ms(7));
+            foresight.layer_begins(1, began + ms(10), 500.0);
+            foresight.layer_has_read(1, began + ms(10), ms(7));
+            // What passes between layers that do not follow each other counts for nothing.
+            foresight.layer_begins(0, began + ms(1_000), 500.0);
+        }
+        assert_eq!(taken(&mut foresight), 2);
+        for step in 0..300 {
+            let began = start + ms(20 * step);
+            foresight.layer_has_read(0, began, ms(0));
+            foresight.layer_begins(1, began + ms(10), 1e6);
+        }
+        assert_eq!(taken(&mut foresight), MOST);
     }
 
     #[test]

@@ -304,6 +304,10 @@ impl Moe {
         step.cache.settle_ahead(step.device, step.stats)?;
         self.pin_hits(step)?;
         let began = Instant::now();
+        if step.rows <= FORESIGHT_ROWS && step.routing.foresight.is_on() {
+            let rate = step.cache.read_counters().bytes_per_second() / self.bytes as f64;
+            step.routing.foresight.layer_begins(step.layer, began, rate as f32);
+        }
         let mut reading = self.start_reads(step)?;
         let mut clock = Clock { began, independent: None, stalled: Duration::ZERO, reading: Duration::ZERO };
         let mut looked_ahead = self.look_ahead(step)?;
@@ -328,6 +332,9 @@ impl Moe {
             return Err(Error::Budget(format!("layer {}: no slot is free for an expert", step.layer)));
         }
         clock.note(step.stats);
+        if step.rows <= FORESIGHT_ROWS {
+            step.routing.foresight.layer_has_read(step.layer, began, clock.reading);
+        }
         Ok(shared)
     }
 

@@ -61,6 +61,11 @@ pub struct ReadCounters {
 }
 
 impl ReadCounters {
+    /// Bytes per second while some read was under way; NaN before the first one.
+    pub(crate) fn bytes_per_second(&self) -> f64 {
+        self.bytes as f64 / (self.busy_ns as f64 / 1e9)
+    }
+
     /// The two together.
     pub(crate) fn and(&self, other: &Self) -> Self {
         Self {
