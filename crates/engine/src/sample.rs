@@ -5,6 +5,7 @@ mod rng;
 mod stop;
 #[cfg(test)]
 mod tests;
+mod weights;
 
 use serde::{Deserialize, Serialize};
 
@@ -15,6 +16,7 @@ use moeflux_compute::MOST_TOP_LOGITS;
 
 use crate::Error;
 use rng::Rng;
+use weights::{BINS, Weights};
 
 /// Numbers of candidates that are asked for. Few, because a device may compile a kernel for each.
 const CANDIDATES: [usize; 4] = [1, 64, 256, MOST_TOP_LOGITS];
@@ -130,8 +132,12 @@ pub struct Sampler {
     sampling: Sampling,
     rng: Rng,
     vocab: usize,
-    /// Of all tokens, or of the first in rank, unsorted: see [`rank_key`].
+    /// Of tokens that are looked at one by one: see [`rank_key`].
     keys: Vec<u64>,
+    /// All logits after penalties, if there are any.
+    penalised: Vec<f32>,
+    /// What all tokens weigh, by how probable they are.
+    bins: Box<[u128; BINS]>,
     /// How often the answer has each id; empty when nothing is penalised.
     counts: Vec<u32>,
     /// Every id of prompt and answer, once, in order of appearance.
@@ -155,6 +161,8 @@ impl Sampler {
             sampling,
             vocab,
             keys: Vec::with_capacity(vocab),
+            penalised: Vec::with_capacity(tracked),
+            bins: Box::new([0; BINS]),
             counts: vec![0; tracked],
             seen: Vec::with_capacity(tracked),
             is_seen: vec![false; tracked],
@@ -181,9 +189,15 @@ impl Sampler {
     /// [`Error::Input`] when there are more or fewer logits than tokens, one is NaN or plus infinity, or all tokens
     /// are banned.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32, Error> {
-        self.rank(logits)?;
-        // Nothing is missing where all tokens are ranked.
-        Ok(self.choose().unwrap_or_default())
+        let largest = self.check(logits)?;
+        if self.seen.is_empty() {
+            return Ok(self.choose_of_all(logits, largest));
+        }
+        let mut penalised = std::mem::take(&mut self.penalised);
+        let largest = self.penalise(logits, &mut penalised);
+        let id = self.choose_of_all(&penalised, largest);
+        self.penalised = penalised;
+        Ok(id)
     }
 
     /// How many of the first tokens in rank of `vocab`, before penalties, are likely to be all that
@@ -247,13 +261,112 @@ impl Sampler {
                 let mut rng = self.rng.clone();
                 let uniform = rng.uniform();
                 let (mut ranked, mass) = self.filtered()?;
-                let id = ranked.draw(uniform * mass);
+                let id = ranked.draw(part(mass, uniform));
                 self.rng = rng;
                 id
             }
         };
         self.accept(id);
         Some(id)
+    }
+
+    /// Chooses among all tokens, after penalties, and records the choice.
+    fn choose_of_all(&mut self, logits: &[f32], largest: f32) -> u32 {
+        let Sampling { temperature, top_k, .. } = self.sampling;
+        let id = if temperature == 0.0 {
+            logits.iter().position(|logit| *logit == largest).unwrap_or_default() as u32
+        } else if top_k > 0 {
+            self.keys.clear();
+            self.keys.extend(logits.iter().zip(0..).map(|(&logit, id)| rank_key(logit, id)));
+            // Nothing is missing where all tokens are ranked.
+            return self.choose().unwrap_or_default();
+        } else {
+            let weights = Weights::new(largest, temperature);
+            let mass = self.kept(logits, weights);
+            let target = part(mass, self.rng.uniform());
+            self.drawn(logits, weights, target)
+        };
+        self.accept(id);
+        id
+    }
+
+    /// The weight of the tokens that top-p and min-p leave of all. They keep a run of ranks from the first on, so the shortest
+    /// run wins.
+    fn kept(&mut self, logits: &[f32], weights: Weights) -> u128 {
+        let (top_p, min_p) = (f64::from(self.sampling.top_p), f64::from(self.sampling.min_p));
+        weights.tally(logits, &mut self.bins);
+        let mut kept: u128 = self.bins.iter().sum();
+        if top_p < 1.0 {
+            let enough = enough(kept, top_p);
+            let (bin, mut mass) = self.bin_that_passes(|mass| mass >= enough);
+            for key in self.bin(bin, logits, weights) {
+                if mass >= enough {
+                    break;
+                }
+                mass += u128::from(weights.units(logit_of(*key)));
+            }
+            kept = mass;
+        }
+        if min_p > 0.0 {
+            let first = Weights::bin_before(min_p);
+            let mut mass: u128 = self.bins[..first].iter().sum();
+            for bin in first..BINS {
+                if mass >= kept {
+                    break;
+                }
+                if self.bins[bin] == 0 {
+                    continue;
+                }
+                for key in self.bin(bin, logits, weights) {
+                    let logit = logit_of(*key);
+                    if weights.of(logit) < min_p {
+                        return mass.min(kept);
+                    }
+                    mass += u128::from(weights.units(logit));
+                }
+            }
+        }
+        kept
+    }
+
+    /// The token at which the weights, in rank order, pass `target`.
+    fn drawn(&mut self, logits: &[f32], weights: Weights, target: u128) -> u32 {
+        let (bin, mut mass) = self.bin_that_passes(|mass| mass > target);
+        let mut last = 0;
+        for key in self.bin(bin, logits, weights) {
+            let units = u128::from(weights.units(logit_of(*key)));
+            // Rounding may leave `target` out of reach: then the last possible token is it.
+            if units == 0 {
+                break;
+            }
+            last = id_of(*key);
+            mass += units;
+            if mass > target {
+                break;
+            }
+        }
+        last
+    }
+
+    /// The first bin with which the sum of the weights `passes`, or the last one that weighs anything, and the sum before it.
+    fn bin_that_passes(&self, passes: impl Fn(u128) -> bool) -> (usize, u128) {
+        let (mut last, mut mass) = ((0, 0), 0);
+        for (bin, units) in self.bins.iter().enumerate().filter(|(_, units)| **units > 0) {
+            last = (bin, mass);
+            mass += units;
+            if passes(mass) {
+                break;
+            }
+        }
+        last
+    }
+
+    /// The tokens of a bin in rank order.
+    fn bin(&mut self, bin: usize, logits: &[f32], weights: Weights) -> &[u64] {
+        self.keys.clear();
+        weights.each_in(bin, logits, |id, logit| self.keys.push(rank_key(logit, id)));
+        self.keys.sort_unstable();
+        &self.keys
     }
 
     fn see(&mut self, id: u32) {
@@ -265,31 +378,32 @@ impl Sampler {
         }
     }
 
-    /// Fills `keys` with the penalised logits, unsorted.
-    fn rank(&mut self, logits: &[f32]) -> Result<(), Error> {
+    /// Checks that tokens can be chosen by the logits; returns the largest one.
+    fn check(&self, logits: &[f32]) -> Result<f32, Error> {
         if logits.len() != self.vocab {
             let (vocab, given) = (self.vocab, logits.len());
             return Err(Error::Input(format!("{given} logits for a vocabulary of {vocab} tokens")));
         }
-        self.keys.clear();
-        let mut all_legal = true;
-        let mut any = false;
-        self.keys.extend(logits.iter().zip(0..).map(|(&logit, id)| {
-            all_legal &= logit < f32::INFINITY;
-            any |= logit > f32::NEG_INFINITY;
-            rank_key(logit, id)
-        }));
+        let (mut all_legal, largest) = (true, largest(logits));
+        logits.iter().for_each(|logit| all_legal &= *logit < f32::INFINITY);
         if !all_legal {
             (0..).zip(logits).try_for_each(|(id, logit)| legal(id, *logit))?;
         }
-        if !any {
+        if largest == f32::NEG_INFINITY {
             return Err(all_banned());
         }
+        Ok(largest)
+    }
+
+    /// Fills `to` with the penalised logits; returns the largest one.
+    fn penalise(&self, logits: &[f32], to: &mut Vec<f32>) -> f32 {
+        to.clear();
+        to.extend_from_slice(logits);
         for &id in &self.seen {
             let at = id as usize;
-            self.keys[at] = rank_key(self.penalised(logits[at], self.counts[at]), id);
+            to[at] = self.penalised(logits[at], self.counts[at]);
         }
-        Ok(())
+        largest(to)
     }
 
     fn penalised(&self, logit: f32, count: u32) -> f32 {
@@ -305,17 +419,18 @@ impl Sampler {
         logit.clamp(f32::MIN, f32::MAX)
     }
 
-    /// The tokens that the filters leave, and the sum of their weights; `None` where they leave some that are not in `keys`.
-    fn filtered(&mut self) -> Option<(Ranked<'_>, f64)> {
+    /// The tokens in `keys` that the filters leave, and the sum of their weights; `None` where they leave some that are not in
+    /// `keys`.
+    fn filtered(&mut self) -> Option<(Ranked<'_>, u128)> {
         let Sampling { top_k, top_p, min_p, temperature, .. } = self.sampling;
         let (top_p, min_p) = (f64::from(top_p), f64::from(min_p));
-        let mut ranked = Ranked::new(&mut self.keys, self.vocab, f64::from(temperature));
+        let mut ranked = Ranked::new(&mut self.keys, self.vocab, temperature);
         if top_k > 0 {
             ranked.len = ranked.len.min(top_k);
         }
         // All filters keep a run of ranks from the first on, so the shortest run wins.
         let mass = if top_p < 1.0 || min_p > 0.0 {
-            let enough = if top_p < 1.0 { top_p * ranked.mass()? } else { f64::INFINITY };
+            let enough = if top_p < 1.0 { enough(ranked.mass()?, top_p) } else { u128::MAX };
             let (mass, len) = ranked.run(enough, min_p)?;
             ranked.len = len;
             mass
@@ -330,26 +445,17 @@ impl Sampler {
 struct Ranked<'a> {
     /// Of all tokens, or of the first in rank.
     keys: &'a mut [u64],
-    /// All tokens.
-    vocab: usize,
     /// How many of `keys` are in their place.
     sorted: usize,
     /// How many are candidates.
     len: usize,
-    /// The first logit in rank.
-    largest: f64,
-    temperature: f64,
+    weights: Weights,
 }
 
 impl Ranked<'_> {
-    fn new(keys: &mut [u64], vocab: usize, temperature: f64) -> Ranked<'_> {
-        let largest = keys.iter().copied().min().map_or(0.0, |key| f64::from(logit_of(key)));
-        Ranked { keys, vocab, sorted: 0, len: vocab, largest, temperature }
-    }
-
-    /// The probability of a token relative to the most probable one.
-    fn weight(&self, key: u64) -> f64 {
-        exp((f64::from(logit_of(key)) - self.largest) / self.temperature)
+    fn new(keys: &mut [u64], vocab: usize, temperature: f32) -> Ranked<'_> {
+        let largest = keys.iter().copied().min().map_or(0.0, logit_of);
+        Ranked { keys, sorted: 0, len: vocab, weights: Weights::new(largest, temperature) }
     }
 
     fn key(&mut self, rank: usize) -> Option<u64> {
@@ -369,33 +475,24 @@ impl Ranked<'_> {
     }
 
     /// The sum of all candidates' weights.
-    fn mass(&mut self) -> Option<f64> {
-        if self.len < self.vocab {
-            return Some(self.run(f64::INFINITY, 0.0)?.0);
+    fn mass(&mut self) -> Option<u128> {
+        if self.len < self.keys.len() {
+            self.key(self.len)?;
         }
-        if self.keys.len() < self.vocab {
-            return None;
-        }
-        // In lanes, so that the compiler may work on several at once.
-        let mut lanes = [0.0; 8];
-        let (blocks, rest) = self.keys.as_chunks::<8>();
-        for block in blocks {
-            lanes.iter_mut().zip(block).for_each(|(lane, &key)| *lane += self.weight(key));
-        }
-        Some(lanes.iter().sum::<f64>() + rest.iter().map(|&key| self.weight(key)).sum::<f64>())
+        let candidates = self.keys.get(..self.len)?;
+        Some(candidates.iter().map(|key| u128::from(self.weights.units(logit_of(*key)))).sum())
     }
 
     /// The longest run of candidates that ends where the weights reach `enough` or fall below `least`: its mass and
     /// length.
-    fn run(&mut self, enough: f64, least: f64) -> Option<(f64, usize)> {
-        let mut mass = 0.0;
+    fn run(&mut self, enough: u128, least: f64) -> Option<(u128, usize)> {
+        let mut mass = 0;
         for rank in 0..self.len {
-            let key = self.key(rank)?;
-            let weight = self.weight(key);
-            if weight < least {
+            let logit = logit_of(self.key(rank)?);
+            if self.weights.of(logit) < least {
                 return Some((mass, rank));
             }
-            mass += weight;
+            mass += u128::from(self.weights.units(logit));
             if mass >= enough {
                 return Some((mass, rank + 1));
             }
@@ -404,23 +501,45 @@ impl Ranked<'_> {
     }
 
     /// The candidate at which the weights pass `target`.
-    fn draw(&mut self, target: f64) -> u32 {
-        let (mut id, mut mass) = (0, 0.0);
+    fn draw(&mut self, target: u128) -> u32 {
+        let (mut id, mut mass) = (0, 0);
         for rank in 0..self.len {
             let Some(key) = self.key(rank) else { break };
-            let weight = self.weight(key);
+            let units = u128::from(self.weights.units(logit_of(key)));
             // Rounding may leave `target` out of reach: then the last possible token is it.
-            if weight == 0.0 {
+            if units == 0 {
                 break;
             }
             id = id_of(key);
-            mass += weight;
+            mass += units;
             if mass > target {
                 break;
             }
         }
         id
     }
+}
+
+/// A part of a sum of weights.
+fn part(mass: u128, share: f64) -> u128 {
+    (mass as f64 * share) as u128
+}
+
+/// The least sum of weights that reaches a share of the whole.
+fn enough(mass: u128, share: f64) -> u128 {
+    (mass as f64 * share).ceil() as u128
+}
+
+/// The largest logit; a NaN is passed over.
+fn largest(logits: &[f32]) -> f32 {
+    let mut lanes = [f32::NEG_INFINITY; 8];
+    let (blocks, rest) = logits.as_chunks::<8>();
+    for block in blocks {
+        for (lane, logit) in lanes.iter_mut().zip(block) {
+            *lane = if *logit > *lane { *logit } else { *lane };
+        }
+    }
+    lanes.iter().chain(rest).copied().fold(f32::NEG_INFINITY, f32::max)
 }
 
 /// Refuses a logit that is no number or the largest of all.
@@ -450,37 +569,4 @@ fn logit_of(key: u64) -> f32 {
 
 fn id_of(key: u64) -> u32 {
     key as u32
-}
-
-/// e^x for x <= 0 to about 2 ulp, from additions and multiplications only, so that it has the same bits on every platform;
-/// 0 below the normal numbers.
-fn exp(x: f64) -> f64 {
-    /// Adding it leaves the nearest integer in the lowest bits.
-    const ROUND: f64 = 1.5 * (1u64 << 52) as f64;
-    const LN2_HIGH: f64 = f64::from_bits(0x3FE6_2E42_FEE0_0000);
-    const LN2_LOW: f64 = f64::from_bits(0x3DEA_39EF_3579_3C76);
-    const LEAST: f64 = -708.0;
-    const INVERSES: [f64; 13] = [
-        1.0,
-        1.0 / 2.0,
-        1.0 / 3.0,
-        1.0 / 4.0,
-        1.0 / 5.0,
-        1.0 / 6.0,
-        1.0 / 7.0,
-        1.0 / 8.0,
-        1.0 / 9.0,
-        1.0 / 10.0,
-        1.0 / 11.0,
-        1.0 / 12.0,
-        1.0 / 13.0,
-    ];
-
-    let shifted = x.max(LEAST) * std::f64::consts::LOG2_E + ROUND;
-    let n = shifted - ROUND;
-    let r = (x.max(LEAST) - n * LN2_HIGH) - n * LN2_LOW;
-    // Taylor to r^13 / 13!: |r| <= ln(2) / 2 makes the rest smaller than rounding.
-    let sum = INVERSES.iter().rev().fold(1.0, |sum, inverse| 1.0 + sum * (r * inverse));
-    let power = f64::from_bits((shifted.to_bits() << 52).wrapping_add(1023 << 52));
-    if x < LEAST { 0.0 } else { sum * power }
 }
