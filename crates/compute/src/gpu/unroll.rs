@@ -17,7 +17,8 @@ pub(super) fn unrolled(text: &str) -> String {
         return text.into();
     }
     let mut values = Values::new();
-    for line in text.lines() {
+    // Twice, as constants may stand behind those that are made of them.
+    for line in text.lines().chain(text.lines()) {
         let declared = line.strip_prefix("const ").and_then(|line| line.strip_suffix(';'));
         if let Some((name, expression)) = declared.and_then(|of| of.split_once(" = "))
             && let Some(value) = Expression(expression).value(&values)
@@ -152,7 +153,7 @@ mod tests {
 
     #[test]
     fn marked_loops_are_written_out() {
-        let text = "const N = 6u;\nconst M = (N + 2u) / 4u - 1u * N % 2u;\n\
+        let text = "const M = (N + 2u) / 4u - 1u * N % 2u;\nconst N = 6u;\n\
             fn f() {\n// @unroll\nfor (var i = 1u; i < M + 1u; i++) {\n\
             // @unroll\nfor (var j = 0u; j < 2u; j++) { a[i] += s.i * ji + j; }\n}\nfor (var k = 0u; k < M; k++) {}\n}\n";
         let out: String = unrolled(text).split_whitespace().collect::<Vec<_>>().join(" ");
