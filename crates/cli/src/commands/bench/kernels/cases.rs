@@ -52,6 +52,7 @@ pub(super) fn all() -> Vec<Case> {
     let mut all = Vec::new();
     all.extend(formats::ALL.map(|format| mat_mul(format, [2048, 4096], &[1, 2, 4, 8, 16, 128, 512])));
     all.extend(formats::USUAL.map(|format| mat_mul(format, [512, 2048], &[1, 8, 512])));
+    all.push(mat_mul(formats::FOUR, [12_288, 4096], &[1]));
     all.extend(formats::USUAL.map(|format| mat_mul(format, [151_936, 2048], &[1])));
     all.extend(formats::ALL.map(|format| experts(format, DECODE)));
     all.extend(formats::ALL.map(|format| experts(format, SHORT_PROMPT)));
