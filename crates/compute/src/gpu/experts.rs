@@ -8,6 +8,7 @@ use super::{
     kernel,
     matvec::{self, Down, Stage},
     tiled,
+    topk::Ranked,
 };
 use crate::{Error, ExpertUses, Op, View, matrix::MatrixPlace};
 
@@ -38,23 +39,38 @@ impl InBank {
     }
 }
 
-/// Runs [`Op::Experts`].
-pub(super) fn experts(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
+/// Runs [`Op::Experts`]. `choice`: what is to choose the experts first.
+pub(super) fn experts(gpu: &mut GpuDevice, op: &Op<'_>, choice: Option<&Ranked>) -> Result<(), Error> {
     let &Op::Experts { x, shape, activation, uses, inner, out } = op else { return Ok(()) };
+    let layout = shape.layout()?;
+    let [gate, up, down] = layout.places();
+    let joins = |ranked: &Ranked| match uses {
+        ExpertUses::Routed { ids, table } if x.rows == 1 && ids == ranked.ids => {
+            let banks = &gpu.store.table_of(table)?.banks;
+            Ok(banks.len() == 1 && matvec::ranks(gpu, [&gate, &up], ranked))
+        }
+        _ => Ok::<_, Error>(false),
+    };
+    let joined = match choice {
+        Some(ranked) if joins(ranked)? => Some(ranked),
+        Some(ranked) => {
+            ranked.run(gpu)?;
+            None
+        }
+        None => None,
+    };
     if !gpu.exact && tiled::experts(gpu, op)? {
         return Ok(());
     }
-    let layout = shape.layout()?;
     let (kind, [alpha, limit]) = activation_of(activation);
-    let [gate, up, down] = layout.places();
     let banks = in_banks(gpu, uses)?;
     // The sum of all experts of a row may come next.
     let whole = x.rows == 1 && banks.len() == 1 && matches!(uses, ExpertUses::Routed { .. });
     for part in banks {
         let inner = inner.slice(part.first, part.count);
         let (uses, activation, rounds) = (&part, (kind, [alpha, limit]), !gpu.exact);
-        let first = Stage { uses, x, out: inner, matrices: &[gate, up], activation };
-        let second = Stage { uses, x: inner, out, matrices: &[down], activation };
+        let first = Stage { uses, x, out: inner, matrices: &[gate, up], activation, choice: joined };
+        let second = Stage { uses, x: inner, out, matrices: &[down], activation, choice: None };
         if matvec::experts(gpu, &first, rounds)? {
             let down = if whole { Down::new(gpu, &part, down, [inner, out]) } else { None };
             if let Some(down) = down {

@@ -2,15 +2,16 @@
 //!
 //! A dispatch that depends on the one before costs some microseconds whatever it does, and a token has hundreds. So the
 //! device holds back what may be joined: a norm and the products that meet it, a product and its sum with the residual
-//! stream, the last stage of experts and the sum of them, a sum and the norm that follows it, norms and rotations of heads
-//! and the keys' way into their state. Whatever else comes settles what waits first. Whether ops join depends on nothing but
-//! their sequence.
+//! stream, the choice of experts and their first stage, their last stage and the sum of them, a sum and the norm that follows
+//! it, norms and rotations of heads and the keys' way into their state. Whatever else comes settles what waits first. Whether
+//! ops join depends on nothing but their sequence.
 
 use super::{
-    GpuDevice, elementwise,
+    GpuDevice, elementwise, experts,
     heads::Heads,
     matvec::{self, Down, Norm, Product},
     norm,
+    topk::Ranked,
 };
 use crate::{Error, Op, View};
 
@@ -25,6 +26,8 @@ pub(super) enum Pending {
     Products(Option<Norm>, Vec<Product>),
     /// `x += y`.
     Add { x: View, y: View },
+    /// The choice of one row's experts.
+    Choice(Box<Ranked>),
     /// The last stage of experts.
     Down(Box<Down>),
     /// Norms and rotations in place.
@@ -44,6 +47,10 @@ impl GpuDevice {
                 None => return Ok(false),
             },
             Op::Add { x, y } => Pending::Add { x, y },
+            Op::TopK { logits, .. } if logits.rows == 1 => match Ranked::of(op) {
+                Some(ranked) => Pending::Choice(Box::new(ranked)),
+                None => return Ok(false),
+            },
             Op::RmsNorm { x, weight: Some(weight), eps, out }
                 if !self.exact && x.rows == 1 && x.heads == 1 && x.buffer != out.buffer =>
             {
@@ -106,6 +113,10 @@ impl GpuDevice {
                 self.pending = Pending::Products(norm, all);
                 Ok(false)
             }
+            (Pending::Choice(ranked), Op::Experts { .. }) => {
+                experts::experts(self, op, Some(&ranked))?;
+                Ok(true)
+            }
             (Pending::Down(down), &Op::Combine { parts, weights, shared, add: true, out })
                 if down.makes(parts, out) && shared.is_none_or(|s| s.out.buffer != out.buffer) =>
             {
@@ -149,6 +160,7 @@ impl GpuDevice {
             Pending::Norm(norm) => norm.run(self),
             Pending::Products(norm, all) => matvec::products(self, norm.as_ref(), &all, None),
             Pending::Add { x, y } => elementwise::run(self, &Op::Add { x, y }),
+            Pending::Choice(ranked) => ranked.run(self),
             Pending::Down(down) => down.run(self),
             Pending::Heads(heads) => self.settle_heads(&heads),
         }

@@ -9,6 +9,7 @@ use super::{
     matmul::Pieces,
     memory::Piece,
     norm,
+    topk::Ranked,
 };
 use crate::{Activation, Buffer, Error, MatrixShape, Shared, View, Weight, matrix::MatrixPlace};
 
@@ -47,12 +48,20 @@ macro_rules! kernels {
 
 static MATVEC: [Kernel; 10] = kernels!("matvec", ["common"], &[Write, Read, Read]);
 static EXPERTS: [Kernel; 10] =
-    kernels!("experts_vec", ["common", "activation", "uses", "slot"], &[Write, Read, Read, Read]);
+    kernels!("experts_vec", ["common", "activation", "uses", "slot", "listed"], &[Write, Read, Read, Read]);
+static EXPERTS_RANKED: [Kernel; 10] = kernels!(
+    "experts_vec",
+    ["common", "precise", "order", "words_group", "ranking", "activation", "uses", "slot", "ranked"],
+    &[Write, Read, Read, Read, Write]
+);
 static EXPERTS_SUM: [Kernel; 10] =
     kernels!("experts_sum", ["common", "uses", "slot"], &[Write, Read, Read, Read]);
 
 /// Threads of a workgroup.
 const THREADS: u32 = 256;
+/// Threads of one that sums experts with 8-bit activations, where the adapter has so many: it stages what all experts of a row
+/// meet. Of f32 activations threads keep more, and adapters may have too few registers for so many.
+const SUM_THREADS: u32 = 512;
 /// The most threads that share rows of weights.
 const PART: u32 = 32;
 /// Rows of a matrix from which on parts take several of them, whatever their length: there are enough parts to fill any GPU.
@@ -72,9 +81,8 @@ struct Choice {
     /// Threads of a part, and the rows that it takes at a time.
     part: u32,
     rows: usize,
-    /// Whether x is rounded to 8 bits, and whether it is brought before that.
+    /// Whether x is rounded to 8 bits.
     rounds: bool,
-    fetches: bool,
     constants: Constants,
 }
 
@@ -110,7 +118,6 @@ impl GpuDevice {
         let target = self.target();
         let chunk = Chunk::of(shape)?;
         let dot8 = rounds && target.dot8 && chunk.is_whole();
-        let fetch = dot8 && cols / 4 * 5 + cols * 4 <= self.group_room();
         let of_x = MatrixShape { cols, ..shape };
         let (part, rows) = parts(of_x, target.team, dot8);
         let which = match (chunk, dot8) {
@@ -120,7 +127,7 @@ impl GpuDevice {
             (_, true) => 6 + chunk.kernel(),
         };
         let constants = Constants::new(&[("ROW_COLS", shape.cols as u32)]).chunks(of_x);
-        Some(Choice { which, chunk, part, rows, rounds: dot8, fetches: fetch, constants })
+        Some(Choice { which, chunk, part, rows, rounds: dot8, constants })
     }
 }
 
@@ -139,10 +146,10 @@ pub(super) fn parts(shape: MatrixShape, team: u32, dot8: bool) -> (u32, usize) {
     (part, rows)
 }
 
-/// Workgroups that walk `rows` rows, and the blocks that each takes.
-fn walk(rows: usize, per_block: usize) -> (usize, usize) {
+/// Workgroups that walk `rows` rows, up to about `fill` of them, and the blocks that each takes.
+fn walk(rows: usize, per_block: usize, fill: usize) -> (usize, usize) {
     let blocks = rows.div_ceil(per_block);
-    let turns = blocks.div_ceil(FILL).max(1);
+    let turns = blocks.div_ceil(fill).max(1);
     (blocks.div_ceil(turns), turns)
 }
 
@@ -234,8 +241,7 @@ impl Product {
 
     /// Whether `x` may be normed on its way.
     pub(super) fn norms(&self, norm: &Norm) -> bool {
-        // Kernels have x itself then, not only what it is rounded to.
-        self.x == norm.out && (self.choice.fetches || !self.choice.rounds)
+        self.x == norm.out
     }
 
     /// Whether the residual stream may get what it yields.
@@ -272,7 +278,7 @@ pub(super) fn products(
     let Choice { which, chunk, part, constants, .. } = *choice;
     let at_once = all.iter().map(|p| p.choice.rows).max().unwrap_or(4);
     let rows: usize = all.iter().map(|p| p.piece.rows).sum();
-    let (walkers, turns) = walk(rows, at_once * (THREADS / part) as usize);
+    let (walkers, turns) = walk(rows, at_once * (THREADS / part) as usize, FILL);
     // Where x is, and where the norm of it goes or how far its rows are apart.
     let (x_at, x_row) = match norm {
         Some(norm) => (gpu.store.place(&norm.x)?, gpu.store.place(x)?),
@@ -300,7 +306,6 @@ pub(super) fn products(
     let constants = constants
         .with("WG", THREADS)
         .with("PART", part)
-        .with("FETCH", choice.fetches.into())
         .with("ROWS", at_once as u32)
         .with("TARGETS", all.len() as u32)
         .with("BIASED", if *onto { 2 } else { bias.is_some().into() })
@@ -342,6 +347,7 @@ pub(super) fn gated(
         out,
         matrices: &[place(one), place(other)],
         activation: activation_of(activation),
+        choice: None,
     };
     run_stage(gpu, one.choice, &stage, false)
 }
@@ -356,6 +362,8 @@ pub(super) struct Stage<'a> {
     pub(super) matrices: &'a [MatrixPlace],
     /// Number and parameters of the activation.
     pub(super) activation: (u32, [f32; 2]),
+    /// What chooses the experts of one row, if that is part of the stage.
+    pub(super) choice: Option<&'a Ranked>,
 }
 
 impl Stage<'_> {
@@ -394,6 +402,16 @@ pub(super) fn experts(gpu: &mut GpuDevice, stage: &Stage<'_>, rounds: bool) -> R
     Ok(true)
 }
 
+/// Whether the first stage of experts may choose them too.
+pub(super) fn ranks(gpu: &GpuDevice, [gate, up]: [&MatrixPlace; 2], ranked: &Ranked) -> bool {
+    let Some(choice) = gpu.choose(gate.shape, !gpu.exact) else { return false };
+    let cols = gate.shape.cols;
+    let staged = if choice.rounds { cols / 4 * 5 } else { cols * 4 };
+    // Without subgroups, sums over a workgroup need a number of each thread too.
+    let ranking = ranked.bytes() + 4 * THREADS as usize;
+    gate.shape == up.shape && aligned(gate) && aligned(up) && staged + ranking <= gpu.group_room()
+}
+
 /// Whether a matrix lies as its kernel reads it.
 fn aligned(m: &MatrixPlace) -> bool {
     Chunk::of(m.shape).is_some_and(|chunk| m.parts[0].is_multiple_of(chunk.unit()))
@@ -407,15 +425,13 @@ fn run_stage(gpu: &mut GpuDevice, choice: Choice, stage: &Stage<'_>, onto: bool)
     let first = stage.matrices.len() > 1;
     let Choice { which, chunk, part, rows, constants, .. } = choice;
     let (rows, outputs) = if first { (rows.max(2), rows.max(2) / 2) } else { (rows, rows) };
-    let (walkers, turns) = walk(one.shape.rows, outputs * (THREADS / part) as usize);
+    let (walkers, turns) =
+        walk(one.shape.rows, outputs * (THREADS / part) as usize, (FILL / stage.uses.count).max(1));
     let (kind, [alpha, limit]) = stage.activation;
     let constants = constants
         .with("WG", THREADS)
         .with("PART", part)
-        .with("FETCH", choice.fetches.into())
         .with("ROWS", rows as u32)
-        .with("USES", stage.uses.kind)
-        .with("STAGE", if first { 0 } else { 2 })
         .with("ACTIVATION", kind)
         .with("STEP", one.step as u32)
         .with("BIAS_SCALAR", one.bias.map_or(if onto { 8 } else { 9 }, |(of, _)| scalar(of)));
@@ -431,8 +447,18 @@ fn run_stage(gpu: &mut GpuDevice, choice: Choice, stage: &Stage<'_>, onto: bool)
         params = params.n(w / chunk.unit()).n(s).n(b).n(m.bias.map_or(0, |(_, at)| at));
     }
     params = params.n(other.first).f(alpha).f(limit);
-    let buffers = [&gpu.activations(), &stage.uses.bank, &stage.uses.bank, &stage.uses.words];
-    gpu.dispatch(&EXPERTS[which], constants, &buffers, &params, stage.uses.count * walkers)
+    let activations = gpu.activations();
+    let groups = stage.uses.count * walkers;
+    let Some(ranked) = stage.choice else {
+        let constants = constants.with("USES", stage.uses.kind).with("STAGE", if first { 0 } else { 2 });
+        let buffers = [&activations, &stage.uses.bank, &stage.uses.bank, &stage.uses.words];
+        return gpu.dispatch(&EXPERTS[which], constants, &buffers, &params, groups);
+    };
+    let constants = ranked.constants().iter().fold(constants, |all, (name, value)| all.with(name, *value));
+    let params = ranked.params(gpu, params)?;
+    let report = gpu.report.clone();
+    let buffers = [&activations, &stage.uses.bank, &stage.uses.bank, &stage.uses.words, &report];
+    gpu.dispatch(&EXPERTS_RANKED[which], constants, &buffers, &params, groups)
 }
 
 /// The last stage of the experts that a router chose for one row, which may make their sum too.
@@ -443,7 +469,8 @@ pub(super) struct Down {
     inner: View,
     parts: View,
     place: MatrixPlace,
-    /// Blocks of rows that a workgroup takes of every expert.
+    /// Threads of a workgroup, and the blocks of rows that it takes of every expert.
+    threads: u32,
     blocks: usize,
 }
 
@@ -457,13 +484,16 @@ impl Down {
     ) -> Option<Self> {
         let choice = gpu.choose(place.shape, !gpu.exact)?;
         let (k, cols) = (uses.count, place.shape.cols);
-        let at_once = (THREADS / choice.part) as usize;
+        let most = gpu.limits.max_compute_invocations_per_workgroup;
+        let threads = if choice.rounds && most >= SUM_THREADS { SUM_THREADS } else { THREADS };
+        let at_once = (threads / choice.part) as usize;
         let blocks = (at_once / k).max(1);
         let staged = if choice.rounds { k * cols / 4 * 5 } else { k * cols * 4 };
         let fits = staged + k * blocks * choice.rows * 4 <= gpu.group_room()
+            && k.max(blocks * choice.rows) <= threads as usize
             && inner.row_stride == cols
             && aligned(&place);
-        fits.then(|| Self { uses: uses.clone(), choice, inner, parts, place, blocks })
+        fits.then(|| Self { uses: uses.clone(), choice, inner, parts, place, threads, blocks })
     }
 
     /// Whether it is these parts that are summed.
@@ -479,6 +509,7 @@ impl Down {
             out: self.parts,
             matrices: &[self.place],
             activation: (0, [0.0; 2]),
+            choice: None,
         };
         run_stage(gpu, self.choice, &stage, false)
     }
@@ -509,7 +540,7 @@ impl Down {
             .u(place(gate)?)
             .u(place(Some(out))?);
         let constants = constants
-            .with("WG", THREADS)
+            .with("WG", self.threads)
             .with("PART", part)
             .with("ROWS", rows as u32)
             .with("K", self.uses.count as u32)

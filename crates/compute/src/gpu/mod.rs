@@ -601,10 +601,10 @@ impl Device for GpuDevice {
             Op::Attention { .. } => attention::attention(self, op),
             Op::LatentAttention { .. } => latent_attention::latent_attention(self, op),
             Op::TopPositions { .. } => top_positions::top_positions(self, op),
-            Op::Experts { .. } => experts::experts(self, op),
+            Op::Experts { .. } => experts::experts(self, op, None),
             Op::Conv1d { .. } => recurrent::conv1d(self, op),
             Op::DeltaNet { .. } => recurrent::delta_net(self, op),
-            Op::TopK { .. } => topk::top_k(self, op),
+            Op::TopK { .. } => topk::Ranked::of(op).map_or(Ok(()), |ranked| ranked.run(self)),
             Op::TopLogits { .. } => top_logits::top_logits(self, op),
         }
     }

@@ -3,9 +3,13 @@
 use super::{Constants, GpuDevice, Kernel, Params, kernel};
 use crate::{Buffer, Error, Op, Router, Scoring, View};
 
-static TOP_K: Kernel = kernel!("topk", ["common", "precise", "order", "words_group", "topk"], [Write, Write]);
-static TOP_K_OF_MANY: Kernel =
-    kernel!("topk_of_many", ["common", "precise", "order", "words_scratch", "topk"], [Write, Write, Write]);
+static TOP_K: Kernel =
+    kernel!("topk", ["common", "precise", "order", "words_group", "ranking", "topk"], [Write, Write]);
+static TOP_K_OF_MANY: Kernel = kernel!(
+    "topk_of_many",
+    ["common", "precise", "order", "words_scratch", "ranking", "topk"],
+    [Write, Write, Write]
+);
 
 /// Words that a workgroup has in its own memory on every adapter, less what sums need.
 const WORDS: usize = 7 << 10;
@@ -36,46 +40,84 @@ fn layout(n: usize, k: usize, groups: usize) -> Layout {
     best.map_or(of(whole).1, |(_, layout)| layout)
 }
 
-/// The constants of `topk_rank.wgsl`, and the words that a workgroup needs.
-fn constants(logits: &View, router: &Router, ids: &View) -> ([(&'static str, u32); 10], usize) {
-    let (n, k) = (logits.width, ids.width);
-    let (groups, chosen) = router.groups.map_or((0, 0), |groups| (groups.count, groups.chosen));
-    let Layout { block, words } = layout(n, k, groups);
-    let all = [
-        ("N", n as u32),
-        ("K", k as u32),
-        ("BLOCK", block as u32),
-        ("WORDS", words as u32),
-        ("GROUPS", groups as u32),
-        ("CHOSEN", chosen as u32),
-        ("SOFTMAX", (router.scoring == Scoring::Softmax).into()),
-        ("CORRECTED", router.correction.is_some().into()),
-        ("NORMALIZE", router.normalize.into()),
-        ("SCALED", router.expert_scale.is_some().into()),
-    ];
-    (all, words)
+/// The experts of rows, by their logits.
+#[derive(Clone, Copy)]
+pub(super) struct Ranked {
+    logits: View,
+    router: Router,
+    pub(super) ids: View,
+    weights: View,
+    layout: Layout,
 }
 
-/// Runs [`Op::TopK`].
-pub(super) fn top_k(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
-    let &Op::TopK { logits, router, ids, weights } = op else { return Ok(()) };
-    let store = &gpu.store;
-    let start = |buffer: Option<Buffer>| buffer.map_or(Ok(0), |buffer| store.start(buffer));
-    let params = Params::new()
-        .view(store.place(&logits)?, &logits)
-        .view(store.place(&ids)?, &ids)
-        .view(store.place(&weights)?, &weights)
-        .u(start(router.correction)?)
-        .u(start(router.expert_scale)?)
-        .n(logits.rows)
-        .f(router.scale);
-    let (ranking, words) = constants(&logits, &router, &ids);
-    let threads = logits.width.next_power_of_two().clamp(64, 512) as u32;
-    let constants = Constants::new(&ranking).with("WG", threads);
-    let (activations, report) = (gpu.activations(), gpu.report.clone());
-    if words <= WORDS {
-        return gpu.dispatch(&TOP_K, constants, &[&activations, &report], &params, logits.rows);
+impl Ranked {
+    /// What [`Op::TopK`] asks for.
+    pub(super) fn of(op: &Op<'_>) -> Option<Self> {
+        match *op {
+            Op::TopK { logits, router, ids, weights } => {
+                let layout = layout(logits.width, ids.width, router.groups.map_or(0, |groups| groups.count));
+                Some(Self { logits, router, ids, weights, layout })
+            }
+            _ => None,
+        }
     }
-    let scratch = gpu.scratch(words * logits.rows)?;
-    gpu.dispatch(&TOP_K_OF_MANY, constants, &[&activations, &report, &scratch], &params, logits.rows)
+
+    /// The constants of `ranking.wgsl`.
+    pub(super) fn constants(&self) -> [(&'static str, u32); 6] {
+        let Self { logits, router, ids, .. } = self;
+        let (groups, chosen) = router.groups.map_or((0, 0), |groups| (groups.count, groups.chosen));
+        let ranks = [
+            router.scoring == Scoring::Softmax,
+            router.correction.is_some(),
+            router.normalize,
+            router.expert_scale.is_some(),
+        ];
+        let ranks = ranks.iter().rev().fold(0, |bits, is| bits * 2 + u32::from(*is));
+        [
+            ("N", logits.width as u32),
+            ("K", ids.width as u32),
+            ("BLOCK", self.layout.block as u32),
+            ("GROUPS", groups as u32),
+            ("CHOSEN", chosen as u32),
+            ("RANKS", ranks),
+        ]
+    }
+
+    /// Bytes of workgroup memory where it is joined with experts, with those of all slots.
+    pub(super) fn bytes(&self) -> usize {
+        self.layout.words * 4 + self.logits.width * 8
+    }
+
+    /// Adds `Ranking` of `ranking.wgsl`, for one row.
+    pub(super) fn params(&self, gpu: &GpuDevice, params: Params) -> Result<Params, Error> {
+        let Self { logits, router, ids, weights, .. } = self;
+        let place = |view: &View| gpu.store.place(view);
+        let start = |buffer: Option<Buffer>| buffer.map_or(Ok(0), |buffer| gpu.store.start(buffer));
+        let params = params.u(place(logits)?).u(place(ids)?).u(place(weights)?);
+        Ok(params.u(start(router.correction)?).u(start(router.expert_scale)?).f(router.scale))
+    }
+
+    /// Runs it by itself.
+    pub(super) fn run(&self, gpu: &mut GpuDevice) -> Result<(), Error> {
+        let Self { logits, router, ids, weights, .. } = self;
+        let store = &gpu.store;
+        let start = |buffer: Option<Buffer>| buffer.map_or(Ok(0), |buffer| store.start(buffer));
+        let params = Params::new()
+            .view(store.place(logits)?, logits)
+            .view(store.place(ids)?, ids)
+            .view(store.place(weights)?, weights)
+            .u(start(router.correction)?)
+            .u(start(router.expert_scale)?)
+            .n(logits.rows)
+            .f(router.scale);
+        let threads = logits.width.next_power_of_two().clamp(64, 512) as u32;
+        let constants = Constants::new(&self.constants()).with("WG", threads);
+        let words = self.layout.words;
+        let (activations, report) = (gpu.activations(), gpu.report.clone());
+        if words <= WORDS {
+            return gpu.dispatch(&TOP_K, constants, &[&activations, &report], &params, logits.rows);
+        }
+        let scratch = gpu.scratch(words * logits.rows)?;
+        gpu.dispatch(&TOP_K_OF_MANY, constants, &[&activations, &report, &scratch], &params, logits.rows)
+    }
 }

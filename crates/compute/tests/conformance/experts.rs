@@ -1,7 +1,8 @@
 //! Experts in slots.
 
 use moeflux_compute::{
-    Activation, ExpertShape, ExpertUse, ExpertUses, Format, Isa, MatrixShape, Op, Scalar, Slot, View,
+    Activation, Error, ExpertGroups, ExpertShape, ExpertUse, ExpertUses, Format, Isa, MatrixShape, Op,
+    Router, Scalar, Scoring, Slot, View,
 };
 
 use crate::harness::{Both, FOUR, Random, bits, device, encode, formats, some_formats};
@@ -298,6 +299,79 @@ fn a_router_names_the_experts() {
             let uses = ExpertUses::Listed(&uses);
             both.run(&Op::Experts { x, shape: &shape, activation: Activation::SwiGlu, uses, inner, out });
             assert_eq!(bits(&both.read(out)), routed, "{}", both.device.describe());
+        }
+    });
+}
+
+/// The choice, the experts and their sum in one go, and with a look at each between them.
+#[test]
+fn a_router_chooses_and_its_experts_follow() {
+    let mut random = Random::new(57);
+    Both::each(|both, exact| {
+        // Fewer experts than a workgroup has threads, and more with all that a router knows.
+        let eight = Format::Affine { bits: 8, group: 32, scale: Scalar::F16 };
+        let plain = Format::Plain(Scalar::BF16);
+        for (count, k, hidden, format) in [(7, 3, 64, FOUR), (300, 8, 96, eight), (64, 5, 64, plain)] {
+            let matrix = MatrixShape { rows: hidden, cols: hidden, format };
+            let shape = ExpertShape::of(matrix, matrix, matrix);
+            let bank = fill(both, &mut random, &shape, count);
+            let slots: Vec<Slot> = (0..count as u32).rev().map(|index| Slot { bank, index }).collect();
+            let table = both.slot_table(&slots);
+            let mut router = Router::softmax(true);
+            if count == 300 {
+                let numbers = random.numbers(count);
+                router = Router {
+                    scoring: Scoring::Sigmoid,
+                    correction: Some(both.numbers(&numbers)),
+                    groups: Some(ExpertGroups { count: 10, chosen: 4 }),
+                    scale: 2.5,
+                    expert_scale: Some(both.numbers(&numbers)),
+                    ..router
+                };
+            }
+            let logits = both.random(&mut random, 1, count);
+            let (x, before) = (both.random(&mut random, 1, hidden), random.numbers(hidden));
+            let mut seen = Vec::new();
+            for looks in [false, true] {
+                let (ids, weights) = (both.poisoned(1, k), both.poisoned(1, k));
+                let (inner, parts) = (both.poisoned(k, hidden), both.poisoned(k, hidden));
+                let out = both.dense(1, &before);
+                both.run(&Op::TopK { logits, router, ids, weights });
+                if looks {
+                    both.read(ids);
+                }
+                let uses = ExpertUses::Routed { ids, table };
+                let activation = Activation::SwiGlu;
+                both.run(&Op::Experts { x, shape: &shape, activation, uses, inner, out: parts });
+                if looks {
+                    both.read(parts);
+                }
+                both.run(&Op::Combine { parts, weights, shared: None, add: true, out });
+                both.agree("ids", ids, 0.0);
+                both.agree("weights", weights, 1e-4);
+                both.agree_in_sum("experts", parts, if exact { 1e-5 } else { 2e-2 });
+                both.agree_in_sum("their sum", out, if exact { 1e-4 } else { 2e-2 });
+                seen.push([ids, weights, inner, parts, out].map(|view| bits(&both.read(view))));
+            }
+            assert!(!exact || seen[0] == seen[1], "{}", both.device.describe());
+            // A router that has no choice says so.
+            let wrong = both.dense(1, &vec![f32::NAN; count]);
+            let (ids, weights) = (both.poisoned(1, k), both.poisoned(1, k));
+            let (inner, out) = (both.poisoned(k, hidden), both.poisoned(k, hidden));
+            let uses = ExpertUses::Routed { ids, table };
+            let device = &mut *both.device;
+            let ran = device.run(&Op::TopK { logits: wrong, router, ids, weights }).and_then(|()| {
+                device.run(&Op::Experts {
+                    x,
+                    shape: &shape,
+                    activation: Activation::SwiGlu,
+                    uses,
+                    inner,
+                    out,
+                })?;
+                device.read(ids, &mut vec![0.0; k])
+            });
+            assert!(matches!(ran, Err(Error::RouterNan { row: 0 })), "{}", both.device.describe());
         }
     });
 }

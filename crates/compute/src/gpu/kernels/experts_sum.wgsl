@@ -12,13 +12,24 @@ struct Params {
 var<immediate> p: Params;
 
 const X_ROWS = K;
-const FETCH = 0u;
 const NORM = 0u;
 const USES = 2u;
 const ITEMS = K * BLOCKS;
 const OUTPUTS = BLOCKS * ROWS;
 
+const AT_ONCE = WG / PART; // items of a turn
+
 var<workgroup> found: array<f32, ITEMS * ROWS>;
+var<workgroup> ranks: array<f32, K>;
+
+// What a part works on in a turn: a block of an expert. Parts without one take the last.
+struct Item { item: u32, slot: u32, rows: Rows }
+
+fn item_at(first: u32, item: u32) -> Item {
+    let i = min(item, ITEMS - 1u);
+    let slot = use_of(p.uses, i / BLOCKS).slot;
+    return Item(i, slot, rows_at(slot, first + i % BLOCKS * ROWS));
+}
 
 fn rows_at(slot: u32, o: u32) -> Rows {
     let stored = min(vec4<u32>(o) + ROW_OF, vec4<u32>(p.outputs - 1u));
@@ -36,43 +47,40 @@ fn main(
     let first = group_index(id, count) * OUTPUTS;
     if (first >= p.outputs) { return; }
     let chunk = index % PART;
-    // An item is a block of an expert. Parts without one take the last.
-    var item = min(index / PART, ITEMS - 1u);
-    var slot = use_of(p.uses, item / BLOCKS).slot;
-    var rows = rows_at(slot, first + item % BLOCKS * ROWS);
-    var loaded = load(rows, chunk);
-    stage(p.x, 0u);
-    for (var items = 0u; items < ITEMS; items += WG / PART) {
+    let asked = ask(p.x, 0u, 0u);
+    if (index < K) { ranks[index] = a[p.weights + index]; }
+    let o = first + index;
+    var before = 0.0;
+    if (index < OUTPUTS && o < p.outputs) { before = a[p.out + o]; }
+    var now = item_at(first, index / PART);
+    var loaded = load(now.rows, chunk);
+    stage(asked, p.x, 0u);
+    for (var items = 0u; items < ITEMS; items += AT_ONCE) {
         if (items > 0u) {
-            item = min(items + index / PART, ITEMS - 1u);
-            slot = use_of(p.uses, item / BLOCKS).slot;
-            rows = rows_at(slot, first + item % BLOCKS * ROWS);
-            loaded = load(rows, chunk);
+            now = item_at(first, items + index / PART);
+            loaded = load(now.rows, chunk);
         }
-        let sums = part_sum(products(loaded, rows, chunk, item / BLOCKS));
+        let sums = part_sum(products(loaded, now.rows, chunk, now.item / BLOCKS));
         if (chunk == 0u && items + index / PART < ITEMS) {
             for (var j = 0u; j < ROWS; j++) {
-                let o = min(first + item % BLOCKS * ROWS + j, p.outputs - 1u);
-                found[item * ROWS + j] = sums[j] + bias_at(slot + p.one.bias, o);
+                let o = min(first + now.item % BLOCKS * ROWS + j, p.outputs - 1u);
+                found[now.item * ROWS + j] = sums[j] + bias_at(now.slot + p.one.bias, o);
             }
         }
     }
     workgroupBarrier();
-    for (var i = index; i < OUTPUTS; i += WG) {
-        let o = first + i;
-        if (o < p.outputs) {
-            var sum = 0.0;
-            for (var rank = 0u; rank < K; rank++) {
-                let part = found[rank * OUTPUTS + i];
-                a[p.parts + rank * p.parts_row + o] = part;
-                sum = fma(a[p.weights + rank], part, sum);
-            }
-            if (SHARED == 1u) {
-                var gate = 1.0;
-                if (GATED == 1u) { gate = sigmoid(a[p.gate]); }
-                sum = fma(gate, a[p.shared_out + o], sum);
-            }
-            a[p.out + o] += sum;
+    if (index < OUTPUTS && o < p.outputs) {
+        var sum = 0.0;
+        for (var rank = 0u; rank < K; rank++) {
+            let part = found[rank * OUTPUTS + index];
+            a[p.parts + rank * p.parts_row + o] = part;
+            sum = fma(ranks[rank], part, sum);
         }
+        if (SHARED == 1u) {
+            var gate = 1.0;
+            if (GATED == 1u) { gate = sigmoid(a[p.gate]); }
+            sum = fma(gate, a[p.shared_out + o], sum);
+        }
+        a[p.out + o] = before + sum;
     }
 }

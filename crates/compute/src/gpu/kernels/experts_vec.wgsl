@@ -3,12 +3,14 @@
 // first half of a part's rows are gate's and the others are up's.
 // STEP: rows from one stored row of a matrix to the next, 2 where gate and up are interleaved. BIAS_SCALAR may be 8, where what
 // out has is added.
+// Uses are found as listed.wgsl or ranked.wgsl has it.
 // Grid: uses x blocks of rows.
 
 struct Params {
     x: u32, x_row: u32, out: u32, out_row: u32,
     uses: Uses, count: u32, walkers: u32, turns: u32, outputs: u32,
     one: Part, other: Part, other_first: u32, alpha: f32, limit: f32,
+    chosen: Ranking,
 }
 var<immediate> p: Params;
 const X_ROWS = 1u;
@@ -42,18 +44,20 @@ fn main(
     let work = group_index(id, count);
     let i = work / p.walkers;
     if (i >= p.count) { return; }
-    let found = use_of(p.uses, i);
+    let x = p.x + select(row_of(p.uses, i), i, STAGE == 2u) * p.x_row;
+    let asked = ask(x, 0u, 0u);
+    let found = find(i);
+    if (!found.ours) {
+        note(work);
+        return;
+    }
     let chunk = index % PART;
     let first = (work % p.walkers * p.turns * (WG / PART) + index / PART) * OUTPUTS;
     let out = p.out + select(i, found.part, STAGE == 2u) * p.out_row;
-    var rows: Rows;
-    var loaded: Loaded;
-    if (found.ours) {
-        rows = rows_at(found.slot, first);
-        loaded = load(rows, chunk);
-    }
-    stage(p.x + select(found.row, i, STAGE == 2u) * p.x_row, 0u);
-    if (!found.ours) { return; }
+    var rows = rows_at(found.slot, first);
+    var loaded = load(rows, chunk);
+    note(work);
+    stage(asked, x, 0u);
     for (var turn = 0u; turn < p.turns; turn++) {
         let o = first + turn * (WG / PART) * OUTPUTS;
         if (turn > 0u) {

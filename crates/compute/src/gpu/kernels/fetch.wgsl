@@ -1,35 +1,50 @@
-// x on its way into workgroup memory, number by number through `x_put`: each thread asks for eight before it waits for one.
+// x on its way into workgroup memory, by pieces of four numbers that `x_put` takes. Each thread asks for ASKED of them before it
+// waits for one: `ask` for the first ones, ahead of weights, behind which they would have to wait; `stage` for the others.
 //
 // NORM: RMSNorm(x) = x w / sqrt(mean(x^2) + eps) instead, of which x w is brought; `x_factor` gives the rest.
 
+const X_PIECES = X_COLS / 4u;
+const ASKED = 8u - 4u * NORM;
+
+struct Asked { x: array<vec4<f32>, ASKED>, w: array<vec4<f32>, ASKED> }
+
 var<private> squares: f32;
 
-// `w`: where the norm's weights begin.
-fn fetch(at: u32, w: u32) {
-    for (var first = thread; first < X_COLS; first += 8u * WG) {
-        let i = vec4<u32>(first, first + WG, first + 2u * WG, first + 3u * WG);
-        let j = i + vec4<u32>(4u * WG);
-        let m = min(i, vec4<u32>(X_COLS - 1u));
-        let n = min(j, vec4<u32>(X_COLS - 1u));
-        var x = vec4<f32>(a[at + m.x], a[at + m.y], a[at + m.z], a[at + m.w]);
-        var y = vec4<f32>(a[at + n.x], a[at + n.y], a[at + n.z], a[at + n.w]);
-        if (NORM == 1u) {
-            let of_x = vec4<f32>(a[w + m.x], a[w + m.y], a[w + m.z], a[w + m.w]);
-            let of_y = vec4<f32>(a[w + n.x], a[w + n.y], a[w + n.z], a[w + n.w]);
-            squares += dot(select(vec4<f32>(), x * x, i < vec4<u32>(X_COLS)), vec4<f32>(1.0));
-            squares += dot(select(vec4<f32>(), y * y, j < vec4<u32>(X_COLS)), vec4<f32>(1.0));
-            x *= of_x;
-            y *= of_y;
+fn piece_at(at: u32, piece: u32) -> vec4<f32> {
+    let i = at + 4u * min(piece, X_PIECES - 1u);
+    return vec4<f32>(a[i], a[i + 1u], a[i + 2u], a[i + 3u]);
+}
+
+// This thread's pieces from piece `first` on. `w`: where the norm's weights begin.
+fn ask(at: u32, w: u32, first: u32) -> Asked {
+    var asked: Asked;
+    // @unroll
+    for (var j = 0u; j < ASKED; j++) {
+        if (j * WG < X_PIECES) {
+            asked.x[j] = piece_at(at, first + j * WG + thread);
+            if (NORM == 1u) { asked.w[j] = piece_at(w, first + j * WG + thread); }
         }
-        // Numbers behind the end come to lie where the last one does, which they are.
-        x_put(m.x, x.x);
-        x_put(m.y, x.y);
-        x_put(m.z, x.z);
-        x_put(m.w, x.w);
-        x_put(n.x, y.x);
-        x_put(n.y, y.y);
-        x_put(n.z, y.z);
-        x_put(n.w, y.w);
+    }
+    return asked;
+}
+
+// `asked`: the first pieces of the same x.
+fn stage(asked: Asked, at: u32, w: u32) {
+    var now = asked;
+    for (var first = 0u; first < X_PIECES; first += ASKED * WG) {
+        if (first > 0u) { now = ask(at, w, first); }
+        // @unroll
+        for (var j = 0u; j < ASKED; j++) {
+            if (j * WG < X_PIECES) {
+                let piece = first + j * WG + thread;
+                var x = now.x[j];
+                if (NORM == 1u) {
+                    squares += select(0.0, dot(x, x), piece < X_PIECES);
+                    x *= now.w[j];
+                }
+                x_put(piece, x);
+            }
+        }
     }
     if (NORM == 1u) { squares = group_sum(squares); }
     workgroupBarrier();

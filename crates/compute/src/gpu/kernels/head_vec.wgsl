@@ -29,8 +29,10 @@ fn main(
     let stored = min(vec4<u32>(o) + ROW_OF, vec4<u32>(p.outputs - 1u)) + p.first + head * p.head_rows;
     let of_row = stored / BLOCK_ROWS * ROW_SCALES;
     let rows = Rows(p.weights + stored * ROW_WORDS, p.scales + of_row, p.biases + of_row);
+    let x = p.x.at + row * p.x.row + head * p.x.head;
+    let asked = ask(x, 0u, 0u);
     let loaded = load(rows, chunk);
-    stage(p.x.at + row * p.x.row + head * p.x.head, 0u);
+    stage(asked, x, 0u);
     let sums = part_sum(products(loaded, rows, chunk, 0u));
     if (chunk > 0u) { return; }
     let out = p.out.at + row * p.out.row + head * p.out.head;

@@ -46,15 +46,17 @@ fn main(
     let row = work / p.walkers;
     if (row >= p.rows) { return; }
     let chunk = index % PART;
+    let x = p.x + select(row * p.x_row, 0u, NORM == 1u);
+    let asked = ask(x, p.norm, 0u);
     let first = (work % p.walkers * p.turns * (WG / PART) + index / PART) * ROWS;
     var now = block_at(first);
     var loaded = load(now.rows, chunk);
-    stage(p.x + select(row * p.x_row, 0u, NORM == 1u), p.norm);
+    stage(asked, x, p.norm);
     var factor = 1.0;
     if (NORM == 1u) {
         factor = x_factor(p.eps);
         if (work == 0u) {
-            for (var i = index; i < COLS; i += WG) { a[p.x_row + i] = x_at(i) * factor; }
+            for (var i = index; i < COLS; i += WG) { a[p.x_row + i] = a[x + i] * a[p.norm + i] * factor; }
         }
     }
     for (var turn = 0u; turn < p.turns; turn++) {

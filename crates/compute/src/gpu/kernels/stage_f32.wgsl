@@ -7,16 +7,8 @@ const X_CHUNKS = X_ROWS * CHUNKS;
 
 var<workgroup> x_numbers: array<vec4<f32>, X_COLS / 4u>;
 
-fn x_put(i: u32, x: f32) {
-    x_numbers[i / 4u % 8u * X_CHUNKS + i / 32u][i % 4u] = x;
-}
-
-fn x_at(i: u32) -> f32 {
-    return x_numbers[i / 4u % 8u * X_CHUNKS + i / 32u][i % 4u];
-}
-
-fn stage(at: u32, w: u32) {
-    fetch(at, w);
+fn x_put(piece: u32, x: vec4<f32>) {
+    if (piece < X_PIECES) { x_numbers[piece % 8u * X_CHUNKS + piece / 8u] = x; }
 }
 
 // The products of a chunk's halves with their parts of x, and the sum of those.

@@ -1,158 +1,9 @@
-// The router: of each row the K largest of N numbers, which are logits or (corrected) scores, in rank order, of equal
-// ones the lower id first; and their weights.
-//
-// A number's rank is the count of those that come before it, so all ranks are found at once: first in blocks of BLOCK,
-// where a number of rank K or more is out, then among what is left, the candidates. Both keep the order of ids.
-// SOFTMAX, CORRECTED, NORMALIZE, SCALED: 0 or 1. GROUPS of experts, of which CHOSEN count; or none.
-// Word 0 of `report` is the complement of the first row that has a NaN.
+// The router: experts of each row and their weights, as ranking.wgsl has it.
 // Grid: a workgroup of WG threads for each row.
 
 struct Params { logits: View, ids: View, weights: View, correction: u32, expert_scale: u32, rows: u32, scale: f32 }
 var<immediate> p: Params;
 @group(0) @binding(1) var<storage, read_write> report: array<atomic<u32>>;
-
-const BLOCKS = (N + BLOCK - 1u) / BLOCK;
-const KEPT = min(K, BLOCK);
-const KEYS = BLOCKS * BLOCK;
-// Where in the workgroup's words what begins; the keys come first. `layout` of topk.rs counts the same.
-const CANDIDATES = KEYS;
-const CANDIDATES_4 = (BLOCKS * KEPT + 3u) / 4u;
-const CANDIDATE_IDS = CANDIDATES + 4u * CANDIDATES_4;
-const GROUP_KEYS = CANDIDATE_IDS + 4u * CANDIDATES_4;
-const GROUP_FLAGS = GROUP_KEYS + GROUPS;
-const BEST = GROUP_FLAGS + GROUPS;
-const SCORES = BEST + K;
-
-// Whether the softmax's sum over all experts matters.
-const WHOLE = SOFTMAX == 1u && (NORMALIZE == 0u || CORRECTED == 1u);
-
-fn score(x: f32, most: f32, total: f32) -> f32 {
-    if (SOFTMAX == 1u) { return exp_of(x - most) / total; }
-    return 1.0 / (1.0 + exp_of(-x));
-}
-
-// How many of the keys of `fours` fours of words come before the one at `place` among them.
-fn before(start: u32, fours: u32, place: u32) -> u32 {
-    let key = word(4u * start + place);
-    var count = vec4<u32>(0u);
-    for (var i = 0u; i < fours; i++) {
-        // An equal key comes before if its place does.
-        let at = vec4<u32>(4u * i) + vec4<u32>(0u, 1u, 2u, 3u);
-        let least = vec4<u32>(key) - select(vec4<u32>(0u), vec4<u32>(1u), at < vec4<u32>(place));
-        count += select(vec4<u32>(0u), vec4<u32>(1u), four_words(start + i) > least);
-    }
-    return count.x + count.y + count.z + count.w;
-}
-
-// Leaves experts of groups that are not among the best without a key.
-fn choose_groups() {
-    const SIZE = N / max(GROUPS, 1u);
-    for (var group = thread; group < GROUPS; group += WG) {
-        var first = 0u;
-        var second = 0u;
-        for (var i = group * SIZE; i < (group + 1u) * SIZE; i++) {
-            let key = word(i);
-            second = max(second, min(first, key));
-            first = max(first, key);
-        }
-        var worth = number_of(first);
-        if (SIZE > 1u) { worth += number_of(second); }
-        set_word(GROUP_KEYS + group, key_of(worth));
-    }
-    words_written();
-    for (var group = thread; group < GROUPS; group += WG) {
-        let key = word(GROUP_KEYS + group);
-        var rank = 0u;
-        for (var i = 0u; i < GROUPS; i++) {
-            let other = word(GROUP_KEYS + i);
-            rank += select(0u, 1u, other > key || (other == key && i < group));
-        }
-        set_word(GROUP_FLAGS + group, select(0u, 1u, rank < CHOSEN));
-    }
-    words_written();
-    for (var i = thread; i < N; i += WG) {
-        if (word(GROUP_FLAGS + i / SIZE) == 0u) { set_word(i, NO_KEY); }
-    }
-    words_written();
-}
-
-fn rank_row(row: u32) {
-    words_begin(row);
-    let logits = p.logits.at + row * p.logits.row;
-    var most = 0.0;
-    var total = 1.0;
-    if (WHOLE) {
-        most = -3.4e38;
-        for (var i = thread; i < N; i += WG) { most = max(most, a[logits + i]); }
-        most = group_max(most);
-        total = 0.0;
-        for (var i = thread; i < N; i += WG) { total += exp_of(a[logits + i] - most); }
-        total = group_sum(total);
-    }
-
-    // A softmax of infinities has no scores; without a correction none are compared.
-    var wrong = SOFTMAX == 1u && CORRECTED == 1u && abs(most) > 3.3e38;
-    for (var i = thread; i < KEYS; i += WG) {
-        var key = NO_KEY;
-        if (i < N) {
-            var x = a[logits + i];
-            wrong = wrong || is_nan(x);
-            if (SOFTMAX == 0u || CORRECTED == 1u) { x = score(x, most, total); }
-            if (CORRECTED == 1u) {
-                let correction = a[p.correction + i];
-                wrong = wrong || is_nan(correction);
-                x += correction;
-            }
-            key = key_of(x);
-        }
-        set_word(i, key);
-    }
-    if (wrong) { atomicMax(&report[0], ~row); }
-    words_written();
-    if (GROUPS > 0u) { choose_groups(); }
-
-    for (var i = thread; i < KEYS; i += WG) {
-        let block = i / BLOCK;
-        let rank = before(block * (BLOCK / 4u), BLOCK / 4u, i % BLOCK);
-        if (rank < KEPT) {
-            if (BLOCKS == 1u) {
-                set_word(BEST + rank, i);
-            } else {
-                set_word(CANDIDATES + block * KEPT + rank, word(i));
-                set_word(CANDIDATE_IDS + block * KEPT + rank, i);
-            }
-        }
-    }
-    if (BLOCKS > 1u) {
-        for (var i = BLOCKS * KEPT + thread; i < 4u * CANDIDATES_4; i += WG) { set_word(CANDIDATES + i, NO_KEY); }
-        words_written();
-        for (var i = thread; i < BLOCKS * KEPT; i += WG) {
-            let rank = before(CANDIDATES / 4u, CANDIDATES_4, i);
-            if (rank < K) { set_word(BEST + rank, word(CANDIDATE_IDS + i)); }
-        }
-    }
-    words_written();
-
-    // Weights of a plain softmax that are normalised need no more than the chosen.
-    if (SOFTMAX == 1u && !WHOLE) { most = a[logits + word(BEST)]; }
-    for (var rank = thread; rank < K; rank += WG) {
-        set_word(SCORES + rank, bitcast<u32>(score(a[logits + word(BEST + rank)], most, total)));
-    }
-    words_written();
-    var sum = 1.0;
-    if (NORMALIZE == 1u) {
-        sum = 0.0;
-        for (var rank = 0u; rank < K; rank++) { sum += bitcast<f32>(word(SCORES + rank)); }
-        sum = max(sum, 1e-20);
-    }
-    for (var rank = thread; rank < K; rank += WG) {
-        let expert = word(BEST + rank);
-        var weight = bitcast<f32>(word(SCORES + rank)) / sum * p.scale;
-        if (SCALED == 1u) { weight *= a[p.expert_scale + expert]; }
-        a[p.ids.at + row * p.ids.row + rank] = f32(expert);
-        a[p.weights.at + row * p.weights.row + rank] = weight;
-    }
-}
 
 @compute @workgroup_size(WG)
 fn main(
@@ -163,5 +14,9 @@ fn main(
     team_begin(index);
     let row = group_index(id, count);
     if (row >= p.rows) { return; }
-    rank_row(row);
+    let r = Ranking(
+        p.logits.at + row * p.logits.row, p.ids.at + row * p.ids.row, p.weights.at + row * p.weights.row,
+        p.correction, p.expert_scale, p.scale);
+    rank_row(r, row);
+    weigh_row(r);
 }

@@ -7,6 +7,13 @@ struct Use { slot: u32, row: u32, part: u32, ours: bool }
 
 // `words` is the list or the table.
 
+// The row of x, which a use may know before its slot.
+fn row_of(uses: Uses, i: u32) -> u32 {
+    if (USES == 0u) { return i; }
+    if (USES == 1u) { return words[uses.list + i * 3u + 1u]; }
+    return i / uses.k;
+}
+
 fn use_of(uses: Uses, i: u32) -> Use {
     if (USES == 0u) { return Use(0u, i, i, true); }
     if (USES == 1u) {
