@@ -1,6 +1,9 @@
 //! Matrices on rows of activations.
 
-use std::ops::Range;
+use std::{
+    ops::Range,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+};
 
 use super::{
     Activations, Cpu,
@@ -187,5 +190,7 @@ pub(super) fn round<'a, 'x>(
             }
         },
     );
-    Rows::Rounded(Rounded { q: &to.q, meta: &to.meta, cols, of })
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    let number = NUMBER.fetch_add(1, Relaxed);
+    Rows::Rounded(Rounded { q: &to.q, meta: &to.meta, cols, of, number })
 }

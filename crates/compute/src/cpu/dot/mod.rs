@@ -12,6 +12,7 @@ mod avx2;
 mod avx512;
 mod blocks;
 mod columns;
+mod few;
 mod generic;
 #[cfg(target_arch = "aarch64")]
 mod neon;
@@ -26,9 +27,11 @@ pub(crate) use algorithm::{GROUP, MOST_LANES, Sums, TILE};
 use blocks::Blocks;
 pub(crate) use columns::BATCH;
 use columns::{Groups, QuantRows, RoundedRow};
+pub(crate) use few::FEW;
+use few::LaidOut;
 pub(crate) use panel::{Lane, MOST_WIDE_ROWS, Panel, QuantTile, Rounded, Rows, grow, padded, quants_of};
 pub use peak::CpuPeak;
-pub(crate) use quants::{FEW, Quant};
+pub(crate) use quants::Quant;
 pub(crate) use vectors::{Delta, Join, Places, each};
 
 use crate::{Element, Error, KeyFormat, Scalar, host::widen_q8};
@@ -142,7 +145,8 @@ struct Table {
     numbers: unsafe fn(Scalar, &[&[u8]], &[&[f32]], &mut Sums),
     /// Rows of a tile of quants.
     lanes: usize,
-    decode: unsafe fn(Quant, &QuantRows<'_>, &[RoundedRow<'_>], Groups, (&mut [u8], &mut [f32]), &mut [f32]),
+    lay_out: unsafe fn(Quant, &RoundedRow<'_>, usize, &mut [u8]),
+    decode: unsafe fn(Quant, &QuantRows<'_>, &[LaidOut<'_>], Groups, &mut [f32], &mut [f32]),
     ask_for: unsafe fn(&[u8]),
     unpack: unsafe fn(Quant, &QuantRows<'_>, Groups, &mut [u8], &mut [f32]),
     batch: unsafe fn(Quant, (&[u8], &[f32]), &[RoundedRow<'_>], Groups, &mut [[f32; MOST_LANES]; BATCH]),
@@ -174,6 +178,7 @@ macro_rules! kernels {
                 algorithm::{self, Bf16, F16, F32, Simd},
                 blocks::{self, Blocks, E4m3},
                 columns::{self, Groups, QuantRows, RoundedRow},
+                few::{self, LaidOut},
                 quants::{self, Bits, E2m1, Quant},
                 vectors,
             };
@@ -241,24 +246,36 @@ macro_rules! kernels {
             }
 
             $(#[$feature])?
+            unsafe fn lay_out(quant: Quant, x: &RoundedRow<'_>, cols: usize, to: &mut [u8]) {
+                // SAFETY: the caller's. What rows meet depends on how many quants a byte has only.
+                unsafe {
+                    match quant.bits() {
+                        2 => few::lay_out::<$simd, Bits<2>>(x, cols, to),
+                        4 => few::lay_out::<$simd, Bits<4>>(x, cols, to),
+                        _ => few::lay_out::<$simd, Bits<8>>(x, cols, to),
+                    }
+                }
+            }
+
+            $(#[$feature])?
             unsafe fn decode(
                 quant: Quant,
                 w: &QuantRows<'_>,
-                x: &[RoundedRow<'_>],
+                x: &[LaidOut<'_>],
                 groups: Groups,
-                scratch: (&mut [u8], &mut [f32]),
+                scratch: &mut [f32],
                 out: &mut [f32],
             ) {
                 // SAFETY: the caller's.
                 unsafe {
                     match quant {
-                        Quant::Bits(2) => quants::decode::<$simd, Bits<2>>(w, x, groups, scratch, out),
-                        Quant::Bits(3) => quants::decode::<$simd, Bits<3>>(w, x, groups, scratch, out),
-                        Quant::Bits(4) => quants::decode::<$simd, Bits<4>>(w, x, groups, scratch, out),
-                        Quant::Bits(5) => quants::decode::<$simd, Bits<5>>(w, x, groups, scratch, out),
-                        Quant::Bits(6) => quants::decode::<$simd, Bits<6>>(w, x, groups, scratch, out),
-                        Quant::Bits(_) => quants::decode::<$simd, Bits<8>>(w, x, groups, scratch, out),
-                        Quant::E2M1 => quants::decode::<$simd, E2m1>(w, x, groups, scratch, out),
+                        Quant::Bits(2) => few::decode::<$simd, Bits<2>>(w, x, groups, scratch, out),
+                        Quant::Bits(3) => few::decode::<$simd, Bits<3>>(w, x, groups, scratch, out),
+                        Quant::Bits(4) => few::decode::<$simd, Bits<4>>(w, x, groups, scratch, out),
+                        Quant::Bits(5) => few::decode::<$simd, Bits<5>>(w, x, groups, scratch, out),
+                        Quant::Bits(6) => few::decode::<$simd, Bits<6>>(w, x, groups, scratch, out),
+                        Quant::Bits(_) => few::decode::<$simd, Bits<8>>(w, x, groups, scratch, out),
+                        Quant::E2M1 => few::decode::<$simd, E2m1>(w, x, groups, scratch, out),
                     }
                 }
             }
@@ -361,6 +378,7 @@ macro_rules! kernels {
             pub(super) static TABLE: Table = Table {
                 numbers,
                 lanes: <$simd as Simd>::LANES,
+                lay_out,
                 decode,
                 ask_for,
                 unpack,

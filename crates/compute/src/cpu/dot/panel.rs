@@ -7,6 +7,7 @@ use super::{
     algorithm::MOST_LANES,
     blocks::Blocks,
     columns::{Groups, QuantRows, RoundedRow, Scales, tile_bytes, tile_numbers},
+    few::{LaidOut, laid_out_bytes},
 };
 use crate::{Element, Error, Format, Matrix, MatrixShape, Scalar, View};
 
@@ -43,6 +44,8 @@ pub(crate) const MOST_WIDE_ROWS: usize = 32;
 pub(crate) struct Lane {
     bytes: Vec<u8>,
     numbers: Vec<f32>,
+    /// What packed rows meet of [`FEW`] rows of activations, and which those are.
+    laid_out: (Vec<u8>, Option<(u64, [usize; FEW])>),
     /// Room for [`Lane::wide_rows`] rows.
     pub(crate) wide: Vec<f32>,
     /// What latent attention makes of a block of latents.
@@ -67,7 +70,7 @@ impl Lane {
     /// Bytes of memory that a lane for `cols` inputs holds.
     pub(crate) fn memory(cols: usize) -> usize {
         let (bytes, numbers) = Self::size(cols);
-        bytes + (numbers + cols.max(WIDE)) * 4
+        bytes + FEW * laid_out_bytes(padded(cols)) + (numbers + cols.max(WIDE)) * 4
     }
 
     /// Grows for rows of `cols` inputs.
@@ -75,6 +78,7 @@ impl Lane {
         let (bytes, numbers) = Self::size(cols);
         grow(&mut self.bytes, bytes)?;
         grow(&mut self.numbers, numbers)?;
+        grow(&mut self.laid_out.0, FEW * laid_out_bytes(padded(cols)))?;
         grow(&mut self.wide, cols.max(WIDE))
     }
 }
@@ -117,6 +121,8 @@ pub(crate) struct Rounded<'a> {
     pub(crate) meta: &'a [f32],
     pub(crate) cols: usize,
     pub(crate) of: (Quant, usize),
+    /// Which rounding it was: no two have the same number.
+    pub(crate) number: u64,
 }
 
 impl<'a> Rounded<'a> {
@@ -308,9 +314,19 @@ impl Kernels {
         assert!((1..=FEW).contains(&at.len()) && out.len() == at.len() * part.len());
         let (w, quant, groups) = quant_rows(matrix, part);
         assert_eq!((x.cols, x.of), (groups.cols, (quant, groups.group)));
-        let padded = padded(groups.cols);
-        let scratch = (&mut lane.bytes[..tile_bytes(padded)], &mut lane.numbers[..tile_numbers(padded)]);
-        let rows: [_; FEW] = std::array::from_fn(|i| x.row(at[i.min(at.len() - 1)]));
+        let (scratch, stride) = (&mut lane.numbers[..], laid_out_bytes(padded(groups.cols)));
+        let key = std::array::from_fn(|i| at.get(i).copied().unwrap_or(usize::MAX));
+        let (room, laid_out) = &mut lane.laid_out;
+        if laid_out.replace((x.number, key)) != Some((x.number, key)) {
+            for (room, at) in room.chunks_exact_mut(stride).zip(at) {
+                // SAFETY: the table's set is there, and there is room for a row of so many inputs.
+                unsafe { (self.0.lay_out)(quant, &x.row(*at), groups.cols, room) }
+            }
+        }
+        let rows: [_; FEW] = std::array::from_fn(|i| LaidOut {
+            blocks: &room[i * stride..(i + 1) * stride],
+            sums: x.row(at[i.min(at.len() - 1)]).sums,
+        });
         // SAFETY: the table's set is there, and rows, activations and scratch are as large as their types say.
         unsafe { (self.0.decode)(quant, &w, &rows[..at.len()], groups, scratch, out) }
     }
