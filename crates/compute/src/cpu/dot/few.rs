@@ -270,40 +270,14 @@ unsafe fn add<S: Simd, P: Packing, const SCALES: usize, const X: usize>(
     }
 }
 
-/// The products of rows of packed quants and up to [`FEW`] of activations: `out` is `(rows of activations, rows of
-/// quants)`.
+/// The products of rows of packed quants and `X` of activations, as many of which as `out`, `(rows of activations, rows of
+/// quants)`, has room for. `R` rows of weights, a divisor of [`TILE`], meet them at once.
 ///
 /// # Safety
 /// There are so many rows, activations are laid out for the packing and instruction set, and numbers of scratch are as many
 /// as [`tile_numbers`](super::columns::tile_numbers) says.
 #[inline(always)]
-pub(super) unsafe fn decode<S: Simd, P: Packing>(
-    w: &QuantRows<'_>,
-    x: &[LaidOut<'_>],
-    groups: Groups,
-    scratch: &mut [f32],
-    out: &mut [f32],
-) {
-    // SAFETY: the caller's. One row at a time is read from end to end; more share what they meet, as far as registers go.
-    // Three rows of activations take hardly less time than four.
-    unsafe {
-        match *x {
-            [a] => few::<S, P, 1, 1>(w, [a], groups, scratch, out),
-            [a, b] => few::<S, P, 4, 2>(w, [a, b], groups, scratch, out),
-            [a, b, c] => few::<S, P, 2, 4>(w, [a, b, c, c], groups, scratch, out),
-            [a, b, c, d] => few::<S, P, 2, 4>(w, [a, b, c, d], groups, scratch, out),
-            _ => {}
-        }
-    }
-}
-
-/// [`decode`] of `X` rows of activations, as many of which as `out` has room for; `R` rows of weights, a divisor of [`TILE`], meet
-/// them at once.
-///
-/// # Safety
-/// As [`decode`].
-#[inline(always)]
-unsafe fn few<S: Simd, P: Packing, const R: usize, const X: usize>(
+pub(super) unsafe fn decode<S: Simd, P: Packing, const R: usize, const X: usize>(
     w: &QuantRows<'_>,
     x: [LaidOut<'_>; X],
     groups: Groups,

@@ -257,7 +257,12 @@ macro_rules! kernels {
                 }
             }
 
-            $(#[$feature])?
+            kernels! {
+                @few [$(#[$feature])?] $simd;
+                bits2: Bits<2>, bits3: Bits<3>, bits4: Bits<4>, bits5: Bits<5>, bits6: Bits<6>, bits8: Bits<8>,
+                e2m1: E2m1,
+            }
+
             unsafe fn decode(
                 quant: Quant,
                 w: &QuantRows<'_>,
@@ -269,13 +274,13 @@ macro_rules! kernels {
                 // SAFETY: the caller's.
                 unsafe {
                     match quant {
-                        Quant::Bits(2) => few::decode::<$simd, Bits<2>>(w, x, groups, scratch, out),
-                        Quant::Bits(3) => few::decode::<$simd, Bits<3>>(w, x, groups, scratch, out),
-                        Quant::Bits(4) => few::decode::<$simd, Bits<4>>(w, x, groups, scratch, out),
-                        Quant::Bits(5) => few::decode::<$simd, Bits<5>>(w, x, groups, scratch, out),
-                        Quant::Bits(6) => few::decode::<$simd, Bits<6>>(w, x, groups, scratch, out),
-                        Quant::Bits(_) => few::decode::<$simd, Bits<8>>(w, x, groups, scratch, out),
-                        Quant::E2M1 => few::decode::<$simd, E2m1>(w, x, groups, scratch, out),
+                        Quant::Bits(2) => bits2(w, x, groups, scratch, out),
+                        Quant::Bits(3) => bits3(w, x, groups, scratch, out),
+                        Quant::Bits(4) => bits4(w, x, groups, scratch, out),
+                        Quant::Bits(5) => bits5(w, x, groups, scratch, out),
+                        Quant::Bits(6) => bits6(w, x, groups, scratch, out),
+                        Quant::Bits(_) => bits8(w, x, groups, scratch, out),
+                        Quant::E2M1 => e2m1(w, x, groups, scratch, out),
                     }
                 }
             }
@@ -408,6 +413,48 @@ macro_rules! kernels {
     };
     (@all $feature:tt $($name:ident $args:tt $(-> $out:ty)? = $algorithm:expr;)*) => {
         $(kernels! { @one $feature $name $args $(-> $out)? = $algorithm; })*
+    };
+    (@few $feature:tt $simd:ty; $($name:ident: $packing:ty,)*) => {
+        $(kernels! { @few_of $feature $simd; $name $packing })*
+    };
+    (@few_of [$($feature:tt)*] $simd:ty; $name:ident $packing:ty) => {
+        /// One row of weights at a time is read from end to end; more share what they meet, as far as registers go. Three rows of
+        /// activations take hardly less time than four. Each is a function of its own: together they have too much in registers.
+        unsafe fn $name(
+            w: &QuantRows<'_>,
+            x: &[LaidOut<'_>],
+            groups: Groups,
+            scratch: &mut [f32],
+            out: &mut [f32],
+        ) {
+            kernels! { @few_rows [$($feature)*] $simd; $packing; one 1 1, two 4 2, four 2 4 }
+            // SAFETY: the caller's.
+            unsafe {
+                match *x {
+                    [a] => one(w, [a], groups, scratch, out),
+                    [a, b] => two(w, [a, b], groups, scratch, out),
+                    [a, b, c] => four(w, [a, b, c, c], groups, scratch, out),
+                    [a, b, c, d] => four(w, [a, b, c, d], groups, scratch, out),
+                    _ => {}
+                }
+            }
+        }
+    };
+    (@few_rows $feature:tt $simd:ty; $packing:ty; $($name:ident $r:literal $x:literal),*) => {
+        $(kernels! { @few_rows_of $feature $simd; $packing; $name $r $x })*
+    };
+    (@few_rows_of [$($feature:tt)*] $simd:ty; $packing:ty; $name:ident $r:literal $x:literal) => {
+        $($feature)*
+        unsafe fn $name(
+            w: &QuantRows<'_>,
+            x: [LaidOut<'_>; $x],
+            groups: Groups,
+            scratch: &mut [f32],
+            out: &mut [f32],
+        ) {
+            // SAFETY: the caller's.
+            unsafe { few::decode::<$simd, $packing, $r, $x>(w, x, groups, scratch, out) }
+        }
     };
     (@one [$($feature:tt)*] $name:ident($($arg:ident: $type:ty),*) $(-> $out:ty)? = $algorithm:expr;) => {
         $($feature)*

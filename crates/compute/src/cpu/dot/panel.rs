@@ -323,12 +323,13 @@ impl Kernels {
                 unsafe { (self.0.lay_out)(quant, &x.row(*at), groups.cols, room) }
             }
         }
-        let rows: [_; FEW] = std::array::from_fn(|i| LaidOut {
-            blocks: &room[i * stride..(i + 1) * stride],
-            sums: x.row(at[i.min(at.len() - 1)]).sums,
-        });
+        let mut rows = [LaidOut { blocks: &[], sums: &[] }; FEW];
+        for ((row, blocks), at) in rows.iter_mut().zip(room.chunks_exact(stride)).zip(at) {
+            (row.blocks, row.sums) = (blocks, x.row(*at).sums);
+        }
+        let rows = &rows[..at.len()];
         // SAFETY: the table's set is there, and rows, activations and scratch are as large as their types say.
-        unsafe { (self.0.decode)(quant, &w, &rows[..at.len()], groups, scratch, out) }
+        unsafe { (self.0.decode)(quant, &w, rows, groups, scratch, out) }
     }
 
     /// Widens a row of a matrix as its format says; the scratch has room for its scales and biases.
