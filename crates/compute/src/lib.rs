@@ -15,7 +15,7 @@ mod op_check;
 mod reference;
 mod state;
 
-pub use cpu::{CpuPeak, Isa};
+pub use cpu::{CpuPeak, Isa, LogitTally, LogitWeights, logits_between, logits_extent};
 pub use device::{
     BankPlace, Counters, Device, DeviceMemory, DeviceOptions, KernelTime, ScratchShape, Ticket, open,
 };

@@ -5,18 +5,16 @@ mod rng;
 mod stop;
 #[cfg(test)]
 mod tests;
-mod weights;
 
 use serde::{Deserialize, Serialize};
 
 pub use generation::{EndTokens, GenerationConfig};
 pub use stop::{StopResult, StopStrings};
 
-use moeflux_compute::MOST_TOP_LOGITS;
+use moeflux_compute::{LogitTally, LogitWeights, MOST_TOP_LOGITS, logits_between, logits_extent};
 
 use crate::Error;
 use rng::Rng;
-use weights::{BINS, Weights};
 
 /// Numbers of candidates that are asked for. Few, because a device may compile a kernel for each.
 const CANDIDATES: [usize; 4] = [1, 64, 256, MOST_TOP_LOGITS];
@@ -137,7 +135,7 @@ pub struct Sampler {
     /// All logits after penalties, if there are any.
     penalised: Vec<f32>,
     /// What all tokens weigh, by how probable they are.
-    bins: Box<[u128; BINS]>,
+    tally: LogitTally,
     /// How often the answer has each id; empty when nothing is penalised.
     counts: Vec<u32>,
     /// Every id of prompt and answer, once, in order of appearance.
@@ -162,7 +160,7 @@ impl Sampler {
             vocab,
             keys: Vec::with_capacity(vocab),
             penalised: Vec::with_capacity(tracked),
-            bins: Box::new([0; BINS]),
+            tally: LogitTally::new(),
             counts: vec![0; tracked],
             seen: Vec::with_capacity(tracked),
             is_seen: vec![false; tracked],
@@ -189,15 +187,16 @@ impl Sampler {
     /// [`Error::Input`] when there are more or fewer logits than tokens, one is NaN or plus infinity, or all tokens
     /// are banned.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32, Error> {
-        let largest = self.check(logits)?;
+        self.check_number(logits)?;
         if self.seen.is_empty() {
-            return Ok(self.choose_of_all(logits, largest));
+            let extent = extent(logits, logits)?;
+            return Ok(self.choose_of_all(logits, extent));
         }
         let mut penalised = std::mem::take(&mut self.penalised);
-        let largest = self.penalise(logits, &mut penalised);
-        let id = self.choose_of_all(&penalised, largest);
+        self.penalise(logits, &mut penalised);
+        let id = extent(&penalised, logits).map(|extent| self.choose_of_all(&penalised, extent));
         self.penalised = penalised;
-        Ok(id)
+        id
     }
 
     /// How many of the first tokens in rank of `vocab`, before penalties, are likely to be all that
@@ -270,21 +269,21 @@ impl Sampler {
         Some(id)
     }
 
-    /// Chooses among all tokens, after penalties, and records the choice.
-    fn choose_of_all(&mut self, logits: &[f32], largest: f32) -> u32 {
+    /// Chooses among all tokens, after penalties, and records the choice. `extent` is the largest logit and the least one.
+    fn choose_of_all(&mut self, logits: &[f32], extent: [f32; 2]) -> u32 {
         let Sampling { temperature, top_k, .. } = self.sampling;
         let id = if temperature == 0.0 {
-            logits.iter().position(|logit| *logit == largest).unwrap_or_default() as u32
+            logits.iter().position(|logit| *logit == extent[0]).unwrap_or_default() as u32
         } else if top_k > 0 {
             self.keys.clear();
             self.keys.extend(logits.iter().zip(0..).map(|(&logit, id)| rank_key(logit, id)));
             // Nothing is missing where all tokens are ranked.
             return self.choose().unwrap_or_default();
         } else {
-            let weights = Weights::new(largest, temperature);
-            let mass = self.kept(logits, weights);
+            let weights = LogitWeights::new(extent[0], temperature);
+            let mass = self.kept(logits, extent, weights);
             let target = part(mass, self.rng.uniform());
-            self.drawn(logits, weights, target)
+            self.reached(logits, weights, target + 1).0
         };
         self.accept(id);
         id
@@ -292,81 +291,40 @@ impl Sampler {
 
     /// The weight of the tokens that top-p and min-p leave of all. They keep a run of ranks from the first on, so the shortest
     /// run wins.
-    fn kept(&mut self, logits: &[f32], weights: Weights) -> u128 {
+    fn kept(&mut self, logits: &[f32], extent: [f32; 2], weights: LogitWeights) -> u128 {
         let (top_p, min_p) = (f64::from(self.sampling.top_p), f64::from(self.sampling.min_p));
-        weights.tally(logits, &mut self.bins);
-        let mut kept: u128 = self.bins.iter().sum();
-        if top_p < 1.0 {
-            let enough = enough(kept, top_p);
-            let (bin, mut mass) = self.bin_that_passes(|mass| mass >= enough);
-            for key in self.bin(bin, logits, weights) {
-                if mass >= enough {
-                    break;
-                }
-                mass += u128::from(weights.units(logit_of(*key)));
-            }
-            kept = mass;
+        let least = weights.least(min_p);
+        if top_p == 1.0 {
+            self.tally.fill(weights, logits, extent, least);
+            return self.tally.sum();
         }
-        if min_p > 0.0 {
-            let first = Weights::bin_before(min_p);
-            let mut mass: u128 = self.bins[..first].iter().sum();
-            for bin in first..BINS {
-                if mass >= kept {
-                    break;
-                }
-                if self.bins[bin] == 0 {
-                    continue;
-                }
-                for key in self.bin(bin, logits, weights) {
-                    let logit = logit_of(*key);
-                    if weights.of(logit) < min_p {
-                        return mass.min(kept);
-                    }
-                    mass += u128::from(weights.units(logit));
-                }
-            }
-        }
-        kept
+        // A share of the whole, whatever min-p leaves of it.
+        self.tally.fill(weights, logits, extent, f32::NEG_INFINITY);
+        let enough = enough(self.tally.sum(), top_p);
+        let (_, kept) = self.reached(logits, weights, enough);
+        if min_p > 0.0 { kept.min(self.tally.sum_from(logits, least)) } else { kept }
     }
 
-    /// The token at which the weights, in rank order, pass `target`.
-    fn drawn(&mut self, logits: &[f32], weights: Weights, target: u128) -> u32 {
-        let (bin, mut mass) = self.bin_that_passes(|mass| mass > target);
-        let mut last = 0;
-        for key in self.bin(bin, logits, weights) {
-            let units = u128::from(weights.units(logit_of(*key)));
-            // Rounding may leave `target` out of reach: then the last possible token is it.
-            if units == 0 {
-                break;
+    /// The token with which the weights, in rank order, reach `target`, or else the last one that weighs anything; and their sum
+    /// up to it.
+    fn reached(&mut self, logits: &[f32], weights: LogitWeights, target: u128) -> (u32, u128) {
+        let (range, mut mass) = self.tally.reaching(target);
+        self.keys.clear();
+        logits_between(logits, &range, |id, logit| self.keys.push(rank_key(logit, id as u32)));
+        self.keys.sort_unstable();
+        let (mut last, mut of_logit) = (0, (f32::NAN, 0));
+        for key in &self.keys {
+            let logit = logit_of(*key);
+            if logit != of_logit.0 {
+                of_logit = (logit, u128::from(weights.units(logit)));
             }
             last = id_of(*key);
-            mass += units;
-            if mass > target {
+            mass += of_logit.1;
+            if mass >= target {
                 break;
             }
         }
-        last
-    }
-
-    /// The first bin with which the sum of the weights `passes`, or the last one that weighs anything, and the sum before it.
-    fn bin_that_passes(&self, passes: impl Fn(u128) -> bool) -> (usize, u128) {
-        let (mut last, mut mass) = ((0, 0), 0);
-        for (bin, units) in self.bins.iter().enumerate().filter(|(_, units)| **units > 0) {
-            last = (bin, mass);
-            mass += units;
-            if passes(mass) {
-                break;
-            }
-        }
-        last
-    }
-
-    /// The tokens of a bin in rank order.
-    fn bin(&mut self, bin: usize, logits: &[f32], weights: Weights) -> &[u64] {
-        self.keys.clear();
-        weights.each_in(bin, logits, |id, logit| self.keys.push(rank_key(logit, id)));
-        self.keys.sort_unstable();
-        &self.keys
+        (last, mass)
     }
 
     fn see(&mut self, id: u32) {
@@ -378,37 +336,27 @@ impl Sampler {
         }
     }
 
-    /// Checks that tokens can be chosen by the logits; returns the largest one.
-    fn check(&self, logits: &[f32]) -> Result<f32, Error> {
-        if logits.len() != self.vocab {
-            let (vocab, given) = (self.vocab, logits.len());
-            return Err(Error::Input(format!("{given} logits for a vocabulary of {vocab} tokens")));
+    fn check_number(&self, logits: &[f32]) -> Result<(), Error> {
+        if logits.len() == self.vocab {
+            return Ok(());
         }
-        let (mut all_legal, largest) = (true, largest(logits));
-        logits.iter().for_each(|logit| all_legal &= *logit < f32::INFINITY);
-        if !all_legal {
-            (0..).zip(logits).try_for_each(|(id, logit)| legal(id, *logit))?;
-        }
-        if largest == f32::NEG_INFINITY {
-            return Err(all_banned());
-        }
-        Ok(largest)
+        let (vocab, given) = (self.vocab, logits.len());
+        Err(Error::Input(format!("{given} logits for a vocabulary of {vocab} tokens")))
     }
 
-    /// Fills `to` with the penalised logits; returns the largest one.
-    fn penalise(&self, logits: &[f32], to: &mut Vec<f32>) -> f32 {
+    /// Fills `to` with the penalised logits; what is no number stays so.
+    fn penalise(&self, logits: &[f32], to: &mut Vec<f32>) {
         to.clear();
         to.extend_from_slice(logits);
         for &id in &self.seen {
             let at = id as usize;
             to[at] = self.penalised(logits[at], self.counts[at]);
         }
-        largest(to)
     }
 
     fn penalised(&self, logit: f32, count: u32) -> f32 {
         let Sampling { repetition_penalty, presence_penalty, frequency_penalty, .. } = self.sampling;
-        if logit == f32::NEG_INFINITY {
+        if logit.is_infinite() {
             return logit;
         }
         let mut logit = if logit > 0.0 { logit / repetition_penalty } else { logit * repetition_penalty };
@@ -431,7 +379,8 @@ impl Sampler {
         // All filters keep a run of ranks from the first on, so the shortest run wins.
         let mass = if top_p < 1.0 || min_p > 0.0 {
             let enough = if top_p < 1.0 { enough(ranked.mass()?, top_p) } else { u128::MAX };
-            let (mass, len) = ranked.run(enough, min_p)?;
+            let least = ranked.weights.least(min_p);
+            let (mass, len) = ranked.run(enough, least)?;
             ranked.len = len;
             mass
         } else {
@@ -449,13 +398,13 @@ struct Ranked<'a> {
     sorted: usize,
     /// How many are candidates.
     len: usize,
-    weights: Weights,
+    weights: LogitWeights,
 }
 
 impl Ranked<'_> {
     fn new(keys: &mut [u64], vocab: usize, temperature: f32) -> Ranked<'_> {
         let largest = keys.iter().copied().min().map_or(0.0, logit_of);
-        Ranked { keys, sorted: 0, len: vocab, weights: Weights::new(largest, temperature) }
+        Ranked { keys, sorted: 0, len: vocab, weights: LogitWeights::new(largest, temperature) }
     }
 
     fn key(&mut self, rank: usize) -> Option<u64> {
@@ -483,13 +432,13 @@ impl Ranked<'_> {
         Some(candidates.iter().map(|key| u128::from(self.weights.units(logit_of(*key)))).sum())
     }
 
-    /// The longest run of candidates that ends where the weights reach `enough` or fall below `least`: its mass and
-    /// length.
-    fn run(&mut self, enough: u128, least: f64) -> Option<(u128, usize)> {
+    /// The longest run of candidates that ends where the weights reach `enough` or the logits fall below `least`: its mass
+    /// and length.
+    fn run(&mut self, enough: u128, least: f32) -> Option<(u128, usize)> {
         let mut mass = 0;
         for rank in 0..self.len {
             let logit = logit_of(self.key(rank)?);
-            if self.weights.of(logit) < least {
+            if logit < least {
                 return Some((mass, rank));
             }
             mass += u128::from(self.weights.units(logit));
@@ -530,16 +479,16 @@ fn enough(mass: u128, share: f64) -> u128 {
     (mass as f64 * share).ceil() as u128
 }
 
-/// The largest logit; a NaN is passed over.
-fn largest(logits: &[f32]) -> f32 {
-    let mut lanes = [f32::NEG_INFINITY; 8];
-    let (blocks, rest) = logits.as_chunks::<8>();
-    for block in blocks {
-        for (lane, logit) in lanes.iter_mut().zip(block) {
-            *lane = if *logit > *lane { *logit } else { *lane };
+/// The largest and the least of the logits that are chosen by, of which there are some. Those that are no numbers are named as
+/// they were `given`.
+fn extent(logits: &[f32], given: &[f32]) -> Result<[f32; 2], Error> {
+    match logits_extent(logits) {
+        Some([f32::NEG_INFINITY, _]) => Err(all_banned()),
+        Some(extent) => Ok(extent),
+        None => {
+            Err((0..).zip(given).find_map(|(id, logit)| legal(id, *logit).err()).unwrap_or_else(all_banned))
         }
     }
-    lanes.iter().chain(rest).copied().fold(f32::NEG_INFINITY, f32::max)
 }
 
 /// Refuses a logit that is no number or the largest of all.

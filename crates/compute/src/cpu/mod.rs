@@ -13,6 +13,7 @@ mod elementwise;
 mod experts;
 mod head_matmul;
 mod latent_attention;
+mod logits;
 mod matmul;
 mod norm;
 mod pool;
@@ -25,6 +26,7 @@ use std::{ops::Range, thread};
 
 pub use dot::{CpuPeak, Isa};
 use dot::{Kernels, Lane, Quant, Rounded, padded};
+pub use logits::{LogitTally, LogitWeights, logits_between, logits_extent};
 use pool::Pool;
 
 use crate::{

@@ -1,7 +1,7 @@
 //! The kernels: everything that is written for an instruction set.
 //!
-//! `algorithm` (matrices), `columns` (quants), `blocks` (small floats) and `vectors` have each algorithm once, over the vectors that an
-//! instruction set file offers; `kernels!` makes
+//! `algorithm` (matrices), `columns` (quants), `blocks` (small floats), `vectors` and `logits` have each algorithm once, over the vectors
+//! that an instruction set file offers; `kernels!` makes
 //! them functions that enable the instruction set; [`Kernels`] is the table of one set's functions, which can only
 //! be had on a machine that has the set.
 
@@ -14,6 +14,7 @@ mod blocks;
 mod columns;
 mod few;
 mod generic;
+mod logits;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod panel;
@@ -29,6 +30,7 @@ pub(crate) use columns::BATCH;
 use columns::{Groups, QuantRows, RoundedRow};
 pub(crate) use few::FEW;
 use few::LaidOut;
+pub(crate) use logits::{BINS, MOST_TALLIED, Scale, halved, units};
 pub(crate) use panel::{Lane, MOST_WIDE_ROWS, Panel, QuantTile, Rounded, Rows, grow, padded, quants_of};
 pub use peak::CpuPeak;
 pub(crate) use quants::Quant;
@@ -167,6 +169,9 @@ struct Table {
     mix: unsafe fn(&[&[f32]], Places<'_>, &[Join], &mut [&mut [f32]]),
     delta: unsafe fn(&mut [f32], &[f32], &[f32], &[f32], &mut [f32], Delta),
     taps4: unsafe fn(&[f32], [&[f32]; 4], &mut [f32]),
+    tally: unsafe fn(&[f32], f32, Scale, &mut [u64; BINS]),
+    extent: unsafe fn(&[f32]) -> ([f32; 2], bool),
+    between: unsafe fn(&[f32], [f32; 2], &mut dyn FnMut(usize, f32)),
 }
 
 /// Makes the algorithms functions of one instruction set.
@@ -174,11 +179,12 @@ macro_rules! kernels {
     ($module:ident, $simd:ty $(, #[$feature:meta])?) => {
         mod $module {
             use super::{
-                BATCH, Delta, Join, MOST_LANES, Places, Sums, TILE, Table,
+                BATCH, BINS, Delta, Join, MOST_LANES, Places, Scale, Sums, TILE, Table,
                 algorithm::{self, Bf16, F16, F32, Simd},
                 blocks::{self, Blocks, E4m3},
                 columns::{self, Groups, QuantRows, RoundedRow},
                 few::{self, LaidOut},
+                logits,
                 quants::{self, Bits, E2m1, Quant},
                 vectors,
             };
@@ -198,6 +204,9 @@ macro_rules! kernels {
                 delta(state: &mut [f32], k: &[f32], q: &[f32], v: &[f32], y: &mut [f32], d: Delta)
                     = vectors::delta::<$simd>;
                 taps4(weight: &[f32], inputs: [&[f32]; 4], out: &mut [f32]) = vectors::taps4::<$simd>;
+                tally(logits: &[f32], least: f32, scale: Scale, bins: &mut [u64; BINS]) = logits::tally;
+                extent(logits: &[f32]) -> ([f32; 2], bool) = logits::extent;
+                between(logits: &[f32], range: [f32; 2], f: &mut dyn FnMut(usize, f32)) = logits::between;
                 quantize(
                     x: &[f32], of: (usize, usize), q: &mut [i8], scales: &mut [f32], sums: &mut [f32]
                 ) = quants::quantize;
@@ -405,6 +414,9 @@ macro_rules! kernels {
                 mix,
                 delta,
                 taps4,
+                tally,
+                extent,
+                between,
             };
         }
     };
@@ -494,6 +506,11 @@ impl Kernels {
     /// This machine does not have the instruction set.
     pub(crate) fn new(isa: Isa) -> Result<Self, Error> {
         isa.table().map(Self).ok_or_else(|| Error::Device(format!("this machine has no {isa}")))
+    }
+
+    /// Those of the best instruction set that this machine has.
+    pub(crate) fn best() -> Self {
+        Self(Isa::detect().table().unwrap_or(&on_generic::TABLE))
     }
 
     /// Widens the first `out.len()` numbers of `bytes`, exactly.
@@ -626,6 +643,31 @@ impl Kernels {
     pub(crate) fn taps4(self, weight: &[f32], inputs: [&[f32]; 4], out: &mut [f32]) {
         // SAFETY: the table's set is there.
         unsafe { (self.0.taps4)(weight, inputs, out) }
+    }
+
+    /// Adds the weights in units of the logits of at least `least` to their bins: at most [`MOST_TALLIED`] logits to bins that
+    /// are zero. All of them have a bin.
+    pub(crate) fn tally(self, logits: &[f32], least: f32, scale: Scale, bins: &mut [u64; BINS]) {
+        // SAFETY: the table's set is there.
+        unsafe { (self.0.tally)(logits, least, scale, bins) }
+    }
+
+    /// The largest logit, the least one, and whether all are numbers or minus infinity.
+    pub(crate) fn extent(self, logits: &[f32]) -> ([f32; 2], bool) {
+        // SAFETY: the table's set is there.
+        unsafe { (self.0.extent)(logits) }
+    }
+
+    /// Calls `f` with the logits from the one to the other, and where they are, in order.
+    pub(crate) fn between(self, logits: &[f32], range: [f32; 2], f: &mut dyn FnMut(usize, f32)) {
+        // SAFETY: the table's set is there.
+        unsafe { (self.0.between)(logits, range, f) }
+    }
+}
+
+impl fmt::Debug for Kernels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Kernels")
     }
 }
 

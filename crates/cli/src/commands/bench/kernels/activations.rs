@@ -77,14 +77,15 @@ pub(super) fn combine(lab: &mut Lab, rows: usize) -> anyhow::Result<()> {
     time(lab, work("Combine", format!("{TOP_K} of {HIDDEN}"), rows, numbers), out, &op)
 }
 
-/// The host's choice among all logits, where the device cannot name candidates.
-pub(super) fn sample(lab: &mut Lab) -> anyhow::Result<()> {
+/// The host's choice among all logits, where the device cannot name candidates. They spread evenly, as few do: most weigh
+/// something.
+pub(super) fn sample(lab: &mut Lab, name: &str, sampling: &Sampling) -> anyhow::Result<()> {
     let out = lab.matrix(1, VOCAB)?;
     let mut logits = vec![0.0; VOCAB];
     lab.device.read(out, &mut logits)?;
     logits.iter_mut().for_each(|logit| *logit *= 10.0);
-    let mut sampler = Sampler::new(Sampling { top_p: 0.9, ..Sampling::default() }, VOCAB)?;
-    let work = work("Sample", format!("top-p of {VOCAB}"), 1, VOCAB);
+    let mut sampler = Sampler::new(sampling.clone(), VOCAB)?;
+    let work = work("Sample", format!("{name} of {VOCAB}"), 1, VOCAB);
     lab.time(work, out, &mut |_, _| {
         sampler.sample(&logits)?;
         Ok(())

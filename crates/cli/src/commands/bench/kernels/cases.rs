@@ -1,5 +1,6 @@
 //! What is measured: op, format, shape, rows.
 
+use moeflux::Sampling;
 use moeflux_compute::Format;
 
 use super::{
@@ -85,7 +86,16 @@ pub(super) fn all() -> Vec<Case> {
     all.extend(of_rows("TopK", activations::top_k));
     all.extend(of_rows("Combine", activations::combine));
     all.extend([1, 64].map(|n| Case::new("TopLogits", None, move |lab| activations::top_logits(lab, n))));
-    all.push(Case::new("Sample", None, activations::sample));
+    let off = Sampling::default;
+    let samplings = [
+        ("top-p", Sampling { top_p: 0.9, ..off() }),
+        ("min-p", Sampling { min_p: 0.01, ..off() }),
+        ("no filter", off()),
+        ("top-p and penalty", Sampling { top_p: 0.9, repetition_penalty: 1.1, ..off() }),
+    ];
+    all.extend(samplings.map(|(name, sampling)| {
+        Case::new("Sample", None, move |lab| activations::sample(lab, name, &sampling))
+    }));
     all
 }
 
