@@ -215,13 +215,14 @@ fn attend(
     let Some(parts) = Parts::new((span.rows, rows), &out, blocks.len()).filter(|_| tiles < ENOUGH_TILES)
     else {
         cpu.pool.tiles(numbers, Grid::new(&to, rows, heads, out.width), |mut tile, lane| {
-            let softmax = of.sum((tile.rows(), 0), blocks.clone(), &mut tile, lane);
+            let softmax = of.sum((tile.rows(), 0), (blocks.clone(), None), &mut tile, lane);
             for ((row, head), softmax) in tile.places().zip(softmax) {
                 finish(softmax, tile.vector(row, head), row, head);
             }
         });
         return Ok(());
     };
+    let (of_heads, threads) = (q.heads / heads, cpu.pool.threads());
     let (totals, room) = cpu.parts.split_at_mut(parts.totals.rows * parts.totals.row_stride);
     let (maxima, sums) = room.split_at_mut(parts.softmax.rows * parts.softmax.row_stride);
     for some in blocks.clone().step_by(parts.blocks) {
@@ -233,8 +234,12 @@ fn attend(
             |mut tile, mut to, lane| {
                 let (i, begin) = (tile.rows().start / parts.rows, tile.rows().start % parts.rows);
                 let of_span = begin..span.rows.min(begin + rows);
-                let softmax =
-                    of.sum((of_span, i * parts.rows), some.start + i..some.start + i + 1, &mut tile, lane);
+                // Threads take tiles in turn, whose heads run fastest.
+                let later = tile.rows().start / rows * of_heads + tile.heads().start / heads + threads;
+                let then = some.start + later / of_heads * rows / parts.rows;
+                let then = (then < some.end).then_some((then, later % of_heads * heads / group));
+                let blocks = some.start + i..some.start + i + 1;
+                let softmax = of.sum((of_span, i * parts.rows), (blocks, then), &mut tile, lane);
                 for ((row, head), softmax) in tile.places().zip(softmax) {
                     to.vector(row, head).copy_from_slice(&[softmax.max, softmax.sum]);
                 }
@@ -332,11 +337,19 @@ impl Attend<'_> {
         self.seen.range(self.first + row, self.span.position + row)
     }
 
-    /// Sums over blocks, for the tile's heads and some rows of the span, which are `offset` rows further in the tile.
+    /// The keys of a block that lie in one piece, up to a position.
+    fn keys(&self, (block, kv_head): (usize, usize), end: usize) -> &[u8] {
+        let Seen::Window(_) = self.seen else { return &[] };
+        let piece = self.kv.piece(Kind::Key, block * BLOCK, kv_head);
+        &piece[..piece.len().min((end - block * BLOCK) * self.kv.bytes(Kind::Key))]
+    }
+
+    /// Sums over blocks, for the tile's heads and some rows of the span, which are `offset` rows further in the tile. `then` are the
+    /// block and the head of the keys that are likely to be read next.
     fn sum(
         &self,
         (rows, offset): (Range<usize>, usize),
-        blocks: Range<usize>,
+        (blocks, then): (Range<usize>, Option<(usize, usize)>),
         tile: &mut Tile<'_, f32>,
         lane: &mut Lane,
     ) -> [Softmax; QUERIES] {
@@ -358,7 +371,11 @@ impl Attend<'_> {
         let mut room = mem::take(&mut lane.keys);
         // No row sees what begins before the first one's, or ends after the last one's.
         let (begin, end) = (self.range(rows.start).start, self.range(rows.end - 1).end);
-        for block in blocks.start.max(begin / BLOCK)..blocks.end.min(end.div_ceil(BLOCK)) {
+        let blocks = blocks.start.max(begin / BLOCK)..blocks.end.min(end.div_ceil(BLOCK));
+        for block in blocks.clone() {
+            let kv_head = heads.start / self.group;
+            let then = if block + 1 < blocks.end { Some((block + 1, kv_head)) } else { then };
+            let next = then.map_or(&[][..], |then| self.keys(then, self.span.position + self.span.rows));
             let part = |row: usize| {
                 let range = self.range(row);
                 range.start.max(block * BLOCK)..range.end.min((block + 1).saturating_mul(BLOCK))
@@ -368,9 +385,9 @@ impl Attend<'_> {
                 // Rows that see the same part of the block.
                 let same = (row + 1..rows.end).find(|other| part(*other) != part(row)).unwrap_or(rows.end);
                 if !part(row).is_empty() {
-                    let seen = (self.first + row, part(row), heads.start / self.group);
+                    let seen = (self.first + row, part(row), kv_head);
                     let some = (row - rows.start) * heads.len()..(same - rows.start) * heads.len();
-                    self.add(&mut all, some, (seen, &mut room), tile);
+                    self.add(&mut all, some, (seen, &mut room), next, tile);
                 }
                 row = same;
             }
@@ -379,12 +396,13 @@ impl Attend<'_> {
         all.softmax
     }
 
-    /// Adds some positions to the softmax and the sums of some queries.
+    /// Adds some positions to the softmax and the sums of some queries; `next` is read next.
     fn add(
         &self,
         all: &mut Queries<'_>,
         some: Range<usize>,
         (seen, room): ((usize, Range<usize>, usize), &mut [f32]),
+        next: &[u8],
         tile: &mut Tile<'_, f32>,
     ) {
         let (kernels, kv, len) = (self.kernels, self.kv, seen.1.len());
@@ -401,14 +419,14 @@ impl Attend<'_> {
             values.copy_from_slice(keys);
         }
         let (keys, values) = (Places { scalar, at: keys }, Places { scalar, at: values });
-        let next = if self.has_values { kv.bytes(Kind::Value) } else { 0 };
-        kernels.scores_before((values, next), q, keys, self.scale, scores);
+        let of_value = if self.has_values { kv.bytes(Kind::Value) } else { 0 };
+        kernels.scores_before((values, of_value), q, keys, self.scale, scores);
         let mut by = [Join::default(); QUERIES];
         for ((scores, softmax), by) in scores.chunks_exact_mut(len).zip(softmax).zip(&mut by) {
             *by = softmax.join(Softmax::of(kernels, scores));
         }
         let (mut p, n) = ([&[][..]; QUERIES], places.len());
         p.iter_mut().zip(scores.chunks_exact(len)).for_each(|(p, scores)| *p = scores);
-        kernels.mix(&p[..n], values, &by[..n], &mut tile.several::<QUERIES>(places)[..n]);
+        kernels.mix_before(next, &p[..n], values, &by[..n], &mut tile.several::<QUERIES>(places)[..n]);
     }
 }

@@ -130,13 +130,16 @@ impl KeyValue {
         position: usize,
         head: usize,
     ) -> impl ExactSizeIterator<Item = &[u8]> {
+        self.piece(kind, position, head).chunks_exact(self.bytes(kind).max(1))
+    }
+
+    /// The piece of memory in which they lie one behind the other.
+    pub(crate) fn piece(&self, kind: Kind, position: usize, head: usize) -> &[u8] {
         let place = position % self.positions;
         let (page, at) = self.at(kind, place, head);
-        let bytes = self.bytes(kind);
-        let len = (self.of_page() - place % self.of_page()) * bytes;
+        let len = (self.of_page() - place % self.of_page()) * self.bytes(kind);
         // Ops begin by making sure that there are the pages of all positions before their last.
-        let page = self.pages[page].as_ref().map_or(&[][..], |page| &page[at..at + len]);
-        page.chunks_exact(bytes.max(1))
+        self.pages[page].as_ref().map_or(&[][..], |page| &page[at..at + len])
     }
 
     /// The vector of a position and a head.

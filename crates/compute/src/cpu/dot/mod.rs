@@ -166,7 +166,7 @@ struct Table {
     axpy: unsafe fn(&mut [f32], f32, &[f32]),
     join: unsafe fn(&mut [f32], Join, &[f32]),
     scores: unsafe fn(&[&[f32]], Places<'_>, f32, &mut [f32], (Places<'_>, usize)),
-    mix: unsafe fn(&[&[f32]], Places<'_>, &[Join], &mut [&mut [f32]]),
+    mix: unsafe fn(&[&[f32]], Places<'_>, &[Join], &mut [&mut [f32]], &[u8]),
     delta: unsafe fn(&mut [f32], &[f32], &[f32], &[f32], &mut [f32], Delta),
     taps4: unsafe fn(&[f32], [&[f32]; 4], &mut [f32]),
     tally: unsafe fn(&[f32], f32, Scale, &mut [u64; BINS]),
@@ -243,13 +243,19 @@ macro_rules! kernels {
             }
 
             $(#[$feature])?
-            unsafe fn mix(p: &[&[f32]], values: Places<'_>, by: &[Join], acc: &mut [&mut [f32]]) {
+            unsafe fn mix(
+                p: &[&[f32]],
+                values: Places<'_>,
+                by: &[Join],
+                acc: &mut [&mut [f32]],
+                next: &[u8],
+            ) {
                 // SAFETY: the caller's.
                 unsafe {
                     match values.scalar {
-                        Scalar::F32 => vectors::mix::<$simd, F32>(p, values, by, acc),
-                        Scalar::F16 => vectors::mix::<$simd, F16>(p, values, by, acc),
-                        Scalar::BF16 => vectors::mix::<$simd, Bf16>(p, values, by, acc),
+                        Scalar::F32 => vectors::mix::<$simd, F32>(p, values, by, acc, next),
+                        Scalar::F16 => vectors::mix::<$simd, F16>(p, values, by, acc, next),
+                        Scalar::BF16 => vectors::mix::<$simd, Bf16>(p, values, by, acc, next),
                     }
                 }
             }
@@ -620,6 +626,18 @@ impl Kernels {
 
     /// `acc[i] = acc[i] * by[i].keep + by[i].add * sum_t p[i][t] * values[t]`, summed in order.
     pub(crate) fn mix(self, p: &[&[f32]], values: Places<'_>, by: &[Join], acc: &mut [&mut [f32]]) {
+        self.mix_before(&[], p, values, by, acc);
+    }
+
+    /// As [`Kernels::mix`]; meanwhile what is read next comes from memory.
+    pub(crate) fn mix_before(
+        self,
+        next: &[u8],
+        p: &[&[f32]],
+        values: Places<'_>,
+        by: &[Join],
+        acc: &mut [&mut [f32]],
+    ) {
         let width = acc.first().map_or(0, |acc| acc.len());
         assert!(values.hold(width) && acc.iter().all(|acc| acc.len() == width));
         assert!(
@@ -627,7 +645,7 @@ impl Kernels {
         );
         // SAFETY: the table's set is there, the values are in their slice, and the lengths are as the algorithm wants
         // them.
-        unsafe { (self.0.mix)(p, values, by, acc) }
+        unsafe { (self.0.mix)(p, values, by, acc, next) }
     }
 
     /// One row of the gated delta rule on the rows of a head's state that belong to `v` and `y`.

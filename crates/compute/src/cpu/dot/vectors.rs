@@ -251,7 +251,8 @@ pub(super) unsafe fn scores<S: Simd, E: Element>(
     }
 }
 
-/// `acc[i] = acc[i] * by[i].keep + by[i].add * sum_t p[i][t] * values[t]`, summed in order.
+/// `acc[i] = acc[i] * by[i].keep + by[i].add * sum_t p[i][t] * values[t]`, summed in order. Meanwhile what is read next comes from
+/// memory.
 ///
 /// # Safety
 /// The values are there and `E`, as long as the accumulators, which are of one length; `p` and `by` have what belongs to
@@ -262,6 +263,7 @@ pub(super) unsafe fn mix<S: Simd, E: Element>(
     values: Places<'_>,
     by: &[Join],
     acc: &mut [&mut [f32]],
+    mut next: &[u8],
 ) {
     /// A number.
     #[inline(always)]
@@ -276,11 +278,17 @@ pub(super) unsafe fn mix<S: Simd, E: Element>(
         values: Places<'_>,
         by: &[Join],
         (acc, from): (&mut [&mut [f32]], usize),
+        next: &mut &[u8],
     ) -> usize {
         // SAFETY: the caller's.
         unsafe {
             let mut sums = [[S::zero(); V]; X];
             for t in 0..values.at.len() {
+                // A line at a time, as all at once would be more than memory takes.
+                if let Some((line, rest)) = next.split_first_chunk::<64>() {
+                    S::prefetch(line.as_ptr());
+                    *next = rest;
+                }
                 let mut numbers = [S::zero(); V];
                 for (j, numbers) in numbers.iter_mut().enumerate() {
                     *numbers = E::load::<S>(values.get::<E>(t, from + j * S::LANES));
@@ -309,15 +317,16 @@ pub(super) unsafe fn mix<S: Simd, E: Element>(
         values: Places<'_>,
         by: &[Join],
         acc: &mut [&mut [f32]],
+        next: &mut &[u8],
     ) -> usize {
         let (width, mut from) = (acc[0].len(), 0);
         // SAFETY: the caller's.
         unsafe {
             while from + 4 * S::LANES <= width {
-                from += part::<S, E, X, 4>(p, values, by, (acc, from));
+                from += part::<S, E, X, 4>(p, values, by, (acc, from), next);
             }
             while from + S::LANES <= width {
-                from += part::<S, E, X, 1>(p, values, by, (acc, from));
+                from += part::<S, E, X, 1>(p, values, by, (acc, from), next);
             }
             for ((acc, by), p) in acc.iter_mut().zip(by).zip(p) {
                 for (j, acc) in acc.iter_mut().enumerate().skip(from) {
@@ -337,11 +346,11 @@ pub(super) unsafe fn mix<S: Simd, E: Element>(
         while i < acc.len() {
             let (by, acc) = (&by[i..], &mut acc[i..]);
             i += if let (true, Some(p)) = (S::WIDTH >= 4, p[i..].first_chunk::<4>()) {
-                whole::<S, E, 4>(p, values, by, acc)
+                whole::<S, E, 4>(p, values, by, acc, &mut next)
             } else if let (true, Some(p)) = (S::WIDTH >= 2, p[i..].first_chunk::<2>()) {
-                whole::<S, E, 2>(p, values, by, acc)
+                whole::<S, E, 2>(p, values, by, acc, &mut next)
             } else {
-                whole::<S, E, 1>(&[p[i]], values, by, acc)
+                whole::<S, E, 1>(&[p[i]], values, by, acc, &mut next)
             };
         }
     }
