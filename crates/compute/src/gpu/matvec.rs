@@ -59,9 +59,10 @@ static EXPERTS_SUM: [Kernel; 10] =
 
 /// Threads of a workgroup.
 const THREADS: u32 = 256;
-/// Threads of one that sums experts with 8-bit activations, where the adapter has so many: it stages what all experts of a row
-/// meet. Of f32 activations threads keep more, and adapters may have too few registers for so many.
-const SUM_THREADS: u32 = 512;
+/// Threads of one that sums experts, and how many such it takes to fill a GPU: the first of these that fits. It stages what all
+/// experts of a row meet, so fewer are better. Of f32 activations threads keep more, and adapters may have too few registers
+/// for more than the last.
+const SUM_THREADS: [(u32, usize); 3] = [(1024, 128), (512, 0), (THREADS, 0)];
 /// The most threads that share rows of weights.
 const PART: u32 = 32;
 /// Rows of a matrix from which on parts take several of them, whatever their length: there are enough parts to fill any GPU.
@@ -84,6 +85,13 @@ struct Choice {
     /// Whether x is rounded to 8 bits.
     rounds: bool,
     constants: Constants,
+}
+
+impl Choice {
+    /// Bytes of workgroup memory for so many inputs.
+    const fn staged(&self, cols: usize) -> usize {
+        if self.rounds { cols / 4 * 5 } else { cols * 4 }
+    }
 }
 
 impl GpuDevice {
@@ -405,8 +413,7 @@ pub(super) fn experts(gpu: &mut GpuDevice, stage: &Stage<'_>, rounds: bool) -> R
 /// Whether the first stage of experts may choose them too.
 pub(super) fn ranks(gpu: &GpuDevice, [gate, up]: [&MatrixPlace; 2], ranked: &Ranked) -> bool {
     let Some(choice) = gpu.choose(gate.shape, !gpu.exact) else { return false };
-    let cols = gate.shape.cols;
-    let staged = if choice.rounds { cols / 4 * 5 } else { cols * 4 };
+    let staged = choice.staged(gate.shape.cols);
     // Without subgroups, sums over a workgroup need a number of each thread too.
     let ranking = ranked.bytes() + 4 * THREADS as usize;
     gate.shape == up.shape && aligned(gate) && aligned(up) && staged + ranking <= gpu.group_room()
@@ -450,7 +457,15 @@ fn run_stage(gpu: &mut GpuDevice, choice: Choice, stage: &Stage<'_>, onto: bool)
     let activations = gpu.activations();
     let groups = stage.uses.count * walkers;
     let Some(ranked) = stage.choice else {
-        let constants = constants.with("USES", stage.uses.kind).with("STAGE", if first { 0 } else { 2 });
+        let entries = stage.uses.entries;
+        // With f32 activations the barrier behind the slots costs more than the trip that it saves.
+        let fits = choice.rounds
+            && entries <= THREADS as usize
+            && choice.staged(stage.x.width) + entries * 4 <= gpu.group_room();
+        let constants = constants
+            .with("USES", stage.uses.kind)
+            .with("STAGE", if first { 0 } else { 2 })
+            .with("ENTRIES", if fits { entries as u32 } else { 0 });
         let buffers = [&activations, &stage.uses.bank, &stage.uses.bank, &stage.uses.words];
         return gpu.dispatch(&EXPERTS[which], constants, &buffers, &params, groups);
     };
@@ -484,16 +499,18 @@ impl Down {
     ) -> Option<Self> {
         let choice = gpu.choose(place.shape, !gpu.exact)?;
         let (k, cols) = (uses.count, place.shape.cols);
-        let most = gpu.limits.max_compute_invocations_per_workgroup;
-        let threads = if choice.rounds && most >= SUM_THREADS { SUM_THREADS } else { THREADS };
-        let at_once = (threads / choice.part) as usize;
-        let blocks = (at_once / k).max(1);
-        let staged = if choice.rounds { k * cols / 4 * 5 } else { k * cols * 4 };
-        let fits = staged + k * blocks * choice.rows * 4 <= gpu.group_room()
-            && k.max(blocks * choice.rows) <= threads as usize
-            && inner.row_stride == cols
-            && aligned(&place);
-        fits.then(|| Self { uses: uses.clone(), choice, inner, parts, place, threads, blocks })
+        let most = if choice.rounds { gpu.limits.max_compute_invocations_per_workgroup } else { THREADS };
+        if inner.row_stride != cols || !aligned(&place) {
+            return None;
+        }
+        SUM_THREADS.into_iter().filter(|(threads, _)| *threads <= most).find_map(|(threads, groups)| {
+            let blocks = ((threads / choice.part) as usize / k).max(1);
+            let outputs = blocks * choice.rows;
+            let fits = choice.staged(k * cols) + k * outputs * 4 <= gpu.group_room()
+                && k.max(outputs) <= threads as usize
+                && place.shape.rows.div_ceil(outputs) >= groups;
+            fits.then(|| Self { uses: uses.clone(), choice, inner, parts, place, threads, blocks })
+        })
     }
 
     /// Whether it is these parts that are summed.

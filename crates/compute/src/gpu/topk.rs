@@ -85,7 +85,7 @@ impl Ranked {
 
     /// Bytes of workgroup memory where it is joined with experts, with those of all slots.
     pub(super) fn bytes(&self) -> usize {
-        self.layout.words * 4 + self.logits.width * 8
+        (self.layout.words + self.logits.width) * 4
     }
 
     /// Adds `Ranking` of `ranking.wgsl`, for one row.

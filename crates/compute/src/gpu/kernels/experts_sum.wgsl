@@ -48,13 +48,16 @@ fn main(
     if (first >= p.outputs) { return; }
     let chunk = index % PART;
     let asked = ask(p.x, 0u, 0u);
-    if (index < K) { ranks[index] = a[p.weights + index]; }
+    var now = item_at(first, index / PART);
+    var loaded = load(now.rows, chunk);
+    // Asked for behind the weights, which nothing is to wait for.
     let o = first + index;
     var before = 0.0;
     if (index < OUTPUTS && o < p.outputs) { before = a[p.out + o]; }
-    var now = item_at(first, index / PART);
-    var loaded = load(now.rows, chunk);
+    var weight = 0.0;
+    if (index < K) { weight = a[p.weights + index]; }
     stage(asked, p.x, 0u);
+    if (index < K) { ranks[index] = weight; }
     for (var items = 0u; items < ITEMS; items += AT_ONCE) {
         if (items > 0u) {
             now = item_at(first, items + index / PART);

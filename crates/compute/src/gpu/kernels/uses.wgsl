@@ -14,13 +14,17 @@ fn row_of(uses: Uses, i: u32) -> u32 {
     return i / uses.k;
 }
 
+// USES 2.
+fn expert_of(uses: Uses, i: u32) -> u32 {
+    return u32(a[uses.list + i / uses.k * uses.row + i % uses.k]);
+}
+
 fn use_of(uses: Uses, i: u32) -> Use {
     if (USES == 0u) { return Use(0u, i, i, true); }
     if (USES == 1u) {
         let at = uses.list + i * 3u;
         return Use(words[at], words[at + 1u], words[at + 2u], true);
     }
-    let row = i / uses.k;
-    let expert = u32(a[uses.list + row * uses.row + i % uses.k]);
-    return Use(words[expert * 2u + 1u], row, i, words[expert * 2u] == uses.bank);
+    let expert = expert_of(uses, i);
+    return Use(words[expert * 2u + 1u], i / uses.k, i, words[expert * 2u] == uses.bank);
 }

@@ -1,7 +1,7 @@
 //! Ops with weights.
 
 use moeflux_compute::{
-    Activation, ExpertShape, ExpertUses, Format, HeadMatrix, HeadRows, MatrixShape, Op, View,
+    Activation, ExpertShape, ExpertUses, Format, HeadMatrix, HeadRows, MatrixShape, Op, Router, View,
 };
 
 use super::lab::{CYCLE, Lab, Work};
@@ -78,10 +78,30 @@ pub(super) fn experts(
         walks: true,
         weights: Some(inward),
     };
-    lab.time(work, out, &mut |device, i| {
+    let activation = Activation::SwiGlu;
+    lab.time(work.clone(), out, &mut |device, i| {
         let uses = ExpertUses::Routed { ids: choices[i % times], table };
-        let activation = Activation::SwiGlu;
         Ok(device.run(&Op::Experts { x, shape: &shape, activation, uses, inner, out })?)
+    })?;
+    if rows > 1 {
+        return Ok(());
+    }
+    // As a layer has it: a router chooses, and what the experts yield is summed.
+    let mut all = Vec::with_capacity(times);
+    for first in (0..slots.len()).step_by(met) {
+        let logits: Vec<f32> =
+            (0..slots.len()).map(|i| f32::from((first..first + met).contains(&i))).collect();
+        let view = View::rows(lab.device.buffer(logits.len())?, 1, logits.len());
+        lab.device.write(view.buffer, &logits)?;
+        all.push(view);
+    }
+    let (ids, weights, sum) = (lab.matrix(1, k)?, lab.matrix(1, k)?, lab.matrix(1, hidden)?);
+    let work = Work { shape: format!("{}, chosen and summed", work.shape), ..work };
+    lab.time(work, sum, &mut |device, i| {
+        device.run(&Op::TopK { logits: all[i % times], router: Router::softmax(true), ids, weights })?;
+        let uses = ExpertUses::Routed { ids, table };
+        device.run(&Op::Experts { x, shape: &shape, activation, uses, inner, out })?;
+        Ok(device.run(&Op::Combine { parts: out, weights, shared: None, add: true, out: sum })?)
     })
 }
 
