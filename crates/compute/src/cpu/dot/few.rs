@@ -3,7 +3,11 @@
 //!
 //! Each row of weights is read from end to end, with partial sums across the lanes of a vector, which end with the row. What
 //! its blocks meet of the activations is laid out once for many rows of weights.
-#![allow(clippy::needless_range_loop, reason = "arrays of vectors are walked together, and without closures")]
+#![allow(
+    clippy::needless_range_loop,
+    clippy::manual_memcpy,
+    reason = "arrays of vectors are walked together, without closures, and stay in registers"
+)]
 
 use super::{
     algorithm::{Bf16, F16, F32, GROUP, LINE, MOST_LANES, Simd, TILE, reduce, rows_ahead, widen},

@@ -14,6 +14,7 @@ mod blocks;
 mod columns;
 mod few;
 mod generic;
+mod isa;
 mod logits;
 #[cfg(target_arch = "aarch64")]
 mod neon;
@@ -30,6 +31,7 @@ pub(crate) use columns::BATCH;
 use columns::{Groups, QuantRows, RoundedRow};
 pub(crate) use few::FEW;
 use few::LaidOut;
+pub use isa::Isa;
 pub(crate) use logits::{BINS, MOST_TALLIED, Scale, halved, units};
 pub(crate) use panel::{Lane, MOST_WIDE_ROWS, Panel, QuantTile, Rounded, Rows, grow, padded, quants_of};
 pub use peak::CpuPeak;
@@ -37,109 +39,6 @@ pub(crate) use quants::Quant;
 pub(crate) use vectors::{Delta, Join, Places, each};
 
 use crate::{Element, Error, KeyFormat, Scalar, host::widen_q8};
-
-/// An instruction set that kernels exist for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Isa {
-    /// Plain Rust.
-    Generic,
-    /// x86-64 with AVX2, FMA and F16C.
-    Avx2,
-    /// As [`Isa::Avx2`], and AVX-VNNI: dot products of bytes without AVX-512.
-    AvxVnni,
-    /// x86-64 with AVX-512 F, BW, VL, DQ and VNNI.
-    Avx512,
-    /// AArch64; with its 8-bit dot products where the processor has them.
-    Neon,
-}
-
-impl Isa {
-    /// From the plainest to the best.
-    const ALL: [Isa; 5] = [Isa::Generic, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Neon];
-
-    /// Those that this machine has, the best last.
-    pub fn available() -> Vec<Isa> {
-        Self::ALL.into_iter().filter(|isa| isa.table().is_some()).collect()
-    }
-
-    /// The best one that this machine has.
-    pub fn detect() -> Self {
-        Self::ALL.into_iter().rfind(|isa| isa.table().is_some()).unwrap_or(Isa::Generic)
-    }
-
-    /// By the name that `--isa` takes.
-    ///
-    /// # Errors
-    /// The name is unknown, or this machine does not have it; the error lists what it has.
-    pub fn by_name(name: &str) -> Result<Self, Error> {
-        let isa = Self::ALL.into_iter().find(|isa| isa.name() == name);
-        isa.filter(|isa| isa.table().is_some()).ok_or_else(|| {
-            let names: Vec<_> = Self::available().into_iter().map(Isa::name).collect();
-            Error::Device(format!(
-                "this machine has no instruction set {name:?}: choose {}",
-                names.join(", ")
-            ))
-        })
-    }
-
-    /// The name that `--isa` takes.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Isa::Generic => "generic",
-            Isa::Avx2 => "avx2",
-            Isa::AvxVnni => "avxvnni",
-            Isa::Avx512 => "avx512",
-            Isa::Neon => "neon",
-        }
-    }
-
-    fn table(self) -> Option<&'static Table> {
-        match self {
-            Isa::Generic => Some(&on_generic::TABLE),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => {
-                let has = is_x86_feature_detected!("avx2")
-                    && is_x86_feature_detected!("fma")
-                    && is_x86_feature_detected!("f16c");
-                has.then_some(&on_avx2::TABLE)
-            }
-            #[cfg(target_arch = "x86_64")]
-            Isa::AvxVnni => {
-                let has = is_x86_feature_detected!("avxvnni") && Isa::Avx2.table().is_some();
-                has.then_some(&on_avxvnni::TABLE)
-            }
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => {
-                let has = is_x86_feature_detected!("avx512f")
-                    && is_x86_feature_detected!("avx512bw")
-                    && is_x86_feature_detected!("avx512vl")
-                    && is_x86_feature_detected!("avx512dq")
-                    && is_x86_feature_detected!("avx512vnni")
-                    && Isa::Avx2.table().is_some();
-                has.then_some(&on_avx512::TABLE)
-            }
-            #[cfg(target_arch = "aarch64")]
-            Isa::Neon => {
-                let dot = std::arch::is_aarch64_feature_detected!("dotprod");
-                Some(if dot { &on_neon_dot::TABLE } else { &on_neon::TABLE })
-            }
-            #[allow(unreachable_patterns, reason = "which sets a target lacks differs")]
-            _ => None,
-        }
-    }
-}
-
-impl fmt::Display for Isa {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Isa::Generic => "plain Rust",
-            Isa::Avx2 => "AVX2",
-            Isa::AvxVnni => "AVX2 with VNNI",
-            Isa::Avx512 => "AVX-512 VNNI",
-            Isa::Neon => "NEON",
-        })
-    }
-}
 
 /// The functions of one instruction set. All of them need it; more is said where they are called.
 #[allow(clippy::type_complexity, reason = "a table of functions is a table of their types")]
@@ -686,23 +585,5 @@ impl Kernels {
 impl fmt::Debug for Kernels {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Kernels")
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sets_are_found_by_their_names_and_the_best_is_taken() {
-        let available = Isa::available();
-        assert_eq!((available[0], available.last()), (Isa::Generic, Some(&Isa::detect())));
-        for isa in Isa::ALL {
-            let same = Isa::ALL.into_iter().filter(|other| other.name() == isa.name());
-            assert_eq!(same.count(), 1, "{isa}");
-            assert_eq!(Isa::by_name(isa.name()).ok(), available.contains(&isa).then_some(isa));
-        }
-        // AVX-VNNI adds to AVX2, so what has the one has the other.
-        assert!(!available.contains(&Isa::AvxVnni) || available.contains(&Isa::Avx2));
     }
 }
