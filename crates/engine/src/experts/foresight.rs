@@ -2,8 +2,8 @@
 //!
 //! While a layer's reads are under way, the next layer's router is shown the residual stream as it stands: what it would
 //! choose is most of what it will choose. Those experts are read when nothing is left to read that a layer waits for, and
-//! given up when the router has spoken. Whether its guesses are good enough is counted for each layer, and no more are read
-//! than the disk has time for between the reads of two layers.
+//! given up when the router has spoken. Whether its guesses are good enough, and often enough not in memory anyway, is counted
+//! for each layer, and no more are read than the disk has time for between the reads of two layers.
 
 use std::time::{Duration, Instant};
 
@@ -33,13 +33,22 @@ const PAYS: f32 = 0.5;
 /// What one more guess weighs in the share of right ones, and one more layer in the disk's spare time.
 const WEIGHT: f32 = 1.0 / 64.0;
 
-/// Where it does not pay, guesses are made and judged in one step of so many, but not read.
+/// From so many guesses of a layer on that are not in memory it pays: asking a router takes a fiftieth of what reading an
+/// expert takes.
+const ABSENT: f32 = 1.0 / 32.0;
+
+/// What one more asking weighs in how many are not in memory: one that finds some is enough for the next steps to ask.
+const ASKING: f32 = 1.0 / 16.0;
+
+/// Where it does not pay, guesses are made and judged in one step of so many, and read only if they are good.
 const REST: u32 = 16;
 
 #[derive(Clone, Copy, Debug)]
 struct Guesses {
     /// The share of guesses that were right, of late.
     right: f32,
+    /// Guesses that were not in memory, of late.
+    absent: f32,
     /// Steps until the next trial.
     rest: u32,
 }
@@ -94,7 +103,7 @@ impl Spare {
 impl Foresight {
     /// For so many layers, with `k` experts chosen of each row.
     pub(crate) fn new(mode: LookAhead, layers: usize, k: usize) -> Self {
-        let fresh = Guesses { right: PAYS, rest: 0 };
+        let fresh = Guesses { right: PAYS, absent: 1.0, rest: 0 };
         let guesses = Vec::with_capacity(ROWS * k);
         Self { mode, layers: vec![fresh; layers], guesses, about: None, spare: Spare::default() }
     }
@@ -124,17 +133,22 @@ impl Foresight {
         match (self.mode, self.layers.get_mut(layer)) {
             (LookAhead::Off, _) | (_, None) => Effort::None,
             (LookAhead::On, _) => Effort::Read,
-            (LookAhead::Auto, Some(guesses)) if guesses.right >= PAYS => Effort::Read,
-            (LookAhead::Auto, Some(guesses)) => match guesses.rest.checked_sub(1) {
-                Some(rest) => {
-                    guesses.rest = rest;
-                    Effort::None
+            (LookAhead::Auto, Some(guesses)) => {
+                let effort = if guesses.right >= PAYS { Effort::Read } else { Effort::Guess };
+                if effort == Effort::Read && guesses.absent >= ABSENT {
+                    return effort;
                 }
-                None => {
-                    guesses.rest = REST;
-                    Effort::Guess
+                match guesses.rest.checked_sub(1) {
+                    Some(rest) => {
+                        guesses.rest = rest;
+                        Effort::None
+                    }
+                    None => {
+                        guesses.rest = REST;
+                        effort
+                    }
                 }
-            },
+            }
         }
     }
 
@@ -159,6 +173,7 @@ impl Foresight {
             return;
         }
         if let Some(of) = self.layers.get_mut(layer) {
+            of.absent += (self.guesses.len() as f32 - of.absent) * ASKING;
             for guess in &self.guesses {
                 let right = if is_needed(*guess) { 1.0 } else { 0.0 };
                 of.right += (right - of.right) * WEIGHT;
@@ -193,6 +208,25 @@ mod tests {
         );
         let later: Vec<Effort> = (0..2000).map(|_| step(&mut foresight, true)).collect();
         assert_eq!(later.last(), Some(&Effort::Read));
+    }
+
+    #[test]
+    fn a_layer_that_misses_nothing_is_asked_seldom_until_it_misses() {
+        let mut foresight = Foresight::new(LookAhead::Auto, 2, 4);
+        let mut ask = |absent: bool| {
+            let effort = foresight.effort(1);
+            if effort != Effort::None {
+                foresight.begin(1);
+                assert!(!absent || foresight.guess(7));
+                foresight.judge(1, |_| true);
+            }
+            effort
+        };
+        let asked = (0..400).filter(|_| ask(false) != Effort::None).count();
+        assert!((60..100).contains(&asked), "{asked} of 400");
+        let until = (0..=REST).position(|_| ask(true) == Effort::Read);
+        assert!(until.is_some(), "good guesses are read whenever a layer is asked");
+        assert_eq!([(); 9].map(|()| ask(true)), [Effort::Read; 9]);
     }
 
     #[test]
