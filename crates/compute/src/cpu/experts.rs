@@ -7,7 +7,7 @@ use super::{
     Cpu,
     dot::{self, Rows},
     elementwise::glu_of,
-    matmul::{PACKED, Product, outputs, round},
+    matmul::{Product, outputs, round},
     pool::{Grid, Order},
 };
 use crate::{Activation, Error, ExpertUse, ExpertUses, Op, host::Host};
@@ -92,21 +92,15 @@ pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
                 let [first, second] =
                     [shape.gate, shape.down].map(|shape| outputs(shape, ends.len(), pool.threads()));
                 pool.tiles(between, Grid::runs(&inner, ends, None, first), |mut tile, lane| {
-                    let (run, outputs) = (tile.rows(), tile.cols());
+                    let run = tile.rows();
                     // The op's check found every slot in its place.
                     let Ok(slot) = host.slot(uses[run.start].slot) else { return };
                     let [gate, up, _] = layout.matrices(slot);
                     let gate = Product { kernels, matrix: gate, rows: gate_rows };
                     let up = Product { kernels, matrix: up, rows: up_rows };
-                    if run.len() > PACKED {
-                        up.ask_for(outputs.clone());
-                    }
                     let place = |i: usize| (from(&gate_rows, run.start + i), run.start + i);
                     let add = |to: &mut f32, sum: f32, o: usize| *to = sum + gate.matrix.bias(o);
                     gate.tile(run.len(), place, &mut tile, lane, add);
-                    if run.len() > PACKED {
-                        gate.ask_for(outputs.end..outputs.end + outputs.len());
-                    }
                     let place = |i: usize| (from(&up_rows, run.start + i), run.start + i);
                     if activation == Activation::SwiGlu {
                         run.clone().for_each(|i| kernels.silu(tile.row(i)));
@@ -126,13 +120,10 @@ pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
                     None => Rows::Numbers(between, inner),
                 };
                 pool.tiles(numbers, Grid::runs(&out, ends, Some(parts), second), |mut tile, lane| {
-                    let (run, outputs) = (tile.rows(), tile.cols());
+                    let run = tile.rows();
                     let Ok(slot) = host.slot(uses[run.start].slot) else { return };
                     let [.., down] = layout.matrices(slot);
                     let product = Product { kernels, matrix: down, rows };
-                    if run.len() > PACKED {
-                        product.ask_for(outputs.end..outputs.end + outputs.len());
-                    }
                     let place = |i: usize| (run.start + i, run.start + i);
                     product.tile(run.len(), place, &mut tile, lane, |to, sum, o| *to = sum + down.bias(o));
                 });

@@ -7,9 +7,7 @@ use std::{
 
 use super::{
     Activations, Cpu,
-    dot::{
-        BATCH, FEW, Kernels, Lane, MOST_LANES, Panel, Quant, QuantTile, Rounded, Rows, Sums, TILE, padded,
-    },
+    dot::{FEW, Kernels, Lane, MOST_LANES, Panel, Quant, Rounded, Rows, Sums, TILE, padded},
     pool::{Grid, Pool, Tile},
 };
 use crate::{Buffer, Error, Matrix, MatrixShape, View, Weight, host::Host};
@@ -21,9 +19,6 @@ const COLS: usize = 128;
 const TILE_BYTES: usize = 32 << 10;
 /// Tiles that each thread has at least, if there are so many.
 const SHARES: usize = 4;
-/// Rows of activations that meet quants as they are packed, at most, each with the bits of a row alone: more are sooner done
-/// with what is unpacked once.
-pub(super) const PACKED: usize = 8;
 /// Most rows of a tile: few enough for their activations to stay in the second cache, enough to pay for unpacking.
 const ROWS: usize = 128;
 /// Numbers that are rounded in one tile at least: fewer are not worth to be shared out.
@@ -62,9 +57,6 @@ pub(super) fn mat_mul(
         let cols = outputs(matrix.shape, 1, pool.threads());
         pool.tiles(numbers, Grid::new(out, block, 1, cols), |mut tile, lane| {
             let (uses, outputs) = (tile.rows(), tile.cols());
-            if uses.len() > PACKED {
-                product.ask_for(outputs.end..outputs.end + outputs.len());
-            }
             product.tile(
                 uses.len(),
                 |i| (uses.start + i, uses.start + i),
@@ -90,14 +82,6 @@ pub(super) struct Product<'a> {
 }
 
 impl Product<'_> {
-    /// Asks for some outputs' weights, which many rows meet next: meanwhile there is much to compute.
-    pub(super) fn ask_for(&self, outputs: Range<usize>) {
-        if matches!(self.rows, Rows::Rounded(_)) {
-            let end = outputs.end.min(self.matrix.shape.rows);
-            self.kernels.ask_for(&self.matrix, outputs.start.min(end)..end);
-        }
-    }
-
     /// Computes a tile's outputs of `count` rows: row `i` comes from and goes to the rows that `place(i)` names.
     /// `write` gets the place of a sum, the sum, and which output it is.
     pub(super) fn tile(
@@ -144,29 +128,20 @@ impl Product<'_> {
             let to = &mut tile.row(place(i).1)[part.start - outputs.start..];
             to.iter_mut().zip(sums).zip(part).for_each(|((to, sum), output)| write(to, *sum, output));
         };
-        if count <= PACKED {
+        if count <= FEW {
             let mut sums = [0.0; FEW * COLS];
-            for i in (0..count).step_by(FEW) {
-                let n = FEW.min(count - i);
-                let from: [usize; FEW] = std::array::from_fn(|c| place(i + c.min(n - 1)).0);
-                let sums = &mut sums[..n * outputs.len()];
-                kernels.decode(matrix, outputs.clone(), (rows, &from[..n]), lane, sums);
-                for (c, sums) in sums.chunks_exact(outputs.len()).enumerate() {
-                    add(i + c, outputs.clone(), sums);
-                }
+            let sums = &mut sums[..count * outputs.len()];
+            let from: [usize; FEW] = std::array::from_fn(|i| place(i.min(count - 1)).0);
+            kernels.decode(matrix, outputs.clone(), (rows, &from[..count]), lane, sums);
+            for (i, sums) in sums.chunks_exact(outputs.len()).enumerate() {
+                add(i, outputs.clone(), sums);
             }
             return;
         }
-        let mut sums = [[0.0; MOST_LANES]; BATCH];
         for first in outputs.clone().step_by(kernels.lanes()) {
             let part = first..outputs.end.min(first + kernels.lanes());
-            let unpacked = QuantTile::new(*kernels, matrix, part.clone(), lane);
-            for i in (0..count).step_by(BATCH) {
-                let n = BATCH.min(count - i);
-                let from: [usize; BATCH] = std::array::from_fn(|c| place(i + c.min(n - 1)).0);
-                unpacked.dots(*kernels, rows, &from[..n], &mut sums);
-                (0..n).for_each(|c| add(i + c, part.clone(), &sums[c]));
-            }
+            let x = (rows, count, |i| place(i).0);
+            kernels.tile(matrix, part.clone(), x, lane, |i, sums| add(i, part.clone(), sums));
         }
     }
 }

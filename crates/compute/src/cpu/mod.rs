@@ -2,7 +2,7 @@
 //!
 //! One file per op or family of ops. An op moves the buffer that it writes out of the [`Host`], shares its tiles
 //! out over the [`Pool`], and puts it back. What a tile computes does not depend on the tile: neither the number of
-//! threads nor the rows that share an op change a bit, but for one thing: on the fast path quants that more than eight rows
+//! threads nor the rows that share an op change a bit, but for one thing: on the fast path quants that more than four rows
 //! meet sum in another order.
 
 mod attention;

@@ -30,15 +30,6 @@ pub(super) const fn rows_ahead(row_bytes: usize, tile: usize) -> usize {
 /// Bytes that the processor fetches at once.
 pub(super) const LINE: usize = 64;
 
-/// Asks for bytes that will be read soon.
-#[inline(always)]
-pub(super) unsafe fn ask_for<S: Simd>(bytes: &[u8]) {
-    for line in bytes.chunks(LINE) {
-        // SAFETY: the caller's.
-        unsafe { S::prefetch(line.as_ptr()) };
-    }
-}
-
 /// The widest unit of quants and the widest vector of numbers of any instruction set.
 pub(super) const MAX_UNIT: usize = 64;
 /// Most numbers of a vector of any instruction set.

@@ -5,11 +5,12 @@
 //! vector ([`Simd::D`]) then has the same four bytes of each row, and shifts and masks make of it vectors with four
 //! quants of each row. Activations lie in the order of those fours, so a four of them, broadcast, meets all rows of the
 //! tile in one dot product. A sum over a group has no partial sums across lanes: it is an integer until it is scaled, and
-//! then one multiplication and addition for all rows of weights. A tile is unpacked once for all rows of activations.
+//! then one multiplication and addition for all rows of weights. A tile is unpacked once for all rows of activations, of which the first meet
+//! it meanwhile.
 #![allow(clippy::needless_range_loop, reason = "arrays of vectors are walked together, and without closures")]
 
 use super::{
-    algorithm::{Bf16, Column, F16, F32, GROUP, MAX_UNIT, MOST_LANES, Pointers, Simd, ends},
+    algorithm::{Bf16, Column, F16, F32, GROUP, LINE, MAX_UNIT, MOST_LANES, Pointers, Simd, ends},
     blocks::e2m1_scales,
     quants::{E2M1_BIAS, Packing, parts},
 };
@@ -153,12 +154,17 @@ impl<S: Simd, P: Packing> Block<S, P> {
         vectors
     }
 
-    /// Calls `f` with what each group of activations meets, and the number of the group.
+    /// Adds the products of all rows, and stores their vectors one behind the other in a tile, unless it is null. What lies `ahead`
+    /// bytes behind is asked for.
     ///
     /// # Safety
-    /// The rows have `bytes` bytes.
+    /// The rows have `bytes` bytes, and the tile has room for whole blocks.
     #[inline(always)]
-    unsafe fn walk(rows: &Pointers, bytes: usize, f: &mut impl Each<S>) {
+    unsafe fn walk<const X: usize>(
+        (rows, bytes, ahead): (&Pointers, usize, usize),
+        tile: *mut u8,
+        products: &mut Products<'_, S, X>,
+    ) {
         let count = bytes.div_ceil(Self::BYTES);
         // Blocks that can be loaded without reading beyond their row.
         let inside = ((bytes + Self::BYTES).saturating_sub(Self::reach()) / Self::BYTES).min(count);
@@ -166,6 +172,9 @@ impl<S: Simd, P: Packing> Block<S, P> {
             let at = b * Self::BYTES;
             // SAFETY: the caller's; a block is read up to the end of the row only.
             unsafe {
+                for row in &rows[..S::LANES] {
+                    S::prefetch(row.wrapping_add(at + ahead));
+                }
                 let block = if b < inside {
                     Self::load(rows, at)
                 } else {
@@ -173,49 +182,112 @@ impl<S: Simd, P: Packing> Block<S, P> {
                     Self::load(&ends.each_ref().map(|end| end.as_ptr()), 0)
                 };
                 for i in 0..Self::GROUPS {
-                    f.group(b * Self::GROUPS + i, Self::vectors(&block, i));
+                    let (group, vectors) = (b * Self::GROUPS + i, Self::vectors(&block, i));
+                    if !tile.is_null() {
+                        for v in 0..VECTORS {
+                            S::store_dwords(tile.add((group * VECTORS + v) * 4 * S::LANES), vectors[v]);
+                        }
+                    }
+                    products.add::<P>(group, vectors);
                 }
             }
         }
     }
 }
 
-/// What is done with the vectors of each group. A trait, as a closure does not take over the instruction set.
-trait Each<S: Simd> {
-    /// # Safety
-    /// Needs the instruction set; there is a group of this number.
-    unsafe fn group(&mut self, group: usize, vectors: [S::D; VECTORS]);
+/// Sums of the products of a tile and `X` rows of activations, group by group.
+struct Products<'a, S: Simd, const X: usize> {
+    x: &'a [RoundedRow<'a>; X],
+    /// Scales and biases of the tile.
+    of: [*const f32; 2],
+    /// Groups of activations in one of the weights, and in the row.
+    per_group: usize,
+    count: usize,
+    of_group: [S::F; X],
+    acc: [S::F; X],
 }
 
-/// Stores the vectors of each group one behind the other.
-struct Keep(*mut u8);
-
-impl<S: Simd> Each<S> for Keep {
+impl<'a, S: Simd, const X: usize> Products<'a, S, X> {
+    /// # Safety
+    /// Needs the instruction set; scratch comes from [`widen_scales`], the activations are as their type says.
     #[inline(always)]
-    unsafe fn group(&mut self, group: usize, vectors: [S::D; VECTORS]) {
-        for v in 0..VECTORS {
-            // SAFETY: the caller's: there is room for whole blocks.
-            unsafe { S::store_dwords(self.0.add((group * VECTORS + v) * 4 * S::LANES), vectors[v]) };
+    unsafe fn new(scratch: &[f32], x: &'a [RoundedRow<'a>; X], groups: Groups) -> Self {
+        // SAFETY: the caller's.
+        let zero = unsafe { S::zero() };
+        Self {
+            x,
+            of: scale_places::<S>(groups, scratch.as_ptr()),
+            per_group: groups.group / GROUP,
+            count: groups.cols / GROUP,
+            of_group: [zero; X],
+            acc: [zero; X],
+        }
+    }
+
+    /// Adds what group `i` of the activations makes with its vectors; what is behind the row makes nothing.
+    ///
+    /// # Safety
+    /// As [`Products::new`]; groups come in order.
+    #[inline(always)]
+    unsafe fn add<P: Packing>(&mut self, i: usize, w: [S::D; VECTORS]) {
+        if i >= self.count {
+            return;
+        }
+        // SAFETY: the caller's.
+        unsafe {
+            for c in 0..X {
+                let sum = S::dot_fours::<P>(S::none(), w, self.x[c].q.as_ptr().add(i * GROUP));
+                let scale = S::splat(*self.x[c].scales.as_ptr().add(i));
+                self.of_group[c] = S::fma(S::float(sum), scale, self.of_group[c]);
+            }
+            if (i + 1) & (self.per_group - 1) != 0 {
+                return;
+            }
+            let g = i / self.per_group;
+            let [scale, bias] =
+                [S::load(self.of[0].add(g * S::LANES)), S::load(self.of[1].add(g * S::LANES))];
+            for c in 0..X {
+                // Together they are small, where each may be large.
+                let bias = S::mul(bias, S::splat(*self.x[c].sums.as_ptr().add(g)));
+                self.acc[c] = S::fma(S::splat(1.0), S::fma(self.of_group[c], scale, bias), self.acc[c]);
+                self.of_group[c] = S::zero();
+            }
+        }
+    }
+
+    /// # Safety
+    /// Needs the instruction set.
+    #[inline(always)]
+    unsafe fn store(&self, out: &mut [[f32; MOST_LANES]]) {
+        for c in 0..X {
+            // SAFETY: the caller's; a vector has no more numbers than there is room for.
+            unsafe { S::store(out[c].as_mut_ptr(), self.acc[c]) };
         }
     }
 }
 
-/// Unpacks a tile of rows for [`batch`].
+/// The products of a packed tile of rows and the first `X` rows of rounded activations. With a tile to write to it is unpacked there, for
+/// [`batch`].
 ///
 /// # Safety
-/// Tile and scratch are as large as [`tile_bytes`] and [`tile_numbers`] say; there are rows, [`Simd::LANES`] at most.
+/// Tile and scratch are as large as [`tile_bytes`] and [`tile_numbers`] say; there are rows, [`Simd::LANES`] at most; the
+/// activations are as their type says.
 #[inline(always)]
-pub(super) unsafe fn unpack<S: Simd, P: Packing>(
+pub(super) unsafe fn unpack<S: Simd, P: Packing, const X: usize>(
     w: &QuantRows<'_>,
+    x: &[RoundedRow<'_>; X],
     groups: Groups,
-    tile: &mut [u8],
-    scratch: &mut [f32],
+    (tile, scratch): (Option<&mut [u8]>, &mut [f32]),
+    out: &mut [[f32; MOST_LANES]],
 ) {
     let bytes = groups.cols * P::BITS / 8;
+    let tile = tile.map_or(std::ptr::null_mut(), <[u8]>::as_mut_ptr);
     // SAFETY: the caller's.
     unsafe {
         widen_scales::<S>(w, groups, scratch);
-        Block::<S, P>::walk(&pointers(w.q, w.count), bytes, &mut Keep(tile.as_mut_ptr()));
+        let (rows, mut products) = (pointers(w.q, w.count), Products::new(scratch, x, groups));
+        Block::<S, P>::walk((&rows, bytes, w.q.1 * S::LANES), tile, &mut products);
+        products.store(out);
     }
 }
 
@@ -228,7 +300,7 @@ pub(super) unsafe fn batch<S: Simd, P: Packing>(
     (tile, scratch): (&[u8], &[f32]),
     x: &[RoundedRow<'_>],
     groups: Groups,
-    out: &mut [[f32; MOST_LANES]; BATCH],
+    out: &mut [[f32; MOST_LANES]],
 ) {
     /// With `X` rows of activations; returns how many that were.
     #[inline(always)]
@@ -238,35 +310,18 @@ pub(super) unsafe fn batch<S: Simd, P: Packing>(
         groups: Groups,
         out: &mut [[f32; MOST_LANES]],
     ) -> usize {
-        let [scales, biases] = scale_places::<S>(groups, scratch.as_ptr());
-        let per_group = groups.group / GROUP;
         // SAFETY: the caller's.
         unsafe {
-            let mut acc = [S::zero(); X];
-            for g in 0..groups.count() {
-                let mut of_group = [S::zero(); X];
-                for i in g * per_group..(g + 1) * per_group {
-                    let at = tile.as_ptr().add(i * GROUP * S::LANES);
-                    let mut w = [S::load_dwords(at); VECTORS];
-                    for v in 1..VECTORS {
-                        w[v] = S::load_dwords(at.add(v * 4 * S::LANES));
-                    }
-                    for c in 0..X {
-                        let sum = S::dot_fours::<P>(S::none(), w, x[c].q.as_ptr().add(i * GROUP));
-                        let scale = S::splat(*x[c].scales.as_ptr().add(i));
-                        of_group[c] = S::fma(S::float(sum), scale, of_group[c]);
-                    }
+            let mut products = Products::<S, X>::new(scratch, x, groups);
+            for i in 0..groups.cols / GROUP {
+                let at = tile.as_ptr().add(i * GROUP * S::LANES);
+                let mut w = [S::load_dwords(at); VECTORS];
+                for v in 1..VECTORS {
+                    w[v] = S::load_dwords(at.add(v * 4 * S::LANES));
                 }
-                let (scale, bias) = (S::load(scales.add(g * S::LANES)), S::load(biases.add(g * S::LANES)));
-                for c in 0..X {
-                    // Together they are small, where each may be large.
-                    let bias = S::mul(bias, S::splat(*x[c].sums.as_ptr().add(g)));
-                    acc[c] = S::fma(S::splat(1.0), S::fma(of_group[c], scale, bias), acc[c]);
-                }
+                products.add::<P>(i, w);
             }
-            for c in 0..X {
-                S::store(out[c].as_mut_ptr(), acc[c]);
-            }
+            products.store(out);
         }
         X
     }
@@ -305,6 +360,12 @@ unsafe fn widen_scales<S: Simd>(w: &QuantRows<'_>, groups: Groups, scratch: &mut
     let biases = scales.wrapping_add(count * S::LANES);
     // SAFETY: the caller's: scratch has three parts of so many numbers.
     unsafe {
+        // Those of the next tile.
+        for (all, apart) in [w.scales, w.biases].into_iter().filter(|(all, _)| !all.is_empty()) {
+            for at in (0..S::LANES * apart).step_by(LINE) {
+                S::prefetch(all.as_ptr().wrapping_add(S::LANES * apart + at));
+            }
+        }
         match w.of {
             Scales::Affine(scalar) => {
                 for (all, to) in [(w.scales, scales), (w.biases, biases)] {

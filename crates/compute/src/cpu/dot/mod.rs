@@ -27,13 +27,12 @@ use std::fmt;
 
 pub(crate) use algorithm::{GROUP, MOST_LANES, Sums, TILE};
 use blocks::Blocks;
-pub(crate) use columns::BATCH;
-use columns::{Groups, QuantRows, RoundedRow};
+use columns::{BATCH, Groups, QuantRows, RoundedRow};
 pub(crate) use few::FEW;
 use few::LaidOut;
 pub use isa::Isa;
 pub(crate) use logits::{BINS, MOST_TALLIED, Scale, halved, units};
-pub(crate) use panel::{Lane, MOST_WIDE_ROWS, Panel, QuantTile, Rounded, Rows, grow, padded, quants_of};
+pub(crate) use panel::{Lane, MOST_WIDE_ROWS, Panel, Rounded, Rows, grow, padded, quants_of};
 pub use peak::CpuPeak;
 pub(crate) use quants::Quant;
 pub(crate) use vectors::{Delta, Join, Places, each};
@@ -46,11 +45,19 @@ struct Table {
     numbers: unsafe fn(Scalar, &[&[u8]], &[&[f32]], &mut Sums),
     /// Rows of a tile of quants.
     lanes: usize,
+    /// Rows of activations that meet quants while they are unpacked, at most.
+    first: usize,
     lay_out: unsafe fn(Quant, &RoundedRow<'_>, usize, &mut [u8]),
     decode: unsafe fn(Quant, &QuantRows<'_>, &[LaidOut<'_>], Groups, &mut [f32], &mut [f32]),
-    ask_for: unsafe fn(&[u8]),
-    unpack: unsafe fn(Quant, &QuantRows<'_>, Groups, &mut [u8], &mut [f32]),
-    batch: unsafe fn(Quant, (&[u8], &[f32]), &[RoundedRow<'_>], Groups, &mut [[f32; MOST_LANES]; BATCH]),
+    unpack: unsafe fn(
+        Quant,
+        &QuantRows<'_>,
+        &[RoundedRow<'_>],
+        Groups,
+        (Option<&mut [u8]>, &mut [f32]),
+        &mut [[f32; MOST_LANES]; BATCH],
+    ) -> usize,
+    batch: unsafe fn(Quant, (&[u8], &[f32]), &[RoundedRow<'_>], Groups, &mut [[f32; MOST_LANES]]),
     widen_quants: unsafe fn(u8, &[u8], (&[f32], &[f32]), usize, &mut [f32]),
     widen: unsafe fn(Scalar, &[u8], &mut [f32]),
     widen_blocks: unsafe fn(Element, &Blocks<'_>, &mut [f32]),
@@ -91,7 +98,6 @@ macro_rules! kernels {
 
             kernels! {
                 $simd $(, #[$feature])?;
-                ask_for(bytes: &[u8]) = algorithm::ask_for::<$simd>;
                 silu_mul(y: &mut [f32], x: &[f32]) = vectors::silu_mul::<$simd>;
                 mul_silu(y: &mut [f32], x: &[f32]) = vectors::mul_silu::<$simd>;
                 mul_sigmoid(y: &mut [f32], x: &[f32]) = vectors::mul_sigmoid::<$simd>;
@@ -199,24 +205,30 @@ macro_rules! kernels {
                 }
             }
 
-            $(#[$feature])?
+            kernels! {
+                @unpack [$(#[$feature])?] $simd;
+                tile2: Bits<2>, tile3: Bits<3>, tile4: Bits<4>, tile5: Bits<5>, tile6: Bits<6>, tile8: Bits<8>,
+                tile_e2m1: E2m1,
+            }
+
             unsafe fn unpack(
                 quant: Quant,
                 w: &QuantRows<'_>,
+                x: &[RoundedRow<'_>],
                 groups: Groups,
-                tile: &mut [u8],
-                scratch: &mut [f32],
-            ) {
+                scratch: (Option<&mut [u8]>, &mut [f32]),
+                out: &mut [[f32; MOST_LANES]; BATCH],
+            ) -> usize {
                 // SAFETY: the caller's.
                 unsafe {
                     match quant {
-                        Quant::Bits(2) => columns::unpack::<$simd, Bits<2>>(w, groups, tile, scratch),
-                        Quant::Bits(3) => columns::unpack::<$simd, Bits<3>>(w, groups, tile, scratch),
-                        Quant::Bits(4) => columns::unpack::<$simd, Bits<4>>(w, groups, tile, scratch),
-                        Quant::Bits(5) => columns::unpack::<$simd, Bits<5>>(w, groups, tile, scratch),
-                        Quant::Bits(6) => columns::unpack::<$simd, Bits<6>>(w, groups, tile, scratch),
-                        Quant::Bits(_) => columns::unpack::<$simd, Bits<8>>(w, groups, tile, scratch),
-                        Quant::E2M1 => columns::unpack::<$simd, E2m1>(w, groups, tile, scratch),
+                        Quant::Bits(2) => tile2(w, x, groups, scratch, out),
+                        Quant::Bits(3) => tile3(w, x, groups, scratch, out),
+                        Quant::Bits(4) => tile4(w, x, groups, scratch, out),
+                        Quant::Bits(5) => tile5(w, x, groups, scratch, out),
+                        Quant::Bits(6) => tile6(w, x, groups, scratch, out),
+                        Quant::Bits(_) => tile8(w, x, groups, scratch, out),
+                        Quant::E2M1 => tile_e2m1(w, x, groups, scratch, out),
                     }
                 }
             }
@@ -227,7 +239,7 @@ macro_rules! kernels {
                 tile: (&[u8], &[f32]),
                 x: &[RoundedRow<'_>],
                 groups: Groups,
-                out: &mut [[f32; MOST_LANES]; BATCH],
+                out: &mut [[f32; MOST_LANES]],
             ) {
                 // SAFETY: the caller's. Unpacked, it matters how large quants are only.
                 unsafe {
@@ -297,9 +309,9 @@ macro_rules! kernels {
             pub(super) static TABLE: Table = Table {
                 numbers,
                 lanes: <$simd as Simd>::LANES,
+                first: if <$simd>::WIDTH >= 4 { 8 } else { 4 },
                 lay_out,
                 decode,
-                ask_for,
                 unpack,
                 batch,
                 widen_quants,
@@ -371,6 +383,48 @@ macro_rules! kernels {
         ) {
             // SAFETY: the caller's.
             unsafe { few::decode::<$simd, $packing, $r, $x>(w, x, groups, scratch, out) }
+        }
+    };
+    (@unpack $feature:tt $simd:ty; $($name:ident: $packing:ty,)*) => {
+        $(kernels! { @unpack_of $feature $simd; $name $packing })*
+    };
+    (@unpack_of $feature:tt $simd:ty; $name:ident $packing:ty) => {
+        /// The last row of activations stands for those that are not there. Returns how many rows that were.
+        unsafe fn $name(
+            w: &QuantRows<'_>,
+            x: &[RoundedRow<'_>],
+            groups: Groups,
+            scratch: (Option<&mut [u8]>, &mut [f32]),
+            out: &mut [[f32; MOST_LANES]; BATCH],
+        ) -> usize {
+            kernels! { @unpack_rows $feature $simd; $packing; four 4, eight 8 }
+            let last = x.len() - 1;
+            // SAFETY: the caller's.
+            unsafe {
+                if TABLE.first >= 8 && x.len() > 4 {
+                    eight(w, &std::array::from_fn(|c| x[c.min(last)]), groups, scratch, out);
+                    x.len().min(8)
+                } else {
+                    four(w, &std::array::from_fn(|c| x[c.min(last)]), groups, scratch, out);
+                    x.len().min(4)
+                }
+            }
+        }
+    };
+    (@unpack_rows $feature:tt $simd:ty; $packing:ty; $($name:ident $x:literal),*) => {
+        $(kernels! { @unpack_rows_of $feature $simd; $packing; $name $x })*
+    };
+    (@unpack_rows_of [$($feature:tt)*] $simd:ty; $packing:ty; $name:ident $x:literal) => {
+        $($feature)*
+        unsafe fn $name(
+            w: &QuantRows<'_>,
+            x: &[RoundedRow<'_>; $x],
+            groups: Groups,
+            scratch: (Option<&mut [u8]>, &mut [f32]),
+            out: &mut [[f32; MOST_LANES]; BATCH],
+        ) {
+            // SAFETY: the caller's.
+            unsafe { columns::unpack::<$simd, $packing, $x>(w, x, groups, scratch, out) }
         }
     };
     (@one [$($feature:tt)*] $name:ident($($arg:ident: $type:ty),*) $(-> $out:ty)? = $algorithm:expr;) => {

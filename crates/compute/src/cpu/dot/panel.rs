@@ -209,44 +209,6 @@ impl<'a> Panel<'a> {
     }
 }
 
-/// A tile of quants, [`Kernels::lanes`] rows at most, unpacked to meet many rows of activations.
-pub(crate) struct QuantTile<'a> {
-    bytes: &'a [u8],
-    numbers: &'a [f32],
-    groups: Groups,
-    quant: Quant,
-}
-
-impl<'a> QuantTile<'a> {
-    /// Rows `part` of a matrix of quants, whose inputs the lane has room for.
-    pub(crate) fn new(kernels: Kernels, matrix: &Matrix<'_>, part: Range<usize>, lane: &'a mut Lane) -> Self {
-        assert!(part.len() <= kernels.lanes());
-        let (w, quant, groups) = quant_rows(matrix, part);
-        let padded = padded(groups.cols);
-        let (bytes, numbers) =
-            (&mut lane.bytes[..tile_bytes(padded)], &mut lane.numbers[..tile_numbers(padded)]);
-        // SAFETY: the table's set is there, and rows, tile and scratch are as large as their types say.
-        unsafe { (kernels.0.unpack)(quant, &w, groups, bytes, numbers) }
-        Self { bytes, numbers, groups, quant }
-    }
-
-    /// Products with rows `at` of the activations, [`BATCH`] of them at most: `sums[index in at][weight row]`.
-    pub(crate) fn dots(
-        &self,
-        kernels: Kernels,
-        x: &Rounded<'_>,
-        at: &[usize],
-        sums: &mut [[f32; MOST_LANES]; BATCH],
-    ) {
-        assert_eq!((x.cols, x.of), (self.groups.cols, (self.quant, self.groups.group)));
-        let mut rows = [RoundedRow { q: &[], scales: &[], sums: &[] }; BATCH];
-        rows[..at.len()].iter_mut().zip(at).for_each(|(row, at)| *row = x.row(*at));
-        let rows = &rows[..at.len()];
-        // SAFETY: the table's set is there, and tile, scratch and activations are as large as their types say.
-        unsafe { (kernels.0.batch)(self.quant, (self.bytes, self.numbers), rows, self.groups, sums) }
-    }
-}
-
 /// Rows `part` of a matrix of quants.
 fn quant_rows<'a>(matrix: &Matrix<'a>, part: Range<usize>) -> (QuantRows<'a>, Quant, Groups) {
     let MatrixShape { cols, format, .. } = matrix.shape;
@@ -289,15 +251,40 @@ impl Kernels {
         self.0.lanes
     }
 
-    /// Asks for rows `part` of a matrix of quants, which are computed with soon.
-    pub(crate) fn ask_for(self, matrix: &Matrix<'_>, part: Range<usize>) {
-        if part.is_empty() {
-            return;
-        }
-        let (w, ..) = quant_rows(matrix, part);
-        for (bytes, _) in [w.q, w.scales, w.biases] {
-            // SAFETY: the table's set is there.
-            unsafe { (self.0.ask_for)(bytes) }
+    /// Products of rows `part` of a matrix of quants, [`Kernels::lanes`] at most, and `count` rows of rounded activations, of which row `i`
+    /// is number `at(i)`; the lane has room for their inputs. `each` gets them row by row.
+    pub(crate) fn tile(
+        self,
+        matrix: &Matrix<'_>,
+        part: Range<usize>,
+        (x, count, at): (&Rounded<'_>, usize, impl Fn(usize) -> usize),
+        lane: &mut Lane,
+        mut each: impl FnMut(usize, &[f32]),
+    ) {
+        assert!(part.len() <= self.lanes());
+        let (outputs, (w, quant, groups)) = (part.len(), quant_rows(matrix, part));
+        assert_eq!((x.cols, x.of), (groups.cols, (quant, groups.group)));
+        let padded = padded(groups.cols);
+        let (bytes, numbers) =
+            (&mut lane.bytes[..tile_bytes(padded)], &mut lane.numbers[..tile_numbers(padded)]);
+        let mut sums = [[0.0; MOST_LANES]; BATCH];
+        let mut rows = [RoundedRow { q: &[], scales: &[], sums: &[] }; BATCH];
+        let mut done = 0;
+        while done < count {
+            let n = BATCH.min(count - done);
+            rows[..n].iter_mut().enumerate().for_each(|(i, row)| *row = x.row(at(done + i)));
+            // SAFETY: the table's set is there, and rows, tile, scratch and activations are as large as their types say.
+            let n = unsafe {
+                if done == 0 {
+                    let tile = (count > self.0.first).then_some(&mut *bytes);
+                    (self.0.unpack)(quant, &w, &rows[..n], groups, (tile, numbers), &mut sums)
+                } else {
+                    (self.0.batch)(quant, (bytes, numbers), &rows[..n], groups, &mut sums);
+                    n
+                }
+            };
+            (0..n).for_each(|c| each(done + c, &sums[c][..outputs]));
+            done += n;
         }
     }
 
