@@ -7,13 +7,11 @@ use std::{
 
 use super::{
     Activations, Cpu,
-    dot::{FEW, Kernels, Lane, MOST_LANES, Panel, Quant, Rounded, Rows, Sums, TILE, padded},
+    dot::{FEW, Kernels, Lane, MOST_LANES, MOST_OUTPUTS, Panel, Quant, Rounded, Rows, Sums, TILE, padded},
     pool::{Grid, Pool, Tile},
 };
 use crate::{Buffer, Error, Matrix, MatrixShape, View, Weight, host::Host};
 
-/// Most outputs of a tile.
-const COLS: usize = 128;
 /// Bytes of packed weights of a tile at most, unless the fewest outputs have more: few enough to stay in the first cache while
 /// some rows of activations meet them.
 const TILE_BYTES: usize = 32 << 10;
@@ -28,7 +26,7 @@ const ROUNDED: usize = 8192;
 pub(super) fn outputs(shape: MatrixShape, count: usize, threads: usize) -> usize {
     let by_bytes = TILE_BYTES / shape.format.row_bytes(shape.cols).max(1);
     let by_share = shape.rows.saturating_mul(count) / (SHARES * threads);
-    by_bytes.min(by_share).clamp(MOST_LANES, COLS) / MOST_LANES * MOST_LANES
+    by_bytes.min(by_share).clamp(MOST_LANES, MOST_OUTPUTS) / MOST_LANES * MOST_LANES
 }
 
 /// Runs [`Op::MatMul`](crate::Op::MatMul).
@@ -129,14 +127,9 @@ impl Product<'_> {
             to.iter_mut().zip(sums).zip(part).for_each(|((to, sum), output)| write(to, *sum, output));
         };
         if count <= FEW {
-            let mut sums = [0.0; FEW * COLS];
-            let sums = &mut sums[..count * outputs.len()];
             let from: [usize; FEW] = std::array::from_fn(|i| place(i.min(count - 1)).0);
-            kernels.decode(matrix, outputs.clone(), (rows, &from[..count]), lane, sums);
-            for (i, sums) in sums.chunks_exact(outputs.len()).enumerate() {
-                add(i, outputs.clone(), sums);
-            }
-            return;
+            let x = (rows, &from[..count]);
+            return kernels.decode(matrix, outputs.clone(), x, lane, |i, sums| add(i, outputs.clone(), sums));
         }
         for first in outputs.clone().step_by(kernels.lanes()) {
             let part = first..outputs.end.min(first + kernels.lanes());

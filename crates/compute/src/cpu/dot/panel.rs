@@ -39,6 +39,9 @@ const WIDE: usize = 1 << 14;
 /// Most rows that are widened at once.
 pub(crate) const MOST_WIDE_ROWS: usize = 32;
 
+/// Most rows of quants that meet few rows of activations in one call.
+pub(crate) const MOST_OUTPUTS: usize = 128;
+
 /// Memory of one worker: for one [`Panel`], and for widened rows.
 #[derive(Default)]
 pub(crate) struct Lane {
@@ -46,6 +49,8 @@ pub(crate) struct Lane {
     numbers: Vec<f32>,
     /// What packed rows meet of [`FEW`] rows of activations, and which those are.
     laid_out: (Vec<u8>, Option<(u64, [usize; FEW])>),
+    /// What packed rows make with those.
+    sums: Vec<f32>,
     /// Room for [`Lane::wide_rows`] rows.
     pub(crate) wide: Vec<f32>,
     /// What latent attention makes of a block of latents.
@@ -70,7 +75,7 @@ impl Lane {
     /// Bytes of memory that a lane for `cols` inputs holds.
     pub(crate) fn memory(cols: usize) -> usize {
         let (bytes, numbers) = Self::size(cols);
-        bytes + FEW * laid_out_bytes(padded(cols)) + (numbers + cols.max(WIDE)) * 4
+        bytes + FEW * laid_out_bytes(padded(cols)) + (numbers + FEW * MOST_OUTPUTS + cols.max(WIDE)) * 4
     }
 
     /// Grows for rows of `cols` inputs.
@@ -79,6 +84,7 @@ impl Lane {
         grow(&mut self.bytes, bytes)?;
         grow(&mut self.numbers, numbers)?;
         grow(&mut self.laid_out.0, FEW * laid_out_bytes(padded(cols)))?;
+        grow(&mut self.sums, FEW * MOST_OUTPUTS)?;
         grow(&mut self.wide, cols.max(WIDE))
     }
 }
@@ -288,17 +294,18 @@ impl Kernels {
         }
     }
 
-    /// Products of rows `part` of a matrix of quants and rows `at` of rounded activations, [`FEW`] of them at most, whose inputs the
-    /// lane has room for; `out` is `(at, part)`.
+    /// Products of rows `part` of a matrix of quants, [`MOST_OUTPUTS`] at most, and rows `at` of rounded activations, [`FEW`] of them
+    /// at most, whose inputs the lane has room for. `each` gets them row by row.
     pub(crate) fn decode(
         self,
         matrix: &Matrix<'_>,
         part: Range<usize>,
         (x, at): (&Rounded<'_>, &[usize]),
         lane: &mut Lane,
-        out: &mut [f32],
+        mut each: impl FnMut(usize, &[f32]),
     ) {
-        assert!((1..=FEW).contains(&at.len()) && out.len() == at.len() * part.len());
+        let outputs = part.len();
+        assert!((1..=FEW).contains(&at.len()) && (1..=MOST_OUTPUTS).contains(&outputs));
         let (w, quant, groups) = quant_rows(matrix, part);
         assert_eq!((x.cols, x.of), (groups.cols, (quant, groups.group)));
         let (scratch, stride) = (&mut lane.numbers[..], laid_out_bytes(padded(groups.cols)));
@@ -314,9 +321,10 @@ impl Kernels {
         for ((row, blocks), at) in rows.iter_mut().zip(room.chunks_exact(stride)).zip(at) {
             (row.blocks, row.sums) = (blocks, x.row(*at).sums);
         }
-        let rows = &rows[..at.len()];
+        let (rows, sums) = (&rows[..at.len()], &mut lane.sums[..at.len() * outputs]);
         // SAFETY: the table's set is there, and rows, activations and scratch are as large as their types say.
-        unsafe { (self.0.decode)(quant, &w, rows, groups, scratch, out) }
+        unsafe { (self.0.decode)(quant, &w, rows, groups, scratch, sums) }
+        sums.chunks_exact(outputs).enumerate().for_each(|(i, sums)| each(i, sums));
     }
 
     /// Widens a row of a matrix as its format says; the scratch has room for its scales and biases.
