@@ -92,19 +92,25 @@ impl Costs {
         self.head + self.layers.iter().map(|l| l.dense + l.shared).sum::<u64>()
     }
 
-    /// The time of a token at `position` whose layers miss so many experts.
-    pub(crate) fn token(&self, limits: Limits, position: usize, missed: impl Fn(usize) -> u64) -> Least {
-        self.sum(limits, position, |layer, of_layer| of_layer(missed(layer)))
+    /// The time of a step with a token at each of some positions, in sessions of their own, of whose layers `experts` tells how many
+    /// experts they need, each counted once, and how many of these they miss.
+    pub(crate) fn step(
+        &self,
+        limits: Limits,
+        positions: &[usize],
+        experts: impl Fn(usize) -> [u64; 2],
+    ) -> Least {
+        self.sum(limits, positions, |layer, of_layer| of_layer(experts(layer)))
     }
 
     /// The time of a token at `position` on average, where each expert is in memory with probability `hit(layer)`, whatever
     /// the others are.
     pub(crate) fn expected(&self, limits: Limits, position: usize, hit: impl Fn(usize) -> f64) -> Least {
-        self.sum(limits, position, |layer, of_layer| {
+        self.sum(limits, &[position], |layer, of_layer| {
             let (n, miss) = (self.layers[layer].top_k, 1.0 - hit(layer).clamp(0.0, 1.0));
             let mut all = Least::default();
             for (missed, probability) in binomial(n, miss).into_iter().enumerate() {
-                let Least { compute, read, streamed } = of_layer(missed as u64);
+                let Least { compute, read, streamed } = of_layer([n as u64, missed as u64]);
                 all.add(Least {
                     compute: compute * probability,
                     read: read * probability,
@@ -115,21 +121,21 @@ impl Costs {
         })
     }
 
-    /// Head and all layers; `each` is told a layer and how long it takes with so many misses.
+    /// Head and all layers; `each` is told a layer and how long it takes with so many experts and misses.
     fn sum(
         &self,
         limits: Limits,
-        position: usize,
-        each: impl Fn(usize, &dyn Fn(u64) -> Least) -> Least,
+        positions: &[usize],
+        each: impl Fn(usize, &dyn Fn([u64; 2]) -> Least) -> Least,
     ) -> Least {
         let head = self.head as f64 / limits.memory;
         let mut all = Least { compute: head, read: 0.0, streamed: head };
         for (i, layer) in self.layers.iter().enumerate() {
-            let first = (layer.dense + layer.state.bytes(position)) as f64 / limits.memory;
-            all.add(each(i, &|missed| {
-                let missed = missed.min(layer.top_k as u64);
-                let experts = (layer.shared + layer.top_k as u64 * layer.expert) as f64 / limits.memory;
-                let read = (missed * layer.expert) as f64 / limits.disk;
+            let states = positions.iter().map(|position| layer.state.bytes(*position)).sum::<u64>();
+            let first = (layer.dense + states) as f64 / limits.memory;
+            all.add(each(i, &|[needed, missed]| {
+                let experts = (layer.shared + needed * layer.expert) as f64 / limits.memory;
+                let read = (missed.min(needed) * layer.expert) as f64 / limits.disk;
                 Least { compute: first + experts, read, streamed: first + experts.max(read) }
             }));
         }
@@ -194,11 +200,11 @@ mod tests {
     #[test]
     fn a_token_takes_its_layers_one_after_another() {
         // 2 + 2 * (1.1 + 0.2 + 0.8), no reads.
-        close(costs().token(LIMITS, 0, |_| 0), [6.2, 0.0, 6.2]);
+        close(costs().step(LIMITS, &[0], |_| [4, 0]), [6.2, 0.0, 6.2]);
         // The second layer misses one: 2 seconds of reading hide 0.2 + 0.8 of computing.
-        close(costs().token(LIMITS, 0, |layer| layer as u64), [6.2, 2.0, 2.0 + 2.1 + 1.1 + 2.0]);
+        close(costs().step(LIMITS, &[0], |layer| [4, layer as u64]), [6.2, 2.0, 2.0 + 2.1 + 1.1 + 2.0]);
         // The sum of the larger is not the larger sum.
-        let all_missed = costs().token(LIMITS, 0, |_| 9);
+        let all_missed = costs().step(LIMITS, &[0], |_| [4, 9]);
         close(all_missed, [6.2, 16.0, 2.0 + 2.2 + 16.0]);
         assert_eq!(all_missed.ideal(), 16.0);
         assert_eq!((costs().bytes(), costs().dense()), (200 + 2 * 200, 200 + 2 * 120));
@@ -206,9 +212,18 @@ mod tests {
 
     #[test]
     fn a_longer_context_costs_its_state_up_to_the_window() {
-        let compute = |position| costs().token(LIMITS, position, |_| 0).compute;
+        let compute = |position| costs().step(LIMITS, &[position], |_| [4, 0]).compute;
         assert!((compute(4) - compute(0) - 0.2).abs() < 1e-9);
         assert!((compute(1 << 20) - compute(0) - 0.5).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_step_reads_weights_once_and_the_state_of_each_session() {
+        // 2 + 2 * (1.0 + 0.2 + 7 * 0.2), and states of 10, 10, 10 and 20 bytes.
+        close(costs().step(LIMITS, &[0, 2], |_| [7, 0]), [7.7, 0.0, 7.7]);
+        // The second layer reads two of its seven: 4 seconds hide 1.6.
+        let missed = costs().step(LIMITS, &[0, 2], |layer| [7, 2 * layer as u64]);
+        close(missed, [7.7, 4.0, 7.7 + 4.0 - 1.6]);
     }
 
     #[test]
@@ -216,7 +231,7 @@ mod tests {
         assert_eq!(binomial(0, 0.3), [1.0]);
         assert_eq!(binomial(2, 0.5), [0.25, 0.5, 0.25]);
         for (hit, missed) in [(1.0, 0), (0.0, 4)] {
-            assert_eq!(costs().expected(LIMITS, 0, |_| hit), costs().token(LIMITS, 0, |_| missed));
+            assert_eq!(costs().expected(LIMITS, 0, |_| hit), costs().step(LIMITS, &[0], |_| [4, missed]));
         }
         // With probability 1/16 nothing is missed, and 0.2 + 0.8 of computing are not hidden by 0 of reading.
         let half = costs().expected(LIMITS, 0, |_| 0.5);

@@ -55,9 +55,9 @@ pub(crate) struct BenchArgs {
     /// tokens per second are those of all sessions, and what is needed, hit and read is that of a step, of which each expert
     /// counts once for all. All numbers of sessions are measured within one memory plan, that of most.
     ///
-    /// If 1 is among them, the others are compared with it, and have a roof. A step needs the dense weights once and, of each
-    /// layer, the experts that any of its sessions chose once. The roof is the speed if a step took these bytes at the rate at
-    /// which one session gets through its own: bytes of its step, times its steps per second, waits for the disk included.
+    /// A step's roof is made like that of a token: it needs the dense weights once, the state of each session, and of each layer
+    /// the experts that any of its sessions chose once. If 1 is among them, the others are compared with it; an adapter's roof is
+    /// then the speed if a step took its bytes at the rate at which one session gets through its own.
     #[arg(long, value_name = "N,...", value_delimiter = ',', conflicts_with_all = ["plot", "profile"])]
     pub(crate) sessions: Vec<NonZeroUsize>,
     /// Instead of one budget, these, such as 4GiB,8GiB: each in a process of its own

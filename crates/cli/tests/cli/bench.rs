@@ -123,7 +123,12 @@ fn sessions_decode_together() {
         let roof = number(at, "/together/against_one/roof_tokens_per_second");
         let share = number(at, "/together/against_one/roof_share");
         assert!((share * roof / speed - 1.0).abs() < 1e-6, "{at}");
+        let reached = number(at, "/decode/roof/share") * number(at, "/decode/roof/tokens_per_second");
+        assert!((reached / speed - 1.0).abs() < 1e-6, "{at}");
     }
+    // A token of several sessions has its part of the weights only.
+    let floor = |i: usize| number(&contexts[i], "/decode/roof/compute_ms");
+    assert!(floor(2) < floor(1) && floor(1) < floor(0), "{measured}");
     let bytes = |i: usize| number(&contexts[i], "/together/bytes_per_step");
     let experts = |i: usize| number(&contexts[i], "/together/experts_per_layer");
     let of_expert = (bytes(2) - bytes(0)) / (experts(2) - experts(0));

@@ -66,7 +66,7 @@ pub(super) fn repeat(
     progress: &mut dyn FnMut(f64),
 ) -> anyhow::Result<Repeat> {
     if let Some(sessions) = feed.sessions {
-        return together(sessions, feed, engine, progress);
+        return together(sessions, feed, engine, roof, progress);
     }
     let vocab = engine.blueprint().vocab;
     let (prompt, answer) = feed.tokens(vocab);
@@ -97,7 +97,13 @@ impl Feed {
 }
 
 /// Steps of `n` sessions that have a prompt each: a token of each.
-fn together(n: usize, feed: Feed, engine: &Engine, progress: &mut dyn FnMut(f64)) -> anyhow::Result<Repeat> {
+fn together(
+    n: usize,
+    feed: Feed,
+    engine: &Engine,
+    roof: Roof<'_>,
+    progress: &mut dyn FnMut(f64),
+) -> anyhow::Result<Repeat> {
     let armed = interrupt::arm();
     let vocab = engine.blueprint().vocab;
     let mut sampler = Sampler::new(Sampling::greedy(), vocab)?;
@@ -117,7 +123,9 @@ fn together(n: usize, feed: Feed, engine: &Engine, progress: &mut dyn FnMut(f64)
     }
     let reads = engine.read_counters();
     let (mut stats, mut seconds) = (Stats::default(), Vec::with_capacity(feed.answer));
+    let mut floor = Floor::new(engine, roof);
     for step in 0..feed.answer {
+        let positions: Vec<usize> = sessions.iter().map(|session| session.tokens().len()).collect();
         let turns = sessions.iter_mut().zip(&answers);
         let mut turns: Vec<Turn<'_>> = turns
             .map(|(session, answer)| Turn { session, tokens: &answer[step..=step], logits: true })
@@ -130,9 +138,11 @@ fn together(n: usize, feed: Feed, engine: &Engine, progress: &mut dyn FnMut(f64)
             sampler.sample(session.logits())?;
         }
         seconds.push(since.elapsed().as_secs_f64());
+        floor.add(&positions);
     }
+    let least = floor.least();
     let decode = Measured::of(stats, [reads, engine.read_counters()], &seconds);
-    let decode = decode.map(|decode| Measured { token_seconds: seconds, ..decode });
+    let decode = decode.map(|decode| Measured { token_seconds: seconds, least, ..decode });
     Ok(Repeat { context: feed.prompt, sessions: Some(n), prefill: None, decode })
 }
 
@@ -148,8 +158,7 @@ impl Run<'_> {
     fn stretch(&mut self, steps: &[&[u32]], roof: Roof<'_>) -> anyhow::Result<Option<Measured>> {
         let armed = interrupt::arm();
         let before = (self.session.stats(), self.engine.read_counters());
-        let mut layers = self.engine.layer_stats();
-        let (mut seconds, mut least) = (Vec::with_capacity(steps.len()), Least::default());
+        let (mut seconds, mut floor) = (Vec::with_capacity(steps.len()), Floor::new(self.engine, roof));
         for step in steps {
             let position = self.session.tokens().len();
             let mut within =
@@ -160,17 +169,13 @@ impl Run<'_> {
             // What users wait for: the choice of the next token is part of it, whichever is fed next.
             self.session.next(step, &mut self.sampler, &mut watch)?;
             seconds.push(since.elapsed().as_secs_f64());
-            if let Some((costs, limits)) = roof {
-                let after = self.engine.layer_stats();
-                least.add(costs.token(limits, position, |i| missed(layers[i], after[i])));
-                layers = after;
-            }
+            floor.add(&[position]);
         }
         let stats = self.session.stats().since(&before.0);
         let measured = Measured::of(stats, [before.1, self.engine.read_counters()], &seconds);
         Ok(measured.map(|measured| Measured {
             token_seconds: if steps.iter().all(|s| s.len() == 1) { seconds } else { Vec::new() },
-            least: roof.map(|_| least),
+            least: floor.least(),
             ..measured
         }))
     }
@@ -196,8 +201,33 @@ impl Measured {
     }
 }
 
-fn missed(before: LayerStats, after: LayerStats) -> u64 {
-    (after.needed - before.needed) - (after.hit - before.hit)
+/// Adds up what steps take at least, from what their layers needed and had.
+struct Floor<'a> {
+    engine: &'a Engine,
+    roof: Roof<'a>,
+    layers: Vec<LayerStats>,
+    least: Least,
+}
+
+impl<'a> Floor<'a> {
+    fn new(engine: &'a Engine, roof: Roof<'a>) -> Self {
+        Self { engine, roof, layers: engine.layer_stats(), least: Least::default() }
+    }
+
+    /// A step that has just been made, with a token at each of these positions.
+    fn add(&mut self, positions: &[usize]) {
+        let Some((costs, limits)) = self.roof else { return };
+        let before = std::mem::replace(&mut self.layers, self.engine.layer_stats());
+        self.least.add(costs.step(limits, positions, |i| {
+            let needed = self.layers[i].needed - before[i].needed;
+            [needed, needed - (self.layers[i].hit - before[i].hit)]
+        }));
+    }
+
+    /// `None` where it is not known what steps cost.
+    fn least(&self) -> Option<Least> {
+        self.roof.map(|_| self.least)
+    }
 }
 
 /// SplitMix64: the same numbers everywhere.

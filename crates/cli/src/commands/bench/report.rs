@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::{
     measure::Repeat,
-    summary::{AgainstOne, AtContext, Summary},
+    summary::{AtContext, Summary},
 };
 use crate::{load, out::Table, units};
 
@@ -182,17 +182,19 @@ impl Report<'_> {
         ]);
         for at in &self.contexts {
             let (Some(together), Some(decode)) = (at.together, &at.decode) else { continue };
-            let against =
-                |shown: &dyn Fn(AgainstOne) -> String| together.against_one.map_or_else(|| "-".into(), shown);
+            let times = together.against_one.map(|a| a.times);
+            let roof = decode.roof.map(|r| (r.tokens_per_second, r.share));
+            let roof = roof.or(together.against_one.map(|a| (a.roof_tokens_per_second, a.roof_share)));
+            let or_none = |shown: Option<String>| shown.unwrap_or_else(|| "-".into());
             table.row([
                 together.sessions.to_string(),
                 at.context.to_string(),
                 decode.token_ms.map_or_else(|| "-".into(), |t| format!("{:.2} ms", t.median)),
                 format!("{:.1}", together.experts_per_layer),
                 units::disk(together.bytes_per_step),
-                against(&|a| format!("{:.2}", a.times)),
-                against(&|a| units::bare_rate(a.roof_tokens_per_second)),
-                against(&|a| units::percent(a.roof_share)),
+                or_none(times.map(|times| format!("{times:.2}"))),
+                or_none(roof.map(|(roof, _)| units::bare_rate(roof))),
+                or_none(roof.map(|(_, share)| units::percent(share))),
             ]);
         }
         table
