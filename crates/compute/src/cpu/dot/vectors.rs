@@ -1,7 +1,7 @@
 //! The algorithms on vectors of f32: attention, the delta rule, convolution, and functions of single numbers, which
 //! the compiler turns into vectors.
 
-use super::algorithm::{Element, F32, Simd, add_products, numbers};
+use super::algorithm::{Element, MOST_LANES, Simd, add_products, reduce};
 use crate::Scalar;
 
 #[inline(always)]
@@ -367,7 +367,8 @@ pub(crate) struct Delta {
     pub(crate) beta: f32,
 }
 
-/// One row of the gated delta rule on some rows of a head's state, one per number of `v` and `y`.
+/// One row of the gated delta rule on some rows of a head's state, one per number of `v` and `y`:
+/// `d = beta (v - (decay S) k)`, `S = decay S + d k`, `y = S q`. The state is read twice and written once.
 ///
 /// # Safety
 /// `state` has `v.len()` rows as long as `k` and `q`, `y` is as long as `v`.
@@ -380,19 +381,64 @@ pub(super) unsafe fn delta<S: Simd>(
     y: &mut [f32],
     d: Delta,
 ) {
-    let width = k.len();
-    for ((state, v), y) in state.chunks_exact_mut(width).zip(v).zip(y) {
-        for s in state.iter_mut() {
-            *s *= d.decay;
-        }
-        // SAFETY: state, k and q have `width` numbers.
+    /// Of `R` rows.
+    #[inline(always)]
+    unsafe fn part<S: Simd, const R: usize>(
+        state: &mut [f32],
+        [k, q]: [&[f32]; 2],
+        (v, y): (&[f32], &mut [f32]),
+        d: Delta,
+    ) {
+        let width = k.len();
+        let vectors = || (0..width).step_by(S::LANES).map(|i| (i, S::LANES.min(width - i)));
+        // SAFETY: the caller's: the state has `R` rows of `width` numbers, as many as `k` and `q` have.
         unsafe {
-            let row = state.as_ptr().cast::<u8>();
-            let [[recalled]] = numbers::<S, F32, 1, 1, false>([row], [k.as_ptr()], width);
-            axpy::<S>(state, d.beta * (v - recalled * d.k_scale) * d.k_scale, k);
-            let row = state.as_ptr().cast::<u8>();
-            let [[out]] = numbers::<S, F32, 1, 1, false>([row], [q.as_ptr()], width);
-            *y = out * d.q_scale;
+            let decay = S::splat(d.decay);
+            let (mut recalled, mut asked) = ([[S::zero(); 1]; R], [[S::zero(); 1]; R]);
+            for (i, n) in vectors() {
+                let k = S::load_first(k.as_ptr().add(i), n);
+                for (r, [recalled]) in recalled.iter_mut().enumerate() {
+                    let s = S::mul(S::load_first(state.as_ptr().add(r * width + i), n), decay);
+                    *recalled = S::fma(s, k, *recalled);
+                }
+            }
+            let recalled = reduce::<S, R, 1>(&recalled);
+            let mut add = [S::zero(); R];
+            for r in 0..R {
+                add[r] = S::splat(d.beta * (v[r] - recalled[r][0] * d.k_scale) * d.k_scale);
+            }
+            for (i, n) in vectors() {
+                let k = S::load_first(k.as_ptr().add(i), n);
+                let q = S::load_first(q.as_ptr().add(i), n);
+                for r in 0..R {
+                    let at = state.as_mut_ptr().add(r * width + i);
+                    let s = S::fma(add[r], k, S::mul(S::load_first(at, n), decay));
+                    asked[r][0] = S::fma(s, q, asked[r][0]);
+                    if n == S::LANES {
+                        S::store(at, s);
+                    } else {
+                        let mut rest = [0.0; MOST_LANES];
+                        S::store(rest.as_mut_ptr(), s);
+                        std::ptr::copy_nonoverlapping(rest.as_ptr(), at, n);
+                    }
+                }
+            }
+            let asked = reduce::<S, R, 1>(&asked);
+            for r in 0..R {
+                y[r] = asked[r][0] * d.q_scale;
+            }
+        }
+    }
+    let (width, fours) = (k.len(), v.len() / 4 * 4);
+    // SAFETY: the caller's.
+    unsafe {
+        for i in (0..fours).step_by(4) {
+            let state = &mut state[i * width..(i + 4) * width];
+            part::<S, 4>(state, [k, q], (&v[i..i + 4], &mut y[i..i + 4]), d);
+        }
+        for i in fours..v.len() {
+            let state = &mut state[i * width..(i + 1) * width];
+            part::<S, 1>(state, [k, q], (&v[i..=i], &mut y[i..=i]), d);
         }
     }
 }
