@@ -1,7 +1,7 @@
 //! Ops with states.
 
 use moeflux_compute::{
-    Format, HeadMatrix, HeadRows, MatrixShape, Op, RopePairs, ScratchShape, Span, State, StateShape,
+    Device, Format, HeadMatrix, HeadRows, MatrixShape, Op, RopePairs, ScratchShape, Span, State, StateShape,
 };
 
 use super::lab::{Lab, Work};
@@ -184,10 +184,13 @@ pub(super) fn delta_net(lab: &mut Lab, rows: usize) -> anyhow::Result<()> {
         walks: true,
         weights: None,
     };
-    lab.time(work, out, &mut |device, i| {
+    let run = |device: &mut dyn Device, i: usize| {
         let spans = &[Span { state: states[i % states.len()], position: 0, rows }];
         Ok(device.run(&Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, spans, out })?)
-    })
+    };
+    // The system hands out memory for a state when it is written for the first time.
+    (0..states.len()).try_for_each(|i| run(&mut *lab.device, i))?;
+    lab.time(work, out, &mut |device, i| run(device, i))
 }
 
 /// The convolution before it.
