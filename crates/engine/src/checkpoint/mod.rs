@@ -2,6 +2,7 @@
 
 mod embedded;
 mod folders;
+pub(crate) mod frame;
 mod identity;
 pub(crate) mod packed;
 mod quantization;

@@ -12,7 +12,7 @@ use std::{
     time::SystemTime,
 };
 
-use super::{Expectation, Snapshot, header::MAGIC, temporary::remove_stale};
+use super::{Expectation, Snapshot, header::FRAME, temporary::remove_stale};
 use crate::{Error, checkpoint::digest};
 
 /// What snapshots in a folder end in.
@@ -92,9 +92,9 @@ impl SnapshotFolder {
         remove_stale(&self.path, |target| target.ends_with(suffix.as_bytes()));
         let told = |path: PathBuf| {
             let meta = fs::metadata(&path).ok()?;
-            let mut magic = [0; MAGIC.len()];
+            let mut magic = [0; FRAME.magic.len()];
             File::open(&path).and_then(|mut file| file.read_exact(&mut magic)).ok()?;
-            (magic == MAGIC).then_some((meta.modified().ok()?, path, meta.len()))
+            (magic == FRAME.magic).then_some((meta.modified().ok()?, path, meta.len()))
         };
         let mut all: Vec<_> = self.snapshots().filter_map(told).collect();
         all.sort();

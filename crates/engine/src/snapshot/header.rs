@@ -5,21 +5,14 @@ use serde::{Deserialize, Serialize};
 use crate::{
     Error, ModelId, SnapshotProblem,
     checkpoint::{
-        Source, digest,
+        Source,
+        frame::{Frame, Unframed},
         packed::{ALIGN, Digests},
     },
 };
 
-pub(super) const MAGIC: [u8; 8] = *b"MOEFLUXS";
-/// The version that is written, and the last one that is read.
-pub(super) const VERSION: u32 = 1;
-/// Bytes before the header.
-pub(super) const PREFIX: u64 = 32;
-/// Bytes of the prefix that its digest is of.
-const SIGNED: usize = 24;
-
-/// Headers beyond this are refused; thousands of layers have less.
-const MAX_HEADER: u64 = 16 << 20;
+/// Headers beyond 16 MiB are refused; thousands of layers have less.
+pub(super) const FRAME: Frame = Frame { magic: *b"MOEFLUXS", version: 1, most: 16 << 20 };
 /// Most tokens, most experts that are hot, and most entries of a vocabulary: what is read into memory at once stays
 /// small, even of a file that is huge and empty.
 const MAX_COUNT: u64 = 1 << 26;
@@ -107,19 +100,9 @@ fn damaged(what: impl Into<String>) -> SnapshotProblem {
 impl Header {
     /// The start of the file, up to where the sections begin. Its length does not depend on the digests.
     pub(super) fn encode(&self) -> Result<Vec<u8>, Error> {
-        let json = serde_json::to_vec(self).map_err(|e| {
+        FRAME.encode(self).map_err(|e| {
             Error::Input(format!("the header of a saved session cannot be written: {e}; please report this"))
-        })?;
-        let mut all = Vec::with_capacity(PREFIX as usize + json.len() + ALIGN as usize);
-        all.extend(MAGIC);
-        all.extend(VERSION.to_le_bytes());
-        all.extend((ALIGN as u32).to_le_bytes());
-        all.extend((json.len() as u64).to_le_bytes());
-        let signed = digest(&[&all, &json[..]].concat());
-        all.extend(signed.to_le_bytes());
-        all.extend(json);
-        all.resize(aligned(all.len() as u64) as usize, 0);
-        Ok(all)
+        })
     }
 
     /// Reads the header and says where the sections lie, all of them inside of the file, which ends with the last one.
@@ -129,49 +112,24 @@ impl Header {
     pub(super) fn read(source: &Source) -> Result<(Self, Vec<Section>), Error> {
         let path = source.path();
         let bad = |problem| Err(Error::snapshot(path, problem));
-        let read = |buf: &mut [u8], at| {
-            source
-                .read_exact_at(buf, at)
-                .map_err(Error::file(path, "cannot read the header of the saved session"))
-        };
-        let len = source.len();
-        let mut prefix = [0; PREFIX as usize];
-        let there = len.min(PREFIX) as usize;
-        read(&mut prefix[..there], 0)?;
-        if there < MAGIC.len() || prefix[..8] != MAGIC {
-            return bad(SnapshotProblem::NotASnapshot);
-        }
-        if there < prefix.len() {
-            return bad(SnapshotProblem::Truncated);
-        }
-        let number = |at: usize, bytes: usize| {
-            prefix[at..at + bytes].iter().rev().fold(0u64, |n, byte| n << 8 | u64::from(*byte))
-        };
-        let (version, align, json_len) = (number(8, 4) as u32, number(12, 4), number(16, 8));
-        if version > VERSION {
-            return bad(SnapshotProblem::FutureVersion { found: version, known: VERSION });
-        }
-        if version != VERSION || align != ALIGN || json_len > MAX_HEADER {
-            return bad(damaged("its first bytes"));
-        }
-        if json_len > len - PREFIX {
-            return bad(SnapshotProblem::Truncated);
-        }
-        let mut signed = vec![0; SIGNED + json_len as usize];
-        let (head, json) = signed.split_at_mut(SIGNED);
-        head.copy_from_slice(&prefix[..SIGNED]);
-        read(json, PREFIX)?;
-        if digest(&signed) != number(SIGNED, 8) {
-            return bad(damaged("its header"));
-        }
-        let header: Self = match serde_json::from_slice(&signed[SIGNED..]) {
-            Ok(header) => header,
-            Err(e) => return bad(damaged(format!("its header: {e}"))),
+        let unreadable = Error::file(path, "cannot read the header of the saved session");
+        let (len, known) = (source.len(), FRAME.version);
+        let (header, end) = match FRAME.read::<Self>(source) {
+            Ok(read) => read,
+            Err(Unframed::Unreadable(e)) => return Err(unreadable(e)),
+            Err(Unframed::Foreign) => return bad(SnapshotProblem::NotASnapshot),
+            Err(Unframed::Version(found)) if found > known => {
+                return bad(SnapshotProblem::FutureVersion { found, known });
+            }
+            Err(Unframed::Version(_) | Unframed::Claims { .. }) => return bad(damaged("its first bytes")),
+            Err(Unframed::Short) => return bad(SnapshotProblem::Truncated),
+            Err(Unframed::Damaged) => return bad(damaged("its header")),
+            Err(Unframed::Header(e)) => return bad(damaged(format!("its header: {e}"))),
         };
         if let Err(what) = header.check() {
             return bad(damaged(format!("its header: {what}")));
         }
-        let Some(sections) = header.sections(aligned(PREFIX + json_len)) else {
+        let Some(sections) = header.sections(aligned(end)) else {
             return bad(damaged("its header: it asks for more bytes than can be counted"));
         };
         match sections.last().map_or(0, Section::end) {
@@ -179,8 +137,8 @@ impl Header {
             end if end < len => return bad(damaged("bytes behind its end")),
             _ => {}
         }
-        let mut padding = vec![0; (sections[0].offset - PREFIX - json_len) as usize];
-        read(&mut padding, PREFIX + json_len)?;
+        let mut padding = vec![0; (sections[0].offset - end) as usize];
+        source.read_exact_at(&mut padding, end).map_err(unreadable)?;
         if padding.iter().any(|byte| *byte != 0) {
             return bad(damaged("what fills up its header"));
         }

@@ -12,8 +12,11 @@ use std::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::{header::PREFIX, *};
-use crate::disk::{Target, write_all_at};
+use super::*;
+use crate::{
+    checkpoint::frame::Frame,
+    disk::{Target, write_all_at},
+};
 
 const ALIGN: usize = 4096;
 
@@ -286,7 +289,7 @@ fn a_file_of_another_length_is_no_snapshot() {
 /// The file with another header, rightly signed, and the sections behind it.
 fn with_header(file: &[u8], json: &[u8]) -> Vec<u8> {
     let old = u64::from_le_bytes(file[16..24].try_into().unwrap()) as usize;
-    let sections = &file[(PREFIX as usize + old).next_multiple_of(ALIGN)..];
+    let sections = &file[(Frame::PREFIX as usize + old).next_multiple_of(ALIGN)..];
     let mut all = file[..16].to_vec();
     all.extend((json.len() as u64).to_le_bytes());
     let signed = digest(&[&all, json].concat());

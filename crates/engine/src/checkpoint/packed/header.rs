@@ -3,7 +3,11 @@
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use twox_hash::XxHash3_64;
 
-use super::super::{MAX_JSON, Source, TEXTS, safetensors};
+use super::super::{
+    MAX_JSON, Source, TEXTS,
+    frame::{Frame, Unframed},
+    safetensors,
+};
 use crate::Error;
 
 /// The file of experts.
@@ -18,12 +22,7 @@ pub(crate) const ALIGN: u64 = 4096;
 /// Bytes of the file of dense tensors that have a digest of their own.
 pub(crate) const PIECE: u64 = 4 << 20;
 
-const MAGIC: [u8; 8] = *b"MOEFLUXE";
-const VERSION: u32 = 1;
-/// Bytes before the header.
-const PREFIX: u64 = 32;
-/// Bytes of the prefix that its digest is of.
-const SIGNED: usize = 24;
+const FRAME: Frame = Frame { magic: *b"MOEFLUXE", version: 1, most: MAX_JSON };
 
 /// XXH3, 64 bits.
 pub(crate) fn digest(bytes: &[u8]) -> u64 {
@@ -161,19 +160,9 @@ impl PackedLayer {
 impl Header {
     /// The start of the file, up to where the records begin.
     pub(crate) fn encode(&self) -> Result<Vec<u8>, Error> {
-        let json = serde_json::to_vec(self).map_err(|e| {
+        FRAME.encode(self).map_err(|e| {
             Error::Input(format!("the header of {EXPERTS} cannot be written: {e}; please report this"))
-        })?;
-        let mut all = Vec::with_capacity(PREFIX as usize + json.len() + ALIGN as usize);
-        all.extend(MAGIC);
-        all.extend(VERSION.to_le_bytes());
-        all.extend((ALIGN as u32).to_le_bytes());
-        all.extend((json.len() as u64).to_le_bytes());
-        let signed = digest(&[&all, &json[..]].concat());
-        all.extend(signed.to_le_bytes());
-        all.extend(json);
-        all.resize(all.len().next_multiple_of(ALIGN as usize), 0);
-        Ok(all)
+        })
     }
 
     /// Reads the header, and where the records begin, and checks that they end where the file does.
@@ -188,43 +177,22 @@ impl Header {
                 "{problem}; pack the model again, or copy the file again from where it is whole"
             ),
         };
-        let read = |buf: &mut [u8], at| {
-            source
-                .read_exact_at(buf, at)
-                .map_err(Error::file(path, "cannot read the header of the packed experts"))
-        };
         let len = source.len();
-        let mut prefix = [0; PREFIX as usize];
-        if len < PREFIX {
-            return Err(bad(format!("{len} bytes are no file of packed experts")));
-        }
-        read(&mut prefix, 0)?;
-        let number = |at: usize, bytes: usize| {
-            prefix[at..at + bytes].iter().rev().fold(0u64, |n, byte| n << 8 | u64::from(*byte))
-        };
-        if prefix[..8] != MAGIC {
-            return Err(bad("this is no file of packed experts".into()));
-        }
-        let (version, align, json_len) = (number(8, 4), number(12, 4), number(16, 8));
-        if version != u64::from(VERSION) {
-            let newer = "or use the version of moeflux that packed it";
-            return Err(bad(format!("it is of version {version}, this program reads {VERSION}: {newer}")));
-        }
-        if align != ALIGN || json_len > MAX_JSON || json_len > len - PREFIX {
-            return Err(bad(format!(
-                "its header claims {json_len} bytes and records at multiples of {align}, in a file of {len}"
-            )));
-        }
-        let mut signed = vec![0; SIGNED + json_len as usize];
-        let (head, json) = signed.split_at_mut(SIGNED);
-        head.copy_from_slice(&prefix[..SIGNED]);
-        read(json, PREFIX)?;
-        if digest(&signed) != number(SIGNED, 8) {
-            return Err(bad("its header is damaged: the digest is another one".into()));
-        }
-        let header: Self = serde_json::from_slice(&signed[SIGNED..])
-            .map_err(|e| bad(format!("its header is not that of packed experts: {e}")))?;
-        let data = (PREFIX + json_len).next_multiple_of(ALIGN);
+        let (header, end) = FRAME.read::<Self>(source).map_err(|e| match e {
+            Unframed::Unreadable(e) => Error::file(path, "cannot read the header of the packed experts")(e),
+            Unframed::Foreign => bad("this is no file of packed experts".into()),
+            Unframed::Version(version) => bad(format!(
+                "it is of version {version}, this program reads {}: or use the version of moeflux that packed it",
+                FRAME.version
+            )),
+            Unframed::Claims { json, align } => bad(format!(
+                "its header claims {json} bytes and records at multiples of {align}, in a file of {len}"
+            )),
+            Unframed::Short => bad(format!("it is cut short: it ends after {len} bytes, before its header does")),
+            Unframed::Damaged => bad("its header is damaged: the digest is another one".into()),
+            Unframed::Header(e) => bad(format!("its header is not that of packed experts: {e}")),
+        })?;
+        let data = end.next_multiple_of(ALIGN);
         header.check(data, len).map_err(bad)?;
         Ok((header, data))
     }
