@@ -56,7 +56,7 @@ struct Table {
         Groups,
         (Option<&mut [u8]>, &mut [f32]),
         &mut [[f32; MOST_LANES]; BATCH],
-    ) -> usize,
+    ),
     batch: unsafe fn(Quant, (&[u8], &[f32]), &[RoundedRow<'_>], Groups, &mut [[f32; MOST_LANES]]),
     widen_quants: unsafe fn(u8, &[u8], (&[f32], &[f32]), usize, &mut [f32]),
     widen: unsafe fn(Scalar, &[u8], &mut [f32]),
@@ -193,14 +193,9 @@ macro_rules! kernels {
             ) {
                 // SAFETY: the caller's.
                 unsafe {
-                    match quant {
-                        Quant::Bits(2) => bits2(w, x, groups, scratch, out),
-                        Quant::Bits(3) => bits3(w, x, groups, scratch, out),
-                        Quant::Bits(4) => bits4(w, x, groups, scratch, out),
-                        Quant::Bits(5) => bits5(w, x, groups, scratch, out),
-                        Quant::Bits(6) => bits6(w, x, groups, scratch, out),
-                        Quant::Bits(_) => bits8(w, x, groups, scratch, out),
-                        Quant::E2M1 => e2m1(w, x, groups, scratch, out),
+                    kernels! {
+                        @of_quant quant (w, x, groups, scratch, out)
+                        bits2 bits3 bits4 bits5 bits6 bits8 e2m1
                     }
                 }
             }
@@ -218,17 +213,12 @@ macro_rules! kernels {
                 groups: Groups,
                 scratch: (Option<&mut [u8]>, &mut [f32]),
                 out: &mut [[f32; MOST_LANES]; BATCH],
-            ) -> usize {
+            ) {
                 // SAFETY: the caller's.
                 unsafe {
-                    match quant {
-                        Quant::Bits(2) => tile2(w, x, groups, scratch, out),
-                        Quant::Bits(3) => tile3(w, x, groups, scratch, out),
-                        Quant::Bits(4) => tile4(w, x, groups, scratch, out),
-                        Quant::Bits(5) => tile5(w, x, groups, scratch, out),
-                        Quant::Bits(6) => tile6(w, x, groups, scratch, out),
-                        Quant::Bits(_) => tile8(w, x, groups, scratch, out),
-                        Quant::E2M1 => tile_e2m1(w, x, groups, scratch, out),
+                    kernels! {
+                        @of_quant quant (w, x, groups, scratch, out)
+                        tile2 tile3 tile4 tile5 tile6 tile8 tile_e2m1
                     }
                 }
             }
@@ -343,6 +333,18 @@ macro_rules! kernels {
     (@all $feature:tt $($name:ident $args:tt $(-> $out:ty)? = $algorithm:expr;)*) => {
         $(kernels! { @one $feature $name $args $(-> $out)? = $algorithm; })*
     };
+    (@of_quant $quant:ident $args:tt
+        $bits2:ident $bits3:ident $bits4:ident $bits5:ident $bits6:ident $bits8:ident $e2m1:ident) => {
+        match $quant {
+            Quant::Bits(2) => $bits2 $args,
+            Quant::Bits(3) => $bits3 $args,
+            Quant::Bits(4) => $bits4 $args,
+            Quant::Bits(5) => $bits5 $args,
+            Quant::Bits(6) => $bits6 $args,
+            Quant::Bits(_) => $bits8 $args,
+            Quant::E2M1 => $e2m1 $args,
+        }
+    };
     (@few $feature:tt $simd:ty; $($name:ident: $packing:ty,)*) => {
         $(kernels! { @few_of $feature $simd; $name $packing })*
     };
@@ -389,24 +391,22 @@ macro_rules! kernels {
         $(kernels! { @unpack_of $feature $simd; $name $packing })*
     };
     (@unpack_of $feature:tt $simd:ty; $name:ident $packing:ty) => {
-        /// The last row of activations stands for those that are not there. Returns how many rows that were.
+        /// Of as many rows as the table says at most; the last one stands for those that are not there.
         unsafe fn $name(
             w: &QuantRows<'_>,
             x: &[RoundedRow<'_>],
             groups: Groups,
             scratch: (Option<&mut [u8]>, &mut [f32]),
             out: &mut [[f32; MOST_LANES]; BATCH],
-        ) -> usize {
+        ) {
             kernels! { @unpack_rows $feature $simd; $packing; four 4, eight 8 }
             let last = x.len() - 1;
             // SAFETY: the caller's.
             unsafe {
                 if TABLE.first >= 8 && x.len() > 4 {
                     eight(w, &std::array::from_fn(|c| x[c.min(last)]), groups, scratch, out);
-                    x.len().min(8)
                 } else {
                     four(w, &std::array::from_fn(|c| x[c.min(last)]), groups, scratch, out);
-                    x.len().min(4)
                 }
             }
         }

@@ -277,18 +277,18 @@ impl Kernels {
         let mut rows = [RoundedRow { q: &[], scales: &[], sums: &[] }; BATCH];
         let mut done = 0;
         while done < count {
-            let n = BATCH.min(count - done);
+            let most = if done == 0 { self.0.first } else { BATCH };
+            let n = most.min(count - done);
             rows[..n].iter_mut().enumerate().for_each(|(i, row)| *row = x.row(at(done + i)));
             // SAFETY: the table's set is there, and rows, tile, scratch and activations are as large as their types say.
-            let n = unsafe {
+            unsafe {
                 if done == 0 {
-                    let tile = (count > self.0.first).then_some(&mut *bytes);
-                    (self.0.unpack)(quant, &w, &rows[..n], groups, (tile, numbers), &mut sums)
+                    let tile = (n < count).then_some(&mut *bytes);
+                    (self.0.unpack)(quant, &w, &rows[..n], groups, (tile, numbers), &mut sums);
                 } else {
                     (self.0.batch)(quant, (bytes, numbers), &rows[..n], groups, &mut sums);
-                    n
                 }
-            };
+            }
             (0..n).for_each(|c| each(done + c, &sums[c][..outputs]));
             done += n;
         }
