@@ -183,8 +183,7 @@ impl Report<'_> {
         for at in &self.contexts {
             let (Some(together), Some(decode)) = (at.together, &at.decode) else { continue };
             let times = together.against_one.map(|a| a.times);
-            let roof = decode.roof.map(|r| (r.tokens_per_second, r.share));
-            let roof = roof.or(together.against_one.map(|a| (a.roof_tokens_per_second, a.roof_share)));
+            let roof = decode.roof_of(at.together);
             let or_none = |shown: Option<String>| shown.unwrap_or_else(|| "-".into());
             table.row([
                 together.sessions.to_string(),

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::{
     compare::{self, Speed},
-    summary::{AgainstOne, AtContext, Summary, Together},
+    summary::{AtContext, Summary, Together},
 };
 use crate::{
     plot::{Chart, Series},
@@ -52,9 +52,7 @@ impl Row {
 
     /// Tokens per second, and what was reached of them.
     pub(super) fn roof(&self) -> Option<(f64, f64)> {
-        let against_one = self.together.and_then(|together| together.against_one);
-        let of_one = |a: AgainstOne| (a.roof_tokens_per_second, a.roof_share);
-        self.summary.roof.map(|r| (r.tokens_per_second, r.share)).or(against_one.map(of_one))
+        self.summary.roof_of(self.together)
     }
 }
 

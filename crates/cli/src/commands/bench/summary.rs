@@ -188,6 +188,12 @@ impl Together {
 }
 
 impl Summary {
+    /// A roof in tokens per second, and what is reached of it: the machine's, or else that which one session gives.
+    pub(super) fn roof_of(&self, together: Option<Together>) -> Option<(f64, f64)> {
+        let of_one = together.and_then(|t| t.against_one).map(|a| (a.roof_tokens_per_second, a.roof_share));
+        self.roof.as_ref().map(|r| (r.tokens_per_second, r.share)).or(of_one)
+    }
+
     /// `None` when nothing was measured.
     fn of(all: &[&Measured], scale: Scale) -> Option<Self> {
         let spread = |of: &dyn Fn(&Measured) -> f64| spread(all.iter().map(|m| of(m)).collect());
