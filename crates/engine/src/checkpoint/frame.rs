@@ -3,11 +3,17 @@
 use std::io;
 
 use serde::{Serialize, de::DeserializeOwned};
+use twox_hash::XxHash3_64;
 
-use super::{
-    Source,
-    packed::{ALIGN, digest},
-};
+use super::Source;
+
+/// What follows a header begins at multiples of it, and so does each part of that.
+pub(crate) const ALIGN: u64 = 4096;
+
+/// XXH3, 64 bits.
+pub(crate) fn digest(bytes: &[u8]) -> u64 {
+    XxHash3_64::oneshot(bytes)
+}
 
 /// A kind of file.
 pub(crate) struct Frame {

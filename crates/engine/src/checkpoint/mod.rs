@@ -18,10 +18,10 @@ use std::{
 
 pub use embedded::unpack_embedded;
 use folders::Folders;
+pub(crate) use frame::digest;
 pub use identity::ModelId;
 use moeflux_compute::{Bytes, Format, MatrixShape, Scalar};
 use packed::Packed;
-pub(crate) use packed::digest;
 pub(crate) use quantization::Quantization;
 pub(crate) use safetensors::TensorInfo;
 pub(crate) use source::{Source, read_at};

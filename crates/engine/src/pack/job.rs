@@ -9,10 +9,11 @@ use crate::{
     Error,
     blueprint::Blueprint,
     checkpoint::{
-        Checkpoint, Segment, TEXTS,
+        Checkpoint, Segment, TEXTS, digest,
+        frame::ALIGN,
         packed::{
-            ALIGN, DENSE, DenseFile, Digests, ExpertTensor, Header, Origin, PIECE, PackedLayer, Piece, Place,
-            SmallFile, digest, matrices, order,
+            DENSE, DenseFile, Digests, ExpertTensor, Header, Origin, PIECE, PackedLayer, Piece, Place,
+            SmallFile, matrices, order,
         },
     },
     experts::ExpertSource,

@@ -10,7 +10,7 @@ use std::{
 
 use crate::{
     Error,
-    checkpoint::packed::{Place, digest},
+    checkpoint::{digest, packed::Place},
     experts::READER_STACK,
 };
 

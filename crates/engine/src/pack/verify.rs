@@ -12,8 +12,8 @@ use super::{
 use crate::{
     Error,
     checkpoint::{
-        Checkpoint, Source,
-        packed::{DENSE, Digests, EXPERTS, Header, Piece, digest},
+        Checkpoint, Source, digest,
+        packed::{DENSE, Digests, EXPERTS, Header, Piece},
     },
 };
 

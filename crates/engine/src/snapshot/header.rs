@@ -6,8 +6,8 @@ use crate::{
     Error, ModelId, SnapshotProblem,
     checkpoint::{
         Source,
-        frame::{Frame, Unframed},
-        packed::{ALIGN, Digests},
+        frame::{ALIGN, Frame, Unframed},
+        packed::Digests,
     },
 };
 

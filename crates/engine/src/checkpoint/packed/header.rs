@@ -1,11 +1,10 @@
 //! The header of a file of packed experts: writing it, reading it, and believing none of it unchecked.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
-use twox_hash::XxHash3_64;
 
 use super::super::{
     MAX_JSON, Source, TEXTS,
-    frame::{Frame, Unframed},
+    frame::{ALIGN, Frame, Unframed},
     safetensors,
 };
 use crate::Error;
@@ -17,17 +16,10 @@ pub(crate) const DENSE: &str = "model.safetensors";
 /// The digests of what is written, while it is.
 pub(crate) const JOURNAL: &str = "pack.partial";
 
-/// Records begin at multiples of it.
-pub(crate) const ALIGN: u64 = 4096;
 /// Bytes of the file of dense tensors that have a digest of their own.
 pub(crate) const PIECE: u64 = 4 << 20;
 
 const FRAME: Frame = Frame { magic: *b"MOEFLUXE", version: 1, most: MAX_JSON };
-
-/// XXH3, 64 bits.
-pub(crate) fn digest(bytes: &[u8]) -> u64 {
-    XxHash3_64::oneshot(bytes)
-}
 
 /// What the file says of itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

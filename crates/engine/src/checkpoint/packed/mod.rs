@@ -30,12 +30,12 @@ mod tests;
 use std::sync::Arc;
 
 pub(crate) use header::{
-    ALIGN, DENSE, DenseFile, Digests, EXPERTS, ExpertTensor, Header, JOURNAL, Origin, PIECE, PackedLayer,
-    Piece, Place, SmallFile, digest,
+    DENSE, DenseFile, Digests, EXPERTS, ExpertTensor, Header, JOURNAL, Origin, PIECE, PackedLayer, Piece,
+    Place, SmallFile,
 };
 use moeflux_compute::ExpertShape;
 
-use super::{Checkpoint, Segment, Source, TensorInfo, safetensors};
+use super::{Checkpoint, Segment, Source, TensorInfo, digest, safetensors};
 use crate::{
     Error,
     blueprint::{Blueprint, LayerExperts},

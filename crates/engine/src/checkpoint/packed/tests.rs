@@ -10,10 +10,13 @@ use proptest::{prelude::*, test_runner::TestRunner};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::*;
+use super::{
+    super::frame::{ALIGN, Frame},
+    *,
+};
 use crate::{Blueprint, Checkpoint, Engine, EngineOptions, MemoryRequest, pack};
 
-const PREFIX: usize = 32;
+const PREFIX: usize = Frame::PREFIX as usize;
 
 /// A packed golden: its folder, and the contents of its file of experts.
 fn packed(name: &str) -> (TempDir, PathBuf, Vec<u8>) {
