@@ -35,28 +35,40 @@ pub(super) const PARTS: usize = 1 << 19;
 pub(super) fn attention(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(), Error> {
     let &Op::Attention { k, v, spans, out, .. } = op else { return Ok(()) };
     host.with(&out, |host, numbers| {
-        with_keys(host, spans, (&k, v.as_ref()), |host, of_span| attend(host, cpu, of_span, op, numbers))
+        write_keys(host, spans, (&k, v.as_ref()))?;
+        if attend_together(host, cpu, op, numbers)? {
+            return Ok(());
+        }
+        of_spans(host, spans).try_for_each(|of_span| attend(host, cpu, of_span?, op, numbers))
     })
 }
 
-/// Writes the rows of keys and values into the spans' states, and calls `f` with each span's state, the row of the op
-/// where the span begins, and the span. The state is back in its place whatever `f` returns.
-pub(super) fn with_keys(
-    host: &mut Host,
-    spans: &[Span],
-    keys: (&View, Option<&View>),
-    mut f: impl FnMut(&Host, (&KeyValue, usize, &Span)) -> Result<(), Error>,
-) -> Result<(), Error> {
+/// Writes the rows of keys and values into the spans' states.
+pub(super) fn write_keys(host: &mut Host, spans: &[Span], keys: (&View, Option<&View>)) -> Result<(), Error> {
     let mut first = 0;
     for span in spans {
         let mut kv = host.states.take_key_value(span.state, span.position, span.rows)?;
-        let done = append(host, &mut kv, (span, first), keys).and_then(|()| f(host, (&kv, first, span)));
+        let done = append(host, &mut kv, (span, first), keys);
         host.states.put_key_value(span.state, kv)?;
         done?;
         first += span.rows;
     }
     Ok(())
 }
+
+/// Spans with their states and the rows of the op where they begin.
+pub(super) fn of_spans<'a>(
+    host: &'a Host,
+    spans: &'a [Span],
+) -> impl Iterator<Item = Result<OfSpan<'a>, Error>> {
+    spans.iter().scan(0, |first, span| {
+        let begin = std::mem::replace(first, *first + span.rows);
+        Some(host.states.key_value(span.state).map(|kv| (kv, begin, span)))
+    })
+}
+
+/// A span's state, the row of the op where it begins, and the span.
+pub(super) type OfSpan<'a> = (&'a KeyValue, usize, &'a Span);
 
 /// Writes keys and values of a span's rows, which begin at row `first` of the op, at their positions.
 fn append(
@@ -176,40 +188,99 @@ impl Softmax {
     }
 }
 
+/// What the rows of an op share, whatever their span.
+struct Common<'a> {
+    kernels: Kernels,
+    q: (&'a [f32], View),
+    gate: Option<(&'a [f32], View)>,
+    sinks: Option<&'a [f32]>,
+    seen: Seen<'a>,
+    scale: f32,
+    has_values: bool,
+}
+
+impl<'a> Common<'a> {
+    /// Of [`Op::Attention`].
+    fn of(host: &'a Host, kernels: Kernels, op: &Op<'_>) -> Result<Option<Self>, Error> {
+        let &Op::Attention { q, v, gate, scale, window, sinks, positions, .. } = op else { return Ok(None) };
+        Ok(Some(Self {
+            kernels,
+            q: (host.get(&q)?, q),
+            gate: gate.map(|gate| Ok::<_, Error>((host.get(&gate)?, gate))).transpose()?,
+            sinks: sinks.map(|sinks| host.all(sinks)).transpose()?,
+            seen: match positions {
+                Some(view) => Seen::Named(host.get(&view)?, view),
+                None => Seen::Window(window.unwrap_or(usize::MAX)),
+            },
+            scale,
+            has_values: v.is_some(),
+        }))
+    }
+
+    /// Ends the sums of a row of the op.
+    fn finish(&self, softmax: Softmax, y: &mut [f32], row: usize, head: usize) {
+        softmax.finish(y, self.sinks.map(|sinks| sinks[head]));
+        if let Some((gate, view)) = &self.gate {
+            self.kernels.mul_sigmoid(y, vector(gate, view, row, head));
+        }
+    }
+
+    /// Heads of a tile, where rows and blocks of positions make so many pairs: a divisor of those that share keys.
+    fn heads(&self, group: usize, pairs: usize) -> usize {
+        let most = (self.q.1.heads * pairs / LEAST_TILES).clamp(LEAST_HEADS, QUERIES).min(group);
+        (1..=most).rev().find(|n| group.is_multiple_of(*n)).unwrap_or(1)
+    }
+}
+
+/// Attends from rows that have a span each, as those of several sessions have, all at once: if no tile then takes longer than
+/// all threads together should.
+fn attend_together(host: &Host, cpu: &mut Cpu, op: &Op<'_>, numbers: &mut [f32]) -> Result<bool, Error> {
+    let &Op::Attention { q, spans, out, .. } = op else { return Ok(false) };
+    let Some(common) = Common::of(host, cpu.kernels, op)? else { return Ok(false) };
+    if spans.len() < 2 || spans.iter().any(|span| span.rows != 1) {
+        return Ok(false);
+    }
+    let (mut all, mut longest, mut group) = (0, 0, 1);
+    for of_span in of_spans(host, spans) {
+        let of = Attend::new(&common, of_span?);
+        let blocks = of.blocks().len();
+        (all, longest, group) = (all + blocks, longest.max(blocks), of.group);
+        cpu.reserve_all(wide_keys(of.kv))?;
+    }
+    let heads = common.heads(group, all);
+    if longest > 1 && all * (q.heads / heads) < ENOUGH_TILES * longest {
+        return Ok(false);
+    }
+    cpu.pool.tiles(numbers, Grid::new(&out, 1, heads, out.width), |mut tile, lane| {
+        let row = tile.rows().start;
+        // It was there a moment ago.
+        let Ok(kv) = host.states.key_value(spans[row].state) else { return };
+        let of = Attend::new(&common, (kv, row, &spans[row]));
+        let softmax = of.sum((0..1, row), (of.blocks(), None), &mut tile, lane);
+        for ((row, head), softmax) in tile.places().zip(softmax) {
+            common.finish(softmax, tile.vector(row, head), row, head);
+        }
+    });
+    Ok(true)
+}
+
 /// Attends from the rows of one span to its keys and values.
 fn attend(
     host: &Host,
     cpu: &mut Cpu,
-    (kv, first, span): (&KeyValue, usize, &Span),
+    (kv, first, span): OfSpan<'_>,
     op: &Op<'_>,
     numbers: &mut [f32],
 ) -> Result<(), Error> {
-    let &Op::Attention { q, v, gate, scale, window, sinks, positions, out, .. } = op else { return Ok(()) };
-    let kernels = cpu.kernels;
-    let gate = gate.map(|gate| Ok::<_, Error>((host.get(&gate)?, gate))).transpose()?;
-    let sinks = sinks.map(|sinks| host.all(sinks)).transpose()?;
-    let seen = match positions {
-        Some(view) => Seen::Named(host.get(&view)?, view),
-        None => Seen::Window(window.unwrap_or(usize::MAX)),
-    };
-    let group = q.heads / kv.kv_heads;
+    let &Op::Attention { q, positions, out, .. } = op else { return Ok(()) };
+    let Some(common) = Common::of(host, cpu.kernels, op)? else { return Ok(()) };
     cpu.reserve_all(wide_keys(kv))?;
-    let has_values = v.is_some();
-    let of = Attend { kernels, kv, has_values, seen, queries: host.get(&q)?, q, scale, first, span, group };
-    let (begins, ends) =
-        ((0..span.rows).map(|row| of.range(row).start), (0..span.rows).map(|row| of.range(row).end));
-    let blocks = begins.min().unwrap_or(0) / BLOCK..ends.max().unwrap_or(0).div_ceil(BLOCK);
-    // A divisor of the group, so that a tile has one head of keys and values.
-    let most = (q.heads * blocks.len() / LEAST_TILES).clamp(LEAST_HEADS, QUERIES).min(group);
-    let heads = (1..=most).rev().find(|n| group.is_multiple_of(*n)).unwrap_or(1);
+    let (kernels, of) = (cpu.kernels, Attend::new(&common, (kv, first, span)));
+    let (group, blocks) = (of.group, of.blocks());
+    // A tile has one head of keys and values.
+    let heads = common.heads(group, blocks.len());
     // Rows with positions of their own share nothing.
     let rows = if positions.is_some() { 1 } else { QUERIES / heads };
-    let finish = |softmax: Softmax, y: &mut [f32], row: usize, head: usize| {
-        softmax.finish(y, sinks.map(|sinks| sinks[head]));
-        if let Some((gate, view)) = &gate {
-            kernels.mul_sigmoid(y, vector(gate, view, first + row, head));
-        }
-    };
     let to = out.slice(first, span.rows);
     let tiles = span.rows.div_ceil(rows) * (q.heads / heads);
     let Some(parts) = Parts::new((span.rows, rows), &out, blocks.len()).filter(|_| tiles < ENOUGH_TILES)
@@ -217,7 +288,7 @@ fn attend(
         cpu.pool.tiles(numbers, Grid::new(&to, rows, heads, out.width), |mut tile, lane| {
             let softmax = of.sum((tile.rows(), 0), (blocks.clone(), None), &mut tile, lane);
             for ((row, head), softmax) in tile.places().zip(softmax) {
-                finish(softmax, tile.vector(row, head), row, head);
+                common.finish(softmax, tile.vector(row, head), first + row, head);
             }
         });
         return Ok(());
@@ -264,7 +335,7 @@ fn attend(
                 }
             }
             if some.end == blocks.end {
-                finish(softmax, y, row, head);
+                common.finish(softmax, y, first + row, head);
             } else {
                 total.copy_from_slice(&[softmax.max, softmax.sum]);
             }
@@ -317,13 +388,8 @@ struct Queries<'a> {
 
 /// What the tiles of one span share.
 struct Attend<'a> {
-    kernels: Kernels,
+    common: &'a Common<'a>,
     kv: &'a KeyValue,
-    has_values: bool,
-    seen: Seen<'a>,
-    queries: &'a [f32],
-    q: View,
-    scale: f32,
     /// The row of the op where the span begins.
     first: usize,
     span: &'a Span,
@@ -331,15 +397,26 @@ struct Attend<'a> {
     group: usize,
 }
 
-impl Attend<'_> {
+impl<'a> Attend<'a> {
+    fn new(common: &'a Common<'a>, (kv, first, span): OfSpan<'a>) -> Self {
+        Self { common, kv, first, span, group: common.q.1.heads / kv.kv_heads }
+    }
+
+    /// Blocks of positions that any row of the span sees.
+    fn blocks(&self) -> Range<usize> {
+        let begin = (0..self.span.rows).map(|row| self.range(row).start).min().unwrap_or(0);
+        let end = (0..self.span.rows).map(|row| self.range(row).end).max().unwrap_or(0);
+        begin / BLOCK..end.div_ceil(BLOCK)
+    }
+
     /// What a row of the span sees.
     fn range(&self, row: usize) -> Range<usize> {
-        self.seen.range(self.first + row, self.span.position + row)
+        self.common.seen.range(self.first + row, self.span.position + row)
     }
 
     /// The keys of a block that lie in one piece, up to a position.
     fn keys(&self, (block, kv_head): (usize, usize), end: usize) -> &[u8] {
-        let Seen::Window(_) = self.seen else { return &[] };
+        let Seen::Window(_) = self.common.seen else { return &[] };
         let piece = self.kv.piece(Kind::Key, block * BLOCK, kv_head);
         &piece[..piece.len().min((end - block * BLOCK) * self.kv.bytes(Kind::Key))]
     }
@@ -363,7 +440,7 @@ impl Attend<'_> {
         for (i, row) in rows.clone().enumerate() {
             for (j, head) in heads.clone().enumerate() {
                 let i = i * heads.len() + j;
-                all.q[i] = vector(self.queries, &self.q, self.first + row, head);
+                all.q[i] = vector(self.common.q.0, &self.common.q.1, self.first + row, head);
                 all.places[i] = (offset + row, head);
                 tile.vector(offset + row, head).fill(0.0);
             }
@@ -405,22 +482,23 @@ impl Attend<'_> {
         next: &[u8],
         tile: &mut Tile<'_, f32>,
     ) {
-        let (kernels, kv, len) = (self.kernels, self.kv, seen.1.len());
+        let &Common { kernels, has_values, scale, seen: sees, .. } = self.common;
+        let (kv, len) = (self.kv, seen.1.len());
         let (q, places, softmax) = (&all.q[some.clone()], &all.places[some.clone()], &mut all.softmax[some]);
         let scores = &mut all.scores[..q.len() * len];
         let (mut keys, mut values) = ([&[][..]; BLOCK], [&[][..]; BLOCK]);
         let (of_keys, of_values) = room.split_at_mut(room.len().min(BLOCK * kv.key_width));
         let (keys, values) = (&mut keys[..len], &mut values[..len]);
-        let scalar = self.seen.vectors((kernels, kv), seen.clone(), (Kind::Key, of_keys), keys);
+        let scalar = sees.vectors((kernels, kv), seen.clone(), (Kind::Key, of_keys), keys);
         // Without values, they are the keys' first numbers.
-        if self.has_values {
-            self.seen.vectors((kernels, kv), seen, (Kind::Value, of_values), values);
+        if has_values {
+            sees.vectors((kernels, kv), seen, (Kind::Value, of_values), values);
         } else {
             values.copy_from_slice(keys);
         }
         let (keys, values) = (Places { scalar, at: keys }, Places { scalar, at: values });
-        let of_value = if self.has_values { kv.bytes(Kind::Value) } else { 0 };
-        kernels.scores_before((values, of_value), q, keys, self.scale, scores);
+        let of_value = if has_values { kv.bytes(Kind::Value) } else { 0 };
+        kernels.scores_before((values, of_value), q, keys, scale, scores);
         let mut by = [Join::default(); QUERIES];
         for ((scores, softmax), by) in scores.chunks_exact_mut(len).zip(softmax).zip(&mut by) {
             *by = softmax.join(Softmax::of(kernels, scores));

@@ -4,14 +4,14 @@ use std::mem;
 
 use super::{
     Cpu,
-    attention::{Softmax, with_keys},
+    attention::{OfSpan, Softmax, of_spans, write_keys},
     dot::{Join, Kernels, Lane, MOST_WIDE_ROWS, Places, TILE, each},
     pool::Grid,
     vector,
 };
 use crate::{
-    Buffer, Error, HeadMatrix, KEY_BLOCK, Matrix, Op, ScratchShape, Span, View,
-    host::{Host, KeyValue, Kind},
+    Buffer, Error, HeadMatrix, KEY_BLOCK, Matrix, Op, ScratchShape, View,
+    host::{Host, Kind},
 };
 
 /// Most rows of a tile: they share the keys and values that are made of the latents.
@@ -36,7 +36,8 @@ pub(super) fn latent_attention(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> R
             latent_head: k.width + q.width + out.width,
             wide_keys: 0,
         })?;
-        with_keys(host, spans, (&k, None), |host, of_span| attend(host, cpu, of_span, op, numbers))
+        write_keys(host, spans, (&k, None))?;
+        of_spans(host, spans).try_for_each(|of_span| attend(host, cpu, of_span?, op, numbers))
     })
 }
 
@@ -44,7 +45,7 @@ pub(super) fn latent_attention(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> R
 fn attend(
     host: &Host,
     cpu: &mut Cpu,
-    (kv, first, span): (&KeyValue, usize, &Span),
+    (kv, first, span): OfSpan<'_>,
     op: &Op<'_>,
     numbers: &mut [f32],
 ) -> Result<(), Error> {

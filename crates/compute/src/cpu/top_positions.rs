@@ -4,14 +4,14 @@ use std::mem;
 
 use super::{
     Cpu,
-    attention::{readable, wide_keys, with_keys},
+    attention::{OfSpan, of_spans, readable, wide_keys, write_keys},
     dot::Places,
     pool::Grid,
     row, vector,
 };
 use crate::{
-    Error, KEY_BLOCK, Op, Span,
-    host::{Host, KeyValue, Kind},
+    Error, KEY_BLOCK, Op,
+    host::{Host, Kind},
 };
 
 /// Positions of a tile of scores.
@@ -26,9 +26,9 @@ pub(super) fn top_positions(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Resu
     let &Op::TopPositions { k, spans, scores, out, .. } = op else { return Ok(()) };
     host.with(&out, |host, named| {
         host.with(&scores, |host, numbers| {
-            with_keys(host, spans, (&k, None), |host, of_span| {
-                choose(host, cpu, of_span, op, [&mut *numbers, &mut *named])
-            })
+            write_keys(host, spans, (&k, None))?;
+            of_spans(host, spans)
+                .try_for_each(|of_span| choose(host, cpu, of_span?, op, [&mut *numbers, &mut *named]))
         })
     })
 }
@@ -37,7 +37,7 @@ pub(super) fn top_positions(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Resu
 fn choose(
     host: &Host,
     cpu: &mut Cpu,
-    (kv, first, span): (&KeyValue, usize, &Span),
+    (kv, first, span): OfSpan<'_>,
     op: &Op<'_>,
     [numbers, named]: [&mut [f32]; 2],
 ) -> Result<(), Error> {

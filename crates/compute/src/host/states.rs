@@ -440,6 +440,14 @@ impl States {
         }
     }
 
+    /// A state of keys and values.
+    pub(crate) fn key_value(&self, state: State) -> Result<&KeyValue, Error> {
+        match self.get(state)? {
+            HostState::KeyValue(kv) => Ok(kv),
+            _ => Err(Error::Shape("a recurrent state where keys and values belong".into())),
+        }
+    }
+
     pub(crate) fn put_key_value(&mut self, state: State, kv: KeyValue) -> Result<(), Error> {
         *self.get_mut(state)? = HostState::KeyValue(kv);
         Ok(())

@@ -144,12 +144,41 @@ fn several_sessions_in_one_op() {
         );
         let spans = [
             Span { state: other, position: 3, rows: 1 },
-            Span { state: one, position: 2, rows: 0 },
+            Span { state: other, position: 4, rows: 0 },
             Span { state: one, position: 1, rows: 2 },
         ];
         case.run(both, 5, &spans[..1]);
-        case.run(both, 6, &spans[2..]);
+        // As many spans as rows, of which one has none.
+        case.run(both, 6, &spans[1..]);
         both.agree("two sessions", case.out, 1e-5);
+    });
+}
+
+#[test]
+fn sessions_that_decode_together_do_as_they_would_alone() {
+    let mut random = Random::new(17);
+    Both::each(|both, _| {
+        let shape = (8, 2, 32, 32);
+        // Few short ones, many of all lengths, and one that is much longer than the others.
+        for lens in [&[3, 3][..], &[1, 2, 40, 255, 256, 300, 120, 64, 33], &[5, 7, 900]] {
+            let (before, n) = (lens.iter().sum::<usize>(), lens.len());
+            let case = Case::new(both, &mut random, before + n, shape, true);
+            let mut first = 0;
+            let mut spans = Vec::new();
+            for &len in lens {
+                let state = state(both, shape, len + 1);
+                case.run(both, first, &[Span { state, position: 0, rows: len }]);
+                spans.push(Span { state, position: len, rows: 1 });
+                first += len;
+            }
+            case.run(both, before, &spans);
+            both.agree(&format!("after {lens:?}"), case.out.slice(before, n), 1e-5);
+            let together = bits(&both.read(case.out));
+            for (i, span) in spans.iter().enumerate() {
+                case.run(both, before + i, &[*span]);
+            }
+            assert!(bits(&both.read(case.out)) == together, "{}: {lens:?}", both.device.describe());
+        }
     });
 }
 
