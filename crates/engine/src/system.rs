@@ -64,9 +64,8 @@ mod os {
                 available = available.min(limit.saturating_sub(kib(&status, used).unwrap_or(0)));
             }
         }
-        for (limit, used) in cgroups() {
-            // Page cache counts as used, but gives way.
-            available = available.min(limit.saturating_sub(used.min(resident)));
+        for Cgroup { limit, used, cache } in cgroups() {
+            available = available.min(limit.saturating_sub(held((used, cache), resident)));
         }
         SystemMemory { available, resident, peak: kib(&status, "VmHWM:").unwrap_or(resident) }
     }
@@ -108,8 +107,33 @@ mod os {
         fs::read_to_string(path).ok()?.trim().parse().ok()
     }
 
-    /// Limit and use of every memory cgroup that this process is in, ancestors included, of either version.
-    fn cgroups() -> Vec<(u64, u64)> {
+    /// Bytes of a memory cgroup.
+    struct Cgroup {
+        limit: u64,
+        used: u64,
+        /// Of these, what caches files: it gives way. `None` where the system does not tell.
+        cache: Option<u64>,
+    }
+
+    /// What is used of a cgroup and does not give way: by this process, of which so much is resident, and by others.
+    fn held((used, cache): (u64, Option<u64>), resident: u64) -> u64 {
+        let own = used.min(resident);
+        cache.map_or(own, |cache| used.saturating_sub(cache).max(own))
+    }
+
+    /// What of a cgroup's use caches files, by its `memory.stat`: version 2 counts groups below it anyway, version 1 by names of
+    /// their own.
+    fn cache(stat: &str) -> Option<u64> {
+        let field = |name: &str| {
+            let line = stat.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+            line?.trim().parse::<u64>().ok()
+        };
+        let sum = |names: [&str; 2]| names.into_iter().map(field).sum::<Option<u64>>();
+        sum(["total_active_file", "total_inactive_file"]).or_else(|| sum(["active_file", "inactive_file"]))
+    }
+
+    /// Every memory cgroup that this process is in and that has a limit, ancestors included, of either version.
+    fn cgroups() -> Vec<Cgroup> {
         let mut all = Vec::new();
         for line in fs::read_to_string("/proc/self/cgroup").unwrap_or_default().lines() {
             let mut fields = line.splitn(3, ':');
@@ -125,7 +149,9 @@ mod os {
             let mut folder = PathBuf::from(format!("{root}{path}"));
             loop {
                 if let Some(limit) = number(&folder.join(limit)) {
-                    all.push((limit, number(&folder.join(used)).unwrap_or(0)));
+                    let stat = fs::read_to_string(folder.join("memory.stat"));
+                    let used = number(&folder.join(used)).unwrap_or(0);
+                    all.push(Cgroup { limit, used, cache: stat.ok().and_then(|stat| cache(&stat)) });
                 }
                 if folder == Path::new(root) || !folder.pop() || !folder.starts_with(root) {
                     break;
@@ -138,6 +164,19 @@ mod os {
     #[cfg(test)]
     mod tests {
         use super::{super::physical_cores, *};
+
+        #[test]
+        fn what_others_hold_in_a_cgroup_does_not_give_way_and_cached_files_do() {
+            let one =
+                "cache 9\nactive_file 1\ninactive_file 2\ntotal_active_file 30\ntotal_inactive_file 40\n";
+            let two = "anon 5\nfile 90\nshmem 20\nactive_file 30\ninactive_file 41\n";
+            assert_eq!([one, two, "anon 5\nactive_file 30\n"].map(cache), [Some(70), Some(71), None]);
+            // 100 used, of which files are 70 and this process has 10: others have 20.
+            assert_eq!(held((100, Some(70)), 10), 30);
+            // Files that it has mapped are resident and cached.
+            assert_eq!(held((100, Some(70)), 60), 60);
+            assert_eq!([held((100, None), 10), held((5, None), 10)], [10, 5]);
+        }
 
         #[test]
         fn two_threads_of_a_core_are_one() {
