@@ -17,7 +17,7 @@ use crate::{
     device::{ChosenDevice, Opened, WrapDevice, open_device},
     experts::{
         ExpertCache, ExpertSource, LookAhead, PolicyKind, ReadCounters, ReadOptions, Reader, Tier, Uses,
-        open_reader, reader_memory,
+        open_reader,
     },
     kept::Kept,
     layer::Loader,
@@ -106,9 +106,7 @@ impl Engine {
         let blueprint = Blueprint::of(&checkpoint)?;
         let text = Text::of(&checkpoint, blueprint.vocab)?;
         let wrap = options.wrap_device.as_ref();
-        let mut request = options.memory;
-        let folders = 1 + checkpoint.mirrors().len();
-        request.reader = request.reader.or_else(|| Some(reader_memory(&options.reads, &blueprint, folders)));
+        let request = options.memory.reading(&checkpoint, &blueprint, &options.reads);
         let system = SystemMemory::now();
         let Opened { mut device, plan, chosen } = open_device(&blueprint, &request, &options.device, wrap)?;
         // Whether what we hold leaves the page cache room for the whole model.

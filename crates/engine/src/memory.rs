@@ -76,6 +76,16 @@ pub struct MemoryRequest {
     pub reader: Option<u64>,
 }
 
+impl MemoryRequest {
+    /// With the memory of the reader that [`Engine::open`](crate::Engine::open) makes of a checkpoint and its mirrors with such
+    /// options, unless it was asked for.
+    #[must_use]
+    pub fn reading(self, checkpoint: &Checkpoint, blueprint: &Blueprint, reads: &ReadOptions) -> Self {
+        let folders = 1 + checkpoint.mirrors().len();
+        Self { reader: self.reader.or_else(|| Some(reader_memory(reads, blueprint, folders))), ..self }
+    }
+}
+
 /// Every byte that will be held. All sizes are bytes.
 ///
 /// The host holds `process`, `staging` and `host_slots`. Dense weights, state, scratch and slots lie in the device's own
@@ -408,7 +418,7 @@ pub(crate) fn scratch_shape(blueprint: &Blueprint, rows: usize, keys: KeyFormat)
 /// Rounded up to whole pages: every piece is its own mapping.
 fn pages(bytes: u64) -> u64 {
     const PAGE: u64 = if cfg!(target_os = "macos") { 16384 } else { 4096 };
-    bytes.next_multiple_of(PAGE)
+    bytes.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX)
 }
 
 fn matrix_bytes(matrix: &MatrixSource) -> u64 {
