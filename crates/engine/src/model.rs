@@ -2,6 +2,7 @@
 
 use std::{
     ops::Range,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::atomic::{AtomicBool, Ordering},
     time::Instant,
 };
@@ -56,6 +57,9 @@ pub(crate) type Sink<'a> = dyn FnMut(usize, Found<'_>) -> bool + 'a;
 pub(crate) const FIRST_NUMBERS: usize = 2 * MOST_TOP_LOGITS;
 
 /// What a caller may want to see of a step, and how it stops one.
+///
+/// What is called here, or with logits, runs in the middle of a step, while all other sessions of the engine wait: it must not
+/// call the engine or any of its sessions, not even drop one, or it waits for ever. If it panics, the step has failed.
 #[derive(Default)]
 pub struct Watch<'a> {
     /// Set by anyone to stop at the next layer; the session then stands at its last good token.
@@ -193,14 +197,16 @@ impl Model {
         if let Some(recorder) = &mut self.routing.recorder {
             recorder.begin(spans.iter().map(|s| s.tokens.len()).sum());
         }
-        let result = self.run(&mut on, spans, watch, sink).and_then(|()| match &mut self.routing.recorder {
-            Some(recorder) => recorder.end(),
-            None => Ok(()),
-        });
-        if result.is_err() {
+        // What callers have called may panic; the engine is everybody's.
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            self.run(&mut on, spans, watch, sink)?;
+            self.routing.recorder.as_mut().map_or(Ok(()), Recorder::end)
+        }));
+        if !matches!(result, Ok(Ok(()))) {
             on.cache.recover(on.device);
+            self.read.resize(LOGIT_ROWS * self.vocab, 0.0);
         }
-        result
+        result.unwrap_or_else(|cause| resume_unwind(cause))
     }
 
     fn run(

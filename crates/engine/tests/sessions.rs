@@ -550,3 +550,32 @@ fn a_context_costs_what_is_used_of_it() {
     session.sync(&tokens[..1000], &mut Watch::default()).unwrap();
     assert!(session.logits() == before);
 }
+
+#[test]
+fn a_callback_that_panics_fails_its_step_only() {
+    let memory =
+        MemoryRequest { context: Some(64), sessions: Some(2), slots: Some(10), ..Default::default() };
+    let engine = common::engine(&data().join("goldens/qwen3_moe"), exact("cpu"), memory);
+    let (mut one, mut other) = (engine.session().unwrap(), engine.session().unwrap());
+    // How often progress may be told; then the sink may not be called.
+    let feed = |session: &mut Session, mut left: usize| {
+        let (mut logits, panics) = (Vec::new(), left < 9);
+        let mut progress = |_: f64| left = left.checked_sub(1).unwrap();
+        let mut watch = Watch { progress: Some(&mut progress), ..Watch::default() };
+        let step = || {
+            session.feed(&[5, 6, 7], Logits::Last, &mut watch, &mut |_, row| {
+                assert!(!panics, "by a caller");
+                logits = row.to_vec();
+            })
+        };
+        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(step));
+        done.map(|done| done.map(|()| logits).unwrap()).ok()
+    };
+    let expected = feed(&mut other, 9);
+    for left in 0..4 {
+        assert_eq!(feed(&mut one, left), None);
+        other.reset().unwrap();
+        assert!(one.tokens().is_empty() && feed(&mut other, 9) == expected);
+    }
+    assert!(feed(&mut one, 9) == expected && expected.is_some());
+}
