@@ -22,6 +22,8 @@ fn speed_is_measured() {
     assert!(only["prefill"].is_null() && only["decode"]["tokens"] == 2);
     assert!(only["machine"]["touched"].is_null(), "--fresh leaves memory alone");
     assert_error(&run(&["bench", "--prompt", "0", "--tokens", "0"]), 2, &["nothing to measure"]);
+    let beyond = ["bench", "--ctx", "100", "--prompt", "1000000000000", "--tokens", "1"];
+    assert_error(&run(&beyond), 1, &["1000000000001 tokens", "--ctx"]);
 }
 
 /// A short run within a context that leaves room for few slots.

@@ -159,6 +159,12 @@ fn one(
     let most = sessions.iter().max().copied().flatten();
     let needs = Needs { positions, sessions: most, ..Needs::default() };
     let engine = load::engine_of(checkpoint, &engine_args, needs, ui)?;
+    if needed > engine.plan().context {
+        bail!(
+            "a prompt and an answer of {needed} tokens together, and the plan has a context of {}: give --ctx {needed}",
+            engine.plan().context
+        );
+    }
     if let Some(most) = most.filter(|most| *most > engine.plan().chunk) {
         let chunk = engine.plan().chunk;
         bail!(
@@ -280,7 +286,8 @@ fn measure(
 ) -> anyhow::Result<Vec<Repeat>> {
     machine.cold = args.cold;
     let n = args.repeat.get();
-    let mut repeats = Vec::with_capacity(n * settings.len());
+    let mut repeats = Vec::new();
+    let all = n as f64 * settings.len() as f64;
     let bar = ui.share("measuring");
     for (prompt, sessions) in settings {
         for seed in 0..n as u64 {
@@ -294,7 +301,7 @@ fn measure(
             }
             machine.cached_before = machine.cached_before.or_else(|| pages.cached());
             let feed = Feed { prompt: *prompt, sessions: *sessions, answer: args.tokens, seed };
-            let (done, all) = (repeats.len() as f64, (n * settings.len()) as f64);
+            let done = repeats.len() as f64;
             repeats.push(repeat(feed, engine, roof, &mut |share| bar.share((done + share) / all))?);
         }
     }
