@@ -105,7 +105,8 @@ impl Session {
     /// Forgets all tokens.
     ///
     /// # Errors
-    /// The device failed.
+    /// The device failed, or has no room beside marks and forks that share the session's recurrent states. The tokens are gone all
+    /// the same, and the next step finishes the reset first.
     pub fn reset(&mut self) -> Result<(), Error> {
         self.engine.lock().reset(&mut self.timeline)
     }
@@ -243,7 +244,7 @@ impl Session {
     /// the session goes on: see [`Mark`].
     ///
     /// # Errors
-    /// The device failed.
+    /// The device failed; a [`Session::reset`] has failed and no step has followed.
     pub fn mark(&self) -> Result<Mark, Error> {
         let timeline = self.engine.lock().fork(&self.timeline, self.timeline.tokens.len())?;
         Ok(Mark::new(self.engine.clone(), timeline))
@@ -269,7 +270,7 @@ impl Session {
     /// Another session that stands where this one stands. Both share memory until one of them goes on.
     ///
     /// # Errors
-    /// As [`Engine::session`].
+    /// As [`Engine::session`] and [`Session::mark`].
     pub fn fork(&self) -> Result<Self, Error> {
         let mut fork = self.engine.session()?;
         let mut runtime = self.engine.lock();
@@ -548,6 +549,9 @@ impl Runtime {
         sink: &mut Sink<'_>,
     ) -> Result<(), Error> {
         self.find_files();
+        for turn in turns.iter_mut().filter(|turn| turn.timeline.is_stale) {
+            self.reset(turn.timeline)?;
+        }
         self.make_room(turns.iter().map(|turn| (&*turn.timeline, turn.tokens.len())))?;
         for turn in &mut *turns {
             let end = turn.timeline.tokens.len() + turn.tokens.len();

@@ -21,6 +21,8 @@ pub(crate) struct Timeline {
     pub(crate) written: usize,
     /// Whether keys and values come from a file that had fewer bits for them. Others must not go on from it unawares.
     pub(crate) is_lossy: bool,
+    /// Whether a reset has failed: there are no tokens, and states still hold what others left. The next step finishes it first.
+    pub(crate) is_stale: bool,
 }
 
 /// What the layers of a model allow.
@@ -125,8 +127,12 @@ impl Runtime {
     }
 
     /// A timeline of the first `len` tokens of another one, which can be cut there. The two share memory until one of them
-    /// goes on.
+    /// goes on. One whose reset has failed has none: what its states hold is of no tokens.
     pub(crate) fn fork(&mut self, from: &Timeline, len: usize) -> Result<Timeline, Error> {
+        if from.is_stale {
+            let problem = "a session whose reset failed cannot be marked, forked or saved: reset it first";
+            return Err(Error::Input(problem.into()));
+        }
         let whole = len == from.tokens.len();
         let mut fork = Timeline {
             tokens: from.tokens[..len].to_vec(),
@@ -134,6 +140,7 @@ impl Runtime {
             logits: if whole { from.logits.clone() } else { Vec::new() },
             written: from.written,
             is_lossy: from.is_lossy && len > 0,
+            is_stale: false,
         };
         let places = if self.rewind.rings.is_empty() { len } else { usize::MAX };
         for (i, of_layer) in from.states.iter().enumerate() {
@@ -175,15 +182,23 @@ impl Runtime {
         Ok(())
     }
 
-    /// Forgets all tokens.
+    /// Forgets all tokens. A recurrent state that others share goes to memory of its own, to which kept points give way.
     pub(crate) fn reset(&mut self, timeline: &mut Timeline) -> Result<(), Error> {
         timeline.tokens.clear();
         timeline.logits.clear();
         timeline.written = 0;
         timeline.is_lossy = false;
+        timeline.is_stale = true;
+        let doing = || "resetting a session";
         for state in timeline.states.iter().flatten().flatten() {
-            self.device.reset(*state).map_err(Error::at(|| "resetting a session"))?;
+            self.device.cut_state(*state, 0).map_err(Error::at(doing))?;
         }
+        for state in timeline.states.iter().flatten().flatten() {
+            // A state that nobody shares may need less: whether there is room the device finds out.
+            let _ = self.make_room_until(|device| device.state_need(*state, 0, 0).map_err(Error::at(doing)));
+            self.device.reset(*state).map_err(Error::at(doing)).map_err(advise)?;
+        }
+        timeline.is_stale = false;
         Ok(())
     }
 

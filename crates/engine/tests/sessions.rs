@@ -477,6 +477,62 @@ fn a_session_without_tokens_can_be_saved() {
     assert!(session.tokens().is_empty() && session.decode(7).unwrap() == first);
 }
 
+/// Prompts for tests that tell them apart by their logits.
+fn prompt(n: u32) -> Vec<u32> {
+    (0..40).map(|i| (i * 7 + n * 13) % 500 + 3).collect()
+}
+
+/// A reset that has no room beside marks leaves nothing of the old text to go on from.
+#[test]
+fn a_reset_that_fails_is_finished_by_the_next_step() {
+    let memory =
+        MemoryRequest { context: Some(320), chunk: Some(32), marks: Some(0), ..MemoryRequest::default() };
+    let engine = common::engine(&tales(), exact("cpu"), memory);
+    let mut watch = Watch::default();
+    let mut session = engine.session().unwrap();
+    session.sync(&prompt(1), &mut watch).unwrap();
+    let mut marks = Vec::new();
+    for _ in 0..50 {
+        marks.push(session.mark().unwrap());
+        if session.decode(5).is_err() {
+            break;
+        }
+    }
+    for _ in 0..2 {
+        let error = session.sync(&prompt(2), &mut watch).unwrap_err().to_string();
+        assert!(error.contains("drop sessions or marks"), "{error}");
+        assert!(session.tokens().is_empty() && session.logits().is_empty());
+        assert!(session.mark().is_err() && session.snapshot("/no/such/x", Default::default()).is_err());
+    }
+    drop(marks);
+    session.sync(&prompt(2), &mut watch).unwrap();
+    let logits = session.logits().to_vec();
+    session.reset().unwrap();
+    session.sync(&prompt(2), &mut watch).unwrap();
+    assert!(session.logits() == logits);
+}
+
+#[test]
+fn kept_points_give_way_to_a_reset() {
+    let memory = MemoryRequest {
+        context: Some(320),
+        chunk: Some(32),
+        sessions: Some(2),
+        // What is kept fills this to the last page.
+        marks: Some(25 << 16),
+        ..MemoryRequest::default()
+    };
+    let engine = common::engine(&tales(), exact("cpu"), memory);
+    let (mut first, mut second) = (engine.session().unwrap(), engine.session().unwrap());
+    first.sync(&prompt(0), &mut Watch::default()).unwrap();
+    let mark = first.mark().unwrap();
+    first.rewind(&mark).unwrap();
+    for n in 1..16 {
+        second.sync(&prompt(n), &mut Watch::default()).unwrap();
+    }
+    first.reset().unwrap();
+}
+
 /// What came through a file with fewer bits says so wherever it goes, and nobody else goes on from it.
 #[test]
 fn what_is_lossy_stays_so_and_to_itself() {

@@ -106,7 +106,7 @@ impl Session {
         let written = usize::try_from(snapshot.header().written).unwrap_or(usize::MAX);
         let tokens = snapshot.tokens().to_vec();
         let is_lossy = snapshot.header().lossy && !own.is_lossy();
-        let loaded = Timeline { tokens, states: Vec::new(), logits, written, is_lossy };
+        let loaded = Timeline { tokens, logits, written, is_lossy, ..Timeline::default() };
         let saved: Vec<u64> = snapshot.header().states.iter().map(|s| s.places).collect();
         if states(&self.engine, &loaded, keys).iter().map(|s| s.places).ne(saved) {
             let what = "its states, which are not of its tokens".into();
