@@ -84,8 +84,8 @@ impl Session {
         &self.timeline.tokens
     }
 
-    /// Logits after the last token, one per entry of the vocabulary; empty before the first token, where
-    /// [`Session::next`] left them on the device, and after a [`Session::truncate`] that had nothing to compute.
+    /// Logits after the last token, one per entry of the vocabulary; empty before the first token, where [`Session::next`] left
+    /// them on the device, after a [`Session::truncate`] that had nothing to compute, and after a step that failed at its very end.
     pub fn logits(&self) -> &[f32] {
         &self.timeline.logits
     }
@@ -410,11 +410,12 @@ impl Session {
             };
             let stepped =
                 watch.part(before, share, |watch| engine.lock().step(&mut [turn], stats, watch, &mut sink));
+            // Those that a step has read before it failed are of tokens that do not stay.
+            if keeps != stepped.is_ok() {
+                kept.clear();
+            }
             self.timeline.logits = kept;
             stepped?;
-            if !keeps {
-                self.timeline.logits.clear();
-            }
             done += part.len();
         }
         Ok(())
@@ -493,8 +494,9 @@ impl Engine {
                 Some(*end)
             })
             .collect();
-        let take = |turn: &mut Turn<'_>| std::mem::take(&mut turn.session.timeline.logits);
-        let mut logits: Vec<Vec<f32>> = turns.iter_mut().map(take).collect();
+        // With whether this step has read them.
+        let take = |turn: &mut Turn<'_>| (std::mem::take(&mut turn.session.timeline.logits), false);
+        let mut logits: Vec<(Vec<f32>, bool)> = turns.iter_mut().map(take).collect();
         let wanted = |logits: bool| if logits { Wanted::Logits(Logits::Last) } else { Wanted::Nothing };
         let mut turned: Vec<Turned<'_>> = turns
             .iter_mut()
@@ -507,18 +509,20 @@ impl Engine {
         let mut stats = Stats::default();
         let stepped = self.lock().step(&mut turned, &mut stats, watch, &mut |row, found| {
             if let (Found::Logits(row_of), Ok(i)) = (found, ends.binary_search(&(row + 1))) {
-                logits[i].clear();
-                logits[i].extend_from_slice(row_of);
+                let (logits, read) = &mut logits[i];
+                logits.clear();
+                logits.extend_from_slice(row_of);
+                *read = true;
             }
             true
         });
-        for (turn, logits) in turns.iter_mut().zip(logits) {
+        for (turn, (mut logits, read)) in turns.iter_mut().zip(logits) {
+            if read != stepped.is_ok() {
+                logits.clear();
+            }
             turn.session.timeline.logits = logits;
             if stepped.is_ok() {
                 turn.session.stats.tokens += turn.tokens.len() as u64;
-                if !turn.logits {
-                    turn.session.timeline.logits.clear();
-                }
             }
         }
         stepped.map(|()| stats)

@@ -279,6 +279,41 @@ fn a_cancelled_step_changes_nothing() {
     assert!(after == feed(&mut fresh, &PROMPT[3..], None));
 }
 
+/// A trace that cannot be written fails a step whose logits have been read: they are not those of the tokens that stay.
+#[cfg(unix)]
+#[test]
+fn a_step_that_fails_at_its_end_leaves_none_of_its_logits() {
+    let memory = MemoryRequest { sessions: Some(2), ..MemoryRequest::default() };
+    let engine = common::engine(&tales(), common::exact("cpu"), memory);
+    let mut sessions = [engine.session().unwrap(), engine.session().unwrap()];
+    let mut watch = Watch::default();
+    for session in &mut sessions {
+        session.sync(&PROMPT, &mut watch).unwrap();
+    }
+    let good = sessions[0].logits().to_vec();
+
+    // A pipe whose reader leaves with the header.
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let reader = std::thread::spawn({
+        let pipe = pipe.clone();
+        move || std::io::Read::read(&mut fs::File::open(pipe).unwrap(), &mut [0; 1 << 16]).unwrap()
+    });
+    engine.record_routing(Some(&pipe)).unwrap();
+    reader.join().unwrap();
+    let error = sessions[0].decode(9).unwrap_err().to_string();
+    assert!(error.contains("routing trace"), "{error}");
+    let turn = |session| moeflux::Turn { session, tokens: &[9], logits: true };
+    assert!(engine.step(&mut sessions.each_mut().map(turn), &mut watch).is_err());
+    engine.record_routing(None).unwrap();
+    for session in &mut sessions {
+        assert!(session.tokens() == PROMPT && session.logits().is_empty());
+        session.sync(&PROMPT, &mut watch).unwrap();
+        assert!(session.logits() == good);
+    }
+}
+
 #[test]
 fn sessions_beyond_the_plan_are_refused() {
     let engine = common::engine(&tales(), Default::default(), MemoryRequest::default());
