@@ -274,8 +274,6 @@ impl Batch {
     /// # Errors
     /// As [`Engine::step`]: all sessions are then as they were, and the step can be tried again.
     pub fn step(&mut self, watch: &mut Watch<'_>) -> Result<Vec<Event>, Error> {
-        let mut events = Vec::new();
-        self.finish(&mut events);
         let shares = self.share();
         let mut turns: Vec<Turn<'_>> = Vec::with_capacity(shares.len());
         for (answer, share) in self.answers.iter_mut().zip(&shares) {
@@ -288,6 +286,7 @@ impl Batch {
         let stats = self.engine.step(&mut turns, watch)?;
         self.stats = self.stats.and(&stats);
         self.follow();
+        let mut events = Vec::new();
         self.choose(&shares, &mut events);
         self.finish(&mut events);
         Ok(events)

@@ -334,6 +334,21 @@ fn a_step_that_is_cancelled_or_wrong_changes_nobody() {
     assert_eq!(stats.tokens, 2);
 }
 
+#[test]
+fn a_step_that_fails_keeps_no_finished_answer_to_itself() {
+    let engine = engine(&data().join("goldens/qwen3_5_moe"), exact("cpu"), 2);
+    let mut there = engine.session().unwrap();
+    there.sync(&prompt(1, 40), &mut Watch::default()).unwrap();
+    let mut batch = Batch::new(&engine, BatchOptions::default());
+    let done = batch.add(there, &prompt(1, 40), &request(0)).unwrap();
+    batch.add(engine.session().unwrap(), &prompt(2, 30), &request(4)).unwrap();
+    let cancel = AtomicBool::new(true);
+    let mut watch = Watch { cancel: Some(&cancel), ..Watch::default() };
+    assert!(batch.step(&mut watch).is_err());
+    let made = run(&mut batch);
+    assert_eq!((made.finish.len(), made.finish[&done].0), (2, Finish::MaxTokens));
+}
+
 /// On the fast path up to four rows that share a step have the bits of rows alone; more sum in another order, and it must not
 /// show.
 #[test]
