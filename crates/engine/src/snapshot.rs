@@ -117,6 +117,11 @@ impl Snapshot {
         self.source.path()
     }
 
+    /// Bytes of the whole file.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.source.len()
+    }
+
     pub(crate) fn header(&self) -> &Header {
         &self.header
     }

@@ -6,6 +6,7 @@ mod common;
 
 use std::{
     collections::HashMap,
+    fs,
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -531,6 +532,65 @@ fn kept_points_give_way_to_a_reset() {
         second.sync(&prompt(n), &mut Watch::default()).unwrap();
     }
     first.reset().unwrap();
+}
+
+/// What a folder has in a session's place stays only if it serves as well; one that is too large leaves the others alone.
+#[test]
+fn a_folder_replaces_what_does_not_serve() {
+    let open = |folder: &Path, chunk| {
+        let memory = MemoryRequest { context: Some(1024), marks: Some(0), ..MemoryRequest::default() };
+        common::engine(folder, exact("cpu"), MemoryRequest { chunk: Some(chunk), ..memory })
+    };
+    let temp = tempfile::tempdir().unwrap();
+    let cache = SnapshotFolder::open(temp.path(), 1 << 30).unwrap();
+    let tokens: Vec<u32> = (0..100).map(|i| i * 7 % 60 + 1).collect();
+    // What is computed of the tokens with what the folder has.
+    let computed = |session: &mut Session| {
+        session.reset().unwrap();
+        session.sync_from(&cache, &tokens, &mut Watch::default()).unwrap().computed
+    };
+    let engine = open(&tales(), 32);
+    let mut session = engine.session().unwrap();
+    assert_eq!(computed(&mut session), 100);
+    let path = session.snapshot_to(&cache).unwrap().unwrap();
+    assert_eq!(computed(&mut session), 0);
+
+    let mut damaged = fs::read(&path).unwrap();
+    *damaged.last_mut().unwrap() ^= 1;
+    fs::write(&path, &damaged).unwrap();
+    assert_eq!(computed(&mut session), 100);
+    session.snapshot_to(&cache).unwrap();
+    assert_eq!(computed(&mut session), 0);
+
+    // Without logits, as an answer leaves it.
+    fs::remove_file(&path).unwrap();
+    session.reset().unwrap();
+    let mut sampler = moeflux::Sampler::new(moeflux::Sampling::greedy(), engine.blueprint().vocab).unwrap();
+    session.next(&tokens, &mut sampler, &mut Watch::default()).unwrap();
+    assert!(session.logits().is_empty());
+    session.snapshot_to(&cache).unwrap();
+    assert_eq!(computed(&mut session), 100);
+    session.snapshot_to(&cache).unwrap();
+    assert_eq!(computed(&mut session), 0);
+
+    // The file is larger than its states.
+    let size = fs::metadata(&path).unwrap().len();
+    let tight = SnapshotFolder::open(temp.path(), size - 1).unwrap();
+    assert_eq!(session.snapshot_to(&tight).unwrap(), None);
+    fs::remove_file(&path).unwrap();
+    session.sync(&tokens[..20], &mut Watch::default()).unwrap();
+    let small = session.snapshot_to(&cache).unwrap().unwrap();
+    session.sync(&tokens, &mut Watch::default()).unwrap();
+    assert_eq!(session.snapshot_to(&tight).unwrap(), None);
+    assert!(small.exists() && !path.exists());
+
+    // Windows of another length.
+    for (chunk, wanted) in [(32, 100), (512, 100), (512, 0)] {
+        let engine = open(&golden("gpt_oss"), chunk);
+        let mut session = engine.session().unwrap();
+        assert_eq!(computed(&mut session), wanted, "{chunk}");
+        session.snapshot_to(&cache).unwrap();
+    }
 }
 
 /// What came through a file with fewer bits says so wherever it goes, and nobody else goes on from it.

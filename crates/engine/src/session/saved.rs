@@ -37,6 +37,11 @@ impl Session {
     /// The file cannot be written, or the disk is full; what was there before is left as it was. `options.keys` has more bits than
     /// the session.
     pub fn snapshot(&self, path: impl AsRef<Path>, options: SnapshotOptions) -> Result<u64, Error> {
+        self.save(path.as_ref(), options, u64::MAX)
+    }
+
+    /// The same if the file has `most` bytes at most; returns how many it has or would have.
+    fn save(&self, path: &Path, options: SnapshotOptions, most: u64) -> Result<u64, Error> {
         // The point that is saved stays as it is, however long it takes, and other sessions go on meanwhile.
         let mark = self.mark()?;
         let timeline = &mark.held.timeline;
@@ -66,7 +71,11 @@ impl Session {
             hot: &hot,
             states: states(engine, timeline, keys),
         };
-        let mut writer = SnapshotWriter::create(path.as_ref(), &contents)?;
+        let bytes = contents.bytes()?;
+        if bytes > most {
+            return Ok(bytes);
+        }
+        let mut writer = SnapshotWriter::create(path, &contents)?;
         let (mut room, mut converted) = (vec![0; PIECE], Vec::new());
         each_piece(engine, timeline, |(_, state), shape, places| {
             let count = places.len();
@@ -81,7 +90,6 @@ impl Session {
             shape.convert_places((own, room), to).map_err(Error::at(|| "saving a session"))?;
             writer.write(&converted)
         })?;
-        let bytes = writer.bytes();
         writer.finish().map(|()| bytes)
     }
 
@@ -189,18 +197,29 @@ impl Session {
     /// # Errors
     /// As [`Session::snapshot`].
     pub fn snapshot_to(&self, folder: &SnapshotFolder) -> Result<Option<PathBuf>, Error> {
-        let beyond = self.engine.lock().point_bytes(self.tokens().len()) > folder.limit();
-        if beyond || self.is_lossy() {
+        if self.is_lossy() {
             return Ok(None);
         }
-        let path = folder.place_for(&self.engine.expectation(self.engine.keys()), self.tokens());
-        if path.exists() {
-            folder.touch(&path);
-        } else {
-            self.snapshot(&path, SnapshotOptions::default())?;
+        let expected = self.engine.expectation(self.engine.keys());
+        let path = folder.place_for(&expected, self.tokens());
+        let bytes = match self.saved_at(&path, &expected) {
+            Some(bytes) => bytes,
+            None => self.save(&path, SnapshotOptions::default(), folder.limit())?,
+        };
+        if bytes > folder.limit() {
+            return Ok(None);
         }
+        folder.touch(&path);
         folder.shrink()?;
         Ok(Some(path))
+    }
+
+    /// Bytes of a snapshot that serves as well as one of this session would: it is whole, fits, and has logits if the session has.
+    fn saved_at(&self, path: &Path, expected: &Expectation) -> Option<u64> {
+        let snapshot = Snapshot::open(path).ok()?;
+        let has_logits = snapshot.header().logits || self.logits().is_empty();
+        let is_same = has_logits && snapshot.tokens() == self.tokens() && snapshot.fits(expected).is_ok();
+        (is_same && snapshot.verify().is_ok()).then(|| snapshot.bytes())
     }
 }
 

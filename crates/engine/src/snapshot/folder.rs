@@ -7,7 +7,7 @@ use std::{
     cmp::Reverse,
     ffi::OsStr,
     fs::{self, File, FileTimes, OpenOptions},
-    io::Read,
+    io::{ErrorKind, Read},
     path::{Path, PathBuf},
     time::SystemTime,
 };
@@ -45,8 +45,9 @@ impl SnapshotFolder {
     }
 
     /// The snapshot of which most can be used for `tokens`, and how many of its tokens: if a session like this one is
-    /// `cuttable`, all that are the same from the first on; else all of the snapshot's or none. Of equal ones the
-    /// shortest. Reads headers and tokens only; what is damaged or does not fit is passed over.
+    /// `cuttable`, all that are the same from the first on; else all of the snapshot's or none, and not all of `tokens`
+    /// without the logits behind them. Of equal ones the shortest. Reads headers and tokens only; what is damaged or does
+    /// not fit is passed over.
     pub(crate) fn find(
         &self,
         expected: &Expectation,
@@ -57,7 +58,8 @@ impl SnapshotFolder {
             let snapshot = Snapshot::open(&path).ok().filter(|s| s.fits(expected).is_ok())?;
             let saved = snapshot.tokens();
             let common = saved.iter().zip(tokens).take_while(|(a, b)| a == b).count();
-            let usable = common > 0 && (cuttable || common == saved.len());
+            let goes_on = common < tokens.len() || snapshot.header().logits;
+            let usable = common > 0 && (cuttable || common == saved.len() && goes_on);
             usable.then_some((common, Reverse(saved.len()), path))
         };
         let found = self.snapshots().filter_map(usable).max()?;
@@ -103,8 +105,8 @@ impl SnapshotFolder {
             if total <= self.limit {
                 break;
             }
-            // One that cannot be deleted leaves the others the less room.
-            if fs::remove_file(path).is_ok() {
+            // One that another process has deleted is gone, too; one that cannot be deleted leaves the others the less room.
+            if fs::remove_file(path).map_or_else(|e| e.kind() == ErrorKind::NotFound, |()| true) {
                 total -= bytes;
             }
         }

@@ -46,6 +46,14 @@ pub(crate) struct Contents<'a> {
 }
 
 impl Contents<'_> {
+    /// Bytes of the whole file.
+    ///
+    /// # Errors
+    /// They cannot be saved.
+    pub(crate) fn bytes(&self) -> Result<u64, Error> {
+        sections(&self.header()?).map(|sections| end(&sections))
+    }
+
     /// The header, with zeros for digests.
     fn header(&self) -> Result<Header, Error> {
         let header = Header {
@@ -70,6 +78,16 @@ impl Contents<'_> {
         header.check().map_err(|problem| unwritable(&problem))?;
         Ok(header)
     }
+}
+
+fn sections(header: &Header) -> Result<Vec<Section>, Error> {
+    let sections = header.sections(header.encode()?.len() as u64);
+    sections.ok_or_else(|| unwritable("it has more bytes than can be counted"))
+}
+
+/// Where the last section ends.
+fn end(sections: &[Section]) -> u64 {
+    sections.last().map_or(0, Section::end)
 }
 
 fn unwritable(problem: &str) -> Error {
@@ -104,8 +122,7 @@ impl SnapshotWriter {
 impl<T: Target> SnapshotWriter<T> {
     pub(super) fn create_on(target: T, path: &Path, contents: &Contents<'_>) -> Result<Self, Error> {
         let header = contents.header()?;
-        let sections = header.sections(header.encode()?.len() as u64);
-        let sections = sections.ok_or_else(|| unwritable("it has more bytes than can be counted"))?;
+        let sections = sections(&header)?;
         let name = path.file_name().filter(|_| !path.is_dir()).ok_or_else(|| {
             Error::Input(format!("{}: this is a folder; give the name of a file in it", path.display()))
         })?;
@@ -134,9 +151,8 @@ impl<T: Target> SnapshotWriter<T> {
         Ok(writer)
     }
 
-    /// Bytes of the whole file.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.sections.last().map_or(0, Section::end)
+    fn bytes(&self) -> u64 {
+        end(&self.sections)
     }
 
     /// Writes the next bytes of the states, which come one behind another; a piece may end anywhere.

@@ -52,6 +52,13 @@ fn the_longest_prefix_is_found() {
     assert_eq!(find(&[2], true), None);
     assert_eq!(find(&[], true), None);
 
+    // Without logits what cannot be cut must leave a token to compute.
+    let silent = folder.place_for(&expected(), &[7, 8]);
+    Saved { logits: None, ..Saved::of(&[7, 8]) }.save(&silent);
+    assert_eq!(find(&[7, 8], false), None);
+    assert_eq!(find(&[7, 8], true), wanted(&silent, 2));
+    assert_eq!(find(&[7, 8, 9], false), wanted(&silent, 2));
+
     // Damage to what an index reads is passed over; states are not looked at.
     let change = |path: &Path, at: usize| {
         let mut bytes = fs::read(path).unwrap();
