@@ -190,6 +190,48 @@ fn a_mirror_that_differs_is_refused() {
     assert!(text.starts_with(gone.to_str().unwrap()) && text.contains("is its disk there"), "{text}");
 }
 
+/// Spaces make the header longer than all that is said in it.
+fn lengthen_header(shard: &Path, to: usize) {
+    let contents = fs::read(shard).unwrap();
+    let (length, rest) = contents.split_at(8);
+    let (header, weights) = rest.split_at(u64::from_le_bytes(length.try_into().unwrap()) as usize);
+    let spaces = vec![b' '; to - header.len()];
+    fs::write(shard, [&(to as u64).to_le_bytes(), header, &spaces, weights].concat()).unwrap();
+}
+
+#[test]
+fn a_mirror_with_other_weights_is_refused() {
+    let (own, mirror) = (copy_of_tales(), tempfile::tempdir().unwrap());
+    let header = 100_000;
+    let shard = own.path().join("model.safetensors");
+    lengthen_header(&shard, header);
+    let contents = fs::read(&shard).unwrap();
+    let copy = mirror.path().join("model.safetensors");
+    fs::write(&copy, &contents).unwrap();
+    with_mirror(own.path(), mirror.path()).unwrap();
+
+    let (first, len) = (8 + header, contents.len());
+    let flipped: fn(u8) -> u8 = |byte| byte ^ 1;
+    let lost: fn(u8) -> u8 = |_| 0;
+    // Some block lies in each fiftieth part of the file.
+    let part = len / 50;
+    let changes = [
+        (first..first + 1, flipped, format!("at byte {first},")),
+        (len - 1..len, flipped, format!("at byte {},", len - 1)),
+        (len / 2..len / 2 + part, flipped, "other weights".into()),
+        // A copy that was not finished, in a file that had its length from the start.
+        (len - part..len, lost, "other weights".into()),
+    ];
+    for (place, change, what) in changes {
+        let mut changed = contents.clone();
+        changed[place].iter_mut().for_each(|byte| *byte = change(*byte));
+        fs::write(&copy, &changed).unwrap();
+        let text = with_mirror(own.path(), mirror.path()).err().unwrap().to_string();
+        assert!(text.starts_with(copy.to_str().unwrap()) && text.contains(&what), "{what}: {text}");
+        assert!(text.contains("copy it again"), "{text}");
+    }
+}
+
 #[test]
 fn a_model_is_spread_over_folders_and_finds_them_again() {
     let prompt = PROMPT.map(|token| token % 250);
