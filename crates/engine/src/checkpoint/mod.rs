@@ -73,7 +73,7 @@ pub struct VectorSource {
 
 /// One model's folder (or the model in the binary), opened: its JSON files and the places of its tensors.
 ///
-/// Opening reads headers only, whatever the size of the files.
+/// Opening reads headers, and of a packed model at most 16 MiB of its dense tensors, whatever the size of the files.
 #[derive(Debug)]
 pub struct Checkpoint {
     folder: PathBuf,
@@ -199,6 +199,9 @@ impl Checkpoint {
                     return Err(Error::Tensor { tensor: name, path: source.path().into(), problem });
                 }
             }
+        }
+        if let Some(packed) = &packed {
+            packed.check_dense(&files)?;
         }
         Ok(Self {
             folder: folder.into(),

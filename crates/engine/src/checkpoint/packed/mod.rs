@@ -27,7 +27,7 @@ mod header;
 #[cfg(test)]
 mod tests;
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 pub(crate) use header::{
     DENSE, DenseFile, Digests, EXPERTS, ExpertTensor, Header, JOURNAL, Origin, PIECE, PackedLayer, Piece,
@@ -75,6 +75,36 @@ impl Packed {
     pub(super) fn open(source: &Source, file: u32) -> Result<Self, Error> {
         let (header, data) = Header::read(source)?;
         Ok(Self { file, header, data })
+    }
+
+    /// Checks that of the checkpoint's files the one of dense tensors is that which was packed with these experts, by its length
+    /// and some of its pieces.
+    ///
+    /// # Errors
+    /// It is not, or cannot be read.
+    pub(super) fn check_dense(&self, files: &[Source]) -> Result<(), Error> {
+        let experts = files[self.file as usize].path();
+        let foreign = |what: String| Error::Checkpoint {
+            path: experts.into(),
+            problem: format!(
+                "{what} is not the {DENSE} that was packed with it: these files are of different models, or one is \
+                 damaged; pack the model again, or copy both files again from one folder"
+            ),
+        };
+        let dense = files.iter().find(|f| f.path().file_name().is_some_and(|name| name == DENSE));
+        let dense = dense.ok_or_else(|| foreign("what lies beside it".into()))?;
+        let packed = &self.header.dense;
+        let mut same = dense.len() == packed.bytes;
+        let count = packed.digests.0.len();
+        for i in BTreeSet::from([0, count / 3, count * 2 / 3, count.saturating_sub(1)]) {
+            let Some(wanted) = packed.digests.0.get(i).filter(|_| same) else { break };
+            let at = i as u64 * PIECE;
+            let mut piece = vec![0; PIECE.min(packed.bytes - at) as usize];
+            let read = dense.read_exact_at(&mut piece, at);
+            read.map_err(Error::file(dense.path(), "cannot read the file"))?;
+            same = digest(&piece) == *wanted;
+        }
+        if same { Ok(()) } else { Err(foreign(dense.path().display().to_string())) }
     }
 
     /// The tensors of the experts.

@@ -21,11 +21,18 @@ const PREFIX: usize = Frame::PREFIX as usize;
 /// A packed golden: its folder, and the contents of its file of experts.
 fn packed(name: &str) -> (TempDir, PathBuf, Vec<u8>) {
     let temp = tempfile::tempdir().unwrap();
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/goldens").join(name);
     let out = temp.path().join("out");
-    pack(&Checkpoint::open(&golden).unwrap(), &out, &mut |_, _| ControlFlow::Continue(())).unwrap();
+    pack_golden(&golden(name), &out);
     let bytes = fs::read(out.join(EXPERTS)).unwrap();
     (temp, out, bytes)
+}
+
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/goldens").join(name)
+}
+
+fn pack_golden(folder: &Path, out: &Path) {
+    pack(&Checkpoint::open(folder).unwrap(), out, &mut |_, _| ControlFlow::Continue(())).unwrap();
 }
 
 fn json_of(file: &[u8]) -> Value {
@@ -122,8 +129,7 @@ fn every_value_of_a_header_may_be_hostile() {
             let opened = open(&folder, &with_header(&file, &changed));
             // What describes the source, and digests that are checked when they are needed, do not matter for opening.
             let described = ["/architecture", "/source", "/digest"].iter().any(|part| at.contains(part))
-                || at.starts_with("/files")
-                || at == "/dense/bytes";
+                || at.starts_with("/files");
             assert!(opened.is_err() || described, "{at} was made {value}, and nobody minded");
             if let Err(error) = opened {
                 assert!(error.to_string().contains("/out"), "{at} {value}: {error}");
@@ -164,4 +170,39 @@ fn experts_of_another_model_are_refused() {
         let error = open(&folder, &file).unwrap_err().to_string();
         assert!(error.contains("out"), "{error}");
     }
+}
+
+/// Another training of the same model: all is in the same places.
+#[test]
+fn experts_of_another_training_are_refused() {
+    let (temp, folder, own) = packed("qwen3_moe");
+    let [source, other] = ["source", "other"].map(|name| temp.path().join(name));
+    fs::create_dir(&source).unwrap();
+    for name in ["config.json", DENSE] {
+        fs::copy(golden("qwen3_moe").join(name), source.join(name)).unwrap();
+    }
+    let mut weights = fs::read(source.join(DENSE)).unwrap();
+    let header = 8 + u64::from_le_bytes(weights[..8].try_into().unwrap()) as usize;
+    weights[header..].iter_mut().for_each(|byte| *byte ^= 1);
+    fs::write(source.join(DENSE), weights).unwrap();
+    pack_golden(&source, &other);
+    let foreign = fs::read(other.join(EXPERTS)).unwrap();
+
+    let said = open(&folder, &foreign).unwrap_err().to_string();
+    assert!(said.contains("different models") && said.contains("pack the model again"), "{said}");
+    let with_mirror = || {
+        let checkpoint = Checkpoint::open_with(&folder, std::slice::from_ref(&other))?;
+        Engine::open(checkpoint, EngineOptions::default(), &mut |_, _| {}).map(|_| ())
+    };
+    // A folder that leaves its experts to a mirror.
+    fs::remove_file(folder.join(EXPERTS)).unwrap();
+    let said = with_mirror().unwrap_err().to_string();
+    assert!(said.starts_with(other.to_str().unwrap()) && said.contains("different models"), "{said}");
+    // One that has them, and a mirror.
+    fs::write(folder.join(EXPERTS), &own).unwrap();
+    fs::remove_file(other.join(DENSE)).unwrap();
+    let said = with_mirror().unwrap_err().to_string();
+    assert!(said.starts_with(other.to_str().unwrap()) && said.contains("other tensors"), "{said}");
+    fs::write(other.join(EXPERTS), &own).unwrap();
+    with_mirror().unwrap();
 }
