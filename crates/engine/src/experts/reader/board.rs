@@ -79,6 +79,8 @@ struct Flight {
     /// Where the memory is: with its job, or in this grave.
     grave: Option<usize>,
     since: Instant,
+    /// When it was first seen to have run into its deadline.
+    late: Option<Instant>,
     ahead: bool,
     hung: bool,
     tries: u32,
@@ -229,8 +231,16 @@ impl Board {
         let choose = |avoid| self.sharing.choose(piece.bytes, avoid);
         let copy = choose(avoid).or_else(|| choose(lacking)).unwrap_or(0);
         let order = Order { piece, copy, buffered: false };
-        self.flights[lane] =
-            Some(Flight { order, grave: None, since: now, ahead, hung: false, tries: 0, failed: avoid });
+        self.flights[lane] = Some(Flight {
+            order,
+            grave: None,
+            since: now,
+            late: None,
+            ahead,
+            hung: false,
+            tries: 0,
+            failed: avoid,
+        });
         self.sharing.begin(copy, piece.bytes, now);
         self.up(ahead, now);
         Some(order)
@@ -258,7 +268,7 @@ impl Board {
                     self.retries += 1;
                     self.up(flight.ahead, now);
                     self.sharing.begin(order.copy, piece.bytes, now);
-                    self.flights[lane] = Some(Flight { order, since: now, ..flight });
+                    self.flights[lane] = Some(Flight { order, since: now, late: None, ..flight });
                     return Landed::Again(order);
                 }
                 Some(self.failure(&flight.order, error))

@@ -10,6 +10,10 @@ use super::{
 };
 use crate::experts::reader::transfer::Address;
 
+/// A read that is late gets this part of the deadline more. After a pause of the whole process (Ctrl-Z, a machine that
+/// sleeps) every read under way is late, and those that have ended in the meantime need a moment to say so.
+const SECOND_LOOK: u32 = 30;
+
 /// Memory that nobody wants any more, but that reads may yet write to.
 pub(super) struct Grave {
     pub(super) _memory: Bytes,
@@ -17,13 +21,18 @@ pub(super) struct Grave {
 }
 
 impl Board {
-    /// Finds reads that have run into their deadline; the result is when the next one would. Their jobs start anew on another
+    /// Finds reads that have run into their deadline and, when looked at once more, are still under way; the result is when to
+    /// look again. Their jobs start anew on another
     /// copy, or fail. The memory that such a read may still write to stays with it, and the job gets other memory.
     pub(in crate::experts::reader) fn expire(&mut self, now: Instant) -> Option<Instant> {
         let mut next: Option<Instant> = None;
         for lane in 0..self.flights.len() {
             let Some(flight) = self.flights[lane].as_mut().filter(|f| !f.hung) else { continue };
-            let due = flight.since + self.limits.deadline;
+            let deadline = self.limits.deadline;
+            if flight.late.is_none() && flight.since + deadline <= now {
+                flight.late = Some(now);
+            }
+            let due = flight.late.map_or(flight.since + deadline, |late| late + deadline / SECOND_LOOK);
             if due > now {
                 next = Some(next.map_or(due, |next| next.min(due)));
                 continue;
