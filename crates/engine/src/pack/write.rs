@@ -63,11 +63,13 @@ pub(super) fn pack_to<T: Target>(
     let folder = Folder { target, path: out, needed: bytes + journal_bytes };
 
     let made = folder.open()?;
+    let begun = !out.join(JOURNAL).exists();
     let opened = Journal::open(&folder, job.key()?, places.len());
     let (journal, known) = opened.inspect_err(|_| folder.leave(made))?;
     let there = places.iter().zip(&known).filter(|(_, known)| known.is_some()).map(|(p, _)| p.taken).sum();
     folder.check_room(there).inspect_err(|_| {
-        if there == 0 {
+        // One that an earlier run began tells that what it left is a part of this model.
+        if begun {
             let _ = fs::remove_file(out.join(JOURNAL));
             folder.leave(made);
         }
