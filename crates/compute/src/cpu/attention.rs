@@ -36,10 +36,11 @@ pub(super) fn attention(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(
     let &Op::Attention { k, v, spans, out, .. } = op else { return Ok(()) };
     host.with(&out, |host, numbers| {
         write_keys(host, spans, (&k, v.as_ref()))?;
-        if attend_together(host, cpu, op, numbers)? {
+        let Some(common) = Common::of(host, cpu.kernels, op)? else { return Ok(()) };
+        if attend_together((host, cpu), &common, op, numbers)? {
             return Ok(());
         }
-        of_spans(host, spans).try_for_each(|of_span| attend(host, cpu, of_span?, op, numbers))
+        of_spans(host, spans).try_for_each(|of_span| attend(cpu, (&common, of_span?), op, numbers))
     })
 }
 
@@ -234,15 +235,19 @@ impl<'a> Common<'a> {
 
 /// Attends from rows that have a span each, as those of several sessions have, all at once: if no tile then takes longer than
 /// all threads together should.
-fn attend_together(host: &Host, cpu: &mut Cpu, op: &Op<'_>, numbers: &mut [f32]) -> Result<bool, Error> {
+fn attend_together(
+    (host, cpu): (&Host, &mut Cpu),
+    common: &Common<'_>,
+    op: &Op<'_>,
+    numbers: &mut [f32],
+) -> Result<bool, Error> {
     let &Op::Attention { q, spans, out, .. } = op else { return Ok(false) };
-    let Some(common) = Common::of(host, cpu.kernels, op)? else { return Ok(false) };
     if spans.len() < 2 || spans.iter().any(|span| span.rows != 1) {
         return Ok(false);
     }
     let (mut all, mut longest, mut group) = (0, 0, 1);
     for of_span in of_spans(host, spans) {
-        let of = Attend::new(&common, of_span?);
+        let of = Attend::new(common, of_span?);
         let blocks = of.blocks().len();
         (all, longest, group) = (all + blocks, longest.max(blocks), of.group);
         cpu.reserve_all(wide_keys(of.kv))?;
@@ -255,7 +260,7 @@ fn attend_together(host: &Host, cpu: &mut Cpu, op: &Op<'_>, numbers: &mut [f32])
         let row = tile.rows().start;
         // It was there a moment ago.
         let Ok(kv) = host.states.key_value(spans[row].state) else { return };
-        let of = Attend::new(&common, (kv, row, &spans[row]));
+        let of = Attend::new(common, (kv, row, &spans[row]));
         let softmax = of.sum((0..1, row), (of.blocks(), None), &mut tile, lane);
         for ((row, head), softmax) in tile.places().zip(softmax) {
             common.finish(softmax, tile.vector(row, head), row, head);
@@ -266,16 +271,14 @@ fn attend_together(host: &Host, cpu: &mut Cpu, op: &Op<'_>, numbers: &mut [f32])
 
 /// Attends from the rows of one span to its keys and values.
 fn attend(
-    host: &Host,
     cpu: &mut Cpu,
-    (kv, first, span): OfSpan<'_>,
+    (common, (kv, first, span)): (&Common<'_>, OfSpan<'_>),
     op: &Op<'_>,
     numbers: &mut [f32],
 ) -> Result<(), Error> {
     let &Op::Attention { q, positions, out, .. } = op else { return Ok(()) };
-    let Some(common) = Common::of(host, cpu.kernels, op)? else { return Ok(()) };
     cpu.reserve_all(wide_keys(kv))?;
-    let (kernels, of) = (cpu.kernels, Attend::new(&common, (kv, first, span)));
+    let (kernels, of) = (cpu.kernels, Attend::new(common, (kv, first, span)));
     let (group, blocks) = (of.group, of.blocks());
     // A tile has one head of keys and values.
     let heads = common.heads(group, blocks.len());

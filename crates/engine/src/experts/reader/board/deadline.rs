@@ -22,8 +22,8 @@ pub(super) struct Grave {
 
 impl Board {
     /// Finds reads that have run into their deadline and, when looked at once more, are still under way; the result is when to
-    /// look again. Their jobs start anew on another
-    /// copy, or fail. The memory that such a read may still write to stays with it, and the job gets other memory.
+    /// look again. Their jobs start anew on another copy, or fail. The memory that such a read may still write to stays with
+    /// it, and the job gets other memory.
     pub(in crate::experts::reader) fn expire(&mut self, now: Instant) -> Option<Instant> {
         let mut next: Option<Instant> = None;
         for lane in 0..self.flights.len() {
