@@ -106,9 +106,15 @@ impl<'a> Matrix<'a> {
     }
 
     /// What is added to the product of row `row`.
-    #[inline]
     pub(crate) fn bias(&self, row: usize) -> f32 {
         self.output_bias.map_or(0.0, |(scalar, bytes)| scalar.get(bytes, self.every.at(row)))
+    }
+
+    /// Adds to the products of row `first` and of those that follow what is added to each.
+    pub(crate) fn add_biases(&self, first: usize, products: &mut [f32]) {
+        if self.output_bias.is_some() {
+            products.iter_mut().zip(first..).for_each(|(product, row)| *product += self.bias(row));
+        }
     }
 }
 

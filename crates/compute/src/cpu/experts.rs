@@ -99,16 +99,17 @@ pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
                     let gate = Product { kernels, matrix: gate, rows: gate_rows };
                     let up = Product { kernels, matrix: up, rows: up_rows };
                     let place = |i: usize| (from(&gate_rows, run.start + i), run.start + i);
-                    let add = |to: &mut f32, sum: f32, o: usize| *to = sum + gate.matrix.bias(o);
-                    gate.tile(run.len(), place, &mut tile, lane, add);
+                    gate.tile(run.len(), place, &mut tile, lane, <[f32]>::copy_from_slice);
                     let place = |i: usize| (from(&up_rows, run.start + i), run.start + i);
                     if activation == Activation::SwiGlu {
                         run.clone().for_each(|i| kernels.silu(tile.row(i)));
-                        let mul = |to: &mut f32, sum: f32, o: usize| *to *= sum + up.matrix.bias(o);
-                        up.tile(run.len(), place, &mut tile, lane, mul);
+                        up.tile(run.len(), place, &mut tile, lane, |gates, ups| {
+                            gates.iter_mut().zip(ups).for_each(|(gate, up)| *gate *= up);
+                        });
                     } else {
-                        up.tile(run.len(), place, &mut tile, lane, |to, sum, o| {
-                            *to = glu_of(activation, *to, sum + up.matrix.bias(o));
+                        up.tile(run.len(), place, &mut tile, lane, |gates, ups| {
+                            let both = gates.iter_mut().zip(ups);
+                            both.for_each(|(gate, up)| *gate = glu_of(activation, *gate, *up));
                         });
                     }
                 });
@@ -125,7 +126,7 @@ pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
                     let [.., down] = layout.matrices(slot);
                     let product = Product { kernels, matrix: down, rows };
                     let place = |i: usize| (run.start + i, run.start + i);
-                    product.tile(run.len(), place, &mut tile, lane, |to, sum, o| *to = sum + down.bias(o));
+                    product.tile(run.len(), place, &mut tile, lane, <[f32]>::copy_from_slice);
                 });
             }
             Ok(())

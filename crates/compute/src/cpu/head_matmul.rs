@@ -31,7 +31,7 @@ pub(super) fn head_mat_mul(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Resul
                 let product =
                     Product { kernels, matrix: of_head(head), rows: Rows::Numbers(all, x.head(head)) };
                 let place = |i: usize| (rows.start + i, rows.start + i);
-                product.tile(rows.len(), place, &mut tile, lane, |to, sum, _| *to = sum);
+                product.tile(rows.len(), place, &mut tile, lane, <[f32]>::copy_from_slice);
             });
             return Ok(());
         }

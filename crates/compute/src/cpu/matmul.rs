@@ -1,9 +1,6 @@
 //! Matrices on rows of activations.
 
-use std::{
-    ops::Range,
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
-};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::{
     Activations, Cpu,
@@ -60,7 +57,7 @@ pub(super) fn mat_mul(
                 |i| (uses.start + i, uses.start + i),
                 &mut tile,
                 lane,
-                |to, sum, _| *to = sum,
+                <[f32]>::copy_from_slice,
             );
             if let Some(bias) = bias {
                 for i in uses {
@@ -81,14 +78,14 @@ pub(super) struct Product<'a> {
 
 impl Product<'_> {
     /// Computes a tile's outputs of `count` rows: row `i` comes from and goes to the rows that `place(i)` names.
-    /// `write` gets the place of a sum, the sum, and which output it is.
+    /// `write` gets the places of some sums, and the sums with the outputs' biases.
     pub(super) fn tile(
         &self,
         count: usize,
         place: impl Fn(usize) -> (usize, usize),
         tile: &mut Tile<'_, f32>,
         lane: &mut Lane,
-        write: impl Fn(&mut f32, f32, usize),
+        write: impl Fn(&mut [f32], &[f32]),
     ) {
         let Self { kernels, matrix, rows } = self;
         let (all, view) = match rows {
@@ -104,9 +101,10 @@ impl Product<'_> {
                 let from: [usize; TILE] = std::array::from_fn(|c| place(i + c.min(n - 1)).0);
                 panel.dots(*kernels, (all, view), &from[..n], &mut sums);
                 for c in 0..n {
-                    let to = &mut tile.row(place(i + c).1)[first - outputs.start..];
-                    let sums = to.iter_mut().zip(&sums[..part.len()]).zip(part.clone());
-                    sums.for_each(|((to, sums), output)| write(to, sums[c], output));
+                    let mut of_row = sums.map(|sums| sums[c]);
+                    let of_row = &mut of_row[..part.len()];
+                    matrix.add_biases(first, of_row);
+                    write(&mut tile.row(place(i + c).1)[first - outputs.start..][..part.len()], of_row);
                 }
             }
         }
@@ -119,22 +117,22 @@ impl Product<'_> {
         count: usize,
         place: impl Fn(usize) -> (usize, usize),
         (tile, lane): (&mut Tile<'_, f32>, &mut Lane),
-        write: impl Fn(&mut f32, f32, usize),
+        write: impl Fn(&mut [f32], &[f32]),
     ) {
         let (Self { kernels, matrix, .. }, outputs) = (self, tile.cols());
-        let mut add = |i: usize, part: Range<usize>, sums: &[f32]| {
-            let to = &mut tile.row(place(i).1)[part.start - outputs.start..];
-            to.iter_mut().zip(sums).zip(part).for_each(|((to, sum), output)| write(to, *sum, output));
+        let mut add = |i: usize, first: usize, sums: &mut [f32]| {
+            matrix.add_biases(first, sums);
+            write(&mut tile.row(place(i).1)[first - outputs.start..][..sums.len()], sums);
         };
         if count <= FEW {
             let from: [usize; FEW] = std::array::from_fn(|i| place(i.min(count - 1)).0);
             let x = (rows, &from[..count]);
-            return kernels.decode(matrix, outputs.clone(), x, lane, |i, sums| add(i, outputs.clone(), sums));
+            return kernels.decode(matrix, outputs.clone(), x, lane, |i, sums| add(i, outputs.start, sums));
         }
         for first in outputs.clone().step_by(kernels.lanes()) {
             let part = first..outputs.end.min(first + kernels.lanes());
             let x = (rows, count, |i| place(i).0);
-            kernels.tile(matrix, part.clone(), x, lane, |i, sums| add(i, part.clone(), sums));
+            kernels.tile(matrix, part, x, lane, |i, sums| add(i, first, sums));
         }
     }
 }

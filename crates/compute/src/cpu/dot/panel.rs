@@ -265,7 +265,7 @@ impl Kernels {
         part: Range<usize>,
         (x, count, at): (&Rounded<'_>, usize, impl Fn(usize) -> usize),
         lane: &mut Lane,
-        mut each: impl FnMut(usize, &[f32]),
+        mut each: impl FnMut(usize, &mut [f32]),
     ) {
         assert!(part.len() <= self.lanes());
         let (outputs, (w, quant, groups)) = (part.len(), quant_rows(matrix, part));
@@ -289,7 +289,7 @@ impl Kernels {
                     (self.0.batch)(quant, (bytes, numbers), &rows[..n], groups, &mut sums);
                 }
             }
-            (0..n).for_each(|c| each(done + c, &sums[c][..outputs]));
+            (0..n).for_each(|c| each(done + c, &mut sums[c][..outputs]));
             done += n;
         }
     }
@@ -302,7 +302,7 @@ impl Kernels {
         part: Range<usize>,
         (x, at): (&Rounded<'_>, &[usize]),
         lane: &mut Lane,
-        mut each: impl FnMut(usize, &[f32]),
+        mut each: impl FnMut(usize, &mut [f32]),
     ) {
         let outputs = part.len();
         assert!((1..=FEW).contains(&at.len()) && (1..=MOST_OUTPUTS).contains(&outputs));
@@ -324,7 +324,7 @@ impl Kernels {
         let (rows, sums) = (&rows[..at.len()], &mut lane.sums[..at.len() * outputs]);
         // SAFETY: the table's set is there, and rows, activations and scratch are as large as their types say.
         unsafe { (self.0.decode)(quant, &w, rows, groups, scratch, sums) }
-        sums.chunks_exact(outputs).enumerate().for_each(|(i, sums)| each(i, sums));
+        sums.chunks_exact_mut(outputs).enumerate().for_each(|(i, sums)| each(i, sums));
     }
 
     /// Widens a row of a matrix as its format says; the scratch has room for its scales and biases.
