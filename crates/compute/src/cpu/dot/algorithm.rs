@@ -161,6 +161,32 @@ pub(super) trait Simd: Copy {
         }
     }
     unsafe fn float(x: Self::I) -> Self::F;
+    /// The largest size of a number; a NaN is larger than all others.
+    #[inline(always)]
+    unsafe fn largest_size(x: &[f32; GROUP]) -> f32 {
+        let mut max = [0u32; GROUP / 2];
+        for x in x.as_chunks::<{ GROUP / 2 }>().0 {
+            for (max, x) in max.iter_mut().zip(x) {
+                let bits = x.to_bits() & 0x7fff_ffff;
+                *max = if bits > *max { bits } else { *max };
+            }
+        }
+        f32::from_bits(max.into_iter().fold(0, u32::max))
+    }
+    /// Rounds `x * by`, of which none is larger than 127, to whole numbers; returns their sum. A NaN becomes zero.
+    #[inline(always)]
+    unsafe fn round(x: &[f32; GROUP], by: f32, q: &mut [i8; GROUP]) -> i32 {
+        // Adding it to a small number leaves the nearest whole number in the low bits.
+        const MAGIC: f32 = 12_582_912.0;
+        let mut whole = [0i32; GROUP];
+        for (n, x) in whole.iter_mut().zip(x) {
+            *n = i32::from((x * by + MAGIC).to_bits() as u8 as i8);
+        }
+        for (q, n) in q.iter_mut().zip(whole) {
+            *q = n as i8;
+        }
+        whole.iter().sum()
+    }
 }
 
 /// How numbers lie in bytes.

@@ -368,4 +368,24 @@ impl Simd for Avx512 {
         // SAFETY: see `zero`.
         unsafe { _mm512_cvtepi32_ps(x) }
     }
+    #[inline(always)]
+    unsafe fn largest_size(x: &[f32; GROUP]) -> f32 {
+        // SAFETY: see `zero`. Sizes are in the order of their bits.
+        unsafe {
+            let x = _mm512_and_si512(_mm512_loadu_si512(x.as_ptr().cast()), _mm512_set1_epi32(i32::MAX));
+            f32::from_bits(_mm512_reduce_max_epu32(x))
+        }
+    }
+    #[inline(always)]
+    unsafe fn round(x: &[f32; GROUP], by: f32, q: &mut [i8; GROUP]) -> i32 {
+        // SAFETY: see `zero`. What is no number becomes the least one, whose lowest byte is zero.
+        unsafe {
+            let whole = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x.as_ptr()), _mm512_set1_ps(by)));
+            let bytes = _mm512_cvtepi32_epi8(whole);
+            _mm_storeu_si128(q.as_mut_ptr().cast(), bytes);
+            // Sums of eight bytes that are 128 larger.
+            let sums = _mm_sad_epu8(_mm_xor_si128(bytes, _mm_set1_epi8(i8::MIN)), _mm_setzero_si128());
+            _mm_cvtsi128_si32(sums) + _mm_extract_epi32::<2>(sums) - 128 * GROUP as i32
+        }
+    }
 }

@@ -114,7 +114,7 @@ macro_rules! kernels {
                 between(logits: &[f32], range: [f32; 2], f: &mut dyn FnMut(usize, f32)) = logits::between;
                 quantize(
                     x: &[f32], of: (usize, usize), q: &mut [i8], scales: &mut [f32], sums: &mut [f32]
-                ) = quants::quantize;
+                ) = quants::quantize::<$simd>;
             }
 
             $(#[$feature])?

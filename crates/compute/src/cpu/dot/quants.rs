@@ -131,38 +131,29 @@ pub(super) unsafe fn widen_quants<S: Simd, const BITS: usize>(
 /// they meet unpacked quants, a scale per [`GROUP`], and per `group` the sum of what the rounded numbers stand for. A NaN
 /// or an infinity makes its scale one. What is behind the row in `q` is zero, and whole blocks of any instruction set
 /// are there.
+///
+/// # Safety
+/// Needs the instruction set.
 #[inline(always)]
-pub(super) fn quantize(
+pub(super) unsafe fn quantize<S: Simd>(
     x: &[f32],
     (bits, group): (usize, usize),
     q: &mut [i8],
     scales: &mut [f32],
     sums: &mut [f32],
 ) {
-    // Adding it to a small number leaves the nearest whole number in the low bits.
-    const MAGIC: f32 = 12_582_912.0;
-    let per_group = group / GROUP;
     sums.fill(0.0);
-    for (i, (x, q)) in x.as_chunks::<GROUP>().0.iter().zip(q.as_chunks_mut::<GROUP>().0).enumerate() {
-        let mut max = [0u32; 8];
-        for x in x.as_chunks::<8>().0 {
-            for (max, x) in max.iter_mut().zip(x) {
-                let bits = x.to_bits() & 0x7fff_ffff;
-                *max = if bits > *max { bits } else { *max };
-            }
+    let of_groups = x.chunks(group).zip(q.chunks_mut(group)).zip(scales.chunks_mut(group / GROUP)).zip(sums);
+    for (((x, q), scales), sum) in of_groups {
+        let parts = x.as_chunks::<GROUP>().0.iter().zip(q.as_chunks_mut::<GROUP>().0).zip(scales);
+        for ((x, q), scale) in parts {
+            // SAFETY: the caller's.
+            let max = unsafe { S::largest_size(x) };
+            let inverse = if max > 1e-30 { 127.0 / max } else { 0.0 };
+            *scale = max / 127.0;
+            // SAFETY: the caller's.
+            *sum += *scale * unsafe { S::round(x, inverse, q) } as f32;
         }
-        let max = f32::from_bits(max.into_iter().fold(0, u32::max));
-        let inverse = if max > 1e-30 { 127.0 / max } else { 0.0 };
-        let mut whole = [0i32; GROUP];
-        for (n, x) in whole.iter_mut().zip(x) {
-            *n = i32::from((x * inverse + MAGIC).to_bits() as u8 as i8);
-        }
-        for (q, n) in q.iter_mut().zip(whole) {
-            *q = n as i8;
-        }
-        let scale = max / 127.0;
-        scales[i] = scale;
-        sums[i / per_group] += scale * whole.iter().sum::<i32>() as f32;
     }
     match parts(bits) {
         2 => q.as_chunks_mut().0.iter_mut().for_each(split2),
