@@ -97,6 +97,8 @@ pub(super) trait Simd: Copy {
         // SAFETY: the caller's.
         unsafe { [Self::sum(a), Self::sum(b), Self::sum(c), Self::sum(d)] }
     }
+    /// Bytes, as numbers from 0 to 255.
+    unsafe fn load_bytes(p: *const u8) -> Self::F;
     unsafe fn load_bf16(p: *const u8) -> Self::F;
     unsafe fn load_f16(p: *const u8) -> Self::F;
     unsafe fn load_e4m3(p: *const u8) -> Self::F;

@@ -106,6 +106,11 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         }
     }
     #[inline(always)]
+    unsafe fn load_bytes(p: *const u8) -> __m256 {
+        // SAFETY: see `zero`.
+        unsafe { _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast()))) }
+    }
+    #[inline(always)]
     unsafe fn load_bf16(p: *const u8) -> __m256 {
         // SAFETY: see `zero`.
         unsafe {

@@ -128,6 +128,11 @@ impl Simd for Avx512 {
         }
     }
     #[inline(always)]
+    unsafe fn load_bytes(p: *const u8) -> __m512 {
+        // SAFETY: see `zero`.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast()))) }
+    }
+    #[inline(always)]
     unsafe fn load_bf16(p: *const u8) -> __m512 {
         // SAFETY: see `zero`.
         unsafe {

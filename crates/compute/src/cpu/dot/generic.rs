@@ -92,6 +92,12 @@ impl Simd for Generic {
         (x[0] + x[2]) + (x[1] + x[3])
     }
     #[inline(always)]
+    unsafe fn load_bytes(p: *const u8) -> Self::F {
+        // SAFETY: the caller's: LANES bytes can be read.
+        let bytes = unsafe { read::<LANES>(p) };
+        each(|i| f32::from(bytes[i]))
+    }
+    #[inline(always)]
     unsafe fn load_bf16(p: *const u8) -> Self::F {
         // SAFETY: the caller's: LANES numbers can be read.
         let bytes = unsafe { read::<{ LANES * 2 }>(p) };

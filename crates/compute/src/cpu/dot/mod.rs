@@ -34,6 +34,7 @@ pub use isa::Isa;
 pub(crate) use logits::{BINS, MOST_TALLIED, Scale, halved, units};
 pub(crate) use panel::{Lane, MOST_OUTPUTS, MOST_WIDE_ROWS, Panel, Rounded, Rows, grow, padded, quants_of};
 pub use peak::CpuPeak;
+use quants::AffineRow;
 pub(crate) use quants::Quant;
 pub(crate) use vectors::{Delta, Join, Places, each};
 
@@ -43,6 +44,7 @@ use crate::{Element, Error, KeyFormat, Scalar, host::widen_q8};
 #[allow(clippy::type_complexity, reason = "a table of functions is a table of their types")]
 struct Table {
     numbers: unsafe fn(Scalar, &[&[u8]], &[&[f32]], &mut Sums),
+    affine: unsafe fn(&[AffineRow<'_>; TILE], (usize, usize), &[&[f32]], &mut Sums),
     /// Rows of a tile of quants.
     lanes: usize,
     /// Rows of activations that meet quants while they are unpacked, at most.
@@ -91,13 +93,15 @@ macro_rules! kernels {
                 columns::{self, Groups, QuantRows, RoundedRow},
                 few::{self, LaidOut},
                 logits,
-                quants::{self, Bits, E2m1, Quant},
+                quants::{self, AffineRow, Bits, E2m1, Quant},
                 vectors,
             };
             use crate::{Element, Scalar};
 
             kernels! {
                 $simd $(, #[$feature])?;
+                affine(w: &[AffineRow<'_>; TILE], of: (usize, usize), x: &[&[f32]], sums: &mut Sums)
+                    = quants::affine_tile::<$simd>;
                 silu_mul(y: &mut [f32], x: &[f32]) = vectors::silu_mul::<$simd>;
                 mul_silu(y: &mut [f32], x: &[f32]) = vectors::mul_silu::<$simd>;
                 mul_sigmoid(y: &mut [f32], x: &[f32]) = vectors::mul_sigmoid::<$simd>;
@@ -298,6 +302,7 @@ macro_rules! kernels {
 
             pub(super) static TABLE: Table = Table {
                 numbers,
+                affine,
                 lanes: <$simd as Simd>::LANES,
                 first: if <$simd>::WIDTH >= 4 { 8 } else { 4 },
                 lay_out,

@@ -186,6 +186,14 @@ impl<const DOT: bool> Simd for Neon<DOT> {
         }
     }
     #[inline(always)]
+    unsafe fn load_bytes(p: *const u8) -> float32x4_t {
+        // SAFETY: see `zero`.
+        unsafe {
+            let x = vreinterpret_u8_u32(vdup_n_u32(p.cast::<u32>().read_unaligned()));
+            vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(x))))
+        }
+    }
+    #[inline(always)]
     unsafe fn load_bf16(p: *const u8) -> float32x4_t {
         // SAFETY: see `zero`.
         unsafe { vreinterpretq_f32_u32(vshll_n_u16::<16>(vreinterpret_u16_u8(vld1_u8(p)))) }

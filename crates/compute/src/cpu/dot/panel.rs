@@ -8,6 +8,7 @@ use super::{
     blocks::Blocks,
     columns::{Groups, QuantRows, RoundedRow, Scales, tile_bytes, tile_numbers},
     few::{LaidOut, laid_out_bytes},
+    quants::AffineRow,
 };
 use crate::{Element, Error, Format, Matrix, MatrixShape, Scalar, View};
 
@@ -105,6 +106,8 @@ pub(crate) struct Panel<'a>(Kind<'a>);
 enum Kind<'a> {
     /// Rows of numbers, for f32 activations.
     Numbers { scalar: Scalar, cols: usize, rows: [&'a [u8]; TILE], count: usize },
+    /// Rows of quants of so many bits in groups, for few rows of f32 activations.
+    Affine { of: (usize, usize), cols: usize, rows: [AffineRow<'a>; TILE] },
     /// Rows of small floats, for one row of f32 activations.
     Blocks { element: Element, cols: usize, rows: [Blocks<'a>; TILE], count: usize },
 }
@@ -183,6 +186,19 @@ impl<'a> Panel<'a> {
                 let rows = rows_of.map(|(elements, scales, _)| Blocks { elements, scales, scale, block });
                 return Panel(Kind::Blocks { element, cols, rows, count });
             }
+            Format::Affine { bits, group, scale } if uses <= TILE && in_lanes(cols) => {
+                let (of, groups) = ((bits.into(), group.into()), cols / usize::from(group));
+                let mut rows = rows_of.map(|(q, ..)| AffineRow { q, scales: &[], biases: &[] });
+                let mut room = &mut lane.numbers[..];
+                for (row, (_, scales, biases)) in rows.iter_mut().zip(rows_of) {
+                    for (to, from) in [(&mut row.scales, scales), (&mut row.biases, biases)] {
+                        let (wide, rest) = room.split_at_mut(groups);
+                        kernels.widen(scale, from, wide);
+                        (*to, room) = (wide, rest);
+                    }
+                }
+                return Panel(Kind::Affine { of, cols, rows });
+            }
             Format::Affine { .. } | Format::Scaled { .. } => {}
         }
         let (wide, scratch) = lane.numbers.split_at_mut(TILE * cols);
@@ -203,6 +219,12 @@ impl<'a> Panel<'a> {
                 let mut x = [&[][..]; TILE];
                 x.iter_mut().zip(at).for_each(|(x, at)| *x = Rows::numbers(all, view, *at));
                 kernels.numbers(*scalar, &rows[..*count], &x[..at.len()], sums);
+            }
+            Kind::Affine { of, cols, rows } => {
+                assert_eq!(view.width, *cols);
+                let mut x = [&[][..]; TILE];
+                x.iter_mut().zip(at).for_each(|(x, at)| *x = Rows::numbers(all, view, *at));
+                kernels.affine(rows, *of, &x[..at.len()], sums);
             }
             Kind::Blocks { element, cols, rows, count } => {
                 assert_eq!(view.width, *cols);
@@ -250,6 +272,19 @@ impl Kernels {
         assert!(w.iter().all(|w| w.len() == cols * scalar.bytes()) && x.iter().all(|x| x.len() == cols));
         // SAFETY: the table's set is there, and the rows are of one length.
         unsafe { (self.0.numbers)(scalar, w, x, sums) }
+    }
+
+    /// Products of rows of quants of so many bits in groups, and of f32.
+    fn affine(self, w: &[AffineRow<'_>; TILE], (bits, group): (usize, usize), x: &[&[f32]], sums: &mut Sums) {
+        let cols = x.first().map_or(0, |x| x.len());
+        assert!(x.len() <= TILE && x.iter().all(|x| x.len() == cols));
+        assert!(group.is_power_of_two() && group >= GROUP && cols.is_multiple_of(group));
+        assert!(
+            w.iter()
+                .all(|w| w.q.len() == cols * bits / 8 && w.scales.len().min(w.biases.len()) == cols / group)
+        );
+        // SAFETY: the table's set is there, and the lengths are as the algorithm wants them.
+        unsafe { (self.0.affine)(w, (bits, group), x, sums) }
     }
 
     /// Rows of a tile of quants.

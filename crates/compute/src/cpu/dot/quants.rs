@@ -9,7 +9,7 @@
 //! unpacked once ([`columns`](super::columns)).
 #![allow(clippy::needless_range_loop, reason = "arrays of vectors are walked together, and without closures")]
 
-use super::algorithm::{GROUP, MAX_UNIT, Simd};
+use super::algorithm::{GROUP, MAX_UNIT, Simd, Sums, TILE, reduce};
 
 /// Most vectors that a block is unpacked to.
 pub(super) const PARTS: usize = 4;
@@ -90,6 +90,101 @@ pub(super) unsafe fn end_of_row(from: *const u8, len: usize) -> [u8; MAX_UNIT] {
     buffer
 }
 
+/// Unpacks the unit that begins at byte `at` of a row, for [`MAX_UNIT`] bytes.
+///
+/// # Safety
+/// Needs the instruction set; `at` lies in the row.
+#[inline(always)]
+unsafe fn unpack_unit<S: Simd, const BITS: usize>(row: &[u8], at: usize, to: *mut u8) {
+    // SAFETY: the caller's; a unit is read up to the end of the row only.
+    unsafe {
+        let from = row.as_ptr().add(at);
+        let unit = if at + S::reach(BITS) <= row.len() {
+            S::unpack::<BITS>(from)
+        } else {
+            S::unpack::<BITS>(end_of_row(from, row.len() - at).as_ptr())
+        };
+        S::store_bytes(to, unit);
+    }
+}
+
+/// A row of packed quants and what they are scaled by, one of each per group.
+#[derive(Clone, Copy)]
+pub(super) struct AffineRow<'a> {
+    pub(super) q: &'a [u8],
+    pub(super) scales: &'a [f32],
+    pub(super) biases: &'a [f32],
+}
+
+/// The products of [`TILE`] rows of quants of `bits` bits in groups of `group` and up to as many rows of f32, to the bit those of
+/// [`number_tile`](super::algorithm::number_tile) with the rows of quants widened.
+///
+/// # Safety
+/// Needs the instruction set; the rows have as many quants as those of `x` numbers, whole groups, which are whole vectors.
+#[inline(always)]
+pub(super) unsafe fn affine_tile<S: Simd>(
+    w: &[AffineRow<'_>; TILE],
+    (bits, group): (usize, usize),
+    x: &[&[f32]],
+    sums: &mut Sums,
+) {
+    /// With `X` rows of f32; returns how many that were.
+    #[inline(always)]
+    unsafe fn part<S: Simd, const X: usize>(
+        w: &[AffineRow<'_>; TILE],
+        (bits, group): (usize, usize),
+        x: &[&[f32]; X],
+        mut write: impl FnMut(usize, [f32; X]),
+    ) -> usize {
+        let (cols, shift) = (x[0].len(), group.trailing_zeros());
+        let mut unit = [0u8; MAX_UNIT];
+        // SAFETY: the caller's; an array holds a unit.
+        unsafe {
+            let mut acc = [[S::zero(); X]; TILE];
+            for first in (0..cols).step_by(S::UNIT) {
+                for r in 0..TILE {
+                    let (at, to) = (first * bits / 8, unit.as_mut_ptr());
+                    match bits {
+                        2 => unpack_unit::<S, 2>(w[r].q, at, to),
+                        3 => unpack_unit::<S, 3>(w[r].q, at, to),
+                        4 => unpack_unit::<S, 4>(w[r].q, at, to),
+                        5 => unpack_unit::<S, 5>(w[r].q, at, to),
+                        6 => unpack_unit::<S, 6>(w[r].q, at, to),
+                        _ => unpack_unit::<S, 8>(w[r].q, at, to),
+                    }
+                    for i in (0..S::UNIT.min(cols - first)).step_by(S::LANES) {
+                        let g = (first + i) >> shift;
+                        let scale = S::splat(*w[r].scales.as_ptr().add(g));
+                        let bias = S::splat(*w[r].biases.as_ptr().add(g));
+                        let scaled = S::mul(scale, S::load_bytes(unit.as_ptr().add(i)));
+                        let weight = S::fma(S::splat(1.0), scaled, bias);
+                        for c in 0..X {
+                            acc[r][c] = S::fma(weight, S::load(x[c].as_ptr().add(first + i)), acc[r][c]);
+                        }
+                    }
+                }
+            }
+            reduce::<S, TILE, X>(&acc).into_iter().enumerate().for_each(|(r, sums)| write(r, sums));
+        }
+        X
+    }
+    let mut at = 0;
+    while at < x.len() {
+        // SAFETY: the caller's.
+        at += unsafe {
+            match (x[at..].first_chunk::<4>(), x[at..].first_chunk::<2>()) {
+                (Some(x), _) => {
+                    part::<S, 4>(w, (bits, group), x, |r, of| sums[r][at..at + 4].copy_from_slice(&of))
+                }
+                (_, Some(x)) => {
+                    part::<S, 2>(w, (bits, group), x, |r, of| sums[r][at..at + 2].copy_from_slice(&of))
+                }
+                _ => part::<S, 1>(w, (bits, group), &[x[at]], |r, [of]| sums[r][at] = of),
+            }
+        };
+    }
+}
+
 /// Widens a row of packed quants: `out = scale * q + bias`, rounded twice as the format says.
 ///
 /// # Safety
@@ -105,17 +200,8 @@ pub(super) unsafe fn widen_quants<S: Simd, const BITS: usize>(
     let (unit_bytes, per_group) = (S::UNIT * BITS / 8, (group / GROUP).trailing_zeros());
     let mut quants = [0u8; MAX_UNIT];
     for (u, out) in out.chunks_mut(S::UNIT).enumerate() {
-        let at = u * unit_bytes;
-        // SAFETY: a unit is read up to the end of the row only, and an array holds one.
-        unsafe {
-            let from = row.as_ptr().add(at);
-            let unit = if at + S::reach(BITS) <= row.len() {
-                S::unpack::<BITS>(from)
-            } else {
-                S::unpack::<BITS>(end_of_row(from, row.len() - at).as_ptr())
-            };
-            S::store_bytes(quants.as_mut_ptr(), unit);
-        }
+        // SAFETY: the caller's; an array holds a unit.
+        unsafe { unpack_unit::<S, BITS>(row, u * unit_bytes, quants.as_mut_ptr()) };
         let groups = out.as_chunks_mut::<GROUP>().0.iter_mut().zip(quants.as_chunks::<GROUP>().0);
         for (i, (out, quants)) in groups.enumerate() {
             let at = (u * S::UNIT / GROUP + i) >> per_group;
