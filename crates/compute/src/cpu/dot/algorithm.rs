@@ -119,6 +119,20 @@ pub(super) trait Simd: Copy {
     /// Transposes `4 * DWORDS` bytes of each of the first `LANES` rows, from byte `at` on: vector `i`, of the first
     /// `DWORDS`, has fours `i`.
     unsafe fn columns(rows: &Pointers, at: usize) -> [Self::D; MOST_LANES];
+    /// Steps in which [`Simd::columns_step`] does what [`Simd::columns`] does.
+    const STEPS: usize = 1;
+    /// Step `i` of [`Simd::columns`], whose vectors are at `to` after the last one; the steps before have left what they made in
+    /// `between`. Both have room for [`MOST_LANES`] vectors.
+    #[inline(always)]
+    unsafe fn columns_step(rows: &Pointers, at: usize, _i: usize, [_between, to]: [*mut u8; 2]) {
+        // SAFETY: the caller's.
+        unsafe {
+            let columns = Self::columns(rows, at);
+            for d in 0..Self::DWORDS {
+                Self::store_dwords(to.add(d * 4 * Self::LANES), columns[d]);
+            }
+        }
+    }
     /// As [`Simd::columns`] of `len` bytes with zeros behind.
     #[inline(always)]
     unsafe fn first_columns(rows: &Pointers, at: usize, len: usize) -> [Self::D; MOST_LANES] {

@@ -30,35 +30,54 @@ impl<const BITS: usize> Words<BITS> {
     const INDEXES: [u16; 32] = words(BITS);
 }
 
+/// Transposes fours of bytes of four rows: lane `l` of 128 bits of vector `j` has column `4 * l + j` of them.
+#[inline(always)]
+unsafe fn fours([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
+    // SAFETY: the caller's: the instruction set is there.
+    unsafe {
+        let low = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
+        let high = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
+        [
+            _mm512_unpacklo_epi64(low.0, low.1),
+            _mm512_unpackhi_epi64(low.0, low.1),
+            _mm512_unpacklo_epi64(high.0, high.1),
+            _mm512_unpackhi_epi64(high.0, high.1),
+        ]
+    }
+}
+
+/// Of vectors `j` of [`fours`] of all rows, columns `j`, `4 + j`, `8 + j` and `12 + j`.
+#[inline(always)]
+unsafe fn sixteens([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
+    // SAFETY: the caller's: the instruction set is there.
+    unsafe {
+        let low = (_mm512_shuffle_i32x4::<0x44>(a, b), _mm512_shuffle_i32x4::<0x44>(c, d));
+        let high = (_mm512_shuffle_i32x4::<0xee>(a, b), _mm512_shuffle_i32x4::<0xee>(c, d));
+        [
+            _mm512_shuffle_i32x4::<0x88>(low.0, low.1),
+            _mm512_shuffle_i32x4::<0xdd>(low.0, low.1),
+            _mm512_shuffle_i32x4::<0x88>(high.0, high.1),
+            _mm512_shuffle_i32x4::<0xdd>(high.0, high.1),
+        ]
+    }
+}
+
 /// Transposes fours of bytes.
 #[inline(always)]
 unsafe fn transposed(x: [__m512i; MOST_LANES]) -> [__m512i; MOST_LANES] {
+    let (mut between, mut all) = (x, x);
     // SAFETY: the caller's: the instruction set is there.
     unsafe {
-        let (mut pairs, mut fours, mut all) = (x, x, x);
-        for i in 0..8 {
-            pairs[2 * i] = _mm512_unpacklo_epi32(x[2 * i], x[2 * i + 1]);
-            pairs[2 * i + 1] = _mm512_unpackhi_epi32(x[2 * i], x[2 * i + 1]);
-        }
-        // Lane `l` of 128 bits of vector `4 * i + j` has column `4 * l + j` of rows `4 * i ..`.
         for i in 0..4 {
-            for j in 0..2 {
-                let (a, b) = (pairs[4 * i + j], pairs[4 * i + j + 2]);
-                fours[4 * i + 2 * j] = _mm512_unpacklo_epi64(a, b);
-                fours[4 * i + 2 * j + 1] = _mm512_unpackhi_epi64(a, b);
-            }
+            [between[i], between[4 + i], between[8 + i], between[12 + i]] =
+                fours([x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]]);
         }
         for j in 0..4 {
-            let [a, b, c, d] = [fours[j], fours[4 + j], fours[8 + j], fours[12 + j]];
-            let low = (_mm512_shuffle_i32x4::<0x44>(a, b), _mm512_shuffle_i32x4::<0x44>(c, d));
-            let high = (_mm512_shuffle_i32x4::<0xee>(a, b), _mm512_shuffle_i32x4::<0xee>(c, d));
-            all[j] = _mm512_shuffle_i32x4::<0x88>(low.0, low.1);
-            all[4 + j] = _mm512_shuffle_i32x4::<0xdd>(low.0, low.1);
-            all[8 + j] = _mm512_shuffle_i32x4::<0x88>(high.0, high.1);
-            all[12 + j] = _mm512_shuffle_i32x4::<0xdd>(high.0, high.1);
+            let of_all = [between[4 * j], between[4 * j + 1], between[4 * j + 2], between[4 * j + 3]];
+            [all[j], all[4 + j], all[8 + j], all[12 + j]] = sixteens(of_all);
         }
-        all
     }
+    all
 }
 
 impl Simd for Avx512 {
@@ -69,6 +88,7 @@ impl Simd for Avx512 {
     const LANES: usize = 16;
     const UNIT: usize = 4 * GROUP;
     const DWORDS: usize = 16;
+    const STEPS: usize = 8;
     const FUSED: bool = true;
     const WIDTH: usize = 4;
 
@@ -230,6 +250,30 @@ impl Simd for Avx512 {
                 *x = _mm512_loadu_si512(row.add(at).cast());
             }
             transposed(x)
+        }
+    }
+    #[inline(always)]
+    unsafe fn columns_step(rows: &Pointers, at: usize, i: usize, [between, to]: [*mut u8; 2]) {
+        // SAFETY: see `zero`.
+        unsafe {
+            let (mut x, j) = ([_mm512_setzero_si512(); 4], i % 4);
+            if i < 4 {
+                for r in 0..4 {
+                    x[r] = _mm512_loadu_si512(rows[4 * j + r].add(at).cast());
+                }
+                let x = fours(x);
+                for k in 0..4 {
+                    _mm512_storeu_si512(between.add((4 * k + j) * 64).cast(), x[k]);
+                }
+            } else {
+                for r in 0..4 {
+                    x[r] = _mm512_loadu_si512(between.add((4 * j + r) * 64).cast());
+                }
+                let x = sixteens(x);
+                for k in 0..4 {
+                    _mm512_storeu_si512(to.add((4 * k + j) * 64).cast(), x[k]);
+                }
+            }
         }
     }
     #[inline(always)]

@@ -9,6 +9,8 @@
 //! it meanwhile.
 #![allow(clippy::needless_range_loop, reason = "arrays of vectors are walked together, and without closures")]
 
+use std::mem::MaybeUninit;
+
 use super::{
     algorithm::{Bf16, Column, F16, F32, GROUP, LINE, MAX_UNIT, MOST_LANES, Pointers, Simd, ends},
     blocks::e2m1_scales,
@@ -85,6 +87,12 @@ fn pointers((all, stride): (&[u8], usize), count: usize) -> Pointers {
     std::array::from_fn(|i| all.as_ptr().wrapping_add(i.min(count - 1) * stride))
 }
 
+/// Room for the vectors of a block.
+#[repr(align(64))]
+struct Vectors {
+    _bytes: [[u8; MAX_UNIT]; MOST_LANES],
+}
+
 /// The blocks that a packing is read in: so many bytes of every row that their transposition fills whole vectors.
 struct Block<S, P>(S, P);
 
@@ -108,16 +116,40 @@ impl<S: Simd, P: Packing> Block<S, P> {
         }
     }
 
-    /// The transposed block that begins at byte `at` of rows.
+    /// Where block `b` of rows is read, pointers and what to add to them: in the rows themselves if it is one of those `inside`, else in a
+    /// copy of their ends.
+    ///
+    /// # Safety
+    /// The rows have `bytes` bytes, and such a block.
+    #[inline(always)]
+    unsafe fn place<'a>(
+        (rows, bytes, inside): (&'a Pointers, usize, usize),
+        b: usize,
+        end: &'a mut ([[u8; MAX_UNIT]; MOST_LANES], Pointers),
+    ) -> (&'a Pointers, usize) {
+        let at = b * Self::BYTES;
+        if b < inside {
+            return (rows, at);
+        }
+        // SAFETY: the caller's.
+        end.0 = unsafe { ends::<S>(rows, at, bytes - at) };
+        end.1 = end.0.each_ref().map(|end| end.as_ptr());
+        (&end.1, 0)
+    }
+
+    /// Steps in which a block is transposed.
+    const STEPS: usize = if Self::IN_ORDER { 1 } else { S::STEPS };
+
+    /// Step `i` of the transposition of the block that begins at byte `at` of rows, as of [`Simd::columns_step`].
     ///
     /// # Safety
     /// `reach` bytes can be read there of every row.
     #[inline(always)]
-    unsafe fn load(rows: &Pointers, at: usize) -> [S::D; MOST_LANES] {
+    unsafe fn step(rows: &Pointers, at: usize, i: usize, to: [*mut u8; 2]) {
         // SAFETY: the caller's; an array holds the units of a block.
         unsafe {
             if !Self::IN_ORDER {
-                return S::columns(rows, at);
+                return S::columns_step(rows, at, i, to);
             }
             let mut bytes = [[0u8; MAX_UNIT]; MOST_LANES];
             for r in 0..S::LANES {
@@ -132,30 +164,34 @@ impl<S: Simd, P: Packing> Block<S, P> {
                     S::store_bytes(bytes[r].as_mut_ptr().add(u * S::UNIT), unit);
                 }
             }
-            S::columns(&bytes.each_ref().map(|row| row.as_ptr()), 0)
+            let bytes = bytes.each_ref().map(|row| row.as_ptr());
+            for i in 0..S::STEPS {
+                S::columns_step(&bytes, 0, i, to);
+            }
         }
     }
 
-    /// What group `i` of the activations meets.
+    /// What group `i` of the activations meets of a transposed block.
     #[inline(always)]
-    unsafe fn vectors(block: &[S::D; MOST_LANES], i: usize) -> [S::D; VECTORS] {
-        let mut vectors = [block[0]; VECTORS];
-        for v in 0..VECTORS {
-            let packed = block[(i * VECTORS + v) / Self::PARTS];
-            // SAFETY: the caller's.
-            vectors[v] = unsafe {
-                if Self::PARTS == 1 {
+    unsafe fn vectors(block: *const u8, i: usize) -> [S::D; VECTORS] {
+        // SAFETY: the caller's.
+        unsafe {
+            let mut vectors = [S::load_dwords(block); VECTORS];
+            for v in 0..VECTORS {
+                let packed = S::load_dwords(block.add((i * VECTORS + v) / Self::PARTS * 4 * S::LANES));
+                vectors[v] = if Self::PARTS == 1 {
                     packed
                 } else {
                     P::quants::<S>(S::bits(packed, v % Self::PARTS * P::BITS, P::BITS))
-                }
-            };
+                };
+            }
+            vectors
         }
-        vectors
     }
 
     /// Adds the products of all rows, and stores their vectors one behind the other in a tile, unless it is null. What lies `ahead`
-    /// bytes behind is asked for.
+    /// bytes behind is asked for. While a block is multiplied the next one is transposed, step by step, as one has little use for what
+    /// the other keeps busy.
     ///
     /// # Safety
     /// The rows have `bytes` bytes, and the tile has room for whole blocks.
@@ -168,21 +204,29 @@ impl<S: Simd, P: Packing> Block<S, P> {
         let count = bytes.div_ceil(Self::BYTES);
         // Blocks that can be loaded without reading beyond their row.
         let inside = ((bytes + Self::BYTES).saturating_sub(Self::reach()) / Self::BYTES).min(count);
-        for b in 0..count {
-            let at = b * Self::BYTES;
-            // SAFETY: the caller's; a block is read up to the end of the row only.
-            unsafe {
+        let mut end = ([[0; MAX_UNIT]; MOST_LANES], *rows);
+        let mut room = [const { MaybeUninit::<Vectors>::uninit() }; 3];
+        let [between, mut block, mut next] = room.each_mut().map(|room| room.as_mut_ptr().cast::<u8>());
+        // SAFETY: the caller's; a block is read up to the end of the row only.
+        unsafe {
+            let (from, at) = Self::place((rows, bytes, inside), 0, &mut end);
+            for i in 0..Self::STEPS {
+                Self::step(from, at, i, [between, block]);
+            }
+            for b in 0..count {
                 for row in &rows[..S::LANES] {
-                    S::prefetch(row.wrapping_add(at + ahead));
+                    S::prefetch(row.wrapping_add(b * Self::BYTES + ahead));
                 }
-                let block = if b < inside {
-                    Self::load(rows, at)
-                } else {
-                    let ends = ends::<S>(rows, at, bytes - at);
-                    Self::load(&ends.each_ref().map(|end| end.as_ptr()), 0)
-                };
+                let more = b + 1 < count;
+                let (from, at) =
+                    if more { Self::place((rows, bytes, inside), b + 1, &mut end) } else { (rows, 0) };
                 for i in 0..Self::GROUPS {
-                    let (group, vectors) = (b * Self::GROUPS + i, Self::vectors(&block, i));
+                    if more {
+                        for i in i * Self::STEPS / Self::GROUPS..(i + 1) * Self::STEPS / Self::GROUPS {
+                            Self::step(from, at, i, [between, next]);
+                        }
+                    }
+                    let (group, vectors) = (b * Self::GROUPS + i, Self::vectors(block, i));
                     if !tile.is_null() {
                         for v in 0..VECTORS {
                             S::store_dwords(tile.add((group * VECTORS + v) * 4 * S::LANES), vectors[v]);
@@ -190,6 +234,7 @@ impl<S: Simd, P: Packing> Block<S, P> {
                     }
                     products.add::<P>(group, vectors);
                 }
+                (block, next) = (next, block);
             }
         }
     }
@@ -200,8 +245,8 @@ struct Products<'a, S: Simd, const X: usize> {
     x: &'a [RoundedRow<'a>; X],
     /// Scales and biases of the tile.
     of: [*const f32; 2],
-    /// Groups of activations in one of the weights, and in the row.
-    per_group: usize,
+    /// The logarithm of how many groups of activations are in one of the weights, and how many in the row.
+    shift: u32,
     count: usize,
     of_group: [S::F; X],
     acc: [S::F; X],
@@ -217,7 +262,7 @@ impl<'a, S: Simd, const X: usize> Products<'a, S, X> {
         Self {
             x,
             of: scale_places::<S>(groups, scratch.as_ptr()),
-            per_group: groups.group / GROUP,
+            shift: (groups.group / GROUP).trailing_zeros(),
             count: groups.cols / GROUP,
             of_group: [zero; X],
             acc: [zero; X],
@@ -240,10 +285,10 @@ impl<'a, S: Simd, const X: usize> Products<'a, S, X> {
                 let scale = S::splat(*self.x[c].scales.as_ptr().add(i));
                 self.of_group[c] = S::fma(S::float(sum), scale, self.of_group[c]);
             }
-            if (i + 1) & (self.per_group - 1) != 0 {
+            let g = i >> self.shift;
+            if (i + 1) >> self.shift == g {
                 return;
             }
-            let g = i / self.per_group;
             let [scale, bias] =
                 [S::load(self.of[0].add(g * S::LANES)), S::load(self.of[1].add(g * S::LANES))];
             for c in 0..X {

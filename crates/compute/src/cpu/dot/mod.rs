@@ -404,14 +404,18 @@ macro_rules! kernels {
             scratch: (Option<&mut [u8]>, &mut [f32]),
             out: &mut [[f32; MOST_LANES]; BATCH],
         ) {
-            kernels! { @unpack_rows $feature $simd; $packing; four 4, eight 8 }
+            kernels! { @unpack_rows $feature $simd; $packing; four 4, six 6, eight 8 }
             let last = x.len() - 1;
             // SAFETY: the caller's.
             unsafe {
-                if TABLE.first >= 8 && x.len() > 4 {
-                    eight(w, &std::array::from_fn(|c| x[c.min(last)]), groups, scratch, out);
-                } else {
-                    four(w, &std::array::from_fn(|c| x[c.min(last)]), groups, scratch, out);
+                match x.len() {
+                    7.. if TABLE.first >= 8 => {
+                        eight(w, &std::array::from_fn(|c| x[c.min(last)]), groups, scratch, out);
+                    }
+                    5.. if TABLE.first >= 8 => {
+                        six(w, &std::array::from_fn(|c| x[c.min(last)]), groups, scratch, out);
+                    }
+                    _ => four(w, &std::array::from_fn(|c| x[c.min(last)]), groups, scratch, out),
                 }
             }
         }
