@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::{
-    Buffer, Error, KeyFormat, Op, Slot, SlotTable, State, StateShape, View, Weight,
+    Buffer, Error, KeyFormat, Op, Slot, SlotTable, Span, State, StateShape, View, Weight,
     cpu::{CpuDevice, Isa},
     gpu::GpuDevice,
     matrix::{Bytes, MatrixShape},
@@ -142,11 +142,13 @@ pub trait Device: Send {
     /// Bytes that all states hold now; what they share counts once.
     fn states_held(&self) -> u64;
 
-    /// Bytes more that states will hold once ops have run on `rows` rows of `state` from `position` on.
+    /// Bytes more that states will hold once ops have run on the rows of some spans, which are those of one step. A device that
+    /// likes to take more room than is written decides here whether there is enough for all of them; until it is asked again, ops
+    /// take room as was decided.
     ///
     /// # Errors
     /// There is no such state.
-    fn state_need(&self, state: State, position: usize, rows: usize) -> Result<u64, Error>;
+    fn state_need(&mut self, spans: &mut dyn Iterator<Item = Span>) -> Result<u64, Error>;
 
     /// A fresh state; all zero. A device may take its memory as it is written.
     fn state(&mut self, shape: StateShape) -> Result<State, Error>;

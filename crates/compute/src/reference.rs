@@ -9,8 +9,8 @@ use std::{cmp::Ordering, ops::Range};
 
 use crate::{
     Activation, BankPlace, Buffer, Device, Error, ExpertGroups, ExpertUse, ExpertUses, HeadMatrix, KeyFormat,
-    Matrix, Op, RopePairs, Router, Scoring, ScratchShape, Slot, SlotTable, State, StateShape, Ticket, View,
-    Weight,
+    Matrix, Op, RopePairs, Router, Scoring, ScratchShape, Slot, SlotTable, Span, State, StateShape, Ticket,
+    View, Weight,
     host::Host,
     matrix::{Bytes, MatrixShape},
 };
@@ -490,8 +490,8 @@ impl Device for ReferenceDevice {
         self.host.states.held()
     }
 
-    fn state_need(&self, state: State, position: usize, rows: usize) -> Result<u64, Error> {
-        self.host.states.need(state, position, rows)
+    fn state_need(&mut self, spans: &mut dyn Iterator<Item = Span>) -> Result<u64, Error> {
+        self.host.states.need(spans)
     }
 
     fn state(&mut self, shape: StateShape) -> Result<State, Error> {

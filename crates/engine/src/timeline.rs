@@ -1,6 +1,8 @@
 //! What a timeline of tokens leaves on a device, and what can be done with it: forking, cutting, keeping points of it.
 
-use moeflux_compute::{Device, Error as ComputeError, StateShape};
+use std::iter;
+
+use moeflux_compute::{Device, Error as ComputeError, Span, StateShape};
 
 use crate::{
     Error,
@@ -107,7 +109,7 @@ impl Runtime {
         // Recurrent states take what they hold at once; another as much comes with the first step.
         let recurrent = self.shapes.iter().filter(|shape| matches!(shape, StateShape::Recurrent { .. }));
         let bytes = recurrent.map(|shape| self.device.state_bytes(*shape)).sum();
-        self.make_room_for(bytes)?;
+        self.make_room_until(|_| Ok(bytes))?;
         let mut timeline = Timeline::default();
         for (i, layer) in blueprint.layers.iter().enumerate() {
             let mut states = [None, None];
@@ -195,7 +197,9 @@ impl Runtime {
         }
         for state in timeline.states.iter().flatten().flatten() {
             // A state that nobody shares may need less: whether there is room the device finds out.
-            let _ = self.make_room_until(|device| device.state_need(*state, 0, 0).map_err(Error::at(doing)));
+            let span = iter::once(Span { state: *state, position: 0, rows: 0 });
+            let _ =
+                self.make_room_until(|device| device.state_need(&mut span.clone()).map_err(Error::at(doing)));
             self.device.reset(*state).map_err(Error::at(doing)).map_err(advise)?;
         }
         timeline.is_stale = false;
@@ -227,14 +231,12 @@ impl Runtime {
         spans: impl Iterator<Item = (&'a Timeline, usize)> + Clone,
     ) -> Result<(), Error> {
         let room = self.make_room_until(|device| {
-            let mut needed = 0;
-            for (timeline, rows) in spans.clone() {
-                for state in timeline.states.iter().flatten().flatten() {
-                    let need = device.state_need(*state, timeline.tokens.len(), rows);
-                    needed += need.map_err(Error::at(|| "planning a step"))?;
-                }
-            }
-            Ok(needed)
+            let mut all = spans.clone().flat_map(|(timeline, rows)| {
+                let position = timeline.tokens.len();
+                let states = timeline.states.iter().flatten().flatten();
+                states.map(move |state| Span { state: *state, position, rows })
+            });
+            device.state_need(&mut all).map_err(Error::at(|| "planning a step"))
         });
         match room {
             // Each is counted as if it had to copy what it shares with others. Where all of them write it the last one has it for
@@ -246,16 +248,14 @@ impl Runtime {
         }
     }
 
-    /// The same for so many bytes.
-    pub(crate) fn make_room_for(&mut self, bytes: u64) -> Result<(), Error> {
-        self.make_room_until(|_| Ok(bytes))
-    }
-
     /// Kept points give way until there is room for what is needed. That is asked again each time: what nobody shares any more need
     /// not be copied.
-    fn make_room_until(&mut self, needed: impl Fn(&dyn Device) -> Result<u64, Error>) -> Result<(), Error> {
+    pub(crate) fn make_room_until(
+        &mut self,
+        needed: impl Fn(&mut dyn Device) -> Result<u64, Error>,
+    ) -> Result<(), Error> {
         loop {
-            let (bytes, held) = (needed(&*self.device)?, self.device.states_held());
+            let (bytes, held) = (needed(&mut *self.device)?, self.device.states_held());
             if held.saturating_add(bytes).saturating_add(self.kept.bytes()) <= self.state_limit {
                 return Ok(());
             }

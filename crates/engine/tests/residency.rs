@@ -9,11 +9,11 @@ use std::path::Path;
 use common::{
     Golden, Seen,
     card::{Asked, Card},
-    data, exact, feed, tales,
+    data, engine, exact, feed, gpu, tales,
 };
 use moeflux::{
     Checkpoint, Completion, Engine, EngineOptions, Error, MemoryPlan, MemoryRequest, ReadRequest, Reader,
-    Stats,
+    SnapshotOptions, Stats, Watch,
 };
 use moeflux_compute::DeviceMemory;
 
@@ -323,4 +323,35 @@ fn an_expert_that_cannot_be_loaded_is_an_error_of_opening() {
     };
     let error = Engine::open(Checkpoint::open(&tales()).unwrap(), options, &mut |_, _| {}).err().unwrap();
     assert!(error.to_string().contains("injected"), "{error}");
+}
+
+/// Layers whose states grow first leave room for the others, in steps and where a session is restored.
+#[test]
+fn states_fill_what_is_planned_for_them() {
+    let folder = data().join("goldens/qwen3_moe");
+    let blueprint = moeflux::Blueprint::of(&Checkpoint::open(&folder).unwrap()).unwrap();
+    let (context, vocab) = (blueprint.max_positions, blueprint.vocab);
+    let tokens: Vec<u32> = (0..601).map(|i| (i * i % vocab) as u32).collect();
+    let temp = tempfile::tempdir().unwrap();
+    let (path, mut watch) = (temp.path().join("saved"), Watch::default());
+    for device in [Some(exact("cpu")), gpu(true)].into_iter().flatten() {
+        let memory = MemoryRequest {
+            context: Some(context),
+            marks: Some(0),
+            chunk: Some(200),
+            ..MemoryRequest::default()
+        };
+        let full = engine(&folder, device.clone(), memory).plan().state;
+        // Of 600 tokens' pages there is room, and not of half as many again in every layer.
+        let state = Some(full / context as u64 * 800);
+        let engine = engine(&folder, device, MemoryRequest { state, ..memory });
+        let mut session = engine.session().unwrap();
+        session.sync(&tokens[..600], &mut watch).unwrap();
+        session.snapshot(&path, SnapshotOptions::default()).unwrap();
+        let expected = session.sync(&tokens, &mut watch).map(|_| session.logits().to_vec()).unwrap();
+        session.reset().unwrap();
+        session.restore(&path).unwrap();
+        assert_eq!(session.sync(&tokens, &mut watch).unwrap().computed, 1);
+        assert!(session.logits() == expected);
+    }
 }

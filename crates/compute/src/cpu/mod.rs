@@ -31,7 +31,7 @@ use pool::Pool;
 
 use crate::{
     BankPlace, Buffer, Device, Error, ExpertUse, ExpertUses, KEY_BLOCK, KeyFormat, Op, ScratchShape, Slot,
-    SlotTable, State, StateShape, Ticket, View, Weight,
+    SlotTable, Span, State, StateShape, Ticket, View, Weight,
     host::Host,
     matrix::{Bytes, MatrixShape},
 };
@@ -213,8 +213,8 @@ impl Device for CpuDevice {
         self.host.states.held()
     }
 
-    fn state_need(&self, state: State, position: usize, rows: usize) -> Result<u64, Error> {
-        self.host.states.need(state, position, rows)
+    fn state_need(&mut self, spans: &mut dyn Iterator<Item = Span>) -> Result<u64, Error> {
+        self.host.states.need(spans)
     }
 
     fn state(&mut self, shape: StateShape) -> Result<State, Error> {

@@ -44,7 +44,7 @@ use params::Params;
 
 use crate::{
     BankPlace, Buffer, Counters, Device, DeviceMemory, DeviceOptions, Error, KernelTime, KeyFormat, Op,
-    ScratchShape, Slot, SlotTable, State, StateShape, Ticket, View, Weight,
+    ScratchShape, Slot, SlotTable, Span, State, StateShape, Ticket, View, Weight,
     matrix::{Bytes, MatrixShape},
     op_check::Holdings,
 };
@@ -529,8 +529,8 @@ impl Device for GpuDevice {
         self.store.states.held
     }
 
-    fn state_need(&self, state: State, position: usize, rows: usize) -> Result<u64, Error> {
-        self.store.states.need(state, position, rows)
+    fn state_need(&mut self, spans: &mut dyn Iterator<Item = Span>) -> Result<u64, Error> {
+        self.store.states.need(spans)
     }
 
     fn fork_state(&mut self, state: State, places: usize) -> Result<State, Error> {

@@ -1,8 +1,8 @@
 //! States on the card: what they hold, and who shares it.
 //!
 //! Kernels see keys and values through one binding, so those of a state lie in one piece of memory: of all places the keys,
-//! then of all places the values. A piece has room for what has been written and some more; a write beyond it goes on in a
-//! larger one. Forks share a piece until one of them is written, which goes on in a copy. Copies are recorded among the
+//! then of all places the values. A piece has room for what has been written and, where all of a step have it, some more; a write
+//! beyond it goes on in a larger one. Forks share a piece until one of them is written, which goes on in a copy. Copies are recorded among the
 //! ops, so each sees what it is to see. A step that is recorded ahead holds on to pieces: none is exchanged beneath it.
 //!
 //! What is held counts a piece that has been exchanged no more, while its memory is free once the copy is done: the host
@@ -14,7 +14,7 @@ use super::{
     GpuDevice, Memory,
     memory::{Store, up},
 };
-use crate::{Error, KEY_BLOCK, KeyFormat, State, StateShape, op_check::stale};
+use crate::{Error, KEY_BLOCK, KeyFormat, Span, State, StateShape, op_check::stale};
 
 /// Places that a state of keys and values has room for at first.
 const FIRST_PLACES: usize = 4 * KEY_BLOCK;
@@ -55,6 +55,19 @@ impl KeyValue {
             .as_ref()
             .filter(|piece| Arc::strong_count(&piece.memory) == 1)
             .map_or(0, |piece| piece.room)
+    }
+
+    /// The room of the piece that it needs for the places before `end`, and the bytes more that are held then; `None` where it
+    /// has it. As growing is copying, ample room is for half as many places again.
+    fn growth(&self, end: usize, ample: bool) -> Option<(usize, u64)> {
+        let own = self.own_room();
+        if own >= end {
+            return None;
+        }
+        let room = if ample { end.max(own / 2 * 3).max(FIRST_PLACES) } else { end };
+        let room = room.next_multiple_of(KEY_BLOCK).min(self.positions);
+        let former = if own == 0 { 0 } else { self.piece_bytes(own) };
+        Some((room, self.piece_bytes(room) - former))
     }
 
     /// The end of the places in use once those of some rows are; zero without rows.
@@ -104,13 +117,15 @@ pub(super) struct States {
     all: Vec<Option<GpuState>>,
     pub(super) held: u64,
     pub(super) limit: Option<u64>,
+    /// Whether states that grow take ample room: all of a step do, or none does.
+    ample: bool,
     /// Numbers of memories that are gone.
     gone: Vec<u32>,
 }
 
 impl States {
     pub(super) const fn new(keys: KeyFormat) -> Self {
-        Self { keys, all: Vec::new(), held: 0, limit: None, gone: Vec::new() }
+        Self { keys, all: Vec::new(), held: 0, limit: None, ample: true, gone: Vec::new() }
     }
 
     pub(super) fn get(&self, state: State) -> Result<&GpuState, Error> {
@@ -159,29 +174,31 @@ impl States {
         self.limit.is_none_or(|limit| self.held.saturating_add(bytes) <= limit)
     }
 
-    /// The room of the piece that a state needs for the places before `end`, and the bytes more that are held then; `None`
-    /// where it has it. As growing is copying, there is room for half as many places again, while the limit has it.
+    /// The room of the piece that a state takes for the places before `end`, and the bytes more that are held then; `None`
+    /// where it has it.
     fn growth(&self, kv: &KeyValue, end: usize) -> Option<(usize, u64)> {
-        let own = kv.own_room();
-        if own >= end {
-            return None;
-        }
-        let of = |room: usize| {
-            let room = room.next_multiple_of(KEY_BLOCK).min(kv.positions);
-            let former = if own == 0 { 0 } else { kv.piece_bytes(own) };
-            (room, kv.piece_bytes(room) - former)
-        };
-        let ample = of(end.max(own / 2 * 3).max(FIRST_PLACES));
-        Some(if self.fits(ample.1) { ample } else { of(end) })
+        let ample = kv.growth(end, true).filter(|(_, bytes)| self.ample && self.fits(*bytes));
+        ample.or_else(|| kv.growth(end, false))
     }
 
-    /// Bytes that ops on rows of a state take.
-    pub(super) fn need(&self, state: State, position: usize, rows: usize) -> Result<u64, Error> {
-        Ok(match self.get(state)? {
-            GpuState::KeyValue(kv) => self.growth(kv, kv.end(position, rows)).map_or(0, |(_, bytes)| bytes),
-            GpuState::Recurrent(Recurrent { len, next: None, .. }) => size(recurrent_bytes(*len)),
-            GpuState::Recurrent(_) => 0,
-        })
+    /// Bytes that ops on rows of states take. It is decided for all of them together whether that is ample room: else those that
+    /// grow first would leave too little to the others.
+    pub(super) fn need(&mut self, spans: &mut dyn Iterator<Item = Span>) -> Result<u64, Error> {
+        let (mut exact, mut ample) = (0u64, 0u64);
+        for Span { state, position, rows } in spans {
+            let bytes = match self.get(state)? {
+                GpuState::KeyValue(kv) => {
+                    let end = kv.end(position, rows);
+                    [false, true].map(|ample| kv.growth(end, ample).map_or(0, |(_, bytes)| bytes))
+                }
+                GpuState::Recurrent(Recurrent { len, next: None, .. }) => [size(recurrent_bytes(*len)); 2],
+                GpuState::Recurrent(_) => [0; 2],
+            };
+            exact = exact.saturating_add(bytes[0]);
+            ample = ample.saturating_add(bytes[1]);
+        }
+        self.ample = self.fits(ample);
+        Ok(if self.ample { ample } else { exact })
     }
 
     pub(super) fn fork(&mut self, state: State, places: usize) -> Result<State, Error> {

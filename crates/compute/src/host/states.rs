@@ -3,7 +3,7 @@
 use std::{mem, ops::Range, sync::Arc};
 
 use super::{Numbers, narrow};
-use crate::{Error, KEY_BLOCK, KeyFormat, State, StateShape, matrix::Bytes, op_check::stale};
+use crate::{Error, KEY_BLOCK, KeyFormat, Span, State, StateShape, matrix::Bytes, op_check::stale};
 
 /// Bytes of a piece of memory with what its mapping is rounded up to.
 fn mapped(bytes: usize) -> u64 {
@@ -343,14 +343,18 @@ impl States {
         }
     }
 
-    /// Bytes that ops on rows of a state will take.
-    pub(crate) fn need(&self, state: State, position: usize, rows: usize) -> Result<u64, Error> {
-        Ok(match self.get(state)? {
-            HostState::KeyValue(kv) => kv.need(position, rows),
-            HostState::Recurrent(r) if r.next.is_empty() => mapped(r.committed.len() * 4),
-            HostState::Recurrent(_) => 0,
-            HostState::Busy => return Err(stale("state")),
-        })
+    /// Bytes that ops on rows of states will take.
+    pub(crate) fn need(&self, spans: &mut dyn Iterator<Item = Span>) -> Result<u64, Error> {
+        let mut needed = 0;
+        for Span { state, position, rows } in spans {
+            needed += match self.get(state)? {
+                HostState::KeyValue(kv) => kv.need(position, rows),
+                HostState::Recurrent(r) if r.next.is_empty() => mapped(r.committed.len() * 4),
+                HostState::Recurrent(_) => 0,
+                HostState::Busy => return Err(stale("state")),
+            };
+        }
+        Ok(needed)
     }
 
     pub(crate) fn fork(&mut self, state: State, places: usize) -> Result<State, Error> {

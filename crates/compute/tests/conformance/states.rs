@@ -1,6 +1,8 @@
-//! States of sessions: forked, cut, saved, loaded, counted and limited, on every device.
+//! States of sessions: forked, cut, saved and loaded, on every device.
 
-use std::ops::Range;
+mod room;
+
+use std::{iter::once, ops::Range};
 
 use moeflux_compute::{
     Buffer, Device, DeviceOptions, Error, Format, Isa, KeyFormat, MatrixShape, Op, Scalar, Span, State,
@@ -413,73 +415,6 @@ fn a_device_goes_on_with_what_another_has_saved() {
 }
 
 #[test]
-fn bytes_held_are_counted_once_and_foretold() {
-    each(|device| {
-        let name = device.describe();
-        for kind in KINDS {
-            let mixer = Mixer::new(device, kind);
-            let begun = device.states_held();
-            let state = mixer.state(device);
-            let step = |device: &mut dyn Device, state, rows: Range<usize>| {
-                let held = device.states_held();
-                let need = device.state_need(state, rows.start, rows.len()).unwrap();
-                mixer.run(device, 0, state, rows.clone());
-                assert_eq!(device.states_held() - held, need, "{name}: {kind:?}, {rows:?}");
-                need
-            };
-            assert!(step(device, state, 0..30) > 0);
-            assert_eq!(step(device, state, 30..31), 0);
-            step(device, state, 31..300);
-            let held = device.states_held();
-            let fork = device.fork_state(state, 300).unwrap();
-            assert_eq!(device.states_held(), held);
-            assert!(step(device, fork, 300..303) > 0);
-            step(device, state, 300..301);
-            // What nobody shares any more is written where it lies; a recurrent state writes beside what is shared once more.
-            assert!(kind.is_recurrent() || step(device, fork, 303..304) == 0);
-            step(device, state, 301..690);
-            assert!(device.states_held() - begun <= 2 * device.state_bytes(kind.shape()), "{name}: {kind:?}");
-            device.drop_state(state);
-            assert!(device.states_held() > begun);
-            device.drop_state(fork);
-            assert_eq!(device.states_held(), begun, "{name}: {kind:?}");
-        }
-    });
-}
-
-#[test]
-fn a_state_that_may_not_grow_stays_usable() {
-    each(|device| {
-        let name = device.describe();
-        for kind in KINDS {
-            let mixer = Mixer::new(device, kind);
-            let expected = mixer.alone(device, 1, 250, 250..400);
-            let state = mixer.prefilled(device, 250);
-            let fork = device.fork_state(state, 250).unwrap();
-            device.limit_states(device.states_held());
-            let full = |result: Result<(), Error>| {
-                let error = result.err().unwrap();
-                assert!(matches!(error, Error::StatesFull { .. }), "{name}: {kind:?}: {error}");
-            };
-            full(mixer.try_run(device, 1, fork, 250..400).map(drop));
-            let places = mixer.places(250);
-            let bytes = vec![0; places.len() * device.place_bytes(kind.shape())];
-            full(device.load_state(fork, places, &bytes));
-            // A recurrent state has been written, and has memory for it.
-            match kind.is_recurrent() {
-                true => full(device.state(kind.shape()).map(drop)),
-                false => full(mixer.try_run(device, 0, state, 250..400).map(drop)),
-            }
-            device.limit_states(u64::MAX);
-            assert!(mixer.advance(device, 1, fork, 250..400) == expected, "{name}: {kind:?}");
-            device.drop_state(fork);
-            assert!(mixer.advance(device, 1, state, 250..400) == expected, "{name}: {kind:?}");
-            device.drop_state(state);
-        }
-    });
-}
-
-#[test]
 #[expect(clippy::reversed_empty_ranges, reason = "what is to be refused")]
 fn what_does_not_fit_is_refused() {
     each(|device| {
@@ -509,7 +444,7 @@ fn what_does_not_fit_is_refused() {
             for (position, rows) in
                 [(usize::MAX, 1), (0, usize::MAX), (usize::MAX, usize::MAX), (usize::MAX, 0)]
             {
-                device.state_need(state, position, rows).unwrap();
+                device.state_need(&mut once(Span { state, position, rows })).unwrap();
             }
             device.cut_state(state, usize::MAX).unwrap();
             let fork = device.fork_state(state, usize::MAX).unwrap();
@@ -519,7 +454,8 @@ fn what_does_not_fit_is_refused() {
             assert!(mixer.advance(device, 0, fork, 20..23) == expected);
             let _ = [fork, fork].map(|state| device.drop_state(state));
             refused(device, fork, 0..1, bytes);
-            assert!(device.state_need(fork, 0, 1).is_err());
+            let gone = Span { state: fork, position: 0, rows: 1 };
+            assert!(device.state_need(&mut once(gone)).is_err());
             assert!(device.fork_state(fork, 0).is_err());
             assert!(device.cut_state(fork, 0).is_err());
             assert!(device.reset(fork).is_err());
@@ -549,7 +485,7 @@ fn states_of_nothing() {
             device.cut_state(fork, 0).unwrap();
             device.reset(state).unwrap();
             device.commit(fork).unwrap();
-            device.state_need(state, 0, 3).unwrap();
+            device.state_need(&mut once(Span { state, position: 0, rows: 3 })).unwrap();
             device.drop_state(state);
             device.drop_state(fork);
         }

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use moeflux_compute::{KeyFormat, State, StateShape};
+use moeflux_compute::{KeyFormat, Span, State, StateShape};
 
 use super::Session;
 use crate::{
@@ -131,11 +131,14 @@ impl Session {
         timeline.logits = loaded.logits;
         timeline.written = written;
         timeline.is_lossy = is_lossy;
+        let all = spans(&engine, &timeline);
         let (mut room, mut converted) = (vec![0; PIECE], Vec::new());
         let read = each_piece(&engine, &timeline, |(i, state), shape, places| {
             let mut runtime = engine.lock();
-            let need = runtime.device.state_need(state, places.start, places.len());
-            runtime.make_room_for(need.map_err(Error::at(|| "reading a session"))?)?;
+            // For all that is read, so that what comes first leaves room for the rest.
+            runtime.make_room_until(|device| {
+                device.state_need(&mut all.iter().copied()).map_err(Error::at(|| "reading a session"))
+            })?;
             let of_place = shape.place_bytes(keys);
             let room = &mut room[..places.len() * of_place];
             snapshot.read_state(i, places.start as u64 * of_place as u64, room)?;
@@ -230,6 +233,15 @@ fn filled(shape: StateShape, tokens: usize, written: usize, context: usize) -> u
         StateShape::KeyValue { positions, .. } if positions < context => written.min(positions),
         StateShape::KeyValue { .. } => tokens,
     }
+}
+
+/// The places of all states that a timeline's tokens have filled, as rows.
+fn spans(engine: &Engine, timeline: &Timeline) -> Vec<Span> {
+    let filled = |shape| filled(shape, timeline.tokens.len(), timeline.written, engine.plan().context);
+    let runtime = engine.lock();
+    let states = timeline.states.iter().flatten().flatten();
+    let all = states.zip(&runtime.shapes);
+    all.map(|(state, shape)| Span { state: *state, position: 0, rows: filled(*shape) }).collect()
 }
 
 /// Calls `f` with each state that a session has and its number among them, its shape, and some of the places that its tokens have

@@ -8,7 +8,7 @@ use std::{
 use moeflux::WrapDevice;
 use moeflux_compute::{
     BankPlace, Buffer, Bytes, Counters, Device, DeviceMemory, Error, ExpertUses, KeyFormat, MatrixShape, Op,
-    ScratchShape, Slot, SlotTable, State, StateShape, Ticket, View, Weight,
+    ScratchShape, Slot, SlotTable, Span, State, StateShape, Ticket, View, Weight,
 };
 
 /// What a card was asked to do.
@@ -207,8 +207,8 @@ impl Device for Wrapped {
         self.inner.states_held()
     }
 
-    fn state_need(&self, state: State, position: usize, rows: usize) -> Result<u64, Error> {
-        self.inner.state_need(state, position, rows)
+    fn state_need(&mut self, spans: &mut dyn Iterator<Item = Span>) -> Result<u64, Error> {
+        self.inner.state_need(spans)
     }
 
     fn state(&mut self, shape: StateShape) -> Result<State, Error> {

@@ -1,0 +1,107 @@
+//! What states hold: counted, foretold and limited.
+
+use std::{iter::once, ops::Range};
+
+use moeflux_compute::{Device, Error, Span, State};
+
+use super::{KINDS, Mixer, each};
+
+#[test]
+fn bytes_held_are_counted_once_and_foretold() {
+    each(|device| {
+        let name = device.describe();
+        for kind in KINDS {
+            let mixer = Mixer::new(device, kind);
+            let begun = device.states_held();
+            let state = mixer.state(device);
+            let step = |device: &mut dyn Device, state, rows: Range<usize>| {
+                let held = device.states_held();
+                let span = Span { state, position: rows.start, rows: rows.len() };
+                let need = device.state_need(&mut once(span)).unwrap();
+                mixer.run(device, 0, state, rows.clone());
+                assert_eq!(device.states_held() - held, need, "{name}: {kind:?}, {rows:?}");
+                need
+            };
+            assert!(step(device, state, 0..30) > 0);
+            assert_eq!(step(device, state, 30..31), 0);
+            step(device, state, 31..300);
+            let held = device.states_held();
+            let fork = device.fork_state(state, 300).unwrap();
+            assert_eq!(device.states_held(), held);
+            assert!(step(device, fork, 300..303) > 0);
+            step(device, state, 300..301);
+            // What nobody shares any more is written where it lies; a recurrent state writes beside what is shared once more.
+            assert!(kind.is_recurrent() || step(device, fork, 303..304) == 0);
+            step(device, state, 301..690);
+            assert!(device.states_held() - begun <= 2 * device.state_bytes(kind.shape()), "{name}: {kind:?}");
+            device.drop_state(state);
+            assert!(device.states_held() > begun);
+            device.drop_state(fork);
+            assert_eq!(device.states_held(), begun, "{name}: {kind:?}");
+        }
+    });
+}
+
+#[test]
+fn a_state_that_may_not_grow_stays_usable() {
+    each(|device| {
+        let name = device.describe();
+        for kind in KINDS {
+            let mixer = Mixer::new(device, kind);
+            let expected = mixer.alone(device, 1, 250, 250..400);
+            let state = mixer.prefilled(device, 250);
+            let fork = device.fork_state(state, 250).unwrap();
+            device.limit_states(device.states_held());
+            let full = |result: Result<(), Error>| {
+                let error = result.err().unwrap();
+                assert!(matches!(error, Error::StatesFull { .. }), "{name}: {kind:?}: {error}");
+            };
+            full(mixer.try_run(device, 1, fork, 250..400).map(drop));
+            let places = mixer.places(250);
+            let bytes = vec![0; places.len() * device.place_bytes(kind.shape())];
+            full(device.load_state(fork, places, &bytes));
+            // A recurrent state has been written, and has memory for it.
+            match kind.is_recurrent() {
+                true => full(device.state(kind.shape()).map(drop)),
+                false => full(mixer.try_run(device, 0, state, 250..400).map(drop)),
+            }
+            device.limit_states(u64::MAX);
+            assert!(mixer.advance(device, 1, fork, 250..400) == expected, "{name}: {kind:?}");
+            device.drop_state(fork);
+            assert!(mixer.advance(device, 1, state, 250..400) == expected, "{name}: {kind:?}");
+            device.drop_state(state);
+        }
+    });
+}
+
+/// However near the limit is: the states of a step that grow first leave room for the others.
+#[test]
+fn states_grow_as_long_as_what_is_written_fits() {
+    each(|device| {
+        let name = device.describe();
+        let mixer = Mixer::new(device, KINDS[0]);
+        let steps = || (0..500).step_by(100).map(|at| at..at + 100);
+        let alone = mixer.state(device);
+        let expected: Vec<_> = steps().map(|rows| mixer.run(device, 0, alone, rows)).collect();
+        device.drop_state(alone);
+
+        let states: Vec<State> = (0..4).map(|_| mixer.state(device)).collect();
+        let need = |device: &mut dyn Device, rows: &Range<usize>| {
+            let span = |state: &State| Span { state: *state, position: rows.start, rows: rows.len() };
+            device.state_need(&mut states.iter().map(span)).unwrap()
+        };
+        let held = device.states_held();
+        device.limit_states(held);
+        let least = need(device, &(0..500));
+        device.limit_states(held + least);
+        for (rows, expected) in steps().zip(expected) {
+            let foretold = device.states_held() + need(device, &rows);
+            for state in &states {
+                assert!(mixer.run(device, 0, *state, rows.clone()) == expected, "{name}: {rows:?}");
+            }
+            assert_eq!(device.states_held(), foretold, "{name}: {rows:?}");
+        }
+        device.limit_states(u64::MAX);
+        states.iter().for_each(|state| device.drop_state(*state));
+    });
+}
