@@ -181,9 +181,12 @@ pub trait Device: Send {
     /// As [`Device::save_state`]; [`Error::StatesFull`].
     fn load_state(&mut self, state: State, places: Range<usize>, bytes: &[u8]) -> Result<(), Error>;
 
-    /// Makes what the ops since the last commit wrote into a recurrent state its committed contents. Without
-    /// effect on states of keys and values.
-    fn commit(&mut self, state: State) -> Result<(), Error>;
+    /// Makes what the ops since the last commit wrote into recurrent states their committed contents: of all these states or, where
+    /// it fails, of none. Without effect on states of keys and values.
+    ///
+    /// # Errors
+    /// There is no such state; what was run before has failed.
+    fn commit(&mut self, states: &[State]) -> Result<(), Error>;
 
     /// Computes one op.
     fn run(&mut self, op: &Op<'_>) -> Result<(), Error>;

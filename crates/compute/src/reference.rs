@@ -522,8 +522,8 @@ impl Device for ReferenceDevice {
         self.host.states.load(state, places, bytes)
     }
 
-    fn commit(&mut self, state: State) -> Result<(), Error> {
-        self.host.states.commit(state)
+    fn commit(&mut self, states: &[State]) -> Result<(), Error> {
+        self.host.states.commit(states)
     }
 
     fn run(&mut self, op: &Op<'_>) -> Result<(), Error> {

@@ -238,7 +238,7 @@ fn step(exact: bool, rows: usize) {
         assert_eq!(ALLOCATIONS.load(SeqCst) - before, 0, "{} on {rows} rows", op.name());
     }
     let before = ALLOCATIONS.load(SeqCst);
-    make.0.commit(delta).unwrap();
+    make.0.commit(&[delta]).unwrap();
     let ticket = make.0.submit().unwrap();
     assert!(make.0.done(ticket).unwrap());
     make.0.read(one, &mut [0.0; 5][..rows]).unwrap();

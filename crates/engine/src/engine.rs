@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use moeflux_compute::{BankPlace, Device, DeviceOptions, KernelTime, KeyFormat, StateShape};
+use moeflux_compute::{BankPlace, Device, DeviceOptions, KernelTime, KeyFormat, State, StateShape};
 
 use crate::{
     EndTokens, Error, ModelId, Session,
@@ -89,6 +89,8 @@ pub(crate) struct Runtime {
     pub(crate) kept: Kept,
     /// Bytes that states may hold.
     pub(crate) state_limit: u64,
+    /// The states of the last step, in memory that the next one uses again.
+    pub(crate) stepped: Vec<State>,
 }
 
 impl Engine {
@@ -167,8 +169,17 @@ impl Engine {
         let rewind = Rewind::of(&blueprint, &plan);
         let shapes =
             blueprint.layers.iter().flat_map(|layer| layer.states(plan.context, plan.chunk)).collect();
-        let runtime =
-            Runtime { device, cache, model, again, rewind, shapes, kept: Kept::default(), state_limit };
+        let runtime = Runtime {
+            device,
+            cache,
+            model,
+            again,
+            rewind,
+            shapes,
+            kept: Kept::default(),
+            state_limit,
+            stepped: Vec::new(),
+        };
         let shared = Shared {
             folder: checkpoint.folder().into(),
             blueprint,

@@ -571,9 +571,9 @@ impl Runtime {
         stats.device(before, self.device.counters());
         stats.reads(read, self.cache.read_counters());
         stepped.map_err(advise)?;
-        for state in turns.iter().flat_map(|turn| &turn.timeline.states).flatten().flatten() {
-            self.device.commit(*state).map_err(Error::at(|| "committing a step"))?;
-        }
+        self.stepped.clear();
+        self.stepped.extend(turns.iter().flat_map(|turn| &turn.timeline.states).flatten().flatten());
+        self.device.commit(&self.stepped).map_err(Error::at(|| "committing a step"))?;
         for turn in turns {
             turn.timeline.tokens.extend_from_slice(turn.tokens);
         }

@@ -245,8 +245,8 @@ impl Device for CpuDevice {
         self.host.states.load(state, places, bytes)
     }
 
-    fn commit(&mut self, state: State) -> Result<(), Error> {
-        self.host.states.commit(state)
+    fn commit(&mut self, states: &[State]) -> Result<(), Error> {
+        self.host.states.commit(states)
     }
 
     fn run(&mut self, op: &Op<'_>) -> Result<(), Error> {

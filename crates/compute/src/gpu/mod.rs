@@ -565,14 +565,8 @@ impl Device for GpuDevice {
         self.zero(state)
     }
 
-    fn commit(&mut self, state: State) -> Result<(), Error> {
-        if self.accepts(state) {
-            return Ok(());
-        }
-        self.settle()?;
-        self.store.states.commit(state)?;
-        self.forget_states();
-        Ok(())
+    fn commit(&mut self, states: &[State]) -> Result<(), Error> {
+        self.commit_all(states)
     }
 
     fn run(&mut self, op: &Op<'_>) -> Result<(), Error> {

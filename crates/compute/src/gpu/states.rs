@@ -453,6 +453,20 @@ impl GpuDevice {
         self.forget_states();
     }
 
+    /// See [`Device::commit`](crate::Device::commit).
+    pub(super) fn commit_all(&mut self, states: &[State]) -> Result<(), Error> {
+        // What may fail comes before anything is changed.
+        states.iter().try_for_each(|state| self.store.states.get(*state).map(drop))?;
+        self.settle()?;
+        for state in states {
+            if !self.accepts(*state) {
+                self.store.states.commit(*state)?;
+            }
+        }
+        self.forget_states();
+        Ok(())
+    }
+
     pub(super) fn zero(&mut self, state: State) -> Result<(), Error> {
         // Only committed positions are ever read, so stale keys and values need no zeroing.
         self.cut(state, 0)?;

@@ -412,14 +412,18 @@ impl States {
         Ok(())
     }
 
-    pub(crate) fn commit(&mut self, state: State) -> Result<(), Error> {
-        if let HostState::Recurrent(r) = self.get_mut(state)?
-            && mem::take(&mut r.written)
-        {
-            match Arc::get_mut(&mut r.committed) {
-                Some(committed) => mem::swap(committed, &mut r.next),
-                // Somebody keeps what was committed before.
-                None => r.committed = Arc::new(mem::take(&mut r.next)),
+    pub(crate) fn commit(&mut self, states: &[State]) -> Result<(), Error> {
+        // Each is there, or none is changed.
+        states.iter().try_for_each(|state| self.get(*state).map(drop))?;
+        for state in states {
+            if let HostState::Recurrent(r) = self.get_mut(*state)?
+                && mem::take(&mut r.written)
+            {
+                match Arc::get_mut(&mut r.committed) {
+                    Some(committed) => mem::swap(committed, &mut r.next),
+                    // Somebody keeps what was committed before.
+                    None => r.committed = Arc::new(mem::take(&mut r.next)),
+                }
             }
         }
         Ok(())

@@ -327,7 +327,7 @@ impl Both {
     }
 
     pub(crate) fn commit(&mut self, state: State) {
-        self.twice(|device| device.commit(state).unwrap());
+        self.twice(|device| device.commit(&[state]).unwrap());
     }
 
     pub(crate) fn run(&mut self, op: &Op<'_>) {

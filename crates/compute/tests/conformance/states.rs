@@ -184,7 +184,7 @@ impl Mixer {
                 })?;
             }
         }
-        device.commit(state)?;
+        device.commit(&[state])?;
         Ok(read(device, out))
     }
 
@@ -296,13 +296,31 @@ fn a_fork_has_what_is_committed() {
             }
             let [one, other] = [0; 2].map(|_| device.fork_state(state, 5).unwrap());
             assert!(mixer.advance(device, 1, one, 5..9) == expected);
-            device.commit(state).unwrap();
+            device.commit(&[state]).unwrap();
             device.reset(state).unwrap();
             device.drop_state(one);
             assert!(mixer.advance(device, 1, other, 5..9) == expected);
             // And a state that was reset is as a fresh one.
             assert!(mixer.advance(device, 1, state, 0..4) == mixer.alone(device, 1, 0, 0..4));
         }
+    });
+}
+
+#[test]
+fn a_commit_is_of_all_states_or_of_none() {
+    each(|device| {
+        let mixer = Mixer::new(device, Kind::Conv(37, 4));
+        let (state, gone) = (mixer.prefilled(device, 5), mixer.state(device));
+        device.drop_state(gone);
+        let before = mixer.save(device, state, mixer.places(5));
+        let spans = &[Span { state, position: 5, rows: 3 }];
+        let (x, out) = (mixer.inputs[0].slice(5, 3), mixer.out.slice(5, 3));
+        device.run(&Op::Conv1d { x, weight: mixer.weight, width: 4, spans, out }).unwrap();
+        assert!(device.commit(&[state, gone]).is_err());
+        assert!(mixer.save(device, state, mixer.places(5)) == before, "{}", device.describe());
+        device.commit(&[state]).unwrap();
+        assert!(mixer.save(device, state, mixer.places(8)) != before);
+        assert!(mixer.advance(device, 0, state, 8..12) == mixer.alone(device, 0, 8, 8..12));
     });
 }
 
@@ -459,7 +477,7 @@ fn what_does_not_fit_is_refused() {
             assert!(device.fork_state(fork, 0).is_err());
             assert!(device.cut_state(fork, 0).is_err());
             assert!(device.reset(fork).is_err());
-            assert!(device.commit(fork).is_err());
+            assert!(device.commit(&[fork]).is_err());
             assert!(mixer.try_run(device, 0, fork, 0..1).is_err());
         }
     });
@@ -484,7 +502,7 @@ fn states_of_nothing() {
             device.save_state(fork, 0..shape.places(), &mut bytes).unwrap();
             device.cut_state(fork, 0).unwrap();
             device.reset(state).unwrap();
-            device.commit(fork).unwrap();
+            device.commit(&[fork]).unwrap();
             device.state_need(&mut once(Span { state, position: 0, rows: 3 })).unwrap();
             device.drop_state(state);
             device.drop_state(fork);
@@ -557,7 +575,7 @@ fn steps_that_are_recorded_ahead_see_what_happened_since() {
             let states = steps.states(device);
             let mut at = |position| {
                 steps.run(device, states, position, token(position)).unwrap();
-                let _ = states.map(|state| device.commit(state).unwrap());
+                device.commit(&states).unwrap();
                 bits(&read(device, steps.out))
             };
             (1018..1034).map(&mut at).collect()
@@ -579,13 +597,13 @@ fn steps_that_are_recorded_ahead_see_what_happened_since() {
                     .record_ahead(&states, &mut |device| steps.run(device, states, position + 1, 0).is_ok());
                 recorded.unwrap();
                 assert!(bits(&read(device, steps.out)) == expected[position - 1018], "{what}");
-                let _ = states.map(|state| device.commit(state).unwrap());
+                device.commit(&states).unwrap();
                 match between {
                     1 if position == 1020 => {
                         let fork = states.map(|state| device.fork_state(state, 1021).unwrap());
                         for position in 1021..1026 {
                             steps.run(device, fork, position, other(position)).unwrap();
-                            let _ = fork.map(|state| device.commit(state).unwrap());
+                            device.commit(&fork).unwrap();
                             assert!(bits(&read(device, steps.out)) == forked[position - 1018], "{what}");
                         }
                         let _ = fork.map(|state| device.drop_state(state));

@@ -239,8 +239,8 @@ impl Device for Wrapped {
         self.inner.load_state(state, places, bytes)
     }
 
-    fn commit(&mut self, state: State) -> Result<(), Error> {
-        self.inner.commit(state)
+    fn commit(&mut self, states: &[State]) -> Result<(), Error> {
+        self.inner.commit(states)
     }
 
     fn submit(&mut self) -> Result<Ticket, Error> {
