@@ -584,8 +584,8 @@ fn a_folder_replaces_what_does_not_serve() {
     assert_eq!(session.snapshot_to(&tight).unwrap(), None);
     assert!(small.exists() && !path.exists());
 
-    // Windows of another length.
-    for (chunk, wanted) in [(32, 100), (512, 100), (512, 0)] {
+    // Windows of another length, side by side.
+    for (chunk, wanted) in [(32, 100), (512, 100), (512, 0), (32, 0)] {
         let engine = open(&golden("gpt_oss"), chunk);
         let mut session = engine.session().unwrap();
         assert_eq!(computed(&mut session), wanted, "{chunk}");

@@ -12,7 +12,7 @@ use std::{
     time::SystemTime,
 };
 
-use super::{Expectation, Snapshot, header::FRAME, temporary::remove_stale};
+use super::{Expectation, Snapshot, StateShape, header::FRAME, temporary::remove_stale};
 use crate::{Error, checkpoint::digest};
 
 /// What snapshots in a folder end in.
@@ -68,9 +68,13 @@ impl SnapshotFolder {
 
     /// Where to save a session of `tokens`: every session like this one with these tokens has the same place.
     pub(crate) fn place_for(&self, expected: &Expectation, tokens: &[u32]) -> PathBuf {
-        let settings = format!("{} {} {}\n", expected.model, expected.keys, expected.exact);
+        let mut like = format!("{} {} {}\n", expected.model, expected.keys, expected.exact);
+        // A longer context has room for more places of the same.
+        for StateShape { layer, which, place_bytes, shape, .. } in &expected.states {
+            like += &format!("{layer} {which} {place_bytes} {shape}\n");
+        }
         let bytes = tokens.iter().flat_map(|token| token.to_le_bytes());
-        let all: Vec<u8> = settings.into_bytes().into_iter().chain(bytes).collect();
+        let all: Vec<u8> = like.into_bytes().into_iter().chain(bytes).collect();
         let model = &expected.model.to_string()[..16];
         self.path.join(format!("{model}-{}-{:016x}.{SUFFIX}", tokens.len(), digest(&all)))
     }

@@ -82,8 +82,16 @@ fn the_longest_prefix_is_found() {
 fn each_session_has_its_place() {
     let (_temp, folder) = open(0);
     let place = |expected: &Expectation, tokens: &[u32]| folder.place_for(expected, tokens);
+    // What a state is counts, not how many places a context has for it.
+    let other = |change: fn(&mut StateShape)| {
+        let mut expected = expected();
+        change(&mut expected.states[1]);
+        place(&expected, &[1, 2])
+    };
     let all = [
         place(&expected(), &[1, 2]),
+        other(|state| state.shape += ", the last 512"),
+        other(|state| state.place_bytes += 1),
         place(&expected(), &[2, 1]),
         place(&expected(), &[]),
         place(&Expectation { exact: false, ..expected() }, &[1, 2]),
@@ -95,6 +103,7 @@ fn each_session_has_its_place() {
         assert_eq!(path.extension(), Some(OsStr::new(SUFFIX)));
     }
     assert_eq!(all[0], place(&expected(), &[1, 2]));
+    assert_eq!(all[0], other(|state| state.places += 1));
     assert!(all[0].file_name().unwrap().to_str().unwrap().starts_with("0707070707070707-2-"));
 }
 
