@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use moeflux::{
-    Access, Checkpoint, ChosenDevice, DeviceOptions, Engine, EngineOptions, KeyFormat, LookAhead, MemoryPlan,
-    MemoryRequest, ReadOptions, ReaderKind, synth,
+    Access, Blueprint, Checkpoint, ChosenDevice, DeviceOptions, Engine, EngineOptions, KeyFormat, LookAhead,
+    MemoryPlan, MemoryRequest, ReadOptions, ReaderKind, synth,
 };
 
 use crate::{
@@ -29,7 +29,7 @@ pub(crate) struct Needs {
 
 impl MemoryArgs {
     /// What a plan is asked for by a command that goes forward only.
-    pub(crate) fn request(&self) -> MemoryRequest {
+    fn request(&self) -> MemoryRequest {
         MemoryRequest {
             budget: self.memory,
             device_budget: self.gpu_memory,
@@ -40,6 +40,13 @@ impl MemoryArgs {
             marks: Some(0),
             ..MemoryRequest::default()
         }
+    }
+}
+
+impl EngineArgs {
+    /// What the plan for a checkpoint is asked for by such a command, with the memory of what would read it.
+    pub(crate) fn request(&self, checkpoint: &Checkpoint, blueprint: &Blueprint) -> MemoryRequest {
+        self.memory.request().reading(checkpoint, blueprint, &self.reads.options())
     }
 }
 

@@ -119,7 +119,7 @@ pub(crate) fn run(args: &InspectArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     };
     let blueprint = Blueprint::of(&checkpoint)?;
     let open_seconds = since.elapsed().as_secs_f64();
-    let request = args.engine.memory.request().reading(&checkpoint, &blueprint, &args.engine.reads.options());
+    let request = args.engine.request(&checkpoint, &blueprint);
     let plan = MemoryPlan::of(&checkpoint, &blueprint, &request, &args.engine.compute.options());
     let model = match (&args.preset, &args.engine.model.model) {
         (Some(preset), _) => format!("{preset}, as synth would write it"),

@@ -95,7 +95,7 @@ pub(crate) fn run(args: &PlanArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     // Which adapter would compute, and in whose memory slots would lie, is another question.
     let device = DeviceOptions { name: Some("cpu".into()), ..args.engine.compute.options() };
     let planner = Planner::open(&checkpoint, &blueprint, &device)?;
-    let request = args.engine.memory.request().reading(&checkpoint, &blueprint, &args.engine.reads.options());
+    let request = args.engine.request(&checkpoint, &blueprint);
     let plan = |budget: u64| planner.plan(&MemoryRequest { budget: Some(budget), ..request });
     let (floor, everything) = bounds(&plan)?;
     let limits = Limits { memory: memory * share, disk: disk_speed };
