@@ -22,8 +22,15 @@ fn speed_is_measured() {
     assert!(only["prefill"].is_null() && only["decode"]["tokens"] == 2);
     assert!(only["machine"]["touched"].is_null(), "--fresh leaves memory alone");
     assert_error(&run(&["bench", "--prompt", "0", "--tokens", "0"]), 2, &["nothing to measure"]);
-    let beyond = ["bench", "--ctx", "100", "--prompt", "1000000000000", "--tokens", "1"];
-    assert_error(&run(&beyond), 1, &["1000000000001 tokens", "--ctx"]);
+    // Before anything is loaded: a reader that was chosen is told of then.
+    let beyond = |context, prompt| {
+        let said =
+            run(&["bench", "--reader", "threads", "--ctx", context, "--prompt", prompt, "--tokens", "1"]);
+        assert!(!said.err.contains("experts are read by"), "{said:?}");
+        said
+    };
+    assert_error(&beyond("100", "1000"), 1, &["1001 tokens", "context of 100", "--ctx 1001"]);
+    assert_error(&beyond("100", "1000000000000"), 1, &["1000000000001 tokens", "2048 positions"]);
 }
 
 /// A short run within a context that leaves room for few slots.

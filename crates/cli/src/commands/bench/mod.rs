@@ -147,24 +147,23 @@ fn one(
     let mut engine_args = args.engine.clone();
     engine_args.memory.memory = budget.or(engine_args.memory.memory);
     let checkpoint = load::checkpoint(&engine_args.model, &engine_args.reads.mirror, ui)?;
-    let (costs, scale, mut machine) = machine(args, &checkpoint, ui)?;
+    let blueprint = Blueprint::of(&checkpoint)?;
+    let needed = contexts.iter().max().map_or(0, |most| most.saturating_add(args.tokens));
+    let positions = blueprint.max_positions;
+    check_context(needed, engine_args.memory.ctx.map_or(positions, Into::into), positions)?;
+    let (costs, scale, mut machine) = machine(args, &checkpoint, &blueprint, ui)?;
     let pages = FilePages::of(&checkpoint);
     let since = Instant::now();
-    let needed = contexts.iter().max().map_or(0, |most| most.saturating_add(args.tokens));
-    let positions = (needed > moeflux::DEFAULT_CONTEXT).then_some(needed);
+    let asked = (needed > moeflux::DEFAULT_CONTEXT).then_some(needed);
     let sessions: Vec<Option<usize>> = match args.sessions.as_slice() {
         [] => vec![None],
         several => several.iter().map(|n| Some(n.get())).collect(),
     };
     let most = sessions.iter().max().copied().flatten();
-    let needs = Needs { positions, sessions: most, ..Needs::default() };
+    let needs = Needs { positions: asked, sessions: most, ..Needs::default() };
     let engine = load::engine_of(checkpoint, &engine_args, needs, ui)?;
-    if needed > engine.plan().context {
-        bail!(
-            "a prompt and an answer of {needed} tokens together, and the plan has a context of {}: give --ctx {needed}",
-            engine.plan().context
-        );
-    }
+    // A budget may have shrunk it.
+    check_context(needed, engine.plan().context, positions)?;
     if let Some(most) = most.filter(|most| *most > engine.plan().chunk) {
         let chunk = engine.plan().chunk;
         bail!(
@@ -226,6 +225,19 @@ fn one(
     Ok(ExitCode::SUCCESS)
 }
 
+/// That the longest prompt and its answer fit a context, of a model of so many positions.
+fn check_context(needed: usize, context: usize, positions: usize) -> anyhow::Result<()> {
+    let advice = match needed > positions {
+        true => format!("the model has {positions} positions"),
+        false => format!("give --ctx {needed}"),
+    };
+    anyhow::ensure!(
+        needed <= context,
+        "a prompt and an answer of {needed} tokens together, and a context of {context}: {advice}"
+    );
+    Ok(())
+}
+
 /// What a later run must have in common to be comparable; budgets and contexts are compared one by one.
 fn options(args: &BenchArgs) -> Value {
     let EngineArgs { memory, reads, compute, .. } = &args.engine;
@@ -245,9 +257,13 @@ fn options(args: &BenchArgs) -> Value {
 }
 
 /// What a token costs, and what the machine gives. Measured before the model is loaded: what that takes is free again then.
-fn machine(args: &BenchArgs, checkpoint: &Checkpoint, ui: Ui) -> anyhow::Result<(Costs, Scale, Machine)> {
-    let blueprint = Blueprint::of(checkpoint)?;
-    let costs = Costs::of(&blueprint, args.engine.compute.keys());
+fn machine(
+    args: &BenchArgs,
+    checkpoint: &Checkpoint,
+    blueprint: &Blueprint,
+    ui: Ui,
+) -> anyhow::Result<(Costs, Scale, Machine)> {
+    let costs = Costs::of(blueprint, args.engine.compute.keys());
     // No more than the smallest plan holds.
     let dense: u64 = blueprint.matrices().flat_map(|m| &m.segments).map(|s| s.bytes as u64).sum();
     let working_set = costs.bytes().min(dense);
