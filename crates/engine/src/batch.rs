@@ -4,7 +4,7 @@ use std::{cmp::Reverse, fmt};
 
 use crate::{
     EndTokens, Engine, Error, Finish, GenerateRequest, Sampler, Session, Synced, Turn, Watch,
-    session::LEAST_KEPT, stats::Stats, timeline::common,
+    generate::Stops, session::LEAST_KEPT, stats::Stats, timeline::common,
 };
 
 /// Tokens of prompts in a step in which others answer, where nobody says: their next tokens wait no longer than these take.
@@ -133,6 +133,7 @@ struct Answer {
     job: Job,
     session: Session,
     sampler: Sampler,
+    stops: Option<Stops>,
     prompt: Vec<u32>,
     synced: Synced,
     limit: usize,
@@ -176,6 +177,7 @@ impl Answer {
         let full = self.session.tokens().len() == self.session.engine().plan().context;
         match self.last {
             Some(last) if end.contains(last) => Some(Finish::EndToken),
+            _ if self.stops.as_ref().is_some_and(Stops::found) => Some(Finish::StopString),
             Some(_) if full => Some(Finish::Context),
             _ if self.made >= self.limit && (self.last.is_some() || self.waiting() == 0) => {
                 Some(Finish::MaxTokens)
@@ -192,19 +194,19 @@ impl Batch {
         Self { engine, end, options, answers: Vec::new(), next: 0, answered: 0, read: 0, stats }
     }
 
-    /// Adds an answer to a prompt, in a session that may have some of it already; nothing is computed yet. `request.stop` is text
-    /// and has no effect here, where all is tokens: see [`StopStrings`](crate::StopStrings) and [`Batch::cancel`].
+    /// Adds an answer to a prompt, in a session that may have some of it already; nothing is computed yet.
     ///
     /// # Errors
-    /// The prompt is empty, longer than the context, or has ids outside the vocabulary; a sampling value is out of range; the
-    /// session is another engine's. [`Refused`] gives it back.
+    /// The prompt is empty, longer than the context, or has ids outside the vocabulary; a sampling value is out of range; a stop
+    /// string is empty, or the checkpoint has no tokenizer to find one with; the session is another engine's. [`Refused`] gives it
+    /// back.
     pub fn add(
         &mut self,
         mut session: Session,
         prompt: &[u32],
         request: &GenerateRequest,
     ) -> Result<Job, Refused> {
-        let (sampler, synced) = match self.begin(&mut session, prompt, request) {
+        let (sampler, stops, synced) = match self.begin(&mut session, prompt, request) {
             Ok(begun) => begun,
             Err(error) => return Err(Refused { error, session: Box::new(session) }),
         };
@@ -214,6 +216,7 @@ impl Batch {
             job,
             session,
             sampler,
+            stops,
             prompt: prompt.to_vec(),
             synced,
             limit: request.max_tokens.unwrap_or(usize::MAX),
@@ -230,14 +233,15 @@ impl Batch {
         session: &mut Session,
         prompt: &[u32],
         request: &GenerateRequest,
-    ) -> Result<(Sampler, Synced), Error> {
+    ) -> Result<(Sampler, Option<Stops>, Synced), Error> {
         if !self.engine.is(session.engine()) {
             let problem = "a session of another engine in a batch: give each engine a batch of its own";
             return Err(Error::Input(problem.into()));
         }
         let mut sampler = Sampler::new(request.sampling.clone(), self.engine.blueprint().vocab)?;
         sampler.prompt(prompt);
-        Ok((sampler, session.reuse(prompt)?))
+        let stops = Stops::of(&self.engine, request)?;
+        Ok((sampler, stops, session.reuse(prompt)?))
     }
 
     /// Takes an answer out before its end: its session, which stands at its last good token. `None` if it has ended.
@@ -392,7 +396,9 @@ impl Batch {
                 true => answer.session.keep().and_then(|()| answer.sampler.sample(answer.session.logits())),
                 false => answer.sampler.sample(answer.session.logits()),
             };
-            match chosen {
+            let stops = &mut answer.stops;
+            let read = |token| stops.as_mut().map_or(Ok(()), |stops| stops.push(token)).map(|()| token);
+            match chosen.and_then(read) {
                 Ok(token) => {
                     answer.last = Some(token);
                     answer.made += 1;

@@ -8,7 +8,10 @@ use std::{
 
 use serde::Serialize;
 
-use crate::{EndTokens, Error, Sampler, Sampling, Session, StopStrings, Synced, model::Watch, stats::Stats};
+use crate::{
+    Decoder, EndTokens, Engine, Error, Sampler, Sampling, Session, StopStrings, Synced, model::Watch,
+    stats::Stats,
+};
 
 /// What is asked for.
 #[derive(Clone, Debug, Default)]
@@ -17,7 +20,8 @@ pub struct GenerateRequest {
     pub sampling: Sampling,
     /// At most this many tokens; by default as many as the context holds.
     pub max_tokens: Option<usize>,
-    /// Texts that end the answer; they are not part of it. Only [`generate`] looks at them, as it alone makes text.
+    /// Texts that end the answer; they are not part of it. Where an answer comes as tokens, those up to the one that completes such
+    /// a text come all the same, and [`StopStrings`] takes it out of what they say.
     pub stop: Vec<String>,
     /// Lengths of prefixes of the prompt that other prompts are likely to share, in ascending order: [`Session::sync_with`] keeps
     /// points there. A [`Batch`](crate::Batch) does not look at them.
@@ -77,11 +81,41 @@ pub struct Answer {
     pub decode: Phase,
 }
 
+/// Finds stop strings in what an answer's tokens say.
+pub(crate) struct Stops {
+    decoder: Decoder,
+    strings: StopStrings,
+    found: bool,
+}
+
+impl Stops {
+    /// For a request's stop strings; `None` where it has none.
+    pub(crate) fn of(engine: &Engine, request: &GenerateRequest) -> Result<Option<Self>, Error> {
+        if request.stop.is_empty() {
+            return Ok(None);
+        }
+        let (decoder, strings) = (engine.text()?.decoder(), StopStrings::new(request.stop.clone())?);
+        Ok(Some(Self { decoder, strings, found: false }))
+    }
+
+    /// Takes the next token.
+    pub(crate) fn push(&mut self, token: u32) -> Result<(), Error> {
+        self.found |= self.strings.push(self.decoder.push(token)?).stopped;
+        Ok(())
+    }
+
+    /// Whether one has come.
+    pub(crate) fn found(&self) -> bool {
+        self.found
+    }
+}
+
 /// The tokens of an answer, as they are made: see [`Session::generate`].
 pub struct Tokens<'a> {
     session: &'a mut Session,
     sampler: Sampler,
     end: EndTokens,
+    stops: Option<Stops>,
     cancel: Option<&'a AtomicBool>,
     synced: Synced,
     limit: usize,
@@ -96,6 +130,7 @@ impl<'a> Tokens<'a> {
         session: &'a mut Session,
         prompt: &[u32],
         request: &GenerateRequest,
+        stops: Option<Stops>,
         watch: &mut Watch<'w>,
     ) -> Result<Self, Error> {
         let mut sampler = Sampler::new(request.sampling.clone(), session.engine().blueprint().vocab)?;
@@ -106,6 +141,7 @@ impl<'a> Tokens<'a> {
             session,
             sampler,
             end,
+            stops,
             cancel: watch.cancel,
             synced,
             limit: request.max_tokens.unwrap_or(usize::MAX),
@@ -136,6 +172,7 @@ impl<'a> Tokens<'a> {
         let full = self.session.tokens().len() == self.session.engine().plan().context;
         match self.last {
             Some(last) if self.end.contains(last) => Some(Finish::EndToken),
+            _ if self.stops.as_ref().is_some_and(Stops::found) => Some(Finish::StopString),
             Some(_) if full => Some(Finish::Context),
             _ if self.made >= self.limit => Some(Finish::MaxTokens),
             _ if self.cancel.is_some_and(|cancel| cancel.load(Ordering::Relaxed)) => Some(Finish::Cancelled),
@@ -161,7 +198,8 @@ impl Iterator for Tokens<'_> {
             None => self.sampler.sample(self.session.logits()),
             Some(last) => self.session.next(&[last], &mut self.sampler, &mut watch),
         };
-        match chosen {
+        let read = |token| self.stops.as_mut().map_or(Ok(()), |stops| stops.push(token)).map(|()| token);
+        match chosen.and_then(read) {
             Ok(token) => {
                 self.last = Some(token);
                 self.made += 1;
@@ -206,7 +244,8 @@ pub fn generate(
         decode: Phase::default(),
     };
     let mut timer = Timer::start(session);
-    let mut tokens = match session.generate(prompt, request, watch) {
+    // Stop strings are found in the text here.
+    let mut tokens = match Tokens::begin(session, prompt, request, None, watch) {
         Ok(tokens) => tokens,
         Err(Error::Cancelled) => {
             answer.prefill = timer.lap(session);

@@ -5,6 +5,7 @@ mod saved;
 use crate::{
     Engine, Error, GenerateRequest, Mark, Tokens,
     engine::Runtime,
+    generate::Stops,
     kept::Worth,
     model::{Found, Logits, On, Sink, StepSpan, Wanted, Watch},
     sample::Sampler,
@@ -311,18 +312,20 @@ impl Session {
     }
 
     /// Brings the session to `prompt` and continues it: an iterator of tokens, each of them chosen as `request.sampling` says.
-    /// It ends after an end token of the model, `request.max_tokens`, or when the context is full; setting `watch.cancel`
-    /// ends it at the next layer. `watch.progress` is told of the prompt.
+    /// It ends after an end token of the model, a stop string, `request.max_tokens`, or when the context is full; setting
+    /// `watch.cancel` ends it at the next layer. `watch.progress` is told of the prompt.
     ///
     /// # Errors
-    /// As [`Session::sync`]; a sampling value is out of range.
+    /// As [`Session::sync`]; a sampling value is out of range; a stop string is empty, or the checkpoint has no tokenizer to find
+    /// one with.
     pub fn generate<'a, 'w: 'a>(
         &'a mut self,
         prompt: &[u32],
         request: &GenerateRequest,
         watch: &mut Watch<'w>,
     ) -> Result<Tokens<'a>, Error> {
-        Tokens::begin(self, prompt, request, watch)
+        let stops = Stops::of(&self.engine, request)?;
+        Tokens::begin(self, prompt, request, stops, watch)
     }
 
     /// Appends tokens and chooses the one that comes next: the same as [`Sampler::sample`] does of all logits. Where the

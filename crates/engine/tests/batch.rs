@@ -4,12 +4,12 @@
 
 mod common;
 
-use std::{collections::HashMap, path::Path, sync::atomic::AtomicBool};
+use std::{collections::HashMap, ops::ControlFlow, path::Path, sync::atomic::AtomicBool};
 
 use common::{data, exact, tales};
 use moeflux::{
-    Batch, BatchOptions, DeviceOptions, Engine, Event, Finish, GenerateRequest, Job, MemoryRequest, Session,
-    Turn, Watch,
+    Batch, BatchOptions, ChatOptions, DeviceOptions, Engine, Event, Finish, GenerateRequest, Job,
+    MemoryRequest, Message, Sampling, Session, Turn, Watch, generate,
 };
 
 const CHUNK: usize = 32;
@@ -395,4 +395,38 @@ fn divergence(p: &[f32], q: &[f32]) -> f64 {
     };
     let (p, q) = (log_softmax(p), log_softmax(q));
     p.iter().zip(&q).map(|(p, q)| p.exp() * (p - q)).sum()
+}
+
+#[test]
+fn a_stop_string_ends_an_answer_however_it_is_asked_for() {
+    let engine = engine(&tales(), exact("cpu"), 5);
+    let question = Message::user("Tell me the fable of The Fox and the Crow.");
+    let prompt = engine.text().unwrap().chat(&[question], &ChatOptions::default()).unwrap();
+    let stops = [vec![], vec!["bran"], vec!["tree", "sitting on"], vec!["nowhere"]];
+    let request = |stop: &[&str]| GenerateRequest {
+        sampling: Sampling::greedy(),
+        max_tokens: Some(30),
+        stop: stop.iter().map(|stop| (*stop).to_owned()).collect(),
+        ..GenerateRequest::default()
+    };
+    let mut batch = Batch::new(&engine, BatchOptions::default());
+    let jobs =
+        stops.each_ref().map(|stop| batch.add(engine.session().unwrap(), &prompt, &request(stop)).unwrap());
+    let made = run(&mut batch);
+    let mut lengths = Vec::new();
+    for (stop, job) in stops.iter().zip(jobs) {
+        let (mut session, mut watch) = (engine.session().unwrap(), Watch::default());
+        let told =
+            generate(&mut session, &prompt, &request(stop), &mut watch, &mut |_| ControlFlow::Continue(()));
+        let told = told.unwrap();
+        assert_eq!((&made.tokens[&job], made.finish[&job].0), (&told.tokens, told.finish), "{stop:?}");
+        let mut alone = session.generate(&prompt, &request(stop), &mut watch).unwrap();
+        assert!(alone.by_ref().map(Result::unwrap).eq(told.tokens.iter().copied()), "{stop:?}");
+        assert_eq!(alone.finish(), Some(told.finish));
+        lengths.push((told.finish == Finish::StopString).then_some(told.tokens.len()));
+    }
+    assert!(lengths[0].is_none() && lengths[3].is_none() && lengths[2] < lengths[1], "{lengths:?}");
+    let mut session = engine.session().unwrap();
+    assert!(session.generate(&prompt, &request(&[""]), &mut Watch::default()).is_err());
+    assert!(batch.add(session, &prompt, &request(&[""])).is_err() && batch.is_empty());
 }
