@@ -79,6 +79,7 @@ mod replay;
 mod sample;
 mod session;
 mod snapshot;
+mod splitmix;
 mod stats;
 pub mod synth;
 mod system;

@@ -10,21 +10,23 @@ pub use disk::{DepthSpeed, DiskSpeed, probe_disk};
 pub use memory::{MemorySpeed, probe_memory};
 pub use pages::FilePages;
 
-/// SplitMix64, for places to read at.
-struct Random(u64);
+use crate::splitmix::SplitMix64;
+
+/// Places to read at.
+struct Random(SplitMix64);
 
 impl Random {
     /// Another one each time: a disk, or the host of a virtual one, may remember what was read before.
     fn new() -> Self {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        Self(now.map_or(0, |d| d.as_nanos() as u64))
+        Self::of(now.map_or(0, |d| d.as_nanos() as u64))
+    }
+
+    fn of(seed: u64) -> Self {
+        Self(SplitMix64(seed))
     }
 
     fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (z ^ (z >> 31)) % end.max(1)
+        self.0.next() % end.max(1)
     }
 }

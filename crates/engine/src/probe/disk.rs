@@ -206,7 +206,7 @@ fn measure(targets: &[Target], block: usize, depth: usize, slice: Duration) -> R
     thread::scope(|scope| {
         let mut workers = Vec::with_capacity(depth);
         for buffer in &mut buffers {
-            let random = Random(seeds.below(u64::MAX));
+            let random = Random::of(seeds.below(u64::MAX));
             let worker = thread::Builder::new().name("probe".into()).stack_size(STACK);
             let worker = worker.spawn_scoped(scope, move || read(random, buffer.get()));
             workers.push(worker.map_err(|e| Error::Input(format!("cannot start a thread that reads: {e}")))?);

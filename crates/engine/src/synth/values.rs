@@ -11,6 +11,8 @@ use half::bf16;
 use moeflux_compute::Scalar;
 pub(super) use scaled::Powers;
 
+use crate::splitmix::{STEP, mix};
+
 /// Inputs that share a scale and a bias.
 pub(super) const GROUP: usize = 64;
 
@@ -21,37 +23,26 @@ const SIZES: usize = 16;
 /// for all rows that ask for the same.
 const LEAD_SHRINK: f32 = 1.0 / 8.0;
 
-/// SplitMix64 with random access (source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators").
+/// [SplitMix64](crate::splitmix) with random access.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stream(u64);
 
 impl Stream {
-    const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
-
     /// The stream of one name under one seed.
     pub(super) fn new(seed: u64, name: &str) -> Self {
-        Stream(
-            name.bytes().fold(mix(seed ^ Self::STEP), |h, b| mix(h ^ u64::from(b)).wrapping_add(Self::STEP)),
-        )
+        Stream(name.bytes().fold(mix(seed ^ STEP), |h, b| mix(h ^ u64::from(b)).wrapping_add(STEP)))
     }
 
     /// 64 random bits.
     #[inline]
     pub(super) fn at(self, i: u64) -> u64 {
-        mix(self.0.wrapping_add(i.wrapping_add(1).wrapping_mul(Self::STEP)))
+        mix(self.0.wrapping_add(i.wrapping_add(1).wrapping_mul(STEP)))
     }
 
     /// Uniform in `[0, 1)`.
     fn unit(self, i: u64) -> f32 {
         (self.at(i) >> 40) as f32 / (1u64 << 24) as f32
     }
-}
-
-#[inline]
-fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 /// What the first group of each row has for a mean; all other groups have mean zero.
