@@ -1,4 +1,4 @@
-//! Reads that fail leave the session at its last good token, with an error that names the expert.
+//! Reads and steps that fail leave the session at its last good token, with an error that names the cause.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -9,7 +9,7 @@ use std::{
     path::Path,
 };
 
-use common::{feed, tales};
+use common::{card::Card, data, exact, feed, tales};
 use moeflux::{
     Checkpoint, Completion, Engine, EngineOptions, Error, Logits, MemoryRequest, ReadCounters, ReadRequest,
     Reader, Watch,
@@ -85,6 +85,34 @@ fn a_session_survives_failing_reads() {
         }
     }
     assert!(failures > 2, "the faults were injected");
+}
+
+#[test]
+fn a_session_survives_steps_that_are_not_committed() {
+    let steps = |refuse_every| {
+        let (wrap, asked) = Card::OWN.wrap();
+        asked.lock().unwrap().refuse_every = refuse_every;
+        let folder = data().join("goldens/qwen3_next_hub");
+        let options = EngineOptions { wrap_device: Some(wrap), device: exact("cpu"), ..Default::default() };
+        let engine = Engine::open(Checkpoint::open(&folder).unwrap(), options, &mut |_, _| {}).unwrap();
+        let (mut session, mut failures) = (engine.session().unwrap(), 0);
+        let mut step = |token| {
+            loop {
+                let before = session.tokens().to_vec();
+                match session.decode(token) {
+                    Ok(logits) => break logits.to_vec(),
+                    Err(error) => assert!(error.to_string().contains("injected"), "{error}"),
+                }
+                assert!(session.tokens() == before && session.logits().is_empty());
+                failures += 1;
+            }
+        };
+        let logits: Vec<_> = (5..15).map(&mut step).collect();
+        (logits, failures)
+    };
+    let (expected, none) = steps(0);
+    let (logits, failures) = steps(3);
+    assert!(logits == expected && none == 0 && failures >= 3, "{failures}");
 }
 
 fn copy_of_tales() -> tempfile::TempDir {

@@ -30,6 +30,9 @@ pub struct Asked {
     /// Uses of slots on the host by ops.
     pub in_place: usize,
     pub tables: usize,
+    /// Which commits it is to refuse, counted from the first: every so many; zero for none.
+    pub refuse_every: usize,
+    commits: usize,
     /// The most slots that were being filled at once.
     pub most_filled: usize,
     filled: usize,
@@ -240,6 +243,14 @@ impl Device for Wrapped {
     }
 
     fn commit(&mut self, states: &[State]) -> Result<(), Error> {
+        let mut refused = false;
+        self.note(|a| {
+            a.commits += 1;
+            refused = a.refuse_every > 0 && a.commits.is_multiple_of(a.refuse_every);
+        });
+        if refused {
+            return Err(Error::Device("an injected fault".into()));
+        }
         self.inner.commit(states)
     }
 
