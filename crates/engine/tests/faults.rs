@@ -11,8 +11,8 @@ use std::{
 
 use common::{card::Card, data, exact, feed, tales};
 use moeflux::{
-    Checkpoint, Completion, Engine, EngineOptions, Error, Logits, MemoryRequest, ReadCounters, ReadRequest,
-    Reader, Watch,
+    Access, Checkpoint, Completion, Engine, EngineOptions, Error, Logits, MemoryRequest, ReadCounters,
+    ReadOptions, ReadRequest, Reader, ReaderKind, Watch,
 };
 
 /// Fails every `every`-th read.
@@ -305,20 +305,31 @@ fn a_model_is_spread_over_folders_and_finds_them_again() {
 
 #[test]
 fn a_file_that_shrinks_is_named_and_the_session_goes_on_when_it_is_back() {
+    let kinds = [ReaderKind::Threads, ReaderKind::Uring];
+    for (kind, access) in kinds.iter().flat_map(|k| [(*k, Access::Buffered), (*k, Access::Direct)]) {
+        // Also one that ends within a block, where a direct read comes short.
+        for len in [60_000, 64 << 10] {
+            shrinks(ReadOptions { kind, access, ..ReadOptions::default() }, len);
+        }
+    }
+}
+
+fn shrinks(reads: ReadOptions, len: u64) {
     let folder = copy_of_tales();
     let shard = folder.path().join("model.safetensors");
     let contents = fs::read(&shard).unwrap();
     let memory = MemoryRequest { slots: Some(4), sessions: Some(2), ..MemoryRequest::default() };
-    let options = EngineOptions { memory, ..EngineOptions::default() };
+    let options = EngineOptions { memory, reads, ..EngineOptions::default() };
     let engine = Engine::open(Checkpoint::open(folder.path()).unwrap(), options, &mut |_, _| {}).unwrap();
     let mut session = engine.session().unwrap();
     feed(&mut session, &PROMPT[..3], None);
 
-    OpenOptions::new().write(true).open(&shard).unwrap().set_len(60_000).unwrap();
+    OpenOptions::new().write(true).open(&shard).unwrap().set_len(len).unwrap();
     let error = session.decode(PROMPT[3]).unwrap_err();
-    let Error::Expert { path, .. } = &error else { panic!("{error}") };
+    let Error::Expert { path, expert, offset, .. } = &error else { panic!("{}: {error}", engine.reads()) };
     assert_eq!(path, &shard);
-    assert!(error.to_string().contains("expert"), "{error}");
+    let said = error.to_string();
+    assert!(said.contains(&format!("expert {expert}")) && said.contains(&offset.to_string()), "{said}");
     assert_eq!(session.tokens(), &PROMPT[..3]);
 
     fs::write(&shard, contents).unwrap();
