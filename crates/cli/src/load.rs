@@ -207,14 +207,16 @@ pub(crate) fn plan_notes(plan: &MemoryPlan, asked: &MemoryArgs) -> Vec<String> {
     }
     let slots = plan.slots.max(plan.host_slots);
     if !plan.holds_all && slots < plan.working_set {
-        let enough = plan.fixed() + plan.working_set as u64 * plan.slot;
+        // A context that was shrunk takes its part of what a budget has more.
+        let context = plan.context_shrunk.then(|| format!(" with --ctx {}", plan.context));
         notes.push(format!(
-            "there are slots for {}, but one token needs {}: nearly every one is read from disk; {} {}MiB \
+            "there are slots for {}, but one token needs {}: nearly every one is read from disk; {} {}MiB{} \
              would hold them",
             units::plural(slots as u64, "expert"),
             plan.working_set,
             if plan.device_budget.is_some() { "--gpu-memory" } else { "--memory" },
-            enough.div_ceil(1 << 20)
+            plan.budget_for_token().div_ceil(1 << 20),
+            context.unwrap_or_default()
         ));
     }
     if asked.gpu_memory.is_some() && plan.device_budget.is_none() {

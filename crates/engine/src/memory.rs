@@ -39,6 +39,9 @@ const DRIVER_RESERVE: u64 = 64 << 20;
 /// Of a device's own memory this much is left to others where nobody names a budget, besides a tenth.
 const DEVICE_RESERVE: u64 = 512 << 20;
 
+/// What the program holds when it plans differs by some pages from run to run: a budget that is advised has room for that.
+const WOBBLE: u64 = 1 << 20;
+
 /// Share of the memory that the process may use that is taken where nobody names a budget: 3 / 4.
 const SAFE_SHARE: (u64, u64) = (3, 4);
 
@@ -296,6 +299,18 @@ impl MemoryPlan {
         self.fixed().saturating_add(self.slots as u64 * self.slot)
     }
 
+    /// Bytes of a budget, of the memory where the slots lie, that has a slot for each expert that one token needs if the context
+    /// is asked to be this one. Where nobody asks, a larger budget may go to a longer context first.
+    pub fn budget_for_token(&self) -> u64 {
+        let slots = self.slot.saturating_mul(self.working_set as u64);
+        // Kept points have their share of what the slots are taken from.
+        let marks = match self.marks {
+            0 => 0,
+            _ => pages(slots / (MARKS_SHARE - 1) + 1).min(self.state / self.sessions as u64).max(self.marks),
+        };
+        (self.fixed() - self.marks).saturating_add(marks).saturating_add(slots).saturating_add(WOBBLE)
+    }
+
     fn slots_within(&self) -> usize {
         match self.slots_limit().saturating_sub(self.fixed()).checked_div(self.slot) {
             Some(slots) => usize::try_from(slots).unwrap_or(usize::MAX),
@@ -309,7 +324,7 @@ impl MemoryPlan {
         if given.is_none() {
             advice.push("free some memory".to_owned());
         } else {
-            advice.push(format!("give {option} {}MiB", mib(floor)));
+            advice.push(format!("give {option} {}MiB", mib(floor.saturating_add(WOBBLE))));
         }
         if self.context > MIN_CONTEXT {
             advice.push("lower --ctx".to_owned());
@@ -443,7 +458,37 @@ fn staging_bytes(blueprint: &Blueprint, rows: usize, takes_over: bool) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::host_slots;
+    use super::{MARKS_SHARE, MemoryPlan, host_slots, pages};
+
+    #[test]
+    fn a_budget_for_a_token_has_room_for_kept_points_too() {
+        let plan = MemoryPlan {
+            budget: 600 << 20,
+            device_budget: None,
+            process: 40 << 20,
+            staging: 3 << 20,
+            dense: 500 << 20,
+            state: 64 << 20,
+            marks: 1 << 20,
+            scratch: 9 << 20,
+            slot: 2_654_208,
+            slots: 8,
+            host_slots: 0,
+            holds_all: false,
+            sessions: 2,
+            context: 256,
+            context_shrunk: true,
+            chunk: 256,
+            working_set: 384,
+        };
+        for state in [2 << 20, 64 << 20, 1 << 30] {
+            let plan = MemoryPlan { state, ..plan };
+            let left = plan.budget_for_token() - (plan.fixed() - plan.marks);
+            let marks = pages(left / MARKS_SHARE).min(plan.state / 2);
+            let slots = (left - marks) / plan.slot;
+            assert!((384..386).contains(&slots), "{slots} slots with a state of {state}");
+        }
+    }
 
     #[test]
     fn the_host_holds_what_a_card_lacks() {

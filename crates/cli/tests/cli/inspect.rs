@@ -39,6 +39,26 @@ fn a_plan_that_fails_is_shown_and_no_failure() {
 }
 
 #[test]
+fn a_budget_that_is_advised_holds_what_it_is_advised_for() {
+    let inspect = |options: &str| {
+        succeed(
+            &["inspect", "--preset", "qwen3-30b-a3b", "--memory"]
+                .into_iter()
+                .chain(options.split(' '))
+                .collect::<Vec<_>>(),
+        )
+    };
+    // One at which the context is shrunk, and one at which the working set fits another number of positions.
+    for budget in ["1024MiB", "1700MiB", "2000MiB"] {
+        let note = inspect(budget);
+        let advised =
+            note.split("from disk; --memory ").nth(1).and_then(|n| n.split(" would hold").next()).unwrap();
+        let plan = json(&inspect(&format!("{} --json", advised.replace("with ", ""))))["plan"].clone();
+        assert!(plan["slots"].as_u64() >= plan["working_set"].as_u64(), "{budget}: {advised}: {plan}");
+    }
+}
+
+#[test]
 fn a_model_that_is_not_there_is_named() {
     let said = run(&["run", "--model", "/no/such/model", "x"]);
     assert_error(&said, 1, &["/no/such/model", "cannot open the model's folder", "config.json"]);
