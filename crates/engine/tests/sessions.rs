@@ -576,8 +576,8 @@ fn a_folder_replaces_what_does_not_serve() {
     // The file is larger than its states.
     let size = fs::metadata(&path).unwrap().len();
     let tight = SnapshotFolder::open(temp.path(), size - 1).unwrap();
+    assert!(!path.exists());
     assert_eq!(session.snapshot_to(&tight).unwrap(), None);
-    fs::remove_file(&path).unwrap();
     session.sync(&tokens[..20], &mut Watch::default()).unwrap();
     let small = session.snapshot_to(&cache).unwrap().unwrap();
     session.sync(&tokens, &mut Watch::default()).unwrap();

@@ -334,6 +334,9 @@ fn kept_prompts_stay_within_their_limit() {
         let told = json(&succeed(&[&args[..], &[&long_prompt(number)]].concat()));
         assert_eq!(told["reused_tokens"].as_u64().unwrap() > 0, reused, "{told}");
     }
+    // A smaller limit holds from now on, also for a run that keeps nothing.
+    succeed(&["run", "-n", "1", "--prefix-cache", &cache, "--prefix-cache-size", "1KB", FOX]);
+    assert_eq!(folder.bytes("cache"), 0);
     // A prompt that is soon computed leaves no file.
     let empty = folder.path("empty");
     succeed(&["run", "-n", "1", "--prefix-cache", &empty, FOX]);

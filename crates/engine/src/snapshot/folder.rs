@@ -26,17 +26,19 @@ pub struct SnapshotFolder {
 }
 
 impl SnapshotFolder {
-    /// Opens a folder, which is made if need be. [`shrink`](Self::shrink) keeps its snapshots within `limit` bytes.
+    /// Opens a folder, which is made if need be, and [shrinks](Self::shrink) it: its snapshots have `limit` bytes at most from now on.
     ///
     /// # Errors
-    /// The folder cannot be made.
+    /// The folder cannot be made or read.
     pub fn open(path: impl Into<PathBuf>, limit: u64) -> Result<Self, Error> {
         let path = path.into();
         fs::create_dir_all(&path).map_err(Error::file(
             &path,
             "cannot make the folder of saved sessions; choose a folder that can be written",
         ))?;
-        Ok(Self { path, limit })
+        let folder = Self { path, limit };
+        folder.shrink()?;
+        Ok(folder)
     }
 
     /// Bytes that its snapshots may have.
