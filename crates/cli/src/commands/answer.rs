@@ -14,7 +14,7 @@ use serde::Serialize;
 use super::keep::{Prefilled, PrefixCache};
 use crate::{
     args::{AnswerArgs, Switch},
-    interrupt, load,
+    interrupt, load, out,
     progress::Ui,
     units,
 };
@@ -48,10 +48,11 @@ fn any_seed() -> u64 {
     std::collections::hash_map::RandomState::new().build_hasher().finish() & 0xFFFF_FFFF
 }
 
-/// Answers `prompt`, from `cache` as far as that has it; `sink` gets the text as it is made. Ctrl-C ends the answer.
+/// Answers `prompt`, from `cache` as far as that has it; `sink` gets the text as it is made. Ctrl-C ends the answer, and so does
+/// whoever reads no more of it.
 ///
 /// # Errors
-/// The engine or `sink` failed.
+/// The engine failed, or `sink` for another reason.
 pub(crate) fn answer(
     session: &mut Session,
     prompt: &[u32],
@@ -77,7 +78,10 @@ pub(crate) fn answer(
         answer.reused = prefilled.reused.min(answer.reused);
         answer.prefill = both(prefilled.phase, answer.prefill);
     }
-    failed.map_or(Ok((answer, prefilled)), Err)
+    match failed.filter(|error| !error.is::<out::Closed>()) {
+        Some(error) => Err(error),
+        None => Ok((answer, prefilled)),
+    }
 }
 
 /// Two stretches of work as one.

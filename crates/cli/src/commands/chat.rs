@@ -268,9 +268,7 @@ impl<'a> Chat<'a> {
             self.ui.note("interrupted before the answer began");
             return Ok(());
         }
-        if !answer.text.ends_with('\n') {
-            out::line("")?;
-        }
+        let told = if answer.text.ends_with('\n') { Ok(()) } else { out::line("") };
         match answer.finish {
             Finish::Context => {
                 self.ui.note(format_args!(
@@ -285,7 +283,7 @@ impl<'a> Chat<'a> {
         let saved = self.file.as_ref().map(|file| file.save(&mut self.session, &said)).transpose();
         self.last = Some(LastTurn { rendered, answer: said.len() - prompt.len(), tokens: said });
         self.saved = saved?.or(self.saved);
-        Ok(())
+        told
     }
 
     /// The tokens to feed for a prompt. The template's text of an answer may come out as other tokens than those

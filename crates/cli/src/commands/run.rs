@@ -70,11 +70,13 @@ pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         }
         return Ok(ExitCode::from(interrupt::EXIT_CODE));
     }
-    if !args.json && !answer.text.ends_with('\n') {
-        out::line("")?;
-    }
+    let ended = !args.json && !answer.text.ends_with('\n');
+    let told = if ended { out::line("") } else { Ok(()) };
     let said = keep::said(text, &tokens, &answer, plan)?;
     let saved = file.as_ref().map(|file| file.save(&mut session, &said)).transpose();
+    if told.is_err() {
+        return saved.and(told).map(|()| ExitCode::SUCCESS);
+    }
     let is_saved = saved.as_ref().ok().copied().flatten();
     let cost = Cost::of(&answer);
     if args.json {

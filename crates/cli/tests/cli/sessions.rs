@@ -213,6 +213,22 @@ fn an_answer_is_told_even_if_its_session_cannot_be_saved() {
     assert!(std::fs::read(&long).unwrap() == before);
 }
 
+#[test]
+fn what_nobody_reads_any_more_is_in_the_session() {
+    let folder = Folder::new();
+    for (command, input) in [("run", ""), ("chat", "Once upon a time\n")] {
+        let file = folder.path(command);
+        let mut program = moeflux([command, "-n", "3", "--ctx", "256", "--session", &file]);
+        program.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = program.args((command == "run").then_some("Once upon a time")).spawn().unwrap();
+        drop(child.stdout.take());
+        std::io::Write::write_all(&mut child.stdin.take().unwrap(), input.as_bytes()).unwrap();
+        let said = said(child.wait_with_output().unwrap());
+        assert_eq!(said.code, 0, "{said:?}");
+        assert!(Path::new(&file).exists(), "{command}: {said:?}");
+    }
+}
+
 #[cfg(unix)]
 #[test]
 fn what_ctrl_c_leaves_of_an_answer_is_in_the_session() {
