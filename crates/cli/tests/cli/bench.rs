@@ -213,6 +213,13 @@ fn budgets_are_measured_each_by_itself_and_compared_with_before() {
     assert_error(&run(&["bench", "--compare", "/no/such.json"]), 1, &["/no/such.json"]);
     std::fs::write(&saved, "{}").unwrap();
     assert_error(&run(&["bench", "--compare", &saved]), 1, &[&saved, "bench --save"]);
+    // What others measured is shown and saved.
+    let some = format!("{small},1MiB");
+    let said = run(&[&SHORT[..], &["--prompt", "8", "--save", &saved, "--budgets", &some]].concat());
+    assert!(said.code == 1 && said.err.contains("the run in 1 MiB failed"), "{said:?}");
+    assert_eq!(said.out.lines().filter(|l| l.starts_with("decode ")).count(), 1, "{said:?}");
+    let kept = json(&std::fs::read_to_string(&saved).unwrap());
+    assert_eq!(kept["budgets"].as_array().map(Vec::len), Some(1), "{kept}");
     let said = run(&[&SHORT[..], &["--budgets", "1MiB"]].concat());
     assert_error(
         &Said { err: said.err.lines().skip(1).collect(), ..said },
@@ -221,6 +228,37 @@ fn budgets_are_measured_each_by_itself_and_compared_with_before() {
     );
     assert_error(&run(&["bench", "--budgets", "1GiB", "--trace", "x"]), 2, &["cannot be used with"]);
     assert_error(&run(&["bench", "--compare", "x", "--tolerance", "lots"]), 2, &["10%"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_leaves_the_budgets_that_were_measured() {
+    use std::{io::BufRead, os::unix::process::CommandExt};
+
+    let budgets = format!("{},{}", budget(40), budget(160));
+    let mut program = moeflux([&SHORT[..], &["--prompt", "8", "--budgets", &budgets]].concat());
+    let mut child = program.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let said_aside = std::io::BufReader::new(child.stderr.take().unwrap());
+    let mut begun = said_aside.lines().map_while(Result::ok).filter(|l| l.starts_with("measuring in"));
+    assert!(begun.nth(1).is_some(), "the second budget has begun");
+    let kill = Command::new("kill").args(["-INT", "--", &format!("-{}", child.id())]).status().unwrap();
+    assert!(kill.success());
+    let said = said(child.wait_with_output().unwrap());
+    assert!(said.code == 130 && said.out.contains("\ndecode "), "{said:?}");
+}
+
+#[test]
+fn files_are_written_even_if_nobody_reads_what_is_printed() {
+    let folder = temp();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (saved, plot) = (path("saved.json"), path("plot.svg"));
+    let args = [&SHORT[..], &["--prompt", "8", "--json", "--save", &saved, "--plot", &plot]].concat();
+    let mut child = moeflux(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let said = said(child.wait_with_output().unwrap());
+    assert_eq!(said.code, 0, "{said:?}");
+    json(&std::fs::read_to_string(&saved).unwrap());
+    well_formed(Path::new(&plot));
 }
 
 #[test]

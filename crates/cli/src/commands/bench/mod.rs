@@ -61,28 +61,31 @@ pub(crate) fn run(args: &BenchArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         anyhow::Ok((saved, rows))
     });
     let before = before.transpose()?;
-    let mut measured = Value::Null;
+    // Files are written first: what is printed may be of no interest to anybody.
+    let (mut measured, mut failed, mut kept) = (Value::Null, None, Ok(()));
+    let mut printed = Ok(());
     if args.budgets.is_empty() {
         one(args, contexts, None, ui, &mut |report| {
             measured = serde_json::to_value(report)?;
-            if json || csv { Ok(()) } else { out::write(report) }
+            kept = keep(args, &measured);
+            printed = if json || csv { Ok(()) } else { out::write(report) };
+            Ok(())
         })?;
     } else {
-        measured = sweep::run(&args.budgets, ui)?;
+        (measured, failed) = sweep::run(&args.budgets, ui)?;
+        kept = keep(args, &measured);
         if !json && !csv {
-            out::write(sweep::table(&rows::rows(&measured)?))?;
+            printed = out::write(sweep::table(&rows::rows(&measured)?));
         }
     }
     let rows = rows::rows(&measured)?;
     if json {
-        out::json(&measured)?;
+        printed = out::json(&measured);
     } else if csv {
-        out::write(rows::csv(&rows))?;
+        printed = out::write(rows::csv(&rows));
     }
     rows::inversions(&rows).iter().for_each(|note| ui.note(note));
-    if let Some(path) = &args.plot {
-        plot::write(&rows::chart(&rows, measured["model"].as_str().unwrap_or("")), path)?;
-    }
+    kept.and(failed.map_or(Ok(()), Err)).and(printed)?;
     let tolerance = args.figures.tolerance;
     let compared = |(saved, before): &(Value, Vec<rows::Row>)| {
         let (text, right) = rows::compare(&rows, before, tolerance)?;
@@ -94,7 +97,21 @@ pub(crate) fn run(args: &BenchArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         differences.extend(compare::different_rate("memory gives", rates, tolerance));
         anyhow::Ok(Compared { differences, text, right })
     };
-    finish(&args.figures, &measured, before.as_ref().map(compared).transpose()?, ui)
+    finish(&args.figures, before.as_ref().map(compared).transpose()?, ui)
+}
+
+/// Writes the files that were asked for.
+fn keep(args: &BenchArgs, measured: &Value) -> anyhow::Result<()> {
+    save(&args.figures, measured)?;
+    let Some(path) = &args.plot else { return Ok(()) };
+    plot::write(&rows::chart(&rows::rows(measured)?, measured["model"].as_str().unwrap_or("")), path)
+}
+
+/// Saves what was measured, for `--compare`.
+fn save(args: &FiguresArgs, measured: &Value) -> anyhow::Result<()> {
+    let Some(path) = &args.save else { return Ok(()) };
+    std::fs::write(path, serde_json::to_vec_pretty(measured)?)
+        .with_context(|| format!("{}: cannot be written", path.display()))
 }
 
 /// What a comparison with a saved run says.
@@ -106,17 +123,8 @@ struct Compared {
     right: bool,
 }
 
-/// Saves what was measured, and says what a comparison found.
-fn finish(
-    args: &FiguresArgs,
-    measured: &Value,
-    compared: Option<Compared>,
-    ui: Ui,
-) -> anyhow::Result<ExitCode> {
-    if let Some(path) = &args.save {
-        std::fs::write(path, serde_json::to_vec_pretty(measured)?)
-            .with_context(|| format!("{}: cannot be written", path.display()))?;
-    }
+/// Says what a comparison found.
+fn finish(args: &FiguresArgs, compared: Option<Compared>, ui: Ui) -> anyhow::Result<ExitCode> {
     let Some(Compared { differences, text, right }) = compared else { return Ok(ExitCode::SUCCESS) };
     let mut said = text;
     for difference in differences {

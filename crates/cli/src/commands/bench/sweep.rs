@@ -3,23 +3,26 @@
 use std::{
     ffi::OsString,
     process::{Command, Stdio},
+    sync::atomic::Ordering,
 };
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow};
 use serde_json::Value;
 
 use crate::{interrupt, out::Table, progress::Ui, units};
 
 use super::rows::Row;
 
-/// The report of each budget.
+/// The report of each budget whose run did not fail, and what is wrong with the others.
 ///
 /// # Errors
-/// A run failed; it has said why.
-pub(super) fn run(budgets: &[u64], ui: Ui) -> anyhow::Result<Value> {
+/// All runs failed; they have said why.
+pub(super) fn run(budgets: &[u64], ui: Ui) -> anyhow::Result<(Value, Option<anyhow::Error>)> {
     let program =
         std::env::current_exe().context("cannot find the program itself, to run it for each budget")?;
-    let mut reports = Vec::with_capacity(budgets.len());
+    // A terminal's Ctrl-C ends the run that goes on; what others measured is shown.
+    let armed = interrupt::arm();
+    let (mut reports, mut failed) = (Vec::with_capacity(budgets.len()), None);
     for budget in budgets {
         ui.line(format_args!("measuring in {}", units::memory(*budget)));
         let mut args: Vec<OsString> = std::env::args_os().skip(1).collect();
@@ -27,17 +30,25 @@ pub(super) fn run(budgets: &[u64], ui: Ui) -> anyhow::Result<Value> {
         let run = Command::new(&program).args(args).stdin(Stdio::null()).stderr(Stdio::inherit()).output();
         let run = run.with_context(|| format!("{}: cannot be started", program.display()))?;
         match run.status.code() {
-            Some(0) => {}
-            Some(code) if code == i32::from(interrupt::EXIT_CODE) => {
-                return Err(moeflux::Error::Cancelled.into());
+            Some(0) => {
+                let report = serde_json::from_slice(&run.stdout);
+                reports.push(report.context("a run's report cannot be understood")?);
             }
-            _ => bail!("the run in {} failed; what it said is above", units::memory(*budget)),
+            // What others measure took its time: it is shown.
+            _ => {
+                failed = Some(anyhow!("the run in {} failed; what it said is above", units::memory(*budget)))
+            }
         }
-        let report = serde_json::from_slice(&run.stdout).context("a run's report cannot be understood")?;
-        reports.push(report);
+        if armed.flag().load(Ordering::SeqCst) || run.status.code() == Some(interrupt::EXIT_CODE.into()) {
+            failed = Some(moeflux::Error::Cancelled.into());
+            break;
+        }
+    }
+    if reports.is_empty() {
+        return Err(failed.unwrap_or_else(|| anyhow!("no budget was given")));
     }
     let model = reports.first().and_then(|r: &Value| r.get("model").cloned()).unwrap_or_default();
-    Ok(serde_json::json!({ "model": model, "budgets": reports }))
+    Ok((serde_json::json!({ "model": model, "budgets": reports }), failed))
 }
 
 /// One line per budget, context and phase.

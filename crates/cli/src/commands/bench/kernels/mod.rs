@@ -15,7 +15,7 @@ use moeflux::{Devices, probe_memory};
 use moeflux_compute::{CpuPeak, DeviceOptions, Isa, open};
 use serde_json::{Value, json};
 
-use super::{Compared, compare, finish, system};
+use super::{Compared, compare, finish, save, system};
 use crate::{
     WrongUse,
     args::{ComputeArgs, KernelsArgs},
@@ -79,13 +79,15 @@ pub(crate) fn run(args: &KernelsArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         peaks,
     };
     let measured = serde_json::to_value(&report)?;
-    if args.figures.json {
-        out::json(&measured)?;
+    let kept = save(&args.figures, &measured);
+    let printed = if args.figures.json {
+        out::json(&measured)
     } else if args.figures.csv {
-        out::write(report.csv())?;
+        out::write(report.csv())
     } else {
-        out::write(&report)?;
-    }
+        out::write(&report)
+    };
+    kept.and(printed)?;
     let compared = |before: &Value| {
         let (now, then) = (report::speeds(&measured)?, report::speeds(before)?);
         let head = ["shape", "format", "rows", "time", "before"];
@@ -95,7 +97,7 @@ pub(crate) fn run(args: &KernelsArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         differences.extend(compare::different_rate("memory gives", rates, args.figures.tolerance));
         anyhow::Ok(Compared { differences, text, right })
     };
-    finish(&args.figures, &measured, before.as_ref().map(compared).transpose()?, ui)
+    finish(&args.figures, before.as_ref().map(compared).transpose()?, ui)
 }
 
 /// The cases that were asked for.
