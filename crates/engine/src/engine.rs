@@ -111,9 +111,7 @@ impl Engine {
         let request = options.memory.reading(&checkpoint, &blueprint, &options.reads);
         let system = SystemMemory::now();
         let Opened { mut device, plan, chosen } = open_device(&blueprint, &request, &options.device, wrap)?;
-        // Whether what we hold leaves the page cache room for the whole model.
-        let held = if plan.device_budget.is_some() { plan.host() } else { plan.total() };
-        let fits = held.saturating_add(checkpoint.total_bytes()) <= system.resident + system.available;
+        let fits = plan.leaves_room_for(checkpoint.total_bytes(), &system);
         let memory = device.memory();
         let load_all = memory.is_some() && plan.holds_all;
         device
@@ -290,7 +288,7 @@ impl Engine {
         cache.touch(&mut **device, progress)
     }
 
-    /// How experts are read, in words for users: "io_uring, direct, depth 32".
+    /// How experts are read, in words for users: "io_uring, direct, depth 16".
     pub fn reads(&self) -> &str {
         &self.shared.reads
     }

@@ -299,6 +299,13 @@ impl MemoryPlan {
         self.fixed().saturating_add(self.slots as u64 * self.slot)
     }
 
+    /// Whether the system's page cache has room for the files of a model, of so many bytes, beside what is held. If not, experts
+    /// are read past it, unless [`ReadOptions::access`] says otherwise.
+    pub fn leaves_room_for(&self, files: u64, system: &SystemMemory) -> bool {
+        let held = if self.device_budget.is_some() { self.host() } else { self.total() };
+        held.saturating_add(files) <= system.resident.saturating_add(system.available)
+    }
+
     /// Bytes of a budget, of the memory where the slots lie, that has a slot for each expert that one token needs if the context
     /// is asked to be this one. Where nobody asks, a larger budget may go to a longer context first.
     pub fn budget_for_token(&self) -> u64 {

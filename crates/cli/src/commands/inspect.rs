@@ -4,12 +4,12 @@ use std::{collections::BTreeMap, process::ExitCode, time::Instant};
 
 use moeflux::{
     Blueprint, Checkpoint, ChosenDevice, FeedForwardBlueprint, LayerBlueprint, MatrixSource, MemoryPlan,
-    MixerBlueprint,
+    MixerBlueprint, SystemMemory,
 };
 use serde::Serialize;
 
 use crate::{
-    args::InspectArgs,
+    args::{InspectArgs, Io},
     load,
     out::{self, Table},
     progress::Ui,
@@ -39,6 +39,8 @@ struct Report {
     device_choice: Option<String>,
     plan: Option<MemoryPlan>,
     plan_error: Option<String>,
+    /// Whether experts are read past the system's page cache, where the file system can do that.
+    direct_reads: Option<bool>,
 }
 
 #[derive(Serialize)]
@@ -126,7 +128,11 @@ pub(crate) fn run(args: &InspectArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         (None, Some(_)) => checkpoint.folder().display().to_string(),
         (None, None) => format!("built-in tales-18m, {}", checkpoint.folder().display()),
     };
-    let report = Report::new(model, &blueprint, &checkpoint, open_seconds, plan);
+    let mut report = Report::new(model, &blueprint, &checkpoint, open_seconds, plan);
+    report.direct_reads = report.plan.as_ref().map(|plan| match args.engine.reads.io {
+        Io::Auto => !plan.leaves_room_for(checkpoint.total_bytes(), &SystemMemory::now()),
+        io => io == Io::Direct,
+    });
     if args.json {
         out::json(&report)?;
         return Ok(ExitCode::SUCCESS);
@@ -201,6 +207,7 @@ impl Report {
             device_choice,
             plan,
             plan_error,
+            direct_reads: None,
         }
     }
 }
@@ -385,7 +392,9 @@ impl std::fmt::Display for Report {
                 if let (Some(device), Some(why)) = (&self.device, &self.device_choice) {
                     writeln!(f, "computed on {device} ({why})")?;
                 }
-                write_plan(f, plan, self.experts.as_ref().map_or(0, |e| e.total))
+                write_plan(f, plan, self.experts.as_ref().map_or(0, |e| e.total))?;
+                let way = if self.direct_reads == Some(true) { "past" } else { "through" };
+                writeln!(f, "experts are read {way} the system's page cache")
             }
             (None, error) => writeln!(f, "memory plan: there is none: {}", error.as_deref().unwrap_or("")),
         }

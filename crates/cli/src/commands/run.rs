@@ -39,6 +39,8 @@ struct Report<'a> {
     sampling: &'a Sampling,
     device: &'a str,
     device_choice: &'a str,
+    /// How experts were read.
+    reader: &'a str,
     plan: &'a MemoryPlan,
 }
 
@@ -92,6 +94,7 @@ pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
             sampling: &request.sampling,
             device: &device.name,
             device_choice: &device.reason,
+            reader: engine.reads(),
             plan,
         })?;
     }

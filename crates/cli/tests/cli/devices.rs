@@ -35,6 +35,7 @@ fn without_a_choice_the_faster_device_computes_and_the_reason_is_told() {
     if preferred == "cpu" {
         assert!(object["device"].as_str().unwrap().starts_with("cpu, "), "{object}");
         assert!(object["statistics"]["dispatches"] == 0, "{object}");
+        assert!(object["reader"].as_str().unwrap().ends_with("threads, buffered"), "{object}");
     } else {
         assert!(object["statistics"]["dispatches"].as_u64().unwrap() > 0, "{object}");
     }

@@ -31,6 +31,26 @@ fn what_is_in_the_built_in_model_is_shown() {
 }
 
 #[test]
+fn how_experts_will_be_read_is_shown() {
+    let said = |options: &[&str], way: &str, is_direct: bool| {
+        let shown = succeed(&[&["inspect"], options].concat());
+        assert!(shown.contains(&format!("experts are read {way} the system's page cache")), "{shown}");
+        let shown = json(&succeed(&[&["inspect", "--json"], options].concat()));
+        assert_eq!(shown["direct_reads"], is_direct, "{shown}");
+    };
+    said(&[], "through", false);
+    said(&["--io", "direct"], "past", true);
+    // 578 GB, which no machine of a test holds.
+    let huge = ["--preset", "kimi-k2", "--memory", "64GiB"];
+    said(&huge, "past", true);
+    said(&[&huge[..], &["--io", "buffered"]].concat(), "through", false);
+    assert_eq!(
+        json(&succeed(&["inspect", "--json", "--memory", "5MB"]))["direct_reads"],
+        serde_json::Value::Null
+    );
+}
+
+#[test]
 fn a_plan_that_fails_is_shown_and_no_failure() {
     let shown = succeed(&["inspect", "--memory", "5MB"]);
     assert!(shown.contains("memory plan: there is none: a budget of 4 MiB is below the floor"), "{shown}");

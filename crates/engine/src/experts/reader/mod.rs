@@ -123,7 +123,7 @@ pub trait Reader: Send {
         ReadCounters::default()
     }
 
-    /// How it reads, in words for users: "io_uring, direct, depth 32".
+    /// How it reads, in words for users: "io_uring, direct, depth 16".
     fn describe(&self) -> String {
         String::new()
     }
@@ -171,11 +171,7 @@ pub(crate) fn open(
         ReaderKind::Threads => plan.threads()?,
         ReaderKind::Uring => match plan.ring() {
             Ok(reader) => reader,
-            Err(error) => {
-                let mut reader = plan.threads()?;
-                reader.description += &format!(" (there is no io_uring: {error})");
-                reader
-            }
+            Err(error) => plan.threads_as(&error)?,
         },
         ReaderKind::Auto => plan.faster()?,
     };
@@ -207,6 +203,13 @@ impl Plan {
         Ok(reader)
     }
 
+    /// Threads, as there can be no ring, and why.
+    fn threads_as(&self, error: &std::io::Error) -> Result<BoardReader, Error> {
+        let mut reader = self.threads()?;
+        reader.description += &format!(" (there is no io_uring: {error})");
+        Ok(reader)
+    }
+
     /// A ring if it is clearly faster than threads.
     fn faster(&self) -> Result<BoardReader, Error> {
         if choose::total(&self.source) < choose::SMALL {
@@ -215,6 +218,8 @@ impl Plan {
         // One at a time: each has its buffers.
         let ring = match self.ring() {
             Ok(mut reader) => choose::speed(&mut reader, &self.source, (1, 2)),
+            // Elsewhere nobody expects one.
+            Err(error) if cfg!(target_os = "linux") => return self.threads_as(&error),
             Err(_) => return self.threads(),
         };
         let threads = choose::speed(&mut self.threads()?, &self.source, (0, 2));
