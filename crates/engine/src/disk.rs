@@ -57,8 +57,9 @@ pub(crate) fn sync_folder(folder: &Path) {
 
 /// Bytes for people.
 pub(crate) fn gb(bytes: u64) -> String {
-    if bytes < 1_000_000_000 {
-        return format!("{:.1} MB", bytes as f64 / 1e6);
+    match bytes {
+        0..1_000_000 => format!("{:.1} KB", bytes as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} MB", bytes as f64 / 1e6),
+        _ => format!("{:.2} GB", bytes as f64 / 1e9),
     }
-    format!("{:.2} GB", bytes as f64 / 1e9)
 }

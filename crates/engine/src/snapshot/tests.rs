@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::{
     checkpoint::frame::Frame,
-    disk::{Target, write_all_at},
+    disk::{Target, gb, write_all_at},
 };
 
 const ALIGN: usize = 4096;
@@ -479,10 +479,12 @@ fn a_writer_that_fails_leaves_what_was_there() {
         assert!(Saved::load(&path).unwrap() == old);
         assert_eq!(names(temp.path()), only);
     };
+    let needed = new.contents().bytes().unwrap();
+    let full = format!("the disk is full: the saved session needs {};", gb(needed));
     let mut failures = 0;
     for room in (0..).step_by(400) {
         match write(room, None, true) {
-            Err(error) => kept(error, "the disk is full: the saved session needs 0.0 MB"),
+            Err(error) => kept(error, &full),
             Ok(()) => break,
         }
         failures += 1;
@@ -490,7 +492,7 @@ fn a_writer_that_fails_leaves_what_was_there() {
     assert!(failures > 15, "{failures}");
     assert!(Saved::load(&path).unwrap() == new);
     old.save(&path);
-    kept(write(1 << 20, Some(4096), true).unwrap_err(), "0.0 MB are free; make room");
+    kept(write(1 << 20, Some(needed - 400), true).unwrap_err(), "KB are free, 0.4 KB too few; make room");
     kept(write(1 << 20, None, false).unwrap_err(), "what was saved there before is as it was: a bad sector");
 
     // Ends that come too early or too late.

@@ -206,9 +206,10 @@ impl<T: Target> SnapshotWriter<T> {
         match self.target.free(&self.folder).filter(|free| *free < needed) {
             Some(free) => {
                 let doing = format!(
-                    "cannot save the session here: {} are needed, {} are free; make room or choose another disk",
+                    "cannot save the session here: {} are needed, {} are free, {} too few; make room or choose another disk",
                     gb(needed),
-                    gb(free)
+                    gb(free),
+                    gb(needed - free)
                 );
                 Err(Error::file(&self.path, doing)(io::ErrorKind::StorageFull.into()))
             }

@@ -173,10 +173,14 @@ impl Header {
         let (header, end) = FRAME.read::<Self>(source).map_err(|e| match e {
             Unframed::Unreadable(e) => Error::file(path, "cannot read the header of the packed experts")(e),
             Unframed::Foreign => bad("this is no file of packed experts".into()),
-            Unframed::Version(version) => bad(format!(
-                "it is of version {version}, this program reads {}: or use the version of moeflux that packed it",
-                FRAME.version
-            )),
+            Unframed::Version(version) => Error::Checkpoint {
+                path: path.to_owned(),
+                problem: format!(
+                    "it is of version {version}, this program reads {}: use the version of moeflux that packed it, or pack \
+                     the model again",
+                    FRAME.version
+                ),
+            },
             Unframed::Claims { json, align } => bad(format!(
                 "its header claims {json} bytes and records at multiples of {align}, in a file of {len}"
             )),
