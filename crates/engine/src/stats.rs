@@ -22,7 +22,7 @@ pub struct Stats {
     pub experts_prefetched: u64,
     /// Of those, the ones that were not needed: given up, or gone from their slot before anybody used them.
     pub experts_wasted: u64,
-    /// Experts read from disk.
+    /// Experts whose reading was started: those that were given up before all of them was read, too.
     pub experts_read: u64,
     /// Bytes read from disk, with what lies around experts in the disk's blocks, and of experts that were given up.
     pub bytes_read: u64,
