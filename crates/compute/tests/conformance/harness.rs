@@ -1,23 +1,43 @@
 //! Two devices side by side, and numbers to feed them.
 
+use std::cell::Cell;
+
 use moeflux_compute::{
     BankPlace, BlockScale, Buffer, Bytes, Device, DeviceOptions, Element, Error, Format, Isa, KeyFormat,
     MatrixShape, Op, Scalar, Slot, SlotTable, State, StateShape, View, Weight, open,
 };
 
-/// Small, fast, and the same everywhere.
-pub(crate) struct Random(u64);
+thread_local! {
+    /// How many times a test has gone over all devices, and the number of the device that it is at.
+    static TURN: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
+}
+
+/// Small, fast, and the same everywhere: every device that a test goes over gets the same numbers, whichever others this machine has.
+pub(crate) struct Random {
+    state: u64,
+    /// The state with which the first device began, and whose turn it was last.
+    begun: u64,
+    turn: (usize, usize),
+}
 
 impl Random {
     pub(crate) fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+        let state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        Self { state, begun: state, turn: TURN.get() }
     }
 
     pub(crate) fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16
+        let turn = TURN.get();
+        if turn.0 != self.turn.0 {
+            self.begun = self.state;
+        } else if turn != self.turn {
+            self.state = self.begun;
+        }
+        self.turn = turn;
+        self.state ^= self.state << 13;
+        self.state ^= self.state >> 7;
+        self.state ^= self.state << 17;
+        self.state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16
     }
 
     pub(crate) fn below(&mut self, n: usize) -> usize {
@@ -218,30 +238,18 @@ impl Both {
     /// Runs a test on every instruction set and on the GPU of this machine, on the exact and on the fast path.
     pub(crate) fn each(mut test: impl FnMut(&mut Both, bool)) {
         let without_cpu = std::env::var("MOEFLUX_TEST_CPU").is_ok_and(|asked| asked == "none");
-        for exact in [true, false] {
-            for isa in Isa::available().into_iter().filter(|_| !without_cpu) {
-                test(&mut Both::new(device(isa, exact, 2)), exact);
-            }
-            if let Some(gpu) = gpu(exact) {
-                test(&mut Both::new(gpu), exact);
-            }
-        }
+        let of_path = |exact| devices(exact, !without_cpu).map(move |device| (device, exact));
+        in_turn([true, false].into_iter().flat_map(of_path), |both, exact| test(both, exact));
     }
 
     /// Runs a test on every instruction set and on the GPU of this machine, on the fast path.
     pub(crate) fn each_fast(mut test: impl FnMut(&mut Both)) {
-        Isa::available().into_iter().for_each(|isa| test(&mut Both::new(device(isa, false, 2))));
-        if let Some(gpu) = gpu(false) {
-            test(&mut Both::new(gpu));
-        }
+        in_turn(devices(false, true).map(|device| (device, ())), |both, ()| test(both));
     }
 
     /// Runs a test on every instruction set and on the GPU of this machine, on the exact path.
     pub(crate) fn each_exact(mut test: impl FnMut(&mut Both)) {
-        Isa::available().into_iter().for_each(|isa| test(&mut Both::new(device(isa, true, 2))));
-        if let Some(gpu) = gpu(true) {
-            test(&mut Both::new(gpu));
-        }
+        in_turn(devices(true, true).map(|device| (device, ())), |both, ()| test(both));
     }
 
     /// Whether the device is a GPU on the fast path: keys and values are f16, and many rows share work.
@@ -371,6 +379,21 @@ impl Both {
         let error = norm(&mut got.iter().zip(&expected).map(|(a, b)| f64::from(a - b)));
         let error = error / norm(&mut expected.iter().map(|b| f64::from(*b)));
         assert!(error <= tolerance, "{}: {what}: error {error:e}", self.device.describe());
+    }
+}
+
+/// The devices of this machine.
+fn devices(exact: bool, with_cpu: bool) -> impl Iterator<Item = Box<dyn Device>> {
+    let cpus = Isa::available().into_iter().filter(move |_| with_cpu).map(move |isa| device(isa, exact, 2));
+    cpus.chain(std::iter::once_with(move || gpu(exact)).flatten())
+}
+
+/// Runs a test on one device after the other.
+fn in_turn<T>(devices: impl Iterator<Item = (Box<dyn Device>, T)>, mut test: impl FnMut(&mut Both, T)) {
+    let (times, _) = TURN.get();
+    for (i, (device, of)) in devices.enumerate() {
+        TURN.set((times + 1, i));
+        test(&mut Both::new(device), of);
     }
 }
 
