@@ -29,6 +29,13 @@ pub(crate) struct KeepArgs {
     /// do the runs that go on from it. What --kv is stays as it is.
     #[arg(long, value_name = "FORMAT", value_parser = key_format(), hide_possible_values = true, requires = "session")]
     pub(crate) session_keys: Option<KeyFormat>,
+    /// Save in FILE too which experts are in memory, so that the next run has them there before it begins
+    ///
+    /// Only their numbers are saved. Whoever goes on from FILE reads them, as far as there are slots for them, before the prompt is
+    /// computed: as many bytes as the slots hold, at the speed of the disk. That pays where many tokens follow; the first one
+    /// comes later. Without effect on a model that memory holds.
+    #[arg(long, requires = "session")]
+    pub(crate) session_experts: bool,
     /// Keep computed prompts in DIR, and go on from there when a prompt begins like one of them
     ///
     /// For long texts that are asked about again and again. How much of a kept prompt can be used depends on the model: one

@@ -8,8 +8,7 @@ use std::{
 
 use anyhow::{Context, ensure};
 use moeflux::{
-    Answer, Error, Finish, KeyFormat, MemoryPlan, Phase, Session, SnapshotFolder, SnapshotOptions, Synced,
-    Text, Watch,
+    Answer, Error, Finish, MemoryPlan, Phase, Session, SnapshotFolder, SnapshotOptions, Synced, Text, Watch,
 };
 use serde::Serialize;
 
@@ -22,8 +21,7 @@ const WORTH_KEEPING: usize = 256;
 /// A session that is kept in a file. Its tokens are the conversation: prompts as they were fed, and answers as they were made.
 pub(crate) struct SessionFile {
     path: PathBuf,
-    /// What keys and values are saved as, if not as the session has them.
-    keys: Option<KeyFormat>,
+    options: SnapshotOptions,
     restored: Option<Restored>,
 }
 
@@ -90,7 +88,8 @@ impl SessionFile {
             }
             Err(error) => return Err(error.into()),
         };
-        Ok(Some(Self { path: path.clone(), keys: args.session_keys, restored }))
+        let options = SnapshotOptions { hot_experts: args.session_experts, keys: args.session_keys };
+        Ok(Some(Self { path: path.clone(), options, restored }))
     }
 
     /// The file.
@@ -117,7 +116,7 @@ impl SessionFile {
             if session.tokens() != said {
                 session.sync(said, &mut Watch::default())?;
             }
-            session.snapshot(&self.path, SnapshotOptions { keys: self.keys, ..SnapshotOptions::default() })
+            session.snapshot(&self.path, self.options)
         };
         let bytes =
             save().with_context(|| format!("the session is not saved, {} is as it was", self.path()))?;

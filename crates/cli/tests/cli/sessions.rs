@@ -475,6 +475,23 @@ fn a_session_may_be_saved_in_fewer_bits() {
 }
 
 #[test]
+fn a_session_may_name_the_experts_that_were_in_memory() {
+    let folder = Folder::new();
+    let [cold, warm] = ["cold.session", "warm.session"].map(|name| folder.path(name));
+    let told = |file: &str, more: &[&str], prompt: &str| {
+        let args = ["run", "--json", "--slots", "200", "--look-ahead", "off", "-n", "9", "--session", file];
+        json(&succeed(&[&args[..], more, &[prompt]].concat()))
+    };
+    told(&cold, &[], VIXEN);
+    told(&warm, &["--session-experts"], VIXEN);
+    let [cold, warm] = [cold, warm].map(|file| told(&file, &[], "What then?"));
+    assert_eq!(warm["text"], cold["text"]);
+    let read = |told: &serde_json::Value| told["statistics"]["prefill"]["experts_read"].as_u64().unwrap();
+    assert!(read(&warm) < read(&cold) / 2, "{} and {}", read(&warm), read(&cold));
+    assert_error(&run(&["run", "--session-experts", FOX]), 2, &["--session"]);
+}
+
+#[test]
 fn states_may_be_given_less_than_a_full_context_takes() {
     let with = |state: &str| run(&["run", "--raw", "-n", "2", "--state-memory", state, "Once upon a time"]);
     assert_eq!(with("64MiB").code, 0);

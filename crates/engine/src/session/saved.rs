@@ -21,7 +21,8 @@ const PIECE: usize = 4 << 20;
 /// What is saved besides a session's tokens, logits and states, and how.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SnapshotOptions {
-    /// Which experts are in memory, so that whoever goes on from the file begins with a warm cache.
+    /// Which experts are in memory, so that whoever goes on from the file begins with a warm cache. [`Session::restore`] reads them
+    /// before it returns, up to a slot for each: where the next prompt is short and slots hold gigabytes, its first token comes later.
     pub hot_experts: bool,
     /// What keys and values are saved as; by default what the session keeps them as, bit for bit. With fewer bits the file is
     /// smaller and says that it is lossy; the session that is saved stays as it is, one that goes on from the file is
