@@ -1,6 +1,7 @@
 //! The command line of moeflux: arguments, progress, the terminal. What is computed, the `moeflux` crate computes.
 
 mod args;
+mod aside;
 mod commands;
 mod folders;
 mod interrupt;

@@ -2,7 +2,7 @@
 
 use std::{fmt::Write, path::Path};
 
-use anyhow::Context;
+use crate::aside;
 
 /// Lines over two axes.
 pub(crate) struct Chart {
@@ -57,7 +57,7 @@ text { fill: #e6edf3 }
 /// # Errors
 /// The file cannot be written.
 pub(crate) fn write(chart: &Chart, path: &Path) -> anyhow::Result<()> {
-    std::fs::write(path, svg(chart)).with_context(|| format!("{}: cannot write the plot", path.display()))
+    aside::write(path, svg(chart).as_bytes())
 }
 
 /// The chart as an SVG document.

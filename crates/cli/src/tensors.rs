@@ -11,6 +11,8 @@ use anyhow::{Context, bail, ensure};
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
+use crate::aside::Aside;
+
 /// The longest header that is read; the format's own limit.
 const MAX_HEADER: u64 = 100_000_000;
 
@@ -31,11 +33,9 @@ pub(crate) struct Planned {
     pub(crate) width: usize,
 }
 
-/// A file under a temporary name; it goes away when dropped unless it was finished.
+/// A file that is being written.
 pub(crate) struct Writer {
-    file: File,
-    aside: PathBuf,
-    target: PathBuf,
+    aside: Aside,
     /// Name to first byte and bytes per row.
     places: BTreeMap<String, (u64, u64)>,
     buffer: Vec<u8>,
@@ -47,15 +47,7 @@ impl Writer {
     /// # Errors
     /// The file cannot be made.
     pub(crate) fn create(target: &Path) -> anyhow::Result<Self> {
-        let name = target.file_name().with_context(|| format!("{}: this names no file", target.display()))?;
-        ensure!(!target.is_dir(), "{}: this is a folder; name a file in it", target.display());
-        let mut hidden = std::ffi::OsString::from(".");
-        hidden.push(name);
-        hidden.push(format!(".{}.partial", std::process::id()));
-        let aside = target.with_file_name(hidden);
-        let file =
-            File::create(&aside).with_context(|| format!("{}: cannot be written", target.display()))?;
-        Ok(Self { file, aside, target: target.into(), places: BTreeMap::new(), buffer: Vec::new() })
+        Ok(Self { aside: Aside::create(target)?, places: BTreeMap::new(), buffer: Vec::new() })
     }
 
     /// Writes the header. The tensors then lie one after another.
@@ -81,7 +73,7 @@ impl Writer {
         self.places.values_mut().for_each(|(from, _)| *from += data);
         let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
         bytes.extend(header);
-        self.file.write_all(&bytes).with_context(|| self.failed())
+        self.aside.file.write_all(&bytes).with_context(|| self.aside.failed())
     }
 
     /// Writes rows of a tensor from row `first` on.
@@ -98,15 +90,15 @@ impl Writer {
         self.buffer.clear();
         self.buffer.extend(words.flatten());
         let mut write = || {
-            self.file.seek(SeekFrom::Start(from + first as u64 * row))?;
-            self.file.write_all(&self.buffer)
+            self.aside.file.seek(SeekFrom::Start(from + first as u64 * row))?;
+            self.aside.file.write_all(&self.buffer)
         };
-        write().with_context(|| self.failed())
+        write().with_context(|| self.aside.failed())
     }
 
     /// Where the bytes are now.
-    pub(crate) fn aside(&self) -> &Path {
-        &self.aside
+    pub(crate) fn path(&self) -> &Path {
+        self.aside.path()
     }
 
     /// Gives the file its name.
@@ -114,22 +106,7 @@ impl Writer {
     /// # Errors
     /// The file cannot be written or renamed.
     pub(crate) fn finish(self) -> anyhow::Result<()> {
-        let finish = || {
-            self.file.sync_all()?;
-            std::fs::rename(&self.aside, &self.target)
-        };
-        finish().with_context(|| self.failed())
-    }
-
-    fn failed(&self) -> String {
-        format!("{}: cannot be written", self.target.display())
-    }
-}
-
-impl Drop for Writer {
-    fn drop(&mut self) {
-        // After a rename it is not there any more.
-        let _ = std::fs::remove_file(&self.aside);
+        self.aside.finish()
     }
 }
 

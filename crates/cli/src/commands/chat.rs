@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     args::{CHAT_COMMANDS, ChatArgs},
-    folders,
+    aside, folders,
     load::{self, Needs},
     out::{self, Closed},
     progress::{Ui, error_line},
@@ -362,7 +362,7 @@ impl<'a> Chat<'a> {
     fn save(&self, path: &Path) -> anyhow::Result<()> {
         let mut json = serde_json::to_string_pretty(&self.messages)?;
         json.push('\n');
-        std::fs::write(path, json).with_context(|| format!("{}: cannot be written", path.display()))?;
+        aside::write(path, json.as_bytes())?;
         let count = units::plural(self.messages.len() as u64, "message");
         self.ui.line(format_args!("{count} saved to {}", path.display()));
         if self.is_restored {

@@ -85,7 +85,7 @@ pub(crate) fn run(args: &LogitsArgs, ui: Ui) -> anyhow::Result<ExitCode> {
             (None, out.clone())
         }
         None => {
-            let written = writer.aside().to_owned();
+            let written = writer.path().to_owned();
             (Some(writer), written)
         }
     };

@@ -59,6 +59,12 @@ fn a_run_is_compared_with_a_saved_one() {
     let (saved, other) = (path("saved.json"), path("other.json"));
     let measured = json(&succeed(&[&NORM[..], &["--json", "--save", &saved]].concat()));
     assert_eq!(measured, json(&std::fs::read_to_string(&saved).unwrap()));
+    // The next run takes its place, and does not write over it.
+    let older = path("older.json");
+    std::fs::hard_link(&saved, &older).unwrap();
+    succeed(&[&NORM[..], &["--save", &saved]].concat());
+    std::fs::rename(&older, &saved).unwrap();
+    assert_eq!(measured, json(&std::fs::read_to_string(&saved).unwrap()));
     let compare = |file: &str, tolerance: &str| {
         run(&[&NORM[..], &["--compare", file, "--tolerance", tolerance]].concat())
     };

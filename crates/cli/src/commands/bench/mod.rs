@@ -20,7 +20,7 @@ pub(crate) use rows::computing_share;
 use crate::{
     WrongUse,
     args::{BenchArgs, BenchCommand, EngineArgs, FiguresArgs},
-    folders,
+    aside, folders,
     load::{self, Needs},
     out, plot,
     progress::Ui,
@@ -110,8 +110,7 @@ fn keep(args: &BenchArgs, measured: &Value) -> anyhow::Result<()> {
 /// Saves what was measured, for `--compare`.
 fn save(args: &FiguresArgs, measured: &Value) -> anyhow::Result<()> {
     let Some(path) = &args.save else { return Ok(()) };
-    std::fs::write(path, serde_json::to_vec_pretty(measured)?)
-        .with_context(|| format!("{}: cannot be written", path.display()))
+    aside::write(path, &serde_json::to_vec_pretty(measured)?)
 }
 
 /// What a comparison with a saved run says.

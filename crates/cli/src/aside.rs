@@ -1,0 +1,120 @@
+//! Files that take their names when they are complete.
+
+use std::{
+    ffi::OsString,
+    fs::{self, File},
+    io::Write,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, ensure};
+
+/// A file under a temporary name beside its target; it goes away when dropped unless it was finished.
+pub(crate) struct Aside {
+    pub(crate) file: File,
+    path: PathBuf,
+    target: PathBuf,
+}
+
+impl Aside {
+    /// Makes the file, so that a folder that cannot be written is found early.
+    ///
+    /// # Errors
+    /// The file cannot be made.
+    pub(crate) fn create(target: &Path) -> anyhow::Result<Self> {
+        let name = target.file_name().with_context(|| format!("{}: this names no file", target.display()))?;
+        ensure!(!target.is_dir(), "{}: this is a folder; name a file in it", target.display());
+        let mut hidden = OsString::from(".");
+        hidden.push(name);
+        hidden.push(format!(".{}.partial", std::process::id()));
+        let path = target.with_file_name(hidden);
+        let file = File::create(&path).with_context(|| failed(target))?;
+        Ok(Self { file, path, target: target.into() })
+    }
+
+    /// Where the bytes are now.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Gives the file its name, in place of what has that name.
+    ///
+    /// # Errors
+    /// The file cannot be written or renamed.
+    pub(crate) fn finish(self) -> anyhow::Result<()> {
+        let finish = || {
+            self.file.sync_all()?;
+            fs::rename(&self.path, &self.target)
+        };
+        finish().with_context(|| self.failed())
+    }
+
+    /// What is said of an error.
+    pub(crate) fn failed(&self) -> String {
+        failed(&self.target)
+    }
+}
+
+impl Drop for Aside {
+    fn drop(&mut self) {
+        // After a rename it is not there any more.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+fn failed(target: &Path) -> String {
+    format!("{}: cannot be written", target.display())
+}
+
+/// Writes a whole file: what it takes the place of is there until all of it is on the disk. A link is followed; what is no file,
+/// such as a terminal or a pipe, is written to.
+///
+/// # Errors
+/// The file cannot be written; an older one is then as it was.
+pub(crate) fn write(target: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+    let found = fs::canonicalize(target);
+    let target = found.as_deref().unwrap_or(target);
+    if fs::metadata(target).is_ok_and(|meta| !meta.is_file() && !meta.is_dir()) {
+        return fs::write(target, bytes).with_context(|| failed(target));
+    }
+    let mut aside = Aside::create(target)?;
+    aside.file.write_all(bytes).with_context(|| aside.failed())?;
+    aside.finish()
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_replaced_whole_or_not_at_all() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let [file, old, link] = ["file", "old", "link"].map(path);
+        write(&file, b"one").unwrap();
+        fs::hard_link(&file, &old).unwrap();
+        std::os::unix::fs::symlink("file", &link).unwrap();
+        write(&link, b"two").unwrap();
+        assert_eq!([&file, &old].map(|path| fs::read(path).unwrap()), [b"two", b"one"]);
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+
+        // A name that leaves no room for a temporary one beside it stands in for a disk that cannot be written.
+        let long = path(&"s".repeat(250));
+        fs::rename(&old, &long).unwrap();
+        let error = write(&long, b"two").unwrap_err().to_string();
+        assert!(error.contains("cannot be written"), "{error}");
+        assert_eq!(fs::read(&long).unwrap(), b"one");
+        assert!(write(folder.path(), b"two").unwrap_err().to_string().contains("folder"));
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3);
+    }
+
+    #[test]
+    fn what_is_no_file_keeps_its_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("socket");
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        // Nobody can open a socket to write to it.
+        assert!(write(&socket, b"one").is_err());
+        assert!(!fs::metadata(&socket).unwrap().is_file());
+    }
+}
