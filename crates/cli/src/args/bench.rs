@@ -194,9 +194,9 @@ pub(crate) struct PlanArgs {
     /// These budgets, such as 4GiB,8GiB [default: from the floor to everything in memory]
     #[arg(long, value_name = "SIZE,...", value_delimiter = ',', value_parser = parse_size)]
     pub(crate) budgets: Vec<u64>,
-    /// Tokens before the one whose time is predicted
-    #[arg(long, value_name = "N", default_value_t = 1024)]
-    pub(crate) context: usize,
+    /// Tokens before the one whose time is predicted [default: 1024, or what the model has room for]
+    #[arg(long, value_name = "N")]
+    pub(crate) context: Option<usize>,
     /// Take the hit rates from a recorded run
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,

@@ -2,6 +2,7 @@
 
 use std::{fmt, process::ExitCode};
 
+use anyhow::ensure;
 use moeflux::{
     Blueprint, Checkpoint, DeviceOptions, DiskSpeed, MemoryPlan, MemoryRequest, Planner, PolicyKind,
     SystemMemory, Trace, probe_disk, probe_memory,
@@ -69,10 +70,14 @@ enum Bound {
     Memory,
 }
 
+/// Tokens before the one whose time is predicted, where nobody says how many.
+const CONTEXT: usize = 1024;
+
 /// Runs `moeflux plan`.
 ///
 /// # Errors
-/// The checkpoint or the trace cannot be opened, the disk's speed is not known, or no budget can be planned.
+/// The checkpoint or the trace cannot be opened, the model has fewer positions, the disk's speed is not known, or no budget can be
+/// planned.
 pub(crate) fn run(args: &PlanArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let mut model = args.engine.model.clone();
     model.model = args.folder.clone().or(model.model);
@@ -81,6 +86,12 @@ pub(crate) fn run(args: &PlanArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         None => load::checkpoint(&model, &args.engine.reads.mirror, ui)?,
     };
     let blueprint = Blueprint::of(&checkpoint)?;
+    let positions = blueprint.max_positions;
+    let context = args.context.unwrap_or(CONTEXT.min(positions.saturating_sub(1)));
+    ensure!(
+        context < positions,
+        "a token behind {context} others was asked for, but the model has {positions} positions: lower --context"
+    );
     let costs = Costs::of(&blueprint, args.engine.compute.keys());
     let (disk_speed, disk) = disk(args, &checkpoint, blueprint.slot_bytes(), ui)?;
     let memory = match args.ram {
@@ -101,7 +112,7 @@ pub(crate) fn run(args: &PlanArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let limits = Limits { memory: memory * share, disk: disk_speed };
     let predict = |plan: &MemoryPlan| {
         let hit = hit_rate(plan, blueprint.experts(), trace.as_ref(), args.engine.memory.policy);
-        let least = costs.expected(limits, args.context, |_| hit);
+        let least = costs.expected(limits, context, |_| hit);
         (hit, least)
     };
     let mut budgets = Vec::new();
@@ -129,7 +140,7 @@ pub(crate) fn run(args: &PlanArgs, ui: Ui) -> anyhow::Result<ExitCode> {
             (None, Some(folder)) => folder.display().to_string(),
             (None, None) => "built-in tales-18m".to_owned(),
         },
-        context: args.context,
+        context,
         disk_bytes_per_second: disk_speed,
         disk,
         memory_bytes_per_second: memory,
@@ -184,7 +195,7 @@ fn disk(
 fn fits(trace: &Trace, blueprint: &Blueprint) -> anyhow::Result<()> {
     let traced = trace.header().layers.iter().map(|l| (l.layer, l.experts, l.k));
     let here = blueprint.moe_layers().map(|(i, m)| (i, m.experts.count, m.router.top_k));
-    anyhow::ensure!(
+    ensure!(
         traced.eq(here),
         "the trace is of {}, whose layers or experts are others than this model's",
         trace.header().model

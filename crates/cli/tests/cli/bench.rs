@@ -297,6 +297,8 @@ fn budgets_are_planned_from_the_floor_to_everything() {
     let two = json(&succeed(&[&args[..], &["--json", "--budgets", "1GiB,2GiB"]].concat()));
     assert_eq!(two["budgets"].as_array().unwrap().len(), 2);
     assert_error(&run(&[&args[..], &["--budgets", "1MiB"]].concat()), 1, &["floor"]);
+    let beyond = run(&[&args[..5], &["--context", "2048"]].concat());
+    assert_error(&beyond, 1, &["2048", "the model has 2048 positions", "--context"]);
 }
 
 #[test]
