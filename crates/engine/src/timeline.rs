@@ -87,7 +87,7 @@ pub(crate) fn common(a: &[u32], b: &[u32]) -> usize {
 /// What is said where states have no room.
 fn no_room(full: ComputeError) -> Error {
     Error::at(
-        || "the sessions' states do not fit the memory plan: drop sessions or marks, or plan more memory for states",
+        || "the sessions' states do not fit the memory plan: plan more memory for them (--state-memory), or drop sessions or marks",
     )(full)
 }
 

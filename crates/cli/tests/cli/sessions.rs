@@ -495,5 +495,5 @@ fn a_session_may_name_the_experts_that_were_in_memory() {
 fn states_may_be_given_less_than_a_full_context_takes() {
     let with = |state: &str| run(&["run", "--raw", "-n", "2", "--state-memory", state, "Once upon a time"]);
     assert_eq!(with("64MiB").code, 0);
-    assert_error(&with("4KiB"), 1, &["do not fit the memory plan"]);
+    assert_error(&with("4KiB"), 1, &["do not fit the memory plan", "more memory for them (--state-memory)"]);
 }
