@@ -48,6 +48,9 @@ const SAFE_SHARE: (u64, u64) = (3, 4);
 /// Share of what everything else leaves that kept points take where nobody says: 1 / 16.
 const MARKS_SHARE: u64 = 16;
 
+/// Share of the floor from which on fewer threads are advised: 1 / 8.
+const THREADS_SHARE: u64 = 8;
+
 /// A shrunk context stops here; below, the error says what is missing.
 const MIN_CONTEXT: usize = 256;
 
@@ -266,7 +269,12 @@ impl MemoryPlan {
         // Where each expert has its place, a layer needs no slots of its own on the card.
         let need = if best.holds_all { 0 } else { need };
         if most < need || best.fixed() > best.slots_limit() {
-            return Err(best.too_small(need, request));
+            // However few rows there are, the threads of a device without memory of its own have theirs.
+            let threads = match memory {
+                None => device.scratch_bytes(scratch_shape(blueprint, 1, device.key_format())),
+                Some(_) => Ok(0),
+            };
+            return Err(best.too_small(need, request, threads.unwrap_or(0)));
         }
         if slots < need || slots > most {
             return Err(Error::Input(format!(
@@ -357,9 +365,10 @@ impl MemoryPlan {
         ))
     }
 
-    fn too_small(&self, need: usize, request: &MemoryRequest) -> Error {
+    /// `threads` of the bytes of intermediate results do not depend on rows.
+    fn too_small(&self, need: usize, request: &MemoryRequest, threads: u64) -> Error {
         let floor = self.fixed().saturating_add(need as u64 * self.slot);
-        let (which, program, advice) = match self.device_budget {
+        let (which, program, mut advice) = match self.device_budget {
             Some(_) => (
                 "a budget of the device's own memory",
                 String::new(),
@@ -375,6 +384,9 @@ impl MemoryPlan {
                 self.advice(request.budget, "--memory", floor),
             ),
         };
+        if threads > floor / THREADS_SHARE {
+            advice += &format!(", or lower --threads, which hold {} of it", mib(threads));
+        }
         Error::Budget(format!(
             "{which} of {} MiB is below the floor of {} MiB: {program}{} for dense weights, {} for the state of {} \
              positions, {} for intermediate results of {} rows, {} for {need} slots of one layer; {advice}",

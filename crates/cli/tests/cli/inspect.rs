@@ -56,6 +56,11 @@ fn a_plan_that_fails_is_shown_and_no_failure() {
     assert!(shown.contains("memory plan: there is none: a budget of 4 MiB is below the floor"), "{shown}");
     let shown = json(&succeed(&["inspect", "--json", "--memory", "5MB"]));
     assert!(shown["plan"].is_null() && shown["plan_error"].as_str().unwrap().contains("floor"));
+    // Fewer threads are advised where many hold much.
+    for (threads, advised) in [("1", false), ("64", true)] {
+        let shown = succeed(&["inspect", "--device", "cpu", "--memory", "5MB", "--threads", threads]);
+        assert_eq!(shown.contains("lower --threads"), advised, "{shown}");
+    }
 }
 
 #[test]
