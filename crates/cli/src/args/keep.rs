@@ -32,8 +32,9 @@ pub(crate) struct KeepArgs {
     /// Save in FILE too which experts are in memory, so that the next run has them there before it begins
     ///
     /// Only their numbers are saved. Whoever goes on from FILE reads them, as far as there are slots for them, before the prompt is
-    /// computed: as many bytes as the slots hold, at the speed of the disk. That pays where many tokens follow; the first one
-    /// comes later. Without effect on a model that memory holds.
+    /// computed: up to as many bytes as all slots hold, at the speed of the disk. What the prompt and the answer need of them is not
+    /// read then; but a short prompt does not need all, and its first token comes later. Without effect on a model that memory
+    /// holds.
     #[arg(long, requires = "session")]
     pub(crate) session_experts: bool,
     /// Keep computed prompts in DIR, and go on from there when a prompt begins like one of them
