@@ -193,7 +193,7 @@ fn is_hardware(adapter: &Adapter) -> bool {
 /// By kind, cards first; of one kind the one with the most memory.
 fn by_preference(adapters: &[Adapter]) -> impl Iterator<Item = &Adapter> {
     let mut all: Vec<&Adapter> = adapters.iter().collect();
-    all.sort_by_key(|a| (a.kind, std::cmp::Reverse(a.memory), a.index));
+    all.sort_by_key(|a| a.preference());
     all.into_iter()
 }
 

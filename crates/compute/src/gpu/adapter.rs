@@ -1,6 +1,9 @@
 //! The graphics adapters of a machine, and opening one.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::{
+    cmp::Reverse,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use wgpu::{Backend, Backends, DeviceType, Features};
 
@@ -55,6 +58,12 @@ pub struct Adapter {
 }
 
 impl Adapter {
+    /// What adapters are sorted by, the best one first: by kind, cards before all else; of one kind the one with the most
+    /// memory.
+    pub fn preference(&self) -> impl Ord + use<> {
+        (self.kind, Reverse(self.memory), self.index)
+    }
+
     /// Whether its memory is the host's, and the host can write it in place.
     pub(super) fn is_unified(&self) -> bool {
         let shares = matches!(self.kind, AdapterKind::Integrated | AdapterKind::Software);
@@ -147,10 +156,8 @@ pub(super) struct Opened {
     pub(super) failure: Failure,
 }
 
-/// Opens adapter `index` of an instance, or the best one; a software adapter only if there is no other.
-pub(super) fn open(instance: &wgpu::Instance, index: Option<usize>) -> Result<Opened, Error> {
-    let all = enumerate(instance);
-    let described: Vec<Adapter> = all.iter().enumerate().map(|(i, a)| describe(i, a)).collect();
+/// Adapter `index`, or the best one that can be used; a software adapter only if there is no other.
+fn choose(described: &[Adapter], index: Option<usize>) -> Result<Adapter, Error> {
     let found = || {
         let names = described.iter().map(|a| {
             let why = a.unusable.as_ref().map(|why| format!(", unusable: {why}"));
@@ -163,7 +170,7 @@ pub(super) fn open(instance: &wgpu::Instance, index: Option<usize>) -> Result<Op
     };
     let chosen = match index {
         Some(i) => described.get(i),
-        None => described.iter().filter(|a| a.unusable.is_none()).min_by_key(|a| a.kind),
+        None => described.iter().filter(|a| a.unusable.is_none()).min_by_key(|a| a.preference()),
     };
     let chosen = match (chosen, index) {
         (Some(a), _) => a.clone(),
@@ -173,6 +180,14 @@ pub(super) fn open(instance: &wgpu::Instance, index: Option<usize>) -> Result<Op
     if let Some(why) = &chosen.unusable {
         return Err(Error::Device(format!("gpu:{} {} cannot be used: {why}", chosen.index, chosen.name)));
     }
+    Ok(chosen)
+}
+
+/// Opens adapter `index` of an instance, or the best one.
+pub(super) fn open(instance: &wgpu::Instance, index: Option<usize>) -> Result<Opened, Error> {
+    let all = enumerate(instance);
+    let described: Vec<Adapter> = all.iter().enumerate().map(|(i, a)| describe(i, a)).collect();
+    let chosen = choose(&described, index)?;
     let adapter = &all[chosen.index];
     let wanted = Features::IMMEDIATES
         | Features::SUBGROUP
@@ -191,4 +206,49 @@ pub(super) fn open(instance: &wgpu::Instance, index: Option<usize>) -> Result<Op
     device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| on_error.set(error.to_string())));
     device.set_device_lost_callback(move |_, why| on_loss.set(format!("the device was lost: {why}")));
     Ok(Opened { adapter: chosen, device, queue, failure })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn adapter(index: usize, kind: AdapterKind, memory: Option<u64>) -> Adapter {
+        Adapter {
+            index,
+            name: format!("card {index}"),
+            backend: "Vulkan".into(),
+            kind,
+            driver: "none".into(),
+            memory,
+            max_buffer: 1 << 30,
+            max_binding: 1 << 27,
+            subgroup: None,
+            f16: false,
+            cooperative_matrix: false,
+            unusable: None,
+        }
+    }
+
+    #[test]
+    fn the_best_adapter_is_the_largest_card_that_can_be_used() {
+        use AdapterKind::{Discrete, Integrated, Software};
+        let mut all = vec![
+            adapter(0, Software, Some(1 << 40)),
+            adapter(1, Discrete, Some(1 << 33)),
+            adapter(2, Integrated, Some(1 << 36)),
+            adapter(3, Discrete, Some(1 << 35)),
+            adapter(4, Discrete, None),
+        ];
+        let best = |all: &[Adapter]| choose(all, None).map(|a| a.index).map_err(|e| e.to_string());
+        assert_eq!(best(&all), Ok(3));
+        all[3].unusable = Some("it is from 1996".into());
+        assert_eq!(best(&all), Ok(1));
+        assert_eq!(best(&all[..1]), Ok(0), "a software adapter where there is no other");
+        let error = best(&all[3..4]).unwrap_err();
+        assert!(error.contains("no usable GPU") && error.contains("it is from 1996"), "{error}");
+        let error = choose(&all, Some(3)).unwrap_err().to_string();
+        assert!(error.contains("gpu:3 card 3 cannot be used: it is from 1996"), "{error}");
+        let error = choose(&all, Some(5)).unwrap_err().to_string();
+        assert!(error.contains("there is no adapter gpu:5: there are: gpu:0 card 0"), "{error}");
+    }
 }
