@@ -146,7 +146,7 @@ impl Machine<'_> {
             }
         }
         Err(match why_not.is_empty() {
-            true => "there is no graphics hardware".into(),
+            true => "no driver offers graphics hardware".into(),
             false => why_not.join("; "),
         })
     }
@@ -282,8 +282,9 @@ mod tests {
         let (opened, chosen) = choose("auto", roomy, &all[..1], "");
         assert_eq!(
             (opened, chosen.unwrap().reason),
-            (vec!["cpu".into()], "there is no graphics hardware".into())
+            (vec!["cpu".into()], "no driver offers graphics hardware".into())
         );
+        assert_eq!(choose("auto", roomy, &[], "").1.unwrap().reason, "no driver offers graphics hardware");
     }
 
     #[test]

@@ -93,7 +93,7 @@ fn without_a_driver_there_is_no_gpu_and_auto_says_so() {
     assert_error(&run(&["run", "--device", "gpu:7", FOX]), 1, &["no adapter gpu:7", "no graphics adapter"]);
     let auto = run(&["run", "--device", "auto", "-n", "2", FOX]);
     assert_eq!(auto.code, 0, "{auto:?}");
-    assert!(auto.err.contains("on cpu, ") && auto.err.contains("there is no graphics hardware"), "{auto:?}");
+    assert!(auto.err.contains("on cpu, ") && auto.err.contains("graphics hardware"), "{auto:?}");
 }
 
 #[test]
