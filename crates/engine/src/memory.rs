@@ -170,6 +170,16 @@ impl MemoryPlan {
             let safe = |total: u64| (total / 10 * 9).saturating_sub(DEVICE_RESERVE);
             request.device_budget.unwrap_or_else(|| m.total.map_or(budget, safe))
         });
+        if let (Some(budget), Some(total)) = (device_budget, memory.and_then(|m| m.total))
+            && budget > total
+        {
+            return Err(Error::Budget(format!(
+                "a budget of the device's own memory of {} MiB is more than the {} MiB that it has: give a smaller \
+                 --gpu-memory, or none for a safe share of it",
+                budget >> 20,
+                total >> 20
+            )));
+        }
         let chunk = request.chunk.unwrap_or(if device_budget.is_some() { CARD_CHUNK } else { DEFAULT_CHUNK });
         let sessions = request.sessions.unwrap_or(1);
         if chunk == 0 || request.context == Some(0) || sessions == 0 {

@@ -294,6 +294,14 @@ fn a_card_or_a_host_that_is_too_small_is_told_apart() {
     for part in ["a budget of 1 MiB is below the floor", "for the program", "give --memory"] {
         assert!(error.contains(part), "{error}");
     }
+    // A card does not hold more than it has.
+    let huge = MemoryRequest { device_budget: Some((1 << 30) + (1 << 20)), ..MemoryRequest::default() };
+    let error = plan(Card::OWN, huge).unwrap_err();
+    for part in ["1025 MiB is more than the 1024 MiB that it has", "--gpu-memory"] {
+        assert!(error.contains(part), "{error}");
+    }
+    let all = MemoryRequest { device_budget: Some(1 << 30), ..MemoryRequest::default() };
+    assert_eq!(plan(Card::OWN, all).unwrap().device_budget, Some(1 << 30));
     // Kernels that cannot see an expert cannot compute it.
     let error = plan(Card { bank: 0, ..Card::OWN }, MemoryRequest::default()).unwrap_err();
     assert!(error.contains("--device cpu"), "{error}");
