@@ -103,7 +103,7 @@ pub(crate) struct MemoryArgs {
     /// an error.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = MODEL)]
     pub(crate) state_memory: Option<u64>,
-    /// Tokens of a prompt that are computed together [default: 512]
+    /// Tokens of a prompt that are computed together [default: 512, or 2048 on a card with memory of its own]
     #[arg(long, value_name = "N", help_heading = MODEL)]
     pub(crate) chunk: Option<NonZeroUsize>,
     /// Exactly N slots for experts, instead of as many as the budget holds

@@ -21,6 +21,9 @@ fn help_shows_every_command_with_examples() {
         assert!(of_command.contains(&format!("  moeflux {command} ")), "{command} has no example");
         assert!(of_command.lines().all(|l| l.chars().count() <= 100), "{command}: a line is too long");
     }
+    let chunks = format!("[default: {}, or {} on a card", moeflux::DEFAULT_CHUNK, moeflux::CARD_CHUNK);
+    let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words(&succeed(&["run", "--help"])).contains(&chunks));
     let help = succeed(&["synth", "--help"]);
     for preset in moeflux::synth::presets() {
         assert!(help.contains(&format!("  {} ", preset.name)), "{}", preset.name);
