@@ -105,6 +105,9 @@ pub(crate) fn run(args: &PlanArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     }
     // Which adapter would compute, and in whose memory slots would lie, is another question.
     let device = DeviceOptions { name: Some("cpu".into()), ..args.engine.compute.options() };
+    if args.engine.compute.device.starts_with("gpu") || args.engine.memory.gpu_memory.is_some() {
+        ui.note("this predicts for the processor: --device and --gpu-memory have no effect");
+    }
     let planner = Planner::open(&checkpoint, &blueprint, &device)?;
     let request = args.engine.request(&checkpoint, &blueprint);
     let plan = |budget: u64| planner.plan(&MemoryRequest { budget: Some(budget), ..request });

@@ -69,6 +69,16 @@ fn a_budget_of_a_card_says_that_there_is_none() {
     assert!(said.err.contains("note: --gpu-memory has no effect"), "{said:?}");
 }
 
+#[test]
+fn a_plan_says_that_it_is_for_the_processor() {
+    let plan = ["plan", "--disk", "1GB/s", "--ram", "20GB/s"];
+    for asked in [&["--device", "gpu"][..], &["--gpu-memory", "1GiB"]] {
+        let said = run(&[&plan[..], asked].concat());
+        assert!(said.code == 0 && said.err.contains("note: this predicts for the processor"), "{said:?}");
+    }
+    assert!(!run(&plan).err.contains("note: "));
+}
+
 /// A run on a machine whose drivers are those that a file describes; none, if there is no such file.
 #[cfg(target_os = "linux")]
 fn with_drivers(path: &str, args: &[&str]) -> Said {
