@@ -86,6 +86,12 @@ pub trait Device: Send {
         None
     }
 
+    /// Bytes of the host's memory that its driver will take beyond what it holds when it is opened, for kernels that it compiles,
+    /// command buffers and tables; zero on devices without a driver.
+    fn driver_bytes(&self) -> u64 {
+        0
+    }
+
     /// What a GPU was asked to do so far; zero on other devices.
     fn counters(&self) -> Counters {
         Counters::default()

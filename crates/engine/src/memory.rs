@@ -33,9 +33,6 @@ const ON_THE_WAY: usize = 2 * READ_THREADS;
 /// For what the allocator, the kernel's tables of our pages and code that has not run yet will take.
 const RESERVE: u64 = 12 << 20;
 
-/// For what a graphics driver will take on the host: kernels that it compiles, command buffers, tables.
-const DRIVER_RESERVE: u64 = 64 << 20;
-
 /// Of a device's own memory this much is left to others where nobody names a budget, besides a tenth.
 const DEVICE_RESERVE: u64 = 512 << 20;
 
@@ -199,7 +196,7 @@ impl MemoryPlan {
         let process = system.resident
             + RESERVE
             + request.reader.unwrap_or_else(|| reader_memory(&ReadOptions::default(), blueprint, 1))
-            + if memory.is_some() { DRIVER_RESERVE } else { 0 };
+            + device.driver_bytes();
         let dense = Self::dense_bytes(blueprint);
         let slot = pages(blueprint.slot_bytes() as u64);
         if slot > 0 && device.bank_slots(slot as usize) == 0 {

@@ -79,6 +79,26 @@ fn a_plan_says_that_it_is_for_the_processor() {
     assert!(!run(&plan).err.contains("note: "));
 }
 
+/// What a software driver compiles lies in this process, and is planned.
+#[test]
+fn a_software_driver_stays_within_the_budget() {
+    let listed = json(&succeed(&["devices", "--json"]));
+    let adapters = listed["adapters"].as_array().unwrap();
+    let Some(software) = adapters.iter().find(|a| a["kind"] == "software") else { return };
+    let on = ["--device", software["device"].as_str().unwrap()];
+    let run = |memory: &str| {
+        let ask = ["run", "--json", "--ctx", "512", "--chunk", "64", "-n", "2", "--memory", memory, FOX];
+        json(&succeed(&[&ask[..], &on].concat()))
+    };
+    let plan = &run("4GiB")["plan"];
+    let of = |name: &str| plan[name].as_u64().unwrap();
+    let slots = of("slots") * of("slot");
+    let budget =
+        of("process") + of("staging") + of("dense") + of("state") + of("scratch") + slots + (2 << 20);
+    let peak = run(&format!("{budget}B"))["statistics"]["peak_memory"].as_u64().unwrap();
+    assert!(peak <= budget, "{peak} of {budget}");
+}
+
 /// A run on a machine whose drivers are those that a file describes; none, if there is no such file.
 #[cfg(target_os = "linux")]
 fn with_drivers(path: &str, args: &[&str]) -> Said {

@@ -12,6 +12,12 @@ use crate::Error;
 /// Bytes of immediates that kernels use.
 pub(super) const IMMEDIATES: u32 = 128;
 
+/// Bytes that a driver takes on the host for the kernels of a model, command buffers and tables.
+const DRIVER: u64 = 64 << 20;
+/// The same of a software driver: its kernels are machine code in this process, and so is the compiler. llvmpipe was seen
+/// to take 129 MiB.
+const SOFTWARE_DRIVER: u64 = 192 << 20;
+
 /// What an adapter is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum AdapterKind {
@@ -62,6 +68,14 @@ impl Adapter {
     /// memory.
     pub fn preference(&self) -> impl Ord + use<> {
         (self.kind, Reverse(self.memory), self.index)
+    }
+
+    /// Bytes of the host's memory that its driver will take once kernels run.
+    pub(super) const fn driver_bytes(&self) -> u64 {
+        match self.kind {
+            AdapterKind::Software => SOFTWARE_DRIVER,
+            _ => DRIVER,
+        }
     }
 
     /// Whether its memory is the host's, and the host can write it in place.

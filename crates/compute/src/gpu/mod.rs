@@ -447,6 +447,10 @@ impl Device for GpuDevice {
         })
     }
 
+    fn driver_bytes(&self) -> u64 {
+        self.opened.adapter.driver_bytes()
+    }
+
     fn counters(&self) -> Counters {
         self.counters
     }

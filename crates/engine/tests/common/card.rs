@@ -267,6 +267,10 @@ impl Device for Wrapped {
         self.inner.write(buffer, numbers)
     }
 
+    fn driver_bytes(&self) -> u64 {
+        self.inner.driver_bytes()
+    }
+
     fn scratch_bytes(&self, shape: ScratchShape) -> Result<u64, Error> {
         self.inner.scratch_bytes(shape)
     }
