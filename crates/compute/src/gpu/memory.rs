@@ -164,7 +164,9 @@ impl Store {
             mapped_at_creation: false,
         });
         if let Some(error) = pollster::block_on(scope.pop()) {
-            let source = std::io::Error::other(format!("the GPU has no room for {what}: {error}"));
+            let source = std::io::Error::other(format!(
+                "the GPU has no room for {what}: {error}; end what else uses it, or plan with less of its memory"
+            ));
             return Err(Error::Memory { bytes: size, source });
         }
         self.next_id += 1;
