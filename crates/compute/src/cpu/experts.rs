@@ -5,8 +5,9 @@
 
 use super::{
     Cpu,
-    dot::{self, Rows},
+    dot::Rows,
     elementwise::glu_of,
+    lines::grow,
     matmul::{Product, outputs, round},
     pool::{Grid, Order},
 };
@@ -30,15 +31,15 @@ impl Runs {
 
     /// Makes room for so many uses.
     pub(super) fn reserve(&mut self, uses: usize) -> Result<(), Error> {
-        dot::grow(&mut self.ends, uses)?;
-        dot::grow(&mut self.parts, uses)?;
-        dot::grow(&mut self.marks, uses)
+        grow(&mut self.ends, uses)?;
+        grow(&mut self.parts, uses)?;
+        grow(&mut self.marks, uses)
     }
 
     /// The ends of the runs, and where the results of `uses` go, of so many parts.
     fn of(&mut self, uses: &[ExpertUse], parts: usize) -> Result<(&[usize], Order<'_>), Error> {
         self.reserve(uses.len())?;
-        dot::grow(&mut self.marks, parts)?;
+        grow(&mut self.marks, parts)?;
         let (mut count, mut at) = (0, 0);
         for run in uses.chunk_by(|a, b| a.slot == b.slot) {
             at += run.len();

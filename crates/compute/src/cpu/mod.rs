@@ -13,6 +13,7 @@ mod elementwise;
 mod experts;
 mod head_matmul;
 mod latent_attention;
+mod lines;
 mod logits;
 mod matmul;
 mod norm;
@@ -26,6 +27,7 @@ use std::{ops::Range, thread};
 
 pub use dot::{CpuPeak, Isa};
 use dot::{Kernels, Lane, Quant, Rounded, padded};
+use lines::Lines;
 pub use logits::{LogitTally, LogitWeights, logits_between, logits_extent};
 use pool::Pool;
 
@@ -42,18 +44,18 @@ const LEAST_ROWS: usize = 64;
 /// Rows of activations rounded to 8 bits, and the memory for them.
 #[derive(Default)]
 struct Activations {
-    q: Vec<i8>,
-    meta: Vec<f32>,
+    q: Lines<i8>,
+    meta: Lines<f32>,
 }
 
 impl Activations {
     const fn memory(rows: usize, cols: usize) -> usize {
-        rows * (padded(cols) + Rounded::meta(cols) * 4)
+        Lines::<i8>::memory(rows * padded(cols)) + Lines::<f32>::memory(rows * Rounded::meta(cols))
     }
 
     fn reserve(&mut self, rows: usize, cols: usize) -> Result<(), Error> {
-        dot::grow(&mut self.q, rows * padded(cols))?;
-        dot::grow(&mut self.meta, rows * Rounded::meta(cols))
+        self.q.grow(rows * padded(cols))?;
+        self.meta.grow(rows * Rounded::meta(cols))
     }
 }
 
@@ -69,7 +71,7 @@ struct Cpu {
     /// Which uses are of one expert.
     runs: experts::Runs,
     /// Parts of sums of attention, and what they are parts of.
-    parts: Vec<f32>,
+    parts: Lines<f32>,
     /// What there is room for.
     reserved: ScratchShape,
 }
@@ -89,9 +91,10 @@ impl Cpu {
                 "scratch for {rows} rows of {cols} inputs and heads of {latent_head} is too large"
             )));
         }
-        let blocks = latent_attention::numbers(latent_head) + KEY_BLOCK * wide_keys;
-        let per_thread = Lane::memory(cols) + blocks * 4 + pool::STACK_BYTES;
-        let parts = attention::PARTS * 4;
+        let blocks = [latent_attention::numbers(latent_head), KEY_BLOCK * wide_keys];
+        let blocks: usize = blocks.map(Lines::<f32>::memory).iter().sum();
+        let per_thread = Lane::memory(cols) + blocks + pool::STACK_BYTES;
+        let parts = Lines::<f32>::memory(attention::PARTS);
         let each = 2 * Activations::memory(rows, cols) + experts::Runs::memory(rows);
         let bytes = parts + each + self.pool.threads() * per_thread;
         Ok((ScratchShape { rows, cols, latent_head, wide_keys }, bytes))
@@ -107,13 +110,13 @@ impl Cpu {
         let (shape, _) = self.room(shape)?;
         if shape != self.reserved {
             let ScratchShape { rows, cols, latent_head, wide_keys } = shape;
-            dot::grow(&mut self.parts, attention::PARTS)?;
+            self.parts.grow(attention::PARTS)?;
             self.rounded.reserve(rows, cols)?;
             self.inner.reserve(rows, cols)?;
             self.runs.reserve(rows)?;
             self.pool.lanes().try_for_each(|lane| {
-                dot::grow(&mut lane.latent_head, latent_attention::numbers(latent_head))?;
-                dot::grow(&mut lane.keys, KEY_BLOCK * wide_keys)?;
+                lane.latent_head.grow(latent_attention::numbers(latent_head))?;
+                lane.keys.grow(KEY_BLOCK * wide_keys)?;
                 lane.reserve(cols)
             })?;
             self.reserved = shape;
@@ -148,7 +151,7 @@ impl CpuDevice {
             rounded: Activations::default(),
             inner: Activations::default(),
             runs: experts::Runs::default(),
-            parts: Vec::new(),
+            parts: Lines::default(),
             reserved: ScratchShape::default(),
         };
         Ok(Self { host: Host::new(keys), cpu, isa, routed: Vec::new() })

@@ -32,7 +32,7 @@ pub(crate) use few::FEW;
 use few::LaidOut;
 pub use isa::Isa;
 pub(crate) use logits::{BINS, MOST_TALLIED, Scale, halved, units};
-pub(crate) use panel::{Lane, MOST_OUTPUTS, MOST_WIDE_ROWS, Panel, Rounded, Rows, grow, padded, quants_of};
+pub(crate) use panel::{Lane, MOST_OUTPUTS, MOST_WIDE_ROWS, Panel, Rounded, Rows, padded, quants_of};
 pub use peak::CpuPeak;
 use quants::AffineRow;
 pub(crate) use quants::Quant;

@@ -1,6 +1,6 @@
 //! Rows of weights made ready to meet rows of activations.
 
-use std::{io::ErrorKind::OutOfMemory, ops::Range};
+use std::ops::Range;
 
 use super::{
     BATCH, FEW, GROUP, Kernels, Quant, Sums, TILE,
@@ -10,7 +10,7 @@ use super::{
     few::{LaidOut, laid_out_bytes},
     quants::AffineRow,
 };
-use crate::{Element, Error, Format, Matrix, MatrixShape, Scalar, View};
+use crate::{Element, Error, Format, Matrix, MatrixShape, Scalar, View, cpu::lines::Lines};
 
 /// Activations are padded to the largest block of quants of the widest instruction set.
 const PAD: usize = 256;
@@ -46,18 +46,18 @@ pub(crate) const MOST_OUTPUTS: usize = 128;
 /// Memory of one worker: for one [`Panel`], and for widened rows.
 #[derive(Default)]
 pub(crate) struct Lane {
-    bytes: Vec<u8>,
-    numbers: Vec<f32>,
+    bytes: Lines<u8>,
+    numbers: Lines<f32>,
     /// What packed rows meet of [`FEW`] rows of activations, and which those are.
-    laid_out: (Vec<u8>, Option<(u64, [usize; FEW])>),
+    laid_out: (Lines<u8>, Option<(u64, [usize; FEW])>),
     /// What packed rows make with those.
-    sums: Vec<f32>,
+    sums: Lines<f32>,
     /// Room for [`Lane::wide_rows`] rows.
-    pub(crate) wide: Vec<f32>,
+    pub(crate) wide: Lines<f32>,
     /// What latent attention makes of a block of latents.
-    pub(crate) latent_head: Vec<f32>,
+    pub(crate) latent_head: Lines<f32>,
     /// Keys and values of a block, widened.
-    pub(crate) keys: Vec<f32>,
+    pub(crate) keys: Lines<f32>,
 }
 
 impl Lane {
@@ -76,28 +76,20 @@ impl Lane {
     /// Bytes of memory that a lane for `cols` inputs holds.
     pub(crate) fn memory(cols: usize) -> usize {
         let (bytes, numbers) = Self::size(cols);
-        bytes + FEW * laid_out_bytes(padded(cols)) + (numbers + FEW * MOST_OUTPUTS + cols.max(WIDE)) * 4
+        let laid_out = FEW * laid_out_bytes(padded(cols));
+        let numbers = [numbers, FEW * MOST_OUTPUTS, cols.max(WIDE)].map(Lines::<f32>::memory);
+        [bytes, laid_out].map(Lines::<u8>::memory).into_iter().chain(numbers).sum()
     }
 
     /// Grows for rows of `cols` inputs.
     pub(crate) fn reserve(&mut self, cols: usize) -> Result<(), Error> {
         let (bytes, numbers) = Self::size(cols);
-        grow(&mut self.bytes, bytes)?;
-        grow(&mut self.numbers, numbers)?;
-        grow(&mut self.laid_out.0, FEW * laid_out_bytes(padded(cols)))?;
-        grow(&mut self.sums, FEW * MOST_OUTPUTS)?;
-        grow(&mut self.wide, cols.max(WIDE))
+        self.bytes.grow(bytes)?;
+        self.numbers.grow(numbers)?;
+        self.laid_out.0.grow(FEW * laid_out_bytes(padded(cols)))?;
+        self.sums.grow(FEW * MOST_OUTPUTS)?;
+        self.wide.grow(cols.max(WIDE))
     }
-}
-
-/// Makes a vector at least `len` long.
-pub(crate) fn grow<T: Clone + Default>(all: &mut Vec<T>, len: usize) -> Result<(), Error> {
-    if let Some(more) = len.checked_sub(all.len()) {
-        let memory = |_| Error::Memory { bytes: (len * size_of::<T>()) as u64, source: OutOfMemory.into() };
-        all.try_reserve_exact(more).map_err(memory)?;
-        all.resize(len, T::default());
-    }
-    Ok(())
 }
 
 /// Up to [`TILE`] rows of a matrix.
