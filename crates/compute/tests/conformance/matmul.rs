@@ -72,6 +72,33 @@ fn every_format_on_the_fast_path() {
 }
 
 #[test]
+fn few_rows_and_many_short_outputs() {
+    let mut random = Random::new(12);
+    let affine = |bits, group, scale| Format::Affine { bits, group, scale };
+    Both::each_fast(|both| {
+        for format in [
+            affine(2, 32, Scalar::BF16),
+            affine(4, 32, Scalar::F16),
+            affine(4, 64, Scalar::BF16),
+            affine(8, 64, Scalar::F32),
+            Format::MXFP4,
+            Format::NVFP4,
+        ] {
+            // As many outputs as workers take at once, several times.
+            let weight = both.weight(&mut random, MatrixShape { rows: 1100, cols: 192, format });
+            for rows in [1, 3] {
+                let (x, out) = (both.random(&mut random, rows, 192), both.poisoned(rows, 1100));
+                both.run(&Op::MatMul { x, weight, bias: None, exact: false, out });
+                both.agree_in_sum(&format!("{rows} rows, {format}"), out, 1e-2);
+                let x = both.dense(rows, &random.whole(rows * 192));
+                both.run(&Op::MatMul { x, weight, bias: None, exact: false, out });
+                both.agree(&format!("{rows} rows, {format}"), out, 1e-5);
+            }
+        }
+    });
+}
+
+#[test]
 fn many_rows_and_outputs() {
     let mut random = Random::new(3);
     Both::each(|both, exact| {

@@ -176,6 +176,33 @@ pub(super) trait Simd: Copy {
             Self::load(numbers.as_ptr())
         }
     }
+    /// As [`Simd::spread`] of bf16.
+    #[inline(always)]
+    unsafe fn spread_bf16(p: *const u8, n: usize) -> Self::F {
+        let mut numbers = [0.0; MOST_LANES];
+        // SAFETY: the caller's.
+        unsafe {
+            for i in 0..n {
+                numbers[i] = Bf16::number(p.add(2 * i));
+            }
+            Self::spread(numbers.as_ptr(), n)
+        }
+    }
+    /// As [`Simd::load_first`] of bf16.
+    #[inline(always)]
+    unsafe fn load_first_bf16(p: *const u8, n: usize) -> Self::F {
+        let mut numbers = [0u16; MOST_LANES];
+        // SAFETY: the caller's: `n` numbers can be read; no vector has more than the array.
+        unsafe {
+            if n == Self::LANES {
+                return Self::load_bf16(p);
+            }
+            for i in 0..n {
+                numbers[i] = p.cast::<u16>().add(i).read_unaligned();
+            }
+            Self::load_bf16(numbers.as_ptr().cast())
+        }
+    }
     unsafe fn float(x: Self::I) -> Self::F;
     /// The largest size of a number; a NaN is larger than all others.
     #[inline(always)]

@@ -379,6 +379,32 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         }
     }
     #[inline(always)]
+    unsafe fn spread_bf16(p: *const u8, n: usize) -> __m256 {
+        // SAFETY: see `zero`; `n` numbers can be read.
+        unsafe {
+            let x = match n {
+                1 => {
+                    let x = _mm256_set1_epi16(p.cast::<i16>().read_unaligned());
+                    return _mm256_castsi256_ps(_mm256_slli_epi32::<16>(x));
+                }
+                2 => _mm256_set1_epi32(p.cast::<i32>().read_unaligned()),
+                4 => _mm256_set1_epi64x(p.cast::<i64>().read_unaligned()),
+                _ => return Self::load_bf16(p),
+            };
+            // The upper halves of lanes: the first of two in the lower 128 bits, or the first two of four.
+            let from = if n == 2 {
+                _mm256_setr_epi16(
+                    -1, 0x100, -1, 0x100, -1, 0x100, -1, 0x100, -1, 0x302, -1, 0x302, -1, 0x302, -1, 0x302,
+                )
+            } else {
+                _mm256_setr_epi16(
+                    -1, 0x100, -1, 0x100, -1, 0x302, -1, 0x302, -1, 0x504, -1, 0x504, -1, 0x706, -1, 0x706,
+                )
+            };
+            _mm256_castsi256_ps(_mm256_shuffle_epi8(x, from))
+        }
+    }
+    #[inline(always)]
     unsafe fn float(x: __m256i) -> __m256 {
         // SAFETY: see `zero`.
         unsafe { _mm256_cvtepi32_ps(x) }

@@ -413,6 +413,48 @@ impl Simd for Avx512 {
         }
     }
     #[inline(always)]
+    unsafe fn spread_bf16(p: *const u8, n: usize) -> __m512 {
+        /// The upper halves of lanes from two bytes of as many as `n` numbers have, of those in each lane of 128 bits.
+        const fn halves(n: usize) -> [i8; 64] {
+            let mut from = [-1; 64];
+            let mut i = 0;
+            while i < 16 {
+                let at = (2 * (i * n / 16)) as i8;
+                (from[4 * i + 2], from[4 * i + 3]) = (at, at + 1);
+                i += 1;
+            }
+            from
+        }
+        const TWO: [i8; 64] = halves(2);
+        const FOUR: [i8; 64] = halves(4);
+        const EIGHT: [i8; 64] = halves(8);
+        // SAFETY: see `zero`; `n` numbers can be read.
+        unsafe {
+            let (x, from) = match n {
+                1 => {
+                    let x = _mm512_set1_epi16(p.cast::<i16>().read_unaligned());
+                    return _mm512_castsi512_ps(_mm512_slli_epi32::<16>(x));
+                }
+                2 => (_mm512_set1_epi32(p.cast::<i32>().read_unaligned()), &TWO),
+                4 => (_mm512_set1_epi64(p.cast::<i64>().read_unaligned()), &FOUR),
+                8 => (_mm512_broadcast_i32x4(_mm_loadu_si128(p.cast())), &EIGHT),
+                _ => return Self::load_bf16(p),
+            };
+            _mm512_castsi512_ps(_mm512_shuffle_epi8(x, _mm512_loadu_si512(from.as_ptr().cast())))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_first_bf16(p: *const u8, n: usize) -> __m512 {
+        // SAFETY: see `zero`; the mask lets only `n` numbers be read.
+        unsafe {
+            if n == Self::LANES {
+                return Self::load_bf16(p);
+            }
+            let x = _mm256_maskz_loadu_epi16(((1u32 << n) - 1) as u16, p.cast());
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(x)))
+        }
+    }
+    #[inline(always)]
     unsafe fn float(x: __m512i) -> __m512 {
         // SAFETY: see `zero`.
         unsafe { _mm512_cvtepi32_ps(x) }

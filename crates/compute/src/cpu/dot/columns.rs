@@ -9,7 +9,7 @@
 //! it meanwhile.
 #![allow(clippy::needless_range_loop, reason = "arrays of vectors are walked together, and without closures")]
 
-use std::mem::MaybeUninit;
+use std::{mem::MaybeUninit, ops::Range};
 
 use super::{
     algorithm::{Bf16, Column, F16, F32, GROUP, LINE, MAX_UNIT, MOST_LANES, Pointers, Simd, ends},
@@ -68,6 +68,17 @@ pub(super) struct QuantRows<'a> {
     pub(super) scales: (&'a [u8], usize),
     pub(super) biases: (&'a [u8], usize),
     pub(super) of: Scales,
+}
+
+impl<'a> QuantRows<'a> {
+    /// Some of the rows.
+    pub(super) fn part(&self, rows: Range<usize>) -> Self {
+        let behind = |(all, apart): (&'a [u8], usize)| (&all[(rows.start * apart).min(all.len())..], apart);
+        let mut part = *self;
+        part.count = rows.len();
+        (part.q, part.scales, part.biases) = (behind(self.q), behind(self.scales), behind(self.biases));
+        part
+    }
 }
 
 /// Numbers of scratch that a tile of rows of so many inputs, padded to whole blocks, needs for groups of any size: a scale

@@ -10,7 +10,7 @@
 )]
 
 use super::{
-    algorithm::{Bf16, F16, F32, GROUP, LINE, MOST_LANES, Simd, TILE, reduce, rows_ahead, widen},
+    algorithm::{Bf16, Element, F16, F32, GROUP, LINE, MOST_LANES, Simd, TILE, reduce, rows_ahead, widen},
     blocks::e2m1_scales,
     columns::{Groups, QuantRows, RoundedRow, Scales},
     quants::{E2M1_BIAS, PARTS, Packing, end_of_row, parts},
@@ -27,6 +27,40 @@ const SECTION: usize = 4096;
 
 /// Numbers that scales of some rows become at once, if rows have fewer: short rows fill vectors together.
 const WIDENED: usize = 512;
+
+/// Scales and biases that rows are read with as they lie in memory.
+pub(super) trait Scale: Element {
+    /// `n` numbers, a power of two of at most [`Simd::LANES`], each in as many lanes, in order.
+    unsafe fn spread<S: Simd>(p: *const u8, n: usize) -> S::F;
+    /// The first `n` numbers of a vector, and zeros.
+    unsafe fn first<S: Simd>(p: *const u8, n: usize) -> S::F;
+}
+
+impl Scale for F32 {
+    #[inline(always)]
+    unsafe fn spread<S: Simd>(p: *const u8, n: usize) -> S::F {
+        // SAFETY: the caller's: so many numbers can be read, here and below.
+        unsafe { S::spread(p.cast(), n) }
+    }
+    #[inline(always)]
+    unsafe fn first<S: Simd>(p: *const u8, n: usize) -> S::F {
+        // SAFETY: as above.
+        unsafe { S::load_first(p.cast(), n) }
+    }
+}
+
+impl Scale for Bf16 {
+    #[inline(always)]
+    unsafe fn spread<S: Simd>(p: *const u8, n: usize) -> S::F {
+        // SAFETY: as above.
+        unsafe { S::spread_bf16(p, n) }
+    }
+    #[inline(always)]
+    unsafe fn first<S: Simd>(p: *const u8, n: usize) -> S::F {
+        // SAFETY: as above.
+        unsafe { S::load_first_bf16(p, n) }
+    }
+}
 
 /// Most bytes that a row of activations takes laid out, of so many inputs, padded to whole blocks.
 pub(super) const fn laid_out_bytes(padded: usize) -> usize {
@@ -144,10 +178,9 @@ pub(super) unsafe fn lay_out<S: Simd, P: Packing>(x: &RoundedRow<'_>, cols: usiz
 #[derive(Clone, Copy)]
 struct Row {
     q: *const u8,
-    /// One per group, and what is read behind them for a last block that is cut off, which meets zeros.
-    scales: *const f32,
-    /// One per group.
-    biases: *const f32,
+    /// One per group, as are biases.
+    scales: *const u8,
+    biases: *const u8,
     /// Bytes that can be read from `q` on: what is behind the row meets zeros.
     reach: usize,
 }
@@ -159,39 +192,84 @@ struct Meets<const X: usize> {
     sums: [*const f32; X],
 }
 
+/// Inputs of a row, or of a section of one.
+#[derive(Clone, Copy)]
+struct Section {
+    /// Blocks, the last one of which may be cut off, and those that are not.
+    blocks: usize,
+    whole: usize,
+    /// Groups, and the logarithm of how many blocks share one.
+    groups: usize,
+    shared: u32,
+}
+
+impl Section {
+    #[inline(always)]
+    fn new<S: Simd, P: Packing>(cols: usize, group: usize) -> Self {
+        let quants = Block::<S, P>::QUANTS;
+        Self {
+            blocks: cols.div_ceil(quants),
+            whole: cols / quants,
+            groups: cols >> group.trailing_zeros(),
+            shared: (group / quants).max(1).trailing_zeros(),
+        }
+    }
+}
+
 /// Vectors of partial sums of the products of `R` rows of quants and `X` of activations:
-/// `sum_g scale_w scale_x sum(q x) + sum_g bias_w sum(x)`. The rows are asked for `ahead` bytes early.
+/// `sum_g scale_w scale_x sum(q x) + sum_g bias_w sum(x)`. Blocks have `SCALES` scales each, or share one. The rows are
+/// asked for `ahead` bytes early.
 ///
 /// # Safety
-/// The rows are as their types say, for `groups`.
+/// The rows are as their types say, for the section.
 #[inline(always)]
-unsafe fn rows<S: Simd, P: Packing, const R: usize, const X: usize>(
+unsafe fn rows<S: Simd, P: Packing, E: Scale, const SCALES: usize, const R: usize, const X: usize>(
     w: &[Row; R],
     x: &Meets<X>,
-    groups: Groups,
+    section: Section,
     ahead: usize,
 ) -> [[S::F; X]; R] {
-    // SAFETY: the caller's.
+    let Section { blocks, whole, groups, shared } = section;
+    let (size, reach) = (Block::<S, P>::BYTES, Block::<S, P>::reach());
+    // Blocks of which all can be loaded without reading beyond the matrix or the row's scales.
+    let beyond = reach - size;
+    let mut inside = whole;
+    if w[R - 1].reach < whole * size + beyond {
+        inside = (w[R - 1].reach + size).saturating_sub(reach) / size;
+    }
+    // SAFETY: the caller's; activations are padded to whole blocks, with zeros.
     unsafe {
         // What is added up in each is large where quants stand for numbers of both signs, and their sum is not.
         let (mut acc, mut of_biases) = ([[S::zero(); X]; R], [[S::zero(); X]; R]);
-        for i in (0..groups.count()).step_by(S::LANES) {
-            let n = S::LANES.min(groups.count() - i);
+        for u in 0..inside {
             for r in 0..R {
-                let biases = S::load_first(w[r].biases.add(i), n);
+                let q = w[r].q.add(u * size);
+                S::prefetch(q.wrapping_add(ahead));
+                let first = if SCALES == 1 { u >> shared } else { u * SCALES };
+                let scale = E::spread::<S>(w[r].scales.add(first * E::SCALAR.bytes()), SCALES);
+                add::<S, P, X>(&mut acc[r], q, scale, (x, u));
+            }
+        }
+        for u in inside..blocks {
+            let first = if SCALES == 1 { u >> shared } else { u * SCALES };
+            for r in 0..R {
+                let (q, left) = (w[r].q.add(u * size), w[r].reach - u * size);
+                let scale = first_scales::<S, E, SCALES>(w[r].scales, (first, groups));
+                if left >= reach {
+                    add::<S, P, X>(&mut acc[r], q, scale, (x, u));
+                } else {
+                    add::<S, P, X>(&mut acc[r], end_of_row(q, left).as_ptr(), scale, (x, u));
+                }
+            }
+        }
+        for i in (0..groups).step_by(S::LANES) {
+            let n = S::LANES.min(groups - i);
+            for r in 0..R {
+                let biases = E::first::<S>(w[r].biases.add(i * E::SCALAR.bytes()), n);
                 for c in 0..X {
                     of_biases[r][c] = S::fma(biases, S::load_first(x.sums[c].add(i), n), of_biases[r][c]);
                 }
             }
-        }
-        // What blocks of a packing cannot have is not compiled.
-        let most = Block::<S, P>::QUANTS / P::LEAST_GROUP;
-        match Block::<S, P>::QUANTS / groups.group {
-            16.. if most >= 16 => add_blocks::<S, P, 16, R, X>(&mut acc, w, x, groups, ahead),
-            8.. if most >= 8 => add_blocks::<S, P, 8, R, X>(&mut acc, w, x, groups, ahead),
-            4.. if most >= 4 => add_blocks::<S, P, 4, R, X>(&mut acc, w, x, groups, ahead),
-            2.. if most >= 2 => add_blocks::<S, P, 2, R, X>(&mut acc, w, x, groups, ahead),
-            _ => add_blocks::<S, P, 1, R, X>(&mut acc, w, x, groups, ahead),
         }
         for r in 0..R {
             for c in 0..X {
@@ -202,38 +280,28 @@ unsafe fn rows<S: Simd, P: Packing, const R: usize, const X: usize>(
     }
 }
 
-/// Adds the products of all blocks, which have `SCALES` scales each, or share one.
+/// The scales of a block from number `first` on, of which there are not more than `groups` in all: a block that is cut off has
+/// fewer than others, and what it has none for meets zeros.
 ///
 /// # Safety
-/// As [`rows`].
+/// Needs the instruction set; there are so many.
 #[inline(always)]
-unsafe fn add_blocks<S: Simd, P: Packing, const SCALES: usize, const R: usize, const X: usize>(
-    acc: &mut [[S::F; X]; R],
-    w: &[Row; R],
-    x: &Meets<X>,
-    groups: Groups,
-    ahead: usize,
-) {
-    let (quants, size) = (Block::<S, P>::QUANTS, Block::<S, P>::BYTES);
-    let blocks = groups.cols.div_ceil(quants);
-    let shared = (groups.group / quants).max(1).trailing_zeros();
-    // Blocks that can be loaded without reading beyond the matrix.
-    let inside = (w[R - 1].reach + size).saturating_sub(Block::<S, P>::reach()) / size;
-    // SAFETY: the caller's; activations are padded to whole blocks, with zeros, and scales are there for whole blocks.
+unsafe fn first_scales<S: Simd, E: Scale, const SCALES: usize>(
+    scales: *const u8,
+    (first, groups): (usize, usize),
+) -> S::F {
+    // SAFETY: the caller's.
     unsafe {
-        for u in 0..inside.min(blocks) {
-            for r in 0..R {
-                let q = w[r].q.add(u * size);
-                S::prefetch(q.wrapping_add(ahead));
-                let scales = if SCALES == 1 { u >> shared } else { u * SCALES };
-                add::<S, P, SCALES, X>(&mut acc[r], q, w[r].scales.add(scales), (x, u));
-            }
-        }
-        for u in inside..blocks {
-            for r in 0..R {
-                let end = end_of_row(w[r].q.add(u * size), w[r].reach - u * size);
-                let scales = if SCALES == 1 { u >> shared } else { u * SCALES };
-                add::<S, P, SCALES, X>(&mut acc[r], end.as_ptr(), w[r].scales.add(scales), (x, u));
+        let scales = scales.add(first * E::SCALAR.bytes());
+        match groups - first {
+            1 => S::splat(E::number(scales)),
+            have if have >= SCALES => E::spread::<S>(scales, SCALES),
+            have => {
+                let mut all = [0.0; MOST_LANES];
+                for i in 0..have {
+                    all[i] = E::number(scales.add(i * E::SCALAR.bytes()));
+                }
+                S::spread(all.as_ptr(), SCALES)
             }
         }
     }
@@ -244,17 +312,16 @@ unsafe fn add_blocks<S: Simd, P: Packing, const SCALES: usize, const R: usize, c
 /// # Safety
 /// As [`rows`].
 #[inline(always)]
-unsafe fn add<S: Simd, P: Packing, const SCALES: usize, const X: usize>(
+unsafe fn add<S: Simd, P: Packing, const X: usize>(
     acc: &mut [S::F; X],
     q: *const u8,
-    scales: *const f32,
+    scale: S::F,
     (x, u): (&Meets<X>, usize),
 ) {
     let (vectors, meets) = (Block::<S, P>::VECTORS, Block::<S, P>::MEETS);
     // SAFETY: the caller's.
     unsafe {
         let w = Block::<S, P>::load(q);
-        let scale = S::spread(scales, SCALES);
         for c in 0..X {
             let at = x.blocks[c].add(u * meets);
             let mut x = [S::load_dwords(at); PARTS];
@@ -274,118 +341,135 @@ unsafe fn add<S: Simd, P: Packing, const SCALES: usize, const X: usize>(
     }
 }
 
-/// The products of rows of packed quants and `X` of activations, as many of which as `out`, `(rows of activations, rows of
-/// quants)`, has room for. `R` rows of weights, a divisor of [`TILE`], meet them at once.
+/// The products of rows of packed quants, whose scales are `E`s, and `X` rows of activations: of each a row of `out`, which
+/// are `stride` apart, as many as there are. `R` rows of weights, a divisor of [`TILE`], meet them at once.
 ///
 /// # Safety
-/// There are so many rows, activations are laid out for the packing and instruction set, and numbers of scratch are as many
-/// as [`tile_numbers`](super::columns::tile_numbers) says.
+/// There are so many rows, activations are laid out for the packing and instruction set, and `out` has room.
 #[inline(always)]
-pub(super) unsafe fn decode<S: Simd, P: Packing, const R: usize, const X: usize>(
+pub(super) unsafe fn decode<S: Simd, P: Packing, E: Scale, const R: usize, const X: usize>(
     w: &QuantRows<'_>,
-    x: [LaidOut<'_>; X],
+    x: &[LaidOut<'_>; X],
     groups: Groups,
-    scratch: &mut [f32],
-    out: &mut [f32],
+    out: (&mut [f32], usize),
 ) {
-    let Groups { cols, group } = groups;
-    let (bytes, per_row) = (cols * P::BITS / 8, groups.count());
-    let (mut blocks, mut sums_of) = ([std::ptr::null(); X], [std::ptr::null(); X]);
-    for c in 0..X {
-        (blocks[c], sums_of[c]) = (x[c].blocks.as_ptr(), x[c].sums.as_ptr());
+    // What blocks of a packing cannot have is not compiled.
+    let most = Block::<S, P>::QUANTS / P::LEAST_GROUP;
+    // SAFETY: the caller's.
+    unsafe {
+        match Block::<S, P>::QUANTS / groups.group {
+            16.. if most >= 16 => decode_rows::<S, P, E, 16, R, X>(w, x, groups, out),
+            8.. if most >= 8 => decode_rows::<S, P, E, 8, R, X>(w, x, groups, out),
+            4.. if most >= 4 => decode_rows::<S, P, E, 4, R, X>(w, x, groups, out),
+            2.. if most >= 2 => decode_rows::<S, P, E, 2, R, X>(w, x, groups, out),
+            _ => decode_rows::<S, P, E, 1, R, X>(w, x, groups, out),
+        }
     }
-    let rows_ahead = rows_ahead(bytes, TILE);
+}
+
+/// [`decode`] of blocks with `SCALES` scales each, or that share one.
+///
+/// # Safety
+/// As [`decode`].
+#[inline(always)]
+unsafe fn decode_rows<S: Simd, P: Packing, E: Scale, const SCALES: usize, const R: usize, const X: usize>(
+    w: &QuantRows<'_>,
+    x: &[LaidOut<'_>; X],
+    Groups { cols, group }: Groups,
+    (out, stride): (&mut [f32], usize),
+) {
+    let rows_ahead = rows_ahead(cols * P::BITS / 8, TILE);
     let ahead = rows_ahead * w.q.1;
-    let at_once = (WIDENED / per_row).clamp(TILE, MOST_LANES) / TILE * TILE;
-    // The last row's are followed by zeros.
-    let (scales, biases) = scratch.split_at_mut(at_once * per_row + MOST_LANES);
-    for first in (0..w.count).step_by(at_once) {
-        let count = at_once.min(w.count - first);
-        // SAFETY: the caller's.
-        unsafe { widen_scales::<S>(w, (first, count, per_row), rows_ahead, [scales, biases]) };
-        scales[count * per_row..][..MOST_LANES].fill(0.0);
-        for four in (0..count).step_by(TILE) {
-            let n = TILE.min(count - four);
-            let mut sums = [[0.0; X]; TILE];
-            for begin in (0..cols).step_by(SECTION) {
-                let groups = Groups { cols: SECTION.min(cols - begin), group };
-                // SAFETY: the caller's; sections begin with blocks and groups.
-                unsafe {
-                    let mut meets = Meets { blocks, sums: sums_of };
+    let in_sections = Section::new::<S, P>(SECTION.min(cols), group);
+    for first in (0..w.count).step_by(TILE) {
+        let n = TILE.min(w.count - first);
+        for (all, apart) in [w.scales, w.biases] {
+            let more = all.as_ptr().wrapping_add((first + rows_ahead) * apart);
+            for at in (0..TILE * apart).step_by(LINE) {
+                // SAFETY: what is asked for may lie anywhere.
+                unsafe { S::prefetch(more.wrapping_add(at)) };
+            }
+        }
+        let mut sums = [[0.0; X]; TILE];
+        for begin in (0..cols).step_by(SECTION) {
+            let mut section = in_sections;
+            if cols - begin < SECTION && begin > 0 {
+                section = Section::new::<S, P>(cols - begin, group);
+            }
+            let first_group = begin >> group.trailing_zeros();
+            // SAFETY: the caller's; sections begin with blocks and groups.
+            unsafe {
+                let nothing = (std::ptr::null(), std::ptr::null());
+                let mut meets = Meets { blocks: [nothing.0; X], sums: [nothing.1; X] };
+                for c in 0..X {
+                    let at = begin / Block::<S, P>::QUANTS * Block::<S, P>::MEETS;
+                    meets.blocks[c] = x[c].blocks.as_ptr().add(at);
+                    meets.sums[c] = x[c].sums.as_ptr().add(first_group);
+                }
+                let mut acc = [[S::zero(); X]; TILE];
+                for r in (0..n).step_by(R) {
+                    let mut from = [Row { q: nothing.0, scales: nothing.0, biases: nothing.0, reach: 0 }; R];
+                    for i in 0..R {
+                        // The last row stands for those that are not there.
+                        let row = first + if R == 1 { r } else { (r + i).min(n - 1) };
+                        let at = row * w.q.1 + begin * P::BITS / 8;
+                        let of_group = first_group * E::SCALAR.bytes();
+                        from[i].q = w.q.0.as_ptr().add(at);
+                        from[i].scales = w.scales.0.as_ptr().add(row * w.scales.1 + of_group);
+                        from[i].biases = w.biases.0.as_ptr().add(row * w.biases.1 + of_group);
+                        from[i].reach = w.q.0.len() - at;
+                    }
+                    let some = rows::<S, P, E, SCALES, R, X>(&from, &meets, section, ahead);
+                    for i in 0..R {
+                        acc[r + i] = some[i];
+                    }
+                }
+                let parts = reduce::<S, TILE, X>(&acc);
+                for r in 0..TILE {
                     for c in 0..X {
-                        let at = begin / Block::<S, P>::QUANTS * Block::<S, P>::MEETS;
-                        meets.blocks[c] = blocks[c].add(at);
-                        meets.sums[c] = sums_of[c].add(begin / group);
-                    }
-                    let mut acc = [[S::zero(); X]; TILE];
-                    for r in (0..n).step_by(R) {
-                        let mut from = [Row {
-                            q: w.q.0.as_ptr(),
-                            scales: scales.as_ptr(),
-                            biases: biases.as_ptr(),
-                            reach: 0,
-                        }; R];
-                        for i in 0..R {
-                            // The last row stands for those that are not there.
-                            let row = four + (r + i).min(n - 1);
-                            let at = (first + row) * w.q.1 + begin * P::BITS / 8;
-                            let group = row * per_row + begin / group;
-                            from[i].q = from[i].q.add(at);
-                            from[i].scales = from[i].scales.add(group);
-                            from[i].biases = from[i].biases.add(group);
-                            from[i].reach = w.q.0.len() - at;
-                        }
-                        let some = rows::<S, P, R, X>(&from, &meets, groups, ahead);
-                        for i in 0..R {
-                            acc[r + i] = some[i];
-                        }
-                    }
-                    let parts = reduce::<S, TILE, X>(&acc);
-                    for r in 0..TILE {
-                        for c in 0..X {
-                            sums[r][c] += parts[r][c];
-                        }
+                        sums[r][c] += parts[r][c];
                     }
                 }
             }
-            for (c, out) in out.chunks_exact_mut(w.count).enumerate() {
-                for r in 0..n {
-                    out[first + four + r] = sums[r][c];
-                }
+        }
+        for (c, out) in out.chunks_mut(stride).enumerate() {
+            for (r, to) in out[first..first + n].iter_mut().enumerate() {
+                *to = sums[r][c];
             }
         }
     }
 }
 
-/// Widens scales and biases of `count` rows, of so many numbers each, from row `first` on, and asks for those of rows that
-/// are further by `rows_ahead`.
+/// Rows whose scales are widened at once.
+pub(super) fn widened_at_once(groups: Groups) -> usize {
+    (WIDENED / groups.count()).clamp(TILE, MOST_LANES) / TILE * TILE
+}
+
+/// Widens scales and biases of rows to those that [`decode`] reads, and asks for those of rows that follow.
 ///
 /// # Safety
-/// There are so many rows, and there is room for their numbers.
+/// Needs the instruction set; there is room for all groups of all rows.
 #[inline(always)]
-unsafe fn widen_scales<S: Simd>(
+pub(super) unsafe fn widen_scales<S: Simd>(
     w: &QuantRows<'_>,
-    (first, count, per_row): (usize, usize, usize),
-    rows_ahead: usize,
+    groups: Groups,
     [scales, biases]: [&mut [f32]; 2],
 ) {
+    let (per_row, rows_ahead) = (groups.count(), rows_ahead(w.q.1, TILE));
     let in_one_piece = |(all, apart): (&[u8], usize)| all.is_empty() || apart == w.scale_bytes;
-    let at_once = if in_one_piece(w.scales) && in_one_piece(w.biases) { count } else { 1 };
-    for i in (0..count).step_by(at_once) {
+    let at_once = if in_one_piece(w.scales) && in_one_piece(w.biases) { w.count } else { 1 };
+    for first in (0..w.count).step_by(at_once) {
         let mut parts: [&[u8]; 2] = [&[]; 2];
         for (part, (all, apart)) in parts.iter_mut().zip([w.scales, w.biases]) {
-            let (from, len) = ((first + i) * apart, at_once * w.scale_bytes);
             if !all.is_empty() {
-                // SAFETY: the caller's.
-                unsafe {
-                    *part = all.get_unchecked(from..from + len);
-                    for at in (0..len).step_by(LINE) {
-                        S::prefetch(part.as_ptr().wrapping_add(at + rows_ahead * apart));
-                    }
+                *part = &all[first * apart..][..at_once * w.scale_bytes];
+                for at in (0..part.len()).step_by(LINE) {
+                    // SAFETY: what is asked for may lie anywhere.
+                    unsafe { S::prefetch(part.as_ptr().wrapping_add(at + rows_ahead * apart)) };
                 }
             }
         }
-        let numbers = i * per_row..(i + at_once) * per_row;
+        let numbers = first * per_row..(first + at_once) * per_row;
         let ([s, b], scales, biases) = (parts, &mut scales[numbers.clone()], &mut biases[numbers]);
         // SAFETY: the caller's: there are bytes for all numbers.
         unsafe {

@@ -50,7 +50,8 @@ struct Table {
     /// Rows of activations that meet quants while they are unpacked, at most.
     first: usize,
     lay_out: unsafe fn(Quant, &RoundedRow<'_>, usize, &mut [u8]),
-    decode: unsafe fn(Quant, &QuantRows<'_>, &[LaidOut<'_>], Groups, &mut [f32], &mut [f32]),
+    widen_scales: unsafe fn(&QuantRows<'_>, Groups, [&mut [f32]; 2]),
+    decode: unsafe fn(Quant, &QuantRows<'_>, &[LaidOut<'_>], Groups, (&mut [f32], usize)),
     unpack: unsafe fn(
         Quant,
         &QuantRows<'_>,
@@ -87,11 +88,11 @@ macro_rules! kernels {
     ($module:ident, $simd:ty $(, #[$feature:meta])?) => {
         mod $module {
             use super::{
-                BATCH, BINS, Delta, Join, MOST_LANES, Places, Scale, Sums, TILE, Table,
+                BATCH, BINS, Delta, Join, MOST_LANES, Places, Sums, TILE, Table,
                 algorithm::{self, Bf16, F16, F32, Simd},
                 blocks::{self, Blocks, E4m3},
-                columns::{self, Groups, QuantRows, RoundedRow},
-                few::{self, LaidOut},
+                columns::{self, Groups, QuantRows, RoundedRow, Scales},
+                few::{self, LaidOut, Scale},
                 logits,
                 quants::{self, AffineRow, Bits, E2m1, Quant},
                 vectors,
@@ -113,9 +114,11 @@ macro_rules! kernels {
                 delta(state: &mut [f32], k: &[f32], q: &[f32], v: &[f32], y: &mut [f32], d: Delta)
                     = vectors::delta::<$simd>;
                 taps4(weight: &[f32], inputs: [&[f32]; 4], out: &mut [f32]) = vectors::taps4::<$simd>;
-                tally(logits: &[f32], least: f32, scale: Scale, bins: &mut [u64; BINS]) = logits::tally;
+                tally(logits: &[f32], least: f32, scale: logits::Scale, bins: &mut [u64; BINS]) = logits::tally;
                 extent(logits: &[f32]) -> ([f32; 2], bool) = logits::extent;
                 between(logits: &[f32], range: [f32; 2], f: &mut dyn FnMut(usize, f32)) = logits::between;
+                widen_scales(w: &QuantRows<'_>, groups: Groups, to: [&mut [f32]; 2])
+                    = few::widen_scales::<$simd>;
                 quantize(
                     x: &[f32], of: (usize, usize), q: &mut [i8], scales: &mut [f32], sums: &mut [f32]
                 ) = quants::quantize::<$simd>;
@@ -192,13 +195,12 @@ macro_rules! kernels {
                 w: &QuantRows<'_>,
                 x: &[LaidOut<'_>],
                 groups: Groups,
-                scratch: &mut [f32],
-                out: &mut [f32],
+                out: (&mut [f32], usize),
             ) {
                 // SAFETY: the caller's.
                 unsafe {
                     kernels! {
-                        @of_quant quant (w, x, groups, scratch, out)
+                        @of_quant quant (w, x, groups, out)
                         bits2 bits3 bits4 bits5 bits6 bits8 e2m1
                     }
                 }
@@ -306,6 +308,7 @@ macro_rules! kernels {
                 lanes: <$simd as Simd>::LANES,
                 first: if <$simd>::WIDTH >= 4 { 8 } else { 4 },
                 lay_out,
+                widen_scales,
                 decode,
                 unpack,
                 batch,
@@ -360,18 +363,32 @@ macro_rules! kernels {
             w: &QuantRows<'_>,
             x: &[LaidOut<'_>],
             groups: Groups,
-            scratch: &mut [f32],
-            out: &mut [f32],
+            out: (&mut [f32], usize),
         ) {
             kernels! { @few_rows [$($feature)*] $simd; $packing; one 1 1, two 4 2, four 2 4 }
+            /// With scales of a type.
+            unsafe fn each<E: Scale>(
+                w: &QuantRows<'_>,
+                x: &[LaidOut<'_>],
+                groups: Groups,
+                out: (&mut [f32], usize),
+            ) {
+                // SAFETY: the caller's.
+                unsafe {
+                    match *x {
+                        [a] => one::<E>(w, &[a], groups, out),
+                        [a, b] => two::<E>(w, &[a, b], groups, out),
+                        [a, b, c] => four::<E>(w, &[a, b, c, c], groups, out),
+                        [a, b, c, d] => four::<E>(w, &[a, b, c, d], groups, out),
+                        _ => {}
+                    }
+                }
+            }
             // SAFETY: the caller's.
             unsafe {
-                match *x {
-                    [a] => one(w, [a], groups, scratch, out),
-                    [a, b] => two(w, [a, b], groups, scratch, out),
-                    [a, b, c] => four(w, [a, b, c, c], groups, scratch, out),
-                    [a, b, c, d] => four(w, [a, b, c, d], groups, scratch, out),
-                    _ => {}
+                match w.of {
+                    Scales::Affine(Scalar::BF16) => each::<Bf16>(w, x, groups, out),
+                    _ => each::<F32>(w, x, groups, out),
                 }
             }
         }
@@ -381,15 +398,14 @@ macro_rules! kernels {
     };
     (@few_rows_of [$($feature:tt)*] $simd:ty; $packing:ty; $name:ident $r:literal $x:literal) => {
         $($feature)*
-        unsafe fn $name(
+        unsafe fn $name<E: Scale>(
             w: &QuantRows<'_>,
-            x: [LaidOut<'_>; $x],
+            x: &[LaidOut<'_>; $x],
             groups: Groups,
-            scratch: &mut [f32],
-            out: &mut [f32],
+            out: (&mut [f32], usize),
         ) {
             // SAFETY: the caller's.
-            unsafe { few::decode::<$simd, $packing, $r, $x>(w, x, groups, scratch, out) }
+            unsafe { few::decode::<$simd, $packing, E, $r, $x>(w, x, groups, out) }
         }
     };
     (@unpack $feature:tt $simd:ty; $($name:ident: $packing:ty,)*) => {

@@ -7,7 +7,7 @@ use super::{
     algorithm::MOST_LANES,
     blocks::Blocks,
     columns::{Groups, QuantRows, RoundedRow, Scales, tile_bytes, tile_numbers},
-    few::{LaidOut, laid_out_bytes},
+    few::{LaidOut, laid_out_bytes, widened_at_once},
     quants::AffineRow,
 };
 use crate::{Element, Error, Format, Matrix, MatrixShape, Scalar, View, cpu::lines::Lines};
@@ -349,8 +349,28 @@ impl Kernels {
             (row.blocks, row.sums) = (blocks, x.row(*at).sums);
         }
         let (rows, sums) = (&rows[..at.len()], &mut lane.sums[..at.len() * outputs]);
-        // SAFETY: the table's set is there, and rows, activations and scratch are as large as their types say.
-        unsafe { (self.0.decode)(quant, &w, rows, groups, scratch, sums) }
+        let in_place = match w.of {
+            Scales::Affine(Scalar::F32) => true,
+            // More rows leave no register for a scale that more than one instruction makes.
+            Scales::Affine(Scalar::BF16) => 2 * at.len() <= self.0.first,
+            Scales::Affine(Scalar::F16) | Scales::E2M1(_) => false,
+        };
+        let at_once = if in_place { outputs } else { widened_at_once(groups) };
+        for first in (0..outputs).step_by(at_once) {
+            let mut w = w.part(first..outputs.min(first + at_once));
+            if !in_place {
+                let (scales, rest) = scratch.split_at_mut(w.count * groups.count());
+                let biases = &mut rest[..scales.len()];
+                // SAFETY: the table's set is there, and there is room for all groups.
+                unsafe { (self.0.widen_scales)(&w, groups, [scales, biases]) }
+                let apart = groups.count() * size_of::<f32>();
+                w.scales = (bytemuck::cast_slice(scales), apart);
+                w.biases = (bytemuck::cast_slice(biases), apart);
+                w.of = Scales::Affine(Scalar::F32);
+            }
+            // SAFETY: the table's set is there, and rows, activations and sums are as large as their types say.
+            unsafe { (self.0.decode)(quant, &w, rows, groups, (&mut sums[first..], outputs)) }
+        }
         sums.chunks_exact_mut(outputs).enumerate().for_each(|(i, sums)| each(i, sums));
     }
 
