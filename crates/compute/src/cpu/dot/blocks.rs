@@ -9,8 +9,11 @@ use super::{
 use crate::{BlockScale, Element};
 
 /// The scales of quants that stand for E2M1: `element * s = quant * s / 2 - 6 s`.
+///
+/// # Safety
+/// Needs the instruction set; there are bytes for all scales.
 #[inline(always)]
-pub(super) fn e2m1_scales(of: BlockScale, bytes: &[u8], scales: &mut [f32]) {
+pub(super) unsafe fn e2m1_scales<S: Simd>(of: BlockScale, bytes: &[u8], scales: &mut [f32]) {
     /// With a type of scales that is known when this is compiled.
     #[inline(always)]
     fn each(bytes: &[u8], size: usize, scale: impl Fn(&[u8]) -> f32, scales: &mut [f32]) {
@@ -20,7 +23,18 @@ pub(super) fn e2m1_scales(of: BlockScale, bytes: &[u8], scales: &mut [f32]) {
     }
     match of {
         BlockScale::E8M0 => each(bytes, 1, |b| BlockScale::E8M0.get(b, 0), scales),
-        of => each(bytes, of.bytes(), |b| of.get(b, 0), scales),
+        BlockScale::E4M3 => {
+            let whole = scales.len() / S::LANES * S::LANES;
+            for i in (0..whole).step_by(S::LANES) {
+                // SAFETY: the caller's.
+                unsafe {
+                    let scale = S::load_e4m3(bytes.as_ptr().add(i));
+                    S::store(scales.as_mut_ptr().add(i), S::mul(S::splat(0.5), scale));
+                }
+            }
+            each(&bytes[whole..], 1, |b| BlockScale::E4M3.get(b, 0), &mut scales[whole..]);
+        }
+        of @ BlockScale::Plain(_) => each(bytes, of.bytes(), |b| of.get(b, 0), scales),
     }
 }
 

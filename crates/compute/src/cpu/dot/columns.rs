@@ -439,7 +439,7 @@ unsafe fn widen_scales<S: Simd>(w: &QuantRows<'_>, groups: Groups, scratch: &mut
                 for (r, row) in rows[..S::LANES].iter_mut().enumerate() {
                     let bytes = std::slice::from_raw_parts(*row, w.scale_bytes);
                     let halves = std::slice::from_raw_parts_mut(wide.add(r * count), count);
-                    e2m1_scales(of, bytes, halves);
+                    e2m1_scales::<S>(of, bytes, halves);
                     *row = halves.as_ptr().cast();
                 }
                 transpose::<S, F32>(&rows, count, scales);

@@ -487,7 +487,7 @@ pub(super) unsafe fn widen_scales<S: Simd>(
                     widen::<S, Bf16>(b, biases);
                 }
                 Scales::E2M1(of) => {
-                    e2m1_scales(of, s, scales);
+                    e2m1_scales::<S>(of, s, scales);
                     biases.iter_mut().zip(scales).for_each(|(bias, half)| *bias = E2M1_BIAS * *half);
                 }
             }
