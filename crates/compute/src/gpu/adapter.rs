@@ -150,7 +150,7 @@ pub fn adapters() -> Vec<Adapter> {
 pub(super) struct Failure(Arc<Mutex<Option<String>>>);
 
 impl Failure {
-    fn set(&self, what: String) {
+    pub(super) fn set(&self, what: String) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(what);
     }
 

@@ -59,7 +59,7 @@ impl GpuDevice {
         self.counters.dispatches = before;
         self.pending = Default::default();
         self.recorded = 0;
-        drop(self.pass.take());
+        self.end_pass();
         match (self.encoder.take(), tokens) {
             (Some(encoder), Some(tokens)) => {
                 let commands = encoder.finish();

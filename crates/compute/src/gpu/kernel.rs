@@ -1,6 +1,11 @@
 //! Kernels: WGSL text, the constants it is specialised by, and the pipelines made of it.
 
-use std::collections::HashMap;
+use std::{
+    collections::HashMap,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, Mutex, PoisonError, mpsc},
+    thread,
+};
 
 /// How a kernel uses a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -70,7 +75,7 @@ impl Constants {
 
 /// What a pipeline is found by. A kernel names its constants in one order, so their values tell them apart.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct Key {
+pub(super) struct Key {
     /// Where the kernel lies: it is a static.
     kernel: usize,
     len: usize,
@@ -151,11 +156,71 @@ impl Target {
     }
 }
 
-/// A kernel ready to run.
-pub(super) struct Pipeline {
-    pub(super) raw: wgpu::ComputePipeline,
+/// A kernel that is ready to run, or will be.
+struct Pipeline {
+    made: Made,
     /// Which layout its buffers have.
-    pub(super) layout: usize,
+    layout: usize,
+}
+
+enum Made {
+    Ready(wgpu::ComputePipeline),
+    Coming(mpsc::Receiver<wgpu::ComputePipeline>),
+}
+
+/// Most threads that make pipelines: each takes some ten megabytes of a driver's memory meanwhile.
+const MOST_COMPILERS: usize = 8;
+/// Stack of such a thread, as large as that of most programs, which compilers are written for.
+const STACK: usize = 8 << 20;
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// Threads that make pipelines beside what records dispatches, as many as the processor has cores.
+struct Compilers {
+    jobs: Option<mpsc::Sender<Job>>,
+    taken: Arc<Mutex<mpsc::Receiver<Job>>>,
+    threads: Vec<thread::JoinHandle<()>>,
+    most: usize,
+}
+
+impl Compilers {
+    fn new() -> Self {
+        let (jobs, taken) = mpsc::channel();
+        let most = thread::available_parallelism().map_or(1, usize::from).min(MOST_COMPILERS);
+        Self { jobs: Some(jobs), taken: Arc::new(Mutex::new(taken)), threads: Vec::new(), most }
+    }
+
+    /// Has a job done, by this thread if there can be no other.
+    fn run(&mut self, job: Job) {
+        if self.threads.len() < self.most {
+            let taken = Arc::clone(&self.taken);
+            let next = move || taken.lock().unwrap_or_else(PoisonError::into_inner).recv();
+            let work = move || {
+                while let Ok(job) = next() {
+                    // Whoever waits for the job sees that it came to nothing.
+                    let _ = catch_unwind(AssertUnwindSafe(job));
+                }
+            };
+            let spawned = thread::Builder::new().name("kernels".into()).stack_size(STACK).spawn(work);
+            self.threads.extend(spawned);
+        }
+        match &self.jobs {
+            Some(jobs) if !self.threads.is_empty() => {
+                if let Err(mpsc::SendError(job)) = jobs.send(job) {
+                    job();
+                }
+            }
+            _ => job(),
+        }
+    }
+}
+
+impl Drop for Compilers {
+    fn drop(&mut self) {
+        // A program that ends while a driver compiles takes what that uses from under it.
+        self.jobs = None;
+        self.threads.drain(..).for_each(|thread| drop(thread.join()));
+    }
 }
 
 /// All pipelines and bind groups that have been needed so far.
@@ -164,6 +229,7 @@ pub(super) struct Pipelines {
     target: Target,
     layouts: Vec<(&'static [Access], wgpu::BindGroupLayout, wgpu::PipelineLayout)>,
     pipelines: Table<Key, Pipeline>,
+    compilers: Compilers,
     groups: Table<(usize, [u32; MOST_BINDINGS]), wgpu::BindGroup>,
 }
 
@@ -172,7 +238,14 @@ pub(super) const MOST_BINDINGS: usize = 8;
 
 impl Pipelines {
     pub(super) fn new(device: wgpu::Device, target: Target) -> Self {
-        Self { device, target, layouts: Vec::new(), pipelines: Table::default(), groups: Table::default() }
+        Self {
+            device,
+            target,
+            layouts: Vec::new(),
+            pipelines: Table::default(),
+            compilers: Compilers::new(),
+            groups: Table::default(),
+        }
     }
 
     pub(super) const fn target(&self) -> Target {
@@ -214,32 +287,20 @@ impl Pipelines {
         self.layouts.len() - 1
     }
 
-    /// The pipeline of a kernel with such constants and the bind group of its buffers, each of which has a number of
-    /// its own.
+    /// The pipeline of a kernel with such constants, if it is ready, and the bind group of its buffers, each of which has a
+    /// number of its own. What is met for the first time is made from now on, for [`Pipelines::finished`].
     pub(super) fn get(
         &mut self,
         kernel: &'static Kernel,
         constants: Constants,
         buffers: &[(u32, &wgpu::Buffer)],
-    ) -> (&Pipeline, &wgpu::BindGroup) {
+    ) -> (Key, Option<&wgpu::ComputePipeline>, &wgpu::BindGroup) {
         let Constants { len, values, .. } = constants;
         let key = Key { kernel: std::ptr::from_ref(kernel) as usize, len, values };
         if !self.pipelines.contains_key(&key) {
             let layout = self.layout(kernel.bindings);
-            let text = self.target.text(kernel, &constants);
-            let module = super::native::shader_module(&self.device, kernel.name, text);
-            let raw = self.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
-                label: Some(kernel.name),
-                layout: Some(&self.layouts[layout].2),
-                module: &module,
-                entry_point: Some("main"),
-                compilation_options: wgpu::PipelineCompilationOptions {
-                    constants: &[],
-                    zero_initialize_workgroup_memory: false,
-                },
-                cache: None,
-            });
-            self.pipelines.insert(key, Pipeline { raw, layout });
+            let made = Made::Coming(self.make(kernel, constants, layout));
+            self.pipelines.insert(key, Pipeline { made, layout });
         }
         let pipeline = &self.pipelines[&key];
         let mut ids = [u32::MAX; MOST_BINDINGS];
@@ -259,7 +320,52 @@ impl Pipelines {
                 entries: &entries,
             })
         });
-        (pipeline, group)
+        let ready = match &pipeline.made {
+            Made::Ready(raw) => Some(raw),
+            Made::Coming(_) => None,
+        };
+        (key, ready, group)
+    }
+
+    /// Has a pipeline made, beside whatever else happens.
+    fn make(
+        &mut self,
+        kernel: &'static Kernel,
+        constants: Constants,
+        layout: usize,
+    ) -> mpsc::Receiver<wgpu::ComputePipeline> {
+        let (done, coming) = mpsc::channel();
+        let (device, target, layout) = (self.device.clone(), self.target, self.layouts[layout].2.clone());
+        self.compilers.run(Box::new(move || {
+            let text = target.text(kernel, &constants);
+            let module = super::native::shader_module(&device, kernel.name, text);
+            let raw = device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+                label: Some(kernel.name),
+                layout: Some(&layout),
+                module: &module,
+                entry_point: Some("main"),
+                compilation_options: wgpu::PipelineCompilationOptions {
+                    constants: &[],
+                    zero_initialize_workgroup_memory: false,
+                },
+                cache: None,
+            });
+            // Nobody waits for it where the device is gone.
+            let _ = done.send(raw);
+        }));
+        coming
+    }
+
+    /// A pipeline that has been asked for, once it is ready; `None` if it came to nothing.
+    pub(super) fn finished(&mut self, key: Key) -> Option<&wgpu::ComputePipeline> {
+        let Pipeline { made, .. } = self.pipelines.get_mut(&key)?;
+        if let Made::Coming(coming) = made {
+            *made = Made::Ready(coming.recv().ok()?);
+        }
+        match made {
+            Made::Ready(raw) => Some(raw),
+            Made::Coming(_) => None,
+        }
     }
 
     /// Forgets the bind groups that a buffer is part of.
@@ -270,12 +376,32 @@ impl Pipelines {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use super::*;
     use naga::{
         AddressSpace,
         back::spv,
         proc::Layouter,
         valid::{Capabilities, ShaderStages, SubgroupOperationSet, ValidationFlags, Validator},
     };
+
+    #[test]
+    fn a_job_that_panics_comes_to_nothing_and_the_others_are_done() {
+        let mut compilers = Compilers::new();
+        let coming: Vec<_> = (0..40)
+            .map(|i| {
+                let (done, coming) = mpsc::channel();
+                compilers.run(Box::new(move || {
+                    assert_ne!(i, 3, "one that is meant to");
+                    done.send(i).unwrap();
+                }));
+                coming
+            })
+            .collect();
+        assert!((1..=MOST_COMPILERS).contains(&compilers.threads.len()));
+        for (i, coming) in coming.iter().enumerate() {
+            assert_eq!(coming.recv().ok(), (i != 3).then_some(i));
+        }
+    }
 
     /// What no software adapter runs is at least translated for Vulkan, and fits into `shared` bytes of workgroup memory.
     pub(in crate::gpu) fn valid(text: &str, shared: u32) {

@@ -23,6 +23,7 @@ mod native;
 mod norm;
 mod params;
 mod profile;
+mod record;
 mod recurrent;
 mod states;
 mod tiled;
@@ -86,6 +87,8 @@ pub(crate) struct GpuDevice {
     pipelines: Pipelines,
     encoder: Option<wgpu::CommandEncoder>,
     pass: Option<wgpu::ComputePass<'static>>,
+    /// Dispatches behind one whose pipeline is being made.
+    waiting: Vec<record::Waiting>,
     /// What ops bring along, and how much of it has been handed over.
     words: Vec<u32>,
     sent: usize,
@@ -158,6 +161,7 @@ impl GpuDevice {
             pipelines,
             encoder: None,
             pass: None,
+            waiting: Vec::new(),
             words: Vec::with_capacity(UPLOAD),
             sent: 0,
             upload,
@@ -214,120 +218,6 @@ impl GpuDevice {
         self.pipelines.target()
     }
 
-    /// Records a kernel over `groups` workgroups.
-    fn dispatch(
-        &mut self,
-        kernel: &'static Kernel,
-        constants: Constants,
-        buffers: &[&Memory],
-        params: &Params,
-        groups: usize,
-    ) -> Result<(), Error> {
-        if groups == 0 {
-            return Ok(());
-        }
-        let most = self.limits.max_compute_workgroups_per_dimension as usize;
-        let (x, y) = if groups <= most { (groups, 1) } else { (most, groups.div_ceil(most)) };
-        if y > most {
-            return Err(Error::Shape(format!("{}: {groups} workgroups are too many", kernel.name)));
-        }
-        let mut bound = [(u32::MAX, &buffers[0].raw); kernel::MOST_BINDINGS];
-        bound.iter_mut().zip(buffers).for_each(|(to, memory)| *to = (memory.id, &memory.raw));
-        if let Some(profile) = &mut self.profile {
-            drop(self.pass.take());
-            let encoder = self
-                .encoder
-                .get_or_insert_with(|| self.opened.device.create_command_encoder(&Default::default()));
-            self.pass = Some(profile.pass(encoder, kernel.name));
-        }
-        if self.pass.is_none() {
-            let encoder = self
-                .encoder
-                .get_or_insert_with(|| self.opened.device.create_command_encoder(&Default::default()));
-            self.pass = Some(encoder.begin_compute_pass(&Default::default()).forget_lifetime());
-        }
-        let (pipeline, group) = self.pipelines.get(kernel, constants, &bound[..buffers.len()]);
-        if let Some(pass) = &mut self.pass {
-            pass.set_pipeline(&pipeline.raw);
-            pass.set_bind_group(0, group, &[]);
-            pass.set_immediates(0, params.bytes());
-            pass.dispatch_workgroups(x as u32, y as u32, 1);
-        }
-        self.recorded += 1;
-        self.counters.dispatches += 1;
-        if self.profile.as_ref().is_some_and(profile::Profile::is_full) {
-            self.read_profile()?;
-        }
-        if self.recorded >= self.hand_over_at && self.recording.is_none() {
-            self.hand_over();
-            self.hand_over_at = (self.hand_over_at * 2).min(HAND_OVER);
-        }
-        Ok(())
-    }
-
-    /// Makes room in the upload buffer for an op that brings `count` words along, all of it together.
-    fn room(&mut self, count: usize) -> Result<(), Error> {
-        if count > UPLOAD {
-            return Err(Error::Shape(format!("an op that brings {count} words along, more than {UPLOAD}")));
-        }
-        if !self.has_room(count) {
-            if self.recording.is_some() {
-                return Err(Error::Shape(format!(
-                    "{count} words more than a step that waits may bring along"
-                )));
-            }
-            self.hand_over();
-            // What is written next comes behind all that has been handed over.
-            self.words.clear();
-            self.angles.clear();
-            self.sent = 0;
-        }
-        Ok(())
-    }
-
-    /// Whether `count` words fit behind those in the upload buffer.
-    fn has_room(&self, count: usize) -> bool {
-        self.words.len() + count <= UPLOAD
-    }
-
-    /// Puts words into the upload buffer, where [`GpuDevice::room`] has made room for them.
-    fn upload(&mut self, words: impl IntoIterator<Item = u32>) -> Words {
-        let at = self.words.len();
-        self.words.extend(words);
-        debug_assert!(self.words.len() <= UPLOAD);
-        at as u32
-    }
-
-    /// Gives the card what has been recorded.
-    fn hand_over(&mut self) {
-        if let Some(recording) = &mut self.recording {
-            recording.spoiled = true;
-            return;
-        }
-        drop(self.pass.take());
-        self.send_words();
-        if let Some(encoder) = self.encoder.take() {
-            self.submit_commands(encoder.finish());
-        }
-        self.recorded = 0;
-    }
-
-    /// Has new words of the upload buffer written ahead of the next submission.
-    fn send_words(&mut self) {
-        if self.sent < self.words.len() {
-            let new = bytemuck::cast_slice(&self.words[self.sent..]);
-            self.opened.queue.write_buffer(&self.upload.raw, self.sent as u64 * 4, new);
-            self.sent = self.words.len();
-        }
-    }
-
-    fn submit_commands(&mut self, commands: wgpu::CommandBuffer) {
-        let index = self.opened.queue.submit([commands]);
-        self.submitted += 1;
-        self.counters.submissions += 1;
-        self.running.push_back((Ticket(self.submitted), index));
-    }
-
     /// Sends bytes on their way that have been staged on the host, and waits where many are.
     fn send(&mut self, bytes: usize) -> Result<(), Error> {
         self.staged += bytes;
@@ -356,7 +246,7 @@ impl GpuDevice {
             recording.spoiled = true;
             return Err(Error::Device("a step that has not begun has no results to read".into()));
         }
-        drop(self.pass.take());
+        self.end_pass();
         let bytes = to.len() as u64 * 4;
         let copied = bytes.max(LEAST_READ.min(from.size().saturating_sub(at)));
         let size = REPORT + copied;
@@ -459,7 +349,7 @@ impl Device for GpuDevice {
         self.discard()?;
         self.settle()?;
         let measured = self.take_profile()?;
-        drop(self.pass.take());
+        self.end_pass();
         if on && self.profile.is_none() {
             self.profile = profile::Profile::new(&self.opened.device);
         } else if !on {
@@ -509,7 +399,7 @@ impl Device for GpuDevice {
     fn copy_slot(&mut self, from: Slot, to: Slot) -> Result<(), Error> {
         self.discard()?;
         self.settle()?;
-        drop(self.pass.take());
+        self.end_pass();
         if self.store.sharing == Sharing::Refused {
             // Written ahead of the next submission, behind all that has been recorded.
             self.hand_over();

@@ -72,7 +72,7 @@ impl GpuDevice {
     /// Reads the timestamps of what has been recorded so far.
     pub(super) fn read_profile(&mut self) -> Result<(), Error> {
         let Some(mut profile) = self.profile.take() else { return Ok(()) };
-        drop(self.pass.take());
+        self.end_pass();
         let bytes = profile.open.len() as u64 * 16;
         if bytes > 0 {
             let device = &self.opened.device;

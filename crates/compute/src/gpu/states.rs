@@ -358,7 +358,7 @@ impl GpuDevice {
         }
         self.discard()?;
         self.settle()?;
-        drop(self.pass.take());
+        self.end_pass();
         Ok(())
     }
 
@@ -370,7 +370,7 @@ impl GpuDevice {
 
     /// Records a copy among the ops, of as many bytes rounded up to whole words.
     fn copy(&mut self, (from, at): (&Memory, u64), (to, there): (&Memory, u64), bytes: u64) {
-        drop(self.pass.take());
+        self.end_pass();
         let encoder = self
             .encoder
             .get_or_insert_with(|| self.opened.device.create_command_encoder(&Default::default()));
