@@ -1,6 +1,9 @@
 //! Ctrl-C: the first one ends what is being made, the second one ends the program.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::{
+    process::ExitStatus,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 /// The exit code of a program that Ctrl-C ended: 128 + SIGINT, as shells count.
 pub(crate) const EXIT_CODE: u8 = 130;
@@ -19,6 +22,19 @@ pub(crate) fn install() -> anyhow::Result<()> {
         }
     })?;
     Ok(())
+}
+
+/// Whether Ctrl-C ended a program that is this one: by [`EXIT_CODE`], or by the signal itself where it came before [`install`].
+pub(crate) fn ended(status: ExitStatus) -> bool {
+    #[cfg(unix)]
+    let by_signal = {
+        /// The number that POSIX gives it.
+        const SIGINT: i32 = 2;
+        std::os::unix::process::ExitStatusExt::signal(&status) == Some(SIGINT)
+    };
+    #[cfg(not(unix))]
+    let by_signal = false;
+    by_signal || status.code() == Some(EXIT_CODE.into())
 }
 
 /// While this lives, the first Ctrl-C only raises the flag.
@@ -41,5 +57,17 @@ impl Armed {
 impl Drop for Armed {
     fn drop(&mut self) {
         ARMED.store(false, Ordering::SeqCst);
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use std::process::Command;
+
+    #[test]
+    fn a_program_is_ended_by_its_exit_code_or_by_the_signal() {
+        let ended = |script| super::ended(Command::new("sh").args(["-c", script]).status().unwrap());
+        assert!(ended("exit 130") && ended("kill -INT $$"));
+        assert!(!ended("exit 0") && !ended("exit 1") && !ended("kill -TERM $$"));
     }
 }

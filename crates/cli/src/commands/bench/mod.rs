@@ -20,7 +20,7 @@ pub(crate) use rows::computing_share;
 use crate::{
     WrongUse,
     args::{BenchArgs, BenchCommand, EngineArgs, FiguresArgs},
-    aside, folders,
+    aside, folders, interrupt,
     load::{self, Needs},
     out, plot,
     progress::Ui,
@@ -64,19 +64,21 @@ pub(crate) fn run(args: &BenchArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     // Files are written first: what is printed may be of no interest to anybody.
     let (mut measured, mut failed, mut kept) = (Value::Null, None, Ok(()));
     let mut printed = Ok(());
-    if args.budgets.is_empty() {
+    // Until all is shown: what ended a budget's process may reach this one only after that.
+    let armed = (!args.budgets.is_empty()).then(interrupt::arm);
+    if let Some(armed) = &armed {
+        (measured, failed) = sweep::run(&args.budgets, armed, ui)?;
+        kept = keep(args, &measured);
+        if !json && !csv {
+            printed = out::write(sweep::table(&rows::rows(&measured)?));
+        }
+    } else {
         one(args, contexts, None, ui, &mut |report| {
             measured = serde_json::to_value(report)?;
             kept = keep(args, &measured);
             printed = if json || csv { Ok(()) } else { out::write(report) };
             Ok(())
         })?;
-    } else {
-        (measured, failed) = sweep::run(&args.budgets, ui)?;
-        kept = keep(args, &measured);
-        if !json && !csv {
-            printed = out::write(sweep::table(&rows::rows(&measured)?));
-        }
     }
     let rows = rows::rows(&measured)?;
     if json {

@@ -17,11 +17,14 @@ use super::rows::Row;
 ///
 /// # Errors
 /// All runs failed; they have said why.
-pub(super) fn run(budgets: &[u64], ui: Ui) -> anyhow::Result<(Value, Option<anyhow::Error>)> {
+pub(super) fn run(
+    budgets: &[u64],
+    armed: &interrupt::Armed,
+    ui: Ui,
+) -> anyhow::Result<(Value, Option<anyhow::Error>)> {
     let program =
         std::env::current_exe().context("cannot find the program itself, to run it for each budget")?;
     // A terminal's Ctrl-C ends the run that goes on; what others measured is shown.
-    let armed = interrupt::arm();
     let (mut reports, mut failed) = (Vec::with_capacity(budgets.len()), None);
     for budget in budgets {
         ui.line(format_args!("measuring in {}", units::memory(*budget)));
@@ -39,7 +42,7 @@ pub(super) fn run(budgets: &[u64], ui: Ui) -> anyhow::Result<(Value, Option<anyh
                 failed = Some(anyhow!("the run in {} failed; what it said is above", units::memory(*budget)))
             }
         }
-        if armed.flag().load(Ordering::SeqCst) || run.status.code() == Some(interrupt::EXIT_CODE.into()) {
+        if armed.flag().load(Ordering::SeqCst) || interrupt::ended(run.status) {
             failed = Some(moeflux::Error::Cancelled.into());
             break;
         }
