@@ -9,11 +9,15 @@
     reason = "arrays of vectors are walked together, without closures, and stay in registers"
 )]
 
+use std::ops::Range;
+
 use super::{
-    algorithm::{Bf16, Element, F16, F32, GROUP, LINE, MOST_LANES, Simd, TILE, reduce, rows_ahead, widen},
+    algorithm::{
+        Bf16, Element, F16, F32, GROUP, LINE, MAX_UNIT, MOST_LANES, Simd, TILE, reduce, rows_ahead, widen,
+    },
     blocks::e2m1_scales,
     columns::{Groups, QuantRows, RoundedRow, Scales},
-    quants::{E2M1_BIAS, PARTS, Packing, end_of_row, parts},
+    quants::{E2M1_BIAS, PARTS, Packing, parts},
 };
 use crate::Scalar;
 
@@ -178,11 +182,10 @@ pub(super) unsafe fn lay_out<S: Simd, P: Packing>(x: &RoundedRow<'_>, cols: usiz
 #[derive(Clone, Copy)]
 struct Row {
     q: *const u8,
-    /// One per group, as are biases.
+    /// What blocks are read from that reach beyond the matrix or are cut off: what is behind the row meets zeros.
+    end: *const u8,
+    /// One per group.
     scales: *const u8,
-    biases: *const u8,
-    /// Bytes that can be read from `q` on: what is behind the row meets zeros.
-    reach: usize,
 }
 
 /// What rows meet of `X` rows of activations.
@@ -214,11 +217,21 @@ impl Section {
             shared: (group / quants).max(1).trailing_zeros(),
         }
     }
+
+    /// Blocks that can be loaded whole where `left` bytes can be read, and whether the others can be as well.
+    #[inline(always)]
+    fn inside<S: Simd, P: Packing>(self, left: usize) -> (usize, bool) {
+        let (size, reach) = (Block::<S, P>::BYTES, Block::<S, P>::reach());
+        if self.blocks * size + (reach - size) <= left {
+            return (self.whole, true);
+        }
+        (self.whole.min((left + size).saturating_sub(reach) / size), false)
+    }
 }
 
-/// Vectors of partial sums of the products of `R` rows of quants and `X` of activations:
-/// `sum_g scale_w scale_x sum(q x) + sum_g bias_w sum(x)`. Blocks have `SCALES` scales each, or share one. The rows are
-/// asked for `ahead` bytes early.
+/// Vectors of partial sums of `sum_g scale_w scale_x sum(q x)` for `R` rows of quants and `X` of activations. Blocks have
+/// `SCALES` scales each, or share one; `inside` of them can be loaded without reading beyond the matrix or the row's scales. The
+/// rows are asked for `ahead` bytes early.
 ///
 /// # Safety
 /// The rows are as their types say, for the section.
@@ -227,20 +240,13 @@ unsafe fn rows<S: Simd, P: Packing, E: Scale, const SCALES: usize, const R: usiz
     w: &[Row; R],
     x: &Meets<X>,
     section: Section,
-    ahead: usize,
+    (inside, ahead): (usize, usize),
 ) -> [[S::F; X]; R] {
-    let Section { blocks, whole, groups, shared } = section;
-    let (size, reach) = (Block::<S, P>::BYTES, Block::<S, P>::reach());
-    // Blocks of which all can be loaded without reading beyond the matrix or the row's scales.
-    let beyond = reach - size;
-    let mut inside = whole;
-    if w[R - 1].reach < whole * size + beyond {
-        inside = (w[R - 1].reach + size).saturating_sub(reach) / size;
-    }
+    let Section { blocks, groups, shared, .. } = section;
+    let size = Block::<S, P>::BYTES;
     // SAFETY: the caller's; activations are padded to whole blocks, with zeros.
     unsafe {
-        // What is added up in each is large where quants stand for numbers of both signs, and their sum is not.
-        let (mut acc, mut of_biases) = ([[S::zero(); X]; R], [[S::zero(); X]; R]);
+        let mut acc = [[S::zero(); X]; R];
         for u in 0..inside {
             for r in 0..R {
                 let q = w[r].q.add(u * size);
@@ -253,28 +259,93 @@ unsafe fn rows<S: Simd, P: Packing, E: Scale, const SCALES: usize, const R: usiz
         for u in inside..blocks {
             let first = if SCALES == 1 { u >> shared } else { u * SCALES };
             for r in 0..R {
-                let (q, left) = (w[r].q.add(u * size), w[r].reach - u * size);
                 let scale = first_scales::<S, E, SCALES>(w[r].scales, (first, groups));
-                if left >= reach {
-                    add::<S, P, X>(&mut acc[r], q, scale, (x, u));
-                } else {
-                    add::<S, P, X>(&mut acc[r], end_of_row(q, left).as_ptr(), scale, (x, u));
-                }
+                add::<S, P, X>(&mut acc[r], w[r].end.add((u - inside) * size), scale, (x, u));
             }
         }
-        for i in (0..groups).step_by(S::LANES) {
-            let n = S::LANES.min(groups - i);
-            for r in 0..R {
-                let biases = E::first::<S>(w[r].biases.add(i * E::SCALAR.bytes()), n);
-                for c in 0..X {
-                    of_biases[r][c] = S::fma(biases, S::load_first(x.sums[c].add(i), n), of_biases[r][c]);
-                }
-            }
-        }
-        for r in 0..R {
+        acc
+    }
+}
+
+/// Adds [`rows`] from row `first` of a tile on.
+///
+/// # Safety
+/// As [`rows`].
+#[inline(always)]
+unsafe fn add_rows<S: Simd, P: Packing, E: Scale, const SCALES: usize, const R: usize, const X: usize>(
+    acc: &mut [[S::F; X]; TILE],
+    w: &[Row; TILE],
+    first: usize,
+    x: &Meets<X>,
+    section: Section,
+    of: (usize, usize),
+) {
+    let mut some = [w[first]; R];
+    for i in 0..R {
+        some[i] = w[first + i];
+    }
+    // SAFETY: the caller's.
+    unsafe {
+        let some = rows::<S, P, E, SCALES, R, X>(&some, x, section, of);
+        for i in 0..R {
             for c in 0..X {
-                acc[r][c] = S::fma(S::splat(1.0), of_biases[r][c], acc[r][c]);
+                acc[first + i][c] = S::fma(S::splat(1.0), acc[first + i][c], some[i][c]);
             }
+        }
+    }
+}
+
+/// Adds the products of the biases of `n` groups, from number `i` on.
+///
+/// # Safety
+/// As [`of_biases`]; `n` is not more than the lanes of a vector.
+#[inline(always)]
+unsafe fn add_biases<S: Simd, E: Scale, const X: usize>(
+    acc: &mut [[S::F; X]; TILE],
+    biases: &[*const u8; TILE],
+    sums: &[*const f32; X],
+    (i, n): (usize, usize),
+) {
+    // SAFETY: the caller's.
+    unsafe {
+        let mut x = [S::zero(); X];
+        for c in 0..X {
+            x[c] = S::load_first(sums[c].add(i), n);
+        }
+        for r in 0..TILE {
+            let biases = E::first::<S>(biases[r].add(i * E::SCALAR.bytes()), n);
+            for c in 0..X {
+                acc[r][c] = S::fma(biases, x[c], acc[r][c]);
+            }
+        }
+    }
+}
+
+/// Vectors of partial sums of `sum_g bias_w sum(x)` for a tile of rows, `apart` bytes from each other, and `X` rows of
+/// activations.
+///
+/// # Safety
+/// There are so many rows, of so many groups.
+#[inline(always)]
+unsafe fn of_biases<S: Simd, E: Scale, const X: usize>(
+    (biases, apart, n): (*const u8, usize, usize),
+    sums: &[*const f32; X],
+    groups: usize,
+) -> [[S::F; X]; TILE] {
+    // SAFETY: the caller's.
+    unsafe {
+        let mut acc = [[S::zero(); X]; TILE];
+        // The last row stands for those that are not there.
+        let mut rows = [biases; TILE];
+        for r in 1..TILE {
+            rows[r] = biases.add(r.min(n - 1) * apart);
+        }
+        let whole = groups - groups % S::LANES;
+        for i in (0..whole).step_by(S::LANES) {
+            add_biases::<S, E, X>(&mut acc, &rows, sums, (i, S::LANES));
+        }
+        if whole < groups {
+            add_biases::<S, E, X>(&mut acc, &rows, sums, (whole, groups - whole));
         }
         acc
     }
@@ -367,6 +438,21 @@ pub(super) unsafe fn decode<S: Simd, P: Packing, E: Scale, const R: usize, const
     }
 }
 
+/// What is left of each row of a tile where its blocks cannot be read in place, and zeros behind it.
+type Ends = [[u8; 2 * MAX_UNIT]; TILE];
+
+/// Copies rows from byte `at` of each on: less than two blocks.
+#[cold]
+#[inline(never)]
+fn copy_ends(w: &QuantRows<'_>, rows: Range<usize>, at: usize, ends: &mut Ends) {
+    for (row, to) in rows.zip(ends) {
+        let left = &w.q.0[row * w.q.1 + at..];
+        let n = left.len().min(to.len());
+        to[..n].copy_from_slice(&left[..n]);
+        to[n..].fill(0);
+    }
+}
+
 /// [`decode`] of blocks with `SCALES` scales each, or that share one.
 ///
 /// # Safety
@@ -379,64 +465,94 @@ unsafe fn decode_rows<S: Simd, P: Packing, E: Scale, const SCALES: usize, const 
     (out, stride): (&mut [f32], usize),
 ) {
     let rows_ahead = rows_ahead(cols * P::BITS / 8, TILE);
-    let ahead = rows_ahead * w.q.1;
-    let in_sections = Section::new::<S, P>(SECTION.min(cols), group);
-    for first in (0..w.count).step_by(TILE) {
-        let n = TILE.min(w.count - first);
-        for (all, apart) in [w.scales, w.biases] {
-            let more = all.as_ptr().wrapping_add((first + rows_ahead) * apart);
-            for at in (0..TILE * apart).step_by(LINE) {
-                // SAFETY: what is asked for may lie anywhere.
-                unsafe { S::prefetch(more.wrapping_add(at)) };
-            }
-        }
-        let mut sums = [[0.0; X]; TILE];
+    let mut ends: Ends = [[0; 2 * MAX_UNIT]; TILE];
+    // Rows of several sections are read from end to end nevertheless.
+    let at_once = if cols <= SECTION { w.count } else { TILE };
+    for start in (0..w.count).step_by(at_once) {
         for begin in (0..cols).step_by(SECTION) {
-            let mut section = in_sections;
-            if cols - begin < SECTION && begin > 0 {
-                section = Section::new::<S, P>(cols - begin, group);
-            }
+            let section = Section::new::<S, P>(SECTION.min(cols - begin), group);
             let first_group = begin >> group.trailing_zeros();
             // SAFETY: the caller's; sections begin with blocks and groups.
             unsafe {
-                let nothing = (std::ptr::null(), std::ptr::null());
-                let mut meets = Meets { blocks: [nothing.0; X], sums: [nothing.1; X] };
+                let mut meets = Meets { blocks: [std::ptr::null(); X], sums: [std::ptr::null(); X] };
                 for c in 0..X {
                     let at = begin / Block::<S, P>::QUANTS * Block::<S, P>::MEETS;
                     meets.blocks[c] = x[c].blocks.as_ptr().add(at);
                     meets.sums[c] = x[c].sums.as_ptr().add(first_group);
                 }
-                let mut acc = [[S::zero(); X]; TILE];
-                for r in (0..n).step_by(R) {
-                    let mut from = [Row { q: nothing.0, scales: nothing.0, biases: nothing.0, reach: 0 }; R];
-                    for i in 0..R {
-                        // The last row stands for those that are not there.
-                        let row = first + if R == 1 { r } else { (r + i).min(n - 1) };
-                        let at = row * w.q.1 + begin * P::BITS / 8;
-                        let of_group = first_group * E::SCALAR.bytes();
-                        from[i].q = w.q.0.as_ptr().add(at);
-                        from[i].scales = w.scales.0.as_ptr().add(row * w.scales.1 + of_group);
-                        from[i].biases = w.biases.0.as_ptr().add(row * w.biases.1 + of_group);
-                        from[i].reach = w.q.0.len() - at;
+                let at = (begin * P::BITS / 8, first_group * E::SCALAR.bytes());
+                for first in (start..w.count.min(start + at_once)).step_by(TILE) {
+                    if begin == 0 {
+                        let [scales, biases] = [w.scales, w.biases]
+                            .map(|(all, apart)| all.as_ptr().wrapping_add((first + rows_ahead) * apart));
+                        for at in (0..TILE * w.scales.1).step_by(LINE) {
+                            S::prefetch(scales.wrapping_add(at));
+                            S::prefetch(biases.wrapping_add(at));
+                        }
                     }
-                    let some = rows::<S, P, E, SCALES, R, X>(&from, &meets, section, ahead);
-                    for i in 0..R {
-                        acc[r + i] = some[i];
-                    }
-                }
-                let parts = reduce::<S, TILE, X>(&acc);
-                for r in 0..TILE {
-                    for c in 0..X {
-                        sums[r][c] += parts[r][c];
+                    let n = TILE.min(w.count - first);
+                    let rows = (first, n, rows_ahead);
+                    let sums = tile::<S, P, E, SCALES, R, X>(w, rows, &meets, section, at, &mut ends);
+                    for (c, out) in out.chunks_mut(stride).enumerate() {
+                        for (r, to) in out[first..first + n].iter_mut().enumerate() {
+                            *to = if begin == 0 { sums[r][c] } else { *to + sums[r][c] };
+                        }
                     }
                 }
             }
         }
-        for (c, out) in out.chunks_mut(stride).enumerate() {
-            for (r, to) in out[first..first + n].iter_mut().enumerate() {
-                *to = sums[r][c];
-            }
+    }
+}
+
+/// The products of a section of up to [`TILE`] rows, of `n` from number `first` on, that begins `at` bytes of quants and of scales.
+///
+/// # Safety
+/// As [`decode`].
+#[inline(always)]
+unsafe fn tile<S: Simd, P: Packing, E: Scale, const SCALES: usize, const R: usize, const X: usize>(
+    w: &QuantRows<'_>,
+    (first, n, rows_ahead): (usize, usize, usize),
+    x: &Meets<X>,
+    section: Section,
+    (at, scales_at): (usize, usize),
+    ends: &mut Ends,
+) -> [[f32; X]; TILE] {
+    // SAFETY: the caller's.
+    unsafe {
+        let q = w.q.0.as_ptr().add(first * w.q.1 + at);
+        let scales = w.scales.0.as_ptr().add(first * w.scales.1 + scales_at);
+        let biases = w.biases.0.as_ptr().add(first * w.biases.1 + scales_at);
+        // Behind the last row the least can be read.
+        let left = w.q.0.len() - (first + n - 1) * w.q.1 - at;
+        let (inside, in_place) = section.inside::<S, P>(left);
+        let inside_bytes = inside * Block::<S, P>::BYTES;
+        let mut end = (q.add(inside_bytes), w.q.1);
+        if !in_place {
+            copy_ends(w, first..first + n, at + inside_bytes, ends);
+            end = (ends.as_ptr().cast(), size_of_val(&ends[0]));
         }
+        // What is added up in `acc` is large where quants stand for numbers of both signs, and their sum is not.
+        let mut acc = of_biases::<S, E, X>((biases, w.biases.1, n), &x.sums, section.groups);
+        let of = (inside, rows_ahead * w.q.1);
+        let mut from = [Row { q, end: end.0, scales }; TILE];
+        for r in 1..TILE {
+            let row = r.min(n - 1);
+            from[r].q = q.add(row * w.q.1);
+            from[r].end = end.0.add(row * end.1);
+            from[r].scales = scales.add(row * w.scales.1);
+        }
+        // One after the other: a loop would have sums go through memory.
+        add_rows::<S, P, E, SCALES, R, X>(&mut acc, &from, 0, x, section, of);
+        if R == 1 {
+            add_rows::<S, P, E, SCALES, R, X>(&mut acc, &from, 1, x, section, of);
+        }
+        if R <= 2 {
+            add_rows::<S, P, E, SCALES, R, X>(&mut acc, &from, 2, x, section, of);
+        }
+        if R == 1 {
+            add_rows::<S, P, E, SCALES, R, X>(&mut acc, &from, 3, x, section, of);
+        }
+        reduce::<S, TILE, X>(&acc)
     }
 }
 
