@@ -260,7 +260,7 @@ impl GpuDevice {
             }));
         }
         let Some(readback) = self.readback.clone() else { return Ok(()) };
-        let encoder = self.encoder.get_or_insert_with(|| device.create_command_encoder(&Default::default()));
+        let encoder = record::encoder(&mut self.encoder, device);
         encoder.copy_buffer_to_buffer(&self.report.raw, 0, &readback, 0, REPORT);
         encoder.copy_buffer_to_buffer(from, at, &readback, REPORT, copied);
         encoder.clear_buffer(&self.report.raw, 0, None);
@@ -404,9 +404,7 @@ impl Device for GpuDevice {
             // Written ahead of the next submission, behind all that has been recorded.
             self.hand_over();
         }
-        let encoder = self
-            .encoder
-            .get_or_insert_with(|| self.opened.device.create_command_encoder(&Default::default()));
+        let encoder = record::encoder(&mut self.encoder, &self.opened.device);
         let staged = self.store.copy_slot(from, to, encoder)?;
         self.send(staged)
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::GpuDevice;
+use super::{GpuDevice, record};
 use crate::{Error, KernelTime};
 
 /// Dispatches whose timestamps are read at once.
@@ -76,8 +76,7 @@ impl GpuDevice {
         let bytes = profile.open.len() as u64 * 16;
         if bytes > 0 {
             let device = &self.opened.device;
-            let encoder =
-                self.encoder.get_or_insert_with(|| device.create_command_encoder(&Default::default()));
+            let encoder = record::encoder(&mut self.encoder, device);
             encoder.resolve_query_set(
                 &profile.queries,
                 0..profile.open.len() as u32 * 2,

@@ -22,15 +22,22 @@ pub(super) struct Waiting {
     to: [u32; 2],
 }
 
+/// The open encoder, or a new one.
+pub(super) fn encoder<'a>(
+    recorded: &'a mut Option<wgpu::CommandEncoder>,
+    device: &wgpu::Device,
+) -> &'a mut wgpu::CommandEncoder {
+    recorded.get_or_insert_with(|| device.create_command_encoder(&Default::default()))
+}
+
 /// The open pass, or a new one.
 fn open<'a>(
     pass: &'a mut Option<wgpu::ComputePass<'static>>,
-    encoder: &mut Option<wgpu::CommandEncoder>,
+    recorded: &mut Option<wgpu::CommandEncoder>,
     device: &wgpu::Device,
 ) -> &'a mut wgpu::ComputePass<'static> {
     pass.get_or_insert_with(|| {
-        let encoder = encoder.get_or_insert_with(|| device.create_command_encoder(&Default::default()));
-        encoder.begin_compute_pass(&Default::default()).forget_lifetime()
+        encoder(recorded, device).begin_compute_pass(&Default::default()).forget_lifetime()
     })
 }
 
@@ -70,9 +77,7 @@ impl GpuDevice {
         bound.iter_mut().zip(buffers).for_each(|(to, memory)| *to = (memory.id, &memory.raw));
         if let Some(profile) = &mut self.profile {
             drop(self.pass.take());
-            let encoder = self
-                .encoder
-                .get_or_insert_with(|| self.opened.device.create_command_encoder(&Default::default()));
+            let encoder = encoder(&mut self.encoder, &self.opened.device);
             self.pass = Some(profile.pass(encoder, kernel.name));
         }
         let (key, ready, group) = self.pipelines.get(kernel, constants, &bound[..buffers.len()]);

@@ -13,6 +13,7 @@ use std::{mem, ops::Range, sync::Arc};
 use super::{
     GpuDevice, Memory,
     memory::{Store, up},
+    record,
 };
 use crate::{Error, KEY_BLOCK, KeyFormat, Span, State, StateShape, op_check::stale};
 
@@ -371,9 +372,7 @@ impl GpuDevice {
     /// Records a copy among the ops, of as many bytes rounded up to whole words.
     fn copy(&mut self, (from, at): (&Memory, u64), (to, there): (&Memory, u64), bytes: u64) {
         self.end_pass();
-        let encoder = self
-            .encoder
-            .get_or_insert_with(|| self.opened.device.create_command_encoder(&Default::default()));
+        let encoder = record::encoder(&mut self.encoder, &self.opened.device);
         encoder.copy_buffer_to_buffer(&from.raw, at, &to.raw, there, bytes.next_multiple_of(4));
     }
 
@@ -472,9 +471,7 @@ impl GpuDevice {
         self.cut(state, 0)?;
         if let GpuState::Recurrent(_) = self.store.states.get(state)? {
             let committed = self.own_committed(state)?;
-            let encoder = self
-                .encoder
-                .get_or_insert_with(|| self.opened.device.create_command_encoder(&Default::default()));
+            let encoder = record::encoder(&mut self.encoder, &self.opened.device);
             encoder.clear_buffer(&committed.raw, 0, None);
         }
         Ok(())

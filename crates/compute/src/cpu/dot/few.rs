@@ -229,19 +229,20 @@ impl Section {
     }
 }
 
-/// Vectors of partial sums of `sum_g scale_w scale_x sum(q x)` for `R` rows of quants and `X` of activations. Blocks have
-/// `SCALES` scales each, or share one; `inside` of them can be loaded without reading beyond the matrix or the row's scales. The
-/// rows are asked for `ahead` bytes early.
+/// Adds the vectors of partial sums of `sum_g scale_w scale_x sum(q x)` for `R` rows of quants, from number `first` of a tile on, and
+/// `X` of activations. Blocks have `SCALES` scales each, or share one; `inside` of them can be loaded without reading beyond the matrix
+/// or the row's scales. The rows are asked for `ahead` bytes early.
 ///
 /// # Safety
 /// The rows are as their types say, for the section.
 #[inline(always)]
-unsafe fn rows<S: Simd, P: Packing, E: Scale, const SCALES: usize, const R: usize, const X: usize>(
-    w: &[Row; R],
+unsafe fn add_rows<S: Simd, P: Packing, E: Scale, const SCALES: usize, const R: usize, const X: usize>(
+    all: &mut [[S::F; X]; TILE],
+    (w, first): (&[Row; TILE], usize),
     x: &Meets<X>,
     section: Section,
     (inside, ahead): (usize, usize),
-) -> [[S::F; X]; R] {
+) {
     let Section { blocks, groups, shared, .. } = section;
     let size = Block::<S, P>::BYTES;
     // SAFETY: the caller's; activations are padded to whole blocks, with zeros.
@@ -249,47 +250,25 @@ unsafe fn rows<S: Simd, P: Packing, E: Scale, const SCALES: usize, const R: usiz
         let mut acc = [[S::zero(); X]; R];
         for u in 0..inside {
             for r in 0..R {
-                let q = w[r].q.add(u * size);
+                let w = w[first + r];
+                let q = w.q.add(u * size);
                 S::prefetch(q.wrapping_add(ahead));
-                let first = if SCALES == 1 { u >> shared } else { u * SCALES };
-                let scale = E::spread::<S>(w[r].scales.add(first * E::SCALAR.bytes()), SCALES);
+                let of = if SCALES == 1 { u >> shared } else { u * SCALES };
+                let scale = E::spread::<S>(w.scales.add(of * E::SCALAR.bytes()), SCALES);
                 add::<S, P, X>(&mut acc[r], q, scale, (x, u));
             }
         }
         for u in inside..blocks {
-            let first = if SCALES == 1 { u >> shared } else { u * SCALES };
+            let of = if SCALES == 1 { u >> shared } else { u * SCALES };
             for r in 0..R {
-                let scale = first_scales::<S, E, SCALES>(w[r].scales, (first, groups));
-                add::<S, P, X>(&mut acc[r], w[r].end.add((u - inside) * size), scale, (x, u));
+                let w = w[first + r];
+                let scale = first_scales::<S, E, SCALES>(w.scales, (of, groups));
+                add::<S, P, X>(&mut acc[r], w.end.add((u - inside) * size), scale, (x, u));
             }
         }
-        acc
-    }
-}
-
-/// Adds [`rows`] from row `first` of a tile on.
-///
-/// # Safety
-/// As [`rows`].
-#[inline(always)]
-unsafe fn add_rows<S: Simd, P: Packing, E: Scale, const SCALES: usize, const R: usize, const X: usize>(
-    acc: &mut [[S::F; X]; TILE],
-    w: &[Row; TILE],
-    first: usize,
-    x: &Meets<X>,
-    section: Section,
-    of: (usize, usize),
-) {
-    let mut some = [w[first]; R];
-    for i in 0..R {
-        some[i] = w[first + i];
-    }
-    // SAFETY: the caller's.
-    unsafe {
-        let some = rows::<S, P, E, SCALES, R, X>(&some, x, section, of);
-        for i in 0..R {
+        for r in 0..R {
             for c in 0..X {
-                acc[first + i][c] = S::fma(S::splat(1.0), acc[first + i][c], some[i][c]);
+                all[first + r][c] = S::fma(S::splat(1.0), all[first + r][c], acc[r][c]);
             }
         }
     }
@@ -381,7 +360,7 @@ unsafe fn first_scales<S: Simd, E: Scale, const SCALES: usize>(
 /// Adds the products of a block, at `q`, and of block `u` of the activations.
 ///
 /// # Safety
-/// As [`rows`].
+/// As [`add_rows`].
 #[inline(always)]
 unsafe fn add<S: Simd, P: Packing, const X: usize>(
     acc: &mut [S::F; X],
@@ -542,15 +521,15 @@ unsafe fn tile<S: Simd, P: Packing, E: Scale, const SCALES: usize, const R: usiz
             from[r].scales = scales.add(row * w.scales.1);
         }
         // One after the other: a loop would have sums go through memory.
-        add_rows::<S, P, E, SCALES, R, X>(&mut acc, &from, 0, x, section, of);
+        add_rows::<S, P, E, SCALES, R, X>(&mut acc, (&from, 0), x, section, of);
         if R == 1 {
-            add_rows::<S, P, E, SCALES, R, X>(&mut acc, &from, 1, x, section, of);
+            add_rows::<S, P, E, SCALES, R, X>(&mut acc, (&from, 1), x, section, of);
         }
         if R <= 2 {
-            add_rows::<S, P, E, SCALES, R, X>(&mut acc, &from, 2, x, section, of);
+            add_rows::<S, P, E, SCALES, R, X>(&mut acc, (&from, 2), x, section, of);
         }
         if R == 1 {
-            add_rows::<S, P, E, SCALES, R, X>(&mut acc, &from, 3, x, section, of);
+            add_rows::<S, P, E, SCALES, R, X>(&mut acc, (&from, 3), x, section, of);
         }
         reduce::<S, TILE, X>(&acc)
     }

@@ -83,7 +83,7 @@ pub(super) const fn parts(bits: usize) -> usize {
 /// # Safety
 /// `len` bytes can be read.
 #[inline(always)]
-pub(super) unsafe fn end_of_row(from: *const u8, len: usize) -> [u8; MAX_UNIT] {
+unsafe fn end_of_row(from: *const u8, len: usize) -> [u8; MAX_UNIT] {
     let mut buffer = [0; MAX_UNIT];
     // SAFETY: the caller's; no unit reaches over more than MAX_UNIT bytes.
     unsafe { std::ptr::copy_nonoverlapping(from, buffer.as_mut_ptr(), len.min(MAX_UNIT)) };
