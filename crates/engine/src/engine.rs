@@ -11,7 +11,7 @@ use std::{
 use moeflux_compute::{BankPlace, Device, DeviceOptions, KernelTime, KeyFormat, State, StateShape};
 
 use crate::{
-    EndTokens, Error, ModelId, Session,
+    EndTokens, Error, MemorySpeed, ModelId, Session,
     blueprint::Blueprint,
     checkpoint::Checkpoint,
     device::{ChosenDevice, Opened, WrapDevice, open_device},
@@ -23,6 +23,7 @@ use crate::{
     layer::Loader,
     memory::{MemoryPlan, MemoryRequest, scratch_shape},
     model::Model,
+    probe::read_once,
     stats::LayerStats,
     system::SystemMemory,
     text::Text,
@@ -286,6 +287,25 @@ impl Engine {
         let mut runtime = self.lock();
         let Runtime { device, cache, .. } = &mut *runtime;
         cache.touch(&mut **device, progress)
+    }
+
+    /// How fast `threads` threads, by default one per physical core, read the memory of slots just now: 128 MiB, all over them, once.
+    /// `None` while experts are read, if the slots that are filled are fewer, or if a card computes.
+    ///
+    /// It takes some milliseconds and no memory. What is computed just before or after it meets the same neighbours, which
+    /// [`probe_memory`](crate::probe_memory), long before, may not have.
+    ///
+    /// # Errors
+    /// The device failed, or a thread cannot be started.
+    pub fn probe_slots(&self, threads: Option<usize>) -> Result<Option<MemorySpeed>, Error> {
+        const BYTES: usize = 128 << 20;
+        let slot = self.shared.blueprint.slot_bytes();
+        if slot == 0 || self.shared.device.graphics {
+            return Ok(None);
+        }
+        let mut runtime = self.lock();
+        let Runtime { device, cache, .. } = &mut *runtime;
+        cache.with_slots(&mut **device, BYTES.div_ceil(slot), |slots| read_once(slots, threads))?.transpose()
     }
 
     /// How experts are read, in words for users: "io_uring, direct, depth 16".

@@ -7,6 +7,7 @@ mod memory;
 mod pages;
 
 pub use disk::{DepthSpeed, DiskSpeed, probe_disk};
+pub(crate) use memory::read_once;
 pub use memory::{MemorySpeed, probe_memory};
 pub use pages::FilePages;
 

@@ -273,6 +273,31 @@ impl ExpertCache {
         Ok(all)
     }
 
+    /// Hands the memory of `count` filled slots of the host, all over them, to `read`; `None` while experts are read, or if fewer
+    /// are filled.
+    pub(crate) fn with_slots<R>(
+        &self,
+        device: &mut dyn Device,
+        count: usize,
+        read: impl FnOnce(&[&[u8]]) -> R,
+    ) -> Result<Option<R>, Error> {
+        let at = || "reading the memory of slots".to_owned();
+        let filled: Vec<Slot> = self.host.holding().collect();
+        if self.reading + self.reading_ahead > 0 || filled.len() < count {
+            return Ok(None);
+        }
+        let mut taken = Vec::with_capacity(count);
+        let all = (0..count).map(|i| filled[i * filled.len() / count]).try_for_each(|slot| {
+            taken.push((slot, device.take_slot(slot)?));
+            Ok(())
+        });
+        let result = all.map(|()| read(&taken.iter().map(|(_, bytes)| &bytes[..]).collect::<Vec<_>>()));
+        for (slot, bytes) in taken {
+            device.put_slot(slot, bytes).map_err(Error::at(at))?;
+        }
+        result.map(Some).map_err(Error::at(at))
+    }
+
     /// Pins the expert if it is in a slot, without reading or copying anything. Ops may not find it there:
     /// [`ExpertCache::promote`] sees to that.
     pub(crate) fn pin(&mut self, layer: usize, expert: usize) -> Option<Pin> {
@@ -588,6 +613,27 @@ mod tests {
         let host = Tier::new(device, &source, (slots, BYTES), BankPlace::Host, PolicyKind::Lru).unwrap();
         let uses = Uses { looks_up: false, in_place: true, holds_all: false };
         ExpertCache::new(Arc::clone(&source), Box::new(AtOnce(source, VecDeque::new())), (host, None), uses)
+    }
+
+    #[test]
+    fn filled_slots_are_shown_all_over_the_cache_while_nothing_is_read() {
+        let options = DeviceOptions { name: Some("reference".into()), ..DeviceOptions::default() };
+        let mut device = open(&options).unwrap();
+        let (mut cache, mut stats) = (cache(&mut *device, 8), Stats::default());
+        let firsts = |slots: &[&[u8]]| slots.iter().map(|slot| slot[0]).collect::<Vec<_>>();
+        assert_eq!(cache.with_slots(&mut *device, 1, firsts).unwrap(), None);
+        for expert in 0..EXPERTS {
+            cache.request(&mut *device, 1, expert, &mut stats).unwrap();
+            assert_eq!(cache.with_slots(&mut *device, 1, firsts).unwrap(), None, "one is being read");
+            let (_, pin) = cache.arrive(&mut *device, true, &mut stats).unwrap().unwrap();
+            cache.release(pin, Ticket(0));
+        }
+        // Experts of the second layer are numbers 6 to 11; twice as nothing is lost by it.
+        for _ in 0..2 {
+            assert_eq!(cache.with_slots(&mut *device, 3, firsts).unwrap(), Some(vec![6, 8, 10]));
+            assert_eq!(cache.with_slots(&mut *device, 6, firsts).unwrap(), Some((6..12).collect()));
+            assert_eq!(cache.with_slots(&mut *device, 7, firsts).unwrap(), None);
+        }
     }
 
     proptest! {

@@ -128,6 +128,12 @@ impl Tier {
         self.empty.iter().map(|slot| self.slot(*slot))
     }
 
+    /// The slots that hold an expert.
+    pub(super) fn holding(&self) -> impl Iterator<Item = Slot> {
+        let filled = |place: &Place| place.layer != NONE && !place.filling;
+        (0..).zip(&self.places).filter(move |(_, place)| filled(place)).map(|(slot, _)| self.slot(slot))
+    }
+
     /// Gives a slot to an expert that is yet to come, pinned unless somebody only looks ahead.
     pub(super) fn assign(&mut self, slot: u32, (layer, expert): (usize, usize), ahead: bool) {
         self.forget(slot);

@@ -1,6 +1,6 @@
 //! Running and timing.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use moeflux::{Engine, LayerStats, Logits, ReadCounters, Sampler, Sampling, Session, Stats, Turn, Watch};
 use serde::Serialize;
@@ -28,6 +28,8 @@ pub(super) struct Measured {
     pub(super) retries: u64,
     /// Seconds of each step that decoded a token, in several sessions one of each.
     pub(super) token_seconds: Vec<f64>,
+    /// What memory gave between these tokens; `None` where that could not be measured.
+    pub(super) memory_bytes_per_second: Option<f64>,
     /// What these tokens take at least, with the misses that they had.
     #[serde(skip)]
     pub(super) least: Option<Least>,
@@ -55,14 +57,20 @@ pub(super) struct Feed {
     pub(super) seed: u64,
 }
 
-/// What a token costs at least, where it is known.
-pub(super) type Roof<'a> = Option<(&'a Costs, Limits)>;
+/// What a token costs at least.
+#[derive(Clone, Copy)]
+pub(super) struct Roof<'a> {
+    pub(super) costs: &'a Costs,
+    pub(super) limits: Limits,
+    /// Threads that read memory when it is measured again.
+    pub(super) threads: usize,
+}
 
 /// Feeds a prompt at once and an answer token by token to a new session, or to several. `progress` gets the share that is done.
 pub(super) fn repeat(
     feed: Feed,
     engine: &Engine,
-    roof: Roof<'_>,
+    roof: Option<Roof<'_>>,
     progress: &mut dyn FnMut(f64),
 ) -> anyhow::Result<Repeat> {
     if let Some(sessions) = feed.sessions {
@@ -101,7 +109,7 @@ fn together(
     n: usize,
     feed: Feed,
     engine: &Engine,
-    roof: Roof<'_>,
+    roof: Option<Roof<'_>>,
     progress: &mut dyn FnMut(f64),
 ) -> anyhow::Result<Repeat> {
     let armed = interrupt::arm();
@@ -125,6 +133,7 @@ fn together(
     let (mut stats, mut seconds) = (Stats::default(), Vec::with_capacity(feed.answer));
     let mut floor = Floor::new(engine, roof);
     for step in 0..feed.answer {
+        floor.probe()?;
         let positions: Vec<usize> = sessions.iter().map(|session| session.tokens().len()).collect();
         let turns = sessions.iter_mut().zip(&answers);
         let mut turns: Vec<Turn<'_>> = turns
@@ -140,9 +149,8 @@ fn together(
         seconds.push(since.elapsed().as_secs_f64());
         floor.add(&positions);
     }
-    let least = floor.least();
     let decode = Measured::of(stats, [reads, engine.read_counters()], &seconds);
-    let decode = decode.map(|decode| Measured { token_seconds: seconds, least, ..decode });
+    let decode = decode.map(|decode| floor.told(Measured { token_seconds: seconds, ..decode }));
     Ok(Repeat { context: feed.prompt, sessions: Some(n), prefill: None, decode })
 }
 
@@ -155,11 +163,12 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    fn stretch(&mut self, steps: &[&[u32]], roof: Roof<'_>) -> anyhow::Result<Option<Measured>> {
+    fn stretch(&mut self, steps: &[&[u32]], roof: Option<Roof<'_>>) -> anyhow::Result<Option<Measured>> {
         let armed = interrupt::arm();
         let before = (self.session.stats(), self.engine.read_counters());
         let (mut seconds, mut floor) = (Vec::with_capacity(steps.len()), Floor::new(self.engine, roof));
         for step in steps {
+            floor.probe()?;
             let position = self.session.tokens().len();
             let mut within =
                 |share: f64| (self.progress)((position as f64 + share * step.len() as f64) / self.all);
@@ -173,11 +182,8 @@ impl Run<'_> {
         }
         let stats = self.session.stats().since(&before.0);
         let measured = Measured::of(stats, [before.1, self.engine.read_counters()], &seconds);
-        Ok(measured.map(|measured| Measured {
-            token_seconds: if steps.iter().all(|s| s.len() == 1) { seconds } else { Vec::new() },
-            least: floor.least(),
-            ..measured
-        }))
+        let token_seconds = if steps.iter().all(|s| s.len() == 1) { seconds } else { Vec::new() };
+        Ok(measured.map(|measured| floor.told(Measured { token_seconds, ..measured })))
     }
 }
 
@@ -196,6 +202,7 @@ impl Measured {
             disk_seconds: (after.busy_ns - before.busy_ns) as f64 / 1e9,
             retries: after.retries - before.retries,
             token_seconds: Vec::new(),
+            memory_bytes_per_second: None,
             least: None,
         })
     }
@@ -204,19 +211,41 @@ impl Measured {
 /// Adds up what steps take at least, from what their layers needed and had.
 struct Floor<'a> {
     engine: &'a Engine,
-    roof: Roof<'a>,
+    roof: Option<Roof<'a>>,
     layers: Vec<LayerStats>,
     least: Least,
+    /// When memory was last measured, and all bytes and seconds of that.
+    probed: Option<Instant>,
+    bytes: f64,
+    seconds: f64,
 }
 
 impl<'a> Floor<'a> {
-    fn new(engine: &'a Engine, roof: Roof<'a>) -> Self {
-        Self { engine, roof, layers: engine.layer_stats(), least: Least::default() }
+    fn new(engine: &'a Engine, roof: Option<Roof<'a>>) -> Self {
+        let (layers, least) = (engine.layer_stats(), Least::default());
+        Self { engine, roof, layers, least, probed: None, bytes: 0.0, seconds: 0.0 }
+    }
+
+    /// Before a step: measures memory anew every quarter of a second. On a machine that is shared with others what it gives changes
+    /// as often as that, and a step can be held only against what there was.
+    fn probe(&mut self) -> anyhow::Result<()> {
+        const EVERY: Duration = Duration::from_millis(250);
+        let Some(roof) = &mut self.roof else { return Ok(()) };
+        if self.probed.is_some_and(|at| at.elapsed() < EVERY) {
+            return Ok(());
+        }
+        if let Some(speed) = self.engine.probe_slots(Some(roof.threads))? {
+            roof.limits.memory = speed.bytes_per_second;
+            self.bytes += speed.bytes as f64;
+            self.seconds += speed.bytes as f64 / speed.bytes_per_second;
+        }
+        self.probed = Some(Instant::now());
+        Ok(())
     }
 
     /// A step that has just been made, with a token at each of these positions.
     fn add(&mut self, positions: &[usize]) {
-        let Some((costs, limits)) = self.roof else { return };
+        let Some(Roof { costs, limits, .. }) = self.roof else { return };
         let before = std::mem::replace(&mut self.layers, self.engine.layer_stats());
         self.least.add(costs.step(limits, positions, |i| {
             let needed = self.layers[i].needed - before[i].needed;
@@ -224,9 +253,10 @@ impl<'a> Floor<'a> {
         }));
     }
 
-    /// `None` where it is not known what steps cost.
-    fn least(&self) -> Option<Least> {
-        self.roof.map(|_| self.least)
+    /// The steps, with what they take at least, where it is known what they cost.
+    fn told(&self, steps: Measured) -> Measured {
+        let memory = (self.seconds > 0.0).then(|| self.bytes / self.seconds);
+        Measured { memory_bytes_per_second: memory, least: self.roof.map(|_| self.least), ..steps }
     }
 }
 

@@ -197,7 +197,8 @@ fn one(
     // What an adapter computes is not read from the host's memory.
     let disk = machine.disk.as_ref().map_or(f64::INFINITY, |d| d.ceiling());
     let limits = Limits { memory: machine.memory.bytes_per_second, disk };
-    let roof = (!engine.device().graphics).then_some((&costs, limits));
+    let threads = machine.memory.threads;
+    let roof = (!engine.device().graphics).then_some(Roof { costs: &costs, limits, threads });
     let repeats = measure(args, &settings, &engine, (&pages, &mut machine, roof), ui)?;
     let kernels = match args.profile {
         true => profile(contexts[0], args.tokens, &engine)?,
@@ -306,7 +307,7 @@ fn measure(
     args: &BenchArgs,
     settings: &[Setting],
     engine: &Engine,
-    (pages, machine, roof): (&FilePages, &mut Machine, Roof<'_>),
+    (pages, machine, roof): (&FilePages, &mut Machine, Option<Roof<'_>>),
     ui: Ui,
 ) -> anyhow::Result<Vec<Repeat>> {
     machine.cold = args.cold;

@@ -110,10 +110,14 @@ impl fmt::Display for Report<'_> {
             if let Some(roof) = &summary.roof {
                 writeln!(
                     f,
-                    "{name}: {} of the roof of {} is reached; with perfect lookahead that is {}",
+                    "{name}: {} of the roof of {} is reached; with perfect lookahead that is {}{}",
                     units::percent(roof.share),
                     units::rate(roof.tokens_per_second),
-                    units::rate(roof.ideal_tokens_per_second)
+                    units::rate(roof.ideal_tokens_per_second),
+                    summary.memory_bytes_per_second.map_or_else(String::new, |speed| format!(
+                        "; between tokens memory gave {}",
+                        units::speed(speed)
+                    ))
                 )?;
             }
         }

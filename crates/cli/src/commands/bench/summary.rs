@@ -41,6 +41,8 @@ pub(super) struct Summary {
     /// Of the reading that computing could have hidden, what it did.
     pub(super) hidden: Option<f64>,
     pub(super) token_ms: Option<TokenMs>,
+    /// Between tokens.
+    pub(super) memory_bytes_per_second: Option<f64>,
     pub(super) roof: Option<RoofReport>,
     /// Share of the time in which computing waited for reads.
     pub(super) stalled: f64,
@@ -196,6 +198,8 @@ impl Summary {
 
     /// `None` when nothing was measured.
     fn of(all: &[&Measured], scale: Scale) -> Option<Self> {
+        let memory = all.iter().filter_map(|m| m.memory_bytes_per_second).collect();
+        let memory = spread(memory).map(|speed| speed.median);
         let spread = |of: &dyn Fn(&Measured) -> f64| spread(all.iter().map(|m| of(m)).collect());
         let per_token = |of: &dyn Fn(&Measured) -> f64| Some(spread(&|m| of(m) / m.tokens as f64)?.median);
         let part = |of: &dyn Fn(&Measured) -> f64| {
@@ -229,6 +233,7 @@ impl Summary {
             },
             hidden: hidden.map(|h| h.median).filter(|h| h.is_finite()),
             token_ms: TokenMs::of(all),
+            memory_bytes_per_second: memory,
             roof: RoofReport::of(all),
             stalled: spread(&|m| m.stats.stalled_ns as f64 / 1e9 / m.seconds)?.median,
             dispatches_per_token: per_token(&|m| m.stats.dispatches as f64)?,
@@ -318,6 +323,7 @@ mod tests {
             disk_seconds: 0.44,
             retries: 0,
             token_seconds: vec![seconds / 8.0, seconds / 8.0, seconds / 4.0, seconds / 2.0],
+            memory_bytes_per_second: Some(seconds * 1e9),
             least: Some(Least { compute: 0.25, read: 0.4, streamed: 0.5 }),
         }
     }
@@ -337,6 +343,7 @@ mod tests {
         let roof = s.roof.unwrap();
         assert_eq!([roof.tokens_per_second, roof.share, roof.ideal_tokens_per_second], [8.0, 0.25, 10.0]);
         assert_eq!([roof.compute_ms, roof.read_ms], [62.5, 100.0]);
+        assert_eq!(s.memory_bytes_per_second, Some(2e9));
         assert!(
             (s.time.compute.share - 0.25).abs() < 1e-9 && (s.time.stalled.ms_per_token - 75.0).abs() < 1e-9
         );
@@ -378,6 +385,7 @@ mod tests {
             stats: Stats { tokens: 4, ..Stats::default() },
             file_bytes: 0,
             disk_seconds: 0.0,
+            memory_bytes_per_second: None,
             least: None,
             ..measured(1.0)
         };
@@ -387,6 +395,7 @@ mod tests {
                 && s.disk_share.is_none()
                 && s.hidden.is_none()
                 && s.roof.is_none()
+                && s.memory_bytes_per_second.is_none()
         );
     }
 }
