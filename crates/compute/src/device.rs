@@ -104,6 +104,12 @@ pub trait Device: Send {
         Ok(Vec::new())
     }
 
+    /// Bytes per second that a card's kernels read from its memory at best, measured over 512 MiB of it, or fewer where it is small or
+    /// slow. Devices in ordinary host memory have nothing to say.
+    fn read_speed(&mut self) -> Result<Option<f64>, Error> {
+        Ok(None)
+    }
+
     /// A zeroed buffer of `len` numbers.
     fn buffer(&mut self, len: usize) -> Result<Buffer, Error>;
 

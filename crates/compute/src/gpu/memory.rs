@@ -332,7 +332,7 @@ impl Store {
     }
 
     /// Bytes of the largest buffer that kernels see.
-    fn most(&self) -> u64 {
+    pub(super) fn most(&self) -> u64 {
         self.max_binding.min(self.max_buffer)
     }
 

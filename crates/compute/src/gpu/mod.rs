@@ -25,6 +25,7 @@ mod params;
 mod profile;
 mod record;
 mod recurrent;
+mod speed;
 mod states;
 mod tiled;
 mod top_logits;
@@ -356,6 +357,10 @@ impl Device for GpuDevice {
             self.profile = None;
         }
         Ok(measured)
+    }
+
+    fn read_speed(&mut self) -> Result<Option<f64>, Error> {
+        self.measure_reading().map(Some)
     }
 
     fn buffer(&mut self, len: usize) -> Result<Buffer, Error> {

@@ -148,3 +148,13 @@ fn few_numbers_are_read_wherever_they_lie() {
         }
     });
 }
+
+#[test]
+fn a_card_says_how_fast_it_reads() {
+    // It is an error if what it reads is not what was written.
+    let mut cpu = moeflux_compute::open(&Default::default()).unwrap();
+    assert_eq!(cpu.read_speed().unwrap(), None);
+    let Some(mut gpu) = crate::harness::gpu(false) else { return };
+    let speed = gpu.read_speed().unwrap().unwrap();
+    assert!(speed.is_finite() && speed > 1e6, "{speed}");
+}

@@ -37,8 +37,11 @@ impl Case {
 
 /// Hidden size and intermediate size of experts of Qwen3-30B-A3B, of which a token meets 8.
 const EXPERT: [usize; 2] = [2048, 768];
+/// Those of Qwen3.5-397B-A17B, of which a token meets 10.
+const LARGE_EXPERT: [usize; 2] = [4096, 1024];
 /// A token.
 const DECODE: Choice = Choice { rows: 1, k: 8, met: 8 };
+const DECODE_LARGE: Choice = Choice { rows: 1, k: 10, met: 10 };
 /// A short prompt: eight rows for each expert that it meets.
 const SHORT_PROMPT: Choice = Choice { rows: 16, k: 8, met: 16 };
 const LONG_PROMPT: Choice = Choice { rows: 128, k: 8, met: 16 };
@@ -55,9 +58,11 @@ pub(super) fn all() -> Vec<Case> {
     all.extend(formats::USUAL.map(|format| mat_mul(format, [512, 2048], &[1, 8, 512])));
     all.push(mat_mul(formats::FOUR, [12_288, 4096], &[1]));
     all.extend(formats::USUAL.map(|format| mat_mul(format, [151_936, 2048], &[1])));
-    all.extend(formats::ALL.map(|format| experts(format, DECODE)));
-    all.extend(formats::ALL.map(|format| experts(format, SHORT_PROMPT)));
-    all.extend(formats::USUAL.map(|format| experts(format, LONG_PROMPT)));
+    all.push(mat_mul(formats::FOUR, [248_320, 2048], &[1]));
+    all.extend(formats::ALL.map(|format| experts(format, EXPERT, DECODE)));
+    all.push(experts(formats::FOUR, LARGE_EXPERT, DECODE_LARGE));
+    all.extend(formats::ALL.map(|format| experts(format, EXPERT, SHORT_PROMPT)));
+    all.extend(formats::USUAL.map(|format| experts(format, EXPERT, LONG_PROMPT)));
     all.extend(
         formats::USUAL.map(|format| {
             Case::new("HeadMatMul", Some(format), move |lab| products::head_mat_mul(lab, format))
@@ -103,8 +108,8 @@ fn mat_mul(format: Format, shape: [usize; 2], rows: &'static [usize]) -> Case {
     Case::new("MatMul", Some(format), move |lab| products::mat_mul(lab, format, shape, rows))
 }
 
-fn experts(format: Format, choice: Choice) -> Case {
-    Case::new("Experts", Some(format), move |lab| products::experts(lab, format, EXPERT, choice))
+fn experts(format: Format, shape: [usize; 2], choice: Choice) -> Case {
+    Case::new("Experts", Some(format), move |lab| products::experts(lab, format, shape, choice))
 }
 
 /// A token, and a prompt of 512.

@@ -46,6 +46,10 @@ pub(crate) fn run(args: &KernelsArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let is_cpu = options.name.as_deref() == Some("cpu");
     // Measured before and after: what else the machine does would make the peak lower than it is.
     let first = is_cpu.then(|| processor(&mut options, ui)).transpose()?;
+    let card = match is_cpu {
+        true => None,
+        false => open(&options)?.read_speed()?,
+    };
     let patience = if args.quick { QUICK } else { PATIENCE };
     let (mut name, mut figures) = (String::new(), Vec::new());
     {
@@ -62,7 +66,7 @@ pub(crate) fn run(args: &KernelsArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     }
     let peaks = match first {
         Some(first) => first.or_better(processor(&mut options, ui)?),
-        None => Peaks::seen(&figures),
+        None => Peaks::seen(card, &figures),
     };
     let report = Report {
         version: env!("CARGO_PKG_VERSION"),

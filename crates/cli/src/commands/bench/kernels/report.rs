@@ -19,7 +19,7 @@ pub(super) struct Peaks {
     f32: f64,
     /// With dot products of bytes, where there are such.
     bytes: Option<f64>,
-    /// Whether they were measured by themselves; else it is the best that any op reached.
+    /// Whether the operations were measured by themselves; else they are the best that any op reached.
     measured: bool,
 }
 
@@ -34,13 +34,13 @@ impl Peaks {
         Self { memory: self.memory.max(other.memory), f32: self.f32.max(other.f32), bytes, ..self }
     }
 
-    /// The best of what was measured.
-    pub(super) fn seen(figures: &[Figure]) -> Self {
+    /// The best of what was measured, of a device that may read so many bytes per second.
+    pub(super) fn seen(memory: Option<f64>, figures: &[Figure]) -> Self {
         let best = |of: &dyn Fn(&Figure) -> f64| {
             figures.iter().filter(|f| f.work.walks).map(|f| of(f) / f.seconds).fold(0.0, f64::max)
         };
         Self {
-            memory: best(&|f| f.work.bytes),
+            memory: memory.unwrap_or_else(|| best(&|f| f.work.bytes)),
             f32: best(&|f| f.work.operations),
             bytes: None,
             measured: false,
@@ -161,13 +161,16 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let peaks = &self.peaks;
-        let how = if peaks.measured { "at best" } else { "the best that was seen" };
+        let seen = if peaks.measured { "" } else { " was the most that was seen" };
         let bytes = peaks.bytes.map_or_else(String::new, |bytes| format!(", {} of bytes", operations(bytes)));
         writeln!(f, "{}", self.device)?;
         // Nothing that has a share was seen where only activations were.
         if peaks.memory > 0.0 {
-            let (memory, floats) = (units::speed(peaks.memory), operations(peaks.f32));
-            writeln!(f, "{how}: {memory} from memory, {floats} of f32{bytes}")?;
+            write!(f, "at best: {} from memory", units::speed(peaks.memory))?;
+            match peaks.f32 > 0.0 {
+                true => writeln!(f, ", {} of f32{bytes}{seen}", operations(peaks.f32))?,
+                false => writeln!(f)?,
+            }
         }
         writeln!(f)?;
         let mut table = Table::new(3);
@@ -225,11 +228,14 @@ mod tests {
     #[test]
     fn without_peaks_the_best_that_was_seen_is_the_best() {
         let figures = [figure(10.0, 1.0, true), figure(1.0, 40.0, true), figure(1e9, 1e9, false)];
-        let peaks = Peaks::seen(&figures);
+        let peaks = Peaks::seen(None, &figures);
         assert_eq!((peaks.memory, peaks.f32, peaks.measured), (5.0, 20.0, false));
         let shares = figures.map(|f| f.against(&peaks, false).share);
         assert_eq!(shares, [Some(1.0), Some(1.0), None]);
-        assert_eq!(figure(0.0, 0.0, true).against(&Peaks::seen(&[]), false).share, Some(0.0));
+        let peaks = Peaks::seen(Some(50.0), &[figure(10.0, 1.0, true)]);
+        assert_eq!(figure(10.0, 1.0, true).against(&peaks, true).share, Some(1.0));
+        assert_eq!((peaks.memory, peaks.f32), (50.0, 0.5));
+        assert_eq!(figure(0.0, 0.0, true).against(&Peaks::seen(None, &[]), false).share, Some(0.0));
     }
 
     #[test]
