@@ -2,9 +2,10 @@
 
 use std::{collections::BTreeMap, process::ExitCode, time::Instant};
 
+use anyhow::bail;
 use moeflux::{
-    Blueprint, Checkpoint, ChosenDevice, FeedForwardBlueprint, LayerBlueprint, MatrixSource, MemoryPlan,
-    MixerBlueprint, SystemMemory,
+    Blueprint, Checkpoint, ChosenDevice, Error, FeedForwardBlueprint, LayerBlueprint, MatrixSource,
+    MemoryPlan, MixerBlueprint, SystemMemory,
 };
 use serde::Serialize;
 
@@ -112,7 +113,7 @@ struct TokenReads {
 /// Runs `moeflux inspect`.
 ///
 /// # Errors
-/// The checkpoint cannot be opened.
+/// The checkpoint cannot be opened, or, when all else has been shown, there is no such device.
 pub(crate) fn run(args: &InspectArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let since = Instant::now();
     let checkpoint = match &args.preset {
@@ -123,6 +124,7 @@ pub(crate) fn run(args: &InspectArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let open_seconds = since.elapsed().as_secs_f64();
     let request = args.engine.request(&checkpoint, &blueprint);
     let plan = MemoryPlan::of(&checkpoint, &blueprint, &request, &args.engine.compute.options());
+    let planned = matches!(plan, Ok(_) | Err(Error::Budget(_)));
     let model = match (&args.preset, &args.engine.model.model) {
         (Some(preset), _) => format!("{preset}, as synth would write it"),
         (None, Some(_)) => checkpoint.folder().display().to_string(),
@@ -135,13 +137,16 @@ pub(crate) fn run(args: &InspectArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     });
     if args.json {
         out::json(&report)?;
-        return Ok(ExitCode::SUCCESS);
+    } else {
+        out::write(&report)?;
+        for note in report.plan.iter().flat_map(|plan| load::plan_notes(plan, &args.engine.memory)) {
+            out::line(format_args!("note: {note}"))?;
+        }
     }
-    out::write(&report)?;
-    for note in report.plan.iter().flat_map(|plan| load::plan_notes(plan, &args.engine.memory)) {
-        out::line(format_args!("note: {note}"))?;
+    match report.plan_error.filter(|_| !planned) {
+        Some(error) => bail!("{error}"),
+        None => Ok(ExitCode::SUCCESS),
     }
-    Ok(ExitCode::SUCCESS)
 }
 
 impl Report {

@@ -120,6 +120,10 @@ fn without_a_driver_there_is_no_gpu_and_auto_says_so() {
         assert_error(&said, 1, &["no usable GPU", "no graphics adapter", "Vulkan"]);
         assert!(said.out.is_empty(), "{said:?}");
     }
+    // What is in the model does not hang by a device.
+    let said = run(&["inspect", "--device", "gpu"]);
+    assert_error(&said, 1, &["no usable GPU"]);
+    assert!(said.out.contains("parameters") && said.out.contains("there is none"), "{said:?}");
     assert_error(&run(&["run", "--device", "gpu:7", FOX]), 1, &["no adapter gpu:7", "no graphics adapter"]);
     let auto = run(&["run", "--device", "auto", "-n", "2", FOX]);
     assert_eq!(auto.code, 0, "{auto:?}");
