@@ -200,7 +200,7 @@ impl ExpertCache {
     /// The experts that are in memory: layer and number.
     pub(crate) fn in_memory(&self) -> Vec<(u32, u32)> {
         let places = self.card.iter().chain([&self.host]).flat_map(|tier| &tier.places);
-        let filled = places.filter(|place| place.layer != NONE && !place.filling);
+        let filled = places.filter(|place| place.is_filled());
         let mut all: Vec<_> = filled.map(|place| (place.layer, place.expert)).collect();
         all.sort_unstable();
         all.dedup();
@@ -599,6 +599,11 @@ mod tests {
         }
     }
 
+    fn reference() -> Box<dyn Device> {
+        let options = DeviceOptions { name: Some("reference".into()), ..DeviceOptions::default() };
+        open(&options).unwrap()
+    }
+
     fn cache(device: &mut dyn Device, slots: usize) -> ExpertCache {
         let bytes: Vec<u8> = (0..LAYERS * EXPERTS * BYTES).map(|i| (i / BYTES) as u8).collect();
         let files = Arc::new(vec![Source::binary("experts", bytes.leak())]);
@@ -617,8 +622,7 @@ mod tests {
 
     #[test]
     fn filled_slots_are_shown_all_over_the_cache_while_nothing_is_read() {
-        let options = DeviceOptions { name: Some("reference".into()), ..DeviceOptions::default() };
-        let mut device = open(&options).unwrap();
+        let mut device = reference();
         let (mut cache, mut stats) = (cache(&mut *device, 8), Stats::default());
         let firsts = |slots: &[&[u8]]| slots.iter().map(|slot| slot[0]).collect::<Vec<_>>();
         assert_eq!(cache.with_slots(&mut *device, 1, firsts).unwrap(), None);
@@ -643,8 +647,7 @@ mod tests {
             slots in 1usize..9,
             uses in prop::collection::vec((0..LAYERS, 0..EXPERTS), 1..150),
         ) {
-            let options = DeviceOptions { name: Some("reference".into()), ..DeviceOptions::default() };
-            let mut device = open(&options).unwrap();
+            let mut device = reference();
             let mut cache = cache(&mut *device, slots);
             let mut stats = Stats::default();
             let mut model: Vec<(usize, usize)> = Vec::new();

@@ -26,6 +26,13 @@ pub(super) struct Place {
     pub(super) ticket: Ticket,
 }
 
+impl Place {
+    /// Whether an expert is there, and not only on its way.
+    pub(super) fn is_filled(&self) -> bool {
+        self.layer != NONE && !self.filling
+    }
+}
+
 pub(super) const EMPTY: Place = Place {
     layer: NONE,
     expert: NONE,
@@ -130,8 +137,7 @@ impl Tier {
 
     /// The slots that hold an expert.
     pub(super) fn holding(&self) -> impl Iterator<Item = Slot> {
-        let filled = |place: &Place| place.layer != NONE && !place.filling;
-        (0..).zip(&self.places).filter(move |(_, place)| filled(place)).map(|(slot, _)| self.slot(slot))
+        (0..).zip(&self.places).filter(|(_, place)| place.is_filled()).map(|(slot, _)| self.slot(slot))
     }
 
     /// Gives a slot to an expert that is yet to come, pinned unless somebody only looks ahead.

@@ -32,7 +32,7 @@ pub struct MemorySpeed {
 pub fn probe_memory(working_set: u64, threads: Option<usize>) -> Result<MemorySpeed, Error> {
     let bytes = working_set.clamp(LEAST, MOST);
     let mut all = vec![0u8; bytes as usize];
-    let threads = threads.unwrap_or_else(physical_cores).clamp(1, 1024);
+    let threads = readers(threads);
     // Each thread writes what it will read: the pages are then there, and near to it.
     thread::scope(|scope| {
         for part in all.chunks_mut(share(bytes as usize, threads)) {
@@ -53,7 +53,7 @@ pub fn probe_memory(working_set: u64, threads: Option<usize>) -> Result<MemorySp
 /// # Errors
 /// A thread cannot be started.
 pub(crate) fn read_once(parts: &[&[u8]], threads: Option<usize>) -> Result<MemorySpeed, Error> {
-    let threads = threads.unwrap_or_else(physical_cores).clamp(1, 1024);
+    let threads = readers(threads);
     let bytes = parts.iter().map(|part| part.len() as u64).sum();
     Ok(MemorySpeed { bytes_per_second: bytes as f64 / seconds(parts, 1, threads)?, threads, bytes })
 }
@@ -86,6 +86,11 @@ fn seconds(parts: &[&[u8]], rounds: usize, threads: usize) -> Result<f64, Error>
     let first = times.iter().map(|[since, _]| *since).min();
     let last = times.iter().map(|[_, until]| *until).max();
     Ok(first.zip(last).map_or(0.0, |(since, until)| (until - since).as_secs_f64()))
+}
+
+/// How many threads read, where so many were asked for.
+fn readers(threads: Option<usize>) -> usize {
+    threads.unwrap_or_else(physical_cores).clamp(1, 1024)
 }
 
 /// Bytes of each thread, of so many; the last ones may have fewer.
