@@ -190,8 +190,10 @@ pub(crate) struct ReadArgs {
     pub(crate) reader: ReaderName,
     /// How experts are read: auto, direct or buffered
     ///
-    /// direct passes the system's page cache by, which is faster where the model does not fit in memory; buffered uses it.
-    /// auto decides by the size of the model. Where a file system has no direct reads, they are buffered.
+    /// direct passes the system's page cache by, which is faster where the model does not fit in memory; buffered uses it. auto is
+    /// direct unless memory has room, beside what --memory allows, for the experts that get no slot: then those that are
+    /// read again go through the page cache, and all do if it holds the files already. Where a file system has no direct reads, they
+    /// are buffered.
     #[arg(long, value_name = "HOW", default_value = "auto", hide_possible_values = true)]
     pub(crate) io: Io,
     /// A folder on another disk with copies of the model's files of tensors, or some of them; may be given several times

@@ -16,8 +16,8 @@ use crate::{
     checkpoint::Checkpoint,
     device::{ChosenDevice, Opened, WrapDevice, open_device},
     experts::{
-        ExpertCache, ExpertSource, LookAhead, PolicyKind, ReadCounters, ReadOptions, Reader, Tier, Uses,
-        open_reader,
+        ExpertCache, ExpertSource, LookAhead, PageCache, PolicyKind, ReadCounters, ReadOptions, Reader, Tier,
+        Uses, open_reader,
     },
     kept::Kept,
     layer::Loader,
@@ -25,7 +25,6 @@ use crate::{
     model::Model,
     probe::read_once,
     stats::LayerStats,
-    system::SystemMemory,
     text::Text,
     timeline::Rewind,
     trace::{Recorder, TraceHeader},
@@ -110,9 +109,8 @@ impl Engine {
         let text = Text::of(&checkpoint, blueprint.vocab)?;
         let wrap = options.wrap_device.as_ref();
         let request = options.memory.reading(&checkpoint, &blueprint, &options.reads);
-        let system = SystemMemory::now();
         let Opened { mut device, plan, chosen } = open_device(&blueprint, &request, &options.device, wrap)?;
-        let fits = plan.leaves_room_for(checkpoint.total_bytes(), &system);
+        let pages = PageCache::of(options.reads.access, &checkpoint, &blueprint, &plan);
         let memory = device.memory();
         let load_all = memory.is_some() && plan.holds_all;
         device
@@ -148,7 +146,7 @@ impl Engine {
             model: identity,
             reads: options.reads,
             slots: host_slots,
-            fits,
+            pages,
             wrap: options.wrap_reader,
         };
         let reader = again.reader(&source)?;
@@ -289,6 +287,12 @@ impl Engine {
         cache.touch(&mut **device, progress)
     }
 
+    /// Tells that the page cache has been made to forget the model's files ([`FilePages::forget`](crate::FilePages::forget)): what
+    /// is read next is read as if it were for the first time.
+    pub fn forget_reads(&self) {
+        self.lock().cache.forget_reads();
+    }
+
     /// How fast `threads` threads, by default one per physical core, read the memory of slots just now: 128 MiB, all over them, once.
     /// `None` while experts are read, if the slots that are filled are fewer, or if a card computes.
     ///
@@ -352,13 +356,13 @@ struct Again {
     model: ModelId,
     reads: ReadOptions,
     slots: usize,
-    fits: bool,
+    pages: PageCache,
     wrap: Option<WrapReader>,
 }
 
 impl Again {
     fn reader(&self, source: &Arc<ExpertSource>) -> Result<Box<dyn Reader>, Error> {
-        let reader = open_reader(source, &self.reads, self.slots, self.fits)?;
+        let reader = open_reader(source, &self.reads, self.slots, self.pages)?;
         Ok(match &self.wrap {
             Some(wrap) => wrap(reader),
             None => reader,

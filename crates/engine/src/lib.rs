@@ -97,8 +97,8 @@ pub use device::{ChosenDevice, Devices, WrapDevice};
 pub use engine::{Engine, EngineOptions, WrapReader};
 pub use error::{Error, SnapshotProblem};
 pub use experts::{
-    Access, Completion, LookAhead, PolicyKind, ReadCounters, ReadOptions, ReadRequest, Reader, ReaderKind,
-    Urgency,
+    Access, Completion, LookAhead, PageCache, PolicyKind, ReadCounters, ReadOptions, ReadRequest, Reader,
+    ReaderKind, Urgency,
 };
 pub use generate::{Answer, Finish, GenerateRequest, Phase, Tokens, generate};
 pub use layer::Observer;

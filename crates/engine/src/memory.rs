@@ -314,9 +314,14 @@ impl MemoryPlan {
         self.fixed().saturating_add(self.slots as u64 * self.slot)
     }
 
-    /// Whether the system's page cache has room for the files of a model, of so many bytes, beside what is held. If not, experts
-    /// are read past it, unless [`ReadOptions::access`] says otherwise.
-    pub fn leaves_room_for(&self, files: u64, system: &SystemMemory) -> bool {
+    /// Bytes of the slots in the host's memory.
+    pub(crate) fn held_slots(&self) -> u64 {
+        let slots = if self.device_budget.is_some() { self.host_slots } else { self.slots };
+        self.slot.saturating_mul(slots as u64)
+    }
+
+    /// Whether the host's memory has room for so many bytes of files beside what is held.
+    pub(crate) fn leaves_room_for(&self, files: u64, system: &SystemMemory) -> bool {
         let held = if self.device_budget.is_some() { self.host() } else { self.total() };
         held.saturating_add(files) <= system.resident.saturating_add(system.available)
     }

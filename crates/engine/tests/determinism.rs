@@ -8,8 +8,8 @@ use std::path::Path;
 
 use common::{Golden, data, feed, gpu, tales};
 use moeflux::{
-    Access, Checkpoint, Completion, DeviceOptions, Engine, EngineOptions, LookAhead, MemoryRequest,
-    PolicyKind, ReadCounters, ReadOptions, ReadRequest, Reader, ReaderKind, WrapReader,
+    Access, Checkpoint, Completion, DeviceOptions, Engine, EngineOptions, FilePages, LookAhead,
+    MemoryRequest, PolicyKind, ReadCounters, ReadOptions, ReadRequest, Reader, ReaderKind, WrapReader,
 };
 
 /// Holds finished reads back and hands them out in another order.
@@ -173,6 +173,44 @@ fn check(folder: &Path, prompt: &[u32]) {
 fn the_model_in_the_box_gives_the_same_bits_whatever_the_cache_did() {
     let prompt: Vec<u32> = (0..40).map(|i| (i * 97 + 13) % 4000).collect();
     check(&tales(), &prompt);
+}
+
+#[test]
+fn the_page_cache_decides_how_experts_are_read_and_changes_no_bit() {
+    let folder = tempfile::tempdir().unwrap();
+    for file in std::fs::read_dir(tales()).unwrap() {
+        let path = file.unwrap().path();
+        std::fs::copy(&path, folder.path().join(path.file_name().unwrap())).unwrap();
+    }
+    let (folder, device) = (folder.path(), &common::exact("cpu"));
+    let open = || Checkpoint::open(folder).unwrap();
+    let pages = FilePages::of(&open());
+    let memory = MemoryRequest { slots: Some(smallest(folder)), ..MemoryRequest::default() };
+    let said = || {
+        let options = EngineOptions { memory, device: device.clone(), ..EngineOptions::default() };
+        Engine::open(open(), options, &mut |_, _| {}).unwrap().reads().to_owned()
+    };
+    // The files have just been written.
+    if pages.cached().is_some_and(|share| share > 0.9) {
+        assert!(said().starts_with("16 threads, buffered") && !said().contains("direct"), "{}", said());
+    }
+    let forgets = || pages.forget().is_ok() && pages.cached().is_some_and(|share| share < 0.1);
+    if forgets() {
+        let ways = ["direct, buffered what is read again", "the file system has no direct reads"];
+        assert!(ways.iter().any(|way| said().contains(way)), "{}", said());
+    }
+    let prompt: Vec<u32> = (0..40).map(|i| (i * 97 + 13) % 4000).collect();
+    let expected = bits(folder, &prompt, Run::plain(device)).0;
+    for kind in [ReaderKind::Threads, ReaderKind::Uring] {
+        forgets();
+        let run = Run {
+            slots: memory.slots,
+            reads: (kind, Access::Auto),
+            look_ahead: LookAhead::On,
+            ..Run::plain(device)
+        };
+        assert!(expected == bits(folder, &prompt, run).0, "other bits by {kind:?}");
+    }
 }
 
 #[test]

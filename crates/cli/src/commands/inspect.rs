@@ -5,12 +5,12 @@ use std::{collections::BTreeMap, process::ExitCode, time::Instant};
 use anyhow::bail;
 use moeflux::{
     Blueprint, Checkpoint, ChosenDevice, Error, FeedForwardBlueprint, LayerBlueprint, MatrixSource,
-    MemoryPlan, MixerBlueprint, SystemMemory,
+    MemoryPlan, MixerBlueprint, PageCache,
 };
 use serde::Serialize;
 
 use crate::{
-    args::{InspectArgs, Io},
+    args::InspectArgs,
     load,
     out::{self, Table},
     progress::Ui,
@@ -40,8 +40,8 @@ struct Report {
     device_choice: Option<String>,
     plan: Option<MemoryPlan>,
     plan_error: Option<String>,
-    /// Whether experts are read past the system's page cache, where the file system can do that.
-    direct_reads: Option<bool>,
+    /// What of the experts is read through the system's page cache; all of it where the file system has no other way.
+    page_cache: Option<PageCache>,
 }
 
 #[derive(Serialize)]
@@ -131,10 +131,8 @@ pub(crate) fn run(args: &InspectArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         (None, None) => format!("built-in tales-18m, {}", checkpoint.folder().display()),
     };
     let mut report = Report::new(model, &blueprint, &checkpoint, open_seconds, plan);
-    report.direct_reads = report.plan.as_ref().map(|plan| match args.engine.reads.io {
-        Io::Auto => !plan.leaves_room_for(checkpoint.total_bytes(), &SystemMemory::now()),
-        io => io == Io::Direct,
-    });
+    let access = args.engine.reads.options().access;
+    report.page_cache = report.plan.as_ref().map(|plan| PageCache::of(access, &checkpoint, &blueprint, plan));
     if args.json {
         out::json(&report)?;
     } else {
@@ -212,7 +210,7 @@ impl Report {
             device_choice,
             plan,
             plan_error,
-            direct_reads: None,
+            page_cache: None,
         }
     }
 }
@@ -398,8 +396,14 @@ impl std::fmt::Display for Report {
                     writeln!(f, "computed on {device} ({why})")?;
                 }
                 write_plan(f, plan, self.experts.as_ref().map_or(0, |e| e.total))?;
-                let way = if self.direct_reads == Some(true) { "past" } else { "through" };
-                writeln!(f, "experts are read {way} the system's page cache")
+                let way = match self.page_cache {
+                    Some(PageCache::Nothing) => "past the system's page cache",
+                    Some(PageCache::ReadAgain) => {
+                        "past the system's page cache the first time, and through it when they are read again"
+                    }
+                    Some(PageCache::Everything) | None => "through the system's page cache",
+                };
+                writeln!(f, "experts are read {way}")
             }
             (None, error) => writeln!(f, "memory plan: there is none: {}", error.as_deref().unwrap_or("")),
         }

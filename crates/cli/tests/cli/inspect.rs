@@ -32,20 +32,20 @@ fn what_is_in_the_built_in_model_is_shown() {
 
 #[test]
 fn how_experts_will_be_read_is_shown() {
-    let said = |options: &[&str], way: &str, is_direct: bool| {
+    let said = |options: &[&str], way: &str, pages: &str| {
         let shown = succeed(&[&["inspect"], options].concat());
         assert!(shown.contains(&format!("experts are read {way} the system's page cache")), "{shown}");
         let shown = json(&succeed(&[&["inspect", "--json"], options].concat()));
-        assert_eq!(shown["direct_reads"], is_direct, "{shown}");
+        assert_eq!(shown["page_cache"], pages, "{shown}");
     };
-    said(&[], "through", false);
-    said(&["--io", "direct"], "past", true);
+    said(&[], "through", "everything");
+    said(&["--io", "direct"], "past", "nothing");
     // 578 GB, which no machine of a test holds.
     let huge = ["--preset", "kimi-k2", "--memory", "64GiB"];
-    said(&huge, "past", true);
-    said(&[&huge[..], &["--io", "buffered"]].concat(), "through", false);
+    said(&huge, "past", "nothing");
+    said(&[&huge[..], &["--io", "buffered"]].concat(), "through", "everything");
     assert_eq!(
-        json(&succeed(&["inspect", "--json", "--memory", "5MB"]))["direct_reads"],
+        json(&succeed(&["inspect", "--json", "--memory", "5MB"]))["page_cache"],
         serde_json::Value::Null
     );
 }

@@ -110,6 +110,11 @@ impl ExpertCache {
         self.lost
     }
 
+    /// Every expert counts as never read.
+    pub(crate) fn forget_reads(&mut self) {
+        self.reader.forget();
+    }
+
     /// Reads from other files from now on: they hold the same.
     pub(crate) fn read_from(
         &mut self,

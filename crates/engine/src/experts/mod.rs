@@ -12,7 +12,9 @@ pub use foresight::LookAhead;
 pub(crate) use foresight::{Effort, Foresight, ROWS as FORESIGHT_ROWS};
 pub(crate) use policy::Policy;
 pub use policy::PolicyKind;
-pub use reader::{Access, Completion, ReadCounters, ReadOptions, ReadRequest, Reader, ReaderKind, Urgency};
+pub use reader::{
+    Access, Completion, PageCache, ReadCounters, ReadOptions, ReadRequest, Reader, ReaderKind, Urgency,
+};
 pub(crate) use reader::{
     STACK as READER_STACK, direct_file, memory as reader_memory, open as open_reader, random_file,
 };

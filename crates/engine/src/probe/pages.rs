@@ -17,6 +17,11 @@ impl FilePages {
         Self { paths: paths.collect() }
     }
 
+    /// Whether there is no file.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.paths.is_empty()
+    }
+
     /// The share of the files that the page cache holds, from a sample. `None` where the system does not tell, or there is
     /// no file.
     pub fn cached(&self) -> Option<f64> {
@@ -28,7 +33,7 @@ impl FilePages {
     /// # Errors
     /// The system has no way to do so, a file cannot be opened, or there is none.
     pub fn forget(&self) -> Result<(), Error> {
-        if self.paths.is_empty() {
+        if self.is_empty() {
             let why = "the model is read from the program itself, so there are no files whose pages could be dropped";
             return Err(Error::Input(why.into()));
         }

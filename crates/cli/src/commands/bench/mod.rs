@@ -162,6 +162,10 @@ fn one(
     check_context(needed, engine_args.memory.ctx.map_or(positions, Into::into), positions)?;
     let (costs, scale, mut machine) = machine(args, &checkpoint, &blueprint, ui)?;
     let pages = FilePages::of(&checkpoint);
+    if args.cold {
+        // Warm files would be read in another way. Why they may still be warm is said when the first repeat begins.
+        let _ = pages.forget();
+    }
     let since = Instant::now();
     let asked = (needed > moeflux::DEFAULT_CONTEXT).then_some(needed);
     let sessions: Vec<Option<usize>> = match args.sessions.as_slice() {
@@ -317,13 +321,13 @@ fn measure(
     let bar = ui.share("measuring");
     for (prompt, sessions) in settings {
         for seed in 0..n as u64 {
-            if args.cold
-                && machine.cold
-                && let Err(why) = pages.forget()
-            {
-                machine.cold = false;
-                bar.clear();
-                ui.note(format_args!("reads may come from the page cache: {why}"));
+            if machine.cold {
+                if let Err(why) = pages.forget() {
+                    machine.cold = false;
+                    bar.clear();
+                    ui.note(format_args!("reads may come from the page cache: {why}"));
+                }
+                engine.forget_reads();
             }
             machine.cached_before = machine.cached_before.or_else(|| pages.cached());
             let feed = Feed { prompt: *prompt, sessions: *sessions, answer: args.tokens, seed };

@@ -21,7 +21,7 @@ use self::{
 use super::{
     Completion, ReadCounters, ReadRequest, Urgency,
     disk::Disk,
-    options::MOST_COPIES,
+    options::{MOST_COPIES, PageCache},
     sharing::{Copies, Sharing},
     transfer::{Address, Check, Piece},
 };
@@ -39,7 +39,7 @@ const AHEAD_SHARE: usize = 4;
 pub(super) struct Order {
     pub(super) piece: Piece,
     pub(super) copy: usize,
-    /// Through the page cache even where reads are direct: the last resort.
+    /// Through the page cache even where reads are direct: what is read again, and the last resort.
     pub(super) buffered: bool,
 }
 
@@ -49,6 +49,8 @@ struct Job {
     cursor: Cursor,
     /// Bytes of the expert.
     bytes: usize,
+    /// Whether the page cache is to hold it.
+    buffered: bool,
     under_way: usize,
     error: Option<Error>,
     /// Copies on which it hung, or which differed.
@@ -95,6 +97,7 @@ pub(super) struct Limits {
     pub(super) lanes: usize,
     /// Reads under way at once, at most as many as lanes.
     pub(super) depth: usize,
+    pub(super) pages: PageCache,
     pub(super) piece: usize,
     pub(super) deadline: Duration,
 }
@@ -113,6 +116,8 @@ pub(super) struct Board {
     flights: Vec<Option<Flight>>,
     graves: Vec<Option<Grave>>,
     sharing: Sharing,
+    /// By layer and expert: whether it has been read before.
+    met: Vec<Vec<bool>>,
     /// Flights that do not hang, and those of them that are ahead.
     flying: usize,
     flying_ahead: usize,
@@ -134,6 +139,7 @@ impl Board {
         let Limits { slots, lanes, .. } = limits;
         Self {
             sharing: Sharing::new(disk.copies()),
+            met: source.layers().iter().map(|l| vec![false; l.as_ref().map_or(0, |l| l.count)]).collect(),
             source,
             disk,
             limits,
@@ -165,12 +171,20 @@ impl Board {
         };
         let memory = Address::of(&mut request.bytes);
         let (cursor, bytes) = (Cursor::default(), experts.bytes);
-        *place =
-            Some(Job { request, memory, cursor, bytes, under_way: 0, error: None, avoid: 0, checked: 0 });
+        let again = std::mem::replace(&mut self.met[layer][expert], true);
+        let buffered = again && self.limits.pages == PageCache::ReadAgain;
+        let job =
+            Job { request, memory, cursor, bytes, buffered, under_way: 0, error: None, avoid: 0, checked: 0 };
+        *place = Some(job);
         match bytes {
             0 => self.settle(slot),
             _ => self.queue(urgency).push_back(slot),
         }
+    }
+
+    /// All experts count as never read.
+    pub(super) fn forget(&mut self) {
+        self.met.iter_mut().for_each(|layer| layer.fill(false));
     }
 
     fn queue(&mut self, urgency: Urgency) -> &mut VecDeque<usize> {
@@ -230,7 +244,7 @@ impl Board {
         }
         let choose = |avoid| self.sharing.choose(piece.bytes, avoid);
         let copy = choose(avoid).or_else(|| choose(lacking)).unwrap_or(0);
-        let order = Order { piece, copy, buffered: false };
+        let order = Order { piece, copy, buffered: job.buffered };
         self.flights[lane] = Some(Flight {
             order,
             grave: None,
@@ -331,14 +345,14 @@ impl Board {
     /// How a piece that failed is tried again, if it is: on a copy where it has not failed, else once more through the page
     /// cache, unless the file has ended.
     fn again(&self, flight: &mut Flight, error: &io::Error) -> Option<Order> {
-        let Order { piece, copy, .. } = flight.order;
+        let Order { piece, copy, buffered } = flight.order;
         flight.failed |= 1 << copy;
         if flight.tries >= RETRIES.max(self.disk.copies() as u32) {
             return None;
         }
         flight.tries += 1;
         if let Some(copy) = self.sharing.choose(piece.bytes, flight.failed) {
-            return Some(Order { piece, copy, buffered: false });
+            return Some(Order { piece, copy, buffered });
         }
         let may_pass = error.kind() != io::ErrorKind::UnexpectedEof && flight.tries <= RETRIES;
         may_pass.then_some(Order { piece, copy, buffered: true })

@@ -12,7 +12,7 @@ use moeflux_compute::Bytes;
 use super::{
     mirrors,
     open_file::{self, HANDLES},
-    options::{MOST_ALIGN, MOST_COPIES},
+    options::{MOST_ALIGN, MOST_COPIES, PageCache},
     sharing::Copies,
     transfer::Alignment,
 };
@@ -60,16 +60,19 @@ pub(super) struct Files {
     mirrors: Vec<Vec<Option<Source>>>,
 }
 
-/// A file as experts are read from it. Empty for what lies in the binary.
+/// A file as experts are read from it, by the way that reads go if nobody asks for another one. Empty for what lies in the
+/// binary.
 struct Handles {
     files: Vec<File>,
     alignment: Option<Alignment>,
+    /// For reads through the page cache where those of `files` are direct: some if they are common.
+    buffered: Vec<File>,
 }
 
 impl Files {
-    /// Opens the files once more, and those of the same names in other folders: for direct access if that is wanted and the file
-    /// system has it, else for reads at random.
-    pub(super) fn open(own: Arc<Vec<Source>>, folders: &[PathBuf], direct: bool) -> Result<Self, Error> {
+    /// Opens the files once more, and those of the same names in other folders: for direct access, buffered
+    /// access or both, as `pages` asks for.
+    pub(super) fn open(own: Arc<Vec<Source>>, folders: &[PathBuf], pages: PageCache) -> Result<Self, Error> {
         if folders.len() >= MOST_COPIES {
             return Err(Error::Input(format!("a model has at most {} mirrors", MOST_COPIES - 1)));
         }
@@ -78,7 +81,7 @@ impl Files {
         let mut files = Self { copies: Vec::new(), own, homes, mirrors };
         let copies = (0..=folders.len()).map(|copy| {
             let sources = (0..files.own.len()).map(|file| files.source(copy, file));
-            sources.map(|source| source.map(|s| Handles::open(s, direct)).transpose()).collect()
+            sources.map(|source| source.map(|s| Handles::open(s, pages)).transpose()).collect()
         });
         files.copies = copies.collect::<Result<_, Error>>()?;
         Ok(files)
@@ -96,10 +99,11 @@ impl Files {
     /// The open file, if it is one.
     pub(super) fn file(&self, place: Place) -> Option<&File> {
         let handles = self.copies[place.copy][place.file].as_ref()?;
-        let count = handles.files.len().max(1);
-        let own = handles.files.get(place.lane % count);
-        let through_cache = place.buffered && handles.alignment.is_some();
-        if through_cache { self.source(place.copy, place.file)?.file() } else { own }
+        let Handles { files, alignment, buffered } = handles;
+        let through_cache = place.buffered && alignment.is_some();
+        let files = if through_cache { buffered } else { files };
+        let own = files.get(place.lane % files.len().max(1));
+        own.or_else(|| self.source(place.copy, place.file)?.file().filter(|_| through_cache))
     }
 
     /// How many files are read directly, and how many there are.
@@ -141,20 +145,24 @@ impl Disk for Files {
 }
 
 impl Handles {
-    fn open(source: &Source, direct: bool) -> Result<Self, Error> {
+    fn open(source: &Source, pages: PageCache) -> Result<Self, Error> {
         if source.file().is_none() {
-            return Ok(Self { files: Vec::new(), alignment: None });
+            return Ok(Self { files: Vec::new(), alignment: None, buffered: Vec::new() });
         }
-        if direct && let Some(handles) = Self::direct(source.path()) {
-            return Ok(handles);
-        }
-        let files = (0..HANDLES).map(|_| open_file::random(source.path())).collect::<io::Result<_>>();
-        let files = files.map_err(Error::file(source.path(), "cannot open the file"))?;
-        Ok(Self { files, alignment: None })
+        let random = || {
+            let files: io::Result<Vec<_>> = (0..HANDLES).map(|_| open_file::random(source.path())).collect();
+            files.map_err(Error::file(source.path(), "cannot open the file"))
+        };
+        let direct = if pages == PageCache::Everything { None } else { Self::direct(source.path()) };
+        let Some((files, alignment)) = direct else {
+            return Ok(Self { files: random()?, alignment: None, buffered: Vec::new() });
+        };
+        let buffered = if pages == PageCache::ReadAgain { random()? } else { Vec::new() };
+        Ok(Self { files, alignment: Some(alignment), buffered })
     }
 
     /// Direct access, if the file system has it and a read of the first block works.
-    fn direct(path: &Path) -> Option<Self> {
+    fn direct(path: &Path) -> Option<(Vec<File>, Alignment)> {
         let opened = (0..HANDLES).map(|_| open_file::direct(path)).collect::<io::Result<Option<Vec<_>>>>();
         let opened = opened.ok().flatten()?;
         let alignment = opened.first()?.1;
@@ -163,9 +171,6 @@ impl Handles {
         let works = usable(alignment.file)
             && usable(alignment.memory)
             && opened.iter().all(|(file, _)| read_at(file, &mut block, 0).is_ok());
-        works.then(|| Self {
-            files: opened.into_iter().map(|(file, _)| file).collect(),
-            alignment: Some(alignment),
-        })
+        works.then(|| (opened.into_iter().map(|(file, _)| file).collect(), alignment))
     }
 }

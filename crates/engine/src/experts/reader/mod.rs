@@ -35,7 +35,7 @@ use crate::Error;
 
 pub(crate) use board::BOOKKEEPING;
 pub(crate) use open_file::{direct as direct_file, random as random_file};
-pub use options::{Access, ReadOptions, ReaderKind};
+pub use options::{Access, PageCache, ReadOptions, ReaderKind};
 pub(crate) use options::{STACK, memory};
 
 /// How soon a read is wanted. Those that are wanted now go before all others.
@@ -118,6 +118,9 @@ pub trait Reader: Send {
     /// under way any more.
     fn cancel_ahead(&mut self) {}
 
+    /// The page cache has been made to forget the files: all experts count as never read.
+    fn forget(&mut self) {}
+
     /// What was done so far.
     fn counters(&self) -> ReadCounters {
         ReadCounters::default()
@@ -129,8 +132,7 @@ pub trait Reader: Send {
     }
 }
 
-/// A reader as the options ask for, for requests to slots below `slots`. `fits` says whether the page cache can hold the
-/// model.
+/// A reader as the options ask for, for requests to slots below `slots`, that leaves `pages` in the page cache.
 ///
 /// # Errors
 /// A mirror differs, or threads and their buffers cannot be had.
@@ -138,19 +140,17 @@ pub(crate) fn open(
     source: &Arc<ExpertSource>,
     options: &ReadOptions,
     slots: usize,
-    fits: bool,
+    pages: PageCache,
 ) -> Result<Box<dyn Reader>, Error> {
-    let direct = match options.access {
-        Access::Auto => !fits,
-        Access::Buffered => false,
-        Access::Direct => true,
-    };
-    let files = Arc::new(Files::open(Arc::clone(source.files()), source.mirrors(), direct)?);
+    let files = Arc::new(Files::open(Arc::clone(source.files()), source.mirrors(), pages)?);
+    let again = if pages == PageCache::ReadAgain { ", buffered what is read again" } else { "" };
     let access = match files.direct() {
-        (0, _) if direct && !files.in_binary() => "buffered, as the file system has no direct reads",
-        (0, _) => "buffered",
-        (some, all) if some < all => "direct where the file system can",
-        _ => "direct",
+        (0, _) if pages != PageCache::Everything && !files.in_binary() => {
+            "buffered, as the file system has no direct reads".into()
+        }
+        (0, _) => "buffered".into(),
+        (some, all) if some < all => format!("direct where the file system can{again}"),
+        _ => format!("direct{again}"),
     };
     let expert = source.layers().iter().flatten().map(|l| l.bytes).max().unwrap_or(0);
     let piece = longest_piece(options, expert);
@@ -158,6 +158,7 @@ pub(crate) fn open(
         slots,
         lanes: options.lanes(files.copies()),
         depth: options.depth(),
+        pages,
         piece,
         deadline: options.deadline(),
     };

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use crate::blueprint::Blueprint;
+use crate::{
+    blueprint::Blueprint, checkpoint::Checkpoint, memory::MemoryPlan, probe::FilePages, system::SystemMemory,
+};
 
 /// What carries reads to the disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,13 +21,49 @@ pub enum ReaderKind {
 /// Whether reads go through the system's page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Access {
-    /// Direct if the model does not fit in memory, else buffered.
+    /// As [`PageCache::of`] finds best.
     #[default]
     Auto,
     /// Through the page cache.
     Buffered,
     /// Past the page cache; buffered where the file system cannot do that.
     Direct,
+}
+
+/// What the system's page cache is to hold of the experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PageCache {
+    /// None: all reads are direct.
+    Nothing,
+    /// Those that are read more than once. What is read for the first time is cold or will stay in a slot, so it comes straight
+    /// from the disk; what comes back through slots that are too few is kept in the memory that the plan leaves.
+    ReadAgain,
+    /// All: all reads are buffered.
+    Everything,
+}
+
+impl PageCache {
+    /// Share of the files that the page cache holds already from which on a first read goes there, too.
+    const WARM: f64 = 0.5;
+
+    /// What `access` asks for. On [`Access::Auto`], what memory has room for beside `plan` decides: of a model with a slot for
+    /// every expert all files, which the next start finds there; else the experts that have no slot, whose files may be warm.
+    pub fn of(access: Access, checkpoint: &Checkpoint, blueprint: &Blueprint, plan: &MemoryPlan) -> Self {
+        match access {
+            Access::Direct => return Self::Nothing,
+            Access::Buffered => return Self::Everything,
+            Access::Auto => {}
+        }
+        let without_slot = blueprint.experts_bytes().saturating_sub(plan.held_slots());
+        let wanted = if plan.holds_all { checkpoint.total_bytes() } else { without_slot };
+        if !plan.leaves_room_for(wanted, &SystemMemory::now()) {
+            return Self::Nothing;
+        }
+        let files = FilePages::of(checkpoint);
+        let is_warm = || files.cached().is_some_and(|share| share >= Self::WARM);
+        if plan.holds_all || files.is_empty() || is_warm() { Self::Everything } else { Self::ReadAgain }
+    }
 }
 
 /// How experts are read.

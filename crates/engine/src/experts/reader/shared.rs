@@ -83,6 +83,10 @@ impl Reader for BoardReader {
         self.shared.lock().cancel_ahead();
     }
 
+    fn forget(&mut self) {
+        self.shared.lock().forget();
+    }
+
     fn counters(&self) -> ReadCounters {
         self.shared.lock().counters(Instant::now())
     }
