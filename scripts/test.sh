@@ -133,6 +133,8 @@ kinds_of_gpu() {
     fi
     if [ -n "$cxx" ]; then
         section "kernels as Metal runs them" conformance MOEFLUX_TEST_GPU=metal-on-cpu "${sample[@]}"
+        section "kernels that multiply matrices of 16 x 16, spelled out" \
+            conformance MOEFLUX_TEST_GPU=matrices-on-cpu "${sample[@]}" rows attention experts sequences
         if $full; then
             section "kernels as Metal runs them, without simdgroups" \
                 conformance MOEFLUX_TEST_GPU=metal-on-cpu MOEFLUX_TEST_GPU_ISA=plain

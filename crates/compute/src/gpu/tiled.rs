@@ -37,8 +37,10 @@ const SMALLEST_TILE: usize = 16;
 const PADDED: usize = 64;
 /// Threads of a workgroup, but for those that multiply cooperative matrices.
 const THREADS: u32 = 256;
-/// Rows and outputs of the largest tile, and how many such tiles keep a card busy: with fewer, tiles are smaller.
+/// Rows and outputs of the largest tile and of the next smaller one, and how many tiles keep a card busy: with fewer, they are
+/// smaller.
 const LARGE: (u32, u32) = (128, 256);
+const MIDDLE: (u32, u32) = (64, 128);
 const MANY_GROUPS: usize = 100;
 /// `BIAS` of `tile.wgsl`.
 const BIAS_OF_ACTIVATIONS: u32 = 8;
@@ -55,8 +57,22 @@ struct Tile {
 }
 
 impl Tile {
-    /// Tiles for matrices that meet about `rows` rows each; `much` where large tiles leave work for the whole card.
-    fn of(gpu: &GpuDevice, rows: usize, much: bool) -> Self {
+    /// Tiles for one matrix.
+    fn of_matrix(gpu: &GpuDevice, rows: usize, outputs: usize) -> Self {
+        let busy = |tile: (u32, u32)| {
+            rows.div_ceil(tile.0 as usize) * outputs.div_ceil(tile.1 as usize) >= MANY_GROUPS
+        };
+        Self::of(gpu, rows, [busy(MIDDLE), busy(LARGE)])
+    }
+
+    fn of_experts(gpu: &GpuDevice, uses: usize, experts: usize) -> Self {
+        let rows = uses.div_ceil(experts);
+        Self::of(gpu, rows, [true, rows > 96])
+    }
+
+    /// Tiles for matrices that meet about `rows` rows each. `busy`: whether the middle and the large tiles leave work for the whole
+    /// card.
+    fn of(gpu: &GpuDevice, rows: usize, busy: [bool; 2]) -> Self {
         let target = gpu.target();
         let memory = gpu.limits.max_compute_workgroup_storage_size;
         if !target.cooperative || !target.team.is_multiple_of(32) || memory < 32 << 10 {
@@ -68,19 +84,17 @@ impl Tile {
             };
             return Self { kernel: &REGISTERS, rows, outputs: 64, step: 32, threads: THREADS };
         }
-        // A subgroup computes 64 outputs of 32 or 64 rows.
-        let (rows, outputs, step, subgroups) = match rows {
-            ..=32 => (32, 256, 32, 4),
-            _ if memory < 48 << 10 => (64, 128, 32, 4),
-            _ if rows <= 64 || !much => (64, 128, 64, 4),
+        let little = memory < 48 << 10;
+        // A subgroup computes 64 outputs of 16 to 64 rows.
+        let (rows, outputs, step, subgroups) = match (rows, busy) {
+            (_, [false, _]) => (64, 64, 64, 4),
+            (..=32, _) if little => (32, 256, 32, 4),
+            (..=32, _) => (32, 256, 32, 8),
+            _ if little => (MIDDLE.0, MIDDLE.1, 32, 4),
+            (..=64, _) | (_, [_, false]) => (MIDDLE.0, MIDDLE.1, 64, 4),
             _ => (LARGE.0, LARGE.1, 32, 8),
         };
         Self { kernel: &COOPERATIVE, rows, outputs, step, threads: subgroups * target.team }
-    }
-
-    fn of_experts(gpu: &GpuDevice, uses: usize, experts: usize) -> Self {
-        let rows = uses.div_ceil(experts);
-        Self::of(gpu, rows, rows > 96)
     }
 }
 
@@ -114,9 +128,8 @@ pub(super) fn mat_mul(
     let bias = bias.map(|b| gpu.store.start(b)).transpose()?;
     let Pieces { shape, all } = gpu.pieces(weight)?;
     for (arena, piece) in all {
-        let large = x.rows.div_ceil(LARGE.0 as usize) * piece.rows.div_ceil(LARGE.1 as usize);
         let product = Product {
-            tile: Tile::of(gpu, x.rows, large >= MANY_GROUPS),
+            tile: Tile::of_matrix(gpu, x.rows, piece.rows),
             uses: Uses { kind: 0, tiles: 0, list: 0, bank: 0 },
             rows: x.rows,
             shape,
@@ -406,9 +419,11 @@ mod tests {
         let target = Target { team: 32, subgroups: true, dot8: true, f16: true, cooperative: true };
         for (format, aligned) in [(Format::MXFP4, 1), (affine(4), 2), (affine(6), 1), (affine(8), 2)] {
             for (threads, rows, outputs, step, memory) in [
+                (128, 64, 64, 64, 32 << 10),
                 (128, 32, 256, 32, 32 << 10),
-                (128, 64, 128, 32, 32 << 10),
-                (128, 64, 128, 64, 48 << 10),
+                (256, 32, 256, 32, 48 << 10),
+                (128, MIDDLE.0, MIDDLE.1, 32, 32 << 10),
+                (128, MIDDLE.0, MIDDLE.1, 64, 48 << 10),
                 (256, LARGE.0, LARGE.1, 32, 48 << 10),
             ] {
                 let constants = Constants::new(&[

@@ -167,8 +167,8 @@ pub(crate) fn device_that_keeps(
     open(&options).unwrap()
 }
 
-/// The GPU that tests run on: `MOEFLUX_TEST_GPU` names it, `none` for none, `metal-on-cpu` for the stand-in for Metal; by
-/// default the best one there is. `MOEFLUX_TEST_GPU_ISA=plain` tests kernels without subgroups, `MOEFLUX_TEST_CPU=none`
+/// The GPU that tests run on: `MOEFLUX_TEST_GPU` names it, `none` for none, `metal-on-cpu` for the stand-in for Metal,
+/// `matrices-on-cpu` for one with matrices of 16 x 16; by default the best one there is. `MOEFLUX_TEST_GPU_ISA=plain` tests kernels without subgroups, `MOEFLUX_TEST_CPU=none`
 /// the GPU alone.
 pub(crate) fn gpu(exact: bool) -> Option<Box<dyn Device>> {
     gpu_that_keeps(None, exact)
@@ -185,8 +185,9 @@ pub(crate) fn gpu_that_keeps(keys: Option<KeyFormat>, exact: bool) -> Option<Box
     let isa = var("MOEFLUX_TEST_GPU_ISA");
     let options = DeviceOptions { name: Some(name), threads: None, exact, keys, isa };
     #[cfg(unix)]
-    if options.name.as_deref() == Some("metal-on-cpu") {
-        return Some(moeflux_compute::open_gpu_of(&crate::metal::instance(), &options).unwrap());
+    if let Some(name @ ("metal-on-cpu" | "matrices-on-cpu")) = options.name.as_deref() {
+        let instance = crate::metal::instance(name == "matrices-on-cpu");
+        return Some(moeflux_compute::open_gpu_of(&instance, &options).unwrap());
     }
     match open(&options) {
         Ok(device) => Some(device),

@@ -12,7 +12,8 @@ use wgpu::{
 use super::{
     commands::{BindGroup, Buffer, Encoder, Mapped, Memory, Pipeline, memory, run},
     compile::compile,
-    translate::{Metal, translate},
+    matrices::spelled_out,
+    translate::{MOST_SHARED, Metal, translate},
 };
 
 /// Threads of a simdgroup, as on every Apple GPU.
@@ -22,9 +23,10 @@ pub(super) fn unsupported() -> ! {
     panic!("the stand-in for Metal knows nothing of this")
 }
 
-/// An instance of wgpu whose one adapter runs kernels as Metal would.
-pub(crate) fn instance() -> wgpu::Instance {
-    wgpu::Instance::from_custom(Metals)
+/// An instance of wgpu whose one adapter runs kernels as Metal would; with `matrices`, as if that had matrices of 16 x 16, and the
+/// workgroup memory of cards that do.
+pub(crate) fn instance(matrices: bool) -> wgpu::Instance {
+    wgpu::Instance::from_custom(Metals { matrices })
 }
 
 fn features() -> Features {
@@ -35,11 +37,11 @@ fn features() -> Features {
         | Features::EXPERIMENTAL_COOPERATIVE_MATRIX
 }
 
-fn limits() -> Limits {
+fn limits(most_shared: u32) -> Limits {
     Limits {
         max_compute_invocations_per_workgroup: 1024,
         max_compute_workgroup_size_x: 1024,
-        max_compute_workgroup_storage_size: 32 << 10,
+        max_compute_workgroup_storage_size: most_shared,
         max_storage_buffers_per_shader_stage: 31,
         max_storage_buffer_binding_size: 1 << 32,
         max_buffer_size: 1 << 32,
@@ -55,15 +57,23 @@ fn info() -> wgpu::AdapterInfo {
     }
 }
 
-#[derive(Debug)]
-struct Metals;
+#[derive(Clone, Copy, Debug)]
+struct Metals {
+    matrices: bool,
+}
+
+impl Metals {
+    fn most_shared(self) -> u32 {
+        if self.matrices { 48 << 10 } else { MOST_SHARED }
+    }
+}
 
 impl InstanceInterface for Metals {
     fn new(_: wgpu::InstanceDescriptor) -> Self {
-        Self
+        Self { matrices: false }
     }
     fn enumerate_adapters(&self, _: wgpu::Backends) -> Pin<Box<dyn EnumerateAdapterFuture>> {
-        Box::pin(ready(vec![DispatchAdapter::custom(Metals)]))
+        Box::pin(ready(vec![DispatchAdapter::custom(*self)]))
     }
     fn poll_all_devices(&self, _: bool) -> bool {
         true
@@ -84,13 +94,13 @@ impl InstanceInterface for Metals {
 
 impl AdapterInterface for Metals {
     fn request_device(&self, _: &wgpu::DeviceDescriptor<'_>) -> Pin<Box<dyn RequestDeviceFuture>> {
-        Box::pin(ready(Ok((DispatchDevice::custom(Metals), DispatchQueue::custom(Metals)))))
+        Box::pin(ready(Ok((DispatchDevice::custom(*self), DispatchQueue::custom(*self)))))
     }
     fn features(&self) -> Features {
         features()
     }
     fn limits(&self) -> Limits {
-        limits()
+        limits(self.most_shared())
     }
     fn downlevel_capabilities(&self) -> wgpu::DownlevelCapabilities {
         wgpu::DownlevelCapabilities::default()
@@ -100,10 +110,11 @@ impl AdapterInterface for Metals {
     }
     fn cooperative_matrix_properties(&self) -> Vec<CooperativeMatrixProperties> {
         use CooperativeScalarType::{F16, F32};
+        let size = if self.matrices { 16 } else { 8 };
         let square = |ab_type, cr_type| CooperativeMatrixProperties {
-            m_size: 8,
-            n_size: 8,
-            k_size: 8,
+            m_size: size,
+            n_size: size,
+            k_size: size,
             ab_type,
             cr_type,
             saturating_accumulation: false,
@@ -148,7 +159,7 @@ impl DeviceInterface for Metals {
         features()
     }
     fn limits(&self) -> Limits {
-        limits()
+        limits(self.most_shared())
     }
     fn adapter_info(&self) -> wgpu::AdapterInfo {
         info()
@@ -166,7 +177,9 @@ impl DeviceInterface for Metals {
             | Capabilities::SHADER_FLOAT16
             | Capabilities::SHADER_FLOAT16_IN_FLOAT32
             | Capabilities::COOPERATIVE_MATRIX;
-        let metal = translate(&text, capabilities).unwrap_or_else(|why| panic!("{name}: {why}"));
+        let text = if self.matrices { spelled_out(&text) } else { text.into_owned() };
+        let metal =
+            translate(&text, capabilities, self.most_shared()).unwrap_or_else(|why| panic!("{name}: {why}"));
         // Metal's matrices are 8 x 8.
         assert!(!metal.text.contains("16x16"), "{name} uses matrices that Metal does not have");
         DispatchShaderModule::custom(Module(Arc::new((name, metal))))

@@ -17,7 +17,7 @@ fn run(body: &str) -> Vec<u32> {
             {body}
         }}"
     );
-    let adapters = pollster::block_on(super::instance().enumerate_adapters(wgpu::Backends::all()));
+    let adapters = pollster::block_on(super::instance(false).enumerate_adapters(wgpu::Backends::all()));
     let (device, queue) = pollster::block_on(adapters[0].request_device(&Default::default())).unwrap();
     let module = device.create_shader_module(wgpu::ShaderModuleDescriptor {
         label: Some("kernel"),
@@ -141,7 +141,7 @@ fn matrices_that_metal_does_not_have() {
             var sum = coop_mat16x16<f32, C>();
             coopStoreT(sum, &a[0], 16u);
         }";
-    let adapters = pollster::block_on(super::instance().enumerate_adapters(wgpu::Backends::all()));
+    let adapters = pollster::block_on(super::instance(false).enumerate_adapters(wgpu::Backends::all()));
     let (device, _) = pollster::block_on(adapters[0].request_device(&Default::default())).unwrap();
     let made = catch_unwind(AssertUnwindSafe(|| {
         let source = wgpu::ShaderSource::Wgsl(kernel.into());

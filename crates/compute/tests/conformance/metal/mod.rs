@@ -10,6 +10,7 @@ mod commands;
 mod compile;
 mod device;
 mod finds;
+mod matrices;
 mod translate;
 
 pub(crate) use device::instance;

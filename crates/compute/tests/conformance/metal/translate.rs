@@ -18,18 +18,19 @@ pub(super) struct Metal {
 }
 
 /// Threadgroup memory and threads that every Apple GPU has.
-const MOST_SHARED: u32 = 32 << 10;
+pub(super) const MOST_SHARED: u32 = 32 << 10;
 const MOST_THREADS: u32 = 1024;
 
-/// Translates a kernel for Vulkan, DX12 and both versions of Metal's language, and yields the MSL of the later one.
-pub(super) fn translate(source: &str, capabilities: Capabilities) -> Result<Metal, String> {
+/// Translates a kernel for Vulkan, DX12 and both versions of Metal's language, and yields the MSL of the later one. It may have so
+/// many bytes of workgroup memory.
+pub(super) fn translate(source: &str, capabilities: Capabilities, most_shared: u32) -> Result<Metal, String> {
     let module = naga::front::wgsl::parse_str(source).map_err(|e| e.emit_to_string(source))?;
     let info = Validator::new(ValidationFlags::all(), capabilities)
         .subgroup_stages(naga::valid::ShaderStages::COMPUTE)
         .subgroup_operations(naga::valid::SubgroupOperationSet::all())
         .validate(&module)
         .map_err(|e| e.emit_to_string(source))?;
-    limits(&module)?;
+    limits(&module, most_shared)?;
     vulkan(&module, &info)?;
     // Our kernels for matrix units are for those of Vulkan and Metal.
     if !capabilities.contains(Capabilities::COOPERATIVE_MATRIX) || !source.contains("coop_") {
@@ -39,7 +40,7 @@ pub(super) fn translate(source: &str, capabilities: Capabilities) -> Result<Meta
     metal(&module, &info, (3, 2))
 }
 
-fn limits(module: &Module) -> Result<(), String> {
+fn limits(module: &Module, most_shared: u32) -> Result<(), String> {
     let threads: u32 = module.entry_points[0].workgroup_size.iter().product();
     if threads > MOST_THREADS {
         return Err(format!("workgroups of {threads} threads"));
@@ -48,8 +49,8 @@ fn limits(module: &Module) -> Result<(), String> {
     layouts.update(module.to_ctx()).map_err(|e| e.to_string())?;
     let shared = module.global_variables.iter().filter(|(_, v)| v.space == AddressSpace::WorkGroup);
     let shared: u32 = shared.map(|(_, v)| layouts[v.ty].size).sum();
-    match shared > MOST_SHARED {
-        true => Err(format!("{shared} bytes of workgroup memory, more than {MOST_SHARED}")),
+    match shared > most_shared {
+        true => Err(format!("{shared} bytes of workgroup memory, more than {most_shared}")),
         false => Ok(()),
     }
 }
