@@ -55,8 +55,14 @@ impl PageCache {
             Access::Buffered => return Self::Everything,
             Access::Auto => {}
         }
-        let without_slot = blueprint.experts_bytes().saturating_sub(plan.held_slots());
-        let wanted = if plan.holds_all { checkpoint.total_bytes() } else { without_slot };
+        let wanted = match plan.holds_all {
+            true => checkpoint.total_bytes(),
+            // Any copy may be read, and each has pages of its own.
+            false => blueprint
+                .experts_bytes()
+                .saturating_sub(plan.held_slots())
+                .saturating_mul(1 + checkpoint.mirrors().len() as u64),
+        };
         if !plan.leaves_room_for(wanted, &SystemMemory::now()) {
             return Self::Nothing;
         }
