@@ -322,12 +322,14 @@ fn measure(
     for (prompt, sessions) in settings {
         for seed in 0..n as u64 {
             if machine.cold {
-                if let Err(why) = pages.forget() {
-                    machine.cold = false;
-                    bar.clear();
-                    ui.note(format_args!("reads may come from the page cache: {why}"));
+                match pages.forget() {
+                    Ok(()) => engine.forget_reads(),
+                    Err(why) => {
+                        machine.cold = false;
+                        bar.clear();
+                        ui.note(format_args!("reads may come from the page cache: {why}"));
+                    }
                 }
-                engine.forget_reads();
             }
             machine.cached_before = machine.cached_before.or_else(|| pages.cached());
             let feed = Feed { prompt: *prompt, sessions: *sessions, answer: args.tokens, seed };

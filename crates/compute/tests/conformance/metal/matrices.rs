@@ -3,7 +3,7 @@
 //! A thread of a subgroup of 32 has half a row of a matrix of sums, and what it needs of the other two: that row, and the columns
 //! of its half.
 
-use std::{collections::BTreeSet, fmt::Write as _};
+use std::collections::BTreeSet;
 
 const ENABLE: &str = "enable wgpu_cooperative_matrix;\n";
 
@@ -117,17 +117,14 @@ impl Call<'_> {
         };
         let (row, first) = ("matrix_lane / 2u", "matrix_lane % 2u * 8u");
         let order = if by_rows { "rows" } else { "columns" };
-        let mut helper = String::new();
         if stores {
             let name = format!("matrix_store_{order}_{array}");
             let to = place(row, &format!("{first} + j"));
-            let _ = write!(
-                helper,
+            helpers.insert(format!(
                 "fn {name}(c: MatrixC, at: u32, pitch: u32) {{
                     for (var j = 0u; j < 8u; j++) {{ {to} = {scalar}(c.sums[j]); }}
                 }}\n"
-            );
-            helpers.insert(helper);
+            ));
             return format!("{name}({value}, {at}, {pitch})");
         }
         let kind = alias(kind);
@@ -140,15 +137,13 @@ impl Call<'_> {
             }
             _ => format!("if (k < 8u) {{ m.sums[k] = f32({}); }}", place(row, &format!("{first} + k"))),
         };
-        let _ = write!(
-            helper,
+        helpers.insert(format!(
             "fn {name}(at: u32, pitch: u32) -> {kind} {{
                 var m: {kind};
                 for (var k = 0u; k < 16u; k++) {{ {body} }}
                 return m;
             }}\n"
-        );
-        helpers.insert(helper);
+        ));
         format!("{name}({at}, {pitch})")
     }
 }
