@@ -139,9 +139,10 @@ Exit codes: 0 done, 1 failed, or with --compare something is slower, 2 wrong use
 ///
 /// What moves bytes is given in GB/s, what computes in GFLOP/s, and as the share of what the machine gives at best: whichever of
 /// reading memory and multiplying takes longer at its best, over the time it took. Of the processor both are measured by
-/// themselves, with the same threads; of other devices it is the best that any op reached. Ops on few activations lie in caches and have no share.
+/// themselves, with the same threads; of an adapter, reading is what a kernel reaches that does little else, and multiplying the
+/// best of the ops that were measured. Ops on few activations lie in caches and have no share.
 ///
-/// Takes about a minute and up to 700 MB of memory. --device auto is the adapter that `moeflux devices` prefers, or else the
+/// Takes one to two minutes and up to 700 MB of memory. --device auto is the adapter that `moeflux devices` prefers, or else the
 /// processor.
 #[derive(Debug, Args)]
 #[command(after_help = KERNELS_EXAMPLES)]

@@ -2,7 +2,7 @@
 
 use std::{
     cmp::Reverse,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, LazyLock, Mutex, PoisonError},
 };
 
 use wgpu::{Backend, Backends, DeviceType, Features};
@@ -85,12 +85,16 @@ impl Adapter {
     }
 }
 
-pub(super) fn instance() -> wgpu::Instance {
-    wgpu::Instance::new(wgpu::InstanceDescriptor {
-        backends: Backends::METAL | Backends::VULKAN | Backends::DX12,
-        flags: wgpu::InstanceFlags::empty(),
-        ..wgpu::InstanceDescriptor::new_without_display_handle()
-    })
+/// What finds adapters: one for the whole process, as drivers keep something of each one that is made.
+pub(super) fn instance() -> &'static wgpu::Instance {
+    static INSTANCE: LazyLock<wgpu::Instance> = LazyLock::new(|| {
+        wgpu::Instance::new(wgpu::InstanceDescriptor {
+            backends: Backends::METAL | Backends::VULKAN | Backends::DX12,
+            flags: wgpu::InstanceFlags::empty(),
+            ..wgpu::InstanceDescriptor::new_without_display_handle()
+        })
+    });
+    &INSTANCE
 }
 
 fn enumerate(instance: &wgpu::Instance) -> Vec<wgpu::Adapter> {
@@ -142,7 +146,7 @@ fn describe(index: usize, adapter: &wgpu::Adapter) -> Adapter {
 
 /// The graphics adapters of this machine, software ones included.
 pub fn adapters() -> Vec<Adapter> {
-    enumerate(&instance()).iter().enumerate().map(|(i, a)| describe(i, a)).collect()
+    enumerate(instance()).iter().enumerate().map(|(i, a)| describe(i, a)).collect()
 }
 
 /// What the driver complained about, if it did: whatever ran since is worth nothing.

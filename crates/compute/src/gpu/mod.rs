@@ -126,7 +126,7 @@ impl GpuDevice {
         keys: KeyFormat,
         isa: Option<&str>,
     ) -> Result<Self, Error> {
-        Self::of(&adapter::instance(), index, (exact, keys), isa)
+        Self::of(adapter::instance(), index, (exact, keys), isa)
     }
 
     fn of(

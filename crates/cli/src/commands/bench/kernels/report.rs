@@ -19,7 +19,7 @@ pub(super) struct Peaks {
     f32: f64,
     /// With dot products of bytes, where there are such.
     bytes: Option<f64>,
-    /// Whether the operations were measured by themselves; else they are the best that any op reached.
+    /// Whether operations were measured by themselves; else theirs are the best that any op reached.
     measured: bool,
 }
 
