@@ -171,6 +171,7 @@ fn main(
         let t = tile + half * (KEYS / 2u);
         var score: array<vec4<f32>, 4>;
         var largest = NOTHING;
+        // @unroll
         for (var i = 0u; i < 4u; i++) {
             let at = vec4<u32>(t + i * 4u) + vec4<u32>(0u, 1u, 2u, 3u);
             let seen = (at >= vec4<u32>(my_begin)) & (at < vec4<u32>(my_end));
@@ -186,6 +187,7 @@ fn main(
             most = largest;
         }
         sum *= factor;
+        // @unroll
         for (var i = 0u; i < 4u; i++) {
             let weight = select(vec4<f32>(), exp(score[i] - most), score[i] > vec4<f32>(NOTHING));
             // The sum is of what values are multiplied by.
@@ -324,6 +326,7 @@ fn load_queries(first: u32, kv: u32, fours: u32, index: u32) {
 fn ask(tile: u32, end: u32, kv: u32, index: u32) {
     let kv_heads = p.heads / p.group;
     let ring = tile % p.positions;
+    // @unroll
     for (var j = 0u; j < MY_KS; j++) {
         let r = (index + j * WG) / K_FOURS;
         my_ks[j] = Four();
@@ -331,6 +334,7 @@ fn ask(tile: u32, end: u32, kv: u32, index: u32) {
             my_ks[j] = state[(place_of(r, ring) * kv_heads + kv) * K_FOURS + (index + j * WG) % K_FOURS];
         }
     }
+    // @unroll
     for (var j = 0u; j < MY_VS; j++) {
         let r = (index + j * WG) / V_FOURS;
         my_vs[j] = Four();
@@ -342,10 +346,12 @@ fn ask(tile: u32, end: u32, kv: u32, index: u32) {
 }
 
 fn put(index: u32) {
+    // @unroll
     for (var j = 0u; j < MY_KS; j++) {
         let i = index + j * WG;
         if (i < KEYS * K_FOURS) { kv_tile[i / K_FOURS * K_PITCH + i % K_FOURS] = my_ks[j]; }
     }
+    // @unroll
     for (var j = 0u; j < MY_VS; j++) {
         let i = index + j * WG;
         if (i < KEYS * V_FOURS) { kv_tile[V_AT + i / V_FOURS * V_PITCH + i % V_FOURS] = my_vs[j]; }

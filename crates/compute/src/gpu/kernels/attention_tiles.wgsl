@@ -54,12 +54,14 @@ fn main(
     var most: array<f32, QI>;
     var sum: array<f32, QI>;
     var y: array<vec4<f32>, QI * VI>;
+    // @unroll
     for (var i = 0u; i < QI; i++) { most[i] = NOTHING; }
 
     for (var tile = begin / KEYS * KEYS; tile <= last_position; tile += KEYS) {
         let len = min(KEYS, last_position + 1u - tile);
         let ring = tile % p.positions;
         var score: array<vec4<f32>, QI>;
+        // @unroll
         for (var i = 0u; i < QI; i++) { score[i] = vec4<f32>(); }
         for (var chunk = 0u; chunk < KEY; chunk += CHUNK) {
             workgroupBarrier();
@@ -90,7 +92,9 @@ fn main(
             workgroupBarrier();
             for (var d = 0u; d < CHUNK / 4u; d++) {
                 var k: array<vec4<f32>, 4>;
+                // @unroll
                 for (var j = 0u; j < 4u; j++) { k[j] = pool[KEYS_AT + (x_lane + 16u * j) * ROW + d]; }
+                // @unroll
                 for (var i = 0u; i < QI; i++) {
                     let q = pool[(y_lane + 16u * i) * ROW + d];
                     score[i] += vec4(dot(q, k[0]), dot(q, k[1]), dot(q, k[2]), dot(q, k[3]));
@@ -98,6 +102,7 @@ fn main(
             }
         }
 
+        // @unroll
         for (var i = 0u; i < QI; i++) {
             let query = first + y_lane + 16u * i;
             score[i] = select(vec4(NOTHING), score[i] * p.scale, sees(query, tile + x_lane));
@@ -105,9 +110,11 @@ fn main(
                 max(max(score[i].x, score[i].y), max(score[i].z, score[i].w));
         }
         workgroupBarrier();
+        // @unroll
         for (var i = 0u; i < QI; i++) {
             let mine = y_lane + 16u * i;
             let before = most[i];
+            // @unroll
             for (var j = 0u; j < 4u; j++) {
                 let part = some[mine * 4u + j];
                 most[i] = max(most[i], max(max(part.x, part.y), max(part.z, part.w)));
@@ -116,9 +123,11 @@ fn main(
             let seen = sees(first + mine, tile + x_lane);
             let weight = select(vec4<f32>(), exp(score[i] - most[i]), seen);
             sum[i] = sum[i] * keep + (weight.x + weight.y + weight.z + weight.w);
+            // @unroll
             for (var j = 0u; j < 4u; j++) {
                 pool[mine * WEIGHTS_ROW + (x_lane + 16u * j) / 4u][x_lane % 4u] = weight[j];
             }
+            // @unroll
             for (var j = 0u; j < VI; j++) { y[i * VI + j] *= keep; }
         }
 
@@ -140,10 +149,13 @@ fn main(
             workgroupBarrier();
             for (var r = 0u; r < SOME; r++) {
                 var v: array<vec4<f32>, VI>;
+                // @unroll
                 for (var j = 0u; j < VI; j++) { v[j] = some[r * VI * 16u + x_lane + 16u * j]; }
                 let n = block + r;
+                // @unroll
                 for (var i = 0u; i < QI; i++) {
                     let weight = pool[(y_lane + 16u * i) * WEIGHTS_ROW + n / 4u][n % 4u];
+                    // @unroll
                     for (var j = 0u; j < VI; j++) { y[i * VI + j] += weight * v[j]; }
                 }
             }
@@ -151,32 +163,39 @@ fn main(
     }
 
     workgroupBarrier();
+    // @unroll
     for (var i = 0u; i < QI; i++) {
         some[(y_lane + 16u * i) * 4u + x_lane / 4u][x_lane % 4u] = sum[i];
     }
     workgroupBarrier();
+    // @unroll
     for (var i = 0u; i < QI; i++) {
         let query = first + y_lane + 16u * i;
-        if (query >= all) { continue; }
-        let row = query / p.group;
-        let head = kv * p.group + query % p.group;
-        var total = 0.0;
-        for (var j = 0u; j < 4u; j++) {
-            let part = some[(y_lane + 16u * i) * 4u + j];
-            total += part.x + part.y + part.z + part.w;
-        }
-        let sink = sink_of(p.sinks, head);
-        let m = max(most[i], sink);
-        let factor = exp(most[i] - m);
-        let share = factor * share_of(total * factor + sink_weight(p.sinks, sink, m));
-        for (var j = 0u; j < VI; j++) {
-            let at = (x_lane + 16u * j) * 4u;
-            for (var c = 0u; c < 4u && at + c < VALUE; c++) {
-                var gate = 1.0;
-                if (p.gated == 1u) { gate = sigmoid(a[p.gate.at + row * p.gate.row + head * p.gate.head + at + c]); }
-                a[p.out.at + row * p.out.row + head * p.out.head + at + c] = y[i * VI + j][c] * share * gate;
+        if (query < all) {
+            var total = 0.0;
+            // @unroll
+            for (var j = 0u; j < 4u; j++) {
+                let part = some[(y_lane + 16u * i) * 4u + j];
+                total += part.x + part.y + part.z + part.w;
             }
+            let sink = sink_of(p.sinks, kv * p.group + query % p.group);
+            let m = max(most[i], sink);
+            let factor = exp(most[i] - m);
+            let share = factor * share_of(total * factor + sink_weight(p.sinks, sink, m));
+            // @unroll
+            for (var j = 0u; j < VI; j++) { emit(query, kv, (x_lane + 16u * j) * 4u, y[i * VI + j] * share); }
         }
+    }
+}
+
+// Writes the four columns of a query from `column` on, as far as there are so many.
+fn emit(query: u32, kv: u32, column: u32, y: vec4<f32>) {
+    let row = query / p.group;
+    let head = kv * p.group + query % p.group;
+    for (var c = 0u; c < 4u && column + c < VALUE; c++) {
+        var gate = 1.0;
+        if (p.gated == 1u) { gate = sigmoid(a[p.gate.at + row * p.gate.row + head * p.gate.head + column + c]); }
+        a[p.out.at + row * p.out.row + head * p.out.head + column + c] = y[c] * gate;
     }
 }
 

@@ -8,6 +8,7 @@ alias Chunk = array<u32, BITS>;
 
 fn chunk_load(row: u32, c: u32) -> Chunk {
     var words: Chunk;
+    // @unroll
     for (var i = 0u; i < BITS; i++) { words[i] = w[row + c * BITS + i]; }
     return words;
 }
@@ -31,6 +32,7 @@ fn chunk_dot(words: Chunk, x: array<vec4<f32>, 8>) -> vec2<f32> {
 
 fn chunk_dot8(words: Chunk, x0: vec4<u32>, x1: vec4<u32>) -> vec2<i32> {
     var sums = vec2<i32>();
+    // @unroll
     for (var j = 0u; j < 8u; j++) {
         var packed = 0u;
         if (BITS == 2u) {

@@ -15,6 +15,7 @@ fn x_put(piece: u32, x: vec4<f32>) {
 fn chunk_product(q: Chunk, c: u32) -> vec3<f32> {
     var x: array<vec4<f32>, 8>;
     var all = vec4<f32>();
+    // @unroll
     for (var j = 0u; j < 8u; j++) {
         x[j] = x_numbers[j * X_CHUNKS + c];
         all += x[j];

@@ -35,7 +35,7 @@ const MY_XS = (ROWS * FOURS + WG - 1u) / WG;
 // lots that a thread brings.
 const AHEAD = ALIGNED == 2u && ELEMENT == 3u && (BITS == 4u || BITS == 8u) && BLOCK_COLS % 32u == 0u;
 const LOT = 128u / BITS;
-const LOTS = max(STEP / LOT, 1u);
+const LOTS = (STEP + LOT - 1u) / LOT;
 const MY_LOTS = (OUTS * LOTS + WG - 1u) / WG;
 
 var<workgroup> xs: array<Four, ROWS * PITCH>;
@@ -82,11 +82,13 @@ fn tile_begin(tile: Tile, index: u32) {
 
 // Finds what a thread brings; after a barrier behind tile_begin.
 fn tile_start(tile: Tile, index: u32) {
+    // @unroll
     for (var j = 0u; j < MY_XS; j++) {
         let i = min(index + j * WG, ROWS * FOURS - 1u);
         my_x_at[j] = row_x[i / FOURS] + i % FOURS;
     }
     if (!AHEAD) { return; }
+    // @unroll
     for (var j = 0u; j < MY_LOTS; j++) {
         let i = min(index + j * WG, OUTS * LOTS - 1u);
         let place = place_of(min(tile.output + i / LOTS, p.outputs - 1u), tile.slot);
@@ -101,10 +103,12 @@ fn tile_start(tile: Tile, index: u32) {
 
 // Asks for inputs k .. k + STEP of all rows and of all outputs, as far as they can be asked for ahead.
 fn tile_ask(k: u32, index: u32) {
+    // @unroll
     for (var j = 0u; j < MY_XS; j++) {
         if (ROWS * FOURS % WG == 0u || index + j * WG < ROWS * FOURS) { my_xs[j] = halves[my_x_at[j] + k / 4u]; }
     }
     if (!AHEAD) { return; }
+    // @unroll
     for (var j = 0u; j < MY_LOTS; j++) {
         let i = index + j * WG;
         if (OUTS * LOTS % WG == 0u || i < OUTS * LOTS) {
@@ -129,11 +133,13 @@ fn aligned_scalar(at: u32, i: u32) -> f32 {
 
 // Brings inputs k .. k + STEP, asked for before, to workgroup memory.
 fn tile_put(tile: Tile, k: u32, index: u32) {
+    // @unroll
     for (var j = 0u; j < MY_XS; j++) {
         let i = index + j * WG;
         if (ROWS * FOURS % WG == 0u || i < ROWS * FOURS) { xs[i / FOURS * PITCH + i % FOURS] = four_of_x(my_xs[j]); }
     }
     if (AHEAD) {
+        // @unroll
         for (var j = 0u; j < MY_LOTS; j++) {
             let i = index + j * WG;
             if (OUTS * LOTS % WG == 0u || i < OUTS * LOTS) {
