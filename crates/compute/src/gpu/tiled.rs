@@ -37,16 +37,32 @@ const SMALLEST_TILE: usize = 16;
 const PADDED: usize = 64;
 /// Threads of a workgroup, but for those that multiply cooperative matrices.
 const THREADS: u32 = 256;
-/// Rows and outputs of the largest tile and of the next smaller one, and how many tiles keep a card busy: with fewer, they are
-/// smaller.
-const LARGE: (u32, u32) = (128, 256);
-const MIDDLE: (u32, u32) = (64, 128);
-const MANY_GROUPS: usize = 100;
+/// Tiles of cooperative matrices. A subgroup computes 64 outputs of 16 to 64 rows.
+const SMALL: TileShape = TileShape { rows: 64, outputs: 64, step: 64, subgroups: 4 };
+const MIDDLE: TileShape = TileShape { rows: 64, outputs: 128, step: 64, subgroups: 4 };
+const WIDE: TileShape = TileShape { rows: 64, outputs: 256, step: 32, subgroups: 8 };
+const LARGE: TileShape = TileShape { rows: 128, outputs: 256, step: 32, subgroups: 8 };
+/// The same where a workgroup has little memory.
+const LITTLE_WIDE: TileShape = TileShape { rows: 32, outputs: 256, step: 32, subgroups: 4 };
+const LITTLE: TileShape = TileShape { rows: 64, outputs: 128, step: 32, subgroups: 4 };
+/// How many tiles keep a card busy.
+const MANY_GROUPS: usize = 90;
+/// Rows of each expert up to which tiles are wide, not large.
+const FEW_ROWS: usize = 40;
 /// `BIAS` of `tile.wgsl`.
 const BIAS_OF_ACTIVATIONS: u32 = 8;
 const NO_BIAS: u32 = 9;
 
-/// What one workgroup computes.
+/// What a workgroup computes: rows by outputs, so many inputs at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct TileShape {
+    rows: u32,
+    outputs: u32,
+    step: u32,
+    subgroups: u32,
+}
+
+/// A kernel and what its workgroups compute.
 #[derive(Clone, Copy, Debug)]
 struct Tile {
     kernel: &'static Kernel,
@@ -57,22 +73,27 @@ struct Tile {
 }
 
 impl Tile {
-    /// Tiles for one matrix.
+    /// Tiles for one matrix: smaller ones where large ones leave a part of the card without work.
     fn of_matrix(gpu: &GpuDevice, rows: usize, outputs: usize) -> Self {
-        let busy = |tile: (u32, u32)| {
-            rows.div_ceil(tile.0 as usize) * outputs.div_ceil(tile.1 as usize) >= MANY_GROUPS
+        let busy = |tile: TileShape| {
+            rows.div_ceil(tile.rows as usize) * outputs.div_ceil(tile.outputs as usize) >= MANY_GROUPS
         };
-        Self::of(gpu, rows, [busy(MIDDLE), busy(LARGE)])
+        let shape = match () {
+            () if !busy(MIDDLE) => SMALL,
+            () if rows > MIDDLE.rows as usize && busy(LARGE) => LARGE,
+            () => MIDDLE,
+        };
+        Self::of(gpu, rows, shape)
     }
 
+    /// Tiles for experts: each one that more rows meet than a tile has unpacks its weights again.
     fn of_experts(gpu: &GpuDevice, uses: usize, experts: usize) -> Self {
         let rows = uses.div_ceil(experts);
-        Self::of(gpu, rows, [true, rows > 96])
+        Self::of(gpu, rows, if rows > FEW_ROWS { LARGE } else { WIDE })
     }
 
-    /// Tiles for matrices that meet about `rows` rows each. `busy`: whether the middle and the large tiles leave work for the whole
-    /// card.
-    fn of(gpu: &GpuDevice, rows: usize, busy: [bool; 2]) -> Self {
+    /// Tiles for matrices that meet about `rows` rows each, of this shape if the adapter has what it takes.
+    fn of(gpu: &GpuDevice, rows: usize, shape: TileShape) -> Self {
         let target = gpu.target();
         let memory = gpu.limits.max_compute_workgroup_storage_size;
         if !target.cooperative || !target.team.is_multiple_of(32) || memory < 32 << 10 {
@@ -84,15 +105,10 @@ impl Tile {
             };
             return Self { kernel: &REGISTERS, rows, outputs: 64, step: 32, threads: THREADS };
         }
-        let little = memory < 48 << 10;
-        // A subgroup computes 64 outputs of 16 to 64 rows.
-        let (rows, outputs, step, subgroups) = match (rows, busy) {
-            (_, [false, _]) => (64, 64, 64, 4),
-            (..=32, _) if little => (32, 256, 32, 4),
-            (..=32, _) => (32, 256, 32, 8),
-            _ if little => (MIDDLE.0, MIDDLE.1, 32, 4),
-            (..=64, _) | (_, [_, false]) => (MIDDLE.0, MIDDLE.1, 64, 4),
-            _ => (LARGE.0, LARGE.1, 32, 8),
+        let TileShape { rows, outputs, step, subgroups } = match rows {
+            _ if memory >= 48 << 10 || shape == SMALL => shape,
+            ..=32 => LITTLE_WIDE,
+            _ => LITTLE,
         };
         Self { kernel: &COOPERATIVE, rows, outputs, step, threads: subgroups * target.team }
     }
@@ -418,16 +434,11 @@ mod tests {
     fn cooperative_tiles_are_valid() {
         let target = Target { team: 32, subgroups: true, dot8: true, f16: true, cooperative: true };
         for (format, aligned) in [(Format::MXFP4, 1), (affine(4), 2), (affine(6), 1), (affine(8), 2)] {
-            for (threads, rows, outputs, step, memory) in [
-                (128, 64, 64, 64, 32 << 10),
-                (128, 32, 256, 32, 32 << 10),
-                (256, 32, 256, 32, 48 << 10),
-                (128, MIDDLE.0, MIDDLE.1, 32, 32 << 10),
-                (128, MIDDLE.0, MIDDLE.1, 64, 48 << 10),
-                (256, LARGE.0, LARGE.1, 32, 48 << 10),
-            ] {
+            let little = [SMALL, LITTLE_WIDE, LITTLE].map(|shape| (shape, 32 << 10));
+            let large = [MIDDLE, WIDE, LARGE].map(|shape| (shape, 48 << 10));
+            for (TileShape { rows, outputs, step, subgroups }, memory) in little.into_iter().chain(large) {
                 let constants = Constants::new(&[
-                    ("WG", threads),
+                    ("WG", subgroups * target.team),
                     ("ROWS", rows),
                     ("OUTS", outputs),
                     ("STEP", step),
