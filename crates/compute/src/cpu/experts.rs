@@ -5,7 +5,7 @@
 
 use super::{
     Cpu,
-    dot::Rows,
+    dot::{FEW, Rows},
     elementwise::glu_of,
     lines::grow,
     matmul::{Product, outputs, round},
@@ -92,7 +92,7 @@ pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
                 let (ends, parts) = runs.of(uses, out.rows)?;
                 let [first, second] =
                     [shape.gate, shape.down].map(|shape| outputs(shape, ends.len(), pool.threads()));
-                pool.tiles(between, Grid::runs(&inner, ends, None, first), |mut tile, lane| {
+                pool.tiles(between, Grid::runs(&inner, ends, None, first).joined(FEW), |mut tile, lane| {
                     let run = tile.rows();
                     // The op's check found every slot in its place.
                     let Ok(slot) = host.slot(uses[run.start].slot) else { return };
@@ -121,14 +121,18 @@ pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
                     }),
                     None => Rows::Numbers(between, inner),
                 };
-                pool.tiles(numbers, Grid::runs(&out, ends, Some(parts), second), |mut tile, lane| {
-                    let run = tile.rows();
-                    let Ok(slot) = host.slot(uses[run.start].slot) else { return };
-                    let [.., down] = layout.matrices(slot);
-                    let product = Product { kernels, matrix: down, rows };
-                    let place = |i: usize| (run.start + i, run.start + i);
-                    product.tile(run.len(), place, &mut tile, lane, <[f32]>::copy_from_slice);
-                });
+                pool.tiles(
+                    numbers,
+                    Grid::runs(&out, ends, Some(parts), second).joined(FEW),
+                    |mut tile, lane| {
+                        let run = tile.rows();
+                        let Ok(slot) = host.slot(uses[run.start].slot) else { return };
+                        let [.., down] = layout.matrices(slot);
+                        let product = Product { kernels, matrix: down, rows };
+                        let place = |i: usize| (run.start + i, run.start + i);
+                        product.tile(run.len(), place, &mut tile, lane, <[f32]>::copy_from_slice);
+                    },
+                );
             }
             Ok(())
         })

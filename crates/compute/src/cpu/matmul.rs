@@ -12,6 +12,8 @@ use crate::{Buffer, Error, Matrix, MatrixShape, View, Weight, host::Host};
 /// Bytes of packed weights of a tile at most, unless the fewest outputs have more: few enough to stay in the first cache while
 /// some rows of activations meet them.
 const TILE_BYTES: usize = 32 << 10;
+/// Most outputs of a tile.
+const TILE_OUTPUTS: usize = 128;
 /// Tiles that each thread has at least, if there are so many.
 const SHARES: usize = 4;
 /// Most rows of a tile: few enough for their activations to stay in the second cache, enough to pay for unpacking.
@@ -23,7 +25,7 @@ const ROUNDED: usize = 8192;
 pub(super) fn outputs(shape: MatrixShape, count: usize, threads: usize) -> usize {
     let by_bytes = TILE_BYTES / shape.format.row_bytes(shape.cols).max(1);
     let by_share = shape.rows.saturating_mul(count) / (SHARES * threads);
-    by_bytes.min(by_share).clamp(MOST_LANES, MOST_OUTPUTS) / MOST_LANES * MOST_LANES
+    by_bytes.min(by_share).clamp(MOST_LANES, TILE_OUTPUTS) / MOST_LANES * MOST_LANES
 }
 
 /// Runs [`Op::MatMul`](crate::Op::MatMul).
@@ -50,7 +52,7 @@ pub(super) fn mat_mul(
         // Blocks of about as many rows: none has so few that they would sum in another order on the fast path.
         let block = x.rows.div_ceil(x.rows.div_ceil(ROWS).max(1));
         let cols = outputs(matrix.shape, 1, pool.threads());
-        pool.tiles(numbers, Grid::new(out, block, 1, cols), |mut tile, lane| {
+        pool.tiles(numbers, Grid::new(out, block, 1, cols).joined(FEW), |mut tile, lane| {
             let (uses, outputs) = (tile.rows(), tile.cols());
             product.tile(
                 uses.len(),
@@ -126,8 +128,11 @@ impl Product<'_> {
         };
         if count <= FEW {
             let from: [usize; FEW] = std::array::from_fn(|i| place(i.min(count - 1)).0);
-            let x = (rows, &from[..count]);
-            return kernels.decode(matrix, outputs.clone(), x, lane, |i, sums| add(i, outputs.start, sums));
+            for first in outputs.clone().step_by(MOST_OUTPUTS) {
+                let part = first..outputs.end.min(first + MOST_OUTPUTS);
+                kernels.decode(matrix, part, (rows, &from[..count]), lane, |i, sums| add(i, first, sums));
+            }
+            return;
         }
         for first in outputs.clone().step_by(kernels.lanes()) {
             let part = first..outputs.end.min(first + kernels.lanes());

@@ -44,6 +44,8 @@ pub(crate) struct Grid<'a> {
     rows: Blocks<'a>,
     heads: usize,
     cols: usize,
+    /// Most rows of a tile that may come together with those beside it.
+    joined: usize,
 }
 
 /// How rows are cut.
@@ -71,7 +73,13 @@ impl<'a> Order<'a> {
 impl<'a> Grid<'a> {
     /// Tiles of `rows` rows, `heads` heads and `cols` columns; the last ones may be smaller.
     pub(crate) fn new(view: &View, rows: usize, heads: usize, cols: usize) -> Self {
-        Self { view: *view, rows: Blocks::Even(rows.max(1)), heads: heads.max(1), cols: cols.max(1) }
+        Self {
+            view: *view,
+            rows: Blocks::Even(rows.max(1)),
+            heads: heads.max(1),
+            cols: cols.max(1),
+            joined: 0,
+        }
     }
 
     /// Tiles of runs of rows, one behind the other, of which each ends where the next one begins, and of `cols` columns. With an
@@ -83,12 +91,17 @@ impl<'a> Grid<'a> {
         let rows = order.map_or(view.rows, |order| order.0.len());
         assert!(ends.is_sorted() && ends.last().is_none_or(|end| *end <= rows), "runs that overlap");
         assert!(order.is_none_or(|order| order.0.iter().all(|row| *row < view.rows)), "rows outside a view");
-        Self { view: *view, rows: Blocks::Ends(ends, order), heads: view.heads, cols: cols.max(1) }
+        Self { view: *view, rows: Blocks::Ends(ends, order), heads: view.heads, cols: cols.max(1), joined: 0 }
     }
 
     /// Tiles of `block` whole rows of a dense matrix.
     pub(crate) fn dense(rows: usize, width: usize, block: usize) -> Self {
         Self::new(&View::rows(Buffer(0), rows, width), block, 1, width)
+    }
+
+    /// Where tiles have `rows` rows at most, a worker gets those beside each other that it takes at once as one.
+    pub(crate) fn joined(self, rows: usize) -> Self {
+        Self { joined: rows, ..self }
     }
 
     fn blocks(&self) -> [usize; 3] {
@@ -115,6 +128,13 @@ impl<'a> Grid<'a> {
         }
     }
 
+    /// Where the tiles end that come as one with tile `i`, of those before `end`.
+    fn end(&self, i: usize, end: usize) -> usize {
+        let [_, heads, cols] = self.blocks();
+        let few = self.rows(i / (heads * cols)).len() <= self.joined;
+        if few { end.min((i / cols + 1) * cols) } else { i + 1 }
+    }
+
     fn part(len: usize, block: usize, i: usize) -> Range<usize> {
         i * block..((i + 1) * block).min(len)
     }
@@ -134,10 +154,11 @@ pub(crate) struct Tile<'a, T> {
 impl<'a, T> Tile<'a, T> {
     /// # Safety
     /// `data` is a slice that the grid's view lies in, without overlap of its vectors, borrowed mutably for `'a`;
-    /// every `i` is used for one tile only.
-    unsafe fn new(data: *mut T, grid: &Grid<'a>, i: usize) -> Self {
+    /// every number is used for one tile only.
+    unsafe fn new(data: *mut T, grid: &Grid<'a>, of: Range<usize>) -> Self {
         let [_, heads, cols] = grid.blocks();
-        let (row, head, col) = (i / (heads * cols), i / cols % heads, i % cols);
+        let (row, head, col) = (of.start / (heads * cols), of.start / cols % heads, of.start % cols);
+        let part = |col| Grid::part(grid.view.width, grid.cols, col);
         Self {
             data,
             view: grid.view,
@@ -147,7 +168,7 @@ impl<'a, T> Tile<'a, T> {
                 Blocks::Ends(_, order) => order,
             },
             heads: Grid::part(grid.view.heads, grid.heads, head),
-            cols: Grid::part(grid.view.width, grid.cols, col),
+            cols: part(col).start..part(col + of.len() - 1).end,
             of: PhantomData,
         }
     }
@@ -225,8 +246,8 @@ impl<T> Shared<T> {
     }
 }
 
-/// What a job calls: `(worker, tile)`.
-type Call<'a> = &'a (dyn Fn(usize, usize) + Sync + 'a);
+/// What a job calls: `(worker, tiles)`.
+type Call<'a> = &'a (dyn Fn(usize, Range<usize>) + Sync + 'a);
 
 /// What caller and workers see together.
 struct Board {
@@ -254,7 +275,7 @@ impl Board {
             let some = ((count - first) / self.shares).max(1);
             match self.next.compare_exchange_weak(first, first + some, SeqCst, SeqCst) {
                 Ok(_) => {
-                    (first..first + some).for_each(|i| call(worker, i));
+                    call(worker, first..first + some);
                     first = self.next.load(SeqCst);
                 }
                 Err(now) => first = now,
@@ -393,9 +414,13 @@ impl<L: Send> Pool<L> {
     ) {
         assert!(grid.view.lies_in(numbers.len()) && grid.view.is_disjoint(), "a grid outside its numbers");
         let data = Shared(numbers.as_mut_ptr());
-        self.each(grid.count(), &|i, lane| {
-            // SAFETY: asserted above; the numbers stay borrowed until `each` returns, which gives every i once.
-            f(unsafe { Tile::new(data.get(), &grid, i) }, lane);
+        self.each(grid.count(), &|mut all, lane| {
+            while !all.is_empty() {
+                let end = grid.end(all.start, all.end);
+                // SAFETY: asserted above; the numbers stay borrowed until `each` returns, which gives every tile once.
+                f(unsafe { Tile::new(data.get(), &grid, all.start..end) }, lane);
+                all.start = end;
+            }
         });
     }
 
@@ -413,25 +438,29 @@ impl<L: Send> Pool<L> {
         assert!(other.view.lies_in(second.len()) && other.view.is_disjoint(), "a grid outside its numbers");
         assert_eq!(grid.count(), other.count(), "grids of different numbers of tiles");
         let (data, more) = (Shared(first.as_mut_ptr()), Shared(second.as_mut_ptr()));
-        self.each(grid.count(), &|i, lane| {
-            // SAFETY: as in `tiles`, for both.
-            let tiles = unsafe { (Tile::new(data.get(), &grid, i), Tile::new(more.get(), &other, i)) };
-            f(tiles.0, tiles.1, lane);
+        self.each(grid.count(), &|all, lane| {
+            for i in all {
+                let one = i..i + 1;
+                // SAFETY: as in `tiles`, for both.
+                let tiles = unsafe {
+                    (Tile::new(data.get(), &grid, one.clone()), Tile::new(more.get(), &other, one))
+                };
+                f(tiles.0, tiles.1, lane);
+            }
         });
     }
 
-    /// Calls `f(i, lane)` for every `i` below `count`.
-    fn each(&mut self, count: usize, f: &(dyn Fn(usize, &mut L) + Sync)) {
+    /// Calls `f(some, lane)` until every number below `count` has been among some.
+    fn each(&mut self, count: usize, f: &(dyn Fn(Range<usize>, &mut L) + Sync)) {
         let lanes = Shared(self.lanes.as_mut_ptr());
-        let call = |worker: usize, i: usize| {
+        let call = |worker: usize, some: Range<usize>| {
             // SAFETY: worker numbers are below the number of lanes and used by one thread each; `&mut self`
             // keeps other jobs away.
             let lane = unsafe { &mut *UnsafeCell::raw_get(lanes.get().add(worker)) };
-            f(i, lane);
+            f(some, lane);
         };
         if count < 2 || self.threads.is_empty() {
-            (0..count).for_each(|i| call(0, i));
-            return;
+            return call(0, 0..count);
         }
         let call: Call<'_> = &call;
         // SAFETY: only the lifetime changes. `Closing` ends the job before `call` goes, also on panic.
@@ -495,6 +524,32 @@ mod tests {
                     assert_eq!(*n, u32::from(row > 0 && at < 30 && at % 10 < 7), "{i}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn tiles_of_few_rows_come_together() {
+        let view = view(5, 2, 9, 40, 10);
+        // Blocks of two, two and one row, two heads, three blocks of columns.
+        for (threads, joined, tiles) in
+            [(1, 2, Some(6)), (1, 1, Some(14)), (1, 0, Some(18)), (2, 2, None), (3, 1, None)]
+        {
+            let mut pool = Pool::<Vec<Range<usize>>>::new(threads).unwrap();
+            let mut numbers = vec![0u32; 1 + 5 * 40];
+            pool.tiles(&mut numbers, Grid::new(&view, 2, 1, 4).joined(joined), |mut tile, seen| {
+                seen.push(tile.cols());
+                for (row, head) in tile.places() {
+                    tile.vector(row, head).iter_mut().for_each(|n| *n += 1);
+                }
+            });
+            let mut expected = vec![0; numbers.len()];
+            for (row, head) in (0..5).flat_map(|row| [(row, 0), (row, 1)]) {
+                expected[view.at(row, head)..][..9].fill(1);
+            }
+            assert_eq!(numbers, expected);
+            let seen: Vec<_> = pool.lanes().flat_map(|seen| seen.drain(..)).collect();
+            assert_eq!(seen.iter().map(Range::len).sum::<usize>(), 9 * 6);
+            assert!(tiles.is_none_or(|tiles| seen.len() == tiles), "{seen:?}");
         }
     }
 

@@ -41,7 +41,7 @@ const WIDE: usize = 1 << 14;
 pub(crate) const MOST_WIDE_ROWS: usize = 32;
 
 /// Most rows of quants that meet few rows of activations in one call.
-pub(crate) const MOST_OUTPUTS: usize = 128;
+pub(crate) const MOST_OUTPUTS: usize = 512;
 
 /// Memory of one worker: for one [`Panel`], and for widened rows.
 #[derive(Default)]
