@@ -5,10 +5,10 @@
 
 use super::{
     Cpu,
-    dot::{FEW, Rows},
+    dot::Rows,
     elementwise::glu_of,
     lines::grow,
-    matmul::{Product, outputs, round},
+    matmul::{JOINED, Product, outputs, round},
     pool::{Grid, Order},
 };
 use crate::{Activation, Error, ExpertUse, ExpertUses, Op, host::Host};
@@ -92,7 +92,8 @@ pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
                 let (ends, parts) = runs.of(uses, out.rows)?;
                 let [first, second] =
                     [shape.gate, shape.down].map(|shape| outputs(shape, ends.len(), pool.threads()));
-                pool.tiles(between, Grid::runs(&inner, ends, None, first).joined(FEW), |mut tile, lane| {
+                let grid = Grid::runs(&inner, ends, None, first).joined(JOINED);
+                pool.tiles(between, grid, |mut tile, lane| {
                     let run = tile.rows();
                     // The op's check found every slot in its place.
                     let Ok(slot) = host.slot(uses[run.start].slot) else { return };
@@ -123,7 +124,7 @@ pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
                 };
                 pool.tiles(
                     numbers,
-                    Grid::runs(&out, ends, Some(parts), second).joined(FEW),
+                    Grid::runs(&out, ends, Some(parts), second).joined(JOINED),
                     |mut tile, lane| {
                         let run = tile.rows();
                         let Ok(slot) = host.slot(uses[run.start].slot) else { return };

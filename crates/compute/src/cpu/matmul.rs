@@ -14,6 +14,8 @@ use crate::{Buffer, Error, Matrix, MatrixShape, View, Weight, host::Host};
 const TILE_BYTES: usize = 32 << 10;
 /// Most outputs of a tile.
 const TILE_OUTPUTS: usize = 128;
+/// Most rows of tiles that come together: those with more take long enough by themselves.
+pub(super) const JOINED: usize = 16;
 /// Tiles that each thread has at least, if there are so many.
 const SHARES: usize = 4;
 /// Most rows of a tile: few enough for their activations to stay in the second cache, enough to pay for unpacking.
@@ -52,7 +54,7 @@ pub(super) fn mat_mul(
         // Blocks of about as many rows: none has so few that they would sum in another order on the fast path.
         let block = x.rows.div_ceil(x.rows.div_ceil(ROWS).max(1));
         let cols = outputs(matrix.shape, 1, pool.threads());
-        pool.tiles(numbers, Grid::new(out, block, 1, cols).joined(FEW), |mut tile, lane| {
+        pool.tiles(numbers, Grid::new(out, block, 1, cols).joined(JOINED), |mut tile, lane| {
             let (uses, outputs) = (tile.rows(), tile.cols());
             product.tile(
                 uses.len(),
