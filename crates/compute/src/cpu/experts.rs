@@ -122,18 +122,15 @@ pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
                     }),
                     None => Rows::Numbers(between, inner),
                 };
-                pool.tiles(
-                    numbers,
-                    Grid::runs(&out, ends, Some(parts), second).joined(JOINED),
-                    |mut tile, lane| {
-                        let run = tile.rows();
-                        let Ok(slot) = host.slot(uses[run.start].slot) else { return };
-                        let [.., down] = layout.matrices(slot);
-                        let product = Product { kernels, matrix: down, rows };
-                        let place = |i: usize| (run.start + i, run.start + i);
-                        product.tile(run.len(), place, &mut tile, lane, <[f32]>::copy_from_slice);
-                    },
-                );
+                let grid = Grid::runs(&out, ends, Some(parts), second).joined(JOINED);
+                pool.tiles(numbers, grid, |mut tile, lane| {
+                    let run = tile.rows();
+                    let Ok(slot) = host.slot(uses[run.start].slot) else { return };
+                    let [.., down] = layout.matrices(slot);
+                    let product = Product { kernels, matrix: down, rows };
+                    let place = |i: usize| (run.start + i, run.start + i);
+                    product.tile(run.len(), place, &mut tile, lane, <[f32]>::copy_from_slice);
+                });
             }
             Ok(())
         })
