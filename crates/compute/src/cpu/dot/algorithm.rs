@@ -19,12 +19,14 @@ pub(crate) type Sums = [[f32; TILE]; TILE];
 
 /// How far ahead of where it is read a matrix is asked for, at least: enough for the memory's latency, and little for
 /// a second-level cache.
-const AHEAD: usize = 16 << 10;
+pub(super) const FAR: usize = 16 << 10;
+/// The same, of what the first-level cache is to hold.
+pub(super) const NEAR: usize = 8 << 10;
 
-/// Rows that a matrix is asked for ahead: whole tiles, so that the end of a tile asks for the end of another one.
+/// Rows that make `ahead` bytes: whole tiles, so that the end of a tile asks for the end of another one.
 #[inline(always)]
-pub(super) const fn rows_ahead(row_bytes: usize, tile: usize) -> usize {
-    AHEAD.div_ceil(if row_bytes == 0 { tile } else { tile * row_bytes }) * tile
+pub(super) const fn rows_ahead(ahead: usize, row_bytes: usize, tile: usize) -> usize {
+    ahead.div_ceil(if row_bytes == 0 { tile } else { tile * row_bytes }) * tile
 }
 
 /// Bytes that the processor fetches at once.
@@ -107,6 +109,8 @@ pub(super) trait Simd: Copy {
     /// Asks for bytes that will be read soon to come into the second-level cache, which takes more of them at a time than
     /// the first; `p` may point anywhere.
     unsafe fn prefetch(p: *const u8);
+    /// As [`Simd::prefetch`], into the first-level cache: for what is read from end to end, once, and no faster than it comes.
+    unsafe fn prefetch_near(p: *const u8);
 
     /// Bytes that [`Simd::unpack`] reads; at least those of a unit.
     fn reach(bits: usize) -> usize;
@@ -346,7 +350,7 @@ pub(super) unsafe fn add_products<S: Simd, E: Element, const R: usize, const X: 
 ) {
     let size = E::SCALAR.bytes();
     let whole = cols / S::LANES * S::LANES;
-    let ahead = if AHEAD { rows_ahead(cols * size, TILE) * cols * size } else { 0 };
+    let ahead = if AHEAD { rows_ahead(FAR, cols * size, TILE) * cols * size } else { 0 };
     let mut i = 0;
     while i < whole {
         // SAFETY: i + LANES <= cols.

@@ -196,6 +196,11 @@ impl Simd for Avx512 {
         // SAFETY: a prefetch does not fault.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
     }
+    #[inline(always)]
+    unsafe fn prefetch_near(p: *const u8) {
+        // SAFETY: as above.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
 
     fn reach(bits: usize) -> usize {
         4 * GROUP * bits / 8

@@ -3,7 +3,7 @@
 #![allow(clippy::needless_range_loop, reason = "arrays of vectors are walked together, and without closures")]
 
 use super::{
-    algorithm::{Simd, TILE, reduce, rows_ahead},
+    algorithm::{FAR, Simd, TILE, reduce, rows_ahead},
     quants::E2m1,
 };
 use crate::{BlockScale, Element};
@@ -109,7 +109,7 @@ unsafe fn blocks<S: Simd, E: SmallFloat, const R: usize>(w: &[Blocks<'_>; R], x:
     unsafe {
         let mut acc = [[S::zero()]; R];
         let bytes = x.len() * bits / 8;
-        let ahead = rows_ahead(bytes, TILE) * bytes;
+        let ahead = rows_ahead(FAR, bytes, TILE) * bytes;
         for (i, x) in x.chunks(w[0].block).enumerate() {
             let first = i * w[0].block * bits / 8;
             let mut scales = [S::zero(); R];

@@ -13,7 +13,8 @@ use std::ops::Range;
 
 use super::{
     algorithm::{
-        Bf16, Element, F16, F32, GROUP, LINE, MAX_UNIT, MOST_LANES, Simd, TILE, reduce, rows_ahead, widen,
+        Bf16, Element, F16, F32, GROUP, LINE, MAX_UNIT, MOST_LANES, NEAR, Simd, TILE, reduce, rows_ahead,
+        widen,
     },
     blocks::e2m1_scales,
     columns::{Groups, QuantRows, RoundedRow, Scales},
@@ -252,7 +253,7 @@ unsafe fn add_rows<S: Simd, P: Packing, E: Scale, const SCALES: usize, const R: 
             for r in 0..R {
                 let w = w[first + r];
                 let q = w.q.add(u * size);
-                S::prefetch(q.wrapping_add(ahead));
+                S::prefetch_near(q.wrapping_add(ahead));
                 let of = if SCALES == 1 { u >> shared } else { u * SCALES };
                 let scale = E::spread::<S>(w.scales.add(of * E::SCALAR.bytes()), SCALES);
                 add::<S, P, X>(&mut acc[r], q, scale, (x, u));
@@ -443,7 +444,7 @@ unsafe fn decode_rows<S: Simd, P: Packing, E: Scale, const SCALES: usize, const 
     Groups { cols, group }: Groups,
     (out, stride): (&mut [f32], usize),
 ) {
-    let rows_ahead = rows_ahead(cols * P::BITS / 8, TILE);
+    let rows_ahead = rows_ahead(NEAR, cols * P::BITS / 8, TILE);
     let mut ends: Ends = [[0; 2 * MAX_UNIT]; TILE];
     // Rows of several sections are read from end to end nevertheless.
     let at_once = if cols <= SECTION { w.count } else { TILE };
@@ -465,8 +466,8 @@ unsafe fn decode_rows<S: Simd, P: Packing, E: Scale, const SCALES: usize, const 
                         let [scales, biases] = [w.scales, w.biases]
                             .map(|(all, apart)| all.as_ptr().wrapping_add((first + rows_ahead) * apart));
                         for at in (0..TILE * w.scales.1).step_by(LINE) {
-                            S::prefetch(scales.wrapping_add(at));
-                            S::prefetch(biases.wrapping_add(at));
+                            S::prefetch_near(scales.wrapping_add(at));
+                            S::prefetch_near(biases.wrapping_add(at));
                         }
                     }
                     let n = TILE.min(w.count - first);
@@ -550,7 +551,7 @@ pub(super) unsafe fn widen_scales<S: Simd>(
     groups: Groups,
     [scales, biases]: [&mut [f32]; 2],
 ) {
-    let (per_row, rows_ahead) = (groups.count(), rows_ahead(w.q.1, TILE));
+    let (per_row, rows_ahead) = (groups.count(), rows_ahead(NEAR, w.q.1, TILE));
     let in_one_piece = |(all, apart): (&[u8], usize)| all.is_empty() || apart == w.scale_bytes;
     let at_once = if in_one_piece(w.scales) && in_one_piece(w.biases) { w.count } else { 1 };
     for first in (0..w.count).step_by(at_once) {
@@ -560,7 +561,7 @@ pub(super) unsafe fn widen_scales<S: Simd>(
                 *part = &all[first * apart..][..at_once * w.scale_bytes];
                 for at in (0..part.len()).step_by(LINE) {
                     // SAFETY: what is asked for may lie anywhere.
-                    unsafe { S::prefetch(part.as_ptr().wrapping_add(at + rows_ahead * apart)) };
+                    unsafe { S::prefetch_near(part.as_ptr().wrapping_add(at + rows_ahead * apart)) };
                 }
             }
         }

@@ -123,6 +123,8 @@ impl Simd for Generic {
     }
     #[inline(always)]
     unsafe fn prefetch(_: *const u8) {}
+    #[inline(always)]
+    unsafe fn prefetch_near(_: *const u8) {}
 
     fn reach(bits: usize) -> usize {
         2 * GROUP * bits / 8

@@ -232,6 +232,8 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     }
     #[inline(always)]
     unsafe fn prefetch(_: *const u8) {}
+    #[inline(always)]
+    unsafe fn prefetch_near(_: *const u8) {}
 
     fn reach(bits: usize) -> usize {
         match bits {
