@@ -125,14 +125,12 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     #[inline(always)]
     unsafe fn load_e4m3(p: *const u8) -> __m256 {
         // SAFETY: see `zero`. Moved to where f16 has exponent and mantissa, an element is 2^8 times too small, because
-        // the biases of the exponents differ by 8; what would be 480 is NaN.
+        // the biases of the exponents differ by 8; what would be 480 is NaN: only behind it the exponent has a bit more.
         unsafe {
             let x = _mm_slli_epi16::<7>(_mm_cvtepi8_epi16(_mm_loadl_epi64(p.cast())));
-            let size = _mm_and_si128(x, _mm_set1_epi16(0x3f80));
-            let nan = _mm_cmpeq_epi16(size, _mm_set1_epi16(0x3f80));
-            let sign = _mm_and_si128(x, _mm_set1_epi16(i16::MIN));
-            let nan = _mm_and_si128(nan, _mm_set1_epi16(0x7c00));
-            let x = _mm_or_si128(_mm_or_si128(size, sign), nan);
+            let x = _mm_and_si128(x, _mm_set1_epi16(!0x407f));
+            let next = _mm_add_epi16(x, _mm_set1_epi16(0x80));
+            let x = _mm_or_si128(x, _mm_and_si128(next, _mm_set1_epi16(0x4000)));
             _mm256_mul_ps(_mm256_cvtph_ps(x), _mm256_set1_ps(256.0))
         }
     }

@@ -169,11 +169,9 @@ impl Simd for Avx512 {
         // SAFETY: see `zero`. As for AVX2.
         unsafe {
             let x = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(_mm_loadu_si128(p.cast())));
-            let size = _mm256_and_si256(x, _mm256_set1_epi16(0x3f80));
-            let nan = _mm256_cmpeq_epi16(size, _mm256_set1_epi16(0x3f80));
-            let sign = _mm256_and_si256(x, _mm256_set1_epi16(i16::MIN));
-            let nan = _mm256_and_si256(nan, _mm256_set1_epi16(0x7c00));
-            let x = _mm256_or_si256(_mm256_or_si256(size, sign), nan);
+            let x = _mm256_and_si256(x, _mm256_set1_epi16(!0x407f));
+            let next = _mm256_add_epi16(x, _mm256_set1_epi16(0x80));
+            let x = _mm256_or_si256(x, _mm256_and_si256(next, _mm256_set1_epi16(0x4000)));
             _mm512_mul_ps(_mm512_cvtph_ps(x), _mm512_set1_ps(256.0))
         }
     }

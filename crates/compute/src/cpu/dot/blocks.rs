@@ -3,7 +3,7 @@
 #![allow(clippy::needless_range_loop, reason = "arrays of vectors are walked together, and without closures")]
 
 use super::{
-    algorithm::{FAR, Simd, TILE, reduce, rows_ahead},
+    algorithm::{FAR, Simd, Sums, TILE, reduce, rows_ahead},
     quants::E2m1,
 };
 use crate::{BlockScale, Element};
@@ -37,6 +37,9 @@ pub(super) unsafe fn e2m1_scales<S: Simd>(of: BlockScale, bytes: &[u8], scales: 
         of @ BlockScale::Plain(_) => each(bytes, of.bytes(), |b| of.get(b, 0), scales),
     }
 }
+
+/// Most rows of f32 that meet small floats where these are widened: for more it pays to write widened rows to memory.
+pub(super) const MOST_ROWS: usize = 2;
 
 /// How small floats lie in bytes.
 pub(super) trait SmallFloat: Copy {
@@ -98,52 +101,81 @@ pub(super) unsafe fn widen_blocks<S: Simd, E: SmallFloat>(row: &Blocks<'_>, out:
     }
 }
 
-/// Products of `R` rows of small floats and a row of f32, to the bit those of [`numbers`] with the rows widened.
+/// Products of `R` rows of small floats and `X` rows of f32, to the bit those of [`numbers`] with the rows widened.
 ///
 /// # Safety
-/// The rows have as many elements as `x` has numbers; that number and the block are whole vectors.
+/// The rows have as many elements as those of `x` have numbers; that number and the block are whole vectors.
+///
+/// [`numbers`]: super::algorithm::numbers
 #[inline(always)]
-unsafe fn blocks<S: Simd, E: SmallFloat, const R: usize>(w: &[Blocks<'_>; R], x: &[f32]) -> [f32; R] {
-    let bits = E::ELEMENT.bits();
+unsafe fn blocks<S: Simd, E: SmallFloat, const R: usize, const X: usize>(
+    w: &[Blocks<'_>; R],
+    x: &[&[f32]; X],
+) -> [[f32; X]; R] {
+    let (bits, block, cols) = (E::ELEMENT.bits(), w[0].block, x[0].len());
     // SAFETY: the caller's.
     unsafe {
-        let mut acc = [[S::zero()]; R];
-        let bytes = x.len() * bits / 8;
+        let mut acc = [[S::zero(); X]; R];
+        let bytes = cols * bits / 8;
         let ahead = rows_ahead(FAR, bytes, TILE) * bytes;
-        for (i, x) in x.chunks(w[0].block).enumerate() {
-            let first = i * w[0].block * bits / 8;
+        for (i, first) in (0..cols).step_by(block).enumerate() {
             let mut scales = [S::zero(); R];
             for r in 0..R {
                 scales[r] = S::splat(w[r].scale.get(w[r].scales, i));
             }
-            for i in (0..x.len()).step_by(S::LANES) {
-                let x = S::load(x.as_ptr().add(i));
+            for i in (first..cols.min(first + block)).step_by(S::LANES) {
+                let xs = x.map(|x| S::load(x.as_ptr().add(i)));
                 for r in 0..R {
-                    let at = w[r].elements.as_ptr().add(first + i * bits / 8);
+                    let at = w[r].elements.as_ptr().add(i * bits / 8);
                     S::prefetch(at.wrapping_add(ahead));
-                    let elements = E::load::<S>(at);
-                    acc[r][0] = S::fma(S::mul(elements, scales[r]), x, acc[r][0]);
+                    let number = S::mul(E::load::<S>(at), scales[r]);
+                    for c in 0..X {
+                        acc[r][c] = S::fma(number, xs[c], acc[r][c]);
+                    }
                 }
             }
         }
-        reduce::<S, R, 1>(&acc).map(|[sum]| sum)
+        reduce::<S, R, X>(&acc)
     }
 }
 
-/// The products of up to [`TILE`] rows of small floats and one of f32.
+/// The products of up to [`TILE`] rows of small floats and of f32 each: `sums[weight row][row of x]`.
 ///
 /// # Safety
 /// As [`blocks`].
 #[inline(always)]
-pub(super) unsafe fn block_tile<S: Simd, E: SmallFloat>(w: &[Blocks<'_>], x: &[f32], sums: &mut [f32; TILE]) {
-    // SAFETY: the caller's.
-    unsafe {
-        if let Ok(w) = w.try_into() {
-            *sums = blocks::<S, E, TILE>(w, x);
-            return;
+pub(super) unsafe fn block_tile<S: Simd, E: SmallFloat>(w: &[Blocks<'_>], x: &[&[f32]], sums: &mut Sums) {
+    /// With `X` rows of f32, of which the first is number `at`; returns how many that were.
+    #[inline(always)]
+    unsafe fn part<S: Simd, E: SmallFloat, const X: usize>(
+        w: &[Blocks<'_>],
+        x: &[&[f32]; X],
+        at: usize,
+        sums: &mut Sums,
+    ) -> usize {
+        // SAFETY: the caller's.
+        unsafe {
+            if let Ok(w) = w.try_into() {
+                let tile = blocks::<S, E, TILE, X>(w, x);
+                sums.iter_mut().zip(tile).for_each(|(to, from)| to[at..at + X].copy_from_slice(&from));
+                return X;
+            }
+            for (w, to) in w.iter().zip(sums) {
+                let [from] = blocks::<S, E, 1, X>(&[*w], x);
+                to[at..at + X].copy_from_slice(&from);
+            }
         }
-        for (w, sum) in w.iter().zip(sums) {
-            [*sum] = blocks::<S, E, 1>(&[*w], x);
-        }
+        X
+    }
+    let mut at = 0;
+    while at < x.len() {
+        let rest = &x[at..];
+        // SAFETY: the caller's.
+        at += unsafe {
+            match rest.first_chunk::<MOST_ROWS>() {
+                Some(x) => part::<S, E, MOST_ROWS>(w, x, at, sums),
+                None => part::<S, E, 1>(w, &[rest[0]], at, sums),
+            }
+        };
     }
 }

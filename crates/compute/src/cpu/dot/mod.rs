@@ -64,7 +64,7 @@ struct Table {
     widen_quants: unsafe fn(u8, &[u8], (&[f32], &[f32]), usize, &mut [f32]),
     widen: unsafe fn(Scalar, &[u8], &mut [f32]),
     widen_blocks: unsafe fn(Element, &Blocks<'_>, &mut [f32]),
-    blocks: unsafe fn(Element, &[Blocks<'_>], &[f32], &mut [f32; TILE]),
+    blocks: unsafe fn(Element, &[Blocks<'_>], &[&[f32]], &mut Sums),
     quantize: unsafe fn(&[f32], (usize, usize), &mut [i8], &mut [f32], &mut [f32]),
     silu_mul: unsafe fn(&mut [f32], &[f32]),
     mul_silu: unsafe fn(&mut [f32], &[f32]),
@@ -292,7 +292,7 @@ macro_rules! kernels {
             }
 
             $(#[$feature])?
-            unsafe fn blocks(element: Element, w: &[Blocks<'_>], x: &[f32], sums: &mut [f32; TILE]) {
+            unsafe fn blocks(element: Element, w: &[Blocks<'_>], x: &[&[f32]], sums: &mut Sums) {
                 // SAFETY: the caller's.
                 unsafe {
                     match element {

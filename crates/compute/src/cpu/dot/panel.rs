@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::{
     BATCH, FEW, GROUP, Kernels, Quant, Sums, TILE,
     algorithm::MOST_LANES,
-    blocks::Blocks,
+    blocks::{Blocks, MOST_ROWS},
     columns::{Groups, QuantRows, RoundedRow, Scales, tile_bytes, tile_numbers},
     few::{LaidOut, laid_out_bytes, widened_at_once},
     quants::AffineRow,
@@ -100,7 +100,7 @@ enum Kind<'a> {
     Numbers { scalar: Scalar, cols: usize, rows: [&'a [u8]; TILE], count: usize },
     /// Rows of quants of so many bits in groups, for few rows of f32 activations.
     Affine { of: (usize, usize), cols: usize, rows: [AffineRow<'a>; TILE] },
-    /// Rows of small floats, for one row of f32 activations.
+    /// Rows of small floats, for few rows of f32 activations.
     Blocks { element: Element, cols: usize, rows: [Blocks<'a>; TILE], count: usize },
 }
 
@@ -172,7 +172,7 @@ impl<'a> Panel<'a> {
                 return Panel(Kind::Numbers { scalar, cols, rows: rows_of.map(|(w, ..)| w), count });
             }
             Format::Scaled { element, block_cols, scale, .. }
-                if uses == 1 && in_lanes(block_cols.into()) && in_lanes(cols) =>
+                if uses <= MOST_ROWS && in_lanes(block_cols.into()) && in_lanes(cols) =>
             {
                 let block = usize::from(block_cols);
                 let rows = rows_of.map(|(elements, scales, _)| Blocks { elements, scales, scale, block });
@@ -220,10 +220,9 @@ impl<'a> Panel<'a> {
             }
             Kind::Blocks { element, cols, rows, count } => {
                 assert_eq!(view.width, *cols);
-                for (c, at) in at.iter().enumerate() {
-                    let products = kernels.blocks(*element, &rows[..*count], Rows::numbers(all, view, *at));
-                    sums.iter_mut().zip(products).for_each(|(sums, sum)| sums[c] = sum);
-                }
+                let mut x = [&[][..]; TILE];
+                x.iter_mut().zip(at).for_each(|(x, at)| *x = Rows::numbers(all, view, *at));
+                kernels.blocks(*element, &rows[..*count], &x[..at.len()], sums);
             }
         }
     }
@@ -411,18 +410,14 @@ impl Kernels {
         unsafe { (self.0.widen_quants)(bits, row, scales, group, out) }
     }
 
-    /// Products of rows of small floats and a row of f32.
-    fn blocks(self, element: Element, w: &[Blocks<'_>], x: &[f32]) -> [f32; TILE] {
-        let mut sums = [0.0; TILE];
-        let block = w.first().map_or(0, |w| w.block);
-        assert!(w.len() <= TILE && x.len().is_multiple_of(MOST_LANES) && block.is_multiple_of(MOST_LANES));
-        assert!(
-            block > 0
-                && w.iter().all(|w| w.block == block && w.elements.len() * 8 >= x.len() * element.bits())
-        );
+    /// Products of rows of small floats and of f32.
+    fn blocks(self, element: Element, w: &[Blocks<'_>], x: &[&[f32]], sums: &mut Sums) {
+        let (block, cols) = (w.first().map_or(0, |w| w.block), x.first().map_or(0, |x| x.len()));
+        assert!(w.len() <= TILE && x.len() <= TILE && x.iter().all(|x| x.len() == cols));
+        assert!(block > 0 && block.is_multiple_of(MOST_LANES) && cols.is_multiple_of(MOST_LANES));
+        assert!(w.iter().all(|w| w.block == block && w.elements.len() * 8 >= cols * element.bits()));
         // SAFETY: the table's set is there, and so are the elements; all are whole vectors of any set.
-        unsafe { (self.0.blocks)(element, w, x, &mut sums) }
-        sums
+        unsafe { (self.0.blocks)(element, w, x, sums) }
     }
 
     /// Widens a row of small floats.
