@@ -179,3 +179,30 @@ pub(super) unsafe fn block_tile<S: Simd, E: SmallFloat>(w: &[Blocks<'_>], x: &[&
         };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{Isa, Kernels},
+        *,
+    };
+    use crate::Scalar;
+
+    #[test]
+    fn every_small_float_is_widened_to_itself() {
+        let bytes: Vec<u8> = (0..=u8::MAX).collect();
+        for (isa, element) in
+            Isa::available().into_iter().flat_map(|isa| [Element::E4M3, Element::E2M1].map(|e| (isa, e)))
+        {
+            let count = bytes.len() * 8 / element.bits();
+            let (mut wide, one) = (vec![0.0; count], 1f32.to_le_bytes());
+            let scale = BlockScale::Plain(Scalar::F32);
+            let row = Blocks { elements: &bytes, scales: &one, scale, block: count };
+            Kernels::new(isa).unwrap().widen_blocks(element, &row, &mut wide);
+            for (i, ours) in wide.into_iter().enumerate() {
+                let exact = element.get(&bytes, i);
+                assert!(ours.to_bits() == exact.to_bits() || ours.is_nan() && exact.is_nan(), "{isa}, {i}");
+            }
+        }
+    }
+}
