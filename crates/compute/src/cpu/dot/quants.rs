@@ -9,7 +9,7 @@
 //! unpacked once ([`columns`](super::columns)).
 #![allow(clippy::needless_range_loop, reason = "arrays of vectors are walked together, and without closures")]
 
-use super::algorithm::{GROUP, MAX_UNIT, Simd, Sums, TILE, reduce};
+use super::algorithm::{GROUP, MAX_UNIT, NEAR, Simd, Sums, TILE, reduce, rows_ahead};
 
 /// Most vectors that a block is unpacked to.
 pub(super) const PARTS: usize = 4;
@@ -141,9 +141,12 @@ pub(super) unsafe fn affine_tile<S: Simd>(
         // SAFETY: the caller's; an array holds a unit.
         unsafe {
             let mut acc = [[S::zero(); X]; TILE];
+            let bytes = cols * bits / 8;
+            let ahead = rows_ahead(NEAR, bytes, TILE) * bytes;
             for first in (0..cols).step_by(S::UNIT) {
                 for r in 0..TILE {
                     let (at, to) = (first * bits / 8, unit.as_mut_ptr());
+                    S::prefetch_near(w[r].q.as_ptr().wrapping_add(at + ahead));
                     match bits {
                         2 => unpack_unit::<S, 2>(w[r].q, at, to),
                         3 => unpack_unit::<S, 3>(w[r].q, at, to),
