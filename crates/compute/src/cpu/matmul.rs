@@ -103,7 +103,7 @@ impl Product<'_> {
             for i in (0..count).step_by(TILE) {
                 let n = TILE.min(count - i);
                 let from: [usize; TILE] = std::array::from_fn(|c| place(i + c.min(n - 1)).0);
-                panel.dots(*kernels, (all, view), &from[..n], &mut sums);
+                panel.dots(*kernels, (all, view), (&from[..n], i == 0), &mut sums);
                 for c in 0..n {
                     let mut of_row = sums.map(|sums| sums[c]);
                     let of_row = &mut of_row[..part.len()];

@@ -350,14 +350,14 @@ pub(super) unsafe fn add_products<S: Simd, E: Element, const R: usize, const X: 
 ) {
     let size = E::SCALAR.bytes();
     let whole = cols / S::LANES * S::LANES;
-    let ahead = if AHEAD { rows_ahead(FAR, cols * size, TILE) * cols * size } else { 0 };
+    let ahead = if AHEAD { rows_ahead(NEAR, cols * size, TILE) * cols * size } else { 0 };
     let mut i = 0;
     while i < whole {
         // SAFETY: i + LANES <= cols.
         unsafe {
             if AHEAD {
                 for r in 0..R {
-                    S::prefetch(w[r].wrapping_add(i * size + ahead));
+                    S::prefetch_near(w[r].wrapping_add(i * size + ahead));
                 }
             }
             step::<S, E, R, X>(acc, w.map(|w| w.add(i * size)), x.map(|x| x.add(i)));
@@ -441,12 +441,17 @@ pub(super) unsafe fn reduce<S: Simd, const R: usize, const X: usize>(acc: &[[S::
     sums
 }
 
-/// The products of up to [`TILE`] rows of numbers and of f32 each, a part of the tile at a time.
+/// The products of up to [`TILE`] rows of numbers and of f32 each, a part of the tile at a time. The `first` rows of f32 bring the others
+/// from memory.
 ///
 /// # Safety
 /// The rows of `w` have as many numbers as those of `x`.
 #[inline(always)]
-pub(super) unsafe fn number_tile<S: Simd, E: Element>(w: &[&[u8]], x: &[&[f32]], sums: &mut Sums) {
+pub(super) unsafe fn number_tile<S: Simd, E: Element>(
+    (w, first): (&[&[u8]], bool),
+    x: &[&[f32]],
+    sums: &mut Sums,
+) {
     /// Rows of weights with `X` rows of f32.
     #[inline(always)]
     unsafe fn part<S: Simd, E: Element, const X: usize, const AHEAD: bool>(
@@ -456,18 +461,44 @@ pub(super) unsafe fn number_tile<S: Simd, E: Element>(w: &[&[u8]], x: &[&[f32]],
         sums: &mut Sums,
     ) {
         let (rows, cols) = (x.map(<[f32]>::as_ptr), x[0].len());
+        let mut write = |first: usize, tile: &[[f32; X]]| {
+            for (to, from) in sums[first..].iter_mut().zip(tile) {
+                to[at..at + X].copy_from_slice(from);
+            }
+        };
+        // What one row meets comes faster from memory as two rows at a time.
+        let (pairs, rest) = if X == 1 { w.as_chunks::<2>() } else { (&[][..], w) };
         // SAFETY: the caller's.
         unsafe {
-            if let Ok(w) = <&[&[u8]; TILE]>::try_from(w) {
-                let tile = numbers::<S, E, TILE, X, AHEAD>(w.map(<[u8]>::as_ptr), rows, cols);
-                sums.iter_mut().zip(tile).for_each(|(to, from)| to[at..at + X].copy_from_slice(&from));
-                return;
+            for (i, pair) in pairs.iter().enumerate() {
+                let pair = pair.map(<[u8]>::as_ptr);
+                write(2 * i, &numbers::<S, E, 2, X, AHEAD>(pair, rows, cols));
             }
-            for (w, to) in w.iter().zip(sums) {
-                let [from] = numbers::<S, E, 1, X, AHEAD>([w.as_ptr()], rows, cols);
-                to[at..at + X].copy_from_slice(&from);
+            if let Ok(w) = <&[&[u8]; TILE]>::try_from(rest) {
+                return write(0, &numbers::<S, E, TILE, X, AHEAD>(w.map(<[u8]>::as_ptr), rows, cols));
+            }
+            for (i, w) in rest.iter().enumerate() {
+                write(2 * pairs.len() + i, &numbers::<S, E, 1, X, AHEAD>([w.as_ptr()], rows, cols));
             }
         }
+    }
+    /// The first ones ask for the rows that follow. Returns how many they were.
+    #[inline(always)]
+    unsafe fn each<S: Simd, E: Element, const X: usize>(
+        (w, first): (&[&[u8]], bool),
+        x: &[&[f32]; X],
+        at: usize,
+        sums: &mut Sums,
+    ) -> usize {
+        // SAFETY: the caller's.
+        unsafe {
+            if first && at == 0 {
+                part::<S, E, X, true>(w, x, at, sums);
+            } else {
+                part::<S, E, X, false>(w, x, at, sums);
+            }
+        }
+        X
     }
     let mut at = 0;
     // SAFETY: the caller's.
@@ -475,17 +506,11 @@ pub(super) unsafe fn number_tile<S: Simd, E: Element>(w: &[&[u8]], x: &[&[f32]],
         while at < x.len() {
             let rest = &x[at..];
             at += if let (true, Some(x)) = (S::WIDTH >= 4, rest.first_chunk::<4>()) {
-                part::<S, E, 4, false>(w, x, at, sums);
-                4
+                each::<S, E, 4>((w, first), x, at, sums)
             } else if let (true, Some(x)) = (S::WIDTH >= 2, rest.first_chunk::<2>()) {
-                part::<S, E, 2, false>(w, x, at, sums);
-                2
-            } else if at > 0 {
-                part::<S, E, 1, false>(w, &[rest[0]], at, sums);
-                1
+                each::<S, E, 2>((w, first), x, at, sums)
             } else {
-                part::<S, E, 1, true>(w, &[rest[0]], at, sums);
-                1
+                each::<S, E, 1>((w, first), &[rest[0]], at, sums)
             };
         }
     }

@@ -43,7 +43,7 @@ use crate::{Element, Error, KeyFormat, Scalar, host::widen_q8};
 /// The functions of one instruction set. All of them need it; more is said where they are called.
 #[allow(clippy::type_complexity, reason = "a table of functions is a table of their types")]
 struct Table {
-    numbers: unsafe fn(Scalar, &[&[u8]], &[&[f32]], &mut Sums),
+    numbers: unsafe fn(Scalar, (&[&[u8]], bool), &[&[f32]], &mut Sums),
     affine: unsafe fn(&[AffineRow<'_>; TILE], (usize, usize), &[&[f32]], &mut Sums),
     /// Rows of a tile of quants.
     lanes: usize,
@@ -125,7 +125,7 @@ macro_rules! kernels {
             }
 
             $(#[$feature])?
-            unsafe fn numbers(scalar: Scalar, w: &[&[u8]], x: &[&[f32]], sums: &mut Sums) {
+            unsafe fn numbers(scalar: Scalar, w: (&[&[u8]], bool), x: &[&[f32]], sums: &mut Sums) {
                 // SAFETY: the caller's.
                 unsafe {
                     match scalar {

@@ -202,15 +202,22 @@ impl<'a> Panel<'a> {
         Panel(Kind::Numbers { scalar: Scalar::F32, cols, rows, count })
     }
 
-    /// Products with rows `at` of the activations, [`TILE`] of them at most: `sums[weight row][index in at]`.
-    pub(crate) fn dots(&self, kernels: Kernels, (all, view): (&[f32], &View), at: &[usize], sums: &mut Sums) {
+    /// Products with rows `at` of the activations, [`TILE`] of them at most, which are the `first` ones or not:
+    /// `sums[weight row][index in at]`.
+    pub(crate) fn dots(
+        &self,
+        kernels: Kernels,
+        (all, view): (&[f32], &View),
+        (at, first): (&[usize], bool),
+        sums: &mut Sums,
+    ) {
         assert!(at.len() <= TILE);
         match &self.0 {
             Kind::Numbers { scalar, cols, rows, count } => {
                 assert_eq!(view.width, *cols);
                 let mut x = [&[][..]; TILE];
                 x.iter_mut().zip(at).for_each(|(x, at)| *x = Rows::numbers(all, view, *at));
-                kernels.numbers(*scalar, &rows[..*count], &x[..at.len()], sums);
+                kernels.numbers(*scalar, (&rows[..*count], first), &x[..at.len()], sums);
             }
             Kind::Affine { of, cols, rows } => {
                 assert_eq!(view.width, *cols);
@@ -256,13 +263,13 @@ fn quant_rows<'a>(matrix: &Matrix<'a>, part: Range<usize>) -> (QuantRows<'a>, Qu
 }
 
 impl Kernels {
-    /// Products of rows of numbers.
-    fn numbers(self, scalar: Scalar, w: &[&[u8]], x: &[&[f32]], sums: &mut Sums) {
+    /// Products of rows of numbers, which the `first` rows of activations bring from memory.
+    fn numbers(self, scalar: Scalar, (w, first): (&[&[u8]], bool), x: &[&[f32]], sums: &mut Sums) {
         let cols = x.first().map_or(0, |x| x.len());
         assert!(w.len() <= TILE && x.len() <= TILE);
         assert!(w.iter().all(|w| w.len() == cols * scalar.bytes()) && x.iter().all(|x| x.len() == cols));
         // SAFETY: the table's set is there, and the rows are of one length.
-        unsafe { (self.0.numbers)(scalar, w, x, sums) }
+        unsafe { (self.0.numbers)(scalar, (w, first), x, sums) }
     }
 
     /// Products of rows of quants of so many bits in groups, and of f32.
