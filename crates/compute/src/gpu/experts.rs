@@ -43,7 +43,7 @@ impl InBank {
 
 /// Runs [`Op::Experts`]. `choice`: what is to choose the experts first.
 pub(super) fn experts(gpu: &mut GpuDevice, op: &Op<'_>, choice: Option<&Ranked>) -> Result<(), Error> {
-    let &Op::Experts { x, shape, activation, uses, inner, out } = op else { return Ok(()) };
+    let &Op::Experts { x, shape, activation, uses, inner, out, .. } = op else { return Ok(()) };
     let layout = shape.layout()?;
     let [gate, up, down] = layout.places();
     let joins = |ranked: &Ranked| match uses {

@@ -99,6 +99,12 @@ impl Chunk {
         shape.cols.is_multiple_of(32).then_some(kind)
     }
 
+    /// How a matrix is read whose weights, scales and biases begin at these bytes, as far as it is read in chunks there.
+    pub(super) fn at(shape: MatrixShape, [weights, scales, biases]: [usize; 3]) -> Option<Self> {
+        let fits = |chunk: &Self| weights.is_multiple_of(chunk.unit());
+        Self::of(shape).filter(fits).filter(|_| scales.is_multiple_of(4) && biases.is_multiple_of(4))
+    }
+
     /// Bytes of what weights are read by: they begin at a multiple of it.
     pub(super) const fn unit(self) -> usize {
         match self {

@@ -26,6 +26,7 @@ macro_rules! kernels {
             name: concat!($op, " ", $chunk),
             source: &[
                 include_str!("kernels/common.wgsl"),
+                include_str!("kernels/chunk_scales.wgsl"),
                 include_str!("kernels/chunk.wgsl"),
                 include_str!(concat!("kernels/chunk_", $chunk, ".wgsl")),
                 $(include_str!(concat!("kernels/", $stage, ".wgsl")),)*

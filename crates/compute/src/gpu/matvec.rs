@@ -34,6 +34,7 @@ macro_rules! kernels {
             name: concat!($op, " ", $chunk, " ", $stage),
             source: &[
                 $(include_str!(concat!("kernels/", $before, ".wgsl")),)*
+                include_str!("kernels/chunk_scales.wgsl"),
                 include_str!("kernels/chunk.wgsl"),
                 include_str!(concat!("kernels/chunk_", $chunk, ".wgsl")),
                 include_str!("kernels/products.wgsl"),
@@ -421,9 +422,7 @@ pub(super) fn ranks(gpu: &GpuDevice, [gate, up]: [&MatrixPlace; 2], ranked: &Ran
 
 /// Whether a matrix lies as its kernel reads it.
 fn aligned(m: &MatrixPlace) -> bool {
-    Chunk::of(m.shape).is_some_and(|chunk| m.parts[0].is_multiple_of(chunk.unit()))
-        && m.parts[1..].iter().all(|at| at.is_multiple_of(4))
-        && m.bias.is_none_or(|(_, at)| at.is_multiple_of(4))
+    Chunk::at(m.shape, m.parts).is_some() && m.bias.is_none_or(|(_, at)| at.is_multiple_of(4))
 }
 
 /// `onto`: whether it is added to what `out` has.

@@ -6,7 +6,11 @@
 use std::collections::BTreeMap;
 
 use super::{
-    Constants, GpuDevice, Kernel, Memory, Params, elementwise::activation_of, formats::scalar, kernel,
+    Constants, GpuDevice, Kernel, Memory, Params,
+    elementwise::activation_of,
+    formats::{Chunk, scalar},
+    kernel,
+    kernel::Access::{Read, Write},
     matmul::Pieces,
 };
 use crate::{
@@ -16,19 +20,43 @@ use crate::{
 
 static HALVES: Kernel = kernel!("tile_halves", ["common", "tile_halves"], [Write, Write]);
 static BUCKET: Kernel = kernel!("tile_bucket", ["common", "tile_bucket"], [Write, Read, Write]);
-static COOPERATIVE: Kernel = kernel!(
-    "tile_cooperative",
-    ["common", "activation", "formats", "tile_cooperative", "tile"],
-    [Write, Read, Read, Read, Read, Read]
-);
-static REGISTERS: Kernel = kernel!(
-    "tile_registers",
-    ["common", "activation", "formats", "tile_registers", "tile"],
-    [Write, Read, Read, Read, Read, Read]
-);
+/// Kernels that multiply in one way, one for each way to bring weights: in chunks, in the order of [`Chunk`], and any other.
+/// Quants of 4 and 8 bits come by texts of their own.
+macro_rules! kernels {
+    ($multiply:literal, [$($q4:literal),*], [$($q8:literal),*]) => {
+        [
+            kernels!(@ $multiply, " q4", ["chunk_scales", "chunk_q4", "tile_chunks", $($q4),*]),
+            kernels!(@ $multiply, " q8", ["chunk_scales", "chunk_q8", "tile_chunks", $($q8),*]),
+            kernels!(@ $multiply, " q", ["chunk_scales", "chunk_q", "tile_chunks", "put_quants"]),
+            kernels!(@ $multiply, " plain", ["chunk_scales", "chunk_plain", "tile_chunks", "put_plain"]),
+            kernels!(@ $multiply, " e2m1", ["chunk_scales", "chunk_e2m1", "tile_chunks", "put_small"]),
+            kernels!(@ $multiply, " e4m3", ["chunk_scales", "chunk_e4m3", "tile_chunks", "put_small"]),
+            kernels!(@ $multiply, " any", ["tile_any"]),
+        ]
+    };
+    (@ $multiply:literal, $chunk:literal, [$($weights:literal),*]) => {
+        Kernel {
+            name: concat!($multiply, $chunk),
+            source: &[
+                include_str!("kernels/common.wgsl"),
+                include_str!("kernels/activation.wgsl"),
+                include_str!("kernels/formats.wgsl"),
+                $(include_str!(concat!("kernels/", $weights, ".wgsl")),)*
+                include_str!("kernels/tile.wgsl"),
+                include_str!(concat!("kernels/", $multiply, ".wgsl")),
+            ],
+            bindings: &[Write, Read, Read, Read, Read, Read],
+        }
+    };
+}
 
-/// Rows from which tiles pay: of a matrix, and of the input of experts, each of which meets few of them. It is not the
-/// number of uses that decides: those of a chunk may come in any number of ops, and get the same bits in all of them.
+static COOPERATIVE: [Kernel; 7] =
+    kernels!("tile_cooperative", ["put_halves", "put_q4"], ["put_halves", "put_q8"]);
+static REGISTERS: [Kernel; 7] = kernels!("tile_registers", ["put_quants"], ["put_quants"]);
+/// The last of them.
+const ANY: usize = 6;
+
+/// Rows from which tiles pay, or may: of a matrix, and of the input of experts, each of which meets few of them.
 const ROWS: usize = 16;
 const EXPERT_ROWS: usize = 32;
 /// Fewer rows no tile has.
@@ -62,10 +90,10 @@ struct TileShape {
     subgroups: u32,
 }
 
-/// A kernel and what its workgroups compute.
+/// Kernels and what their workgroups compute.
 #[derive(Clone, Copy, Debug)]
 struct Tile {
-    kernel: &'static Kernel,
+    kernels: &'static [Kernel; 7],
     rows: u32,
     outputs: u32,
     step: u32,
@@ -103,14 +131,14 @@ impl Tile {
                 _ if memory < 20 << 10 => 32,
                 _ => 64,
             };
-            return Self { kernel: &REGISTERS, rows, outputs: 64, step: 32, threads: THREADS };
+            return Self { kernels: &REGISTERS, rows, outputs: 64, step: 32, threads: THREADS };
         }
         let TileShape { rows, outputs, step, subgroups } = match rows {
             _ if memory >= 48 << 10 || shape == SMALL => shape,
             ..=32 => LITTLE_WIDE,
             _ => LITTLE,
         };
-        Self { kernel: &COOPERATIVE, rows, outputs, step, threads: subgroups * target.team }
+        Self { kernels: &COOPERATIVE, rows, outputs, step, threads: subgroups * target.team }
     }
 }
 
@@ -135,6 +163,7 @@ pub(super) fn mat_mul(
 ) -> Result<bool, Error> {
     let words = words_of(x.width);
     let factors = x.rows.next_multiple_of(4);
+    let Pieces { shape, all } = gpu.pieces(weight)?;
     if x.rows < ROWS || !gpu.store.sees(factors + x.rows * words) {
         return Ok(false);
     }
@@ -142,7 +171,6 @@ pub(super) fn mat_mul(
     let halves = Halves { factors: 0, halves: factors, words };
     gpu.halves(x, &scratch, halves)?;
     let bias = bias.map(|b| gpu.store.start(b)).transpose()?;
-    let Pieces { shape, all } = gpu.pieces(weight)?;
     for (arena, piece) in all {
         let product = Product {
             tile: Tile::of_matrix(gpu, x.rows, piece.rows),
@@ -239,21 +267,13 @@ fn bias_of(places: [&MatrixPlace; 2]) -> (u32, [u32; 2]) {
     }
 }
 
-/// `ALIGNED`: whether rows of weights begin at whole words and eight weights are whole words, or rows are whole vectors;
-/// slots and arenas begin so.
-fn aligned(shape: MatrixShape, weights: u32) -> u32 {
+/// `ALIGNED` of `tile_any.wgsl`.
+fn aligned(shape: MatrixShape, weights: u32) -> bool {
     let whole = match shape.format {
         Format::Affine { bits, .. } => bits % 4 == 0,
         Format::Plain(_) | Format::Scaled { .. } => true,
     };
-    let to = |bytes| {
-        weights.is_multiple_of(bytes) && shape.format.row_bytes(shape.cols).is_multiple_of(bytes as usize)
-    };
-    match (whole && to(16), whole && to(4)) {
-        (true, _) => 2,
-        (_, true) => 1,
-        _ => 0,
-    }
+    whole && weights.is_multiple_of(4) && shape.format.row_bytes(shape.cols).is_multiple_of(4)
 }
 
 /// `USES` of `tile.wgsl` and what belongs to it.
@@ -380,7 +400,9 @@ impl GpuDevice {
         let &Product { tile, uses, rows, shape, parts, up, bias, activation, outputs } = product;
         let up_parts = up.map_or(parts, |up| up.parts.map(|at| at as u32));
         let (step, second) = up.map_or((1, 0), |up| (up.step, up.first));
-        let aligned = aligned(shape, parts[0]).min(aligned(shape, up_parts[0]));
+        let chunks = [parts, up_parts].map(|parts| Chunk::at(shape, parts.map(|at| at as usize)));
+        let which = if let [Some(chunk), Some(_)] = chunks { chunk.kernel() } else { ANY };
+        let aligned = aligned(shape, parts[0]) && aligned(shape, up_parts[0]);
         let (kind, [alpha, limit]) = activation;
         let params = Params::new()
             .view(self.store.place(&out)?, &out)
@@ -412,13 +434,13 @@ impl GpuDevice {
             ("PAIRS", up.is_some().into()),
             ("ACTIVATION", kind),
             ("BIAS", bias.0),
-            ("ALIGNED", aligned),
+            ("ALIGNED", aligned.into()),
         ])
         .format(shape.format);
         let tiles = if uses.kind == 0 { rows.div_ceil(tile.rows as usize) } else { rows };
         let groups = tiles * outputs.div_ceil(tile.outputs as usize);
         let buffers = [&self.activations(), weights, scratch, scratch, words, weights];
-        self.dispatch(tile.kernel, constants, &buffers, &params, groups)
+        self.dispatch(&tile.kernels[which], constants, &buffers, &params, groups)
     }
 }
 
@@ -433,7 +455,10 @@ mod tests {
     #[test]
     fn cooperative_tiles_are_valid() {
         let target = Target { team: 32, subgroups: true, dot8: true, f16: true, cooperative: true };
-        for (format, aligned) in [(Format::MXFP4, 1), (affine(4), 2), (affine(6), 1), (affine(8), 2)] {
+        let plain = [Scalar::F32, Scalar::F16, Scalar::BF16].map(Format::Plain);
+        let formats = [Format::MXFP4, Format::NVFP4, Format::MXFP8].into_iter().chain(plain);
+        for format in formats.chain([2, 3, 4, 5, 6, 8].map(affine)) {
+            let chunk = Chunk::of(MatrixShape { rows: 1, cols: 64, format }).expect("whole chunks");
             let little = [SMALL, LITTLE_WIDE, LITTLE].map(|shape| (shape, 32 << 10));
             let large = [MIDDLE, WIDE, LARGE].map(|shape| (shape, 48 << 10));
             for (TileShape { rows, outputs, step, subgroups }, memory) in little.into_iter().chain(large) {
@@ -446,9 +471,11 @@ mod tests {
                     ("PAIRS", 1),
                     ("ACTIVATION", 0),
                     ("BIAS", 9),
-                    ("ALIGNED", aligned),
+                    ("ALIGNED", 1),
                 ]);
-                valid(&target.text(&COOPERATIVE, &constants.format(format)), memory);
+                for kernel in [&COOPERATIVE[chunk.kernel()], &COOPERATIVE[ANY]] {
+                    valid(&target.text(kernel, &constants.format(format)), memory);
+                }
             }
         }
     }

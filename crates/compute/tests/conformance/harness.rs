@@ -323,8 +323,11 @@ impl Both {
     }
 
     pub(crate) fn weight(&mut self, random: &mut Random, shape: MatrixShape) -> Weight {
-        let of = random.matrix(shape);
-        self.twice(|device| device.weight(shape, bytes(&of)).unwrap())
+        self.weight_of(shape, &random.matrix(shape))
+    }
+
+    pub(crate) fn weight_of(&mut self, shape: MatrixShape, of: &[u8]) -> Weight {
+        self.twice(|device| device.weight(shape, bytes(of)).unwrap())
     }
 
     pub(crate) fn state(&mut self, shape: StateShape) -> State {

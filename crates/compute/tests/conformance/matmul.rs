@@ -139,6 +139,60 @@ fn many_rows_of_every_format() {
     });
 }
 
+/// Rows of whole chunks of 32, with scales that f16 holds and others.
+#[test]
+fn many_rows_in_whole_chunks() {
+    let mut random = Random::new(13);
+    Both::each(|both, exact| {
+        for format in some_formats().into_iter().chain([FP8]) {
+            let cols = match format {
+                Format::Plain(_) => 160,
+                Format::Affine { group, .. } => 3 * group as usize,
+                Format::Scaled { block_cols, .. } => 3 * (block_cols as usize).max(32),
+            };
+            let shape = MatrixShape { rows: 67, cols, format };
+            let of = random.matrix(shape);
+            let mut small = of.clone();
+            let parts = shape.parts().unwrap();
+            // Of the scales, the byte with the highest bits of the exponent; biases follow them.
+            let less = |scales: &mut [u8], size: usize, by: u8| {
+                scales.iter_mut().skip(size - 1).step_by(size).for_each(|high| *high -= by);
+            };
+            match format {
+                Format::Affine { scale: Scalar::F16, .. } => less(&mut small[parts.weights..], 2, 4 << 2),
+                Format::Affine { scale, .. } => less(&mut small[parts.weights..], scale.bytes(), 7),
+                Format::Scaled { scale: BlockScale::E8M0, .. } => less(&mut small[parts.weights..], 1, 13),
+                _ => {}
+            }
+            for (of, what) in [(&of, "usual scales"), (&small, "small scales")] {
+                let weight = both.weight_of(shape, of);
+                let (x, out) = (both.random(&mut random, 41, cols), both.poisoned(41, 67));
+                both.run(&Op::MatMul { x, weight, bias: None, exact: false, out });
+                let rounds = !exact && both.rounds_many(format);
+                both.agree_in_sum(&format!("{format}, {what}"), out, if rounds { 6e-3 } else { 1e-6 });
+            }
+        }
+    });
+}
+
+#[test]
+fn a_code_that_is_no_number_among_many_rows() {
+    let mut random = Random::new(14);
+    Both::each(|both, _| {
+        for format in [Format::MXFP8, FP8] {
+            let shape = MatrixShape { rows: 9, cols: 128, format };
+            let mut of = random.matrix(shape);
+            of[4 * 128 + 77] = 0xff;
+            let weight = both.weight_of(shape, &of);
+            let (x, out) = (both.random(&mut random, 40, 128), both.poisoned(40, 9));
+            both.run(&Op::MatMul { x, weight, bias: None, exact: false, out });
+            for (i, y) in both.read(out).iter().enumerate() {
+                assert_eq!(y.is_nan(), i % 9 == 4, "{format}, output {}", i % 9);
+            }
+        }
+    });
+}
+
 #[test]
 fn rows_longer_than_what_workgroups_remember() {
     let mut random = Random::new(11);

@@ -1,10 +1,7 @@
 // The rows of four chunks: the first word of each (the first vector of four words where chunks are so read), and the first
 // byte of their scales and biases.
-// ROW_COLS: inputs of a row. ELEMENT, BITS, BLOCK_COLS, SCALE as in formats.wgsl; BLOCK_COLS is a multiple of 32, or 16 with
-// scales of a byte. Weights begin at multiples of 16 bytes (of 4 where chunks are read by words), scales and biases at
-// multiples of 4.
-// Of a chunk, `chunk_four` gives numbers 4 j and the three that follow, without their scales; `chunk_dot` and `chunk_dot8`
-// the products of both halves.
+// ROW_COLS: inputs of a row. Weights begin at multiples of 16 bytes (of 4 where chunks are read by words), scales and biases
+// at multiples of 4.
 //
 // A part of PART neighbouring threads works on ROWS rows (1, 2 or 4) at a time. Each of its threads asks for four chunks at
 // once: ACROSS of each row, PART chunks apart.
@@ -16,38 +13,12 @@ const CHUNK_OF = vec4<u32>(0u, 1u % ACROSS, 2u % ACROSS, 3u % ACROSS) * PART;
 
 struct Rows { weights: vec4<u32>, scales: vec4<u32>, biases: vec4<u32> }
 
-const HALVES = BLOCK_COLS < 32u;
-const SCALE_BYTES = select(select(1u, 2u, SCALE < 3u), 4u, SCALE == 0u);
-
 @group(0) @binding(1) var<storage, read> w: array<u32>;
 @group(0) @binding(2) var<storage, read> w4: array<vec4<u32>>;
 
 // Words (vectors of four where chunks are so read) of a row of weights, and bytes of a row of scales.
 const ROW_WORDS = select(ROW_COLS * BITS / 32u, ROW_COLS / 32u * VECTORS, VECTORS > 0u);
 const ROW_SCALES = select((ROW_COLS + BLOCK_COLS - 1u) / BLOCK_COLS * SCALE_BYTES, 0u, ELEMENT < 3u);
-
-// What the lowest bits of a word say.
-fn scale_of(word: u32) -> f32 {
-    if (SCALE == 0u) { return bitcast<f32>(word); }
-    if (SCALE == 1u) { return unpack2x16float(word).x; }
-    if (SCALE == 2u) { return bitcast<f32>(word << 16u); }
-    let code = word & 255u;
-    if (SCALE == 3u) {
-        // e8m0: 2^(code - 127), where 0 is less than the smallest number with all bits and 255 is NaN.
-        return bitcast<f32>(code << 23u | select(0u, 0x00400000u, (code + 1u & 255u) < 2u));
-    }
-    // e4m3, where f16 has sign, exponent and mantissa.
-    let size = unpack2x16float((code & 128u) << 8u | (code & 127u) << 7u).x * 256.0;
-    return select(size, bitcast<f32>(0x7fc00000u | code), (code & 127u) == 127u);
-}
-
-fn fours_dot(q: Chunk, x: array<vec4<f32>, 8>) -> vec2<f32> {
-    return vec2<f32>(
-        (dot(chunk_four(q, 0u), x[0]) + dot(chunk_four(q, 1u), x[1]))
-            + (dot(chunk_four(q, 2u), x[2]) + dot(chunk_four(q, 3u), x[3])),
-        (dot(chunk_four(q, 4u), x[4]) + dot(chunk_four(q, 5u), x[5]))
-            + (dot(chunk_four(q, 6u), x[6]) + dot(chunk_four(q, 7u), x[7])));
-}
 
 // Four chunks as they lie in memory: nothing waits for them before it needs them. Of the words of scales and biases, what
 // counts begins at `shifts`.

@@ -29,15 +29,26 @@ fn eight_dot(word: u32, x0: vec4<f32>, x1: vec4<f32>) -> f32 {
     return dot(all.low, x0) + dot(all.high, x1);
 }
 
-fn chunk_four(q: vec4<u32>, j: u32) -> vec4<f32> {
+const FACTOR = 16384.0;
+
+// Four numbers, divided by FACTOR.
+fn chunk_bits(q: vec4<u32>, j: u32) -> vec4<f32> {
     let all = eight(q[j / 2u]);
-    return select(all.low, all.high, j % 2u == 1u) * 16384.0;
+    return select(all.low, all.high, j % 2u == 1u);
+}
+
+fn chunk_has_nans(q: vec4<u32>) -> bool {
+    return false;
+}
+
+fn chunk_four(q: vec4<u32>, j: u32) -> vec4<f32> {
+    return chunk_bits(q, j) * FACTOR;
 }
 
 fn chunk_dot(q: vec4<u32>, x: array<vec4<f32>, 8>) -> vec2<f32> {
     return vec2<f32>(
         eight_dot(q.x, x[0], x[1]) + eight_dot(q.y, x[2], x[3]),
-        eight_dot(q.z, x[4], x[5]) + eight_dot(q.w, x[6], x[7])) * 16384.0;
+        eight_dot(q.z, x[4], x[5]) + eight_dot(q.w, x[6], x[7])) * FACTOR;
 }
 
 fn chunk_dot8(q: vec4<u32>, x0: vec4<u32>, x1: vec4<u32>) -> vec2<i32> {

@@ -6,6 +6,7 @@ alias Chunk = array<vec4<u32>, VECTORS>;
 
 fn chunk_load(row: u32, c: u32) -> Chunk {
     var all: Chunk;
+    // @unroll
     for (var i = 0u; i < VECTORS; i++) { all[i] = w4[row + c * VECTORS + i]; }
     return all;
 }

@@ -20,10 +20,13 @@ fn quant(words: Chunk, i: u32) -> u32 {
     return extractBits(q, 0u, BITS);
 }
 
-fn chunk_four(words: Chunk, j: u32) -> vec4<f32> {
+fn chunk_quants(words: Chunk, j: u32) -> vec4<u32> {
     let i = j * 4u;
-    return vec4<f32>(
-        vec4<u32>(quant(words, i), quant(words, i + 1u), quant(words, i + 2u), quant(words, i + 3u)));
+    return vec4<u32>(quant(words, i), quant(words, i + 1u), quant(words, i + 2u), quant(words, i + 3u));
+}
+
+fn chunk_four(words: Chunk, j: u32) -> vec4<f32> {
+    return vec4<f32>(chunk_quants(words, j));
 }
 
 fn chunk_dot(words: Chunk, x: array<vec4<f32>, 8>) -> vec2<f32> {

@@ -10,9 +10,13 @@ fn chunk_load(row: u32, c: u32) -> vec4<u32> {
     return w4[row + c];
 }
 
-fn chunk_four(q: vec4<u32>, j: u32) -> vec4<f32> {
+fn chunk_quants(q: vec4<u32>, j: u32) -> vec4<u32> {
     let word = q[j / 2u] >> (16u * (j % 2u));
-    return vec4<f32>(vec4<u32>(word) >> vec4<u32>(0u, 4u, 8u, 12u) & vec4<u32>(15u));
+    return vec4<u32>(word) >> vec4<u32>(0u, 4u, 8u, 12u) & vec4<u32>(15u);
+}
+
+fn chunk_four(q: vec4<u32>, j: u32) -> vec4<f32> {
+    return vec4<f32>(chunk_quants(q, j));
 }
 
 fn chunk_dot(q: vec4<u32>, x: array<vec4<f32>, 8>) -> vec2<f32> {

@@ -10,10 +10,14 @@ fn chunk_load(row: u32, c: u32) -> Chunk {
     return Chunk(w4[row + 2u * c], w4[row + 2u * c + 1u]);
 }
 
-fn chunk_four(q: Chunk, j: u32) -> vec4<f32> {
+fn chunk_quants(q: Chunk, j: u32) -> vec4<u32> {
     var word = q.a[j % 4u];
     if (j >= 4u) { word = q.b[j % 4u]; }
-    return vec4<f32>(vec4<u32>(word) >> vec4<u32>(0u, 8u, 16u, 24u) & vec4<u32>(255u));
+    return vec4<u32>(word) >> vec4<u32>(0u, 8u, 16u, 24u) & vec4<u32>(255u);
+}
+
+fn chunk_four(q: Chunk, j: u32) -> vec4<f32> {
+    return vec4<f32>(chunk_quants(q, j));
 }
 
 fn chunk_dot(q: Chunk, x: array<vec4<f32>, 8>) -> vec2<f32> {

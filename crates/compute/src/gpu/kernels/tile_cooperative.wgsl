@@ -36,33 +36,6 @@ fn four_of(v: vec4<f32>) -> Four {
     return Four(v);
 }
 
-// Quants of 4 bits become f16 two at a time, as the low bits of 1024 and more, where f16 holds scale, bias and weights;
-// the one rounding is then the same as that of put_numbers.
-fn put_lot(lot: vec4<u32>, scale: vec2<f32>, at: u32) {
-    let size = abs(scale);
-    let held = (size == vec2<f32>(0.0)) | (size >= vec2<f32>(6.1035156e-5));
-    if (BITS != 4u || SCALE == 0u || !all(held) || !(size.x * 15.0 + size.y <= 65504.0)) {
-        put_numbers(lot, scale, at);
-        return;
-    }
-    let s = vec2<f16>(f16(scale.x));
-    let b = vec2<f16>(f16(scale.y));
-    for (var j = 0u; j < 4u; j++) {
-        let q = lot[j];
-        let w0 = fma(two_quants(q), s, b);
-        let w1 = fma(two_quants(q >> 4u), s, b);
-        let w2 = fma(two_quants(q >> 8u), s, b);
-        let w3 = fma(two_quants(q >> 12u), s, b);
-        ws[at + j * 2u] = Four(w0.x, w1.x, w2.x, w3.x);
-        ws[at + j * 2u + 1u] = Four(w0.y, w1.y, w2.y, w3.y);
-    }
-}
-
-// The lowest quants of both halves of a word.
-fn two_quants(q: u32) -> vec2<f16> {
-    return vec2<f16>(unpack2x16float(q & 0x000f000fu | 0x64006400u)) - vec2<f16>(1024.0h);
-}
-
 // Two matrices side by side, which lie in the stage. A thread has one column, or gate and up of one output.
 fn emit_matrices(tile: Tile, index: u32, row: u32, output: u32) {
     let lane = index % TEAM;

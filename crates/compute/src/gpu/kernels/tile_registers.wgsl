@@ -18,10 +18,6 @@ fn four_of(v: vec4<f32>) -> Four {
     return v;
 }
 
-fn put_lot(lot: vec4<u32>, scale: vec2<f32>, at: u32) {
-    put_numbers(lot, scale, at);
-}
-
 @compute @workgroup_size(WG)
 fn main(
     @builtin(workgroup_id) id: vec3<u32>,
