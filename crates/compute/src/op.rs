@@ -595,6 +595,9 @@ pub enum Op<'a> {
         shape: &'a ExpertShape,
         /// What joins gate and up.
         activation: Activation,
+        /// How many experts the layer has, 1 or more. With the rows of `x` and `out` a device may choose by it how it
+        /// computes; not by `uses`, as those of a step may come in any number of ops.
+        experts: usize,
         /// Which expert meets which row.
         uses: ExpertUses<'a>,
         /// `(uses.len() or more, intermediate)`: scratch; its contents are undefined afterwards.

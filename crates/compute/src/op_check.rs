@@ -307,7 +307,7 @@ impl Op<'_> {
     }
 
     fn check_experts(&self, c: Check<'_>) -> Result<(), Error> {
-        let &Op::Experts { x, shape, activation, uses, inner, out } = self else { return Ok(()) };
+        let &Op::Experts { x, shape, activation, experts, uses, inner, out } = self else { return Ok(()) };
         c.activation(activation)?;
         let (hidden, intermediate) = (x.width, inner.width);
         c.weight("gate", shape.gate, intermediate, hidden)?;
@@ -321,6 +321,9 @@ impl Op<'_> {
         c.apart("inner", inner.buffer, &out)?;
         if inner.rows < uses.len() {
             return c.wrong(format!("{} uses with {} rows between the matrices", uses.len(), inner.rows));
+        }
+        if experts == 0 {
+            return c.wrong("no experts".into());
         }
         let bytes = shape.bytes()?;
         let large_enough = |slot: Slot| match c.host.slot_bytes(slot)? {

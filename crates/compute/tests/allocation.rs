@@ -235,6 +235,7 @@ fn step(exact: bool, rows: usize) {
             x,
             shape: &shape,
             activation: Activation::SwiGlu,
+            experts: 4,
             uses: ExpertUses::Listed(&uses),
             inner,
             out: parts,

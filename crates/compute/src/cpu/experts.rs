@@ -55,7 +55,7 @@ impl Runs {
 
 /// Runs [`Op::Experts`].
 pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(), Error> {
-    let &Op::Experts { x, shape, activation, uses: ExpertUses::Listed(uses), inner, out } = op else {
+    let &Op::Experts { x, shape, activation, uses: ExpertUses::Listed(uses), inner, out, .. } = op else {
         return Ok(());
     };
     let layout = shape.layout()?;

@@ -254,12 +254,21 @@ impl Device for CpuDevice {
 
     fn run(&mut self, op: &Op<'_>) -> Result<(), Error> {
         op.check(&self.host)?;
-        if let &Op::Experts { x, shape, activation, uses: ExpertUses::Routed { ids, table }, inner, out } = op
+        if let &Op::Experts {
+            x,
+            shape,
+            activation,
+            experts,
+            uses: ExpertUses::Routed { ids, table },
+            inner,
+            out,
+        } = op
         {
             let mut routed = std::mem::take(&mut self.routed);
             let found = self.host.routed(ids, table, &mut routed);
             let uses = ExpertUses::Listed(&routed);
-            let done = found.and_then(|()| self.run(&Op::Experts { x, shape, activation, uses, inner, out }));
+            let done = found
+                .and_then(|()| self.run(&Op::Experts { x, shape, activation, experts, uses, inner, out }));
             self.routed = routed;
             return done;
         }

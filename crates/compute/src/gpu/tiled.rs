@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::{
-    Constants, GpuDevice, Kernel, Memory, Params,
+    AdapterKind, Constants, GpuDevice, Kernel, Memory, Params,
     elementwise::activation_of,
     formats::{Chunk, scalar},
     kernel,
@@ -75,11 +75,35 @@ const LITTLE_WIDE: TileShape = TileShape { rows: 32, outputs: 256, step: 32, sub
 const LITTLE: TileShape = TileShape { rows: 64, outputs: 128, step: 32, subgroups: 4 };
 /// How many tiles keep a card busy.
 const MANY_GROUPS: usize = 90;
+/// How many workgroups a card computes at once: fewer of them take as long.
+const BUSY_GROUPS: usize = 264;
 /// Rows of each expert up to which tiles are wide, not large.
 const FEW_ROWS: usize = 40;
 /// `BIAS` of `tile.wgsl`.
 const BIAS_OF_ACTIVATIONS: u32 = 8;
 const NO_BIAS: u32 = 9;
+
+/// From how many rows times outputs of a matrix tiles pay on a card with cooperative matrices, and from how many uses of an
+/// expert in the mean: with fewer, they take longer than all rows one by one, which take the longer the more it takes to
+/// unpack a weight.
+const fn pays(chunk: Option<Chunk>) -> (usize, usize) {
+    match chunk {
+        Some(Chunk::Q4 | Chunk::Q8) => (64 << 10, 5),
+        Some(Chunk::E2m1) => (44 << 10, 3),
+        _ => (36 << 10, 2),
+    }
+}
+
+/// Whether tiles of cooperative matrices pay for so many rows of a matrix.
+fn pay_for_rows(shape: MatrixShape, rows: usize) -> bool {
+    rows * shape.rows >= pays(Chunk::of(shape)).0
+}
+
+/// Whether they pay for so many uses among experts with this gate.
+fn pay_for_uses(gate: MatrixShape, uses: usize, experts: usize) -> bool {
+    let groups_of_one = (2 * gate.rows).div_ceil(WIDE.outputs as usize).max(1);
+    uses >= experts.max(BUSY_GROUPS / groups_of_one).saturating_mul(pays(Chunk::of(gate)).1)
+}
 
 /// What a workgroup computes: rows by outputs, so many inputs at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -164,7 +188,8 @@ pub(super) fn mat_mul(
     let words = words_of(x.width);
     let factors = x.rows.next_multiple_of(4);
     let Pieces { shape, all } = gpu.pieces(weight)?;
-    if x.rows < ROWS || !gpu.store.sees(factors + x.rows * words) {
+    let few = gpu.weighs_rows() && !pay_for_rows(shape, x.rows);
+    if x.rows < ROWS || few || !gpu.store.sees(factors + x.rows * words) {
         return Ok(false);
     }
     let scratch = gpu.scratch(factors + x.rows * words)?;
@@ -191,7 +216,7 @@ pub(super) fn mat_mul(
 
 /// Runs [`Op::Experts`], unless it has too few rows for tiles or gate and up are not alike: `false`.
 pub(super) fn experts(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<bool, Error> {
-    let &Op::Experts { x, shape, activation, uses, inner, out } = op else { return Ok(false) };
+    let &Op::Experts { x, shape, activation, experts, uses, inner, out } = op else { return Ok(false) };
     let [x_words, inner_words] = [x.width, inner.width].map(words_of);
     // Words of the table that a router's choice needs, of factors, and of numbers.
     let routed = match uses {
@@ -205,7 +230,11 @@ pub(super) fn experts(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<bool, Error> {
     };
     // What decides is the same for all ops that the uses of a chunk come in.
     let most = size(out.rows);
-    if x.rows < EXPERT_ROWS || shape.gate != shape.up || !gpu.store.sees(most.0 + most.1 + most.2) {
+    let few = match gpu.weighs_rows() {
+        true => x.rows < ROWS || !pay_for_uses(shape.gate, out.rows, experts),
+        false => x.rows < EXPERT_ROWS,
+    };
+    if few || shape.gate != shape.up || !gpu.store.sees(most.0 + most.1 + most.2) {
         return Ok(false);
     }
     let count = uses.len();
@@ -377,6 +406,12 @@ struct Product<'a> {
 }
 
 impl GpuDevice {
+    /// Whether more than [`ROWS`] and [`EXPERT_ROWS`] decides on tiles. It was measured for cooperative matrices; software
+    /// computes one workgroup after another, so that only the work counts.
+    fn weighs_rows(&self) -> bool {
+        self.target().cooperative && self.opened.adapter.kind != AdapterKind::Software
+    }
+
     fn halves(&mut self, x: View, scratch: &Memory, at: Halves) -> Result<(), Error> {
         let params = Params::new()
             .view(self.store.place(&x)?, &x)
@@ -451,6 +486,30 @@ mod tests {
         Scalar,
         gpu::kernel::{Target, tests::valid},
     };
+
+    /// By what was measured.
+    #[test]
+    fn few_uses_of_many_experts_come_one_by_one() {
+        let gate = |rows, cols, format| MatrixShape { rows, cols, format };
+        let qwen3 = gate(768, 2048, affine(4));
+        let cases = [
+            (qwen3, 48 * 8, 128, false),
+            (qwen3, 128 * 8, 128, true),
+            (gate(512, 2048, affine(4)), 96 * 8, 256, false),
+            (gate(512, 2048, affine(4)), 256 * 8, 256, true),
+            (gate(2880, 2880, Format::MXFP4), 16 * 4, 32, false),
+            (gate(2880, 2880, Format::MXFP4), 32 * 4, 32, true),
+            // Too few experts for a card.
+            (qwen3, 16 * 8, 16, false),
+            (qwen3, 128 * 8, 16, true),
+        ];
+        for (gate, uses, experts, tiles) in cases {
+            assert_eq!(pay_for_uses(gate, uses, experts), tiles, "{gate:?}, {uses} uses of {experts}");
+        }
+        assert!(
+            !pay_for_rows(gate(2048, 4096, affine(4)), 24) && pay_for_rows(gate(2048, 4096, affine(4)), 32)
+        );
+    }
 
     #[test]
     fn cooperative_tiles_are_valid() {

@@ -362,6 +362,7 @@ fn experts_that_do_not_fit() {
             x,
             shape: &shape,
             activation: Activation::SwiGlu,
+            experts: 2,
             uses: listed(uses),
             inner,
             out,
@@ -375,12 +376,20 @@ fn experts_that_do_not_fit() {
         let bad = ExpertShape { up: MatrixShape { rows: 7, ..wide }, ..shape };
         let activation = Activation::SwiGlu;
         let uses = listed(used(slot(0, 0), 0, 0));
-        refused(both, "up", &Op::Experts { x, shape: &bad, activation, uses, inner, out });
+        refused(both, "up", &Op::Experts { x, shape: &bad, activation, experts: 2, uses, inner, out });
         let up = MatrixShape { format: Format::Plain(Scalar::BF16), ..wide };
         let bad = ExpertShape { up, interleaved: true, ..shape };
-        refused(both, "interleaved", &Op::Experts { x, shape: &bad, activation, uses, inner, out });
+        refused(
+            both,
+            "interleaved",
+            &Op::Experts { x, shape: &bad, activation, experts: 2, uses, inner, out },
+        );
         let bad = ExpertShape { output_bias: Some(Scalar::F32), ..shape };
-        refused(both, "no room for biases", &Op::Experts { x, shape: &bad, activation, uses, inner, out });
+        refused(
+            both,
+            "no room for biases",
+            &Op::Experts { x, shape: &bad, activation, experts: 2, uses, inner, out },
+        );
         let taken =
             [&mut both.reference, &mut both.device].map(|device| device.take_slot(slot(2, 0)).unwrap());
         refused(both, "taken", &op(used(slot(2, 0), 0, 0)));

@@ -66,6 +66,7 @@ fn every_format() {
                 x,
                 shape: &shape,
                 activation: Activation::SwiGlu,
+                experts: 3,
                 uses: ExpertUses::Listed(&uses),
                 inner,
                 out,
@@ -95,6 +96,7 @@ fn matrices_of_different_formats() {
                 x,
                 shape: &shape,
                 activation: Activation::SwiGlu,
+                experts: 4,
                 uses: ExpertUses::Listed(&uses),
                 inner,
                 out,
@@ -119,6 +121,7 @@ fn any_number_of_experts_per_row() {
                 x,
                 shape: &shape,
                 activation: Activation::SwiGlu,
+                experts: 32,
                 uses: ExpertUses::Listed(&uses),
                 inner,
                 out,
@@ -148,6 +151,7 @@ fn interleaved_with_biases_and_any_activation() {
                         x,
                         shape: &shape,
                         activation,
+                        experts: 3,
                         uses: ExpertUses::Listed(&uses),
                         inner,
                         out,
@@ -182,6 +186,7 @@ fn inner_rows_longer_than_what_workgroups_remember() {
                 x,
                 shape: &shape,
                 activation: Activation::SwiGlu,
+                experts: 1,
                 uses: ExpertUses::Listed(&uses),
                 inner,
                 out,
@@ -204,6 +209,7 @@ fn parts_without_a_use_are_kept() {
             x,
             shape: &shape,
             activation: Activation::SwiGlu,
+            experts: 1,
             uses: ExpertUses::Listed(&uses),
             inner,
             out,
@@ -213,6 +219,7 @@ fn parts_without_a_use_are_kept() {
             x,
             shape: &shape,
             activation: Activation::SwiGlu,
+            experts: 1,
             uses: ExpertUses::Listed(&[]),
             inner,
             out,
@@ -238,7 +245,15 @@ fn neither_threads_nor_other_uses_change_a_bit() {
                 both.device.write(out.buffer, &vec![f32::NAN; 4 * rows * 128]).unwrap();
                 for uses in lists {
                     let (shape, uses) = (&shape, ExpertUses::Listed(uses));
-                    let op = Op::Experts { x, shape, activation: Activation::SwiGlu, uses, inner, out };
+                    let op = Op::Experts {
+                        x,
+                        shape,
+                        activation: Activation::SwiGlu,
+                        experts: 6,
+                        uses,
+                        inner,
+                        out,
+                    };
                     both.device.run(&op).unwrap();
                 }
                 let mut numbers = vec![0.0; 4 * rows * 128];
@@ -285,7 +300,15 @@ fn a_router_names_the_experts() {
             let of_router = both.dense(rows, &ids.iter().map(|id| *id as f32).collect::<Vec<_>>());
             let (inner, out) = (both.poisoned(rows * k, 64), both.poisoned(rows * k, 64));
             let uses = ExpertUses::Routed { ids: of_router, table };
-            both.run(&Op::Experts { x, shape: &shape, activation: Activation::SwiGlu, uses, inner, out });
+            both.run(&Op::Experts {
+                x,
+                shape: &shape,
+                activation: Activation::SwiGlu,
+                experts: 7,
+                uses,
+                inner,
+                out,
+            });
             let tolerance = if exact { 1e-5 } else { 2e-2 };
             both.agree_in_sum("routed", out, tolerance);
             // A list of the same uses gives the same bits.
@@ -297,7 +320,15 @@ fn a_router_names_the_experts() {
                 .collect();
             uses.sort_by_key(|u| (u.slot, u.part));
             let uses = ExpertUses::Listed(&uses);
-            both.run(&Op::Experts { x, shape: &shape, activation: Activation::SwiGlu, uses, inner, out });
+            both.run(&Op::Experts {
+                x,
+                shape: &shape,
+                activation: Activation::SwiGlu,
+                experts: 7,
+                uses,
+                inner,
+                out,
+            });
             assert_eq!(bits(&both.read(out)), routed, "{}", both.device.describe());
         }
     });
@@ -342,7 +373,15 @@ fn a_router_chooses_and_its_experts_follow() {
                 }
                 let uses = ExpertUses::Routed { ids, table };
                 let activation = Activation::SwiGlu;
-                both.run(&Op::Experts { x, shape: &shape, activation, uses, inner, out: parts });
+                both.run(&Op::Experts {
+                    x,
+                    shape: &shape,
+                    activation,
+                    experts: count,
+                    uses,
+                    inner,
+                    out: parts,
+                });
                 if looks {
                     both.read(parts);
                 }
@@ -365,6 +404,7 @@ fn a_router_chooses_and_its_experts_follow() {
                     x,
                     shape: &shape,
                     activation: Activation::SwiGlu,
+                    experts: count,
                     uses,
                     inner,
                     out,
@@ -402,6 +442,7 @@ fn many_rows_of_every_format() {
                 x,
                 shape: &shape,
                 activation: Activation::SwiGlu,
+                experts: 5,
                 uses: ExpertUses::Listed(&uses),
                 inner,
                 out,
@@ -437,7 +478,7 @@ fn experts_that_many_rows_and_none_choose() {
         let of_router = both.dense(rows, &ids.iter().map(|id| *id as f32).collect::<Vec<_>>());
         let (inner, out) = (both.poisoned(rows * k, 64), both.poisoned(rows * k, 128));
         let uses = ExpertUses::Routed { ids: of_router, table };
-        both.run(&Op::Experts { x, shape: &shape, activation, uses, inner, out });
+        both.run(&Op::Experts { x, shape: &shape, activation, experts: 11, uses, inner, out });
         let tolerance = if exact { 1e-5 } else { 2e-2 };
         both.agree_in_sum("routed", out, tolerance);
         // However the uses come, the bits are the same.
@@ -458,7 +499,9 @@ fn experts_that_many_rows_and_none_choose() {
             both.device.write(out.buffer, &vec![f32::NAN; rows * k * 128]).unwrap();
             for uses in &ops {
                 let uses = ExpertUses::Listed(uses);
-                both.device.run(&Op::Experts { x, shape: &shape, activation, uses, inner, out }).unwrap();
+                both.device
+                    .run(&Op::Experts { x, shape: &shape, activation, experts: 11, uses, inner, out })
+                    .unwrap();
             }
             assert!(bits(&both.read(out)) == routed, "{}, in {} ops", both.device.describe(), ops.len());
         }

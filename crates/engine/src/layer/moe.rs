@@ -532,7 +532,15 @@ impl Moe {
         parts: View,
     ) -> Result<(), Error> {
         let inner = View::rows(step.lane(INNER, 0).buffer, uses.len(), self.shape.gate.rows);
-        step.run(&Op::Experts { x, shape: &self.shape, activation: self.activation, uses, inner, out: parts })
+        step.run(&Op::Experts {
+            x,
+            shape: &self.shape,
+            activation: self.activation,
+            experts: self.n_experts,
+            uses,
+            inner,
+            out: parts,
+        })
     }
 
     fn run_shared(&self, step: &mut Step<'_>) -> Result<Option<Shared>, Error> {

@@ -81,7 +81,7 @@ pub(super) fn experts(
     let activation = Activation::SwiGlu;
     lab.time(work.clone(), out, &mut |device, i| {
         let uses = ExpertUses::Routed { ids: choices[i % times], table };
-        Ok(device.run(&Op::Experts { x, shape: &shape, activation, uses, inner, out })?)
+        Ok(device.run(&Op::Experts { x, shape: &shape, activation, experts: met, uses, inner, out })?)
     })?;
     if rows > 1 {
         return Ok(());
@@ -100,7 +100,7 @@ pub(super) fn experts(
     lab.time(work, sum, &mut |device, i| {
         device.run(&Op::TopK { logits: all[i % times], router: Router::softmax(true), ids, weights })?;
         let uses = ExpertUses::Routed { ids, table };
-        device.run(&Op::Experts { x, shape: &shape, activation, uses, inner, out })?;
+        device.run(&Op::Experts { x, shape: &shape, activation, experts: met, uses, inner, out })?;
         Ok(device.run(&Op::Combine { parts: out, weights, shared: None, add: true, out: sum })?)
     })
 }
