@@ -104,6 +104,19 @@ pub(super) trait Simd: Copy {
     unsafe fn load_bf16(p: *const u8) -> Self::F;
     unsafe fn load_f16(p: *const u8) -> Self::F;
     unsafe fn load_e4m3(p: *const u8) -> Self::F;
+    /// How many times smaller [`Simd::load_e4m3_bits`] is.
+    const E4M3_FACTOR: f32 = 1.0;
+    /// As [`Simd::load_e4m3`], but smaller, and what is no number larger than all numbers, where that is less work.
+    #[inline(always)]
+    unsafe fn load_e4m3_bits(p: *const u8) -> Self::F {
+        // SAFETY: the caller's.
+        unsafe { Self::load_e4m3(p) }
+    }
+    /// The larger sizes of numbers, where [`Simd::E4M3_FACTOR`] is not 1.
+    #[inline(always)]
+    unsafe fn larger(a: Self::F, _b: Self::F) -> Self::F {
+        a
+    }
     unsafe fn load_e2m1(p: *const u8) -> Self::F;
 
     /// Asks for bytes that will be read soon to come into the second-level cache, which takes more of them at a time than

@@ -175,6 +175,20 @@ impl Simd for Avx512 {
             _mm512_mul_ps(_mm512_cvtph_ps(x), _mm512_set1_ps(256.0))
         }
     }
+    const E4M3_FACTOR: f32 = 256.0;
+    #[inline(always)]
+    unsafe fn load_e4m3_bits(p: *const u8) -> __m512 {
+        // SAFETY: see `zero`. As for AVX2, but for NaN.
+        unsafe {
+            let x = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(_mm_loadu_si128(p.cast())));
+            _mm512_cvtph_ps(_mm256_and_si256(x, _mm256_set1_epi16(!0x407f)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn larger(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: see `zero`. The third of four choices compares sizes, and takes the larger one without its sign.
+        unsafe { _mm512_range_ps::<0b1011>(a, b) }
+    }
     #[inline(always)]
     unsafe fn load_e2m1(p: *const u8) -> __m512 {
         // SAFETY: see `zero`. The lowest four bits of a lane choose.

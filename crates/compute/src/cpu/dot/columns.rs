@@ -13,7 +13,7 @@ use std::{mem::MaybeUninit, ops::Range};
 
 use super::{
     algorithm::{Bf16, Column, F16, F32, GROUP, LINE, MAX_UNIT, MOST_LANES, Pointers, Simd, ends},
-    blocks::e2m1_scales,
+    blocks::scaled,
     quants::{E2M1_BIAS, Packing, parts},
 };
 use crate::{BlockScale, Scalar};
@@ -439,7 +439,7 @@ unsafe fn widen_scales<S: Simd>(w: &QuantRows<'_>, groups: Groups, scratch: &mut
                 for (r, row) in rows[..S::LANES].iter_mut().enumerate() {
                     let bytes = std::slice::from_raw_parts(*row, w.scale_bytes);
                     let halves = std::slice::from_raw_parts_mut(wide.add(r * count), count);
-                    e2m1_scales::<S>(of, bytes, halves);
+                    scaled::<S>(of, bytes, 0.5, halves);
                     *row = halves.as_ptr().cast();
                 }
                 transpose::<S, F32>(&rows, count, scales);

@@ -16,7 +16,7 @@ use super::{
         Bf16, Element, F16, F32, GROUP, LINE, MAX_UNIT, MOST_LANES, NEAR, Simd, TILE, reduce, rows_ahead,
         widen,
     },
-    blocks::e2m1_scales,
+    blocks::scaled,
     columns::{Groups, QuantRows, RoundedRow, Scales},
     quants::{E2M1_BIAS, PARTS, Packing, parts},
 };
@@ -583,7 +583,7 @@ pub(super) unsafe fn widen_scales<S: Simd>(
                     widen::<S, Bf16>(b, biases);
                 }
                 Scales::E2M1(of) => {
-                    e2m1_scales::<S>(of, s, scales);
+                    scaled::<S>(of, s, 0.5, scales);
                     biases.iter_mut().zip(scales).for_each(|(bias, half)| *bias = E2M1_BIAS * *half);
                 }
             }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::{
     BATCH, FEW, GROUP, Kernels, Quant, Sums, TILE,
     algorithm::MOST_LANES,
-    blocks::{Blocks, MOST_ROWS},
+    blocks::Blocks,
     columns::{Groups, QuantRows, RoundedRow, Scales, tile_bytes, tile_numbers},
     few::{LaidOut, laid_out_bytes, widened_at_once},
     quants::AffineRow,
@@ -171,8 +171,9 @@ impl<'a> Panel<'a> {
             Format::Plain(scalar) => {
                 return Panel(Kind::Numbers { scalar, cols, rows: rows_of.map(|(w, ..)| w), count });
             }
+            // For more rows it pays to write widened ones to memory.
             Format::Scaled { element, block_cols, scale, .. }
-                if uses <= MOST_ROWS && in_lanes(block_cols.into()) && in_lanes(cols) =>
+                if uses <= TILE && in_lanes(block_cols.into()) && in_lanes(cols) =>
             {
                 let block = usize::from(block_cols);
                 let rows = rows_of.map(|(elements, scales, _)| Blocks { elements, scales, scale, block });
@@ -264,7 +265,7 @@ fn quant_rows<'a>(matrix: &Matrix<'a>, part: Range<usize>) -> (QuantRows<'a>, Qu
 
 impl Kernels {
     /// Products of rows of numbers, which the `first` rows of activations bring from memory.
-    fn numbers(self, scalar: Scalar, (w, first): (&[&[u8]], bool), x: &[&[f32]], sums: &mut Sums) {
+    pub(super) fn numbers(self, scalar: Scalar, (w, first): (&[&[u8]], bool), x: &[&[f32]], sums: &mut Sums) {
         let cols = x.first().map_or(0, |x| x.len());
         assert!(w.len() <= TILE && x.len() <= TILE);
         assert!(w.iter().all(|w| w.len() == cols * scalar.bytes()) && x.iter().all(|x| x.len() == cols));
@@ -418,20 +419,19 @@ impl Kernels {
     }
 
     /// Products of rows of small floats and of f32.
-    fn blocks(self, element: Element, w: &[Blocks<'_>], x: &[&[f32]], sums: &mut Sums) {
+    pub(super) fn blocks(self, element: Element, w: &[Blocks<'_>], x: &[&[f32]], sums: &mut Sums) {
         let (block, cols) = (w.first().map_or(0, |w| w.block), x.first().map_or(0, |x| x.len()));
         assert!(w.len() <= TILE && x.len() <= TILE && x.iter().all(|x| x.len() == cols));
         assert!(block > 0 && block.is_multiple_of(MOST_LANES) && cols.is_multiple_of(MOST_LANES));
-        assert!(w.iter().all(|w| w.block == block && w.elements.len() * 8 >= cols * element.bits()));
-        // SAFETY: the table's set is there, and so are the elements; all are whole vectors of any set.
+        assert!(w.iter().all(|w| w.block == block && w.has(element, cols)));
+        // SAFETY: the table's set is there, and so are elements and scales; all are whole vectors of any set.
         unsafe { (self.0.blocks)(element, w, x, sums) }
     }
 
     /// Widens a row of small floats.
     pub(crate) fn widen_blocks(self, element: Element, row: &Blocks<'_>, out: &mut [f32]) {
-        let bits = element.bits();
-        assert!(row.elements.len() * 8 >= out.len() * bits && (row.block * bits).is_multiple_of(8));
-        // SAFETY: the table's set is there, and so are the elements; blocks begin at whole bytes.
+        assert!(row.has(element, out.len()) && (row.block * element.bits()).is_multiple_of(8));
+        // SAFETY: the table's set is there, and so are elements and scales; blocks begin at whole bytes.
         unsafe { (self.0.widen_blocks)(element, row, out) }
     }
 }
