@@ -165,7 +165,7 @@ pub(crate) struct ComputeArgs {
     #[arg(long, value_name = "NAME", value_parser = device, default_value = "auto", env = "MOEFLUX_DEVICE",
         hide_env_values = true, help_heading = COMPUTE)]
     pub(crate) device: String,
-    /// Instructions to use instead of the best ones: generic, avx2, avxvnni, avx512, neon
+    /// Instructions to use instead of the best ones: generic, avx2, avxvnni, avx512, avx512vbmi, neon
     #[arg(long, value_name = "NAME", hide = true, help_heading = COMPUTE)]
     pub(crate) isa: Option<String>,
 }

@@ -267,7 +267,7 @@ pub struct DeviceOptions {
     pub exact: bool,
     /// What keys and values are kept as: f32 on the exact path, where nothing else can be had, and else f16 by default.
     pub keys: Option<KeyFormat>,
-    /// Forces an instruction set (`generic`, `avx2`, `avxvnni`, `avx512`, `neon`) instead of the best one; `plain` makes a GPU do
+    /// Forces an instruction set (`generic`, `avx2`, `avxvnni`, `avx512`, `avx512vbmi`, `neon`) instead of the best one; `plain` makes a GPU do
     /// without subgroups, f16 and cooperative matrices.
     pub isa: Option<String>,
 }

@@ -92,7 +92,8 @@ impl Element {
 const E2M1: [f32; 16] =
     [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
-static E4M3: [f32; 256] = {
+/// What each code is.
+pub(crate) static E4M3: [f32; 256] = {
     let (mut all, mut code) = ([0.0; 256], 0);
     while code < 256 {
         let (exponent, mantissa) = (code >> 3 & 15, code & 7);

@@ -112,6 +112,14 @@ pub(super) trait Simd: Copy {
         // SAFETY: the caller's.
         unsafe { Self::load_e4m3(p) }
     }
+    /// Whether [`Simd::load_e4m3_line`] is less work than single vectors; these have sixteen numbers then.
+    const E4M3_LINES: bool = false;
+    /// The elements of a line.
+    #[inline(always)]
+    unsafe fn load_e4m3_line(p: *const u8) -> [Self::F; 4] {
+        // SAFETY: the caller's.
+        unsafe { [0, 1, 2, 3].map(|i| Self::load_e4m3(p.add(i * Self::LANES))) }
+    }
     /// The larger sizes of numbers, where [`Simd::E4M3_FACTOR`] is not 1.
     #[inline(always)]
     unsafe fn larger(a: Self::F, _b: Self::F) -> Self::F {

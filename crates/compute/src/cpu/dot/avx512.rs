@@ -1,16 +1,46 @@
-//! AVX-512 with VNNI.
+//! AVX-512 with VNNI; with `VBMI`, also the tables of 128 bytes of AVX-512 VBMI.
 #![allow(clippy::needless_range_loop, reason = "arrays of vectors are walked together, and without closures")]
 
 use std::arch::x86_64::*;
 
 use super::{
+    Sums, Table,
     algorithm::{GROUP, MOST_LANES, Pointers, Simd},
     avx2::{Avx2, Lanes},
+    blocks::{self, Blocks, E4m3},
+    on_avx512,
     quants::{PARTS, Packing},
 };
+use crate::{Element, format::E4M3 as NUMBERS};
 
 #[derive(Clone, Copy)]
-pub(super) struct Avx512;
+pub(super) struct Avx512<const VBMI: bool>;
+
+/// E4M3 by tables: the bytes of what an element without its sign is as bf16, and the order in which elements come out of unpacking
+/// bytes, then words, within lanes of 128 bits.
+struct Tables {
+    low: [[u8; 64]; 2],
+    high: [[u8; 64]; 2],
+    order: [u8; 64],
+}
+
+static E4M3: Tables = {
+    let mut all = Tables { low: [[0; 64]; 2], high: [[0; 64]; 2], order: [0; 64] };
+    let mut i = 0;
+    while i < 128 {
+        let bits = NUMBERS[i].to_bits() >> 16;
+        (all.low[i / 64][i % 64], all.high[i / 64][i % 64]) = (bits as u8, (bits >> 8) as u8);
+        i += 1;
+    }
+    // Lane `l` of vector `v` has elements 16 v + 4 l and the three that follow.
+    let mut i = 0;
+    while i < 64 {
+        let (lane, vector) = (i / 16, i % 16 / 4);
+        all.order[i] = (16 * vector + 4 * lane + i % 4) as u8;
+        i += 1;
+    }
+    all
+};
 
 /// Which 16-bit words of `8 * bits` bytes belong into each lane of 128 bits: `bits` of them hold sixteen quants.
 const fn words(bits: usize) -> [u16; 32] {
@@ -80,7 +110,7 @@ unsafe fn transposed(x: [__m512i; MOST_LANES]) -> [__m512i; MOST_LANES] {
     all
 }
 
-impl Simd for Avx512 {
+impl<const VBMI: bool> Simd for Avx512<VBMI> {
     type F = __m512;
     type I = __m512i;
     type D = __m512i;
@@ -182,6 +212,27 @@ impl Simd for Avx512 {
         unsafe {
             let x = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(_mm_loadu_si128(p.cast())));
             _mm512_cvtph_ps(_mm256_and_si256(x, _mm256_set1_epi16(!0x407f)))
+        }
+    }
+    const E4M3_LINES: bool = VBMI;
+    #[inline(always)]
+    unsafe fn load_e4m3_line(p: *const u8) -> [__m512; 4] {
+        // SAFETY: see `zero`.
+        unsafe {
+            let of = |bytes: &[u8; 64]| _mm512_loadu_si512(bytes.as_ptr().cast());
+            let codes = _mm512_permutexvar_epi8(of(&E4M3.order), _mm512_loadu_si512(p.cast()));
+            let low = _mm512_permutex2var_epi8(of(&E4M3.low[0]), codes, of(&E4M3.low[1]));
+            let high = _mm512_permutex2var_epi8(of(&E4M3.high[0]), codes, of(&E4M3.high[1]));
+            // Of either, or the sign of the code.
+            let high = _mm512_ternarylogic_epi64::<0b1111_1000>(high, codes, _mm512_set1_epi8(i8::MIN));
+            let (zero, one) = (_mm512_setzero_si512(), _mm512_unpacklo_epi8(low, high));
+            let other = _mm512_unpackhi_epi8(low, high);
+            [
+                _mm512_castsi512_ps(_mm512_unpacklo_epi16(zero, one)),
+                _mm512_castsi512_ps(_mm512_unpackhi_epi16(zero, one)),
+                _mm512_castsi512_ps(_mm512_unpacklo_epi16(zero, other)),
+                _mm512_castsi512_ps(_mm512_unpackhi_epi16(zero, other)),
+            ]
         }
     }
     #[inline(always)]
@@ -497,3 +548,38 @@ impl Simd for Avx512 {
         }
     }
 }
+
+/// [`blocks::block_tile`] of E4M3, each number of rows in a function of its own: together they have too much in registers.
+macro_rules! blocks_by_tables {
+    ($($name:ident $rows:literal),*) => {
+        $(
+            #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi")]
+            unsafe fn $name(w: &[Blocks<'_>], x: &[&[f32]; $rows], at: usize, sums: &mut Sums) {
+                // SAFETY: the caller's.
+                unsafe { blocks::part::<Avx512<true>, E4m3, $rows>(w, x, at, sums) };
+            }
+        )*
+    };
+}
+
+blocks_by_tables!(one_row 1, two_rows 2, four_rows 4);
+
+unsafe fn products_by_tables(element: Element, w: &[Blocks<'_>], x: &[&[f32]], sums: &mut Sums) {
+    // SAFETY: the caller's.
+    unsafe {
+        match *x {
+            _ if element != Element::E4M3 => (on_avx512::KERNELS.blocks)(element, w, x, sums),
+            [a] => one_row(w, &[a], 0, sums),
+            [a, b] => two_rows(w, &[a, b], 0, sums),
+            [a, b, c] => {
+                two_rows(w, &[a, b], 0, sums);
+                one_row(w, &[c], 2, sums);
+            }
+            [a, b, c, d] => four_rows(w, &[a, b, c, d], 0, sums),
+            _ => {}
+        }
+    }
+}
+
+/// The kernels of AVX-512, but those that VBMI makes faster.
+pub(super) static WITH_VBMI: Table = Table { blocks: products_by_tables, ..on_avx512::KERNELS };

@@ -3,7 +3,7 @@
 #![allow(clippy::needless_range_loop, reason = "arrays of vectors are walked together, and without closures")]
 
 use super::{
-    algorithm::{FAR, MOST_LANES, Simd, Sums, TILE, reduce, rows_ahead},
+    algorithm::{FAR, LINE, MOST_LANES, NEAR, Simd, Sums, TILE, reduce, rows_ahead},
     quants::E2m1,
 };
 use crate::{BlockScale, Element, Scalar};
@@ -47,6 +47,16 @@ const SECTION: usize = 16;
 pub(super) trait SmallFloat: Copy {
     const ELEMENT: Element;
     unsafe fn load<S: Simd>(p: *const u8) -> S::F;
+    /// Whether `load_line` is less work than `load`.
+    #[inline(always)]
+    fn in_lines<S: Simd>() -> bool {
+        false
+    }
+    #[inline(always)]
+    unsafe fn load_line<S: Simd>(_p: *const u8) -> [S::F; 4] {
+        // SAFETY: the caller's.
+        unsafe { [S::zero(); 4] }
+    }
     /// How many times smaller `load_bits` is.
     #[inline(always)]
     fn factor<S: Simd>() -> f32 {
@@ -69,6 +79,15 @@ impl SmallFloat for E4m3 {
     unsafe fn load<S: Simd>(p: *const u8) -> S::F {
         // SAFETY: the caller's.
         unsafe { S::load_e4m3(p) }
+    }
+    #[inline(always)]
+    fn in_lines<S: Simd>() -> bool {
+        S::E4M3_LINES
+    }
+    #[inline(always)]
+    unsafe fn load_line<S: Simd>(p: *const u8) -> [S::F; 4] {
+        // SAFETY: the caller's.
+        unsafe { S::load_e4m3_line(p) }
     }
     #[inline(always)]
     fn factor<S: Simd>() -> f32 {
@@ -152,12 +171,56 @@ unsafe fn blocks<S: Simd, E: SmallFloat, const R: usize, const X: usize>(
 ) -> [[f32; X]; R] {
     // SAFETY: the caller's.
     unsafe {
+        let (block, cols) = (w[0].block, x[0].len());
+        if E::in_lines::<S>() && block >= LINE / 2 && block.is_power_of_two() && cols.is_multiple_of(LINE) {
+            return lines::<S, E, R, X>(w, x);
+        }
         if E::factor::<S>() != 1.0
             && let Some(products) = products::<S, E, R, X, true>(w, x)
         {
             return products;
         }
         products::<S, E, R, X, false>(w, x).unwrap_or([[f32::NAN; X]; R])
+    }
+}
+
+/// [`blocks`] of whole lines, each of which has one scale or two.
+#[inline(always)]
+unsafe fn lines<S: Simd, E: SmallFloat, const R: usize, const X: usize>(
+    w: &[Blocks<'_>; R],
+    x: &[&[f32]; X],
+) -> [[f32; X]; R] {
+    let (cols, shift) = (x[0].len(), w[0].block.trailing_zeros());
+    // SAFETY: the caller's.
+    unsafe {
+        let mut acc = [[S::zero(); X]; R];
+        let mut numbers = [[0.0; SECTION]; R];
+        let ahead = rows_ahead(NEAR, cols, TILE) * cols;
+        for from in (0..cols).step_by(SECTION << shift) {
+            let to = cols.min(from + (SECTION << shift));
+            for r in 0..R {
+                let bytes = &w[r].scales[(from >> shift) * w[r].scale.bytes()..];
+                scaled::<S>(w[r].scale, bytes, 1.0, &mut numbers[r][..(to - from).div_ceil(1 << shift)]);
+            }
+            for first in (from..to).step_by(LINE) {
+                // The blocks of both halves.
+                let halves = [first - from, first - from + LINE / 2].map(|i| (i >> shift) % SECTION);
+                for r in 0..R {
+                    let at = w[r].elements.as_ptr().add(first);
+                    S::prefetch_near(at.wrapping_add(ahead));
+                    let elements = E::load_line::<S>(at);
+                    let scales = [S::splat(numbers[r][halves[0]]), S::splat(numbers[r][halves[1]])];
+                    for v in 0..elements.len() {
+                        let i = first + v * S::LANES;
+                        let number = S::mul(elements[v], scales[v / 2]);
+                        for c in 0..X {
+                            acc[r][c] = S::fma(number, S::load(x[c].as_ptr().add(i)), acc[r][c]);
+                        }
+                    }
+                }
+            }
+        }
+        reduce::<S, R, X>(&acc)
     }
 }
 
@@ -221,34 +284,38 @@ unsafe fn products<S: Simd, E: SmallFloat, const R: usize, const X: usize, const
     }
 }
 
+/// [`block_tile`] of `X` rows of f32, of which the first is number `at`; returns how many that were.
+///
+/// # Safety
+/// As [`blocks`].
+#[inline(always)]
+pub(super) unsafe fn part<S: Simd, E: SmallFloat, const X: usize>(
+    w: &[Blocks<'_>],
+    x: &[&[f32]; X],
+    at: usize,
+    sums: &mut Sums,
+) -> usize {
+    // SAFETY: the caller's.
+    unsafe {
+        if let Ok(w) = w.try_into() {
+            let tile = blocks::<S, E, TILE, X>(w, x);
+            sums.iter_mut().zip(tile).for_each(|(to, from)| to[at..at + X].copy_from_slice(&from));
+            return X;
+        }
+        for (w, to) in w.iter().zip(sums) {
+            let [from] = blocks::<S, E, 1, X>(&[*w], x);
+            to[at..at + X].copy_from_slice(&from);
+        }
+    }
+    X
+}
+
 /// The products of up to [`TILE`] rows of small floats and of f32 each: `sums[weight row][row of x]`.
 ///
 /// # Safety
 /// As [`blocks`].
 #[inline(always)]
 pub(super) unsafe fn block_tile<S: Simd, E: SmallFloat>(w: &[Blocks<'_>], x: &[&[f32]], sums: &mut Sums) {
-    /// With `X` rows of f32, of which the first is number `at`; returns how many that were.
-    #[inline(always)]
-    unsafe fn part<S: Simd, E: SmallFloat, const X: usize>(
-        w: &[Blocks<'_>],
-        x: &[&[f32]; X],
-        at: usize,
-        sums: &mut Sums,
-    ) -> usize {
-        // SAFETY: the caller's.
-        unsafe {
-            if let Ok(w) = w.try_into() {
-                let tile = blocks::<S, E, TILE, X>(w, x);
-                sums.iter_mut().zip(tile).for_each(|(to, from)| to[at..at + X].copy_from_slice(&from));
-                return X;
-            }
-            for (w, to) in w.iter().zip(sums) {
-                let [from] = blocks::<S, E, 1, X>(&[*w], x);
-                to[at..at + X].copy_from_slice(&from);
-            }
-        }
-        X
-    }
     let mut at = 0;
     while at < x.len() {
         let rest = &x[at..];
@@ -293,7 +360,7 @@ mod tests {
     /// Also where elements are no numbers, and scales so large or small that no factor can be joined with them.
     #[test]
     fn products_are_those_of_widened_rows() {
-        let (cols, block) = (96, 32);
+        let (cols, block) = (192, 32);
         let x: Vec<Vec<f32>> = (0..TILE)
             .map(|r| (0..cols).map(|i| ((7 * i + 3 * r) % 23) as f32 / 8.0 - 1.3).collect())
             .collect();
@@ -308,7 +375,7 @@ mod tests {
                 .map(|of| (isa, of))
         }) {
             let kernels = Kernels::new(isa).unwrap();
-            let scales: Vec<u8> = (1..=3u8).flat_map(|i| (scale / f32::from(i)).to_le_bytes()).collect();
+            let scales: Vec<u8> = (1..=6u8).flat_map(|i| (scale / f32::from(i)).to_le_bytes()).collect();
             let scale_of = BlockScale::Plain(Scalar::F32);
             let rows: Vec<Blocks<'_>> = elements
                 .chunks(cols)

@@ -16,13 +16,15 @@ pub enum Isa {
     AvxVnni,
     /// x86-64 with AVX-512 F, BW, VL, DQ and VNNI.
     Avx512,
+    /// As [`Isa::Avx512`], and AVX-512 VBMI: tables of 128 bytes.
+    Avx512Vbmi,
     /// AArch64; with its 8-bit dot products where the processor has them.
     Neon,
 }
 
 impl Isa {
     /// From the plainest to the best.
-    const ALL: [Isa; 5] = [Isa::Generic, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Neon];
+    const ALL: [Isa; 6] = [Isa::Generic, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Avx512Vbmi, Isa::Neon];
 
     /// Those that this machine has, the best last.
     pub fn available() -> Vec<Isa> {
@@ -56,6 +58,7 @@ impl Isa {
             Isa::Avx2 => "avx2",
             Isa::AvxVnni => "avxvnni",
             Isa::Avx512 => "avx512",
+            Isa::Avx512Vbmi => "avx512vbmi",
             Isa::Neon => "neon",
         }
     }
@@ -85,6 +88,11 @@ impl Isa {
                     && Isa::Avx2.table().is_some();
                 has.then_some(&super::on_avx512::TABLE)
             }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Vbmi => {
+                let has = is_x86_feature_detected!("avx512vbmi") && Isa::Avx512.table().is_some();
+                has.then_some(&super::avx512::WITH_VBMI)
+            }
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => {
                 let dot = std::arch::is_aarch64_feature_detected!("dotprod");
@@ -103,6 +111,7 @@ impl fmt::Display for Isa {
             Isa::Avx2 => "AVX2",
             Isa::AvxVnni => "AVX2 with VNNI",
             Isa::Avx512 => "AVX-512 VNNI",
+            Isa::Avx512Vbmi => "AVX-512 VNNI and VBMI",
             Isa::Neon => "NEON",
         })
     }

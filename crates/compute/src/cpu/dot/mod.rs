@@ -302,7 +302,8 @@ macro_rules! kernels {
                 }
             }
 
-            pub(super) static TABLE: Table = Table {
+            pub(super) static TABLE: Table = KERNELS;
+            pub(super) const KERNELS: Table = Table {
                 numbers,
                 affine,
                 lanes: <$simd as Simd>::LANES,
@@ -473,7 +474,7 @@ kernels!(on_avxvnni, super::avx2::Avx2<true>, #[target_feature(enable = "avx2,fm
 #[cfg(target_arch = "x86_64")]
 kernels!(
     on_avx512,
-    super::avx512::Avx512,
+    super::avx512::Avx512<false>,
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 );
 #[cfg(target_arch = "aarch64")]

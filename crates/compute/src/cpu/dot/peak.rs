@@ -88,7 +88,7 @@ impl Loops {
                 bytes: Some(Loop { run: x86::bytes_avxvnni, operations: 2 * 32 }),
             },
             #[cfg(target_arch = "x86_64")]
-            Some(Isa::Avx512) => Self {
+            Some(Isa::Avx512 | Isa::Avx512Vbmi) => Self {
                 f32: Loop { run: x86::f32_avx512, operations: 2 * 16 },
                 bytes: Some(Loop { run: x86::bytes_avx512, operations: 2 * 64 }),
             },
