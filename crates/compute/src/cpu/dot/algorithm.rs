@@ -118,7 +118,10 @@ pub(super) trait Simd: Copy {
     #[inline(always)]
     unsafe fn load_e4m3_line(p: *const u8) -> [Self::F; 4] {
         // SAFETY: the caller's.
-        unsafe { [0, 1, 2, 3].map(|i| Self::load_e4m3(p.add(i * Self::LANES))) }
+        unsafe {
+            let [b, c, d] = [p.add(Self::LANES), p.add(2 * Self::LANES), p.add(3 * Self::LANES)];
+            [Self::load_e4m3(p), Self::load_e4m3(b), Self::load_e4m3(c), Self::load_e4m3(d)]
+        }
     }
     /// The larger sizes of numbers, where [`Simd::E4M3_FACTOR`] is not 1.
     #[inline(always)]

@@ -52,6 +52,7 @@ pub(super) trait SmallFloat: Copy {
     fn in_lines<S: Simd>() -> bool {
         false
     }
+    /// The elements of a line; only where `in_lines` says so.
     #[inline(always)]
     unsafe fn load_line<S: Simd>(_p: *const u8) -> [S::F; 4] {
         // SAFETY: the caller's.
