@@ -84,6 +84,8 @@ pub(super) trait Simd: Copy {
     const FUSED: bool;
     /// Rows of activations that a tile has registers for.
     const WIDTH: usize;
+    /// Rows of packed quants that two and that four rows of activations meet at once: as many as leave sums in registers.
+    const PACKED: [usize; 2];
 
     unsafe fn zero() -> Self::F;
     unsafe fn splat(x: f32) -> Self::F;

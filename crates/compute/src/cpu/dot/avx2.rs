@@ -46,6 +46,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     const DWORDS: usize = 8;
     const FUSED: bool = true;
     const WIDTH: usize = 2;
+    const PACKED: [usize; 2] = [2, 1];
 
     #[inline(always)]
     unsafe fn zero() -> __m256 {

@@ -121,6 +121,7 @@ impl<const VBMI: bool> Simd for Avx512<VBMI> {
     const STEPS: usize = 8;
     const FUSED: bool = true;
     const WIDTH: usize = 4;
+    const PACKED: [usize; 2] = [4, 2];
 
     #[inline(always)]
     unsafe fn zero() -> __m512 {

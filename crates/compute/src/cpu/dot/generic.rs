@@ -60,6 +60,7 @@ impl Simd for Generic {
     const DWORDS: usize = 8;
     const FUSED: bool = false;
     const WIDTH: usize = 2;
+    const PACKED: [usize; 2] = [4, 2];
 
     #[inline(always)]
     unsafe fn zero() -> Self::F {

@@ -366,7 +366,10 @@ macro_rules! kernels {
             groups: Groups,
             out: (&mut [f32], usize),
         ) {
-            kernels! { @few_rows [$($feature)*] $simd; $packing; one 1 1, two 4 2, four 2 4 }
+            kernels! {
+                @few_rows [$($feature)*] $simd; $packing;
+                one 1 1, two { <$simd>::PACKED[0] } 2, four { <$simd>::PACKED[1] } 4
+            }
             /// With scales of a type.
             unsafe fn each<E: Scale>(
                 w: &QuantRows<'_>,
@@ -394,10 +397,10 @@ macro_rules! kernels {
             }
         }
     };
-    (@few_rows $feature:tt $simd:ty; $packing:ty; $($name:ident $r:literal $x:literal),*) => {
+    (@few_rows $feature:tt $simd:ty; $packing:ty; $($name:ident $r:tt $x:literal),*) => {
         $(kernels! { @few_rows_of $feature $simd; $packing; $name $r $x })*
     };
-    (@few_rows_of [$($feature:tt)*] $simd:ty; $packing:ty; $name:ident $r:literal $x:literal) => {
+    (@few_rows_of [$($feature:tt)*] $simd:ty; $packing:ty; $name:ident $r:tt $x:literal) => {
         $($feature)*
         unsafe fn $name<E: Scale>(
             w: &QuantRows<'_>,

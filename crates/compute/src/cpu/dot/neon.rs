@@ -137,6 +137,7 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     const DWORDS: usize = 8;
     const FUSED: bool = true;
     const WIDTH: usize = 2;
+    const PACKED: [usize; 2] = [4, 2];
 
     #[inline(always)]
     unsafe fn zero() -> float32x4_t {
