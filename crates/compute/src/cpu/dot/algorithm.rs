@@ -187,8 +187,16 @@ pub(super) trait Simd: Copy {
         w: [Self::D; PARTS],
         x: [Self::D; PARTS],
     ) -> Self::I;
-    /// As [`Simd::dot`] of four vectors, each of which meets the same four of the sixteen numbers at `x` in all lanes.
+    /// As [`Simd::dot`] of four vectors, each of which meets the same four of the sixteen numbers at `x` in all lanes. With
+    /// [`Simd::CENTRED`] quants of eight bits are signed.
     unsafe fn dot_fours<P: Packing>(sum: Self::I, w: [Self::D; PARTS], x: *const i8) -> Self::I;
+    /// Whether unpacked quants of eight bits are 128 less than packed ones, where products of large ones are more work.
+    const CENTRED: bool = false;
+    /// Eight bits 128 less, with a sign.
+    #[inline(always)]
+    unsafe fn centred(x: Self::D) -> Self::D {
+        x
+    }
     /// Fours of bytes with even numbers, then those with odd ones.
     unsafe fn unzip(a: Self::D, b: Self::D) -> [Self::D; 2];
     /// `n` numbers, a power of two, each in as many lanes, in order.

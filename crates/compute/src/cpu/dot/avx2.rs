@@ -332,15 +332,29 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         }
     }
     #[inline(always)]
-    unsafe fn dot_fours<P: Packing>(sum: __m256i, w: [__m256i; PARTS], x: *const i8) -> __m256i {
+    unsafe fn dot_fours<P: Packing>(mut sum: __m256i, w: [__m256i; PARTS], x: *const i8) -> __m256i {
         // SAFETY: see `zero`; sixteen numbers can be read.
         unsafe {
             let mut fours = [_mm256_setzero_si256(); PARTS];
             for (i, four) in fours.iter_mut().enumerate() {
                 *four = _mm256_set1_epi32(x.add(4 * i).cast::<i32>().read_unaligned());
             }
-            Self::dot::<P, PARTS>(sum, w, fours)
+            if P::BITS < 8 || !Self::CENTRED {
+                return Self::dot::<P, PARTS>(sum, w, fours);
+            }
+            // Two products of at most 128 * 127 fit into 16 bits.
+            for (w, x) in w.into_iter().zip(fours) {
+                let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
+                sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+            }
+            sum
         }
+    }
+    const CENTRED: bool = !VNNI;
+    #[inline(always)]
+    unsafe fn centred(x: __m256i) -> __m256i {
+        // SAFETY: see `zero`.
+        unsafe { _mm256_xor_si256(x, _mm256_set1_epi8(-128)) }
     }
     #[inline(always)]
     unsafe fn unzip(a: __m256i, b: __m256i) -> [__m256i; 2] {
@@ -412,5 +426,43 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     unsafe fn float(x: __m256i) -> __m256 {
         // SAFETY: see `zero`.
         unsafe { _mm256_cvtepi32_ps(x) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{Isa, quants::Bits},
+        *,
+    };
+
+    /// A lane's sum of the products of sixteen times the same quant and number.
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn sum<P: Packing>(quant: u8, x: i8) -> i32 {
+        // SAFETY: the caller's: the instruction set is there.
+        unsafe {
+            let w = _mm256_set1_epi8(quant as i8);
+            let w = if P::BITS == 8 { Avx2::<false>::centred(w) } else { w };
+            let sums = Avx2::<false>::dot_fours::<P>(_mm256_setzero_si256(), [w; PARTS], [x; GROUP].as_ptr());
+            let all: [i32; 8] = std::mem::transmute(sums);
+            assert_eq!(all, [all[0]; 8]);
+            all[0]
+        }
+    }
+
+    #[test]
+    fn the_largest_products_do_not_overflow() {
+        if !Isa::available().contains(&Isa::Avx2) {
+            return;
+        }
+        for x in [-127, 127] {
+            // SAFETY: the instruction set is there.
+            let sums = unsafe {
+                [sum::<Bits<4>>(31, x), sum::<Bits<6>>(63, x), sum::<Bits<8>>(255, x), sum::<Bits<8>>(0, x)]
+            };
+            // Of eight bits, 128 less.
+            let exact = [31, 63, 127, -128].map(|quant| 16 * quant * i32::from(x));
+            assert_eq!(sums, exact);
+        }
     }
 }

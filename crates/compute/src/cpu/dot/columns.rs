@@ -190,7 +190,9 @@ impl<S: Simd, P: Packing> Block<S, P> {
             let mut vectors = [S::load_dwords(block); VECTORS];
             for v in 0..VECTORS {
                 let packed = S::load_dwords(block.add((i * VECTORS + v) / Self::PARTS * 4 * S::LANES));
-                vectors[v] = if Self::PARTS == 1 {
+                vectors[v] = if is_centred::<S, P>() {
+                    S::centred(packed)
+                } else if Self::PARTS == 1 {
                     packed
                 } else {
                     P::quants::<S>(S::bits(packed, v % Self::PARTS * P::BITS, P::BITS))
@@ -249,6 +251,11 @@ impl<S: Simd, P: Packing> Block<S, P> {
             }
         }
     }
+}
+
+/// Whether unpacked quants are 128 less than packed ones, which biases make up for.
+const fn is_centred<S: Simd, P: Packing>() -> bool {
+    S::CENTRED && P::BITS == 8
 }
 
 /// Sums of the products of a tile and `X` rows of activations, group by group.
@@ -341,6 +348,14 @@ pub(super) unsafe fn unpack<S: Simd, P: Packing, const X: usize>(
     // SAFETY: the caller's.
     unsafe {
         widen_scales::<S>(w, groups, scratch);
+        if is_centred::<S, P>() {
+            let numbers = groups.count() * S::LANES;
+            let (scales, biases) = scratch[..2 * numbers].split_at_mut(numbers);
+            for (scale, bias) in scales.chunks_exact(S::LANES).zip(biases.chunks_exact_mut(S::LANES)) {
+                let more = S::fma(S::splat(128.0), S::load(scale.as_ptr()), S::load(bias.as_ptr()));
+                S::store(bias.as_mut_ptr(), more);
+            }
+        }
         let (rows, mut products) = (pointers(w.q, w.count), Products::new(scratch, x, groups));
         Block::<S, P>::walk((&rows, bytes, w.q.1 * S::LANES), tile, &mut products);
         products.store(out);
