@@ -32,12 +32,23 @@ pub(super) struct InBank {
     pub(super) params: [u32; 4],
     /// Experts of the table, if all of them are in this bank; else 0.
     pub(super) entries: usize,
+    /// Whether all of them are of one row.
+    pub(super) one_row: bool,
 }
 
 impl InBank {
     /// The one row of matrices that lie in no slot but in an arena; nobody reads the words.
     pub(super) const fn of_one(arena: Memory, words: Memory) -> Self {
-        Self { bank: arena, count: 1, first: 0, kind: 0, words, params: [0, 0, 1, 0], entries: 0 }
+        Self {
+            bank: arena,
+            count: 1,
+            first: 0,
+            kind: 0,
+            words,
+            params: [0, 0, 1, 0],
+            entries: 0,
+            one_row: true,
+        }
     }
 }
 
@@ -140,6 +151,7 @@ fn in_banks(gpu: &mut GpuDevice, uses: ExpertUses<'_>) -> Result<Vec<InBank>, Er
                     words: gpu.upload.clone(),
                     params: [list, 0, 1, 0],
                     entries: 0,
+                    one_row: false,
                 });
                 first += run.len();
             }
@@ -157,6 +169,7 @@ fn in_banks(gpu: &mut GpuDevice, uses: ExpertUses<'_>) -> Result<Vec<InBank>, Er
                     words: table.memory.clone(),
                     params: [list, ids.row_stride as u32, ids.width as u32, (*bank).into()],
                     entries: if table.banks.len() == 1 { table.slots.len() } else { 0 },
+                    one_row: ids.rows == 1,
                 })
             };
             table.banks.iter().map(of_bank).collect()

@@ -440,6 +440,7 @@ fn run_stage(gpu: &mut GpuDevice, choice: Choice, stage: &Stage<'_>, onto: bool)
         .with("ROWS", rows as u32)
         .with("ACTIVATION", kind)
         .with("STEP", one.step as u32)
+        .with("WALKERS", if stage.uses.one_row { walkers as u32 } else { 0 })
         .with("BIAS_SCALAR", one.bias.map_or(if onto { 8 } else { 9 }, |(of, _)| scalar(of)));
     let mut params = Params::new()
         .u(gpu.store.place(&stage.x)?)

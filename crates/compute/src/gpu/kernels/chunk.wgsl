@@ -11,6 +11,13 @@ const ACROSS = 4u / ROWS;
 const ROW_OF = vec4<u32>(0u, 1u / ACROSS, 2u / ACROSS, 3u / ACROSS);
 const CHUNK_OF = vec4<u32>(0u, 1u % ACROSS, 2u % ACROSS, 3u % ACROSS) * PART;
 
+// Whether the last of the four lies behind the end of every row, so that nobody asks for it.
+const THREE = CHUNK_OF.w >= CHUNKS;
+// Whether the four are all that a thread has of its rows.
+const WHOLE_ROWS = CHUNKS <= PART * ACROSS;
+// Whether all that are asked for are chunks of their rows, too.
+const FULL = CHUNKS == PART * ACROSS || (THREE && CHUNKS == 3u * PART);
+
 struct Rows { weights: vec4<u32>, scales: vec4<u32>, biases: vec4<u32> }
 
 @group(0) @binding(1) var<storage, read> w: array<u32>;
@@ -32,16 +39,20 @@ fn load(rows: Rows, c: u32) -> Loaded {
     var biases: vec4<u32>;
     if (ELEMENT > 2u) { scales = words_at(rows.scales + behind); }
     if (ELEMENT == 3u) { biases = words_at(rows.biases + behind); }
+    var last: Chunk;
+    if (!THREE) { last = chunk_load(rows.weights.w, at.w); }
     return Loaded(
         chunk_load(rows.weights.x, at.x), chunk_load(rows.weights.y, at.y),
-        chunk_load(rows.weights.z, at.z), chunk_load(rows.weights.w, at.w),
+        chunk_load(rows.weights.z, at.z), last,
         scales, biases, (rows.scales + behind & vec4<u32>(3u)) * 8u);
 }
 
 // The words in which bytes lie.
 fn words_at(bytes: vec4<u32>) -> vec4<u32> {
     let at = bytes >> vec4<u32>(2u);
-    return vec4<u32>(w[at.x], w[at.y], w[at.z], w[at.w]);
+    var last = 0u;
+    if (!THREE) { last = w[at.w]; }
+    return vec4<u32>(w[at.x], w[at.y], w[at.z], last);
 }
 
 // Scales and biases of four chunks; where both halves of one have a scale there are no biases, and `other` is the second's.

@@ -10,6 +10,7 @@ struct Params {
     alpha: f32, limit: f32,
 }
 var<immediate> p: Params;
+const ONE_ROW = false;
 @group(0) @binding(2) var<storage, read> words: array<u32>;
 
 @compute @workgroup_size(WG)

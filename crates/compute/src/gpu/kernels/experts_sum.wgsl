@@ -14,6 +14,7 @@ var<immediate> p: Params;
 const X_ROWS = K;
 const NORM = 0u;
 const USES = 2u;
+const ONE_ROW = true;
 const ITEMS = K * BLOCKS;
 const OUTPUTS = BLOCKS * ROWS;
 

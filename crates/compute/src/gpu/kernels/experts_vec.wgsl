@@ -3,6 +3,7 @@
 // first half of a part's rows are gate's and the others are up's.
 // STEP: rows from one stored row of a matrix to the next, 2 where gate and up are interleaved. BIAS_SCALAR may be 8, where what
 // out has is added.
+// WALKERS: blocks of rows of a use, where all uses are of one row; else 0, and `walkers` says it.
 // Uses are found as listed.wgsl or ranked.wgsl has it.
 // Grid: uses x blocks of rows.
 
@@ -14,6 +15,7 @@ struct Params {
 }
 var<immediate> p: Params;
 const X_ROWS = 1u;
+const ONE_ROW = WALKERS > 0u;
 const NORM = 0u;
 const OUTPUTS = select(ROWS / 2u, ROWS, STAGE == 2u); // of a part at a time
 
@@ -42,7 +44,8 @@ fn main(
 ) {
     team_begin(index);
     let work = group_index(id, count);
-    let i = work / p.walkers;
+    let walkers = select(p.walkers, WALKERS, ONE_ROW);
+    let i = work / walkers;
     if (i >= p.count) { return; }
     let x = p.x + select(row_of(p.uses, i), i, STAGE == 2u) * p.x_row;
     let asked = ask(x, 0u, 0u);
@@ -52,7 +55,7 @@ fn main(
         return;
     }
     let chunk = index % PART;
-    let first = (work % p.walkers * p.turns * (WG / PART) + index / PART) * OUTPUTS;
+    let first = (work % walkers * p.turns * (WG / PART) + index / PART) * OUTPUTS;
     let out = p.out + select(i, found.part, STAGE == 2u) * p.out_row;
     var rows = rows_at(found.slot, first);
     var loaded = load(rows, chunk);

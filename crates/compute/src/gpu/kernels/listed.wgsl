@@ -12,7 +12,7 @@ fn find(i: u32) -> Use {
     let expert = expert_of(p.uses, i);
     if (thread < ENTRIES) { slots[thread] = own; }
     workgroupBarrier();
-    return Use(slots[expert], i / p.uses.k, i, true);
+    return Use(slots[expert], row_of(p.uses, i), i, true);
 }
 
 fn note(group: u32) {}

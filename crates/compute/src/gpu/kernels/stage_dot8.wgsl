@@ -67,12 +67,14 @@ fn product(four: Loaded, c: vec4<u32>) -> vec4<f32> {
     let x0 = x_scales[c.x];
     let x1 = x_scales[c.y];
     let x2 = x_scales[c.z];
-    let x3 = x_scales[c.w];
+    var x3 = vec2<f32>();
+    if (!THREE) { x3 = x_scales[c.w]; }
     let scales = vec4<f32>(x0.x, x1.x, x2.x, x3.x) * UNIT;
     let p0 = chunk_dot8(four.q0, x_words[c.x], x_words[X_CHUNKS + c.x]);
     let p1 = chunk_dot8(four.q1, x_words[c.y], x_words[X_CHUNKS + c.y]);
     let p2 = chunk_dot8(four.q2, x_words[c.z], x_words[X_CHUNKS + c.z]);
-    let p3 = chunk_dot8(four.q3, x_words[c.w], x_words[X_CHUNKS + c.w]);
+    var p3 = vec2<i32>();
+    if (!THREE) { p3 = chunk_dot8(four.q3, x_words[c.w], x_words[X_CHUNKS + c.w]); }
     let one = vec4<i32>(p0.x, p1.x, p2.x, p3.x);
     let other = vec4<i32>(p0.y, p1.y, p2.y, p3.y);
     let by = scales_of(four);

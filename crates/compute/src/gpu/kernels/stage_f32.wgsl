@@ -28,7 +28,8 @@ fn product(four: Loaded, c: vec4<u32>) -> vec4<f32> {
     let p0 = chunk_product(four.q0, c.x);
     let p1 = chunk_product(four.q1, c.y);
     let p2 = chunk_product(four.q2, c.z);
-    let p3 = chunk_product(four.q3, c.w);
+    var p3 = vec3<f32>();
+    if (!THREE) { p3 = chunk_product(four.q3, c.w); }
     let one = vec4<f32>(p0.x, p1.x, p2.x, p3.x);
     let other = vec4<f32>(p0.y, p1.y, p2.y, p3.y);
     let by = scales_of(four);
