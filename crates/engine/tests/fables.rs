@@ -73,7 +73,9 @@ fn a_gpu_tells_fables_word_for_word() {
         for (title, text) in short(3) {
             let answer = tell(&engine, &title);
             assert_eq!(answer.text, text, "{title}, {}", engine.device().name);
-            assert_eq!(answer.decode.stats.hit_rate() < 1.0, slots.is_some());
+            // A card uses those that the host holds where they lie: they are hits.
+            let missed = slots.is_some() && engine.plan().host_slots == 0;
+            assert_eq!(answer.decode.stats.hit_rate() < 1.0, missed);
         }
     }
 }
@@ -90,10 +92,16 @@ fn told(n: usize, engine: &Engine) -> Vec<Vec<u32>> {
 
 /// Mean KL divergence of `fast` from `slow` over all tokens, in nats.
 fn divergence(slow: &Engine, fast: &Engine, texts: &[Vec<u32>]) -> f64 {
+    divergence_by(usize::MAX, slow, fast, texts)
+}
+
+/// The same, where `fast` is fed so many tokens at a time.
+fn divergence_by(at_once: usize, slow: &Engine, fast: &Engine, texts: &[Vec<u32>]) -> f64 {
     let (mut sum, mut rows) = (0.0, 0);
     for tokens in texts {
         let (mut p, mut q) = (slow.session().unwrap(), fast.session().unwrap());
-        let (p, q) = (feed(&mut p, tokens, None), feed(&mut q, tokens, None));
+        let p = feed(&mut p, tokens, None);
+        let q: Vec<f32> = tokens.chunks(at_once).flat_map(|t| feed(&mut q, t, None)).collect();
         for (p, q) in p.chunks(slow.blueprint().vocab).zip(q.chunks(slow.blueprint().vocab)) {
             sum += kl(p, q);
             rows += 1;
@@ -206,10 +214,17 @@ fn the_fast_path_of_a_gpu_stays_close_to_its_exact_one() {
     let vocab = slow.blueprint().vocab as u32;
     let unknown = slow.text().unwrap().encode(UNKNOWN).unwrap();
     let random: Vec<u32> = (0..200u32).map(|i| i.wrapping_mul(2_654_435_761) % vocab).collect();
-    for (what, texts, bar) in
-        [("fables", told(4, &slow), 1e-3), ("a text", vec![unknown], 1e-3), ("tokens", vec![random], 3e-3)]
-    {
-        let mean = divergence(&slow, &fast, &texts);
+    let (fables, unknown, random) = (told(4, &slow), vec![unknown], vec![random]);
+    // One by one tokens meet weights in other kernels than many at once, with rounded activations. A choice of experts that
+    // hangs by little shows most where no token follows from another.
+    for (what, texts, at_once, bar) in [
+        ("fables", &fables, usize::MAX, 1e-3),
+        ("a text", &unknown, usize::MAX, 1e-3),
+        ("a text, one by one", &unknown, 1, 1e-3),
+        ("tokens", &random, usize::MAX, 3e-3),
+        ("tokens, one by one", &random, 1, 5e-3),
+    ] {
+        let mean = divergence_by(at_once, &slow, &fast, texts);
         assert!(mean < bar, "{what}: mean KL divergence {mean:e}");
     }
 }

@@ -81,16 +81,16 @@ pub(super) fn experts(gpu: &mut GpuDevice, op: &Op<'_>, choice: Option<&Ranked>)
     let whole = x.rows == 1 && banks.len() == 1 && matches!(uses, ExpertUses::Routed { .. });
     for part in banks {
         let inner = inner.slice(part.first, part.count);
-        let (uses, activation, rounds) = (&part, (kind, [alpha, limit]), !gpu.exact);
+        let (uses, activation) = (&part, (kind, [alpha, limit]));
         let first = Stage { uses, x, out: inner, matrices: &[gate, up], activation, choice: joined };
         let second = Stage { uses, x: inner, out, matrices: &[down], activation, choice: None };
-        if matvec::experts(gpu, &first, rounds)? {
+        if matvec::experts(gpu, &first)? {
             let down = if whole { Down::new(gpu, &part, down, [inner, out]) } else { None };
             if let Some(down) = down {
                 gpu.pending = Pending::Down(Box::new(down));
                 return Ok(());
             }
-            if matvec::experts(gpu, &second, rounds)? {
+            if matvec::experts(gpu, &second)? {
                 continue;
             }
         }

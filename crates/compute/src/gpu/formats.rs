@@ -113,7 +113,7 @@ impl Chunk {
         }
     }
 
-    /// Whether 8-bit activations meet it: weights are whole numbers times their scale.
+    /// Whether rounded activations meet it: weights are whole numbers times their scale.
     pub(super) const fn is_whole(self) -> bool {
         matches!(self, Chunk::Q4 | Chunk::Q8 | Chunk::Q | Chunk::E2m1)
     }

@@ -147,7 +147,7 @@ impl GpuDevice {
     fn product_of(&self, op: &Op<'_>) -> Result<Option<Product>, Error> {
         match *op {
             Op::MatMul { x, weight, bias, exact, out } if x.rows == 1 => {
-                Product::new(self, x, (weight, bias), !exact && !self.exact, out)
+                Product::new(self, x, (weight, bias), exact || self.exact, out)
             }
             _ => Ok(None),
         }

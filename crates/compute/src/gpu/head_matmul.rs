@@ -6,7 +6,7 @@ use super::{
     kernel,
     kernel::Access::{Read, Write},
     matmul::{MATVEC_ANY, Pieces},
-    matvec::parts,
+    matvec::{Staged, parts},
 };
 use crate::{Error, HeadMatrix, MatrixShape, View};
 
@@ -57,7 +57,7 @@ pub(super) fn head_mat_mul(gpu: &mut GpuDevice, x: View, matrix: HeadMatrix, out
     let params = Params::new().view(gpu.store.place(&x)?, &x).view(gpu.store.place(&out)?, &out);
     let (rows, groups) = (matrix.head_rows, x.rows * x.heads);
     let chunks = shape.cols / 32;
-    let remembered = gpu.inputs(shape, false) == Some(shape.cols);
+    let remembered = gpu.inputs(shape, Staged::F32) == Some(shape.cols);
     if let Some(chunk) = Chunk::of(shape).filter(|_| remembered || matrix.transposed) {
         let params = params
             .n(piece.weights as usize / chunk.unit())

@@ -38,7 +38,7 @@ macro_rules! kernel {
 pub(super) use kernel;
 
 /// The most constants of a kernel.
-const CONSTANTS: usize = 21;
+const CONSTANTS: usize = 22;
 
 /// Constants that a kernel is specialised by: `const NAME = value;` in front of its text. `f32` constants are not
 /// among them: those travel as parameters.

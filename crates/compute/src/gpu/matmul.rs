@@ -86,9 +86,9 @@ pub(super) fn run(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
     match *op {
         Op::Embed { table, tokens, out } => embed(gpu, table, tokens, out),
         Op::MatMul { x, weight, bias, exact, out } => {
-            let rounds = !exact && !gpu.exact;
-            if (rounds && tiled::mat_mul(gpu, x, (weight, bias), out)?)
-                || matvec::mat_mul(gpu, x, (weight, bias, rounds), out)?
+            let exact = exact || gpu.exact;
+            if (!exact && tiled::mat_mul(gpu, x, (weight, bias), out)?)
+                || matvec::mat_mul(gpu, x, (weight, bias, exact), out)?
             {
                 return Ok(());
             }

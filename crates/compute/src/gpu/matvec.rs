@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{Activation, Buffer, Error, MatrixShape, Shared, View, Weight, matrix::MatrixPlace};
 
-/// One kernel for each way to read a format, with f32 and with 8-bit activations.
+/// One kernel for each way to read a format, with f32 activations and with rounded ones.
 macro_rules! kernels {
     ($op:literal, [$($before:literal),*], $bindings:expr) => {
         [
@@ -23,10 +23,10 @@ macro_rules! kernels {
             kernels!(@ $op, [$($before),*], $bindings, "plain", "stage_f32"),
             kernels!(@ $op, [$($before),*], $bindings, "e2m1", "stage_f32"),
             kernels!(@ $op, [$($before),*], $bindings, "e4m3", "stage_f32"),
-            kernels!(@ $op, [$($before),*], $bindings, "q4", "stage_dot8"),
-            kernels!(@ $op, [$($before),*], $bindings, "q8", "stage_dot8"),
-            kernels!(@ $op, [$($before),*], $bindings, "q", "stage_dot8"),
-            kernels!(@ $op, [$($before),*], $bindings, "e2m1", "stage_dot8"),
+            kernels!(@ $op, [$($before),*], $bindings, "q4", "stage_dot"),
+            kernels!(@ $op, [$($before),*], $bindings, "q8", "stage_dot"),
+            kernels!(@ $op, [$($before),*], $bindings, "q", "stage_dot"),
+            kernels!(@ $op, [$($before),*], $bindings, "e2m1", "stage_dot"),
         ]
     };
     (@ $op:literal, [$($before:literal),*], $bindings:expr, $chunk:literal, $stage:literal) => {
@@ -75,6 +75,36 @@ const FILL: usize = 528;
 /// Matrices that share a dispatch.
 pub(super) const TARGETS: usize = 4;
 
+/// What activations are while they meet weights.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Staged {
+    F32,
+    /// Whole numbers of two bytes, or of one, with a scale for 32 of them.
+    Two,
+    One,
+}
+
+impl Staged {
+    /// What most matrices meet.
+    const fn usual(exact: bool) -> Self {
+        if exact { Self::F32 } else { Self::Two }
+    }
+
+    /// What gate and up of experts meet: half of the bytes of a token, and where a second byte shows least in logits.
+    const fn first_of_experts(exact: bool) -> Self {
+        if exact { Self::F32 } else { Self::One }
+    }
+
+    /// Bytes of workgroup memory for so many, scales and sums included.
+    const fn memory(self, cols: usize) -> usize {
+        match self {
+            Self::F32 => 4 * cols,
+            Self::Two => 2 * cols + cols / 2,
+            Self::One => cols + cols / 2,
+        }
+    }
+}
+
 /// A kernel for a shape, and constants for it.
 #[derive(Clone, Copy)]
 struct Choice {
@@ -83,32 +113,26 @@ struct Choice {
     /// Threads of a part, and the rows that it takes at a time.
     part: u32,
     rows: usize,
-    /// Whether x is rounded to 8 bits.
-    rounds: bool,
+    staged: Staged,
     constants: Constants,
-}
-
-impl Choice {
-    /// Bytes of workgroup memory for so many inputs.
-    const fn staged(&self, cols: usize) -> usize {
-        if self.rounds { cols / 4 * 5 } else { cols * 4 }
-    }
 }
 
 impl GpuDevice {
     /// How many inputs of a row workgroup memory holds at once for these kernels, of such a shape: all, or whole blocks of
     /// weights. `None` where only the general kernel can multiply.
-    pub(super) fn inputs(&self, shape: MatrixShape, rounds: bool) -> Option<usize> {
-        let chunk = Chunk::of(shape)?;
-        let most = if rounds && self.target().dot8 && chunk.is_whole() {
-            self.group_room() / 5 * 4
-        } else {
-            self.group_room() / 4
-        };
+    pub(super) fn inputs(&self, shape: MatrixShape, staged: Staged) -> Option<usize> {
+        let staged = self.staged(shape, staged)?;
+        let most = self.group_room() * 32 / staged.memory(32);
         let block = shape.format.block_cols().max(32);
         let most = most / block * block;
         let sections = shape.cols.div_ceil(most.max(1)).max(1);
         (most > 0).then(|| shape.cols.div_ceil(sections).next_multiple_of(block).min(shape.cols))
+    }
+
+    /// How these kernels stage what a shape meets: where they cannot multiply whole numbers, as f32.
+    fn staged(&self, shape: MatrixShape, staged: Staged) -> Option<Staged> {
+        let whole = self.target().dot8 && Chunk::of(shape)?.is_whole();
+        Some(if whole { staged } else { Staged::F32 })
     }
 
     /// Bytes of workgroup memory for x. Teams and parts that are no subgroups exchange numbers through the rest.
@@ -117,37 +141,39 @@ impl GpuDevice {
     }
 
     /// Which kernel multiplies few rows with a matrix of a shape; `None` where none can at once.
-    fn choose(&self, shape: MatrixShape, rounds: bool) -> Option<Choice> {
-        self.inputs(shape, rounds).filter(|n| *n == shape.cols)?;
-        self.choose_for(shape, rounds, shape.cols)
+    fn choose(&self, shape: MatrixShape, staged: Staged) -> Option<Choice> {
+        self.inputs(shape, staged).filter(|n| *n == shape.cols)?;
+        self.choose_for(shape, staged, shape.cols)
     }
 
     /// Which kernel multiplies few rows with `cols` inputs of each row of a matrix, as [`GpuDevice::inputs`] has them.
-    fn choose_for(&self, shape: MatrixShape, rounds: bool, cols: usize) -> Option<Choice> {
+    fn choose_for(&self, shape: MatrixShape, staged: Staged, cols: usize) -> Option<Choice> {
         let target = self.target();
         let chunk = Chunk::of(shape)?;
-        let dot8 = rounds && target.dot8 && chunk.is_whole();
+        let staged = self.staged(shape, staged)?;
+        let rounded = staged != Staged::F32;
         let of_x = MatrixShape { cols, ..shape };
-        let (part, rows) = parts(of_x, target.team, dot8);
-        let which = match (chunk, dot8) {
+        let (part, rows) = parts(of_x, target.team, rounded);
+        let which = match (chunk, rounded) {
             (_, false) => chunk.kernel(),
             // Behind all others; of plain numbers and e4m3 there is none.
             (Chunk::E2m1, true) => 9,
             (_, true) => 6 + chunk.kernel(),
         };
-        let constants = Constants::new(&[("ROW_COLS", shape.cols as u32)]).chunks(of_x);
-        Some(Choice { which, chunk, part, rows, rounds: dot8, constants })
+        let bytes = if staged == Staged::Two { 2 } else { 1 };
+        let constants = Constants::new(&[("ROW_COLS", shape.cols as u32), ("X_BYTES", bytes)]).chunks(of_x);
+        Some(Choice { which, chunk, part, rows, staged, constants })
     }
 }
 
 /// Threads of a part and the rows that it takes at a time, so that its threads ask for all of them at once if they can.
-pub(super) fn parts(shape: MatrixShape, team: u32, dot8: bool) -> (u32, usize) {
+pub(super) fn parts(shape: MatrixShape, team: u32, rounded: bool) -> (u32, usize) {
     let chunks = (shape.cols / 32).max(1);
     // A row of 24 chunks is three for each of eight threads.
     let whole = if chunks < 64 { 1 << chunks.trailing_zeros().max(3) } else { PART };
     let part = PART.min(team).min(whole);
     let across = chunks.div_ceil(part as usize).next_power_of_two().clamp(1, 4);
-    let rows = match dot8 {
+    let rows = match rounded {
         true if shape.rows >= MANY => (4 / across).max(2),
         false if shape.rows > FEW => 4,
         _ => 4 / across,
@@ -166,17 +192,18 @@ fn walk(rows: usize, per_block: usize, fill: usize) -> (usize, usize) {
 pub(super) fn mat_mul(
     gpu: &mut GpuDevice,
     x: View,
-    (weight, bias, rounds): (Weight, Option<Buffer>, bool),
+    (weight, bias, exact): (Weight, Option<Buffer>, bool),
     out: View,
 ) -> Result<bool, Error> {
     let Pieces { shape, all } = gpu.pieces(weight)?;
-    let Some(inputs) = gpu.inputs(shape, rounds) else { return Ok(false) };
+    let staged = Staged::usual(exact);
+    let Some(inputs) = gpu.inputs(shape, staged) else { return Ok(false) };
     for (arena, piece) in all {
         let bias = bias.map(|b| gpu.store.start(b)).transpose()?.map(|b| b + piece.first as u32);
         let out = out.columns(piece.first, piece.rows);
         for first in (0..shape.cols).step_by(inputs) {
             let cols = inputs.min(shape.cols - first);
-            let Some(choice) = gpu.choose_for(shape, rounds, cols) else { return Ok(false) };
+            let Some(choice) = gpu.choose_for(shape, staged, cols) else { return Ok(false) };
             let [weights, scales, biases] = behind(shape, first).map(|n| n as u32);
             let piece = Piece {
                 weights: piece.weights + weights,
@@ -236,13 +263,13 @@ impl Product {
         gpu: &GpuDevice,
         x: View,
         (weight, bias): (Weight, Option<Buffer>),
-        rounds: bool,
+        exact: bool,
         out: View,
     ) -> Result<Option<Self>, Error> {
         let found = gpu.store.get(weight)?;
         let [piece] = found.pieces[..] else { return Ok(None) };
         let shape = found.shape;
-        let Some(choice) = gpu.choose(shape, rounds) else { return Ok(None) };
+        let Some(choice) = gpu.choose(shape, Staged::usual(exact)) else { return Ok(None) };
         let bias = bias.map(|b| gpu.store.start(b)).transpose()?;
         let arena = gpu.store.arenas[piece.arena].clone();
         Ok(Some(Self { choice, shape, x, arena, piece, bias, onto: false, out }))
@@ -383,21 +410,22 @@ impl Stage<'_> {
 }
 
 /// Runs a stage of experts, if the shapes are ones for these kernels.
-pub(super) fn experts(gpu: &mut GpuDevice, stage: &Stage<'_>, rounds: bool) -> Result<bool, Error> {
+pub(super) fn experts(gpu: &mut GpuDevice, stage: &Stage<'_>) -> Result<bool, Error> {
     let Some([one, other]) = stage.ends() else { return Ok(false) };
     if one.shape != other.shape {
         return Ok(false);
     }
-    let shape = one.shape;
-    let Some(inputs) = gpu.inputs(shape, rounds) else { return Ok(false) };
+    let (shape, is_first) = (one.shape, stage.matrices.len() > 1);
+    let staged = if is_first { Staged::first_of_experts(gpu.exact) } else { Staged::usual(gpu.exact) };
+    let Some(inputs) = gpu.inputs(shape, staged) else { return Ok(false) };
     // What joins gate and up is no sum.
-    if !aligned(one) || !aligned(other) || (inputs < shape.cols && stage.matrices.len() > 1) {
+    if !aligned(one) || !aligned(other) || (inputs < shape.cols && is_first) {
         return Ok(false);
     }
     let one = *one;
     for first in (0..shape.cols).step_by(inputs) {
         let cols = inputs.min(shape.cols - first);
-        let Some(choice) = gpu.choose_for(shape, rounds, cols) else { return Ok(false) };
+        let Some(choice) = gpu.choose_for(shape, staged, cols) else { return Ok(false) };
         if cols == shape.cols {
             run_stage(gpu, choice, stage, false)?;
             continue;
@@ -413,8 +441,8 @@ pub(super) fn experts(gpu: &mut GpuDevice, stage: &Stage<'_>, rounds: bool) -> R
 
 /// Whether the first stage of experts may choose them too.
 pub(super) fn ranks(gpu: &GpuDevice, [gate, up]: [&MatrixPlace; 2], ranked: &Ranked) -> bool {
-    let Some(choice) = gpu.choose(gate.shape, !gpu.exact) else { return false };
-    let staged = choice.staged(gate.shape.cols);
+    let Some(choice) = gpu.choose(gate.shape, Staged::first_of_experts(gpu.exact)) else { return false };
+    let staged = choice.staged.memory(gate.shape.cols);
     // Without subgroups, sums over a workgroup need a number of each thread too.
     let ranking = ranked.bytes() + 4 * THREADS as usize;
     gate.shape == up.shape && aligned(gate) && aligned(up) && staged + ranking <= gpu.group_room()
@@ -459,9 +487,9 @@ fn run_stage(gpu: &mut GpuDevice, choice: Choice, stage: &Stage<'_>, onto: bool)
     let Some(ranked) = stage.choice else {
         let entries = stage.uses.entries;
         // With f32 activations the barrier behind the slots costs more than the trip that it saves.
-        let fits = choice.rounds
+        let fits = choice.staged != Staged::F32
             && entries <= THREADS as usize
-            && choice.staged(stage.x.width) + entries * 4 <= gpu.group_room();
+            && choice.staged.memory(stage.x.width) + entries * 4 <= gpu.group_room();
         let constants = constants
             .with("USES", stage.uses.kind)
             .with("STAGE", if first { 0 } else { 2 })
@@ -497,16 +525,19 @@ impl Down {
         place: MatrixPlace,
         [inner, parts]: [View; 2],
     ) -> Option<Self> {
-        let choice = gpu.choose(place.shape, !gpu.exact)?;
+        let choice = gpu.choose(place.shape, Staged::usual(gpu.exact))?;
         let (k, cols) = (uses.count, place.shape.cols);
-        let most = if choice.rounds { gpu.limits.max_compute_invocations_per_workgroup } else { THREADS };
+        let most = match choice.staged {
+            Staged::F32 => THREADS,
+            Staged::Two | Staged::One => gpu.limits.max_compute_invocations_per_workgroup,
+        };
         if inner.row_stride != cols || !aligned(&place) {
             return None;
         }
         SUM_THREADS.into_iter().filter(|(threads, _)| *threads <= most).find_map(|(threads, groups)| {
             let blocks = ((threads / choice.part) as usize / k).max(1);
             let outputs = blocks * choice.rows;
-            let fits = choice.staged(k * cols) + k * outputs * 4 <= gpu.group_room()
+            let fits = choice.staged.memory(k * cols) + k * outputs * 4 <= gpu.group_room()
                 && k.max(outputs) <= threads as usize
                 && place.shape.rows.div_ceil(outputs) >= groups;
             fits.then(|| Self { uses: uses.clone(), choice, inner, parts, place, threads, blocks })
