@@ -121,7 +121,7 @@ impl GpuDevice {
     /// How many inputs of a row workgroup memory holds at once for these kernels, of such a shape: all, or whole blocks of
     /// weights. `None` where only the general kernel can multiply.
     pub(super) fn inputs(&self, shape: MatrixShape, staged: Staged) -> Option<usize> {
-        let staged = self.staged(shape, staged)?;
+        let staged = self.staged(Chunk::of(shape)?, staged);
         let most = self.group_room() * 32 / staged.memory(32);
         let block = shape.format.block_cols().max(32);
         let most = most / block * block;
@@ -129,10 +129,9 @@ impl GpuDevice {
         (most > 0).then(|| shape.cols.div_ceil(sections).next_multiple_of(block).min(shape.cols))
     }
 
-    /// How these kernels stage what a shape meets: where they cannot multiply whole numbers, as f32.
-    fn staged(&self, shape: MatrixShape, staged: Staged) -> Option<Staged> {
-        let whole = self.target().dot8 && Chunk::of(shape)?.is_whole();
-        Some(if whole { staged } else { Staged::F32 })
+    /// How these kernels stage what chunks meet: where they cannot multiply whole numbers, as f32.
+    fn staged(&self, chunk: Chunk, staged: Staged) -> Staged {
+        if self.target().dot8 && chunk.is_whole() { staged } else { Staged::F32 }
     }
 
     /// Bytes of workgroup memory for x. Teams and parts that are no subgroups exchange numbers through the rest.
@@ -150,7 +149,7 @@ impl GpuDevice {
     fn choose_for(&self, shape: MatrixShape, staged: Staged, cols: usize) -> Option<Choice> {
         let target = self.target();
         let chunk = Chunk::of(shape)?;
-        let staged = self.staged(shape, staged)?;
+        let staged = self.staged(chunk, staged);
         let rounded = staged != Staged::F32;
         let of_x = MatrixShape { cols, ..shape };
         let (part, rows) = parts(of_x, target.team, rounded);
