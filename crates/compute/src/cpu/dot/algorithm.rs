@@ -173,8 +173,8 @@ pub(super) trait Simd: Copy {
     unsafe fn store_dwords(p: *mut u8, x: Self::D);
     /// `bits` bits of each byte, from bit `from` on; `from` is even.
     unsafe fn bits(x: Self::D, from: usize, bits: usize) -> Self::D;
-    /// Each byte of `x`, less than sixteen, becomes the one that the table has for it.
-    unsafe fn lookup(x: Self::D, table: &[u8; 16]) -> Self::D;
+    /// Of each byte of `x`, bits of E2M1, what [`E2M1_QUANTS`](super::quants::E2M1_QUANTS) has for it.
+    unsafe fn e2m1_quants(x: Self::D) -> Self::D;
     unsafe fn f32_column(x: Self::D) -> Self::F;
     unsafe fn bf16_columns(x: Self::D) -> [Self::F; 2];
     unsafe fn f16_columns(x: Self::D) -> [Self::F; 2];

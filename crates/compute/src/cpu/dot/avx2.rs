@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use super::{
     algorithm::{GROUP, MOST_LANES, Pointers, Simd},
-    quants::{PARTS, Packing},
+    quants::{E2M1_QUANTS, PARTS, Packing},
 };
 
 #[derive(Clone, Copy)]
@@ -254,9 +254,11 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         }
     }
     #[inline(always)]
-    unsafe fn lookup(x: __m256i, table: &[u8; 16]) -> __m256i {
+    unsafe fn e2m1_quants(x: __m256i) -> __m256i {
         // SAFETY: see `zero`.
-        unsafe { _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast())), x) }
+        unsafe {
+            _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(E2M1_QUANTS.as_ptr().cast())), x)
+        }
     }
     #[inline(always)]
     unsafe fn f32_column(x: __m256i) -> __m256 {

@@ -9,7 +9,7 @@ use super::{
     avx2::{Avx2, Lanes},
     blocks::{self, Blocks, E4m3},
     on_avx512,
-    quants::{PARTS, Packing},
+    quants::{E2M1_QUANTS, PARTS, Packing},
 };
 use crate::{Element, format::E4M3 as NUMBERS};
 
@@ -381,9 +381,11 @@ impl<const VBMI: bool> Simd for Avx512<VBMI> {
         }
     }
     #[inline(always)]
-    unsafe fn lookup(x: __m512i, table: &[u8; 16]) -> __m512i {
+    unsafe fn e2m1_quants(x: __m512i) -> __m512i {
         // SAFETY: see `zero`.
-        unsafe { _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), x) }
+        unsafe {
+            _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(E2M1_QUANTS.as_ptr().cast())), x)
+        }
     }
     #[inline(always)]
     unsafe fn f32_column(x: __m512i) -> __m512 {

@@ -1,12 +1,11 @@
-//! Plain Rust: what a machine without a known instruction set runs.
-//!
-//! The compiler makes vectors of its arrays where each is as long as a vector of x86-64's first set, which also are those of
-//! most others, and where products have 16 bits, as there those of 32 are not.
+//! What a machine without a known instruction set runs: vectors of the crate `wide`, which are those that every x86-64 and
+//! every AArch64 has, and arrays elsewhere.
 
-use std::hint::black_box;
+use bytemuck::{Pod, cast};
+use wide::{f32x4, f32x8, i8x32, i16x8, i16x16, i32x8, u8x16, u8x32, u16x8, u16x16, u32x8};
 
 use super::{
-    algorithm::{GROUP, MOST_LANES, Pointers, Simd, widen_bf16, widen_f16},
+    algorithm::{GROUP, MOST_LANES, Pointers, Simd},
     quants::{PARTS, Packing},
 };
 use crate::Element;
@@ -14,113 +13,144 @@ use crate::Element;
 #[derive(Clone, Copy)]
 pub(super) struct Generic;
 
-const LANES: usize = 4;
+const LANES: usize = 8;
 
-/// Four bytes of each of as many rows, by twos.
-type Words = [u16; 2 * LANES];
-
-/// Reads `N` bytes.
+/// Reads what may lie anywhere.
 #[inline(always)]
-unsafe fn read<const N: usize>(p: *const u8) -> [u8; N] {
-    // SAFETY: the caller's: N bytes can be read; arrays of bytes need no alignment.
-    unsafe { p.cast::<[u8; N]>().read() }
+unsafe fn read<T: Pod>(p: *const u8) -> T {
+    // SAFETY: the caller's: so many bytes can be read, and any bytes are a T.
+    unsafe { p.cast::<T>().read_unaligned() }
 }
 
+/// Each byte of eight.
 #[inline(always)]
-fn words(bytes: [u8; 4 * LANES]) -> Words {
-    let twos = bytes.as_chunks::<2>().0;
-    std::array::from_fn(|i| u16::from_le_bytes(twos[i]))
+fn widen_bytes(bytes: u64) -> u32x8 {
+    u32x8::from(u16x8::from_u8x16_low(cast::<[u64; 2], u8x16>([bytes, 0])))
 }
 
-/// Makes the compiler keep an array in one piece. It looks for vectors a dozen steps back from where they are stored, and
-/// takes longer expressions apart, which are six times slower then.
+/// The numbers of bf16's bits.
 #[inline(always)]
-fn vector(x: [i16; 2 * LANES]) -> [i16; 2 * LANES] {
-    black_box(x)
+fn of_bf16(bits: u32x8) -> f32x8 {
+    cast(bits << 16u32)
 }
 
-/// Adds the two words of each lane to it.
+/// The numbers of f16's bits, as [`widen_f16`](super::algorithm::widen_f16) has them: few are subnormal, of keys, values and scales.
 #[inline(always)]
-fn add_pairs(sum: [i32; LANES], words: [i16; 2 * LANES]) -> [i32; LANES] {
-    std::array::from_fn(|i| sum[i] + i32::from(words[2 * i]) + i32::from(words[2 * i + 1]))
+fn of_f16(bits: u32x8) -> f32x8 {
+    let moved = cast::<u32x8, i32x8>(bits << 16u32) >> 3u32 & i32x8::splat(0x8fff_e000_u32 as i32);
+    let number = cast::<i32x8, f32x8>(moved) * f32x8::splat(f32::from_bits((127 + 112) << 23));
+    let size = cast::<u32x8, i32x8>(bits & u32x8::splat(0x7fff));
+    // What has the largest exponent is infinite, or NaN.
+    let infinite = size.simd_gt(i32x8::splat(0x7bff)) & i32x8::splat(0x7f80_0000);
+    cast(cast::<f32x8, i32x8>(number) | infinite)
 }
 
+/// The lower byte of each word, and the upper one.
 #[inline(always)]
-fn each(f: impl Fn(usize) -> f32) -> [f32; LANES] {
-    std::array::from_fn(f)
+fn bytes_of(x: u16x16) -> [i16x16; 2] {
+    [cast(x & u16x16::splat(255)), cast(x >> 8u32)]
+}
+
+/// The same of bytes with signs.
+#[inline(always)]
+fn signed_bytes_of(x: i16x16) -> [i16x16; 2] {
+    [x << 8u32 >> 8u32, x >> 8u32]
+}
+
+/// Moves the upper half of every field of `2 * bits` bits to where `apart` bits lie between the starts of halves.
+#[inline(always)]
+const fn spread_halves(x: u64, bits: usize, apart: usize, fields: u64) -> u64 {
+    let lower = fields * ((1 << bits) - 1);
+    x & lower | (x & lower << bits) << (apart - bits)
+}
+
+/// Eight quants of so many bits, each in a byte.
+#[inline(always)]
+const fn spread_quants(x: u64, bits: usize) -> u64 {
+    if bits == 8 {
+        return x;
+    }
+    let x = spread_halves(x, 4 * bits, 32, 1);
+    let x = spread_halves(x, 2 * bits, 16, 0x1_0000_0001);
+    spread_halves(x, bits, 8, 0x1_0001_0001_0001)
 }
 
 impl Simd for Generic {
-    type F = [f32; LANES];
-    type I = [i32; LANES];
-    type D = Words;
-    type B = [u8; 2 * GROUP];
+    type F = f32x8;
+    type I = i32x8;
+    type D = u16x16;
+    type B = u8x32;
     const LANES: usize = LANES;
     const UNIT: usize = 2 * GROUP;
     const DWORDS: usize = 8;
     const FUSED: bool = false;
     const WIDTH: usize = 2;
-    const PACKED: [usize; 2] = [4, 2];
+    const PACKED: [usize; 2] = [2, 1];
 
     #[inline(always)]
-    unsafe fn zero() -> Self::F {
-        [0.0; LANES]
+    unsafe fn zero() -> f32x8 {
+        f32x8::ZERO
     }
     #[inline(always)]
-    unsafe fn splat(x: f32) -> Self::F {
-        [x; LANES]
+    unsafe fn splat(x: f32) -> f32x8 {
+        f32x8::splat(x)
     }
     #[inline(always)]
-    unsafe fn load(p: *const f32) -> Self::F {
+    unsafe fn load(p: *const f32) -> f32x8 {
         // SAFETY: the caller's.
-        unsafe { p.cast::<Self::F>().read_unaligned() }
+        unsafe { read(p.cast()) }
     }
     #[inline(always)]
-    unsafe fn store(p: *mut f32, x: Self::F) {
+    unsafe fn store(p: *mut f32, x: f32x8) {
         // SAFETY: the caller's.
-        unsafe { p.cast::<Self::F>().write_unaligned(x) }
+        unsafe { p.cast::<f32x8>().write_unaligned(x) }
     }
     #[inline(always)]
-    unsafe fn mul(a: Self::F, b: Self::F) -> Self::F {
-        each(|i| a[i] * b[i])
+    unsafe fn mul(a: f32x8, b: f32x8) -> f32x8 {
+        a * b
     }
     #[inline(always)]
-    unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F {
-        each(|i| a[i] * b[i] + c[i])
+    unsafe fn fma(a: f32x8, b: f32x8, c: f32x8) -> f32x8 {
+        a * b + c
     }
     #[inline(always)]
-    unsafe fn sum(x: Self::F) -> f32 {
-        (x[0] + x[2]) + (x[1] + x[3])
+    unsafe fn sum(x: f32x8) -> f32 {
+        let [a, b]: [f32x4; 2] = cast(x);
+        let [a, b, c, d] = (a + b).to_array();
+        (a + c) + (b + d)
     }
     #[inline(always)]
-    unsafe fn load_bytes(p: *const u8) -> Self::F {
+    unsafe fn sum4(x: [f32x8; 4]) -> [f32; 4] {
+        let halves: [[f32x4; 2]; 4] = cast(x);
+        let [a, b, c, d] = f32x4::transpose(halves.map(|[a, b]| a + b));
+        ((a + c) + (b + d)).to_array()
+    }
+    #[inline(always)]
+    unsafe fn load_bytes(p: *const u8) -> f32x8 {
         // SAFETY: the caller's: LANES bytes can be read.
-        let bytes = unsafe { read::<LANES>(p) };
-        each(|i| f32::from(bytes[i]))
+        cast::<u32x8, i32x8>(widen_bytes(unsafe { read(p) })).round_float()
     }
     #[inline(always)]
-    unsafe fn load_bf16(p: *const u8) -> Self::F {
+    unsafe fn load_bf16(p: *const u8) -> f32x8 {
         // SAFETY: the caller's: LANES numbers can be read.
-        let bytes = unsafe { read::<{ LANES * 2 }>(p) };
-        each(|i| widen_bf16(u16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]])))
+        of_bf16(u32x8::from(unsafe { read::<u16x8>(p) }))
     }
     #[inline(always)]
-    unsafe fn load_f16(p: *const u8) -> Self::F {
+    unsafe fn load_f16(p: *const u8) -> f32x8 {
         // SAFETY: the caller's: LANES numbers can be read.
-        let bytes = unsafe { read::<{ LANES * 2 }>(p) };
-        each(|i| widen_f16(u16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]])))
+        of_f16(u32x8::from(unsafe { read::<u16x8>(p) }))
     }
     #[inline(always)]
-    unsafe fn load_e4m3(p: *const u8) -> Self::F {
+    unsafe fn load_e4m3(p: *const u8) -> f32x8 {
         // SAFETY: the caller's: LANES elements can be read.
-        let bytes = unsafe { read::<LANES>(p) };
-        each(|i| Element::E4M3.get(&bytes, i))
+        let bytes: [u8; LANES] = unsafe { read(p) };
+        f32x8::from(std::array::from_fn::<_, LANES, _>(|i| Element::E4M3.get(&bytes, i)))
     }
     #[inline(always)]
-    unsafe fn load_e2m1(p: *const u8) -> Self::F {
+    unsafe fn load_e2m1(p: *const u8) -> f32x8 {
         // SAFETY: the caller's: LANES elements can be read.
-        let bytes = unsafe { read::<{ LANES / 2 }>(p) };
-        each(|i| Element::E2M1.get(&bytes, i))
+        let bytes: [u8; LANES / 2] = unsafe { read(p) };
+        f32x8::from(std::array::from_fn::<_, LANES, _>(|i| Element::E2M1.get(&bytes, i)))
     }
     #[inline(always)]
     unsafe fn prefetch(_: *const u8) {}
@@ -131,133 +161,122 @@ impl Simd for Generic {
         2 * GROUP * bits / 8
     }
     #[inline(always)]
-    unsafe fn unpack<const BITS: usize>(p: *const u8) -> Self::B {
-        let mut out = [0; 2 * GROUP];
-        for (i, out) in out.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+    unsafe fn unpack<const BITS: usize>(p: *const u8) -> u8x32 {
+        let mut out = [0; 4];
+        for (i, out) in out.iter_mut().enumerate() {
             let mut bytes = [0u8; 8];
             // SAFETY: eight quants take BITS bytes, and a unit can be read.
             unsafe { std::ptr::copy_nonoverlapping(p.add(i * BITS), bytes.as_mut_ptr(), BITS) };
-            let bits = u64::from_le_bytes(bytes);
-            for (j, out) in out.iter_mut().enumerate() {
-                *out = (bits >> (j * BITS) & ((1 << BITS) - 1)) as u8;
-            }
+            *out = spread_quants(u64::from_le_bytes(bytes), BITS);
         }
-        out
+        cast(out)
     }
     #[inline(always)]
-    unsafe fn store_bytes(p: *mut u8, x: Self::B) {
-        // SAFETY: the caller's; arrays of bytes need no alignment.
-        unsafe { p.cast::<Self::B>().write(x) }
+    unsafe fn store_bytes(p: *mut u8, x: u8x32) {
+        // SAFETY: the caller's.
+        unsafe { p.cast::<u8x32>().write_unaligned(x) }
     }
     #[inline(always)]
-    unsafe fn in_order(x: Self::B) -> [Self::D; PARTS] {
-        let halves = x.as_chunks::<{ 4 * LANES }>().0;
-        std::array::from_fn(|i| words(halves[i % 2]))
+    unsafe fn in_order(x: u8x32) -> [u16x16; PARTS] {
+        [cast(x); PARTS]
     }
     #[inline(always)]
-    unsafe fn columns(rows: &Pointers, at: usize) -> [Self::D; MOST_LANES] {
-        let mut all = [[0; 2 * LANES]; MOST_LANES];
-        for (r, row) in rows[..LANES].iter().enumerate() {
-            for (c, column) in all[..Self::DWORDS].iter_mut().enumerate() {
+    unsafe fn columns(rows: &Pointers, at: usize) -> [u16x16; MOST_LANES] {
+        let mut all = [u16x16::ZERO; MOST_LANES];
+        for half in 0..2 {
+            let mut fours = [[f32x4::ZERO; 4]; 2];
+            for r in 0..LANES {
                 // SAFETY: the caller's: so many bytes can be read.
-                let [a, b, c, d] = unsafe { read(row.add(at + 4 * c)) };
-                column[2 * r] = u16::from_le_bytes([a, b]);
-                column[2 * r + 1] = u16::from_le_bytes([c, d]);
+                fours[r / 4][r % 4] = unsafe { read(rows[r].add(at + 16 * half)) };
+            }
+            let [upper, lower] = fours.map(f32x4::transpose);
+            for c in 0..4 {
+                all[4 * half + c] = cast([upper[c], lower[c]]);
             }
         }
         all
     }
     #[inline(always)]
-    unsafe fn load_dwords(p: *const u8) -> Self::D {
+    unsafe fn load_dwords(p: *const u8) -> u16x16 {
         // SAFETY: the caller's.
-        unsafe { p.cast::<Self::D>().read_unaligned() }.map(u16::from_le)
+        unsafe { read(p) }
     }
     #[inline(always)]
-    unsafe fn store_dwords(p: *mut u8, x: Self::D) {
+    unsafe fn store_dwords(p: *mut u8, x: u16x16) {
         // SAFETY: the caller's.
-        unsafe { p.cast::<Self::D>().write_unaligned(x.map(u16::to_le)) }
+        unsafe { p.cast::<u16x16>().write_unaligned(x) }
     }
     #[inline(always)]
-    unsafe fn bits(x: Self::D, from: usize, bits: usize) -> Self::D {
+    unsafe fn bits(x: u16x16, from: usize, bits: usize) -> u16x16 {
         // What a shift of words brings from the other byte is masked.
-        x.map(|x| x >> from & (((1 << bits) - 1) * 0x0101))
+        x >> from as u32 & u16x16::splat(((1 << bits) - 1) * 0x0101)
     }
     #[inline(always)]
-    unsafe fn lookup(x: Self::D, table: &[u8; 16]) -> Self::D {
-        x.map(|x| u16::from_le_bytes(x.to_le_bytes().map(|x| table[usize::from(x & 15)])))
+    unsafe fn e2m1_quants(x: u16x16) -> u16x16 {
+        // Without a table: twice the size of an element is 0, 1, 2, 3, 4, 6, 8 or 12.
+        let x: i8x32 = cast(x);
+        let code = x & i8x32::splat(7);
+        let [above4, above5, above6] = [4, 5, 6].map(|n| code.simd_gt(i8x32::splat(n)));
+        // What is true is -1.
+        let size = code - above4 - above5 + (above6 & i8x32::splat(3));
+        let negative = x.simd_gt(i8x32::splat(7));
+        cast(((size ^ negative) - negative) + i8x32::splat(12))
     }
     #[inline(always)]
-    unsafe fn f32_column(x: Self::D) -> Self::F {
-        each(|i| f32::from_bits(u32::from(x[2 * i]) | u32::from(x[2 * i + 1]) << 16))
+    unsafe fn f32_column(x: u16x16) -> f32x8 {
+        cast(x)
     }
     #[inline(always)]
-    unsafe fn bf16_columns(x: Self::D) -> [Self::F; 2] {
-        [0, 1].map(|n| each(|i| widen_bf16(x[2 * i + n])))
+    unsafe fn bf16_columns(x: u16x16) -> [f32x8; 2] {
+        let x: u32x8 = cast(x);
+        [of_bf16(x), cast(x & u32x8::splat(0xffff_0000))]
     }
     #[inline(always)]
-    unsafe fn f16_columns(x: Self::D) -> [Self::F; 2] {
-        [0, 1].map(|n| each(|i| widen_f16(x[2 * i + n])))
+    unsafe fn f16_columns(x: u16x16) -> [f32x8; 2] {
+        let x: u32x8 = cast(x);
+        [of_f16(x & u32x8::splat(0xffff)), of_f16(x >> 16u32)]
     }
     #[inline(always)]
-    unsafe fn none() -> Self::I {
-        [0; LANES]
+    unsafe fn none() -> i32x8 {
+        i32x8::ZERO
     }
     #[inline(always)]
     unsafe fn dot<P: Packing, const N: usize>(
-        mut sum: Self::I,
-        w: [Self::D; PARTS],
-        x: [Self::D; PARTS],
-    ) -> Self::I {
-        // One product of 255 * 127 fits into 16 bits, four of 63 * 127, and eight of 31 * 127; a word has two.
-        let at_once = match P::BITS {
-            0..5 => 4,
-            5..8 => 2,
-            _ => 1,
-        };
-        for first in (0..N).step_by(at_once) {
-            let mut products = [0i16; 2 * LANES];
-            for i in first..(first + at_once).min(N) {
-                let (w, x) = (w[i], x[i]);
-                let low = std::array::from_fn(|j| (w[j] & 255) as i16 * ((x[j] << 8) as i16 >> 8));
-                let high = std::array::from_fn(|j| (w[j] >> 8) as i16 * (x[j] as i16 >> 8));
-                if P::BITS < 8 {
-                    let both = vector(std::array::from_fn(|j| low[j] + high[j]));
-                    products = std::array::from_fn(|j| products[j] + both[j]);
-                } else {
-                    sum = add_pairs(add_pairs(sum, vector(low)), vector(high));
-                }
-            }
-            if P::BITS < 8 {
-                sum = add_pairs(sum, vector(products));
-            }
+        mut sum: i32x8,
+        w: [u16x16; PARTS],
+        x: [u16x16; PARTS],
+    ) -> i32x8 {
+        for i in 0..N {
+            let ([w_lower, w_upper], [x_lower, x_upper]) = (bytes_of(w[i]), signed_bytes_of(cast(x[i])));
+            sum += w_lower.dot(x_lower) + w_upper.dot(x_upper);
         }
         sum
     }
     #[inline(always)]
-    unsafe fn dot_fours<P: Packing>(sum: Self::I, w: [Self::D; PARTS], x: *const i8) -> Self::I {
+    unsafe fn dot_fours<P: Packing>(mut sum: i32x8, w: [u16x16; PARTS], x: *const i8) -> i32x8 {
         // SAFETY: the caller's: sixteen numbers can be read.
-        let x = unsafe { x.cast::<Self::D>().read_unaligned() }.map(u16::from_le);
-        let four = |i: usize| std::array::from_fn(|j| x[2 * i + j % 2]);
-        // SAFETY: the caller's.
-        unsafe { Self::dot::<P, PARTS>(sum, w, std::array::from_fn(four)) }
+        let x: i16x8 = unsafe { read(x.cast()) };
+        let [lower, upper]: [[i32; PARTS]; 2] = [cast(x << 8u32 >> 8u32), cast(x >> 8u32)];
+        for i in 0..PARTS {
+            let [w_lower, w_upper] = bytes_of(w[i]);
+            let [x_lower, x_upper] = [cast(i32x8::splat(lower[i])), cast(i32x8::splat(upper[i]))];
+            sum += w_lower.dot(x_lower) + w_upper.dot(x_upper);
+        }
+        sum
     }
     #[inline(always)]
-    unsafe fn unzip(a: Self::D, b: Self::D) -> [Self::D; 2] {
-        [0, 2].map(|odd| {
-            std::array::from_fn(|i| {
-                let at = i / 2 * 4 + odd + i % 2;
-                if at < a.len() { a[at] } else { b[at - a.len()] }
-            })
-        })
+    unsafe fn unzip(a: u16x16, b: u16x16) -> [u16x16; 2] {
+        let fours: [u32; 2 * LANES] = cast([a, b]);
+        [0, 1].map(|odd| cast(std::array::from_fn::<_, LANES, _>(|i| fours[2 * i + odd])))
     }
     #[inline(always)]
-    unsafe fn spread(p: *const f32, n: usize) -> Self::F {
+    unsafe fn spread(p: *const f32, n: usize) -> f32x8 {
         // SAFETY: the caller's: so many numbers can be read.
-        each(|i| unsafe { *p.add(i * n / LANES) })
+        f32x8::from(std::array::from_fn::<_, LANES, _>(|i| unsafe { *p.add(i * n / LANES) }))
     }
     #[inline(always)]
-    unsafe fn float(x: Self::I) -> Self::F {
-        each(|i| x[i] as f32)
+    unsafe fn float(x: i32x8) -> f32x8 {
+        x.round_float()
     }
 }
 
@@ -265,23 +284,33 @@ impl Simd for Generic {
 mod tests {
     use super::{super::quants::Bits, *};
 
-    /// The sum of a lane of four vectors of the largest quants, and what it has to be.
-    fn largest<P: Packing>(largest: u8, x: i8) -> (i32, i32) {
-        let (w, of_x) = (words([largest; 4 * LANES]), words([x as u8; 4 * LANES]));
-        // SAFETY: plain Rust needs no instruction set.
-        let sum = unsafe { Generic::dot::<P, PARTS>([1; LANES], [w; PARTS], [of_x; PARTS]) };
-        assert_eq!(sum, [sum[0]; LANES]);
-        (sum[0], 1 + 4 * PARTS as i32 * i32::from(largest) * i32::from(x))
+    #[test]
+    fn the_largest_products_do_not_overflow() {
+        let lanes = |x: i32x8| {
+            let all = x.to_array();
+            assert_eq!(all, [all[0]; LANES]);
+            all[0]
+        };
+        for x in [-128i8, -127, 127] {
+            let of_x: [u16x16; PARTS] = [cast([x; 4 * LANES]); PARTS];
+            let w: [u16x16; PARTS] = [cast([255u8; 4 * LANES]); PARTS];
+            // SAFETY: no instruction set is needed.
+            let sums = unsafe {
+                [
+                    Generic::dot::<Bits<8>, PARTS>(i32x8::ONE, w, of_x),
+                    Generic::dot_fours::<Bits<8>>(i32x8::ONE, w, [x; GROUP].as_ptr()),
+                ]
+            };
+            assert_eq!(sums.map(lanes), [1 + 16 * 255 * i32::from(x); 2]);
+        }
     }
 
     #[test]
-    fn the_largest_products_do_not_overflow() {
-        for x in [-128, -127, 127] {
-            for (ours, exact) in
-                [largest::<Bits<4>>(31, x), largest::<Bits<6>>(63, x), largest::<Bits<8>>(255, x)]
-            {
-                assert_eq!(ours, exact, "{x}");
-            }
+    fn quants_are_spread_to_bytes() {
+        for bits in [2, 3, 4, 5, 6, 8] {
+            let packed = 0x9e37_79b9_7f4a_7c15_u64 >> (64 - 8 * bits);
+            let bytes = std::array::from_fn(|i| (packed >> (i * bits)) as u8 & ((1 << bits) - 1) as u8);
+            assert_eq!(spread_quants(packed, bits), u64::from_le_bytes(bytes), "{bits}");
         }
     }
 }

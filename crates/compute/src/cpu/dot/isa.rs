@@ -8,7 +8,7 @@ use crate::Error;
 /// An instruction set that kernels exist for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isa {
-    /// Plain Rust.
+    /// Plain Rust: what every processor of an architecture has.
     Generic,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,

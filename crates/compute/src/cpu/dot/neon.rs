@@ -5,7 +5,7 @@ use std::arch::{aarch64::*, asm};
 
 use super::{
     algorithm::{GROUP, MOST_LANES, Pointers, Simd},
-    quants::{PARTS, Packing},
+    quants::{E2M1_QUANTS, PARTS, Packing},
 };
 
 #[derive(Clone, Copy)]
@@ -309,9 +309,9 @@ impl<const DOT: bool> Simd for Neon<DOT> {
         }
     }
     #[inline(always)]
-    unsafe fn lookup(x: uint8x16_t, table: &[u8; 16]) -> uint8x16_t {
+    unsafe fn e2m1_quants(x: uint8x16_t) -> uint8x16_t {
         // SAFETY: see `zero`.
-        unsafe { vqtbl1q_u8(vld1q_u8(table.as_ptr()), x) }
+        unsafe { vqtbl1q_u8(vld1q_u8(E2M1_QUANTS.as_ptr()), x) }
     }
     #[inline(always)]
     unsafe fn f32_column(x: uint8x16_t) -> float32x4_t {

@@ -2,6 +2,8 @@
 
 use std::{hint::black_box, thread, time::Instant};
 
+use wide::{i16x8, i32x4};
+
 use super::Isa;
 use crate::{Error, MatrixShape};
 
@@ -16,7 +18,7 @@ const PASSES: usize = 5;
 pub struct CpuPeak {
     /// Of f32.
     pub f32: f64,
-    /// Of dot products of bytes, where the instruction set has them.
+    /// Of dot products of bytes, where they are not those of f32.
     pub bytes: Option<f64>,
 }
 
@@ -100,7 +102,10 @@ impl Loops {
                     bytes: dot.then_some(Loop { run: arm::bytes_neon, operations: 2 * 16 }),
                 }
             }
-            _ => Self { f32: Loop { run: f32_generic, operations: 2 * 4 }, bytes: None },
+            _ => Self {
+                f32: Loop { run: f32_generic, operations: 2 * 4 },
+                bytes: Some(Loop { run: bytes_generic, operations: 2 * 8 }),
+            },
         }
     }
 }
@@ -114,6 +119,19 @@ fn f32_generic(steps: u64) {
             for i in 0..4 {
                 sum[i] = sum[i] * a[i] + b[i];
             }
+        }
+    }
+    black_box(sums);
+}
+
+/// Bytes are multiplied as words.
+fn bytes_generic(steps: u64) {
+    let (a, b) = ([i16x8::splat(3); CHAINS], black_box(i16x8::splat(5)));
+    let mut sums = [i32x4::ZERO; CHAINS];
+    for _ in 0..steps {
+        let a = black_box(&a);
+        for (sum, a) in sums.iter_mut().zip(a) {
+            *sum += a.dot(b);
         }
     }
     black_box(sums);

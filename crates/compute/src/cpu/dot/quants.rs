@@ -43,6 +43,8 @@ pub(super) trait Packing: Copy {
     unsafe fn quants<S: Simd>(x: S::D) -> S::D;
 }
 
+/// The quants that stand for each number of E2M1.
+pub(super) const E2M1_QUANTS: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
 /// What the bias of quants that stand for E2M1 is of their scale: they are twelve more than twice their element.
 pub(super) const E2M1_BIAS: f32 = -12.0;
 
@@ -64,9 +66,8 @@ impl Packing for E2m1 {
     const LEAST_GROUP: usize = 16;
     #[inline(always)]
     unsafe fn quants<S: Simd>(x: S::D) -> S::D {
-        const QUANTS: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
         // SAFETY: the caller's; what is unpacked has four bits.
-        unsafe { S::lookup(x, &QUANTS) }
+        unsafe { S::e2m1_quants(x) }
     }
 }
 
