@@ -1,4 +1,4 @@
-// x on its way into workgroup memory, by pieces of four numbers that `x_put` takes. Each thread asks for ASKED of them before it
+// x on its way into workgroup memory, by pieces of four numbers, STRIDE apart, that `x_put` takes. Each thread asks for ASKED of them before it
 // waits for one: `ask` for the first ones, ahead of weights, behind which they would have to wait; `stage` for the others.
 //
 // NORM: RMSNorm(x) = x w / sqrt(mean(x^2) + eps) instead, of which x w is brought; `x_factor` gives the rest.
@@ -11,8 +11,9 @@ struct Asked { x: array<vec4<f32>, ASKED>, w: array<vec4<f32>, ASKED> }
 var<private> squares: f32;
 
 fn piece_at(at: u32, piece: u32) -> vec4<f32> {
-    let i = at + 4u * min(piece, X_PIECES - 1u);
-    return vec4<f32>(a[i], a[i + 1u], a[i + 2u], a[i + 3u]);
+    let p = min(piece, X_PIECES - 1u);
+    let i = at + p / STRIDE * 4u * STRIDE + p % STRIDE;
+    return vec4<f32>(a[i], a[i + STRIDE], a[i + 2u * STRIDE], a[i + 3u * STRIDE]);
 }
 
 // This thread's pieces from piece `first` on. `w`: where the norm's weights begin.

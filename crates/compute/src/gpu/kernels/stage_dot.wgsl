@@ -27,33 +27,13 @@ fn floats_of(n: vec4<i32>) -> vec4<f32> {
     return bitcast<vec4<f32>>(n + vec4<i32>(ROUNDER_BITS)) - vec4<f32>(ROUNDER);
 }
 
-// The bytes 0 and 2 of a word, or 1 and 3.
-fn every_other(word: u32, first: u32) -> u32 {
-    let two = word >> (8u * first);
-    return two & 255u | two >> 8u & 0xff00u;
+// The lowest bytes of four numbers, or those above.
+fn lower_bytes(q: vec4<u32>) -> u32 {
+    return q.x & 0xffu | (q.y & 0xffu) << 8u | (q.z & 0xffu) << 16u | q.w << 24u;
 }
 
-fn word_of(bytes: vec4<u32>) -> u32 {
-    let q = bytes & vec4<u32>(255u);
-    return q.x | q.y << 8u | q.z << 16u | q.w << 24u;
-}
-
-// Of the words of neighbouring threads, the bytes that the quants of this thread's word meet.
-fn strided(own: u32) -> u32 {
-    if (STRIDE == 2u) {
-        let k = thread % 2u;
-        let other = every_other(subgroupShuffleXor(own, 1u), k);
-        let word = every_other(own, k);
-        return select(word | other << 16u, other | word << 16u, k == 1u);
-    }
-    if (STRIDE == 4u) {
-        let k = thread % 4u;
-        return (own >> (8u * k) & 255u) << (8u * k)
-            | (subgroupShuffleXor(own, 1u) >> (8u * k) & 255u) << (8u * (k ^ 1u))
-            | (subgroupShuffleXor(own, 2u) >> (8u * k) & 255u) << (8u * (k ^ 2u))
-            | (subgroupShuffleXor(own, 3u) >> (8u * k) & 255u) << (8u * (k ^ 3u));
-    }
-    return own;
+fn upper_bytes(q: vec4<u32>) -> u32 {
+    return q.x >> 8u & 0xffu | q.y & 0xff00u | (q.z & 0xff00u) << 8u | (q.w & 0xff00u) << 16u;
 }
 
 // Eight neighbouring threads make a chunk: each has four inputs and makes one word of each byte.
@@ -67,24 +47,22 @@ fn x_put(piece: u32, x: vec4<f32>) {
     let finite = most < 0x7f800000u && most > 0u;
     let inverse = select(0.0, 1.0 / max(scale, 1e-37), finite);
     let q = bitcast<vec4<u32>>(fma(x, vec4<f32>(inverse), vec4<f32>(ROUNDER)));
-    let lower = word_of(q);
+    let lower = lower_bytes(q);
     var upper = lower;
     var sum = dot4I8Packed(lower, 0x01010101u);
     if (TWO) {
         // A lower byte has a sign, too: the upper one is rounded.
-        upper = word_of(q + vec4<u32>(128u) >> vec4<u32>(8u));
+        upper = upper_bytes(q + vec4<u32>(128u));
         sum += 256 * dot4I8Packed(upper, 0x01010101u);
     }
     sum += subgroupShuffleXor(sum, 1u);
     sum += subgroupShuffleXor(sum, 2u);
     let other = subgroupShuffleXor(sum, 4u);
-    var words = vec2<u32>(strided(upper), 0u);
-    if (TWO) { words.y = strided(lower); }
     let c = piece / 8u;
     if (c < X_CHUNKS) {
         let at = piece % 8u / 4u * X_CHUNKS + c;
-        x_upper[at][piece % 4u] = words.x;
-        if (TWO) { x_lower[at][piece % 4u] = words.y; }
+        x_upper[at][piece % 4u] = upper;
+        if (TWO) { x_lower[at][piece % 4u] = lower; }
         if (piece % 8u == 0u) {
             x_scales[c] = vec2<f32>(scale, scale * f32(sum + other));
             if (HALF_SUMS) { x_halves[c] = scale * vec2<f32>(f32(sum), f32(other)); }

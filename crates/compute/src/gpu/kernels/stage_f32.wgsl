@@ -4,6 +4,7 @@
 const CHUNKS = COLS / 32u;
 const X_COLS = X_ROWS * COLS;
 const X_CHUNKS = X_ROWS * CHUNKS;
+const STRIDE = 1u;
 
 var<workgroup> x_numbers: array<vec4<f32>, X_COLS / 4u>;
 
