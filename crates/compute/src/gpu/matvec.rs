@@ -72,6 +72,9 @@ const MANY: usize = 1 << 15;
 const FEW: usize = 1 << 10;
 /// Workgroups of a product that are enough to fill any GPU: larger ones walk several blocks, so that `x` is staged less often.
 const FILL: usize = 528;
+/// The same of a matrix of [`MANY`] rows: how many fit at once differs from kernel to kernel, and of more the last ones are
+/// a smaller part.
+const FILL_MANY: usize = 3 * FILL;
 /// Matrices that share a dispatch.
 pub(super) const TARGETS: usize = 4;
 
@@ -313,7 +316,8 @@ pub(super) fn products(
     let Choice { which, chunk, part, constants, .. } = *choice;
     let at_once = all.iter().map(|p| p.choice.rows).max().unwrap_or(4);
     let rows: usize = all.iter().map(|p| p.piece.rows).sum();
-    let (walkers, turns) = walk(rows, at_once * (THREADS / part) as usize, FILL);
+    let fill = if rows < MANY { FILL } else { FILL_MANY };
+    let (walkers, turns) = walk(rows, at_once * (THREADS / part) as usize, fill);
     // Where x is, and where the norm of it goes or how far its rows are apart.
     let (x_at, x_row) = match norm {
         Some(norm) => (gpu.store.place(&norm.x)?, gpu.store.place(x)?),
