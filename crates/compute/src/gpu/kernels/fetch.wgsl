@@ -1,5 +1,6 @@
-// x on its way into workgroup memory, by pieces of four numbers, STRIDE apart, that `x_put` takes. Each thread asks for ASKED of them before it
-// waits for one: `ask` for the first ones, ahead of weights, behind which they would have to wait; `stage` for the others.
+// x on its way into workgroup memory, by pieces of four numbers, STRIDE apart, that `x_put` takes. Each thread asks for ASKED
+// of them before it waits for one: `ask` for the first ones, ahead of weights, behind which they would have to wait; `stage` for
+// the others.
 //
 // NORM: RMSNorm(x) = x w / sqrt(mean(x^2) + eps) instead, of which x w is brought; `x_factor` gives the rest.
 
