@@ -27,7 +27,7 @@ pub use gpu::{Adapter, AdapterKind, adapters};
 pub use matrix::{Bytes, ExpertShape, Matrix, MatrixShape};
 pub use op::{
     Activation, Buffer, ExpertGroups, ExpertUse, ExpertUses, HeadMatrix, HeadRows, Op, RopePairs, Router,
-    Scoring, Shared, Slot, SlotTable, Span, State, View, Weight,
+    Scoring, Shared, SharedChoice, Slot, SlotTable, Span, State, View, Weight,
 };
 pub use op_check::MOST_TOP_LOGITS;
 pub use state::{KEY_BLOCK, KeyFormat, StateShape};

@@ -187,6 +187,17 @@ pub struct Router {
     pub scale: f32,
     /// One factor per expert on its weight.
     pub expert_scale: Option<Buffer>,
+    /// The expert that every row meets besides.
+    pub shared: Option<SharedChoice>,
+}
+
+/// The shared expert as one more of a layer of `n`: its id is `n`, and it comes last in rank, behind those that are chosen.
+///
+/// Dai et al., "DeepSeekMoE", 2024, section 3.2.
+#[derive(Clone, Copy, Debug)]
+pub struct SharedChoice {
+    /// `(rows, 1)`: its weight is `sigmoid(gate)`; without a gate it is 1.
+    pub gate: Option<View>,
 }
 
 impl Router {
@@ -199,7 +210,13 @@ impl Router {
             normalize,
             scale: 1.0,
             expert_scale: None,
+            shared: None,
         }
+    }
+
+    /// How many experts a row is given besides those that are chosen: 1 where there is a shared one.
+    pub(crate) fn besides(&self) -> usize {
+        usize::from(self.shared.is_some())
     }
 }
 
@@ -564,16 +581,16 @@ pub enum Op<'a> {
     },
     /// The router: of each row the `k` experts with the largest (corrected) scores, in rank order; of equal scores the
     /// lower id comes first. Softmax is compared by its logits unless there is a correction. The weights are the
-    /// uncorrected scores, divided by their sum if the router normalises, times its scales. A NaN is an error. Ids exact,
-    /// weights 1e-5.
+    /// uncorrected scores, divided by their sum if the router normalises, times its scales. A shared expert comes behind them. A
+    /// NaN among the logits is an error. Ids exact, weights 1e-5.
     TopK {
         /// `(rows, n_experts)`.
         logits: View,
         /// How to choose and to weigh.
         router: Router,
-        /// `(rows, k)`: ids as whole numbers, exact in f32 below 2^24.
+        /// `(rows, k)`, with a shared expert `(rows, k + 1)`: ids as whole numbers, exact in f32 below 2^24.
         ids: View,
-        /// `(rows, k)`.
+        /// As `ids`.
         weights: View,
     },
     /// What a sampler chooses from: the `n` largest numbers of each row in descending order, of equal ones the lower id

@@ -188,8 +188,16 @@ impl Op<'_> {
                 c.matrix("logits", &logits, logits.rows, logits.width)?;
                 c.matrix("ids", &ids, logits.rows, ids.width)?;
                 c.matrix("weights", &weights, logits.rows, ids.width)?;
-                if ids.width > logits.width || logits.width > EXACT_IDS {
-                    return c.wrong(format!("the {} largest of {} logits", ids.width, logits.width));
+                let Some(k) = ids.width.checked_sub(router.besides()).filter(|k| *k > 0) else {
+                    return c.wrong("no experts are chosen".into());
+                };
+                if k > logits.width || logits.width > EXACT_IDS {
+                    return c.wrong(format!("the {k} largest of {} logits", logits.width));
+                }
+                if let Some(gate) = router.shared.and_then(|shared| shared.gate) {
+                    c.matrix("the shared expert's gate", &gate, logits.rows, 1)?;
+                    c.apart("the shared expert's gate", gate.buffer, &ids)?;
+                    c.apart("the shared expert's gate", gate.buffer, &weights)?;
                 }
                 for numbers in [router.correction, router.expert_scale].into_iter().flatten() {
                     c.numbers("the router's numbers", numbers, logits.width)?;
@@ -198,11 +206,9 @@ impl Op<'_> {
                 }
                 if let Some(ExpertGroups { count, chosen }) = router.groups {
                     c.divides("groups", count, "experts", logits.width)?;
-                    if chosen > count || logits.width / count * chosen < ids.width {
-                        return c.wrong(format!(
-                            "{} experts of {chosen} groups of {count} of {}",
-                            ids.width, logits.width
-                        ));
+                    if chosen > count || logits.width / count * chosen < k {
+                        return c
+                            .wrong(format!("{k} experts of {chosen} groups of {count} of {}", logits.width));
                     }
                 }
                 c.apart("logits", logits.buffer, &ids)?;

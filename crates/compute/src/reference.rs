@@ -345,11 +345,19 @@ impl ReferenceDevice {
                 let best = descending(&compared.chunks(size).map(of_group).collect::<Vec<_>>());
                 order.retain(|i| best[..chosen].contains(&(i / size)));
             }
-            order.truncate(ids.width);
+            order.truncate(ids.width - router.besides());
             let sum =
                 if router.normalize { order.iter().map(|i| scores[*i]).sum::<f64>().max(1e-20) } else { 1.0 };
             let weight = |i: &usize| (scores[*i] / sum) as f32 * router.scale * scales[*i];
-            self.store(weights, row, 0, &order.iter().map(weight).collect::<Vec<_>>())?;
+            let mut shares: Vec<f32> = order.iter().map(weight).collect();
+            if let Some(shared) = router.shared {
+                order.push(logits.view.width);
+                shares.push(match shared.gate {
+                    Some(gate) => sigmoid(self.dense(gate)?.row(row)[0]),
+                    None => 1.0,
+                });
+            }
+            self.store(weights, row, 0, &shares)?;
             self.store(ids, row, 0, &order.iter().map(|i| *i as f32).collect::<Vec<_>>())?;
         }
         Ok(())

@@ -13,7 +13,7 @@ use std::{
 use moeflux_compute::{
     Activation, BankPlace, Buffer, Bytes, Device, DeviceOptions, ExpertGroups, ExpertShape, ExpertUse,
     ExpertUses, Format, HeadMatrix, HeadRows, MatrixShape, Op, RopePairs, Router, Scalar, Scoring,
-    ScratchShape, Shared, Slot, Span, StateShape, View, open,
+    ScratchShape, Shared, SharedChoice, Slot, Span, StateShape, View, open,
 };
 
 struct Counting;
@@ -131,6 +131,7 @@ fn step(exact: bool, rows: usize) {
         scoring: Scoring::Sigmoid,
         correction: Some(taps),
         groups: Some(ExpertGroups { count: 4, chosen: 2 }),
+        shared: Some(SharedChoice { gate: Some(one) }),
         ..Router::softmax(true)
     };
     let (heads, ab) = (|view: View| view.split(4), make.view(rows, 8));

@@ -3,10 +3,13 @@
 //! Made by one file of [`arch`](crate::arch) per `model_type`; everything after that (the memory plan, loading,
 //! the forward pass, `inspect`) reads the blueprint and never asks which model it is.
 
+mod weights;
+
 use moeflux_compute::{
     Activation, ExpertGroups, ExpertShape, HeadRows, KEY_BLOCK, RopePairs, Scoring, StateShape,
 };
 
+use self::weights::Weights;
 use crate::{
     checkpoint::{MatrixSource, Segment, VectorSource},
     experts::PartSource,
@@ -397,6 +400,26 @@ pub struct MoeBlueprint {
     pub shared: Option<SharedBlueprint>,
 }
 
+impl MoeBlueprint {
+    /// The matrices of the shared expert where it is computed as one more of the routed ones, in a slot of its own: it has their
+    /// form, and reads and yields what they do.
+    pub(crate) fn joined(&self) -> Option<[&MatrixSource; 3]> {
+        let SharedBlueprint { mlp, post_norm, .. } = self.shared.as_ref()?;
+        let all = mlp.matrices();
+        let [gate, up, down] = all.map(|m| m.shape);
+        let norms = [&self.experts_norm, &self.experts_post_norm, post_norm];
+        let joins = self.experts.shape == ExpertShape::of(gate, up, down)
+            && mlp.activation == self.activation
+            && norms.iter().all(|norm| norm.is_none());
+        joins.then_some(all)
+    }
+
+    /// Experts that a token meets in one op: those that are chosen, and the shared one if it is one more of them.
+    pub(crate) fn uses(&self) -> usize {
+        self.router.top_k + usize::from(self.joined().is_some())
+    }
+}
+
 /// How experts are chosen and weighed.
 #[derive(Debug)]
 pub struct RouterBlueprint {
@@ -466,74 +489,10 @@ impl LayerExperts {
     pub fn segments(&self, expert: usize) -> impl Iterator<Item = Segment> + '_ {
         self.parts.iter().map(move |p| p.segment(expert))
     }
-}
 
-/// The weights of some part of a model.
-#[derive(Debug, Default)]
-struct Weights<'a> {
-    matrices: Vec<&'a MatrixSource>,
-    vectors: Vec<&'a VectorSource>,
-}
-
-impl<'a> Weights<'a> {
-    fn linear<'b: 'a>(&mut self, linear: impl IntoIterator<Item = &'b LinearSource>) {
-        for linear in linear {
-            self.matrices.push(&linear.weight);
-            self.vectors.extend(&linear.bias);
-        }
-    }
-
-    fn mixer(&mut self, mixer: &'a MixerBlueprint) {
-        match mixer {
-            MixerBlueprint::Gqa(g) => {
-                self.linear([&g.q_proj, &g.k_proj, &g.o_proj]);
-                self.linear(&g.v_proj);
-                self.vectors.extend(g.q_norm.iter().chain(&g.k_norm).chain(&g.sinks));
-            }
-            MixerBlueprint::Mla(m) => {
-                match &m.q {
-                    LatentQuery::Direct(q_proj) => self.linear([q_proj]),
-                    LatentQuery::LowRank { q_a_proj, q_a_layernorm, q_b_proj } => {
-                        self.linear([q_a_proj, q_b_proj]);
-                        self.vectors.push(q_a_layernorm);
-                    }
-                }
-                self.linear([&m.kv_a_proj_with_mqa, &m.o_proj]);
-                self.vectors.push(&m.kv_a_layernorm);
-                match &m.kv_b {
-                    LatentHeads::Whole(kv_b_proj) => self.matrices.push(kv_b_proj),
-                    LatentHeads::Split { embed_q, unembed_out } => {
-                        self.matrices.extend([embed_q, unembed_out])
-                    }
-                }
-                if let Some(indexer) = m.indexer() {
-                    self.linear([&indexer.wq_b, &indexer.wk, &indexer.weights_proj]);
-                    self.vectors.extend(&indexer.k_norm);
-                }
-            }
-            MixerBlueprint::DeltaNet(d) => {
-                let projections = [&d.in_proj_qkv, &d.in_proj_z, &d.in_proj_b, &d.in_proj_a];
-                self.matrices.extend(projections.into_iter().chain([&d.out_proj]));
-                self.vectors.extend([&d.conv1d, &d.a_log, &d.dt_bias, &d.norm]);
-            }
-        }
-    }
-
-    fn feed_forward(&mut self, feed_forward: &'a FeedForwardBlueprint) {
-        match feed_forward {
-            FeedForwardBlueprint::Dense(mlp) => self.matrices.extend(mlp.matrices()),
-            FeedForwardBlueprint::Moe(moe) => {
-                let router = &moe.router;
-                self.linear([&router.weight]);
-                self.vectors.extend(router.norm.iter().map(|(norm, _)| norm));
-                self.vectors.extend(router.correction.iter().chain(&router.expert_scale));
-                self.vectors.extend(moe.experts_norm.iter().chain(&moe.experts_post_norm));
-                if let Some(shared) = &moe.shared {
-                    self.matrices.extend(shared.mlp.matrices().into_iter().chain(&shared.gate));
-                    self.vectors.extend(&shared.post_norm);
-                }
-            }
-        }
+    /// Where expert `expert` begins: a file, and an offset there.
+    pub(crate) fn place(&self, expert: usize) -> Option<(u32, u64)> {
+        self.segments(expert).next().map(|s| (s.file, s.offset))
     }
 }
 
@@ -666,6 +625,16 @@ impl Blueprint {
     /// The largest k of any layer.
     pub fn max_top_k(&self) -> usize {
         self.moe_layers().map(|(_, m)| m.router.top_k).max().unwrap_or(0)
+    }
+
+    /// The most experts that a token meets in one op of any layer.
+    pub(crate) fn max_uses(&self) -> usize {
+        self.moe_layers().map(|(_, m)| m.uses()).max().unwrap_or(0)
+    }
+
+    /// Layers whose shared expert is one more of the routed ones.
+    pub(crate) fn joined(&self) -> usize {
+        self.moe_layers().filter(|(_, m)| m.joined().is_some()).count()
     }
 
     /// The most inputs that any matrix has, experts included.

@@ -131,14 +131,15 @@ impl Engine {
             progress: &mut progress,
         };
         let model = Model::load(&blueprint, &mut loader, plan.chunk, plan.context, options.look_ahead)?;
-        let mut tier = |count, place| {
-            Tier::new(&mut *device, &source, (count, plan.slot as usize), place, options.policy)
+        let mut tier = |count, shared, place| {
+            Tier::new(&mut *device, &source, [count, shared, plan.slot as usize], place, options.policy)
         };
-        let (host_slots, card) = match plan.device_budget {
-            Some(_) => (plan.host_slots, Some(tier(plan.slots, BankPlace::Card)?)),
-            None => (plan.slots, None),
+        let shared = blueprint.joined();
+        let (host_slots, card, shared) = match plan.device_budget {
+            Some(_) => (plan.host_slots, Some(tier(plan.slots, shared, BankPlace::Card)?), 0),
+            None => (plan.slots, None, shared),
         };
-        let host = tier(host_slots, BankPlace::Host)?;
+        let host = tier(host_slots, shared, BankPlace::Host)?;
         let identity = checkpoint.identity()?;
         let again = Again {
             folder: checkpoint.folder().into(),
@@ -157,6 +158,7 @@ impl Engine {
             holds_all: plan.holds_all,
         };
         let mut cache = ExpertCache::new(source, reader, (host, card), uses);
+        cache.load_shared(&mut *device, &checkpoint, &blueprint, &mut progress)?;
         if load_all {
             cache.load_all(&mut *device, &mut progress)?;
         }

@@ -413,11 +413,14 @@ impl MemoryPlan {
         ))
     }
 
-    /// Bytes of the resident weights.
+    /// Bytes of the resident weights, shared experts that have slots among them.
     pub(crate) fn dense_bytes(blueprint: &Blueprint) -> u64 {
-        let matrices: u64 = blueprint.matrices().map(|m| pages(matrix_bytes(m))).sum();
+        let matrix = |m: &MatrixSource| pages(m.bytes() as u64);
+        let matrices: u64 = blueprint.matrices().map(matrix).sum();
         let vectors: u64 = blueprint.vectors().map(|v| pages(v.len as u64 * 4)).sum();
-        matrices + vectors
+        let in_slots = blueprint.moe_layers().filter_map(|(_, moe)| moe.joined()).flatten();
+        let slots = pages(blueprint.slot_bytes() as u64) * blueprint.joined() as u64;
+        matrices + vectors + slots - in_slots.map(matrix).sum::<u64>()
     }
 }
 
@@ -467,10 +470,6 @@ fn pages(bytes: u64) -> u64 {
     bytes.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX)
 }
 
-fn matrix_bytes(matrix: &MatrixSource) -> u64 {
-    matrix.segments.iter().map(|s| s.bytes as u64).sum()
-}
-
 /// Buffers of intermediate results, logits among them.
 fn scratch_bytes(blueprint: &Blueprint, rows: usize, context: usize) -> u64 {
     let logits =
@@ -483,7 +482,7 @@ fn staging_bytes(blueprint: &Blueprint, rows: usize, takes_over: bool) -> u64 {
     // Logits are read back, kept by the session, and copied to be sampled from.
     let logits = blueprint.vocab as u64 * 4 * (LOGIT_ROWS as u64 + 2);
     let queues = (blueprint.experts() * BOOKKEEPING) as u64;
-    let largest = blueprint.matrices().map(matrix_bytes).max().filter(|_| takes_over).unwrap_or(0);
+    let largest = blueprint.matrices().map(|m| m.bytes() as u64).max().filter(|_| takes_over).unwrap_or(0);
     logits + queues + pages(largest) + Routing::bytes(blueprint, rows)
 }
 

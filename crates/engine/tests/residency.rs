@@ -120,6 +120,23 @@ fn every_kind_of_layer_of_experts_gives_the_same_bits_on_a_card() {
     }
 }
 
+#[test]
+fn a_shared_expert_lies_with_those_that_it_is_computed_with() {
+    // 4 layers of 16 experts and a shared one of their form.
+    let golden = Golden::read(data().join("goldens/qwen3_5_moe"));
+    let expected = on_cpu(&golden.folder, &golden.prompt());
+    for (bank, banks) in [(17, 4), (35, 2), (50, 2), (67, 2), (68, 1)] {
+        let (bits, asked, _) = on_card(&golden.folder, &golden.prompt(), Card { bank, ..Card::OWN }, None);
+        assert!(bits == expected, "banks of {bank}: other bits");
+        assert_eq!((asked.tables, asked.scattered, asked.banks), (4, 0, banks), "banks of {bank}");
+        assert_eq!(asked.copies, 4 * 17);
+    }
+    // Where a bank does not hold a layer, they have one of their own.
+    let (bits, asked, _) = on_card(&golden.folder, &golden.prompt(), Card { bank: 16, ..Card::OWN }, None);
+    assert!(bits == expected);
+    assert_eq!((asked.tables, asked.scattered, asked.banks), (4, 4, 5));
+}
+
 /// A card with memory of its own that reads the host's in place, or does not.
 const fn card(in_place: bool) -> Card {
     Card { memory: Some(DeviceMemory { total: Some(1 << 30), unified: false, in_place }), ..Card::OWN }
@@ -214,16 +231,23 @@ fn who_watches_sees_the_experts_of_a_card() {
 
 #[test]
 fn loading_tells_how_far_it_is() {
+    // One whose shared experts are weights like others, and one where they are in slots.
+    for folder in [tales(), data().join("goldens/qwen3_5_moe")] {
+        loading_tells_how_far_it_is_with(&folder);
+    }
+}
+
+fn loading_tells_how_far_it_is_with(folder: &Path) {
     let open = |card: Option<Card>| {
         let wrap_device = card.map(|c| c.wrap().0);
         let options = EngineOptions { device: exact("cpu"), wrap_device, ..Default::default() };
         let mut said = Vec::new();
-        let checkpoint = Checkpoint::open(&tales()).unwrap();
+        let checkpoint = Checkpoint::open(folder).unwrap();
         Engine::open(checkpoint, options, &mut |done, total| said.push((done, total))).unwrap();
         assert!(said.is_sorted() && said.last().is_some_and(|(done, total)| done == total), "{said:?}");
         said.last().unwrap().1
     };
-    let experts = moeflux::Blueprint::of(&Checkpoint::open(&tales()).unwrap()).unwrap().experts_bytes();
+    let experts = moeflux::Blueprint::of(&Checkpoint::open(folder).unwrap()).unwrap().experts_bytes();
     assert_eq!(open(Some(Card::OWN)), open(None) + experts);
     // On the host's memory too, but for a device that takes weights over.
     let unified =

@@ -12,6 +12,7 @@ struct Choice<'a> {
     router: Router,
     correction: Option<&'a [f32]>,
     expert_scale: Option<&'a [f32]>,
+    shared_gate: Option<(&'a [f32], View)>,
 }
 
 /// Runs [`Op::TopK`](crate::Op::TopK).
@@ -41,11 +42,23 @@ pub(super) fn top_k(
                 router,
                 correction: router.correction.map(|c| host.all(c)).transpose()?,
                 expert_scale: router.expert_scale.map(|s| host.all(s)).transpose()?,
+                shared_gate: match router.shared.and_then(|shared| shared.gate) {
+                    Some(gate) => Some((host.get(&gate)?, gate)),
+                    None => None,
+                },
             };
             let (grid, other) = (Grid::new(ids, ROWS, 1, k), Grid::new(weights, ROWS, 1, k));
             cpu.pool.tiles2((best, grid), (shares, other), |mut ids, mut weights, _| {
                 for i in ids.rows() {
-                    choice.make(row(all, logits, i), ids.row(i), weights.row(i));
+                    let (ids, shared) = ids.row(i).split_at_mut(k - router.besides());
+                    let (weights, share) = weights.row(i).split_at_mut(ids.len());
+                    choice.make(row(all, logits, i), ids, weights);
+                    if let ([id], [weight]) = (shared, share) {
+                        *id = logits.width as f32;
+                        *weight = choice
+                            .shared_gate
+                            .map_or(1.0, |(all, gate)| 1.0 / (1.0 + (-row(all, &gate, i)[0]).exp()));
+                    }
                 }
             });
             Ok(())

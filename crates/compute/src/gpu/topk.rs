@@ -55,7 +55,8 @@ impl Ranked {
     pub(super) fn of(op: &Op<'_>) -> Option<Self> {
         match *op {
             Op::TopK { logits, router, ids, weights } => {
-                let layout = layout(logits.width, ids.width, router.groups.map_or(0, |groups| groups.count));
+                let k = ids.width - router.besides();
+                let layout = layout(logits.width, k, router.groups.map_or(0, |groups| groups.count));
                 Some(Self { logits, router, ids, weights, layout })
             }
             _ => None,
@@ -63,7 +64,7 @@ impl Ranked {
     }
 
     /// The constants of `ranking.wgsl`.
-    pub(super) fn constants(&self) -> [(&'static str, u32); 6] {
+    pub(super) fn constants(&self) -> [(&'static str, u32); 7] {
         let Self { logits, router, ids, .. } = self;
         let (groups, chosen) = router.groups.map_or((0, 0), |groups| (groups.count, groups.chosen));
         let ranks = [
@@ -75,7 +76,8 @@ impl Ranked {
         let ranks = ranks.iter().rev().fold(0, |bits, is| bits * 2 + u32::from(*is));
         [
             ("N", logits.width as u32),
-            ("K", ids.width as u32),
+            ("K", (ids.width - router.besides()) as u32),
+            ("BESIDES", router.shared.map_or(0, |shared| 1 + u32::from(shared.gate.is_some()))),
             ("BLOCK", self.layout.block as u32),
             ("GROUPS", groups as u32),
             ("CHOSEN", chosen as u32),
@@ -88,12 +90,17 @@ impl Ranked {
         (self.layout.words + self.logits.width) * 4
     }
 
+    /// Where the gate of the shared expert is; anywhere if there is none.
+    fn gate(&self) -> View {
+        self.router.shared.and_then(|shared| shared.gate).unwrap_or(self.logits)
+    }
+
     /// Adds `Ranking` of `ranking.wgsl`, for one row.
     pub(super) fn params(&self, gpu: &GpuDevice, params: Params) -> Result<Params, Error> {
         let Self { logits, router, ids, weights, .. } = self;
         let place = |view: &View| gpu.store.place(view);
         let start = |buffer: Option<Buffer>| buffer.map_or(Ok(0), |buffer| gpu.store.start(buffer));
-        let params = params.u(place(logits)?).u(place(ids)?).u(place(weights)?);
+        let params = params.u(place(logits)?).u(place(ids)?).u(place(weights)?).u(place(&self.gate())?);
         Ok(params.u(start(router.correction)?).u(start(router.expert_scale)?).f(router.scale))
     }
 
@@ -106,6 +113,7 @@ impl Ranked {
             .view(store.place(logits)?, logits)
             .view(store.place(ids)?, ids)
             .view(store.place(weights)?, weights)
+            .view(store.place(&self.gate())?, &self.gate())
             .u(start(router.correction)?)
             .u(start(router.expert_scale)?)
             .n(logits.rows)

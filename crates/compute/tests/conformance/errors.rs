@@ -3,7 +3,7 @@
 use moeflux_compute::{
     Activation, BankPlace, Buffer, Bytes, Device, DeviceOptions, Error, ExpertGroups, ExpertShape, ExpertUse,
     ExpertUses, Format, HeadMatrix, HeadRows, MatrixShape, Op, RopePairs, Router, Scalar, ScratchShape,
-    Shared, Slot, Span, StateShape, View, open,
+    Shared, SharedChoice, Slot, Span, StateShape, View, open,
 };
 
 use crate::harness::{Both, FOUR, Random};
@@ -135,9 +135,20 @@ fn norms_rope_and_products_that_do_not_fit() {
             ("no groups", Router { groups: Some(ExpertGroups { count: 0, chosen: 0 }), ..router }),
             ("too many groups", Router { groups: Some(ExpertGroups { count: 2, chosen: 3 }), ..router }),
             ("too few experts", Router { groups: Some(ExpertGroups { count: 4, chosen: 1 }), ..router }),
+            (
+                "a wide gate",
+                Router { shared: Some(SharedChoice { gate: Some(other.columns(0, 2)) }), ..router },
+            ),
+            (
+                "a gate of ids",
+                Router { shared: Some(SharedChoice { gate: Some(ids.columns(0, 1)) }), ..router },
+            ),
         ] {
             refused(both, what, &Op::TopK { logits: x, router, ids, weights });
         }
+        let router = Router { shared: Some(SharedChoice { gate: None }), ..router };
+        let [ids, weights] = [ids, weights].map(|view| view.columns(0, 1));
+        refused(both, "nothing to choose", &Op::TopK { logits: x, router, ids, weights });
         let (many, best) = (both.poisoned(1, 2000), both.poisoned(1, 4100));
         let top = |logits: View, best: View, numbers: usize| Op::TopLogits {
             logits,

@@ -2,7 +2,7 @@
 
 use moeflux_compute::{
     Activation, Error, ExpertGroups, ExpertShape, ExpertUse, ExpertUses, Format, Isa, MatrixShape, Op,
-    Router, Scalar, Scoring, Slot, View,
+    Router, Scalar, Scoring, SharedChoice, Slot, View,
 };
 
 use crate::harness::{Both, FOUR, Random, bits, device, encode, formats, some_formats};
@@ -342,13 +342,18 @@ fn a_router_chooses_and_its_experts_follow() {
         // Fewer experts than a workgroup has threads, and more with all that a router knows.
         let eight = Format::Affine { bits: 8, group: 32, scale: Scalar::F16 };
         let plain = Format::Plain(Scalar::BF16);
-        for (count, k, hidden, format) in [(7, 3, 64, FOUR), (300, 8, 96, eight), (64, 5, 64, plain)] {
+        let shapes = [(7, 3, 64, FOUR), (7, 3, 64, FOUR), (300, 8, 96, eight), (64, 5, 64, plain)];
+        for (i, (count, k, hidden, format)) in shapes.into_iter().enumerate() {
+            // A shared expert, number `count`, comes behind them, with a gate or without.
+            let gate = (i == 2).then(|| both.random(&mut random, 1, 1));
+            let shared = (i > 0).then_some(SharedChoice { gate });
+            let (slots, k) = (count + usize::from(shared.is_some()), k + usize::from(shared.is_some()));
             let matrix = MatrixShape { rows: hidden, cols: hidden, format };
             let shape = ExpertShape::of(matrix, matrix, matrix);
-            let bank = fill(both, &mut random, &shape, count);
-            let slots: Vec<Slot> = (0..count as u32).rev().map(|index| Slot { bank, index }).collect();
+            let bank = fill(both, &mut random, &shape, slots);
+            let slots: Vec<Slot> = (0..slots as u32).rev().map(|index| Slot { bank, index }).collect();
             let table = both.slot_table(&slots);
-            let mut router = Router::softmax(true);
+            let mut router = Router { shared, ..Router::softmax(true) };
             if count == 300 {
                 let numbers = random.numbers(count);
                 router = Router {

@@ -1,6 +1,6 @@
 //! TopK.
 
-use moeflux_compute::{Error, ExpertGroups, Op, Router, Scoring};
+use moeflux_compute::{Error, ExpertGroups, Op, Router, Scoring, SharedChoice};
 
 use crate::harness::{Both, Random};
 
@@ -66,6 +66,7 @@ fn noaux(both: &mut Both, random: &mut Random, n: usize, groups: Option<ExpertGr
         normalize: true,
         scale: 2.5,
         expert_scale: Some(both.numbers(&scales)),
+        shared: None,
     }
 }
 
@@ -85,6 +86,8 @@ fn every_kind_of_router() {
             let groups = Some(ExpertGroups { count, chosen });
             let full = noaux(both, &mut random, n, groups);
             let logits = both.random(&mut random, 7, n);
+            // A column of something wider.
+            let gate = Some(both.random(&mut random, 7, 3).columns(1, 1));
             for router in [
                 full,
                 Router { groups: None, ..full },
@@ -93,7 +96,10 @@ fn every_kind_of_router() {
                 Router { scoring: Scoring::Softmax, ..full },
                 Router { scoring: Scoring::Softmax, correction: None, ..full },
                 Router { scoring: Scoring::Softmax, normalize: false, groups: None, ..full },
+                Router { shared: Some(SharedChoice { gate }), ..full },
+                Router { shared: Some(SharedChoice { gate: None }), ..Router::softmax(true) },
             ] {
+                let k = k + usize::from(router.shared.is_some());
                 let (ids, weights) = (both.poisoned(7, k), both.poisoned(7, k));
                 both.run(&Op::TopK { logits, router, ids, weights });
                 both.agree(&format!("ids of {router:?}"), ids, 0.0);

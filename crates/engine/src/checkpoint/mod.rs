@@ -56,6 +56,13 @@ pub struct MatrixSource {
     pub segments: Vec<Segment>,
 }
 
+impl MatrixSource {
+    /// Bytes of all its segments.
+    pub(crate) fn bytes(&self) -> usize {
+        self.segments.iter().map(|s| s.bytes).sum()
+    }
+}
+
 /// A vector of numbers that lies in a checkpoint.
 #[derive(Clone, Debug)]
 pub struct VectorSource {
@@ -495,18 +502,22 @@ impl Checkpoint {
 
     /// Reads a matrix into memory that a device takes.
     pub(crate) fn read_matrix(&self, m: &MatrixSource) -> Result<Bytes, Error> {
-        let total = m.segments.iter().map(|s| s.bytes).sum();
-        let mut bytes = Bytes::zeroed(total).map_err(Error::at(|| &*m.name))?;
+        let mut bytes = Bytes::zeroed(m.bytes()).map_err(Error::at(|| &*m.name))?;
+        self.read_matrix_into(m, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Reads a matrix to memory of its size.
+    pub(crate) fn read_matrix_into(&self, m: &MatrixSource, bytes: &mut [u8]) -> Result<(), Error> {
         let mut pieces = Vec::new();
-        let mut rest = &mut bytes[..];
+        let mut rest = bytes;
         for s in &m.segments {
             let (now, later) = rest.split_at_mut(s.bytes);
             let all = now.chunks_mut(PIECE).zip((s.offset..).step_by(PIECE));
             pieces.extend(all.map(|(part, offset)| (Segment { offset, bytes: part.len(), ..*s }, part)));
             rest = later;
         }
-        self.read_pieces(&m.name, pieces)?;
-        Ok(bytes)
+        self.read_pieces(&m.name, pieces)
     }
 
     /// Reads pieces of a tensor, by several threads where there are many: one alone keeps no disk busy.

@@ -4,6 +4,8 @@
 //! waits for one to be free. The two are caches of their own: what falls out of the card's is not copied back, as it is
 //! still in the host's or else on disk.
 
+mod load;
+
 use std::sync::Arc;
 
 use moeflux_compute::{Bytes, Device, Slot, SlotTable, Ticket};
@@ -63,19 +65,15 @@ pub(crate) struct Uses {
     pub(crate) holds_all: bool,
 }
 
-/// Memory is handed out in pages of this size or a larger one.
-const PAGE: usize = 4096;
-
-/// Hot experts that are read at once.
-const WARMING: usize = 64;
-
 /// The expert cache.
 pub(crate) struct ExpertCache {
     source: Arc<ExpertSource>,
     reader: Box<dyn Reader>,
     host: Tier,
     card: Option<Tier>,
-    /// Where all experts of a layer are, for the device; while there is one, none has left its slot.
+    /// The shared experts that are computed like others, by layer. They never give way.
+    shared: Vec<Option<Slot>>,
+    /// Where all experts of a layer are, the shared one last, for the device; while there is one, none has left its slot.
     tables: Vec<Option<SlotTable>>,
     /// Reads under way that a layer waits for.
     reading: usize,
@@ -96,9 +94,26 @@ impl ExpertCache {
         (host, card): (Tier, Option<Tier>),
         uses: Uses,
     ) -> Self {
-        let tables = vec![None; source.layers().len()];
+        let (shared, tables) = (vec![None; source.layers().len()], vec![None; source.layers().len()]);
         let before = ReadCounters::default();
-        Self { source, reader, host, card, tables, reading: 0, reading_ahead: 0, uses, lost: false, before }
+        Self {
+            source,
+            reader,
+            host,
+            card,
+            shared,
+            tables,
+            reading: 0,
+            reading_ahead: 0,
+            uses,
+            lost: false,
+            before,
+        }
+    }
+
+    /// Where the shared expert of a layer is, if it is computed like others.
+    pub(crate) fn shared(&self, layer: usize) -> Option<Slot> {
+        self.shared[layer]
     }
 
     pub(crate) fn source(&self) -> &ExpertSource {
@@ -131,45 +146,6 @@ impl ExpertCache {
         (self.source, self.reader, self.lost) = (source, reader, false);
     }
 
-    /// Reads all experts, in the order of the files: what comes first goes to the card, while there is room.
-    /// `progress` gets the bytes of each.
-    pub(crate) fn load_all(
-        &mut self,
-        device: &mut dyn Device,
-        progress: &mut dyn FnMut(u64),
-    ) -> Result<(), Error> {
-        let mut stats = Stats::default();
-        let mut order = self.source.in_file_order().into_iter().peekable();
-        let mut pinned = Vec::with_capacity(self.host.places.len());
-        let mut homes = Vec::new();
-        loop {
-            while let Some((layer, expert)) = order.peek()
-                && !matches!(self.request(device, *layer, *expert, &mut stats)?, Lookup::Full)
-            {
-                order.next();
-            }
-            // Waits for one, and takes what else has come.
-            while let Some((_, pin)) = self.arrive(device, pinned.is_empty(), &mut stats)? {
-                let place = &self.host.places[pin.host as usize];
-                progress(self.source.layer(place.layer as usize).map_or(0, |l| l.bytes as u64));
-                pinned.push(pin);
-            }
-            let ticket = device.submit().map_err(Error::at(|| "loading experts"))?;
-            if pinned.is_empty() {
-                let stuck = order.peek().is_some() && !homes.is_empty();
-                homes.drain(..).for_each(|pin| self.release(pin, ticket));
-                if stuck {
-                    continue;
-                }
-                return Ok(());
-            }
-            // An expert whose home is on the host keeps it, however long the copies of those before it take.
-            let stays = |pin: &Pin| self.uses.holds_all && pin.card == NONE;
-            homes.extend(pinned.extract_if(.., |pin| stays(pin)));
-            pinned.drain(..).for_each(|pin| self.release(pin, ticket));
-        }
-    }
-
     /// The slots of all experts of a layer, for the device to look up, if all are where ops find them.
     pub(crate) fn resident(
         &mut self,
@@ -194,7 +170,9 @@ impl ExpertCache {
                 };
                 card.or_else(host)
             };
-            let slots: Option<Vec<Slot>> = (0..self.host.slots[layer].len()).map(slot).collect();
+            let shared = self.shared[layer].map(Some);
+            let slots: Option<Vec<Slot>> =
+                (0..self.host.slots[layer].len()).map(slot).chain(shared).collect();
             let Some(slots) = slots else { return Ok(None) };
             let table = device.slot_table(&slots).map_err(Error::at(|| format!("layer {layer}, slots")))?;
             self.tables[layer] = Some(table);
@@ -212,40 +190,6 @@ impl ExpertCache {
         all
     }
 
-    /// Reads experts into slots that hold nothing yet; what is not the model's is passed over. What cannot be read will be told
-    /// to those who need it.
-    pub(crate) fn warm(&mut self, device: &mut dyn Device, experts: &[(u32, u32)]) -> Result<(), Error> {
-        let mut stats = Stats::default();
-        let mut left = experts
-            .iter()
-            .map(|(layer, expert)| (*layer as usize, *expert as usize))
-            .filter(|(layer, expert)| self.source.layer(*layer).is_some_and(|of| *expert < of.count))
-            .collect::<Vec<_>>()
-            .into_iter();
-        loop {
-            while self.reading < self.host.places.len().div_ceil(2).min(WARMING) && self.host.has_empty() {
-                let Some((layer, expert)) = left.next() else { break };
-                if !self.has(layer, expert) {
-                    self.request(device, layer, expert, &mut stats)?;
-                }
-            }
-            if self.reading == 0 {
-                return Ok(());
-            }
-            match self.arrive(device, true, &mut stats) {
-                Ok(Some((_, pin))) => {
-                    let ticket = device.submit().map_err(Error::at(|| "reading hot experts"))?;
-                    self.release(pin, ticket);
-                }
-                Ok(None) => {}
-                Err(_) => {
-                    self.recover(device);
-                    return Ok(());
-                }
-            }
-        }
-    }
-
     /// What has been read so far.
     pub(crate) fn read_counters(&self) -> ReadCounters {
         self.before.and(&self.reader.counters())
@@ -255,27 +199,6 @@ impl ExpertCache {
     pub(crate) fn has(&self, layer: usize, expert: usize) -> bool {
         let in_tier = |tier: &Tier| tier.slots[layer][expert] != NONE;
         in_tier(&self.host) || self.card.as_ref().is_some_and(in_tier)
-    }
-
-    /// Writes to the memory of the host's slots that hold nothing, so that the system has handed it out. `progress` gets bytes done
-    /// and bytes in all; the result is the latter.
-    pub(crate) fn touch(
-        &self,
-        device: &mut dyn Device,
-        progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<u64, Error> {
-        let at = || "touching the memory of slots".to_owned();
-        let (mut done, slots) = (0, self.host.empty().len() as u64);
-        let mut all = 0;
-        for slot in self.host.empty() {
-            let mut bytes = device.take_slot(slot).map_err(Error::at(at))?;
-            bytes.iter_mut().step_by(PAGE).for_each(|byte| *byte = 0);
-            done += bytes.len() as u64;
-            all = bytes.len() as u64 * slots;
-            device.put_slot(slot, bytes).map_err(Error::at(at))?;
-            progress(done, all);
-        }
-        Ok(all)
     }
 
     /// Hands the memory of `count` filled slots of the host, all over them, to `read`; `None` while experts are read, or if fewer
@@ -620,7 +543,7 @@ mod tests {
             Some(LayerExperts { count: EXPERTS, shape, parts, bytes: BYTES })
         };
         let source = Arc::new(ExpertSource::new(files, (0..LAYERS).map(layer).collect()));
-        let host = Tier::new(device, &source, (slots, BYTES), BankPlace::Host, PolicyKind::Lru).unwrap();
+        let host = Tier::new(device, &source, [slots, 0, BYTES], BankPlace::Host, PolicyKind::Lru).unwrap();
         let uses = Uses { looks_up: false, in_place: true, holds_all: false };
         ExpertCache::new(Arc::clone(&source), Box::new(AtOnce(source, VecDeque::new())), (host, None), uses)
     }

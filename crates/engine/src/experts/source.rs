@@ -85,17 +85,21 @@ impl ExpertSource {
         self.layers.iter().flatten().map(|l| l.count).sum()
     }
 
-    /// All experts, layer and number: the layers as they begin in the files, the experts of each likewise.
-    pub(crate) fn in_file_order(&self) -> Vec<(usize, usize)> {
-        let place = |l: &LayerExperts, expert: usize| l.segments(expert).next().map(|s| (s.file, s.offset));
+    /// The layers with experts, as these begin in the files.
+    pub(crate) fn layers_in_file_order(&self) -> Vec<(usize, &LayerExperts)> {
         let mut layers: Vec<_> =
             self.layers.iter().enumerate().filter_map(|(i, l)| Some((i, l.as_ref()?))).collect();
-        layers.sort_by_key(|(_, l)| (0..l.count).map(|e| place(l, e)).min());
+        layers.sort_by_key(|(_, l)| (0..l.count).map(|expert| l.place(expert)).min());
+        layers
+    }
+
+    /// All experts, layer and number: the layers as they begin in the files, the experts of each likewise.
+    pub(crate) fn in_file_order(&self) -> Vec<(usize, usize)> {
         let mut all = Vec::with_capacity(self.count());
-        for (layer, experts) in layers {
+        for (layer, experts) in self.layers_in_file_order() {
             let first = all.len();
             all.extend((0..experts.count).map(|expert| (layer, expert)));
-            all[first..].sort_by_key(|(_, expert)| place(experts, *expert));
+            all[first..].sort_by_key(|(_, expert)| experts.place(*expert));
         }
         all
     }

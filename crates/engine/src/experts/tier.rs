@@ -46,8 +46,10 @@ pub(super) const EMPTY: Place = Place {
 /// Slots in one kind of memory, in as many banks as the device wants, and who is in them.
 pub(crate) struct Tier {
     banks: Vec<u16>,
-    /// Slots per bank; the last one may have fewer.
+    /// Slots per bank; the last one may have fewer. In each come behind them some for shared experts.
     each: usize,
+    /// Slots of shared experts: each in the bank of its layer, if experts are loaded in their order.
+    pub(super) shared: Vec<Slot>,
     pub(super) places: Vec<Place>,
     pub(super) policy: Box<dyn Policy>,
     /// Of each layer the slot of each expert, or [`NONE`].
@@ -64,12 +66,12 @@ pub(crate) struct Tier {
 }
 
 impl Tier {
-    /// `count` slots of `bytes` each. A bank that can hold a layer holds whole ones, so that experts that are loaded in
-    /// their order lie in one bank.
+    /// `count` slots of `bytes` each, and beside them `shared` for shared experts. A bank that can hold a layer holds whole
+    /// ones, so that experts that are loaded in their order lie in one bank.
     pub(crate) fn new(
         device: &mut dyn Device,
         source: &ExpertSource,
-        (count, bytes): (usize, usize),
+        [count, shared, bytes]: [usize; 3],
         place: BankPlace,
         policy: PolicyKind,
     ) -> Result<Self, Error> {
@@ -79,15 +81,33 @@ impl Tier {
         };
         let experts = || source.layers().iter().map(|l| l.as_ref().map_or(0, |l| l.count));
         let layer = experts().max().unwrap_or(0);
-        let most = device.bank_slots(bytes).clamp(1, count.max(1));
-        let each = if most < count && most > layer { most - most % layer.max(1) } else { most };
-        let mut banks = Vec::with_capacity(count.div_ceil(each));
+        let most = device.bank_slots(bytes).max(1);
+        let layers = most / (layer + usize::from(shared > 0)).max(1);
+        let (each, beside) = match layers {
+            _ if most >= count + shared => (count.max(1), shared),
+            0 => (most, 0),
+            _ => (layers * layer.max(1), layers),
+        };
+        let (mut banks, mut of_shared) =
+            (Vec::with_capacity(count.div_ceil(each)), Vec::with_capacity(shared));
+        let mut bank = |slots: usize, beside: usize| -> Result<u16, Error> {
+            let bank = device.bank(slots + beside, bytes, place).map_err(Error::at(at))?;
+            of_shared.extend((slots..slots + beside).map(|index| Slot { bank, index: index as u32 }));
+            Ok(bank)
+        };
+        let mut left = shared;
         for first in (0..count).step_by(each) {
-            banks.push(device.bank(each.min(count - first), bytes, place).map_err(Error::at(at))?);
+            let beside = beside.min(left);
+            banks.push(bank(each.min(count - first), beside)?);
+            left -= beside;
+        }
+        for first in (0..left).step_by(most) {
+            bank(0, most.min(left - first))?;
         }
         Ok(Self {
             banks,
             each,
+            shared: of_shared,
             places: vec![EMPTY; count],
             policy: policy.policy(count, experts().sum()),
             slots: experts().map(|count| vec![NONE; count]).collect(),

@@ -6,7 +6,8 @@ use std::{
 };
 
 use moeflux_compute::{
-    Activation, Buffer, ExpertShape, ExpertUse, ExpertUses, Op, Router, Shared, SlotTable, View, Weight,
+    Activation, Buffer, ExpertShape, ExpertUse, ExpertUses, Op, Router, Shared, SharedChoice, SlotTable,
+    View, Weight,
 };
 
 use super::{LANES, Layer, Linear, Loader, Mlp, Step, Widths};
@@ -22,6 +23,8 @@ use crate::{
 pub(crate) struct Moe {
     n_experts: usize,
     top_k: usize,
+    /// Experts that a row meets in one op: those that are chosen, and a shared one that is one more of them.
+    uses: usize,
     shape: ExpertShape,
     /// Of one expert in a file.
     bytes: u64,
@@ -31,14 +34,21 @@ pub(crate) struct Moe {
     router: Router,
     experts_norm: Option<Buffer>,
     experts_post_norm: Option<Buffer>,
-    shared: Option<SharedExpert>,
+    /// The gate of the shared expert.
+    shared_gate: Option<Weight>,
+    shared: SharedExpert,
 }
 
 #[derive(Debug)]
-struct SharedExpert {
-    mlp: Mlp,
-    gate: Option<Weight>,
-    post_norm: Option<Buffer>,
+enum SharedExpert {
+    None,
+    /// It is one more of the routed ones, in a slot.
+    Joined,
+    /// It is computed by itself.
+    Apart {
+        mlp: Mlp,
+        post_norm: Option<Buffer>,
+    },
 }
 
 /// Lanes: router logits, chosen ids, their weights; shared expert; routed experts; what router and routed experts read
@@ -120,7 +130,7 @@ pub(crate) struct Routing {
 impl Routing {
     /// Room for steps of `rows` rows.
     pub(crate) fn new(blueprint: &Blueprint, rows: usize, look_ahead: LookAhead) -> Self {
-        let k = blueprint.max_top_k();
+        let k = blueprint.max_uses();
         let n = rows.max(FORESIGHT_ROWS) * k;
         Self {
             waited: false,
@@ -137,7 +147,7 @@ impl Routing {
 
     /// Bytes of the room for `rows` rows.
     pub(crate) fn bytes(blueprint: &Blueprint, rows: usize) -> u64 {
-        let k = blueprint.max_top_k();
+        let k = blueprint.max_uses();
         let each = size_of::<f32>()
             + size_of::<u32>()
             + size_of::<Choice>()
@@ -172,17 +182,19 @@ impl Routing {
 impl Moe {
     pub(crate) fn widths(blueprint: &MoeBlueprint, hidden: usize, has_post_norm: bool) -> Widths {
         let mut widths = [0; LANES];
-        let k = blueprint.router.top_k;
+        let uses = blueprint.uses();
         widths[LOGITS] = blueprint.experts.count;
-        widths[IDS] = k;
-        widths[WEIGHTS] = k;
+        widths[IDS] = uses;
+        widths[WEIGHTS] = uses;
         if let Some(shared) = &blueprint.shared {
-            widths[SHARED_GATE] = shared.mlp.gate_proj.shape.rows;
-            widths[SHARED_UP] = shared.mlp.gate_proj.shape.rows;
             widths[SHARED_LOGIT] = 1;
+            if blueprint.joined().is_none() {
+                widths[SHARED_GATE] = shared.mlp.gate_proj.shape.rows;
+                widths[SHARED_UP] = shared.mlp.gate_proj.shape.rows;
+            }
         }
-        widths[PARTS] = k * hidden;
-        widths[INNER] = k * blueprint.experts.shape.gate.rows;
+        widths[PARTS] = uses * hidden;
+        widths[INNER] = uses * blueprint.experts.shape.gate.rows;
         if blueprint.router.norm.is_some() || blueprint.experts_norm.is_some() {
             widths[OWN_INPUT] = hidden;
         }
@@ -193,15 +205,25 @@ impl Moe {
     }
 
     pub(crate) fn load(blueprint: &MoeBlueprint, loader: &mut Loader<'_>) -> Result<Self, Error> {
-        let shared = blueprint.shared.as_ref().map(|shared| -> Result<_, Error> {
-            let gate = shared.gate.as_ref().map(|g| loader.matrix(g)).transpose()?;
-            let post_norm = loader.some(shared.post_norm.as_ref())?;
-            Ok(SharedExpert { mlp: Mlp::load(&shared.mlp, loader)?, gate, post_norm })
-        });
+        let (shared_gate, shared) = match &blueprint.shared {
+            None => (None, SharedExpert::None),
+            Some(shared) => {
+                let gate = shared.gate.as_ref().map(|g| loader.matrix(g)).transpose()?;
+                let shared = match blueprint.joined() {
+                    Some(_) => SharedExpert::Joined,
+                    None => SharedExpert::Apart {
+                        mlp: Mlp::load(&shared.mlp, loader)?,
+                        post_norm: loader.some(shared.post_norm.as_ref())?,
+                    },
+                };
+                (gate, shared)
+            }
+        };
         let router = &blueprint.router;
         Ok(Self {
             n_experts: blueprint.experts.count,
             top_k: router.top_k,
+            uses: blueprint.uses(),
             shape: blueprint.experts.shape,
             bytes: blueprint.experts.bytes as u64,
             activation: blueprint.activation,
@@ -218,10 +240,12 @@ impl Moe {
                 normalize: router.normalize,
                 scale: router.scale,
                 expert_scale: loader.some(router.expert_scale.as_ref())?,
+                shared: None,
             },
             experts_norm: loader.some(blueprint.experts_norm.as_ref())?,
             experts_post_norm: loader.some(blueprint.experts_post_norm.as_ref())?,
-            shared: shared.transpose()?,
+            shared_gate,
+            shared,
         })
     }
 
@@ -231,10 +255,9 @@ impl Moe {
     /// for. Else hits are pinned, misses go to the reader at once; the shared expert runs, then hits, then arrivals as they
     /// land. Each writes its own part, so the order in which they come changes nothing.
     pub(crate) fn run(&self, step: &mut Step<'_>, add: bool) -> Result<Option<View>, Error> {
-        let k = self.top_k;
-        let weights = step.lane(WEIGHTS, k);
+        let weights = step.lane(WEIGHTS, self.uses);
         let logits = self.route(step)?;
-        let parts = View::rows(step.lane(PARTS, 0).buffer, step.rows * k, step.hidden);
+        let parts = View::rows(step.lane(PARTS, 0).buffer, step.rows * self.uses, step.hidden);
         // Who watches wants to see the ids.
         let resident = match step.observer.is_some() || step.routing.recorder.is_some() {
             false => step.cache.resident(step.device, step.layer)?,
@@ -293,7 +316,7 @@ impl Moe {
         parts: View,
     ) -> Result<(), Error> {
         let uses = ExpertUses::Routed { ids, table };
-        let distinct = uses.len().min(self.n_experts) as u64;
+        let distinct = (step.rows * self.top_k).min(self.n_experts) as u64;
         step.stats.experts_needed += distinct;
         step.stats.experts_hit += distinct;
         self.run_experts(step, x, uses, parts)
@@ -395,7 +418,7 @@ impl Moe {
         let logits = step.lane(LOGITS, self.n_experts);
         let x = self.own_input(step, self.router_norm)?;
         step.exact_mat_mul(x, self.router_weight, logits)?;
-        if let Some(weight) = self.shared.as_ref().and_then(|shared| shared.gate) {
+        if let Some(weight) = self.shared_gate {
             let (x, logit) = (step.normed(), step.lane(SHARED_LOGIT, 1));
             step.exact_mat_mul(x, Linear { weight, bias: None }, logit)?;
         }
@@ -404,8 +427,12 @@ impl Moe {
 
     /// Chooses experts; returns where their ids are.
     fn choose(&self, step: &mut Step<'_>, logits: View, weights: View) -> Result<View, Error> {
-        let ids = step.lane(IDS, self.top_k);
-        step.run(&Op::TopK { logits, router: self.router, ids, weights })?;
+        let ids = step.lane(IDS, self.uses);
+        let shared = match self.shared {
+            SharedExpert::Joined => Some(SharedChoice { gate: self.gate_of_shared(step) }),
+            SharedExpert::None | SharedExpert::Apart { .. } => None,
+        };
+        step.run(&Op::TopK { logits, router: Router { shared, ..self.router }, ids, weights })?;
         Ok(ids)
     }
 
@@ -415,7 +442,10 @@ impl Moe {
         routing.waited = true;
         routing.read.resize(step.rows * self.top_k, 0.0);
         let layer = step.layer;
-        step.device.read(ids, &mut routing.read).map_err(Error::at(|| format!("layer {layer}, router")))?;
+        let chosen = ids.columns(0, self.top_k);
+        step.device
+            .read(chosen, &mut routing.read)
+            .map_err(Error::at(|| format!("layer {layer}, router")))?;
         routing.ids.clear();
         routing.ids.extend(routing.read.iter().map(|id| *id as u32));
         if let Some(observer) = &mut step.observer {
@@ -436,6 +466,10 @@ impl Moe {
         let routing = &mut *step.routing;
         routing.uses.clear();
         routing.pinned.clear();
+        if let Some(slot) = step.cache.shared(step.layer) {
+            let of_row = |row| ExpertUse { slot, row, part: row * self.uses + self.top_k };
+            routing.uses.extend((0..step.rows).map(of_row));
+        }
         let mut missed = 0;
         for needed in &mut routing.needed {
             needed.hit = step.cache.pin(step.layer, needed.expert);
@@ -467,7 +501,7 @@ impl Moe {
 
     fn expert_use(&self, choice: &Choice, slot: moeflux_compute::Slot) -> ExpertUse {
         let row = choice.row as usize;
-        ExpertUse { slot, row, part: row * self.top_k + choice.rank as usize }
+        ExpertUse { slot, row, part: row * self.uses + choice.rank as usize }
     }
 
     /// Starts reads until all are under way or no slot is free; returns how many it started.
@@ -536,21 +570,26 @@ impl Moe {
             x,
             shape: &self.shape,
             activation: self.activation,
-            experts: self.n_experts,
+            experts: self.n_experts + (self.uses - self.top_k),
             uses,
             inner,
             out: parts,
         })
     }
 
+    /// Where the logit of the shared expert's gate is.
+    fn gate_of_shared(&self, step: &Step<'_>) -> Option<View> {
+        self.shared_gate.map(|_| step.lane(SHARED_LOGIT, 1))
+    }
+
+    /// Computes the shared expert, if that is not one more of the routed ones.
     fn run_shared(&self, step: &mut Step<'_>) -> Result<Option<Shared>, Error> {
-        let Some(shared) = &self.shared else { return Ok(None) };
+        let SharedExpert::Apart { mlp, post_norm } = &self.shared else { return Ok(None) };
         let out = step.mixed();
-        shared.mlp.run(step, [SHARED_GATE, SHARED_UP], out)?;
-        let gate = shared.gate.map(|_| step.lane(SHARED_LOGIT, 1));
-        if shared.post_norm.is_some() {
-            step.norm(out, shared.post_norm, step.eps)?;
+        mlp.run(step, [SHARED_GATE, SHARED_UP], out)?;
+        if post_norm.is_some() {
+            step.norm(out, *post_norm, step.eps)?;
         }
-        Ok(Some(Shared { out, gate }))
+        Ok(Some(Shared { out, gate: self.gate_of_shared(step) }))
     }
 }

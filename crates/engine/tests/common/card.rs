@@ -30,6 +30,8 @@ pub struct Asked {
     /// Uses of slots on the host by ops.
     pub in_place: usize,
     pub tables: usize,
+    /// Tables of slots in more than one bank.
+    pub scattered: usize,
     /// Which commits it is to refuse, counted from the first: every so many; zero for none.
     pub refuse_every: usize,
     commits: usize,
@@ -132,7 +134,10 @@ impl Device for Wrapped {
     }
 
     fn slot_table(&mut self, slots: &[Slot]) -> Result<SlotTable, Error> {
-        self.note(|a| a.tables += 1);
+        self.note(|a| {
+            a.tables += 1;
+            a.scattered += usize::from(slots.iter().any(|slot| slot.bank != slots[0].bank));
+        });
         let in_place = slots.iter().filter(|slot| self.on_host.contains(&slot.bank)).count();
         self.use_in_place(in_place);
         self.inner.slot_table(slots)

@@ -10,6 +10,8 @@ const KNOWN = N <= WG;
 var<workgroup> slots: array<u32, select(1u, N, KNOWN)>;
 
 fn find(i: u32) -> Use {
+    // The shared expert is not looked for.
+    if (BESIDES > 0u && i == K) { return Use(words[2u * N + 1u], 0u, i, true); }
     var slot = words[2u * min(thread, N - 1u) + 1u];
     rank_row(p.chosen, 0u);
     let expert = word(BEST + i);

@@ -8,8 +8,10 @@
 // Word 0 of `report` is the complement of the first row that has a NaN.
 // All threads of a workgroup call these together.
 
-// Where numbers of a row begin: logits, chosen ids and their weights; corrections and scales of experts.
-struct Ranking { logits: u32, ids: u32, weights: u32, correction: u32, expert_scale: u32, scale: f32 }
+// BESIDES: 1 where a shared expert, number N, comes behind them with weight 1, 2 where that is the sigmoid of its gate; else 0.
+
+// Where numbers of a row begin: logits, chosen ids, their weights, the shared expert's gate; corrections and scales of experts.
+struct Ranking { logits: u32, ids: u32, weights: u32, gate: u32, correction: u32, expert_scale: u32, scale: f32 }
 
 var<private> most: f32;
 var<private> total: f32;
@@ -34,9 +36,13 @@ const WORDS = (SCORES + K + 3u) / 4u * 4u;
 // Whether the softmax's sum over all experts matters.
 const WHOLE = SOFTMAX == 1u && (NORMALIZE == 0u || CORRECTED == 1u);
 
+fn logistic(x: f32) -> f32 {
+    return 1.0 / (1.0 + exp_of(-x));
+}
+
 fn score(x: f32, most: f32, total: f32) -> f32 {
     if (SOFTMAX == 1u) { return exp_of(x - most) / total; }
-    return 1.0 / (1.0 + exp_of(-x));
+    return logistic(x);
 }
 
 // How many of the keys of `fours` fours of words come before the one at `place` among them.
@@ -162,5 +168,11 @@ fn weigh_row(r: Ranking) {
         if (SCALED == 1u) { weight *= a[r.expert_scale + expert]; }
         a[r.ids + rank] = f32(expert);
         a[r.weights + rank] = weight;
+    }
+    if (BESIDES > 0u && thread == 0u) {
+        a[r.ids + K] = f32(N);
+        var weight = 1.0;
+        if (BESIDES == 2u) { weight = logistic(a[r.gate]); }
+        a[r.weights + K] = weight;
     }
 }

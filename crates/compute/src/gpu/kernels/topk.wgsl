@@ -1,7 +1,9 @@
 // The router: experts of each row and their weights, as ranking.wgsl has it.
 // Grid: a workgroup of WG threads for each row.
 
-struct Params { logits: View, ids: View, weights: View, correction: u32, expert_scale: u32, rows: u32, scale: f32 }
+struct Params {
+    logits: View, ids: View, weights: View, gate: View, correction: u32, expert_scale: u32, rows: u32, scale: f32,
+}
 var<immediate> p: Params;
 @group(0) @binding(1) var<storage, read_write> report: array<atomic<u32>>;
 
@@ -16,7 +18,7 @@ fn main(
     if (row >= p.rows) { return; }
     let r = Ranking(
         p.logits.at + row * p.logits.row, p.ids.at + row * p.ids.row, p.weights.at + row * p.weights.row,
-        p.correction, p.expert_scale, p.scale);
+        p.gate.at + row * p.gate.row, p.correction, p.expert_scale, p.scale);
     rank_row(r, row);
     weigh_row(r);
 }

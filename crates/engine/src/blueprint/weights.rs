@@ -1,0 +1,73 @@
+//! Which weights a part of a model has.
+
+use super::{FeedForwardBlueprint, LatentHeads, LatentQuery, LinearSource, MixerBlueprint};
+use crate::checkpoint::{MatrixSource, VectorSource};
+
+/// The weights of some part of a model.
+#[derive(Debug, Default)]
+pub(super) struct Weights<'a> {
+    pub(super) matrices: Vec<&'a MatrixSource>,
+    pub(super) vectors: Vec<&'a VectorSource>,
+}
+
+impl<'a> Weights<'a> {
+    fn linear<'b: 'a>(&mut self, linear: impl IntoIterator<Item = &'b LinearSource>) {
+        for linear in linear {
+            self.matrices.push(&linear.weight);
+            self.vectors.extend(&linear.bias);
+        }
+    }
+
+    pub(super) fn mixer(&mut self, mixer: &'a MixerBlueprint) {
+        match mixer {
+            MixerBlueprint::Gqa(g) => {
+                self.linear([&g.q_proj, &g.k_proj, &g.o_proj]);
+                self.linear(&g.v_proj);
+                self.vectors.extend(g.q_norm.iter().chain(&g.k_norm).chain(&g.sinks));
+            }
+            MixerBlueprint::Mla(m) => {
+                match &m.q {
+                    LatentQuery::Direct(q_proj) => self.linear([q_proj]),
+                    LatentQuery::LowRank { q_a_proj, q_a_layernorm, q_b_proj } => {
+                        self.linear([q_a_proj, q_b_proj]);
+                        self.vectors.push(q_a_layernorm);
+                    }
+                }
+                self.linear([&m.kv_a_proj_with_mqa, &m.o_proj]);
+                self.vectors.push(&m.kv_a_layernorm);
+                match &m.kv_b {
+                    LatentHeads::Whole(kv_b_proj) => self.matrices.push(kv_b_proj),
+                    LatentHeads::Split { embed_q, unembed_out } => {
+                        self.matrices.extend([embed_q, unembed_out])
+                    }
+                }
+                if let Some(indexer) = m.indexer() {
+                    self.linear([&indexer.wq_b, &indexer.wk, &indexer.weights_proj]);
+                    self.vectors.extend(&indexer.k_norm);
+                }
+            }
+            MixerBlueprint::DeltaNet(d) => {
+                let projections = [&d.in_proj_qkv, &d.in_proj_z, &d.in_proj_b, &d.in_proj_a];
+                self.matrices.extend(projections.into_iter().chain([&d.out_proj]));
+                self.vectors.extend([&d.conv1d, &d.a_log, &d.dt_bias, &d.norm]);
+            }
+        }
+    }
+
+    pub(super) fn feed_forward(&mut self, feed_forward: &'a FeedForwardBlueprint) {
+        match feed_forward {
+            FeedForwardBlueprint::Dense(mlp) => self.matrices.extend(mlp.matrices()),
+            FeedForwardBlueprint::Moe(moe) => {
+                let router = &moe.router;
+                self.linear([&router.weight]);
+                self.vectors.extend(router.norm.iter().map(|(norm, _)| norm));
+                self.vectors.extend(router.correction.iter().chain(&router.expert_scale));
+                self.vectors.extend(moe.experts_norm.iter().chain(&moe.experts_post_norm));
+                if let Some(shared) = &moe.shared {
+                    self.matrices.extend(shared.mlp.matrices().into_iter().chain(&shared.gate));
+                    self.vectors.extend(&shared.post_norm);
+                }
+            }
+        }
+    }
+}
