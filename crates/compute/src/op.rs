@@ -526,6 +526,10 @@ pub enum Op<'a> {
     /// `S` is `(value width, key width)` per value head; the state is `(value heads, value width, key width)`.
     /// Reads the committed state, writes the next. Tolerance 1e-5.
     ///
+    /// A device may take a convolution that comes right before, and yields `q`, `k` and `v`, into this op: what they hold
+    /// afterwards is undefined. So are `out` and what a [`Op::GatedRmsNorm`] right behind makes of it in another buffer, once a
+    /// product has met that.
+    ///
     /// Yang et al., "Gated Delta Networks", 2024.
     DeltaNet {
         /// `(rows, key heads, key width)`.

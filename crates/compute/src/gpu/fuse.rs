@@ -3,14 +3,16 @@
 //! A dispatch that depends on the one before costs some microseconds whatever it does, and a token has hundreds. So the
 //! device holds back what may be joined: a norm and the products that meet it, a product and its sum with the residual
 //! stream, the choice of experts and their first stage, their last stage and the sum of them, a sum and the norm that follows
-//! it, norms and rotations of heads and the keys' way into their state. Whatever else comes settles what waits first. Whether
+//! it, norms and rotations of heads and the keys' way into their state, a convolution, the delta rule that takes what it
+//! yields, and the norm of what that yields. Whatever else comes settles what waits first. Whether
 //! ops join depends on nothing but their sequence.
 
 use super::{
     GpuDevice, elementwise, experts,
     heads::Heads,
-    matvec::{self, Down, Norm, Product},
+    matvec::{self, Before, Down, Norm, Product},
     norm,
+    recurrent::{Convolution, Rule},
     topk::Ranked,
 };
 use crate::{Error, Op, View};
@@ -23,7 +25,7 @@ pub(super) enum Pending {
     /// The norm of one row. Products sum its squares in another order than a norm by itself, so not on the exact path.
     Norm(Norm),
     /// Products of one row, that may be normed on its way, with matrices of one format.
-    Products(Option<Norm>, Vec<Product>),
+    Products(Option<Before>, Vec<Product>),
     /// `x += y`.
     Add { x: View, y: View },
     /// The choice of one row's experts.
@@ -32,6 +34,10 @@ pub(super) enum Pending {
     Down(Box<Down>),
     /// Norms and rotations in place.
     Heads(Heads),
+    /// A convolution, on the fast path: what it yields is not written where a delta rule takes it.
+    Convolution(Convolution),
+    /// A delta rule behind such, perhaps with the norm of what it yields.
+    Rule(Box<Rule>),
 }
 
 impl GpuDevice {
@@ -47,6 +53,10 @@ impl GpuDevice {
                 None => return Ok(false),
             },
             Op::Add { x, y } => Pending::Add { x, y },
+            Op::Conv1d { .. } if !self.exact => match Convolution::of(op) {
+                Some(convolution) => Pending::Convolution(convolution),
+                None => return Ok(false),
+            },
             Op::TopK { logits, .. } if logits.rows == 1 => match Ranked::of(op) {
                 Some(ranked) => Pending::Choice(Box::new(ranked)),
                 None => return Ok(false),
@@ -74,7 +84,7 @@ impl GpuDevice {
             (Pending::Norm(norm), Op::MatMul { .. }) => {
                 match self.product_of(op)?.filter(|product| product.norms(&norm)) {
                     Some(product) => {
-                        self.pending = Pending::Products(Some(norm), vec![product]);
+                        self.pending = Pending::Products(Some(Before::Norm(norm)), vec![product]);
                         Ok(true)
                     }
                     None => {
@@ -85,7 +95,7 @@ impl GpuDevice {
             }
             (Pending::Products(norm, mut all), Op::MatMul { .. }) => {
                 let joined = match self.product_of(op)? {
-                    Some(product) if product.joins(&all) => {
+                    Some(product) if product.joins(&all) && !matches!(norm, Some(Before::Squares(_))) => {
                         all.push(product);
                         true
                     }
@@ -99,7 +109,7 @@ impl GpuDevice {
                     self.pending = Pending::Products(norm, all);
                     return Ok(false);
                 }
-                if let Some(norm) = norm {
+                if let Some(Before::Norm(norm)) = norm {
                     norm.run(self)?;
                 }
                 matvec::gated(self, &all, activation, out)?;
@@ -127,6 +137,32 @@ impl GpuDevice {
                 if of == x && out.buffer != x.buffer =>
             {
                 norm::run(self, (x, out, Some(y)), Some(weight), (None, eps), [0, 1])?;
+                Ok(true)
+            }
+            (Pending::Convolution(convolution), Op::DeltaNet { .. }) if convolution.feeds(op) => {
+                let rule = Rule::of(op, convolution);
+                let joined = rule.is_some();
+                self.pending = rule.map_or(Pending::Convolution(convolution), Pending::Rule);
+                Ok(joined)
+            }
+            (Pending::Rule(mut rule), Op::GatedRmsNorm { .. }) => {
+                let joined = rule.norms(op);
+                self.pending = Pending::Rule(rule);
+                Ok(joined)
+            }
+            (Pending::Rule(rule), Op::MatMul { .. }) => {
+                let product = match rule.squares(self) {
+                    Some(squares) => {
+                        self.product_of(op)?.filter(|p| p.divides(self, &squares)).zip(Some(squares))
+                    }
+                    None => None,
+                };
+                let Some((product, squares)) = product else {
+                    self.pending = Pending::Rule(rule);
+                    return Ok(false);
+                };
+                rule.run_gated(self)?;
+                self.pending = Pending::Products(Some(Before::Squares(squares)), vec![product]);
                 Ok(true)
             }
             (Pending::Heads(mut heads), op) => {
@@ -163,6 +199,8 @@ impl GpuDevice {
             Pending::Choice(ranked) => ranked.run(self),
             Pending::Down(down) => down.run(self),
             Pending::Heads(heads) => self.settle_heads(&heads),
+            Pending::Convolution(convolution) => convolution.run(self),
+            Pending::Rule(rule) => rule.run(self),
         }
     }
 }

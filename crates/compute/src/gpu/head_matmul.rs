@@ -77,7 +77,7 @@ pub(super) fn head_mat_mul(gpu: &mut GpuDevice, x: View, matrix: HeadMatrix, out
                 let of_head = MatrixShape { rows: rows.count, ..shape };
                 let (part, at_once) = parts(of_head, gpu.target().team, false);
                 (
-                    constants.with("PART", part).with("ROWS", at_once as u32).with("NORM", 0),
+                    constants.with("PART", part).with("ROWS", at_once as u32),
                     rows.count.div_ceil(at_once * (THREADS / part) as usize),
                 )
             }

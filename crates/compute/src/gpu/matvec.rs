@@ -245,6 +245,22 @@ impl Norm {
     }
 }
 
+/// Heads of one row that are yet to be normed: `count` sums of squares at the begin of each head of `at`.
+#[derive(Clone, Copy)]
+pub(super) struct Squares {
+    pub(super) of: View,
+    pub(super) at: View,
+    pub(super) count: usize,
+    pub(super) eps: f32,
+}
+
+/// What products do with `x` on its way.
+#[derive(Clone, Copy)]
+pub(super) enum Before {
+    Norm(Norm),
+    Squares(Squares),
+}
+
 /// A product of `x` with some rows of a weight.
 pub(super) struct Product {
     choice: Choice,
@@ -282,12 +298,25 @@ impl Product {
         self.x == norm.out
     }
 
+    /// Whether it can norm heads by the sums of their squares on their way.
+    pub(super) fn divides(&self, gpu: &GpuDevice, squares: &Squares) -> bool {
+        let View { heads, width, .. } = squares.of;
+        self.x.split(heads) == squares.of
+            && width.is_multiple_of(16)
+            && heads <= THREADS as usize
+            && self.choice.staged.memory(self.shape.cols) + 4 * heads <= gpu.group_room()
+    }
+
     /// Whether the residual stream may get what it yields.
-    pub(super) fn adds(&self, norm: Option<&Norm>, x: View, y: View) -> bool {
+    pub(super) fn adds(&self, before: Option<&Before>, x: View, y: View) -> bool {
+        let read = before.map(|before| match before {
+            Before::Norm(norm) => norm.x.buffer,
+            Before::Squares(squares) => squares.at.buffer,
+        });
         self.out == y
             && x.buffer != y.buffer
             && x.buffer != self.x.buffer
-            && norm.is_none_or(|norm| norm.x.buffer != x.buffer)
+            && read.is_none_or(|read| read != x.buffer)
     }
 
     /// Whether it can share a dispatch with others.
@@ -308,7 +337,7 @@ impl Product {
 /// Runs products that share a dispatch.
 pub(super) fn products(
     gpu: &mut GpuDevice,
-    norm: Option<&Norm>,
+    before: Option<&Before>,
     all: &[Product],
     added: Option<View>,
 ) -> Result<(), Error> {
@@ -319,6 +348,11 @@ pub(super) fn products(
     let fill = if rows < MANY { FILL } else { FILL_MANY };
     let (walkers, turns) = walk(rows, at_once * (THREADS / part) as usize, fill);
     // Where x is, and where the norm of it goes or how far its rows are apart.
+    let (norm, squares) = match before {
+        Some(Before::Norm(norm)) => (Some(norm), None),
+        Some(Before::Squares(squares)) => (None, Some(squares)),
+        None => (None, None),
+    };
     let (x_at, x_row) = match norm {
         Some(norm) => (gpu.store.place(&norm.x)?, gpu.store.place(x)?),
         None => (gpu.store.place(x)?, x.row_stride as u32),
@@ -335,13 +369,16 @@ pub(super) fn products(
             .n(end)
             .u(bias.unwrap_or(0));
     }
+    let sums = squares.map(|squares| squares.at);
     for i in all.len()..TARGETS {
-        let added = added.filter(|_| i == 1).map(|view| gpu.store.place(&view)).transpose()?;
-        params = params.u(0).u(0).u(0).u(added.unwrap_or(0)).u(0).u(0);
+        let other = [None, added, sums, None][i].map(|view| gpu.store.place(&view)).transpose()?;
+        params = params.u(0).u(0).u(0).u(other.unwrap_or(0)).u(0).u(0);
     }
-    if let Some(norm) = norm {
-        params = params.u(gpu.store.start(norm.weight)?).f(norm.eps);
-    }
+    params = match before {
+        Some(Before::Norm(norm)) => params.u(gpu.store.start(norm.weight)?).f(norm.eps),
+        Some(Before::Squares(squares)) => params.u(0).f(squares.eps),
+        None => params,
+    };
     let constants = constants
         .with("WG", THREADS)
         .with("PART", part)
@@ -349,6 +386,8 @@ pub(super) fn products(
         .with("TARGETS", all.len() as u32)
         .with("BIASED", if *onto { 2 } else { bias.is_some().into() })
         .with("NORM", norm.is_some().into())
+        .with("HEAD", squares.map_or(0, |squares| squares.of.width) as u32)
+        .with("SQUARES", squares.map_or(0, |squares| squares.count) as u32)
         .with("ADDED", added.is_some().into());
     let buffers = [&gpu.activations(), arena, arena];
     gpu.dispatch(&MATVEC[which], constants, &buffers, &params, x.rows * walkers)

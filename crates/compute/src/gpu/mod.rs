@@ -494,7 +494,7 @@ impl Device for GpuDevice {
             Op::TopPositions { .. } => top_positions::top_positions(self, op),
             Op::Experts { .. } => experts::experts(self, op, None),
             Op::Conv1d { .. } => recurrent::conv1d(self, op),
-            Op::DeltaNet { .. } => recurrent::delta_net(self, op),
+            Op::DeltaNet { .. } => recurrent::delta_net(self, op, None),
             Op::TopK { .. } => topk::Ranked::of(op).map_or(Ok(()), |ranked| ranked.run(self)),
             Op::TopLogits { .. } => top_logits::top_logits(self, op),
         }

@@ -1,13 +1,35 @@
 //! Ops with a recurrent state: the committed one is read, the next one written.
 
-use super::{Constants, GpuDevice, Kernel, Memory, Params, kernel};
-use crate::{Error, Op, State};
+use super::{Constants, GpuDevice, Kernel, Memory, Params, kernel, matvec::Squares, norm};
+use crate::{Buffer, Error, Op, Span, State, View};
 
 static CONV1D: Kernel = kernel!("conv1d", ["common", "conv1d"], [Write, Read, Write]);
-static DELTA_NET: Kernel =
-    kernel!("delta_net", ["common", "precise", "lanes_subgroup", "delta_net"], [Write, Read, Write]);
-static DELTA_NET_PLAIN: Kernel =
-    kernel!("delta_net_plain", ["common", "precise", "lanes_memory", "delta_net"], [Write, Read, Write]);
+/// With and without subgroups.
+static DELTA_NET: [Kernel; 2] = [
+    kernel!(
+        "delta_net",
+        ["common", "precise", "lanes_subgroup", "delta_net", "delta_given"],
+        [Write, Read, Write]
+    ),
+    kernel!(
+        "delta_net_plain",
+        ["common", "precise", "lanes_memory", "delta_net", "delta_given"],
+        [Write, Read, Write]
+    ),
+];
+/// The same behind a convolution.
+static CONVOLVED: [Kernel; 2] = [
+    kernel!(
+        "delta_net_convolved",
+        ["common", "precise", "lanes_subgroup", "delta_net", "delta_convolved"],
+        [Write, Read, Write, Read, Write]
+    ),
+    kernel!(
+        "delta_net_convolved_plain",
+        ["common", "precise", "lanes_memory", "delta_net", "delta_convolved"],
+        [Write, Read, Write, Read, Write]
+    ),
+];
 
 const CONV_THREADS: usize = 256;
 /// Threads of a workgroup of the delta rule, those that share a row of the state at most, and rows that they have.
@@ -24,6 +46,49 @@ impl GpuDevice {
         recurrent.written = true;
         let next = recurrent.next.as_ref().unwrap_or(&recurrent.committed);
         Ok([&recurrent.committed, next].map(|memory| Memory::clone(memory)))
+    }
+}
+
+/// [`Op::Conv1d`] of one row.
+#[derive(Clone, Copy)]
+pub(super) struct Convolution {
+    x: View,
+    weight: Buffer,
+    width: usize,
+    span: Span,
+    out: View,
+}
+
+impl Convolution {
+    /// What the op asks for, if it has one row, and a state.
+    pub(super) fn of(op: &Op<'_>) -> Option<Self> {
+        match *op {
+            Op::Conv1d { x, weight, width: width @ 2.., spans: &[span], out } if x.rows == 1 => {
+                Some(Self { x, weight, width, span, out })
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether all that it yields is what a delta rule takes, each channel once.
+    pub(super) fn feeds(&self, op: &Op<'_>) -> bool {
+        let &Op::DeltaNet { q, k, v, a, b, spans, out: yields, .. } = op else { return false };
+        let Self { x, out, .. } = *self;
+        let (keys, values) = (k.heads * k.width, v.heads * v.width);
+        let columns = |from, width, heads| out.columns(from, width).split(heads);
+        spans.len() == 1
+            && out.width == 2 * keys + values
+            && q == columns(0, keys, q.heads)
+            && k == columns(keys, keys, k.heads)
+            && v == columns(2 * keys, values, v.heads)
+            && [a, b].iter().all(|view| view.buffer != out.buffer)
+            && [out, yields].iter().all(|view| view.buffer != x.buffer)
+    }
+
+    /// Runs it by itself.
+    pub(super) fn run(&self, gpu: &mut GpuDevice) -> Result<(), Error> {
+        let &Self { x, weight, width, span, out } = self;
+        conv1d(gpu, &Op::Conv1d { x, weight, width, spans: &[span], out })
     }
 }
 
@@ -48,11 +113,110 @@ pub(super) fn conv1d(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Runs [`Op::DeltaNet`].
-pub(super) fn delta_net(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
+/// [`Op::DeltaNet`] of one row, behind a convolution, and perhaps [`Op::GatedRmsNorm`] of what it yields.
+#[derive(Clone, Copy)]
+pub(super) struct Rule {
+    convolution: Convolution,
+    /// Queries, keys, values, decay, write strength; `a_log` and `dt_bias`.
+    inputs: [View; 5],
+    numbers: [Buffer; 2],
+    span: Span,
+    out: View,
+    norm: Option<GatedNorm>,
+}
+
+/// The norm of what a delta rule yields.
+#[derive(Clone, Copy)]
+pub(super) struct GatedNorm {
+    gate: View,
+    weight: Buffer,
+    eps: f32,
+    out: View,
+}
+
+impl Rule {
+    /// What the op asks for, behind a convolution that feeds it.
+    pub(super) fn of(op: &Op<'_>, convolution: Convolution) -> Option<Box<Self>> {
+        match *op {
+            Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, spans: &[span], out } => Some(Box::new(Self {
+                convolution,
+                inputs: [q, k, v, a, b],
+                numbers: [a_log, dt_bias],
+                span,
+                out,
+                norm: None,
+            })),
+            _ => None,
+        }
+    }
+
+    /// Takes the norm of what it yields; whether it could.
+    pub(super) fn norms(&mut self, op: &Op<'_>) -> bool {
+        let &Op::GatedRmsNorm { x, gate, weight, eps, out } = op else { return false };
+        let in_line = |view: View| view.heads == 1 || view.head_stride == view.width;
+        // What is normed is written by some workgroups while others read what it is made of.
+        let [.., a, b] = self.inputs;
+        let read = [x, gate, self.convolution.x, a, b];
+        let takes = self.norm.is_none()
+            && x == self.out
+            && [x, gate, out].into_iter().all(in_line)
+            && read.iter().all(|view| view.buffer != out.buffer)
+            && gate.buffer != x.buffer;
+        if takes {
+            self.norm = Some(GatedNorm { gate, weight, eps, out });
+        }
+        takes
+    }
+
+    /// What a product is to divide heads by, if this leaves them undivided.
+    pub(super) fn squares(&self, gpu: &GpuDevice) -> Option<Squares> {
+        let GatedNorm { eps, out, .. } = self.norm?;
+        Some(Squares { of: out, at: self.out, count: parts(gpu, self.out.width), eps })
+    }
+
+    /// Runs all of it, with heads normed.
+    pub(super) fn run(&self, gpu: &mut GpuDevice) -> Result<(), Error> {
+        self.run_rule(gpu, None)?;
+        match self.norm {
+            Some(GatedNorm { gate, weight, eps, out }) => {
+                norm::norm(gpu, &Op::GatedRmsNorm { x: self.out, gate, weight, eps, out })
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Runs it and leaves the squares of heads for a product: [`Rule::squares`].
+    pub(super) fn run_gated(&self, gpu: &mut GpuDevice) -> Result<(), Error> {
+        self.run_rule(gpu, self.norm.as_ref())
+    }
+
+    fn run_rule(&self, gpu: &mut GpuDevice, norm: Option<&GatedNorm>) -> Result<(), Error> {
+        let ([q, k, v, a, b], [a_log, dt_bias]) = (self.inputs, self.numbers);
+        let op = Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, spans: &[self.span], out: self.out };
+        delta_net(gpu, &op, Some((&self.convolution, norm)))
+    }
+}
+
+/// Threads that share a row of a delta rule's state at most, on an adapter.
+fn lanes(gpu: &GpuDevice) -> usize {
+    MOST_LANES.min(gpu.target().team as usize)
+}
+
+/// Workgroups of a head with so many values.
+fn parts(gpu: &GpuDevice, values: usize) -> usize {
+    values.div_ceil(SHARE * DELTA_THREADS / lanes(gpu))
+}
+
+/// Runs [`Op::DeltaNet`]. `joined`: what makes its queries, keys and values first, and what becomes of what it yields.
+pub(super) fn delta_net(
+    gpu: &mut GpuDevice,
+    op: &Op<'_>,
+    joined: Option<(&Convolution, Option<&GatedNorm>)>,
+) -> Result<(), Error> {
     let &Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, spans, out } = op else { return Ok(()) };
     let target = gpu.target();
-    let lanes = MOST_LANES.min(target.team as usize);
+    let lanes = lanes(gpu);
+    let (convolution, norm) = (joined.map(|(c, _)| c), joined.and_then(|(_, norm)| norm));
     let row_bytes = k.width.next_multiple_of(4 * lanes) * 8;
     if row_bytes > 2 * STAGED {
         return Err(Error::Shape(format!("DeltaNet: keys of {} numbers are too wide for a GPU", k.width)));
@@ -68,26 +232,55 @@ pub(super) fn delta_net(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
         ("ROWS", rows as u32),
         ("KEYS", k.width as u32),
         ("VALUES", v.width as u32),
+        ("TAPS", convolution.map_or(0, |c| c.width as u32)),
+        ("GATED", norm.is_some().into()),
     ]);
-    let kernel = if target.subgroups { &DELTA_NET } else { &DELTA_NET_PLAIN };
-    let groups = v.heads * v.width.div_ceil(SHARE * DELTA_THREADS / lanes);
+    let which = usize::from(!target.subgroups);
+    let groups = v.heads * parts(gpu, v.width);
     let mut first = 0;
     for span in spans {
         let [committed, next] = gpu.recurrent(span.state)?;
         let store = &gpu.store;
         let mut params = Params::new();
-        for view in [q, k, v, a, b, out] {
+        let [mut from, mut taps, mut channels] = [0; 3];
+        // In the place of what is convolved, what it is made of.
+        let input = |view: View| match convolution {
+            Some(c) => View { buffer: c.x.buffer, offset: c.x.offset + view.offset - c.out.offset, ..view },
+            None => view,
+        };
+        let to = norm.map_or(out, |norm| norm.out);
+        for view in [input(q), input(k), input(v), a, b, to] {
             let view = view.slice(first, span.rows);
             params = params.view(store.place(&view)?, &view);
         }
+        if let Some(c) = convolution {
+            [from, taps, channels] = [store.place(&c.x)?, store.start(c.weight)?, c.x.width as u32];
+        }
+        let behind = match norm {
+            Some(norm) => [store.place(&norm.gate)?, store.start(norm.weight)?, store.place(&out)?],
+            None => [0; 3],
+        };
         let params = params
             .u(store.start(a_log)?)
             .u(store.start(dt_bias)?)
             .n(span.rows)
             .n(v.heads)
             .n(v.heads / k.heads)
-            .f(1.0 / (k.width as f32).sqrt());
-        gpu.dispatch(kernel, constants, &[&gpu.activations(), &committed, &next], &params, groups)?;
+            .f(1.0 / (k.width as f32).sqrt())
+            .u(from)
+            .u(taps)
+            .u(channels);
+        let params = behind.into_iter().fold(params, Params::u);
+        let buffers = [&gpu.activations(), &committed, &next];
+        match convolution {
+            None => gpu.dispatch(&DELTA_NET[which], constants, &buffers, &params, groups)?,
+            Some(c) => {
+                let [inputs, next_inputs] = gpu.recurrent(c.span.state)?;
+                let [activations, committed, next] = buffers;
+                let buffers = [activations, committed, next, &inputs, &next_inputs];
+                gpu.dispatch(&CONVOLVED[which], constants, &buffers, &params, groups)?;
+            }
+        }
         first += span.rows;
     }
     Ok(())

@@ -117,6 +117,39 @@ fn delta_net_at_once_and_step_by_step() {
     });
 }
 
+/// A device may take a convolution into the delta rule that comes right behind it, and its state with it.
+#[test]
+fn a_convolution_and_the_delta_rule_behind_it() {
+    let mut random = Random::new(27);
+    Both::each(|both, _| {
+        for (shape, width) in
+            [((2, 4, 16, 16), 4), ((1, 3, 19, 45), 2), ((2, 2, 128, 70), 4), ((1, 1, 140, 33), 3)]
+        {
+            let delta = Delta::new(both, &mut random, 8, shape);
+            let channels = 2 * shape.0 * shape.2 + shape.1 * shape.3;
+            let x = both.random(&mut random, 8, channels + 3).columns(2, channels);
+            let qkv = View::rows(delta.q.buffer, 8, channels);
+            let weight = both.numbers(&random.numbers(channels * width));
+            for chunks in [&[8][..], &[3, 1, 1, 3], &[1; 8]] {
+                let convolved = both.state(StateShape::Recurrent { len: (width - 1) * channels });
+                let state = both.state(StateShape::Recurrent { len: delta.len });
+                in_chunks(both, state, delta.out, chunks, |both, first, spans| {
+                    let rows = spans[0].rows;
+                    let (x, out) = (x.slice(first, rows), qkv.slice(first, rows));
+                    let spans_of = &[Span { state: convolved, ..spans[0] }];
+                    both.run(&Op::Conv1d { x, weight, width, spans: spans_of, out });
+                    // Something else may come between them.
+                    if first == 4 {
+                        both.agree("what is convolved", out, 1e-5);
+                    }
+                    delta.run(both, first, spans);
+                    both.commit(convolved);
+                });
+            }
+        }
+    });
+}
+
 #[test]
 fn delta_net_remembers_over_long_spans() {
     let mut random = Random::new(25);

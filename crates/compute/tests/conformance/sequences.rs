@@ -224,6 +224,61 @@ fn gate_up_and_down_then_the_sum_of_experts_and_its_norm() {
     });
 }
 
+/// A mixer with a delta rule: convolution, rule, norm, product and the sum with the residual stream, row by row and many at
+/// once, with a look at what comes between and without.
+#[test]
+fn a_convolution_a_delta_rule_its_norm_a_product_and_its_sum() {
+    let mut random = Random::new(76);
+    let two = Format::Affine { bits: 2, group: 64, scale: Scalar::BF16 };
+    let bf16 = Format::Plain(Scalar::BF16);
+    Both::each(|both, exact| {
+        // Heads of which products can divide some, and others that are not whole pieces of theirs.
+        for (format, key_heads, heads, keys, values) in [
+            (FOUR, 2, 6, 16, 64),
+            (two, 1, 3, 24, 128),
+            (EIGHT, 2, 4, 128, 48),
+            (FOUR, 4, 8, 8, 24),
+            (bf16, 1, 2, 20, 32),
+        ] {
+            let (hidden, inner) = (68, heads * values);
+            let channels = 2 * key_heads * keys + inner;
+            let weight = both.weight(&mut random, MatrixShape { rows: hidden, cols: inner, format });
+            let [taps, norm] = [4 * channels, values].map(|n| both.numbers(&random.numbers(n)));
+            let [a_log, dt_bias] = [0; 2].map(|_| both.numbers(&random.numbers(heads)));
+            let states = [3 * channels, inner * keys].map(|len| both.state(StateShape::Recurrent { len }));
+            let tolerance = if exact { 5e-5 } else { 1e-2 };
+            for (step, rows) in [1, 3, 1, 1, 1].into_iter().enumerate() {
+                let [x, gate] = [channels, inner].map(|n| both.random(&mut random, rows, n));
+                let ab = both.random(&mut random, rows, 2 * heads);
+                let convolved = both.poisoned(rows, channels);
+                let q = convolved.columns(0, key_heads * keys).split(key_heads);
+                let k = convolved.columns(key_heads * keys, key_heads * keys).split(key_heads);
+                let v = convolved.columns(2 * key_heads * keys, inner).split(heads);
+                let (a, b) = (ab.columns(0, heads), ab.columns(heads, heads));
+                let y = both.poisoned(rows, inner);
+                let in_place = step == 3;
+                let normed = if in_place { y } else { both.poisoned(rows, inner) };
+                let (mixed, stream) = (both.poisoned(rows, hidden), both.random(&mut random, rows, hidden));
+                let [of_taps, of_rule] = states.map(|state| [Span { state, position: step, rows }]);
+                both.run(&Op::Conv1d { x, weight: taps, width: 4, spans: &of_taps, out: convolved });
+                let (spans, out) = (&of_rule, y.split(heads));
+                both.run(&Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, spans, out });
+                let (x, gate, out) = (y.split(heads), gate.split(heads), normed.split(heads));
+                both.run(&Op::GatedRmsNorm { x, gate, weight: norm, eps: 1e-6, out });
+                let what = format!("step {step}, {heads} heads of {values}, {format:?}");
+                if step == 2 {
+                    both.agree(&format!("{what}: the norm"), normed, 5e-5);
+                }
+                both.run(&Op::MatMul { x: normed, weight, bias: None, exact: false, out: mixed });
+                both.run(&Op::Add { x: stream, y: mixed });
+                both.agree_in_sum(&format!("{what}: the residual stream"), stream, tolerance);
+                both.agree_in_sum(&format!("{what}: the product"), mixed, tolerance);
+                states.iter().for_each(|state| both.commit(*state));
+            }
+        }
+    });
+}
+
 /// A view that is read at once sees what waits.
 #[test]
 fn whatever_waits_is_done_when_somebody_looks() {

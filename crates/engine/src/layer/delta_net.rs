@@ -29,6 +29,8 @@ const B: usize = 2;
 const A: usize = 3;
 const CONVOLVED: usize = 4;
 const Y: usize = 5;
+/// In the place of what has been convolved.
+const NORMED: usize = CONVOLVED;
 
 impl DeltaNet {
     pub(crate) fn widths(blueprint: &DeltaNetBlueprint) -> Widths {
@@ -87,9 +89,11 @@ impl DeltaNet {
         let out = y.split(value_heads);
         let (a_log, dt_bias) = (self.a_log, self.dt_bias);
         step.run(&Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, spans: delta_spans, out })?;
-        let (gate, eps) = (z.split(value_heads), step.eps);
-        step.run(&Op::GatedRmsNorm { x: out, gate, weight: self.norm, eps, out })?;
+        // Not in place, so that a device may join the norm with what comes before and behind.
+        let (gate, normed, eps) = (z.split(value_heads), step.lane(NORMED, self.shape.values()), step.eps);
+        let weight = self.norm;
+        step.run(&Op::GatedRmsNorm { x: out, gate, weight, eps, out: normed.split(value_heads) })?;
         let mixed = step.mixed();
-        step.project(y, self.out_proj, mixed)
+        step.project(normed, self.out_proj, mixed)
     }
 }

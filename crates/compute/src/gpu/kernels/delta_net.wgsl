@@ -8,11 +8,17 @@
 // registers. LANES threads bring one row's q and k, and take their lengths. Number i of a vector is kept by lane
 // i % LANES: it is component i / LANES % 4 of four i / LANES / 4.
 // KEYS, VALUES: widths of a key and of a value.
+// TAPS: if it is not 0, there is one row, and what q, k and v name are the newest inputs of a convolution, which delta_convolved.wgsl makes
+// first; lengths are then taken by all threads, of what the workgroup has convolved.
+// GATED: out is the weighted and gated RMSNorm of that, head by head, but for the division by the root of the mean square: the sum of
+// the squares of each workgroup goes to `squares`, those of a head one behind another, VALUES apart. There is one row then.
 // Grid: a workgroup of WG threads for each SHARE WG / LANES values of a head.
 
 struct Params {
     q: View, k: View, v: View, alpha: View, beta: View, out: View,
     a_log: u32, dt_bias: u32, rows: u32, heads: u32, heads_of_key: u32, q_scale: f32,
+    x: u32, taps: u32, channels: u32, // where all inputs of the convolution and its weights begin
+    gate: u32, norm: u32, squares: u32, // gates and weights of the norm
 }
 var<immediate> p: Params;
 @group(0) @binding(1) var<storage, read> committed: array<f32>;
@@ -31,6 +37,7 @@ var<workgroup> keys: array<vec4<f32>, ROWS * FOURS * LANES>;
 var<workgroup> values: array<f32, ROWS * PART>;
 // Decay, beta and k . q.
 var<workgroup> steps: array<vec4<f32>, ROWS>;
+var<workgroup> squares: array<f32, WG / LANES>;
 
 // What a thread brings of the next rows.
 var<private> q: array<vec4<f32>, FOURS>;
@@ -80,6 +87,13 @@ fn bring(first: u32, head: u32, value: u32, index: u32) {
     }
 }
 
+// Decay, beta and k . q.
+fn step_of(step: vec2<f32>, rate: f32, bias: f32, product: f32) -> vec4<f32> {
+    let x = step.x + bias;
+    let softplus = max(x, 0.0) + log1p_of(exp_of(-abs(x)));
+    return vec4<f32>(exp_of(-rate * softplus), sigmoid(step.y), product, 0.0);
+}
+
 // Puts what was brought where the workgroup sees it.
 fn share(index: u32, rate: f32, bias: f32) {
     let lane = index % LANES;
@@ -98,12 +112,7 @@ fn share(index: u32, rate: f32, bias: f32) {
             queries[(own * FOURS + i) * LANES + lane] = q[i] * scales.x;
             keys[(own * FOURS + i) * LANES + lane] = k[i] * scales.y;
         }
-        if (lane == 0u) {
-            let x = step.x + bias;
-            let softplus = max(x, 0.0) + log1p_of(exp_of(-abs(x)));
-            let decay = exp_of(-rate * softplus);
-            steps[own] = vec4<f32>(decay, sigmoid(step.y), product * scales.x * scales.y, 0.0);
-        }
+        if (lane == 0u) { steps[own] = step_of(step, rate, bias, product * scales.x * scales.y); }
     }
     for (var i = 0u; i < BROUGHT; i++) {
         let at = i * WG + index;
@@ -127,7 +136,7 @@ fn main(
     let own = index / LANES * SHARE;
     let state = (head * VALUES + value + own) * KEYS;
 
-    bring(0u, head, value, index);
+    if (TAPS == 0u) { bring(0u, head, value, index); }
     var s: array<array<vec4<f32>, FOURS>, SHARE>;
     for (var r = 0u; r < SHARE; r++) {
         for (var i = 0u; i < FOURS; i++) {
@@ -140,11 +149,22 @@ fn main(
     }
     let rate = exp_of(a[p.a_log + head]);
     let bias = a[p.dt_bias + head];
+    // Of the value that the thread writes.
+    let written = value + own + lane;
+    let writes = lane < SHARE && written < VALUES;
+    var gate = 1.0;
+    if (GATED == 1u && writes) { gate = a[p.norm + written] * silu(a[p.gate + head * VALUES + written]); }
+    if (TAPS > 0u) {
+        step = vec2<f32>(a[p.alpha.at + head], a[p.beta.at + head]);
+        convolve(head, value, index);
+    }
     for (var first = 0u; first < p.rows; first += ROWS) {
         workgroupBarrier();
-        share(index, rate, bias);
-        workgroupBarrier();
-        bring(first + ROWS, head, value, index);
+        if (TAPS == 0u) {
+            share(index, rate, bias);
+            workgroupBarrier();
+            bring(first + ROWS, head, value, index);
+        }
         let rows = min(ROWS, p.rows - first);
         for (var row = 0u; row < rows; row++) {
             var key: array<vec4<f32>, FOURS>;
@@ -153,7 +173,22 @@ fn main(
                 key[i] = keys[(row * FOURS + i) * LANES + lane];
                 query[i] = queries[(row * FOURS + i) * LANES + lane];
             }
-            let now = steps[row];
+            var now = steps[row];
+            if (TAPS > 0u) {
+                var squares = vec2<f32>(0.0);
+                var product = 0.0;
+                for (var i = 0u; i < FOURS; i++) {
+                    squares += vec2<f32>(dot(query[i], query[i]), dot(key[i], key[i]));
+                    product += dot(query[i], key[i]);
+                }
+                product = lanes_sum(vec2<f32>(product, 0.0)).x;
+                let scales = vec2<f32>(p.q_scale, 1.0) / sqrt(lanes_sum(squares) + 1e-6);
+                for (var i = 0u; i < FOURS; i++) {
+                    query[i] *= scales.x;
+                    key[i] *= scales.y;
+                }
+                now = step_of(step, rate, bias, product * scales.x * scales.y);
+            }
             var y = 0.0;
             var products: array<vec2<f32>, SHARE>;
             for (var r = 0u; r < SHARE; r++) {
@@ -172,8 +207,16 @@ fn main(
                 for (var i = 0u; i < FOURS; i++) { s[r][i] = fma(vec4<f32>(d), key[i], s[r][i] * now.x); }
                 if (lane == r) { y = fma(d, now.z, product.y); }
             }
-            if (lane < SHARE && value + own + lane < VALUES) {
-                a[p.out.at + (first + row) * p.out.row + head * p.out.head + value + own + lane] = y;
+            if (writes) { a[p.out.at + (first + row) * p.out.row + head * p.out.head + written] = y * gate; }
+            if (GATED == 1u) {
+                let of_lanes = lanes_sum(vec2<f32>(select(0.0, y * y, writes), 0.0)).x;
+                if (lane == 0u) { squares[index / LANES] = of_lanes; }
+                workgroupBarrier();
+                if (index == 0u) {
+                    var sum = 0.0;
+                    for (var i = 0u; i < WG / LANES; i++) { sum += squares[i]; }
+                    a[p.squares + head * VALUES + group % PARTS] = sum;
+                }
             }
         }
     }

@@ -13,6 +13,8 @@ var<immediate> p: Params;
 
 const X_ROWS = K;
 const NORM = 0u;
+const HEAD = 0u;
+const SQUARES = 0u;
 const USES = 2u;
 const ONE_ROW = true;
 const ITEMS = K * BLOCKS;

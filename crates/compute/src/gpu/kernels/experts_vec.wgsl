@@ -17,6 +17,8 @@ var<immediate> p: Params;
 const X_ROWS = 1u;
 const ONE_ROW = WALKERS > 0u;
 const NORM = 0u;
+const HEAD = 0u;
+const SQUARES = 0u;
 const OUTPUTS = select(ROWS / 2u, ROWS, STAGE == 2u); // of a part at a time
 
 // The rows of a part from output `o` on.

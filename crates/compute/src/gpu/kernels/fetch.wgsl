@@ -3,6 +3,9 @@
 // the others.
 //
 // NORM: RMSNorm(x) = x w / sqrt(mean(x^2) + eps) instead, of which x w is brought; `x_factor` gives the rest.
+// HEAD: x is heads of so many numbers, each of which is yet to be divided by the root of its mean square, if it is not 0. What makes x
+// leaves sums of squares, SQUARES of each head, HEAD numbers apart: `head_squares` asks for them, and `head_factors` comes before
+// `stage`.
 
 const X_PIECES = X_COLS / 4u;
 const ASKED = 8u - 4u * NORM;
@@ -10,6 +13,21 @@ const ASKED = 8u - 4u * NORM;
 struct Asked { x: array<vec4<f32>, ASKED>, w: array<vec4<f32>, ASKED> }
 
 var<private> squares: f32;
+
+const HEADS = X_COLS / max(HEAD, 1u);
+var<workgroup> factors: array<f32, select(1u, HEADS, HEAD > 0u)>;
+
+fn head_squares(at: u32) -> f32 {
+    var sum = 0.0;
+    let head = at + min(thread, HEADS - 1u) * HEAD;
+    for (var i = 0u; i < SQUARES; i++) { sum += a[head + i]; }
+    return sum;
+}
+
+fn head_factors(squares: f32, eps: f32) {
+    if (thread < HEADS) { factors[thread] = 1.0 / sqrt(squares / f32(HEAD) + eps); }
+    workgroupBarrier();
+}
 
 fn piece_at(at: u32, piece: u32) -> vec4<f32> {
     let p = min(piece, X_PIECES - 1u);
@@ -44,6 +62,7 @@ fn stage(asked: Asked, at: u32, w: u32) {
                     squares += select(0.0, dot(x, x), piece < X_PIECES);
                     x *= now.w[j];
                 }
+                if (HEAD > 0u) { x *= factors[min(piece, X_PIECES - 1u) / (max(HEAD, 4u) / 4u)]; }
                 x_put(piece, x);
             }
         }

@@ -10,6 +10,9 @@ struct Params {
 var<immediate> p: Params;
 
 const X_ROWS = 1u;
+const NORM = 0u;
+const HEAD = 0u;
+const SQUARES = 0u;
 
 @compute @workgroup_size(WG)
 fn main(

@@ -5,6 +5,7 @@
 // COLS: inputs, a multiple of 32. TARGETS: matrices. BIASED: 1 where biases are added, which lie among the activations, 2
 // where what out has is.
 // NORM: x is one row that is normed on its way; the first workgroup also writes it, to `x_row`, where others will read it.
+// HEAD: x is one row of heads that are yet to be normed, as fetch.wgsl has it; the sums of their squares begin at m2.out.
 // ADDED: out of the only matrix is also added to what lies at m1.out: the residual stream.
 // Grid: rows of x x workgroups that walk all rows of W.
 
@@ -48,9 +49,12 @@ fn main(
     let chunk = index % PART;
     let x = p.x + select(row * p.x_row, 0u, NORM == 1u);
     let asked = ask(x, p.norm, 0u);
+    var of_heads = 0.0;
+    if (HEAD > 0u) { of_heads = head_squares(p.m2.out); }
     let first = (work % p.walkers * p.turns * (WG / PART) + index / PART) * ROWS;
     var now = block_at(first);
     var loaded = load(now.rows, chunk);
+    if (HEAD > 0u) { head_factors(of_heads, p.eps); }
     stage(asked, x, p.norm);
     var factor = 1.0;
     if (NORM == 1u) {
