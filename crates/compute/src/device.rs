@@ -110,6 +110,11 @@ pub trait Device: Send {
         Ok(None)
     }
 
+    /// Bytes that all buffers together may have, however much memory there is; `None` where memory is the only limit.
+    fn buffers_limit(&self) -> Option<u64> {
+        None
+    }
+
     /// A zeroed buffer of `len` numbers.
     fn buffer(&mut self, len: usize) -> Result<Buffer, Error>;
 

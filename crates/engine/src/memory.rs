@@ -48,6 +48,9 @@ const MARKS_SHARE: u64 = 16;
 /// Share of the floor from which on fewer threads are advised: 1 / 8.
 const THREADS_SHARE: u64 = 8;
 
+/// A chunk that is halved to suit a device stops here.
+const MIN_CHUNK: usize = 64;
+
 /// A shrunk context stops here; below, the error says what is missing.
 const MIN_CONTEXT: usize = 256;
 
@@ -61,7 +64,8 @@ pub struct MemoryRequest {
     pub device_budget: Option<u64>,
     /// Positions per session; by default the smaller of the model's and [`DEFAULT_CONTEXT`], shrunk to fit.
     pub context: Option<usize>,
-    /// Tokens per chunk of a prefill; by default [`DEFAULT_CHUNK`], or [`CARD_CHUNK`] on a card with memory of its own.
+    /// Tokens per chunk of a prefill; by default [`DEFAULT_CHUNK`], or [`CARD_CHUNK`] on a card with memory of its own, halved
+    /// until a GPU's kernels can see the intermediate results of all of them.
     pub chunk: Option<usize>,
     /// Sessions that live at the same time; by default one.
     pub sessions: Option<usize>,
@@ -177,7 +181,8 @@ impl MemoryPlan {
                 total >> 20
             )));
         }
-        let chunk = request.chunk.unwrap_or(if device_budget.is_some() { CARD_CHUNK } else { DEFAULT_CHUNK });
+        let usual = if device_budget.is_some() { CARD_CHUNK } else { DEFAULT_CHUNK };
+        let mut chunk = request.chunk.unwrap_or(usual);
         let sessions = request.sessions.unwrap_or(1);
         if chunk == 0 || request.context == Some(0) || sessions == 0 {
             return Err(Error::Input(
@@ -193,6 +198,17 @@ impl MemoryPlan {
             )));
         }
         let wanted = request.context.unwrap_or(DEFAULT_CONTEXT.min(blueprint.max_positions));
+        if let (None, Some(most)) = (request.chunk, device.buffers_limit()) {
+            let vectors: u64 = blueprint.vectors().map(|v| pages(v.len as u64 * 4)).sum();
+            let buffers = |rows: usize| -> Result<u64, Error> {
+                let of_device = device.scratch_bytes(scratch_shape(blueprint, rows, device.key_format()));
+                let of_device = of_device.map_err(Error::at(|| "planning memory"))?;
+                Ok(vectors + of_device + scratch_bytes(blueprint, rows, wanted))
+            };
+            while chunk > MIN_CHUNK && buffers(chunk.min(wanted))? > most {
+                chunk /= 2;
+            }
+        }
         let process = system.resident
             + RESERVE
             + request.reader.unwrap_or_else(|| reader_memory(&ReadOptions::default(), blueprint, 1))
@@ -356,7 +372,7 @@ impl MemoryPlan {
         if self.context > MIN_CONTEXT {
             advice.push("lower --ctx".to_owned());
         }
-        if self.chunk > 64 {
+        if self.chunk > MIN_CHUNK {
             advice.push("lower --chunk".to_owned());
         }
         advice.join(", or ")

@@ -306,6 +306,24 @@ fn a_card_has_a_budget_of_its_own() {
 }
 
 #[test]
+fn a_chunk_has_no_more_rows_than_kernels_see_results_of() {
+    let chunk = |buffers, chunk| {
+        let memory = MemoryRequest { chunk, context: Some(2048), ..MemoryRequest::default() };
+        let plan = plan(Card { buffers, ..Card::OWN }, memory).unwrap();
+        (plan.chunk, plan.scratch)
+    };
+    let (whole, bytes) = chunk(None, None);
+    assert_eq!(whole, moeflux::CARD_CHUNK);
+    // The model's vectors count with them.
+    assert_eq!(chunk(Some(2 * bytes), None).0, whole);
+    assert_eq!(chunk(Some(bytes), None).0, whole / 2);
+    let (least, _) = chunk(Some(1), None);
+    assert_eq!(least, 64);
+    // Who asks for a number gets it, or the device's own error.
+    assert_eq!(chunk(Some(bytes), Some(whole)).0, whole);
+}
+
+#[test]
 fn a_card_or_a_host_that_is_too_small_is_told_apart() {
     let tiny = MemoryRequest { device_budget: Some(1 << 20), ..MemoryRequest::default() };
     let error = plan(Card::OWN, tiny).unwrap_err();

@@ -211,7 +211,7 @@ impl Store {
         let end = end.ok_or_else(|| Error::Shape(format!("{len} numbers are too many")))?;
         let mut gone = None;
         if end > self.activations_len {
-            let most = self.max_binding.min(self.max_buffer) / 4;
+            let most = self.most() / 4;
             if end > most {
                 return Err(Error::Shape(format!(
                     "intermediate results of {} bytes, where this GPU's kernels see {} at once: lower --chunk",

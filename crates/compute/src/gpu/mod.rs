@@ -338,6 +338,10 @@ impl Device for GpuDevice {
         })
     }
 
+    fn buffers_limit(&self) -> Option<u64> {
+        Some(self.store.most())
+    }
+
     fn driver_bytes(&self) -> u64 {
         self.opened.adapter.driver_bytes()
     }

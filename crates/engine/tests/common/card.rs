@@ -47,6 +47,8 @@ pub struct Card {
     /// Slots per bank.
     pub bank: usize,
     pub memory: Option<DeviceMemory>,
+    /// Bytes that its buffers may have.
+    pub buffers: Option<u64>,
 }
 
 impl Card {
@@ -54,6 +56,7 @@ impl Card {
     pub const OWN: Self = Self {
         bank: 77,
         memory: Some(DeviceMemory { total: Some(1 << 30), unified: false, in_place: true }),
+        buffers: None,
     };
 
     /// A wrapper for the engine, and where to see what was asked.
@@ -102,6 +105,10 @@ impl Wrapped {
 impl Device for Wrapped {
     fn memory(&self) -> Option<DeviceMemory> {
         self.card.memory
+    }
+
+    fn buffers_limit(&self) -> Option<u64> {
+        self.card.buffers
     }
 
     fn counters(&self) -> Counters {
