@@ -131,10 +131,12 @@ fn a_shared_expert_lies_with_those_that_it_is_computed_with() {
         assert_eq!((asked.tables, asked.scattered, asked.banks), (4, 0, banks), "banks of {bank}");
         assert_eq!(asked.copies, 4 * 17);
     }
-    // Where a bank does not hold a layer, they have one of their own.
-    let (bits, asked, _) = on_card(&golden.folder, &golden.prompt(), Card { bank: 16, ..Card::OWN }, None);
-    assert!(bits == expected);
-    assert_eq!((asked.tables, asked.scattered, asked.banks), (4, 4, 5));
+    // Where a bank does not hold a layer, with its first.
+    for (bank, banks) in [(16, 5), (7, 11), (2, 64)] {
+        let (bits, asked, _) = on_card(&golden.folder, &golden.prompt(), Card { bank, ..Card::OWN }, None);
+        assert!(bits == expected, "banks of {bank}: other bits");
+        assert_eq!((asked.scattered, asked.banks), (4, banks), "banks of {bank}");
+    }
 }
 
 /// A card with memory of its own that reads the host's in place, or does not.

@@ -82,27 +82,32 @@ impl Tier {
         let experts = || source.layers().iter().map(|l| l.as_ref().map_or(0, |l| l.count));
         let layer = experts().max().unwrap_or(0);
         let most = device.bank_slots(bytes).max(1);
-        let layers = most / (layer + usize::from(shared > 0)).max(1);
-        let (each, beside) = match layers {
-            _ if most >= count + shared => (count.max(1), shared),
-            0 => (most, 0),
-            _ => (layers * layer.max(1), layers),
-        };
-        let (mut banks, mut of_shared) =
-            (Vec::with_capacity(count.div_ceil(each)), Vec::with_capacity(shared));
-        let mut bank = |slots: usize, beside: usize| -> Result<u16, Error> {
-            let bank = device.bank(slots + beside, bytes, place).map_err(Error::at(at))?;
-            of_shared.extend((slots..slots + beside).map(|index| Slot { bank, index: index as u32 }));
-            Ok(bank)
-        };
-        let mut left = shared;
-        for first in (0..count).step_by(each) {
-            let beside = beside.min(left);
-            banks.push(bank(each.min(count - first), beside)?);
-            left -= beside;
+        let each = match most / (layer + usize::from(shared > 0)).max(1) {
+            _ if most >= count + shared => count,
+            0 => most - usize::from(shared > 0),
+            layers => layers * layer,
         }
-        for first in (0..left).step_by(most) {
-            bank(0, most.min(left - first))?;
+        .max(1);
+        let slots = |bank: usize| each.min(count - bank * each);
+        let mut beside = vec![0; count.div_ceil(each)];
+        // Of each shared expert the bank of the first of its layer's others, or one that has room, and its slot there.
+        let homes: Vec<_> = (0..shared)
+            .map_while(|i| {
+                let has_room = |bank: &usize| *bank < beside.len() && slots(*bank) + beside[*bank] < most;
+                let bank = std::iter::once(i * layer / each).chain(0..beside.len()).find(has_room)?;
+                beside[bank] += 1;
+                Some((bank, slots(bank) + beside[bank] - 1))
+            })
+            .collect();
+        let mut bank = |slots| device.bank(slots, bytes, place).map_err(Error::at(at));
+        let banks = beside.iter().enumerate().map(|(i, beside)| bank(slots(i) + beside));
+        let banks = banks.collect::<Result<Vec<u16>, Error>>()?;
+        let slot = |bank, index: usize| Slot { bank, index: index as u32 };
+        let mut of_shared: Vec<_> = homes.iter().map(|(bank, index)| slot(banks[*bank], *index)).collect();
+        while of_shared.len() < shared {
+            let left = most.min(shared - of_shared.len());
+            let other = bank(left)?;
+            of_shared.extend((0..left).map(|index| slot(other, index)));
         }
         Ok(Self {
             banks,
