@@ -13,6 +13,7 @@ use super::{
     matvec::{self, Before, Down, Norm, Product},
     norm,
     recurrent::{Convolution, Rule},
+    tiled,
     topk::Ranked,
 };
 use crate::{Error, Op, View};
@@ -24,7 +25,7 @@ pub(super) enum Pending {
     Nothing,
     /// The norm of one row. Products sum its squares in another order than a norm by itself, so not on the exact path.
     Norm(Norm),
-    /// Products of one row, that may be normed on its way, with matrices of one format.
+    /// Products of few rows, of which one may be normed on its way, with matrices of one format.
     Products(Option<Before>, Vec<Product>),
     /// `x += y`.
     Add { x: View, y: View },
@@ -179,10 +180,10 @@ impl GpuDevice {
         }
     }
 
-    /// The product with one row that an op is, if the shapes are ones for products that wait.
+    /// The product with few rows that an op is, if the shapes are ones for products that wait.
     fn product_of(&self, op: &Op<'_>) -> Result<Option<Product>, Error> {
         match *op {
-            Op::MatMul { x, weight, bias, exact, out } if x.rows == 1 => {
+            Op::MatMul { x, weight, bias, exact, out } if x.rows < tiled::ROWS => {
                 Product::new(self, x, (weight, bias), exact || self.exact, out)
             }
             _ => Ok(None),

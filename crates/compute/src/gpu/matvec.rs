@@ -329,6 +329,7 @@ impl Product {
                     && self.arena.id == other.arena.id
                     && self.bias.is_some() == other.bias.is_some()
                     && self.out.buffer != other.out.buffer
+                    && (self.x.rows == 1 || self.bias.is_none())
                     && other.piece.rows.is_multiple_of(4)
             })
     }
@@ -367,12 +368,14 @@ pub(super) fn products(
             .u(piece.biases)
             .u(gpu.store.place(out)?)
             .n(end)
-            .u(bias.unwrap_or(0));
+            .u(bias.unwrap_or(out.row_stride as u32));
     }
     let sums = squares.map(|squares| squares.at);
     for i in all.len()..TARGETS {
-        let other = [None, added, sums, None][i].map(|view| gpu.store.place(&view)).transpose()?;
-        params = params.u(0).u(0).u(0).u(other.unwrap_or(0)).u(0).u(0);
+        let other = [None, added, sums, None][i];
+        let at = other.map(|view| gpu.store.place(&view)).transpose()?;
+        let stride = other.map_or(0, |view| view.row_stride);
+        params = params.u(0).u(0).u(0).u(at.unwrap_or(0)).u(0).n(stride);
     }
     params = match before {
         Some(Before::Norm(norm)) => params.u(gpu.store.start(norm.weight)?).f(norm.eps),
@@ -396,7 +399,8 @@ pub(super) fn products(
 /// Whether products are those of a gated activation with its gate and up.
 pub(super) fn is_gated(all: &[Product], [gate, up]: [View; 2]) -> bool {
     let [one, other] = all else { return false };
-    one.out == gate
+    one.x.rows == 1
+        && one.out == gate
         && other.out == up
         && one.piece.rows == other.piece.rows
         && one.bias.is_none()

@@ -57,7 +57,7 @@ static REGISTERS: [Kernel; 7] = kernels!("tile_registers", ["put_quants"], ["put
 const ANY: usize = 6;
 
 /// Rows from which tiles pay, or may: of a matrix, and of the input of experts, each of which meets few of them.
-const ROWS: usize = 16;
+pub(super) const ROWS: usize = 16;
 const EXPERT_ROWS: usize = 32;
 /// Fewer rows no tile has.
 const SMALLEST_TILE: usize = 16;

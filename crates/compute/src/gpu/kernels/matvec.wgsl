@@ -6,11 +6,11 @@
 // where what out has is.
 // NORM: x is one row that is normed on its way; the first workgroup also writes it, to `x_row`, where others will read it.
 // HEAD: x is one row of heads that are yet to be normed, as fetch.wgsl has it; the sums of their squares begin at m2.out.
-// ADDED: out of the only matrix is also added to what lies at m1.out: the residual stream.
+// ADDED: out of the only matrix is also added to what lies at m1.out, its rows m1.bias apart: the residual stream.
 // Grid: rows of x x workgroups that walk all rows of W.
 
 // First word of the weights (or vector of four), first byte of scales and biases, first number of out, row of W that follows
-// the last, first number of the bias.
+// the last; first number of the bias, or, of several matrices and rows, which have none, how far rows of out are apart.
 struct Matrix { weights: u32, scales: u32, biases: u32, out: u32, end: u32, bias: u32 }
 struct Params {
     x: u32, x_row: u32, out_row: u32, rows: u32, walkers: u32, turns: u32,
@@ -66,7 +66,7 @@ fn main(
     for (var turn = 0u; turn < p.turns; turn++) {
         let sums = part_sum(products(loaded, now.rows, chunk, 0u)) * factor;
         if (chunk == 0u) {
-            let out = now.m.out + row * p.out_row;
+            let out = now.m.out + row * select(p.out_row, now.m.bias, TARGETS > 1u);
             for (var i = 0u; i < ROWS; i++) {
                 let o = now.first + i;
                 if (o < now.count) {
@@ -74,7 +74,7 @@ fn main(
                     if (BIASED == 1u) { y += a[now.m.bias + o]; }
                     if (BIASED == 2u) { y += a[out + o]; }
                     a[out + o] = y;
-                    if (ADDED == 1u) { a[p.m1.out + o] += y; }
+                    if (ADDED == 1u) { a[p.m1.out + row * p.m1.bias + o] += y; }
                 }
             }
         }
