@@ -633,7 +633,7 @@ impl Blueprint {
     }
 
     /// Layers whose shared expert is one more of the routed ones.
-    pub(crate) fn joined(&self) -> usize {
+    pub(crate) fn joined_layers(&self) -> usize {
         self.moe_layers().filter(|(_, m)| m.joined().is_some()).count()
     }
 

@@ -134,7 +134,7 @@ impl Engine {
         let mut tier = |count, shared, place| {
             Tier::new(&mut *device, &source, [count, shared, plan.slot as usize], place, options.policy)
         };
-        let shared = blueprint.joined();
+        let shared = blueprint.joined_layers();
         let (host_slots, card, shared) = match plan.device_budget {
             Some(_) => (plan.host_slots, Some(tier(plan.slots, shared, BankPlace::Card)?), 0),
             None => (plan.slots, None, shared),

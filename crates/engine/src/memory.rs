@@ -198,14 +198,14 @@ impl MemoryPlan {
             )));
         }
         let wanted = request.context.unwrap_or(DEFAULT_CONTEXT.min(blueprint.max_positions));
+        let scratch = |rows: usize, context: usize| -> Result<u64, Error> {
+            let of_device = device.scratch_bytes(scratch_shape(blueprint, rows, device.key_format()));
+            let of_device = of_device.map_err(Error::at(|| "planning memory"))?;
+            Ok(scratch_bytes(blueprint, rows, context) + of_device)
+        };
         if let (None, Some(most)) = (request.chunk, device.buffers_limit()) {
-            let vectors: u64 = blueprint.vectors().map(|v| pages(v.len as u64 * 4)).sum();
-            let buffers = |rows: usize| -> Result<u64, Error> {
-                let of_device = device.scratch_bytes(scratch_shape(blueprint, rows, device.key_format()));
-                let of_device = of_device.map_err(Error::at(|| "planning memory"))?;
-                Ok(vectors + of_device + scratch_bytes(blueprint, rows, wanted))
-            };
-            while chunk > MIN_CHUNK && buffers(chunk.min(wanted))? > most {
+            let vectors = vector_bytes(blueprint);
+            while chunk > MIN_CHUNK && vectors + scratch(chunk.min(wanted), wanted)? > most {
                 chunk /= 2;
             }
         }
@@ -224,9 +224,7 @@ impl MemoryPlan {
         let working_set = blueprint.experts_per_token();
         let plan = |context: usize| -> Result<Self, Error> {
             let rows = chunk.min(context);
-            let of_device = device.scratch_bytes(scratch_shape(blueprint, rows, device.key_format()));
-            let scratch = scratch_bytes(blueprint, rows, context)
-                + of_device.map_err(Error::at(|| "planning memory"))?;
+            let scratch = scratch(rows, context)?;
             let states = blueprint.layers.iter().flat_map(|l| l.states(context, rows));
             let state = states.map(|s| pages(device.state_bytes(s))).fold(0, u64::saturating_add);
             let state = state.saturating_mul(sessions as u64);
@@ -433,10 +431,9 @@ impl MemoryPlan {
     pub(crate) fn dense_bytes(blueprint: &Blueprint) -> u64 {
         let matrix = |m: &MatrixSource| pages(m.bytes() as u64);
         let matrices: u64 = blueprint.matrices().map(matrix).sum();
-        let vectors: u64 = blueprint.vectors().map(|v| pages(v.len as u64 * 4)).sum();
         let in_slots = blueprint.moe_layers().filter_map(|(_, moe)| moe.joined()).flatten();
-        let slots = pages(blueprint.slot_bytes() as u64) * blueprint.joined() as u64;
-        matrices + vectors + slots - in_slots.map(matrix).sum::<u64>()
+        let slots = pages(blueprint.slot_bytes() as u64) * blueprint.joined_layers() as u64;
+        matrices + vector_bytes(blueprint) + slots - in_slots.map(matrix).sum::<u64>()
     }
 }
 
@@ -484,6 +481,10 @@ pub(crate) fn scratch_shape(blueprint: &Blueprint, rows: usize, keys: KeyFormat)
 fn pages(bytes: u64) -> u64 {
     const PAGE: u64 = if cfg!(target_os = "macos") { 16384 } else { 4096 };
     bytes.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX)
+}
+
+fn vector_bytes(blueprint: &Blueprint) -> u64 {
+    blueprint.vectors().map(|v| pages(v.len as u64 * 4)).sum()
 }
 
 /// Buffers of intermediate results, logits among them.

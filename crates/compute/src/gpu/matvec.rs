@@ -348,12 +348,12 @@ pub(super) fn products(
     let rows: usize = all.iter().map(|p| p.piece.rows).sum();
     let fill = if rows < MANY { FILL } else { FILL_MANY };
     let (walkers, turns) = walk(rows, at_once * (THREADS / part) as usize, fill);
-    // Where x is, and where the norm of it goes or how far its rows are apart.
     let (norm, squares) = match before {
         Some(Before::Norm(norm)) => (Some(norm), None),
         Some(Before::Squares(squares)) => (None, Some(squares)),
         None => (None, None),
     };
+    // Where x is, and where the norm of it goes or how far its rows are apart.
     let (x_at, x_row) = match norm {
         Some(norm) => (gpu.store.place(&norm.x)?, gpu.store.place(x)?),
         None => (gpu.store.place(x)?, x.row_stride as u32),

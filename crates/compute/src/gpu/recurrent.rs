@@ -242,7 +242,6 @@ pub(super) fn delta_net(
         let [committed, next] = gpu.recurrent(span.state)?;
         let store = &gpu.store;
         let mut params = Params::new();
-        let [mut from, mut taps, mut channels] = [0; 3];
         // In the place of what is convolved, what it is made of.
         let input = |view: View| match convolution {
             Some(c) => View { buffer: c.x.buffer, offset: c.x.offset + view.offset - c.out.offset, ..view },
@@ -253,9 +252,10 @@ pub(super) fn delta_net(
             let view = view.slice(first, span.rows);
             params = params.view(store.place(&view)?, &view);
         }
-        if let Some(c) = convolution {
-            [from, taps, channels] = [store.place(&c.x)?, store.start(c.weight)?, c.x.width as u32];
-        }
+        let before = match convolution {
+            Some(c) => [store.place(&c.x)?, store.start(c.weight)?, c.x.width as u32],
+            None => [0; 3],
+        };
         let behind = match norm {
             Some(norm) => [store.place(&norm.gate)?, store.start(norm.weight)?, store.place(&out)?],
             None => [0; 3],
@@ -266,11 +266,8 @@ pub(super) fn delta_net(
             .n(span.rows)
             .n(v.heads)
             .n(v.heads / k.heads)
-            .f(1.0 / (k.width as f32).sqrt())
-            .u(from)
-            .u(taps)
-            .u(channels);
-        let params = behind.into_iter().fold(params, Params::u);
+            .f(1.0 / (k.width as f32).sqrt());
+        let params = before.into_iter().chain(behind).fold(params, Params::u);
         let buffers = [&gpu.activations(), &committed, &next];
         match convolution {
             None => gpu.dispatch(&DELTA_NET[which], constants, &buffers, &params, groups)?,
