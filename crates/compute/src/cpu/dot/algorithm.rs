@@ -65,7 +65,7 @@ pub(super) unsafe fn ends<S: Simd>(rows: &Pointers, from: usize, len: usize) -> 
 }
 
 /// The vectors of an instruction set. `F` are `LANES` f32; `I` are `LANES` i32; `D` are four bytes of each of `LANES`
-/// rows; `B` are `UNIT` bytes.
+/// rows, and `W` the same as [`Simd::dot_fours`] takes them; `B` are `UNIT` bytes.
 ///
 /// # Safety
 /// Every function needs the instruction set, and pointers that are good for what it reads or writes.
@@ -73,6 +73,7 @@ pub(super) trait Simd: Copy {
     type F: Copy;
     type I: Copy;
     type D: Copy;
+    type W: Copy;
     type B: Copy;
     /// Numbers of a vector.
     const LANES: usize;
@@ -189,7 +190,21 @@ pub(super) trait Simd: Copy {
     ) -> Self::I;
     /// As [`Simd::dot`] of four vectors, each of which meets the same four of the sixteen numbers at `x` in all lanes. With
     /// [`Simd::CENTRED`] quants of eight bits are signed.
-    unsafe fn dot_fours<P: Packing>(sum: Self::I, w: [Self::D; PARTS], x: *const i8) -> Self::I;
+    unsafe fn dot_fours<P: Packing>(sum: Self::I, w: [Self::W; PARTS], x: *const i8) -> Self::I;
+    /// [`Simd::dot_fours`] of several rows of activations, which come to the same sums in any order.
+    #[inline(always)]
+    unsafe fn dot_rows<P: Packing, const X: usize>(w: [Self::W; PARTS], x: [*const i8; X]) -> [Self::I; X] {
+        // SAFETY: the caller's.
+        unsafe {
+            let mut sums = [Self::none(); X];
+            for c in 0..X {
+                sums[c] = Self::dot_fours::<P>(sums[c], w, x[c]);
+            }
+            sums
+        }
+    }
+    /// Unpacked quants as [`Simd::dot_fours`] takes them.
+    unsafe fn factors(x: Self::D) -> Self::W;
     /// Whether unpacked quants of eight bits are 128 less than packed ones, where products of large ones are more work.
     const CENTRED: bool = false;
     /// Eight bits 128 less, with a sign.

@@ -40,6 +40,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     type F = __m256;
     type I = __m256i;
     type D = __m256i;
+    type W = __m256i;
     type B = __m256i;
     const LANES: usize = 8;
     const UNIT: usize = 2 * GROUP;
@@ -357,6 +358,10 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     unsafe fn centred(x: __m256i) -> __m256i {
         // SAFETY: see `zero`.
         unsafe { _mm256_xor_si256(x, _mm256_set1_epi8(-128)) }
+    }
+    #[inline(always)]
+    unsafe fn factors(x: __m256i) -> __m256i {
+        x
     }
     #[inline(always)]
     unsafe fn unzip(a: __m256i, b: __m256i) -> [__m256i; 2] {

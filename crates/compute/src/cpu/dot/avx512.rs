@@ -114,6 +114,7 @@ impl<const VBMI: bool> Simd for Avx512<VBMI> {
     type F = __m512;
     type I = __m512i;
     type D = __m512i;
+    type W = __m512i;
     type B = __m512i;
     const LANES: usize = 16;
     const UNIT: usize = 4 * GROUP;
@@ -438,6 +439,10 @@ impl<const VBMI: bool> Simd for Avx512<VBMI> {
             }
             sum
         }
+    }
+    #[inline(always)]
+    unsafe fn factors(x: __m512i) -> __m512i {
+        x
     }
     #[inline(always)]
     unsafe fn unzip(a: __m512i, b: __m512i) -> [__m512i; 2] {

@@ -184,19 +184,19 @@ impl<S: Simd, P: Packing> Block<S, P> {
 
     /// What group `i` of the activations meets of a transposed block.
     #[inline(always)]
-    unsafe fn vectors(block: *const u8, i: usize) -> [S::D; VECTORS] {
+    unsafe fn vectors(block: *const u8, i: usize) -> [S::W; VECTORS] {
         // SAFETY: the caller's.
         unsafe {
-            let mut vectors = [S::load_dwords(block); VECTORS];
+            let mut vectors = [S::factors(S::load_dwords(block)); VECTORS];
             for v in 0..VECTORS {
                 let packed = S::load_dwords(block.add((i * VECTORS + v) / Self::PARTS * 4 * S::LANES));
-                vectors[v] = if is_centred::<S, P>() {
+                vectors[v] = S::factors(if is_centred::<S, P>() {
                     S::centred(packed)
                 } else if Self::PARTS == 1 {
                     packed
                 } else {
                     P::quants::<S>(S::bits(packed, v % Self::PARTS * P::BITS, P::BITS))
-                };
+                });
             }
             vectors
         }
@@ -241,9 +241,7 @@ impl<S: Simd, P: Packing> Block<S, P> {
                     }
                     let (group, vectors) = (b * Self::GROUPS + i, Self::vectors(block, i));
                     if !tile.is_null() {
-                        for v in 0..VECTORS {
-                            S::store_dwords(tile.add((group * VECTORS + v) * 4 * S::LANES), vectors[v]);
-                        }
+                        tile.cast::<[S::W; VECTORS]>().add(group).write_unaligned(vectors);
                     }
                     products.add::<P>(group, vectors);
                 }
@@ -292,16 +290,20 @@ impl<'a, S: Simd, const X: usize> Products<'a, S, X> {
     /// # Safety
     /// As [`Products::new`]; groups come in order.
     #[inline(always)]
-    unsafe fn add<P: Packing>(&mut self, i: usize, w: [S::D; VECTORS]) {
+    unsafe fn add<P: Packing>(&mut self, i: usize, w: [S::W; VECTORS]) {
         if i >= self.count {
             return;
         }
         // SAFETY: the caller's.
         unsafe {
+            let mut x = [self.x[0].q.as_ptr(); X];
             for c in 0..X {
-                let sum = S::dot_fours::<P>(S::none(), w, self.x[c].q.as_ptr().add(i * GROUP));
+                x[c] = self.x[c].q.as_ptr().add(i * GROUP);
+            }
+            let sums = S::dot_rows::<P, X>(w, x);
+            for c in 0..X {
                 let scale = S::splat(*self.x[c].scales.as_ptr().add(i));
-                self.of_group[c] = S::fma(S::float(sum), scale, self.of_group[c]);
+                self.of_group[c] = S::fma(S::float(sums[c]), scale, self.of_group[c]);
             }
             let g = i >> self.shift;
             if (i + 1) >> self.shift == g {
@@ -385,12 +387,7 @@ pub(super) unsafe fn batch<S: Simd, P: Packing>(
         unsafe {
             let mut products = Products::<S, X>::new(scratch, x, groups);
             for i in 0..groups.cols / GROUP {
-                let at = tile.as_ptr().add(i * GROUP * S::LANES);
-                let mut w = [S::load_dwords(at); VECTORS];
-                for v in 1..VECTORS {
-                    w[v] = S::load_dwords(at.add(v * 4 * S::LANES));
-                }
-                products.add::<P>(i, w);
+                products.add::<P>(i, tile.as_ptr().cast::<[S::W; VECTORS]>().add(i).read_unaligned());
             }
             products.store(out);
         }

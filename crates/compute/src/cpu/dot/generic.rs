@@ -79,6 +79,7 @@ impl Simd for Generic {
     type F = f32x8;
     type I = i32x8;
     type D = u16x16;
+    type W = [i16x16; 2];
     type B = u8x32;
     const LANES: usize = LANES;
     const UNIT: usize = 2 * GROUP;
@@ -253,16 +254,32 @@ impl Simd for Generic {
         sum
     }
     #[inline(always)]
-    unsafe fn dot_fours<P: Packing>(mut sum: i32x8, w: [u16x16; PARTS], x: *const i8) -> i32x8 {
-        // SAFETY: the caller's: sixteen numbers can be read.
-        let x: i16x8 = unsafe { read(x.cast()) };
-        let [lower, upper]: [[i32; PARTS]; 2] = [cast(x << 8u32 >> 8u32), cast(x >> 8u32)];
-        for i in 0..PARTS {
-            let [w_lower, w_upper] = bytes_of(w[i]);
-            let [x_lower, x_upper] = [cast(i32x8::splat(lower[i])), cast(i32x8::splat(upper[i]))];
-            sum += w_lower.dot(x_lower) + w_upper.dot(x_upper);
+    unsafe fn dot_fours<P: Packing>(sum: i32x8, w: [[i16x16; 2]; PARTS], x: *const i8) -> i32x8 {
+        // SAFETY: the caller's.
+        let [products] = unsafe { Self::dot_rows::<P, 1>(w, [x]) };
+        sum + products
+    }
+    #[inline(always)]
+    unsafe fn dot_rows<P: Packing, const X: usize>(w: [[i16x16; 2]; PARTS], x: [*const i8; X]) -> [i32x8; X] {
+        // What meets the same quants comes together: quants of all four vectors do not fit into registers.
+        let mut fours = [[[0i32; PARTS]; 2]; X];
+        for c in 0..X {
+            // SAFETY: the caller's: sixteen numbers can be read.
+            let x: i16x8 = unsafe { read(x[c].cast()) };
+            fours[c] = [cast(x << 8u32 >> 8u32), cast(x >> 8u32)];
         }
-        sum
+        let mut sums = [i32x8::ZERO; X];
+        for i in 0..PARTS {
+            for c in 0..X {
+                let [lower, upper] = [cast(i32x8::splat(fours[c][0][i])), cast(i32x8::splat(fours[c][1][i]))];
+                sums[c] += w[i][0].dot(lower) + w[i][1].dot(upper);
+            }
+        }
+        sums
+    }
+    #[inline(always)]
+    unsafe fn factors(x: u16x16) -> [i16x16; 2] {
+        bytes_of(x)
     }
     #[inline(always)]
     unsafe fn unzip(a: u16x16, b: u16x16) -> [u16x16; 2] {
@@ -298,7 +315,7 @@ mod tests {
             let sums = unsafe {
                 [
                     Generic::dot::<Bits<8>, PARTS>(i32x8::ONE, w, of_x),
-                    Generic::dot_fours::<Bits<8>>(i32x8::ONE, w, [x; GROUP].as_ptr()),
+                    Generic::dot_fours::<Bits<8>>(i32x8::ONE, w.map(bytes_of), [x; GROUP].as_ptr()),
                 ]
             };
             assert_eq!(sums.map(lanes), [1 + 16 * 255 * i32::from(x); 2]);

@@ -131,6 +131,7 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     type F = float32x4_t;
     type I = int32x4_t;
     type D = uint8x16_t;
+    type W = uint8x16_t;
     type B = uint8x16x2_t;
     const LANES: usize = 4;
     const UNIT: usize = 2 * GROUP;
@@ -385,6 +386,10 @@ impl<const DOT: bool> Simd for Neon<DOT> {
             let [tops, rest] = tops_and_rest(w);
             vaddq_s32(all(sum, rest), vshlq_n_s32::<7>(all(vdupq_n_s32(0), tops)))
         }
+    }
+    #[inline(always)]
+    unsafe fn factors(x: uint8x16_t) -> uint8x16_t {
+        x
     }
     #[inline(always)]
     unsafe fn unzip(a: uint8x16_t, b: uint8x16_t) -> [uint8x16_t; 2] {
