@@ -131,7 +131,8 @@ pub(crate) struct Model {
     layer_stats: Vec<LayerStats>,
     /// `(LOGIT_ROWS, vocab)` on the host.
     read: Vec<f32>,
-    /// What the step at hand is asked for.
+    /// The tokens of the step at hand, and what it is asked for.
+    tokens: Vec<u32>,
     asked: Vec<Asked>,
     ahead: Option<Ahead>,
 }
@@ -167,6 +168,7 @@ impl Model {
             routing: Routing::new(blueprint, rows, look_ahead),
             layer_stats: vec![LayerStats::default(); blueprint.layers.len()],
             read: vec![0.0; LOGIT_ROWS * blueprint.vocab],
+            tokens: Vec::with_capacity(rows),
             asked: Vec::with_capacity(LOGIT_ROWS),
             ahead: None,
         })
@@ -217,10 +219,11 @@ impl Model {
         sink: &mut Sink<'_>,
     ) -> Result<(), Error> {
         self.routing.waited = false;
-        let ahead = self.ahead.take();
-        let begun = match (ahead, spans) {
-            (Some(ahead), [span]) if watch.observer.is_none() && !watch.is_cancelled() && ahead.is(span) => {
-                let begun = on.device.begin_recorded(span.tokens).map_err(Error::at(|| "embedding"))?;
+        self.tokens.clear();
+        spans.iter().for_each(|span| self.tokens.extend_from_slice(span.tokens));
+        let begun = match self.ahead.take() {
+            Some(ahead) if watch.observer.is_none() && !watch.is_cancelled() && ahead.is(spans) => {
+                let begun = on.device.begin_recorded(&self.tokens).map_err(Error::at(|| "embedding"))?;
                 begun.then_some(ahead)
             }
             _ => None,
@@ -251,11 +254,11 @@ impl Model {
                 self.head(&mut *on.device, asked).map_err(Error::at(|| "head"))?;
             }
             on.stats.computing_ns += since.elapsed().as_nanos() as u64;
-            // Of several spans nobody knows which will go on together; whoever wants all logits reads a text that is there.
-            let goes_on = |span: &&StepSpan<'_>| {
-                spans.len() == 1 && watch.observer.is_none() && span.wanted != Wanted::Logits(Logits::All)
-            };
-            let next = spans.first().filter(goes_on);
+            // Whoever wants all logits reads a text that is there, and between two parts of the head nothing is recorded.
+            let goes_on = asked.len() == spans.len()
+                && watch.observer.is_none()
+                && spans.iter().all(|span| span.wanted != Wanted::Logits(Logits::All));
+            let next = if goes_on { spans } else { &[] };
             self.read_asked(on, asked, next, sink).map_err(Error::at(|| "head"))
         });
         self.asked = asked;
@@ -272,14 +275,9 @@ impl Model {
         let On { device, cache, stats } = on;
         let rows = spans.iter().map(|s| s.tokens.len()).sum();
         let x = View::rows(self.scratch.x, rows, self.hidden);
-        let mut first = 0;
-        for span in spans {
-            let out = x.slice(first, span.tokens.len());
-            device
-                .run(&Op::Embed { table: self.embed, tokens: span.tokens, out })
-                .map_err(Error::at(|| "embedding"))?;
-            first += span.tokens.len();
-        }
+        device
+            .run(&Op::Embed { table: self.embed, tokens: &self.tokens, out: x })
+            .map_err(Error::at(|| "embedding"))?;
         if self.embed_scale != 1.0 {
             device.run(&Op::Scale { x, factor: self.embed_scale }).map_err(Error::at(|| "embedding"))?;
         }
@@ -362,12 +360,12 @@ impl Model {
     }
 
     /// Reads what was asked for: the first in rank, and all logits if these are not enough. While the device is at work on it,
-    /// the step after it is recorded, if `next` is a span that will go on token by token.
+    /// the step after it is recorded, if `next` are the spans that will go on token by token.
     fn read_asked(
         &mut self,
         on: &mut On<'_>,
         asked: &[Asked],
-        next: Option<&StepSpan<'_>>,
+        next: &[StepSpan<'_>],
         sink: &mut Sink<'_>,
     ) -> Result<(), moeflux_compute::Error> {
         let mut read = std::mem::take(&mut self.read);
@@ -378,8 +376,8 @@ impl Model {
             let view = some[0].first.map_or(logits, |n| self.best(i, n));
             let numbers = &mut read[..view.rows * view.width];
             device.read_while(view, numbers, &mut |device| {
-                if let Some(span) = next {
-                    self.record_next(device, cache, span);
+                if i == 0 {
+                    self.record_next(device, cache, next);
                 }
             })?;
             let Some(n) = some[0].first else {
@@ -401,28 +399,27 @@ impl Model {
         result
     }
 
-    /// Records the step that comes after that of one token, where no layer makes the host wait. What fails here will fail
-    /// again where somebody is told.
-    fn record_next(&mut self, device: &mut dyn Device, cache: &mut ExpertCache, span: &StepSpan<'_>) {
-        if span.tokens.len() != 1 || self.routing.waited {
+    /// Records the step that comes after one with a token of each span, where no layer makes the host wait. What fails here will
+    /// fail again where somebody is told.
+    fn record_next(&mut self, device: &mut dyn Device, cache: &mut ExpertCache, spans: &[StepSpan<'_>]) {
+        if spans.is_empty() || spans.iter().any(|span| span.tokens.len() != 1) || self.routing.waited {
             return;
         }
-        let states: Vec<State> = span.states.iter().flatten().flatten().copied().collect();
-        let next = StepSpan { position: span.position + 1, tokens: &[0], ..*span };
+        let states: Vec<State> =
+            spans.iter().flat_map(|span| span.states.iter().flatten().flatten().copied()).collect();
+        let next: Vec<_> =
+            spans.iter().map(|span| StepSpan { position: span.position + 1, ..*span }).collect();
+        let asked: Vec<_> =
+            (0..).zip(&next).flat_map(|(row, span)| Asked::of(span.wanted, row..row + 1)).collect();
         let mut stats = Stats::default();
         let recorded = device.record_ahead(&states, &mut |device| {
             let mut on = On { device: &mut *device, cache, stats: &mut stats };
-            let layers = self.layers(&mut on, &[next], &mut Watch::default());
-            layers
-                .and_then(|()| {
-                    let mut asked = Asked::of(next.wanted, 0..1);
-                    asked.try_for_each(|asked| self.head(device, &[asked])).map_err(Error::at(|| "head"))
-                })
-                .is_ok()
+            let layers = self.layers(&mut on, &next, &mut Watch::default());
+            layers.and_then(|()| self.head(device, &asked).map_err(Error::at(|| "head"))).is_ok()
         });
         if recorded.is_ok() {
-            let (states, StepSpan { position, wanted, .. }) = (span.states.to_vec(), next);
-            self.ahead = Some(Ahead { states, position, wanted, stats });
+            let spans = next.iter().map(|span| (span.states.to_vec(), span.position, span.wanted)).collect();
+            self.ahead = Some(Ahead { spans, stats });
         }
     }
 }
@@ -447,19 +444,22 @@ impl Asked {
     }
 }
 
-/// A step of one token that a device may have recorded.
+/// A step with a token of each of some spans that a device may have recorded.
 struct Ahead {
-    states: Vec<LayerStates>,
-    position: usize,
-    wanted: Wanted,
+    /// States, positions, and what is wanted.
+    spans: Vec<(Vec<LayerStates>, usize, Wanted)>,
     stats: Stats,
 }
 
 impl Ahead {
-    fn is(&self, span: &StepSpan<'_>) -> bool {
-        self.position == span.position
-            && self.wanted == span.wanted
-            && span.tokens.len() == 1
-            && self.states == span.states
+    fn is(&self, spans: &[StepSpan<'_>]) -> bool {
+        let same =
+            |((states, position, wanted), span): (&(Vec<LayerStates>, usize, Wanted), &StepSpan<'_>)| {
+                *position == span.position
+                    && *wanted == span.wanted
+                    && span.tokens.len() == 1
+                    && states == span.states
+            };
+        self.spans.len() == spans.len() && self.spans.iter().zip(spans).all(same)
     }
 }

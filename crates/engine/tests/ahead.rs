@@ -8,7 +8,7 @@ mod common;
 use std::{path::Path, sync::atomic::AtomicBool};
 
 use common::{Golden, data, engine, feed, gpu, tales};
-use moeflux::{Error, Logits, MemoryRequest, Session, Watch};
+use moeflux::{Engine, Error, Logits, MemoryRequest, Observer, Session, Turn, Watch};
 
 const TOKENS: [u32; 8] = [17, 4, 100, 4, 32, 7, 99, 5];
 
@@ -77,14 +77,80 @@ fn check(folder: &Path) {
     }
 }
 
+/// Looks on. What somebody looks at is not prepared.
+struct Onlooker;
+
+impl Observer for Onlooker {
+    fn experts(&mut self, _: usize, _: usize, _: &[u32]) {}
+    fn hidden(&mut self, _: usize, _: &[f32]) {}
+}
+
+/// The logits of three sessions that take turns in changing company, and submissions for the last three steps of the same two.
+fn turns(engine: &Engine, observed: bool) -> (Vec<Vec<f32>>, u64) {
+    let mut sessions: [Session; 3] = std::array::from_fn(|_| engine.session().unwrap());
+    let mut logits = Vec::new();
+    let mut submissions = 0;
+    let steps: [&[usize]; 13] = [
+        &[0, 1],
+        &[0, 1],
+        &[0, 1],
+        &[1],
+        &[1],
+        &[0, 1],
+        &[1, 0],
+        &[0, 1, 2],
+        &[0, 1, 2],
+        &[0, 2],
+        &[0, 2],
+        &[0, 2],
+        &[0, 2],
+    ];
+    for (i, step) in steps.into_iter().enumerate() {
+        let tokens: Vec<u32> = step.iter().map(|n| TOKENS[(i + 3 * n) % TOKENS.len()]).collect();
+        let mut turns: Vec<Turn<'_>> = Vec::new();
+        let mut rest = sessions.iter_mut().map(Some).collect::<Vec<_>>();
+        for (n, token) in step.iter().zip(&tokens) {
+            let session = rest[*n].take().unwrap();
+            turns.push(Turn { session, tokens: std::slice::from_ref(token), logits: true });
+        }
+        let mut onlooker = Onlooker;
+        let observer = observed.then_some(&mut onlooker as &mut dyn Observer);
+        let stats = engine.step(&mut turns, &mut Watch { observer, ..Watch::default() }).unwrap();
+        if i + 3 >= steps.len() {
+            submissions += stats.submissions;
+        }
+        logits.extend(turns.iter().map(|turn| turn.session.logits().to_vec()));
+        if i == 7 {
+            // One of those for whom the next step is prepared.
+            sessions[2].reset().unwrap();
+        }
+    }
+    (logits, submissions)
+}
+
+fn check_together(folder: &Path) {
+    for exact in [false, true] {
+        let Some(device) = gpu(exact) else { return };
+        let memory = MemoryRequest { sessions: Some(3), context: Some(16), ..MemoryRequest::default() };
+        let engine = engine(folder, device, memory);
+        let (expected, _) = turns(&engine, true);
+        let (logits, submissions) = turns(&engine, false);
+        assert!(logits == expected, "other bits");
+        assert_eq!(submissions, 3 * 2, "one for the step and one for what is read");
+    }
+}
+
 #[test]
 fn the_model_in_the_box() {
     check(&tales());
+    check_together(&tales());
 }
 
 #[test]
 fn states_that_steps_write_over() {
     for name in ["qwen3_5_moe", "gpt_oss_mxfp4"] {
-        check(&Golden::read(data().join("goldens").join(name)).folder);
+        let folder = Golden::read(data().join("goldens").join(name)).folder;
+        check(&folder);
+        check_together(&folder);
     }
 }
