@@ -23,7 +23,7 @@ use crate::{Error, Op, View};
 pub(super) enum Pending {
     #[default]
     Nothing,
-    /// The norm of one row. Products sum its squares in another order than a norm by itself, so not on the exact path.
+    /// The norm of few rows. Products sum their squares in another order than a norm by itself, so not on the exact path.
     Norm(Norm),
     /// Products of few rows, of which one may be normed on its way, with matrices of one format.
     Products(Option<Before>, Vec<Product>),
@@ -36,7 +36,7 @@ pub(super) enum Pending {
     /// Norms and rotations in place.
     Heads(Heads),
     /// A convolution, on the fast path: what it yields is not written where a delta rule takes it.
-    Convolution(Convolution),
+    Convolution(Box<Convolution>),
     /// A delta rule behind such, perhaps with the norm of what it yields.
     Rule(Box<Rule>),
 }
@@ -63,7 +63,7 @@ impl GpuDevice {
                 None => return Ok(false),
             },
             Op::RmsNorm { x, weight: Some(weight), eps, out }
-                if !self.exact && x.rows == 1 && x.heads == 1 && x.buffer != out.buffer =>
+                if !self.exact && x.rows <= matvec::NORMED && x.heads == 1 && x.buffer != out.buffer =>
             {
                 Pending::Norm(Norm { x, weight, eps, out })
             }
@@ -140,10 +140,10 @@ impl GpuDevice {
                 norm::run(self, (x, out, Some(y)), Some(weight), (None, eps), [0, 1])?;
                 Ok(true)
             }
-            (Pending::Convolution(convolution), Op::DeltaNet { .. }) if convolution.feeds(op) => {
+            (Pending::Convolution(convolution), Op::DeltaNet { .. }) => {
                 let rule = Rule::of(op, convolution);
-                let joined = rule.is_some();
-                self.pending = rule.map_or(Pending::Convolution(convolution), Pending::Rule);
+                let joined = rule.is_ok();
+                self.pending = rule.map_or_else(Pending::Convolution, Pending::Rule);
                 Ok(joined)
             }
             (Pending::Rule(mut rule), Op::GatedRmsNorm { .. }) => {

@@ -75,6 +75,8 @@ const FILL: usize = 528;
 /// The same of a matrix of [`MANY`] rows: how many fit at once differs from kernel to kernel, and of more the last ones are
 /// a smaller part.
 const FILL_MANY: usize = 3 * FILL;
+/// Rows up to which products norm them on their way: each workgroup of a row norms it anew, which a dispatch less makes up for.
+pub(super) const NORMED: usize = 4;
 /// Matrices that share a dispatch.
 pub(super) const TARGETS: usize = 4;
 
@@ -228,7 +230,7 @@ const fn behind(shape: MatrixShape, cols: usize) -> [usize; 3] {
     [shape.format.row_bytes(cols), scales, scales]
 }
 
-/// [`Op::RmsNorm`](crate::Op::RmsNorm) of one vector.
+/// [`Op::RmsNorm`](crate::Op::RmsNorm) of few vectors.
 #[derive(Clone, Copy)]
 pub(super) struct Norm {
     pub(super) x: View,
@@ -245,7 +247,7 @@ impl Norm {
     }
 }
 
-/// Heads of one row that are yet to be normed: `count` sums of squares at the begin of each head of `at`.
+/// Heads of few rows that are yet to be normed: `count` sums of squares at the begin of each head of `at`.
 #[derive(Clone, Copy)]
 pub(super) struct Squares {
     pub(super) of: View,
@@ -295,7 +297,8 @@ impl Product {
 
     /// Whether `x` may be normed on its way.
     pub(super) fn norms(&self, norm: &Norm) -> bool {
-        self.x == norm.out
+        let in_line = |view: View| view.rows == 1 || view.row_stride == view.width;
+        self.x == norm.out && in_line(norm.x) && in_line(norm.out)
     }
 
     /// Whether it can norm heads by the sums of their squares on their way.

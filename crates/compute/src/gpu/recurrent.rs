@@ -49,34 +49,36 @@ impl GpuDevice {
     }
 }
 
-/// [`Op::Conv1d`] of one row.
-#[derive(Clone, Copy)]
+/// [`Op::Conv1d`] of one row of each of some states.
 pub(super) struct Convolution {
     x: View,
     weight: Buffer,
     width: usize,
-    span: Span,
+    spans: Vec<Span>,
     out: View,
 }
 
 impl Convolution {
-    /// What the op asks for, if it has one row, and a state.
-    pub(super) fn of(op: &Op<'_>) -> Option<Self> {
+    /// What the op asks for, if every state has one row.
+    pub(super) fn of(op: &Op<'_>) -> Option<Box<Self>> {
         match *op {
-            Op::Conv1d { x, weight, width: width @ 2.., spans: &[span], out } if x.rows == 1 => {
-                Some(Self { x, weight, width, span, out })
+            Op::Conv1d { x, weight, width: width @ 2.., spans, out }
+                if spans.iter().all(|span| span.rows == 1) =>
+            {
+                Some(Box::new(Self { x, weight, width, spans: spans.to_vec(), out }))
             }
             _ => None,
         }
     }
 
     /// Whether all that it yields is what a delta rule takes, each channel once.
-    pub(super) fn feeds(&self, op: &Op<'_>) -> bool {
+    fn feeds(&self, op: &Op<'_>) -> bool {
         let &Op::DeltaNet { q, k, v, a, b, spans, out: yields, .. } = op else { return false };
-        let Self { x, out, .. } = *self;
+        let &Self { x, out, .. } = self;
         let (keys, values) = (k.heads * k.width, v.heads * v.width);
         let columns = |from, width, heads| out.columns(from, width).split(heads);
-        spans.len() == 1
+        spans.len() == self.spans.len()
+            && spans.iter().all(|span| span.rows == 1)
             && out.width == 2 * keys + values
             && q == columns(0, keys, q.heads)
             && k == columns(keys, keys, k.heads)
@@ -87,8 +89,8 @@ impl Convolution {
 
     /// Runs it by itself.
     pub(super) fn run(&self, gpu: &mut GpuDevice) -> Result<(), Error> {
-        let &Self { x, weight, width, span, out } = self;
-        conv1d(gpu, &Op::Conv1d { x, weight, width, spans: &[span], out })
+        let &Self { x, weight, width, ref spans, out } = self;
+        conv1d(gpu, &Op::Conv1d { x, weight, width, spans, out })
     }
 }
 
@@ -113,14 +115,13 @@ pub(super) fn conv1d(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// [`Op::DeltaNet`] of one row, behind a convolution, and perhaps [`Op::GatedRmsNorm`] of what it yields.
-#[derive(Clone, Copy)]
+/// [`Op::DeltaNet`] of one row of each of some states, behind a convolution, and perhaps [`Op::GatedRmsNorm`] of what it yields.
 pub(super) struct Rule {
-    convolution: Convolution,
+    convolution: Box<Convolution>,
     /// Queries, keys, values, decay, write strength; `a_log` and `dt_bias`.
     inputs: [View; 5],
     numbers: [Buffer; 2],
-    span: Span,
+    spans: Vec<Span>,
     out: View,
     norm: Option<GatedNorm>,
 }
@@ -135,18 +136,20 @@ pub(super) struct GatedNorm {
 }
 
 impl Rule {
-    /// What the op asks for, behind a convolution that feeds it.
-    pub(super) fn of(op: &Op<'_>, convolution: Convolution) -> Option<Box<Self>> {
+    /// What the op asks for, behind a convolution, which is given back where that does not feed it.
+    pub(super) fn of(op: &Op<'_>, convolution: Box<Convolution>) -> Result<Box<Self>, Box<Convolution>> {
         match *op {
-            Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, spans: &[span], out } => Some(Box::new(Self {
-                convolution,
-                inputs: [q, k, v, a, b],
-                numbers: [a_log, dt_bias],
-                span,
-                out,
-                norm: None,
-            })),
-            _ => None,
+            Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, spans, out } if convolution.feeds(op) => {
+                Ok(Box::new(Self {
+                    convolution,
+                    inputs: [q, k, v, a, b],
+                    numbers: [a_log, dt_bias],
+                    spans: spans.to_vec(),
+                    out,
+                    norm: None,
+                }))
+            }
+            _ => Err(convolution),
         }
     }
 
@@ -192,7 +195,7 @@ impl Rule {
 
     fn run_rule(&self, gpu: &mut GpuDevice, norm: Option<&GatedNorm>) -> Result<(), Error> {
         let ([q, k, v, a, b], [a_log, dt_bias]) = (self.inputs, self.numbers);
-        let op = Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, spans: &[self.span], out: self.out };
+        let op = Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, spans: &self.spans, out: self.out };
         delta_net(gpu, &op, Some((&self.convolution, norm)))
     }
 }
@@ -238,13 +241,18 @@ pub(super) fn delta_net(
     let which = usize::from(!target.subgroups);
     let groups = v.heads * parts(gpu, v.width);
     let mut first = 0;
-    for span in spans {
+    for (i, span) in spans.iter().enumerate() {
         let [committed, next] = gpu.recurrent(span.state)?;
         let store = &gpu.store;
         let mut params = Params::new();
         // In the place of what is convolved, what it is made of.
         let input = |view: View| match convolution {
-            Some(c) => View { buffer: c.x.buffer, offset: c.x.offset + view.offset - c.out.offset, ..view },
+            Some(c) => View {
+                buffer: c.x.buffer,
+                offset: c.x.offset + view.offset - c.out.offset,
+                row_stride: c.x.row_stride,
+                ..view
+            },
             None => view,
         };
         let to = norm.map_or(out, |norm| norm.out);
@@ -253,11 +261,14 @@ pub(super) fn delta_net(
             params = params.view(store.place(&view)?, &view);
         }
         let before = match convolution {
-            Some(c) => [store.place(&c.x)?, store.start(c.weight)?, c.x.width as u32],
+            Some(c) => [store.place(&c.x.slice(first, span.rows))?, store.start(c.weight)?, c.x.width as u32],
             None => [0; 3],
         };
         let behind = match norm {
-            Some(norm) => [store.place(&norm.gate)?, store.start(norm.weight)?, store.place(&out)?],
+            Some(norm) => {
+                let [gate, squares] = [norm.gate, out].map(|view| store.place(&view.slice(first, span.rows)));
+                [gate?, store.start(norm.weight)?, squares?]
+            }
             None => [0; 3],
         };
         let params = params
@@ -272,7 +283,7 @@ pub(super) fn delta_net(
         match convolution {
             None => gpu.dispatch(&DELTA_NET[which], constants, &buffers, &params, groups)?,
             Some(c) => {
-                let [inputs, next_inputs] = gpu.recurrent(c.span.state)?;
+                let [inputs, next_inputs] = gpu.recurrent(c.spans[i].state)?;
                 let [activations, committed, next] = buffers;
                 let buffers = [activations, committed, next, &inputs, &next_inputs];
                 gpu.dispatch(&CONVOLVED[which], constants, &buffers, &params, groups)?;

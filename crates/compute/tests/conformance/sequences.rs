@@ -225,7 +225,7 @@ fn gate_up_and_down_then_the_sum_of_experts_and_its_norm() {
 }
 
 /// A mixer with a delta rule: convolution, rule, norm, product and the sum with the residual stream, row by row and many at
-/// once, with a look at what comes between and without.
+/// once, of one state and of several, with a look at what comes between and without.
 #[test]
 fn a_convolution_a_delta_rule_its_norm_a_product_and_its_sum() {
     let mut random = Random::new(76);
@@ -245,9 +245,13 @@ fn a_convolution_a_delta_rule_its_norm_a_product_and_its_sum() {
             let weight = both.weight(&mut random, MatrixShape { rows: hidden, cols: inner, format });
             let [taps, norm] = [4 * channels, values].map(|n| both.numbers(&random.numbers(n)));
             let [a_log, dt_bias] = [0; 2].map(|_| both.numbers(&random.numbers(heads)));
-            let states = [3 * channels, inner * keys].map(|len| both.state(StateShape::Recurrent { len }));
+            let states = [3 * channels, inner * keys]
+                .map(|len| [(); 3].map(|()| both.state(StateShape::Recurrent { len })));
             let tolerance = if exact { 5e-5 } else { 1e-2 };
-            for (step, rows) in [1, 3, 1, 1, 1].into_iter().enumerate() {
+            // Rows of each state.
+            let steps: [&[usize]; 8] = [&[1], &[3], &[1], &[1], &[1], &[1, 1, 1], &[2, 1], &[1, 1]];
+            for (step, of_each) in steps.into_iter().enumerate() {
+                let rows = of_each.iter().sum();
                 let [x, gate] = [channels, inner].map(|n| both.random(&mut random, rows, n));
                 let ab = both.random(&mut random, rows, 2 * heads);
                 let convolved = both.poisoned(rows, channels);
@@ -259,7 +263,10 @@ fn a_convolution_a_delta_rule_its_norm_a_product_and_its_sum() {
                 let in_place = step == 3;
                 let normed = if in_place { y } else { both.poisoned(rows, inner) };
                 let (mixed, stream) = (both.poisoned(rows, hidden), both.random(&mut random, rows, hidden));
-                let [of_taps, of_rule] = states.map(|state| [Span { state, position: step, rows }]);
+                let [of_taps, of_rule] = states.map(|states| -> Vec<Span> {
+                    let spans = states.into_iter().zip(of_each);
+                    spans.map(|(state, rows)| Span { state, position: step, rows: *rows }).collect()
+                });
                 both.run(&Op::Conv1d { x, weight: taps, width: 4, spans: &of_taps, out: convolved });
                 let (spans, out) = (&of_rule, y.split(heads));
                 both.run(&Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, spans, out });
@@ -273,7 +280,39 @@ fn a_convolution_a_delta_rule_its_norm_a_product_and_its_sum() {
                 both.run(&Op::Add { x: stream, y: mixed });
                 both.agree_in_sum(&format!("{what}: the residual stream"), stream, tolerance);
                 both.agree_in_sum(&format!("{what}: the product"), mixed, tolerance);
-                states.iter().for_each(|state| both.commit(*state));
+                of_taps.iter().chain(&of_rule).for_each(|span| both.commit(span.state));
+            }
+        }
+    });
+}
+
+/// A norm and what meets it: one product, several, and one that is added to the residual stream.
+#[test]
+fn a_norm_and_the_products_of_its_rows() {
+    let mut random = Random::new(77);
+    Both::each(|both, exact| {
+        for (format, cols) in [(FOUR, 320), (EIGHT, 96), (Format::Plain(Scalar::BF16), 160)] {
+            let [first, second] =
+                [40, 13].map(|rows| both.weight(&mut random, MatrixShape { rows, cols, format }));
+            let norm = both.numbers(&random.numbers(cols));
+            for (rows, apart) in [(1, 0), (2, 0), (3, 8), (7, 0), (15, 0), (17, 0)] {
+                let x = both.random(&mut random, rows, cols + apart).columns(0, cols);
+                let normed = both.poisoned(rows, cols);
+                let (one, other) = (both.poisoned(rows, 40), both.poisoned(rows, 13));
+                let stream = both.random(&mut random, rows, 13);
+                let what = format!("{rows} rows of {format:?}");
+                let tolerance = if exact { 1e-5 } else { 1e-2 };
+                both.run(&Op::RmsNorm { x, weight: Some(norm), eps: 1e-6, out: normed });
+                both.run(&Op::MatMul { x: normed, weight: first, bias: None, exact: false, out: one });
+                both.run(&Op::MatMul { x: normed, weight: second, bias: None, exact: false, out: other });
+                both.agree_in_sum(&format!("{what}: the first"), one, tolerance);
+                both.agree_in_sum(&format!("{what}: the second"), other, tolerance);
+                both.agree(&format!("{what}: the norm"), normed, 1e-5);
+                both.run(&Op::RmsNorm { x, weight: Some(norm), eps: 1e-6, out: normed });
+                both.run(&Op::MatMul { x: normed, weight: second, bias: None, exact: true, out: other });
+                both.run(&Op::Add { x: stream, y: other });
+                both.agree_in_sum(&format!("{what}: the residual stream"), stream, 1e-5);
+                both.agree(&format!("{what}: the norm again"), normed, 1e-5);
             }
         }
     });

@@ -4,8 +4,9 @@
 // ROWS WG / PART rows.
 // COLS: inputs, a multiple of 32. TARGETS: matrices. BIASED: 1 where biases are added, which lie among the activations, 2
 // where what out has is.
-// NORM: x is one row that is normed on its way; the first workgroup also writes it, to `x_row`, where others will read it.
-// HEAD: x is one row of heads that are yet to be normed, as fetch.wgsl has it; the sums of their squares begin at m2.out.
+// NORM: x is normed on its way; the first workgroup of a row also writes it, to `x_row`, where others will read it. Rows lie one
+// behind another, there and here.
+// HEAD: x has heads that are yet to be normed, as fetch.wgsl has it; the sums of their squares begin at m2.out, rows m2.bias apart.
 // ADDED: out of the only matrix is also added to what lies at m1.out, its rows m1.bias apart: the residual stream.
 // Grid: rows of x x workgroups that walk all rows of W.
 
@@ -47,10 +48,10 @@ fn main(
     let row = work / p.walkers;
     if (row >= p.rows) { return; }
     let chunk = index % PART;
-    let x = p.x + select(row * p.x_row, 0u, NORM == 1u);
+    let x = p.x + row * select(p.x_row, COLS, NORM == 1u);
     let asked = ask(x, p.norm, 0u);
     var of_heads = 0.0;
-    if (HEAD > 0u) { of_heads = head_squares(p.m2.out); }
+    if (HEAD > 0u) { of_heads = head_squares(p.m2.out + row * p.m2.bias); }
     let first = (work % p.walkers * p.turns * (WG / PART) + index / PART) * ROWS;
     var now = block_at(first);
     var loaded = load(now.rows, chunk);
@@ -59,8 +60,9 @@ fn main(
     var factor = 1.0;
     if (NORM == 1u) {
         factor = x_factor(p.eps);
-        if (work == 0u) {
-            for (var i = index; i < COLS; i += WG) { a[p.x_row + i] = a[x + i] * a[p.norm + i] * factor; }
+        if (work % p.walkers == 0u) {
+            let to = p.x_row + row * COLS;
+            for (var i = index; i < COLS; i += WG) { a[to + i] = a[x + i] * a[p.norm + i] * factor; }
         }
     }
     for (var turn = 0u; turn < p.turns; turn++) {
