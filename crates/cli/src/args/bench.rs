@@ -58,7 +58,7 @@ pub(crate) struct BenchArgs {
     /// A step's roof is made like that of a token: it needs the dense weights once, the state of each session, and of each layer
     /// the experts that any of its sessions chose once. If 1 is among them, the others are compared with it; an adapter's roof is
     /// then the speed if a step took its bytes at the rate at which one session gets through its own.
-    #[arg(long, value_name = "N,...", value_delimiter = ',', conflicts_with_all = ["plot", "profile"])]
+    #[arg(long, value_name = "N,...", value_delimiter = ',', conflicts_with = "plot")]
     pub(crate) sessions: Vec<NonZeroUsize>,
     /// Instead of one budget, these, such as 4GiB,8GiB: each in a process of its own
     #[arg(long, value_name = "SIZE,...", value_delimiter = ',', value_parser = parse_size, conflicts_with = "trace")]
@@ -78,6 +78,9 @@ pub(crate) struct BenchArgs {
     #[arg(long)]
     pub(crate) probe: bool,
     /// Also measure each kernel of a GPU, in one more run
+    ///
+    /// Of the first --context and the first number of --sessions, if several are given. Kernels of the answer come after those of its
+    /// prompt, whose positions they meet.
     #[arg(long)]
     pub(crate) profile: bool,
     /// Plot tokens per second, over budgets if there are several, else over contexts

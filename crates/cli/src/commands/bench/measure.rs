@@ -66,15 +66,17 @@ pub(super) struct Roof<'a> {
     pub(super) threads: usize,
 }
 
-/// Feeds a prompt at once and an answer token by token to a new session, or to several. `progress` gets the share that is done.
+/// Feeds a prompt at once and an answer token by token to a new session, or to several. `progress` gets the share that is done;
+/// `prompted` is called between prompts and answers.
 pub(super) fn repeat(
     feed: Feed,
     engine: &Engine,
     roof: Option<Roof<'_>>,
     progress: &mut dyn FnMut(f64),
+    prompted: &mut dyn FnMut() -> anyhow::Result<()>,
 ) -> anyhow::Result<Repeat> {
     if let Some(sessions) = feed.sessions {
-        return together(sessions, feed, engine, roof, progress);
+        return together(sessions, feed, engine, roof, progress, prompted);
     }
     let vocab = engine.blueprint().vocab;
     let (prompt, answer) = feed.tokens(vocab);
@@ -87,12 +89,10 @@ pub(super) fn repeat(
     };
     let whole: Vec<&[u32]> = [&prompt[..]].into_iter().filter(|p| !p.is_empty()).collect();
     let single: Vec<&[u32]> = answer.chunks(1).collect();
-    Ok(Repeat {
-        context: prompt.len(),
-        sessions: None,
-        prefill: run.stretch(&whole, None)?,
-        decode: run.stretch(&single, roof)?,
-    })
+    let prefill = run.stretch(&whole, None)?;
+    prompted()?;
+    let decode = run.stretch(&single, roof)?;
+    Ok(Repeat { context: prompt.len(), sessions: None, prefill, decode })
 }
 
 impl Feed {
@@ -111,6 +111,7 @@ fn together(
     engine: &Engine,
     roof: Option<Roof<'_>>,
     progress: &mut dyn FnMut(f64),
+    prompted: &mut dyn FnMut() -> anyhow::Result<()>,
 ) -> anyhow::Result<Repeat> {
     let armed = interrupt::arm();
     let vocab = engine.blueprint().vocab;
@@ -129,6 +130,7 @@ fn together(
         sessions.push(session);
         answers.push(answer);
     }
+    prompted()?;
     let reads = engine.read_counters();
     let (mut stats, mut seconds) = (Stats::default(), Vec::with_capacity(feed.answer));
     let mut floor = Floor::new(engine, roof);

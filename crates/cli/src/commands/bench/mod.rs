@@ -192,7 +192,7 @@ fn one(
         for (prompt, sessions) in &settings {
             let answer = args.tokens.min(4);
             let feed = Feed { prompt: *prompt, sessions: *sessions, answer, seed: 0 };
-            repeat(feed, &engine, None, &mut |_| {})?;
+            repeat(feed, &engine, None, &mut |_| {}, &mut || Ok(()))?;
         }
     }
     if !args.fresh {
@@ -205,7 +205,7 @@ fn one(
     let roof = (!engine.device().graphics).then_some(Roof { costs: &costs, limits, threads });
     let repeats = measure(args, &settings, &engine, (&pages, &mut machine, roof), ui)?;
     let kernels = match args.profile {
-        true => profile(contexts[0], args.tokens, &engine)?,
+        true => profile(settings[0], args.tokens, &engine)?,
         false => Vec::new(),
     };
     let contexts = AtContext::all(&settings, &repeats, scale);
@@ -334,24 +334,32 @@ fn measure(
             machine.cached_before = machine.cached_before.or_else(|| pages.cached());
             let feed = Feed { prompt: *prompt, sessions: *sessions, answer: args.tokens, seed };
             let done = repeats.len() as f64;
-            repeats.push(repeat(feed, engine, roof, &mut |share| bar.share((done + share) / all))?);
+            let mut progress = |share| bar.share((done + share) / all);
+            repeats.push(repeat(feed, engine, roof, &mut progress, &mut || Ok(()))?);
         }
     }
     machine.cached_after = pages.cached();
     Ok(repeats)
 }
 
-/// Times of a GPU's kernels, from one more run.
-fn profile(prompt: usize, answer: usize, engine: &Engine) -> anyhow::Result<Vec<KernelShare>> {
+/// Times of a GPU's kernels, from one more run of a prompt and, behind it, an answer, of so many sessions.
+fn profile(
+    (prompt, sessions): (usize, Option<usize>),
+    answer: usize,
+    engine: &Engine,
+) -> anyhow::Result<Vec<KernelShare>> {
+    let mut of_prompt = Vec::new();
+    engine.profile(true)?;
+    let feed = Feed { prompt, sessions, answer, seed: 0 };
+    repeat(feed, engine, None, &mut |_| {}, &mut || {
+        of_prompt = engine.profile(true)?;
+        Ok(())
+    })?;
+    let of_answer = engine.profile(false)?;
     let mut all = Vec::new();
-    for (phase, prompt, answer) in [("prefill", prompt, 0), ("decode", 0, answer)] {
-        if prompt + answer == 0 {
-            continue;
-        }
-        engine.profile(true)?;
-        repeat(Feed { prompt, sessions: None, answer, seed: 0 }, engine, None, &mut |_| {})?;
-        let n = (prompt + answer) as f64;
-        all.extend(engine.profile(false)?.into_iter().map(|k| KernelShare {
+    for (phase, tokens, kernels) in [("prefill", prompt, of_prompt), ("decode", answer, of_answer)] {
+        let n = (tokens * sessions.unwrap_or(1)) as f64;
+        all.extend(kernels.into_iter().map(|k| KernelShare {
             phase,
             kernel: k.kernel,
             dispatches_per_token: k.dispatches as f64 / n,
