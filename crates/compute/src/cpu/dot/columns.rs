@@ -345,6 +345,7 @@ pub(super) unsafe fn unpack<S: Simd, P: Packing, const X: usize>(
     (tile, scratch): (Option<&mut [u8]>, &mut [f32]),
     out: &mut [[f32; MOST_LANES]],
 ) {
+    const { assert!(size_of::<[S::W; VECTORS]>() <= tile_bytes(GROUP)) };
     let bytes = groups.cols * P::BITS / 8;
     let tile = tile.map_or(std::ptr::null_mut(), <[u8]>::as_mut_ptr);
     // SAFETY: the caller's.
