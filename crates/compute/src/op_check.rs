@@ -551,6 +551,12 @@ impl View {
         last.and_then(|last| last.checked_add(self.width)).is_some_and(|end| end <= len)
     }
 
+    /// Whether its numbers lie one behind another.
+    pub(crate) const fn is_dense(&self) -> bool {
+        (self.heads == 1 || self.head_stride == self.width)
+            && (self.rows == 1 || self.row_stride == self.heads * self.width)
+    }
+
     /// Whether no two vectors of the view share a number. The view must lie in a buffer.
     pub(crate) fn is_disjoint(&self) -> bool {
         let nested = |(n, inner): (usize, usize), (m, outer): (usize, usize)| {

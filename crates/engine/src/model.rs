@@ -265,7 +265,8 @@ impl Model {
         result
     }
 
-    /// Records what leads from tokens to the residual stream after the last layer.
+    /// Records what leads from the step's tokens, which [`Model::run`] has collected, to the residual stream after the last layer. A
+    /// step that is recorded ahead has as many of them.
     fn layers(
         &mut self,
         on: &mut On<'_>,
@@ -453,13 +454,9 @@ struct Ahead {
 
 impl Ahead {
     fn is(&self, spans: &[StepSpan<'_>]) -> bool {
-        let same =
-            |((states, position, wanted), span): (&(Vec<LayerStates>, usize, Wanted), &StepSpan<'_>)| {
-                *position == span.position
-                    && *wanted == span.wanted
-                    && span.tokens.len() == 1
-                    && states == span.states
-            };
-        self.spans.len() == spans.len() && self.spans.iter().zip(spans).all(same)
+        let recorded =
+            self.spans.iter().map(|(states, position, wanted)| (states.as_slice(), *position, *wanted));
+        recorded.eq(spans.iter().map(|span| (span.states, span.position, span.wanted)))
+            && spans.iter().all(|span| span.tokens.len() == 1)
     }
 }

@@ -297,8 +297,7 @@ impl Product {
 
     /// Whether `x` may be normed on its way.
     pub(super) fn norms(&self, norm: &Norm) -> bool {
-        let in_line = |view: View| view.rows == 1 || view.row_stride == view.width;
-        self.x == norm.out && in_line(norm.x) && in_line(norm.out)
+        self.x == norm.out && norm.x.is_dense() && norm.out.is_dense()
     }
 
     /// Whether it can norm heads by the sums of their squares on their way.

@@ -569,9 +569,7 @@ impl Device for GpuDevice {
         }
         let at = u64::from(self.store.place(&view)?) * 4;
         let from = self.store.activations.raw.clone();
-        let dense = (view.heads == 1 || view.head_stride == view.width)
-            && (view.rows == 1 || view.row_stride == view.heads * view.width);
-        if dense {
+        if view.is_dense() {
             return self.read_words_while(&from, at, bytemuck::cast_slice_mut(out), meanwhile);
         }
         let mut all = vec![0u32; view.end() - view.offset];
