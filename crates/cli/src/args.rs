@@ -10,7 +10,7 @@ use clap::{
     builder::{PossibleValuesParser, TypedValueParser},
 };
 use clap_complete::Shell;
-use moeflux::{KeyFormat, PolicyKind, synth};
+use moeflux::{KvFormat, PolicyKind, synth};
 
 pub(crate) use bench::{BenchArgs, BenchCommand, FiguresArgs, KernelsArgs, PlanArgs};
 pub(crate) use keep::KeepArgs;
@@ -154,8 +154,8 @@ pub(crate) struct ComputeArgs {
     ///
     /// They are most of what a long context takes, and most of what each of its tokens reads. q8 takes little more than
     /// half of f16's memory, and answers differ a little; f32 takes twice as much and loses nothing. --exact is f32 always.
-    #[arg(long, value_name = "FORMAT", value_parser = key_format(), hide_possible_values = true, help_heading = COMPUTE)]
-    pub(crate) kv: Option<KeyFormat>,
+    #[arg(long, value_name = "FORMAT", value_parser = kv_format(), hide_possible_values = true, help_heading = COMPUTE)]
+    pub(crate) kv: Option<KvFormat>,
     /// What computes: auto, cpu, gpu or gpu:N
     ///
     /// auto takes a graphics adapter whose memory holds the model's dense weights and the experts of one token, or else
@@ -206,8 +206,14 @@ pub(crate) struct ReadArgs {
     /// Read experts before the layer that may need them has chosen: auto, on or off
     ///
     /// auto does it where guesses are good enough, which is measured for each layer. It changes no result.
-    #[arg(long, value_name = "WHEN", default_value = "auto", hide_possible_values = true)]
-    pub(crate) look_ahead: When,
+    #[arg(
+        long,
+        value_name = "WHEN",
+        default_value = "auto",
+        alias = "look-ahead",
+        hide_possible_values = true
+    )]
+    pub(crate) prefetch: When,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -529,9 +535,12 @@ pub(crate) struct PackArgs {
 /// The presets that there are, and examples.
 fn synth_help() -> String {
     // "Name: layers, experts, size": the preset is called like the model.
-    let short = |description: &'static str| description.split_once(": ").map_or(description, |(_, d)| d);
-    let presets: String =
-        synth::presets().iter().map(|p| format!("  {:<18} {}\n", p.name, short(p.description))).collect();
+    let short =
+        |description: &'static str| description.split_once(": ").map_or(description, |(_, d)| d);
+    let presets: String = synth::presets()
+        .iter()
+        .map(|p| format!("  {:<18} {}\n", p.name, short(p.description)))
+        .collect();
     format!(
         "Presets:\n{presets}\nExamples:\n  moeflux synth qwen3-30b-a3b --out /data/random-30b\n  \
          moeflux synth qwen3.5-397b-a17b --layers 4 --skew 1 --out /data/random-397b\n  \
@@ -583,8 +592,9 @@ pub(crate) struct CompletionsArgs {
 }
 
 /// The name of a format of keys and values.
-fn key_format() -> impl TypedValueParser<Value = KeyFormat> {
-    PossibleValuesParser::new(KeyFormat::ALL.map(KeyFormat::name)).try_map(|name| KeyFormat::by_name(&name))
+fn kv_format() -> impl TypedValueParser<Value = KvFormat> {
+    PossibleValuesParser::new(KvFormat::ALL.map(KvFormat::name))
+        .try_map(|name| KvFormat::by_name(&name))
 }
 
 /// The name of a device.

@@ -22,7 +22,9 @@ impl Aside {
     /// # Errors
     /// The file cannot be made.
     pub(crate) fn create(target: &Path) -> anyhow::Result<Self> {
-        let name = target.file_name().with_context(|| format!("{}: this names no file", target.display()))?;
+        let name = target
+            .file_name()
+            .with_context(|| format!("{}: this names no file", target.display()))?;
         ensure!(!target.is_dir(), "{}: this is a folder; name a file in it", target.display());
         let mut hidden = OsString::from(".");
         hidden.push(name);

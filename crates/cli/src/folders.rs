@@ -14,7 +14,8 @@ pub(crate) fn probes() -> Option<PathBuf> {
 
 /// For what should last: the history of conversations.
 pub(crate) fn state() -> Option<PathBuf> {
-    let below_home = if cfg!(target_os = "macos") { "Library/Application Support" } else { ".local/state" };
+    let below_home =
+        if cfg!(target_os = "macos") { "Library/Application Support" } else { ".local/state" };
     folder("XDG_STATE_HOME", below_home)
 }
 

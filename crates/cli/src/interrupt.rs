@@ -48,7 +48,7 @@ pub(crate) fn arm() -> Armed {
 }
 
 impl Armed {
-    /// The flag: for [`moeflux::Watch`].
+    /// The flag: for [`moeflux::StepControl`].
     pub(crate) fn flag(&self) -> &'static AtomicBool {
         &CANCEL
     }
@@ -66,7 +66,8 @@ mod tests {
 
     #[test]
     fn a_program_is_ended_by_its_exit_code_or_by_the_signal() {
-        let ended = |script| super::ended(Command::new("sh").args(["-c", script]).status().unwrap());
+        let ended =
+            |script| super::ended(Command::new("sh").args(["-c", script]).status().unwrap());
         assert!(ended("exit 130") && ended("kill -INT $$"));
         assert!(!ended("exit 0") && !ended("exit 1") && !ended("kill -TERM $$"));
     }

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use moeflux::{
-    Access, Blueprint, Checkpoint, ChosenDevice, DeviceOptions, Engine, EngineOptions, KeyFormat, LookAhead,
-    MemoryPlan, MemoryRequest, ReadOptions, ReaderKind, synth,
+    Access, Blueprint, Checkpoint, ChosenDevice, DeviceOptions, Engine, EngineOptions, KvFormat,
+    MemoryPlan, MemoryRequest, PrefetchMode, ReadOptions, ReaderKind, synth,
 };
 
 use crate::{
@@ -56,24 +56,24 @@ impl ComputeArgs {
             name: Some(self.device.clone()),
             threads: self.threads.map(Into::into),
             exact: self.exact,
-            keys: self.kv,
+            kv_format: self.kv,
             isa: self.isa.clone(),
         }
     }
 
     /// What the processor keeps keys and values as with these options.
-    pub(crate) fn keys(&self) -> KeyFormat {
+    pub(crate) fn kv_format(&self) -> KvFormat {
         let exact = self.exact || self.device == "reference";
-        self.kv.unwrap_or(if exact { KeyFormat::F32 } else { KeyFormat::F16 })
+        self.kv.unwrap_or(if exact { KvFormat::F32 } else { KvFormat::F16 })
     }
 }
 
-impl From<When> for LookAhead {
+impl From<When> for PrefetchMode {
     fn from(when: When) -> Self {
         match when {
-            When::Auto => LookAhead::Auto,
-            When::On => LookAhead::On,
-            When::Off => LookAhead::Off,
+            When::Auto => PrefetchMode::Auto,
+            When::On => PrefetchMode::On,
+            When::Off => PrefetchMode::Off,
         }
     }
 }
@@ -105,7 +105,11 @@ impl ReadArgs {
 ///
 /// # Errors
 /// It cannot be opened.
-pub(crate) fn checkpoint(args: &ModelArgs, mirrors: &[PathBuf], ui: Ui) -> anyhow::Result<Checkpoint> {
+pub(crate) fn checkpoint(
+    args: &ModelArgs,
+    mirrors: &[PathBuf],
+    ui: Ui,
+) -> anyhow::Result<Checkpoint> {
     checkpoint_in(args.model.as_deref(), mirrors, ui)
 }
 
@@ -177,7 +181,7 @@ pub(crate) fn engine_of(
     let options = EngineOptions {
         memory,
         device: args.compute.options(),
-        look_ahead: args.reads.look_ahead.into(),
+        prefetch: args.reads.prefetch.into(),
         policy: args.memory.policy,
         reads: args.reads.options(),
         ..EngineOptions::default()
@@ -239,7 +243,11 @@ pub(crate) fn peak(plan: &MemoryPlan, peak: u64) -> String {
     let host = format!("peak memory {} of {}", units::memory(peak), units::memory(plan.budget));
     match plan.device_budget {
         Some(budget) => {
-            format!("{host}, on the card {} of {}", units::memory(plan.total()), units::memory(budget))
+            format!(
+                "{host}, on the card {} of {}",
+                units::memory(plan.total()),
+                units::memory(budget)
+            )
         }
         None => host,
     }

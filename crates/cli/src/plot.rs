@@ -67,10 +67,15 @@ pub(crate) fn svg(chart: &Chart) -> String {
     let x = Axis::new(points().map(|p| p.0), chart.log_x, false);
     let y = Axis::new(points().map(|p| p.1), false, true);
     let letters = chart.series.iter().map(|s| s.name.chars().count()).max().unwrap_or(0);
-    let legend = if chart.series.len() > 1 { (letters as f64 * LETTER + 40.0).min(WIDTH / 3.0) } else { 0.0 };
+    let legend = if chart.series.len() > 1 {
+        (letters as f64 * LETTER + 40.0).min(WIDTH / 3.0)
+    } else {
+        0.0
+    };
     let (right, bottom) = (WIDTH - 24.0 - legend, HEIGHT - BOTTOM);
-    let at =
-        |(px, py): (f64, f64)| (LEFT + x.share(px) * (right - LEFT), bottom - y.share(py) * (bottom - TOP));
+    let at = |(px, py): (f64, f64)| {
+        (LEFT + x.share(px) * (right - LEFT), bottom - y.share(py) * (bottom - TOP))
+    };
 
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" width=\"{WIDTH}\" \
@@ -81,7 +86,8 @@ pub(crate) fn svg(chart: &Chart) -> String {
     let middle = (LEFT + right) / 2.0;
     text(&mut out, (middle, 26.0), "class=\"title\" text-anchor=\"middle\"", &chart.title);
     text(&mut out, (middle, HEIGHT - 14.0), "text-anchor=\"middle\"", &chart.x_label);
-    let turned = format!("text-anchor=\"middle\" transform=\"rotate(-90 18 {})\"", (TOP + bottom) / 2.0);
+    let turned =
+        format!("text-anchor=\"middle\" transform=\"rotate(-90 18 {})\"", (TOP + bottom) / 2.0);
     text(&mut out, (18.0, (TOP + bottom) / 2.0), &turned, &chart.y_label);
     for (value, name) in &x.ticks {
         let (px, _) = at((*value, 0.0));
@@ -106,7 +112,8 @@ pub(crate) fn svg(chart: &Chart) -> String {
             joined.join(" ")
         );
         for (x, y) in points.iter().filter(|_| points.len() <= MARKED) {
-            let _ = writeln!(out, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{colour}\"/>");
+            let _ =
+                writeln!(out, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{colour}\"/>");
         }
         if chart.series.len() > 1 {
             let y = TOP + 10.0 + i as f64 * 20.0;
@@ -132,8 +139,8 @@ struct Axis {
 impl Axis {
     /// An axis of heights starts at 0, so that lengths can be compared.
     fn new(values: impl Iterator<Item = f64>, log: bool, height: bool) -> Self {
-        let (mut low, mut high) =
-            values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)));
+        let (mut low, mut high) = values
+            .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)));
         if low > high {
             (low, high) = (1.0, 1.0);
         }
@@ -154,7 +161,8 @@ impl Axis {
             (low, high) = ((low / step).floor() * step, (high / step).ceil() * step);
         }
         let first = (low / step).ceil();
-        let ticks = (0..20).map(|i| (first + i as f64) * step).take_while(|v| *v <= high + step * 1e-6);
+        let ticks =
+            (0..20).map(|i| (first + i as f64) * step).take_while(|v| *v <= high + step * 1e-6);
         Self { low, high, log, ticks: ticks.map(|v| (v, tick(v, step))).collect() }
     }
 
@@ -217,7 +225,13 @@ fn line(out: &mut String, class: &str, from: (f64, f64), to: (f64, f64)) {
 }
 
 fn text(out: &mut String, at: (f64, f64), attributes: &str, text: &str) {
-    let _ = writeln!(out, "<text x=\"{:.1}\" y=\"{:.1}\" {attributes}>{}</text>", at.0, at.1, escaped(text));
+    let _ = writeln!(
+        out,
+        "<text x=\"{:.1}\" y=\"{:.1}\" {attributes}>{}</text>",
+        at.0,
+        at.1,
+        escaped(text)
+    );
 }
 
 fn escaped(text: &str) -> String {
@@ -241,8 +255,10 @@ mod tests {
     use super::*;
 
     fn chart(log_x: bool, series: Vec<Vec<(f64, f64)>>) -> Chart {
-        let series =
-            series.into_iter().enumerate().map(|(i, points)| Series { name: format!("<{i}> & co"), points });
+        let series = series
+            .into_iter()
+            .enumerate()
+            .map(|(i, points)| Series { name: format!("<{i}> & co"), points });
         Chart {
             title: "speed \"now\" & <then>".into(),
             x_label: "budget (GiB)".into(),
@@ -294,7 +310,10 @@ mod tests {
                 let svg = svg(&chart(log_x, series.clone()));
                 assert_well_formed(&svg);
                 assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
-                assert!(svg.contains("&amp; &lt;then&gt;") && svg.contains("prefers-color-scheme: dark"));
+                assert!(
+                    svg.contains("&amp; &lt;then&gt;")
+                        && svg.contains("prefers-color-scheme: dark")
+                );
                 assert!(svg.len() < 1 << 20);
             }
         }

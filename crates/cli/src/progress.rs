@@ -53,7 +53,11 @@ impl Ui {
             bar.set_style(style.progress_chars("=> "));
         }
         bar.set_message(what.to_owned());
-        Bar { bar, show_after: self.bars.then(|| Instant::now() + PATIENCE), shown: Cell::new(false) }
+        Bar {
+            bar,
+            show_after: self.bars.then(|| Instant::now() + PATIENCE),
+            shown: Cell::new(false),
+        }
     }
 }
 

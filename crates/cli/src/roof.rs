@@ -1,6 +1,6 @@
 //! The least time that a token can take: what must be read from memory and disk, at the speed of both.
 
-use moeflux::{Blueprint, KeyFormat, LayerBlueprint, MixerBlueprint};
+use moeflux::{Blueprint, KvFormat, LayerBlueprint, MixerBlueprint};
 
 /// Bytes per second that the machine gives at best.
 #[derive(Clone, Copy, Debug)]
@@ -60,8 +60,9 @@ impl Least {
 
 impl Costs {
     /// On a device that keeps keys and values as `keys`.
-    pub(crate) fn of(blueprint: &Blueprint, keys: KeyFormat) -> Self {
-        let bytes = |m: &moeflux::MatrixSource| m.segments.iter().map(|s| s.bytes as u64).sum::<u64>();
+    pub(crate) fn of(blueprint: &Blueprint, keys: KvFormat) -> Self {
+        let bytes =
+            |m: &moeflux::MatrixSource| m.segments.iter().map(|s| s.bytes as u64).sum::<u64>();
         let head = blueprint.head.as_ref().unwrap_or(&blueprint.embed);
         let layers = blueprint.layers.iter().map(|layer| {
             let all = layer.matrices().into_iter().map(bytes).sum::<u64>()
@@ -105,7 +106,12 @@ impl Costs {
 
     /// The time of a token at `position` on average, where each expert is in memory with probability `hit(layer)`, whatever
     /// the others are.
-    pub(crate) fn expected(&self, limits: Limits, position: usize, hit: impl Fn(usize) -> f64) -> Least {
+    pub(crate) fn expected(
+        &self,
+        limits: Limits,
+        position: usize,
+        hit: impl Fn(usize) -> f64,
+    ) -> Least {
         self.sum(limits, &[position], |layer, of_layer| {
             let (n, miss) = (self.layers[layer].top_k, 1.0 - hit(layer).clamp(0.0, 1.0));
             let mut all = Least::default();
@@ -144,8 +150,10 @@ impl Costs {
 }
 
 impl State {
-    fn of(layer: &LayerBlueprint, max_positions: usize, keys: KeyFormat) -> Self {
-        let bytes = |positions: usize| layer.states(positions, 1).iter().map(|s| s.bytes(keys)).sum::<u64>();
+    fn of(layer: &LayerBlueprint, max_positions: usize, keys: KvFormat) -> Self {
+        let bytes = |positions: usize| {
+            layer.states(positions, 1).iter().map(|s| s.bytes(keys)).sum::<u64>()
+        };
         let each = bytes(2) - bytes(1);
         // Of sparse attention, what its indexer reads is left out.
         let most = match &layer.mixer {
@@ -202,7 +210,10 @@ mod tests {
         // 2 + 2 * (1.1 + 0.2 + 0.8), no reads.
         close(costs().step(LIMITS, &[0], |_| [4, 0]), [6.2, 0.0, 6.2]);
         // The second layer misses one: 2 seconds of reading hide 0.2 + 0.8 of computing.
-        close(costs().step(LIMITS, &[0], |layer| [4, layer as u64]), [6.2, 2.0, 2.0 + 2.1 + 1.1 + 2.0]);
+        close(
+            costs().step(LIMITS, &[0], |layer| [4, layer as u64]),
+            [6.2, 2.0, 2.0 + 2.1 + 1.1 + 2.0],
+        );
         // The sum of the larger is not the larger sum.
         let all_missed = costs().step(LIMITS, &[0], |_| [4, 9]);
         close(all_missed, [6.2, 16.0, 2.0 + 2.2 + 16.0]);
@@ -231,7 +242,10 @@ mod tests {
         assert_eq!(binomial(0, 0.3), [1.0]);
         assert_eq!(binomial(2, 0.5), [0.25, 0.5, 0.25]);
         for (hit, missed) in [(1.0, 0), (0.0, 4)] {
-            assert_eq!(costs().expected(LIMITS, 0, |_| hit), costs().step(LIMITS, &[0], |_| [4, missed]));
+            assert_eq!(
+                costs().expected(LIMITS, 0, |_| hit),
+                costs().step(LIMITS, &[0], |_| [4, missed])
+            );
         }
         // With probability 1/16 nothing is missed, and 0.2 + 0.8 of computing are not hidden by 0 of reading.
         let half = costs().expected(LIMITS, 0, |_| 0.5);
@@ -242,16 +256,18 @@ mod tests {
     fn the_built_in_model_reads_what_inspect_says() {
         let checkpoint = moeflux::Checkpoint::embedded().unwrap();
         let blueprint = Blueprint::of(&checkpoint).unwrap();
-        let costs = Costs::of(&blueprint, KeyFormat::F16);
-        let dense: u64 = blueprint.matrices().flat_map(|m| &m.segments).map(|s| s.bytes as u64).sum();
+        let costs = Costs::of(&blueprint, KvFormat::F16);
+        let dense: u64 =
+            blueprint.matrices().flat_map(|m| &m.segments).map(|s| s.bytes as u64).sum();
         let embed: u64 = blueprint.embed.segments.iter().map(|s| s.bytes as u64).sum();
         let embed = if blueprint.head.is_some() { embed } else { 0 };
         let vectors: u64 = blueprint.vectors().map(|v| v.segment.bytes as u64).sum();
         assert_eq!(costs.bytes(), dense - embed + vectors + blueprint.experts_per_token_bytes());
         // Six of eight layers have a state of fixed size.
         assert_eq!(costs.layers.iter().filter(|l| l.state.each == 0).count(), 6);
-        let each = |keys| Costs::of(&blueprint, keys).layers.iter().map(|l| l.state.each).sum::<u64>();
-        let [whole, half, bytes] = [KeyFormat::F32, KeyFormat::F16, KeyFormat::Q8].map(each);
+        let each =
+            |keys| Costs::of(&blueprint, keys).layers.iter().map(|l| l.state.each).sum::<u64>();
+        let [whole, half, bytes] = [KvFormat::F32, KvFormat::F16, KvFormat::Q8].map(each);
         assert_eq!((whole, half), (2 * half, 2 * bytes * 16 / 17));
     }
 }

@@ -86,7 +86,8 @@ impl Writer {
         first: usize,
         words: impl Iterator<Item = [u8; 4]>,
     ) -> anyhow::Result<()> {
-        let (from, row) = *self.places.get(name).with_context(|| format!("{name} was not planned"))?;
+        let (from, row) =
+            *self.places.get(name).with_context(|| format!("{name} was not planned"))?;
         self.buffer.clear();
         self.buffer.extend(words.flatten());
         let mut write = || {
@@ -169,7 +170,8 @@ impl TensorFile {
     /// # Errors
     /// The file cannot be read or is not in the format.
     pub(crate) fn open(path: &Path) -> anyhow::Result<Self> {
-        let mut file = File::open(path).with_context(|| format!("{}: cannot be opened", path.display()))?;
+        let mut file =
+            File::open(path).with_context(|| format!("{}: cannot be opened", path.display()))?;
         let tensors = read_header(&mut file)
             .with_context(|| format!("{}: this is not a whole safetensors file", path.display()))?;
         Ok(Self { path: path.into(), tensors })
@@ -214,7 +216,9 @@ impl Rows {
         into.clear();
         match self.tensor.element {
             Element::F16 => into.extend(words(&self.bytes).map(|b| f16::from_le_bytes(b).to_f32())),
-            Element::BF16 => into.extend(words(&self.bytes).map(|b| bf16::from_le_bytes(b).to_f32())),
+            Element::BF16 => {
+                into.extend(words(&self.bytes).map(|b| bf16::from_le_bytes(b).to_f32()))
+            }
             _ => into.extend(words(&self.bytes).map(f32::from_le_bytes)),
         }
         Ok(())
@@ -229,7 +233,9 @@ impl Rows {
         into.clear();
         match self.tensor.element {
             Element::I64 => into.extend(words(&self.bytes).map(i64::from_le_bytes)),
-            Element::U32 => into.extend(words(&self.bytes).map(|b| i64::from(u32::from_le_bytes(b)))),
+            Element::U32 => {
+                into.extend(words(&self.bytes).map(|b| i64::from(u32::from_le_bytes(b))))
+            }
             _ => into.extend(words(&self.bytes).map(|b| i64::from(i32::from_le_bytes(b)))),
         }
         Ok(())
@@ -251,14 +257,20 @@ fn read_header(file: &mut File) -> anyhow::Result<BTreeMap<String, Tensor>> {
     let mut size = [0; 8];
     file.read_exact(&mut size)?;
     let size = u64::from_le_bytes(size);
-    ensure!(size <= MAX_HEADER && size.saturating_add(8) <= len, "its header is longer than the file");
+    ensure!(
+        size <= MAX_HEADER && size.saturating_add(8) <= len,
+        "its header is longer than the file"
+    );
     let mut header = vec![0; size as usize];
     file.read_exact(&mut header)?;
     let entries: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(&header)?;
     let mut tensors = BTreeMap::new();
     for (name, entry) in entries.into_iter().filter(|(name, _)| name != "__metadata__") {
-        let entry: Entry = serde_json::from_value(entry).with_context(|| format!("tensor {name}"))?;
-        if let Some(tensor) = place(&entry, 8 + size, len).with_context(|| format!("tensor {name}"))? {
+        let entry: Entry =
+            serde_json::from_value(entry).with_context(|| format!("tensor {name}"))?;
+        if let Some(tensor) =
+            place(&entry, 8 + size, len).with_context(|| format!("tensor {name}"))?
+        {
             tensors.insert(name, tensor);
         }
     }
@@ -281,7 +293,10 @@ fn place(entry: &Entry, data: u64, len: u64) -> anyhow::Result<Option<Tensor>> {
     let (from, to) = entry.data_offsets;
     // A tensor without rows may claim any width; rows are read into a buffer of that size.
     let row_fits = width.checked_mul(element.bytes()).is_some_and(|row| row <= len);
-    if !row_fits || to.checked_sub(from) != bytes || data.checked_add(to).is_none_or(|end| end > len) {
+    if !row_fits
+        || to.checked_sub(from) != bytes
+        || data.checked_add(to).is_none_or(|end| end > len)
+    {
         bail!("its place {from}..{to} does not fit its shape or the file");
     }
     Ok(Some(Tensor {

@@ -49,7 +49,9 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
 /// It is no speed; the error says what is.
 pub(crate) fn parse_speed(text: &str) -> Result<f64, String> {
     let size = text.trim().trim_end_matches("/s");
-    parse_size(size).map(|bytes| bytes as f64).map_err(|_| "write a speed such as 3.5GB/s".to_owned())
+    parse_size(size)
+        .map(|bytes| bytes as f64)
+        .map_err(|_| "write a speed such as 3.5GB/s".to_owned())
 }
 
 /// Reads `10%` or `10` as 0.1.
@@ -59,7 +61,9 @@ pub(crate) fn parse_speed(text: &str) -> Result<f64, String> {
 pub(crate) fn parse_percent(text: &str) -> Result<f64, String> {
     let number: Option<f64> = text.trim().trim_end_matches('%').trim_end().parse().ok();
     let number = number.filter(|n| (0.0..=100.0).contains(n));
-    number.map(|n| n / 100.0).ok_or_else(|| "write a percentage from 0 to 100, such as 10%".to_owned())
+    number
+        .map(|n| n / 100.0)
+        .ok_or_else(|| "write a percentage from 0 to 100, such as 10%".to_owned())
 }
 
 /// Bytes in memory: `61 MiB`, `7.5 GiB`.
@@ -178,9 +182,10 @@ mod tests {
 
     #[test]
     fn what_is_no_size_is_refused() {
-        for text in
-            ["", "G", "eight", "-1G", "1..5G", "8 apples", "0", "0.0001k", "nan", "inf", "1e9", "99999T"]
-        {
+        for text in [
+            "", "G", "eight", "-1G", "1..5G", "8 apples", "0", "0.0001k", "nan", "inf", "1e9",
+            "99999T",
+        ] {
             let error = parse_size(text).unwrap_err();
             assert!(error.contains("8GiB"), "{text}: {error}");
         }

@@ -6,8 +6,8 @@
 use std::time::Instant;
 
 use moeflux_compute::{
-    Bytes, Device, DeviceOptions, Error, Format, HeadMatrix, HeadRows, Isa, MatrixShape, Op, Scalar, Span,
-    StateShape, View, open,
+    Bytes, Device, DeviceOptions, Error, Format, HeadMatrix, HeadRows, Isa, MatrixShape, Op,
+    Scalar, Span, StateShape, View, open,
 };
 
 fn main() -> Result<(), Error> {
@@ -15,20 +15,24 @@ fn main() -> Result<(), Error> {
     let first = args.next();
     let threads = args.next().and_then(|n| n.parse().ok());
     let options = match first {
-        Some(gpu) if gpu.starts_with("gpu") => DeviceOptions { name: Some(gpu), ..Default::default() },
+        Some(gpu) if gpu.starts_with("gpu") => {
+            DeviceOptions { name: Some(gpu), ..Default::default() }
+        }
         name => {
             let isa = name.and_then(|name| Isa::by_name(&name).ok()).unwrap_or_else(Isa::detect);
             DeviceOptions {
                 name: Some("cpu".into()),
                 threads,
                 exact: false,
-                keys: None,
+                kv_format: None,
                 isa: Some(isa.name().into()),
             }
         }
     };
     println!("{}", open(&options)?.describe());
-    for (rows, positions) in [(32, 4096), (64, 4096), (128, 4096), (256, 4096), (512, 512), (512, 4096)] {
+    for (rows, positions) in
+        [(32, 4096), (64, 4096), (128, 4096), (256, 4096), (512, 512), (512, 4096)]
+    {
         latent(&mut *open(&options)?, rows, positions)?;
     }
     Ok(())
@@ -89,16 +93,29 @@ fn latent(device: &mut dyn Device, rows: usize, positions: usize) -> Result<(), 
     let run = |device: &mut dyn Device, position, window| {
         let spans = &[Span { state, position, rows }];
         let (scale, v, gate, sinks, positions) = (0.05, None, None, None, None);
-        let op =
-            Op::Attention { q: absorbed, k, v, gate, scale, window, sinks, positions, spans, out: found };
+        let op = Op::Attention {
+            q: absorbed,
+            k,
+            v,
+            gate,
+            scale,
+            window,
+            sinks,
+            positions,
+            spans,
+            out: found,
+        };
         seconds(device, &op)
     };
     for position in (0..positions).step_by(rows) {
         run(device, position, Some(1))?;
     }
     let spans = [Span { state, position: positions - rows, rows }];
-    let absorb =
-        Op::HeadMatMul { x: q.part(0, nope), matrix: keys.transpose(), out: absorbed.part(0, latent) };
+    let absorb = Op::HeadMatMul {
+        x: q.part(0, nope),
+        matrix: keys.transpose(),
+        out: absorbed.part(0, latent),
+    };
     let back = Op::HeadMatMul { x: found, matrix: values, out };
     let expanded = Op::LatentAttention { q, k, keys, values, scale: 0.05, spans: &spans, out };
     let mut best = [f64::INFINITY; 2];

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::{
-    Buffer, Error, KeyFormat, Op, Slot, SlotTable, Span, State, StateShape, View, Weight,
+    Buffer, Error, KvFormat, Op, Slot, SlotTable, Span, State, StateShape, View, Weight,
     cpu::{CpuDevice, Isa},
     gpu::GpuDevice,
     matrix::{Bytes, MatrixShape},
@@ -20,8 +20,8 @@ pub struct ScratchShape {
     /// The most numbers of a latent, its rotated key, and a key and a value of one head of [`Op::LatentAttention`]; zero
     /// where it does not run.
     pub latent_head: usize,
-    /// The most numbers of a key and a value together, where they are kept as [`KeyFormat::Q8`]; else zero.
-    pub wide_keys: usize,
+    /// The most numbers of a key and a value together, where they are kept as [`KvFormat::Q8`]; else zero.
+    pub wide_kv: usize,
 }
 
 /// Where a device's memory lies and how much there is.
@@ -142,14 +142,14 @@ pub trait Device: Send {
     fn copy_slot(&mut self, from: Slot, to: Slot) -> Result<(), Error>;
 
     /// What keys and values are kept as.
-    fn key_format(&self) -> KeyFormat;
+    fn kv_format(&self) -> KvFormat;
 
     /// Bytes that a state of this shape holds once all of its places are written.
     fn state_bytes(&self, shape: StateShape) -> u64;
 
     /// Bytes that [`Device::save_state`] writes for one place: see [`StateShape::places`].
     fn place_bytes(&self, shape: StateShape) -> usize {
-        shape.place_bytes(self.key_format())
+        shape.place_bytes(self.kv_format())
     }
 
     /// The most bytes that all states together may hold from now on; without it there is no limit. Ops and calls that would
@@ -185,18 +185,24 @@ pub trait Device: Send {
     fn cut_state(&mut self, state: State, places: usize) -> Result<(), Error>;
 
     /// Copies the committed contents of some places out, once all ops so far are done: of each place the keys of all heads,
-    /// then the values; of a recurrent state one f32. It is the same form on all devices of one [`Device::key_format`], all
+    /// then the values; of a recurrent state one f32. It is the same form on all devices of one [`Device::kv_format`], all
     /// little-endian.
     ///
     /// # Errors
     /// The state has no such places; `out` is not `places.len()` times [`Device::place_bytes`] long.
-    fn save_state(&mut self, state: State, places: Range<usize>, out: &mut [u8]) -> Result<(), Error>;
+    fn save_state(
+        &mut self,
+        state: State,
+        places: Range<usize>,
+        out: &mut [u8],
+    ) -> Result<(), Error>;
 
     /// Writes what [`Device::save_state`] copied out. No bytes are refused: what they mean is the caller's to check.
     ///
     /// # Errors
     /// As [`Device::save_state`]; [`Error::StatesFull`].
-    fn load_state(&mut self, state: State, places: Range<usize>, bytes: &[u8]) -> Result<(), Error>;
+    fn load_state(&mut self, state: State, places: Range<usize>, bytes: &[u8])
+    -> Result<(), Error>;
 
     /// Makes what the ops since the last commit wrote into recurrent states their committed contents: of all these states or, where
     /// it fails, of none. Without effect on states of keys and values.
@@ -271,7 +277,7 @@ pub struct DeviceOptions {
     /// keys and values to f16.
     pub exact: bool,
     /// What keys and values are kept as: f32 on the exact path, where nothing else can be had, and else f16 by default.
-    pub keys: Option<KeyFormat>,
+    pub kv_format: Option<KvFormat>,
     /// Forces an instruction set (`generic`, `avx2`, `avxvnni`, `avx512`, `avx512vbmi`, `neon`) instead of the best one; `plain` makes a GPU do
     /// without subgroups, f16 and cooperative matrices.
     pub isa: Option<String>,
@@ -282,7 +288,7 @@ pub struct DeviceOptions {
 /// # Errors
 /// The name, the instruction set or the number of threads is not to be had; the error lists what is.
 pub fn open(options: &DeviceOptions) -> Result<Box<dyn Device>, Error> {
-    let keys = KeyFormat::of(options)?;
+    let keys = KvFormat::of(options)?;
     match options.name.as_deref().unwrap_or("cpu") {
         "cpu" => {
             let isa = match &options.isa {

@@ -205,7 +205,7 @@ pub enum Format {
 
 /// Bytes of the three parts of a matrix; those that its format lacks are zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PartBytes {
+pub struct PlaneBytes {
     /// Packed quants, or plain numbers.
     pub weights: usize,
     /// One scale per group or block.
@@ -214,7 +214,7 @@ pub struct PartBytes {
     pub biases: usize,
 }
 
-impl PartBytes {
+impl PlaneBytes {
     /// Bytes of all parts together.
     pub const fn total(self) -> usize {
         self.weights + self.scales + self.biases
@@ -227,8 +227,12 @@ impl Format {
     /// E4M3 in blocks of 32 inputs with E8M0 scales.
     pub const MXFP8: Self = Self::mx(Element::E4M3);
     /// E2M1 in blocks of 16 inputs with E4M3 scales.
-    pub const NVFP4: Self =
-        Self::Scaled { element: Element::E2M1, block_rows: 1, block_cols: 16, scale: BlockScale::E4M3 };
+    pub const NVFP4: Self = Self::Scaled {
+        element: Element::E2M1,
+        block_rows: 1,
+        block_cols: 16,
+        scale: BlockScale::E4M3,
+    };
 
     const fn mx(element: Element) -> Self {
         Self::Scaled { element, block_rows: 1, block_cols: 32, scale: BlockScale::E8M0 }
@@ -239,16 +243,17 @@ impl Format {
     /// # Errors
     /// Bits, group or block size outside what the format has, a row that is not a whole number of groups or bytes,
     /// or a size that overflows.
-    pub fn parts(self, rows: usize, cols: usize) -> Result<PartBytes, Error> {
+    pub fn parts(self, rows: usize, cols: usize) -> Result<PlaneBytes, Error> {
         let too_large =
             || Error::Shape(format!("a matrix of {rows} x {cols} {self} is too large to address"));
-        let fits = rows.max(1).checked_mul(cols.max(1)).is_some_and(|n| n <= isize::MAX as usize / 8);
+        let fits =
+            rows.max(1).checked_mul(cols.max(1)).is_some_and(|n| n <= isize::MAX as usize / 8);
         if !fits {
             return Err(too_large());
         }
         match self {
             Format::Plain(scalar) => {
-                Ok(PartBytes { weights: rows * cols * scalar.bytes(), scales: 0, biases: 0 })
+                Ok(PlaneBytes { weights: rows * cols * scalar.bytes(), scales: 0, biases: 0 })
             }
             Format::Affine { bits, group, scale } => {
                 if !matches!(bits, 2 | 3 | 4 | 5 | 6 | 8) {
@@ -267,11 +272,17 @@ impl Format {
                     )));
                 }
                 let groups = rows * (cols / group as usize) * scale.bytes();
-                Ok(PartBytes { weights: rows * (cols * bits as usize / 8), scales: groups, biases: groups })
+                Ok(PlaneBytes {
+                    weights: rows * (cols * bits as usize / 8),
+                    scales: groups,
+                    biases: groups,
+                })
             }
             Format::Scaled { element, block_rows, block_cols, .. } => {
                 if block_rows == 0 || block_cols == 0 {
-                    return Err(Error::Shape(format!("blocks of {block_rows} x {block_cols} hold nothing")));
+                    return Err(Error::Shape(format!(
+                        "blocks of {block_rows} x {block_cols} hold nothing"
+                    )));
                 }
                 let whole = |n: usize| (n * element.bits()).is_multiple_of(8);
                 if !whole(cols) || !whole(block_cols as usize) {
@@ -279,7 +290,7 @@ impl Format {
                         "{cols} inputs in blocks of {block_cols} are not whole bytes of two elements"
                     )));
                 }
-                Ok(PartBytes {
+                Ok(PlaneBytes {
                     weights: rows * self.row_bytes(cols),
                     scales: rows.div_ceil(block_rows as usize) * self.row_scale_bytes(cols),
                     biases: 0,
@@ -324,7 +335,9 @@ impl Format {
         match self {
             Format::Plain(_) => 0,
             Format::Affine { group, scale, .. } => cols / group as usize * scale.bytes(),
-            Format::Scaled { block_cols, scale, .. } => cols.div_ceil(block_cols as usize) * scale.bytes(),
+            Format::Scaled { block_cols, scale, .. } => {
+                cols.div_ceil(block_cols as usize) * scale.bytes()
+            }
         }
     }
 
@@ -342,7 +355,8 @@ impl Format {
             Format::Affine { bits, group, scale } => {
                 for (i, o) in out.iter_mut().enumerate() {
                     let g = i / group as usize;
-                    *o = scale.get(scales, g) * quant(weights, bits, i) as f32 + scale.get(biases, g);
+                    *o = scale.get(scales, g) * quant(weights, bits, i) as f32
+                        + scale.get(biases, g);
                 }
             }
             Format::Scaled { element, block_cols, scale, .. } => {
@@ -368,7 +382,9 @@ impl fmt::Display for Format {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Format::Plain(scalar) => f.write_str(&scalar.name().to_lowercase()),
-            Format::Affine { bits, group, .. } => write!(f, "affine {bits} bits, groups of {group}"),
+            Format::Affine { bits, group, .. } => {
+                write!(f, "affine {bits} bits, groups of {group}")
+            }
             Format::MXFP4 => f.write_str("mxfp4"),
             Format::MXFP8 => f.write_str("mxfp8"),
             Format::NVFP4 => f.write_str("nvfp4"),
@@ -377,7 +393,11 @@ impl fmt::Display for Format {
                     Element::E2M1 => "fp4",
                     Element::E4M3 => "fp8",
                 };
-                write!(f, "{element}, blocks of {block_rows} x {block_cols}, {} scales", scale.name())
+                write!(
+                    f,
+                    "{element}, blocks of {block_rows} x {block_cols}, {} scales",
+                    scale.name()
+                )
             }
         }
     }

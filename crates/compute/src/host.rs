@@ -4,7 +4,7 @@ mod keys;
 mod states;
 
 use crate::{
-    Buffer, Error, ExpertUse, KeyFormat, Matrix, Slot, SlotTable, State, StateShape, View, Weight,
+    Buffer, Error, ExpertUse, KvFormat, Matrix, Slot, SlotTable, State, StateShape, View, Weight,
     matrix::{Bytes, MatrixShape},
     op_check::{Holdings, stale},
 };
@@ -17,7 +17,9 @@ pub(crate) struct Numbers(Bytes);
 
 impl Numbers {
     pub(crate) fn zeroed(len: usize) -> Result<Self, Error> {
-        let bytes = len.checked_mul(4).ok_or_else(|| Error::Shape(format!("{len} numbers are too many")))?;
+        let bytes = len
+            .checked_mul(4)
+            .ok_or_else(|| Error::Shape(format!("{len} numbers are too many")))?;
         Ok(Self(Bytes::zeroed(bytes)?))
     }
 }
@@ -54,7 +56,7 @@ pub(crate) struct Host {
 
 impl Host {
     /// Keys and values are kept in a format.
-    pub(crate) fn new(keys: KeyFormat) -> Self {
+    pub(crate) fn new(keys: KvFormat) -> Self {
         Self { states: States::new(keys), ..Self::default() }
     }
 
@@ -77,7 +79,8 @@ impl Host {
     pub(crate) fn bank(&mut self, count: usize, bytes: usize) -> Result<u16, Error> {
         let slots = (0..count).map(|_| Bytes::zeroed(bytes).map(Some)).collect::<Result<_, _>>()?;
         self.banks.push(Bank { bytes, slots });
-        u16::try_from(self.banks.len() - 1).map_err(|_| Error::Shape("more than 65536 banks of slots".into()))
+        u16::try_from(self.banks.len() - 1)
+            .map_err(|_| Error::Shape("more than 65536 banks of slots".into()))
     }
 
     pub(crate) fn slot_table(&mut self, slots: &[Slot]) -> Result<SlotTable, Error> {
@@ -86,7 +89,12 @@ impl Host {
     }
 
     /// The uses that a router's ids stand for, those of one slot together.
-    pub(crate) fn routed(&self, ids: View, table: SlotTable, to: &mut Vec<ExpertUse>) -> Result<(), Error> {
+    pub(crate) fn routed(
+        &self,
+        ids: View,
+        table: SlotTable,
+        to: &mut Vec<ExpertUse>,
+    ) -> Result<(), Error> {
         let (all, slots) = (self.get(&ids)?, self.table(table)?);
         to.clear();
         for row in 0..ids.rows {
@@ -125,7 +133,9 @@ impl Host {
 
     pub(crate) fn copy_slot(&mut self, from: Slot, to: Slot) -> Result<(), Error> {
         if self.slot(from)?.len() != self.slot(to)?.len() || from.bank == to.bank {
-            return Err(Error::Device("a slot was copied to one of another size or of the same bank".into()));
+            return Err(Error::Device(
+                "a slot was copied to one of another size or of the same bank".into(),
+            ));
         }
         let mut bytes = self.take_slot(to)?;
         bytes.copy_from_slice(self.slot(from)?);
@@ -135,7 +145,8 @@ impl Host {
     pub(crate) fn slot(&self, slot: Slot) -> Result<&[u8], Error> {
         let bank = self.banks.get(slot.bank as usize).ok_or_else(|| stale("slot"))?;
         let slot = bank.slots.get(slot.index as usize).ok_or_else(|| stale("slot"))?;
-        slot.as_deref().ok_or_else(|| Error::Device("a slot was used while it was being filled".into()))
+        slot.as_deref()
+            .ok_or_else(|| Error::Device("a slot was used while it was being filled".into()))
     }
 
     /// The numbers of a buffer, all of them.
@@ -152,7 +163,8 @@ impl Host {
 
     /// Moves a view's buffer out, so that it can be written while others are read; [`Host::put`] puts it back.
     pub(crate) fn take(&mut self, view: &View) -> Result<Numbers, Error> {
-        let numbers = self.buffers.get_mut(view.buffer.0 as usize).ok_or_else(|| stale("buffer"))?;
+        let numbers =
+            self.buffers.get_mut(view.buffer.0 as usize).ok_or_else(|| stale("buffer"))?;
         check(view, numbers.len())?;
         Ok(std::mem::take(numbers))
     }

@@ -17,17 +17,18 @@ mod state;
 
 pub use cpu::{CpuPeak, Isa, LogitTally, LogitWeights, logits_between, logits_extent};
 pub use device::{
-    BankPlace, Counters, Device, DeviceMemory, DeviceOptions, KernelTime, ScratchShape, Ticket, open,
+    BankPlace, Counters, Device, DeviceMemory, DeviceOptions, KernelTime, ScratchShape, Ticket,
+    open,
 };
 pub use error::Error;
-pub use format::{BlockScale, Element, Format, PartBytes, Scalar, quant};
+pub use format::{BlockScale, Element, Format, PlaneBytes, Scalar, quant};
 #[doc(hidden)]
 pub use gpu::open_gpu_of;
 pub use gpu::{Adapter, AdapterKind, adapters};
 pub use matrix::{Bytes, ExpertShape, Matrix, MatrixShape};
 pub use op::{
-    Activation, Buffer, ExpertGroups, ExpertUse, ExpertUses, HeadMatrix, HeadRows, Op, RopePairs, Router,
-    Scoring, Shared, SharedChoice, Slot, SlotTable, Span, State, View, Weight,
+    Activation, Buffer, ExpertGroups, ExpertUse, ExpertUses, HeadMatrix, HeadRows, Op, RopePairs,
+    Router, Scoring, Shared, SharedChoice, Slot, SlotTable, Span, State, View, Weight,
 };
-pub use op_check::MOST_TOP_LOGITS;
-pub use state::{KEY_BLOCK, KeyFormat, StateShape};
+pub use op_check::MAX_TOP_LOGITS;
+pub use state::{KV_BLOCK, KvFormat, StateShape};

@@ -2,7 +2,7 @@
 
 use memmap2::MmapMut;
 
-use crate::{Error, Format, Scalar, format::PartBytes};
+use crate::{Error, Format, Scalar, format::PlaneBytes};
 
 /// Rows (outputs), columns (inputs) and format of a matrix of weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -17,7 +17,7 @@ pub struct MatrixShape {
 
 impl MatrixShape {
     /// Sizes of the parts; see [`Format::parts`] for the errors.
-    pub fn parts(self) -> Result<PartBytes, Error> {
+    pub fn parts(self) -> Result<PlaneBytes, Error> {
         self.format.parts(self.rows, self.cols)
     }
 
@@ -39,18 +39,25 @@ impl MatrixShape {
         }
         let (weights, rest) = bytes.split_at(parts.weights);
         let (scales, biases) = rest.split_at(parts.scales);
-        Ok(Matrix { shape: self, weights, scales, biases, every: Every::ROW, output_bias: None })
+        Ok(Matrix {
+            shape: self,
+            weights,
+            scales,
+            biases,
+            every: RowStride::ROW,
+            output_bias: None,
+        })
     }
 }
 
 /// Which rows of the stored ones a matrix has: `first`, `first + step`, and so on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Every {
+pub(crate) struct RowStride {
     first: usize,
     step: usize,
 }
 
-impl Every {
+impl RowStride {
     /// All of them.
     const ROW: Self = Self { first: 0, step: 1 };
 
@@ -73,7 +80,7 @@ pub struct Matrix<'a> {
     /// Biases, row by row; empty for all but affine formats.
     pub biases: &'a [u8],
     /// Which of the stored rows are this matrix's.
-    pub(crate) every: Every,
+    pub(crate) every: RowStride,
     /// One number per stored row, added to the products.
     pub(crate) output_bias: Option<(Scalar, &'a [u8])>,
 }
@@ -101,7 +108,7 @@ impl<'a> Matrix<'a> {
 
     /// Rows `first .. first + count`; there are so many.
     pub(crate) const fn rows(&self, first: usize, count: usize) -> Self {
-        let every = Every { first: self.every.at(first), step: self.every.step };
+        let every = RowStride { first: self.every.at(first), step: self.every.step };
         Self { shape: MatrixShape { rows: count, ..self.shape }, every, ..*self }
     }
 
@@ -180,7 +187,11 @@ impl ExpertShape {
             if self.gate != self.up {
                 return Err(Error::Shape("interleaved gate and up of two shapes".into()));
             }
-            let rows = self.gate.rows.checked_mul(2).ok_or_else(|| Error::Shape("too many rows".into()))?;
+            let rows = self
+                .gate
+                .rows
+                .checked_mul(2)
+                .ok_or_else(|| Error::Shape("too many rows".into()))?;
             (stored(MatrixShape { rows, ..self.gate })?, None)
         } else {
             (stored(self.gate)?, Some(stored(self.up)?))
@@ -193,7 +204,7 @@ impl ExpertShape {
 #[derive(Clone, Copy, Debug)]
 struct Stored {
     shape: MatrixShape,
-    parts: PartBytes,
+    parts: PlaneBytes,
     /// Bytes of its output bias.
     bias: usize,
 }
@@ -206,14 +217,24 @@ impl Stored {
     /// The matrix whose bytes begin `slot`, and what lies behind it.
     fn split<'a>(&self, slot: &'a [u8], bias: Option<Scalar>) -> (Matrix<'a>, &'a [u8]) {
         let mut rest = slot;
-        let PartBytes { weights, scales, biases } = self.parts;
+        let PlaneBytes { weights, scales, biases } = self.parts;
         let [weights, scales, biases, output] = [weights, scales, biases, self.bias].map(|len| {
             let (part, behind) = rest.split_at(len);
             rest = behind;
             part
         });
         let output_bias = bias.map(|scalar| (scalar, output));
-        (Matrix { shape: self.shape, weights, scales, biases, every: Every::ROW, output_bias }, rest)
+        (
+            Matrix {
+                shape: self.shape,
+                weights,
+                scales,
+                biases,
+                every: RowStride::ROW,
+                output_bias,
+            },
+            rest,
+        )
     }
 }
 
@@ -250,7 +271,7 @@ impl ExpertLayout {
     pub(crate) fn places(&self) -> [MatrixPlace; 3] {
         let mut at = 0;
         let mut place = |stored: &Stored| {
-            let PartBytes { weights, scales, .. } = stored.parts;
+            let PlaneBytes { weights, scales, .. } = stored.parts;
             let bias = at + stored.parts.total();
             let place = MatrixPlace {
                 shape: stored.shape,
@@ -265,7 +286,12 @@ impl ExpertLayout {
         let first = place(&self.first);
         let [gate, up] = match &self.second {
             Some(second) => [first, place(second)],
-            None => [0, 1].map(|from| MatrixPlace { shape: self.shape.gate, first: from, step: 2, ..first }),
+            None => [0, 1].map(|from| MatrixPlace {
+                shape: self.shape.gate,
+                first: from,
+                step: 2,
+                ..first
+            }),
         };
         [gate, up, place(&self.down)]
     }
@@ -280,8 +306,11 @@ impl ExpertLayout {
                 (first, up, rest)
             }
             None => {
-                let half =
-                    |from| Matrix { shape: self.shape.gate, every: Every { first: from, step: 2 }, ..first };
+                let half = |from| Matrix {
+                    shape: self.shape.gate,
+                    every: RowStride { first: from, step: 2 },
+                    ..first
+                };
                 (half(0), half(1), rest)
             }
         };
@@ -328,7 +357,8 @@ impl Bytes {
 
 /// `len` zero bytes from the system, page-aligned.
 pub(crate) fn anonymous(len: usize) -> Result<MmapMut, Error> {
-    let map = MmapMut::map_anon(len).map_err(|source| Error::Memory { bytes: len as u64, source })?;
+    let map =
+        MmapMut::map_anon(len).map_err(|source| Error::Memory { bytes: len as u64, source })?;
     // Weights are read from end to end: large pages save faults and translations. A system without them refuses,
     // and nothing is lost.
     #[cfg(target_os = "linux")]

@@ -420,7 +420,7 @@ pub enum Op<'a> {
     /// `g = q.heads / k.heads`; then times `sigmoid(gate[h])` where there is a gate. Tolerance 1e-5.
     ///
     /// On the fast path keys and values may be kept as f16, which ends at 65,504 for what is larger: tolerance 2e-3 where f16
-    /// does not hold them; or as 8 bits ([`KeyFormat::Q8`](crate::KeyFormat::Q8)): a row of `out` is off by 1e-2 of its length,
+    /// does not hold them; or as 8 bits ([`KvFormat::Q8`](crate::KvFormat::Q8)): a row of `out` is off by 1e-2 of its length,
     /// a number by 2.5e-2 of its row's rms, measured with uniform numbers. Where an op has many rows a GPU may round queries and weights to f16 too: tolerance 4e-3.
     ///
     /// With a window only `t > p - window` count. With positions only those count that they name. A sink is one more
@@ -598,7 +598,7 @@ pub enum Op<'a> {
         weights: View,
     },
     /// What a sampler chooses from: the `n` largest numbers of each row in descending order, of equal ones the lower id
-    /// first. At most [`MOST_TOP_LOGITS`](crate::MOST_TOP_LOGITS). A NaN is an error. A device may compile a kernel for each
+    /// first. At most [`MAX_TOP_LOGITS`](crate::MAX_TOP_LOGITS). A NaN is an error. A device may compile a kernel for each
     /// `n`, so few different ones are asked for. Exact.
     TopLogits {
         /// `(rows, vocab)`.

@@ -1,8 +1,8 @@
 //! What must hold before an op runs, the same on every device.
 
 use crate::{
-    Activation, Buffer, Error, ExpertGroups, ExpertUses, HeadMatrix, HeadRows, KEY_BLOCK, MatrixShape, Op,
-    RopePairs, Slot, SlotTable, Span, State, StateShape, View, Weight,
+    Activation, Buffer, Error, ExpertGroups, ExpertUses, HeadMatrix, HeadRows, KV_BLOCK,
+    MatrixShape, Op, RopePairs, Slot, SlotTable, Span, State, StateShape, View, Weight,
 };
 
 /// What a device holds, by handle. A handle that it did not make, or has dropped, is an error.
@@ -32,7 +32,7 @@ pub(crate) fn stale(what: &str) -> Error {
 const EXACT_IDS: usize = 1 << 24;
 
 /// The most numbers of a row that [`Op::TopLogits`] names.
-pub const MOST_TOP_LOGITS: usize = 1024;
+pub const MAX_TOP_LOGITS: usize = 1024;
 
 /// Checks of one op; the errors name it.
 #[derive(Clone, Copy)]
@@ -115,7 +115,9 @@ impl Op<'_> {
                 let (latent, nope) = c.head_matrix(keys, q.heads)?;
                 let (inputs, value) = c.head_matrix(values, q.heads)?;
                 if inputs != latent
-                    || k.width.checked_sub(latent).is_none_or(|r| q.width.checked_sub(r) != Some(nope))
+                    || k.width
+                        .checked_sub(latent)
+                        .is_none_or(|r| q.width.checked_sub(r) != Some(nope))
                 {
                     return c.wrong(format!(
                         "queries of {} to keys of {nope} of latents of {latent} and values of latents of {inputs} in {}",
@@ -136,7 +138,8 @@ impl Op<'_> {
                 c.matrix("weights", &weights, q.rows, q.heads)?;
                 c.matrix("scores", &scores, scores.rows, scores.width)?;
                 c.matrix("out", &out, q.rows, out.width)?;
-                for (what, input) in [("q", q.buffer), ("k", k.buffer), ("weights", weights.buffer)] {
+                for (what, input) in [("q", q.buffer), ("k", k.buffer), ("weights", weights.buffer)]
+                {
                     c.apart(what, input, &out)?;
                     c.apart(what, input, &scores)?;
                 }
@@ -144,8 +147,10 @@ impl Op<'_> {
                 c.key_values(spans, q.rows, (1, k.width, 0), None)?;
                 let end = spans.iter().map(|s| s.position + s.rows).max().unwrap_or(0);
                 if end > scores.width || scores.rows == 0 || end > EXACT_IDS {
-                    return c
-                        .wrong(format!("scores of {end} positions in ({}, {})", scores.rows, scores.width));
+                    return c.wrong(format!(
+                        "scores of {end} positions in ({}, {})",
+                        scores.rows, scores.width
+                    ));
                 }
                 Ok(())
             }
@@ -207,8 +212,10 @@ impl Op<'_> {
                 if let Some(ExpertGroups { count, chosen }) = router.groups {
                     c.divides("groups", count, "experts", logits.width)?;
                     if chosen > count || logits.width / count * chosen < k {
-                        return c
-                            .wrong(format!("{k} experts of {chosen} groups of {count} of {}", logits.width));
+                        return c.wrong(format!(
+                            "{k} experts of {chosen} groups of {count} of {}",
+                            logits.width
+                        ));
                     }
                 }
                 c.apart("logits", logits.buffer, &ids)?;
@@ -219,9 +226,14 @@ impl Op<'_> {
                 c.matrix("logits", &logits, logits.rows, logits.width)?;
                 c.matrix("best", &best, logits.rows, best.width)?;
                 let n = best.width / 2;
-                if best.width % 2 > 0 || n > logits.width.min(MOST_TOP_LOGITS) || logits.width > EXACT_IDS {
-                    return c
-                        .wrong(format!("ids and values, {} in all, of {} logits", best.width, logits.width));
+                if best.width % 2 > 0
+                    || n > logits.width.min(MAX_TOP_LOGITS)
+                    || logits.width > EXACT_IDS
+                {
+                    return c.wrong(format!(
+                        "ids and values, {} in all, of {} logits",
+                        best.width, logits.width
+                    ));
                 }
                 c.apart("logits", logits.buffer, &best)
             }
@@ -246,7 +258,8 @@ impl Op<'_> {
     }
 
     fn check_attention(&self, c: Check<'_>) -> Result<(), Error> {
-        let &Op::Attention { q, k, v, gate, window, sinks, positions, spans, out, .. } = self else {
+        let &Op::Attention { q, k, v, gate, window, sinks, positions, spans, out, .. } = self
+        else {
             return Ok(());
         };
         c.view("q", &q)?;
@@ -287,7 +300,9 @@ impl Op<'_> {
     }
 
     fn check_delta_net(&self, c: Check<'_>) -> Result<(), Error> {
-        let &Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, spans, out } = self else { return Ok(()) };
+        let &Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, spans, out } = self else {
+            return Ok(());
+        };
         c.view("q", &q)?;
         c.same("k", &k, &q)?;
         c.view("v", &v)?;
@@ -313,7 +328,9 @@ impl Op<'_> {
     }
 
     fn check_experts(&self, c: Check<'_>) -> Result<(), Error> {
-        let &Op::Experts { x, shape, activation, experts, uses, inner, out } = self else { return Ok(()) };
+        let &Op::Experts { x, shape, activation, experts, uses, inner, out } = self else {
+            return Ok(());
+        };
         c.activation(activation)?;
         let (hidden, intermediate) = (x.width, inner.width);
         c.weight("gate", shape.gate, intermediate, hidden)?;
@@ -326,14 +343,20 @@ impl Op<'_> {
         c.apart("x", x.buffer, &out)?;
         c.apart("inner", inner.buffer, &out)?;
         if inner.rows < uses.len() {
-            return c.wrong(format!("{} uses with {} rows between the matrices", uses.len(), inner.rows));
+            return c.wrong(format!(
+                "{} uses with {} rows between the matrices",
+                uses.len(),
+                inner.rows
+            ));
         }
         if experts == 0 {
             return c.wrong("no experts".into());
         }
         let bytes = shape.bytes()?;
         let large_enough = |slot: Slot| match c.host.slot_bytes(slot)? {
-            has if has < bytes => c.wrong(format!("a slot of {has} bytes for an expert of {bytes}")),
+            has if has < bytes => {
+                c.wrong(format!("a slot of {has} bytes for an expert of {bytes}"))
+            }
             _ => Ok(()),
         };
         let uses = match uses {
@@ -389,10 +412,12 @@ impl Check<'_> {
     fn view(&self, what: &str, view: &View) -> Result<(), Error> {
         let len = self.host.numbers(view.buffer)?;
         if view.heads == 0 || view.width == 0 {
-            return self.wrong(format!("{what} has no numbers: {} heads of {}", view.heads, view.width));
+            return self
+                .wrong(format!("{what} has no numbers: {} heads of {}", view.heads, view.width));
         }
         if !view.lies_in(len) {
-            return self.wrong(format!("{what} reaches beyond its buffer of {len} numbers: {view:?}"));
+            return self
+                .wrong(format!("{what} reaches beyond its buffer of {len} numbers: {view:?}"));
         }
         if !view.is_disjoint() {
             return self.wrong(format!("{what} has vectors that overlap: {view:?}"));
@@ -401,7 +426,14 @@ impl Check<'_> {
     }
 
     /// A view of given rows, heads and width.
-    fn vectors(&self, what: &str, view: &View, rows: usize, heads: usize, width: usize) -> Result<(), Error> {
+    fn vectors(
+        &self,
+        what: &str,
+        view: &View,
+        rows: usize,
+        heads: usize,
+        width: usize,
+    ) -> Result<(), Error> {
         if (view.rows, view.heads, view.width) != (rows, heads, width) {
             return self.wrong(format!(
                 "{what} is ({}, {}, {}) where ({rows}, {heads}, {width}) belongs",
@@ -453,10 +485,18 @@ impl Check<'_> {
         Ok(())
     }
 
-    fn weight(&self, what: &str, shape: MatrixShape, rows: usize, cols: usize) -> Result<(), Error> {
+    fn weight(
+        &self,
+        what: &str,
+        shape: MatrixShape,
+        rows: usize,
+        cols: usize,
+    ) -> Result<(), Error> {
         if (shape.rows, shape.cols) != (rows, cols) {
-            return self
-                .wrong(format!("{what} is ({}, {}) where ({rows}, {cols}) belongs", shape.rows, shape.cols));
+            return self.wrong(format!(
+                "{what} is ({}, {}) where ({rows}, {cols}) belongs",
+                shape.rows, shape.cols
+            ));
         }
         Ok(())
     }
@@ -511,7 +551,7 @@ impl Check<'_> {
             }
             // A shorter state wraps around, and still has the window before the first row when the last is written.
             let wraps = window.is_some_and(|window| {
-                positions.is_multiple_of(KEY_BLOCK)
+                positions.is_multiple_of(KV_BLOCK)
                     && window.checked_add(span.rows).is_some_and(|needed| needed <= positions)
             });
             if span.position + span.rows > positions && !wraps {
@@ -546,7 +586,10 @@ impl View {
             return true;
         }
         let last = (self.rows - 1).checked_mul(self.row_stride).and_then(|row| {
-            (self.heads - 1).checked_mul(self.head_stride)?.checked_add(row)?.checked_add(self.offset)
+            (self.heads - 1)
+                .checked_mul(self.head_stride)?
+                .checked_add(row)?
+                .checked_add(self.offset)
         });
         last.and_then(|last| last.checked_add(self.width)).is_some_and(|end| end <= len)
     }
@@ -561,7 +604,9 @@ impl View {
     pub(crate) fn is_disjoint(&self) -> bool {
         let nested = |(n, inner): (usize, usize), (m, outer): (usize, usize)| {
             (n <= 1 || inner >= self.width)
-                && (m <= 1 || outer >= n.saturating_sub(1).saturating_mul(inner).saturating_add(self.width))
+                && (m <= 1
+                    || outer
+                        >= n.saturating_sub(1).saturating_mul(inner).saturating_add(self.width))
         };
         let (rows, heads) = ((self.rows, self.row_stride), (self.heads, self.head_stride));
         self.rows == 0 || self.heads == 0 || nested(heads, rows) || nested(rows, heads)

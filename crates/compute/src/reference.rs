@@ -8,9 +8,9 @@ mod attention;
 use std::{cmp::Ordering, ops::Range};
 
 use crate::{
-    Activation, BankPlace, Buffer, Device, Error, ExpertGroups, ExpertUse, ExpertUses, HeadMatrix, KeyFormat,
-    Matrix, Op, RopePairs, Router, Scoring, ScratchShape, Slot, SlotTable, Span, State, StateShape, Ticket,
-    View, Weight,
+    Activation, BankPlace, Buffer, Device, Error, ExpertGroups, ExpertUse, ExpertUses, HeadMatrix,
+    KvFormat, Matrix, Op, RopePairs, Router, Scoring, ScratchShape, Slot, SlotTable, Span, State,
+    StateShape, Ticket, View, Weight,
     host::Host,
     matrix::{Bytes, MatrixShape},
 };
@@ -49,7 +49,9 @@ const GELU: f32 = 0.797_884_6;
 fn glu(activation: Activation, gate: f32, up: f32) -> f32 {
     match activation {
         Activation::SwiGlu => silu(gate) * up,
-        Activation::GeGlu => 0.5 * gate * (1.0 + (GELU * (gate + 0.044_715 * gate.powi(3))).tanh()) * up,
+        Activation::GeGlu => {
+            0.5 * gate * (1.0 + (GELU * (gate + 0.044_715 * gate.powi(3))).tanh()) * up
+        }
         Activation::ClampedSwiGlu { alpha, limit } => {
             let (gate, up) = (gate.min(limit), up.clamp(-limit, limit));
             gate * sigmoid(alpha * gate) * (up + 1.0)
@@ -122,7 +124,11 @@ impl ReferenceDevice {
 
     fn store(&mut self, view: View, row: usize, head: usize, numbers: &[f32]) -> Result<(), Error> {
         if numbers.len() != view.width {
-            return Err(Error::Shape(format!("{} numbers for vectors of {}", numbers.len(), view.width)));
+            return Err(Error::Shape(format!(
+                "{} numbers for vectors of {}",
+                numbers.len(),
+                view.width
+            )));
         }
         let mut all = self.host.take(&view)?;
         let at = view.at(row, head);
@@ -170,7 +176,13 @@ impl ReferenceDevice {
         Ok(())
     }
 
-    fn layer_norm(&mut self, x: View, [weight, bias]: [Buffer; 2], eps: f32, out: View) -> Result<(), Error> {
+    fn layer_norm(
+        &mut self,
+        x: View,
+        [weight, bias]: [Buffer; 2],
+        eps: f32,
+        out: View,
+    ) -> Result<(), Error> {
         let x = self.dense(x)?;
         let (weight, bias) = (self.host.all(weight)?.to_vec(), self.host.all(bias)?.to_vec());
         for row in 0..x.view.rows {
@@ -181,7 +193,13 @@ impl ReferenceDevice {
         Ok(())
     }
 
-    fn mat_mul(&mut self, x: View, weight: Weight, bias: Option<Buffer>, out: View) -> Result<(), Error> {
+    fn mat_mul(
+        &mut self,
+        x: View,
+        weight: Weight,
+        bias: Option<Buffer>,
+        out: View,
+    ) -> Result<(), Error> {
         let x = self.dense(x)?;
         for row in 0..x.view.rows {
             let weight = self.host.weight(weight)?;
@@ -195,7 +213,13 @@ impl ReferenceDevice {
     }
 
     /// What a head's matrix makes of a vector.
-    fn of_head(&self, matrix: HeadMatrix, head: usize, x: &[f32], outputs: usize) -> Result<Vec<f32>, Error> {
+    fn of_head(
+        &self,
+        matrix: HeadMatrix,
+        head: usize,
+        x: &[f32],
+        outputs: usize,
+    ) -> Result<Vec<f32>, Error> {
         let HeadMatrix { weight, head_rows, transposed } = matrix;
         let weight = self.host.weight(weight)?;
         let mut numbers = vec![0.0; weight.shape.cols];
@@ -224,7 +248,9 @@ impl ReferenceDevice {
     }
 
     fn rope(&mut self, op: &Op<'_>) -> Result<(), Error> {
-        let &Op::Rope { x: view, frequencies, pairs, scale, spans, out } = op else { return Ok(()) };
+        let &Op::Rope { x: view, frequencies, pairs, scale, spans, out } = op else {
+            return Ok(());
+        };
         let x = self.dense(view)?;
         let half = frequencies.len();
         let positions = spans.iter().flat_map(|s| s.position..s.position + s.rows);
@@ -255,13 +281,16 @@ impl ReferenceDevice {
         for span in spans {
             let mut state = self.host.states.take_recurrent(span.state)?;
             // The last width - 1 inputs before the span, then the span's own.
-            let mut input: Vec<Vec<f32>> = state.committed.chunks(channels).map(<[f32]>::to_vec).collect();
+            let mut input: Vec<Vec<f32>> =
+                state.committed.chunks(channels).map(<[f32]>::to_vec).collect();
             input.extend((0..span.rows).map(|row| x.row(first + row).to_vec()));
             for row in 0..span.rows {
                 let y: Vec<f32> = (0..channels)
                     .map(|c| {
                         let sum: f64 = (0..width)
-                            .map(|j| f64::from(weight[c * width + j]) * f64::from(input[row + j][c]))
+                            .map(|j| {
+                                f64::from(weight[c * width + j]) * f64::from(input[row + j][c])
+                            })
                             .sum();
                         silu(sum as f32)
                     })
@@ -291,8 +320,10 @@ impl ReferenceDevice {
                     let (qh, kh) = (q.at(row, h / group), k.at(row, h / group));
                     let q_scale = 1.0 / (dot(qh, qh) + L2_EPS).sqrt() / (kw as f64).sqrt();
                     let k_scale = 1.0 / (dot(kh, kh) + L2_EPS).sqrt();
-                    let qn: Vec<f32> = qh.iter().map(|x| (f64::from(*x) * q_scale) as f32).collect();
-                    let kn: Vec<f32> = kh.iter().map(|x| (f64::from(*x) * k_scale) as f32).collect();
+                    let qn: Vec<f32> =
+                        qh.iter().map(|x| (f64::from(*x) * q_scale) as f32).collect();
+                    let kn: Vec<f32> =
+                        kh.iter().map(|x| (f64::from(*x) * k_scale) as f32).collect();
                     let decay = (-a_log[h].exp() * softplus(a.row(row)[h] + dt_bias[h])).exp();
                     let beta = sigmoid(b.row(row)[h]);
                     let mut y = vec![0.0; vw];
@@ -313,13 +344,20 @@ impl ReferenceDevice {
         Ok(())
     }
 
-    fn top_k(&mut self, logits: View, router: Router, ids: View, weights: View) -> Result<(), Error> {
+    fn top_k(
+        &mut self,
+        logits: View,
+        router: Router,
+        ids: View,
+        weights: View,
+    ) -> Result<(), Error> {
         let logits = self.dense(logits)?;
         let numbers = |buffer: Option<Buffer>, otherwise: f32| match buffer {
             Some(buffer) => Ok::<_, Error>(self.host.all(buffer)?[..logits.view.width].to_vec()),
             None => Ok(vec![otherwise; logits.view.width]),
         };
-        let (correction, scales) = (numbers(router.correction, 0.0)?, numbers(router.expert_scale, 1.0)?);
+        let (correction, scales) =
+            (numbers(router.correction, 0.0)?, numbers(router.expert_scale, 1.0)?);
         for row in 0..logits.view.rows {
             let x = logits.row(row);
             let scores: Vec<f64> = match router.scoring {
@@ -340,14 +378,18 @@ impl ReferenceDevice {
             let mut order: Vec<usize> = descending(&compared);
             if let Some(ExpertGroups { count, chosen }) = router.groups {
                 let size = compared.len() / count;
-                let of_group =
-                    |group: &[f32]| -> f32 { descending(group).iter().take(2).map(|i| group[*i]).sum() };
+                let of_group = |group: &[f32]| -> f32 {
+                    descending(group).iter().take(2).map(|i| group[*i]).sum()
+                };
                 let best = descending(&compared.chunks(size).map(of_group).collect::<Vec<_>>());
                 order.retain(|i| best[..chosen].contains(&(i / size)));
             }
             order.truncate(ids.width - router.besides());
-            let sum =
-                if router.normalize { order.iter().map(|i| scores[*i]).sum::<f64>().max(1e-20) } else { 1.0 };
+            let sum = if router.normalize {
+                order.iter().map(|i| scores[*i]).sum::<f64>().max(1e-20)
+            } else {
+                1.0
+            };
             let weight = |i: &usize| (scores[*i] / sum) as f32 * router.scale * scales[*i];
             let mut shares: Vec<f32> = order.iter().map(weight).collect();
             if let Some(shared) = router.shared {
@@ -377,11 +419,20 @@ impl ReferenceDevice {
         Ok(())
     }
 
-    fn glu(&mut self, activation: Activation, [gate, up]: [View; 2], out: View) -> Result<(), Error> {
+    fn glu(
+        &mut self,
+        activation: Activation,
+        [gate, up]: [View; 2],
+        out: View,
+    ) -> Result<(), Error> {
         let (gate, up) = (self.dense(gate)?, self.dense(up)?);
         for row in 0..gate.view.rows {
-            let y: Vec<f32> =
-                gate.row(row).iter().zip(up.row(row)).map(|(g, u)| glu(activation, *g, *u)).collect();
+            let y: Vec<f32> = gate
+                .row(row)
+                .iter()
+                .zip(up.row(row))
+                .map(|(g, u)| glu(activation, *g, *u))
+                .collect();
             self.store(out, row, 0, &y)?;
         }
         Ok(())
@@ -482,7 +533,7 @@ impl Device for ReferenceDevice {
         self.host.copy_slot(from, to)
     }
 
-    fn key_format(&self) -> KeyFormat {
+    fn kv_format(&self) -> KvFormat {
         self.host.states.keys()
     }
 
@@ -522,11 +573,21 @@ impl Device for ReferenceDevice {
         self.host.states.cut(state, places)
     }
 
-    fn save_state(&mut self, state: State, places: Range<usize>, out: &mut [u8]) -> Result<(), Error> {
+    fn save_state(
+        &mut self,
+        state: State,
+        places: Range<usize>,
+        out: &mut [u8],
+    ) -> Result<(), Error> {
         self.host.states.save(state, places, out)
     }
 
-    fn load_state(&mut self, state: State, places: Range<usize>, bytes: &[u8]) -> Result<(), Error> {
+    fn load_state(
+        &mut self,
+        state: State,
+        places: Range<usize>,
+        bytes: &[u8],
+    ) -> Result<(), Error> {
         self.host.states.load(state, places, bytes)
     }
 
@@ -539,7 +600,9 @@ impl Device for ReferenceDevice {
         match *op {
             Op::Embed { table, tokens, out } => self.embed(table, tokens, out),
             Op::RmsNorm { x, weight, eps, out } => self.norm(x, None, weight, eps, out),
-            Op::LayerNorm { x, weight, bias, eps, out } => self.layer_norm(x, [weight, bias], eps, out),
+            Op::LayerNorm { x, weight, bias, eps, out } => {
+                self.layer_norm(x, [weight, bias], eps, out)
+            }
             Op::GatedRmsNorm { x, gate, weight, eps, out } => {
                 self.norm(x, Some(gate), Some(weight), eps, out)
             }
@@ -557,7 +620,8 @@ impl Device for ReferenceDevice {
             Op::Add { x, y } => {
                 let (a, b) = (self.dense(x)?, self.dense(y)?);
                 for row in 0..x.rows {
-                    let sum: Vec<f32> = a.row(row).iter().zip(b.row(row)).map(|(a, b)| a + b).collect();
+                    let sum: Vec<f32> =
+                        a.row(row).iter().zip(b.row(row)).map(|(a, b)| a + b).collect();
                     self.store(x, row, 0, &sum)?;
                 }
                 Ok(())

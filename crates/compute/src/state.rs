@@ -5,14 +5,14 @@ use std::ops::Range;
 use crate::{DeviceOptions, Error, Scalar};
 
 /// Positions that lie one after another in a state of keys and values.
-pub const KEY_BLOCK: usize = 256;
+pub const KV_BLOCK: usize = 256;
 
 /// Numbers of a key or value that share a scale where they are kept as 8 bits.
 pub(crate) const KEY_GROUP: usize = 32;
 
 /// What keys and values are kept as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum KeyFormat {
+pub enum KvFormat {
     /// IEEE 754 single precision: nothing is lost.
     F32,
     /// IEEE 754 half precision; a number beyond the largest ends there.
@@ -21,16 +21,16 @@ pub enum KeyFormat {
     Q8,
 }
 
-impl KeyFormat {
+impl KvFormat {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::F32, Self::F16, Self::Q8];
 
-    /// The name that [`KeyFormat::by_name`] knows.
+    /// The name that [`KvFormat::by_name`] knows.
     pub const fn name(self) -> &'static str {
         match self {
-            KeyFormat::F32 => "f32",
-            KeyFormat::F16 => "f16",
-            KeyFormat::Q8 => "q8",
+            KvFormat::F32 => "f32",
+            KvFormat::F16 => "f16",
+            KvFormat::Q8 => "q8",
         }
     }
 
@@ -41,13 +41,15 @@ impl KeyFormat {
     pub fn by_name(name: &str) -> Result<Self, Error> {
         let known = Self::ALL.into_iter().find(|format| format.name() == name);
         known.ok_or_else(|| {
-            Error::Device(format!("keys and values cannot be kept as {name:?}: choose f32, f16 or q8"))
+            Error::Device(format!(
+                "keys and values cannot be kept as {name:?}: choose f32, f16 or q8"
+            ))
         })
     }
 
     /// Whether it loses more than models do without.
     pub const fn is_lossy(self) -> bool {
-        matches!(self, KeyFormat::Q8)
+        matches!(self, KvFormat::Q8)
     }
 
     /// Whether it has more bits for a number than another one.
@@ -58,28 +60,28 @@ impl KeyFormat {
     /// The type of its numbers, where each stands for itself.
     pub(crate) const fn scalar(self) -> Option<Scalar> {
         match self {
-            KeyFormat::F32 => Some(Scalar::F32),
-            KeyFormat::F16 => Some(Scalar::F16),
-            KeyFormat::Q8 => None,
+            KvFormat::F32 => Some(Scalar::F32),
+            KvFormat::F16 => Some(Scalar::F16),
+            KvFormat::Q8 => None,
         }
     }
 
     /// Bytes of a key or value of `width` numbers.
     pub const fn bytes(self, width: usize) -> usize {
         match self {
-            KeyFormat::F32 => width.saturating_mul(4),
-            KeyFormat::F16 => width.saturating_mul(2),
-            KeyFormat::Q8 => width.saturating_add(width.div_ceil(KEY_GROUP) * 2),
+            KvFormat::F32 => width.saturating_mul(4),
+            KvFormat::F16 => width.saturating_mul(2),
+            KvFormat::Q8 => width.saturating_add(width.div_ceil(KEY_GROUP) * 2),
         }
     }
 
     /// What a device of these options keeps.
     pub(crate) fn of(options: &DeviceOptions) -> Result<Self, Error> {
         let reference = options.name.as_deref() == Some("reference");
-        match options.keys {
-            None if options.exact || reference => Ok(KeyFormat::F32),
-            None => Ok(KeyFormat::F16),
-            Some(format) if format != KeyFormat::F32 && (options.exact || reference) => {
+        match options.kv_format {
+            None if options.exact || reference => Ok(KvFormat::F32),
+            None => Ok(KvFormat::F16),
+            Some(format) if format != KvFormat::F32 && (options.exact || reference) => {
                 Err(Error::Device(format!(
                     "the exact path keeps keys and values as f32, not as {}: leave one of the two out",
                     format.name()
@@ -102,7 +104,7 @@ pub enum StateShape {
         key_width: usize,
         /// Numbers per value; zero where values are the first numbers of the keys, or where there are none.
         value_width: usize,
-        /// Positions that the state can hold. Where attention has a window, a multiple of [`KEY_BLOCK`] with room for
+        /// Positions that the state can hold. Where attention has a window, a multiple of [`KV_BLOCK`] with room for
         /// the window and one step's rows is enough for a session of any length.
         positions: usize,
     },
@@ -124,18 +126,17 @@ impl StateShape {
     }
 
     /// Bytes of the contents of one place.
-    pub const fn place_bytes(&self, keys: KeyFormat) -> usize {
+    pub const fn place_bytes(&self, keys: KvFormat) -> usize {
         match *self {
-            StateShape::KeyValue { kv_heads, key_width, value_width, .. } => {
-                kv_heads.saturating_mul(keys.bytes(key_width).saturating_add(keys.bytes(value_width)))
-            }
+            StateShape::KeyValue { kv_heads, key_width, value_width, .. } => kv_heads
+                .saturating_mul(keys.bytes(key_width).saturating_add(keys.bytes(value_width))),
             StateShape::Recurrent { .. } => 4,
         }
     }
 
     /// Bytes that a step moves of a state whose places are all in use: it reads keys and values, and reads one recurrent state
     /// and writes another.
-    pub const fn bytes(&self, keys: KeyFormat) -> u64 {
+    pub const fn bytes(&self, keys: KvFormat) -> u64 {
         let bytes = (self.places() as u64).saturating_mul(self.place_bytes(keys) as u64);
         match self {
             StateShape::KeyValue { .. } => bytes,
@@ -146,7 +147,7 @@ impl StateShape {
     /// Bytes of a place, once `len` bytes are those of the places of such a state.
     pub(crate) fn check_places(
         &self,
-        keys: KeyFormat,
+        keys: KvFormat,
         places: &Range<usize>,
         len: usize,
     ) -> Result<usize, Error> {

@@ -11,9 +11,9 @@ use std::{
 };
 
 use moeflux_compute::{
-    Activation, BankPlace, Buffer, Bytes, Device, DeviceOptions, ExpertGroups, ExpertShape, ExpertUse,
-    ExpertUses, Format, HeadMatrix, HeadRows, MatrixShape, Op, RopePairs, Router, Scalar, Scoring,
-    ScratchShape, Shared, SharedChoice, Slot, Span, StateShape, View, open,
+    Activation, BankPlace, Buffer, Bytes, Device, DeviceOptions, ExpertGroups, ExpertShape,
+    ExpertUse, ExpertUses, Format, HeadMatrix, HeadRows, MatrixShape, Op, RopePairs, Router,
+    Scalar, Scoring, ScratchShape, Shared, SharedChoice, Slot, Span, StateShape, View, open,
 };
 
 struct Counting;
@@ -83,9 +83,15 @@ fn a_step_allocates_nothing() {
 
 /// All ops there are, on `rows` rows.
 fn step(exact: bool, rows: usize) {
-    let options = DeviceOptions { name: Some("cpu".into()), threads: Some(2), exact, keys: None, isa: None };
+    let options = DeviceOptions {
+        name: Some("cpu".into()),
+        threads: Some(2),
+        exact,
+        kv_format: None,
+        isa: None,
+    };
     let mut make = Maker(open(&options).unwrap());
-    let scratch = ScratchShape { rows, cols: INNER, latent_head: 2 * HIDDEN + 64, wide_keys: 0 };
+    let scratch = ScratchShape { rows, cols: INNER, latent_head: 2 * HIDDEN + 64, wide_kv: 0 };
     assert!(make.0.scratch_bytes(scratch).unwrap() > 0);
     make.0.reserve_scratch(scratch).unwrap();
     let matrix = |rows, cols, format| MatrixShape { rows, cols, format };
@@ -106,14 +112,19 @@ fn step(exact: bool, rows: usize) {
     };
     let bank = make.0.bank(EXPERTS, shape.bytes().unwrap(), BankPlace::Host).unwrap();
     let uses: Vec<ExpertUse> = (0..rows * K)
-        .map(|part| ExpertUse { slot: Slot { bank, index: (part % EXPERTS) as u32 }, row: part / K, part })
+        .map(|part| ExpertUse {
+            slot: Slot { bank, index: (part % EXPERTS) as u32 },
+            row: part / K,
+            part,
+        })
         .collect();
     let mut kv = |kv_heads, key_width, value_width, positions| {
         make.0.state(StateShape::KeyValue { kv_heads, key_width, value_width, positions }).unwrap()
     };
     let at = |state| [Span { state, position: 290, rows }];
     let attended = at(kv(2, 64, 64, 300));
-    let (ring, latent, indexed) = (at(kv(2, 64, 64, 256)), at(kv(1, 128, 0, 300)), at(kv(1, 128, 0, 300)));
+    let (ring, latent, indexed) =
+        (at(kv(2, 64, 64, 256)), at(kv(1, 128, 0, 300)), at(kv(1, 128, 0, 300)));
     let mut recurrent = |len| make.0.state(StateShape::Recurrent { len }).unwrap();
     let (conv, delta) = (recurrent(3 * HIDDEN), recurrent(4 * 64 * 64));
     let convolved = [Span { state: conv, position: 0, rows }];

@@ -14,7 +14,9 @@ use std::{
     path::Path,
 };
 
-use moeflux::{ChatOptions, Checkpoint, Engine, EngineOptions, GenerateRequest, Message, Watch, generate};
+use moeflux::{
+    ChatOptions, Checkpoint, Engine, EngineOptions, GenerateRequest, Message, StepControl, generate,
+};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let checkpoint = match env::args().nth(1) {
@@ -31,10 +33,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     for line in stdin().lines() {
         conversation.push(Message::user(line?));
         let prompt = text.chat(&conversation, &ChatOptions::default())?;
-        let answer = generate(&mut session, &prompt, &request, &mut Watch::default(), &mut |piece| {
-            print!("{piece}");
-            if stdout().flush().is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-        })?;
+        let answer =
+            generate(&mut session, &prompt, &request, &mut StepControl::default(), &mut |piece| {
+                print!("{piece}");
+                if stdout().flush().is_ok() {
+                    ControlFlow::Continue(())
+                } else {
+                    ControlFlow::Break(())
+                }
+            })?;
         println!();
         eprintln!(
             "[{} tokens, of the prompt's {} reused {}]",

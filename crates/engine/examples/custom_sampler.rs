@@ -6,14 +6,15 @@
 
 use std::{env, error::Error, path::Path};
 
-use moeflux::{Checkpoint, Engine, EngineOptions, Watch};
+use moeflux::{Checkpoint, Engine, EngineOptions, StepControl};
 
 const PROMPT: &str = "Once upon a time there was a";
 
 /// Draws from the tokens that are at least `least` times as probable as the first; `u` is uniform in [0, 1).
 fn min_p(logits: &[f32], least: f64, u: f64) -> u32 {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let weight = |logit: &f32| Some(f64::from(logit - max).exp()).filter(|w| *w >= least).unwrap_or(0.0);
+    let weight =
+        |logit: &f32| Some(f64::from(logit - max).exp()).filter(|w| *w >= least).unwrap_or(0.0);
     let mut left = u * logits.iter().map(weight).sum::<f64>();
     let drawn = logits.iter().map(weight).position(|weight| {
         left -= weight;
@@ -31,7 +32,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let text = engine.text()?;
 
     let mut session = engine.session()?;
-    session.sync(&text.encode(PROMPT)?, &mut Watch::default())?;
+    session.sync(&text.encode(PROMPT)?, &mut StepControl::default())?;
     let mark = session.mark()?;
     for letter in ['f', 'l', 'p'] {
         session.rewind(&mark)?;

@@ -11,7 +11,9 @@ use std::{
     path::Path,
 };
 
-use moeflux::{ChatOptions, Checkpoint, Engine, EngineOptions, GenerateRequest, Message, Watch, generate};
+use moeflux::{
+    ChatOptions, Checkpoint, Engine, EngineOptions, GenerateRequest, Message, StepControl, generate,
+};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = env::args().skip(1);
@@ -19,7 +21,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         Some(folder) => Checkpoint::open(Path::new(&folder))?,
         None => Checkpoint::embedded()?,
     };
-    let prompt = arguments.next().unwrap_or_else(|| "Tell me the fable of The Fox and the Crow.".into());
+    let prompt =
+        arguments.next().unwrap_or_else(|| "Tell me the fable of The Fox and the Crow.".into());
 
     let engine = Engine::open(checkpoint, EngineOptions::default(), &mut |_, _| {})?;
     let text = engine.text()?;
@@ -29,11 +32,16 @@ fn main() -> Result<(), Box<dyn Error>> {
     let request = GenerateRequest { sampling, ..GenerateRequest::default() };
 
     let mut session = engine.session()?;
-    let answer = generate(&mut session, &tokens, &request, &mut Watch::default(), &mut |piece| {
-        print!("{piece}");
-        // Who cannot write wants no more of it.
-        if stdout().flush().is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-    })?;
+    let answer =
+        generate(&mut session, &tokens, &request, &mut StepControl::default(), &mut |piece| {
+            print!("{piece}");
+            // Who cannot write wants no more of it.
+            if stdout().flush().is_ok() {
+                ControlFlow::Continue(())
+            } else {
+                ControlFlow::Break(())
+            }
+        })?;
     println!();
     eprintln!(
         "{} tokens, {:.1} per second; {:.1} MB read, {:.0} % of the experts were in memory",

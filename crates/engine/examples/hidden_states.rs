@@ -5,7 +5,7 @@
 
 use std::{env, error::Error, path::Path};
 
-use moeflux::{Checkpoint, Engine, EngineOptions, Logits, Observer, Watch};
+use moeflux::{Checkpoint, Engine, EngineOptions, Logits, StepControl, StepObserver};
 
 const SENTENCES: [&str; 4] = [
     "A Fox saw a Crow with a piece of cheese in her beak.",
@@ -20,7 +20,7 @@ struct Sum {
     hidden: Vec<f64>,
 }
 
-impl Observer for Sum {
+impl StepObserver for Sum {
     fn experts(&mut self, _layer: usize, _k: usize, _ids: &[u32]) {}
 
     /// `rows` is `(tokens of the step, hidden)`. A long prompt comes in several steps.
@@ -51,7 +51,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for sentence in SENTENCES {
         let tokens = engine.text()?.encode(sentence)?;
         let mut sum = Sum { layer: layers - 1, hidden: vec![0.0; hidden] };
-        let mut watch = Watch { observer: Some(&mut sum), ..Watch::default() };
+        let mut watch = StepControl { observer: Some(&mut sum), ..StepControl::default() };
         // `feed` computes every token, where `sync` would not show those that it finds computed already.
         session.reset()?;
         session.feed(&tokens, Logits::Last, &mut watch, &mut |_, _| {})?;

@@ -6,13 +6,18 @@
 use std::{collections::HashMap, env, error::Error, path::Path, time::Instant};
 
 use moeflux::{
-    Batch, BatchOptions, ChatOptions, Checkpoint, Engine, EngineOptions, Event, GenerateRequest,
-    MemoryRequest, Message, Sampling, Watch,
+    ChatOptions, Checkpoint, Engine, EngineOptions, Event, GenerateRequest, MemoryRequest, Message,
+    Sampling, Scheduler, SchedulerOptions, StepControl,
 };
 
-const SYSTEM: &str = "You are an old storyteller who knows the fables of Aesop by heart and tells them well.";
-const TITLES: [&str; 4] =
-    ["The Fox and the Crow", "The Crow and the Pitcher", "The Dog and the Shadow", "The Hound and the Hare"];
+const SYSTEM: &str =
+    "You are an old storyteller who knows the fables of Aesop by heart and tells them well.";
+const TITLES: [&str; 4] = [
+    "The Fox and the Crow",
+    "The Crow and the Pitcher",
+    "The Dog and the Shadow",
+    "The Hound and the Hare",
+];
 
 fn main() -> Result<(), Box<dyn Error>> {
     let checkpoint = match env::args().nth(1) {
@@ -24,7 +29,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let options = EngineOptions { memory, ..EngineOptions::default() };
     let engine = Engine::open(checkpoint, options, &mut |_, _| {})?;
     let text = engine.text()?;
-    let ask = |title| [Message::system(SYSTEM), Message::user(format!("Tell me the fable of {title}."))];
+    let ask =
+        |title| [Message::system(SYSTEM), Message::user(format!("Tell me the fable of {title}."))];
     let prompts = TITLES.map(|title| text.chat(&ask(title), &ChatOptions::default()));
     let prompts = prompts.into_iter().collect::<Result<Vec<_>, _>>()?;
 
@@ -32,31 +38,34 @@ fn main() -> Result<(), Box<dyn Error>> {
     let alike = |i: &usize| prompts.iter().all(|prompt| prompt.get(*i) == prompts[0].get(*i));
     let shared = (0..prompts[0].len() - 1).take_while(alike).count();
     let mut first = engine.session()?;
-    first.sync(&prompts[0][..shared], &mut Watch::default())?;
+    first.sync(&prompts[0][..shared], &mut StepControl::default())?;
     let before = first.stats();
     let mut sessions = (1..prompts.len()).map(|_| first.fork()).collect::<Result<Vec<_>, _>>()?;
     sessions.push(first);
 
-    let mut batch = Batch::new(&engine, BatchOptions::default());
-    let request =
-        GenerateRequest { sampling: Sampling::greedy(), max_tokens: Some(40), ..GenerateRequest::default() };
+    let mut batch = Scheduler::new(&engine, SchedulerOptions::default());
+    let request = GenerateRequest {
+        sampling: Sampling::greedy(),
+        max_tokens: Some(40),
+        ..GenerateRequest::default()
+    };
     let mut answers = HashMap::new();
     for ((title, prompt), session) in TITLES.into_iter().zip(&prompts).zip(sessions) {
-        let job = batch.add(session, prompt, &request)?;
-        let reused = batch.synced(job).map_or(0, |synced| synced.reused);
+        let id = batch.add(session, prompt, &request)?;
+        let reused = batch.synced(id).map_or(0, |synced| synced.reused);
         println!("{title}: {reused} of {} tokens reused", prompt.len());
-        answers.insert(job, (title, Vec::new()));
+        answers.insert(id, (title, Vec::new()));
     }
     let (since, mut tokens) = (Instant::now(), 0);
     while !batch.is_empty() {
-        for event in batch.step(&mut Watch::default())? {
+        for event in batch.step(&mut StepControl::default())? {
             match event {
-                Event::Token { job, token } => {
+                Event::Token { id, token } => {
                     tokens += 1;
-                    answers.entry(job).and_modify(|(_, made)| made.push(token));
+                    answers.entry(id).and_modify(|(_, made)| made.push(token));
                 }
-                Event::Finished { job, .. } => {
-                    let (title, made) = answers.remove(&job).unwrap_or_default();
+                Event::Finished { id, .. } => {
+                    let (title, made) = answers.remove(&id).unwrap_or_default();
                     println!("\n{title}: {}", text.tokenizer().decode(&made, true)?);
                 }
                 Event::Failed { error, .. } => return Err(error.into()),

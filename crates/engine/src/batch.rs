@@ -3,8 +3,8 @@
 use std::{cmp::Reverse, fmt};
 
 use crate::{
-    EndTokens, Engine, Error, Finish, GenerateRequest, Sampler, Session, Synced, Turn, Watch,
-    generate::Stops, session::LEAST_KEPT, stats::Stats, timeline::common,
+    BatchEntry, EndTokens, Engine, Error, Finish, GenerateRequest, Sampler, Session, StepControl,
+    Synced, generate::Stops, session::MIN_KEPT, stats::Stats, timeline::common,
 };
 
 /// Tokens of prompts in a step in which others answer, where nobody says: their next tokens wait no longer than these take.
@@ -12,7 +12,7 @@ const PROMPT_TOKENS: usize = 64;
 
 /// How steps are shared.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct BatchOptions {
+pub struct SchedulerOptions {
     /// Tokens of a step at most; by default, and never more than, the memory plan's chunk.
     pub tokens: Option<usize>,
     /// Of these, tokens of prompts while others answer; by default 64. More of them bring prompts to their end sooner, above
@@ -20,56 +20,56 @@ pub struct BatchOptions {
     pub prompt_tokens: Option<usize>,
 }
 
-/// The name of an answer in its [`Batch`].
+/// The name of an answer in its [`Scheduler`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Job(u64);
+pub struct RequestId(u64);
 
-/// An answer that a [`Batch`] did not take.
-pub struct Refused {
+/// An answer that a [`Scheduler`] did not take.
+pub struct SubmitError {
     /// Why.
     pub error: Error,
     /// Its session, as it was; only where the device failed it may have gone back to a beginning of its tokens.
     pub session: Box<Session>,
 }
 
-impl fmt::Debug for Refused {
+impl fmt::Debug for SubmitError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Refused").field("error", &self.error).finish_non_exhaustive()
+        f.debug_struct("SubmitError").field("error", &self.error).finish_non_exhaustive()
     }
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for SubmitError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.error.fmt(f)
     }
 }
 
-impl std::error::Error for Refused {
+impl std::error::Error for SubmitError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.error.source()
     }
 }
 
 /// The session is dropped then.
-impl From<Refused> for Error {
-    fn from(refused: Refused) -> Self {
+impl From<SubmitError> for Error {
+    fn from(refused: SubmitError) -> Self {
         refused.error
     }
 }
 
-/// What a step of a [`Batch`] brought.
+/// What a step of a [`Scheduler`] brought.
 pub enum Event {
     /// An answer's next token.
     Token {
         /// Whose.
-        job: Job,
+        id: RequestId,
         /// The token.
         token: u32,
     },
     /// An answer is complete.
     Finished {
         /// Whose.
-        job: Job,
+        id: RequestId,
         /// Why.
         finish: Finish,
         /// Its session. It holds all tokens but the last one of the answer; where no token was asked for, what was there of
@@ -79,7 +79,7 @@ pub enum Event {
     /// No token could be chosen: the model's weights may be damaged.
     Failed {
         /// Whose.
-        job: Job,
+        id: RequestId,
         /// Why.
         error: Error,
         /// Its session, at its last good token.
@@ -97,19 +97,19 @@ pub enum Event {
 ///
 /// ```
 /// # fn main() -> Result<(), moeflux::Error> {
-/// use moeflux::{Batch, Checkpoint, Engine, EngineOptions, Event, GenerateRequest, MemoryRequest, Watch};
+/// use moeflux::{Scheduler, Checkpoint, Engine, EngineOptions, Event, GenerateRequest, MemoryRequest, StepControl};
 ///
 /// let memory = MemoryRequest { sessions: Some(2), ..MemoryRequest::default() };
 /// let options = EngineOptions { memory, ..EngineOptions::default() };
 /// let engine = Engine::open(Checkpoint::embedded()?, options, &mut |_, _| {})?;
-/// let mut batch = Batch::new(&engine, Default::default());
+/// let mut batch = Scheduler::new(&engine, Default::default());
 /// let request = GenerateRequest { max_tokens: Some(4), ..GenerateRequest::default() };
 /// for prompt in [[1, 2, 3], [4, 5, 6]] {
 ///     batch.add(engine.session()?, &prompt, &request)?;
 /// }
 /// let mut tokens = 0;
 /// while !batch.is_empty() {
-///     for event in batch.step(&mut Watch::default())? {
+///     for event in batch.step(&mut StepControl::default())? {
 ///         tokens += usize::from(matches!(event, Event::Token { .. }));
 ///     }
 /// }
@@ -117,11 +117,11 @@ pub enum Event {
 /// # Ok(())
 /// # }
 /// ```
-pub struct Batch {
+pub struct Scheduler {
     engine: Engine,
     end: EndTokens,
-    options: BatchOptions,
-    answers: Vec<Answer>,
+    options: SchedulerOptions,
+    answers: Vec<Sequence>,
     next: u64,
     /// Whose turn came last, of those that answer and of those that read their prompts.
     answered: u64,
@@ -129,8 +129,8 @@ pub struct Batch {
     stats: Stats,
 }
 
-struct Answer {
-    job: Job,
+struct Sequence {
+    id: RequestId,
     session: Session,
     sampler: Sampler,
     stops: Option<Stops>,
@@ -142,7 +142,7 @@ struct Answer {
     last: Option<u32>,
 }
 
-impl Answer {
+impl Sequence {
     /// Its session, and the tokens that it has to feed next.
     fn split(&mut self) -> (&mut Session, &[u32]) {
         let Self { session, prompt, last, .. } = self;
@@ -187,9 +187,9 @@ impl Answer {
     }
 }
 
-impl Batch {
+impl Scheduler {
     /// Without answers yet.
-    pub fn new(engine: &Engine, options: BatchOptions) -> Self {
+    pub fn new(engine: &Engine, options: SchedulerOptions) -> Self {
         let (engine, end, stats) = (engine.clone(), engine.end(), Stats::default());
         Self { engine, end, options, answers: Vec::new(), next: 0, answered: 0, read: 0, stats }
     }
@@ -198,22 +198,22 @@ impl Batch {
     ///
     /// # Errors
     /// The prompt is empty, longer than the context, or has ids outside the vocabulary; a sampling value is out of range; a stop
-    /// string is empty, or the checkpoint has no tokenizer to find one with; the session is another engine's. [`Refused`] gives it
+    /// string is empty, or the checkpoint has no tokenizer to find one with; the session is another engine's. [`SubmitError`] gives it
     /// back.
     pub fn add(
         &mut self,
         mut session: Session,
         prompt: &[u32],
         request: &GenerateRequest,
-    ) -> Result<Job, Refused> {
+    ) -> Result<RequestId, SubmitError> {
         let (sampler, stops, synced) = match self.begin(&mut session, prompt, request) {
             Ok(begun) => begun,
-            Err(error) => return Err(Refused { error, session: Box::new(session) }),
+            Err(error) => return Err(SubmitError { error, session: Box::new(session) }),
         };
-        let job = Job(self.next);
+        let id = RequestId(self.next);
         self.next += 1;
-        self.answers.push(Answer {
-            job,
+        self.answers.push(Sequence {
+            id,
             session,
             sampler,
             stops,
@@ -224,7 +224,7 @@ impl Batch {
             last: None,
         });
         self.follow();
-        Ok(job)
+        Ok(id)
     }
 
     /// What an answer begins with.
@@ -235,7 +235,8 @@ impl Batch {
         request: &GenerateRequest,
     ) -> Result<(Sampler, Option<Stops>, Synced), Error> {
         if !self.engine.is(session.engine()) {
-            let problem = "a session of another engine in a batch: give each engine a batch of its own";
+            let problem =
+                "a session of another engine in a batch: give each engine a batch of its own";
             return Err(Error::Input(problem.into()));
         }
         let mut sampler = Sampler::new(request.sampling.clone(), self.engine.blueprint().vocab)?;
@@ -245,8 +246,8 @@ impl Batch {
     }
 
     /// Takes an answer out before its end: its session, which stands at its last good token. `None` if it has ended.
-    pub fn cancel(&mut self, job: Job) -> Option<Session> {
-        let i = self.answers.iter().position(|answer| answer.job == job)?;
+    pub fn cancel(&mut self, id: RequestId) -> Option<Session> {
+        let i = self.answers.iter().position(|answer| answer.id == id)?;
         let cancelled = self.answers.remove(i);
         self.follow();
         Some(cancelled.session)
@@ -254,8 +255,8 @@ impl Batch {
 
     /// What was reused for an answer's prompt, and what is computed of it; as its prompt is read, more of it may come from another
     /// one's session. `None` once the answer has ended.
-    pub fn synced(&self, job: Job) -> Option<Synced> {
-        self.answers.iter().find(|answer| answer.job == job).map(|answer| answer.synced)
+    pub fn synced(&self, id: RequestId) -> Option<Synced> {
+        self.answers.iter().find(|answer| answer.id == id).map(|answer| answer.synced)
     }
 
     /// Answers under way.
@@ -277,14 +278,14 @@ impl Batch {
     ///
     /// # Errors
     /// As [`Engine::step`]: all sessions are then as they were, and the step can be tried again.
-    pub fn step(&mut self, watch: &mut Watch<'_>) -> Result<Vec<Event>, Error> {
+    pub fn step(&mut self, watch: &mut StepControl<'_>) -> Result<Vec<Event>, Error> {
         let shares = self.share();
-        let mut turns: Vec<Turn<'_>> = Vec::with_capacity(shares.len());
+        let mut turns: Vec<BatchEntry<'_>> = Vec::with_capacity(shares.len());
         for (answer, share) in self.answers.iter_mut().zip(&shares) {
             let (session, waiting) = answer.split();
             if *share > 0 {
                 let logits = *share == waiting.len();
-                turns.push(Turn { session, tokens: &waiting[..*share], logits });
+                turns.push(BatchEntry { session, tokens: &waiting[..*share], logits });
             }
         }
         let stats = self.engine.step(&mut turns, watch)?;
@@ -304,7 +305,7 @@ impl Batch {
         let mut shares = vec![0; count];
         // Those that come first are those behind the one whose turn came last.
         let behind = |turn: u64| {
-            let first = self.answers.partition_point(|answer| answer.job.0 <= turn);
+            let first = self.answers.partition_point(|answer| answer.id.0 <= turn);
             (first..count).chain(0..first)
         };
         let leads: Vec<_> = (0..count).map(|i| self.lead(i)).collect();
@@ -318,21 +319,23 @@ impl Batch {
                 break;
             }
             (shares[i], left, answering) = (1, left - 1, answering + 1);
-            self.answered = self.answers[i].job.0;
+            self.answered = self.answers[i].id.0;
         }
         if let Some(i) = next {
             let room = match answering {
                 0 => most,
-                _ => (most - answering).min(self.options.prompt_tokens.unwrap_or(PROMPT_TOKENS).max(1)),
+                _ => (most - answering)
+                    .min(self.options.prompt_tokens.unwrap_or(PROMPT_TOKENS).max(1)),
             };
             let answer = &self.answers[i];
             shares[i] = answer.waiting().min(room);
             // A state that cannot be cut is shared where it stands.
-            let here = leads.iter().flatten().filter(|(leader, _)| *leader == i).map(|(_, end)| *end);
+            let here =
+                leads.iter().flatten().filter(|(leader, _)| *leader == i).map(|(_, end)| *end);
             if let Some(end) = here.min().filter(|_| !self.engine.lock().rewind.anywhere()) {
                 shares[i] = shares[i].min(end - answer.session.tokens().len());
             }
-            self.read = self.answers[i].job.0;
+            self.read = self.answers[i].id.0;
         }
         shares
     }
@@ -341,14 +344,14 @@ impl Batch {
     /// of what both begin with. Nobody is waited for by those that are further on, so that somebody always reads.
     fn lead(&self, i: usize) -> Option<(usize, usize)> {
         let answer = &self.answers[i];
-        let place = |answer: &Answer| (answer.session.tokens().len(), Reverse(answer.job));
-        let leads = |(j, other): (usize, &Answer)| {
+        let place = |answer: &Sequence| (answer.session.tokens().len(), Reverse(answer.id));
+        let leads = |(j, other): (usize, &Sequence)| {
             if !other.reads() || other.session.is_lossy() || place(other) <= place(answer) {
                 return None;
             }
             let end = answer.shares(other);
-            let worth =
-                end >= answer.session.tokens().len() + LEAST_KEPT && end > other.session.tokens().len();
+            let worth = end >= answer.session.tokens().len() + MIN_KEPT
+                && end > other.session.tokens().len();
             worth.then_some((j, end))
         };
         let all = self.answers.iter().enumerate().filter(|_| answer.reads());
@@ -364,13 +367,16 @@ impl Batch {
             let mut runtime = self.engine.lock();
             let answer = &self.answers[i];
             let had = answer.session.tokens().len();
-            let usable = |other: &Answer| {
+            let usable = |other: &Sequence| {
                 let (timeline, end) = (&other.session.timeline, answer.shares(other));
-                let is_there = timeline.tokens.len() >= end && runtime.rewind.least(timeline) <= end;
-                (is_there && !timeline.is_lossy && end >= lead.max(had + LEAST_KEPT)).then_some(end)
+                let is_there =
+                    timeline.tokens.len() >= end && runtime.rewind.least(timeline) <= end;
+                (is_there && !timeline.is_lossy && end >= lead.max(had + MIN_KEPT)).then_some(end)
             };
             let others = self.answers.iter().enumerate().filter(|(j, _)| *j != i && answer.reads());
-            let best = others.filter_map(|(j, other)| Some((j, usable(other)?))).max_by_key(|(_, end)| *end);
+            let best = others
+                .filter_map(|(j, other)| Some((j, usable(other)?)))
+                .max_by_key(|(_, end)| *end);
             if let Some((j, end)) = best
                 && let Ok(forked) = runtime.fork(&self.answers[j].session.timeline, end)
             {
@@ -388,38 +394,43 @@ impl Batch {
         let mut failed = Vec::new();
         for (i, answer) in self.answers.iter_mut().enumerate() {
             // One whose prompt was there already has taken no share.
-            let begins = answer.last.is_none() && answer.session.tokens().len() == answer.prompt.len();
+            let begins =
+                answer.last.is_none() && answer.session.tokens().len() == answer.prompt.len();
             if !begins && (shares[i] == 0 || answer.last.is_none()) || answer.made >= answer.limit {
                 continue;
             }
             let chosen = match begins && shares[i] > 0 {
-                true => answer.session.keep().and_then(|()| answer.sampler.sample(answer.session.logits())),
+                true => answer
+                    .session
+                    .keep()
+                    .and_then(|()| answer.sampler.sample(answer.session.logits())),
                 false => answer.sampler.sample(answer.session.logits()),
             };
             let stops = &mut answer.stops;
-            let read = |token| stops.as_mut().map_or(Ok(()), |stops| stops.push(token)).map(|()| token);
+            let read =
+                |token| stops.as_mut().map_or(Ok(()), |stops| stops.push(token)).map(|()| token);
             match chosen.and_then(read) {
                 Ok(token) => {
                     answer.last = Some(token);
                     answer.made += 1;
-                    events.push(Event::Token { job: answer.job, token });
+                    events.push(Event::Token { id: answer.id, token });
                 }
                 Err(error) => failed.push((i, error)),
             }
         }
         for (i, error) in failed.into_iter().rev() {
-            let Answer { job, session, .. } = self.answers.remove(i);
-            events.push(Event::Failed { job, error, session });
+            let Sequence { id, session, .. } = self.answers.remove(i);
+            events.push(Event::Failed { id, error, session });
         }
     }
 
     /// Takes out the answers that are at their end.
     fn finish(&mut self, events: &mut Vec<Event>) {
-        let ended = |(i, answer): (usize, &Answer)| Some((i, answer.ends(&self.end)?));
+        let ended = |(i, answer): (usize, &Sequence)| Some((i, answer.ends(&self.end)?));
         let ended: Vec<_> = self.answers.iter().enumerate().filter_map(ended).collect();
         for (i, finish) in ended.into_iter().rev() {
-            let Answer { job, session, .. } = self.answers.remove(i);
-            events.push(Event::Finished { job, finish, session });
+            let Sequence { id, session, .. } = self.answers.remove(i);
+            events.push(Event::Finished { id, finish, session });
         }
     }
 }

@@ -6,13 +6,13 @@
 mod weights;
 
 use moeflux_compute::{
-    Activation, ExpertGroups, ExpertShape, HeadRows, KEY_BLOCK, RopePairs, Scoring, StateShape,
+    Activation, ExpertGroups, ExpertShape, HeadRows, KV_BLOCK, RopePairs, Scoring, StateShape,
 };
 
 use self::weights::Weights;
 use crate::{
     checkpoint::{MatrixSource, Segment, VectorSource},
-    experts::PartSource,
+    experts::ShardLocation,
 };
 
 /// A model.
@@ -117,7 +117,8 @@ impl RopeShape {
     pub fn yarn(dims: usize, base: f64, yarn: &Yarn, pairs: RopePairs) -> Self {
         // The pair that turns so many times within the original context, as a number that need not be whole.
         let pair = |turns: f64| {
-            dims as f64 * (yarn.original_positions / (turns * std::f64::consts::TAU)).ln() / (2.0 * base.ln())
+            dims as f64 * (yarn.original_positions / (turns * std::f64::consts::TAU)).ln()
+                / (2.0 * base.ln())
         };
         let (mut low, mut high) = (pair(yarn.beta_fast), pair(yarn.beta_slow));
         if yarn.truncate {
@@ -479,7 +480,7 @@ pub struct LayerExperts {
     /// The matrices of one.
     pub shape: ExpertShape,
     /// The pieces of a slot, in order.
-    pub(crate) parts: Vec<PartSource>,
+    pub(crate) parts: Vec<ShardLocation>,
     /// Bytes of one.
     pub bytes: usize,
 }
@@ -509,8 +510,9 @@ impl LayerBlueprint {
     fn weights(&self) -> Weights<'_> {
         let mut all = Weights::default();
         all.vectors.extend([&self.mixer_norm, &self.feed_forward_norm]);
-        all.vectors
-            .extend(self.mixer_post_norm.iter().chain(&self.feed_forward_post_norm).chain(&self.scale));
+        all.vectors.extend(
+            self.mixer_post_norm.iter().chain(&self.feed_forward_post_norm).chain(&self.scale),
+        );
         all.mixer(&self.mixer);
         all.feed_forward(&self.feed_forward);
         all
@@ -533,7 +535,8 @@ impl LayerBlueprint {
             MixerBlueprint::Gqa(g) => {
                 // With a window, older positions are written over once neither the window nor a step that fails can
                 // need them.
-                let needed = |window: usize| window.saturating_add(chunk).next_multiple_of(KEY_BLOCK);
+                let needed =
+                    |window: usize| window.saturating_add(chunk).next_multiple_of(KV_BLOCK);
                 vec![StateShape::KeyValue {
                     kv_heads: g.shape.kv_heads,
                     key_width: g.shape.head_dim,
@@ -542,8 +545,12 @@ impl LayerBlueprint {
                 }]
             }
             MixerBlueprint::Mla(m) => {
-                let keys =
-                    |key_width| StateShape::KeyValue { kv_heads: 1, key_width, value_width: 0, positions };
+                let keys = |key_width| StateShape::KeyValue {
+                    kv_heads: 1,
+                    key_width,
+                    value_width: 0,
+                    positions,
+                };
                 let latent = keys(m.shape.kv_lora_rank + m.shape.qk_rope_head_dim);
                 std::iter::once(latent).chain(m.indexer().map(|i| keys(i.head_dim))).collect()
             }
@@ -619,7 +626,9 @@ impl Blueprint {
 
     /// Whether some layer chooses the positions that it attends to.
     pub fn has_indexer(&self) -> bool {
-        self.layers.iter().any(|l| matches!(&l.mixer, MixerBlueprint::Mla(m) if m.indexer().is_some()))
+        self.layers
+            .iter()
+            .any(|l| matches!(&l.mixer, MixerBlueprint::Mla(m) if m.indexer().is_some()))
     }
 
     /// The largest k of any layer.
@@ -640,8 +649,9 @@ impl Blueprint {
     /// The most inputs that any matrix has, experts included.
     pub fn max_inputs(&self) -> usize {
         let dense = self.matrices().map(|m| m.shape.cols);
-        let experts =
-            self.moe_layers().flat_map(|(_, m)| [m.experts.shape.up.cols, m.experts.shape.down.cols]);
+        let experts = self
+            .moe_layers()
+            .flat_map(|(_, m)| [m.experts.shape.up.cols, m.experts.shape.down.cols]);
         dense.chain(experts).max().unwrap_or(0)
     }
 

@@ -98,7 +98,9 @@ impl ChatTemplate {
         config: &TokenizerConfig,
     ) -> Result<Option<ChatTemplate>, Error> {
         let (source, path) = match (jinja, &config.chat_template) {
-            (Some((bytes, path)), _) => (str::from_utf8(bytes).map_err(|e| advise(path, &e))?, path),
+            (Some((bytes, path)), _) => {
+                (str::from_utf8(bytes).map_err(|e| advise(path, &e))?, path)
+            }
             (None, Some(source)) => (source.as_str(), config.path.as_path()),
             (None, None) => return Ok(None),
         };
@@ -123,16 +125,23 @@ impl ChatTemplate {
         options: &ChatOptions,
     ) -> Result<String, Error> {
         let mut variables: BTreeMap<&str, Value> = BTreeMap::new();
-        variables.extend(self.special_tokens.iter().map(|(role, token)| (role.as_str(), Value::from(token))));
+        variables.extend(
+            self.special_tokens.iter().map(|(role, token)| (role.as_str(), Value::from(token))),
+        );
         variables.insert("messages", Value::from(Serde(messages)));
         variables.insert("add_generation_prompt", Value::from(add_generation_prompt));
         // `transformers` defines these two always, and templates compare them with none.
         variables.extend(["tools", "documents"].map(|name| (name, Value::from(()))));
         if let Some(thinking) = options.thinking {
-            variables.extend(["enable_thinking", "thinking"].map(|name| (name, Value::from(thinking))));
+            variables
+                .extend(["enable_thinking", "thinking"].map(|name| (name, Value::from(thinking))));
         }
-        variables
-            .extend(options.variables.iter().map(|(name, value)| (name.as_str(), Value::from(Serde(value)))));
+        variables.extend(
+            options
+                .variables
+                .iter()
+                .map(|(name, value)| (name.as_str(), Value::from(Serde(value)))),
+        );
         self.compile()?.render(Value::from(variables)).map_err(|e| advise(&self.path, &e))
     }
 
@@ -141,7 +150,8 @@ impl ChatTemplate {
     /// # Errors
     /// As [`ChatTemplate::render`]; also when the template does not show answers as they are.
     pub fn render_on(&self, question: &str, options: &ChatOptions) -> Result<String, Error> {
-        let messages = [Message::user("(a question)"), Message::assistant(ANSWER), Message::user(question)];
+        let messages =
+            [Message::user("(a question)"), Message::assistant(ANSWER), Message::user(question)];
         // The question comes later, so it may say what it likes.
         match self.render(&messages, true, options)?.split_once(ANSWER) {
             Some((_, behind)) => Ok(behind.to_owned()),
@@ -155,7 +165,9 @@ impl ChatTemplate {
 
     /// A compiled template borrows its source, so it is compiled where it is used: once per answer.
     fn compile(&self) -> Result<minijinja::Template<'_, '_>, Error> {
-        self.env.template_from_named_str("chat template", &self.source).map_err(|e| advise(&self.path, &e))
+        self.env
+            .template_from_named_str("chat template", &self.source)
+            .map_err(|e| advise(&self.path, &e))
     }
 }
 

@@ -81,7 +81,8 @@ pub(crate) fn open_device(
         open: &|name| {
             let threads = options.threads.or_else(|| Some(physical_cores()));
             let options = DeviceOptions { name: Some(name.to_owned()), threads, ..options.clone() };
-            let device = moeflux_compute::open(&options).map_err(Error::at(|| "opening the device"))?;
+            let device =
+                moeflux_compute::open(&options).map_err(Error::at(|| "opening the device"))?;
             Ok(match wrap {
                 Some(wrap) => wrap(device),
                 None => device,
@@ -103,7 +104,12 @@ struct Machine<'a> {
 }
 
 impl Machine<'_> {
-    fn choose(&self, blueprint: &Blueprint, request: &MemoryRequest, name: &str) -> Result<Opened, Error> {
+    fn choose(
+        &self,
+        blueprint: &Blueprint,
+        request: &MemoryRequest,
+        name: &str,
+    ) -> Result<Opened, Error> {
         match name {
             "auto" => match self.first_that_fits(blueprint, request) {
                 Ok(opened) => Ok(opened),
@@ -128,7 +134,11 @@ impl Machine<'_> {
     }
 
     /// The first adapter that `auto` may take, open, or why there is none.
-    fn first_that_fits(&self, blueprint: &Blueprint, request: &MemoryRequest) -> Result<Opened, String> {
+    fn first_that_fits(
+        &self,
+        blueprint: &Blueprint,
+        request: &MemoryRequest,
+    ) -> Result<Opened, String> {
         if !self.graphics {
             return Err("there is no graphics hardware".into());
         }
@@ -172,12 +182,16 @@ impl Machine<'_> {
         let mut opened = opened.map_err(|error| error.to_string())?;
         let (slots, all) = (opened.plan.slots, blueprint.experts());
         if !opened.plan.holds_all && slots < working_set {
-            return Err(format!("it has room for {slots} experts, and one token needs {working_set}"));
+            return Err(format!(
+                "it has room for {slots} experts, and one token needs {working_set}"
+            ));
         }
         opened.chosen.reason = match slots {
             _ if slots >= all => "it holds the whole model".into(),
             _ if opened.plan.holds_all => {
-                format!("it holds the dense weights and {slots} of {all} experts, the host's memory the rest")
+                format!(
+                    "it holds the dense weights and {slots} of {all} experts, the host's memory the rest"
+                )
             }
             _ => format!("it holds the dense weights and {slots} of {all} experts"),
         };
@@ -284,12 +298,16 @@ mod tests {
             (opened, chosen.unwrap().reason),
             (vec!["cpu".into()], "no driver offers graphics hardware".into())
         );
-        assert_eq!(choose("auto", roomy, &[], "").1.unwrap().reason, "no driver offers graphics hardware");
+        assert_eq!(
+            choose("auto", roomy, &[], "").1.unwrap().reason,
+            "no driver offers graphics hardware"
+        );
     }
 
     #[test]
     fn auto_takes_the_processor_where_a_card_holds_less_than_a_token_needs() {
-        let few = MemoryRequest { budget: Some(4 << 30), slots: Some(31), ..MemoryRequest::default() };
+        let few =
+            MemoryRequest { budget: Some(4 << 30), slots: Some(31), ..MemoryRequest::default() };
         let card = [adapter(0, AdapterKind::Discrete, None)];
         let (opened, chosen) = choose("auto", few, &card, "");
         assert_eq!(opened, ["gpu:0", "cpu"]);
@@ -308,7 +326,10 @@ mod tests {
         let card = [adapter(0, AdapterKind::Discrete, None)];
         for name in ["gpu", "gpu:0", "gpu:7", "cpu", "reference"] {
             let (opened, chosen) = choose(name, MemoryRequest::default(), &card, "");
-            assert_eq!((opened, chosen.unwrap().reason), (vec![name.to_owned()], "asked for".to_owned()));
+            assert_eq!(
+                (opened, chosen.unwrap().reason),
+                (vec![name.to_owned()], "asked for".to_owned())
+            );
             let (opened, chosen) = choose(name, MemoryRequest::default(), &card, name);
             assert!(opened == [name] && chosen.is_err());
         }

@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use moeflux_compute::{BankPlace, Device, DeviceOptions, KernelTime, KeyFormat, State, StateShape};
+use moeflux_compute::{BankPlace, Device, DeviceOptions, KernelTime, KvFormat, State, StateShape};
 
 use crate::{
     EndTokens, Error, MemorySpeed, ModelId, Session,
@@ -16,10 +16,10 @@ use crate::{
     checkpoint::Checkpoint,
     device::{ChosenDevice, Opened, WrapDevice, open_device},
     experts::{
-        ExpertCache, ExpertSource, LookAhead, PageCache, PolicyKind, ReadCounters, ReadOptions, Reader, Tier,
-        Uses, open_reader,
+        ExpertCache, ExpertSource, PageCache, PolicyKind, PrefetchMode, ReadCounters, ReadOptions,
+        Reader, Tier, Uses, open_reader,
     },
-    kept::Kept,
+    kept::PrefixCache,
     layer::Loader,
     memory::{MemoryPlan, MemoryRequest, scratch_shape},
     model::Model,
@@ -46,7 +46,7 @@ pub struct EngineOptions {
     /// How experts are read.
     pub reads: ReadOptions,
     /// Whether experts are read before the layer that may need them has chosen. It changes no result.
-    pub look_ahead: LookAhead,
+    pub prefetch: PrefetchMode,
     /// Wraps the reader of experts.
     pub wrap_reader: Option<WrapReader>,
     /// Wraps the device.
@@ -66,7 +66,7 @@ struct Shared {
     text: Option<Text>,
     device: ChosenDevice,
     model: ModelId,
-    keys: KeyFormat,
+    kv_format: KvFormat,
     exact: bool,
     reads: String,
     runtime: Mutex<Runtime>,
@@ -80,13 +80,13 @@ pub(crate) struct Runtime {
     pub(crate) cache: ExpertCache,
     pub(crate) model: Model,
     /// How experts are found again when their files were lost.
-    again: Again,
+    again: ReopenArgs,
     /// How far sessions can be cut.
     pub(crate) rewind: Rewind,
     /// All states of a session.
     pub(crate) shapes: Vec<StateShape>,
     /// Points of sessions for prompts that begin like them.
-    pub(crate) kept: Kept,
+    pub(crate) kept: PrefixCache,
     /// Bytes that states may hold.
     pub(crate) state_limit: u64,
     /// The states of the last step, in memory that the next one uses again.
@@ -109,15 +109,17 @@ impl Engine {
         let text = Text::of(&checkpoint, blueprint.vocab)?;
         let wrap = options.wrap_device.as_ref();
         let request = options.memory.reading(&checkpoint, &blueprint, &options.reads);
-        let Opened { mut device, plan, chosen } = open_device(&blueprint, &request, &options.device, wrap)?;
+        let Opened { mut device, plan, chosen } =
+            open_device(&blueprint, &request, &options.device, wrap)?;
         let pages = PageCache::of(options.reads.access, &checkpoint, &blueprint, &plan);
         let memory = device.memory();
         let load_all = memory.is_some() && plan.holds_all;
         device
-            .reserve_scratch(scratch_shape(&blueprint, plan.chunk, device.key_format()))
+            .reserve_scratch(scratch_shape(&blueprint, plan.chunk, device.kv_format()))
             .map_err(Error::at(|| "reserving the device's memory"))?;
         let source = Arc::new(ExpertSource::of(&checkpoint, &blueprint));
-        let dense: u64 = blueprint.matrices().flat_map(|m| &m.segments).map(|s| s.bytes as u64).sum();
+        let dense: u64 =
+            blueprint.matrices().flat_map(|m| &m.segments).map(|s| s.bytes as u64).sum();
         let total = dense + if load_all { blueprint.experts_bytes() } else { 0 };
         let mut loaded = 0;
         let mut progress = |bytes: u64| {
@@ -130,9 +132,16 @@ impl Engine {
             exact: options.device.exact,
             progress: &mut progress,
         };
-        let model = Model::load(&blueprint, &mut loader, plan.chunk, plan.context, options.look_ahead)?;
+        let model =
+            Model::load(&blueprint, &mut loader, plan.chunk, plan.context, options.prefetch)?;
         let mut tier = |count, shared, place| {
-            Tier::new(&mut *device, &source, [count, shared, plan.slot as usize], place, options.policy)
+            Tier::new(
+                &mut *device,
+                &source,
+                [count, shared, plan.slot as usize],
+                place,
+                options.policy,
+            )
         };
         let shared = blueprint.joined_layers();
         let (host_slots, card, shared) = match plan.device_budget {
@@ -141,7 +150,7 @@ impl Engine {
         };
         let host = tier(host_slots, shared, BankPlace::Host)?;
         let identity = checkpoint.identity()?;
-        let again = Again {
+        let again = ReopenArgs {
             folder: checkpoint.folder().into(),
             mirrors: checkpoint.mirrors().into(),
             model: identity,
@@ -162,12 +171,15 @@ impl Engine {
         if load_all {
             cache.load_all(&mut *device, &mut progress)?;
         }
-        let keys = device.key_format();
+        let kv_format = device.kv_format();
         let state_limit = plan.state.saturating_add(plan.marks);
         device.limit_states(state_limit);
         let rewind = Rewind::of(&blueprint, &plan);
-        let shapes =
-            blueprint.layers.iter().flat_map(|layer| layer.states(plan.context, plan.chunk)).collect();
+        let shapes = blueprint
+            .layers
+            .iter()
+            .flat_map(|layer| layer.states(plan.context, plan.chunk))
+            .collect();
         let runtime = Runtime {
             device,
             cache,
@@ -175,7 +187,7 @@ impl Engine {
             again,
             rewind,
             shapes,
-            kept: Kept::default(),
+            kept: PrefixCache::default(),
             state_limit,
             stepped: Vec::new(),
         };
@@ -186,7 +198,7 @@ impl Engine {
             text,
             device: chosen,
             model: identity,
-            keys,
+            kv_format,
             exact: options.device.exact,
             reads,
             runtime: Mutex::new(runtime),
@@ -221,7 +233,8 @@ impl Engine {
     pub fn text(&self) -> Result<&Text, Error> {
         self.shared.text.as_ref().ok_or_else(|| Error::Text {
             path: self.shared.folder.join("tokenizer.json"),
-            problem: "there is no such file, so text cannot be turned into tokens: download it".into(),
+            problem: "there is no such file, so text cannot be turned into tokens: download it"
+                .into(),
         })
     }
 
@@ -241,8 +254,8 @@ impl Engine {
     }
 
     /// What keys and values are kept as.
-    pub fn keys(&self) -> KeyFormat {
-        self.shared.keys
+    pub fn kv_format(&self) -> KvFormat {
+        self.shared.kv_format
     }
 
     /// Whether it computes on the exact path.
@@ -311,7 +324,9 @@ impl Engine {
         }
         let mut runtime = self.lock();
         let Runtime { device, cache, .. } = &mut *runtime;
-        cache.with_slots(&mut **device, BYTES.div_ceil(slot), |slots| read_once(slots, threads))?.transpose()
+        cache
+            .with_slots(&mut **device, BYTES.div_ceil(slot), |slots| read_once(slots, threads))?
+            .transpose()
     }
 
     /// How experts are read, in words for users: "io_uring, direct, depth 16".
@@ -335,7 +350,8 @@ impl Engine {
     /// The file cannot be written, or the model has no routed experts. Later a step fails if it cannot be written down.
     pub fn record_routing(&self, file: Option<&Path>) -> Result<(), Error> {
         let Shared { blueprint, plan, folder, .. } = &*self.shared;
-        let recorder = file.map(|file| Recorder::create(file, &TraceHeader::of(blueprint, plan, folder)));
+        let recorder =
+            file.map(|file| Recorder::create(file, &TraceHeader::of(blueprint, plan, folder)));
         let recorder = recorder.transpose()?;
         self.lock().model.record(recorder);
         Ok(())
@@ -352,7 +368,7 @@ impl Engine {
 }
 
 /// How to open the files of experts, and to open them again: a disk that was gone for a while comes back as another one.
-struct Again {
+struct ReopenArgs {
     folder: PathBuf,
     mirrors: Vec<PathBuf>,
     model: ModelId,
@@ -362,7 +378,7 @@ struct Again {
     wrap: Option<WrapReader>,
 }
 
-impl Again {
+impl ReopenArgs {
     fn reader(&self, source: &Arc<ExpertSource>) -> Result<Box<dyn Reader>, Error> {
         let reader = open_reader(source, &self.reads, self.slots, self.pages)?;
         Ok(match &self.wrap {

@@ -115,7 +115,9 @@ pub enum Error {
 #[non_exhaustive]
 pub enum SnapshotProblem {
     /// Another kind of file.
-    #[error("this is no saved session: give the path of a file that moeflux saved; the session is as it was")]
+    #[error(
+        "this is no saved session: give the path of a file that moeflux saved; the session is as it was"
+    )]
     NotASnapshot,
     /// Written by a later version of moeflux.
     #[error(
@@ -151,7 +153,9 @@ pub enum SnapshotProblem {
         of: String,
     },
     /// Saved with other settings: format of keys and values, exactness, context, device.
-    #[error("{0}: open the model with the settings that it was saved with; the session is as it was")]
+    #[error(
+        "{0}: open the model with the settings that it was saved with; the session is as it was"
+    )]
     OtherSettings(
         /// Which setting, as it was saved and as it is now.
         String,

@@ -9,8 +9,8 @@ use std::{
 use serde::Serialize;
 
 use crate::{
-    Decoder, EndTokens, Engine, Error, Sampler, Sampling, Session, StopStrings, Synced, model::Watch,
-    stats::Stats,
+    Decoder, EndTokens, Engine, Error, Sampler, Sampling, Session, StopStrings, Synced,
+    model::StepControl, stats::Stats,
 };
 
 /// What is asked for.
@@ -24,7 +24,7 @@ pub struct GenerateRequest {
     /// a text come all the same, and [`StopStrings`] takes it out of what they say.
     pub stop: Vec<String>,
     /// Lengths of prefixes of the prompt that other prompts are likely to share, in ascending order: [`Session::sync_with`] keeps
-    /// points there. A [`Batch`](crate::Batch) does not look at them.
+    /// points there. A [`Scheduler`](crate::Scheduler) does not look at them.
     pub ends: Vec<usize>,
 }
 
@@ -58,7 +58,11 @@ pub struct Phase {
 impl Phase {
     /// Tokens per second; zero when nothing was done.
     pub fn tokens_per_second(&self) -> f64 {
-        if self.tokens == 0 || self.seconds <= 0.0 { 0.0 } else { self.tokens as f64 / self.seconds }
+        if self.tokens == 0 || self.seconds <= 0.0 {
+            0.0
+        } else {
+            self.tokens as f64 / self.seconds
+        }
     }
 }
 
@@ -94,7 +98,8 @@ impl Stops {
         if request.stop.is_empty() {
             return Ok(None);
         }
-        let (decoder, strings) = (engine.text()?.decoder(), StopStrings::new(request.stop.clone())?);
+        let (decoder, strings) =
+            (engine.text()?.decoder(), StopStrings::new(request.stop.clone())?);
         Ok(Some(Self { decoder, strings, found: false }))
     }
 
@@ -131,9 +136,10 @@ impl<'a> Tokens<'a> {
         prompt: &[u32],
         request: &GenerateRequest,
         stops: Option<Stops>,
-        watch: &mut Watch<'w>,
+        watch: &mut StepControl<'w>,
     ) -> Result<Self, Error> {
-        let mut sampler = Sampler::new(request.sampling.clone(), session.engine().blueprint().vocab)?;
+        let mut sampler =
+            Sampler::new(request.sampling.clone(), session.engine().blueprint().vocab)?;
         sampler.prompt(prompt);
         let end = session.engine().end();
         let synced = session.sync_with(prompt, &request.ends, watch)?;
@@ -175,7 +181,9 @@ impl<'a> Tokens<'a> {
             _ if self.stops.as_ref().is_some_and(Stops::found) => Some(Finish::StopString),
             Some(_) if full => Some(Finish::Context),
             _ if self.made >= self.limit => Some(Finish::MaxTokens),
-            _ if self.cancel.is_some_and(|cancel| cancel.load(Ordering::Relaxed)) => Some(Finish::Cancelled),
+            _ if self.cancel.is_some_and(|cancel| cancel.load(Ordering::Relaxed)) => {
+                Some(Finish::Cancelled)
+            }
             _ => None,
         }
     }
@@ -193,12 +201,13 @@ impl Iterator for Tokens<'_> {
         if self.finish.is_some() {
             return None;
         }
-        let mut watch = Watch { cancel: self.cancel, ..Watch::default() };
+        let mut watch = StepControl { cancel: self.cancel, ..StepControl::default() };
         let chosen = match self.last {
             None => self.sampler.sample(self.session.logits()),
             Some(last) => self.session.next(&[last], &mut self.sampler, &mut watch),
         };
-        let read = |token| self.stops.as_mut().map_or(Ok(()), |stops| stops.push(token)).map(|()| token);
+        let read =
+            |token| self.stops.as_mut().map_or(Ok(()), |stops| stops.push(token)).map(|()| token);
         match chosen.and_then(read) {
             Ok(token) => {
                 self.last = Some(token);
@@ -227,7 +236,7 @@ pub fn generate(
     session: &mut Session,
     prompt: &[u32],
     request: &GenerateRequest,
-    watch: &mut Watch<'_>,
+    watch: &mut StepControl<'_>,
     on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
 ) -> Result<Answer, Error> {
     let engine = session.engine().clone();
@@ -282,7 +291,11 @@ pub fn generate(
     Ok(answer)
 }
 
-fn emit(piece: &str, text: &mut String, on_text: &mut dyn FnMut(&str) -> ControlFlow<()>) -> ControlFlow<()> {
+fn emit(
+    piece: &str,
+    text: &mut String,
+    on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
+) -> ControlFlow<()> {
     if piece.is_empty() {
         return ControlFlow::Continue(());
     }

@@ -6,7 +6,7 @@
 //! ```
 //! use std::ops::ControlFlow;
 //!
-//! use moeflux::{ChatOptions, Checkpoint, Engine, EngineOptions, GenerateRequest, Message, Sampling, Watch, generate};
+//! use moeflux::{ChatOptions, Checkpoint, Engine, EngineOptions, GenerateRequest, Message, Sampling, StepControl, generate};
 //!
 //! # fn main() -> Result<(), moeflux::Error> {
 //! // The small model in the box; `Checkpoint::open` takes the folder of any other one, as it was published.
@@ -16,7 +16,7 @@
 //!
 //! let mut session = engine.session()?;
 //! let request = GenerateRequest { sampling: Sampling::greedy(), ..GenerateRequest::default() };
-//! let answer = generate(&mut session, &prompt, &request, &mut Watch::default(), &mut |piece| {
+//! let answer = generate(&mut session, &prompt, &request, &mut StepControl::default(), &mut |piece| {
 //!     print!("{piece}");
 //!     ControlFlow::Continue(())
 //! })?;
@@ -34,10 +34,10 @@
 //! | [`Session`] | one timeline of tokens and the state that they left: [`sync`](Session::sync), [`decode`](Session::decode), [`generate`](Session::generate), [`truncate`](Session::truncate), [`fork`](Session::fork) |
 //! | [`Mark`] | a point of a session to go back to |
 //! | [`SnapshotFolder`] | sessions on disk, found by what their prompts begin with; [`Session::snapshot`] saves a single one |
-//! | [`Batch`] | many answers at once: their sessions share the steps, and the experts that a step reads; [`Engine::step`] is one such step |
+//! | [`Scheduler`] | many answers at once: their sessions share the steps, and the experts that a step reads; [`Engine::step`] is one such step |
 //! | [`Text`] | a model's tokenizer, chat template and advice on sampling |
 //! | [`Sampler`] | from logits to a token, as [`Sampling`] says |
-//! | [`Watch`] | what a caller sees of a step and how it stops one: [`Observer`], progress, cancelling |
+//! | [`StepControl`] | what a caller sees of a step and how it stops one: [`StepObserver`], progress, cancelling |
 //! | [`Stats`] | what it has cost: experts needed, hit and read, bytes, time |
 //! | [`Error`] | what went wrong, where, and what to do |
 //!
@@ -89,7 +89,7 @@ mod tokenizer;
 mod trace;
 
 pub use arch::supported as supported_architectures;
-pub use batch::{Batch, BatchOptions, Event, Job, Refused};
+pub use batch::{Event, RequestId, Scheduler, SchedulerOptions, SubmitError};
 pub use blueprint::*;
 pub use chat::{ChatOptions, ChatTemplate, Message};
 pub use checkpoint::{Checkpoint, MatrixSource, ModelId, Segment, VectorSource, unpack_embedded};
@@ -97,22 +97,22 @@ pub use device::{ChosenDevice, Devices, WrapDevice};
 pub use engine::{Engine, EngineOptions, WrapReader};
 pub use error::{Error, SnapshotProblem};
 pub use experts::{
-    Access, Completion, LookAhead, PageCache, PolicyKind, ReadCounters, ReadOptions, ReadRequest, Reader,
-    ReaderKind, Urgency,
+    Access, Completion, PageCache, PolicyKind, PrefetchMode, ReadCounters, ReadOptions,
+    ReadRequest, Reader, ReaderKind, Urgency,
 };
 pub use generate::{Answer, Finish, GenerateRequest, Phase, Tokens, generate};
-pub use layer::Observer;
+pub use layer::StepObserver;
 pub use mark::Mark;
 pub use memory::{CARD_CHUNK, DEFAULT_CHUNK, DEFAULT_CONTEXT, MemoryPlan, MemoryRequest};
-pub use model::{Logits, Watch};
-pub use moeflux_compute::{Adapter, AdapterKind, DeviceOptions, KernelTime, KeyFormat};
+pub use model::{Logits, StepControl};
+pub use moeflux_compute::{Adapter, AdapterKind, DeviceOptions, KernelTime, KvFormat};
 pub use pack::{Damage, PackReport, VerifyReport, pack, verify_packed};
 pub use perplexity::{Perplexity, negative_log_likelihood, perplexity};
 pub use planner::Planner;
 pub use probe::{DepthSpeed, DiskSpeed, FilePages, MemorySpeed, probe_disk, probe_memory};
 pub use replay::{Replayed, ReplayedSteps};
 pub use sample::{EndTokens, GenerationConfig, Sampler, Sampling, StopResult, StopStrings};
-pub use session::{Session, SnapshotOptions, Synced, Turn};
+pub use session::{BatchEntry, Session, SnapshotOptions, Synced};
 pub use snapshot::SnapshotFolder;
 pub use stats::{LayerStats, Stats};
 pub use system::SystemMemory;

@@ -1,6 +1,6 @@
 //! The memory plan: every byte that will be held, from a budget, before anything is allocated.
 
-use moeflux_compute::{Device, DeviceOptions, KeyFormat, ScratchShape, StateShape};
+use moeflux_compute::{Device, DeviceOptions, KvFormat, ScratchShape, StateShape};
 use serde::Serialize;
 
 use crate::{
@@ -10,7 +10,7 @@ use crate::{
     device::{ChosenDevice, open_device},
     experts::{BOOKKEEPING, ReadOptions, reader_memory},
     layer::{Mla, Routing, Scratch},
-    model::{FIRST_NUMBERS, LOGIT_ROWS},
+    model::{LOGIT_ROWS, TOP_CANDIDATES},
     system::SystemMemory,
     text::Text,
 };
@@ -28,7 +28,7 @@ pub const CARD_CHUNK: usize = 2048;
 pub(crate) const READ_THREADS: usize = 8;
 
 /// The least slots that the host has beside a device's own: as many experts again wait to be copied while others are read.
-const ON_THE_WAY: usize = 2 * READ_THREADS;
+const MIN_HOST_SLOTS: usize = 2 * READ_THREADS;
 
 /// For what the allocator, the kernel's tables of our pages and code that has not run yet will take.
 const RESERVE: u64 = 12 << 20;
@@ -87,9 +87,17 @@ impl MemoryRequest {
     /// With the memory of the reader that [`Engine::open`](crate::Engine::open) makes of a checkpoint and its mirrors with such
     /// options, unless it was asked for.
     #[must_use]
-    pub fn reading(self, checkpoint: &Checkpoint, blueprint: &Blueprint, reads: &ReadOptions) -> Self {
+    pub fn reading(
+        self,
+        checkpoint: &Checkpoint,
+        blueprint: &Blueprint,
+        reads: &ReadOptions,
+    ) -> Self {
         let folders = 1 + checkpoint.mirrors().len();
-        Self { reader: self.reader.or_else(|| Some(reader_memory(reads, blueprint, folders))), ..self }
+        Self {
+            reader: self.reader.or_else(|| Some(reader_memory(reads, blueprint, folders))),
+            ..self
+        }
     }
 }
 
@@ -199,7 +207,8 @@ impl MemoryPlan {
         }
         let wanted = request.context.unwrap_or(DEFAULT_CONTEXT.min(blueprint.max_positions));
         let scratch = |rows: usize, context: usize| -> Result<u64, Error> {
-            let of_device = device.scratch_bytes(scratch_shape(blueprint, rows, device.key_format()));
+            let of_device =
+                device.scratch_bytes(scratch_shape(blueprint, rows, device.kv_format()));
             let of_device = of_device.map_err(Error::at(|| "planning memory"))?;
             Ok(scratch_bytes(blueprint, rows, context) + of_device)
         };
@@ -211,7 +220,9 @@ impl MemoryPlan {
         }
         let process = system.resident
             + RESERVE
-            + request.reader.unwrap_or_else(|| reader_memory(&ReadOptions::default(), blueprint, 1))
+            + request
+                .reader
+                .unwrap_or_else(|| reader_memory(&ReadOptions::default(), blueprint, 1))
             + device.driver_bytes();
         let dense = Self::dense_bytes(blueprint);
         let slot = pages(blueprint.slot_bytes() as u64);
@@ -264,18 +275,20 @@ impl MemoryPlan {
             }
         }
         let left = best.slots_limit().saturating_sub(best.fixed());
-        best.marks =
-            request.marks.unwrap_or_else(|| pages(left / MARKS_SHARE).min(best.state / sessions as u64));
+        best.marks = request
+            .marks
+            .unwrap_or_else(|| pages(left / MARKS_SHARE).min(best.state / sessions as u64));
         let most = best.slots_within().min(all);
         let (slots, in_place) = (request.slots.unwrap_or(most), memory.is_none_or(|m| m.in_place));
         if device_budget.is_some() {
-            best.host_slots = ON_THE_WAY.min(all);
+            best.host_slots = MIN_HOST_SLOTS.min(all);
             if best.host() > budget {
                 return Err(best.host_too_small(request));
             }
             let room = (budget - best.host()).checked_div(slot).map_or(0, |n| n as usize);
             let most_on_host = (best.host_slots + room).min(all);
-            best.host_slots = host_slots(all - slots.min(all), best.host_slots, most_on_host, in_place);
+            best.host_slots =
+                host_slots(all - slots.min(all), best.host_slots, most_on_host, in_place);
             if let Some(asked) = request.host_slots {
                 if asked == 0 || asked > most_on_host {
                     return Err(Error::Input(format!(
@@ -292,7 +305,7 @@ impl MemoryPlan {
         if most < need || best.fixed() > best.slots_limit() {
             // However few rows there are, the threads of a device without memory of its own have theirs.
             let threads = match memory {
-                None => device.scratch_bytes(scratch_shape(blueprint, 1, device.key_format())),
+                None => device.scratch_bytes(scratch_shape(blueprint, 1, device.kv_format())),
                 Some(_) => Ok(0),
             };
             return Err(best.too_small(need, request, threads.unwrap_or(0)));
@@ -320,7 +333,9 @@ impl MemoryPlan {
     /// Bytes of everything but the slots in the memory where the slots lie.
     pub fn fixed(&self) -> u64 {
         let host = if self.device_budget.is_some() { 0 } else { self.host() };
-        [self.dense, self.state, self.marks, self.scratch].into_iter().fold(host, u64::saturating_add)
+        [self.dense, self.state, self.marks, self.scratch]
+            .into_iter()
+            .fold(host, u64::saturating_add)
     }
 
     /// Bytes of everything in the memory where the slots lie.
@@ -344,12 +359,17 @@ impl MemoryPlan {
     /// is asked to be this one. Where nobody asks, a larger budget may go to a longer context first.
     pub fn budget_for_token(&self) -> u64 {
         let slots = self.slot.saturating_mul(self.working_set as u64);
-        // Kept points have their share of what the slots are taken from.
+        // PrefixCache points have their share of what the slots are taken from.
         let marks = match self.marks {
             0 => 0,
-            _ => pages(slots / (MARKS_SHARE - 1) + 1).min(self.state / self.sessions as u64).max(self.marks),
+            _ => pages(slots / (MARKS_SHARE - 1) + 1)
+                .min(self.state / self.sessions as u64)
+                .max(self.marks),
         };
-        (self.fixed() - self.marks).saturating_add(marks).saturating_add(slots).saturating_add(WOBBLE)
+        (self.fixed() - self.marks)
+            .saturating_add(marks)
+            .saturating_add(slots)
+            .saturating_add(WOBBLE)
     }
 
     fn slots_within(&self) -> usize {
@@ -398,7 +418,8 @@ impl MemoryPlan {
             Some(_) => (
                 "a budget of the device's own memory",
                 String::new(),
-                self.advice(request.device_budget, "--gpu-memory", floor) + ", or give --device cpu",
+                self.advice(request.device_budget, "--gpu-memory", floor)
+                    + ", or give --device cpu",
             ),
             None => (
                 "a budget",
@@ -458,13 +479,13 @@ fn mib(bytes: u64) -> u64 {
 }
 
 /// The scratch of the device for steps of up to `rows` rows.
-pub(crate) fn scratch_shape(blueprint: &Blueprint, rows: usize, keys: KeyFormat) -> ScratchShape {
+pub(crate) fn scratch_shape(blueprint: &Blueprint, rows: usize, keys: KvFormat) -> ScratchShape {
     let latent_head = blueprint.layers.iter().map(|l| match &l.mixer {
         MixerBlueprint::Mla(mla) => Mla::latent_head(mla),
         MixerBlueprint::Gqa(_) | MixerBlueprint::DeltaNet(_) => 0,
     });
-    let wide_keys = blueprint.layers.iter().flat_map(|l| l.states(1, 1)).map(|shape| match shape {
-        StateShape::KeyValue { key_width, value_width, .. } if keys == KeyFormat::Q8 => {
+    let wide_kv = blueprint.layers.iter().flat_map(|l| l.states(1, 1)).map(|shape| match shape {
+        StateShape::KeyValue { key_width, value_width, .. } if keys == KvFormat::Q8 => {
             key_width + value_width
         }
         _ => 0,
@@ -473,7 +494,7 @@ pub(crate) fn scratch_shape(blueprint: &Blueprint, rows: usize, keys: KeyFormat)
         rows,
         cols: blueprint.max_inputs(),
         latent_head: latent_head.max().unwrap_or(0),
-        wide_keys: wide_keys.max().unwrap_or(0),
+        wide_kv: wide_kv.max().unwrap_or(0),
     }
 }
 
@@ -489,8 +510,8 @@ fn vector_bytes(blueprint: &Blueprint) -> u64 {
 
 /// Buffers of intermediate results, logits among them.
 fn scratch_bytes(blueprint: &Blueprint, rows: usize, context: usize) -> u64 {
-    let logits =
-        blueprint.vocab as u64 * 4 * LOGIT_ROWS as u64 + pages(4 * (LOGIT_ROWS * FIRST_NUMBERS) as u64);
+    let logits = blueprint.vocab as u64 * 4 * LOGIT_ROWS as u64
+        + pages(4 * (LOGIT_ROWS * TOP_CANDIDATES) as u64);
     Scratch::bytes(blueprint, rows, context) + (8 + crate::layer::LANES) as u64 * pages(1) + logits
 }
 
@@ -499,7 +520,8 @@ fn staging_bytes(blueprint: &Blueprint, rows: usize, takes_over: bool) -> u64 {
     // Logits are read back, kept by the session, and copied to be sampled from.
     let logits = blueprint.vocab as u64 * 4 * (LOGIT_ROWS as u64 + 2);
     let queues = (blueprint.experts() * BOOKKEEPING) as u64;
-    let largest = blueprint.matrices().map(|m| m.bytes() as u64).max().filter(|_| takes_over).unwrap_or(0);
+    let largest =
+        blueprint.matrices().map(|m| m.bytes() as u64).max().filter(|_| takes_over).unwrap_or(0);
     logits + queues + pages(largest) + Routing::bytes(blueprint, rows)
 }
 

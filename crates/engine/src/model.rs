@@ -7,13 +7,13 @@ use std::{
     time::Instant,
 };
 
-use moeflux_compute::{Buffer, Device, MOST_TOP_LOGITS, Op, Span, State, View, Weight};
+use moeflux_compute::{Buffer, Device, MAX_TOP_LOGITS, Op, Span, State, View, Weight};
 
 use crate::{
     Error,
     blueprint::Blueprint,
-    experts::{ExpertCache, LookAhead},
-    layer::{Layer, Loader, Observer, Routing, Scratch, Step},
+    experts::{ExpertCache, PrefetchMode},
+    layer::{Layer, Loader, Routing, Scratch, Step, StepObserver},
     stats::{LayerStats, Stats},
     trace::Recorder,
 };
@@ -32,7 +32,7 @@ pub enum Logits {
 
 /// What is wanted of a span's logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wanted {
+pub(crate) enum LogitsRequest {
     /// Nothing: the head does not run.
     Nothing,
     /// All logits of some tokens.
@@ -42,7 +42,7 @@ pub(crate) enum Wanted {
 }
 
 /// What a step found for one of its rows.
-pub(crate) enum Found<'a> {
+pub(crate) enum LogitsOutput<'a> {
     /// One logit per entry of the vocabulary.
     Logits(&'a [f32]),
     /// The tokens that come first in rank, and their logits.
@@ -51,35 +51,41 @@ pub(crate) enum Found<'a> {
 
 /// Takes what was found for a row of the step. Told the first in rank, it says whether they are enough; if not, all logits of
 /// the row follow.
-pub(crate) type Sink<'a> = dyn FnMut(usize, Found<'_>) -> bool + 'a;
+pub(crate) type LogitsSink<'a> = dyn FnMut(usize, LogitsOutput<'_>) -> bool + 'a;
 
 /// Numbers of the buffer for what comes first in rank.
-pub(crate) const FIRST_NUMBERS: usize = 2 * MOST_TOP_LOGITS;
+pub(crate) const TOP_CANDIDATES: usize = 2 * MAX_TOP_LOGITS;
 
 /// What a caller may want to see of a step, and how it stops one.
 ///
 /// What is called here, or with logits, runs in the middle of a step, while all other sessions of the engine wait: it must not
 /// call the engine or any of its sessions, not even drop one, or it waits for ever. If it panics, the step has failed.
 #[derive(Default)]
-pub struct Watch<'a> {
+pub struct StepControl<'a> {
     /// Set by anyone to stop at the next layer; the session then stands at its last good token.
     pub cancel: Option<&'a AtomicBool>,
     /// Called with the share of the work that is done, from 0 to 1.
     pub progress: Option<&'a mut dyn FnMut(f64)>,
     /// Sees hidden states and chosen experts.
-    pub observer: Option<&'a mut (dyn Observer + 'a)>,
+    pub observer: Option<&'a mut (dyn StepObserver + 'a)>,
 }
 
-impl Watch<'_> {
+impl StepControl<'_> {
     /// Whether somebody asked to stop.
     pub fn is_cancelled(&self) -> bool {
         self.cancel.is_some_and(|c| c.load(Ordering::Relaxed))
     }
 
     /// Watches a part of the work: so much comes before it, and so much it is of all.
-    pub(crate) fn part<T>(&mut self, before: f64, share: f64, f: impl FnOnce(&mut Watch<'_>) -> T) -> T {
-        let mut inner = self.progress.as_mut().map(|p| move |of_part: f64| p(before + share * of_part));
-        f(&mut Watch {
+    pub(crate) fn part<T>(
+        &mut self,
+        before: f64,
+        share: f64,
+        f: impl FnOnce(&mut StepControl<'_>) -> T,
+    ) -> T {
+        let mut inner =
+            self.progress.as_mut().map(|p| move |of_part: f64| p(before + share * of_part));
+        f(&mut StepControl {
             cancel: self.cancel,
             progress: inner.as_mut().map(|p| p as &mut dyn FnMut(f64)),
             observer: match &mut self.observer {
@@ -95,11 +101,11 @@ pub(crate) type LayerStates = [Option<State>; 2];
 
 /// Some tokens of one session.
 #[derive(Clone, Copy)]
-pub(crate) struct StepSpan<'a> {
+pub(crate) struct SeqSpan<'a> {
     pub(crate) states: &'a [LayerStates],
     pub(crate) position: usize,
     pub(crate) tokens: &'a [u32],
-    pub(crate) wanted: Wanted,
+    pub(crate) wanted: LogitsRequest,
 }
 
 /// What a step runs on.
@@ -123,7 +129,7 @@ pub(crate) struct Model {
     scratch: Scratch,
     /// `(LOGIT_ROWS, vocab)`.
     logits: Buffer,
-    /// `(LOGIT_ROWS, FIRST_NUMBERS)`: what comes first in rank.
+    /// `(LOGIT_ROWS, TOP_CANDIDATES)`: what comes first in rank.
     first: Buffer,
     spans: [Vec<Span>; 2],
     routing: Routing,
@@ -145,7 +151,7 @@ impl Model {
         loader: &mut Loader<'_>,
         rows: usize,
         context: usize,
-        look_ahead: LookAhead,
+        prefetch: PrefetchMode,
     ) -> Result<Self, Error> {
         let embed = loader.matrix(&blueprint.embed)?;
         Ok(Self {
@@ -155,17 +161,27 @@ impl Model {
             embed_scale: blueprint.embed_scale,
             logit_cap: blueprint.logit_cap,
             embed,
-            layers: blueprint.layers.iter().map(|l| Layer::load(l, loader)).collect::<Result<_, _>>()?,
+            layers: blueprint
+                .layers
+                .iter()
+                .map(|l| Layer::load(l, loader))
+                .collect::<Result<_, _>>()?,
             norm: loader.vector(&blueprint.norm)?,
             head: match &blueprint.head {
                 Some(head) => loader.matrix(head)?,
                 None => embed,
             },
             scratch: Scratch::new(blueprint, rows, context, loader.device)?,
-            logits: loader.device.buffer(LOGIT_ROWS * blueprint.vocab).map_err(Error::at(|| "logits"))?,
-            first: loader.device.buffer(LOGIT_ROWS * FIRST_NUMBERS).map_err(Error::at(|| "logits"))?,
+            logits: loader
+                .device
+                .buffer(LOGIT_ROWS * blueprint.vocab)
+                .map_err(Error::at(|| "logits"))?,
+            first: loader
+                .device
+                .buffer(LOGIT_ROWS * TOP_CANDIDATES)
+                .map_err(Error::at(|| "logits"))?,
             spans: [Vec::with_capacity(1), Vec::with_capacity(1)],
-            routing: Routing::new(blueprint, rows, look_ahead),
+            routing: Routing::new(blueprint, rows, prefetch),
             layer_stats: vec![LayerStats::default(); blueprint.layers.len()],
             read: vec![0.0; LOGIT_ROWS * blueprint.vocab],
             tokens: Vec::with_capacity(rows),
@@ -192,9 +208,9 @@ impl Model {
     pub(crate) fn step(
         &mut self,
         mut on: On<'_>,
-        spans: &[StepSpan<'_>],
-        watch: &mut Watch<'_>,
-        sink: &mut Sink<'_>,
+        spans: &[SeqSpan<'_>],
+        watch: &mut StepControl<'_>,
+        sink: &mut LogitsSink<'_>,
     ) -> Result<(), Error> {
         if let Some(recorder) = &mut self.routing.recorder {
             recorder.begin(spans.iter().map(|s| s.tokens.len()).sum());
@@ -214,16 +230,17 @@ impl Model {
     fn run(
         &mut self,
         on: &mut On<'_>,
-        spans: &[StepSpan<'_>],
-        watch: &mut Watch<'_>,
-        sink: &mut Sink<'_>,
+        spans: &[SeqSpan<'_>],
+        watch: &mut StepControl<'_>,
+        sink: &mut LogitsSink<'_>,
     ) -> Result<(), Error> {
         self.routing.waited = false;
         self.tokens.clear();
         spans.iter().for_each(|span| self.tokens.extend_from_slice(span.tokens));
         let begun = match self.ahead.take() {
             Some(ahead) if watch.observer.is_none() && !watch.is_cancelled() && ahead.is(spans) => {
-                let begun = on.device.begin_recorded(&self.tokens).map_err(Error::at(|| "embedding"))?;
+                let begun =
+                    on.device.begin_recorded(&self.tokens).map_err(Error::at(|| "embedding"))?;
                 begun.then_some(ahead)
             }
             _ => None,
@@ -257,7 +274,7 @@ impl Model {
             // Whoever wants all logits reads a text that is there, and between two parts of the head nothing is recorded.
             let goes_on = asked.len() == spans.len()
                 && watch.observer.is_none()
-                && spans.iter().all(|span| span.wanted != Wanted::Logits(Logits::All));
+                && spans.iter().all(|span| span.wanted != LogitsRequest::Logits(Logits::All));
             let next = if goes_on { spans } else { &[] };
             self.read_asked(on, asked, next, sink).map_err(Error::at(|| "head"))
         });
@@ -270,8 +287,8 @@ impl Model {
     fn layers(
         &mut self,
         on: &mut On<'_>,
-        spans: &[StepSpan<'_>],
-        watch: &mut Watch<'_>,
+        spans: &[SeqSpan<'_>],
+        watch: &mut StepControl<'_>,
     ) -> Result<(), Error> {
         let On { device, cache, stats } = on;
         let rows = spans.iter().map(|s| s.tokens.len()).sum();
@@ -280,7 +297,9 @@ impl Model {
             .run(&Op::Embed { table: self.embed, tokens: &self.tokens, out: x })
             .map_err(Error::at(|| "embedding"))?;
         if self.embed_scale != 1.0 {
-            device.run(&Op::Scale { x, factor: self.embed_scale }).map_err(Error::at(|| "embedding"))?;
+            device
+                .run(&Op::Scale { x, factor: self.embed_scale })
+                .map_err(Error::at(|| "embedding"))?;
         }
         for (i, layer) in self.layers.iter().enumerate() {
             if watch.is_cancelled() {
@@ -289,7 +308,11 @@ impl Model {
             for (which, of_layer) in self.spans.iter_mut().enumerate() {
                 of_layer.clear();
                 of_layer.extend(spans.iter().filter_map(|s| {
-                    Some(Span { state: s.states[i][which]?, position: s.position, rows: s.tokens.len() })
+                    Some(Span {
+                        state: s.states[i][which]?,
+                        position: s.position,
+                        rows: s.tokens.len(),
+                    })
                 }));
             }
             let before = **stats;
@@ -338,7 +361,13 @@ impl Model {
             at += run.len();
         }
         let logits = self.logits(asked.len());
-        device.run(&Op::MatMul { x: normed, weight: self.head, bias: None, exact: false, out: logits })?;
+        device.run(&Op::MatMul {
+            x: normed,
+            weight: self.head,
+            bias: None,
+            exact: false,
+            out: logits,
+        })?;
         if let Some(cap) = self.logit_cap {
             device.run(&Op::SoftCap { x: logits, cap })?;
         }
@@ -357,7 +386,7 @@ impl Model {
 
     /// Where the `n` logits are that come first in rank, and before them their tokens, of one of the rows that were asked for.
     fn best(&self, i: usize, n: usize) -> View {
-        View { width: 2 * n, ..View::rows(self.first, LOGIT_ROWS, FIRST_NUMBERS).slice(i, 1) }
+        View { width: 2 * n, ..View::rows(self.first, LOGIT_ROWS, TOP_CANDIDATES).slice(i, 1) }
     }
 
     /// Reads what was asked for: the first in rank, and all logits if these are not enough. While the device is at work on it,
@@ -366,8 +395,8 @@ impl Model {
         &mut self,
         on: &mut On<'_>,
         asked: &[Asked],
-        next: &[StepSpan<'_>],
-        sink: &mut Sink<'_>,
+        next: &[SeqSpan<'_>],
+        sink: &mut LogitsSink<'_>,
     ) -> Result<(), moeflux_compute::Error> {
         let mut read = std::mem::take(&mut self.read);
         let On { device, cache, .. } = on;
@@ -383,43 +412,57 @@ impl Model {
             })?;
             let Some(n) = some[0].first else {
                 for (asked, row) in some.iter().zip(numbers.chunks_exact(self.vocab)) {
-                    sink(asked.row, Found::Logits(row));
+                    sink(asked.row, LogitsOutput::Logits(row));
                 }
                 return Ok(());
             };
             let (ids, of_ids) = numbers.split_at(n);
-            if !sink(some[0].row, Found::First { ids, logits: of_ids }) {
+            if !sink(some[0].row, LogitsOutput::First { ids, logits: of_ids }) {
                 let all = &mut read[..self.vocab];
                 device.read(logits, all)?;
-                sink(some[0].row, Found::Logits(all));
+                sink(some[0].row, LogitsOutput::Logits(all));
             }
             Ok(())
         };
-        let result = asked.chunks(at_once).enumerate().try_for_each(|(i, some)| read_some(i * at_once, some));
+        let result = asked
+            .chunks(at_once)
+            .enumerate()
+            .try_for_each(|(i, some)| read_some(i * at_once, some));
         self.read = read;
         result
     }
 
     /// Records the step that comes after one with a token of each span, where no layer makes the host wait. What fails here will
     /// fail again where somebody is told.
-    fn record_next(&mut self, device: &mut dyn Device, cache: &mut ExpertCache, spans: &[StepSpan<'_>]) {
-        if spans.is_empty() || spans.iter().any(|span| span.tokens.len() != 1) || self.routing.waited {
+    fn record_next(
+        &mut self,
+        device: &mut dyn Device,
+        cache: &mut ExpertCache,
+        spans: &[SeqSpan<'_>],
+    ) {
+        if spans.is_empty()
+            || spans.iter().any(|span| span.tokens.len() != 1)
+            || self.routing.waited
+        {
             return;
         }
         let states: Vec<State> =
             spans.iter().flat_map(|span| span.states.iter().flatten().flatten().copied()).collect();
         let next: Vec<_> =
-            spans.iter().map(|span| StepSpan { position: span.position + 1, ..*span }).collect();
+            spans.iter().map(|span| SeqSpan { position: span.position + 1, ..*span }).collect();
         let asked: Vec<_> =
             (0..).zip(&next).flat_map(|(row, span)| Asked::of(span.wanted, row..row + 1)).collect();
         let mut stats = Stats::default();
         let recorded = device.record_ahead(&states, &mut |device| {
             let mut on = On { device: &mut *device, cache, stats: &mut stats };
-            let layers = self.layers(&mut on, &next, &mut Watch::default());
+            let layers = self.layers(&mut on, &next, &mut StepControl::default());
             layers.and_then(|()| self.head(device, &asked).map_err(Error::at(|| "head"))).is_ok()
         });
         if recorded.is_ok() {
-            let spans = next.iter().map(|span| (span.states.to_vec(), span.position, span.wanted)).collect();
+            let spans = next
+                .iter()
+                .map(|span| (span.states.to_vec(), span.position, span.wanted))
+                .collect();
             self.ahead = Some(Ahead { spans, stats });
         }
     }
@@ -434,12 +477,12 @@ struct Asked {
 
 impl Asked {
     /// What is wanted of a span with these rows.
-    fn of(wanted: Wanted, rows: Range<usize>) -> impl Iterator<Item = Self> {
+    fn of(wanted: LogitsRequest, rows: Range<usize>) -> impl Iterator<Item = Self> {
         let (rows, first) = match wanted {
-            Wanted::Nothing => (rows.end..rows.end, None),
-            Wanted::Logits(Logits::All) => (rows, None),
-            Wanted::Logits(Logits::Last) => (rows.end - 1..rows.end, None),
-            Wanted::First(n) => (rows.end - 1..rows.end, Some(n)),
+            LogitsRequest::Nothing => (rows.end..rows.end, None),
+            LogitsRequest::Logits(Logits::All) => (rows, None),
+            LogitsRequest::Logits(Logits::Last) => (rows.end - 1..rows.end, None),
+            LogitsRequest::First(n) => (rows.end - 1..rows.end, Some(n)),
         };
         rows.map(move |row| Self { row, first })
     }
@@ -448,14 +491,16 @@ impl Asked {
 /// A step with a token of each of some spans that a device may have recorded.
 struct Ahead {
     /// States, positions, and what is wanted.
-    spans: Vec<(Vec<LayerStates>, usize, Wanted)>,
+    spans: Vec<(Vec<LayerStates>, usize, LogitsRequest)>,
     stats: Stats,
 }
 
 impl Ahead {
-    fn is(&self, spans: &[StepSpan<'_>]) -> bool {
-        let recorded =
-            self.spans.iter().map(|(states, position, wanted)| (states.as_slice(), *position, *wanted));
+    fn is(&self, spans: &[SeqSpan<'_>]) -> bool {
+        let recorded = self
+            .spans
+            .iter()
+            .map(|(states, position, wanted)| (states.as_slice(), *position, *wanted));
         recorded.eq(spans.iter().map(|span| (span.states, span.position, span.wanted)))
             && spans.iter().all(|span| span.tokens.len() == 1)
     }

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::{
     Error, Session,
-    model::{Logits, Watch},
+    model::{Logits, StepControl},
 };
 
 /// How well a text was predicted.
@@ -31,18 +31,26 @@ pub fn negative_log_likelihood(logits: &[f32], token: u32) -> f64 {
 ///
 /// # Errors
 /// Fewer than two tokens, ids outside the vocabulary, an expert that cannot be read, or cancelled.
-pub fn perplexity(session: &mut Session, tokens: &[u32], watch: &mut Watch<'_>) -> Result<Perplexity, Error> {
+pub fn perplexity(
+    session: &mut Session,
+    tokens: &[u32],
+    watch: &mut StepControl<'_>,
+) -> Result<Perplexity, Error> {
     let window = session.engine().plan().context;
     if tokens.len() < 2 || window < 2 {
-        return Err(Error::Input("a perplexity needs a text and a context of two tokens at least".into()));
+        return Err(Error::Input(
+            "a perplexity needs a text and a context of two tokens at least".into(),
+        ));
     }
     let (mut sum, mut predicted) = (0.0, 0);
     let mut done = 0;
     for part in tokens.chunks(window).filter(|p| p.len() > 1) {
         session.reset()?;
-        let (before, share) = (done as f64 / tokens.len() as f64, part.len() as f64 / tokens.len() as f64);
-        let mut inner = watch.progress.as_mut().map(|p| move |of_part: f64| p(before + share * of_part));
-        let mut watch = Watch {
+        let (before, share) =
+            (done as f64 / tokens.len() as f64, part.len() as f64 / tokens.len() as f64);
+        let mut inner =
+            watch.progress.as_mut().map(|p| move |of_part: f64| p(before + share * of_part));
+        let mut watch = StepControl {
             cancel: watch.cancel,
             progress: inner.as_mut().map(|p| p as &mut dyn FnMut(f64)),
             observer: None,

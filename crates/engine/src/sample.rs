@@ -11,13 +11,13 @@ use serde::{Deserialize, Serialize};
 pub use generation::{EndTokens, GenerationConfig};
 pub use stop::{StopResult, StopStrings};
 
-use moeflux_compute::{LogitTally, LogitWeights, MOST_TOP_LOGITS, logits_between, logits_extent};
+use moeflux_compute::{LogitTally, LogitWeights, MAX_TOP_LOGITS, logits_between, logits_extent};
 
 use crate::Error;
 use rng::Rng;
 
 /// Numbers of candidates that are asked for. Few, because a device may compile a kernel for each.
-const CANDIDATES: [usize; 4] = [1, 64, 256, MOST_TOP_LOGITS];
+const CANDIDATES: [usize; 4] = [1, 64, 256, MAX_TOP_LOGITS];
 
 /// How many candidates there mostly are above a `min_p`.
 const OFTEN_ABOVE: usize = 64;
@@ -81,7 +81,12 @@ impl Sampling {
     pub fn validate(&self) -> Result<(), Error> {
         let finite = f32::MIN..=f32::MAX;
         let checks = [
-            ("temperature", self.temperature, self.temperature >= 0.0, "must be 0 (greedy) or more"),
+            (
+                "temperature",
+                self.temperature,
+                self.temperature >= 0.0,
+                "must be 0 (greedy) or more",
+            ),
             (
                 "top_p",
                 self.top_p,
@@ -109,7 +114,9 @@ impl Sampling {
             ),
         ];
         match checks.iter().find(|(_, value, legal, _)| !legal || !finite.contains(value)) {
-            Some((name, value, _, rule)) => Err(Error::Input(format!("{name} is {value}: it {rule}"))),
+            Some((name, value, _, rule)) => {
+                Err(Error::Input(format!("{name} is {value}: it {rule}")))
+            }
             None => Ok(()),
         }
     }
@@ -120,7 +127,9 @@ impl Sampling {
     }
 
     fn penalises(&self) -> bool {
-        self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
+        self.repetition_penalty != 1.0
+            || self.presence_penalty != 0.0
+            || self.frequency_penalty != 0.0
     }
 }
 
@@ -217,7 +226,7 @@ impl Sampler {
             return None;
         }
         let asked = needed.saturating_add(self.seen.len().min(OFTEN_PUT_BACK));
-        let size = CANDIDATES.into_iter().find(|n| *n >= asked).unwrap_or(MOST_TOP_LOGITS);
+        let size = CANDIDATES.into_iter().find(|n| *n >= asked).unwrap_or(MAX_TOP_LOGITS);
         Some(size).filter(|n| needed <= *n && *n < vocab && vocab == self.vocab)
     }
 
@@ -227,7 +236,11 @@ impl Sampler {
     ///
     /// # Errors
     /// As [`Sampler::sample`].
-    pub(crate) fn choose_among(&mut self, ids: &[f32], logits: &[f32]) -> Result<Option<u32>, Error> {
+    pub(crate) fn choose_among(
+        &mut self,
+        ids: &[f32],
+        logits: &[f32],
+    ) -> Result<Option<u32>, Error> {
         if self.sampling.rewards() {
             return Ok(None);
         }
@@ -355,11 +368,13 @@ impl Sampler {
     }
 
     fn penalised(&self, logit: f32, count: u32) -> f32 {
-        let Sampling { repetition_penalty, presence_penalty, frequency_penalty, .. } = self.sampling;
+        let Sampling { repetition_penalty, presence_penalty, frequency_penalty, .. } =
+            self.sampling;
         if logit.is_infinite() {
             return logit;
         }
-        let mut logit = if logit > 0.0 { logit / repetition_penalty } else { logit * repetition_penalty };
+        let mut logit =
+            if logit > 0.0 { logit / repetition_penalty } else { logit * repetition_penalty };
         if count > 0 {
             logit -= presence_penalty + frequency_penalty * count as f32;
         }
@@ -485,9 +500,10 @@ fn extent(logits: &[f32], given: &[f32]) -> Result<[f32; 2], Error> {
     match logits_extent(logits) {
         Some([f32::NEG_INFINITY, _]) => Err(all_banned()),
         Some(extent) => Ok(extent),
-        None => {
-            Err((0..).zip(given).find_map(|(id, logit)| legal(id, *logit).err()).unwrap_or_else(all_banned))
-        }
+        None => Err((0..)
+            .zip(given)
+            .find_map(|(id, logit)| legal(id, *logit).err())
+            .unwrap_or_else(all_banned)),
     }
 }
 
@@ -496,7 +512,9 @@ fn legal(id: usize, logit: f32) -> Result<(), Error> {
     if logit < f32::INFINITY {
         return Ok(());
     }
-    Err(Error::Input(format!("the logit of token {id} is {logit}; the model's weights may be damaged")))
+    Err(Error::Input(format!(
+        "the logit of token {id} is {logit}; the model's weights may be damaged"
+    )))
 }
 
 fn all_banned() -> Error {

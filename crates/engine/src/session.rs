@@ -6,8 +6,8 @@ use crate::{
     Engine, Error, GenerateRequest, Mark, Tokens,
     engine::Runtime,
     generate::Stops,
-    kept::Worth,
-    model::{Found, Logits, On, Sink, StepSpan, Wanted, Watch},
+    kept::EvictionCost,
+    model::{Logits, LogitsOutput, LogitsRequest, LogitsSink, On, SeqSpan, StepControl},
     sample::Sampler,
     stats::Stats,
     timeline::{Timeline, advise, common},
@@ -19,7 +19,7 @@ pub use saved::SnapshotOptions;
 const KEEP_EVERY: usize = 1024;
 
 /// Tokens below which a prompt is computed again sooner than it is found.
-pub(crate) const LEAST_KEPT: usize = 16;
+pub(crate) const MIN_KEPT: usize = 16;
 
 /// What [`Session::sync`] and its like did: `reused + computed` is the length of what was asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,21 +40,21 @@ pub struct Synced {
 ///
 /// ```
 /// # fn main() -> Result<(), moeflux::Error> {
-/// use moeflux::{Checkpoint, Engine, EngineOptions, Watch};
+/// use moeflux::{Checkpoint, Engine, EngineOptions, StepControl};
 ///
 /// let engine = Engine::open(Checkpoint::embedded()?, EngineOptions::default(), &mut |_, _| {})?;
 /// let mut session = engine.session()?;
 /// let prompt: Vec<u32> = (1..=40).collect();
-/// session.sync(&prompt, &mut Watch::default())?;
+/// session.sync(&prompt, &mut StepControl::default())?;
 /// let logits = session.logits().to_vec();
 ///
 /// // On from there: what the session has is not computed again.
 /// let longer = [&prompt[..], &[7, 8]].concat();
-/// let synced = session.sync(&longer, &mut Watch::default())?;
+/// let synced = session.sync(&longer, &mut StepControl::default())?;
 /// assert_eq!((synced.reused, synced.computed), (40, 2));
 ///
 /// // And back: a point was kept at the prompt's end.
-/// let synced = session.sync(&prompt, &mut Watch::default())?;
+/// let synced = session.sync(&prompt, &mut StepControl::default())?;
 /// assert_eq!((synced.restored, synced.rewound, synced.computed), (40, 2, 0));
 /// assert_eq!(session.logits(), logits);
 /// # Ok(())
@@ -120,7 +120,7 @@ impl Session {
     /// # Errors
     /// As [`Session::feed`]; also when `tokens` is empty. After one of a step the session holds a beginning of `tokens`, and the
     /// same call goes on from there; the timeline that it has left is gone, unless there is a [`Mark`] of it.
-    pub fn sync(&mut self, tokens: &[u32], watch: &mut Watch<'_>) -> Result<Synced, Error> {
+    pub fn sync(&mut self, tokens: &[u32], watch: &mut StepControl<'_>) -> Result<Synced, Error> {
         self.sync_with(tokens, &[], watch)
     }
 
@@ -133,7 +133,7 @@ impl Session {
         &mut self,
         tokens: &[u32],
         ends: &[usize],
-        watch: &mut Watch<'_>,
+        watch: &mut StepControl<'_>,
     ) -> Result<Synced, Error> {
         let synced = self.reuse(tokens)?;
         if synced.computed == 0 {
@@ -143,7 +143,11 @@ impl Session {
         let all = synced.computed as f64;
         for end in self.stops(done, tokens.len(), ends) {
             let (before, share) = ((done - synced.reused) as f64 / all, (end - done) as f64 / all);
-            let wanted = if end == tokens.len() { Wanted::Logits(Logits::Last) } else { Wanted::Nothing };
+            let wanted = if end == tokens.len() {
+                LogitsRequest::Logits(Logits::Last)
+            } else {
+                LogitsRequest::Nothing
+            };
             watch.part(before, share, |watch| {
                 self.steps(&tokens[done..end], wanted, watch, &mut |_, _| true)
             })?;
@@ -177,7 +181,7 @@ impl Session {
         // What can be cut is kept once, at its end.
         stops.extend(ends.iter().copied().filter(|end| {
             // Where nothing would be kept nobody stops.
-            !cuttable && from < *end && *end < to && *end >= LEAST_KEPT
+            !cuttable && from < *end && *end < to && *end >= MIN_KEPT
         }));
         stops.push(to);
         stops.sort_unstable();
@@ -201,7 +205,12 @@ impl Session {
             let forked = runtime.fork(&point, len);
             runtime.kept.put_back(id, point);
             runtime.replace(&mut self.timeline, forked?);
-            return Ok(Synced { reused: len, restored: len, rewound: had - same.min(len), computed: 0 });
+            return Ok(Synced {
+                reused: len,
+                restored: len,
+                rewound: had - same.min(len),
+                computed: 0,
+            });
         }
         if own < least {
             runtime.reset(&mut self.timeline)?;
@@ -218,10 +227,12 @@ impl Session {
     /// # Errors
     /// There are fewer tokens, and the session is as it was; else as [`Session::feed`], and it holds a beginning of the tokens
     /// that it was to have.
-    pub fn truncate(&mut self, len: usize, watch: &mut Watch<'_>) -> Result<Synced, Error> {
+    pub fn truncate(&mut self, len: usize, watch: &mut StepControl<'_>) -> Result<Synced, Error> {
         let had = self.timeline.tokens.len();
         if len > had {
-            return Err(Error::Input(format!("a session of {had} tokens cannot be truncated to {len}")));
+            return Err(Error::Input(format!(
+                "a session of {had} tokens cannot be truncated to {len}"
+            )));
         }
         if len == had {
             return Ok(Synced { reused: len, ..Synced::default() });
@@ -284,7 +295,7 @@ impl Session {
     /// Keeps the point where the session stands for prompts to come, if the memory plan has room for it.
     pub(crate) fn keep(&mut self) -> Result<(), Error> {
         let len = self.timeline.tokens.len();
-        if self.engine.plan().marks == 0 || len < LEAST_KEPT || self.timeline.is_lossy {
+        if self.engine.plan().marks == 0 || len < MIN_KEPT || self.timeline.is_lossy {
             return Ok(());
         }
         let mut runtime = self.engine.lock();
@@ -296,7 +307,7 @@ impl Session {
         }
         let tokens = len - runtime.kept.nearest(&point.tokens);
         let bytes = runtime.point_bytes(tokens);
-        for gone in runtime.kept.keep(point, cuttable, Worth { tokens, bytes }) {
+        for gone in runtime.kept.keep(point, cuttable, EvictionCost { tokens, bytes }) {
             runtime.drop_timeline(gone);
         }
         Ok(())
@@ -307,7 +318,7 @@ impl Session {
     /// # Errors
     /// As [`Session::feed`].
     pub fn decode(&mut self, token: u32) -> Result<&[f32], Error> {
-        self.feed(&[token], Logits::Last, &mut Watch::default(), &mut |_, _| {})?;
+        self.feed(&[token], Logits::Last, &mut StepControl::default(), &mut |_, _| {})?;
         Ok(&self.timeline.logits)
     }
 
@@ -322,7 +333,7 @@ impl Session {
         &'a mut self,
         prompt: &[u32],
         request: &GenerateRequest,
-        watch: &mut Watch<'w>,
+        watch: &mut StepControl<'w>,
     ) -> Result<Tokens<'a>, Error> {
         let stops = Stops::of(&self.engine, request)?;
         Tokens::begin(self, prompt, request, stops, watch)
@@ -338,16 +349,16 @@ impl Session {
         &mut self,
         tokens: &[u32],
         sampler: &mut Sampler,
-        watch: &mut Watch<'_>,
+        watch: &mut StepControl<'_>,
     ) -> Result<u32, Error> {
         let vocab = self.engine.blueprint().vocab;
         let wanted = match sampler.candidates(vocab) {
-            Some(n) => Wanted::First(n),
-            None => Wanted::Logits(Logits::Last),
+            Some(n) => LogitsRequest::First(n),
+            None => LogitsRequest::Logits(Logits::Last),
         };
         let mut chosen = Ok(None);
         self.steps(tokens, wanted, watch, &mut |_, found| {
-            if let Found::First { ids, logits } = found {
+            if let LogitsOutput::First { ids, logits } = found {
                 chosen = sampler.choose_among(ids, logits);
             }
             !matches!(chosen, Ok(None))
@@ -368,11 +379,11 @@ impl Session {
         &mut self,
         tokens: &[u32],
         logits: Logits,
-        watch: &mut Watch<'_>,
+        watch: &mut StepControl<'_>,
         sink: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), Error> {
-        self.steps(tokens, Wanted::Logits(logits), watch, &mut |row, found| {
-            if let Found::Logits(logits) = found {
+        self.steps(tokens, LogitsRequest::Logits(logits), watch, &mut |row, found| {
+            if let LogitsOutput::Logits(logits) = found {
                 sink(row, logits);
             }
             true
@@ -384,9 +395,9 @@ impl Session {
     fn steps(
         &mut self,
         tokens: &[u32],
-        wanted: Wanted,
-        watch: &mut Watch<'_>,
-        sink: &mut Sink<'_>,
+        wanted: LogitsRequest,
+        watch: &mut StepControl<'_>,
+        sink: &mut LogitsSink<'_>,
     ) -> Result<(), Error> {
         self.check(self.timeline.tokens.len(), tokens)?;
         let chunk = self.engine.plan().chunk;
@@ -396,12 +407,16 @@ impl Session {
             let share = part.len() as f64 / total as f64;
             let before = done as f64 / total as f64;
             // Of a chunk that is not the last one, nobody reads the last row's logits.
-            let wanted = if last || wanted == Wanted::Logits(Logits::All) { wanted } else { Wanted::Nothing };
+            let wanted = if last || wanted == LogitsRequest::Logits(Logits::All) {
+                wanted
+            } else {
+                LogitsRequest::Nothing
+            };
             let Self { engine, timeline, stats } = &mut *self;
             let (mut kept, mut keeps) = (std::mem::take(&mut timeline.logits), false);
-            let turn = Turned { timeline: &mut *timeline, tokens: part, wanted };
-            let mut sink = |row, found: Found<'_>| {
-                if let Found::Logits(logits) = found
+            let turn = BatchResult { timeline: &mut *timeline, tokens: part, wanted };
+            let mut sink = |row, found: LogitsOutput<'_>| {
+                if let LogitsOutput::Logits(logits) = found
                     && last
                     && row + 1 == part.len()
                 {
@@ -411,8 +426,9 @@ impl Session {
                 }
                 sink(done + row, found)
             };
-            let stepped =
-                watch.part(before, share, |watch| engine.lock().step(&mut [turn], stats, watch, &mut sink));
+            let stepped = watch.part(before, share, |watch| {
+                engine.lock().step(&mut [turn], stats, watch, &mut sink)
+            });
             // Those that a step has read before it failed are of tokens that do not stay.
             if keeps != stepped.is_ok() {
                 kept.clear();
@@ -431,7 +447,9 @@ impl Session {
         }
         let (context, vocab) = (self.engine.plan().context, self.engine.blueprint().vocab);
         if let Some(id) = tokens.iter().find(|id| **id as usize >= vocab) {
-            return Err(Error::Input(format!("token id {id} is outside the vocabulary of {vocab}")));
+            return Err(Error::Input(format!(
+                "token id {id} is outside the vocabulary of {vocab}"
+            )));
         }
         let end = before + tokens.len();
         if end > context {
@@ -440,7 +458,9 @@ impl Session {
                 true => format!("shorten the prompt, as the model has {positions} positions"),
                 false => format!("shorten the prompt, or give --ctx {end} if the memory allows"),
             };
-            return Err(Error::Input(format!("{end} tokens do not fit the context of {context}: {advice}")));
+            return Err(Error::Input(format!(
+                "{end} tokens do not fit the context of {context}: {advice}"
+            )));
         }
         Ok(())
     }
@@ -454,7 +474,7 @@ impl Drop for Session {
 }
 
 /// A session's share of [`Engine::step`].
-pub struct Turn<'a> {
+pub struct BatchEntry<'a> {
     /// Whose turn it is.
     pub session: &'a mut Session,
     /// What is appended to it: one token or several.
@@ -471,7 +491,11 @@ impl Engine {
     ///
     /// # Errors
     /// As [`Session::feed`]; a session of another engine; more tokens together than the plan's chunk.
-    pub fn step(&self, turns: &mut [Turn<'_>], watch: &mut Watch<'_>) -> Result<Stats, Error> {
+    pub fn step(
+        &self,
+        turns: &mut [BatchEntry<'_>],
+        watch: &mut StepControl<'_>,
+    ) -> Result<Stats, Error> {
         let rows = turns.iter().map(|turn| turn.tokens.len()).sum::<usize>();
         if turns.is_empty() {
             return Ok(Stats::default());
@@ -498,12 +522,15 @@ impl Engine {
             })
             .collect();
         // With whether this step has read them.
-        let take = |turn: &mut Turn<'_>| (std::mem::take(&mut turn.session.timeline.logits), false);
+        let take =
+            |turn: &mut BatchEntry<'_>| (std::mem::take(&mut turn.session.timeline.logits), false);
         let mut logits: Vec<(Vec<f32>, bool)> = turns.iter_mut().map(take).collect();
-        let wanted = |logits: bool| if logits { Wanted::Logits(Logits::Last) } else { Wanted::Nothing };
-        let mut turned: Vec<Turned<'_>> = turns
+        let wanted = |logits: bool| {
+            if logits { LogitsRequest::Logits(Logits::Last) } else { LogitsRequest::Nothing }
+        };
+        let mut turned: Vec<BatchResult<'_>> = turns
             .iter_mut()
-            .map(|turn| Turned {
+            .map(|turn| BatchResult {
                 timeline: &mut turn.session.timeline,
                 tokens: turn.tokens,
                 wanted: wanted(turn.logits),
@@ -511,7 +538,7 @@ impl Engine {
             .collect();
         let mut stats = Stats::default();
         let stepped = self.lock().step(&mut turned, &mut stats, watch, &mut |row, found| {
-            if let (Found::Logits(row_of), Ok(i)) = (found, ends.binary_search(&(row + 1))) {
+            if let (LogitsOutput::Logits(row_of), Ok(i)) = (found, ends.binary_search(&(row + 1))) {
                 let (logits, read) = &mut logits[i];
                 logits.clear();
                 logits.extend_from_slice(row_of);
@@ -533,16 +560,16 @@ impl Engine {
 }
 
 /// A timeline and what is appended to it.
-pub(crate) struct Turned<'a> {
+pub(crate) struct BatchResult<'a> {
     pub(crate) timeline: &'a mut Timeline,
     pub(crate) tokens: &'a [u32],
-    pub(crate) wanted: Wanted,
+    pub(crate) wanted: LogitsRequest,
 }
 
-impl Turned<'_> {
-    fn span(&self) -> StepSpan<'_> {
+impl BatchResult<'_> {
+    fn span(&self) -> SeqSpan<'_> {
         let Timeline { states, tokens, .. } = &*self.timeline;
-        StepSpan { states, position: tokens.len(), tokens: self.tokens, wanted: self.wanted }
+        SeqSpan { states, position: tokens.len(), tokens: self.tokens, wanted: self.wanted }
     }
 }
 
@@ -550,10 +577,10 @@ impl Runtime {
     /// A step as a transaction: recurrent states are committed and tokens appended only when all of it is done.
     fn step(
         &mut self,
-        turns: &mut [Turned<'_>],
+        turns: &mut [BatchResult<'_>],
         stats: &mut Stats,
-        watch: &mut Watch<'_>,
-        sink: &mut Sink<'_>,
+        watch: &mut StepControl<'_>,
+        sink: &mut LogitsSink<'_>,
     ) -> Result<(), Error> {
         self.find_files();
         for turn in turns.iter_mut().filter(|turn| turn.timeline.is_stale) {
@@ -569,13 +596,19 @@ impl Runtime {
         let stepped = match &*turns {
             // One session's steps allocate nothing.
             [turn] => self.model.step(on, &[turn.span()], watch, sink),
-            turns => self.model.step(on, &turns.iter().map(Turned::span).collect::<Vec<_>>(), watch, sink),
+            turns => self.model.step(
+                on,
+                &turns.iter().map(BatchResult::span).collect::<Vec<_>>(),
+                watch,
+                sink,
+            ),
         };
         stats.device(before, self.device.counters());
         stats.reads(read, self.cache.read_counters());
         stepped.map_err(advise)?;
         self.stepped.clear();
-        self.stepped.extend(turns.iter().flat_map(|turn| &turn.timeline.states).flatten().flatten());
+        self.stepped
+            .extend(turns.iter().flat_map(|turn| &turn.timeline.states).flatten().flatten());
         self.device.commit(&self.stepped).map_err(Error::at(|| "committing a step"))?;
         for turn in turns {
             turn.timeline.tokens.extend_from_slice(turn.tokens);

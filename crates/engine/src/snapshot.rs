@@ -181,7 +181,10 @@ impl Snapshot {
         let path = |exact| if exact { "with --exact" } else { "without --exact" };
         let tokens = self.tokens.len();
         let other = if h.keys != expected.keys {
-            format!("its keys and values are {:?}, those of this session {:?}", h.keys, expected.keys)
+            format!(
+                "its keys and values are {:?}, those of this session {:?}",
+                h.keys, expected.keys
+            )
         } else if h.stored != expected.stored {
             let stored = |stored: &Option<String>| stored.clone().unwrap_or_else(|| h.keys.clone());
             let [theirs, ours] = [&h.stored, &expected.stored].map(stored);
@@ -189,7 +192,10 @@ impl Snapshot {
         } else if h.exact != expected.exact {
             format!("it was saved {}, this session runs {}", path(h.exact), path(expected.exact))
         } else if h.vocab != expected.vocab as u64 {
-            format!("it is of a vocabulary of {}, this session of one of {}", h.vocab, expected.vocab)
+            format!(
+                "it is of a vocabulary of {}, this session of one of {}",
+                h.vocab, expected.vocab
+            )
         } else if tokens > expected.context {
             format!("it has {tokens} tokens, the context of this session is {}", expected.context)
         } else if let Some(other) = other_state(&h.states, &expected.states) {
@@ -222,11 +228,14 @@ impl Snapshot {
                 }
             }
         };
-        let more =
-            thread::available_parallelism().map_or(1, usize::from).min(THREADS).min(self.sections.len());
+        let more = thread::available_parallelism()
+            .map_or(1, usize::from)
+            .min(THREADS)
+            .min(self.sections.len());
         thread::scope(|scope| {
             for _ in 1..more {
-                let thread = thread::Builder::new().name("snapshot".into()).stack_size(READER_STACK);
+                let thread =
+                    thread::Builder::new().name("snapshot".into()).stack_size(READER_STACK);
                 // This thread does what others cannot be started for.
                 let _ = thread.spawn_scoped(scope, work);
             }
@@ -288,8 +297,13 @@ impl Snapshot {
 
     fn read_error(&self, error: io::Error) -> Error {
         match error.kind() {
-            io::ErrorKind::UnexpectedEof => Error::snapshot(self.path(), SnapshotProblem::Truncated),
-            _ => Error::file(self.path(), "cannot read the saved session; the session is as it was")(error),
+            io::ErrorKind::UnexpectedEof => {
+                Error::snapshot(self.path(), SnapshotProblem::Truncated)
+            }
+            _ => Error::file(
+                self.path(),
+                "cannot read the saved session; the session is as it was",
+            )(error),
         }
     }
 }
@@ -300,7 +314,8 @@ fn other_state(saved: &[StateShape], expected: &[StateShape]) -> Option<String> 
         return Some(format!("it has {} states, this session has {}", saved.len(), expected.len()));
     }
     saved.iter().zip(expected).find_map(|(s, e)| {
-        let same = (s.layer, s.which, s.place_bytes, &s.shape) == (e.layer, e.which, e.place_bytes, &e.shape);
+        let same = (s.layer, s.which, s.place_bytes, &s.shape)
+            == (e.layer, e.which, e.place_bytes, &e.shape);
         (!same || s.places > e.places).then(|| {
             let say = |s: &StateShape| {
                 format!(

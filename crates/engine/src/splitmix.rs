@@ -31,6 +31,9 @@ mod tests {
     #[test]
     fn as_published() {
         let mut numbers = SplitMix64(1_234_567);
-        assert_eq!([numbers.next(), numbers.next()], [6_457_827_717_110_365_317, 3_203_168_211_198_807_973]);
+        assert_eq!(
+            [numbers.next(), numbers.next()],
+            [6_457_827_717_110_365_317, 3_203_168_211_198_807_973]
+        );
     }
 }

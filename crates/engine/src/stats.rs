@@ -17,7 +17,7 @@ pub struct Stats {
     /// Of those, the ones that were in a slot already, and not only because they had been looked ahead for.
     pub experts_hit: u64,
     /// Of those, the ones that looking ahead had asked for: there already or on their way. They count as misses.
-    pub experts_foreseen: u64,
+    pub experts_predicted: u64,
     /// Experts that looking ahead asked for.
     pub experts_prefetched: u64,
     /// Of those, the ones that were not needed: given up, or gone from their slot before anybody used them.
@@ -78,7 +78,11 @@ impl Stats {
 
     /// The share of needed experts that were in a slot; 1 when none was needed.
     pub fn hit_rate(&self) -> f64 {
-        if self.experts_needed == 0 { 1.0 } else { self.experts_hit as f64 / self.experts_needed as f64 }
+        if self.experts_needed == 0 {
+            1.0
+        } else {
+            self.experts_hit as f64 / self.experts_needed as f64
+        }
     }
 
     /// What happened between `earlier` and now.
@@ -98,7 +102,7 @@ impl Stats {
             tokens: f(self.tokens, other.tokens),
             experts_needed: f(self.experts_needed, other.experts_needed),
             experts_hit: f(self.experts_hit, other.experts_hit),
-            experts_foreseen: f(self.experts_foreseen, other.experts_foreseen),
+            experts_predicted: f(self.experts_predicted, other.experts_predicted),
             experts_prefetched: f(self.experts_prefetched, other.experts_prefetched),
             experts_wasted: f(self.experts_wasted, other.experts_wasted),
             experts_read: f(self.experts_read, other.experts_read),

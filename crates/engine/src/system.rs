@@ -58,7 +58,8 @@ mod os {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let resident = kib(&status, "VmRSS:").unwrap_or(0);
         let mut available =
-            kib(&fs::read_to_string("/proc/meminfo").unwrap_or_default(), "MemAvailable:").unwrap_or(0);
+            kib(&fs::read_to_string("/proc/meminfo").unwrap_or_default(), "MemAvailable:")
+                .unwrap_or(0);
         for (resource, used) in [(Resource::As, "VmSize:"), (Resource::Data, "VmData:")] {
             if let Some(limit) = getrlimit(resource).current {
                 available = available.min(limit.saturating_sub(kib(&status, used).unwrap_or(0)));
@@ -74,7 +75,10 @@ mod os {
     pub(super) fn cores() -> Option<usize> {
         let allowed = rustix::thread::sched_getaffinity(None).ok()?;
         let siblings = |cpu: usize| {
-            fs::read_to_string(format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")).ok()
+            fs::read_to_string(format!(
+                "/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+            ))
+            .ok()
         };
         distinct((0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)), siblings)
     }
@@ -129,7 +133,8 @@ mod os {
             line?.trim().parse::<u64>().ok()
         };
         let sum = |names: [&str; 2]| names.into_iter().map(field).sum::<Option<u64>>();
-        sum(["total_active_file", "total_inactive_file"]).or_else(|| sum(["active_file", "inactive_file"]))
+        sum(["total_active_file", "total_inactive_file"])
+            .or_else(|| sum(["active_file", "inactive_file"]))
     }
 
     /// Every memory cgroup that this process is in and that has a limit, ancestors included, of either version.
@@ -151,7 +156,11 @@ mod os {
                 if let Some(limit) = number(&folder.join(limit)) {
                     let stat = fs::read_to_string(folder.join("memory.stat"));
                     let used = number(&folder.join(used)).unwrap_or(0);
-                    all.push(Cgroup { limit, used, cache: stat.ok().and_then(|stat| cache(&stat)) });
+                    all.push(Cgroup {
+                        limit,
+                        used,
+                        cache: stat.ok().and_then(|stat| cache(&stat)),
+                    });
                 }
                 if folder == Path::new(root) || !folder.pop() || !folder.starts_with(root) {
                     break;
@@ -167,10 +176,12 @@ mod os {
 
         #[test]
         fn what_others_hold_in_a_cgroup_does_not_give_way_and_cached_files_do() {
-            let one =
-                "cache 9\nactive_file 1\ninactive_file 2\ntotal_active_file 30\ntotal_inactive_file 40\n";
+            let one = "cache 9\nactive_file 1\ninactive_file 2\ntotal_active_file 30\ntotal_inactive_file 40\n";
             let two = "anon 5\nfile 90\nshmem 20\nactive_file 30\ninactive_file 41\n";
-            assert_eq!([one, two, "anon 5\nactive_file 30\n"].map(cache), [Some(70), Some(71), None]);
+            assert_eq!(
+                [one, two, "anon 5\nactive_file 30\n"].map(cache),
+                [Some(70), Some(71), None]
+            );
             // 100 used, of which files are 70 and this process has 10: others have 20.
             assert_eq!(held((100, Some(70)), 10), 30);
             // Files that it has mapped are resident and cached.
@@ -192,7 +203,8 @@ mod os {
             let all = physical_cores();
             let of_one = std::thread::spawn(|| {
                 let allowed = rustix::thread::sched_getaffinity(None).unwrap();
-                let first = (0..rustix::thread::CpuSet::MAX_CPU).find(|cpu| allowed.is_set(*cpu)).unwrap();
+                let first =
+                    (0..rustix::thread::CpuSet::MAX_CPU).find(|cpu| allowed.is_set(*cpu)).unwrap();
                 let mut one = rustix::thread::CpuSet::new();
                 one.set(first);
                 // Of this thread alone.

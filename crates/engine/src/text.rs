@@ -135,8 +135,10 @@ mod tests {
         let asked = vec![Message::system("Be brief."), Message::user("Who was it?")];
         let answered = [asked.clone(), vec![Message::assistant("The Fox.")]].concat();
         let question = "And what did the Vixen say?";
-        let whole = text.chat(&[answered, vec![Message::user(question)]].concat(), &options).unwrap();
-        let begun = [text.chat(&asked, &options).unwrap(), text.encode("The Fox.").unwrap()].concat();
+        let whole =
+            text.chat(&[answered, vec![Message::user(question)]].concat(), &options).unwrap();
+        let begun =
+            [text.chat(&asked, &options).unwrap(), text.encode("The Fox.").unwrap()].concat();
         assert_eq!(whole, [begun, text.chat_on(question, &options).unwrap()].concat());
         assert!(text.end().contains(text.chat_on("", &options).unwrap()[0]));
     }

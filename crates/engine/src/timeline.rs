@@ -79,7 +79,8 @@ impl Rewind {
 pub(crate) fn common(a: &[u32], b: &[u32]) -> usize {
     // By pieces first: comparing those is one call.
     const PIECE: usize = 64;
-    let pieces = a.chunks_exact(PIECE).zip(b.chunks_exact(PIECE)).take_while(|(a, b)| a == b).count();
+    let pieces =
+        a.chunks_exact(PIECE).zip(b.chunks_exact(PIECE)).take_while(|(a, b)| a == b).count();
     let same = a.iter().zip(b).skip(pieces * PIECE).take_while(|(a, b)| a == b).count();
     pieces * PIECE + same
 }
@@ -107,7 +108,8 @@ impl Runtime {
         plan: &MemoryPlan,
     ) -> Result<Timeline, Error> {
         // Recurrent states take what they hold at once; another as much comes with the first step.
-        let recurrent = self.shapes.iter().filter(|shape| matches!(shape, StateShape::Recurrent { .. }));
+        let recurrent =
+            self.shapes.iter().filter(|shape| matches!(shape, StateShape::Recurrent { .. }));
         let bytes = recurrent.map(|shape| self.device.state_bytes(*shape)).sum();
         self.make_room_until(|_| Ok(bytes))?;
         let mut timeline = Timeline::default();
@@ -132,7 +134,8 @@ impl Runtime {
     /// goes on. One whose reset has failed has none: what its states hold is of no tokens.
     pub(crate) fn fork(&mut self, from: &Timeline, len: usize) -> Result<Timeline, Error> {
         if from.is_stale {
-            let problem = "a session whose reset failed cannot be marked, forked or saved: reset it first";
+            let problem =
+                "a session whose reset failed cannot be marked, forked or saved: reset it first";
             return Err(Error::Input(problem.into()));
         }
         let whole = len == from.tokens.len();
@@ -198,8 +201,9 @@ impl Runtime {
         for state in timeline.states.iter().flatten().flatten() {
             // A state that nobody shares may need less: whether there is room the device finds out.
             let span = iter::once(Span { state: *state, position: 0, rows: 0 });
-            let _ =
-                self.make_room_until(|device| device.state_need(&mut span.clone()).map_err(Error::at(doing)));
+            let _ = self.make_room_until(|device| {
+                device.state_need(&mut span.clone()).map_err(Error::at(doing))
+            });
             self.device.reset(*state).map_err(Error::at(doing)).map_err(advise)?;
         }
         timeline.is_stale = false;
@@ -241,14 +245,16 @@ impl Runtime {
         match room {
             // Each is counted as if it had to copy what it shares with others. Where all of them write it the last one has it for
             // itself: whether it fits the device finds out.
-            Err(Error::Compute { source: ComputeError::StatesFull { .. }, .. }) if spans.count() > 1 => {
+            Err(Error::Compute { source: ComputeError::StatesFull { .. }, .. })
+                if spans.count() > 1 =>
+            {
                 Ok(())
             }
             room => room,
         }
     }
 
-    /// Kept points give way until there is room for what is needed. That is asked again each time: what nobody shares any more need
+    /// PrefixCache points give way until there is room for what is needed. That is asked again each time: what nobody shares any more need
     /// not be copied.
     pub(crate) fn make_room_until(
         &mut self,
@@ -260,7 +266,11 @@ impl Runtime {
                 return Ok(());
             }
             let Some(gone) = self.kept.evict() else {
-                return Err(no_room(ComputeError::StatesFull { bytes, held, limit: self.state_limit }));
+                return Err(no_room(ComputeError::StatesFull {
+                    bytes,
+                    held,
+                    limit: self.state_limit,
+                }));
             };
             self.drop_timeline(gone);
         }

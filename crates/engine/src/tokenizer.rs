@@ -54,13 +54,15 @@ impl Tokenizer {
         inner.with_padding(None).with_truncation(None).map_err(|e| unreadable(&e))?;
         let added = inner.get_added_tokens_decoder().into_keys();
         let largest = inner.get_model().get_vocab().into_values().chain(added).max();
-        let vocab_size = largest.ok_or_else(|| problem("the tokenizer has no tokens".into()))? as usize + 1;
+        let vocab_size =
+            largest.ok_or_else(|| problem("the tokenizer has no tokens".into()))? as usize + 1;
         Ok(Tokenizer::assemble(inner, vocab_size, path))
     }
 
     fn assemble(inner: tokenizers::Tokenizer, vocab_size: usize, path: &Path) -> Tokenizer {
         let added = inner.get_added_tokens_decoder();
-        let special = added.into_iter().filter(|(_, token)| token.special).map(|(id, _)| id).collect();
+        let special =
+            added.into_iter().filter(|(_, token)| token.special).map(|(id, _)| id).collect();
         Tokenizer(Arc::new(Shared { inner, special, vocab_size, path: path.to_path_buf() }))
     }
 
@@ -72,7 +74,10 @@ impl Tokenizer {
     /// [`Error::Text`] when the tokenizer cannot represent the text.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, Error> {
         let encoding = self.0.inner.encode_fast(text, add_special);
-        Ok(encoding.map_err(|e| self.problem(format!("cannot encode the text: {e}")))?.get_ids().to_vec())
+        Ok(encoding
+            .map_err(|e| self.problem(format!("cannot encode the text: {e}")))?
+            .get_ids()
+            .to_vec())
     }
 
     /// The text of `ids`, all at once; bytes that are not UTF-8 become U+FFFD, and an id without a token becomes
@@ -81,7 +86,8 @@ impl Tokenizer {
     /// # Errors
     /// [`Error::Text`] when the tokenizer's own decoder fails.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, Error> {
-        let is_text = |&id: &u32| !(skip_special && self.is_special(id)) && self.piece(id).is_some();
+        let is_text =
+            |&id: &u32| !(skip_special && self.is_special(id)) && self.piece(id).is_some();
         let Some(first) = ids.iter().position(is_text) else {
             // Some decoders panic when given nothing.
             return Ok(String::new());
@@ -116,7 +122,10 @@ impl Tokenizer {
     /// The token as the tokenizer's decoder wants it.
     fn piece(&self, id: u32) -> Option<String> {
         let inner = &self.0.inner;
-        inner.get_added_vocabulary().simple_id_to_token(id).or_else(|| inner.get_model().id_to_token(id))
+        inner
+            .get_added_vocabulary()
+            .simple_id_to_token(id)
+            .or_else(|| inner.get_model().id_to_token(id))
     }
 
     /// Whether the tokens are bytes in disguise, as in GPT-2.

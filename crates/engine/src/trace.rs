@@ -42,10 +42,10 @@ const MAGIC: [u8; 16] = *b"moeflux routing\n";
 const VERSION: u32 = 1;
 
 /// The most bytes of a header that are believed.
-const MOST_HEADER: usize = 1 << 20;
+const MAX_HEADER: usize = 1 << 20;
 
 /// The most experts of a model that are believed.
-const MOST_EXPERTS: usize = 1 << 22;
+const MAX_EXPERTS: usize = 1 << 22;
 
 /// What a trace was made from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,8 +113,8 @@ impl TraceHeader {
             if bytes == 0 || bytes > self.slot || bytes.checked_mul(experts as u64).is_none() {
                 return Some(format!("an expert of layer {layer} cannot have {bytes} bytes"));
             }
-            if experts > MOST_EXPERTS {
-                return Some(format!("there cannot be more than {MOST_EXPERTS} experts"));
+            if experts > MAX_EXPERTS {
+                return Some(format!("there cannot be more than {MAX_EXPERTS} experts"));
             }
         }
         self.layers.is_empty().then(|| "no layer has routed experts".to_owned())
@@ -166,7 +166,7 @@ impl Trace {
             )));
         }
         let bytes = file.u32()?.ok_or_else(cut)? as usize;
-        if bytes > MOST_HEADER {
+        if bytes > MAX_HEADER {
             return Err(Problem::Content(format!("its header cannot have {bytes} bytes")));
         }
         let mut json = vec![0; bytes];
@@ -201,7 +201,8 @@ impl Trace {
 
     fn read_step(&mut self, file: &mut Input<'_>) -> Result<Outcome, Problem> {
         let at = file.at;
-        let damaged = |what: String| Problem::Content(format!("the step at offset {at} is damaged: {what}"));
+        let damaged =
+            |what: String| Problem::Content(format!("the step at offset {at} is damaged: {what}"));
         let mut rows = [0; 4];
         match file.some(&mut rows)? {
             0 => return Ok(Outcome::End),
@@ -227,7 +228,10 @@ impl Trace {
             let mut before = None;
             for id in ids.as_chunks().0.iter().map(|id| u16::from_le_bytes(*id)) {
                 if usize::from(id) >= layer.experts || before.is_some_and(|before| before >= id) {
-                    return Err(damaged(format!("expert {id} of layer {} cannot be there", layer.layer)));
+                    return Err(damaged(format!(
+                        "expert {id} of layer {} cannot be there",
+                        layer.layer
+                    )));
                 }
                 before = Some(id);
                 self.keys.push(first + u32::from(id));

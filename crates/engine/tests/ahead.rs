@@ -8,7 +8,9 @@ mod common;
 use std::{path::Path, sync::atomic::AtomicBool};
 
 use common::{Golden, data, engine, feed, gpu, tales};
-use moeflux::{Engine, Error, Logits, MemoryRequest, Observer, Session, Turn, Watch};
+use moeflux::{
+    BatchEntry, Engine, Error, Logits, MemoryRequest, Session, StepControl, StepObserver,
+};
 
 const TOKENS: [u32; 8] = [17, 4, 100, 4, 32, 7, 99, 5];
 
@@ -22,8 +24,11 @@ fn decode(session: &mut Session, token: u32, expected: &[f32]) -> u64 {
 fn check(folder: &Path) {
     for exact in [false, true] {
         let Some(device) = gpu(exact) else { return };
-        let memory =
-            MemoryRequest { sessions: Some(2), context: Some(TOKENS.len() + 1), ..MemoryRequest::default() };
+        let memory = MemoryRequest {
+            sessions: Some(2),
+            context: Some(TOKENS.len() + 1),
+            ..MemoryRequest::default()
+        };
         let engine = engine(folder, device, memory);
         let (mut session, mut other) = (engine.session().unwrap(), engine.session().unwrap());
         // All logits are asked for where nothing is prepared.
@@ -42,7 +47,10 @@ fn check(folder: &Path) {
         session.reset().unwrap();
         for (i, (token, expected)) in TOKENS.iter().zip(&expected).enumerate() {
             let submissions = decode(&mut session, *token, expected);
-            assert!(i == 0 || submissions == 2, "one for the step and one for what is read: {submissions}");
+            assert!(
+                i == 0 || submissions == 2,
+                "one for the step and one for what is read: {submissions}"
+            );
             assert!(submissions <= unprepared);
         }
         // The step behind the last position of the context is never begun.
@@ -56,7 +64,7 @@ fn check(folder: &Path) {
             match i {
                 // Nothing was computed.
                 0 | 1 => {
-                    let mut watch = Watch { cancel: Some(&stop), ..Watch::default() };
+                    let mut watch = StepControl { cancel: Some(&stop), ..StepControl::default() };
                     let cancelled = session.feed(&[3], Logits::Last, &mut watch, &mut |_, _| {});
                     assert!(matches!(cancelled, Err(Error::Cancelled)));
                 }
@@ -80,7 +88,7 @@ fn check(folder: &Path) {
 /// Looks on. What somebody looks at is not prepared.
 struct Onlooker;
 
-impl Observer for Onlooker {
+impl StepObserver for Onlooker {
     fn experts(&mut self, _: usize, _: usize, _: &[u32]) {}
     fn hidden(&mut self, _: usize, _: &[f32]) {}
 }
@@ -107,15 +115,17 @@ fn turns(engine: &Engine, observed: bool) -> (Vec<Vec<f32>>, u64) {
     ];
     for (i, step) in steps.into_iter().enumerate() {
         let tokens: Vec<u32> = step.iter().map(|n| TOKENS[(i + 3 * n) % TOKENS.len()]).collect();
-        let mut turns: Vec<Turn<'_>> = Vec::new();
+        let mut turns: Vec<BatchEntry<'_>> = Vec::new();
         let mut rest = sessions.iter_mut().map(Some).collect::<Vec<_>>();
         for (n, token) in step.iter().zip(&tokens) {
             let session = rest[*n].take().unwrap();
-            turns.push(Turn { session, tokens: std::slice::from_ref(token), logits: true });
+            turns.push(BatchEntry { session, tokens: std::slice::from_ref(token), logits: true });
         }
         let mut onlooker = Onlooker;
-        let observer = observed.then_some(&mut onlooker as &mut dyn Observer);
-        let stats = engine.step(&mut turns, &mut Watch { observer, ..Watch::default() }).unwrap();
+        let observer = observed.then_some(&mut onlooker as &mut dyn StepObserver);
+        let stats = engine
+            .step(&mut turns, &mut StepControl { observer, ..StepControl::default() })
+            .unwrap();
         if i + 3 >= steps.len() {
             submissions += stats.submissions;
         }
@@ -131,7 +141,8 @@ fn turns(engine: &Engine, observed: bool) -> (Vec<Vec<f32>>, u64) {
 fn check_together(folder: &Path) {
     for exact in [false, true] {
         let Some(device) = gpu(exact) else { return };
-        let memory = MemoryRequest { sessions: Some(3), context: Some(16), ..MemoryRequest::default() };
+        let memory =
+            MemoryRequest { sessions: Some(3), context: Some(16), ..MemoryRequest::default() };
         let engine = engine(folder, device, memory);
         let (expected, _) = turns(&engine, true);
         let (logits, submissions) = turns(&engine, false);

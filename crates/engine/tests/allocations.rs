@@ -11,8 +11,8 @@ use std::{
 
 use common::{data, feed, tales};
 use moeflux::{
-    Access, Checkpoint, DeviceOptions, Engine, EngineOptions, MemoryRequest, ReadOptions, ReaderKind,
-    Sampler, Sampling, Watch,
+    Access, Checkpoint, DeviceOptions, Engine, EngineOptions, MemoryRequest, ReadOptions,
+    ReaderKind, Sampler, Sampling, StepControl,
 };
 
 struct Counting;
@@ -55,9 +55,11 @@ fn decoding_allocates_nothing() {
             // Every kind of reader has its turn.
             let reads = match exact {
                 true => ReadOptions::default(),
-                false => {
-                    ReadOptions { kind: ReaderKind::Uring, access: Access::Direct, ..ReadOptions::default() }
-                }
+                false => ReadOptions {
+                    kind: ReaderKind::Uring,
+                    access: Access::Direct,
+                    ..ReadOptions::default()
+                },
             };
             let options = EngineOptions { memory, device, reads, ..EngineOptions::default() };
             let checkpoint = Checkpoint::open(folder).unwrap();
@@ -75,7 +77,7 @@ fn decoding_allocates_nothing() {
                 let before = ALLOCATIONS.load(Ordering::Relaxed);
                 for token in 20..30 {
                     session.decode(token).unwrap();
-                    session.next(&[token], &mut sampler, &mut Watch::default()).unwrap();
+                    session.next(&[token], &mut sampler, &mut StepControl::default()).unwrap();
                 }
                 ALLOCATIONS.load(Ordering::Relaxed) - before
             });

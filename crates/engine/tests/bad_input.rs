@@ -12,7 +12,8 @@ use std::{
 
 use common::data;
 use moeflux::{
-    Blueprint, ChatOptions, Checkpoint, Engine, EngineOptions, Error, Logits, MemoryRequest, Message, Watch,
+    Blueprint, ChatOptions, Checkpoint, Engine, EngineOptions, Error, Logits, MemoryRequest,
+    Message, StepControl,
 };
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
@@ -101,7 +102,10 @@ const EXPERTS: &str = "model.layers.1.mlp.switch_mlp.up_proj.weight";
 
 #[test]
 fn folders_and_configs() {
-    says(open(Path::new("/no/such/folder"), MemoryRequest::default()).err(), &["/no/such/folder", "--model"]);
+    says(
+        open(Path::new("/no/such/folder"), MemoryRequest::default()).err(),
+        &["/no/such/folder", "--model"],
+    );
     let empty = tempfile::tempdir().unwrap();
     says(open(empty.path(), MemoryRequest::default()).err(), &["config.json"]);
     let copy = Copy::of("qwen3_moe");
@@ -143,7 +147,9 @@ fn impossible_configs() {
     for (key, value, named) in broken {
         Copy::of("qwen3_moe").config(key, value).fails(&["config.json", named]);
     }
-    Copy::of("qwen3_moe").config("num_hidden_layers", json!(5)).fails(&["model.layers.3", "no shard has it"]);
+    Copy::of("qwen3_moe")
+        .config("num_hidden_layers", json!(5))
+        .fails(&["model.layers.3", "no shard has it"]);
     Copy::of("qwen3_moe")
         .config("rope_scaling", json!({"rope_type": "longrope", "factor": 4.0}))
         .fails(&["longrope"]);
@@ -153,7 +159,8 @@ fn impossible_configs() {
 #[test]
 fn configs_that_ask_for_more() {
     let yarn = |without: &str| {
-        let mut yarn = json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024});
+        let mut yarn =
+            json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024});
         yarn.as_object_mut().unwrap().remove(without);
         yarn
     };
@@ -262,9 +269,13 @@ fn shards() {
 #[test]
 fn offsets() {
     let overflow = json!([0, u64::MAX]);
-    Copy::of("qwen3_moe").tensor(Q_PROJ, "data_offsets", overflow).fails(&[Q_PROJ, "model.safetensors"]);
+    Copy::of("qwen3_moe")
+        .tensor(Q_PROJ, "data_offsets", overflow)
+        .fails(&[Q_PROJ, "model.safetensors"]);
     let backwards = json!([4096, 0]);
-    Copy::of("qwen3_moe").tensor(Q_PROJ, "data_offsets", backwards).fails(&[Q_PROJ, "before it begins"]);
+    Copy::of("qwen3_moe")
+        .tensor(Q_PROJ, "data_offsets", backwards)
+        .fails(&[Q_PROJ, "before it begins"]);
     let outside = json!([1u64 << 40, (1u64 << 40) + 16384]);
     Copy::of("qwen3_moe").tensor(Q_PROJ, "data_offsets", outside).fails(&[Q_PROJ, "truncated"]);
     let short = json!([0, 16]);
@@ -280,9 +291,13 @@ fn offsets() {
 
 #[test]
 fn tensors() {
-    for name in
-        [Q_PROJ, EXPERTS, "model.norm.weight", "lm_head.scales", "model.layers.0.self_attn.q_norm.weight"]
-    {
+    for name in [
+        Q_PROJ,
+        EXPERTS,
+        "model.norm.weight",
+        "lm_head.scales",
+        "model.layers.0.self_attn.q_norm.weight",
+    ] {
         Copy::of("qwen3_moe")
             .header(|h| {
                 h.remove(name);
@@ -299,7 +314,9 @@ fn tensors() {
     Copy::of("qwen3_moe")
         .tensor("model.norm.weight", "dtype", json!("I16"))
         .fails(&["model.norm.weight", "I16"]);
-    Copy::of("qwen3_moe").tensor("lm_head.scales", "dtype", json!("U16")).fails(&["lm_head.scales", "U16"]);
+    Copy::of("qwen3_moe")
+        .tensor("lm_head.scales", "dtype", json!("U16"))
+        .fails(&["lm_head.scales", "U16"]);
 }
 
 #[test]
@@ -315,7 +332,8 @@ fn quantisation() {
         "8",
     ]);
     let copy = Copy::of("qwen3_moe");
-    copy.json("config.json", |c| c["quantization"]["bits"] = json!("four")).fails(&["config.json", "bits"]);
+    copy.json("config.json", |c| c["quantization"]["bits"] = json!("four"))
+        .fails(&["config.json", "bits"]);
     // Twice the inputs: 4 bits would become 2, and groups of 64 groups of 128, in some tensors only.
     Copy::of("qwen3_moe").config("hidden_size", json!(96)).fails(&["model.safetensors"]);
     Copy::of("qwen3_moe")
@@ -328,11 +346,9 @@ fn quantisation() {
 #[test]
 fn small_floats() {
     let other = json!({"mode": "nvfp4", "bits": 4, "group_size": 16});
-    Copy::of("qwen3_moe_mxfp4").json("config.json", |c| c["quantization"]["lm_head"] = other).fails(&[
-        "lm_head.weight",
-        "nvfp4",
-        "mxfp4",
-    ]);
+    Copy::of("qwen3_moe_mxfp4")
+        .json("config.json", |c| c["quantization"]["lm_head"] = other)
+        .fails(&["lm_head.weight", "nvfp4", "mxfp4"]);
     Copy::of("qwen3_moe_mxfp4")
         .json("config.json", |c| c["quantization"]["mode"] = json!("nf4"))
         .fails(&["nf4"]);
@@ -368,9 +384,11 @@ fn texts() {
 
     let messages = [Message::user("Hello")];
     let copy = Copy::of("qwen3_moe");
-    let chat = |copy: &Copy| copy.open().unwrap().text().unwrap().chat(&messages, &ChatOptions::default());
+    let chat =
+        |copy: &Copy| copy.open().unwrap().text().unwrap().chat(&messages, &ChatOptions::default());
     says(chat(&copy).err(), &["--raw"]);
-    fs::write(copy.path("chat_template.jinja"), "{{ raise_exception('no ' + messages[0].role) }}").unwrap();
+    fs::write(copy.path("chat_template.jinja"), "{{ raise_exception('no ' + messages[0].role) }}")
+        .unwrap();
     says(chat(&copy).err(), &["chat_template.jinja", "no user", "--raw"]);
     fs::write(copy.path("chat_template.jinja"), "{% if %}").unwrap();
     says(chat(&copy).err(), &["chat_template.jinja", "--raw"]);
@@ -380,9 +398,12 @@ fn texts() {
 #[test]
 fn prompts_and_ids() {
     let folder = data().join("goldens/qwen3_moe");
-    let engine = open(&folder, MemoryRequest { context: Some(10), ..MemoryRequest::default() }).unwrap();
+    let engine =
+        open(&folder, MemoryRequest { context: Some(10), ..MemoryRequest::default() }).unwrap();
     let mut session = engine.session().unwrap();
-    let mut feed = |tokens: &[u32]| session.feed(tokens, Logits::Last, &mut Watch::default(), &mut |_, _| {});
+    let mut feed = |tokens: &[u32]| {
+        session.feed(tokens, Logits::Last, &mut StepControl::default(), &mut |_, _| {})
+    };
     says(feed(&[]).err(), &["empty"]);
     says(feed(&[1; 11]).err(), &["context of 10", "--ctx 11"]);
     says(feed(&[1, 512]).err(), &["512", "vocabulary"]);

@@ -8,8 +8,8 @@ use std::{collections::HashMap, ops::ControlFlow, path::Path, sync::atomic::Atom
 
 use common::{data, exact, tales};
 use moeflux::{
-    Batch, BatchOptions, ChatOptions, DeviceOptions, Engine, Event, Finish, GenerateRequest, Job,
-    MemoryRequest, Message, Sampling, Session, Turn, Watch, generate,
+    BatchEntry, ChatOptions, DeviceOptions, Engine, Event, Finish, GenerateRequest, MemoryRequest,
+    Message, RequestId, Sampling, Scheduler, SchedulerOptions, Session, StepControl, generate,
 };
 
 const CHUNK: usize = 32;
@@ -36,30 +36,30 @@ fn request(tokens: usize) -> GenerateRequest {
 /// What a session answers alone.
 fn alone(engine: &Engine, prompt: &[u32], tokens: usize) -> Vec<u32> {
     let mut session = engine.session().unwrap();
-    let mut watch = Watch::default();
+    let mut watch = StepControl::default();
     let made = session.generate(prompt, &request(tokens), &mut watch).unwrap();
     made.map(Result::unwrap).collect()
 }
 
-/// All answers of a batch, how each ended, and the tokens of each step by job.
+/// All answers of a batch, how each ended, and the tokens of each step by id.
 struct Made {
-    tokens: HashMap<Job, Vec<u32>>,
-    finish: HashMap<Job, (Finish, Session)>,
-    steps: Vec<Vec<Job>>,
+    tokens: HashMap<RequestId, Vec<u32>>,
+    finish: HashMap<RequestId, (Finish, Session)>,
+    steps: Vec<Vec<RequestId>>,
 }
 
-fn run(batch: &mut Batch) -> Made {
+fn run(batch: &mut Scheduler) -> Made {
     let mut made = Made { tokens: HashMap::new(), finish: HashMap::new(), steps: Vec::new() };
     while !batch.is_empty() {
         let mut of_step = Vec::new();
-        for event in batch.step(&mut Watch::default()).unwrap() {
+        for event in batch.step(&mut StepControl::default()).unwrap() {
             match event {
-                Event::Token { job, token } => {
-                    made.tokens.entry(job).or_default().push(token);
-                    of_step.push(job);
+                Event::Token { id, token } => {
+                    made.tokens.entry(id).or_default().push(token);
+                    of_step.push(id);
                 }
-                Event::Finished { job, finish, session } => {
-                    made.finish.insert(job, (finish, session));
+                Event::Finished { id, finish, session } => {
+                    made.finish.insert(id, (finish, session));
                 }
                 Event::Failed { error, .. } => panic!("{error}"),
             }
@@ -73,26 +73,30 @@ fn run(batch: &mut Batch) -> Made {
 fn answers_are_those_of_sessions_alone() {
     for golden in ["qwen3_moe", "qwen3_5_moe", "gpt_oss", "deepseek_v3"] {
         let folder = data().join("goldens").join(golden);
-        let (together, by_itself) = (engine(&folder, exact("cpu"), 6), engine(&folder, exact("cpu"), 1));
+        let (together, by_itself) =
+            (engine(&folder, exact("cpu"), 6), engine(&folder, exact("cpu"), 1));
         for options in [
-            BatchOptions::default(),
-            BatchOptions { tokens: Some(5), prompt_tokens: Some(3) },
-            BatchOptions { tokens: Some(2), ..BatchOptions::default() },
+            SchedulerOptions::default(),
+            SchedulerOptions { tokens: Some(5), prompt_tokens: Some(3) },
+            SchedulerOptions { tokens: Some(2), ..SchedulerOptions::default() },
         ] {
-            let mut batch = Batch::new(&together, options);
-            let wanted: Vec<(Vec<u32>, usize)> = [(3, 7), (70, 5), (12, 9), (1, 0), (40, 3), (9, 6)]
-                .map(|(len, n)| (prompt(n, len), n as usize))
-                .into();
-            let jobs: Vec<Job> = wanted
+            let mut batch = Scheduler::new(&together, options);
+            let wanted: Vec<(Vec<u32>, usize)> =
+                [(3, 7), (70, 5), (12, 9), (1, 0), (40, 3), (9, 6)]
+                    .map(|(len, n)| (prompt(n, len), n as usize))
+                    .into();
+            let jobs: Vec<RequestId> = wanted
                 .iter()
-                .map(|(prompt, n)| batch.add(together.session().unwrap(), prompt, &request(*n)).unwrap())
+                .map(|(prompt, n)| {
+                    batch.add(together.session().unwrap(), prompt, &request(*n)).unwrap()
+                })
                 .collect();
             let made = run(&mut batch);
-            for ((prompt, n), job) in wanted.iter().zip(jobs) {
+            for ((prompt, n), id) in wanted.iter().zip(jobs) {
                 let expected = alone(&by_itself, prompt, *n);
-                let tokens = made.tokens.get(&job).cloned().unwrap_or_default();
+                let tokens = made.tokens.get(&id).cloned().unwrap_or_default();
                 assert_eq!(tokens, expected, "{golden}, a prompt of {}", prompt.len());
-                let (finish, session) = &made.finish[&job];
+                let (finish, session) = &made.finish[&id];
                 if expected.len() == *n {
                     assert_eq!(*finish, Finish::MaxTokens);
                 }
@@ -107,7 +111,9 @@ fn answers_are_those_of_sessions_alone() {
 
 /// The first `common` tokens are those of every such prompt.
 fn branch(common: usize, i: u32, len: usize) -> Vec<u32> {
-    (0..len as u32).map(|t| (t * 37 + if t < common as u32 { 0 } else { i * 101 }) % 500 + 1).collect()
+    (0..len as u32)
+        .map(|t| (t * 37 + if t < common as u32 { 0 } else { i * 101 }) % 500 + 1)
+        .collect()
 }
 
 /// An engine that keeps no points: what is shared is shared in the batch.
@@ -136,29 +142,35 @@ fn what_prompts_begin_with_is_computed_once() {
             branch(5, 4, 40),
         ];
         for (options, backwards) in [
-            (BatchOptions::default(), false),
-            (BatchOptions { tokens: Some(7), ..BatchOptions::default() }, false),
-            (BatchOptions { tokens: Some(40), prompt_tokens: Some(9) }, true),
+            (SchedulerOptions::default(), false),
+            (SchedulerOptions { tokens: Some(7), ..SchedulerOptions::default() }, false),
+            (SchedulerOptions { tokens: Some(40), prompt_tokens: Some(9) }, true),
         ] {
             let mut prompts: Vec<_> = prompts.iter().collect();
             if backwards {
                 prompts.reverse();
             }
-            let mut batch = Batch::new(&together, options);
+            let mut batch = Scheduler::new(&together, options);
             let session = || together.session().unwrap();
-            let jobs: Vec<Job> =
-                prompts.iter().map(|prompt| batch.add(session(), prompt, &request(4)).unwrap()).collect();
+            let jobs: Vec<RequestId> = prompts
+                .iter()
+                .map(|prompt| batch.add(session(), prompt, &request(4)).unwrap())
+                .collect();
             let made = run(&mut batch);
             // A beginning of what another one has read computes its last token itself, for the logits behind it.
             let mut fed = 130 + 20 + 30 + 40 + usize::from(!backwards);
-            for (prompt, job) in prompts.iter().zip(jobs) {
+            for (prompt, id) in prompts.iter().zip(jobs) {
                 let expected = alone(&by_itself, prompt, 4);
-                assert_eq!(made.tokens[&job], expected, "{golden}, a prompt of {}", prompt.len());
-                let session = &made.finish[&job].1;
+                assert_eq!(made.tokens[&id], expected, "{golden}, a prompt of {}", prompt.len());
+                let session = &made.finish[&id].1;
                 fed += session.tokens().len() - prompt.len();
                 let mut again = by_itself.session().unwrap();
-                again.sync(session.tokens(), &mut Watch::default()).unwrap();
-                assert!(session.logits() == again.logits(), "{golden}, a prompt of {}", prompt.len());
+                again.sync(session.tokens(), &mut StepControl::default()).unwrap();
+                assert!(
+                    session.logits() == again.logits(),
+                    "{golden}, a prompt of {}",
+                    prompt.len()
+                );
             }
             assert_eq!(batch.stats().tokens, fed as u64, "{golden}, {options:?}");
         }
@@ -169,13 +181,13 @@ fn what_prompts_begin_with_is_computed_once() {
 fn who_comes_later_goes_on_from_where_others_are() {
     for (golden, cuttable) in [("qwen3_moe", true), ("qwen3_5_moe", false)] {
         let (together, by_itself) = (keeps_nothing(golden, 3), keeps_nothing(golden, 1));
-        let mut batch = Batch::new(&together, BatchOptions::default());
+        let mut batch = Scheduler::new(&together, SchedulerOptions::default());
         let (long, late, soon) = (branch(200, 1, 200), branch(100, 2, 130), branch(40, 3, 60));
-        let add = |batch: &mut Batch, prompt: &[u32]| {
+        let add = |batch: &mut Scheduler, prompt: &[u32]| {
             batch.add(together.session().unwrap(), prompt, &request(3)).unwrap()
         };
         let first = add(&mut batch, &long);
-        (0..2).for_each(|_| drop(batch.step(&mut Watch::default()).unwrap()));
+        (0..2).for_each(|_| drop(batch.step(&mut StepControl::default()).unwrap()));
         // 64 tokens are read: keys and values are cut where this one parts, a recurrent state is beyond.
         let soon_job = add(&mut batch, &soon);
         assert_eq!(batch.synced(soon_job).unwrap().reused, if cuttable { 40 } else { 0 });
@@ -184,9 +196,9 @@ fn who_comes_later_goes_on_from_where_others_are() {
         assert_eq!((start.reused, start.computed), (0, 130));
         // This one waits for what the first one has yet to read.
         while batch.synced(late_job).unwrap().reused < 100 {
-            for event in batch.step(&mut Watch::default()).unwrap() {
+            for event in batch.step(&mut StepControl::default()).unwrap() {
                 assert!(
-                    matches!(event, Event::Token { job, .. } | Event::Finished { job, .. } if job == soon_job)
+                    matches!(event, Event::Token { id, .. } | Event::Finished { id, .. } if id == soon_job)
                 );
             }
         }
@@ -206,15 +218,17 @@ fn who_comes_later_goes_on_from_where_others_are() {
 fn forks_go_on_together_in_a_plan_for_just_them() {
     let engine = keeps_nothing("qwen3_moe", 2);
     let mut first = engine.session().unwrap();
-    first.sync(&branch(9, 1, 40), &mut Watch::default()).unwrap();
+    first.sync(&branch(9, 1, 40), &mut StepControl::default()).unwrap();
     let mut second = first.fork().unwrap();
-    let mut turns = [&mut first, &mut second].map(|session| Turn { session, tokens: &[7], logits: true });
-    engine.step(&mut turns, &mut Watch::default()).unwrap();
+    let mut turns =
+        [&mut first, &mut second].map(|session| BatchEntry { session, tokens: &[7], logits: true });
+    engine.step(&mut turns, &mut StepControl::default()).unwrap();
     assert_eq!((first.tokens(), first.logits()), (second.tokens(), second.logits()));
     // Where there is no room for all of it, nobody goes on, and that is said.
     let _mark = first.mark().unwrap();
-    let mut turns = [&mut first, &mut second].map(|session| Turn { session, tokens: &[8], logits: true });
-    let error = engine.step(&mut turns, &mut Watch::default()).unwrap_err().to_string();
+    let mut turns =
+        [&mut first, &mut second].map(|session| BatchEntry { session, tokens: &[8], logits: true });
+    let error = engine.step(&mut turns, &mut StepControl::default()).unwrap_err().to_string();
     assert!(error.contains("do not fit the memory plan"), "{error}");
     assert_eq!((first.tokens().len(), second.tokens().len()), (41, 41));
 }
@@ -222,11 +236,11 @@ fn forks_go_on_together_in_a_plan_for_just_them() {
 #[test]
 fn nobody_waits_for_one_that_is_gone() {
     let (together, by_itself) = (keeps_nothing("qwen3_5_moe", 2), keeps_nothing("qwen3_5_moe", 1));
-    let mut batch = Batch::new(&together, BatchOptions::default());
+    let mut batch = Scheduler::new(&together, SchedulerOptions::default());
     let (one, two) = (branch(100, 1, 130), branch(100, 2, 110));
     let first = batch.add(together.session().unwrap(), &one, &request(3)).unwrap();
     let second = batch.add(together.session().unwrap(), &two, &request(3)).unwrap();
-    batch.step(&mut Watch::default()).unwrap();
+    batch.step(&mut StepControl::default()).unwrap();
     assert_eq!(batch.cancel(first).unwrap().tokens().len(), CHUNK);
     let made = run(&mut batch);
     assert_eq!(made.tokens[&second], alone(&by_itself, &two, 3));
@@ -237,9 +251,9 @@ fn an_answer_that_is_refused_gives_its_session_back() {
     let folder = data().join("goldens/qwen3_moe");
     let (engine, other) = (engine(&folder, exact("cpu"), 1), engine(&folder, exact("cpu"), 1));
     let mut session = engine.session().unwrap();
-    session.sync(&prompt(1, 20), &mut Watch::default()).unwrap();
+    session.sync(&prompt(1, 20), &mut StepControl::default()).unwrap();
     let before = (session.tokens().to_vec(), session.logits().to_vec());
-    let mut batch = Batch::new(&engine, BatchOptions::default());
+    let mut batch = Scheduler::new(&engine, SchedulerOptions::default());
     let mut wrong = request(3);
     wrong.sampling.temperature = -1.0;
     let refused = [
@@ -258,7 +272,7 @@ fn an_answer_that_is_refused_gives_its_session_back() {
     assert!(other.session().is_err() && stranger.error.to_string().contains("another engine"));
     drop(stranger);
     assert!(other.session().is_ok() && batch.is_empty());
-    let refuse = |batch: &mut Batch, session| -> Result<Job, moeflux::Error> {
+    let refuse = |batch: &mut Scheduler, session| -> Result<RequestId, moeflux::Error> {
         Ok(batch.add(session, &[], &request(3))?)
     };
     assert!(matches!(refuse(&mut batch, session), Err(moeflux::Error::Input(_))));
@@ -269,16 +283,19 @@ fn an_answer_that_is_refused_gives_its_session_back() {
 fn nobody_starves() {
     let folder = data().join("goldens/qwen3_moe");
     let engine = engine(&folder, exact("cpu"), 5);
-    let mut batch = Batch::new(&engine, BatchOptions { tokens: Some(12), prompt_tokens: Some(6) });
-    let answering: Vec<Job> =
-        (0..2).map(|i| batch.add(engine.session().unwrap(), &prompt(i, 2), &request(40)).unwrap()).collect();
+    let mut batch =
+        Scheduler::new(&engine, SchedulerOptions { tokens: Some(12), prompt_tokens: Some(6) });
+    let answering: Vec<RequestId> = (0..2)
+        .map(|i| batch.add(engine.session().unwrap(), &prompt(i, 2), &request(40)).unwrap())
+        .collect();
     for _ in 0..2 {
-        batch.step(&mut Watch::default()).unwrap();
+        batch.step(&mut StepControl::default()).unwrap();
     }
-    let reading: Vec<Job> =
-        (2..4).map(|i| batch.add(engine.session().unwrap(), &prompt(i, 60), &request(2)).unwrap()).collect();
+    let reading: Vec<RequestId> = (2..4)
+        .map(|i| batch.add(engine.session().unwrap(), &prompt(i, 60), &request(2)).unwrap())
+        .collect();
     let made = run(&mut batch);
-    let first = |job| made.steps.iter().position(|step| step.contains(job)).unwrap();
+    let first = |id| made.steps.iter().position(|step| step.contains(id)).unwrap();
     // Answers go on at every step; the two prompts take turns, six tokens at a time.
     let last = made.steps.iter().rposition(|step| step.contains(&answering[0])).unwrap();
     assert!(made.steps[..=last].iter().all(|step| step.contains(&answering[0])));
@@ -289,14 +306,17 @@ fn nobody_starves() {
 fn many_answers_take_turns_where_a_step_is_small() {
     let folder = data().join("goldens/qwen3_moe");
     let engine = engine(&folder, exact("cpu"), 5);
-    let mut batch = Batch::new(&engine, BatchOptions { tokens: Some(2), ..BatchOptions::default() });
+    let mut batch = Scheduler::new(
+        &engine,
+        SchedulerOptions { tokens: Some(2), ..SchedulerOptions::default() },
+    );
     for i in 0..5 {
         batch.add(engine.session().unwrap(), &prompt(i, 1), &request(10)).unwrap();
     }
     let made = run(&mut batch);
-    let mut counts: HashMap<Job, usize> = HashMap::new();
+    let mut counts: HashMap<RequestId, usize> = HashMap::new();
     for step in &made.steps {
-        step.iter().for_each(|job| *counts.entry(*job).or_default() += 1);
+        step.iter().for_each(|id| *counts.entry(*id).or_default() += 1);
         let (least, most) = (counts.values().min().unwrap(), counts.values().max().unwrap());
         assert!(counts.len() < 5 || most - least <= 4, "{counts:?}");
     }
@@ -308,29 +328,36 @@ fn a_step_that_is_cancelled_or_wrong_changes_nobody() {
     let (engine, other) = (engine(&folder, exact("cpu"), 3), engine(&folder, exact("cpu"), 3));
     let mut sessions: Vec<Session> = (0..2).map(|_| engine.session().unwrap()).collect();
     for (i, session) in sessions.iter_mut().enumerate() {
-        session.sync(&prompt(i as u32, 20), &mut Watch::default()).unwrap();
+        session.sync(&prompt(i as u32, 20), &mut StepControl::default()).unwrap();
     }
-    let before: Vec<_> = sessions.iter().map(|s| (s.tokens().to_vec(), s.logits().to_vec())).collect();
+    let before: Vec<_> =
+        sessions.iter().map(|s| (s.tokens().to_vec(), s.logits().to_vec())).collect();
     let cancel = AtomicBool::new(true);
-    let step = |sessions: &mut [Session], tokens: &[u32], watch: &mut Watch<'_>| {
-        let mut turns: Vec<Turn<'_>> =
-            sessions.iter_mut().map(|session| Turn { session, tokens, logits: true }).collect();
+    let step = |sessions: &mut [Session], tokens: &[u32], watch: &mut StepControl<'_>| {
+        let mut turns: Vec<BatchEntry<'_>> = sessions
+            .iter_mut()
+            .map(|session| BatchEntry { session, tokens, logits: true })
+            .collect();
         engine.step(&mut turns, watch).map_err(|error| error.to_string())
     };
-    let cancelled = step(&mut sessions, &[5], &mut Watch { cancel: Some(&cancel), ..Watch::default() });
+    let cancelled = step(
+        &mut sessions,
+        &[5],
+        &mut StepControl { cancel: Some(&cancel), ..StepControl::default() },
+    );
     assert_eq!(cancelled.unwrap_err(), "cancelled");
-    let large = step(&mut sessions, &[5; CHUNK], &mut Watch::default()).unwrap_err();
+    let large = step(&mut sessions, &[5; CHUNK], &mut StepControl::default()).unwrap_err();
     assert!(large.contains("--chunk"), "{large}");
-    let unknown = step(&mut sessions, &[1 << 30], &mut Watch::default()).unwrap_err();
+    let unknown = step(&mut sessions, &[1 << 30], &mut StepControl::default()).unwrap_err();
     assert!(unknown.contains("vocabulary"), "{unknown}");
     let mut strangers = vec![other.session().unwrap()];
-    let stranger = step(&mut strangers, &[5], &mut Watch::default()).unwrap_err();
+    let stranger = step(&mut strangers, &[5], &mut StepControl::default()).unwrap_err();
     assert!(stranger.contains("another engine"), "{stranger}");
     assert!(other.session().unwrap().rewind(&sessions[0].mark().unwrap()).is_err());
     for (session, (tokens, logits)) in sessions.iter().zip(&before) {
         assert_eq!((session.tokens(), session.logits()), (&tokens[..], &logits[..]));
     }
-    let stats = step(&mut sessions, &[5], &mut Watch::default()).unwrap();
+    let stats = step(&mut sessions, &[5], &mut StepControl::default()).unwrap();
     assert_eq!(stats.tokens, 2);
 }
 
@@ -338,12 +365,12 @@ fn a_step_that_is_cancelled_or_wrong_changes_nobody() {
 fn a_step_that_fails_keeps_no_finished_answer_to_itself() {
     let engine = engine(&data().join("goldens/qwen3_5_moe"), exact("cpu"), 2);
     let mut there = engine.session().unwrap();
-    there.sync(&prompt(1, 40), &mut Watch::default()).unwrap();
-    let mut batch = Batch::new(&engine, BatchOptions::default());
+    there.sync(&prompt(1, 40), &mut StepControl::default()).unwrap();
+    let mut batch = Scheduler::new(&engine, SchedulerOptions::default());
     let done = batch.add(there, &prompt(1, 40), &request(0)).unwrap();
     batch.add(engine.session().unwrap(), &prompt(2, 30), &request(4)).unwrap();
     let cancel = AtomicBool::new(true);
-    let mut watch = Watch { cancel: Some(&cancel), ..Watch::default() };
+    let mut watch = StepControl { cancel: Some(&cancel), ..StepControl::default() };
     assert!(batch.step(&mut watch).is_err());
     let made = run(&mut batch);
     assert_eq!((made.finish.len(), made.finish[&done].0), (2, Finish::MaxTokens));
@@ -353,14 +380,15 @@ fn a_step_that_fails_keeps_no_finished_answer_to_itself() {
 /// show.
 #[test]
 fn on_the_fast_path_company_changes_little() {
-    let memory = MemoryRequest { sessions: Some(18), context: Some(256), ..MemoryRequest::default() };
+    let memory =
+        MemoryRequest { sessions: Some(18), context: Some(256), ..MemoryRequest::default() };
     let engine = common::engine(&tales(), DeviceOptions::default(), memory);
     let text = engine.text().unwrap();
     let fable = std::fs::read_to_string(tales().join("README.md")).unwrap();
     let tokens: Vec<u32> = text.tokenizer().encode(&fable, false).unwrap();
     let mut alone = engine.session().unwrap();
     let lead = &tokens[..32];
-    alone.sync(lead, &mut Watch::default()).unwrap();
+    alone.sync(lead, &mut StepControl::default()).unwrap();
     let fork = |n: usize| (0..n).map(|_| alone.fork().unwrap()).collect::<Vec<_>>();
     let (mut few, mut many) = (fork(4), fork(8));
     let (mut sum, mut most) = (0.0, 0.0f64);
@@ -368,11 +396,15 @@ fn on_the_fast_path_company_changes_little() {
     for token in next {
         alone.decode(*token).unwrap();
         for company in [&mut few, &mut many] {
-            let mut turns: Vec<Turn<'_>> = company
+            let mut turns: Vec<BatchEntry<'_>> = company
                 .iter_mut()
-                .map(|session| Turn { session, tokens: std::slice::from_ref(token), logits: true })
+                .map(|session| BatchEntry {
+                    session,
+                    tokens: std::slice::from_ref(token),
+                    logits: true,
+                })
                 .collect();
-            engine.step(&mut turns, &mut Watch::default()).unwrap();
+            engine.step(&mut turns, &mut StepControl::default()).unwrap();
             for session in &*company {
                 assert!(session.logits() == company[0].logits(), "rows of one step are alike");
             }
@@ -409,17 +441,23 @@ fn a_stop_string_ends_an_answer_however_it_is_asked_for() {
         stop: stop.iter().map(|stop| (*stop).to_owned()).collect(),
         ..GenerateRequest::default()
     };
-    let mut batch = Batch::new(&engine, BatchOptions::default());
-    let jobs =
-        stops.each_ref().map(|stop| batch.add(engine.session().unwrap(), &prompt, &request(stop)).unwrap());
+    let mut batch = Scheduler::new(&engine, SchedulerOptions::default());
+    let jobs = stops
+        .each_ref()
+        .map(|stop| batch.add(engine.session().unwrap(), &prompt, &request(stop)).unwrap());
     let made = run(&mut batch);
     let mut lengths = Vec::new();
-    for (stop, job) in stops.iter().zip(jobs) {
-        let (mut session, mut watch) = (engine.session().unwrap(), Watch::default());
-        let told =
-            generate(&mut session, &prompt, &request(stop), &mut watch, &mut |_| ControlFlow::Continue(()));
+    for (stop, id) in stops.iter().zip(jobs) {
+        let (mut session, mut watch) = (engine.session().unwrap(), StepControl::default());
+        let told = generate(&mut session, &prompt, &request(stop), &mut watch, &mut |_| {
+            ControlFlow::Continue(())
+        });
         let told = told.unwrap();
-        assert_eq!((&made.tokens[&job], made.finish[&job].0), (&told.tokens, told.finish), "{stop:?}");
+        assert_eq!(
+            (&made.tokens[&id], made.finish[&id].0),
+            (&told.tokens, told.finish),
+            "{stop:?}"
+        );
         let mut alone = session.generate(&prompt, &request(stop), &mut watch).unwrap();
         assert!(alone.by_ref().map(Result::unwrap).eq(told.tokens.iter().copied()), "{stop:?}");
         assert_eq!(alone.finish(), Some(told.finish));
@@ -427,6 +465,6 @@ fn a_stop_string_ends_an_answer_however_it_is_asked_for() {
     }
     assert!(lengths[0].is_none() && lengths[3].is_none() && lengths[2] < lengths[1], "{lengths:?}");
     let mut session = engine.session().unwrap();
-    assert!(session.generate(&prompt, &request(&[""]), &mut Watch::default()).is_err());
+    assert!(session.generate(&prompt, &request(&[""]), &mut StepControl::default()).is_err());
     assert!(batch.add(session, &prompt, &request(&[""])).is_err() && batch.is_empty());
 }

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::{card::Card, engine, exact, feed, gpu, tales};
 use moeflux::{
-    Checkpoint, DeviceOptions, Engine, EngineOptions, Error, Logits, MemoryRequest, Sampler, Sampling, Watch,
+    Checkpoint, DeviceOptions, Engine, EngineOptions, Error, Logits, MemoryRequest, Sampler,
+    Sampling, StepControl,
 };
 
 const PROMPT: [u32; 5] = [17, 4, 1000, 4, 321];
@@ -20,7 +21,10 @@ fn samplings() -> Vec<(Sampling, Option<usize>)> {
         (Sampling::greedy(), Some(1)),
         (Sampling { repetition_penalty: 1.3, ..Sampling::greedy() }, Some(64)),
         (Sampling { temperature: 0.7, top_k: 20, top_p: 0.95, ..off() }, Some(64)),
-        (Sampling { top_k: 100, presence_penalty: 1.0, frequency_penalty: 0.2, ..off() }, Some(256)),
+        (
+            Sampling { top_k: 100, presence_penalty: 1.0, frequency_penalty: 0.2, ..off() },
+            Some(256),
+        ),
         (Sampling { temperature: 0.2, min_p: 0.1, ..off() }, Some(64)),
         // Too many for the candidates.
         (Sampling { temperature: 50.0, min_p: 0.1, ..off() }, Some(64)),
@@ -39,19 +43,20 @@ fn check(device: DeviceOptions) {
         let (mut of_all, mut of_some) = (engine.session().unwrap(), engine.session().unwrap());
         let mut samplers = [(); 2].map(|()| Sampler::new(sampling.clone(), vocab).unwrap());
         samplers.iter_mut().for_each(|s| s.prompt(&PROMPT));
-        of_all.sync(&PROMPT, &mut Watch::default()).unwrap();
+        of_all.sync(&PROMPT, &mut StepControl::default()).unwrap();
         let mut token = samplers[0].sample(of_all.logits()).unwrap();
-        let mut next = of_some.next(&PROMPT, &mut samplers[1], &mut Watch::default()).unwrap();
+        let mut next =
+            of_some.next(&PROMPT, &mut samplers[1], &mut StepControl::default()).unwrap();
         for _ in 0..5 {
             assert_eq!(next, token, "{what}");
             // Logits that were read are kept.
             let read = !of_some.logits().is_empty();
             assert_eq!(read, asked.is_none() || sampling.temperature > 10.0, "{what}");
             assert!(!read || of_some.logits() == of_all.logits(), "{what}");
-            // Turn by turn: what one session left on the device is gone when it is its turn again.
+            // BatchEntry by turn: what one session left on the device is gone when it is its turn again.
             let logits = of_all.decode(token).unwrap();
             token = samplers[0].sample(logits).unwrap();
-            next = of_some.next(&[next], &mut samplers[1], &mut Watch::default()).unwrap();
+            next = of_some.next(&[next], &mut samplers[1], &mut StepControl::default()).unwrap();
         }
         assert_eq!(of_some.tokens(), of_all.tokens());
     }
@@ -68,15 +73,17 @@ fn check_alone(device: DeviceOptions) {
     let order = [0, 0, 0, 2, 2, 2, 5, 5, 5, 0, 8, 8, 8, 0, 0];
     let tokens = (0..).map(|i: u32| i * 97 % 4000);
     let mut session = engine.session().unwrap();
-    session.sync(&PROMPT, &mut Watch::default()).unwrap();
+    session.sync(&PROMPT, &mut StepControl::default()).unwrap();
     let expected: Vec<u32> = tokens
         .clone()
         .zip(order)
         .map(|(token, which)| of(&samplings[which]).sample(session.decode(token).unwrap()).unwrap())
         .collect();
-    session.sync(&PROMPT, &mut Watch::default()).unwrap();
+    session.sync(&PROMPT, &mut StepControl::default()).unwrap();
     for ((token, which), expected) in tokens.zip(order).zip(expected) {
-        let next = session.next(&[token], &mut of(&samplings[which]), &mut Watch::default()).unwrap();
+        let next = session
+            .next(&[token], &mut of(&samplings[which]), &mut StepControl::default())
+            .unwrap();
         assert_eq!(next, expected, "{:?} on {}", samplings[which], engine.device().name);
     }
 }
@@ -100,17 +107,19 @@ fn a_gpu_chooses_the_same() {
 #[test]
 fn a_card_hands_back_candidates_only() {
     let (wrap, asked) = Card::OWN.wrap();
-    let options = EngineOptions { device: exact("cpu"), wrap_device: Some(wrap), ..Default::default() };
-    let engine = Engine::open(Checkpoint::open(&tales()).unwrap(), options, &mut |_, _| {}).unwrap();
+    let options =
+        EngineOptions { device: exact("cpu"), wrap_device: Some(wrap), ..Default::default() };
+    let engine =
+        Engine::open(Checkpoint::open(&tales()).unwrap(), options, &mut |_, _| {}).unwrap();
     let vocab = engine.blueprint().vocab;
     for (sampling, wanted) in samplings() {
         let mut session = engine.session().unwrap();
         let mut sampler = Sampler::new(sampling.clone(), vocab).unwrap();
         sampler.prompt(&PROMPT);
         let before = *asked.lock().unwrap();
-        let mut token = session.next(&PROMPT, &mut sampler, &mut Watch::default()).unwrap();
+        let mut token = session.next(&PROMPT, &mut sampler, &mut StepControl::default()).unwrap();
         for _ in 0..3 {
-            token = session.next(&[token], &mut sampler, &mut Watch::default()).unwrap();
+            token = session.next(&[token], &mut sampler, &mut StepControl::default()).unwrap();
         }
         let after = *asked.lock().unwrap();
         let expected = match wanted {
@@ -136,21 +145,28 @@ fn a_prompt_in_chunks_leaves_no_stale_logits() {
     assert_eq!(session.logits(), expected);
 
     session.reset().unwrap();
-    assert_eq!(session.next(&prompt, &mut sampler, &mut Watch::default()).unwrap(), first);
+    assert_eq!(session.next(&prompt, &mut sampler, &mut StepControl::default()).unwrap(), first);
     assert!(session.logits().is_empty());
     // It does not have what it does not know.
-    let synced = session.sync(&prompt, &mut Watch::default()).unwrap();
+    let synced = session.sync(&prompt, &mut StepControl::default()).unwrap();
     assert_eq!((synced.reused, synced.computed), (0, prompt.len()));
     assert_eq!(session.logits(), expected);
 
     // A step that fails at once changes nothing; one that is cancelled on its way stands where it came to.
-    assert!(matches!(session.next(&[u32::MAX], &mut sampler, &mut Watch::default()), Err(Error::Input(_))));
+    assert!(matches!(
+        session.next(&[u32::MAX], &mut sampler, &mut StepControl::default()),
+        Err(Error::Input(_))
+    ));
     assert_eq!((session.logits(), session.tokens()), (expected, &prompt[..]));
     for wanted in [None, Some(Logits::Last)] {
-        session.sync(&prompt[..3], &mut Watch::default()).unwrap();
+        session.sync(&prompt[..3], &mut StepControl::default()).unwrap();
         let cancel = AtomicBool::new(false);
         let mut progress = |share: f64| cancel.store(share > 0.5, Ordering::Relaxed);
-        let mut watch = Watch { cancel: Some(&cancel), progress: Some(&mut progress), ..Watch::default() };
+        let mut watch = StepControl {
+            cancel: Some(&cancel),
+            progress: Some(&mut progress),
+            ..StepControl::default()
+        };
         let fed = match wanted {
             None => session.next(&prompt[3..], &mut sampler, &mut watch).map(drop),
             Some(logits) => session.feed(&prompt[3..], logits, &mut watch, &mut |_, _| {}),
@@ -166,6 +182,7 @@ fn a_sampler_of_another_vocabulary_is_refused() {
     let engine = engine(&tales(), exact("cpu"), MemoryRequest::default());
     let mut session = engine.session().unwrap();
     let mut sampler = Sampler::new(Sampling::greedy(), 99).unwrap();
-    let error = session.next(&PROMPT, &mut sampler, &mut Watch::default()).unwrap_err().to_string();
+    let error =
+        session.next(&PROMPT, &mut sampler, &mut StepControl::default()).unwrap_err().to_string();
     assert!(error.contains("vocabulary of 99"), "{error}");
 }

@@ -28,7 +28,8 @@ fn write_composite(golden: &Path, outer: &Value, into: &Path) {
 
     let mut text: Map<String, Value> =
         serde_json::from_slice(&fs::read(golden.join("config.json")).unwrap()).unwrap();
-    let mut config = json!({"model_type": "kimi_k25", "architectures": ["KimiK25ForConditionalGeneration"]});
+    let mut config =
+        json!({"model_type": "kimi_k25", "architectures": ["KimiK25ForConditionalGeneration"]});
     for key in ["quantization", "quantization_config"] {
         if let Some(Value::Object(map)) = text.remove(key) {
             let below = |(name, of): (String, Value)| match of {
@@ -52,7 +53,9 @@ fn a_nested_kimi_computes_what_the_flat_one_does() {
     };
     let flat = logits(&golden.folder);
     // transformers writes "tie_word_embeddings" into the outer config whether or not there is a head.
-    for outer in [json!({}), json!({"tie_word_embeddings": true, "vision_config": {"hidden_size": 3}})] {
+    for outer in
+        [json!({}), json!({"tie_word_embeddings": true, "vision_config": {"hidden_size": 3}})]
+    {
         let folder = tempfile::tempdir().unwrap();
         write_composite(&golden.folder, &outer, folder.path());
         assert_eq!(logits(folder.path()), flat, "{outer}");

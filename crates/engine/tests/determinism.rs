@@ -8,8 +8,9 @@ use std::path::Path;
 
 use common::{Golden, data, feed, gpu, tales};
 use moeflux::{
-    Access, Checkpoint, Completion, DeviceOptions, Engine, EngineOptions, FilePages, LookAhead,
-    MemoryRequest, PolicyKind, ReadCounters, ReadOptions, ReadRequest, Reader, ReaderKind, WrapReader,
+    Access, Checkpoint, Completion, DeviceOptions, Engine, EngineOptions, FilePages, MemoryRequest,
+    PolicyKind, PrefetchMode, ReadCounters, ReadOptions, ReadRequest, Reader, ReaderKind,
+    WrapReader,
 };
 
 /// Holds finished reads back and hands them out in another order.
@@ -22,7 +23,9 @@ struct Shuffled {
 
 impl Shuffled {
     fn wrap(seed: u64) -> WrapReader {
-        Box::new(move |inner| Box::new(Shuffled { inner, under_way: 0, held: Vec::new(), random: seed }))
+        Box::new(move |inner| {
+            Box::new(Shuffled { inner, under_way: 0, held: Vec::new(), random: seed })
+        })
     }
 
     fn random(&mut self, below: usize) -> usize {
@@ -78,7 +81,7 @@ struct Run<'a> {
     shuffle: Option<u64>,
     policy: PolicyKind,
     reads: (ReaderKind, Access),
-    look_ahead: LookAhead,
+    prefetch: PrefetchMode,
     /// Its threads are those above.
     device: &'a DeviceOptions,
 }
@@ -92,7 +95,7 @@ impl<'a> Run<'a> {
             shuffle: None,
             policy: PolicyKind::Lru,
             reads: READS,
-            look_ahead: LookAhead::Off,
+            prefetch: PrefetchMode::Off,
             device,
         }
     }
@@ -101,10 +104,14 @@ impl<'a> Run<'a> {
 /// Bits of the logits of a prompt and a few more tokens.
 fn bits(folder: &Path, prompt: &[u32], run: Run<'_>) -> (Vec<u32>, f64) {
     let options = EngineOptions {
-        memory: MemoryRequest { slots: run.slots, chunk: Some(run.chunk), ..MemoryRequest::default() },
+        memory: MemoryRequest {
+            slots: run.slots,
+            chunk: Some(run.chunk),
+            ..MemoryRequest::default()
+        },
         device: DeviceOptions { threads: Some(run.threads), ..run.device.clone() },
         reads: ReadOptions { kind: run.reads.0, access: run.reads.1, ..ReadOptions::default() },
-        look_ahead: run.look_ahead,
+        prefetch: run.prefetch,
         wrap_reader: run.shuffle.map(Shuffled::wrap),
         policy: run.policy,
         ..EngineOptions::default()
@@ -134,14 +141,14 @@ fn check(folder: &Path, prompt: &[u32]) {
             small,
             Run { threads: 2, ..all },
             Run { threads: 2, ..small },
-            Run { look_ahead: LookAhead::On, slots: Some(2 * smallest(folder)), ..small },
+            Run { prefetch: PrefetchMode::On, slots: Some(2 * smallest(folder)), ..small },
             Run {
-                look_ahead: LookAhead::On,
+                prefetch: PrefetchMode::On,
                 shuffle: Some(0xC0FF_EE00),
                 slots: Some(3 * smallest(folder)),
                 ..small
             },
-            Run { look_ahead: LookAhead::Auto, shuffle: Some(0xBAD_CAFE), ..small },
+            Run { prefetch: PrefetchMode::Auto, shuffle: Some(0xBAD_CAFE), ..small },
             Run { shuffle: Some(0x9E37_79B9), threads: 2, ..all },
             Run { shuffle: Some(0xDEAD_BEEF), threads: 2, ..small },
             Run { reads: (ReaderKind::Threads, Access::Direct), ..small },
@@ -163,7 +170,11 @@ fn check(folder: &Path, prompt: &[u32]) {
         if exact {
             for chunk in [1, 5] {
                 let run = Run { chunk, ..small };
-                assert!(expected == bits(folder, prompt, run).0, "{}: other bits by chunk", folder.display());
+                assert!(
+                    expected == bits(folder, prompt, run).0,
+                    "{}: other bits by chunk",
+                    folder.display()
+                );
             }
         }
     }
@@ -192,7 +203,11 @@ fn the_page_cache_decides_how_experts_are_read_and_changes_no_bit() {
     };
     // The files have just been written.
     if pages.cached().is_some_and(|share| share > 0.9) {
-        assert!(said().starts_with("16 threads, buffered") && !said().contains("direct"), "{}", said());
+        assert!(
+            said().starts_with("16 threads, buffered") && !said().contains("direct"),
+            "{}",
+            said()
+        );
     }
     let forgets = || pages.forget().is_ok() && pages.cached().is_some_and(|share| share < 0.1);
     if forgets() {
@@ -206,7 +221,7 @@ fn the_page_cache_decides_how_experts_are_read_and_changes_no_bit() {
         let run = Run {
             slots: memory.slots,
             reads: (kind, Access::Auto),
-            look_ahead: LookAhead::On,
+            prefetch: PrefetchMode::On,
             ..Run::plain(device)
         };
         assert!(expected == bits(folder, &prompt, run).0, "other bits by {kind:?}");
@@ -215,8 +230,14 @@ fn the_page_cache_decides_how_experts_are_read_and_changes_no_bit() {
 
 #[test]
 fn golden_checkpoints_give_the_same_bits_whatever_the_cache_did() {
-    for name in ["qwen3_moe", "qwen3_5_moe", "qwen3_next_hub", "glm4_moe_plain", "minimax_m2_plain", "gemma4"]
-    {
+    for name in [
+        "qwen3_moe",
+        "qwen3_5_moe",
+        "qwen3_next_hub",
+        "glm4_moe_plain",
+        "minimax_m2_plain",
+        "gemma4",
+    ] {
         let golden = Golden::read(data().join("goldens").join(name));
         check(&golden.folder, &golden.prompt());
     }
@@ -274,7 +295,9 @@ fn the_model_in_the_box_gives_the_same_bits_on_a_gpu() {
 
 #[test]
 fn golden_checkpoints_give_the_same_bits_on_a_gpu() {
-    for name in ["qwen3_5_moe", "gemma4", "deepseek_v3_kv_b_4bit", "gpt_oss_mxfp4", "glm_moe_dsa_shared"] {
+    for name in
+        ["qwen3_5_moe", "gemma4", "deepseek_v3_kv_b_4bit", "gpt_oss_mxfp4", "glm_moe_dsa_shared"]
+    {
         let golden = Golden::read(data().join("goldens").join(name));
         check_gpu(&golden.folder, &golden.prompt());
     }

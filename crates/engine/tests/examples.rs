@@ -10,14 +10,14 @@ use std::{
     process::{Command, Stdio},
 };
 
-const CROW: &str =
-    "A Crow was sitting on a branch of a tree with a piece of cheese in her beak when a Fox observed her";
+const CROW: &str = "A Crow was sitting on a branch of a tree with a piece of cheese in her beak when a Fox observed her";
 
 /// What an example writes to stdout and stderr when it reads `input`.
 fn run(name: &str, input: &str) -> (String, String) {
     // Tests lie in `deps`, beside `examples`.
     let test = current_exe().unwrap();
-    let path = test.parent().unwrap().with_file_name("examples").join(format!("{name}{EXE_SUFFIX}"));
+    let path =
+        test.parent().unwrap().with_file_name("examples").join(format!("{name}{EXE_SUFFIX}"));
     let mut command = Command::new(&path);
     let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = piped.spawn().unwrap_or_else(|e| {
@@ -66,7 +66,10 @@ fn sentences_about_the_same_are_nearer_to_each_other() {
     assert_eq!(rows.iter().map(Vec::len).collect::<Vec<_>>(), [4; 4], "{table}");
     for (i, row) in rows.iter().enumerate() {
         assert_eq!(row[i], 1.0, "{table}");
-        assert!(row.iter().zip(&rows).all(|(x, other)| *x == other[i] && x.abs() <= 1.0), "{table}");
+        assert!(
+            row.iter().zip(&rows).all(|(x, other)| *x == other[i] && x.abs() <= 1.0),
+            "{table}"
+        );
     }
     assert!(rows[0][1] > rows[0][2] && rows[0][1] > rows[0][3], "{table}");
     assert!(rows[2][3] > rows[2][0] && rows[2][3] > rows[2][1], "{table}");
@@ -87,7 +90,9 @@ fn the_first_words_begin_as_they_must() {
     let (texts, _) = run("custom_sampler", "");
     let firsts: Vec<char> = texts
         .lines()
-        .map(|line| line.strip_prefix("Once upon a time there was a ").unwrap().chars().next().unwrap())
+        .map(|line| {
+            line.strip_prefix("Once upon a time there was a ").unwrap().chars().next().unwrap()
+        })
         .collect();
     assert_eq!(firsts, ['f', 'l', 'p'], "{texts}");
 }

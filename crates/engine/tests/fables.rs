@@ -8,8 +8,8 @@ use std::{collections::BTreeMap, ops::ControlFlow};
 
 use common::{data, engine, exact, feed, gpu, tales};
 use moeflux::{
-    ChatOptions, DeviceOptions, Engine, Finish, GenerateRequest, KeyFormat, MemoryRequest, Message, Sampling,
-    SnapshotOptions, Watch, generate,
+    ChatOptions, DeviceOptions, Engine, Finish, GenerateRequest, KvFormat, MemoryRequest, Message,
+    Sampling, SnapshotOptions, StepControl, generate,
 };
 
 fn fables() -> BTreeMap<String, String> {
@@ -29,19 +29,19 @@ fn tell(engine: &Engine, title: &str) -> moeflux::Answer {
     let prompt = engine.text().unwrap().chat(&prompt, &ChatOptions::default()).unwrap();
     let request = GenerateRequest { sampling: Sampling::greedy(), ..GenerateRequest::default() };
     let mut session = engine.session().unwrap();
-    generate(&mut session, &prompt, &request, &mut Watch::default(), &mut |_| ControlFlow::Continue(()))
-        .unwrap()
+    generate(&mut session, &prompt, &request, &mut StepControl::default(), &mut |_| {
+        ControlFlow::Continue(())
+    })
+    .unwrap()
 }
 
 #[test]
 fn the_fox_and_the_crow_is_told_as_its_readme_says() {
     let engine = engine(&tales(), DeviceOptions::default(), MemoryRequest::default());
     let answer = tell(&engine, "The Fox and the Crow");
-    assert!(
-        answer
-            .text
-            .starts_with("A Crow was sitting on a branch of a tree with a piece of cheese in her beak")
-    );
+    assert!(answer.text.starts_with(
+        "A Crow was sitting on a branch of a tree with a piece of cheese in her beak"
+    ));
     assert!(
         answer.text.ends_with("\"You have a voice, madam, I see: what you want is wits.\""),
         "{}",
@@ -120,8 +120,10 @@ const UNKNOWN: &str = "The ferry to the outer islands leaves at seven, unless fo
 #[test]
 fn the_fast_path_stays_close_to_the_exact_one() {
     let memory = MemoryRequest::default();
-    let (fast, slow) =
-        (engine(&tales(), DeviceOptions::default(), memory), engine(&tales(), exact("cpu"), memory));
+    let (fast, slow) = (
+        engine(&tales(), DeviceOptions::default(), memory),
+        engine(&tales(), exact("cpu"), memory),
+    );
     let unknown = slow.text().unwrap().encode(UNKNOWN).unwrap();
     for (what, texts, bar) in [("fables", told(24, &slow), 1e-3), ("a text", vec![unknown], 5e-3)] {
         let mean = divergence(&slow, &fast, &texts);
@@ -137,12 +139,12 @@ fn the_fast_path_stays_close_to_the_exact_one() {
 fn keys_and_values_may_be_rounded() {
     let memory = MemoryRequest::default();
     let keeping = |keys| {
-        let device = DeviceOptions { keys: Some(keys), ..DeviceOptions::default() };
+        let device = DeviceOptions { kv_format: Some(keys), ..DeviceOptions::default() };
         engine(&tales(), device, memory)
     };
-    let whole = keeping(KeyFormat::F32);
+    let whole = keeping(KvFormat::F32);
     let unknown = whole.text().unwrap().encode(UNKNOWN).unwrap();
-    for keys in [KeyFormat::F16, KeyFormat::Q8] {
+    for keys in [KvFormat::F16, KvFormat::Q8] {
         let rounded = keeping(keys);
         for (texts, bar) in [(told(24, &whole), 5e-5), (vec![unknown.clone()], 5e-3)] {
             let mean = divergence(&whole, &rounded, &texts);
@@ -158,21 +160,27 @@ fn a_session_may_be_saved_in_fewer_bits() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("half");
     for device in [DeviceOptions::default(), exact("cpu")] {
-        let engine =
-            engine(&tales(), device, MemoryRequest { sessions: Some(2), ..MemoryRequest::default() });
+        let engine = engine(
+            &tales(),
+            device,
+            MemoryRequest { sessions: Some(2), ..MemoryRequest::default() },
+        );
         let vocab = engine.blueprint().vocab;
         let unknown = engine.text().unwrap().encode(UNKNOWN).unwrap();
-        for (what, texts, bar) in [("fables", told(12, &engine), 5e-5), ("a text", vec![unknown], 5e-3)] {
+        for (what, texts, bar) in
+            [("fables", told(12, &engine), 5e-5), ("a text", vec![unknown], 5e-3)]
+        {
             let (mut sum, mut rows) = (0.0, 0);
             for tokens in texts {
                 let (first, second) = tokens.split_at(tokens.len() / 2);
-                let (mut session, mut restored) = (engine.session().unwrap(), engine.session().unwrap());
-                session.sync(first, &mut Watch::default()).unwrap();
+                let (mut session, mut restored) =
+                    (engine.session().unwrap(), engine.session().unwrap());
+                session.sync(first, &mut StepControl::default()).unwrap();
                 let save = |keys| {
-                    let options = SnapshotOptions { keys, ..SnapshotOptions::default() };
+                    let options = SnapshotOptions { kv_format: keys, ..SnapshotOptions::default() };
                     session.snapshot(&file, options).unwrap()
                 };
-                let (whole, less) = (save(None), save(Some(KeyFormat::Q8)));
+                let (whole, less) = (save(None), save(Some(KvFormat::Q8)));
                 assert!(less < whole, "{less} {whole}");
                 restored.restore(&file).unwrap();
                 assert!(restored.is_lossy() && !session.is_lossy());

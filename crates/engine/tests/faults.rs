@@ -11,8 +11,8 @@ use std::{
 
 use common::{card::Card, data, exact, feed, tales};
 use moeflux::{
-    Access, Checkpoint, Completion, Engine, EngineOptions, Error, Logits, MemoryRequest, ReadCounters,
-    ReadOptions, ReadRequest, Reader, ReaderKind, Watch,
+    Access, Checkpoint, Completion, Engine, EngineOptions, Error, Logits, MemoryRequest,
+    ReadCounters, ReadOptions, ReadRequest, Reader, ReaderKind, StepControl,
 };
 
 /// Fails every `every`-th read.
@@ -67,9 +67,10 @@ fn a_session_survives_failing_reads() {
         let tokens = bad.tokens().to_vec();
         loop {
             let mut logits = Vec::new();
-            let fed = bad.feed(&[token], Logits::All, &mut Watch::default(), &mut |_, row| {
-                logits.extend_from_slice(row)
-            });
+            let fed =
+                bad.feed(&[token], Logits::All, &mut StepControl::default(), &mut |_, row| {
+                    logits.extend_from_slice(row)
+                });
             match fed {
                 Ok(()) => {
                     assert!(logits == expected, "after {failures} failures");
@@ -93,8 +94,10 @@ fn a_session_survives_steps_that_are_not_committed() {
         let (wrap, asked) = Card::OWN.wrap();
         asked.lock().unwrap().refuse_every = refuse_every;
         let folder = data().join("goldens/qwen3_next_hub");
-        let options = EngineOptions { wrap_device: Some(wrap), device: exact("cpu"), ..Default::default() };
-        let engine = Engine::open(Checkpoint::open(&folder).unwrap(), options, &mut |_, _| {}).unwrap();
+        let options =
+            EngineOptions { wrap_device: Some(wrap), device: exact("cpu"), ..Default::default() };
+        let engine =
+            Engine::open(Checkpoint::open(&folder).unwrap(), options, &mut |_, _| {}).unwrap();
         let (mut session, mut failures) = (engine.session().unwrap(), 0);
         let mut step = |token| {
             loop {
@@ -141,7 +144,10 @@ fn an_engine_finds_its_files_again() {
         let before = session.tokens().to_vec();
         for _ in 0..2 {
             let error = session.decode(PROMPT[3]).unwrap_err().to_string();
-            assert!(error.contains("model.safetensors") && error.contains("download it again"), "{error}");
+            assert!(
+                error.contains("model.safetensors") && error.contains("download it again"),
+                "{error}"
+            );
             assert_eq!(session.tokens(), before);
         }
     }
@@ -215,7 +221,10 @@ fn a_mirror_that_differs_is_refused() {
     );
     let gone = folder.path().join("gone");
     let text = with_mirror(&tales(), &gone).err().unwrap().to_string();
-    assert!(text.starts_with(gone.to_str().unwrap()) && text.contains("is its disk there"), "{text}");
+    assert!(
+        text.starts_with(gone.to_str().unwrap()) && text.contains("is its disk there"),
+        "{text}"
+    );
 }
 
 /// Spaces make the header longer than all that is said in it.
@@ -281,15 +290,25 @@ fn a_model_is_spread_over_folders_and_finds_them_again() {
     fs::write(own.path().join("mirrors.txt"), "//server/share\n").unwrap();
     let text = Checkpoint::open(own.path()).unwrap_err().to_string();
     assert!(text.contains("mirrors.txt") && text.contains("another machine"), "{text}");
-    fs::write(own.path().join("mirrors.txt"), "# The other disk\nstripe\n\nreplica # and a third\n").unwrap();
+    fs::write(
+        own.path().join("mirrors.txt"),
+        "# The other disk\nstripe\n\nreplica # and a third\n",
+    )
+    .unwrap();
     copy(second, &stripe);
     let text = Checkpoint::open(own.path()).unwrap_err().to_string();
-    assert!(text.starts_with(replica.to_str().unwrap()) && text.contains("none of the files"), "{text}");
+    assert!(
+        text.starts_with(replica.to_str().unwrap()) && text.contains("none of the files"),
+        "{text}"
+    );
     copy(second, &replica);
 
     let memory = MemoryRequest { slots: Some(4), ..MemoryRequest::default() };
-    let expected =
-        feed(&mut common::engine(&whole, common::exact("cpu"), memory).session().unwrap(), &prompt, None);
+    let expected = feed(
+        &mut common::engine(&whole, common::exact("cpu"), memory).session().unwrap(),
+        &prompt,
+        None,
+    );
     let engine = common::engine(own.path(), common::exact("cpu"), memory);
     assert!(engine.reads().ends_with("from 3 folders"), "{}", engine.reads());
     let mut session = engine.session().unwrap();
@@ -306,7 +325,8 @@ fn a_model_is_spread_over_folders_and_finds_them_again() {
 #[test]
 fn a_file_that_shrinks_is_named_and_the_session_goes_on_when_it_is_back() {
     let kinds = [ReaderKind::Threads, ReaderKind::Uring];
-    for (kind, access) in kinds.iter().flat_map(|k| [(*k, Access::Buffered), (*k, Access::Direct)]) {
+    for (kind, access) in kinds.iter().flat_map(|k| [(*k, Access::Buffered), (*k, Access::Direct)])
+    {
         // Also one that ends within a block, where a direct read comes short.
         for len in [60_000, 64 << 10] {
             shrinks(ReadOptions { kind, access, ..ReadOptions::default() }, len);
@@ -320,22 +340,28 @@ fn shrinks(reads: ReadOptions, len: u64) {
     let contents = fs::read(&shard).unwrap();
     let memory = MemoryRequest { slots: Some(4), sessions: Some(2), ..MemoryRequest::default() };
     let options = EngineOptions { memory, reads, ..EngineOptions::default() };
-    let engine = Engine::open(Checkpoint::open(folder.path()).unwrap(), options, &mut |_, _| {}).unwrap();
+    let engine =
+        Engine::open(Checkpoint::open(folder.path()).unwrap(), options, &mut |_, _| {}).unwrap();
     let mut session = engine.session().unwrap();
     feed(&mut session, &PROMPT[..3], None);
 
     OpenOptions::new().write(true).open(&shard).unwrap().set_len(len).unwrap();
     let error = session.decode(PROMPT[3]).unwrap_err();
-    let Error::Expert { path, expert, offset, .. } = &error else { panic!("{}: {error}", engine.reads()) };
+    let Error::Expert { path, expert, offset, .. } = &error else {
+        panic!("{}: {error}", engine.reads())
+    };
     assert_eq!(path, &shard);
     let said = error.to_string();
-    assert!(said.contains(&format!("expert {expert}")) && said.contains(&offset.to_string()), "{said}");
+    assert!(
+        said.contains(&format!("expert {expert}")) && said.contains(&offset.to_string()),
+        "{said}"
+    );
     assert_eq!(session.tokens(), &PROMPT[..3]);
 
     fs::write(&shard, contents).unwrap();
     let after = session.decode(PROMPT[3]).unwrap().to_vec();
     let mut fresh = engine.session().unwrap();
-    fresh.feed(&PROMPT[..4], Logits::Last, &mut Watch::default(), &mut |_, _| {}).unwrap();
+    fresh.feed(&PROMPT[..4], Logits::Last, &mut StepControl::default(), &mut |_, _| {}).unwrap();
     let difference = common::difference(&after, fresh.logits());
     assert!(difference < 1e-3, "{difference}");
 }
@@ -350,7 +376,7 @@ fn a_cancelled_step_changes_nothing() {
     let mut session = engine.session().unwrap();
     feed(&mut session, &PROMPT[..3], None);
     let cancel = true.into();
-    let mut watch = Watch { cancel: Some(&cancel), ..Watch::default() };
+    let mut watch = StepControl { cancel: Some(&cancel), ..StepControl::default() };
     let error = session.feed(&PROMPT[3..], Logits::Last, &mut watch, &mut |_, _| {}).unwrap_err();
     assert!(matches!(error, Error::Cancelled), "{error}");
     assert_eq!(session.tokens(), &PROMPT[..3]);
@@ -367,7 +393,7 @@ fn a_step_that_fails_at_its_end_leaves_none_of_its_logits() {
     let memory = MemoryRequest { sessions: Some(2), ..MemoryRequest::default() };
     let engine = common::engine(&tales(), common::exact("cpu"), memory);
     let mut sessions = [engine.session().unwrap(), engine.session().unwrap()];
-    let mut watch = Watch::default();
+    let mut watch = StepControl::default();
     for session in &mut sessions {
         session.sync(&PROMPT, &mut watch).unwrap();
     }
@@ -385,7 +411,7 @@ fn a_step_that_fails_at_its_end_leaves_none_of_its_logits() {
     reader.join().unwrap();
     let error = sessions[0].decode(9).unwrap_err().to_string();
     assert!(error.contains("routing trace"), "{error}");
-    let turn = |session| moeflux::Turn { session, tokens: &[9], logits: true };
+    let turn = |session| moeflux::BatchEntry { session, tokens: &[9], logits: true };
     assert!(engine.step(&mut sessions.each_mut().map(turn), &mut watch).is_err());
     engine.record_routing(None).unwrap();
     for session in &mut sessions {

@@ -17,7 +17,8 @@ const LONG: usize = 100;
 
 fn matches(golden: &Golden, device: &DeviceOptions, chunk: Option<usize>) {
     let at = format!("{} on {device:?}, chunk {chunk:?}", golden.name);
-    let engine = engine(&golden.folder, device.clone(), MemoryRequest { chunk, ..MemoryRequest::default() });
+    let engine =
+        engine(&golden.folder, device.clone(), MemoryRequest { chunk, ..MemoryRequest::default() });
     let mut session = engine.session().unwrap();
     let mut seen = Seen::default();
     let (prompt, generated) = (golden.prompt(), golden.generated());
@@ -134,7 +135,8 @@ fn the_gpu_device_matches_mlx_with_sinks_windows_and_other_routers() {
 
 /// `|a - b| / |b|`.
 fn distance(a: &[f32], b: &[f32]) -> f64 {
-    let norm = |x: &mut dyn Iterator<Item = f32>| x.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
+    let norm =
+        |x: &mut dyn Iterator<Item = f32>| x.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
     assert_eq!(a.len(), b.len());
     norm(&mut a.iter().zip(b).map(|(a, b)| a - b)) / norm(&mut b.iter().copied())
 }
@@ -180,8 +182,11 @@ fn both_forms_of_latent_attention_are_near_mlx_on_the_fast_path() {
         let logits = feed(&mut engine.session().unwrap(), &golden.prompt(), None);
         logits[logits.len() - wanted.len()..].to_vec()
     });
-    let (e, a, between) =
-        (distance(&expanded, &wanted), distance(&absorbed, &wanted), distance(&expanded, &absorbed));
+    let (e, a, between) = (
+        distance(&expanded, &wanted),
+        distance(&absorbed, &wanted),
+        distance(&expanded, &absorbed),
+    );
     assert!(expanded != absorbed, "both took the same form");
     assert!(e <= FAST_BAR && a <= FAST_BAR, "{e:e} expanded, {a:e} absorbed");
     assert!(between <= FAST_BAR, "{between:e} between the forms");

@@ -8,7 +8,9 @@ mod common;
 use std::{fs, path::Path};
 
 use common::{data, exact};
-use moeflux::{Blueprint, Checkpoint, Engine, EngineOptions, Error, Logits, MemoryRequest, Watch};
+use moeflux::{
+    Blueprint, Checkpoint, Engine, EngineOptions, Error, Logits, MemoryRequest, StepControl,
+};
 use proptest::{prelude::*, test_runner::TestRunner};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -40,14 +42,17 @@ fn copy(name: &str) -> (TempDir, Value) {
             fs::copy(&path, folder.path().join(name)).unwrap();
         }
     }
-    let config = serde_json::from_slice(&fs::read(folder.path().join("config.json")).unwrap()).unwrap();
+    let config =
+        serde_json::from_slice(&fs::read(folder.path().join("config.json")).unwrap()).unwrap();
     (folder, config)
 }
 
 /// Where the values of a config are that are neither maps nor empty: lists as a whole, and their first number or text.
 fn places(value: &Value, at: &str, all: &mut Vec<String>) {
     match value {
-        Value::Object(map) => map.iter().for_each(|(key, v)| places(v, &format!("{at}/{key}"), all)),
+        Value::Object(map) => {
+            map.iter().for_each(|(key, v)| places(v, &format!("{at}/{key}"), all))
+        }
         Value::Array(list) => {
             all.push(at.to_owned());
             if !list.is_empty() {
@@ -119,21 +124,30 @@ const OTHERS: [&str; 20] = [
 fn run(folder: &Path) -> Result<(), Error> {
     let checkpoint = Checkpoint::open(folder)?;
     let vocab = Blueprint::of(&checkpoint)?.vocab as u32;
-    let memory =
-        MemoryRequest { budget: Some(1 << 30), context: None, chunk: Some(4), ..MemoryRequest::default() };
+    let memory = MemoryRequest {
+        budget: Some(1 << 30),
+        context: None,
+        chunk: Some(4),
+        ..MemoryRequest::default()
+    };
     let options = EngineOptions { memory, device: exact("cpu"), ..EngineOptions::default() };
     let engine = Engine::open(checkpoint, options, &mut |_, _| {})?;
     let mut session = engine.session()?;
     let n = engine.plan().context.min(12);
     let tokens: Vec<u32> = (0..n as u32).map(|i| (i * 7 + 3) % vocab).collect();
-    session.feed(&tokens, Logits::Last, &mut Watch::default(), &mut |_, _| {})
+    session.feed(&tokens, Logits::Last, &mut StepControl::default(), &mut |_, _| {})
 }
 
 /// That an error names something that its reader can look at.
 fn names_its_cause(error: &Error, at: &str) {
-    let (message, key) = (error.to_string(), at.rsplit('/').find(|k| k.parse::<usize>().is_err()).unwrap());
-    let known = [key, "\"", "layers.", "embed_tokens", "lm_head", "norm.weight", "floor of", "layer "];
-    assert!(known.iter().any(|k| message.contains(k)), "{at}: {message:?} names no key and no tensor");
+    let (message, key) =
+        (error.to_string(), at.rsplit('/').find(|k| k.parse::<usize>().is_err()).unwrap());
+    let known =
+        [key, "\"", "layers.", "embed_tokens", "lm_head", "norm.weight", "floor of", "layer "];
+    assert!(
+        known.iter().any(|k| message.contains(k)),
+        "{at}: {message:?} names no key and no tensor"
+    );
 }
 
 /// Runs a golden's config with the value at `at` replaced; without a value, removed.
@@ -147,8 +161,11 @@ fn check(folder: &Path, config: &Value, at: &str, value: Option<Value>, whole: b
         (_, _) => return,
     }
     fs::write(folder.join("config.json"), config.to_string()).unwrap();
-    let result =
-        if whole { run(folder) } else { Checkpoint::open(folder).and_then(|c| Blueprint::of(&c)).map(drop) };
+    let result = if whole {
+        run(folder)
+    } else {
+        Checkpoint::open(folder).and_then(|c| Blueprint::of(&c)).map(drop)
+    };
     if let Err(error) = result {
         names_its_cause(&error, at);
     }
@@ -164,7 +181,9 @@ fn some_values(cases: u32, whole: bool) {
         all.extend(OTHERS.iter().map(|key| format!("{text}/{key}")));
         let mut runner = TestRunner::new_with_rng(
             ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() },
-            proptest::test_runner::TestRng::deterministic_rng(proptest::test_runner::RngAlgorithm::ChaCha),
+            proptest::test_runner::TestRng::deterministic_rng(
+                proptest::test_runner::RngAlgorithm::ChaCha,
+            ),
         );
         let case = (any::<prop::sample::Index>(), any::<prop::sample::Index>());
         let result = runner.run(&case, |(place, value)| {
@@ -220,8 +239,10 @@ fn tensors_of_other_types_and_shapes_are_errors_that_name_them() {
         let Ok(bytes) = fs::read(&path) else { continue };
         fs::remove_file(folder.path().join("model.safetensors.index.json")).ok();
         let n = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-        let header: serde_json::Map<String, Value> = serde_json::from_slice(&bytes[8..8 + n]).unwrap();
-        for (i, tensor) in header.keys().filter(|key| *key != "__metadata__").enumerate().step_by(7) {
+        let header: serde_json::Map<String, Value> =
+            serde_json::from_slice(&bytes[8..8 + n]).unwrap();
+        for (i, tensor) in header.keys().filter(|key| *key != "__metadata__").enumerate().step_by(7)
+        {
             let mut header = header.clone();
             header[tensor] = hostile_entry(&header[tensor], i % 9);
             let header = Value::Object(header).to_string();
@@ -231,7 +252,10 @@ fn tensors_of_other_types_and_shapes_are_errors_that_name_them() {
             fs::write(&path, file).unwrap();
             if let Err(error) = run(folder.path()) {
                 let (message, stem) = (error.to_string(), tensor.rsplit_once('.').unwrap().0);
-                assert!(message.contains(stem) || message.contains("layer "), "{tensor}: {message}");
+                assert!(
+                    message.contains(stem) || message.contains("layer "),
+                    "{tensor}: {message}"
+                );
             }
         }
     }

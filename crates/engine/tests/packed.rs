@@ -39,7 +39,8 @@ fn every_golden_is_the_same_to_the_bit() {
         let (_temp, out) = packed(&golden.folder);
         let prompt = golden.prompt();
         let prompt = &prompt[..prompt.len().min(16)];
-        let (source, copy) = (Checkpoint::open(&golden.folder).unwrap(), Checkpoint::open(&out).unwrap());
+        let (source, copy) =
+            (Checkpoint::open(&golden.folder).unwrap(), Checkpoint::open(&out).unwrap());
         assert!(copy.is_packed() && !source.is_packed());
         let (a, b) = (Blueprint::of(&source).unwrap(), Blueprint::of(&copy).unwrap());
         for ((i, a), (_, b)) in a.moe_layers().zip(b.moe_layers()) {
@@ -54,7 +55,11 @@ fn every_golden_is_the_same_to_the_bit() {
                 let [record] = b.experts.segments(expert).collect::<Vec<_>>()[..] else {
                     panic!("layer {i}")
                 };
-                assert!(record.offset.is_multiple_of(4096) && record.offset >= end, "{}", golden.name);
+                assert!(
+                    record.offset.is_multiple_of(4096) && record.offset >= end,
+                    "{}",
+                    golden.name
+                );
                 end = record.offset + record.bytes as u64;
             }
         }
@@ -125,8 +130,11 @@ fn packing_goes_on_where_it_ended() {
         ]
     };
     let ends = prop::collection::vec((1..=all, mishap(), mishap(), mishap()), 1..4);
-    let mut runner =
-        TestRunner::new(ProptestConfig { cases: 24, failure_persistence: None, ..Default::default() });
+    let mut runner = TestRunner::new(ProptestConfig {
+        cases: 24,
+        failure_persistence: None,
+        ..Default::default()
+    });
     runner
         .run(&ends, |ends| {
             let temp = tempfile::tempdir().unwrap();
@@ -171,7 +179,10 @@ fn files_that_have_their_names_already_are_used() {
     let (_temp, out) = packed(&data().join("goldens/qwen3_moe"));
     let whole = files(&out);
     let part = out.parent().unwrap().join("part");
-    assert!(matches!(pack(&source, &part, &mut |_, _| ControlFlow::Break(())), Err(Error::Cancelled)));
+    assert!(matches!(
+        pack(&source, &part, &mut |_, _| ControlFlow::Break(())),
+        Err(Error::Cancelled)
+    ));
     fs::copy(out.join("model.safetensors"), part.join("model.safetensors")).unwrap();
     fs::remove_file(part.join("model.safetensors.partial")).unwrap();
     pack(&source, &part, &mut go).unwrap();
@@ -205,7 +216,9 @@ fn a_flipped_bit_is_an_error_that_names_the_expert() {
             Err(error) => break error,
         }
     };
-    let Error::Damaged { layer: 3, expert, path: named, offset, bytes } = &error else { panic!("{error}") };
+    let Error::Damaged { layer: 3, expert, path: named, offset, bytes } = &error else {
+        panic!("{error}")
+    };
     assert_eq!((named, *offset, *bytes), (&path, record(*expert).offset, experts.bytes));
     let said = error.to_string();
     assert!(said.contains("pack --verify") && said.contains(&format!("expert {expert}")), "{said}");
@@ -241,13 +254,15 @@ fn a_full_disk_loses_nothing() {
         return fill_a_disk(Path::new(&disk));
     }
     let temp = tempfile::tempdir().unwrap();
-    let can = Command::new("unshare").args(["-rm", "mount", "-t", "tmpfs", "none"]).arg(temp.path()).output();
+    let can = Command::new("unshare")
+        .args(["-rm", "mount", "-t", "tmpfs", "none"])
+        .arg(temp.path())
+        .output();
     if !can.is_ok_and(|can| can.status.success()) {
         eprintln!("no full disk is tested: a tmpfs cannot be mounted here");
         return;
     }
-    let script =
-        r#"mount -t tmpfs -o size=14m none "$0" && exec "$1" --exact a_full_disk_loses_nothing --nocapture"#;
+    let script = r#"mount -t tmpfs -o size=14m none "$0" && exec "$1" --exact a_full_disk_loses_nothing --nocapture"#;
     let test = std::env::current_exe().unwrap();
     let mut child = Command::new("unshare");
     child.args(["-rm", "sh", "-c", script]).arg(temp.path()).arg(test).env(TINY_DISK, temp.path());

@@ -12,18 +12,22 @@ use common::{
     data, engine, exact, feed, gpu, tales,
 };
 use moeflux::{
-    Checkpoint, Completion, Engine, EngineOptions, Error, MemoryPlan, MemoryRequest, ReadRequest, Reader,
-    SnapshotOptions, Stats, Watch,
+    Checkpoint, Completion, Engine, EngineOptions, Error, MemoryPlan, MemoryRequest, ReadRequest,
+    Reader, SnapshotOptions, Stats, StepControl,
 };
 use moeflux_compute::DeviceMemory;
 
 /// Reads that are under way at once: those of the reader's threads, and as many that wait to be taken over.
-const ON_THE_WAY: usize = 16;
+const MIN_HOST_SLOTS: usize = 16;
 
 fn open(folder: &Path, card: Card, memory: MemoryRequest) -> (Result<Engine, Error>, Asked) {
     let (wrap, asked) = card.wrap();
-    let options =
-        EngineOptions { memory, device: exact("cpu"), wrap_device: Some(wrap), ..Default::default() };
+    let options = EngineOptions {
+        memory,
+        device: exact("cpu"),
+        wrap_device: Some(wrap),
+        ..Default::default()
+    };
     let engine = Engine::open(Checkpoint::open(folder).unwrap(), options, &mut |_, _| {});
     let asked = *asked.lock().unwrap();
     (engine, asked)
@@ -31,7 +35,12 @@ fn open(folder: &Path, card: Card, memory: MemoryRequest) -> (Result<Engine, Err
 
 /// Bits of the logits of a prompt and of four tokens after it, on a card; what it was asked for, and the cost of the
 /// tokens.
-fn on_card(folder: &Path, prompt: &[u32], card: Card, slots: Option<usize>) -> (Vec<u32>, Asked, Stats) {
+fn on_card(
+    folder: &Path,
+    prompt: &[u32],
+    card: Card,
+    slots: Option<usize>,
+) -> (Vec<u32>, Asked, Stats) {
     // A host with one slot too few to hold what the card does not.
     let all = moeflux::Blueprint::of(&Checkpoint::open(folder).unwrap()).unwrap().experts();
     let host_slots = slots.map(|slots| (all - slots).saturating_sub(1).max(1));
@@ -48,8 +57,12 @@ fn with_slots(
 ) -> (Vec<u32>, Asked, Stats) {
     let (wrap, asked) = card.wrap();
     let memory = MemoryRequest { slots, host_slots, ..MemoryRequest::default() };
-    let options =
-        EngineOptions { memory, device: exact(device), wrap_device: Some(wrap), ..Default::default() };
+    let options = EngineOptions {
+        memory,
+        device: exact(device),
+        wrap_device: Some(wrap),
+        ..Default::default()
+    };
     let engine = Engine::open(Checkpoint::open(folder).unwrap(), options, &mut |_, _| {}).unwrap();
     let mut session = engine.session().unwrap();
     let (first, rest) = prompt.split_at(prompt.len() - 4);
@@ -84,7 +97,7 @@ fn a_model_that_lies_on_the_card_is_never_waited_for() {
         // 8 layers, in 5 steps; nothing is read back but logits: of 36 rows in rounds of 8, then of one row each.
         assert_eq!((asked.routed, asked.listed, asked.reads), (8 * 5, 0, 5 + 4), "{asked:?}");
         assert_eq!(asked.tables, 8);
-        assert!(0 < asked.most_filled && asked.most_filled <= ON_THE_WAY, "{asked:?}");
+        assert!(0 < asked.most_filled && asked.most_filled <= MIN_HOST_SLOTS, "{asked:?}");
         assert_eq!(asked.banks, banks);
         assert_eq!((stats.experts_needed, stats.experts_hit), (4 * 8 * 4, 4 * 8 * 4));
         assert_eq!((stats.experts_read, stats.waits), (0, 4));
@@ -106,16 +119,24 @@ fn layers_that_are_complete_and_layers_that_stream_mix() {
 
 #[test]
 fn every_kind_of_layer_of_experts_gives_the_same_bits_on_a_card() {
-    for name in ["qwen3_5_moe", "gemma4", "deepseek_v3", "gpt_oss_mxfp4", "glm4_moe_plain", "minimax_m2_hub"]
-    {
+    for name in [
+        "qwen3_5_moe",
+        "gemma4",
+        "deepseek_v3",
+        "gpt_oss_mxfp4",
+        "glm4_moe_plain",
+        "minimax_m2_hub",
+    ] {
         let golden = Golden::read(data().join("goldens").join(name));
         let blueprint = moeflux::Blueprint::of(&Checkpoint::open(&golden.folder).unwrap()).unwrap();
         let expected = on_cpu(&golden.folder, &golden.prompt());
-        let (bits, asked, _) = on_card(&golden.folder, &golden.prompt(), Card { bank: 5, ..Card::OWN }, None);
+        let (bits, asked, _) =
+            on_card(&golden.folder, &golden.prompt(), Card { bank: 5, ..Card::OWN }, None);
         assert!(bits == expected, "{name}: other bits");
         assert!(asked.routed > 0 && asked.listed == 0, "{name}: {asked:?}");
         let some = Some((blueprint.experts() * 3 / 4).max(blueprint.max_top_k()));
-        let (bits, ..) = on_card(&golden.folder, &golden.prompt(), Card { bank: 5, ..Card::OWN }, some);
+        let (bits, ..) =
+            on_card(&golden.folder, &golden.prompt(), Card { bank: 5, ..Card::OWN }, some);
         assert!(bits == expected, "{name}: other bits with few slots");
     }
 }
@@ -126,14 +147,16 @@ fn a_shared_expert_lies_with_those_that_it_is_computed_with() {
     let golden = Golden::read(data().join("goldens/qwen3_5_moe"));
     let expected = on_cpu(&golden.folder, &golden.prompt());
     for (bank, banks) in [(17, 4), (35, 2), (50, 2), (67, 2), (68, 1)] {
-        let (bits, asked, _) = on_card(&golden.folder, &golden.prompt(), Card { bank, ..Card::OWN }, None);
+        let (bits, asked, _) =
+            on_card(&golden.folder, &golden.prompt(), Card { bank, ..Card::OWN }, None);
         assert!(bits == expected, "banks of {bank}: other bits");
         assert_eq!((asked.tables, asked.scattered, asked.banks), (4, 0, banks), "banks of {bank}");
         assert_eq!(asked.copies, 4 * 17);
     }
     // Where a bank does not hold a layer, with its first.
     for (bank, banks) in [(16, 5), (7, 11), (2, 64)] {
-        let (bits, asked, _) = on_card(&golden.folder, &golden.prompt(), Card { bank, ..Card::OWN }, None);
+        let (bits, asked, _) =
+            on_card(&golden.folder, &golden.prompt(), Card { bank, ..Card::OWN }, None);
         assert!(bits == expected, "banks of {bank}: other bits");
         assert_eq!((asked.scattered, asked.banks), (4, banks), "banks of {bank}");
     }
@@ -141,7 +164,10 @@ fn a_shared_expert_lies_with_those_that_it_is_computed_with() {
 
 /// A card with memory of its own that reads the host's in place, or does not.
 const fn card(in_place: bool) -> Card {
-    Card { memory: Some(DeviceMemory { total: Some(1 << 30), unified: false, in_place }), ..Card::OWN }
+    Card {
+        memory: Some(DeviceMemory { total: Some(1 << 30), unified: false, in_place }),
+        ..Card::OWN
+    }
 }
 
 #[test]
@@ -154,7 +180,10 @@ fn what_the_card_does_not_hold_it_reads_where_it_is() {
         assert!(bits == expected, "{slots} slots: other bits");
         // Nothing is waited for, and nothing is read or copied any more.
         assert_eq!((asked.routed, asked.listed, asked.copies), (8 * 5, 0, slots), "{asked:?}");
-        assert_eq!((stats.experts_read, stats.waits, stats.experts_hit), (0, 4, stats.experts_needed));
+        assert_eq!(
+            (stats.experts_read, stats.waits, stats.experts_hit),
+            (0, 4, stats.experts_needed)
+        );
         assert!(asked.in_place >= 256 - slots && asked.in_place <= on_host, "{asked:?}");
     }
 }
@@ -177,7 +206,9 @@ fn tiers(device: &str, folder: &Path, prompt: &[u32], expected: &[u32]) {
         (k + 1, 2, false),
     ];
     // Kernels take long to make.
-    for (slots, host_slots, in_place) in sizes.into_iter().step_by(if device == "gpu" { 2 } else { 1 }) {
+    for (slots, host_slots, in_place) in
+        sizes.into_iter().step_by(if device == "gpu" { 2 } else { 1 })
+    {
         // What a card reads in place needs no place there, but in caches that do not hold all it needs some.
         let slots = if host_slots < all { slots.max(k) } else { slots };
         let asked = [Some(slots), Some(host_slots)];
@@ -221,8 +252,10 @@ fn no_size_of_a_tier_changes_a_bit_on_a_gpu() {
 #[test]
 fn who_watches_sees_the_experts_of_a_card() {
     let (wrap, asked) = Card::OWN.wrap();
-    let options = EngineOptions { device: exact("cpu"), wrap_device: Some(wrap), ..Default::default() };
-    let engine = Engine::open(Checkpoint::open(&tales()).unwrap(), options, &mut |_, _| {}).unwrap();
+    let options =
+        EngineOptions { device: exact("cpu"), wrap_device: Some(wrap), ..Default::default() };
+    let engine =
+        Engine::open(Checkpoint::open(&tales()).unwrap(), options, &mut |_, _| {}).unwrap();
     let plain = common::engine(&tales(), exact("cpu"), MemoryRequest::default());
     let (mut seen, mut expected) = (Seen::default(), Seen::default());
     let on_card = feed(&mut engine.session().unwrap(), &[5, 600, 7], Some(&mut seen));
@@ -246,14 +279,20 @@ fn loading_tells_how_far_it_is_with(folder: &Path) {
         let mut said = Vec::new();
         let checkpoint = Checkpoint::open(folder).unwrap();
         Engine::open(checkpoint, options, &mut |done, total| said.push((done, total))).unwrap();
-        assert!(said.is_sorted() && said.last().is_some_and(|(done, total)| done == total), "{said:?}");
+        assert!(
+            said.is_sorted() && said.last().is_some_and(|(done, total)| done == total),
+            "{said:?}"
+        );
         said.last().unwrap().1
     };
-    let experts = moeflux::Blueprint::of(&Checkpoint::open(folder).unwrap()).unwrap().experts_bytes();
+    let experts =
+        moeflux::Blueprint::of(&Checkpoint::open(folder).unwrap()).unwrap().experts_bytes();
     assert_eq!(open(Some(Card::OWN)), open(None) + experts);
     // On the host's memory too, but for a device that takes weights over.
-    let unified =
-        Card { memory: Some(DeviceMemory { total: None, unified: true, in_place: true }), ..Card::OWN };
+    let unified = Card {
+        memory: Some(DeviceMemory { total: None, unified: true, in_place: true }),
+        ..Card::OWN
+    };
     assert_eq!(open(Some(unified)), open(None) + experts);
 }
 
@@ -276,16 +315,21 @@ fn a_card_has_a_budget_of_its_own() {
     assert_eq!(card.total(), card.dense + card.state + card.marks + card.scratch + 256 * card.slot);
     assert_eq!(card.marks, card.state, "one session's worth");
     // The host holds what is on its way, and no more.
-    assert_eq!((card.slots, card.host_slots, card.holds_all), (256, ON_THE_WAY, true));
-    assert_eq!(card.host(), card.process + card.staging + ON_THE_WAY as u64 * card.slot);
+    assert_eq!((card.slots, card.host_slots, card.holds_all), (256, MIN_HOST_SLOTS, true));
+    assert_eq!(card.host(), card.process + card.staging + MIN_HOST_SLOTS as u64 * card.slot);
     assert!(card.staging > host.staging && card.host() <= card.budget);
 
     // What was asked for; as many slots as it holds.
     let small = card.fixed() + 100 * card.slot + 5;
     let context = Some(card.context);
     let marks = Some(card.marks);
-    let request =
-        MemoryRequest { device_budget: Some(small), context, chunk, marks, ..MemoryRequest::default() };
+    let request = MemoryRequest {
+        device_budget: Some(small),
+        context,
+        chunk,
+        marks,
+        ..MemoryRequest::default()
+    };
     let planned = of(own(Some(1 << 30)), request).unwrap();
     assert_eq!((planned.slots, planned.device_budget), (100, Some(small)));
     // The host holds the rest, or what its budget allows.
@@ -302,7 +346,8 @@ fn a_card_has_a_budget_of_its_own() {
 
     // The host's own memory: one budget.
     let unified =
-        of(Some(DeviceMemory { total: Some(1 << 30), unified: true, in_place: true }), request).unwrap();
+        of(Some(DeviceMemory { total: Some(1 << 30), unified: true, in_place: true }), request)
+            .unwrap();
     assert_eq!((unified.device_budget, unified.budget), (None, 300 << 20));
     assert!(unified.total() <= unified.budget && unified.fixed() > unified.host());
 }
@@ -329,7 +374,8 @@ fn a_chunk_has_no_more_rows_than_kernels_see_results_of() {
 fn a_card_or_a_host_that_is_too_small_is_told_apart() {
     let tiny = MemoryRequest { device_budget: Some(1 << 20), ..MemoryRequest::default() };
     let error = plan(Card::OWN, tiny).unwrap_err();
-    for part in ["device's own memory of 1 MiB is below the floor", "--gpu-memory", "--device cpu"] {
+    for part in ["device's own memory of 1 MiB is below the floor", "--gpu-memory", "--device cpu"]
+    {
         assert!(error.contains(part), "{error}");
     }
     assert!(!error.contains("for the program"), "{error}");
@@ -339,7 +385,8 @@ fn a_card_or_a_host_that_is_too_small_is_told_apart() {
         assert!(error.contains(part), "{error}");
     }
     // A card does not hold more than it has.
-    let huge = MemoryRequest { device_budget: Some((1 << 30) + (1 << 20)), ..MemoryRequest::default() };
+    let huge =
+        MemoryRequest { device_budget: Some((1 << 30) + (1 << 20)), ..MemoryRequest::default() };
     let error = plan(Card::OWN, huge).unwrap_err();
     for part in ["1025 MiB is more than the 1024 MiB that it has", "--gpu-memory"] {
         assert!(error.contains(part), "{error}");
@@ -373,7 +420,8 @@ fn an_expert_that_cannot_be_loaded_is_an_error_of_opening() {
         wrap_reader: Some(Box::new(|inner| Box::new(Failing(inner)))),
         ..EngineOptions::default()
     };
-    let error = Engine::open(Checkpoint::open(&tales()).unwrap(), options, &mut |_, _| {}).err().unwrap();
+    let error =
+        Engine::open(Checkpoint::open(&tales()).unwrap(), options, &mut |_, _| {}).err().unwrap();
     assert!(error.to_string().contains("injected"), "{error}");
 }
 
@@ -385,7 +433,7 @@ fn states_fill_what_is_planned_for_them() {
     let (context, vocab) = (blueprint.max_positions, blueprint.vocab);
     let tokens: Vec<u32> = (0..601).map(|i| (i * i % vocab) as u32).collect();
     let temp = tempfile::tempdir().unwrap();
-    let (path, mut watch) = (temp.path().join("saved"), Watch::default());
+    let (path, mut watch) = (temp.path().join("saved"), StepControl::default());
     for device in [Some(exact("cpu")), gpu(true)].into_iter().flatten() {
         let memory = MemoryRequest {
             context: Some(context),
@@ -400,7 +448,8 @@ fn states_fill_what_is_planned_for_them() {
         let mut session = engine.session().unwrap();
         session.sync(&tokens[..600], &mut watch).unwrap();
         session.snapshot(&path, SnapshotOptions::default()).unwrap();
-        let expected = session.sync(&tokens, &mut watch).map(|_| session.logits().to_vec()).unwrap();
+        let expected =
+            session.sync(&tokens, &mut watch).map(|_| session.logits().to_vec()).unwrap();
         session.reset().unwrap();
         session.restore(&path).unwrap();
         assert_eq!(session.sync(&tokens, &mut watch).unwrap().computed, 1);

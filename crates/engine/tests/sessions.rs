@@ -16,8 +16,9 @@ use std::{
 
 use common::{data, exact, gpu, tales};
 use moeflux::{
-    Checkpoint, Completion, DeviceOptions, Engine, EngineOptions, Error, KeyFormat, Logits, Mark,
-    MemoryRequest, ReadCounters, ReadRequest, Reader, Session, SnapshotFolder, SnapshotOptions, Turn, Watch,
+    BatchEntry, Checkpoint, Completion, DeviceOptions, Engine, EngineOptions, Error, KvFormat,
+    Logits, Mark, MemoryRequest, ReadCounters, ReadRequest, Reader, Session, SnapshotFolder,
+    SnapshotOptions, StepControl,
 };
 use proptest::{
     prelude::*,
@@ -142,7 +143,7 @@ impl Oracle {
     fn logits(&mut self, tokens: &[u32]) -> &[f32] {
         if !self.known.contains_key(tokens) {
             let mut session = self.engine.session().unwrap();
-            session.sync(tokens, &mut Watch::default()).unwrap();
+            session.sync(tokens, &mut StepControl::default()).unwrap();
             self.known.insert(tokens.to_vec(), session.logits().to_vec());
         }
         &self.known[tokens]
@@ -167,7 +168,9 @@ fn open(
 ) -> Engine {
     let memory = MemoryRequest { context: Some(CONTEXT), chunk: Some(CHUNK), ..memory };
     let wrap_reader: Option<moeflux::WrapReader> = until.map(|until| {
-        Box::new(move |inner| Box::new(Faults { inner, until: Arc::clone(&until) }) as Box<dyn Reader>) as _
+        Box::new(move |inner| {
+            Box::new(Faults { inner, until: Arc::clone(&until) }) as Box<dyn Reader>
+        }) as _
     });
     let options = EngineOptions { memory, device, wrap_reader, ..EngineOptions::default() };
     Engine::open(Checkpoint::open(folder).unwrap(), options, &mut |_, _| {}).unwrap()
@@ -184,7 +187,14 @@ impl World {
         };
         let engine = open(folder, device, memory, Some(Arc::clone(&until)));
         let folder = tempfile::tempdir().unwrap();
-        Self { engine, until, sessions: Vec::new(), marks: Vec::new(), saved: HashMap::new(), folder }
+        Self {
+            engine,
+            until,
+            sessions: Vec::new(),
+            marks: Vec::new(),
+            saved: HashMap::new(),
+            folder,
+        }
     }
 
     /// The session of a number, which is opened if need be.
@@ -199,7 +209,7 @@ impl World {
     fn with<T>(
         &mut self,
         trouble: Trouble,
-        f: impl FnOnce(&mut Self, &mut Watch<'_>) -> Result<T, Error>,
+        f: impl FnOnce(&mut Self, &mut StepControl<'_>) -> Result<T, Error>,
     ) -> Option<T> {
         let cancel = AtomicBool::new(false);
         let mut progress = |share: f64| {
@@ -212,7 +222,8 @@ impl World {
         if let Trouble::Fault(reads) = trouble {
             self.until.store(reads.into(), SeqCst);
         }
-        let mut watch = Watch { cancel: Some(&cancel), progress: Some(&mut progress), observer: None };
+        let mut watch =
+            StepControl { cancel: Some(&cancel), progress: Some(&mut progress), observer: None };
         let done = f(self, &mut watch);
         self.until.store(0, SeqCst);
         match done {
@@ -225,7 +236,10 @@ impl World {
                 let text = error.to_string();
                 // Marks that somebody holds may leave no room: that is said, and nothing is lost.
                 let full = text.contains("do not fit the memory plan");
-                assert!(full || matches!(trouble, Trouble::Fault(_)) && text.contains("injected"), "{text}");
+                assert!(
+                    full || matches!(trouble, Trouble::Fault(_)) && text.contains("injected"),
+                    "{text}"
+                );
                 None
             }
         }
@@ -236,12 +250,15 @@ impl World {
             Action::Sync(i, of, len, trouble) => {
                 let i = self.session(i);
                 let tokens: Vec<u32> = (0..len).map(|t| text(of, t, vocab)).collect();
-                let synced = self.with(trouble, |world, watch| world.sessions[i].0.sync(&tokens, watch));
+                let synced =
+                    self.with(trouble, |world, watch| world.sessions[i].0.sync(&tokens, watch));
                 let (session, expected) = &mut self.sessions[i];
                 match synced {
                     Some(synced) => {
                         assert_eq!(synced.reused + synced.computed, tokens.len());
-                        assert!(synced.restored <= synced.reused && synced.rewound <= expected.len());
+                        assert!(
+                            synced.restored <= synced.reused && synced.rewound <= expected.len()
+                        );
                         assert_eq!(session.logits().len(), vocab);
                         *expected = tokens;
                     }
@@ -262,8 +279,11 @@ impl World {
                     }
                     let token = text(of, before.len(), vocab);
                     let done = self.with(trouble, |world, watch| {
-                        let mut turns =
-                            [Turn { session: &mut world.sessions[i].0, tokens: &[token], logits: true }];
+                        let mut turns = [BatchEntry {
+                            session: &mut world.sessions[i].0,
+                            tokens: &[token],
+                            logits: true,
+                        }];
                         world.engine.step(&mut turns, watch)
                     });
                     if done.is_some() {
@@ -278,18 +298,24 @@ impl World {
                     .iter()
                     .zip(counts)
                     .map(|((_, before), count)| {
-                        (before.len()..CONTEXT.min(before.len() + count)).map(|t| text(1, t, vocab)).collect()
+                        (before.len()..CONTEXT.min(before.len() + count))
+                            .map(|t| text(1, t, vocab))
+                            .collect()
                     })
                     .collect();
                 if more.iter().any(Vec::is_empty) {
                     return;
                 }
                 let done = self.with(trouble, |world, watch| {
-                    let mut turns: Vec<Turn<'_>> = world
+                    let mut turns: Vec<BatchEntry<'_>> = world
                         .sessions
                         .iter_mut()
                         .zip(&more)
-                        .map(|((session, _), tokens)| Turn { session, tokens, logits: tokens.len() % 2 == 1 })
+                        .map(|((session, _), tokens)| BatchEntry {
+                            session,
+                            tokens,
+                            logits: tokens.len() % 2 == 1,
+                        })
                         .collect();
                     world.engine.step(&mut turns, watch)
                 });
@@ -302,7 +328,8 @@ impl World {
             Action::Truncate(i, share, trouble) => {
                 let i = self.session(i);
                 let len = self.sessions[i].1.len() * share / 100;
-                let done = self.with(trouble, |world, watch| world.sessions[i].0.truncate(len, watch));
+                let done =
+                    self.with(trouble, |world, watch| world.sessions[i].0.truncate(len, watch));
                 let (session, expected) = &mut self.sessions[i];
                 match done {
                     Some(done) => {
@@ -355,7 +382,8 @@ impl World {
             Action::Snapshot(i, file) => {
                 let i = self.session(i);
                 let path = self.folder.path().join(file.to_string());
-                let options = SnapshotOptions { hot_experts: file == 0, ..SnapshotOptions::default() };
+                let options =
+                    SnapshotOptions { hot_experts: file == 0, ..SnapshotOptions::default() };
                 let bytes = self.sessions[i].0.snapshot(&path, options).unwrap();
                 assert_eq!(std::fs::metadata(path).unwrap().len(), bytes);
                 self.saved.insert(file, self.sessions[i].1.clone());
@@ -365,7 +393,8 @@ impl World {
                 let path = self.folder.path().join(file.to_string());
                 match self.saved.get(&file).cloned() {
                     Some(tokens) => {
-                        let done = self.with(Trouble::None, |world, _| world.sessions[i].0.restore(&path));
+                        let done =
+                            self.with(Trouble::None, |world, _| world.sessions[i].0.restore(&path));
                         match done {
                             Some(()) => self.sessions[i].1 = tokens,
                             // Marks leave no room: the session may have made some itself.
@@ -387,7 +416,11 @@ impl World {
         for (session, expected) in &self.sessions {
             assert_eq!(session.tokens(), expected);
             if !session.logits().is_empty() {
-                assert!(session.logits() == oracle.logits(expected), "other logits after {}", expected.len());
+                assert!(
+                    session.logits() == oracle.logits(expected),
+                    "other logits after {}",
+                    expected.len()
+                );
             }
         }
     }
@@ -398,7 +431,11 @@ impl World {
         for (session, tokens) in &mut self.sessions {
             if tokens.len() < CONTEXT {
                 tokens.push(1);
-                assert!(session.decode(1).unwrap() == oracle.logits(tokens), "after {}", tokens.len());
+                assert!(
+                    session.decode(1).unwrap() == oracle.logits(tokens),
+                    "after {}",
+                    tokens.len()
+                );
             }
         }
     }
@@ -407,8 +444,12 @@ impl World {
 fn holds(folder: PathBuf, device: DeviceOptions, marks: u64, cases: u32) {
     let config = Config { cases, failure_persistence: None, ..Config::default() };
     let rng = TestRng::deterministic_rng(config.rng_algorithm);
-    let engine =
-        open(&folder, device.clone(), MemoryRequest { marks: Some(0), ..MemoryRequest::default() }, None);
+    let engine = open(
+        &folder,
+        device.clone(),
+        MemoryRequest { marks: Some(0), ..MemoryRequest::default() },
+        None,
+    );
     let vocab = engine.blueprint().vocab;
     let oracle = std::cell::RefCell::new(Oracle { engine, known: HashMap::new() });
     let ran = TestRunner::new_with_rng(config, rng).run(&actions(), |actions| {
@@ -486,10 +527,14 @@ fn prompt(n: u32) -> Vec<u32> {
 /// A reset that has no room beside marks leaves nothing of the old text to go on from.
 #[test]
 fn a_reset_that_fails_is_finished_by_the_next_step() {
-    let memory =
-        MemoryRequest { context: Some(320), chunk: Some(32), marks: Some(0), ..MemoryRequest::default() };
+    let memory = MemoryRequest {
+        context: Some(320),
+        chunk: Some(32),
+        marks: Some(0),
+        ..MemoryRequest::default()
+    };
     let engine = common::engine(&tales(), exact("cpu"), memory);
-    let mut watch = Watch::default();
+    let mut watch = StepControl::default();
     let mut session = engine.session().unwrap();
     session.sync(&prompt(1), &mut watch).unwrap();
     let mut marks = Vec::new();
@@ -503,7 +548,9 @@ fn a_reset_that_fails_is_finished_by_the_next_step() {
         let error = session.sync(&prompt(2), &mut watch).unwrap_err().to_string();
         assert!(error.contains("drop sessions or marks"), "{error}");
         assert!(session.tokens().is_empty() && session.logits().is_empty());
-        assert!(session.mark().is_err() && session.snapshot("/no/such/x", Default::default()).is_err());
+        assert!(
+            session.mark().is_err() && session.snapshot("/no/such/x", Default::default()).is_err()
+        );
     }
     drop(marks);
     session.sync(&prompt(2), &mut watch).unwrap();
@@ -525,11 +572,11 @@ fn kept_points_give_way_to_a_reset() {
     };
     let engine = common::engine(&tales(), exact("cpu"), memory);
     let (mut first, mut second) = (engine.session().unwrap(), engine.session().unwrap());
-    first.sync(&prompt(0), &mut Watch::default()).unwrap();
+    first.sync(&prompt(0), &mut StepControl::default()).unwrap();
     let mark = first.mark().unwrap();
     first.rewind(&mark).unwrap();
     for n in 1..16 {
-        second.sync(&prompt(n), &mut Watch::default()).unwrap();
+        second.sync(&prompt(n), &mut StepControl::default()).unwrap();
     }
     first.reset().unwrap();
 }
@@ -538,7 +585,8 @@ fn kept_points_give_way_to_a_reset() {
 #[test]
 fn a_folder_replaces_what_does_not_serve() {
     let open = |folder: &Path, chunk| {
-        let memory = MemoryRequest { context: Some(1024), marks: Some(0), ..MemoryRequest::default() };
+        let memory =
+            MemoryRequest { context: Some(1024), marks: Some(0), ..MemoryRequest::default() };
         common::engine(folder, exact("cpu"), MemoryRequest { chunk: Some(chunk), ..memory })
     };
     let temp = tempfile::tempdir().unwrap();
@@ -547,7 +595,7 @@ fn a_folder_replaces_what_does_not_serve() {
     // What is computed of the tokens with what the folder has.
     let computed = |session: &mut Session| {
         session.reset().unwrap();
-        session.sync_from(&cache, &tokens, &mut Watch::default()).unwrap().computed
+        session.sync_from(&cache, &tokens, &mut StepControl::default()).unwrap().computed
     };
     let engine = open(&tales(), 32);
     let mut session = engine.session().unwrap();
@@ -565,8 +613,9 @@ fn a_folder_replaces_what_does_not_serve() {
     // Without logits, as an answer leaves it.
     fs::remove_file(&path).unwrap();
     session.reset().unwrap();
-    let mut sampler = moeflux::Sampler::new(moeflux::Sampling::greedy(), engine.blueprint().vocab).unwrap();
-    session.next(&tokens, &mut sampler, &mut Watch::default()).unwrap();
+    let mut sampler =
+        moeflux::Sampler::new(moeflux::Sampling::greedy(), engine.blueprint().vocab).unwrap();
+    session.next(&tokens, &mut sampler, &mut StepControl::default()).unwrap();
     assert!(session.logits().is_empty());
     session.snapshot_to(&cache).unwrap();
     assert_eq!(computed(&mut session), 100);
@@ -578,9 +627,9 @@ fn a_folder_replaces_what_does_not_serve() {
     let tight = SnapshotFolder::open(temp.path(), size - 1).unwrap();
     assert!(!path.exists());
     assert_eq!(session.snapshot_to(&tight).unwrap(), None);
-    session.sync(&tokens[..20], &mut Watch::default()).unwrap();
+    session.sync(&tokens[..20], &mut StepControl::default()).unwrap();
     let small = session.snapshot_to(&cache).unwrap().unwrap();
-    session.sync(&tokens, &mut Watch::default()).unwrap();
+    session.sync(&tokens, &mut StepControl::default()).unwrap();
     assert_eq!(session.snapshot_to(&tight).unwrap(), None);
     assert!(small.exists() && !path.exists());
 
@@ -597,14 +646,15 @@ fn a_folder_replaces_what_does_not_serve() {
 #[test]
 fn what_is_lossy_stays_so_and_to_itself() {
     for folder in [tales(), golden("qwen3_moe")] {
-        let memory = MemoryRequest { sessions: Some(3), marks: Some(1 << 20), ..MemoryRequest::default() };
+        let memory =
+            MemoryRequest { sessions: Some(3), marks: Some(1 << 20), ..MemoryRequest::default() };
         let engine = common::engine(&folder, exact("cpu"), memory);
         let vocab = engine.blueprint().vocab;
         let tokens: Vec<u32> = (0..120).map(|i| text(0, i, vocab)).collect();
         let temp = tempfile::tempdir().unwrap();
         let path = temp.path().join("lossy");
-        let lossy = SnapshotOptions { keys: Some(KeyFormat::Q8), ..SnapshotOptions::default() };
-        let mut watch = Watch::default();
+        let lossy = SnapshotOptions { kv_format: Some(KvFormat::Q8), ..SnapshotOptions::default() };
+        let mut watch = StepControl::default();
         let mut session = engine.session().unwrap();
         session.feed(&tokens[..60], Logits::Last, &mut watch, &mut |_, _| {}).unwrap();
         session.snapshot(&path, lossy).unwrap();
@@ -623,7 +673,11 @@ fn what_is_lossy_stays_so_and_to_itself() {
         assert_eq!(session.snapshot_to(&cache).unwrap(), None);
 
         let mut other = engine.session().unwrap();
-        assert_eq!(other.sync(&tokens, &mut watch).unwrap().computed, tokens.len(), "nothing was kept of it");
+        assert_eq!(
+            other.sync(&tokens, &mut watch).unwrap().computed,
+            tokens.len(),
+            "nothing was kept of it"
+        );
         assert!(!other.is_lossy() && other.logits() != follows);
         other.rewind(&mark).unwrap();
         assert!(other.is_lossy());
@@ -631,10 +685,10 @@ fn what_is_lossy_stays_so_and_to_itself() {
         let mut third = engine.session().unwrap();
         assert!(third.sync(&tokens, &mut watch).unwrap().computed < 2 && !third.is_lossy());
     }
-    let options = DeviceOptions { keys: Some(KeyFormat::F16), ..DeviceOptions::default() };
+    let options = DeviceOptions { kv_format: Some(KvFormat::F16), ..DeviceOptions::default() };
     let engine = common::engine(&tales(), options, MemoryRequest::default());
     let session = engine.session().unwrap();
-    let wider = SnapshotOptions { keys: Some(KeyFormat::F32), ..SnapshotOptions::default() };
+    let wider = SnapshotOptions { kv_format: Some(KvFormat::F32), ..SnapshotOptions::default() };
     let error = session.snapshot("/no/such/folder/x", wider).unwrap_err().to_string();
     assert!(error.contains("f16") && error.contains("f32"), "{error}");
 }
@@ -643,7 +697,8 @@ fn what_is_lossy_stays_so_and_to_itself() {
 #[test]
 fn a_context_costs_what_is_used_of_it() {
     let folder = golden("qwen3_moe");
-    let context = moeflux::Blueprint::of(&Checkpoint::open(&folder).unwrap()).unwrap().max_positions;
+    let context =
+        moeflux::Blueprint::of(&Checkpoint::open(&folder).unwrap()).unwrap().max_positions;
     let memory = MemoryRequest {
         context: Some(context),
         marks: Some(0),
@@ -652,32 +707,40 @@ fn a_context_costs_what_is_used_of_it() {
     };
     let full = common::engine(&folder, exact("cpu"), memory).plan().state;
     let state = full / context as u64 * 1024;
-    let engine = common::engine(&folder, exact("cpu"), MemoryRequest { state: Some(state), ..memory });
+    let engine =
+        common::engine(&folder, exact("cpu"), MemoryRequest { state: Some(state), ..memory });
     assert!(engine.plan().state <= state + 4096 && full > 3 * engine.plan().state);
     let mut session = engine.session().unwrap();
     let vocab = engine.blueprint().vocab;
     let tokens: Vec<u32> = (0..2000).map(|i| text(0, i, vocab)).collect();
-    session.sync(&tokens[..1000], &mut Watch::default()).unwrap();
+    session.sync(&tokens[..1000], &mut StepControl::default()).unwrap();
     let before = session.logits().to_vec();
-    let error = session.sync(&tokens, &mut Watch::default()).unwrap_err().to_string();
-    assert!(error.contains("do not fit the memory plan") && error.contains("more are needed"), "{error}");
+    let error = session.sync(&tokens, &mut StepControl::default()).unwrap_err().to_string();
+    assert!(
+        error.contains("do not fit the memory plan") && error.contains("more are needed"),
+        "{error}"
+    );
     assert!(session.tokens().len() >= 1000 && tokens.starts_with(session.tokens()));
-    session.sync(&tokens[..900], &mut Watch::default()).unwrap();
-    session.sync(&tokens[..1000], &mut Watch::default()).unwrap();
+    session.sync(&tokens[..900], &mut StepControl::default()).unwrap();
+    session.sync(&tokens[..1000], &mut StepControl::default()).unwrap();
     assert!(session.logits() == before);
 }
 
 #[test]
 fn a_callback_that_panics_fails_its_step_only() {
-    let memory =
-        MemoryRequest { context: Some(64), sessions: Some(2), slots: Some(10), ..Default::default() };
+    let memory = MemoryRequest {
+        context: Some(64),
+        sessions: Some(2),
+        slots: Some(10),
+        ..Default::default()
+    };
     let engine = common::engine(&data().join("goldens/qwen3_moe"), exact("cpu"), memory);
     let (mut one, mut other) = (engine.session().unwrap(), engine.session().unwrap());
     // How often progress may be told; then the sink may not be called.
     let feed = |session: &mut Session, mut left: usize| {
         let (mut logits, panics) = (Vec::new(), left < 9);
         let mut progress = |_: f64| left = left.checked_sub(1).unwrap();
-        let mut watch = Watch { progress: Some(&mut progress), ..Watch::default() };
+        let mut watch = StepControl { progress: Some(&mut progress), ..StepControl::default() };
         let step = || {
             session.feed(&[5, 6, 7], Logits::Last, &mut watch, &mut |_, row| {
                 assert!(!panics, "by a caller");

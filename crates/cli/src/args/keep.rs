@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use moeflux::KeyFormat;
+use moeflux::KvFormat;
 
-use super::key_format;
+use super::kv_format;
 use crate::units::parse_size;
 
 const KEEP: &str = "Keeping what was computed";
@@ -27,8 +27,9 @@ pub(crate) struct KeepArgs {
     /// No more bits than --kv has. q8 makes FILE smaller, for a model whose layers all have keys and values to little more than half
     /// of f16's. What goes on from it is then close to what it would have been, but not word for word; FILE says so, and so
     /// do the runs that go on from it. What --kv is stays as it is.
-    #[arg(long, value_name = "FORMAT", value_parser = key_format(), hide_possible_values = true, requires = "session")]
-    pub(crate) session_keys: Option<KeyFormat>,
+    #[arg(long, value_name = "FORMAT", value_parser = kv_format(), hide_possible_values = true, alias = "session-keys",
+        requires = "session")]
+    pub(crate) session_kv: Option<KvFormat>,
     /// Save in FILE too which experts are in memory, so that the next run has them there before it begins
     ///
     /// Only their numbers are saved. Whoever goes on from FILE reads them, as far as there are slots for them, before the prompt is

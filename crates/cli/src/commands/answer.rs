@@ -6,8 +6,8 @@ use std::{
 };
 
 use moeflux::{
-    Answer, ChatOptions, Engine, Finish, GenerateRequest, MemoryPlan, Phase, Sampling, Session, SystemMemory,
-    Text, Watch,
+    Answer, ChatOptions, Engine, Finish, GenerateRequest, MemoryPlan, Phase, Sampling, Session,
+    StepControl, SystemMemory, Text,
 };
 use serde::Serialize;
 
@@ -34,11 +34,19 @@ impl AnswerArgs {
             seed: self.seed.unwrap_or_else(any_seed),
         };
         let max_tokens = self.max_tokens.map(Into::into);
-        GenerateRequest { sampling, max_tokens, stop: self.stop.clone(), ..GenerateRequest::default() }
+        GenerateRequest {
+            sampling,
+            max_tokens,
+            stop: self.stop.clone(),
+            ..GenerateRequest::default()
+        }
     }
 
     pub(crate) fn chat_options(&self) -> ChatOptions {
-        ChatOptions { thinking: self.thinking.map(|s| matches!(s, Switch::On)), ..ChatOptions::default() }
+        ChatOptions {
+            thinking: self.thinking.map(|s| matches!(s, Switch::On)),
+            ..ChatOptions::default()
+        }
     }
 }
 
@@ -64,8 +72,13 @@ pub(crate) fn answer(
     let armed = interrupt::arm();
     let bar = ui.share(&format!("prefill, {}", units::plural(prompt.len() as u64, "token")));
     let mut progress = |share: f64| bar.share(share);
-    let mut watch = Watch { cancel: Some(armed.flag()), progress: Some(&mut progress), ..Watch::default() };
-    let prefilled = cache.map(|cache| cache.prefill(session, prompt, &mut watch, ui)).transpose()?;
+    let mut watch = StepControl {
+        cancel: Some(armed.flag()),
+        progress: Some(&mut progress),
+        ..StepControl::default()
+    };
+    let prefilled =
+        cache.map(|cache| cache.prefill(session, prompt, &mut watch, ui)).transpose()?;
     let mut failed = None;
     let mut answer = moeflux::generate(session, prompt, request, &mut watch, &mut |piece| {
         bar.clear();
@@ -86,7 +99,11 @@ pub(crate) fn answer(
 
 /// Two stretches of work as one.
 fn both(a: Phase, b: Phase) -> Phase {
-    Phase { tokens: a.tokens + b.tokens, seconds: a.seconds + b.seconds, stats: a.stats.and(&b.stats) }
+    Phase {
+        tokens: a.tokens + b.tokens,
+        seconds: a.seconds + b.seconds,
+        stats: a.stats.and(&b.stats),
+    }
 }
 
 /// What answers have cost so far.
@@ -185,7 +202,8 @@ impl PhaseStatistics {
 
 impl Statistics {
     pub(crate) fn of(cost: &Cost) -> Self {
-        let (prefill, decode) = (PhaseStatistics::of(&cost.prefill), PhaseStatistics::of(&cost.decode));
+        let (prefill, decode) =
+            (PhaseStatistics::of(&cost.prefill), PhaseStatistics::of(&cost.decode));
         let telling = if decode.tokens > 0 { &decode } else { &prefill };
         Self {
             bytes_read: prefill.bytes_read + decode.bytes_read,

@@ -73,9 +73,11 @@ impl Input {
             return Ok(Input::Lines(io::stdin().lock()));
         }
         let config = Config::builder().auto_add_history(true).max_history_size(1000)?.build();
-        let mut editor = DefaultEditor::with_config(config).context("the terminal cannot be used")?;
-        let history =
-            folders::state().filter(|f| std::fs::create_dir_all(f).is_ok()).map(|f| f.join("history"));
+        let mut editor =
+            DefaultEditor::with_config(config).context("the terminal cannot be used")?;
+        let history = folders::state()
+            .filter(|f| std::fs::create_dir_all(f).is_ok())
+            .map(|f| f.join("history"));
         if let Some(history) = &history {
             // The first time there is none.
             let _ = editor.load_history(history);
@@ -174,7 +176,8 @@ impl<'a> Chat<'a> {
             ui.line(restored);
         }
         let tokens = session.tokens().to_vec();
-        let last = (!tokens.is_empty()).then_some(LastTurn { rendered: Vec::new(), tokens, answer: 0 });
+        let last =
+            (!tokens.is_empty()).then_some(LastTurn { rendered: Vec::new(), tokens, answer: 0 });
         if last.is_some() && args.system.is_some() {
             ui.note("--system has no effect: the session goes on with what it began with");
         }
@@ -244,9 +247,10 @@ impl<'a> Chat<'a> {
     fn answer(&mut self) -> anyhow::Result<()> {
         let options = self.args.answer.chat_options();
         let (rendered, prompt) = match (&self.file, &self.last, self.messages.last()) {
-            (Some(_), Some(last), Some(question)) => {
-                (Vec::new(), [&*last.tokens, &self.text.chat_on(&question.content, &options)?].concat())
-            }
+            (Some(_), Some(last), Some(question)) => (
+                Vec::new(),
+                [&*last.tokens, &self.text.chat_on(&question.content, &options)?].concat(),
+            ),
             _ => {
                 let rendered = self.text.chat(&self.messages, &options)?;
                 let prompt = self.prompt(&rendered)?;
@@ -260,9 +264,11 @@ impl<'a> Chat<'a> {
              --ctx allows longer ones",
             prompt.len()
         );
-        let request = GenerateRequest { ends: self.ends(&rendered, prompt.len()), ..self.request.clone() };
+        let request =
+            GenerateRequest { ends: self.ends(&rendered, prompt.len()), ..self.request.clone() };
         let (session, cache) = (&mut self.session, self.cache.as_ref());
-        let (answer, _) = answer::answer(session, &prompt, &request, cache, self.ui, &mut |p| out::write(p))?;
+        let (answer, _) =
+            answer::answer(session, &prompt, &request, cache, self.ui, &mut |p| out::write(p))?;
         self.cost.add(&answer);
         if answer.tokens.is_empty() {
             self.ui.note("interrupted before the answer began");
@@ -337,7 +343,10 @@ impl<'a> Chat<'a> {
             return out::line(now.map_or("there is no system message", |m| &m.content));
         }
         if let (Some(file), Some(_)) = (&self.file, &self.last) {
-            bail!("the session in {} goes on with what it began with: /reset begins a new one", file.path());
+            bail!(
+                "the session in {} goes on with what it began with: /reset begins a new one",
+                file.path()
+            );
         }
         if now.is_some() {
             self.messages.remove(0);

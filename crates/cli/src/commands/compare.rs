@@ -68,7 +68,9 @@ pub(crate) fn run(a: &TensorFile, b: &TensorFile, tolerance: f32) -> anyhow::Res
     match &first {
         Some(first) => out::line(format_args!("first difference: {first}"))?,
         None if identical => out::line(format_args!("no difference: {compared}, bit for bit"))?,
-        None => out::line(format_args!("no difference beyond the tolerance of {tolerance}: {compared}"))?,
+        None => out::line(format_args!(
+            "no difference beyond the tolerance of {tolerance}: {compared}"
+        ))?,
     }
     Ok(if first.is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
@@ -130,8 +132,9 @@ fn experts(name: &str, a: &TensorFile, b: &TensorFile, shape: Tensor) -> anyhow:
         identical: differ + reordered == 0,
         cells: [cell, "-".to_owned(), "-".to_owned()],
         first,
-        note: (reordered > 0)
-            .then(|| format!("the same experts in another order in {}", units::plural(reordered, "row"))),
+        note: (reordered > 0).then(|| {
+            format!("the same experts in another order in {}", units::plural(reordered, "row"))
+        }),
     })
 }
 
@@ -181,8 +184,9 @@ fn floats(
     Ok(Found {
         identical,
         cells,
-        first: first
-            .map(|(row, (apart, i, x, y))| (row, format!("{x} and {y} at {i}, apart by {apart:.2e}"))),
+        first: first.map(|(row, (apart, i, x, y))| {
+            (row, format!("{x} and {y} at {i}, apart by {apart:.2e}"))
+        }),
         note: agreement.map(|agreement| agreement.to_string()),
     })
 }
@@ -233,7 +237,11 @@ impl std::fmt::Display for Agreement {
         if *largest == 0.0 {
             f.write_str("no KL divergence")?;
         } else {
-            write!(f, "mean KL(b, a) {:.1e}, largest {largest:.1e}", divergence / (*rows).max(1) as f64)?;
+            write!(
+                f,
+                "mean KL(b, a) {:.1e}, largest {largest:.1e}",
+                divergence / (*rows).max(1) as f64
+            )?;
         }
         write!(f, "; the most probable token is the same in {same_best} of {rows_said}")
     }

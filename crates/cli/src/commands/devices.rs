@@ -101,8 +101,14 @@ impl std::fmt::Display for Report {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut cpu = Table::new(2);
         cpu.row(["cpu", "the processor"]);
-        cpu.row(["", &format!("{}, {}", self.cpu.isa, units::plural(self.cpu.threads as u64, "thread"))]);
-        cpu.row(["", &format!("{} of memory may be used", units::memory(self.cpu.memory_available))]);
+        cpu.row([
+            "",
+            &format!("{}, {}", self.cpu.isa, units::plural(self.cpu.threads as u64, "thread")),
+        ]);
+        cpu.row([
+            "",
+            &format!("{} of memory may be used", units::memory(self.cpu.memory_available)),
+        ]);
         write!(f, "{cpu}")?;
         for a in &self.adapters {
             writeln!(f, "\n{a}")?;
@@ -123,8 +129,9 @@ impl std::fmt::Display for Listed {
         let mut table = Table::new(2);
         table.row([&self.device, &self.name]);
         table.row(["", &format!("{}, {}, driver {}", self.kind, self.backend, self.driver)]);
-        let memory =
-            self.memory.map_or("memory of unknown size".to_owned(), |m| units::memory(m) + " of memory");
+        let memory = self
+            .memory
+            .map_or("memory of unknown size".to_owned(), |m| units::memory(m) + " of memory");
         let (buffer, binding) = (units::memory(self.max_buffer), units::memory(self.max_binding));
         table.row(["", &format!("{memory}; buffers up to {buffer}, bindings up to {binding}")]);
         let has = |yes: bool, what: &str| if yes { what.to_owned() } else { format!("no {what}") };

@@ -132,12 +132,14 @@ pub(crate) fn run(args: &InspectArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     };
     let mut report = Report::new(model, &blueprint, &checkpoint, open_seconds, plan);
     let access = args.engine.reads.options().access;
-    report.page_cache = report.plan.as_ref().map(|plan| PageCache::of(access, &checkpoint, &blueprint, plan));
+    report.page_cache =
+        report.plan.as_ref().map(|plan| PageCache::of(access, &checkpoint, &blueprint, plan));
     if args.json {
         out::json(&report)?;
     } else {
         out::write(&report)?;
-        for note in report.plan.iter().flat_map(|plan| load::plan_notes(plan, &args.engine.memory)) {
+        for note in report.plan.iter().flat_map(|plan| load::plan_notes(plan, &args.engine.memory))
+        {
             out::line(format_args!("note: {note}"))?;
         }
     }
@@ -161,7 +163,8 @@ impl Report {
         let idle: u64 = blueprint
             .moe_layers()
             .map(|(_, m)| {
-                (m.experts.count - m.router.top_k.min(m.experts.count)) as u64 * expert_parameters(m)
+                (m.experts.count - m.router.top_k.min(m.experts.count)) as u64
+                    * expert_parameters(m)
             })
             .sum();
         let dense = dense_bytes(blueprint);
@@ -171,12 +174,13 @@ impl Report {
         };
         let (plan, device) = planned.unzip();
         let (device, device_choice) = device.map(|d| (d.name, d.reason)).unzip();
-        let experts = blueprint.moe_layers().map(|(_, m)| m.experts.count).max().map(|per_layer| Experts {
-            per_layer,
-            total: blueprint.experts(),
-            top_k: blueprint.max_top_k(),
-            shared: blueprint.moe_layers().any(|(_, m)| m.shared.is_some()),
-        });
+        let experts =
+            blueprint.moe_layers().map(|(_, m)| m.experts.count).max().map(|per_layer| Experts {
+                per_layer,
+                total: blueprint.experts(),
+                top_k: blueprint.max_top_k(),
+                shared: blueprint.moe_layers().any(|(_, m)| m.shared.is_some()),
+            });
         Self {
             model,
             architecture: blueprint.model_type.clone(),
@@ -251,9 +255,13 @@ fn bytes(matrix: &MatrixSource) -> u64 {
 
 fn expert_parameters(moe: &moeflux::MoeBlueprint) -> u64 {
     let shape = &moe.experts.shape;
-    let biases = if shape.output_bias.is_some() { 2 * shape.gate.rows + shape.down.rows } else { 0 };
+    let biases =
+        if shape.output_bias.is_some() { 2 * shape.gate.rows + shape.down.rows } else { 0 };
     biases as u64
-        + [shape.gate, shape.up, shape.down].iter().map(|m| m.rows as u64 * m.cols as u64).sum::<u64>()
+        + [shape.gate, shape.up, shape.down]
+            .iter()
+            .map(|m| m.rows as u64 * m.cols as u64)
+            .sum::<u64>()
 }
 
 /// All matrices by kind and format.
@@ -267,8 +275,9 @@ fn kinds(blueprint: &Blueprint) -> Vec<Kind> {
             MixerBlueprint::DeltaNet(_) => "delta-net",
         };
         kinds.add(mixer, &layer.mixer.matrices());
-        let mlp =
-            |m: &'_ moeflux::MlpBlueprint| [m.gate_proj.clone(), m.up_proj.clone(), m.down_proj.clone()];
+        let mlp = |m: &'_ moeflux::MlpBlueprint| {
+            [m.gate_proj.clone(), m.up_proj.clone(), m.down_proj.clone()]
+        };
         match &layer.feed_forward {
             FeedForwardBlueprint::Dense(m) => kinds.add("dense MLP", &mlp(m).each_ref()),
             FeedForwardBlueprint::Moe(moe) => {
@@ -337,12 +346,17 @@ impl std::fmt::Display for Report {
         let mut head = Table::new(2);
         head.row(["model", &self.model]);
         head.row(["architecture", &self.architecture]);
-        let (total, active) = (units::count(self.parameters.total), units::count(self.parameters.active));
+        let (total, active) =
+            (units::count(self.parameters.total), units::count(self.parameters.active));
         head.row(["parameters", &format!("{total}, of which a token meets {active}")]);
         let files = units::plural(self.files as u64, "file");
         head.row([
             "weights",
-            &format!("{files}, {}, opened in {:.1} ms", disk(self.sizes.files), self.open_seconds * 1e3),
+            &format!(
+                "{files}, {}, opened in {:.1} ms",
+                disk(self.sizes.files),
+                self.open_seconds * 1e3
+            ),
         ]);
         if self.packed {
             head.row(["packed", "one aligned record per expert, with its digest"]);
@@ -362,9 +376,15 @@ impl std::fmt::Display for Report {
         head.row(["layers", &format!("{}: {}", l.total, parts.join(", "))]);
         if let Some(e) = &self.experts {
             let shared = if e.shared { ", and a shared one" } else { "" };
-            head.row(["experts", &format!("{} per layer, {} per token{shared}", e.per_layer, e.top_k)]);
+            head.row([
+                "experts",
+                &format!("{} per layer, {} per token{shared}", e.per_layer, e.top_k),
+            ]);
         }
-        head.row(["width", &format!("{} hidden, {} tokens in the vocabulary", self.hidden, self.vocab)]);
+        head.row([
+            "width",
+            &format!("{} hidden, {} tokens in the vocabulary", self.hidden, self.vocab),
+        ]);
         head.row(["positions", &self.max_positions.to_string()]);
         for s in &self.skipped {
             head.row(["skipped", &format!("{}, {}", s.what, disk(s.bytes))]);
@@ -405,19 +425,28 @@ impl std::fmt::Display for Report {
                 };
                 writeln!(f, "experts are read {way}")
             }
-            (None, error) => writeln!(f, "memory plan: there is none: {}", error.as_deref().unwrap_or("")),
+            (None, error) => {
+                writeln!(f, "memory plan: there is none: {}", error.as_deref().unwrap_or(""))
+            }
         }
     }
 }
 
-fn write_plan(f: &mut std::fmt::Formatter<'_>, plan: &MemoryPlan, experts: usize) -> std::fmt::Result {
+fn write_plan(
+    f: &mut std::fmt::Formatter<'_>,
+    plan: &MemoryPlan,
+    experts: usize,
+) -> std::fmt::Result {
     let mut table = Table::new(1);
     table.row([format!("memory plan for {}", units::memory(plan.budget)), String::new()]);
     table.row(["  program", &units::memory(plan.process)]);
     table.row(["  logits, reads under way", &units::memory(plan.staging)]);
     if let Some(budget) = plan.device_budget {
         let slots = plan.host_slots as u64 * plan.slot;
-        table.row([format!("  {} slots, of {experts} experts", plan.host_slots), units::memory(slots)]);
+        table.row([
+            format!("  {} slots, of {experts} experts", plan.host_slots),
+            units::memory(slots),
+        ]);
         table.row(["  together", &units::memory(plan.host())]);
         table.row([format!("and for {} of the card's own", units::memory(budget)), String::new()]);
     }

@@ -8,7 +8,8 @@ use std::{
 
 use anyhow::{Context, ensure};
 use moeflux::{
-    Answer, Error, Finish, MemoryPlan, Phase, Session, SnapshotFolder, SnapshotOptions, Synced, Text, Watch,
+    Answer, Error, Finish, MemoryPlan, Phase, Session, SnapshotFolder, SnapshotOptions,
+    StepControl, Synced, Text,
 };
 use serde::Serialize;
 
@@ -64,11 +65,11 @@ impl SessionFile {
     /// The file is none that the session can go on from, or none can be made there.
     pub(crate) fn open(args: &KeepArgs, session: &mut Session) -> anyhow::Result<Option<Self>> {
         let Some(path) = &args.session else { return Ok(None) };
-        let kept = session.engine().keys();
-        if let Some(keys) = args.session_keys.filter(|keys| keys.is_wider_than(kept)) {
+        let kept = session.engine().kv_format();
+        if let Some(keys) = args.session_kv.filter(|keys| keys.is_wider_than(kept)) {
             let (keys, kept) = (keys.name(), kept.name());
             return Err(WrongUse(format!(
-                "--session-keys {keys} has more bits than keys and values have, which are kept as {kept}: leave it out, or \
+                "--session-kv {keys} has more bits than keys and values have, which are kept as {kept}: leave it out, or \
                  give --kv {keys}"
             ))
             .into());
@@ -82,13 +83,19 @@ impl SessionFile {
             }),
             Err(Error::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
                 // Better said now than when there is an answer to be saved.
-                let folder = path.parent().filter(|f| *f != Path::new("")).unwrap_or(Path::new("."));
-                ensure!(folder.is_dir(), "{}: cannot be saved there: make the folder first", path.display());
+                let folder =
+                    path.parent().filter(|f| *f != Path::new("")).unwrap_or(Path::new("."));
+                ensure!(
+                    folder.is_dir(),
+                    "{}: cannot be saved there: make the folder first",
+                    path.display()
+                );
                 None
             }
             Err(error) => return Err(error.into()),
         };
-        let options = SnapshotOptions { hot_experts: args.session_experts, keys: args.session_keys };
+        let options =
+            SnapshotOptions { hot_experts: args.session_experts, kv_format: args.session_kv };
         Ok(Some(Self { path: path.clone(), options, restored }))
     }
 
@@ -114,12 +121,12 @@ impl SessionFile {
         let mut save = || {
             // Most answers that are cut off lack their last token, which goes in only with the next one.
             if session.tokens() != said {
-                session.sync(said, &mut Watch::default())?;
+                session.sync(said, &mut StepControl::default())?;
             }
             session.snapshot(&self.path, self.options)
         };
-        let bytes =
-            save().with_context(|| format!("the session is not saved, {} is as it was", self.path()))?;
+        let bytes = save()
+            .with_context(|| format!("the session is not saved, {} is as it was", self.path()))?;
         Ok(Saved { tokens: said.len(), bytes, seconds: since.elapsed().as_secs_f64() })
     }
 
@@ -154,7 +161,12 @@ impl SessionFile {
 
 impl fmt::Display for Saved {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, {}", units::plural(self.tokens as u64, "token"), units::disk(self.bytes as f64))
+        write!(
+            f,
+            "{}, {}",
+            units::plural(self.tokens as u64, "token"),
+            units::disk(self.bytes as f64)
+        )
     }
 }
 
@@ -227,7 +239,7 @@ impl PrefixCache {
         &self,
         session: &mut Session,
         prompt: &[u32],
-        watch: &mut Watch<'_>,
+        watch: &mut StepControl<'_>,
         ui: Ui,
     ) -> Result<Prefilled, Error> {
         let (since, before) = (Instant::now(), session.stats());
@@ -241,9 +253,9 @@ impl PrefixCache {
         if synced.computed >= WORTH_KEEPING {
             match session.snapshot_to(&self.folder) {
                 Ok(Some(path)) => saved_bytes = fs::metadata(path).ok().map(|meta| meta.len()),
-                Ok(None) => {
-                    ui.note(format_args!("the prompt is not kept: it is larger than --prefix-cache-size"))
-                }
+                Ok(None) => ui.note(format_args!(
+                    "the prompt is not kept: it is larger than --prefix-cache-size"
+                )),
                 Err(error) => ui.note(format_args!("the prompt is not kept: {error}")),
             }
         }

@@ -3,7 +3,7 @@
 use std::{cell::RefCell, env, path::PathBuf, process::ExitCode};
 
 use anyhow::{Context, ensure};
-use moeflux::{Blueprint, Logits, Observer, Watch};
+use moeflux::{Blueprint, Logits, StepControl, StepObserver};
 
 use super::compare;
 use crate::{
@@ -24,9 +24,10 @@ pub(crate) fn run(args: &LogitsArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let other = args.compare.as_deref().map(TensorFile::open).transpose()?;
     let Some(tokens) = &args.tokens else {
         let (Some(out), Some(other)) = (&args.out, other) else {
-            return Err(
-                WrongUse("without --tokens, --out and --compare name two files to compare".into()).into()
-            );
+            return Err(WrongUse(
+                "without --tokens, --out and --compare name two files to compare".into(),
+            )
+            .into());
         };
         return compare::run(&TensorFile::open(out)?, &other, args.tolerance);
     };
@@ -37,31 +38,39 @@ pub(crate) fn run(args: &LogitsArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let prefill = args.prefill.unwrap_or(tokens.len());
     if prefill > tokens.len() {
         let given = units::plural(tokens.len() as u64, "token");
-        return Err(WrongUse(format!("--prefill {prefill} asks for more than the {given} given")).into());
+        return Err(
+            WrongUse(format!("--prefill {prefill} asks for more than the {given} given")).into()
+        );
     }
 
     // Without --out the result is only there to be compared.
     let target = args.out.clone().unwrap_or_else(scratch_file);
     let writer = Writer::create(&target)?;
-    let engine = load::engine(&args.engine, Needs { positions: Some(tokens.len()), ..Needs::default() }, ui)?;
+    let engine = load::engine(
+        &args.engine,
+        Needs { positions: Some(tokens.len()), ..Needs::default() },
+        ui,
+    )?;
     let recorder = Recorder::new(writer, engine.blueprint(), tokens.len(), args.trace)?;
     let hidden = engine.blueprint().hidden;
     let mut session = engine.session()?;
     let armed = interrupt::arm();
     {
         let bar = ui.share(&format!("computing {}", units::plural(tokens.len() as u64, "token")));
-        let steps =
-            [&tokens[..prefill]].into_iter().filter(|s| !s.is_empty()).chain(tokens[prefill..].chunks(1));
+        let steps = [&tokens[..prefill]]
+            .into_iter()
+            .filter(|s| !s.is_empty())
+            .chain(tokens[prefill..].chunks(1));
         let mut first = 0;
         for step in steps {
             let mut tracer = Tracer { recorder: &recorder, hidden, first: Vec::new(), base: first };
             let mut progress = |share: f64| {
                 bar.share((first as f64 + share * step.len() as f64) / tokens.len() as f64);
             };
-            let mut watch = Watch {
+            let mut watch = StepControl {
                 cancel: Some(armed.flag()),
                 progress: Some(&mut progress),
-                observer: args.trace.then_some(&mut tracer as &mut dyn Observer),
+                observer: args.trace.then_some(&mut tracer as &mut dyn StepObserver),
             };
             let fed = session.feed(step, Logits::All, &mut watch, &mut |row, numbers| {
                 recorder.record("logits", first + row, numbers.iter().map(|x| x.to_le_bytes()));
@@ -112,7 +121,12 @@ struct Recorder {
 }
 
 impl Recorder {
-    fn new(mut writer: Writer, blueprint: &Blueprint, rows: usize, trace: bool) -> anyhow::Result<Self> {
+    fn new(
+        mut writer: Writer,
+        blueprint: &Blueprint,
+        rows: usize,
+        trace: bool,
+    ) -> anyhow::Result<Self> {
         let planned = |name, dtype, width| Planned { name, dtype, rows, width };
         let mut tensors = vec![planned("logits".to_owned(), "F32", blueprint.vocab)];
         if trace {
@@ -162,10 +176,14 @@ impl Tracer<'_> {
     }
 }
 
-impl Observer for Tracer<'_> {
+impl StepObserver for Tracer<'_> {
     fn experts(&mut self, layer: usize, k: usize, ids: &[u32]) {
         let row = self.advance(layer, 0, ids.len() / k.max(1));
-        self.recorder.record(&format!("experts.{layer}"), row, ids.iter().map(|id| id.to_le_bytes()));
+        self.recorder.record(
+            &format!("experts.{layer}"),
+            row,
+            ids.iter().map(|id| id.to_le_bytes()),
+        );
     }
 
     fn hidden(&mut self, layer: usize, rows: &[f32]) {

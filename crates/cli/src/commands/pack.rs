@@ -25,7 +25,10 @@ pub(crate) fn run(args: &PackArgs, ui: Ui) -> anyhow::Result<ExitCode> {
 }
 
 /// Shows progress until Ctrl-C.
-fn watch<'a>(bar: &'a Bar, armed: &'a interrupt::Armed) -> impl FnMut(u64, u64) -> ControlFlow<()> + 'a {
+fn watch<'a>(
+    bar: &'a Bar,
+    armed: &'a interrupt::Armed,
+) -> impl FnMut(u64, u64) -> ControlFlow<()> + 'a {
     move |done, total| {
         bar.bytes(done, total);
         match armed.flag().load(Ordering::Relaxed) {

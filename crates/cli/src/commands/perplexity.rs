@@ -3,7 +3,7 @@
 use std::{process::ExitCode, time::Instant};
 
 use anyhow::Context;
-use moeflux::{Perplexity, Stats, SystemMemory, Watch};
+use moeflux::{Perplexity, Stats, StepControl, SystemMemory};
 use serde::Serialize;
 
 use crate::{args::PerplexityArgs, interrupt, load, out, progress::Ui, units};
@@ -38,8 +38,11 @@ pub(crate) fn run(args: &PerplexityArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         let armed = interrupt::arm();
         let bar = ui.share(&format!("predicting {}", units::plural(tokens.len() as u64, "token")));
         let mut progress = |share: f64| bar.share(share);
-        let mut watch =
-            Watch { cancel: Some(armed.flag()), progress: Some(&mut progress), ..Watch::default() };
+        let mut watch = StepControl {
+            cancel: Some(armed.flag()),
+            progress: Some(&mut progress),
+            ..StepControl::default()
+        };
         let measured = moeflux::perplexity(&mut session, &tokens, &mut watch);
         measured.with_context(|| args.text.display().to_string())?
     };

@@ -4,8 +4,8 @@ use std::{fmt, process::ExitCode};
 
 use anyhow::ensure;
 use moeflux::{
-    Blueprint, Checkpoint, DeviceOptions, DiskSpeed, MemoryPlan, MemoryRequest, Planner, PolicyKind,
-    SystemMemory, Trace, probe_disk, probe_memory,
+    Blueprint, Checkpoint, DeviceOptions, DiskSpeed, MemoryPlan, MemoryRequest, Planner,
+    PolicyKind, SystemMemory, Trace, probe_disk, probe_memory,
 };
 use serde::Serialize;
 
@@ -92,11 +92,14 @@ pub(crate) fn run(args: &PlanArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         context < positions,
         "a token behind {context} others was asked for, but the model has {positions} positions: lower --context"
     );
-    let costs = Costs::of(&blueprint, args.engine.compute.keys());
+    let costs = Costs::of(&blueprint, args.engine.compute.kv_format());
     let (disk_speed, disk) = disk(args, &checkpoint, blueprint.slot_bytes(), ui)?;
     let memory = match args.ram {
         Some(speed) => speed,
-        None => probe_memory(costs.bytes(), args.engine.compute.threads.map(Into::into))?.bytes_per_second,
+        None => {
+            probe_memory(costs.bytes(), args.engine.compute.threads.map(Into::into))?
+                .bytes_per_second
+        }
     };
     let share = args.measured.as_deref().map(computing_share).transpose()?.unwrap_or(1.0);
     let trace = args.trace.as_deref().map(Trace::open).transpose()?;
@@ -256,8 +259,9 @@ fn worth(rows: &[Row], available: u64) -> (Option<u64>, String) {
     let rows = if within == 0 { rows } else { &rows[..within] };
     let Some(most) = rows.last() else { return (None, "no budget was planned".to_owned()) };
     // The largest budget that is no more than twice as much.
-    let doubled =
-        |i: usize| rows.iter().rfind(|r| r.budget <= rows[i].budget.saturating_mul(2)).unwrap_or(most);
+    let doubled = |i: usize| {
+        rows.iter().rfind(|r| r.budget <= rows[i].budget.saturating_mul(2)).unwrap_or(most)
+    };
     let gives = |i: usize| doubled(i).tokens_per_second / rows[i].tokens_per_second;
     let pays = (0..rows.len()).rev().find(|i| gives(*i) >= WORTH);
     let at = pays.map_or(0, |i| i + 1).min(rows.len() - 1);
@@ -293,7 +297,10 @@ impl Report {
             log_x: true,
             series: vec![
                 Series { name: "at best".into(), points: over(&|r| r.tokens_per_second) },
-                Series { name: "perfect lookahead".into(), points: over(&|r| r.ideal_tokens_per_second) },
+                Series {
+                    name: "perfect lookahead".into(),
+                    points: over(&|r| r.ideal_tokens_per_second),
+                },
             ],
         }
     }
@@ -308,7 +315,11 @@ impl fmt::Display for Report {
         }
         write!(f, "; memory {}", units::speed(self.memory_bytes_per_second))?;
         if self.computing_share < 1.0 {
-            write!(f, ", of which computing was measured to reach {}", units::percent(self.computing_share))?;
+            write!(
+                f,
+                ", of which computing was measured to reach {}",
+                units::percent(self.computing_share)
+            )?;
         }
         let hits = match self.hit_rates {
             "trace" => "hit rates as the trace has them",
@@ -417,8 +428,18 @@ mod tests {
         let blueprint = Blueprint::of(&checkpoint).unwrap();
         let device = DeviceOptions { name: Some("reference".into()), ..DeviceOptions::default() };
         let planner = Planner::open(&checkpoint, &blueprint, &device).unwrap();
-        let plan =
-            planner.plan(&MemoryRequest { budget: Some(1 << 40), ..MemoryRequest::default() }).unwrap();
-        MemoryPlan { process: 0, staging: 0, dense, state: 0, marks: 0, scratch: 0, slots: 0, ..plan }
+        let plan = planner
+            .plan(&MemoryRequest { budget: Some(1 << 40), ..MemoryRequest::default() })
+            .unwrap();
+        MemoryPlan {
+            process: 0,
+            staging: 0,
+            dense,
+            state: 0,
+            marks: 0,
+            scratch: 0,
+            slots: 0,
+            ..plan
+        }
     }
 }

@@ -71,7 +71,9 @@ pub(crate) fn run(args: &ReplayArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         return Err(anyhow!("{}: the trace has no finished step", args.file.display()));
     }
     if trace.is_cut() {
-        ui.note("the trace ends within a step, which is left out: the program was ended while it ran");
+        ui.note(
+            "the trace ends within a step, which is left out: the program was ended while it ran",
+        );
     }
     let sizes = sizes(args, trace.header())?;
     let policies = if args.policy.is_empty() { &PolicyKind::ALL[..] } else { &args.policy };
@@ -115,11 +117,16 @@ fn sizes(args: &ReplayArgs, header: &TraceHeader) -> anyhow::Result<Vec<usize>> 
         let slots = |budget: &u64| (budget - header.fixed) / header.slot.max(1);
         args.budgets.iter().map(|budget| slots(budget).min(all as u64) as usize).collect()
     } else {
-        [least].into_iter().chain(SHARES.map(|share| all * share / 1000)).filter(|n| *n >= least).collect()
+        [least]
+            .into_iter()
+            .chain(SHARES.map(|share| all * share / 1000))
+            .filter(|n| *n >= least)
+            .collect()
     };
     if let Some(slots) = sizes.iter().find(|slots| **slots < least || **slots > all) {
-        let problem =
-            format!("{slots} slots make no sense: a layer needs {least}, and there are {all} experts");
+        let problem = format!(
+            "{slots} slots make no sense: a layer needs {least}, and there are {all} experts"
+        );
         return Err(WrongUse(problem).into());
     }
     sizes.sort_unstable();
@@ -148,7 +155,8 @@ fn replay(trace: &Trace, policies: &[PolicyKind], sizes: &[usize]) -> anyhow::Re
     };
     let policies = policies.iter().copied().map(Some).chain([None]);
     thread::scope(|scope| {
-        let running: Vec<_> = policies.map(|policy| scope.spawn(move || of_policy(policy))).collect();
+        let running: Vec<_> =
+            policies.map(|policy| scope.spawn(move || of_policy(policy))).collect();
         let mut rows = Vec::new();
         for thread in running {
             rows.extend(thread.join().map_err(|_| anyhow!("replaying the trace failed"))?);
@@ -203,7 +211,8 @@ impl<'a> View<'a> {
         for (i, slots) in self.sizes.iter().enumerate() {
             let share = *slots as f64 / self.report.experts as f64;
             let memory = units::memory(self.report.trace.slot.saturating_mul(*slots as u64));
-            let cells = self.by_policy().filter_map(|rows| rows.get(i)).map(|row| of((self.cost)(row)));
+            let cells =
+                self.by_policy().filter_map(|rows| rows.get(i)).map(|row| of((self.cost)(row)));
             table.row([slots.to_string(), units::percent(share), memory].into_iter().chain(cells));
         }
         table
@@ -230,10 +239,14 @@ impl<'a> View<'a> {
     }
 
     fn chart(&self) -> Chart {
-        let point =
-            |row: &Row| (row.slot_bytes as f64 / f64::from(1 << 30), 100.0 * (self.cost)(row).hit_rate);
+        let point = |row: &Row| {
+            (row.slot_bytes as f64 / f64::from(1 << 30), 100.0 * (self.cost)(row).hit_rate)
+        };
         let series = |rows: &[Row]| {
-            Some(Series { name: rows.first()?.policy.into(), points: rows.iter().map(point).collect() })
+            Some(Series {
+                name: rows.first()?.policy.into(),
+                points: rows.iter().map(point).collect(),
+            })
         };
         Chart {
             title: format!("Hit rate of {}, {}", self.phase, self.report.trace.model),

@@ -61,14 +61,23 @@ pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let file = SessionFile::open(&args.keep, &mut session)?;
     let tokens = ask(args, session.tokens(), &prompt, &engine, ui)?;
     let request = args.answer.request(text);
-    let (answer, prefilled) =
-        answer::answer(&mut session, &tokens, &request, cache.as_ref(), ui, &mut |piece| match args.json {
+    let (answer, prefilled) = answer::answer(
+        &mut session,
+        &tokens,
+        &request,
+        cache.as_ref(),
+        ui,
+        &mut |piece| match args.json {
             true => Ok(()),
             false => out::write(piece),
-        })?;
+        },
+    )?;
     if answer.finish == Finish::Cancelled && answer.tokens.is_empty() {
         if let Some(file) = &file {
-            ui.note(format_args!("interrupted before the answer began: {} is as it was", file.path()));
+            ui.note(format_args!(
+                "interrupted before the answer began: {} is as it was",
+                file.path()
+            ));
         }
         return Ok(ExitCode::from(interrupt::EXIT_CODE));
     }
@@ -120,7 +129,13 @@ pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
 ///
 /// # Errors
 /// The template fails, or the context does not hold both.
-fn ask(args: &RunArgs, said: &[u32], prompt: &str, engine: &Engine, ui: Ui) -> anyhow::Result<Vec<u32>> {
+fn ask(
+    args: &RunArgs,
+    said: &[u32],
+    prompt: &str,
+    engine: &Engine,
+    ui: Ui,
+) -> anyhow::Result<Vec<u32>> {
     let (text, plan) = (engine.text()?, engine.plan());
     let options = args.answer.chat_options();
     let more = match (args.raw, said.is_empty()) {

@@ -1,8 +1,8 @@
 //! `synth`: a checkpoint of random weights.
 
 use std::{
-    fs::File, io::BufReader, ops::ControlFlow, path::Path, process::ExitCode, sync::atomic::Ordering,
-    time::Instant,
+    fs::File, io::BufReader, ops::ControlFlow, path::Path, process::ExitCode,
+    sync::atomic::Ordering, time::Instant,
 };
 
 use anyhow::Context;

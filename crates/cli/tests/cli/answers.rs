@@ -40,7 +40,8 @@ fn a_budget_smaller_than_the_experts_changes_the_hit_rate_and_not_the_fable() {
         + plan("scratch")
         + 110 * plan("slot");
     let budget = format!("{budget}B");
-    let tight = succeed(&["run", "--json", "--ctx", "256", "--chunk", "64", "--memory", &budget, FOX]);
+    let tight =
+        succeed(&["run", "--json", "--ctx", "256", "--chunk", "64", "--memory", &budget, FOX]);
     let tight = json(&tight);
     assert_eq!(tight["text"], fable("The Fox and the Crow"));
     assert_eq!(tight["tokens"], roomy["tokens"]);
@@ -50,7 +51,9 @@ fn a_budget_smaller_than_the_experts_changes_the_hit_rate_and_not_the_fable() {
     assert!(statistics["hit_rate"].as_f64().unwrap() < 1.0, "{tight}");
     assert!(statistics["decode"]["tokens_per_second"].as_f64().unwrap() > 0.0);
     assert!(statistics["bytes_per_token"].as_f64().unwrap() > 0.0);
-    assert!(statistics["peak_memory"].as_u64().unwrap() <= tight["plan"]["budget"].as_u64().unwrap());
+    assert!(
+        statistics["peak_memory"].as_u64().unwrap() <= tight["plan"]["budget"].as_u64().unwrap()
+    );
 }
 
 #[test]
@@ -105,7 +108,11 @@ fn prompts_that_cannot_be_answered_say_why() {
     let long = "fox ".repeat(400);
     assert_error(&run(&["run", "--ctx", "64", &long]), 1, &["context of 64", "--ctx"]);
     assert_error(&run(&["run", "--ctx", "100000", "x"]), 1, &["2048"]);
-    assert_error(&run(&["run", "--memory", "1MiB", "x"]), 1, &["budget of 1 MiB", "floor", "--memory"]);
+    assert_error(
+        &run(&["run", "--memory", "1MiB", "x"]),
+        1,
+        &["budget of 1 MiB", "floor", "--memory"],
+    );
 }
 
 #[test]
@@ -120,16 +127,23 @@ fn a_full_context_ends_the_answer_and_says_so() {
 fn fewer_slots_than_a_token_needs_are_warned_of() {
     let said = run(&["run", "--slots", "8", "-n", "2", FOX]);
     assert_eq!(said.code, 0, "{said:?}");
-    assert!(said.err.contains("note: there are slots for 8 experts, but one token needs 32"), "{said:?}");
+    assert!(
+        said.err.contains("note: there are slots for 8 experts, but one token needs 32"),
+        "{said:?}"
+    );
 }
 
 #[test]
 fn a_cache_that_cannot_be_written_is_no_obstacle() {
     let file = tempfile::NamedTempFile::new().unwrap();
-    let output = moeflux(["run", "-n", "3", FOX]).env("XDG_CACHE_HOME", file.path()).output().unwrap();
+    let output =
+        moeflux(["run", "-n", "3", FOX]).env("XDG_CACHE_HOME", file.path()).output().unwrap();
     let said = said(output);
     assert_eq!((said.code, said.out.as_str()), (0, "A Crow\n"), "{said:?}");
-    assert!(said.err.starts_with("note: the built-in model is read from the program itself"), "{said:?}");
+    assert!(
+        said.err.starts_with("note: the built-in model is read from the program itself"),
+        "{said:?}"
+    );
     assert_eq!(said.err.lines().count(), 2, "{said:?}");
 }
 
@@ -172,7 +186,8 @@ fn ctrl_c_ends_the_answer_with_its_statistics() {
 #[test]
 fn an_output_that_cannot_be_written_is_an_error() {
     let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
-    let output = moeflux(["run", "-n", "3", FOX]).stdout(full).stderr(Stdio::piped()).output().unwrap();
+    let output =
+        moeflux(["run", "-n", "3", FOX]).stdout(full).stderr(Stdio::piped()).output().unwrap();
     assert_error(&said(output), 1, &["standard output", "No space left"]);
 }
 
@@ -192,7 +207,8 @@ fn a_conversation_goes_on_where_it_was() {
     assert!(stats.contains("decode 38 tokens"), "{stats}");
 
     let saved = json(&std::fs::read_to_string(&file).unwrap());
-    let roles: Vec<&str> = saved.as_array().unwrap().iter().map(|m| m["role"].as_str().unwrap()).collect();
+    let roles: Vec<&str> =
+        saved.as_array().unwrap().iter().map(|m| m["role"].as_str().unwrap()).collect();
     assert_eq!(roles, ["user", "assistant", "user", "assistant"]);
     assert_eq!(saved[1]["content"], lines[0]);
 
@@ -218,7 +234,9 @@ fn commands_of_a_conversation_are_understood() {
         assert!(said.out.contains(command), "{command}: {said:?}");
     }
     assert!(
-        said.out.ends_with("there is no system message\nYou are a pirate.\nthere is no system message\n"),
+        said.out.ends_with(
+            "there is no system message\nYou are a pirate.\nthere is no system message\n"
+        ),
         "{said:?}"
     );
     // /reset forgets: the same question has the same answer.

@@ -9,23 +9,32 @@ fn speed_is_measured() {
     assert_eq!(measured["repeats"].as_array().unwrap().len(), 2);
     for phase in ["prefill", "decode"] {
         let speed = |which: &str| measured[phase]["tokens_per_second"][which].as_f64().unwrap();
-        assert!(0.0 < speed("min") && speed("min") <= speed("median") && speed("median") <= speed("max"));
+        assert!(
+            0.0 < speed("min")
+                && speed("min") <= speed("median")
+                && speed("median") <= speed("max")
+        );
     }
-    assert_eq!((&measured["prefill"]["tokens"], &measured["decode"]["tokens"]), (&8.into(), &4.into()));
+    assert_eq!(
+        (&measured["prefill"]["tokens"], &measured["decode"]["tokens"]),
+        (&8.into(), &4.into())
+    );
     let table = succeed(&args);
     assert!(
         table.contains("prefill") && table.contains("decode") && table.contains("peak memory"),
         "{table}"
     );
-    let only =
-        json(&succeed(&["bench", "--prompt", "0", "--tokens", "2", "--repeat", "1", "--fresh", "--json"]));
+    let only = json(&succeed(&[
+        "bench", "--prompt", "0", "--tokens", "2", "--repeat", "1", "--fresh", "--json",
+    ]));
     assert!(only["prefill"].is_null() && only["decode"]["tokens"] == 2);
     assert!(only["machine"]["touched"].is_null(), "--fresh leaves memory alone");
     assert_error(&run(&["bench", "--prompt", "0", "--tokens", "0"]), 2, &["nothing to measure"]);
     // Before anything is loaded: a reader that was chosen is told of then.
     let beyond = |context, prompt| {
-        let said =
-            run(&["bench", "--reader", "threads", "--ctx", context, "--prompt", prompt, "--tokens", "1"]);
+        let said = run(&[
+            "bench", "--reader", "threads", "--ctx", context, "--prompt", prompt, "--tokens", "1",
+        ]);
         assert!(!said.err.contains("experts are read by"), "{said:?}");
         said
     };
@@ -34,13 +43,15 @@ fn speed_is_measured() {
 }
 
 /// A short run within a context that leaves room for few slots.
-const SHORT: [&str; 9] = ["bench", "--ctx", "256", "--chunk", "64", "--tokens", "4", "--repeat", "1"];
+const SHORT: [&str; 9] =
+    ["bench", "--ctx", "256", "--chunk", "64", "--tokens", "4", "--repeat", "1"];
 
 /// A budget with room for `slots` slots.
 fn budget(slots: u64) -> String {
     // Whoever unpacks the built-in model has its pages in memory, and plans with them.
     succeed(&["run", "-n", "1", FOX]);
-    let plan = json(&succeed(&["inspect", "--json", "--ctx", "256", "--chunk", "64"]))["plan"].clone();
+    let plan =
+        json(&succeed(&["inspect", "--json", "--ctx", "256", "--chunk", "64"]))["plan"].clone();
     let of = |name: &str| plan[name].as_u64().unwrap();
     let fixed: u64 = ["process", "staging", "dense", "state", "scratch"].into_iter().map(of).sum();
     format!("{}B", fixed + (2 << 20) + slots * of("slot"))
@@ -55,15 +66,20 @@ fn well_formed(path: &Path) -> String {
 #[test]
 fn a_run_is_held_against_what_the_machine_gives() {
     let tight = budget(64);
-    let measured = json(&succeed(&[&SHORT[..], &["--prompt", "8", "--memory", &tight, "--json"]].concat()));
+    let measured =
+        json(&succeed(&[&SHORT[..], &["--prompt", "8", "--memory", &tight, "--json"]].concat()));
     let disk = &measured["machine"]["disk"];
     assert_eq!(disk["depths"].as_array().unwrap().len(), 4);
     assert!(disk["depths"][0]["bytes_per_second"].as_f64().unwrap() > 0.0);
     assert!(measured["machine"]["memory"]["bytes_per_second"].as_f64().unwrap() > 0.0);
     let decode = &measured["decode"];
     let number = |name: &str| decode[name].as_f64().unwrap();
-    let slots = measured["plan"]["slots"].as_u64().unwrap() * measured["plan"]["slot"].as_u64().unwrap();
-    assert_eq!(measured["machine"]["touched"]["bytes"], slots, "all slots are empty when it begins");
+    let slots =
+        measured["plan"]["slots"].as_u64().unwrap() * measured["plan"]["slot"].as_u64().unwrap();
+    assert_eq!(
+        measured["machine"]["touched"]["bytes"], slots,
+        "all slots are empty when it begins"
+    );
     // Eight layers of four experts; nobody reads more than that without looking ahead.
     assert_eq!(number("hits_per_token") + number("misses_per_token"), 32.0);
     assert!(number("missed_bytes_per_token") <= number("needed_bytes_per_token"));
@@ -73,14 +89,19 @@ fn a_run_is_held_against_what_the_machine_gives() {
     assert!((all - 1.0).abs() < 1e-6, "{time}");
     let roof = &decode["roof"];
     assert!(roof["tokens_per_second"].as_f64().unwrap() > 0.0, "{roof}");
-    assert!(roof["ideal_tokens_per_second"].as_f64() >= roof["tokens_per_second"].as_f64(), "{roof}");
+    assert!(
+        roof["ideal_tokens_per_second"].as_f64() >= roof["tokens_per_second"].as_f64(),
+        "{roof}"
+    );
     let token = &decode["token_ms"];
     assert!(
-        token["median"].as_f64() <= token["p99"].as_f64() && token["p99"].as_f64() <= token["max"].as_f64()
+        token["median"].as_f64() <= token["p99"].as_f64()
+            && token["p99"].as_f64() <= token["max"].as_f64()
     );
     let layers = measured["layers"].as_array().unwrap();
     let needed: u64 = layers.iter().map(|l| l["needed"].as_u64().unwrap()).sum();
-    let of_repeats = |phase: &str| measured["repeats"][0][phase]["stats"]["experts_needed"].as_u64().unwrap();
+    let of_repeats =
+        |phase: &str| measured["repeats"][0][phase]["stats"]["experts_needed"].as_u64().unwrap();
     assert_eq!(needed, of_repeats("prefill") + of_repeats("decode"));
     assert!(measured["prefill"]["roof"].is_null());
 }
@@ -90,7 +111,8 @@ fn contexts_are_measured_one_after_another() {
     let folder = temp();
     let plot = folder.path().join("context.svg");
     let args = [&SHORT[..], &["--context", "0,16,40"]].concat();
-    let measured = json(&succeed(&[&args[..], &["--json", "--plot", plot.to_str().unwrap()]].concat()));
+    let measured =
+        json(&succeed(&[&args[..], &["--json", "--plot", plot.to_str().unwrap()]].concat()));
     let contexts = measured["contexts"].as_array().unwrap();
     let lengths: Vec<u64> = contexts.iter().map(|c| c["context"].as_u64().unwrap()).collect();
     assert_eq!(lengths, [0, 16, 40]);
@@ -114,7 +136,8 @@ fn contexts_are_measured_one_after_another() {
 fn sessions_decode_together() {
     // Five sessions have five states.
     let tight = budget(192);
-    let args = [&SHORT[..], &["--prompt", "12", "--sessions", "1,2,5", "--memory", &tight]].concat();
+    let args =
+        [&SHORT[..], &["--prompt", "12", "--sessions", "1,2,5", "--memory", &tight]].concat();
     let measured = json(&succeed(&[&args[..], &["--json"]].concat()));
     let contexts = measured["contexts"].as_array().unwrap();
     assert_eq!(contexts.len(), 3);
@@ -128,11 +151,15 @@ fn sessions_decode_together() {
         // Eight layers, four experts for a token; what several sessions choose counts once.
         let experts = number(at, "/together/experts_per_layer");
         assert!(if n > 1.0 { 4.0 < experts && experts < 4.0 * n } else { experts == 4.0 }, "{at}");
-        assert!(number(at, "/decode/missed_bytes_per_token") <= number(at, "/decode/needed_bytes_per_token"));
+        assert!(
+            number(at, "/decode/missed_bytes_per_token")
+                <= number(at, "/decode/needed_bytes_per_token")
+        );
         let roof = number(at, "/together/against_one/roof_tokens_per_second");
         let share = number(at, "/together/against_one/roof_share");
         assert!((share * roof / speed - 1.0).abs() < 1e-6, "{at}");
-        let reached = number(at, "/decode/roof/share") * number(at, "/decode/roof/tokens_per_second");
+        let reached =
+            number(at, "/decode/roof/share") * number(at, "/decode/roof/tokens_per_second");
         assert!((reached / speed - 1.0).abs() < 1e-6, "{at}");
     }
     // A token of several sessions has its part of the weights only.
@@ -141,7 +168,10 @@ fn sessions_decode_together() {
     let bytes = |i: usize| number(&contexts[i], "/together/bytes_per_step");
     let experts = |i: usize| number(&contexts[i], "/together/experts_per_layer");
     let of_expert = (bytes(2) - bytes(0)) / (experts(2) - experts(0));
-    assert!((bytes(1) - bytes(0) - of_expert * (experts(1) - experts(0))).abs() < 1.0, "{measured}");
+    assert!(
+        (bytes(1) - bytes(0) - of_expert * (experts(1) - experts(0))).abs() < 1.0,
+        "{measured}"
+    );
     assert_eq!(number(&contexts[0], "/together/against_one/times"), 1.0);
     assert_eq!(measured["plan"]["sessions"], 5);
     assert!(measured["plan"]["slots"].as_u64() < Some(256), "{measured}");
@@ -170,7 +200,8 @@ fn sessions_in_budgets_are_compared_with_the_same() {
     let folder = temp();
     let saved = folder.path().join("before.json").to_str().unwrap().to_owned();
     let budgets = format!("{},{}", budget(96), budget(160));
-    let args = [&SHORT[..], &["--prompt", "8", "--sessions", "1,3", "--budgets", &budgets]].concat();
+    let args =
+        [&SHORT[..], &["--prompt", "8", "--sessions", "1,3", "--budgets", &budgets]].concat();
     let said = run(&[&args[..], &["--save", &saved]].concat());
     assert!(said.code == 0 && said.out.matches("decode of 3").count() == 2, "{said:?}");
     let mut before = json(&std::fs::read_to_string(&saved).unwrap());
@@ -178,14 +209,18 @@ fn sessions_in_budgets_are_compared_with_the_same() {
     std::fs::write(&saved, before.to_string()).unwrap();
     let said = run(&[&args[..], &["--compare", &saved, "--tolerance", "99%"]].concat());
     let slower: Vec<&str> = said.out.lines().filter(|l| l.trim_end().ends_with("slower")).collect();
-    assert!(said.code == 1 && slower.len() == 1 && slower[0].starts_with("decode of 3"), "{said:?}");
+    assert!(
+        said.code == 1 && slower.len() == 1 && slower[0].starts_with("decode of 3"),
+        "{said:?}"
+    );
 }
 
 #[test]
 fn budgets_are_measured_each_by_itself_and_compared_with_before() {
     let folder = temp();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
-    let (small, large, saved, plot) = (budget(40), budget(160), path("before.json"), path("budgets.svg"));
+    let (small, large, saved, plot) =
+        (budget(40), budget(160), path("before.json"), path("budgets.svg"));
     let budgets = format!("{small},{large}");
     let args = [&SHORT[..], &["--prompt", "8", "--budgets", &budgets]].concat();
     let said = run(&[&args[..], &["--save", &saved, "--plot", &plot]].concat());
@@ -198,7 +233,10 @@ fn budgets_are_measured_each_by_itself_and_compared_with_before() {
     let slots: Vec<u64> = runs.iter().map(|r| r["plan"]["slots"].as_u64().unwrap()).collect();
     assert!(slots.len() == 2 && slots[0] < slots[1], "{slots:?}");
     // Each stayed within its own.
-    assert!(runs.iter().all(|r| r["peak_memory"].as_u64() <= r["plan"]["budget"].as_u64()), "{before}");
+    assert!(
+        runs.iter().all(|r| r["peak_memory"].as_u64() <= r["plan"]["budget"].as_u64()),
+        "{before}"
+    );
 
     let mut faster = before.clone();
     for run in faster["budgets"].as_array_mut().unwrap() {
@@ -215,7 +253,8 @@ fn budgets_are_measured_each_by_itself_and_compared_with_before() {
     assert_error(&run(&["bench", "--compare", &saved]), 1, &[&saved, "bench --save"]);
     // What others measured is shown and saved.
     let some = format!("{small},1MiB");
-    let said = run(&[&SHORT[..], &["--prompt", "8", "--save", &saved, "--budgets", &some]].concat());
+    let said =
+        run(&[&SHORT[..], &["--prompt", "8", "--save", &saved, "--budgets", &some]].concat());
     assert!(said.code == 1 && said.err.contains("the run in 1 MiB failed"), "{said:?}");
     assert_eq!(said.out.lines().filter(|l| l.starts_with("decode ")).count(), 1, "{said:?}");
     let kept = json(&std::fs::read_to_string(&saved).unwrap());
@@ -226,7 +265,11 @@ fn budgets_are_measured_each_by_itself_and_compared_with_before() {
         1,
         &["floor", "the run in 1 MiB failed"],
     );
-    assert_error(&run(&["bench", "--budgets", "1GiB", "--trace", "x"]), 2, &["cannot be used with"]);
+    assert_error(
+        &run(&["bench", "--budgets", "1GiB", "--trace", "x"]),
+        2,
+        &["cannot be used with"],
+    );
     assert_error(&run(&["bench", "--compare", "x", "--tolerance", "lots"]), 2, &["10%"]);
 }
 
@@ -237,11 +280,14 @@ fn ctrl_c_leaves_the_budgets_that_were_measured() {
 
     let budgets = format!("{},{}", budget(40), budget(160));
     let mut program = moeflux([&SHORT[..], &["--prompt", "8", "--budgets", &budgets]].concat());
-    let mut child = program.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child =
+        program.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let said_aside = std::io::BufReader::new(child.stderr.take().unwrap());
-    let mut begun = said_aside.lines().map_while(Result::ok).filter(|l| l.starts_with("measuring in"));
+    let mut begun =
+        said_aside.lines().map_while(Result::ok).filter(|l| l.starts_with("measuring in"));
     assert!(begun.nth(1).is_some(), "the second budget has begun");
-    let kill = Command::new("kill").args(["-INT", "--", &format!("-{}", child.id())]).status().unwrap();
+    let kill =
+        Command::new("kill").args(["-INT", "--", &format!("-{}", child.id())]).status().unwrap();
     assert!(kill.success());
     let said = said(child.wait_with_output().unwrap());
     assert!(said.code == 130 && said.out.contains("\ndecode "), "{said:?}");
@@ -252,7 +298,8 @@ fn files_are_written_even_if_nobody_reads_what_is_printed() {
     let folder = temp();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (saved, plot) = (path("saved.json"), path("plot.svg"));
-    let args = [&SHORT[..], &["--prompt", "8", "--json", "--save", &saved, "--plot", &plot]].concat();
+    let args =
+        [&SHORT[..], &["--prompt", "8", "--json", "--save", &saved, "--plot", &plot]].concat();
     let mut child = moeflux(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take());
     let said = said(child.wait_with_output().unwrap());
@@ -286,7 +333,10 @@ fn budgets_are_planned_from_the_floor_to_everything() {
         (&last["slots"], &last["hit_rate"], &last["bound_by"]),
         (&256.into(), &1.0.into(), &"memory".into())
     );
-    assert_eq!((&rows[0]["bound_by"], &plan["hit_rates"]), (&"disk".into(), &"uniform routing".into()));
+    assert_eq!(
+        (&rows[0]["bound_by"], &plan["hit_rates"]),
+        (&"disk".into(), &"uniform routing".into())
+    );
     assert_eq!((&plan["floor"], &plan["everything"]), (&rows[0]["budget"], &last["budget"]));
     assert!(well_formed(&plot).contains("perfect lookahead"));
     let shown = succeed(&args);
@@ -316,7 +366,11 @@ fn a_plan_believes_what_was_recorded_and_measured() {
     assert!(0.0 < share && share < 1.5, "{plan}");
     assert!(plan["disk"]["depths"].as_array().is_some(), "{plan}");
     let preset = ["plan", "--preset", "qwen3-30b-a3b"];
-    assert_error(&run(&[&preset[..], &["--trace", &trace]].concat()), 1, &["others than this model's"]);
+    assert_error(
+        &run(&[&preset[..], &["--trace", &trace]].concat()),
+        1,
+        &["others than this model's"],
+    );
 }
 
 #[test]

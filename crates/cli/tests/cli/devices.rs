@@ -13,7 +13,10 @@ fn what_can_compute_is_listed() {
     assert!(listed["cpu"]["threads"].as_u64().unwrap() > 0);
     assert!(listed["cpu"]["memory_available"].as_u64().unwrap() > 0);
     let table = succeed(&["devices"]);
-    assert!(table.starts_with("cpu") && table.contains(listed["cpu"]["isa"].as_str().unwrap()), "{table}");
+    assert!(
+        table.starts_with("cpu") && table.contains(listed["cpu"]["isa"].as_str().unwrap()),
+        "{table}"
+    );
     for (i, adapter) in listed["adapters"].as_array().unwrap().iter().enumerate() {
         assert_eq!(adapter["device"], format!("gpu:{i}"));
         assert!(table.contains(adapter["name"].as_str().unwrap()), "{table}");
@@ -58,7 +61,11 @@ fn a_device_that_was_asked_for_and_is_not_there_is_an_error() {
     }
     assert_error(&run(&["run", "--device", "gpu:4096", "x"]), 1, &["gpu:4096"]);
     if json(&succeed(&["devices", "--json"]))["adapters"].as_array().unwrap().is_empty() {
-        assert_error(&run(&["run", "--device", "gpu", "x"]), 1, &["no usable GPU", "no graphics adapter"]);
+        assert_error(
+            &run(&["run", "--device", "gpu", "x"]),
+            1,
+            &["no usable GPU", "no graphics adapter"],
+        );
     }
 }
 
@@ -74,7 +81,10 @@ fn a_plan_says_that_it_is_for_the_processor() {
     let plan = ["plan", "--disk", "1GB/s", "--ram", "20GB/s"];
     for asked in [&["--device", "gpu"][..], &["--gpu-memory", "1GiB"]] {
         let said = run(&[&plan[..], asked].concat());
-        assert!(said.code == 0 && said.err.contains("note: this predicts for the processor"), "{said:?}");
+        assert!(
+            said.code == 0 && said.err.contains("note: this predicts for the processor"),
+            "{said:?}"
+        );
     }
     assert!(!run(&plan).err.contains("note: "));
 }
@@ -87,14 +97,20 @@ fn a_software_driver_stays_within_the_budget() {
     let Some(software) = adapters.iter().find(|a| a["kind"] == "software") else { return };
     let on = ["--device", software["device"].as_str().unwrap()];
     let run = |memory: &str| {
-        let ask = ["run", "--json", "--ctx", "512", "--chunk", "64", "-n", "2", "--memory", memory, FOX];
+        let ask =
+            ["run", "--json", "--ctx", "512", "--chunk", "64", "-n", "2", "--memory", memory, FOX];
         json(&succeed(&[&ask[..], &on].concat()))
     };
     let plan = &run("4GiB")["plan"];
     let of = |name: &str| plan[name].as_u64().unwrap();
     let slots = of("slots") * of("slot");
-    let budget =
-        of("process") + of("staging") + of("dense") + of("state") + of("scratch") + slots + (2 << 20);
+    let budget = of("process")
+        + of("staging")
+        + of("dense")
+        + of("state")
+        + of("scratch")
+        + slots
+        + (2 << 20);
     let peak = run(&format!("{budget}B"))["statistics"]["peak_memory"].as_u64().unwrap();
     assert!(peak <= budget, "{peak} of {budget}");
 }
@@ -124,7 +140,11 @@ fn without_a_driver_there_is_no_gpu_and_auto_says_so() {
     let said = run(&["inspect", "--device", "gpu"]);
     assert_error(&said, 1, &["no usable GPU"]);
     assert!(said.out.contains("parameters") && said.out.contains("there is none"), "{said:?}");
-    assert_error(&run(&["run", "--device", "gpu:7", FOX]), 1, &["no adapter gpu:7", "no graphics adapter"]);
+    assert_error(
+        &run(&["run", "--device", "gpu:7", FOX]),
+        1,
+        &["no adapter gpu:7", "no graphics adapter"],
+    );
     let auto = run(&["run", "--device", "auto", "-n", "2", FOX]);
     assert_eq!(auto.code, 0, "{auto:?}");
     assert!(auto.err.contains("on cpu, ") && auto.err.contains("graphics hardware"), "{auto:?}");

@@ -7,25 +7,36 @@ fn what_is_in_the_built_in_model_is_shown() {
     let shown = json(&succeed(&["inspect", "--json"]));
     assert_eq!(shown["architecture"], "qwen3_5_moe");
     assert_eq!(shown["layers"]["total"], 8);
-    assert_eq!((&shown["layers"]["attention"], &shown["layers"]["delta_net"]), (&2.into(), &6.into()));
-    assert_eq!((&shown["experts"]["per_layer"], &shown["experts"]["top_k"]), (&32.into(), &4.into()));
+    assert_eq!(
+        (&shown["layers"]["attention"], &shown["layers"]["delta_net"]),
+        (&2.into(), &6.into())
+    );
+    assert_eq!(
+        (&shown["experts"]["per_layer"], &shown["experts"]["top_k"]),
+        (&32.into(), &4.into())
+    );
     let sizes = |name: &str| shown["sizes"][name].as_u64().unwrap();
     assert_eq!(sizes("all_experts"), 8 * 32 * sizes("per_expert"));
     assert_eq!(shown["token_reads"]["experts"].as_u64().unwrap(), 8 * 4 * sizes("per_expert"));
-    let routers = shown["tensors"].as_array().unwrap().iter().find(|t| t["kind"] == "router").unwrap();
+    let routers =
+        shown["tensors"].as_array().unwrap().iter().find(|t| t["kind"] == "router").unwrap();
     assert_eq!(routers["format"], "affine 8 bits, groups of 64");
     assert!(shown["plan"]["slots"].as_u64().unwrap() > 0 && shown["plan_error"].is_null());
     // Kinds of tensors add up to what the file holds, but for the norms and its header.
-    let bytes: u64 = shown["tensors"].as_array().unwrap().iter().map(|t| t["bytes"].as_u64().unwrap()).sum();
+    let bytes: u64 =
+        shown["tensors"].as_array().unwrap().iter().map(|t| t["bytes"].as_u64().unwrap()).sum();
     assert!(
         bytes <= sizes("dense") + sizes("all_experts")
             && sizes("dense") + sizes("all_experts") <= sizes("files")
     );
 
     let table = succeed(&["inspect", "--memory", "1GiB"]);
-    for part in
-        ["qwen3_5_moe", "32 per layer, 4 per token", "memory plan for 1 GiB", "256 slots, of 256 experts"]
-    {
+    for part in [
+        "qwen3_5_moe",
+        "32 per layer, 4 per token",
+        "memory plan for 1 GiB",
+        "256 slots, of 256 experts",
+    ] {
         assert!(table.contains(part), "{part}: {table}");
     }
 }
@@ -34,7 +45,10 @@ fn what_is_in_the_built_in_model_is_shown() {
 fn how_experts_will_be_read_is_shown() {
     let said = |options: &[&str], way: &str, pages: &str| {
         let shown = succeed(&[&["inspect"], options].concat());
-        assert!(shown.contains(&format!("experts are read {way} the system's page cache")), "{shown}");
+        assert!(
+            shown.contains(&format!("experts are read {way} the system's page cache")),
+            "{shown}"
+        );
         let shown = json(&succeed(&[&["inspect", "--json"], options].concat()));
         assert_eq!(shown["page_cache"], pages, "{shown}");
     };
@@ -53,12 +67,16 @@ fn how_experts_will_be_read_is_shown() {
 #[test]
 fn a_plan_that_fails_is_shown_and_no_failure() {
     let shown = succeed(&["inspect", "--memory", "5MB"]);
-    assert!(shown.contains("memory plan: there is none: a budget of 4 MiB is below the floor"), "{shown}");
+    assert!(
+        shown.contains("memory plan: there is none: a budget of 4 MiB is below the floor"),
+        "{shown}"
+    );
     let shown = json(&succeed(&["inspect", "--json", "--memory", "5MB"]));
     assert!(shown["plan"].is_null() && shown["plan_error"].as_str().unwrap().contains("floor"));
     // Fewer threads are advised where many hold much.
     for (threads, advised) in [("1", false), ("64", true)] {
-        let shown = succeed(&["inspect", "--device", "cpu", "--memory", "5MB", "--threads", threads]);
+        let shown =
+            succeed(&["inspect", "--device", "cpu", "--memory", "5MB", "--threads", threads]);
         assert_eq!(shown.contains("lower --threads"), advised, "{shown}");
     }
 }
@@ -76,10 +94,17 @@ fn a_budget_that_is_advised_holds_what_it_is_advised_for() {
     // One at which the context is shrunk, and one at which the working set fits another number of positions.
     for budget in ["1024MiB", "1700MiB", "2000MiB"] {
         let note = inspect(budget);
-        let advised =
-            note.split("from disk; --memory ").nth(1).and_then(|n| n.split(" would hold").next()).unwrap();
-        let plan = json(&inspect(&format!("{} --json", advised.replace("with ", ""))))["plan"].clone();
-        assert!(plan["slots"].as_u64() >= plan["working_set"].as_u64(), "{budget}: {advised}: {plan}");
+        let advised = note
+            .split("from disk; --memory ")
+            .nth(1)
+            .and_then(|n| n.split(" would hold").next())
+            .unwrap();
+        let plan =
+            json(&inspect(&format!("{} --json", advised.replace("with ", ""))))["plan"].clone();
+        assert!(
+            plan["slots"].as_u64() >= plan["working_set"].as_u64(),
+            "{budget}: {advised}: {plan}"
+        );
     }
 }
 
@@ -105,7 +130,8 @@ fn a_known_text_is_predicted_better_than_an_unknown_one() {
     let perplexity = |text: &str| {
         let file = folder.path().join("text.txt");
         std::fs::write(&file, text).unwrap();
-        let measured = succeed(&["perplexity", "--text", file.to_str().unwrap(), "--ctx", "128", "--json"]);
+        let measured =
+            succeed(&["perplexity", "--text", file.to_str().unwrap(), "--ctx", "128", "--json"]);
         json(&measured)["perplexity"].as_f64().unwrap()
     };
     let known = fable("The Fox and the Crow");
@@ -113,7 +139,8 @@ fn a_known_text_is_predicted_better_than_an_unknown_one() {
     let (known, unknown) = (perplexity(&known), perplexity(&backwards.join(" ")));
     assert!(1.0 < known && known * 10.0 < unknown, "{known} {unknown}");
 
-    let said = with_stdin(&["perplexity", "--text", "-"], b"A Crow was sitting on a branch of a tree.");
+    let said =
+        with_stdin(&["perplexity", "--text", "-"], b"A Crow was sitting on a branch of a tree.");
     assert!(said.code == 0 && said.out.starts_with("perplexity "), "{said:?}");
     assert_error(&with_stdin(&["perplexity", "--text", "-"], b""), 1, &["two tokens"]);
     assert_error(&run(&["perplexity", "--text", "/no/such/text"]), 1, &["/no/such/text"]);
@@ -125,19 +152,27 @@ fn a_random_checkpoint_is_written_and_runs() {
     let config = engine_data().join("goldens/qwen3_moe/config.json");
     let out = folder.path().join("random");
     let (config, out) = (config.to_str().unwrap(), out.to_str().unwrap());
-    let said =
-        run(&["synth", "--config", config, "--layers", "2", "--seed", "3", "--skew", "1", "--out", out]);
+    let said = run(&[
+        "synth", "--config", config, "--layers", "2", "--seed", "3", "--skew", "1", "--out", out,
+    ]);
     assert_eq!((said.code, said.out.as_str()), (0, ""), "{said:?}");
     assert!(said.err.contains("written to"), "{said:?}");
     let shown = json(&succeed(&["inspect", "--model", out, "--json"]));
-    assert_eq!((&shown["architecture"], &shown["layers"]["total"]), (&"qwen3_moe".into(), &2.into()));
+    assert_eq!(
+        (&shown["architecture"], &shown["layers"]["total"]),
+        (&"qwen3_moe".into(), &2.into())
+    );
     assert_eq!(
         json(&succeed(&["run", "--model", out, "--raw", "-n", "2", "--json", "x"]))["prompt_tokens"],
         1
     );
     // The folder is not empty any more.
     assert_error(&run(&["synth", "--config", config, "--out", out]), 1, &[out]);
-    assert_error(&run(&["synth", "--config", "/no/such.json", "--out", out]), 1, &["/no/such.json"]);
+    assert_error(
+        &run(&["synth", "--config", "/no/such.json", "--out", out]),
+        1,
+        &["/no/such.json"],
+    );
 }
 
 #[test]

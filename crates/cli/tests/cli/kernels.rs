@@ -10,23 +10,40 @@ fn ops_are_measured_in_formats_and_rows() {
     let args = ["--only", "MatMul,Glu", "--format", "affine4/64", "--threads", "1", "--json"];
     let measured = json(&succeed(&[&["bench", "kernels", "--quick"], &args[..]].concat()));
     let peak = |name: &str| measured["peaks"][name].as_f64().unwrap();
-    assert!(peak("memory") > 0.0 && peak("f32") > 0.0 && measured["peaks"]["measured"] == true, "{measured}");
+    assert!(
+        peak("memory") > 0.0 && peak("f32") > 0.0 && measured["peaks"]["measured"] == true,
+        "{measured}"
+    );
     assert!(measured["device"].as_str().unwrap().contains("1 thread,"), "{measured}");
     let figures = measured["figures"].as_array().unwrap();
     // Glu has no weights.
-    assert!(figures.iter().all(|f| f["op"] == "MatMul" && f["format"] == "affine4/64"), "{measured}");
+    assert!(
+        figures.iter().all(|f| f["op"] == "MatMul" && f["format"] == "affine4/64"),
+        "{measured}"
+    );
     let rows = |shape: &str| -> Vec<u64> {
-        figures.iter().filter(|f| f["shape"] == shape).map(|f| f["rows"].as_u64().unwrap()).collect()
+        figures
+            .iter()
+            .filter(|f| f["shape"] == shape)
+            .map(|f| f["rows"].as_u64().unwrap())
+            .collect()
     };
     assert_eq!(rows("2048 x 4096"), [1, 2, 4, 8, 16, 128, 512]);
     assert_eq!((rows("512 x 2048"), rows("151936 x 2048")), (vec![1, 8, 512], vec![1]));
     for figure in figures {
         let number = |name: &str| figure[name].as_f64().unwrap();
         assert!(number("seconds") > 0.0 && number("share") > 0.0, "{figure}");
-        assert!(number("bytes_per_second") > 0.0 && number("operations_per_second") > 0.0, "{figure}");
-        assert!(["memory", "arithmetic"].contains(&figure["bound_by"].as_str().unwrap()), "{figure}");
+        assert!(
+            number("bytes_per_second") > 0.0 && number("operations_per_second") > 0.0,
+            "{figure}"
+        );
+        assert!(
+            ["memory", "arithmetic"].contains(&figure["bound_by"].as_str().unwrap()),
+            "{figure}"
+        );
     }
-    let shares = [1, 512].map(|rows| figures.iter().find(|f| f["rows"] == rows).unwrap()["bound_by"].clone());
+    let shares = [1, 512]
+        .map(|rows| figures.iter().find(|f| f["rows"] == rows).unwrap()["bound_by"].clone());
     assert_eq!(shares, ["memory", "arithmetic"]);
 }
 
@@ -86,7 +103,9 @@ fn a_run_is_compared_with_a_saved_one() {
         "{said:?}"
     );
 
-    for broken in ["", "[1, 2", "{}", "[]", r#"{"figures": [{"op": "RmsNorm"}]}"#, r#"{"contexts": []}"#] {
+    for broken in
+        ["", "[1, 2", "{}", "[]", r#"{"figures": [{"op": "RmsNorm"}]}"#, r#"{"contexts": []}"#]
+    {
         std::fs::write(&other, broken).unwrap();
         assert_error(&compare(&other, "10%"), 1, &[&other]);
     }

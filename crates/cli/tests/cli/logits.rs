@@ -11,8 +11,11 @@ struct Folder(tempfile::TempDir);
 impl Folder {
     fn new() -> Self {
         let folder = Self(temp());
-        std::fs::write(folder.0.path().join("ids.json"), "[1, 500, 32, 460, 758, 4000, 7, 7, 99, 1234]\n")
-            .unwrap();
+        std::fs::write(
+            folder.0.path().join("ids.json"),
+            "[1, 500, 32, 460, 758, 4000, 7, 7, 99, 1234]\n",
+        )
+        .unwrap();
         folder
     }
 
@@ -37,8 +40,15 @@ impl Folder {
 #[test]
 fn the_file_holds_logits_and_the_trace() {
     let folder = Folder::new();
-    let said =
-        folder.logits(&["--out", &folder.path("a.safetensors"), "--trace", "--prefill", "7", "--chunk", "3"]);
+    let said = folder.logits(&[
+        "--out",
+        &folder.path("a.safetensors"),
+        "--trace",
+        "--prefill",
+        "7",
+        "--chunk",
+        "3",
+    ]);
     assert_eq!(said.code, 0, "{said:?}");
     assert_eq!(folder.files(), ["a.safetensors", "ids.json"]);
     let bytes = std::fs::read(folder.path("a.safetensors")).unwrap();
@@ -78,7 +88,10 @@ fn slots_threads_and_on_the_exact_path_chunks_change_no_bit() {
     ] {
         let said = folder.logits(&[change, &["--exact", "--trace", "--compare", &a]].concat());
         assert_eq!(said.code, 0, "{change:?} {said:?}");
-        assert!(said.out.ends_with("no difference: 17 tensors, bit for bit\n"), "{change:?} {said:?}");
+        assert!(
+            said.out.ends_with("no difference: 17 tensors, bit for bit\n"),
+            "{change:?} {said:?}"
+        );
     }
     // The same numbers make the same file.
     let b = folder.path("b.safetensors");
@@ -91,10 +104,14 @@ fn the_first_layer_and_row_that_differ_are_found() {
     let folder = Folder::new();
     let (a, b) = (folder.path("a.safetensors"), folder.path("b.safetensors"));
     assert_eq!(folder.logits(&["--out", &a, "--trace"]).code, 0);
-    std::fs::write(folder.path("ids.json"), "[1, 500, 32, 460, 759, 4000, 7, 7, 99, 1234]").unwrap();
+    std::fs::write(folder.path("ids.json"), "[1, 500, 32, 460, 759, 4000, 7, 7, 99, 1234]")
+        .unwrap();
     let said = folder.logits(&["--out", &b, "--trace", "--compare", &a]);
     assert_eq!(said.code, 1, "{said:?}");
-    assert!(said.out.lines().last().unwrap().starts_with("first difference: layer 0, "), "{said:?}");
+    assert!(
+        said.out.lines().last().unwrap().starts_with("first difference: layer 0, "),
+        "{said:?}"
+    );
     assert!(said.out.contains(", row 4: "), "{said:?}");
     assert!(said.out.contains("logits: mean KL"), "{said:?}");
     // Two files, and no model.
@@ -105,7 +122,9 @@ fn the_first_layer_and_row_that_differ_are_found() {
     // Only the logits are in both.
     assert_eq!(folder.logits(&["--out", &a]).code, 0);
     assert!(
-        run(&["logits", "--out", &a, "--compare", &b]).out.contains("no difference: 1 tensor, bit for bit")
+        run(&["logits", "--out", &a, "--compare", &b])
+            .out
+            .contains("no difference: 1 tensor, bit for bit")
     );
     // Fewer rows.
     std::fs::write(folder.path("ids.json"), "[1, 500]").unwrap();
@@ -114,10 +133,12 @@ fn the_first_layer_and_row_that_differ_are_found() {
 
 /// Another engine's file: what mlx-lm computed, as f32 or rounded to bf16.
 fn golden(name: &str, half: bool) -> (Vec<u8>, Vec<u8>) {
-    let bytes = std::fs::read(engine_data().join("goldens").join(name).join("golden.safetensors")).unwrap();
+    let bytes =
+        std::fs::read(engine_data().join("goldens").join(name).join("golden.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let ids = file.tensor("prompt_ids").unwrap();
-    let numbers: Vec<i32> = ids.data().chunks(4).map(|b| i32::from_le_bytes(b.try_into().unwrap())).collect();
+    let numbers: Vec<i32> =
+        ids.data().chunks(4).map(|b| i32::from_le_bytes(b.try_into().unwrap())).collect();
     let mut tensors = HashMap::new();
     let mut keep = |name: String, tensor: TensorView<'_>| {
         let mut data = tensor.data().to_vec();
@@ -132,7 +153,8 @@ fn golden(name: &str, half: bool) -> (Vec<u8>, Vec<u8>) {
         let Ok(hidden) = file.tensor(&format!("hidden_f32.{layer}")) else { break };
         keep(format!("hidden.{layer}"), hidden);
     }
-    let views = tensors.iter().map(|(n, (t, s, d))| (n, TensorView::new(*t, s.clone(), d).unwrap()));
+    let views =
+        tensors.iter().map(|(n, (t, s, d))| (n, TensorView::new(*t, s.clone(), d).unwrap()));
     (serde_json::to_vec(&numbers).unwrap(), safetensors::serialize(views, None).unwrap())
 }
 
@@ -142,13 +164,17 @@ fn another_engines_file_is_agreed_with_within_the_tolerance() {
         let folder = Folder::new();
         let (ids, other) = golden(name, half);
         std::fs::write(folder.path("ids.json"), ids).unwrap();
-        let (theirs, model) = (folder.path("theirs.safetensors"), engine_data().join("goldens").join(name));
+        let (theirs, model) =
+            (folder.path("theirs.safetensors"), engine_data().join("goldens").join(name));
         std::fs::write(&theirs, other).unwrap();
         let args = ["--model", model.to_str().unwrap(), "--exact", "--trace", "--compare", &theirs];
         let strict = folder.logits(&args);
         assert_eq!(strict.code, 1, "{strict:?}");
         let said = folder.logits(&[&args[..], &["--tolerance", tolerance]].concat());
-        assert!(said.code == 0 && said.out.contains("no difference beyond the tolerance"), "{said:?}");
+        assert!(
+            said.code == 0 && said.out.contains("no difference beyond the tolerance"),
+            "{said:?}"
+        );
     }
 }
 
@@ -174,7 +200,11 @@ fn bad_files_are_refused() {
         &["no/such/a.safetensors"],
     );
     assert_error(&folder.logits(&["--out", &folder.path("")]), 1, &["folder"]);
-    assert_error(&folder.logits(&["--prefill", "3", "--out", "x"]), 2, &["--prefill 3", "2 tokens"]);
+    assert_error(
+        &folder.logits(&["--prefill", "3", "--out", "x"]),
+        2,
+        &["--prefill 3", "2 tokens"],
+    );
     let other = folder.path("other.safetensors");
     let header = |text: &str| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
     for bytes in [
@@ -183,8 +213,12 @@ fn bad_files_are_refused() {
         header("{"),
         header(r#"{"logits":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]}}"#),
         header(r#"{"logits":{"dtype":"F32","shape":[1,2],"data_offsets":[8,0]}}"#),
-        header(r#"{"logits":{"dtype":"F32","shape":[18446744073709551615,8],"data_offsets":[0,8]}}"#),
-        header(r#"{"logits":{"dtype":"F32","shape":[0,18446744073709551615],"data_offsets":[0,0]}}"#),
+        header(
+            r#"{"logits":{"dtype":"F32","shape":[18446744073709551615,8],"data_offsets":[0,8]}}"#,
+        ),
+        header(
+            r#"{"logits":{"dtype":"F32","shape":[0,18446744073709551615],"data_offsets":[0,0]}}"#,
+        ),
     ] {
         std::fs::write(&other, &bytes).unwrap();
         let said = run(&["logits", "--out", &other, "--compare", &other]);

@@ -67,7 +67,8 @@ fn succeed(args: &[&str]) -> String {
 }
 
 fn with_stdin(args: &[&str], input: &[u8]) -> Said {
-    let piped = moeflux(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let piped =
+        moeflux(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = piped.unwrap();
     // A program that refuses its arguments does not read.
     let _ = child.stdin.take().unwrap().write_all(input);

@@ -3,7 +3,8 @@
 use super::*;
 
 /// A context that makes the state the largest part, and a long prompt that uses it all.
-const SMALL: [&str; 9] = ["run", "--raw", "--json", "--ctx", "1024", "--chunk", "128", "--max-tokens", "24"];
+const SMALL: [&str; 9] =
+    ["run", "--raw", "--json", "--ctx", "1024", "--chunk", "128", "--max-tokens", "24"];
 
 /// How much of the program's own pages is mapped differs from run to run by some hundred KiB.
 const PROGRAM: u64 = 2 << 20;
@@ -48,7 +49,9 @@ fn limited(limit: &str, budget: u64) -> Said {
         .args(["-c", &format!("{limit} && exec \"$@\""), "sh"])
         .arg(program.get_program())
         .args(program.get_args());
-    shell.envs(program.get_envs().filter_map(|(name, value)| Some((name, value?)))).stdin(Stdio::null());
+    shell
+        .envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))))
+        .stdin(Stdio::null());
     said(shell.output().unwrap())
 }
 
@@ -73,8 +76,9 @@ fn a_run_survives_a_cgroup_whose_limit_is_its_budget() {
     } else {
         (Path::new("/sys/fs/cgroup/memory").join(name), "memory.limit_in_bytes")
     };
-    let made = std::fs::create_dir(&folder)
-        .and_then(|()| std::fs::write(folder.join(limit), budget.next_multiple_of(4096).to_string()));
+    let made = std::fs::create_dir(&folder).and_then(|()| {
+        std::fs::write(folder.join(limit), budget.next_multiple_of(4096).to_string())
+    });
     if let Err(error) = made {
         let _ = std::fs::remove_dir(&folder);
         println!("no memory cgroup can be made here ({error}): the limit on data stands in for it");

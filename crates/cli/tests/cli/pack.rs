@@ -66,7 +66,11 @@ fn what_is_no_packed_folder_is_said() {
     let source = source.to_str().unwrap();
     assert_error(&run(&["pack", "--verify", source]), 1, &[source, "not packed"]);
     assert_error(&run(&["pack", "--verify", "/no/such"]), 1, &["/no/such"]);
-    assert_error(&run(&["pack", "--model", source, "--out", source]), 1, &[source, "holds a model"]);
+    assert_error(
+        &run(&["pack", "--model", source, "--out", source]),
+        1,
+        &[source, "holds a model"],
+    );
     assert_eq!(run(&["pack"]).code, 2);
     assert_eq!(run(&["pack", "--verify", "a", "--out", "b"]).code, 2);
 }
@@ -81,14 +85,19 @@ fn an_interrupted_run_is_continued() {
         let out = temp.path().join(i.to_string());
         let out = out.to_str().unwrap();
         let mut child = moeflux(["pack", "--out", out]).stderr(Stdio::piped()).spawn().unwrap();
-        while std::fs::read_dir(out).map_or(0, Iterator::count) < 3 && child.try_wait().unwrap().is_none() {
+        while std::fs::read_dir(out).map_or(0, Iterator::count) < 3
+            && child.try_wait().unwrap().is_none()
+        {
             std::thread::yield_now();
         }
         let kill = Command::new("kill").args(["-INT", &child.id().to_string()]).output();
         assert!(kill.is_ok());
         let said = said(child.wait_with_output().unwrap());
         if said.code == 130 {
-            assert!(said.err.contains("stays in") && said.err.contains("goes on from there"), "{said:?}");
+            assert!(
+                said.err.contains("stays in") && said.err.contains("goes on from there"),
+                "{said:?}"
+            );
             assert_error(&run(&["inspect", "--model", out]), 1, &[out, "not packed yet"]);
             succeed(&["pack", "--out", out]);
         }

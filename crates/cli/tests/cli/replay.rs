@@ -17,16 +17,27 @@ fn a_replay_counts_what_the_run_counted() {
             let options = ["--json", "--slots", slots, "--look-ahead", "off", "--policy", policy];
             let (file, out) = traced(folder.path(), &options);
             let ran = json(&out);
-            assert_eq!(ran["text"].as_str().unwrap().trim_end(), fable("The Fox and the Crow").trim_end());
-            let replayed = json(&succeed(&["replay", &file, "--slots", slots, "--policy", policy, "--json"]));
+            assert_eq!(
+                ran["text"].as_str().unwrap().trim_end(),
+                fable("The Fox and the Crow").trim_end()
+            );
+            let replayed =
+                json(&succeed(&["replay", &file, "--slots", slots, "--policy", policy, "--json"]));
             assert_eq!(replayed["is_cut"], false);
-            assert_eq!(replayed["replayed"].as_array().unwrap().len(), 2, "the policy and the optimum");
+            assert_eq!(
+                replayed["replayed"].as_array().unwrap().len(),
+                2,
+                "the policy and the optimum"
+            );
             let row = &replayed["replayed"][0];
             assert_eq!(row["policy"], policy);
             for phase in ["prefill", "decode"] {
                 let ran = &ran["statistics"][phase];
                 assert_eq!(row[phase]["tokens"], ran["tokens"], "{policy}, {slots} slots, {phase}");
-                assert_eq!(row[phase]["bytes_missed"], ran["bytes_read"], "{policy}, {slots} slots, {phase}");
+                assert_eq!(
+                    row[phase]["bytes_missed"], ran["bytes_read"],
+                    "{policy}, {slots} slots, {phase}"
+                );
             }
             let optimum = &replayed["replayed"][1];
             assert_eq!(optimum["policy"], "optimum");
@@ -42,11 +53,15 @@ fn a_trace_changes_no_word_and_is_shown_as_table_csv_and_plot() {
     assert_eq!(text.trim_end(), fable("The Fox and the Crow").trim_end());
     let plot = folder.path().join("fox.svg");
     let table = succeed(&["replay", &file, "--plot", plot.to_str().unwrap()]);
-    for part in ["tales-18m", "hit rate of decode", "read per token of decode", "lru", "optimum", "100.0 %"] {
+    for part in
+        ["tales-18m", "hit rate of decode", "read per token of decode", "lru", "optimum", "100.0 %"]
+    {
         assert!(table.contains(part), "{part:?} is not in {table}");
     }
     let svg = std::fs::read_to_string(plot).unwrap();
-    assert!(svg.starts_with("<svg") && svg.contains("optimum") && svg.contains("Hit rate of decode"));
+    assert!(
+        svg.starts_with("<svg") && svg.contains("optimum") && svg.contains("Hit rate of decode")
+    );
     let csv = succeed(&["replay", &file, "--csv", "--slots", "64,32"]);
     let lines: Vec<&str> = csv.lines().collect();
     assert_eq!(
@@ -57,7 +72,8 @@ fn a_trace_changes_no_word_and_is_shown_as_table_csv_and_plot() {
     assert!(lines[1].starts_with("lru,32,") && lines[3].starts_with("lru,64,"), "{csv}");
     let trace = &json(&succeed(&["replay", &file, "--json"]))["trace"];
     let budget = trace["fixed"].as_u64().unwrap() + 50 * trace["slot"].as_u64().unwrap();
-    let budgets = json(&succeed(&["replay", &file, "--json", "--budgets", &format!("1TiB,{budget}B")]));
+    let budgets =
+        json(&succeed(&["replay", &file, "--json", "--budgets", &format!("1TiB,{budget}B")]));
     assert_eq!(budgets["replayed"][0]["slots"], 50);
     assert_eq!(budgets["replayed"][1]["slots"], budgets["experts"], "a budget for all of them");
 }
@@ -66,7 +82,9 @@ fn a_trace_changes_no_word_and_is_shown_as_table_csv_and_plot() {
 fn chat_and_bench_are_traced_too() {
     let folder = temp();
     let file = folder.path().join("a.trace").to_str().unwrap().to_owned();
-    succeed(&["bench", "--quiet", "--prompt", "5", "--tokens", "3", "--repeat", "2", "--trace", &file]);
+    succeed(&[
+        "bench", "--quiet", "--prompt", "5", "--tokens", "3", "--repeat", "2", "--trace", &file,
+    ]);
     let replayed = json(&succeed(&["replay", &file, "--json"]));
     assert_eq!((&replayed["steps"], &replayed["tokens"]), (&8.into(), &16.into()));
     let said = with_stdin(&["chat", "--quiet", "-n", "4", "--trace", &file], b"Hello\n");
@@ -87,10 +105,22 @@ fn what_is_no_trace_or_no_size_is_refused() {
     let other = folder.path().join("other").to_str().unwrap().to_owned();
     std::fs::write(&other, "something else").unwrap();
     assert_error(&run(&["replay", &other]), 1, &[&other, "not a routing trace", "--trace"]);
-    assert_error(&run(&["replay", "nowhere.trace"]), 1, &["nowhere.trace: cannot open the routing trace"]);
+    assert_error(
+        &run(&["replay", "nowhere.trace"]),
+        1,
+        &["nowhere.trace: cannot open the routing trace"],
+    );
     assert_error(&run(&["replay", &file, "--slots", "3"]), 2, &["3 slots", "a layer needs 4"]);
     assert_error(&run(&["replay", &file, "--slots", "9999"]), 2, &["9999 slots", "256 experts"]);
-    assert_error(&run(&["replay", &file, "--budgets", "1MiB"]), 2, &["a budget of 1 MiB", "the floor"]);
+    assert_error(
+        &run(&["replay", &file, "--budgets", "1MiB"]),
+        2,
+        &["a budget of 1 MiB", "the floor"],
+    );
     assert_error(&run(&["replay", &file, "--policy", "mru"]), 2, &["mru", "lru, s3-fifo, lfu"]);
-    assert_error(&run(&["run", "--trace", "/nowhere/a.trace", FOX]), 1, &["/nowhere/a.trace: cannot write"]);
+    assert_error(
+        &run(&["run", "--trace", "/nowhere/a.trace", FOX]),
+        1,
+        &["/nowhere/a.trace: cannot write"],
+    );
 }

@@ -18,7 +18,8 @@ impl Folder {
 
     fn names(&self, folder: &str) -> Vec<String> {
         let entries = std::fs::read_dir(self.0.path().join(folder)).unwrap();
-        let mut names: Vec<String> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        let mut names: Vec<String> =
+            entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
         names
     }
@@ -55,7 +56,10 @@ fn a_session_in_a_file_goes_on_word_for_word() {
             // Nothing is computed again.
             assert_eq!(number("restored_tokens"), tokens, "{report}");
             assert_eq!(report["reused_tokens"], tokens);
-            assert_eq!(number("computed_tokens"), report["prompt_tokens"].as_u64().unwrap() - tokens);
+            assert_eq!(
+                number("computed_tokens"),
+                report["prompt_tokens"].as_u64().unwrap() - tokens
+            );
             assert!(number("computed_tokens") < 30, "{report}");
             assert_eq!(number("saved_bytes"), std::fs::metadata(&file).unwrap().len());
             assert!(told_now.err.contains(if tokens == 0 {
@@ -88,12 +92,17 @@ fn a_session_in_a_file_goes_on_word_for_word() {
 fn a_text_in_a_session_is_gone_on_with() {
     let folder = Folder::new();
     let file = folder.path("a.session");
-    let run = |text: &str| json(&succeed(&["run", "--raw", "--json", "-n", "4", "--session", &file, text]));
+    let run = |text: &str| {
+        json(&succeed(&["run", "--raw", "--json", "-n", "4", "--session", &file, text]))
+    };
     let first = run("Once upon a time");
     let second = run(" there was");
     let all = format!("Once upon a time{} there was", first["text"].as_str().unwrap());
     let whole = json(&succeed(&["run", "--raw", "--json", "-n", "4", &all]));
-    assert_eq!((&second["text"], &second["prompt_tokens"]), (&whole["text"], &whole["prompt_tokens"]));
+    assert_eq!(
+        (&second["text"], &second["prompt_tokens"]),
+        (&whole["text"], &whole["prompt_tokens"])
+    );
 }
 
 #[test]
@@ -104,7 +113,8 @@ fn a_stop_string_is_no_part_of_a_session() {
     assert_eq!(short["finish"], "stop_string");
     // The same question, and of the answer only what was shown.
     let text = short["text"].as_str().unwrap();
-    let words = json(&succeed(&["run", "--json", "--raw", text]))["prompt_tokens"].as_u64().unwrap();
+    let words =
+        json(&succeed(&["run", "--json", "--raw", text]))["prompt_tokens"].as_u64().unwrap();
     let prompt = short["prompt_tokens"].as_u64().unwrap();
     assert_eq!(short["session"]["saved_tokens"], prompt + words);
     let lines = [VIXEN, "What then?"];
@@ -117,7 +127,8 @@ fn a_stop_string_is_no_part_of_a_session() {
 fn a_file_that_cannot_be_gone_on_from_is_an_error_and_stays() {
     let folder = Folder::new();
     let file = folder.path("a.session");
-    let run_with = |more: &[&str]| run(&[&["run", "-n", "3", "--session", &file], more, &[FOX]].concat());
+    let run_with =
+        |more: &[&str]| run(&[&["run", "-n", "3", "--session", &file], more, &[FOX]].concat());
     assert_eq!(run_with(&[]).code, 0);
     let whole = std::fs::read(&file).unwrap();
     let fails = |bytes: &[u8], more: &[&str], part: &str| {
@@ -158,7 +169,11 @@ fn a_file_that_cannot_be_gone_on_from_is_an_error_and_stays() {
     assert!(run_with(&[]).err.contains("28 tokens restored"));
     let folder_as_file = folder.0.path().to_str().unwrap();
     assert_error(&run(&["run", "--session", folder_as_file, FOX]), 1, &["no saved session"]);
-    assert_error(&run(&["run", "--session", "/no/such/folder/x", FOX]), 1, &["make the folder first"]);
+    assert_error(
+        &run(&["run", "--session", "/no/such/folder/x", FOX]),
+        1,
+        &["make the folder first"],
+    );
 }
 
 #[test]
@@ -167,7 +182,9 @@ fn a_session_that_fills_its_context_needs_no_memory_beside_the_plan() {
     let file = folder.path("a.session");
     let small = ["run", "--raw", "--json", "--ctx", "640", "--chunk", "128", "--session", &file];
     succeed(&["run", "-n", "1", FOX]);
-    let plan = json(&succeed(&["run", "--raw", "--json", "--ctx", "640", "--chunk", "128", "-n", "1", "x"]));
+    let plan = json(&succeed(&[
+        "run", "--raw", "--json", "--ctx", "640", "--chunk", "128", "-n", "1", "x",
+    ]));
     let plan = |name: &str| plan["plan"][name].as_u64().unwrap();
     let fixed: u64 = ["process", "staging", "dense", "state", "scratch"].map(plan).iter().sum();
     let budget = format!("{}B", fixed + 40 * plan("slot") + (2 << 20));
@@ -175,7 +192,9 @@ fn a_session_that_fills_its_context_needs_no_memory_beside_the_plan() {
     for more in [&[][..], &["--stop", "zebra"]] {
         let _ = std::fs::remove_file(&file);
         let args = [&small[..], more, &["--memory", &budget]].concat();
-        for (prompt, n) in [(long_prompt(7).repeat(2).as_str(), "8"), (" and", "4"), (" so", "9999")] {
+        for (prompt, n) in
+            [(long_prompt(7).repeat(2).as_str(), "8"), (" and", "4"), (" so", "9999")]
+        {
             let said = run(&[&args[..], &["-n", n, &prompt[..prompt.len().min(2100)]]].concat());
             assert_eq!(said.code, 0, "{said:?}");
             let told = json(&said.out);
@@ -197,7 +216,9 @@ fn an_answer_is_told_even_if_its_session_cannot_be_saved() {
     let told = succeed(&["run", "-n", "3", FOX]);
     let said = run(&["run", "-n", "3", "--session", &long, FOX]);
     assert_eq!((said.code, &said.out), (1, &told), "{said:?}");
-    assert!(said.err.contains("error: the session is not saved") && said.err.contains("is as it was"));
+    assert!(
+        said.err.contains("error: the session is not saved") && said.err.contains("is as it was")
+    );
     assert!(!Path::new(&long).exists());
 
     succeed(&["run", "-n", "3", "--session", &short, FOX]);
@@ -220,7 +241,8 @@ fn what_nobody_reads_any_more_is_in_the_session() {
         let file = folder.path(command);
         let mut program = moeflux([command, "-n", "3", "--ctx", "256", "--session", &file]);
         program.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = program.args((command == "run").then_some("Once upon a time")).spawn().unwrap();
+        let mut child =
+            program.args((command == "run").then_some("Once upon a time")).spawn().unwrap();
         drop(child.stdout.take());
         std::io::Write::write_all(&mut child.stdin.take().unwrap(), input.as_bytes()).unwrap();
         let said = said(child.wait_with_output().unwrap());
@@ -236,8 +258,17 @@ fn what_ctrl_c_leaves_of_an_answer_is_in_the_session() {
 
     let folder = Folder::new();
     let file = folder.path("a.session");
-    let slow =
-        ["run", "--device", "reference", "--raw", "--ctx", "256", "--session", &file, "Once upon a time"];
+    let slow = [
+        "run",
+        "--device",
+        "reference",
+        "--raw",
+        "--ctx",
+        "256",
+        "--session",
+        &file,
+        "Once upon a time",
+    ];
     let mut child = moeflux(slow).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut stdout = child.stdout.take().unwrap();
     let mut told = vec![0];
@@ -267,8 +298,14 @@ fn a_conversation_in_a_file_says_what_it_can_do() {
         &["What then?", "/system", &format!("/save {text}"), "/reset", FOX],
     );
     assert!(again.err.contains("note: --system has no effect"), "{again:?}");
-    assert!(again.err.contains("what was said before the session was restored is not there"), "{again:?}");
-    assert!(again.err.contains("forgotten; ") && again.err.contains("until the next answer"), "{again:?}");
+    assert!(
+        again.err.contains("what was said before the session was restored is not there"),
+        "{again:?}"
+    );
+    assert!(
+        again.err.contains("forgotten; ") && again.err.contains("until the next answer"),
+        "{again:?}"
+    );
     let lines: Vec<&str> = again.out.lines().collect();
     assert_eq!(lines[1], "there is no system message");
     // Whatever was said before is forgotten, and so is who said it.
@@ -280,7 +317,8 @@ fn a_conversation_in_a_file_says_what_it_can_do() {
 
 /// Without the line that tells of the session.
 fn said_after_note(mut said: Said) -> Said {
-    said.err = said.err.lines().skip_while(|l| !l.starts_with("error: ")).collect::<Vec<_>>().join("\n");
+    said.err =
+        said.err.lines().skip_while(|l| !l.starts_with("error: ")).collect::<Vec<_>>().join("\n");
     said
 }
 
@@ -308,18 +346,26 @@ fn a_prompt_is_computed_once() {
     let again = json(&said.out);
     assert_eq!(again["tokens"], first["tokens"]);
     let kept = &again["prefix_cache"];
-    assert_eq!((&kept["restored_tokens"], &kept["computed_tokens"]), (&tokens.into(), &0.into()), "{again}");
+    assert_eq!(
+        (&kept["restored_tokens"], &kept["computed_tokens"]),
+        (&tokens.into(), &0.into()),
+        "{again}"
+    );
     assert!(again["reused_tokens"] == tokens && kept["saved_bytes"].is_null(), "{again}");
     assert_eq!(again["statistics"]["prefill"]["tokens"], 0);
     assert!(
-        said.err.contains(&format!("prompt: {tokens} tokens restored from {cache}, 0 computed, in ")),
+        said.err
+            .contains(&format!("prompt: {tokens} tokens restored from {cache}, 0 computed, in ")),
         "{said:?}"
     );
 
     // What comes behind it is computed, and is too little to be kept.
     let longer = json(&succeed(&[&args[..], &[&format!("{prompt} And then")]].concat()));
     let computed = longer["prefix_cache"]["computed_tokens"].as_u64().unwrap();
-    assert!((1..20).contains(&computed) && longer["reused_tokens"].as_u64().unwrap() > 300, "{longer}");
+    assert!(
+        (1..20).contains(&computed) && longer["reused_tokens"].as_u64().unwrap() > 300,
+        "{longer}"
+    );
     // Other settings have prompts of their own.
     let exact = json(&succeed(&[&args[..], &["--exact", &prompt]].concat()));
     assert_eq!(exact["reused_tokens"], 0, "{exact}");
@@ -337,7 +383,17 @@ fn a_prompt_is_computed_once() {
 fn kept_prompts_stay_within_their_limit() {
     let folder = Folder::new();
     let cache = folder.path("cache");
-    let args = ["run", "--raw", "--json", "-n", "1", "--prefix-cache", &cache, "--prefix-cache-size", "2MB"];
+    let args = [
+        "run",
+        "--raw",
+        "--json",
+        "-n",
+        "1",
+        "--prefix-cache",
+        &cache,
+        "--prefix-cache-size",
+        "2MB",
+    ];
     for number in 0..4 {
         let told = json(&succeed(&[&args[..], &[&long_prompt(number)]].concat()));
         assert!(told["prefix_cache"]["saved_bytes"].as_u64().is_some(), "{told}");
@@ -359,7 +415,11 @@ fn kept_prompts_stay_within_their_limit() {
     assert!(folder.names("empty").is_empty());
     let file = folder.path("file");
     std::fs::write(&file, "").unwrap();
-    assert_error(&run(&["run", "--prefix-cache", &file, FOX]), 1, &[&file, "folder of saved sessions"]);
+    assert_error(
+        &run(&["run", "--prefix-cache", &file, FOX]),
+        1,
+        &[&file, "folder of saved sessions"],
+    );
 }
 
 #[test]
@@ -410,11 +470,13 @@ fn thoughts_that_are_left_out_of_the_past_cost_one_turn_only() {
     }
     let template = Path::new(&model).join("chat_template.jinja");
     let plain = std::fs::read_to_string(&template).unwrap();
-    let thinking = plain.replace(r"<|im_start|>assistant\n' }}", r"<|im_start|>assistant\n<think>\n' }}");
+    let thinking =
+        plain.replace(r"<|im_start|>assistant\n' }}", r"<|im_start|>assistant\n<think>\n' }}");
     assert_ne!(plain, thinking);
     std::fs::write(&template, thinking).unwrap();
     let question = long_prompt(3);
-    let (saved, with) = (folder.path("talk.json"), |lines: &[&str]| prefilled(&["--model", &model], lines));
+    let (saved, with) =
+        (folder.path("talk.json"), |lines: &[&str]| prefilled(&["--model", &model], lines));
     let first = with(&[&question, &format!("/save {saved}")]);
     let second = with(&[&format!("/load {saved}"), VIXEN]);
     assert!(second > first);
@@ -452,7 +514,7 @@ fn a_session_may_be_saved_in_fewer_bits() {
         let args = ["run", "--json", "-n", "20", "--session", file];
         json(&succeed(&[&args[..], more, &[VIXEN]].concat()))
     };
-    let keys = ["--session-keys", "q8"];
+    let keys = ["--session-kv", "q8"];
     told(&whole, &[]);
     told(&small, &keys);
     let bytes = |file: &str| std::fs::metadata(file).unwrap().len();
@@ -462,15 +524,18 @@ fn a_session_may_be_saved_in_fewer_bits() {
     // Whoever goes on from it need not be told what it is; what is restored has been rounded, whatever it is saved as.
     for more in [&[][..], &keys] {
         let on = told(&small, more);
-        assert!(on["session"]["restored_lossy"] == true && on["session"]["restored_tokens"] != 0, "{on}");
+        assert!(
+            on["session"]["restored_lossy"] == true && on["session"]["restored_tokens"] != 0,
+            "{on}"
+        );
     }
     let said = run(&["run", "-n", "1", "--session", &small, "x"]);
     assert!(said.code == 0 && said.err.contains("saved in fewer bits"), "{said:?}");
     let before = std::fs::read(&small).unwrap();
-    let wider = run(&["run", "--session", &small, "--session-keys", "f32", FOX]);
-    assert_error(&wider, 2, &["--session-keys f32", "f16"]);
-    assert_error(&run(&["run", "--session-keys", "q8", FOX]), 2, &["--session"]);
-    assert_error(&run(&["run", "--session", &small, "--session-keys", "q4", FOX]), 2, &["f16", "q8"]);
+    let wider = run(&["run", "--session", &small, "--session-kv", "f32", FOX]);
+    assert_error(&wider, 2, &["--session-kv f32", "f16"]);
+    assert_error(&run(&["run", "--session-kv", "q8", FOX]), 2, &["--session"]);
+    assert_error(&run(&["run", "--session", &small, "--session-kv", "q4", FOX]), 2, &["f16", "q8"]);
     assert_eq!(std::fs::read(&small).unwrap(), before);
 }
 
@@ -479,21 +544,29 @@ fn a_session_may_name_the_experts_that_were_in_memory() {
     let folder = Folder::new();
     let [cold, warm] = ["cold.session", "warm.session"].map(|name| folder.path(name));
     let told = |file: &str, more: &[&str], prompt: &str| {
-        let args = ["run", "--json", "--slots", "200", "--look-ahead", "off", "-n", "9", "--session", file];
+        let args =
+            ["run", "--json", "--slots", "200", "--prefetch", "off", "-n", "9", "--session", file];
         json(&succeed(&[&args[..], more, &[prompt]].concat()))
     };
     told(&cold, &[], VIXEN);
     told(&warm, &["--session-experts"], VIXEN);
     let [cold, warm] = [cold, warm].map(|file| told(&file, &[], "What then?"));
     assert_eq!(warm["text"], cold["text"]);
-    let read = |told: &serde_json::Value| told["statistics"]["prefill"]["experts_read"].as_u64().unwrap();
+    let read =
+        |told: &serde_json::Value| told["statistics"]["prefill"]["experts_read"].as_u64().unwrap();
     assert!(read(&warm) < read(&cold) / 2, "{} and {}", read(&warm), read(&cold));
     assert_error(&run(&["run", "--session-experts", FOX]), 2, &["--session"]);
 }
 
 #[test]
 fn states_may_be_given_less_than_a_full_context_takes() {
-    let with = |state: &str| run(&["run", "--raw", "-n", "2", "--state-memory", state, "Once upon a time"]);
+    let with = |state: &str| {
+        run(&["run", "--raw", "-n", "2", "--state-memory", state, "Once upon a time"])
+    };
     assert_eq!(with("64MiB").code, 0);
-    assert_error(&with("4KiB"), 1, &["do not fit the memory plan", "more memory for them (--state-memory)"]);
+    assert_error(
+        &with("4KiB"),
+        1,
+        &["do not fit the memory plan", "more memory for them (--state-memory)"],
+    );
 }

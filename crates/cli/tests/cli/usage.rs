@@ -4,7 +4,8 @@ use super::*;
 
 /// What `--help` lists.
 fn commands(help: &str) -> Vec<&str> {
-    let listed = help.lines().skip_while(|l| *l != "Commands:").skip(1).take_while(|l| !l.is_empty());
+    let listed =
+        help.lines().skip_while(|l| *l != "Commands:").skip(1).take_while(|l| !l.is_empty());
     let names = listed.filter_map(|l| l.strip_prefix("  ")?.split_whitespace().next());
     names.filter(|name| *name != "help").collect()
 }
@@ -19,9 +20,13 @@ fn help_shows_every_command_with_examples() {
         assert!(readme.contains(&format!("\n| `{command}")), "{command} is not in the README");
         let of_command = succeed(&[command, "--help"]);
         assert!(of_command.contains(&format!("  moeflux {command} ")), "{command} has no example");
-        assert!(of_command.lines().all(|l| l.chars().count() <= 100), "{command}: a line is too long");
+        assert!(
+            of_command.lines().all(|l| l.chars().count() <= 100),
+            "{command}: a line is too long"
+        );
     }
-    let chunks = format!("[default: {}, or {} on a card", moeflux::DEFAULT_CHUNK, moeflux::CARD_CHUNK);
+    let chunks =
+        format!("[default: {}, or {} on a card", moeflux::DEFAULT_CHUNK, moeflux::CARD_CHUNK);
     let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(words(&succeed(&["run", "--help"])).contains(&chunks));
     let help = succeed(&["synth", "--help"]);

@@ -8,28 +8,28 @@ use std::{mem, ops::Range};
 
 use super::{
     Cpu,
-    dot::{Join, Kernels, Lane, Places, each},
+    dot::{Kernels, Lane, Places, SoftmaxPartial, each},
     pool::{Grid, Tile},
     row, vector,
 };
 use crate::{
-    Buffer, Error, KEY_BLOCK, Op, Scalar, ScratchShape, Span, View,
+    Buffer, Error, KV_BLOCK, Op, Scalar, ScratchShape, Span, View,
     host::{Host, KeyValue, Kind},
 };
 
 /// Positions of a block, which lie in one piece. Blocks begin at multiples of it, so a row's sums do not depend on the
 /// other rows of the op, nor on where a chunk began.
-const BLOCK: usize = KEY_BLOCK;
+const BLOCK: usize = KV_BLOCK;
 /// Most queries of a tile, rows times heads: they read the same keys and values.
 const QUERIES: usize = 16;
-/// Tiles that one row makes at least, if a tile has no fewer heads than [`LEAST_HEADS`].
-const LEAST_TILES: usize = 8;
+/// Tiles that one row makes at least, if a tile has no fewer heads than [`MIN_HEADS`].
+const MIN_TILES: usize = 8;
 /// Heads of a tile, if as many share their keys.
-const LEAST_HEADS: usize = 4;
+const MIN_HEADS: usize = 4;
 /// Tiles that are enough for any number of threads.
 const ENOUGH_TILES: usize = 32;
 /// Numbers that there is room for in parts of sums: two MiB, which caches hold.
-pub(super) const PARTS: usize = 1 << 19;
+pub(super) const KV_SPLITS: usize = 1 << 19;
 
 /// Runs [`Op::Attention`].
 pub(super) fn attention(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(), Error> {
@@ -45,7 +45,11 @@ pub(super) fn attention(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(
 }
 
 /// Writes the rows of keys and values into the spans' states.
-pub(super) fn write_keys(host: &mut Host, spans: &[Span], keys: (&View, Option<&View>)) -> Result<(), Error> {
+pub(super) fn write_keys(
+    host: &mut Host,
+    spans: &[Span],
+    keys: (&View, Option<&View>),
+) -> Result<(), Error> {
     let mut first = 0;
     for span in spans {
         let mut kv = host.states.take_key_value(span.state, span.position, span.rows)?;
@@ -91,9 +95,9 @@ fn append(
 }
 
 /// The scratch for keys and values that must be widened.
-pub(super) fn wide_keys(kv: &KeyValue) -> ScratchShape {
-    let wide_keys = if kv.format.scalar().is_none() { kv.key_width + kv.value_width } else { 0 };
-    ScratchShape { wide_keys, ..ScratchShape::default() }
+pub(super) fn wide_kv(kv: &KeyValue) -> ScratchShape {
+    let wide_kv = if kv.format.scalar().is_none() { kv.key_width + kv.value_width } else { 0 };
+    ScratchShape { wide_kv, ..ScratchShape::default() }
 }
 
 /// Points `to` to vectors of `width` numbers as kernels read them: in place, or widened to `room`.
@@ -141,7 +145,9 @@ impl Seen<'_> {
     ) -> Scalar {
         let room = (room, kv.width(kind));
         match self {
-            Seen::Window(_) => readable((kernels, kv), kv.vectors(kind, part.start, head), room, to),
+            Seen::Window(_) => {
+                readable((kernels, kv), kv.vectors(kind, part.start, head), room, to)
+            }
             Seen::Named(all, view) => {
                 let named = self::row(all, view, row)[part].iter();
                 readable((kernels, kv), named.map(|p| kv.vector(kind, *p as usize, head)), room, to)
@@ -168,13 +174,13 @@ impl Softmax {
     }
 
     /// Takes in a part; the factors are those on values that were summed before, and on the part's.
-    pub(super) fn join(&mut self, part: Self) -> Join {
+    pub(super) fn join(&mut self, part: Self) -> SoftmaxPartial {
         let by = if self.sum == 0.0 {
-            Join { keep: 0.0, add: 1.0 }
+            SoftmaxPartial { keep: 0.0, add: 1.0 }
         } else if part.max > self.max {
-            Join { keep: (self.max - part.max).exp(), add: 1.0 }
+            SoftmaxPartial { keep: (self.max - part.max).exp(), add: 1.0 }
         } else {
-            Join { keep: 1.0, add: (part.max - self.max).exp() }
+            SoftmaxPartial { keep: 1.0, add: (part.max - self.max).exp() }
         };
         self.max = self.max.max(part.max);
         self.sum = self.sum * by.keep + part.sum * by.add;
@@ -203,7 +209,9 @@ struct Common<'a> {
 impl<'a> Common<'a> {
     /// Of [`Op::Attention`].
     fn of(host: &'a Host, kernels: Kernels, op: &Op<'_>) -> Result<Option<Self>, Error> {
-        let &Op::Attention { q, v, gate, scale, window, sinks, positions, .. } = op else { return Ok(None) };
+        let &Op::Attention { q, v, gate, scale, window, sinks, positions, .. } = op else {
+            return Ok(None);
+        };
         Ok(Some(Self {
             kernels,
             q: (host.get(&q)?, q),
@@ -228,7 +236,7 @@ impl<'a> Common<'a> {
 
     /// Heads of a tile, where rows and blocks of positions make so many pairs: a divisor of those that share keys.
     fn heads(&self, group: usize, pairs: usize) -> usize {
-        let most = (self.q.1.heads * pairs / LEAST_TILES).clamp(LEAST_HEADS, QUERIES).min(group);
+        let most = (self.q.1.heads * pairs / MIN_TILES).clamp(MIN_HEADS, QUERIES).min(group);
         (1..=most).rev().find(|n| group.is_multiple_of(*n)).unwrap_or(1)
     }
 }
@@ -250,7 +258,7 @@ fn attend_together(
         let of = Attend::new(common, of_span?);
         let blocks = of.blocks().len();
         (all, longest, group) = (all + blocks, longest.max(blocks), of.group);
-        cpu.reserve_all(wide_keys(of.kv))?;
+        cpu.reserve_all(wide_kv(of.kv))?;
     }
     let heads = common.heads(group, all);
     if longest > 1 && all * (q.heads / heads) < ENOUGH_TILES * longest {
@@ -277,7 +285,7 @@ fn attend(
     numbers: &mut [f32],
 ) -> Result<(), Error> {
     let &Op::Attention { q, positions, out, .. } = op else { return Ok(()) };
-    cpu.reserve_all(wide_keys(kv))?;
+    cpu.reserve_all(wide_kv(kv))?;
     let (kernels, of) = (cpu.kernels, Attend::new(common, (kv, first, span)));
     let (group, blocks) = (of.group, of.blocks());
     // A tile has one head of keys and values.
@@ -286,7 +294,8 @@ fn attend(
     let rows = if positions.is_some() { 1 } else { QUERIES / heads };
     let to = out.slice(first, span.rows);
     let tiles = span.rows.div_ceil(rows) * (q.heads / heads);
-    let Some(parts) = Parts::new((span.rows, rows), &out, blocks.len()).filter(|_| tiles < ENOUGH_TILES)
+    let Some(parts) =
+        Parts::new((span.rows, rows), &out, blocks.len()).filter(|_| tiles < ENOUGH_TILES)
     else {
         cpu.pool.tiles(numbers, Grid::new(&to, rows, heads, out.width), |mut tile, lane| {
             let softmax = of.sum((tile.rows(), 0), (blocks.clone(), None), &mut tile, lane);
@@ -301,7 +310,9 @@ fn attend(
     let (maxima, sums) = room.split_at_mut(parts.softmax.rows * parts.softmax.row_stride);
     for some in blocks.clone().step_by(parts.blocks) {
         let some = some..blocks.end.min(some + parts.blocks);
-        let grid = |view: &View| Grid::new(&view.slice(0, some.len() * parts.rows), rows, heads, view.width);
+        let grid = |view: &View| {
+            Grid::new(&view.slice(0, some.len() * parts.rows), rows, heads, view.width)
+        };
         cpu.pool.tiles2(
             (sums, grid(&parts.sums)),
             (maxima, grid(&parts.softmax)),
@@ -309,7 +320,8 @@ fn attend(
                 let (i, begin) = (tile.rows().start / parts.rows, tile.rows().start % parts.rows);
                 let of_span = begin..span.rows.min(begin + rows);
                 // Threads take tiles in turn, whose heads run fastest.
-                let later = tile.rows().start / rows * of_heads + tile.heads().start / heads + threads;
+                let later =
+                    tile.rows().start / rows * of_heads + tile.heads().start / heads + threads;
                 let then = some.start + later / of_heads * rows / parts.rows;
                 let then = (then < some.end).then_some((then, later % of_heads * heads / group));
                 let blocks = some.start + i..some.start + i + 1;
@@ -321,28 +333,36 @@ fn attend(
         );
         let (maxima, sums) = (&*maxima, &*sums);
         let each = |view: &View| Grid::new(view, 1, 1, view.width);
-        cpu.pool.tiles2((numbers, each(&to)), (totals, each(&parts.totals)), |mut tile, mut total, _| {
-            let (row, head) = (tile.rows().start, tile.heads().start);
-            let (y, total) = (tile.vector(row, head), total.vector(row, head));
-            let mut softmax = Softmax { max: total[0], sum: total[1] };
-            if some.start == blocks.start {
-                softmax = Softmax::NONE;
-                y.fill(0.0);
-            }
-            for part in (0..some.len()).map(|i| i * parts.rows + row) {
-                let of_part = vector(maxima, &parts.softmax, part, head);
-                let of_part = Softmax { max: of_part[0], sum: of_part[1] };
-                // Of a block that the row does not see there is no part.
-                if of_part.sum != 0.0 {
-                    kernels.join(y, softmax.join(of_part), vector(sums, &parts.sums, part, head));
+        cpu.pool.tiles2(
+            (numbers, each(&to)),
+            (totals, each(&parts.totals)),
+            |mut tile, mut total, _| {
+                let (row, head) = (tile.rows().start, tile.heads().start);
+                let (y, total) = (tile.vector(row, head), total.vector(row, head));
+                let mut softmax = Softmax { max: total[0], sum: total[1] };
+                if some.start == blocks.start {
+                    softmax = Softmax::NONE;
+                    y.fill(0.0);
                 }
-            }
-            if some.end == blocks.end {
-                common.finish(softmax, y, first + row, head);
-            } else {
-                total.copy_from_slice(&[softmax.max, softmax.sum]);
-            }
-        });
+                for part in (0..some.len()).map(|i| i * parts.rows + row) {
+                    let of_part = vector(maxima, &parts.softmax, part, head);
+                    let of_part = Softmax { max: of_part[0], sum: of_part[1] };
+                    // Of a block that the row does not see there is no part.
+                    if of_part.sum != 0.0 {
+                        kernels.join(
+                            y,
+                            softmax.join(of_part),
+                            vector(sums, &parts.sums, part, head),
+                        );
+                    }
+                }
+                if some.end == blocks.end {
+                    common.finish(softmax, y, first + row, head);
+                } else {
+                    total.copy_from_slice(&[softmax.max, softmax.sum]);
+                }
+            },
+        );
     }
     Ok(())
 }
@@ -367,8 +387,9 @@ impl Parts {
         let heads = out.heads;
         let dense = |rows, width| View::rows(Buffer(0), rows, heads * width).split(heads);
         let padded = rows.next_multiple_of(of_tile);
-        let left = PARTS.checked_sub(rows.checked_mul(heads)?.checked_mul(2)?)?;
-        let blocks = blocks.min(left / padded.checked_mul(heads)?.checked_mul(out.width + 2)?.max(1));
+        let left = KV_SPLITS.checked_sub(rows.checked_mul(heads)?.checked_mul(2)?)?;
+        let blocks =
+            blocks.min(left / padded.checked_mul(heads)?.checked_mul(out.width + 2)?.max(1));
         (blocks > 1).then(|| Self {
             blocks,
             rows: padded,
@@ -455,7 +476,8 @@ impl<'a> Attend<'a> {
         for block in blocks.clone() {
             let kv_head = heads.start / self.group;
             let then = if block + 1 < blocks.end { Some((block + 1, kv_head)) } else { then };
-            let next = then.map_or(&[][..], |then| self.keys(then, self.span.position + self.span.rows));
+            let next =
+                then.map_or(&[][..], |then| self.keys(then, self.span.position + self.span.rows));
             let part = |row: usize| {
                 let range = self.range(row);
                 range.start.max(block * BLOCK)..range.end.min((block + 1).saturating_mul(BLOCK))
@@ -463,7 +485,8 @@ impl<'a> Attend<'a> {
             let mut row = rows.start;
             while row < rows.end {
                 // Rows that see the same part of the block.
-                let same = (row + 1..rows.end).find(|other| part(*other) != part(row)).unwrap_or(rows.end);
+                let same =
+                    (row + 1..rows.end).find(|other| part(*other) != part(row)).unwrap_or(rows.end);
                 if !part(row).is_empty() {
                     let seen = (self.first + row, part(row), kv_head);
                     let some = (row - rows.start) * heads.len()..(same - rows.start) * heads.len();
@@ -487,7 +510,8 @@ impl<'a> Attend<'a> {
     ) {
         let &Common { kernels, has_values, scale, seen: sees, .. } = self.common;
         let (kv, len) = (self.kv, seen.1.len());
-        let (q, places, softmax) = (&all.q[some.clone()], &all.places[some.clone()], &mut all.softmax[some]);
+        let (q, places, softmax) =
+            (&all.q[some.clone()], &all.places[some.clone()], &mut all.softmax[some]);
         let scores = &mut all.scores[..q.len() * len];
         let (mut keys, mut values) = ([&[][..]; BLOCK], [&[][..]; BLOCK]);
         let (of_keys, of_values) = room.split_at_mut(room.len().min(BLOCK * kv.key_width));
@@ -502,12 +526,18 @@ impl<'a> Attend<'a> {
         let (keys, values) = (Places { scalar, at: keys }, Places { scalar, at: values });
         let of_value = if has_values { kv.bytes(Kind::Value) } else { 0 };
         kernels.scores_before((values, of_value), q, keys, scale, scores);
-        let mut by = [Join::default(); QUERIES];
+        let mut by = [SoftmaxPartial::default(); QUERIES];
         for ((scores, softmax), by) in scores.chunks_exact_mut(len).zip(softmax).zip(&mut by) {
             *by = softmax.join(Softmax::of(kernels, scores));
         }
         let (mut p, n) = ([&[][..]; QUERIES], places.len());
         p.iter_mut().zip(scores.chunks_exact(len)).for_each(|(p, scores)| *p = scores);
-        kernels.mix_before(next, &p[..n], values, &by[..n], &mut tile.several::<QUERIES>(places)[..n]);
+        kernels.mix_before(
+            next,
+            &p[..n],
+            values,
+            &by[..n],
+            &mut tile.several::<QUERIES>(places)[..n],
+        );
     }
 }

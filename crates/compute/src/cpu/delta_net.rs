@@ -20,8 +20,8 @@ pub(super) fn delta_net(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(
         let mut first = 0;
         for span in spans {
             let mut state = host.states.take_recurrent(span.state)?;
-            let done =
-                Inputs::new(host, op).map(|inputs| inputs.run(cpu, (&mut state, first, span), &out, numbers));
+            let done = Inputs::new(host, op)
+                .map(|inputs| inputs.run(cpu, (&mut state, first, span), &out, numbers));
             host.states.put_recurrent(span.state, state)?;
             done?;
             first += span.rows;

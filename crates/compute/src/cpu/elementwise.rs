@@ -41,7 +41,9 @@ pub(super) fn glu_of(activation: Activation, gate: f32, up: f32) -> f32 {
     match activation {
         Activation::SwiGlu => gate * sigmoid(gate) * up,
         // gelu(x) = x (1 + tanh(y)) / 2 = x sigmoid(2 y)
-        Activation::GeGlu => gate * sigmoid(2.0 * GELU * (gate + 0.044_715 * gate * gate * gate)) * up,
+        Activation::GeGlu => {
+            gate * sigmoid(2.0 * GELU * (gate + 0.044_715 * gate * gate * gate)) * up
+        }
         Activation::ClampedSwiGlu { alpha, limit } => {
             let (gate, up) = (gate.min(limit), up.clamp(-limit, limit));
             gate * sigmoid(alpha * gate) * (up + 1.0)
@@ -70,7 +72,11 @@ pub(super) fn glu(
                 let up = ups.map(|all| &row(all, up, i)[cols.clone()]);
                 if activation != Activation::SwiGlu {
                     for (i, to) in to.iter_mut().enumerate() {
-                        *to = glu_of(activation, gate.map_or(*to, |g| g[i]), up.map_or(*to, |u| u[i]));
+                        *to = glu_of(
+                            activation,
+                            gate.map_or(*to, |g| g[i]),
+                            up.map_or(*to, |u| u[i]),
+                        );
                     }
                     continue;
                 }
@@ -136,7 +142,10 @@ pub(super) fn combine(
         let (from, shares) = (host.get(parts)?, host.get(weights)?);
         let shared = match &shared {
             Some(Shared { out, gate }) => {
-                let gate = gate.as_ref().map(|gate| Ok::<_, Error>((host.get(gate)?, gate))).transpose()?;
+                let gate = gate
+                    .as_ref()
+                    .map(|gate| Ok::<_, Error>((host.get(gate)?, gate)))
+                    .transpose()?;
                 Some((host.get(out)?, out, gate))
             }
             None => None,
@@ -153,7 +162,8 @@ pub(super) fn combine(
                     kernels.axpy(sum, *share, &row(from, parts, i * k + rank)[cols.clone()]);
                 }
                 if let Some((all, view, gate)) = &shared {
-                    let share = gate.map_or(1.0, |(all, gate)| 1.0 / (1.0 + (-row(all, gate, i)[0]).exp()));
+                    let share =
+                        gate.map_or(1.0, |(all, gate)| 1.0 / (1.0 + (-row(all, gate, i)[0]).exp()));
                     kernels.axpy(sum, share, &row(all, view, i)[cols.clone()]);
                 }
                 let to = &mut tile.row(i)[first - whole.start..][..cols.len()];

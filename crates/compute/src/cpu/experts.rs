@@ -55,7 +55,8 @@ impl Runs {
 
 /// Runs [`Op::Experts`].
 pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(), Error> {
-    let &Op::Experts { x, shape, activation, uses: ExpertUses::Listed(uses), inner, out, .. } = op else {
+    let &Op::Experts { x, shape, activation, uses: ExpertUses::Listed(uses), inner, out, .. } = op
+    else {
         return Ok(());
     };
     let layout = shape.layout()?;
@@ -90,8 +91,8 @@ pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
                 };
                 let inner = inner.slice(0, uses.len());
                 let (ends, parts) = runs.of(uses, out.rows)?;
-                let [first, second] =
-                    [shape.gate, shape.down].map(|shape| outputs(shape, ends.len(), pool.threads()));
+                let [first, second] = [shape.gate, shape.down]
+                    .map(|shape| outputs(shape, ends.len(), pool.threads()));
                 let grid = Grid::runs(&inner, ends, None, first).joined(JOINED);
                 pool.tiles(between, grid, |mut tile, lane| {
                     let run = tile.rows();

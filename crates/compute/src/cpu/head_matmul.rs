@@ -4,7 +4,7 @@ use std::mem;
 
 use super::{
     Cpu,
-    dot::{Join, Lane, MOST_WIDE_ROWS, Places, Rows, TILE, each},
+    dot::{Lane, MAX_WIDE_ROWS, Places, Rows, SoftmaxPartial, TILE, each},
     matmul::{Product, outputs},
     pool::Grid,
     vector,
@@ -16,7 +16,8 @@ const ROWS: usize = 128;
 
 /// Runs [`Op::HeadMatMul`].
 pub(super) fn head_mat_mul(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(), Error> {
-    let &Op::HeadMatMul { x, matrix: HeadMatrix { weight, head_rows, transposed }, out } = op else {
+    let &Op::HeadMatMul { x, matrix: HeadMatrix { weight, head_rows, transposed }, out } = op
+    else {
         return Ok(());
     };
     host.with(&out, |host, numbers| {
@@ -28,8 +29,11 @@ pub(super) fn head_mat_mul(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Resul
             let cols = outputs(of_head(0).shape, x.heads, cpu.pool.threads());
             cpu.pool.tiles(numbers, Grid::new(&out, ROWS, 1, cols), |mut tile, lane| {
                 let (rows, head) = (tile.rows(), tile.heads().start);
-                let product =
-                    Product { kernels, matrix: of_head(head), rows: Rows::Numbers(all, x.head(head)) };
+                let product = Product {
+                    kernels,
+                    matrix: of_head(head),
+                    rows: Rows::Numbers(all, x.head(head)),
+                };
                 let place = |i: usize| (rows.start + i, rows.start + i);
                 product.tile(rows.len(), place, &mut tile, lane, <[f32]>::copy_from_slice);
             });
@@ -44,7 +48,7 @@ pub(super) fn head_mat_mul(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Resul
             for first in (0..count).step_by(Lane::wide_rows(cols)) {
                 let some = first..count.min(first + Lane::wide_rows(cols));
                 kernels.widen_rows(&matrix, first, lane, &mut wide[..some.len() * cols]);
-                let mut values = [&[][..]; MOST_WIDE_ROWS];
+                let mut values = [&[][..]; MAX_WIDE_ROWS];
                 each(&wide, cols, &mut values[..some.len()]);
                 let values = Places::of(&values[..some.len()]);
                 for first in rows.clone().step_by(TILE) {
@@ -52,7 +56,12 @@ pub(super) fn head_mat_mul(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Resul
                     let places: [_; TILE] = std::array::from_fn(|i| (first + i.min(n - 1), head));
                     let x = places.map(|(row, head)| &vector(all, &x, row, head)[some.clone()]);
                     let mut outputs = tile.several::<TILE>(&places[..n]);
-                    kernels.mix(&x[..n], values, &[Join::SUM; TILE][..n], &mut outputs[..n]);
+                    kernels.mix(
+                        &x[..n],
+                        values,
+                        &[SoftmaxPartial::SUM; TILE][..n],
+                        &mut outputs[..n],
+                    );
                 }
             }
             lane.wide = wide;

@@ -5,12 +5,12 @@ use std::mem;
 use super::{
     Cpu,
     attention::{OfSpan, Softmax, of_spans, write_keys},
-    dot::{Join, Kernels, Lane, MOST_WIDE_ROWS, Places, TILE, each},
+    dot::{Kernels, Lane, MAX_WIDE_ROWS, Places, SoftmaxPartial, TILE, each},
     pool::Grid,
     vector,
 };
 use crate::{
-    Buffer, Error, HeadMatrix, KEY_BLOCK, Matrix, Op, ScratchShape, View,
+    Buffer, Error, HeadMatrix, KV_BLOCK, Matrix, Op, ScratchShape, View,
     host::{Host, Kind},
 };
 
@@ -22,7 +22,7 @@ const QUERIES: usize = 16;
 
 /// Numbers that a worker needs where a latent, its rotated key, and a head's key and value have `width` numbers together.
 pub(super) const fn numbers(width: usize) -> usize {
-    (KEY_BLOCK + QUERIES) * width
+    (KV_BLOCK + QUERIES) * width
 }
 
 /// Runs [`Op::LatentAttention`].
@@ -34,7 +34,7 @@ pub(super) fn latent_attention(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> R
             rows: 1,
             cols,
             latent_head: k.width + q.width + out.width,
-            wide_keys: 0,
+            wide_kv: 0,
         })?;
         write_keys(host, spans, (&k, None))?;
         of_spans(host, spans).try_for_each(|of_span| attend(host, cpu, of_span?, op, numbers))
@@ -53,7 +53,7 @@ fn attend(
     let (kernels, queries) = (cpu.kernels, host.get(&q)?);
     let (keys, values) = (Expand::new(host, keys)?, Expand::new(host, values)?);
     let (latent, nope) = keys.inputs_outputs();
-    let of_block = View::rows(Buffer(0), KEY_BLOCK, kv.key_width).columns(0, latent);
+    let of_block = View::rows(Buffer(0), KV_BLOCK, kv.key_width).columns(0, latent);
     let to = out.slice(first, span.rows);
     // With fewer heads than threads, several make the same keys and values.
     let parts = cpu.pool.threads().div_ceil(q.heads);
@@ -61,26 +61,30 @@ fn attend(
     cpu.pool.tiles(numbers, Grid::new(&to, rows, 1, out.width), |mut tile, lane| {
         let (rows, head) = (tile.rows(), tile.heads().start);
         let mut softmax = [Softmax::NONE; ROWS];
-        let mut scores = [0.0; QUERIES * KEY_BLOCK];
+        let mut scores = [0.0; QUERIES * KV_BLOCK];
         rows.clone().for_each(|row| tile.row(row).fill(0.0));
         let mut room = mem::take(&mut lane.latent_head);
-        let (of_keys, rest) = room.split_at_mut(KEY_BLOCK * q.width);
-        let (of_values, rest) = rest.split_at_mut(KEY_BLOCK * out.width);
-        let (wide, some_queries) = rest.split_at_mut(KEY_BLOCK * kv.key_width);
+        let (of_keys, rest) = room.split_at_mut(KV_BLOCK * q.width);
+        let (of_values, rest) = rest.split_at_mut(KV_BLOCK * out.width);
+        let (wide, some_queries) = rest.split_at_mut(KV_BLOCK * kv.key_width);
         let end = span.position + rows.end;
-        for block in (0..end).step_by(KEY_BLOCK) {
-            let positions = block..end.min(block + KEY_BLOCK);
+        for block in (0..end).step_by(KV_BLOCK) {
+            let positions = block..end.min(block + KV_BLOCK);
             let (latents, wide) =
                 (of_block.slice(0, positions.len()), &mut wide[..positions.len() * kv.key_width]);
-            for (key, wide) in kv.vectors(Kind::Key, block, 0).zip(wide.chunks_exact_mut(kv.key_width)) {
+            for (key, wide) in
+                kv.vectors(Kind::Key, block, 0).zip(wide.chunks_exact_mut(kv.key_width))
+            {
                 kernels.widen_key(kv.format, key, wide);
             }
             keys.run(kernels, (wide, latents), head, lane, (of_keys, q.width));
             values.run(kernels, (wide, latents), head, lane, (of_values, out.width));
-            for (of_position, key) in wide.chunks_exact(kv.key_width).zip(of_keys.chunks_exact_mut(q.width)) {
+            for (of_position, key) in
+                wide.chunks_exact(kv.key_width).zip(of_keys.chunks_exact_mut(q.width))
+            {
                 key[nope..].copy_from_slice(&of_position[latent..]);
             }
-            let (mut in_keys, mut in_values) = ([&[][..]; KEY_BLOCK], [&[][..]; KEY_BLOCK]);
+            let (mut in_keys, mut in_values) = ([&[][..]; KV_BLOCK], [&[][..]; KV_BLOCK]);
             each(of_keys, q.width, &mut in_keys);
             each(of_values, out.width, &mut in_values);
             // The first row that sees the block.
@@ -94,10 +98,15 @@ fn attend(
                     to.copy_from_slice(vector(queries, &q, first + row, head));
                 }
                 let mut vectors = [&[][..]; QUERIES];
-                vectors.iter_mut().zip(some_queries.chunks_exact(q.width)).for_each(|(v, q)| *v = q);
+                vectors
+                    .iter_mut()
+                    .zip(some_queries.chunks_exact(q.width))
+                    .for_each(|(v, q)| *v = q);
                 kernels.scores(&vectors[..some.len()], Places::of(&in_keys[..len]), scale, scores);
-                let mut by = [Join::default(); QUERIES];
-                for ((row, scores), by) in some.clone().zip(scores.chunks_exact_mut(len)).zip(&mut by) {
+                let mut by = [SoftmaxPartial::default(); QUERIES];
+                for ((row, scores), by) in
+                    some.clone().zip(scores.chunks_exact_mut(len)).zip(&mut by)
+                {
                     // What a row does not see has no weight.
                     let (seen, unseen) = scores.split_at_mut(sees(row));
                     *by = softmax[row - rows.start].join(Softmax::of(kernels, seen));
@@ -158,11 +167,13 @@ impl<'a> Expand<'a> {
         for first in (0..count).step_by(Lane::wide_rows(cols)) {
             let some = first..count.min(first + Lane::wide_rows(cols));
             kernels.widen_rows(&matrix, first, lane, &mut wide[..some.len() * cols]);
-            let mut rows = [&[][..]; MOST_WIDE_ROWS];
+            let mut rows = [&[][..]; MAX_WIDE_ROWS];
             each(&wide, cols, &mut rows[..some.len()]);
             let rows = Places::of(&rows[..some.len()]);
             let group = if transposed { TILE } else { QUERIES };
-            for (i, out) in out.chunks_mut(group * stride).enumerate().take(latents.rows.div_ceil(group)) {
+            for (i, out) in
+                out.chunks_mut(group * stride).enumerate().take(latents.rows.div_ceil(group))
+            {
                 let n = group.min(latents.rows - i * group);
                 let mut x = [&[][..]; QUERIES];
                 for (c, x) in x[..n].iter_mut().enumerate() {
@@ -174,12 +185,19 @@ impl<'a> Expand<'a> {
                     let mut outputs: [&mut [f32]; TILE] = Default::default();
                     let of_latent = out.chunks_mut(stride).map(|out| &mut out[..cols]);
                     outputs.iter_mut().zip(of_latent).for_each(|(to, out)| *to = out);
-                    kernels.mix(&x[..n], rows, &[Join::SUM; TILE][..n], &mut outputs[..n]);
+                    kernels.mix(
+                        &x[..n],
+                        rows,
+                        &[SoftmaxPartial::SUM; TILE][..n],
+                        &mut outputs[..n],
+                    );
                 } else {
-                    let mut products = [0.0; QUERIES * MOST_WIDE_ROWS];
+                    let mut products = [0.0; QUERIES * MAX_WIDE_ROWS];
                     let products = &mut products[..n * some.len()];
                     kernels.scores(&x[..n], rows, 1.0, products);
-                    for (out, products) in out.chunks_mut(stride).zip(products.chunks_exact(some.len())) {
+                    for (out, products) in
+                        out.chunks_mut(stride).zip(products.chunks_exact(some.len()))
+                    {
                         out[some.clone()].copy_from_slice(products);
                     }
                 }

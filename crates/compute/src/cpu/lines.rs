@@ -51,7 +51,8 @@ impl<T> DerefMut for Lines<T> {
 /// Makes a vector at least `len` long.
 pub(crate) fn grow<T: Clone + Default>(all: &mut Vec<T>, len: usize) -> Result<(), Error> {
     if let Some(more) = len.checked_sub(all.len()) {
-        let memory = |_| Error::Memory { bytes: (len * size_of::<T>()) as u64, source: OutOfMemory.into() };
+        let memory =
+            |_| Error::Memory { bytes: (len * size_of::<T>()) as u64, source: OutOfMemory.into() };
         all.try_reserve_exact(more).map_err(memory)?;
         all.resize(len, T::default());
     }
@@ -67,7 +68,10 @@ mod tests {
         let mut lines = Lines::<f32>::default();
         for len in [0, 1, 15, 1000, 999, 70_001] {
             lines.grow(len).unwrap();
-            assert!(lines.len() >= len && (len == 0 || lines.as_ptr().addr().is_multiple_of(LINE)), "{len}");
+            assert!(
+                lines.len() >= len && (len == 0 || lines.as_ptr().addr().is_multiple_of(LINE)),
+                "{len}"
+            );
         }
         lines[70_000] = 1.0;
     }

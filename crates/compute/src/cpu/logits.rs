@@ -2,13 +2,13 @@
 
 use std::ops::RangeInclusive;
 
-use super::dot::{BINS, Isa, Kernels, MOST_TALLIED, Scale, halved, units};
+use super::dot::{BINS, Isa, Kernels, MAX_TALLIED, Scale, halved, units};
 use crate::Error;
 
 /// Octaves below which a weight is 0.
 const OCTAVES: f64 = 1000.0;
 /// Bins to an octave at most, as a power of two.
-const MOST_BINS: u32 = 30;
+const MAX_BINS: u32 = 30;
 
 /// What logits weigh in a softmax: the exponential of `(logit - largest) / temperature`.
 ///
@@ -54,12 +54,17 @@ impl LogitWeights {
 
     /// The least logit that weighs `weight` or more; minus infinity if that is 0. The weight is at most 1.
     pub fn least(&self, weight: f64) -> f32 {
-        if weight > 0.0 { self.first(|logit| self.weight(logit) >= weight) } else { f32::NEG_INFINITY }
+        if weight > 0.0 {
+            self.first(|logit| self.weight(logit) >= weight)
+        } else {
+            f32::NEG_INFINITY
+        }
     }
 
     /// The least logit that `holds`, where all larger ones do, up to the largest.
     fn first(&self, holds: impl Fn(f32) -> bool) -> f32 {
-        let (mut below, mut least) = (ordered(f32::NEG_INFINITY), ordered(self.scale.largest as f32));
+        let (mut below, mut least) =
+            (ordered(f32::NEG_INFINITY), ordered(self.scale.largest as f32));
         while below + 1 < least {
             let middle = below + (least - below) / 2;
             if holds(number(middle)) { least = middle } else { below = middle }
@@ -117,17 +122,23 @@ impl LogitTally {
 
     /// Forgets all sums and makes those of the logits that are `least` or more. `extent` is that of all `logits`, as
     /// [`logits_extent`] finds it; its largest one is that of the weights.
-    pub fn fill(&mut self, mut weights: LogitWeights, logits: &[f32], extent: [f32; 2], least: f32) {
+    pub fn fill(
+        &mut self,
+        mut weights: LogitWeights,
+        logits: &[f32],
+        extent: [f32; 2],
+        least: f32,
+    ) {
         // What is less has no weight in units.
         let weighs = weights.first(|logit| weights.units(logit) > 0);
         self.least = least.max(extent[1]).max(weighs).min(extent[0]);
         let octaves = weights.scale.below(self.least);
         let fits = |bits: &u32| octaves * f64::from(1 << bits) <= (BINS - 1) as f64;
-        let bits = (0..=MOST_BINS).rev().find(fits).unwrap_or(0);
+        let bits = (0..=MAX_BINS).rev().find(fits).unwrap_or(0);
         weights.scale.round = f64::from_bits(f64::to_bits(1.0) + (u64::from(52 - bits) << 52));
         self.weights = weights;
         self.all.fill(0);
-        for logits in logits.chunks(MOST_TALLIED) {
+        for logits in logits.chunks(MAX_TALLIED) {
             self.some.fill(0);
             weights.kernels.tally(logits, self.least, weights.scale, &mut self.some);
             self.all.iter_mut().zip(&*self.some).for_each(|(all, some)| *all += u128::from(*some));
@@ -187,7 +198,9 @@ mod tests {
     fn some(n: usize) -> impl Iterator<Item = f32> {
         let mut state = 7u64;
         (0..n).map(move |_| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             (state >> 40) as f32 / (1u32 << 24) as f32
         })
     }
@@ -209,7 +222,10 @@ mod tests {
         for x in some(20_000).map(|x| -40.0 * x).chain([0.0, -0.0, -600.0]) {
             let exact = f64::from(x).exp();
             assert!((weights.units(x) as f64 - exact * units_of_one).abs() <= 1.0, "{x}");
-            assert!((weights.weight(x) - exact).abs() <= (4.0 - f64::from(x)) * f64::EPSILON * exact, "{x}");
+            assert!(
+                (weights.weight(x) - exact).abs() <= (4.0 - f64::from(x)) * f64::EPSILON * exact,
+                "{x}"
+            );
         }
         let bounds = [-690.0, -695.0, f32::MIN, f32::NEG_INFINITY].map(|x| weights.weight(x));
         assert!(bounds[0] > 0.0 && bounds[1..] == [0.0; 3], "{bounds:?}");
@@ -227,7 +243,7 @@ mod tests {
     fn tallies_are_sums_on_every_set() {
         for isa in Isa::available() {
             // A length that fills blocks and one that does not, and one that takes several tallies.
-            for logits in [64, 1000, 2 * MOST_TALLIED + 77].into_iter().flat_map(kinds) {
+            for logits in [64, 1000, 2 * MAX_TALLIED + 77].into_iter().flat_map(kinds) {
                 for (temperature, least) in [(1.0, f32::NEG_INFINITY), (0.3, 0.5), (40.0, 20.0)] {
                     let extent = logits_extent(&logits).unwrap();
                     let weights = LogitWeights::on(isa, extent[0], temperature).unwrap();
@@ -254,8 +270,9 @@ mod tests {
             let weights = LogitWeights::new(extent[0], 0.8);
             let mut tally = LogitTally::new();
             tally.fill(weights, &logits, extent, f32::NEG_INFINITY);
-            let weights =
-                |from: f32| logits.iter().filter(move |logit| **logit >= from).map(|x| weights.units(*x));
+            let weights = |from: f32| {
+                logits.iter().filter(move |logit| **logit >= from).map(|x| weights.units(*x))
+            };
             let sum = |from: f32| weights(from).map(u128::from).sum::<u128>();
             for share in [0, 1, 300, 900, 999, 1000, 1001] {
                 let target = tally.sum() * share / 1000;
@@ -265,7 +282,8 @@ mod tests {
                 assert!(sum(start) >= target.min(tally.sum()) && before <= target, "{share}");
                 let mut found = Vec::new();
                 logits_between(&logits, &range, |at, logit| found.push((at, logit)));
-                let all = logits.iter().copied().enumerate().filter(|(_, logit)| range.contains(logit));
+                let all =
+                    logits.iter().copied().enumerate().filter(|(_, logit)| range.contains(logit));
                 assert!(!found.is_empty() && all.eq(found.iter().copied()));
                 let within = found[found.len() / 2].1;
                 assert_eq!(tally.sum_from(&logits, within), sum(within));
@@ -290,7 +308,11 @@ mod tests {
             let kernels = Kernels::new(isa).unwrap();
             for mut logits in [1, 63, 64, 200].into_iter().flat_map(kinds) {
                 let fold = |f: fn(f32, f32) -> f32| logits.iter().copied().reduce(f).unwrap();
-                assert_eq!(kernels.extent(&logits), ([fold(f32::max), fold(f32::min)], true), "{isa}");
+                assert_eq!(
+                    kernels.extent(&logits),
+                    ([fold(f32::max), fold(f32::min)], true),
+                    "{isa}"
+                );
                 for wrong in [f32::NAN, f32::INFINITY] {
                     let at = logits.len() / 2;
                     logits[at] = wrong;
@@ -303,7 +325,8 @@ mod tests {
 
     #[test]
     fn places_of_numbers() {
-        let numbers = [f32::NEG_INFINITY, f32::MIN, -1.0, -0.0, 0.0, f32::from_bits(1), 2.0, f32::INFINITY];
+        let numbers =
+            [f32::NEG_INFINITY, f32::MIN, -1.0, -0.0, 0.0, f32::from_bits(1), 2.0, f32::INFINITY];
         for (i, x) in numbers.into_iter().enumerate() {
             assert_eq!(number(ordered(x)).to_bits(), x.to_bits());
             assert!(i == 0 || ordered(numbers[i - 1]) < ordered(x));

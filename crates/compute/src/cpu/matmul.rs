@@ -4,7 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::{
     Activations, Cpu,
-    dot::{FEW, Kernels, Lane, MOST_LANES, MOST_OUTPUTS, Panel, Quant, Rounded, Rows, Sums, TILE, padded},
+    dot::{
+        FEW, Kernels, Lane, MAX_LANES, MAX_OUTPUTS, Panel, Quant, Rounded, Rows, Sums, TILE, padded,
+    },
     pool::{Grid, Pool, Tile},
 };
 use crate::{Buffer, Error, Matrix, MatrixShape, View, Weight, host::Host};
@@ -27,7 +29,7 @@ const ROUNDED: usize = 8192;
 pub(super) fn outputs(shape: MatrixShape, count: usize, threads: usize) -> usize {
     let by_bytes = TILE_BYTES / shape.format.row_bytes(shape.cols).max(1);
     let by_share = shape.rows.saturating_mul(count) / (SHARES * threads);
-    by_bytes.min(by_share).clamp(MOST_LANES, TILE_OUTPUTS) / MOST_LANES * MOST_LANES
+    by_bytes.min(by_share).clamp(MAX_LANES, TILE_OUTPUTS) / MAX_LANES * MAX_LANES
 }
 
 /// Runs [`Op::MatMul`](crate::Op::MatMul).
@@ -47,7 +49,9 @@ pub(super) fn mat_mul(
         let Cpu { kernels, pool, rounded, .. } = cpu;
         let kernels = *kernels;
         let rows = match rounds {
-            Some(of) => round(kernels, pool, rounded, (of, x.width, x.rows), |i| super::row(all, x, i)),
+            Some(of) => {
+                round(kernels, pool, rounded, (of, x.width, x.rows), |i| super::row(all, x, i))
+            }
             None => Rows::Numbers(all, *x),
         };
         let product = Product { kernels, matrix, rows };
@@ -65,7 +69,10 @@ pub(super) fn mat_mul(
             );
             if let Some(bias) = bias {
                 for i in uses {
-                    tile.row(i).iter_mut().zip(&bias[outputs.clone()]).for_each(|(to, bias)| *to += bias);
+                    tile.row(i)
+                        .iter_mut()
+                        .zip(&bias[outputs.clone()])
+                        .for_each(|(to, bias)| *to += bias);
                 }
             }
         });
@@ -94,7 +101,9 @@ impl Product<'_> {
         let Self { kernels, matrix, rows } = self;
         let (all, view) = match rows {
             Rows::Numbers(all, view) => (all, view),
-            Rows::Rounded(rows) => return self.rounded_tile(rows, count, place, (tile, lane), write),
+            Rows::Rounded(rows) => {
+                return self.rounded_tile(rows, count, place, (tile, lane), write);
+            }
         };
         let (outputs, mut sums) = (tile.cols(), Sums::default());
         for first in outputs.clone().step_by(TILE) {
@@ -108,7 +117,10 @@ impl Product<'_> {
                     let mut of_row = sums.map(|sums| sums[c]);
                     let of_row = &mut of_row[..part.len()];
                     matrix.add_biases(first, of_row);
-                    write(&mut tile.row(place(i + c).1)[first - outputs.start..][..part.len()], of_row);
+                    write(
+                        &mut tile.row(place(i + c).1)[first - outputs.start..][..part.len()],
+                        of_row,
+                    );
                 }
             }
         }
@@ -130,9 +142,11 @@ impl Product<'_> {
         };
         if count <= FEW {
             let from: [usize; FEW] = std::array::from_fn(|i| place(i.min(count - 1)).0);
-            for first in outputs.clone().step_by(MOST_OUTPUTS) {
-                let part = first..outputs.end.min(first + MOST_OUTPUTS);
-                kernels.decode(matrix, part, (rows, &from[..count]), lane, |i, sums| add(i, first, sums));
+            for first in outputs.clone().step_by(MAX_OUTPUTS) {
+                let part = first..outputs.end.min(first + MAX_OUTPUTS);
+                kernels.decode(matrix, part, (rows, &from[..count]), lane, |i, sums| {
+                    add(i, first, sums)
+                });
             }
             return;
         }

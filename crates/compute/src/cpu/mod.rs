@@ -32,14 +32,14 @@ pub use logits::{LogitTally, LogitWeights, logits_between, logits_extent};
 use pool::Pool;
 
 use crate::{
-    BankPlace, Buffer, Device, Error, ExpertUse, ExpertUses, KEY_BLOCK, KeyFormat, Op, ScratchShape, Slot,
-    SlotTable, Span, State, StateShape, Ticket, View, Weight,
+    BankPlace, Buffer, Device, Error, ExpertUse, ExpertUses, KV_BLOCK, KvFormat, Op, ScratchShape,
+    Slot, SlotTable, Span, State, StateShape, Ticket, View, Weight,
     host::Host,
     matrix::{Bytes, MatrixShape},
 };
 
 /// Rows that activations have room for at least, so that the experts of a token are computed together.
-const LEAST_ROWS: usize = 64;
+const MIN_ROWS: usize = 64;
 
 /// Rows of activations rounded to 8 bits, and the memory for them.
 #[derive(Default)]
@@ -80,24 +80,24 @@ impl Cpu {
     /// What there is room for once ops of a size fit, and the bytes that scratch and workers then hold.
     fn room(&self, shape: ScratchShape) -> Result<(ScratchShape, usize), Error> {
         let has = self.reserved;
-        let rows = shape.rows.max(LEAST_ROWS).max(has.rows);
+        let rows = shape.rows.max(MIN_ROWS).max(has.rows);
         let cols = shape.cols.max(has.cols);
         let latent_head = shape.latent_head.max(has.latent_head);
-        let wide_keys = shape.wide_keys.max(has.wide_keys);
+        let wide_kv = shape.wide_kv.max(has.wide_kv);
         let limit = isize::MAX as usize / 64;
-        let most = latent_head.max(wide_keys);
-        if rows.checked_mul(cols).is_none_or(|n| n > limit) || most > limit / (2 * KEY_BLOCK) {
+        let most = latent_head.max(wide_kv);
+        if rows.checked_mul(cols).is_none_or(|n| n > limit) || most > limit / (2 * KV_BLOCK) {
             return Err(Error::Shape(format!(
                 "scratch for {rows} rows of {cols} inputs and heads of {latent_head} is too large"
             )));
         }
-        let blocks = [latent_attention::numbers(latent_head), KEY_BLOCK * wide_keys];
+        let blocks = [latent_attention::numbers(latent_head), KV_BLOCK * wide_kv];
         let blocks: usize = blocks.map(Lines::<f32>::memory).iter().sum();
         let per_thread = Lane::memory(cols) + blocks + pool::STACK_BYTES;
-        let parts = Lines::<f32>::memory(attention::PARTS);
+        let parts = Lines::<f32>::memory(attention::KV_SPLITS);
         let each = 2 * Activations::memory(rows, cols) + experts::Runs::memory(rows);
         let bytes = parts + each + self.pool.threads() * per_thread;
-        Ok((ScratchShape { rows, cols, latent_head, wide_keys }, bytes))
+        Ok((ScratchShape { rows, cols, latent_head, wide_kv }, bytes))
     }
 
     /// Makes room for `rows` rows of `cols` inputs.
@@ -109,14 +109,14 @@ impl Cpu {
     fn reserve_all(&mut self, shape: ScratchShape) -> Result<(), Error> {
         let (shape, _) = self.room(shape)?;
         if shape != self.reserved {
-            let ScratchShape { rows, cols, latent_head, wide_keys } = shape;
-            self.parts.grow(attention::PARTS)?;
+            let ScratchShape { rows, cols, latent_head, wide_kv } = shape;
+            self.parts.grow(attention::KV_SPLITS)?;
             self.rounded.reserve(rows, cols)?;
             self.inner.reserve(rows, cols)?;
             self.runs.reserve(rows)?;
             self.pool.lanes().try_for_each(|lane| {
                 lane.latent_head.grow(latent_attention::numbers(latent_head))?;
-                lane.keys.grow(KEY_BLOCK * wide_keys)?;
+                lane.keys.grow(KV_BLOCK * wide_kv)?;
                 lane.reserve(cols)
             })?;
             self.reserved = shape;
@@ -142,8 +142,14 @@ pub(crate) struct CpuDevice {
 impl CpuDevice {
     /// # Errors
     /// The machine does not have the instruction set, or not that many threads.
-    pub(crate) fn new(isa: Isa, threads: Option<usize>, exact: bool, keys: KeyFormat) -> Result<Self, Error> {
-        let threads = threads.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from));
+    pub(crate) fn new(
+        isa: Isa,
+        threads: Option<usize>,
+        exact: bool,
+        keys: KvFormat,
+    ) -> Result<Self, Error> {
+        let threads =
+            threads.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from));
         let cpu = Cpu {
             kernels: Kernels::new(isa)?,
             pool: Pool::new(threads)?,
@@ -200,7 +206,7 @@ impl Device for CpuDevice {
         self.host.copy_slot(from, to)
     }
 
-    fn key_format(&self) -> KeyFormat {
+    fn kv_format(&self) -> KvFormat {
         self.host.states.keys()
     }
 
@@ -240,11 +246,21 @@ impl Device for CpuDevice {
         self.host.states.cut(state, places)
     }
 
-    fn save_state(&mut self, state: State, places: Range<usize>, out: &mut [u8]) -> Result<(), Error> {
+    fn save_state(
+        &mut self,
+        state: State,
+        places: Range<usize>,
+        out: &mut [u8],
+    ) -> Result<(), Error> {
         self.host.states.save(state, places, out)
     }
 
-    fn load_state(&mut self, state: State, places: Range<usize>, bytes: &[u8]) -> Result<(), Error> {
+    fn load_state(
+        &mut self,
+        state: State,
+        places: Range<usize>,
+        bytes: &[u8],
+    ) -> Result<(), Error> {
         self.host.states.load(state, places, bytes)
     }
 
@@ -267,15 +283,20 @@ impl Device for CpuDevice {
             let mut routed = std::mem::take(&mut self.routed);
             let found = self.host.routed(ids, table, &mut routed);
             let uses = ExpertUses::Listed(&routed);
-            let done = found
-                .and_then(|()| self.run(&Op::Experts { x, shape, activation, experts, uses, inner, out }));
+            let done = found.and_then(|()| {
+                self.run(&Op::Experts { x, shape, activation, experts, uses, inner, out })
+            });
             self.routed = routed;
             return done;
         }
         let (host, cpu) = (&mut self.host, &mut self.cpu);
         match *op {
-            Op::Embed { table, tokens, out } => elementwise::embed(host, cpu, (table, tokens), &out),
-            Op::RmsNorm { x, weight, eps, out } => norm::rms_norm(host, cpu, (&x, None), (weight, eps), &out),
+            Op::Embed { table, tokens, out } => {
+                elementwise::embed(host, cpu, (table, tokens), &out)
+            }
+            Op::RmsNorm { x, weight, eps, out } => {
+                norm::rms_norm(host, cpu, (&x, None), (weight, eps), &out)
+            }
             Op::GatedRmsNorm { x, gate, weight, eps, out } => {
                 norm::rms_norm(host, cpu, (&x, Some(&gate)), (Some(weight), eps), &out)
             }

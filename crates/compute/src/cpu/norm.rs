@@ -33,7 +33,9 @@ pub(super) fn rms_norm(
                     }
                     let scale = 1.0 / (kernels.square(to) / x.width as f32 + eps).sqrt();
                     match weight {
-                        Some(weight) => to.iter_mut().zip(weight).for_each(|(to, w)| *to = *to * scale * w),
+                        Some(weight) => {
+                            to.iter_mut().zip(weight).for_each(|(to, w)| *to = *to * scale * w)
+                        }
                         None => to.iter_mut().for_each(|to| *to *= scale),
                     }
                     if let Some((gate, view)) = gate {
@@ -72,7 +74,10 @@ pub(super) fn layer_norm(
                     let mean = to.iter().sum::<f32>() / n;
                     to.iter_mut().for_each(|to| *to -= mean);
                     let scale = 1.0 / (kernels.square(to) / n + eps).sqrt();
-                    to.iter_mut().zip(weight).zip(bias).for_each(|((to, w), b)| *to = *to * scale * w + b);
+                    to.iter_mut()
+                        .zip(weight)
+                        .zip(bias)
+                        .for_each(|((to, w), b)| *to = *to * scale * w + b);
                 }
             },
         );

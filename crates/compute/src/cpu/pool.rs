@@ -87,11 +87,28 @@ impl<'a> Grid<'a> {
     ///
     /// # Panics
     /// Runs overlap, or rows are not there.
-    pub(crate) fn runs(view: &View, ends: &'a [usize], order: Option<Order<'a>>, cols: usize) -> Self {
+    pub(crate) fn runs(
+        view: &View,
+        ends: &'a [usize],
+        order: Option<Order<'a>>,
+        cols: usize,
+    ) -> Self {
         let rows = order.map_or(view.rows, |order| order.0.len());
-        assert!(ends.is_sorted() && ends.last().is_none_or(|end| *end <= rows), "runs that overlap");
-        assert!(order.is_none_or(|order| order.0.iter().all(|row| *row < view.rows)), "rows outside a view");
-        Self { view: *view, rows: Blocks::Ends(ends, order), heads: view.heads, cols: cols.max(1), joined: 0 }
+        assert!(
+            ends.is_sorted() && ends.last().is_none_or(|end| *end <= rows),
+            "runs that overlap"
+        );
+        assert!(
+            order.is_none_or(|order| order.0.iter().all(|row| *row < view.rows)),
+            "rows outside a view"
+        );
+        Self {
+            view: *view,
+            rows: Blocks::Ends(ends, order),
+            heads: view.heads,
+            cols: cols.max(1),
+            joined: 0,
+        }
     }
 
     /// Tiles of `block` whole rows of a dense matrix.
@@ -157,7 +174,8 @@ impl<'a, T> Tile<'a, T> {
     /// every number is used for one tile only.
     unsafe fn new(data: *mut T, grid: &Grid<'a>, of: Range<usize>) -> Self {
         let [_, heads, cols] = grid.blocks();
-        let (row, head, col) = (of.start / (heads * cols), of.start / cols % heads, of.start % cols);
+        let (row, head, col) =
+            (of.start / (heads * cols), of.start / cols % heads, of.start % cols);
         let part = |col| Grid::part(grid.view.width, grid.cols, col);
         Self {
             data,
@@ -211,13 +229,18 @@ impl<'a, T> Tile<'a, T> {
         let row = self.order.map_or(row, |order| order.0[row]);
         let at = self.view.at(row, self.heads.start);
         // SAFETY: as in `vector`; whole vectors without gaps are one piece.
-        unsafe { std::slice::from_raw_parts_mut(self.data.add(at), self.heads.len() * self.view.width) }
+        unsafe {
+            std::slice::from_raw_parts_mut(self.data.add(at), self.heads.len() * self.view.width)
+        }
     }
 
     /// The tile's columns of several vectors, by their rows and heads in the view; `N` at most, the others are empty.
     pub(crate) fn several<const N: usize>(&mut self, places: &[(usize, usize)]) -> [&mut [T]; N] {
         let once = |(i, place): (usize, &(usize, usize))| !places[..i].contains(place);
-        assert!(places.len() <= N && places.iter().enumerate().all(once), "too many vectors, or one twice");
+        assert!(
+            places.len() <= N && places.iter().enumerate().all(once),
+            "too many vectors, or one twice"
+        );
         std::array::from_fn(|i| match places.get(i) {
             Some((row, head)) => {
                 let vector = self.vector(*row, *head);
@@ -412,7 +435,10 @@ impl<L: Send> Pool<L> {
         grid: Grid<'_>,
         f: impl Fn(Tile<'_, T>, &mut L) + Sync,
     ) {
-        assert!(grid.view.lies_in(numbers.len()) && grid.view.is_disjoint(), "a grid outside its numbers");
+        assert!(
+            grid.view.lies_in(numbers.len()) && grid.view.is_disjoint(),
+            "a grid outside its numbers"
+        );
         let data = Shared(numbers.as_mut_ptr());
         self.each(grid.count(), &|mut all, lane| {
             while !all.is_empty() {
@@ -434,8 +460,14 @@ impl<L: Send> Pool<L> {
         (second, other): (&mut [U], Grid<'_>),
         f: impl Fn(Tile<'_, T>, Tile<'_, U>, &mut L) + Sync,
     ) {
-        assert!(grid.view.lies_in(first.len()) && grid.view.is_disjoint(), "a grid outside its numbers");
-        assert!(other.view.lies_in(second.len()) && other.view.is_disjoint(), "a grid outside its numbers");
+        assert!(
+            grid.view.lies_in(first.len()) && grid.view.is_disjoint(),
+            "a grid outside its numbers"
+        );
+        assert!(
+            other.view.lies_in(second.len()) && other.view.is_disjoint(),
+            "a grid outside its numbers"
+        );
         assert_eq!(grid.count(), other.count(), "grids of different numbers of tiles");
         let (data, more) = (Shared(first.as_mut_ptr()), Shared(second.as_mut_ptr()));
         self.each(grid.count(), &|all, lane| {
@@ -502,7 +534,13 @@ impl<L> Drop for Pool<L> {
 mod tests {
     use super::*;
 
-    fn view(rows: usize, heads: usize, width: usize, row_stride: usize, head_stride: usize) -> View {
+    fn view(
+        rows: usize,
+        heads: usize,
+        width: usize,
+        row_stride: usize,
+        head_stride: usize,
+    ) -> View {
         View { buffer: Buffer(0), offset: 1, rows, heads, width, row_stride, head_stride }
     }
 

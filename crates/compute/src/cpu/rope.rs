@@ -38,8 +38,11 @@ pub(super) fn rope(
                     match pairs {
                         RopePairs::Halves => {
                             let (a, b) = y.split_at_mut(half);
-                            let pairs = a[first..first + n].iter_mut().zip(&mut b[first..first + n]);
-                            pairs.zip(angles.clone()).for_each(|((a, b), angle)| rotate(a, b, angle));
+                            let pairs =
+                                a[first..first + n].iter_mut().zip(&mut b[first..first + n]);
+                            pairs
+                                .zip(angles.clone())
+                                .for_each(|((a, b), angle)| rotate(a, b, angle));
                         }
                         RopePairs::Interleaved => {
                             let pairs = y[2 * first..2 * (first + n)].as_chunks_mut().0;

@@ -4,7 +4,12 @@ use super::{Cpu, pool::Grid, row, topk::top};
 use crate::{Error, View, host::Host};
 
 /// Runs [`Op::TopLogits`](crate::Op::TopLogits).
-pub(super) fn top_logits(host: &mut Host, cpu: &mut Cpu, logits: &View, best: &View) -> Result<(), Error> {
+pub(super) fn top_logits(
+    host: &mut Host,
+    cpu: &mut Cpu,
+    logits: &View,
+    best: &View,
+) -> Result<(), Error> {
     let all = host.get(logits)?;
     if let Some(row) = (0..logits.rows).find(|i| row(all, logits, *i).iter().any(|x| x.is_nan())) {
         return Err(Error::LogitsNan { row });

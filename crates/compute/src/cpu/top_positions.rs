@@ -4,18 +4,18 @@ use std::mem;
 
 use super::{
     Cpu,
-    attention::{OfSpan, of_spans, readable, wide_keys, write_keys},
+    attention::{OfSpan, of_spans, readable, wide_kv, write_keys},
     dot::Places,
     pool::Grid,
     row, vector,
 };
 use crate::{
-    Error, KEY_BLOCK, Op,
+    Error, KV_BLOCK, Op,
     host::{Host, Kind},
 };
 
 /// Positions of a tile of scores.
-const BLOCK: usize = KEY_BLOCK;
+const BLOCK: usize = KV_BLOCK;
 /// Rows of a tile of scores: they read the same keys.
 const ROWS: usize = 4;
 /// Heads that are scored at once.
@@ -27,8 +27,9 @@ pub(super) fn top_positions(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Resu
     host.with(&out, |host, named| {
         host.with(&scores, |host, numbers| {
             write_keys(host, spans, (&k, None))?;
-            of_spans(host, spans)
-                .try_for_each(|of_span| choose(host, cpu, of_span?, op, [&mut *numbers, &mut *named]))
+            of_spans(host, spans).try_for_each(|of_span| {
+                choose(host, cpu, of_span?, op, [&mut *numbers, &mut *named])
+            })
         })
     })
 }
@@ -50,7 +51,7 @@ fn choose(
         let seen = |i: usize| span.position + from + i + 1;
         let places = scores.slice(0, count).columns(0, seen(count - 1));
         if seen(count - 1) > n {
-            cpu.reserve_all(wide_keys(kv))?;
+            cpu.reserve_all(wide_kv(kv))?;
             cpu.pool.tiles(numbers, Grid::new(&places, ROWS, 1, BLOCK), |mut tile, lane| {
                 let (block, mut of_heads) = (tile.cols(), [0.0; HEADS * BLOCK]);
                 let mut room = mem::take(&mut lane.keys);
@@ -70,7 +71,9 @@ fn choose(
                         let of_heads = &mut of_heads[..shares.len() * len];
                         kernels.scores(&q[..shares.len()], keys, 1.0, of_heads);
                         for (scores, share) in of_heads.chunks_exact(len).zip(shares) {
-                            sums.iter_mut().zip(scores).for_each(|(sum, x)| *sum += share * x.max(0.0));
+                            sums.iter_mut()
+                                .zip(scores)
+                                .for_each(|(sum, x)| *sum += share * x.max(0.0));
                         }
                     }
                 }

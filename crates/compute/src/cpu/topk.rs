@@ -22,7 +22,8 @@ pub(super) fn top_k(
     (logits, router): (&View, Router),
     [ids, weights]: [&View; 2],
 ) -> Result<(), Error> {
-    let (all, correction) = (host.get(logits)?, router.correction.map(|c| host.all(c)).transpose()?);
+    let (all, correction) =
+        (host.get(logits)?, router.correction.map(|c| host.all(c)).transpose()?);
     let wrong = |i: usize| {
         let row = row(all, logits, i);
         // A softmax of infinities has no scores; without a correction none are compared.
@@ -55,9 +56,9 @@ pub(super) fn top_k(
                     choice.make(row(all, logits, i), ids, weights);
                     if let ([id], [weight]) = (shared, share) {
                         *id = logits.width as f32;
-                        *weight = choice
-                            .shared_gate
-                            .map_or(1.0, |(all, gate)| 1.0 / (1.0 + (-row(all, &gate, i)[0]).exp()));
+                        *weight = choice.shared_gate.map_or(1.0, |(all, gate)| {
+                            1.0 / (1.0 + (-row(all, &gate, i)[0]).exp())
+                        });
                     }
                 }
             });
@@ -73,7 +74,8 @@ impl Choice<'_> {
         match (self.router.scoring, self.correction) {
             (Scoring::Softmax, None) => x,
             (_, correction) => {
-                self.score(x, [max, sum]) as f32 + correction.map_or(0.0, |correction| correction[id])
+                self.score(x, [max, sum]) as f32
+                    + correction.map_or(0.0, |correction| correction[id])
             }
         }
     }
@@ -93,7 +95,11 @@ impl Choice<'_> {
                 let max = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
                 // Only weights that are not normalised, and corrections, ask for the sum over all.
                 let whole = !self.router.normalize || self.correction.is_some();
-                let sum = if whole { logits.iter().map(|x| (f64::from(*x) - max).exp()).sum() } else { 1.0 };
+                let sum = if whole {
+                    logits.iter().map(|x| (f64::from(*x) - max).exp()).sum()
+                } else {
+                    1.0
+                };
                 [max, sum]
             }
             Scoring::Sigmoid => [0.0, 1.0],

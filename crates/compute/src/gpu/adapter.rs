@@ -103,13 +103,14 @@ fn enumerate(instance: &wgpu::Instance) -> Vec<wgpu::Adapter> {
 
 fn describe(index: usize, adapter: &wgpu::Adapter) -> Adapter {
     let (info, limits, features) = (adapter.get_info(), adapter.limits(), adapter.features());
-    let unusable = if !features.contains(Features::IMMEDIATES) || limits.max_immediate_size < IMMEDIATES {
-        Some(format!("kernels cannot take {IMMEDIATES} bytes of parameters"))
-    } else if limits.max_compute_invocations_per_workgroup < 256 {
-        Some("workgroups have fewer than 256 threads".into())
-    } else {
-        None
-    };
+    let unusable =
+        if !features.contains(Features::IMMEDIATES) || limits.max_immediate_size < IMMEDIATES {
+            Some(format!("kernels cannot take {IMMEDIATES} bytes of parameters"))
+        } else if limits.max_compute_invocations_per_workgroup < 256 {
+            Some("workgroups have fewer than 256 threads".into())
+        } else {
+            None
+        };
     Adapter {
         index,
         kind: match info.device_type {
@@ -192,11 +193,16 @@ fn choose(described: &[Adapter], index: Option<usize>) -> Result<Adapter, Error>
     };
     let chosen = match (chosen, index) {
         (Some(a), _) => a.clone(),
-        (None, Some(i)) => return Err(Error::Device(format!("there is no adapter gpu:{i}: {}", found()))),
+        (None, Some(i)) => {
+            return Err(Error::Device(format!("there is no adapter gpu:{i}: {}", found())));
+        }
         (None, None) => return Err(Error::Device(format!("no usable GPU: {}", found()))),
     };
     if let Some(why) = &chosen.unusable {
-        return Err(Error::Device(format!("gpu:{} {} cannot be used: {why}", chosen.index, chosen.name)));
+        return Err(Error::Device(format!(
+            "gpu:{} {} cannot be used: {why}",
+            chosen.index, chosen.name
+        )));
     }
     Ok(chosen)
 }
@@ -217,12 +223,15 @@ pub(super) fn open(instance: &wgpu::Instance, index: Option<usize>) -> Result<Op
     if !chosen.cooperative_matrix {
         features.remove(Features::EXPERIMENTAL_COOPERATIVE_MATRIX);
     }
-    let (device, queue) = super::native::request(adapter, features, adapter.limits())
-        .map_err(|e| Error::Device(format!("gpu:{} {} cannot be opened: {e}", chosen.index, chosen.name)))?;
+    let (device, queue) =
+        super::native::request(adapter, features, adapter.limits()).map_err(|e| {
+            Error::Device(format!("gpu:{} {} cannot be opened: {e}", chosen.index, chosen.name))
+        })?;
     let failure = Failure::default();
     let (on_error, on_loss) = (failure.clone(), failure.clone());
     device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| on_error.set(error.to_string())));
-    device.set_device_lost_callback(move |_, why| on_loss.set(format!("the device was lost: {why}")));
+    device
+        .set_device_lost_callback(move |_, why| on_loss.set(format!("the device was lost: {why}")));
     Ok(Opened { adapter: chosen, device, queue, failure })
 }
 

@@ -106,7 +106,9 @@ impl GpuDevice {
     pub(super) fn discard(&mut self) -> Result<(), Error> {
         match self.ahead.take() {
             Some(Ahead { states, accepted: false, .. }) => self.step_back(&states),
-            Some(Ahead { states, .. }) => self.each_recurrent(&states, |recurrent| recurrent.written = false),
+            Some(Ahead { states, .. }) => {
+                self.each_recurrent(&states, |recurrent| recurrent.written = false)
+            }
             None => Ok(()),
         }
     }

@@ -2,15 +2,22 @@
 
 use super::{
     Constants, GpuDevice, Kernel, Memory, Params,
-    attention_decode::{Decode, Own},
+    attention_decode::{Decode, NewKv},
     kernel,
 };
-use crate::{Device, Error, KEY_BLOCK, KeyFormat, Op, Span, State, View};
+use crate::{Device, Error, KV_BLOCK, KvFormat, Op, Span, State, View};
 
 static APPEND: Kernel = kernel!("attention_append", ["common", "attention_append"], [Write, Write]);
 static ATTENTION: Kernel = kernel!(
     "attention",
-    ["common", "attention_state", "attention_scores", "attention_splits", "attention_finish", "attention"],
+    [
+        "common",
+        "attention_state",
+        "attention_scores",
+        "attention_splits",
+        "attention_finish",
+        "attention"
+    ],
     [Write, Read, Write]
 );
 static TILES: Kernel = kernel!(
@@ -18,8 +25,11 @@ static TILES: Kernel = kernel!(
     ["common", "attention_state", "attention_finish", "attention_tiles"],
     [Write, Read]
 );
-static COOPERATIVE: Kernel =
-    kernel!("attention_cooperative", ["common", "attention_finish", "attention_cooperative"], [Write, Read]);
+static COOPERATIVE: Kernel = kernel!(
+    "attention_cooperative",
+    ["common", "attention_finish", "attention_cooperative"],
+    [Write, Read]
+);
 static MERGE: Kernel = kernel!(
     "attention_merge",
     ["common", "attention_splits", "attention_finish", "attention_merge"],
@@ -34,17 +44,17 @@ pub(super) const THREADS: usize = 256;
 /// What stands for "none" among the parameters.
 pub(super) const NONE: u32 = u32::MAX;
 /// Most heads of a workgroup: they read the same keys and values.
-pub(super) const MOST_HEADS: usize = 16;
+pub(super) const MAX_HEADS: usize = 16;
 /// Most pairs of sums that a thread keeps.
-const MOST_SUMS: usize = 32;
+const MAX_SUMS: usize = 32;
 /// Most parts that the positions of a row are split into.
-const MOST_SPLITS: usize = 64;
+const MAX_SPLITS: usize = 64;
 /// Workgroups that the fast path aims at for one row of a long context: they fill the largest cards.
 const WORKGROUPS: usize = 512;
 /// Positions that the fast path does not split, at most: joining parts takes longer than a second block.
 const ALONE: usize = 64;
 /// Positions of a part on the fast path, at least.
-const LEAST_SPLIT: usize = 32;
+const MIN_SPLIT: usize = 32;
 /// Numbers of scratch that rows share: those that need more run one after another.
 const SCRATCH: usize = 8 << 20;
 /// Rows from which on the fast path takes several at a time.
@@ -74,7 +84,7 @@ impl GpuDevice {
 
     /// One where keys and values are kept as f16, two of them in a word.
     pub(super) fn half(&self) -> u32 {
-        (self.key_format() == KeyFormat::F16).into()
+        (self.kv_format() == KvFormat::F16).into()
     }
 
     /// Writes a span's rows of keys and values, which begin at row `first` of the op, at their positions.
@@ -126,7 +136,7 @@ pub(super) fn attention(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
         let kv = gpu.key_values(span.state)?;
         match v {
             Some(v) if Decode::takes(gpu, op, span) => {
-                let own = Own::new(k.slice(first, 1), v.slice(first, 1));
+                let own = NewKv::new(k.slice(first, 1), v.slice(first, 1));
                 attend(gpu, &kv, (span, first), op, Some(&own))?;
             }
             _ => {
@@ -243,7 +253,7 @@ impl Splits {
         if seen <= self.alone {
             return 1;
         }
-        let of_split = seen.div_ceil(self.most).next_multiple_of(LEAST_SPLIT).max(self.least);
+        let of_split = seen.div_ceil(self.most).next_multiple_of(MIN_SPLIT).max(self.least);
         seen.div_ceil(of_split)
     }
 
@@ -267,7 +277,7 @@ impl Shape {
     fn new(group: usize, value: usize) -> Self {
         let pairs = value.div_ceil(2);
         let columns = pairs.next_power_of_two().clamp(16, THREADS);
-        let most = (MOST_SUMS / pairs.div_ceil(columns)).clamp(1, MOST_HEADS);
+        let most = (MAX_SUMS / pairs.div_ceil(columns)).clamp(1, MAX_HEADS);
         let tiles = group.div_ceil(1 << most.ilog2());
         Self { heads: group.div_ceil(tiles).next_power_of_two(), tiles, columns }
     }
@@ -279,20 +289,22 @@ pub(super) fn attend(
     kv: &KeyValues,
     (span, first): (&Span, usize),
     op: &Op<'_>,
-    own: Option<&Own>,
+    own: Option<&NewKv>,
 ) -> Result<(), Error> {
-    let &Op::Attention { q, k, gate, window, sinks, positions, out, .. } = op else { return Ok(()) };
+    let &Op::Attention { q, k, gate, window, sinks, positions, out, .. } = op else {
+        return Ok(());
+    };
     let decode = Decode::of(gpu, op);
     let shape = Shape::new(q.heads / k.heads, out.width);
     let tiles = decode.as_ref().map_or(k.heads * shape.tiles, |decode| decode.tiles);
     let window = positions.map_or(window.unwrap_or(usize::MAX), |list| list.width).min(HIGH * 2);
     let splits = match gpu.exact {
-        true => Splits { window, alone: KEY_BLOCK, least: KEY_BLOCK, most: MOST_SPLITS },
+        true => Splits { window, alone: KV_BLOCK, least: KV_BLOCK, most: MAX_SPLITS },
         false => Splits {
             window,
             alone: ALONE,
-            least: LEAST_SPLIT,
-            most: (WORKGROUPS / tiles).clamp(8, MOST_SPLITS),
+            least: MIN_SPLIT,
+            most: (WORKGROUPS / tiles).clamp(8, MAX_SPLITS),
         },
     };
     let position = low(span.position, kv);
@@ -342,7 +354,13 @@ pub(super) struct Parts {
 }
 
 /// Attends with any widths, by name, and to latents.
-fn run(gpu: &mut GpuDevice, kv: &KeyValues, parts: &Parts, op: &Op<'_>, shape: &Shape) -> Result<(), Error> {
+fn run(
+    gpu: &mut GpuDevice,
+    kv: &KeyValues,
+    parts: &Parts,
+    op: &Op<'_>,
+    shape: &Shape,
+) -> Result<(), Error> {
     let &Op::Attention { q, k, v, gate, scale, positions, out, .. } = op else { return Ok(()) };
     let (first, rows) = parts.rows;
     let group = q.heads / k.heads;
@@ -383,7 +401,11 @@ fn run(gpu: &mut GpuDevice, kv: &KeyValues, parts: &Parts, op: &Op<'_>, shape: &
 }
 
 /// Joins what parts have left.
-fn merge(gpu: &mut GpuDevice, parts: &Parts, (out, gate): (View, Option<View>)) -> Result<(), Error> {
+fn merge(
+    gpu: &mut GpuDevice,
+    parts: &Parts,
+    (out, gate): (View, Option<View>),
+) -> Result<(), Error> {
     let gate_view = gate.unwrap_or(out);
     let params = Params::new()
         .view(gpu.store.place(&out)?, &out)

@@ -9,7 +9,13 @@ use crate::{Buffer, Error, Op, Span, View};
 
 static DECODE: Kernel = kernel!(
     "attention_decode",
-    ["common", "attention_splits", "attention_finish", "attention_sums_subgroup", "attention_decode"],
+    [
+        "common",
+        "attention_splits",
+        "attention_finish",
+        "attention_sums_subgroup",
+        "attention_decode"
+    ],
     [Write, Write, Read, Write]
 );
 static DECODE_PLAIN: Kernel = kernel!(
@@ -19,7 +25,7 @@ static DECODE_PLAIN: Kernel = kernel!(
 );
 
 /// Most heads of a workgroup.
-const MOST_HEADS: usize = 8;
+const MAX_HEADS: usize = 8;
 /// Numbers of queries that a workgroup keeps.
 const QUERIES: usize = 2048;
 /// Widest keys and values.
@@ -31,7 +37,7 @@ const ALIGNED: usize = 8;
 pub(super) type Norm = (Option<Buffer>, f32);
 
 /// The key and the value of a row that do not lie in its state yet.
-pub(super) struct Own {
+pub(super) struct NewKv {
     pub(super) k: View,
     pub(super) v: View,
     /// Norms of queries and of the key.
@@ -42,7 +48,7 @@ pub(super) struct Own {
     pub(super) interleaved: bool,
 }
 
-impl Own {
+impl NewKv {
     /// One row of keys and values, with no norm or rotation.
     pub(super) fn new(k: View, v: View) -> Self {
         Self { k, v, norms: [None; 2], rope: None, interleaved: false }
@@ -69,7 +75,7 @@ impl Decode {
             return None;
         }
         let group = q.heads / k.heads;
-        let tiles = group.div_ceil((QUERIES / k.width).min(MOST_HEADS));
+        let tiles = group.div_ceil((QUERIES / k.width).min(MAX_HEADS));
         let target = gpu.target();
         let vectors = k.width / (4 << gpu.half());
         let lanes = vectors.next_power_of_two().clamp(8, 32);
@@ -90,14 +96,14 @@ impl Decode {
         kv: &KeyValues,
         parts: &Parts,
         op: &Op<'_>,
-        own: Option<&Own>,
+        own: Option<&NewKv>,
     ) -> Result<(), Error> {
         let &Op::Attention { q, k, gate, scale, out, .. } = op else { return Ok(()) };
         let (first, rows) = parts.rows;
         let part = |view: View| view.slice(first, rows);
         let (q, out) = (part(q), part(out));
         let gate_view = gate.map_or(out, part);
-        let nothing = Own::new(k.slice(first, 1), k.slice(first, 1));
+        let nothing = NewKv::new(k.slice(first, 1), k.slice(first, 1));
         let fresh = own.is_some();
         let own = own.unwrap_or(&nothing);
         let store = &gpu.store;
@@ -123,7 +129,8 @@ impl Decode {
             params = params.u(weight.unwrap_or(0)).f(norm.map_or(0.0, |(_, eps)| eps));
         }
         let (pairs, table) = own.rope.unwrap_or((0, 0));
-        let kind = |norm: Option<Norm>| norm.map_or(0, |(weight, _)| 1 + u32::from(weight.is_some()));
+        let kind =
+            |norm: Option<Norm>| norm.map_or(0, |(weight, _)| 1 + u32::from(weight.is_some()));
         let constants = Constants::new(&[
             ("WG", THREADS as u32),
             ("HALF", gpu.half()),

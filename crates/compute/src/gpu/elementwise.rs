@@ -36,7 +36,12 @@ fn groups(numbers: usize) -> usize {
     numbers.div_ceil(THREADS as usize)
 }
 
-fn glu(gpu: &mut GpuDevice, activation: Activation, [gate, up]: [View; 2], out: View) -> Result<(), Error> {
+fn glu(
+    gpu: &mut GpuDevice,
+    activation: Activation,
+    [gate, up]: [View; 2],
+    out: View,
+) -> Result<(), Error> {
     let (kind, [alpha, limit]) = activation_of(activation);
     let store = &gpu.store;
     let params = Params::new()
@@ -122,7 +127,12 @@ pub(super) struct Angles {
 
 impl GpuDevice {
     /// Where the table of angles begins in the upload buffer: by row, then by pair, cosine and sine times `scale`.
-    pub(super) fn angles(&mut self, frequencies: &[f32], scale: f32, spans: &[Span]) -> Result<u32, Error> {
+    pub(super) fn angles(
+        &mut self,
+        frequencies: &[f32],
+        scale: f32,
+        spans: &[Span],
+    ) -> Result<u32, Error> {
         let same = |a: &Angles| {
             a.spans.iter().copied().eq(spans.iter().map(|s| (s.position, s.rows)))
                 && a.scale == scale
@@ -132,12 +142,13 @@ impl GpuDevice {
             return Ok(found.at);
         }
         let rows: usize = spans.iter().map(|s| s.rows).sum();
-        let numbers = spans.iter().flat_map(|s| s.position..s.position + s.rows).flat_map(|position| {
-            frequencies.iter().flat_map(move |f| {
-                let (sin, cos) = f64::from(position as f32 * f).sin_cos();
-                [(cos as f32 * scale).to_bits(), (sin as f32 * scale).to_bits()]
-            })
-        });
+        let numbers =
+            spans.iter().flat_map(|s| s.position..s.position + s.rows).flat_map(|position| {
+                frequencies.iter().flat_map(move |f| {
+                    let (sin, cos) = f64::from(position as f32 * f).sin_cos();
+                    [(cos as f32 * scale).to_bits(), (sin as f32 * scale).to_bits()]
+                })
+            });
         self.room(rows * frequencies.len() * 2)?;
         let at = self.upload(numbers);
         if self.angles.len() >= KEPT_ANGLES {

@@ -12,8 +12,11 @@ use super::{
 };
 use crate::{Error, ExpertUses, Op, View, matrix::MatrixPlace};
 
-static EXPERTS_ANY: Kernel =
-    kernel!("experts_any", ["common", "activation", "formats", "uses", "experts_any"], [Write, Read, Read]);
+static EXPERTS_ANY: Kernel = kernel!(
+    "experts_any",
+    ["common", "activation", "formats", "uses", "experts_any"],
+    [Write, Read, Read]
+);
 
 const THREADS: u32 = 256;
 
@@ -53,7 +56,11 @@ impl InBank {
 }
 
 /// Runs [`Op::Experts`]. `choice`: what is to choose the experts first.
-pub(super) fn experts(gpu: &mut GpuDevice, op: &Op<'_>, choice: Option<&Ranked>) -> Result<(), Error> {
+pub(super) fn experts(
+    gpu: &mut GpuDevice,
+    op: &Op<'_>,
+    choice: Option<&Ranked>,
+) -> Result<(), Error> {
     let &Op::Experts { x, shape, activation, uses, inner, out, .. } = op else { return Ok(()) };
     let layout = shape.layout()?;
     let [gate, up, down] = layout.places();
@@ -82,7 +89,8 @@ pub(super) fn experts(gpu: &mut GpuDevice, op: &Op<'_>, choice: Option<&Ranked>)
     for part in banks {
         let inner = inner.slice(part.first, part.count);
         let (uses, activation) = (&part, (kind, [alpha, limit]));
-        let first = Stage { uses, x, out: inner, matrices: &[gate, up], activation, choice: joined };
+        let first =
+            Stage { uses, x, out: inner, matrices: &[gate, up], activation, choice: joined };
         let second = Stage { uses, x: inner, out, matrices: &[down], activation, choice: None };
         if matvec::experts(gpu, &first)? {
             let down = if whole { Down::new(gpu, &part, down, [inner, out]) } else { None };
@@ -94,7 +102,9 @@ pub(super) fn experts(gpu: &mut GpuDevice, op: &Op<'_>, choice: Option<&Ranked>)
                 continue;
             }
         }
-        for (stage, place, from, to) in [(0, gate, x, inner), (1, up, x, inner), (2, down, inner, out)] {
+        for (stage, place, from, to) in
+            [(0, gate, x, inner), (1, up, x, inner), (2, down, inner, out)]
+        {
             let MatrixPlace { shape: matrix, parts, bias, first, step } = place;
             let [w, s, b] = parts.map(|at| at as u32);
             let params = Params::new()

@@ -34,7 +34,9 @@ impl Constants {
     pub(super) fn format(self, format: Format) -> Self {
         let (element, bits, cols, rows, scale) = match format {
             Format::Plain(of) => (scalar(of), 8 * of.bytes() as u32, 1, 1, 0),
-            Format::Affine { bits, group, scale } => (3, bits.into(), group.into(), 1, scalar(scale)),
+            Format::Affine { bits, group, scale } => {
+                (3, bits.into(), group.into(), 1, scalar(scale))
+            }
             Format::Scaled { element, block_rows, block_cols, scale: of } => {
                 let element = match element {
                     Element::E2M1 => (4, 4),
@@ -90,7 +92,9 @@ impl Chunk {
                 let whole = block_cols.is_multiple_of(32);
                 match element {
                     // Halves of a chunk may have scales of their own.
-                    Element::E2M1 if whole || (block_cols == 16 && scale.bytes() == 1) => Chunk::E2m1,
+                    Element::E2M1 if whole || (block_cols == 16 && scale.bytes() == 1) => {
+                        Chunk::E2m1
+                    }
                     Element::E4M3 if whole => Chunk::E4m3,
                     _ => return None,
                 }
@@ -102,7 +106,9 @@ impl Chunk {
     /// How a matrix is read whose weights, scales and biases begin at these bytes, as far as it is read in chunks there.
     pub(super) fn at(shape: MatrixShape, [weights, scales, biases]: [usize; 3]) -> Option<Self> {
         let fits = |chunk: &Self| weights.is_multiple_of(chunk.unit());
-        Self::of(shape).filter(fits).filter(|_| scales.is_multiple_of(4) && biases.is_multiple_of(4))
+        Self::of(shape)
+            .filter(fits)
+            .filter(|_| scales.is_multiple_of(4) && biases.is_multiple_of(4))
     }
 
     /// Bytes of what weights are read by: they begin at a multiple of it.

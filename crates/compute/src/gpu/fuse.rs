@@ -10,7 +10,7 @@
 use super::{
     GpuDevice, elementwise, experts,
     heads::Heads,
-    matvec::{self, Before, Down, Norm, Product},
+    matvec::{self, Down, Norm, Product, Prologue},
     norm,
     recurrent::{Convolution, Rule},
     tiled,
@@ -26,7 +26,7 @@ pub(super) enum Pending {
     /// The norm of few rows. Products sum their squares in another order than a norm by itself, so not on the exact path.
     Norm(Norm),
     /// Products of few rows, of which one may be normed on its way, with matrices of one format.
-    Products(Option<Before>, Vec<Product>),
+    Products(Option<Prologue>, Vec<Product>),
     /// `x += y`.
     Add { x: View, y: View },
     /// The choice of one row's experts.
@@ -63,7 +63,10 @@ impl GpuDevice {
                 None => return Ok(false),
             },
             Op::RmsNorm { x, weight: Some(weight), eps, out }
-                if !self.exact && x.rows <= matvec::NORMED && x.heads == 1 && x.buffer != out.buffer =>
+                if !self.exact
+                    && x.rows <= matvec::NORMED
+                    && x.heads == 1
+                    && x.buffer != out.buffer =>
             {
                 Pending::Norm(Norm { x, weight, eps, out })
             }
@@ -85,7 +88,7 @@ impl GpuDevice {
             (Pending::Norm(norm), Op::MatMul { .. }) => {
                 match self.product_of(op)?.filter(|product| product.norms(&norm)) {
                     Some(product) => {
-                        self.pending = Pending::Products(Some(Before::Norm(norm)), vec![product]);
+                        self.pending = Pending::Products(Some(Prologue::Norm(norm)), vec![product]);
                         Ok(true)
                     }
                     None => {
@@ -96,7 +99,9 @@ impl GpuDevice {
             }
             (Pending::Products(norm, mut all), Op::MatMul { .. }) => {
                 let joined = match self.product_of(op)? {
-                    Some(product) if product.joins(&all) && !matches!(norm, Some(Before::Squares(_))) => {
+                    Some(product)
+                        if product.joins(&all) && !matches!(norm, Some(Prologue::Squares(_))) =>
+                    {
                         all.push(product);
                         true
                     }
@@ -110,7 +115,7 @@ impl GpuDevice {
                     self.pending = Pending::Products(norm, all);
                     return Ok(false);
                 }
-                if let Some(Before::Norm(norm)) = norm {
+                if let Some(Prologue::Norm(norm)) = norm {
                     norm.run(self)?;
                 }
                 matvec::gated(self, &all, activation, out)?;
@@ -153,9 +158,10 @@ impl GpuDevice {
             }
             (Pending::Rule(rule), Op::MatMul { .. }) => {
                 let product = match rule.squares(self) {
-                    Some(squares) => {
-                        self.product_of(op)?.filter(|p| p.divides(self, &squares)).zip(Some(squares))
-                    }
+                    Some(squares) => self
+                        .product_of(op)?
+                        .filter(|p| p.divides(self, &squares))
+                        .zip(Some(squares)),
                     None => None,
                 };
                 let Some((product, squares)) = product else {
@@ -163,7 +169,7 @@ impl GpuDevice {
                     return Ok(false);
                 };
                 rule.run_gated(self)?;
-                self.pending = Pending::Products(Some(Before::Squares(squares)), vec![product]);
+                self.pending = Pending::Products(Some(Prologue::Squares(squares)), vec![product]);
                 Ok(true)
             }
             (Pending::Heads(mut heads), op) => {

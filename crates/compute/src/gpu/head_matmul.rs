@@ -46,7 +46,12 @@ const THREADS_ANY: u32 = 256;
 const WIDE: u32 = 4;
 
 /// Runs [`Op::HeadMatMul`](crate::Op::HeadMatMul).
-pub(super) fn head_mat_mul(gpu: &mut GpuDevice, x: View, matrix: HeadMatrix, out: View) -> Result<(), Error> {
+pub(super) fn head_mat_mul(
+    gpu: &mut GpuDevice,
+    x: View,
+    matrix: HeadMatrix,
+    out: View,
+) -> Result<(), Error> {
     let Pieces { shape, all } = gpu.pieces(matrix.weight)?;
     let [(arena, piece)] = &all[..] else {
         return Err(Error::Shape(format!(
@@ -68,11 +73,13 @@ pub(super) fn head_mat_mul(gpu: &mut GpuDevice, x: View, matrix: HeadMatrix, out
             .n(rows.stride)
             .n(x.rows)
             .n(x.heads);
-        let constants = Constants::new(&[("WG", THREADS), ("ROW_COLS", shape.cols as u32)]).chunks(shape);
+        let constants =
+            Constants::new(&[("WG", THREADS), ("ROW_COLS", shape.cols as u32)]).chunks(shape);
         let (constants, blocks) = match matrix.transposed {
-            true => {
-                (constants.with("PART", 1).with("ROWS", 4).with("WIDE", WIDE), chunks.div_ceil(WIDE as usize))
-            }
+            true => (
+                constants.with("PART", 1).with("ROWS", 4).with("WIDE", WIDE),
+                chunks.div_ceil(WIDE as usize),
+            ),
             false => {
                 let of_head = MatrixShape { rows: rows.count, ..shape };
                 let (part, at_once) = parts(of_head, gpu.target().team, false);

@@ -2,7 +2,7 @@
 
 use super::{
     Constants, GpuDevice, Kernel, Params, attention,
-    attention_decode::{Decode, Own},
+    attention_decode::{Decode, NewKv},
     kernel,
 };
 use crate::{Buffer, Error, Op, RopePairs, Span, View};
@@ -60,7 +60,9 @@ impl GpuDevice {
     pub(super) fn join_heads(&mut self, heads: &mut Heads, op: &Op<'_>) -> Result<bool, Error> {
         match *op {
             Op::RmsNorm { x, weight, eps, out } if x == out => Ok(heads.norm(x, weight, eps)),
-            Op::Rope { x, frequencies, pairs, scale, spans, out } if x == out && x.width <= WIDE => {
+            Op::Rope { x, frequencies, pairs, scale, spans, out }
+                if x == out && x.width <= WIDE =>
+            {
                 let interleaved = pairs == RopePairs::Interleaved;
                 let even = x.width.is_multiple_of(2);
                 if !even || heads.interleaved.is_some_and(|i| i != interleaved) {
@@ -72,7 +74,9 @@ impl GpuDevice {
                 {
                     return Ok(false);
                 }
-                let Some(vectors) = heads.of(x).filter(|v| v.rope.is_none()) else { return Ok(false) };
+                let Some(vectors) = heads.of(x).filter(|v| v.rope.is_none()) else {
+                    return Ok(false);
+                };
                 let table = self.angles(frequencies, scale, spans)?;
                 vectors.rope = Some((frequencies.len(), table));
                 heads.interleaved = Some(interleaved);
@@ -88,11 +92,11 @@ impl GpuDevice {
                 // On the exact path a row's bits are those that it has beside others.
                 let inside = !self.exact && Decode::takes(self, op, &span);
                 if inside && one.view == q && one.rope == other.rope {
-                    let own = Own {
+                    let own = NewKv {
                         norms: [one.norm, other.norm],
                         rope: one.rope,
                         interleaved: heads.interleaved.unwrap_or(false),
-                        ..Own::new(k, v)
+                        ..NewKv::new(k, v)
                     };
                     attention::attend(self, &kv, (&span, 0), op, Some(&own))?;
                 } else {
@@ -122,7 +126,8 @@ impl GpuDevice {
             [(one, one.view.heads), (other.unwrap_or(one), other.map_or(0, |o| o.view.heads))]
         {
             let Vectors { view, norm, rope } = vectors;
-            let weight = norm.and_then(|(weight, _)| weight).map(|w| self.store.start(w)).transpose()?;
+            let weight =
+                norm.and_then(|(weight, _)| weight).map(|w| self.store.start(w)).transpose()?;
             params = params
                 .view(self.store.place(&view)?, &view)
                 .n(heads)
@@ -160,7 +165,8 @@ impl GpuDevice {
             ("HALF", self.half()),
             ("APPEND", append.is_some().into()),
         ]);
-        let of_row = one.view.heads + other.map_or(0, |o| o.view.heads) * (1 + usize::from(append.is_some()));
+        let of_row = one.view.heads
+            + other.map_or(0, |o| o.view.heads) * (1 + usize::from(append.is_some()));
         let groups = (one.view.rows * of_row).div_ceil((threads / team) as usize);
         let upload = self.upload.clone();
         // Without a state nothing is written there; the report stands in for it.

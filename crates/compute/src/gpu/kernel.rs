@@ -169,7 +169,7 @@ enum Made {
 }
 
 /// Most threads that make pipelines: each takes some ten megabytes of a driver's memory meanwhile.
-const MOST_COMPILERS: usize = 8;
+const MAX_COMPILERS: usize = 8;
 /// Stack of such a thread, as large as that of most programs, which compilers are written for.
 const STACK: usize = 8 << 20;
 
@@ -186,7 +186,7 @@ struct Compilers {
 impl Compilers {
     fn new() -> Self {
         let (jobs, taken) = mpsc::channel();
-        let most = thread::available_parallelism().map_or(1, usize::from).min(MOST_COMPILERS);
+        let most = thread::available_parallelism().map_or(1, usize::from).min(MAX_COMPILERS);
         Self { jobs: Some(jobs), taken: Arc::new(Mutex::new(taken)), threads: Vec::new(), most }
     }
 
@@ -201,7 +201,8 @@ impl Compilers {
                     let _ = catch_unwind(AssertUnwindSafe(job));
                 }
             };
-            let spawned = thread::Builder::new().name("kernels".into()).stack_size(STACK).spawn(work);
+            let spawned =
+                thread::Builder::new().name("kernels".into()).stack_size(STACK).spawn(work);
             self.threads.extend(spawned);
         }
         match &self.jobs {
@@ -230,11 +231,11 @@ pub(super) struct Pipelines {
     layouts: Vec<(&'static [Access], wgpu::BindGroupLayout, wgpu::PipelineLayout)>,
     pipelines: Table<Key, Pipeline>,
     compilers: Compilers,
-    groups: Table<(usize, [u32; MOST_BINDINGS]), wgpu::BindGroup>,
+    groups: Table<(usize, [u32; MAX_BINDINGS]), wgpu::BindGroup>,
 }
 
 /// The most buffers of a kernel.
-pub(super) const MOST_BINDINGS: usize = 8;
+pub(super) const MAX_BINDINGS: usize = 8;
 
 impl Pipelines {
     pub(super) fn new(device: wgpu::Device, target: Target) -> Self {
@@ -275,9 +276,10 @@ impl Pipelines {
                 count: None,
             })
             .collect();
-        let group = self
-            .device
-            .create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label: None, entries: &entries });
+        let group = self.device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
+            label: None,
+            entries: &entries,
+        });
         let layout = self.device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
             label: None,
             bind_group_layouts: &[Some(&group)],
@@ -303,7 +305,7 @@ impl Pipelines {
             self.pipelines.insert(key, Pipeline { made, layout });
         }
         let pipeline = &self.pipelines[&key];
-        let mut ids = [u32::MAX; MOST_BINDINGS];
+        let mut ids = [u32::MAX; MAX_BINDINGS];
         ids.iter_mut().zip(buffers).for_each(|(id, (of, _))| *id = *of);
         let group = self.groups.entry((pipeline.layout, ids)).or_insert_with(|| {
             let entries: Vec<_> = buffers
@@ -335,7 +337,8 @@ impl Pipelines {
         layout: usize,
     ) -> mpsc::Receiver<wgpu::ComputePipeline> {
         let (done, coming) = mpsc::channel();
-        let (device, target, layout) = (self.device.clone(), self.target, self.layouts[layout].2.clone());
+        let (device, target, layout) =
+            (self.device.clone(), self.target, self.layouts[layout].2.clone());
         self.compilers.run(Box::new(move || {
             let text = target.text(kernel, &constants);
             let module = super::native::shader_module(&device, kernel.name, text);
@@ -397,7 +400,7 @@ pub(super) mod tests {
                 coming
             })
             .collect();
-        assert!((1..=MOST_COMPILERS).contains(&compilers.threads.len()));
+        assert!((1..=MAX_COMPILERS).contains(&compilers.threads.len()));
         for (i, coming) in coming.iter().enumerate() {
             assert_eq!(coming.recv().ok(), (i != 3).then_some(i));
         }
@@ -405,8 +408,8 @@ pub(super) mod tests {
 
     /// What no software adapter runs is at least translated for Vulkan, and fits into `shared` bytes of workgroup memory.
     pub(in crate::gpu) fn valid(text: &str, shared: u32) {
-        let module =
-            naga::front::wgsl::parse_str(text).unwrap_or_else(|e| panic!("{}", e.emit_to_string(text)));
+        let module = naga::front::wgsl::parse_str(text)
+            .unwrap_or_else(|e| panic!("{}", e.emit_to_string(text)));
         let info = Validator::new(ValidationFlags::all(), Capabilities::all())
             .subgroup_stages(ShaderStages::COMPUTE)
             .subgroup_operations(SubgroupOperationSet::all())
@@ -414,7 +417,8 @@ pub(super) mod tests {
             .unwrap_or_else(|e| panic!("{}", e.emit_to_string(text)));
         let mut layouts = Layouter::default();
         layouts.update(module.to_ctx()).unwrap();
-        let of_group = module.global_variables.iter().filter(|(_, v)| v.space == AddressSpace::WorkGroup);
+        let of_group =
+            module.global_variables.iter().filter(|(_, v)| v.space == AddressSpace::WorkGroup);
         let bytes: u32 = of_group.map(|(_, v)| layouts[v.ty].size).sum();
         assert!(bytes <= shared, "{bytes} bytes of workgroup memory");
         let options = spv::Options { lang_version: (1, 3), ..Default::default() };

@@ -1,8 +1,8 @@
 //! Products with resident weights.
 
 use super::{
-    Constants, GpuDevice, Kernel, Memory, Params, head_matmul::head_mat_mul, kernel, matvec, memory::Piece,
-    tiled,
+    Constants, GpuDevice, Kernel, Memory, Params, head_matmul::head_mat_mul, kernel, matvec,
+    memory::Piece, tiled,
 };
 use crate::{Buffer, Error, MatrixShape, Op, View, Weight};
 
@@ -26,14 +26,20 @@ impl GpuDevice {
 }
 
 /// Runs [`Op::Embed`].
-pub(super) fn embed(gpu: &mut GpuDevice, table: Weight, tokens: &[u32], out: View) -> Result<(), Error> {
+pub(super) fn embed(
+    gpu: &mut GpuDevice,
+    table: Weight,
+    tokens: &[u32],
+    out: View,
+) -> Result<(), Error> {
     gpu.room(tokens.len())?;
     let at = gpu.upload(tokens.iter().copied());
     if let Some(recording) = &mut gpu.recording {
         recording.spoiled |= recording.tokens.replace(at).is_some();
     }
     let Pieces { shape, all } = gpu.pieces(table)?;
-    let constants = Constants::new(&[("WG", THREADS), ("COLS", shape.cols as u32)]).format(shape.format);
+    let constants =
+        Constants::new(&[("WG", THREADS), ("COLS", shape.cols as u32)]).format(shape.format);
     let groups = (tokens.len() * shape.cols).div_ceil(THREADS as usize);
     for (arena, piece) in all {
         let params = Params::new()
@@ -76,7 +82,13 @@ pub(super) fn mat_mul(
         let constants = Constants::new(&[("WG", THREADS), ("BIASED", bias.is_some().into())]);
         let constants = constants.format(shape.format);
         let blocks = piece.rows.div_ceil((THREADS / gpu.target().team) as usize);
-        gpu.dispatch(&MATVEC_ANY, constants, &[&gpu.activations(), &arena], &params, x.rows * blocks)?;
+        gpu.dispatch(
+            &MATVEC_ANY,
+            constants,
+            &[&gpu.activations(), &arena],
+            &params,
+            x.rows * blocks,
+        )?;
     }
     Ok(())
 }

@@ -48,11 +48,24 @@ macro_rules! kernels {
 }
 
 static MATVEC: [Kernel; 10] = kernels!("matvec", ["common"], &[Write, Read, Read]);
-static EXPERTS: [Kernel; 10] =
-    kernels!("experts_vec", ["common", "activation", "uses", "slot", "listed"], &[Write, Read, Read, Read]);
+static EXPERTS: [Kernel; 10] = kernels!(
+    "experts_vec",
+    ["common", "activation", "uses", "slot", "listed"],
+    &[Write, Read, Read, Read]
+);
 static EXPERTS_RANKED: [Kernel; 10] = kernels!(
     "experts_vec",
-    ["common", "precise", "order", "words_group", "ranking", "activation", "uses", "slot", "ranked"],
+    [
+        "common",
+        "precise",
+        "order",
+        "words_group",
+        "ranking",
+        "activation",
+        "uses",
+        "slot",
+        "ranked"
+    ],
     &[Write, Read, Read, Read, Write]
 );
 static EXPERTS_SUM: [Kernel; 10] =
@@ -165,7 +178,8 @@ impl GpuDevice {
             (_, true) => 6 + chunk.kernel(),
         };
         let bytes = if staged == Staged::Two { 2 } else { 1 };
-        let constants = Constants::new(&[("ROW_COLS", shape.cols as u32), ("X_BYTES", bytes)]).chunks(of_x);
+        let constants =
+            Constants::new(&[("ROW_COLS", shape.cols as u32), ("X_BYTES", bytes)]).chunks(of_x);
         Some(Choice { which, chunk, part, rows, staged, constants })
     }
 }
@@ -218,7 +232,12 @@ pub(super) fn mat_mul(
             let (x, arena) = (x.columns(first, cols), arena.clone());
             // The first section writes, the others add to it.
             let (bias, onto) = (bias.filter(|_| first == 0), first > 0);
-            products(gpu, None, &[Product { choice, shape, x, arena, piece, bias, onto, out }], None)?;
+            products(
+                gpu,
+                None,
+                &[Product { choice, shape, x, arena, piece, bias, onto, out }],
+                None,
+            )?;
         }
     }
     Ok(true)
@@ -258,7 +277,7 @@ pub(super) struct Squares {
 
 /// What products do with `x` on its way.
 #[derive(Clone, Copy)]
-pub(super) enum Before {
+pub(super) enum Prologue {
     Norm(Norm),
     Squares(Squares),
 }
@@ -310,10 +329,10 @@ impl Product {
     }
 
     /// Whether the residual stream may get what it yields.
-    pub(super) fn adds(&self, before: Option<&Before>, x: View, y: View) -> bool {
+    pub(super) fn adds(&self, before: Option<&Prologue>, x: View, y: View) -> bool {
         let read = before.map(|before| match before {
-            Before::Norm(norm) => norm.x.buffer,
-            Before::Squares(squares) => squares.at.buffer,
+            Prologue::Norm(norm) => norm.x.buffer,
+            Prologue::Squares(squares) => squares.at.buffer,
         });
         self.out == y
             && x.buffer != y.buffer
@@ -340,19 +359,21 @@ impl Product {
 /// Runs products that share a dispatch.
 pub(super) fn products(
     gpu: &mut GpuDevice,
-    before: Option<&Before>,
+    before: Option<&Prologue>,
     all: &[Product],
     added: Option<View>,
 ) -> Result<(), Error> {
-    let Some(Product { choice, x, arena, out, bias, onto, .. }) = all.first() else { return Ok(()) };
+    let Some(Product { choice, x, arena, out, bias, onto, .. }) = all.first() else {
+        return Ok(());
+    };
     let Choice { which, chunk, part, constants, .. } = *choice;
     let at_once = all.iter().map(|p| p.choice.rows).max().unwrap_or(4);
     let rows: usize = all.iter().map(|p| p.piece.rows).sum();
     let fill = if rows < MANY { FILL } else { FILL_MANY };
     let (walkers, turns) = walk(rows, at_once * (THREADS / part) as usize, fill);
     let (norm, squares) = match before {
-        Some(Before::Norm(norm)) => (Some(norm), None),
-        Some(Before::Squares(squares)) => (None, Some(squares)),
+        Some(Prologue::Norm(norm)) => (Some(norm), None),
+        Some(Prologue::Squares(squares)) => (None, Some(squares)),
         None => (None, None),
     };
     // Where x is, and where the norm of it goes or how far its rows are apart.
@@ -380,8 +401,8 @@ pub(super) fn products(
         params = params.u(0).u(0).u(0).u(at.unwrap_or(0)).u(0).n(stride);
     }
     params = match before {
-        Some(Before::Norm(norm)) => params.u(gpu.store.start(norm.weight)?).f(norm.eps),
-        Some(Before::Squares(squares)) => params.u(0).f(squares.eps),
+        Some(Prologue::Norm(norm)) => params.u(gpu.store.start(norm.weight)?).f(norm.eps),
+        Some(Prologue::Squares(squares)) => params.u(0).f(squares.eps),
         None => params,
     };
     let constants = constants
@@ -464,7 +485,8 @@ pub(super) fn experts(gpu: &mut GpuDevice, stage: &Stage<'_>) -> Result<bool, Er
         return Ok(false);
     }
     let (shape, is_first) = (one.shape, stage.matrices.len() > 1);
-    let staged = if is_first { Staged::first_of_experts(gpu.exact) } else { Staged::usual(gpu.exact) };
+    let staged =
+        if is_first { Staged::first_of_experts(gpu.exact) } else { Staged::usual(gpu.exact) };
     let Some(inputs) = gpu.inputs(shape, staged) else { return Ok(false) };
     // What joins gate and up is no sum.
     if !aligned(one) || !aligned(other) || (inputs < shape.cols && is_first) {
@@ -489,7 +511,9 @@ pub(super) fn experts(gpu: &mut GpuDevice, stage: &Stage<'_>) -> Result<bool, Er
 
 /// Whether the first stage of experts may choose them too.
 pub(super) fn ranks(gpu: &GpuDevice, [gate, up]: [&MatrixPlace; 2], ranked: &Ranked) -> bool {
-    let Some(choice) = gpu.choose(gate.shape, Staged::first_of_experts(gpu.exact)) else { return false };
+    let Some(choice) = gpu.choose(gate.shape, Staged::first_of_experts(gpu.exact)) else {
+        return false;
+    };
     let staged = choice.staged.memory(gate.shape.cols);
     // Without subgroups, sums over a workgroup need a number of each thread too.
     let ranking = ranked.bytes() + 4 * THREADS as usize;
@@ -502,7 +526,12 @@ fn aligned(m: &MatrixPlace) -> bool {
 }
 
 /// `onto`: whether it is added to what `out` has.
-fn run_stage(gpu: &mut GpuDevice, choice: Choice, stage: &Stage<'_>, onto: bool) -> Result<(), Error> {
+fn run_stage(
+    gpu: &mut GpuDevice,
+    choice: Choice,
+    stage: &Stage<'_>,
+    onto: bool,
+) -> Result<(), Error> {
     let Some([one, other]) = stage.ends() else { return Ok(()) };
     let first = stage.matrices.len() > 1;
     let Choice { which, chunk, part, rows, constants, .. } = choice;
@@ -545,7 +574,8 @@ fn run_stage(gpu: &mut GpuDevice, choice: Choice, stage: &Stage<'_>, onto: bool)
         let buffers = [&activations, &stage.uses.bank, &stage.uses.bank, &stage.uses.words];
         return gpu.dispatch(&EXPERTS[which], constants, &buffers, &params, groups);
     };
-    let constants = ranked.constants().iter().fold(constants, |all, (name, value)| all.with(name, *value));
+    let constants =
+        ranked.constants().iter().fold(constants, |all, (name, value)| all.with(name, *value));
     let params = ranked.params(gpu, params)?;
     let report = gpu.report.clone();
     let buffers = [&activations, &stage.uses.bank, &stage.uses.bank, &stage.uses.words, &report];
@@ -582,19 +612,32 @@ impl Down {
         if inner.row_stride != cols || !aligned(&place) {
             return None;
         }
-        SUM_THREADS.into_iter().filter(|(threads, _)| *threads <= most).find_map(|(threads, groups)| {
-            let blocks = ((threads / choice.part) as usize / k).max(1);
-            let outputs = blocks * choice.rows;
-            let fits = choice.staged.memory(k * cols) + k * outputs * 4 <= gpu.group_room()
-                && k.max(outputs) <= threads as usize
-                && place.shape.rows.div_ceil(outputs) >= groups;
-            fits.then(|| Self { uses: uses.clone(), choice, inner, parts, place, threads, blocks })
-        })
+        SUM_THREADS.into_iter().filter(|(threads, _)| *threads <= most).find_map(
+            |(threads, groups)| {
+                let blocks = ((threads / choice.part) as usize / k).max(1);
+                let outputs = blocks * choice.rows;
+                let fits = choice.staged.memory(k * cols) + k * outputs * 4 <= gpu.group_room()
+                    && k.max(outputs) <= threads as usize
+                    && place.shape.rows.div_ceil(outputs) >= groups;
+                fits.then(|| Self {
+                    uses: uses.clone(),
+                    choice,
+                    inner,
+                    parts,
+                    place,
+                    threads,
+                    blocks,
+                })
+            },
+        )
     }
 
     /// Whether it is these parts that are summed.
     pub(super) fn makes(&self, parts: View, out: View) -> bool {
-        parts == self.parts && out.rows == 1 && out.buffer != parts.buffer && out.buffer != self.inner.buffer
+        parts == self.parts
+            && out.rows == 1
+            && out.buffer != parts.buffer
+            && out.buffer != self.inner.buffer
     }
 
     /// Runs it without the sum.

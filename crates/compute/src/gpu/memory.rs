@@ -4,7 +4,7 @@
 //! writes. Weights lie in arenas, slots in banks; both are no larger than what a kernel can see at once.
 
 use crate::{
-    BankPlace, Buffer, Error, KeyFormat, Slot, SlotTable, State, StateShape, View, Weight,
+    BankPlace, Buffer, Error, KvFormat, Slot, SlotTable, State, StateShape, View, Weight,
     matrix::{Bytes, MatrixShape},
     op_check::{Holdings, stale},
 };
@@ -109,8 +109,9 @@ pub(super) struct Store {
     pub(super) sharing: Sharing,
 }
 
-pub(super) const STORAGE: wgpu::BufferUsages =
-    wgpu::BufferUsages::STORAGE.union(wgpu::BufferUsages::COPY_DST).union(wgpu::BufferUsages::COPY_SRC);
+pub(super) const STORAGE: wgpu::BufferUsages = wgpu::BufferUsages::STORAGE
+    .union(wgpu::BufferUsages::COPY_DST)
+    .union(wgpu::BufferUsages::COPY_SRC);
 
 /// The next place where a piece may begin.
 pub(super) fn up(n: u64) -> u64 {
@@ -118,7 +119,7 @@ pub(super) fn up(n: u64) -> u64 {
 }
 
 impl Store {
-    pub(super) fn new(opened: &Opened, keys: KeyFormat) -> Result<Self, Error> {
+    pub(super) fn new(opened: &Opened, keys: KvFormat) -> Result<Self, Error> {
         let limits = opened.device.limits();
         let mut store = Self {
             device: opened.device.clone(),
@@ -222,7 +223,13 @@ impl Store {
             let larger = (self.activations_len * 2).max(end).min(most);
             let new = self.allocate("intermediate results", larger * 4)?;
             let mut encoder = self.device.create_command_encoder(&Default::default());
-            encoder.copy_buffer_to_buffer(&self.activations.raw, 0, &new.raw, 0, self.activations_len * 4);
+            encoder.copy_buffer_to_buffer(
+                &self.activations.raw,
+                0,
+                &new.raw,
+                0,
+                self.activations_len * 4,
+            );
             self.queue.submit([encoder.finish()]);
             let old = std::mem::replace(&mut self.activations, new);
             gone = Some(old.id);
@@ -260,14 +267,18 @@ impl Store {
             };
             while size(rows)? > self.max_binding.min(self.max_buffer) {
                 if rows <= block {
-                    return Err(Error::Shape(format!("a row of {} is too large for this GPU", shape.cols)));
+                    return Err(Error::Shape(format!(
+                        "a row of {} is too large for this GPU",
+                        shape.cols
+                    )));
                 }
                 rows = (rows / 2).next_multiple_of(block);
             }
             let needed = size(rows)?;
             let room = self.arenas.last().map_or(0, |arena| arena.raw.size() - self.arena_used);
             if needed > room {
-                let doubled = self.arenas.last().map_or(SMALL_ARENA, |a| (a.raw.size() * 2).min(LARGE_ARENA));
+                let doubled =
+                    self.arenas.last().map_or(SMALL_ARENA, |a| (a.raw.size() * 2).min(LARGE_ARENA));
                 let most = self.max_binding.min(self.max_buffer);
                 let arena = self.allocate("weights", doubled.max(needed).min(most))?;
                 self.arenas.push(arena);
@@ -305,12 +316,18 @@ impl Store {
         (self.most() / up(bytes.max(1) as u64)) as usize
     }
 
-    pub(super) fn bank(&mut self, count: usize, bytes: usize, place: BankPlace) -> Result<u16, Error> {
+    pub(super) fn bank(
+        &mut self,
+        count: usize,
+        bytes: usize,
+        place: BankPlace,
+    ) -> Result<u16, Error> {
         let stride = up(bytes.max(1) as u64);
         let number = u16::try_from(self.banks.len())
             .map_err(|_| Error::Shape("more than 65536 banks of slots".into()))?;
         let all = stride.checked_mul(count.max(1) as u64).filter(|all| *all <= self.most());
-        let all = all.ok_or_else(|| Error::Shape(format!("{count} slots are too many for a bank")))?;
+        let all =
+            all.ok_or_else(|| Error::Shape(format!("{count} slots are too many for a bank")))?;
         let (memory, pieces) = match place {
             BankPlace::Card => (Some(self.allocate("slots of experts", all)?), Vec::new()),
             BankPlace::Host if self.sharing == Sharing::Refused => {
@@ -327,7 +344,13 @@ impl Store {
             let at = piece.as_ptr() as usize;
             (Some(piece), at)
         });
-        self.banks.push(Bank { memory, bytes, stride: stride as usize, count, slots: slots.collect() });
+        self.banks.push(Bank {
+            memory,
+            bytes,
+            stride: stride as usize,
+            count,
+            slots: slots.collect(),
+        });
         Ok(number)
     }
 
@@ -337,7 +360,8 @@ impl Store {
     }
 
     fn bank_of(&self, slot: Slot) -> Result<&Bank, Error> {
-        let bank = self.banks.get(slot.bank as usize).filter(|bank| (slot.index as usize) < bank.count);
+        let bank =
+            self.banks.get(slot.bank as usize).filter(|bank| (slot.index as usize) < bank.count);
         bank.ok_or_else(|| stale("slot"))
     }
 
@@ -374,7 +398,9 @@ impl Store {
     ) -> Result<usize, Error> {
         let (source, target) = (self.bank_of(from)?, self.bank_of(to)?);
         if source.bytes != target.bytes || from.bank == to.bank {
-            return Err(Error::Device("a slot was copied to one of another size or of the same bank".into()));
+            return Err(Error::Device(
+                "a slot was copied to one of another size or of the same bank".into(),
+            ));
         }
         let Some(onto) = &target.memory else {
             return Err(Error::Device("a slot was copied to where this GPU cannot write".into()));

@@ -45,8 +45,8 @@ use native::Sharing;
 use params::Params;
 
 use crate::{
-    BankPlace, Buffer, Counters, Device, DeviceMemory, DeviceOptions, Error, KernelTime, KeyFormat, Op,
-    ScratchShape, Slot, SlotTable, Span, State, StateShape, Ticket, View, Weight,
+    BankPlace, Buffer, Counters, Device, DeviceMemory, DeviceOptions, Error, KernelTime, KvFormat,
+    Op, ScratchShape, Slot, SlotTable, Span, State, StateShape, Ticket, View, Weight,
     matrix::{Bytes, MatrixShape},
     op_check::Holdings,
 };
@@ -62,7 +62,7 @@ const STAGED: usize = 128 << 20;
 const TEAM_IN_MEMORY: u32 = 16;
 /// Bytes that are read back at least, where there are so many: a driver was seen to make the work before a shorter read
 /// 25 % slower.
-const LEAST_READ: u64 = 1024;
+const MIN_READ: u64 = 1024;
 /// Bytes that kernels report to. Words 0 and 1: the complement of the first row in which [`Op::TopK`] and
 /// [`Op::TopLogits`] found a NaN.
 const REPORT: u64 = 256;
@@ -74,8 +74,11 @@ type Words = u32;
 
 /// Opens the best adapter of an instance of wgpu: how tests bring along an implementation of their own.
 #[doc(hidden)]
-pub fn open_gpu_of(instance: &wgpu::Instance, options: &DeviceOptions) -> Result<Box<dyn Device>, Error> {
-    let keys = KeyFormat::of(options)?;
+pub fn open_gpu_of(
+    instance: &wgpu::Instance,
+    options: &DeviceOptions,
+) -> Result<Box<dyn Device>, Error> {
+    let keys = KvFormat::of(options)?;
     Ok(Box::new(GpuDevice::of(instance, None, (options.exact, keys), options.isa.as_deref())?))
 }
 
@@ -123,7 +126,7 @@ impl GpuDevice {
     pub(crate) fn new(
         index: Option<usize>,
         exact: bool,
-        keys: KeyFormat,
+        keys: KvFormat,
         isa: Option<&str>,
     ) -> Result<Self, Error> {
         Self::of(adapter::instance(), index, (exact, keys), isa)
@@ -132,10 +135,10 @@ impl GpuDevice {
     fn of(
         instance: &wgpu::Instance,
         index: Option<usize>,
-        (exact, keys): (bool, KeyFormat),
+        (exact, keys): (bool, KvFormat),
         isa: Option<&str>,
     ) -> Result<Self, Error> {
-        if keys == KeyFormat::Q8 {
+        if keys == KvFormat::Q8 {
             return Err(Error::Device(
                 "a GPU keeps keys and values as f32 or f16, not as q8: choose f16, or the device cpu".into(),
             ));
@@ -145,14 +148,21 @@ impl GpuDevice {
             None => false,
             Some("plain") => true,
             Some(other) => {
-                return Err(Error::Device(format!("a GPU has no instruction set {other:?}: choose plain")));
+                return Err(Error::Device(format!(
+                    "a GPU has no instruction set {other:?}: choose plain"
+                )));
             }
         };
         let mut store = Store::new(&opened, keys)?;
         let upload = store.allocate("uploads", UPLOAD as u64 * 4)?;
         let report = store.allocate("reports", REPORT)?;
-        let target =
-            Target { team: TEAM_IN_MEMORY, subgroups: false, dot8: false, f16: false, cooperative: false };
+        let target = Target {
+            team: TEAM_IN_MEMORY,
+            subgroups: false,
+            dot8: false,
+            f16: false,
+            cooperative: false,
+        };
         let pipelines = Pipelines::new(opened.device.clone(), target);
         let mut device = Self {
             limits: opened.device.limits(),
@@ -206,7 +216,8 @@ impl GpuDevice {
         let mut words = vec![0u32; THREADS as usize];
         self.read_words(&seen.raw, 0, &mut words)?;
         let size = words[0] >> 16;
-        let regular = words.iter().zip(0u32..).all(|(w, i)| size > 0 && *w == (size << 16) | (i % size));
+        let regular =
+            words.iter().zip(0u32..).all(|(w, i)| size > 0 && *w == (size << 16) | (i % size));
         if regular && size.is_power_of_two() && (4..=64).contains(&size) {
             // Metal multiplies 8-bit numbers one by one.
             let dot8 = size >= 8 && adapter.backend != "Metal";
@@ -249,7 +260,7 @@ impl GpuDevice {
         }
         self.end_pass();
         let bytes = to.len() as u64 * 4;
-        let copied = bytes.max(LEAST_READ.min(from.size().saturating_sub(at)));
+        let copied = bytes.max(MIN_READ.min(from.size().saturating_sub(at)));
         let size = REPORT + copied;
         let device = &self.opened.device;
         if self.readback.as_ref().is_none_or(|buffer| buffer.size() < size) {
@@ -327,7 +338,10 @@ impl Device for GpuDevice {
             Sharing::Imported => "reads host memory in place",
             Sharing::Refused => "copies from host memory",
         };
-        format!("gpu:{}, {} ({}), {team}, {memory}, {path}", adapter.index, adapter.name, adapter.backend)
+        format!(
+            "gpu:{}, {} ({}), {team}, {memory}, {path}",
+            adapter.index, adapter.name, adapter.backend
+        )
     }
 
     fn memory(&self) -> Option<DeviceMemory> {
@@ -418,7 +432,7 @@ impl Device for GpuDevice {
         self.send(staged)
     }
 
-    fn key_format(&self) -> KeyFormat {
+    fn kv_format(&self) -> KvFormat {
         self.store.states.keys
     }
 
@@ -442,11 +456,21 @@ impl Device for GpuDevice {
         self.cut(state, places)
     }
 
-    fn save_state(&mut self, state: State, places: Range<usize>, out: &mut [u8]) -> Result<(), Error> {
+    fn save_state(
+        &mut self,
+        state: State,
+        places: Range<usize>,
+        out: &mut [u8],
+    ) -> Result<(), Error> {
         self.save(state, places, out)
     }
 
-    fn load_state(&mut self, state: State, places: Range<usize>, bytes: &[u8]) -> Result<(), Error> {
+    fn load_state(
+        &mut self,
+        state: State,
+        places: Range<usize>,
+        bytes: &[u8],
+    ) -> Result<(), Error> {
         self.load(state, places, bytes)
     }
 
@@ -485,7 +509,9 @@ impl Device for GpuDevice {
             return Ok(());
         }
         match *op {
-            Op::RmsNorm { .. } | Op::LayerNorm { .. } | Op::GatedRmsNorm { .. } => norm::norm(self, op),
+            Op::RmsNorm { .. } | Op::LayerNorm { .. } | Op::GatedRmsNorm { .. } => {
+                norm::norm(self, op)
+            }
             Op::Glu { .. }
             | Op::Add { .. }
             | Op::Scale { .. }
@@ -515,9 +541,11 @@ impl Device for GpuDevice {
         if self.running.iter().all(|(running, _)| *running > ticket) {
             return Ok(true);
         }
-        if let Some((_, index)) = self.running.iter().rev().find(|(running, _)| *running <= ticket) {
+        if let Some((_, index)) = self.running.iter().rev().find(|(running, _)| *running <= ticket)
+        {
             let zero = Some(std::time::Duration::ZERO);
-            let wait = wgpu::PollType::Wait { submission_index: Some(index.clone()), timeout: zero };
+            let wait =
+                wgpu::PollType::Wait { submission_index: Some(index.clone()), timeout: zero };
             if self.opened.device.poll(wait).is_err() {
                 return Ok(false);
             }
@@ -529,11 +557,18 @@ impl Device for GpuDevice {
     fn write(&mut self, buffer: Buffer, numbers: &[f32]) -> Result<(), Error> {
         self.settle()?;
         if numbers.len() > self.store.numbers(buffer)? {
-            return Err(Error::Shape(format!("{} numbers are more than the buffer has", numbers.len())));
+            return Err(Error::Shape(format!(
+                "{} numbers are more than the buffer has",
+                numbers.len()
+            )));
         }
         self.hand_over();
         let at = u64::from(self.store.start(buffer)?) * 4;
-        self.opened.queue.write_buffer(&self.store.activations.raw, at, bytemuck::cast_slice(numbers));
+        self.opened.queue.write_buffer(
+            &self.store.activations.raw,
+            at,
+            bytemuck::cast_slice(numbers),
+        );
         Ok(())
     }
 

@@ -40,12 +40,20 @@ pub(super) fn request(
 }
 
 /// A kernel's code without bounds checks: on Metal they cost a tenth and more.
-pub(super) fn shader_module(device: &wgpu::Device, name: &str, source: String) -> wgpu::ShaderModule {
-    let descriptor =
-        wgpu::ShaderModuleDescriptor { label: Some(name), source: wgpu::ShaderSource::Wgsl(source.into()) };
+pub(super) fn shader_module(
+    device: &wgpu::Device,
+    name: &str,
+    source: String,
+) -> wgpu::ShaderModule {
+    let descriptor = wgpu::ShaderModuleDescriptor {
+        label: Some(name),
+        source: wgpu::ShaderSource::Wgsl(source.into()),
+    };
     // SAFETY: the kernels are our own. Every op's check has seen that its views, weights, slots and states hold
     // what the kernel touches, loops are bounded by shapes, and divisors come from shapes that are not zero.
-    unsafe { device.create_shader_module_trusted(descriptor, wgpu::ShaderRuntimeChecks::unchecked()) }
+    unsafe {
+        device.create_shader_module_trusted(descriptor, wgpu::ShaderRuntimeChecks::unchecked())
+    }
 }
 
 /// Bytes of an adapter's own memory, where its driver says.
@@ -56,7 +64,8 @@ pub(super) fn memory(adapter: &wgpu::Adapter) -> Option<u64> {
         let hal = unsafe { adapter.as_hal::<wgpu::hal::api::Vulkan>() }?;
         let instance = hal.shared_instance().raw_instance();
         // SAFETY: the physical device belongs to this instance.
-        let properties = unsafe { instance.get_physical_device_memory_properties(hal.raw_physical_device()) };
+        let properties =
+            unsafe { instance.get_physical_device_memory_properties(hal.raw_physical_device()) };
         let heaps = &properties.memory_heaps[..(properties.memory_heap_count as usize).min(16)];
         // Bit 0: VK_MEMORY_HEAP_DEVICE_LOCAL_BIT.
         heaps.iter().filter(|heap| heap.flags.as_raw() & 1 == 1).map(|heap| heap.size).max()
@@ -93,7 +102,11 @@ impl Sharing {
     }
 
     /// A buffer of `bytes`, which are not zero, and its memory as the host sees it.
-    pub(super) fn buffer(self, device: &wgpu::Device, bytes: u64) -> Result<(wgpu::Buffer, Shared), Error> {
+    pub(super) fn buffer(
+        self,
+        device: &wgpu::Device,
+        bytes: u64,
+    ) -> Result<(wgpu::Buffer, Shared), Error> {
         #[cfg(not(target_vendor = "apple"))]
         let shared = match self {
             Self::Refused => None,
@@ -104,7 +117,8 @@ impl Sharing {
             Self::Mapped => metal::buffer(device, bytes)?,
             _ => None,
         };
-        shared.ok_or_else(|| Error::Device("this GPU cannot use memory that the host writes".into()))
+        shared
+            .ok_or_else(|| Error::Device("this GPU cannot use memory that the host writes".into()))
     }
 }
 
@@ -194,7 +208,8 @@ mod vulkan {
         let opened = {
             // SAFETY: the handle is used while `adapter` lives, to open a device.
             let hal = unsafe { adapter.as_hal::<Vulkan>() }?;
-            let has = hal.physical_device_capabilities().supports_extension(external_memory_host::NAME);
+            let has =
+                hal.physical_device_capabilities().supports_extension(external_memory_host::NAME);
             if !has || hal.shared_instance().instance_api_version() < vk::API_VERSION_1_1 {
                 return None;
             }
@@ -247,7 +262,8 @@ mod vulkan {
 
     fn failed(bytes: u64, import: bool) -> impl Fn(vk::Result) -> Error {
         move |result| {
-            let what = if import { "import memory of the host" } else { "give memory that the host sees" };
+            let what =
+                if import { "import memory of the host" } else { "give memory that the host sees" };
             Error::Memory {
                 bytes,
                 source: std::io::Error::other(format!("the GPU does not {what}: {result}")),
@@ -284,7 +300,8 @@ mod vulkan {
         // SAFETY: a plain buffer, with a handle type whose extension is enabled where it is asked for. From here on the
         // allocation frees what there is; freeing a memory that is not there yet does nothing.
         let buffer = unsafe { raw.create_buffer(&info, None) }.map_err(&failed)?;
-        let mut allocation = Allocation { device: raw, buffer, memory: vk::DeviceMemory::null(), _map: None };
+        let mut allocation =
+            Allocation { device: raw, buffer, memory: vk::DeviceMemory::null(), _map: None };
         let raw = &allocation.device;
         // SAFETY: the buffer was just made; the physical device belongs to the instance.
         let (needs, types) = unsafe {
@@ -328,13 +345,15 @@ mod vulkan {
         let near = if import { wanted } else { wanted | vk::MemoryPropertyFlags::DEVICE_LOCAL };
         let of_type = |flags: vk::MemoryPropertyFlags| {
             (0..types.memory_type_count.min(32)).find(|i| {
-                bits & (1 << i) != 0 && types.memory_types[*i as usize].property_flags.contains(flags)
+                bits & (1 << i) != 0
+                    && types.memory_types[*i as usize].property_flags.contains(flags)
             })
         };
         let Some(memory_type) = of_type(near).or_else(|| of_type(wanted)) else { return Ok(None) };
         let imported_at = map.as_mut().map(|map| map.as_mut_ptr());
         let mut source = vk::ImportMemoryHostPointerInfoEXT::default().handle_type(HOST);
-        let mut info = vk::MemoryAllocateInfo::default().allocation_size(size).memory_type_index(memory_type);
+        let mut info =
+            vk::MemoryAllocateInfo::default().allocation_size(size).memory_type_index(memory_type);
         if let Some(at) = imported_at {
             source = source.host_pointer(at.cast());
             info = info.push_next(&mut source);
@@ -350,8 +369,9 @@ mod vulkan {
             Some(at) => at,
             None => {
                 // SAFETY: the memory is visible to the host, and mapped once, until it is freed.
-                let at =
-                    unsafe { allocation.device.map_memory(memory, 0, size, vk::MemoryMapFlags::empty()) };
+                let at = unsafe {
+                    allocation.device.map_memory(memory, 0, size, vk::MemoryMapFlags::empty())
+                };
                 at.map_err(&failed)?.cast()
             }
         };
@@ -361,7 +381,10 @@ mod vulkan {
         let kept = Arc::clone(&allocation);
         // SAFETY: the buffer lives until the callback has run, and nobody maps it through wgpu.
         let of_hal = unsafe {
-            wgpu::hal::vulkan::Buffer::from_raw_externally_owned(buffer, Box::new(move || drop(kept)))
+            wgpu::hal::vulkan::Buffer::from_raw_externally_owned(
+                buffer,
+                Box::new(move || drop(kept)),
+            )
         };
         // SAFETY: the buffer belongs to this device and was made for what the descriptor says. Its bytes may have any
         // value: kernels read slots that have been filled.
@@ -406,11 +429,15 @@ mod metal {
     }
 
     /// A buffer of memory that host and device share. `None` where this is not Metal.
-    pub(super) fn buffer(device: &wgpu::Device, bytes: u64) -> Result<Option<(wgpu::Buffer, Shared)>, Error> {
+    pub(super) fn buffer(
+        device: &wgpu::Device,
+        bytes: u64,
+    ) -> Result<Option<(wgpu::Buffer, Shared)>, Error> {
         // SAFETY: the handle is used while `device` lives, to make a buffer.
         let Some(hal) = (unsafe { device.as_hal::<Metal>() }) else { return Ok(None) };
         let options = MTLResourceOptions::StorageModeShared;
-        let Some(raw) = hal.raw_device().newBufferWithLength_options(bytes as usize, options) else {
+        let Some(raw) = hal.raw_device().newBufferWithLength_options(bytes as usize, options)
+        else {
             let source = std::io::Error::other("the GPU has no room for slots of experts");
             return Err(Error::Memory { bytes, source });
         };

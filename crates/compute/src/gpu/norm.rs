@@ -22,7 +22,9 @@ pub(super) fn threads(gpu: &GpuDevice, width: usize) -> u32 {
 /// Runs [`Op::RmsNorm`], [`Op::GatedRmsNorm`] or [`Op::LayerNorm`].
 pub(super) fn norm(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
     match *op {
-        Op::RmsNorm { x, weight, eps, out } => run(gpu, (x, out, None), weight, (None, eps), [0, 0]),
+        Op::RmsNorm { x, weight, eps, out } => {
+            run(gpu, (x, out, None), weight, (None, eps), [0, 0])
+        }
         Op::GatedRmsNorm { x, gate, weight, eps, out } => {
             run(gpu, (x, out, Some(gate)), Some(weight), (None, eps), [1, 0])
         }

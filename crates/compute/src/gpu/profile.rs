@@ -112,7 +112,8 @@ impl GpuDevice {
     /// What has been measured since the last time.
     pub(super) fn take_profile(&mut self) -> Result<Vec<KernelTime>, Error> {
         self.read_profile()?;
-        let totals = self.profile.as_mut().map(|p| std::mem::take(&mut p.totals)).unwrap_or_default();
+        let totals =
+            self.profile.as_mut().map(|p| std::mem::take(&mut p.totals)).unwrap_or_default();
         let mut all: Vec<KernelTime> = totals.into_values().collect();
         all.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
         Ok(all)

@@ -73,7 +73,7 @@ impl GpuDevice {
         if y > most {
             return Err(Error::Shape(format!("{}: {groups} workgroups are too many", kernel.name)));
         }
-        let mut bound = [(u32::MAX, &buffers[0].raw); kernel::MOST_BINDINGS];
+        let mut bound = [(u32::MAX, &buffers[0].raw); kernel::MAX_BINDINGS];
         bound.iter_mut().zip(buffers).for_each(|(to, memory)| *to = (memory.id, &memory.raw));
         if let Some(profile) = &mut self.profile {
             drop(self.pass.take());
@@ -87,7 +87,12 @@ impl GpuDevice {
                 let pass = open(&mut self.pass, &mut self.encoder, &self.opened.device);
                 encode(pass, pipeline, group, params, to);
             }
-            _ => self.waiting.push(Waiting { pipeline: key, group: group.clone(), params: *params, to }),
+            _ => self.waiting.push(Waiting {
+                pipeline: key,
+                group: group.clone(),
+                params: *params,
+                to,
+            }),
         }
         self.recorded += 1;
         self.counters.dispatches += 1;
@@ -98,7 +103,8 @@ impl GpuDevice {
             self.read_profile()?;
         }
         // A card that waits for a pipeline cannot begin early.
-        if self.recorded >= self.hand_over_at && self.recording.is_none() && self.waiting.is_empty() {
+        if self.recorded >= self.hand_over_at && self.recording.is_none() && self.waiting.is_empty()
+        {
             self.hand_over();
             self.hand_over_at = (self.hand_over_at * 2).min(HAND_OVER);
         }
@@ -125,7 +131,9 @@ impl GpuDevice {
     /// Makes room in the upload buffer for an op that brings `count` words along, all of it together.
     pub(super) fn room(&mut self, count: usize) -> Result<(), Error> {
         if count > UPLOAD {
-            return Err(Error::Shape(format!("an op that brings {count} words along, more than {UPLOAD}")));
+            return Err(Error::Shape(format!(
+                "an op that brings {count} words along, more than {UPLOAD}"
+            )));
         }
         if !self.has_room(count) {
             if self.recording.is_some() {

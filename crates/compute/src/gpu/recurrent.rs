@@ -34,7 +34,7 @@ static CONVOLVED: [Kernel; 2] = [
 const CONV_THREADS: usize = 256;
 /// Threads of a workgroup of the delta rule, those that share a row of the state at most, and rows that they have.
 const DELTA_THREADS: usize = 128;
-const MOST_LANES: usize = 8;
+const MAX_LANES: usize = 8;
 const SHARE: usize = 2;
 /// Bytes of queries and keys in a workgroup's memory, unless one row has more.
 const STAGED: usize = 16 << 10;
@@ -109,7 +109,13 @@ pub(super) fn conv1d(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
             .n(span.rows)
             .n(x.width);
         let groups = ((span.rows + width - 1) * x.width).div_ceil(CONV_THREADS);
-        gpu.dispatch(&CONV1D, constants, &[&gpu.activations(), &committed, &next], &params, groups)?;
+        gpu.dispatch(
+            &CONV1D,
+            constants,
+            &[&gpu.activations(), &committed, &next],
+            &params,
+            groups,
+        )?;
         first += span.rows;
     }
     Ok(())
@@ -137,7 +143,10 @@ pub(super) struct GatedNorm {
 
 impl Rule {
     /// What the op asks for, behind a convolution, which is given back where that does not feed it.
-    pub(super) fn of(op: &Op<'_>, convolution: Box<Convolution>) -> Result<Box<Self>, Box<Convolution>> {
+    pub(super) fn of(
+        op: &Op<'_>,
+        convolution: Box<Convolution>,
+    ) -> Result<Box<Self>, Box<Convolution>> {
         match *op {
             Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, spans, out } if convolution.feeds(op) => {
                 Ok(Box::new(Self {
@@ -202,7 +211,7 @@ impl Rule {
 
 /// Threads that share a row of a delta rule's state at most, on an adapter.
 fn lanes(gpu: &GpuDevice) -> usize {
-    MOST_LANES.min(gpu.target().team as usize)
+    MAX_LANES.min(gpu.target().team as usize)
 }
 
 /// Workgroups of a head with so many values.
@@ -222,7 +231,10 @@ pub(super) fn delta_net(
     let (convolution, norm) = (joined.map(|(c, _)| c), joined.and_then(|(_, norm)| norm));
     let row_bytes = k.width.next_multiple_of(4 * lanes) * 8;
     if row_bytes > 2 * STAGED {
-        return Err(Error::Shape(format!("DeltaNet: keys of {} numbers are too wide for a GPU", k.width)));
+        return Err(Error::Shape(format!(
+            "DeltaNet: keys of {} numbers are too wide for a GPU",
+            k.width
+        )));
     }
     let mut rows = DELTA_THREADS / lanes;
     while rows > 1 && rows * row_bytes > STAGED {
@@ -261,12 +273,17 @@ pub(super) fn delta_net(
             params = params.view(store.place(&view)?, &view);
         }
         let before = match convolution {
-            Some(c) => [store.place(&c.x.slice(first, span.rows))?, store.start(c.weight)?, c.x.width as u32],
+            Some(c) => [
+                store.place(&c.x.slice(first, span.rows))?,
+                store.start(c.weight)?,
+                c.x.width as u32,
+            ],
             None => [0; 3],
         };
         let behind = match norm {
             Some(norm) => {
-                let [gate, squares] = [norm.gate, out].map(|view| store.place(&view.slice(first, span.rows)));
+                let [gate, squares] =
+                    [norm.gate, out].map(|view| store.place(&view.slice(first, span.rows)));
                 [gate?, store.start(norm.weight)?, squares?]
             }
             None => [0; 3],

@@ -25,12 +25,14 @@ impl GpuDevice {
         let quarter = self.opened.adapter.memory.map_or(MOST, |all| all / 4);
         let most = MOST.min(quarter).min(self.store.most());
         let x = self.store.allocate("memory to be read", (most / PIECE).max(1) * PIECE)?;
-        let seen = self.store.allocate("what is read", x.raw.size() / PIECE * u64::from(THREADS) * 4)?;
+        let seen =
+            self.store.allocate("what is read", x.raw.size() / PIECE * u64::from(THREADS) * 4)?;
         // Proof that it is read.
         let words: Vec<u32> = (0..PIECE as u32 / 4).map(|i| i.wrapping_mul(0x9E37_79B9)).collect();
         self.opened.queue.write_buffer(&x.raw, 0, bytemuck::cast_slice(&words));
-        let expected =
-            words.chunks(4 * THREADS as usize).fold(0, |all, of| all ^ of[0] ^ of[1] ^ of[2] ^ of[3]);
+        let expected = words
+            .chunks(4 * THREADS as usize)
+            .fold(0, |all, of| all ^ of[0] ^ of[1] ^ of[2] ^ of[3]);
         let constants = Constants::new(&[("WG", THREADS), ("EACH", EACH)]);
         let mut read = |pieces: u64, turns: u64| {
             let (since, groups) = (Instant::now(), (turns * pieces) as usize);
@@ -40,7 +42,9 @@ impl GpuDevice {
             self.read_words(&seen.raw, 0, &mut first)?;
             match first == [expected] {
                 true => Ok(since.elapsed()),
-                false => Err(Error::Device("the GPU has read other words than were written".into())),
+                false => {
+                    Err(Error::Device("the GPU has read other words than were written".into()))
+                }
             }
         };
         let all = x.raw.size() / PIECE;

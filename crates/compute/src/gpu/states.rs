@@ -15,10 +15,10 @@ use super::{
     memory::{Store, up},
     record,
 };
-use crate::{Error, KEY_BLOCK, KeyFormat, Span, State, StateShape, op_check::stale};
+use crate::{Error, KV_BLOCK, KvFormat, Span, State, StateShape, op_check::stale};
 
 /// Places that a state of keys and values has room for at first.
-const FIRST_PLACES: usize = 4 * KEY_BLOCK;
+const FIRST_PLACES: usize = 4 * KV_BLOCK;
 /// Bytes that are saved or loaded at a time.
 const AT_ONCE: usize = 16 << 20;
 
@@ -66,7 +66,7 @@ impl KeyValue {
             return None;
         }
         let room = if ample { end.max(own / 2 * 3).max(FIRST_PLACES) } else { end };
-        let room = room.next_multiple_of(KEY_BLOCK).min(self.positions);
+        let room = room.next_multiple_of(KV_BLOCK).min(self.positions);
         let former = if own == 0 { 0 } else { self.piece_bytes(own) };
         Some((room, self.piece_bytes(room) - former))
     }
@@ -114,7 +114,7 @@ pub(super) enum GpuState {
 #[derive(Debug)]
 pub(super) struct States {
     /// What keys and values are kept as.
-    pub(super) keys: KeyFormat,
+    pub(super) keys: KvFormat,
     all: Vec<Option<GpuState>>,
     pub(super) held: u64,
     pub(super) limit: Option<u64>,
@@ -125,7 +125,7 @@ pub(super) struct States {
 }
 
 impl States {
-    pub(super) const fn new(keys: KeyFormat) -> Self {
+    pub(super) const fn new(keys: KvFormat) -> Self {
         Self { keys, all: Vec::new(), held: 0, limit: None, ample: true, gone: Vec::new() }
     }
 
@@ -192,7 +192,9 @@ impl States {
                     let end = kv.end(position, rows);
                     [false, true].map(|ample| kv.growth(end, ample).map_or(0, |(_, bytes)| bytes))
                 }
-                GpuState::Recurrent(Recurrent { len, next: None, .. }) => [size(recurrent_bytes(*len)); 2],
+                GpuState::Recurrent(Recurrent { len, next: None, .. }) => {
+                    [size(recurrent_bytes(*len)); 2]
+                }
                 GpuState::Recurrent(_) => [0; 2],
             };
             exact = exact.saturating_add(bytes[0]);
@@ -209,12 +211,14 @@ impl States {
                 let piece = kv.piece.clone().filter(|_| used > 0);
                 GpuState::KeyValue(KeyValue { piece, used, ..*kv })
             }
-            GpuState::Recurrent(Recurrent { len, committed, .. }) => GpuState::Recurrent(Recurrent {
-                len: *len,
-                committed: Arc::clone(committed),
-                next: None,
-                written: false,
-            }),
+            GpuState::Recurrent(Recurrent { len, committed, .. }) => {
+                GpuState::Recurrent(Recurrent {
+                    len: *len,
+                    committed: Arc::clone(committed),
+                    next: None,
+                    written: false,
+                })
+            }
         };
         Ok(self.add(fork))
     }
@@ -282,19 +286,29 @@ impl Store {
 
     /// A state of keys and values that holds nothing; none where such a one is too large.
     fn fresh(&self, shape: StateShape) -> Option<KeyValue> {
-        let StateShape::KeyValue { kv_heads, key_width, value_width, positions } = shape else { return None };
+        let StateShape::KeyValue { kv_heads, key_width, value_width, positions } = shape else {
+            return None;
+        };
         let keys = self.states.keys;
         let of = |width| keys.bytes(width).checked_mul(kv_heads);
         let bytes = [of(key_width)?, of(value_width)?];
         let small = |bytes: &usize| bytes.checked_mul(positions).is_some_and(|all| all < 1 << 40);
-        bytes.iter().all(small).then_some(KeyValue { shape, positions, bytes, piece: None, used: 0 })
+        bytes.iter().all(small).then_some(KeyValue {
+            shape,
+            positions,
+            bytes,
+            piece: None,
+            used: 0,
+        })
     }
 
     pub(super) fn state(&mut self, shape: StateShape) -> Result<State, Error> {
         let state = match shape {
             StateShape::KeyValue { positions, .. } => {
                 let Some(kv) = self.fresh(shape) else {
-                    return Err(Error::Shape(format!("a state of {positions} positions is too large")));
+                    return Err(Error::Shape(format!(
+                        "a state of {positions} positions is too large"
+                    )));
                 };
                 self.check_seen("keys and values", kv.piece_bytes(positions))?;
                 GpuState::KeyValue(kv)
@@ -317,7 +331,9 @@ impl Store {
     fn check_limit(&self, bytes: u64) -> Result<(), Error> {
         let States { held, limit, .. } = self.states;
         match limit {
-            Some(limit) if !self.states.fits(bytes) => Err(Error::StatesFull { bytes, held, limit }),
+            Some(limit) if !self.states.fits(bytes) => {
+                Err(Error::StatesFull { bytes, held, limit })
+            }
             _ => Ok(()),
         }
     }
@@ -386,7 +402,9 @@ impl GpuDevice {
         if let Some((room, more)) = store.states.growth(kv, end) {
             if let Some(recording) = &mut self.recording {
                 recording.spoiled = true;
-                return Err(Error::Device("a step that has not begun cannot exchange memory".into()));
+                return Err(Error::Device(
+                    "a step that has not begun cannot exchange memory".into(),
+                ));
             }
             let former = kv.clone();
             let [keys, values] = former.bytes.map(|bytes| bytes as u64);
@@ -478,9 +496,17 @@ impl GpuDevice {
     }
 
     /// See [`Device::save_state`](crate::Device::save_state).
-    pub(super) fn save(&mut self, state: State, places: Range<usize>, out: &mut [u8]) -> Result<(), Error> {
-        let of_place =
-            self.store.states.shape(state)?.check_places(self.store.states.keys, &places, out.len())?;
+    pub(super) fn save(
+        &mut self,
+        state: State,
+        places: Range<usize>,
+        out: &mut [u8],
+    ) -> Result<(), Error> {
+        let of_place = self.store.states.shape(state)?.check_places(
+            self.store.states.keys,
+            &places,
+            out.len(),
+        )?;
         self.before_change()?;
         let (kv, piece) = match self.store.states.get(state)? {
             GpuState::Recurrent(recurrent) => {
@@ -501,7 +527,9 @@ impl GpuDevice {
         let step = (AT_ONCE / of_place.max(1)).max(1);
         let [keys, values] = kv.bytes;
         let mut parts = [Vec::new(), Vec::new()];
-        for (out, first) in out.chunks_mut(step * of_place.max(1)).zip((places.start..).step_by(step)) {
+        for (out, first) in
+            out.chunks_mut(step * of_place.max(1)).zip((places.start..).step_by(step))
+        {
             let n = out.len() / of_place.max(1);
             for (part, (bytes, begin)) in parts.iter_mut().zip([(keys, 0), (values, begin)]) {
                 part.resize(n * bytes, 0);
@@ -517,7 +545,12 @@ impl GpuDevice {
     }
 
     /// See [`Device::load_state`](crate::Device::load_state).
-    pub(super) fn load(&mut self, state: State, places: Range<usize>, bytes: &[u8]) -> Result<(), Error> {
+    pub(super) fn load(
+        &mut self,
+        state: State,
+        places: Range<usize>,
+        bytes: &[u8],
+    ) -> Result<(), Error> {
         let shape = self.store.states.shape(state)?;
         let of_place = shape.check_places(self.store.states.keys, &places, bytes.len())?.max(1);
         self.before_change()?;

@@ -128,7 +128,8 @@ impl Tile {
     /// Tiles for one matrix: smaller ones where large ones leave a part of the card without work.
     fn of_matrix(gpu: &GpuDevice, rows: usize, outputs: usize) -> Self {
         let busy = |tile: TileShape| {
-            rows.div_ceil(tile.rows as usize) * outputs.div_ceil(tile.outputs as usize) >= MANY_GROUPS
+            rows.div_ceil(tile.rows as usize) * outputs.div_ceil(tile.outputs as usize)
+                >= MANY_GROUPS
         };
         let shape = match () {
             () if !busy(MIDDLE) => SMALL,
@@ -204,7 +205,8 @@ pub(super) fn mat_mul(
             shape,
             parts: [piece.weights, piece.scales, piece.biases],
             up: None,
-            bias: bias.map_or((NO_BIAS, [0; 2]), |b| (BIAS_OF_ACTIVATIONS, [b + piece.first as u32, 0])),
+            bias: bias
+                .map_or((NO_BIAS, [0; 2]), |b| (BIAS_OF_ACTIVATIONS, [b + piece.first as u32, 0])),
             activation: (0, [0.0; 2]),
             outputs: piece.rows,
         };
@@ -216,7 +218,9 @@ pub(super) fn mat_mul(
 
 /// Runs [`Op::Experts`], unless it has too few rows for tiles or gate and up are not alike: `false`.
 pub(super) fn experts(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<bool, Error> {
-    let &Op::Experts { x, shape, activation, experts, uses, inner, out } = op else { return Ok(false) };
+    let &Op::Experts { x, shape, activation, experts, uses, inner, out } = op else {
+        return Ok(false);
+    };
     let [x_words, inner_words] = [x.width, inner.width].map(words_of);
     // Words of the table that a router's choice needs, of factors, and of numbers.
     let routed = match uses {
@@ -504,10 +508,15 @@ mod tests {
             (qwen3, 128 * 8, 16, true),
         ];
         for (gate, uses, experts, tiles) in cases {
-            assert_eq!(pay_for_uses(gate, uses, experts), tiles, "{gate:?}, {uses} uses of {experts}");
+            assert_eq!(
+                pay_for_uses(gate, uses, experts),
+                tiles,
+                "{gate:?}, {uses} uses of {experts}"
+            );
         }
         assert!(
-            !pay_for_rows(gate(2048, 4096, affine(4)), 24) && pay_for_rows(gate(2048, 4096, affine(4)), 32)
+            !pay_for_rows(gate(2048, 4096, affine(4)), 24)
+                && pay_for_rows(gate(2048, 4096, affine(4)), 32)
         );
     }
 
@@ -520,7 +529,9 @@ mod tests {
             let chunk = Chunk::of(MatrixShape { rows: 1, cols: 64, format }).expect("whole chunks");
             let little = [SMALL, LITTLE_WIDE, LITTLE].map(|shape| (shape, 32 << 10));
             let large = [MIDDLE, WIDE, LARGE].map(|shape| (shape, 48 << 10));
-            for (TileShape { rows, outputs, step, subgroups }, memory) in little.into_iter().chain(large) {
+            for (TileShape { rows, outputs, step, subgroups }, memory) in
+                little.into_iter().chain(large)
+            {
                 let constants = Constants::new(&[
                     ("WG", subgroups * target.team),
                     ("ROWS", rows),

@@ -1,6 +1,6 @@
 //! The lightning indexer: scores of all positions, and the best of them.
 
-use super::{Constants, GpuDevice, Kernel, Params, attention::MOST_HEADS, kernel};
+use super::{Constants, GpuDevice, Kernel, Params, attention::MAX_HEADS, kernel};
 use crate::{Error, Op};
 
 static SCORES: Kernel = kernel!(
@@ -18,7 +18,7 @@ const BLOCK: usize = 64;
 /// Runs [`Op::TopPositions`], as many rows at a time as have room for their scores.
 pub(super) fn top_positions(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
     let &Op::TopPositions { q, k, weights, spans, scores, out } = op else { return Ok(()) };
-    let heads = q.heads.next_power_of_two().min(MOST_HEADS);
+    let heads = q.heads.next_power_of_two().min(MAX_HEADS);
     let scoring = Constants::new(&[
         ("WG", THREADS),
         ("HALF", gpu.half()),
@@ -45,7 +45,13 @@ pub(super) fn top_positions(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Erro
                     .n(q.heads)
                     .n(out.width)
                     .n(blocks);
-                gpu.dispatch(&SCORES, scoring, &[&activations, &kv.memory], &params, rows * blocks)?;
+                gpu.dispatch(
+                    &SCORES,
+                    scoring,
+                    &[&activations, &kv.memory],
+                    &params,
+                    rows * blocks,
+                )?;
             }
             let params = Params::new()
                 .view(gpu.store.place(&scores)?, &scores)
@@ -53,7 +59,13 @@ pub(super) fn top_positions(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Erro
                 .n(rows)
                 .n(position)
                 .n(out.width);
-            gpu.dispatch(&CHOOSE, Constants::new(&[("WG", THREADS)]), &[&activations], &params, rows)?;
+            gpu.dispatch(
+                &CHOOSE,
+                Constants::new(&[("WG", THREADS)]),
+                &[&activations],
+                &params,
+                rows,
+            )?;
         }
         first += span.rows;
     }

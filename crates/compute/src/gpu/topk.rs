@@ -3,8 +3,11 @@
 use super::{Constants, GpuDevice, Kernel, Params, kernel};
 use crate::{Buffer, Error, Op, Router, Scoring, View};
 
-static TOP_K: Kernel =
-    kernel!("topk", ["common", "precise", "order", "words_group", "ranking", "topk"], [Write, Write]);
+static TOP_K: Kernel = kernel!(
+    "topk",
+    ["common", "precise", "order", "words_group", "ranking", "topk"],
+    [Write, Write]
+);
 static TOP_K_OF_MANY: Kernel = kernel!(
     "topk_of_many",
     ["common", "precise", "order", "words_scratch", "ranking", "topk"],
@@ -35,7 +38,8 @@ fn layout(n: usize, k: usize, groups: usize) -> Layout {
         let words = blocks * block + 2 * (kept + groups + k);
         (cost, Layout { block, words: words.next_multiple_of(4) })
     };
-    let halves = std::iter::successors(Some(32), |block| Some(block * 2)).take_while(|block| *block < whole);
+    let halves =
+        std::iter::successors(Some(32), |block| Some(block * 2)).take_while(|block| *block < whole);
     let best = halves.map(of).chain([of(whole)]).min_by_key(|(cost, _)| *cost);
     best.map_or(of(whole).1, |(_, layout)| layout)
 }
@@ -56,7 +60,8 @@ impl Ranked {
         match *op {
             Op::TopK { logits, router, ids, weights } => {
                 let k = ids.width - router.besides();
-                let layout = layout(logits.width, k, router.groups.map_or(0, |groups| groups.count));
+                let layout =
+                    layout(logits.width, k, router.groups.map_or(0, |groups| groups.count));
                 Some(Self { logits, router, ids, weights, layout })
             }
             _ => None,
@@ -100,7 +105,8 @@ impl Ranked {
         let Self { logits, router, ids, weights, .. } = self;
         let place = |view: &View| gpu.store.place(view);
         let start = |buffer: Option<Buffer>| buffer.map_or(Ok(0), |buffer| gpu.store.start(buffer));
-        let params = params.u(place(logits)?).u(place(ids)?).u(place(weights)?).u(place(&self.gate())?);
+        let params =
+            params.u(place(logits)?).u(place(ids)?).u(place(weights)?).u(place(&self.gate())?);
         Ok(params.u(start(router.correction)?).u(start(router.expert_scale)?).f(router.scale))
     }
 
@@ -126,6 +132,12 @@ impl Ranked {
             return gpu.dispatch(&TOP_K, constants, &[&activations, &report], &params, logits.rows);
         }
         let scratch = gpu.scratch(words * logits.rows)?;
-        gpu.dispatch(&TOP_K_OF_MANY, constants, &[&activations, &report, &scratch], &params, logits.rows)
+        gpu.dispatch(
+            &TOP_K_OF_MANY,
+            constants,
+            &[&activations, &report, &scratch],
+            &params,
+            logits.rows,
+        )
     }
 }

@@ -32,7 +32,11 @@ pub(super) fn unrolled(text: &str) -> String {
 fn expand(text: &str, values: &Values) -> String {
     let Some((before, rest)) = text.split_once(MARK) else { return text.into() };
     let Some((head, body, behind)) = parts(rest.trim_start()) else {
-        debug_assert!(false, "no loop that can be written out: {}", rest.lines().next().unwrap_or(""));
+        debug_assert!(
+            false,
+            "no loop that can be written out: {}",
+            rest.lines().next().unwrap_or("")
+        );
         return format!("{before}{}", expand(rest, values));
     };
     let body = expand(body, values);
@@ -157,9 +161,14 @@ mod tests {
             fn f() {\n// @unroll\nfor (var i = 1u; i < M + 1u; i++) {\n\
             // @unroll\nfor (var j = 0u; j < 2u; j++) { a[i] += s.i * ji + j; }\n}\nfor (var k = 0u; k < M; k++) {}\n}\n";
         let out: String = unrolled(text).split_whitespace().collect::<Vec<_>>().join(" ");
-        let two =
-            |i: u32| (0..2).map(move |j| format!("{{ a[{i}u] += s.i * ji + {j}u; }} ")).collect::<String>();
-        let all = format!("fn f() {{ {{ {}}} {{ {}}} for (var k = 0u; k < M; k++) {{}} }}", two(1), two(2));
+        let two = |i: u32| {
+            (0..2).map(move |j| format!("{{ a[{i}u] += s.i * ji + {j}u; }} ")).collect::<String>()
+        };
+        let all = format!(
+            "fn f() {{ {{ {}}} {{ {}}} for (var k = 0u; k < M; k++) {{}} }}",
+            two(1),
+            two(2)
+        );
         assert!(out.ends_with(&all), "{out}");
     }
 }

@@ -3,7 +3,7 @@
 use std::{mem, ops::Range, sync::Arc};
 
 use super::{Numbers, narrow};
-use crate::{Error, KEY_BLOCK, KeyFormat, Span, State, StateShape, matrix::Bytes, op_check::stale};
+use crate::{Error, KV_BLOCK, KvFormat, Span, State, StateShape, matrix::Bytes, op_check::stale};
 
 /// Bytes of a piece of memory with what its mapping is rounded up to.
 fn mapped(bytes: usize) -> u64 {
@@ -74,7 +74,7 @@ pub(crate) enum Kind {
     Value,
 }
 
-/// Keys and values of one layer of one session, in pages of [`KEY_BLOCK`] positions. A page has the keys head by head, then
+/// Keys and values of one layer of one session, in pages of [`KV_BLOCK`] positions. A page has the keys head by head, then
 /// the values, so that what a head reads of it lies in one piece.
 #[derive(Debug)]
 pub(crate) struct KeyValue {
@@ -82,7 +82,7 @@ pub(crate) struct KeyValue {
     pub(crate) key_width: usize,
     pub(crate) value_width: usize,
     pub(crate) positions: usize,
-    pub(crate) format: KeyFormat,
+    pub(crate) format: KvFormat,
     pages: Vec<Option<Arc<Bytes>>>,
 }
 
@@ -94,7 +94,7 @@ impl KeyValue {
 
     /// Positions of a page.
     fn of_page(&self) -> usize {
-        KEY_BLOCK.min(self.positions)
+        KV_BLOCK.min(self.positions)
     }
 
     fn page_bytes(&self) -> usize {
@@ -157,7 +157,11 @@ impl KeyValue {
     }
 
     /// Pages that rows at positions touch: those that lie before them, and those that they write.
-    fn touched(&self, position: usize, rows: usize) -> (Range<usize>, impl Fn(usize) -> bool + use<>) {
+    fn touched(
+        &self,
+        position: usize,
+        rows: usize,
+    ) -> (Range<usize>, impl Fn(usize) -> bool + use<>) {
         let (positions, of_page) = (self.positions, self.of_page());
         let end = position.saturating_add(rows);
         let first = if rows >= positions { 0 } else { position % positions.max(1) };
@@ -243,7 +247,7 @@ enum HostState {
 /// All states, by handle.
 #[derive(Debug)]
 pub(crate) struct States {
-    keys: KeyFormat,
+    keys: KvFormat,
     all: Vec<Option<HostState>>,
     free: Vec<u32>,
     pool: Pool,
@@ -251,17 +255,17 @@ pub(crate) struct States {
 
 impl Default for States {
     fn default() -> Self {
-        Self::new(KeyFormat::F32)
+        Self::new(KvFormat::F32)
     }
 }
 
 impl States {
-    pub(crate) fn new(keys: KeyFormat) -> Self {
+    pub(crate) fn new(keys: KvFormat) -> Self {
         Self { keys, all: Vec::new(), free: Vec::new(), pool: Pool::default() }
     }
 
     /// What keys and values are kept as.
-    pub(crate) fn keys(&self) -> KeyFormat {
+    pub(crate) fn keys(&self) -> KvFormat {
         self.keys
     }
 
@@ -277,7 +281,7 @@ impl States {
     pub(crate) fn bytes(&self, shape: StateShape) -> u64 {
         match shape {
             StateShape::KeyValue { positions, .. } => {
-                let of_page = KEY_BLOCK.min(positions).max(1);
+                let of_page = KV_BLOCK.min(positions).max(1);
                 let page = shape.place_bytes(self.keys).saturating_mul(of_page);
                 (page.saturating_add(4095) as u64 / 4096 * 4096)
                     .saturating_mul(positions.div_ceil(of_page) as u64)
@@ -300,12 +304,25 @@ impl States {
         let state = match shape {
             StateShape::KeyValue { kv_heads, key_width, value_width, positions } => {
                 let limit = isize::MAX as usize / 2;
-                if shape.place_bytes(self.keys).checked_mul(positions).is_none_or(|bytes| bytes > limit) {
-                    return Err(Error::Shape(format!("a state of {positions} positions is too large")));
+                if shape
+                    .place_bytes(self.keys)
+                    .checked_mul(positions)
+                    .is_none_or(|bytes| bytes > limit)
+                {
+                    return Err(Error::Shape(format!(
+                        "a state of {positions} positions is too large"
+                    )));
                 }
-                let pages = vec![None; positions.div_ceil(KEY_BLOCK.min(positions).max(1))];
+                let pages = vec![None; positions.div_ceil(KV_BLOCK.min(positions).max(1))];
                 let format = self.keys;
-                HostState::KeyValue(KeyValue { kv_heads, key_width, value_width, positions, format, pages })
+                HostState::KeyValue(KeyValue {
+                    kv_heads,
+                    key_width,
+                    value_width,
+                    positions,
+                    format,
+                    pages,
+                })
             }
             StateShape::Recurrent { len } => {
                 let committed = Arc::new(self.zeros(len)?);
@@ -317,7 +334,9 @@ impl States {
 
     /// Numbers of a recurrent state; those of a former one may not be zero.
     fn numbers(&mut self, len: usize) -> Result<Numbers, Error> {
-        let bytes = len.checked_mul(4).ok_or_else(|| Error::Shape(format!("{len} numbers are too many")))?;
+        let bytes = len
+            .checked_mul(4)
+            .ok_or_else(|| Error::Shape(format!("{len} numbers are too many")))?;
         Ok(Numbers(self.pool.take(bytes)?))
     }
 
@@ -361,7 +380,8 @@ impl States {
         let fork = match self.get(state)? {
             HostState::KeyValue(kv) => {
                 let kept = places.div_ceil(kv.of_page().max(1));
-                let pages = kv.pages.iter().enumerate().map(|(i, page)| page.clone().filter(|_| i < kept));
+                let pages =
+                    kv.pages.iter().enumerate().map(|(i, page)| page.clone().filter(|_| i < kept));
                 HostState::KeyValue(KeyValue { pages: pages.collect(), ..*kv })
             }
             HostState::Recurrent(r) => HostState::Recurrent(Recurrent {
@@ -487,7 +507,12 @@ impl States {
     }
 
     /// See [`Device::save_state`](crate::Device::save_state).
-    pub(crate) fn save(&self, state: State, places: Range<usize>, out: &mut [u8]) -> Result<(), Error> {
+    pub(crate) fn save(
+        &self,
+        state: State,
+        places: Range<usize>,
+        out: &mut [u8],
+    ) -> Result<(), Error> {
         let bytes = self.shape(state)?.check_places(self.keys, &places, out.len())?;
         match self.get(state)? {
             HostState::KeyValue(kv) => {
@@ -512,7 +537,12 @@ impl States {
     }
 
     /// See [`Device::load_state`](crate::Device::load_state).
-    pub(crate) fn load(&mut self, state: State, places: Range<usize>, bytes: &[u8]) -> Result<(), Error> {
+    pub(crate) fn load(
+        &mut self,
+        state: State,
+        places: Range<usize>,
+        bytes: &[u8],
+    ) -> Result<(), Error> {
         let of_place = self.shape(state)?.check_places(self.keys, &places, bytes.len())?;
         if let StateShape::KeyValue { .. } = self.shape(state)? {
             let mut kv = self.take_key_value(state, places.start, places.len())?;

@@ -13,7 +13,12 @@ fn numbers(vector: &[u8]) -> &[f32] {
 
 impl ReferenceDevice {
     /// Writes the span's rows of keys and values, which begin at row `first` of the op, at their positions.
-    fn append(&mut self, span: &Span, first: usize, (k, v): (View, Option<View>)) -> Result<KeyValue, Error> {
+    fn append(
+        &mut self,
+        span: &Span,
+        first: usize,
+        (k, v): (View, Option<View>),
+    ) -> Result<KeyValue, Error> {
         let (k, v) = (self.dense(k)?, v.map(|v| self.dense(v)).transpose()?);
         let mut kv = self.host.states.take_key_value(span.state, span.position, span.rows)?;
         for row in 0..span.rows {
@@ -32,7 +37,8 @@ impl ReferenceDevice {
     }
 
     pub(super) fn attention(&mut self, op: &Op<'_>) -> Result<(), Error> {
-        let &Op::Attention { q, k, v, gate, scale, window, sinks, positions, spans, out } = op else {
+        let &Op::Attention { q, k, v, gate, scale, window, sinks, positions, spans, out } = op
+        else {
             return Ok(());
         };
         let q = self.dense(q)?;
@@ -46,7 +52,9 @@ impl ReferenceDevice {
             for row in first..first + span.rows {
                 let last = span.position + row - first;
                 let seen: Vec<usize> = match &positions {
-                    Some(p) => p.row(row).iter().filter(|p| **p >= 0.0).map(|p| *p as usize).collect(),
+                    Some(p) => {
+                        p.row(row).iter().filter(|p| **p >= 0.0).map(|p| *p as usize).collect()
+                    }
                     None => (window.map_or(0, |w| (last + 1).saturating_sub(w))..=last).collect(),
                 };
                 for head in 0..q.view.heads {
@@ -55,11 +63,14 @@ impl ReferenceDevice {
                         Some(_) => numbers(kv.vector(Kind::Value, t, head / group)),
                         None => &key(t)[..out.width],
                     };
-                    let scores: Vec<f64> =
-                        seen.iter().map(|t| dot(q.at(row, head), key(*t)) * f64::from(scale)).collect();
+                    let scores: Vec<f64> = seen
+                        .iter()
+                        .map(|t| dot(q.at(row, head), key(*t)) * f64::from(scale))
+                        .collect();
                     let sink = sinks.as_ref().map_or(f64::NEG_INFINITY, |s| f64::from(s[head]));
                     let max = scores.iter().copied().fold(sink, f64::max);
-                    let sum: f64 = (sink - max).exp() + scores.iter().map(|s| (s - max).exp()).sum::<f64>();
+                    let sum: f64 =
+                        (sink - max).exp() + scores.iter().map(|s| (s - max).exp()).sum::<f64>();
                     let mut y = vec![0.0f64; out.width];
                     for (t, score) in seen.iter().zip(&scores) {
                         let p = (score - max).exp() / sum;
@@ -79,7 +90,9 @@ impl ReferenceDevice {
     }
 
     pub(super) fn latent_attention(&mut self, op: &Op<'_>) -> Result<(), Error> {
-        let &Op::LatentAttention { q, k, keys, values, scale, spans, out } = op else { return Ok(()) };
+        let &Op::LatentAttention { q, k, keys, values, scale, spans, out } = op else {
+            return Ok(());
+        };
         let q = self.dense(q)?;
         let (latent, nope) = keys.inputs_outputs(self.host.weight(keys.weight)?.shape.cols);
         let mut first = 0;
@@ -94,7 +107,8 @@ impl ReferenceDevice {
                 }
                 for row in 0..span.rows {
                     let (q, keys) = (q.at(first + row, head), &of_keys[..=span.position + row]);
-                    let scores: Vec<f64> = keys.iter().map(|k| dot(q, k) * f64::from(scale)).collect();
+                    let scores: Vec<f64> =
+                        keys.iter().map(|k| dot(q, k) * f64::from(scale)).collect();
                     let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                     let sum: f64 = scores.iter().map(|s| (s - max).exp()).sum();
                     let mut y = vec![0.0f64; out.width];
@@ -121,7 +135,8 @@ impl ReferenceDevice {
             for row in first..first + span.rows {
                 let score = |t: usize| -> f32 {
                     let key = numbers(kv.vector(Kind::Key, t, 0));
-                    let of_head = |h: usize| f64::from(weights.row(row)[h]) * dot(q.at(row, h), key).max(0.0);
+                    let of_head =
+                        |h: usize| f64::from(weights.row(row)[h]) * dot(q.at(row, h), key).max(0.0);
                     (0..q.view.heads).map(of_head).sum::<f64>() as f32
                 };
                 let scores: Vec<f32> = (0..=span.position + row - first).map(score).collect();

@@ -102,7 +102,9 @@ fn beyond_a_block_of_positions() {
 fn many_rows_of_widths_that_are_whole_matrices() {
     let mut random = Random::new(16);
     Both::each(|both, _| {
-        for (shape, gated) in [((8, 1, 128, 128), true), ((4, 2, 48, 64), false), ((3, 1, 64, 16), false)] {
+        for (shape, gated) in
+            [((8, 1, 128, 128), true), ((4, 2, 48, 64), false), ((3, 1, 64, 16), false)]
+        {
             let case = Case::new(both, &mut random, 90, shape, gated);
             let state = state(both, shape, 90);
             case.run(both, 0, &[Span { state, position: 0, rows: 40 }]);
@@ -140,7 +142,10 @@ fn several_sessions_in_one_op() {
         case.run(
             both,
             0,
-            &[Span { state: one, position: 0, rows: 2 }, Span { state: other, position: 0, rows: 3 }],
+            &[
+                Span { state: one, position: 0, rows: 2 },
+                Span { state: other, position: 0, rows: 3 },
+            ],
         );
         let spans = [
             Span { state: other, position: 3, rows: 1 },
@@ -213,7 +218,8 @@ fn threads_change_no_bit() {
                 View::rows(buffer, 40, heads * 24).split(heads)
             };
             let (q, k, v, out) = (view(8), view(2), view(2), view(8));
-            let shape = StateShape::KeyValue { kv_heads: 2, key_width: 24, value_width: 24, positions: 40 };
+            let shape =
+                StateShape::KeyValue { kv_heads: 2, key_width: 24, value_width: 24, positions: 40 };
             let state = device.state(shape).unwrap();
             let spans = [Span { state, position: 0, rows: 40 }];
             let op = Op::Attention {
@@ -258,7 +264,11 @@ fn rope_at_any_position() {
                 let x = View { offset: 1, heads: 3, width, head_stride: width + 3, ..all };
                 let spans = [
                     Span { state, position: 1_000_003, rows: 2 },
-                    Span { state: both.state(StateShape::Recurrent { len: 0 }), position: 0, rows: 3 },
+                    Span {
+                        state: both.state(StateShape::Recurrent { len: 0 }),
+                        position: 0,
+                        rows: 3,
+                    },
                 ];
                 let (frequencies, spans) = (&*frequencies, &spans);
                 let out = View { heads: 3, ..both.poisoned(5, 4 * width).split(4) };

@@ -1,6 +1,6 @@
 //! Attention with windows, sinks and named positions, and latent attention.
 
-use moeflux_compute::{Buffer, Isa, KEY_BLOCK, Op, Span, State, StateShape, View};
+use moeflux_compute::{Buffer, Isa, KV_BLOCK, Op, Span, State, StateShape, View};
 
 use crate::harness::{Both, Random, bits, device};
 
@@ -90,7 +90,8 @@ impl Case {
             self.run(both, first, &[Span { state, position: from + first, rows }]);
             first += rows;
         }
-        let tolerance = both.of_attention(chunks.iter().copied().max().unwrap_or(0).min(self.q.rows));
+        let tolerance =
+            both.of_attention(chunks.iter().copied().max().unwrap_or(0).min(self.q.rows));
         both.agree(&format!("{:?}, chunks of {chunks:?}", self.shape), self.out, tolerance);
         bits(&both.read(self.out))
     }
@@ -100,9 +101,13 @@ impl Case {
 fn latent_attention_of_any_number_of_heads() {
     let mut random = Random::new(71);
     Both::each(|both, _| {
-        for shape in
-            [latent(1, 1, 1), latent(3, 20, 20), latent(5, 72, 64), latent(16, 40, 33), latent(128, 48, 32)]
-        {
+        for shape in [
+            latent(1, 1, 1),
+            latent(3, 20, 20),
+            latent(5, 72, 64),
+            latent(16, 40, 33),
+            latent(128, 48, 32),
+        ] {
             let case = Case::new(both, &mut random, 9, shape);
             let (one, other) = (case.state(both, 9), case.state(both, 300));
             let at_once = case.in_chunks(both, one, 0, &[9]);
@@ -120,7 +125,8 @@ fn sinks_take_weight() {
     Both::each(|both, _| {
         for shape in [grouped(8, 2, 16, 24), grouped(3, 3, 33, 17), latent(6, 24, 16)] {
             let case = Case::new(both, &mut random, 11, shape).with_sinks(both, &mut random);
-            let gate = Some(both.random(&mut random, 11, shape.heads * shape.value).split(shape.heads));
+            let gate =
+                Some(both.random(&mut random, 11, shape.heads * shape.value).split(shape.heads));
             let case = Case { gate, ..case };
             let (one, other) = (case.state(both, 11), case.state(both, 11));
             let at_once = case.in_chunks(both, one, 0, &[11]);
@@ -167,11 +173,11 @@ fn a_ring_that_wraps_around_several_times() {
     Both::each_exact(|both| {
         for (window, ring, chunks) in [
             // Exactly the window and the rows of a step.
-            (KEY_BLOCK - 7, KEY_BLOCK, &[7][..]),
-            (KEY_BLOCK - 5, KEY_BLOCK, &[5, 1, 3]),
-            (40, KEY_BLOCK, &[216, 1, 100]),
-            (KEY_BLOCK + 100, 2 * KEY_BLOCK, &[156, 1]),
-            (1, KEY_BLOCK, &[255, 1]),
+            (KV_BLOCK - 7, KV_BLOCK, &[7][..]),
+            (KV_BLOCK - 5, KV_BLOCK, &[5, 1, 3]),
+            (40, KV_BLOCK, &[216, 1, 100]),
+            (KV_BLOCK + 100, 2 * KV_BLOCK, &[156, 1]),
+            (1, KV_BLOCK, &[255, 1]),
         ] {
             let case = Case::new(both, &mut random, 700, grouped(2, 1, 8, 5));
             let case = Case { window: Some(window), ..case };
@@ -183,10 +189,10 @@ fn a_ring_that_wraps_around_several_times() {
         // Far into a session, beyond a window that was filled before.
         let case = Case::new(both, &mut random, 300, grouped(2, 1, 8, 5));
         let case = Case { window: Some(50), ..case };
-        let state = case.state(both, KEY_BLOCK);
+        let state = case.state(both, KV_BLOCK);
         let first = case.in_chunks(both, state, 0, &[100]);
         assert!(first.len() == 300 * 10);
-        case.in_chunks(both, state, 1_000_000 * KEY_BLOCK + 300, &[100, 6]);
+        case.in_chunks(both, state, 1_000_000 * KV_BLOCK + 300, &[100, 6]);
     });
 }
 
@@ -214,7 +220,8 @@ fn named_positions() {
             (latent(3, 24, 16), 40),
         ] {
             let case = Case::new(both, &mut random, 13, shape).with_sinks(both, &mut random);
-            let case = Case { positions: Some(both.dense(13, &named(&mut random, 0, 13, n))), ..case };
+            let case =
+                Case { positions: Some(both.dense(13, &named(&mut random, 0, 13, n))), ..case };
             let (one, other) = (case.state(both, 13), case.state(both, 20));
             let at_once = case.in_chunks(both, one, 0, &[13]);
             assert!(case.in_chunks(both, other, 0, &[1, 4]) == at_once, "{shape:?}, {n}");
@@ -233,8 +240,9 @@ fn more_named_positions_than_a_block() {
         let at_once = case.in_chunks(both, one, 0, &[600]);
         assert!(case.in_chunks(both, other, 0, &[255, 1, 30]) == at_once);
         // All positions by name are all positions.
-        let all: Vec<f32> =
-            (0..600).flat_map(|p| (0..600).map(move |t| if t > p { -1.0 } else { t as f32 })).collect();
+        let all: Vec<f32> = (0..600)
+            .flat_map(|p| (0..600).map(move |t| if t > p { -1.0 } else { t as f32 }))
+            .collect();
         let case = Case { positions: Some(both.dense(600, &all)), ..case };
         let by_name = case.in_chunks(both, one, 0, &[600]);
         let case = Case { positions: None, ..case };
@@ -269,7 +277,8 @@ fn neither_threads_nor_sessions_change_a_bit() {
             (grouped(8, 2, 16, 16), 1),
             (grouped(5, 5, 16, 16), 0),
         ] {
-            let case = Case::new(&mut both, &mut random, 12, shape).with_sinks(&mut both, &mut random);
+            let case =
+                Case::new(&mut both, &mut random, 12, shape).with_sinks(&mut both, &mut random);
             let case = match kind {
                 0 => case,
                 1 => Case { window: Some(5), ..case },
@@ -280,8 +289,10 @@ fn neither_threads_nor_sessions_change_a_bit() {
                 }
             };
             let (one, other) = (case.state(&mut both, 12), case.state(&mut both, 12));
-            let spans =
-                [Span { state: one, position: 0, rows: 7 }, Span { state: other, position: 0, rows: 5 }];
+            let spans = [
+                Span { state: one, position: 0, rows: 7 },
+                Span { state: other, position: 0, rows: 5 },
+            ];
             case.run(&mut both, 0, &spans);
             both.agree(&format!("{shape:?}"), case.out, 1e-5);
             let together = bits(&both.read(case.out));
@@ -304,7 +315,8 @@ fn long_contexts_in_several_parts() {
             (latent(20, 24, 13), usize::MAX),
         ] {
             let case = Case::new(both, &mut random, 330, shape).with_sinks(both, &mut random);
-            let gate = Some(both.random(&mut random, 330, shape.heads * shape.value).split(shape.heads));
+            let gate =
+                Some(both.random(&mut random, 330, shape.heads * shape.value).split(shape.heads));
             let case = Case { gate, ..case };
             let (one, other) = (case.state(both, 330), case.state(both, 512));
             let mut outs = Vec::new();
@@ -345,7 +357,7 @@ fn values_beyond_f16_end_at_its_largest() {
 #[test]
 fn many_heads_of_wide_values_over_many_blocks() {
     // So many numbers that there is no room for the parts of all blocks at once, and rows that are tiles enough together.
-    let (shape, positions, rows) = (grouped(128, 1, 8, 1024), 4 * KEY_BLOCK, 4);
+    let (shape, positions, rows) = (grouped(128, 1, 8, 1024), 4 * KV_BLOCK, 4);
     for exact in [true, false] {
         let outs: Vec<_> = [(1, 1), (2, 1), (5, 1), (3, rows)]
             .into_iter()
@@ -358,8 +370,10 @@ fn many_heads_of_wide_values_over_many_blocks() {
                     View::rows(buffer, rows, heads * width).split(heads)
                 };
                 let (k, v) = (view(positions, 1, shape.key), view(positions, 1, shape.value));
-                let (fill, filled) = (view(positions, 1, shape.key), view(positions, 1, shape.value));
-                let (q, out) = (view(rows, shape.heads, shape.key), view(rows, shape.heads, shape.value));
+                let (fill, filled) =
+                    (view(positions, 1, shape.key), view(positions, 1, shape.value));
+                let (q, out) =
+                    (view(rows, shape.heads, shape.key), view(rows, shape.heads, shape.value));
                 let state = StateShape::KeyValue {
                     kv_heads: 1,
                     key_width: shape.key,
@@ -370,7 +384,18 @@ fn many_heads_of_wide_values_over_many_blocks() {
                 let mut run = |[q, k, v, out]: [View; 4], position, window| {
                     let spans = &[Span { state, position, rows: q.rows }];
                     let (v, gate, scale, sinks, positions) = (Some(v), None, 0.3, None, None);
-                    let op = Op::Attention { q, k, v, gate, scale, window, sinks, positions, spans, out };
+                    let op = Op::Attention {
+                        q,
+                        k,
+                        v,
+                        gate,
+                        scale,
+                        window,
+                        sinks,
+                        positions,
+                        spans,
+                        out,
+                    };
                     device.run(&op).unwrap();
                 };
                 run([fill, k, v, filled], 0, Some(1));
@@ -395,7 +420,9 @@ fn keys_and_values_that_f16_does_not_hold() {
         for shape in [grouped(6, 2, 33, 20), latent(20, 24, 16)] {
             let case = Case::new(both, &mut random, 40, shape);
             let k = both.random(&mut random, 40, shape.kv_heads * shape.key).split(shape.kv_heads);
-            let v = case.v.map(|v| both.random(&mut random, 40, shape.kv_heads * shape.value).split(v.heads));
+            let v = case
+                .v
+                .map(|v| both.random(&mut random, 40, shape.kv_heads * shape.value).split(v.heads));
             let case = Case { k, v, ..case };
             let state = case.state(both, 40);
             case.run(both, 0, &[Span { state, position: 0, rows: 40 }]);
@@ -410,17 +437,21 @@ fn many_rows_in_chunks_that_are_not_small() {
     Both::each(|both, _| {
         for (shape, window, ring) in [
             (grouped(6, 2, 33, 17), usize::MAX, 83),
-            (grouped(5, 5, 72, 130), 30, KEY_BLOCK),
-            (grouped(16, 1, 24, 8), 230, KEY_BLOCK),
+            (grouped(5, 5, 72, 130), 30, KV_BLOCK),
+            (grouped(16, 1, 24, 8), 230, KV_BLOCK),
             (latent(70, 48, 39), usize::MAX, 100),
         ] {
             let case = Case::new(both, &mut random, 83, shape).with_sinks(both, &mut random);
-            let gate = Some(both.random(&mut random, 83, shape.heads * shape.value).split(shape.heads));
+            let gate =
+                Some(both.random(&mut random, 83, shape.heads * shape.value).split(shape.heads));
             let case = Case { gate, window: Some(window), ..case };
-            let from = if ring == KEY_BLOCK { 2 * KEY_BLOCK - 50 } else { 0 };
-            let (one, other) = (case.state(both, ring), case.state(both, ring + KEY_BLOCK));
+            let from = if ring == KV_BLOCK { 2 * KV_BLOCK - 50 } else { 0 };
+            let (one, other) = (case.state(both, ring), case.state(both, ring + KV_BLOCK));
             let chunks = case.in_chunks(both, one, from, &[26, 16, 25]);
-            assert!(case.in_chunks(both, other, from, &[20, 26, 17]) == chunks, "{shape:?}, {window}");
+            assert!(
+                case.in_chunks(both, other, from, &[20, 26, 17]) == chunks,
+                "{shape:?}, {window}"
+            );
         }
     });
 }

@@ -60,7 +60,9 @@ fn gated_units_also_in_place() {
         Activation::ClampedSwiGlu { alpha: 0.5, limit: 0.25 },
     ];
     Both::each(|both, _| {
-        for (width, activation) in WIDTHS.into_iter().flat_map(|width| kinds.map(|kind| (width, kind))) {
+        for (width, activation) in
+            WIDTHS.into_iter().flat_map(|width| kinds.map(|kind| (width, kind)))
+        {
             let what = format!("{activation:?} of {width}");
             let numbers: Vec<f32> = random.numbers(5 * width).iter().map(|x| x * 30.0).collect();
             let gate = both.dense(5, &numbers);

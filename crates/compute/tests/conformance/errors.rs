@@ -1,16 +1,19 @@
 //! What ops refuse, the same on every device, and that nothing is lost by it.
 
 use moeflux_compute::{
-    Activation, BankPlace, Buffer, Bytes, Device, DeviceOptions, Error, ExpertGroups, ExpertShape, ExpertUse,
-    ExpertUses, Format, HeadMatrix, HeadRows, MatrixShape, Op, RopePairs, Router, Scalar, ScratchShape,
-    Shared, SharedChoice, Slot, Span, StateShape, View, open,
+    Activation, BankPlace, Buffer, Bytes, Device, DeviceOptions, Error, ExpertGroups, ExpertShape,
+    ExpertUse, ExpertUses, Format, HeadMatrix, HeadRows, MatrixShape, Op, RopePairs, Router,
+    Scalar, ScratchShape, Shared, SharedChoice, Slot, Span, StateShape, View, open,
 };
 
 use crate::harness::{Both, FOUR, Random};
 
 fn refused(both: &mut Both, what: &str, op: &Op<'_>) {
     let error = both.fails(op);
-    assert!(matches!(error, Error::Shape(_) | Error::Device(_) | Error::Token { .. }), "{what}: {error}");
+    assert!(
+        matches!(error, Error::Shape(_) | Error::Device(_) | Error::Token { .. }),
+        "{what}: {error}"
+    );
 }
 
 /// What attention may have or not.
@@ -29,7 +32,7 @@ impl Attend {
 }
 
 fn scratch(rows: usize, cols: usize, latent_head: usize) -> ScratchShape {
-    ScratchShape { rows, cols, latent_head, wide_keys: 0 }
+    ScratchShape { rows, cols, latent_head, wide_kv: 0 }
 }
 
 /// Spans that live as long as any closure may want.
@@ -101,7 +104,11 @@ fn norms_rope_and_products_that_do_not_fit() {
         refused(both, "bias", &layer(weight, short, other));
         refused(both, "shape", &layer(weight, weight, other.columns(0, 4)));
         refused(both, "gate", &Op::GatedRmsNorm { x, gate: x, weight, eps: 0.0, out: x });
-        refused(both, "one buffer", &Op::Glu { activation: Activation::GeGlu, gate: x, up: x, out: x });
+        refused(
+            both,
+            "one buffer",
+            &Op::Glu { activation: Activation::GeGlu, gate: x, up: x, out: x },
+        );
         refused(
             both,
             "widths",
@@ -120,7 +127,11 @@ fn norms_rope_and_products_that_do_not_fit() {
         refused(both, "frequencies", &rope(&[1.0; 5], span(0, 2)));
         refused(both, "spans", &rope(&[1.0; 4], span(0, 1)));
         refused(both, "positions", &rope(&[1.0; 4], span(usize::MAX, 2)));
-        refused(both, "one state twice", &rope(&[1.0; 4], spans(&[span(0, 1), span(1, 1)].concat())));
+        refused(
+            both,
+            "one state twice",
+            &rope(&[1.0; 4], spans(&[span(0, 1), span(1, 1)].concat())),
+        );
         let (ids, weights) = (both.poisoned(2, 9), both.poisoned(2, 9));
         let router = Router::softmax(true);
         refused(both, "k", &Op::TopK { logits: x, router, ids, weights });
@@ -133,8 +144,14 @@ fn norms_rope_and_products_that_do_not_fit() {
             ("aliasing", Router { expert_scale: Some(ids.buffer), ..router }),
             ("division", Router { groups: Some(ExpertGroups { count: 3, chosen: 1 }), ..router }),
             ("no groups", Router { groups: Some(ExpertGroups { count: 0, chosen: 0 }), ..router }),
-            ("too many groups", Router { groups: Some(ExpertGroups { count: 2, chosen: 3 }), ..router }),
-            ("too few experts", Router { groups: Some(ExpertGroups { count: 4, chosen: 1 }), ..router }),
+            (
+                "too many groups",
+                Router { groups: Some(ExpertGroups { count: 2, chosen: 3 }), ..router },
+            ),
+            (
+                "too few experts",
+                Router { groups: Some(ExpertGroups { count: 4, chosen: 1 }), ..router },
+            ),
             (
                 "a wide gate",
                 Router { shared: Some(SharedChoice { gate: Some(other.columns(0, 2)) }), ..router },
@@ -180,13 +197,16 @@ fn norms_rope_and_products_that_do_not_fit() {
 fn states_that_do_not_fit() {
     let mut random = Random::new(64);
     Both::each(|both, _| {
-        let key_value = StateShape::KeyValue { kv_heads: 2, key_width: 4, value_width: 4, positions: 3 };
-        let (kv, flat) = (both.state(key_value), both.state(StateShape::Recurrent { len: 2 * 2 * 4 * 4 }));
+        let key_value =
+            StateShape::KeyValue { kv_heads: 2, key_width: 4, value_width: 4, positions: 3 };
+        let (kv, flat) =
+            (both.state(key_value), both.state(StateShape::Recurrent { len: 2 * 2 * 4 * 4 }));
         let gone = both.state(key_value);
         both.reference.drop_state(gone);
         both.device.drop_state(gone);
         let q = both.random(&mut random, 2, 16).split(4);
-        let (k, v) = (both.random(&mut random, 2, 8).split(2), both.random(&mut random, 2, 8).split(2));
+        let (k, v) =
+            (both.random(&mut random, 2, 8).split(2), both.random(&mut random, 2, 8).split(2));
         let out = both.poisoned(2, 16).split(4);
         let three = both.random(&mut random, 2, 12).split(3);
         let all = Attend { window: None, sinks: None, positions: None };
@@ -212,7 +232,8 @@ fn states_that_do_not_fit() {
         }
         let window = Attend { window: Some(1), ..all };
         refused(both, "a ring of any length", &window.op([q, k, out], Some(v), span(kv, 2)));
-        let ring = StateShape::KeyValue { kv_heads: 2, key_width: 4, value_width: 4, positions: 256 };
+        let ring =
+            StateShape::KeyValue { kv_heads: 2, key_width: 4, value_width: 4, positions: 256 };
         let ring = both.state(ring);
         let window = Attend { window: Some(255), ..all };
         refused(both, "a ring without room", &window.op([q, k, out], Some(v), span(ring, 255)));
@@ -331,7 +352,8 @@ fn indexers_that_do_not_fit() {
         let (q, k) = (both.random(&mut random, 3, 32).split(4), both.random(&mut random, 3, 8));
         let (weights, scores) = (both.random(&mut random, 3, 4), both.poisoned(2, 5));
         let out = both.poisoned(3, 4);
-        let op = |k, weights, scores, spans, out| Op::TopPositions { q, k, weights, spans, scores, out };
+        let op =
+            |k, weights, scores, spans, out| Op::TopPositions { q, k, weights, spans, scores, out };
         let span = |state, position| spans(&[Span { state, position, rows: 3 }]);
         refused(both, "keys", &op(k.columns(0, 7), weights, scores, span(state, 0), out));
         refused(both, "key heads", &op(k.split(2), weights, scores, span(state, 0), out));
@@ -359,7 +381,9 @@ fn experts_that_do_not_fit() {
             assert_eq!(device.bank(1, 8, BankPlace::Card).unwrap(), 1);
             assert_eq!(device.bank(2, shape.bytes().unwrap(), BankPlace::Host).unwrap(), 2);
             // Slots that are too small, too many, in the same bank, or not there.
-            for (from, to) in [([2, 0], [1, 0]), ([2, 0], [0, 2]), ([2, 0], [2, 1]), ([3, 0], [0, 0])] {
+            for (from, to) in
+                [([2, 0], [1, 0]), ([2, 0], [0, 2]), ([2, 0], [2, 1]), ([3, 0], [0, 0])]
+            {
                 let [from, to] = [from, to].map(|[bank, index]| Slot { bank, index: index.into() });
                 assert!(device.copy_slot(from, to).is_err(), "{from:?} to {to:?}");
             }
@@ -383,11 +407,19 @@ fn experts_that_do_not_fit() {
         refused(both, "slot", &op(used(slot(0, 2), 0, 0)));
         refused(both, "bank", &op(used(slot(3, 0), 0, 0)));
         refused(both, "small", &op(used(slot(1, 0), 0, 0)));
-        refused(both, "inner", &op([used(slot(0, 0), 0, 0), used(slot(0, 1), 0, 1)].concat().leak()));
+        refused(
+            both,
+            "inner",
+            &op([used(slot(0, 0), 0, 0), used(slot(0, 1), 0, 1)].concat().leak()),
+        );
         let bad = ExpertShape { up: MatrixShape { rows: 7, ..wide }, ..shape };
         let activation = Activation::SwiGlu;
         let uses = listed(used(slot(0, 0), 0, 0));
-        refused(both, "up", &Op::Experts { x, shape: &bad, activation, experts: 2, uses, inner, out });
+        refused(
+            both,
+            "up",
+            &Op::Experts { x, shape: &bad, activation, experts: 2, uses, inner, out },
+        );
         let up = MatrixShape { format: Format::Plain(Scalar::BF16), ..wide };
         let bad = ExpertShape { up, interleaved: true, ..shape };
         refused(
@@ -401,8 +433,8 @@ fn experts_that_do_not_fit() {
             "no room for biases",
             &Op::Experts { x, shape: &bad, activation, experts: 2, uses, inner, out },
         );
-        let taken =
-            [&mut both.reference, &mut both.device].map(|device| device.take_slot(slot(2, 0)).unwrap());
+        let taken = [&mut both.reference, &mut both.device]
+            .map(|device| device.take_slot(slot(2, 0)).unwrap());
         refused(both, "taken", &op(used(slot(2, 0), 0, 0)));
         let [one, other] = taken;
         for (device, bytes) in [(&mut both.reference, one), (&mut both.device, other)] {
@@ -424,7 +456,7 @@ fn devices_that_cannot_be() {
             isa: isa.map(String::from),
             threads,
             exact: true,
-            keys: None,
+            kv_format: None,
         })
     };
     let error = |result: Result<Box<dyn Device>, Error>| result.err().unwrap().to_string();

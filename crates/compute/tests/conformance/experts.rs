@@ -1,8 +1,8 @@
 //! Experts in slots.
 
 use moeflux_compute::{
-    Activation, Error, ExpertGroups, ExpertShape, ExpertUse, ExpertUses, Format, Isa, MatrixShape, Op,
-    Router, Scalar, Scoring, SharedChoice, Slot, View,
+    Activation, Error, ExpertGroups, ExpertShape, ExpertUse, ExpertUses, Format, Isa, MatrixShape,
+    Op, Router, Scalar, Scoring, SharedChoice, Slot, View,
 };
 
 use crate::harness::{Both, FOUR, Random, bits, device, encode, formats, some_formats};
@@ -22,8 +22,11 @@ fn fill(both: &mut Both, random: &mut Random, shape: &ExpertShape, count: usize)
     for _ in 0..count {
         let mut all = Vec::new();
         let wide = MatrixShape { rows: 2 * shape.gate.rows, ..shape.gate };
-        let stored =
-            if shape.interleaved { &[wide, shape.down][..] } else { &[shape.gate, shape.up, shape.down] };
+        let stored = if shape.interleaved {
+            &[wide, shape.down][..]
+        } else {
+            &[shape.gate, shape.up, shape.down]
+        };
         for matrix in stored {
             all.extend(random.matrix(*matrix));
             if let Some(scalar) = shape.output_bias {
@@ -126,7 +129,11 @@ fn any_number_of_experts_per_row() {
                 inner,
                 out,
             });
-            both.agree_in_sum(&format!("{rows} rows, {k} experts"), out, if exact { 1e-6 } else { 2e-2 });
+            both.agree_in_sum(
+                &format!("{rows} rows, {k} experts"),
+                out,
+                if exact { 1e-6 } else { 2e-2 },
+            );
         }
     });
 }
@@ -136,13 +143,18 @@ fn interleaved_with_biases_and_any_activation() {
     let mut random = Random::new(56);
     let clamped = Activation::ClampedSwiGlu { alpha: 1.702, limit: 7.0 };
     Both::each(|both, exact| {
-        for format in
-            [FOUR, Format::Plain(Scalar::BF16), Format::Affine { bits: 3, group: 32, scale: Scalar::F32 }]
-        {
-            for (i, activation) in [Activation::SwiGlu, Activation::GeGlu, clamped].into_iter().enumerate() {
+        for format in [
+            FOUR,
+            Format::Plain(Scalar::BF16),
+            Format::Affine { bits: 3, group: 32, scale: Scalar::F32 },
+        ] {
+            for (i, activation) in
+                [Activation::SwiGlu, Activation::GeGlu, clamped].into_iter().enumerate()
+            {
                 for output_bias in [None, Some(Scalar::BF16), Some(Scalar::F32)] {
                     let interleaved = i != 1 || output_bias.is_none();
-                    let shape = ExpertShape { interleaved, output_bias, ..shape(64, 128, [format; 3]) };
+                    let shape =
+                        ExpertShape { interleaved, output_bias, ..shape(64, 128, [format; 3]) };
                     let bank = fill(both, &mut random, &shape, 3);
                     let uses = uses(&mut random, bank, 5, 2, 3);
                     let x = both.random(&mut random, 5, 64);
@@ -173,7 +185,8 @@ fn inner_rows_longer_than_what_workgroups_remember() {
     let mut random = Random::new(58);
     Both::each(|both, exact| {
         for format in [FOUR, Format::MXFP4, Format::Plain(Scalar::BF16)] {
-            let shape = ExpertShape { output_bias: Some(Scalar::F32), ..shape(32, 24_576, [format; 3]) };
+            let shape =
+                ExpertShape { output_bias: Some(Scalar::F32), ..shape(32, 24_576, [format; 3]) };
             let shape = match format {
                 FOUR => ExpertShape { output_bias: None, ..self::shape(64, 24_576, [format; 3]) },
                 _ => shape,
@@ -294,8 +307,9 @@ fn a_router_names_the_experts() {
             let slots: Vec<Slot> =
                 (0..7).map(|e| Slot { bank: banks[e % 2], index: (e / 2) as u32 }).rev().collect();
             let table = both.slot_table(&slots);
-            let ids: Vec<usize> =
-                (0..rows).flat_map(|row| (0..k).map(move |rank| (row * 5 + rank * 2) % 7)).collect();
+            let ids: Vec<usize> = (0..rows)
+                .flat_map(|row| (0..k).map(move |rank| (row * 5 + rank * 2) % 7))
+                .collect();
             let x = both.random(&mut random, rows, 64);
             let of_router = both.dense(rows, &ids.iter().map(|id| *id as f32).collect::<Vec<_>>());
             let (inner, out) = (both.poisoned(rows * k, 64), both.poisoned(rows * k, 64));
@@ -347,11 +361,13 @@ fn a_router_chooses_and_its_experts_follow() {
             // A shared expert, number `count`, comes behind them, with a gate or without.
             let gate = (i == 2).then(|| both.random(&mut random, 1, 1));
             let shared = (i > 0).then_some(SharedChoice { gate });
-            let (slots, k) = (count + usize::from(shared.is_some()), k + usize::from(shared.is_some()));
+            let (slots, k) =
+                (count + usize::from(shared.is_some()), k + usize::from(shared.is_some()));
             let matrix = MatrixShape { rows: hidden, cols: hidden, format };
             let shape = ExpertShape::of(matrix, matrix, matrix);
             let bank = fill(both, &mut random, &shape, slots);
-            let slots: Vec<Slot> = (0..slots as u32).rev().map(|index| Slot { bank, index }).collect();
+            let slots: Vec<Slot> =
+                (0..slots as u32).rev().map(|index| Slot { bank, index }).collect();
             let table = both.slot_table(&slots);
             let mut router = Router { shared, ..Router::softmax(true) };
             if count == 300 {
@@ -404,18 +420,19 @@ fn a_router_chooses_and_its_experts_follow() {
             let (inner, out) = (both.poisoned(k, hidden), both.poisoned(k, hidden));
             let uses = ExpertUses::Routed { ids, table };
             let device = &mut *both.device;
-            let ran = device.run(&Op::TopK { logits: wrong, router, ids, weights }).and_then(|()| {
-                device.run(&Op::Experts {
-                    x,
-                    shape: &shape,
-                    activation: Activation::SwiGlu,
-                    experts: count,
-                    uses,
-                    inner,
-                    out,
-                })?;
-                device.read(ids, &mut vec![0.0; k])
-            });
+            let ran =
+                device.run(&Op::TopK { logits: wrong, router, ids, weights }).and_then(|()| {
+                    device.run(&Op::Experts {
+                        x,
+                        shape: &shape,
+                        activation: Activation::SwiGlu,
+                        experts: count,
+                        uses,
+                        inner,
+                        out,
+                    })?;
+                    device.read(ids, &mut vec![0.0; k])
+                });
             assert!(matches!(ran, Err(Error::RouterNan { row: 0 })), "{}", both.device.describe());
         }
     });
@@ -465,8 +482,10 @@ fn experts_that_many_rows_and_none_choose() {
     let activation = Activation::GeGlu;
     Both::each(|both, exact| {
         let banks = [fill(both, &mut random, &shape, 5), fill(both, &mut random, &shape, 6)];
-        let slots: Vec<Slot> =
-            (0..11).map(|e| Slot { bank: banks[(e + 1) % 2], index: (e / 2) as u32 }).rev().collect();
+        let slots: Vec<Slot> = (0..11)
+            .map(|e| Slot { bank: banks[(e + 1) % 2], index: (e / 2) as u32 })
+            .rev()
+            .collect();
         let table = both.slot_table(&slots);
         let (rows, k) = (150, 3);
         // Every row chooses expert 6, none chooses 0, 2 or 10.
@@ -505,10 +524,23 @@ fn experts_that_many_rows_and_none_choose() {
             for uses in &ops {
                 let uses = ExpertUses::Listed(uses);
                 both.device
-                    .run(&Op::Experts { x, shape: &shape, activation, experts: 11, uses, inner, out })
+                    .run(&Op::Experts {
+                        x,
+                        shape: &shape,
+                        activation,
+                        experts: 11,
+                        uses,
+                        inner,
+                        out,
+                    })
                     .unwrap();
             }
-            assert!(bits(&both.read(out)) == routed, "{}, in {} ops", both.device.describe(), ops.len());
+            assert!(
+                bits(&both.read(out)) == routed,
+                "{}, in {} ops",
+                both.device.describe(),
+                ops.len()
+            );
         }
     });
 }

@@ -3,8 +3,8 @@
 use std::cell::Cell;
 
 use moeflux_compute::{
-    BankPlace, BlockScale, Buffer, Bytes, Device, DeviceOptions, Element, Error, Format, Isa, KeyFormat,
-    MatrixShape, Op, Scalar, Slot, SlotTable, State, StateShape, View, Weight, open,
+    BankPlace, BlockScale, Buffer, Bytes, Device, DeviceOptions, Element, Error, Format, Isa,
+    KvFormat, MatrixShape, Op, Scalar, Slot, SlotTable, State, StateShape, View, Weight, open,
 };
 
 thread_local! {
@@ -68,11 +68,14 @@ impl Random {
             Format::Affine { bits, scale, .. } => {
                 let mut bytes: Vec<u8> = (0..parts.weights).map(|_| self.next() as u8).collect();
                 let step = 2.0 / f32::from(bits).exp2();
-                let scales: Vec<f32> =
-                    (0..parts.scales / scale.bytes()).map(|_| step * (1.0 + 0.5 * self.number())).collect();
+                let scales: Vec<f32> = (0..parts.scales / scale.bytes())
+                    .map(|_| step * (1.0 + 0.5 * self.number()))
+                    .collect();
                 bytes.extend(scales.iter().flat_map(|s| encode(scale, *s)));
                 bytes.extend(
-                    scales.iter().flat_map(|s| encode(scale, -s / step * (1.0 + 0.1 * self.number()))),
+                    scales
+                        .iter()
+                        .flat_map(|s| encode(scale, -s / step * (1.0 + 0.1 * self.number()))),
                 );
                 bytes
             }
@@ -80,7 +83,9 @@ impl Random {
                 let mut bytes: Vec<u8> = (0..parts.weights).map(|_| self.next() as u8).collect();
                 if element == Element::E4M3 {
                     // Neither NaN nor so far apart that a few numbers are all of a sum.
-                    bytes.iter_mut().for_each(|byte| *byte = *byte & 0x80 | ((*byte & 0x7f) % 0x60));
+                    bytes
+                        .iter_mut()
+                        .for_each(|byte| *byte = *byte & 0x80 | ((*byte & 0x7f) % 0x60));
                 }
                 bytes.extend((0..parts.scales / scale.bytes()).flat_map(|_| match scale {
                     BlockScale::E8M0 => vec![123 + self.below(3) as u8],
@@ -116,8 +121,12 @@ pub(crate) fn formats() -> Vec<Format> {
         }
     }
     formats.extend([Format::MXFP4, Format::MXFP8, Format::NVFP4]);
-    let scaled =
-        |element, block_rows, block_cols, scale| Format::Scaled { element, block_rows, block_cols, scale };
+    let scaled = |element, block_rows, block_cols, scale| Format::Scaled {
+        element,
+        block_rows,
+        block_cols,
+        scale,
+    };
     formats.extend([
         scaled(Element::E4M3, 128, 128, BlockScale::Plain(Scalar::F32)),
         scaled(Element::E4M3, 128, 128, BlockScale::Plain(Scalar::BF16)),
@@ -137,7 +146,9 @@ pub(crate) fn some_formats() -> Vec<Format> {
     let mut formats: Vec<Format> = SCALARS.into_iter().map(Format::Plain).collect();
     formats.extend([2, 3, 5, 6].map(|bits| affine(bits, 64, Scalar::BF16)));
     formats.extend([FOUR, affine(4, 32, Scalar::F32), affine(8, 128, Scalar::F16)]);
-    formats.extend(self::formats().into_iter().filter(|format| matches!(format, Format::Scaled { .. })));
+    formats.extend(
+        self::formats().into_iter().filter(|format| matches!(format, Format::Scaled { .. })),
+    );
     formats
 }
 
@@ -152,7 +163,7 @@ pub(crate) fn device(isa: Isa, exact: bool, threads: usize) -> Box<dyn Device> {
 
 /// A CPU device with keys and values kept in a format.
 pub(crate) fn device_that_keeps(
-    keys: Option<KeyFormat>,
+    keys: Option<KvFormat>,
     isa: Isa,
     exact: bool,
     threads: usize,
@@ -161,7 +172,7 @@ pub(crate) fn device_that_keeps(
         name: Some("cpu".into()),
         threads: Some(threads),
         exact,
-        keys,
+        kv_format: keys,
         isa: Some(isa.name().into()),
     };
     open(&options).unwrap()
@@ -175,7 +186,7 @@ pub(crate) fn gpu(exact: bool) -> Option<Box<dyn Device>> {
 }
 
 /// That GPU, with keys and values kept in a format.
-pub(crate) fn gpu_that_keeps(keys: Option<KeyFormat>, exact: bool) -> Option<Box<dyn Device>> {
+pub(crate) fn gpu_that_keeps(keys: Option<KvFormat>, exact: bool) -> Option<Box<dyn Device>> {
     let var = |name| std::env::var(name).ok();
     let asked = var("MOEFLUX_TEST_GPU");
     if asked.as_deref() == Some("none") {
@@ -183,7 +194,7 @@ pub(crate) fn gpu_that_keeps(keys: Option<KeyFormat>, exact: bool) -> Option<Box
     }
     let name = asked.clone().unwrap_or_else(|| "gpu".into());
     let isa = var("MOEFLUX_TEST_GPU_ISA");
-    let options = DeviceOptions { name: Some(name), threads: None, exact, keys, isa };
+    let options = DeviceOptions { name: Some(name), threads: None, exact, kv_format: keys, isa };
     #[cfg(unix)]
     if let Some(name @ ("metal-on-cpu" | "matrices-on-cpu")) = options.name.as_deref() {
         let instance = crate::metal::instance(name == "matrices-on-cpu");
@@ -261,7 +272,7 @@ impl Both {
 
     /// Whether keys and values are kept as f16.
     pub(crate) fn keeps_halves(&self) -> bool {
-        self.device.key_format() == KeyFormat::F16
+        self.device.kv_format() == KvFormat::F16
     }
 
     /// The tolerance of attention of so many rows at once.
@@ -285,7 +296,10 @@ impl Both {
         self.rounds(format) || self.device.describe().starts_with("gpu")
     }
 
-    fn twice<T: PartialEq + std::fmt::Debug>(&mut self, mut f: impl FnMut(&mut dyn Device) -> T) -> T {
+    fn twice<T: PartialEq + std::fmt::Debug>(
+        &mut self,
+        mut f: impl FnMut(&mut dyn Device) -> T,
+    ) -> T {
         let of_reference = f(&mut *self.reference);
         let of_device = f(&mut *self.device);
         assert_eq!(of_reference, of_device);
@@ -358,7 +372,9 @@ impl Both {
     pub(crate) fn fails_by(&mut self, op: &Op<'_>, out: View) -> Error {
         let a = self.reference.run(op).unwrap_err();
         let b = match self.device.run(op) {
-            Ok(()) => self.device.read(out, &mut vec![0.0; out.rows * out.heads * out.width]).unwrap_err(),
+            Ok(()) => {
+                self.device.read(out, &mut vec![0.0; out.rows * out.heads * out.width]).unwrap_err()
+            }
             Err(b) => b,
         };
         assert_eq!(a.to_string(), b.to_string());
@@ -388,12 +404,18 @@ impl Both {
 
 /// The devices of this machine.
 fn devices(exact: bool, with_cpu: bool) -> impl Iterator<Item = Box<dyn Device>> {
-    let cpus = Isa::available().into_iter().filter(move |_| with_cpu).map(move |isa| device(isa, exact, 2));
+    let cpus = Isa::available()
+        .into_iter()
+        .filter(move |_| with_cpu)
+        .map(move |isa| device(isa, exact, 2));
     cpus.chain(std::iter::once_with(move || gpu(exact)).flatten())
 }
 
 /// Runs a test on one device after the other.
-fn in_turn<T>(devices: impl Iterator<Item = (Box<dyn Device>, T)>, mut test: impl FnMut(&mut Both, T)) {
+fn in_turn<T>(
+    devices: impl Iterator<Item = (Box<dyn Device>, T)>,
+    mut test: impl FnMut(&mut Both, T),
+) {
     let (times, _) = TURN.get();
     for (i, (device, of)) in devices.enumerate() {
         TURN.set((times + 1, i));

@@ -15,9 +15,10 @@ fn every_format() {
                 Format::Plain(_) => [1, 7, 64, 129][i % 4],
             };
             let (heads, rows) = ([1, 3, 5][i % 3], [1, 2, 7][i / 3 % 3]);
-            let head_rows =
-                [HeadRows { stride: 21, first: 0, count: 21 }, HeadRows { stride: 40, first: 21, count: 18 }]
-                    [i % 2];
+            let head_rows = [
+                HeadRows { stride: 21, first: 0, count: 21 },
+                HeadRows { stride: 40, first: 21, count: 18 },
+            ][i % 2];
             let shape = MatrixShape { rows: heads * head_rows.stride, cols, format };
             let weight = both.weight(&mut random, shape);
             for transposed in [false, true] {
@@ -28,10 +29,18 @@ fn every_format() {
                 let x = View { heads, width: inputs, head_stride: inputs + 3, ..all };
                 let to = both.poisoned(rows, heads * (outputs + 1));
                 let out = View { heads, width: outputs, head_stride: outputs + 1, ..to };
-                both.run(&Op::HeadMatMul { x, matrix: HeadMatrix { weight, head_rows, transposed }, out });
+                both.run(&Op::HeadMatMul {
+                    x,
+                    matrix: HeadMatrix { weight, head_rows, transposed },
+                    out,
+                });
                 both.agree(&format!("{format}, {shape:?}, {transposed}"), out, 1e-5);
                 let written = both.read(to).iter().filter(|x| !x.is_nan()).count();
-                assert_eq!(written, rows * heads * outputs, "nothing is written outside the window");
+                assert_eq!(
+                    written,
+                    rows * heads * outputs,
+                    "nothing is written outside the window"
+                );
             }
         }
     });
@@ -50,7 +59,11 @@ fn many_rows_and_wide_ones() {
                 let (inputs, outputs) = if transposed { (count, cols) } else { (cols, count) };
                 let x = both.random(&mut random, rows, heads * inputs).split(heads);
                 let out = both.poisoned(rows, heads * outputs).split(heads);
-                both.run(&Op::HeadMatMul { x, matrix: HeadMatrix { weight, head_rows, transposed }, out });
+                both.run(&Op::HeadMatMul {
+                    x,
+                    matrix: HeadMatrix { weight, head_rows, transposed },
+                    out,
+                });
                 both.agree(&format!("{shape:?}, {transposed}"), out, 1e-5);
             }
         }
@@ -60,8 +73,14 @@ fn many_rows_and_wide_ones() {
 #[test]
 fn neither_threads_nor_other_rows_change_a_bit() {
     let mut random = Random::new(83);
-    let all = [FOUR, Format::Affine { bits: 6, group: 32, scale: Scalar::F16 }, Format::Plain(Scalar::BF16)];
-    for (isa, format) in Isa::available().into_iter().flat_map(|isa| all.map(|format| (isa, format))) {
+    let all = [
+        FOUR,
+        Format::Affine { bits: 6, group: 32, scale: Scalar::F16 },
+        Format::Plain(Scalar::BF16),
+    ];
+    for (isa, format) in
+        Isa::available().into_iter().flat_map(|isa| all.map(|format| (isa, format)))
+    {
         let (head_rows, heads, cols) = (HeadRows { stride: 50, first: 3, count: 45 }, 3, 192);
         let shape = MatrixShape { rows: heads * head_rows.stride, cols, format };
         let (weights, numbers) = (random.matrix(shape), random.numbers(11 * heads * cols));
@@ -79,7 +98,11 @@ fn neither_threads_nor_other_rows_change_a_bit() {
                     let (x, out) = (view(inputs), view(outputs));
                     device.write(x.buffer, &numbers[..11 * heads * inputs]).unwrap();
                     device
-                        .run(&Op::HeadMatMul { x, matrix: HeadMatrix { weight, head_rows, transposed }, out })
+                        .run(&Op::HeadMatMul {
+                            x,
+                            matrix: HeadMatrix { weight, head_rows, transposed },
+                            out,
+                        })
                         .unwrap();
                     let together = bits(&read(&mut *device, out));
                     for rows in [1, 2, 3, 5] {

@@ -1,7 +1,8 @@
 //! LatentAttention: every format, matrices either way, chunks, sessions, threads.
 
 use moeflux_compute::{
-    Format, HeadMatrix, HeadRows, Isa, KEY_BLOCK, MatrixShape, Op, Scalar, Span, State, StateShape, View,
+    Format, HeadMatrix, HeadRows, Isa, KV_BLOCK, MatrixShape, Op, Scalar, Span, State, StateShape,
+    View,
 };
 
 use crate::harness::{Both, FOUR, Random, bits, bytes, device, formats, read};
@@ -22,7 +23,12 @@ impl Shape {
     }
 
     fn state(&self, positions: usize) -> StateShape {
-        StateShape::KeyValue { kv_heads: 1, key_width: self.latent + self.rope, value_width: 0, positions }
+        StateShape::KeyValue {
+            kv_heads: 1,
+            key_width: self.latent + self.rope,
+            value_width: 0,
+            positions,
+        }
     }
 
     /// One stack of keys' and values' rows per head, as `kv_b_proj` is.
@@ -35,8 +41,12 @@ impl Shape {
 
     /// A stack for keys or values alone.
     fn split(&self, outputs: usize, transposed: bool, format: Format) -> (MatrixShape, HeadRows) {
-        let (count, cols) = if transposed { (self.latent, outputs) } else { (outputs, self.latent) };
-        (MatrixShape { rows: self.heads * count, cols, format }, HeadRows { stride: count, first: 0, count })
+        let (count, cols) =
+            if transposed { (self.latent, outputs) } else { (outputs, self.latent) };
+        (
+            MatrixShape { rows: self.heads * count, cols, format },
+            HeadRows { stride: count, first: 0, count },
+        )
     }
 }
 
@@ -67,7 +77,13 @@ impl Case {
         }
     }
 
-    fn whole(both: &mut Both, random: &mut Random, shape: Shape, rows: usize, format: Format) -> Self {
+    fn whole(
+        both: &mut Both,
+        random: &mut Random,
+        shape: Shape,
+        rows: usize,
+        format: Format,
+    ) -> Self {
         let (matrix, parts) = shape.whole(format);
         let weight = both.weight(random, matrix);
         let matrices = parts.map(|head_rows| HeadMatrix { weight, head_rows, transposed: false });
@@ -148,12 +164,12 @@ fn chunks_that_end_anywhere() {
     let mut random = Random::new(92);
     Both::each(|both, _| {
         let shape = Shape { heads: 2, latent: 64, nope: 64, rope: 3, value: 33 };
-        let rows = 2 * KEY_BLOCK + 18;
+        let rows = 2 * KV_BLOCK + 18;
         let case = Case::split(both, &mut random, (shape, rows, FOUR), [true, false]);
-        let [one, other, third] = [rows, rows, 3 * KEY_BLOCK].map(|n| both.state(shape.state(n)));
+        let [one, other, third] = [rows, rows, 3 * KV_BLOCK].map(|n| both.state(shape.state(n)));
         let at_once = case.in_chunks(both, one, &[rows]);
-        assert!(case.in_chunks(both, other, &[KEY_BLOCK + 1, 7, 250]) == at_once);
-        assert!(case.in_chunks(both, third, &[KEY_BLOCK]) == at_once);
+        assert!(case.in_chunks(both, other, &[KV_BLOCK + 1, 7, 250]) == at_once);
+        assert!(case.in_chunks(both, third, &[KV_BLOCK]) == at_once);
         // More rows than a tile has.
         let plain = Shape { heads: 1, latent: 8, nope: 4, rope: 2, value: 3 };
         let case = Case::whole(both, &mut random, plain, 1100, Format::Plain(Scalar::BF16));
@@ -222,9 +238,10 @@ fn the_absorbed_form_agrees() {
 fn threads_change_no_bit() {
     let mut random = Random::new(95);
     let shape = Shape { heads: 2, latent: 64, nope: 10, rope: 4, value: 12 };
-    let rows = KEY_BLOCK + 45;
-    for (isa, format) in
-        Isa::available().into_iter().flat_map(|isa| [FOUR, Format::Plain(Scalar::F16)].map(|f| (isa, f)))
+    let rows = KV_BLOCK + 45;
+    for (isa, format) in Isa::available()
+        .into_iter()
+        .flat_map(|isa| [FOUR, Format::Plain(Scalar::F16)].map(|f| (isa, f)))
     {
         let (matrix, [of_keys, of_values]) = shape.whole(format);
         let weights = random.matrix(matrix);
@@ -237,7 +254,8 @@ fn threads_change_no_bit() {
                 let mut device = device(isa, exact, threads);
                 let weight = device.weight(matrix, bytes(&weights)).unwrap();
                 let of = |head_rows| HeadMatrix { weight, head_rows, transposed: false };
-                let mut view = |width: usize| View::rows(device.buffer(rows * width).unwrap(), rows, width);
+                let mut view =
+                    |width: usize| View::rows(device.buffer(rows * width).unwrap(), rows, width);
                 let (q, k, out) = (view(28).split(2), view(68), view(24).split(2));
                 device.write(q.buffer, &queries).unwrap();
                 device.write(k.buffer, &latents).unwrap();

@@ -1,6 +1,12 @@
 //! The conformance table: every op, every format, odd shapes, every instruction set of this machine, exact and
 //! fast, against the reference device and within the tolerances of the ops' docs.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr, reason = "tests")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    reason = "tests"
+)]
 
 mod attention;
 mod attention_kinds;

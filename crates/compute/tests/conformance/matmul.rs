@@ -8,10 +8,13 @@ use crate::harness::{Both, FOUR, Random, bits, bytes, device, formats, read, som
 fn widths(format: Format) -> Vec<usize> {
     match format {
         Format::Plain(_) => vec![1, 7, 64, 129],
-        Format::Affine { group, .. } => vec![group as usize, 3 * group as usize, 5 * group as usize],
+        Format::Affine { group, .. } => {
+            vec![group as usize, 3 * group as usize, 5 * group as usize]
+        }
         Format::Scaled { element, block_cols, .. } => {
             let block = block_cols as usize;
-            let odd = if element == Element::E4M3 { [1, 3 * block + 7] } else { [2, 3 * block + 10] };
+            let odd =
+                if element == Element::E4M3 { [1, 3 * block + 7] } else { [2, 3 * block + 10] };
             vec![block, 3 * block, 2 * block + block / 4 * 2, odd[0], odd[1]]
         }
     }
@@ -38,7 +41,10 @@ fn every_format_on_the_exact_path() {
                 let bias = (i % 2 == 0).then(|| both.numbers(&random.numbers(21)));
                 // On the fast path, routers ask for the exact one.
                 let exact = !exact || i % 2 == 0;
-                if exact || matches!(format, Format::Plain(_)) || both.device.describe().ends_with("exact") {
+                if exact
+                    || matches!(format, Format::Plain(_))
+                    || both.device.describe().ends_with("exact")
+                {
                     both.run(&Op::MatMul { x, weight, bias, exact, out });
                     both.agree(&format!("{rows} rows, {cols} inputs, {format}"), out, 1e-5);
                 }
@@ -123,9 +129,12 @@ fn many_rows_of_every_format() {
                 let (rows, outputs) = (17 + (i * 7 + j * 19) % 54, 1 + (i * 31 + j * 47) % 97);
                 let weight = both.weight(&mut random, MatrixShape { rows: outputs, cols, format });
                 // Windows that begin anywhere.
-                let (all, to) =
-                    (both.random(&mut random, rows + 1, cols + 5), both.poisoned(rows, outputs + 3));
-                let (x, out) = (all.slice(1, rows).columns(i % 5, cols), to.columns(j % 3, outputs));
+                let (all, to) = (
+                    both.random(&mut random, rows + 1, cols + 5),
+                    both.poisoned(rows, outputs + 3),
+                );
+                let (x, out) =
+                    (all.slice(1, rows).columns(i % 5, cols), to.columns(j % 3, outputs));
                 let bias = (i % 3 == 0).then(|| both.numbers(&random.numbers(outputs)));
                 both.run(&Op::MatMul { x, weight, bias, exact: false, out });
                 let what = format!("{rows} rows, {cols} inputs, {outputs} outputs, {format}");
@@ -133,7 +142,11 @@ fn many_rows_of_every_format() {
                 both.agree(&what, out, if rounds { 3e-2 } else { 1e-5 });
                 both.agree_in_sum(&what, out, if rounds { 1e-2 } else { 1e-6 });
                 let written = both.read(to).iter().filter(|x| !x.is_nan()).count();
-                assert_eq!(written, rows * outputs, "{what}: nothing is written outside the window");
+                assert_eq!(
+                    written,
+                    rows * outputs,
+                    "{what}: nothing is written outside the window"
+                );
             }
         }
     });
@@ -159,9 +172,13 @@ fn many_rows_in_whole_chunks() {
                 scales.iter_mut().skip(size - 1).step_by(size).for_each(|high| *high -= by);
             };
             match format {
-                Format::Affine { scale: Scalar::F16, .. } => less(&mut small[parts.weights..], 2, 4 << 2),
+                Format::Affine { scale: Scalar::F16, .. } => {
+                    less(&mut small[parts.weights..], 2, 4 << 2)
+                }
                 Format::Affine { scale, .. } => less(&mut small[parts.weights..], scale.bytes(), 7),
-                Format::Scaled { scale: BlockScale::E8M0, .. } => less(&mut small[parts.weights..], 1, 13),
+                Format::Scaled { scale: BlockScale::E8M0, .. } => {
+                    less(&mut small[parts.weights..], 1, 13)
+                }
                 _ => {}
             }
             for (of, what) in [(&of, "usual scales"), (&small, "small scales")] {
@@ -169,7 +186,11 @@ fn many_rows_in_whole_chunks() {
                 let (x, out) = (both.random(&mut random, 41, cols), both.poisoned(41, 67));
                 both.run(&Op::MatMul { x, weight, bias: None, exact: false, out });
                 let rounds = !exact && both.rounds_many(format);
-                both.agree_in_sum(&format!("{format}, {what}"), out, if rounds { 6e-3 } else { 1e-6 });
+                both.agree_in_sum(
+                    &format!("{format}, {what}"),
+                    out,
+                    if rounds { 6e-3 } else { 1e-6 },
+                );
             }
         }
     });
@@ -198,9 +219,10 @@ fn rows_longer_than_what_workgroups_remember() {
     let mut random = Random::new(11);
     let six = Format::Affine { bits: 6, group: 128, scale: Scalar::F16 };
     Both::each(|both, exact| {
-        for (i, format) in [FOUR, six, Format::MXFP4, Format::NVFP4, FP8, Format::Plain(Scalar::BF16)]
-            .into_iter()
-            .enumerate()
+        for (i, format) in
+            [FOUR, six, Format::MXFP4, Format::NVFP4, FP8, Format::Plain(Scalar::BF16)]
+                .into_iter()
+                .enumerate()
         {
             // The last section is shorter than the others.
             let cols = 25_600 + 128 * i;
@@ -256,7 +278,9 @@ fn neither_threads_nor_other_rows_change_a_bit() {
     let quants = [2, 3, 5, 6, 8].map(|bits| Format::Affine { bits, group: 32, scale: Scalar::F16 });
     let others = [FOUR, Format::MXFP4, Format::NVFP4, FP8, Format::Plain(Scalar::F32)];
     let all = [&quants[..], &others].concat();
-    for (isa, format) in Isa::available().into_iter().flat_map(|isa| all.iter().map(move |f| (isa, *f))) {
+    for (isa, format) in
+        Isa::available().into_iter().flat_map(|isa| all.iter().map(move |f| (isa, *f)))
+    {
         // Rows of quants end within what is unpacked at once.
         let cols = if quants.contains(&format) { 352 } else { 320 };
         let shape = MatrixShape { rows: 37, cols, format };
@@ -277,7 +301,9 @@ fn neither_threads_nor_other_rows_change_a_bit() {
                         for first in (0..11).step_by(rows) {
                             let rows = rows.min(11 - first);
                             let (x, out) = (x.slice(first, rows), out.slice(first, rows));
-                            device.run(&Op::MatMul { x, weight, bias: None, exact: false, out }).unwrap();
+                            device
+                                .run(&Op::MatMul { x, weight, bias: None, exact: false, out })
+                                .unwrap();
                         }
                         let got = read(&mut *device, out);
                         if rows == 1 {
@@ -288,7 +314,8 @@ fn neither_threads_nor_other_rows_change_a_bit() {
                         if exact || rows <= 4 {
                             assert!(bits(&got) == alone, "{what}");
                         }
-                        let largest = together.iter().fold(0.0, |largest: f32, x| largest.max(x.abs()));
+                        let largest =
+                            together.iter().fold(0.0, |largest: f32, x| largest.max(x.abs()));
                         let close = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-6 * largest;
                         assert!(got.iter().zip(&together).all(close), "{what}");
                     }

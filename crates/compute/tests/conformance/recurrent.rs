@@ -67,7 +67,12 @@ struct Delta {
 
 impl Delta {
     /// Queries, keys and values as columns of one buffer, as the convolution leaves them.
-    fn new(both: &mut Both, random: &mut Random, rows: usize, (key_heads, heads, kw, vw): Shape) -> Self {
+    fn new(
+        both: &mut Both,
+        random: &mut Random,
+        rows: usize,
+        (key_heads, heads, kw, vw): Shape,
+    ) -> Self {
         let qkv = both.random(random, rows, 2 * key_heads * kw + heads * vw);
         Self {
             q: qkv.columns(0, key_heads * kw).split(key_heads),
@@ -160,8 +165,9 @@ fn delta_net_remembers_over_long_spans() {
         let mut last = None;
         for chunks in [&[600][..], &[1, 31, 64, 504]] {
             let state = both.state(StateShape::Recurrent { len: delta.len });
-            let got =
-                in_chunks(both, state, delta.out, chunks, |both, first, spans| delta.run(both, first, spans));
+            let got = in_chunks(both, state, delta.out, chunks, |both, first, spans| {
+                delta.run(both, first, spans)
+            });
             assert!(last.is_none_or(|last| last == got), "{chunks:?}");
             last = Some(got);
         }
@@ -173,15 +179,21 @@ fn sessions_of_one_op_know_nothing_of_each_other() {
     let mut random = Random::new(26);
     Both::each(|both, _| {
         let delta = Delta::new(both, &mut random, 7, (2, 4, 24, 40));
-        let conv =
-            (both.random(&mut random, 7, 30), both.poisoned(7, 30), both.numbers(&random.numbers(120)));
-        let both_ops = |both: &mut Both, first: usize, rows: usize, spans: &[Span], convs: &[Span]| {
-            delta.run(both, first, spans);
-            let (x, out, weight) = (conv.0.slice(first, rows), conv.1.slice(first, rows), conv.2);
-            both.run(&Op::Conv1d { x, weight, width: 4, spans: convs, out });
+        let conv = (
+            both.random(&mut random, 7, 30),
+            both.poisoned(7, 30),
+            both.numbers(&random.numbers(120)),
+        );
+        let both_ops =
+            |both: &mut Both, first: usize, rows: usize, spans: &[Span], convs: &[Span]| {
+                delta.run(both, first, spans);
+                let (x, out, weight) =
+                    (conv.0.slice(first, rows), conv.1.slice(first, rows), conv.2);
+                both.run(&Op::Conv1d { x, weight, width: 4, spans: convs, out });
+            };
+        let states = |both: &mut Both, len: usize| {
+            [(); 2].map(|()| both.state(StateShape::Recurrent { len }))
         };
-        let states =
-            |both: &mut Both, len: usize| [(); 2].map(|()| both.state(StateShape::Recurrent { len }));
         let of = |[one, other]: [State; 2]| {
             [Span { state: one, position: 0, rows: 3 }, Span { state: other, position: 0, rows: 4 }]
         };
@@ -231,7 +243,10 @@ fn several_sessions_in_one_op_and_any_threads() {
         let delta = Delta::new(&mut both, &mut random, 7, (2, 4, 24, 40));
         let one = both.state(StateShape::Recurrent { len: delta.len });
         let other = both.state(StateShape::Recurrent { len: delta.len });
-        let spans = [Span { state: one, position: 0, rows: 3 }, Span { state: other, position: 0, rows: 4 }];
+        let spans = [
+            Span { state: one, position: 0, rows: 3 },
+            Span { state: other, position: 0, rows: 4 },
+        ];
         delta.run(&mut both, 0, &spans);
         both.agree("two sessions", delta.out, 1e-5);
         outs.push(bits(&both.read(delta.out)));

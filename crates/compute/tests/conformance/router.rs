@@ -29,7 +29,8 @@ fn any_number_of_experts_in_rank_order() {
 fn of_equal_logits_the_lower_id_comes_first() {
     Both::each(|both, _| {
         let numbers = [1.0, 3.0, 3.0, 0.0, 3.0, -0.0, 0.0, f32::NEG_INFINITY];
-        let (logits, ids, weights) = (both.dense(1, &numbers), both.poisoned(1, 8), both.poisoned(1, 8));
+        let (logits, ids, weights) =
+            (both.dense(1, &numbers), both.poisoned(1, 8), both.poisoned(1, 8));
         both.run(&Op::TopK { logits, router: Router::softmax(true), ids, weights });
         assert_eq!(both.read(ids), [1.0, 2.0, 4.0, 0.0, 3.0, 5.0, 6.0, 7.0]);
         both.agree("ids", ids, 0.0);
@@ -44,7 +45,8 @@ fn a_nan_is_an_error_that_names_the_row_and_loses_nothing() {
         let mut numbers = random.numbers(4 * 16);
         numbers[2 * 16 + 5] = f32::NAN;
         numbers[3 * 16] = -f32::NAN;
-        let (logits, ids, weights) = (both.dense(4, &numbers), both.poisoned(4, 3), both.poisoned(4, 3));
+        let (logits, ids, weights) =
+            (both.dense(4, &numbers), both.poisoned(4, 3), both.poisoned(4, 3));
         let op = Op::TopK { logits, router: Router::softmax(true), ids, weights };
         assert!(matches!(both.fails_by(&op, ids), Error::RouterNan { row: 2 }));
         for device in [&mut both.reference, &mut both.device] {
@@ -177,7 +179,8 @@ fn many_experts_with_equal_scores_in_groups() {
     Both::each(|both, _| {
         for (n, k, count, chosen) in [(1024, 64, 8, 4), (1000, 3, 250, 20), (8192, 33, 64, 7)] {
             // Scores are equal, or so far apart that no rounding changes their order.
-            let numbers: Vec<f32> = (0..2 * n).map(|_| random.below(600) as f32 / 100.0 - 3.0).collect();
+            let numbers: Vec<f32> =
+                (0..2 * n).map(|_| random.below(600) as f32 / 100.0 - 3.0).collect();
             let logits = both.dense(2, &numbers);
             for groups in [None, Some(ExpertGroups { count, chosen })] {
                 let router = Router { scoring: Scoring::Sigmoid, groups, ..Router::softmax(true) };

@@ -13,13 +13,19 @@ const EIGHT: Format = Format::Affine { bits: 8, group: 32, scale: Scalar::F16 };
 fn a_sum_its_norm_a_router_and_its_choice() {
     let mut random = Random::new(71);
     let bf16 = Format::Plain(Scalar::BF16);
-    for (format, hidden, experts, k) in [(EIGHT, 96, 37, 5), (FOUR, 128, 64, 8), (bf16, 160, 300, 12)] {
+    for (format, hidden, experts, k) in
+        [(EIGHT, 96, 37, 5), (FOUR, 128, 64, 8), (bf16, 160, 300, 12)]
+    {
         Both::each(|both, _| {
             for rows in [1, 1, 3] {
-                let weight = both.weight(&mut random, MatrixShape { rows: experts, cols: hidden, format });
+                let weight =
+                    both.weight(&mut random, MatrixShape { rows: experts, cols: hidden, format });
                 let norm = both.numbers(&random.numbers(hidden));
                 let bias = (rows == 3 || k == 8).then(|| both.numbers(&random.numbers(experts)));
-                let (x, y) = (both.random(&mut random, rows, hidden), both.random(&mut random, rows, hidden));
+                let (x, y) = (
+                    both.random(&mut random, rows, hidden),
+                    both.random(&mut random, rows, hidden),
+                );
                 let normed = both.poisoned(rows, hidden);
                 let logits = both.poisoned(rows, experts);
                 let (ids, weights) = (both.poisoned(rows, k), both.poisoned(rows, k));
@@ -45,7 +51,8 @@ fn what_only_looks_like_such_a_sequence() {
         let weight = both.weight(&mut random, MatrixShape { rows: 12, cols: 64, format: EIGHT });
         let norm = both.numbers(&random.numbers(64));
         let [x, y, z] = [0; 3].map(|_| both.random(&mut random, 1, 64));
-        let (normed, logits, other) = (both.poisoned(1, 64), both.poisoned(1, 12), both.poisoned(1, 12));
+        let (normed, logits, other) =
+            (both.poisoned(1, 64), both.poisoned(1, 12), both.poisoned(1, 12));
         let (ids, weights) = (both.poisoned(1, 3), both.poisoned(1, 3));
         // A sum whose norm is of something else; a product that is not the router's; a router that reads other logits.
         both.run(&Op::Add { x, y });
@@ -89,8 +96,12 @@ fn queries_keys_and_values() {
             let of = [heads * width, kv_heads * width, kv_heads * width];
             let [wq, wk, wv] = of.map(|rows| both.weight(&mut random, matrix(rows)));
             let norms = [0; 2].map(|_| both.numbers(&random.numbers(width)));
-            let shape =
-                StateShape::KeyValue { kv_heads, key_width: width, value_width: width, positions: 64 };
+            let shape = StateShape::KeyValue {
+                kv_heads,
+                key_width: width,
+                value_width: width,
+                positions: 64,
+            };
             let state = both.state(shape);
             let frequencies: Vec<f32> = (0..width / 4).map(|i| 1.0 / (i + 1) as f32).collect();
             for (position, rows) in [(0, 5), (5, 1), (6, 1), (7, 20), (27, 1)] {
@@ -108,7 +119,14 @@ fn queries_keys_and_values() {
                 }
                 let spans = &[Span { state, position, rows }];
                 for x in [q, k] {
-                    both.run(&Op::Rope { x, frequencies: &frequencies, pairs, scale: 1.25, spans, out: x });
+                    both.run(&Op::Rope {
+                        x,
+                        frequencies: &frequencies,
+                        pairs,
+                        scale: 1.25,
+                        spans,
+                        out: x,
+                    });
                 }
                 both.run(&Op::Attention {
                     q,
@@ -145,12 +163,14 @@ fn a_row_after_many() {
             let qg = both.random(&mut random, all, heads * width * 2);
             let q = View { heads, width, head_stride: width * 2, ..qg };
             let gate = gated.then_some(View { offset: width, ..q });
-            let [k, v] = [0; 2].map(|_| both.random(&mut random, all, kv_heads * width).split(kv_heads));
+            let [k, v] =
+                [0; 2].map(|_| both.random(&mut random, all, kv_heads * width).split(kv_heads));
             let out = both.poisoned(all, heads * width).split(heads);
             let norms = [0; 2].map(|_| both.numbers(&random.numbers(width)));
             let sinks = (!gated).then(|| both.numbers(&random.numbers(heads)));
             let positions = if window.is_some() { 256 } else { 300 };
-            let shape = StateShape::KeyValue { kv_heads, key_width: width, value_width: width, positions };
+            let shape =
+                StateShape::KeyValue { kv_heads, key_width: width, value_width: width, positions };
             let state = both.state(shape);
             let frequencies: Vec<f32> = (0..rotated).map(|i| 1.0 / (i + 1) as f32).collect();
             let mut position = 0;
@@ -163,7 +183,14 @@ fn a_row_after_many() {
                 }
                 for x in [q, k] {
                     let pairs = RopePairs::Halves;
-                    both.run(&Op::Rope { x, frequencies: &frequencies, pairs, scale: 1.0, spans, out: x });
+                    both.run(&Op::Rope {
+                        x,
+                        frequencies: &frequencies,
+                        pairs,
+                        scale: 1.0,
+                        spans,
+                        out: x,
+                    });
                 }
                 both.run(&Op::Attention {
                     q,
@@ -242,7 +269,8 @@ fn a_convolution_a_delta_rule_its_norm_a_product_and_its_sum() {
         ] {
             let (hidden, inner) = (68, heads * values);
             let channels = 2 * key_heads * keys + inner;
-            let weight = both.weight(&mut random, MatrixShape { rows: hidden, cols: inner, format });
+            let weight =
+                both.weight(&mut random, MatrixShape { rows: hidden, cols: inner, format });
             let [taps, norm] = [4 * channels, values].map(|n| both.numbers(&random.numbers(n)));
             let [a_log, dt_bias] = [0; 2].map(|_| both.numbers(&random.numbers(heads)));
             let states = [3 * channels, inner * keys]
@@ -262,12 +290,19 @@ fn a_convolution_a_delta_rule_its_norm_a_product_and_its_sum() {
                 let y = both.poisoned(rows, inner);
                 let in_place = step == 3;
                 let normed = if in_place { y } else { both.poisoned(rows, inner) };
-                let (mixed, stream) = (both.poisoned(rows, hidden), both.random(&mut random, rows, hidden));
+                let (mixed, stream) =
+                    (both.poisoned(rows, hidden), both.random(&mut random, rows, hidden));
                 let [of_taps, of_rule] = states.map(|states| -> Vec<Span> {
                     let spans = states.into_iter().zip(of_each);
                     spans.map(|(state, rows)| Span { state, position: step, rows: *rows }).collect()
                 });
-                both.run(&Op::Conv1d { x, weight: taps, width: 4, spans: &of_taps, out: convolved });
+                both.run(&Op::Conv1d {
+                    x,
+                    weight: taps,
+                    width: 4,
+                    spans: &of_taps,
+                    out: convolved,
+                });
                 let (spans, out) = (&of_rule, y.split(heads));
                 both.run(&Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, spans, out });
                 let (x, gate, out) = (y.split(heads), gate.split(heads), normed.split(heads));
@@ -303,13 +338,31 @@ fn a_norm_and_the_products_of_its_rows() {
                 let what = format!("{rows} rows of {format:?}");
                 let tolerance = if exact { 1e-5 } else { 1e-2 };
                 both.run(&Op::RmsNorm { x, weight: Some(norm), eps: 1e-6, out: normed });
-                both.run(&Op::MatMul { x: normed, weight: first, bias: None, exact: false, out: one });
-                both.run(&Op::MatMul { x: normed, weight: second, bias: None, exact: false, out: other });
+                both.run(&Op::MatMul {
+                    x: normed,
+                    weight: first,
+                    bias: None,
+                    exact: false,
+                    out: one,
+                });
+                both.run(&Op::MatMul {
+                    x: normed,
+                    weight: second,
+                    bias: None,
+                    exact: false,
+                    out: other,
+                });
                 both.agree_in_sum(&format!("{what}: the first"), one, tolerance);
                 both.agree_in_sum(&format!("{what}: the second"), other, tolerance);
                 both.agree(&format!("{what}: the norm"), normed, 1e-5);
                 both.run(&Op::RmsNorm { x, weight: Some(norm), eps: 1e-6, out: normed });
-                both.run(&Op::MatMul { x: normed, weight: second, bias: None, exact: true, out: other });
+                both.run(&Op::MatMul {
+                    x: normed,
+                    weight: second,
+                    bias: None,
+                    exact: true,
+                    out: other,
+                });
                 both.run(&Op::Add { x: stream, y: other });
                 both.agree_in_sum(&format!("{what}: the residual stream"), stream, 1e-5);
                 both.agree(&format!("{what}: the norm again"), normed, 1e-5);

@@ -5,8 +5,8 @@ mod room;
 use std::{iter::once, ops::Range};
 
 use moeflux_compute::{
-    Buffer, Device, DeviceOptions, Error, Format, Isa, KeyFormat, MatrixShape, Op, Scalar, Span, State,
-    StateShape, View, open,
+    Buffer, Device, DeviceOptions, Error, Format, Isa, KvFormat, MatrixShape, Op, Scalar, Span,
+    State, StateShape, View, open,
 };
 
 use crate::harness::{Random, bits, bytes, close, device, device_that_keeps, gpu_that_keeps, read};
@@ -20,12 +20,12 @@ fn each(mut test: impl FnMut(&mut dyn Device)) {
     let without_cpu = std::env::var("MOEFLUX_TEST_CPU").is_ok_and(|asked| asked == "none");
     for isa in Isa::available().into_iter().filter(|_| !without_cpu) {
         test(&mut *device(isa, true, 2));
-        let fast = if isa == Isa::detect() { &KeyFormat::ALL[..] } else { &[KeyFormat::F16] };
+        let fast = if isa == Isa::detect() { &KvFormat::ALL[..] } else { &[KvFormat::F16] };
         for keys in fast {
             test(&mut *device_that_keeps(Some(*keys), isa, false, 2));
         }
     }
-    for (keys, exact) in [(KeyFormat::F32, true), (KeyFormat::F32, false), (KeyFormat::F16, false)] {
+    for (keys, exact) in [(KvFormat::F32, true), (KvFormat::F32, false), (KvFormat::F16, false)] {
         if let Some(mut gpu) = gpu_that_keeps(Some(keys), exact) {
             test(&mut *gpu);
         }
@@ -113,8 +113,11 @@ impl Mixer {
     fn new(device: &mut dyn Device, kind: Kind) -> Self {
         let mut random = Random::new(31);
         let mut view = |width: usize| {
-            let numbers: Vec<f32> =
-                random.numbers(ROWS * width).iter().map(|x| half::f16::from_f32(*x).to_f32()).collect();
+            let numbers: Vec<f32> = random
+                .numbers(ROWS * width)
+                .iter()
+                .map(|x| half::f16::from_f32(*x).to_f32())
+                .collect();
             let buffer = device.buffer(numbers.len()).unwrap();
             device.write(buffer, &numbers).unwrap();
             View::rows(buffer, ROWS, width)
@@ -125,7 +128,13 @@ impl Mixer {
     }
 
     /// Rows of a continuation, committed; the bits that come out.
-    fn run(&self, device: &mut dyn Device, which: usize, state: State, rows: Range<usize>) -> Vec<u32> {
+    fn run(
+        &self,
+        device: &mut dyn Device,
+        which: usize,
+        state: State,
+        rows: Range<usize>,
+    ) -> Vec<u32> {
         bits(&self.try_run(device, which, state, rows).unwrap())
     }
 
@@ -168,7 +177,9 @@ impl Mixer {
                 spans,
                 out: out.split(heads),
             })?,
-            Kind::Conv(_, width) => device.run(&Op::Conv1d { x, weight: self.weight, width, spans, out })?,
+            Kind::Conv(_, width) => {
+                device.run(&Op::Conv1d { x, weight: self.weight, width, spans, out })?
+            }
             Kind::Delta(key_heads, heads, key, value) => {
                 let keys = key_heads * key;
                 device.run(&Op::DeltaNet {
@@ -200,7 +211,13 @@ impl Mixer {
     }
 
     /// Runs rows in chunks of one, twenty and any number of rows.
-    fn advance(&self, device: &mut dyn Device, which: usize, state: State, rows: Range<usize>) -> Vec<u32> {
+    fn advance(
+        &self,
+        device: &mut dyn Device,
+        which: usize,
+        state: State,
+        rows: Range<usize>,
+    ) -> Vec<u32> {
         let (mut at, mut all) = (rows.start, Vec::new());
         for chunk in [200, 1, 1, 20].into_iter().cycle() {
             let end = rows.end.min(at + chunk);
@@ -214,7 +231,13 @@ impl Mixer {
     }
 
     /// What comes out of a session that was never forked: the first continuation up to `turn`, then another.
-    fn alone(&self, device: &mut dyn Device, which: usize, turn: usize, rows: Range<usize>) -> Vec<u32> {
+    fn alone(
+        &self,
+        device: &mut dyn Device,
+        which: usize,
+        turn: usize,
+        rows: Range<usize>,
+    ) -> Vec<u32> {
         let state = self.prefilled(device, turn);
         self.advance(device, which, state, turn..rows.start);
         let found = self.advance(device, which, state, rows);
@@ -246,7 +269,8 @@ fn forks_are_as_sessions_that_were_never_forked() {
             // In the middle of a page, at the end of one, and where a ring has wrapped around.
             for at in if kind.wraps() { [301, 620] } else { [256, 301] } {
                 let (first, second) = (at..at + 21, at + 21..at + 43);
-                let of = |device: &mut dyn Device, which, rows| mixer.alone(device, which, at, rows);
+                let of =
+                    |device: &mut dyn Device, which, rows| mixer.alone(device, which, at, rows);
                 let one = [first.clone(), second.clone()].map(|rows| of(device, 0, rows));
                 let other = [first.clone(), second.clone()].map(|rows| of(device, 1, rows));
                 let held = device.states_held();
@@ -260,20 +284,32 @@ fn forks_are_as_sessions_that_were_never_forked() {
                     }
                     assert!(mixer.advance(device, 1, child, first.clone()) == other[0], "{what}");
                     if gone != 1 {
-                        assert!(mixer.advance(device, 0, parent, first.clone()) == one[0], "{what}");
+                        assert!(
+                            mixer.advance(device, 0, parent, first.clone()) == one[0],
+                            "{what}"
+                        );
                     }
                     if gone == 2 {
                         device.drop_state(child);
                     }
-                    assert!(mixer.advance(device, 0, grandchild, first.clone()) == one[0], "{what}");
+                    assert!(
+                        mixer.advance(device, 0, grandchild, first.clone()) == one[0],
+                        "{what}"
+                    );
                     // Forks of what has been written since.
                     let last = device.fork_state(grandchild, first.end).unwrap();
                     assert!(mixer.advance(device, 0, last, second.clone()) == one[1], "{what}");
                     device.drop_state(last);
                     if gone != 2 {
-                        assert!(mixer.advance(device, 1, child, second.clone()) == other[1], "{what}");
+                        assert!(
+                            mixer.advance(device, 1, child, second.clone()) == other[1],
+                            "{what}"
+                        );
                     }
-                    assert!(mixer.advance(device, 0, grandchild, second.clone()) == one[1], "{what}");
+                    assert!(
+                        mixer.advance(device, 0, grandchild, second.clone()) == one[1],
+                        "{what}"
+                    );
                     let _ = [parent, child, grandchild].map(|state| device.drop_state(state));
                     assert_eq!(device.states_held(), held, "{what}");
                 }
@@ -335,10 +371,16 @@ fn what_is_cut_or_left_out_of_a_fork_can_be_written_again() {
                 let fork = device.fork_state(state, cut).unwrap();
                 device.cut_state(state, cut).unwrap();
                 for state in [state, fork] {
-                    assert!(mixer.advance(device, 1, state, cut..cut + 50) == expected, "{kind:?} {cut}");
+                    assert!(
+                        mixer.advance(device, 1, state, cut..cut + 50) == expected,
+                        "{kind:?} {cut}"
+                    );
                 }
                 device.reset(state).unwrap();
-                assert!(mixer.advance(device, 1, fork, cut..cut + 50) == expected, "{kind:?} {cut}");
+                assert!(
+                    mixer.advance(device, 1, fork, cut..cut + 50) == expected,
+                    "{kind:?} {cut}"
+                );
                 let fresh = mixer.alone(device, 1, 0, 0..9);
                 assert!(mixer.advance(device, 1, state, 0..9) == fresh, "{kind:?} {cut}");
             }
@@ -390,8 +432,8 @@ fn saved_bytes_are_the_same_on_all_devices_of_a_format() {
     // By format, then by kind.
     let mut known: [Vec<Vec<u8>>; 3] = Default::default();
     each(|device| {
-        let format = device.key_format();
-        let known = &mut known[KeyFormat::ALL.iter().position(|known| *known == format).unwrap()];
+        let format = device.kv_format();
+        let known = &mut known[KvFormat::ALL.iter().position(|known| *known == format).unwrap()];
         let kinds = KINDS.into_iter().filter(|kind| !kind.is_recurrent());
         let saved: Vec<Vec<u8>> = kinds
             .map(|kind| {
@@ -421,7 +463,7 @@ fn a_device_goes_on_with_what_another_has_saved() {
     }
     each(|device| {
         for ((kind, saved), expected) in KINDS.into_iter().zip(&saved).zip(&expected) {
-            if device.key_format() == KeyFormat::F32 || kind.is_recurrent() {
+            if device.kv_format() == KvFormat::F32 || kind.is_recurrent() {
                 let mixer = Mixer::new(device, kind);
                 let state = mixer.state(device);
                 device.load_state(state, mixer.places(70), saved).unwrap();
@@ -581,7 +623,8 @@ fn steps_that_are_recorded_ahead_see_what_happened_since() {
             (1018..1034).map(&mut at).collect()
         };
         let expected = of(device, &token);
-        let forked = of(device, &|position| if position < 1021 { token(position) } else { other(position) });
+        let forked =
+            of(device, &|position| if position < 1021 { token(position) } else { other(position) });
         // Nothing in between; forks, one of them written; saved and loaded; cut.
         for between in 0..4 {
             let states = steps.states(device);
@@ -593,8 +636,9 @@ fn steps_that_are_recorded_ahead_see_what_happened_since() {
                 } else {
                     steps.run(device, states, position, token(position)).unwrap();
                 }
-                let recorded = device
-                    .record_ahead(&states, &mut |device| steps.run(device, states, position + 1, 0).is_ok());
+                let recorded = device.record_ahead(&states, &mut |device| {
+                    steps.run(device, states, position + 1, 0).is_ok()
+                });
                 recorded.unwrap();
                 assert!(bits(&read(device, steps.out)) == expected[position - 1018], "{what}");
                 device.commit(&states).unwrap();
@@ -604,12 +648,15 @@ fn steps_that_are_recorded_ahead_see_what_happened_since() {
                         for position in 1021..1026 {
                             steps.run(device, fork, position, other(position)).unwrap();
                             device.commit(&fork).unwrap();
-                            assert!(bits(&read(device, steps.out)) == forked[position - 1018], "{what}");
+                            assert!(
+                                bits(&read(device, steps.out)) == forked[position - 1018],
+                                "{what}"
+                            );
                         }
                         let _ = fork.map(|state| device.drop_state(state));
                     }
                     2 if position % 3 == 0 => {
-                        let of_key_value = 2 * device.key_format().bytes(16);
+                        let of_key_value = 2 * device.kv_format().bytes(16);
                         let parts = [(0..position + 1, of_key_value), (0..3 * 48, 4)];
                         for (state, (places, of_place)) in states.into_iter().zip(parts) {
                             let mut bytes = vec![0; places.len() * of_place];
@@ -635,7 +682,9 @@ fn large_states_are_saved_and_loaded_whole() {
     each(|device| {
         let (key_width, value_width, positions) = (4097, 4096, 1200);
         let keys = StateShape::KeyValue { kv_heads: 1, key_width, value_width, positions };
-        for (shape, places) in [(keys, 1..1100), (StateShape::Recurrent { len: 5 << 20 }, 1..(5 << 20) - 1)] {
+        for (shape, places) in
+            [(keys, 1..1100), (StateShape::Recurrent { len: 5 << 20 }, 1..(5 << 20) - 1)]
+        {
             let state = device.state(shape).unwrap();
             let len = places.len() * device.place_bytes(shape);
             let all: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();

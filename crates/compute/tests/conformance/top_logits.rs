@@ -14,9 +14,13 @@ fn check(both: &mut Both, logits: View, n: usize) {
 fn the_largest_of_any_vocabulary() {
     let mut random = Random::new(81);
     Both::each(|both, _| {
-        for (vocab, counts) in
-            [(1, &[1][..]), (7, &[1, 7]), (1000, &[1, 40]), (8193, &[1, 20, 1024]), (30_000, &[1, 64])]
-        {
+        for (vocab, counts) in [
+            (1, &[1][..]),
+            (7, &[1, 7]),
+            (1000, &[1, 40]),
+            (8193, &[1, 20, 1024]),
+            (30_000, &[1, 64]),
+        ] {
             let logits = both.random(&mut random, 3, vocab + 9).columns(4, vocab);
             counts.iter().for_each(|n| check(both, logits, *n));
         }
@@ -28,16 +32,21 @@ fn of_equal_logits_those_with_lower_ids_come_first() {
     let mut random = Random::new(82);
     Both::each(|both, _| {
         for (vocab, levels) in [(700, 1), (700, 3), (20_000, 1), (20_000, 2), (20_000, 40)] {
-            let numbers: Vec<f32> = (0..2 * vocab).map(|_| random.below(levels) as f32 - 1.0).collect();
+            let numbers: Vec<f32> =
+                (0..2 * vocab).map(|_| random.below(levels) as f32 - 1.0).collect();
             let logits = both.dense(2, &numbers);
             [1, 33, 300].into_iter().for_each(|n| check(both, logits, n));
         }
-        let logits = both.dense(1, &[-0.0, 0.0, f32::NEG_INFINITY, -0.0, f32::MAX, f32::INFINITY, f32::MIN]);
+        let logits =
+            both.dense(1, &[-0.0, 0.0, f32::NEG_INFINITY, -0.0, f32::MAX, f32::INFINITY, f32::MIN]);
         let best = both.poisoned(1, 14);
         both.run(&Op::TopLogits { logits, best });
         let best = both.read(best);
         assert_eq!(best[..7], [5.0, 4.0, 0.0, 1.0, 3.0, 6.0, 2.0]);
-        assert_eq!(best[7..], [f32::INFINITY, f32::MAX, 0.0, 0.0, 0.0, f32::MIN, f32::NEG_INFINITY]);
+        assert_eq!(
+            best[7..],
+            [f32::INFINITY, f32::MAX, 0.0, 0.0, 0.0, f32::MIN, f32::NEG_INFINITY]
+        );
     });
 }
 

@@ -74,9 +74,14 @@ impl Case {
 fn fewer_and_more_than_there_are() {
     let mut random = Random::new(91);
     Both::each(|both, _| {
-        for (rows, heads, width, n) in
-            [(1, 1, 1, 1), (9, 2, 3, 4), (9, 5, 17, 20), (12, 16, 8, 12), (30, 17, 16, 7), (30, 40, 33, 1)]
-        {
+        for (rows, heads, width, n) in [
+            (1, 1, 1, 1),
+            (9, 2, 3, 4),
+            (9, 5, 17, 20),
+            (12, 16, 8, 12),
+            (30, 17, 16, 7),
+            (30, 40, 33, 1),
+        ] {
             let case = Case::new(both, &mut random, (rows, heads, width), n);
             let at_once = case.in_chunks(both, &[rows]);
             assert!(case.in_chunks(both, &[4, 1]) == at_once);
@@ -100,7 +105,13 @@ fn beyond_a_block_of_positions() {
 fn of_equal_scores_the_later_position_is_taken_first() {
     Both::each(|both, _| {
         // Negative products count as nothing, so most scores are zero; some weights make it a negative zero.
-        let case = Case::of(both, (40, 2, 3), 5, |i| if i % 11 == 0 { -1.0 } else { 1.0 - (i % 3) as f32 });
+        let case =
+            Case::of(
+                both,
+                (40, 2, 3),
+                5,
+                |i| if i % 11 == 0 { -1.0 } else { 1.0 - (i % 3) as f32 },
+            );
         case.in_chunks(both, &[40]);
         let zeros = Case::of(both, (40, 2, 3), 5, |_| 0.0);
         zeros.in_chunks(both, &[40]);
@@ -115,7 +126,8 @@ fn scores_of_any_size_and_sign() {
         // One head of one number, far apart, within what f16 holds: the score at t is the weight times a power of
         // two, times either sign.
         let rows = 60;
-        let powers: Vec<f32> = (0..rows).map(|t| ((((t * 37) % 60) as f32 - 30.0) / 2.0).exp2()).collect();
+        let powers: Vec<f32> =
+            (0..rows).map(|t| ((((t * 37) % 60) as f32 - 30.0) / 2.0).exp2()).collect();
         let ones = vec![1.0; rows];
         for sign in [1.0, -1.0] {
             let (q, k) = (both.dense(rows, &ones), both.dense(rows, &powers));
@@ -134,8 +146,10 @@ fn several_sessions_and_any_threads() {
         let mut both = Both::new(device(Isa::detect(), false, threads));
         let case = Case::of(&mut both, (40, 20, 16), 6, |_| random.number());
         let (one, other) = (case.state(&mut both), case.state(&mut both));
-        let spans =
-            [Span { state: one, position: 0, rows: 25 }, Span { state: other, position: 0, rows: 15 }];
+        let spans = [
+            Span { state: one, position: 0, rows: 25 },
+            Span { state: other, position: 0, rows: 15 },
+        ];
         case.run(&mut both, 0, &spans);
         both.agree("two sessions", case.out, 0.0);
         outs.push(bits(&both.read(case.out)));
@@ -151,7 +165,10 @@ fn what_is_not_finite_names_positions_all_the_same() {
         let state = case.state(both);
         case.run(both, 0, &[Span { state, position: 0, rows: 20 }]);
         for row in both.read(case.out).chunks(4).skip(3) {
-            assert!(row.windows(2).all(|pair| pair[0] < pair[1]) && (0.0..20.0).contains(&row[0]), "{row:?}");
+            assert!(
+                row.windows(2).all(|pair| pair[0] < pair[1]) && (0.0..20.0).contains(&row[0]),
+                "{row:?}"
+            );
         }
     });
 }

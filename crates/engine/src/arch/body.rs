@@ -6,7 +6,8 @@ use super::{Require, linear, model_type, skipped};
 use crate::{
     Error,
     blueprint::{
-        Blueprint, FeedForwardBlueprint, GqaBlueprint, GqaShape, LayerBlueprint, MixerBlueprint, RopeShape,
+        Blueprint, FeedForwardBlueprint, GqaBlueprint, GqaShape, LayerBlueprint, MixerBlueprint,
+        RopeShape,
     },
     checkpoint::Checkpoint,
 };
@@ -39,9 +40,10 @@ impl Body {
             ("num_hidden_layers", self.num_hidden_layers),
             ("max_position_embeddings", self.max_position_embeddings),
         ])?;
-        Require(checkpoint).that(self.rms_norm_eps.is_finite() && self.rms_norm_eps >= 0.0, || {
-            format!("\"rms_norm_eps\" is {}: a small number is needed", self.rms_norm_eps)
-        })?;
+        Require(checkpoint)
+            .that(self.rms_norm_eps.is_finite() && self.rms_norm_eps >= 0.0, || {
+                format!("\"rms_norm_eps\" is {}: a small number is needed", self.rms_norm_eps)
+            })?;
         let (model, head) = prefixes(checkpoint)?;
         // Composite configs may tie the embeddings at their top level. Some say so by default, and have a head.
         let outer = checkpoint.config().get("tie_word_embeddings").is_some_and(|t| t == true);
@@ -74,8 +76,9 @@ impl Body {
         mixer: MixerBlueprint,
         feed_forward: FeedForwardBlueprint,
     ) -> Result<LayerBlueprint, Error> {
-        let norm =
-            |which: &str| checkpoint.vector(&format!("{name}.{which}.weight"), self.hidden_size, norm_plus);
+        let norm = |which: &str| {
+            checkpoint.vector(&format!("{name}.{which}.weight"), self.hidden_size, norm_plus)
+        };
         Ok(LayerBlueprint {
             mixer_norm: norm("input_layernorm")?,
             mixer,
@@ -90,10 +93,16 @@ impl Body {
 
 /// What comes before `embed_tokens`, `layers` and `norm`, and before `lm_head`, of the known ways to name them.
 fn prefixes(checkpoint: &Checkpoint) -> Result<(&'static str, &'static str), Error> {
-    let known = [("language_model.model.", "language_model."), ("model.language_model.", ""), ("model.", "")];
-    let found = known.into_iter().find(|(model, _)| checkpoint.has(&format!("{model}embed_tokens.weight")));
+    let known = [
+        ("language_model.model.", "language_model."),
+        ("model.language_model.", ""),
+        ("model.", ""),
+    ];
+    let found =
+        known.into_iter().find(|(model, _)| checkpoint.has(&format!("{model}embed_tokens.weight")));
     found.ok_or_else(|| {
-        checkpoint.tensor_error("model.embed_tokens.weight", "no shard has it under any known prefix")
+        checkpoint
+            .tensor_error("model.embed_tokens.weight", "no shard has it under any known prefix")
     })
 }
 
@@ -142,7 +151,8 @@ pub(super) fn gqa(
     rope: RopeShape,
 ) -> Result<GqaBlueprint, Error> {
     let (q, kv) = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
-    let project = |which: &str, rows, cols| linear(checkpoint, &format!("{name}.{which}"), rows, cols);
+    let project =
+        |which: &str, rows, cols| linear(checkpoint, &format!("{name}.{which}"), rows, cols);
     Ok(GqaBlueprint {
         rope,
         q_proj: project("q_proj", if shape.output_gate { 2 * q } else { q }, hidden)?,

@@ -70,7 +70,11 @@ pub(super) fn build(
 
 impl Config {
     /// The rotary positions, of attention or of the indexer.
-    pub(super) fn rope(&self, checkpoint: &Checkpoint, pairs: RopePairs) -> Result<RopeShape, Error> {
+    pub(super) fn rope(
+        &self,
+        checkpoint: &Checkpoint,
+        pairs: RopePairs,
+    ) -> Result<RopeShape, Error> {
         self.rope.whole(checkpoint, self.qk_rope_head_dim, pairs)
     }
 }
@@ -79,7 +83,8 @@ fn attention(checkpoint: &Checkpoint, config: &Config, name: &str) -> Result<Mla
     let (heads, hidden) = (config.num_attention_heads, config.body.hidden_size);
     let (nope, rotated) = (config.qk_nope_head_dim, config.qk_rope_head_dim);
     let (latent, value) = (config.kv_lora_rank, config.v_head_dim);
-    let project = |which: &str, rows, cols| linear(checkpoint, &format!("{name}.{which}"), rows, cols);
+    let project =
+        |which: &str, rows, cols| linear(checkpoint, &format!("{name}.{which}"), rows, cols);
     let norm = |which: &str, len| checkpoint.vector(&format!("{name}.{which}.weight"), len, 0.0);
     let q = match config.q_lora_rank {
         None => LatentQuery::Direct(project("q_proj", heads * (nope + rotated), hidden)?),
@@ -92,13 +97,25 @@ fn attention(checkpoint: &Checkpoint, config: &Config, name: &str) -> Result<Mla
     let kv_b = if checkpoint.has(&format!("{name}.embed_q.weight")) {
         LatentHeads::Split {
             embed_q: checkpoint.stacked_rows(&format!("{name}.embed_q"), heads, latent, nope)?,
-            unembed_out: checkpoint.stacked_rows(&format!("{name}.unembed_out"), heads, value, latent)?,
+            unembed_out: checkpoint.stacked_rows(
+                &format!("{name}.unembed_out"),
+                heads,
+                value,
+                latent,
+            )?,
         }
     } else {
-        LatentHeads::Whole(checkpoint.matrix(&format!("{name}.kv_b_proj"), heads * (nope + value), latent)?)
+        LatentHeads::Whole(checkpoint.matrix(
+            &format!("{name}.kv_b_proj"),
+            heads * (nope + value),
+            latent,
+        )?)
     };
-    let pairs =
-        if config.rope_interleave == Some(false) { RopePairs::Halves } else { RopePairs::Interleaved };
+    let pairs = if config.rope_interleave == Some(false) {
+        RopePairs::Halves
+    } else {
+        RopePairs::Interleaved
+    };
     Ok(MlaBlueprint {
         shape: MlaShape {
             heads,
@@ -106,7 +123,8 @@ fn attention(checkpoint: &Checkpoint, config: &Config, name: &str) -> Result<Mla
             qk_rope_head_dim: rotated,
             v_head_dim: value,
             kv_lora_rank: latent,
-            scale: config.rope.config(checkpoint)?.score_factor() / ((nope + rotated) as f32).sqrt(),
+            scale: config.rope.config(checkpoint)?.score_factor()
+                / ((nope + rotated) as f32).sqrt(),
         },
         rope: config.rope(checkpoint, pairs)?,
         q,

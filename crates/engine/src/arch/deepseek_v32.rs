@@ -55,16 +55,19 @@ impl IndexConfig {
             (None, None) => {
                 let freq = self.index_topk_freq.unwrap_or(1).max(1);
                 let offset = self.index_skip_topk_offset.unwrap_or(2);
-                return Ok((1..=layers).map(|n| n.saturating_sub(offset).is_multiple_of(freq)).collect());
+                return Ok((1..=layers)
+                    .map(|n| n.saturating_sub(offset).is_multiple_of(freq))
+                    .collect());
             }
         };
         Require(checkpoint).layers(key, Some(&types), layers)?;
         let is_full = |name: &String| match name.as_str() {
             "full" => Ok(true),
             "shared" => Ok(false),
-            other => {
-                Err(config_error(checkpoint, format!("the type {other:?} of \"{key}\" is not supported")))
-            }
+            other => Err(config_error(
+                checkpoint,
+                format!("the type {other:?} of \"{key}\" is not supported"),
+            )),
         };
         types.iter().take(layers).map(is_full).collect()
     }
@@ -86,7 +89,9 @@ pub(super) fn sparse(checkpoint: &Checkpoint, pairs: RopePairs) -> Result<Bluepr
         ("num_hidden_layers", config.body.num_hidden_layers),
     ])?;
     let full = index.full(checkpoint, config.body.num_hidden_layers)?;
-    require.that(full[0], || "the first layer has no indexer to share: see \"indexer_types\"".into())?;
+    require.that(full[0], || {
+        "the first layer has no indexer to share: see \"indexer_types\"".into()
+    })?;
     let pairs = match index.indexer_rope_interleave {
         Some(true) => RopePairs::Interleaved,
         Some(false) => RopePairs::Halves,
@@ -107,13 +112,16 @@ fn indexer(
     attention: &str,
 ) -> Result<IndexerBlueprint, Error> {
     let name = format!("{attention}.indexer");
-    let (heads, width, hidden) = (index.index_n_heads, index.index_head_dim, config.body.hidden_size);
-    let rank = config.q_lora_rank.ok_or_else(|| config_error(checkpoint, "it has no \"q_lora_rank\""))?;
+    let (heads, width, hidden) =
+        (index.index_n_heads, index.index_head_dim, config.body.hidden_size);
+    let rank =
+        config.q_lora_rank.ok_or_else(|| config_error(checkpoint, "it has no \"q_lora_rank\""))?;
     let rope = config.rope(checkpoint, pairs)?;
     Require(checkpoint).that(2 * rope.frequencies.len() <= width, || {
         format!("\"index_head_dim\" is {width}, less than \"qk_rope_head_dim\"")
     })?;
-    let project = |which: &str, rows, cols| linear(checkpoint, &format!("{name}.{which}"), rows, cols);
+    let project =
+        |which: &str, rows, cols| linear(checkpoint, &format!("{name}.{which}"), rows, cols);
     let norm = |which: &str| checkpoint.vector(&format!("{name}.k_norm.{which}"), width, 0.0);
     Ok(IndexerBlueprint {
         heads,

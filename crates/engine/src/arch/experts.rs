@@ -7,7 +7,7 @@ use crate::{
     Error,
     blueprint::LayerExperts,
     checkpoint::{Checkpoint, Segment, Stack},
-    experts::PartSource,
+    experts::ShardLocation,
 };
 
 /// How many experts a layer has, and of which size.
@@ -21,11 +21,21 @@ pub(super) struct ExpertSizes {
 impl ExpertSizes {
     /// Checks the sizes and how many experts a token has; `names` are the config's names of count, `top_k` and
     /// intermediate size.
-    pub(super) fn check(&self, checkpoint: &Checkpoint, top_k: usize, names: [&str; 3]) -> Result<(), Error> {
+    pub(super) fn check(
+        &self,
+        checkpoint: &Checkpoint,
+        top_k: usize,
+        names: [&str; 3],
+    ) -> Result<(), Error> {
         let require = Require(checkpoint);
-        require.sizes(&[(names[0], self.count), (names[1], top_k), (names[2], self.intermediate)])?;
-        require
-            .that(top_k <= self.count, || format!("\"{}\" is {top_k}, of {} experts", names[1], self.count))
+        require.sizes(&[
+            (names[0], self.count),
+            (names[1], top_k),
+            (names[2], self.intermediate),
+        ])?;
+        require.that(top_k <= self.count, || {
+            format!("\"{}\" is {top_k}, of {} experts", names[1], self.count)
+        })
     }
 }
 
@@ -58,12 +68,13 @@ impl ExpertNames {
 /// A matrix of every expert.
 pub(super) struct ExpertMatrix {
     pub(super) shape: MatrixShape,
-    pub(super) parts: Vec<PartSource>,
+    pub(super) parts: Vec<ShardLocation>,
 }
 
 impl ExpertMatrix {
     pub(super) fn of(stack: Stack) -> Self {
-        let part = |first: &Segment| PartSource::Stacked { first: *first, stride: first.bytes as u64 };
+        let part =
+            |first: &Segment| ShardLocation::Stacked { first: *first, stride: first.bytes as u64 };
         Self { shape: stack.shape, parts: stack.parts.iter().map(part).collect() }
     }
 }
@@ -80,7 +91,8 @@ pub(super) fn experts(
     let [gate, up, down] = if checkpoint.has(&format!("{hub}.gate_up_proj")) {
         fused(checkpoint, hub, sizes)?
     } else if checkpoint.has(&format!("{hub}.0.{}.weight", projections[0])) {
-        let [gate, up, down] = [0, 1, 2].map(|i| apart(checkpoint, (hub, projections[i]), count, each[i]));
+        let [gate, up, down] =
+            [0, 1, 2].map(|i| apart(checkpoint, (hub, projections[i]), count, each[i]));
         [gate?, up?, down?]
     } else {
         let [gate, up, down] = [0, 1, 2].map(|i| {
@@ -103,7 +115,7 @@ pub(super) fn layer_experts(
     name: &str,
     count: usize,
     shape: ExpertShape,
-    parts: Vec<PartSource>,
+    parts: Vec<ShardLocation>,
 ) -> Result<LayerExperts, Error> {
     let bytes = shape.bytes().map_err(Error::at(|| name))?;
     Ok(LayerExperts { count, shape, parts, bytes })
@@ -133,20 +145,31 @@ pub(super) fn bias_part(
     count: usize,
     len: usize,
     scalar: &mut Option<Scalar>,
-) -> Result<PartSource, Error> {
+) -> Result<ShardLocation, Error> {
     let bias = checkpoint.vector(name, count * len, 0.0)?;
     if *scalar.get_or_insert(bias.scalar) != bias.scalar {
-        return Err(checkpoint.tensor_error(name, "its type is not that of the layer's other expert biases"));
+        return Err(checkpoint
+            .tensor_error(name, "its type is not that of the layer's other expert biases"));
     }
     let first = Segment { bytes: bias.segment.bytes / count, ..bias.segment };
-    Ok(PartSource::Stacked { first, stride: first.bytes as u64 })
+    Ok(ShardLocation::Stacked { first, stride: first.bytes as u64 })
 }
 
 /// `gate_up_proj` `[E, 2 I, H]`, gate above up, and `down_proj` `[E, H, I]`.
-fn fused(checkpoint: &Checkpoint, hub: &str, sizes: ExpertSizes) -> Result<[ExpertMatrix; 3], Error> {
+fn fused(
+    checkpoint: &Checkpoint,
+    hub: &str,
+    sizes: ExpertSizes,
+) -> Result<[ExpertMatrix; 3], Error> {
     let ExpertSizes { count, hidden, intermediate } = sizes;
-    let both = checkpoint.stacked_plain(&format!("{hub}.gate_up_proj"), count, 2 * intermediate, hidden)?;
-    let down = checkpoint.stacked_plain(&format!("{hub}.down_proj"), count, hidden, intermediate)?;
+    let both = checkpoint.stacked_plain(
+        &format!("{hub}.gate_up_proj"),
+        count,
+        2 * intermediate,
+        hidden,
+    )?;
+    let down =
+        checkpoint.stacked_plain(&format!("{hub}.down_proj"), count, hidden, intermediate)?;
     if !intermediate.is_multiple_of(both.shape.format.block_rows()) {
         return Err(checkpoint.tensor_error(
             &format!("{hub}.gate_up_proj"),
@@ -158,7 +181,10 @@ fn fused(checkpoint: &Checkpoint, hub: &str, sizes: ExpertSizes) -> Result<[Expe
         let part = |both: &Segment| {
             let bytes = both.bytes / 2;
             let offset = both.offset + if upper { bytes as u64 } else { 0 };
-            PartSource::Stacked { first: Segment { offset, bytes, ..*both }, stride: both.bytes as u64 }
+            ShardLocation::Stacked {
+                first: Segment { offset, bytes, ..*both },
+                stride: both.bytes as u64,
+            }
         };
         ExpertMatrix { shape, parts: both.parts.iter().map(part).collect() }
     };
@@ -178,11 +204,13 @@ fn apart(
         let m = checkpoint.matrix(&format!("{hub}.{expert}.{projection}"), rows, cols)?;
         if *shape.get_or_insert(m.shape) != m.shape {
             let weight = format!("{}.weight", m.name);
-            return Err(checkpoint.tensor_error(&weight, "its format is not that of the layer's expert 0"));
+            return Err(
+                checkpoint.tensor_error(&weight, "its format is not that of the layer's expert 0")
+            );
         }
         parts.resize_with(m.segments.len(), Vec::new);
         parts.iter_mut().zip(m.segments).for_each(|(all, s)| all.push(s));
     }
     let shape = shape.ok_or_else(|| config_error(checkpoint, "there are no experts"))?;
-    Ok(ExpertMatrix { shape, parts: parts.into_iter().map(PartSource::Each).collect() })
+    Ok(ExpertMatrix { shape, parts: parts.into_iter().map(ShardLocation::Each).collect() })
 }

@@ -71,7 +71,10 @@ pub(super) fn blueprint(checkpoint: &Checkpoint) -> Result<Blueprint, Error> {
         ("num_kv_shared_layers", config.num_kv_shared_layers),
     ] {
         require.that(number.unwrap_or(0) == 0, || {
-            format!("\"{key}\" is {}: the small models of this family are not supported", number.unwrap_or(0))
+            format!(
+                "\"{key}\" is {}: the small models of this family are not supported",
+                number.unwrap_or(0)
+            )
         })?;
     }
     let per_layer = "embed_tokens_per_layer.weight";
@@ -85,14 +88,21 @@ pub(super) fn blueprint(checkpoint: &Checkpoint) -> Result<Blueprint, Error> {
     require.layers("layer_types", Some(&config.layer_types), body.num_hidden_layers)?;
     let cap = config.final_logit_softcapping;
     require.factor("final_logit_softcapping", cap.unwrap_or(1.0))?;
-    let blueprint = body.blueprint(checkpoint, 0.0, |i, name| layer(checkpoint, &config, i, name))?;
+    let blueprint =
+        body.blueprint(checkpoint, 0.0, |i, name| layer(checkpoint, &config, i, name))?;
     let embed_scale = (body.hidden_size as f32).sqrt();
     Ok(Blueprint { embed_scale, logit_cap: cap, ..blueprint })
 }
 
-fn layer(checkpoint: &Checkpoint, config: &Config, i: usize, name: &str) -> Result<LayerBlueprint, Error> {
-    let norm =
-        |which: &str| checkpoint.vector(&format!("{name}.{which}.weight"), config.body.hidden_size, 0.0);
+fn layer(
+    checkpoint: &Checkpoint,
+    config: &Config,
+    i: usize,
+    name: &str,
+) -> Result<LayerBlueprint, Error> {
+    let norm = |which: &str| {
+        checkpoint.vector(&format!("{name}.{which}.weight"), config.body.hidden_size, 0.0)
+    };
     Ok(LayerBlueprint {
         mixer_norm: norm("input_layernorm")?,
         mixer: MixerBlueprint::Gqa(Box::new(attention(checkpoint, config, i, name)?)),
@@ -104,17 +114,26 @@ fn layer(checkpoint: &Checkpoint, config: &Config, i: usize, name: &str) -> Resu
     })
 }
 
-fn attention(checkpoint: &Checkpoint, config: &Config, i: usize, layer: &str) -> Result<GqaBlueprint, Error> {
+fn attention(
+    checkpoint: &Checkpoint,
+    config: &Config,
+    i: usize,
+    layer: &str,
+) -> Result<GqaBlueprint, Error> {
     let name = format!("{layer}.self_attn");
     let full = match config.layer_types[i].as_str() {
         "full_attention" => true,
         "sliding_attention" => false,
         other => {
-            return Err(config_error(checkpoint, format!("the layer type {other:?} is not supported")));
+            return Err(config_error(
+                checkpoint,
+                format!("the layer type {other:?} is not supported"),
+            ));
         }
     };
     let keys_are_values = config.attention_k_eq_v && full;
-    let head_dim = if full { config.global_head_dim.unwrap_or(config.head_dim) } else { config.head_dim };
+    let head_dim =
+        if full { config.global_head_dim.unwrap_or(config.head_dim) } else { config.head_dim };
     let global = config.num_global_key_value_heads.filter(|_| keys_are_values);
     let kv_heads = global.unwrap_or(config.num_key_value_heads);
     let shape = GqaShape {
@@ -157,7 +176,8 @@ fn feed_forward(
     let names = ExpertNames::new(format!("{layer}.experts.switch_glu"), format!("{layer}.experts"));
     let router = linear(checkpoint, &format!("{layer}.router.proj"), sizes.count, hidden)?;
     let own_norm = checkpoint.vector(&format!("{layer}.router.scale"), hidden, 0.0)?;
-    let expert_scale = checkpoint.vector(&format!("{layer}.router.per_expert_scale"), sizes.count, 0.0)?;
+    let expert_scale =
+        checkpoint.vector(&format!("{layer}.router.per_expert_scale"), sizes.count, 0.0)?;
     Ok(FeedForwardBlueprint::Moe(Box::new(MoeBlueprint {
         router: RouterBlueprint {
             norm: Some((own_norm, 1.0 / (hidden as f32).sqrt())),

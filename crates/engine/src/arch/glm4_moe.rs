@@ -48,7 +48,9 @@ fn attention(checkpoint: &Checkpoint, config: &Config, name: &str) -> Result<Gqa
     let rope = config.rope.shape(checkpoint, shape.head_dim, (None, 0.5))?;
     let norm = |which: &str| match config.use_qk_norm {
         Some(false) => Ok(None),
-        Some(true) => checkpoint.vector(&format!("{name}.{which}.weight"), shape.head_dim, 0.0).map(Some),
+        Some(true) => {
+            checkpoint.vector(&format!("{name}.{which}.weight"), shape.head_dim, 0.0).map(Some)
+        }
         None => vector_if_there(checkpoint, &format!("{name}.{which}.weight"), shape.head_dim),
     };
     Ok(GqaBlueprint {

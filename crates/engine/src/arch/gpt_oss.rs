@@ -18,8 +18,8 @@ use super::{
 use crate::{
     Error,
     blueprint::{
-        Blueprint, FeedForwardBlueprint, GqaBlueprint, GqaShape, LayerExperts, MixerBlueprint, MoeBlueprint,
-        RouterBlueprint,
+        Blueprint, FeedForwardBlueprint, GqaBlueprint, GqaShape, LayerExperts, MixerBlueprint,
+        MoeBlueprint, RouterBlueprint,
     },
     checkpoint::Checkpoint,
 };
@@ -70,7 +70,9 @@ fn window(checkpoint: &Checkpoint, config: &Config, layer: usize) -> Result<Opti
             Require(checkpoint).sizes(&[("sliding_window", window)])?;
             Ok(Some(window))
         }
-        other => Err(config_error(checkpoint, format!("the layer type {other:?} is not supported"))),
+        other => {
+            Err(config_error(checkpoint, format!("the layer type {other:?} is not supported")))
+        }
     }
 }
 
@@ -120,20 +122,31 @@ fn moe(checkpoint: &Checkpoint, config: &Config, name: &str) -> Result<MoeBluepr
 }
 
 /// The experts as OpenAI publishes them: MXFP4 blocks, gate and up interleaved row by row.
-fn interleaved(checkpoint: &Checkpoint, name: &str, sizes: ExpertSizes) -> Result<LayerExperts, Error> {
+fn interleaved(
+    checkpoint: &Checkpoint,
+    name: &str,
+    sizes: ExpertSizes,
+) -> Result<LayerExperts, Error> {
     let ExpertSizes { count, hidden, intermediate } = sizes;
     let blocks = |which: &str, rows, cols| {
-        checkpoint.stacked_blocks(&format!("{name}.{which}"), count, rows, cols).map(ExpertMatrix::of)
+        checkpoint
+            .stacked_blocks(&format!("{name}.{which}"), count, rows, cols)
+            .map(ExpertMatrix::of)
     };
     let both = blocks("gate_up_proj", 2 * intermediate, hidden)?;
     let down = blocks("down_proj", hidden, intermediate)?;
     let mut bias_type = None;
-    let mut bias =
-        |which: &str, len| bias_part(checkpoint, &format!("{name}.{which}_bias"), count, len, &mut bias_type);
-    let (both_bias, down_bias) = (bias("gate_up_proj", 2 * intermediate)?, bias("down_proj", hidden)?);
+    let mut bias = |which: &str, len| {
+        bias_part(checkpoint, &format!("{name}.{which}_bias"), count, len, &mut bias_type)
+    };
+    let (both_bias, down_bias) =
+        (bias("gate_up_proj", 2 * intermediate)?, bias("down_proj", hidden)?);
     let half = MatrixShape { rows: intermediate, ..both.shape };
-    let shape =
-        ExpertShape { interleaved: true, output_bias: bias_type, ..ExpertShape::of(half, half, down.shape) };
+    let shape = ExpertShape {
+        interleaved: true,
+        output_bias: bias_type,
+        ..ExpertShape::of(half, half, down.shape)
+    };
     let parts = [both.parts, vec![both_bias], down.parts, vec![down_bias]].concat();
     layer_experts(name, count, shape, parts)
 }

@@ -76,8 +76,8 @@ impl GroupedMoe {
         sizes.check(checkpoint, self.num_experts_per_tok, keys)?;
         let shared = self.n_shared_experts.filter(|n| *n > 0).map(|n| -> Result<_, Error> {
             let size = sizes.intermediate.checked_mul(n);
-            let size =
-                size.ok_or_else(|| config_error(checkpoint, format!("\"n_shared_experts\" is {n}")))?;
+            let size = size
+                .ok_or_else(|| config_error(checkpoint, format!("\"n_shared_experts\" is {n}")))?;
             let mlp = mlp(checkpoint, &format!("{name}.shared_experts"), hidden, size)?;
             Ok(SharedBlueprint { mlp, gate: None, post_norm: None })
         });
@@ -100,22 +100,30 @@ impl GroupedMoe {
     ) -> Result<RouterBlueprint, Error> {
         let (require, count, top_k) = (Require(checkpoint), sizes.count, self.num_experts_per_tok);
         let (groups, chosen) = (self.n_group.unwrap_or(1), self.topk_group.unwrap_or(1));
-        require.that(groups > 0 && count.is_multiple_of(groups) && (1..=groups).contains(&chosen), || {
-            format!("\"n_group\" is {groups} and \"topk_group\" {chosen}, of {count} experts")
-        })?;
+        require.that(
+            groups > 0 && count.is_multiple_of(groups) && (1..=groups).contains(&chosen),
+            || format!("\"n_group\" is {groups} and \"topk_group\" {chosen}, of {count} experts"),
+        )?;
         require.that(count / groups * chosen >= top_k, || {
-            format!("{chosen} groups of {} experts are fewer than \"num_experts_per_tok\"", count / groups)
+            format!(
+                "{chosen} groups of {} experts are fewer than \"num_experts_per_tok\"",
+                count / groups
+            )
         })?;
         let method = self.topk_method.as_deref().unwrap_or("noaux_tc");
-        require.that(method == "noaux_tc", || format!("the \"topk_method\" {method:?} is not supported"))?;
+        require.that(method == "noaux_tc", || {
+            format!("the \"topk_method\" {method:?} is not supported")
+        })?;
         let scoring = self.scoring_func.as_deref().unwrap_or("sigmoid");
-        require
-            .that(scoring == "sigmoid", || format!("the \"scoring_func\" {scoring:?} is not supported"))?;
+        require.that(scoring == "sigmoid", || {
+            format!("the \"scoring_func\" {scoring:?} is not supported")
+        })?;
         let scale = self.routed_scaling_factor.unwrap_or(1.0);
         require.factor("routed_scaling_factor", scale)?;
         // The one expert of a token has its score for a weight: so DeepSeek's modeling_deepseek.py and mlx-lm.
         let normalize = self.norm_topk_prob.unwrap_or(true) && top_k > 1;
-        let correction = checkpoint.vector(&format!("{name}.e_score_correction_bias"), count, 0.0)?;
+        let correction =
+            checkpoint.vector(&format!("{name}.e_score_correction_bias"), count, 0.0)?;
         let weight = linear(checkpoint, name, count, sizes.hidden)?;
         Ok(RouterBlueprint {
             scoring: Scoring::Sigmoid,

@@ -17,7 +17,8 @@ use super::{
 use crate::{
     Error,
     blueprint::{
-        Blueprint, FeedForwardBlueprint, GqaBlueprint, MixerBlueprint, MoeBlueprint, RouterBlueprint,
+        Blueprint, FeedForwardBlueprint, GqaBlueprint, MixerBlueprint, MoeBlueprint,
+        RouterBlueprint,
     },
     checkpoint::Checkpoint,
 };
@@ -63,14 +64,17 @@ fn attention(checkpoint: &Checkpoint, config: &Config, name: &str) -> Result<Gqa
     let shape = config.heads.shape(checkpoint, body.hidden_size)?;
     let rope = config.rope.shape(checkpoint, shape.head_dim, (config.rotary_dim, 1.0))?;
     let kind = config.qk_norm_type.as_deref().unwrap_or("per_layer");
-    require.that(kind == "per_layer", || format!("the \"qk_norm_type\" {kind:?} is not supported"))?;
+    require
+        .that(kind == "per_layer", || format!("the \"qk_norm_type\" {kind:?} is not supported"))?;
     // One norm over all heads.
     let norm = |which: &str, heads| match config.use_qk_norm {
         Some(false) => Ok(None),
-        Some(true) => {
-            checkpoint.vector(&format!("{name}.{which}.weight"), heads * shape.head_dim, 0.0).map(Some)
+        Some(true) => checkpoint
+            .vector(&format!("{name}.{which}.weight"), heads * shape.head_dim, 0.0)
+            .map(Some),
+        None => {
+            vector_if_there(checkpoint, &format!("{name}.{which}.weight"), heads * shape.head_dim)
         }
-        None => vector_if_there(checkpoint, &format!("{name}.{which}.weight"), heads * shape.head_dim),
     };
     Ok(GqaBlueprint {
         q_norm: norm("q_norm", shape.heads)?,
@@ -88,8 +92,9 @@ fn moe(checkpoint: &Checkpoint, config: &Config, name: &str) -> Result<MoeBluepr
     let keys = ["num_local_experts", "num_experts_per_tok", "intermediate_size"];
     sizes.check(checkpoint, config.num_experts_per_tok, keys)?;
     let scoring = config.scoring_func.as_deref().unwrap_or("sigmoid");
-    Require(checkpoint)
-        .that(scoring == "sigmoid", || format!("the \"scoring_func\" {scoring:?} is not supported"))?;
+    Require(checkpoint).that(scoring == "sigmoid", || {
+        format!("the \"scoring_func\" {scoring:?} is not supported")
+    })?;
     let names = ExpertNames::of(name).with_projections(["w1", "w3", "w2"]);
     let router = linear(checkpoint, &format!("{name}.gate"), sizes.count, sizes.hidden)?;
     let correction = format!("{name}.e_score_correction_bias");

@@ -112,7 +112,10 @@ fn parse_config<T: DeserializeOwned>(checkpoint: &Checkpoint) -> Result<T, Error
     map.retain(|_, v| !v.is_null());
     for (key, changes_nothing) in UNCHANGING {
         if let Some(value) = map.get(key).filter(|v| !changes_nothing(v)) {
-            return Err(config_error(checkpoint, format!("\"{key}\" is {value}, which is not supported")));
+            return Err(config_error(
+                checkpoint,
+                format!("\"{key}\" is {value}, which is not supported"),
+            ));
         }
     }
     T::deserialize(&map).map_err(|e| {
@@ -163,12 +166,21 @@ impl Require<'_> {
 }
 
 /// `name` of `len` numbers, if the checkpoint has it.
-fn vector_if_there(checkpoint: &Checkpoint, name: &str, len: usize) -> Result<Option<VectorSource>, Error> {
+fn vector_if_there(
+    checkpoint: &Checkpoint,
+    name: &str,
+    len: usize,
+) -> Result<Option<VectorSource>, Error> {
     checkpoint.has(name).then(|| checkpoint.vector(name, len, 0.0)).transpose()
 }
 
 /// `name.weight` with `name.bias` where there is one.
-fn linear(checkpoint: &Checkpoint, name: &str, rows: usize, cols: usize) -> Result<LinearSource, Error> {
+fn linear(
+    checkpoint: &Checkpoint,
+    name: &str,
+    rows: usize,
+    cols: usize,
+) -> Result<LinearSource, Error> {
     let bias = format!("{name}.bias");
     Ok(LinearSource {
         weight: checkpoint.matrix(name, rows, cols)?,
@@ -199,13 +211,23 @@ fn is_beyond(tensor: &str, layers: usize) -> bool {
 
 /// Bytes of what a checkpoint has and a text runtime does not run, by what it is.
 fn skipped(checkpoint: &Checkpoint, layers: usize) -> Vec<(String, u64)> {
-    let vision =
-        ["vision", "visual.", "multi_modal_projector.", "mm_projector.", "audio_tower.", "embed_audio."];
+    let vision = [
+        "vision",
+        "visual.",
+        "multi_modal_projector.",
+        "mm_projector.",
+        "audio_tower.",
+        "embed_audio.",
+    ];
     let is_vision = |name: &str| vision.iter().any(|p| name.contains(p));
-    let is_prediction = |name: &str| name.contains("mtp.") || (!is_vision(name) && is_beyond(name, layers));
+    let is_prediction =
+        |name: &str| name.contains("mtp.") || (!is_vision(name) && is_beyond(name, layers));
     let bytes = |is: &dyn Fn(&str) -> bool| -> u64 {
         checkpoint.tensor_bytes().filter(|(name, _)| is(name)).map(|(_, bytes)| bytes).sum()
     };
     let all = [("vision", bytes(&is_vision)), ("multi-token prediction", bytes(&is_prediction))];
-    all.into_iter().filter(|(_, bytes)| *bytes > 0).map(|(what, bytes)| (what.to_owned(), bytes)).collect()
+    all.into_iter()
+        .filter(|(_, bytes)| *bytes > 0)
+        .map(|(what, bytes)| (what.to_owned(), bytes))
+        .collect()
 }

@@ -14,7 +14,9 @@ use super::{
 };
 use crate::{
     Error,
-    blueprint::{Blueprint, DeltaNetBlueprint, DeltaNetShape, GqaBlueprint, GqaShape, MixerBlueprint},
+    blueprint::{
+        Blueprint, DeltaNetBlueprint, DeltaNetShape, GqaBlueprint, GqaShape, MixerBlueprint,
+    },
     checkpoint::{Checkpoint, MatrixSource},
 };
 
@@ -48,7 +50,10 @@ pub(super) fn blueprint(checkpoint: &Checkpoint) -> Result<Blueprint, Error> {
 }
 
 /// The model with its delta-nets' matrices in one or the other layout.
-pub(super) fn build(checkpoint: &Checkpoint, projections: DeltaProjections) -> Result<Blueprint, Error> {
+pub(super) fn build(
+    checkpoint: &Checkpoint,
+    projections: DeltaProjections,
+) -> Result<Blueprint, Error> {
     let config: Config = parse_config(checkpoint)?;
     let delta_shape = delta_shape(checkpoint, &config)?;
     let (body, norm_plus) = (&config.body, norm_plus(checkpoint));
@@ -56,7 +61,13 @@ pub(super) fn build(checkpoint: &Checkpoint, projections: DeltaProjections) -> R
         let mixer = if is_linear(checkpoint, &config, i)? {
             let name = format!("{name}.linear_attn");
             let matrices = projections(checkpoint, &name, &delta_shape, body.hidden_size)?;
-            MixerBlueprint::DeltaNet(Box::new(delta_net(checkpoint, &config, &name, delta_shape, matrices)?))
+            MixerBlueprint::DeltaNet(Box::new(delta_net(
+                checkpoint,
+                &config,
+                &name,
+                delta_shape,
+                matrices,
+            )?))
         } else {
             let name = format!("{name}.self_attn");
             MixerBlueprint::Gqa(Box::new(attention(checkpoint, &config, &name, norm_plus)?))
@@ -96,7 +107,8 @@ fn delta_shape(checkpoint: &Checkpoint, config: &Config) -> Result<DeltaNetShape
     require.that(shape.value_heads.is_multiple_of(shape.key_heads), || {
         "\"linear_num_value_heads\" is not a multiple of \"linear_num_key_heads\"".into()
     })?;
-    require.that(shape.conv_width > 1, || "\"linear_conv_kernel_dim\" must be at least 2".into())?;
+    require
+        .that(shape.conv_width > 1, || "\"linear_conv_kernel_dim\" must be at least 2".into())?;
     Ok(shape)
 }
 
@@ -112,7 +124,9 @@ fn is_linear(checkpoint: &Checkpoint, config: &Config, i: usize) -> Result<bool,
     match types[i].as_str() {
         "linear_attention" => Ok(true),
         "full_attention" => Ok(false),
-        other => Err(config_error(checkpoint, format!("the layer type {other:?} is not supported"))),
+        other => {
+            Err(config_error(checkpoint, format!("the layer type {other:?} is not supported")))
+        }
     }
 }
 
@@ -127,7 +141,9 @@ fn attention(
         output_gate: config.attn_output_gate.unwrap_or(true),
         ..config.heads.shape(checkpoint, hidden)?
     };
-    let norm = |which: &str| checkpoint.vector(&format!("{name}.{which}.weight"), shape.head_dim, norm_plus);
+    let norm = |which: &str| {
+        checkpoint.vector(&format!("{name}.{which}.weight"), shape.head_dim, norm_plus)
+    };
     let rope = config.rope.shape(checkpoint, shape.head_dim, (None, 0.25))?;
     Ok(GqaBlueprint {
         q_norm: Some(norm("q_norm")?),

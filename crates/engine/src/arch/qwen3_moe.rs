@@ -47,7 +47,8 @@ fn attention(checkpoint: &Checkpoint, config: &Config, name: &str) -> Result<Gqa
     let body = &config.body;
     let shape = config.heads.shape(checkpoint, body.hidden_size)?;
     let rope = config.rope.whole(checkpoint, shape.head_dim, RopePairs::Halves)?;
-    let norm = |which: &str| checkpoint.vector(&format!("{name}.{which}.weight"), shape.head_dim, 0.0);
+    let norm =
+        |which: &str| checkpoint.vector(&format!("{name}.{which}.weight"), shape.head_dim, 0.0);
     Ok(GqaBlueprint {
         q_norm: Some(norm("q_norm")?),
         k_norm: Some(norm("k_norm")?),

@@ -33,8 +33,11 @@ fn projections(
     };
     let qkvz = checkpoint.matrix(&format!("{name}.in_proj_qkvz"), heads * group, hidden)?;
     let ba = checkpoint.matrix(&format!("{name}.in_proj_ba"), 2 * shape.value_heads, hidden)?;
-    let qkv = [of_heads(0, key, group), of_heads(key, key, group), of_heads(2 * key, values, group)].concat();
-    let rows = |matrix: &MatrixSource, ranges: &[Range<usize>]| checkpoint.some_rows(matrix, ranges);
+    let qkv =
+        [of_heads(0, key, group), of_heads(key, key, group), of_heads(2 * key, values, group)]
+            .concat();
+    let rows =
+        |matrix: &MatrixSource, ranges: &[Range<usize>]| checkpoint.some_rows(matrix, ranges);
     Ok([
         rows(&qkvz, &qkv)?,
         rows(&qkvz, &of_heads(2 * key + values, values, group))?,

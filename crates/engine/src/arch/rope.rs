@@ -42,11 +42,17 @@ impl RopeKeys {
     /// The map of the config, whichever it has. One that has both says the same in both.
     pub(super) fn config(&self, checkpoint: &Checkpoint) -> Result<RopeConfig, Error> {
         if let (Some(new), Some(old)) = (&self.rope_parameters, &self.rope_scaling) {
-            Require(checkpoint).that(new.kind() == old.kind() && new.factor == old.factor, || {
-                "\"rope_parameters\" and \"rope_scaling\" differ: keep one of them".into()
-            })?;
+            Require(checkpoint)
+                .that(new.kind() == old.kind() && new.factor == old.factor, || {
+                    "\"rope_parameters\" and \"rope_scaling\" differ: keep one of them".into()
+                })?;
         }
-        let found = self.rope_parameters.as_ref().or(self.rope_scaling.as_ref()).cloned().unwrap_or_default();
+        let found = self
+            .rope_parameters
+            .as_ref()
+            .or(self.rope_scaling.as_ref())
+            .cloned()
+            .unwrap_or_default();
         Ok(RopeConfig {
             rope_theta: found.rope_theta.or(self.rope_theta),
             partial_rotary_factor: found.partial_rotary_factor.or(self.partial_rotary_factor),
@@ -81,9 +87,10 @@ impl RopeKeys {
         pairs: RopePairs,
     ) -> Result<RopeShape, Error> {
         let config = self.config(checkpoint)?;
-        Require(checkpoint).that(config.share(checkpoint)?.is_none_or(|share| share == 1.0), || {
-            "\"partial_rotary_factor\" is not 1: this architecture rotates whole heads".into()
-        })?;
+        Require(checkpoint)
+            .that(config.share(checkpoint)?.is_none_or(|share| share == 1.0), || {
+                "\"partial_rotary_factor\" is not 1: this architecture rotates whole heads".into()
+            })?;
         config.shape(checkpoint, dims, pairs)
     }
 }
@@ -123,11 +130,15 @@ impl RopeConfig {
         let (require, kind) = (Require(checkpoint), self.kind());
         let needed = |name: &str, number: Option<f64>| {
             number.ok_or_else(|| {
-                config_error(checkpoint, format!("it has no \"{name}\" for {kind:?} rotary positions"))
+                config_error(
+                    checkpoint,
+                    format!("it has no \"{name}\" for {kind:?} rotary positions"),
+                )
             })
         };
         let theta = needed("rope_theta", self.rope_theta)?;
-        require.that(theta > 1.0, || format!("\"rope_theta\" is {theta}: more than 1 is needed"))?;
+        require
+            .that(theta > 1.0, || format!("\"rope_theta\" is {theta}: more than 1 is needed"))?;
         require.that(dims.is_multiple_of(2), || {
             format!("{dims} numbers of \"head_dim\" are rotated: rotary positions need pairs")
         })?;
@@ -171,7 +182,10 @@ impl RopeConfig {
                 RopeShape::yarn(dims, theta, &yarn, pairs)
             }
             other => {
-                return Err(config_error(checkpoint, format!("the rope type {other:?} is not supported")));
+                return Err(config_error(
+                    checkpoint,
+                    format!("the rope type {other:?} is not supported"),
+                ));
             }
         };
         let numbers = rope.frequencies.iter().chain([&rope.scale]);

@@ -52,7 +52,11 @@ impl SparseMoe {
             let mlp = mlp(checkpoint, name, hidden, self.intermediate_size)?;
             return Ok(FeedForwardBlueprint::Dense(Box::new(mlp)));
         }
-        let sizes = ExpertSizes { count: self.num_experts, hidden, intermediate: self.moe_intermediate_size };
+        let sizes = ExpertSizes {
+            count: self.num_experts,
+            hidden,
+            intermediate: self.moe_intermediate_size,
+        };
         let keys = ["num_experts", "num_experts_per_tok", "moe_intermediate_size"];
         sizes.check(checkpoint, self.num_experts_per_tok, keys)?;
         let shared_size = self.shared_expert_intermediate_size;

@@ -20,7 +20,9 @@ pub(super) fn without_generation_tags(source: &str) -> String {
     while let Some(start) = rest.find("{%") {
         let (text, tag) = rest.split_at(start);
         let Some((tag, after)) = tag.split_once("%}") else { break };
-        let word = tag.trim_start_matches("{%").trim_matches(|c: char| c.is_whitespace() || "-+".contains(c));
+        let word = tag
+            .trim_start_matches("{%")
+            .trim_matches(|c: char| c.is_whitespace() || "-+".contains(c));
         out.push_str(text);
         match word {
             "generation" => out.push_str(&tag.replace(word, "if true")),
@@ -40,11 +42,19 @@ pub(super) fn is_iterable(value: &Value) -> bool {
 
 /// As in Python: whatever has a length and items.
 pub(super) fn is_sequence(value: &Value) -> bool {
-    matches!(value.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Map | ValueKind::Undefined)
+    matches!(
+        value.kind(),
+        ValueKind::String | ValueKind::Seq | ValueKind::Map | ValueKind::Undefined
+    )
 }
 
 /// The Python methods that `minijinja-contrib` does not know, then those that it does.
-pub(super) fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
+pub(super) fn method(
+    state: &mut State,
+    value: &Value,
+    name: &str,
+    args: &[Value],
+) -> Result<Value, Error> {
     let Some(text) = value.as_str() else {
         return pycompat::unknown_method_callback(state, value, name, args);
     };
@@ -60,16 +70,27 @@ pub(super) fn method(state: &mut State, value: &Value, name: &str, args: &[Value
         }
         "partition" => {
             let (separator,) = from_args(args)?;
-            parts(text.split_once(separator).map_or([text, "", ""], |(head, tail)| [head, separator, tail]))
+            parts(
+                text.split_once(separator)
+                    .map_or([text, "", ""], |(head, tail)| [head, separator, tail]),
+            )
         }
         "rpartition" => {
             let (separator,) = from_args(args)?;
-            parts(text.rsplit_once(separator).map_or(["", "", text], |(head, tail)| [head, separator, tail]))
+            parts(
+                text.rsplit_once(separator)
+                    .map_or(["", "", text], |(head, tail)| [head, separator, tail]),
+            )
         }
         "rsplit" => {
             let (separator, most): (Option<&str>, Option<i64>) = from_args(args)?;
             let (Some(separator), Some(Ok(most))) = (separator, most.map(usize::try_from)) else {
-                return pycompat::unknown_method_callback(state, value, "split", &args[..args.len().min(1)]);
+                return pycompat::unknown_method_callback(
+                    state,
+                    value,
+                    "split",
+                    &args[..args.len().min(1)],
+                );
             };
             let mut parts: Vec<&str> = text.rsplitn(most.saturating_add(1), separator).collect();
             parts.reverse();
@@ -87,5 +108,6 @@ pub(super) fn raise_exception(message: &str) -> Result<Value, Error> {
 /// The date and time now, in UTC.
 pub(super) fn strftime_now(format: &str) -> Result<String, Error> {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
-    time::strftime(format, seconds).map_err(|problem| Error::new(ErrorKind::InvalidOperation, problem))
+    time::strftime(format, seconds)
+        .map_err(|problem| Error::new(ErrorKind::InvalidOperation, problem))
 }

@@ -35,7 +35,9 @@ fn source(name: &str) -> &str {
 }
 
 fn tokens() -> BTreeMap<String, String> {
-    [("bos_token", "<s>"), ("eos_token", "</s>")].map(|(role, token)| (role.into(), token.into())).into()
+    [("bos_token", "<s>"), ("eos_token", "</s>")]
+        .map(|(role, token)| (role.into(), token.into()))
+        .into()
 }
 
 fn template(source: &str) -> Result<ChatTemplate, Error> {
@@ -64,7 +66,9 @@ fn renders_as_transformers() {
             (Err(error), None, Some(reason)) => {
                 assert!(error.to_string().contains(&reason), "{what}: {error} without {reason}");
             }
-            (rendered, text, error) => panic!("{what}: {rendered:?}, expected {text:?} or {error:?}"),
+            (rendered, text, error) => {
+                panic!("{what}: {rendered:?}, expected {text:?} or {error:?}")
+            }
         }
     }
 }
@@ -83,10 +87,13 @@ fn a_question_behind_an_answer_is_the_end_of_the_conversation() {
     for (name, end) in behind {
         // What stands for an answer may be part of the question.
         let question = format!("And why {}?", super::ANSWER);
-        let messages = [Message::user("Why?"), Message::assistant("So."), Message::user(&*question)];
+        let messages =
+            [Message::user("Why?"), Message::assistant("So."), Message::user(&*question)];
         for thinking in [None, Some(true), Some(false)] {
-            let (template, options) =
-                (template(source(name)).unwrap(), ChatOptions { thinking, ..ChatOptions::default() });
+            let (template, options) = (
+                template(source(name)).unwrap(),
+                ChatOptions { thinking, ..ChatOptions::default() },
+            );
             let on = template.render_on(&question, &options).unwrap();
             let whole = template.render(&messages, true, &options).unwrap();
             assert!(whole.ends_with(&format!("So.{on}")), "{name}: {on:?} {whole:?}");
@@ -102,9 +109,11 @@ fn a_question_behind_an_answer_is_the_end_of_the_conversation() {
 fn the_model_in_the_box() {
     let jinja = include_bytes!("../../../../models/tales-18m/chat_template.jinja");
     let path = Path::new("chat_template.jinja");
-    let template =
-        ChatTemplate::from_files(Some((jinja, path)), &TokenizerConfig::default()).unwrap().unwrap();
-    let messages = [Message::user("Tell me a fable."), Message::assistant("No."), Message::user("Please!")];
+    let template = ChatTemplate::from_files(Some((jinja, path)), &TokenizerConfig::default())
+        .unwrap()
+        .unwrap();
+    let messages =
+        [Message::user("Tell me a fable."), Message::assistant("No."), Message::user("Please!")];
     let text = template.render(&messages, true, &ChatOptions::default()).unwrap();
     let expected = "<|im_start|>user\nTell me a fable.<|im_end|>\n<|im_start|>assistant\nNo.<|im_end|>\n\
         <|im_start|>user\nPlease!<|im_end|>\n<|im_start|>assistant\n";
@@ -146,8 +155,7 @@ fn the_template_file_wins_over_the_config() {
         let template = ChatTemplate::from_files(file, &config(json).unwrap()).unwrap();
         template.map(|template| template.render(&[], false, &ChatOptions::default()).unwrap())
     };
-    let string =
-        r#"{"chat_template": "config {{ bos_token }}", "bos_token": {"content": "<s>"}, "eos_token": null}"#;
+    let string = r#"{"chat_template": "config {{ bos_token }}", "bos_token": {"content": "<s>"}, "eos_token": null}"#;
     assert_eq!(load(Some(b"file {{ bos_token }}{{ eos_token }}"), string).unwrap(), "file <s>");
     assert_eq!(load(None, string).unwrap(), "config <s>");
     let list = r#"{"chat_template": [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}]}"#;
@@ -166,7 +174,8 @@ fn the_template_file_wins_over_the_config() {
         assert!(text.contains("tokenizer_config.json") && text.contains(reason), "{text}");
     }
     let bytes: (&[u8], _) = (b"\xFF", Path::new("chat_template.jinja"));
-    let text = ChatTemplate::from_files(Some(bytes), &TokenizerConfig::default()).unwrap_err().to_string();
+    let text =
+        ChatTemplate::from_files(Some(bytes), &TokenizerConfig::default()).unwrap_err().to_string();
     assert!(text.contains("chat_template.jinja") && text.contains("utf-8"), "{text}");
 }
 

@@ -32,10 +32,19 @@ macro_rules! file {
 // A static: a constant would be copied to where it is used, 10 MB each time.
 static FILES: [File; 6] = [
     file!("config.json", "6c991c8eb3afbfe9721549fa6dbfab81397207979b0b2b8e9b1f202bda0d016b"),
-    file!("generation_config.json", "303cdcadc13ae86c307e937880d99984684c2c7b06c06b509e7c8c966a485fb0"),
+    file!(
+        "generation_config.json",
+        "303cdcadc13ae86c307e937880d99984684c2c7b06c06b509e7c8c966a485fb0"
+    ),
     file!("tokenizer.json", "2f3a4f75cac873109d8296f38f3944b960d0aaab5237b5ebad058f33112e1a11"),
-    file!("tokenizer_config.json", "50f5b49bba5dc7bb7098ad72ee83a7a8837467a6e05c23e0a5638c976b8c2d5f"),
-    file!("chat_template.jinja", "9f0e276ab90bb7e2e874715ac082205729cf14b6b15e1e4cda8ecf5f0e002872"),
+    file!(
+        "tokenizer_config.json",
+        "50f5b49bba5dc7bb7098ad72ee83a7a8837467a6e05c23e0a5638c976b8c2d5f"
+    ),
+    file!(
+        "chat_template.jinja",
+        "9f0e276ab90bb7e2e874715ac082205729cf14b6b15e1e4cda8ecf5f0e002872"
+    ),
     file!("model.safetensors", "1e4014eb5f179e501d4dfd96bbee3064ab5d936005885ad6e73e233f62e315c2"),
 ];
 
@@ -84,7 +93,8 @@ fn give_pages_back(bytes: &'static [u8]) {
     let Some(len) = bytes.len().checked_sub(from).map(|len| len - len % page) else { return };
     // SAFETY: the range lies inside `bytes` and is whole pages of a read-only mapping of the executable file;
     // pages that were let go come back from the file, unchanged, when they are touched again.
-    let _ = unsafe { madvise(bytes.as_ptr().add(from).cast_mut().cast(), len, Advice::LinuxDontNeed) };
+    let _ =
+        unsafe { madvise(bytes.as_ptr().add(from).cast_mut().cast(), len, Advice::LinuxDontNeed) };
 }
 
 #[cfg(not(target_os = "linux"))]
@@ -112,7 +122,10 @@ impl Checkpoint {
         let find = |wanted: &str| FILES.iter().find(|f| f.name == wanted).map(|f| f.bytes);
         let texts = super::TEXTS.into_iter().filter_map(|name| Some((name, find(name)?.to_vec())));
         let texts: HashMap<_, _> = texts.collect();
-        let files = vec![Source::binary("model.safetensors", find("model.safetensors").unwrap_or_default())];
+        let files = vec![Source::binary(
+            "model.safetensors",
+            find("model.safetensors").unwrap_or_default(),
+        )];
         Self::assemble(Path::new("(in the binary)"), files, texts)
     }
 }
@@ -124,7 +137,8 @@ mod tests {
     #[test]
     fn the_written_digests_are_those_of_the_files() {
         for file in &FILES {
-            let digest: String = Sha256::digest(file.bytes).iter().map(|b| format!("{b:02x}")).collect();
+            let digest: String =
+                Sha256::digest(file.bytes).iter().map(|b| format!("{b:02x}")).collect();
             assert_eq!(digest, file.sha256, "{}", file.name);
         }
     }

@@ -65,7 +65,8 @@ impl Folders {
         &self,
         files: impl Iterator<Item = &'a str> + Clone,
     ) -> Result<(), Error> {
-        match self.mirrors.iter().find(|(_, names)| !files.clone().any(|name| names.contains(name))) {
+        match self.mirrors.iter().find(|(_, names)| !files.clone().any(|name| names.contains(name)))
+        {
             Some((mirror, _)) => Err(Error::Checkpoint {
                 path: mirror.clone(),
                 problem: format!(
@@ -107,8 +108,9 @@ fn listed(folder: &Path) -> Result<Vec<PathBuf>, Error> {
         .map(|line| {
             // Who wrote the list may not be who opens it: it does not make this machine greet another one.
             if line.starts_with("\\\\") || line.starts_with("//") {
-                let problem =
-                    format!("{line} is on another machine: if that is meant, give it with --mirror");
+                let problem = format!(
+                    "{line} is on another machine: if that is meant, give it with --mirror"
+                );
                 return Err(Error::Checkpoint { path: list.path().into(), problem });
             }
             Ok(folder.join(line))

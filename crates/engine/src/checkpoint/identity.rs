@@ -76,8 +76,11 @@ impl Checkpoint {
         for name in dense {
             let t = self.tensor(name)?;
             let bytes = t.bytes.min(most);
-            let middle =
-                Segment { file: t.file, offset: t.offset + (t.bytes - bytes) / 2, bytes: bytes as usize };
+            let middle = Segment {
+                file: t.file,
+                offset: t.offset + (t.bytes - bytes) / 2,
+                bytes: bytes as usize,
+            };
             let sample = &mut sample[..middle.bytes];
             self.read(name, &middle, sample)?;
             field(sample);
@@ -107,14 +110,17 @@ impl Checkpoint {
         let mut names = BTreeSet::new();
         for (layer, moe) in blueprint.moe_layers() {
             for segment in (0..moe.experts.count).flat_map(|e| moe.experts.segments(e)) {
-                let after =
-                    places.partition_point(|(_, t)| (t.file, t.offset) <= (segment.file, segment.offset));
+                let after = places
+                    .partition_point(|(_, t)| (t.file, t.offset) <= (segment.file, segment.offset));
                 let found = after.checked_sub(1).map(|i| places[i]).filter(|(_, t)| {
-                    t.file == segment.file && segment.offset + segment.bytes as u64 <= t.offset + t.bytes
+                    t.file == segment.file
+                        && segment.offset + segment.bytes as u64 <= t.offset + t.bytes
                 });
                 let (name, _) = found.ok_or_else(|| Error::Checkpoint {
                     path: self.folder().into(),
-                    problem: format!("an expert of layer {layer} lies in no tensor; please report this"),
+                    problem: format!(
+                        "an expert of layer {layer} lies in no tensor; please report this"
+                    ),
                 })?;
                 names.insert(name);
             }
@@ -131,14 +137,21 @@ mod tests {
     use crate::pack;
 
     fn golden(name: &str) -> Checkpoint {
-        Checkpoint::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/goldens").join(name))
-            .unwrap()
+        Checkpoint::open(
+            &Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/goldens").join(name),
+        )
+        .unwrap()
     }
 
     #[test]
     fn a_packed_copy_is_the_same_model() {
-        let names =
-            ["qwen3_moe", "qwen3_moe_shards", "deepseek_v3_hub", "deepseek_v3_hub_fp8", "gpt_oss_mxfp4"];
+        let names = [
+            "qwen3_moe",
+            "qwen3_moe_shards",
+            "deepseek_v3_hub",
+            "deepseek_v3_hub_fp8",
+            "gpt_oss_mxfp4",
+        ];
         let mut all = BTreeSet::new();
         for name in names {
             let (source, temp) = (golden(name), tempfile::tempdir().unwrap());
@@ -158,7 +171,8 @@ mod tests {
     #[test]
     fn other_weights_and_other_configs_are_other_models() {
         let (temp, source) = (tempfile::tempdir().unwrap(), golden("qwen3_moe"));
-        let copy = |name: &str| fs::copy(source.folder().join(name), temp.path().join(name)).unwrap();
+        let copy =
+            |name: &str| fs::copy(source.folder().join(name), temp.path().join(name)).unwrap();
         let [config, weights] = ["config.json", "model.safetensors"];
         let id = || Checkpoint::open(temp.path()).unwrap().identity().unwrap();
         let change = |name: &str, at: usize| {

@@ -136,12 +136,15 @@ impl Checkpoint {
             expected = weight_map(&folder.join("model.safetensors.index.json"))?;
             shards.extend(expected.values().map(String::as_str));
             if let Some(missing) = shards.iter().find(|shard| folders.home(shard).is_none()) {
-                let problem =
-                    format!("the index names it, but it is not there: download the shard {missing} again");
+                let problem = format!(
+                    "the index names it, but it is not there: download the shard {missing} again"
+                );
                 return Err(Error::Checkpoint { path: folder.join(missing), problem });
             }
         } else {
-            shards.extend(folders.names().filter(|n| n.starts_with("model") && n.ends_with(".safetensors")));
+            shards.extend(
+                folders.names().filter(|n| n.starts_with("model") && n.ends_with(".safetensors")),
+            );
         }
         if shards.is_empty() {
             let problem = "there is no model.safetensors and no model.safetensors.index.json: only the safetensors \
@@ -160,7 +163,8 @@ impl Checkpoint {
         }
         let mut checkpoint = Self::assemble(folder, files, texts)?;
         for (tensor, shard) in &expected {
-            let found = checkpoint.tensors.get(tensor).map(|t| checkpoint.files[t.file as usize].path());
+            let found =
+                checkpoint.tensors.get(tensor).map(|t| checkpoint.files[t.file as usize].path());
             if found.and_then(Path::file_name) != Some(shard.as_ref()) {
                 return Err(Error::Tensor {
                     tensor: tensor.clone(),
@@ -180,13 +184,13 @@ impl Checkpoint {
         texts: HashMap<&'static str, Vec<u8>>,
     ) -> Result<Self, Error> {
         let path = folder.join("config.json");
-        let config: serde_json::Value =
-            serde_json::from_slice(texts.get("config.json").map_or(&[][..], |t| t)).map_err(|e| {
-                Error::Checkpoint {
-                    path: path.clone(),
-                    problem: format!("this is not JSON: {e}; download it again"),
-                }
-            })?;
+        let config: serde_json::Value = serde_json::from_slice(
+            texts.get("config.json").map_or(&[][..], |t| t),
+        )
+        .map_err(|e| Error::Checkpoint {
+            path: path.clone(),
+            problem: format!("this is not JSON: {e}; download it again"),
+        })?;
         let quantization = Quantization::from_config(&config, &path)?;
         let mut tensors = HashMap::new();
         let mut packed = None;
@@ -203,7 +207,11 @@ impl Checkpoint {
                         "it is also in {}: remove one of them",
                         files[first.file as usize].path().display()
                     );
-                    return Err(Error::Tensor { tensor: name, path: source.path().into(), problem });
+                    return Err(Error::Tensor {
+                        tensor: name,
+                        path: source.path().into(),
+                        problem,
+                    });
                 }
             }
         }
@@ -232,7 +240,8 @@ impl Checkpoint {
         let quantization = Quantization::from_config(plan.config(), folder)?;
         let mut offset = 0;
         let tensors = plan.tensors().map(|t| {
-            let (dtype, shape) = (t.dtype.to_owned(), t.shape.iter().map(|n| *n as usize).collect());
+            let (dtype, shape) =
+                (t.dtype.to_owned(), t.shape.iter().map(|n| *n as usize).collect());
             let info = TensorInfo { file: 0, offset, bytes: t.bytes, dtype, shape };
             offset += t.bytes;
             (t.name.to_owned(), info)
@@ -243,7 +252,10 @@ impl Checkpoint {
             mirrors: Vec::new(),
             config: plan.config().clone(),
             quantization,
-            files: Arc::new(vec![Source::planned("(planned)/model.safetensors", plan.total_bytes())]),
+            files: Arc::new(vec![Source::planned(
+                "(planned)/model.safetensors",
+                plan.total_bytes(),
+            )]),
             tensors,
             texts: HashMap::new(),
             packed: None,
@@ -311,7 +323,8 @@ impl Checkpoint {
         self.tensors.get(name).ok_or_else(|| Error::Tensor {
             tensor: name.into(),
             path: self.folder.clone(),
-            problem: "no shard has it: the download is incomplete, or this layout is not supported".into(),
+            problem: "no shard has it: the download is incomplete, or this layout is not supported"
+                .into(),
         })
     }
 
@@ -330,7 +343,10 @@ impl Checkpoint {
         if t.shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)) != Some(len) {
             return Err(self.tensor_error(
                 name,
-                format!("its shape {:?} does not hold the {len} numbers that config.json asks for", t.shape),
+                format!(
+                    "its shape {:?} does not hold the {len} numbers that config.json asks for",
+                    t.shape
+                ),
             ));
         }
         let scalar = self.scalar(name, t)?;
@@ -353,7 +369,12 @@ impl Checkpoint {
     }
 
     /// The matrix `name` (without `.weight`) of `rows` x `cols`, quantised or not, as its tensors say.
-    pub(crate) fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<MatrixSource, Error> {
+    pub(crate) fn matrix(
+        &self,
+        name: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<MatrixSource, Error> {
         let weight = format!("{name}.weight");
         let stack = self.stack(&Wanted { name, weight: &weight, count: None, rows, cols })?;
         Ok(MatrixSource { name: name.into(), shape: stack.shape, segments: stack.parts })
@@ -361,7 +382,13 @@ impl Checkpoint {
 
     /// A stack of `count` matrices of `rows` x `cols` in tensors of three dimensions; segments are those of
     /// the first matrix, and matrix `i` lies `i` times their length further.
-    pub(crate) fn stacked(&self, name: &str, count: usize, rows: usize, cols: usize) -> Result<Stack, Error> {
+    pub(crate) fn stacked(
+        &self,
+        name: &str,
+        count: usize,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Stack, Error> {
         let weight = format!("{name}.weight");
         self.stack(&Wanted { name, weight: &weight, count: Some(count), rows, cols })
     }
@@ -381,7 +408,9 @@ impl Checkpoint {
         let weight = format!("{name}.weight");
         let parts = shape.parts().map_err(|e| self.tensor_error(&weight, e.to_string()))?;
         if parts.total() != segments.iter().map(|s| s.bytes).sum::<usize>() {
-            return Err(self.tensor_error(&weight, format!("its {count} matrices do not lie as one")));
+            return Err(
+                self.tensor_error(&weight, format!("its {count} matrices do not lie as one"))
+            );
         }
         Ok(MatrixSource { name: name.into(), shape, segments })
     }
@@ -395,7 +424,10 @@ impl Checkpoint {
         let MatrixShape { rows, format, .. } = matrix.shape;
         let block = format.block_rows();
         let whole = |n: usize| n.is_multiple_of(block);
-        if !ranges.iter().all(|range| whole(range.start) && (whole(range.len()) || range.end == rows)) {
+        if !ranges
+            .iter()
+            .all(|range| whole(range.start) && (whole(range.len()) || range.end == rows))
+        {
             let weight = format!("{}.weight", matrix.name);
             let problem = format!(
                 "its rows are needed in another order, and its blocks of {block} rows are in the way"
@@ -413,7 +445,8 @@ impl Checkpoint {
                 ..*part
             }));
         }
-        let shape = MatrixShape { rows: ranges.iter().map(ExactSizeIterator::len).sum(), ..matrix.shape };
+        let shape =
+            MatrixShape { rows: ranges.iter().map(ExactSizeIterator::len).sum(), ..matrix.shape };
         Ok(MatrixSource { name: matrix.name.clone(), shape, segments })
     }
 
@@ -432,7 +465,9 @@ impl Checkpoint {
         let &Wanted { name, weight, rows, cols, .. } = wanted;
         let t = self.tensor(weight)?;
         match t.dtype.as_str() {
-            "U32" if self.tensor(&format!("{name}.scales"))?.dtype == "U8" => self.microscaled(wanted, t),
+            "U32" if self.tensor(&format!("{name}.scales"))?.dtype == "U8" => {
+                self.microscaled(wanted, t)
+            }
             "U32" => self.affine(wanted, t),
             "F8_E4M3" => self.fp8(wanted, t),
             _ => {
@@ -467,7 +502,8 @@ impl Checkpoint {
             )
         };
         // The shapes say it all: a row of `cols` inputs takes `cols * bits / 32` words and `cols / group` scales.
-        let bits = packed.checked_mul(32).filter(|n| cols > 0 && n.is_multiple_of(cols)).map(|n| n / cols);
+        let bits =
+            packed.checked_mul(32).filter(|n| cols > 0 && n.is_multiple_of(cols)).map(|n| n / cols);
         let group = (groups > 0 && cols.is_multiple_of(groups)).then(|| cols / groups);
         let (Some(bits @ 1..=8), Some(group @ 1..=1024)) = (bits, group) else {
             return Err(misfit("the quantised shapes do not fit"));
@@ -489,11 +525,19 @@ impl Checkpoint {
         if t.shape == want {
             return Ok(());
         }
-        Err(self.tensor_error(name, format!("its shape is {:?}, config.json asks for {want:?}", t.shape)))
+        Err(self.tensor_error(
+            name,
+            format!("its shape is {:?}, config.json asks for {want:?}", t.shape),
+        ))
     }
 
     /// The wanted matrices, of a format that was found, in tensors whose shapes are theirs.
-    fn stack_of(&self, wanted: &Wanted<'_>, format: Format, tensors: &[&TensorInfo]) -> Result<Stack, Error> {
+    fn stack_of(
+        &self,
+        wanted: &Wanted<'_>,
+        format: Format,
+        tensors: &[&TensorInfo],
+    ) -> Result<Stack, Error> {
         let shape = MatrixShape { rows: wanted.rows, cols: wanted.cols, format };
         shape.parts().map_err(|e| self.tensor_error(wanted.weight, e.to_string()))?;
         let count = wanted.count.unwrap_or(1);
@@ -514,7 +558,9 @@ impl Checkpoint {
         for s in &m.segments {
             let (now, later) = rest.split_at_mut(s.bytes);
             let all = now.chunks_mut(PIECE).zip((s.offset..).step_by(PIECE));
-            pieces.extend(all.map(|(part, offset)| (Segment { offset, bytes: part.len(), ..*s }, part)));
+            pieces.extend(
+                all.map(|(part, offset)| (Segment { offset, bytes: part.len(), ..*s }, part)),
+            );
             rest = later;
         }
         self.read_pieces(&m.name, pieces)
@@ -532,13 +578,17 @@ impl Checkpoint {
             Ok(())
         };
         std::thread::scope(|scope| {
-            let start = |_| std::thread::Builder::new().stack_size(READER_STACK).spawn_scoped(scope, work);
+            let start =
+                |_| std::thread::Builder::new().stack_size(READER_STACK).spawn_scoped(scope, work);
             // A thread that cannot be had leaves its pieces to the others.
             let others: Vec<_> = (1..threads).map_while(|i| start(i).ok()).collect();
             let own = work();
-            let failed =
-                || Err(Error::Input(format!("a thread that reads {name} failed; please report this")));
-            others.into_iter().fold(own, |all, other| all.and(other.join().unwrap_or_else(|_| failed())))
+            let failed = || {
+                Err(Error::Input(format!("a thread that reads {name} failed; please report this")))
+            };
+            others
+                .into_iter()
+                .fold(own, |all, other| all.and(other.join().unwrap_or_else(|_| failed())))
         })
     }
 
@@ -552,9 +602,10 @@ impl Checkpoint {
     /// Reads some bytes of the tensor `name`.
     pub(crate) fn read(&self, name: &str, segment: &Segment, into: &mut [u8]) -> Result<(), Error> {
         let source = &self.files[segment.file as usize];
-        source
-            .read_exact_at(into, segment.offset)
-            .map_err(Error::file(source.path(), format!("cannot read tensor {name}; did the file change?")))
+        source.read_exact_at(into, segment.offset).map_err(Error::file(
+            source.path(),
+            format!("cannot read tensor {name}; did the file change?"),
+        ))
     }
 }
 
@@ -605,11 +656,13 @@ fn weight_map(path: &Path) -> Result<HashMap<String, String>, Error> {
         problem: format!("this is not the index of a sharded checkpoint: {e}; download it again"),
     })?;
     for shard in index.weight_map.values() {
-        let plain =
-            Path::new(shard).components().count() == 1 && !shard.contains(['/', '\\']) && shard != "..";
+        let plain = Path::new(shard).components().count() == 1
+            && !shard.contains(['/', '\\'])
+            && shard != "..";
         if !plain {
-            let problem =
-                format!("it names the shard {shard:?}, which is not a plain file name in this folder");
+            let problem = format!(
+                "it names the shard {shard:?}, which is not a plain file name in this folder"
+            );
             return Err(Error::Checkpoint { path: path.into(), problem });
         }
     }
@@ -638,7 +691,8 @@ mod tests {
 
     #[test]
     fn a_large_matrix_is_put_together_from_pieces() {
-        let all: Vec<u8> = (0..5 * PIECE + 777).map(|i| (i % 251) as u8 ^ (i / PIECE) as u8).collect();
+        let all: Vec<u8> =
+            (0..5 * PIECE + 777).map(|i| (i % 251) as u8 ^ (i / PIECE) as u8).collect();
         let (all, len): (&'static [u8], _) = (all.leak(), 4 * PIECE + 5);
         let segments = vec![
             Segment { file: 0, offset: 700, bytes: len },

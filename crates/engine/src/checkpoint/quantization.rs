@@ -30,8 +30,9 @@ pub(crate) struct Quantization {
 impl Quantization {
     pub(crate) fn from_config(config: &Value, path: &Path) -> Result<Self, Error> {
         let text = config.get("text_config");
-        let find =
-            |key: &str| config.get(key).or_else(|| text.and_then(|t| t.get(key))).filter(|v| !v.is_null());
+        let find = |key: &str| {
+            config.get(key).or_else(|| text.and_then(|t| t.get(key))).filter(|v| !v.is_null())
+        };
         let Some(map) = find("quantization").or_else(|| find("quantization_config")) else {
             return Ok(Self::default());
         };
@@ -42,10 +43,9 @@ impl Quantization {
         let settings = |of: &serde_json::Map<String, Value>| -> Result<Settings, Error> {
             let number = |key: &str| match of.get(key) {
                 None | Some(Value::Null) => Ok(None),
-                Some(v) => v
-                    .as_u64()
-                    .map(|n| Some(n as usize))
-                    .ok_or_else(|| bad(format!("\"{key}\" in \"quantization\" is {v}, not a number"))),
+                Some(v) => v.as_u64().map(|n| Some(n as usize)).ok_or_else(|| {
+                    bad(format!("\"{key}\" in \"quantization\" is {v}, not a number"))
+                }),
             };
             let mode = of.get("mode").and_then(Value::as_str).map(str::to_owned);
             Ok(Settings { bits: number("bits")?, group: number("group_size")?, mode })
@@ -77,14 +77,22 @@ impl Quantization {
 
     /// That the tensors' mode, bits and group are those that the map gives for this very tensor, if it names it. What
     /// it says of all tensors need not hold for each, but has to be known.
-    pub(crate) fn agree(&self, name: &str, mode: &str, bits: usize, group: usize) -> Result<(), String> {
+    pub(crate) fn agree(
+        &self,
+        name: &str,
+        mode: &str,
+        bits: usize,
+        group: usize,
+    ) -> Result<(), String> {
         if let Some(other) = self.all.mode.as_deref().filter(|mode| !MODES.contains(mode)) {
             return Err(format!("the mode {other:?} is not supported: {} are", MODES.join(", ")));
         }
         let Some(of) = self.by_name.get(name) else { return Ok(()) };
         let (want_bits, want_group) = (of.bits.or(self.all.bits), of.group.or(self.all.group));
         let want_mode = of.mode.as_deref().unwrap_or(mode);
-        if want_mode != mode || want_bits.is_some_and(|b| b != bits) || want_group.is_some_and(|g| g != group)
+        if want_mode != mode
+            || want_bits.is_some_and(|b| b != bits)
+            || want_group.is_some_and(|g| g != group)
         {
             return Err(format!(
                 "\"quantization\" gives it {want_mode} with {} bits in groups of {}, its tensors say {mode}, {bits} \

@@ -62,7 +62,9 @@ pub(crate) fn read_index(source: &Source, file: u32) -> Result<Vec<(String, Tens
     let bad = |problem: String| Error::Checkpoint { path: path.to_owned(), problem };
     let again = "; the file is damaged or incomplete: download it again";
     let read = |buf: &mut [u8], at| {
-        source.read_exact_at(buf, at).map_err(Error::file(path, "cannot read the header of the tensors"))
+        source
+            .read_exact_at(buf, at)
+            .map_err(Error::file(path, "cannot read the header of the tensors"))
     };
     let len = source.len();
     if len < 8 {
@@ -77,7 +79,9 @@ pub(crate) fn read_index(source: &Source, file: u32) -> Result<Vec<(String, Tens
     let mut json = vec![0; header as usize];
     read(&mut json, 8)?;
     let entries: std::collections::BTreeMap<String, Option<Entry>> = serde_json::from_slice(&json)
-        .map_err(|e| bad(format!("the header is not the JSON of a safetensors file: {e}{again}")))?;
+        .map_err(|e| {
+            bad(format!("the header is not the JSON of a safetensors file: {e}{again}"))
+        })?;
 
     let data = 8 + header;
     let mut tensors = Vec::with_capacity(entries.len());
@@ -86,8 +90,8 @@ pub(crate) fn read_index(source: &Source, file: u32) -> Result<Vec<(String, Tens
         if name == "__metadata__" {
             continue;
         }
-        let entry =
-            entry.ok_or_else(|| bad(format!("the header has nothing for the tensor {name}{again}")))?;
+        let entry = entry
+            .ok_or_else(|| bad(format!("the header has nothing for the tensor {name}{again}")))?;
         let info = check(&name, entry, path, data, len)?;
         tensors.push((name, TensorInfo { file, ..info }));
     }
@@ -102,9 +106,14 @@ pub(crate) fn read_index(source: &Source, file: u32) -> Result<Vec<(String, Tens
 }
 
 fn check(name: &str, entry: Entry, path: &Path, data: u64, len: u64) -> Result<TensorInfo, Error> {
-    let bad = |problem: String| Error::Tensor { tensor: name.to_owned(), path: path.to_owned(), problem };
-    let (Some(dtype), Some(shape), Some((from, to))) = (entry.dtype, entry.shape, entry.data_offsets) else {
-        return Err(bad("the header gives no dtype, shape or data_offsets: download the file again".into()));
+    let bad =
+        |problem: String| Error::Tensor { tensor: name.to_owned(), path: path.to_owned(), problem };
+    let (Some(dtype), Some(shape), Some((from, to))) =
+        (entry.dtype, entry.shape, entry.data_offsets)
+    else {
+        return Err(bad(
+            "the header gives no dtype, shape or data_offsets: download the file again".into(),
+        ));
     };
     let shape: Vec<usize> = shape
         .iter()
@@ -112,7 +121,9 @@ fn check(name: &str, entry: Entry, path: &Path, data: u64, len: u64) -> Result<T
         .collect::<Option<_>>()
         .ok_or_else(|| bad("a dimension is too large to address".into()))?;
     let Some(bytes) = to.checked_sub(from) else {
-        return Err(bad(format!("it ends at {to}, before it begins at {from}: download the file again")));
+        return Err(bad(format!(
+            "it ends at {to}, before it begins at {from}: download the file again"
+        )));
     };
     let end = data
         .checked_add(to)

@@ -6,8 +6,11 @@ use super::{Checkpoint, Stack, TensorInfo, Wanted};
 use crate::Error;
 
 /// The modes of mlx whose scales are bytes, and the bits and group size that each of them has.
-const MODES: [(&str, Format, usize, usize); 3] =
-    [("mxfp4", Format::MXFP4, 4, 32), ("nvfp4", Format::NVFP4, 4, 16), ("mxfp8", Format::MXFP8, 8, 32)];
+const MODES: [(&str, Format, usize, usize); 3] = [
+    ("mxfp4", Format::MXFP4, 4, 32),
+    ("nvfp4", Format::NVFP4, 4, 16),
+    ("mxfp8", Format::MXFP8, 8, 32),
+];
 
 impl Checkpoint {
     /// MLX: `.weight` of elements packed in words of 32 bits, `.scales` of bytes, no biases.
@@ -16,7 +19,8 @@ impl Checkpoint {
         let scales = self.tensor(&format!("{name}.scales"))?;
         let global = format!("{name}.global_scale");
         if self.has(&global) {
-            let problem = format!("it has a scale for the whole tensor, {global}, which is not supported");
+            let problem =
+                format!("it has a scale for the whole tensor, {global}, which is not supported");
             return Err(self.tensor_error(weight, problem));
         }
         // The shapes say it all: each mode has its own bytes per row.
@@ -93,18 +97,22 @@ impl Checkpoint {
         let (blocks, scales) = (format!("{name}_blocks"), format!("{name}_scales"));
         let wanted = Wanted { name, weight: &blocks, count: Some(count), rows, cols };
         if !cols.is_multiple_of(32) {
-            let problem =
-                format!("{cols} inputs, as config.json asks, are not a whole number of blocks of 32");
+            let problem = format!(
+                "{cols} inputs, as config.json asks, are not a whole number of blocks of 32"
+            );
             return Err(self.tensor_error(&blocks, problem));
         }
         let bytes = |name: &str, shape: &[usize]| {
             let t = self.tensor(name)?;
             if t.dtype != "U8" {
-                return Err(self.tensor_error(name, format!("its type is {}, MXFP4 has U8", t.dtype)));
+                return Err(
+                    self.tensor_error(name, format!("its type is {}, MXFP4 has U8", t.dtype))
+                );
             }
             self.shaped(name, t, &wanted.tensor(shape)).map(|()| t)
         };
-        let tensors = [bytes(&blocks, &[rows, cols / 32, 16])?, bytes(&scales, &[rows, cols / 32])?];
+        let tensors =
+            [bytes(&blocks, &[rows, cols / 32, 16])?, bytes(&scales, &[rows, cols / 32])?];
         self.stack_of(&wanted, Format::MXFP4, &tensors)
     }
 }
@@ -127,7 +135,10 @@ mod tests {
                 _ => 4,
             };
             let end = at + size * shape.iter().product::<usize>();
-            header.insert((*name).into(), json!({"dtype": dtype, "shape": shape, "data_offsets": [at, end]}));
+            header.insert(
+                (*name).into(),
+                json!({"dtype": dtype, "shape": shape, "data_offsets": [at, end]}),
+            );
             at = end;
         }
         let header = Value::Object(header).to_string();
@@ -136,12 +147,16 @@ mod tests {
         file.resize(file.len() + at, 0);
         let config = json!({"quantization": quantization}).to_string().into_bytes();
         let files = vec![Source::binary("model.safetensors", file.leak())];
-        Checkpoint::assemble(Path::new("folder"), files, HashMap::from([("config.json", config)])).unwrap()
+        Checkpoint::assemble(Path::new("folder"), files, HashMap::from([("config.json", config)]))
+            .unwrap()
     }
 
     fn says<T>(result: Result<T, Error>, parts: &[&str]) {
         let message = result.err().unwrap().to_string();
-        assert!(parts.iter().all(|part| message.contains(part)), "{message:?} does not contain {parts:?}");
+        assert!(
+            parts.iter().all(|part| message.contains(part)),
+            "{message:?} does not contain {parts:?}"
+        );
     }
 
     #[test]
@@ -150,8 +165,10 @@ mod tests {
         for (words, scales, format) in
             [(24, 6, Format::MXFP4), (24, 12, Format::NVFP4), (48, 6, Format::MXFP8)]
         {
-            let c =
-                checkpoint(&global, &[("a.weight", "U32", &[5, words]), ("a.scales", "U8", &[5, scales])]);
+            let c = checkpoint(
+                &global,
+                &[("a.weight", "U32", &[5, words]), ("a.scales", "U8", &[5, scales])],
+            );
             let m = c.matrix("a", 5, 192).unwrap();
             assert_eq!((m.shape.format, m.segments.len()), (format, 2));
             assert_eq!(m.segments[0].bytes + m.segments[1].bytes, m.shape.parts().unwrap().total());
@@ -162,8 +179,11 @@ mod tests {
 
     #[test]
     fn what_the_config_names_must_agree() {
-        let tensors: [(&str, &str, &[usize]); 3] =
-            [("a.weight", "U32", &[5, 24]), ("a.scales", "U8", &[5, 6]), ("a.biases", "BF16", &[5, 6])];
+        let tensors: [(&str, &str, &[usize]); 3] = [
+            ("a.weight", "U32", &[5, 24]),
+            ("a.scales", "U8", &[5, 6]),
+            ("a.biases", "BF16", &[5, 6]),
+        ];
         let named = |of: Value| {
             checkpoint(&json!({"mode": "affine", "bits": 4, "group_size": 64, "a": of}), &tensors)
         };
@@ -171,14 +191,23 @@ mod tests {
         assert_eq!(named(right).matrix("a", 5, 192).unwrap().shape.format, Format::MXFP4);
         let wrong = json!({"mode": "nvfp4", "bits": 4, "group_size": 16});
         says(named(wrong).matrix("a", 5, 192), &["a.weight", "nvfp4", "mxfp4"]);
-        says(named(json!({"bits": 8, "group_size": 32})).matrix("a", 5, 192), &["a.weight", "8 bits"]);
+        says(
+            named(json!({"bits": 8, "group_size": 32})).matrix("a", 5, 192),
+            &["a.weight", "8 bits"],
+        );
         says(
             checkpoint(&json!({"mode": "nf4"}), &tensors).matrix("a", 5, 192),
             &["a.weight", "nf4", "mxfp4"],
         );
-        let global: [(&str, &str, &[usize]); 3] =
-            [("a.weight", "U32", &[5, 24]), ("a.scales", "U8", &[5, 12]), ("a.global_scale", "F32", &[1])];
-        says(checkpoint(&json!({"mode": "nvfp4"}), &global).matrix("a", 5, 192), &["a.global_scale"]);
+        let global: [(&str, &str, &[usize]); 3] = [
+            ("a.weight", "U32", &[5, 24]),
+            ("a.scales", "U8", &[5, 12]),
+            ("a.global_scale", "F32", &[1]),
+        ];
+        says(
+            checkpoint(&json!({"mode": "nvfp4"}), &global).matrix("a", 5, 192),
+            &["a.global_scale"],
+        );
     }
 
     #[test]
@@ -207,12 +236,20 @@ mod tests {
                 format(128, 128, bf16),
             ),
             (json!({"weight_block_size": [64, 100]}), "F32", [3, 3], format(64, 100, f32)),
-            (json!({"weight_block_size": [32, 32]}), "F8_E8M0", [5, 8], format(32, 32, BlockScale::E8M0)),
+            (
+                json!({"weight_block_size": [32, 32]}),
+                "F8_E8M0",
+                [5, 8],
+                format(32, 32, BlockScale::E8M0),
+            ),
         ] {
             assert_eq!(both(&quantization, dtype, &shape).unwrap().shape.format, wanted);
         }
         let plain = json!({"quant_method": "fp8"});
-        says(both(&plain, "F32", &[1, 2]), &["a.weight_scale_inv", "[1, 2]", "[2, 2]", "weight_block_size"]);
+        says(
+            both(&plain, "F32", &[1, 2]),
+            &["a.weight_scale_inv", "[1, 2]", "[2, 2]", "weight_block_size"],
+        );
         says(both(&plain, "I32", &[2, 2]), &["a.weight_scale_inv", "I32"]);
         let alone = checkpoint(&plain, &[("a.weight", "F8_E4M3", &[129, 256])]);
         says(alone.matrix("a", 129, 256), &["a.weight", "a.weight_scale_inv"]);

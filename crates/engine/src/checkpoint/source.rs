@@ -27,13 +27,20 @@ impl Source {
         let doing = "cannot open the file; is the download complete?";
         let file = File::open(path).map_err(Error::file(path, doing))?;
         let source = Self::of(path, file).map_err(Error::file(path, doing))?;
-        source.ok_or_else(|| Error::Checkpoint { path: path.into(), problem: "this is not a file".into() })
+        source.ok_or_else(|| Error::Checkpoint {
+            path: path.into(),
+            problem: "this is not a file".into(),
+        })
     }
 
     /// A file that is open; `None` if it is a folder or the like.
     pub(crate) fn of(path: &Path, file: File) -> io::Result<Option<Self>> {
         let meta = file.metadata()?;
-        Ok(meta.is_file().then(|| Self { path: path.into(), len: meta.len(), data: Data::File(file) }))
+        Ok(meta.is_file().then(|| Self {
+            path: path.into(),
+            len: meta.len(),
+            data: Data::File(file),
+        }))
     }
 
     pub(crate) fn binary(name: &str, bytes: &'static [u8]) -> Self {
@@ -71,7 +78,8 @@ impl Source {
         match &self.data {
             Data::File(file) => read_at(file, buf, offset),
             Data::Binary(bytes) => {
-                let from = usize::try_from(offset).map_or(bytes.len(), |from| from.min(bytes.len()));
+                let from =
+                    usize::try_from(offset).map_or(bytes.len(), |from| from.min(bytes.len()));
                 let some = buf.len().min(bytes.len() - from);
                 buf[..some].copy_from_slice(&bytes[from..from + some]);
                 Ok(some)
@@ -102,7 +110,8 @@ impl Source {
             return Err(Error::Checkpoint { path: self.path.clone(), problem });
         }
         let mut bytes = vec![0; self.len as usize];
-        self.read_exact_at(&mut bytes, 0).map_err(Error::file(&self.path, "cannot read the file"))?;
+        self.read_exact_at(&mut bytes, 0)
+            .map_err(Error::file(&self.path, "cannot read the file"))?;
         Ok(bytes)
     }
 }

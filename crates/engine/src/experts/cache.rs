@@ -12,7 +12,9 @@ use moeflux_compute::{Bytes, Device, Slot, SlotTable, Ticket};
 
 use super::{
     policy::POLICY_BYTES,
-    reader::{BOOKKEEPING as READER_BOOKKEEPING, Completion, ReadCounters, ReadRequest, Reader, Urgency},
+    reader::{
+        BOOKKEEPING as READER_BOOKKEEPING, Completion, ReadCounters, ReadRequest, Reader, Urgency,
+    },
     source::ExpertSource,
     tier::{NONE, Place, Tier},
 };
@@ -37,7 +39,7 @@ pub(crate) struct Pin {
     host: u32,
     card: u32,
     /// It is there only because somebody looked ahead.
-    pub(crate) foreseen: bool,
+    pub(crate) predicted: bool,
 }
 
 /// Of all slots, one in so many may be given to what somebody looks ahead for and has not come yet.
@@ -94,7 +96,8 @@ impl ExpertCache {
         (host, card): (Tier, Option<Tier>),
         uses: Uses,
     ) -> Self {
-        let (shared, tables) = (vec![None; source.layers().len()], vec![None; source.layers().len()]);
+        let (shared, tables) =
+            (vec![None; source.layers().len()], vec![None; source.layers().len()]);
         let before = ReadCounters::default();
         Self {
             source,
@@ -163,7 +166,8 @@ impl ExpertCache {
         }
         if self.tables[layer].is_none() {
             let slot = |expert| {
-                let card = self.card.as_ref().and_then(|card| Some(card.slot(card.find(layer, expert)?)));
+                let card =
+                    self.card.as_ref().and_then(|card| Some(card.slot(card.find(layer, expert)?)));
                 let host = || {
                     let found = self.host.find(layer, expert).filter(|_| self.uses.in_place);
                     found.map(|slot| self.host.slot(slot))
@@ -174,7 +178,8 @@ impl ExpertCache {
             let slots: Option<Vec<Slot>> =
                 (0..self.host.slots[layer].len()).map(slot).chain(shared).collect();
             let Some(slots) = slots else { return Ok(None) };
-            let table = device.slot_table(&slots).map_err(Error::at(|| format!("layer {layer}, slots")))?;
+            let table =
+                device.slot_table(&slots).map_err(Error::at(|| format!("layer {layer}, slots")))?;
             self.tables[layer] = Some(table);
         }
         Ok(self.tables[layer])
@@ -219,7 +224,8 @@ impl ExpertCache {
             taken.push((slot, device.take_slot(slot)?));
             Ok(())
         });
-        let result = all.map(|()| read(&taken.iter().map(|(_, bytes)| &bytes[..]).collect::<Vec<_>>()));
+        let result =
+            all.map(|()| read(&taken.iter().map(|(_, bytes)| &bytes[..]).collect::<Vec<_>>()));
         for (slot, bytes) in taken {
             device.put_slot(slot, bytes).map_err(Error::at(at))?;
         }
@@ -232,17 +238,21 @@ impl ExpertCache {
         if let Some(card) = &mut self.card
             && let Some(slot) = card.find(layer, expert)
         {
-            let foreseen = card.pin(slot);
-            return Some(Pin { slot: card.slot(slot), card: slot, host: NONE, foreseen });
+            let predicted = card.pin(slot);
+            return Some(Pin { slot: card.slot(slot), card: slot, host: NONE, predicted });
         }
         let slot = self.host.find(layer, expert)?;
-        let foreseen = self.host.pin(slot);
-        Some(Pin { slot: self.host.slot(slot), host: slot, card: NONE, foreseen })
+        let predicted = self.host.pin(slot);
+        Some(Pin { slot: self.host.slot(slot), host: slot, card: NONE, predicted })
     }
 
     /// Copies a pinned expert to the card, if it belongs there and is not; `None` if no slot there can give way and ops do
     /// not find it where it is: it is pinned no more then.
-    pub(crate) fn promote(&mut self, device: &mut dyn Device, pin: Pin) -> Result<Option<Pin>, Error> {
+    pub(crate) fn promote(
+        &mut self,
+        device: &mut dyn Device,
+        pin: Pin,
+    ) -> Result<Option<Pin>, Error> {
         if pin.card != NONE || !self.promotes() {
             return Ok(Some(pin));
         }
@@ -307,7 +317,7 @@ impl ExpertCache {
                 self.host.pin(slot);
                 self.reading_ahead -= 1;
                 self.reader.hurry(slot as usize);
-                stats.experts_foreseen += 1;
+                stats.experts_predicted += 1;
             }
             None => {
                 let started = self.start(device, (layer, expert), slot, Urgency::Now, stats);
@@ -370,7 +380,8 @@ impl ExpertCache {
     ) -> Result<(), Error> {
         let Place { layer: before, ticket, ahead, .. } = self.host.places[slot as usize];
         // Who looked it up by a table left no ticket. A table names slots of the host only where there is no card.
-        let table = self.tables.get(before as usize).copied().flatten().filter(|_| self.card.is_none());
+        let table =
+            self.tables.get(before as usize).copied().flatten().filter(|_| self.card.is_none());
         let at = Error::at(|| format!("layer {layer}, expert {expert}"));
         let mut take = || {
             let ticket = if table.is_some() { device.submit()? } else { ticket };
@@ -409,7 +420,11 @@ impl ExpertCache {
     }
 
     /// Takes what has come that was asked for ahead, while no layer waits for a read.
-    pub(crate) fn settle_ahead(&mut self, device: &mut dyn Device, stats: &mut Stats) -> Result<(), Error> {
+    pub(crate) fn settle_ahead(
+        &mut self,
+        device: &mut dyn Device,
+        stats: &mut Stats,
+    ) -> Result<(), Error> {
         while self.reading == 0 && self.reading_ahead > 0 {
             let Some(done) = self.reader.next(false) else { break };
             self.settle(device, done, stats)?;
@@ -437,9 +452,10 @@ impl ExpertCache {
             false => self.reading_ahead -= 1,
         }
         let slot = slot as u32;
-        let pin = Pin { slot: self.host.slot(slot), host: slot, card: NONE, foreseen: false };
-        let put =
-            device.put_slot(pin.slot, bytes).map_err(Error::at(|| format!("layer {layer}, expert {expert}")));
+        let pin = Pin { slot: self.host.slot(slot), host: slot, card: NONE, predicted: false };
+        let put = device
+            .put_slot(pin.slot, bytes)
+            .map_err(Error::at(|| format!("layer {layer}, expert {expert}")));
         let lost = put.is_err();
         if let Err(error) = done.result.and(put) {
             // A device that wants its own memory back does not get it after a read that hung.
@@ -498,14 +514,16 @@ fn wait(device: &mut dyn Device, ticket: Ticket) -> Result<(), moeflux_compute::
 mod tests {
     use std::collections::VecDeque;
 
-    use moeflux_compute::{BankPlace, DeviceOptions, ExpertShape, Format, MatrixShape, Scalar, open};
+    use moeflux_compute::{
+        BankPlace, DeviceOptions, ExpertShape, Format, MatrixShape, Scalar, open,
+    };
     use proptest::prelude::*;
 
     use super::*;
     use crate::{
         blueprint::LayerExperts,
         checkpoint::{Segment, Source},
-        experts::{Completion, PartSource, PolicyKind},
+        experts::{Completion, PolicyKind, ShardLocation},
     };
 
     const LAYERS: usize = 3;
@@ -538,14 +556,20 @@ mod tests {
         let matrix = MatrixShape { rows: 1, cols: 1, format: Format::Plain(Scalar::F16) };
         let layer = |i: usize| {
             let first = Segment { file: 0, offset: (i * EXPERTS * BYTES) as u64, bytes: BYTES };
-            let parts = vec![PartSource::Stacked { first, stride: BYTES as u64 }];
+            let parts = vec![ShardLocation::Stacked { first, stride: BYTES as u64 }];
             let shape = ExpertShape::of(matrix, matrix, matrix);
             Some(LayerExperts { count: EXPERTS, shape, parts, bytes: BYTES })
         };
         let source = Arc::new(ExpertSource::new(files, (0..LAYERS).map(layer).collect()));
-        let host = Tier::new(device, &source, [slots, 0, BYTES], BankPlace::Host, PolicyKind::Lru).unwrap();
+        let host = Tier::new(device, &source, [slots, 0, BYTES], BankPlace::Host, PolicyKind::Lru)
+            .unwrap();
         let uses = Uses { looks_up: false, in_place: true, holds_all: false };
-        ExpertCache::new(Arc::clone(&source), Box::new(AtOnce(source, VecDeque::new())), (host, None), uses)
+        ExpertCache::new(
+            Arc::clone(&source),
+            Box::new(AtOnce(source, VecDeque::new())),
+            (host, None),
+            uses,
+        )
     }
 
     #[test]
@@ -556,7 +580,11 @@ mod tests {
         assert_eq!(cache.with_slots(&mut *device, 1, firsts).unwrap(), None);
         for expert in 0..EXPERTS {
             cache.request(&mut *device, 1, expert, &mut stats).unwrap();
-            assert_eq!(cache.with_slots(&mut *device, 1, firsts).unwrap(), None, "one is being read");
+            assert_eq!(
+                cache.with_slots(&mut *device, 1, firsts).unwrap(),
+                None,
+                "one is being read"
+            );
             let (_, pin) = cache.arrive(&mut *device, true, &mut stats).unwrap().unwrap();
             cache.release(pin, Ticket(0));
         }

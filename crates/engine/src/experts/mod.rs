@@ -1,22 +1,23 @@
 //! Everything between the router's ids and filled slots.
 
 mod cache;
-mod foresight;
 mod policy;
+mod prefetch;
 mod reader;
 mod source;
 mod tier;
 
 pub(crate) use cache::{BOOKKEEPING, ExpertCache, Lookup, Pin, Uses};
-pub use foresight::LookAhead;
-pub(crate) use foresight::{Effort, Foresight, ROWS as FORESIGHT_ROWS};
 pub(crate) use policy::Policy;
 pub use policy::PolicyKind;
+pub use prefetch::PrefetchMode;
+pub(crate) use prefetch::{Effort, Prefetcher, ROWS as PREFETCH_ROWS};
 pub use reader::{
-    Access, Completion, PageCache, ReadCounters, ReadOptions, ReadRequest, Reader, ReaderKind, Urgency,
+    Access, Completion, PageCache, ReadCounters, ReadOptions, ReadRequest, Reader, ReaderKind,
+    Urgency,
 };
 pub(crate) use reader::{
     STACK as READER_STACK, direct_file, memory as reader_memory, open as open_reader, random_file,
 };
-pub(crate) use source::{ExpertSource, PartSource};
+pub(crate) use source::{ExpertSource, ShardLocation};
 pub(crate) use tier::Tier;

@@ -10,7 +10,7 @@ use crate::{
 
 /// One piece of every expert of a layer.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum PartSource {
+pub(crate) enum ShardLocation {
     /// Slices of a stacked tensor: expert `e` begins `e` times `first.bytes` after the first.
     Stacked {
         /// The piece of expert 0.
@@ -31,13 +31,14 @@ pub(crate) enum PartSource {
     },
 }
 
-impl PartSource {
+impl ShardLocation {
     pub(crate) fn segment(&self, expert: usize) -> Segment {
         match self {
-            PartSource::Stacked { first, stride } | PartSource::Packed { first, stride, .. } => {
+            ShardLocation::Stacked { first, stride }
+            | ShardLocation::Packed { first, stride, .. } => {
                 Segment { offset: first.offset + expert as u64 * stride, ..*first }
             }
-            PartSource::Each(all) => all[expert],
+            ShardLocation::Each(all) => all[expert],
         }
     }
 }
@@ -106,8 +107,11 @@ impl ExpertSource {
 
     /// Reads one expert to the start of `slot`.
     pub(crate) fn read(&self, layer: usize, expert: usize, slot: &mut [u8]) -> Result<(), Error> {
-        let Some(experts) = self.layer(layer).filter(|l| expert < l.count && l.bytes <= slot.len()) else {
-            return Err(crate::Error::Input(format!("there is no expert {expert} in layer {layer}")));
+        let Some(experts) = self.layer(layer).filter(|l| expert < l.count && l.bytes <= slot.len())
+        else {
+            return Err(crate::Error::Input(format!(
+                "there is no expert {expert} in layer {layer}"
+            )));
         };
         let mut rest = &mut slot[..];
         for segment in experts.segments(expert) {
@@ -128,13 +132,14 @@ impl ExpertSource {
 
     /// Whether a layer's experts have digests.
     pub(crate) fn has_digests(&self, layer: usize) -> bool {
-        matches!(self.layer(layer).map(|l| &l.parts[..]), Some([PartSource::Packed { .. }]))
+        matches!(self.layer(layer).map(|l| &l.parts[..]), Some([ShardLocation::Packed { .. }]))
     }
 
     /// That the bytes which were read to the start of `slot` are those of the expert: of a packed model, whose records
     /// have digests; of others there is nothing to compare with.
     pub(crate) fn verify(&self, layer: usize, expert: usize, slot: &[u8]) -> Result<(), Error> {
-        let Some([PartSource::Packed { first, stride, digests }]) = self.layer(layer).map(|l| &l.parts[..])
+        let Some([ShardLocation::Packed { first, stride, digests }]) =
+            self.layer(layer).map(|l| &l.parts[..])
         else {
             return Ok(());
         };

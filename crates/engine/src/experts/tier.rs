@@ -93,8 +93,10 @@ impl Tier {
         // Of each shared expert the bank of the first of its layer's others, or one that has room, and its slot there.
         let homes: Vec<_> = (0..shared)
             .map_while(|i| {
-                let has_room = |bank: &usize| *bank < beside.len() && slots(*bank) + beside[*bank] < most;
-                let bank = std::iter::once(i * layer / each).chain(0..beside.len()).find(has_room)?;
+                let has_room =
+                    |bank: &usize| *bank < beside.len() && slots(*bank) + beside[*bank] < most;
+                let bank =
+                    std::iter::once(i * layer / each).chain(0..beside.len()).find(has_room)?;
                 beside[bank] += 1;
                 Some((bank, slots(bank) + beside[bank] - 1))
             })
@@ -103,7 +105,8 @@ impl Tier {
         let banks = beside.iter().enumerate().map(|(i, beside)| bank(slots(i) + beside));
         let banks = banks.collect::<Result<Vec<u16>, Error>>()?;
         let slot = |bank, index: usize| Slot { bank, index: index as u32 };
-        let mut of_shared: Vec<_> = homes.iter().map(|(bank, index)| slot(banks[*bank], *index)).collect();
+        let mut of_shared: Vec<_> =
+            homes.iter().map(|(bank, index)| slot(banks[*bank], *index)).collect();
         while of_shared.len() < shared {
             let left = most.min(shared - of_shared.len());
             let other = bank(left)?;
@@ -117,7 +120,9 @@ impl Tier {
             policy: policy.policy(count, experts().sum()),
             slots: experts().map(|count| vec![NONE; count]).collect(),
             filled: vec![0; source.layers().len()],
-            first: experts().scan(0, |next, count| Some(std::mem::replace(next, *next + count))).collect(),
+            first: experts()
+                .scan(0, |next, count| Some(std::mem::replace(next, *next + count)))
+                .collect(),
             empty: (0..count as u32).rev().collect(),
             ahead: (0, 0),
         })
@@ -162,7 +167,10 @@ impl Tier {
 
     /// The slots that hold an expert.
     pub(super) fn holding(&self) -> impl Iterator<Item = Slot> {
-        (0..).zip(&self.places).filter(|(_, place)| place.is_filled()).map(|(slot, _)| self.slot(slot))
+        (0..)
+            .zip(&self.places)
+            .filter(|(_, place)| place.is_filled())
+            .map(|(slot, _)| self.slot(slot))
     }
 
     /// Gives a slot to an expert that is yet to come, pinned unless somebody only looks ahead.

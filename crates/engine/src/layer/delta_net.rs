@@ -45,7 +45,10 @@ impl DeltaNet {
         widths
     }
 
-    pub(crate) fn load(blueprint: &DeltaNetBlueprint, loader: &mut Loader<'_>) -> Result<Self, Error> {
+    pub(crate) fn load(
+        blueprint: &DeltaNetBlueprint,
+        loader: &mut Loader<'_>,
+    ) -> Result<Self, Error> {
         Ok(Self {
             shape: blueprint.shape,
             in_proj_qkv: loader.matrix(&blueprint.in_proj_qkv)?,
@@ -90,7 +93,8 @@ impl DeltaNet {
         let (a_log, dt_bias) = (self.a_log, self.dt_bias);
         step.run(&Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, spans: delta_spans, out })?;
         // Not in place, so that a device may join the norm with what comes before and behind.
-        let (gate, normed, eps) = (z.split(value_heads), step.lane(NORMED, self.shape.values()), step.eps);
+        let (gate, normed, eps) =
+            (z.split(value_heads), step.lane(NORMED, self.shape.values()), step.eps);
         let weight = self.norm;
         step.run(&Op::GatedRmsNorm { x: out, gate, weight, eps, out: normed.split(value_heads) })?;
         let mixed = step.mixed();

@@ -80,8 +80,11 @@ impl Gqa {
         // With a gate, each head's row of q_proj is its query, then its gate.
         let per_head = q_all.split(heads);
         let q = View { width: head_dim, ..per_head };
-        let gate =
-            output_gate.then(|| View { offset: per_head.offset + head_dim, width: head_dim, ..per_head });
+        let gate = output_gate.then(|| View {
+            offset: per_head.offset + head_dim,
+            width: head_dim,
+            ..per_head
+        });
         let (k, v) = (k_all.split(kv_heads), v_all.split(kv_heads));
 
         step.mat_mul(x, self.q_proj, q_all)?;
@@ -104,7 +107,18 @@ impl Gqa {
             step.rope(&self.rope, x, x, spans)?;
         }
         let (v, sinks, out) = (Some(v), self.sinks, y.split(heads));
-        step.run(&Op::Attention { q, k, v, gate, scale, window, sinks, positions: None, spans, out })?;
+        step.run(&Op::Attention {
+            q,
+            k,
+            v,
+            gate,
+            scale,
+            window,
+            sinks,
+            positions: None,
+            spans,
+            out,
+        })?;
         let mixed = step.mixed();
         step.mat_mul(y, self.o_proj, mixed)
     }

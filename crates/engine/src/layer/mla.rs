@@ -145,7 +145,8 @@ impl Mla {
             expands: !loader.exact && blueprint.sparse.is_none(),
             sparse: match &blueprint.sparse {
                 Some(s) => {
-                    let indexer = s.indexer.as_ref().map(|i| Indexer::load(i, loader)).transpose()?;
+                    let indexer =
+                        s.indexer.as_ref().map(|i| Indexer::load(i, loader)).transpose()?;
                     Some(Sparse { top_k: s.top_k, indexer })
                 }
                 None => None,
@@ -155,8 +156,9 @@ impl Mla {
 
     /// Reads `step.normed()`, writes `step.mixed()`, appends to the layer's latents.
     pub(crate) fn run(&self, step: &mut Step<'_>) -> Result<(), Error> {
-        let MlaShape { heads, qk_nope_head_dim: nope, qk_rope_head_dim: rotated, kv_lora_rank, .. } =
-            self.shape;
+        let MlaShape {
+            heads, qk_nope_head_dim: nope, qk_rope_head_dim: rotated, kv_lora_rank, ..
+        } = self.shape;
         let key = kv_lora_rank + rotated;
         let x = step.normed();
         let q = step.lane(Q, heads * (nope + rotated)).split(heads);
@@ -200,7 +202,8 @@ impl Mla {
         })?;
         step.rope(&self.rope, q_rotated, absorbed.part(kv_lora_rank, rotated), spans)?;
 
-        let positions = self.sparse.as_ref().map(|sparse| (step.lane(POSITIONS, sparse.top_k), sparse));
+        let positions =
+            self.sparse.as_ref().map(|sparse| (step.lane(POSITIONS, sparse.top_k), sparse));
         if let Some((positions, Sparse { indexer: Some(indexer), .. })) = positions {
             indexer.choose(step, q_latent.unwrap_or(x), positions)?;
         }

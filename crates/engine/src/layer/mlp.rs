@@ -32,7 +32,12 @@ impl Mlp {
     }
 
     /// Reads `step.normed()`, writes `out`, by way of two lanes of the intermediate width.
-    pub(crate) fn run(&self, step: &mut Step<'_>, [gate, up]: [usize; 2], out: View) -> Result<(), Error> {
+    pub(crate) fn run(
+        &self,
+        step: &mut Step<'_>,
+        [gate, up]: [usize; 2],
+        out: View,
+    ) -> Result<(), Error> {
         let x = step.normed();
         let (gate, up) = (step.lane(gate, self.intermediate), step.lane(up, self.intermediate));
         step.project(x, self.gate_proj, gate)?;

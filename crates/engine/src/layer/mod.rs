@@ -20,9 +20,11 @@ pub(crate) use moe::{Moe, Routing};
 
 use crate::{
     Error,
-    blueprint::{Blueprint, FeedForwardBlueprint, LayerBlueprint, LinearSource, MixerBlueprint, RopeShape},
+    blueprint::{
+        Blueprint, FeedForwardBlueprint, LayerBlueprint, LinearSource, MixerBlueprint, RopeShape,
+    },
     checkpoint::{Checkpoint, MatrixSource, VectorSource},
-    experts::{ExpertCache, FORESIGHT_ROWS},
+    experts::{ExpertCache, PREFETCH_ROWS},
     stats::Stats,
 };
 
@@ -101,7 +103,7 @@ pub(crate) struct Scratch {
     pub(crate) lanes: [Option<Buffer>; LANES],
     /// `(SCORE_ROWS, positions)`, for indexers, and how many positions.
     scores: Option<(Buffer, usize)>,
-    /// For the next layer's router: its input, `(FORESIGHT_ROWS, hidden)`, its logits and what it chooses.
+    /// For the next layer's router: its input, `(PREFETCH_ROWS, hidden)`, its logits and what it chooses.
     ahead: [Buffer; 4],
 }
 
@@ -131,7 +133,8 @@ impl Scratch {
     /// Widths of what the next layer's router is given and gives.
     fn widths_ahead(blueprint: &Blueprint) -> [usize; 4] {
         let k = blueprint.max_top_k();
-        let experts = blueprint.layers.iter().filter_map(|l| l.moe()).map(|m| m.experts.count).max();
+        let experts =
+            blueprint.layers.iter().filter_map(|l| l.moe()).map(|m| m.experts.count).max();
         [blueprint.hidden, experts.unwrap_or(0), k, k]
     }
 
@@ -139,7 +142,7 @@ impl Scratch {
     pub(crate) fn bytes(blueprint: &Blueprint, rows: usize, context: usize) -> u64 {
         let numbers = 3 * blueprint.hidden + Self::widths(blueprint).iter().sum::<usize>();
         let scores = if blueprint.has_indexer() { SCORE_ROWS as u64 * context as u64 } else { 0 };
-        let ahead = FORESIGHT_ROWS * Self::widths_ahead(blueprint).iter().sum::<usize>();
+        let ahead = PREFETCH_ROWS * Self::widths_ahead(blueprint).iter().sum::<usize>();
         (rows as u64 * numbers as u64 + scores + ahead as u64) * 4
     }
 
@@ -160,7 +163,7 @@ impl Scratch {
         let [x, normed, mixed] =
             [buffer(blueprint.hidden)?, buffer(blueprint.hidden)?, buffer(blueprint.hidden)?];
         let mut buffer = |width: usize| {
-            device.buffer(FORESIGHT_ROWS * width).map_err(Error::at(|| "buffers for looking ahead"))
+            device.buffer(PREFETCH_ROWS * width).map_err(Error::at(|| "buffers for looking ahead"))
         };
         let [input, logits, ids, weights] = Self::widths_ahead(blueprint);
         let ahead = [buffer(input)?, buffer(logits)?, buffer(ids)?, buffer(weights)?];
@@ -172,7 +175,7 @@ impl Scratch {
 /// of several sessions one session after the other; of a prompt that is longer than the plan's chunk there are several steps.
 ///
 /// It sees what is computed: of tokens that a session has already, nothing. A step takes longer with it, as all is read back.
-pub trait Observer {
+pub trait StepObserver {
     /// The experts that a layer's router chose: `ids` is `(rows, k)`, each row in rank order. Layers without routed experts are
     /// left out.
     fn experts(&mut self, layer: usize, k: usize, ids: &[u32]);
@@ -187,7 +190,7 @@ pub(crate) struct Step<'a> {
     pub(crate) routing: &'a mut Routing,
     pub(crate) scratch: &'a Scratch,
     pub(crate) stats: &'a mut Stats,
-    pub(crate) observer: Option<&'a mut (dyn Observer + 'a)>,
+    pub(crate) observer: Option<&'a mut (dyn StepObserver + 'a)>,
     /// Spans with the first and the second state of the layer at hand.
     pub(crate) spans: &'a [Vec<Span>; 2],
     pub(crate) layer: usize,
@@ -228,7 +231,8 @@ impl Step<'_> {
 
     pub(crate) fn run(&mut self, op: &Op<'_>) -> Result<(), Error> {
         let (layer, since) = (self.layer, Instant::now());
-        let ran = self.device.run(op).map_err(Error::at(|| format!("layer {layer}, {}", op.name())));
+        let ran =
+            self.device.run(op).map_err(Error::at(|| format!("layer {layer}, {}", op.name())));
         self.stats.computing_ns += since.elapsed().as_nanos() as u64;
         ran
     }

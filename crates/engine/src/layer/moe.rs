@@ -6,15 +6,15 @@ use std::{
 };
 
 use moeflux_compute::{
-    Activation, Buffer, ExpertShape, ExpertUse, ExpertUses, Op, Router, Shared, SharedChoice, SlotTable,
-    View, Weight,
+    Activation, Buffer, ExpertShape, ExpertUse, ExpertUses, Op, Router, Shared, SharedChoice,
+    SlotTable, View, Weight,
 };
 
 use super::{LANES, Layer, Linear, Loader, Mlp, Step, Widths};
 use crate::{
     Error,
     blueprint::{Blueprint, MoeBlueprint},
-    experts::{Effort, FORESIGHT_ROWS, Foresight, LookAhead, Lookup, Pin},
+    experts::{Effort, Lookup, PREFETCH_ROWS, Pin, PrefetchMode, Prefetcher},
     stats::Stats,
     trace::Recorder,
 };
@@ -83,7 +83,7 @@ struct Needed {
 }
 
 /// A chunk's rows surely need all experts of a layer between them if they choose so many times as many.
-const SURELY_ALL: usize = 4;
+const DENSE_ROUTING_FACTOR: usize = 4;
 
 /// When a layer waited for its reads.
 struct Clock {
@@ -107,7 +107,8 @@ impl Clock {
         stats.stalled_ns += self.stalled.as_nanos() as u64;
         stats.reading_ns += self.reading.as_nanos() as u64;
         stats.hideable_ns += hideable.as_nanos() as u64;
-        stats.hidden_ns += hideable.min(self.reading.saturating_sub(self.stalled)).as_nanos() as u64;
+        stats.hidden_ns +=
+            hideable.min(self.reading.saturating_sub(self.stalled)).as_nanos() as u64;
     }
 }
 
@@ -122,16 +123,16 @@ pub(crate) struct Routing {
     needed: Vec<Needed>,
     uses: Vec<ExpertUse>,
     pinned: Vec<Pin>,
-    foresight: Foresight,
+    prefetcher: Prefetcher,
     /// Writes down what is needed, if somebody asked for that.
     pub(crate) recorder: Option<Recorder>,
 }
 
 impl Routing {
     /// Room for steps of `rows` rows.
-    pub(crate) fn new(blueprint: &Blueprint, rows: usize, look_ahead: LookAhead) -> Self {
+    pub(crate) fn new(blueprint: &Blueprint, rows: usize, prefetch: PrefetchMode) -> Self {
         let k = blueprint.max_uses();
-        let n = rows.max(FORESIGHT_ROWS) * k;
+        let n = rows.max(PREFETCH_ROWS) * k;
         Self {
             waited: false,
             read: Vec::with_capacity(n),
@@ -140,7 +141,7 @@ impl Routing {
             needed: Vec::with_capacity(n),
             uses: Vec::with_capacity(n),
             pinned: Vec::with_capacity(n),
-            foresight: Foresight::new(look_ahead, blueprint.layers.len(), k),
+            prefetcher: Prefetcher::new(prefetch, blueprint.layers.len(), k),
             recorder: None,
         }
     }
@@ -154,14 +155,17 @@ impl Routing {
             + size_of::<Needed>()
             + size_of::<ExpertUse>()
             + size_of::<Pin>();
-        (rows.max(FORESIGHT_ROWS) * k * each) as u64 + Foresight::bytes(blueprint.layers.len(), k)
+        (rows.max(PREFETCH_ROWS) * k * each) as u64 + Prefetcher::bytes(blueprint.layers.len(), k)
     }
 
     /// Groups the ids by expert.
     fn group(&mut self, k: usize) {
         self.choices.clear();
-        let choice =
-            |(i, id): (usize, &u32)| Choice { expert: *id, row: (i / k) as u32, rank: (i % k) as u32 };
+        let choice = |(i, id): (usize, &u32)| Choice {
+            expert: *id,
+            row: (i / k) as u32,
+            rank: (i % k) as u32,
+        };
         self.choices.extend(self.ids.iter().enumerate().map(choice));
         self.choices.sort_unstable();
         self.needed.clear();
@@ -323,23 +327,29 @@ impl Moe {
     }
 
     /// Computes the experts that `step.routing` names as they are there, and the shared one.
-    fn run_streamed(&self, step: &mut Step<'_>, x: View, parts: View) -> Result<Option<Shared>, Error> {
+    fn run_streamed(
+        &self,
+        step: &mut Step<'_>,
+        x: View,
+        parts: View,
+    ) -> Result<Option<Shared>, Error> {
         step.cache.settle_ahead(step.device, step.stats)?;
         self.pin_hits(step)?;
         let began = Instant::now();
-        if step.rows <= FORESIGHT_ROWS && step.routing.foresight.is_on() {
+        if step.rows <= PREFETCH_ROWS && step.routing.prefetcher.is_on() {
             let rate = step.cache.read_counters().bytes_per_second() / self.bytes as f64;
-            step.routing.foresight.layer_begins(step.layer, began, rate as f32);
+            step.routing.prefetcher.layer_begins(step.layer, began, rate as f32);
         }
         let mut reading = self.start_reads(step)?;
-        let mut clock = Clock { began, independent: None, stalled: Duration::ZERO, reading: Duration::ZERO };
-        let mut looked_ahead = self.look_ahead(step)?;
+        let mut clock =
+            Clock { began, independent: None, stalled: Duration::ZERO, reading: Duration::ZERO };
+        let mut prefetch_issued = self.prefetch_next_layer(step)?;
         let shared = self.run_shared(step)?;
         loop {
             self.run_ready(step, x, parts)?;
             reading += self.start_reads(step)?;
-            if !looked_ahead {
-                looked_ahead = self.look_ahead(step)?;
+            if !prefetch_issued {
+                prefetch_issued = self.prefetch_next_layer(step)?;
             }
             // What has just been let go may have made room for some that need no read.
             if !step.routing.uses.is_empty() {
@@ -352,19 +362,22 @@ impl Moe {
             reading -= self.await_arrivals(step, &mut clock)?;
         }
         if step.routing.needed.iter().any(|n| !n.taken) {
-            return Err(Error::Budget(format!("layer {}: no slot is free for an expert", step.layer)));
+            return Err(Error::Budget(format!(
+                "layer {}: no slot is free for an expert",
+                step.layer
+            )));
         }
         clock.note(step.stats);
-        if step.rows <= FORESIGHT_ROWS {
-            step.routing.foresight.layer_has_read(step.layer, began, clock.reading);
+        if step.rows <= PREFETCH_ROWS {
+            step.routing.prefetcher.layer_has_read(step.layer, began, clock.reading);
         }
         Ok(shared)
     }
 
     /// When all that this layer needs is in memory or on its way: gives up what was read ahead in vain, and begins to read
     /// what the next layer may need, behind all that this one waits for. Whether it is time for that.
-    fn look_ahead(&self, step: &mut Step<'_>) -> Result<bool, Error> {
-        if !step.routing.foresight.is_on() {
+    fn prefetch_next_layer(&self, step: &mut Step<'_>) -> Result<bool, Error> {
+        if !step.routing.prefetcher.is_on() {
             return Ok(true);
         }
         if step.routing.needed.iter().any(|n| !n.taken) {
@@ -373,9 +386,9 @@ impl Moe {
         step.cache.cancel_ahead();
         let Some((moe, norm)) = step.next.and_then(Layer::moe) else { return Ok(true) };
         let layer = step.layer + 1;
-        if step.rows <= FORESIGHT_ROWS {
+        if step.rows <= PREFETCH_ROWS {
             moe.guess(step, layer, norm)?;
-        } else if step.rows * moe.top_k >= SURELY_ALL * moe.n_experts {
+        } else if step.rows * moe.top_k >= DENSE_ROUTING_FACTOR * moe.n_experts {
             for expert in 0..moe.n_experts {
                 step.cache.prefetch(step.device, layer, expert, step.stats)?;
             }
@@ -385,7 +398,7 @@ impl Moe {
 
     /// As the next layer: what would be chosen of the residual stream as it is, and reads for that.
     fn guess(&self, step: &mut Step<'_>, layer: usize, norm: Buffer) -> Result<(), Error> {
-        let effort = step.routing.foresight.effort(layer);
+        let effort = step.routing.prefetcher.effort(layer);
         if effort == Effort::None {
             return Ok(());
         }
@@ -398,14 +411,17 @@ impl Moe {
         step.run(&Op::TopK { logits, router: self.router, ids, weights })?;
         let mut read = std::mem::take(&mut step.routing.read);
         read.resize(step.rows * k, 0.0);
-        let found = step.device.read(ids, &mut read).map_err(Error::at(|| format!("layer {layer}, router")));
-        step.routing.foresight.begin(layer);
+        let found = step
+            .device
+            .read(ids, &mut read)
+            .map_err(Error::at(|| format!("layer {layer}, router")));
+        step.routing.prefetcher.begin(layer);
         // Those that come last in rank are chosen by little: they are the ones that will be others.
         let surest = k - k / 4;
         for expert in read.chunks(k).flat_map(|row| &row[..surest]).map(|id| *id as u32) {
             let Step { device, cache, routing, stats, .. } = step;
             let missing = found.is_ok() && !cache.has(layer, expert as usize);
-            if missing && routing.foresight.guess(expert) && effort == Effort::Read {
+            if missing && routing.prefetcher.guess(expert) && effort == Effort::Read {
                 cache.prefetch(&mut **device, layer, expert as usize, stats)?;
             }
         }
@@ -452,11 +468,12 @@ impl Moe {
             observer.experts(layer, self.top_k, &routing.ids);
         }
         routing.group(self.top_k);
-        let Routing { needed, foresight, recorder, .. } = routing;
+        let Routing { needed, prefetcher, recorder, .. } = routing;
         if let Some(recorder) = recorder {
             recorder.layer(needed.iter().map(|n| n.expert));
         }
-        foresight.judge(layer, |id| needed.binary_search_by_key(&(id as usize), |n| n.expert).is_ok());
+        prefetcher
+            .judge(layer, |id| needed.binary_search_by_key(&(id as usize), |n| n.expert).is_ok());
         step.stats.experts_needed += needed.len() as u64;
         Ok(())
     }
@@ -473,13 +490,13 @@ impl Moe {
         let mut missed = 0;
         for needed in &mut routing.needed {
             needed.hit = step.cache.pin(step.layer, needed.expert);
-            missed += u64::from(needed.hit.is_none_or(|hit| hit.foreseen));
+            missed += u64::from(needed.hit.is_none_or(|hit| hit.predicted));
         }
         step.stats.bytes_missed += missed * self.bytes;
         for i in 0..step.routing.needed.len() {
             if let Some(hit) = step.routing.needed[i].hit {
-                match hit.foreseen {
-                    true => step.stats.experts_foreseen += 1,
+                match hit.predicted {
+                    true => step.stats.experts_predicted += 1,
                     false => step.stats.experts_hit += 1,
                 }
                 if let Some(pin) = step.cache.promote(step.device, hit)? {
@@ -550,7 +567,8 @@ impl Moe {
         step.routing.uses = uses;
         ran?;
         let layer = step.layer;
-        let ticket = step.device.submit().map_err(Error::at(|| format!("layer {layer}, experts")))?;
+        let ticket =
+            step.device.submit().map_err(Error::at(|| format!("layer {layer}, experts")))?;
         for pin in step.routing.pinned.drain(..) {
             step.cache.release(pin, ticket);
         }

@@ -12,8 +12,8 @@ use crate::{
         Checkpoint, Segment, TEXTS, digest,
         frame::ALIGN,
         packed::{
-            DENSE, DenseFile, Digests, ExpertTensor, Header, Origin, PIECE, PackedLayer, Piece, Place,
-            SmallFile, matrices, order,
+            DENSE, DenseFile, Digests, ExpertTensor, Header, Origin, PIECE, PackedLayer, Piece,
+            Place, SmallFile, matrices, order,
         },
     },
     experts::ExpertSource,
@@ -43,8 +43,10 @@ impl<'a> Job<'a> {
     /// # Errors
     /// The checkpoint is packed already, has no experts, or is not supported.
     pub(super) fn of(checkpoint: &'a Checkpoint) -> Result<Self, Error> {
-        let bad =
-            |problem: &str| Error::Checkpoint { path: checkpoint.folder().into(), problem: problem.into() };
+        let bad = |problem: &str| Error::Checkpoint {
+            path: checkpoint.folder().into(),
+            problem: problem.into(),
+        };
         if checkpoint.is_packed() {
             return Err(bad("this model is packed already: use it as it is, or copy the folder"));
         }
@@ -59,7 +61,11 @@ impl<'a> Job<'a> {
             .iter()
             .map(|name| {
                 let t = checkpoint.tensor(name)?;
-                Ok(ExpertTensor { name: (*name).into(), dtype: t.dtype.clone(), shape: t.shape.clone() })
+                Ok(ExpertTensor {
+                    name: (*name).into(),
+                    dtype: t.dtype.clone(),
+                    shape: t.shape.clone(),
+                })
             })
             .collect::<Result<Vec<_>, Error>>()?;
         let bytes: u64 = names.iter().map(|n| checkpoint.tensor(n).map_or(0, |t| t.bytes)).sum();
@@ -114,7 +120,9 @@ impl<'a> Job<'a> {
         let mut all = self.header.encode()?;
         for file in self.checkpoint.files().iter() {
             let modified = std::fs::metadata(file.path()).and_then(|m| m.modified()).ok();
-            all.extend(format!("{:?} {} {modified:?}\n", file.path().file_name(), file.len()).into_bytes());
+            all.extend(
+                format!("{:?} {} {modified:?}\n", file.path().file_name(), file.len()).into_bytes(),
+            );
         }
         Ok(digest(&all))
     }
@@ -137,7 +145,8 @@ impl<'a> Job<'a> {
         buf[..head.len()].copy_from_slice(head);
         let first = self.dense.partition_point(|r| r.start + r.segment.bytes as u64 <= offset);
         for run in self.dense[first..].iter().take_while(|r| r.start < end) {
-            let (from, to) = (run.start.max(offset), (run.start + run.segment.bytes as u64).min(end));
+            let (from, to) =
+                (run.start.max(offset), (run.start + run.segment.bytes as u64).min(end));
             let part = Segment {
                 offset: run.segment.offset + (from - run.start),
                 bytes: (to - from) as usize,
@@ -172,12 +181,16 @@ fn layers(blueprint: &Blueprint) -> Vec<PackedLayer> {
 
 /// The header of the file of dense tensors, and where each tensor lies behind it: as they came in the source.
 fn dense(checkpoint: &Checkpoint, experts: &BTreeSet<&str>) -> (Vec<u8>, Vec<Run>) {
-    let mut tensors: Vec<_> = checkpoint.tensors().filter(|(name, _)| !experts.contains(name)).collect();
+    let mut tensors: Vec<_> =
+        checkpoint.tensors().filter(|(name, _)| !experts.contains(name)).collect();
     tensors.sort_by_key(|(name, t)| (t.file, t.offset, *name));
     let (mut map, mut at) = (Map::new(), 0);
     for (name, t) in &tensors {
         let end = at + t.bytes;
-        map.insert((*name).into(), json!({ "dtype": t.dtype, "shape": t.shape, "data_offsets": [at, end] }));
+        map.insert(
+            (*name).into(),
+            json!({ "dtype": t.dtype, "shape": t.shape, "data_offsets": [at, end] }),
+        );
         at = end;
     }
     let mut json = Value::Object(map).to_string().into_bytes();
@@ -200,7 +213,8 @@ fn small_files(checkpoint: &Checkpoint) -> impl Iterator<Item = (&'static str, &
 }
 
 fn origin(checkpoint: &Checkpoint) -> Origin {
-    let hex = |bytes: &[u8]| Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect::<String>();
+    let hex =
+        |bytes: &[u8]| Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect::<String>();
     Origin {
         config: hex(checkpoint.text("config.json").map_or(&[][..], |(bytes, _)| bytes)),
         tensors: hex(checkpoint.listing().as_bytes()),

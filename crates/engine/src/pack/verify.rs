@@ -58,7 +58,8 @@ pub fn verify_packed(
 ) -> Result<VerifyReport, Error> {
     let path = folder.join(EXPERTS);
     if !path.exists() {
-        let problem = format!("there is no {EXPERTS} here: this model is not packed, or not to its end");
+        let problem =
+            format!("there is no {EXPERTS} here: this model is not packed, or not to its end");
         return Err(Error::Checkpoint { path: folder.into(), problem });
     }
     let experts = Source::open(&path)?;
@@ -85,7 +86,9 @@ pub fn verify_packed(
                 offset: 0,
                 bytes: header.dense.bytes,
                 problem: match other {
-                    Ok(dense) => format!("it has {} bytes, {} were packed", dense.len(), header.dense.bytes),
+                    Ok(dense) => {
+                        format!("it has {} bytes, {} were packed", dense.len(), header.dense.bytes)
+                    }
                     Err(error) => error.to_string(),
                 },
             });
@@ -102,7 +105,8 @@ pub fn verify_packed(
     each(
         &places,
         |i, place, buffers| {
-            let [buf, other] = buffers.two([place.bytes, job.as_ref().map_or(0, |_| place.bytes)])?;
+            let [buf, other] =
+                buffers.two([place.bytes, job.as_ref().map_or(0, |_| place.bytes)])?;
             let file = match place.piece {
                 Piece::Dense(_) => dense.as_ref().unwrap_or(&experts),
                 Piece::Expert { .. } => &experts,
@@ -116,7 +120,9 @@ pub fn verify_packed(
             if let Some(job) = &job {
                 job.fill(place, other)?;
                 if let Some(at) = buf.iter().zip(&*other).position(|(a, b)| a != b) {
-                    return Ok(Some(format!("it differs from the source, first at byte {at} of it")));
+                    return Ok(Some(format!(
+                        "it differs from the source, first at byte {at} of it"
+                    )));
                 }
             }
             Ok(None)
@@ -137,7 +143,11 @@ pub fn verify_packed(
         let path = folder.join(file_of(place.piece));
         Damage { path, expert, offset: place.offset, bytes: place.bytes, problem }
     }));
-    Ok(VerifyReport { experts: header.layers.iter().map(|l| l.experts).sum(), bytes: done, damages })
+    Ok(VerifyReport {
+        experts: header.layers.iter().map(|l| l.experts).sum(),
+        bytes: done,
+        damages,
+    })
 }
 
 /// Whether two headers are of the same source in the same places: all but digests of contents and the small files.

@@ -66,7 +66,8 @@ pub(super) fn pack_to<T: Target>(
     let begun = !out.join(JOURNAL).exists();
     let opened = Journal::open(&folder, job.key()?, places.len());
     let (journal, known) = opened.inspect_err(|_| folder.leave(made))?;
-    let there = places.iter().zip(&known).filter(|(_, known)| known.is_some()).map(|(p, _)| p.taken).sum();
+    let there =
+        places.iter().zip(&known).filter(|(_, known)| known.is_some()).map(|(p, _)| p.taken).sum();
     folder.check_room(there).inspect_err(|_| {
         // One that an earlier run began tells that what it left is a part of this model.
         if begun {
@@ -88,7 +89,8 @@ pub(super) fn pack_to<T: Target>(
             let part = file(place.piece);
             if let Some(digest) = known[i] {
                 let there = &mut buf[..place.bytes as usize];
-                if part.source.read_exact_at(there, place.offset).is_ok() && digest_of(place, there) == digest
+                if part.source.read_exact_at(there, place.offset).is_ok()
+                    && digest_of(place, there) == digest
                 {
                     return Ok((digest, true));
                 }
@@ -200,7 +202,12 @@ impl<T: Target> Folder<'_, T> {
             fs::rename(&named, &path).map_err(Error::file(&named, "cannot rename the file"))?;
         }
         let open = || {
-            let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path)?;
+            let file = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .open(&path)?;
             file.set_len(bytes)?;
             Ok(file)
         };
@@ -221,14 +228,16 @@ impl<T: Target> Folder<'_, T> {
         let doing = match source.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
                 let free = self.target.free(self.path);
-                let free = free.map_or(String::new(), |free| format!(", {} are free now", gb(free)));
+                let free =
+                    free.map_or(String::new(), |free| format!(", {} are free now", gb(free)));
                 format!(
                     "the disk is full: all files need {}{free}; make room and give the same command again, it goes on \
                      where this one ended",
                     gb(self.needed)
                 )
             }
-            _ => "cannot write the file; give the same command again to go on where this one ended".into(),
+            _ => "cannot write the file; give the same command again to go on where this one ended"
+                .into(),
         };
         Error::file(self.partial(name), doing)(source)
     }
@@ -236,10 +245,14 @@ impl<T: Target> Folder<'_, T> {
     /// Gives all files their names, `config.json` last: without it there is no model.
     fn complete(&self, small: impl Iterator<Item = &'static str>) -> Result<(), Error> {
         let config = "config.json";
-        let names = [DENSE, EXPERTS].into_iter().chain(small.filter(|name| *name != config)).chain([config]);
+        let names = [DENSE, EXPERTS]
+            .into_iter()
+            .chain(small.filter(|name| *name != config))
+            .chain([config]);
         for name in names {
             let path = self.path.join(name);
-            fs::rename(self.partial(name), &path).map_err(Error::file(path, "cannot rename the file"))?;
+            fs::rename(self.partial(name), &path)
+                .map_err(Error::file(path, "cannot rename the file"))?;
         }
         sync_folder(self.path);
         Ok(())
@@ -264,8 +277,13 @@ impl Journal {
         let path = folder.path.join(JOURNAL);
         let cannot = || Error::file(&path, "cannot open the list of what is packed");
         let mut options = OpenOptions::new();
-        let file =
-            options.read(true).write(true).create(true).truncate(false).open(&path).map_err(cannot())?;
+        let file = options
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path)
+            .map_err(cannot())?;
         match file.try_lock() {
             Err(TryLockError::WouldBlock) => {
                 let problem = "another moeflux is packing into this folder: wait for it".into();
@@ -279,7 +297,9 @@ impl Journal {
         let line = |i: usize| {
             let line = text.get(i * Self::LINE as usize..)?.get(..Self::LINE as usize)?;
             let digits = std::str::from_utf8(line).ok()?.strip_suffix('\n')?;
-            u64::from_str_radix(digits, 16).ok().filter(|_| digits.bytes().all(|b| b.is_ascii_hexdigit()))
+            u64::from_str_radix(digits, 16)
+                .ok()
+                .filter(|_| digits.bytes().all(|b| b.is_ascii_hexdigit()))
         };
         match line(0) {
             Some(first) if first != key => Err(Error::Input(format!(
@@ -290,7 +310,8 @@ impl Journal {
             Some(_) => Ok((Self { file }, (1..=pieces).map(line).collect())),
             None => {
                 let journal = Self { file };
-                let begun = journal.file.set_len(0).and_then(|()| journal.line(folder.target, 0, key));
+                let begun =
+                    journal.file.set_len(0).and_then(|()| journal.line(folder.target, 0, key));
                 begun.map_err(|e| folder.write_error("pack", e))?;
                 Ok((journal, vec![None; pieces]))
             }

@@ -30,7 +30,7 @@ const ALIGNED: usize = 4096;
 const LARGEST: usize = 4 << 20;
 
 /// What is older is measured again.
-const MOST_AGE: Duration = Duration::from_secs(30 * 24 * 3600);
+const MAX_AGE: Duration = Duration::from_secs(30 * 24 * 3600);
 
 const STACK: usize = 128 << 10;
 
@@ -79,14 +79,16 @@ impl DiskSpeed {
     /// What was last measured on any disk of this machine, of reads whose size is nearest to `block`. For models that are
     /// not there.
     pub fn remembered(folder: &Path, block: usize) -> Option<Self> {
-        let all = fs::read_dir(folder).ok()?.flatten().filter_map(|entry| Self::load(&entry.path()));
+        let all =
+            fs::read_dir(folder).ok()?.flatten().filter_map(|entry| Self::load(&entry.path()));
         let factor = |speed: &Self| (speed.block as f64 / block.max(1) as f64).log2().abs();
         all.min_by(|a, b| factor(a).total_cmp(&factor(b)).then(b.measured.cmp(&a.measured)))
     }
 
     fn load(path: &Path) -> Option<Self> {
         let speed: Self = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
-        let sound = speed.depths.iter().all(|d| d.bytes_per_second.is_finite() && d.bytes_per_second > 0.0);
+        let sound =
+            speed.depths.iter().all(|d| d.bytes_per_second.is_finite() && d.bytes_per_second > 0.0);
         (sound && speed.block > 0 && !speed.depths.is_empty()).then_some(speed)
     }
 
@@ -118,13 +120,14 @@ pub fn probe_disk(
     let place = folder.zip(device(&targets)).map(|(f, d)| f.join(format!("disk-{d}-{block}.json")));
     if let Some(speed) = place.as_deref().filter(|_| !anew).and_then(DiskSpeed::load)
         && speed.block == block
-        && speed.age() < MOST_AGE
+        && speed.age() < MAX_AGE
     {
         return Ok(Some(speed));
     }
     let mut depths = Vec::with_capacity(DEPTHS.len());
     for depth in DEPTHS {
-        depths.push(DepthSpeed { depth, bytes_per_second: measure(&targets, block, depth, SLICE)? });
+        depths
+            .push(DepthSpeed { depth, bytes_per_second: measure(&targets, block, depth, SLICE)? });
     }
     let measured = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let speed = DiskSpeed { block, direct, depths, measured };
@@ -143,8 +146,10 @@ struct Target {
 
 /// The files that hold a block, opened past the page cache if all can be; the block's size; whether they are.
 fn targets(paths: &[PathBuf], block: usize) -> Result<Option<(Vec<Target>, usize, bool)>, Error> {
-    let files: Vec<(&PathBuf, u64)> =
-        paths.iter().filter_map(|p| Some((p, fs::metadata(p).ok().filter(|m| m.is_file())?.len()))).collect();
+    let files: Vec<(&PathBuf, u64)> = paths
+        .iter()
+        .filter_map(|p| Some((p, fs::metadata(p).ok().filter(|m| m.is_file())?.len())))
+        .collect();
     let largest = files.iter().map(|f| f.1).max().unwrap_or(0);
     let wanted = block.clamp(1, LARGEST).next_multiple_of(ALIGNED) as u64;
     let block = (wanted.min(largest) / ALIGNED as u64) as usize * ALIGNED;
@@ -186,7 +191,8 @@ fn measure(targets: &[Target], block: usize, depth: usize, slice: Duration) -> R
             }) else {
                 break;
             };
-            let offset = random.below(target.len - block as u64 + 1) / ALIGNED as u64 * ALIGNED as u64;
+            let offset =
+                random.below(target.len - block as u64 + 1) / ALIGNED as u64 * ALIGNED as u64;
             // Windows lets one read at a time through a handle.
             #[cfg(windows)]
             let file = &open_direct(&target.path)
@@ -209,7 +215,10 @@ fn measure(targets: &[Target], block: usize, depth: usize, slice: Duration) -> R
             let random = Random::of(seeds.below(u64::MAX));
             let worker = thread::Builder::new().name("probe".into()).stack_size(STACK);
             let worker = worker.spawn_scoped(scope, move || read(random, buffer.get()));
-            workers.push(worker.map_err(|e| Error::Input(format!("cannot start a thread that reads: {e}")))?);
+            workers.push(
+                worker
+                    .map_err(|e| Error::Input(format!("cannot start a thread that reads: {e}")))?,
+            );
         }
         let (mut bytes, mut time) = (0, Duration::from_nanos(1));
         for worker in workers {
@@ -303,7 +312,8 @@ mod tests {
     #[test]
     fn blocks_fit_the_files() {
         let folder = tempfile::tempdir().unwrap();
-        let (small, large) = (file(folder.path(), "a", 3 * ALIGNED), file(folder.path(), "b", 40_000));
+        let (small, large) =
+            (file(folder.path(), "a", 3 * ALIGNED), file(folder.path(), "b", 40_000));
         let blocks = |paths: &[PathBuf], block| {
             targets(paths, block).unwrap().map(|(targets, block, _)| (targets.len(), block))
         };
@@ -336,7 +346,10 @@ mod tests {
         let (targets, block, _) = targets(std::slice::from_ref(&path), 4096).unwrap().unwrap();
         File::options().write(true).open(&path).unwrap().set_len(0).unwrap();
         let error = measure(&targets, block, 2, Duration::from_secs(9)).unwrap_err().to_string();
-        assert!(error.contains(path.to_str().unwrap()) && error.contains("4096 bytes at "), "{error}");
+        assert!(
+            error.contains(path.to_str().unwrap()) && error.contains("4096 bytes at "),
+            "{error}"
+        );
     }
 
     #[test]
@@ -357,8 +370,11 @@ mod tests {
         speed(1 << 20, 9).save(&path("disk-1-1048576.json")).unwrap();
         speed(1 << 20, 8).save(&path("disk-2-1048576.json")).unwrap();
         fs::write(path("disk-3-4096.json"), "{\"block\": 4096").unwrap();
-        fs::write(path("disk-4-4096.json"), "{\"block\":0,\"direct\":true,\"depths\":[],\"measured\":9}")
-            .unwrap();
+        fs::write(
+            path("disk-4-4096.json"),
+            "{\"block\":0,\"direct\":true,\"depths\":[],\"measured\":9}",
+        )
+        .unwrap();
         let remembered = |block| DiskSpeed::remembered(path("").as_path(), block).unwrap();
         assert_eq!((remembered(5000).block, remembered(3 << 20)), (4096, speed(1 << 20, 9)));
         assert_eq!((speed(1, 1).ceiling(), speed(1, 1).best().unwrap().depth), (3e9, 8));

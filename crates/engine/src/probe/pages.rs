@@ -79,14 +79,20 @@ mod os {
         let (mut random, mut found) = (Random::new(), 0);
         for i in 0..SAMPLE {
             // Spread evenly, each somewhere in its stretch.
-            let mut at = ((i as f64 + random.below(1 << 20) as f64 / (1 << 20) as f64) / SAMPLE as f64
+            let mut at = ((i as f64 + random.below(1 << 20) as f64 / (1 << 20) as f64)
+                / SAMPLE as f64
                 * total as f64) as u64;
             let (file, _) = files.iter().find(|(_, len)| {
                 let here = at < *len;
                 at -= if here { 0 } else { *len };
                 here
             })?;
-            match preadv2(file.as_fd(), &mut [IoSliceMut::new(&mut [0])], at, ReadWriteFlags::NOWAIT) {
+            match preadv2(
+                file.as_fd(),
+                &mut [IoSliceMut::new(&mut [0])],
+                at,
+                ReadWriteFlags::NOWAIT,
+            ) {
                 Ok(_) => found += 1,
                 Err(Errno::AGAIN) => {}
                 Err(_) => return None,
@@ -123,7 +129,8 @@ mod os {
 
     pub(super) fn forget(_: &[PathBuf]) -> Result<(), Error> {
         Err(Error::Input(
-            "this system has no way to drop a file's pages from its cache: --cold needs Linux".into(),
+            "this system has no way to drop a file's pages from its cache: --cold needs Linux"
+                .into(),
         ))
     }
 }

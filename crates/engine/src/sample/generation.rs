@@ -22,7 +22,10 @@ impl GenerationConfig {
     ///
     /// # Errors
     /// [`Error::Text`] when the bytes are no JSON object, or a field has a wrong type or range.
-    pub fn from_bytes(generation_config_json: &[u8], path: &Path) -> Result<GenerationConfig, Error> {
+    pub fn from_bytes(
+        generation_config_json: &[u8],
+        path: &Path,
+    ) -> Result<GenerationConfig, Error> {
         let file = Fields::parse(generation_config_json, path)?;
         let mut sampling = Sampling::default();
         let numbers = [
@@ -32,11 +35,14 @@ impl GenerationConfig {
             ("repetition_penalty", &mut sampling.repetition_penalty),
         ];
         for (name, target) in numbers {
-            if let Some(number) = file.field(name, "a number", |value| Some(value.as_f64()? as f32))? {
+            if let Some(number) =
+                file.field(name, "a number", |value| Some(value.as_f64()? as f32))?
+            {
                 *target = number;
             }
         }
-        let top_k = file.field("top_k", "a whole number", |value| value.as_i64().filter(|&k| k >= -1))?;
+        let top_k =
+            file.field("top_k", "a whole number", |value| value.as_i64().filter(|&k| k >= -1))?;
         sampling.top_k = top_k.map_or(0, |k| usize::try_from(k).unwrap_or(0));
         if file.field("do_sample", "true or false", Value::as_bool)? == Some(false) {
             sampling.temperature = 0.0;
@@ -130,10 +136,11 @@ impl<'a> Fields<'a> {
 
     fn eos_token_ids(&self) -> Result<Vec<u32>, Error> {
         let id = |value: &Value| u32::try_from(value.as_u64()?).ok();
-        let ids = self.field("eos_token_id", "a token id or a list of token ids", |value| match value {
-            Value::Array(list) => list.iter().map(id).collect(),
-            _ => id(value).map(|id| vec![id]),
-        })?;
+        let ids =
+            self.field("eos_token_id", "a token id or a list of token ids", |value| match value {
+                Value::Array(list) => list.iter().map(id).collect(),
+                _ => id(value).map(|id| vec![id]),
+            })?;
         Ok(ids.unwrap_or_default())
     }
 }

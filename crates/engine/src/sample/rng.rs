@@ -38,7 +38,10 @@ mod tests {
     #[test]
     fn as_published() {
         let mut rng = Rng([1, 2, 3, 4]);
-        assert_eq!([rng.next(), rng.next(), rng.next()], [41_943_041, 58_720_359, 3_588_806_011_781_223]);
+        assert_eq!(
+            [rng.next(), rng.next(), rng.next()],
+            [41_943_041, 58_720_359, 3_588_806_011_781_223]
+        );
         let seeded = Rng::new(1_234_567).0;
         assert_eq!(seeded[..2], [6_457_827_717_110_365_317, 3_203_168_211_198_807_973]);
     }

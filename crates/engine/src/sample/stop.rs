@@ -31,7 +31,9 @@ impl StopStrings {
     /// [`Error::Input`] when one is empty.
     pub fn new(stops: Vec<String>) -> Result<StopStrings, Error> {
         if stops.iter().any(String::is_empty) {
-            return Err(Error::Input("a stop string is empty: leave it out, or give it some text".into()));
+            return Err(Error::Input(
+                "a stop string is empty: leave it out, or give it some text".into(),
+            ));
         }
         Ok(StopStrings { stops, ..StopStrings::default() })
     }

@@ -5,12 +5,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use moeflux_compute::{KeyFormat, Span, State, StateShape};
+use moeflux_compute::{KvFormat, Span, State, StateShape};
 
 use super::Session;
 use crate::{
     Engine, Error, SnapshotFolder, SnapshotProblem, Synced,
-    model::Watch,
+    model::StepControl,
     snapshot::{self, Contents, Expectation, Snapshot, SnapshotWriter},
     timeline::{Timeline, common},
 };
@@ -27,7 +27,7 @@ pub struct SnapshotOptions {
     /// What keys and values are saved as; by default what the session keeps them as, bit for bit. With fewer bits the file is
     /// smaller and says that it is lossy; the session that is saved stays as it is, one that goes on from the file is
     /// [`Session::is_lossy`]. Recurrent states and logits are saved whole.
-    pub keys: Option<KeyFormat>,
+    pub kv_format: Option<KvFormat>,
 }
 
 impl Session {
@@ -35,7 +35,7 @@ impl Session {
     /// is on the disk. Returns its bytes.
     ///
     /// # Errors
-    /// The file cannot be written, or the disk is full; what was there before is left as it was. `options.keys` has more bits than
+    /// The file cannot be written, or the disk is full; what was there before is left as it was. `options.kv_format` has more bits than
     /// the session.
     pub fn snapshot(&self, path: impl AsRef<Path>, options: SnapshotOptions) -> Result<u64, Error> {
         self.save(path.as_ref(), options, u64::MAX)
@@ -47,7 +47,7 @@ impl Session {
         let mark = self.mark()?;
         let timeline = &mark.held.timeline;
         let engine = &self.engine;
-        let (own, keys) = (engine.keys(), options.keys.unwrap_or(engine.keys()));
+        let (own, keys) = (engine.kv_format(), options.kv_format.unwrap_or(engine.kv_format()));
         if keys.is_wider_than(own) {
             return Err(Error::Input(format!(
                 "keys and values that are kept as {} cannot be saved as {}: leave it out",
@@ -57,7 +57,10 @@ impl Session {
         }
         let hot = if options.hot_experts { engine.lock().cache.in_memory() } else { Vec::new() };
         let expected = engine.expectation(keys);
-        let name = engine.folder().file_name().map_or_else(Default::default, |name| name.to_string_lossy());
+        let name = engine
+            .folder()
+            .file_name()
+            .map_or_else(Default::default, |name| name.to_string_lossy());
         let contents = Contents {
             model: expected.model,
             name: &name,
@@ -104,9 +107,10 @@ impl Session {
     /// [`Session::reset`] gives back. The session is then as it was.
     pub fn restore(&mut self, path: impl AsRef<Path>) -> Result<(), Error> {
         let snapshot = Snapshot::open(path.as_ref())?;
-        let own = self.engine.keys();
+        let own = self.engine.kv_format();
         // What is stored in a format that nobody knows, or in more bits, does not fit.
-        let stored = snapshot.header().stored.as_deref().and_then(|name| KeyFormat::by_name(name).ok());
+        let stored =
+            snapshot.header().stored.as_deref().and_then(|name| KvFormat::by_name(name).ok());
         let keys = stored.filter(|keys| !keys.is_wider_than(own)).unwrap_or(own);
         snapshot.fits(&self.engine.expectation(keys))?;
         snapshot.verify()?;
@@ -125,7 +129,10 @@ impl Session {
         // What a session without tokens has is read into: others might find no room beside it.
         let is_empty = self.timeline.tokens.is_empty();
         let mut timeline = match is_empty {
-            true => Timeline { states: std::mem::take(&mut self.timeline.states), ..Timeline::default() },
+            true => Timeline {
+                states: std::mem::take(&mut self.timeline.states),
+                ..Timeline::default()
+            },
             false => engine.lock().new_timeline(engine.blueprint(), engine.plan())?,
         };
         timeline.tokens = loaded.tokens;
@@ -138,7 +145,9 @@ impl Session {
             let mut runtime = engine.lock();
             // For all that is read, so that what comes first leaves room for the rest.
             runtime.make_room_until(|device| {
-                device.state_need(&mut all.iter().copied()).map_err(Error::at(|| "reading a session"))
+                device
+                    .state_need(&mut all.iter().copied())
+                    .map_err(Error::at(|| "reading a session"))
             })?;
             let of_place = shape.place_bytes(keys);
             let room = &mut room[..places.len() * of_place];
@@ -148,10 +157,15 @@ impl Session {
             } else {
                 converted.resize(places.len() * shape.place_bytes(own), 0);
                 let to = (own, &mut converted[..]);
-                shape.convert_places((keys, room), to).map_err(Error::at(|| "reading a session"))?;
+                shape
+                    .convert_places((keys, room), to)
+                    .map_err(Error::at(|| "reading a session"))?;
                 &converted[..]
             };
-            runtime.device.load_state(state, places, bytes).map_err(Error::at(|| "reading a session"))
+            runtime
+                .device
+                .load_state(state, places, bytes)
+                .map_err(Error::at(|| "reading a session"))
         });
         let mut runtime = engine.lock();
         if let Err(error) = read {
@@ -178,14 +192,14 @@ impl Session {
         &mut self,
         folder: &SnapshotFolder,
         tokens: &[u32],
-        watch: &mut Watch<'_>,
+        watch: &mut StepControl<'_>,
     ) -> Result<Synced, Error> {
         self.check(0, tokens)?;
         let had = self.timeline.tokens.len();
         let same = common(&self.timeline.tokens, tokens);
         let cuttable = self.engine.lock().rewind.anywhere();
         let here = self.engine.lock().kept.find(tokens, cuttable).map_or(0, |(_, len)| len);
-        match folder.find(&self.engine.expectation(self.engine.keys()), tokens, cuttable) {
+        match folder.find(&self.engine.expectation(self.engine.kv_format()), tokens, cuttable) {
             Some((path, len)) if len > same.max(here) && self.restore(&path).is_ok() => {
                 folder.touch(&path);
                 let synced = self.sync(tokens, watch)?;
@@ -204,7 +218,7 @@ impl Session {
         if self.is_lossy() {
             return Ok(None);
         }
-        let expected = self.engine.expectation(self.engine.keys());
+        let expected = self.engine.expectation(self.engine.kv_format());
         let path = folder.place_for(&expected, self.tokens());
         let bytes = match self.saved_at(&path, &expected) {
             Some(bytes) => bytes,
@@ -222,7 +236,8 @@ impl Session {
     fn saved_at(&self, path: &Path, expected: &Expectation) -> Option<u64> {
         let snapshot = Snapshot::open(path).ok()?;
         let has_logits = snapshot.header().logits || self.logits().is_empty();
-        let is_same = has_logits && snapshot.tokens() == self.tokens() && snapshot.fits(expected).is_ok();
+        let is_same =
+            has_logits && snapshot.tokens() == self.tokens() && snapshot.fits(expected).is_ok();
         (is_same && snapshot.verify().is_ok()).then(|| snapshot.bytes())
     }
 }
@@ -238,7 +253,8 @@ fn filled(shape: StateShape, tokens: usize, written: usize, context: usize) -> u
 
 /// The places of all states that a timeline's tokens have filled, as rows.
 fn spans(engine: &Engine, timeline: &Timeline) -> Vec<Span> {
-    let filled = |shape| filled(shape, timeline.tokens.len(), timeline.written, engine.plan().context);
+    let filled =
+        |shape| filled(shape, timeline.tokens.len(), timeline.written, engine.plan().context);
     let runtime = engine.lock();
     let states = timeline.states.iter().flatten().flatten();
     let all = states.zip(&runtime.shapes);
@@ -268,14 +284,15 @@ fn each_piece(
 }
 
 /// What a file says of a timeline's states, with keys and values in a format.
-fn states(engine: &Engine, timeline: &Timeline, keys: KeyFormat) -> Vec<snapshot::StateShape> {
-    let filled = |shape| filled(shape, timeline.tokens.len(), timeline.written, engine.plan().context);
+fn states(engine: &Engine, timeline: &Timeline, keys: KvFormat) -> Vec<snapshot::StateShape> {
+    let filled =
+        |shape| filled(shape, timeline.tokens.len(), timeline.written, engine.plan().context);
     described(engine, keys, |shape| filled(shape) as u64)
 }
 
 fn described(
     engine: &Engine,
-    keys: KeyFormat,
+    keys: KvFormat,
     places: impl Fn(StateShape) -> u64,
 ) -> Vec<snapshot::StateShape> {
     let context = engine.plan().context;
@@ -292,8 +309,11 @@ fn described(
         shape: match shape {
             StateShape::Recurrent { len } => format!("recurrent, {len}"),
             StateShape::KeyValue { kv_heads, key_width, value_width, positions } => {
-                let ring =
-                    if positions < context { format!(", the last {positions}") } else { String::new() };
+                let ring = if positions < context {
+                    format!(", the last {positions}")
+                } else {
+                    String::new()
+                };
                 format!("{kv_heads} heads of {key_width} and {value_width}{ring}")
             }
         },
@@ -303,11 +323,11 @@ fn described(
 
 impl Engine {
     /// What a snapshot must be to go on from with this engine, if it has keys and values in a format.
-    fn expectation(&self, keys: KeyFormat) -> Expectation {
+    fn expectation(&self, keys: KvFormat) -> Expectation {
         Expectation {
             model: self.model(),
-            keys: self.keys().name().into(),
-            stored: (keys != self.keys()).then(|| keys.name().into()),
+            keys: self.kv_format().name().into(),
+            stored: (keys != self.kv_format()).then(|| keys.name().into()),
             exact: self.is_exact(),
             vocab: self.blueprint().vocab,
             context: self.plan().context,

@@ -101,7 +101,9 @@ impl Header {
     /// The start of the file, up to where the sections begin. Its length does not depend on the digests.
     pub(super) fn encode(&self) -> Result<Vec<u8>, Error> {
         FRAME.encode(self).map_err(|e| {
-            Error::Input(format!("the header of a saved session cannot be written: {e}; please report this"))
+            Error::Input(format!(
+                "the header of a saved session cannot be written: {e}; please report this"
+            ))
         })
     }
 
@@ -121,7 +123,9 @@ impl Header {
             Err(Unframed::Version(found)) if found > known => {
                 return bad(SnapshotProblem::FutureVersion { found, known });
             }
-            Err(Unframed::Version(_) | Unframed::Claims { .. }) => return bad(damaged("its first bytes")),
+            Err(Unframed::Version(_) | Unframed::Claims { .. }) => {
+                return bad(damaged("its first bytes"));
+            }
             Err(Unframed::Short) => return bad(SnapshotProblem::Truncated),
             Err(Unframed::Damaged) => return bad(damaged("its header")),
             Err(Unframed::Header(e)) => return bad(damaged(format!("its header: {e}"))),
@@ -148,7 +152,10 @@ impl Header {
     /// That its numbers and texts can be those of a session.
     pub(super) fn check(&self) -> Result<(), String> {
         if self.written < self.tokens {
-            return Err(format!("{} positions were written for {} tokens", self.written, self.tokens));
+            return Err(format!(
+                "{} positions were written for {} tokens",
+                self.written, self.tokens
+            ));
         }
         let counts = [
             ("tokens", self.tokens),
@@ -159,7 +166,12 @@ impl Header {
         if let Some((what, count)) = counts.into_iter().find(|(_, count)| *count > MAX_COUNT) {
             return Err(format!("{count} {what} are too many"));
         }
-        let texts = self.states.iter().map(|s| &s.shape).chain([&self.name, &self.keys]).chain(&self.stored);
+        let texts = self
+            .states
+            .iter()
+            .map(|s| &s.shape)
+            .chain([&self.name, &self.keys])
+            .chain(&self.stored);
         if let Some(text) = texts.into_iter().find(|text| text.len() > MAX_TEXT) {
             return Err(format!("a text of {} bytes is too long", text.len()));
         }

@@ -48,8 +48,11 @@ impl Saved {
     }
 
     fn large() -> Self {
-        let states =
-            vec![state(0, 0, 3, PIECE as u64), state(1, 0, 1, 2 * PIECE as u64 + 5), state(2, 1, 0, 8)];
+        let states = vec![
+            state(0, 0, 3, PIECE as u64),
+            state(1, 0, 1, 2 * PIECE as u64 + 5),
+            state(2, 1, 0, 8),
+        ];
         Self { logits: None, hot: vec![], states, ..Self::of(&[1, 2, 3]) }
     }
 
@@ -71,7 +74,8 @@ impl Saved {
     }
 
     pub(super) fn expectation(&self) -> Expectation {
-        let states = self.states.iter().map(|(s, _)| StateShape { places: s.places.max(100), ..s.clone() });
+        let states =
+            self.states.iter().map(|(s, _)| StateShape { places: s.places.max(100), ..s.clone() });
         Expectation {
             model: ModelId([7; 32]),
             keys: "f16".into(),
@@ -83,7 +87,11 @@ impl Saved {
         }
     }
 
-    fn write_states<T: Target>(&self, mut writer: SnapshotWriter<T>, piece: usize) -> Result<(), Error> {
+    fn write_states<T: Target>(
+        &self,
+        mut writer: SnapshotWriter<T>,
+        piece: usize,
+    ) -> Result<(), Error> {
         let all: Vec<u8> = self.states.iter().flat_map(|(_, bytes)| bytes).copied().collect();
         all.chunks(piece).try_for_each(|piece| writer.write(piece))?;
         writer.finish()
@@ -108,7 +116,13 @@ impl Saved {
             tokens: snapshot.tokens().to_vec(),
             logits: snapshot.logits()?,
             hot: snapshot.hot()?,
-            states: snapshot.header().states.iter().enumerate().map(state).collect::<Result<_, Error>>()?,
+            states: snapshot
+                .header()
+                .states
+                .iter()
+                .enumerate()
+                .map(state)
+                .collect::<Result<_, Error>>()?,
         })
     }
 }
@@ -120,7 +134,10 @@ fn folder() -> (TempDir, PathBuf) {
 }
 
 pub(super) fn names(folder: &Path) -> BTreeSet<String> {
-    fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect()
 }
 
 /// Overwrites a file in place: cutting it to nothing first would make the system write it out each time.
@@ -144,7 +161,9 @@ fn problem(path: &Path) -> SnapshotProblem {
 
 fn is_damaged(path: &Path, part: &str) {
     match problem(path) {
-        SnapshotProblem::Damaged { what } => assert!(what.contains(part), "{part:?} is not in {what:?}"),
+        SnapshotProblem::Damaged { what } => {
+            assert!(what.contains(part), "{part:?} is not in {what:?}")
+        }
         other => panic!("{other:?} is not {part:?}"),
     }
 }
@@ -164,14 +183,19 @@ fn what_is_saved_comes_back() {
     ];
     for saved in &all {
         for piece in [1000, 4096, 1 << 30] {
-            saved.write_states(SnapshotWriter::create(&path, &saved.contents()).unwrap(), piece).unwrap();
+            saved
+                .write_states(SnapshotWriter::create(&path, &saved.contents()).unwrap(), piece)
+                .unwrap();
             assert!(Saved::load(&path).unwrap() == *saved);
             assert_eq!(names(temp.path()), ["a.moeflux-session".to_owned()].into());
         }
     }
     let snapshot = Snapshot::open(&path).unwrap();
     let (h, bytes) = (snapshot.header(), fs::read(&path).unwrap());
-    assert_eq!((h.name.as_str(), h.keys.as_str(), h.lossy, h.exact), ("a-model", "f16", false, true));
+    assert_eq!(
+        (h.name.as_str(), h.keys.as_str(), h.lossy, h.exact),
+        ("a-model", "f16", false, true)
+    );
     // Sections lie where the table says, under their plain digests.
     let json = u64::from_le_bytes(bytes[16..24].try_into().unwrap()) as usize;
     let mut at = (32 + json).next_multiple_of(ALIGN);
@@ -183,8 +207,12 @@ fn what_is_saved_comes_back() {
     }
     assert_eq!(at, bytes.len());
     // Reads beyond a state are refused.
-    for (i, at, len) in [(0, 72, 1), (0, u64::MAX, 2), (2, 4000, 97), (3, 0, 0), (usize::MAX, 0, 1)] {
-        assert!(matches!(snapshot.read_state(i, at, &mut vec![0; len]), Err(Error::Input(_))), "{i} {at}");
+    for (i, at, len) in [(0, 72, 1), (0, u64::MAX, 2), (2, 4000, 97), (3, 0, 0), (usize::MAX, 0, 1)]
+    {
+        assert!(
+            matches!(snapshot.read_state(i, at, &mut vec![0; len]), Err(Error::Input(_))),
+            "{i} {at}"
+        );
     }
 }
 
@@ -212,7 +240,10 @@ fn keys_that_are_stored_in_another_format_are_told() {
         }
     }
     let long = "x".repeat(257);
-    assert!(SnapshotWriter::create(&path, &Contents { stored: Some(&long), ..saved.contents() }).is_err());
+    assert!(
+        SnapshotWriter::create(&path, &Contents { stored: Some(&long), ..saved.contents() })
+            .is_err()
+    );
 }
 
 #[test]
@@ -222,7 +253,14 @@ fn a_flipped_bit_is_found_wherever_it_is() {
     let whole = fs::read(&path).unwrap();
     let json = u64::from_le_bytes(whole[16..24].try_into().unwrap()) as usize;
     let data = (32 + json).next_multiple_of(ALIGN);
-    let names = ["tokens", "logits", "hot", "state 0 of layer 0", "state 1 of layer 0", "state 0 of layer 3"];
+    let names = [
+        "tokens",
+        "logits",
+        "hot",
+        "state 0 of layer 0",
+        "state 1 of layer 0",
+        "state 0 of layer 3",
+    ];
     let lengths = [12, 4 * VOCAB, 24, 72, 27, 4096];
     let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
     let mut seen = BTreeSet::new();
@@ -239,14 +277,18 @@ fn a_flipped_bit_is_found_wherever_it_is() {
             0..8 => assert_eq!(problem(&path), SnapshotProblem::NotASnapshot),
             8..12 => match problem(&path) {
                 SnapshotProblem::FutureVersion { found, known: 1 } => assert!(found > 1),
-                other => assert_eq!(other, SnapshotProblem::Damaged { what: "its first bytes".into() }),
+                other => {
+                    assert_eq!(other, SnapshotProblem::Damaged { what: "its first bytes".into() })
+                }
             },
             12..16 => is_damaged(&path, "its first bytes"),
             16..24 => assert!(matches!(
                 problem(&path),
                 SnapshotProblem::Truncated | SnapshotProblem::Damaged { .. }
             )),
-            _ if at < data => is_damaged(&path, if padding { "fills up its header" } else { "header" }),
+            _ if at < data => {
+                is_damaged(&path, if padding { "fills up its header" } else { "header" })
+            }
             _ => is_damaged(&path, names[section]),
         }
         seen.insert((at >= data, section, padding));
@@ -264,7 +306,8 @@ fn a_file_of_another_length_is_no_snapshot() {
     let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
     for len in (0..1100).chain((1100..whole.len()).step_by(97)).chain([whole.len() - 1]).rev() {
         file.set_len(len as u64).unwrap();
-        let wanted = if len < 8 { SnapshotProblem::NotASnapshot } else { SnapshotProblem::Truncated };
+        let wanted =
+            if len < 8 { SnapshotProblem::NotASnapshot } else { SnapshotProblem::Truncated };
         assert_eq!(problem(&path), wanted, "{len}");
     }
     for more in [1, 4096] {
@@ -275,12 +318,18 @@ fn a_file_of_another_length_is_no_snapshot() {
     let snapshot = Snapshot::open(&path).unwrap();
     fs::write(&path, &whole[..whole.len() - 1]).unwrap();
     for said in [snapshot.verify(), snapshot.read_state(2, 0, &mut [0; 4096])] {
-        assert!(matches!(said, Err(Error::Snapshot { problem: SnapshotProblem::Truncated, .. })), "{said:?}");
+        assert!(
+            matches!(said, Err(Error::Snapshot { problem: SnapshotProblem::Truncated, .. })),
+            "{said:?}"
+        );
     }
     let folder = temp.path().join("folder");
     fs::create_dir(&folder).unwrap();
     assert_eq!(problem(&folder), SnapshotProblem::NotASnapshot);
-    assert!(matches!(SnapshotWriter::create(&folder, &Saved::large().contents()), Err(Error::Input(_))));
+    assert!(matches!(
+        SnapshotWriter::create(&folder, &Saved::large().contents()),
+        Err(Error::Input(_))
+    ));
     assert!(matches!(Saved::load(&temp.path().join("none")), Err(Error::File { .. })));
     let nowhere = SnapshotWriter::create(&folder.join("none/a"), &Saved::large().contents());
     assert!(matches!(nowhere, Err(Error::File { .. })));
@@ -304,8 +353,12 @@ fn with_header(file: &[u8], json: &[u8]) -> Vec<u8> {
 fn places(value: &Value, at: &str, all: &mut Vec<String>) {
     all.push(at.to_owned());
     match value {
-        Value::Object(map) => map.iter().for_each(|(key, v)| places(v, &format!("{at}/{key}"), all)),
-        Value::Array(list) => list.iter().enumerate().for_each(|(i, v)| places(v, &format!("{at}/{i}"), all)),
+        Value::Object(map) => {
+            map.iter().for_each(|(key, v)| places(v, &format!("{at}/{key}"), all))
+        }
+        Value::Array(list) => {
+            list.iter().enumerate().for_each(|(i, v)| places(v, &format!("{at}/{i}"), all))
+        }
         _ => {}
     }
 }
@@ -352,7 +405,11 @@ fn every_value_of_a_header_may_be_hostile() {
                 Err(other) => panic!("{place} {value}: {other}"),
                 Ok(found) => {
                     // Only what the header alone says can be another thing.
-                    assert_eq!((&found.tokens, &found.hot), (&saved.tokens, &saved.hot), "{place} {value}");
+                    assert_eq!(
+                        (&found.tokens, &found.hot),
+                        (&saved.tokens, &saved.hot),
+                        "{place} {value}"
+                    );
                     assert!(found.states.iter().zip(&saved.states).all(|(a, b)| a.1 == b.1));
                     opened += 1;
                 }
@@ -382,7 +439,10 @@ fn every_value_of_a_header_may_be_hostile() {
         (says(&|h| h["states"][0]["layer"] = json!(2)), "not those of layers in their order"),
         (says(&|h| h["states"][0]["which"] = json!(-1)), "its header: invalid value"),
     ] {
-        assert!(matches!(&said, SnapshotProblem::Damaged { what } if what.contains(part)), "{part}: {said}");
+        assert!(
+            matches!(&said, SnapshotProblem::Damaged { what } if what.contains(part)),
+            "{part}: {said}"
+        );
     }
     for deep in ["[", "{\"states\":", "{\"unknown\":"] {
         fs::write(&path, with_header(&whole, deep.repeat(1 << 17).as_bytes())).unwrap();
@@ -394,7 +454,10 @@ fn every_value_of_a_header_may_be_hostile() {
         file[16..24].copy_from_slice(&len.to_le_bytes());
         file.resize(file.len().max(there), 0);
         fs::write(&path, file).unwrap();
-        assert!(matches!(problem(&path), SnapshotProblem::Truncated | SnapshotProblem::Damaged { .. }));
+        assert!(matches!(
+            problem(&path),
+            SnapshotProblem::Truncated | SnapshotProblem::Damaged { .. }
+        ));
     }
     let mut later = whole.clone();
     later[8..32].fill(2);
@@ -420,14 +483,20 @@ fn another_model_and_other_settings_are_told_apart() {
     assert_eq!(fits(&|_| {}), None);
     assert_eq!(fits(&|e| e.states[0].places = 3), None);
     assert_eq!(fits(&|e| e.context = 3), None);
-    assert_eq!(fits(&|e| e.model.0[0] = 0), Some(SnapshotProblem::OtherModel { of: "a-model".into() }));
+    assert_eq!(
+        fits(&|e| e.model.0[0] = 0),
+        Some(SnapshotProblem::OtherModel { of: "a-model".into() })
+    );
     let other = |change: &dyn Fn(&mut Expectation), part: &str| match fits(change) {
         Some(problem @ SnapshotProblem::OtherSettings(_)) => {
             assert!(problem.to_string().contains(part), "{part:?} is not in {problem}");
         }
         other => panic!("{part}: {other:?}"),
     };
-    other(&|e| e.keys = "q8".into(), "its keys and values are \"f16\", those of this session \"q8\"");
+    other(
+        &|e| e.keys = "q8".into(),
+        "its keys and values are \"f16\", those of this session \"q8\"",
+    );
     other(&|e| e.exact = false, "it was saved with --exact, this session runs without --exact");
     other(&|e| e.vocab = 51, "vocabulary of 50");
     other(&|e| e.context = 2, "it has 3 tokens, the context of this session is 2");
@@ -492,8 +561,14 @@ fn a_writer_that_fails_leaves_what_was_there() {
     assert!(failures > 15, "{failures}");
     assert!(Saved::load(&path).unwrap() == new);
     old.save(&path);
-    kept(write(1 << 20, Some(needed - 400), true).unwrap_err(), "KB are free, 0.4 KB too few; make room");
-    kept(write(1 << 20, None, false).unwrap_err(), "what was saved there before is as it was: a bad sector");
+    kept(
+        write(1 << 20, Some(needed - 400), true).unwrap_err(),
+        "KB are free, 0.4 KB too few; make room",
+    );
+    kept(
+        write(1 << 20, None, false).unwrap_err(),
+        "what was saved there before is as it was: a bad sector",
+    );
 
     // Ends that come too early or too late.
     let begin = || SnapshotWriter::create(&path, &new.contents()).unwrap();
@@ -538,8 +613,10 @@ fn two_writers_do_not_meet() {
 
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
-        let writers: Vec<_> =
-            all.iter().map(|saved| scope.spawn(|| (0..40).for_each(|_| saved.save(&path)))).collect();
+        let writers: Vec<_> = all
+            .iter()
+            .map(|saved| scope.spawn(|| (0..40).for_each(|_| saved.save(&path))))
+            .collect();
         let reader = scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
                 assert!(all.contains(&Saved::load(&path).unwrap()));
@@ -606,7 +683,11 @@ fn a_killed_writer_leaves_a_whole_file() {
     let (mut left, mut found) = (0, [0; 3]);
     for round in 0..150u64 {
         let mut child = Command::new(env::current_exe().unwrap())
-            .args(["--exact", "snapshot::tests::a_killed_writer_leaves_a_whole_file", "--nocapture"])
+            .args([
+                "--exact",
+                "snapshot::tests::a_killed_writer_leaves_a_whole_file",
+                "--nocapture",
+            ])
             .env(WRITE_TO[0], &path)
             .env(WRITE_TO[1], (round % 3).to_string())
             .stdout(Stdio::null())

@@ -120,14 +120,22 @@ impl SnapshotWriter {
 }
 
 impl<T: Target> SnapshotWriter<T> {
-    pub(super) fn create_on(target: T, path: &Path, contents: &Contents<'_>) -> Result<Self, Error> {
+    pub(super) fn create_on(
+        target: T,
+        path: &Path,
+        contents: &Contents<'_>,
+    ) -> Result<Self, Error> {
         let header = contents.header()?;
         let sections = sections(&header)?;
         let name = path.file_name().filter(|_| !path.is_dir()).ok_or_else(|| {
-            Error::Input(format!("{}: this is a folder; give the name of a file in it", path.display()))
+            Error::Input(format!(
+                "{}: this is a folder; give the name of a file in it",
+                path.display()
+            ))
         })?;
         let folder = folder_of(path);
-        let cannot = || Error::file(path, "cannot write here; give a path in a folder that can be written");
+        let cannot =
+            || Error::file(path, "cannot write here; give a path in a folder that can be written");
         let temporary = Temporary::create(&folder, name).map_err(cannot())?;
         let mut writer = Self {
             target,
@@ -142,7 +150,8 @@ impl<T: Target> SnapshotWriter<T> {
         };
         writer.check_room()?;
         writer.temporary.file().set_len(writer.bytes()).map_err(|e| writer.error(e))?;
-        let bytes = |numbers: &mut dyn Iterator<Item = [u8; 4]>| numbers.flatten().collect::<Vec<_>>();
+        let bytes =
+            |numbers: &mut dyn Iterator<Item = [u8; 4]>| numbers.flatten().collect::<Vec<_>>();
         writer.write(&bytes(&mut contents.tokens.iter().map(|token| token.to_le_bytes())))?;
         let logits = contents.logits.unwrap_or_default();
         writer.write(&bytes(&mut logits.iter().map(|logit| logit.to_le_bytes())))?;
@@ -162,13 +171,18 @@ impl<T: Target> SnapshotWriter<T> {
     pub(crate) fn write(&mut self, mut bytes: &[u8]) -> Result<(), Error> {
         loop {
             let Some(section) = self.sections.get(self.section) else {
-                return if bytes.is_empty() { Ok(()) } else { Err(unwritable("its states are too long")) };
+                return if bytes.is_empty() {
+                    Ok(())
+                } else {
+                    Err(unwritable("its states are too long"))
+                };
             };
             let left = section.bytes - self.done;
             let some = bytes.len().min(usize::try_from(left).unwrap_or(usize::MAX));
             let (piece, rest) = bytes.split_at(some);
             if !piece.is_empty() {
-                let written = self.target.write_at(self.temporary.file(), piece, section.offset + self.done);
+                let written =
+                    self.target.write_at(self.temporary.file(), piece, section.offset + self.done);
                 written.map_err(|e| self.error(e))?;
                 self.hash.write(piece);
                 self.done += some as u64;

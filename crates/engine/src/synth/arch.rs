@@ -204,7 +204,12 @@ fn is_full_attention(b: &Builder<'_>, layer: u64) -> Result<bool, Error> {
     }
 }
 
-fn qwen_attention(b: &mut Builder<'_>, layer: u64, at: &str, output_gate: bool) -> Result<(), Error> {
+fn qwen_attention(
+    b: &mut Builder<'_>,
+    layer: u64,
+    at: &str,
+    output_gate: bool,
+) -> Result<(), Error> {
     if b.c.flag_or("attention_bias", false)? {
         return Err(b.c.wrong("attention_bias true is not supported: published models have false"));
     }
@@ -215,7 +220,8 @@ fn qwen_attention(b: &mut Builder<'_>, layer: u64, at: &str, output_gate: bool) 
 /// Experts, or a dense MLP where the config asks for it; says which.
 fn qwen_feed_forward(b: &mut Builder<'_>, layer: u64, at: &str) -> Result<bool, Error> {
     let sparse_step = b.c.number_or("decoder_sparse_step", 1)?;
-    let sparse = !b.c.list("mlp_only_layers")?.contains(&layer) && (layer + 1).is_multiple_of(sparse_step);
+    let sparse =
+        !b.c.list("mlp_only_layers")?.contains(&layer) && (layer + 1).is_multiple_of(sparse_step);
     let at = format!("{at}mlp.");
     if sparse {
         b.experts(layer, &switch_mlp(&at, Quant::Affine(8)));
@@ -345,9 +351,11 @@ fn gemma4(b: &mut Builder<'_>, layer: u64, at: &str) -> Result<(), Error> {
     if !b.c.flag_or("enable_moe_block", false)? {
         return Ok(());
     }
-    for norm in
-        ["pre_feedforward_layernorm_2", "post_feedforward_layernorm_1", "post_feedforward_layernorm_2"]
-    {
+    for norm in [
+        "pre_feedforward_layernorm_2",
+        "post_feedforward_layernorm_1",
+        "post_feedforward_layernorm_2",
+    ] {
         b.norm(format!("{at}{norm}"), hidden);
     }
     // The router's own norm divides by the root of the width.

@@ -25,7 +25,8 @@ impl Fields<'_> {
         };
         match value.as_u64() {
             Some(n @ 1..=MOST) => Ok(n),
-            _ => Err(self.wrong(format!("{name} is {value}; it must be a whole number from 1 to {MOST}"))),
+            _ => Err(self
+                .wrong(format!("{name} is {value}; it must be a whole number from 1 to {MOST}"))),
         }
     }
 
@@ -68,9 +69,9 @@ impl Fields<'_> {
     pub(super) fn of_layer(&self, name: &str, layer: u64) -> Result<Option<&str>, Error> {
         let Some(list) = self.get(name) else { return Ok(None) };
         let found = list.get(layer as usize).and_then(Value::as_str);
-        found
-            .map(Some)
-            .ok_or_else(|| self.wrong(format!("{name} must name all layers, and there is no layer {layer}")))
+        found.map(Some).ok_or_else(|| {
+            self.wrong(format!("{name} must name all layers, and there is no layer {layer}"))
+        })
     }
 
     pub(super) fn divides(&self, part: &str, n: u64, whole: &str, of: u64) -> Result<(), Error> {

@@ -35,13 +35,14 @@ cache per layer hits about 47, 63, 67 and 72 % with 16, 32, 64 and 128 slots, an
 third of their experts. Above 1 a few experts serve nearly every token. Only the routers differ.";
 
 /// The largest `skew`.
-const MOST_SKEW: f64 = 8.0;
+const MAX_SKEW: f64 = 8.0;
 
 /// Bytes of a shard, as mlx-lm cuts them.
 const SHARD: u64 = 5 << 30;
 
 /// Lists in configs that have an entry for each layer.
-const LAYER_LISTS: [&str; 4] = ["layer_types", "attn_type_list", "indexer_types", "mlp_layer_types"];
+const LAYER_LISTS: [&str; 4] =
+    ["layer_types", "attn_type_list", "indexer_types", "mlp_layer_types"];
 
 /// A key that published configs do not have, and that is not written: latent attention keeps `kv_b_proj` whole, as in
 /// older exports, where newer ones split it into `embed_q` and `unembed_out`.
@@ -118,8 +119,11 @@ impl Plan {
 /// The architecture is not supported (the error lists those that are), a number in the config is missing, absurd or
 /// does not fit the others, there are fewer layers than asked for, or the skew is no number from 0 to 8.
 pub fn plan(options: &Options) -> Result<Plan, Error> {
-    if !(0.0..=MOST_SKEW).contains(&options.skew) {
-        return Err(Error::Input(format!("a skew of {} is not within 0 and {MOST_SKEW}", options.skew)));
+    if !(0.0..=MAX_SKEW).contains(&options.skew) {
+        return Err(Error::Input(format!(
+            "a skew of {} is not within 0 and {MAX_SKEW}",
+            options.skew
+        )));
     }
     let Value::Object(mut config) = options.config.clone() else {
         return Err(Error::Input("config: it is not a JSON object".into()));
@@ -130,7 +134,9 @@ pub fn plan(options: &Options) -> Result<Plan, Error> {
     let routing = Routing { seed: options.seed, skew: options.skew };
     let (modules, all) = arch::modules(&config, routing)?;
     let mut quantization = all.setting();
-    for (module, quant) in modules.iter().filter_map(|m| Some((m, m.quant().filter(|q| *q != all)?))) {
+    for (module, quant) in
+        modules.iter().filter_map(|m| Some((m, m.quant().filter(|q| *q != all)?)))
+    {
         quantization[&module.path] = quant.setting_among(all);
     }
     let mut tensors = Vec::new();
@@ -138,13 +144,17 @@ pub fn plan(options: &Options) -> Result<Plan, Error> {
     for module in modules {
         for tensor in module.tensors(options.seed)? {
             total = total.checked_add(tensor.bytes).filter(|n| *n < 1 << 60).ok_or_else(|| {
-                Error::Input("config: the model is too large to be addressed; are its sizes right?".into())
+                Error::Input(
+                    "config: the model is too large to be addressed; are its sizes right?".into(),
+                )
             })?;
             tensors.push(tensor);
         }
     }
-    let max_positions =
-        arch::text_config(&config).get("max_position_embeddings").and_then(Value::as_u64).unwrap_or(4096);
+    let max_positions = arch::text_config(&config)
+        .get("max_position_embeddings")
+        .and_then(Value::as_u64)
+        .unwrap_or(4096);
     finish_config(&mut config, &quantization);
     Ok(Plan { tensors, config: Value::Object(config), max_positions: max_positions as usize })
 }

@@ -88,7 +88,9 @@ impl Module {
     /// How the module is quantised, if it is.
     pub(super) fn quant(&self) -> Option<Quant> {
         match self.kind {
-            Kind::Linear { cols, quant, .. } if quant != Quant::No && cols.is_multiple_of(quant.group()) => {
+            Kind::Linear { cols, quant, .. }
+                if quant != Quant::No && cols.is_multiple_of(quant.group()) =>
+            {
                 Some(quant)
             }
             _ => None,
@@ -103,9 +105,10 @@ impl Module {
         let quant = self.quant();
         let Module { path, rows, kind } = self;
         let tensor = |name: String, shape: Vec<u64>, dtype, size: u64, values, stream: &str| {
-            let bytes = shape.iter().try_fold(size, |n, d| n.checked_mul(*d)).filter(|n| *n < 1 << 60);
             let bytes =
-                bytes.ok_or_else(|| Error::Input(format!("tensor {name} of {shape:?} is too large")))?;
+                shape.iter().try_fold(size, |n, d| n.checked_mul(*d)).filter(|n| *n < 1 << 60);
+            let bytes = bytes
+                .ok_or_else(|| Error::Input(format!("tensor {name} of {shape:?} is too large")))?;
             let stream = Stream::new(seed, stream);
             Ok::<_, Error>(Tensor { name, dtype, shape, bytes, values, stream })
         };
@@ -115,7 +118,14 @@ impl Module {
                 let cols = rows.last().copied().unwrap_or(1);
                 let values = Values::Uniform { scalar, low, high, cols, lead };
                 let stream = path.clone();
-                return Ok(vec![tensor(path, rows, scalar.name(), scalar.bytes() as u64, values, &stream)?]);
+                return Ok(vec![tensor(
+                    path,
+                    rows,
+                    scalar.name(),
+                    scalar.bytes() as u64,
+                    values,
+                    &stream,
+                )?]);
             }
             Kind::Linear { cols, gain, lead, .. } => (cols, gain, lead),
         };

@@ -15,8 +15,8 @@ use super::{
 use crate::Error;
 
 /// More layers or experts than these are a mistake.
-const MOST_LAYERS: u64 = 4096;
-const MOST_EXPERTS: u64 = 1 << 16;
+const MAX_LAYERS: u64 = 4096;
+const MAX_EXPERTS: u64 = 1 << 16;
 
 /// Mean of the first group of channels of every embedding: the lead. It stays in the residual stream, so each router
 /// sees it at every token, and experts that a router gives a weight on it are popular.
@@ -55,14 +55,16 @@ impl Sizes {
             top_k: c.number(top_k)?,
             intermediate: c.number(intermediate)?,
         };
-        if sizes.layers > MOST_LAYERS || sizes.experts > MOST_EXPERTS {
+        if sizes.layers > MAX_LAYERS || sizes.experts > MAX_EXPERTS {
             return Err(c.wrong(format!(
-                "num_hidden_layers {} and {experts} {} exceed {MOST_LAYERS} or {MOST_EXPERTS}",
+                "num_hidden_layers {} and {experts} {} exceed {MAX_LAYERS} or {MAX_EXPERTS}",
                 sizes.layers, sizes.experts
             )));
         }
         if sizes.top_k > sizes.experts {
-            return Err(c.wrong(format!("{top_k} {} exceeds {experts} {}", sizes.top_k, sizes.experts)));
+            return Err(
+                c.wrong(format!("{top_k} {} exceeds {experts} {}", sizes.top_k, sizes.experts))
+            );
         }
         if sizes.vocab < u64::from(tokenizer::COUNT) {
             return Err(c.wrong(format!(
@@ -171,14 +173,24 @@ impl<'a> Builder<'a> {
         routing: Routing,
     ) -> Result<Self, Error> {
         let c = Fields(config);
-        Ok(Builder { sizes: Sizes::new(&c, architecture.names)?, c, architecture, routing, out: Vec::new() })
+        Ok(Builder {
+            sizes: Sizes::new(&c, architecture.names)?,
+            c,
+            architecture,
+            routing,
+            out: Vec::new(),
+        })
     }
 
     /// Embedding, layers, norm and head.
     pub(super) fn model(mut self) -> Result<Vec<Module>, Error> {
         let Architecture { prefix, layer, .. } = self.architecture;
         let tied = self.c.flag_or("tie_word_embeddings", self.architecture.tied)?;
-        let scale = if self.architecture.scaled_embedding { (self.sizes.hidden as f32).sqrt() } else { 1.0 };
+        let scale = if self.architecture.scaled_embedding {
+            (self.sizes.hidden as f32).sqrt()
+        } else {
+            1.0
+        };
         let lead = if tied { tied_lead(LEAD / scale) } else { Lead::Same(LEAD / scale) };
         let gain = EMBEDDING / scale * (self.sizes.hidden as f32).sqrt();
         self.vocabulary(format!("{prefix}model.embed_tokens"), gain, lead);
@@ -193,7 +205,11 @@ impl<'a> Builder<'a> {
                 high: 1.1,
                 lead: Lead::Same(TIED_NORM * scale),
             };
-            self.out.push(Module { path: format!("{norm}.weight"), rows: vec![self.sizes.hidden], kind });
+            self.out.push(Module {
+                path: format!("{norm}.weight"),
+                rows: vec![self.sizes.hidden],
+                kind,
+            });
         } else {
             self.norm(norm, self.sizes.hidden);
             let lead = Lead::Ranges { ranges: vec![(tokenizer::PRINTABLE, 0.0)], rest: UNPRINTED };
@@ -247,19 +263,27 @@ impl<'a> Builder<'a> {
         })
     }
 
-    pub(super) fn attention(&mut self, layer: u64, at: &str, attention: Attention) -> Result<(), Error> {
+    pub(super) fn attention(
+        &mut self,
+        layer: u64,
+        at: &str,
+        attention: Attention,
+    ) -> Result<(), Error> {
         let Attention { heads, kv_heads, head_dim, .. } = attention;
         let hidden = self.sizes.hidden;
         self.c.divides("num_key_value_heads", kv_heads, "num_attention_heads", heads)?;
         if head_dim < 2 || !head_dim.is_multiple_of(2) {
-            return Err(self.c.wrong(format!("head_dim {head_dim} must be even, for rotary embeddings")));
+            return Err(self
+                .c
+                .wrong(format!("head_dim {head_dim} must be even, for rotary embeddings")));
         }
         // With this standard deviation of its scores a head attends to a few tokens, not to their mean.
         let sharp = 4.0f32;
         let (_, seen) = self.architecture.growth.before(layer, hidden);
         let q_gain = if attention.norms.is_some() { 1.0 } else { sharp / seen };
         let queries = heads * head_dim;
-        let (q_rows, keys) = (if attention.output_gate { 2 * queries } else { queries }, kv_heads * head_dim);
+        let (q_rows, keys) =
+            (if attention.output_gate { 2 * queries } else { queries }, kv_heads * head_dim);
         let projections = [
             ("q_proj", q_rows, hidden, q_gain),
             ("k_proj", keys, hidden, 1.0),
@@ -279,14 +303,24 @@ impl<'a> Builder<'a> {
         let scores = if attention.scaled { 1.0 } else { (head_dim as f32).sqrt() };
         let size = (sharp / scores).sqrt();
         for (name, len) in [("q_norm", q), ("k_norm", k)] {
-            self.plain(format!("{at}{name}.weight"), vec![len], Scalar::BF16, 0.95 * size..1.05 * size);
+            self.plain(
+                format!("{at}{name}.weight"),
+                vec![len],
+                Scalar::BF16,
+                0.95 * size..1.05 * size,
+            );
         }
         Ok(())
     }
 
     /// Multi-head latent attention. `whole` has the matrix that takes latents to keys and values as it was trained,
     /// else it is split by heads into one that takes queries to latents and one that takes latents to values.
-    pub(super) fn latent_attention(&mut self, layer: u64, at: &str, whole: bool) -> Result<(), Error> {
+    pub(super) fn latent_attention(
+        &mut self,
+        layer: u64,
+        at: &str,
+        whole: bool,
+    ) -> Result<(), Error> {
         let c = &self.c;
         let (heads, latent) = (c.number("num_attention_heads")?, c.number("kv_lora_rank")?);
         let (nope, rotated) = (c.number("qk_nope_head_dim")?, c.number("qk_rope_head_dim")?);
@@ -352,7 +386,12 @@ impl<'a> Builder<'a> {
         self.linear(format!("{at}out_proj"), [hidden], values, residual_gain(layer));
         // Small, where SiLU is nearly linear: else queries, keys and values would have a mean, the state would sum
         // it up, and all tokens would look alike.
-        self.plain(format!("{at}conv1d.weight"), vec![channels, conv, 1], Scalar::BF16, -0.25..0.25);
+        self.plain(
+            format!("{at}conv1d.weight"),
+            vec![channels, conv, 1],
+            Scalar::BF16,
+            -0.25..0.25,
+        );
         // Decays exp(-exp(A_log) softplus(a + dt_bias)): memories from a few tokens to thousands.
         let scalar = if fused { Scalar::BF16 } else { Scalar::F32 };
         self.plain(format!("{at}A_log"), vec![value_heads], scalar, -2.3..2.0);
@@ -387,7 +426,8 @@ impl<'a> Builder<'a> {
         ];
         for (name, rows, cols, gain) in projections {
             let path = format!("{stacked}.{name}");
-            let kind = Kind::Linear { cols, quant: self.architecture.experts, gain, lead: Lead::Zero };
+            let kind =
+                Kind::Linear { cols, quant: self.architecture.experts, gain, lead: Lead::Zero };
             self.out.push(Module { path: path.clone(), rows: vec![experts, rows], kind });
             if *biases {
                 self.bias(path, vec![experts, rows]);
@@ -414,7 +454,8 @@ impl<'a> Builder<'a> {
         // Standard deviation of a token's own part, over what a weight of 1 on the lead gives; both before the norm.
         let lead = (GROUP as f32).min(hidden);
         let own = (hidden - lead).max(lead) / hidden;
-        let unit = self.architecture.growth.at_router(layer, self.sizes.hidden) * own.sqrt() / (lead * LEAD);
+        let unit = self.architecture.growth.at_router(layer, self.sizes.hidden) * own.sqrt()
+            / (lead * LEAD);
 
         let order = Stream::new(self.routing.seed, &format!("{gate}.popularity"));
         let mut ids: Vec<u64> = (0..self.sizes.experts).collect();
@@ -449,7 +490,13 @@ impl<'a> Builder<'a> {
         self.plain(format!("{path}.weight"), vec![len], Scalar::BF16, 0.9..1.1);
     }
 
-    pub(super) fn plain(&mut self, path: String, rows: Vec<u64>, scalar: Scalar, bounds: Range<f32>) {
+    pub(super) fn plain(
+        &mut self,
+        path: String,
+        rows: Vec<u64>,
+        scalar: Scalar,
+        bounds: Range<f32>,
+    ) {
         let kind = Kind::Plain { scalar, low: bounds.start, high: bounds.end, lead: Lead::Zero };
         self.out.push(Module { path, rows, kind });
     }

@@ -71,7 +71,9 @@ impl Lead {
             Lead::Ranges { ranges, rest } => {
                 ranges.iter().find(|(rows, _)| rows.contains(&row)).map_or(*rest, |(_, mean)| *mean)
             }
-            Lead::Rows(rows) => rows.binary_search_by_key(&row, |(r, _)| *r).map_or(0.0, |at| rows[at].1),
+            Lead::Rows(rows) => {
+                rows.binary_search_by_key(&row, |(r, _)| *r).map_or(0.0, |at| rows[at].1)
+            }
         }
     }
 }
@@ -131,7 +133,8 @@ impl Affine {
 
     /// Fills in scales or biases of the groups from `first` on. `pick` makes one of them from scale and mean.
     fn fill(&self, sizes: Stream, first: u64, out: &mut [u8], pick: impl Fn(bf16, f32) -> bf16) {
-        let table: [[u8; 2]; SIZES] = std::array::from_fn(|i| pick(self.scale(i, 1.0), 0.0).to_le_bytes());
+        let table: [[u8; 2]; SIZES] =
+            std::array::from_fn(|i| pick(self.scale(i, 1.0), 0.0).to_le_bytes());
         for (i, out) in out.chunks_exact_mut(2).enumerate() {
             out.copy_from_slice(&table[size_of_group(sizes, first + i as u64)]);
         }
@@ -179,13 +182,19 @@ impl Values {
                 let first = offset / scalar.bytes() as u64;
                 for (i, out) in out.chunks_exact_mut(scalar.bytes()).enumerate() {
                     let i = first + i as u64;
-                    let (middle, spread) = ((low + high) / 2.0, (high - low) * (stream.unit(i) - 0.5));
+                    let (middle, spread) =
+                        ((low + high) / 2.0, (high - low) * (stream.unit(i) - 0.5));
                     let leads = *lead != Lead::Zero && i % cols < GROUP as u64;
-                    let value =
-                        if leads { lead.mean(i / cols) + spread * LEAD_SHRINK } else { middle + spread };
+                    let value = if leads {
+                        lead.mean(i / cols) + spread * LEAD_SHRINK
+                    } else {
+                        middle + spread
+                    };
                     match scalar {
                         Scalar::F32 => out.copy_from_slice(&value.to_le_bytes()),
-                        Scalar::F16 => out.copy_from_slice(&half::f16::from_f32(value).to_le_bytes()),
+                        Scalar::F16 => {
+                            out.copy_from_slice(&half::f16::from_f32(value).to_le_bytes())
+                        }
                         Scalar::BF16 => out.copy_from_slice(&bf16::from_f32(value).to_le_bytes()),
                     }
                 }

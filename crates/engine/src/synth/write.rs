@@ -85,8 +85,8 @@ pub(super) fn write_to<T: Target>(
     let headers: Vec<_> = shards.iter().map(|tensors| header(tensors)).collect();
     let mut small = small_files(plan, &shards);
     let total = plan.total_bytes();
-    let bytes =
-        total + headers.iter().chain(small.iter().map(|(_, b)| b)).map(|b| b.len() as u64).sum::<u64>();
+    let bytes = total
+        + headers.iter().chain(small.iter().map(|(_, b)| b)).map(|b| b.len() as u64).sum::<u64>();
 
     let mut folder = Folder::open(out)?;
     if let Some(free) = target.free(out).filter(|free| *free < bytes) {
@@ -100,11 +100,14 @@ pub(super) fn write_to<T: Target>(
         cancelled.set(progress(done, total).is_break());
         if cancelled.get() { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) }
     };
-    let mut buffer = vec![0; CHUNK.min(plan.tensors.iter().map(|t| t.bytes as usize).max().unwrap_or(0))];
+    let mut buffer =
+        vec![0; CHUNK.min(plan.tensors.iter().map(|t| t.bytes as usize).max().unwrap_or(0))];
     for (i, (tensors, header)) in shards.iter().zip(&headers).enumerate() {
         let written = folder.file(target, &shard_name(i, shards.len()), bytes, |file| {
             file.write_all(header)?;
-            tensors.iter().try_for_each(|tensor| write_tensor(file, tensor, &mut buffer, &mut wrote))
+            tensors
+                .iter()
+                .try_for_each(|tensor| write_tensor(file, tensor, &mut buffer, &mut wrote))
         });
         match written {
             Err(_) if cancelled.get() => return Err(Error::Cancelled),
@@ -151,7 +154,11 @@ fn cut(tensors: &[Tensor], most: u64) -> Vec<&[Tensor]> {
 }
 
 fn shard_name(i: usize, of: usize) -> String {
-    if of == 1 { "model.safetensors".into() } else { format!("model-{:05}-of-{of:05}.safetensors", i + 1) }
+    if of == 1 {
+        "model.safetensors".into()
+    } else {
+        format!("model-{:05}-of-{of:05}.safetensors", i + 1)
+    }
 }
 
 /// Length and JSON of a shard's header. It is not padded, so tensors begin at any byte, as in published files.
@@ -161,7 +168,10 @@ fn header(tensors: &[Tensor]) -> Vec<u8> {
     let mut at = 0;
     for t in tensors {
         let end = at + t.bytes;
-        map.insert(t.name.clone(), json!({ "dtype": t.dtype, "shape": t.shape, "data_offsets": [at, end] }));
+        map.insert(
+            t.name.clone(),
+            json!({ "dtype": t.dtype, "shape": t.shape, "data_offsets": [at, end] }),
+        );
         at = end;
     }
     let json = Value::Object(map).to_string().into_bytes();
@@ -174,11 +184,14 @@ fn header(tensors: &[Tensor]) -> Vec<u8> {
 fn small_files(plan: &Plan, shards: &[&[Tensor]]) -> Vec<(String, Vec<u8>)> {
     let mut places = Vec::new();
     for (i, tensors) in shards.iter().enumerate() {
-        places.extend(tensors.iter().map(|t| (t.name.clone(), Value::from(shard_name(i, shards.len())))));
+        places.extend(
+            tensors.iter().map(|t| (t.name.clone(), Value::from(shard_name(i, shards.len())))),
+        );
     }
     places.sort_by(|a, b| a.0.cmp(&b.0));
     let weight_map: Map<String, Value> = places.into_iter().collect();
-    let index = json!({ "metadata": { "total_size": plan.total_bytes() }, "weight_map": weight_map });
+    let index =
+        json!({ "metadata": { "total_size": plan.total_bytes() }, "weight_map": weight_map });
     // Plain sampling: greedy decoding of random weights tends to circles.
     let generation = json!({
         "do_sample": true,
@@ -224,7 +237,8 @@ impl Folder {
             fs::create_dir_all(path).map_err(Error::file(path, "cannot make the folder"))?;
         }
         let folder = Folder { path: path.into(), made, files: Vec::new(), completed: false };
-        let mut entries = fs::read_dir(path).map_err(Error::file(path, "cannot read the folder"))?;
+        let mut entries =
+            fs::read_dir(path).map_err(Error::file(path, "cannot read the folder"))?;
         if entries.next().is_some() {
             return Err(Error::Input(format!(
                 "{}: the folder holds files; empty it or choose another one",
@@ -267,7 +281,8 @@ impl Folder {
     fn complete(mut self) -> Result<(), Error> {
         for name in &self.files {
             let path = self.path.join(name);
-            fs::rename(self.partial(name), &path).map_err(Error::file(path, "cannot rename the file"))?;
+            fs::rename(self.partial(name), &path)
+                .map_err(Error::file(path, "cannot rename the file"))?;
         }
         self.completed = true;
         Ok(())

@@ -27,7 +27,8 @@ impl TokenizerConfig {
         let problem = |problem: String| Error::Text { path: path.to_path_buf(), problem };
         let config: serde_json::Map<String, Value> = serde_json::from_slice(tokenizer_config_json)
             .map_err(|e| problem(format!("not a JSON object: {e}")))?;
-        let chat_template = config.get("chat_template").map(template).transpose().map_err(problem)?.flatten();
+        let chat_template =
+            config.get("chat_template").map(template).transpose().map_err(problem)?.flatten();
         let special_tokens = config
             .iter()
             .filter(|(role, _)| role.ends_with("_token"))
@@ -42,7 +43,8 @@ fn token_text(token: &Value) -> Option<&str> {
 }
 
 fn template(value: &Value) -> Result<Option<String>, String> {
-    let wrong = || "chat_template must be a string, or a list of objects with name and template".to_owned();
+    let wrong =
+        || "chat_template must be a string, or a list of objects with name and template".to_owned();
     match value {
         Value::Null => Ok(None),
         Value::String(source) => Ok(Some(source.clone())),
@@ -56,7 +58,9 @@ fn template(value: &Value) -> Result<Option<String>, String> {
                 }
                 names.push(name);
             }
-            Err(format!("chat_template has no template \"default\", only {names:?}; --raw runs without one"))
+            Err(format!(
+                "chat_template has no template \"default\", only {names:?}; --raw runs without one"
+            ))
         }
         _ => Err(wrong()),
     }

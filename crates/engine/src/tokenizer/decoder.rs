@@ -4,7 +4,7 @@ use super::Tokenizer;
 use crate::Error;
 
 /// Tokens of an incomplete piece of text after which it is shown as it is: no character has that many.
-pub(super) const MOST_WAITING: usize = 16;
+pub(super) const MAX_WAITING: usize = 16;
 
 /// Turns tokens into text as they come: made by [`Tokenizer::decoder`].
 ///
@@ -89,7 +89,7 @@ impl Decoder {
         let Waiting::Tokens { ids, shown_ids, shown } = &mut self.waiting else { return Ok(()) };
         let text = self.tokenizer.decode(ids, false)?;
         let complete = text.len() > shown.len() && !text.ends_with(char::REPLACEMENT_CHARACTER);
-        if !(complete || all || ids.len() - *shown_ids >= MOST_WAITING) {
+        if !(complete || all || ids.len() - *shown_ids >= MAX_WAITING) {
             return Ok(());
         }
         match text.strip_prefix(shown.as_str()) {

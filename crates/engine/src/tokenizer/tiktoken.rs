@@ -47,7 +47,7 @@ const SPECIAL_TOKENS: usize = 256;
 
 /// Files with more ranks, or longer tokens, are refused: no vocabulary comes near, and joining costs the square of
 /// a token's length.
-const MOST_RANKS: usize = 1 << 20;
+const MAX_RANKS: usize = 1 << 20;
 const LONGEST_TOKEN: usize = 512;
 
 /// What matters here of a `tokenizer_config.json`.
@@ -89,7 +89,8 @@ impl Tokenizer {
         (tokenizer_config_json, config_path): (&[u8], &Path),
     ) -> Result<Tokenizer, Error> {
         let problem = |problem: String| Error::Text { path: path.to_path_buf(), problem };
-        let config_problem = |problem: String| Error::Text { path: config_path.to_path_buf(), problem };
+        let config_problem =
+            |problem: String| Error::Text { path: config_path.to_path_buf(), problem };
         let config: Config = serde_json::from_slice(tokenizer_config_json)
             .map_err(|e| config_problem(format!("it does not name the special tokens: {e}")))?;
         // A config that names no class says nothing against the only one that is known.
@@ -100,7 +101,8 @@ impl Tokenizer {
             )));
         }
         let tokens = read_ranks(ranks).map_err(problem)?;
-        let added = added_tokens(config.added_tokens_decoder, tokens.len()).map_err(config_problem)?;
+        let added =
+            added_tokens(config.added_tokens_decoder, tokens.len()).map_err(config_problem)?;
         let vocab_size = tokens.len() + added.len();
 
         let mut inner = tokenizers::Tokenizer::new(bpe(&tokens).map_err(problem)?);
@@ -129,11 +131,14 @@ impl Tokenizer {
 /// The tokens by rank. Each rank from 0 on is there once, and so is each single byte: without it, there were texts that
 /// cannot be spelt.
 fn read_ranks(file: &[u8]) -> Result<Vec<Vec<u8>>, String> {
-    let lines =
-        || (1..).zip(file.split(|&byte| byte == b'\n')).filter(|(_, line)| !line.trim_ascii().is_empty());
+    let lines = || {
+        (1..)
+            .zip(file.split(|&byte| byte == b'\n'))
+            .filter(|(_, line)| !line.trim_ascii().is_empty())
+    };
     let count = lines().count();
-    if count > MOST_RANKS {
-        return Err(format!("{count} lines; the largest vocabulary that is read has {MOST_RANKS}"));
+    if count > MAX_RANKS {
+        return Err(format!("{count} lines; the largest vocabulary that is read has {MAX_RANKS}"));
     }
     let mut tokens = vec![Vec::new(); count];
     for (number, line) in lines() {
@@ -144,10 +149,15 @@ fn read_ranks(file: &[u8]) -> Result<Vec<Vec<u8>>, String> {
         let (token, rank) =
             split_line(line).ok_or_else(|| wrong("not a token in base64, a space and its rank"))?;
         if token.is_empty() || token.len() > LONGEST_TOKEN {
-            return Err(wrong(&format!("a token has 1 to {LONGEST_TOKEN} bytes, this has {}", token.len())));
+            return Err(wrong(&format!(
+                "a token has 1 to {LONGEST_TOKEN} bytes, this has {}",
+                token.len()
+            )));
         }
         let place = tokens.get_mut(rank).ok_or_else(|| {
-            wrong(&format!("the {count} tokens have the ranks from 0 on without a gap, so {rank} cannot be"))
+            wrong(&format!(
+                "the {count} tokens have the ranks from 0 on without a gap, so {rank} cannot be"
+            ))
         })?;
         if !place.is_empty() {
             return Err(wrong(&format!("rank {rank} is there twice")));
@@ -155,7 +165,9 @@ fn read_ranks(file: &[u8]) -> Result<Vec<Vec<u8>>, String> {
         *place = token;
     }
     if let Some(missing) = (0..=255).find(|&byte| !tokens.iter().any(|token| *token == [byte])) {
-        return Err(format!("no line is the single byte {missing:#04x}; is the download complete?"));
+        return Err(format!(
+            "no line is the single byte {missing:#04x}; is the download complete?"
+        ));
     }
     Ok(tokens)
 }
@@ -226,7 +238,8 @@ fn added_tokens(mut named: BTreeMap<u32, Named>, ranks: usize) -> Result<Vec<Add
 /// A token that its own encoding never arrives at is only given for a word that is this very token (`ignore_merges`).
 fn bpe(tokens: &[Vec<u8>]) -> Result<BPE, String> {
     let letters = byte_letters();
-    let spell = |token: &[u8]| -> String { token.iter().map(|&byte| letters[usize::from(byte)]).collect() };
+    let spell =
+        |token: &[u8]| -> String { token.iter().map(|&byte| letters[usize::from(byte)]).collect() };
     let mut ranks: HashMap<&[u8], u32> = HashMap::with_capacity(tokens.len());
     for (token, rank) in tokens.iter().zip(0..) {
         match ranks.entry(token) {
@@ -255,15 +268,17 @@ fn bpe(tokens: &[Vec<u8>]) -> Result<BPE, String> {
 fn last_join(token: &[u8], ranks: &HashMap<&[u8], u32>) -> Option<usize> {
     let rank = |from: usize, to: usize| ranks.get(&token[from..to]).copied();
     // Where each part begins, and the rank of that part together with the next one.
-    let mut parts: Vec<(usize, Option<u32>)> =
-        (0..token.len()).map(|i| (i, (i + 2 <= token.len()).then(|| rank(i, i + 2)).flatten())).collect();
+    let mut parts: Vec<(usize, Option<u32>)> = (0..token.len())
+        .map(|i| (i, (i + 2 <= token.len()).then(|| rank(i, i + 2)).flatten()))
+        .collect();
     while parts.len() > 2 {
         let joinable = parts.iter().enumerate().filter_map(|(i, (_, rank))| Some(((*rank)?, i)));
         let (_, i) = joinable.min()?;
         parts.remove(i + 1);
         // Begin of the part after `j`, or the end.
         let after = |j: usize| parts.get(j + 1).map_or(token.len(), |part| part.0);
-        let joined = |j: usize| (j + 1 < parts.len()).then(|| rank(parts[j].0, after(j + 1))).flatten();
+        let joined =
+            |j: usize| (j + 1 < parts.len()).then(|| rank(parts[j].0, after(j + 1))).flatten();
         let (before, here) = (i.checked_sub(1).map(|j| (j, joined(j))), joined(i));
         parts[i].1 = here;
         if let Some((j, rank)) = before {

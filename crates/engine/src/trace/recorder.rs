@@ -22,10 +22,13 @@ impl Recorder {
     /// Begins a file with a header.
     pub(crate) fn create(path: &Path, header: &TraceHeader) -> Result<Self, Error> {
         if let Some(problem) = header.problem() {
-            return Err(Error::Input(format!("the routing of this model cannot be recorded: {problem}")));
+            return Err(Error::Input(format!(
+                "the routing of this model cannot be recorded: {problem}"
+            )));
         }
-        let json = serde_json::to_vec(header)
-            .map_err(|e| Error::Input(format!("the header of a routing trace cannot be written: {e}")))?;
+        let json = serde_json::to_vec(header).map_err(|e| {
+            Error::Input(format!("the header of a routing trace cannot be written: {e}"))
+        })?;
         let mut start = MAGIC.to_vec();
         start.extend(VERSION.to_le_bytes());
         start.extend((json.len() as u32).to_le_bytes());
@@ -34,7 +37,12 @@ impl Recorder {
         let mut file = File::create(path).map_err(failed())?;
         file.write_all(&start).map_err(failed())?;
         let most = 4 + header.layers.iter().map(|l| 2 + 2 * l.experts).sum::<usize>();
-        Ok(Self { path: path.into(), file, written: start.len() as u64, step: Vec::with_capacity(most) })
+        Ok(Self {
+            path: path.into(),
+            file,
+            written: start.len() as u64,
+            step: Vec::with_capacity(most),
+        })
     }
 
     /// A step begins; what was noted of one that did not end is dropped.
@@ -55,7 +63,10 @@ impl Recorder {
             // Half a step would make those after it unreadable. If this fails too, readers will say so.
             let _ = self.file.set_len(self.written);
             let _ = self.file.seek(SeekFrom::Start(self.written));
-            return Err(Error::file(&self.path, "cannot write the routing trace; is the disk full?")(error));
+            return Err(Error::file(
+                &self.path,
+                "cannot write the routing trace; is the disk full?",
+            )(error));
         }
         self.written += self.step.len() as u64;
         Ok(())

@@ -7,8 +7,8 @@ use std::{
 
 use moeflux::WrapDevice;
 use moeflux_compute::{
-    BankPlace, Buffer, Bytes, Counters, Device, DeviceMemory, Error, ExpertUses, KeyFormat, MatrixShape, Op,
-    ScratchShape, Slot, SlotTable, Span, State, StateShape, Ticket, View, Weight,
+    BankPlace, Buffer, Bytes, Counters, Device, DeviceMemory, Error, ExpertUses, KvFormat,
+    MatrixShape, Op, ScratchShape, Slot, SlotTable, Span, State, StateShape, Ticket, View, Weight,
 };
 
 /// What a card was asked to do.
@@ -151,7 +151,10 @@ impl Device for Wrapped {
     }
 
     fn take_slot(&mut self, slot: Slot) -> Result<Bytes, Error> {
-        assert!(!self.has_own() || self.on_host.contains(&slot.bank), "a slot on the card was taken");
+        assert!(
+            !self.has_own() || self.on_host.contains(&slot.bank),
+            "a slot on the card was taken"
+        );
         assert!(
             self.copies.iter().all(|(from, _)| *from != slot),
             "a slot that is yet to be copied was taken"
@@ -206,8 +209,8 @@ impl Device for Wrapped {
         self.inner.weight(shape, bytes)
     }
 
-    fn key_format(&self) -> KeyFormat {
-        self.inner.key_format()
+    fn kv_format(&self) -> KvFormat {
+        self.inner.kv_format()
     }
 
     fn state_bytes(&self, shape: StateShape) -> u64 {
@@ -246,11 +249,21 @@ impl Device for Wrapped {
         self.inner.cut_state(state, places)
     }
 
-    fn save_state(&mut self, state: State, places: Range<usize>, out: &mut [u8]) -> Result<(), Error> {
+    fn save_state(
+        &mut self,
+        state: State,
+        places: Range<usize>,
+        out: &mut [u8],
+    ) -> Result<(), Error> {
         self.inner.save_state(state, places, out)
     }
 
-    fn load_state(&mut self, state: State, places: Range<usize>, bytes: &[u8]) -> Result<(), Error> {
+    fn load_state(
+        &mut self,
+        state: State,
+        places: Range<usize>,
+        bytes: &[u8],
+    ) -> Result<(), Error> {
         self.inner.load_state(state, places, bytes)
     }
 

@@ -7,7 +7,8 @@ pub mod card;
 use std::path::{Path, PathBuf};
 
 use moeflux::{
-    Checkpoint, DeviceOptions, Engine, EngineOptions, Logits, MemoryRequest, Observer, Session, Watch,
+    Checkpoint, DeviceOptions, Engine, EngineOptions, Logits, MemoryRequest, Session, StepControl,
+    StepObserver,
 };
 use safetensors::{Dtype, SafeTensors};
 
@@ -40,8 +41,10 @@ pub fn tales() -> PathBuf {
 
 /// The names of a folder's files of tensors.
 pub fn shards(folder: &Path) -> Vec<String> {
-    let names = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
-    let mut names: Vec<_> = names.filter(|n| n.starts_with("model") && n.ends_with(".safetensors")).collect();
+    let names =
+        std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<_> =
+        names.filter(|n| n.starts_with("model") && n.ends_with(".safetensors")).collect();
     names.sort();
     names
 }
@@ -74,14 +77,16 @@ impl Golden {
     pub fn floats(&self, name: &str) -> Option<Rows> {
         let (shape, bytes, dtype) = self.tensor(name)?;
         assert_eq!(dtype, Dtype::F32, "{name}");
-        let numbers = bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+        let numbers =
+            bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
         Some(Rows { width: *shape.last().unwrap(), numbers })
     }
 
     pub fn ints(&self, name: &str) -> Option<(usize, Vec<u32>)> {
         let (shape, bytes, dtype) = self.tensor(name)?;
         assert_eq!(dtype, Dtype::I32, "{name}");
-        let numbers = bytes.chunks_exact(4).map(|b| u32::from_le_bytes(b.try_into().unwrap())).collect();
+        let numbers =
+            bytes.chunks_exact(4).map(|b| u32::from_le_bytes(b.try_into().unwrap())).collect();
         Some((*shape.last().unwrap(), numbers))
     }
 
@@ -102,7 +107,7 @@ pub struct Seen {
     pub k: usize,
 }
 
-impl Observer for Seen {
+impl StepObserver for Seen {
     fn experts(&mut self, layer: usize, k: usize, ids: &[u32]) {
         self.experts.resize_with(self.experts.len().max(layer + 1), Vec::new);
         self.experts[layer].extend(ids);
@@ -116,7 +121,13 @@ impl Observer for Seen {
 }
 
 pub fn exact(device: &str) -> DeviceOptions {
-    DeviceOptions { name: Some(device.into()), threads: Some(2), exact: true, keys: None, isa: None }
+    DeviceOptions {
+        name: Some(device.into()),
+        threads: Some(2),
+        exact: true,
+        kv_format: None,
+        isa: None,
+    }
 }
 
 /// The GPU that tests run on, by the variables of `moeflux-compute`'s conformance table: `MOEFLUX_TEST_GPU` names it,
@@ -130,7 +141,7 @@ pub fn gpu(exact: bool) -> Option<DeviceOptions> {
         return None;
     }
     let isa = std::env::var("MOEFLUX_TEST_GPU_ISA").ok();
-    let options = DeviceOptions { name: Some(name), threads: Some(2), exact, keys: None, isa };
+    let options = DeviceOptions { name: Some(name), threads: Some(2), exact, kv_format: None, isa };
     match moeflux_compute::open(&options) {
         Ok(_) => Some(options),
         Err(error) => {
@@ -149,8 +160,13 @@ pub fn engine(folder: &Path, device: DeviceOptions, memory: MemoryRequest) -> En
 /// Feeds tokens and returns all their logits, row by row.
 pub fn feed(session: &mut Session, tokens: &[u32], observer: Option<&mut Seen>) -> Vec<f32> {
     let mut all = Vec::new();
-    let mut watch = Watch { observer: observer.map(|o| o as &mut dyn Observer), ..Watch::default() };
-    session.feed(tokens, Logits::All, &mut watch, &mut |_, row| all.extend_from_slice(row)).unwrap();
+    let mut watch = StepControl {
+        observer: observer.map(|o| o as &mut dyn StepObserver),
+        ..StepControl::default()
+    };
+    session
+        .feed(tokens, Logits::All, &mut watch, &mut |_, row| all.extend_from_slice(row))
+        .unwrap();
     all
 }
 

@@ -24,7 +24,8 @@ pub(super) struct Speed {
 /// # Errors
 /// The file cannot be read, or is no JSON.
 pub(super) fn load(path: &Path) -> anyhow::Result<Value> {
-    let text = std::fs::read(path).with_context(|| format!("{}: cannot be read", path.display()))?;
+    let text =
+        std::fs::read(path).with_context(|| format!("{}: cannot be read", path.display()))?;
     serde_json::from_slice(&text).with_context(|| format!("{}: this is not JSON", path.display()))
 }
 
@@ -42,7 +43,10 @@ pub(super) fn speeds(
 ) -> anyhow::Result<(String, bool)> {
     let all: BTreeMap<&str, &Speed> = before.iter().map(|s| (s.key.as_str(), s)).collect();
     let both: Vec<_> = now.iter().filter_map(|s| Some((s, *all.get(s.key.as_str())?))).collect();
-    anyhow::ensure!(!both.is_empty(), "nothing can be compared: nothing was measured both now and before");
+    anyhow::ensure!(
+        !both.is_empty(),
+        "nothing can be compared: nothing was measured both now and before"
+    );
     let mut table = Table::new(left);
     table.row(["compared with before"].iter().chain(head).chain(&["ratio", ""]).copied());
     let mut slower = 0;
@@ -57,8 +61,12 @@ pub(super) fn speeds(
         );
         let is_slower = ratio < 1.0 - tolerance;
         slower += u64::from(is_slower);
-        let figures =
-            [now.shown.clone(), before.shown.clone(), format!("{ratio:.3}"), mark(is_slower).to_owned()];
+        let figures = [
+            now.shown.clone(),
+            before.shown.clone(),
+            format!("{ratio:.3}"),
+            mark(is_slower).to_owned(),
+        ];
         table.row(now.cells.iter().cloned().chain(figures));
     }
     let of = units::plural(both.len() as u64, "figure");
@@ -79,28 +87,40 @@ pub(super) fn differences(names: &[&str], now: &Value, before: &Value) -> Vec<St
     let options = |report: &Value| report["options"].as_object().cloned().unwrap_or_default();
     let of_both = names.iter().map(|name| (*name, &now[*name], &before[*name]));
     let (options, then) = (options(now), options(before));
-    let of_options = options.iter().filter_map(|(name, now)| Some((name.as_str(), now, then.get(name)?)));
+    let of_options =
+        options.iter().filter_map(|(name, now)| Some((name.as_str(), now, then.get(name)?)));
     let shown = |value: &Value| match value {
         Value::String(text) => text.clone(),
         Value::Null => "by default".to_owned(),
         other => other.to_string(),
     };
     let mut all = Vec::new();
-    for (name, now, before) in of_both.filter(|(_, now, before)| !now.is_null() && !before.is_null()) {
+    for (name, now, before) in
+        of_both.filter(|(_, now, before)| !now.is_null() && !before.is_null())
+    {
         if now != before {
             all.push(format!("{name}: {}, before {}", shown(now), shown(before)));
         }
     }
     for (name, now, before) in of_options {
         if now != before {
-            all.push(format!("{}: {}, before {}", name.replace('_', " "), shown(now), shown(before)));
+            all.push(format!(
+                "{}: {}, before {}",
+                name.replace('_', " "),
+                shown(now),
+                shown(before)
+            ));
         }
     }
     all
 }
 
 /// The same of a rate that is never quite the same.
-pub(super) fn different_rate(what: &str, [now, before]: [&Value; 2], tolerance: f64) -> Option<String> {
+pub(super) fn different_rate(
+    what: &str,
+    [now, before]: [&Value; 2],
+    tolerance: f64,
+) -> Option<String> {
     let (now, before) = (now.as_f64()?, before.as_f64()?);
     let differs = (now - before).abs() > tolerance * before;
     differs.then(|| format!("{what}: {}, before {}", units::speed(now), units::speed(before)))
@@ -119,21 +139,25 @@ mod tests {
     fn what_is_in_both_runs_is_compared() {
         let now = [speed("a", 8.0), speed("b", 9.5), speed("c", 1.0)];
         let (said, right) =
-            speeds((1, &["now", "then"]), &now, &[speed("b", 10.0), speed("a", 10.0)], 0.1).unwrap();
+            speeds((1, &["now", "then"]), &now, &[speed("b", 10.0), speed("a", 10.0)], 0.1)
+                .unwrap();
         assert!(!right && said.contains("0.800  slower") && said.contains("0.950\n"), "{said}");
         assert!(
             said.contains("1 of 2 figures slower by more than 10.0 %") && !said.contains("\nc"),
             "{said}"
         );
         assert!(speeds((1, &[]), &now, &now, 0.0).unwrap().1);
-        for before in [vec![], vec![speed("a", 0.0)], vec![speed("a", f64::NAN)], vec![speed("a", -1.0)]] {
+        for before in
+            [vec![], vec![speed("a", 0.0)], vec![speed("a", f64::NAN)], vec![speed("a", -1.0)]]
+        {
             assert!(speeds((1, &[]), &now, &before, 0.1).is_err());
         }
     }
 
     #[test]
     fn what_differs_is_said() {
-        let now = json!({"device": "x", "model": "m", "options": {"repeat": 3, "isa": null, "new": 1}});
+        let now =
+            json!({"device": "x", "model": "m", "options": {"repeat": 3, "isa": null, "new": 1}});
         let before = json!({"device": "y", "options": {"repeat": 5, "isa": "avx2"}});
         assert_eq!(
             differences(&["device", "model"], &now, &before),

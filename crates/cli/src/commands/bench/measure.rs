@@ -2,7 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use moeflux::{Engine, LayerStats, Logits, ReadCounters, Sampler, Sampling, Session, Stats, Turn, Watch};
+use moeflux::{
+    BatchEntry, Engine, LayerStats, Logits, ReadCounters, Sampler, Sampling, Session, Stats,
+    StepControl,
+};
 use serde::Serialize;
 
 use crate::{
@@ -123,7 +126,7 @@ fn together(
         let (prompt, answer) = Feed { seed: feed.seed | (i as u64) << 32, ..feed }.tokens(vocab);
         let mut session = engine.session()?;
         if !prompt.is_empty() {
-            let mut watch = Watch { cancel: Some(armed.flag()), ..Watch::default() };
+            let mut watch = StepControl { cancel: Some(armed.flag()), ..StepControl::default() };
             session.feed(&prompt, Logits::Last, &mut watch, &mut |_, _| {})?;
         }
         progress((i + 1) as f64 / steps as f64);
@@ -138,11 +141,19 @@ fn together(
         floor.probe()?;
         let positions: Vec<usize> = sessions.iter().map(|session| session.tokens().len()).collect();
         let turns = sessions.iter_mut().zip(&answers);
-        let mut turns: Vec<Turn<'_>> = turns
-            .map(|(session, answer)| Turn { session, tokens: &answer[step..=step], logits: true })
+        let mut turns: Vec<BatchEntry<'_>> = turns
+            .map(|(session, answer)| BatchEntry {
+                session,
+                tokens: &answer[step..=step],
+                logits: true,
+            })
             .collect();
         let mut within = |share: f64| progress(((n + step) as f64 + share) / steps as f64);
-        let mut watch = Watch { cancel: Some(armed.flag()), progress: Some(&mut within), ..Watch::default() };
+        let mut watch = StepControl {
+            cancel: Some(armed.flag()),
+            progress: Some(&mut within),
+            ..StepControl::default()
+        };
         let since = Instant::now();
         stats = stats.and(&engine.step(&mut turns, &mut watch)?);
         for session in &sessions {
@@ -165,17 +176,26 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    fn stretch(&mut self, steps: &[&[u32]], roof: Option<Roof<'_>>) -> anyhow::Result<Option<Measured>> {
+    fn stretch(
+        &mut self,
+        steps: &[&[u32]],
+        roof: Option<Roof<'_>>,
+    ) -> anyhow::Result<Option<Measured>> {
         let armed = interrupt::arm();
         let before = (self.session.stats(), self.engine.read_counters());
-        let (mut seconds, mut floor) = (Vec::with_capacity(steps.len()), Floor::new(self.engine, roof));
+        let (mut seconds, mut floor) =
+            (Vec::with_capacity(steps.len()), Floor::new(self.engine, roof));
         for step in steps {
             floor.probe()?;
             let position = self.session.tokens().len();
-            let mut within =
-                |share: f64| (self.progress)((position as f64 + share * step.len() as f64) / self.all);
-            let mut watch =
-                Watch { cancel: Some(armed.flag()), progress: Some(&mut within), ..Watch::default() };
+            let mut within = |share: f64| {
+                (self.progress)((position as f64 + share * step.len() as f64) / self.all)
+            };
+            let mut watch = StepControl {
+                cancel: Some(armed.flag()),
+                progress: Some(&mut within),
+                ..StepControl::default()
+            };
             let since = Instant::now();
             // What users wait for: the choice of the next token is part of it, whichever is fed next.
             self.session.next(step, &mut self.sampler, &mut watch)?;

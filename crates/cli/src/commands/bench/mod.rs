@@ -46,9 +46,10 @@ pub(crate) fn run(args: &BenchArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         return Err(WrongUse("a prompt of 0 and --tokens 0 leave nothing to measure".into()).into());
     }
     if args.tokens == 0 && !args.sessions.is_empty() {
-        return Err(
-            WrongUse("--sessions measures decoding, of which --tokens 0 leaves nothing".into()).into()
-        );
+        return Err(WrongUse(
+            "--sessions measures decoding, of which --tokens 0 leaves nothing".into(),
+        )
+        .into());
     }
     if let Some(budget) = args.only_budget {
         return one(args, contexts, Some(budget), ui, &mut |report| out::json(report));
@@ -106,7 +107,10 @@ pub(crate) fn run(args: &BenchArgs, ui: Ui) -> anyhow::Result<ExitCode> {
 fn keep(args: &BenchArgs, measured: &Value) -> anyhow::Result<()> {
     save(&args.figures, measured)?;
     let Some(path) = &args.plot else { return Ok(()) };
-    plot::write(&rows::chart(&rows::rows(measured)?, measured["model"].as_str().unwrap_or("")), path)
+    plot::write(
+        &rows::chart(&rows::rows(measured)?, measured["model"].as_str().unwrap_or("")),
+        path,
+    )
 }
 
 /// Saves what was measured, for `--compare`.
@@ -126,7 +130,9 @@ struct Compared {
 
 /// Says what a comparison found.
 fn finish(args: &FiguresArgs, compared: Option<Compared>, ui: Ui) -> anyhow::Result<ExitCode> {
-    let Some(Compared { differences, text, right }) = compared else { return Ok(ExitCode::SUCCESS) };
+    let Some(Compared { differences, text, right }) = compared else {
+        return Ok(ExitCode::SUCCESS);
+    };
     let mut said = text;
     for difference in differences {
         said += &format!("not the same: {difference}\n");
@@ -183,7 +189,8 @@ fn one(
             "a step of {most} sessions has {most} tokens, and the plan has room for {chunk}: give --chunk {most}"
         );
     }
-    let settings: Vec<Setting> = contexts.iter().flat_map(|c| sessions.iter().map(|n| (*c, *n))).collect();
+    let settings: Vec<Setting> =
+        contexts.iter().flat_map(|c| sessions.iter().map(|n| (*c, *n))).collect();
     engine.record_routing(args.trace.trace.as_deref())?;
     let load_seconds = since.elapsed().as_secs_f64();
     if engine.device().graphics {
@@ -262,10 +269,10 @@ fn options(args: &BenchArgs) -> Value {
         "fresh": args.fresh,
         "chunk": memory.chunk,
         "policy": memory.policy.to_string(),
-        "look_ahead": format!("{:?}", reads.look_ahead).to_lowercase(),
+        "prefetch": format!("{:?}", reads.prefetch).to_lowercase(),
         "threads": compute.threads,
         "exact": compute.exact,
-        "kv": compute.keys().name(),
+        "kv": compute.kv_format().name(),
         "isa": compute.isa,
     })
 }
@@ -277,12 +284,13 @@ fn machine(
     blueprint: &Blueprint,
     ui: Ui,
 ) -> anyhow::Result<(Costs, Scale, Machine)> {
-    let costs = Costs::of(blueprint, args.engine.compute.keys());
+    let costs = Costs::of(blueprint, args.engine.compute.kv_format());
     // No more than the smallest plan holds.
     let dense: u64 = blueprint.matrices().flat_map(|m| &m.segments).map(|s| s.bytes as u64).sum();
     let working_set = costs.bytes().min(dense);
     let _bar = ui.share("measuring the disk");
-    let disk = probe_disk(checkpoint, blueprint.slot_bytes(), folders::probes().as_deref(), args.probe)?;
+    let disk =
+        probe_disk(checkpoint, blueprint.slot_bytes(), folders::probes().as_deref(), args.probe)?;
     let memory = probe_memory(working_set, args.engine.compute.threads.map(Into::into))?;
     let expert = blueprint.experts_bytes() as f64 / blueprint.experts().max(1) as f64;
     let scale = Scale {
@@ -294,7 +302,14 @@ fn machine(
     Ok((
         costs,
         scale,
-        Machine { disk, memory, touched: None, cached_before: None, cached_after: None, cold: false },
+        Machine {
+            disk,
+            memory,
+            touched: None,
+            cached_before: None,
+            cached_after: None,
+            cold: false,
+        },
     ))
 }
 
@@ -357,7 +372,8 @@ fn profile(
     })?;
     let of_answer = engine.profile(false)?;
     let mut all = Vec::new();
-    for (phase, tokens, kernels) in [("prefill", prompt, of_prompt), ("decode", answer, of_answer)] {
+    for (phase, tokens, kernels) in [("prefill", prompt, of_prompt), ("decode", answer, of_answer)]
+    {
         let n = (tokens * sessions.unwrap_or(1)) as f64;
         all.extend(kernels.into_iter().map(|k| KernelShare {
             phase,

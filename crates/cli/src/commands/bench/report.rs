@@ -81,8 +81,11 @@ pub(super) struct KernelShare {
 impl fmt::Display for Report<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let plan = self.plan;
-        let reader =
-            if self.reader.is_empty() { String::new() } else { format!("; reads by {}", self.reader) };
+        let reader = if self.reader.is_empty() {
+            String::new()
+        } else {
+            format!("; reads by {}", self.reader)
+        };
         writeln!(f, "{}; {}{reader}; loaded in {:.2} s", self.model, self.on, self.load_seconds)?;
         writeln!(
             f,
@@ -101,7 +104,8 @@ impl fmt::Display for Report<'_> {
         if together {
             write!(f, "\n{}", self.steps())?;
         }
-        if together || self.all().any(|(_, s)| s.misses_per_token > 0.0 || s.bytes_per_token > 0.0) {
+        if together || self.all().any(|(_, s)| s.misses_per_token > 0.0 || s.bytes_per_token > 0.0)
+        {
             write!(f, "\n{}", self.reads())?;
         }
         write!(f, "\n{}", self.times())?;
@@ -210,7 +214,7 @@ impl Report<'_> {
             "needed",
             "missed",
             "read",
-            "foreseen",
+            "predicted",
             "prefetched",
             "wasted",
             "disk",
@@ -224,7 +228,7 @@ impl Report<'_> {
                 units::disk(s.needed_bytes_per_token),
                 units::disk(s.missed_bytes_per_token),
                 units::disk(s.file_bytes_per_token),
-                format!("{:.1}", s.foreseen_per_token),
+                format!("{:.1}", s.predicted_per_token),
                 format!("{:.1}", s.prefetched_per_token),
                 format!("{:.1}", s.wasted_per_token),
                 or_none(s.disk_bytes_per_second.map(units::speed)),
@@ -293,7 +297,11 @@ impl fmt::Display for Machine {
         if let (Some(before), Some(after)) = (self.cached_before, self.cached_after) {
             let (before, after) = (units::percent(before), units::percent(after));
             write!(f, "\nof the model's files the system held {before} before, {after} after")?;
-            write!(f, "{}", if self.cold { "; made to forget them before each repeat" } else { "" })?;
+            write!(
+                f,
+                "{}",
+                if self.cold { "; made to forget them before each repeat" } else { "" }
+            )?;
         }
         Ok(())
     }
@@ -306,7 +314,11 @@ pub(crate) fn disk_words(disk: &DiskSpeed) -> String {
         units::speed(disk.ceiling()),
         units::disk(disk.block as f64),
         disk.best().map_or(0, |b| b.depth),
-        if disk.direct { "" } else { ", through the page cache as this file system has no other way" },
+        if disk.direct {
+            ""
+        } else {
+            ", through the page cache as this file system has no other way"
+        },
         units::ago(disk.age())
     )
 }

@@ -67,7 +67,8 @@ pub(super) fn rows(report: &Value) -> anyhow::Result<Vec<Row>> {
     };
     let mut rows = Vec::new();
     for run in runs {
-        let run = Run::deserialize(run).context("this is not what `moeflux bench --save` writes")?;
+        let run =
+            Run::deserialize(run).context("this is not what `moeflux bench --save` writes")?;
         for at in run.contexts {
             for (phase, summary) in [("prefill", at.prefill), ("decode", at.decode)] {
                 rows.extend(summary.map(|summary| Row {
@@ -91,8 +92,8 @@ pub(super) fn rows(report: &Value) -> anyhow::Result<Vec<Row>> {
 pub(crate) fn computing_share(path: &Path) -> anyhow::Result<f64> {
     let rows = rows(&compare::load(path)?).with_context(|| path.display().to_string())?;
     let shares = rows.iter().filter(|r| r.phase == "decode");
-    let shares =
-        shares.filter_map(|r| Some(r.summary.roof?.compute_ms / r.summary.time.compute.ms_per_token));
+    let shares = shares
+        .filter_map(|r| Some(r.summary.roof?.compute_ms / r.summary.time.compute.ms_per_token));
     // The run with the least misses disturbs computing least.
     shares
         .filter(|s| s.is_finite() && *s > 0.0)
@@ -137,7 +138,8 @@ pub(super) fn csv(rows: &[Row]) -> String {
             together.map(|t| t.bytes_per_step),
             together.and_then(|t| t.against_one).map(|a| a.times),
         ];
-        let _ = write!(out, "{},{},{},{},{}", row.budget, row.slots, row.phase, row.context, s.tokens);
+        let _ =
+            write!(out, "{},{},{},{},{}", row.budget, row.slots, row.phase, row.context, s.tokens);
         for cell in cells {
             let _ = write!(out, ",{}", or_empty(cell));
         }
@@ -169,7 +171,9 @@ pub(super) fn chart(rows: &[Row], model: &str) -> Chart {
             let of = |r: &&&Row| if over_budgets { r.context as u64 } else { r.budget };
             rows.iter().filter(move |r| of(r) == *which)
         };
-        let x = |r: &Row| if over_budgets { r.budget as f64 / (1u64 << 30) as f64 } else { r.context as f64 };
+        let x = |r: &Row| {
+            if over_budgets { r.budget as f64 / (1u64 << 30) as f64 } else { r.context as f64 }
+        };
         let at = match lines.len() {
             1 => String::new(),
             _ => format!(" after {which}"),
@@ -211,7 +215,11 @@ pub(super) fn speeds(rows: &[Row], named: bool) -> Vec<Speed> {
 ///
 /// # Errors
 /// There is nothing to compare.
-pub(super) fn compare(now: &[Row], before: &[Row], tolerance: f64) -> anyhow::Result<(String, bool)> {
+pub(super) fn compare(
+    now: &[Row],
+    before: &[Row],
+    tolerance: f64,
+) -> anyhow::Result<(String, bool)> {
     let several = |rows: &[Row]| rows.iter().any(|r| r.budget != rows[0].budget);
     let named = several(now) || several(before);
     let head = ["budget", "context", "tok/s", "before"];
@@ -226,7 +234,9 @@ pub(super) fn inversions(rows: &[Row]) -> Vec<String> {
         let best = rows
             .iter()
             .filter(|r| (r.name(), r.context) == (row.name(), row.context) && r.budget < row.budget)
-            .max_by(|a, b| a.summary.tokens_per_second.median.total_cmp(&b.summary.tokens_per_second.median));
+            .max_by(|a, b| {
+                a.summary.tokens_per_second.median.total_cmp(&b.summary.tokens_per_second.median)
+            });
         if let Some(smaller) = best
             && smaller.summary.tokens_per_second.median > speed * 1.05
         {
@@ -266,15 +276,22 @@ mod tests {
     #[test]
     fn rows_are_found_in_reports_of_one_budget_and_of_several() {
         let one = rows(&report(4, 1.5)).unwrap();
-        assert_eq!((one.len(), one[0].budget, one[0].context, one[0].phase), (1, 4 << 30, 8, "decode"));
-        assert_eq!(sweep(&[(4, 1.0), (8, 2.0)]).iter().map(|r| r.slots).collect::<Vec<_>>(), [40, 80]);
+        assert_eq!(
+            (one.len(), one[0].budget, one[0].context, one[0].phase),
+            (1, 4 << 30, 8, "decode")
+        );
+        assert_eq!(
+            sweep(&[(4, 1.0), (8, 2.0)]).iter().map(|r| r.slots).collect::<Vec<_>>(),
+            [40, 80]
+        );
         assert!(rows(&json!({"text": "something else"})).is_err());
     }
 
     #[test]
     fn a_comparison_fails_beyond_the_tolerance_only() {
-        let compare =
-            |now: &[(u64, f64)], before: &[(u64, f64)]| compare(&sweep(now), &sweep(before), 0.1).unwrap();
+        let compare = |now: &[(u64, f64)], before: &[(u64, f64)]| {
+            compare(&sweep(now), &sweep(before), 0.1).unwrap()
+        };
         assert!(compare(&[(4, 0.91)], &[(4, 1.0)]).1);
         let (table, right) = compare(&[(4, 0.89), (8, 3.0)], &[(4, 1.0), (8, 2.0)]);
         assert!(!right && table.contains("0.890  slower") && table.contains("1.500\n"), "{table}");
@@ -287,7 +304,10 @@ mod tests {
     fn more_memory_that_is_slower_is_noted() {
         assert!(inversions(&sweep(&[(4, 1.0), (8, 0.96), (12, 2.0)])).is_empty());
         let notes = inversions(&sweep(&[(4, 1.0), (8, 0.94), (12, 2.0)]));
-        assert!(notes.len() == 1 && notes[0].contains("8 GiB (0.94 tok/s) than in 4 GiB"), "{notes:?}");
+        assert!(
+            notes.len() == 1 && notes[0].contains("8 GiB (0.94 tok/s) than in 4 GiB"),
+            "{notes:?}"
+        );
     }
 
     #[test]

@@ -29,8 +29,8 @@ pub(super) struct Summary {
     pub(super) hit_rate: f64,
     pub(super) hits_per_token: f64,
     pub(super) misses_per_token: f64,
-    /// Misses that were being read, or had been, as they had been foreseen.
-    pub(super) foreseen_per_token: f64,
+    /// Misses that were being read, or had been, as they had been predicted.
+    pub(super) predicted_per_token: f64,
     pub(super) prefetched_per_token: f64,
     pub(super) wasted_per_token: f64,
     /// While something was read.
@@ -140,9 +140,12 @@ pub(super) struct Scale {
 impl AtContext {
     pub(super) fn of((context, sessions): Setting, repeats: &[Repeat], scale: Scale) -> Self {
         let here = || repeats.iter().filter(|r| (r.context, r.sessions) == (context, sessions));
-        let prefill = Summary::of(&here().filter_map(|r| r.prefill.as_ref()).collect::<Vec<_>>(), scale);
-        let decode = Summary::of(&here().filter_map(|r| r.decode.as_ref()).collect::<Vec<_>>(), scale);
-        let together = sessions.zip(decode.as_ref()).map(|(n, decode)| Together::of(n, decode, scale));
+        let prefill =
+            Summary::of(&here().filter_map(|r| r.prefill.as_ref()).collect::<Vec<_>>(), scale);
+        let decode =
+            Summary::of(&here().filter_map(|r| r.decode.as_ref()).collect::<Vec<_>>(), scale);
+        let together =
+            sessions.zip(decode.as_ref()).map(|(n, decode)| Together::of(n, decode, scale));
         Self { context, together, prefill, decode }
     }
 
@@ -185,14 +188,19 @@ impl Together {
         let of_one = one.speed()?;
         let rate = one.together?.bytes_per_step * of_one;
         let roof = self.sessions as f64 * rate / self.bytes_per_step;
-        Some(AgainstOne { times: speed / of_one, roof_tokens_per_second: roof, roof_share: speed / roof })
+        Some(AgainstOne {
+            times: speed / of_one,
+            roof_tokens_per_second: roof,
+            roof_share: speed / roof,
+        })
     }
 }
 
 impl Summary {
     /// A roof in tokens per second, and what is reached of it: the machine's, or else that which one session gives.
     pub(super) fn roof_of(&self, together: Option<Together>) -> Option<(f64, f64)> {
-        let of_one = together.and_then(|t| t.against_one).map(|a| (a.roof_tokens_per_second, a.roof_share));
+        let of_one =
+            together.and_then(|t| t.against_one).map(|a| (a.roof_tokens_per_second, a.roof_share));
         self.roof.as_ref().map(|r| (r.tokens_per_second, r.share)).or(of_one)
     }
 
@@ -201,7 +209,8 @@ impl Summary {
         let memory = all.iter().filter_map(|m| m.memory_bytes_per_second).collect();
         let memory = spread(memory).map(|speed| speed.median);
         let spread = |of: &dyn Fn(&Measured) -> f64| spread(all.iter().map(|m| of(m)).collect());
-        let per_token = |of: &dyn Fn(&Measured) -> f64| Some(spread(&|m| of(m) / m.tokens as f64)?.median);
+        let per_token =
+            |of: &dyn Fn(&Measured) -> f64| Some(spread(&|m| of(m) / m.tokens as f64)?.median);
         let part = |of: &dyn Fn(&Measured) -> f64| {
             Some(Part {
                 ms_per_token: per_token(&|m| of(m) * 1e3)?,
@@ -220,8 +229,10 @@ impl Summary {
             needed_bytes_per_token: per_token(&|m| m.stats.experts_needed as f64 * scale.expert)?,
             hit_rate: spread(&|m| m.hit_rate)?.median,
             hits_per_token: per_token(&|m| m.stats.experts_hit as f64)?,
-            misses_per_token: per_token(&|m| (m.stats.experts_needed - m.stats.experts_hit) as f64)?,
-            foreseen_per_token: per_token(&|m| m.stats.experts_foreseen as f64)?,
+            misses_per_token: per_token(&|m| {
+                (m.stats.experts_needed - m.stats.experts_hit) as f64
+            })?,
+            predicted_per_token: per_token(&|m| m.stats.experts_predicted as f64)?,
             prefetched_per_token: per_token(&|m| m.stats.experts_prefetched as f64)?,
             wasted_per_token: per_token(&|m| m.stats.experts_wasted as f64)?,
             disk_bytes_per_second: disk,
@@ -229,7 +240,9 @@ impl Summary {
             time: Time {
                 compute: part(&computing)?,
                 stalled: part(&|m| m.stats.stalled_ns as f64 / 1e9)?,
-                other: part(&|m| (m.seconds - computing(m) - m.stats.stalled_ns as f64 / 1e9).max(0.0))?,
+                other: part(&|m| {
+                    (m.seconds - computing(m) - m.stats.stalled_ns as f64 / 1e9).max(0.0)
+                })?,
             },
             hidden: hidden.map(|h| h.median).filter(|h| h.is_finite()),
             token_ms: TokenMs::of(all),
@@ -250,12 +263,14 @@ fn computing(m: &Measured) -> f64 {
 
 impl TokenMs {
     fn of(all: &[&Measured]) -> Option<Self> {
-        let mut sorted: Vec<f64> = all.iter().flat_map(|m| m.token_seconds.iter().map(|s| s * 1e3)).collect();
+        let mut sorted: Vec<f64> =
+            all.iter().flat_map(|m| m.token_seconds.iter().map(|s| s * 1e3)).collect();
         sorted.sort_by(f64::total_cmp);
         let last = sorted.len().checked_sub(1)?;
         // The nearest rank.
-        let at =
-            |share: f64| sorted[((sorted.len() as f64 * share).ceil() as usize).saturating_sub(1).min(last)];
+        let at = |share: f64| {
+            sorted[((sorted.len() as f64 * share).ceil() as usize).saturating_sub(1).min(last)]
+        };
         Some(Self { median: at(0.5), p90: at(0.9), p99: at(0.99), max: sorted[last] })
     }
 }
@@ -296,7 +311,8 @@ mod tests {
     use super::*;
     use crate::roof::Least;
 
-    const SCALE: Scale = Scale { expert: 1000.0, disk: Some(50_000.0), dense: 6000.0, moe_layers: 2 };
+    const SCALE: Scale =
+        Scale { expert: 1000.0, disk: Some(50_000.0), dense: 6000.0, moe_layers: 2 };
 
     fn measured(seconds: f64) -> Measured {
         let stats = Stats {
@@ -339,13 +355,20 @@ mod tests {
             [2500.0, 2000.0, 8000.0]
         );
         assert_eq!([s.hits_per_token, s.misses_per_token, s.hit_rate], [6.0, 2.0, 0.75]);
-        assert_eq!((s.disk_bytes_per_second, s.disk_share, s.hidden), (Some(25_000.0), Some(0.5), Some(0.5)));
+        assert_eq!(
+            (s.disk_bytes_per_second, s.disk_share, s.hidden),
+            (Some(25_000.0), Some(0.5), Some(0.5))
+        );
         let roof = s.roof.unwrap();
-        assert_eq!([roof.tokens_per_second, roof.share, roof.ideal_tokens_per_second], [8.0, 0.25, 10.0]);
+        assert_eq!(
+            [roof.tokens_per_second, roof.share, roof.ideal_tokens_per_second],
+            [8.0, 0.25, 10.0]
+        );
         assert_eq!([roof.compute_ms, roof.read_ms], [62.5, 100.0]);
         assert_eq!(s.memory_bytes_per_second, Some(2e9));
         assert!(
-            (s.time.compute.share - 0.25).abs() < 1e-9 && (s.time.stalled.ms_per_token - 75.0).abs() < 1e-9
+            (s.time.compute.share - 0.25).abs() < 1e-9
+                && (s.time.stalled.ms_per_token - 75.0).abs() < 1e-9
         );
         assert!((s.time.other.ms_per_token - 300.0).abs() < 1e-9);
         let token = s.token_ms.unwrap();
@@ -369,7 +392,10 @@ mod tests {
         assert_eq!([one.experts_per_layer, one.bytes_per_step], [4.0, 14_000.0]);
         assert_eq!([two.experts_per_layer, two.bytes_per_step], [6.0, 18_000.0]);
         let against = one.against_one.unwrap();
-        assert_eq!([against.times, against.roof_tokens_per_second, against.roof_share], [1.0, 1.0, 1.0]);
+        assert_eq!(
+            [against.times, against.roof_tokens_per_second, against.roof_share],
+            [1.0, 1.0, 1.0]
+        );
         // 14,000 bytes a second: 18,000 of them for two tokens.
         let against = two.against_one.unwrap();
         let roof = 2.0 * 14.0 / 18.0;

@@ -22,15 +22,19 @@ pub(super) fn run(
     armed: &interrupt::Armed,
     ui: Ui,
 ) -> anyhow::Result<(Value, Option<anyhow::Error>)> {
-    let program =
-        std::env::current_exe().context("cannot find the program itself, to run it for each budget")?;
+    let program = std::env::current_exe()
+        .context("cannot find the program itself, to run it for each budget")?;
     // A terminal's Ctrl-C ends the run that goes on; what others measured is shown.
     let (mut reports, mut failed) = (Vec::with_capacity(budgets.len()), None);
     for budget in budgets {
         ui.line(format_args!("measuring in {}", units::memory(*budget)));
         let mut args: Vec<OsString> = std::env::args_os().skip(1).collect();
         args.extend(["--only-budget".into(), format!("{budget}B").into()]);
-        let run = Command::new(&program).args(args).stdin(Stdio::null()).stderr(Stdio::inherit()).output();
+        let run = Command::new(&program)
+            .args(args)
+            .stdin(Stdio::null())
+            .stderr(Stdio::inherit())
+            .output();
         let run = run.with_context(|| format!("{}: cannot be started", program.display()))?;
         match run.status.code() {
             Some(0) => {
@@ -39,7 +43,10 @@ pub(super) fn run(
             }
             // What others measure took its time: it is shown.
             _ => {
-                failed = Some(anyhow!("the run in {} failed; what it said is above", units::memory(*budget)))
+                failed = Some(anyhow!(
+                    "the run in {} failed; what it said is above",
+                    units::memory(*budget)
+                ))
             }
         }
         if armed.flag().load(Ordering::SeqCst) || interrupt::ended(run.status) {
@@ -58,8 +65,8 @@ pub(super) fn run(
 pub(super) fn table(rows: &[Row]) -> Table {
     let mut table = Table::new(1);
     table.row([
-        "", "budget", "slots", "context", "tok/s", "min", "max", "missed", "hit rate", "stalled", "roof",
-        "of it",
+        "", "budget", "slots", "context", "tok/s", "min", "max", "missed", "hit rate", "stalled",
+        "roof", "of it",
     ]);
     for row in rows {
         let (s, rate) = (&row.summary, units::bare_rate);

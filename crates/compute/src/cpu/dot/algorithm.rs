@@ -5,9 +5,12 @@
 //!
 //! No vector passes through a closure: a closure does not take over the instruction set of the function that it is
 //! inlined into, so the compiler would call where it should compute.
-#![allow(clippy::needless_range_loop, reason = "arrays of vectors are walked together, and without closures")]
+#![allow(
+    clippy::needless_range_loop,
+    reason = "arrays of vectors are walked together, and without closures"
+)]
 
-use super::quants::{PARTS, Packing};
+use super::quants::{KV_SPLITS, Packing};
 use crate::Scalar;
 
 /// Activations that share a scale on the fast path.
@@ -35,18 +38,22 @@ pub(super) const LINE: usize = 64;
 /// The widest unit of quants and the widest vector of numbers of any instruction set.
 pub(super) const MAX_UNIT: usize = 64;
 /// Most numbers of a vector of any instruction set.
-pub(crate) const MOST_LANES: usize = MAX_UNIT / 4;
+pub(crate) const MAX_LANES: usize = MAX_UNIT / 4;
 
 /// Pointers to rows, one for each lane of a vector.
-pub(super) type Pointers = [*const u8; MOST_LANES];
+pub(super) type Pointers = [*const u8; MAX_LANES];
 
 /// A copy of the ends of rows, from byte `from` on, with zeros behind.
 ///
 /// # Safety
 /// `len` bytes can be read there of every row.
 #[inline(always)]
-pub(super) unsafe fn ends<S: Simd>(rows: &Pointers, from: usize, len: usize) -> [[u8; MAX_UNIT]; MOST_LANES] {
-    let (mut ends, len) = ([[0; MAX_UNIT]; MOST_LANES], len.min(MAX_UNIT));
+pub(super) unsafe fn ends<S: Simd>(
+    rows: &Pointers,
+    from: usize,
+    len: usize,
+) -> [[u8; MAX_UNIT]; MAX_LANES] {
+    let (mut ends, len) = ([[0; MAX_UNIT]; MAX_LANES], len.min(MAX_UNIT));
     for r in 0..S::LANES {
         // SAFETY: the caller's.
         unsafe {
@@ -79,7 +86,7 @@ pub(super) trait Simd: Copy {
     const LANES: usize;
     /// Quants of a unit: a multiple of [`GROUP`].
     const UNIT: usize;
-    /// Fours of bytes of each row that [`Simd::columns`] transposes: eight at least, [`MOST_LANES`] at most.
+    /// Fours of bytes of each row that [`Simd::columns`] transposes: eight at least, [`MAX_LANES`] at most.
     const DWORDS: usize;
     /// Whether `f32::mul_add` is one instruction.
     const FUSED: bool;
@@ -145,15 +152,15 @@ pub(super) trait Simd: Copy {
     unsafe fn unpack<const BITS: usize>(p: *const u8) -> Self::B;
     unsafe fn store_bytes(p: *mut u8, x: Self::B);
     /// The vectors of a unit, and any others.
-    unsafe fn in_order(x: Self::B) -> [Self::D; PARTS];
+    unsafe fn in_order(x: Self::B) -> [Self::D; KV_SPLITS];
 
     /// Transposes `4 * DWORDS` bytes of each of the first `LANES` rows, from byte `at` on: vector `i`, of the first
     /// `DWORDS`, has fours `i`.
-    unsafe fn columns(rows: &Pointers, at: usize) -> [Self::D; MOST_LANES];
+    unsafe fn columns(rows: &Pointers, at: usize) -> [Self::D; MAX_LANES];
     /// Steps in which [`Simd::columns_step`] does what [`Simd::columns`] does.
     const STEPS: usize = 1;
     /// Step `i` of [`Simd::columns`], whose vectors are at `to` after the last one; the steps before have left what they made in
-    /// `between`. Both have room for [`MOST_LANES`] vectors.
+    /// `between`. Both have room for [`MAX_LANES`] vectors.
     #[inline(always)]
     unsafe fn columns_step(rows: &Pointers, at: usize, _i: usize, [_between, to]: [*mut u8; 2]) {
         // SAFETY: the caller's.
@@ -166,7 +173,7 @@ pub(super) trait Simd: Copy {
     }
     /// As [`Simd::columns`] of `len` bytes with zeros behind.
     #[inline(always)]
-    unsafe fn first_columns(rows: &Pointers, at: usize, len: usize) -> [Self::D; MOST_LANES] {
+    unsafe fn first_columns(rows: &Pointers, at: usize, len: usize) -> [Self::D; MAX_LANES] {
         // SAFETY: the caller's: so many bytes can be read.
         unsafe { Self::columns(&ends::<Self>(rows, at, len).each_ref().map(|end| end.as_ptr()), 0) }
     }
@@ -185,15 +192,19 @@ pub(super) trait Simd: Copy {
     /// four by four of each vector.
     unsafe fn dot<P: Packing, const N: usize>(
         sum: Self::I,
-        w: [Self::D; PARTS],
-        x: [Self::D; PARTS],
+        w: [Self::D; KV_SPLITS],
+        x: [Self::D; KV_SPLITS],
     ) -> Self::I;
     /// As [`Simd::dot`] of four vectors, each of which meets the same four of the sixteen numbers at `x` in all lanes. With
     /// [`Simd::CENTRED`] quants of eight bits are signed.
-    unsafe fn dot_fours<P: Packing>(sum: Self::I, w: [Self::W; PARTS], x: *const i8) -> Self::I;
+    unsafe fn dot_fours<P: Packing>(sum: Self::I, w: [Self::W; KV_SPLITS], x: *const i8)
+    -> Self::I;
     /// [`Simd::dot_fours`] of several rows of activations, which come to the same sums in any order.
     #[inline(always)]
-    unsafe fn dot_rows<P: Packing, const X: usize>(w: [Self::W; PARTS], x: [*const i8; X]) -> [Self::I; X] {
+    unsafe fn dot_rows<P: Packing, const X: usize>(
+        w: [Self::W; KV_SPLITS],
+        x: [*const i8; X],
+    ) -> [Self::I; X] {
         // SAFETY: the caller's.
         unsafe {
             let mut sums = [Self::none(); X];
@@ -219,7 +230,7 @@ pub(super) trait Simd: Copy {
     /// The first `n` numbers of a vector, and zeros.
     #[inline(always)]
     unsafe fn load_first(p: *const f32, n: usize) -> Self::F {
-        let mut numbers = [0.0; MOST_LANES];
+        let mut numbers = [0.0; MAX_LANES];
         // SAFETY: the caller's: `n` numbers can be read; no vector has more than the array.
         unsafe {
             if n == Self::LANES {
@@ -232,7 +243,7 @@ pub(super) trait Simd: Copy {
     /// As [`Simd::spread`] of bf16.
     #[inline(always)]
     unsafe fn spread_bf16(p: *const u8, n: usize) -> Self::F {
-        let mut numbers = [0.0; MOST_LANES];
+        let mut numbers = [0.0; MAX_LANES];
         // SAFETY: the caller's.
         unsafe {
             for i in 0..n {
@@ -244,7 +255,7 @@ pub(super) trait Simd: Copy {
     /// As [`Simd::load_first`] of bf16.
     #[inline(always)]
     unsafe fn load_first_bf16(p: *const u8, n: usize) -> Self::F {
-        let mut numbers = [0u16; MOST_LANES];
+        let mut numbers = [0u16; MAX_LANES];
         // SAFETY: the caller's: `n` numbers can be read; no vector has more than the array.
         unsafe {
             if n == Self::LANES {
@@ -391,7 +402,13 @@ impl Column for Bf16 {
 /// # Safety
 /// The rows have `cols` numbers.
 #[inline(always)]
-pub(super) unsafe fn add_products<S: Simd, E: Element, const R: usize, const X: usize, const AHEAD: bool>(
+pub(super) unsafe fn add_products<
+    S: Simd,
+    E: Element,
+    const R: usize,
+    const X: usize,
+    const AHEAD: bool,
+>(
     acc: &mut [[S::F; X]; R],
     w: [*const u8; R],
     x: [*const f32; X],
@@ -420,12 +437,17 @@ pub(super) unsafe fn add_products<S: Simd, E: Element, const R: usize, const X: 
         // SAFETY: the rest of the rows is shorter than a vector, and so than the arrays, which hold one.
         unsafe {
             for (r, buffer) in ws.iter_mut().enumerate() {
-                std::ptr::copy_nonoverlapping(w[r].add(whole * size), buffer.as_mut_ptr(), rest * size);
+                std::ptr::copy_nonoverlapping(
+                    w[r].add(whole * size),
+                    buffer.as_mut_ptr(),
+                    rest * size,
+                );
             }
             for (c, buffer) in xs.iter_mut().enumerate() {
                 std::ptr::copy_nonoverlapping(x[c].add(whole), buffer.as_mut_ptr(), rest);
             }
-            let (ws, xs) = (std::array::from_fn(|r| ws[r].as_ptr()), std::array::from_fn(|c| xs[c].as_ptr()));
+            let (ws, xs) =
+                (std::array::from_fn(|r| ws[r].as_ptr()), std::array::from_fn(|c| xs[c].as_ptr()));
             step::<S, E, R, X>(acc, ws, xs);
         }
     }
@@ -457,7 +479,13 @@ unsafe fn step<S: Simd, E: Element, const R: usize, const X: usize>(
 /// # Safety
 /// As [`add_products`].
 #[inline(always)]
-pub(super) unsafe fn numbers<S: Simd, E: Element, const R: usize, const X: usize, const AHEAD: bool>(
+pub(super) unsafe fn numbers<
+    S: Simd,
+    E: Element,
+    const R: usize,
+    const X: usize,
+    const AHEAD: bool,
+>(
     w: [*const u8; R],
     x: [*const f32; X],
     cols: usize,
@@ -475,7 +503,9 @@ pub(super) unsafe fn numbers<S: Simd, E: Element, const R: usize, const X: usize
 /// # Safety
 /// Needs the instruction set.
 #[inline(always)]
-pub(super) unsafe fn reduce<S: Simd, const R: usize, const X: usize>(acc: &[[S::F; X]; R]) -> [[f32; X]; R] {
+pub(super) unsafe fn reduce<S: Simd, const R: usize, const X: usize>(
+    acc: &[[S::F; X]; R],
+) -> [[f32; X]; R] {
     let mut sums = [[0.0; X]; R];
     let (fours, rest) = acc.as_flattened().as_chunks::<4>();
     let (to_fours, to_rest) = sums.as_flattened_mut().as_chunks_mut::<4>();
@@ -524,7 +554,10 @@ pub(super) unsafe fn number_tile<S: Simd, E: Element>(
                 write(2 * i, &numbers::<S, E, 2, X, AHEAD>(pair, rows, cols));
             }
             if let Ok(w) = <&[&[u8]; TILE]>::try_from(rest) {
-                return write(0, &numbers::<S, E, TILE, X, AHEAD>(w.map(<[u8]>::as_ptr), rows, cols));
+                return write(
+                    0,
+                    &numbers::<S, E, TILE, X, AHEAD>(w.map(<[u8]>::as_ptr), rows, cols),
+                );
             }
             for (i, w) in rest.iter().enumerate() {
                 write(2 * pairs.len() + i, &numbers::<S, E, 1, X, AHEAD>([w.as_ptr()], rows, cols));
@@ -572,7 +605,10 @@ pub(super) unsafe fn widen<S: Simd, E: Element>(bytes: &[u8], out: &mut [f32]) {
     // SAFETY: the wrapper has checked that there are bytes for all of `out`.
     unsafe {
         for i in (0..whole).step_by(S::LANES) {
-            S::store(out.as_mut_ptr().add(i), E::load::<S>(bytes.as_ptr().add(i * E::SCALAR.bytes())));
+            S::store(
+                out.as_mut_ptr().add(i),
+                E::load::<S>(bytes.as_ptr().add(i * E::SCALAR.bytes())),
+            );
         }
     }
     // One by one: they are few, and a copy of them that a vector is read from takes two calls.
@@ -590,7 +626,10 @@ mod tests {
     fn halves_are_widened_exactly() {
         for bits in 0..=u16::MAX {
             let (ours, theirs) = (widen_f16(bits), half::f16::from_bits(bits).to_f32());
-            assert!(ours.to_bits() == theirs.to_bits() || ours.is_nan() && theirs.is_nan(), "{bits:#x}");
+            assert!(
+                ours.to_bits() == theirs.to_bits() || ours.is_nan() && theirs.is_nan(),
+                "{bits:#x}"
+            );
         }
     }
 }

@@ -3,8 +3,8 @@
 use std::arch::x86_64::*;
 
 use super::{
-    algorithm::{GROUP, MOST_LANES, Pointers, Simd},
-    quants::{E2M1_QUANTS, PARTS, Packing},
+    algorithm::{GROUP, MAX_LANES, Pointers, Simd},
+    quants::{E2M1_QUANTS, KV_SPLITS, Packing},
 };
 
 #[derive(Clone, Copy)]
@@ -93,11 +93,16 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         // SAFETY: see `zero`.
         unsafe {
             // Halves of two vectors side by side, then halves of those.
-            let ab =
-                _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b));
-            let cd =
-                _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(c, d), _mm256_permute2f128_ps::<0x31>(c, d));
-            let x = _mm256_add_ps(_mm256_shuffle_ps::<0x44>(ab, cd), _mm256_shuffle_ps::<0xee>(ab, cd));
+            let ab = _mm256_add_ps(
+                _mm256_permute2f128_ps::<0x20>(a, b),
+                _mm256_permute2f128_ps::<0x31>(a, b),
+            );
+            let cd = _mm256_add_ps(
+                _mm256_permute2f128_ps::<0x20>(c, d),
+                _mm256_permute2f128_ps::<0x31>(c, d),
+            );
+            let x =
+                _mm256_add_ps(_mm256_shuffle_ps::<0x44>(ab, cd), _mm256_shuffle_ps::<0xee>(ab, cd));
             let x = _mm256_add_ps(x, _mm256_movehdup_ps(x));
             let (ac, bd) = (_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
             let mut sums = [0.0; 4];
@@ -116,7 +121,9 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     unsafe fn load_bf16(p: *const u8) -> __m256 {
         // SAFETY: see `zero`.
         unsafe {
-            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()))))
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(
+                p.cast(),
+            ))))
         }
     }
     #[inline(always)]
@@ -142,7 +149,8 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         unsafe {
             let x = _mm256_set1_epi32(p.cast::<i32>().read_unaligned());
             let x = _mm256_srlv_epi32(x, _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
-            let size = _mm256_permutevar8x32_ps(_mm256_setr_ps(0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0), x);
+            let size =
+                _mm256_permutevar8x32_ps(_mm256_setr_ps(0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0), x);
             let sign = _mm256_slli_epi32::<28>(_mm256_and_si256(x, _mm256_set1_epi32(8)));
             _mm256_or_ps(size, _mm256_castsi256_ps(sign))
         }
@@ -177,7 +185,8 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
                     _mm256_and_si256(x, _mm256_set1_epi8(15))
                 }
                 _ => {
-                    let (low, high) = (_mm_loadu_si128(p.cast()), _mm_loadu_si128(p.add(2 * BITS).cast()));
+                    let (low, high) =
+                        (_mm_loadu_si128(p.cast()), _mm_loadu_si128(p.add(2 * BITS).cast()));
                     let x = _mm256_set_m128i(high, low);
                     let mut halves = [x; 2];
                     for (i, half) in halves.iter_mut().enumerate() {
@@ -199,11 +208,11 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         unsafe { _mm256_storeu_si256(p.cast(), x) }
     }
     #[inline(always)]
-    unsafe fn in_order(x: __m256i) -> [__m256i; PARTS] {
-        [x; PARTS]
+    unsafe fn in_order(x: __m256i) -> [__m256i; KV_SPLITS] {
+        [x; KV_SPLITS]
     }
     #[inline(always)]
-    unsafe fn columns(rows: &Pointers, at: usize) -> [__m256i; MOST_LANES] {
+    unsafe fn columns(rows: &Pointers, at: usize) -> [__m256i; MAX_LANES] {
         // SAFETY: see `zero`.
         unsafe {
             let mut x = [_mm256_setzero_si256(); 8];
@@ -223,7 +232,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
                     fours[4 * i + 2 * j + 1] = _mm256_unpackhi_epi64(a, b);
                 }
             }
-            let mut all = [_mm256_setzero_si256(); MOST_LANES];
+            let mut all = [_mm256_setzero_si256(); MAX_LANES];
             for j in 0..4 {
                 all[j] = _mm256_permute2x128_si256::<0x20>(fours[j], fours[4 + j]);
                 all[4 + j] = _mm256_permute2x128_si256::<0x31>(fours[j], fours[4 + j]);
@@ -258,7 +267,10 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     unsafe fn e2m1_quants(x: __m256i) -> __m256i {
         // SAFETY: see `zero`.
         unsafe {
-            _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(E2M1_QUANTS.as_ptr().cast())), x)
+            _mm256_shuffle_epi8(
+                _mm256_broadcastsi128_si256(_mm_loadu_si128(E2M1_QUANTS.as_ptr().cast())),
+                x,
+            )
         }
     }
     #[inline(always)]
@@ -296,8 +308,8 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     #[inline(always)]
     unsafe fn dot<P: Packing, const N: usize>(
         mut sum: __m256i,
-        w: [__m256i; PARTS],
-        x: [__m256i; PARTS],
+        w: [__m256i; KV_SPLITS],
+        x: [__m256i; KV_SPLITS],
     ) -> __m256i {
         // SAFETY: see `zero`.
         unsafe {
@@ -318,7 +330,11 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
                 let mut products = _mm256_setzero_si256();
                 for i in first..(first + at_once).min(N) {
                     // The upper bit of eight is worth 128 and is summed apart.
-                    let w = if P::BITS < 8 { w[i] } else { _mm256_and_si256(w[i], _mm256_set1_epi8(127)) };
+                    let w = if P::BITS < 8 {
+                        w[i]
+                    } else {
+                        _mm256_and_si256(w[i], _mm256_set1_epi8(127))
+                    };
                     products = _mm256_add_epi16(products, _mm256_maddubs_epi16(w, x[i]));
                 }
                 sum = _mm256_add_epi32(sum, _mm256_madd_epi16(products, one));
@@ -335,15 +351,19 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         }
     }
     #[inline(always)]
-    unsafe fn dot_fours<P: Packing>(mut sum: __m256i, w: [__m256i; PARTS], x: *const i8) -> __m256i {
+    unsafe fn dot_fours<P: Packing>(
+        mut sum: __m256i,
+        w: [__m256i; KV_SPLITS],
+        x: *const i8,
+    ) -> __m256i {
         // SAFETY: see `zero`; sixteen numbers can be read.
         unsafe {
-            let mut fours = [_mm256_setzero_si256(); PARTS];
+            let mut fours = [_mm256_setzero_si256(); KV_SPLITS];
             for (i, four) in fours.iter_mut().enumerate() {
                 *four = _mm256_set1_epi32(x.add(4 * i).cast::<i32>().read_unaligned());
             }
             if P::BITS < 8 || !Self::CENTRED {
-                return Self::dot::<P, PARTS>(sum, w, fours);
+                return Self::dot::<P, KV_SPLITS>(sum, w, fours);
             }
             // Two products of at most 128 * 127 fit into 16 bits.
             for (w, x) in w.into_iter().zip(fours) {
@@ -381,7 +401,8 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
             match n {
                 1 => _mm256_set1_ps(*p),
                 2 => {
-                    let pair = _mm256_castsi256_ps(_mm256_set1_epi64x(p.cast::<i64>().read_unaligned()));
+                    let pair =
+                        _mm256_castsi256_ps(_mm256_set1_epi64x(p.cast::<i64>().read_unaligned()));
                     _mm256_permutevar_ps(pair, _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1))
                 }
                 4 => {
@@ -419,11 +440,13 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
             // The upper halves of lanes: the first of two in the lower 128 bits, or the first two of four.
             let from = if n == 2 {
                 _mm256_setr_epi16(
-                    -1, 0x100, -1, 0x100, -1, 0x100, -1, 0x100, -1, 0x302, -1, 0x302, -1, 0x302, -1, 0x302,
+                    -1, 0x100, -1, 0x100, -1, 0x100, -1, 0x100, -1, 0x302, -1, 0x302, -1, 0x302,
+                    -1, 0x302,
                 )
             } else {
                 _mm256_setr_epi16(
-                    -1, 0x100, -1, 0x100, -1, 0x302, -1, 0x302, -1, 0x504, -1, 0x504, -1, 0x706, -1, 0x706,
+                    -1, 0x100, -1, 0x100, -1, 0x302, -1, 0x302, -1, 0x504, -1, 0x504, -1, 0x706,
+                    -1, 0x706,
                 )
             };
             _mm256_castsi256_ps(_mm256_shuffle_epi8(x, from))
@@ -450,7 +473,11 @@ mod tests {
         unsafe {
             let w = _mm256_set1_epi8(quant as i8);
             let w = if P::BITS == 8 { Avx2::<false>::centred(w) } else { w };
-            let sums = Avx2::<false>::dot_fours::<P>(_mm256_setzero_si256(), [w; PARTS], [x; GROUP].as_ptr());
+            let sums = Avx2::<false>::dot_fours::<P>(
+                _mm256_setzero_si256(),
+                [w; KV_SPLITS],
+                [x; GROUP].as_ptr(),
+            );
             let all: [i32; 8] = std::mem::transmute(sums);
             assert_eq!(all, [all[0]; 8]);
             all[0]
@@ -465,7 +492,12 @@ mod tests {
         for x in [-127, 127] {
             // SAFETY: the instruction set is there.
             let sums = unsafe {
-                [sum::<Bits<4>>(31, x), sum::<Bits<6>>(63, x), sum::<Bits<8>>(255, x), sum::<Bits<8>>(0, x)]
+                [
+                    sum::<Bits<4>>(31, x),
+                    sum::<Bits<6>>(63, x),
+                    sum::<Bits<8>>(255, x),
+                    sum::<Bits<8>>(0, x),
+                ]
             };
             // Of eight bits, 128 less.
             let exact = [31, 63, 127, -128].map(|quant| 16 * quant * i32::from(x));

@@ -1,15 +1,18 @@
 //! AVX-512 with VNNI; with `VBMI`, also the tables of 128 bytes of AVX-512 VBMI.
-#![allow(clippy::needless_range_loop, reason = "arrays of vectors are walked together, and without closures")]
+#![allow(
+    clippy::needless_range_loop,
+    reason = "arrays of vectors are walked together, and without closures"
+)]
 
 use std::arch::x86_64::*;
 
 use super::{
     Sums, Table,
-    algorithm::{GROUP, MOST_LANES, Pointers, Simd},
+    algorithm::{GROUP, MAX_LANES, Pointers, Simd},
     avx2::{Avx2, Lanes},
     blocks::{self, Blocks, E4m3},
     on_avx512,
-    quants::{E2M1_QUANTS, PARTS, Packing},
+    quants::{E2M1_QUANTS, KV_SPLITS, Packing},
 };
 use crate::{Element, format::E4M3 as NUMBERS};
 
@@ -94,7 +97,7 @@ unsafe fn sixteens([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
 
 /// Transposes fours of bytes.
 #[inline(always)]
-unsafe fn transposed(x: [__m512i; MOST_LANES]) -> [__m512i; MOST_LANES] {
+unsafe fn transposed(x: [__m512i; MAX_LANES]) -> [__m512i; MAX_LANES] {
     let (mut between, mut all) = (x, x);
     // SAFETY: the caller's: the instruction set is there.
     unsafe {
@@ -103,7 +106,8 @@ unsafe fn transposed(x: [__m512i; MOST_LANES]) -> [__m512i; MOST_LANES] {
                 fours([x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]]);
         }
         for j in 0..4 {
-            let of_all = [between[4 * j], between[4 * j + 1], between[4 * j + 2], between[4 * j + 3]];
+            let of_all =
+                [between[4 * j], between[4 * j + 1], between[4 * j + 2], between[4 * j + 3]];
             [all[j], all[4 + j], all[8 + j], all[12 + j]] = sixteens(of_all);
         }
     }
@@ -167,15 +171,27 @@ impl<const VBMI: bool> Simd for Avx512<VBMI> {
         // SAFETY: see `zero`.
         unsafe {
             // Halves of two vectors side by side, then halves of those, then of the four lanes that are left.
-            let ab = _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b));
-            let cd = _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(c, d), _mm512_shuffle_f32x4::<0xee>(c, d));
-            let x = _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(ab, cd), _mm512_shuffle_f32x4::<0xdd>(ab, cd));
+            let ab = _mm512_add_ps(
+                _mm512_shuffle_f32x4::<0x44>(a, b),
+                _mm512_shuffle_f32x4::<0xee>(a, b),
+            );
+            let cd = _mm512_add_ps(
+                _mm512_shuffle_f32x4::<0x44>(c, d),
+                _mm512_shuffle_f32x4::<0xee>(c, d),
+            );
+            let x = _mm512_add_ps(
+                _mm512_shuffle_f32x4::<0x88>(ab, cd),
+                _mm512_shuffle_f32x4::<0xdd>(ab, cd),
+            );
             let x = _mm512_add_ps(x, _mm512_permute_ps::<0x4e>(x));
             let x = _mm512_add_ps(x, _mm512_permute_ps::<0xb1>(x));
             // Every lane of a quarter is its sum.
             let firsts = _mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
             let mut sums = [0.0; 4];
-            _mm_storeu_ps(sums.as_mut_ptr(), _mm512_castps512_ps128(_mm512_permutexvar_ps(firsts, x)));
+            _mm_storeu_ps(
+                sums.as_mut_ptr(),
+                _mm512_castps512_ps128(_mm512_permutexvar_ps(firsts, x)),
+            );
             sums
         }
     }
@@ -188,7 +204,9 @@ impl<const VBMI: bool> Simd for Avx512<VBMI> {
     unsafe fn load_bf16(p: *const u8) -> __m512 {
         // SAFETY: see `zero`.
         unsafe {
-            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()))))
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(
+                p.cast(),
+            ))))
         }
     }
     #[inline(always)]
@@ -226,7 +244,8 @@ impl<const VBMI: bool> Simd for Avx512<VBMI> {
             let low = _mm512_permutex2var_epi8(of(&E4M3.low[0]), codes, of(&E4M3.low[1]));
             let high = _mm512_permutex2var_epi8(of(&E4M3.high[0]), codes, of(&E4M3.high[1]));
             // Of either, or the sign of the code.
-            let high = _mm512_ternarylogic_epi64::<0b1111_1000>(high, codes, _mm512_set1_epi8(i8::MIN));
+            let high =
+                _mm512_ternarylogic_epi64::<0b1111_1000>(high, codes, _mm512_set1_epi8(i8::MIN));
             let (zero, one) = (_mm512_setzero_si512(), _mm512_unpacklo_epi8(low, high));
             let other = _mm512_unpackhi_epi8(low, high);
             [
@@ -248,10 +267,12 @@ impl<const VBMI: bool> Simd for Avx512<VBMI> {
         unsafe {
             let low = _mm512_set1_epi32(p.cast::<i32>().read_unaligned());
             let high = _mm512_set1_epi32(p.cast::<i32>().add(1).read_unaligned());
-            let shifts = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
+            let shifts =
+                _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
             let x = _mm512_srlv_epi32(_mm512_mask_mov_epi32(low, 0xff00, high), shifts);
             let elements = _mm512_setr_ps(
-                0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0,
+                0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0,
+                -6.0,
             );
             _mm512_permutexvar_ps(x, elements)
         }
@@ -308,14 +329,14 @@ impl<const VBMI: bool> Simd for Avx512<VBMI> {
         unsafe { _mm512_storeu_si512(p.cast(), x) }
     }
     #[inline(always)]
-    unsafe fn in_order(x: __m512i) -> [__m512i; PARTS] {
-        [x; PARTS]
+    unsafe fn in_order(x: __m512i) -> [__m512i; KV_SPLITS] {
+        [x; KV_SPLITS]
     }
     #[inline(always)]
-    unsafe fn columns(rows: &Pointers, at: usize) -> [__m512i; MOST_LANES] {
+    unsafe fn columns(rows: &Pointers, at: usize) -> [__m512i; MAX_LANES] {
         // SAFETY: see `zero`.
         unsafe {
-            let mut x = [_mm512_setzero_si512(); MOST_LANES];
+            let mut x = [_mm512_setzero_si512(); MAX_LANES];
             for (x, row) in x.iter_mut().zip(rows) {
                 *x = _mm512_loadu_si512(row.add(at).cast());
             }
@@ -347,11 +368,11 @@ impl<const VBMI: bool> Simd for Avx512<VBMI> {
         }
     }
     #[inline(always)]
-    unsafe fn first_columns(rows: &Pointers, at: usize, len: usize) -> [__m512i; MOST_LANES] {
+    unsafe fn first_columns(rows: &Pointers, at: usize, len: usize) -> [__m512i; MAX_LANES] {
         // SAFETY: see `zero`; the mask lets only `len` bytes be read.
         unsafe {
             let mask = if len < 64 { (1u64 << len) - 1 } else { u64::MAX };
-            let mut x = [_mm512_setzero_si512(); MOST_LANES];
+            let mut x = [_mm512_setzero_si512(); MAX_LANES];
             for (x, row) in x.iter_mut().zip(rows) {
                 *x = _mm512_maskz_loadu_epi8(mask, row.add(at).cast());
             }
@@ -385,7 +406,10 @@ impl<const VBMI: bool> Simd for Avx512<VBMI> {
     unsafe fn e2m1_quants(x: __m512i) -> __m512i {
         // SAFETY: see `zero`.
         unsafe {
-            _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(E2M1_QUANTS.as_ptr().cast())), x)
+            _mm512_shuffle_epi8(
+                _mm512_broadcast_i32x4(_mm_loadu_si128(E2M1_QUANTS.as_ptr().cast())),
+                x,
+            )
         }
     }
     #[inline(always)]
@@ -418,8 +442,8 @@ impl<const VBMI: bool> Simd for Avx512<VBMI> {
     #[inline(always)]
     unsafe fn dot<P: Packing, const N: usize>(
         mut sum: __m512i,
-        w: [__m512i; PARTS],
-        x: [__m512i; PARTS],
+        w: [__m512i; KV_SPLITS],
+        x: [__m512i; KV_SPLITS],
     ) -> __m512i {
         // SAFETY: see `zero`.
         unsafe {
@@ -430,10 +454,14 @@ impl<const VBMI: bool> Simd for Avx512<VBMI> {
         }
     }
     #[inline(always)]
-    unsafe fn dot_fours<P: Packing>(mut sum: __m512i, w: [__m512i; PARTS], x: *const i8) -> __m512i {
+    unsafe fn dot_fours<P: Packing>(
+        mut sum: __m512i,
+        w: [__m512i; KV_SPLITS],
+        x: *const i8,
+    ) -> __m512i {
         // SAFETY: see `zero`; sixteen numbers can be read.
         unsafe {
-            for i in 0..PARTS {
+            for i in 0..KV_SPLITS {
                 let x = _mm512_set1_epi32(x.add(4 * i).cast::<i32>().read_unaligned());
                 sum = _mm512_dpbusd_epi32(sum, w[i], x);
             }
@@ -460,7 +488,8 @@ impl<const VBMI: bool> Simd for Avx512<VBMI> {
             match n {
                 1 => _mm512_set1_ps(*p),
                 2 => {
-                    let pair = _mm512_castsi512_ps(_mm512_set1_epi64(p.cast::<i64>().read_unaligned()));
+                    let pair =
+                        _mm512_castsi512_ps(_mm512_set1_epi64(p.cast::<i64>().read_unaligned()));
                     let lanes = _mm512_set_epi32(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0);
                     _mm512_permutevar_ps(pair, lanes)
                 }
@@ -539,7 +568,10 @@ impl<const VBMI: bool> Simd for Avx512<VBMI> {
     unsafe fn largest_size(x: &[f32; GROUP]) -> f32 {
         // SAFETY: see `zero`. Sizes are in the order of their bits.
         unsafe {
-            let x = _mm512_and_si512(_mm512_loadu_si512(x.as_ptr().cast()), _mm512_set1_epi32(i32::MAX));
+            let x = _mm512_and_si512(
+                _mm512_loadu_si512(x.as_ptr().cast()),
+                _mm512_set1_epi32(i32::MAX),
+            );
             f32::from_bits(_mm512_reduce_max_epu32(x))
         }
     }
@@ -547,11 +579,13 @@ impl<const VBMI: bool> Simd for Avx512<VBMI> {
     unsafe fn round(x: &[f32; GROUP], by: f32, q: &mut [i8; GROUP]) -> i32 {
         // SAFETY: see `zero`. What is no number becomes the least one, whose lowest byte is zero.
         unsafe {
-            let whole = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x.as_ptr()), _mm512_set1_ps(by)));
+            let whole =
+                _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x.as_ptr()), _mm512_set1_ps(by)));
             let bytes = _mm512_cvtepi32_epi8(whole);
             _mm_storeu_si128(q.as_mut_ptr().cast(), bytes);
             // Sums of eight bytes that are 128 larger.
-            let sums = _mm_sad_epu8(_mm_xor_si128(bytes, _mm_set1_epi8(i8::MIN)), _mm_setzero_si128());
+            let sums =
+                _mm_sad_epu8(_mm_xor_si128(bytes, _mm_set1_epi8(i8::MIN)), _mm_setzero_si128());
             _mm_cvtsi128_si32(sums) + _mm_extract_epi32::<2>(sums) - 128 * GROUP as i32
         }
     }

@@ -1,9 +1,12 @@
 //! The algorithms for small floats with a scale per block, over the vectors of any instruction set, as in
 //! [`algorithm`](super::algorithm).
-#![allow(clippy::needless_range_loop, reason = "arrays of vectors are walked together, and without closures")]
+#![allow(
+    clippy::needless_range_loop,
+    reason = "arrays of vectors are walked together, and without closures"
+)]
 
 use super::{
-    algorithm::{FAR, LINE, MOST_LANES, NEAR, Simd, Sums, TILE, reduce, rows_ahead},
+    algorithm::{FAR, LINE, MAX_LANES, NEAR, Simd, Sums, TILE, reduce, rows_ahead},
     quants::E2m1,
 };
 use crate::{BlockScale, Element, Scalar};
@@ -16,7 +19,13 @@ use crate::{BlockScale, Element, Scalar};
 pub(super) unsafe fn scaled<S: Simd>(of: BlockScale, bytes: &[u8], times: f32, scales: &mut [f32]) {
     /// With a type of scales that is known when this is compiled.
     #[inline(always)]
-    fn each(bytes: &[u8], size: usize, times: f32, scale: impl Fn(&[u8]) -> f32, scales: &mut [f32]) {
+    fn each(
+        bytes: &[u8],
+        size: usize,
+        times: f32,
+        scale: impl Fn(&[u8]) -> f32,
+        scales: &mut [f32],
+    ) {
         for (bytes, to) in bytes.chunks_exact(size).zip(scales) {
             *to = times * scale(bytes);
         }
@@ -36,7 +45,9 @@ pub(super) unsafe fn scaled<S: Simd>(of: BlockScale, bytes: &[u8], times: f32, s
         }
         BlockScale::Plain(Scalar::F32) => each(bytes, 4, times, |b| Scalar::F32.get(b, 0), scales),
         BlockScale::Plain(Scalar::F16) => each(bytes, 2, times, |b| Scalar::F16.get(b, 0), scales),
-        BlockScale::Plain(Scalar::BF16) => each(bytes, 2, times, |b| Scalar::BF16.get(b, 0), scales),
+        BlockScale::Plain(Scalar::BF16) => {
+            each(bytes, 2, times, |b| Scalar::BF16.get(b, 0), scales)
+        }
     }
 }
 
@@ -173,7 +184,11 @@ unsafe fn blocks<S: Simd, E: SmallFloat, const R: usize, const X: usize>(
     // SAFETY: the caller's.
     unsafe {
         let (block, cols) = (w[0].block, x[0].len());
-        if E::in_lines::<S>() && block >= LINE / 2 && block.is_power_of_two() && cols.is_multiple_of(LINE) {
+        if E::in_lines::<S>()
+            && block >= LINE / 2
+            && block.is_power_of_two()
+            && cols.is_multiple_of(LINE)
+        {
             return lines::<S, E, R, X>(w, x);
         }
         if E::factor::<S>() != 1.0
@@ -201,11 +216,17 @@ unsafe fn lines<S: Simd, E: SmallFloat, const R: usize, const X: usize>(
             let to = cols.min(from + (SECTION << shift));
             for r in 0..R {
                 let bytes = &w[r].scales[(from >> shift) * w[r].scale.bytes()..];
-                scaled::<S>(w[r].scale, bytes, 1.0, &mut numbers[r][..(to - from).div_ceil(1 << shift)]);
+                scaled::<S>(
+                    w[r].scale,
+                    bytes,
+                    1.0,
+                    &mut numbers[r][..(to - from).div_ceil(1 << shift)],
+                );
             }
             for first in (from..to).step_by(LINE) {
                 // The blocks of both halves.
-                let halves = [first - from, first - from + LINE / 2].map(|i| (i >> shift) % SECTION);
+                let halves =
+                    [first - from, first - from + LINE / 2].map(|i| (i >> shift) % SECTION);
                 for r in 0..R {
                     let at = w[r].elements.as_ptr().add(first);
                     S::prefetch_near(at.wrapping_add(ahead));
@@ -276,7 +297,7 @@ unsafe fn products<S: Simd, E: SmallFloat, const R: usize, const X: usize, const
             for r in 1..R {
                 most[0] = S::larger(most[0], most[r]);
             }
-            let mut sizes = [0.0; MOST_LANES];
+            let mut sizes = [0.0; MAX_LANES];
             S::store(sizes.as_mut_ptr(), most[0]);
             let largest = sizes.into_iter().fold(0.0, f32::max);
             held &= largest * E::factor::<S>() <= 448.0;
@@ -316,7 +337,11 @@ pub(super) unsafe fn part<S: Simd, E: SmallFloat, const X: usize>(
 /// # Safety
 /// As [`blocks`].
 #[inline(always)]
-pub(super) unsafe fn block_tile<S: Simd, E: SmallFloat>(w: &[Blocks<'_>], x: &[&[f32]], sums: &mut Sums) {
+pub(super) unsafe fn block_tile<S: Simd, E: SmallFloat>(
+    w: &[Blocks<'_>],
+    x: &[&[f32]],
+    sums: &mut Sums,
+) {
     let mut at = 0;
     while at < x.len() {
         let rest = &x[at..];
@@ -343,8 +368,9 @@ mod tests {
     #[test]
     fn every_small_float_is_widened_to_itself() {
         let bytes: Vec<u8> = (0..=u8::MAX).collect();
-        for (isa, element) in
-            Isa::available().into_iter().flat_map(|isa| [Element::E4M3, Element::E2M1].map(|e| (isa, e)))
+        for (isa, element) in Isa::available()
+            .into_iter()
+            .flat_map(|isa| [Element::E4M3, Element::E2M1].map(|e| (isa, e)))
         {
             let count = bytes.len() * 8 / element.bits();
             let (mut wide, one) = (vec![0.0; count], 1f32.to_le_bytes());
@@ -353,7 +379,10 @@ mod tests {
             Kernels::new(isa).unwrap().widen_blocks(element, &row, &mut wide);
             for (i, ours) in wide.into_iter().enumerate() {
                 let exact = element.get(&bytes, i);
-                assert!(ours.to_bits() == exact.to_bits() || ours.is_nan() && exact.is_nan(), "{isa}, {i}");
+                assert!(
+                    ours.to_bits() == exact.to_bits() || ours.is_nan() && exact.is_nan(),
+                    "{isa}, {i}"
+                );
             }
         }
     }
@@ -376,7 +405,8 @@ mod tests {
                 .map(|of| (isa, of))
         }) {
             let kernels = Kernels::new(isa).unwrap();
-            let scales: Vec<u8> = (1..=6u8).flat_map(|i| (scale / f32::from(i)).to_le_bytes()).collect();
+            let scales: Vec<u8> =
+                (1..=6u8).flat_map(|i| (scale / f32::from(i)).to_le_bytes()).collect();
             let scale_of = BlockScale::Plain(Scalar::F32);
             let rows: Vec<Blocks<'_>> = elements
                 .chunks(cols)

@@ -7,12 +7,15 @@
 //! tile in one dot product. A sum over a group has no partial sums across lanes: it is an integer until it is scaled, and
 //! then one multiplication and addition for all rows of weights. A tile is unpacked once for all rows of activations, of which the first meet
 //! it meanwhile.
-#![allow(clippy::needless_range_loop, reason = "arrays of vectors are walked together, and without closures")]
+#![allow(
+    clippy::needless_range_loop,
+    reason = "arrays of vectors are walked together, and without closures"
+)]
 
 use std::{mem::MaybeUninit, ops::Range};
 
 use super::{
-    algorithm::{Bf16, Column, F16, F32, GROUP, LINE, MAX_UNIT, MOST_LANES, Pointers, Simd, ends},
+    algorithm::{Bf16, Column, F16, F32, GROUP, LINE, MAX_LANES, MAX_UNIT, Pointers, Simd, ends},
     blocks::scaled,
     quants::{E2M1_BIAS, Packing, parts},
 };
@@ -73,10 +76,12 @@ pub(super) struct QuantRows<'a> {
 impl<'a> QuantRows<'a> {
     /// Some of the rows.
     pub(super) fn part(&self, rows: Range<usize>) -> Self {
-        let behind = |(all, apart): (&'a [u8], usize)| (&all[(rows.start * apart).min(all.len())..], apart);
+        let behind =
+            |(all, apart): (&'a [u8], usize)| (&all[(rows.start * apart).min(all.len())..], apart);
         let mut part = *self;
         part.count = rows.len();
-        (part.q, part.scales, part.biases) = (behind(self.q), behind(self.scales), behind(self.biases));
+        (part.q, part.scales, part.biases) =
+            (behind(self.q), behind(self.scales), behind(self.biases));
         part
     }
 }
@@ -84,12 +89,12 @@ impl<'a> QuantRows<'a> {
 /// Numbers of scratch that a tile of rows of so many inputs, padded to whole blocks, needs for groups of any size: a scale
 /// and a bias for each group and row, and as many before they are transposed.
 pub(super) const fn tile_numbers(padded: usize) -> usize {
-    3 * MOST_LANES * (padded / 16)
+    3 * MAX_LANES * (padded / 16)
 }
 
 /// Bytes of an unpacked tile.
 pub(super) const fn tile_bytes(padded: usize) -> usize {
-    MOST_LANES * padded
+    MAX_LANES * padded
 }
 
 /// Pointers to rows. At the end of a matrix its last row stands for those that are not there.
@@ -101,7 +106,7 @@ fn pointers((all, stride): (&[u8], usize), count: usize) -> Pointers {
 /// Room for the vectors of a block.
 #[repr(align(64))]
 struct Vectors {
-    _bytes: [[u8; MAX_UNIT]; MOST_LANES],
+    _bytes: [[u8; MAX_UNIT]; MAX_LANES],
 }
 
 /// The blocks that a packing is read in: so many bytes of every row that their transposition fills whole vectors.
@@ -109,14 +114,14 @@ struct Block<S, P>(S, P);
 
 impl<S: Simd, P: Packing> Block<S, P> {
     /// Vectors of quants in a vector of packed bytes; quants that do not share bytes evenly are unpacked first.
-    const PARTS: usize = parts(P::BITS);
+    const KV_SPLITS: usize = parts(P::BITS);
     /// Quants of a row.
-    const QUANTS: usize = S::DWORDS * 4 * Self::PARTS;
+    const QUANTS: usize = S::DWORDS * 4 * Self::KV_SPLITS;
     /// Bytes of a packed row.
     const BYTES: usize = Self::QUANTS * P::BITS / 8;
     /// Groups of activations that it meets.
     const GROUPS: usize = Self::QUANTS / GROUP;
-    const IN_ORDER: bool = Self::PARTS == 1 && P::BITS < 8;
+    const IN_ORDER: bool = Self::KV_SPLITS == 1 && P::BITS < 8;
 
     /// Bytes that reading a block of a row takes at most.
     fn reach() -> usize {
@@ -136,7 +141,7 @@ impl<S: Simd, P: Packing> Block<S, P> {
     unsafe fn place<'a>(
         (rows, bytes, inside): (&'a Pointers, usize, usize),
         b: usize,
-        end: &'a mut ([[u8; MAX_UNIT]; MOST_LANES], Pointers),
+        end: &'a mut ([[u8; MAX_UNIT]; MAX_LANES], Pointers),
     ) -> (&'a Pointers, usize) {
         let at = b * Self::BYTES;
         if b < inside {
@@ -162,7 +167,7 @@ impl<S: Simd, P: Packing> Block<S, P> {
             if !Self::IN_ORDER {
                 return S::columns_step(rows, at, i, to);
             }
-            let mut bytes = [[0u8; MAX_UNIT]; MOST_LANES];
+            let mut bytes = [[0u8; MAX_UNIT]; MAX_LANES];
             for r in 0..S::LANES {
                 let from = rows[r].add(at);
                 for u in 0..Self::QUANTS / S::UNIT {
@@ -189,13 +194,14 @@ impl<S: Simd, P: Packing> Block<S, P> {
         unsafe {
             let mut vectors = [S::factors(S::load_dwords(block)); VECTORS];
             for v in 0..VECTORS {
-                let packed = S::load_dwords(block.add((i * VECTORS + v) / Self::PARTS * 4 * S::LANES));
+                let packed =
+                    S::load_dwords(block.add((i * VECTORS + v) / Self::KV_SPLITS * 4 * S::LANES));
                 vectors[v] = S::factors(if is_centred::<S, P>() {
                     S::centred(packed)
-                } else if Self::PARTS == 1 {
+                } else if Self::KV_SPLITS == 1 {
                     packed
                 } else {
-                    P::quants::<S>(S::bits(packed, v % Self::PARTS * P::BITS, P::BITS))
+                    P::quants::<S>(S::bits(packed, v % Self::KV_SPLITS * P::BITS, P::BITS))
                 });
             }
             vectors
@@ -217,9 +223,10 @@ impl<S: Simd, P: Packing> Block<S, P> {
         let count = bytes.div_ceil(Self::BYTES);
         // Blocks that can be loaded without reading beyond their row.
         let inside = ((bytes + Self::BYTES).saturating_sub(Self::reach()) / Self::BYTES).min(count);
-        let mut end = ([[0; MAX_UNIT]; MOST_LANES], *rows);
+        let mut end = ([[0; MAX_UNIT]; MAX_LANES], *rows);
         let mut room = [const { MaybeUninit::<Vectors>::uninit() }; 3];
-        let [between, mut block, mut next] = room.each_mut().map(|room| room.as_mut_ptr().cast::<u8>());
+        let [between, mut block, mut next] =
+            room.each_mut().map(|room| room.as_mut_ptr().cast::<u8>());
         // SAFETY: the caller's; a block is read up to the end of the row only.
         unsafe {
             let (from, at) = Self::place((rows, bytes, inside), 0, &mut end);
@@ -231,11 +238,16 @@ impl<S: Simd, P: Packing> Block<S, P> {
                     S::prefetch(row.wrapping_add(b * Self::BYTES + ahead));
                 }
                 let more = b + 1 < count;
-                let (from, at) =
-                    if more { Self::place((rows, bytes, inside), b + 1, &mut end) } else { (rows, 0) };
+                let (from, at) = if more {
+                    Self::place((rows, bytes, inside), b + 1, &mut end)
+                } else {
+                    (rows, 0)
+                };
                 for i in 0..Self::GROUPS {
                     if more {
-                        for i in i * Self::STEPS / Self::GROUPS..(i + 1) * Self::STEPS / Self::GROUPS {
+                        for i in
+                            i * Self::STEPS / Self::GROUPS..(i + 1) * Self::STEPS / Self::GROUPS
+                        {
                             Self::step(from, at, i, [between, next]);
                         }
                     }
@@ -314,7 +326,8 @@ impl<'a, S: Simd, const X: usize> Products<'a, S, X> {
             for c in 0..X {
                 // Together they are small, where each may be large.
                 let bias = S::mul(bias, S::splat(*self.x[c].sums.as_ptr().add(g)));
-                self.acc[c] = S::fma(S::splat(1.0), S::fma(self.of_group[c], scale, bias), self.acc[c]);
+                self.acc[c] =
+                    S::fma(S::splat(1.0), S::fma(self.of_group[c], scale, bias), self.acc[c]);
                 self.of_group[c] = S::zero();
             }
         }
@@ -323,7 +336,7 @@ impl<'a, S: Simd, const X: usize> Products<'a, S, X> {
     /// # Safety
     /// Needs the instruction set.
     #[inline(always)]
-    unsafe fn store(&self, out: &mut [[f32; MOST_LANES]]) {
+    unsafe fn store(&self, out: &mut [[f32; MAX_LANES]]) {
         for c in 0..X {
             // SAFETY: the caller's; a vector has no more numbers than there is room for.
             unsafe { S::store(out[c].as_mut_ptr(), self.acc[c]) };
@@ -343,7 +356,7 @@ pub(super) unsafe fn unpack<S: Simd, P: Packing, const X: usize>(
     x: &[RoundedRow<'_>; X],
     groups: Groups,
     (tile, scratch): (Option<&mut [u8]>, &mut [f32]),
-    out: &mut [[f32; MOST_LANES]],
+    out: &mut [[f32; MAX_LANES]],
 ) {
     const { assert!(size_of::<[S::W; VECTORS]>() <= tile_bytes(GROUP)) };
     let bytes = groups.cols * P::BITS / 8;
@@ -354,7 +367,9 @@ pub(super) unsafe fn unpack<S: Simd, P: Packing, const X: usize>(
         if is_centred::<S, P>() {
             let numbers = groups.count() * S::LANES;
             let (scales, biases) = scratch[..2 * numbers].split_at_mut(numbers);
-            for (scale, bias) in scales.chunks_exact(S::LANES).zip(biases.chunks_exact_mut(S::LANES)) {
+            for (scale, bias) in
+                scales.chunks_exact(S::LANES).zip(biases.chunks_exact_mut(S::LANES))
+            {
                 let more = S::fma(S::splat(128.0), S::load(scale.as_ptr()), S::load(bias.as_ptr()));
                 S::store(bias.as_mut_ptr(), more);
             }
@@ -374,7 +389,7 @@ pub(super) unsafe fn batch<S: Simd, P: Packing>(
     (tile, scratch): (&[u8], &[f32]),
     x: &[RoundedRow<'_>],
     groups: Groups,
-    out: &mut [[f32; MOST_LANES]],
+    out: &mut [[f32; MAX_LANES]],
 ) {
     /// With `X` rows of activations; returns how many that were.
     #[inline(always)]
@@ -382,13 +397,14 @@ pub(super) unsafe fn batch<S: Simd, P: Packing>(
         (tile, scratch): (&[u8], &[f32]),
         x: &[RoundedRow<'_>; X],
         groups: Groups,
-        out: &mut [[f32; MOST_LANES]],
+        out: &mut [[f32; MAX_LANES]],
     ) -> usize {
         // SAFETY: the caller's.
         unsafe {
             let mut products = Products::<S, X>::new(scratch, x, groups);
             for i in 0..groups.cols / GROUP {
-                products.add::<P>(i, tile.as_ptr().cast::<[S::W; VECTORS]>().add(i).read_unaligned());
+                products
+                    .add::<P>(i, tile.as_ptr().cast::<[S::W; VECTORS]>().add(i).read_unaligned());
             }
             products.store(out);
         }

@@ -13,12 +13,12 @@ use std::ops::Range;
 
 use super::{
     algorithm::{
-        Bf16, Element, F16, F32, GROUP, LINE, MAX_UNIT, MOST_LANES, NEAR, Simd, TILE, reduce, rows_ahead,
-        widen,
+        Bf16, Element, F16, F32, GROUP, LINE, MAX_LANES, MAX_UNIT, NEAR, Simd, TILE, reduce,
+        rows_ahead, widen,
     },
     blocks::scaled,
     columns::{Groups, QuantRows, RoundedRow, Scales},
-    quants::{E2M1_BIAS, PARTS, Packing, parts},
+    quants::{E2M1_BIAS, KV_SPLITS, Packing, parts},
 };
 use crate::Scalar;
 
@@ -86,9 +86,10 @@ struct Block<S, P>(S, P);
 
 impl<S: Simd, P: Packing> Block<S, P> {
     /// Vectors that a vector of packed bytes becomes.
-    const PARTS: usize = parts(P::BITS);
+    const KV_SPLITS: usize = parts(P::BITS);
     /// Vectors that a block is unpacked to: a group at least.
-    const VECTORS: usize = if Self::PARTS == 1 { S::UNIT / (4 * S::LANES) } else { Self::PARTS };
+    const VECTORS: usize =
+        if Self::KV_SPLITS == 1 { S::UNIT / (4 * S::LANES) } else { Self::KV_SPLITS };
     /// Quants of a block.
     const QUANTS: usize = Self::VECTORS * 4 * S::LANES;
     /// Bytes of a packed block.
@@ -96,15 +97,15 @@ impl<S: Simd, P: Packing> Block<S, P> {
 
     /// Bytes that loading a packed block reads.
     fn reach() -> usize {
-        if Self::PARTS > 1 { Self::BYTES } else { S::reach(P::BITS) }
+        if Self::KV_SPLITS > 1 { Self::BYTES } else { S::reach(P::BITS) }
     }
 
     /// A packed block.
     #[inline(always)]
-    unsafe fn load(p: *const u8) -> [S::D; PARTS] {
+    unsafe fn load(p: *const u8) -> [S::D; KV_SPLITS] {
         // SAFETY: the caller's: `reach` bytes can be read.
         unsafe {
-            if Self::PARTS == 1 {
+            if Self::KV_SPLITS == 1 {
                 return S::in_order(match P::BITS {
                     3 => S::unpack::<3>(p),
                     5 => S::unpack::<5>(p),
@@ -113,8 +114,8 @@ impl<S: Simd, P: Packing> Block<S, P> {
                 });
             }
             let x = S::load_dwords(p);
-            let mut parts = [P::quants::<S>(S::bits(x, 0, P::BITS)); PARTS];
-            for i in 1..Self::PARTS {
+            let mut parts = [P::quants::<S>(S::bits(x, 0, P::BITS)); KV_SPLITS];
+            for i in 1..Self::KV_SPLITS {
                 parts[i] = P::quants::<S>(S::bits(x, i * P::BITS, P::BITS));
             }
             parts
@@ -123,16 +124,16 @@ impl<S: Simd, P: Packing> Block<S, P> {
 
     /// The activations that a block meets: fours of bytes by turns where a byte has several quants, else in order.
     #[inline(always)]
-    unsafe fn load_activations(p: *const i8) -> [S::D; PARTS] {
+    unsafe fn load_activations(p: *const i8) -> [S::D; KV_SPLITS] {
         let p = p.cast::<u8>();
         // SAFETY: the caller's: `QUANTS` bytes can be read.
         unsafe {
-            let mut x = [S::load_dwords(p); PARTS];
+            let mut x = [S::load_dwords(p); KV_SPLITS];
             for i in 1..Self::VECTORS {
                 x[i] = S::load_dwords(p.add(i * 4 * S::LANES));
             }
             let [a, b, c, d] = x;
-            match Self::PARTS {
+            match Self::KV_SPLITS {
                 2 => {
                     let [even, odd] = S::unzip(a, b);
                     [even, odd, c, d]
@@ -149,7 +150,7 @@ impl<S: Simd, P: Packing> Block<S, P> {
 
     /// Vectors of scales of the activations that a block meets: those of quants in order have groups of their own, those that
     /// share bytes have the same ones.
-    const SCALES: usize = if Self::PARTS == 1 { Self::VECTORS } else { 1 };
+    const SCALES: usize = if Self::KV_SPLITS == 1 { Self::VECTORS } else { 1 };
     /// Bytes of what a block meets of one row of activations: vectors of numbers, then those of scales.
     const MEETS: usize = (Self::VECTORS + Self::SCALES) * 4 * S::LANES;
 }
@@ -237,7 +238,14 @@ impl Section {
 /// # Safety
 /// The rows are as their types say, for the section.
 #[inline(always)]
-unsafe fn add_rows<S: Simd, P: Packing, E: Scale, const SCALES: usize, const R: usize, const X: usize>(
+unsafe fn add_rows<
+    S: Simd,
+    P: Packing,
+    E: Scale,
+    const SCALES: usize,
+    const R: usize,
+    const X: usize,
+>(
     all: &mut [[S::F; X]; TILE],
     (w, first): (&[Row; TILE], usize),
     x: &Meets<X>,
@@ -348,7 +356,7 @@ unsafe fn first_scales<S: Simd, E: Scale, const SCALES: usize>(
             1 => S::splat(E::number(scales)),
             have if have >= SCALES => E::spread::<S>(scales, SCALES),
             have => {
-                let mut all = [0.0; MOST_LANES];
+                let mut all = [0.0; MAX_LANES];
                 for i in 0..have {
                     all[i] = E::number(scales.add(i * E::SCALAR.bytes()));
                 }
@@ -375,13 +383,13 @@ unsafe fn add<S: Simd, P: Packing, const X: usize>(
         let w = Block::<S, P>::load(q);
         for c in 0..X {
             let at = x.blocks[c].add(u * meets);
-            let mut x = [S::load_dwords(at); PARTS];
+            let mut x = [S::load_dwords(at); KV_SPLITS];
             for i in 1..vectors {
                 x[i] = S::load_dwords(at.add(i * 4 * S::LANES));
             }
             for v in 0..Block::<S, P>::SCALES {
-                let sums = match Block::<S, P>::PARTS {
-                    1 => S::dot::<P, 1>(S::none(), [w[v]; PARTS], [x[v]; PARTS]),
+                let sums = match Block::<S, P>::KV_SPLITS {
+                    1 => S::dot::<P, 1>(S::none(), [w[v]; KV_SPLITS], [x[v]; KV_SPLITS]),
                     2 => S::dot::<P, 2>(S::none(), w, x),
                     _ => S::dot::<P, 4>(S::none(), w, x),
                 };
@@ -405,7 +413,7 @@ pub(super) unsafe fn decode<S: Simd, P: Packing, E: Scale, const R: usize, const
     out: (&mut [f32], usize),
 ) {
     // What blocks of a packing cannot have is not compiled.
-    let most = Block::<S, P>::QUANTS / P::LEAST_GROUP;
+    let most = Block::<S, P>::QUANTS / P::MIN_GROUP;
     // SAFETY: the caller's.
     unsafe {
         match Block::<S, P>::QUANTS / groups.group {
@@ -438,7 +446,14 @@ fn copy_ends(w: &QuantRows<'_>, rows: Range<usize>, at: usize, ends: &mut Ends) 
 /// # Safety
 /// As [`decode`].
 #[inline(always)]
-unsafe fn decode_rows<S: Simd, P: Packing, E: Scale, const SCALES: usize, const R: usize, const X: usize>(
+unsafe fn decode_rows<
+    S: Simd,
+    P: Packing,
+    E: Scale,
+    const SCALES: usize,
+    const R: usize,
+    const X: usize,
+>(
     w: &QuantRows<'_>,
     x: &[LaidOut<'_>; X],
     Groups { cols, group }: Groups,
@@ -454,7 +469,8 @@ unsafe fn decode_rows<S: Simd, P: Packing, E: Scale, const SCALES: usize, const 
             let first_group = begin >> group.trailing_zeros();
             // SAFETY: the caller's; sections begin with blocks and groups.
             unsafe {
-                let mut meets = Meets { blocks: [std::ptr::null(); X], sums: [std::ptr::null(); X] };
+                let mut meets =
+                    Meets { blocks: [std::ptr::null(); X], sums: [std::ptr::null(); X] };
                 for c in 0..X {
                     let at = begin / Block::<S, P>::QUANTS * Block::<S, P>::MEETS;
                     meets.blocks[c] = x[c].blocks.as_ptr().add(at);
@@ -463,8 +479,9 @@ unsafe fn decode_rows<S: Simd, P: Packing, E: Scale, const SCALES: usize, const 
                 let at = (begin * P::BITS / 8, first_group * E::SCALAR.bytes());
                 for first in (start..w.count.min(start + at_once)).step_by(TILE) {
                     if begin == 0 {
-                        let [scales, biases] = [w.scales, w.biases]
-                            .map(|(all, apart)| all.as_ptr().wrapping_add((first + rows_ahead) * apart));
+                        let [scales, biases] = [w.scales, w.biases].map(|(all, apart)| {
+                            all.as_ptr().wrapping_add((first + rows_ahead) * apart)
+                        });
                         for at in (0..TILE * w.scales.1).step_by(LINE) {
                             S::prefetch_near(scales.wrapping_add(at));
                             S::prefetch_near(biases.wrapping_add(at));
@@ -472,7 +489,8 @@ unsafe fn decode_rows<S: Simd, P: Packing, E: Scale, const SCALES: usize, const 
                     }
                     let n = TILE.min(w.count - first);
                     let rows = (first, n, rows_ahead);
-                    let sums = tile::<S, P, E, SCALES, R, X>(w, rows, &meets, section, at, &mut ends);
+                    let sums =
+                        tile::<S, P, E, SCALES, R, X>(w, rows, &meets, section, at, &mut ends);
                     for (c, out) in out.chunks_mut(stride).enumerate() {
                         for (r, to) in out[first..first + n].iter_mut().enumerate() {
                             *to = if begin == 0 { sums[r][c] } else { *to + sums[r][c] };
@@ -489,7 +507,14 @@ unsafe fn decode_rows<S: Simd, P: Packing, E: Scale, const SCALES: usize, const 
 /// # Safety
 /// As [`decode`].
 #[inline(always)]
-unsafe fn tile<S: Simd, P: Packing, E: Scale, const SCALES: usize, const R: usize, const X: usize>(
+unsafe fn tile<
+    S: Simd,
+    P: Packing,
+    E: Scale,
+    const SCALES: usize,
+    const R: usize,
+    const X: usize,
+>(
     w: &QuantRows<'_>,
     (first, n, rows_ahead): (usize, usize, usize),
     x: &Meets<X>,
@@ -538,7 +563,7 @@ unsafe fn tile<S: Simd, P: Packing, E: Scale, const SCALES: usize, const R: usiz
 
 /// Rows whose scales are widened at once.
 pub(super) fn widened_at_once(groups: Groups) -> usize {
-    (WIDENED / groups.count()).clamp(TILE, MOST_LANES) / TILE * TILE
+    (WIDENED / groups.count()).clamp(TILE, MAX_LANES) / TILE * TILE
 }
 
 /// Widens scales and biases of rows to those that [`decode`] reads, and asks for those of rows that follow.
@@ -561,7 +586,9 @@ pub(super) unsafe fn widen_scales<S: Simd>(
                 *part = &all[first * apart..][..at_once * w.scale_bytes];
                 for at in (0..part.len()).step_by(LINE) {
                     // SAFETY: what is asked for may lie anywhere.
-                    unsafe { S::prefetch_near(part.as_ptr().wrapping_add(at + rows_ahead * apart)) };
+                    unsafe {
+                        S::prefetch_near(part.as_ptr().wrapping_add(at + rows_ahead * apart))
+                    };
                 }
             }
         }
@@ -584,7 +611,10 @@ pub(super) unsafe fn widen_scales<S: Simd>(
                 }
                 Scales::E2M1(of) => {
                     scaled::<S>(of, s, 0.5, scales);
-                    biases.iter_mut().zip(scales).for_each(|(bias, half)| *bias = E2M1_BIAS * *half);
+                    biases
+                        .iter_mut()
+                        .zip(scales)
+                        .for_each(|(bias, half)| *bias = E2M1_BIAS * *half);
                 }
             }
         }

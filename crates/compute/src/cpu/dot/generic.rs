@@ -5,8 +5,8 @@ use bytemuck::{Pod, cast};
 use wide::{f32x4, f32x8, i8x32, i16x8, i16x16, i32x8, u8x16, u8x32, u16x8, u16x16, u32x8};
 
 use super::{
-    algorithm::{GROUP, MOST_LANES, Pointers, Simd},
-    quants::{PARTS, Packing},
+    algorithm::{GROUP, MAX_LANES, Pointers, Simd},
+    quants::{KV_SPLITS, Packing},
 };
 use crate::Element;
 
@@ -178,12 +178,12 @@ impl Simd for Generic {
         unsafe { p.cast::<u8x32>().write_unaligned(x) }
     }
     #[inline(always)]
-    unsafe fn in_order(x: u8x32) -> [u16x16; PARTS] {
-        [cast(x); PARTS]
+    unsafe fn in_order(x: u8x32) -> [u16x16; KV_SPLITS] {
+        [cast(x); KV_SPLITS]
     }
     #[inline(always)]
-    unsafe fn columns(rows: &Pointers, at: usize) -> [u16x16; MOST_LANES] {
-        let mut all = [u16x16::ZERO; MOST_LANES];
+    unsafe fn columns(rows: &Pointers, at: usize) -> [u16x16; MAX_LANES] {
+        let mut all = [u16x16::ZERO; MAX_LANES];
         for half in 0..2 {
             let mut fours = [[f32x4::ZERO; 4]; 2];
             for r in 0..LANES {
@@ -244,34 +244,43 @@ impl Simd for Generic {
     #[inline(always)]
     unsafe fn dot<P: Packing, const N: usize>(
         mut sum: i32x8,
-        w: [u16x16; PARTS],
-        x: [u16x16; PARTS],
+        w: [u16x16; KV_SPLITS],
+        x: [u16x16; KV_SPLITS],
     ) -> i32x8 {
         for i in 0..N {
-            let ([w_lower, w_upper], [x_lower, x_upper]) = (bytes_of(w[i]), signed_bytes_of(cast(x[i])));
+            let ([w_lower, w_upper], [x_lower, x_upper]) =
+                (bytes_of(w[i]), signed_bytes_of(cast(x[i])));
             sum += w_lower.dot(x_lower) + w_upper.dot(x_upper);
         }
         sum
     }
     #[inline(always)]
-    unsafe fn dot_fours<P: Packing>(sum: i32x8, w: [[i16x16; 2]; PARTS], x: *const i8) -> i32x8 {
+    unsafe fn dot_fours<P: Packing>(
+        sum: i32x8,
+        w: [[i16x16; 2]; KV_SPLITS],
+        x: *const i8,
+    ) -> i32x8 {
         // SAFETY: the caller's.
         let [products] = unsafe { Self::dot_rows::<P, 1>(w, [x]) };
         sum + products
     }
     #[inline(always)]
-    unsafe fn dot_rows<P: Packing, const X: usize>(w: [[i16x16; 2]; PARTS], x: [*const i8; X]) -> [i32x8; X] {
+    unsafe fn dot_rows<P: Packing, const X: usize>(
+        w: [[i16x16; 2]; KV_SPLITS],
+        x: [*const i8; X],
+    ) -> [i32x8; X] {
         // What meets the same quants comes together: quants of all four vectors do not fit into registers.
-        let mut fours = [[[0i32; PARTS]; 2]; X];
+        let mut fours = [[[0i32; KV_SPLITS]; 2]; X];
         for c in 0..X {
             // SAFETY: the caller's: sixteen numbers can be read.
             let x: i16x8 = unsafe { read(x[c].cast()) };
             fours[c] = [cast(x << 8u32 >> 8u32), cast(x >> 8u32)];
         }
         let mut sums = [i32x8::ZERO; X];
-        for i in 0..PARTS {
+        for i in 0..KV_SPLITS {
             for c in 0..X {
-                let [lower, upper] = [cast(i32x8::splat(fours[c][0][i])), cast(i32x8::splat(fours[c][1][i]))];
+                let [lower, upper] =
+                    [cast(i32x8::splat(fours[c][0][i])), cast(i32x8::splat(fours[c][1][i]))];
                 sums[c] += w[i][0].dot(lower) + w[i][1].dot(upper);
             }
         }
@@ -309,12 +318,12 @@ mod tests {
             all[0]
         };
         for x in [-128i8, -127, 127] {
-            let of_x: [u16x16; PARTS] = [cast([x; 4 * LANES]); PARTS];
-            let w: [u16x16; PARTS] = [cast([255u8; 4 * LANES]); PARTS];
+            let of_x: [u16x16; KV_SPLITS] = [cast([x; 4 * LANES]); KV_SPLITS];
+            let w: [u16x16; KV_SPLITS] = [cast([255u8; 4 * LANES]); KV_SPLITS];
             // SAFETY: no instruction set is needed.
             let sums = unsafe {
                 [
-                    Generic::dot::<Bits<8>, PARTS>(i32x8::ONE, w, of_x),
+                    Generic::dot::<Bits<8>, KV_SPLITS>(i32x8::ONE, w, of_x),
                     Generic::dot_fours::<Bits<8>>(i32x8::ONE, w.map(bytes_of), [x; GROUP].as_ptr()),
                 ]
             };
@@ -326,7 +335,8 @@ mod tests {
     fn quants_are_spread_to_bytes() {
         for bits in [2, 3, 4, 5, 6, 8] {
             let packed = 0x9e37_79b9_7f4a_7c15_u64 >> (64 - 8 * bits);
-            let bytes = std::array::from_fn(|i| (packed >> (i * bits)) as u8 & ((1 << bits) - 1) as u8);
+            let bytes =
+                std::array::from_fn(|i| (packed >> (i * bits)) as u8 & ((1 << bits) - 1) as u8);
             assert_eq!(spread_quants(packed, bits), u64::from_le_bytes(bytes), "{bits}");
         }
     }

@@ -24,7 +24,8 @@ pub enum Isa {
 
 impl Isa {
     /// From the plainest to the best.
-    const ALL: [Isa; 6] = [Isa::Generic, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Avx512Vbmi, Isa::Neon];
+    const ALL: [Isa; 6] =
+        [Isa::Generic, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Avx512Vbmi, Isa::Neon];
 
     /// Those that this machine has, the best last.
     pub fn available() -> Vec<Isa> {

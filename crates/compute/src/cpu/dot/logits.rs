@@ -14,8 +14,8 @@ const SIXTEEN: f64 = 16.0;
 /// What weights are multiples of.
 const UNIT: f64 = SIXTEEN * f64::EPSILON;
 /// Most logits of one tally: their weights of at most 1 have a sum in units of 64 bits.
-pub(crate) const MOST_TALLIED: usize = 1 << 15;
-const _: () = assert!(MOST_TALLIED as f64 / UNIT < (1u128 << 64) as f64);
+pub(crate) const MAX_TALLIED: usize = 1 << 15;
+const _: () = assert!(MAX_TALLIED as f64 / UNIT < (1u128 << 64) as f64);
 
 /// How logits become weights, and weights are shared out to bins.
 #[derive(Clone, Copy, Debug)]
@@ -112,7 +112,7 @@ fn tally_block<const N: usize>(logits: &[f32; N], scale: Scale, bins: &mut [u64;
     }
 }
 
-/// Adds the weights in units of the logits of at least `least` to their bins: at most [`MOST_TALLIED`] logits to bins that are
+/// Adds the weights in units of the logits of at least `least` to their bins: at most [`MAX_TALLIED`] logits to bins that are
 /// zero. All of them have a bin.
 #[inline(always)]
 pub(super) fn tally(logits: &[f32], least: f32, scale: Scale, bins: &mut [u64; BINS]) {

@@ -25,20 +25,20 @@ mod vectors;
 
 use std::fmt;
 
-pub(crate) use algorithm::{GROUP, MOST_LANES, Sums, TILE};
+pub(crate) use algorithm::{GROUP, MAX_LANES, Sums, TILE};
 use blocks::Blocks;
 use columns::{BATCH, Groups, QuantRows, RoundedRow};
 pub(crate) use few::FEW;
 use few::LaidOut;
 pub use isa::Isa;
-pub(crate) use logits::{BINS, MOST_TALLIED, Scale, halved, units};
-pub(crate) use panel::{Lane, MOST_OUTPUTS, MOST_WIDE_ROWS, Panel, Rounded, Rows, padded, quants_of};
+pub(crate) use logits::{BINS, MAX_TALLIED, Scale, halved, units};
+pub(crate) use panel::{Lane, MAX_OUTPUTS, MAX_WIDE_ROWS, Panel, Rounded, Rows, padded, quants_of};
 pub use peak::CpuPeak;
 use quants::AffineRow;
 pub(crate) use quants::Quant;
-pub(crate) use vectors::{Delta, Join, Places, each};
+pub(crate) use vectors::{Delta, Places, SoftmaxPartial, each};
 
-use crate::{Element, Error, KeyFormat, Scalar, host::widen_q8};
+use crate::{Element, Error, KvFormat, Scalar, host::widen_q8};
 
 /// The functions of one instruction set. All of them need it; more is said where they are called.
 #[allow(clippy::type_complexity, reason = "a table of functions is a table of their types")]
@@ -58,9 +58,9 @@ struct Table {
         &[RoundedRow<'_>],
         Groups,
         (Option<&mut [u8]>, &mut [f32]),
-        &mut [[f32; MOST_LANES]; BATCH],
+        &mut [[f32; MAX_LANES]; BATCH],
     ),
-    batch: unsafe fn(Quant, (&[u8], &[f32]), &[RoundedRow<'_>], Groups, &mut [[f32; MOST_LANES]]),
+    batch: unsafe fn(Quant, (&[u8], &[f32]), &[RoundedRow<'_>], Groups, &mut [[f32; MAX_LANES]]),
     widen_quants: unsafe fn(u8, &[u8], (&[f32], &[f32]), usize, &mut [f32]),
     widen: unsafe fn(Scalar, &[u8], &mut [f32]),
     widen_blocks: unsafe fn(Element, &Blocks<'_>, &mut [f32]),
@@ -73,9 +73,9 @@ struct Table {
     exp_sum: unsafe fn(&mut [f32], f32) -> f32,
     max: unsafe fn(&[f32]) -> f32,
     axpy: unsafe fn(&mut [f32], f32, &[f32]),
-    join: unsafe fn(&mut [f32], Join, &[f32]),
+    join: unsafe fn(&mut [f32], SoftmaxPartial, &[f32]),
     scores: unsafe fn(&[&[f32]], Places<'_>, f32, &mut [f32], (Places<'_>, usize)),
-    mix: unsafe fn(&[&[f32]], Places<'_>, &[Join], &mut [&mut [f32]], &[u8]),
+    mix: unsafe fn(&[&[f32]], Places<'_>, &[SoftmaxPartial], &mut [&mut [f32]], &[u8]),
     delta: unsafe fn(&mut [f32], &[f32], &[f32], &[f32], &mut [f32], Delta),
     taps4: unsafe fn(&[f32], [&[f32]; 4], &mut [f32]),
     tally: unsafe fn(&[f32], f32, Scale, &mut [u64; BINS]),
@@ -88,7 +88,7 @@ macro_rules! kernels {
     ($module:ident, $simd:ty $(, #[$feature:meta])?) => {
         mod $module {
             use super::{
-                BATCH, BINS, Delta, Join, MOST_LANES, Places, Sums, TILE, Table,
+                BATCH, BINS, Delta, SoftmaxPartial, MAX_LANES, Places, Sums, TILE, Table,
                 algorithm::{self, Bf16, F16, F32, Simd},
                 blocks::{self, Blocks, E4m3},
                 columns::{self, Groups, QuantRows, RoundedRow, Scales},
@@ -110,7 +110,7 @@ macro_rules! kernels {
                 exp_sum(x: &mut [f32], max: f32) -> f32 = vectors::exp_sum::<$simd>;
                 max(x: &[f32]) -> f32 = vectors::max;
                 axpy(y: &mut [f32], a: f32, x: &[f32]) = vectors::axpy::<$simd>;
-                join(y: &mut [f32], by: Join, x: &[f32]) = vectors::join::<$simd>;
+                join(y: &mut [f32], by: SoftmaxPartial, x: &[f32]) = vectors::join::<$simd>;
                 delta(state: &mut [f32], k: &[f32], q: &[f32], v: &[f32], y: &mut [f32], d: Delta)
                     = vectors::delta::<$simd>;
                 taps4(weight: &[f32], inputs: [&[f32]; 4], out: &mut [f32]) = vectors::taps4::<$simd>;
@@ -158,7 +158,7 @@ macro_rules! kernels {
             unsafe fn mix(
                 p: &[&[f32]],
                 values: Places<'_>,
-                by: &[Join],
+                by: &[SoftmaxPartial],
                 acc: &mut [&mut [f32]],
                 next: &[u8],
             ) {
@@ -218,7 +218,7 @@ macro_rules! kernels {
                 x: &[RoundedRow<'_>],
                 groups: Groups,
                 scratch: (Option<&mut [u8]>, &mut [f32]),
-                out: &mut [[f32; MOST_LANES]; BATCH],
+                out: &mut [[f32; MAX_LANES]; BATCH],
             ) {
                 // SAFETY: the caller's.
                 unsafe {
@@ -235,7 +235,7 @@ macro_rules! kernels {
                 tile: (&[u8], &[f32]),
                 x: &[RoundedRow<'_>],
                 groups: Groups,
-                out: &mut [[f32; MOST_LANES]],
+                out: &mut [[f32; MAX_LANES]],
             ) {
                 // SAFETY: the caller's. Unpacked, it matters how large quants are only.
                 unsafe {
@@ -422,7 +422,7 @@ macro_rules! kernels {
             x: &[RoundedRow<'_>],
             groups: Groups,
             scratch: (Option<&mut [u8]>, &mut [f32]),
-            out: &mut [[f32; MOST_LANES]; BATCH],
+            out: &mut [[f32; MAX_LANES]; BATCH],
         ) {
             kernels! { @unpack_rows $feature $simd; $packing; four 4, six 6, eight 8 }
             let last = x.len() - 1;
@@ -450,7 +450,7 @@ macro_rules! kernels {
             x: &[RoundedRow<'_>; $x],
             groups: Groups,
             scratch: (Option<&mut [u8]>, &mut [f32]),
-            out: &mut [[f32; MOST_LANES]; BATCH],
+            out: &mut [[f32; MAX_LANES]; BATCH],
         ) {
             // SAFETY: the caller's.
             unsafe { columns::unpack::<$simd, $packing, $x>(w, x, groups, scratch, out) }
@@ -509,7 +509,7 @@ impl Kernels {
     }
 
     /// Reads a key or value.
-    pub(crate) fn widen_key(self, format: KeyFormat, bytes: &[u8], out: &mut [f32]) {
+    pub(crate) fn widen_key(self, format: KvFormat, bytes: &[u8], out: &mut [f32]) {
         match format.scalar() {
             Some(scalar) => self.widen(scalar, bytes, out),
             None => widen_q8(bytes, out),
@@ -572,7 +572,7 @@ impl Kernels {
     }
 
     /// `y = y * by.keep + x * by.add`, with the bits of [`Kernels::mix`] whose sum is `x`.
-    pub(crate) fn join(self, y: &mut [f32], by: Join, x: &[f32]) {
+    pub(crate) fn join(self, y: &mut [f32], by: SoftmaxPartial, x: &[f32]) {
         // SAFETY: the table's set is there.
         unsafe { (self.0.join)(y, by, x) }
     }
@@ -607,7 +607,13 @@ impl Kernels {
     }
 
     /// `acc[i] = acc[i] * by[i].keep + by[i].add * sum_t p[i][t] * values[t]`, summed in order.
-    pub(crate) fn mix(self, p: &[&[f32]], values: Places<'_>, by: &[Join], acc: &mut [&mut [f32]]) {
+    pub(crate) fn mix(
+        self,
+        p: &[&[f32]],
+        values: Places<'_>,
+        by: &[SoftmaxPartial],
+        acc: &mut [&mut [f32]],
+    ) {
         self.mix_before(&[], p, values, by, acc);
     }
 
@@ -617,13 +623,15 @@ impl Kernels {
         next: &[u8],
         p: &[&[f32]],
         values: Places<'_>,
-        by: &[Join],
+        by: &[SoftmaxPartial],
         acc: &mut [&mut [f32]],
     ) {
         let width = acc.first().map_or(0, |acc| acc.len());
         assert!(values.hold(width) && acc.iter().all(|acc| acc.len() == width));
         assert!(
-            p.len() == acc.len() && by.len() == acc.len() && p.iter().all(|p| p.len() == values.at.len())
+            p.len() == acc.len()
+                && by.len() == acc.len()
+                && p.iter().all(|p| p.len() == values.at.len())
         );
         // SAFETY: the table's set is there, the values are in their slice, and the lengths are as the algorithm wants
         // them.
@@ -631,9 +639,19 @@ impl Kernels {
     }
 
     /// One row of the gated delta rule on the rows of a head's state that belong to `v` and `y`.
-    pub(crate) fn delta(self, state: &mut [f32], [k, q]: [&[f32]; 2], v: &[f32], y: &mut [f32], d: Delta) {
+    pub(crate) fn delta(
+        self,
+        state: &mut [f32],
+        [k, q]: [&[f32]; 2],
+        v: &[f32],
+        y: &mut [f32],
+        d: Delta,
+    ) {
         assert!(
-            k.len() == q.len() && v.len() == y.len() && state.len() == k.len() * v.len() && !k.is_empty()
+            k.len() == q.len()
+                && v.len() == y.len()
+                && state.len() == k.len() * v.len()
+                && !k.is_empty()
         );
         // SAFETY: the table's set is there, and the lengths are as the algorithm wants them.
         unsafe { (self.0.delta)(state, k, q, v, y, d) }
@@ -645,7 +663,7 @@ impl Kernels {
         unsafe { (self.0.taps4)(weight, inputs, out) }
     }
 
-    /// Adds the weights in units of the logits of at least `least` to their bins: at most [`MOST_TALLIED`] logits to bins that
+    /// Adds the weights in units of the logits of at least `least` to their bins: at most [`MAX_TALLIED`] logits to bins that
     /// are zero. All of them have a bin.
     pub(crate) fn tally(self, logits: &[f32], least: f32, scale: Scale, bins: &mut [u64; BINS]) {
         // SAFETY: the table's set is there.

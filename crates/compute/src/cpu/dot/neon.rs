@@ -4,8 +4,8 @@
 use std::arch::{aarch64::*, asm};
 
 use super::{
-    algorithm::{GROUP, MOST_LANES, Pointers, Simd},
-    quants::{E2M1_QUANTS, PARTS, Packing},
+    algorithm::{GROUP, MAX_LANES, Pointers, Simd},
+    quants::{E2M1_QUANTS, KV_SPLITS, Packing},
 };
 
 #[derive(Clone, Copy)]
@@ -92,8 +92,8 @@ unsafe fn sdot_four<const I: usize>(mut acc: int32x4_t, w: int8x16_t, x: int8x16
 #[inline(always)]
 unsafe fn dot7<const DOT: bool, const N: usize>(
     mut acc: int32x4_t,
-    w: [uint8x16_t; PARTS],
-    x: [uint8x16_t; PARTS],
+    w: [uint8x16_t; KV_SPLITS],
+    x: [uint8x16_t; KV_SPLITS],
     bits: usize,
 ) -> int32x4_t {
     // SAFETY: the caller's.
@@ -122,7 +122,7 @@ unsafe fn dot7<const DOT: bool, const N: usize>(
 
 /// The upper bits of bytes, each one, and what is below them.
 #[inline(always)]
-unsafe fn tops_and_rest(w: [uint8x16_t; PARTS]) -> [[uint8x16_t; PARTS]; 2] {
+unsafe fn tops_and_rest(w: [uint8x16_t; KV_SPLITS]) -> [[uint8x16_t; KV_SPLITS]; 2] {
     // SAFETY: the caller's.
     unsafe { [w.map(|w| vshrq_n_u8::<7>(w)), w.map(|w| vandq_u8(w, vdupq_n_u8(127)))] }
 }
@@ -221,8 +221,10 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     #[inline(always)]
     unsafe fn load_e2m1(p: *const u8) -> float32x4_t {
         // The upper bytes of the elements as f16; the lower ones are zero, as is the first.
-        const UPPER: [u8; 16] =
-            [0, 0x38, 0x3c, 0x3e, 0x40, 0x42, 0x44, 0x46, 0x80, 0xb8, 0xbc, 0xbe, 0xc0, 0xc2, 0xc4, 0xc6];
+        const UPPER: [u8; 16] = [
+            0, 0x38, 0x3c, 0x3e, 0x40, 0x42, 0x44, 0x46, 0x80, 0xb8, 0xbc, 0xbe, 0xc0, 0xc2, 0xc4,
+            0xc6,
+        ];
         // SAFETY: see `zero`.
         unsafe {
             let shifts = vcreate_s16(0xfff4_fff8_fffc_0000);
@@ -267,14 +269,14 @@ impl<const DOT: bool> Simd for Neon<DOT> {
         }
     }
     #[inline(always)]
-    unsafe fn in_order(x: uint8x16x2_t) -> [uint8x16_t; PARTS] {
+    unsafe fn in_order(x: uint8x16x2_t) -> [uint8x16_t; KV_SPLITS] {
         [x.0, x.1, x.0, x.1]
     }
     #[inline(always)]
-    unsafe fn columns(rows: &Pointers, at: usize) -> [uint8x16_t; MOST_LANES] {
+    unsafe fn columns(rows: &Pointers, at: usize) -> [uint8x16_t; MAX_LANES] {
         // SAFETY: see `zero`.
         unsafe {
-            let mut all = [vdupq_n_u8(0); MOST_LANES];
+            let mut all = [vdupq_n_u8(0); MAX_LANES];
             for half in 0..2 {
                 let mut x = [vdupq_n_u32(0); 4];
                 for (x, row) in x.iter_mut().zip(rows) {
@@ -283,7 +285,8 @@ impl<const DOT: bool> Simd for Neon<DOT> {
                 let (a, b) = (vtrn1q_u32(x[0], x[1]), vtrn1q_u32(x[2], x[3]));
                 let (c, d) = (vtrn2q_u32(x[0], x[1]), vtrn2q_u32(x[2], x[3]));
                 let [a, b, c, d] = [a, b, c, d].map(|x| vreinterpretq_u64_u32(x));
-                let columns = [vtrn1q_u64(a, b), vtrn1q_u64(c, d), vtrn2q_u64(a, b), vtrn2q_u64(c, d)];
+                let columns =
+                    [vtrn1q_u64(a, b), vtrn1q_u64(c, d), vtrn2q_u64(a, b), vtrn2q_u64(c, d)];
                 for (i, column) in columns.into_iter().enumerate() {
                     all[4 * half + i] = vreinterpretq_u8_u64(column);
                 }
@@ -345,8 +348,8 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     #[inline(always)]
     unsafe fn dot<P: Packing, const N: usize>(
         sum: int32x4_t,
-        w: [uint8x16_t; PARTS],
-        x: [uint8x16_t; PARTS],
+        w: [uint8x16_t; KV_SPLITS],
+        x: [uint8x16_t; KV_SPLITS],
     ) -> int32x4_t {
         // SAFETY: see `zero`.
         unsafe {
@@ -360,7 +363,11 @@ impl<const DOT: bool> Simd for Neon<DOT> {
         }
     }
     #[inline(always)]
-    unsafe fn dot_fours<P: Packing>(sum: int32x4_t, w: [uint8x16_t; PARTS], x: *const i8) -> int32x4_t {
+    unsafe fn dot_fours<P: Packing>(
+        sum: int32x4_t,
+        w: [uint8x16_t; KV_SPLITS],
+        x: *const i8,
+    ) -> int32x4_t {
         // SAFETY: see `zero`; sixteen numbers can be read.
         unsafe {
             let x = vld1q_u8(x.cast());
@@ -372,10 +379,14 @@ impl<const DOT: bool> Simd for Neon<DOT> {
                     vdupq_laneq_u32::<2>(x),
                     vdupq_laneq_u32::<3>(x),
                 ];
-                return Self::dot::<P, PARTS>(sum, w, fours.map(|four| vreinterpretq_u8_u32(four)));
+                return Self::dot::<P, KV_SPLITS>(
+                    sum,
+                    w,
+                    fours.map(|four| vreinterpretq_u8_u32(four)),
+                );
             }
             let x = vreinterpretq_s8_u8(x);
-            let all = |sum, w: [uint8x16_t; PARTS]| {
+            let all = |sum, w: [uint8x16_t; KV_SPLITS]| {
                 let w = w.map(|w| vreinterpretq_s8_u8(w));
                 let sum = sdot_four::<1>(sdot_four::<0>(sum, w[0], x), w[1], x);
                 sdot_four::<3>(sdot_four::<2>(sum, w[2], x), w[3], x)

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::{
     BATCH, FEW, GROUP, Kernels, Quant, Sums, TILE,
-    algorithm::MOST_LANES,
+    algorithm::MAX_LANES,
     blocks::Blocks,
     columns::{Groups, QuantRows, RoundedRow, Scales, tile_bytes, tile_numbers},
     few::{LaidOut, laid_out_bytes, widened_at_once},
@@ -38,10 +38,10 @@ pub(crate) fn quants_of(shape: MatrixShape) -> Option<(Quant, usize)> {
 /// Numbers of widened rows that a worker has room for at least.
 const WIDE: usize = 1 << 14;
 /// Most rows that are widened at once.
-pub(crate) const MOST_WIDE_ROWS: usize = 32;
+pub(crate) const MAX_WIDE_ROWS: usize = 32;
 
 /// Most rows of quants that meet few rows of activations in one call.
-pub(crate) const MOST_OUTPUTS: usize = 512;
+pub(crate) const MAX_OUTPUTS: usize = 512;
 
 /// Memory of one worker: for one [`Panel`], and for widened rows.
 #[derive(Default)]
@@ -70,14 +70,14 @@ impl Lane {
 
     /// Rows of `cols` inputs that are widened at once.
     pub(crate) fn wide_rows(cols: usize) -> usize {
-        (WIDE / cols.max(1)).clamp(1, MOST_WIDE_ROWS)
+        (WIDE / cols.max(1)).clamp(1, MAX_WIDE_ROWS)
     }
 
     /// Bytes of memory that a lane for `cols` inputs holds.
     pub(crate) fn memory(cols: usize) -> usize {
         let (bytes, numbers) = Self::size(cols);
         let laid_out = FEW * laid_out_bytes(padded(cols));
-        let numbers = [numbers, FEW * MOST_OUTPUTS, cols.max(WIDE)].map(Lines::<f32>::memory);
+        let numbers = [numbers, FEW * MAX_OUTPUTS, cols.max(WIDE)].map(Lines::<f32>::memory);
         [bytes, laid_out].map(Lines::<u8>::memory).into_iter().chain(numbers).sum()
     }
 
@@ -87,7 +87,7 @@ impl Lane {
         self.bytes.grow(bytes)?;
         self.numbers.grow(numbers)?;
         self.laid_out.0.grow(FEW * laid_out_bytes(padded(cols)))?;
-        self.sums.grow(FEW * MOST_OUTPUTS)?;
+        self.sums.grow(FEW * MAX_OUTPUTS)?;
         self.wide.grow(cols.max(WIDE))
     }
 }
@@ -133,7 +133,13 @@ impl<'a> Rounded<'a> {
     }
 
     /// Rounds a row; `q` and `meta` are its places.
-    pub(crate) fn round(kernels: Kernels, x: &[f32], of: (Quant, usize), q: &mut [i8], meta: &mut [f32]) {
+    pub(crate) fn round(
+        kernels: Kernels,
+        x: &[f32],
+        of: (Quant, usize),
+        q: &mut [i8],
+        meta: &mut [f32],
+    ) {
         let (scales, sums) = meta.split_at_mut(q.len() / GROUP);
         q[x.len()..].fill(0);
         scales[x.len() / GROUP..].fill(0.0);
@@ -166,17 +172,23 @@ impl<'a> Panel<'a> {
         let (first, count) = (part.start, part.len().min(TILE));
         let cols = matrix.shape.cols;
         let rows_of: [_; TILE] = std::array::from_fn(|i| matrix.row(first + i.min(count - 1)));
-        let in_lanes = |n: usize| n.is_multiple_of(MOST_LANES);
+        let in_lanes = |n: usize| n.is_multiple_of(MAX_LANES);
         match matrix.shape.format {
             Format::Plain(scalar) => {
-                return Panel(Kind::Numbers { scalar, cols, rows: rows_of.map(|(w, ..)| w), count });
+                return Panel(Kind::Numbers {
+                    scalar,
+                    cols,
+                    rows: rows_of.map(|(w, ..)| w),
+                    count,
+                });
             }
             // For more rows it pays to write widened ones to memory.
             Format::Scaled { element, block_cols, scale, .. }
                 if uses <= TILE && in_lanes(block_cols.into()) && in_lanes(cols) =>
             {
                 let block = usize::from(block_cols);
-                let rows = rows_of.map(|(elements, scales, _)| Blocks { elements, scales, scale, block });
+                let rows =
+                    rows_of.map(|(elements, scales, _)| Blocks { elements, scales, scale, block });
                 return Panel(Kind::Blocks { element, cols, rows, count });
             }
             Format::Affine { bits, group, scale } if uses <= TILE && in_lanes(cols) => {
@@ -265,22 +277,36 @@ fn quant_rows<'a>(matrix: &Matrix<'a>, part: Range<usize>) -> (QuantRows<'a>, Qu
 
 impl Kernels {
     /// Products of rows of numbers, which the `first` rows of activations bring from memory.
-    pub(super) fn numbers(self, scalar: Scalar, (w, first): (&[&[u8]], bool), x: &[&[f32]], sums: &mut Sums) {
+    pub(super) fn numbers(
+        self,
+        scalar: Scalar,
+        (w, first): (&[&[u8]], bool),
+        x: &[&[f32]],
+        sums: &mut Sums,
+    ) {
         let cols = x.first().map_or(0, |x| x.len());
         assert!(w.len() <= TILE && x.len() <= TILE);
-        assert!(w.iter().all(|w| w.len() == cols * scalar.bytes()) && x.iter().all(|x| x.len() == cols));
+        assert!(
+            w.iter().all(|w| w.len() == cols * scalar.bytes()) && x.iter().all(|x| x.len() == cols)
+        );
         // SAFETY: the table's set is there, and the rows are of one length.
         unsafe { (self.0.numbers)(scalar, (w, first), x, sums) }
     }
 
     /// Products of rows of quants of so many bits in groups, and of f32.
-    fn affine(self, w: &[AffineRow<'_>; TILE], (bits, group): (usize, usize), x: &[&[f32]], sums: &mut Sums) {
+    fn affine(
+        self,
+        w: &[AffineRow<'_>; TILE],
+        (bits, group): (usize, usize),
+        x: &[&[f32]],
+        sums: &mut Sums,
+    ) {
         let cols = x.first().map_or(0, |x| x.len());
         assert!(x.len() <= TILE && x.iter().all(|x| x.len() == cols));
         assert!(group.is_power_of_two() && group >= GROUP && cols.is_multiple_of(group));
         assert!(
-            w.iter()
-                .all(|w| w.q.len() == cols * bits / 8 && w.scales.len().min(w.biases.len()) == cols / group)
+            w.iter().all(|w| w.q.len() == cols * bits / 8
+                && w.scales.len().min(w.biases.len()) == cols / group)
         );
         // SAFETY: the table's set is there, and the lengths are as the algorithm wants them.
         unsafe { (self.0.affine)(w, (bits, group), x, sums) }
@@ -307,7 +333,7 @@ impl Kernels {
         let padded = padded(groups.cols);
         let (bytes, numbers) =
             (&mut lane.bytes[..tile_bytes(padded)], &mut lane.numbers[..tile_numbers(padded)]);
-        let mut sums = [[0.0; MOST_LANES]; BATCH];
+        let mut sums = [[0.0; MAX_LANES]; BATCH];
         let mut rows = [RoundedRow { q: &[], scales: &[], sums: &[] }; BATCH];
         let mut done = 0;
         while done < count {
@@ -328,7 +354,7 @@ impl Kernels {
         }
     }
 
-    /// Products of rows `part` of a matrix of quants, [`MOST_OUTPUTS`] at most, and rows `at` of rounded activations, [`FEW`] of them
+    /// Products of rows `part` of a matrix of quants, [`MAX_OUTPUTS`] at most, and rows `at` of rounded activations, [`FEW`] of them
     /// at most, whose inputs the lane has room for. `each` gets them row by row.
     pub(crate) fn decode(
         self,
@@ -339,7 +365,7 @@ impl Kernels {
         mut each: impl FnMut(usize, &mut [f32]),
     ) {
         let outputs = part.len();
-        assert!((1..=FEW).contains(&at.len()) && (1..=MOST_OUTPUTS).contains(&outputs));
+        assert!((1..=FEW).contains(&at.len()) && (1..=MAX_OUTPUTS).contains(&outputs));
         let (w, quant, groups) = quant_rows(matrix, part);
         assert_eq!((x.cols, x.of), (groups.cols, (quant, groups.group)));
         let (scratch, stride) = (&mut lane.numbers[..], laid_out_bytes(padded(groups.cols)));
@@ -402,14 +428,27 @@ impl Kernels {
     }
 
     /// Widens rows of a matrix, `first` and what follows, to `out`: `(rows, cols)`. The lane has room for the inputs.
-    pub(crate) fn widen_rows(self, matrix: &Matrix<'_>, first: usize, lane: &mut Lane, out: &mut [f32]) {
+    pub(crate) fn widen_rows(
+        self,
+        matrix: &Matrix<'_>,
+        first: usize,
+        lane: &mut Lane,
+        out: &mut [f32],
+    ) {
         for (i, out) in out.chunks_exact_mut(matrix.shape.cols).enumerate() {
             self.widen_row(matrix, first + i, &mut lane.numbers, out);
         }
     }
 
     /// Widens a row of packed quants: `out = scale * q + bias` with one of each per group.
-    fn widen_quants(self, bits: u8, row: &[u8], scales: (&[f32], &[f32]), group: usize, out: &mut [f32]) {
+    fn widen_quants(
+        self,
+        bits: u8,
+        row: &[u8],
+        scales: (&[f32], &[f32]),
+        group: usize,
+        out: &mut [f32],
+    ) {
         let groups = out.len() / group;
         assert!(out.len().is_multiple_of(group) && group.is_power_of_two() && group >= GROUP);
         assert!(row.len() >= out.len() * usize::from(bits) / 8);
@@ -422,7 +461,7 @@ impl Kernels {
     pub(super) fn blocks(self, element: Element, w: &[Blocks<'_>], x: &[&[f32]], sums: &mut Sums) {
         let (block, cols) = (w.first().map_or(0, |w| w.block), x.first().map_or(0, |x| x.len()));
         assert!(w.len() <= TILE && x.len() <= TILE && x.iter().all(|x| x.len() == cols));
-        assert!(block > 0 && block.is_multiple_of(MOST_LANES) && cols.is_multiple_of(MOST_LANES));
+        assert!(block > 0 && block.is_multiple_of(MAX_LANES) && cols.is_multiple_of(MAX_LANES));
         assert!(w.iter().all(|w| w.block == block && w.has(element, cols)));
         // SAFETY: the table's set is there, and so are elements and scales; all are whole vectors of any set.
         unsafe { (self.0.blocks)(element, w, x, sums) }

@@ -57,7 +57,8 @@ impl Loop {
                 for _ in 0..threads {
                     // SAFETY: `Loops::of` has found the instruction set on this machine.
                     let run = move || unsafe { (self.run)(STEPS) };
-                    let failed = |e| Error::Device(format!("cannot start a thread that computes: {e}"));
+                    let failed =
+                        |e| Error::Device(format!("cannot start a thread that computes: {e}"));
                     thread::Builder::new().spawn_scoped(scope, run).map_err(failed)?;
                 }
                 Ok(())

@@ -7,12 +7,15 @@
 //!
 //! Few rows of activations meet rows of weights as they are packed ([`few`](super::few)); more rows meet tiles that are
 //! unpacked once ([`columns`](super::columns)).
-#![allow(clippy::needless_range_loop, reason = "arrays of vectors are walked together, and without closures")]
+#![allow(
+    clippy::needless_range_loop,
+    reason = "arrays of vectors are walked together, and without closures"
+)]
 
 use super::algorithm::{GROUP, MAX_UNIT, NEAR, Simd, Sums, TILE, reduce, rows_ahead};
 
 /// Most vectors that a block is unpacked to.
-pub(super) const PARTS: usize = 4;
+pub(super) const KV_SPLITS: usize = 4;
 
 /// The quants of a row, whole numbers without a sign, by how they are packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,13 +41,14 @@ pub(super) trait Packing: Copy {
     /// Bits of a packed quant. With less than eight, a quant is less than 64, and less than 32 with four or less.
     const BITS: usize;
     /// Fewest inputs that share a scale.
-    const LEAST_GROUP: usize;
+    const MIN_GROUP: usize;
     /// From the bits of a quant, that in every byte of a vector.
     unsafe fn quants<S: Simd>(x: S::D) -> S::D;
 }
 
 /// The quants that stand for each number of E2M1.
-pub(super) const E2M1_QUANTS: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
+pub(super) const E2M1_QUANTS: [u8; 16] =
+    [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
 /// What the bias of quants that stand for E2M1 is of their scale: they are twelve more than twice their element.
 pub(super) const E2M1_BIAS: f32 = -12.0;
 
@@ -55,7 +59,7 @@ pub(super) struct E2m1;
 
 impl<const BITS: usize> Packing for Bits<BITS> {
     const BITS: usize = BITS;
-    const LEAST_GROUP: usize = 32;
+    const MIN_GROUP: usize = 32;
     #[inline(always)]
     unsafe fn quants<S: Simd>(x: S::D) -> S::D {
         x
@@ -63,7 +67,7 @@ impl<const BITS: usize> Packing for Bits<BITS> {
 }
 impl Packing for E2m1 {
     const BITS: usize = 4;
-    const LEAST_GROUP: usize = 16;
+    const MIN_GROUP: usize = 16;
     #[inline(always)]
     unsafe fn quants<S: Simd>(x: S::D) -> S::D {
         // SAFETY: the caller's; what is unpacked has four bits.
@@ -163,7 +167,8 @@ pub(super) unsafe fn affine_tile<S: Simd>(
                         let scaled = S::mul(scale, S::load_bytes(unit.as_ptr().add(i)));
                         let weight = S::fma(S::splat(1.0), scaled, bias);
                         for c in 0..X {
-                            acc[r][c] = S::fma(weight, S::load(x[c].as_ptr().add(first + i)), acc[r][c]);
+                            acc[r][c] =
+                                S::fma(weight, S::load(x[c].as_ptr().add(first + i)), acc[r][c]);
                         }
                     }
                 }
@@ -177,12 +182,12 @@ pub(super) unsafe fn affine_tile<S: Simd>(
         // SAFETY: the caller's.
         at += unsafe {
             match (x[at..].first_chunk::<4>(), x[at..].first_chunk::<2>()) {
-                (Some(x), _) => {
-                    part::<S, 4>(w, (bits, group), x, |r, of| sums[r][at..at + 4].copy_from_slice(&of))
-                }
-                (_, Some(x)) => {
-                    part::<S, 2>(w, (bits, group), x, |r, of| sums[r][at..at + 2].copy_from_slice(&of))
-                }
+                (Some(x), _) => part::<S, 4>(w, (bits, group), x, |r, of| {
+                    sums[r][at..at + 4].copy_from_slice(&of)
+                }),
+                (_, Some(x)) => part::<S, 2>(w, (bits, group), x, |r, of| {
+                    sums[r][at..at + 2].copy_from_slice(&of)
+                }),
                 _ => part::<S, 1>(w, (bits, group), &[x[at]], |r, [of]| sums[r][at] = of),
             }
         };
@@ -233,7 +238,8 @@ pub(super) unsafe fn quantize<S: Simd>(
     sums: &mut [f32],
 ) {
     sums.fill(0.0);
-    let of_groups = x.chunks(group).zip(q.chunks_mut(group)).zip(scales.chunks_mut(group / GROUP)).zip(sums);
+    let of_groups =
+        x.chunks(group).zip(q.chunks_mut(group)).zip(scales.chunks_mut(group / GROUP)).zip(sums);
     for (((x, q), scales), sum) in of_groups {
         let parts = x.as_chunks::<GROUP>().0.iter().zip(q.as_chunks_mut::<GROUP>().0).zip(scales);
         for ((x, q), scale) in parts {

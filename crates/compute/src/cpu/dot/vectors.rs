@@ -1,7 +1,7 @@
 //! The algorithms on vectors of f32: attention, the delta rule, convolution, and functions of single numbers, which
 //! the compiler turns into vectors.
 
-use super::algorithm::{Element, MOST_LANES, Simd, add_products, reduce};
+use super::algorithm::{Element, MAX_LANES, Simd, add_products, reduce};
 use crate::Scalar;
 
 #[inline(always)]
@@ -109,19 +109,19 @@ pub(super) fn axpy<S: Simd>(y: &mut [f32], a: f32, x: &[f32]) {
 
 /// How a part joins what was summed before: factors on the one and the other.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Join {
+pub(crate) struct SoftmaxPartial {
     pub(crate) keep: f32,
     pub(crate) add: f32,
 }
 
-impl Join {
+impl SoftmaxPartial {
     /// A plain sum.
     pub(crate) const SUM: Self = Self { keep: 1.0, add: 1.0 };
 }
 
 /// `y = y * by.keep + x * by.add`
 #[inline(always)]
-pub(super) fn join<S: Simd>(y: &mut [f32], by: Join, x: &[f32]) {
+pub(super) fn join<S: Simd>(y: &mut [f32], by: SoftmaxPartial, x: &[f32]) {
     for (y, x) in y.iter_mut().zip(x) {
         *y = fma::<S>(*y, by.keep, *x * by.add);
     }
@@ -160,7 +160,9 @@ impl<'a> Places<'a> {
 
 /// Points `to` to vectors of f32 that lie `stride` numbers apart.
 pub(crate) fn each<'a>(all: &'a [f32], stride: usize, to: &mut [&'a [u8]]) {
-    to.iter_mut().zip(all.chunks(stride)).for_each(|(to, vector)| *to = bytemuck::cast_slice(vector));
+    to.iter_mut()
+        .zip(all.chunks(stride))
+        .for_each(|(to, vector)| *to = bytemuck::cast_slice(vector));
 }
 
 /// `out[i][t] = scale * q[i] . keys[t]`; `out` is `(q.len(), keys.at.len())`. Meanwhile what is read next comes from memory:
@@ -261,7 +263,7 @@ pub(super) unsafe fn scores<S: Simd, E: Element>(
 pub(super) unsafe fn mix<S: Simd, E: Element>(
     p: &[&[f32]],
     values: Places<'_>,
-    by: &[Join],
+    by: &[SoftmaxPartial],
     acc: &mut [&mut [f32]],
     mut next: &[u8],
 ) {
@@ -276,7 +278,7 @@ pub(super) unsafe fn mix<S: Simd, E: Element>(
     unsafe fn part<S: Simd, E: Element, const X: usize, const V: usize>(
         p: &[&[f32]; X],
         values: Places<'_>,
-        by: &[Join],
+        by: &[SoftmaxPartial],
         (acc, from): (&mut [&mut [f32]], usize),
         next: &mut &[u8],
     ) -> usize {
@@ -315,7 +317,7 @@ pub(super) unsafe fn mix<S: Simd, E: Element>(
     unsafe fn whole<S: Simd, E: Element, const X: usize>(
         p: &[&[f32]; X],
         values: Places<'_>,
-        by: &[Join],
+        by: &[SoftmaxPartial],
         acc: &mut [&mut [f32]],
         next: &mut &[u8],
     ) -> usize {
@@ -417,7 +419,7 @@ pub(super) unsafe fn delta<S: Simd>(
                     if n == S::LANES {
                         S::store(at, s);
                     } else {
-                        let mut rest = [0.0; MOST_LANES];
+                        let mut rest = [0.0; MAX_LANES];
                         S::store(rest.as_mut_ptr(), s);
                         std::ptr::copy_nonoverlapping(rest.as_ptr(), at, n);
                     }

@@ -2,10 +2,12 @@
 
 #![allow(clippy::unwrap_used)]
 
-use crate::{BankPlace, Device, DeviceOptions, KeyFormat, Slot, gpu::GpuDevice, gpu::native::Sharing};
+use crate::{
+    BankPlace, Device, DeviceOptions, KvFormat, Slot, gpu::GpuDevice, gpu::native::Sharing,
+};
 
 fn gpu() -> Option<GpuDevice> {
-    match GpuDevice::new(None, true, KeyFormat::F32, None) {
+    match GpuDevice::new(None, true, KvFormat::F32, None) {
         Ok(gpu) => Some(gpu),
         Err(error) => {
             assert!(std::env::var_os("MOEFLUX_TEST_GPU").is_none(), "{error}");

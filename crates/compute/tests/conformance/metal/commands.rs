@@ -53,7 +53,11 @@ impl Memory {
 
     #[allow(clippy::mut_from_ref)]
     fn bytes(&self, range: Range<usize>) -> &mut [u8] {
-        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {} bytes", self.len);
+        assert!(
+            range.start <= range.end && range.end <= self.len,
+            "{range:?} of {} bytes",
+            self.len
+        );
         // SAFETY: within the buffer, initialised when it was made, and used by nothing else meanwhile.
         unsafe { std::slice::from_raw_parts_mut(self.start().add(range.start), range.len()) }
     }
@@ -90,7 +94,10 @@ impl BufferInterface for Buffer {
         callback(Ok(()));
     }
 
-    fn get_mapped_range(&self, range: Range<u64>) -> Result<DispatchBufferMappedRange, wgpu::MapRangeError> {
+    fn get_mapped_range(
+        &self,
+        range: Range<u64>,
+    ) -> Result<DispatchBufferMappedRange, wgpu::MapRangeError> {
         let range = range.start as usize..range.end as usize;
         Ok(DispatchBufferMappedRange::custom(Mapped { memory: self.0.clone(), range }))
     }
@@ -189,13 +196,17 @@ impl Command {
                 for (i, (one, _)) in group.0.iter().enumerate() {
                     for (j, (other, _)) in group.0.iter().enumerate() {
                         let same = Arc::ptr_eq(one, other);
-                        assert!(!same || writes(i) == writes(j), "{name} reads and writes binding {i}, {j}");
+                        assert!(
+                            !same || writes(i) == writes(j),
+                            "{name} reads and writes binding {i}, {j}"
+                        );
                     }
                 }
                 let mut immediates = immediates.clone();
                 let mut buffers = vec![immediates.as_mut_ptr()];
                 // SAFETY: where a bind group begins lies in its buffer.
-                buffers.extend(group.0.iter().map(|(memory, at)| unsafe { memory.start().add(*at) }));
+                buffers
+                    .extend(group.0.iter().map(|(memory, at)| unsafe { memory.start().add(*at) }));
                 // The sizes of arrays, which no kernel asks for.
                 let mut sizes = [0u32; 32];
                 buffers.push(sizes.as_mut_ptr().cast());
@@ -220,7 +231,8 @@ pub(super) struct Recorded(Vec<Command>);
 impl CommandBufferInterface for Recorded {}
 
 pub(super) fn run(commands: &mut dyn Iterator<Item = DispatchCommandBuffer>) {
-    commands.for_each(|buffer| buffer.as_custom::<Recorded>().unwrap().0.iter().for_each(Command::run));
+    commands
+        .for_each(|buffer| buffer.as_custom::<Recorded>().unwrap().0.iter().for_each(Command::run));
 }
 
 impl Encoder {
@@ -240,12 +252,21 @@ impl CommandEncoderInterface for Encoder {
     ) {
         let from = (memory(source), source_offset as usize);
         let len = copy_size.map_or(from.0.len - from.1, |n| n as usize);
-        self.push(Command::Copy { from, to: (memory(destination), destination_offset as usize), len });
+        self.push(Command::Copy {
+            from,
+            to: (memory(destination), destination_offset as usize),
+            len,
+        });
     }
 
     fn begin_compute_pass(&self, _: &wgpu::ComputePassDescriptor<'_>) -> DispatchComputePass {
         let commands = self.0.clone();
-        DispatchComputePass::custom(Pass { commands, pipeline: None, group: None, immediates: vec![0; 128] })
+        DispatchComputePass::custom(Pass {
+            commands,
+            pipeline: None,
+            group: None,
+            immediates: vec![0; 128],
+        })
     }
 
     fn finish(&mut self) -> DispatchCommandBuffer {
@@ -337,7 +358,12 @@ impl ComputePassInterface for Pass {
         self.pipeline = pipeline.as_custom::<Pipeline>().cloned();
     }
 
-    fn set_bind_group(&mut self, index: u32, bind_group: Option<&DispatchBindGroup>, offsets: &[u32]) {
+    fn set_bind_group(
+        &mut self,
+        index: u32,
+        bind_group: Option<&DispatchBindGroup>,
+        offsets: &[u32],
+    ) {
         assert!(index == 0 && offsets.is_empty());
         self.group = bind_group.and_then(|group| group.as_custom::<BindGroup>().cloned());
     }

@@ -110,22 +110,31 @@ fn workshop() -> Result<&'static Path, String> {
     FOLDER
         .get_or_init(|| {
             let version = hash(&(RUNTIME, COMMON, FAST_MATH, compiler()));
-            let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("metal-on-cpu-{version:016x}"));
-            std::fs::create_dir_all(folder.join("simd")).map_err(|e| format!("{}: {e}", folder.display()))?;
+            let folder =
+                Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("metal-on-cpu-{version:016x}"));
+            std::fs::create_dir_all(folder.join("simd"))
+                .map_err(|e| format!("{}: {e}", folder.display()))?;
             for (name, text) in RUNTIME {
                 once(&folder.join(name), |to| std::fs::write(to, text).map_err(|e| e.to_string()))?;
             }
             let compile = |arguments: &[&str], to: &Path| {
-                run(Command::new(compiler()).current_dir(&folder).args(COMMON).args(arguments).arg(to))
+                run(Command::new(compiler())
+                    .current_dir(&folder)
+                    .args(COMMON)
+                    .args(arguments)
+                    .arg(to))
             };
             // Headers that are parsed already make a kernel's compilation several times shorter.
             once(&folder.join("metal_stdlib.gch"), |to| {
                 let header = ["-x", "c++-header", "metal_stdlib", "-o"];
                 compile(&[&FAST_MATH[..], &header[..]].concat(), to)
             })?;
-            once(&folder.join("runtime.so"), |to| compile(&["-O2", "-shared", "runtime.cpp", "-o"], to))?;
+            once(&folder.join("runtime.so"), |to| {
+                compile(&["-O2", "-shared", "runtime.cpp", "-o"], to)
+            })?;
             // SAFETY: the library has no constructors. Its names are for the kernels that follow.
-            let runtime = unsafe { Library::open(Some(folder.join("runtime.so")), RTLD_NOW | RTLD_GLOBAL) };
+            let runtime =
+                unsafe { Library::open(Some(folder.join("runtime.so")), RTLD_NOW | RTLD_GLOBAL) };
             // Kernels need it as long as the process lives.
             std::mem::forget(runtime.map_err(|e| e.to_string())?);
             Ok(folder)
@@ -156,7 +165,10 @@ fn harness(metal: &Metal) -> Result<String, String> {
             "threadgroups_per_grid" => "job.grid".into(),
             "thread_position_in_threadgroup" => "metal::uint3(t, 0u, 0u)".into(),
             "thread_position_in_grid" => {
-                format!("metal::uint3(job.group.x * {}u + t, job.group.y, job.group.z)", metal.threads)
+                format!(
+                    "metal::uint3(job.group.x * {}u + t, job.group.y, job.group.z)",
+                    metal.threads
+                )
             }
             "thread_index_in_threadgroup" => "t".into(),
             "simdgroup_index_in_threadgroup" => "t / job.width".into(),
@@ -167,8 +179,10 @@ fn harness(metal: &Metal) -> Result<String, String> {
                 let number = other.strip_prefix("buffer(").and_then(|n| n.strip_suffix(')'));
                 let number = number.ok_or_else(|| format!("{parameter} is not known"))?;
                 let (kind, _) = declared.rsplit_once('&').ok_or(parameter)?;
-                let kind: Vec<&str> =
-                    kind.split(' ').filter(|w| !["device", "constant", "const", ""].contains(w)).collect();
+                let kind: Vec<&str> = kind
+                    .split(' ')
+                    .filter(|w| !["device", "constant", "const", ""].contains(w))
+                    .collect();
                 if kind == ["_mslBufferSizes"] && metal.text.contains("_buffer_sizes.") {
                     return Err("arrayLength is not known to this stand-in".into());
                 }
@@ -177,7 +191,8 @@ fn harness(metal: &Metal) -> Result<String, String> {
         };
         arguments.push(argument);
     }
-    let meets = ["_barrier(", "metal::simd_", "simdgroup_"].iter().any(|word| metal.text.contains(word));
+    let meets =
+        ["_barrier(", "metal::simd_", "simdgroup_"].iter().any(|word| metal.text.contains(word));
     let each = match meets {
         true => format!(
             "const char* error = fibers::run({}, width, (x + y) % 2, one, &job); if (error) return error;",
@@ -222,7 +237,8 @@ fn cpp(text: &str) -> String {
     while let Some(at) = rest.find('.') {
         let (before, after) = rest.split_at(at + 1);
         out.push_str(before);
-        let word = after.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(after.len());
+        let word =
+            after.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(after.len());
         out.push_str(&after[..word]);
         if (2..=4).contains(&word) && after[..word].chars().all(|c| "xyzw".contains(c)) {
             out.push_str("()");
@@ -246,7 +262,14 @@ pub(super) fn compile(name: &str, metal: &Metal) -> Result<Arc<Compiled>, String
         let file = PathBuf::from(format!("{}.cpp", to.display()));
         std::fs::write(&file, &source).map_err(|e| e.to_string())?;
         let mut command = Command::new(compiler());
-        command.current_dir(folder).args(COMMON).args(FAST_MATH).arg("-shared").arg(&file).arg("-o").arg(to);
+        command
+            .current_dir(folder)
+            .args(COMMON)
+            .args(FAST_MATH)
+            .arg("-shared")
+            .arg(&file)
+            .arg("-o")
+            .arg(to);
         run(&mut command)?;
         std::fs::remove_file(&file).map_err(|e| e.to_string())
     })?;

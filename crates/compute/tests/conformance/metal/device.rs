@@ -13,7 +13,7 @@ use super::{
     commands::{BindGroup, Buffer, Encoder, Mapped, Memory, Pipeline, memory, run},
     compile::compile,
     matrices::spelled_out,
-    translate::{MOST_SHARED, Metal, translate},
+    translate::{MAX_SHARED, Metal, translate},
 };
 
 /// Threads of a simdgroup, as on every Apple GPU.
@@ -64,7 +64,7 @@ struct Metals {
 
 impl Metals {
     fn most_shared(self) -> u32 {
-        if self.matrices { 48 << 10 } else { MOST_SHARED }
+        if self.matrices { 48 << 10 } else { MAX_SHARED }
     }
 }
 
@@ -81,7 +81,10 @@ impl InstanceInterface for Metals {
     fn wgsl_language_features(&self) -> wgpu::WgslLanguageFeatures {
         wgpu::WgslLanguageFeatures::empty()
     }
-    fn request_adapter(&self, _: &wgpu::RequestAdapterOptions<'_, '_>) -> Pin<Box<dyn RequestAdapterFuture>> {
+    fn request_adapter(
+        &self,
+        _: &wgpu::RequestAdapterOptions<'_, '_>,
+    ) -> Pin<Box<dyn RequestAdapterFuture>> {
         unsupported()
     }
     unsafe fn create_surface(
@@ -178,13 +181,16 @@ impl DeviceInterface for Metals {
             | Capabilities::SHADER_FLOAT16_IN_FLOAT32
             | Capabilities::COOPERATIVE_MATRIX;
         let text = if self.matrices { spelled_out(&text) } else { text.into_owned() };
-        let metal =
-            translate(&text, capabilities, self.most_shared()).unwrap_or_else(|why| panic!("{name}: {why}"));
+        let metal = translate(&text, capabilities, self.most_shared())
+            .unwrap_or_else(|why| panic!("{name}: {why}"));
         // Metal's matrices are 8 x 8.
         assert!(!metal.text.contains("16x16"), "{name} uses matrices that Metal does not have");
         DispatchShaderModule::custom(Module(Arc::new((name, metal))))
     }
-    fn create_bind_group_layout(&self, _: &wgpu::BindGroupLayoutDescriptor<'_>) -> DispatchBindGroupLayout {
+    fn create_bind_group_layout(
+        &self,
+        _: &wgpu::BindGroupLayoutDescriptor<'_>,
+    ) -> DispatchBindGroupLayout {
         DispatchBindGroupLayout::custom(Layout)
     }
     fn create_bind_group(&self, desc: &wgpu::BindGroupDescriptor<'_>) -> DispatchBindGroup {
@@ -197,20 +203,35 @@ impl DeviceInterface for Metals {
         }
         DispatchBindGroup::custom(BindGroup(bound))
     }
-    fn create_pipeline_layout(&self, _: &wgpu::PipelineLayoutDescriptor<'_>) -> DispatchPipelineLayout {
+    fn create_pipeline_layout(
+        &self,
+        _: &wgpu::PipelineLayoutDescriptor<'_>,
+    ) -> DispatchPipelineLayout {
         DispatchPipelineLayout::custom(Layout)
     }
-    fn create_compute_pipeline(&self, desc: &wgpu::ComputePipelineDescriptor<'_>) -> DispatchComputePipeline {
+    fn create_compute_pipeline(
+        &self,
+        desc: &wgpu::ComputePipelineDescriptor<'_>,
+    ) -> DispatchComputePipeline {
         let (name, metal) = &*desc.module.as_custom::<Module>().unwrap().0;
         assert!(!desc.compilation_options.zero_initialize_workgroup_memory);
-        let kernel = compile(name, metal).unwrap_or_else(|why| panic!("{name}: {why}\n{}", metal.text));
+        let kernel =
+            compile(name, metal).unwrap_or_else(|why| panic!("{name}: {why}\n{}", metal.text));
         let writes = metal.writes.clone();
-        DispatchComputePipeline::custom(Pipeline { name: name.clone(), kernel, width: WIDTH, writes })
+        DispatchComputePipeline::custom(Pipeline {
+            name: name.clone(),
+            kernel,
+            width: WIDTH,
+            writes,
+        })
     }
     fn create_buffer(&self, desc: &wgpu::BufferDescriptor<'_>) -> DispatchBuffer {
         DispatchBuffer::custom(Buffer(Memory::new(desc.size as usize)))
     }
-    fn create_command_encoder(&self, _: &wgpu::CommandEncoderDescriptor<'_>) -> DispatchCommandEncoder {
+    fn create_command_encoder(
+        &self,
+        _: &wgpu::CommandEncoderDescriptor<'_>,
+    ) -> DispatchCommandEncoder {
         DispatchCommandEncoder::custom(Encoder::default())
     }
     fn set_device_lost_callback(&self, _: BoxDeviceLostCallback) {}
@@ -238,13 +259,19 @@ impl DeviceInterface for Metals {
     ) -> DispatchShaderModule {
         unsupported()
     }
-    fn create_render_pipeline(&self, _: &wgpu::RenderPipelineDescriptor<'_>) -> DispatchRenderPipeline {
+    fn create_render_pipeline(
+        &self,
+        _: &wgpu::RenderPipelineDescriptor<'_>,
+    ) -> DispatchRenderPipeline {
         unsupported()
     }
     fn create_mesh_pipeline(&self, _: &wgpu::MeshPipelineDescriptor<'_>) -> DispatchRenderPipeline {
         unsupported()
     }
-    unsafe fn create_pipeline_cache(&self, _: &wgpu::PipelineCacheDescriptor<'_>) -> DispatchPipelineCache {
+    unsafe fn create_pipeline_cache(
+        &self,
+        _: &wgpu::PipelineCacheDescriptor<'_>,
+    ) -> DispatchPipelineCache {
         unsupported()
     }
     fn create_texture(&self, _: &wgpu::TextureDescriptor<'_>) -> DispatchTexture {
@@ -294,7 +321,12 @@ impl QueueInterface for Metals {
     fn validate_write_buffer(&self, _: &DispatchBuffer, _: u64, _: BufferSize) -> Option<()> {
         Some(())
     }
-    fn write_staging_buffer(&self, buffer: &DispatchBuffer, offset: u64, staging: &DispatchQueueWriteBuffer) {
+    fn write_staging_buffer(
+        &self,
+        buffer: &DispatchBuffer,
+        offset: u64,
+        staging: &DispatchQueueWriteBuffer,
+    ) {
         let mapped = staging.as_custom::<Mapped>().unwrap();
         memory(buffer).write(offset as usize, mapped.bytes());
     }

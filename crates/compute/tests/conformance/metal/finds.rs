@@ -17,8 +17,10 @@ fn run(body: &str) -> Vec<u32> {
             {body}
         }}"
     );
-    let adapters = pollster::block_on(super::instance(false).enumerate_adapters(wgpu::Backends::all()));
-    let (device, queue) = pollster::block_on(adapters[0].request_device(&Default::default())).unwrap();
+    let adapters =
+        pollster::block_on(super::instance(false).enumerate_adapters(wgpu::Backends::all()));
+    let (device, queue) =
+        pollster::block_on(adapters[0].request_device(&Default::default())).unwrap();
     let module = device.create_shader_module(wgpu::ShaderModuleDescriptor {
         label: Some("kernel"),
         source: wgpu::ShaderSource::Wgsl(source.into()),
@@ -40,8 +42,8 @@ fn run(body: &str) -> Vec<u32> {
         usage: wgpu::BufferUsages::STORAGE,
         mapped_at_creation: false,
     });
-    let layout =
-        device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label: None, entries: &[] });
+    let layout = device
+        .create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label: None, entries: &[] });
     let group = device.create_bind_group(&wgpu::BindGroupDescriptor {
         label: None,
         layout: &layout,
@@ -86,8 +88,9 @@ fn operations_of_simdgroups_of_32() {
     assert_eq!(sums[127], (96..128).sum());
     let swapped = run("a[at] = subgroupShuffleXor(a[at], 5u) + subgroupExclusiveAdd(1u) * 1000u;");
     assert_eq!(swapped[70], 67 + 6000);
-    let all =
-        run("a[at] = subgroupMax(a[at]) + subgroupBallot(lane > 29u).x + subgroupBroadcast(a[at], 3u);");
+    let all = run(
+        "a[at] = subgroupMax(a[at]) + subgroupBallot(lane > 29u).x + subgroupBroadcast(a[at], 3u);",
+    );
     assert_eq!(all[40], 63u32.wrapping_add(0xc000_0000) + 35);
     let halves = run("a[at] = pack2x16float(unpack2x16float(0x3c004000u) * 2.0);");
     assert_eq!(halves[5], 0x4000_4400);
@@ -114,10 +117,12 @@ fn barriers_that_are_missing() {
     if !compiles() {
         return;
     }
-    let right = run("shared_words[i] = a[at]; workgroupBarrier(); a[at] = shared_words[(i + 1u) % 64u];");
+    let right =
+        run("shared_words[i] = a[at]; workgroupBarrier(); a[at] = shared_words[(i + 1u) % 64u];");
     assert_eq!([right[0], right[63], right[64]], [1, 0, 65]);
     for next in [1, 63] {
-        let wrong = run(&format!("shared_words[i] = a[at]; a[at] = shared_words[(i + {next}u) % 64u];"));
+        let wrong =
+            run(&format!("shared_words[i] = a[at]; a[at] = shared_words[(i + {next}u) % 64u];"));
         assert!((0..128).any(|i| wrong[i] != (i / 64 * 64 + (i + next) % 64) as u32));
     }
     assert!(run("a[at] = shared_words[i];").iter().all(|word| *word == u32::MAX), "zeroed memory");
@@ -141,7 +146,8 @@ fn matrices_that_metal_does_not_have() {
             var sum = coop_mat16x16<f32, C>();
             coopStoreT(sum, &a[0], 16u);
         }";
-    let adapters = pollster::block_on(super::instance(false).enumerate_adapters(wgpu::Backends::all()));
+    let adapters =
+        pollster::block_on(super::instance(false).enumerate_adapters(wgpu::Backends::all()));
     let (device, _) = pollster::block_on(adapters[0].request_device(&Default::default())).unwrap();
     let made = catch_unwind(AssertUnwindSafe(|| {
         let source = wgpu::ShaderSource::Wgsl(kernel.into());

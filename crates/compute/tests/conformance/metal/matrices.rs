@@ -128,14 +128,21 @@ impl Call<'_> {
             return format!("{name}({value}, {at}, {pitch})");
         }
         let kind = alias(kind);
-        let name = format!("{}_{order}_{array}", kind.replace("Matrix", "matrix_load_").to_lowercase());
+        let name =
+            format!("{}_{order}_{array}", kind.replace("Matrix", "matrix_load_").to_lowercase());
         let column = format!("{first} + j");
         let body = match kind.as_str() {
             "MatrixA" => format!("m.row[k] = f32({});", place(row, "k")),
             "MatrixB" => {
-                format!("for (var j = 0u; j < 8u; j++) {{ m.columns[j][k] = f32({}); }}", place("k", &column))
+                format!(
+                    "for (var j = 0u; j < 8u; j++) {{ m.columns[j][k] = f32({}); }}",
+                    place("k", &column)
+                )
             }
-            _ => format!("if (k < 8u) {{ m.sums[k] = f32({}); }}", place(row, &format!("{first} + k"))),
+            _ => format!(
+                "if (k < 8u) {{ m.sums[k] = f32({}); }}",
+                place(row, &format!("{first} + k"))
+            ),
         };
         helpers.insert(format!(
             "fn {name}(at: u32, pitch: u32) -> {kind} {{

@@ -18,12 +18,16 @@ pub(super) struct Metal {
 }
 
 /// Threadgroup memory and threads that every Apple GPU has.
-pub(super) const MOST_SHARED: u32 = 32 << 10;
-const MOST_THREADS: u32 = 1024;
+pub(super) const MAX_SHARED: u32 = 32 << 10;
+const MAX_THREADS: u32 = 1024;
 
 /// Translates a kernel for Vulkan, DX12 and both versions of Metal's language, and yields the MSL of the later one. It may have so
 /// many bytes of workgroup memory.
-pub(super) fn translate(source: &str, capabilities: Capabilities, most_shared: u32) -> Result<Metal, String> {
+pub(super) fn translate(
+    source: &str,
+    capabilities: Capabilities,
+    most_shared: u32,
+) -> Result<Metal, String> {
     let module = naga::front::wgsl::parse_str(source).map_err(|e| e.emit_to_string(source))?;
     let info = Validator::new(ValidationFlags::all(), capabilities)
         .subgroup_stages(naga::valid::ShaderStages::COMPUTE)
@@ -42,7 +46,7 @@ pub(super) fn translate(source: &str, capabilities: Capabilities, most_shared: u
 
 fn limits(module: &Module, most_shared: u32) -> Result<(), String> {
     let threads: u32 = module.entry_points[0].workgroup_size.iter().product();
-    if threads > MOST_THREADS {
+    if threads > MAX_THREADS {
         return Err(format!("workgroups of {threads} threads"));
     }
     let mut layouts = Layouter::default();
@@ -68,7 +72,8 @@ fn vulkan(module: &Module, info: &ModuleInfo) -> Result<(), String> {
         force_loop_bounding: false,
         ..Default::default()
     };
-    let pipeline = spv::PipelineOptions { shader_stage: ShaderStage::Compute, entry_point: "main".into() };
+    let pipeline =
+        spv::PipelineOptions { shader_stage: ShaderStage::Compute, entry_point: "main".into() };
     let words = spv::write_vec(module, info, &options, Some(&pipeline));
     words.map(|_| ()).map_err(|e| format!("SPIR-V: {e}"))
 }
@@ -83,7 +88,8 @@ fn direct3d(module: &Module, info: &ModuleInfo) -> Result<(), String> {
         zero_initialize_workgroup_memory: false,
         ..Default::default()
     };
-    let pipeline = hlsl::PipelineOptions { entry_point: Some((ShaderStage::Compute, "main".into())) };
+    let pipeline =
+        hlsl::PipelineOptions { entry_point: Some((ShaderStage::Compute, "main".into())) };
     let mut text = String::new();
     let mut writer = hlsl::Writer::new(&mut text, &options, &pipeline);
     let written = writer.write(module, info, None).map_err(|e| format!("HLSL: {e}"))?;
@@ -92,7 +98,8 @@ fn direct3d(module: &Module, info: &ModuleInfo) -> Result<(), String> {
 
 /// Parameters lie in Metal's buffer 0, binding n in buffer n + 1.
 fn metal(module: &Module, info: &ModuleInfo, lang_version: (u8, u8)) -> Result<Metal, String> {
-    let mut resources = msl::EntryPointResources { immediates_buffer: Some(0), ..Default::default() };
+    let mut resources =
+        msl::EntryPointResources { immediates_buffer: Some(0), ..Default::default() };
     let mut writes = Vec::new();
     for (_, variable) in module.global_variables.iter() {
         let Some(binding) = variable.binding else { continue };
@@ -100,7 +107,8 @@ fn metal(module: &Module, info: &ModuleInfo, lang_version: (u8, u8)) -> Result<M
         let number = binding.binding as usize;
         writes.resize(writes.len().max(number + 1), false);
         writes[number] = mutable;
-        let target = msl::BindTarget { buffer: Some(number as u8 + 1), mutable, ..Default::default() };
+        let target =
+            msl::BindTarget { buffer: Some(number as u8 + 1), mutable, ..Default::default() };
         resources.resources.insert(binding, target);
     }
     resources.sizes_buffer = Some(writes.len() as u8 + 1);

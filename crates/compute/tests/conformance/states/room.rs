@@ -33,7 +33,10 @@ fn bytes_held_are_counted_once_and_foretold() {
             // What nobody shares any more is written where it lies; a recurrent state writes beside what is shared once more.
             assert!(kind.is_recurrent() || step(device, fork, 303..304) == 0);
             step(device, state, 301..690);
-            assert!(device.states_held() - begun <= 2 * device.state_bytes(kind.shape()), "{name}: {kind:?}");
+            assert!(
+                device.states_held() - begun <= 2 * device.state_bytes(kind.shape()),
+                "{name}: {kind:?}"
+            );
             device.drop_state(state);
             assert!(device.states_held() > begun);
             device.drop_state(fork);
@@ -87,7 +90,8 @@ fn states_grow_as_long_as_what_is_written_fits() {
 
         let states: Vec<State> = (0..4).map(|_| mixer.state(device)).collect();
         let need = |device: &mut dyn Device, rows: &Range<usize>| {
-            let span = |state: &State| Span { state: *state, position: rows.start, rows: rows.len() };
+            let span =
+                |state: &State| Span { state: *state, position: rows.start, rows: rows.len() };
             device.state_need(&mut states.iter().map(span)).unwrap()
         };
         let held = device.states_held();

@@ -58,7 +58,9 @@ impl Json<'_> {
             ValueKind::String => self.string(value.as_str().unwrap_or_default())?,
             ValueKind::Seq | ValueKind::Iterable => {
                 let items: Vec<Value> = value.try_iter()?.collect();
-                self.container(['[', ']'], &items, depth, |json, item| json.value(item, depth + 1))?;
+                self.container(['[', ']'], &items, depth, |json, item| {
+                    json.value(item, depth + 1)
+                })?;
             }
             ValueKind::Map => {
                 let mut keys: Vec<Value> = value.try_iter()?.collect();

@@ -12,7 +12,8 @@ const MONTHS: [&str; 12] = [
     "November",
     "December",
 ];
-const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
+const DAYS: [&str; 7] =
+    ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 
 /// Python's `datetime.strftime` for seconds since 1970 in UTC, in English, with the directives that a date or a time
 /// needs; `%-d` and its like write no leading zero.
@@ -60,7 +61,12 @@ pub(super) fn strftime(format: &str, seconds: u64) -> Result<String, String> {
             Some('Z') => out.push_str("UTC"),
             Some('z') => out.push_str("+0000"),
             Some('%') => out.push('%'),
-            other => return Err(format!("strftime_now({format:?}): %{} is not known", other.unwrap_or(' '))),
+            other => {
+                return Err(format!(
+                    "strftime_now({format:?}): %{} is not known",
+                    other.unwrap_or(' ')
+                ));
+            }
         }
     }
     Ok(out)
@@ -101,7 +107,10 @@ mod tests {
     fn as_python() {
         let format = "%Y-%m-%d %H:%M:%S %j %A %a %B %b %I %p %y %-d %-m %F %T %%";
         let cases = [
-            (0, "1970-01-01 00:00:00 001 Thursday Thu January Jan 12 AM 70 1 1 1970-01-01 00:00:00 %"),
+            (
+                0,
+                "1970-01-01 00:00:00 001 Thursday Thu January Jan 12 AM 70 1 1 1970-01-01 00:00:00 %",
+            ),
             (
                 951_827_696,
                 "2000-02-29 12:34:56 060 Tuesday Tue February Feb 12 PM 00 29 2 2000-02-29 12:34:56 %",

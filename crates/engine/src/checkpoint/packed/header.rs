@@ -153,7 +153,9 @@ impl Header {
     /// The start of the file, up to where the records begin.
     pub(crate) fn encode(&self) -> Result<Vec<u8>, Error> {
         FRAME.encode(self).map_err(|e| {
-            Error::Input(format!("the header of {EXPERTS} cannot be written: {e}; please report this"))
+            Error::Input(format!(
+                "the header of {EXPERTS} cannot be written: {e}; please report this"
+            ))
         })
     }
 
@@ -198,7 +200,11 @@ impl Header {
         let mut end = Some(data);
         let mut wanted = Some(0u64);
         for l in &self.layers {
-            if l.experts == 0 || l.bytes == 0 || l.digests.0.len() != l.experts || l.order.0.len() != 1 {
+            if l.experts == 0
+                || l.bytes == 0
+                || l.digests.0.len() != l.experts
+                || l.order.0.len() != 1
+            {
                 return Err(format!(
                     "layer {} has {} digests for {} experts of {} bytes",
                     l.layer,
@@ -208,7 +214,9 @@ impl Header {
                 ));
             }
             end = end.zip(l.taken()).and_then(|(end, taken)| end.checked_add(taken));
-            wanted = wanted.zip(l.bytes.checked_mul(l.experts as u64)).and_then(|(n, b)| n.checked_add(b));
+            wanted = wanted
+                .zip(l.bytes.checked_mul(l.experts as u64))
+                .and_then(|(n, b)| n.checked_add(b));
         }
         if end != Some(len) {
             let end = end.map_or("beyond all numbers".into(), |end| format!("at byte {end}"));
@@ -219,7 +227,10 @@ impl Header {
         let tensors = self.tensors.iter().try_fold(0u64, |n, t| {
             let size = safetensors::size(&t.dtype, &t.shape);
             size.and_then(|size| n.checked_add(size)).ok_or_else(|| {
-                format!("the tensor {} of type {} and shape {:?} is impossible", t.name, t.dtype, t.shape)
+                format!(
+                    "the tensor {} of type {} and shape {:?} is impossible",
+                    t.name, t.dtype, t.shape
+                )
             })
         })?;
         if wanted != Some(tensors) {
@@ -250,7 +261,12 @@ impl Header {
         for (entry, l) in self.layers.iter().enumerate() {
             let taken = l.stride().unwrap_or(l.bytes);
             for expert in 0..l.experts {
-                all.push(Place { piece: Piece::Expert { entry, expert }, offset, bytes: l.bytes, taken });
+                all.push(Place {
+                    piece: Piece::Expert { entry, expert },
+                    offset,
+                    bytes: l.bytes,
+                    taken,
+                });
                 offset += taken;
             }
         }

@@ -30,8 +30,8 @@ mod tests;
 use std::{collections::BTreeSet, sync::Arc};
 
 pub(crate) use header::{
-    DENSE, DenseFile, Digests, EXPERTS, ExpertTensor, Header, JOURNAL, Origin, PIECE, PackedLayer, Piece,
-    Place, SmallFile,
+    DENSE, DenseFile, Digests, EXPERTS, ExpertTensor, Header, JOURNAL, Origin, PIECE, PackedLayer,
+    Piece, Place, SmallFile,
 };
 use moeflux_compute::ExpertShape;
 
@@ -39,7 +39,7 @@ use super::{Checkpoint, Segment, Source, TensorInfo, digest, safetensors};
 use crate::{
     Error,
     blueprint::{Blueprint, LayerExperts},
-    experts::PartSource,
+    experts::ShardLocation,
 };
 
 /// Where tensors of experts are said to lie: beyond any file, so that nothing can be read from there.
@@ -118,7 +118,8 @@ fn virtual_tensors(tensors: &[ExpertTensor], file: u32) -> Vec<(String, TensorIn
     let mut offset = NOWHERE;
     let info = |t: &ExpertTensor| {
         let bytes = safetensors::size(&t.dtype, &t.shape).unwrap_or(0);
-        let info = TensorInfo { file, offset, bytes, dtype: t.dtype.clone(), shape: t.shape.clone() };
+        let info =
+            TensorInfo { file, offset, bytes, dtype: t.dtype.clone(), shape: t.shape.clone() };
         offset += bytes;
         (t.name.clone(), info)
     };
@@ -162,7 +163,10 @@ impl Checkpoint {
 }
 
 fn place(packed: &Packed, blueprint: &mut Blueprint) -> Result<(), String> {
-    let dense = blueprint.matrices().flat_map(|m| &m.segments).chain(blueprint.vectors().map(|v| &v.segment));
+    let dense = blueprint
+        .matrices()
+        .flat_map(|m| &m.segments)
+        .chain(blueprint.vectors().map(|v| &v.segment));
     if dense.into_iter().any(|segment| segment.file == packed.file) {
         return Err("it has tensors that are not those of experts".into());
     }
@@ -172,7 +176,10 @@ fn place(packed: &Packed, blueprint: &mut Blueprint) -> Result<(), String> {
         // Both go from the first layer to the last one.
         let found = left.by_ref().find_map(|(i, layer)| Some((i, layer.moe_mut()?)));
         let Some((_, moe)) = found.filter(|(i, _)| *i == l.layer) else {
-            return Err(format!("it has records for layer {}, config.json asks for others", l.layer));
+            return Err(format!(
+                "it has records for layer {}, config.json asks for others",
+                l.layer
+            ));
         };
         let experts = &mut moe.experts;
         if (experts.count, experts.bytes as u64) != (l.experts, l.bytes)
@@ -187,7 +194,7 @@ fn place(packed: &Packed, blueprint: &mut Blueprint) -> Result<(), String> {
         let stride = l.stride().unwrap_or(l.bytes);
         let first = Segment { file: packed.file, offset, bytes: experts.bytes };
         let digests = l.digests.0.as_slice().into();
-        experts.parts = vec![PartSource::Packed { first, stride, digests }];
+        experts.parts = vec![ShardLocation::Packed { first, stride, digests }];
         offset += stride * l.experts as u64;
     }
     match left.find_map(|(i, layer)| layer.moe().map(|_| i)) {

@@ -77,7 +77,9 @@ fn open(folder: &Path, contents: &[u8]) -> Result<(), Error> {
 fn places(value: &Value, at: &str, all: &mut Vec<String>) {
     all.push(at.to_owned());
     match value {
-        Value::Object(map) => map.iter().for_each(|(key, v)| places(v, &format!("{at}/{key}"), all)),
+        Value::Object(map) => {
+            map.iter().for_each(|(key, v)| places(v, &format!("{at}/{key}"), all))
+        }
         Value::Array(list) => {
             list.iter().enumerate().take(2).for_each(|(i, v)| places(v, &format!("{at}/{i}"), all))
         }
@@ -110,8 +112,12 @@ fn every_value_of_a_header_may_be_hostile() {
         hostile.push(json!("../../etc/passwd"));
         match &old {
             Value::Number(n) => {
-                hostile.extend([json!(n.as_u64().unwrap() + 1), json!(n.as_u64().unwrap().wrapping_sub(1))]);
-                hostile.extend([json!(u64::MAX / n.as_u64().unwrap().max(1)), json!(u64::MAX - 4095)]);
+                hostile.extend([
+                    json!(n.as_u64().unwrap() + 1),
+                    json!(n.as_u64().unwrap().wrapping_sub(1)),
+                ]);
+                hostile
+                    .extend([json!(u64::MAX / n.as_u64().unwrap().max(1)), json!(u64::MAX - 4095)]);
             }
             Value::Array(list) => {
                 hostile.push(list[..list.len().saturating_sub(1)].into());
@@ -128,8 +134,9 @@ fn every_value_of_a_header_may_be_hostile() {
             *changed.pointer_mut(&at).unwrap() = value.clone();
             let opened = open(&folder, &with_header(&file, &changed));
             // What describes the source, and digests that are checked when they are needed, do not matter for opening.
-            let described = ["/architecture", "/source", "/digest"].iter().any(|part| at.contains(part))
-                || at.starts_with("/files");
+            let described =
+                ["/architecture", "/source", "/digest"].iter().any(|part| at.contains(part))
+                    || at.starts_with("/files");
             assert!(opened.is_err() || described, "{at} was made {value}, and nobody minded");
             if let Err(error) = opened {
                 assert!(error.to_string().contains("/out"), "{at} {value}: {error}");
@@ -143,8 +150,11 @@ fn no_byte_of_a_header_changes_unnoticed_and_no_end_is_missed() {
     let (_temp, folder, file) = packed("qwen3_moe");
     let header = PREFIX + u64::from_le_bytes(file[16..24].try_into().unwrap()) as usize;
     let change = (0..header, 1u8.., 0..file.len());
-    let mut runner =
-        TestRunner::new(ProptestConfig { cases: 64, failure_persistence: None, ..Default::default() });
+    let mut runner = TestRunner::new(ProptestConfig {
+        cases: 64,
+        failure_persistence: None,
+        ..Default::default()
+    });
     runner
         .run(&change, |(at, flip, cut)| {
             let mut changed = file.clone();
@@ -160,7 +170,10 @@ fn no_byte_of_a_header_changes_unnoticed_and_no_end_is_missed() {
     newer[8] = 2;
     let said = open(&folder, &newer).unwrap_err().to_string();
     assert!(said.contains("version 2"), "{said}");
-    assert!(said.ends_with(": use the version of moeflux that packed it, or pack the model again"), "{said}");
+    assert!(
+        said.ends_with(": use the version of moeflux that packed it, or pack the model again"),
+        "{said}"
+    );
 }
 
 #[test]
@@ -198,7 +211,10 @@ fn experts_of_another_training_are_refused() {
     // A folder that leaves its experts to a mirror.
     fs::remove_file(folder.join(EXPERTS)).unwrap();
     let said = with_mirror().unwrap_err().to_string();
-    assert!(said.starts_with(other.to_str().unwrap()) && said.contains("different models"), "{said}");
+    assert!(
+        said.starts_with(other.to_str().unwrap()) && said.contains("different models"),
+        "{said}"
+    );
     // One that has them, and a mirror.
     fs::write(folder.join(EXPERTS), &own).unwrap();
     fs::remove_file(other.join(DENSE)).unwrap();

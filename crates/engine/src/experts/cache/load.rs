@@ -89,16 +89,24 @@ impl ExpertCache {
 
     /// Reads experts into slots that hold nothing yet; what is not the model's is passed over. What cannot be read will be told
     /// to those who need it.
-    pub(crate) fn warm(&mut self, device: &mut dyn Device, experts: &[(u32, u32)]) -> Result<(), Error> {
+    pub(crate) fn warm(
+        &mut self,
+        device: &mut dyn Device,
+        experts: &[(u32, u32)],
+    ) -> Result<(), Error> {
         let mut stats = Stats::default();
         let mut left = experts
             .iter()
             .map(|(layer, expert)| (*layer as usize, *expert as usize))
-            .filter(|(layer, expert)| self.source.layer(*layer).is_some_and(|of| *expert < of.count))
+            .filter(|(layer, expert)| {
+                self.source.layer(*layer).is_some_and(|of| *expert < of.count)
+            })
             .collect::<Vec<_>>()
             .into_iter();
         loop {
-            while self.reading < self.host.places.len().div_ceil(2).min(WARMING) && self.host.has_empty() {
+            while self.reading < self.host.places.len().div_ceil(2).min(WARMING)
+                && self.host.has_empty()
+            {
                 let Some((layer, expert)) = left.next() else { break };
                 if !self.has(layer, expert) {
                     self.request(device, layer, expert, &mut stats)?;

@@ -64,8 +64,10 @@ impl<const N: usize> Queues<N> {
 
     /// Takes a slot out of its queue, if it is in one: which one.
     pub(super) fn take(&mut self, slot: usize) -> Option<usize> {
-        let Link { before, after, queue } =
-            std::mem::replace(&mut self.links[slot], Link { before: NONE, after: NONE, queue: NONE });
+        let Link { before, after, queue } = std::mem::replace(
+            &mut self.links[slot],
+            Link { before: NONE, after: NONE, queue: NONE },
+        );
         let ends = self.ends.get_mut(queue as usize)?;
         ends.len -= 1;
         match before {
@@ -100,7 +102,11 @@ impl<const N: usize> Queues<N> {
 
     /// The first slot of a queue for which `free` holds. Those before it, being in use, go to its end, so that nobody passes
     /// them again soon.
-    pub(super) fn first_free(&mut self, queue: usize, free: &dyn Fn(usize) -> bool) -> Option<usize> {
+    pub(super) fn first_free(
+        &mut self,
+        queue: usize,
+        free: &dyn Fn(usize) -> bool,
+    ) -> Option<usize> {
         for _ in 0..self.len(queue) {
             let slot = self.first(queue)?;
             if free(slot) {

@@ -13,7 +13,7 @@ const AHEAD: usize = 2;
 const SMALL_SHARE: usize = 10;
 
 /// Uses are counted up to here.
-const MOST_USES: u8 = 3;
+const MAX_USES: u8 = 3;
 
 #[derive(Clone, Copy)]
 struct Entry {
@@ -66,7 +66,7 @@ impl S3Fifo {
     /// Moves on what has been used, until one at the head of a queue has not.
     fn head(&mut self, queue: usize, free: &dyn Fn(usize) -> bool) -> Option<usize> {
         // Each use that was counted buys a slot one more round.
-        for _ in 0..=self.queues.len(queue) * (usize::from(MOST_USES) + 1) {
+        for _ in 0..=self.queues.len(queue) * (usize::from(MAX_USES) + 1) {
             let slot = self.queues.first(queue)?;
             let uses = &mut self.entries[slot].uses;
             match (queue, *uses) {
@@ -101,7 +101,7 @@ impl Policy for S3Fifo {
         match self.queues.queue(slot) {
             // As if it came now.
             Some(AHEAD) => self.insert(slot, self.entries[slot].key as usize, false),
-            _ => self.entries[slot].uses = (self.entries[slot].uses + 1).min(MOST_USES),
+            _ => self.entries[slot].uses = (self.entries[slot].uses + 1).min(MAX_USES),
         }
     }
 

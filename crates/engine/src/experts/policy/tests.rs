@@ -259,7 +259,10 @@ impl Model for NaiveLfu {
     }
 
     fn remove(&mut self, key: usize) {
-        self.used.values_mut().chain([&mut self.ahead]).for_each(|queue| queue.retain(|k| *k != key));
+        self.used
+            .values_mut()
+            .chain([&mut self.ahead])
+            .for_each(|queue| queue.retain(|k| *k != key));
     }
 
     fn expire(&mut self) {

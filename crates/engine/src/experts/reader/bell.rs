@@ -5,7 +5,7 @@ use std::sync::{Condvar, MutexGuard, PoisonError};
 use super::board::Board;
 
 /// Rung for lanes that wait.
-pub(super) enum Bell {
+pub(super) enum Waker {
     /// Threads wait at it.
     Threads(Condvar),
     /// A ring reads from it, among other things.
@@ -13,31 +13,31 @@ pub(super) enum Bell {
     Ring(std::os::fd::OwnedFd),
 }
 
-impl Bell {
+impl Waker {
     /// One lane may have work.
     pub(super) fn one(&self) {
         match self {
-            Bell::Threads(waiting) => waiting.notify_one(),
+            Waker::Threads(waiting) => waiting.notify_one(),
             #[cfg(target_os = "linux")]
-            Bell::Ring(bell) => ring(bell),
+            Waker::Ring(bell) => ring(bell),
         }
     }
 
     /// All shall look.
     pub(super) fn all(&self) {
         match self {
-            Bell::Threads(waiting) => waiting.notify_all(),
+            Waker::Threads(waiting) => waiting.notify_all(),
             #[cfg(target_os = "linux")]
-            Bell::Ring(bell) => ring(bell),
+            Waker::Ring(bell) => ring(bell),
         }
     }
 
     /// A thread waits for the bell.
     pub(super) fn wait<'a>(&self, board: MutexGuard<'a, Board>) -> MutexGuard<'a, Board> {
         match self {
-            Bell::Threads(waiting) => waiting.wait(board).unwrap_or_else(PoisonError::into_inner),
+            Waker::Threads(waiting) => waiting.wait(board).unwrap_or_else(PoisonError::into_inner),
             #[cfg(target_os = "linux")]
-            Bell::Ring(_) => board,
+            Waker::Ring(_) => board,
         }
     }
 }

@@ -16,12 +16,12 @@ use std::{
 
 use self::{
     cut::{Cursor, cut},
-    deadline::Grave,
+    deadline::OrphanedBuffer,
 };
 use super::{
     Completion, ReadCounters, ReadRequest, Urgency,
     disk::Disk,
-    options::{MOST_COPIES, PageCache},
+    options::{MAX_COPIES, PageCache},
     sharing::{Copies, Sharing},
     transfer::{Address, Check, Piece},
 };
@@ -67,7 +67,7 @@ impl Job {
 }
 
 /// What a lane does next.
-pub(super) enum Landed {
+pub(super) enum ReadOutcome {
     /// Ask for more.
     Done,
     /// Read the piece again.
@@ -76,7 +76,7 @@ pub(super) enum Landed {
     Check(Check),
 }
 
-struct Flight {
+struct InFlightRead {
     order: Order,
     /// Where the memory is: with its job, or in this grave.
     grave: Option<usize>,
@@ -113,8 +113,8 @@ pub(super) struct Board {
     ahead: VecDeque<usize>,
     completions: VecDeque<Completion>,
     /// By lane.
-    flights: Vec<Option<Flight>>,
-    graves: Vec<Option<Grave>>,
+    flights: Vec<Option<InFlightRead>>,
+    graves: Vec<Option<OrphanedBuffer>>,
     sharing: Sharing,
     /// By layer and expert: whether it has been read before.
     met: Vec<Vec<bool>>,
@@ -139,7 +139,11 @@ impl Board {
         let Limits { slots, lanes, .. } = limits;
         Self {
             sharing: Sharing::new(disk.copies()),
-            met: source.layers().iter().map(|l| vec![false; l.as_ref().map_or(0, |l| l.count)]).collect(),
+            met: source
+                .layers()
+                .iter()
+                .map(|l| vec![false; l.as_ref().map_or(0, |l| l.count)])
+                .collect(),
             source,
             disk,
             limits,
@@ -161,7 +165,8 @@ impl Board {
 
     pub(super) fn start(&mut self, mut request: ReadRequest) {
         let ReadRequest { layer, expert, slot, urgency, .. } = request;
-        let experts = self.source.layer(layer).filter(|l| expert < l.count && l.bytes <= request.bytes.len());
+        let experts =
+            self.source.layer(layer).filter(|l| expert < l.count && l.bytes <= request.bytes.len());
         let place = self.jobs.get_mut(slot).filter(|place| place.is_none());
         let (Some(experts), Some(place)) = (experts, place) else {
             let result = Err(Error::Input(format!(
@@ -173,8 +178,17 @@ impl Board {
         let (cursor, bytes) = (Cursor::default(), experts.bytes);
         let again = std::mem::replace(&mut self.met[layer][expert], true);
         let buffered = again && self.limits.pages == PageCache::ReadAgain;
-        let job =
-            Job { request, memory, cursor, bytes, buffered, under_way: 0, error: None, avoid: 0, checked: 0 };
+        let job = Job {
+            request,
+            memory,
+            cursor,
+            bytes,
+            buffered,
+            under_way: 0,
+            error: None,
+            avoid: 0,
+            checked: 0,
+        };
         *place = Some(job);
         match bytes {
             0 => self.settle(slot),
@@ -245,7 +259,7 @@ impl Board {
         let choose = |avoid| self.sharing.choose(piece.bytes, avoid);
         let copy = choose(avoid).or_else(|| choose(lacking)).unwrap_or(0);
         let order = Order { piece, copy, buffered: job.buffered };
-        self.flights[lane] = Some(Flight {
+        self.flights[lane] = Some(InFlightRead {
             order,
             grave: None,
             since: now,
@@ -261,8 +275,14 @@ impl Board {
     }
 
     /// A lane's read has ended: the bytes that came with it, and how it went. The result is what the lane does next.
-    pub(super) fn land(&mut self, lane: usize, came: u64, result: io::Result<()>, now: Instant) -> Landed {
-        let Some(mut flight) = self.flights[lane].take() else { return Landed::Done };
+    pub(super) fn land(
+        &mut self,
+        lane: usize,
+        came: u64,
+        result: io::Result<()>,
+        now: Instant,
+    ) -> ReadOutcome {
+        let Some(mut flight) = self.flights[lane].take() else { return ReadOutcome::Done };
         let Order { piece, copy, .. } = flight.order;
         self.sharing.end(copy, (piece.bytes, came), now);
         if flight.hung {
@@ -272,7 +292,7 @@ impl Board {
         }
         if let Some(i) = flight.grave {
             self.visit(i);
-            return Landed::Done;
+            return ReadOutcome::Done;
         }
         let error = match result {
             Ok(()) => None,
@@ -282,8 +302,9 @@ impl Board {
                     self.retries += 1;
                     self.up(flight.ahead, now);
                     self.sharing.begin(order.copy, piece.bytes, now);
-                    self.flights[lane] = Some(Flight { order, since: now, late: None, ..flight });
-                    return Landed::Again(order);
+                    self.flights[lane] =
+                        Some(InFlightRead { order, since: now, late: None, ..flight });
+                    return ReadOutcome::Again(order);
                 }
                 Some(self.failure(&flight.order, error))
             }
@@ -299,10 +320,10 @@ impl Board {
             }
         }
         if let Some(check) = self.check(piece.slot) {
-            return Landed::Check(check);
+            return ReadOutcome::Check(check);
         }
         self.settle(piece.slot);
-        Landed::Done
+        ReadOutcome::Done
     }
 
     /// What is to be compared with its digest before it completes.
@@ -325,8 +346,10 @@ impl Board {
         job.under_way -= 1;
         if let Err(error) = result {
             // What has digests lies in one file.
-            let file =
-                self.source.layer(check.layer).and_then(|l| Some(l.segments(check.expert).next()?.file));
+            let file = self
+                .source
+                .layer(check.layer)
+                .and_then(|l| Some(l.segments(check.expert).next()?.file));
             let lacking = file.map_or(0, |file| self.disk.lacking(file as usize));
             let next = (job.checked..self.disk.copies()).find(|copy| lacking & 1 << copy == 0);
             if let (Some(copy), None) = (next, &job.error) {
@@ -344,7 +367,7 @@ impl Board {
 
     /// How a piece that failed is tried again, if it is: on a copy where it has not failed, else once more through the page
     /// cache, unless the file has ended.
-    fn again(&self, flight: &mut Flight, error: &io::Error) -> Option<Order> {
+    fn again(&self, flight: &mut InFlightRead, error: &io::Error) -> Option<Order> {
         let Order { piece, copy, buffered } = flight.order;
         flight.failed |= 1 << copy;
         if flight.tries >= RETRIES.max(self.disk.copies() as u32) {
@@ -400,13 +423,16 @@ impl Board {
     }
 
     pub(super) fn counters(&self, now: Instant) -> ReadCounters {
-        let running =
-            if self.flying > 0 { now.saturating_duration_since(self.busy_since) } else { Duration::ZERO };
+        let running = if self.flying > 0 {
+            now.saturating_duration_since(self.busy_since)
+        } else {
+            Duration::ZERO
+        };
         let mut counters = ReadCounters {
             busy_ns: (self.busy + running).as_nanos() as u64,
             retries: self.retries,
             bytes: 0,
-            by_copy: [0; MOST_COPIES],
+            by_copy: [0; MAX_COPIES],
         };
         self.sharing.count(&mut counters);
         counters

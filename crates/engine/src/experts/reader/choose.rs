@@ -28,13 +28,18 @@ pub(super) fn total(source: &ExpertSource) -> u64 {
 
 /// Bytes per second. Of the experts it reads every `turns`th, from `turn` on, so that what one reader leaves in the page cache
 /// helps no other. Zero where reads fail.
-pub(super) fn speed(reader: &mut dyn Reader, source: &ExpertSource, (turn, turns): (usize, usize)) -> f64 {
+pub(super) fn speed(
+    reader: &mut dyn Reader,
+    source: &ExpertSource,
+    (turn, turns): (usize, usize),
+) -> f64 {
     let layers = source.layers().iter().enumerate().filter_map(|(i, l)| Some((i, l.as_ref()?)));
     // One after another from different layers: as far apart as tokens need them.
     let most = layers.clone().map(|(_, l)| l.count).max().unwrap_or(0);
     let experts = (turn..most).step_by(turns.max(1));
-    let mut wanted = experts
-        .flat_map(|e| layers.clone().filter(move |(_, l)| e < l.count).map(move |(i, l)| (i, e, l.bytes)));
+    let mut wanted = experts.flat_map(|e| {
+        layers.clone().filter(move |(_, l)| e < l.count).map(move |(i, l)| (i, e, l.bytes))
+    });
     let largest = layers.clone().map(|(_, l)| l.bytes).max().unwrap_or(0).max(1);
     let slots = (MEMORY / largest).clamp(1, 8);
     let mut memory: Vec<_> =

@@ -12,7 +12,7 @@ use moeflux_compute::Bytes;
 use super::{
     mirrors,
     open_file::{self, HANDLES},
-    options::{MOST_ALIGN, MOST_COPIES, PageCache},
+    options::{MAX_ALIGN, MAX_COPIES, PageCache},
     sharing::Copies,
     transfer::Alignment,
 };
@@ -72,9 +72,13 @@ struct Handles {
 impl Files {
     /// Opens the files once more, and those of the same names in other folders: for direct access, buffered
     /// access or both, as `pages` asks for.
-    pub(super) fn open(own: Arc<Vec<Source>>, folders: &[PathBuf], pages: PageCache) -> Result<Self, Error> {
-        if folders.len() >= MOST_COPIES {
-            return Err(Error::Input(format!("a model has at most {} mirrors", MOST_COPIES - 1)));
+    pub(super) fn open(
+        own: Arc<Vec<Source>>,
+        folders: &[PathBuf],
+        pages: PageCache,
+    ) -> Result<Self, Error> {
+        if folders.len() >= MAX_COPIES {
+            return Err(Error::Input(format!("a model has at most {} mirrors", MAX_COPIES - 1)));
         }
         let homes = own.iter().map(|file| mirrors::home(file, folders)).collect();
         let mirrors = mirrors::open(&own, folders)?;
@@ -139,7 +143,10 @@ impl Disk for Files {
     fn read_at(&self, place: Place, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
         match self.file(place) {
             Some(file) => read_at(file, buf, offset),
-            None => self.source(place.copy, place.file).unwrap_or(&self.own[place.file]).read_at(buf, offset),
+            None => self
+                .source(place.copy, place.file)
+                .unwrap_or(&self.own[place.file])
+                .read_at(buf, offset),
         }
     }
 }
@@ -150,10 +157,12 @@ impl Handles {
             return Ok(Self { files: Vec::new(), alignment: None, buffered: Vec::new() });
         }
         let random = || {
-            let files: io::Result<Vec<_>> = (0..HANDLES).map(|_| open_file::random(source.path())).collect();
+            let files: io::Result<Vec<_>> =
+                (0..HANDLES).map(|_| open_file::random(source.path())).collect();
             files.map_err(Error::file(source.path(), "cannot open the file"))
         };
-        let direct = if pages == PageCache::Everything { None } else { Self::direct(source.path()) };
+        let direct =
+            if pages == PageCache::Everything { None } else { Self::direct(source.path()) };
         let Some((files, alignment)) = direct else {
             return Ok(Self { files: random()?, alignment: None, buffered: Vec::new() });
         };
@@ -163,11 +172,12 @@ impl Handles {
 
     /// Direct access, if the file system has it and a read of the first block works.
     fn direct(path: &Path) -> Option<(Vec<File>, Alignment)> {
-        let opened = (0..HANDLES).map(|_| open_file::direct(path)).collect::<io::Result<Option<Vec<_>>>>();
+        let opened =
+            (0..HANDLES).map(|_| open_file::direct(path)).collect::<io::Result<Option<Vec<_>>>>();
         let opened = opened.ok().flatten()?;
         let alignment = opened.first()?.1;
-        let usable = |align: usize| align.is_power_of_two() && align <= MOST_ALIGN;
-        let mut block = Bytes::zeroed(MOST_ALIGN).ok()?;
+        let usable = |align: usize| align.is_power_of_two() && align <= MAX_ALIGN;
+        let mut block = Bytes::zeroed(MAX_ALIGN).ok()?;
         let works = usable(alignment.file)
             && usable(alignment.memory)
             && opened.iter().all(|(file, _)| read_at(file, &mut block, 0).is_ok());

@@ -17,7 +17,7 @@ const CHUNK: u64 = 64 << 10;
 /// of the same model has another number in nearly every one, and a copy that was not finished lacks the last.
 const BLOCKS: usize = 64;
 /// Blocks of a file at least.
-const LEAST_BLOCKS: usize = 4;
+const MIN_BLOCKS: usize = 4;
 /// Bytes of one.
 const BLOCK: u64 = 4 << 10;
 
@@ -27,8 +27,11 @@ const BLOCK: u64 = 4 << 10;
 /// # Errors
 /// A folder has one that is of another length, or has another header or other bytes where they are compared.
 pub(super) fn open(own: &[Source], folders: &[PathBuf]) -> Result<Vec<Vec<Option<Source>>>, Error> {
-    let blocks = (BLOCKS / own.len().max(1)).max(LEAST_BLOCKS) as u64;
-    folders.iter().map(|folder| own.iter().map(|file| mirror((file, blocks), folder)).collect()).collect()
+    let blocks = (BLOCKS / own.len().max(1)).max(MIN_BLOCKS) as u64;
+    folders
+        .iter()
+        .map(|folder| own.iter().map(|file| mirror((file, blocks), folder)).collect())
+        .collect()
 }
 
 /// Which folder a file of the model is in: 0 is none of `folders`, and so the model's own.
@@ -42,7 +45,9 @@ fn mirror((own, blocks): (&Source, u64), folder: &Path) -> Result<Option<Source>
         return Err(Error::Input("the model in the program has no mirrors: give --model".into()));
     };
     let path = folder.join(name);
-    if path == own.path() || !path.try_exists().map_err(Error::file(&path, "cannot look for the file"))? {
+    if path == own.path()
+        || !path.try_exists().map_err(Error::file(&path, "cannot look for the file"))?
+    {
         return Ok(None);
     }
     let copy = Source::open(&path)?;
@@ -54,7 +59,11 @@ fn mirror((own, blocks): (&Source, u64), folder: &Path) -> Result<Option<Source>
         ),
     };
     if copy.len() != own.len() {
-        return Err(differs(&format!("{} bytes instead of {}, another length", copy.len(), own.len())));
+        return Err(differs(&format!(
+            "{} bytes instead of {}, another length",
+            copy.len(),
+            own.len()
+        )));
     }
     let header = header(own)?.min(own.len());
     let last = own.len().saturating_sub(BLOCK).max(header);
@@ -64,7 +73,9 @@ fn mirror((own, blocks): (&Source, u64), folder: &Path) -> Result<Option<Source>
     for (at, bytes) in chunks.chain(blocks.map(|at| (at, BLOCK.min(own.len() - at)))) {
         let [mut a, mut b] = [vec![0; bytes as usize], vec![0; bytes as usize]];
         for (source, buf) in [(own, &mut a), (&copy, &mut b)] {
-            source.read_exact_at(buf, at).map_err(Error::file(source.path(), "cannot read the file"))?;
+            source
+                .read_exact_at(buf, at)
+                .map_err(Error::file(source.path(), "cannot read the file"))?;
         }
         if let Some(i) = a.iter().zip(&b).position(|(a, b)| a != b) {
             return Err(differs(&match at < header {

@@ -24,10 +24,10 @@ use std::sync::{Arc, Condvar};
 use moeflux_compute::Bytes;
 
 use self::{
-    bell::Bell,
+    bell::Waker,
     board::{Board, Limits},
     disk::{Disk, Files},
-    options::{MOST_COPIES, bounce_bytes, longest_piece},
+    options::{MAX_COPIES, bounce_bytes, longest_piece},
     shared::{BoardReader, Shared},
 };
 use super::source::ExpertSource;
@@ -57,7 +57,7 @@ pub struct ReadCounters {
     /// Reads that were tried again.
     pub retries: u64,
     /// Bytes by copy of the model: its own folder, then the mirrors as they were given.
-    pub by_copy: [u64; MOST_COPIES],
+    pub by_copy: [u64; MAX_COPIES],
 }
 
 impl ReadCounters {
@@ -167,7 +167,13 @@ pub(crate) fn open(
         1 => String::new(),
         folders => format!(", from {folders} folders"),
     };
-    let plan = Plan { source: Arc::clone(source), files, limits, bounce, how: format!("{access}{folders}") };
+    let plan = Plan {
+        source: Arc::clone(source),
+        files,
+        limits,
+        bounce,
+        how: format!("{access}{folders}"),
+    };
     let reader = match options.kind {
         ReaderKind::Threads => plan.threads()?,
         ReaderKind::Uring => match plan.ring() {
@@ -190,7 +196,7 @@ struct Plan {
 }
 
 impl Plan {
-    fn reader(&self, bell: Bell, description: String) -> BoardReader {
+    fn reader(&self, bell: Waker, description: String) -> BoardReader {
         let disk = Arc::clone(&self.files) as Arc<dyn Disk>;
         let board = Board::new(Arc::clone(&self.source), Arc::clone(&disk), self.limits);
         let shared = Arc::new(Shared::new(board, disk, bell));
@@ -199,7 +205,7 @@ impl Plan {
 
     fn threads(&self) -> Result<BoardReader, Error> {
         let description = format!("{} threads, {}", self.limits.depth, self.how);
-        let mut reader = self.reader(Bell::Threads(Condvar::new()), description);
+        let mut reader = self.reader(Waker::Threads(Condvar::new()), description);
         reader.threads = threads::start(&reader.shared, self.limits.lanes, self.bounce)?;
         Ok(reader)
     }
@@ -239,8 +245,13 @@ impl Plan {
             return Err(std::io::Error::other("the model is in the program"));
         }
         let description = format!("io_uring, {}, depth {}", self.how, self.limits.depth);
-        let mut reader = self.reader(Bell::Ring(uring::bell()?), description);
-        reader.threads.push(uring::start(&reader.shared, &self.files, self.limits.lanes, self.bounce)?);
+        let mut reader = self.reader(Waker::Ring(uring::bell()?), description);
+        reader.threads.push(uring::start(
+            &reader.shared,
+            &self.files,
+            self.limits.lanes,
+            self.bounce,
+        )?);
         Ok(reader)
     }
 

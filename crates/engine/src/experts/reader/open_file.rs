@@ -8,7 +8,7 @@ use super::transfer::Alignment;
 pub(super) const HANDLES: usize = if cfg!(windows) { 8 } else { 1 };
 
 #[cfg(not(target_os = "linux"))]
-use super::options::MOST_ALIGN;
+use super::options::MAX_ALIGN;
 
 /// For direct reads; `None` where the file system has none.
 #[cfg(target_os = "linux")]
@@ -39,7 +39,7 @@ pub(crate) fn direct(path: &Path) -> io::Result<Option<(File, Alignment)>> {
 pub(crate) fn direct(path: &Path) -> io::Result<Option<(File, Alignment)>> {
     let file = random(path)?;
     rustix::fs::fcntl_nocache(&file, true)?;
-    Ok(Some((file, Alignment { file: MOST_ALIGN, memory: MOST_ALIGN })))
+    Ok(Some((file, Alignment { file: MAX_ALIGN, memory: MAX_ALIGN })))
 }
 
 /// For direct reads.
@@ -47,7 +47,7 @@ pub(crate) fn direct(path: &Path) -> io::Result<Option<(File, Alignment)>> {
 pub(crate) fn direct(path: &Path) -> io::Result<Option<(File, Alignment)>> {
     const FILE_FLAG_NO_BUFFERING: u32 = 0x2000_0000;
     let file = with_flags(path, FILE_FLAG_NO_BUFFERING)?;
-    Ok(Some((file, Alignment { file: MOST_ALIGN, memory: MOST_ALIGN })))
+    Ok(Some((file, Alignment { file: MAX_ALIGN, memory: MAX_ALIGN })))
 }
 
 /// For reads at random places through the page cache: reading ahead would read what nobody wants.

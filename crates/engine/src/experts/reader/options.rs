@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use crate::{
-    blueprint::Blueprint, checkpoint::Checkpoint, memory::MemoryPlan, probe::FilePages, system::SystemMemory,
+    blueprint::Blueprint, checkpoint::Checkpoint, memory::MemoryPlan, probe::FilePages,
+    system::SystemMemory,
 };
 
 /// What carries reads to the disk.
@@ -49,7 +50,12 @@ impl PageCache {
 
     /// What `access` asks for. On [`Access::Auto`], what memory has room for beside `plan` decides: of a model with a slot for
     /// every expert all files, which the next start finds there; else the experts that have no slot, whose files may be warm.
-    pub fn of(access: Access, checkpoint: &Checkpoint, blueprint: &Blueprint, plan: &MemoryPlan) -> Self {
+    pub fn of(
+        access: Access,
+        checkpoint: &Checkpoint,
+        blueprint: &Blueprint,
+        plan: &MemoryPlan,
+    ) -> Self {
         match access {
             Access::Direct => return Self::Nothing,
             Access::Buffered => return Self::Everything,
@@ -68,7 +74,11 @@ impl PageCache {
         }
         let files = FilePages::of(checkpoint);
         let is_warm = || files.cached().is_some_and(|share| share >= Self::WARM);
-        if plan.holds_all || files.is_empty() || is_warm() { Self::Everything } else { Self::ReadAgain }
+        if plan.holds_all || files.is_empty() || is_warm() {
+            Self::Everything
+        } else {
+            Self::ReadAgain
+        }
     }
 }
 
@@ -98,13 +108,13 @@ const PIECE: usize = 1 << 20;
 const DEADLINE: Duration = Duration::from_secs(30);
 
 /// The largest unit of direct reads that is met: a page. Disks want 512 or 4096 bytes.
-pub(super) const MOST_ALIGN: usize = 4096;
+pub(super) const MAX_ALIGN: usize = 4096;
 
 /// Stack of a reading thread: it calls the system and little else.
 pub(crate) const STACK: usize = 128 << 10;
 
 /// Copies of the model that reads are shared among, the model's own folder among them.
-pub(super) const MOST_COPIES: usize = 8;
+pub(super) const MAX_COPIES: usize = 8;
 
 impl ReadOptions {
     pub(super) fn depth(&self) -> usize {
@@ -112,7 +122,7 @@ impl ReadOptions {
     }
 
     pub(super) fn piece(&self) -> usize {
-        self.piece.unwrap_or(PIECE).clamp(MOST_ALIGN, 16 << 20)
+        self.piece.unwrap_or(PIECE).clamp(MAX_ALIGN, 16 << 20)
     }
 
     pub(super) fn deadline(&self) -> Duration {
@@ -128,19 +138,21 @@ impl ReadOptions {
 /// Bytes of the buffer that holds the aligned blocks around a piece of at most `piece` bytes: cutting it at a block's end
 /// adds up to one, so do both ends.
 pub(super) const fn bounce_bytes(piece: usize) -> usize {
-    piece.next_multiple_of(MOST_ALIGN) + 3 * MOST_ALIGN
+    piece.next_multiple_of(MAX_ALIGN) + 3 * MAX_ALIGN
 }
 
 /// The longest piece that experts of this size are read in.
 pub(super) fn longest_piece(options: &ReadOptions, expert: usize) -> usize {
-    options.piece().min(expert.next_multiple_of(MOST_ALIGN).max(MOST_ALIGN))
+    options.piece().min(expert.next_multiple_of(MAX_ALIGN).max(MAX_ALIGN))
 }
 
 /// The most bytes that a reader of such experts from so many folders holds: stacks, and buffers for direct reads.
 pub(crate) fn memory(options: &ReadOptions, blueprint: &Blueprint, folders: usize) -> u64 {
     let bounce = match options.access {
         Access::Buffered => 0,
-        Access::Auto | Access::Direct => bounce_bytes(longest_piece(options, blueprint.slot_bytes())),
+        Access::Auto | Access::Direct => {
+            bounce_bytes(longest_piece(options, blueprint.slot_bytes()))
+        }
     };
     (options.lanes(folders) * (STACK + bounce)) as u64
 }

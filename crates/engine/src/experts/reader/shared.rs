@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Completion, ReadCounters, ReadRequest, Reader, bell::Bell, board::Board, disk::Disk};
+use super::{Completion, ReadCounters, ReadRequest, Reader, bell::Waker, board::Board, disk::Disk};
 
 /// How long a reader that is dropped waits at most for reads under way. A thread that hangs longer is left behind with what
 /// it needs.
@@ -15,14 +15,14 @@ const GRACE: Duration = Duration::from_secs(1);
 pub(super) struct Shared {
     board: Mutex<Board>,
     /// Lanes wait for work.
-    pub(super) work: Bell,
+    pub(super) work: Waker,
     /// The reader waits for completions.
     pub(super) finished: Condvar,
     pub(super) disk: Arc<dyn Disk>,
 }
 
 impl Shared {
-    pub(super) fn new(board: Board, disk: Arc<dyn Disk>, work: Bell) -> Self {
+    pub(super) fn new(board: Board, disk: Arc<dyn Disk>, work: Waker) -> Self {
         Self { board: Mutex::new(board), work, finished: Condvar::new(), disk }
     }
 
@@ -66,7 +66,8 @@ impl Reader for BoardReader {
             }
             // What begins while we wait is late no earlier than this.
             let due = due.unwrap_or_else(|| now + board.deadline());
-            let waited = self.shared.finished.wait_timeout(board, due.saturating_duration_since(now));
+            let waited =
+                self.shared.finished.wait_timeout(board, due.saturating_duration_since(now));
             board = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::{ReadCounters, options::MOST_COPIES};
+use super::{ReadCounters, options::MAX_COPIES};
 
 /// How much of what was measured before still counts after a read.
 const MEMORY: f64 = 0.95;
@@ -38,7 +38,7 @@ impl Load {
 /// The copies with what is known of their disks.
 pub(super) struct Sharing {
     loads: Vec<Load>,
-    total: [u64; MOST_COPIES],
+    total: [u64; MAX_COPIES],
 }
 
 /// Copies, one bit each.
@@ -46,8 +46,9 @@ pub(super) type Copies = u8;
 
 impl Sharing {
     pub(super) fn new(copies: usize) -> Self {
-        let load = Load { bytes: 0, reads: 0, hung: 0, since: Instant::now(), read: 0.0, seconds: 0.0 };
-        Self { loads: vec![load; copies.clamp(1, MOST_COPIES)], total: [0; MOST_COPIES] }
+        let load =
+            Load { bytes: 0, reads: 0, hung: 0, since: Instant::now(), read: 0.0, seconds: 0.0 };
+        Self { loads: vec![load; copies.clamp(1, MAX_COPIES)], total: [0; MAX_COPIES] }
     }
 
     fn fastest(&self) -> f64 {
@@ -58,10 +59,13 @@ impl Sharing {
     /// fast, one that hangs is the last resort.
     pub(super) fn choose(&self, bytes: usize, avoid: Copies) -> Option<usize> {
         let fastest = self.fastest();
-        let seconds = |load: &Load| (load.bytes as f64 + bytes as f64) / load.speed().unwrap_or(fastest);
+        let seconds =
+            |load: &Load| (load.bytes as f64 + bytes as f64) / load.speed().unwrap_or(fastest);
         let copies = self.loads.iter().enumerate().filter(|(i, _)| avoid & 1 << i == 0);
         copies
-            .min_by(|(_, a), (_, b)| (a.hung > 0).cmp(&(b.hung > 0)).then(seconds(a).total_cmp(&seconds(b))))
+            .min_by(|(_, a), (_, b)| {
+                (a.hung > 0).cmp(&(b.hung > 0)).then(seconds(a).total_cmp(&seconds(b)))
+            })
             .map(|(i, _)| i)
     }
 
@@ -80,7 +84,8 @@ impl Sharing {
         load.reads = load.reads.saturating_sub(1);
         load.bytes = load.bytes.saturating_sub(wanted as u64);
         load.read = load.read * MEMORY + came as f64;
-        load.seconds = load.seconds * MEMORY + now.saturating_duration_since(load.since).as_secs_f64();
+        load.seconds =
+            load.seconds * MEMORY + now.saturating_duration_since(load.since).as_secs_f64();
         load.since = now;
         self.total[copy] += came;
         let fastest = self.fastest();

@@ -11,7 +11,7 @@ use std::{
 use moeflux_compute::Bytes;
 
 use super::{
-    board::{Landed, Order},
+    board::{Order, ReadOutcome},
     disk::{Disk, Place},
     options::STACK,
     shared::Shared,
@@ -20,7 +20,11 @@ use super::{
 use crate::Error;
 
 /// Starts one thread for each lane, with a buffer of `bounce` bytes for direct reads.
-pub(super) fn start(shared: &Arc<Shared>, lanes: usize, bounce: usize) -> Result<Vec<JoinHandle<()>>, Error> {
+pub(super) fn start(
+    shared: &Arc<Shared>,
+    lanes: usize,
+    bounce: usize,
+) -> Result<Vec<JoinHandle<()>>, Error> {
     let mut threads = Vec::with_capacity(lanes);
     for lane in 0..lanes {
         let bounce = Bytes::zeroed(bounce).map_err(Error::at(|| "buffers for reading experts"))?;
@@ -52,20 +56,22 @@ fn serve(shared: &Shared, lane: usize, mut bounce: Bytes) {
             }
             drop(board);
             let mut came = 0;
-            let read = AssertUnwindSafe(|| carry(&*shared.disk, lane, &order, &mut bounce, &mut came));
-            let result = catch_unwind(read)
-                .unwrap_or_else(|_| Err(io::Error::other("a thread that reads failed; please report this")));
+            let read =
+                AssertUnwindSafe(|| carry(&*shared.disk, lane, &order, &mut bounce, &mut came));
+            let result = catch_unwind(read).unwrap_or_else(|_| {
+                Err(io::Error::other("a thread that reads failed; please report this"))
+            });
             board = shared.lock();
             match board.land(lane, came, result, Instant::now()) {
-                Landed::Again(again) => order = again,
-                Landed::Check(check) => {
+                ReadOutcome::Again(again) => order = again,
+                ReadOutcome::Check(check) => {
                     drop(board);
                     let result = check.run();
                     board = shared.lock();
                     board.checked(&check, result);
                     break;
                 }
-                Landed::Done => break,
+                ReadOutcome::Done => break,
             }
         }
         if board.has_completions() {
@@ -75,7 +81,13 @@ fn serve(shared: &Shared, lane: usize, mut bounce: Bytes) {
 }
 
 /// Reads a piece to where it goes; short reads are continued. `came` counts bytes.
-fn carry(disk: &dyn Disk, lane: usize, order: &Order, bounce: &mut Bytes, came: &mut u64) -> io::Result<()> {
+fn carry(
+    disk: &dyn Disk,
+    lane: usize,
+    order: &Order,
+    bounce: &mut Bytes,
+    came: &mut u64,
+) -> io::Result<()> {
     let Order { piece, copy, buffered } = *order;
     let place = Place { copy, file: piece.file, buffered, lane };
     let align = if buffered { None } else { disk.alignment(copy, piece.file) };

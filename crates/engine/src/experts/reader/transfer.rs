@@ -94,8 +94,15 @@ pub(super) struct Transfer {
 impl Transfer {
     /// Reads straight to where the piece goes if the alignment allows, else by way of `bounce`.
     pub(super) fn new(piece: Piece, align: Option<Alignment>, bounce: &mut Bytes) -> Self {
-        let plain =
-            Self { from: piece.offset, skip: 0, span: piece.bytes, align: 1, done: 0, into: piece.to, piece };
+        let plain = Self {
+            from: piece.offset,
+            skip: 0,
+            span: piece.bytes,
+            align: 1,
+            done: 0,
+            into: piece.to,
+            piece,
+        };
         let Some(Alignment { file: align, memory }) = align else { return plain };
         let skip = (piece.offset % align as u64) as usize;
         let span = (skip + piece.bytes).next_multiple_of(align);

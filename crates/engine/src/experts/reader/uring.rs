@@ -15,8 +15,8 @@ use moeflux_compute::Bytes;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::{
-    bell::Bell,
-    board::{Landed, Order},
+    bell::Waker,
+    board::{Order, ReadOutcome},
     disk::{Disk, Files, Place},
     options::STACK,
     shared::Shared,
@@ -43,17 +43,19 @@ pub(super) fn start(
 ) -> io::Result<JoinHandle<()>> {
     let (tell, told) = mpsc::channel();
     let (shared, files) = (Arc::clone(shared), Arc::clone(files));
-    let thread = std::thread::Builder::new().name("read-ring".into()).stack_size(STACK).spawn(move || {
-        // A ring belongs to the thread that makes it.
-        match Ring::new(shared, files, lanes, bounce) {
-            Ok(mut ring) => {
-                let _ = tell.send(Ok(()));
-                drop(tell);
-                ring.serve();
+    let thread = std::thread::Builder::new().name("read-ring".into()).stack_size(STACK).spawn(
+        move || {
+            // A ring belongs to the thread that makes it.
+            match Ring::new(shared, files, lanes, bounce) {
+                Ok(mut ring) => {
+                    let _ = tell.send(Ok(()));
+                    drop(tell);
+                    ring.serve();
+                }
+                Err(error) => drop(tell.send(Err(error))),
             }
-            Err(error) => drop(tell.send(Err(error))),
-        }
-    })?;
+        },
+    )?;
     told.recv().unwrap_or_else(|_| Err(io::Error::other("its thread failed")))?;
     Ok(thread)
 }
@@ -78,7 +80,12 @@ struct Ring {
 }
 
 impl Ring {
-    fn new(shared: Arc<Shared>, files: Arc<Files>, lanes: usize, bounce: usize) -> io::Result<Self> {
+    fn new(
+        shared: Arc<Shared>,
+        files: Arc<Files>,
+        lanes: usize,
+        bounce: usize,
+    ) -> io::Result<Self> {
         let entries = (lanes as u32 + 1).next_power_of_two();
         // One thread does all, so that the system need not interrupt it: younger systems can make use of that.
         let quick = IoUring::builder().setup_single_issuer().setup_coop_taskrun().build(entries);
@@ -88,7 +95,8 @@ impl Ring {
         if !probe.is_supported(opcode::Read::CODE) {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        let lane = |_| Ok(Lane { bounce: Bytes::zeroed(bounce).map_err(io::Error::other)?, flight: None });
+        let lane =
+            |_| Ok(Lane { bounce: Bytes::zeroed(bounce).map_err(io::Error::other)?, flight: None });
         Ok(Self {
             ring,
             shared,
@@ -168,7 +176,7 @@ impl Ring {
     }
 
     fn listen(&mut self) {
-        let Bell::Ring(bell) = &self.shared.work else { return };
+        let Waker::Ring(bell) = &self.shared.work else { return };
         let bell: RawFd = bell.as_raw_fd();
         if !self.listens {
             self.listens = true;
@@ -189,7 +197,9 @@ impl Ring {
 
     /// A lane's read has ended.
     fn arrived(&mut self, lane: usize, result: i32) {
-        let Some((_, transfer, came)) = self.lanes.get_mut(lane).and_then(|lane| lane.flight.as_mut()) else {
+        let Some((_, transfer, came)) =
+            self.lanes.get_mut(lane).and_then(|lane| lane.flight.as_mut())
+        else {
             return;
         };
         let result = match usize::try_from(result) {
@@ -198,7 +208,9 @@ impl Ring {
                 transfer.got(bytes)
             }
             Err(_) => match io::Error::from_raw_os_error(-result) {
-                e if matches!(e.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => Ok(false),
+                e if matches!(e.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {
+                    Ok(false)
+                }
                 e => Err(e),
             },
         };
@@ -216,7 +228,7 @@ impl Ring {
         let shared = Arc::clone(&self.shared);
         let mut board = shared.lock();
         let landed = board.land(lane, came, result, Instant::now());
-        if let Landed::Check(check) = &landed {
+        if let ReadOutcome::Check(check) = &landed {
             drop(board);
             let result = check.run();
             board = shared.lock();
@@ -226,7 +238,7 @@ impl Ring {
             shared.finished.notify_one();
         }
         drop(board);
-        if let Landed::Again(order) = landed {
+        if let ReadOutcome::Again(order) = landed {
             self.begin(lane, order);
         }
     }

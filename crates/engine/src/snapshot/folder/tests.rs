@@ -116,12 +116,16 @@ fn what_was_not_used_for_long_gives_way() {
     // What is not a snapshot stays, whatever it is called.
     let stays = ["notes.txt", "0.moeflux-session", "1.moeflux-session", ".x.partial"];
     for name in stays {
-        fs::write(folder.path.join(name), if name.starts_with('1') { "MOEFLUXE too" } else { "mine" })
-            .unwrap();
+        fs::write(
+            folder.path.join(name),
+            if name.starts_with('1') { "MOEFLUXE too" } else { "mine" },
+        )
+        .unwrap();
         used(&folder.path.join(name), 1);
     }
     fs::create_dir(folder.path.join("2.moeflux-session")).unwrap();
-    let partial = format!(".{}.0123456789abcdef.partial", all[0].file_name().unwrap().to_str().unwrap());
+    let partial =
+        format!(".{}.0123456789abcdef.partial", all[0].file_name().unwrap().to_str().unwrap());
     fs::write(folder.path.join(&partial), "").unwrap();
     let shrunk = |limit| {
         SnapshotFolder::open(&folder.path, limit).unwrap();

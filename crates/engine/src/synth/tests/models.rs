@@ -4,8 +4,8 @@ use std::path::Path;
 
 use super::*;
 use crate::{
-    Blueprint, Checkpoint, DeviceOptions, Engine, EngineOptions, Logits, MemoryRequest, MoeBlueprint,
-    Observer, Watch,
+    Blueprint, Checkpoint, DeviceOptions, Engine, EngineOptions, Logits, MemoryRequest,
+    MoeBlueprint, StepControl, StepObserver,
 };
 
 fn planned(config: Value) -> Checkpoint {
@@ -24,8 +24,9 @@ fn text(config: &mut Value) -> &mut Value {
 fn segments(blueprint: &Blueprint) -> Vec<(u64, u64)> {
     let matrices = blueprint.matrices().flat_map(|m| m.segments.iter().copied());
     let vectors = blueprint.vectors().map(|v| v.segment);
-    let experts =
-        blueprint.moe_layers().flat_map(|(_, m)| (0..m.experts.count).flat_map(|e| m.experts.segments(e)));
+    let experts = blueprint
+        .moe_layers()
+        .flat_map(|(_, m)| (0..m.experts.count).flat_map(|e| m.experts.segments(e)));
     let all = matrices.chain(vectors).chain(experts);
     let mut all: Vec<_> = all.map(|s| (s.offset, s.bytes as u64)).collect();
     all.sort_unstable();
@@ -67,8 +68,9 @@ fn tensors_are_those_of_checkpoints_that_mlx_wrote() {
         config[KV_B_PROJ] = published.has("model.layers.0.self_attn.kv_b_proj.weight").into();
         let written = planned(config);
         let tensors = |checkpoint: &Checkpoint| -> BTreeMap<String, (String, Vec<usize>)> {
-            let of =
-                |name: &str| checkpoint.tensor(name).map(|t| (t.dtype.clone(), t.shape.clone())).unwrap();
+            let of = |name: &str| {
+                checkpoint.tensor(name).map(|t| (t.dtype.clone(), t.shape.clone())).unwrap()
+            };
             checkpoint.tensor_bytes().map(|(name, _)| (name.to_owned(), of(name))).collect()
         };
         let (left, right) = (tensors(&written), tensors(&published));
@@ -122,7 +124,8 @@ fn presets_have_the_published_parameters() {
         assert_eq!(preset.name, *name);
         let checkpoint = planned(preset.config());
         let blueprint = Blueprint::of(&checkpoint).unwrap();
-        let mut total: u64 = blueprint.matrices().map(|m| (m.shape.rows * m.shape.cols) as u64).sum();
+        let mut total: u64 =
+            blueprint.matrices().map(|m| (m.shape.rows * m.shape.cols) as u64).sum();
         let embedding = (blueprint.vocab * blueprint.hidden) as u64;
         let mut of_token = if blueprint.head.is_some() { total - embedding } else { total };
         for (_, moe) in blueprint.moe_layers() {
@@ -131,7 +134,10 @@ fn presets_have_the_published_parameters() {
         }
         let near = |a: f64, b: f64, share: f64| (a / b - 1.0).abs() < share;
         assert!(near(total as f64 / 1e9, *all, 0.01), "{name}: {total} parameters");
-        assert!(near(of_token as f64 / 1e9, *active, 0.03), "{name}: {of_token} parameters of a token");
+        assert!(
+            near(of_token as f64 / 1e9, *active, 0.03),
+            "{name}: {of_token} parameters of a token"
+        );
         let bytes = blueprint.slot_bytes();
         assert!(near(bytes as f64 / 1e6, *expert, 0.003), "{name}: {bytes} bytes of an expert");
 
@@ -149,8 +155,10 @@ fn a_cut_keeps_the_kinds_of_the_first_layers() {
         let whole = planned(config.clone());
         let all = text(&mut config)["num_hidden_layers"].as_u64().unwrap();
         for layers in [1, 4, 7] {
-            let cut = plan(&Options { layers: Some(layers), ..Options::new(config.clone()) }).unwrap();
-            let beyond = |name: &str| (layers as u64..all).any(|l| name.contains(&format!("layers.{l}.")));
+            let cut =
+                plan(&Options { layers: Some(layers), ..Options::new(config.clone()) }).unwrap();
+            let beyond =
+                |name: &str| (layers as u64..all).any(|l| name.contains(&format!("layers.{l}.")));
             let names: Vec<_> = cut.tensors().map(|t| (t.name.to_owned(), t.bytes)).collect();
             let kept = whole.tensor_bytes().filter(|(name, _)| !beyond(name));
             assert_eq!(kept.count(), names.len(), "{} with {layers} layers", preset.name);
@@ -208,7 +216,7 @@ struct Seen {
     experts: BTreeMap<usize, Vec<u32>>,
 }
 
-impl Observer for Seen {
+impl StepObserver for Seen {
     fn experts(&mut self, layer: usize, _: usize, ids: &[u32]) {
         self.experts.entry(layer).or_default().extend(ids);
     }
@@ -241,15 +249,21 @@ fn small_models_of_all_kinds_run() {
         let engine = Engine::open(checkpoint, options, &mut |_, _| {}).unwrap();
         let tokens: Vec<u32> = PROMPT.iter().map(|b| u32::from(*b)).collect();
         let (mut seen, mut logits) = (Seen::default(), Vec::new());
-        let mut watch = Watch { observer: Some(&mut seen), ..Watch::default() };
+        let mut watch = StepControl { observer: Some(&mut seen), ..StepControl::default() };
         let mut session = engine.session().unwrap();
-        session.feed(&tokens, Logits::Last, &mut watch, &mut |_, row| logits.extend_from_slice(row)).unwrap();
+        session
+            .feed(&tokens, Logits::Last, &mut watch, &mut |_, row| logits.extend_from_slice(row))
+            .unwrap();
 
         assert_eq!(logits.len(), 4096);
         let weights: Vec<f32> = logits.iter().map(|l| l.exp()).collect();
         let printable = weights[0x20..0x7f].iter().sum::<f32>() / weights.iter().sum::<f32>();
         assert!(printable > 0.9, "{name}: {printable} of the next token are printable");
-        assert!(seen.sizes.iter().all(|size| (0.3..3.0).contains(size)), "{name}: {:?}", seen.sizes);
+        assert!(
+            seen.sizes.iter().all(|size| (0.3..3.0).contains(size)),
+            "{name}: {:?}",
+            seen.sizes
+        );
         assert!(!seen.experts.is_empty());
         for (layer, experts) in &seen.experts {
             let mut counts = vec![0; 64];
@@ -257,7 +271,10 @@ fn small_models_of_all_kinds_run() {
             let distinct = counts.iter().filter(|n| **n > 0).count();
             let most = counts.into_iter().max().unwrap_or(0);
             assert!(distinct > 32, "{name}: layer {layer} uses {distinct} experts");
-            assert!(most < tokens.len() * 9 / 10, "{name}: layer {layer} has an expert for {most} tokens");
+            assert!(
+                most < tokens.len() * 9 / 10,
+                "{name}: layer {layer} has an expert for {most} tokens"
+            );
         }
     }
 }

@@ -12,7 +12,10 @@ static KIMI: LazyLock<Tokenizer> = LazyLock::new(|| read(RANKS, CONFIG).unwrap()
 
 fn read(ranks: &[u8], config: &[u8]) -> Result<Tokenizer, Error> {
     let path = |name| PathBuf::from("model").join(name);
-    Tokenizer::from_tiktoken((ranks, &path("tiktoken.model")), (config, &path("tokenizer_config.json")))
+    Tokenizer::from_tiktoken(
+        (ranks, &path("tiktoken.model")),
+        (config, &path("tokenizer_config.json")),
+    )
 }
 
 /// Streams `ids`, special tokens shown or not.
@@ -30,8 +33,10 @@ fn stream(ids: &[u32], keep_special: bool) -> String {
 /// that it made.
 #[test]
 fn encodes_as_tiktoken() {
-    let folder = std::env::var_os("MOEFLUX_TIKTOKEN")
-        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data/tiktoken"), PathBuf::from);
+    let folder = std::env::var_os("MOEFLUX_TIKTOKEN").map_or_else(
+        || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data/tiktoken"),
+        PathBuf::from,
+    );
     let file = |name| std::fs::read(folder.join(name)).unwrap();
     let tokenizer = read(&file("tiktoken.model"), &file("tokenizer_config.json")).unwrap();
     let cases: Vec<(String, Vec<u32>)> = serde_json::from_slice(&file("golden.json")).unwrap();
@@ -144,7 +149,7 @@ fn damaged_ranks_are_named() {
         ("\n\n".into(), &["byte 0x00"]),
         (r#"{"version": "1.0"}"#.into(), &["line 1", "version"]),
         ("version https://git-lfs.github.com/spec/v1\n".into(), &["line 1", "git-lfs"]),
-        ("Q\n".repeat(MOST_RANKS + 1), &["1048577", "1048576"]),
+        ("Q\n".repeat(MAX_RANKS + 1), &["1048577", "1048576"]),
     ] {
         let error = read(ranks.as_bytes(), CONFIG).unwrap_err().to_string();
         assert!(error.starts_with("model/tiktoken.model: "), "{error}");
@@ -169,7 +174,10 @@ fn configs_that_do_not_fit_are_named() {
             r#"{"auto_map": {"AutoTokenizer": ["tokenization_qwen.QWenTokenizer", null]}}"#.into(),
             &["QWenTokenizer", "tokenizer.json"],
         ),
-        (with(&|c| c["tokenizer_class"] = json!("QWenTokenizer")), &["QWenTokenizer", "TikTokenTokenizer"]),
+        (
+            with(&|c| c["tokenizer_class"] = json!("QWenTokenizer")),
+            &["QWenTokenizer", "TikTokenTokenizer"],
+        ),
         (with(&|c| c["added_tokens_decoder"]["600"] = json!("[BOS]")), &["line 1"]),
         (token("x", "x"), &["line 1"]),
         (token("99999999999", "x"), &["line 1"]),

@@ -43,7 +43,8 @@ pub(super) fn norms(lab: &mut Lab, op: &'static str, rows: usize) -> anyhow::Res
 /// What is done number by number.
 pub(super) fn elementwise(lab: &mut Lab, op: &'static str, rows: usize) -> anyhow::Result<()> {
     let width = if op == "Glu" { INTERMEDIATE } else { HIDDEN };
-    let (x, y, out) = (lab.matrix(rows, width)?, lab.matrix(rows, width)?, lab.matrix(rows, width)?);
+    let (x, y, out) =
+        (lab.matrix(rows, width)?, lab.matrix(rows, width)?, lab.matrix(rows, width)?);
     // What changes its input comes back to where it was, or stays within bounds.
     let nothing = lab.device.buffer(rows * width)?;
     let (of, written, views) = match op {

@@ -31,7 +31,8 @@ impl Case {
     }
 
     pub(super) fn name(&self) -> String {
-        self.format.map_or_else(|| self.op.to_owned(), |f| format!("{}, {}", self.op, formats::name(f)))
+        self.format
+            .map_or_else(|| self.op.to_owned(), |f| format!("{}, {}", self.op, formats::name(f)))
     }
 }
 
@@ -54,7 +55,9 @@ const LATENT: Heads = Heads { heads: 16, kv_heads: 1, key: 576, value: 512, late
 /// All cases: every format meets one matrix and one expert, the usual ones meet others too.
 pub(super) fn all() -> Vec<Case> {
     let mut all = Vec::new();
-    all.extend(formats::ALL.map(|format| mat_mul(format, [2048, 4096], &[1, 2, 4, 8, 16, 128, 512])));
+    all.extend(
+        formats::ALL.map(|format| mat_mul(format, [2048, 4096], &[1, 2, 4, 8, 16, 128, 512])),
+    );
     all.extend(formats::USUAL.map(|format| mat_mul(format, [512, 2048], &[1, 8, 512])));
     all.push(mat_mul(formats::FOUR, [12_288, 4096], &[1]));
     all.extend(formats::USUAL.map(|format| mat_mul(format, [151_936, 2048], &[1])));
@@ -63,13 +66,13 @@ pub(super) fn all() -> Vec<Case> {
     all.push(experts(formats::FOUR, LARGE_EXPERT, DECODE_LARGE));
     all.extend(formats::ALL.map(|format| experts(format, EXPERT, SHORT_PROMPT)));
     all.extend(formats::USUAL.map(|format| experts(format, EXPERT, LONG_PROMPT)));
-    all.extend(
-        formats::USUAL.map(|format| {
-            Case::new("HeadMatMul", Some(format), move |lab| products::head_mat_mul(lab, format))
-        }),
-    );
     all.extend(formats::USUAL.map(|format| {
-        Case::new("Embed", Some(format), move |lab| products::embed(lab, format, [65_536, 2048], &[1, 512]))
+        Case::new("HeadMatMul", Some(format), move |lab| products::head_mat_mul(lab, format))
+    }));
+    all.extend(formats::USUAL.map(|format| {
+        Case::new("Embed", Some(format), move |lab| {
+            products::embed(lab, format, [65_536, 2048], &[1, 512])
+        })
     }));
     let contexts = [(GROUPED, 100, [1, 100]), (GROUPED, 8000, [1, 128]), (LATENT, 8000, [1, 16])];
     all.extend(contexts.map(|(heads, positions, rows)| {
@@ -90,7 +93,9 @@ pub(super) fn all() -> Vec<Case> {
     }
     all.extend(of_rows("TopK", activations::top_k));
     all.extend(of_rows("Combine", activations::combine));
-    all.extend([1, 64].map(|n| Case::new("TopLogits", None, move |lab| activations::top_logits(lab, n))));
+    all.extend(
+        [1, 64].map(|n| Case::new("TopLogits", None, move |lab| activations::top_logits(lab, n))),
+    );
     let off = Sampling::default;
     let samplings = [
         ("top-p", Sampling { top_p: 0.9, ..off() }),

@@ -18,7 +18,8 @@ const FP8: Format = Format::Scaled {
 };
 
 /// What most checkpoints have.
-pub(super) const USUAL: [Format; 4] = [FOUR, affine(8, 64), Format::MXFP4, Format::Plain(Scalar::BF16)];
+pub(super) const USUAL: [Format; 4] =
+    [FOUR, affine(8, 64), Format::MXFP4, Format::Plain(Scalar::BF16)];
 
 /// All that weights can have.
 pub(super) const ALL: [Format; 25] = [
@@ -70,7 +71,10 @@ mod tests {
     #[test]
     fn formats_are_named_by_their_beginning() {
         let named = |prefix| ALL.iter().filter(|f| is(**f, prefix)).count();
-        assert_eq!(["affine", "affine4", "AFFINE4/64", "fp8", "f", ""].map(named), [18, 3, 1, 1, 3, 0]);
+        assert_eq!(
+            ["affine", "affine4", "AFFINE4/64", "fp8", "f", ""].map(named),
+            [18, 3, 1, 1, 3, 0]
+        );
         assert!(USUAL.iter().all(|f| ALL.contains(f)));
     }
 }

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use moeflux_compute::{
-    BankPlace, BlockScale, Buffer, Bytes, Device, Element, ExpertShape, Format, MatrixShape, Scalar, Slot,
-    State, StateShape, View, Weight,
+    BankPlace, BlockScale, Buffer, Bytes, Device, Element, ExpertShape, Format, MatrixShape,
+    Scalar, Slot, State, StateShape, View, Weight,
 };
 
 use super::formats;
@@ -13,14 +13,14 @@ use super::formats;
 pub(super) const CYCLE: usize = 256 << 20;
 
 /// Most states that are walked; shorter contexts would have thousands.
-const MOST_STATES: usize = 512;
+const MAX_STATES: usize = 512;
 
 /// What runs before the clock is read: on the processor enough not to time the clock, on a card enough not to time the way
 /// there and back.
 const BATCH: Duration = Duration::from_millis(1);
 const BATCH_ON_CARD: Duration = Duration::from_millis(10);
 /// Ops of a batch at most.
-const MOST_AT_ONCE: usize = 1 << 14;
+const MAX_AT_ONCE: usize = 1 << 14;
 /// Batches at least.
 const BATCHES: usize = 3;
 
@@ -85,7 +85,7 @@ impl Lab {
         // What is allocated, compiled or woken by the first one is not there for the others.
         batch(1)?;
         let mut times = 1;
-        while times < MOST_AT_ONCE && batch(times)? < enough {
+        while times < MAX_AT_ONCE && batch(times)? < enough {
             times *= 2;
         }
         let (begun, mut all) = (Instant::now(), Vec::new());
@@ -93,14 +93,19 @@ impl Lab {
             all.push(batch(times)?.as_secs_f64() / times as f64);
         }
         all.sort_by(f64::total_cmp);
-        self.figures.push(Figure { work, format: self.format.clone(), seconds: all[all.len() / 4] });
+        self.figures.push(Figure {
+            work,
+            format: self.format.clone(),
+            seconds: all[all.len() / 4],
+        });
         Ok(())
     }
 
     /// Numbers between -1 and 1.
     pub(super) fn numbers(&mut self, len: usize) -> anyhow::Result<Buffer> {
         let mut random = Random::default();
-        let numbers: Vec<f32> = (0..len).map(|_| random.next() as f32 / 2.0f32.powi(31) - 1.0).collect();
+        let numbers: Vec<f32> =
+            (0..len).map(|_| random.next() as f32 / 2.0f32.powi(31) - 1.0).collect();
         let buffer = self.device.buffer(len)?;
         self.device.write(buffer, &numbers)?;
         Ok(buffer)
@@ -126,7 +131,11 @@ impl Lab {
     }
 
     /// Slots of `count` experts.
-    pub(super) fn experts(&mut self, shape: &ExpertShape, count: usize) -> anyhow::Result<Vec<Slot>> {
+    pub(super) fn experts(
+        &mut self,
+        shape: &ExpertShape,
+        count: usize,
+    ) -> anyhow::Result<Vec<Slot>> {
         let device = &mut *self.device;
         let len = shape.bytes()?;
         let staging = Slot { bank: device.bank(1, len, BankPlace::Host)?, index: 0 };
@@ -154,7 +163,7 @@ impl Lab {
     /// As many states of a shape as no cache holds.
     pub(super) fn states(&mut self, shape: StateShape) -> anyhow::Result<Vec<State>> {
         let count = CYCLE as u64 / self.device.state_bytes(shape).max(1) + 1;
-        let count = (count as usize).min(MOST_STATES);
+        let count = (count as usize).min(MAX_STATES);
         Ok((0..count).map(|_| self.device.state(shape)).collect::<Result<_, _>>()?)
     }
 }

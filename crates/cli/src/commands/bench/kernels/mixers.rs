@@ -1,7 +1,8 @@
 //! Ops with states.
 
 use moeflux_compute::{
-    Device, Format, HeadMatrix, HeadRows, MatrixShape, Op, RopePairs, ScratchShape, Span, State, StateShape,
+    Device, Format, HeadMatrix, HeadRows, MatrixShape, Op, RopePairs, ScratchShape, Span, State,
+    StateShape,
 };
 
 use super::lab::{Lab, Work};
@@ -22,7 +23,12 @@ pub(super) struct Heads {
 impl Heads {
     const fn state(self, positions: usize) -> StateShape {
         let Self { kv_heads, key: key_width, value, latent, .. } = self;
-        StateShape::KeyValue { kv_heads, key_width, value_width: if latent { 0 } else { value }, positions }
+        StateShape::KeyValue {
+            kv_heads,
+            key_width,
+            value_width: if latent { 0 } else { value },
+            positions,
+        }
     }
 }
 
@@ -86,10 +92,22 @@ pub(super) fn attention(
             weights: None,
         };
         lab.time(work, out, &mut |device, i| {
-            let spans = &[Span { state: states[i % states.len()], position: positions - rows, rows }];
+            let spans =
+                &[Span { state: states[i % states.len()], position: positions - rows, rows }];
             let (gate, scale, window, sinks, positions) = (None, 0.05, None, None, None);
             let v = (!latent).then_some(v);
-            Ok(device.run(&Op::Attention { q, k, v, gate, scale, window, sinks, positions, spans, out })?)
+            Ok(device.run(&Op::Attention {
+                q,
+                k,
+                v,
+                gate,
+                scale,
+                window,
+                sinks,
+                positions,
+                spans,
+                out,
+            })?)
         })?;
     }
     Ok(())
@@ -111,7 +129,7 @@ pub(super) fn latent_attention(
         rows,
         cols: latent,
         latent_head: nope + rope + value,
-        wide_keys: 0,
+        wide_kv: 0,
     })?;
     let q = lab.matrix(rows, heads * (nope + rope))?.split(heads);
     let k = lab.matrix(rows, latent + rope)?;
@@ -122,7 +140,8 @@ pub(super) fn latent_attention(
         op: "LatentAttention",
         shape: format!("{heads} of {nope} + {rope}, {value}; {positions} positions"),
         rows,
-        bytes: shape.parts()?.total() as f64 + lab.device.state_bytes(cached.state(positions)) as f64,
+        bytes: shape.parts()?.total() as f64
+            + lab.device.state_bytes(cached.state(positions)) as f64,
         operations: 2.0 * (expansion + scores),
         walks: true,
         weights: None,
@@ -217,9 +236,14 @@ pub(super) fn conv1d(lab: &mut Lab, rows: usize) -> anyhow::Result<()> {
 /// The rotation of 32 heads of queries.
 pub(super) fn rope(lab: &mut Lab, rows: usize) -> anyhow::Result<()> {
     let (heads, width) = (32, 128);
-    let state =
-        lab.device.state(StateShape::KeyValue { kv_heads: 1, key_width: 1, value_width: 1, positions: 1 })?;
-    let frequencies: Vec<f32> = (0..width / 2).map(|i| 1e6f32.powf(-2.0 * i as f32 / width as f32)).collect();
+    let state = lab.device.state(StateShape::KeyValue {
+        kv_heads: 1,
+        key_width: 1,
+        value_width: 1,
+        positions: 1,
+    })?;
+    let frequencies: Vec<f32> =
+        (0..width / 2).map(|i| 1e6f32.powf(-2.0 * i as f32 / width as f32)).collect();
     let x = lab.matrix(rows, heads * width)?.split(heads);
     let out = lab.matrix(rows, heads * width)?.split(heads);
     let work = Work {

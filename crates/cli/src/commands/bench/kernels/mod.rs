@@ -75,7 +75,7 @@ pub(crate) fn run(args: &KernelsArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         options: json!({
             "threads": args.compute.threads,
             "exact": args.compute.exact,
-            "kv": args.compute.keys().name(),
+            "kv": args.compute.kv_format().name(),
             "isa": args.compute.isa,
             "quick": args.quick,
         }),
@@ -96,7 +96,8 @@ pub(crate) fn run(args: &KernelsArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         let (now, then) = (report::speeds(&measured)?, report::speeds(before)?);
         let head = ["shape", "format", "rows", "time", "before"];
         let (text, right) = compare::speeds((3, &head), &now, &then, args.figures.tolerance)?;
-        let mut differences = compare::differences(&["version", "system", "device"], &measured, before);
+        let mut differences =
+            compare::differences(&["version", "system", "device"], &measured, before);
         let rates = [&measured["peaks"]["memory"], &before["peaks"]["memory"]];
         differences.extend(compare::different_rate("memory gives", rates, args.figures.tolerance));
         anyhow::Ok(Compared { differences, text, right })
@@ -112,11 +113,14 @@ fn chosen(args: &KernelsArgs) -> anyhow::Result<Vec<Case>> {
     let is_op = |name: &String| ops.iter().any(|op| op.eq_ignore_ascii_case(name));
     if let Some(unknown) = args.only.iter().find(|name| !is_op(name)) {
         let names: Vec<String> = ops.iter().map(|op| op.to_lowercase()).collect();
-        return Err(
-            WrongUse(format!("there is no op {unknown:?} to measure: choose {}", names.join(", "))).into()
-        );
+        return Err(WrongUse(format!(
+            "there is no op {unknown:?} to measure: choose {}",
+            names.join(", ")
+        ))
+        .into());
     }
-    if let Some(unknown) = args.format.iter().find(|name| !formats::ALL.iter().any(|f| formats::is(*f, name)))
+    if let Some(unknown) =
+        args.format.iter().find(|name| !formats::ALL.iter().any(|f| formats::is(*f, name)))
     {
         let names: Vec<String> = formats::ALL.iter().map(|f| formats::name(*f)).collect();
         return Err(WrongUse(format!(
@@ -129,7 +133,9 @@ fn chosen(args: &KernelsArgs) -> anyhow::Result<Vec<Case>> {
         all.retain(|case| args.only.iter().any(|name| case.op.eq_ignore_ascii_case(name)));
     }
     if !args.format.is_empty() {
-        all.retain(|case| case.format.is_some_and(|f| args.format.iter().any(|name| formats::is(f, name))));
+        all.retain(|case| {
+            case.format.is_some_and(|f| args.format.iter().any(|name| formats::is(f, name)))
+        });
     } else if args.quick {
         all.retain(|case| case.format.is_none_or(|f| formats::USUAL.contains(&f)));
     }

@@ -1,7 +1,8 @@
 //! Ops with weights.
 
 use moeflux_compute::{
-    Activation, ExpertShape, ExpertUses, Format, HeadMatrix, HeadRows, MatrixShape, Op, Router, View,
+    Activation, ExpertShape, ExpertUses, Format, HeadMatrix, HeadRows, MatrixShape, Op, Router,
+    View,
 };
 
 use super::lab::{CYCLE, Lab, Work};
@@ -81,7 +82,15 @@ pub(super) fn experts(
     let activation = Activation::SwiGlu;
     lab.time(work.clone(), out, &mut |device, i| {
         let uses = ExpertUses::Routed { ids: choices[i % times], table };
-        Ok(device.run(&Op::Experts { x, shape: &shape, activation, experts: met, uses, inner, out })?)
+        Ok(device.run(&Op::Experts {
+            x,
+            shape: &shape,
+            activation,
+            experts: met,
+            uses,
+            inner,
+            out,
+        })?)
     })?;
     if rows > 1 {
         return Ok(());
@@ -98,9 +107,22 @@ pub(super) fn experts(
     let (ids, weights, sum) = (lab.matrix(1, k)?, lab.matrix(1, k)?, lab.matrix(1, hidden)?);
     let work = Work { shape: format!("{}, chosen and summed", work.shape), ..work };
     lab.time(work, sum, &mut |device, i| {
-        device.run(&Op::TopK { logits: all[i % times], router: Router::softmax(true), ids, weights })?;
+        device.run(&Op::TopK {
+            logits: all[i % times],
+            router: Router::softmax(true),
+            ids,
+            weights,
+        })?;
         let uses = ExpertUses::Routed { ids, table };
-        device.run(&Op::Experts { x, shape: &shape, activation, experts: met, uses, inner, out })?;
+        device.run(&Op::Experts {
+            x,
+            shape: &shape,
+            activation,
+            experts: met,
+            uses,
+            inner,
+            out,
+        })?;
         Ok(device.run(&Op::Combine { parts: out, weights, shared: None, add: true, out: sum })?)
     })
 }
@@ -114,10 +136,14 @@ pub(super) fn head_mat_mul(lab: &mut Lab, format: Format) -> anyhow::Result<()> 
     let (queries, latents) = (queries.split(heads), latents.split(heads));
     for transposed in [false, true] {
         let (x, out) = if transposed { (queries, latents) } else { (latents, queries) };
-        let head_rows = HeadRows { stride: 2 * count, first: if transposed { 0 } else { count }, count };
+        let head_rows =
+            HeadRows { stride: 2 * count, first: if transposed { 0 } else { count }, count };
         let work = Work {
             op: "HeadMatMul",
-            shape: format!("{heads} of {latent} x {count}{}", if transposed { ", transposed" } else { "" }),
+            shape: format!(
+                "{heads} of {latent} x {count}{}",
+                if transposed { ", transposed" } else { "" }
+            ),
             rows: 1,
             bytes: shape.parts()?.total() as f64 / 2.0,
             operations: 2.0 * (heads * count * latent) as f64,

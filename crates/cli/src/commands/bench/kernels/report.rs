@@ -162,7 +162,9 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let peaks = &self.peaks;
         let seen = if peaks.measured { "" } else { " was the most that was seen" };
-        let bytes = peaks.bytes.map_or_else(String::new, |bytes| format!(", {} of bytes", operations(bytes)));
+        let bytes = peaks
+            .bytes
+            .map_or_else(String::new, |bytes| format!(", {} of bytes", operations(bytes)));
         writeln!(f, "{}", self.device)?;
         // Nothing that has a share was seen where only activations were.
         if peaks.memory > 0.0 {
@@ -210,7 +212,15 @@ mod tests {
 
     fn figure(bytes: f64, operations: f64, walks: bool) -> Figure {
         let weights = Some(MatrixShape { rows: 64, cols: 64, format: Format::MXFP4 });
-        let work = Work { op: "MatMul", shape: "64 x 64".into(), rows: 1, bytes, operations, walks, weights };
+        let work = Work {
+            op: "MatMul",
+            shape: "64 x 64".into(),
+            rows: 1,
+            bytes,
+            operations,
+            walks,
+            weights,
+        };
         Figure { work, format: None, seconds: 2.0 }
     }
 
@@ -218,7 +228,10 @@ mod tests {
     fn a_share_is_of_what_takes_longer_at_its_best() {
         let peaks = Peaks::measured(10.0, CpuPeak { f32: 20.0, bytes: Some(80.0) });
         let row = figure(10.0, 40.0, true).against(&peaks, false);
-        assert_eq!((row.bound_by, row.share, row.bytes_per_second), (Some(BoundBy::Memory), Some(0.5), 5.0));
+        assert_eq!(
+            (row.bound_by, row.share, row.bytes_per_second),
+            (Some(BoundBy::Memory), Some(0.5), 5.0)
+        );
         let row = figure(10.0, 40.0, true).against(&peaks, true);
         assert_eq!((row.bound_by, row.share), (Some(BoundBy::Arithmetic), Some(1.0)));
         let row = figure(10.0, 40.0, false).against(&peaks, false);

@@ -3,7 +3,7 @@
 use super::Job;
 use crate::experts::{
     ExpertSource,
-    reader::{options::MOST_ALIGN, transfer::Piece},
+    reader::{options::MAX_ALIGN, transfer::Piece},
 };
 
 /// Up to where a job has been cut into pieces.
@@ -31,7 +31,7 @@ pub(super) fn cut(job: &mut Job, source: &ExpertSource, most: usize) -> Option<P
         skip = 0;
     }
     let run = run.min(job.bytes - at);
-    let blocks = MOST_ALIGN as u64;
+    let blocks = MAX_ALIGN as u64;
     let even = offset + run.div_ceil(run.div_ceil(most).max(1)) as u64;
     let bytes = ((even.next_multiple_of(blocks) - offset) as usize).min(run);
     let at_end = at + bytes == job.bytes;

@@ -15,7 +15,7 @@ use crate::experts::reader::transfer::Address;
 const SECOND_LOOK: u32 = 30;
 
 /// Memory that nobody wants any more, but that reads may yet write to.
-pub(super) struct Grave {
+pub(super) struct OrphanedBuffer {
     pub(super) _memory: Bytes,
     pub(super) flights: usize,
 }
@@ -32,7 +32,8 @@ impl Board {
             if flight.late.is_none() && flight.since + deadline <= now {
                 flight.late = Some(now);
             }
-            let due = flight.late.map_or(flight.since + deadline, |late| late + deadline / SECOND_LOOK);
+            let due =
+                flight.late.map_or(flight.since + deadline, |late| late + deadline / SECOND_LOOK);
             if due > now {
                 next = Some(next.map_or(due, |next| next.min(due)));
                 continue;
@@ -49,8 +50,9 @@ impl Board {
         // Nobody is left to read: what waits would wait for ever.
         if self.flights.iter().all(|f| f.as_ref().is_some_and(|f| f.hung)) {
             while let Some(slot) = self.now.pop_front().or_else(|| self.ahead.pop_front()) {
-                let piece =
-                    self.jobs[slot].as_mut().and_then(|job| cut(job, &self.source, self.limits.piece));
+                let piece = self.jobs[slot]
+                    .as_mut()
+                    .and_then(|job| cut(job, &self.source, self.limits.piece));
                 let order = piece.map(|piece| Order { piece, copy: 0, buffered: false });
                 let error = order.map(|order| self.failure(&order, io::ErrorKind::TimedOut.into()));
                 if let Some(job) = &mut self.jobs[slot] {
@@ -84,7 +86,7 @@ impl Board {
             }
         }
         self.graves.resize_with(self.graves.len().max(grave + 1), || None);
-        self.graves[grave] = Some(Grave { _memory: memory, flights });
+        self.graves[grave] = Some(OrphanedBuffer { _memory: memory, flights });
         let avoid = job.avoid | self.disk.lacking(hung.piece.file);
         if job.error.is_none()
             && job.request.bytes.len() == bytes

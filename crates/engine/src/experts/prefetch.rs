@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 /// Whether to look ahead.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum LookAhead {
+pub enum PrefetchMode {
     /// Where it pays, which is measured for each layer.
     #[default]
     Auto,
@@ -66,8 +66,8 @@ pub(crate) enum Effort {
 
 /// Guesses and how good they are.
 #[derive(Debug, Default)]
-pub(crate) struct Foresight {
-    mode: LookAhead,
+pub(crate) struct Prefetcher {
+    mode: PrefetchMode,
     layers: Vec<Guesses>,
     /// The guesses about one layer that were not in memory.
     guesses: Vec<u32>,
@@ -100,9 +100,9 @@ impl Spare {
     }
 }
 
-impl Foresight {
+impl Prefetcher {
     /// For so many layers, with `k` experts chosen of each row.
-    pub(crate) fn new(mode: LookAhead, layers: usize, k: usize) -> Self {
+    pub(crate) fn new(mode: PrefetchMode, layers: usize, k: usize) -> Self {
         let fresh = Guesses { right: PAYS, absent: 1.0, rest: 0 };
         let guesses = Vec::with_capacity(ROWS * k);
         Self { mode, layers: vec![fresh; layers], guesses, about: None, spare: Spare::default() }
@@ -115,7 +115,7 @@ impl Foresight {
 
     /// Whether anything is ever read ahead.
     pub(crate) fn is_on(&self) -> bool {
-        self.mode != LookAhead::Off
+        self.mode != PrefetchMode::Off
     }
 
     /// A layer of a step of few rows begins, on a disk that gives so many experts a second.
@@ -131,9 +131,9 @@ impl Foresight {
     /// What to do about a layer in this step.
     pub(crate) fn effort(&mut self, layer: usize) -> Effort {
         match (self.mode, self.layers.get_mut(layer)) {
-            (LookAhead::Off, _) | (_, None) => Effort::None,
-            (LookAhead::On, _) => Effort::Read,
-            (LookAhead::Auto, Some(guesses)) => {
+            (PrefetchMode::Off, _) | (_, None) => Effort::None,
+            (PrefetchMode::On, _) => Effort::Read,
+            (PrefetchMode::Auto, Some(guesses)) => {
                 let effort = if guesses.right >= PAYS { Effort::Read } else { Effort::Guess };
                 if effort == Effort::Read && guesses.absent >= ABSENT {
                     return effort;
@@ -186,39 +186,39 @@ impl Foresight {
 mod tests {
     use super::*;
 
-    fn step(foresight: &mut Foresight, right: bool) -> Effort {
-        let effort = foresight.effort(1);
+    fn step(prefetcher: &mut Prefetcher, right: bool) -> Effort {
+        let effort = prefetcher.effort(1);
         if effort != Effort::None {
-            foresight.begin(1);
-            assert!(foresight.guess(7) && !foresight.guess(7));
-            foresight.judge(1, |expert| right && expert == 7);
+            prefetcher.begin(1);
+            assert!(prefetcher.guess(7) && !prefetcher.guess(7));
+            prefetcher.judge(1, |expert| right && expert == 7);
         }
         effort
     }
 
     #[test]
     fn a_layer_whose_guesses_are_wrong_is_left_alone_until_they_are_right() {
-        let mut foresight = Foresight::new(LookAhead::Auto, 2, 8);
-        let efforts: Vec<Effort> = (0..100).map(|_| step(&mut foresight, false)).collect();
+        let mut prefetcher = Prefetcher::new(PrefetchMode::Auto, 2, 8);
+        let efforts: Vec<Effort> = (0..100).map(|_| step(&mut prefetcher, false)).collect();
         assert_eq!(efforts[0], Effort::Read);
         assert!(efforts[1..].iter().all(|e| *e != Effort::Read));
         assert_eq!(
             efforts.iter().filter(|e| **e == Effort::Guess).count(),
             99usize.div_ceil(REST as usize + 1)
         );
-        let later: Vec<Effort> = (0..2000).map(|_| step(&mut foresight, true)).collect();
+        let later: Vec<Effort> = (0..2000).map(|_| step(&mut prefetcher, true)).collect();
         assert_eq!(later.last(), Some(&Effort::Read));
     }
 
     #[test]
     fn a_layer_that_misses_nothing_is_asked_seldom_until_it_misses() {
-        let mut foresight = Foresight::new(LookAhead::Auto, 2, 4);
+        let mut prefetcher = Prefetcher::new(PrefetchMode::Auto, 2, 4);
         let mut ask = |absent: bool| {
-            let effort = foresight.effort(1);
+            let effort = prefetcher.effort(1);
             if effort != Effort::None {
-                foresight.begin(1);
-                assert!(!absent || foresight.guess(7));
-                foresight.judge(1, |_| true);
+                prefetcher.begin(1);
+                assert!(!absent || prefetcher.guess(7));
+                prefetcher.judge(1, |_| true);
             }
             effort
         };
@@ -231,47 +231,48 @@ mod tests {
 
     #[test]
     fn no_more_is_read_than_the_disk_has_time_for() {
-        let mut foresight = Foresight::new(LookAhead::Auto, 3, 8);
+        let mut prefetcher = Prefetcher::new(PrefetchMode::Auto, 3, 8);
         let (start, ms) = (Instant::now(), Duration::from_millis);
-        let taken = |foresight: &mut Foresight| {
-            foresight.begin(1);
-            (0..40).filter(|expert| foresight.guess(*expert)).count()
+        let taken = |prefetcher: &mut Prefetcher| {
+            prefetcher.begin(1);
+            (0..40).filter(|expert| prefetcher.guess(*expert)).count()
         };
-        assert_eq!(taken(&mut foresight), 1, "nothing is known yet");
+        assert_eq!(taken(&mut prefetcher), 1, "nothing is known yet");
         // Layers of 10 ms that read for 7 leave 3, on a disk that takes 2 for an expert.
         for step in 0..300 {
             let began = start + ms(20 * step);
-            foresight.layer_begins(0, began, 500.0);
-            foresight.layer_has_read(0, began, ms(7));
-            foresight.layer_begins(1, began + ms(10), 500.0);
-            foresight.layer_has_read(1, began + ms(10), ms(7));
+            prefetcher.layer_begins(0, began, 500.0);
+            prefetcher.layer_has_read(0, began, ms(7));
+            prefetcher.layer_begins(1, began + ms(10), 500.0);
+            prefetcher.layer_has_read(1, began + ms(10), ms(7));
             // What passes between layers that do not follow each other counts for nothing.
-            foresight.layer_begins(0, began + ms(1_000), 500.0);
+            prefetcher.layer_begins(0, began + ms(1_000), 500.0);
         }
-        assert_eq!(taken(&mut foresight), 2);
+        assert_eq!(taken(&mut prefetcher), 2);
         for step in 0..300 {
             let began = start + ms(20 * step);
-            foresight.layer_has_read(0, began, ms(0));
-            foresight.layer_begins(1, began + ms(10), 1e6);
+            prefetcher.layer_has_read(0, began, ms(0));
+            prefetcher.layer_begins(1, began + ms(10), 1e6);
         }
-        assert_eq!(taken(&mut foresight), MOST);
+        assert_eq!(taken(&mut prefetcher), MOST);
     }
 
     #[test]
     fn guesses_about_another_layer_are_not_judged() {
-        let mut foresight = Foresight::new(LookAhead::Auto, 2, 8);
-        foresight.begin(0);
-        foresight.guess(3);
-        foresight.judge(1, |_| false);
-        foresight.judge(0, |_| false);
-        assert_eq!([0, 1].map(|layer| foresight.effort(layer)), [Effort::Read; 2]);
+        let mut prefetcher = Prefetcher::new(PrefetchMode::Auto, 2, 8);
+        prefetcher.begin(0);
+        prefetcher.guess(3);
+        prefetcher.judge(1, |_| false);
+        prefetcher.judge(0, |_| false);
+        assert_eq!([0, 1].map(|layer| prefetcher.effort(layer)), [Effort::Read; 2]);
     }
 
     #[test]
     fn off_is_off_and_on_is_on() {
-        for (mode, effort) in [(LookAhead::Off, Effort::None), (LookAhead::On, Effort::Read)] {
-            let mut foresight = Foresight::new(mode, 2, 8);
-            assert!((0..20).all(|_| step(&mut foresight, false) == effort));
+        for (mode, effort) in [(PrefetchMode::Off, Effort::None), (PrefetchMode::On, Effort::Read)]
+        {
+            let mut prefetcher = Prefetcher::new(mode, 2, 8);
+            assert!((0..20).all(|_| step(&mut prefetcher, false) == effort));
         }
     }
 }
