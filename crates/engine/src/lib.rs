@@ -55,70 +55,61 @@
 //! [docs/api.md](https://github.com/moeflux/moeflux/blob/main/docs/api.md) tells it all to those who know llama.cpp; the crate's
 //! `examples` folder has programs to begin with.
 
-mod arch;
-mod batch;
-mod blueprint;
-mod chat;
+mod base;
 mod checkpoint;
-mod device;
-mod disk;
-mod engine;
-mod error;
 mod experts;
-mod generate;
-mod kept;
-mod layer;
-mod mark;
-mod memory;
 mod model;
-mod pack;
-mod perplexity;
-mod planner;
-mod probe;
-mod replay;
-mod sample;
+mod runtime;
+mod serve;
 mod session;
-mod snapshot;
-mod splitmix;
-mod stats;
-pub mod synth;
-mod system;
 mod text;
-mod timeline;
-mod tokenizer;
-mod trace;
+mod tools;
 
-pub use arch::supported as supported_architectures;
-pub use batch::{Event, RequestId, Scheduler, SchedulerOptions, SubmitError};
-pub use blueprint::*;
-pub use chat::{ChatOptions, ChatTemplate, Message};
-pub use checkpoint::{Checkpoint, MatrixSource, ModelId, Segment, VectorSource, unpack_embedded};
-pub use device::{ChosenDevice, Devices, WrapDevice};
-pub use engine::{Engine, EngineOptions, WrapReader};
-pub use error::{Error, SnapshotProblem};
-pub use experts::{
-    Access, Completion, PageCache, PolicyKind, PrefetchMode, ReadCounters, ReadOptions,
-    ReadRequest, Reader, ReaderKind, Urgency,
+pub use base::{
+    error::{Error, SnapshotProblem},
+    stats::{LayerStats, ReadCounters, Stats},
+    system::SystemMemory,
 };
-pub use generate::{Answer, Finish, GenerateRequest, Phase, Tokens, generate};
-pub use layer::StepObserver;
-pub use mark::Mark;
-pub use memory::{CARD_CHUNK, DEFAULT_CHUNK, DEFAULT_CONTEXT, MemoryPlan, MemoryRequest};
-pub use model::{Logits, StepControl};
+pub use checkpoint::{Checkpoint, MatrixSource, ModelId, Segment, VectorSource, unpack_embedded};
+pub use experts::{
+    io::{Access, Completion, PageCache, ReadOptions, ReadRequest, Reader, ReaderKind, Urgency},
+    policy::PolicyKind,
+    prefetch::PrefetchMode,
+    probe::{DepthSpeed, DiskSpeed, FilePages, MemorySpeed, probe_disk, probe_memory},
+    trace::{Trace, TraceHeader, TraceLayer},
+};
+pub use model::{arch::supported as supported_architectures, blueprint::*};
 pub use moeflux_compute::{Adapter, AdapterKind, DeviceOptions, KernelTime, KvFormat};
-pub use pack::{Damage, PackReport, VerifyReport, pack, verify_packed};
-pub use perplexity::{Perplexity, negative_log_likelihood, perplexity};
-pub use planner::Planner;
-pub use probe::{DepthSpeed, DiskSpeed, FilePages, MemorySpeed, probe_disk, probe_memory};
-pub use replay::{Replayed, ReplayedSteps};
-pub use sample::{EndTokens, GenerationConfig, Sampler, Sampling, StopResult, StopStrings};
-pub use session::{BatchEntry, Session, SnapshotOptions, Synced};
-pub use snapshot::SnapshotFolder;
-pub use stats::{LayerStats, Stats};
-pub use system::SystemMemory;
-pub use text::Text;
-pub use tokenizer::{Decoder, Tokenizer, TokenizerConfig};
-pub use trace::{Trace, TraceHeader, TraceLayer};
+pub use runtime::{
+    device::{ChosenDevice, Devices, WrapDevice},
+    forward::{Logits, StepControl},
+    layer::StepObserver,
+    plan::{CARD_CHUNK, DEFAULT_CHUNK, DEFAULT_CONTEXT, MemoryPlan, MemoryRequest},
+};
+pub use serve::{
+    generate::{Answer, Finish, GenerateRequest, Phase, Tokens, generate},
+    scheduler::{Event, RequestId, Scheduler, SchedulerOptions, SubmitError},
+};
+pub use session::{
+    engine::{Engine, EngineOptions, WrapReader},
+    mark::Mark,
+    saved::SnapshotOptions,
+    session::{BatchEntry, Session, Synced},
+    snapshot::SnapshotFolder,
+};
+pub use text::{
+    chat::{ChatOptions, ChatTemplate, Message},
+    sampling::{EndTokens, GenerationConfig, Sampler, Sampling, StopResult, StopStrings},
+    text::Text,
+    tokenizer::{Decoder, Tokenizer, TokenizerConfig},
+};
+pub use tools::{
+    pack::{Damage, PackReport, VerifyReport, pack, verify_packed},
+    perplexity::{Perplexity, negative_log_likelihood, perplexity},
+    planner::Planner,
+    replay::{Replayed, ReplayedSteps},
+    synth,
+};
 
 // The code in these pages runs with the examples in this crate's documentation.
 #[cfg(doctest)]

@@ -13,10 +13,17 @@ const UNSAFE: [&str; 7] = [
     "compute/src/cpu/pool.rs",
     "compute/src/gpu/native.rs",
     "engine/src/checkpoint/embedded.rs",
-    "engine/src/experts/reader/open_file.rs",
-    "engine/src/experts/reader/transfer.rs",
-    "engine/src/experts/reader/uring.rs",
+    "engine/src/experts/io/open_file.rs",
+    "engine/src/experts/io/transfer.rs",
+    "engine/src/experts/io/uring.rs",
 ];
+
+/// The engine's floors, lowest first. A floor imports from itself and from below.
+const FLOORS: [&str; 9] =
+    ["base", "checkpoint", "text", "model", "experts", "runtime", "session", "serve", "tools"];
+
+/// Upward imports that still exist: file, floor that it imports. This list only shrinks.
+const UPWARD: [(&str, &str); 1] = [("engine/src/checkpoint/mod.rs", "tools")];
 
 /// The code of a file: without comments, and without the tests at its end.
 fn code(text: &str) -> String {
@@ -81,7 +88,9 @@ fn unsafe_lives_in_named_files() {
 #[test]
 fn no_model_is_named_outside_its_architecture() {
     for (name, text) in sources("engine/src") {
-        let home = ["arch/", "synth/"].iter().any(|h| name.starts_with(&format!("engine/src/{h}")));
+        let home = ["model/arch/", "tools/synth/"]
+            .iter()
+            .any(|h| name.starts_with(&format!("engine/src/{h}")));
         assert!(
             home || name.ends_with("/tests.rs") || !code(&text).contains("\"qwen"),
             "{name} names a model"
@@ -97,4 +106,71 @@ fn no_test_is_ignored_and_no_file_outgrows_its_duty() {
             assert!(text.lines().count() <= 800, "{name} has more than 800 lines");
         }
     }
+}
+
+/// First path segments of everything that a file names behind `crate::`.
+fn imported(code: &str) -> Vec<String> {
+    let mut segments = Vec::new();
+    for path in code.split("crate::").skip(1) {
+        // A group names one segment after each comma of its outermost level.
+        let (mut depth, mut segment, mut reads) = (0, String::new(), true);
+        for c in path.chars() {
+            match c {
+                '{' => depth += 1,
+                '}' => depth -= 1,
+                ',' if depth == 1 => reads = true,
+                ',' | ';' if depth == 0 => break,
+                c if c.is_alphanumeric() || c == '_' => segment.extend(reads.then_some(c)),
+                _ if segment.is_empty() => {}
+                _ => reads = false,
+            }
+            if (!reads || depth == 0 && !segment.is_empty() && !c.is_alphanumeric() && c != '_')
+                && !segment.is_empty()
+            {
+                segments.push(std::mem::take(&mut segment));
+                reads = false;
+            }
+            if depth < 0 || depth == 0 && !reads {
+                break;
+            }
+        }
+        if !segment.is_empty() {
+            segments.push(segment);
+        }
+    }
+    segments
+}
+
+#[test]
+fn imports_are_read_from_paths_and_groups() {
+    let code = "use crate::a::B;\nuse crate::{b::{C, D}, e::F, g};\nlet x = crate::h::i();";
+    assert_eq!(imported(code), ["a", "b", "e", "g", "h"]);
+}
+
+#[test]
+fn no_floor_imports_from_above() {
+    let mut upward = Vec::new();
+    for (name, text) in sources("engine/src") {
+        let path = name.trim_start_matches("engine/src/");
+        let floor = path.split('/').next().unwrap();
+        let Some(own) = FLOORS.iter().position(|f| *f == floor) else {
+            assert_eq!(path, "lib.rs", "{name} is on no floor");
+            continue;
+        };
+        if path.contains("/tests") {
+            continue;
+        }
+        for import in imported(&code(&text)) {
+            let Some(floor) = FLOORS.iter().position(|f| *f == import) else {
+                panic!("{name} imports crate::{import}: name the module that defines it");
+            };
+            if floor > own {
+                upward.push((name.clone(), FLOORS[floor]));
+            }
+        }
+    }
+    upward.sort();
+    upward.dedup();
+    let upward: Vec<_> = upward.iter().map(|(name, floor)| (name.as_str(), *floor)).collect();
+    assert_eq!(upward, UPWARD, "imports from a floor above");
 }

@@ -133,7 +133,7 @@ pub(crate) fn run(args: &InspectArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let mut report = Report::new(model, &blueprint, &checkpoint, open_seconds, plan);
     let access = args.engine.reads.options().access;
     report.page_cache =
-        report.plan.as_ref().map(|plan| PageCache::of(access, &checkpoint, &blueprint, plan));
+        report.plan.as_ref().map(|plan| plan.page_cache(access, &checkpoint, &blueprint));
     if args.json {
         out::json(&report)?;
     } else {

@@ -9,7 +9,7 @@ use std::{
 use sha2::{Digest, Sha256};
 
 use super::{Checkpoint, Source};
-use crate::Error;
+use crate::base::error::Error;
 
 /// A file of the embedded model. The digest is written down, so that checking an unpacked copy does not touch
 /// the pages of the binary.

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::Source;
-use crate::Error;
+use crate::base::error::Error;
 
 /// The file in a model's folder that names others, one in a line; what follows a `#` is a comment.
 const LIST: &str = "mirrors.txt";

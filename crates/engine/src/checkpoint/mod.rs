@@ -3,7 +3,8 @@
 mod embedded;
 mod folders;
 pub(crate) mod frame;
-mod identity;
+pub(crate) mod identity;
+pub(crate) mod location;
 pub(crate) mod packed;
 mod quantization;
 mod safetensors;
@@ -26,7 +27,10 @@ pub(crate) use quantization::Quantization;
 pub(crate) use safetensors::TensorInfo;
 pub(crate) use source::{Source, read_at};
 
-use crate::{Error, experts::READER_STACK, memory::READ_THREADS};
+use crate::base::{error::Error, system::IO_STACK};
+
+/// Experts that are read at once.
+pub(crate) const READ_THREADS: usize = 8;
 
 /// JSON files beyond this are refused.
 const MAX_JSON: u64 = 256 << 20;
@@ -235,7 +239,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// The plan's config has a broken "quantization".
-    pub fn planned(plan: &crate::synth::Plan) -> Result<Self, Error> {
+    pub fn planned(plan: &crate::tools::synth::Plan) -> Result<Self, Error> {
         let folder = Path::new("(planned)");
         let quantization = Quantization::from_config(plan.config(), folder)?;
         let mut offset = 0;
@@ -579,7 +583,7 @@ impl Checkpoint {
         };
         std::thread::scope(|scope| {
             let start =
-                |_| std::thread::Builder::new().stack_size(READER_STACK).spawn_scoped(scope, work);
+                |_| std::thread::Builder::new().stack_size(IO_STACK).spawn_scoped(scope, work);
             // A thread that cannot be had leaves its pieces to the others.
             let others: Vec<_> = (1..threads).map_while(|i| start(i).ok()).collect();
             let own = work();

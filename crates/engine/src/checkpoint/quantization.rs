@@ -4,7 +4,7 @@ use std::{collections::HashMap, path::Path};
 
 use serde_json::Value;
 
-use crate::Error;
+use crate::base::error::Error;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Settings {

@@ -8,7 +8,7 @@ use std::path::Path;
 use serde::Deserialize;
 
 use super::source::Source;
-use crate::Error;
+use crate::base::error::Error;
 
 /// Headers beyond this are refused; the largest published ones have a few megabytes.
 const MAX_HEADER: u64 = 256 << 20;

@@ -3,7 +3,7 @@
 use moeflux_compute::{BlockScale, Element, Format};
 
 use super::{Checkpoint, Stack, TensorInfo, Wanted};
-use crate::Error;
+use crate::base::error::Error;
 
 /// The modes of mlx whose scales are bytes, and the bits and group size that each of them has.
 const MODES: [(&str, Format, usize, usize); 3] = [

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::Error;
+use crate::base::error::Error;
 
 /// A file of a checkpoint. Reads are positional, so that many threads share one handle.
 #[derive(Debug)]

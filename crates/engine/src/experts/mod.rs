@@ -1,23 +1,15 @@
-//! Everything between the router's ids and filled slots.
+//! Experts floor: everything between the router's expert ids and filled slots.
+//!
+//! `cache` maps experts to slots, `policy` picks what is evicted, `prefetch` predicts the next layer's
+//! experts, `io` reads their bytes, `source` says where those are, `tier` holds the slots of one kind of
+//! memory; `trace` records routing, `probe` measures disk and memory. Must not know: sessions, the
+//! memory plan.
 
-mod cache;
-mod policy;
-mod prefetch;
-mod reader;
-mod source;
-mod tier;
-
-pub(crate) use cache::{BOOKKEEPING, ExpertCache, Lookup, Pin, Uses};
-pub(crate) use policy::Policy;
-pub use policy::PolicyKind;
-pub use prefetch::PrefetchMode;
-pub(crate) use prefetch::{Effort, Prefetcher, ROWS as PREFETCH_ROWS};
-pub use reader::{
-    Access, Completion, PageCache, ReadCounters, ReadOptions, ReadRequest, Reader, ReaderKind,
-    Urgency,
-};
-pub(crate) use reader::{
-    STACK as READER_STACK, direct_file, memory as reader_memory, open as open_reader, random_file,
-};
-pub(crate) use source::{ExpertSource, ShardLocation};
-pub(crate) use tier::Tier;
+pub(crate) mod cache;
+pub(crate) mod io;
+pub(crate) mod policy;
+pub(crate) mod prefetch;
+pub(crate) mod probe;
+pub(crate) mod source;
+pub(crate) mod tier;
+pub(crate) mod trace;

@@ -21,7 +21,7 @@ pub enum PrefetchMode {
 
 /// Rows of a step up to which the next layer's router is asked. Of more rows each has its own idea, and the experts that
 /// they all want together are soon all that there are.
-pub(crate) const ROWS: usize = 8;
+pub(crate) const PREFETCH_ROWS: usize = 8;
 
 /// The most guesses of one layer that are read, however fast the disk is.
 const MOST: usize = 16;
@@ -104,13 +104,13 @@ impl Prefetcher {
     /// For so many layers, with `k` experts chosen of each row.
     pub(crate) fn new(mode: PrefetchMode, layers: usize, k: usize) -> Self {
         let fresh = Guesses { right: PAYS, absent: 1.0, rest: 0 };
-        let guesses = Vec::with_capacity(ROWS * k);
+        let guesses = Vec::with_capacity(PREFETCH_ROWS * k);
         Self { mode, layers: vec![fresh; layers], guesses, about: None, spare: Spare::default() }
     }
 
     /// Bytes that are held for so many layers.
     pub(crate) fn bytes(layers: usize, k: usize) -> u64 {
-        (layers * size_of::<Guesses>() + ROWS * k * size_of::<u32>()) as u64
+        (layers * size_of::<Guesses>() + PREFETCH_ROWS * k * size_of::<u32>()) as u64
     }
 
     /// Whether anything is ever read ahead.

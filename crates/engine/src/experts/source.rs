@@ -3,45 +3,10 @@
 use std::{path::PathBuf, sync::Arc};
 
 use crate::{
-    Error,
-    blueprint::{Blueprint, LayerExperts},
-    checkpoint::{Checkpoint, Segment, Source, digest},
+    base::error::Error,
+    checkpoint::{Checkpoint, Source, digest, location::ShardLocation},
+    model::blueprint::{Blueprint, LayerExperts},
 };
-
-/// One piece of every expert of a layer.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum ShardLocation {
-    /// Slices of a stacked tensor: expert `e` begins `e` times `first.bytes` after the first.
-    Stacked {
-        /// The piece of expert 0.
-        first: Segment,
-        /// Bytes from one expert's piece to the next one's.
-        stride: u64,
-    },
-    /// A tensor of its own for each expert.
-    Each(Vec<Segment>),
-    /// All of an expert: the records of a packed model, with a digest of each.
-    Packed {
-        /// Expert 0.
-        first: Segment,
-        /// Bytes from one record to the next one.
-        stride: u64,
-        /// By expert.
-        digests: Arc<[u64]>,
-    },
-}
-
-impl ShardLocation {
-    pub(crate) fn segment(&self, expert: usize) -> Segment {
-        match self {
-            ShardLocation::Stacked { first, stride }
-            | ShardLocation::Packed { first, stride, .. } => {
-                Segment { offset: first.offset + expert as u64 * stride, ..*first }
-            }
-            ShardLocation::Each(all) => all[expert],
-        }
-    }
-}
 
 /// All experts of a model, readable from any thread.
 #[derive(Debug)]
@@ -109,15 +74,13 @@ impl ExpertSource {
     pub(crate) fn read(&self, layer: usize, expert: usize, slot: &mut [u8]) -> Result<(), Error> {
         let Some(experts) = self.layer(layer).filter(|l| expert < l.count && l.bytes <= slot.len())
         else {
-            return Err(crate::Error::Input(format!(
-                "there is no expert {expert} in layer {layer}"
-            )));
+            return Err(Error::Input(format!("there is no expert {expert} in layer {layer}")));
         };
         let mut rest = &mut slot[..];
         for segment in experts.segments(expert) {
             let (now, later) = rest.split_at_mut(segment.bytes);
             let file = &self.files[segment.file as usize];
-            file.read_exact_at(now, segment.offset).map_err(|source| crate::Error::Expert {
+            file.read_exact_at(now, segment.offset).map_err(|source| Error::Expert {
                 layer,
                 expert,
                 path: file.path().into(),

@@ -6,7 +6,7 @@ use super::{
     policy::{Policy, PolicyKind},
     source::ExpertSource,
 };
-use crate::Error;
+use crate::base::error::Error;
 
 /// No expert, no slot.
 pub(super) const NONE: u32 = u32::MAX;

@@ -7,12 +7,15 @@ use std::{
 
 use moeflux_compute::{KvFormat, Span, State, StateShape};
 
-use super::Session;
 use crate::{
-    Engine, Error, SnapshotFolder, SnapshotProblem, Synced,
-    model::StepControl,
-    snapshot::{self, Contents, Expectation, Snapshot, SnapshotWriter},
-    timeline::{Timeline, common},
+    base::error::{Error, SnapshotProblem},
+    runtime::forward::StepControl,
+    session::{
+        engine::Engine,
+        session::{Session, Synced},
+        snapshot::{self, Contents, Expectation, Snapshot, SnapshotFolder, SnapshotWriter},
+        timeline::{Timeline, common},
+    },
 };
 
 /// Bytes that are copied at once while a session is saved or read.

@@ -7,7 +7,7 @@ use super::super::{
     frame::{ALIGN, Frame, Unframed},
     safetensors,
 };
-use crate::Error;
+use crate::base::error::Error;
 
 /// The file of experts.
 pub(crate) const EXPERTS: &str = "experts.moeflux";

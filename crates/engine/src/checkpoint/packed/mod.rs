@@ -35,26 +35,11 @@ pub(crate) use header::{
 };
 use moeflux_compute::ExpertShape;
 
-use super::{Checkpoint, Segment, Source, TensorInfo, digest, safetensors};
-use crate::{
-    Error,
-    blueprint::{Blueprint, LayerExperts},
-    experts::ShardLocation,
-};
+use super::{Checkpoint, Source, TensorInfo, digest, safetensors};
+use crate::base::error::Error;
 
 /// Where tensors of experts are said to lie: beyond any file, so that nothing can be read from there.
-const NOWHERE: u64 = 1 << 62;
-
-/// Digest of where the experts of a layer lie: offset and bytes, as u64, of each segment of each expert. Offsets are those
-/// of the header's tensors, laid one after another.
-pub(crate) fn order(experts: &LayerExperts) -> u64 {
-    let segments = (0..experts.count).flat_map(|e| experts.segments(e));
-    let bytes: Vec<u8> = segments
-        .flat_map(|s| [s.offset.wrapping_sub(NOWHERE), s.bytes as u64])
-        .flat_map(u64::to_le_bytes)
-        .collect();
-    digest(&bytes)
-}
+pub(crate) const NOWHERE: u64 = 1 << 62;
 
 /// What a header says of the matrices of an expert.
 pub(crate) fn matrices(shape: &ExpertShape) -> [String; 3] {
@@ -63,12 +48,12 @@ pub(crate) fn matrices(shape: &ExpertShape) -> [String; 3] {
 
 /// An opened file of experts.
 #[derive(Debug)]
-pub(super) struct Packed {
-    /// Which file of the checkpoint it is.
-    pub(super) file: u32,
-    header: Header,
-    /// Where the records begin.
-    data: u64,
+pub(crate) struct Packed {
+    /// Index of the file in the checkpoint.
+    pub(crate) file: u32,
+    pub(crate) header: Header,
+    /// Offset of the first record.
+    pub(crate) data: u64,
 }
 
 impl Packed {
@@ -132,17 +117,14 @@ impl Checkpoint {
         self.packed.is_some()
     }
 
-    /// Gives the experts of a blueprint their records, where there are some.
-    ///
-    /// # Errors
-    /// The records are not those of this model.
-    pub(crate) fn place_packed(&self, blueprint: &mut Blueprint) -> Result<(), Error> {
-        let Some(packed) = &self.packed else { return Ok(()) };
-        let path = self.files[packed.file as usize].path();
-        place(packed, blueprint).map_err(|problem| Error::Checkpoint {
-            path: path.into(),
-            problem: format!("{problem}: pack the model again, with this version of moeflux"),
-        })
+    /// Index of the file of packed experts, if there is one.
+    pub(crate) fn packed_file(&self) -> Option<u32> {
+        Some(self.packed.as_ref()?.file)
+    }
+
+    /// The opened file of packed experts, if there is one.
+    pub(crate) fn packed(&self) -> Option<&Packed> {
+        self.packed.as_ref()
     }
 
     /// The same with some tensors where a packed file has them.
@@ -159,46 +141,5 @@ impl Checkpoint {
             texts: Default::default(),
             packed: None,
         }
-    }
-}
-
-fn place(packed: &Packed, blueprint: &mut Blueprint) -> Result<(), String> {
-    let dense = blueprint
-        .matrices()
-        .flat_map(|m| &m.segments)
-        .chain(blueprint.vectors().map(|v| &v.segment));
-    if dense.into_iter().any(|segment| segment.file == packed.file) {
-        return Err("it has tensors that are not those of experts".into());
-    }
-    let mut offset = packed.data;
-    let mut left = blueprint.layers.iter_mut().enumerate();
-    for l in &packed.header.layers {
-        // Both go from the first layer to the last one.
-        let found = left.by_ref().find_map(|(i, layer)| Some((i, layer.moe_mut()?)));
-        let Some((_, moe)) = found.filter(|(i, _)| *i == l.layer) else {
-            return Err(format!(
-                "it has records for layer {}, config.json asks for others",
-                l.layer
-            ));
-        };
-        let experts = &mut moe.experts;
-        if (experts.count, experts.bytes as u64) != (l.experts, l.bytes)
-            || order(experts) != l.order.0[0]
-            || matrices(&experts.shape) != l.matrices
-        {
-            return Err(format!(
-                "the records of layer {} hold {} experts of {} bytes in an order that is not that of its slots",
-                l.layer, l.experts, l.bytes
-            ));
-        }
-        let stride = l.stride().unwrap_or(l.bytes);
-        let first = Segment { file: packed.file, offset, bytes: experts.bytes };
-        let digests = l.digests.0.as_slice().into();
-        experts.parts = vec![ShardLocation::Packed { first, stride, digests }];
-        offset += stride * l.experts as u64;
-    }
-    match left.find_map(|(i, layer)| layer.moe().map(|_| i)) {
-        Some(i) => Err(format!("it has no records for layer {i}")),
-        None => Ok(()),
     }
 }

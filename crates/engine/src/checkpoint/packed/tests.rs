@@ -14,7 +14,13 @@ use super::{
     super::frame::{ALIGN, Frame},
     *,
 };
-use crate::{Blueprint, Checkpoint, Engine, EngineOptions, MemoryRequest, pack};
+use crate::{
+    checkpoint::Checkpoint,
+    model::blueprint::Blueprint,
+    runtime::plan::MemoryRequest,
+    session::engine::{Engine, EngineOptions},
+    tools::pack::pack,
+};
 
 const PREFIX: usize = Frame::PREFIX as usize;
 

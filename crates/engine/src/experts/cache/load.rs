@@ -3,7 +3,11 @@
 use moeflux_compute::Device;
 
 use super::{ExpertCache, Lookup, NONE, Pin, wait};
-use crate::{Error, blueprint::Blueprint, checkpoint::Checkpoint, stats::Stats};
+use crate::{
+    base::{error::Error, stats::Stats},
+    checkpoint::Checkpoint,
+    model::blueprint::Blueprint,
+};
 
 /// Memory is handed out in pages of this size or a larger one.
 const PAGE: usize = 4096;

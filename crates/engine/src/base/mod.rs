@@ -1,0 +1,9 @@
+//! Ground floor: errors, random numbers, what the operating system reports, file writes, statistics.
+//!
+//! Knows: paths, bytes, clocks, `/proc`, cgroups. Must not know: models, checkpoints, devices.
+
+pub(crate) mod error;
+pub(crate) mod faulty_disk;
+pub(crate) mod random;
+pub(crate) mod stats;
+pub(crate) mod system;

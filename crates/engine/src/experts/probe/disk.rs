@@ -1,0 +1,382 @@
+//! How fast a disk gives blocks of a model's files from random places.
+
+use std::{
+    fs::{self, File},
+    io,
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use serde::{Deserialize, Serialize};
+
+use super::Random;
+use crate::{
+    base::error::Error,
+    checkpoint::Checkpoint,
+    experts::io::{direct_file, random_file},
+};
+
+/// Reads in flight at once that are tried.
+const DEPTHS: [usize; 4] = [1, 4, 8, 16];
+
+/// For how long each is.
+const SLICE: Duration = Duration::from_millis(350);
+
+/// Direct reads begin and end at multiples of this, and so does their memory.
+const ALIGNED: usize = 4096;
+
+/// The largest read: of larger experts, parts are read, as readers do; all buffers together take 16 times as much.
+const LARGEST: usize = 4 << 20;
+
+/// What is older is measured again.
+const MAX_AGE: Duration = Duration::from_secs(30 * 24 * 3600);
+
+const STACK: usize = 128 << 10;
+
+/// What a disk gives, by the number of reads in flight.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DiskSpeed {
+    /// Bytes of each read.
+    pub block: usize,
+    /// Whether the reads passed by the page cache. If not, what the system held already makes the figures larger than
+    /// the disk's.
+    pub direct: bool,
+    /// One figure for each depth.
+    pub depths: Vec<DepthSpeed>,
+    /// When it was measured, in seconds since 1970.
+    pub measured: u64,
+}
+
+/// A disk at one depth.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DepthSpeed {
+    /// Reads in flight at once.
+    pub depth: usize,
+    /// Bytes per second.
+    pub bytes_per_second: f64,
+}
+
+impl DiskSpeed {
+    /// The best depth.
+    pub fn best(&self) -> Option<DepthSpeed> {
+        self.depths.iter().copied().max_by(|a, b| a.bytes_per_second.total_cmp(&b.bytes_per_second))
+    }
+
+    /// Bytes per second at the best depth.
+    pub fn ceiling(&self) -> f64 {
+        self.best().map_or(0.0, |d| d.bytes_per_second)
+    }
+
+    /// How long ago it was measured.
+    pub fn age(&self) -> Duration {
+        SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default()
+            .saturating_sub(Duration::from_secs(self.measured))
+    }
+
+    /// What was last measured on any disk of this machine, of reads whose size is nearest to `block`. For models that are
+    /// not there.
+    pub fn remembered(folder: &Path, block: usize) -> Option<Self> {
+        let all =
+            fs::read_dir(folder).ok()?.flatten().filter_map(|entry| Self::load(&entry.path()));
+        let factor = |speed: &Self| (speed.block as f64 / block.max(1) as f64).log2().abs();
+        all.min_by(|a, b| factor(a).total_cmp(&factor(b)).then(b.measured.cmp(&a.measured)))
+    }
+
+    fn load(path: &Path) -> Option<Self> {
+        let speed: Self = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
+        let sound =
+            speed.depths.iter().all(|d| d.bytes_per_second.is_finite() && d.bytes_per_second > 0.0);
+        (sound && speed.block > 0 && !speed.depths.is_empty()).then_some(speed)
+    }
+
+    /// That it cannot be remembered is no reason to fail.
+    fn save(&self, path: &Path) -> Option<()> {
+        fs::create_dir_all(path.parent()?).ok()?;
+        let aside = path.with_extension(format!("{}.partial", std::process::id()));
+        fs::write(&aside, serde_json::to_vec_pretty(self).ok()?).ok()?;
+        fs::rename(&aside, path).ok()
+    }
+}
+
+/// How fast the disk with a checkpoint's files gives random blocks of `block` bytes at several depths: from `folder`, if it was
+/// measured there within 30 days for this disk and block and not `anew`, else measured in about 1.5 seconds and kept there.
+/// `None` where there is no file to read, or none of a block's size.
+///
+/// Takes up to 16 blocks of memory, each of 4 MiB at most, and gives them back.
+///
+/// # Errors
+/// A file cannot be read.
+pub fn probe_disk(
+    checkpoint: &Checkpoint,
+    block: usize,
+    folder: Option<&Path>,
+    anew: bool,
+) -> Result<Option<DiskSpeed>, Error> {
+    let paths: Vec<PathBuf> = checkpoint.files().iter().map(|f| f.path().into()).collect();
+    let Some((targets, block, direct)) = targets(&paths, block)? else { return Ok(None) };
+    let place = folder.zip(device(&targets)).map(|(f, d)| f.join(format!("disk-{d}-{block}.json")));
+    if let Some(speed) = place.as_deref().filter(|_| !anew).and_then(DiskSpeed::load)
+        && speed.block == block
+        && speed.age() < MAX_AGE
+    {
+        return Ok(Some(speed));
+    }
+    let mut depths = Vec::with_capacity(DEPTHS.len());
+    for depth in DEPTHS {
+        depths
+            .push(DepthSpeed { depth, bytes_per_second: measure(&targets, block, depth, SLICE)? });
+    }
+    let measured = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let speed = DiskSpeed { block, direct, depths, measured };
+    if let Some(place) = place {
+        speed.save(&place);
+    }
+    Ok(Some(speed))
+}
+
+/// A file to read from.
+struct Target {
+    path: PathBuf,
+    file: File,
+    len: u64,
+}
+
+/// The files that hold a block, opened past the page cache if all can be; the block's size; whether they are.
+fn targets(paths: &[PathBuf], block: usize) -> Result<Option<(Vec<Target>, usize, bool)>, Error> {
+    let files: Vec<(&PathBuf, u64)> = paths
+        .iter()
+        .filter_map(|p| Some((p, fs::metadata(p).ok().filter(|m| m.is_file())?.len())))
+        .collect();
+    let largest = files.iter().map(|f| f.1).max().unwrap_or(0);
+    let wanted = block.clamp(1, LARGEST).next_multiple_of(ALIGNED) as u64;
+    let block = (wanted.min(largest) / ALIGNED as u64) as usize * ALIGNED;
+    if block == 0 {
+        return Ok(None);
+    }
+    let all = |open: &dyn Fn(&Path) -> io::Result<File>| {
+        let files = files.iter().filter(|f| f.1 >= block as u64);
+        files
+            .map(|(path, len)| match open(path) {
+                Ok(file) => Ok(Target { path: (*path).clone(), file, len: *len }),
+                Err(e) => Err(Error::file(*path, "cannot open the file to measure the disk")(e)),
+            })
+            .collect::<Result<Vec<_>, _>>()
+    };
+    // Some file systems take the flag and refuse the read.
+    if let Ok(targets) = all(&open_direct)
+        && targets.iter().all(|t| read_at(&t.file, Aligned::new(ALIGNED).get(), 0).is_ok())
+    {
+        return Ok(Some((targets, block, true)));
+    }
+    Ok(Some((all(&random_file)?, block, false)))
+}
+
+/// Bytes per second of `depth` threads that each read one random block after another for `slice`.
+fn measure(targets: &[Target], block: usize, depth: usize, slice: Duration) -> Result<f64, Error> {
+    let mut buffers: Vec<Aligned> = (0..depth).map(|_| Aligned::new(block)).collect();
+    let total: u64 = targets.iter().map(|t| t.len).sum();
+    let since = Instant::now();
+    let read = |mut random: Random, buffer: &mut [u8]| -> Result<(u64, Duration), Error> {
+        let mut bytes = 0;
+        // A thread that begins late reads once all the same: no disk has no speed.
+        while bytes == 0 || since.elapsed() < slice {
+            let mut at = random.below(total);
+            let Some(target) = targets.iter().find(|t| {
+                let here = at < t.len;
+                at -= if here { 0 } else { t.len };
+                here
+            }) else {
+                break;
+            };
+            let offset =
+                random.below(target.len - block as u64 + 1) / ALIGNED as u64 * ALIGNED as u64;
+            // Windows lets one read at a time through a handle.
+            #[cfg(windows)]
+            let file = &open_direct(&target.path)
+                .map_err(Error::file(&target.path, "cannot open the file to measure the disk"))?;
+            #[cfg(not(windows))]
+            let file = &target.file;
+            forget(file, offset, block);
+            read_at(file, buffer, offset).map_err(Error::file(
+                &target.path,
+                format!("cannot read {block} bytes at {offset} to measure the disk"),
+            ))?;
+            bytes += block as u64;
+        }
+        Ok((bytes, since.elapsed()))
+    };
+    let mut seeds = Random::new();
+    thread::scope(|scope| {
+        let mut workers = Vec::with_capacity(depth);
+        for buffer in &mut buffers {
+            let random = Random::of(seeds.below(u64::MAX));
+            let worker = thread::Builder::new().name("probe".into()).stack_size(STACK);
+            let worker = worker.spawn_scoped(scope, move || read(random, buffer.get()));
+            workers.push(
+                worker
+                    .map_err(|e| Error::Input(format!("cannot start a thread that reads: {e}")))?,
+            );
+        }
+        let (mut bytes, mut time) = (0, Duration::from_nanos(1));
+        for worker in workers {
+            let failed = |_| Error::Input("a thread that reads failed; please report this".into());
+            let (of_one, until) = worker.join().map_err(failed)??;
+            bytes += of_one;
+            time = time.max(until);
+        }
+        Ok(bytes as f64 / time.as_secs_f64())
+    })
+}
+
+/// Memory that direct reads take.
+struct Aligned {
+    bytes: Vec<u8>,
+    len: usize,
+}
+
+impl Aligned {
+    fn new(len: usize) -> Self {
+        // Ones, so that the pages are there before anything is measured.
+        Self { bytes: vec![1; len + ALIGNED], len }
+    }
+
+    fn get(&mut self) -> &mut [u8] {
+        let from = self.bytes.as_ptr().align_offset(ALIGNED).min(ALIGNED);
+        &mut self.bytes[from..from + self.len]
+    }
+}
+
+/// As readers open it.
+fn open_direct(path: &Path) -> io::Result<File> {
+    let opened = direct_file(path)?;
+    opened.map(|(file, _)| file).ok_or_else(|| io::ErrorKind::Unsupported.into())
+}
+
+/// Where reads go through the page cache, it had better not hold the block.
+fn forget(file: &File, offset: u64, block: usize) {
+    #[cfg(target_os = "linux")]
+    let _ = rustix::fs::fadvise(
+        file,
+        offset,
+        std::num::NonZeroU64::new(block as u64),
+        rustix::fs::Advice::DontNeed,
+    );
+    #[cfg(not(target_os = "linux"))]
+    let _ = (file, offset, block);
+}
+
+#[cfg(unix)]
+fn read_at(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, buffer, offset)
+}
+
+#[cfg(windows)]
+fn read_at(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+    match std::os::windows::fs::FileExt::seek_read(file, buffer, offset)? {
+        n if n == buffer.len() => Ok(()),
+        _ => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}
+
+/// A name for the disk of the largest file, the same at the next start of the machine.
+fn device(targets: &[Target]) -> Option<String> {
+    let largest = targets.iter().max_by_key(|t| t.len)?;
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+
+        let system = rustix::fs::fstatvfs(&largest.file).map_or(0, |s| s.f_fsid);
+        Some(format!("{:x}-{system:x}", largest.file.metadata().ok()?.dev()))
+    }
+    #[cfg(not(unix))]
+    {
+        let path = fs::canonicalize(&largest.path).ok()?;
+        let root = path.components().next()?.as_os_str().to_string_lossy().into_owned();
+        Some(root.chars().filter(char::is_ascii_alphanumeric).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(folder: &Path, name: &str, len: usize) -> PathBuf {
+        let path = folder.join(name);
+        fs::write(&path, vec![7u8; len]).unwrap();
+        path
+    }
+
+    #[test]
+    fn blocks_fit_the_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let (small, large) =
+            (file(folder.path(), "a", 3 * ALIGNED), file(folder.path(), "b", 40_000));
+        let blocks = |paths: &[PathBuf], block| {
+            targets(paths, block).unwrap().map(|(targets, block, _)| (targets.len(), block))
+        };
+        let both = [small.clone(), large.clone()];
+        assert_eq!(blocks(&both, 1), Some((2, ALIGNED)));
+        assert_eq!(blocks(&both, 2 * ALIGNED + 1), Some((2, 3 * ALIGNED)));
+        assert_eq!(blocks(&both, 4 * ALIGNED), Some((1, 4 * ALIGNED)));
+        assert_eq!(blocks(&both, usize::MAX), Some((1, 9 * ALIGNED)));
+        assert_eq!(blocks(&[file(folder.path(), "c", 100)], 100), None);
+        assert_eq!(blocks(&["(in the binary)/model".into()], 4096), None);
+    }
+
+    #[test]
+    fn a_small_file_is_measured_at_every_depth() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = file(folder.path(), "a", 1 << 20);
+        let (targets, block, _) = targets(&[path], 10_000).unwrap().unwrap();
+        assert_eq!(block, 12288);
+        for depth in DEPTHS {
+            let speed = measure(&targets, block, depth, Duration::from_millis(5)).unwrap();
+            assert!(speed.is_finite() && speed > 0.0, "{speed}");
+        }
+        assert!(device(&targets).is_some());
+    }
+
+    #[test]
+    fn a_file_that_shrinks_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = file(folder.path(), "a", 1 << 20);
+        let (targets, block, _) = targets(std::slice::from_ref(&path), 4096).unwrap().unwrap();
+        File::options().write(true).open(&path).unwrap().set_len(0).unwrap();
+        let error = measure(&targets, block, 2, Duration::from_secs(9)).unwrap_err().to_string();
+        assert!(
+            error.contains(path.to_str().unwrap()) && error.contains("4096 bytes at "),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn what_was_measured_is_remembered_and_damage_is_not_believed() {
+        let folder = tempfile::tempdir().unwrap();
+        let speed = |block, measured| DiskSpeed {
+            block,
+            direct: true,
+            depths: vec![
+                DepthSpeed { depth: 1, bytes_per_second: 1e9 },
+                DepthSpeed { depth: 8, bytes_per_second: 3e9 },
+            ],
+            measured,
+        };
+        assert_eq!(DiskSpeed::remembered(folder.path(), 4096), None);
+        let path = |name: &str| folder.path().join("below").join(name);
+        speed(4096, 5).save(&path("disk-1-4096.json")).unwrap();
+        speed(1 << 20, 9).save(&path("disk-1-1048576.json")).unwrap();
+        speed(1 << 20, 8).save(&path("disk-2-1048576.json")).unwrap();
+        fs::write(path("disk-3-4096.json"), "{\"block\": 4096").unwrap();
+        fs::write(
+            path("disk-4-4096.json"),
+            "{\"block\":0,\"direct\":true,\"depths\":[],\"measured\":9}",
+        )
+        .unwrap();
+        let remembered = |block| DiskSpeed::remembered(path("").as_path(), block).unwrap();
+        assert_eq!((remembered(5000).block, remembered(3 << 20)), (4096, speed(1 << 20, 9)));
+        assert_eq!((speed(1, 1).ceiling(), speed(1, 1).best().unwrap().depth), (3e9, 8));
+    }
+}

@@ -1,0 +1,208 @@
+//! What configs say of rotary positions.
+
+use moeflux_compute::RopePairs;
+use serde::Deserialize;
+
+use super::{Require, config_error};
+use crate::{
+    base::error::Error,
+    checkpoint::Checkpoint,
+    model::blueprint::{RopeShape, Yarn},
+};
+
+/// `rope_scaling` or, newer, `rope_parameters`.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(super) struct RopeConfig {
+    rope_type: Option<String>,
+    /// The older name of `rope_type`; some configs have both.
+    #[serde(rename = "type")]
+    older_type: Option<String>,
+    rope_theta: Option<f64>,
+    factor: Option<f64>,
+    partial_rotary_factor: Option<f64>,
+    original_max_position_embeddings: Option<f64>,
+    beta_fast: Option<f64>,
+    beta_slow: Option<f64>,
+    mscale: Option<f64>,
+    mscale_all_dim: Option<f64>,
+    attention_factor: Option<f64>,
+    truncate: Option<bool>,
+}
+
+/// What a config says of rotary positions, in any of the places where it may say it.
+#[derive(Deserialize)]
+pub(super) struct RopeKeys {
+    rope_theta: Option<f64>,
+    partial_rotary_factor: Option<f64>,
+    rope_scaling: Option<RopeConfig>,
+    rope_parameters: Option<RopeConfig>,
+}
+
+impl RopeKeys {
+    /// The map of the config, whichever it has. One that has both says the same in both.
+    pub(super) fn config(&self, checkpoint: &Checkpoint) -> Result<RopeConfig, Error> {
+        if let (Some(new), Some(old)) = (&self.rope_parameters, &self.rope_scaling) {
+            Require(checkpoint)
+                .that(new.kind() == old.kind() && new.factor == old.factor, || {
+                    "\"rope_parameters\" and \"rope_scaling\" differ: keep one of them".into()
+                })?;
+        }
+        let found = self
+            .rope_parameters
+            .as_ref()
+            .or(self.rope_scaling.as_ref())
+            .cloned()
+            .unwrap_or_default();
+        Ok(RopeConfig {
+            rope_theta: found.rope_theta.or(self.rope_theta),
+            partial_rotary_factor: found.partial_rotary_factor.or(self.partial_rotary_factor),
+            ..found
+        })
+    }
+
+    /// The rotary positions of heads of `head_dim` numbers, of which `rotated` are rotated, or else the share that the
+    /// config gives, or else `share`.
+    pub(super) fn shape(
+        &self,
+        checkpoint: &Checkpoint,
+        head_dim: usize,
+        (rotated, share): (Option<usize>, f64),
+    ) -> Result<RopeShape, Error> {
+        let config = self.config(checkpoint)?;
+        let share = config.share(checkpoint)?.unwrap_or(share);
+        let dims = rotated.unwrap_or((head_dim as f64 * share) as usize);
+        Require(checkpoint).that((1..=head_dim).contains(&dims), || {
+            format!(
+                "\"rotary_dim\" or \"partial_rotary_factor\" rotates {dims} of {head_dim} numbers of a head"
+            )
+        })?;
+        config.shape(checkpoint, dims, RopePairs::Halves)
+    }
+
+    /// The rotary positions of `dims` numbers, all of which are rotated.
+    pub(super) fn whole(
+        &self,
+        checkpoint: &Checkpoint,
+        dims: usize,
+        pairs: RopePairs,
+    ) -> Result<RopeShape, Error> {
+        let config = self.config(checkpoint)?;
+        Require(checkpoint)
+            .that(config.share(checkpoint)?.is_none_or(|share| share == 1.0), || {
+                "\"partial_rotary_factor\" is not 1: this architecture rotates whole heads".into()
+            })?;
+        config.shape(checkpoint, dims, pairs)
+    }
+}
+
+/// `0.1 mscale ln(factor) + 1`: how much YaRN sharpens attention. Peng et al., "YaRN", 2023, section 3.4.
+fn sharpening(factor: f64, mscale: f64) -> f64 {
+    if factor > 1.0 { 0.1 * mscale * factor.ln() + 1.0 } else { 1.0 }
+}
+
+impl RopeConfig {
+    fn kind(&self) -> &str {
+        self.rope_type.as_deref().or(self.older_type.as_deref()).unwrap_or("default")
+    }
+
+    /// The share of each head that is rotated.
+    fn share(&self, checkpoint: &Checkpoint) -> Result<Option<f64>, Error> {
+        let share = self.partial_rotary_factor;
+        Require(checkpoint).that(share.is_none_or(|share| share > 0.0 && share <= 1.0), || {
+            format!(
+                "\"partial_rotary_factor\" is {}: a share above 0, at most 1, is needed",
+                share.unwrap_or(0.0)
+            )
+        })?;
+        Ok(share)
+    }
+
+    /// The rotary positions of `dims` numbers of each head.
+    ///
+    /// # Errors
+    /// There is no theta, a number is missing or impossible, or the type is not known.
+    pub(super) fn shape(
+        &self,
+        checkpoint: &Checkpoint,
+        dims: usize,
+        pairs: RopePairs,
+    ) -> Result<RopeShape, Error> {
+        let (require, kind) = (Require(checkpoint), self.kind());
+        let needed = |name: &str, number: Option<f64>| {
+            number.ok_or_else(|| {
+                config_error(
+                    checkpoint,
+                    format!("it has no \"{name}\" for {kind:?} rotary positions"),
+                )
+            })
+        };
+        let theta = needed("rope_theta", self.rope_theta)?;
+        require
+            .that(theta > 1.0, || format!("\"rope_theta\" is {theta}: more than 1 is needed"))?;
+        require.that(dims.is_multiple_of(2), || {
+            format!("{dims} numbers of \"head_dim\" are rotated: rotary positions need pairs")
+        })?;
+        let factor = match kind {
+            "linear" | "yarn" | "deepseek_yarn" => needed("factor", self.factor)?,
+            _ => self.factor.unwrap_or(1.0),
+        };
+        require.that(factor > 0.0, || format!("the \"factor\" of rotary positions is {factor}"))?;
+        let rope = match kind {
+            "default" | "mrope" => RopeShape::new(dims, theta, 1.0, pairs),
+            "linear" => RopeShape::new(dims, theta, factor, pairs),
+            "proportional" => {
+                // Pairs are those of the whole head; behind the rotated part they stand still.
+                let rotated = (dims as f64 * self.share(checkpoint)?.unwrap_or(1.0)) as usize / 2;
+                let mut rope = RopeShape::new(dims, theta, factor, pairs);
+                rope.frequencies.iter_mut().skip(rotated).for_each(|f| *f = 0.0);
+                rope
+            }
+            "yarn" | "deepseek_yarn" => {
+                let name = "original_max_position_embeddings";
+                let yarn = Yarn {
+                    factor,
+                    original_positions: needed(name, self.original_max_position_embeddings)?,
+                    beta_fast: self.beta_fast.unwrap_or(32.0),
+                    beta_slow: self.beta_slow.unwrap_or(1.0),
+                    truncate: self.truncate.unwrap_or(true),
+                    scale: self.attention_factor.unwrap_or(
+                        sharpening(factor, self.mscale.unwrap_or(1.0))
+                            / sharpening(factor, self.mscale_all_dim.unwrap_or(0.0)),
+                    ) as f32,
+                };
+                for (name, number) in [
+                    (name, yarn.original_positions),
+                    ("beta_fast", yarn.beta_fast),
+                    ("beta_slow", yarn.beta_slow),
+                ] {
+                    require.that(number > 0.0, || {
+                        format!("\"{name}\" of YaRN is {number}: more than zero is needed")
+                    })?;
+                }
+                RopeShape::yarn(dims, theta, &yarn, pairs)
+            }
+            other => {
+                return Err(config_error(
+                    checkpoint,
+                    format!("the rope type {other:?} is not supported"),
+                ));
+            }
+        };
+        let numbers = rope.frequencies.iter().chain([&rope.scale]);
+        require.that(numbers.copied().all(f32::is_finite), || {
+            format!("the {kind:?} rotary positions of \"rope_theta\" {theta} and \"factor\" {factor} have no numbers")
+        })?;
+        Ok(rope)
+    }
+
+    /// The factor on the softmax scale of latent attention: YaRN's sharpening squared, as `mscale_all_dim` takes it
+    /// from the rotated numbers to all of them. DeepSeek-AI, DeepSeek-V3, inference/model.py, `MLA`.
+    pub(super) fn score_factor(&self) -> f32 {
+        match (self.kind(), self.mscale_all_dim) {
+            ("yarn" | "deepseek_yarn", Some(mscale)) if mscale != 0.0 => {
+                sharpening(self.factor.unwrap_or(1.0), mscale).powi(2) as f32
+            }
+            _ => 1.0,
+        }
+    }
+}

@@ -1,0 +1,360 @@
+//! Which device computes: the one that was asked for, or the faster one for a model.
+
+use moeflux_compute::{Adapter, AdapterKind, Device, DeviceOptions, Isa};
+
+use crate::{
+    base::{
+        error::Error,
+        system::{SystemMemory, has_graphics, physical_cores},
+    },
+    checkpoint::Checkpoint,
+    model::blueprint::Blueprint,
+    runtime::plan::{MemoryPlan, MemoryRequest, host_budget},
+    text::text::Text,
+};
+
+/// Host memory that must be there before a graphics driver is loaded to choose by itself.
+const DRIVER: u64 = 256 << 20;
+
+/// Wraps a device as soon as it is open: for tests that limit or watch it.
+pub type WrapDevice = Box<dyn Fn(Box<dyn Device>) -> Box<dyn Device> + Send>;
+
+/// Which device computes, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChosenDevice {
+    /// What computes: "cpu, AVX-512 VNNI, 2 threads".
+    pub name: String,
+    /// Whether it is a graphics adapter.
+    pub graphics: bool,
+    /// Why this one.
+    pub reason: String,
+}
+
+/// An open device, and the plan that was made for it.
+pub(crate) struct Opened {
+    pub(crate) device: Box<dyn Device>,
+    pub(crate) plan: MemoryPlan,
+    pub(crate) chosen: ChosenDevice,
+}
+
+/// What could compute on this machine.
+#[derive(Clone, Debug)]
+pub struct Devices {
+    /// The best instruction set of the processor.
+    pub isa: &'static str,
+    /// Threads that compute where nobody asks for another number.
+    pub threads: usize,
+    /// The host's memory.
+    pub memory: SystemMemory,
+    /// Graphics adapters, in the order of their numbers.
+    pub adapters: Vec<Adapter>,
+    /// Number of the adapter that `auto` takes for a model that fits it; without one it takes the processor.
+    pub preferred: Option<usize>,
+}
+
+impl Devices {
+    /// Asks the system. Loads the graphics drivers.
+    pub fn now() -> Self {
+        let adapters = moeflux_compute::adapters();
+        let preferred = by_preference(&adapters).find(|a| is_hardware(a) && a.unusable.is_none());
+        Self {
+            isa: Isa::detect().name(),
+            threads: physical_cores(),
+            memory: SystemMemory::now(),
+            preferred: preferred.map(|a| a.index),
+            adapters,
+        }
+    }
+}
+
+/// Opens the device that was asked for, and plans for it. By the name `auto` it is the first adapter with a processor
+/// of its own whose memory holds dense weights, states, scratch and the experts of one token; else the CPU. Never a
+/// software adapter: that is the CPU, and slower.
+///
+/// # Errors
+/// There is no such device, or the budget is below the floor.
+pub(crate) fn open_device(
+    blueprint: &Blueprint,
+    request: &MemoryRequest,
+    options: &DeviceOptions,
+    wrap: Option<&WrapDevice>,
+) -> Result<Opened, Error> {
+    let machine = Machine {
+        graphics: has_graphics(),
+        adapters: &moeflux_compute::adapters,
+        open: &|name| {
+            let threads = options.threads.or_else(|| Some(physical_cores()));
+            let options = DeviceOptions { name: Some(name.to_owned()), threads, ..options.clone() };
+            let device =
+                moeflux_compute::open(&options).map_err(Error::at(|| "opening the device"))?;
+            Ok(match wrap {
+                Some(wrap) => wrap(device),
+                None => device,
+            })
+        },
+    };
+    machine.choose(blueprint, request, options.name.as_deref().unwrap_or("cpu"))
+}
+
+/// Opens a device by its name.
+type Open<'a> = dyn Fn(&str) -> Result<Box<dyn Device>, Error> + 'a;
+
+/// What is asked of a machine; tests have others than theirs.
+struct Machine<'a> {
+    /// Whether it may have graphics hardware.
+    graphics: bool,
+    adapters: &'a dyn Fn() -> Vec<Adapter>,
+    open: &'a Open<'a>,
+}
+
+impl Machine<'_> {
+    fn choose(
+        &self,
+        blueprint: &Blueprint,
+        request: &MemoryRequest,
+        name: &str,
+    ) -> Result<Opened, Error> {
+        match name {
+            "auto" => match self.first_that_fits(blueprint, request) {
+                Ok(opened) => Ok(opened),
+                Err(why_not) => self.open_as("cpu", blueprint, request, &why_not),
+            },
+            _ => self.open_as(name, blueprint, request, "asked for"),
+        }
+    }
+
+    fn open_as(
+        &self,
+        name: &str,
+        blueprint: &Blueprint,
+        request: &MemoryRequest,
+        reason: &str,
+    ) -> Result<Opened, Error> {
+        let device = (self.open)(name)?;
+        let plan = MemoryPlan::new(blueprint, request, &*device)?;
+        let graphics = device.memory().is_some();
+        let chosen = ChosenDevice { name: device.describe(), graphics, reason: reason.into() };
+        Ok(Opened { device, plan, chosen })
+    }
+
+    /// The first adapter that `auto` may take, open, or why there is none.
+    fn first_that_fits(
+        &self,
+        blueprint: &Blueprint,
+        request: &MemoryRequest,
+    ) -> Result<Opened, String> {
+        if !self.graphics {
+            return Err("there is no graphics hardware".into());
+        }
+        // Loading a driver costs memory for good, so a small budget does not even ask what there is.
+        let system = SystemMemory::now();
+        if host_budget(request, &system) < system.resident + DRIVER {
+            return Err("the memory budget has no room for a graphics driver".into());
+        }
+        let adapters = (self.adapters)();
+        let mut why_not = Vec::new();
+        for adapter in by_preference(&adapters).filter(|a| is_hardware(a)) {
+            match self.try_adapter(adapter, blueprint, request) {
+                Ok(opened) => return Ok(opened),
+                Err(why) => why_not.push(format!("{}: {why}", adapter.name)),
+            }
+        }
+        Err(match why_not.is_empty() {
+            true => "no driver offers graphics hardware".into(),
+            false => why_not.join("; "),
+        })
+    }
+
+    fn try_adapter(
+        &self,
+        adapter: &Adapter,
+        blueprint: &Blueprint,
+        request: &MemoryRequest,
+    ) -> Result<Opened, String> {
+        if let Some(why) = &adapter.unusable {
+            return Err(why.clone());
+        }
+        let working_set = blueprint.experts_per_token();
+        let least = MemoryPlan::dense_bytes(blueprint) + blueprint.experts_per_token_bytes();
+        let mib = |bytes: u64| bytes >> 20;
+        if let Some(memory) = adapter.memory.filter(|memory| *memory < least) {
+            let (has, needs) = (mib(memory), mib(least));
+            return Err(format!("its {has} MiB are fewer than the {needs} that every token needs"));
+        }
+        let name = format!("gpu:{}", adapter.index);
+        let opened = self.open_as(&name, blueprint, request, "");
+        let mut opened = opened.map_err(|error| error.to_string())?;
+        let (slots, all) = (opened.plan.slots, blueprint.experts());
+        if !opened.plan.holds_all && slots < working_set {
+            return Err(format!(
+                "it has room for {slots} experts, and one token needs {working_set}"
+            ));
+        }
+        opened.chosen.reason = match slots {
+            _ if slots >= all => "it holds the whole model".into(),
+            _ if opened.plan.holds_all => {
+                format!(
+                    "it holds the dense weights and {slots} of {all} experts, the host's memory the rest"
+                )
+            }
+            _ => format!("it holds the dense weights and {slots} of {all} experts"),
+        };
+        Ok(opened)
+    }
+}
+
+/// Whether it is more than the processor by another name, or a share of who knows what.
+fn is_hardware(adapter: &Adapter) -> bool {
+    matches!(adapter.kind, AdapterKind::Discrete | AdapterKind::Integrated)
+}
+
+/// By kind, cards first; of one kind the one with the most memory.
+fn by_preference(adapters: &[Adapter]) -> impl Iterator<Item = &Adapter> {
+    let mut all: Vec<&Adapter> = adapters.iter().collect();
+    all.sort_by_key(|a| a.preference());
+    all.into_iter()
+}
+
+impl MemoryPlan {
+    /// The plan that an engine would make for this checkpoint now. Opens tokenizer and device for the purpose, as
+    /// they count, but loads no weights.
+    ///
+    /// # Errors
+    /// There is no such device, the tokenizer is broken, or the budget is below the floor: the error says what the
+    /// floor is and what would lower it.
+    pub fn of(
+        checkpoint: &Checkpoint,
+        blueprint: &Blueprint,
+        request: &MemoryRequest,
+        device: &DeviceOptions,
+    ) -> Result<(Self, ChosenDevice), Error> {
+        let _text = Text::of(checkpoint, blueprint.vocab)?;
+        let opened = open_device(blueprint, request, device, None)?;
+        Ok((opened.plan, opened.chosen))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{cell::RefCell, path::Path};
+
+    use super::*;
+    use crate::checkpoint::Checkpoint;
+
+    fn tales() -> Blueprint {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tales-18m");
+        Blueprint::of(&Checkpoint::open(&folder).unwrap()).unwrap()
+    }
+
+    fn adapter(index: usize, kind: AdapterKind, memory: Option<u64>) -> Adapter {
+        Adapter {
+            index,
+            name: format!("card {index}"),
+            backend: "Vulkan".into(),
+            kind,
+            driver: "none".into(),
+            memory,
+            max_buffer: 1 << 30,
+            max_binding: 1 << 27,
+            subgroup: None,
+            f16: false,
+            cooperative_matrix: false,
+            unusable: None,
+        }
+    }
+
+    /// What is chosen on a machine with these adapters: the names that were opened, the last of them in use, and why.
+    fn choose(
+        name: &str,
+        request: MemoryRequest,
+        adapters: &[Adapter],
+        broken: &str,
+    ) -> (Vec<String>, Result<ChosenDevice, Error>) {
+        let opened = RefCell::new(Vec::new());
+        let machine = Machine {
+            graphics: true,
+            adapters: &|| adapters.to_vec(),
+            open: &|name| {
+                opened.borrow_mut().push(name.to_owned());
+                if name == broken {
+                    return Err(Error::Input("it is broken".into()));
+                }
+                let options = DeviceOptions { threads: Some(1), ..DeviceOptions::default() };
+                moeflux_compute::open(&options).map_err(Error::at(|| name))
+            },
+        };
+        let chosen = machine.choose(&tales(), &request, name).map(|o| o.chosen);
+        (opened.into_inner(), chosen)
+    }
+
+    #[test]
+    fn auto_takes_the_largest_card_that_holds_the_model() {
+        use AdapterKind::{Discrete, Integrated, Software, Virtual};
+        let roomy = MemoryRequest { budget: Some(4 << 30), ..MemoryRequest::default() };
+        let all = [
+            adapter(0, Software, Some(1 << 40)),
+            adapter(1, Integrated, Some(1 << 36)),
+            adapter(2, Discrete, Some(1 << 33)),
+            adapter(3, Discrete, Some(1 << 35)),
+            adapter(4, Virtual, None),
+        ];
+        let (opened, chosen) = choose("auto", roomy, &all, "");
+        assert_eq!(
+            (opened, chosen.unwrap().reason),
+            (vec!["gpu:3".into()], "it holds the whole model".into())
+        );
+        // One that fails is passed over.
+        assert_eq!(choose("auto", roomy, &all, "gpu:3").0, ["gpu:3", "gpu:2"]);
+        // Small ones, broken ones and those that are none are not opened.
+        let mut none = all.clone();
+        none[1].unusable = Some("it is from 1996".into());
+        none[2].memory = Some(1 << 20);
+        none[3].memory = Some(1 << 20);
+        let (opened, chosen) = choose("auto", roomy, &none, "");
+        let chosen = chosen.unwrap();
+        assert_eq!(opened, ["cpu"]);
+        for part in ["card 1: it is from 1996", "card 2: its 1 MiB are fewer", "card 3: "] {
+            assert!(chosen.reason.contains(part), "{}", chosen.reason);
+        }
+        let (opened, chosen) = choose("auto", roomy, &all[..1], "");
+        assert_eq!(
+            (opened, chosen.unwrap().reason),
+            (vec!["cpu".into()], "no driver offers graphics hardware".into())
+        );
+        assert_eq!(
+            choose("auto", roomy, &[], "").1.unwrap().reason,
+            "no driver offers graphics hardware"
+        );
+    }
+
+    #[test]
+    fn auto_takes_the_processor_where_a_card_holds_less_than_a_token_needs() {
+        let few =
+            MemoryRequest { budget: Some(4 << 30), slots: Some(31), ..MemoryRequest::default() };
+        let card = [adapter(0, AdapterKind::Discrete, None)];
+        let (opened, chosen) = choose("auto", few, &card, "");
+        assert_eq!(opened, ["gpu:0", "cpu"]);
+        let reason = chosen.unwrap().reason;
+        assert!(reason.contains("room for 31 experts, and one token needs 32"), "{reason}");
+        let some = MemoryRequest { slots: Some(32), ..few };
+        let reason = choose("auto", some, &card, "").1.unwrap().reason;
+        assert_eq!(reason, "it holds the dense weights and 32 of 256 experts");
+        let small = MemoryRequest { budget: Some(64 << 20), ..MemoryRequest::default() };
+        let (opened, _) = choose("auto", small, &card, "");
+        assert_eq!(opened, ["cpu"]);
+    }
+
+    #[test]
+    fn a_device_that_was_asked_for_is_not_replaced() {
+        let card = [adapter(0, AdapterKind::Discrete, None)];
+        for name in ["gpu", "gpu:0", "gpu:7", "cpu", "reference"] {
+            let (opened, chosen) = choose(name, MemoryRequest::default(), &card, "");
+            assert_eq!(
+                (opened, chosen.unwrap().reason),
+                (vec![name.to_owned()], "asked for".to_owned())
+            );
+            let (opened, chosen) = choose(name, MemoryRequest::default(), &card, name);
+            assert!(opened == [name] && chosen.is_err());
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Attention with grouped heads: norms, rotary embedding, windows, sinks and an output gate where a model has them.
+
+use moeflux_compute::{Buffer, Op, View};
+
+use super::{LANES, Linear, Loader, Step, Widths};
+use crate::{
+    base::error::Error,
+    checkpoint::VectorSource,
+    model::blueprint::{GqaBlueprint, GqaShape, RopeShape},
+};
+
+#[derive(Debug)]
+pub(crate) struct Gqa {
+    shape: GqaShape,
+    rope: RopeShape,
+    q_proj: Linear,
+    k_proj: Linear,
+    v_proj: Option<Linear>,
+    o_proj: Linear,
+    q_norm: Option<Norm>,
+    k_norm: Option<Norm>,
+    v_norm: bool,
+    sinks: Option<Buffer>,
+}
+
+/// A norm of each head, or of all heads together.
+#[derive(Clone, Copy, Debug)]
+struct Norm {
+    weight: Buffer,
+    width: usize,
+}
+
+impl Norm {
+    fn load(source: Option<&VectorSource>, loader: &mut Loader<'_>) -> Result<Option<Self>, Error> {
+        let norm = source.map(|s| Ok(Self { weight: loader.vector(s)?, width: s.len }));
+        norm.transpose()
+    }
+}
+
+/// Lanes: queries (with gates), keys, values, output.
+const Q: usize = 0;
+const K: usize = 1;
+const V: usize = 2;
+const Y: usize = 3;
+
+impl Gqa {
+    pub(crate) fn widths(blueprint: &GqaBlueprint) -> Widths {
+        let GqaShape { heads, kv_heads, head_dim, output_gate, .. } = blueprint.shape;
+        let mut widths = [0; LANES];
+        widths[Q] = heads * head_dim * if output_gate { 2 } else { 1 };
+        widths[K] = kv_heads * head_dim;
+        widths[V] = kv_heads * head_dim;
+        widths[Y] = heads * head_dim;
+        widths
+    }
+
+    pub(crate) fn load(blueprint: &GqaBlueprint, loader: &mut Loader<'_>) -> Result<Self, Error> {
+        Ok(Self {
+            shape: blueprint.shape,
+            rope: blueprint.rope.clone(),
+            q_proj: loader.linear(&blueprint.q_proj)?,
+            k_proj: loader.linear(&blueprint.k_proj)?,
+            v_proj: blueprint.v_proj.as_ref().map(|v| loader.linear(v)).transpose()?,
+            o_proj: loader.linear(&blueprint.o_proj)?,
+            q_norm: Norm::load(blueprint.q_norm.as_ref(), loader)?,
+            k_norm: Norm::load(blueprint.k_norm.as_ref(), loader)?,
+            v_norm: blueprint.v_norm,
+            sinks: loader.some(blueprint.sinks.as_ref())?,
+        })
+    }
+
+    /// Reads `step.normed()`, writes `step.mixed()`, appends to the layer's keys and values.
+    pub(crate) fn run(&self, step: &mut Step<'_>) -> Result<(), Error> {
+        let GqaShape { heads, kv_heads, head_dim, output_gate, window, scale } = self.shape;
+        let x = step.normed();
+        let q_all = step.lane(Q, heads * head_dim * if output_gate { 2 } else { 1 });
+        let k_all = step.lane(K, kv_heads * head_dim);
+        let v_all = step.lane(V, kv_heads * head_dim);
+        let y = step.lane(Y, heads * head_dim);
+        // With a gate, each head's row of q_proj is its query, then its gate.
+        let per_head = q_all.split(heads);
+        let q = View { width: head_dim, ..per_head };
+        let gate = output_gate.then(|| View {
+            offset: per_head.offset + head_dim,
+            width: head_dim,
+            ..per_head
+        });
+        let (k, v) = (k_all.split(kv_heads), v_all.split(kv_heads));
+
+        step.mat_mul(x, self.q_proj, q_all)?;
+        step.mat_mul(x, self.k_proj, k_all)?;
+        // Without a projection of their own, values are the keys before their norm.
+        step.mat_mul(x, self.v_proj.unwrap_or(self.k_proj), v_all)?;
+        let eps = step.eps;
+        for (heads, norm) in [(q, self.q_norm), (k, self.k_norm)] {
+            if let Some(Norm { weight, width }) = norm {
+                let all = heads.heads * heads.width;
+                let x = if width == head_dim { heads } else { heads.joined().split(all / width) };
+                step.norm(x, Some(weight), eps)?;
+            }
+        }
+        if self.v_norm {
+            step.norm(v, None, eps)?;
+        }
+        let [spans, _] = step.spans;
+        for x in [q, k] {
+            step.rope(&self.rope, x, x, spans)?;
+        }
+        let (v, sinks, out) = (Some(v), self.sinks, y.split(heads));
+        step.run(&Op::Attention {
+            q,
+            k,
+            v,
+            gate,
+            scale,
+            window,
+            sinks,
+            positions: None,
+            spans,
+            out,
+        })?;
+        let mixed = step.mixed();
+        step.mat_mul(y, self.o_proj, mixed)
+    }
+}

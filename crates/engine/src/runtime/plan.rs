@@ -1,0 +1,593 @@
+//! The memory plan: every byte that will be held, from a budget, before anything is allocated.
+
+use moeflux_compute::{Device, KvFormat, ScratchShape, StateShape};
+use serde::Serialize;
+
+use crate::{
+    base::{error::Error, system::SystemMemory},
+    checkpoint::{Checkpoint, MatrixSource, READ_THREADS},
+    experts::{
+        cache::BOOKKEEPING,
+        io::{Access, PageCache, ReadOptions, memory as reader_memory},
+        probe::FilePages,
+    },
+    model::blueprint::{Blueprint, MixerBlueprint},
+    runtime::{
+        forward::{LOGIT_ROWS, TOP_CANDIDATES},
+        layer::{Mla, Routing, Scratch},
+    },
+};
+
+/// Context where nobody asks for one.
+pub const DEFAULT_CONTEXT: usize = 8192;
+
+/// Tokens per chunk of a prefill where nobody asks for another number. A constant: it never follows the budget.
+pub const DEFAULT_CHUNK: usize = 512;
+
+/// The same for a card with memory of its own: it has room for more rows, and experts then meet more of them at once.
+pub const CARD_CHUNK: usize = 2048;
+
+/// The least slots that the host has beside a device's own: as many experts again wait to be copied while others are read.
+const MIN_HOST_SLOTS: usize = 2 * READ_THREADS;
+
+/// Share of the files in the page cache from which on first reads are buffered, too.
+const WARM_SHARE: f64 = 0.5;
+
+/// For what the allocator, the kernel's tables of our pages and code that has not run yet will take.
+const RESERVE: u64 = 12 << 20;
+
+/// Of a device's own memory this much is left to others where nobody names a budget, besides a tenth.
+const DEVICE_RESERVE: u64 = 512 << 20;
+
+/// What the program holds when it plans differs by some pages from run to run: a budget that is advised has room for that.
+const WOBBLE: u64 = 1 << 20;
+
+/// Share of the memory that the process may use that is taken where nobody names a budget: 3 / 4.
+const SAFE_SHARE: (u64, u64) = (3, 4);
+
+/// Share of what everything else leaves that kept points take where nobody says: 1 / 16.
+const MARKS_SHARE: u64 = 16;
+
+/// Share of the floor from which on fewer threads are advised: 1 / 8.
+const THREADS_SHARE: u64 = 8;
+
+/// A chunk that is halved to suit a device stops here.
+const MIN_CHUNK: usize = 64;
+
+/// A shrunk context stops here; below, the error says what is missing.
+const MIN_CONTEXT: usize = 256;
+
+/// What the plan is made for.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MemoryRequest {
+    /// Bytes; by default a safe share of what the process may use.
+    pub budget: Option<u64>,
+    /// Bytes of the device's own memory; by default nine tenths of it less 512 MiB. Where the system does not say how
+    /// much there is, as many as `budget`. Without effect on devices that have no memory of their own.
+    pub device_budget: Option<u64>,
+    /// Positions per session; by default the smaller of the model's and [`DEFAULT_CONTEXT`], shrunk to fit.
+    pub context: Option<usize>,
+    /// Tokens per chunk of a prefill; by default [`DEFAULT_CHUNK`], or [`CARD_CHUNK`] on a card with memory of its own, halved
+    /// until a GPU's kernels can see the intermediate results of all of them.
+    pub chunk: Option<usize>,
+    /// Sessions that live at the same time; by default one.
+    pub sessions: Option<usize>,
+    /// Bytes for the states of all sessions; by default what they hold when each is as long as its context. With less, contexts
+    /// may be longer than memory: pages are taken as they are written, and a step that finds none left fails.
+    pub state: Option<u64>,
+    /// Bytes for the states of kept points, which prompts that begin alike go on from; by default those of one session, or
+    /// a sixteenth of what the dense weights leave, whichever is less.
+    pub marks: Option<u64>,
+    /// Exactly so many slots, instead of as many as the budget holds.
+    pub slots: Option<usize>,
+    /// Exactly so many slots on the host beside a device's own, instead of as many as help and `budget` holds.
+    pub host_slots: Option<usize>,
+    /// Bytes of the reader of experts: stacks, and buffers for direct reads; by default those of the default options.
+    pub reader: Option<u64>,
+}
+
+impl MemoryRequest {
+    /// With the memory of the reader that [`Engine::open`](crate::Engine::open) makes of a checkpoint and its mirrors with such
+    /// options, unless it was asked for.
+    #[must_use]
+    pub fn reading(
+        self,
+        checkpoint: &Checkpoint,
+        blueprint: &Blueprint,
+        reads: &ReadOptions,
+    ) -> Self {
+        let folders = 1 + checkpoint.mirrors().len();
+        Self {
+            reader: self.reader.or_else(|| Some(reader_memory(reads, blueprint, folders))),
+            ..self
+        }
+    }
+}
+
+/// Every byte that will be held. All sizes are bytes.
+///
+/// The host holds `process`, `staging` and `host_slots`. Dense weights, state, scratch and slots lie in the device's own
+/// memory where it has some, else with the rest on the host.
+///
+/// Where a device has memory of its own, experts reach its slots by way of the host's. With a slot there for each, the host
+/// needs only some to read into. Else it has as many as its budget holds: if the two together have a slot for every expert,
+/// and the device reads the host's memory in place, each expert has its place for good; if not, both are caches before the
+/// disk.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct MemoryPlan {
+    /// The limit on the host's memory.
+    pub budget: u64,
+    /// The limit on the device's own memory, if it has some.
+    pub device_budget: Option<u64>,
+    /// The program itself: code, tokenizer, stacks, indexes, drivers.
+    pub process: u64,
+    /// Logits, router's choices and queues on the host; also weights on their way to a device that takes them over.
+    pub staging: u64,
+    /// Resident weights.
+    pub dense: u64,
+    /// States of all sessions, each of `context` positions unless a limit was asked for.
+    pub state: u64,
+    /// States of points that are kept: marks, forks' own pages, prompts for others that begin alike.
+    pub marks: u64,
+    /// Intermediate results.
+    pub scratch: u64,
+    /// One slot.
+    pub slot: u64,
+    /// Number of slots.
+    pub slots: usize,
+    /// Number of slots on the host beside a device's own; zero where the device has no memory of its own.
+    pub host_slots: usize,
+    /// Whether there is a slot for every expert, so that none is read from disk after loading.
+    pub holds_all: bool,
+    /// Sessions that may live at the same time.
+    pub sessions: usize,
+    /// Positions per session.
+    pub context: usize,
+    /// Whether the default context was shrunk to the budget.
+    pub context_shrunk: bool,
+    /// Tokens per chunk of a prefill.
+    pub chunk: usize,
+    /// Experts that one token needs: layers times k. With fewer slots the cache cannot hit.
+    pub working_set: usize,
+}
+
+impl MemoryPlan {
+    /// What `access` asks for. On [`Access::Auto`], what memory has room for beside the plan decides: of a model with a slot for
+    /// every expert all files, which the next start finds there; else the experts that have no slot, whose files may be warm.
+    pub fn page_cache(
+        &self,
+        access: Access,
+        checkpoint: &Checkpoint,
+        blueprint: &Blueprint,
+    ) -> PageCache {
+        match access {
+            Access::Direct => return PageCache::Nothing,
+            Access::Buffered => return PageCache::Everything,
+            Access::Auto => {}
+        }
+        let wanted = match self.holds_all {
+            true => checkpoint.total_bytes(),
+            // Any copy may be read, and each has pages of its own.
+            false => blueprint
+                .experts_bytes()
+                .saturating_sub(self.held_slots())
+                .saturating_mul(1 + checkpoint.mirrors().len() as u64),
+        };
+        if !self.leaves_room_for(wanted, &SystemMemory::now()) {
+            return PageCache::Nothing;
+        }
+        let files = FilePages::of(checkpoint);
+        let is_warm = || files.cached().is_some_and(|share| share >= WARM_SHARE);
+        if self.holds_all || files.is_empty() || is_warm() {
+            PageCache::Everything
+        } else {
+            PageCache::ReadAgain
+        }
+    }
+
+    /// Plans for what is not yet held: whatever is, tokenizer and device among it, counts as the program.
+    pub(crate) fn new(
+        blueprint: &Blueprint,
+        request: &MemoryRequest,
+        device: &dyn Device,
+    ) -> Result<Self, Error> {
+        let system = SystemMemory::now();
+        let budget = host_budget(request, &system);
+        let memory = device.memory();
+        let device_budget = memory.filter(|m| !m.unified).map(|m| {
+            let safe = |total: u64| (total / 10 * 9).saturating_sub(DEVICE_RESERVE);
+            request.device_budget.unwrap_or_else(|| m.total.map_or(budget, safe))
+        });
+        if let (Some(budget), Some(total)) = (device_budget, memory.and_then(|m| m.total))
+            && budget > total
+        {
+            return Err(Error::Budget(format!(
+                "a budget of the device's own memory of {} MiB is more than the {} MiB that it has: give a smaller \
+                 --gpu-memory, or none for a safe share of it",
+                budget >> 20,
+                total >> 20
+            )));
+        }
+        let usual = if device_budget.is_some() { CARD_CHUNK } else { DEFAULT_CHUNK };
+        let mut chunk = request.chunk.unwrap_or(usual);
+        let sessions = request.sessions.unwrap_or(1);
+        if chunk == 0 || request.context == Some(0) || sessions == 0 {
+            return Err(Error::Input(
+                "a chunk and a context have at least one token, and a plan one session".into(),
+            ));
+        }
+        if let Some(context) = request.context
+            && context > blueprint.max_positions
+        {
+            return Err(Error::Input(format!(
+                "a context of {context} was asked for, but the model has {} positions",
+                blueprint.max_positions
+            )));
+        }
+        let wanted = request.context.unwrap_or(DEFAULT_CONTEXT.min(blueprint.max_positions));
+        let scratch = |rows: usize, context: usize| -> Result<u64, Error> {
+            let of_device =
+                device.scratch_bytes(scratch_shape(blueprint, rows, device.kv_format()));
+            let of_device = of_device.map_err(Error::at(|| "planning memory"))?;
+            Ok(scratch_bytes(blueprint, rows, context) + of_device)
+        };
+        if let (None, Some(most)) = (request.chunk, device.buffers_limit()) {
+            let vectors = vector_bytes(blueprint);
+            while chunk > MIN_CHUNK && vectors + scratch(chunk.min(wanted), wanted)? > most {
+                chunk /= 2;
+            }
+        }
+        let process = system.resident
+            + RESERVE
+            + request
+                .reader
+                .unwrap_or_else(|| reader_memory(&ReadOptions::default(), blueprint, 1))
+            + device.driver_bytes();
+        let dense = Self::dense_bytes(blueprint);
+        let slot = pages(blueprint.slot_bytes() as u64);
+        if slot > 0 && device.bank_slots(slot as usize) == 0 {
+            return Err(Error::Budget(format!(
+                "an expert of {} MiB is more than the device's kernels can see at once: give --device cpu",
+                slot.div_ceil(1 << 20)
+            )));
+        }
+        let working_set = blueprint.experts_per_token();
+        let plan = |context: usize| -> Result<Self, Error> {
+            let rows = chunk.min(context);
+            let scratch = scratch(rows, context)?;
+            let states = blueprint.layers.iter().flat_map(|l| l.states(context, rows));
+            let state = states.map(|s| pages(device.state_bytes(s))).fold(0, u64::saturating_add);
+            let state = state.saturating_mul(sessions as u64);
+            let state = request.state.map_or(state, |most| state.min(pages(most)));
+            let staging = staging_bytes(blueprint, rows, memory.is_some());
+            Ok(Self {
+                budget,
+                device_budget,
+                process,
+                staging,
+                dense,
+                state,
+                marks: 0,
+                scratch,
+                slot,
+                slots: 0,
+                host_slots: 0,
+                holds_all: false,
+                sessions,
+                context,
+                context_shrunk: context < wanted,
+                chunk: rows,
+                working_set,
+            })
+        };
+        let (need, all) = (blueprint.max_top_k(), blueprint.experts());
+        let mut best = plan(wanted)?;
+        if request.context.is_none() {
+            // While not all experts fit, state and scratch take at most a quarter of what the dense weights leave.
+            let host = if device_budget.is_some() { 0 } else { process };
+            let left = best.slots_limit().saturating_sub(host + dense);
+            while best.slots_within() < all
+                && best.state.saturating_add(best.scratch) > left / 4
+                && best.context / 2 >= MIN_CONTEXT.min(wanted)
+            {
+                best = plan(best.context / 2)?;
+            }
+        }
+        let left = best.slots_limit().saturating_sub(best.fixed());
+        best.marks = request
+            .marks
+            .unwrap_or_else(|| pages(left / MARKS_SHARE).min(best.state / sessions as u64));
+        let most = best.slots_within().min(all);
+        let (slots, in_place) = (request.slots.unwrap_or(most), memory.is_none_or(|m| m.in_place));
+        if device_budget.is_some() {
+            best.host_slots = MIN_HOST_SLOTS.min(all);
+            if best.host() > budget {
+                return Err(best.host_too_small(request));
+            }
+            let room = (budget - best.host()).checked_div(slot).map_or(0, |n| n as usize);
+            let most_on_host = (best.host_slots + room).min(all);
+            best.host_slots =
+                host_slots(all - slots.min(all), best.host_slots, most_on_host, in_place);
+            if let Some(asked) = request.host_slots {
+                if asked == 0 || asked > most_on_host {
+                    return Err(Error::Input(format!(
+                        "{asked} slots on the host were asked for: there must be one, and the budget holds {most_on_host}"
+                    )));
+                }
+                best.host_slots = asked;
+            }
+        }
+        let found_on_host = if in_place { best.host_slots } else { 0 };
+        best.holds_all = slots.min(most) + found_on_host >= all;
+        // Where each expert has its place, a layer needs no slots of its own on the card.
+        let need = if best.holds_all { 0 } else { need };
+        if most < need || best.fixed() > best.slots_limit() {
+            // However few rows there are, the threads of a device without memory of its own have theirs.
+            let threads = match memory {
+                None => device.scratch_bytes(scratch_shape(blueprint, 1, device.kv_format())),
+                Some(_) => Ok(0),
+            };
+            return Err(best.too_small(need, request, threads.unwrap_or(0)));
+        }
+        if slots < need || slots > most {
+            return Err(Error::Input(format!(
+                "{slots} slots were asked for: a layer needs {need}, and the budget holds {most} of {all} experts"
+            )));
+        }
+        best.slots = slots;
+        Ok(best)
+    }
+
+    /// Bytes that the host holds whatever the device: the program, what travels, and slots beside the device's own.
+    pub fn host(&self) -> u64 {
+        let slots = self.slot.saturating_mul(self.host_slots as u64);
+        self.process.saturating_add(self.staging).saturating_add(slots)
+    }
+
+    /// The limit on the memory where the slots lie.
+    pub fn slots_limit(&self) -> u64 {
+        self.device_budget.unwrap_or(self.budget)
+    }
+
+    /// Bytes of everything but the slots in the memory where the slots lie.
+    pub fn fixed(&self) -> u64 {
+        let host = if self.device_budget.is_some() { 0 } else { self.host() };
+        [self.dense, self.state, self.marks, self.scratch]
+            .into_iter()
+            .fold(host, u64::saturating_add)
+    }
+
+    /// Bytes of everything in the memory where the slots lie.
+    pub fn total(&self) -> u64 {
+        self.fixed().saturating_add(self.slots as u64 * self.slot)
+    }
+
+    /// Bytes of the slots in the host's memory.
+    pub(crate) fn held_slots(&self) -> u64 {
+        let slots = if self.device_budget.is_some() { self.host_slots } else { self.slots };
+        self.slot.saturating_mul(slots as u64)
+    }
+
+    /// Whether the host's memory has room for so many bytes of files beside what is held.
+    pub(crate) fn leaves_room_for(&self, files: u64, system: &SystemMemory) -> bool {
+        let held = if self.device_budget.is_some() { self.host() } else { self.total() };
+        held.saturating_add(files) <= system.resident.saturating_add(system.available)
+    }
+
+    /// Bytes of a budget, of the memory where the slots lie, that has a slot for each expert that one token needs if the context
+    /// is asked to be this one. Where nobody asks, a larger budget may go to a longer context first.
+    pub fn budget_for_token(&self) -> u64 {
+        let slots = self.slot.saturating_mul(self.working_set as u64);
+        // PrefixCache points have their share of what the slots are taken from.
+        let marks = match self.marks {
+            0 => 0,
+            _ => pages(slots / (MARKS_SHARE - 1) + 1)
+                .min(self.state / self.sessions as u64)
+                .max(self.marks),
+        };
+        (self.fixed() - self.marks)
+            .saturating_add(marks)
+            .saturating_add(slots)
+            .saturating_add(WOBBLE)
+    }
+
+    fn slots_within(&self) -> usize {
+        match self.slots_limit().saturating_sub(self.fixed()).checked_div(self.slot) {
+            Some(slots) => usize::try_from(slots).unwrap_or(usize::MAX),
+            None => 0,
+        }
+    }
+
+    /// What helps against a budget below the floor.
+    fn advice(&self, given: Option<u64>, option: &str, floor: u64) -> String {
+        let mut advice = Vec::new();
+        if given.is_none() {
+            advice.push("free some memory".to_owned());
+        } else {
+            advice.push(format!("give {option} {}MiB", mib(floor.saturating_add(WOBBLE))));
+        }
+        if self.context > MIN_CONTEXT {
+            advice.push("lower --ctx".to_owned());
+        }
+        if self.chunk > MIN_CHUNK {
+            advice.push("lower --chunk".to_owned());
+        }
+        advice.join(", or ")
+    }
+
+    /// The host does not hold what lies there even if the device has memory of its own.
+    fn host_too_small(&self, request: &MemoryRequest) -> Error {
+        Error::Budget(format!(
+            "a budget of {} MiB is below the floor of {} MiB beside the device's own memory: {} for the program, {} \
+             for logits and weights on their way, {} for {} experts on theirs; {}",
+            self.budget >> 20,
+            mib(self.host()),
+            mib(self.process),
+            mib(self.staging),
+            mib(self.slot.saturating_mul(self.host_slots as u64)),
+            self.host_slots,
+            self.advice(request.budget, "--memory", self.host()),
+        ))
+    }
+
+    /// `threads` of the bytes of intermediate results do not depend on rows.
+    fn too_small(&self, need: usize, request: &MemoryRequest, threads: u64) -> Error {
+        let floor = self.fixed().saturating_add(need as u64 * self.slot);
+        let (which, program, mut advice) = match self.device_budget {
+            Some(_) => (
+                "a budget of the device's own memory",
+                String::new(),
+                self.advice(request.device_budget, "--gpu-memory", floor)
+                    + ", or give --device cpu",
+            ),
+            None => (
+                "a budget",
+                format!(
+                    "{} for the program, {} for logits and reads, ",
+                    mib(self.process),
+                    mib(self.staging)
+                ),
+                self.advice(request.budget, "--memory", floor),
+            ),
+        };
+        if threads > floor / THREADS_SHARE {
+            advice += &format!(", or lower --threads, which hold {} of it", mib(threads));
+        }
+        Error::Budget(format!(
+            "{which} of {} MiB is below the floor of {} MiB: {program}{} for dense weights, {} for the state of {} \
+             positions, {} for intermediate results of {} rows, {} for {need} slots of one layer; {advice}",
+            self.slots_limit() >> 20,
+            mib(floor),
+            mib(self.dense),
+            mib(self.state),
+            self.context,
+            mib(self.scratch),
+            self.chunk,
+            mib(need as u64 * self.slot),
+        ))
+    }
+
+    /// Bytes of the resident weights, shared experts that have slots among them.
+    pub(crate) fn dense_bytes(blueprint: &Blueprint) -> u64 {
+        let matrix = |m: &MatrixSource| pages(m.bytes() as u64);
+        let matrices: u64 = blueprint.matrices().map(matrix).sum();
+        let in_slots = blueprint.moe_layers().filter_map(|(_, moe)| moe.joined()).flatten();
+        let slots = pages(blueprint.slot_bytes() as u64) * blueprint.joined_layers() as u64;
+        matrices + vector_bytes(blueprint) + slots - in_slots.map(matrix).sum::<u64>()
+    }
+}
+
+/// The limit on the host's memory: what was asked for, or a safe share of what the process may use.
+pub(crate) fn host_budget(request: &MemoryRequest, system: &SystemMemory) -> u64 {
+    let may_use = system.resident + system.available;
+    request.budget.unwrap_or(may_use / SAFE_SHARE.1 * SAFE_SHARE.0)
+}
+
+/// Slots of the host beside a card that lacks slots for `missing` experts: at least `least`, at most `most`.
+fn host_slots(missing: usize, least: usize, most: usize, in_place: bool) -> usize {
+    match missing {
+        0 => least,
+        // Each has its place.
+        _ if in_place && missing <= most => missing.max(least),
+        _ => most,
+    }
+}
+
+fn mib(bytes: u64) -> u64 {
+    bytes.div_ceil(1 << 20)
+}
+
+/// The scratch of the device for steps of up to `rows` rows.
+pub(crate) fn scratch_shape(blueprint: &Blueprint, rows: usize, keys: KvFormat) -> ScratchShape {
+    let latent_head = blueprint.layers.iter().map(|l| match &l.mixer {
+        MixerBlueprint::Mla(mla) => Mla::latent_head(mla),
+        MixerBlueprint::Gqa(_) | MixerBlueprint::DeltaNet(_) => 0,
+    });
+    let wide_kv = blueprint.layers.iter().flat_map(|l| l.states(1, 1)).map(|shape| match shape {
+        StateShape::KeyValue { key_width, value_width, .. } if keys == KvFormat::Q8 => {
+            key_width + value_width
+        }
+        _ => 0,
+    });
+    ScratchShape {
+        rows,
+        cols: blueprint.max_inputs(),
+        latent_head: latent_head.max().unwrap_or(0),
+        wide_kv: wide_kv.max().unwrap_or(0),
+    }
+}
+
+/// Rounded up to whole pages: every piece is its own mapping.
+fn pages(bytes: u64) -> u64 {
+    const PAGE: u64 = if cfg!(target_os = "macos") { 16384 } else { 4096 };
+    bytes.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX)
+}
+
+fn vector_bytes(blueprint: &Blueprint) -> u64 {
+    blueprint.vectors().map(|v| pages(v.len as u64 * 4)).sum()
+}
+
+/// Buffers of intermediate results, logits among them.
+fn scratch_bytes(blueprint: &Blueprint, rows: usize, context: usize) -> u64 {
+    let logits = blueprint.vocab as u64 * 4 * LOGIT_ROWS as u64
+        + pages(4 * (LOGIT_ROWS * TOP_CANDIDATES) as u64);
+    Scratch::bytes(blueprint, rows, context)
+        + (8 + crate::runtime::layer::LANES) as u64 * pages(1)
+        + logits
+}
+
+/// What the host holds besides program and slots. A device that takes weights over has the largest one twice for a while.
+fn staging_bytes(blueprint: &Blueprint, rows: usize, takes_over: bool) -> u64 {
+    // Logits are read back, kept by the session, and copied to be sampled from.
+    let logits = blueprint.vocab as u64 * 4 * (LOGIT_ROWS as u64 + 2);
+    let queues = (blueprint.experts() * BOOKKEEPING) as u64;
+    let largest =
+        blueprint.matrices().map(|m| m.bytes() as u64).max().filter(|_| takes_over).unwrap_or(0);
+    logits + queues + pages(largest) + Routing::bytes(blueprint, rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MARKS_SHARE, MemoryPlan, host_slots, pages};
+
+    #[test]
+    fn a_budget_for_a_token_has_room_for_kept_points_too() {
+        let plan = MemoryPlan {
+            budget: 600 << 20,
+            device_budget: None,
+            process: 40 << 20,
+            staging: 3 << 20,
+            dense: 500 << 20,
+            state: 64 << 20,
+            marks: 1 << 20,
+            scratch: 9 << 20,
+            slot: 2_654_208,
+            slots: 8,
+            host_slots: 0,
+            holds_all: false,
+            sessions: 2,
+            context: 256,
+            context_shrunk: true,
+            chunk: 256,
+            working_set: 384,
+        };
+        for state in [2 << 20, 64 << 20, 1 << 30] {
+            let plan = MemoryPlan { state, ..plan };
+            let left = plan.budget_for_token() - (plan.fixed() - plan.marks);
+            let marks = pages(left / MARKS_SHARE).min(plan.state / 2);
+            let slots = (left - marks) / plan.slot;
+            assert!((384..386).contains(&slots), "{slots} slots with a state of {state}");
+        }
+    }
+
+    #[test]
+    fn the_host_holds_what_a_card_lacks() {
+        for in_place in [false, true] {
+            assert_eq!(host_slots(0, 16, 100, in_place), 16);
+            assert_eq!(host_slots(101, 16, 100, in_place), 100);
+        }
+        assert_eq!([5, 40, 100].map(|missing| host_slots(missing, 16, 100, true)), [16, 40, 100]);
+        // A cache takes what it can get.
+        assert_eq!(host_slots(40, 16, 100, false), 100);
+    }
+}

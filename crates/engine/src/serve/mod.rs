@@ -1,0 +1,7 @@
+//! Serving floor: the decode loop of one answer and the scheduler of many.
+//!
+//! Knows: requests, sampling, stop conditions, how sequences share steps. Must not know: HTTP, async
+//! runtimes, terminals.
+
+pub(crate) mod generate;
+pub(crate) mod scheduler;

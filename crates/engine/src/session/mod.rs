@@ -1,0 +1,13 @@
+//! Session floor: a loaded model ([`Engine`](engine::Engine)), its token sequences
+//! ([`Session`](session::Session)), marks, the prefix cache and snapshots.
+//!
+//! Knows: sequence states (KV cache and recurrent state), token prefixes, snapshot files.
+//! Must not know: scheduling, sampling loops, wire formats.
+
+pub(crate) mod engine;
+pub(crate) mod mark;
+pub(crate) mod prefix_cache;
+pub(crate) mod saved;
+pub(crate) mod session;
+pub(crate) mod snapshot;
+pub(crate) mod timeline;

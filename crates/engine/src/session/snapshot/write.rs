@@ -1,0 +1,247 @@
+//! Writes a snapshot: aside, and in place of an older one only when all of it is on the disk.
+
+use std::{
+    hash::Hasher,
+    io,
+    path::{Path, PathBuf},
+};
+
+use twox_hash::XxHash3_64;
+
+use super::{
+    folder_of,
+    header::{Header, MAX_TEXT, Section, StateShape},
+    temporary::Temporary,
+};
+use crate::{
+    base::{
+        error::Error,
+        faulty_disk::{Disk, Target, gb, sync_folder},
+    },
+    checkpoint::{ModelId, packed::Digests},
+};
+
+/// What is saved, but for the bytes of the states.
+#[derive(Clone, Debug)]
+pub(crate) struct Contents<'a> {
+    pub(crate) model: ModelId,
+    /// The name of the model's folder, for messages; what is too long of it is left out.
+    pub(crate) name: &'a str,
+    /// The session's format of keys and values: "f32", "f16", "q8".
+    pub(crate) keys: &'a str,
+    /// The format that they get in the file, where it is another one.
+    pub(crate) stored: Option<&'a str>,
+    /// Whether they have lost something of what was computed.
+    pub(crate) lossy: bool,
+    pub(crate) exact: bool,
+    /// Entries of the vocabulary.
+    pub(crate) vocab: usize,
+    /// Positions that were ever written.
+    pub(crate) written: u64,
+    pub(crate) tokens: &'a [u32],
+    /// Those after the last token, `vocab` of them.
+    pub(crate) logits: Option<&'a [f32]>,
+    /// Layers and experts.
+    pub(crate) hot: &'a [(u32, u32)],
+    /// By layer, and then by which.
+    pub(crate) states: Vec<StateShape>,
+}
+
+impl Contents<'_> {
+    /// Bytes of the whole file.
+    ///
+    /// # Errors
+    /// They cannot be saved.
+    pub(crate) fn bytes(&self) -> Result<u64, Error> {
+        sections(&self.header()?).map(|sections| end(&sections))
+    }
+
+    /// The header, with zeros for digests.
+    fn header(&self) -> Result<Header, Error> {
+        let header = Header {
+            model: self.model,
+            name: self.name.chars().take(MAX_TEXT / 4).collect(),
+            keys: self.keys.into(),
+            stored: self.stored.map(Into::into),
+            lossy: self.lossy,
+            exact: self.exact,
+            vocab: self.vocab as u64,
+            tokens: self.tokens.len() as u64,
+            written: self.written,
+            logits: self.logits.is_some(),
+            hot: self.hot.len() as u64,
+            digests: Digests(vec![0; Section::STATES + self.states.len()]),
+            states: self.states.clone(),
+        };
+        let logits = self.logits.is_none_or(|logits| logits.len() == self.vocab);
+        if !logits || self.tokens.iter().any(|token| *token as usize >= self.vocab) {
+            return Err(unwritable("its tokens and logits are not of its vocabulary"));
+        }
+        header.check().map_err(|problem| unwritable(&problem))?;
+        Ok(header)
+    }
+}
+
+fn sections(header: &Header) -> Result<Vec<Section>, Error> {
+    let sections = header.sections(header.encode()?.len() as u64);
+    sections.ok_or_else(|| unwritable("it has more bytes than can be counted"))
+}
+
+/// Where the last section ends.
+fn end(sections: &[Section]) -> u64 {
+    sections.last().map_or(0, Section::end)
+}
+
+fn unwritable(problem: &str) -> Error {
+    Error::Input(format!("the session cannot be saved: {problem}; please report this"))
+}
+
+/// A snapshot that is being written. Dropped before it is finished, it leaves what was there before.
+pub(crate) struct SnapshotWriter<T: Target = Disk> {
+    target: T,
+    path: PathBuf,
+    folder: PathBuf,
+    temporary: Temporary,
+    header: Header,
+    sections: Vec<Section>,
+    /// Which section is being written, and how many of its bytes are.
+    section: usize,
+    done: u64,
+    /// Of those bytes.
+    hash: XxHash3_64,
+}
+
+impl SnapshotWriter {
+    /// Begins to write a snapshot, all of it but the states. Removes what killed writers of the same file left.
+    ///
+    /// # Errors
+    /// The folder cannot be written, or the disk has not enough room.
+    pub(crate) fn create(path: &Path, contents: &Contents<'_>) -> Result<Self, Error> {
+        Self::create_on(Disk, path, contents)
+    }
+}
+
+impl<T: Target> SnapshotWriter<T> {
+    pub(super) fn create_on(
+        target: T,
+        path: &Path,
+        contents: &Contents<'_>,
+    ) -> Result<Self, Error> {
+        let header = contents.header()?;
+        let sections = sections(&header)?;
+        let name = path.file_name().filter(|_| !path.is_dir()).ok_or_else(|| {
+            Error::Input(format!(
+                "{}: this is a folder; give the name of a file in it",
+                path.display()
+            ))
+        })?;
+        let folder = folder_of(path);
+        let cannot =
+            || Error::file(path, "cannot write here; give a path in a folder that can be written");
+        let temporary = Temporary::create(&folder, name).map_err(cannot())?;
+        let mut writer = Self {
+            target,
+            path: path.into(),
+            folder,
+            temporary,
+            header,
+            sections,
+            section: 0,
+            done: 0,
+            hash: XxHash3_64::new(),
+        };
+        writer.check_room()?;
+        writer.temporary.file().set_len(writer.bytes()).map_err(|e| writer.error(e))?;
+        let bytes =
+            |numbers: &mut dyn Iterator<Item = [u8; 4]>| numbers.flatten().collect::<Vec<_>>();
+        writer.write(&bytes(&mut contents.tokens.iter().map(|token| token.to_le_bytes())))?;
+        let logits = contents.logits.unwrap_or_default();
+        writer.write(&bytes(&mut logits.iter().map(|logit| logit.to_le_bytes())))?;
+        let hot = contents.hot.iter().flat_map(|(layer, expert)| [*layer, *expert]);
+        writer.write(&bytes(&mut hot.map(u32::to_le_bytes)))?;
+        Ok(writer)
+    }
+
+    fn bytes(&self) -> u64 {
+        end(&self.sections)
+    }
+
+    /// Writes the next bytes of the states, which come one behind another; a piece may end anywhere.
+    ///
+    /// # Errors
+    /// The disk is full or fails, or all states are written.
+    pub(crate) fn write(&mut self, mut bytes: &[u8]) -> Result<(), Error> {
+        loop {
+            let Some(section) = self.sections.get(self.section) else {
+                return if bytes.is_empty() {
+                    Ok(())
+                } else {
+                    Err(unwritable("its states are too long"))
+                };
+            };
+            let left = section.bytes - self.done;
+            let some = bytes.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+            let (piece, rest) = bytes.split_at(some);
+            if !piece.is_empty() {
+                let written =
+                    self.target.write_at(self.temporary.file(), piece, section.offset + self.done);
+                written.map_err(|e| self.error(e))?;
+                self.hash.write(piece);
+                self.done += some as u64;
+                bytes = rest;
+            }
+            if (some as u64) < left {
+                return Ok(());
+            }
+            self.header.digests.0[self.section] = std::mem::take(&mut self.hash).finish();
+            self.section += 1;
+            self.done = 0;
+        }
+    }
+
+    /// Gives the file its name, in place of one that has it, when all of it is on the disk.
+    ///
+    /// # Errors
+    /// States are missing, the disk is full or fails, or what has the name cannot be replaced.
+    pub(crate) fn finish(self) -> Result<(), Error> {
+        if self.section < self.sections.len() {
+            return Err(unwritable(&format!("{} is missing", self.header.what(self.section))));
+        }
+        let start = self.header.encode()?;
+        let file = self.temporary.file();
+        let written = self.target.write_at(file, &start, 0).and_then(|()| self.target.sync(file));
+        written.map_err(|e| self.error(e))?;
+        let cannot = "cannot replace the file; what was saved there before is as it was";
+        self.temporary.place(&self.path).map_err(Error::file(&self.path, cannot))?;
+        sync_folder(&self.folder);
+        Ok(())
+    }
+
+    fn check_room(&self) -> Result<(), Error> {
+        let needed = self.bytes();
+        match self.target.free(&self.folder).filter(|free| *free < needed) {
+            Some(free) => {
+                let doing = format!(
+                    "cannot save the session here: {} are needed, {} are free, {} too few; make room or choose another disk",
+                    gb(needed),
+                    gb(free),
+                    gb(needed - free)
+                );
+                Err(Error::file(&self.path, doing)(io::ErrorKind::StorageFull.into()))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn error(&self, source: io::Error) -> Error {
+        let doing = match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => format!(
+                "the disk is full: the saved session needs {}; make room and save it again, what was saved there \
+                 before is as it was",
+                gb(self.bytes())
+            ),
+            _ => "cannot write the saved session; what was saved there before is as it was".into(),
+        };
+        Error::file(&self.path, doing)(source)
+    }
+}

@@ -1,0 +1,123 @@
+use minijinja::{
+    Error, ErrorKind, Value,
+    value::{Kwargs, ValueKind},
+};
+
+/// Deeper values are refused: a namespace may hold itself.
+const DEEPEST: usize = 100;
+const WIDEST_INDENT: usize = 80;
+
+/// `json.dumps(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`: what `transformers` gives
+/// templates as `tojson`. Nothing is escaped for HTML.
+pub(in crate::text::chat) fn tojson(
+    value: &Value,
+    indent: Option<usize>,
+    options: Kwargs,
+) -> Result<String, Error> {
+    let indent = match indent {
+        Some(indent) => Some(indent),
+        None => options.get("indent")?,
+    };
+    let separators: Option<Vec<String>> = options.get("separators")?;
+    let (item, key) = match separators.as_deref() {
+        None => (if indent.is_some() { "," } else { ", " }, ": "),
+        Some([item, key]) => (item.as_str(), key.as_str()),
+        Some(_) => return Err(failed("separators must be two strings")),
+    };
+    let ascii = options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
+    let sort = options.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
+    options.assert_all_used()?;
+    let indent = indent.map(|indent| indent.min(WIDEST_INDENT));
+    let mut json = Json { out: String::new(), item, key, indent, ascii, sort };
+    json.value(value, 0)?;
+    Ok(json.out)
+}
+
+fn failed(problem: &str) -> Error {
+    Error::new(ErrorKind::InvalidOperation, format!("tojson: {problem}"))
+}
+
+struct Json<'a> {
+    out: String,
+    item: &'a str,
+    key: &'a str,
+    indent: Option<usize>,
+    ascii: bool,
+    sort: bool,
+}
+
+impl Json<'_> {
+    fn value(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
+        if depth > DEEPEST {
+            return Err(failed("the value is nested too deeply"));
+        }
+        match value.kind() {
+            ValueKind::None => self.out.push_str("null"),
+            ValueKind::Bool => self.out.push_str(if value.is_true() { "true" } else { "false" }),
+            ValueKind::Number => self.out.push_str(&value.to_string()),
+            ValueKind::String => self.string(value.as_str().unwrap_or_default())?,
+            ValueKind::Seq | ValueKind::Iterable => {
+                let items: Vec<Value> = value.try_iter()?.collect();
+                self.container(['[', ']'], &items, depth, |json, item| {
+                    json.value(item, depth + 1)
+                })?;
+            }
+            ValueKind::Map => {
+                let mut keys: Vec<Value> = value.try_iter()?.collect();
+                if self.sort {
+                    keys.sort();
+                }
+                self.container(['{', '}'], &keys, depth, |json, key| {
+                    json.string(&key.to_string())?;
+                    json.out.push_str(json.key);
+                    json.value(&value.get_item(key)?, depth + 1)
+                })?;
+            }
+            kind => return Err(failed(&format!("a value of type {kind} is no JSON"))),
+        }
+        Ok(())
+    }
+
+    fn container(
+        &mut self,
+        [open, close]: [char; 2],
+        items: &[Value],
+        depth: usize,
+        mut write: impl FnMut(&mut Self, &Value) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        self.out.push(open);
+        for (i, item) in items.iter().enumerate() {
+            if i > 0 {
+                self.out.push_str(self.item);
+            }
+            self.new_line(depth + 1);
+            write(self, item)?;
+        }
+        if !items.is_empty() {
+            self.new_line(depth);
+        }
+        self.out.push(close);
+        Ok(())
+    }
+
+    fn new_line(&mut self, depth: usize) {
+        if let Some(indent) = self.indent {
+            self.out.push('\n');
+            self.out.push_str(&" ".repeat(indent * depth));
+        }
+    }
+
+    fn string(&mut self, text: &str) -> Result<(), Error> {
+        let quoted = serde_json::to_string(text).map_err(|e| failed(&e.to_string()))?;
+        for c in quoted.chars() {
+            if c.is_ascii() || !self.ascii {
+                self.out.push(c);
+                continue;
+            }
+            for unit in c.encode_utf16(&mut [0; 2]) {
+                self.out.push_str(&format!("\\u{unit:04x}"));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,194 @@
+use std::{collections::BTreeMap, path::Path};
+
+use serde::Deserialize;
+
+use super::{ChatOptions, ChatTemplate, Message};
+use crate::{base::error::Error, text::tokenizer::TokenizerConfig};
+
+#[derive(Deserialize)]
+struct Expected {
+    conversations: BTreeMap<String, Vec<Message>>,
+    cases: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    template: String,
+    conversation: String,
+    options: ChatOptions,
+    add_generation_prompt: bool,
+    text: Option<String>,
+    error: Option<String>,
+}
+
+fn source(name: &str) -> &str {
+    match name {
+        "deepseek.jinja" => include_str!("fixtures/deepseek.jinja"),
+        "glm.jinja" => include_str!("fixtures/glm.jinja"),
+        "gpt_oss.jinja" => include_str!("fixtures/gpt_oss.jinja"),
+        "kimi.jinja" => include_str!("fixtures/kimi.jinja"),
+        "llama.jinja" => include_str!("fixtures/llama.jinja"),
+        "mistral.jinja" => include_str!("fixtures/mistral.jinja"),
+        "qwen.jinja" => include_str!("fixtures/qwen.jinja"),
+        snippet => snippet,
+    }
+}
+
+fn tokens() -> BTreeMap<String, String> {
+    [("bos_token", "<s>"), ("eos_token", "</s>")]
+        .map(|(role, token)| (role.into(), token.into()))
+        .into()
+}
+
+fn template(source: &str) -> Result<ChatTemplate, Error> {
+    ChatTemplate::new(source, Path::new("model/chat_template.jinja"), &tokens())
+}
+
+fn render(source: &str, messages: &[Message]) -> Result<String, Error> {
+    template(source)?.render(messages, true, &ChatOptions::default())
+}
+
+/// `fixtures/make.py` renders the same templates and messages with `transformers`.
+#[test]
+fn renders_as_transformers() {
+    let expected: Expected = serde_json::from_str(include_str!("fixtures/expected.json")).unwrap();
+    assert!(expected.cases.len() > 200);
+    for case in expected.cases {
+        let messages = &expected.conversations[&case.conversation];
+        let what = format!("{} of {:?} with {:?}", case.template, case.conversation, case.options);
+        let rendered = template(source(&case.template)).unwrap().render(
+            messages,
+            case.add_generation_prompt,
+            &case.options,
+        );
+        match (rendered, case.text, case.error) {
+            (Ok(rendered), Some(text), None) => assert_eq!(rendered, text, "{what}"),
+            (Err(error), None, Some(reason)) => {
+                assert!(error.to_string().contains(&reason), "{what}: {error} without {reason}");
+            }
+            (rendered, text, error) => {
+                panic!("{what}: {rendered:?}, expected {text:?} or {error:?}")
+            }
+        }
+    }
+}
+
+#[test]
+fn a_question_behind_an_answer_is_the_end_of_the_conversation() {
+    let behind = [
+        ("deepseek.jinja", "<｜end▁of▁sentence｜>"),
+        ("glm.jinja", "<|user|>"),
+        ("gpt_oss.jinja", "<|end|>"),
+        ("kimi.jinja", "<|im_end|>"),
+        ("llama.jinja", "<|eot|>"),
+        ("mistral.jinja", "</s>"),
+        ("qwen.jinja", "<|im_end|>"),
+    ];
+    for (name, end) in behind {
+        // What stands for an answer may be part of the question.
+        let question = format!("And why {}?", super::ANSWER);
+        let messages =
+            [Message::user("Why?"), Message::assistant("So."), Message::user(&*question)];
+        for thinking in [None, Some(true), Some(false)] {
+            let (template, options) = (
+                template(source(name)).unwrap(),
+                ChatOptions { thinking, ..ChatOptions::default() },
+            );
+            let on = template.render_on(&question, &options).unwrap();
+            let whole = template.render(&messages, true, &options).unwrap();
+            assert!(whole.ends_with(&format!("So.{on}")), "{name}: {on:?} {whole:?}");
+            assert!(on.starts_with(end) && on.contains(&question), "{name}: {on:?}");
+        }
+    }
+    let silent = template("{{ messages[-1].content }}").unwrap();
+    let error = silent.render_on("Why?", &ChatOptions::default()).unwrap_err().to_string();
+    assert!(error.contains("does not show") && error.contains("--raw"), "{error}");
+}
+
+#[test]
+fn the_model_in_the_box() {
+    let jinja = include_bytes!("../../../../../models/tales-18m/chat_template.jinja");
+    let path = Path::new("chat_template.jinja");
+    let template = ChatTemplate::from_files(Some((jinja, path)), &TokenizerConfig::default())
+        .unwrap()
+        .unwrap();
+    let messages =
+        [Message::user("Tell me a fable."), Message::assistant("No."), Message::user("Please!")];
+    let text = template.render(&messages, true, &ChatOptions::default()).unwrap();
+    let expected = "<|im_start|>user\nTell me a fable.<|im_end|>\n<|im_start|>assistant\nNo.<|im_end|>\n\
+        <|im_start|>user\nPlease!<|im_end|>\n<|im_start|>assistant\n";
+    assert_eq!(text, expected);
+}
+
+#[test]
+fn a_failure_names_the_file_and_a_way_out() {
+    let refused = "{{ raise_exception('Only one message, please!') }}";
+    for (source, reason) in [
+        (refused, "Only one message, please!"),
+        ("\n{{ messages[0].content.nonsense() }}", "nonsense"),
+        ("{{ nope.nope }}", "nope"),
+        ("{{ strftime_now('%Q') }}", "%Q"),
+        ("{{ 1 | tojson(separators=(',',)) }}", "separators"),
+        ("{% set ns = namespace() %}{% set ns.x = [ns] %}{{ ns | tojson }}", "nested too deeply"),
+        ("{{ nope | tojson }}", "undefined"),
+        ("{% if %}", "syntax error"),
+        ("{% generation %}", "syntax error"),
+        ("{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}", "recursion"),
+    ] {
+        let error = render(source, &[Message::user("Hi")]).unwrap_err();
+        let text = error.to_string();
+        assert!(matches!(error, Error::Text { .. }), "{error:?}");
+        for part in ["model/chat_template.jinja", reason, "--raw"] {
+            assert!(text.contains(part), "{text} without {part}");
+        }
+    }
+    let text = ChatTemplate::missing(Path::new("model")).to_string();
+    assert!(text.starts_with("model: ") && text.contains("--raw"), "{text}");
+}
+
+#[test]
+fn the_template_file_wins_over_the_config() {
+    let path = Path::new("tokenizer_config.json");
+    let config = |json: &str| TokenizerConfig::from_bytes(json.as_bytes(), path);
+    let load = |jinja: Option<&[u8]>, json: &str| {
+        let file = jinja.map(|bytes| (bytes, Path::new("chat_template.jinja")));
+        let template = ChatTemplate::from_files(file, &config(json).unwrap()).unwrap();
+        template.map(|template| template.render(&[], false, &ChatOptions::default()).unwrap())
+    };
+    let string = r#"{"chat_template": "config {{ bos_token }}", "bos_token": {"content": "<s>"}, "eos_token": null}"#;
+    assert_eq!(load(Some(b"file {{ bos_token }}{{ eos_token }}"), string).unwrap(), "file <s>");
+    assert_eq!(load(None, string).unwrap(), "config <s>");
+    let list = r#"{"chat_template": [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}]}"#;
+    assert_eq!(load(None, list).unwrap(), "yes");
+    assert_eq!(load(None, "{}"), None);
+    assert_eq!(load(None, r#"{"chat_template": null}"#), None);
+
+    for (json, reason) in [
+        ("[]", "not a JSON object"),
+        ("{", "not a JSON object"),
+        (r#"{"chat_template": 3}"#, "chat_template must be"),
+        (r#"{"chat_template": [{"name": "default"}]}"#, "chat_template must be"),
+        (r#"{"chat_template": [{"name": "rag", "template": ""}]}"#, "rag"),
+    ] {
+        let text = config(json).unwrap_err().to_string();
+        assert!(text.contains("tokenizer_config.json") && text.contains(reason), "{text}");
+    }
+    let bytes: (&[u8], _) = (b"\xFF", Path::new("chat_template.jinja"));
+    let text =
+        ChatTemplate::from_files(Some(bytes), &TokenizerConfig::default()).unwrap_err().to_string();
+    assert!(text.contains("chat_template.jinja") && text.contains("utf-8"), "{text}");
+}
+
+#[test]
+fn variables_indents_and_dates() {
+    let options: ChatOptions = serde_json::from_str(
+        r#"{"thinking": true, "variables": {"thinking": "deep", "bos_token": [1, null]}}"#,
+    )
+    .unwrap();
+    let text = template("{{ thinking }} {{ enable_thinking }} {{ bos_token|tojson }}").unwrap();
+    assert_eq!(text.render(&[], true, &options).unwrap(), "deep True [1, null]");
+    let wide = render("{{ [[]] | tojson(indent=18446744073709551615) }}", &[]).unwrap();
+    assert!(wide.len() < 1000);
+    let year: u32 = render("{{ strftime_now('%Y') }}", &[]).unwrap().parse().unwrap();
+    assert!((1970..3000).contains(&year));
+}

@@ -1,0 +1,10 @@
+//! Text floor: tokenizer, chat templates and sampling. Pure functions over token ids, strings and
+//! logits.
+//!
+//! Knows: `tokenizer.json`, `chat_template.jinja`, `generation_config.json`, logits as slices.
+//! Must not know: devices, experts, sessions.
+
+pub(crate) mod chat;
+pub(crate) mod sampling;
+pub(crate) mod text;
+pub(crate) mod tokenizer;

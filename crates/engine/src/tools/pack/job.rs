@@ -1,0 +1,230 @@
+//! What there is to pack: the header of the packed file, and each piece of the packed files from the source.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
+
+use crate::{
+    base::error::Error,
+    checkpoint::{
+        Checkpoint, Segment, TEXTS, digest,
+        frame::ALIGN,
+        packed::{
+            DENSE, DenseFile, Digests, ExpertTensor, Header, Origin, PIECE, PackedLayer, Piece,
+            Place, SmallFile, matrices,
+        },
+    },
+    experts::source::ExpertSource,
+    model::{blueprint::Blueprint, packed_experts::order},
+};
+
+/// A checkpoint as it will be packed.
+pub(super) struct Job<'a> {
+    checkpoint: &'a Checkpoint,
+    experts: ExpertSource,
+    /// Its digests of pieces are zeros.
+    pub(super) header: Header,
+    /// Bytes of the packed file before the records.
+    pub(super) data: u64,
+    dense: Vec<Run>,
+    dense_header: Vec<u8>,
+}
+
+/// A tensor in the file of dense tensors.
+struct Run {
+    /// Where it begins there.
+    start: u64,
+    name: String,
+    segment: Segment,
+}
+
+impl<'a> Job<'a> {
+    /// # Errors
+    /// The checkpoint is packed already, has no experts, or is not supported.
+    pub(super) fn of(checkpoint: &'a Checkpoint) -> Result<Self, Error> {
+        let bad = |problem: &str| Error::Checkpoint {
+            path: checkpoint.folder().into(),
+            problem: problem.into(),
+        };
+        if checkpoint.is_packed() {
+            return Err(bad("this model is packed already: use it as it is, or copy the folder"));
+        }
+        let blueprint = Blueprint::of(checkpoint)?;
+        if blueprint.experts() == 0 {
+            return Err(bad(
+                "this model has no routed experts, so there is nothing to pack: use it as it is",
+            ));
+        }
+        let names = checkpoint.expert_tensors(&blueprint)?;
+        let tensors = names
+            .iter()
+            .map(|name| {
+                let t = checkpoint.tensor(name)?;
+                Ok(ExpertTensor {
+                    name: (*name).into(),
+                    dtype: t.dtype.clone(),
+                    shape: t.shape.clone(),
+                })
+            })
+            .collect::<Result<Vec<_>, Error>>()?;
+        let bytes: u64 = names.iter().map(|n| checkpoint.tensor(n).map_or(0, |t| t.bytes)).sum();
+        if bytes != blueprint.experts_bytes() {
+            return Err(bad(
+                "its experts lie in tensors that hold other things too: this layout cannot be packed",
+            ));
+        }
+        let layers = layers(&Blueprint::of(&checkpoint.relocated(&tensors))?);
+        let (dense_header, dense) = dense(checkpoint, &names);
+        let dense_bytes =
+            dense.last().map_or(dense_header.len() as u64, |r| r.start + r.segment.bytes as u64);
+        let files = small_files(checkpoint)
+            .map(|(name, bytes)| SmallFile {
+                name: name.into(),
+                bytes: bytes.len() as u64,
+                digest: Digests(vec![digest(bytes)]),
+            })
+            .collect();
+        let header = Header {
+            architecture: blueprint.model_type.clone(),
+            source: origin(checkpoint),
+            tensors,
+            layers,
+            dense: DenseFile { bytes: dense_bytes, digests: blank(dense_bytes.div_ceil(PIECE)) },
+            files,
+        };
+        let data = header.encode()?.len() as u64;
+        let experts = blueprint.layers.iter().map(|l| l.moe().map(|m| m.experts.clone())).collect();
+        let experts = ExpertSource::new(Arc::clone(checkpoint.files()), experts);
+        Ok(Self { checkpoint, experts, header, data, dense, dense_header })
+    }
+
+    /// All pieces of the packed files.
+    pub(super) fn places(&self) -> Vec<Place> {
+        self.header.places(self.data)
+    }
+
+    /// Bytes of the file of experts.
+    pub(super) fn experts_bytes(&self) -> u64 {
+        // Of a model with experts, the last piece is one.
+        self.places().last().map_or(self.data, |last| last.offset + last.taken)
+    }
+
+    /// The small files.
+    pub(super) fn small_files(&self) -> impl Iterator<Item = (&'static str, &'a [u8])> {
+        small_files(self.checkpoint)
+    }
+
+    /// Identifies the job: what is packed, and from which files. Digests of files that changed since are worth nothing.
+    pub(super) fn key(&self) -> Result<u64, Error> {
+        let mut all = self.header.encode()?;
+        for file in self.checkpoint.files().iter() {
+            let modified = std::fs::metadata(file.path()).and_then(|m| m.modified()).ok();
+            all.extend(
+                format!("{:?} {} {modified:?}\n", file.path().file_name(), file.len()).into_bytes(),
+            );
+        }
+        Ok(digest(&all))
+    }
+
+    /// Reads a piece from the source: the first `place.bytes` of `buf`.
+    pub(super) fn fill(&self, place: &Place, buf: &mut [u8]) -> Result<(), Error> {
+        let buf = &mut buf[..place.bytes as usize];
+        match place.piece {
+            Piece::Expert { entry, expert } => {
+                self.experts.read(self.header.layers[entry].layer, expert, buf)
+            }
+            Piece::Dense(_) => self.fill_dense(place.offset, buf),
+        }
+    }
+
+    fn fill_dense(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
+        let end = offset + buf.len() as u64;
+        let head = self.dense_header.get(offset as usize..).unwrap_or_default();
+        let head = &head[..head.len().min(buf.len())];
+        buf[..head.len()].copy_from_slice(head);
+        let first = self.dense.partition_point(|r| r.start + r.segment.bytes as u64 <= offset);
+        for run in self.dense[first..].iter().take_while(|r| r.start < end) {
+            let (from, to) =
+                (run.start.max(offset), (run.start + run.segment.bytes as u64).min(end));
+            let part = Segment {
+                offset: run.segment.offset + (from - run.start),
+                bytes: (to - from) as usize,
+                ..run.segment
+            };
+            self.checkpoint.read(
+                &run.name,
+                &part,
+                &mut buf[(from - offset) as usize..(to - offset) as usize],
+            )?;
+        }
+        Ok(())
+    }
+}
+
+fn blank(count: u64) -> Digests {
+    Digests(vec![0; count as usize])
+}
+
+/// What a header says of the layers of a blueprint whose experts lie where a packed file has them.
+fn layers(blueprint: &Blueprint) -> Vec<PackedLayer> {
+    let layer = |(layer, moe): (usize, &crate::model::blueprint::MoeBlueprint)| PackedLayer {
+        layer,
+        experts: moe.experts.count,
+        bytes: moe.experts.bytes as u64,
+        matrices: matrices(&moe.experts.shape),
+        order: Digests(vec![order(&moe.experts)]),
+        digests: blank(moe.experts.count as u64),
+    };
+    blueprint.moe_layers().map(layer).collect()
+}
+
+/// The header of the file of dense tensors, and where each tensor lies behind it: as they came in the source.
+fn dense(checkpoint: &Checkpoint, experts: &BTreeSet<&str>) -> (Vec<u8>, Vec<Run>) {
+    let mut tensors: Vec<_> =
+        checkpoint.tensors().filter(|(name, _)| !experts.contains(name)).collect();
+    tensors.sort_by_key(|(name, t)| (t.file, t.offset, *name));
+    let (mut map, mut at) = (Map::new(), 0);
+    for (name, t) in &tensors {
+        let end = at + t.bytes;
+        map.insert(
+            (*name).into(),
+            json!({ "dtype": t.dtype, "shape": t.shape, "data_offsets": [at, end] }),
+        );
+        at = end;
+    }
+    let mut json = Value::Object(map).to_string().into_bytes();
+    // Tensors begin at a multiple of the alignment; JSON may end in spaces.
+    let begin = (8 + json.len() as u64).next_multiple_of(ALIGN);
+    json.resize(begin as usize - 8, b' ');
+    let mut start = begin;
+    let run = |(name, t): (&str, &crate::checkpoint::TensorInfo)| {
+        let segment = Segment { file: t.file, offset: t.offset, bytes: t.bytes as usize };
+        let run = Run { start, name: name.into(), segment };
+        start += t.bytes;
+        run
+    };
+    let runs = tensors.into_iter().map(run).collect();
+    ([(json.len() as u64).to_le_bytes().to_vec(), json].concat(), runs)
+}
+
+fn small_files(checkpoint: &Checkpoint) -> impl Iterator<Item = (&'static str, &[u8])> {
+    TEXTS.into_iter().filter_map(|name| Some((name, checkpoint.text(name)?.0)))
+}
+
+fn origin(checkpoint: &Checkpoint) -> Origin {
+    let hex =
+        |bytes: &[u8]| Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect::<String>();
+    Origin {
+        config: hex(checkpoint.text("config.json").map_or(&[][..], |(bytes, _)| bytes)),
+        tensors: hex(checkpoint.listing().as_bytes()),
+    }
+}
+
+/// The name of the file that a piece lies in.
+pub(super) fn file_of(piece: Piece) -> &'static str {
+    match piece {
+        Piece::Dense(_) => DENSE,
+        Piece::Expert { .. } => crate::checkpoint::packed::EXPERTS,
+    }
+}

@@ -1,0 +1,106 @@
+//! Threads that each take the next piece: reading, hashing and writing overlap.
+
+use std::{
+    ops::ControlFlow,
+    sync::{
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+        mpsc,
+    },
+};
+
+use crate::{
+    base::{error::Error, system::IO_STACK as READER_STACK},
+    checkpoint::{digest, packed::Place},
+};
+
+/// Pieces that are in memory at a time, twice where two files are compared.
+const THREADS: usize = 4;
+
+/// The memory of one thread.
+#[derive(Default)]
+pub(super) struct Buffers([Vec<u8>; 2]);
+
+impl Buffers {
+    /// A buffer of so many bytes, whatever they are.
+    pub(super) fn one(&mut self, bytes: u64) -> Result<&mut [u8], Error> {
+        sized(&mut self.0[0], bytes)
+    }
+
+    /// Two of them, each of its own length.
+    pub(super) fn two(&mut self, bytes: [u64; 2]) -> Result<[&mut [u8]; 2], Error> {
+        let [a, b] = &mut self.0;
+        Ok([sized(a, bytes[0])?, sized(b, bytes[1])?])
+    }
+}
+
+fn sized(buffer: &mut Vec<u8>, bytes: u64) -> Result<&mut [u8], Error> {
+    let bytes = bytes as usize;
+    if buffer.len() < bytes {
+        let none = |_| Error::Budget(format!("there is no memory for a piece of {bytes} bytes"));
+        buffer.try_reserve_exact(bytes - buffer.len()).map_err(none)?;
+        buffer.resize(bytes, 0);
+    }
+    Ok(&mut buffer[..bytes])
+}
+
+/// Works on all of `places`, several at a time and in no order; `done` hears of each and may break, which cancels.
+pub(super) fn each<T: Send>(
+    places: &[Place],
+    work: impl Fn(usize, &Place, &mut Buffers) -> Result<T, Error> + Sync,
+    mut done: impl FnMut(usize, T) -> ControlFlow<()>,
+) -> Result<(), Error> {
+    let (next, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let (sender, receiver) = mpsc::channel();
+    let serve = |sender: mpsc::Sender<_>| {
+        let mut buffers = Buffers::default();
+        while !stop.load(Ordering::Relaxed) {
+            let i = next.fetch_add(1, Ordering::Relaxed);
+            let Some(place) = places.get(i) else { break };
+            let result = work(i, place, &mut buffers);
+            if sender.send((i, result)).is_err() {
+                break;
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        let start = |_| {
+            let (serve, sender) = (&serve, sender.clone());
+            let thread = std::thread::Builder::new().name("pack".into()).stack_size(READER_STACK);
+            thread.spawn_scoped(scope, move || serve(sender))
+        };
+        let threads = (0..THREADS.min(places.len())).map(start).collect::<Vec<_>>();
+        drop(sender);
+        if let (false, Some(error)) =
+            (threads.iter().any(Result::is_ok), threads.iter().find_map(|t| t.as_ref().err()))
+        {
+            return Err(Error::Input(format!("cannot start a thread for packing: {error}")));
+        }
+        let mut finished = 0;
+        let mut result = Ok(());
+        for (i, one) in receiver {
+            finished += 1;
+            let went_on = match one {
+                Ok(one) => done(i, one).is_continue().then_some(()).ok_or(Error::Cancelled),
+                Err(error) => Err(error),
+            };
+            // The first error is the one to report, but what is under way is waited for.
+            if result.is_ok() && went_on.is_err() {
+                result = went_on;
+                stop.store(true, Ordering::Relaxed);
+            }
+        }
+        for thread in threads.into_iter().flatten() {
+            // A thread that failed has left its piece undone.
+            let _ = thread.join();
+        }
+        if result.is_ok() && finished < places.len() {
+            return Err(Error::Input("a thread that packs failed; please report this".into()));
+        }
+        result
+    })
+}
+
+/// The digest of what a piece holds.
+pub(super) fn digest_of(place: &Place, buf: &[u8]) -> u64 {
+    digest(&buf[..place.bytes as usize])
+}

@@ -1,0 +1,331 @@
+//! Writes a packed folder: piece by piece into files that end in `.partial`, with a journal of what is done.
+
+use std::{
+    fs::{self, File, OpenOptions, TryLockError},
+    io::{self, Read},
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+};
+
+use super::{
+    job::{Job, file_of},
+    pool::{digest_of, each},
+};
+use crate::{
+    base::{
+        error::Error,
+        faulty_disk::{Disk, Target, gb, sync_folder},
+    },
+    checkpoint::{
+        Checkpoint, Source,
+        packed::{DENSE, EXPERTS, JOURNAL, Piece},
+    },
+};
+
+/// What was packed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PackReport {
+    /// Experts of all layers.
+    pub experts: usize,
+    /// Bytes of all files of the packed folder.
+    pub bytes: u64,
+    /// Bytes that an earlier run had written, and that were right.
+    pub kept: u64,
+}
+
+/// Writes a packed copy of `source` into the folder `out`, which is made if need be. What an earlier run left there is
+/// checked by its digests and used.
+///
+/// `progress` is told the bytes that are done and that there are; breaking there cancels. A run that was cancelled or failed
+/// leaves files that end in `.partial`, for the same call to go on with; files get their names when all of them are
+/// complete and on the disk, `config.json` last.
+///
+/// # Errors
+/// The source is packed, has no experts, cannot be read or is not supported; `out` holds other files; the disk has not enough
+/// room; cancelled.
+pub fn pack(
+    source: &Checkpoint,
+    out: &Path,
+    progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+) -> Result<PackReport, Error> {
+    pack_to(&Disk, source, out, progress)
+}
+
+pub(super) fn pack_to<T: Target>(
+    target: &T,
+    source: &Checkpoint,
+    out: &Path,
+    progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+) -> Result<PackReport, Error> {
+    let mut job = Job::of(source)?;
+    let places = job.places();
+    let small: u64 = job.header.files.iter().map(|f| f.bytes).sum();
+    let journal_bytes = (places.len() as u64 + 1) * Journal::LINE;
+    let bytes = job.header.dense.bytes + job.experts_bytes() + small;
+    let folder = Folder { target, path: out, needed: bytes + journal_bytes };
+
+    let made = folder.open()?;
+    let begun = !out.join(JOURNAL).exists();
+    let opened = Journal::open(&folder, job.key()?, places.len());
+    let (journal, known) = opened.inspect_err(|_| folder.leave(made))?;
+    let there =
+        places.iter().zip(&known).filter(|(_, known)| known.is_some()).map(|(p, _)| p.taken).sum();
+    folder.check_room(there).inspect_err(|_| {
+        // One that an earlier run began tells that what it left is a part of this model.
+        if begun {
+            let _ = fs::remove_file(out.join(JOURNAL));
+            folder.leave(made);
+        }
+    })?;
+    let dense = folder.part(DENSE, job.header.dense.bytes)?;
+    let experts = folder.part(EXPERTS, job.experts_bytes())?;
+    let file = |piece| if matches!(piece, Piece::Dense(_)) { &dense } else { &experts };
+
+    let (mut done, mut kept) = (0, 0);
+    let total = places.iter().map(|p| p.taken).sum();
+    let mut header = job.header.clone();
+    each(
+        &places,
+        |i, place, buffers| {
+            let buf = buffers.one(place.taken)?;
+            let part = file(place.piece);
+            if let Some(digest) = known[i] {
+                let there = &mut buf[..place.bytes as usize];
+                if part.source.read_exact_at(there, place.offset).is_ok()
+                    && digest_of(place, there) == digest
+                {
+                    return Ok((digest, true));
+                }
+            }
+            job.fill(place, buf)?;
+            buf[place.bytes as usize..].fill(0);
+            let digest = digest_of(place, buf);
+            let written = target.write_at(&part.file, buf, place.offset);
+            written
+                .and_then(|()| journal.write(target, i, digest))
+                .map_err(|e| folder.write_error(file_of(place.piece), e))?;
+            Ok((digest, false))
+        },
+        |i, (digest, was_there)| {
+            *header.digest(places[i].piece) = digest;
+            done += places[i].taken;
+            kept += if was_there { places[i].taken } else { 0 };
+            progress(done, total)
+        },
+    )?;
+    job.header = header;
+
+    let start = job.header.encode()?;
+    for (name, part) in [(DENSE, &dense), (EXPERTS, &experts)] {
+        let begin = if name == EXPERTS { &start[..] } else { &[] };
+        // The header says that the records are there, so they come first.
+        let written = target.sync(&part.file).and_then(|()| target.write_at(&part.file, begin, 0));
+        written.and_then(|()| target.sync(&part.file)).map_err(|e| folder.write_error(name, e))?;
+    }
+    drop((dense, experts));
+    for (name, contents) in job.small_files() {
+        folder.small(name, contents)?;
+    }
+    folder.complete(job.small_files().map(|(name, _)| name))?;
+    drop(journal);
+    // The folder is complete; a journal that cannot be removed does no harm.
+    let _ = fs::remove_file(out.join(JOURNAL));
+    Ok(PackReport { experts: job.header.layers.iter().map(|l| l.experts).sum(), bytes, kept })
+}
+
+/// A file that is being written, and read where it was written before.
+struct Part {
+    file: File,
+    source: Source,
+}
+
+/// The folder that is being filled.
+struct Folder<'a, T> {
+    target: &'a T,
+    path: &'a Path,
+    /// Bytes that all files need.
+    needed: u64,
+}
+
+impl<T: Target> Folder<'_, T> {
+    /// Makes the folder, or sees that there is nothing in it but what a pack left. Whether it was made.
+    fn open(&self) -> Result<bool, Error> {
+        let path = self.path;
+        let refuse = |what: &str| Err(Error::Input(format!("{}: {what}", path.display())));
+        if !path.exists() {
+            fs::create_dir_all(path).map_err(Error::file(path, "cannot make the folder"))?;
+            return Ok(true);
+        }
+        let entries = fs::read_dir(path).map_err(Error::file(path, "cannot read the folder"))?;
+        let names: Vec<_> = entries.flatten().map(|e| e.file_name()).collect();
+        let has = |name: &str| names.iter().any(|n| n == name);
+        if has("config.json") {
+            return refuse("the folder holds a model; choose another one");
+        }
+        if !names.is_empty() && !has(JOURNAL) {
+            return refuse("the folder holds files; empty it or choose another one");
+        }
+        Ok(false)
+    }
+
+    /// Leaves nothing behind where nothing was begun.
+    fn leave(&self, made: bool) {
+        if made {
+            let _ = fs::remove_dir(self.path);
+        }
+    }
+
+    fn partial(&self, name: &str) -> PathBuf {
+        self.path.join(format!("{name}.partial"))
+    }
+
+    /// That what is not there yet will find room; `there` are bytes that were written before.
+    fn check_room(&self, there: u64) -> Result<(), Error> {
+        let missing = self.needed.saturating_sub(there);
+        match self.target.free(self.path).filter(|free| *free < missing) {
+            Some(free) => {
+                let doing = format!(
+                    "cannot pack here: {} are needed, {} are free, {} too few; make room or choose another disk",
+                    gb(missing),
+                    gb(free),
+                    gb(missing - free)
+                );
+                Err(Error::file(self.path, doing)(io::ErrorKind::StorageFull.into()))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Opens a file of so many bytes to write its pieces.
+    fn part(&self, name: &str, bytes: u64) -> Result<Part, Error> {
+        let (path, named) = (self.partial(name), self.path.join(name));
+        if named.exists() {
+            // A run that ended while files were given their names.
+            fs::rename(&named, &path).map_err(Error::file(&named, "cannot rename the file"))?;
+        }
+        let open = || {
+            let file = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .open(&path)?;
+            file.set_len(bytes)?;
+            Ok(file)
+        };
+        let file = open().map_err(|e| self.write_error(name, e))?;
+        Ok(Part { file, source: Source::open(&path)? })
+    }
+
+    fn small(&self, name: &str, contents: &[u8]) -> Result<(), Error> {
+        let write = || {
+            let file = File::create(self.partial(name))?;
+            self.target.write_at(&file, contents, 0)?;
+            self.target.sync(&file)
+        };
+        write().map_err(|e| self.write_error(name, e))
+    }
+
+    fn write_error(&self, name: &str, source: io::Error) -> Error {
+        let doing = match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                let free = self.target.free(self.path);
+                let free =
+                    free.map_or(String::new(), |free| format!(", {} are free now", gb(free)));
+                format!(
+                    "the disk is full: all files need {}{free}; make room and give the same command again, it goes on \
+                     where this one ended",
+                    gb(self.needed)
+                )
+            }
+            _ => "cannot write the file; give the same command again to go on where this one ended"
+                .into(),
+        };
+        Error::file(self.partial(name), doing)(source)
+    }
+
+    /// Gives all files their names, `config.json` last: without it there is no model.
+    fn complete(&self, small: impl Iterator<Item = &'static str>) -> Result<(), Error> {
+        let config = "config.json";
+        let names = [DENSE, EXPERTS]
+            .into_iter()
+            .chain(small.filter(|name| *name != config))
+            .chain([config]);
+        for name in names {
+            let path = self.path.join(name);
+            fs::rename(self.partial(name), &path)
+                .map_err(Error::file(path, "cannot rename the file"))?;
+        }
+        sync_folder(self.path);
+        Ok(())
+    }
+}
+
+/// What is written: a line of 16 hexadecimal digits for the job, and one for each piece, its digest. Lines of pieces that
+/// are not written are missing or not digits. A piece whose line is there is believed only if it has that digest.
+struct Journal {
+    file: File,
+}
+
+impl Journal {
+    const LINE: u64 = 17;
+
+    /// Opens or begins the journal of the job `key`: it, and the digests of pieces that were written.
+    fn open<T: Target>(
+        folder: &Folder<'_, T>,
+        key: u64,
+        pieces: usize,
+    ) -> Result<(Self, Vec<Option<u64>>), Error> {
+        let path = folder.path.join(JOURNAL);
+        let cannot = || Error::file(&path, "cannot open the list of what is packed");
+        let mut options = OpenOptions::new();
+        let file = options
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path)
+            .map_err(cannot())?;
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) => {
+                let problem = "another moeflux is packing into this folder: wait for it".into();
+                return Err(Error::Checkpoint { path: folder.path.into(), problem });
+            }
+            // Some file systems have no locks.
+            Ok(()) | Err(TryLockError::Error(_)) => {}
+        }
+        let mut text = Vec::new();
+        (&file).take((pieces as u64 + 1) * Self::LINE).read_to_end(&mut text).map_err(cannot())?;
+        let line = |i: usize| {
+            let line = text.get(i * Self::LINE as usize..)?.get(..Self::LINE as usize)?;
+            let digits = std::str::from_utf8(line).ok()?.strip_suffix('\n')?;
+            u64::from_str_radix(digits, 16)
+                .ok()
+                .filter(|_| digits.bytes().all(|b| b.is_ascii_hexdigit()))
+        };
+        match line(0) {
+            Some(first) if first != key => Err(Error::Input(format!(
+                "{}: the folder holds a part of another model, or of this one before its files changed, or of another \
+                 version of moeflux; empty it or choose another one",
+                folder.path.display()
+            ))),
+            Some(_) => Ok((Self { file }, (1..=pieces).map(line).collect())),
+            None => {
+                let journal = Self { file };
+                let begun =
+                    journal.file.set_len(0).and_then(|()| journal.line(folder.target, 0, key));
+                begun.map_err(|e| folder.write_error("pack", e))?;
+                Ok((journal, vec![None; pieces]))
+            }
+        }
+    }
+
+    /// Notes that a piece is written.
+    fn write<T: Target>(&self, target: &T, piece: usize, digest: u64) -> io::Result<()> {
+        self.line(target, piece as u64 + 1, digest)
+    }
+
+    fn line<T: Target>(&self, target: &T, line: u64, number: u64) -> io::Result<()> {
+        target.write_at(&self.file, format!("{number:016x}\n").as_bytes(), line * Self::LINE)
+    }
+}

@@ -1,0 +1,372 @@
+//! The modules of each architecture, from its `config.json`.
+//!
+//! To add an architecture: a function for its layers, and an entry in [`ARCHITECTURES`].
+
+use moeflux_compute::Scalar;
+use serde_json::{Map, Value};
+
+use super::{
+    module::{Module, Quant},
+    parts::{Attention, Builder, Experts, Growth},
+    values::Lead,
+};
+use crate::base::error::Error;
+
+/// What the routers are asked for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Routing {
+    pub(super) seed: u64,
+    pub(super) skew: f64,
+}
+
+/// What is particular to an architecture.
+pub(super) struct Architecture {
+    model_type: &'static str,
+    /// What comes before `model.` and `lm_head`.
+    pub(super) prefix: &'static str,
+    pub(super) names: ExpertNames,
+    pub(super) growth: Growth,
+    /// How routed experts are quantised.
+    pub(super) experts: Quant,
+    /// How other matrices are, but for the routers.
+    pub(super) others: Quant,
+    /// Embeddings are multiplied by the root of their width.
+    pub(super) scaled_embedding: bool,
+    /// Whether the embedding is the head too, where the config does not say it.
+    pub(super) tied: bool,
+    /// Adds the modules of a layer, whose names begin with a string.
+    pub(super) layer: fn(&mut Builder<'_>, u64, &str) -> Result<(), Error>,
+}
+
+/// What a config calls the number of experts, the number of them for a token, and their width.
+#[derive(Clone, Copy)]
+pub(super) struct ExpertNames {
+    pub(super) experts: &'static str,
+    pub(super) top_k: &'static str,
+    pub(super) intermediate: &'static str,
+}
+
+const QWEN: Architecture = Architecture {
+    model_type: "qwen3_moe",
+    prefix: "",
+    names: ExpertNames {
+        experts: "num_experts",
+        top_k: "num_experts_per_tok",
+        intermediate: "moe_intermediate_size",
+    },
+    growth: Growth { mixer: 0.39, experts: 0.07 },
+    experts: Quant::Affine(4),
+    others: Quant::Affine(4),
+    scaled_embedding: false,
+    tied: false,
+    layer: qwen3_moe,
+};
+
+const DEEPSEEK: Architecture = Architecture {
+    model_type: "deepseek_v3",
+    names: ExpertNames { experts: "n_routed_experts", ..QWEN.names },
+    // The shared expert is not gated, and the scaling factor counts squared.
+    growth: Growth { mixer: 0.4, experts: 0.65 },
+    layer: deepseek_v3,
+    ..QWEN
+};
+
+const ARCHITECTURES: &[Architecture] = &[
+    QWEN,
+    Architecture {
+        model_type: "qwen3_5_moe",
+        prefix: "language_model.",
+        growth: Growth { mixer: 0.24, experts: 0.15 },
+        layer: qwen3_5_moe,
+        ..QWEN
+    },
+    Architecture {
+        model_type: "qwen3_next",
+        growth: Growth { mixer: 0.24, experts: 0.15 },
+        layer: qwen3_next,
+        ..QWEN
+    },
+    DEEPSEEK,
+    Architecture { model_type: "kimi_k2", ..DEEPSEEK },
+    Architecture { model_type: "deepseek_v32", layer: deepseek_v32, ..DEEPSEEK },
+    Architecture { model_type: "glm_moe_dsa", layer: deepseek_v32, ..DEEPSEEK },
+    Architecture {
+        model_type: "glm4_moe",
+        growth: Growth { mixer: 0.39, experts: 0.4 },
+        layer: glm4_moe,
+        ..DEEPSEEK
+    },
+    Architecture {
+        model_type: "minimax_m2",
+        names: ExpertNames {
+            experts: "num_local_experts",
+            top_k: "num_experts_per_tok",
+            intermediate: "intermediate_size",
+        },
+        layer: minimax_m2,
+        ..QWEN
+    },
+    Architecture {
+        model_type: "gpt_oss",
+        names: ExpertNames {
+            experts: "num_local_experts",
+            top_k: "num_experts_per_tok",
+            intermediate: "intermediate_size",
+        },
+        growth: Growth { mixer: 0.39, experts: 0.5 },
+        experts: Quant::Mxfp4,
+        others: Quant::Affine(8),
+        layer: gpt_oss,
+        ..QWEN
+    },
+    Architecture {
+        model_type: "gemma4",
+        prefix: "language_model.",
+        names: ExpertNames { top_k: "top_k_experts", ..QWEN.names },
+        growth: Growth { mixer: 0.3, experts: 0.3 },
+        scaled_embedding: true,
+        tied: true,
+        layer: gemma4,
+        ..QWEN
+    },
+];
+
+/// Modules of a model, and how most of them are quantised: the experts.
+pub(super) type Modules = (Vec<Module>, Quant);
+
+/// The modules of the model that a config describes.
+///
+/// # Errors
+/// The architecture is not supported, or a number is missing, absurd, or does not fit the others.
+pub(super) fn modules(config: &Map<String, Value>, routing: Routing) -> Result<Modules, Error> {
+    let model_type = config.get("model_type").and_then(Value::as_str).unwrap_or("");
+    let Some(architecture) = ARCHITECTURES.iter().find(|a| a.model_type == model_type) else {
+        let names: Vec<_> = ARCHITECTURES.iter().map(|a| a.model_type).collect();
+        return Err(Error::Input(format!(
+            "the config's model_type {model_type:?} cannot be made; supported are {}",
+            names.join(", ")
+        )));
+    };
+    let modules = Builder::new(architecture, text_config(config), routing)?.model()?;
+    Ok((modules, architecture.experts))
+}
+
+/// The part of a config that describes the language model: nested, or all of it.
+pub(super) fn text_config(config: &Map<String, Value>) -> &Map<String, Value> {
+    config.get("text_config").and_then(Value::as_object).unwrap_or(config)
+}
+
+/// Source: mlx-lm, models/qwen3_moe.py.
+fn qwen3_moe(b: &mut Builder<'_>, layer: u64, at: &str) -> Result<(), Error> {
+    b.norms(at);
+    qwen_attention(b, layer, at, false)?;
+    qwen_feed_forward(b, layer, at).map(|_| ())
+}
+
+/// Source: mlx-lm, models/qwen3_5.py and qwen3_next.py.
+fn qwen3_5_moe(b: &mut Builder<'_>, layer: u64, at: &str) -> Result<(), Error> {
+    qwen_hybrid(b, layer, at, false)
+}
+
+/// Source: mlx-lm, models/qwen3_next.py.
+fn qwen3_next(b: &mut Builder<'_>, layer: u64, at: &str) -> Result<(), Error> {
+    qwen_hybrid(b, layer, at, true)
+}
+
+/// A layer of attention or of a delta-net; `fused` as in [`Builder::delta_net`].
+fn qwen_hybrid(b: &mut Builder<'_>, layer: u64, at: &str, fused: bool) -> Result<(), Error> {
+    let shared = b.c.number("shared_expert_intermediate_size")?;
+    b.norms(at);
+    if is_full_attention(b, layer)? {
+        qwen_attention(b, layer, at, true)?;
+    } else {
+        b.delta_net(layer, &format!("{at}linear_attn."), fused)?;
+    }
+    if qwen_feed_forward(b, layer, at)? {
+        b.mlp(layer, &format!("{at}mlp.shared_expert."), shared);
+        b.router(format!("{at}mlp.shared_expert_gate"), 1, Quant::Affine(8), Lead::Zero);
+    }
+    Ok(())
+}
+
+/// Whether a layer's mixer is attention: each `full_attention_interval`th, as mlx-lm has it, and `layer_types`, where
+/// there are any, must say the same.
+fn is_full_attention(b: &Builder<'_>, layer: u64) -> Result<bool, Error> {
+    let interval = b.c.number_or("full_attention_interval", 4)?;
+    let full = (layer + 1).is_multiple_of(interval);
+    let name = if full { "full_attention" } else { "linear_attention" };
+    match b.c.of_layer("layer_types", layer)? {
+        Some(other) if other != name => Err(b.c.wrong(format!(
+            "layer_types must name each {interval}th layer full_attention (full_attention_interval) and the others \
+             linear_attention"
+        ))),
+        _ => Ok(full),
+    }
+}
+
+fn qwen_attention(
+    b: &mut Builder<'_>,
+    layer: u64,
+    at: &str,
+    output_gate: bool,
+) -> Result<(), Error> {
+    if b.c.flag_or("attention_bias", false)? {
+        return Err(b.c.wrong("attention_bias true is not supported: published models have false"));
+    }
+    let attention = Attention { output_gate, ..b.heads()?.head_norms() };
+    b.attention(layer, &format!("{at}self_attn."), attention)
+}
+
+/// Experts, or a dense MLP where the config asks for it; says which.
+fn qwen_feed_forward(b: &mut Builder<'_>, layer: u64, at: &str) -> Result<bool, Error> {
+    let sparse_step = b.c.number_or("decoder_sparse_step", 1)?;
+    let sparse =
+        !b.c.list("mlp_only_layers")?.contains(&layer) && (layer + 1).is_multiple_of(sparse_step);
+    let at = format!("{at}mlp.");
+    if sparse {
+        b.experts(layer, &switch_mlp(&at, Quant::Affine(8)));
+    } else {
+        let intermediate = b.c.number("intermediate_size")?;
+        b.mlp(layer, &at, intermediate);
+    }
+    Ok(sparse)
+}
+
+/// Experts named as in most models.
+fn switch_mlp(at: &str, router_quant: Quant) -> Experts {
+    Experts {
+        router: format!("{at}gate"),
+        router_quant,
+        correction: None,
+        stacked: format!("{at}switch_mlp"),
+        biases: false,
+    }
+}
+
+/// Source: mlx-lm, models/deepseek_v3.py.
+fn deepseek_v3(b: &mut Builder<'_>, layer: u64, at: &str) -> Result<(), Error> {
+    b.norms(at);
+    // Exports by mlx-lm before 0.30.5 have `kv_b_proj`; no published config tells which one it belongs to.
+    let whole = b.c.flag_or(super::KV_B_PROJ, false)?;
+    b.latent_attention(layer, &format!("{at}self_attn."), whole)?;
+    deepseek_feed_forward(b, layer, &format!("{at}mlp."))
+}
+
+/// Source: mlx-lm, models/deepseek_v32.py and glm_moe_dsa.py.
+fn deepseek_v32(b: &mut Builder<'_>, layer: u64, at: &str) -> Result<(), Error> {
+    deepseek_v3(b, layer, at)?;
+    match b.c.of_layer("indexer_types", layer)? {
+        Some("shared") => Ok(()),
+        _ => b.indexer(&format!("{at}self_attn.indexer.")),
+    }
+}
+
+/// A dense MLP in the first layers, then experts beside a shared one.
+fn deepseek_feed_forward(b: &mut Builder<'_>, layer: u64, at: &str) -> Result<(), Error> {
+    let sparse = layer >= b.c.count("first_k_dense_replace")?
+        && layer.is_multiple_of(b.c.number_or("moe_layer_freq", 1)?);
+    if !sparse {
+        let intermediate = b.c.number("intermediate_size")?;
+        b.mlp(layer, at, intermediate);
+        return Ok(());
+    }
+    // A plain matrix of mlx-lm's, not a layer: it is left as it was.
+    let experts = switch_mlp(at, Quant::No);
+    let correction = Some(format!("{}.e_score_correction_bias", experts.router));
+    b.experts(layer, &Experts { correction, ..experts });
+    let shared = b.c.count("n_shared_experts")?;
+    if shared > 0 {
+        b.mlp(layer, &format!("{at}shared_experts."), shared * b.sizes.intermediate);
+    }
+    Ok(())
+}
+
+/// Source: mlx-lm, models/glm4_moe.py.
+fn glm4_moe(b: &mut Builder<'_>, layer: u64, at: &str) -> Result<(), Error> {
+    b.norms(at);
+    let biased = b.c.flag_or("attention_bias", false)?;
+    let heads = b.heads()?;
+    let heads = if b.c.flag_or("use_qk_norm", false)? { heads.head_norms() } else { heads };
+    let biases: &[_] = if biased { &["q_proj", "k_proj", "v_proj"] } else { &[] };
+    b.attention(layer, &format!("{at}self_attn."), Attention { biases, ..heads })?;
+    deepseek_feed_forward(b, layer, &format!("{at}mlp."))
+}
+
+/// Source: mlx-lm, models/minimax.py.
+fn minimax_m2(b: &mut Builder<'_>, layer: u64, at: &str) -> Result<(), Error> {
+    b.norms(at);
+    let heads = b.heads()?;
+    let Attention { heads: q, kv_heads: k, head_dim, .. } = heads;
+    let norms = b.c.flag_or("use_qk_norm", true)?.then_some([q * head_dim, k * head_dim]);
+    b.attention(layer, &format!("{at}self_attn."), Attention { norms, ..heads })?;
+    let at = format!("{at}block_sparse_moe.");
+    let correction = Some(format!("{at}e_score_correction_bias"));
+    b.experts(layer, &Experts { correction, ..switch_mlp(&at, Quant::Affine(8)) });
+    Ok(())
+}
+
+/// Source: mlx-lm, models/gpt_oss.py.
+fn gpt_oss(b: &mut Builder<'_>, layer: u64, at: &str) -> Result<(), Error> {
+    b.norms(at);
+    let heads = b.heads()?;
+    let sinks = vec![heads.heads];
+    let biases = &["q_proj", "k_proj", "v_proj", "o_proj"];
+    b.attention(layer, &format!("{at}self_attn."), Attention { biases, ..heads })?;
+    b.plain(format!("{at}self_attn.sinks"), sinks, Scalar::BF16, -1.0..1.0);
+    let experts = Experts {
+        router: format!("{at}mlp.router"),
+        stacked: format!("{at}mlp.experts"),
+        biases: true,
+        ..switch_mlp(at, Quant::Affine(8))
+    };
+    b.experts(layer, &experts);
+    Ok(())
+}
+
+/// Source: mlx-lm, models/gemma4_text.py.
+fn gemma4(b: &mut Builder<'_>, layer: u64, at: &str) -> Result<(), Error> {
+    let hidden = b.sizes.hidden;
+    b.mixer_norm(at);
+    let heads = b.heads()?;
+    let full = b.c.of_layer("layer_types", layer)? == Some("full_attention");
+    let heads = if full {
+        let shared = b.c.flag_or("attention_k_eq_v", false)?;
+        let kv_heads = b.c.number_or("num_global_key_value_heads", heads.kv_heads)?;
+        Attention {
+            head_dim: b.c.number_or("global_head_dim", heads.head_dim)?,
+            kv_heads: if shared { kv_heads } else { heads.kv_heads },
+            values: !shared,
+            ..heads
+        }
+    } else {
+        heads
+    };
+    let attention = Attention { scaled: false, ..heads.head_norms() };
+    b.attention(layer, &format!("{at}self_attn."), attention)?;
+    b.post_norms(layer, at);
+    b.plain(format!("{at}layer_scalar"), vec![1], Scalar::BF16, 0.98..1.02);
+    b.norm(format!("{at}pre_feedforward_layernorm"), hidden);
+    let intermediate = b.c.number("intermediate_size")?;
+    b.mlp(layer, &format!("{at}mlp."), intermediate);
+    if !b.c.flag_or("enable_moe_block", false)? {
+        return Ok(());
+    }
+    for norm in [
+        "pre_feedforward_layernorm_2",
+        "post_feedforward_layernorm_1",
+        "post_feedforward_layernorm_2",
+    ] {
+        b.norm(format!("{at}{norm}"), hidden);
+    }
+    // The router's own norm divides by the root of the width.
+    let root = (hidden as f32).sqrt();
+    b.plain(format!("{at}router.scale"), vec![hidden], Scalar::BF16, 0.9 * root..1.1 * root);
+    b.plain(format!("{at}router.per_expert_scale"), vec![b.sizes.experts], Scalar::BF16, 0.9..1.1);
+    let experts = Experts {
+        router: format!("{at}router.proj"),
+        stacked: format!("{at}experts.switch_glu"),
+        ..switch_mlp(at, Quant::Affine(8))
+    };
+    b.experts(layer, &experts);
+    Ok(())
+}

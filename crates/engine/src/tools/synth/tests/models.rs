@@ -1,0 +1,287 @@
+//! The models that have presets: that what is written is what the engine reads, and behaves like a model.
+
+use std::path::Path;
+
+use super::*;
+use crate::{
+    checkpoint::Checkpoint,
+    model::blueprint::{Blueprint, MoeBlueprint},
+    runtime::{
+        forward::{Logits, StepControl},
+        layer::StepObserver,
+        plan::MemoryRequest,
+    },
+    session::engine::{Engine, EngineOptions},
+};
+use moeflux_compute::DeviceOptions;
+
+fn planned(config: Value) -> Checkpoint {
+    Checkpoint::planned(&plan(&Options::new(config)).unwrap()).unwrap()
+}
+
+fn preset(name: &str) -> Value {
+    Preset::by_name(name).unwrap().config()
+}
+
+fn text(config: &mut Value) -> &mut Value {
+    if config.get("text_config").is_some() { &mut config["text_config"] } else { config }
+}
+
+/// The segments of everything that a model reads, in the order in which they lie.
+fn segments(blueprint: &Blueprint) -> Vec<(u64, u64)> {
+    let matrices = blueprint.matrices().flat_map(|m| m.segments.iter().copied());
+    let vectors = blueprint.vectors().map(|v| v.segment);
+    let experts = blueprint
+        .moe_layers()
+        .flat_map(|(_, m)| (0..m.experts.count).flat_map(|e| m.experts.segments(e)));
+    let all = matrices.chain(vectors).chain(experts);
+    let mut all: Vec<_> = all.map(|s| (s.offset, s.bytes as u64)).collect();
+    all.sort_unstable();
+    all
+}
+
+#[test]
+fn a_model_reads_every_byte_once() {
+    for preset in presets() {
+        let checkpoint = planned(preset.config());
+        let mut end = 0;
+        for (offset, bytes) in segments(&Blueprint::of(&checkpoint).unwrap()) {
+            assert_eq!(offset, end, "{}: a gap, or something is read twice", preset.name);
+            end += bytes;
+        }
+        assert_eq!(end, checkpoint.total_bytes(), "{}", preset.name);
+    }
+}
+
+#[test]
+fn tensors_are_those_of_checkpoints_that_mlx_wrote() {
+    for name in [
+        "deepseek_v3",
+        "deepseek_v3_kv_b_4bit",
+        "deepseek_v32",
+        "gemma4",
+        "glm4_moe",
+        "glm_moe_dsa",
+        "gpt_oss_mxfp4",
+        "kimi_k2",
+        "minimax_m2",
+        "qwen3_5_moe",
+        "qwen3_moe",
+        "qwen3_next",
+    ] {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/goldens").join(name);
+        let published = Checkpoint::open(&folder).unwrap();
+        let mut config = published.config().clone();
+        config[KV_B_PROJ] = published.has("model.layers.0.self_attn.kv_b_proj.weight").into();
+        let written = planned(config);
+        let tensors = |checkpoint: &Checkpoint| -> BTreeMap<String, (String, Vec<usize>)> {
+            let of = |name: &str| {
+                checkpoint.tensor(name).map(|t| (t.dtype.clone(), t.shape.clone())).unwrap()
+            };
+            checkpoint.tensor_bytes().map(|(name, _)| (name.to_owned(), of(name))).collect()
+        };
+        let (left, right) = (tensors(&written), tensors(&published));
+        // Some exports have corrections in bf16.
+        let same = |name: &str, ours: &(String, Vec<usize>)| {
+            right.get(name).is_some_and(|t| {
+                t == ours || (name.ends_with("correction_bias") && t.0 == "BF16" && t.1 == ours.1)
+            })
+        };
+        let other = left.iter().filter(|(name, t)| !same(name, t)).collect::<Vec<_>>();
+        assert!(left.len() == right.len() && other.is_empty(), "{name}: {other:?}");
+        // A bool stands for the settings of all there.
+        let settings = |checkpoint: &Checkpoint| -> BTreeMap<String, (Value, Value)> {
+            let map = checkpoint.config()["quantization"].as_object().unwrap();
+            let named = map.iter().filter(|(_, value)| value.is_object());
+            named.map(|(k, v)| (k.clone(), (v["bits"].clone(), v["group_size"].clone()))).collect()
+        };
+        assert_eq!(settings(&written), settings(&published), "{name}");
+    }
+}
+
+fn expert_parameters(moe: &MoeBlueprint) -> u64 {
+    let shape = &moe.experts.shape;
+    [shape.gate, shape.up, shape.down].iter().map(|m| m.rows as u64 * m.cols as u64).sum()
+}
+
+#[test]
+fn presets_have_the_published_parameters() {
+    // Billions in all and of a token, bytes of an expert in millions. Makers count a token's embedding or do not: it
+    // is not counted here where the head is another matrix.
+    let published: &[(&str, f64, f64, f64)] = &[
+        ("gpt-oss-20b", 20.9, 3.6, 13.2),
+        ("gemma-4-26b-a4b", 25.2, 3.8, 3.35),
+        ("qwen3-30b-a3b", 30.5, 3.1, 2.65),
+        ("qwen3.6-35b-a3b", 34.7, 3.0, 1.77),
+        ("qwen3-next-80b-a3b", 79.7, 3.6, 1.77),
+        ("glm-4.5-air", 106.9, 12.8, 9.73),
+        ("gpt-oss-120b", 116.8, 5.13, 13.2),
+        ("minimax-m2", 229.0, 10.4, 7.96),
+        ("glm-4.6", 353.0, 32.8, 13.27),
+        ("qwen3.5-397b-a17b", 396.0, 16.3, 7.08),
+        ("cogito-v2-671b", 671.0, 37.0, 24.77),
+        ("deepseek-v3", 671.0, 37.0, 24.77),
+        ("deepseek-v3.2", 671.9, 37.4, 24.77),
+        ("glm-5", 744.0, 41.0, 21.23),
+        ("kimi-k2", 1026.0, 31.7, 24.77),
+    ];
+    assert_eq!(published.len(), presets().len());
+    let mut last = 0;
+    for (preset, (name, all, active, expert)) in presets().iter().zip(published) {
+        assert_eq!(preset.name, *name);
+        let checkpoint = planned(preset.config());
+        let blueprint = Blueprint::of(&checkpoint).unwrap();
+        let mut total: u64 =
+            blueprint.matrices().map(|m| (m.shape.rows * m.shape.cols) as u64).sum();
+        let embedding = (blueprint.vocab * blueprint.hidden) as u64;
+        let mut of_token = if blueprint.head.is_some() { total - embedding } else { total };
+        for (_, moe) in blueprint.moe_layers() {
+            total += expert_parameters(moe) * moe.experts.count as u64;
+            of_token += expert_parameters(moe) * moe.router.top_k as u64;
+        }
+        let near = |a: f64, b: f64, share: f64| (a / b - 1.0).abs() < share;
+        assert!(near(total as f64 / 1e9, *all, 0.01), "{name}: {total} parameters");
+        assert!(
+            near(of_token as f64 / 1e9, *active, 0.03),
+            "{name}: {of_token} parameters of a token"
+        );
+        let bytes = blueprint.slot_bytes();
+        assert!(near(bytes as f64 / 1e6, *expert, 0.003), "{name}: {bytes} bytes of an expert");
+
+        let size = format!("{:.0} GB", checkpoint.total_bytes() as f64 / 1e9);
+        assert!(preset.description.ends_with(&format!("; {size}")), "{name}: {size}");
+        assert!(checkpoint.total_bytes() >= last, "{name} is smaller than the one before");
+        last = checkpoint.total_bytes();
+    }
+}
+
+#[test]
+fn a_cut_keeps_the_kinds_of_the_first_layers() {
+    for preset in presets() {
+        let mut config = preset.config();
+        let whole = planned(config.clone());
+        let all = text(&mut config)["num_hidden_layers"].as_u64().unwrap();
+        for layers in [1, 4, 7] {
+            let cut =
+                plan(&Options { layers: Some(layers), ..Options::new(config.clone()) }).unwrap();
+            let beyond =
+                |name: &str| (layers as u64..all).any(|l| name.contains(&format!("layers.{l}.")));
+            let names: Vec<_> = cut.tensors().map(|t| (t.name.to_owned(), t.bytes)).collect();
+            let kept = whole.tensor_bytes().filter(|(name, _)| !beyond(name));
+            assert_eq!(kept.count(), names.len(), "{} with {layers} layers", preset.name);
+            assert!(names.iter().all(|(name, bytes)| whole.tensor(name).unwrap().bytes == *bytes));
+            Blueprint::of(&Checkpoint::planned(&cut).unwrap()).unwrap();
+            assert!(cut.config().get(KV_B_PROJ).is_none());
+        }
+    }
+}
+
+/// A model in the kind of a preset, a few hundred numbers wide.
+fn small(name: &str) -> Value {
+    let mut config = preset(name);
+    let sizes = json!({
+        "global_head_dim": 128,
+        "head_dim": 64,
+        "hidden_size": 512,
+        "index_head_dim": 64,
+        "index_n_heads": 4,
+        "index_topk": 8,
+        "intermediate_size": 128,
+        "kv_lora_rank": 64,
+        "linear_key_head_dim": 32,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_value_head_dim": 32,
+        "moe_intermediate_size": 64,
+        "n_routed_experts": 64,
+        "num_attention_heads": 4,
+        "num_experts": 64,
+        "num_key_value_heads": 4,
+        "num_local_experts": 64,
+        "q_lora_rank": 128,
+        "qk_nope_head_dim": 64,
+        "qk_rope_head_dim": 32,
+        "rotary_dim": 32,
+        "shared_expert_intermediate_size": 64,
+        "sliding_window": 8,
+        "v_head_dim": 64,
+        "vocab_size": 4096
+    });
+    let text = text(&mut config);
+    for (key, size) in sizes.as_object().unwrap() {
+        if text.get(key).is_some() {
+            text[key] = size.clone();
+        }
+    }
+    config
+}
+
+/// Root mean squares of the stream behind each layer, and the experts of each token.
+#[derive(Default)]
+struct Seen {
+    sizes: Vec<f32>,
+    experts: BTreeMap<usize, Vec<u32>>,
+}
+
+impl StepObserver for Seen {
+    fn experts(&mut self, layer: usize, _: usize, ids: &[u32]) {
+        self.experts.entry(layer).or_default().extend(ids);
+    }
+
+    fn hidden(&mut self, _: usize, rows: &[f32]) {
+        self.sizes.push((rows.iter().map(|x| x * x).sum::<f32>() / rows.len() as f32).sqrt());
+    }
+}
+
+#[test]
+fn small_models_of_all_kinds_run() {
+    const PROMPT: &[u8] = b"The quick brown fox jumps over the lazy dog, and 7 others watch it.\n";
+    let mut kinds = Vec::new();
+    for preset in presets() {
+        let name = preset.name;
+        // The first full layer of the widest pattern is the sixth.
+        let options = Options { layers: Some(6), ..Options::new(small(name)) };
+        let kind = plan(&options).unwrap().config().clone();
+        // Presets that differ in sizes alone are the same when small.
+        if kinds.contains(&kind) {
+            continue;
+        }
+        kinds.push(kind);
+        let folder = tempfile::tempdir().unwrap();
+        write(&options, folder.path(), |_, _| go_on()).unwrap();
+        let device = DeviceOptions { threads: Some(2), ..DeviceOptions::default() };
+        let memory = MemoryRequest { context: Some(128), ..MemoryRequest::default() };
+        let options = EngineOptions { memory, device, ..EngineOptions::default() };
+        let checkpoint = Checkpoint::open(folder.path()).unwrap();
+        let engine = Engine::open(checkpoint, options, &mut |_, _| {}).unwrap();
+        let tokens: Vec<u32> = PROMPT.iter().map(|b| u32::from(*b)).collect();
+        let (mut seen, mut logits) = (Seen::default(), Vec::new());
+        let mut watch = StepControl { observer: Some(&mut seen), ..StepControl::default() };
+        let mut session = engine.session().unwrap();
+        session
+            .feed(&tokens, Logits::Last, &mut watch, &mut |_, row| logits.extend_from_slice(row))
+            .unwrap();
+
+        assert_eq!(logits.len(), 4096);
+        let weights: Vec<f32> = logits.iter().map(|l| l.exp()).collect();
+        let printable = weights[0x20..0x7f].iter().sum::<f32>() / weights.iter().sum::<f32>();
+        assert!(printable > 0.9, "{name}: {printable} of the next token are printable");
+        assert!(
+            seen.sizes.iter().all(|size| (0.3..3.0).contains(size)),
+            "{name}: {:?}",
+            seen.sizes
+        );
+        assert!(!seen.experts.is_empty());
+        for (layer, experts) in &seen.experts {
+            let mut counts = vec![0; 64];
+            experts.iter().for_each(|e| counts[*e as usize] += 1);
+            let distinct = counts.iter().filter(|n| **n > 0).count();
+            let most = counts.into_iter().max().unwrap_or(0);
+            assert!(distinct > 32, "{name}: layer {layer} uses {distinct} experts");
+            assert!(
+                most < tokens.len() * 9 / 10,
+                "{name}: layer {layer} has an expert for {most} tokens"
+            );
+        }
+    }
+}

@@ -1,0 +1,306 @@
+//! Writes a plan as files: a stream of a few megabytes at a time, and nothing left over when it fails.
+
+use std::{
+    cell::Cell,
+    fs::{self, File},
+    io::{self, Write},
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+};
+
+use serde_json::{Map, Value, json};
+
+use super::{Options, Plan, SHARD, module::Tensor, plan, tokenizer};
+use crate::base::{error::Error, system::free_space};
+
+/// Bytes generated and written at a time.
+const CHUNK: usize = 4 << 20;
+
+/// What was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Summary {
+    /// Tensors in all shards.
+    pub tensors: usize,
+    /// Shards.
+    pub shards: usize,
+    /// Bytes of all files.
+    pub bytes: u64,
+}
+
+/// Writes the checkpoint into the folder `out`, which is made if need be and must hold no files.
+///
+/// `progress` is told the bytes of tensors that are done and that there are; breaking there cancels. Files get their names when all of them
+/// are complete, `config.json` last; after an error nothing is left, and while files are being written (or when the
+/// process was killed) they end in `.partial`.
+///
+/// # Errors
+/// Those of [`plan`](super::plan); cancelled; a folder that holds files or cannot be written; a disk without enough room.
+pub fn write(
+    options: &Options,
+    out: &Path,
+    mut progress: impl FnMut(u64, u64) -> ControlFlow<()>,
+) -> Result<Summary, Error> {
+    write_to(&Disk, &plan(options)?, SHARD, out, &mut progress)
+}
+
+/// Where files go: a disk, or in tests one that fails.
+pub(super) trait Target {
+    /// A file that is being written.
+    type File: Write;
+    /// Bytes that may still be written below a folder that exists, where the system tells.
+    fn free(&self, folder: &Path) -> Option<u64>;
+    /// Makes a new file.
+    fn create(&self, path: &Path) -> io::Result<Self::File>;
+    /// Returns when all bytes of the file have found a place.
+    fn finish(&self, file: Self::File) -> io::Result<()>;
+}
+
+struct Disk;
+
+impl Target for Disk {
+    type File = File;
+
+    fn free(&self, folder: &Path) -> Option<u64> {
+        free_space(folder)
+    }
+
+    fn create(&self, path: &Path) -> io::Result<File> {
+        File::create_new(path)
+    }
+
+    fn finish(&self, file: File) -> io::Result<()> {
+        file.sync_all()
+    }
+}
+
+/// Writes `plan` in shards of at most `shard` bytes, larger only where a single tensor is.
+pub(super) fn write_to<T: Target>(
+    target: &T,
+    plan: &Plan,
+    shard: u64,
+    out: &Path,
+    progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+) -> Result<Summary, Error> {
+    let shards = cut(&plan.tensors, shard);
+    let headers: Vec<_> = shards.iter().map(|tensors| header(tensors)).collect();
+    let mut small = small_files(plan, &shards);
+    let total = plan.total_bytes();
+    let bytes = total
+        + headers.iter().chain(small.iter().map(|(_, b)| b)).map(|b| b.len() as u64).sum::<u64>();
+
+    let mut folder = Folder::open(out)?;
+    if let Some(free) = target.free(out).filter(|free| *free < bytes) {
+        let source = io::Error::from(io::ErrorKind::StorageFull);
+        return Err(Error::file(out, too_full(bytes, Some(free)))(source));
+    }
+    let mut done = 0;
+    let cancelled = Cell::new(false);
+    let mut wrote = |n: u64| {
+        done += n;
+        cancelled.set(progress(done, total).is_break());
+        if cancelled.get() { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) }
+    };
+    let mut buffer =
+        vec![0; CHUNK.min(plan.tensors.iter().map(|t| t.bytes as usize).max().unwrap_or(0))];
+    for (i, (tensors, header)) in shards.iter().zip(&headers).enumerate() {
+        let written = folder.file(target, &shard_name(i, shards.len()), bytes, |file| {
+            file.write_all(header)?;
+            tensors
+                .iter()
+                .try_for_each(|tensor| write_tensor(file, tensor, &mut buffer, &mut wrote))
+        });
+        match written {
+            Err(_) if cancelled.get() => return Err(Error::Cancelled),
+            other => other?,
+        }
+    }
+    for (name, contents) in small.drain(..) {
+        folder.file(target, &name, bytes, |file| file.write_all(&contents))?;
+    }
+    folder.complete()?;
+    Ok(Summary { tensors: plan.tensors.len(), shards: shards.len(), bytes })
+}
+
+fn write_tensor(
+    file: &mut impl Write,
+    tensor: &Tensor,
+    buffer: &mut [u8],
+    wrote: &mut dyn FnMut(u64) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut offset = 0;
+    while offset < tensor.bytes {
+        let n = (tensor.bytes - offset).min(buffer.len() as u64) as usize;
+        tensor.values.fill(tensor.stream, offset, &mut buffer[..n]);
+        file.write_all(&buffer[..n])?;
+        offset += n as u64;
+        wrote(n as u64)?;
+    }
+    Ok(())
+}
+
+/// Cuts the list of tensors into shards, each as full as it may be.
+fn cut(tensors: &[Tensor], most: u64) -> Vec<&[Tensor]> {
+    let mut shards = Vec::new();
+    let (mut from, mut size) = (0, 0u64);
+    for (i, tensor) in tensors.iter().enumerate() {
+        if i > from && size + tensor.bytes > most {
+            shards.push(&tensors[from..i]);
+            (from, size) = (i, 0);
+        }
+        size += tensor.bytes;
+    }
+    shards.push(&tensors[from..]);
+    shards
+}
+
+fn shard_name(i: usize, of: usize) -> String {
+    if of == 1 {
+        "model.safetensors".into()
+    } else {
+        format!("model-{:05}-of-{of:05}.safetensors", i + 1)
+    }
+}
+
+/// Length and JSON of a shard's header. It is not padded, so tensors begin at any byte, as in published files.
+fn header(tensors: &[Tensor]) -> Vec<u8> {
+    let mut map = Map::new();
+    map.insert("__metadata__".into(), json!({ "format": "mlx" }));
+    let mut at = 0;
+    for t in tensors {
+        let end = at + t.bytes;
+        map.insert(
+            t.name.clone(),
+            json!({ "dtype": t.dtype, "shape": t.shape, "data_offsets": [at, end] }),
+        );
+        at = end;
+    }
+    let json = Value::Object(map).to_string().into_bytes();
+    let mut header = (json.len() as u64).to_le_bytes().to_vec();
+    header.extend(json);
+    header
+}
+
+/// Everything but the shards, `config.json` last.
+fn small_files(plan: &Plan, shards: &[&[Tensor]]) -> Vec<(String, Vec<u8>)> {
+    let mut places = Vec::new();
+    for (i, tensors) in shards.iter().enumerate() {
+        places.extend(
+            tensors.iter().map(|t| (t.name.clone(), Value::from(shard_name(i, shards.len())))),
+        );
+    }
+    places.sort_by(|a, b| a.0.cmp(&b.0));
+    let weight_map: Map<String, Value> = places.into_iter().collect();
+    let index =
+        json!({ "metadata": { "total_size": plan.total_bytes() }, "weight_map": weight_map });
+    // Plain sampling: greedy decoding of random weights tends to circles.
+    let generation = json!({
+        "do_sample": true,
+        "eos_token_id": super::eos_token_ids(),
+        "pad_token_id": tokenizer::END_OF_TEXT,
+        "temperature": 1.0,
+        "top_p": 1.0
+    });
+    let pretty = |v: &Value| format!("{v:#}\n").into_bytes();
+    vec![
+        ("model.safetensors.index.json".into(), pretty(&index)),
+        ("tokenizer.json".into(), pretty(&tokenizer::tokenizer())),
+        ("tokenizer_config.json".into(), pretty(&tokenizer::tokenizer_config(plan.max_positions))),
+        ("chat_template.jinja".into(), tokenizer::CHAT_TEMPLATE.as_bytes().to_vec()),
+        ("generation_config.json".into(), pretty(&generation)),
+        ("config.json".into(), pretty(&plan.config)),
+    ]
+}
+
+fn too_full(needed: u64, free: Option<u64>) -> String {
+    let gb = |n: u64| format!("{:.2} GB", n as f64 / 1e9);
+    let free = free.map_or(String::new(), |free| format!(" and {} are free", gb(free)));
+    format!(
+        "cannot write the checkpoint: it needs {}{free}; make room, choose another disk or fewer layers",
+        gb(needed)
+    )
+}
+
+/// The folder that is being filled. Dropped before [`Folder::complete`], it removes what was written.
+struct Folder {
+    path: PathBuf,
+    /// The folder did not exist before.
+    made: bool,
+    /// Names that the files shall have.
+    files: Vec<String>,
+    completed: bool,
+}
+
+impl Folder {
+    fn open(path: &Path) -> Result<Self, Error> {
+        let made = !path.exists();
+        if made {
+            fs::create_dir_all(path).map_err(Error::file(path, "cannot make the folder"))?;
+        }
+        let folder = Folder { path: path.into(), made, files: Vec::new(), completed: false };
+        let mut entries =
+            fs::read_dir(path).map_err(Error::file(path, "cannot read the folder"))?;
+        if entries.next().is_some() {
+            return Err(Error::Input(format!(
+                "{}: the folder holds files; empty it or choose another one",
+                path.display()
+            )));
+        }
+        Ok(folder)
+    }
+
+    fn partial(&self, name: &str) -> PathBuf {
+        self.path.join(format!("{name}.partial"))
+    }
+
+    /// Writes one file. `needed` are the bytes of the whole checkpoint, for the error of a full disk.
+    fn file<T: Target>(
+        &mut self,
+        target: &T,
+        name: &str,
+        needed: u64,
+        fill: impl FnOnce(&mut T::File) -> io::Result<()>,
+    ) -> Result<(), Error> {
+        let path = self.partial(name);
+        self.files.push(name.into());
+        let result = target.create(&path).and_then(|mut file| {
+            fill(&mut file)?;
+            target.finish(file)
+        });
+        result.map_err(|source| {
+            let doing = match source.kind() {
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                    too_full(needed, target.free(&self.path))
+                }
+                _ => "cannot write the file; what was written is removed".into(),
+            };
+            Error::file(path, doing)(source)
+        })
+    }
+
+    /// Gives all files their names, in the order in which they were written.
+    fn complete(mut self) -> Result<(), Error> {
+        for name in &self.files {
+            let path = self.path.join(name);
+            fs::rename(self.partial(name), &path)
+                .map_err(Error::file(path, "cannot rename the file"))?;
+        }
+        self.completed = true;
+        Ok(())
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        if self.completed {
+            return;
+        }
+        // Best effort: the error that led here is the one to report.
+        for name in &self.files {
+            let _ = fs::remove_file(self.path.join(name));
+            let _ = fs::remove_file(self.partial(name));
+        }
+        if self.made {
+            let _ = fs::remove_dir(&self.path);
+        }
+    }
+}
