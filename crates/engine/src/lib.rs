@@ -116,6 +116,6 @@ pub use tools::{
 mod pages {
     #[doc = include_str!("../../../docs/api.md")]
     struct Api;
-    #[doc = include_str!("../../../README.md")]
-    struct Readme;
+    #[doc = include_str!("../../../docs/guide/library.md")]
+    struct Library;
 }
