@@ -112,14 +112,32 @@ pub(crate) fn bytes(of: &[u8]) -> Bytes {
     bytes
 }
 
-/// Every format there is.
-pub(crate) fn formats() -> Vec<Format> {
-    let mut formats: Vec<Format> = SCALARS.into_iter().map(Format::Plain).collect();
-    for bits in [2, 3, 4, 5, 6, 8] {
-        for group in [32, 64, 128] {
-            formats.extend(SCALARS.into_iter().map(|scale| Format::Affine { bits, group, scale }));
+/// Whether the complete table is asked for: `MOEFLUX_TEST_FULL` is set.
+pub(crate) fn is_full() -> bool {
+    std::env::var_os("MOEFLUX_TEST_FULL").is_some()
+}
+
+/// Affine formats: all 54 triples of bits, group and scale type in the full table, otherwise a
+/// pairwise covering array of 18. Each pair of two properties occurs: bits choose the unpacking,
+/// the scale type the load, and no code depends on a triple.
+pub(crate) fn affine_formats(full: bool) -> Vec<Format> {
+    let mut formats = Vec::new();
+    for (i, bits) in [2, 3, 4, 5, 6, 8].into_iter().enumerate() {
+        for (j, group) in [32, 64, 128].into_iter().enumerate() {
+            for (k, scale) in SCALARS.into_iter().enumerate() {
+                if full || (i + j) % SCALARS.len() == k {
+                    formats.push(Format::Affine { bits, group, scale });
+                }
+            }
         }
     }
+    formats
+}
+
+/// Every format; affine formats pairwise unless the full table is asked for.
+pub(crate) fn formats() -> Vec<Format> {
+    let mut formats: Vec<Format> = SCALARS.into_iter().map(Format::Plain).collect();
+    formats.extend(affine_formats(is_full()));
     formats.extend([Format::MXFP4, Format::MXFP8, Format::NVFP4]);
     let scaled = |element, block_rows, block_cols, scale| Format::Scaled {
         element,
@@ -444,4 +462,27 @@ pub(crate) fn close(what: &str, got: &[f32], expected: &[f32], tolerance: f32) {
 
 pub(crate) fn bits(numbers: &[f32]) -> Vec<u32> {
     numbers.iter().map(|x| x.to_bits()).collect()
+}
+
+#[test]
+fn affine_formats_cover_all_pairs() {
+    let sample = affine_formats(false);
+    let full = affine_formats(true);
+    assert_eq!((sample.len(), full.len()), (18, 54));
+    let properties = |format: &Format| match *format {
+        Format::Affine { bits, group, scale } => {
+            [format!("{bits} bits"), format!("groups of {group}"), format!("{scale:?}")]
+        }
+        _ => unreachable!("{format} is affine"),
+    };
+    for wanted in full.iter().map(properties) {
+        for [i, j] in [[0, 1], [0, 2], [1, 2]] {
+            assert!(
+                sample.iter().map(properties).any(|p| p[i] == wanted[i] && p[j] == wanted[j]),
+                "no format has {} and {}",
+                wanted[i],
+                wanted[j]
+            );
+        }
+    }
 }
