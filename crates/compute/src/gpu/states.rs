@@ -502,7 +502,7 @@ impl GpuDevice {
         places: Range<usize>,
         out: &mut [u8],
     ) -> Result<(), Error> {
-        let of_place = self.store.states.shape(state)?.check_places(
+        let of_place = self.store.states.shape(state)?.check_entries(
             self.store.states.keys,
             &places,
             out.len(),
@@ -552,7 +552,7 @@ impl GpuDevice {
         bytes: &[u8],
     ) -> Result<(), Error> {
         let shape = self.store.states.shape(state)?;
-        let of_place = shape.check_places(self.store.states.keys, &places, bytes.len())?.max(1);
+        let of_place = shape.check_entries(self.store.states.keys, &places, bytes.len())?.max(1);
         self.before_change()?;
         if let StateShape::Recurrent { .. } = shape {
             let committed = self.own_committed(state)?;
