@@ -290,8 +290,8 @@ struct PoolState {
     gate: AtomicU64,
     /// First tile that is not claimed.
     next: AtomicUsize,
-    /// A worker claims `1 / max_shares` of the remaining tiles at a time.
-    max_shares: usize,
+    /// A worker claims `1 / claim_divisor` of the remaining tiles at a time.
+    claim_divisor: usize,
     sleepers: AtomicUsize,
     started: AtomicUsize,
     stop: AtomicBool,
@@ -311,7 +311,7 @@ impl PoolState {
     fn take_tiles(&self, worker: usize, job: JobFn<'_>, count: usize) {
         let mut first = self.next.load(SeqCst);
         while first < count {
-            let claimed = ((count - first) / self.max_shares).max(1);
+            let claimed = ((count - first) / self.claim_divisor).max(1);
             match self.next.compare_exchange_weak(first, first + claimed, SeqCst, SeqCst) {
                 Ok(_) => {
                     job(worker, first..first + claimed);
@@ -404,7 +404,7 @@ impl<L: Default + Send> ThreadPool<L> {
         let state = Arc::new(PoolState {
             gate: AtomicU64::new(JOB_UNIT),
             next: AtomicUsize::new(0),
-            max_shares: 2 * threads,
+            claim_divisor: 2 * threads,
             sleepers: AtomicUsize::new(0),
             started: AtomicUsize::new(0),
             stop: AtomicBool::new(false),

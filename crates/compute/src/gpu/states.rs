@@ -470,7 +470,7 @@ impl GpuDevice {
         self.forget_states();
     }
 
-    /// See [`Device::commit`](crate::Device::commit).
+    /// See [`StateStore::commit`](crate::StateStore::commit).
     pub(super) fn commit_all(&mut self, states: &[State]) -> Result<(), Error> {
         // What may fail comes before anything is changed.
         states.iter().try_for_each(|state| self.store.states.get(*state).map(drop))?;
@@ -495,7 +495,7 @@ impl GpuDevice {
         Ok(())
     }
 
-    /// See [`Device::save_state`](crate::Device::save_state).
+    /// See [`StateStore::save_state`](crate::StateStore::save_state).
     pub(super) fn save(
         &mut self,
         state: State,
@@ -544,7 +544,7 @@ impl GpuDevice {
         Ok(())
     }
 
-    /// See [`Device::load_state`](crate::Device::load_state).
+    /// See [`StateStore::load_state`](crate::StateStore::load_state).
     pub(super) fn load(
         &mut self,
         state: State,
