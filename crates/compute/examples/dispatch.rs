@@ -1,20 +1,21 @@
-//! A lab for the GPU: what a dispatch costs that has to wait for the one before it.
+//! Measures the cost of a GPU dispatch that depends on the previous one.
 //!
 //! `cargo run --release -p moeflux-compute --example dispatch [DEVICE]`.
-#![allow(clippy::print_stdout, reason = "it is what the lab is for")]
+#![allow(clippy::print_stdout, reason = "the example prints its measurements")]
 
 use std::time::Instant;
 
 use moeflux_compute::{Device, DeviceOptions, Error, Op, View, open};
 
-fn numbers(device: &mut dyn Device, rows: usize, width: usize) -> Result<View, Error> {
+fn filled(device: &mut dyn Device, rows: usize, width: usize) -> Result<View, Error> {
     let view = View::rows(device.buffer(rows * width)?, rows, width);
-    let all: Vec<f32> = (0..rows * width).map(|i| (i % 17) as f32 / 8.0 - 1.0).collect();
-    device.write(view.buffer, &all)?;
+    let values: Vec<f32> = (0..rows * width).map(|i| (i % 17) as f32 / 8.0 - 1.0).collect();
+    device.write(view.buffer, &values)?;
     Ok(view)
 }
 
-/// What a dispatch costs that waits for the one before it: on the host, and in all.
+/// Measures the time per dispatch of a chain of dependent dispatches: recording on the host, and
+/// total.
 fn chain(device: &mut dyn Device, what: &str, read: View, ops: &[Op<'_>]) -> Result<(), Error> {
     let n = 3000;
     for _ in 0..2 {
@@ -24,26 +25,26 @@ fn chain(device: &mut dyn Device, what: &str, read: View, ops: &[Op<'_>]) -> Res
         }
         let recorded = since.elapsed().as_secs_f64();
         device.read(read.slice(0, 1).columns(0, 1), &mut [0.0])?;
-        let all = since.elapsed().as_secs_f64();
+        let total = since.elapsed().as_secs_f64();
         println!(
             "{what}: recorded in {:.2} us, done in {:.2} us",
             recorded / n as f64 * 1e6,
-            all / n as f64 * 1e6
+            total / n as f64 * 1e6
         );
     }
     Ok(())
 }
 
 fn chains(device: &mut dyn Device) -> Result<(), Error> {
-    let (x, y) = (numbers(device, 1, 2048)?, numbers(device, 1, 2048)?);
-    let weight = numbers(device, 1, 2048)?.buffer;
-    let little = x.columns(0, 64);
-    chain(device, "scale 64", x, &[Op::Scale { x: little, factor: 1.0 }])?;
+    let (x, y) = (filled(device, 1, 2048)?, filled(device, 1, 2048)?);
+    let weight = filled(device, 1, 2048)?.buffer;
+    let narrow = x.columns(0, 64);
+    chain(device, "scale 64", x, &[Op::Scale { x: narrow, factor: 1.0 }])?;
     chain(
         device,
         "scale, cap",
         x,
-        &[Op::Scale { x: little, factor: 1.0 }, Op::SoftCap { x: little, cap: 9.0 }],
+        &[Op::Scale { x: narrow, factor: 1.0 }, Op::SoftCap { x: narrow, cap: 9.0 }],
     )?;
     let norm = |x, out| Op::RmsNorm { x, weight: Some(weight), eps: 1e-6, out };
     chain(device, "norm 2048", x, &[norm(x, y), norm(y, x)])?;

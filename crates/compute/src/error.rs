@@ -1,41 +1,43 @@
-/// What can go wrong while computing.
+//! Errors of devices and ops.
+
+/// An error of a device or an op.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A shape, format or window that cannot be.
+    /// A shape, format or view is invalid.
     #[error("{0}")]
     Shape(String),
-    /// The system gave no memory.
+    /// The system refused an allocation.
     #[error("no memory for {bytes} bytes")]
     Memory {
-        /// Bytes asked for.
+        /// Bytes requested.
         bytes: u64,
-        /// The system's reason.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// States hold as much as they may.
+    /// The states have reached their memory limit.
     #[error("the states of all sessions hold {held} bytes of {limit}, and {bytes} more are needed")]
     StatesFull {
-        /// Bytes asked for.
+        /// Bytes requested.
         bytes: u64,
         /// Bytes held.
         held: u64,
-        /// The limit.
+        /// The limit in bytes.
         limit: u64,
     },
-    /// A router produced a NaN: the weights or the activations before it are broken.
+    /// A router produced a NaN: its weights, or the activations before it, are damaged.
     #[error("NaN among the router's logits of row {row}")]
     RouterNan {
-        /// The row of the op.
+        /// Row of the op.
         row: usize,
     },
-    /// The model produced a NaN: its weights or the activations before them are broken.
+    /// The model produced a NaN: its weights, or the activations before them, are damaged.
     #[error("NaN among the logits of row {row}; the model's weights may be damaged")]
     LogitsNan {
-        /// The row of the op.
+        /// Row of the op.
         row: usize,
     },
-    /// A token id outside the vocabulary.
+    /// A token id is outside the vocabulary.
     #[error("token id {id} is outside the vocabulary of {vocab}")]
     Token {
         /// The id.
@@ -43,7 +45,7 @@ pub enum Error {
         /// Rows of the embedding table.
         vocab: usize,
     },
-    /// There is no device, instruction set or thread as asked for.
+    /// The requested device, instruction set, thread count or handle is not available.
     #[error("{0}")]
     Device(String),
 }

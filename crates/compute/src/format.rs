@@ -1,20 +1,20 @@
-//! Weight formats: how the numbers of a matrix lie in bytes.
+//! Weight formats: plain, affine and block-scaled encodings of a matrix.
 //!
-//! Nothing else in the project knows bit positions, except the kernels that are checked against
+//! Bit layouts are defined here only. Kernels that also know them are checked against
 //! [`Format::dequantize`].
 
 use std::fmt;
 
 use crate::Error;
 
-/// An element type of unquantised numbers, little-endian.
+/// Element type of unquantized values, little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scalar {
     /// IEEE 754 single precision.
     F32,
     /// IEEE 754 half precision.
     F16,
-    /// bfloat16: the upper half of an `F32`.
+    /// bfloat16: the upper 16 bits of an `F32`.
     BF16,
 }
 
@@ -27,7 +27,7 @@ impl Scalar {
         }
     }
 
-    /// Element `i` of `bytes`, widened exactly. The bytes need no alignment.
+    /// Element `i` of `bytes`, converted exactly to f32. The bytes need no alignment.
     ///
     /// # Panics
     /// When `bytes` ends before element `i` does.
@@ -43,7 +43,7 @@ impl Scalar {
         }
     }
 
-    /// The name as safetensors spells it.
+    /// Name as in safetensors.
     pub const fn name(self) -> &'static str {
         match self {
             Scalar::F32 => "F32",
@@ -53,17 +53,19 @@ impl Scalar {
     }
 }
 
-/// A small floating-point type of quantised weights.
+/// Small floating-point element type of quantized weights.
 ///
-/// Names and bits are those of the OCP Microscaling Formats (MX) Specification 1.0, section 5.3; E4M3 is the type of
-/// the OCP 8-bit Floating Point Specification (OFP8), also called E4M3FN.
+/// Names and bits follow the OCP Microscaling Formats (MX) Specification 1.0, section 5.3. E4M3 is
+/// the type of the OCP 8-bit Floating Point Specification (OFP8), also called E4M3FN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Element {
-    /// 4 bits: sign, two of exponent (bias 1), one of mantissa. 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives.
+    /// 4 bits: sign, 2 exponent bits (bias 1), 1 mantissa bit. Values 0, 0.5, 1, 1.5, 2, 3, 4, 6
+    /// and their negatives.
     ///
-    /// Two lie in a byte, the first in the low bits.
+    /// Two elements per byte, the first in the low bits.
     E2M1,
-    /// 8 bits: sign, four of exponent (bias 7), three of mantissa. 448 at most; no infinities, `S.1111.111` is NaN.
+    /// 8 bits: sign, 4 exponent bits (bias 7), 3 mantissa bits. Maximum 448; no infinities;
+    /// `S.1111.111` is NaN.
     E4M3,
 }
 
@@ -76,7 +78,7 @@ impl Element {
         }
     }
 
-    /// Element `i` of a row, exactly.
+    /// Element `i` of a row, converted exactly to f32.
     ///
     /// # Panics
     /// When `row` ends before element `i` does.
@@ -92,41 +94,41 @@ impl Element {
 const E2M1: [f32; 16] =
     [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
-/// What each code is.
+/// Value of each E4M3 code.
 pub(crate) static E4M3: [f32; 256] = {
-    let (mut all, mut code) = ([0.0; 256], 0);
+    let (mut values, mut code) = ([0.0; 256], 0);
     while code < 256 {
         let (exponent, mantissa) = (code >> 3 & 15, code & 7);
-        let size = match (exponent, mantissa) {
+        let magnitude = match (exponent, mantissa) {
             (15, 7) => f32::NAN,
             (0, _) => mantissa as f32 / 512.0,
             _ => f32::from_bits(((exponent + 127 - 7) << 23 | mantissa << 20) as u32),
         };
-        all[code] = if code < 128 { size } else { -size };
+        values[code] = if code < 128 { magnitude } else { -magnitude };
         code += 1;
     }
-    all
+    values
 };
 
-/// `2^(code - 127)`; 255 is NaN.
+/// Decodes E8M0: `2^(code - 127)`; 255 is NaN.
 #[inline(always)]
 fn e8m0(code: u8) -> f32 {
     match code {
-        // 2^-127 is less than the smallest number with all bits.
+        // 2^-127 is a subnormal f32.
         0 => f32::from_bits(1 << 22),
         255 => f32::NAN,
         _ => f32::from_bits(u32::from(code) << 23),
     }
 }
 
-/// The type of the scales of [`Format::Scaled`].
+/// Scale type of [`Format::Scaled`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BlockScale {
-    /// The MX specification's 8 bits of exponent: `2^(code - 127)`; 255 is NaN.
+    /// 8 exponent bits of the MX specification: `2^(code - 127)`; 255 is NaN.
     E8M0,
-    /// As [`Element::E4M3`].
+    /// The same encoding as [`Element::E4M3`].
     E4M3,
-    /// An ordinary number.
+    /// A plain floating-point value.
     Plain(Scalar),
 }
 
@@ -139,7 +141,7 @@ impl BlockScale {
         }
     }
 
-    /// Scale `i` of `bytes`, exactly. The bytes need no alignment.
+    /// Scale `i` of `bytes`, converted exactly to f32. The bytes need no alignment.
     ///
     /// # Panics
     /// When `bytes` ends before scale `i` does.
@@ -163,15 +165,16 @@ impl BlockScale {
     }
 }
 
-/// How a matrix of weights is stored. Rows are outputs, columns are inputs; a row is contiguous.
+/// Storage format of a weight matrix. Rows are outputs, columns are inputs. Rows are contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Format {
-    /// One number per weight.
+    /// One floating-point value per weight.
     Plain(Scalar),
-    /// MLX affine quantisation: `w = scale * q + bias` per group of `group` consecutive inputs.
+    /// MLX affine quantization: `w = scale * q + bias` per group of `group` consecutive inputs.
     ///
-    /// `q` has `bits` bits; the quants of a row are one little-endian bit stream, lowest bits first, so quant
-    /// `i` occupies the bits `i * bits ..` of the row. Scales and biases are `[rows, cols / group]` of `scale`.
+    /// `q` has `bits` bits. The quants of a row are one little-endian bit stream, lowest bits
+    /// first: quant `i` occupies bits `i * bits ..` of the row. Scales and biases are `[rows, cols
+    /// / group]` of type `scale`.
     Affine {
         /// Bits of one quant: 2, 3, 4, 5, 6 or 8.
         bits: u8,
@@ -180,17 +183,21 @@ pub enum Format {
         /// Element type of scales and biases.
         scale: Scalar,
     },
-    /// Small floats with a scale per block, `w = element * scale`, the product in f32.
+    /// Small floats with one scale per block: `w = element * scale`, computed in f32.
     ///
-    /// A block is `block_rows` outputs by `block_cols` inputs; the last blocks of both directions may be cut off by
-    /// the matrix' edge. Scales are `[ceil(rows / block_rows), ceil(cols / block_cols)]`. There are no biases.
+    /// A block is `block_rows` outputs by `block_cols` inputs. The last blocks in both dimensions
+    /// may be partial. Scales are `[ceil(rows / block_rows), ceil(cols / block_cols)]`. There are
+    /// no biases.
     ///
     /// | format | elements | block | scales | described in |
     /// |---|---|---|---|---|
     /// | [MXFP4](Format::MXFP4) | E2M1 | 1 x 32 | E8M0 | OCP MX specification 1.0 |
     /// | [MXFP8](Format::MXFP8) | E4M3 | 1 x 32 | E8M0 | OCP MX specification 1.0 |
-    /// | [NVFP4](Format::NVFP4) | E2M1 | 1 x 16 | E4M3 | NVIDIA, "Introducing NVFP4" (2025), without its scale per tensor |
-    /// | FP8 | E4M3 | 128 x 128 | f32 or bf16 | DeepSeek-V3 technical report, 3.3; `weight_scale_inv` of its model card |
+    /// | [NVFP4](Format::NVFP4) | E2M1 | 1 x 16 | E4M3 | NVIDIA, "Introducing NVFP4", 2025 |
+    /// | FP8 | E4M3 | 128 x 128 | f32 or bf16 | DeepSeek-V3 technical report, section 3.3 |
+    ///
+    /// NVFP4 is used without its per-tensor scale. The scales of FP8 are `weight_scale_inv` of the
+    /// DeepSeek-V3 checkpoint.
     Scaled {
         /// Type of the elements.
         element: Element,
@@ -203,10 +210,10 @@ pub enum Format {
     },
 }
 
-/// Bytes of the three parts of a matrix; those that its format lacks are zero.
+/// Sizes in bytes of the planes of a matrix. A plane that the format does not have is zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlaneBytes {
-    /// Packed quants, or plain numbers.
+    /// Packed quants, or plain values.
     pub weights: usize,
     /// One scale per group or block.
     pub scales: usize,
@@ -215,7 +222,7 @@ pub struct PlaneBytes {
 }
 
 impl PlaneBytes {
-    /// Bytes of all parts together.
+    /// Total bytes.
     pub const fn total(self) -> usize {
         self.weights + self.scales + self.biases
     }
@@ -238,12 +245,12 @@ impl Format {
         Self::Scaled { element, block_rows: 1, block_cols: 32, scale: BlockScale::E8M0 }
     }
 
-    /// Checks that a matrix of this format and shape can exist, and sizes its parts.
+    /// Validates the format and shape of a matrix, and returns the sizes of its planes.
     ///
     /// # Errors
-    /// Bits, group or block size outside what the format has, a row that is not a whole number of groups or bytes,
-    /// or a size that overflows.
-    pub fn parts(self, rows: usize, cols: usize) -> Result<PlaneBytes, Error> {
+    /// Bits, group or block size are not supported; a row is not a whole number of groups or bytes;
+    /// or the size overflows.
+    pub fn plane_bytes(self, rows: usize, cols: usize) -> Result<PlaneBytes, Error> {
         let too_large =
             || Error::Shape(format!("a matrix of {rows} x {cols} {self} is too large to address"));
         let fits =
@@ -299,12 +306,12 @@ impl Format {
         }
     }
 
-    /// Whether the numbers are quants with scales and as many biases.
+    /// Whether weights are quants with scales and biases.
     pub const fn is_affine(self) -> bool {
         matches!(self, Format::Affine { .. })
     }
 
-    /// Bytes of the weights of one row of `cols` inputs.
+    /// Bytes of weights per row of `cols` inputs.
     pub const fn row_bytes(self, cols: usize) -> usize {
         match self {
             Format::Plain(scalar) => cols * scalar.bytes(),
@@ -313,7 +320,7 @@ impl Format {
         }
     }
 
-    /// Outputs that share a row of scales; at least one.
+    /// Outputs that share a row of scales; at least 1.
     pub const fn block_rows(self) -> usize {
         match self {
             Format::Scaled { block_rows: rows @ 1.., .. } => rows as usize,
@@ -321,7 +328,7 @@ impl Format {
         }
     }
 
-    /// Inputs that share a scale; at least one.
+    /// Inputs that share a scale; at least 1.
     pub(crate) const fn block_cols(self) -> usize {
         match self {
             Format::Plain(_) => 1,
@@ -330,7 +337,8 @@ impl Format {
         }
     }
 
-    /// Bytes of one row of scales for `cols` inputs (affine biases take as many); zero for plain formats.
+    /// Bytes of scales per row of `cols` inputs, which is also the bytes of affine biases. Zero for
+    /// plain formats.
     pub const fn row_scale_bytes(self, cols: usize) -> usize {
         match self {
             Format::Plain(_) => 0,
@@ -341,10 +349,10 @@ impl Format {
         }
     }
 
-    /// Widens one row to f32: the specification that every kernel is checked against.
+    /// Dequantizes one row to f32. Every kernel is checked against this function.
     ///
-    /// `weights`, `scales` and `biases` are the parts of that row, as [`Matrix::row`](crate::Matrix::row) finds them;
-    /// `out` has one element per input.
+    /// `weights`, `scales` and `biases` are the planes of the row, as
+    /// [`Matrix::row`](crate::Matrix::row) returns them. `out` has one element per input.
     pub fn dequantize(self, weights: &[u8], scales: &[u8], biases: &[u8], out: &mut [f32]) {
         match self {
             Format::Plain(scalar) => {
@@ -368,11 +376,11 @@ impl Format {
     }
 }
 
-/// Quant `i` of a row that is a little-endian stream of `bits`-bit numbers.
+/// Quant `i` of a row that is a little-endian stream of `bits`-bit integers.
 #[inline]
 pub fn quant(row: &[u8], bits: u8, i: usize) -> u8 {
-    let at = i * bits as usize;
-    let (byte, shift) = (at / 8, at % 8);
+    let bit = i * bits as usize;
+    let (byte, shift) = (bit / 8, bit % 8);
     let low = row[byte] as u16;
     let high = if shift + bits as usize > 8 { row[byte + 1] as u16 } else { 0 };
     (((low | high << 8) >> shift) & ((1u16 << bits) - 1)) as u8

@@ -1,7 +1,7 @@
-//! Numbers, weight formats, ops and devices.
+//! Weight formats, ops and devices: the numerical core of moeflux.
 //!
-//! This crate knows nothing of files, tensor names, models or tokens. A caller loads [`Weight`]s and fills
-//! [`Slot`]s with bytes in a published [`Format`], and runs [`Op`]s on a [`Device`].
+//! This crate knows nothing of files, tensor names, models or tokens. A caller loads [`Weight`]s,
+//! fills [`Slot`]s with bytes in a documented [`Format`], and runs [`Op`]s on a [`Device`].
 
 mod cpu;
 mod device;
@@ -17,8 +17,8 @@ mod state;
 
 pub use cpu::{CpuPeak, Isa, LogitTally, LogitWeights, logits_between, logits_extent};
 pub use device::{
-    BankPlace, Counters, Device, DeviceMemory, DeviceOptions, KernelTime, ScratchShape, Ticket,
-    open,
+    BankPlace, Counters, Device, DeviceMemory, DeviceOptions, KernelTime, Profiler, ScratchShape,
+    SlotStore, StateStore, Ticket, open,
 };
 pub use error::Error;
 pub use format::{BlockScale, Element, Format, PlaneBytes, Scalar, quant};

@@ -1,56 +1,57 @@
-//! A matrix is a shape, a format and bytes.
+//! Weight matrices: shape, format and bytes; the layout of an expert in a slot.
 
 use memmap2::MmapMut;
 
 use crate::{Error, Format, Scalar, format::PlaneBytes};
 
-/// Rows (outputs), columns (inputs) and format of a matrix of weights.
+/// Rows (outputs), columns (inputs) and format of a weight matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MatrixShape {
     /// Outputs.
     pub rows: usize,
     /// Inputs.
     pub cols: usize,
-    /// How the numbers lie in bytes.
+    /// Weight format.
     pub format: Format,
 }
 
 impl MatrixShape {
-    /// Sizes of the parts; see [`Format::parts`] for the errors.
-    pub fn parts(self) -> Result<PlaneBytes, Error> {
-        self.format.parts(self.rows, self.cols)
+    /// Sizes of the planes; see [`Format::plane_bytes`] for the errors.
+    pub fn plane_bytes(self) -> Result<PlaneBytes, Error> {
+        self.format.plane_bytes(self.rows, self.cols)
     }
 
-    /// Looks at `bytes` as a matrix of this shape: weights, then scales, then biases, without gaps.
+    /// Interprets `bytes` as a matrix of this shape: weights, then scales, then biases, without
+    /// gaps.
     ///
     /// # Errors
-    /// The shape is impossible or the number of bytes is not the shape's.
+    /// The shape is invalid, or the length of `bytes` does not match it.
     pub fn view(self, bytes: &[u8]) -> Result<Matrix<'_>, Error> {
-        let parts = self.parts()?;
-        if bytes.len() != parts.total() {
+        let planes = self.plane_bytes()?;
+        if bytes.len() != planes.total() {
             return Err(Error::Shape(format!(
                 "{} bytes given for a matrix of {} x {} {} that has {}",
                 bytes.len(),
                 self.rows,
                 self.cols,
                 self.format,
-                parts.total()
+                planes.total()
             )));
         }
-        let (weights, rest) = bytes.split_at(parts.weights);
-        let (scales, biases) = rest.split_at(parts.scales);
+        let (weights, rest) = bytes.split_at(planes.weights);
+        let (scales, biases) = rest.split_at(planes.scales);
         Ok(Matrix {
             shape: self,
             weights,
             scales,
             biases,
-            every: RowStride::ROW,
+            row_stride: RowStride::DENSE,
             output_bias: None,
         })
     }
 }
 
-/// Which rows of the stored ones a matrix has: `first`, `first + step`, and so on.
+/// Stored rows of which a matrix consists: `first`, `first + step`, and so on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RowStride {
     first: usize,
@@ -58,38 +59,38 @@ pub(crate) struct RowStride {
 }
 
 impl RowStride {
-    /// All of them.
-    const ROW: Self = Self { first: 0, step: 1 };
+    /// All stored rows.
+    const DENSE: Self = Self { first: 0, step: 1 };
 
-    /// Where row `row` is stored.
+    /// Index among the stored rows of row `row`.
     #[inline]
-    const fn at(self, row: usize) -> usize {
+    const fn stored_row(self, row: usize) -> usize {
         self.first + row * self.step
     }
 }
 
-/// A matrix that lies somewhere in memory. The bytes need no alignment.
+/// A matrix in host memory. The bytes need no alignment.
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix<'a> {
     /// Rows, columns, format.
     pub shape: MatrixShape,
-    /// Packed quants or plain numbers, row by row.
+    /// Packed quants or plain values, row by row.
     pub weights: &'a [u8],
-    /// Scales, row by row, or row of blocks by row of blocks; empty for plain formats.
+    /// Scales, row by row, or block row by block row; empty for plain formats.
     pub scales: &'a [u8],
-    /// Biases, row by row; empty for all but affine formats.
+    /// Biases, row by row; empty unless the format is affine.
     pub biases: &'a [u8],
-    /// Which of the stored rows are this matrix's.
-    pub(crate) every: RowStride,
-    /// One number per stored row, added to the products.
+    /// Stored rows that belong to this matrix.
+    pub(crate) row_stride: RowStride,
+    /// One value per stored row, added to the products.
     pub(crate) output_bias: Option<(Scalar, &'a [u8])>,
 }
 
 impl<'a> Matrix<'a> {
-    /// Weights, scales and biases of row `row`; rows of one block have the same scales.
+    /// Weights, scales and biases of row `row`. Rows of one block share their scales.
     #[inline]
     pub fn row(&self, row: usize) -> (&'a [u8], &'a [u8], &'a [u8]) {
-        let row = self.every.at(row);
+        let row = self.row_stride.stored_row(row);
         let MatrixShape { cols, format, .. } = self.shape;
         let (w, s) = (format.row_bytes(cols), format.row_scale_bytes(cols));
         let b = if format.is_affine() { s } else { 0 };
@@ -101,23 +102,25 @@ impl<'a> Matrix<'a> {
         )
     }
 
-    /// Where row `row` is among the stored rows, and by how many of them the next one is further.
+    /// Index among the stored rows of row `row`, and the step to the next row.
     pub(crate) const fn stored(&self, row: usize) -> (usize, usize) {
-        (self.every.at(row), self.every.step)
+        (self.row_stride.stored_row(row), self.row_stride.step)
     }
 
-    /// Rows `first .. first + count`; there are so many.
+    /// Rows `first .. first + count`, which must exist.
     pub(crate) const fn rows(&self, first: usize, count: usize) -> Self {
-        let every = RowStride { first: self.every.at(first), step: self.every.step };
-        Self { shape: MatrixShape { rows: count, ..self.shape }, every, ..*self }
+        let row_stride =
+            RowStride { first: self.row_stride.stored_row(first), step: self.row_stride.step };
+        Self { shape: MatrixShape { rows: count, ..self.shape }, row_stride, ..*self }
     }
 
-    /// What is added to the product of row `row`.
+    /// Output bias of row `row`.
     pub(crate) fn bias(&self, row: usize) -> f32 {
-        self.output_bias.map_or(0.0, |(scalar, bytes)| scalar.get(bytes, self.every.at(row)))
+        self.output_bias
+            .map_or(0.0, |(scalar, bytes)| scalar.get(bytes, self.row_stride.stored_row(row)))
     }
 
-    /// Adds to the products of row `first` and of those that follow what is added to each.
+    /// Adds the output biases to the products of rows `first` onwards.
     pub(crate) fn add_biases(&self, first: usize, products: &mut [f32]) {
         if self.output_bias.is_some() {
             products.iter_mut().zip(first..).for_each(|(product, row)| *product += self.bias(row));
@@ -125,11 +128,11 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// The three matrices of one expert, and how they lie in a slot.
+/// The three matrices of one expert, and their layout in a slot.
 ///
-/// A slot holds, in this order and without gaps, gate, up and down; of each its weights, scales and biases of the
-/// format, then its output bias. Where gate and up are interleaved they are one matrix of twice the rows: gate's are
-/// the even ones, up's the odd ones.
+/// A slot holds gate, up and down, in this order and without gaps. Each matrix is its weights,
+/// scales and biases, then its output bias. Interleaved gate and up are one matrix of twice the
+/// rows: the even rows are gate's, the odd ones up's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ExpertShape {
     /// `(intermediate, hidden)`.
@@ -138,27 +141,27 @@ pub struct ExpertShape {
     pub up: MatrixShape,
     /// `(hidden, intermediate)`.
     pub down: MatrixShape,
-    /// Whether gate and up are interleaved; their formats are then the same.
+    /// Whether gate and up are interleaved. Their formats are then equal.
     pub interleaved: bool,
-    /// The type of the output biases, one number per row of each matrix; `None` where there are none.
+    /// Type of the output biases, one value per row of each matrix; `None` without output biases.
     pub output_bias: Option<Scalar>,
 }
 
 impl ExpertShape {
-    /// Three matrices that lie apart, without output biases.
-    pub const fn of(gate: MatrixShape, up: MatrixShape, down: MatrixShape) -> Self {
+    /// Three separate matrices without output biases.
+    pub const fn new(gate: MatrixShape, up: MatrixShape, down: MatrixShape) -> Self {
         Self { gate, up, down, interleaved: false, output_bias: None }
     }
 
     /// Bytes of one expert.
     ///
     /// # Errors
-    /// One of the shapes is impossible.
+    /// A shape is invalid.
     pub fn bytes(&self) -> Result<usize, Error> {
         Ok(self.layout()?.bytes())
     }
 
-    /// Gate, up and down of the expert whose bytes begin `slot`.
+    /// Gate, up and down of the expert at the start of `slot`.
     ///
     /// # Errors
     /// The slot is smaller than the expert.
@@ -174,14 +177,14 @@ impl ExpertShape {
         Ok(layout.matrices(slot))
     }
 
-    /// Where the parts of the three matrices lie in a slot.
+    /// Locations of the three matrices in a slot.
     ///
     /// # Errors
-    /// One of the shapes is impossible.
+    /// A shape is invalid.
     pub(crate) fn layout(&self) -> Result<ExpertLayout, Error> {
-        let stored = |m: MatrixShape| -> Result<Stored, Error> {
+        let stored = |m: MatrixShape| -> Result<StoredMatrix, Error> {
             let bias = self.output_bias.map_or(0, |scalar| m.rows * scalar.bytes());
-            Ok(Stored { shape: m, parts: m.parts()?, bias })
+            Ok(StoredMatrix { shape: m, planes: m.plane_bytes()?, bias })
         };
         let (first, second) = if self.interleaved {
             if self.gate != self.up {
@@ -200,28 +203,28 @@ impl ExpertShape {
     }
 }
 
-/// A matrix as it lies in a slot.
+/// Sizes of a matrix stored in a slot.
 #[derive(Clone, Copy, Debug)]
-struct Stored {
+struct StoredMatrix {
     shape: MatrixShape,
-    parts: PlaneBytes,
-    /// Bytes of its output bias.
+    planes: PlaneBytes,
+    /// Bytes of the output bias.
     bias: usize,
 }
 
-impl Stored {
+impl StoredMatrix {
     const fn bytes(&self) -> usize {
-        self.parts.total() + self.bias
+        self.planes.total() + self.bias
     }
 
-    /// The matrix whose bytes begin `slot`, and what lies behind it.
+    /// Splits `slot` into the matrix at its start and the rest.
     fn split<'a>(&self, slot: &'a [u8], bias: Option<Scalar>) -> (Matrix<'a>, &'a [u8]) {
         let mut rest = slot;
-        let PlaneBytes { weights, scales, biases } = self.parts;
+        let PlaneBytes { weights, scales, biases } = self.planes;
         let [weights, scales, biases, output] = [weights, scales, biases, self.bias].map(|len| {
-            let (part, behind) = rest.split_at(len);
-            rest = behind;
-            part
+            let (plane, after) = rest.split_at(len);
+            rest = after;
+            plane
         });
         let output_bias = bias.map(|scalar| (scalar, output));
         (
@@ -230,7 +233,7 @@ impl Stored {
                 weights,
                 scales,
                 biases,
-                every: RowStride::ROW,
+                row_stride: RowStride::DENSE,
                 output_bias,
             },
             rest,
@@ -238,28 +241,28 @@ impl Stored {
     }
 }
 
-/// Where a matrix lies in a slot: byte offsets, for devices that see slots as bytes.
+/// Location of a matrix in a slot, as byte offsets: for devices that address slots as bytes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct MatrixPlace {
+pub(crate) struct MatrixLocation {
     pub(crate) shape: MatrixShape,
-    /// Weights, scales and biases of the format.
-    pub(crate) parts: [usize; 3],
-    /// The output bias, one number per stored row.
+    /// Offsets of weights, scales and biases.
+    pub(crate) planes: [usize; 3],
+    /// Type and offset of the output bias, one value per stored row.
     pub(crate) bias: Option<(Scalar, usize)>,
-    /// Which of the stored rows are the matrix's: `first`, `first + step`, and so on.
+    /// Stored rows that belong to the matrix: `first`, `first + step`, and so on.
     pub(crate) first: usize,
     pub(crate) step: usize,
 }
 
-/// An expert's shapes and the sizes of their parts, known to be possible.
+/// Validated shapes of an expert, with the sizes of their planes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ExpertLayout {
     shape: ExpertShape,
-    /// Gate, or gate and up interleaved.
-    first: Stored,
-    /// Up.
-    second: Option<Stored>,
-    down: Stored,
+    /// Gate, or interleaved gate and up.
+    first: StoredMatrix,
+    /// Up, unless interleaved.
+    second: Option<StoredMatrix>,
+    down: StoredMatrix,
 }
 
 impl ExpertLayout {
@@ -267,36 +270,36 @@ impl ExpertLayout {
         self.first.bytes() + self.second.map_or(0, |m| m.bytes()) + self.down.bytes()
     }
 
-    /// Where gate, up and down lie.
-    pub(crate) fn places(&self) -> [MatrixPlace; 3] {
-        let mut at = 0;
-        let mut place = |stored: &Stored| {
-            let PlaneBytes { weights, scales, .. } = stored.parts;
-            let bias = at + stored.parts.total();
-            let place = MatrixPlace {
+    /// Locations of gate, up and down.
+    pub(crate) fn locations(&self) -> [MatrixLocation; 3] {
+        let mut start = 0;
+        let mut locate = |stored: &StoredMatrix| {
+            let PlaneBytes { weights, scales, .. } = stored.planes;
+            let bias = start + stored.planes.total();
+            let location = MatrixLocation {
                 shape: stored.shape,
-                parts: [at, at + weights, at + weights + scales],
+                planes: [start, start + weights, start + weights + scales],
                 bias: self.shape.output_bias.map(|scalar| (scalar, bias)),
                 first: 0,
                 step: 1,
             };
-            at += stored.bytes();
-            place
+            start += stored.bytes();
+            location
         };
-        let first = place(&self.first);
+        let first = locate(&self.first);
         let [gate, up] = match &self.second {
-            Some(second) => [first, place(second)],
-            None => [0, 1].map(|from| MatrixPlace {
+            Some(second) => [first, locate(second)],
+            None => [0, 1].map(|row| MatrixLocation {
                 shape: self.shape.gate,
-                first: from,
+                first: row,
                 step: 2,
                 ..first
             }),
         };
-        [gate, up, place(&self.down)]
+        [gate, up, locate(&self.down)]
     }
 
-    /// Gate, up and down of the expert whose bytes begin `slot`, which is large enough.
+    /// Gate, up and down of the expert at the start of `slot`, which must be large enough.
     pub(crate) fn matrices<'a>(&self, slot: &'a [u8]) -> [Matrix<'a>; 3] {
         let bias = self.shape.output_bias;
         let (first, rest) = self.first.split(slot, bias);
@@ -306,9 +309,9 @@ impl ExpertLayout {
                 (first, up, rest)
             }
             None => {
-                let half = |from| Matrix {
+                let half = |first_row| Matrix {
                     shape: self.shape.gate,
-                    every: RowStride { first: from, step: 2 },
+                    row_stride: RowStride { first: first_row, step: 2 },
                     ..first
                 };
                 (half(0), half(1), rest)
@@ -319,48 +322,49 @@ impl ExpertLayout {
     }
 }
 
-/// Memory that lies elsewhere, such as in a buffer of a graphics card, and is in one hand at a time.
+/// Memory that a device owns, such as a mapped GPU buffer, lent to one user at a time.
 pub(crate) trait Lent: std::fmt::Debug + Send + Sync {
     fn bytes(&self) -> &[u8];
     fn bytes_mut(&mut self) -> &mut [u8];
 }
 
-/// Memory for weights: anonymous, zeroed and page-aligned, returned to the system when dropped; or a slot's own, where
-/// its device computes with what the host has written in place.
+/// Memory for weights: zeroed and page-aligned anonymous memory, unmapped on drop, or memory of a
+/// slot that a device lends.
 ///
-/// A slot that is being filled is such a piece, moved out of its device: nobody else can see it meanwhile.
+/// The memory of a slot is moved out of its device while a reader fills it, so that no other code can
+/// access it.
 #[derive(Debug, Default)]
-pub struct Bytes(Held);
+pub struct Bytes(BytesMemory);
 
 #[derive(Debug, Default)]
-enum Held {
+enum BytesMemory {
     #[default]
-    Nothing,
-    Own(MmapMut),
+    Empty,
+    Mapped(MmapMut),
     Lent(Box<dyn Lent>),
 }
 
 impl Bytes {
-    /// `len` zero bytes. Pages are taken from the system when they are first written.
+    /// Allocates `len` zero bytes. The system commits pages when they are first written.
     ///
     /// # Errors
-    /// The system has no such amount of address space.
+    /// The system refuses the mapping.
     pub fn zeroed(len: usize) -> Result<Self, Error> {
-        Ok(Self(if len == 0 { Held::Nothing } else { Held::Own(anonymous(len)?) }))
+        Ok(Self(if len == 0 { BytesMemory::Empty } else { BytesMemory::Mapped(anonymous(len)?) }))
     }
 
-    /// A device's own memory.
+    /// Wraps memory that a device lends.
     pub(crate) fn lent(memory: Box<dyn Lent>) -> Self {
-        Self(Held::Lent(memory))
+        Self(BytesMemory::Lent(memory))
     }
 }
 
-/// `len` zero bytes from the system, page-aligned.
+/// Maps `len` zero bytes, page-aligned.
 pub(crate) fn anonymous(len: usize) -> Result<MmapMut, Error> {
     let map =
         MmapMut::map_anon(len).map_err(|source| Error::Memory { bytes: len as u64, source })?;
-    // Weights are read from end to end: large pages save faults and translations. A system without them refuses,
-    // and nothing is lost.
+    // Weights are read sequentially: huge pages save page faults and TLB misses. A system without
+    // huge pages returns an error, which is harmless.
     #[cfg(target_os = "linux")]
     let _ = map.advise(memmap2::Advice::HugePage);
     Ok(map)
@@ -370,9 +374,9 @@ impl std::ops::Deref for Bytes {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         match &self.0 {
-            Held::Nothing => &[],
-            Held::Own(map) => map,
-            Held::Lent(memory) => memory.bytes(),
+            BytesMemory::Empty => &[],
+            BytesMemory::Mapped(map) => map,
+            BytesMemory::Lent(memory) => memory.bytes(),
         }
     }
 }
@@ -380,9 +384,9 @@ impl std::ops::Deref for Bytes {
 impl std::ops::DerefMut for Bytes {
     fn deref_mut(&mut self) -> &mut [u8] {
         match &mut self.0 {
-            Held::Nothing => &mut [],
-            Held::Own(map) => map,
-            Held::Lent(memory) => memory.bytes_mut(),
+            BytesMemory::Empty => &mut [],
+            BytesMemory::Mapped(map) => map,
+            BytesMemory::Lent(memory) => memory.bytes_mut(),
         }
     }
 }

@@ -1,39 +1,40 @@
-//! The vocabulary: everything a device can be asked to compute.
+//! Ops: the operations of a device, their operands and their numerical contracts.
 //!
-//! Ops are coarse, so that a device may fuse inside one. All activations are f32. Every op's doc gives the
-//! formula, the shapes and the tolerance that the conformance table holds a device to, relative to the
-//! [reference](crate::reference): `max |a - b| <= tolerance * rms(b)`.
+//! Ops are coarse, so that a device may fuse kernels inside one. All activations are f32. The doc
+//! of every op gives the formula, the shapes and the tolerance. The conformance tests compare a
+//! device with the [reference](crate::reference): `max |a - b| <= tolerance * rms(b)`.
 //!
-//! What an op writes lies in another buffer than what it reads, and two outputs lie in two buffers; where an op
-//! says that `out` may be an input, it is the same view or another buffer. The vectors of a view do not overlap.
-//! No state appears in two spans of one op. A device checks all of it before it writes anything.
+//! Outputs are in other buffers than inputs, and two outputs are in two buffers. Where `out` may
+//! alias an input, it is the same view or a view of another buffer. Vectors of a view do not
+//! overlap. No state appears in two spans of one op. A device checks all of this before it writes
+//! anything.
 
 use crate::matrix::ExpertShape;
 
-/// A buffer of f32 on a device.
+/// Handle of an f32 buffer on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Buffer(pub(crate) u32);
 
-/// A resident matrix of weights on a device.
+/// Handle of a resident weight matrix on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Weight(pub(crate) u32);
 
-/// The state of one layer of one session on a device.
+/// Handle of the state of one layer of one sequence on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct State(pub(crate) u32);
 
-/// A place for one expert: a bank and an index in it.
+/// Address of the memory of one expert: a bank and an index in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Slot {
-    /// The bank: one allocation of the device.
+    /// Bank: one allocation of the device.
     pub bank: u16,
-    /// Which slot of the bank.
+    /// Index of the slot in the bank.
     pub index: u32,
 }
 
-/// A window into a buffer: `rows` rows of `heads` vectors of `width` numbers. A vector is contiguous.
+/// Strided view of a buffer, `(rows, heads, width)`. Vectors of `width` elements are contiguous.
 ///
-/// A window of one head is a plain matrix `(rows, width)`.
+/// A view of one head is a matrix `(rows, width)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct View {
     /// The buffer.
@@ -44,7 +45,7 @@ pub struct View {
     pub rows: usize,
     /// Vectors per row.
     pub heads: usize,
-    /// Numbers per vector.
+    /// Elements per vector.
     pub width: usize,
     /// Elements from one row to the next.
     pub row_stride: usize,
@@ -53,155 +54,161 @@ pub struct View {
 }
 
 impl View {
-    /// The first `rows` rows of a buffer that holds a dense `(_, width)` matrix.
+    /// View of the first `rows` rows of a buffer that holds a dense `(_, width)` matrix.
     pub const fn rows(buffer: Buffer, rows: usize, width: usize) -> Self {
         Self { buffer, offset: 0, rows, heads: 1, width, row_stride: width, head_stride: width }
     }
 
-    /// Columns `from .. from + width` of every row; the view must have one head.
+    /// Columns `first .. first + width` of every row. The view must have one head.
     #[must_use]
-    pub const fn columns(self, from: usize, width: usize) -> Self {
-        Self { offset: self.offset + from, width, head_stride: width, ..self }
+    pub const fn columns(self, first: usize, width: usize) -> Self {
+        Self { offset: self.offset + first, width, head_stride: width, ..self }
     }
 
-    /// The same numbers as `heads` vectors per row; the view must have one head and `heads` must divide its
-    /// width.
+    /// Splits every row into `heads` vectors. The view must have one head, and `heads` must divide
+    /// its width.
     #[must_use]
     pub const fn split(self, heads: usize) -> Self {
         let width = self.width / heads;
         Self { heads, width, head_stride: width, ..self }
     }
 
-    /// One vector of every row, as a view of one head.
+    /// Vector `head` of every row, as a view of one head.
     #[must_use]
     pub const fn head(self, head: usize) -> Self {
         Self { offset: self.offset + head * self.head_stride, heads: 1, ..self }
     }
 
-    /// Rows `from .. from + rows`.
+    /// Rows `first .. first + rows`.
     #[must_use]
-    pub const fn slice(self, from: usize, rows: usize) -> Self {
-        Self { offset: self.offset + from * self.row_stride, rows, ..self }
+    pub const fn slice(self, first: usize, rows: usize) -> Self {
+        Self { offset: self.offset + first * self.row_stride, rows, ..self }
     }
 
-    /// Numbers `from .. from + width` of every vector.
+    /// Elements `first .. first + width` of every vector.
     #[must_use]
-    pub const fn part(self, from: usize, width: usize) -> Self {
-        Self { offset: self.offset + from, width, ..self }
+    pub const fn slice_width(self, first: usize, width: usize) -> Self {
+        Self { offset: self.offset + first, width, ..self }
     }
 
-    /// The vectors of a row as one; they must lie one after another.
+    /// Merges the vectors of every row into one. They must be contiguous.
     #[must_use]
-    pub const fn joined(self) -> Self {
+    pub const fn merge_heads(self) -> Self {
         let width = self.heads * self.width;
         Self { heads: 1, width, head_stride: width, ..self }
     }
 
-    /// First element of vector `head` of row `row`.
+    /// Buffer index of the first element of vector `head` of row `row`.
     #[inline]
-    pub const fn at(&self, row: usize, head: usize) -> usize {
+    pub const fn index(&self, row: usize, head: usize) -> usize {
         self.offset + row * self.row_stride + head * self.head_stride
     }
 
-    /// One past the last element; zero for an empty view.
+    /// Buffer index after the last element; zero for an empty view.
     pub const fn end(&self) -> usize {
         if self.rows == 0 || self.heads == 0 {
             0
         } else {
-            self.at(self.rows - 1, self.heads - 1) + self.width
+            self.index(self.rows - 1, self.heads - 1) + self.width
         }
     }
 }
 
-/// Some consecutive rows of an op that belong to one session.
+/// Consecutive rows of an op that belong to one sequence.
 ///
-/// The spans of an op cover its rows in order and without gaps.
+/// The spans of an op cover its rows in order, without gaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// The session's state for the layer at hand.
+    /// State of the sequence for the current layer.
     pub state: State,
-    /// Position of the span's first row in its session.
+    /// Position of the span's first row in its sequence.
     pub position: usize,
-    /// Rows of the span.
+    /// Number of rows.
     pub rows: usize,
 }
 
-/// Which of the two numbers of a rotary pair lies where.
+/// Layout of rotary pairs in a vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RopePairs {
-    /// Pair `i` is `(x[i], x[i + n / 2])`: Qwen, GLM, gpt-oss.
+    /// Pair `i` is `(x[i], x[i + n / 2])`: Qwen, GLM, gpt-oss. Also called NeoX style.
     Halves,
-    /// Pair `i` is `(x[2 i], x[2 i + 1])`: DeepSeek.
+    /// Pair `i` is `(x[2 i], x[2 i + 1])`: DeepSeek. Also called GPT-J style.
     Interleaved,
 }
 
-/// What joins the two halves of a gated linear unit: `out = activation(gate) * up`, or a variant of it.
+/// Activation of a gated linear unit: `out = activation(gate) * up`, or a variant.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Activation {
     /// `silu(gate) * up`. Shazeer, "GLU Variants Improve Transformer", 2020.
     SwiGlu,
-    /// `gelu(gate) * up` with the tanh approximation of GELU: Gemma.
+    /// `gelu(gate) * up`, with the tanh approximation of GELU: Gemma.
     GeGlu,
-    /// `g sigmoid(alpha g) (u + 1)` with `g = min(gate, limit)` and `u = clamp(up, -limit, limit)`: gpt-oss.
+    /// `g sigmoid(alpha g) (u + 1)` with `g = min(gate, limit)` and `u = clamp(up, -limit, limit)`:
+    /// gpt-oss.
     ClampedSwiGlu {
-        /// Steepness of the sigmoid: 1.702 in gpt-oss.
+        /// Slope of the sigmoid: 1.702 in gpt-oss.
         alpha: f32,
-        /// Where the gate ends above and `up` on both sides: 7 in gpt-oss.
+        /// Upper bound of the gate, and bound of `|up|`: 7 in gpt-oss.
         limit: f32,
     },
 }
 
-/// What a router makes of its logits.
+/// Scoring function of a router.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scoring {
-    /// The softmax over all experts.
+    /// Softmax over all experts.
     Softmax,
-    /// The sigmoid of each.
+    /// Sigmoid of each logit.
     Sigmoid,
 }
 
-/// Experts in groups of equal size, of which some are chosen first.
+/// Group-limited routing: experts are in groups of equal size, and the best groups are selected
+/// first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertGroups {
-    /// How many there are: expert `i` of `n` is in group `i / (n / count)`.
+    /// Number of groups: expert `i` of `n` is in group `i / (n / count)`.
     pub count: usize,
-    /// How many are chosen.
+    /// Number of groups selected.
     pub chosen: usize,
 }
 
-/// How a router chooses experts and weighs them.
+/// Parameters of top-k expert routing.
 ///
-/// DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 2.1.2, for correction and groups (`noaux_tc`).
+/// DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 2.1.2, describes the correction bias
+/// and the groups (`noaux_tc`).
 #[derive(Clone, Copy, Debug)]
 pub struct Router {
-    /// From logits to scores.
+    /// Maps logits to scores.
     pub scoring: Scoring,
-    /// One number per expert, added to its score for choosing, not for weighing.
+    /// Correction bias: one value per expert, added to the score for selection only, not for the
+    /// weight.
     pub correction: Option<Buffer>,
-    /// Only experts of the best groups are chosen. A group counts as much as its two best (corrected) scores together;
-    /// of equal groups the lower one comes first.
+    /// Restricts selection to the best groups. A group scores the sum of its two best (corrected)
+    /// scores; of equal groups the lower index wins.
     pub groups: Option<ExpertGroups>,
-    /// Whether the weights of a row are made to sum to one (unless that sum is below 1e-20), before the scales below.
+    /// Whether the weights of a row are normalized to a sum of 1, unless the sum is below 1e-20.
+    /// Applied before the scales below.
     pub normalize: bool,
     /// Factor on all weights.
     pub scale: f32,
     /// One factor per expert on its weight.
     pub expert_scale: Option<Buffer>,
-    /// The expert that every row meets besides.
+    /// Shared expert, appended to the routed experts of every row.
     pub shared: Option<SharedChoice>,
 }
 
-/// The shared expert as one more of a layer of `n`: its id is `n`, and it comes last in rank, behind those that are chosen.
+/// Shared-expert fusion: the shared expert of a layer of `n` experts has id `n` and the last rank,
+/// after the routed experts.
 ///
 /// Dai et al., "DeepSeekMoE", 2024, section 3.2.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedChoice {
-    /// `(rows, 1)`: its weight is `sigmoid(gate)`; without a gate it is 1.
+    /// `(rows, 1)`: the weight is `sigmoid(gate)`; without a gate, 1.
     pub gate: Option<View>,
 }
 
 impl Router {
-    /// Softmax over all experts; the weights of those chosen sum to one if `normalize`.
+    /// Softmax routing. With `normalize`, the weights of the selected experts sum to 1.
     pub const fn softmax(normalize: bool) -> Self {
         Self {
             scoring: Scoring::Softmax,
@@ -214,80 +221,81 @@ impl Router {
         }
     }
 
-    /// How many experts a row is given besides those that are chosen: 1 where there is a shared one.
-    pub(crate) fn besides(&self) -> usize {
+    /// Number of shared experts per row: 0 or 1.
+    pub(crate) fn shared_count(&self) -> usize {
         usize::from(self.shared.is_some())
     }
 }
 
-/// The rows of a stack of matrices, one per head, that a [`HeadMatrix`] is.
+/// Rows of a stacked weight that form the matrices of a [`HeadMatrix`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeadRows {
-    /// Rows of the stack per head.
+    /// Stacked rows per head.
     pub stride: usize,
-    /// The first row of each head that is used.
+    /// First row used of each head.
     pub first: usize,
-    /// How many are.
+    /// Number of rows used of each head.
     pub count: usize,
 }
 
-/// One matrix per head, stacked in one weight: `W[h]` is `weight[h * stride + first ..][.. count]`, or, transposed, that
-/// matrix's transpose.
+/// One matrix per head, stacked in one weight: `W[h]` is `weight[h * stride + first ..][.. count]`,
+/// or its transpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeadMatrix {
     /// `(heads * stride, cols)`.
     pub weight: Weight,
-    /// Which of its rows.
+    /// Rows of the weight.
     pub head_rows: HeadRows,
-    /// Whether the matrices take `count` numbers to `cols` instead of `cols` to `count`.
+    /// Whether the matrices are transposed: they map `count` inputs to `cols` outputs instead of
+    /// `cols` to `count`.
     pub transposed: bool,
 }
 
 impl HeadMatrix {
-    /// The matrices that go the other way.
+    /// The transposed matrices.
     #[must_use]
     pub const fn transpose(self) -> Self {
         Self { transposed: !self.transposed, ..self }
     }
 
-    /// Numbers that each matrix takes and yields; `cols` are those of the weight.
+    /// Inputs and outputs of each matrix. `cols` is the columns of the weight.
     pub(crate) const fn inputs_outputs(self, cols: usize) -> (usize, usize) {
         if self.transposed { (self.head_rows.count, cols) } else { (cols, self.head_rows.count) }
     }
 }
 
-/// One expert's work on one row: slot, row of the input, row of the output.
+/// Assignment of one token row to one expert: slot, input row, output row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertUse {
-    /// Where the expert lies.
+    /// Slot of the expert.
     pub slot: Slot,
-    /// The token: a row of `x`.
+    /// Input row of `x`: the token.
     pub row: usize,
-    /// Where its result goes: a row of `out`. By convention `row * k + rank`.
-    pub part: usize,
+    /// Output row of `out`; by convention `row * k + rank`.
+    pub out_row: usize,
 }
 
-/// The slots of all experts of a layer, by id, on a device.
+/// Handle of a table from expert id to slot, for one layer on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SlotTable(pub(crate) u32);
 
-/// Which experts meet which rows.
+/// Assignments of token rows to experts.
 #[derive(Clone, Copy, Debug)]
 pub enum ExpertUses<'a> {
-    /// Those of a list. Uses of one slot are consecutive.
+    /// Explicit list. Uses of one slot are consecutive.
     Listed(&'a [ExpertUse]),
-    /// Those that a router chose: the caller need not know them. Expert `ids[r][rank]` meets row `r` in the slot that
-    /// the table names, and its part is `r * k + rank`.
+    /// The router's choices, resolved on the device. Expert `ids[r][rank]`, in the slot that the
+    /// table gives, computes row `r`; the output row is `r * k + rank`.
     Routed {
-        /// `(rows, k)`, as [`Op::TopK`] makes them.
+        /// `(rows, k)`: ids from [`Op::TopK`].
         ids: View,
-        /// The slots of all experts, all of them filled.
+        /// Slots of all experts, all filled.
         table: SlotTable,
     },
 }
 
 impl ExpertUses<'_> {
-    /// How many there are.
+    /// Number of uses.
     pub fn len(&self) -> usize {
         match self {
             ExpertUses::Listed(uses) => uses.len(),
@@ -295,96 +303,102 @@ impl ExpertUses<'_> {
         }
     }
 
-    /// Whether there are none.
+    /// Whether there are no uses.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// The shared expert's share of [`Op::Combine`].
+/// Shared expert's contribution to [`Op::Combine`].
 #[derive(Clone, Copy, Debug)]
 pub struct Shared {
     /// `(rows, hidden)`: output of the shared expert.
     pub out: View,
-    /// `(rows, 1)`: logit of its gate; without one the output is added as it is.
+    /// `(rows, 1)`: logit of its gate; without a gate the output is added with weight 1.
     pub gate: Option<View>,
 }
 
-/// One unit of work for a device.
+/// One operation of a device.
 #[derive(Clone, Copy, Debug)]
 pub enum Op<'a> {
-    /// `out[r] = table[tokens[r]]`, widened. Exact.
+    /// Embedding lookup: `out[r] = table[tokens[r]]`, dequantized to f32. Exact.
     Embed {
         /// `(vocab, hidden)`.
         table: Weight,
-        /// One id per row; an id outside the table is an error.
+        /// One token id per row; an id outside the table is an error.
         tokens: &'a [u32],
         /// `(rows, hidden)`.
         out: View,
     },
-    /// `out = x / sqrt(mean(x^2) + eps) * weight`, per vector. `out` may be `x`. Tolerance 1e-5.
+    /// RMS norm per vector: `out = x / sqrt(mean(x^2) + eps) * weight`. `out` may be `x`. Tolerance
+    /// 1e-5.
     ///
     /// Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.
     RmsNorm {
         /// `(rows, heads, width)`.
         x: View,
-        /// `width` numbers at the start of the buffer; without them, ones.
+        /// `width` values at the start of the buffer; `None` for ones.
         weight: Option<Buffer>,
-        /// Added to the mean.
+        /// Added to the mean of squares.
         eps: f32,
         /// `(rows, heads, width)`.
         out: View,
     },
-    /// `out = (x - mean) / sqrt(variance + eps) * weight + bias`, per vector, with the biased variance. `out` may be
-    /// `x`. Tolerance 1e-5.
+    /// Layer norm per vector, with the biased variance: `out = (x - mean) / sqrt(variance + eps) *
+    /// weight + bias`. `out` may be `x`. Tolerance 1e-5.
     ///
     /// Ba et al., "Layer Normalization", 2016.
     LayerNorm {
         /// `(rows, heads, width)`.
         x: View,
-        /// `width` numbers at the start of the buffer.
+        /// `width` values at the start of the buffer.
         weight: Buffer,
-        /// `width` numbers at the start of the buffer.
+        /// `width` values at the start of the buffer.
         bias: Buffer,
         /// Added to the variance.
         eps: f32,
         /// `(rows, heads, width)`.
         out: View,
     },
-    /// `out = rms_norm(x) * weight * silu(gate)`, per vector: the delta-net's output norm. `out` may be `x`.
-    /// Tolerance 1e-5.
+    /// Gated RMS norm per vector, the output norm of the delta net: `out = rms_norm(x) * weight *
+    /// silu(gate)`. `out` may be `x`. Tolerance 1e-5.
     GatedRmsNorm {
         /// `(rows, heads, width)`.
         x: View,
         /// `(rows, heads, width)`.
         gate: View,
-        /// `width` numbers at the start of the buffer.
+        /// `width` values at the start of the buffer.
         weight: Buffer,
-        /// Added to the mean.
+        /// Added to the mean of squares.
         eps: f32,
         /// `(rows, heads, width)`.
         out: View,
     },
-    /// `out[r][o] = sum_i x[r][i] * weight[o][i] + bias[o]`. Tolerance 1e-5 on the exact path.
+    /// Matrix product: `out[r][o] = sum_i x[r][i] * weight[o][i] + bias[o]`. Tolerance 1e-5 on the
+    /// exact path.
     ///
-    /// The fast path may round each 32 activations that meet quantised weights to 8 bits of their largest:
-    /// tolerance 1e-5 where that changes no activation, else `|a - b| <= 1e-2 |b|` as vectors for weights of mean
-    /// zero. Plain weights meet f32 activations on both paths. A GPU may round the activations and the weights of many
-    /// rows to f16 in any format, each row times a power of two of its own, so that nothing overflows (weights beyond
-    /// 65,504 are taken for that): `|a - b| <= 1e-2 |b|` as vectors, row by row.
+    /// For quantized weights the fast path may quantize each block of 32 activations to int8, with
+    /// the block's largest magnitude as the scale. The tolerance is 1e-5 where this changes no
+    /// activation, else `|a - b| <= 1e-2 |b|` as vectors, for weights of mean zero. Plain weights
+    /// are multiplied by f32 activations on both paths.
+    ///
+    /// For many rows a GPU may round activations and weights of any format to f16. Each row has its
+    /// own power-of-two scale so that it does not overflow; weights beyond 65,504 saturate. The
+    /// tolerance is then `|a - b| <= 1e-2 |b|` as vectors, row by row.
     MatMul {
         /// `(rows, cols)`.
         x: View,
         /// `(outputs, cols)`.
         weight: Weight,
-        /// `outputs` numbers at the start of the buffer.
+        /// `outputs` values at the start of the buffer.
         bias: Option<Buffer>,
-        /// Whether activations stay f32 even where the device rounds them for speed (routers do).
+        /// Whether activations stay f32 on the fast path too, as for routers.
         exact: bool,
         /// `(rows, outputs)`; another buffer than `x`.
         out: View,
     },
-    /// `out[r][h] = W[h] x[r][h]`. Activations stay f32 on both paths. Tolerance 1e-5.
+    /// Per-head matrix product: `out[r][h] = W[h] x[r][h]`. Activations stay f32 on both paths.
+    /// Tolerance 1e-5.
     HeadMatMul {
         /// `(rows, heads, cols)`; transposed, `(rows, heads, count)`.
         x: View,
@@ -393,11 +407,13 @@ pub enum Op<'a> {
         /// `(rows, heads, count)`; transposed, `(rows, heads, cols)`; another buffer than `x`.
         out: View,
     },
-    /// Rotates the first `2 * frequencies` numbers of each vector, pair `i` by the angle
-    /// `position * frequency[i]`, then times `scale`; the others stay. `out` may be `x`. The angle is the product
-    /// rounded to f32, as the models' own code has it: at position 5,000 that rounding moves logits by more than all
-    /// other differences between right implementations. Tolerance 1e-5 at any position: sine and cosine are those of
-    /// that angle.
+    /// Rotary position embedding. Rotates the first `2 * frequencies.len()` elements of each
+    /// vector, pair `i` by the angle `position * frequencies[i]`, and multiplies them by `scale`.
+    /// The other elements are copied. `out` may be `x`.
+    ///
+    /// The angle is rounded to f32, as in the models' own code: at position 5,000 this rounding
+    /// changes logits more than all other differences between correct implementations. Tolerance
+    /// 1e-5 at any position; sine and cosine are those of the rounded angle.
     ///
     /// Su et al., "RoFormer", 2021.
     Rope {
@@ -405,62 +421,73 @@ pub enum Op<'a> {
         x: View,
         /// Radians per position, one per pair; at most `width / 2`.
         frequencies: &'a [f32],
-        /// Where the pairs lie.
+        /// Layout of the pairs.
         pairs: RopePairs,
-        /// 1, or YaRN's attention factor.
+        /// 1, or the attention factor of YaRN.
         scale: f32,
         /// Positions of the rows.
         spans: &'a [Span],
         /// `(rows, heads, width)`.
         out: View,
     },
-    /// Causal attention with grouped heads. First writes the rows of `k` and `v` into the spans' states at
-    /// their positions; then, for every row at position `p` and every query head `h`:
-    /// `out[h] = sum_t softmax_t(scale * q[h] . K[t][h / g]) V[t][h / g]` over `t <= p`, where
-    /// `g = q.heads / k.heads`; then times `sigmoid(gate[h])` where there is a gate. Tolerance 1e-5.
+    /// Causal grouped-query attention (GQA). First appends the rows of `k` and `v` to the KV caches
+    /// of the spans, at the rows' positions. Then, for every row at position `p` and every query
+    /// head `h`: `out[h] = sum_t softmax_t(scale * q[h] . K[t][h / g]) V[t][h / g]` over `t <= p`,
+    /// where `g = q.heads / k.heads`. With a gate, `out[h]` is multiplied by `sigmoid(gate[h])`.
+    /// Tolerance 1e-5.
     ///
-    /// On the fast path keys and values may be kept as f16, which ends at 65,504 for what is larger: tolerance 2e-3 where f16
-    /// does not hold them; or as 8 bits ([`KvFormat::Q8`](crate::KvFormat::Q8)): a row of `out` is off by 1e-2 of its length,
-    /// a number by 2.5e-2 of its row's rms, measured with uniform numbers. Where an op has many rows a GPU may round queries and weights to f16 too: tolerance 4e-3.
+    /// On the fast path the KV cache may be f16, which saturates at 65,504: tolerance 2e-3 for
+    /// values that f16 does not represent exactly. It may also be 8-bit
+    /// ([`KvFormat::Q8`](crate::KvFormat::Q8)): the error is 1e-2 of the norm of a row of `out`,
+    /// and 2.5e-2 of the row's rms for an element, measured with uniform values. For many rows a
+    /// GPU may also round queries and softmax weights to f16: tolerance 4e-3.
     ///
-    /// With a window only `t > p - window` count. With positions only those count that they name. A sink is one more
-    /// logit in the softmax that has no value: `exp(sink[h])` joins the sum
-    /// (Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2023; OpenAI, gpt-oss, 2025).
+    /// With `window`, only `t > p - window` is visible (sliding-window attention). With
+    /// `positions`, only the listed positions are visible (sparse attention). A sink is an
+    /// additional softmax logit without a value: `exp(sink[h])` is added to the denominator (Xiao
+    /// et al., "Efficient Streaming Language Models with Attention Sinks", 2023; OpenAI, gpt-oss,
+    /// 2025).
     ///
-    /// In latent attention (DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1, in its absorbed form) there is one head of keys
-    /// and no `v`: values are the first numbers of the keys.
+    /// Multi-head latent attention (MLA) in its absorbed form has one key head and no `v`: values
+    /// are prefixes of the keys (DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1).
     ///
-    /// A device may take norms and rotations in place of `q` and `k` that come right before into this op: what `q` and `k`
-    /// hold afterwards is undefined.
+    /// A device may fuse in-place norms and rotations of `q` and `k` that directly precede this op.
+    /// The contents of `q` and `k` are undefined afterwards.
     Attention {
         /// `(rows, heads, key width)`.
         q: View,
         /// `(rows, kv heads, key width)`.
         k: View,
-        /// `(rows, kv heads, value width)`; without it values are the first numbers of the keys.
+        /// `(rows, kv heads, value width)`; without it, values are prefixes of the keys.
         v: Option<View>,
         /// `(rows, heads, value width)`.
         gate: Option<View>,
         /// Usually `1 / sqrt(key width)`.
         scale: f32,
-        /// Positions that a row sees, its own among them; at least one.
+        /// Sliding window: number of visible positions, including the row's own; at least 1.
         window: Option<usize>,
-        /// One logit per query head.
+        /// One sink logit per query head.
         sinks: Option<Buffer>,
-        /// `(rows, n)`: positions as whole numbers, ascending, none beyond the row's own; negative ones at the end
-        /// stand for none. As [`Op::TopPositions`] makes them.
+        /// `(rows, n)`: visible positions as integers, ascending, at most the row's own. Negative
+        /// entries at the end are padding. The output of [`Op::TopPositions`].
         positions: Option<View>,
         /// States made as [`StateShape::KeyValue`](crate::StateShape::KeyValue).
         spans: &'a [Span],
         /// `(rows, heads, value width)`; another buffer than the inputs.
         out: View,
     },
-    /// Latent attention in its expanded form, which takes fewer products than the absorbed one ([`Op::Attention`]
-    /// without `v`) where many rows see the same positions. First writes the rows of `k` into the spans' states at their
-    /// positions. There a position is a latent `c`, then a rotated key `r` that the heads share. For every row at position
-    /// `p` and every head `h`: `out[h] = sum_t softmax_t(scale * q[h] . (keys[h] c[t], r[t])) values[h] c[t]` over
-    /// `t <= p`. Keys and values of heads stay f32 on both paths. A row's bits do not depend on the other rows of the op.
-    /// Tolerance 1e-5; on the fast path latents are kept as f16, as [`Op::Attention`] has it.
+    /// Multi-head latent attention (MLA) in its expanded form. It needs fewer multiplications than
+    /// the absorbed form ([`Op::Attention`] without `v`) where many rows attend to the same
+    /// positions: prefill.
+    ///
+    /// First appends the rows of `k` to the KV caches of the spans, at the rows' positions. An
+    /// entry is a latent `c`, then a rotary key `r` that all heads share. Then, for every row at
+    /// position `p` and every head `h`: `out[h] = sum_t softmax_t(scale * q[h] . (keys[h] c[t],
+    /// r[t])) values[h] c[t]` over `t <= p`.
+    ///
+    /// Expanded keys and values are f32 on both paths. The result of a row is bit-identical
+    /// whatever other rows the op has. Tolerance 1e-5; on the fast path latents are stored as f16,
+    /// with the tolerance of [`Op::Attention`].
     ///
     /// DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1.
     LatentAttention {
@@ -468,23 +495,26 @@ pub enum Op<'a> {
         q: View,
         /// `(rows, 1, latent + rope)`.
         k: View,
-        /// From a latent to the first `nope` numbers of the heads' keys.
+        /// Maps a latent to the first `nope` elements of each head's key.
         keys: HeadMatrix,
-        /// From a latent to the heads' values.
+        /// Maps a latent to each head's value.
         values: HeadMatrix,
-        /// Factor on the scores.
+        /// Factor of the scores.
         scale: f32,
-        /// States made as [`StateShape::KeyValue`](crate::StateShape::KeyValue) of one head without values.
+        /// States made as [`StateShape::KeyValue`](crate::StateShape::KeyValue) of one head without
+        /// values.
         spans: &'a [Span],
         /// `(rows, heads, value width)`; another buffer than the inputs.
         out: View,
     },
-    /// The lightning indexer of sparse attention. First writes the rows of `k` into the spans' states at their
-    /// positions; then scores for every row at position `p` all `t <= p`,
-    /// `score[t] = sum_h weights[h] max(q[h] . K[t], 0)`, and names the `n` positions with the highest scores, in
-    /// ascending order; of equal scores the later position is taken first. Where there are no more than `n`, it names all
-    /// of them, then -1. Exact where scores are apart by more than 1e-5 of their rms; where keys are kept as f16 or 8
-    /// bits these are the scores of such keys.
+    /// Lightning indexer of sparse attention. First appends the rows of `k` to the KV caches of the
+    /// spans, at the rows' positions. Then scores, for every row at position `p`, all `t <= p`:
+    /// `score[t] = sum_h weights[h] max(q[h] . K[t], 0)`.
+    ///
+    /// Returns the `n` positions with the highest scores, in ascending order; of equal scores the
+    /// later position wins. With at most `n` positions it returns all of them, padded with -1.
+    /// Exact where scores differ by more than 1e-5 of their rms. If the keys are stored as f16 or
+    /// in 8 bits, the scores are those of the rounded keys.
     ///
     /// DeepSeek-AI, "DeepSeek-V3.2", 2025, section 2.1.
     TopPositions {
@@ -494,17 +524,19 @@ pub enum Op<'a> {
         k: View,
         /// `(rows, heads)`.
         weights: View,
-        /// States made as [`StateShape::KeyValue`](crate::StateShape::KeyValue) of one head without values.
+        /// States made as [`StateShape::KeyValue`](crate::StateShape::KeyValue) of one head without
+        /// values.
         spans: &'a [Span],
-        /// `(one or more, the most positions of a span)`: scratch; its contents are undefined afterwards.
+        /// Scratch, `(at least 1, maximum positions of a span)`. The contents are undefined
+        /// afterwards.
         scores: View,
-        /// `(rows, n)`: positions as whole numbers, exact in f32 below 2^24.
+        /// `(rows, n)`: positions as integers, exact in f32 below 2^24.
         out: View,
     },
-    /// Causal depthwise convolution over time, then SiLU:
-    /// `out[r][c] = silu(sum_j weight[c][j] * input[r - (width - 1) + j][c])`, where inputs before the span come
-    /// from its state, which holds the last `width - 1` rows, oldest first: `(width - 1, channels)`. Reads the
-    /// committed state, writes the next. Tolerance 1e-5.
+    /// Causal depthwise 1-D convolution over time, then SiLU: `out[r][c] = silu(sum_j weight[c][j]
+    /// * input[r - (width - 1) + j][c])`. Inputs before the span come from its state, `(width - 1,
+    /// channels)`: the last `width - 1` rows, oldest first. Reads the committed state, writes the
+    /// next. Tolerance 1e-5.
     Conv1d {
         /// `(rows, channels)`.
         x: View,
@@ -512,23 +544,26 @@ pub enum Op<'a> {
         weight: Buffer,
         /// Taps per channel.
         width: usize,
-        /// States made as [`StateShape::Recurrent`](crate::StateShape::Recurrent) of `(width - 1) * channels`.
+        /// States made as [`StateShape::Recurrent`](crate::StateShape::Recurrent) of `(width - 1) *
+        /// channels`.
         spans: &'a [Span],
         /// `(rows, channels)`; another buffer than `x`.
         out: View,
     },
-    /// The gated delta rule, row by row. For value head `h`, with key head `h / (value heads / key heads)`:
+    /// Gated delta rule, row by row. For value head `h`, with key head `h / (value heads / key
+    /// heads)`:
     /// ```text
     /// q' = q / sqrt(sum q^2 + 1e-6) / sqrt(key width)     k' = k / sqrt(sum k^2 + 1e-6)
     /// decay = exp(-exp(a_log[h]) * softplus(a[h] + dt_bias[h]))     beta = sigmoid(b[h])
     /// S = decay * S     d = beta * (v - S k')     S = S + d k'^T     out = S q'
     /// ```
-    /// `S` is `(value width, key width)` per value head; the state is `(value heads, value width, key width)`.
-    /// Reads the committed state, writes the next. Tolerance 1e-5.
+    /// `S` is `(value width, key width)` per value head; the state is `(value heads, value width,
+    /// key width)`. Reads the committed state, writes the next. Tolerance 1e-5.
     ///
-    /// A device may take a convolution that comes right before, and yields `q`, `k` and `v`, into this op: what they hold
-    /// afterwards is undefined. So are `out` and what a [`Op::GatedRmsNorm`] right behind makes of it in another buffer, once a
-    /// product has met that.
+    /// A device may fuse a directly preceding convolution that produces `q`, `k` and `v`; their
+    /// contents are undefined afterwards. It may also fuse a directly following
+    /// [`Op::GatedRmsNorm`] into another buffer. `out` and the norm's output are undefined once a
+    /// matrix product has read the norm's output.
     ///
     /// Yang et al., "Gated Delta Networks", 2024.
     DeltaNet {
@@ -542,18 +577,19 @@ pub enum Op<'a> {
         a: View,
         /// `(rows, value heads)`.
         b: View,
-        /// `value heads` numbers.
+        /// `value heads` values.
         a_log: Buffer,
-        /// `value heads` numbers.
+        /// `value heads` values.
         dt_bias: Buffer,
         /// States made as [`StateShape::Recurrent`](crate::StateShape::Recurrent).
         spans: &'a [Span],
         /// `(rows, value heads, value width)`; another buffer than the inputs.
         out: View,
     },
-    /// `out = activation(gate, up)`. `out` may be `gate` or `up`, which then lie in two buffers. Tolerance 1e-5.
+    /// Gated linear unit: `out = activation(gate, up)`. `out` may be `gate` or `up`, which are then
+    /// in two buffers. Tolerance 1e-5.
     Glu {
-        /// What joins the two.
+        /// Activation of the unit.
         activation: Activation,
         /// `(rows, width)`.
         gate: View,
@@ -562,80 +598,89 @@ pub enum Op<'a> {
         /// `(rows, width)`.
         out: View,
     },
-    /// `x += y`. Exact.
+    /// Residual addition: `x += y`. Exact.
     Add {
         /// `(rows, width)`.
         x: View,
         /// `(rows, width)`; another buffer than `x`.
         y: View,
     },
-    /// `x *= factor`. Exact.
+    /// Scaling: `x *= factor`. Exact.
     Scale {
         /// `(rows, width)`.
         x: View,
         /// The factor.
         factor: f32,
     },
-    /// `x = cap * tanh(x / cap)`. Tolerance 1e-5.
+    /// Logit soft capping: `x = cap * tanh(x / cap)`. Tolerance 1e-5.
     SoftCap {
         /// `(rows, width)`.
         x: View,
-        /// The bound; above zero.
+        /// The bound, greater than 0.
         cap: f32,
     },
-    /// The router: of each row the `k` experts with the largest (corrected) scores, in rank order; of equal scores the
-    /// lower id comes first. Softmax is compared by its logits unless there is a correction. The weights are the
-    /// uncorrected scores, divided by their sum if the router normalises, times its scales. A shared expert comes behind them. A
-    /// NaN among the logits is an error. Ids exact, weights 1e-5.
+    /// Top-k routing: the `k` experts with the largest (corrected) scores of each row, in rank
+    /// order; of equal scores the lower id comes first. Softmax scores are compared by their logits
+    /// unless there is a correction.
+    ///
+    /// The weights are the uncorrected scores, divided by their sum if the router normalizes, times
+    /// the scales. A shared expert comes last. A NaN logit is an error. Ids are exact; the
+    /// tolerance of the weights is 1e-5.
     TopK {
         /// `(rows, n_experts)`.
         logits: View,
-        /// How to choose and to weigh.
+        /// Routing parameters.
         router: Router,
-        /// `(rows, k)`, with a shared expert `(rows, k + 1)`: ids as whole numbers, exact in f32 below 2^24.
+        /// `(rows, k)`, or `(rows, k + 1)` with a shared expert: ids as integers, exact in f32
+        /// below 2^24.
         ids: View,
-        /// As `ids`.
+        /// Same shape as `ids`.
         weights: View,
     },
-    /// What a sampler chooses from: the `n` largest numbers of each row in descending order, of equal ones the lower id
-    /// first. At most [`MAX_TOP_LOGITS`](crate::MAX_TOP_LOGITS). A NaN is an error. A device may compile a kernel for each
-    /// `n`, so few different ones are asked for. Exact.
+    /// Top-n logits for a sampler: the `n` largest logits of each row in descending order; of equal
+    /// logits the lower id comes first. `n` is at most [`MAX_TOP_LOGITS`](crate::MAX_TOP_LOGITS). A
+    /// NaN is an error. Exact.
+    ///
+    /// A device may compile a kernel per `n`, so callers use few distinct values.
     TopLogits {
         /// `(rows, vocab)`.
         logits: View,
-        /// `(rows, 2 n)`: `n` ids as whole numbers, exact in f32 below 2^24, then their logits. One view, as both are read
-        /// back at once.
+        /// `(rows, 2 n)`: `n` ids as integers, exact in f32 below 2^24, then their logits. One
+        /// view, so that one read returns both.
         best: View,
     },
-    /// `out[part] = down activation(gate x[row], up x[row])` for every use, each matrix with its bias where the experts
-    /// have biases. Tolerance 1e-5 on the exact path; on the fast path of [`Op::MatMul`] `|a - b| <= 2e-2 |b|` as vectors.
+    /// Routed experts: `out[out_row] = down activation(gate x[row], up x[row])` for every use. Each
+    /// matrix has an output bias if the experts have biases. Tolerance 1e-5 on the exact path; on
+    /// the fast path of [`Op::MatMul`] `|a - b| <= 2e-2 |b|` as vectors.
     Experts {
         /// `(rows, hidden)`.
         x: View,
-        /// The matrices of one expert of this layer.
+        /// Shape of one expert of this layer.
         shape: &'a ExpertShape,
-        /// What joins gate and up.
+        /// Activation of the gated linear unit.
         activation: Activation,
-        /// How many experts the layer has, 1 or more. With the rows of `x` and `out` a device may choose by it how it
-        /// computes; not by `uses`, as those of a step may come in any number of ops.
+        /// Number of experts of the layer, at least 1. A device may select a kernel by it and by
+        /// the rows of `x` and `out`, but not by `uses`: the uses of a step may be split over any
+        /// number of ops.
         experts: usize,
-        /// Which expert meets which row.
+        /// Assignments of rows to experts.
         uses: ExpertUses<'a>,
-        /// `(uses.len() or more, intermediate)`: scratch; its contents are undefined afterwards.
+        /// Scratch, `(at least uses.len(), intermediate)`. The contents are undefined afterwards.
         inner: View,
-        /// `(parts, hidden)`; rows that no use names keep their contents.
+        /// `(output rows, hidden)`. Rows without a use keep their contents.
         out: View,
     },
-    /// `sum_rank weights[r][rank] * parts[r * k + rank]`, summed in rank order from zero, then plus the shared expert
-    /// times `sigmoid(gate)`; the sum is added to `out[r]` last if `add`, else it replaces it. Tolerance 1e-6.
+    /// Weighted sum of expert outputs: `sum_rank weights[r][rank] * parts[r * k + rank]`, in rank
+    /// order from zero, plus the shared expert's output times `sigmoid(gate)`. With `add`, the sum
+    /// is added to `out[r]` last; otherwise it replaces `out[r]`. Tolerance 1e-6.
     Combine {
-        /// `(rows * k, hidden)`.
+        /// `(rows * k, hidden)`: outputs of the routed experts.
         parts: View,
         /// `(rows, k)`.
         weights: View,
-        /// The shared expert, if the layer has one that is added here.
+        /// Shared expert, if this op adds it.
         shared: Option<Shared>,
-        /// Whether `out` is the residual stream, to be added to.
+        /// Whether `out` is the residual stream and the sum is added to it.
         add: bool,
         /// `(rows, hidden)`.
         out: View,
@@ -643,7 +688,7 @@ pub enum Op<'a> {
 }
 
 impl Op<'_> {
-    /// The op's name, for errors and profiles.
+    /// Name of the op, for errors and profiles.
     pub const fn name(&self) -> &'static str {
         match self {
             Op::Embed { .. } => "Embed",

@@ -1,54 +1,69 @@
-//! What must hold before an op runs, the same on every device.
+//! Validation of ops, the same on every device.
 
 use crate::{
     Activation, Buffer, Error, ExpertGroups, ExpertUses, HeadMatrix, HeadRows, KV_BLOCK,
     MatrixShape, Op, RopePairs, Slot, SlotTable, Span, State, StateShape, View, Weight,
 };
 
-/// What a device holds, by handle. A handle that it did not make, or has dropped, is an error.
-pub(crate) trait Holdings {
-    /// Numbers of a buffer.
-    fn numbers(&self, buffer: Buffer) -> Result<usize, Error>;
+/// Sizes and shapes of a device's objects, by handle. An unknown or dropped handle is an error.
+pub(crate) trait HandleTable {
+    /// Number of values in a buffer.
+    fn buffer_len(&self, buffer: Buffer) -> Result<usize, Error>;
 
-    /// The shape of a weight.
+    /// Shape of a weight.
     fn matrix_shape(&self, weight: Weight) -> Result<MatrixShape, Error>;
 
-    /// Bytes of a slot; an error while it is being filled.
+    /// Bytes of a slot. An error while the slot is being filled.
     fn slot_bytes(&self, slot: Slot) -> Result<usize, Error>;
 
-    /// The slots of a table, by expert.
+    /// Slots of a table, by expert id.
     fn table(&self, table: SlotTable) -> Result<&[Slot], Error>;
 
-    /// The shape of a state.
+    /// Shape of a state.
     fn state_shape(&self, state: State) -> Result<StateShape, Error>;
 }
 
-/// The error for a handle that a device does not know.
+/// Error for an unknown or dropped handle.
 pub(crate) fn stale(what: &str) -> Error {
     Error::Device(format!("a {what} handle that this device did not make, or has dropped"))
 }
 
-/// The largest whole number up to which every whole number is exact in f32.
+/// Bound up to which all integers are exact in f32.
 const EXACT_IDS: usize = 1 << 24;
 
-/// The most numbers of a row that [`Op::TopLogits`] names.
+/// Maximum `n` of [`Op::TopLogits`].
 pub const MAX_TOP_LOGITS: usize = 1024;
 
-/// Checks of one op; the errors name it.
+/// Shape of an entry of a KV cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct KvShape {
+    kv_heads: usize,
+    key_width: usize,
+    value_width: usize,
+}
+
+impl KvShape {
+    /// One head of keys, without values.
+    const fn keys_only(key_width: usize) -> Self {
+        Self { kv_heads: 1, key_width, value_width: 0 }
+    }
+}
+
+/// Checks of one op. Error messages start with the op's name.
 #[derive(Clone, Copy)]
-struct Check<'a> {
-    host: &'a dyn Holdings,
+struct OpCheck<'a> {
+    handles: &'a dyn HandleTable,
     op: &'static str,
 }
 
 impl Op<'_> {
-    /// Checks everything that can be known before computing: shapes, windows, spans, states, slots and ids.
-    /// What it lets pass, a device computes without a further error, except for a NaN among a router's or a head's logits.
-    pub(crate) fn check(&self, host: &dyn Holdings) -> Result<(), Error> {
-        let c = Check { host, op: self.name() };
+    /// Validates shapes, views, spans, states, slots and ids before an op runs. A valid op causes
+    /// no further error, except for a NaN among logits.
+    pub(crate) fn check(&self, handles: &dyn HandleTable) -> Result<(), Error> {
+        let c = OpCheck { handles, op: self.name() };
         match *self {
             Op::Embed { table, tokens, out } => {
-                let table = host.matrix_shape(table)?;
+                let table = handles.matrix_shape(table)?;
                 c.matrix("out", &out, tokens.len(), table.cols)?;
                 match tokens.iter().find(|id| **id as usize >= table.rows) {
                     Some(id) => Err(Error::Token { id: *id, vocab: table.rows }),
@@ -57,40 +72,40 @@ impl Op<'_> {
             }
             Op::RmsNorm { x, weight, out, .. } => {
                 c.view("x", &x)?;
-                c.same("out", &out, &x)?;
+                c.same_shape("out", &out, &x)?;
                 if let Some(weight) = weight {
-                    c.numbers("weight", weight, x.width)?;
+                    c.buffer("weight", weight, x.width)?;
                 }
                 c.in_place("x", &x, &out)
             }
             Op::LayerNorm { x, weight, bias, out, .. } => {
                 c.view("x", &x)?;
-                c.same("out", &out, &x)?;
-                c.numbers("weight", weight, x.width)?;
-                c.numbers("bias", bias, x.width)?;
+                c.same_shape("out", &out, &x)?;
+                c.buffer("weight", weight, x.width)?;
+                c.buffer("bias", bias, x.width)?;
                 c.in_place("x", &x, &out)
             }
             Op::GatedRmsNorm { x, gate, weight, out, .. } => {
                 c.view("x", &x)?;
-                c.same("gate", &gate, &x)?;
-                c.same("out", &out, &x)?;
-                c.numbers("weight", weight, x.width)?;
+                c.same_shape("gate", &gate, &x)?;
+                c.same_shape("out", &out, &x)?;
+                c.buffer("weight", weight, x.width)?;
                 c.in_place("x", &x, &out)?;
-                c.apart("gate", gate.buffer, &out)
+                c.not_written("gate", gate.buffer, &out)
             }
             Op::MatMul { x, weight, bias, out, .. } => {
-                let shape = host.matrix_shape(weight)?;
+                let shape = handles.matrix_shape(weight)?;
                 c.matrix("x", &x, x.rows, shape.cols)?;
                 c.matrix("out", &out, x.rows, shape.rows)?;
                 if let Some(bias) = bias {
-                    c.numbers("bias", bias, shape.rows)?;
-                    c.apart("bias", bias, &out)?;
+                    c.buffer("bias", bias, shape.rows)?;
+                    c.not_written("bias", bias, &out)?;
                 }
-                c.apart("x", x.buffer, &out)
+                c.not_written("x", x.buffer, &out)
             }
             Op::Rope { x, frequencies, pairs, spans, out, .. } => {
                 c.view("x", &x)?;
-                c.same("out", &out, &x)?;
+                c.same_shape("out", &out, &x)?;
                 c.in_place("x", &x, &out)?;
                 if frequencies.len() > x.width / 2 {
                     let pairs = match pairs {
@@ -109,7 +124,7 @@ impl Op<'_> {
                 let (inputs, outputs) = c.head_matrix(matrix, x.heads)?;
                 c.vectors("x", &x, x.rows, x.heads, inputs)?;
                 c.vectors("out", &out, x.rows, x.heads, outputs)?;
-                c.apart("x", x.buffer, &out)
+                c.not_written("x", x.buffer, &out)
             }
             Op::LatentAttention { q, k, keys, values, spans, out, .. } => {
                 let (latent, nope) = c.head_matrix(keys, q.heads)?;
@@ -120,16 +135,17 @@ impl Op<'_> {
                         .is_none_or(|r| q.width.checked_sub(r) != Some(nope))
                 {
                     return c.wrong(format!(
-                        "queries of {} to keys of {nope} of latents of {latent} and values of latents of {inputs} in {}",
+                        "queries of width {} to keys of width {nope} from latents of {latent}, and \
+                         values from latents of {inputs}, in {}",
                         q.width, k.width
                     ));
                 }
                 c.view("q", &q)?;
                 c.matrix("k", &k, q.rows, k.width)?;
                 c.vectors("out", &out, q.rows, q.heads, value)?;
-                c.apart("q", q.buffer, &out)?;
-                c.apart("k", k.buffer, &out)?;
-                c.key_values(spans, q.rows, (1, k.width, 0), None)
+                c.not_written("q", q.buffer, &out)?;
+                c.not_written("k", k.buffer, &out)?;
+                c.kv_spans(spans, q.rows, KvShape::keys_only(k.width), None)
             }
             Op::Attention { .. } => self.check_attention(c),
             Op::TopPositions { q, k, weights, spans, scores, out } => {
@@ -140,11 +156,11 @@ impl Op<'_> {
                 c.matrix("out", &out, q.rows, out.width)?;
                 for (what, input) in [("q", q.buffer), ("k", k.buffer), ("weights", weights.buffer)]
                 {
-                    c.apart(what, input, &out)?;
-                    c.apart(what, input, &scores)?;
+                    c.not_written(what, input, &out)?;
+                    c.not_written(what, input, &scores)?;
                 }
-                c.apart("scores", scores.buffer, &out)?;
-                c.key_values(spans, q.rows, (1, k.width, 0), None)?;
+                c.not_written("scores", scores.buffer, &out)?;
+                c.kv_spans(spans, q.rows, KvShape::keys_only(k.width), None)?;
                 let end = spans.iter().map(|s| s.position + s.rows).max().unwrap_or(0);
                 if end > scores.width || scores.rows == 0 || end > EXACT_IDS {
                     return c.wrong(format!(
@@ -156,21 +172,21 @@ impl Op<'_> {
             }
             Op::Conv1d { x, weight, width, spans, out } => {
                 if width == 0 {
-                    return c.wrong("a convolution of no taps".into());
+                    return c.wrong("a convolution without taps".into());
                 }
                 c.matrix("x", &x, x.rows, x.width)?;
-                c.same("out", &out, &x)?;
-                c.numbers("weight", weight, c.product(&[x.width, width])?)?;
-                c.apart("x", x.buffer, &out)?;
-                c.apart("weight", weight, &out)?;
-                c.recurrent(spans, x.rows, c.product(&[width - 1, x.width])?)
+                c.same_shape("out", &out, &x)?;
+                c.buffer("weight", weight, c.product(&[x.width, width])?)?;
+                c.not_written("x", x.buffer, &out)?;
+                c.not_written("weight", weight, &out)?;
+                c.recurrent_spans(spans, x.rows, c.product(&[width - 1, x.width])?)
             }
             Op::DeltaNet { .. } => self.check_delta_net(c),
             Op::Glu { activation, gate, up, out } => {
                 c.activation(activation)?;
                 c.matrix("gate", &gate, gate.rows, gate.width)?;
-                c.same("up", &up, &gate)?;
-                c.same("out", &out, &gate)?;
+                c.same_shape("up", &up, &gate)?;
+                c.same_shape("out", &out, &gate)?;
                 if gate.buffer == out.buffer && up.buffer == out.buffer {
                     return c.wrong("gate, up and out in one buffer".into());
                 }
@@ -179,8 +195,8 @@ impl Op<'_> {
             }
             Op::Add { x, y } => {
                 c.matrix("x", &x, x.rows, x.width)?;
-                c.same("y", &y, &x)?;
-                c.apart("y", y.buffer, &x)
+                c.same_shape("y", &y, &x)?;
+                c.not_written("y", y.buffer, &x)
             }
             Op::Scale { x, .. } => c.matrix("x", &x, x.rows, x.width),
             Op::SoftCap { x, cap } => {
@@ -193,7 +209,8 @@ impl Op<'_> {
                 c.matrix("logits", &logits, logits.rows, logits.width)?;
                 c.matrix("ids", &ids, logits.rows, ids.width)?;
                 c.matrix("weights", &weights, logits.rows, ids.width)?;
-                let Some(k) = ids.width.checked_sub(router.besides()).filter(|k| *k > 0) else {
+                let Some(k) = ids.width.checked_sub(router.shared_count()).filter(|k| *k > 0)
+                else {
                     return c.wrong("no experts are chosen".into());
                 };
                 if k > logits.width || logits.width > EXACT_IDS {
@@ -201,13 +218,13 @@ impl Op<'_> {
                 }
                 if let Some(gate) = router.shared.and_then(|shared| shared.gate) {
                     c.matrix("the shared expert's gate", &gate, logits.rows, 1)?;
-                    c.apart("the shared expert's gate", gate.buffer, &ids)?;
-                    c.apart("the shared expert's gate", gate.buffer, &weights)?;
+                    c.not_written("the shared expert's gate", gate.buffer, &ids)?;
+                    c.not_written("the shared expert's gate", gate.buffer, &weights)?;
                 }
-                for numbers in [router.correction, router.expert_scale].into_iter().flatten() {
-                    c.numbers("the router's numbers", numbers, logits.width)?;
-                    c.apart("the router's numbers", numbers, &ids)?;
-                    c.apart("the router's numbers", numbers, &weights)?;
+                for buffer in [router.correction, router.expert_scale].into_iter().flatten() {
+                    c.buffer("the router's bias or scale", buffer, logits.width)?;
+                    c.not_written("the router's bias or scale", buffer, &ids)?;
+                    c.not_written("the router's bias or scale", buffer, &weights)?;
                 }
                 if let Some(ExpertGroups { count, chosen }) = router.groups {
                     c.divides("groups", count, "experts", logits.width)?;
@@ -218,9 +235,9 @@ impl Op<'_> {
                         ));
                     }
                 }
-                c.apart("logits", logits.buffer, &ids)?;
-                c.apart("logits", logits.buffer, &weights)?;
-                c.apart("ids", ids.buffer, &weights)
+                c.not_written("logits", logits.buffer, &ids)?;
+                c.not_written("logits", logits.buffer, &weights)?;
+                c.not_written("ids", ids.buffer, &weights)
             }
             Op::TopLogits { logits, best } => {
                 c.matrix("logits", &logits, logits.rows, logits.width)?;
@@ -235,21 +252,21 @@ impl Op<'_> {
                         best.width, logits.width
                     ));
                 }
-                c.apart("logits", logits.buffer, &best)
+                c.not_written("logits", logits.buffer, &best)
             }
             Op::Experts { .. } => self.check_experts(c),
             Op::Combine { parts, weights, shared, out: x, .. } => {
                 c.matrix("out", &x, x.rows, x.width)?;
                 c.matrix("weights", &weights, x.rows, weights.width)?;
                 c.matrix("parts", &parts, c.product(&[x.rows, weights.width])?, x.width)?;
-                c.apart("parts", parts.buffer, &x)?;
-                c.apart("weights", weights.buffer, &x)?;
+                c.not_written("parts", parts.buffer, &x)?;
+                c.not_written("weights", weights.buffer, &x)?;
                 if let Some(shared) = shared {
                     c.matrix("shared.out", &shared.out, x.rows, x.width)?;
-                    c.apart("shared.out", shared.out.buffer, &x)?;
+                    c.not_written("shared.out", shared.out.buffer, &x)?;
                     if let Some(gate) = shared.gate {
                         c.matrix("shared.gate", &gate, x.rows, 1)?;
-                        c.apart("shared.gate", gate.buffer, &x)?;
+                        c.not_written("shared.gate", gate.buffer, &x)?;
                     }
                 }
                 Ok(())
@@ -257,7 +274,7 @@ impl Op<'_> {
         }
     }
 
-    fn check_attention(&self, c: Check<'_>) -> Result<(), Error> {
+    fn check_attention(&self, c: OpCheck<'_>) -> Result<(), Error> {
         let &Op::Attention { q, k, v, gate, window, sinks, positions, spans, out, .. } = self
         else {
             return Ok(());
@@ -270,49 +287,55 @@ impl Op<'_> {
             Some(v) => {
                 c.view("v", &v)?;
                 c.vectors("v", &v, q.rows, k.heads, out.width)?;
-                c.apart("v", v.buffer, &out)?;
+                c.not_written("v", v.buffer, &out)?;
             }
             None if out.width > k.width => {
-                return c.wrong(format!("values of {} numbers in keys of {}", out.width, k.width));
+                return c
+                    .wrong(format!("values of width {} in keys of width {}", out.width, k.width));
             }
             None => {}
         }
         c.divides("key heads", k.heads, "query heads", q.heads)?;
         for (what, input) in [("q", &q), ("k", &k)] {
-            c.apart(what, input.buffer, &out)?;
+            c.not_written(what, input.buffer, &out)?;
         }
         if let Some(gate) = gate {
-            c.same("gate", &gate, &out)?;
-            c.apart("gate", gate.buffer, &out)?;
+            c.same_shape("gate", &gate, &out)?;
+            c.not_written("gate", gate.buffer, &out)?;
         }
         if let Some(sinks) = sinks {
-            c.numbers("sinks", sinks, q.heads)?;
-            c.apart("sinks", sinks, &out)?;
+            c.buffer("sinks", sinks, q.heads)?;
+            c.not_written("sinks", sinks, &out)?;
         }
         if let Some(positions) = positions {
             c.matrix("positions", &positions, q.rows, positions.width)?;
-            c.apart("positions", positions.buffer, &out)?;
+            c.not_written("positions", positions.buffer, &out)?;
         }
         if window == Some(0) || (window.is_some() && positions.is_some()) {
-            return c.wrong("a window of no positions, or with positions named".into());
+            return c.wrong("an empty window, or a window and a list of positions".into());
         }
-        c.key_values(spans, q.rows, (k.heads, k.width, v.map_or(0, |v| v.width)), window)
+        let shape = KvShape {
+            kv_heads: k.heads,
+            key_width: k.width,
+            value_width: v.map_or(0, |v| v.width),
+        };
+        c.kv_spans(spans, q.rows, shape, window)
     }
 
-    fn check_delta_net(&self, c: Check<'_>) -> Result<(), Error> {
+    fn check_delta_net(&self, c: OpCheck<'_>) -> Result<(), Error> {
         let &Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, spans, out } = self else {
             return Ok(());
         };
         c.view("q", &q)?;
-        c.same("k", &k, &q)?;
+        c.same_shape("k", &k, &q)?;
         c.view("v", &v)?;
         c.vectors("v", &v, q.rows, v.heads, v.width)?;
-        c.same("out", &out, &v)?;
+        c.same_shape("out", &out, &v)?;
         c.divides("key heads", k.heads, "value heads", v.heads)?;
         c.matrix("a", &a, q.rows, v.heads)?;
         c.matrix("b", &b, q.rows, v.heads)?;
-        c.numbers("a_log", a_log, v.heads)?;
-        c.numbers("dt_bias", dt_bias, v.heads)?;
+        c.buffer("a_log", a_log, v.heads)?;
+        c.buffer("dt_bias", dt_bias, v.heads)?;
         for (what, input) in [
             ("q", q.buffer),
             ("k", k.buffer),
@@ -322,38 +345,34 @@ impl Op<'_> {
             ("a_log", a_log),
             ("dt_bias", dt_bias),
         ] {
-            c.apart(what, input, &out)?;
+            c.not_written(what, input, &out)?;
         }
-        c.recurrent(spans, q.rows, c.product(&[v.heads, v.width, k.width])?)
+        c.recurrent_spans(spans, q.rows, c.product(&[v.heads, v.width, k.width])?)
     }
 
-    fn check_experts(&self, c: Check<'_>) -> Result<(), Error> {
+    fn check_experts(&self, c: OpCheck<'_>) -> Result<(), Error> {
         let &Op::Experts { x, shape, activation, experts, uses, inner, out } = self else {
             return Ok(());
         };
         c.activation(activation)?;
         let (hidden, intermediate) = (x.width, inner.width);
-        c.weight("gate", shape.gate, intermediate, hidden)?;
-        c.weight("up", shape.up, intermediate, hidden)?;
-        c.weight("down", shape.down, out.width, intermediate)?;
+        c.weight_shape("gate", shape.gate, intermediate, hidden)?;
+        c.weight_shape("up", shape.up, intermediate, hidden)?;
+        c.weight_shape("down", shape.down, out.width, intermediate)?;
         c.matrix("x", &x, x.rows, hidden)?;
         c.matrix("inner", &inner, inner.rows, intermediate)?;
         c.matrix("out", &out, out.rows, hidden)?;
-        c.apart("x", x.buffer, &inner)?;
-        c.apart("x", x.buffer, &out)?;
-        c.apart("inner", inner.buffer, &out)?;
+        c.not_written("x", x.buffer, &inner)?;
+        c.not_written("x", x.buffer, &out)?;
+        c.not_written("inner", inner.buffer, &out)?;
         if inner.rows < uses.len() {
-            return c.wrong(format!(
-                "{} uses with {} rows between the matrices",
-                uses.len(),
-                inner.rows
-            ));
+            return c.wrong(format!("{} uses with {} scratch rows", uses.len(), inner.rows));
         }
         if experts == 0 {
             return c.wrong("no experts".into());
         }
         let bytes = shape.bytes()?;
-        let large_enough = |slot: Slot| match c.host.slot_bytes(slot)? {
+        let large_enough = |slot: Slot| match c.handles.slot_bytes(slot)? {
             has if has < bytes => {
                 c.wrong(format!("a slot of {has} bytes for an expert of {bytes}"))
             }
@@ -363,19 +382,23 @@ impl Op<'_> {
             ExpertUses::Listed(uses) => uses,
             ExpertUses::Routed { ids, table } => {
                 c.matrix("ids", &ids, x.rows, ids.width)?;
-                c.apart("ids", ids.buffer, &inner)?;
-                c.apart("ids", ids.buffer, &out)?;
+                c.not_written("ids", ids.buffer, &inner)?;
+                c.not_written("ids", ids.buffer, &out)?;
                 if ids.rows * ids.width > out.rows {
-                    return c.wrong(format!("{} parts in {} rows", ids.rows * ids.width, out.rows));
+                    return c.wrong(format!(
+                        "{} outputs in {} rows",
+                        ids.rows * ids.width,
+                        out.rows
+                    ));
                 }
-                return c.host.table(table)?.iter().try_for_each(|slot| large_enough(*slot));
+                return c.handles.table(table)?.iter().try_for_each(|slot| large_enough(*slot));
             }
         };
         for u in uses {
-            if u.row >= x.rows || u.part >= out.rows {
+            if u.row >= x.rows || u.out_row >= out.rows {
                 return c.wrong(format!(
-                    "a use of row {} of {} for part {} of {}",
-                    u.row, x.rows, u.part, out.rows
+                    "a use of row {} of {} for output row {} of {}",
+                    u.row, x.rows, u.out_row, out.rows
                 ));
             }
             large_enough(u.slot)?;
@@ -384,40 +407,40 @@ impl Op<'_> {
     }
 }
 
-impl Check<'_> {
+impl OpCheck<'_> {
     #[cold]
     fn wrong<T>(&self, what: String) -> Result<T, Error> {
         Err(Error::Shape(format!("{}: {what}", self.op)))
     }
 
-    /// The activation's limits are in order.
+    /// Checks the limit of the activation.
     fn activation(&self, activation: Activation) -> Result<(), Error> {
         match activation {
             Activation::ClampedSwiGlu { limit, .. } if limit.is_nan() || limit < 0.0 => {
-                self.wrong(format!("an activation that ends at {limit} and its negative"))
+                self.wrong(format!("an activation with the limit {limit}"))
             }
             _ => Ok(()),
         }
     }
 
-    /// The product of some dimensions.
+    /// Product of dimensions, checked for overflow.
     fn product(&self, dimensions: &[usize]) -> Result<usize, Error> {
         match dimensions.iter().try_fold(1usize, |product, n| product.checked_mul(*n)) {
             Some(product) => Ok(product),
-            None => self.wrong(format!("dimensions {dimensions:?} that no memory can hold")),
+            None => self.wrong(format!("dimensions {dimensions:?} that overflow")),
         }
     }
 
-    /// The view has vectors, lies inside its buffer, and no two of its vectors overlap.
+    /// Checks that a view is not empty, is inside its buffer and has no overlapping vectors.
     fn view(&self, what: &str, view: &View) -> Result<(), Error> {
-        let len = self.host.numbers(view.buffer)?;
+        let len = self.handles.buffer_len(view.buffer)?;
         if view.heads == 0 || view.width == 0 {
             return self
-                .wrong(format!("{what} has no numbers: {} heads of {}", view.heads, view.width));
+                .wrong(format!("{what} is empty: {} heads of width {}", view.heads, view.width));
         }
-        if !view.lies_in(len) {
+        if !view.is_within(len) {
             return self
-                .wrong(format!("{what} reaches beyond its buffer of {len} numbers: {view:?}"));
+                .wrong(format!("{what} reaches beyond its buffer of {len} values: {view:?}"));
         }
         if !view.is_disjoint() {
             return self.wrong(format!("{what} has vectors that overlap: {view:?}"));
@@ -425,7 +448,7 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// A view of given rows, heads and width.
+    /// Checks a view and its rows, heads and width.
     fn vectors(
         &self,
         what: &str,
@@ -443,17 +466,17 @@ impl Check<'_> {
         self.view(what, view)
     }
 
-    /// A view of one head.
+    /// Checks a view of one head.
     fn matrix(&self, what: &str, view: &View, rows: usize, width: usize) -> Result<(), Error> {
         self.vectors(what, view, rows, 1, width)
     }
 
-    /// A view with the shape of another.
-    fn same(&self, what: &str, view: &View, other: &View) -> Result<(), Error> {
+    /// Checks that a view has the shape of another.
+    fn same_shape(&self, what: &str, view: &View, other: &View) -> Result<(), Error> {
         self.vectors(what, view, other.rows, other.heads, other.width)
     }
 
-    /// An input that the output may replace: it is the same view, or lies in another buffer.
+    /// Checks an input that may alias the output: the same view, or another buffer.
     fn in_place(&self, what: &str, input: &View, out: &View) -> Result<(), Error> {
         if input.buffer == out.buffer && input != out {
             return self.wrong(format!("{what} and out are different windows of one buffer"));
@@ -461,10 +484,10 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// An input that may not share a buffer with what is written.
-    fn apart(&self, what: &str, input: Buffer, written: &View) -> Result<(), Error> {
+    /// Checks that an input is not in a buffer that the op writes.
+    fn not_written(&self, what: &str, input: Buffer, written: &View) -> Result<(), Error> {
         if input == written.buffer {
-            return self.wrong(format!("{what} lies in a buffer that the op writes"));
+            return self.wrong(format!("{what} is in a buffer that the op writes"));
         }
         Ok(())
     }
@@ -476,16 +499,16 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// A buffer of at least `len` numbers.
-    fn numbers(&self, what: &str, buffer: Buffer, len: usize) -> Result<(), Error> {
-        let has = self.host.numbers(buffer)?;
+    /// Checks that a buffer has at least `len` values.
+    fn buffer(&self, what: &str, buffer: Buffer, len: usize) -> Result<(), Error> {
+        let has = self.handles.buffer_len(buffer)?;
         if has < len {
-            return self.wrong(format!("{what} has {has} numbers where {len} belong"));
+            return self.wrong(format!("{what} has {has} values where {len} belong"));
         }
         Ok(())
     }
 
-    fn weight(
+    fn weight_shape(
         &self,
         what: &str,
         shape: MatrixShape,
@@ -501,9 +524,9 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Inputs and outputs of matrices of heads.
+    /// Checks per-head matrices, and returns their inputs and outputs.
     fn head_matrix(&self, matrix: HeadMatrix, heads: usize) -> Result<(usize, usize), Error> {
-        let (shape, head_rows) = (self.host.matrix_shape(matrix.weight)?, matrix.head_rows);
+        let (shape, head_rows) = (self.handles.matrix_shape(matrix.weight)?, matrix.head_rows);
         let HeadRows { stride, first, count } = head_rows;
         if first.checked_add(count).is_none_or(|end| end > stride)
             || self.product(&[heads, stride])? != shape.rows
@@ -513,7 +536,7 @@ impl Check<'_> {
         Ok(matrix.inputs_outputs(shape.cols))
     }
 
-    /// Spans that cover `rows` rows; no state twice.
+    /// Checks that spans cover `rows` rows and that no state occurs twice.
     fn spans(&self, spans: &[Span], rows: usize) -> Result<(), Error> {
         let covered = spans.iter().try_fold(0usize, |sum, span| {
             span.position.checked_add(span.rows)?;
@@ -530,26 +553,26 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Spans whose states hold keys and values of such (heads, key width, value width), and have room for the rows.
-    fn key_values(
+    /// Checks spans of KV caches: shape and capacity.
+    fn kv_spans(
         &self,
         spans: &[Span],
         rows: usize,
-        shape: (usize, usize, usize),
+        shape: KvShape,
         window: Option<usize>,
     ) -> Result<(), Error> {
         self.spans(spans, rows)?;
         for span in spans {
             let StateShape::KeyValue { kv_heads, key_width, value_width, positions } =
-                self.host.state_shape(span.state)?
+                self.handles.state_shape(span.state)?
             else {
-                return self.wrong("a recurrent state where keys and values belong".into());
+                return self.wrong("a recurrent state where a KV cache belongs".into());
             };
-            let has = (kv_heads, key_width, value_width);
+            let has = KvShape { kv_heads, key_width, value_width };
             if has != shape {
-                return self.wrong(format!("a state of (heads, key, value) {has:?} for {shape:?}"));
+                return self.wrong(format!("a state of {has:?} for {shape:?}"));
             }
-            // A shorter state wraps around, and still has the window before the first row when the last is written.
+            // A ring still holds the window before the first row when the last row is written.
             let wraps = window.is_some_and(|window| {
                 positions.is_multiple_of(KV_BLOCK)
                     && window.checked_add(span.rows).is_some_and(|needed| needed <= positions)
@@ -564,15 +587,15 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Spans whose states are recurrent ones of `len` numbers.
-    fn recurrent(&self, spans: &[Span], rows: usize, len: usize) -> Result<(), Error> {
+    /// Checks spans of recurrent states of `len` values.
+    fn recurrent_spans(&self, spans: &[Span], rows: usize, len: usize) -> Result<(), Error> {
         self.spans(spans, rows)?;
         for span in spans {
-            let StateShape::Recurrent { len: has } = self.host.state_shape(span.state)? else {
-                return self.wrong("keys and values where a recurrent state belongs".into());
+            let StateShape::Recurrent { len: has } = self.handles.state_shape(span.state)? else {
+                return self.wrong("a KV cache where a recurrent state belongs".into());
             };
             if has != len {
-                return self.wrong(format!("a state of {has} numbers where {len} belong"));
+                return self.wrong(format!("a state of {has} values where {len} belong"));
             }
         }
         Ok(())
@@ -580,8 +603,8 @@ impl Check<'_> {
 }
 
 impl View {
-    /// Whether every vector of the view ends before `len`.
-    pub(crate) fn lies_in(&self, len: usize) -> bool {
+    /// Whether all vectors of the view are inside a buffer of `len` values.
+    pub(crate) fn is_within(&self, len: usize) -> bool {
         if self.rows == 0 || self.heads == 0 {
             return true;
         }
@@ -594,13 +617,13 @@ impl View {
         last.and_then(|last| last.checked_add(self.width)).is_some_and(|end| end <= len)
     }
 
-    /// Whether its numbers lie one behind another.
+    /// Whether the elements of the view are contiguous.
     pub(crate) const fn is_dense(&self) -> bool {
         (self.heads == 1 || self.head_stride == self.width)
             && (self.rows == 1 || self.row_stride == self.heads * self.width)
     }
 
-    /// Whether no two vectors of the view share a number. The view must lie in a buffer.
+    /// Whether no two vectors of the view overlap. The view must be inside a buffer.
     pub(crate) fn is_disjoint(&self) -> bool {
         let nested = |(n, inner): (usize, usize), (m, outer): (usize, usize)| {
             (n <= 1 || inner >= self.width)

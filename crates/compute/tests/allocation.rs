@@ -96,7 +96,7 @@ fn step(exact: bool, rows: usize) {
     make.0.reserve_scratch(scratch).unwrap();
     let matrix = |rows, cols, format| MatrixShape { rows, cols, format };
     let mut weight = |shape: MatrixShape| {
-        let bytes = Bytes::zeroed(shape.parts().unwrap().total()).unwrap();
+        let bytes = Bytes::zeroed(shape.plane_bytes().unwrap().total()).unwrap();
         make.0.weight(shape, bytes).unwrap()
     };
     let (table, square) = (weight(matrix(100, HIDDEN, FOUR)), weight(matrix(HIDDEN, HIDDEN, FOUR)));
@@ -108,14 +108,14 @@ fn step(exact: bool, rows: usize) {
     let wide_shape = matrix(INNER, HIDDEN, FOUR);
     let shape = ExpertShape {
         output_bias: Some(Scalar::BF16),
-        ..ExpertShape::of(wide_shape, wide_shape, matrix(HIDDEN, INNER, FOUR))
+        ..ExpertShape::new(wide_shape, wide_shape, matrix(HIDDEN, INNER, FOUR))
     };
     let bank = make.0.bank(EXPERTS, shape.bytes().unwrap(), BankPlace::Host).unwrap();
     let uses: Vec<ExpertUse> = (0..rows * K)
         .map(|part| ExpertUse {
             slot: Slot { bank, index: (part % EXPERTS) as u32 },
             row: part / K,
-            part,
+            out_row: part,
         })
         .collect();
     let mut kv = |kv_heads, key_width, value_width, positions| {

@@ -166,7 +166,7 @@ fn what_no_matrix_can_be_is_an_error() {
         (scaled(Element::E4M3, 1, 0), 1, 32),
         (scaled(Element::E4M3, 1, 1), usize::MAX / 4, 2),
     ] {
-        assert!(format.parts(rows, cols).is_err(), "{format}");
+        assert!(format.plane_bytes(rows, cols).is_err(), "{format}");
     }
     let shape = MatrixShape { rows: 2, cols: 64, format: affine(4, 64) };
     assert!(shape.view(&[0; 71]).is_err() && shape.view(&[0; 72]).is_ok());

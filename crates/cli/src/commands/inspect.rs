@@ -288,7 +288,7 @@ fn kinds(blueprint: &Blueprint) -> Vec<Kind> {
                 }
                 let shape = &moe.experts.shape;
                 for matrix in [shape.gate, shape.up, shape.down] {
-                    let of_one = matrix.parts().map_or(0, |p| p.total()) as u64;
+                    let of_one = matrix.plane_bytes().map_or(0, |p| p.total()) as u64;
                     let count = moe.experts.count;
                     let parameters = matrix.rows as u64 * matrix.cols as u64 * count as u64;
                     kinds.count(

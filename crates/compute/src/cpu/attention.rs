@@ -1,8 +1,9 @@
-//! Causal attention with grouped heads.
+//! Causal grouped-query attention: online softmax over blocks of the KV cache, with split-KV.
 //!
-//! A row's sums are those of blocks of positions, joined in order. A block's part of a row is the same whoever sums it: one
-//! tile goes over all blocks where rows and heads make tiles enough; else every block is a tile, and the parts, which lie in
-//! [`Cpu`]'s scratch, are joined afterwards.
+//! The sums of a row are computed per block of positions and merged in block order. The partial
+//! result of a block does not depend on the tiling. If rows and heads make enough tiles, one tile
+//! goes over all blocks. Otherwise every block is a tile (split-KV, as in flash-decoding): the
+//! partial results are in the scratch memory of [`Cpu`] and merged afterwards.
 
 use std::{mem, ops::Range};
 
@@ -14,180 +15,217 @@ use super::{
 };
 use crate::{
     Buffer, Error, KV_BLOCK, Op, Scalar, ScratchShape, Span, View,
-    host::{Host, KeyValue, Kind},
+    host::{Host, HostKvCache, KvKind},
 };
 
-/// Positions of a block, which lie in one piece. Blocks begin at multiples of it, so a row's sums do not depend on the
-/// other rows of the op, nor on where a chunk began.
+/// Positions of a block, which are contiguous in the KV cache. Blocks start at multiples of it, so
+/// the sums of a row depend neither on the other rows of the op nor on the prefill chunking.
 const BLOCK: usize = KV_BLOCK;
-/// Most queries of a tile, rows times heads: they read the same keys and values.
-const QUERIES: usize = 16;
-/// Tiles that one row makes at least, if a tile has no fewer heads than [`MIN_HEADS`].
+/// Maximum queries of a tile, rows times heads. They share the keys and values that they read.
+const MAX_QUERIES: usize = 16;
+/// Minimum tiles per row, as long as tiles have at least [`MIN_HEADS`] heads.
 const MIN_TILES: usize = 8;
-/// Heads of a tile, if as many share their keys.
+/// Minimum heads of a tile, if that many share a KV head.
 const MIN_HEADS: usize = 4;
-/// Tiles that are enough for any number of threads.
+/// Number of tiles that keeps any number of threads busy.
 const ENOUGH_TILES: usize = 32;
-/// Numbers that there is room for in parts of sums: two MiB, which caches hold.
-pub(super) const KV_SPLITS: usize = 1 << 19;
+/// Scratch for split-KV partial results, in f32 values: 2 MiB, which fits in caches.
+pub(super) const SPLIT_SCRATCH_LEN: usize = 1 << 19;
 
 /// Runs [`Op::Attention`].
 pub(super) fn attention(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(), Error> {
     let &Op::Attention { k, v, spans, out, .. } = op else { return Ok(()) };
-    host.with(&out, |host, numbers| {
-        write_keys(host, spans, (&k, v.as_ref()))?;
-        let Some(common) = Common::of(host, cpu.kernels, op)? else { return Ok(()) };
-        if attend_together((host, cpu), &common, op, numbers)? {
+    host.with(&out, |host, values| {
+        append_kv(host, spans, &k, v.as_ref())?;
+        let Some(inputs) = AttentionInputs::new(host, cpu.kernels, op)? else { return Ok(()) };
+        if attend_batched(host, cpu, &inputs, op, values)? {
             return Ok(());
         }
-        of_spans(host, spans).try_for_each(|of_span| attend(cpu, (&common, of_span?), op, numbers))
+        span_caches(host, spans).try_for_each(|cache| attend(cpu, &inputs, cache?, op, values))
     })
 }
 
-/// Writes the rows of keys and values into the spans' states.
-pub(super) fn write_keys(
+/// Appends the rows of `k` and `v` to the KV caches of the spans.
+pub(super) fn append_kv(
     host: &mut Host,
     spans: &[Span],
-    keys: (&View, Option<&View>),
+    k: &View,
+    v: Option<&View>,
 ) -> Result<(), Error> {
     let mut first = 0;
     for span in spans {
-        let mut kv = host.states.take_key_value(span.state, span.position, span.rows)?;
-        let done = append(host, &mut kv, (span, first), keys);
-        host.states.put_key_value(span.state, kv)?;
-        done?;
+        let mut kv = host.states.take_kv(span.state, span.position, span.rows)?;
+        let result = append_rows(host, &mut kv, KvSource { k, v, first }, span);
+        host.states.put_kv(span.state, kv)?;
+        result?;
         first += span.rows;
     }
     Ok(())
 }
 
-/// Spans with their states and the rows of the op where they begin.
-pub(super) fn of_spans<'a>(
+/// A span with its KV cache.
+#[derive(Clone, Copy)]
+pub(super) struct SpanCache<'a> {
+    pub(super) kv: &'a HostKvCache,
+    /// Row of the op where the span starts.
+    pub(super) first: usize,
+    pub(super) span: &'a Span,
+}
+
+/// Pairs spans with their KV caches.
+pub(super) fn span_caches<'a>(
     host: &'a Host,
     spans: &'a [Span],
-) -> impl Iterator<Item = Result<OfSpan<'a>, Error>> {
-    spans.iter().scan(0, |first, span| {
-        let begin = std::mem::replace(first, *first + span.rows);
-        Some(host.states.key_value(span.state).map(|kv| (kv, begin, span)))
+) -> impl Iterator<Item = Result<SpanCache<'a>, Error>> {
+    spans.iter().scan(0, |next, span| {
+        let first = mem::replace(next, *next + span.rows);
+        Some(host.states.kv_cache(span.state).map(|kv| SpanCache { kv, first, span }))
     })
 }
 
-/// A span's state, the row of the op where it begins, and the span.
-pub(super) type OfSpan<'a> = (&'a KeyValue, usize, &'a Span);
+/// Keys and values to append; the span starts at row `first`.
+struct KvSource<'a> {
+    k: &'a View,
+    v: Option<&'a View>,
+    first: usize,
+}
 
-/// Writes keys and values of a span's rows, which begin at row `first` of the op, at their positions.
-fn append(
+/// Appends the rows of one span to its KV cache.
+fn append_rows(
     host: &Host,
-    kv: &mut KeyValue,
-    (span, first): (&Span, usize),
-    (k, v): (&View, Option<&View>),
+    kv: &mut HostKvCache,
+    KvSource { k, v, first }: KvSource<'_>,
+    span: &Span,
 ) -> Result<(), Error> {
-    let (k, v) = ((host.get(k)?, k), v.map(|v| Ok::<_, Error>((host.get(v)?, v))).transpose()?);
+    let keys = host.get(k)?;
+    let values = v.map(|v| Ok::<_, Error>((host.get(v)?, v))).transpose()?;
     for i in 0..span.rows {
+        let position = span.position + i;
         for head in 0..kv.kv_heads {
-            kv.write(Kind::Key, span.position + i, head, vector(k.0, k.1, first + i, head));
-            if let Some((all, v)) = v {
-                kv.write(Kind::Value, span.position + i, head, vector(all, v, first + i, head));
+            kv.write(KvKind::Key, position, head, vector(keys, k, first + i, head));
+            if let Some((values, v)) = values {
+                kv.write(KvKind::Value, position, head, vector(values, v, first + i, head));
             }
         }
     }
     Ok(())
 }
 
-/// The scratch for keys and values that must be widened.
-pub(super) fn wide_kv(kv: &KeyValue) -> ScratchShape {
+/// Scratch for keys and values that are dequantized before use.
+pub(super) fn dequantized_scratch(kv: &HostKvCache) -> ScratchShape {
     let wide_kv = if kv.format.scalar().is_none() { kv.key_width + kv.value_width } else { 0 };
     ScratchShape { wide_kv, ..ScratchShape::default() }
 }
 
-/// Points `to` to vectors of `width` numbers as kernels read them: in place, or widened to `room`.
-pub(super) fn readable<'a>(
-    (kernels, kv): (Kernels, &KeyValue),
-    from: impl Iterator<Item = &'a [u8]>,
-    (room, width): (&'a mut [f32], usize),
-    to: &mut [&'a [u8]],
+/// Sets `dst` to vectors of `width` elements that kernels can read: those of the cache, or copies
+/// dequantized to `scratch`.
+pub(super) fn readable_vectors<'a>(
+    kernels: Kernels,
+    kv: &HostKvCache,
+    src: impl Iterator<Item = &'a [u8]>,
+    scratch: &'a mut [f32],
+    width: usize,
+    dst: &mut [&'a [u8]],
 ) -> Scalar {
     if let Some(scalar) = kv.format.scalar() {
-        to.iter_mut().zip(from).for_each(|(to, vector)| *to = vector);
+        dst.iter_mut().zip(src).for_each(|(dst, vector)| *dst = vector);
         return scalar;
     }
-    let wide = from.zip(room.chunks_exact_mut(width)).take(to.len());
-    wide.for_each(|(vector, wide)| kernels.widen_key(kv.format, vector, wide));
-    each(room, width, to);
+    let copies = src.zip(scratch.chunks_exact_mut(width)).take(dst.len());
+    copies.for_each(|(vector, copy)| kernels.widen_key(kv.format, vector, copy));
+    each(scratch, width, dst);
     Scalar::F32
 }
 
-/// Which positions a row sees: a range of them, or of a list of them.
+/// Positions that are visible to a row.
 #[derive(Clone, Copy)]
-enum Seen<'a> {
-    /// The last ones.
+enum VisiblePositions<'a> {
+    /// The last ones: causal or sliding-window attention.
     Window(usize),
-    /// Those that are named, by row of the op.
-    Named(&'a [f32], View),
+    /// Listed ones, by row of the op: sparse attention.
+    Listed(&'a [f32], View),
 }
 
-impl Seen<'_> {
-    /// What row `row` of the op at position `position` sees.
+/// Visible positions of one row and one KV head. `range` is a range of positions, or of indices
+/// into a list of positions.
+struct VisibleRange {
+    row: usize,
+    range: Range<usize>,
+    kv_head: usize,
+}
+
+impl VisiblePositions<'_> {
+    /// Range visible to row `row` of the op at position `position`.
     fn range(&self, row: usize, position: usize) -> Range<usize> {
         match self {
-            Seen::Window(window) => (position + 1).saturating_sub(*window)..position + 1,
-            Seen::Named(all, view) => 0..self::row(all, view, row).partition_point(|p| *p >= 0.0),
+            VisiblePositions::Window(window) => {
+                (position + 1).saturating_sub(*window)..position + 1
+            }
+            VisiblePositions::Listed(values, view) => {
+                0..self::row(values, view, row).partition_point(|p| *p >= 0.0)
+            }
         }
     }
 
-    /// Keys or values of a part of such a range, in one block: `scalar` and where they are.
+    /// Sets `dst` to the keys or values of a visible range that is within one block.
     fn vectors<'a>(
         &self,
-        (kernels, kv): (Kernels, &'a KeyValue),
-        (row, part, head): (usize, Range<usize>, usize),
-        (kind, room): (Kind, &'a mut [f32]),
-        to: &mut [&'a [u8]],
+        kernels: Kernels,
+        kv: &'a HostKvCache,
+        visible: &VisibleRange,
+        kind: KvKind,
+        scratch: &'a mut [f32],
+        dst: &mut [&'a [u8]],
     ) -> Scalar {
-        let room = (room, kv.width(kind));
+        let (width, head) = (kv.width(kind), visible.kv_head);
         match self {
-            Seen::Window(_) => {
-                readable((kernels, kv), kv.vectors(kind, part.start, head), room, to)
+            VisiblePositions::Window(_) => {
+                let vectors = kv.vectors(kind, visible.range.start, head);
+                readable_vectors(kernels, kv, vectors, scratch, width, dst)
             }
-            Seen::Named(all, view) => {
-                let named = self::row(all, view, row)[part].iter();
-                readable((kernels, kv), named.map(|p| kv.vector(kind, *p as usize, head)), room, to)
+            VisiblePositions::Listed(values, view) => {
+                let listed = self::row(values, view, visible.row)[visible.range.clone()].iter();
+                let vectors = listed.map(|p| kv.vector(kind, *p as usize, head));
+                readable_vectors(kernels, kv, vectors, scratch, width, dst)
             }
         }
     }
 }
 
-/// A softmax under way: the largest score, and the sum of the weights relative to it.
+/// Online softmax: the maximum score so far, and the sum of the weights relative to it.
 #[derive(Clone, Copy)]
-pub(super) struct Softmax {
+pub(super) struct OnlineSoftmax {
     max: f32,
     sum: f32,
 }
 
-impl Softmax {
-    /// Of no scores.
-    pub(super) const NONE: Self = Self { max: f32::NEG_INFINITY, sum: 0.0 };
+impl OnlineSoftmax {
+    /// Softmax of no scores.
+    pub(super) const EMPTY: Self = Self { max: f32::NEG_INFINITY, sum: 0.0 };
 
-    /// Makes scores weights.
-    pub(super) fn of(kernels: Kernels, scores: &mut [f32]) -> Self {
+    /// Replaces scores by their weights.
+    pub(super) fn from_scores(kernels: Kernels, scores: &mut [f32]) -> Self {
         let max = kernels.max(scores);
         Self { max, sum: kernels.exp_sum(scores, max) }
     }
 
-    /// Takes in a part; the factors are those on values that were summed before, and on the part's.
-    pub(super) fn join(&mut self, part: Self) -> SoftmaxPartial {
-        let by = if self.sum == 0.0 {
+    /// Merges a partial softmax. Returns the factors of the accumulated output and of the partial
+    /// output.
+    pub(super) fn merge(&mut self, partial: Self) -> SoftmaxPartial {
+        let factors = if self.sum == 0.0 {
             SoftmaxPartial { keep: 0.0, add: 1.0 }
-        } else if part.max > self.max {
-            SoftmaxPartial { keep: (self.max - part.max).exp(), add: 1.0 }
+        } else if partial.max > self.max {
+            SoftmaxPartial { keep: (self.max - partial.max).exp(), add: 1.0 }
         } else {
-            SoftmaxPartial { keep: 1.0, add: (part.max - self.max).exp() }
+            SoftmaxPartial { keep: 1.0, add: (partial.max - self.max).exp() }
         };
-        self.max = self.max.max(part.max);
-        self.sum = self.sum * by.keep + part.sum * by.add;
-        by
+        self.max = self.max.max(partial.max);
+        self.sum = self.sum * factors.keep + partial.sum * factors.add;
+        factors
     }
 
-    /// Divides what was summed by the sum of the weights. A sink is a score whose weight belongs to no value.
+    /// Divides the accumulated output by the sum of the weights. A sink adds a weight without a
+    /// value.
     pub(super) fn finish(&self, y: &mut [f32], sink: Option<f32>) {
         let sum = self.sum + sink.map_or(0.0, |sink| (sink - self.max).exp());
         let scale = if self.sum == 0.0 { 0.0 } else { 1.0 / sum };
@@ -195,20 +233,20 @@ impl Softmax {
     }
 }
 
-/// What the rows of an op share, whatever their span.
-struct Common<'a> {
+/// Inputs of an op that all its spans share.
+struct AttentionInputs<'a> {
     kernels: Kernels,
     q: (&'a [f32], View),
     gate: Option<(&'a [f32], View)>,
     sinks: Option<&'a [f32]>,
-    seen: Seen<'a>,
+    visible: VisiblePositions<'a>,
     scale: f32,
     has_values: bool,
 }
 
-impl<'a> Common<'a> {
-    /// Of [`Op::Attention`].
-    fn of(host: &'a Host, kernels: Kernels, op: &Op<'_>) -> Result<Option<Self>, Error> {
+impl<'a> AttentionInputs<'a> {
+    /// Inputs of [`Op::Attention`]; `None` for other ops.
+    fn new(host: &'a Host, kernels: Kernels, op: &Op<'_>) -> Result<Option<Self>, Error> {
         let &Op::Attention { q, v, gate, scale, window, sinks, positions, .. } = op else {
             return Ok(None);
         };
@@ -216,148 +254,165 @@ impl<'a> Common<'a> {
             kernels,
             q: (host.get(&q)?, q),
             gate: gate.map(|gate| Ok::<_, Error>((host.get(&gate)?, gate))).transpose()?,
-            sinks: sinks.map(|sinks| host.all(sinks)).transpose()?,
-            seen: match positions {
-                Some(view) => Seen::Named(host.get(&view)?, view),
-                None => Seen::Window(window.unwrap_or(usize::MAX)),
+            sinks: sinks.map(|sinks| host.values(sinks)).transpose()?,
+            visible: match positions {
+                Some(view) => VisiblePositions::Listed(host.get(&view)?, view),
+                None => VisiblePositions::Window(window.unwrap_or(usize::MAX)),
             },
             scale,
             has_values: v.is_some(),
         }))
     }
 
-    /// Ends the sums of a row of the op.
-    fn finish(&self, softmax: Softmax, y: &mut [f32], row: usize, head: usize) {
+    /// Normalizes the output of a row and head of the op, and applies the gate.
+    fn finish(&self, softmax: OnlineSoftmax, y: &mut [f32], row: usize, head: usize) {
         softmax.finish(y, self.sinks.map(|sinks| sinks[head]));
         if let Some((gate, view)) = &self.gate {
             self.kernels.mul_sigmoid(y, vector(gate, view, row, head));
         }
     }
 
-    /// Heads of a tile, where rows and blocks of positions make so many pairs: a divisor of those that share keys.
-    fn heads(&self, group: usize, pairs: usize) -> usize {
-        let most = (self.q.1.heads * pairs / MIN_TILES).clamp(MIN_HEADS, QUERIES).min(group);
-        (1..=most).rev().find(|n| group.is_multiple_of(*n)).unwrap_or(1)
+    /// Heads of a tile, given the number of pairs of rows and blocks. The result divides `group`,
+    /// the heads that share a KV head.
+    fn tile_heads(&self, group: usize, pairs: usize) -> usize {
+        let max = (self.q.1.heads * pairs / MIN_TILES).clamp(MIN_HEADS, MAX_QUERIES).min(group);
+        (1..=max).rev().find(|n| group.is_multiple_of(*n)).unwrap_or(1)
     }
 }
 
-/// Attends from rows that have a span each, as those of several sessions have, all at once: if no tile then takes longer than
-/// all threads together should.
-fn attend_together(
-    (host, cpu): (&Host, &mut Cpu),
-    common: &Common<'_>,
+/// Computes all spans in one parallel loop if each has one row, as in a decode step of several
+/// sequences. Returns false, and computes nothing, if the longest tile would take more than its
+/// share of the time.
+fn attend_batched(
+    host: &Host,
+    cpu: &mut Cpu,
+    inputs: &AttentionInputs<'_>,
     op: &Op<'_>,
-    numbers: &mut [f32],
+    values: &mut [f32],
 ) -> Result<bool, Error> {
     let &Op::Attention { q, spans, out, .. } = op else { return Ok(false) };
     if spans.len() < 2 || spans.iter().any(|span| span.rows != 1) {
         return Ok(false);
     }
-    let (mut all, mut longest, mut group) = (0, 0, 1);
-    for of_span in of_spans(host, spans) {
-        let of = Attend::new(common, of_span?);
-        let blocks = of.blocks().len();
-        (all, longest, group) = (all + blocks, longest.max(blocks), of.group);
-        cpu.reserve_all(wide_kv(of.kv))?;
+    let (mut total, mut longest, mut group) = (0, 0, 1);
+    for cache in span_caches(host, spans) {
+        let span = SpanAttention::new(inputs, cache?);
+        let blocks = span.blocks().len();
+        (total, longest, group) = (total + blocks, longest.max(blocks), span.group);
+        cpu.reserve_all(dequantized_scratch(span.kv))?;
     }
-    let heads = common.heads(group, all);
-    if longest > 1 && all * (q.heads / heads) < ENOUGH_TILES * longest {
+    let heads = inputs.tile_heads(group, total);
+    if longest > 1 && total * (q.heads / heads) < ENOUGH_TILES * longest {
         return Ok(false);
     }
-    cpu.pool.tiles(numbers, Grid::new(&out, 1, heads, out.width), |mut tile, lane| {
-        let row = tile.rows().start;
-        // It was there a moment ago.
-        let Ok(kv) = host.states.key_value(spans[row].state) else { return };
-        let of = Attend::new(common, (kv, row, &spans[row]));
-        let softmax = of.sum((0..1, row), (of.blocks(), None), &mut tile, lane);
-        for ((row, head), softmax) in tile.places().zip(softmax) {
-            common.finish(softmax, tile.vector(row, head), row, head);
+    cpu.pool.tiles(values, Grid::new(&out, 1, heads, out.width), |mut tile, lane| {
+        let first = tile.rows().start;
+        let span = &spans[first];
+        // The loop above has found the state.
+        let Ok(kv) = host.states.kv_cache(span.state) else { return };
+        let span = SpanAttention::new(inputs, SpanCache { kv, first, span });
+        let work = TileWork { rows: 0..1, tile_row: first, blocks: span.blocks(), next: None };
+        let softmax = span.accumulate(work, &mut tile, lane);
+        for ((row, head), softmax) in tile.coords().zip(softmax) {
+            inputs.finish(softmax, tile.vector(row, head), row, head);
         }
     });
     Ok(true)
 }
 
-/// Attends from the rows of one span to its keys and values.
+/// Computes the rows of one span.
 fn attend(
     cpu: &mut Cpu,
-    (common, (kv, first, span)): (&Common<'_>, OfSpan<'_>),
+    inputs: &AttentionInputs<'_>,
+    cache: SpanCache<'_>,
     op: &Op<'_>,
-    numbers: &mut [f32],
+    values: &mut [f32],
 ) -> Result<(), Error> {
     let &Op::Attention { q, positions, out, .. } = op else { return Ok(()) };
-    cpu.reserve_all(wide_kv(kv))?;
-    let (kernels, of) = (cpu.kernels, Attend::new(common, (kv, first, span)));
-    let (group, blocks) = (of.group, of.blocks());
-    // A tile has one head of keys and values.
-    let heads = common.heads(group, blocks.len());
-    // Rows with positions of their own share nothing.
-    let rows = if positions.is_some() { 1 } else { QUERIES / heads };
-    let to = out.slice(first, span.rows);
+    let SpanCache { kv, first, span } = cache;
+    cpu.reserve_all(dequantized_scratch(kv))?;
+    let (kernels, attention) = (cpu.kernels, SpanAttention::new(inputs, cache));
+    let (group, blocks) = (attention.group, attention.blocks());
+    // A tile has one KV head.
+    let heads = inputs.tile_heads(group, blocks.len());
+    // Rows with listed positions share no keys.
+    let rows = if positions.is_some() { 1 } else { MAX_QUERIES / heads };
+    let span_out = out.slice(first, span.rows);
     let tiles = span.rows.div_ceil(rows) * (q.heads / heads);
-    let Some(parts) =
-        Parts::new((span.rows, rows), &out, blocks.len()).filter(|_| tiles < ENOUGH_TILES)
+    let Some(split) =
+        SplitLayout::new(span.rows, rows, &out, blocks.len()).filter(|_| tiles < ENOUGH_TILES)
     else {
-        cpu.pool.tiles(numbers, Grid::new(&to, rows, heads, out.width), |mut tile, lane| {
-            let softmax = of.sum((tile.rows(), 0), (blocks.clone(), None), &mut tile, lane);
-            for ((row, head), softmax) in tile.places().zip(softmax) {
-                common.finish(softmax, tile.vector(row, head), first + row, head);
+        cpu.pool.tiles(values, Grid::new(&span_out, rows, heads, out.width), |mut tile, lane| {
+            let work =
+                TileWork { rows: tile.rows(), tile_row: 0, blocks: blocks.clone(), next: None };
+            let softmax = attention.accumulate(work, &mut tile, lane);
+            for ((row, head), softmax) in tile.coords().zip(softmax) {
+                inputs.finish(softmax, tile.vector(row, head), first + row, head);
             }
         });
         return Ok(());
     };
-    let (of_heads, threads) = (q.heads / heads, cpu.pool.threads());
-    let (totals, room) = cpu.parts.split_at_mut(parts.totals.rows * parts.totals.row_stride);
-    let (maxima, sums) = room.split_at_mut(parts.softmax.rows * parts.softmax.row_stride);
-    for some in blocks.clone().step_by(parts.blocks) {
-        let some = some..blocks.end.min(some + parts.blocks);
+    let (head_tiles, threads) = (q.heads / heads, cpu.pool.threads());
+    let (totals, rest) = cpu.kv_splits.split_at_mut(split.totals.rows * split.totals.row_stride);
+    let (maxima, sums) = rest.split_at_mut(split.softmax.rows * split.softmax.row_stride);
+    for pass in blocks.clone().step_by(split.blocks) {
+        let pass = pass..blocks.end.min(pass + split.blocks);
         let grid = |view: &View| {
-            Grid::new(&view.slice(0, some.len() * parts.rows), rows, heads, view.width)
+            Grid::new(&view.slice(0, pass.len() * split.rows), rows, heads, view.width)
         };
         cpu.pool.tiles2(
-            (sums, grid(&parts.sums)),
-            (maxima, grid(&parts.softmax)),
-            |mut tile, mut to, lane| {
-                let (i, begin) = (tile.rows().start / parts.rows, tile.rows().start % parts.rows);
-                let of_span = begin..span.rows.min(begin + rows);
-                // Threads take tiles in turn, whose heads run fastest.
-                let later =
-                    tile.rows().start / rows * of_heads + tile.heads().start / heads + threads;
-                let then = some.start + later / of_heads * rows / parts.rows;
-                let then = (then < some.end).then_some((then, later % of_heads * heads / group));
-                let blocks = some.start + i..some.start + i + 1;
-                let softmax = of.sum((of_span, i * parts.rows), (blocks, then), &mut tile, lane);
-                for ((row, head), softmax) in tile.places().zip(softmax) {
-                    to.vector(row, head).copy_from_slice(&[softmax.max, softmax.sum]);
+            (sums, grid(&split.sums)),
+            (maxima, grid(&split.softmax)),
+            |mut tile, mut partial, lane| {
+                let (i, start) = (tile.rows().start / split.rows, tile.rows().start % split.rows);
+                // Threads take tiles in turn, and heads vary fastest: this is likely the next
+                // tile of this thread.
+                let next_tile =
+                    tile.rows().start / rows * head_tiles + tile.heads().start / heads + threads;
+                let next_block = pass.start + next_tile / head_tiles * rows / split.rows;
+                let next = (next_block < pass.end).then_some(KvBlock {
+                    block: next_block,
+                    kv_head: next_tile % head_tiles * heads / group,
+                });
+                let work = TileWork {
+                    rows: start..span.rows.min(start + rows),
+                    tile_row: i * split.rows,
+                    blocks: pass.start + i..pass.start + i + 1,
+                    next,
+                };
+                let softmax = attention.accumulate(work, &mut tile, lane);
+                for ((row, head), softmax) in tile.coords().zip(softmax) {
+                    partial.vector(row, head).copy_from_slice(&[softmax.max, softmax.sum]);
                 }
             },
         );
         let (maxima, sums) = (&*maxima, &*sums);
-        let each = |view: &View| Grid::new(view, 1, 1, view.width);
+        let vectors = |view: &View| Grid::new(view, 1, 1, view.width);
         cpu.pool.tiles2(
-            (numbers, each(&to)),
-            (totals, each(&parts.totals)),
+            (values, vectors(&span_out)),
+            (totals, vectors(&split.totals)),
             |mut tile, mut total, _| {
                 let (row, head) = (tile.rows().start, tile.heads().start);
                 let (y, total) = (tile.vector(row, head), total.vector(row, head));
-                let mut softmax = Softmax { max: total[0], sum: total[1] };
-                if some.start == blocks.start {
-                    softmax = Softmax::NONE;
+                let mut softmax = OnlineSoftmax { max: total[0], sum: total[1] };
+                if pass.start == blocks.start {
+                    softmax = OnlineSoftmax::EMPTY;
                     y.fill(0.0);
                 }
-                for part in (0..some.len()).map(|i| i * parts.rows + row) {
-                    let of_part = vector(maxima, &parts.softmax, part, head);
-                    let of_part = Softmax { max: of_part[0], sum: of_part[1] };
-                    // Of a block that the row does not see there is no part.
-                    if of_part.sum != 0.0 {
+                for split_row in (0..pass.len()).map(|i| i * split.rows + row) {
+                    let partial = vector(maxima, &split.softmax, split_row, head);
+                    let partial = OnlineSoftmax { max: partial[0], sum: partial[1] };
+                    // A block that is not visible to the row has no partial result.
+                    if partial.sum != 0.0 {
                         kernels.join(
                             y,
-                            softmax.join(of_part),
-                            vector(sums, &parts.sums, part, head),
+                            softmax.merge(partial),
+                            vector(sums, &split.sums, split_row, head),
                         );
                     }
                 }
-                if some.end == blocks.end {
-                    common.finish(softmax, y, first + row, head);
+                if pass.end == blocks.end {
+                    inputs.finish(softmax, y, first + row, head);
                 } else {
                     total.copy_from_slice(&[softmax.max, softmax.sum]);
                 }
@@ -367,27 +422,28 @@ fn attend(
     Ok(())
 }
 
-/// How parts of sums lie in scratch.
-struct Parts {
-    /// Blocks that there is room for.
+/// Layout of split-KV partial results in the scratch memory.
+struct SplitLayout {
+    /// Blocks per pass.
     blocks: usize,
-    /// Rows of a block: whole tiles.
+    /// Rows per block, rounded up to whole tiles.
     rows: usize,
-    /// `(blocks * rows, heads, value width)`.
+    /// `(blocks * rows, heads, value width)`: weighted sums of values.
     sums: View,
-    /// `(blocks * rows, heads, 2)`: maximum and sum.
+    /// `(blocks * rows, heads, 2)`: maximum and sum of the softmax.
     softmax: View,
-    /// `(rows of the span, heads, 2)`: those of what has been joined.
+    /// `(rows of the span, heads, 2)`: maximum and sum over the previous passes.
     totals: View,
 }
 
-impl Parts {
-    /// For a span's rows, so many in a tile; `None` if there is one block only, or room for one only.
-    fn new((rows, of_tile): (usize, usize), out: &View, blocks: usize) -> Option<Self> {
+impl SplitLayout {
+    /// Layout for the rows of a span, with `tile_rows` rows per tile. `None` if there is only one
+    /// block, or scratch for only one.
+    fn new(rows: usize, tile_rows: usize, out: &View, blocks: usize) -> Option<Self> {
         let heads = out.heads;
         let dense = |rows, width| View::rows(Buffer(0), rows, heads * width).split(heads);
-        let padded = rows.next_multiple_of(of_tile);
-        let left = KV_SPLITS.checked_sub(rows.checked_mul(heads)?.checked_mul(2)?)?;
+        let padded = rows.next_multiple_of(tile_rows);
+        let left = SPLIT_SCRATCH_LEN.checked_sub(rows.checked_mul(heads)?.checked_mul(2)?)?;
         let blocks =
             blocks.min(left / padded.checked_mul(heads)?.checked_mul(out.width + 2)?.max(1));
         (blocks > 1).then(|| Self {
@@ -400,144 +456,176 @@ impl Parts {
     }
 }
 
-/// The queries of a tile.
-struct Queries<'a> {
-    q: [&'a [f32]; QUERIES],
-    /// Rows and heads of the sums in the tile.
-    places: [(usize, usize); QUERIES],
-    softmax: [Softmax; QUERIES],
-    /// `(queries, positions)` of a block.
-    scores: [f32; QUERIES * BLOCK],
+/// Queries and softmax state of a tile.
+struct QueryTile<'a> {
+    q: [&'a [f32]; MAX_QUERIES],
+    /// Row and head of each query's output in the tile.
+    coords: [(usize, usize); MAX_QUERIES],
+    softmax: [OnlineSoftmax; MAX_QUERIES],
+    /// `(queries, positions)`: scores of a block.
+    scores: [f32; MAX_QUERIES * BLOCK],
 }
 
-/// What the tiles of one span share.
-struct Attend<'a> {
-    common: &'a Common<'a>,
-    kv: &'a KeyValue,
-    /// The row of the op where the span begins.
+/// Keys of one block and one KV head.
+#[derive(Clone, Copy)]
+struct KvBlock {
+    block: usize,
+    kv_head: usize,
+}
+
+/// Work of a tile.
+struct TileWork {
+    /// Rows of the span.
+    rows: Range<usize>,
+    /// Row of the tile that is row 0 of the span.
+    tile_row: usize,
+    /// Blocks of positions.
+    blocks: Range<usize>,
+    /// Keys that this thread is likely to read next, to be prefetched.
+    next: Option<KvBlock>,
+}
+
+/// Attention of one span.
+struct SpanAttention<'a> {
+    inputs: &'a AttentionInputs<'a>,
+    kv: &'a HostKvCache,
+    /// Row of the op where the span starts.
     first: usize,
     span: &'a Span,
-    /// Heads that share keys.
+    /// Query heads per KV head.
     group: usize,
 }
 
-impl<'a> Attend<'a> {
-    fn new(common: &'a Common<'a>, (kv, first, span): OfSpan<'a>) -> Self {
-        Self { common, kv, first, span, group: common.q.1.heads / kv.kv_heads }
+impl<'a> SpanAttention<'a> {
+    fn new(inputs: &'a AttentionInputs<'a>, SpanCache { kv, first, span }: SpanCache<'a>) -> Self {
+        Self { inputs, kv, first, span, group: inputs.q.1.heads / kv.kv_heads }
     }
 
-    /// Blocks of positions that any row of the span sees.
+    /// Blocks of positions that are visible to any row of the span.
     fn blocks(&self) -> Range<usize> {
-        let begin = (0..self.span.rows).map(|row| self.range(row).start).min().unwrap_or(0);
+        let start = (0..self.span.rows).map(|row| self.range(row).start).min().unwrap_or(0);
         let end = (0..self.span.rows).map(|row| self.range(row).end).max().unwrap_or(0);
-        begin / BLOCK..end.div_ceil(BLOCK)
+        start / BLOCK..end.div_ceil(BLOCK)
     }
 
-    /// What a row of the span sees.
+    /// Range visible to a row of the span.
     fn range(&self, row: usize) -> Range<usize> {
-        self.common.seen.range(self.first + row, self.span.position + row)
+        self.inputs.visible.range(self.first + row, self.span.position + row)
     }
 
-    /// The keys of a block that lie in one piece, up to a position.
-    fn keys(&self, (block, kv_head): (usize, usize), end: usize) -> &[u8] {
-        let Seen::Window(_) = self.common.seen else { return &[] };
-        let piece = self.kv.piece(Kind::Key, block * BLOCK, kv_head);
-        &piece[..piece.len().min((end - block * BLOCK) * self.kv.bytes(Kind::Key))]
+    /// Contiguous keys of a block before position `end`; empty for listed positions.
+    fn keys(&self, KvBlock { block, kv_head }: KvBlock, end: usize) -> &[u8] {
+        let VisiblePositions::Window(_) = self.inputs.visible else { return &[] };
+        let keys = self.kv.contiguous(KvKind::Key, block * BLOCK, kv_head);
+        &keys[..keys.len().min((end - block * BLOCK) * self.kv.bytes(KvKind::Key))]
     }
 
-    /// Sums over blocks, for the tile's heads and some rows of the span, which are `offset` rows further in the tile. `then` are the
-    /// block and the head of the keys that are likely to be read next.
-    fn sum(
+    /// Accumulates the weighted values of the tile's queries over the blocks, without the final
+    /// division. Returns the softmax states.
+    fn accumulate(
         &self,
-        (rows, offset): (Range<usize>, usize),
-        (blocks, then): (Range<usize>, Option<(usize, usize)>),
+        work: TileWork,
         tile: &mut Tile<'_, f32>,
         lane: &mut Lane,
-    ) -> [Softmax; QUERIES] {
+    ) -> [OnlineSoftmax; MAX_QUERIES] {
+        let TileWork { rows, tile_row, blocks, next } = work;
         let heads = tile.heads();
-        let mut all = Queries {
-            q: [&[]; QUERIES],
-            places: [(0, 0); QUERIES],
-            softmax: [Softmax::NONE; QUERIES],
-            scores: [0.0; QUERIES * BLOCK],
+        let mut queries = QueryTile {
+            q: [&[]; MAX_QUERIES],
+            coords: [(0, 0); MAX_QUERIES],
+            softmax: [OnlineSoftmax::EMPTY; MAX_QUERIES],
+            scores: [0.0; MAX_QUERIES * BLOCK],
         };
         for (i, row) in rows.clone().enumerate() {
             for (j, head) in heads.clone().enumerate() {
                 let i = i * heads.len() + j;
-                all.q[i] = vector(self.common.q.0, &self.common.q.1, self.first + row, head);
-                all.places[i] = (offset + row, head);
-                tile.vector(offset + row, head).fill(0.0);
+                queries.q[i] = vector(self.inputs.q.0, &self.inputs.q.1, self.first + row, head);
+                queries.coords[i] = (tile_row + row, head);
+                tile.vector(tile_row + row, head).fill(0.0);
             }
         }
-        let mut room = mem::take(&mut lane.keys);
-        // No row sees what begins before the first one's, or ends after the last one's.
-        let (begin, end) = (self.range(rows.start).start, self.range(rows.end - 1).end);
-        let blocks = blocks.start.max(begin / BLOCK)..blocks.end.min(end.div_ceil(BLOCK));
+        let mut scratch = mem::take(&mut lane.keys);
+        // Nothing before the first row's range, or after the last row's range, is visible.
+        let (start, end) = (self.range(rows.start).start, self.range(rows.end - 1).end);
+        let blocks = blocks.start.max(start / BLOCK)..blocks.end.min(end.div_ceil(BLOCK));
+        let kv_head = heads.start / self.group;
         for block in blocks.clone() {
-            let kv_head = heads.start / self.group;
-            let then = if block + 1 < blocks.end { Some((block + 1, kv_head)) } else { then };
-            let next =
-                then.map_or(&[][..], |then| self.keys(then, self.span.position + self.span.rows));
-            let part = |row: usize| {
+            let next = if block + 1 < blocks.end {
+                Some(KvBlock { block: block + 1, kv_head })
+            } else {
+                next
+            };
+            let next_keys =
+                next.map_or(&[][..], |next| self.keys(next, self.span.position + self.span.rows));
+            let block_range = |row: usize| {
                 let range = self.range(row);
                 range.start.max(block * BLOCK)..range.end.min((block + 1).saturating_mul(BLOCK))
             };
             let mut row = rows.start;
             while row < rows.end {
-                // Rows that see the same part of the block.
-                let same =
-                    (row + 1..rows.end).find(|other| part(*other) != part(row)).unwrap_or(rows.end);
-                if !part(row).is_empty() {
-                    let seen = (self.first + row, part(row), kv_head);
-                    let some = (row - rows.start) * heads.len()..(same - rows.start) * heads.len();
-                    self.add(&mut all, some, (seen, &mut room), next, tile);
+                // Consecutive rows with the same visible range of the block are computed together.
+                let range = block_range(row);
+                let end = (row + 1..rows.end)
+                    .find(|other| block_range(*other) != range)
+                    .unwrap_or(rows.end);
+                if !range.is_empty() {
+                    let visible = VisibleRange { row: self.first + row, range, kv_head };
+                    let selected =
+                        (row - rows.start) * heads.len()..(end - rows.start) * heads.len();
+                    self.add_block(&mut queries, selected, &visible, &mut scratch, next_keys, tile);
                 }
-                row = same;
+                row = end;
             }
         }
-        lane.keys = room;
-        all.softmax
+        lane.keys = scratch;
+        queries.softmax
     }
 
-    /// Adds some positions to the softmax and the sums of some queries; `next` is read next.
-    fn add(
+    /// Adds a visible range to the softmax and the sums of the selected queries. Prefetches
+    /// `next_keys`.
+    fn add_block(
         &self,
-        all: &mut Queries<'_>,
-        some: Range<usize>,
-        (seen, room): ((usize, Range<usize>, usize), &mut [f32]),
-        next: &[u8],
+        queries: &mut QueryTile<'_>,
+        selected: Range<usize>,
+        visible: &VisibleRange,
+        scratch: &mut [f32],
+        next_keys: &[u8],
         tile: &mut Tile<'_, f32>,
     ) {
-        let &Common { kernels, has_values, scale, seen: sees, .. } = self.common;
-        let (kv, len) = (self.kv, seen.1.len());
-        let (q, places, softmax) =
-            (&all.q[some.clone()], &all.places[some.clone()], &mut all.softmax[some]);
-        let scores = &mut all.scores[..q.len() * len];
+        let &AttentionInputs { kernels, has_values, scale, visible: positions, .. } = self.inputs;
+        let (kv, len) = (self.kv, visible.range.len());
+        let q = &queries.q[selected.clone()];
+        let coords = &queries.coords[selected.clone()];
+        let softmax = &mut queries.softmax[selected];
+        let scores = &mut queries.scores[..q.len() * len];
         let (mut keys, mut values) = ([&[][..]; BLOCK], [&[][..]; BLOCK]);
-        let (of_keys, of_values) = room.split_at_mut(room.len().min(BLOCK * kv.key_width));
+        let (key_scratch, value_scratch) =
+            scratch.split_at_mut(scratch.len().min(BLOCK * kv.key_width));
         let (keys, values) = (&mut keys[..len], &mut values[..len]);
-        let scalar = sees.vectors((kernels, kv), seen.clone(), (Kind::Key, of_keys), keys);
-        // Without values, they are the keys' first numbers.
+        let scalar = positions.vectors(kernels, kv, visible, KvKind::Key, key_scratch, keys);
+        // Without values, the values are prefixes of the keys.
         if has_values {
-            sees.vectors((kernels, kv), seen, (Kind::Value, of_values), values);
+            positions.vectors(kernels, kv, visible, KvKind::Value, value_scratch, values);
         } else {
             values.copy_from_slice(keys);
         }
         let (keys, values) = (Places { scalar, at: keys }, Places { scalar, at: values });
-        let of_value = if has_values { kv.bytes(Kind::Value) } else { 0 };
-        kernels.scores_before((values, of_value), q, keys, scale, scores);
-        let mut by = [SoftmaxPartial::default(); QUERIES];
-        for ((scores, softmax), by) in scores.chunks_exact_mut(len).zip(softmax).zip(&mut by) {
-            *by = softmax.join(Softmax::of(kernels, scores));
+        let value_bytes = if has_values { kv.bytes(KvKind::Value) } else { 0 };
+        kernels.scores_before((values, value_bytes), q, keys, scale, scores);
+        let mut factors = [SoftmaxPartial::default(); MAX_QUERIES];
+        for ((scores, softmax), factors) in
+            scores.chunks_exact_mut(len).zip(softmax).zip(&mut factors)
+        {
+            *factors = softmax.merge(OnlineSoftmax::from_scores(kernels, scores));
         }
-        let (mut p, n) = ([&[][..]; QUERIES], places.len());
+        let (mut p, n) = ([&[][..]; MAX_QUERIES], coords.len());
         p.iter_mut().zip(scores.chunks_exact(len)).for_each(|(p, scores)| *p = scores);
         kernels.mix_before(
-            next,
+            next_keys,
             &p[..n],
             values,
-            &by[..n],
-            &mut tile.several::<QUERIES>(places)[..n],
+            &factors[..n],
+            &mut tile.vectors_mut::<MAX_QUERIES>(coords)[..n],
         );
     }
 }

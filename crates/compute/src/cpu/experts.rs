@@ -5,11 +5,11 @@
 
 use super::{
     Cpu,
+    aligned_vec::grow,
     dot::Rows,
     elementwise::glu_of,
-    lines::grow,
     matmul::{JOINED, Product, outputs, round},
-    pool::{Grid, Order},
+    pool::{Grid, RowOrder},
 };
 use crate::{Activation, Error, ExpertUse, ExpertUses, Op, host::Host};
 
@@ -37,7 +37,7 @@ impl Runs {
     }
 
     /// The ends of the runs, and where the results of `uses` go, of so many parts.
-    fn of(&mut self, uses: &[ExpertUse], parts: usize) -> Result<(&[usize], Order<'_>), Error> {
+    fn of(&mut self, uses: &[ExpertUse], parts: usize) -> Result<(&[usize], RowOrder<'_>), Error> {
         self.reserve(uses.len())?;
         grow(&mut self.marks, parts)?;
         let (mut count, mut at) = (0, 0);
@@ -46,8 +46,8 @@ impl Runs {
             self.ends[count] = at;
             count += 1;
         }
-        self.parts.iter_mut().zip(uses).for_each(|(part, of)| *part = of.part);
-        let order = Order::new(&self.parts[..uses.len()], &mut self.marks);
+        self.parts.iter_mut().zip(uses).for_each(|(part, of)| *part = of.out_row);
+        let order = RowOrder::new(&self.parts[..uses.len()], &mut self.marks);
         let twice = || Error::Shape("two experts' results go to one row".into());
         Ok((&self.ends[..count], order.ok_or_else(twice)?))
     }
@@ -93,7 +93,7 @@ pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
                 let (ends, parts) = runs.of(uses, out.rows)?;
                 let [first, second] = [shape.gate, shape.down]
                     .map(|shape| outputs(shape, ends.len(), pool.threads()));
-                let grid = Grid::runs(&inner, ends, None, first).joined(JOINED);
+                let grid = Grid::runs(&inner, ends, None, first).merge_rows(JOINED);
                 pool.tiles(between, grid, |mut tile, lane| {
                     let run = tile.rows();
                     // The op's check found every slot in its place.
@@ -123,7 +123,7 @@ pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
                     }),
                     None => Rows::Numbers(between, inner),
                 };
-                let grid = Grid::runs(&out, ends, Some(parts), second).joined(JOINED);
+                let grid = Grid::runs(&out, ends, Some(parts), second).merge_rows(JOINED);
                 pool.tiles(numbers, grid, |mut tile, lane| {
                     let run = tile.rows();
                     let Ok(slot) = host.slot(uses[run.start].slot) else { return };

@@ -55,7 +55,7 @@ pub(super) fn head_mat_mul(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Resul
                     let n = TILE.min(rows.end - first);
                     let places: [_; TILE] = std::array::from_fn(|i| (first + i.min(n - 1), head));
                     let x = places.map(|(row, head)| &vector(all, &x, row, head)[some.clone()]);
-                    let mut outputs = tile.several::<TILE>(&places[..n]);
+                    let mut outputs = tile.vectors_mut::<TILE>(&places[..n]);
                     kernels.mix(
                         &x[..n],
                         values,

@@ -1,34 +1,36 @@
-//! Latent attention in its expanded form.
+//! Multi-head latent attention (MLA) in its expanded form.
 
 use std::mem;
 
 use super::{
     Cpu,
-    attention::{OfSpan, Softmax, of_spans, write_keys},
+    attention::{OnlineSoftmax, SpanCache, append_kv, span_caches},
     dot::{Kernels, Lane, MAX_WIDE_ROWS, Places, SoftmaxPartial, TILE, each},
     pool::Grid,
     vector,
 };
 use crate::{
     Buffer, Error, HeadMatrix, KV_BLOCK, Matrix, Op, ScratchShape, View,
-    host::{Host, Kind},
+    host::{Host, KvKind},
 };
 
-/// Most rows of a tile: they share the keys and values that are made of the latents.
-const ROWS: usize = 1024;
-/// Rows that meet a block of keys together, and latents that meet rows of a matrix. The rows are copied: in place, their
-/// strides are multiples of a page, so that they would drive each other out of the cache.
-const QUERIES: usize = 16;
+/// Maximum rows of a tile. They share the keys and values that are expanded from the latents.
+const MAX_ROWS: usize = 1024;
+/// Rows that are multiplied with a block of keys together, and latents that are multiplied with
+/// rows of a matrix together. The rows are copied: in place, their strides are multiples of a page,
+/// so they would evict each other from the cache.
+const MAX_QUERIES: usize = 16;
 
-/// Numbers that a worker needs where a latent, its rotated key, and a head's key and value have `width` numbers together.
-pub(super) const fn numbers(width: usize) -> usize {
-    (KV_BLOCK + QUERIES) * width
+/// Scratch of a worker in f32 values. `width` is the width of a latent, its rotary key, and a key
+/// and a value of one head, all together.
+pub(super) const fn scratch_len(width: usize) -> usize {
+    (KV_BLOCK + MAX_QUERIES) * width
 }
 
 /// Runs [`Op::LatentAttention`].
 pub(super) fn latent_attention(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(), Error> {
     let &Op::LatentAttention { q, k, keys, values, spans, out, .. } = op else { return Ok(()) };
-    host.with(&out, |host, numbers| {
+    host.with(&out, |host, output| {
         let cols = host.weight(keys.weight)?.shape.cols.max(host.weight(values.weight)?.shape.cols);
         cpu.reserve_all(ScratchShape {
             rows: 1,
@@ -36,95 +38,98 @@ pub(super) fn latent_attention(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> R
             latent_head: k.width + q.width + out.width,
             wide_kv: 0,
         })?;
-        write_keys(host, spans, (&k, None))?;
-        of_spans(host, spans).try_for_each(|of_span| attend(host, cpu, of_span?, op, numbers))
+        append_kv(host, spans, &k, None)?;
+        span_caches(host, spans).try_for_each(|cache| attend(host, cpu, cache?, op, output))
     })
 }
 
-/// Attends from the rows of one span to what its latents hold.
+/// Computes the rows of one span.
 fn attend(
     host: &Host,
     cpu: &mut Cpu,
-    (kv, first, span): OfSpan<'_>,
+    SpanCache { kv, first, span }: SpanCache<'_>,
     op: &Op<'_>,
-    numbers: &mut [f32],
+    output: &mut [f32],
 ) -> Result<(), Error> {
     let &Op::LatentAttention { q, keys, values, scale, out, .. } = op else { return Ok(()) };
     let (kernels, queries) = (cpu.kernels, host.get(&q)?);
-    let (keys, values) = (Expand::new(host, keys)?, Expand::new(host, values)?);
+    let (keys, values) = (LatentExpansion::new(host, keys)?, LatentExpansion::new(host, values)?);
     let (latent, nope) = keys.inputs_outputs();
-    let of_block = View::rows(Buffer(0), KV_BLOCK, kv.key_width).columns(0, latent);
-    let to = out.slice(first, span.rows);
-    // With fewer heads than threads, several make the same keys and values.
-    let parts = cpu.pool.threads().div_ceil(q.heads);
-    let rows = span.rows.div_ceil(parts).min(ROWS);
-    cpu.pool.tiles(numbers, Grid::new(&to, rows, 1, out.width), |mut tile, lane| {
+    let block_view = View::rows(Buffer(0), KV_BLOCK, kv.key_width).columns(0, latent);
+    let span_out = out.slice(first, span.rows);
+    // With fewer heads than threads, rows are split: several tiles expand the same keys and values.
+    let row_tiles = cpu.pool.threads().div_ceil(q.heads);
+    let rows = span.rows.div_ceil(row_tiles).min(MAX_ROWS);
+    cpu.pool.tiles(output, Grid::new(&span_out, rows, 1, out.width), |mut tile, lane| {
         let (rows, head) = (tile.rows(), tile.heads().start);
-        let mut softmax = [Softmax::NONE; ROWS];
-        let mut scores = [0.0; QUERIES * KV_BLOCK];
+        let mut softmax = [OnlineSoftmax::EMPTY; MAX_ROWS];
+        let mut scores = [0.0; MAX_QUERIES * KV_BLOCK];
         rows.clone().for_each(|row| tile.row(row).fill(0.0));
-        let mut room = mem::take(&mut lane.latent_head);
-        let (of_keys, rest) = room.split_at_mut(KV_BLOCK * q.width);
-        let (of_values, rest) = rest.split_at_mut(KV_BLOCK * out.width);
-        let (wide, some_queries) = rest.split_at_mut(KV_BLOCK * kv.key_width);
+        let mut scratch = mem::take(&mut lane.latent_head);
+        let (head_keys, rest) = scratch.split_at_mut(KV_BLOCK * q.width);
+        let (head_values, rest) = rest.split_at_mut(KV_BLOCK * out.width);
+        let (entries, query_copies) = rest.split_at_mut(KV_BLOCK * kv.key_width);
         let end = span.position + rows.end;
         for block in (0..end).step_by(KV_BLOCK) {
             let positions = block..end.min(block + KV_BLOCK);
-            let (latents, wide) =
-                (of_block.slice(0, positions.len()), &mut wide[..positions.len() * kv.key_width]);
-            for (key, wide) in
-                kv.vectors(Kind::Key, block, 0).zip(wide.chunks_exact_mut(kv.key_width))
-            {
-                kernels.widen_key(kv.format, key, wide);
+            let latents = block_view.slice(0, positions.len());
+            let entries = &mut entries[..positions.len() * kv.key_width];
+            let cached = kv.vectors(KvKind::Key, block, 0);
+            for (key, entry) in cached.zip(entries.chunks_exact_mut(kv.key_width)) {
+                kernels.widen_key(kv.format, key, entry);
             }
-            keys.run(kernels, (wide, latents), head, lane, (of_keys, q.width));
-            values.run(kernels, (wide, latents), head, lane, (of_values, out.width));
-            for (of_position, key) in
-                wide.chunks_exact(kv.key_width).zip(of_keys.chunks_exact_mut(q.width))
+            let latents = Latents { values: entries, view: latents };
+            keys.expand(kernels, latents, head, lane, head_keys, q.width);
+            values.expand(kernels, latents, head, lane, head_values, out.width);
+            for (entry, key) in
+                entries.chunks_exact(kv.key_width).zip(head_keys.chunks_exact_mut(q.width))
             {
-                key[nope..].copy_from_slice(&of_position[latent..]);
+                key[nope..].copy_from_slice(&entry[latent..]);
             }
-            let (mut in_keys, mut in_values) = ([&[][..]; KV_BLOCK], [&[][..]; KV_BLOCK]);
-            each(of_keys, q.width, &mut in_keys);
-            each(of_values, out.width, &mut in_values);
-            // The first row that sees the block.
-            let from = rows.start.max(block.saturating_sub(span.position));
-            for row in (from..rows.end).step_by(QUERIES) {
-                let some = row..rows.end.min(row + QUERIES);
-                let sees = |row: usize| positions.end.min(span.position + row + 1) - block;
-                let len = sees(some.end - 1);
-                let scores = &mut scores[..some.len() * len];
-                for (row, to) in some.clone().zip(some_queries.chunks_exact_mut(q.width)) {
-                    to.copy_from_slice(vector(queries, &q, first + row, head));
+            let (mut key_rows, mut value_rows) = ([&[][..]; KV_BLOCK], [&[][..]; KV_BLOCK]);
+            each(head_keys, q.width, &mut key_rows);
+            each(head_values, out.width, &mut value_rows);
+            // First row to which the block is visible.
+            let first_row = rows.start.max(block.saturating_sub(span.position));
+            for row in (first_row..rows.end).step_by(MAX_QUERIES) {
+                let batch = row..rows.end.min(row + MAX_QUERIES);
+                let visible = |row: usize| positions.end.min(span.position + row + 1) - block;
+                let len = visible(batch.end - 1);
+                let scores = &mut scores[..batch.len() * len];
+                for (row, copy) in batch.clone().zip(query_copies.chunks_exact_mut(q.width)) {
+                    copy.copy_from_slice(vector(queries, &q, first + row, head));
                 }
-                let mut vectors = [&[][..]; QUERIES];
+                let mut vectors = [&[][..]; MAX_QUERIES];
                 vectors
                     .iter_mut()
-                    .zip(some_queries.chunks_exact(q.width))
-                    .for_each(|(v, q)| *v = q);
-                kernels.scores(&vectors[..some.len()], Places::of(&in_keys[..len]), scale, scores);
-                let mut by = [SoftmaxPartial::default(); QUERIES];
-                for ((row, scores), by) in
-                    some.clone().zip(scores.chunks_exact_mut(len)).zip(&mut by)
+                    .zip(query_copies.chunks_exact(q.width))
+                    .for_each(|(vector, copy)| *vector = copy);
+                let key_rows = Places::of(&key_rows[..len]);
+                kernels.scores(&vectors[..batch.len()], key_rows, scale, scores);
+                let mut factors = [SoftmaxPartial::default(); MAX_QUERIES];
+                for ((row, scores), factors) in
+                    batch.clone().zip(scores.chunks_exact_mut(len)).zip(&mut factors)
                 {
-                    // What a row does not see has no weight.
-                    let (seen, unseen) = scores.split_at_mut(sees(row));
-                    *by = softmax[row - rows.start].join(Softmax::of(kernels, seen));
-                    unseen.fill(0.0);
+                    // Positions that are not visible have weight zero.
+                    let (seen, masked) = scores.split_at_mut(visible(row));
+                    let partial = OnlineSoftmax::from_scores(kernels, seen);
+                    *factors = softmax[row - rows.start].merge(partial);
+                    masked.fill(0.0);
                 }
-                let in_values = Places::of(&in_values[..len]);
+                let value_rows = Places::of(&value_rows[..len]);
                 for (i, scores) in scores.chunks(TILE * len).enumerate() {
                     let n = scores.len() / len;
-                    let places: [_; TILE] =
-                        std::array::from_fn(|c| (some.start + i * TILE + c.min(n - 1), head));
+                    let coords: [_; TILE] =
+                        std::array::from_fn(|c| (batch.start + i * TILE + c.min(n - 1), head));
                     let mut p = [&[][..]; TILE];
                     p.iter_mut().zip(scores.chunks_exact(len)).for_each(|(p, scores)| *p = scores);
-                    let mut outputs = tile.several::<TILE>(&places[..n]);
-                    kernels.mix(&p[..n], in_values, &by[i * TILE..][..n], &mut outputs[..n]);
+                    let mut outputs = tile.vectors_mut::<TILE>(&coords[..n]);
+                    let factors = &factors[i * TILE..][..n];
+                    kernels.mix(&p[..n], value_rows, factors, &mut outputs[..n]);
                 }
             }
         }
-        lane.latent_head = room;
+        lane.latent_head = scratch;
         for row in rows.clone() {
             softmax[row - rows.start].finish(tile.row(row), None);
         }
@@ -132,59 +137,68 @@ fn attend(
     Ok(())
 }
 
-/// The matrices that take latents to keys or to values.
-struct Expand<'a> {
-    all: Matrix<'a>,
-    of: HeadMatrix,
+/// Latents of a block of positions.
+#[derive(Clone, Copy)]
+struct Latents<'a> {
+    values: &'a [f32],
+    view: View,
 }
 
-impl<'a> Expand<'a> {
-    fn new(host: &'a Host, of: HeadMatrix) -> Result<Self, Error> {
-        Ok(Self { all: host.weight(of.weight)?, of })
+/// Per-head matrices that expand latents to keys or to values.
+struct LatentExpansion<'a> {
+    weight: Matrix<'a>,
+    head_matrix: HeadMatrix,
+}
+
+impl<'a> LatentExpansion<'a> {
+    fn new(host: &'a Host, head_matrix: HeadMatrix) -> Result<Self, Error> {
+        Ok(Self { weight: host.weight(head_matrix.weight)?, head_matrix })
     }
 
     fn inputs_outputs(&self) -> (usize, usize) {
-        self.of.inputs_outputs(self.all.shape.cols)
+        self.head_matrix.inputs_outputs(self.weight.shape.cols)
     }
 
-    /// Takes rows of a view of latents to the first numbers of rows of `stride` numbers. Some rows of the matrix are
-    /// widened at a time, for all latents.
-    fn run(
+    /// Expands latents for one head. The results are the first elements of rows of `stride`
+    /// elements of `out`. Dequantizes a few rows of the matrix at a time, for all latents.
+    fn expand(
         &self,
         kernels: Kernels,
-        (numbers, latents): (&[f32], View),
+        latents: Latents<'_>,
         head: usize,
         lane: &mut Lane,
-        (out, stride): (&mut [f32], usize),
+        out: &mut [f32],
+        stride: usize,
     ) {
-        let HeadMatrix { head_rows, transposed, .. } = self.of;
-        let matrix = self.all.rows(head * head_rows.stride + head_rows.first, head_rows.count);
-        let (count, cols) = (head_rows.count, self.all.shape.cols);
+        let HeadMatrix { head_rows, transposed, .. } = self.head_matrix;
+        let Latents { values, view } = latents;
+        let matrix = self.weight.rows(head * head_rows.stride + head_rows.first, head_rows.count);
+        let (count, cols) = (head_rows.count, self.weight.shape.cols);
         let mut wide = mem::take(&mut lane.wide);
         if transposed {
-            out.chunks_mut(stride).take(latents.rows).for_each(|out| out[..cols].fill(0.0));
+            out.chunks_mut(stride).take(view.rows).for_each(|out| out[..cols].fill(0.0));
         }
         for first in (0..count).step_by(Lane::wide_rows(cols)) {
-            let some = first..count.min(first + Lane::wide_rows(cols));
-            kernels.widen_rows(&matrix, first, lane, &mut wide[..some.len() * cols]);
+            let selected = first..count.min(first + Lane::wide_rows(cols));
+            kernels.widen_rows(&matrix, first, lane, &mut wide[..selected.len() * cols]);
             let mut rows = [&[][..]; MAX_WIDE_ROWS];
-            each(&wide, cols, &mut rows[..some.len()]);
-            let rows = Places::of(&rows[..some.len()]);
-            let group = if transposed { TILE } else { QUERIES };
+            each(&wide, cols, &mut rows[..selected.len()]);
+            let rows = Places::of(&rows[..selected.len()]);
+            let group = if transposed { TILE } else { MAX_QUERIES };
             for (i, out) in
-                out.chunks_mut(group * stride).enumerate().take(latents.rows.div_ceil(group))
+                out.chunks_mut(group * stride).enumerate().take(view.rows.div_ceil(group))
             {
-                let n = group.min(latents.rows - i * group);
-                let mut x = [&[][..]; QUERIES];
+                let n = group.min(view.rows - i * group);
+                let mut x = [&[][..]; MAX_QUERIES];
                 for (c, x) in x[..n].iter_mut().enumerate() {
-                    *x = vector(numbers, &latents, i * group + c, 0);
+                    *x = vector(values, &view, i * group + c, 0);
                 }
                 if transposed {
-                    // Each row is added to all outputs, times one number of the latent.
-                    x[..n].iter_mut().for_each(|x| *x = &x[some.clone()]);
+                    // Adds each row, times one element of the latent, to all outputs.
+                    x[..n].iter_mut().for_each(|x| *x = &x[selected.clone()]);
                     let mut outputs: [&mut [f32]; TILE] = Default::default();
-                    let of_latent = out.chunks_mut(stride).map(|out| &mut out[..cols]);
-                    outputs.iter_mut().zip(of_latent).for_each(|(to, out)| *to = out);
+                    let output_rows = out.chunks_mut(stride).map(|out| &mut out[..cols]);
+                    outputs.iter_mut().zip(output_rows).for_each(|(output, row)| *output = row);
                     kernels.mix(
                         &x[..n],
                         rows,
@@ -192,13 +206,13 @@ impl<'a> Expand<'a> {
                         &mut outputs[..n],
                     );
                 } else {
-                    let mut products = [0.0; QUERIES * MAX_WIDE_ROWS];
-                    let products = &mut products[..n * some.len()];
+                    let mut products = [0.0; MAX_QUERIES * MAX_WIDE_ROWS];
+                    let products = &mut products[..n * selected.len()];
                     kernels.scores(&x[..n], rows, 1.0, products);
                     for (out, products) in
-                        out.chunks_mut(stride).zip(products.chunks_exact(some.len()))
+                        out.chunks_mut(stride).zip(products.chunks_exact(selected.len()))
                     {
-                        out[some.clone()].copy_from_slice(products);
+                        out[selected.clone()].copy_from_slice(products);
                     }
                 }
             }

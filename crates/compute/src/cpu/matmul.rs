@@ -7,7 +7,7 @@ use super::{
     dot::{
         FEW, Kernels, Lane, MAX_LANES, MAX_OUTPUTS, Panel, Quant, Rounded, Rows, Sums, TILE, padded,
     },
-    pool::{Grid, Pool, Tile},
+    pool::{Grid, ThreadPool, Tile},
 };
 use crate::{Buffer, Error, Matrix, MatrixShape, View, Weight, host::Host};
 
@@ -42,7 +42,7 @@ pub(super) fn mat_mul(
 ) -> Result<(), Error> {
     host.with(out, |host, numbers| {
         let matrix = host.weight(weight)?;
-        let bias = bias.map(|bias| host.all(bias)).transpose()?;
+        let bias = bias.map(|bias| host.values(bias)).transpose()?;
         let all = host.get(x)?;
         cpu.reserve(x.rows, matrix.shape.cols)?;
         let rounds = if exact { None } else { cpu.rounds(matrix.shape) };
@@ -58,7 +58,7 @@ pub(super) fn mat_mul(
         // Blocks of about as many rows: none has so few that they would sum in another order on the fast path.
         let block = x.rows.div_ceil(x.rows.div_ceil(ROWS).max(1));
         let cols = outputs(matrix.shape, 1, pool.threads());
-        pool.tiles(numbers, Grid::new(out, block, 1, cols).joined(JOINED), |mut tile, lane| {
+        pool.tiles(numbers, Grid::new(out, block, 1, cols).merge_rows(JOINED), |mut tile, lane| {
             let (uses, outputs) = (tile.rows(), tile.cols());
             product.tile(
                 uses.len(),
@@ -161,7 +161,7 @@ impl Product<'_> {
 /// Rounds `count` rows for a matrix of quants of some kind; there is room for them.
 pub(super) fn round<'a, 'x>(
     kernels: Kernels,
-    pool: &mut Pool<Lane>,
+    pool: &mut ThreadPool<Lane>,
     to: &'a mut Activations,
     (of, cols, count): ((Quant, usize), usize, usize),
     row: impl Fn(usize) -> &'x [f32] + Sync,

@@ -1,10 +1,13 @@
-//! The CPU device.
+//! CPU device: SIMD kernels on a thread pool.
 //!
-//! One file per op or family of ops. An op moves the buffer that it writes out of the [`Host`], shares its tiles
-//! out over the [`Pool`], and puts it back. What a tile computes does not depend on the tile: neither the number of
-//! threads nor the rows that share an op change a bit, but for one thing: on the fast path quants that more than four rows
-//! meet sum in another order.
+//! Each op, or family of ops, is a file. An op moves its output buffer out of the [`Host`],
+//! distributes tiles of it over the [`ThreadPool`], and returns the buffer.
+//!
+//! Results do not depend on the number of threads or on the other rows of an op, with one
+//! exception: on the fast path, batches of more than four rows sum quantized products in another
+//! order.
 
+mod aligned_vec;
 mod attention;
 mod conv1d;
 mod delta_net;
@@ -13,8 +16,7 @@ mod elementwise;
 mod experts;
 mod head_matmul;
 mod latent_attention;
-mod lines;
-mod logits;
+mod logit_weights;
 mod matmul;
 mod norm;
 mod pool;
@@ -23,34 +25,37 @@ mod top_logits;
 mod top_positions;
 mod topk;
 
-use std::{ops::Range, thread};
+use std::thread;
 
+use aligned_vec::AlignedVec;
 pub use dot::{CpuPeak, Isa};
 use dot::{Kernels, Lane, Quant, Rounded, padded};
-use lines::Lines;
-pub use logits::{LogitTally, LogitWeights, logits_between, logits_extent};
-use pool::Pool;
+pub use logit_weights::{LogitTally, LogitWeights, logits_between, logits_extent};
+use norm::RmsNormArgs;
+use pool::ThreadPool;
 
 use crate::{
-    BankPlace, Buffer, Device, Error, ExpertUse, ExpertUses, KV_BLOCK, KvFormat, Op, ScratchShape,
-    Slot, SlotTable, Span, State, StateShape, Ticket, View, Weight,
-    host::Host,
+    Buffer, Device, Error, ExpertUse, ExpertUses, KV_BLOCK, KvFormat, Op, ScratchShape, Ticket,
+    View, Weight,
+    host::{Host, HostDevice},
     matrix::{Bytes, MatrixShape},
 };
 
-/// Rows that activations have room for at least, so that the experts of a token are computed together.
+/// Minimum rows of scratch for activations, so that all experts of a token are computed in one
+/// pass.
 const MIN_ROWS: usize = 64;
 
-/// Rows of activations rounded to 8 bits, and the memory for them.
+/// Scratch for int8 activations and their scales.
 #[derive(Default)]
 struct Activations {
-    q: Lines<i8>,
-    meta: Lines<f32>,
+    q: AlignedVec<i8>,
+    meta: AlignedVec<f32>,
 }
 
 impl Activations {
     const fn memory(rows: usize, cols: usize) -> usize {
-        Lines::<i8>::memory(rows * padded(cols)) + Lines::<f32>::memory(rows * Rounded::meta(cols))
+        AlignedVec::<i8>::memory(rows * padded(cols))
+            + AlignedVec::<f32>::memory(rows * Rounded::meta(cols))
     }
 
     fn reserve(&mut self, rows: usize, cols: usize) -> Result<(), Error> {
@@ -59,72 +64,74 @@ impl Activations {
     }
 }
 
-/// What computes, apart from what is computed on.
+/// Kernels, threads and scratch memory of the CPU device.
 struct Cpu {
     kernels: Kernels,
-    pool: Pool<Lane>,
+    pool: ThreadPool<Lane>,
     exact: bool,
-    /// Inputs of a matrix.
+    /// Quantized inputs of a matrix.
     rounded: Activations,
-    /// Inputs of the experts' second matrices.
+    /// Quantized inputs of the experts' down matrices.
     inner: Activations,
-    /// Which uses are of one expert.
+    /// Expert uses, grouped by expert.
     runs: experts::Runs,
-    /// Parts of sums of attention, and what they are parts of.
-    parts: Lines<f32>,
-    /// What there is room for.
+    /// Partial results of split-KV attention.
+    kv_splits: AlignedVec<f32>,
+    /// Size of the scratch memory.
     reserved: ScratchShape,
 }
 
 impl Cpu {
-    /// What there is room for once ops of a size fit, and the bytes that scratch and workers then hold.
-    fn room(&self, shape: ScratchShape) -> Result<(ScratchShape, usize), Error> {
-        let has = self.reserved;
-        let rows = shape.rows.max(MIN_ROWS).max(has.rows);
-        let cols = shape.cols.max(has.cols);
-        let latent_head = shape.latent_head.max(has.latent_head);
-        let wide_kv = shape.wide_kv.max(has.wide_kv);
+    /// Size of the scratch memory after it has grown for `shape`, and the bytes of scratch and
+    /// stacks.
+    fn scratch_for(&self, shape: ScratchShape) -> Result<(ScratchShape, usize), Error> {
+        let reserved = self.reserved;
+        let rows = shape.rows.max(MIN_ROWS).max(reserved.rows);
+        let cols = shape.cols.max(reserved.cols);
+        let latent_head = shape.latent_head.max(reserved.latent_head);
+        let wide_kv = shape.wide_kv.max(reserved.wide_kv);
         let limit = isize::MAX as usize / 64;
-        let most = latent_head.max(wide_kv);
-        if rows.checked_mul(cols).is_none_or(|n| n > limit) || most > limit / (2 * KV_BLOCK) {
+        let max_width = latent_head.max(wide_kv);
+        if rows.checked_mul(cols).is_none_or(|n| n > limit) || max_width > limit / (2 * KV_BLOCK) {
             return Err(Error::Shape(format!(
                 "scratch for {rows} rows of {cols} inputs and heads of {latent_head} is too large"
             )));
         }
-        let blocks = [latent_attention::numbers(latent_head), KV_BLOCK * wide_kv];
-        let blocks: usize = blocks.map(Lines::<f32>::memory).iter().sum();
-        let per_thread = Lane::memory(cols) + blocks + pool::STACK_BYTES;
-        let parts = Lines::<f32>::memory(attention::KV_SPLITS);
-        let each = 2 * Activations::memory(rows, cols) + experts::Runs::memory(rows);
-        let bytes = parts + each + self.pool.threads() * per_thread;
+        let kv_blocks = [latent_attention::scratch_len(latent_head), KV_BLOCK * wide_kv];
+        let kv_blocks: usize = kv_blocks.map(AlignedVec::<f32>::memory).iter().sum();
+        let per_thread = Lane::memory(cols) + kv_blocks + pool::STACK_BYTES;
+        let kv_splits = AlignedVec::<f32>::memory(attention::SPLIT_SCRATCH_LEN);
+        let activations = 2 * Activations::memory(rows, cols) + experts::Runs::memory(rows);
+        let bytes = kv_splits + activations + self.pool.threads() * per_thread;
         Ok((ScratchShape { rows, cols, latent_head, wide_kv }, bytes))
     }
 
-    /// Makes room for `rows` rows of `cols` inputs.
+    /// Grows the scratch memory for `rows` rows of `cols` inputs.
     fn reserve(&mut self, rows: usize, cols: usize) -> Result<(), Error> {
         self.reserve_all(ScratchShape { rows, cols, ..ScratchShape::default() })
     }
 
-    /// Makes room for ops of a size.
+    /// Grows the scratch memory for ops of a shape.
     fn reserve_all(&mut self, shape: ScratchShape) -> Result<(), Error> {
-        let (shape, _) = self.room(shape)?;
+        let (shape, _) = self.scratch_for(shape)?;
         if shape != self.reserved {
             let ScratchShape { rows, cols, latent_head, wide_kv } = shape;
-            self.parts.grow(attention::KV_SPLITS)?;
+            self.kv_splits.grow(attention::SPLIT_SCRATCH_LEN)?;
             self.rounded.reserve(rows, cols)?;
             self.inner.reserve(rows, cols)?;
             self.runs.reserve(rows)?;
-            self.pool.lanes().try_for_each(|lane| {
-                lane.latent_head.grow(latent_attention::numbers(latent_head))?;
-                lane.keys.grow(KV_BLOCK * wide_kv)?;
-                lane.reserve(cols)
+            self.pool.scratch().try_for_each(|scratch| {
+                scratch.latent_head.grow(latent_attention::scratch_len(latent_head))?;
+                scratch.keys.grow(KV_BLOCK * wide_kv)?;
+                scratch.reserve(cols)
             })?;
             self.reserved = shape;
         }
         Ok(())
     }
 
-    /// What rounded activations are rounded for, if a matrix of this shape and format meets such.
+    /// Layout of int8 activations for a matrix; `None` if the matrix is multiplied by f32
+    /// activations.
     fn rounds(&self, shape: MatrixShape) -> Option<(Quant, usize)> {
         if self.exact { None } else { dot::quants_of(shape) }
     }
@@ -135,32 +142,44 @@ pub(crate) struct CpuDevice {
     host: Host,
     cpu: Cpu,
     isa: Isa,
-    /// What a router's ids stand for.
+    /// Resolved uses of [`ExpertUses::Routed`].
     routed: Vec<ExpertUse>,
 }
 
 impl CpuDevice {
+    /// Opens the device.
+    ///
     /// # Errors
-    /// The machine does not have the instruction set, or not that many threads.
+    /// The instruction set or the number of threads is not available.
     pub(crate) fn new(
         isa: Isa,
         threads: Option<usize>,
         exact: bool,
-        keys: KvFormat,
+        kv_format: KvFormat,
     ) -> Result<Self, Error> {
         let threads =
             threads.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from));
         let cpu = Cpu {
             kernels: Kernels::new(isa)?,
-            pool: Pool::new(threads)?,
+            pool: ThreadPool::new(threads)?,
             exact,
             rounded: Activations::default(),
             inner: Activations::default(),
             runs: experts::Runs::default(),
-            parts: Lines::default(),
+            kv_splits: AlignedVec::default(),
             reserved: ScratchShape::default(),
         };
-        Ok(Self { host: Host::new(keys), cpu, isa, routed: Vec::new() })
+        Ok(Self { host: Host::new(kv_format), cpu, isa, routed: Vec::new() })
+    }
+}
+
+impl HostDevice for CpuDevice {
+    fn host(&self) -> &Host {
+        &self.host
+    }
+
+    fn host_mut(&mut self) -> &mut Host {
+        &mut self.host
     }
 }
 
@@ -182,92 +201,6 @@ impl Device for CpuDevice {
         self.host.add_weight(shape, bytes)
     }
 
-    fn bank_slots(&self, _: usize) -> usize {
-        usize::MAX
-    }
-
-    fn bank(&mut self, count: usize, bytes: usize, _: BankPlace) -> Result<u16, Error> {
-        self.host.bank(count, bytes)
-    }
-
-    fn slot_table(&mut self, slots: &[Slot]) -> Result<SlotTable, Error> {
-        self.host.slot_table(slots)
-    }
-
-    fn take_slot(&mut self, slot: Slot) -> Result<Bytes, Error> {
-        self.host.take_slot(slot)
-    }
-
-    fn put_slot(&mut self, slot: Slot, bytes: Bytes) -> Result<(), Error> {
-        self.host.put_slot(slot, bytes)
-    }
-
-    fn copy_slot(&mut self, from: Slot, to: Slot) -> Result<(), Error> {
-        self.host.copy_slot(from, to)
-    }
-
-    fn kv_format(&self) -> KvFormat {
-        self.host.states.keys()
-    }
-
-    fn state_bytes(&self, shape: StateShape) -> u64 {
-        self.host.states.bytes(shape)
-    }
-
-    fn limit_states(&mut self, bytes: u64) {
-        self.host.states.limit(bytes);
-    }
-
-    fn states_held(&self) -> u64 {
-        self.host.states.held()
-    }
-
-    fn state_need(&mut self, spans: &mut dyn Iterator<Item = Span>) -> Result<u64, Error> {
-        self.host.states.need(spans)
-    }
-
-    fn state(&mut self, shape: StateShape) -> Result<State, Error> {
-        self.host.states.make(shape)
-    }
-
-    fn fork_state(&mut self, state: State, places: usize) -> Result<State, Error> {
-        self.host.states.fork(state, places)
-    }
-
-    fn drop_state(&mut self, state: State) {
-        self.host.states.drop_state(state);
-    }
-
-    fn reset(&mut self, state: State) -> Result<(), Error> {
-        self.host.states.reset(state)
-    }
-
-    fn cut_state(&mut self, state: State, places: usize) -> Result<(), Error> {
-        self.host.states.cut(state, places)
-    }
-
-    fn save_state(
-        &mut self,
-        state: State,
-        places: Range<usize>,
-        out: &mut [u8],
-    ) -> Result<(), Error> {
-        self.host.states.save(state, places, out)
-    }
-
-    fn load_state(
-        &mut self,
-        state: State,
-        places: Range<usize>,
-        bytes: &[u8],
-    ) -> Result<(), Error> {
-        self.host.states.load(state, places, bytes)
-    }
-
-    fn commit(&mut self, states: &[State]) -> Result<(), Error> {
-        self.host.states.commit(states)
-    }
-
     fn run(&mut self, op: &Op<'_>) -> Result<(), Error> {
         op.check(&self.host)?;
         if let &Op::Experts {
@@ -281,54 +214,43 @@ impl Device for CpuDevice {
         } = op
         {
             let mut routed = std::mem::take(&mut self.routed);
-            let found = self.host.routed(ids, table, &mut routed);
+            let resolved = self.host.routed(ids, table, &mut routed);
             let uses = ExpertUses::Listed(&routed);
-            let done = found.and_then(|()| {
+            let result = resolved.and_then(|()| {
                 self.run(&Op::Experts { x, shape, activation, experts, uses, inner, out })
             });
             self.routed = routed;
-            return done;
+            return result;
         }
         let (host, cpu) = (&mut self.host, &mut self.cpu);
         match *op {
-            Op::Embed { table, tokens, out } => {
-                elementwise::embed(host, cpu, (table, tokens), &out)
-            }
+            Op::Embed { table, tokens, out } => elementwise::embed(host, cpu, table, tokens, &out),
             Op::RmsNorm { x, weight, eps, out } => {
-                norm::rms_norm(host, cpu, (&x, None), (weight, eps), &out)
+                norm::rms_norm(host, cpu, &RmsNormArgs { x, gate: None, weight, eps, out })
             }
             Op::GatedRmsNorm { x, gate, weight, eps, out } => {
-                norm::rms_norm(host, cpu, (&x, Some(&gate)), (Some(weight), eps), &out)
+                let (gate, weight) = (Some(gate), Some(weight));
+                norm::rms_norm(host, cpu, &RmsNormArgs { x, gate, weight, eps, out })
             }
-            Op::LayerNorm { x, weight, bias, eps, out } => {
-                norm::layer_norm(host, cpu, &x, (weight, bias, eps), &out)
-            }
+            Op::LayerNorm { .. } => norm::layer_norm(host, cpu, op),
             Op::HeadMatMul { .. } => head_matmul::head_mat_mul(host, cpu, op),
             Op::MatMul { x, weight, bias, exact, out } => {
                 matmul::mat_mul(host, cpu, &x, (weight, bias, exact), &out)
             }
-            Op::Rope { x, frequencies, pairs, scale, spans, out } => {
-                rope::rope(host, cpu, &x, (frequencies, pairs, scale), (spans, &out))
-            }
+            Op::Rope { .. } => rope::rope(host, cpu, op),
             Op::Attention { .. } => attention::attention(host, cpu, op),
             Op::LatentAttention { .. } => latent_attention::latent_attention(host, cpu, op),
             Op::TopPositions { .. } => top_positions::top_positions(host, cpu, op),
             Op::Conv1d { .. } => conv1d::conv1d(host, cpu, op),
             Op::DeltaNet { .. } => delta_net::delta_net(host, cpu, op),
-            Op::Glu { activation, gate, up, out } => {
-                elementwise::glu(host, cpu, activation, [&gate, &up], &out)
-            }
+            Op::Glu { .. } => elementwise::glu(host, cpu, op),
             Op::Scale { x, factor } => elementwise::map(host, cpu, &x, |x| x * factor),
             Op::SoftCap { x, cap } => elementwise::map(host, cpu, &x, |x| cap * (x / cap).tanh()),
             Op::Add { x, y } => elementwise::add(host, cpu, &x, &y),
-            Op::TopK { logits, router, ids, weights } => {
-                topk::top_k(host, cpu, (&logits, router), [&ids, &weights])
-            }
+            Op::TopK { .. } => topk::top_k(host, cpu, op),
             Op::TopLogits { logits, best } => top_logits::top_logits(host, cpu, &logits, &best),
             Op::Experts { .. } => experts::experts(host, cpu, op),
-            Op::Combine { parts, weights, shared, add, out } => {
-                elementwise::combine(host, cpu, (&out, add), [&parts, &weights], shared)
-            }
+            Op::Combine { .. } => elementwise::combine(host, cpu, op),
         }
     }
 
@@ -340,8 +262,8 @@ impl Device for CpuDevice {
         Ok(true)
     }
 
-    fn write(&mut self, buffer: Buffer, numbers: &[f32]) -> Result<(), Error> {
-        self.host.write(buffer, numbers)
+    fn write(&mut self, buffer: Buffer, values: &[f32]) -> Result<(), Error> {
+        self.host.write(buffer, values)
     }
 
     fn read(&mut self, view: View, out: &mut [f32]) -> Result<(), Error> {
@@ -349,7 +271,7 @@ impl Device for CpuDevice {
     }
 
     fn scratch_bytes(&self, shape: ScratchShape) -> Result<u64, Error> {
-        self.cpu.room(shape).map(|(_, bytes)| bytes as u64)
+        self.cpu.scratch_for(shape).map(|(_, bytes)| bytes as u64)
     }
 
     fn reserve_scratch(&mut self, shape: ScratchShape) -> Result<(), Error> {
@@ -357,13 +279,13 @@ impl Device for CpuDevice {
     }
 }
 
-/// A row of a view of one head.
-fn row<'a>(all: &'a [f32], view: &View, row: usize) -> &'a [f32] {
-    vector(all, view, row, 0)
+/// Row of a view of one head.
+fn row<'a>(values: &'a [f32], view: &View, row: usize) -> &'a [f32] {
+    vector(values, view, row, 0)
 }
 
-/// One vector of a view.
-fn vector<'a>(all: &'a [f32], view: &View, row: usize, head: usize) -> &'a [f32] {
-    let at = view.at(row, head);
-    &all[at..at + view.width]
+/// Vector of a view.
+fn vector<'a>(values: &'a [f32], view: &View, row: usize, head: usize) -> &'a [f32] {
+    let start = view.index(row, head);
+    &values[start..start + view.width]
 }

@@ -1,86 +1,78 @@
-//! Norms.
+//! RMS norm and layer norm.
 
 use super::{Cpu, pool::Grid, vector};
-use crate::{Buffer, Error, View, host::Host};
+use crate::{Buffer, Error, Op, View, host::Host};
 
 /// Rows of a tile.
-const ROWS: usize = 4;
-/// Numbers of the heads of a tile: fewer are not worth to be shared out.
-const NUMBERS: usize = 4096;
+const TILE_ROWS: usize = 4;
+/// Minimum elements per row of a tile. Smaller tiles do not pay for their scheduling.
+const MIN_TILE_ELEMENTS: usize = 4096;
 
-/// Runs [`Op::RmsNorm`](crate::Op::RmsNorm), and with a gate [`Op::GatedRmsNorm`](crate::Op::GatedRmsNorm).
-pub(super) fn rms_norm(
-    host: &mut Host,
-    cpu: &mut Cpu,
-    (x, gate): (&View, Option<&View>),
-    (weight, eps): (Option<Buffer>, f32),
-    out: &View,
-) -> Result<(), Error> {
+/// Tiles of whole vectors.
+fn vector_tiles(out: &View) -> Grid<'_> {
+    Grid::new(out, TILE_ROWS, MIN_TILE_ELEMENTS / out.width.max(1), out.width)
+}
+
+/// Operands of [`rms_norm`].
+pub(super) struct RmsNormArgs {
+    pub(super) x: View,
+    /// Gate of [`Op::GatedRmsNorm`].
+    pub(super) gate: Option<View>,
+    pub(super) weight: Option<Buffer>,
+    pub(super) eps: f32,
+    pub(super) out: View,
+}
+
+/// Runs [`Op::RmsNorm`], or [`Op::GatedRmsNorm`] with a gate.
+pub(super) fn rms_norm(host: &mut Host, cpu: &mut Cpu, args: &RmsNormArgs) -> Result<(), Error> {
+    let RmsNormArgs { x, gate, weight, eps, out } = args;
     let kernels = cpu.kernels;
     let in_place = x.buffer == out.buffer;
-    host.with(out, |host, numbers| {
-        let weight = weight.map(|weight| host.all(weight)).transpose()?;
-        let gate = gate.map(|gate| Ok::<_, Error>((host.get(gate)?, gate))).transpose()?;
-        let from = if in_place { None } else { Some(host.get(x)?) };
-        cpu.pool.tiles(
-            numbers,
-            Grid::new(out, ROWS, NUMBERS / out.width.max(1), out.width),
-            |mut tile, _| {
-                for (row, head) in tile.places() {
-                    let to = tile.vector(row, head);
-                    if let Some(from) = from {
-                        to.copy_from_slice(vector(from, x, row, head));
-                    }
-                    let scale = 1.0 / (kernels.square(to) / x.width as f32 + eps).sqrt();
-                    match weight {
-                        Some(weight) => {
-                            to.iter_mut().zip(weight).for_each(|(to, w)| *to = *to * scale * w)
-                        }
-                        None => to.iter_mut().for_each(|to| *to *= scale),
-                    }
-                    if let Some((gate, view)) = gate {
-                        kernels.mul_silu(to, vector(gate, view, row, head));
-                    }
+    host.with(out, |host, values| {
+        let weight = weight.map(|weight| host.values(weight)).transpose()?;
+        let gate = gate.map(|gate| Ok::<_, Error>((host.get(&gate)?, gate))).transpose()?;
+        let src = if in_place { None } else { Some(host.get(x)?) };
+        cpu.pool.tiles(values, vector_tiles(out), |mut tile, _| {
+            for (row, head) in tile.coords() {
+                let y = tile.vector(row, head);
+                if let Some(src) = src {
+                    y.copy_from_slice(vector(src, x, row, head));
                 }
-            },
-        );
+                let scale = 1.0 / (kernels.square(y) / x.width as f32 + eps).sqrt();
+                match weight {
+                    Some(weight) => y.iter_mut().zip(weight).for_each(|(y, w)| *y = *y * scale * w),
+                    None => y.iter_mut().for_each(|y| *y *= scale),
+                }
+                if let Some((gate, view)) = &gate {
+                    kernels.mul_silu(y, vector(gate, view, row, head));
+                }
+            }
+        });
         Ok(())
     })
 }
 
-/// Runs [`Op::LayerNorm`](crate::Op::LayerNorm).
-pub(super) fn layer_norm(
-    host: &mut Host,
-    cpu: &mut Cpu,
-    x: &View,
-    (weight, bias, eps): (Buffer, Buffer, f32),
-    out: &View,
-) -> Result<(), Error> {
+/// Runs [`Op::LayerNorm`].
+pub(super) fn layer_norm(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(), Error> {
+    let &Op::LayerNorm { x, weight, bias, eps, out } = op else { return Ok(()) };
     let kernels = cpu.kernels;
     let in_place = x.buffer == out.buffer;
-    host.with(out, |host, numbers| {
-        let (weight, bias) = (host.all(weight)?, host.all(bias)?);
-        let from = if in_place { None } else { Some(host.get(x)?) };
-        cpu.pool.tiles(
-            numbers,
-            Grid::new(out, ROWS, NUMBERS / out.width.max(1), out.width),
-            |mut tile, _| {
-                for (row, head) in tile.places() {
-                    let to = tile.vector(row, head);
-                    if let Some(from) = from {
-                        to.copy_from_slice(vector(from, x, row, head));
-                    }
-                    let n = x.width as f32;
-                    let mean = to.iter().sum::<f32>() / n;
-                    to.iter_mut().for_each(|to| *to -= mean);
-                    let scale = 1.0 / (kernels.square(to) / n + eps).sqrt();
-                    to.iter_mut()
-                        .zip(weight)
-                        .zip(bias)
-                        .for_each(|((to, w), b)| *to = *to * scale * w + b);
+    host.with(&out, |host, values| {
+        let (weight, bias) = (host.values(weight)?, host.values(bias)?);
+        let src = if in_place { None } else { Some(host.get(&x)?) };
+        cpu.pool.tiles(values, vector_tiles(&out), |mut tile, _| {
+            for (row, head) in tile.coords() {
+                let y = tile.vector(row, head);
+                if let Some(src) = src {
+                    y.copy_from_slice(vector(src, &x, row, head));
                 }
-            },
-        );
+                let n = x.width as f32;
+                let mean = y.iter().sum::<f32>() / n;
+                y.iter_mut().for_each(|y| *y -= mean);
+                let scale = 1.0 / (kernels.square(y) / n + eps).sqrt();
+                y.iter_mut().zip(weight).zip(bias).for_each(|((y, w), b)| *y = *y * scale * w + b);
+            }
+        });
         Ok(())
     })
 }

@@ -1,37 +1,32 @@
-//! Rotary positions.
+//! Rotary position embedding (RoPE).
 
 use super::{Cpu, pool::Grid, vector};
-use crate::{Error, RopePairs, Span, View, host::Host};
+use crate::{Error, Op, RopePairs, Span, host::Host};
 
-/// Angles that are worked out at once, for all heads of a row.
-const ANGLES: usize = 64;
+/// Angles computed at a time, for all heads of a row.
+const ANGLE_BLOCK: usize = 64;
 
-/// Runs [`Op::Rope`](crate::Op::Rope).
-pub(super) fn rope(
-    host: &mut Host,
-    cpu: &mut Cpu,
-    x: &View,
-    (frequencies, pairs, scale): (&[f32], RopePairs, f32),
-    (spans, out): (&[Span], &View),
-) -> Result<(), Error> {
+/// Runs [`Op::Rope`].
+pub(super) fn rope(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(), Error> {
+    let &Op::Rope { x, frequencies, pairs, scale, spans, out } = op else { return Ok(()) };
     let half = frequencies.len();
-    host.with(out, |host, numbers| {
-        let from = if x.buffer == out.buffer { None } else { Some(host.get(x)?) };
-        cpu.pool.tiles(numbers, Grid::new(out, 1, out.heads, out.width), |mut tile, _| {
+    host.with(&out, |host, values| {
+        let src = if x.buffer == out.buffer { None } else { Some(host.get(&x)?) };
+        cpu.pool.tiles(values, Grid::new(&out, 1, out.heads, out.width), |mut tile, _| {
             let row = tile.rows().start;
-            if let Some(from) = from {
+            if let Some(src) = src {
                 for head in tile.heads() {
-                    tile.vector(row, head).copy_from_slice(vector(from, x, row, head));
+                    tile.vector(row, head).copy_from_slice(vector(src, &x, row, head));
                 }
             }
             let position = position(spans, row) as f32;
-            for (block, frequencies) in frequencies.chunks(ANGLES).enumerate() {
-                let (mut sin, mut cos) = ([0.0; ANGLES], [0.0; ANGLES]);
+            for (block, frequencies) in frequencies.chunks(ANGLE_BLOCK).enumerate() {
+                let (mut sin, mut cos) = ([0.0; ANGLE_BLOCK], [0.0; ANGLE_BLOCK]);
                 for ((sin, cos), f) in sin.iter_mut().zip(&mut cos).zip(frequencies) {
                     let (s, c) = f64::from(position * f).sin_cos();
                     (*sin, *cos) = (s as f32 * scale, c as f32 * scale);
                 }
-                let (first, n) = (block * ANGLES, frequencies.len());
+                let (first, n) = (block * ANGLE_BLOCK, frequencies.len());
                 let angles = sin[..n].iter().zip(&cos[..n]);
                 for head in tile.heads() {
                     let y = tile.vector(row, head);
@@ -59,7 +54,7 @@ pub(super) fn rope(
     })
 }
 
-/// The position of a row of an op.
+/// Position of a row of an op.
 fn position(spans: &[Span], row: usize) -> usize {
     let mut first = 0;
     for span in spans {

@@ -1,6 +1,6 @@
-//! The largest of many numbers.
+//! Top-n logits of each row.
 
-use super::{Cpu, pool::Grid, row, topk::top};
+use super::{Cpu, pool::Grid, row, topk::select_top};
 use crate::{Error, View, host::Host};
 
 /// Runs [`Op::TopLogits`](crate::Op::TopLogits).
@@ -10,17 +10,18 @@ pub(super) fn top_logits(
     logits: &View,
     best: &View,
 ) -> Result<(), Error> {
-    let all = host.get(logits)?;
-    if let Some(row) = (0..logits.rows).find(|i| row(all, logits, *i).iter().any(|x| x.is_nan())) {
+    let values = host.get(logits)?;
+    let has_nan = |i: usize| row(values, logits, i).iter().any(|x| x.is_nan());
+    if let Some(row) = (0..logits.rows).find(|i| has_nan(*i)) {
         return Err(Error::LogitsNan { row });
     }
     let n = best.width / 2;
-    host.with(best, |host, numbers| {
-        let all = host.get(logits)?;
-        cpu.pool.tiles(numbers, Grid::new(best, 1, 1, best.width), |mut best, _| {
-            for i in best.rows() {
-                let (ids, values) = best.row(i).split_at_mut(n);
-                top(row(all, logits, i).iter().copied().enumerate(), ids, values);
+    host.with(best, |host, out| {
+        let values = host.get(logits)?;
+        cpu.pool.tiles(out, Grid::new(best, 1, 1, best.width), |mut tile, _| {
+            for i in tile.rows() {
+                let (ids, top) = tile.row(i).split_at_mut(n);
+                select_top(row(values, logits, i).iter().copied().enumerate(), ids, top);
             }
         });
         Ok(())

@@ -1,138 +1,155 @@
-//! The lightning indexer: scores of all positions, and the best of them.
+//! Lightning indexer of sparse attention: scores of all positions, and selection of the best.
 
-use std::mem;
+use std::{cmp::Ordering, mem};
 
 use super::{
     Cpu,
-    attention::{OfSpan, of_spans, readable, wide_kv, write_keys},
+    attention::{SpanCache, append_kv, dequantized_scratch, readable_vectors, span_caches},
     dot::Places,
     pool::Grid,
     row, vector,
 };
 use crate::{
     Error, KV_BLOCK, Op,
-    host::{Host, Kind},
+    host::{Host, KvKind},
 };
 
 /// Positions of a tile of scores.
 const BLOCK: usize = KV_BLOCK;
-/// Rows of a tile of scores: they read the same keys.
-const ROWS: usize = 4;
-/// Heads that are scored at once.
-const HEADS: usize = 16;
+/// Rows of a tile of scores. They share the keys that they read.
+const TILE_ROWS: usize = 4;
+/// Heads that are scored together.
+const MAX_HEADS: usize = 16;
 
 /// Runs [`Op::TopPositions`].
 pub(super) fn top_positions(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(), Error> {
     let &Op::TopPositions { k, spans, scores, out, .. } = op else { return Ok(()) };
-    host.with(&out, |host, named| {
-        host.with(&scores, |host, numbers| {
-            write_keys(host, spans, (&k, None))?;
-            of_spans(host, spans).try_for_each(|of_span| {
-                choose(host, cpu, of_span?, op, [&mut *numbers, &mut *named])
+    host.with(&out, |host, positions| {
+        host.with(&scores, |host, scores| {
+            append_kv(host, spans, &k, None)?;
+            span_caches(host, spans).try_for_each(|cache| {
+                select(host, cpu, cache?, op, [&mut *scores, &mut *positions])
             })
         })
     })
 }
 
-/// Names positions for the rows of one span, as many rows at a time as have room for their scores.
-fn choose(
+/// Selects the positions of one span, for as many rows at a time as the scratch holds scores of.
+fn select(
     host: &Host,
     cpu: &mut Cpu,
-    (kv, first, span): OfSpan<'_>,
+    SpanCache { kv, first, span }: SpanCache<'_>,
     op: &Op<'_>,
-    [numbers, named]: [&mut [f32]; 2],
+    [score_values, positions]: [&mut [f32]; 2],
 ) -> Result<(), Error> {
     let &Op::TopPositions { q, weights, scores, out, .. } = op else { return Ok(()) };
     let (kernels, n) = (cpu.kernels, out.width);
-    let (queries, shares) = (host.get(&q)?, host.get(&weights)?);
-    for from in (0..span.rows).step_by(scores.rows) {
-        let count = scores.rows.min(span.rows - from);
-        // Positions that row `i` of these sees, its own among them.
-        let seen = |i: usize| span.position + from + i + 1;
-        let places = scores.slice(0, count).columns(0, seen(count - 1));
-        if seen(count - 1) > n {
-            cpu.reserve_all(wide_kv(kv))?;
-            cpu.pool.tiles(numbers, Grid::new(&places, ROWS, 1, BLOCK), |mut tile, lane| {
-                let (block, mut of_heads) = (tile.cols(), [0.0; HEADS * BLOCK]);
-                let mut room = mem::take(&mut lane.keys);
-                let mut at = [&[][..]; BLOCK];
-                let (keys, at) = (kv.vectors(Kind::Key, block.start, 0), &mut at[..block.len()]);
-                let scalar = readable((kernels, kv), keys, (&mut room, kv.key_width), at);
-                for i in tile.rows().filter(|i| seen(*i) > n && seen(*i) > block.start) {
-                    let len = block.end.min(seen(i)) - block.start;
-                    let keys = Places { scalar, at: &at[..len] };
-                    let sums = &mut tile.row(i)[..len];
-                    sums.fill(0.0);
-                    let at = first + from + i;
-                    for (j, shares) in row(shares, &weights, at).chunks(HEADS).enumerate() {
-                        let q: [_; HEADS] = std::array::from_fn(|h| {
-                            vector(queries, &q, at, j * HEADS + h.min(shares.len() - 1))
-                        });
-                        let of_heads = &mut of_heads[..shares.len() * len];
-                        kernels.scores(&q[..shares.len()], keys, 1.0, of_heads);
-                        for (scores, share) in of_heads.chunks_exact(len).zip(shares) {
-                            sums.iter_mut()
-                                .zip(scores)
-                                .for_each(|(sum, x)| *sum += share * x.max(0.0));
+    let (queries, head_weights) = (host.get(&q)?, host.get(&weights)?);
+    for start in (0..span.rows).step_by(scores.rows) {
+        let count = scores.rows.min(span.rows - start);
+        // Positions visible to row `i` of this batch, including its own.
+        let visible = |i: usize| span.position + start + i + 1;
+        let batch = scores.slice(0, count).columns(0, visible(count - 1));
+        if visible(count - 1) > n {
+            cpu.reserve_all(dequantized_scratch(kv))?;
+            cpu.pool.tiles(
+                score_values,
+                Grid::new(&batch, TILE_ROWS, 1, BLOCK),
+                |mut tile, lane| {
+                    let (block, mut head_scores) = (tile.cols(), [0.0; MAX_HEADS * BLOCK]);
+                    let mut scratch = mem::take(&mut lane.keys);
+                    let mut keys = [&[][..]; BLOCK];
+                    let keys = &mut keys[..block.len()];
+                    let vectors = kv.vectors(KvKind::Key, block.start, 0);
+                    let scalar =
+                        readable_vectors(kernels, kv, vectors, &mut scratch, kv.key_width, keys);
+                    for i in tile.rows().filter(|i| visible(*i) > n && visible(*i) > block.start) {
+                        let len = block.end.min(visible(i)) - block.start;
+                        let keys = Places { scalar, at: &keys[..len] };
+                        let sums = &mut tile.row(i)[..len];
+                        sums.fill(0.0);
+                        let op_row = first + start + i;
+                        let head_weights = row(head_weights, &weights, op_row);
+                        for (j, head_weights) in head_weights.chunks(MAX_HEADS).enumerate() {
+                            let q: [_; MAX_HEADS] = std::array::from_fn(|h| {
+                                let head = j * MAX_HEADS + h.min(head_weights.len() - 1);
+                                vector(queries, &q, op_row, head)
+                            });
+                            let head_scores = &mut head_scores[..head_weights.len() * len];
+                            kernels.scores(&q[..head_weights.len()], keys, 1.0, head_scores);
+                            for (scores, weight) in head_scores.chunks_exact(len).zip(head_weights)
+                            {
+                                sums.iter_mut()
+                                    .zip(scores)
+                                    .for_each(|(sum, x)| *sum += weight * x.max(0.0));
+                            }
                         }
                     }
-                }
-                lane.keys = room;
-            });
+                    lane.keys = scratch;
+                },
+            );
         }
-        let numbers = &*numbers;
-        let out = out.slice(first + from, count);
-        cpu.pool.tiles(named, Grid::new(&out, 1, 1, n), |mut tile, _| {
+        let score_values = &*score_values;
+        let out = out.slice(first + start, count);
+        cpu.pool.tiles(positions, Grid::new(&out, 1, 1, n), |mut tile, _| {
             let i = tile.rows().start;
-            let (to, seen) = (tile.row(i), seen(i));
-            if seen > n {
-                largest(&row(numbers, &places, i)[..seen], to);
+            let (dst, visible) = (tile.row(i), visible(i));
+            if visible > n {
+                select_largest(&row(score_values, &batch, i)[..visible], dst);
             } else {
-                let (all, rest) = to.split_at_mut(seen);
-                all.iter_mut().enumerate().for_each(|(i, to)| *to = i as f32);
-                rest.fill(-1.0);
+                let (positions, padding) = dst.split_at_mut(visible);
+                positions.iter_mut().enumerate().for_each(|(i, position)| *position = i as f32);
+                padding.fill(-1.0);
             }
         });
     }
     Ok(())
 }
 
-/// Bits of a number that are looked at together, twice; then the rest.
-const DIGIT: u32 = 11;
+/// Bits of each of the first two radix digits; the third digit has the remaining bits.
+const DIGIT_BITS: u32 = 11;
 
-/// A number's place among all, as a whole number; zeros of both signs are equal.
-fn order(x: f32) -> u32 {
+/// Maps an f32 to a u32 with the same order. Both zeros map to the same key.
+fn order_key(x: f32) -> u32 {
     let bits = (x + 0.0).to_bits();
     if bits >> 31 == 0 { bits | 1 << 31 } else { !bits }
 }
 
-/// The places of the `named.len()` largest numbers, fewer than there are, in ascending order; of equal ones the last.
-fn largest(numbers: &[f32], named: &mut [f32]) {
-    // The smallest of them is found digit by digit, from counts of the numbers that agree so far.
-    let (mut least, mut wanted, mut surplus) = (0u32, named.len() as u32, 0);
-    for (shift, bits) in [(32 - DIGIT, DIGIT), (32 - 2 * DIGIT, DIGIT), (0, 32 - 2 * DIGIT)] {
-        let mut counts = [0u32; 1 << DIGIT];
-        let agrees = |x: u32| u64::from(x ^ least) >> (shift + bits) == 0;
-        for x in numbers.iter().map(|x| order(*x)).filter(|x| agrees(*x)) {
-            counts[(x >> shift) as usize & ((1 << bits) - 1)] += 1;
+/// Selects the indices of the `selected.len()` largest values, in ascending order; of equal values
+/// the last ones. There are more values than that.
+fn select_largest(values: &[f32], selected: &mut [f32]) {
+    // Radix selection: finds the smallest selected key digit by digit, from histograms of the keys
+    // that match the digits so far.
+    let (mut threshold, mut wanted, mut surplus) = (0u32, selected.len() as u32, 0);
+    let digits = [
+        (32 - DIGIT_BITS, DIGIT_BITS),
+        (32 - 2 * DIGIT_BITS, DIGIT_BITS),
+        (0, 32 - 2 * DIGIT_BITS),
+    ];
+    for (shift, bits) in digits {
+        let mut counts = [0u32; 1 << DIGIT_BITS];
+        let matches = |key: u32| u64::from(key ^ threshold) >> (shift + bits) == 0;
+        for key in values.iter().map(|x| order_key(*x)).filter(|key| matches(*key)) {
+            counts[(key >> shift) as usize & ((1 << bits) - 1)] += 1;
         }
         let mut digit = (1 << bits) - 1;
         while counts[digit] < wanted && digit > 0 {
             wanted -= counts[digit];
             digit -= 1;
         }
-        least |= (digit as u32) << shift;
+        threshold |= (digit as u32) << shift;
         surplus = counts[digit].saturating_sub(wanted);
     }
-    // All that are larger, and of those as large the last ones.
-    let mut places = numbers.iter().enumerate().filter(|(_, x)| match order(**x).cmp(&least) {
-        std::cmp::Ordering::Greater => true,
-        std::cmp::Ordering::Equal if surplus > 0 => {
-            surplus -= 1;
-            false
-        }
-        std::cmp::Ordering::Equal => true,
-        std::cmp::Ordering::Less => false,
-    });
-    named.iter_mut().zip(&mut places).for_each(|(to, (i, _))| *to = i as f32);
+    // All larger values, and the last ones that equal the threshold.
+    let mut indices =
+        values.iter().enumerate().filter(|(_, x)| match order_key(**x).cmp(&threshold) {
+            Ordering::Greater => true,
+            Ordering::Equal if surplus > 0 => {
+                surplus -= 1;
+                false
+            }
+            Ordering::Equal => true,
+            Ordering::Less => false,
+        });
+    selected.iter_mut().zip(&mut indices).for_each(|(dst, (i, _))| *dst = i as f32);
 }

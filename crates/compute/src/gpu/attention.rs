@@ -5,7 +5,7 @@ use super::{
     attention_decode::{Decode, NewKv},
     kernel,
 };
-use crate::{Device, Error, KV_BLOCK, KvFormat, Op, Span, State, View};
+use crate::{Error, KV_BLOCK, KvFormat, Op, Span, State, StateStore, View};
 
 static APPEND: Kernel = kernel!("attention_append", ["common", "attention_append"], [Write, Write]);
 static ATTENTION: Kernel = kernel!(

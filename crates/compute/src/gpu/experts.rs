@@ -10,7 +10,7 @@ use super::{
     tiled,
     topk::Ranked,
 };
-use crate::{Error, ExpertUses, Op, View, matrix::MatrixPlace};
+use crate::{Error, ExpertUses, Op, View, matrix::MatrixLocation};
 
 static EXPERTS_ANY: Kernel = kernel!(
     "experts_any",
@@ -63,7 +63,7 @@ pub(super) fn experts(
 ) -> Result<(), Error> {
     let &Op::Experts { x, shape, activation, uses, inner, out, .. } = op else { return Ok(()) };
     let layout = shape.layout()?;
-    let [gate, up, down] = layout.places();
+    let [gate, up, down] = layout.locations();
     let joins = |ranked: &Ranked| match uses {
         ExpertUses::Routed { ids, table } if x.rows == 1 && ids == ranked.ids => {
             let banks = &gpu.store.table_of(table)?.banks;
@@ -105,7 +105,7 @@ pub(super) fn experts(
         for (stage, place, from, to) in
             [(0, gate, x, inner), (1, up, x, inner), (2, down, inner, out)]
         {
-            let MatrixPlace { shape: matrix, parts, bias, first, step } = place;
+            let MatrixLocation { shape: matrix, planes: parts, bias, first, step } = place;
             let [w, s, b] = parts.map(|at| at as u32);
             let params = Params::new()
                 .view(gpu.store.place(&from)?, &from)
@@ -150,7 +150,7 @@ fn in_banks(gpu: &mut GpuDevice, uses: ExpertUses<'_>) -> Result<Vec<InBank>, Er
                 let store = &gpu.store;
                 let words: Vec<u32> = run
                     .iter()
-                    .flat_map(|u| [store.slot_offset(u.slot), u.row as u32, u.part as u32])
+                    .flat_map(|u| [store.slot_offset(u.slot), u.row as u32, u.out_row as u32])
                     .collect();
                 let list = gpu.upload(words);
                 parts.push(InBank {

@@ -25,9 +25,14 @@ pub(super) fn latent_attention(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), E
             let part = |view: View| view.slice(first + from, rows);
             let queries = room.view(0, rows, heads * k.width).split(heads);
             let found = room.view(rows * heads * k.width, rows, heads * latent).split(heads);
-            head_mat_mul(gpu, part(q).part(0, nope), keys.transpose(), queries.part(0, latent))?;
+            head_mat_mul(
+                gpu,
+                part(q).slice_width(0, nope),
+                keys.transpose(),
+                queries.slice_width(0, latent),
+            )?;
             if rope > 0 {
-                copy(gpu, part(q).part(nope, rope), queries.part(latent, rope))?;
+                copy(gpu, part(q).slice_width(nope, rope), queries.slice_width(latent, rope))?;
             }
             let attend = Op::Attention {
                 q: queries,

@@ -11,7 +11,7 @@ use super::{
     norm,
     topk::Ranked,
 };
-use crate::{Activation, Buffer, Error, MatrixShape, Shared, View, Weight, matrix::MatrixPlace};
+use crate::{Activation, Buffer, Error, MatrixShape, Shared, View, Weight, matrix::MatrixLocation};
 
 /// One kernel for each way to read a format, with f32 activations and with rounded ones.
 macro_rules! kernels {
@@ -438,9 +438,9 @@ pub(super) fn gated(
     out: View,
 ) -> Result<(), Error> {
     let [one, other] = all else { return Ok(()) };
-    let place = |Product { shape, piece, .. }: &Product| MatrixPlace {
+    let place = |Product { shape, piece, .. }: &Product| MatrixLocation {
         shape: *shape,
-        parts: [piece.weights, piece.scales, piece.biases].map(|at| at as usize),
+        planes: [piece.weights, piece.scales, piece.biases].map(|at| at as usize),
         bias: None,
         first: 0,
         step: 1,
@@ -464,7 +464,7 @@ pub(super) struct Stage<'a> {
     pub(super) x: View,
     pub(super) out: View,
     /// Gate and up, or down.
-    pub(super) matrices: &'a [MatrixPlace],
+    pub(super) matrices: &'a [MatrixLocation],
     /// Number and parameters of the activation.
     pub(super) activation: (u32, [f32; 2]),
     /// What chooses the experts of one row, if that is part of the stage.
@@ -473,7 +473,7 @@ pub(super) struct Stage<'a> {
 
 impl Stage<'_> {
     /// The first and the last of its matrices, which may be one.
-    fn ends(&self) -> Option<[&MatrixPlace; 2]> {
+    fn ends(&self) -> Option<[&MatrixLocation; 2]> {
         Some([self.matrices.first()?, self.matrices.last()?])
     }
 }
@@ -501,8 +501,9 @@ pub(super) fn experts(gpu: &mut GpuDevice, stage: &Stage<'_>) -> Result<bool, Er
             continue;
         }
         let behind = behind(shape, first);
-        let parts = std::array::from_fn(|i| one.parts[i] + behind[i]);
-        let section = [MatrixPlace { parts, bias: one.bias.filter(|_| first == 0), ..one }];
+        let parts = std::array::from_fn(|i| one.planes[i] + behind[i]);
+        let section =
+            [MatrixLocation { planes: parts, bias: one.bias.filter(|_| first == 0), ..one }];
         let stage = Stage { matrices: &section, x: stage.x.columns(first, cols), ..*stage };
         run_stage(gpu, choice, &stage, first > 0)?;
     }
@@ -510,7 +511,7 @@ pub(super) fn experts(gpu: &mut GpuDevice, stage: &Stage<'_>) -> Result<bool, Er
 }
 
 /// Whether the first stage of experts may choose them too.
-pub(super) fn ranks(gpu: &GpuDevice, [gate, up]: [&MatrixPlace; 2], ranked: &Ranked) -> bool {
+pub(super) fn ranks(gpu: &GpuDevice, [gate, up]: [&MatrixLocation; 2], ranked: &Ranked) -> bool {
     let Some(choice) = gpu.choose(gate.shape, Staged::first_of_experts(gpu.exact)) else {
         return false;
     };
@@ -521,8 +522,8 @@ pub(super) fn ranks(gpu: &GpuDevice, [gate, up]: [&MatrixPlace; 2], ranked: &Ran
 }
 
 /// Whether a matrix lies as its kernel reads it.
-fn aligned(m: &MatrixPlace) -> bool {
-    Chunk::at(m.shape, m.parts).is_some() && m.bias.is_none_or(|(_, at)| at.is_multiple_of(4))
+fn aligned(m: &MatrixLocation) -> bool {
+    Chunk::at(m.shape, m.planes).is_some() && m.bias.is_none_or(|(_, at)| at.is_multiple_of(4))
 }
 
 /// `onto`: whether it is added to what `out` has.
@@ -555,7 +556,7 @@ fn run_stage(
     params = stage.uses.params.iter().fold(params, |params, word| params.u(*word));
     params = params.n(stage.uses.count).n(walkers).n(turns).n(one.shape.rows);
     for m in [one, other] {
-        let [w, s, b] = m.parts;
+        let [w, s, b] = m.planes;
         params = params.n(w / chunk.unit()).n(s).n(b).n(m.bias.map_or(0, |(_, at)| at));
     }
     params = params.n(other.first).f(alpha).f(limit);
@@ -589,7 +590,7 @@ pub(super) struct Down {
     /// What the first stage left, and what is made of it: an expert's row each.
     inner: View,
     parts: View,
-    place: MatrixPlace,
+    place: MatrixLocation,
     /// Threads of a workgroup, and the blocks of rows that it takes of every expert.
     threads: u32,
     blocks: usize,
@@ -600,7 +601,7 @@ impl Down {
     pub(super) fn new(
         gpu: &GpuDevice,
         uses: &InBank,
-        place: MatrixPlace,
+        place: MatrixLocation,
         [inner, parts]: [View; 2],
     ) -> Option<Self> {
         let choice = gpu.choose(place.shape, Staged::usual(gpu.exact))?;
@@ -661,7 +662,7 @@ impl Down {
         out: View,
     ) -> Result<(), Error> {
         let Choice { which, chunk, part, rows, constants, .. } = self.choice;
-        let MatrixPlace { shape, parts: [w, s, b], bias, .. } = self.place;
+        let MatrixLocation { shape, planes: [w, s, b], bias, .. } = self.place;
         let gate = shared.and_then(|s| s.gate);
         let place = |view: Option<View>| view.map_or(Ok(0), |view| gpu.store.place(&view));
         let params = Params::new().u(place(Some(self.inner))?);

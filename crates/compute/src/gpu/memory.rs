@@ -6,7 +6,7 @@
 use crate::{
     BankPlace, Buffer, Error, KvFormat, Slot, SlotTable, State, StateShape, View, Weight,
     matrix::{Bytes, MatrixShape},
-    op_check::{Holdings, stale},
+    op_check::{HandleTable, stale},
 };
 
 use super::{adapter::Opened, native::Sharing, states::States};
@@ -262,7 +262,7 @@ impl Store {
         while first < shape.rows {
             let mut rows = shape.rows - first;
             let size = |rows: usize| -> Result<u64, Error> {
-                let parts = MatrixShape { rows, ..shape }.parts()?;
+                let parts = MatrixShape { rows, ..shape }.plane_bytes()?;
                 Ok([parts.weights, parts.scales, parts.biases].iter().map(|n| up(*n as u64)).sum())
             };
             while size(rows)? > self.max_binding.min(self.max_buffer) {
@@ -485,8 +485,8 @@ pub(super) fn upload(queue: &wgpu::Queue, to: &wgpu::Buffer, at: u64, bytes: &[u
     }
 }
 
-impl Holdings for Store {
-    fn numbers(&self, buffer: Buffer) -> Result<usize, Error> {
+impl HandleTable for Store {
+    fn buffer_len(&self, buffer: Buffer) -> Result<usize, Error> {
         Ok(self.buffers.get(buffer.0 as usize).ok_or_else(|| stale("buffer"))?.1)
     }
 

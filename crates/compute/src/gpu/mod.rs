@@ -46,9 +46,10 @@ use params::Params;
 
 use crate::{
     BankPlace, Buffer, Counters, Device, DeviceMemory, DeviceOptions, Error, KernelTime, KvFormat,
-    Op, ScratchShape, Slot, SlotTable, Span, State, StateShape, Ticket, View, Weight,
+    Op, Profiler, ScratchShape, Slot, SlotStore, SlotTable, Span, State, StateShape, StateStore,
+    Ticket, View, Weight,
     matrix::{Bytes, MatrixShape},
-    op_check::Holdings,
+    op_check::HandleTable,
 };
 
 /// Words of the upload buffer.
@@ -78,7 +79,7 @@ pub fn open_gpu_of(
     instance: &wgpu::Instance,
     options: &DeviceOptions,
 ) -> Result<Box<dyn Device>, Error> {
-    let keys = KvFormat::of(options)?;
+    let keys = KvFormat::for_options(options)?;
     Ok(Box::new(GpuDevice::of(instance, None, (options.exact, keys), options.isa.as_deref())?))
 }
 
@@ -360,27 +361,6 @@ impl Device for GpuDevice {
         self.opened.adapter.driver_bytes()
     }
 
-    fn counters(&self) -> Counters {
-        self.counters
-    }
-
-    fn profile(&mut self, on: bool) -> Result<Vec<KernelTime>, Error> {
-        self.discard()?;
-        self.settle()?;
-        let measured = self.take_profile()?;
-        self.end_pass();
-        if on && self.profile.is_none() {
-            self.profile = profile::Profile::new(&self.opened.device);
-        } else if !on {
-            self.profile = None;
-        }
-        Ok(measured)
-    }
-
-    fn read_speed(&mut self) -> Result<Option<f64>, Error> {
-        self.measure_reading().map(Some)
-    }
-
     fn buffer(&mut self, len: usize) -> Result<Buffer, Error> {
         self.settle()?;
         self.hand_over();
@@ -396,102 +376,6 @@ impl Device for GpuDevice {
         self.send(bytes.len())?;
         self.failure().check()?;
         Ok(weight)
-    }
-
-    fn bank_slots(&self, bytes: usize) -> usize {
-        self.store.bank_slots(bytes)
-    }
-
-    fn bank(&mut self, count: usize, bytes: usize, place: BankPlace) -> Result<u16, Error> {
-        self.store.bank(count, bytes, place)
-    }
-
-    fn slot_table(&mut self, slots: &[Slot]) -> Result<SlotTable, Error> {
-        self.store.slot_table(slots)
-    }
-
-    fn take_slot(&mut self, slot: Slot) -> Result<Bytes, Error> {
-        self.discard()?;
-        self.store.take_slot(slot)
-    }
-
-    fn put_slot(&mut self, slot: Slot, bytes: Bytes) -> Result<(), Error> {
-        self.store.put_slot(slot, bytes)
-    }
-
-    fn copy_slot(&mut self, from: Slot, to: Slot) -> Result<(), Error> {
-        self.discard()?;
-        self.settle()?;
-        self.end_pass();
-        if self.store.sharing == Sharing::Refused {
-            // Written ahead of the next submission, behind all that has been recorded.
-            self.hand_over();
-        }
-        let encoder = record::encoder(&mut self.encoder, &self.opened.device);
-        let staged = self.store.copy_slot(from, to, encoder)?;
-        self.send(staged)
-    }
-
-    fn kv_format(&self) -> KvFormat {
-        self.store.states.keys
-    }
-
-    fn limit_states(&mut self, bytes: u64) {
-        self.store.states.limit = Some(bytes);
-    }
-
-    fn states_held(&self) -> u64 {
-        self.store.states.held
-    }
-
-    fn state_need(&mut self, spans: &mut dyn Iterator<Item = Span>) -> Result<u64, Error> {
-        self.store.states.need(spans)
-    }
-
-    fn fork_state(&mut self, state: State, places: usize) -> Result<State, Error> {
-        self.fork(state, places)
-    }
-
-    fn cut_state(&mut self, state: State, places: usize) -> Result<(), Error> {
-        self.cut(state, places)
-    }
-
-    fn save_state(
-        &mut self,
-        state: State,
-        places: Range<usize>,
-        out: &mut [u8],
-    ) -> Result<(), Error> {
-        self.save(state, places, out)
-    }
-
-    fn load_state(
-        &mut self,
-        state: State,
-        places: Range<usize>,
-        bytes: &[u8],
-    ) -> Result<(), Error> {
-        self.load(state, places, bytes)
-    }
-
-    fn state_bytes(&self, shape: StateShape) -> u64 {
-        self.store.state_bytes(shape)
-    }
-
-    fn state(&mut self, shape: StateShape) -> Result<State, Error> {
-        self.store.state(shape)
-    }
-
-    fn drop_state(&mut self, state: State) {
-        self.drop_of(state);
-    }
-
-    fn reset(&mut self, state: State) -> Result<(), Error> {
-        self.zero(state)
-    }
-
-    fn commit(&mut self, states: &[State]) -> Result<(), Error> {
-        self.commit_all(states)
     }
 
     fn run(&mut self, op: &Op<'_>) -> Result<(), Error> {
@@ -556,7 +440,7 @@ impl Device for GpuDevice {
 
     fn write(&mut self, buffer: Buffer, numbers: &[f32]) -> Result<(), Error> {
         self.settle()?;
-        if numbers.len() > self.store.numbers(buffer)? {
+        if numbers.len() > self.store.buffer_len(buffer)? {
             return Err(Error::Shape(format!(
                 "{} numbers are more than the buffer has",
                 numbers.len()
@@ -584,7 +468,7 @@ impl Device for GpuDevice {
         self.record(states, record)
     }
 
-    fn begin_recorded(&mut self, tokens: &[u32]) -> Result<bool, Error> {
+    fn submit_recorded(&mut self, tokens: &[u32]) -> Result<bool, Error> {
         self.begin(tokens)
     }
 
@@ -595,8 +479,8 @@ impl Device for GpuDevice {
         meanwhile: &mut dyn FnMut(&mut dyn Device),
     ) -> Result<(), Error> {
         self.settle()?;
-        let len = self.store.numbers(view.buffer)?;
-        if !view.lies_in(len) || view.rows * view.heads * view.width != out.len() {
+        let len = self.store.buffer_len(view.buffer)?;
+        if !view.is_within(len) || view.rows * view.heads * view.width != out.len() {
             return Err(Error::Shape(format!("{view:?} of {len} numbers read into {}", out.len())));
         }
         if out.is_empty() {
@@ -610,7 +494,7 @@ impl Device for GpuDevice {
         let mut all = vec![0u32; view.end() - view.offset];
         self.read_words(&from, at, &mut all)?;
         for (i, to) in out.chunks_exact_mut(view.width).enumerate() {
-            let first = view.at(i / view.heads, i % view.heads) - view.offset;
+            let first = view.index(i / view.heads, i % view.heads) - view.offset;
             to.copy_from_slice(bytemuck::cast_slice(&all[first..first + view.width]));
         }
         Ok(())
@@ -622,5 +506,128 @@ impl Device for GpuDevice {
 
     fn reserve_scratch(&mut self, _: ScratchShape) -> Result<(), Error> {
         Ok(())
+    }
+}
+
+impl SlotStore for GpuDevice {
+    fn bank_slots(&self, bytes: usize) -> usize {
+        self.store.bank_slots(bytes)
+    }
+
+    fn bank(&mut self, count: usize, bytes: usize, place: BankPlace) -> Result<u16, Error> {
+        self.store.bank(count, bytes, place)
+    }
+
+    fn slot_table(&mut self, slots: &[Slot]) -> Result<SlotTable, Error> {
+        self.store.slot_table(slots)
+    }
+
+    fn take_slot(&mut self, slot: Slot) -> Result<Bytes, Error> {
+        self.discard()?;
+        self.store.take_slot(slot)
+    }
+
+    fn put_slot(&mut self, slot: Slot, bytes: Bytes) -> Result<(), Error> {
+        self.store.put_slot(slot, bytes)
+    }
+
+    fn copy_slot(&mut self, from: Slot, to: Slot) -> Result<(), Error> {
+        self.discard()?;
+        self.settle()?;
+        self.end_pass();
+        if self.store.sharing == Sharing::Refused {
+            // Written ahead of the next submission, behind all that has been recorded.
+            self.hand_over();
+        }
+        let encoder = record::encoder(&mut self.encoder, &self.opened.device);
+        let staged = self.store.copy_slot(from, to, encoder)?;
+        self.send(staged)
+    }
+}
+
+impl StateStore for GpuDevice {
+    fn kv_format(&self) -> KvFormat {
+        self.store.states.keys
+    }
+
+    fn limit_states(&mut self, bytes: u64) {
+        self.store.states.limit = Some(bytes);
+    }
+
+    fn states_held(&self) -> u64 {
+        self.store.states.held
+    }
+
+    fn state_need(&mut self, spans: &mut dyn Iterator<Item = Span>) -> Result<u64, Error> {
+        self.store.states.need(spans)
+    }
+
+    fn fork_state(&mut self, state: State, places: usize) -> Result<State, Error> {
+        self.fork(state, places)
+    }
+
+    fn truncate_state(&mut self, state: State, places: usize) -> Result<(), Error> {
+        self.cut(state, places)
+    }
+
+    fn save_state(
+        &mut self,
+        state: State,
+        places: Range<usize>,
+        out: &mut [u8],
+    ) -> Result<(), Error> {
+        self.save(state, places, out)
+    }
+
+    fn load_state(
+        &mut self,
+        state: State,
+        places: Range<usize>,
+        bytes: &[u8],
+    ) -> Result<(), Error> {
+        self.load(state, places, bytes)
+    }
+
+    fn state_bytes(&self, shape: StateShape) -> u64 {
+        self.store.state_bytes(shape)
+    }
+
+    fn state(&mut self, shape: StateShape) -> Result<State, Error> {
+        self.store.state(shape)
+    }
+
+    fn drop_state(&mut self, state: State) {
+        self.drop_of(state);
+    }
+
+    fn reset(&mut self, state: State) -> Result<(), Error> {
+        self.zero(state)
+    }
+
+    fn commit(&mut self, states: &[State]) -> Result<(), Error> {
+        self.commit_all(states)
+    }
+}
+
+impl Profiler for GpuDevice {
+    fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    fn profile(&mut self, on: bool) -> Result<Vec<KernelTime>, Error> {
+        self.discard()?;
+        self.settle()?;
+        let measured = self.take_profile()?;
+        self.end_pass();
+        if on && self.profile.is_none() {
+            self.profile = profile::Profile::new(&self.opened.device);
+        } else if !on {
+            self.profile = None;
+        }
+        Ok(measured)
+    }
+
+    fn read_speed(&mut self) -> Result<Option<f64>, Error> {
+        self.measure_reading().map(Some)
     }
 }

@@ -20,7 +20,7 @@ const ENOUGH: Duration = Duration::from_millis(20);
 const PASSES: usize = 5;
 
 impl GpuDevice {
-    /// See [`Device::read_speed`](crate::Device::read_speed).
+    /// See [`Profiler::read_speed`](crate::Profiler::read_speed).
     pub(super) fn measure_reading(&mut self) -> Result<f64, Error> {
         let quarter = self.opened.adapter.memory.map_or(MOST, |all| all / 4);
         let most = MOST.min(quarter).min(self.store.most());

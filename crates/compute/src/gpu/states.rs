@@ -470,7 +470,7 @@ impl GpuDevice {
         self.forget_states();
     }
 
-    /// See [`Device::commit`](crate::Device::commit).
+    /// See [`StateStore::commit`](crate::StateStore::commit).
     pub(super) fn commit_all(&mut self, states: &[State]) -> Result<(), Error> {
         // What may fail comes before anything is changed.
         states.iter().try_for_each(|state| self.store.states.get(*state).map(drop))?;
@@ -495,14 +495,14 @@ impl GpuDevice {
         Ok(())
     }
 
-    /// See [`Device::save_state`](crate::Device::save_state).
+    /// See [`StateStore::save_state`](crate::StateStore::save_state).
     pub(super) fn save(
         &mut self,
         state: State,
         places: Range<usize>,
         out: &mut [u8],
     ) -> Result<(), Error> {
-        let of_place = self.store.states.shape(state)?.check_places(
+        let of_place = self.store.states.shape(state)?.check_entries(
             self.store.states.keys,
             &places,
             out.len(),
@@ -544,7 +544,7 @@ impl GpuDevice {
         Ok(())
     }
 
-    /// See [`Device::load_state`](crate::Device::load_state).
+    /// See [`StateStore::load_state`](crate::StateStore::load_state).
     pub(super) fn load(
         &mut self,
         state: State,
@@ -552,7 +552,7 @@ impl GpuDevice {
         bytes: &[u8],
     ) -> Result<(), Error> {
         let shape = self.store.states.shape(state)?;
-        let of_place = shape.check_places(self.store.states.keys, &places, bytes.len())?.max(1);
+        let of_place = shape.check_entries(self.store.states.keys, &places, bytes.len())?.max(1);
         self.before_change()?;
         if let StateShape::Recurrent { .. } = shape {
             let committed = self.own_committed(state)?;

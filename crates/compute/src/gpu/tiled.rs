@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     Buffer, Error, ExpertUse, ExpertUses, Format, MatrixShape, Op, SlotTable, View, Weight,
-    matrix::MatrixPlace,
+    matrix::MatrixLocation,
 };
 
 static HALVES: Kernel = kernel!("tile_halves", ["common", "tile_halves"], [Write, Write]);
@@ -258,7 +258,7 @@ pub(super) fn experts(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<bool, Error> {
             (tile, routed_tiles(gpu, ids, table, (tile.rows, &scratch))?)
         }
     };
-    let [gate, up, down] = shape.layout()?.places();
+    let [gate, up, down] = shape.layout()?.locations();
     gpu.halves(x, &scratch, at(x_words))?;
     for bank in &plan.banks {
         let product = Product {
@@ -266,7 +266,7 @@ pub(super) fn experts(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<bool, Error> {
             uses: bank.uses(1, plan.list),
             rows: bank.tiles,
             shape: gate.shape,
-            parts: gate.parts.map(|at| at as u32),
+            parts: gate.planes.map(|at| at as u32),
             up: Some(&up),
             bias: bias_of([&gate, &up]),
             activation: activation_of(activation),
@@ -281,7 +281,7 @@ pub(super) fn experts(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<bool, Error> {
             uses: bank.uses(2, plan.list),
             rows: bank.tiles,
             shape: down.shape,
-            parts: down.parts.map(|at| at as u32),
+            parts: down.planes.map(|at| at as u32),
             up: None,
             bias: bias_of([&down, &down]),
             activation: (0, [0.0; 2]),
@@ -293,7 +293,7 @@ pub(super) fn experts(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<bool, Error> {
 }
 
 /// `BIAS` and where the biases of two matrices lie.
-fn bias_of(places: [&MatrixPlace; 2]) -> (u32, [u32; 2]) {
+fn bias_of(places: [&MatrixLocation; 2]) -> (u32, [u32; 2]) {
     match places.map(|place| place.bias) {
         [Some((of, first)), Some((_, second))] => (scalar(of), [first as u32, second as u32]),
         _ => (NO_BIAS, [0; 2]),
@@ -355,7 +355,7 @@ fn listed_tiles(gpu: &mut GpuDevice, uses: &[ExpertUse], rows: usize) -> Result<
         }
     }
     gpu.room(uses.len() * 2 + banks.values().map(Vec::len).sum::<usize>())?;
-    let list = gpu.upload(uses.iter().flat_map(|u| [u.row as u32, u.part as u32]));
+    let list = gpu.upload(uses.iter().flat_map(|u| [u.row as u32, u.out_row as u32]));
     let banks = banks.into_iter().map(|(bank, entries)| {
         let tiles = entries.len() / 4;
         Ok(BankTiles { memory: gpu.store.bank_memory(bank)?, bank, at: gpu.upload(entries), tiles })
@@ -401,7 +401,7 @@ struct Product<'a> {
     /// The matrix, or gate, and where its parts begin.
     shape: MatrixShape,
     parts: [u32; 3],
-    up: Option<&'a MatrixPlace>,
+    up: Option<&'a MatrixLocation>,
     /// `BIAS` and where.
     bias: (u32, [u32; 2]),
     activation: (u32, [f32; 2]),
@@ -437,7 +437,7 @@ impl GpuDevice {
         out: View,
     ) -> Result<(), Error> {
         let &Product { tile, uses, rows, shape, parts, up, bias, activation, outputs } = product;
-        let up_parts = up.map_or(parts, |up| up.parts.map(|at| at as u32));
+        let up_parts = up.map_or(parts, |up| up.planes.map(|at| at as u32));
         let (step, second) = up.map_or((1, 0), |up| (up.step, up.first));
         let chunks = [parts, up_parts].map(|parts| Chunk::at(shape, parts.map(|at| at as usize)));
         let which = if let [Some(chunk), Some(_)] = chunks { chunk.kernel() } else { ANY };

@@ -59,7 +59,7 @@ impl Ranked {
     pub(super) fn of(op: &Op<'_>) -> Option<Self> {
         match *op {
             Op::TopK { logits, router, ids, weights } => {
-                let k = ids.width - router.besides();
+                let k = ids.width - router.shared_count();
                 let layout =
                     layout(logits.width, k, router.groups.map_or(0, |groups| groups.count));
                 Some(Self { logits, router, ids, weights, layout })
@@ -81,7 +81,7 @@ impl Ranked {
         let ranks = ranks.iter().rev().fold(0, |bits, is| bits * 2 + u32::from(*is));
         [
             ("N", logits.width as u32),
-            ("K", (ids.width - router.besides()) as u32),
+            ("K", (ids.width - router.shared_count()) as u32),
             ("BESIDES", router.shared.map_or(0, |shared| 1 + u32::from(shared.gate.is_some()))),
             ("BLOCK", self.layout.block as u32),
             ("GROUPS", groups as u32),

@@ -1,27 +1,28 @@
-//! States in host memory: keys and values in pages, recurrent numbers, and who shares what.
+//! States in host memory: paged KV caches and recurrent states, shared copy on write.
 
 use std::{mem, ops::Range, sync::Arc};
 
-use super::{Numbers, narrow};
+use super::{HostValues, encode_kv};
 use crate::{Error, KV_BLOCK, KvFormat, Span, State, StateShape, matrix::Bytes, op_check::stale};
 
-/// Bytes of a piece of memory with what its mapping is rounded up to.
+/// Bytes of a mapping: `bytes` rounded up to whole pages of 4096.
 fn mapped(bytes: usize) -> u64 {
     bytes.next_multiple_of(4096) as u64
 }
 
-/// The memory of states. What one lets go the next one takes.
+/// Allocator of state memory, with a free list and a limit.
 #[derive(Debug, Default)]
-struct Pool {
+struct PagePool {
     free: Vec<Bytes>,
-    /// Bytes that are let go and not taken.
+    /// Bytes in `free`.
     idle: u64,
+    /// Bytes in use.
     held: u64,
     limit: Option<u64>,
 }
 
-impl Pool {
-    /// `len` bytes; those of a former state may not be zero.
+impl PagePool {
+    /// Allocates `len` bytes. Reused memory is not zeroed.
     fn take(&mut self, len: usize) -> Result<Bytes, Error> {
         let bytes = mapped(len);
         if let Some(limit) = self.limit
@@ -46,38 +47,40 @@ impl Pool {
         Ok(memory)
     }
 
-    fn give(&mut self, memory: Bytes) {
+    fn release(&mut self, memory: Bytes) {
         if memory.is_empty() {
             return;
         }
         let bytes = mapped(memory.len());
         self.held -= bytes;
-        // Without a limit nobody has planned for what lies idle.
+        // Without a limit, the memory plan does not count idle memory: it is unmapped.
         if self.limit.is_some() {
             self.idle += bytes;
             self.free.push(memory);
         }
     }
 
-    /// Gives back what nobody else shares.
-    fn give_shared(&mut self, memory: Arc<Bytes>) {
+    /// Releases memory unless another state shares it.
+    fn release_shared(&mut self, memory: Arc<Bytes>) {
         if let Some(memory) = Arc::into_inner(memory) {
-            self.give(memory);
+            self.release(memory);
         }
     }
 }
 
-/// One of the two kinds of vectors of a position.
+/// Key or value vector of a position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum KvKind {
     Key,
     Value,
 }
 
-/// Keys and values of one layer of one session, in pages of [`KV_BLOCK`] positions. A page has the keys head by head, then
-/// the values, so that what a head reads of it lies in one piece.
+/// KV cache of one layer of one sequence, in pages of [`KV_BLOCK`] positions.
+///
+/// A page is `[kv_heads, positions, key_width]`, then `[kv_heads, positions, value_width]`: the
+/// keys of one head in a page are contiguous, and so are its values.
 #[derive(Debug)]
-pub(crate) struct KeyValue {
+pub(crate) struct HostKvCache {
     pub(crate) kv_heads: usize,
     pub(crate) key_width: usize,
     pub(crate) value_width: usize,
@@ -86,97 +89,100 @@ pub(crate) struct KeyValue {
     pages: Vec<Option<Arc<Bytes>>>,
 }
 
-impl KeyValue {
+impl HostKvCache {
     const fn shape(&self) -> StateShape {
         let &Self { kv_heads, key_width, value_width, positions, .. } = self;
         StateShape::KeyValue { kv_heads, key_width, value_width, positions }
     }
 
-    /// Positions of a page.
-    fn of_page(&self) -> usize {
+    /// Positions per page.
+    fn page_positions(&self) -> usize {
         KV_BLOCK.min(self.positions)
     }
 
     fn page_bytes(&self) -> usize {
-        self.shape().place_bytes(self.format) * self.of_page()
+        self.shape().entry_bytes(self.format) * self.page_positions()
     }
 
-    pub(crate) fn width(&self, kind: Kind) -> usize {
+    pub(crate) fn width(&self, kind: KvKind) -> usize {
         match kind {
-            Kind::Key => self.key_width,
-            Kind::Value => self.value_width,
+            KvKind::Key => self.key_width,
+            KvKind::Value => self.value_width,
         }
     }
 
-    /// Bytes of a vector.
-    pub(crate) fn bytes(&self, kind: Kind) -> usize {
+    /// Bytes of one vector.
+    pub(crate) fn bytes(&self, kind: KvKind) -> usize {
         self.format.bytes(self.width(kind))
     }
 
-    /// The page of a place, and where in it the vector of a head begins.
-    fn at(&self, kind: Kind, place: usize, head: usize) -> (usize, usize) {
-        let of_page = self.of_page();
-        let values = match kind {
-            Kind::Key => 0,
-            Kind::Value => self.kv_heads * of_page * self.bytes(Kind::Key),
+    /// Page of an entry, and byte offset of a head's vector in that page.
+    fn locate(&self, kind: KvKind, entry: usize, head: usize) -> (usize, usize) {
+        let page_positions = self.page_positions();
+        let plane = match kind {
+            KvKind::Key => 0,
+            KvKind::Value => self.kv_heads * page_positions * self.bytes(KvKind::Key),
         };
-        (place / of_page, values + (head * of_page + place % of_page) * self.bytes(kind))
+        let vector = head * page_positions + entry % page_positions;
+        (entry / page_positions, plane + vector * self.bytes(kind))
     }
 
-    /// The vectors of a head from a position on, up to the end of the position's page.
+    /// Vectors of a head from a position to the end of that position's page.
     pub(crate) fn vectors(
         &self,
-        kind: Kind,
+        kind: KvKind,
         position: usize,
         head: usize,
     ) -> impl ExactSizeIterator<Item = &[u8]> {
-        self.piece(kind, position, head).chunks_exact(self.bytes(kind).max(1))
+        self.contiguous(kind, position, head).chunks_exact(self.bytes(kind).max(1))
     }
 
-    /// The piece of memory in which they lie one behind the other.
-    pub(crate) fn piece(&self, kind: Kind, position: usize, head: usize) -> &[u8] {
-        let place = position % self.positions;
-        let (page, at) = self.at(kind, place, head);
-        let len = (self.of_page() - place % self.of_page()) * self.bytes(kind);
-        // Ops begin by making sure that there are the pages of all positions before their last.
-        self.pages[page].as_ref().map_or(&[][..], |page| &page[at..at + len])
+    /// Bytes of the same vectors, which are contiguous.
+    pub(crate) fn contiguous(&self, kind: KvKind, position: usize, head: usize) -> &[u8] {
+        let entry = position % self.positions;
+        let (page, start) = self.locate(kind, entry, head);
+        let len = (self.page_positions() - entry % self.page_positions()) * self.bytes(kind);
+        // Ops allocate the pages of all positions up to their last one first.
+        self.pages[page].as_ref().map_or(&[][..], |page| &page[start..start + len])
     }
 
-    /// The vector of a position and a head.
-    pub(crate) fn vector(&self, kind: Kind, position: usize, head: usize) -> &[u8] {
+    /// Vector of a position and a head.
+    pub(crate) fn vector(&self, kind: KvKind, position: usize, head: usize) -> &[u8] {
         self.vectors(kind, position, head).next().unwrap_or(&[])
     }
 
-    /// Writes the vector of a position, whose page is the state's own, and a head.
-    pub(crate) fn write(&mut self, kind: Kind, position: usize, head: usize, from: &[f32]) {
-        let (page, at) = self.at(kind, position % self.positions, head);
+    /// Writes the vector of a position and a head. The position's page must not be shared.
+    pub(crate) fn write(&mut self, kind: KvKind, position: usize, head: usize, src: &[f32]) {
+        let (page, start) = self.locate(kind, position % self.positions, head);
         let (format, bytes) = (self.format, self.bytes(kind));
         if let Some(page) = self.pages[page].as_mut().and_then(Arc::get_mut) {
-            narrow(format, from, &mut page[at..at + bytes]);
+            encode_kv(format, src, &mut page[start..start + bytes]);
         }
     }
 
-    /// Pages that rows at positions touch: those that lie before them, and those that they write.
+    /// Pages that must exist for an op that writes `rows` rows from `position` on, and a predicate
+    /// for the pages that it writes.
     fn touched(
         &self,
         position: usize,
         rows: usize,
     ) -> (Range<usize>, impl Fn(usize) -> bool + use<>) {
-        let (positions, of_page) = (self.positions, self.of_page());
+        let (positions, page_positions) = (self.positions, self.page_positions());
         let end = position.saturating_add(rows);
         let first = if rows >= positions { 0 } else { position % positions.max(1) };
         let last = first + rows.min(positions);
         let written = move |page: usize| {
-            let begin = page * of_page;
-            let in_part = |part: &Range<usize>| part.start < begin + of_page && begin < part.end;
-            // The rows, and what of them goes on at the beginning.
-            in_part(&(first..last)) || in_part(&(0..last.saturating_sub(positions)))
+            let start = page * page_positions;
+            let overlaps =
+                |range: &Range<usize>| range.start < start + page_positions && start < range.end;
+            // The rows, and those of them that wrap around to the first page.
+            overlaps(&(first..last)) || overlaps(&(0..last.saturating_sub(positions)))
         };
-        (0..end.min(positions).div_ceil(of_page.max(1)), written)
+        (0..end.min(positions).div_ceil(page_positions.max(1)), written)
     }
 
-    /// Bytes to be taken before rows can be written.
-    fn need(&self, position: usize, rows: usize) -> u64 {
+    /// Bytes to allocate before the rows can be written.
+    fn missing_bytes(&self, position: usize, rows: usize) -> u64 {
         let (pages, written) = self.touched(position, rows);
         let missing = pages.filter(|i| match &self.pages[*i] {
             None => true,
@@ -185,8 +191,13 @@ impl KeyValue {
         missing.count() as u64 * mapped(self.page_bytes())
     }
 
-    /// Makes the pages that rows are written to the state's own, and sees to it that there are those before.
-    fn own(&mut self, pool: &mut Pool, position: usize, rows: usize) -> Result<(), Error> {
+    /// Allocates missing pages, and copies shared pages that the rows are written to.
+    fn make_writable(
+        &mut self,
+        pool: &mut PagePool,
+        position: usize,
+        rows: usize,
+    ) -> Result<(), Error> {
         let len = self.page_bytes();
         let (pages, written) = self.touched(position, rows);
         for i in pages {
@@ -199,9 +210,9 @@ impl KeyValue {
                     self.pages[i] = Some(Arc::new(page));
                 }
                 Some(page) if written(i) && Arc::strong_count(page) > 1 => {
-                    let mut own = pool.take(len)?;
-                    own.copy_from_slice(page);
-                    pool.give_shared(mem::replace(page, Arc::new(own)));
+                    let mut copy = pool.take(len)?;
+                    copy.copy_from_slice(page);
+                    pool.release_shared(mem::replace(page, Arc::new(copy)));
                 }
                 Some(_) => {}
             }
@@ -209,64 +220,64 @@ impl KeyValue {
         Ok(())
     }
 
-    /// Lets go of all pages from a place on.
-    fn cut(&mut self, pool: &mut Pool, places: usize) {
-        let first = places.div_ceil(self.of_page().max(1)).min(self.pages.len());
+    /// Frees all pages whose entries are all at `len` or later.
+    fn truncate(&mut self, pool: &mut PagePool, len: usize) {
+        let first = len.div_ceil(self.page_positions().max(1)).min(self.pages.len());
         for page in self.pages[first..].iter_mut().filter_map(Option::take) {
-            pool.give_shared(page);
+            pool.release_shared(page);
         }
     }
 
-    /// The pieces of a place: keys of all heads, then values, each with its page and where it begins there.
-    fn pieces(&self, place: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
-        [Kind::Key, Kind::Value].into_iter().flat_map(move |kind| {
+    /// Page and byte range of each vector of an entry: keys of all heads, then values.
+    fn ranges(&self, entry: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
+        [KvKind::Key, KvKind::Value].into_iter().flat_map(move |kind| {
             (0..self.kv_heads).map(move |head| {
-                let (page, at) = self.at(kind, place, head);
-                (page, at..at + self.bytes(kind))
+                let (page, start) = self.locate(kind, entry, head);
+                (page, start..start + self.bytes(kind))
             })
         })
     }
 }
 
-/// A recurrent state: the committed numbers, which others may share, and those that the running step writes.
+/// Recurrent state, double-buffered: the committed values, which forks may share, and the values
+/// that the current step writes.
 #[derive(Debug, Default)]
-pub(crate) struct Recurrent {
-    pub(crate) committed: Arc<Numbers>,
-    pub(crate) next: Numbers,
+pub(crate) struct HostRecurrent {
+    pub(crate) committed: Arc<HostValues>,
+    pub(crate) next: HostValues,
     written: bool,
 }
 
 #[derive(Debug)]
 enum HostState {
-    KeyValue(KeyValue),
-    Recurrent(Recurrent),
-    /// Moved out while an op writes it.
+    KvCache(HostKvCache),
+    Recurrent(HostRecurrent),
+    /// Moved out while an op uses it.
     Busy,
 }
 
-/// All states, by handle.
+/// All states of a host device, by handle.
 #[derive(Debug)]
-pub(crate) struct States {
-    keys: KvFormat,
-    all: Vec<Option<HostState>>,
+pub(crate) struct HostStates {
+    kv_format: KvFormat,
+    states: Vec<Option<HostState>>,
     free: Vec<u32>,
-    pool: Pool,
+    pool: PagePool,
 }
 
-impl Default for States {
+impl Default for HostStates {
     fn default() -> Self {
         Self::new(KvFormat::F32)
     }
 }
 
-impl States {
-    pub(crate) fn new(keys: KvFormat) -> Self {
-        Self { keys, all: Vec::new(), free: Vec::new(), pool: Pool::default() }
+impl HostStates {
+    pub(crate) fn new(kv_format: KvFormat) -> Self {
+        Self { kv_format, states: Vec::new(), free: Vec::new(), pool: PagePool::default() }
     }
 
-    /// What keys and values are kept as.
-    pub(crate) fn keys(&self) -> KvFormat {
-        self.keys
+    pub(crate) fn kv_format(&self) -> KvFormat {
+        self.kv_format
     }
 
     pub(crate) fn limit(&mut self, bytes: u64) {
@@ -277,35 +288,35 @@ impl States {
         self.pool.held
     }
 
-    /// Bytes of a state that is full.
+    /// Bytes of a full state.
     pub(crate) fn bytes(&self, shape: StateShape) -> u64 {
         match shape {
             StateShape::KeyValue { positions, .. } => {
-                let of_page = KV_BLOCK.min(positions).max(1);
-                let page = shape.place_bytes(self.keys).saturating_mul(of_page);
+                let page_positions = KV_BLOCK.min(positions).max(1);
+                let page = shape.entry_bytes(self.kv_format).saturating_mul(page_positions);
                 (page.saturating_add(4095) as u64 / 4096 * 4096)
-                    .saturating_mul(positions.div_ceil(of_page) as u64)
+                    .saturating_mul(positions.div_ceil(page_positions) as u64)
             }
-            // What is committed, and what the step at hand writes.
+            // Two buffers: committed and next.
             StateShape::Recurrent { len } => (len as u64 * 4).next_multiple_of(4096) * 2,
         }
     }
 
     fn add(&mut self, state: HostState) -> State {
         if let Some(i) = self.free.pop() {
-            self.all[i as usize] = Some(state);
+            self.states[i as usize] = Some(state);
             return State(i);
         }
-        self.all.push(Some(state));
-        State(self.all.len() as u32 - 1)
+        self.states.push(Some(state));
+        State(self.states.len() as u32 - 1)
     }
 
-    pub(crate) fn make(&mut self, shape: StateShape) -> Result<State, Error> {
+    pub(crate) fn create(&mut self, shape: StateShape) -> Result<State, Error> {
         let state = match shape {
             StateShape::KeyValue { kv_heads, key_width, value_width, positions } => {
                 let limit = isize::MAX as usize / 2;
                 if shape
-                    .place_bytes(self.keys)
+                    .entry_bytes(self.kv_format)
                     .checked_mul(positions)
                     .is_none_or(|bytes| bytes > limit)
                 {
@@ -314,8 +325,8 @@ impl States {
                     )));
                 }
                 let pages = vec![None; positions.div_ceil(KV_BLOCK.min(positions).max(1))];
-                let format = self.keys;
-                HostState::KeyValue(KeyValue {
+                let format = self.kv_format;
+                HostState::KvCache(HostKvCache {
                     kv_heads,
                     key_width,
                     value_width,
@@ -325,49 +336,48 @@ impl States {
                 })
             }
             StateShape::Recurrent { len } => {
-                let committed = Arc::new(self.zeros(len)?);
-                HostState::Recurrent(Recurrent { committed, ..Recurrent::default() })
+                let committed = Arc::new(self.take_zeroed(len)?);
+                HostState::Recurrent(HostRecurrent { committed, ..HostRecurrent::default() })
             }
         };
         Ok(self.add(state))
     }
 
-    /// Numbers of a recurrent state; those of a former one may not be zero.
-    fn numbers(&mut self, len: usize) -> Result<Numbers, Error> {
-        let bytes = len
-            .checked_mul(4)
-            .ok_or_else(|| Error::Shape(format!("{len} numbers are too many")))?;
-        Ok(Numbers(self.pool.take(bytes)?))
+    /// Allocates one buffer of a recurrent state. Reused memory is not zeroed.
+    fn take_values(&mut self, len: usize) -> Result<HostValues, Error> {
+        let bytes =
+            len.checked_mul(4).ok_or_else(|| Error::Shape(format!("{len} values are too many")))?;
+        Ok(HostValues(self.pool.take(bytes)?))
     }
 
-    fn zeros(&mut self, len: usize) -> Result<Numbers, Error> {
-        let mut numbers = self.numbers(len)?;
-        numbers.fill(0.0);
-        Ok(numbers)
+    fn take_zeroed(&mut self, len: usize) -> Result<HostValues, Error> {
+        let mut values = self.take_values(len)?;
+        values.fill(0.0);
+        Ok(values)
     }
 
     fn get(&self, state: State) -> Result<&HostState, Error> {
-        self.all.get(state.0 as usize).and_then(Option::as_ref).ok_or_else(|| stale("state"))
+        self.states.get(state.0 as usize).and_then(Option::as_ref).ok_or_else(|| stale("state"))
     }
 
     fn get_mut(&mut self, state: State) -> Result<&mut HostState, Error> {
-        self.all.get_mut(state.0 as usize).and_then(Option::as_mut).ok_or_else(|| stale("state"))
+        self.states.get_mut(state.0 as usize).and_then(Option::as_mut).ok_or_else(|| stale("state"))
     }
 
     pub(crate) fn shape(&self, state: State) -> Result<StateShape, Error> {
         match self.get(state)? {
-            HostState::KeyValue(kv) => Ok(kv.shape()),
+            HostState::KvCache(kv) => Ok(kv.shape()),
             HostState::Recurrent(r) => Ok(StateShape::Recurrent { len: r.committed.len() }),
             HostState::Busy => Err(stale("state")),
         }
     }
 
-    /// Bytes that ops on rows of states will take.
+    /// Bytes to allocate before ops can run on the rows of `spans`.
     pub(crate) fn need(&self, spans: &mut dyn Iterator<Item = Span>) -> Result<u64, Error> {
         let mut needed = 0;
         for Span { state, position, rows } in spans {
             needed += match self.get(state)? {
-                HostState::KeyValue(kv) => kv.need(position, rows),
+                HostState::KvCache(kv) => kv.missing_bytes(position, rows),
                 HostState::Recurrent(r) if r.next.is_empty() => mapped(r.committed.len() * 4),
                 HostState::Recurrent(_) => 0,
                 HostState::Busy => return Err(stale("state")),
@@ -376,32 +386,34 @@ impl States {
         Ok(needed)
     }
 
-    pub(crate) fn fork(&mut self, state: State, places: usize) -> Result<State, Error> {
+    pub(crate) fn fork(&mut self, state: State, len: usize) -> Result<State, Error> {
         let fork = match self.get(state)? {
-            HostState::KeyValue(kv) => {
-                let kept = places.div_ceil(kv.of_page().max(1));
+            HostState::KvCache(kv) => {
+                let kept = len.div_ceil(kv.page_positions().max(1));
                 let pages =
                     kv.pages.iter().enumerate().map(|(i, page)| page.clone().filter(|_| i < kept));
-                HostState::KeyValue(KeyValue { pages: pages.collect(), ..*kv })
+                HostState::KvCache(HostKvCache { pages: pages.collect(), ..*kv })
             }
-            HostState::Recurrent(r) => HostState::Recurrent(Recurrent {
+            HostState::Recurrent(r) => HostState::Recurrent(HostRecurrent {
                 committed: Arc::clone(&r.committed),
-                ..Recurrent::default()
+                ..HostRecurrent::default()
             }),
             HostState::Busy => return Err(stale("state")),
         };
         Ok(self.add(fork))
     }
 
-    pub(crate) fn drop_state(&mut self, state: State) {
-        let Some(gone) = self.all.get_mut(state.0 as usize).and_then(Option::take) else { return };
+    pub(crate) fn free(&mut self, state: State) {
+        let Some(freed) = self.states.get_mut(state.0 as usize).and_then(Option::take) else {
+            return;
+        };
         self.free.push(state.0);
-        match gone {
-            HostState::KeyValue(mut kv) => kv.cut(&mut self.pool, 0),
-            HostState::Recurrent(Recurrent { committed, next, .. }) => {
-                self.pool.give(next.0);
-                if let Some(numbers) = Arc::into_inner(committed) {
-                    self.pool.give(numbers.0);
+        match freed {
+            HostState::KvCache(mut kv) => kv.truncate(&mut self.pool, 0),
+            HostState::Recurrent(HostRecurrent { committed, next, .. }) => {
+                self.pool.release(next.0);
+                if let Some(values) = Arc::into_inner(committed) {
+                    self.pool.release(values.0);
                 }
             }
             HostState::Busy => {}
@@ -409,14 +421,14 @@ impl States {
     }
 
     pub(crate) fn reset(&mut self, state: State) -> Result<(), Error> {
-        self.cut(state, 0)?;
+        self.truncate(state, 0)?;
         if let StateShape::Recurrent { .. } = self.shape(state)? {
             let mut r = self.take_recurrent(state)?;
             if Arc::get_mut(&mut r.committed).is_none() {
                 r.committed = Arc::new(mem::take(&mut r.next));
             }
-            if let Some(numbers) = Arc::get_mut(&mut r.committed) {
-                numbers.fill(0.0);
+            if let Some(values) = Arc::get_mut(&mut r.committed) {
+                values.fill(0.0);
             }
             r.written = false;
             *self.get_mut(state)? = HostState::Recurrent(r);
@@ -424,16 +436,16 @@ impl States {
         Ok(())
     }
 
-    pub(crate) fn cut(&mut self, state: State, places: usize) -> Result<(), Error> {
-        let slot = self.all.get_mut(state.0 as usize).and_then(Option::as_mut);
-        if let HostState::KeyValue(kv) = slot.ok_or_else(|| stale("state"))? {
-            kv.cut(&mut self.pool, places);
+    pub(crate) fn truncate(&mut self, state: State, len: usize) -> Result<(), Error> {
+        let slot = self.states.get_mut(state.0 as usize).and_then(Option::as_mut);
+        if let HostState::KvCache(kv) = slot.ok_or_else(|| stale("state"))? {
+            kv.truncate(&mut self.pool, len);
         }
         Ok(())
     }
 
     pub(crate) fn commit(&mut self, states: &[State]) -> Result<(), Error> {
-        // Each is there, or none is changed.
+        // All states exist, or none is changed.
         states.iter().try_for_each(|state| self.get(*state).map(drop))?;
         for state in states {
             if let HostState::Recurrent(r) = self.get_mut(*state)?
@@ -441,7 +453,7 @@ impl States {
             {
                 match Arc::get_mut(&mut r.committed) {
                     Some(committed) => mem::swap(committed, &mut r.next),
-                    // Somebody keeps what was committed before.
+                    // A fork shares the previously committed values.
                     None => r.committed = Arc::new(mem::take(&mut r.next)),
                 }
             }
@@ -449,45 +461,45 @@ impl States {
         Ok(())
     }
 
-    /// Moves a state of keys and values out while an op writes rows of it; [`States::put_key_value`] puts it back.
-    pub(crate) fn take_key_value(
+    /// Moves a KV cache out while an op writes rows of it. [`HostStates::put_kv`] returns it.
+    pub(crate) fn take_kv(
         &mut self,
         state: State,
         position: usize,
         rows: usize,
-    ) -> Result<KeyValue, Error> {
-        let slot = self.all.get_mut(state.0 as usize).and_then(Option::as_mut);
+    ) -> Result<HostKvCache, Error> {
+        let slot = self.states.get_mut(state.0 as usize).and_then(Option::as_mut);
         let slot = slot.ok_or_else(|| stale("state"))?;
-        let HostState::KeyValue(kv) = slot else {
-            return Err(Error::Shape("a recurrent state where keys and values belong".into()));
+        let HostState::KvCache(kv) = slot else {
+            return Err(Error::Shape("a recurrent state where a KV cache belongs".into()));
         };
-        kv.own(&mut self.pool, position, rows)?;
+        kv.make_writable(&mut self.pool, position, rows)?;
         match mem::replace(slot, HostState::Busy) {
-            HostState::KeyValue(kv) => Ok(kv),
+            HostState::KvCache(kv) => Ok(kv),
             _ => Err(stale("state")),
         }
     }
 
-    /// A state of keys and values.
-    pub(crate) fn key_value(&self, state: State) -> Result<&KeyValue, Error> {
+    /// KV cache of a state.
+    pub(crate) fn kv_cache(&self, state: State) -> Result<&HostKvCache, Error> {
         match self.get(state)? {
-            HostState::KeyValue(kv) => Ok(kv),
-            _ => Err(Error::Shape("a recurrent state where keys and values belong".into())),
+            HostState::KvCache(kv) => Ok(kv),
+            _ => Err(Error::Shape("a recurrent state where a KV cache belongs".into())),
         }
     }
 
-    pub(crate) fn put_key_value(&mut self, state: State, kv: KeyValue) -> Result<(), Error> {
-        *self.get_mut(state)? = HostState::KeyValue(kv);
+    pub(crate) fn put_kv(&mut self, state: State, kv: HostKvCache) -> Result<(), Error> {
+        *self.get_mut(state)? = HostState::KvCache(kv);
         Ok(())
     }
 
-    /// Moves a recurrent state out while an op reads its committed and writes its next numbers.
-    pub(crate) fn take_recurrent(&mut self, state: State) -> Result<Recurrent, Error> {
+    /// Moves a recurrent state out while an op reads its committed values and writes the next ones.
+    pub(crate) fn take_recurrent(&mut self, state: State) -> Result<HostRecurrent, Error> {
         let StateShape::Recurrent { len } = self.shape(state)? else {
-            return Err(Error::Shape("keys and values where a recurrent state belongs".into()));
+            return Err(Error::Shape("a KV cache where a recurrent state belongs".into()));
         };
         let lacks = matches!(self.get(state)?, HostState::Recurrent(r) if r.next.is_empty());
-        let fresh = if lacks { Some(self.numbers(len)?) } else { None };
+        let fresh = if lacks { Some(self.take_values(len)?) } else { None };
         match mem::replace(self.get_mut(state)?, HostState::Busy) {
             HostState::Recurrent(mut r) => {
                 if let Some(fresh) = fresh {
@@ -499,29 +511,33 @@ impl States {
         }
     }
 
-    /// Puts a recurrent state back whose next numbers have been written.
-    pub(crate) fn put_recurrent(&mut self, state: State, mut r: Recurrent) -> Result<(), Error> {
+    /// Returns a recurrent state whose next values have been written.
+    pub(crate) fn put_recurrent(
+        &mut self,
+        state: State,
+        mut r: HostRecurrent,
+    ) -> Result<(), Error> {
         r.written = true;
         *self.get_mut(state)? = HostState::Recurrent(r);
         Ok(())
     }
 
-    /// See [`Device::save_state`](crate::Device::save_state).
+    /// See [`StateStore::save_state`](crate::StateStore::save_state).
     pub(crate) fn save(
         &self,
         state: State,
-        places: Range<usize>,
+        entries: Range<usize>,
         out: &mut [u8],
     ) -> Result<(), Error> {
-        let bytes = self.shape(state)?.check_places(self.keys, &places, out.len())?;
+        let bytes = self.shape(state)?.check_entries(self.kv_format, &entries, out.len())?;
         match self.get(state)? {
-            HostState::KeyValue(kv) => {
-                for (place, mut out) in places.zip(out.chunks_exact_mut(bytes.max(1))) {
-                    for (page, from) in kv.pieces(place) {
-                        let (to, rest) = out.split_at_mut(from.len());
+            HostState::KvCache(kv) => {
+                for (entry, mut out) in entries.zip(out.chunks_exact_mut(bytes.max(1))) {
+                    for (page, range) in kv.ranges(entry) {
+                        let (dst, rest) = out.split_at_mut(range.len());
                         match &kv.pages[page] {
-                            Some(page) => to.copy_from_slice(&page[from]),
-                            None => to.fill(0),
+                            Some(page) => dst.copy_from_slice(&page[range]),
+                            None => dst.fill(0),
                         }
                         out = rest;
                     }
@@ -529,44 +545,45 @@ impl States {
                 Ok(())
             }
             HostState::Recurrent(r) => {
-                out.copy_from_slice(bytemuck::cast_slice(&r.committed[places]));
+                out.copy_from_slice(bytemuck::cast_slice(&r.committed[entries]));
                 Ok(())
             }
             HostState::Busy => Err(stale("state")),
         }
     }
 
-    /// See [`Device::load_state`](crate::Device::load_state).
+    /// See [`StateStore::load_state`](crate::StateStore::load_state).
     pub(crate) fn load(
         &mut self,
         state: State,
-        places: Range<usize>,
+        entries: Range<usize>,
         bytes: &[u8],
     ) -> Result<(), Error> {
-        let of_place = self.shape(state)?.check_places(self.keys, &places, bytes.len())?;
+        let entry_bytes =
+            self.shape(state)?.check_entries(self.kv_format, &entries, bytes.len())?;
         if let StateShape::KeyValue { .. } = self.shape(state)? {
-            let mut kv = self.take_key_value(state, places.start, places.len())?;
-            for (place, mut bytes) in places.zip(bytes.chunks_exact(of_place.max(1))) {
-                let pieces: Vec<_> = kv.pieces(place).collect();
-                for (page, to) in pieces {
-                    let (from, rest) = bytes.split_at(to.len());
+            let mut kv = self.take_kv(state, entries.start, entries.len())?;
+            for (entry, mut bytes) in entries.zip(bytes.chunks_exact(entry_bytes.max(1))) {
+                let ranges: Vec<_> = kv.ranges(entry).collect();
+                for (page, range) in ranges {
+                    let (src, rest) = bytes.split_at(range.len());
                     if let Some(page) = kv.pages[page].as_mut().and_then(Arc::get_mut) {
-                        page[to].copy_from_slice(from);
+                        page[range].copy_from_slice(src);
                     }
                     bytes = rest;
                 }
             }
-            return self.put_key_value(state, kv);
+            return self.put_kv(state, kv);
         }
         let mut r = self.take_recurrent(state)?;
         if Arc::get_mut(&mut r.committed).is_none() {
-            let mut own = mem::take(&mut r.next);
-            own.copy_from_slice(&r.committed);
-            r.committed = Arc::new(own);
+            let mut copy = mem::take(&mut r.next);
+            copy.copy_from_slice(&r.committed);
+            r.committed = Arc::new(copy);
         }
         if let Some(committed) = Arc::get_mut(&mut r.committed) {
-            let to: &mut [u8] = bytemuck::cast_slice_mut(&mut committed[places]);
-            to.copy_from_slice(bytes);
+            let dst: &mut [u8] = bytemuck::cast_slice_mut(&mut committed[entries]);
+            dst.copy_from_slice(bytes);
         }
         r.written = false;
         *self.get_mut(state)? = HostState::Recurrent(r);

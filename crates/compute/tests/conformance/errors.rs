@@ -375,7 +375,7 @@ fn experts_that_do_not_fit() {
     Both::each(|both, _| {
         let format = Format::Plain(Scalar::F32);
         let wide = MatrixShape { rows: 8, cols: 4, format };
-        let shape = ExpertShape::of(wide, wide, MatrixShape { rows: 4, cols: 8, format });
+        let shape = ExpertShape::new(wide, wide, MatrixShape { rows: 4, cols: 8, format });
         for device in [&mut both.reference, &mut both.device] {
             assert_eq!(device.bank(2, shape.bytes().unwrap(), BankPlace::Card).unwrap(), 0);
             assert_eq!(device.bank(1, 8, BankPlace::Card).unwrap(), 1);
@@ -391,7 +391,7 @@ fn experts_that_do_not_fit() {
         let x = both.random(&mut random, 2, 4);
         let (inner, out) = (both.poisoned(1, 8), both.poisoned(2, 4));
         let slot = |bank, index| Slot { bank, index };
-        let used = |slot, row, part| &*vec![ExpertUse { slot, row, part }].leak();
+        let used = |slot, row, out_row| &*vec![ExpertUse { slot, row, out_row }].leak();
         let listed = ExpertUses::Listed;
         let op = |uses| Op::Experts {
             x,

@@ -8,7 +8,7 @@ use moeflux_compute::{
 use crate::harness::{Both, FOUR, Random, bits, device, encode, formats, some_formats};
 
 fn shape(hidden: usize, intermediate: usize, [gate, up, down]: [Format; 3]) -> ExpertShape {
-    ExpertShape::of(
+    ExpertShape::new(
         MatrixShape { rows: intermediate, cols: hidden, format: gate },
         MatrixShape { rows: intermediate, cols: hidden, format: up },
         MatrixShape { rows: hidden, cols: intermediate, format: down },
@@ -48,7 +48,7 @@ fn uses(random: &mut Random, bank: u16, rows: usize, k: usize, count: usize) -> 
         uses.extend((0..k).map(|rank| ExpertUse {
             slot: Slot { bank, index: ((first + rank) % count) as u32 },
             row,
-            part: row * k + rank,
+            out_row: row * k + rank,
         }));
     }
     uses.sort_by_key(|u| u.slot);
@@ -215,7 +215,7 @@ fn parts_without_a_use_are_kept() {
     Both::each(|both, _| {
         let shape = shape(64, 32, [Format::Plain(Scalar::F32); 3]);
         let bank = fill(both, &mut random, &shape, 1);
-        let uses = [ExpertUse { slot: Slot { bank, index: 0 }, row: 1, part: 2 }];
+        let uses = [ExpertUse { slot: Slot { bank, index: 0 }, row: 1, out_row: 2 }];
         let x = both.random(&mut random, 2, 64);
         let (inner, out) = (both.poisoned(1, 32), both.random(&mut random, 4, 64));
         both.run(&Op::Experts {
@@ -299,7 +299,7 @@ fn neither_threads_nor_other_uses_change_a_bit() {
 fn a_router_names_the_experts() {
     let mut random = Random::new(37);
     let matrix = |rows, cols| MatrixShape { rows, cols, format: FOUR };
-    let shape = ExpertShape::of(matrix(64, 64), matrix(64, 64), matrix(64, 64));
+    let shape = ExpertShape::new(matrix(64, 64), matrix(64, 64), matrix(64, 64));
     Both::each(|both, exact| {
         for (rows, k) in [(1, 3), (5, 2), (40, 3)] {
             let banks = [fill(both, &mut random, &shape, 4), fill(both, &mut random, &shape, 3)];
@@ -330,9 +330,9 @@ fn a_router_names_the_experts() {
             let mut uses: Vec<ExpertUse> = ids
                 .iter()
                 .enumerate()
-                .map(|(part, id)| ExpertUse { slot: slots[*id], row: part / k, part })
+                .map(|(part, id)| ExpertUse { slot: slots[*id], row: part / k, out_row: part })
                 .collect();
-            uses.sort_by_key(|u| (u.slot, u.part));
+            uses.sort_by_key(|u| (u.slot, u.out_row));
             let uses = ExpertUses::Listed(&uses);
             both.run(&Op::Experts {
                 x,
@@ -364,7 +364,7 @@ fn a_router_chooses_and_its_experts_follow() {
             let (slots, k) =
                 (count + usize::from(shared.is_some()), k + usize::from(shared.is_some()));
             let matrix = MatrixShape { rows: hidden, cols: hidden, format };
-            let shape = ExpertShape::of(matrix, matrix, matrix);
+            let shape = ExpertShape::new(matrix, matrix, matrix);
             let bank = fill(both, &mut random, &shape, slots);
             let slots: Vec<Slot> =
                 (0..slots as u32).rev().map(|index| Slot { bank, index }).collect();
@@ -478,7 +478,7 @@ fn many_rows_of_every_format() {
 fn experts_that_many_rows_and_none_choose() {
     let mut random = Random::new(57);
     let matrix = |rows, cols| MatrixShape { rows, cols, format: FOUR };
-    let shape = ExpertShape::of(matrix(64, 128), matrix(64, 128), matrix(128, 64));
+    let shape = ExpertShape::new(matrix(64, 128), matrix(64, 128), matrix(128, 64));
     let activation = Activation::GeGlu;
     Both::each(|both, exact| {
         let banks = [fill(both, &mut random, &shape, 5), fill(both, &mut random, &shape, 6)];
@@ -510,9 +510,9 @@ fn experts_that_many_rows_and_none_choose() {
         let mut uses: Vec<ExpertUse> = ids
             .iter()
             .enumerate()
-            .map(|(part, id)| ExpertUse { slot: slots[*id], row: part / k, part })
+            .map(|(part, id)| ExpertUse { slot: slots[*id], row: part / k, out_row: part })
             .collect();
-        uses.sort_by_key(|u| (u.slot, u.part));
+        uses.sort_by_key(|u| (u.slot, u.out_row));
         let of_one_expert = uses.chunk_by(|a, b| a.slot == b.slot).collect();
         // A use that a cut leaves alone is summed in another order on the fast path: there no cut parts an expert's.
         let in_pieces = match exact {

@@ -60,7 +60,7 @@ impl Random {
 
     /// Bytes of a matrix with numbers of about unit size.
     pub(crate) fn matrix(&mut self, shape: MatrixShape) -> Vec<u8> {
-        let parts = shape.parts().unwrap();
+        let parts = shape.plane_bytes().unwrap();
         match shape.format {
             Format::Plain(scalar) => {
                 (0..shape.rows * shape.cols).flat_map(|_| encode(scalar, self.number())).collect()

@@ -212,9 +212,9 @@ fn the_absorbed_form_agrees() {
         let q = both.poisoned(40, heads * (latent + rope)).split(heads);
         let found = both.poisoned(40, heads * latent).split(heads);
         let spans = [Span { state, position: 0, rows: 40 }];
-        let (x, matrix) = (case.q.part(0, nope), case.keys.transpose());
-        both.run(&Op::HeadMatMul { x, matrix, out: q.part(0, latent) });
-        let (x, out) = (case.q.part(nope, rope), q.part(latent, rope));
+        let (x, matrix) = (case.q.slice_width(0, nope), case.keys.transpose());
+        both.run(&Op::HeadMatMul { x, matrix, out: q.slice_width(0, latent) });
+        let (x, out) = (case.q.slice_width(nope, rope), q.slice_width(latent, rope));
         let (frequencies, pairs, scale) = (&[][..], moeflux_compute::RopePairs::Halves, 1.0);
         both.run(&Op::Rope { x, frequencies, pairs, scale, spans: &spans, out });
         both.run(&Op::Attention {

@@ -166,7 +166,7 @@ fn many_rows_in_whole_chunks() {
             let shape = MatrixShape { rows: 67, cols, format };
             let of = random.matrix(shape);
             let mut small = of.clone();
-            let parts = shape.parts().unwrap();
+            let parts = shape.plane_bytes().unwrap();
             // Of the scales, the byte with the highest bits of the exponent; biases follow them.
             let less = |scales: &mut [u8], size: usize, by: u8| {
                 scales.iter_mut().skip(size - 1).step_by(size).for_each(|high| *high -= by);

@@ -254,7 +254,7 @@ impl Mixer {
     }
 
     fn save(&self, device: &mut dyn Device, state: State, places: Range<usize>) -> Vec<u8> {
-        let mut bytes = vec![0xa5; places.len() * device.place_bytes(self.kind.shape())];
+        let mut bytes = vec![0xa5; places.len() * device.entry_bytes(self.kind.shape())];
         device.save_state(state, places, &mut bytes).unwrap();
         bytes
     }
@@ -369,7 +369,7 @@ fn what_is_cut_or_left_out_of_a_fork_can_be_written_again() {
                 let expected = mixer.alone(device, 1, cut, cut..cut + 50);
                 let state = mixer.prefilled(device, 290);
                 let fork = device.fork_state(state, cut).unwrap();
-                device.cut_state(state, cut).unwrap();
+                device.truncate_state(state, cut).unwrap();
                 for state in [state, fork] {
                     assert!(
                         mixer.advance(device, 1, state, cut..cut + 50) == expected,
@@ -402,7 +402,7 @@ fn a_state_that_is_loaded_is_the_one_that_was_saved() {
                 let all = mixer.save(device, state, places.clone());
                 // In parts that begin and end anywhere, the later one first.
                 let turn = (places.end / 2) | 1;
-                let of_place = device.place_bytes(kind.shape());
+                let of_place = device.entry_bytes(kind.shape());
                 let parts = [0..turn, turn..places.end];
                 let loaded = mixer.state(device);
                 for part in parts.into_iter().rev() {
@@ -481,7 +481,7 @@ fn what_does_not_fit_is_refused() {
         for kind in KINDS {
             let mixer = Mixer::new(device, kind);
             let state = mixer.prefilled(device, 20);
-            let (all, bytes) = (kind.shape().places(), device.place_bytes(kind.shape()));
+            let (all, bytes) = (kind.shape().entries(), device.entry_bytes(kind.shape()));
             let refused = |device: &mut dyn Device, state, places: Range<usize>, len: usize| {
                 let mut memory = vec![0; len];
                 let what = format!("{}: {kind:?} {places:?} {len}", device.describe());
@@ -506,7 +506,7 @@ fn what_does_not_fit_is_refused() {
             {
                 device.state_need(&mut once(Span { state, position, rows })).unwrap();
             }
-            device.cut_state(state, usize::MAX).unwrap();
+            device.truncate_state(state, usize::MAX).unwrap();
             let fork = device.fork_state(state, usize::MAX).unwrap();
             device.save_state(fork, all..all, &mut []).unwrap();
             device.load_state(fork, 3..3, &[]).unwrap();
@@ -517,7 +517,7 @@ fn what_does_not_fit_is_refused() {
             let gone = Span { state: fork, position: 0, rows: 1 };
             assert!(device.state_need(&mut once(gone)).is_err());
             assert!(device.fork_state(fork, 0).is_err());
-            assert!(device.cut_state(fork, 0).is_err());
+            assert!(device.truncate_state(fork, 0).is_err());
             assert!(device.reset(fork).is_err());
             assert!(device.commit(&[fork]).is_err());
             assert!(mixer.try_run(device, 0, fork, 0..1).is_err());
@@ -539,10 +539,10 @@ fn states_of_nothing() {
             let fork = device.fork_state(state, 5).unwrap();
             device.load_state(fork, 0..0, &[]).unwrap();
             device.save_state(state, 0..0, &mut []).unwrap();
-            let mut bytes = vec![0; shape.places() * device.place_bytes(shape)];
-            device.load_state(fork, 0..shape.places(), &bytes).unwrap();
-            device.save_state(fork, 0..shape.places(), &mut bytes).unwrap();
-            device.cut_state(fork, 0).unwrap();
+            let mut bytes = vec![0; shape.entries() * device.entry_bytes(shape)];
+            device.load_state(fork, 0..shape.entries(), &bytes).unwrap();
+            device.save_state(fork, 0..shape.entries(), &mut bytes).unwrap();
+            device.truncate_state(fork, 0).unwrap();
             device.reset(state).unwrap();
             device.commit(&[fork]).unwrap();
             device.state_need(&mut once(Span { state, position: 0, rows: 3 })).unwrap();
@@ -631,7 +631,7 @@ fn steps_that_are_recorded_ahead_see_what_happened_since() {
             let mut begun = 0;
             for position in 1018..1034 {
                 let what = format!("{name}: {between}, {position}");
-                if position > 1018 && device.begin_recorded(&[token(position)]).unwrap() {
+                if position > 1018 && device.submit_recorded(&[token(position)]).unwrap() {
                     begun += 1;
                 } else {
                     steps.run(device, states, position, token(position)).unwrap();
@@ -664,7 +664,7 @@ fn steps_that_are_recorded_ahead_see_what_happened_since() {
                             device.load_state(state, places, &bytes).unwrap();
                         }
                     }
-                    3 => device.cut_state(states[0], position + 1).unwrap(),
+                    3 => device.truncate_state(states[0], position + 1).unwrap(),
                     _ => {}
                 }
             }
@@ -686,7 +686,7 @@ fn large_states_are_saved_and_loaded_whole() {
             [(keys, 1..1100), (StateShape::Recurrent { len: 5 << 20 }, 1..(5 << 20) - 1)]
         {
             let state = device.state(shape).unwrap();
-            let len = places.len() * device.place_bytes(shape);
+            let len = places.len() * device.entry_bytes(shape);
             let all: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
             device.load_state(state, places.clone(), &all).unwrap();
             let mut out = vec![0; len];

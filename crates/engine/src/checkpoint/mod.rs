@@ -410,7 +410,7 @@ impl Checkpoint {
         let whole = |s: Segment| Segment { bytes: s.bytes * count, ..s };
         let segments: Vec<_> = stack.parts.into_iter().map(whole).collect();
         let weight = format!("{name}.weight");
-        let parts = shape.parts().map_err(|e| self.tensor_error(&weight, e.to_string()))?;
+        let parts = shape.plane_bytes().map_err(|e| self.tensor_error(&weight, e.to_string()))?;
         if parts.total() != segments.iter().map(|s| s.bytes).sum::<usize>() {
             return Err(
                 self.tensor_error(&weight, format!("its {count} matrices do not lie as one"))
@@ -543,7 +543,7 @@ impl Checkpoint {
         tensors: &[&TensorInfo],
     ) -> Result<Stack, Error> {
         let shape = MatrixShape { rows: wanted.rows, cols: wanted.cols, format };
-        shape.parts().map_err(|e| self.tensor_error(wanted.weight, e.to_string()))?;
+        shape.plane_bytes().map_err(|e| self.tensor_error(wanted.weight, e.to_string()))?;
         let count = wanted.count.unwrap_or(1);
         Ok(Stack { shape, parts: tensors.iter().map(|t| part(t, count)).collect() })
     }

@@ -171,7 +171,10 @@ mod tests {
             );
             let m = c.matrix("a", 5, 192).unwrap();
             assert_eq!((m.shape.format, m.segments.len()), (format, 2));
-            assert_eq!(m.segments[0].bytes + m.segments[1].bytes, m.shape.parts().unwrap().total());
+            assert_eq!(
+                m.segments[0].bytes + m.segments[1].bytes,
+                m.shape.plane_bytes().unwrap().total()
+            );
             says(c.matrix("a", 5, 160), &["a.weight", "mxfp4", "160"]);
             says(c.matrix("a", 6, 192), &["a.weight", "mxfp4", "6 x 192"]);
         }

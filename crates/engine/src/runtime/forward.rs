@@ -241,7 +241,7 @@ impl Model {
         let begun = match self.ahead.take() {
             Some(ahead) if watch.observer.is_none() && !watch.is_cancelled() && ahead.is(spans) => {
                 let begun =
-                    on.device.begin_recorded(&self.tokens).map_err(Error::at(|| "embedding"))?;
+                    on.device.submit_recorded(&self.tokens).map_err(Error::at(|| "embedding"))?;
                 begun.then_some(ahead)
             }
             _ => None,

@@ -86,15 +86,15 @@ impl Session {
         let (mut room, mut converted) = (vec![0; PIECE], Vec::new());
         each_piece(engine, timeline, |(_, state), shape, places| {
             let count = places.len();
-            let room = &mut room[..count * shape.place_bytes(own)];
+            let room = &mut room[..count * shape.entry_bytes(own)];
             let saved = engine.lock().device.save_state(state, places, room);
             saved.map_err(Error::at(|| "saving a session"))?;
             if keys == own {
                 return writer.write(room);
             }
-            converted.resize(count * shape.place_bytes(keys), 0);
+            converted.resize(count * shape.entry_bytes(keys), 0);
             let to = (keys, &mut converted[..]);
-            shape.convert_places((own, room), to).map_err(Error::at(|| "saving a session"))?;
+            shape.convert_entries((own, room), to).map_err(Error::at(|| "saving a session"))?;
             writer.write(&converted)
         })?;
         writer.finish().map(|()| bytes)
@@ -152,16 +152,16 @@ impl Session {
                     .state_need(&mut all.iter().copied())
                     .map_err(Error::at(|| "reading a session"))
             })?;
-            let of_place = shape.place_bytes(keys);
+            let of_place = shape.entry_bytes(keys);
             let room = &mut room[..places.len() * of_place];
             snapshot.read_state(i, places.start as u64 * of_place as u64, room)?;
             let bytes = if keys == own {
                 room
             } else {
-                converted.resize(places.len() * shape.place_bytes(own), 0);
+                converted.resize(places.len() * shape.entry_bytes(own), 0);
                 let to = (own, &mut converted[..]);
                 shape
-                    .convert_places((keys, room), to)
+                    .convert_entries((keys, room), to)
                     .map_err(Error::at(|| "reading a session"))?;
                 &converted[..]
             };
@@ -273,7 +273,7 @@ fn each_piece(
 ) -> Result<(), Error> {
     let (shapes, sizes): (Vec<_>, Vec<_>) = {
         let runtime = engine.lock();
-        runtime.shapes.iter().map(|shape| (*shape, runtime.device.place_bytes(*shape))).unzip()
+        runtime.shapes.iter().map(|shape| (*shape, runtime.device.entry_bytes(*shape))).unzip()
     };
     let states = timeline.states.iter().flatten().flatten();
     for (i, ((state, shape), bytes)) in states.zip(shapes).zip(sizes).enumerate() {
@@ -308,7 +308,7 @@ fn described(
         layer,
         which: which as u8,
         places: places(shape),
-        place_bytes: shape.place_bytes(keys) as u64,
+        place_bytes: shape.entry_bytes(keys) as u64,
         shape: match shape {
             StateShape::Recurrent { len } => format!("recurrent, {len}"),
             StateShape::KeyValue { kv_heads, key_width, value_width, positions } => {
@@ -334,7 +334,7 @@ impl Engine {
             exact: self.is_exact(),
             vocab: self.blueprint().vocab,
             context: self.plan().context,
-            states: described(self, keys, |shape| shape.places() as u64),
+            states: described(self, keys, |shape| shape.entries() as u64),
         }
     }
 }

@@ -177,7 +177,7 @@ impl Runtime {
             timeline.is_lossy &= len > 0;
         }
         if self.rewind.rings.is_empty() && timeline.written > len {
-            let cut = |device: &mut dyn Device, state| device.cut_state(state, len);
+            let cut = |device: &mut dyn Device, state| device.truncate_state(state, len);
             for state in timeline.states.iter().flatten().flatten() {
                 cut(&mut *self.device, *state).map_err(Error::at(|| "cutting a session"))?;
             }
@@ -195,7 +195,7 @@ impl Runtime {
         timeline.is_stale = true;
         let doing = || "resetting a session";
         for state in timeline.states.iter().flatten().flatten() {
-            self.device.cut_state(*state, 0).map_err(Error::at(doing))?;
+            self.device.truncate_state(*state, 0).map_err(Error::at(doing))?;
         }
         for state in timeline.states.iter().flatten().flatten() {
             // A state that nobody shares may need less: whether there is room the device finds out.
@@ -216,7 +216,7 @@ impl Runtime {
                 StateShape::KeyValue { positions, .. } => tokens.min(positions),
                 StateShape::Recurrent { len } => len,
             };
-            (places as u64).saturating_mul(self.device.place_bytes(*shape) as u64)
+            (places as u64).saturating_mul(self.device.entry_bytes(*shape) as u64)
         });
         bytes.fold(0, u64::saturating_add)
     }

@@ -8,7 +8,8 @@ use std::{
 use moeflux::WrapDevice;
 use moeflux_compute::{
     BankPlace, Buffer, Bytes, Counters, Device, DeviceMemory, Error, ExpertUses, KvFormat,
-    MatrixShape, Op, ScratchShape, Slot, SlotTable, Span, State, StateShape, Ticket, View, Weight,
+    MatrixShape, Op, Profiler, ScratchShape, Slot, SlotStore, SlotTable, Span, State, StateShape,
+    StateStore, Ticket, View, Weight,
 };
 
 /// What a card was asked to do.
@@ -111,11 +112,71 @@ impl Device for Wrapped {
         self.card.buffers
     }
 
-    fn counters(&self) -> Counters {
-        let asked = self.asked.lock().unwrap();
-        Counters { dispatches: asked.ops, waits: asked.reads as u64, ..Counters::default() }
+    fn run(&mut self, op: &Op<'_>) -> Result<(), Error> {
+        self.copy()?;
+        if let Op::Experts { uses: ExpertUses::Listed(uses), .. } = op {
+            let on_host = uses.iter().filter(|used| self.on_host.contains(&used.slot.bank)).count();
+            self.use_in_place(on_host);
+        }
+        self.note(|a| {
+            a.ops += 1;
+            if let Op::Experts { uses, .. } = op {
+                *match uses {
+                    ExpertUses::Routed { .. } => &mut a.routed,
+                    ExpertUses::Listed(_) => &mut a.listed,
+                } += 1;
+            }
+        });
+        self.inner.run(op)
     }
 
+    fn read(&mut self, view: View, out: &mut [f32]) -> Result<(), Error> {
+        self.note(|a| {
+            a.reads += 1;
+            a.numbers += out.len();
+        });
+        self.inner.read(view, out)
+    }
+
+    fn describe(&self) -> String {
+        self.inner.describe()
+    }
+
+    fn buffer(&mut self, len: usize) -> Result<Buffer, Error> {
+        self.inner.buffer(len)
+    }
+
+    fn weight(&mut self, shape: MatrixShape, bytes: Bytes) -> Result<Weight, Error> {
+        self.inner.weight(shape, bytes)
+    }
+
+    fn submit(&mut self) -> Result<Ticket, Error> {
+        self.copy()?;
+        self.inner.submit()
+    }
+
+    fn done(&mut self, ticket: Ticket) -> Result<bool, Error> {
+        self.inner.done(ticket)
+    }
+
+    fn write(&mut self, buffer: Buffer, numbers: &[f32]) -> Result<(), Error> {
+        self.inner.write(buffer, numbers)
+    }
+
+    fn driver_bytes(&self) -> u64 {
+        self.inner.driver_bytes()
+    }
+
+    fn scratch_bytes(&self, shape: ScratchShape) -> Result<u64, Error> {
+        self.inner.scratch_bytes(shape)
+    }
+
+    fn reserve_scratch(&mut self, shape: ScratchShape) -> Result<(), Error> {
+        self.inner.reserve_scratch(shape)
+    }
+}
+
+impl SlotStore for Wrapped {
     fn bank_slots(&self, _: usize) -> usize {
         self.card.bank
     }
@@ -170,45 +231,9 @@ impl Device for Wrapped {
         self.note(|a| a.filled -= 1);
         self.inner.put_slot(slot, bytes)
     }
+}
 
-    fn run(&mut self, op: &Op<'_>) -> Result<(), Error> {
-        self.copy()?;
-        if let Op::Experts { uses: ExpertUses::Listed(uses), .. } = op {
-            let on_host = uses.iter().filter(|used| self.on_host.contains(&used.slot.bank)).count();
-            self.use_in_place(on_host);
-        }
-        self.note(|a| {
-            a.ops += 1;
-            if let Op::Experts { uses, .. } = op {
-                *match uses {
-                    ExpertUses::Routed { .. } => &mut a.routed,
-                    ExpertUses::Listed(_) => &mut a.listed,
-                } += 1;
-            }
-        });
-        self.inner.run(op)
-    }
-
-    fn read(&mut self, view: View, out: &mut [f32]) -> Result<(), Error> {
-        self.note(|a| {
-            a.reads += 1;
-            a.numbers += out.len();
-        });
-        self.inner.read(view, out)
-    }
-
-    fn describe(&self) -> String {
-        self.inner.describe()
-    }
-
-    fn buffer(&mut self, len: usize) -> Result<Buffer, Error> {
-        self.inner.buffer(len)
-    }
-
-    fn weight(&mut self, shape: MatrixShape, bytes: Bytes) -> Result<Weight, Error> {
-        self.inner.weight(shape, bytes)
-    }
-
+impl StateStore for Wrapped {
     fn kv_format(&self) -> KvFormat {
         self.inner.kv_format()
     }
@@ -245,8 +270,8 @@ impl Device for Wrapped {
         self.inner.reset(state)
     }
 
-    fn cut_state(&mut self, state: State, places: usize) -> Result<(), Error> {
-        self.inner.cut_state(state, places)
+    fn truncate_state(&mut self, state: State, places: usize) -> Result<(), Error> {
+        self.inner.truncate_state(state, places)
     }
 
     fn save_state(
@@ -278,29 +303,11 @@ impl Device for Wrapped {
         }
         self.inner.commit(states)
     }
+}
 
-    fn submit(&mut self) -> Result<Ticket, Error> {
-        self.copy()?;
-        self.inner.submit()
-    }
-
-    fn done(&mut self, ticket: Ticket) -> Result<bool, Error> {
-        self.inner.done(ticket)
-    }
-
-    fn write(&mut self, buffer: Buffer, numbers: &[f32]) -> Result<(), Error> {
-        self.inner.write(buffer, numbers)
-    }
-
-    fn driver_bytes(&self) -> u64 {
-        self.inner.driver_bytes()
-    }
-
-    fn scratch_bytes(&self, shape: ScratchShape) -> Result<u64, Error> {
-        self.inner.scratch_bytes(shape)
-    }
-
-    fn reserve_scratch(&mut self, shape: ScratchShape) -> Result<(), Error> {
-        self.inner.reserve_scratch(shape)
+impl Profiler for Wrapped {
+    fn counters(&self) -> Counters {
+        let asked = self.asked.lock().unwrap();
+        Counters { dispatches: asked.ops, waits: asked.reads as u64, ..Counters::default() }
     }
 }

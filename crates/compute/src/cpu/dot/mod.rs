@@ -38,7 +38,7 @@ use quants::AffineRow;
 pub(crate) use quants::Quant;
 pub(crate) use vectors::{Delta, Places, SoftmaxPartial, each};
 
-use crate::{Element, Error, KvFormat, Scalar, host::widen_q8};
+use crate::{Element, Error, KvFormat, Scalar, host::dequantize_q8};
 
 /// The functions of one instruction set. All of them need it; more is said where they are called.
 #[allow(clippy::type_complexity, reason = "a table of functions is a table of their types")]
@@ -512,7 +512,7 @@ impl Kernels {
     pub(crate) fn widen_key(self, format: KvFormat, bytes: &[u8], out: &mut [f32]) {
         match format.scalar() {
             Some(scalar) => self.widen(scalar, bytes, out),
-            None => widen_q8(bytes, out),
+            None => dequantize_q8(bytes, out),
         }
     }
 

@@ -10,7 +10,9 @@ use super::{
     few::{LaidOut, laid_out_bytes, widened_at_once},
     quants::AffineRow,
 };
-use crate::{Element, Error, Format, Matrix, MatrixShape, Scalar, View, cpu::lines::Lines};
+use crate::{
+    Element, Error, Format, Matrix, MatrixShape, Scalar, View, cpu::aligned_vec::AlignedVec,
+};
 
 /// Activations are padded to the largest block of quants of the widest instruction set.
 const PAD: usize = 256;
@@ -46,18 +48,18 @@ pub(crate) const MAX_OUTPUTS: usize = 512;
 /// Memory of one worker: for one [`Panel`], and for widened rows.
 #[derive(Default)]
 pub(crate) struct Lane {
-    bytes: Lines<u8>,
-    numbers: Lines<f32>,
+    bytes: AlignedVec<u8>,
+    numbers: AlignedVec<f32>,
     /// What packed rows meet of [`FEW`] rows of activations, and which those are.
-    laid_out: (Lines<u8>, Option<(u64, [usize; FEW])>),
+    laid_out: (AlignedVec<u8>, Option<(u64, [usize; FEW])>),
     /// What packed rows make with those.
-    sums: Lines<f32>,
+    sums: AlignedVec<f32>,
     /// Room for [`Lane::wide_rows`] rows.
-    pub(crate) wide: Lines<f32>,
+    pub(crate) wide: AlignedVec<f32>,
     /// What latent attention makes of a block of latents.
-    pub(crate) latent_head: Lines<f32>,
+    pub(crate) latent_head: AlignedVec<f32>,
     /// Keys and values of a block, widened.
-    pub(crate) keys: Lines<f32>,
+    pub(crate) keys: AlignedVec<f32>,
 }
 
 impl Lane {
@@ -77,8 +79,8 @@ impl Lane {
     pub(crate) fn memory(cols: usize) -> usize {
         let (bytes, numbers) = Self::size(cols);
         let laid_out = FEW * laid_out_bytes(padded(cols));
-        let numbers = [numbers, FEW * MAX_OUTPUTS, cols.max(WIDE)].map(Lines::<f32>::memory);
-        [bytes, laid_out].map(Lines::<u8>::memory).into_iter().chain(numbers).sum()
+        let numbers = [numbers, FEW * MAX_OUTPUTS, cols.max(WIDE)].map(AlignedVec::<f32>::memory);
+        [bytes, laid_out].map(AlignedVec::<u8>::memory).into_iter().chain(numbers).sum()
     }
 
     /// Grows for rows of `cols` inputs.
@@ -155,7 +157,7 @@ impl<'a> Rounded<'a> {
 
 impl<'a> Rows<'a> {
     fn numbers(all: &'a [f32], view: &View, i: usize) -> &'a [f32] {
-        let at = view.at(i, 0);
+        let at = view.index(i, 0);
         &all[at..at + view.width]
     }
 }

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use crate::{
-    BankPlace, Device, DeviceOptions, KvFormat, Slot, gpu::GpuDevice, gpu::native::Sharing,
+    BankPlace, DeviceOptions, KvFormat, Slot, SlotStore, gpu::GpuDevice, gpu::native::Sharing,
 };
 
 fn gpu() -> Option<GpuDevice> {

@@ -61,7 +61,7 @@ fn a_state_that_may_not_grow_stays_usable() {
             };
             full(mixer.try_run(device, 1, fork, 250..400).map(drop));
             let places = mixer.places(250);
-            let bytes = vec![0; places.len() * device.place_bytes(kind.shape())];
+            let bytes = vec![0; places.len() * device.entry_bytes(kind.shape())];
             full(device.load_state(fork, places, &bytes));
             // A recurrent state has been written, and has memory for it.
             match kind.is_recurrent() {

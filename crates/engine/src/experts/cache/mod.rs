@@ -558,7 +558,7 @@ mod tests {
         let layer = |i: usize| {
             let first = Segment { file: 0, offset: (i * EXPERTS * BYTES) as u64, bytes: BYTES };
             let parts = vec![ShardLocation::Stacked { first, stride: BYTES as u64 }];
-            let shape = ExpertShape::of(matrix, matrix, matrix);
+            let shape = ExpertShape::new(matrix, matrix, matrix);
             Some(LayerExperts { count: EXPERTS, shape, parts, bytes: BYTES })
         };
         let source = Arc::new(ExpertSource::new(files, (0..LAYERS).map(layer).collect()));

@@ -31,7 +31,7 @@ fn source(files: Vec<Source>, experts: Vec<Vec<Segment>>) -> Arc<ExpertSource> {
         .map(|part| ShardLocation::Each(experts.iter().map(|e| e[part]).collect()));
     let layer = LayerExperts {
         count: experts.len(),
-        shape: ExpertShape::of(matrix, matrix, matrix),
+        shape: ExpertShape::new(matrix, matrix, matrix),
         parts: parts.collect(),
         bytes: experts[0].iter().map(|s| s.bytes).sum(),
     };

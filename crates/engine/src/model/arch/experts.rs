@@ -105,7 +105,7 @@ pub(super) fn experts(
         }
         [gate?, up?, down?].map(ExpertMatrix::of)
     };
-    let shape = ExpertShape::of(gate.shape, up.shape, down.shape);
+    let shape = ExpertShape::new(gate.shape, up.shape, down.shape);
     layer_experts(stacked, count, shape, [gate.parts, up.parts, down.parts].concat())
 }
 
@@ -127,7 +127,7 @@ fn stacked_with_biases(
     sizes: ExpertSizes,
     matrices: [ExpertMatrix; 3],
 ) -> Result<LayerExperts, Error> {
-    let shape = ExpertShape::of(matrices[0].shape, matrices[1].shape, matrices[2].shape);
+    let shape = ExpertShape::new(matrices[0].shape, matrices[1].shape, matrices[2].shape);
     let (mut parts, mut bias_type) = (Vec::new(), None);
     for (matrix, projection) in matrices.into_iter().zip(["gate_proj", "up_proj", "down_proj"]) {
         let bias = format!("{name}.{projection}.bias");

@@ -145,7 +145,7 @@ fn interleaved(
     let shape = ExpertShape {
         interleaved: true,
         output_bias: bias_type,
-        ..ExpertShape::of(half, half, down.shape)
+        ..ExpertShape::new(half, half, down.shape)
     };
     let parts = [both.parts, vec![both_bias], down.parts, vec![down_bias]].concat();
     layer_experts(name, count, shape, parts)

@@ -406,7 +406,7 @@ impl MoeBlueprint {
         let all = mlp.matrices();
         let [gate, up, down] = all.map(|m| m.shape);
         let norms = [&self.experts_norm, &self.experts_post_norm, post_norm];
-        let joins = self.experts.shape == ExpertShape::of(gate, up, down)
+        let joins = self.experts.shape == ExpertShape::new(gate, up, down)
             && mlp.activation == self.activation
             && norms.iter().all(|norm| norm.is_none());
         joins.then_some(all)

@@ -95,7 +95,8 @@ impl Gqa {
         for (heads, norm) in [(q, self.q_norm), (k, self.k_norm)] {
             if let Some(Norm { weight, width }) = norm {
                 let all = heads.heads * heads.width;
-                let x = if width == head_dim { heads } else { heads.joined().split(all / width) };
+                let x =
+                    if width == head_dim { heads } else { heads.merge_heads().split(all / width) };
                 step.norm(x, Some(weight), eps)?;
             }
         }

@@ -172,14 +172,14 @@ impl Mla {
 
         let q_latent = match &self.q {
             Query::Direct(q_proj) => {
-                step.mat_mul(x, *q_proj, q.joined())?;
+                step.mat_mul(x, *q_proj, q.merge_heads())?;
                 None
             }
             Query::LowRank { q_a_proj, q_a_layernorm, q_b_proj, rank } => {
                 let latent = step.lane(Q_LATENT, *rank);
                 step.mat_mul(x, *q_a_proj, latent)?;
                 step.norm(latent, Some(*q_a_layernorm), LATENT_EPS)?;
-                step.mat_mul(latent, *q_b_proj, q.joined())?;
+                step.mat_mul(latent, *q_b_proj, q.merge_heads())?;
                 Some(latent)
             }
         };
@@ -188,7 +188,7 @@ impl Mla {
         step.norm(k.columns(0, kv_lora_rank), Some(self.kv_a_layernorm), LATENT_EPS)?;
         let turned = k.columns(kv_lora_rank, rotated);
         step.rope(&self.rope, turned, turned, spans)?;
-        let q_rotated = q.part(nope, rotated);
+        let q_rotated = q.slice_width(nope, rotated);
         if self.expands && spans.iter().all(|span| span.rows >= EXPANDED_ROWS) {
             step.rope(&self.rope, q_rotated, q_rotated, spans)?;
             let (keys, values) = (self.embed_q.transpose(), self.unembed_out);
@@ -198,11 +198,11 @@ impl Mla {
             return step.mat_mul(y, self.o_proj, mixed);
         }
         step.run(&Op::HeadMatMul {
-            x: q.part(0, nope),
+            x: q.slice_width(0, nope),
             matrix: self.embed_q,
-            out: absorbed.part(0, kv_lora_rank),
+            out: absorbed.slice_width(0, kv_lora_rank),
         })?;
-        step.rope(&self.rope, q_rotated, absorbed.part(kv_lora_rank, rotated), spans)?;
+        step.rope(&self.rope, q_rotated, absorbed.slice_width(kv_lora_rank, rotated), spans)?;
 
         let positions =
             self.sparse.as_ref().map(|sparse| (step.lane(POSITIONS, sparse.top_k), sparse));

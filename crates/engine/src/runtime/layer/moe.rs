@@ -486,7 +486,7 @@ impl Moe {
         routing.uses.clear();
         routing.pinned.clear();
         if let Some(slot) = step.cache.shared(step.layer) {
-            let of_row = |row| ExpertUse { slot, row, part: row * self.uses + self.top_k };
+            let of_row = |row| ExpertUse { slot, row, out_row: row * self.uses + self.top_k };
             routing.uses.extend((0..step.rows).map(of_row));
         }
         let mut missed = 0;
@@ -520,7 +520,7 @@ impl Moe {
 
     fn expert_use(&self, choice: &Choice, slot: moeflux_compute::Slot) -> ExpertUse {
         let row = choice.row as usize;
-        ExpertUse { slot, row, part: row * self.uses + choice.rank as usize }
+        ExpertUse { slot, row, out_row: row * self.uses + choice.rank as usize }
     }
 
     /// Starts reads until all are under way or no slot is free; returns how many it started.
@@ -564,7 +564,7 @@ impl Moe {
         }
         let mut uses = std::mem::take(&mut step.routing.uses);
         // Those of one bank together: a device computes them at once.
-        uses.sort_unstable_by_key(|u| (u.slot, u.part));
+        uses.sort_unstable_by_key(|u| (u.slot, u.out_row));
         let ran = self.run_experts(step, x, ExpertUses::Listed(&uses), parts);
         step.routing.uses = uses;
         ran?;

@@ -118,7 +118,7 @@ impl Lab {
 
     /// As many weights of a shape as no cache holds.
     pub(super) fn weights(&mut self, shape: MatrixShape) -> anyhow::Result<Vec<Weight>> {
-        let mut first = Bytes::zeroed(shape.parts()?.total())?;
+        let mut first = Bytes::zeroed(shape.plane_bytes()?.total())?;
         fill(shape, &mut first)?;
         let mut all = Vec::new();
         for _ in 1..CYCLE.div_ceil(first.len().max(1)) {
@@ -142,7 +142,7 @@ impl Lab {
         let mut bytes = device.take_slot(staging)?;
         let mut rest = &mut bytes[..len];
         for matrix in [shape.gate, shape.up, shape.down] {
-            let (own, behind) = rest.split_at_mut(matrix.parts()?.total());
+            let (own, behind) = rest.split_at_mut(matrix.plane_bytes()?.total());
             fill(matrix, own)?;
             rest = behind;
         }
@@ -170,7 +170,7 @@ impl Lab {
 
 /// Any quants, but small numbers and scales, so that nothing overflows, is NaN, or so small that products slow down.
 fn fill(shape: MatrixShape, bytes: &mut [u8]) -> anyhow::Result<()> {
-    let parts = shape.parts()?;
+    let parts = shape.plane_bytes()?;
     let (weights, numbers) = bytes.split_at_mut(parts.weights);
     let (scales, biases) = numbers.split_at_mut(parts.scales);
     let mut random = Random::default();

@@ -140,7 +140,7 @@ pub(super) fn latent_attention(
         op: "LatentAttention",
         shape: format!("{heads} of {nope} + {rope}, {value}; {positions} positions"),
         rows,
-        bytes: shape.parts()?.total() as f64
+        bytes: shape.plane_bytes()?.total() as f64
             + lab.device.state_bytes(cached.state(positions)) as f64,
         operations: 2.0 * (expansion + scores),
         walks: true,

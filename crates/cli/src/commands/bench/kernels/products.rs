@@ -24,7 +24,7 @@ pub(super) fn mat_mul(
             op: "MatMul",
             shape: format!("{rows} x {cols}"),
             rows: count,
-            bytes: shape.parts()?.total() as f64,
+            bytes: shape.plane_bytes()?.total() as f64,
             operations: 2.0 * (count * rows * cols) as f64,
             walks: true,
             weights: Some(shape),
@@ -55,7 +55,7 @@ pub(super) fn experts(
         MatrixShape { rows: intermediate, cols: hidden, format },
         MatrixShape { rows: hidden, cols: intermediate, format },
     );
-    let shape = ExpertShape::of(inward, inward, outward);
+    let shape = ExpertShape::new(inward, inward, outward);
     let len = shape.bytes()?;
     // Other experts each time, until all have been met.
     let times = CYCLE.div_ceil(len * met).max(1);
@@ -145,7 +145,7 @@ pub(super) fn head_mat_mul(lab: &mut Lab, format: Format) -> anyhow::Result<()> 
                 if transposed { ", transposed" } else { "" }
             ),
             rows: 1,
-            bytes: shape.parts()?.total() as f64 / 2.0,
+            bytes: shape.plane_bytes()?.total() as f64 / 2.0,
             operations: 2.0 * (heads * count * latent) as f64,
             walks: true,
             // They meet f32.
@@ -178,7 +178,7 @@ pub(super) fn embed(
             op: "Embed",
             shape: format!("{vocab} x {hidden}"),
             rows: count,
-            bytes: shape.parts()?.total() as f64 / vocab as f64 * count as f64,
+            bytes: shape.plane_bytes()?.total() as f64 / vocab as f64 * count as f64,
             operations: 0.0,
             walks: true,
             weights: None,

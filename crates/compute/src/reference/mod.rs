@@ -1,24 +1,23 @@
-//! The naive device: the specification of every op, written to be read.
+//! Reference device: a naive implementation of every op, which serves as its specification.
 //!
-//! Inputs are copied out, sums run in f64, nothing is fused and nothing is fast. Other devices are compared
+//! Inputs are copied, sums are f64, and nothing is fused or optimized. Other devices are compared
 //! with this one, op by op.
 
 mod attention;
 
-use std::{cmp::Ordering, ops::Range};
+use std::cmp::Ordering;
 
 use crate::{
-    Activation, BankPlace, Buffer, Device, Error, ExpertGroups, ExpertUse, ExpertUses, HeadMatrix,
-    KvFormat, Matrix, Op, RopePairs, Router, Scoring, ScratchShape, Slot, SlotTable, Span, State,
-    StateShape, Ticket, View, Weight,
-    host::Host,
+    Activation, Buffer, Device, Error, ExpertGroups, ExpertUse, ExpertUses, HeadMatrix, Matrix, Op,
+    RopePairs, Router, Scoring, ScratchShape, Ticket, View, Weight,
+    host::{Host, HostDevice},
     matrix::{Bytes, MatrixShape},
 };
 
-/// Epsilon of the delta-net's l2 norm, under the root beside the sum of squares.
+/// Epsilon of the delta net's L2 norm, added to the sum of squares.
 const L2_EPS: f64 = 1e-6;
 
-/// The reference device. Always exact, always one thread.
+/// The reference device: exact path only, single-threaded.
 #[derive(Default)]
 pub(crate) struct ReferenceDevice {
     host: Host,
@@ -34,7 +33,7 @@ fn silu(x: f32) -> f32 {
     x * sigmoid(x)
 }
 
-/// `log(1 + exp(x))`, without overflow.
+/// `log(1 + exp(x))` without overflow.
 fn softplus(x: f32) -> f32 {
     x.max(0.0) + (-x.abs()).exp().ln_1p()
 }
@@ -44,13 +43,13 @@ fn dot(a: &[f32], b: &[f32]) -> f64 {
 }
 
 /// `sqrt(2 / pi)`.
-const GELU: f32 = 0.797_884_6;
+const GELU_FACTOR: f32 = 0.797_884_6;
 
 fn glu(activation: Activation, gate: f32, up: f32) -> f32 {
     match activation {
         Activation::SwiGlu => silu(gate) * up,
         Activation::GeGlu => {
-            0.5 * gate * (1.0 + (GELU * (gate + 0.044_715 * gate.powi(3))).tanh()) * up
+            0.5 * gate * (1.0 + (GELU_FACTOR * (gate + 0.044_715 * gate.powi(3))).tanh()) * up
         }
         Activation::ClampedSwiGlu { alpha, limit } => {
             let (gate, up) = (gate.min(limit), up.clamp(-limit, limit));
@@ -59,7 +58,7 @@ fn glu(activation: Activation, gate: f32, up: f32) -> f32 {
     }
 }
 
-/// `weight x`, one output per row of the matrix, with its bias.
+/// Matrix-vector product with output bias.
 fn mat_vec(weight: &Matrix<'_>, x: &[f32]) -> Vec<f32> {
     let mut row = vec![0.0; weight.shape.cols];
     (0..weight.shape.rows)
@@ -89,51 +88,51 @@ fn layer_norm(x: &[f32], weight: &[f32], bias: &[f32], eps: f32) -> Vec<f32> {
         .collect()
 }
 
-/// The places of some numbers, the largest first; of equal ones the first.
+/// Indices of `x` in descending order of value; of equal values the lower index comes first.
 fn descending(x: &[f32]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..x.len()).collect();
-    // A stable sort: of equal numbers the lower place stays first.
+    // The sort is stable, so equal values stay in index order.
     order.sort_by(|a, b| x[*b].partial_cmp(&x[*a]).unwrap_or(Ordering::Equal));
     order
 }
 
-/// One number per vector of a view, dense.
-struct Dense {
+/// Dense copy of a view.
+struct DenseValues {
     view: View,
-    numbers: Vec<f32>,
+    values: Vec<f32>,
 }
 
-impl Dense {
-    fn at(&self, row: usize, head: usize) -> &[f32] {
-        let from = (row * self.view.heads + head) * self.view.width;
-        &self.numbers[from..from + self.view.width]
+impl DenseValues {
+    fn vector(&self, row: usize, head: usize) -> &[f32] {
+        let start = (row * self.view.heads + head) * self.view.width;
+        &self.values[start..start + self.view.width]
     }
 
     fn row(&self, row: usize) -> &[f32] {
         let n = self.view.heads * self.view.width;
-        &self.numbers[row * n..(row + 1) * n]
+        &self.values[row * n..(row + 1) * n]
     }
 }
 
 impl ReferenceDevice {
-    fn dense(&self, view: View) -> Result<Dense, Error> {
-        let mut numbers = vec![0.0; view.rows * view.heads * view.width];
-        self.host.read(view, &mut numbers)?;
-        Ok(Dense { view, numbers })
+    fn dense(&self, view: View) -> Result<DenseValues, Error> {
+        let mut values = vec![0.0; view.rows * view.heads * view.width];
+        self.host.read(view, &mut values)?;
+        Ok(DenseValues { view, values })
     }
 
-    fn store(&mut self, view: View, row: usize, head: usize, numbers: &[f32]) -> Result<(), Error> {
-        if numbers.len() != view.width {
+    fn store(&mut self, view: View, row: usize, head: usize, values: &[f32]) -> Result<(), Error> {
+        if values.len() != view.width {
             return Err(Error::Shape(format!(
-                "{} numbers for vectors of {}",
-                numbers.len(),
+                "{} values for vectors of {}",
+                values.len(),
                 view.width
             )));
         }
-        let mut all = self.host.take(&view)?;
-        let at = view.at(row, head);
-        all[at..at + view.width].copy_from_slice(numbers);
-        self.host.put(&view, all);
+        let mut buffer = self.host.take(&view)?;
+        let start = view.index(row, head);
+        buffer[start..start + view.width].copy_from_slice(values);
+        self.host.put(&view, buffer);
         Ok(())
     }
 
@@ -143,10 +142,10 @@ impl ReferenceDevice {
             if *id as usize >= table.shape.rows {
                 return Err(Error::Token { id: *id, vocab: table.shape.rows });
             }
-            let mut numbers = vec![0.0; table.shape.cols];
+            let mut values = vec![0.0; table.shape.cols];
             let (w, s, b) = table.row(*id as usize);
-            table.shape.format.dequantize(w, s, b, &mut numbers);
-            self.store(out, row, 0, &numbers)?;
+            table.shape.format.dequantize(w, s, b, &mut values);
+            self.store(out, row, 0, &values)?;
         }
         Ok(())
     }
@@ -161,14 +160,14 @@ impl ReferenceDevice {
     ) -> Result<(), Error> {
         let (x, gate) = (self.dense(x)?, gate.map(|g| self.dense(g)).transpose()?);
         let weight = match weight {
-            Some(weight) => self.host.all(weight)?[..x.view.width].to_vec(),
+            Some(weight) => self.host.values(weight)?[..x.view.width].to_vec(),
             None => vec![1.0; x.view.width],
         };
         for row in 0..x.view.rows {
             for head in 0..x.view.heads {
-                let mut y = rms_norm(x.at(row, head), &weight, eps);
+                let mut y = rms_norm(x.vector(row, head), &weight, eps);
                 if let Some(gate) = &gate {
-                    y.iter_mut().zip(gate.at(row, head)).for_each(|(y, g)| *y *= silu(*g));
+                    y.iter_mut().zip(gate.vector(row, head)).for_each(|(y, g)| *y *= silu(*g));
                 }
                 self.store(out, row, head, &y)?;
             }
@@ -184,10 +183,10 @@ impl ReferenceDevice {
         out: View,
     ) -> Result<(), Error> {
         let x = self.dense(x)?;
-        let (weight, bias) = (self.host.all(weight)?.to_vec(), self.host.all(bias)?.to_vec());
+        let (weight, bias) = (self.host.values(weight)?.to_vec(), self.host.values(bias)?.to_vec());
         for row in 0..x.view.rows {
             for head in 0..x.view.heads {
-                self.store(out, row, head, &layer_norm(x.at(row, head), &weight, &bias, eps))?;
+                self.store(out, row, head, &layer_norm(x.vector(row, head), &weight, &bias, eps))?;
             }
         }
         Ok(())
@@ -205,15 +204,15 @@ impl ReferenceDevice {
             let weight = self.host.weight(weight)?;
             let mut y = mat_vec(&weight, x.row(row));
             if let Some(bias) = bias {
-                y.iter_mut().zip(self.host.all(bias)?).for_each(|(y, b)| *y += b);
+                y.iter_mut().zip(self.host.values(bias)?).for_each(|(y, b)| *y += b);
             }
             self.store(out, row, 0, &y)?;
         }
         Ok(())
     }
 
-    /// What a head's matrix makes of a vector.
-    fn of_head(
+    /// Product of a head's matrix and a vector.
+    fn head_product(
         &self,
         matrix: HeadMatrix,
         head: usize,
@@ -222,15 +221,15 @@ impl ReferenceDevice {
     ) -> Result<Vec<f32>, Error> {
         let HeadMatrix { weight, head_rows, transposed } = matrix;
         let weight = self.host.weight(weight)?;
-        let mut numbers = vec![0.0; weight.shape.cols];
+        let mut values = vec![0.0; weight.shape.cols];
         let mut y = vec![0.0f64; outputs];
         for i in 0..head_rows.count {
             let (w, s, b) = weight.row(head * head_rows.stride + head_rows.first + i);
-            weight.shape.format.dequantize(w, s, b, &mut numbers);
+            weight.shape.format.dequantize(w, s, b, &mut values);
             if transposed {
-                y.iter_mut().zip(&numbers).for_each(|(y, w)| *y += f64::from(x[i]) * f64::from(*w));
+                y.iter_mut().zip(&values).for_each(|(y, w)| *y += f64::from(x[i]) * f64::from(*w));
             } else {
-                y[i] = dot(&numbers, x);
+                y[i] = dot(&values, x);
             }
         }
         Ok(y.into_iter().map(|y| y as f32).collect())
@@ -240,7 +239,7 @@ impl ReferenceDevice {
         let x = self.dense(x)?;
         for row in 0..x.view.rows {
             for head in 0..x.view.heads {
-                let y = self.of_head(matrix, head, x.at(row, head), out.width)?;
+                let y = self.head_product(matrix, head, x.vector(row, head), out.width)?;
                 self.store(out, row, head, &y)?;
             }
         }
@@ -256,7 +255,7 @@ impl ReferenceDevice {
         let positions = spans.iter().flat_map(|s| s.position..s.position + s.rows);
         for (row, position) in positions.enumerate() {
             for head in 0..view.heads {
-                let mut y = x.at(row, head).to_vec();
+                let mut y = x.vector(row, head).to_vec();
                 for (i, f) in frequencies.iter().enumerate() {
                     let (sin, cos) = f64::from(position as f32 * f).sin_cos();
                     let (sin, cos) = (sin as f32 * scale, cos as f32 * scale);
@@ -276,11 +275,11 @@ impl ReferenceDevice {
         let &Op::Conv1d { x, weight, width, spans, out } = op else { return Ok(()) };
         let channels = x.width;
         let x = self.dense(x)?;
-        let weight = self.host.all(weight)?[..channels * width].to_vec();
+        let weight = self.host.values(weight)?[..channels * width].to_vec();
         let mut first = 0;
         for span in spans {
             let mut state = self.host.states.take_recurrent(span.state)?;
-            // The last width - 1 inputs before the span, then the span's own.
+            // The last width - 1 inputs before the span, then the rows of the span.
             let mut input: Vec<Vec<f32>> =
                 state.committed.chunks(channels).map(<[f32]>::to_vec).collect();
             input.extend((0..span.rows).map(|row| x.row(first + row).to_vec()));
@@ -308,7 +307,8 @@ impl ReferenceDevice {
         let &Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, spans, out } = op else { return Ok(()) };
         let (q, k, v) = (self.dense(q)?, self.dense(k)?, self.dense(v)?);
         let (a, b) = (self.dense(a)?, self.dense(b)?);
-        let (a_log, dt_bias) = (self.host.all(a_log)?.to_vec(), self.host.all(dt_bias)?.to_vec());
+        let (a_log, dt_bias) =
+            (self.host.values(a_log)?.to_vec(), self.host.values(dt_bias)?.to_vec());
         let (heads, kw, vw) = (v.view.heads, k.view.width, v.view.width);
         let group = heads / k.view.heads;
         let mut first = 0;
@@ -317,7 +317,7 @@ impl ReferenceDevice {
             let mut s = state.committed.to_vec();
             for row in first..first + span.rows {
                 for h in 0..heads {
-                    let (qh, kh) = (q.at(row, h / group), k.at(row, h / group));
+                    let (qh, kh) = (q.vector(row, h / group), k.vector(row, h / group));
                     let q_scale = 1.0 / (dot(qh, qh) + L2_EPS).sqrt() / (kw as f64).sqrt();
                     let k_scale = 1.0 / (dot(kh, kh) + L2_EPS).sqrt();
                     let qn: Vec<f32> =
@@ -330,7 +330,7 @@ impl ReferenceDevice {
                     for (i, y) in y.iter_mut().enumerate() {
                         let s = &mut s[(h * vw + i) * kw..][..kw];
                         s.iter_mut().for_each(|s| *s *= decay);
-                        let d = beta * (v.at(row, h)[i] - dot(s, &kn) as f32);
+                        let d = beta * (v.vector(row, h)[i] - dot(s, &kn) as f32);
                         s.iter_mut().zip(&kn).for_each(|(s, k)| *s += d * k);
                         *y = dot(s, &qn) as f32;
                     }
@@ -352,12 +352,12 @@ impl ReferenceDevice {
         weights: View,
     ) -> Result<(), Error> {
         let logits = self.dense(logits)?;
-        let numbers = |buffer: Option<Buffer>, otherwise: f32| match buffer {
-            Some(buffer) => Ok::<_, Error>(self.host.all(buffer)?[..logits.view.width].to_vec()),
-            None => Ok(vec![otherwise; logits.view.width]),
+        let values = |buffer: Option<Buffer>, default: f32| match buffer {
+            Some(buffer) => Ok::<_, Error>(self.host.values(buffer)?[..logits.view.width].to_vec()),
+            None => Ok(vec![default; logits.view.width]),
         };
         let (correction, scales) =
-            (numbers(router.correction, 0.0)?, numbers(router.expert_scale, 1.0)?);
+            (values(router.correction, 0.0)?, values(router.expert_scale, 1.0)?);
         for row in 0..logits.view.rows {
             let x = logits.row(row);
             let scores: Vec<f64> = match router.scoring {
@@ -378,13 +378,13 @@ impl ReferenceDevice {
             let mut order: Vec<usize> = descending(&compared);
             if let Some(ExpertGroups { count, chosen }) = router.groups {
                 let size = compared.len() / count;
-                let of_group = |group: &[f32]| -> f32 {
+                let group_score = |group: &[f32]| -> f32 {
                     descending(group).iter().take(2).map(|i| group[*i]).sum()
                 };
-                let best = descending(&compared.chunks(size).map(of_group).collect::<Vec<_>>());
+                let best = descending(&compared.chunks(size).map(group_score).collect::<Vec<_>>());
                 order.retain(|i| best[..chosen].contains(&(i / size)));
             }
-            order.truncate(ids.width - router.besides());
+            order.truncate(ids.width - router.shared_count());
             let sum = if router.normalize {
                 order.iter().map(|i| scores[*i]).sum::<f64>().max(1e-20)
             } else {
@@ -459,19 +459,20 @@ impl ReferenceDevice {
                 &routed
             }
         };
-        for ExpertUse { slot, row, part } in uses {
+        for ExpertUse { slot, row, out_row } in uses {
             let [gate, up, down] = shape.view(self.host.slot(*slot)?)?;
             let (g, u) = (mat_vec(&gate, x.row(*row)), mat_vec(&up, x.row(*row)));
             let inner: Vec<f32> = g.iter().zip(&u).map(|(g, u)| glu(activation, *g, *u)).collect();
             let y = mat_vec(&down, &inner);
-            self.store(out, *part, 0, &y)?;
+            self.store(out, *out_row, 0, &y)?;
         }
         Ok(())
     }
 
     fn combine(&mut self, op: &Op<'_>) -> Result<(), Error> {
         let &Op::Combine { parts, weights, shared, add, out } = op else { return Ok(()) };
-        let (from, parts, weights) = (self.dense(out)?, self.dense(parts)?, self.dense(weights)?);
+        let (residual, parts, weights) =
+            (self.dense(out)?, self.dense(parts)?, self.dense(weights)?);
         let k = weights.view.width;
         for row in 0..out.rows {
             let mut sum = vec![0.0f32; out.width];
@@ -488,11 +489,21 @@ impl ReferenceDevice {
                 sum.iter_mut().zip(y.row(row)).for_each(|(s, y)| *s += gate * y);
             }
             if add {
-                sum.iter_mut().zip(from.row(row)).for_each(|(s, x)| *s += x);
+                sum.iter_mut().zip(residual.row(row)).for_each(|(s, x)| *s += x);
             }
             self.store(out, row, 0, &sum)?;
         }
         Ok(())
+    }
+}
+
+impl HostDevice for ReferenceDevice {
+    fn host(&self) -> &Host {
+        &self.host
+    }
+
+    fn host_mut(&mut self) -> &mut Host {
+        &mut self.host
     }
 }
 
@@ -507,92 +518,6 @@ impl Device for ReferenceDevice {
 
     fn weight(&mut self, shape: MatrixShape, bytes: Bytes) -> Result<Weight, Error> {
         self.host.add_weight(shape, bytes)
-    }
-
-    fn bank_slots(&self, _: usize) -> usize {
-        usize::MAX
-    }
-
-    fn bank(&mut self, count: usize, bytes: usize, _: BankPlace) -> Result<u16, Error> {
-        self.host.bank(count, bytes)
-    }
-
-    fn slot_table(&mut self, slots: &[Slot]) -> Result<SlotTable, Error> {
-        self.host.slot_table(slots)
-    }
-
-    fn take_slot(&mut self, slot: Slot) -> Result<Bytes, Error> {
-        self.host.take_slot(slot)
-    }
-
-    fn put_slot(&mut self, slot: Slot, bytes: Bytes) -> Result<(), Error> {
-        self.host.put_slot(slot, bytes)
-    }
-
-    fn copy_slot(&mut self, from: Slot, to: Slot) -> Result<(), Error> {
-        self.host.copy_slot(from, to)
-    }
-
-    fn kv_format(&self) -> KvFormat {
-        self.host.states.keys()
-    }
-
-    fn state_bytes(&self, shape: StateShape) -> u64 {
-        self.host.states.bytes(shape)
-    }
-
-    fn limit_states(&mut self, bytes: u64) {
-        self.host.states.limit(bytes);
-    }
-
-    fn states_held(&self) -> u64 {
-        self.host.states.held()
-    }
-
-    fn state_need(&mut self, spans: &mut dyn Iterator<Item = Span>) -> Result<u64, Error> {
-        self.host.states.need(spans)
-    }
-
-    fn state(&mut self, shape: StateShape) -> Result<State, Error> {
-        self.host.states.make(shape)
-    }
-
-    fn fork_state(&mut self, state: State, places: usize) -> Result<State, Error> {
-        self.host.states.fork(state, places)
-    }
-
-    fn drop_state(&mut self, state: State) {
-        self.host.states.drop_state(state);
-    }
-
-    fn reset(&mut self, state: State) -> Result<(), Error> {
-        self.host.states.reset(state)
-    }
-
-    fn cut_state(&mut self, state: State, places: usize) -> Result<(), Error> {
-        self.host.states.cut(state, places)
-    }
-
-    fn save_state(
-        &mut self,
-        state: State,
-        places: Range<usize>,
-        out: &mut [u8],
-    ) -> Result<(), Error> {
-        self.host.states.save(state, places, out)
-    }
-
-    fn load_state(
-        &mut self,
-        state: State,
-        places: Range<usize>,
-        bytes: &[u8],
-    ) -> Result<(), Error> {
-        self.host.states.load(state, places, bytes)
-    }
-
-    fn commit(&mut self, states: &[State]) -> Result<(), Error> {
-        self.host.states.commit(states)
     }
 
     fn run(&mut self, op: &Op<'_>) -> Result<(), Error> {
@@ -641,8 +566,8 @@ impl Device for ReferenceDevice {
         Ok(true)
     }
 
-    fn write(&mut self, buffer: Buffer, numbers: &[f32]) -> Result<(), Error> {
-        self.host.write(buffer, numbers)
+    fn write(&mut self, buffer: Buffer, values: &[f32]) -> Result<(), Error> {
+        self.host.write(buffer, values)
     }
 
     fn read(&mut self, view: View, out: &mut [f32]) -> Result<(), Error> {

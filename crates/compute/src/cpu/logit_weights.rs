@@ -1,21 +1,22 @@
-//! The softmax of all logits, for who chooses by it.
+//! Softmax weights of logits in fixed point, and a histogram of them, for samplers.
 
 use std::ops::RangeInclusive;
 
 use super::dot::{BINS, Isa, Kernels, MAX_TALLIED, Scale, halved, units};
 use crate::Error;
 
-/// Octaves below which a weight is 0.
+/// Distance from the largest logit, in octaves, beyond which a weight is 0.
 const OCTAVES: f64 = 1000.0;
-/// Bins to an octave at most, as a power of two.
-const MAX_BINS: u32 = 30;
+/// Maximum bins per octave, as a power of two.
+const MAX_BINS_LOG2: u32 = 30;
 
-/// What logits weigh in a softmax: the exponential of `(logit - largest) / temperature`.
+/// Softmax weights of logits: `exp((logit - largest) / temperature)`.
 ///
-/// A weight has the same bits on every machine and instruction set: it is made of additions and multiplications of f64, none of
-/// them fused. In [units](LogitWeights::units) it is a whole number, so that sums of weights have no order. A unit is `2^-48` of
-/// the largest weight, and a weight is right to one of them: the shares of 250,000 logits are off by less than `2^-30`, all
-/// together.
+/// Weights are bit-identical on all machines and instruction sets: they are computed by f64
+/// additions and multiplications, none of them fused. In [units](LogitWeights::units) a weight is
+/// an integer, so sums do not depend on the order. A unit is `2^-48` of the largest weight, and a
+/// weight is exact to one unit: the total error of the probabilities of 250,000 logits is less than
+/// `2^-30`.
 #[derive(Clone, Copy, Debug)]
 pub struct LogitWeights {
     kernels: Kernels,
@@ -23,88 +24,91 @@ pub struct LogitWeights {
 }
 
 impl LogitWeights {
-    /// Of the largest logit, a number, and a temperature above 0; on the best instruction set.
+    /// Weights relative to the largest logit, which is finite, at a temperature above 0. Uses the
+    /// best instruction set.
     pub fn new(largest: f32, temperature: f32) -> Self {
-        Self::of(Kernels::best(), largest, temperature)
+        Self::with_kernels(Kernels::best(), largest, temperature)
     }
 
-    /// As [`LogitWeights::new`] on an instruction set.
+    /// Does the same as [`LogitWeights::new`] on a given instruction set.
     ///
     /// # Errors
-    /// This machine does not have it.
-    pub fn on(isa: Isa, largest: f32, temperature: f32) -> Result<Self, Error> {
-        Ok(Self::of(Kernels::new(isa)?, largest, temperature))
+    /// The machine does not have the instruction set.
+    pub fn with_isa(isa: Isa, largest: f32, temperature: f32) -> Result<Self, Error> {
+        Ok(Self::with_kernels(Kernels::new(isa)?, largest, temperature))
     }
 
-    fn of(kernels: Kernels, largest: f32, temperature: f32) -> Self {
+    fn with_kernels(kernels: Kernels, largest: f32, temperature: f32) -> Self {
         let octaves = std::f64::consts::LOG2_E / f64::from(temperature);
         Self { kernels, scale: Scale { largest: f64::from(largest), octaves, round: 0.0 } }
     }
 
-    /// The weight of a logit, from 0 to 1; below `2^-1000` it is 0.
+    /// Weight of a logit, from 0 to 1. Weights below `2^-1000` are 0.
     pub fn weight(&self, logit: f32) -> f64 {
         let below = self.scale.below(logit);
         if below > OCTAVES { 0.0 } else { halved(&[below])[0] }
     }
 
-    /// The weight in units, the largest being `2^48`.
+    /// Weight in units; the largest weight is `2^48` units.
     pub fn units(&self, logit: f32) -> u64 {
         units(self.weight(logit))
     }
 
-    /// The least logit that weighs `weight` or more; minus infinity if that is 0. The weight is at most 1.
+    /// Smallest logit whose weight is at least `weight`, which is at most 1. Minus infinity if
+    /// `weight` is 0.
     pub fn least(&self, weight: f64) -> f32 {
         if weight > 0.0 {
-            self.first(|logit| self.weight(logit) >= weight)
+            self.smallest(|logit| self.weight(logit) >= weight)
         } else {
             f32::NEG_INFINITY
         }
     }
 
-    /// The least logit that `holds`, where all larger ones do, up to the largest.
-    fn first(&self, holds: impl Fn(f32) -> bool) -> f32 {
-        let (mut below, mut least) =
-            (ordered(f32::NEG_INFINITY), ordered(self.scale.largest as f32));
+    /// Smallest logit for which a monotonic predicate holds, by bisection over all f32 up to the
+    /// largest logit.
+    fn smallest(&self, holds: impl Fn(f32) -> bool) -> f32 {
+        let (mut below, mut least) = (rank(f32::NEG_INFINITY), rank(self.scale.largest as f32));
         while below + 1 < least {
             let middle = below + (least - below) / 2;
-            if holds(number(middle)) { least = middle } else { below = middle }
+            if holds(from_rank(middle)) { least = middle } else { below = middle }
         }
-        number(least)
+        from_rank(least)
     }
 }
 
-/// A number's place among all f32, infinities included.
-fn ordered(x: f32) -> i64 {
+/// Rank of an f32 in the order of all f32, including infinities.
+fn rank(x: f32) -> i64 {
     let bits = i64::from(x.to_bits() & i32::MAX as u32);
     // Minus zero comes before zero.
     if x.is_sign_negative() { -1 - bits } else { bits }
 }
 
-/// The number at a place.
-fn number(at: i64) -> f32 {
-    if at < 0 { -f32::from_bits((-1 - at) as u32) } else { f32::from_bits(at as u32) }
+/// The f32 of a rank.
+fn from_rank(rank: i64) -> f32 {
+    if rank < 0 { -f32::from_bits((-1 - rank) as u32) } else { f32::from_bits(rank as u32) }
 }
 
-/// The largest and the least of all logits; `None` where one is NaN or plus infinity. Of none they are minus and plus infinity.
+/// Largest and smallest logit, `[largest, smallest]`. `None` if a logit is NaN or plus infinity.
+/// Without logits, minus and plus infinity.
 pub fn logits_extent(logits: &[f32]) -> Option<[f32; 2]> {
-    let (extent, legal) = Kernels::best().extent(logits);
-    legal.then_some(extent)
+    let (extent, valid) = Kernels::best().extent(logits);
+    valid.then_some(extent)
 }
 
-/// Calls `f` with all logits in a range, and where they are, in order.
+/// Calls `f` with the index and value of all logits in a range, in order.
 pub fn logits_between(logits: &[f32], range: &RangeInclusive<f32>, mut f: impl FnMut(usize, f32)) {
     Kernels::best().between(logits, [*range.start(), *range.end()], &mut f);
 }
 
-/// The sums of the weights of logits, by how large the logits are: a histogram of some thousand bins over those that there are.
+/// Histogram of softmax weights over the range of the logits, with about two thousand bins.
 #[derive(Clone, Debug)]
 pub struct LogitTally {
     weights: LogitWeights,
     least: f32,
-    /// Sums of a few logits, in units.
-    some: Box<[u64; BINS]>,
-    /// Sums in units.
-    all: Box<[u128; BINS]>,
+    /// Sums per bin of a block of logits, in units.
+    block_sums: Box<[u64; BINS]>,
+    /// Sums per bin of all logits, in units.
+    sums: Box<[u128; BINS]>,
 }
 
 impl Default for LogitTally {
@@ -114,14 +118,14 @@ impl Default for LogitTally {
 }
 
 impl LogitTally {
-    /// Of nothing. The only thing here that allocates.
+    /// Empty histogram. No other function of the histogram allocates.
     pub fn new() -> Self {
-        let (some, all) = (Box::new([0; BINS]), Box::new([0; BINS]));
-        Self { weights: LogitWeights::new(0.0, 1.0), least: 0.0, some, all }
+        let (block_sums, sums) = (Box::new([0; BINS]), Box::new([0; BINS]));
+        Self { weights: LogitWeights::new(0.0, 1.0), least: 0.0, block_sums, sums }
     }
 
-    /// Forgets all sums and makes those of the logits that are `least` or more. `extent` is that of all `logits`, as
-    /// [`logits_extent`] finds it; its largest one is that of the weights.
+    /// Recomputes the histogram for the logits that are at least `least`. `extent` is that of all
+    /// `logits`, from [`logits_extent`]; its largest logit is that of the weights.
     pub fn fill(
         &mut self,
         mut weights: LogitWeights,
@@ -129,34 +133,37 @@ impl LogitTally {
         extent: [f32; 2],
         least: f32,
     ) {
-        // What is less has no weight in units.
-        let weighs = weights.first(|logit| weights.units(logit) > 0);
-        self.least = least.max(extent[1]).max(weighs).min(extent[0]);
+        // Smaller logits weigh zero units.
+        let smallest_weighing = weights.smallest(|logit| weights.units(logit) > 0);
+        self.least = least.max(extent[1]).max(smallest_weighing).min(extent[0]);
         let octaves = weights.scale.below(self.least);
         let fits = |bits: &u32| octaves * f64::from(1 << bits) <= (BINS - 1) as f64;
-        let bits = (0..=MAX_BINS).rev().find(fits).unwrap_or(0);
+        let bits = (0..=MAX_BINS_LOG2).rev().find(fits).unwrap_or(0);
         weights.scale.round = f64::from_bits(f64::to_bits(1.0) + (u64::from(52 - bits) << 52));
         self.weights = weights;
-        self.all.fill(0);
+        self.sums.fill(0);
         for logits in logits.chunks(MAX_TALLIED) {
-            self.some.fill(0);
-            weights.kernels.tally(logits, self.least, weights.scale, &mut self.some);
-            self.all.iter_mut().zip(&*self.some).for_each(|(all, some)| *all += u128::from(*some));
+            self.block_sums.fill(0);
+            weights.kernels.tally(logits, self.least, weights.scale, &mut self.block_sums);
+            self.sums
+                .iter_mut()
+                .zip(&*self.block_sums)
+                .for_each(|(sum, block_sum)| *sum += u128::from(*block_sum));
         }
     }
 
-    /// The sum of all weights in units.
+    /// Sum of all weights, in units.
     pub fn sum(&self) -> u128 {
-        self.all.iter().sum()
+        self.sums.iter().sum()
     }
 
-    /// The bin with which the sum of the weights, from the largest logit on, reaches `units`, or else the last one that weighs
-    /// anything: the logits that it has, and the sum before it.
+    /// Finds the bin in which the cumulative weight, from the largest logit down, reaches `units`,
+    /// or else the last bin with a weight. Returns the logits of the bin, and the sum before it.
     pub fn reaching(&self, units: u128) -> (RangeInclusive<f32>, u128) {
         let (mut last, mut sum) = ((0, 0), 0);
-        for (bin, of_bin) in self.all.iter().enumerate().filter(|(_, of_bin)| **of_bin > 0) {
+        for (bin, bin_sum) in self.sums.iter().enumerate().filter(|(_, sum)| **sum > 0) {
             last = (bin, sum);
-            sum += of_bin;
+            sum += bin_sum;
             if sum >= units {
                 break;
             }
@@ -164,11 +171,11 @@ impl LogitTally {
         (self.range(last.0), last.1)
     }
 
-    /// The sum of the weights of all logits from `least` on, one of those that were counted.
+    /// Sum of the weights of all logits that are at least `least`, which is a counted logit.
     pub fn sum_from(&self, logits: &[f32], least: f32) -> u128 {
         let bin = self.bin(least.max(self.least)).min(BINS - 1);
         let (start, end) = self.range(bin).into_inner();
-        let mut sum = self.all[..bin].iter().sum();
+        let mut sum = self.sums[..bin].iter().sum();
         logits_between(logits, &(start.max(least)..=end), |_, logit| {
             sum += u128::from(self.weights.units(logit));
         });
@@ -179,11 +186,12 @@ impl LogitTally {
         self.weights.scale.bin(self.weights.scale.below(logit))
     }
 
-    /// The logits that a bin has.
+    /// Range of the logits of a bin.
     fn range(&self, bin: usize) -> RangeInclusive<f32> {
-        let first = |bin| self.weights.first(|logit| logit >= self.least && self.bin(logit) <= bin);
+        let first =
+            |bin| self.weights.smallest(|logit| logit >= self.least && self.bin(logit) <= bin);
         let end = match bin.checked_sub(1) {
-            Some(before) => number(ordered(first(before)) - 1),
+            Some(previous) => from_rank(rank(first(previous)) - 1),
             None => self.weights.scale.largest as f32,
         };
         first(bin)..=end
@@ -194,8 +202,8 @@ impl LogitTally {
 mod tests {
     use super::*;
 
-    /// Numbers that look random, from 0 to 1.
-    fn some(n: usize) -> impl Iterator<Item = f32> {
+    /// Pseudo-random values from 0 to 1.
+    fn random(n: usize) -> impl Iterator<Item = f32> {
         let mut state = 7u64;
         (0..n).map(move |_| {
             state = state
@@ -205,21 +213,21 @@ mod tests {
         })
     }
 
-    /// Logits of several kinds: of a wide range and a narrow one, all alike, and some that are banned.
-    fn kinds(n: usize) -> [Vec<f32>; 4] {
-        let banned = |(i, x): (usize, f32)| if i % 5 == 2 { f32::NEG_INFINITY } else { x * 30.0 };
+    /// Logits of several distributions: a wide range, a narrow range, all equal, and some masked.
+    fn distributions(n: usize) -> [Vec<f32>; 4] {
+        let masked = |(i, x): (usize, f32)| if i % 5 == 2 { f32::NEG_INFINITY } else { x * 30.0 };
         [
-            some(n).map(|x| x * x * 90.0 - 50.0).collect(),
-            some(n).map(|x| x * 1e-3).collect(),
+            random(n).map(|x| x * x * 90.0 - 50.0).collect(),
+            random(n).map(|x| x * 1e-3).collect(),
             vec![3.5; n],
-            some(n).enumerate().map(banned).collect(),
+            random(n).enumerate().map(masked).collect(),
         ]
     }
 
     #[test]
     fn weights_are_exponentials() {
         let (weights, units_of_one) = (LogitWeights::new(0.0, 1.0), (1u64 << 48) as f64);
-        for x in some(20_000).map(|x| -40.0 * x).chain([0.0, -0.0, -600.0]) {
+        for x in random(20_000).map(|x| -40.0 * x).chain([0.0, -0.0, -600.0]) {
             let exact = f64::from(x).exp();
             assert!((weights.units(x) as f64 - exact * units_of_one).abs() <= 1.0, "{x}");
             assert!(
@@ -229,7 +237,7 @@ mod tests {
         }
         let bounds = [-690.0, -695.0, f32::MIN, f32::NEG_INFINITY].map(|x| weights.weight(x));
         assert!(bounds[0] > 0.0 && bounds[1..] == [0.0; 3], "{bounds:?}");
-        // What a unit is, and bits of weights, so that a platform that differs is noticed.
+        // The unit, and exact weights, so that a deviating platform is detected.
         assert_eq!(weights.units(0.0), 1 << 48);
         assert_eq!(
             [-0.25, -1.25, -12.5].map(|x| weights.units(x)),
@@ -240,32 +248,36 @@ mod tests {
     }
 
     #[test]
-    fn tallies_are_sums_on_every_set() {
+    fn tallies_are_sums_on_every_instruction_set() {
         for isa in Isa::available() {
-            // A length that fills blocks and one that does not, and one that takes several tallies.
-            for logits in [64, 1000, 2 * MAX_TALLIED + 77].into_iter().flat_map(kinds) {
+            // Lengths: whole SIMD blocks, a partial block, and several tally blocks.
+            for logits in [64, 1000, 2 * MAX_TALLIED + 77].into_iter().flat_map(distributions) {
                 for (temperature, least) in [(1.0, f32::NEG_INFINITY), (0.3, 0.5), (40.0, 20.0)] {
                     let extent = logits_extent(&logits).unwrap();
-                    let weights = LogitWeights::on(isa, extent[0], temperature).unwrap();
+                    let weights = LogitWeights::with_isa(isa, extent[0], temperature).unwrap();
                     let mut tally = LogitTally::new();
                     tally.fill(weights, &logits, extent, least);
-                    let mut plain = vec![0; BINS];
+                    let mut expected = vec![0; BINS];
                     for logit in logits.iter().filter(|logit| **logit >= least.min(extent[0])) {
                         let units = u128::from(weights.units(*logit));
                         if units > 0 {
-                            plain[tally.bin(*logit)] += units;
+                            expected[tally.bin(*logit)] += units;
                         }
                     }
-                    assert!(plain == *tally.all, "{isa}, {} logits, {temperature}", logits.len());
-                    assert_eq!(tally.sum(), plain.iter().sum());
+                    assert!(
+                        expected == *tally.sums,
+                        "{isa}, {} logits, {temperature}",
+                        logits.len()
+                    );
+                    assert_eq!(tally.sum(), expected.iter().sum());
                 }
             }
         }
     }
 
     #[test]
-    fn parts_of_tallies_are_in_rank_order() {
-        for logits in kinds(5000) {
+    fn bins_are_in_rank_order() {
+        for logits in distributions(5000) {
             let extent = logits_extent(&logits).unwrap();
             let weights = LogitWeights::new(extent[0], 0.8);
             let mut tally = LogitTally::new();
@@ -278,10 +290,10 @@ mod tests {
                 let target = tally.sum() * share / 1000;
                 let (range, before) = tally.reaching(target);
                 let (start, end) = range.clone().into_inner();
-                assert_eq!(before, sum(number(ordered(end) + 1)));
+                assert_eq!(before, sum(from_rank(rank(end) + 1)));
                 assert!(sum(start) >= target.min(tally.sum()) && before <= target, "{share}");
                 let mut found = Vec::new();
-                logits_between(&logits, &range, |at, logit| found.push((at, logit)));
+                logits_between(&logits, &range, |i, logit| found.push((i, logit)));
                 let all =
                     logits.iter().copied().enumerate().filter(|(_, logit)| range.contains(logit));
                 assert!(!found.is_empty() && all.eq(found.iter().copied()));
@@ -292,21 +304,21 @@ mod tests {
     }
 
     #[test]
-    fn the_least_logit_of_a_weight() {
+    fn the_smallest_logit_of_a_weight() {
         let weights = LogitWeights::new(3.0, 0.7);
         for weight in [1.0, 0.999, 0.5, 0.1, 1e-9, 1e-200] {
             let least = weights.least(weight);
             assert!(weights.weight(least) >= weight, "{weight}");
-            assert!(weights.weight(number(ordered(least) - 1)) < weight, "{weight}");
+            assert!(weights.weight(from_rank(rank(least) - 1)) < weight, "{weight}");
         }
         assert_eq!((weights.least(1.0), weights.least(0.0)), (3.0, f32::NEG_INFINITY));
     }
 
     #[test]
-    fn extents_on_every_set() {
+    fn extents_on_every_instruction_set() {
         for isa in Isa::available() {
             let kernels = Kernels::new(isa).unwrap();
-            for mut logits in [1, 63, 64, 200].into_iter().flat_map(kinds) {
+            for mut logits in [1, 63, 64, 200].into_iter().flat_map(distributions) {
                 let fold = |f: fn(f32, f32) -> f32| logits.iter().copied().reduce(f).unwrap();
                 assert_eq!(
                     kernels.extent(&logits),
@@ -314,8 +326,8 @@ mod tests {
                     "{isa}"
                 );
                 for wrong in [f32::NAN, f32::INFINITY] {
-                    let at = logits.len() / 2;
-                    logits[at] = wrong;
+                    let middle = logits.len() / 2;
+                    logits[middle] = wrong;
                     assert!(!kernels.extent(&logits).1, "{isa}, {wrong}");
                 }
             }
@@ -324,13 +336,13 @@ mod tests {
     }
 
     #[test]
-    fn places_of_numbers() {
-        let numbers =
+    fn ranks_of_values() {
+        let values =
             [f32::NEG_INFINITY, f32::MIN, -1.0, -0.0, 0.0, f32::from_bits(1), 2.0, f32::INFINITY];
-        for (i, x) in numbers.into_iter().enumerate() {
-            assert_eq!(number(ordered(x)).to_bits(), x.to_bits());
-            assert!(i == 0 || ordered(numbers[i - 1]) < ordered(x));
+        for (i, x) in values.into_iter().enumerate() {
+            assert_eq!(from_rank(rank(x)).to_bits(), x.to_bits());
+            assert!(i == 0 || rank(values[i - 1]) < rank(x));
         }
-        assert_eq!(ordered(0.0) - ordered(-0.0), 1);
+        assert_eq!(rank(0.0) - rank(-0.0), 1);
     }
 }

@@ -1,0 +1,88 @@
+//! Per-sequence state of layers: KV caches and recurrent states.
+
+use std::ops::Range;
+
+use crate::{Error, KvFormat, Span, State, StateShape};
+
+/// Allocates, copies and commits states.
+pub trait StateStore {
+    /// Returns the element format of KV caches.
+    fn kv_format(&self) -> KvFormat;
+
+    /// Returns the bytes that a state of this shape holds once all its entries are written.
+    fn state_bytes(&self, shape: StateShape) -> u64;
+
+    /// Returns the bytes that [`StateStore::save_state`] writes per entry; see
+    /// [`StateShape::entries`].
+    fn entry_bytes(&self, shape: StateShape) -> usize {
+        shape.entry_bytes(self.kv_format())
+    }
+
+    /// Limits the bytes that all states together may hold. Ops and calls that need more fail with
+    /// [`Error::StatesFull`]. There is no limit before the first call.
+    fn limit_states(&mut self, bytes: u64);
+
+    /// Returns the bytes that all states hold. Memory that forks share counts once.
+    fn states_held(&self) -> u64;
+
+    /// Returns the additional bytes that states will hold after the ops of one step have run on
+    /// `spans`.
+    ///
+    /// A device that over-allocates decides here whether there is enough memory to do so for all
+    /// spans. Until the next call its ops allocate according to this decision.
+    ///
+    /// # Errors
+    /// A state does not exist.
+    fn state_need(&mut self, spans: &mut dyn Iterator<Item = Span>) -> Result<u64, Error>;
+
+    /// Creates a zeroed state. A device may allocate its memory when it is first written.
+    fn state(&mut self, shape: StateShape) -> Result<State, Error>;
+
+    /// Creates a state with the same committed contents; of a KV cache, with the entries before
+    /// `len`. The two may share memory until one of them is written (copy on write).
+    fn fork_state(&mut self, state: State, len: usize) -> Result<State, Error>;
+
+    /// Frees a state.
+    fn drop_state(&mut self, state: State);
+
+    /// Zeroes a state. A KV cache may keep entries that are rewritten before they are read.
+    fn reset(&mut self, state: State) -> Result<(), Error>;
+
+    /// Frees the entries of a KV cache from `len` on; they are written again before they are read.
+    /// Does nothing to recurrent states.
+    fn truncate_state(&mut self, state: State, len: usize) -> Result<(), Error>;
+
+    /// Copies committed entries out once all previous ops are done.
+    ///
+    /// An entry of a KV cache is the keys of all heads, then the values of all heads; an entry of a
+    /// recurrent state is one f32. All values are little-endian. The layout is the same on all
+    /// devices of one [`StateStore::kv_format`].
+    ///
+    /// # Errors
+    /// `entries` is out of range, or `out` does not hold `entries.len()` times
+    /// [`StateStore::entry_bytes`].
+    fn save_state(
+        &mut self,
+        state: State,
+        entries: Range<usize>,
+        out: &mut [u8],
+    ) -> Result<(), Error>;
+
+    /// Writes entries that [`StateStore::save_state`] copied out. Contents are not validated.
+    ///
+    /// # Errors
+    /// As [`StateStore::save_state`]; [`Error::StatesFull`].
+    fn load_state(
+        &mut self,
+        state: State,
+        entries: Range<usize>,
+        bytes: &[u8],
+    ) -> Result<(), Error>;
+
+    /// Commits what the ops since the last commit wrote into recurrent states: into all of `states`
+    /// or, on an error, into none. Does nothing to KV caches.
+    ///
+    /// # Errors
+    /// A state does not exist, or an earlier op has failed.
+    fn commit(&mut self, states: &[State]) -> Result<(), Error>;
+}
