@@ -8,9 +8,11 @@ use std::{mem, ops::Range};
 
 use super::{
     Cpu,
-    dot::{Kernels, Lane, Places, SoftmaxPartial, each},
     pool::{Grid, Tile},
-    row, vector,
+    row,
+    scratch::WorkerScratch,
+    simd::{FloatRows, Kernels, MergeFactors, PrefetchRows, split_rows},
+    vector,
 };
 use crate::{
     Buffer, Error, KV_BLOCK, Op, Scalar, ScratchShape, Span, View,
@@ -112,8 +114,8 @@ pub(super) fn readable<'a>(
         return scalar;
     }
     let wide = from.zip(room.chunks_exact_mut(width)).take(to.len());
-    wide.for_each(|(vector, wide)| kernels.widen_key(kv.format, vector, wide));
-    each(room, width, to);
+    wide.for_each(|(vector, wide)| kernels.widen_kv(kv.format, vector, wide));
+    split_rows(room, width, to);
     Scalar::F32
 }
 
@@ -174,13 +176,13 @@ impl Softmax {
     }
 
     /// Takes in a part; the factors are those on values that were summed before, and on the part's.
-    pub(super) fn join(&mut self, part: Self) -> SoftmaxPartial {
+    pub(super) fn join(&mut self, part: Self) -> MergeFactors {
         let by = if self.sum == 0.0 {
-            SoftmaxPartial { keep: 0.0, add: 1.0 }
+            MergeFactors { keep: 0.0, add: 1.0 }
         } else if part.max > self.max {
-            SoftmaxPartial { keep: (self.max - part.max).exp(), add: 1.0 }
+            MergeFactors { keep: (self.max - part.max).exp(), add: 1.0 }
         } else {
-            SoftmaxPartial { keep: 1.0, add: (part.max - self.max).exp() }
+            MergeFactors { keep: 1.0, add: (part.max - self.max).exp() }
         };
         self.max = self.max.max(part.max);
         self.sum = self.sum * by.keep + part.sum * by.add;
@@ -349,7 +351,7 @@ fn attend(
                     let of_part = Softmax { max: of_part[0], sum: of_part[1] };
                     // Of a block that the row does not see there is no part.
                     if of_part.sum != 0.0 {
-                        kernels.join(
+                        kernels.merge(
                             y,
                             softmax.join(of_part),
                             vector(sums, &parts.sums, part, head),
@@ -452,7 +454,7 @@ impl<'a> Attend<'a> {
         (rows, offset): (Range<usize>, usize),
         (blocks, then): (Range<usize>, Option<(usize, usize)>),
         tile: &mut Tile<'_, f32>,
-        lane: &mut Lane,
+        lane: &mut WorkerScratch,
     ) -> [Softmax; QUERIES] {
         let heads = tile.heads();
         let mut all = Queries {
@@ -469,7 +471,7 @@ impl<'a> Attend<'a> {
                 tile.vector(offset + row, head).fill(0.0);
             }
         }
-        let mut room = mem::take(&mut lane.keys);
+        let mut room = mem::take(&mut lane.kv);
         // No row sees what begins before the first one's, or ends after the last one's.
         let (begin, end) = (self.range(rows.start).start, self.range(rows.end - 1).end);
         let blocks = blocks.start.max(begin / BLOCK)..blocks.end.min(end.div_ceil(BLOCK));
@@ -495,7 +497,7 @@ impl<'a> Attend<'a> {
                 row = same;
             }
         }
-        lane.keys = room;
+        lane.kv = room;
         all.softmax
     }
 
@@ -523,21 +525,22 @@ impl<'a> Attend<'a> {
         } else {
             values.copy_from_slice(keys);
         }
-        let (keys, values) = (Places { scalar, at: keys }, Places { scalar, at: values });
+        let (keys, values) = (FloatRows { scalar, rows: keys }, FloatRows { scalar, rows: values });
         let of_value = if has_values { kv.bytes(Kind::Value) } else { 0 };
-        kernels.scores_before((values, of_value), q, keys, scale, scores);
-        let mut by = [SoftmaxPartial::default(); QUERIES];
+        let prefetch = PrefetchRows { rows: values, bytes: of_value };
+        kernels.scores_with_prefetch(q, keys, scale, scores, prefetch);
+        let mut by = [MergeFactors::default(); QUERIES];
         for ((scores, softmax), by) in scores.chunks_exact_mut(len).zip(softmax).zip(&mut by) {
             *by = softmax.join(Softmax::of(kernels, scores));
         }
         let (mut p, n) = ([&[][..]; QUERIES], places.len());
         p.iter_mut().zip(scores.chunks_exact(len)).for_each(|(p, scores)| *p = scores);
-        kernels.mix_before(
-            next,
+        kernels.weighted_sum_with_prefetch(
             &p[..n],
             values,
             &by[..n],
             &mut tile.several::<QUERIES>(places)[..n],
+            next,
         );
     }
 }

@@ -47,7 +47,7 @@ fn convolve(
             let to = tile.row(i);
             if width == 4 {
                 let inputs = std::array::from_fn(|j| &input(i + j)[channels.clone()]);
-                kernels.taps4(weight, inputs, to);
+                kernels.conv4(weight, inputs, to);
             } else {
                 to.fill(0.0);
                 for j in 0..width {

@@ -5,8 +5,9 @@ use std::mem;
 use super::{
     Cpu,
     attention::{OfSpan, Softmax, of_spans, write_keys},
-    dot::{Kernels, Lane, MAX_WIDE_ROWS, Places, SoftmaxPartial, TILE, each},
     pool::Grid,
+    scratch::{MAX_DEQUANTIZED_ROWS, WorkerScratch},
+    simd::{FloatRows, Kernels, MergeFactors, TILE_ROWS, split_rows},
     vector,
 };
 use crate::{
@@ -75,7 +76,7 @@ fn attend(
             for (key, wide) in
                 kv.vectors(Kind::Key, block, 0).zip(wide.chunks_exact_mut(kv.key_width))
             {
-                kernels.widen_key(kv.format, key, wide);
+                kernels.widen_kv(kv.format, key, wide);
             }
             keys.run(kernels, (wide, latents), head, lane, (of_keys, q.width));
             values.run(kernels, (wide, latents), head, lane, (of_values, out.width));
@@ -85,8 +86,8 @@ fn attend(
                 key[nope..].copy_from_slice(&of_position[latent..]);
             }
             let (mut in_keys, mut in_values) = ([&[][..]; KV_BLOCK], [&[][..]; KV_BLOCK]);
-            each(of_keys, q.width, &mut in_keys);
-            each(of_values, out.width, &mut in_values);
+            split_rows(of_keys, q.width, &mut in_keys);
+            split_rows(of_values, out.width, &mut in_values);
             // The first row that sees the block.
             let from = rows.start.max(block.saturating_sub(span.position));
             for row in (from..rows.end).step_by(QUERIES) {
@@ -102,8 +103,13 @@ fn attend(
                     .iter_mut()
                     .zip(some_queries.chunks_exact(q.width))
                     .for_each(|(v, q)| *v = q);
-                kernels.scores(&vectors[..some.len()], Places::of(&in_keys[..len]), scale, scores);
-                let mut by = [SoftmaxPartial::default(); QUERIES];
+                kernels.scores(
+                    &vectors[..some.len()],
+                    FloatRows::f32(&in_keys[..len]),
+                    scale,
+                    scores,
+                );
+                let mut by = [MergeFactors::default(); QUERIES];
                 for ((row, scores), by) in
                     some.clone().zip(scores.chunks_exact_mut(len)).zip(&mut by)
                 {
@@ -112,15 +118,20 @@ fn attend(
                     *by = softmax[row - rows.start].join(Softmax::of(kernels, seen));
                     unseen.fill(0.0);
                 }
-                let in_values = Places::of(&in_values[..len]);
-                for (i, scores) in scores.chunks(TILE * len).enumerate() {
+                let in_values = FloatRows::f32(&in_values[..len]);
+                for (i, scores) in scores.chunks(TILE_ROWS * len).enumerate() {
                     let n = scores.len() / len;
-                    let places: [_; TILE] =
-                        std::array::from_fn(|c| (some.start + i * TILE + c.min(n - 1), head));
-                    let mut p = [&[][..]; TILE];
+                    let places: [_; TILE_ROWS] =
+                        std::array::from_fn(|c| (some.start + i * TILE_ROWS + c.min(n - 1), head));
+                    let mut p = [&[][..]; TILE_ROWS];
                     p.iter_mut().zip(scores.chunks_exact(len)).for_each(|(p, scores)| *p = scores);
-                    let mut outputs = tile.several::<TILE>(&places[..n]);
-                    kernels.mix(&p[..n], in_values, &by[i * TILE..][..n], &mut outputs[..n]);
+                    let mut outputs = tile.several::<TILE_ROWS>(&places[..n]);
+                    kernels.weighted_sum(
+                        &p[..n],
+                        in_values,
+                        &by[i * TILE_ROWS..][..n],
+                        &mut outputs[..n],
+                    );
                 }
             }
         }
@@ -154,23 +165,23 @@ impl<'a> Expand<'a> {
         kernels: Kernels,
         (numbers, latents): (&[f32], View),
         head: usize,
-        lane: &mut Lane,
+        lane: &mut WorkerScratch,
         (out, stride): (&mut [f32], usize),
     ) {
         let HeadMatrix { head_rows, transposed, .. } = self.of;
         let matrix = self.all.rows(head * head_rows.stride + head_rows.first, head_rows.count);
         let (count, cols) = (head_rows.count, self.all.shape.cols);
-        let mut wide = mem::take(&mut lane.wide);
+        let mut wide = mem::take(&mut lane.dequantized);
         if transposed {
             out.chunks_mut(stride).take(latents.rows).for_each(|out| out[..cols].fill(0.0));
         }
-        for first in (0..count).step_by(Lane::wide_rows(cols)) {
-            let some = first..count.min(first + Lane::wide_rows(cols));
-            kernels.widen_rows(&matrix, first, lane, &mut wide[..some.len() * cols]);
-            let mut rows = [&[][..]; MAX_WIDE_ROWS];
-            each(&wide, cols, &mut rows[..some.len()]);
-            let rows = Places::of(&rows[..some.len()]);
-            let group = if transposed { TILE } else { QUERIES };
+        for first in (0..count).step_by(WorkerScratch::dequantized_rows(cols)) {
+            let some = first..count.min(first + WorkerScratch::dequantized_rows(cols));
+            kernels.dequantize_rows(&matrix, first, lane, &mut wide[..some.len() * cols]);
+            let mut rows = [&[][..]; MAX_DEQUANTIZED_ROWS];
+            split_rows(&wide, cols, &mut rows[..some.len()]);
+            let rows = FloatRows::f32(&rows[..some.len()]);
+            let group = if transposed { TILE_ROWS } else { QUERIES };
             for (i, out) in
                 out.chunks_mut(group * stride).enumerate().take(latents.rows.div_ceil(group))
             {
@@ -182,17 +193,17 @@ impl<'a> Expand<'a> {
                 if transposed {
                     // Each row is added to all outputs, times one number of the latent.
                     x[..n].iter_mut().for_each(|x| *x = &x[some.clone()]);
-                    let mut outputs: [&mut [f32]; TILE] = Default::default();
+                    let mut outputs: [&mut [f32]; TILE_ROWS] = Default::default();
                     let of_latent = out.chunks_mut(stride).map(|out| &mut out[..cols]);
                     outputs.iter_mut().zip(of_latent).for_each(|(to, out)| *to = out);
-                    kernels.mix(
+                    kernels.weighted_sum(
                         &x[..n],
                         rows,
-                        &[SoftmaxPartial::SUM; TILE][..n],
+                        &[MergeFactors::SUM; TILE_ROWS][..n],
                         &mut outputs[..n],
                     );
                 } else {
-                    let mut products = [0.0; QUERIES * MAX_WIDE_ROWS];
+                    let mut products = [0.0; QUERIES * MAX_DEQUANTIZED_ROWS];
                     let products = &mut products[..n * some.len()];
                     kernels.scores(&x[..n], rows, 1.0, products);
                     for (out, products) in
@@ -203,6 +214,6 @@ impl<'a> Expand<'a> {
                 }
             }
         }
-        lane.wide = wide;
+        lane.dequantized = wide;
     }
 }

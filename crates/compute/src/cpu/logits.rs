@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use super::dot::{BINS, Isa, Kernels, MAX_TALLIED, Scale, halved, units};
+use super::simd::{BINS, Isa, Kernels, LogitScale, MAX_TALLIED, exp2_neg, weight_units};
 use crate::Error;
 
 /// Octaves below which a weight is 0.
@@ -19,7 +19,7 @@ const MAX_BINS: u32 = 30;
 #[derive(Clone, Copy, Debug)]
 pub struct LogitWeights {
     kernels: Kernels,
-    scale: Scale,
+    scale: LogitScale,
 }
 
 impl LogitWeights {
@@ -38,18 +38,18 @@ impl LogitWeights {
 
     fn of(kernels: Kernels, largest: f32, temperature: f32) -> Self {
         let octaves = std::f64::consts::LOG2_E / f64::from(temperature);
-        Self { kernels, scale: Scale { largest: f64::from(largest), octaves, round: 0.0 } }
+        Self { kernels, scale: LogitScale { largest: f64::from(largest), octaves, round: 0.0 } }
     }
 
     /// The weight of a logit, from 0 to 1; below `2^-1000` it is 0.
     pub fn weight(&self, logit: f32) -> f64 {
-        let below = self.scale.below(logit);
-        if below > OCTAVES { 0.0 } else { halved(&[below])[0] }
+        let below = self.scale.octaves_below(logit);
+        if below > OCTAVES { 0.0 } else { exp2_neg(&[below])[0] }
     }
 
     /// The weight in units, the largest being `2^48`.
     pub fn units(&self, logit: f32) -> u64 {
-        units(self.weight(logit))
+        weight_units(self.weight(logit))
     }
 
     /// The least logit that weighs `weight` or more; minus infinity if that is 0. The weight is at most 1.
@@ -93,7 +93,7 @@ pub fn logits_extent(logits: &[f32]) -> Option<[f32; 2]> {
 
 /// Calls `f` with all logits in a range, and where they are, in order.
 pub fn logits_between(logits: &[f32], range: &RangeInclusive<f32>, mut f: impl FnMut(usize, f32)) {
-    Kernels::best().between(logits, [*range.start(), *range.end()], &mut f);
+    Kernels::best().for_each_between(logits, [*range.start(), *range.end()], &mut f);
 }
 
 /// The sums of the weights of logits, by how large the logits are: a histogram of some thousand bins over those that there are.
@@ -132,7 +132,7 @@ impl LogitTally {
         // What is less has no weight in units.
         let weighs = weights.first(|logit| weights.units(logit) > 0);
         self.least = least.max(extent[1]).max(weighs).min(extent[0]);
-        let octaves = weights.scale.below(self.least);
+        let octaves = weights.scale.octaves_below(self.least);
         let fits = |bits: &u32| octaves * f64::from(1 << bits) <= (BINS - 1) as f64;
         let bits = (0..=MAX_BINS).rev().find(fits).unwrap_or(0);
         weights.scale.round = f64::from_bits(f64::to_bits(1.0) + (u64::from(52 - bits) << 52));
@@ -176,7 +176,7 @@ impl LogitTally {
     }
 
     fn bin(&self, logit: f32) -> usize {
-        self.weights.scale.bin(self.weights.scale.below(logit))
+        self.weights.scale.bin(self.weights.scale.octaves_below(logit))
     }
 
     /// The logits that a bin has.

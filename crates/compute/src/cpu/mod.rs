@@ -8,7 +8,6 @@
 mod attention;
 mod conv1d;
 mod delta_net;
-mod dot;
 mod elementwise;
 mod experts;
 mod head_matmul;
@@ -19,17 +18,20 @@ mod matmul;
 mod norm;
 mod pool;
 mod rope;
+mod scratch;
+mod simd;
 mod top_logits;
 mod top_positions;
 mod topk;
 
 use std::{ops::Range, thread};
 
-pub use dot::{CpuPeak, Isa};
-use dot::{Kernels, Lane, Quant, Rounded, padded};
 use lines::Lines;
 pub use logits::{LogitTally, LogitWeights, logits_between, logits_extent};
 use pool::Pool;
+use scratch::WorkerScratch;
+pub use simd::{CpuPeak, Isa};
+use simd::{Kernels, Q8Rows, QuantLayout, padded};
 
 use crate::{
     BankPlace, Buffer, Device, Error, ExpertUse, ExpertUses, KV_BLOCK, KvFormat, Op, ScratchShape,
@@ -50,26 +52,27 @@ struct Activations {
 
 impl Activations {
     const fn memory(rows: usize, cols: usize) -> usize {
-        Lines::<i8>::memory(rows * padded(cols)) + Lines::<f32>::memory(rows * Rounded::meta(cols))
+        Lines::<i8>::memory(rows * padded(cols))
+            + Lines::<f32>::memory(rows * Q8Rows::scale_len(cols))
     }
 
     fn reserve(&mut self, rows: usize, cols: usize) -> Result<(), Error> {
         self.q.grow(rows * padded(cols))?;
-        self.meta.grow(rows * Rounded::meta(cols))
+        self.meta.grow(rows * Q8Rows::scale_len(cols))
     }
 }
 
 /// What computes, apart from what is computed on.
 struct Cpu {
     kernels: Kernels,
-    pool: Pool<Lane>,
+    pool: Pool<WorkerScratch>,
     exact: bool,
     /// Inputs of a matrix.
     rounded: Activations,
     /// Inputs of the experts' second matrices.
     inner: Activations,
     /// Which uses are of one expert.
-    runs: experts::Runs,
+    runs: experts::ExpertRuns,
     /// Parts of sums of attention, and what they are parts of.
     parts: Lines<f32>,
     /// What there is room for.
@@ -93,9 +96,9 @@ impl Cpu {
         }
         let blocks = [latent_attention::numbers(latent_head), KV_BLOCK * wide_kv];
         let blocks: usize = blocks.map(Lines::<f32>::memory).iter().sum();
-        let per_thread = Lane::memory(cols) + blocks + pool::STACK_BYTES;
+        let per_thread = WorkerScratch::memory(cols) + blocks + pool::STACK_BYTES;
         let parts = Lines::<f32>::memory(attention::KV_SPLITS);
-        let each = 2 * Activations::memory(rows, cols) + experts::Runs::memory(rows);
+        let each = 2 * Activations::memory(rows, cols) + experts::ExpertRuns::memory(rows);
         let bytes = parts + each + self.pool.threads() * per_thread;
         Ok((ScratchShape { rows, cols, latent_head, wide_kv }, bytes))
     }
@@ -116,7 +119,7 @@ impl Cpu {
             self.runs.reserve(rows)?;
             self.pool.lanes().try_for_each(|lane| {
                 lane.latent_head.grow(latent_attention::numbers(latent_head))?;
-                lane.keys.grow(KV_BLOCK * wide_kv)?;
+                lane.kv.grow(KV_BLOCK * wide_kv)?;
                 lane.reserve(cols)
             })?;
             self.reserved = shape;
@@ -125,8 +128,8 @@ impl Cpu {
     }
 
     /// What rounded activations are rounded for, if a matrix of this shape and format meets such.
-    fn rounds(&self, shape: MatrixShape) -> Option<(Quant, usize)> {
-        if self.exact { None } else { dot::quants_of(shape) }
+    fn rounds(&self, shape: MatrixShape) -> Option<QuantLayout> {
+        if self.exact { None } else { QuantLayout::new(shape) }
     }
 }
 
@@ -156,7 +159,7 @@ impl CpuDevice {
             exact,
             rounded: Activations::default(),
             inner: Activations::default(),
-            runs: experts::Runs::default(),
+            runs: experts::ExpertRuns::default(),
             parts: Lines::default(),
             reserved: ScratchShape::default(),
         };
@@ -304,9 +307,7 @@ impl Device for CpuDevice {
                 norm::layer_norm(host, cpu, &x, (weight, bias, eps), &out)
             }
             Op::HeadMatMul { .. } => head_matmul::head_mat_mul(host, cpu, op),
-            Op::MatMul { x, weight, bias, exact, out } => {
-                matmul::mat_mul(host, cpu, &x, (weight, bias, exact), &out)
-            }
+            Op::MatMul { .. } => matmul::mat_mul(host, cpu, op),
             Op::Rope { x, frequencies, pairs, scale, spans, out } => {
                 rope::rope(host, cpu, &x, (frequencies, pairs, scale), (spans, &out))
             }

@@ -5,9 +5,10 @@ use std::mem;
 use super::{
     Cpu,
     attention::{OfSpan, of_spans, readable, wide_kv, write_keys},
-    dot::Places,
     pool::Grid,
-    row, vector,
+    row,
+    simd::FloatRows,
+    vector,
 };
 use crate::{
     Error, KV_BLOCK, Op,
@@ -54,13 +55,13 @@ fn choose(
             cpu.reserve_all(wide_kv(kv))?;
             cpu.pool.tiles(numbers, Grid::new(&places, ROWS, 1, BLOCK), |mut tile, lane| {
                 let (block, mut of_heads) = (tile.cols(), [0.0; HEADS * BLOCK]);
-                let mut room = mem::take(&mut lane.keys);
+                let mut room = mem::take(&mut lane.kv);
                 let mut at = [&[][..]; BLOCK];
                 let (keys, at) = (kv.vectors(Kind::Key, block.start, 0), &mut at[..block.len()]);
                 let scalar = readable((kernels, kv), keys, (&mut room, kv.key_width), at);
                 for i in tile.rows().filter(|i| seen(*i) > n && seen(*i) > block.start) {
                     let len = block.end.min(seen(i)) - block.start;
-                    let keys = Places { scalar, at: &at[..len] };
+                    let keys = FloatRows { scalar, rows: &at[..len] };
                     let sums = &mut tile.row(i)[..len];
                     sums.fill(0.0);
                     let at = first + from + i;
@@ -77,7 +78,7 @@ fn choose(
                         }
                     }
                 }
-                lane.keys = room;
+                lane.kv = room;
             });
         }
         let numbers = &*numbers;
