@@ -73,7 +73,7 @@ pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
     let kernels = *kernels;
     host.with(&inner, |host, inner_values| {
         host.with(&out, |host, out_values| {
-            let all = host.get(&x)?;
+            let x_values = host.get(&x)?;
             let mut rest = uses;
             while !rest.is_empty() {
                 let (uses, later) = rest.split_at(round_len(rest, room));
@@ -81,13 +81,14 @@ pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
                 // Quantize every row once, unless there are more rows than uses.
                 let by_row = x.rows <= uses.len();
                 let count = if by_row { x.rows } else { uses.len() };
-                let input = |i: usize| super::row(all, &x, if by_row { i } else { uses[i].row });
+                let input =
+                    |i: usize| super::row(x_values, &x, if by_row { i } else { uses[i].row });
                 let gate_rows = match layouts[0] {
                     Some(layout) => {
                         let shape = QuantizeShape { layout, cols: x.width, count };
                         quantize(kernels, pool, rounded, shape, input)
                     }
-                    None => ActivationRows::f32(all, x),
+                    None => ActivationRows::f32(x_values, x),
                 };
                 let up_rows = match layouts[1] {
                     layout if layout == layouts[0] => gate_rows,
@@ -95,7 +96,7 @@ pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
                         let shape = QuantizeShape { layout, cols: x.width, count };
                         quantize(kernels, pool, inner_q8, shape, input)
                     }
-                    None => ActivationRows::f32(all, x),
+                    None => ActivationRows::f32(x_values, x),
                 };
                 let map = |rows: &ActivationRows<'_>, i: usize| match rows {
                     ActivationRows::Q8(_) if !by_row => RowMap::same(i),

@@ -22,7 +22,7 @@ pub(super) fn head_mat_mul(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Resul
         return Ok(());
     };
     host.with(&out, |host, out_values| {
-        let (matrix, all) = (host.weight(weight)?, host.get(&x)?);
+        let (matrix, input) = (host.weight(weight)?, host.get(&x)?);
         cpu.reserve(1, matrix.shape.cols)?;
         let (kernels, count, cols) = (cpu.kernels, head_rows.count, matrix.shape.cols);
         let head_matrix =
@@ -34,7 +34,7 @@ pub(super) fn head_mat_mul(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Resul
                 let gemm = CpuGemm {
                     kernels,
                     matrix: head_matrix(head),
-                    activations: ActivationRows::f32(all, x.head(head)),
+                    activations: ActivationRows::f32(input, x.head(head)),
                 };
                 let map = |i: usize| RowMap::same(rows.start + i);
                 gemm.tile(rows.len(), map, &mut tile, scratch, <[f32]>::copy_from_slice);
@@ -58,7 +58,7 @@ pub(super) fn head_mat_mul(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Resul
                     let n = TILE_ROWS.min(rows.end - first);
                     let places: [_; TILE_ROWS] =
                         std::array::from_fn(|i| (first + i.min(n - 1), head));
-                    let x = places.map(|(row, head)| &vector(all, &x, row, head)[range.clone()]);
+                    let x = places.map(|(row, head)| &vector(input, &x, row, head)[range.clone()]);
                     let mut outputs = tile.several::<TILE_ROWS>(&places[..n]);
                     kernels.weighted_sum(
                         &x[..n],

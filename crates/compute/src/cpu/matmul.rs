@@ -40,7 +40,7 @@ pub(super) fn mat_mul(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
     host.with(&out, |host, values| {
         let matrix = host.weight(weight)?;
         let bias = bias.map(|bias| host.all(bias)).transpose()?;
-        let all = host.get(&x)?;
+        let input = host.get(&x)?;
         cpu.reserve(x.rows, matrix.shape.cols)?;
         let layout = if exact { None } else { cpu.rounds(matrix.shape) };
         let Cpu { kernels, pool, rounded, .. } = cpu;
@@ -48,9 +48,9 @@ pub(super) fn mat_mul(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
         let activations = match layout {
             Some(layout) => {
                 let shape = QuantizeShape { layout, cols: x.width, count: x.rows };
-                quantize(kernels, pool, rounded, shape, |i| super::row(all, &x, i))
+                quantize(kernels, pool, rounded, shape, |i| super::row(input, &x, i))
             }
-            None => ActivationRows::f32(all, x),
+            None => ActivationRows::f32(input, x),
         };
         let gemm = CpuGemm { kernels, matrix, activations };
         // Blocks of rows of about equal size: a small last block would take the GEMV, which adds in

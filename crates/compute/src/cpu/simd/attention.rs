@@ -103,16 +103,16 @@ pub(super) unsafe fn scores<S: Simd, E: FloatType>(
         // SAFETY: as `scores`.
         unsafe {
             while i < q.len() {
-                let to = &mut out[i * keys.rows.len() + t..];
+                let dst = &mut out[i * keys.rows.len() + t..];
                 i += if let (true, Some(q)) = (S::TILE_ACTIVATIONS >= 4, q[i..].first_chunk::<4>())
                 {
-                    part::<S, E, R, 4>(q, keys, t, scale, to)
+                    part::<S, E, R, 4>(q, keys, t, scale, dst)
                 } else if let (true, Some(q)) =
                     (S::TILE_ACTIVATIONS >= 2, q[i..].first_chunk::<2>())
                 {
-                    part::<S, E, R, 2>(q, keys, t, scale, to)
+                    part::<S, E, R, 2>(q, keys, t, scale, dst)
                 } else {
-                    part::<S, E, R, 1>(&[q[i]], keys, t, scale, to)
+                    part::<S, E, R, 1>(&[q[i]], keys, t, scale, dst)
                 };
             }
         }
@@ -126,14 +126,14 @@ pub(super) unsafe fn scores<S: Simd, E: FloatType>(
         scale: f32,
         out: &mut [f32],
     ) -> usize {
-        let mut from = [std::ptr::null(); R];
+        let mut rows = [std::ptr::null(); R];
         // SAFETY: as `scores`.
         unsafe {
-            for (r, from) in from.iter_mut().enumerate() {
-                *from = keys.get::<E>(t + r, 0);
+            for (r, row) in rows.iter_mut().enumerate() {
+                *row = keys.get::<E>(t + r, 0);
             }
             let mut acc = [[S::zero(); X]; R];
-            add_products::<S, E, R, X, false>(&mut acc, from, q.map(<[f32]>::as_ptr), q[0].len());
+            add_products::<S, E, R, X, false>(&mut acc, rows, q.map(<[f32]>::as_ptr), q[0].len());
             for i in 0..X {
                 // The scores of a query are consecutive.
                 let out = &mut out[i * keys.rows.len()..][..R];
@@ -189,14 +189,14 @@ pub(super) unsafe fn weighted_sum<S: Simd, E: FloatType>(
         // SAFETY: the caller guarantees that there is a value.
         E::SCALAR.get(unsafe { std::slice::from_raw_parts(p, E::SCALAR.bytes()) }, 0)
     }
-    /// `V` vectors of `X` accumulators, from value `from` on. Returns the number of values.
+    /// `V` vectors of `X` accumulators, from value `first` on. Returns the number of values.
     #[inline(always)]
     unsafe fn part<S: Simd, E: FloatType, const X: usize, const V: usize>(
         p: &[&[f32]; X],
         values: FloatRows<'_>,
         factors: &[MergeFactors],
         acc: &mut [&mut [f32]],
-        from: usize,
+        first: usize,
         next: &mut &[u8],
     ) -> usize {
         // SAFETY: as `weighted_sum`.
@@ -210,7 +210,7 @@ pub(super) unsafe fn weighted_sum<S: Simd, E: FloatType>(
                 }
                 let mut vectors = [S::zero(); V];
                 for (j, vector) in vectors.iter_mut().enumerate() {
-                    *vector = E::load::<S>(values.get::<E>(t, from + j * S::LANES));
+                    *vector = E::load::<S>(values.get::<E>(t, first + j * S::LANES));
                 }
                 for (p, sums) in p.iter().zip(&mut sums) {
                     let p = S::splat(*p.get_unchecked(t));
@@ -222,8 +222,8 @@ pub(super) unsafe fn weighted_sum<S: Simd, E: FloatType>(
             for (i, sums) in sums.iter().enumerate() {
                 let (keep, add) = (S::splat(factors[i].keep), S::splat(factors[i].add));
                 for (j, sum) in sums.iter().enumerate() {
-                    let to = acc[i].as_mut_ptr().add(from + j * S::LANES);
-                    S::store(to, S::fma(S::load(to), keep, S::mul(*sum, add)));
+                    let dst = acc[i].as_mut_ptr().add(first + j * S::LANES);
+                    S::store(dst, S::fma(S::load(dst), keep, S::mul(*sum, add)));
                 }
             }
         }
@@ -238,17 +238,17 @@ pub(super) unsafe fn weighted_sum<S: Simd, E: FloatType>(
         acc: &mut [&mut [f32]],
         next: &mut &[u8],
     ) -> usize {
-        let (width, mut from) = (acc[0].len(), 0);
+        let (width, mut done) = (acc[0].len(), 0);
         // SAFETY: as `weighted_sum`.
         unsafe {
-            while from + 4 * S::LANES <= width {
-                from += part::<S, E, X, 4>(p, values, factors, acc, from, next);
+            while done + 4 * S::LANES <= width {
+                done += part::<S, E, X, 4>(p, values, factors, acc, done, next);
             }
-            while from + S::LANES <= width {
-                from += part::<S, E, X, 1>(p, values, factors, acc, from, next);
+            while done + S::LANES <= width {
+                done += part::<S, E, X, 1>(p, values, factors, acc, done, next);
             }
             for ((acc, factors), p) in acc.iter_mut().zip(factors).zip(p) {
-                for (j, acc) in acc.iter_mut().enumerate().skip(from) {
+                for (j, acc) in acc.iter_mut().enumerate().skip(done) {
                     let mut sum = 0.0;
                     for (t, p) in p.iter().enumerate() {
                         sum = fma::<S>(*p, read::<E>(values.get::<E>(t, j)), sum);

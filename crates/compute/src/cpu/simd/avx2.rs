@@ -19,8 +19,8 @@ const fn shuffle(bits: usize) -> ([[u8; 16]; 2], [[u16; 8]; 2]) {
     let (mut bytes, mut shifts) = ([[0; 16]; 2], [[0; 8]; 2]);
     let mut i = 0;
     while i < 16 {
-        let at = i * bits;
-        let (byte, shift) = (at / 8, at % 8);
+        let bit = i * bits;
+        let (byte, shift) = (bit / 8, bit % 8);
         bytes[i / 8][i % 8 * 2] = byte as u8;
         // A quant that ends in its first byte takes 0 for the second, which may be in another row.
         bytes[i / 8][i % 8 * 2 + 1] = if shift + bits > 8 { byte as u8 + 1 } else { 0x80 };
@@ -43,7 +43,7 @@ impl<const VNNI: bool> VectorTypes for Avx2<VNNI> {
     type I32 = __m256i;
     type Dwords = __m256i;
     type DotOperand = __m256i;
-    type Bytes = __m256i;
+    type UnitBytes = __m256i;
     const LANES: usize = 8;
     const UNIT: usize = 2 * Q8_GROUP;
     const HAS_FMA: bool = true;
@@ -183,7 +183,7 @@ impl<const VNNI: bool> Load for Avx2<VNNI> {
             };
             // Moves bf16 to the upper halves of 32-bit lanes, repeated; the upper 128 bits take the
             // second half of the values.
-            let from = if n == 2 {
+            let shuffle = if n == 2 {
                 _mm256_setr_epi16(
                     -1, 0x100, -1, 0x100, -1, 0x100, -1, 0x100, -1, 0x302, -1, 0x302, -1, 0x302,
                     -1, 0x302,
@@ -194,7 +194,7 @@ impl<const VNNI: bool> Load for Avx2<VNNI> {
                     -1, 0x706,
                 )
             };
-            _mm256_castsi256_ps(_mm256_shuffle_epi8(x, from))
+            _mm256_castsi256_ps(_mm256_shuffle_epi8(x, shuffle))
         }
     }
     #[inline(always)]
@@ -253,14 +253,14 @@ impl<const VNNI: bool> Transpose for Avx2<VNNI> {
         unsafe { _mm256_storeu_si256(p.cast(), x) }
     }
     #[inline(always)]
-    unsafe fn transpose(rows: &RowPointers, at: usize) -> [__m256i; MAX_LANES] {
+    unsafe fn transpose(rows: &RowPointers, offset: usize) -> [__m256i; MAX_LANES] {
         // SAFETY: Simd contract.
         unsafe {
             let mut x = [_mm256_setzero_si256(); 8];
             for (x, row) in x.iter_mut().zip(rows) {
-                *x = _mm256_loadu_si256(row.add(at).cast());
+                *x = _mm256_loadu_si256(row.add(offset).cast());
             }
-            let (mut pairs, mut fours) = (x, x);
+            let (mut pairs, mut quads) = (x, x);
             for i in 0..4 {
                 pairs[2 * i] = _mm256_unpacklo_epi32(x[2 * i], x[2 * i + 1]);
                 pairs[2 * i + 1] = _mm256_unpackhi_epi32(x[2 * i], x[2 * i + 1]);
@@ -269,16 +269,16 @@ impl<const VNNI: bool> Transpose for Avx2<VNNI> {
             for i in 0..2 {
                 for j in 0..2 {
                     let (a, b) = (pairs[4 * i + j], pairs[4 * i + j + 2]);
-                    fours[4 * i + 2 * j] = _mm256_unpacklo_epi64(a, b);
-                    fours[4 * i + 2 * j + 1] = _mm256_unpackhi_epi64(a, b);
+                    quads[4 * i + 2 * j] = _mm256_unpacklo_epi64(a, b);
+                    quads[4 * i + 2 * j + 1] = _mm256_unpackhi_epi64(a, b);
                 }
             }
-            let mut all = [_mm256_setzero_si256(); MAX_LANES];
+            let mut columns = [_mm256_setzero_si256(); MAX_LANES];
             for j in 0..4 {
-                all[j] = _mm256_permute2x128_si256::<0x20>(fours[j], fours[4 + j]);
-                all[4 + j] = _mm256_permute2x128_si256::<0x31>(fours[j], fours[4 + j]);
+                columns[j] = _mm256_permute2x128_si256::<0x20>(quads[j], quads[4 + j]);
+                columns[4 + j] = _mm256_permute2x128_si256::<0x31>(quads[j], quads[4 + j]);
             }
-            all
+            columns
         }
     }
     #[inline(always)]
@@ -370,10 +370,10 @@ impl<const VNNI: bool> Int8Dot for Avx2<VNNI> {
         [x; MAX_UNPACKED]
     }
     #[inline(always)]
-    unsafe fn extract_bits(x: __m256i, from: usize, bits: usize) -> __m256i {
+    unsafe fn extract_bits(x: __m256i, shift: usize, bits: usize) -> __m256i {
         // SAFETY: Simd contract. The mask removes bits that the 16-bit shift carries across bytes.
         unsafe {
-            let x = match from {
+            let x = match shift {
                 0 => x,
                 2 => _mm256_srli_epi16::<2>(x),
                 4 => _mm256_srli_epi16::<4>(x),
@@ -411,7 +411,7 @@ impl<const VNNI: bool> Int8Dot for Avx2<VNNI> {
                 }
                 return sum;
             }
-            let one = _mm256_set1_epi16(1);
+            let ones = _mm256_set1_epi16(1);
             // Sums that fit in i16: two products of 127 * 127, four of 63 * 127, eight of 31 * 127.
             let at_once = match P::BITS {
                 0..5 => 4,
@@ -429,7 +429,7 @@ impl<const VNNI: bool> Int8Dot for Avx2<VNNI> {
                     };
                     products = _mm256_add_epi16(products, _mm256_maddubs_epi16(w, x[i]));
                 }
-                sum = _mm256_add_epi32(sum, _mm256_madd_epi16(products, one));
+                sum = _mm256_add_epi32(sum, _mm256_madd_epi16(products, ones));
             }
             if P::BITS == 8 {
                 let mut tops = _mm256_setzero_si256();
@@ -450,15 +450,15 @@ impl<const VNNI: bool> Int8Dot for Avx2<VNNI> {
     ) -> __m256i {
         // SAFETY: Simd contract; 16 activations can be read.
         unsafe {
-            let mut fours = [_mm256_setzero_si256(); MAX_UNPACKED];
-            for (i, four) in fours.iter_mut().enumerate() {
-                *four = _mm256_set1_epi32(x.add(4 * i).cast::<i32>().read_unaligned());
+            let mut x_dwords = [_mm256_setzero_si256(); MAX_UNPACKED];
+            for (i, dword) in x_dwords.iter_mut().enumerate() {
+                *dword = _mm256_set1_epi32(x.add(4 * i).cast::<i32>().read_unaligned());
             }
             if P::BITS < 8 || !Self::CENTERED {
-                return Self::dot::<P, MAX_UNPACKED>(sum, w, fours);
+                return Self::dot::<P, MAX_UNPACKED>(sum, w, x_dwords);
             }
             // Two products of at most 128 * 127 fit in i16.
-            for (w, x) in w.into_iter().zip(fours) {
+            for (w, x) in w.into_iter().zip(x_dwords) {
                 let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
                 sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
             }
@@ -496,9 +496,9 @@ mod tests {
                 [w; MAX_UNPACKED],
                 [x; Q8_GROUP].as_ptr(),
             );
-            let all: [i32; 8] = std::mem::transmute(sums);
-            assert_eq!(all, [all[0]; 8]);
-            all[0]
+            let lanes: [i32; 8] = std::mem::transmute(sums);
+            assert_eq!(lanes, [lanes[0]; 8]);
+            lanes[0]
         }
     }
 

@@ -32,21 +32,21 @@ struct E4m3Tables {
 }
 
 static E4M3: E4m3Tables = {
-    let mut all = E4m3Tables { low: [[0; 64]; 2], high: [[0; 64]; 2], order: [0; 64] };
+    let mut tables = E4m3Tables { low: [[0; 64]; 2], high: [[0; 64]; 2], order: [0; 64] };
     let mut i = 0;
     while i < 128 {
         let bits = E4M3_VALUES[i].to_bits() >> 16;
-        (all.low[i / 64][i % 64], all.high[i / 64][i % 64]) = (bits as u8, (bits >> 8) as u8);
+        (tables.low[i / 64][i % 64], tables.high[i / 64][i % 64]) = (bits as u8, (bits >> 8) as u8);
         i += 1;
     }
     // 128-bit lane `l` of result `v` has elements 16 v + 4 l to 16 v + 4 l + 3.
     let mut i = 0;
     while i < 64 {
         let (lane, vector) = (i / 16, i % 16 / 4);
-        all.order[i] = (16 * vector + 4 * lane + i % 4) as u8;
+        tables.order[i] = (16 * vector + 4 * lane + i % 4) as u8;
         i += 1;
     }
-    all
+    tables
 };
 
 /// Permutation of the 16-bit words of `8 * bits` bytes that gives every lane of 128 bits the `bits`
@@ -115,20 +115,19 @@ unsafe fn transpose_lanes([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
 /// The Simd contract.
 #[inline(always)]
 unsafe fn transpose_16x16(x: [__m512i; MAX_LANES]) -> [__m512i; MAX_LANES] {
-    let (mut between, mut all) = (x, x);
+    let (mut partial, mut columns) = (x, x);
     // SAFETY: Simd contract.
     unsafe {
         for i in 0..4 {
-            [between[i], between[4 + i], between[8 + i], between[12 + i]] =
+            [partial[i], partial[4 + i], partial[8 + i], partial[12 + i]] =
                 transpose_within_lanes([x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]]);
         }
         for j in 0..4 {
-            let of_all =
-                [between[4 * j], between[4 * j + 1], between[4 * j + 2], between[4 * j + 3]];
-            [all[j], all[4 + j], all[8 + j], all[12 + j]] = transpose_lanes(of_all);
+            let rows = [partial[4 * j], partial[4 * j + 1], partial[4 * j + 2], partial[4 * j + 3]];
+            [columns[j], columns[4 + j], columns[8 + j], columns[12 + j]] = transpose_lanes(rows);
         }
     }
-    all
+    columns
 }
 
 impl<const VBMI: bool> VectorTypes for Avx512<VBMI> {
@@ -136,7 +135,7 @@ impl<const VBMI: bool> VectorTypes for Avx512<VBMI> {
     type I32 = __m512i;
     type Dwords = __m512i;
     type DotOperand = __m512i;
-    type Bytes = __m512i;
+    type UnitBytes = __m512i;
     const LANES: usize = 16;
     const UNIT: usize = 4 * Q8_GROUP;
     const HAS_FMA: bool = true;
@@ -292,21 +291,21 @@ impl<const VBMI: bool> Load for Avx512<VBMI> {
         /// Byte shuffle that moves `n` bf16, which every 128-bit lane has, to the upper halves of
         /// 32-bit lanes, each repeated `16 / n` times.
         const fn halves(n: usize) -> [i8; 64] {
-            let mut from = [-1; 64];
+            let mut shuffle = [-1; 64];
             let mut i = 0;
             while i < 16 {
-                let at = (2 * (i * n / 16)) as i8;
-                (from[4 * i + 2], from[4 * i + 3]) = (at, at + 1);
+                let byte = (2 * (i * n / 16)) as i8;
+                (shuffle[4 * i + 2], shuffle[4 * i + 3]) = (byte, byte + 1);
                 i += 1;
             }
-            from
+            shuffle
         }
         const TWO: [i8; 64] = halves(2);
         const FOUR: [i8; 64] = halves(4);
         const EIGHT: [i8; 64] = halves(8);
         // SAFETY: Simd contract; `n` values can be read.
         unsafe {
-            let (x, from) = match n {
+            let (x, shuffle) = match n {
                 1 => {
                     let x = _mm512_set1_epi16(p.cast::<i16>().read_unaligned());
                     return _mm512_castsi512_ps(_mm512_slli_epi32::<16>(x));
@@ -316,7 +315,7 @@ impl<const VBMI: bool> Load for Avx512<VBMI> {
                 8 => (_mm512_broadcast_i32x4(_mm_loadu_si128(p.cast())), &EIGHT),
                 _ => return Self::load_bf16(p),
             };
-            _mm512_castsi512_ps(_mm512_shuffle_epi8(x, _mm512_loadu_si512(from.as_ptr().cast())))
+            _mm512_castsi512_ps(_mm512_shuffle_epi8(x, _mm512_loadu_si512(shuffle.as_ptr().cast())))
         }
     }
     #[inline(always)]
@@ -349,20 +348,20 @@ impl<const VBMI: bool> Load for Avx512<VBMI> {
     unsafe fn load_e4m3_line(p: *const u8) -> [__m512; 4] {
         // SAFETY: Simd contract.
         unsafe {
-            let of = |bytes: &[u8; 64]| _mm512_loadu_si512(bytes.as_ptr().cast());
-            let codes = _mm512_permutexvar_epi8(of(&E4M3.order), _mm512_loadu_si512(p.cast()));
-            let low = _mm512_permutex2var_epi8(of(&E4M3.low[0]), codes, of(&E4M3.low[1]));
-            let high = _mm512_permutex2var_epi8(of(&E4M3.high[0]), codes, of(&E4M3.high[1]));
+            let load = |bytes: &[u8; 64]| _mm512_loadu_si512(bytes.as_ptr().cast());
+            let codes = _mm512_permutexvar_epi8(load(&E4M3.order), _mm512_loadu_si512(p.cast()));
+            let low = _mm512_permutex2var_epi8(load(&E4M3.low[0]), codes, load(&E4M3.low[1]));
+            let high = _mm512_permutex2var_epi8(load(&E4M3.high[0]), codes, load(&E4M3.high[1]));
             // high | (codes & sign)
             let high =
                 _mm512_ternarylogic_epi64::<0b1111_1000>(high, codes, _mm512_set1_epi8(i8::MIN));
-            let (zero, one) = (_mm512_setzero_si512(), _mm512_unpacklo_epi8(low, high));
-            let other = _mm512_unpackhi_epi8(low, high);
+            let (zero, first) = (_mm512_setzero_si512(), _mm512_unpacklo_epi8(low, high));
+            let second = _mm512_unpackhi_epi8(low, high);
             [
-                _mm512_castsi512_ps(_mm512_unpacklo_epi16(zero, one)),
-                _mm512_castsi512_ps(_mm512_unpackhi_epi16(zero, one)),
-                _mm512_castsi512_ps(_mm512_unpacklo_epi16(zero, other)),
-                _mm512_castsi512_ps(_mm512_unpackhi_epi16(zero, other)),
+                _mm512_castsi512_ps(_mm512_unpacklo_epi16(zero, first)),
+                _mm512_castsi512_ps(_mm512_unpackhi_epi16(zero, first)),
+                _mm512_castsi512_ps(_mm512_unpacklo_epi16(zero, second)),
+                _mm512_castsi512_ps(_mm512_unpackhi_epi16(zero, second)),
             ]
         }
     }
@@ -407,12 +406,12 @@ impl<const VBMI: bool> Transpose for Avx512<VBMI> {
         unsafe { _mm512_storeu_si512(p.cast(), x) }
     }
     #[inline(always)]
-    unsafe fn transpose(rows: &RowPointers, at: usize) -> [__m512i; MAX_LANES] {
+    unsafe fn transpose(rows: &RowPointers, offset: usize) -> [__m512i; MAX_LANES] {
         // SAFETY: Simd contract.
         unsafe {
             let mut x = [_mm512_setzero_si512(); MAX_LANES];
             for (x, row) in x.iter_mut().zip(rows) {
-                *x = _mm512_loadu_si512(row.add(at).cast());
+                *x = _mm512_loadu_si512(row.add(offset).cast());
             }
             transpose_16x16(x)
         }
@@ -448,13 +447,17 @@ impl<const VBMI: bool> Transpose for Avx512<VBMI> {
         }
     }
     #[inline(always)]
-    unsafe fn transpose_partial(rows: &RowPointers, at: usize, len: usize) -> [__m512i; MAX_LANES] {
+    unsafe fn transpose_partial(
+        rows: &RowPointers,
+        offset: usize,
+        len: usize,
+    ) -> [__m512i; MAX_LANES] {
         // SAFETY: Simd contract; the mask limits the read to `len` bytes.
         unsafe {
             let mask = if len < 64 { (1u64 << len) - 1 } else { u64::MAX };
             let mut x = [_mm512_setzero_si512(); MAX_LANES];
             for (x, row) in x.iter_mut().zip(rows) {
-                *x = _mm512_maskz_loadu_epi8(mask, row.add(at).cast());
+                *x = _mm512_maskz_loadu_epi8(mask, row.add(offset).cast());
             }
             transpose_16x16(x)
         }
@@ -540,10 +543,10 @@ impl<const VBMI: bool> Int8Dot for Avx512<VBMI> {
         [x; MAX_UNPACKED]
     }
     #[inline(always)]
-    unsafe fn extract_bits(x: __m512i, from: usize, bits: usize) -> __m512i {
+    unsafe fn extract_bits(x: __m512i, shift: usize, bits: usize) -> __m512i {
         // SAFETY: Simd contract. The mask removes bits that the 16-bit shift carries across bytes.
         unsafe {
-            let x = match from {
+            let x = match shift {
                 0 => x,
                 2 => _mm512_srli_epi16::<2>(x),
                 4 => _mm512_srli_epi16::<4>(x),

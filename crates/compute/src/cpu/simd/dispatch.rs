@@ -150,11 +150,11 @@ fn quant_rows<'a>(
     let Some(layout) = QuantLayout::new(matrix.shape) else {
         unreachable!("activations are quantized for a matrix of quants")
     };
-    let (bytes, scale_bytes) = (format.row_bytes(cols), format.row_scale_bytes(cols));
+    let (quant_bytes, scale_bytes) = (format.row_bytes(cols), format.row_scale_bytes(cols));
     let (first, step) = matrix.stored(range.start);
     let stored = (range.len().max(1) - 1) * step + 1;
-    let plane = |all: &'a [u8], row_bytes: usize| PlaneRows {
-        bytes: &all[first * row_bytes..(first + stored) * row_bytes],
+    let plane = |bytes: &'a [u8], row_bytes: usize| PlaneRows {
+        bytes: &bytes[first * row_bytes..(first + stored) * row_bytes],
         stride: step * row_bytes,
     };
     let biases = if format.is_affine() {
@@ -164,7 +164,7 @@ fn quant_rows<'a>(
     };
     let w = QuantRows {
         count: range.len(),
-        quants: plane(matrix.weights, bytes),
+        quants: plane(matrix.weights, quant_bytes),
         scale_bytes,
         scales: plane(matrix.scales, scale_bytes),
         biases,

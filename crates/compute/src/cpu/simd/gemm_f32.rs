@@ -144,14 +144,14 @@ pub(super) unsafe fn reduce_tile<S: Simd, const R: usize, const X: usize>(
 ) -> [[f32; X]; R] {
     let mut sums = [[0.0; X]; R];
     let (fours, rest) = acc.as_flattened().as_chunks::<4>();
-    let (to_fours, to_rest) = sums.as_flattened_mut().as_chunks_mut::<4>();
-    for (to, four) in to_fours.iter_mut().zip(fours) {
+    let (dst_fours, dst_rest) = sums.as_flattened_mut().as_chunks_mut::<4>();
+    for (dst, four) in dst_fours.iter_mut().zip(fours) {
         // SAFETY: Simd contract.
-        *to = unsafe { S::sum4(*four) };
+        *dst = unsafe { S::sum4(*four) };
     }
-    for (to, one) in to_rest.iter_mut().zip(rest) {
+    for (dst, vector) in dst_rest.iter_mut().zip(rest) {
         // SAFETY: Simd contract.
-        *to = unsafe { S::sum(*one) };
+        *dst = unsafe { S::sum(*vector) };
     }
     sums
 }
@@ -177,8 +177,8 @@ pub(super) unsafe fn float_tile<S: Simd, E: FloatType>(
     ) {
         let (rows, cols) = (x.map(<[f32]>::as_ptr), x[0].len());
         let mut write = |first: usize, tile: &[[f32; X]]| {
-            for (to, from) in sums[first..].iter_mut().zip(tile) {
-                to[offset..offset + X].copy_from_slice(from);
+            for (dst, src) in sums[first..].iter_mut().zip(tile) {
+                dst[offset..offset + X].copy_from_slice(src);
             }
         };
         // With one row of activations, memory delivers two rows of weights at a time faster.

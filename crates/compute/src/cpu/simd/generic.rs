@@ -43,11 +43,11 @@ fn bf16_lanes(bits: u32x8) -> f32x8 {
 #[inline(always)]
 fn f16_lanes(bits: u32x8) -> f32x8 {
     let moved = cast::<u32x8, i32x8>(bits << 16u32) >> 3u32 & i32x8::splat(0x8fff_e000_u32 as i32);
-    let number = cast::<i32x8, f32x8>(moved) * f32x8::splat(f32::from_bits((127 + 112) << 23));
-    let size = cast::<u32x8, i32x8>(bits & u32x8::splat(0x7fff));
+    let value = cast::<i32x8, f32x8>(moved) * f32x8::splat(f32::from_bits((127 + 112) << 23));
+    let magnitude = cast::<u32x8, i32x8>(bits & u32x8::splat(0x7fff));
     // The largest exponent is an infinity or NaN.
-    let infinite = size.simd_gt(i32x8::splat(0x7bff)) & i32x8::splat(0x7f80_0000);
-    cast(cast::<f32x8, i32x8>(number) | infinite)
+    let infinite = magnitude.simd_gt(i32x8::splat(0x7bff)) & i32x8::splat(0x7f80_0000);
+    cast(cast::<f32x8, i32x8>(value) | infinite)
 }
 
 /// Low and high bytes of 16-bit words, zero-extended.
@@ -86,7 +86,7 @@ impl VectorTypes for Generic {
     type I32 = i32x8;
     type Dwords = u16x16;
     type DotOperand = [i16x16; 2];
-    type Bytes = u8x32;
+    type UnitBytes = u8x32;
     const LANES: usize = LANES;
     const UNIT: usize = 2 * Q8_GROUP;
     const HAS_FMA: bool = false;
@@ -191,20 +191,20 @@ impl Transpose for Generic {
         unsafe { p.cast::<u16x16>().write_unaligned(x) }
     }
     #[inline(always)]
-    unsafe fn transpose(rows: &RowPointers, at: usize) -> [u16x16; MAX_LANES] {
-        let mut all = [u16x16::ZERO; MAX_LANES];
+    unsafe fn transpose(rows: &RowPointers, offset: usize) -> [u16x16; MAX_LANES] {
+        let mut columns = [u16x16::ZERO; MAX_LANES];
         for half in 0..2 {
             let mut fours = [[f32x4::ZERO; 4]; 2];
             for r in 0..LANES {
                 // SAFETY: Simd contract.
-                fours[r / 4][r % 4] = unsafe { read(rows[r].add(at + 16 * half)) };
+                fours[r / 4][r % 4] = unsafe { read(rows[r].add(offset + 16 * half)) };
             }
             let [upper, lower] = fours.map(f32x4::transpose);
             for c in 0..4 {
-                all[4 * half + c] = cast([upper[c], lower[c]]);
+                columns[4 * half + c] = cast([upper[c], lower[c]]);
             }
         }
-        all
+        columns
     }
     #[inline(always)]
     unsafe fn deinterleave(a: u16x16, b: u16x16) -> [u16x16; 2] {
@@ -252,9 +252,9 @@ impl Int8Dot for Generic {
         [cast(x); MAX_UNPACKED]
     }
     #[inline(always)]
-    unsafe fn extract_bits(x: u16x16, from: usize, bits: usize) -> u16x16 {
+    unsafe fn extract_bits(x: u16x16, shift: usize, bits: usize) -> u16x16 {
         // The mask removes bits that the 16-bit shift carries across bytes.
-        x >> from as u32 & u16x16::splat(((1 << bits) - 1) * 0x0101)
+        x >> shift as u32 & u16x16::splat(((1 << bits) - 1) * 0x0101)
     }
     #[inline(always)]
     unsafe fn decode_e2m1(x: u16x16) -> u16x16 {
@@ -330,9 +330,9 @@ mod tests {
     #[test]
     fn the_largest_products_do_not_overflow() {
         let lanes = |x: i32x8| {
-            let all = x.to_array();
-            assert_eq!(all, [all[0]; LANES]);
-            all[0]
+            let x = x.to_array();
+            assert_eq!(x, [x[0]; LANES]);
+            x[0]
         };
         for x in [-128i8, -127, 127] {
             let of_x: [u16x16; MAX_UNPACKED] = [cast([x; 4 * LANES]); MAX_UNPACKED];

@@ -20,8 +20,8 @@ const fn shuffle(bits: usize) -> ([[u8; 16]; 2], [[i16; 8]; 2]) {
     let (mut bytes, mut shifts) = ([[0; 16]; 2], [[0; 8]; 2]);
     let mut i = 0;
     while i < 16 {
-        let at = i * bits;
-        let (byte, shift) = (at / 8, at % 8);
+        let bit = i * bits;
+        let (byte, shift) = (bit / 8, bit % 8);
         bytes[i / 8][i % 8 * 2] = byte as u8;
         // A quant that ends in its first byte takes 0 for the second, which may be in another row.
         bytes[i / 8][i % 8 * 2 + 1] = if shift + bits > 8 { byte as u8 + 1 } else { 0x80 };
@@ -150,7 +150,7 @@ impl<const DOT: bool> VectorTypes for Neon<DOT> {
     type I32 = int32x4_t;
     type Dwords = uint8x16_t;
     type DotOperand = uint8x16_t;
-    type Bytes = uint8x16x2_t;
+    type UnitBytes = uint8x16x2_t;
     const LANES: usize = 4;
     const UNIT: usize = 2 * Q8_GROUP;
     const HAS_FMA: bool = true;
@@ -291,14 +291,14 @@ impl<const DOT: bool> Transpose for Neon<DOT> {
         unsafe { vst1q_u8(p, x) }
     }
     #[inline(always)]
-    unsafe fn transpose(rows: &RowPointers, at: usize) -> [uint8x16_t; MAX_LANES] {
+    unsafe fn transpose(rows: &RowPointers, offset: usize) -> [uint8x16_t; MAX_LANES] {
         // SAFETY: Simd contract.
         unsafe {
-            let mut all = [vdupq_n_u8(0); MAX_LANES];
+            let mut dwords = [vdupq_n_u8(0); MAX_LANES];
             for half in 0..2 {
                 let mut x = [vdupq_n_u32(0); 4];
                 for (x, row) in x.iter_mut().zip(rows) {
-                    *x = vreinterpretq_u32_u8(vld1q_u8(row.add(at + 16 * half)));
+                    *x = vreinterpretq_u32_u8(vld1q_u8(row.add(offset + 16 * half)));
                 }
                 let (a, b) = (vtrn1q_u32(x[0], x[1]), vtrn1q_u32(x[2], x[3]));
                 let (c, d) = (vtrn2q_u32(x[0], x[1]), vtrn2q_u32(x[2], x[3]));
@@ -306,10 +306,10 @@ impl<const DOT: bool> Transpose for Neon<DOT> {
                 let columns =
                     [vtrn1q_u64(a, b), vtrn1q_u64(c, d), vtrn2q_u64(a, b), vtrn2q_u64(c, d)];
                 for (i, column) in columns.into_iter().enumerate() {
-                    all[4 * half + i] = vreinterpretq_u8_u64(column);
+                    dwords[4 * half + i] = vreinterpretq_u8_u64(column);
                 }
             }
-            all
+            dwords
         }
     }
     #[inline(always)]
@@ -380,10 +380,10 @@ impl<const DOT: bool> Int8Dot for Neon<DOT> {
         [x.0, x.1, x.0, x.1]
     }
     #[inline(always)]
-    unsafe fn extract_bits(x: uint8x16_t, from: usize, bits: usize) -> uint8x16_t {
+    unsafe fn extract_bits(x: uint8x16_t, shift: usize, bits: usize) -> uint8x16_t {
         // SAFETY: Simd contract.
         unsafe {
-            let x = vshlq_u8(x, vdupq_n_s8(-(from as i8)));
+            let x = vshlq_u8(x, vdupq_n_s8(-(shift as i8)));
             vandq_u8(x, vdupq_n_u8(((1u32 << bits) - 1) as u8))
         }
     }
@@ -438,16 +438,16 @@ impl<const DOT: bool> Int8Dot for Neon<DOT> {
                 );
             }
             let x = vreinterpretq_s8_u8(x);
-            let all = |sum, w: [uint8x16_t; MAX_UNPACKED]| {
+            let dot = |sum, w: [uint8x16_t; MAX_UNPACKED]| {
                 let w = w.map(|w| vreinterpretq_s8_u8(w));
                 let sum = sdot_lane::<1>(sdot_lane::<0>(sum, w[0], x), w[1], x);
                 sdot_lane::<3>(sdot_lane::<2>(sum, w[2], x), w[3], x)
             };
             if P::BITS < 8 {
-                return all(sum, w);
+                return dot(sum, w);
             }
             let [tops, rest] = tops_and_rest(w);
-            vaddq_s32(all(sum, rest), vshlq_n_s32::<7>(all(vdupq_n_s32(0), tops)))
+            vaddq_s32(dot(sum, rest), vshlq_n_s32::<7>(dot(vdupq_n_s32(0), tops)))
         }
     }
     #[inline(always)]

@@ -406,9 +406,9 @@ mod tests {
             .flat_map(|isa| [Element::E4M3, Element::E2M1].map(|e| (isa, e)))
         {
             let count = bytes.len() * 8 / element.bits();
-            let (mut wide, one) = (vec![0.0; count], 1f32.to_le_bytes());
+            let (mut wide, unit) = (vec![0.0; count], 1f32.to_le_bytes());
             let scale = BlockScale::Plain(Scalar::F32);
-            let row = BlockScaledRow { elements: &bytes, scales: &one, scale, block: count };
+            let row = BlockScaledRow { elements: &bytes, scales: &unit, scale, block: count };
             Kernels::new(isa).unwrap().dequantize_blocks(element, &row, &mut wide);
             for (i, ours) in wide.into_iter().enumerate() {
                 let exact = element.get(&bytes, i);

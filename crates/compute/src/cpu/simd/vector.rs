@@ -55,7 +55,7 @@ pub(super) trait VectorTypes: Copy {
     /// product, else the same as `Dwords`.
     type DotOperand: Copy;
     /// [`UNIT`](Self::UNIT) bytes.
-    type Bytes: Copy;
+    type UnitBytes: Copy;
     /// f32 lanes of a vector.
     const LANES: usize;
     /// Quants that [`Int8Dot::unpack`] unpacks at once: a multiple of [`Q8_GROUP`].
@@ -255,13 +255,13 @@ pub(super) trait Int8Dot: VectorTypes {
     /// Bytes that [`Int8Dot::unpack`] reads: at least those of a unit.
     fn unpack_read_bytes(bits: usize) -> usize;
     /// Unpacks [`VectorTypes::UNIT`] quants of `BITS` bits, in order, one per byte.
-    unsafe fn unpack<const BITS: usize>(p: *const u8) -> Self::Bytes;
+    unsafe fn unpack<const BITS: usize>(p: *const u8) -> Self::UnitBytes;
     /// Writes `UNIT` bytes.
-    unsafe fn store_bytes(p: *mut u8, x: Self::Bytes);
+    unsafe fn store_bytes(p: *mut u8, x: Self::UnitBytes);
     /// The bytes of a unit as vectors of dwords, in order; vectors past the unit are arbitrary.
-    unsafe fn bytes_to_dwords(x: Self::Bytes) -> [Self::Dwords; MAX_UNPACKED];
-    /// `(byte >> from) & ((1 << bits) - 1)` of each byte; `from` is even.
-    unsafe fn extract_bits(x: Self::Dwords, from: usize, bits: usize) -> Self::Dwords;
+    unsafe fn bytes_to_dwords(x: Self::UnitBytes) -> [Self::Dwords; MAX_UNPACKED];
+    /// `(byte >> shift) & ((1 << bits) - 1)` of each byte; `shift` is even.
+    unsafe fn extract_bits(x: Self::Dwords, shift: usize, bits: usize) -> Self::Dwords;
     /// [`E2M1_QUANTS`](super::unpack_affine::E2M1_QUANTS) of each byte, a code below 16.
     unsafe fn decode_e2m1(x: Self::Dwords) -> Self::Dwords;
 
