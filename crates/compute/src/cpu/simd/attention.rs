@@ -88,7 +88,7 @@ pub(super) unsafe fn scores<S: Simd, E: FloatType>(
     keys: FloatRows<'_>,
     scale: f32,
     out: &mut [f32],
-    next: PrefetchRows<'_>,
+    PrefetchRows { rows: next, bytes: next_bytes }: PrefetchRows<'_>,
 ) {
     /// Scores of `R` keys from `t` on for all queries.
     #[inline(always)]
@@ -156,8 +156,8 @@ pub(super) unsafe fn scores<S: Simd, E: FloatType>(
     unsafe {
         for t in (0..count / 4 * 4).step_by(4) {
             for t in t..t + 4 {
-                let vector = next.rows.get::<E>(t, 0);
-                for line in (0..next.bytes).step_by(CACHE_LINE) {
+                let vector = next.get::<E>(t, 0);
+                for line in (0..next_bytes).step_by(CACHE_LINE) {
                     S::prefetch_l2(vector.wrapping_add(line));
                 }
             }

@@ -387,16 +387,16 @@ pub(super) unsafe fn gemm<S: Simd, P: Packing>(
     /// `X` rows of activations. Returns `X`.
     #[inline(always)]
     unsafe fn part<S: Simd, P: Packing, const X: usize>(
-        tile: UnpackedTile<'_>,
+        UnpackedTile { quants, scales }: UnpackedTile<'_>,
         x: &[Q8Row<'_>; X],
         shape: GroupShape,
         out: &mut [[f32; MAX_LANES]],
     ) -> usize {
         // SAFETY: as `gemm`.
         unsafe {
-            let mut sums = GemmSums::<S, X>::new(tile.scales, x, shape);
+            let mut sums = GemmSums::<S, X>::new(scales, x, shape);
             for i in 0..shape.cols / Q8_GROUP {
-                let vectors = tile.quants.as_ptr().cast::<[S::DotOperand; VECTORS]>().add(i);
+                let vectors = quants.as_ptr().cast::<[S::DotOperand; VECTORS]>().add(i);
                 sums.add::<P>(i, vectors.read_unaligned());
             }
             sums.store(out);

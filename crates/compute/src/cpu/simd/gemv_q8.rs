@@ -211,7 +211,7 @@ pub(super) unsafe fn pack_activations<S: Simd, P: Packing>(
 #[derive(Clone, Copy)]
 struct GemvRow {
     q: *const u8,
-    /// First block that is not [`inside`](GemvTile::inside): in the row, or in a zero-padded copy
+    /// First block that is not [`inside`](GemvPass::inside): in the row, or in a zero-padded copy
     /// of its end where loading the block would read past the matrix.
     end: *const u8,
     /// One per group.
@@ -262,9 +262,9 @@ impl GemvSection {
     }
 }
 
-/// Section of [`TILE_ROWS`] rows of weights.
-struct GemvTile {
-    rows: [GemvRow; TILE_ROWS],
+/// How the rows of a tile are read, all alike.
+#[derive(Clone, Copy)]
+struct GemvPass {
     section: GemvSection,
     /// Leading blocks that can be loaded without reading past the matrix or the row's scales.
     inside: usize,
@@ -277,7 +277,7 @@ struct GemvTile {
 /// or several blocks share one.
 ///
 /// # Safety
-/// The Simd contract; pointers of the tile and of `x` are valid for the section.
+/// The Simd contract; pointers of `rows` and of `x` are valid for the section.
 #[inline(always)]
 unsafe fn add_rows<
     S: Simd,
@@ -288,20 +288,21 @@ unsafe fn add_rows<
     const X: usize,
 >(
     acc: &mut [[S::F32; X]; TILE_ROWS],
-    tile: &GemvTile,
+    rows: &[GemvRow; TILE_ROWS],
     first: usize,
     x: &GemvInput<X>,
+    GemvPass { section, inside, ahead }: GemvPass,
 ) {
-    let GemvSection { blocks, groups, log_blocks_per_group: shift, .. } = tile.section;
-    let (inside, size) = (tile.inside, GemvBlock::<S, P>::BYTES);
+    let GemvSection { blocks, groups, log_blocks_per_group: shift, .. } = section;
+    let size = GemvBlock::<S, P>::BYTES;
     // SAFETY: as this function; activations are zero-padded to whole blocks.
     unsafe {
         let mut sums = [[S::zero(); X]; R];
         for u in 0..inside {
             for r in 0..R {
-                let w = tile.rows[first + r];
+                let w = rows[first + r];
                 let q = w.q.add(u * size);
-                S::prefetch_l1(q.wrapping_add(tile.ahead));
+                S::prefetch_l1(q.wrapping_add(ahead));
                 let g = if SCALES == 1 { u >> shift } else { u * SCALES };
                 let scale = E::load_repeated::<S>(w.scales.add(g * E::SCALAR.bytes()), SCALES);
                 add_block::<S, P, X>(&mut sums[r], q, scale, x, u);
@@ -310,7 +311,7 @@ unsafe fn add_rows<
         for u in inside..blocks {
             let g = if SCALES == 1 { u >> shift } else { u * SCALES };
             for r in 0..R {
-                let w = tile.rows[first + r];
+                let w = rows[first + r];
                 let scale = end_scales::<S, E, SCALES>(w.scales, g, groups);
                 add_block::<S, P, X>(&mut sums[r], w.end.add((u - inside) * size), scale, x, u);
             }
@@ -525,7 +526,7 @@ unsafe fn gemv_rows<
     w: &QuantRows<'_>,
     x: &[GemvActivations<'_>; X],
     GroupShape { cols, group }: GroupShape,
-    out: GemvOut<'_>,
+    GemvOut { values: out, stride }: GemvOut<'_>,
 ) {
     let prefetch_rows = prefetch_rows(L1_PREFETCH, cols * P::BITS / 8, TILE_ROWS);
     let mut ends: RowEnds = [[0; 2 * MAX_VECTOR_BYTES]; TILE_ROWS];
@@ -565,7 +566,7 @@ unsafe fn gemv_rows<
                         TileRange { first, count, prefetch_rows, quant_offset, scale_offset };
                     let sums =
                         gemv_tile::<S, P, E, SCALES, R, X>(w, range, &input, section, &mut ends);
-                    for (c, out) in out.values.chunks_mut(out.stride).enumerate() {
+                    for (c, out) in out.chunks_mut(stride).enumerate() {
                         for (r, dst) in out[first..first + count].iter_mut().enumerate() {
                             *dst = if begin == 0 { sums[r][c] } else { *dst + sums[r][c] };
                         }
@@ -614,25 +615,24 @@ unsafe fn gemv_tile<
         // the biases cancel them.
         let biases = GemvBiases { first: biases, stride: w.biases.stride, count };
         let mut acc = bias_products::<S, E, X>(biases, &x.sums, section.groups);
-        let row = GemvRow { q, end, scales };
-        let ahead = prefetch_rows * w.quants.stride;
-        let mut tile = GemvTile { rows: [row; TILE_ROWS], section, inside, ahead };
+        let pass = GemvPass { section, inside, ahead: prefetch_rows * w.quants.stride };
+        let mut rows = [GemvRow { q, end, scales }; TILE_ROWS];
         for r in 1..TILE_ROWS {
             let row = r.min(count - 1);
-            tile.rows[r].q = q.add(row * w.quants.stride);
-            tile.rows[r].end = end.add(row * end_stride);
-            tile.rows[r].scales = scales.add(row * w.scales.stride);
+            rows[r].q = q.add(row * w.quants.stride);
+            rows[r].end = end.add(row * end_stride);
+            rows[r].scales = scales.add(row * w.scales.stride);
         }
         // Unrolled: in a loop the sums would go through memory.
-        add_rows::<S, P, E, SCALES, R, X>(&mut acc, &tile, 0, x);
+        add_rows::<S, P, E, SCALES, R, X>(&mut acc, &rows, 0, x, pass);
         if R == 1 {
-            add_rows::<S, P, E, SCALES, R, X>(&mut acc, &tile, 1, x);
+            add_rows::<S, P, E, SCALES, R, X>(&mut acc, &rows, 1, x, pass);
         }
         if R <= 2 {
-            add_rows::<S, P, E, SCALES, R, X>(&mut acc, &tile, 2, x);
+            add_rows::<S, P, E, SCALES, R, X>(&mut acc, &rows, 2, x, pass);
         }
         if R == 1 {
-            add_rows::<S, P, E, SCALES, R, X>(&mut acc, &tile, 3, x);
+            add_rows::<S, P, E, SCALES, R, X>(&mut acc, &rows, 3, x, pass);
         }
         reduce_tile::<S, TILE_ROWS, X>(&acc)
     }

@@ -220,18 +220,19 @@ pub(super) unsafe fn dequantize_affine<S: Simd, const BITS: usize>(
     group: usize,
     out: &mut [f32],
 ) {
+    let AffineRow { q, scales, biases } = row;
     let (unit_bytes, per_group) = (S::UNIT * BITS / 8, (group / Q8_GROUP).trailing_zeros());
     let mut quants = [0u8; MAX_VECTOR_BYTES];
     for (u, out) in out.chunks_mut(S::UNIT).enumerate() {
         // SAFETY: as this function; the array holds a unit.
-        unsafe { unpack_unit::<S, BITS>(row.q, u * unit_bytes, quants.as_mut_ptr()) };
+        unsafe { unpack_unit::<S, BITS>(q, u * unit_bytes, quants.as_mut_ptr()) };
         let groups =
             out.as_chunks_mut::<Q8_GROUP>().0.iter_mut().zip(quants.as_chunks::<Q8_GROUP>().0);
         for (i, (out, quants)) in groups.enumerate() {
             let g = (u * S::UNIT / Q8_GROUP + i) >> per_group;
-            let (scale, bias) = (row.scales[g], row.biases[g]);
-            for (out, q) in out.iter_mut().zip(quants) {
-                *out = scale * f32::from(*q) + bias;
+            let (scale, bias) = (scales[g], biases[g]);
+            for (out, quant) in out.iter_mut().zip(quants) {
+                *out = scale * f32::from(*quant) + bias;
             }
         }
     }
