@@ -9,7 +9,7 @@ use std::{
 
 /// Where `unsafe` may be written, relative to `crates/`.
 const UNSAFE: [&str; 7] = [
-    "compute/src/cpu/dot/",
+    "compute/src/cpu/simd/",
     "compute/src/cpu/pool.rs",
     "compute/src/gpu/native.rs",
     "engine/src/checkpoint/embedded.rs",

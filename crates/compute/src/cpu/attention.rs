@@ -9,9 +9,11 @@ use std::{mem, ops::Range};
 
 use super::{
     Cpu,
-    dot::{Kernels, Lane, Places, SoftmaxPartial, each},
     pool::{Grid, Tile},
-    row, vector,
+    row,
+    scratch::WorkerScratch,
+    simd::{FloatRows, Kernels, MergeFactors, PrefetchRows, split_rows},
+    vector,
 };
 use crate::{
     Buffer, Error, KV_BLOCK, Op, Scalar, ScratchShape, Span, View,
@@ -132,8 +134,8 @@ pub(super) fn readable_vectors<'a>(
         return scalar;
     }
     let copies = src.zip(scratch.chunks_exact_mut(width)).take(dst.len());
-    copies.for_each(|(vector, copy)| kernels.widen_key(kv.format, vector, copy));
-    each(scratch, width, dst);
+    copies.for_each(|(vector, copy)| kernels.widen_kv(kv.format, vector, copy));
+    split_rows(scratch, width, dst);
     Scalar::F32
 }
 
@@ -211,13 +213,13 @@ impl OnlineSoftmax {
 
     /// Merges a partial softmax. Returns the factors of the accumulated output and of the partial
     /// output.
-    pub(super) fn merge(&mut self, partial: Self) -> SoftmaxPartial {
+    pub(super) fn merge(&mut self, partial: Self) -> MergeFactors {
         let factors = if self.sum == 0.0 {
-            SoftmaxPartial { keep: 0.0, add: 1.0 }
+            MergeFactors { keep: 0.0, add: 1.0 }
         } else if partial.max > self.max {
-            SoftmaxPartial { keep: (self.max - partial.max).exp(), add: 1.0 }
+            MergeFactors { keep: (self.max - partial.max).exp(), add: 1.0 }
         } else {
-            SoftmaxPartial { keep: 1.0, add: (partial.max - self.max).exp() }
+            MergeFactors { keep: 1.0, add: (partial.max - self.max).exp() }
         };
         self.max = self.max.max(partial.max);
         self.sum = self.sum * factors.keep + partial.sum * factors.add;
@@ -404,7 +406,7 @@ fn attend(
                     let partial = OnlineSoftmax { max: partial[0], sum: partial[1] };
                     // A block that is not visible to the row has no partial result.
                     if partial.sum != 0.0 {
-                        kernels.join(
+                        kernels.merge(
                             y,
                             softmax.merge(partial),
                             vector(sums, &split.sums, split_row, head),
@@ -526,7 +528,7 @@ impl<'a> SpanAttention<'a> {
         &self,
         work: TileWork,
         tile: &mut Tile<'_, f32>,
-        lane: &mut Lane,
+        lane: &mut WorkerScratch,
     ) -> [OnlineSoftmax; MAX_QUERIES] {
         let TileWork { rows, tile_row, blocks, next } = work;
         let heads = tile.heads();
@@ -544,7 +546,7 @@ impl<'a> SpanAttention<'a> {
                 tile.vector(tile_row + row, head).fill(0.0);
             }
         }
-        let mut scratch = mem::take(&mut lane.keys);
+        let mut scratch = mem::take(&mut lane.kv);
         // Nothing before the first row's range, or after the last row's range, is visible.
         let (start, end) = (self.range(rows.start).start, self.range(rows.end - 1).end);
         let blocks = blocks.start.max(start / BLOCK)..blocks.end.min(end.div_ceil(BLOCK));
@@ -577,7 +579,7 @@ impl<'a> SpanAttention<'a> {
                 row = end;
             }
         }
-        lane.keys = scratch;
+        lane.kv = scratch;
         queries.softmax
     }
 
@@ -609,10 +611,11 @@ impl<'a> SpanAttention<'a> {
         } else {
             values.copy_from_slice(keys);
         }
-        let (keys, values) = (Places { scalar, at: keys }, Places { scalar, at: values });
+        let (keys, values) = (FloatRows { scalar, rows: keys }, FloatRows { scalar, rows: values });
         let value_bytes = if has_values { kv.bytes(KvKind::Value) } else { 0 };
-        kernels.scores_before((values, value_bytes), q, keys, scale, scores);
-        let mut factors = [SoftmaxPartial::default(); MAX_QUERIES];
+        let prefetch = PrefetchRows { rows: values, bytes: value_bytes };
+        kernels.scores_with_prefetch(q, keys, scale, scores, prefetch);
+        let mut factors = [MergeFactors::default(); MAX_QUERIES];
         for ((scores, softmax), factors) in
             scores.chunks_exact_mut(len).zip(softmax).zip(&mut factors)
         {
@@ -620,12 +623,12 @@ impl<'a> SpanAttention<'a> {
         }
         let (mut p, n) = ([&[][..]; MAX_QUERIES], coords.len());
         p.iter_mut().zip(scores.chunks_exact(len)).for_each(|(p, scores)| *p = scores);
-        kernels.mix_before(
-            next_keys,
+        kernels.weighted_sum_with_prefetch(
             &p[..n],
             values,
             &factors[..n],
             &mut tile.vectors_mut::<MAX_QUERIES>(coords)[..n],
+            next_keys,
         );
     }
 }

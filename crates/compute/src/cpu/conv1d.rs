@@ -58,7 +58,7 @@ fn convolve(
             let dst = tile.row(i);
             if width == 4 {
                 let inputs = std::array::from_fn(|j| &input(i + j)[channels.clone()]);
-                kernels.taps4(weight, inputs, dst);
+                kernels.conv4(weight, inputs, dst);
             } else {
                 dst.fill(0.0);
                 for j in 0..width {

@@ -2,9 +2,10 @@
 
 use super::{
     Cpu,
-    dot::{Delta, Kernels},
     pool::Grid,
-    row, vector,
+    row,
+    simd::{DeltaRuleScalars, Kernels},
+    vector,
 };
 use crate::{
     Error, Op, Span, View,
@@ -97,7 +98,7 @@ impl<'a> DeltaInputs<'a> {
                 let (q, k) = (self.q(first + i, head / group), self.k(first + i, head / group));
                 let v = &vector(self.v.0, &self.v.1, first + i, head)[elements.clone()];
                 let delta = self.delta(kernels, first + i, head, [q, k]);
-                kernels.delta(state, [k, q], v, y.vector(i, head), delta);
+                kernels.delta_rule(state, [k, q], v, y.vector(i, head), delta);
             }
         });
     }
@@ -111,11 +112,17 @@ impl<'a> DeltaInputs<'a> {
     }
 
     /// Scalars of the delta rule for one row and head.
-    fn delta(&self, kernels: Kernels, i: usize, head: usize, [q, k]: [&[f32]; 2]) -> Delta {
+    fn delta(
+        &self,
+        kernels: Kernels,
+        i: usize,
+        head: usize,
+        [q, k]: [&[f32]; 2],
+    ) -> DeltaRuleScalars {
         let inverse_norm = |x: &[f32]| 1.0 / (kernels.square(x) + L2_EPS).sqrt();
         let x = row(self.a.0, &self.a.1, i)[head] + self.dt_bias[head];
         let softplus = x.max(0.0) + (-x.abs()).exp().ln_1p();
-        Delta {
+        DeltaRuleScalars {
             q_scale: inverse_norm(q) / (k.len() as f32).sqrt(),
             k_scale: inverse_norm(k),
             decay: (-self.a_log[head].exp() * softplus).exp(),

@@ -1,54 +1,64 @@
-//! The routed experts of a layer.
+//! Routed experts of a layer (grouped GEMM).
 //!
-//! A tile is a block of outputs of one expert for all rows that meet it, and tiles follow each other as weights do in
-//! memory. Activations have room for a number of rows, so many uses take several rounds.
+//! A tile is a block of outputs of one expert for all rows that use it; tiles are in the order of
+//! the weights in memory. Scratch has room for a limited number of rows, so a large batch takes
+//! several rounds.
 
 use super::{
     Cpu,
     aligned_vec::grow,
-    dot::Rows,
     elementwise::glu_of,
-    matmul::{JOINED, Product, outputs, round},
+    matmul::{CpuGemm, JOINED, QuantizeShape, RowMap, outputs, quantize},
     pool::{Grid, RowOrder},
+    simd::ActivationRows,
 };
 use crate::{Activation, Error, ExpertUse, ExpertUses, Op, host::Host};
 
-/// Uses by expert.
+/// Runs of consecutive uses of one expert.
 #[derive(Default)]
-pub(super) struct Runs {
-    /// Where the uses of each expert end.
+pub(super) struct ExpertRuns {
+    /// End index of every run.
     ends: Vec<usize>,
-    /// The part of every use.
+    /// Output row of every use.
     parts: Vec<usize>,
+    /// Marks of output rows that [`RowOrder::new`] needs.
     marks: Vec<bool>,
 }
 
-impl Runs {
-    /// Bytes of memory for so many uses.
+impl ExpertRuns {
+    /// Bytes of memory for a number of uses.
     pub(super) const fn memory(uses: usize) -> usize {
         uses * (2 * size_of::<usize>() + size_of::<bool>())
     }
 
-    /// Makes room for so many uses.
+    /// Grows to room for a number of uses.
     pub(super) fn reserve(&mut self, uses: usize) -> Result<(), Error> {
         grow(&mut self.ends, uses)?;
         grow(&mut self.parts, uses)?;
         grow(&mut self.marks, uses)
     }
 
-    /// The ends of the runs, and where the results of `uses` go, of so many parts.
-    fn of(&mut self, uses: &[ExpertUse], parts: usize) -> Result<(&[usize], RowOrder<'_>), Error> {
+    /// Fills in the runs of `uses`, whose results go to `parts` output rows. Returns the ends of
+    /// the runs and the order of the output rows.
+    ///
+    /// # Errors
+    /// Two uses have the same output row.
+    fn fill(
+        &mut self,
+        uses: &[ExpertUse],
+        parts: usize,
+    ) -> Result<(&[usize], RowOrder<'_>), Error> {
         self.reserve(uses.len())?;
         grow(&mut self.marks, parts)?;
-        let (mut count, mut at) = (0, 0);
+        let (mut count, mut end) = (0, 0);
         for run in uses.chunk_by(|a, b| a.slot == b.slot) {
-            at += run.len();
-            self.ends[count] = at;
+            end += run.len();
+            self.ends[count] = end;
             count += 1;
         }
-        self.parts.iter_mut().zip(uses).for_each(|(part, of)| *part = of.out_row);
+        self.parts.iter_mut().zip(uses).for_each(|(part, expert_use)| *part = expert_use.out_row);
         let order = RowOrder::new(&self.parts[..uses.len()], &mut self.marks);
-        let twice = || Error::Shape("two experts' results go to one row".into());
+        let twice = || Error::Shape("two expert results have the same output row".into());
         Ok((&self.ends[..count], order.ok_or_else(twice)?))
     }
 }
@@ -62,75 +72,86 @@ pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
     let layout = shape.layout()?;
     cpu.reserve(1, x.width.max(inner.width))?;
     let room = cpu.reserved.rows;
-    let rounds = [shape.gate, shape.up, shape.down].map(|shape| cpu.rounds(shape));
-    let Cpu { kernels, pool, rounded, inner: again, runs, .. } = cpu;
+    let layouts = [shape.gate, shape.up, shape.down].map(|shape| cpu.rounds(shape));
+    let Cpu { kernels, pool, rounded, inner: inner_q8, runs, .. } = cpu;
     let kernels = *kernels;
-    host.with(&inner, |host, between| {
-        host.with(&out, |host, numbers| {
-            let all = host.get(&x)?;
+    host.with(&inner, |host, inner_values| {
+        host.with(&out, |host, out_values| {
+            let x_values = host.get(&x)?;
             let mut rest = uses;
             while !rest.is_empty() {
-                let (uses, behind) = rest.split_at(piece(rest, room));
-                rest = behind;
-                // Rows are rounded once each, unless most are not used.
+                let (uses, later) = rest.split_at(round_len(rest, room));
+                rest = later;
+                // Quantize every row once, unless there are more rows than uses.
                 let by_row = x.rows <= uses.len();
                 let count = if by_row { x.rows } else { uses.len() };
-                let input = |i: usize| super::row(all, &x, if by_row { i } else { uses[i].row });
-                let gate_rows = match rounds[0] {
-                    Some(of) => round(kernels, pool, rounded, (of, x.width, count), input),
-                    None => Rows::Numbers(all, x),
+                let input =
+                    |i: usize| super::row(x_values, &x, if by_row { i } else { uses[i].row });
+                let gate_rows = match layouts[0] {
+                    Some(layout) => {
+                        let shape = QuantizeShape { layout, cols: x.width, count };
+                        quantize(kernels, pool, rounded, shape, input)
+                    }
+                    None => ActivationRows::f32(x_values, x),
                 };
-                let up_rows = match rounds[1] {
-                    of if of == rounds[0] => gate_rows,
-                    Some(of) => round(kernels, pool, again, (of, x.width, count), input),
-                    None => Rows::Numbers(all, x),
+                let up_rows = match layouts[1] {
+                    layout if layout == layouts[0] => gate_rows,
+                    Some(layout) => {
+                        let shape = QuantizeShape { layout, cols: x.width, count };
+                        quantize(kernels, pool, inner_q8, shape, input)
+                    }
+                    None => ActivationRows::f32(x_values, x),
                 };
-                let from = |rows: &Rows<'_>, i: usize| match rows {
-                    Rows::Rounded(_) if !by_row => i,
-                    _ => uses[i].row,
+                let map = |rows: &ActivationRows<'_>, i: usize| match rows {
+                    ActivationRows::Q8(_) if !by_row => RowMap::same(i),
+                    _ => RowMap { src: uses[i].row, dst: i },
                 };
                 let inner = inner.slice(0, uses.len());
-                let (ends, parts) = runs.of(uses, out.rows)?;
+                let (ends, parts) = runs.fill(uses, out.rows)?;
                 let [first, second] = [shape.gate, shape.down]
                     .map(|shape| outputs(shape, ends.len(), pool.threads()));
                 let grid = Grid::runs(&inner, ends, None, first).merge_rows(JOINED);
-                pool.tiles(between, grid, |mut tile, lane| {
+                pool.tiles(inner_values, grid, |mut tile, scratch| {
                     let run = tile.rows();
-                    // The op's check found every slot in its place.
+                    // The op's check has verified the slots.
                     let Ok(slot) = host.slot(uses[run.start].slot) else { return };
                     let [gate, up, _] = layout.matrices(slot);
-                    let gate = Product { kernels, matrix: gate, rows: gate_rows };
-                    let up = Product { kernels, matrix: up, rows: up_rows };
-                    let place = |i: usize| (from(&gate_rows, run.start + i), run.start + i);
-                    gate.tile(run.len(), place, &mut tile, lane, <[f32]>::copy_from_slice);
-                    let place = |i: usize| (from(&up_rows, run.start + i), run.start + i);
+                    let gate = CpuGemm { kernels, matrix: gate, activations: gate_rows };
+                    let up = CpuGemm { kernels, matrix: up, activations: up_rows };
+                    let rows = |i: usize| map(&gate_rows, run.start + i);
+                    gate.tile(run.len(), rows, &mut tile, scratch, <[f32]>::copy_from_slice);
+                    let rows = |i: usize| map(&up_rows, run.start + i);
                     if activation == Activation::SwiGlu {
                         run.clone().for_each(|i| kernels.silu(tile.row(i)));
-                        up.tile(run.len(), place, &mut tile, lane, |gates, ups| {
+                        up.tile(run.len(), rows, &mut tile, scratch, |gates, ups| {
                             gates.iter_mut().zip(ups).for_each(|(gate, up)| *gate *= up);
                         });
                     } else {
-                        up.tile(run.len(), place, &mut tile, lane, |gates, ups| {
+                        up.tile(run.len(), rows, &mut tile, scratch, |gates, ups| {
                             let both = gates.iter_mut().zip(ups);
                             both.for_each(|(gate, up)| *gate = glu_of(activation, *gate, *up));
                         });
                     }
                 });
-                let between = &*between;
-                let rows = match rounds[2] {
-                    Some(of) => round(kernels, pool, again, (of, inner.width, uses.len()), |i| {
-                        super::row(between, &inner, i)
-                    }),
-                    None => Rows::Numbers(between, inner),
+                let inner_values = &*inner_values;
+                let activations = match layouts[2] {
+                    Some(layout) => {
+                        let count = uses.len();
+                        let shape = QuantizeShape { layout, cols: inner.width, count };
+                        quantize(kernels, pool, inner_q8, shape, |i| {
+                            super::row(inner_values, &inner, i)
+                        })
+                    }
+                    None => ActivationRows::f32(inner_values, inner),
                 };
                 let grid = Grid::runs(&out, ends, Some(parts), second).merge_rows(JOINED);
-                pool.tiles(numbers, grid, |mut tile, lane| {
+                pool.tiles(out_values, grid, |mut tile, scratch| {
                     let run = tile.rows();
                     let Ok(slot) = host.slot(uses[run.start].slot) else { return };
                     let [.., down] = layout.matrices(slot);
-                    let product = Product { kernels, matrix: down, rows };
-                    let place = |i: usize| (run.start + i, run.start + i);
-                    product.tile(run.len(), place, &mut tile, lane, <[f32]>::copy_from_slice);
+                    let gemm = CpuGemm { kernels, matrix: down, activations };
+                    let rows = |i: usize| RowMap::same(run.start + i);
+                    gemm.tile(run.len(), rows, &mut tile, scratch, <[f32]>::copy_from_slice);
                 });
             }
             Ok(())
@@ -138,9 +159,9 @@ pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
     })
 }
 
-/// How many uses there is room for at once. Runs stay whole if they can: on the fast path few uses of an expert sum in
-/// another order than many, and which uses come together depends on what was read first.
-fn piece(uses: &[ExpertUse], room: usize) -> usize {
+/// Number of uses of the next round. Keeps runs whole if possible: on the fast path, GEMV and GEMM
+/// add in different orders, and the order of uses depends on which expert was loaded first.
+fn round_len(uses: &[ExpertUse], room: usize) -> usize {
     if uses.len() <= room {
         return uses.len();
     }

@@ -1,17 +1,18 @@
-//! One matrix per head on rows of activations, which stay f32.
+//! Batched matrix product with one matrix per head, on f32 activations.
 
 use std::mem;
 
 use super::{
     Cpu,
-    dot::{Lane, MAX_WIDE_ROWS, Places, Rows, SoftmaxPartial, TILE, each},
-    matmul::{Product, outputs},
+    matmul::{CpuGemm, RowMap, outputs},
     pool::Grid,
+    scratch::{MAX_DEQUANTIZED_ROWS, WorkerScratch},
+    simd::{ActivationRows, FloatRows, MergeFactors, TILE_ROWS, split_rows},
     vector,
 };
 use crate::{Error, HeadMatrix, Op, host::Host};
 
-/// Rows of a tile: they share the unpacked weights.
+/// Rows of a tile, which share the unpacked weights.
 const ROWS: usize = 128;
 
 /// Runs [`Op::HeadMatMul`].
@@ -20,51 +21,54 @@ pub(super) fn head_mat_mul(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Resul
     else {
         return Ok(());
     };
-    host.with(&out, |host, numbers| {
-        let (matrix, all) = (host.weight(weight)?, host.get(&x)?);
+    host.with(&out, |host, out_values| {
+        let (matrix, input) = (host.weight(weight)?, host.get(&x)?);
         cpu.reserve(1, matrix.shape.cols)?;
         let (kernels, count, cols) = (cpu.kernels, head_rows.count, matrix.shape.cols);
-        let of_head = |head: usize| matrix.rows(head * head_rows.stride + head_rows.first, count);
+        let head_matrix =
+            |head: usize| matrix.rows(head * head_rows.stride + head_rows.first, count);
         if !transposed {
-            let cols = outputs(of_head(0).shape, x.heads, cpu.pool.threads());
-            cpu.pool.tiles(numbers, Grid::new(&out, ROWS, 1, cols), |mut tile, lane| {
+            let cols = outputs(head_matrix(0).shape, x.heads, cpu.pool.threads());
+            cpu.pool.tiles(out_values, Grid::new(&out, ROWS, 1, cols), |mut tile, scratch| {
                 let (rows, head) = (tile.rows(), tile.heads().start);
-                let product = Product {
+                let gemm = CpuGemm {
                     kernels,
-                    matrix: of_head(head),
-                    rows: Rows::Numbers(all, x.head(head)),
+                    matrix: head_matrix(head),
+                    activations: ActivationRows::f32(input, x.head(head)),
                 };
-                let place = |i: usize| (rows.start + i, rows.start + i);
-                product.tile(rows.len(), place, &mut tile, lane, <[f32]>::copy_from_slice);
+                let map = |i: usize| RowMap::same(rows.start + i);
+                gemm.tile(rows.len(), map, &mut tile, scratch, <[f32]>::copy_from_slice);
             });
             return Ok(());
         }
-        // Some rows of the matrix are widened and added, times the activations, to the outputs.
-        cpu.pool.tiles(numbers, Grid::new(&out, ROWS, 1, cols), |mut tile, lane| {
+        // Transposed: dequantizes some rows of the matrix at a time and adds their multiples.
+        cpu.pool.tiles(out_values, Grid::new(&out, ROWS, 1, cols), |mut tile, scratch| {
             let (rows, head) = (tile.rows(), tile.heads().start);
-            let matrix = of_head(head);
-            let mut wide = mem::take(&mut lane.wide);
+            let matrix = head_matrix(head);
+            let mut dequantized = mem::take(&mut scratch.dequantized);
             rows.clone().for_each(|row| tile.row(row).fill(0.0));
-            for first in (0..count).step_by(Lane::wide_rows(cols)) {
-                let some = first..count.min(first + Lane::wide_rows(cols));
-                kernels.widen_rows(&matrix, first, lane, &mut wide[..some.len() * cols]);
-                let mut values = [&[][..]; MAX_WIDE_ROWS];
-                each(&wide, cols, &mut values[..some.len()]);
-                let values = Places::of(&values[..some.len()]);
-                for first in rows.clone().step_by(TILE) {
-                    let n = TILE.min(rows.end - first);
-                    let places: [_; TILE] = std::array::from_fn(|i| (first + i.min(n - 1), head));
-                    let x = places.map(|(row, head)| &vector(all, &x, row, head)[some.clone()]);
-                    let mut outputs = tile.vectors_mut::<TILE>(&places[..n]);
-                    kernels.mix(
+            for first in (0..count).step_by(WorkerScratch::dequantized_rows(cols)) {
+                let range = first..count.min(first + WorkerScratch::dequantized_rows(cols));
+                let dst = &mut dequantized[..range.len() * cols];
+                kernels.dequantize_rows(&matrix, first, scratch, dst);
+                let mut values = [&[][..]; MAX_DEQUANTIZED_ROWS];
+                split_rows(&dequantized, cols, &mut values[..range.len()]);
+                let values = FloatRows::f32(&values[..range.len()]);
+                for first in rows.clone().step_by(TILE_ROWS) {
+                    let n = TILE_ROWS.min(rows.end - first);
+                    let places: [_; TILE_ROWS] =
+                        std::array::from_fn(|i| (first + i.min(n - 1), head));
+                    let x = places.map(|(row, head)| &vector(input, &x, row, head)[range.clone()]);
+                    let mut outputs = tile.vectors_mut::<TILE_ROWS>(&places[..n]);
+                    kernels.weighted_sum(
                         &x[..n],
                         values,
-                        &[SoftmaxPartial::SUM; TILE][..n],
+                        &[MergeFactors::SUM; TILE_ROWS][..n],
                         &mut outputs[..n],
                     );
                 }
             }
-            lane.wide = wide;
+            scratch.dequantized = dequantized;
         });
         Ok(())
     })

@@ -5,8 +5,9 @@ use std::mem;
 use super::{
     Cpu,
     attention::{OnlineSoftmax, SpanCache, append_kv, span_caches},
-    dot::{Kernels, Lane, MAX_WIDE_ROWS, Places, SoftmaxPartial, TILE, each},
     pool::Grid,
+    scratch::{MAX_DEQUANTIZED_ROWS, WorkerScratch},
+    simd::{FloatRows, Kernels, MergeFactors, TILE_ROWS, split_rows},
     vector,
 };
 use crate::{
@@ -76,7 +77,7 @@ fn attend(
             let entries = &mut entries[..positions.len() * kv.key_width];
             let cached = kv.vectors(KvKind::Key, block, 0);
             for (key, entry) in cached.zip(entries.chunks_exact_mut(kv.key_width)) {
-                kernels.widen_key(kv.format, key, entry);
+                kernels.widen_kv(kv.format, key, entry);
             }
             let latents = Latents { values: entries, view: latents };
             keys.expand(kernels, latents, head, lane, head_keys, q.width);
@@ -87,8 +88,8 @@ fn attend(
                 key[nope..].copy_from_slice(&entry[latent..]);
             }
             let (mut key_rows, mut value_rows) = ([&[][..]; KV_BLOCK], [&[][..]; KV_BLOCK]);
-            each(head_keys, q.width, &mut key_rows);
-            each(head_values, out.width, &mut value_rows);
+            split_rows(head_keys, q.width, &mut key_rows);
+            split_rows(head_values, out.width, &mut value_rows);
             // First row to which the block is visible.
             let first_row = rows.start.max(block.saturating_sub(span.position));
             for row in (first_row..rows.end).step_by(MAX_QUERIES) {
@@ -104,9 +105,9 @@ fn attend(
                     .iter_mut()
                     .zip(query_copies.chunks_exact(q.width))
                     .for_each(|(vector, copy)| *vector = copy);
-                let key_rows = Places::of(&key_rows[..len]);
+                let key_rows = FloatRows::f32(&key_rows[..len]);
                 kernels.scores(&vectors[..batch.len()], key_rows, scale, scores);
-                let mut factors = [SoftmaxPartial::default(); MAX_QUERIES];
+                let mut factors = [MergeFactors::default(); MAX_QUERIES];
                 for ((row, scores), factors) in
                     batch.clone().zip(scores.chunks_exact_mut(len)).zip(&mut factors)
                 {
@@ -116,16 +117,16 @@ fn attend(
                     *factors = softmax[row - rows.start].merge(partial);
                     masked.fill(0.0);
                 }
-                let value_rows = Places::of(&value_rows[..len]);
-                for (i, scores) in scores.chunks(TILE * len).enumerate() {
+                let value_rows = FloatRows::f32(&value_rows[..len]);
+                for (i, scores) in scores.chunks(TILE_ROWS * len).enumerate() {
                     let n = scores.len() / len;
-                    let coords: [_; TILE] =
-                        std::array::from_fn(|c| (batch.start + i * TILE + c.min(n - 1), head));
-                    let mut p = [&[][..]; TILE];
+                    let coords: [_; TILE_ROWS] =
+                        std::array::from_fn(|c| (batch.start + i * TILE_ROWS + c.min(n - 1), head));
+                    let mut p = [&[][..]; TILE_ROWS];
                     p.iter_mut().zip(scores.chunks_exact(len)).for_each(|(p, scores)| *p = scores);
-                    let mut outputs = tile.vectors_mut::<TILE>(&coords[..n]);
-                    let factors = &factors[i * TILE..][..n];
-                    kernels.mix(&p[..n], value_rows, factors, &mut outputs[..n]);
+                    let mut outputs = tile.vectors_mut::<TILE_ROWS>(&coords[..n]);
+                    let factors = &factors[i * TILE_ROWS..][..n];
+                    kernels.weighted_sum(&p[..n], value_rows, factors, &mut outputs[..n]);
                 }
             }
         }
@@ -166,7 +167,7 @@ impl<'a> LatentExpansion<'a> {
         kernels: Kernels,
         latents: Latents<'_>,
         head: usize,
-        lane: &mut Lane,
+        lane: &mut WorkerScratch,
         out: &mut [f32],
         stride: usize,
     ) {
@@ -174,17 +175,17 @@ impl<'a> LatentExpansion<'a> {
         let Latents { values, view } = latents;
         let matrix = self.weight.rows(head * head_rows.stride + head_rows.first, head_rows.count);
         let (count, cols) = (head_rows.count, self.weight.shape.cols);
-        let mut wide = mem::take(&mut lane.wide);
+        let mut wide = mem::take(&mut lane.dequantized);
         if transposed {
             out.chunks_mut(stride).take(view.rows).for_each(|out| out[..cols].fill(0.0));
         }
-        for first in (0..count).step_by(Lane::wide_rows(cols)) {
-            let selected = first..count.min(first + Lane::wide_rows(cols));
-            kernels.widen_rows(&matrix, first, lane, &mut wide[..selected.len() * cols]);
-            let mut rows = [&[][..]; MAX_WIDE_ROWS];
-            each(&wide, cols, &mut rows[..selected.len()]);
-            let rows = Places::of(&rows[..selected.len()]);
-            let group = if transposed { TILE } else { MAX_QUERIES };
+        for first in (0..count).step_by(WorkerScratch::dequantized_rows(cols)) {
+            let selected = first..count.min(first + WorkerScratch::dequantized_rows(cols));
+            kernels.dequantize_rows(&matrix, first, lane, &mut wide[..selected.len() * cols]);
+            let mut rows = [&[][..]; MAX_DEQUANTIZED_ROWS];
+            split_rows(&wide, cols, &mut rows[..selected.len()]);
+            let rows = FloatRows::f32(&rows[..selected.len()]);
+            let group = if transposed { TILE_ROWS } else { MAX_QUERIES };
             for (i, out) in
                 out.chunks_mut(group * stride).enumerate().take(view.rows.div_ceil(group))
             {
@@ -196,17 +197,17 @@ impl<'a> LatentExpansion<'a> {
                 if transposed {
                     // Adds each row, times one element of the latent, to all outputs.
                     x[..n].iter_mut().for_each(|x| *x = &x[selected.clone()]);
-                    let mut outputs: [&mut [f32]; TILE] = Default::default();
+                    let mut outputs: [&mut [f32]; TILE_ROWS] = Default::default();
                     let output_rows = out.chunks_mut(stride).map(|out| &mut out[..cols]);
                     outputs.iter_mut().zip(output_rows).for_each(|(output, row)| *output = row);
-                    kernels.mix(
+                    kernels.weighted_sum(
                         &x[..n],
                         rows,
-                        &[SoftmaxPartial::SUM; TILE][..n],
+                        &[MergeFactors::SUM; TILE_ROWS][..n],
                         &mut outputs[..n],
                     );
                 } else {
-                    let mut products = [0.0; MAX_QUERIES * MAX_WIDE_ROWS];
+                    let mut products = [0.0; MAX_QUERIES * MAX_DEQUANTIZED_ROWS];
                     let products = &mut products[..n * selected.len()];
                     kernels.scores(&x[..n], rows, 1.0, products);
                     for (out, products) in
@@ -217,6 +218,6 @@ impl<'a> LatentExpansion<'a> {
                 }
             }
         }
-        lane.wide = wide;
+        lane.dequantized = wide;
     }
 }

@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use super::dot::{BINS, Isa, Kernels, MAX_TALLIED, Scale, halved, units};
+use super::simd::{BINS, Isa, Kernels, LogitScale, MAX_TALLIED, exp2_neg, weight_units};
 use crate::Error;
 
 /// Distance from the largest logit, in octaves, beyond which a weight is 0.
@@ -20,7 +20,7 @@ const MAX_BINS_LOG2: u32 = 30;
 #[derive(Clone, Copy, Debug)]
 pub struct LogitWeights {
     kernels: Kernels,
-    scale: Scale,
+    scale: LogitScale,
 }
 
 impl LogitWeights {
@@ -40,18 +40,18 @@ impl LogitWeights {
 
     fn with_kernels(kernels: Kernels, largest: f32, temperature: f32) -> Self {
         let octaves = std::f64::consts::LOG2_E / f64::from(temperature);
-        Self { kernels, scale: Scale { largest: f64::from(largest), octaves, round: 0.0 } }
+        Self { kernels, scale: LogitScale { largest: f64::from(largest), octaves, round: 0.0 } }
     }
 
     /// Weight of a logit, from 0 to 1. Weights below `2^-1000` are 0.
     pub fn weight(&self, logit: f32) -> f64 {
-        let below = self.scale.below(logit);
-        if below > OCTAVES { 0.0 } else { halved(&[below])[0] }
+        let below = self.scale.octaves_below(logit);
+        if below > OCTAVES { 0.0 } else { exp2_neg(&[below])[0] }
     }
 
     /// Weight in units; the largest weight is `2^48` units.
     pub fn units(&self, logit: f32) -> u64 {
-        units(self.weight(logit))
+        weight_units(self.weight(logit))
     }
 
     /// Smallest logit whose weight is at least `weight`, which is at most 1. Minus infinity if
@@ -97,7 +97,7 @@ pub fn logits_extent(logits: &[f32]) -> Option<[f32; 2]> {
 
 /// Calls `f` with the index and value of all logits in a range, in order.
 pub fn logits_between(logits: &[f32], range: &RangeInclusive<f32>, mut f: impl FnMut(usize, f32)) {
-    Kernels::best().between(logits, [*range.start(), *range.end()], &mut f);
+    Kernels::best().for_each_between(logits, [*range.start(), *range.end()], &mut f);
 }
 
 /// Histogram of softmax weights over the range of the logits, with about two thousand bins.
@@ -136,7 +136,7 @@ impl LogitTally {
         // Smaller logits weigh zero units.
         let smallest_weighing = weights.smallest(|logit| weights.units(logit) > 0);
         self.least = least.max(extent[1]).max(smallest_weighing).min(extent[0]);
-        let octaves = weights.scale.below(self.least);
+        let octaves = weights.scale.octaves_below(self.least);
         let fits = |bits: &u32| octaves * f64::from(1 << bits) <= (BINS - 1) as f64;
         let bits = (0..=MAX_BINS_LOG2).rev().find(fits).unwrap_or(0);
         weights.scale.round = f64::from_bits(f64::to_bits(1.0) + (u64::from(52 - bits) << 52));
@@ -183,7 +183,7 @@ impl LogitTally {
     }
 
     fn bin(&self, logit: f32) -> usize {
-        self.weights.scale.bin(self.weights.scale.below(logit))
+        self.weights.scale.bin(self.weights.scale.octaves_below(logit))
     }
 
     /// Range of the logits of a bin.

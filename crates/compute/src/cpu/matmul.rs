@@ -1,183 +1,211 @@
-//! Matrices on rows of activations.
+//! Matrix product with rows of activations: tiles of outputs on the thread pool.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::{
     Activations, Cpu,
-    dot::{
-        FEW, Kernels, Lane, MAX_LANES, MAX_OUTPUTS, Panel, Quant, Rounded, Rows, Sums, TILE, padded,
-    },
     pool::{Grid, ThreadPool, Tile},
+    scratch::WorkerScratch,
+    simd::{
+        ActivationRows, F32TileSums, GEMV_ROWS, Kernels, MAX_GEMV_OUTPUTS, MAX_LANES, PackedRows,
+        Q8Batch, Q8Rows, QuantLayout, TILE_ROWS, padded,
+    },
 };
-use crate::{Buffer, Error, Matrix, MatrixShape, View, Weight, host::Host};
+use crate::{Error, Matrix, MatrixShape, Op, host::Host};
 
-/// Bytes of packed weights of a tile at most, unless the fewest outputs have more: few enough to stay in the first cache while
-/// some rows of activations meet them.
+/// Bytes of packed weights of a tile, unless [`MAX_LANES`] outputs have more: they stay in L1 while
+/// several rows of activations use them.
 const TILE_BYTES: usize = 32 << 10;
 /// Most outputs of a tile.
 const TILE_OUTPUTS: usize = 128;
-/// Most rows of tiles that come together: those with more take long enough by themselves.
+/// Most rows of tiles that a worker takes together: tiles with more rows take long enough alone.
 pub(super) const JOINED: usize = 16;
-/// Tiles that each thread has at least, if there are so many.
-const SHARES: usize = 4;
-/// Most rows of a tile: few enough for their activations to stay in the second cache, enough to pay for unpacking.
+/// Tiles per thread, if the matrix has enough outputs.
+const TILES_PER_THREAD: usize = 4;
+/// Most rows of a tile: their activations stay in L2, and they amortize the unpacking.
 const ROWS: usize = 128;
-/// Numbers that are rounded in one tile at least: fewer are not worth to be shared out.
-const ROUNDED: usize = 8192;
+/// Least number of activations that are quantized in one tile: fewer are not worth distributing.
+const QUANTIZED: usize = 8192;
 
-/// Outputs of a tile of `count` matrices of a shape. Which outputs share a tile changes no bit.
+/// Outputs of a tile for `count` matrices of a shape. The cut into tiles does not change results.
 pub(super) fn outputs(shape: MatrixShape, count: usize, threads: usize) -> usize {
     let by_bytes = TILE_BYTES / shape.format.row_bytes(shape.cols).max(1);
-    let by_share = shape.rows.saturating_mul(count) / (SHARES * threads);
-    by_bytes.min(by_share).clamp(MAX_LANES, TILE_OUTPUTS) / MAX_LANES * MAX_LANES
+    let by_threads = shape.rows.saturating_mul(count) / (TILES_PER_THREAD * threads);
+    by_bytes.min(by_threads).clamp(MAX_LANES, TILE_OUTPUTS) / MAX_LANES * MAX_LANES
 }
 
-/// Runs [`Op::MatMul`](crate::Op::MatMul).
-pub(super) fn mat_mul(
-    host: &mut Host,
-    cpu: &mut Cpu,
-    x: &View,
-    (weight, bias, exact): (Weight, Option<Buffer>, bool),
-    out: &View,
-) -> Result<(), Error> {
-    host.with(out, |host, numbers| {
+/// Runs [`Op::MatMul`].
+pub(super) fn mat_mul(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(), Error> {
+    let &Op::MatMul { x, weight, bias, exact, out } = op else { return Ok(()) };
+    host.with(&out, |host, values| {
         let matrix = host.weight(weight)?;
         let bias = bias.map(|bias| host.values(bias)).transpose()?;
-        let all = host.get(x)?;
+        let input = host.get(&x)?;
         cpu.reserve(x.rows, matrix.shape.cols)?;
-        let rounds = if exact { None } else { cpu.rounds(matrix.shape) };
+        let layout = if exact { None } else { cpu.rounds(matrix.shape) };
         let Cpu { kernels, pool, rounded, .. } = cpu;
         let kernels = *kernels;
-        let rows = match rounds {
-            Some(of) => {
-                round(kernels, pool, rounded, (of, x.width, x.rows), |i| super::row(all, x, i))
+        let activations = match layout {
+            Some(layout) => {
+                let shape = QuantizeShape { layout, cols: x.width, count: x.rows };
+                quantize(kernels, pool, rounded, shape, |i| super::row(input, &x, i))
             }
-            None => Rows::Numbers(all, *x),
+            None => ActivationRows::f32(input, x),
         };
-        let product = Product { kernels, matrix, rows };
-        // Blocks of about as many rows: none has so few that they would sum in another order on the fast path.
+        let gemm = CpuGemm { kernels, matrix, activations };
+        // Blocks of rows of about equal size: a small last block would take the GEMV, which adds in
+        // another order on the fast path.
         let block = x.rows.div_ceil(x.rows.div_ceil(ROWS).max(1));
         let cols = outputs(matrix.shape, 1, pool.threads());
-        pool.tiles(numbers, Grid::new(out, block, 1, cols).merge_rows(JOINED), |mut tile, lane| {
-            let (uses, outputs) = (tile.rows(), tile.cols());
-            product.tile(
-                uses.len(),
-                |i| (uses.start + i, uses.start + i),
-                &mut tile,
-                lane,
-                <[f32]>::copy_from_slice,
-            );
-            if let Some(bias) = bias {
-                for i in uses {
-                    tile.row(i)
-                        .iter_mut()
-                        .zip(&bias[outputs.clone()])
-                        .for_each(|(to, bias)| *to += bias);
+        pool.tiles(
+            values,
+            Grid::new(&out, block, 1, cols).merge_rows(JOINED),
+            |mut tile, scratch| {
+                let (rows, outputs) = (tile.rows(), tile.cols());
+                gemm.tile(
+                    rows.len(),
+                    |i| RowMap::same(rows.start + i),
+                    &mut tile,
+                    scratch,
+                    <[f32]>::copy_from_slice,
+                );
+                if let Some(bias) = bias {
+                    for i in rows {
+                        tile.row(i)
+                            .iter_mut()
+                            .zip(&bias[outputs.clone()])
+                            .for_each(|(dst, bias)| *dst += bias);
+                    }
                 }
-            }
-        });
+            },
+        );
         Ok(())
     })
 }
 
-/// A matrix and rows of activations to meet.
-pub(super) struct Product<'a> {
-    pub(super) kernels: Kernels,
-    pub(super) matrix: Matrix<'a>,
-    pub(super) rows: Rows<'a>,
+/// Rows that a row of a product is read from and written to.
+#[derive(Clone, Copy)]
+pub(super) struct RowMap {
+    /// Row of activations.
+    pub(super) src: usize,
+    /// Row of outputs.
+    pub(super) dst: usize,
 }
 
-impl Product<'_> {
-    /// Computes a tile's outputs of `count` rows: row `i` comes from and goes to the rows that `place(i)` names.
-    /// `write` gets the places of some sums, and the sums with the outputs' biases.
+impl RowMap {
+    /// The same row on both sides.
+    pub(super) const fn same(row: usize) -> Self {
+        Self { src: row, dst: row }
+    }
+}
+
+/// Operands of a matrix product.
+pub(super) struct CpuGemm<'a> {
+    pub(super) kernels: Kernels,
+    pub(super) matrix: Matrix<'a>,
+    pub(super) activations: ActivationRows<'a>,
+}
+
+impl CpuGemm<'_> {
+    /// Computes the outputs of a tile for `count` rows; `map(i)` has the source and destination of
+    /// row `i`. `write` gets a part of a row of the tile and its products, with biases added.
     pub(super) fn tile(
         &self,
         count: usize,
-        place: impl Fn(usize) -> (usize, usize),
+        map: impl Fn(usize) -> RowMap,
         tile: &mut Tile<'_, f32>,
-        lane: &mut Lane,
+        scratch: &mut WorkerScratch,
         write: impl Fn(&mut [f32], &[f32]),
     ) {
-        let Self { kernels, matrix, rows } = self;
-        let (all, view) = match rows {
-            Rows::Numbers(all, view) => (all, view),
-            Rows::Rounded(rows) => {
-                return self.rounded_tile(rows, count, place, (tile, lane), write);
+        let Self { kernels, matrix, activations } = self;
+        let activations = match activations {
+            ActivationRows::F32(rows) => rows,
+            ActivationRows::Q8(rows) => {
+                return self.q8_tile(rows, count, map, tile, scratch, write);
             }
         };
-        let (outputs, mut sums) = (tile.cols(), Sums::default());
-        for first in outputs.clone().step_by(TILE) {
-            let part = first..outputs.end.min(first + TILE);
-            let panel = Panel::new(*kernels, matrix, part.clone(), count, lane);
-            for i in (0..count).step_by(TILE) {
-                let n = TILE.min(count - i);
-                let from: [usize; TILE] = std::array::from_fn(|c| place(i + c.min(n - 1)).0);
-                panel.dots(*kernels, (all, view), (&from[..n], i == 0), &mut sums);
+        let (outputs, mut sums) = (tile.cols(), F32TileSums::default());
+        for first in outputs.clone().step_by(TILE_ROWS) {
+            let range = first..outputs.end.min(first + TILE_ROWS);
+            let rows = PackedRows::new(*kernels, matrix, range.clone(), count, scratch);
+            for i in (0..count).step_by(TILE_ROWS) {
+                let n = TILE_ROWS.min(count - i);
+                let src: [usize; TILE_ROWS] = std::array::from_fn(|c| map(i + c.min(n - 1)).src);
+                rows.products(*kernels, activations, &src[..n], i == 0, &mut sums);
                 for c in 0..n {
-                    let mut of_row = sums.map(|sums| sums[c]);
-                    let of_row = &mut of_row[..part.len()];
-                    matrix.add_biases(first, of_row);
-                    write(
-                        &mut tile.row(place(i + c).1)[first - outputs.start..][..part.len()],
-                        of_row,
-                    );
+                    let mut products = sums.map(|sums| sums[c]);
+                    let products = &mut products[..range.len()];
+                    matrix.add_biases(first, products);
+                    let dst = &mut tile.row(map(i + c).dst)[first - outputs.start..];
+                    write(&mut dst[..range.len()], products);
                 }
             }
         }
     }
 
-    /// [`Product::tile`] of rounded rows.
-    fn rounded_tile(
+    /// [`CpuGemm::tile`] with int8 activations: GEMV for few rows, else GEMM.
+    fn q8_tile(
         &self,
-        rows: &Rounded<'_>,
+        rows: &Q8Rows<'_>,
         count: usize,
-        place: impl Fn(usize) -> (usize, usize),
-        (tile, lane): (&mut Tile<'_, f32>, &mut Lane),
+        map: impl Fn(usize) -> RowMap,
+        tile: &mut Tile<'_, f32>,
+        scratch: &mut WorkerScratch,
         write: impl Fn(&mut [f32], &[f32]),
     ) {
         let (Self { kernels, matrix, .. }, outputs) = (self, tile.cols());
-        let mut add = |i: usize, first: usize, sums: &mut [f32]| {
-            matrix.add_biases(first, sums);
-            write(&mut tile.row(place(i).1)[first - outputs.start..][..sums.len()], sums);
+        let mut add = |i: usize, first: usize, products: &mut [f32]| {
+            matrix.add_biases(first, products);
+            let dst = &mut tile.row(map(i).dst)[first - outputs.start..];
+            write(&mut dst[..products.len()], products);
         };
-        if count <= FEW {
-            let from: [usize; FEW] = std::array::from_fn(|i| place(i.min(count - 1)).0);
-            for first in outputs.clone().step_by(MAX_OUTPUTS) {
-                let part = first..outputs.end.min(first + MAX_OUTPUTS);
-                kernels.decode(matrix, part, (rows, &from[..count]), lane, |i, sums| {
-                    add(i, first, sums)
+        if count <= GEMV_ROWS {
+            let src: [usize; GEMV_ROWS] = std::array::from_fn(|i| map(i.min(count - 1)).src);
+            for first in outputs.clone().step_by(MAX_GEMV_OUTPUTS) {
+                let range = first..outputs.end.min(first + MAX_GEMV_OUTPUTS);
+                kernels.gemv_q8(matrix, range, rows, &src[..count], scratch, |i, products| {
+                    add(i, first, products)
                 });
             }
             return;
         }
-        for first in outputs.clone().step_by(kernels.lanes()) {
-            let part = first..outputs.end.min(first + kernels.lanes());
-            let x = (rows, count, |i| place(i).0);
-            kernels.tile(matrix, part, x, lane, |i, sums| add(i, first, sums));
+        for first in outputs.clone().step_by(kernels.gemm_rows()) {
+            let range = first..outputs.end.min(first + kernels.gemm_rows());
+            let x = Q8Batch { rows, count, index: |i| map(i).src };
+            kernels.gemm_q8(matrix, range, x, scratch, |i, products| add(i, first, products));
         }
     }
 }
 
-/// Rounds `count` rows for a matrix of quants of some kind; there is room for them.
-pub(super) fn round<'a, 'x>(
+/// Shape of activations to quantize.
+#[derive(Clone, Copy)]
+pub(super) struct QuantizeShape {
+    pub(super) layout: QuantLayout,
+    pub(super) cols: usize,
+    /// Rows.
+    pub(super) count: usize,
+}
+
+/// Quantizes rows of activations to int8 on the thread pool. `dst` has room for them.
+pub(super) fn quantize<'a, 'x>(
     kernels: Kernels,
-    pool: &mut ThreadPool<Lane>,
-    to: &'a mut Activations,
-    (of, cols, count): ((Quant, usize), usize, usize),
+    pool: &mut ThreadPool<WorkerScratch>,
+    dst: &'a mut Activations,
+    QuantizeShape { layout, cols, count }: QuantizeShape,
     row: impl Fn(usize) -> &'x [f32] + Sync,
-) -> Rows<'a> {
-    let (q, meta) = (padded(cols), Rounded::meta(cols));
-    let rows = ROUNDED.div_ceil(q.max(1));
+) -> ActivationRows<'a> {
+    let (q, scales) = (padded(cols), Q8Rows::scale_len(cols));
+    let rows = QUANTIZED.div_ceil(q.max(1));
     pool.tiles2(
-        (&mut to.q, Grid::dense(count, q, rows)),
-        (&mut to.meta, Grid::dense(count, meta, rows)),
-        |mut q, mut meta, _| {
+        (&mut dst.q, Grid::dense(count, q, rows)),
+        (&mut dst.meta, Grid::dense(count, scales, rows)),
+        |mut q, mut scales, _| {
             for i in q.rows() {
-                Rounded::round(kernels, row(i), of, q.row(i), meta.row(i));
+                Q8Rows::quantize(kernels, row(i), layout, q.row(i), scales.row(i));
             }
         },
     );
-    static NUMBER: AtomicU64 = AtomicU64::new(0);
-    let number = NUMBER.fetch_add(1, Relaxed);
-    Rows::Rounded(Rounded { q: &to.q, meta: &to.meta, cols, of, number })
+    static ID: AtomicU64 = AtomicU64::new(0);
+    let id = ID.fetch_add(1, Relaxed);
+    ActivationRows::Q8(Q8Rows { q: &dst.q, scales: &dst.meta, cols, layout, id })
 }

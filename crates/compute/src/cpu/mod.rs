@@ -11,7 +11,6 @@ mod aligned_vec;
 mod attention;
 mod conv1d;
 mod delta_net;
-mod dot;
 mod elementwise;
 mod experts;
 mod head_matmul;
@@ -21,6 +20,8 @@ mod matmul;
 mod norm;
 mod pool;
 mod rope;
+mod scratch;
+mod simd;
 mod top_logits;
 mod top_positions;
 mod topk;
@@ -28,11 +29,12 @@ mod topk;
 use std::thread;
 
 use aligned_vec::AlignedVec;
-pub use dot::{CpuPeak, Isa};
-use dot::{Kernels, Lane, Quant, Rounded, padded};
 pub use logit_weights::{LogitTally, LogitWeights, logits_between, logits_extent};
 use norm::RmsNormArgs;
 use pool::ThreadPool;
+use scratch::WorkerScratch;
+pub use simd::{CpuPeak, Isa};
+use simd::{Kernels, Q8Rows, QuantLayout, padded};
 
 use crate::{
     Buffer, Device, Error, ExpertUse, ExpertUses, KV_BLOCK, KvFormat, Op, ScratchShape, Ticket,
@@ -55,26 +57,26 @@ struct Activations {
 impl Activations {
     const fn memory(rows: usize, cols: usize) -> usize {
         AlignedVec::<i8>::memory(rows * padded(cols))
-            + AlignedVec::<f32>::memory(rows * Rounded::meta(cols))
+            + AlignedVec::<f32>::memory(rows * Q8Rows::scale_len(cols))
     }
 
     fn reserve(&mut self, rows: usize, cols: usize) -> Result<(), Error> {
         self.q.grow(rows * padded(cols))?;
-        self.meta.grow(rows * Rounded::meta(cols))
+        self.meta.grow(rows * Q8Rows::scale_len(cols))
     }
 }
 
 /// Kernels, threads and scratch memory of the CPU device.
 struct Cpu {
     kernels: Kernels,
-    pool: ThreadPool<Lane>,
+    pool: ThreadPool<WorkerScratch>,
     exact: bool,
     /// Quantized inputs of a matrix.
     rounded: Activations,
     /// Quantized inputs of the experts' down matrices.
     inner: Activations,
     /// Expert uses, grouped by expert.
-    runs: experts::Runs,
+    runs: experts::ExpertRuns,
     /// Partial results of split-KV attention.
     kv_splits: AlignedVec<f32>,
     /// Size of the scratch memory.
@@ -99,9 +101,9 @@ impl Cpu {
         }
         let kv_blocks = [latent_attention::scratch_len(latent_head), KV_BLOCK * wide_kv];
         let kv_blocks: usize = kv_blocks.map(AlignedVec::<f32>::memory).iter().sum();
-        let per_thread = Lane::memory(cols) + kv_blocks + pool::STACK_BYTES;
+        let per_thread = WorkerScratch::memory(cols) + kv_blocks + pool::STACK_BYTES;
         let kv_splits = AlignedVec::<f32>::memory(attention::SPLIT_SCRATCH_LEN);
-        let activations = 2 * Activations::memory(rows, cols) + experts::Runs::memory(rows);
+        let activations = 2 * Activations::memory(rows, cols) + experts::ExpertRuns::memory(rows);
         let bytes = kv_splits + activations + self.pool.threads() * per_thread;
         Ok((ScratchShape { rows, cols, latent_head, wide_kv }, bytes))
     }
@@ -122,7 +124,7 @@ impl Cpu {
             self.runs.reserve(rows)?;
             self.pool.scratch().try_for_each(|scratch| {
                 scratch.latent_head.grow(latent_attention::scratch_len(latent_head))?;
-                scratch.keys.grow(KV_BLOCK * wide_kv)?;
+                scratch.kv.grow(KV_BLOCK * wide_kv)?;
                 scratch.reserve(cols)
             })?;
             self.reserved = shape;
@@ -132,8 +134,8 @@ impl Cpu {
 
     /// Layout of int8 activations for a matrix; `None` if the matrix is multiplied by f32
     /// activations.
-    fn rounds(&self, shape: MatrixShape) -> Option<(Quant, usize)> {
-        if self.exact { None } else { dot::quants_of(shape) }
+    fn rounds(&self, shape: MatrixShape) -> Option<QuantLayout> {
+        if self.exact { None } else { QuantLayout::new(shape) }
     }
 }
 
@@ -165,7 +167,7 @@ impl CpuDevice {
             exact,
             rounded: Activations::default(),
             inner: Activations::default(),
-            runs: experts::Runs::default(),
+            runs: experts::ExpertRuns::default(),
             kv_splits: AlignedVec::default(),
             reserved: ScratchShape::default(),
         };
@@ -234,9 +236,7 @@ impl Device for CpuDevice {
             }
             Op::LayerNorm { .. } => norm::layer_norm(host, cpu, op),
             Op::HeadMatMul { .. } => head_matmul::head_mat_mul(host, cpu, op),
-            Op::MatMul { x, weight, bias, exact, out } => {
-                matmul::mat_mul(host, cpu, &x, (weight, bias, exact), &out)
-            }
+            Op::MatMul { .. } => matmul::mat_mul(host, cpu, op),
             Op::Rope { .. } => rope::rope(host, cpu, op),
             Op::Attention { .. } => attention::attention(host, cpu, op),
             Op::LatentAttention { .. } => latent_attention::latent_attention(host, cpu, op),

@@ -5,9 +5,10 @@ use std::{cmp::Ordering, mem};
 use super::{
     Cpu,
     attention::{SpanCache, append_kv, dequantized_scratch, readable_vectors, span_caches},
-    dot::Places,
     pool::Grid,
-    row, vector,
+    row,
+    simd::FloatRows,
+    vector,
 };
 use crate::{
     Error, KV_BLOCK, Op,
@@ -57,7 +58,7 @@ fn select(
                 Grid::new(&batch, TILE_ROWS, 1, BLOCK),
                 |mut tile, lane| {
                     let (block, mut head_scores) = (tile.cols(), [0.0; MAX_HEADS * BLOCK]);
-                    let mut scratch = mem::take(&mut lane.keys);
+                    let mut scratch = mem::take(&mut lane.kv);
                     let mut keys = [&[][..]; BLOCK];
                     let keys = &mut keys[..block.len()];
                     let vectors = kv.vectors(KvKind::Key, block.start, 0);
@@ -65,7 +66,7 @@ fn select(
                         readable_vectors(kernels, kv, vectors, &mut scratch, kv.key_width, keys);
                     for i in tile.rows().filter(|i| visible(*i) > n && visible(*i) > block.start) {
                         let len = block.end.min(visible(i)) - block.start;
-                        let keys = Places { scalar, at: &keys[..len] };
+                        let keys = FloatRows { scalar, rows: &keys[..len] };
                         let sums = &mut tile.row(i)[..len];
                         sums.fill(0.0);
                         let op_row = first + start + i;
@@ -85,7 +86,7 @@ fn select(
                             }
                         }
                     }
-                    lane.keys = scratch;
+                    lane.kv = scratch;
                 },
             );
         }

@@ -25,7 +25,7 @@ pub(super) struct Peaks {
 
 impl Peaks {
     pub(super) fn measured(memory: f64, cpu: CpuPeak) -> Self {
-        Self { memory, f32: cpu.f32, bytes: cpu.bytes, measured: true }
+        Self { memory, f32: cpu.f32, bytes: cpu.int8, measured: true }
     }
 
     /// The better of two measurements.
@@ -74,8 +74,8 @@ impl Figure {
     /// The figure as a share of what is possible.
     pub(super) fn against(self, peaks: &Peaks, exact: bool) -> Row {
         let Figure { work, format, seconds } = self;
-        let cpu = CpuPeak { f32: peaks.f32, bytes: peaks.bytes };
-        let peak = work.weights.map_or(cpu.f32, |shape| cpu.of_products(shape, exact));
+        let cpu = CpuPeak { f32: peaks.f32, int8: peaks.bytes };
+        let peak = work.weights.map_or(cpu.f32, |shape| cpu.for_shape(shape, exact));
         let share = |each: f64, best: f64| if best > 0.0 { each / best / seconds } else { 0.0 };
         let (memory, arithmetic) = (share(work.bytes, peaks.memory), share(work.operations, peak));
         let bound_by = if memory >= arithmetic { BoundBy::Memory } else { BoundBy::Arithmetic };
@@ -226,7 +226,7 @@ mod tests {
 
     #[test]
     fn a_share_is_of_what_takes_longer_at_its_best() {
-        let peaks = Peaks::measured(10.0, CpuPeak { f32: 20.0, bytes: Some(80.0) });
+        let peaks = Peaks::measured(10.0, CpuPeak { f32: 20.0, int8: Some(80.0) });
         let row = figure(10.0, 40.0, true).against(&peaks, false);
         assert_eq!(
             (row.bound_by, row.share, row.bytes_per_second),

@@ -1,4 +1,4 @@
-//! What a processor computes at best: loops of one instruction, in registers.
+//! Peak FLOPs of the processor, measured: loops of one multiply-add instruction on registers.
 
 use std::{hint::black_box, thread, time::Instant};
 
@@ -7,58 +7,60 @@ use wide::{i16x8, i32x4};
 use super::Isa;
 use crate::{Error, MatrixShape};
 
-/// Sums that do not wait for each other: enough for the latency of any instruction, and few enough for 16 registers.
+/// Independent accumulators: enough to hide the latency of any instruction, and few enough for 16
+/// registers.
 const CHAINS: usize = 12;
-/// So many take some milliseconds, beside which starting a thread is nothing.
+/// Iterations of a loop: some milliseconds, so that the start of a thread is negligible.
 const STEPS: u64 = 1 << 21;
+/// Repetitions; the best one counts.
 const PASSES: usize = 5;
 
-/// Operations per second of all threads together: a product and its addition are two.
+/// Peak operations per second of all threads together. A multiply-add is two operations.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CpuPeak {
-    /// Of f32.
+    /// f32 multiply-adds.
     pub f32: f64,
-    /// Of dot products of bytes, where they are not those of f32.
-    pub bytes: Option<f64>,
+    /// int8 multiply-adds; `None` if they run as f32.
+    pub int8: Option<f64>,
 }
 
 impl CpuPeak {
-    /// Measures `threads` threads for some hundredths of a second.
+    /// Measures the peak of `threads` threads; takes some hundredths of a second.
     ///
     /// # Errors
     /// A thread cannot be started.
     pub fn measure(isa: Isa, threads: usize) -> Result<Self, Error> {
-        let loops = Loops::of(isa);
-        let bytes = loops.bytes.map(|bytes| bytes.measure(threads)).transpose()?;
-        Ok(Self { f32: loops.f32.measure(threads)?, bytes })
+        let loops = PeakLoops::new(isa);
+        let int8 = loops.int8.map(|int8| int8.measure(threads)).transpose()?;
+        Ok(Self { f32: loops.f32.measure(threads)?, int8 })
     }
 
-    /// What products with such weights are made of: bytes, where the fast path rounds activations for them.
-    pub fn of_products(&self, shape: MatrixShape, exact: bool) -> f64 {
-        let rounded = !exact && super::quants_of(shape).is_some();
-        self.bytes.filter(|_| rounded).unwrap_or(self.f32)
+    /// Peak for products with weights of a shape: int8 where the fast path quantizes activations.
+    pub fn for_shape(&self, shape: MatrixShape, exact: bool) -> f64 {
+        let quantized = !exact && super::QuantLayout::new(shape).is_some();
+        self.int8.filter(|_| quantized).unwrap_or(self.f32)
     }
 }
 
-/// Runs so many steps of [`CHAINS`] instructions.
+/// A measured loop.
 #[derive(Clone, Copy)]
-struct Loop {
+struct PeakLoop {
+    /// Runs the given number of iterations of [`CHAINS`] instructions.
     run: unsafe fn(u64),
-    /// Of one instruction.
+    /// Operations of one instruction.
     operations: usize,
 }
 
-impl Loop {
+impl PeakLoop {
     fn measure(self, threads: usize) -> Result<f64, Error> {
         let mut best = 0.0f64;
         for _ in 0..PASSES {
             let since = Instant::now();
             thread::scope(|scope| {
                 for _ in 0..threads {
-                    // SAFETY: `Loops::of` has found the instruction set on this machine.
+                    // SAFETY: `PeakLoops::new` detected the instruction set on this machine.
                     let run = move || unsafe { (self.run)(STEPS) };
-                    let failed =
-                        |e| Error::Device(format!("cannot start a thread that computes: {e}"));
+                    let failed = |e| Error::Device(format!("cannot start a compute thread: {e}"));
                     thread::Builder::new().spawn_scoped(scope, run).map_err(failed)?;
                 }
                 Ok(())
@@ -70,48 +72,48 @@ impl Loop {
     }
 }
 
-/// The loops of an instruction set.
-struct Loops {
-    f32: Loop,
-    bytes: Option<Loop>,
+/// Loops of an instruction set.
+struct PeakLoops {
+    f32: PeakLoop,
+    int8: Option<PeakLoop>,
 }
 
-impl Loops {
-    /// Those of plain Rust where the machine has no such set.
-    fn of(isa: Isa) -> Self {
+impl PeakLoops {
+    /// Loops of an instruction set, or of plain Rust if this machine does not have it.
+    fn new(isa: Isa) -> Self {
         match Isa::available().contains(&isa).then_some(isa) {
             #[cfg(target_arch = "x86_64")]
             Some(Isa::Avx2) => Self {
-                f32: Loop { run: x86::f32_avx2, operations: 2 * 8 },
-                bytes: Some(Loop { run: x86::bytes_avx2, operations: 2 * 32 }),
+                f32: PeakLoop { run: x86::f32_avx2, operations: 2 * 8 },
+                int8: Some(PeakLoop { run: x86::int8_avx2, operations: 2 * 32 }),
             },
             #[cfg(target_arch = "x86_64")]
             Some(Isa::AvxVnni) => Self {
-                f32: Loop { run: x86::f32_avx2, operations: 2 * 8 },
-                bytes: Some(Loop { run: x86::bytes_avxvnni, operations: 2 * 32 }),
+                f32: PeakLoop { run: x86::f32_avx2, operations: 2 * 8 },
+                int8: Some(PeakLoop { run: x86::int8_avxvnni, operations: 2 * 32 }),
             },
             #[cfg(target_arch = "x86_64")]
             Some(Isa::Avx512 | Isa::Avx512Vbmi) => Self {
-                f32: Loop { run: x86::f32_avx512, operations: 2 * 16 },
-                bytes: Some(Loop { run: x86::bytes_avx512, operations: 2 * 64 }),
+                f32: PeakLoop { run: x86::f32_avx512, operations: 2 * 16 },
+                int8: Some(PeakLoop { run: x86::int8_avx512, operations: 2 * 64 }),
             },
             #[cfg(target_arch = "aarch64")]
             Some(Isa::Neon) => {
                 let dot = std::arch::is_aarch64_feature_detected!("dotprod");
                 Self {
-                    f32: Loop { run: arm::f32_neon, operations: 2 * 4 },
-                    bytes: dot.then_some(Loop { run: arm::bytes_neon, operations: 2 * 16 }),
+                    f32: PeakLoop { run: arm::f32_neon, operations: 2 * 4 },
+                    int8: dot.then_some(PeakLoop { run: arm::int8_neon, operations: 2 * 16 }),
                 }
             }
             _ => Self {
-                f32: Loop { run: f32_generic, operations: 2 * 4 },
-                bytes: Some(Loop { run: bytes_generic, operations: 2 * 8 }),
+                f32: PeakLoop { run: f32_generic, operations: 2 * 4 },
+                int8: Some(PeakLoop { run: int8_generic, operations: 2 * 8 }),
             },
         }
     }
 }
 
-/// Four numbers are a vector of any instruction set that Rust is compiled for.
+/// Vectors of four f32, which the baseline of every architecture has.
 fn f32_generic(steps: u64) {
     let (a, b) = black_box(([0.5f32; 4], [1.0f32; 4]));
     let mut sums = [[0.0f32; 4]; CHAINS];
@@ -125,8 +127,8 @@ fn f32_generic(steps: u64) {
     black_box(sums);
 }
 
-/// Bytes are multiplied as words.
-fn bytes_generic(steps: u64) {
+/// int8 is multiplied as i16.
+fn int8_generic(steps: u64) {
     let (a, b) = ([i16x8::splat(3); CHAINS], black_box(i16x8::splat(5)));
     let mut sums = [i32x4::ZERO; CHAINS];
     for _ in 0..steps {
@@ -156,9 +158,10 @@ mod x86 {
         black_box(sums);
     }
 
-    /// Three instructions; what is multiplied is the sum itself, or the product would leave the loop.
+    /// Three instructions. The sum itself is an operand, or the compiler would hoist the product
+    /// out of the loop.
     #[target_feature(enable = "avx2")]
-    pub(super) fn bytes_avx2(steps: u64) {
+    pub(super) fn int8_avx2(steps: u64) {
         let (x, ones) = black_box((_mm256_set1_epi8(3), _mm256_set1_epi16(1)));
         let mut sums = [_mm256_setzero_si256(); CHAINS];
         for _ in 0..steps {
@@ -171,7 +174,7 @@ mod x86 {
     }
 
     #[target_feature(enable = "avx2,avxvnni")]
-    pub(super) fn bytes_avxvnni(steps: u64) {
+    pub(super) fn int8_avxvnni(steps: u64) {
         let (w, x) = black_box((_mm256_set1_epi32(0x0101_0101), _mm256_set1_epi32(0x0303_0303)));
         let mut sums = [_mm256_setzero_si256(); CHAINS];
         for _ in 0..steps {
@@ -195,7 +198,7 @@ mod x86 {
     }
 
     #[target_feature(enable = "avx512f,avx512vnni")]
-    pub(super) fn bytes_avx512(steps: u64) {
+    pub(super) fn int8_avx512(steps: u64) {
         let (w, x) = black_box((_mm512_set1_epi32(0x0101_0101), _mm512_set1_epi32(0x0303_0303)));
         let mut sums = [_mm512_setzero_si512(); CHAINS];
         for _ in 0..steps {
@@ -226,12 +229,12 @@ mod arm {
     }
 
     #[target_feature(enable = "neon")]
-    pub(super) fn bytes_neon(steps: u64) {
+    pub(super) fn int8_neon(steps: u64) {
         let (w, x) = black_box((vdupq_n_s8(1), vdupq_n_s8(3)));
         let mut sums = [vdupq_n_s32(0); CHAINS];
         for _ in 0..steps {
             for sum in &mut sums {
-                // SAFETY: the machine has the instruction.
+                // SAFETY: the processor has `sdot`: the loop is only used if it was detected.
                 unsafe {
                     std::arch::asm!(
                         ".arch_extension dotprod",
@@ -257,19 +260,19 @@ mod tests {
             let peak = CpuPeak::measure(isa, 1).unwrap();
             assert!(peak.f32.is_finite() && peak.f32 > 0.0, "{isa}: {peak:?}");
             assert!(
-                peak.bytes.is_none_or(|bytes| bytes.is_finite() && bytes > peak.f32 / 2.0),
+                peak.int8.is_none_or(|int8| int8.is_finite() && int8 > peak.f32 / 2.0),
                 "{isa}: {peak:?}"
             );
         }
     }
 
     #[test]
-    fn bytes_are_the_peak_of_what_is_rounded() {
-        let peak = CpuPeak { f32: 1.0, bytes: Some(4.0) };
+    fn int8_is_the_peak_of_quantized_products() {
+        let peak = CpuPeak { f32: 1.0, int8: Some(4.0) };
         let shape = |format| MatrixShape { rows: 64, cols: 64, format };
-        assert_eq!(peak.of_products(shape(Format::MXFP4), false), 4.0);
-        assert_eq!(peak.of_products(shape(Format::MXFP4), true), 1.0);
-        assert_eq!(peak.of_products(shape(Format::Plain(Scalar::BF16)), false), 1.0);
-        assert_eq!(CpuPeak { bytes: None, ..peak }.of_products(shape(Format::MXFP4), false), 1.0);
+        assert_eq!(peak.for_shape(shape(Format::MXFP4), false), 4.0);
+        assert_eq!(peak.for_shape(shape(Format::MXFP4), true), 1.0);
+        assert_eq!(peak.for_shape(shape(Format::Plain(Scalar::BF16)), false), 1.0);
+        assert_eq!(CpuPeak { int8: None, ..peak }.for_shape(shape(Format::MXFP4), false), 1.0);
     }
 }

@@ -1,46 +1,47 @@
-//! Instruction sets, and which of them a machine has.
+//! Instruction sets (ISAs), and their detection on this machine.
 
 use std::fmt;
 
-use super::Table;
+use super::table::{self, KernelTable};
 use crate::Error;
 
-/// An instruction set that kernels exist for.
+/// Instruction set with kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isa {
-    /// Plain Rust: what every processor of an architecture has.
+    /// Plain Rust: the baseline of the architecture.
     Generic,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
-    /// As [`Isa::Avx2`], and AVX-VNNI: dot products of bytes without AVX-512.
+    /// [`Isa::Avx2`] and AVX-VNNI: int8 dot products without AVX-512.
     AvxVnni,
     /// x86-64 with AVX-512 F, BW, VL, DQ and VNNI.
     Avx512,
-    /// As [`Isa::Avx512`], and AVX-512 VBMI: tables of 128 bytes.
+    /// [`Isa::Avx512`] and AVX-512 VBMI: 128-byte table look-ups.
     Avx512Vbmi,
-    /// AArch64; with its 8-bit dot products where the processor has them.
+    /// AArch64 NEON, with int8 dot products where the processor has them.
     Neon,
 }
 
 impl Isa {
-    /// From the plainest to the best.
+    /// In ascending order of speed.
     const ALL: [Isa; 6] =
         [Isa::Generic, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Avx512Vbmi, Isa::Neon];
 
-    /// Those that this machine has, the best last.
+    /// Instruction sets of this machine, the best last.
     pub fn available() -> Vec<Isa> {
         Self::ALL.into_iter().filter(|isa| isa.table().is_some()).collect()
     }
 
-    /// The best one that this machine has.
+    /// Best instruction set of this machine.
     pub fn detect() -> Self {
         Self::ALL.into_iter().rfind(|isa| isa.table().is_some()).unwrap_or(Isa::Generic)
     }
 
-    /// By the name that `--isa` takes.
+    /// Instruction set by its `--isa` name.
     ///
     /// # Errors
-    /// The name is unknown, or this machine does not have it; the error lists what it has.
+    /// The name is unknown, or this machine does not have the instruction set. The message lists
+    /// the available names.
     pub fn by_name(name: &str) -> Result<Self, Error> {
         let isa = Self::ALL.into_iter().find(|isa| isa.name() == name);
         isa.filter(|isa| isa.table().is_some()).ok_or_else(|| {
@@ -52,7 +53,7 @@ impl Isa {
         })
     }
 
-    /// The name that `--isa` takes.
+    /// Name for `--isa`.
     pub const fn name(self) -> &'static str {
         match self {
             Isa::Generic => "generic",
@@ -64,20 +65,21 @@ impl Isa {
         }
     }
 
-    pub(super) fn table(self) -> Option<&'static Table> {
+    /// Kernels of the instruction set; `None` if this machine does not have it.
+    pub(super) fn table(self) -> Option<&'static KernelTable> {
         match self {
-            Isa::Generic => Some(&super::on_generic::TABLE),
+            Isa::Generic => Some(&table::on_generic::TABLE),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => {
                 let has = is_x86_feature_detected!("avx2")
                     && is_x86_feature_detected!("fma")
                     && is_x86_feature_detected!("f16c");
-                has.then_some(&super::on_avx2::TABLE)
+                has.then_some(&table::on_avx2::TABLE)
             }
             #[cfg(target_arch = "x86_64")]
             Isa::AvxVnni => {
                 let has = is_x86_feature_detected!("avxvnni") && Isa::Avx2.table().is_some();
-                has.then_some(&super::on_avxvnni::TABLE)
+                has.then_some(&table::on_avxvnni::TABLE)
             }
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => {
@@ -87,7 +89,7 @@ impl Isa {
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512vnni")
                     && Isa::Avx2.table().is_some();
-                has.then_some(&super::on_avx512::TABLE)
+                has.then_some(&table::on_avx512::TABLE)
             }
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Vbmi => {
@@ -97,9 +99,12 @@ impl Isa {
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => {
                 let dot = std::arch::is_aarch64_feature_detected!("dotprod");
-                Some(if dot { &super::on_neon_dot::TABLE } else { &super::on_neon::TABLE })
+                Some(if dot { &table::on_neon_dot::TABLE } else { &table::on_neon::TABLE })
             }
-            #[allow(unreachable_patterns, reason = "which sets a target lacks differs")]
+            #[allow(
+                unreachable_patterns,
+                reason = "the missing instruction sets differ per target"
+            )]
             _ => None,
         }
     }
@@ -123,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sets_are_found_by_their_names_and_the_best_is_taken() {
+    fn isas_are_found_by_name_and_the_best_is_detected() {
         let available = Isa::available();
         assert_eq!((available[0], available.last()), (Isa::Generic, Some(&Isa::detect())));
         for isa in Isa::ALL {
@@ -131,7 +136,7 @@ mod tests {
             assert_eq!(same.count(), 1, "{isa}");
             assert_eq!(Isa::by_name(isa.name()).ok(), available.contains(&isa).then_some(isa));
         }
-        // AVX-VNNI adds to AVX2, so what has the one has the other.
+        // AVX-VNNI implies AVX2.
         assert!(!available.contains(&Isa::AvxVnni) || available.contains(&Isa::Avx2));
     }
 }

@@ -1,0 +1,403 @@
+//! Dispatch of matrix products by weight format, batch size and instruction set.
+
+use std::ops::Range;
+
+use super::{
+    Kernels,
+    activations::{F32Rows, Q8Row, Q8Rows, QuantLayout, padded},
+    gemm_f32::{F32TileSums, FloatTile, TILE_ROWS},
+    gemm_q8::{GEMM_BATCH, TileScratch, UnpackedTile, tile_bytes, tile_scale_len},
+    gemv_q8::{
+        GEMV_ROWS, GemvActivations, GemvOut, packed_activation_bytes, rows_widened_together,
+    },
+    quant_rows::{GroupShape, PlaneRows, QuantRows, ScaleType},
+    unpack_affine::{AffineRow, AffineTile},
+    unpack_mx::BlockScaledRow,
+    vector::{MAX_LANES, Q8_GROUP},
+};
+use crate::{
+    Element, Format, Matrix, MatrixShape, Scalar,
+    cpu::scratch::{PackedKey, WorkerScratch},
+};
+
+/// Most rows of weights of one [`Kernels::gemv_q8`] call.
+pub(crate) const MAX_GEMV_OUTPUTS: usize = 512;
+
+/// Up to [`TILE_ROWS`] rows of a matrix, prepared for products with f32 activations.
+pub(crate) struct PackedRows<'a>(RowFormat<'a>);
+
+enum RowFormat<'a> {
+    /// Plain floats: stored ones, or dequantized rows.
+    Float { scalar: Scalar, cols: usize, rows: [&'a [u8]; TILE_ROWS], count: usize },
+    /// Packed affine quants, for at most [`TILE_ROWS`] rows of activations.
+    Affine { bits: usize, group: usize, cols: usize, rows: [AffineRow<'a>; TILE_ROWS] },
+    /// Block-scaled small floats, for at most [`TILE_ROWS`] rows of activations.
+    BlockScaled {
+        element: Element,
+        cols: usize,
+        rows: [BlockScaledRow<'a>; TILE_ROWS],
+        count: usize,
+    },
+}
+
+impl<'a> PackedRows<'a> {
+    /// Rows `range` of a matrix for products with `batch` rows of f32 activations. Dequantizes them
+    /// where that is faster. The scratch has room for the matrix's columns.
+    pub(crate) fn new(
+        kernels: Kernels,
+        matrix: &Matrix<'a>,
+        range: Range<usize>,
+        batch: usize,
+        scratch: &'a mut WorkerScratch,
+    ) -> Self {
+        let (first, count) = (range.start, range.len().min(TILE_ROWS));
+        let cols = matrix.shape.cols;
+        let stored: [_; TILE_ROWS] = std::array::from_fn(|i| matrix.row(first + i.min(count - 1)));
+        let whole_vectors = |n: usize| n.is_multiple_of(MAX_LANES);
+        match matrix.shape.format {
+            Format::Plain(scalar) => {
+                return PackedRows(RowFormat::Float {
+                    scalar,
+                    cols,
+                    rows: stored.map(|(w, ..)| w),
+                    count,
+                });
+            }
+            // A larger batch pays for dequantizing the rows to memory.
+            Format::Scaled { element, block_cols, scale, .. }
+                if batch <= TILE_ROWS
+                    && whole_vectors(block_cols.into())
+                    && whole_vectors(cols) =>
+            {
+                let block = usize::from(block_cols);
+                let rows = stored.map(|(elements, scales, _)| BlockScaledRow {
+                    elements,
+                    scales,
+                    scale,
+                    block,
+                });
+                return PackedRows(RowFormat::BlockScaled { element, cols, rows, count });
+            }
+            Format::Affine { bits, group, scale } if batch <= TILE_ROWS && whole_vectors(cols) => {
+                let groups = cols / usize::from(group);
+                let mut rows = stored.map(|(q, ..)| AffineRow { q, scales: &[], biases: &[] });
+                let mut room = &mut scratch.tile_f32[..];
+                for (row, (_, scales, biases)) in rows.iter_mut().zip(stored) {
+                    for (dst, src) in [(&mut row.scales, scales), (&mut row.biases, biases)] {
+                        let (wide, rest) = room.split_at_mut(groups);
+                        kernels.widen(scale, src, wide);
+                        (*dst, room) = (wide, rest);
+                    }
+                }
+                let (bits, group) = (bits.into(), group.into());
+                return PackedRows(RowFormat::Affine { bits, group, cols, rows });
+            }
+            Format::Affine { .. } | Format::Scaled { .. } => {}
+        }
+        let (wide, scales) = scratch.tile_f32.split_at_mut(TILE_ROWS * cols);
+        for (i, out) in wide.chunks_exact_mut(cols).enumerate().take(count) {
+            kernels.dequantize_row(matrix, first + i, scales, out);
+        }
+        let wide: &[u8] = bytemuck::cast_slice(wide);
+        let rows = std::array::from_fn(|i| &wide[i.min(count - 1) * cols * 4..][..cols * 4]);
+        PackedRows(RowFormat::Float { scalar: Scalar::F32, cols, rows, count })
+    }
+
+    /// Products with rows `indexes` of the activations, at most [`TILE_ROWS`]:
+    /// `sums[row of weights][index in indexes]`. `prefetch`, set for the first rows of activations,
+    /// prefetches the rows of weights that follow in memory.
+    pub(crate) fn products(
+        &self,
+        kernels: Kernels,
+        activations: &F32Rows<'_>,
+        indexes: &[usize],
+        prefetch: bool,
+        sums: &mut F32TileSums,
+    ) {
+        assert!(indexes.len() <= TILE_ROWS);
+        let (RowFormat::Float { cols, .. }
+        | RowFormat::Affine { cols, .. }
+        | RowFormat::BlockScaled { cols, .. }) = self.0;
+        assert_eq!(activations.view.width, cols);
+        let mut x = [&[][..]; TILE_ROWS];
+        x.iter_mut().zip(indexes).for_each(|(x, i)| *x = activations.row(*i));
+        let x = &x[..indexes.len()];
+        match &self.0 {
+            RowFormat::Float { scalar, rows, count, .. } => {
+                kernels.gemm_f32(*scalar, FloatTile { rows: &rows[..*count], prefetch }, x, sums);
+            }
+            RowFormat::Affine { bits, group, rows, .. } => {
+                kernels.gemm_affine(AffineTile { rows, bits: *bits, group: *group }, x, sums);
+            }
+            RowFormat::BlockScaled { element, rows, count, .. } => {
+                kernels.gemm_block_scaled(*element, &rows[..*count], x, sums);
+            }
+        }
+    }
+}
+
+/// Rows `range` of a matrix of quants, with the layout of the activations that they need.
+fn quant_rows<'a>(
+    matrix: &Matrix<'a>,
+    range: Range<usize>,
+) -> (QuantRows<'a>, QuantLayout, GroupShape) {
+    let MatrixShape { cols, format, .. } = matrix.shape;
+    let scale_type = match format {
+        Format::Affine { scale, .. } => ScaleType::Affine(scale),
+        Format::Scaled { scale, .. } => ScaleType::E2M1(scale),
+        Format::Plain(_) => unreachable!("plain floats take f32 activations"),
+    };
+    let Some(layout) = QuantLayout::new(matrix.shape) else {
+        unreachable!("activations are quantized for a matrix of quants")
+    };
+    let (quant_bytes, scale_bytes) = (format.row_bytes(cols), format.row_scale_bytes(cols));
+    let (first, step) = matrix.stored(range.start);
+    let stored = (range.len().max(1) - 1) * step + 1;
+    let plane = |bytes: &'a [u8], row_bytes: usize| PlaneRows {
+        bytes: &bytes[first * row_bytes..(first + stored) * row_bytes],
+        stride: step * row_bytes,
+    };
+    let biases = if format.is_affine() {
+        plane(matrix.biases, scale_bytes)
+    } else {
+        PlaneRows { bytes: &[], stride: step * scale_bytes }
+    };
+    let w = QuantRows {
+        count: range.len(),
+        quants: plane(matrix.weights, quant_bytes),
+        scale_bytes,
+        scales: plane(matrix.scales, scale_bytes),
+        biases,
+        scale_type,
+    };
+    (w, layout, GroupShape { cols, group: layout.group })
+}
+
+/// Rows of int8 activations, selected and ordered by an index function.
+pub(crate) struct Q8Batch<'a, F> {
+    pub(crate) rows: &'a Q8Rows<'a>,
+    pub(crate) count: usize,
+    /// Row of `rows` that is row `i` of the batch.
+    pub(crate) index: F,
+}
+
+impl Kernels {
+    /// Products of up to [`TILE_ROWS`] rows of plain floats and of f32 activations.
+    pub(super) fn gemm_f32(
+        self,
+        scalar: Scalar,
+        w: FloatTile<'_>,
+        x: &[&[f32]],
+        sums: &mut F32TileSums,
+    ) {
+        let cols = x.first().map_or(0, |x| x.len());
+        assert!(w.rows.len() <= TILE_ROWS && x.len() <= TILE_ROWS);
+        assert!(w.rows.iter().all(|w| w.len() == cols * scalar.bytes()));
+        assert!(x.iter().all(|x| x.len() == cols));
+        // SAFETY: Simd contract: the table's ISA was detected; all rows have `cols` values.
+        unsafe { (self.0.gemm_f32)(scalar, w, x, sums) }
+    }
+
+    /// Products of [`TILE_ROWS`] rows of affine quants and up to as many rows of f32 activations.
+    fn gemm_affine(self, w: AffineTile<'_>, x: &[&[f32]], sums: &mut F32TileSums) {
+        let AffineTile { rows, bits, group } = w;
+        let cols = x.first().map_or(0, |x| x.len());
+        assert!(x.len() <= TILE_ROWS && x.iter().all(|x| x.len() == cols));
+        assert!(group.is_power_of_two() && group >= Q8_GROUP && cols.is_multiple_of(group));
+        assert!(
+            rows.iter().all(|w| w.q.len() == cols * bits / 8
+                && w.scales.len().min(w.biases.len()) == cols / group)
+        );
+        // SAFETY: Simd contract: the table's ISA was detected; the lengths were checked, and groups
+        // are whole vectors of every ISA.
+        unsafe { (self.0.gemm_affine)(w, x, sums) }
+    }
+
+    /// Products of up to [`TILE_ROWS`] rows of block-scaled floats and of f32 activations.
+    pub(super) fn gemm_block_scaled(
+        self,
+        element: Element,
+        w: &[BlockScaledRow<'_>],
+        x: &[&[f32]],
+        sums: &mut F32TileSums,
+    ) {
+        let (block, cols) = (w.first().map_or(0, |w| w.block), x.first().map_or(0, |x| x.len()));
+        assert!(w.len() <= TILE_ROWS && x.len() <= TILE_ROWS && x.iter().all(|x| x.len() == cols));
+        assert!(block > 0 && block.is_multiple_of(MAX_LANES) && cols.is_multiple_of(MAX_LANES));
+        assert!(w.iter().all(|w| w.block == block && w.has_cols(element, cols)));
+        // SAFETY: Simd contract: the table's ISA was detected; elements and scales were checked;
+        // columns and blocks are whole vectors of every ISA.
+        unsafe { (self.0.gemm_block_scaled)(element, w, x, sums) }
+    }
+
+    /// Rows of weights of a [`Kernels::gemm_q8`] tile.
+    pub(crate) fn gemm_rows(self) -> usize {
+        self.0.tile_rows
+    }
+
+    /// GEMM of rows `range` of a matrix of quants, at most [`Kernels::gemm_rows`], and a batch of
+    /// int8 activations. `each` gets the index and the products of every row of the batch. The
+    /// scratch has room for the matrix's columns.
+    pub(crate) fn gemm_q8(
+        self,
+        matrix: &Matrix<'_>,
+        range: Range<usize>,
+        x: Q8Batch<'_, impl Fn(usize) -> usize>,
+        scratch: &mut WorkerScratch,
+        mut each: impl FnMut(usize, &mut [f32]),
+    ) {
+        assert!(range.len() <= self.gemm_rows());
+        let (outputs, (w, layout, shape)) = (range.len(), quant_rows(matrix, range));
+        assert_eq!((x.rows.cols, x.rows.layout), (shape.cols, layout));
+        let padded = padded(shape.cols);
+        let quants = &mut scratch.tile[..tile_bytes(padded)];
+        let scales = &mut scratch.tile_f32[..tile_scale_len(padded)];
+        let mut sums = [[0.0; MAX_LANES]; GEMM_BATCH];
+        let mut rows = [Q8Row { q: &[], scales: &[], sums: &[] }; GEMM_BATCH];
+        let mut done = 0;
+        while done < x.count {
+            let most = if done == 0 { self.0.unpack_batch } else { GEMM_BATCH };
+            let n = most.min(x.count - done);
+            for (i, row) in rows[..n].iter_mut().enumerate() {
+                *row = x.rows.row((x.index)(done + i));
+            }
+            // SAFETY: Simd contract: the table's ISA was detected; `quant_rows` cuts planes to
+            // their rows, scratch has the sizes above, and activations are padded.
+            unsafe {
+                if done == 0 {
+                    let quants = (n < x.count).then_some(&mut *quants);
+                    let scratch = TileScratch { quants, scales };
+                    (self.0.unpack_gemm)(layout.kind, &w, &rows[..n], shape, scratch, &mut sums);
+                } else {
+                    let tile = UnpackedTile { quants, scales };
+                    (self.0.gemm)(layout.kind, tile, &rows[..n], shape, &mut sums);
+                }
+            }
+            (0..n).for_each(|c| each(done + c, &mut sums[c][..outputs]));
+            done += n;
+        }
+    }
+
+    /// GEMV of rows `range` of a matrix of quants, at most [`MAX_GEMV_OUTPUTS`], and rows `indexes`
+    /// of int8 activations, at most [`GEMV_ROWS`]. `each` gets the index and the products of every
+    /// row of activations. The scratch has room for the matrix's columns.
+    pub(crate) fn gemv_q8(
+        self,
+        matrix: &Matrix<'_>,
+        range: Range<usize>,
+        x: &Q8Rows<'_>,
+        indexes: &[usize],
+        scratch: &mut WorkerScratch,
+        mut each: impl FnMut(usize, &mut [f32]),
+    ) {
+        let outputs = range.len();
+        assert!((1..=GEMV_ROWS).contains(&indexes.len()));
+        assert!((1..=MAX_GEMV_OUTPUTS).contains(&outputs));
+        let (w, layout, shape) = quant_rows(matrix, range);
+        assert_eq!((x.cols, x.layout), (shape.cols, layout));
+        let stride = packed_activation_bytes(padded(shape.cols));
+        let WorkerScratch { tile_f32, packed, packed_rows, products, .. } = scratch;
+        let rows = std::array::from_fn(|i| indexes.get(i).copied().unwrap_or(usize::MAX));
+        let key = PackedKey { id: x.id, rows };
+        if packed_rows.replace(key) != Some(key) {
+            for (dst, i) in packed.chunks_exact_mut(stride).zip(indexes) {
+                // SAFETY: Simd contract: the table's ISA was detected; activations are padded, and
+                // `dst` has room for a packed row.
+                unsafe { (self.0.pack_activations)(layout.kind, &x.row(*i), shape.cols, dst) }
+            }
+        }
+        let mut rows = [GemvActivations { blocks: &[], sums: &[] }; GEMV_ROWS];
+        for ((row, blocks), i) in rows.iter_mut().zip(packed.chunks_exact(stride)).zip(indexes) {
+            (row.blocks, row.sums) = (blocks, x.row(*i).sums);
+        }
+        let (rows, sums) = (&rows[..indexes.len()], &mut products[..indexes.len() * outputs]);
+        let in_place = match w.scale_type {
+            ScaleType::Affine(Scalar::F32) => true,
+            // With more rows no register is left for a scale that takes several instructions.
+            ScaleType::Affine(Scalar::BF16) => 2 * indexes.len() <= self.0.unpack_batch,
+            ScaleType::Affine(Scalar::F16) | ScaleType::E2M1(_) => false,
+        };
+        let step = if in_place { outputs } else { rows_widened_together(shape) };
+        for first in (0..outputs).step_by(step) {
+            let mut w = w.slice(first..outputs.min(first + step));
+            if !in_place {
+                let (scales, rest) = tile_f32.split_at_mut(w.count * shape.count());
+                let biases = &mut rest[..scales.len()];
+                // SAFETY: Simd contract: the table's ISA was detected; there is room for the scales
+                // of all groups.
+                unsafe { (self.0.widen_scales)(&w, shape, [scales, biases]) }
+                let stride = shape.count() * size_of::<f32>();
+                w.scales = PlaneRows { bytes: bytemuck::cast_slice(scales), stride };
+                w.biases = PlaneRows { bytes: bytemuck::cast_slice(biases), stride };
+                w.scale_type = ScaleType::Affine(Scalar::F32);
+            }
+            let out = GemvOut { values: &mut sums[first..], stride: outputs };
+            // SAFETY: Simd contract: the table's ISA was detected; planes are cut to their rows,
+            // activations are packed for it, and `out` has room.
+            unsafe { (self.0.gemv)(layout.kind, &w, rows, shape, out) }
+        }
+        sums.chunks_exact_mut(outputs).enumerate().for_each(|(i, sums)| each(i, sums));
+    }
+
+    /// Dequantizes a row of a matrix to f32. `scales` has room for its scales and biases.
+    fn dequantize_row(self, matrix: &Matrix<'_>, row: usize, scales: &mut [f32], out: &mut [f32]) {
+        let (elements, row_scales, row_biases) = matrix.row(row);
+        match matrix.shape.format {
+            Format::Plain(scalar) => self.widen(scalar, elements, out),
+            Format::Affine { bits, group, scale } => {
+                let group = usize::from(group);
+                let (scales, rest) = scales.split_at_mut(out.len() / group);
+                let biases = &mut rest[..out.len() / group];
+                self.widen(scale, row_scales, scales);
+                self.widen(scale, row_biases, biases);
+                self.dequantize_affine(bits, AffineRow { q: elements, scales, biases }, group, out);
+            }
+            Format::Scaled { element, block_cols, scale, .. } => {
+                let row = BlockScaledRow {
+                    elements,
+                    scales: row_scales,
+                    scale,
+                    block: block_cols.into(),
+                };
+                self.dequantize_blocks(element, &row, out);
+            }
+        }
+    }
+
+    /// Dequantizes rows of a matrix from row `first` on to `out`, `(rows, cols)`. The scratch has
+    /// room for the matrix's columns.
+    pub(crate) fn dequantize_rows(
+        self,
+        matrix: &Matrix<'_>,
+        first: usize,
+        scratch: &mut WorkerScratch,
+        out: &mut [f32],
+    ) {
+        for (i, out) in out.chunks_exact_mut(matrix.shape.cols).enumerate() {
+            self.dequantize_row(matrix, first + i, &mut scratch.tile_f32, out);
+        }
+    }
+
+    /// Dequantizes a row of affine quants: `out = scale * q + bias`.
+    fn dequantize_affine(self, bits: u8, row: AffineRow<'_>, group: usize, out: &mut [f32]) {
+        let groups = out.len() / group;
+        assert!(out.len().is_multiple_of(group) && group.is_power_of_two() && group >= Q8_GROUP);
+        assert!(row.q.len() >= out.len() * usize::from(bits) / 8);
+        assert!(row.scales.len() >= groups && row.biases.len() >= groups);
+        // SAFETY: Simd contract: the table's ISA was detected; lengths were checked.
+        unsafe { (self.0.dequantize_affine)(bits, row, group, out) }
+    }
+
+    /// Dequantizes a row of block-scaled floats.
+    pub(super) fn dequantize_blocks(
+        self,
+        element: Element,
+        row: &BlockScaledRow<'_>,
+        out: &mut [f32],
+    ) {
+        assert!(row.has_cols(element, out.len()) && (row.block * element.bits()).is_multiple_of(8));
+        // SAFETY: Simd contract: the table's ISA was detected; elements and scales were checked,
+        // and blocks start at whole bytes.
+        unsafe { (self.0.dequantize_blocks)(element, row, out) }
+    }
+}

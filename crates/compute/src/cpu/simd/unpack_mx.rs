@@ -1,0 +1,478 @@
+//! Block-scaled small floats (MXFP4, NVFP4, FP8 with block scales): dequantized, and multiplied
+//! with f32 activations.
+#![allow(
+    clippy::needless_range_loop,
+    reason = "arrays of vectors are indexed together, without closures"
+)]
+
+use super::{
+    gemm_f32::{F32TileSums, TILE_ROWS, reduce_tile},
+    unpack_affine::E2m1,
+    vector::{CACHE_LINE, L1_PREFETCH, L2_PREFETCH, MAX_LANES, Simd, prefetch_rows},
+};
+use crate::{BlockScale, Element, Scalar};
+
+/// Block scales as f32, times a power of two.
+///
+/// # Safety
+/// The Simd contract; `bytes` has `scales.len()` scales.
+#[inline(always)]
+pub(super) unsafe fn block_scales<S: Simd>(
+    scale: BlockScale,
+    bytes: &[u8],
+    factor: f32,
+    scales: &mut [f32],
+) {
+    /// A loop for one type of scales, which is known at compile time.
+    #[inline(always)]
+    fn each(
+        bytes: &[u8],
+        size: usize,
+        factor: f32,
+        scale: impl Fn(&[u8]) -> f32,
+        scales: &mut [f32],
+    ) {
+        for (bytes, dst) in bytes.chunks_exact(size).zip(scales) {
+            *dst = factor * scale(bytes);
+        }
+    }
+    match scale {
+        BlockScale::E8M0 => each(bytes, 1, factor, |b| BlockScale::E8M0.get(b, 0), scales),
+        BlockScale::E4M3 => {
+            let whole = scales.len() / S::LANES * S::LANES;
+            for i in (0..whole).step_by(S::LANES) {
+                // SAFETY: as this function.
+                unsafe {
+                    let scale = S::load_e4m3(bytes.as_ptr().add(i));
+                    S::store(scales.as_mut_ptr().add(i), S::mul(S::splat(factor), scale));
+                }
+            }
+            each(&bytes[whole..], 1, factor, |b| BlockScale::E4M3.get(b, 0), &mut scales[whole..]);
+        }
+        BlockScale::Plain(Scalar::F32) => each(bytes, 4, factor, |b| Scalar::F32.get(b, 0), scales),
+        BlockScale::Plain(Scalar::F16) => each(bytes, 2, factor, |b| Scalar::F16.get(b, 0), scales),
+        BlockScale::Plain(Scalar::BF16) => {
+            each(bytes, 2, factor, |b| Scalar::BF16.get(b, 0), scales)
+        }
+    }
+}
+
+/// Blocks of a row whose scales are converted to f32 at a time.
+const SECTION_BLOCKS: usize = 16;
+
+/// A small float type, as a type parameter.
+///
+/// # Safety
+/// Functions need the [Simd contract](Simd).
+pub(super) trait SmallFloat: Copy {
+    const ELEMENT: Element;
+    /// Reads `LANES` elements.
+    unsafe fn load<S: Simd>(p: *const u8) -> S::F32;
+    /// Whether `load_line` is cheaper than `load`.
+    #[inline(always)]
+    fn has_line<S: Simd>() -> bool {
+        false
+    }
+    /// Reads a cache line of elements; only if `has_line`.
+    #[inline(always)]
+    unsafe fn load_line<S: Simd>(_p: *const u8) -> [S::F32; 4] {
+        // SAFETY: Simd contract.
+        unsafe { [S::zero(); 4] }
+    }
+    /// Factor by which `load_raw` is too small.
+    #[inline(always)]
+    fn factor<S: Simd>() -> f32 {
+        1.0
+    }
+    /// `load` divided by `factor`. If the factor is not 1, a NaN becomes a value above all finite
+    /// elements.
+    #[inline(always)]
+    unsafe fn load_raw<S: Simd>(p: *const u8) -> S::F32 {
+        // SAFETY: Simd contract.
+        unsafe { Self::load::<S>(p) }
+    }
+}
+
+/// E4M3 elements.
+#[derive(Clone, Copy)]
+pub(super) struct E4m3;
+
+impl SmallFloat for E4m3 {
+    const ELEMENT: Element = Element::E4M3;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(p: *const u8) -> S::F32 {
+        // SAFETY: Simd contract.
+        unsafe { S::load_e4m3(p) }
+    }
+    #[inline(always)]
+    fn has_line<S: Simd>() -> bool {
+        S::HAS_E4M3_LINE
+    }
+    #[inline(always)]
+    unsafe fn load_line<S: Simd>(p: *const u8) -> [S::F32; 4] {
+        // SAFETY: Simd contract.
+        unsafe { S::load_e4m3_line(p) }
+    }
+    #[inline(always)]
+    fn factor<S: Simd>() -> f32 {
+        S::E4M3_FACTOR
+    }
+    #[inline(always)]
+    unsafe fn load_raw<S: Simd>(p: *const u8) -> S::F32 {
+        // SAFETY: Simd contract.
+        unsafe { S::load_e4m3_raw(p) }
+    }
+}
+impl SmallFloat for E2m1 {
+    const ELEMENT: Element = Element::E2M1;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(p: *const u8) -> S::F32 {
+        // SAFETY: Simd contract.
+        unsafe { S::load_e2m1(p) }
+    }
+}
+
+/// Row of small floats with a scale per `block`.
+#[derive(Clone, Copy)]
+pub(crate) struct BlockScaledRow<'a> {
+    pub(crate) elements: &'a [u8],
+    pub(crate) scales: &'a [u8],
+    pub(crate) scale: BlockScale,
+    /// Columns that share a scale: a whole number of bytes.
+    pub(crate) block: usize,
+}
+
+impl BlockScaledRow<'_> {
+    /// Whether the row has elements for `cols` columns, and their scales.
+    pub(super) fn has_cols(&self, element: Element, cols: usize) -> bool {
+        self.block > 0
+            && self.elements.len() * 8 >= cols * element.bits()
+            && self.scales.len() >= cols.div_ceil(self.block) * self.scale.bytes()
+    }
+}
+
+/// Dequantizes a row of small floats: `out = element * scale`.
+///
+/// # Safety
+/// The Simd contract; the row has elements for all of `out`, and their scales.
+#[inline(always)]
+pub(super) unsafe fn dequantize_blocks<S: Simd, E: SmallFloat>(
+    row: &BlockScaledRow<'_>,
+    out: &mut [f32],
+) {
+    let bits = E::ELEMENT.bits();
+    let mut scales = [0.0; SECTION_BLOCKS];
+    for (section, out) in out.chunks_mut(row.block * SECTION_BLOCKS).enumerate() {
+        let first = section * SECTION_BLOCKS;
+        let scales = &mut scales[..out.len().div_ceil(row.block)];
+        let bytes = &row.scales[first * row.scale.bytes()..];
+        // SAFETY: as this function.
+        unsafe { block_scales::<S>(row.scale, bytes, 1.0, scales) };
+        for (i, (out, scale)) in out.chunks_mut(row.block).zip(scales).enumerate() {
+            let first = (first + i) * row.block;
+            let whole = out.len() / S::LANES * S::LANES;
+            // SAFETY: as this function; a vector of elements takes whole bytes.
+            unsafe {
+                let scale = S::splat(*scale);
+                for i in (0..whole).step_by(S::LANES) {
+                    let elements = E::load::<S>(row.elements.as_ptr().add((first + i) * bits / 8));
+                    S::store(out.as_mut_ptr().add(i), S::mul(elements, scale));
+                }
+            }
+            for (i, out) in out.iter_mut().enumerate().skip(whole) {
+                *out = E::ELEMENT.get(row.elements, first + i) * *scale;
+            }
+        }
+    }
+}
+
+/// Products of `R` rows of small floats and `X` rows of f32 activations. Bit-identical to
+/// [`float_tile`](super::gemm_f32::float_tile) on the dequantized rows.
+///
+/// # Safety
+/// The Simd contract; rows of weights and of `x` have equally many columns, and their scales. The
+/// columns and the block are whole vectors.
+#[inline(always)]
+unsafe fn block_products<S: Simd, E: SmallFloat, const R: usize, const X: usize>(
+    w: &[BlockScaledRow<'_>; R],
+    x: &[&[f32]; X],
+) -> [[f32; X]; R] {
+    // SAFETY: as this function.
+    unsafe {
+        let (block, cols) = (w[0].block, x[0].len());
+        if E::has_line::<S>()
+            && block >= CACHE_LINE / 2
+            && block.is_power_of_two()
+            && cols.is_multiple_of(CACHE_LINE)
+        {
+            return line_products::<S, E, R, X>(w, x);
+        }
+        if E::factor::<S>() != 1.0
+            && let Some(products) = vector_products::<S, E, R, X, true>(w, x)
+        {
+            return products;
+        }
+        vector_products::<S, E, R, X, false>(w, x).unwrap_or([[f32::NAN; X]; R])
+    }
+}
+
+/// [`block_products`] by whole cache lines of elements, each of which has one scale or two.
+///
+/// # Safety
+/// As [`block_products`]; the columns are whole cache lines.
+#[inline(always)]
+unsafe fn line_products<S: Simd, E: SmallFloat, const R: usize, const X: usize>(
+    w: &[BlockScaledRow<'_>; R],
+    x: &[&[f32]; X],
+) -> [[f32; X]; R] {
+    let (cols, shift) = (x[0].len(), w[0].block.trailing_zeros());
+    // SAFETY: as this function.
+    unsafe {
+        let mut acc = [[S::zero(); X]; R];
+        let mut section_scales = [[0.0; SECTION_BLOCKS]; R];
+        let ahead = prefetch_rows(L1_PREFETCH, cols, TILE_ROWS) * cols;
+        for start in (0..cols).step_by(SECTION_BLOCKS << shift) {
+            let end = cols.min(start + (SECTION_BLOCKS << shift));
+            for r in 0..R {
+                let bytes = &w[r].scales[(start >> shift) * w[r].scale.bytes()..];
+                let scales = &mut section_scales[r][..(end - start).div_ceil(1 << shift)];
+                block_scales::<S>(w[r].scale, bytes, 1.0, scales);
+            }
+            for first in (start..end).step_by(CACHE_LINE) {
+                // The blocks of both halves of the line.
+                let halves = [first - start, first - start + CACHE_LINE / 2]
+                    .map(|i| (i >> shift) % SECTION_BLOCKS);
+                for r in 0..R {
+                    let src = w[r].elements.as_ptr().add(first);
+                    S::prefetch_l1(src.wrapping_add(ahead));
+                    let elements = E::load_line::<S>(src);
+                    let scales = [
+                        S::splat(section_scales[r][halves[0]]),
+                        S::splat(section_scales[r][halves[1]]),
+                    ];
+                    for v in 0..elements.len() {
+                        let i = first + v * S::LANES;
+                        let weights = S::mul(elements[v], scales[v / 2]);
+                        for c in 0..X {
+                            acc[r][c] = S::fma(weights, S::load(x[c].as_ptr().add(i)), acc[r][c]);
+                        }
+                    }
+                }
+            }
+        }
+        reduce_tile::<S, R, X>(&acc)
+    }
+}
+
+/// [`block_products`] by vectors of elements. With `RAW` elements are read by `load_raw`, whose
+/// factor is multiplied into the scales; `None` if that is not exact: if an element is NaN, or a
+/// scale times the factor overflows.
+///
+/// # Safety
+/// As [`block_products`].
+#[inline(always)]
+unsafe fn vector_products<
+    S: Simd,
+    E: SmallFloat,
+    const R: usize,
+    const X: usize,
+    const RAW: bool,
+>(
+    w: &[BlockScaledRow<'_>; R],
+    x: &[&[f32]; X],
+) -> Option<[[f32; X]; R]> {
+    let (bits, block, cols) = (E::ELEMENT.bits(), w[0].block, x[0].len());
+    let mut exact = true;
+    // SAFETY: as this function.
+    unsafe {
+        let mut acc = [[S::zero(); X]; R];
+        let mut largest = [S::zero(); R];
+        let mut section_scales = [[0.0; SECTION_BLOCKS]; R];
+        let bytes = cols * bits / 8;
+        let ahead = prefetch_rows(L2_PREFETCH, bytes, TILE_ROWS) * bytes;
+        for (section, start) in (0..cols).step_by(block * SECTION_BLOCKS).enumerate() {
+            let end = cols.min(start + block * SECTION_BLOCKS);
+            for r in 0..R {
+                let scales = &mut section_scales[r][..(end - start).div_ceil(block)];
+                let bytes = &w[r].scales[section * SECTION_BLOCKS * w[r].scale.bytes()..];
+                let factor = if RAW { E::factor::<S>() } else { 1.0 };
+                block_scales::<S>(w[r].scale, bytes, factor, scales);
+                let max = scales.iter().fold(0, |max, scale| scale.abs().to_bits().max(max));
+                exact &= !RAW || max < f32::INFINITY.to_bits();
+            }
+            for (b, first) in (start..end).step_by(block).enumerate() {
+                let mut scales = [S::zero(); R];
+                for r in 0..R {
+                    scales[r] = S::splat(section_scales[r][b]);
+                }
+                for i in (first..end.min(first + block)).step_by(S::LANES) {
+                    let xs = x.map(|x| S::load(x.as_ptr().add(i)));
+                    for r in 0..R {
+                        let src = w[r].elements.as_ptr().add(i * bits / 8);
+                        S::prefetch_l2(src.wrapping_add(ahead));
+                        let elements = if RAW { E::load_raw::<S>(src) } else { E::load::<S>(src) };
+                        if RAW {
+                            largest[r] = S::max_abs(largest[r], elements);
+                        }
+                        let weights = S::mul(elements, scales[r]);
+                        for c in 0..X {
+                            acc[r][c] = S::fma(weights, xs[c], acc[r][c]);
+                        }
+                    }
+                }
+            }
+        }
+        if RAW {
+            for r in 1..R {
+                largest[0] = S::max_abs(largest[0], largest[r]);
+            }
+            let mut lanes = [0.0; MAX_LANES];
+            S::store(lanes.as_mut_ptr(), largest[0]);
+            let largest = lanes.into_iter().fold(0.0, f32::max);
+            // 448 is the largest E4M3.
+            exact &= largest * E::factor::<S>() <= 448.0;
+        }
+        exact.then(|| reduce_tile::<S, R, X>(&acc))
+    }
+}
+
+/// [`block_tile`] of `X` rows of activations, written from column `offset` of `sums` on. Returns
+/// `X`.
+///
+/// # Safety
+/// As [`block_products`].
+#[inline(always)]
+pub(super) unsafe fn block_tile_part<S: Simd, E: SmallFloat, const X: usize>(
+    w: &[BlockScaledRow<'_>],
+    x: &[&[f32]; X],
+    offset: usize,
+    sums: &mut F32TileSums,
+) -> usize {
+    // SAFETY: as this function.
+    unsafe {
+        if let Ok(w) = w.try_into() {
+            let tile = block_products::<S, E, TILE_ROWS, X>(w, x);
+            sums.iter_mut()
+                .zip(tile)
+                .for_each(|(dst, src)| dst[offset..offset + X].copy_from_slice(&src));
+            return X;
+        }
+        for (w, dst) in w.iter().zip(sums) {
+            let [src] = block_products::<S, E, 1, X>(&[*w], x);
+            dst[offset..offset + X].copy_from_slice(&src);
+        }
+    }
+    X
+}
+
+/// Products of up to [`TILE_ROWS`] rows of small floats and as many rows of f32 activations.
+///
+/// # Safety
+/// As [`block_products`].
+#[inline(always)]
+pub(super) unsafe fn block_tile<S: Simd, E: SmallFloat>(
+    w: &[BlockScaledRow<'_>],
+    x: &[&[f32]],
+    sums: &mut F32TileSums,
+) {
+    let mut done = 0;
+    while done < x.len() {
+        let rest = &x[done..];
+        // SAFETY: as this function.
+        done += unsafe {
+            if let Ok(x) = rest.try_into() {
+                block_tile_part::<S, E, TILE_ROWS>(w, x, done, sums)
+            } else if let Some(x) = rest.first_chunk() {
+                block_tile_part::<S, E, 2>(w, x, done, sums)
+            } else {
+                block_tile_part::<S, E, 1>(w, &[rest[0]], done, sums)
+            }
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{Isa, Kernels, gemm_f32::FloatTile},
+        *,
+    };
+
+    #[test]
+    fn every_small_float_dequantizes_to_its_value() {
+        let bytes: Vec<u8> = (0..=u8::MAX).collect();
+        for (isa, element) in Isa::available()
+            .into_iter()
+            .flat_map(|isa| [Element::E4M3, Element::E2M1].map(|e| (isa, e)))
+        {
+            let count = bytes.len() * 8 / element.bits();
+            let (mut wide, unit) = (vec![0.0; count], 1f32.to_le_bytes());
+            let scale = BlockScale::Plain(Scalar::F32);
+            let row = BlockScaledRow { elements: &bytes, scales: &unit, scale, block: count };
+            Kernels::new(isa).unwrap().dequantize_blocks(element, &row, &mut wide);
+            for (i, ours) in wide.into_iter().enumerate() {
+                let exact = element.get(&bytes, i);
+                assert!(
+                    ours.to_bits() == exact.to_bits() || ours.is_nan() && exact.is_nan(),
+                    "{isa}, {i}"
+                );
+            }
+        }
+    }
+
+    /// Includes NaN elements, and scales that overflow or underflow with the factor of raw loads.
+    #[test]
+    fn products_equal_those_of_dequantized_rows() {
+        let (cols, block) = (192, 32);
+        let x: Vec<Vec<f32>> = (0..TILE_ROWS)
+            .map(|r| (0..cols).map(|i| ((7 * i + 3 * r) % 23) as f32 / 8.0 - 1.3).collect())
+            .collect();
+        let x: Vec<&[f32]> = x.iter().map(Vec::as_slice).collect();
+        let usual: Vec<u8> = (0..TILE_ROWS * cols).map(|i| (i * 37 % 251) as u8 & 0xf7).collect();
+        let mut with_nan = usual.clone();
+        with_nan[2 * cols + 50] = 0xff;
+        // The smallest elements, which a scale of 2^126 leaves finite.
+        let small: Vec<u8> = usual.iter().map(|code| code & 0x83).collect();
+        for (isa, (elements, scale)) in Isa::available().into_iter().flat_map(|isa| {
+            [(&usual, 0.37), (&usual, -1e-39), (&with_nan, 0.37), (&small, 2f32.powi(126))]
+                .map(|case| (isa, case))
+        }) {
+            let kernels = Kernels::new(isa).unwrap();
+            let scales: Vec<u8> =
+                (1..=6u8).flat_map(|i| (scale / f32::from(i)).to_le_bytes()).collect();
+            let scale_type = BlockScale::Plain(Scalar::F32);
+            let rows: Vec<BlockScaledRow<'_>> = elements
+                .chunks(cols)
+                .map(|elements| BlockScaledRow {
+                    elements,
+                    scales: &scales,
+                    scale: scale_type,
+                    block,
+                })
+                .collect();
+            let wide: Vec<Vec<u8>> = rows
+                .iter()
+                .map(|row| {
+                    let mut wide = vec![0.0; cols];
+                    kernels.dequantize_blocks(Element::E4M3, row, &mut wide);
+                    wide.iter().flat_map(|weight: &f32| weight.to_le_bytes()).collect()
+                })
+                .collect();
+            let wide: Vec<&[u8]> = wide.iter().map(Vec::as_slice).collect();
+            for (n, count) in [(1, 1), (4, 1), (3, 2), (4, 3), (4, 4)] {
+                let (mut ours, mut expected) = (F32TileSums::default(), F32TileSums::default());
+                kernels.gemm_block_scaled(Element::E4M3, &rows[..n], &x[..count], &mut ours);
+                let w = FloatTile { rows: &wide[..n], prefetch: false };
+                kernels.gemm_f32(Scalar::F32, w, &x[..count], &mut expected);
+                for (r, c) in (0..n).flat_map(|r| (0..count).map(move |c| (r, c))) {
+                    let (ours, exact) = (ours[r][c], expected[r][c]);
+                    let same = ours.to_bits() == exact.to_bits() || ours.is_nan() && exact.is_nan();
+                    assert!(
+                        same,
+                        "{isa}, scale {scale:e}, row {r} of {n}, {c} of {count}: {ours} and {exact}"
+                    );
+                }
+            }
+        }
+    }
+}
