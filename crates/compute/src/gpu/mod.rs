@@ -4,34 +4,28 @@
 //! waits for all of it. Small things that an op brings along (tokens, tables of angles) travel in an upload buffer that is
 //! written with the work that uses it.
 
-mod adapter;
 mod ahead;
-mod attention;
-mod attention_decode;
-mod elementwise;
-mod experts;
-mod formats;
-mod fuse;
-mod head_matmul;
-mod heads;
+mod bandwidth;
+mod card;
+mod fusion;
 mod kernel;
-mod latent_attention;
-mod matmul;
-mod matvec;
-mod memory;
-mod native;
-mod norm;
+mod ops;
 mod params;
-mod profile;
-mod record;
-mod recurrent;
-mod speed;
-mod states;
-mod tiled;
-mod top_logits;
-mod top_positions;
-mod topk;
+mod recorder;
+mod store;
 mod unroll;
+
+use card::{adapter, native};
+use fusion as fuse;
+use ops::{
+    attention, attention::decode as attention_decode, elementwise, gemm as tiled, gemv as matvec,
+    head_matmul, latent_attention, matmul, moe as experts, norm, qk_norm_rope as heads, recurrent,
+    top_logits, top_positions, topk, weight_format as formats,
+};
+use recorder as record;
+use recorder::profile;
+use store as memory;
+use store::states;
 
 use std::ops::Range;
 

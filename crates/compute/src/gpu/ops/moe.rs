@@ -1,6 +1,6 @@
 //! The routed experts of a layer.
 
-use super::{
+use crate::gpu::{
     Constants, GpuDevice, Kernel, Memory, Params,
     elementwise::activation_of,
     formats::scalar,
@@ -22,26 +22,26 @@ const THREADS: u32 = 256;
 
 /// The uses of an op that lie in one bank, as kernels see them.
 #[derive(Clone)]
-pub(super) struct InBank {
-    pub(super) bank: Memory,
+pub(in crate::gpu) struct InBank {
+    pub(in crate::gpu) bank: Memory,
     /// How many there are, and the first row of `inner` that is theirs.
-    pub(super) count: usize,
+    pub(in crate::gpu) count: usize,
     first: usize,
     /// 0 for a row that meets the one matrix there is, 1 for a list, 2 for what a router chose.
-    pub(super) kind: u32,
+    pub(in crate::gpu) kind: u32,
     /// Where the list or the table of slots lies.
-    pub(super) words: Memory,
+    pub(in crate::gpu) words: Memory,
     /// `Uses` of `uses.wgsl`.
-    pub(super) params: [u32; 4],
+    pub(in crate::gpu) params: [u32; 4],
     /// Experts of the table, if all of them are in this bank; else 0.
-    pub(super) entries: usize,
+    pub(in crate::gpu) entries: usize,
     /// Whether all of them are of one row.
-    pub(super) one_row: bool,
+    pub(in crate::gpu) one_row: bool,
 }
 
 impl InBank {
     /// The one row of matrices that lie in no slot but in an arena; nobody reads the words.
-    pub(super) const fn of_one(arena: Memory, words: Memory) -> Self {
+    pub(in crate::gpu) const fn of_one(arena: Memory, words: Memory) -> Self {
         Self {
             bank: arena,
             count: 1,
@@ -56,7 +56,7 @@ impl InBank {
 }
 
 /// Runs [`Op::Experts`]. `choice`: what is to choose the experts first.
-pub(super) fn experts(
+pub(in crate::gpu) fn experts(
     gpu: &mut GpuDevice,
     op: &Op<'_>,
     choice: Option<&Ranked>,

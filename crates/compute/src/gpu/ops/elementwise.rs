@@ -1,6 +1,6 @@
 //! Ops that take each number for itself, and sums of a few.
 
-use super::{Constants, GpuDevice, Kernel, Params, kernel};
+use crate::gpu::{Constants, GpuDevice, Kernel, Params, kernel};
 use crate::{Activation, Error, Op, RopePairs, Span, View};
 
 static GLU: Kernel = kernel!("glu", ["common", "activation", "glu"], [Write]);
@@ -11,7 +11,7 @@ static ROPE: Kernel = kernel!("rope", ["common", "rope"], [Write, Read]);
 const THREADS: u32 = 256;
 
 /// Runs an op of this family.
-pub(super) fn run(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
+pub(in crate::gpu) fn run(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
     match *op {
         Op::Glu { activation, gate, up, out } => glu(gpu, activation, [gate, up], out),
         Op::Add { x, y } => map(gpu, 0, x, y, 0.0),
@@ -24,7 +24,7 @@ pub(super) fn run(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
 }
 
 /// The number of an activation in kernels, and its two parameters.
-pub(super) fn activation_of(activation: Activation) -> (u32, [f32; 2]) {
+pub(in crate::gpu) fn activation_of(activation: Activation) -> (u32, [f32; 2]) {
     match activation {
         Activation::SwiGlu => (0, [0.0; 2]),
         Activation::GeGlu => (1, [0.0; 2]),
@@ -117,7 +117,7 @@ fn rope(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
 const KEPT_ANGLES: usize = 8;
 
 /// A table of angles that is in the upload buffer.
-pub(super) struct Angles {
+pub(in crate::gpu) struct Angles {
     frequencies: Vec<f32>,
     scale: f32,
     /// Position and rows of each span.
@@ -127,7 +127,7 @@ pub(super) struct Angles {
 
 impl GpuDevice {
     /// Where the table of angles begins in the upload buffer: by row, then by pair, cosine and sine times `scale`.
-    pub(super) fn angles(
+    pub(in crate::gpu) fn angles(
         &mut self,
         frequencies: &[f32],
         scale: f32,

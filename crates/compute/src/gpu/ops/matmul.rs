@@ -1,24 +1,24 @@
 //! Products with resident weights.
 
-use super::{
+use crate::gpu::{
     Constants, GpuDevice, Kernel, Memory, Params, head_matmul::head_mat_mul, kernel, matvec,
     memory::Piece, tiled,
 };
 use crate::{Buffer, Error, MatrixShape, Op, View, Weight};
 
 static EMBED: Kernel = kernel!("embed", ["common", "formats", "embed"], [Write, Read, Read]);
-pub(super) static MATVEC_ANY: Kernel =
+pub(in crate::gpu) static MATVEC_ANY: Kernel =
     kernel!("matvec_any", ["common", "formats", "matvec_any"], [Write, Read]);
 const THREADS: u32 = 256;
 
 /// A matrix of weights as kernels see it.
-pub(super) struct Pieces {
-    pub(super) shape: MatrixShape,
-    pub(super) all: Vec<(Memory, Piece)>,
+pub(in crate::gpu) struct Pieces {
+    pub(in crate::gpu) shape: MatrixShape,
+    pub(in crate::gpu) all: Vec<(Memory, Piece)>,
 }
 
 impl GpuDevice {
-    pub(super) fn pieces(&self, weight: Weight) -> Result<Pieces, Error> {
+    pub(in crate::gpu) fn pieces(&self, weight: Weight) -> Result<Pieces, Error> {
         let found = self.store.get(weight)?;
         let all = found.pieces.iter().map(|p| (self.store.arenas[p.arena].clone(), *p)).collect();
         Ok(Pieces { shape: found.shape, all })
@@ -26,7 +26,7 @@ impl GpuDevice {
 }
 
 /// Runs [`Op::Embed`].
-pub(super) fn embed(
+pub(in crate::gpu) fn embed(
     gpu: &mut GpuDevice,
     table: Weight,
     tokens: &[u32],
@@ -58,7 +58,7 @@ pub(super) fn embed(
 }
 
 /// Runs [`Op::MatMul`].
-pub(super) fn mat_mul(
+pub(in crate::gpu) fn mat_mul(
     gpu: &mut GpuDevice,
     x: View,
     (weight, bias): (Weight, Option<Buffer>),
@@ -94,7 +94,7 @@ pub(super) fn mat_mul(
 }
 
 /// Runs an op of this family.
-pub(super) fn run(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
+pub(in crate::gpu) fn run(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
     match *op {
         Op::Embed { table, tokens, out } => embed(gpu, table, tokens, out),
         Op::MatMul { x, weight, bias, exact, out } => {

@@ -1,6 +1,6 @@
 //! Attention of few rows to grouped heads: what a decode step waits for.
 
-use super::{
+use crate::gpu::{
     Constants, GpuDevice, Kernel, Params,
     attention::{KeyValues, Parts, THREADS},
     kernel,
@@ -34,33 +34,33 @@ const WIDE: usize = 512;
 const ALIGNED: usize = 8;
 
 /// A norm: its weight, if it has one, and what is added to the mean.
-pub(super) type Norm = (Option<Buffer>, f32);
+pub(in crate::gpu) type Norm = (Option<Buffer>, f32);
 
 /// The key and the value of a row that do not lie in its state yet.
-pub(super) struct NewKv {
-    pub(super) k: View,
-    pub(super) v: View,
+pub(in crate::gpu) struct NewKv {
+    pub(in crate::gpu) k: View,
+    pub(in crate::gpu) v: View,
     /// Norms of queries and of the key.
-    pub(super) norms: [Option<Norm>; 2],
+    pub(in crate::gpu) norms: [Option<Norm>; 2],
     /// Number of pairs that are rotated, and where their table of angles begins.
-    pub(super) rope: Option<(usize, u32)>,
+    pub(in crate::gpu) rope: Option<(usize, u32)>,
     /// Where pairs lie.
-    pub(super) interleaved: bool,
+    pub(in crate::gpu) interleaved: bool,
 }
 
 impl NewKv {
     /// One row of keys and values, with no norm or rotation.
-    pub(super) fn new(k: View, v: View) -> Self {
+    pub(in crate::gpu) fn new(k: View, v: View) -> Self {
         Self { k, v, norms: [None; 2], rope: None, interleaved: false }
     }
 }
 
 /// How heads lie in workgroups.
-pub(super) struct Decode {
+pub(in crate::gpu) struct Decode {
     /// Heads of a workgroup at most.
     heads: usize,
     /// Workgroups for a part of a row's positions.
-    pub(super) tiles: usize,
+    pub(in crate::gpu) tiles: usize,
     /// Threads that share a key.
     lanes: usize,
     subgroups: bool,
@@ -68,7 +68,7 @@ pub(super) struct Decode {
 
 impl Decode {
     /// For [`Op::Attention`] of such a shape; `None` where the general form is needed.
-    pub(super) fn of(gpu: &GpuDevice, op: &Op<'_>) -> Option<Self> {
+    pub(in crate::gpu) fn of(gpu: &GpuDevice, op: &Op<'_>) -> Option<Self> {
         let &Op::Attention { q, k, v: Some(_), positions: None, out, .. } = op else { return None };
         let fits = |width: usize| width.is_multiple_of(ALIGNED) && width <= WIDE;
         if !fits(k.width) || !fits(out.width) {
@@ -84,13 +84,13 @@ impl Decode {
     }
 
     /// Whether the row of a span may be on its way to the state.
-    pub(super) fn takes(gpu: &GpuDevice, op: &Op<'_>, span: &Span) -> bool {
+    pub(in crate::gpu) fn takes(gpu: &GpuDevice, op: &Op<'_>, span: &Span) -> bool {
         // It reads others where it would read itself.
         let others = span.position > 0 && !matches!(op, Op::Attention { window: Some(1), .. });
         span.rows == 1 && others && Self::of(gpu, op).is_some()
     }
 
-    pub(super) fn run(
+    pub(in crate::gpu) fn run(
         &self,
         gpu: &mut GpuDevice,
         kv: &KeyValues,

@@ -1,6 +1,6 @@
 //! The lightning indexer: scores of all positions, and the best of them.
 
-use super::{Constants, GpuDevice, Kernel, Params, attention::MAX_HEADS, kernel};
+use crate::gpu::{Constants, GpuDevice, Kernel, Params, attention::MAX_HEADS, kernel};
 use crate::{Error, Op};
 
 static SCORES: Kernel = kernel!(
@@ -16,7 +16,7 @@ const THREADS: u32 = 256;
 const BLOCK: usize = 64;
 
 /// Runs [`Op::TopPositions`], as many rows at a time as have room for their scores.
-pub(super) fn top_positions(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
+pub(in crate::gpu) fn top_positions(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
     let &Op::TopPositions { q, k, weights, spans, scores, out } = op else { return Ok(()) };
     let heads = q.heads.next_power_of_two().min(MAX_HEADS);
     let scoring = Constants::new(&[

@@ -5,14 +5,14 @@ use std::{ptr::NonNull, slice};
 
 use wgpu::{Features, Limits};
 
-use super::memory::STORAGE;
+use crate::gpu::memory::STORAGE;
 use crate::{
     Error,
     matrix::{Bytes, Lent},
 };
 
 /// Opens an adapter with features and limits.
-pub(super) fn request(
+pub(in crate::gpu) fn request(
     adapter: &wgpu::Adapter,
     features: Features,
     limits: Limits,
@@ -40,7 +40,7 @@ pub(super) fn request(
 }
 
 /// A kernel's code without bounds checks: on Metal they cost a tenth and more.
-pub(super) fn shader_module(
+pub(in crate::gpu) fn shader_module(
     device: &wgpu::Device,
     name: &str,
     source: String,
@@ -57,7 +57,7 @@ pub(super) fn shader_module(
 }
 
 /// Bytes of an adapter's own memory, where its driver says.
-pub(super) fn memory(adapter: &wgpu::Adapter) -> Option<u64> {
+pub(in crate::gpu) fn memory(adapter: &wgpu::Adapter) -> Option<u64> {
     #[cfg(not(target_vendor = "apple"))]
     {
         // SAFETY: the handles are used while `adapter` lives, for a query that changes nothing.
@@ -81,7 +81,7 @@ pub(super) fn memory(adapter: &wgpu::Adapter) -> Option<u64> {
 
 /// How the host writes memory that kernels read in place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sharing {
+pub(in crate::gpu) enum Sharing {
     /// Host and device have the same memory: the device's, as the host sees it.
     Mapped,
     /// The device has memory of its own, and reads the host's over the bus.
@@ -92,7 +92,7 @@ pub(super) enum Sharing {
 
 impl Sharing {
     /// What a device can do. `unified` says that it has the host's memory.
-    pub(super) fn of(device: &wgpu::Device, unified: bool) -> Self {
+    pub(in crate::gpu) fn of(device: &wgpu::Device, unified: bool) -> Self {
         let best = if unified { Self::Mapped } else { Self::Imported };
         // What a driver says and what it does are two things.
         match best.buffer(device, 1 << 16) {
@@ -102,7 +102,7 @@ impl Sharing {
     }
 
     /// A buffer of `bytes`, which are not zero, and its memory as the host sees it.
-    pub(super) fn buffer(
+    pub(in crate::gpu) fn buffer(
         self,
         device: &wgpu::Device,
         bytes: u64,
@@ -133,7 +133,7 @@ fn descriptor(bytes: u64) -> wgpu::BufferDescriptor<'static> {
 }
 
 /// Memory that the host writes and a device reads.
-pub(super) struct Shared {
+pub(in crate::gpu) struct Shared {
     at: NonNull<u8>,
     len: usize,
     keeper: Keeper,
@@ -141,7 +141,7 @@ pub(super) struct Shared {
 
 impl Shared {
     /// `count` pieces of `bytes`, one every `stride` bytes, as far as there are so many.
-    pub(super) fn pieces(self, count: usize, stride: usize, bytes: usize) -> Vec<Bytes> {
+    pub(in crate::gpu) fn pieces(self, count: usize, stride: usize, bytes: usize) -> Vec<Bytes> {
         let Self { at, len, keeper } = self;
         let count = count.min(if stride == 0 || bytes > stride { 0 } else { len / stride });
         let piece = |i: usize| {
@@ -201,7 +201,7 @@ mod vulkan {
     use crate::{Error, matrix::anonymous};
 
     /// Opens an adapter so that it can import memory of the host; `None` where that is not to be had.
-    pub(super) fn request(
+    pub(in crate::gpu) fn request(
         adapter: &wgpu::Adapter,
         descriptor: &wgpu::DeviceDescriptor<'_>,
     ) -> Option<(wgpu::Device, wgpu::Queue)> {
@@ -255,7 +255,7 @@ mod vulkan {
 
     /// Keeps an allocation, and the device that it is part of: in this order they are dropped.
     #[derive(Clone)]
-    pub(super) struct Keeper {
+    pub(in crate::gpu) struct Keeper {
         _allocation: Arc<Allocation>,
         _device: wgpu::Device,
     }
@@ -273,7 +273,7 @@ mod vulkan {
 
     /// A buffer of memory of the host that the device imports, or of the device's own memory, mapped for good. `None`
     /// where this is not Vulkan, or a device without the extension.
-    pub(super) fn buffer(
+    pub(in crate::gpu) fn buffer(
         device: &wgpu::Device,
         bytes: u64,
         import: bool,
@@ -424,12 +424,12 @@ mod metal {
 
     /// A buffer lives as long as somebody refers to it.
     #[derive(Clone)]
-    pub(super) struct Keeper {
+    pub(in crate::gpu) struct Keeper {
         _buffer: Retained<ProtocolObject<dyn MTLBuffer>>,
     }
 
     /// A buffer of memory that host and device share. `None` where this is not Metal.
-    pub(super) fn buffer(
+    pub(in crate::gpu) fn buffer(
         device: &wgpu::Device,
         bytes: u64,
     ) -> Result<Option<(wgpu::Buffer, Shared)>, Error> {

@@ -1,6 +1,6 @@
 //! The router.
 
-use super::{Constants, GpuDevice, Kernel, Params, kernel};
+use crate::gpu::{Constants, GpuDevice, Kernel, Params, kernel};
 use crate::{Buffer, Error, Op, Router, Scoring, View};
 
 static TOP_K: Kernel = kernel!(
@@ -46,17 +46,17 @@ fn layout(n: usize, k: usize, groups: usize) -> Layout {
 
 /// The experts of rows, by their logits.
 #[derive(Clone, Copy)]
-pub(super) struct Ranked {
+pub(in crate::gpu) struct Ranked {
     logits: View,
     router: Router,
-    pub(super) ids: View,
+    pub(in crate::gpu) ids: View,
     weights: View,
     layout: Layout,
 }
 
 impl Ranked {
     /// What [`Op::TopK`] asks for.
-    pub(super) fn of(op: &Op<'_>) -> Option<Self> {
+    pub(in crate::gpu) fn of(op: &Op<'_>) -> Option<Self> {
         match *op {
             Op::TopK { logits, router, ids, weights } => {
                 let k = ids.width - router.besides();
@@ -69,7 +69,7 @@ impl Ranked {
     }
 
     /// The constants of `ranking.wgsl`.
-    pub(super) fn constants(&self) -> [(&'static str, u32); 7] {
+    pub(in crate::gpu) fn constants(&self) -> [(&'static str, u32); 7] {
         let Self { logits, router, ids, .. } = self;
         let (groups, chosen) = router.groups.map_or((0, 0), |groups| (groups.count, groups.chosen));
         let ranks = [
@@ -91,7 +91,7 @@ impl Ranked {
     }
 
     /// Bytes of workgroup memory where it is joined with experts, with those of all slots.
-    pub(super) fn bytes(&self) -> usize {
+    pub(in crate::gpu) fn bytes(&self) -> usize {
         (self.layout.words + self.logits.width) * 4
     }
 
@@ -101,7 +101,7 @@ impl Ranked {
     }
 
     /// Adds `Ranking` of `ranking.wgsl`, for one row.
-    pub(super) fn params(&self, gpu: &GpuDevice, params: Params) -> Result<Params, Error> {
+    pub(in crate::gpu) fn params(&self, gpu: &GpuDevice, params: Params) -> Result<Params, Error> {
         let Self { logits, router, ids, weights, .. } = self;
         let place = |view: &View| gpu.store.place(view);
         let start = |buffer: Option<Buffer>| buffer.map_or(Ok(0), |buffer| gpu.store.start(buffer));
@@ -111,7 +111,7 @@ impl Ranked {
     }
 
     /// Runs it by itself.
-    pub(super) fn run(&self, gpu: &mut GpuDevice) -> Result<(), Error> {
+    pub(in crate::gpu) fn run(&self, gpu: &mut GpuDevice) -> Result<(), Error> {
         let Self { logits, router, ids, weights, .. } = self;
         let store = &gpu.store;
         let start = |buffer: Option<Buffer>| buffer.map_or(Ok(0), |buffer| store.start(buffer));

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use super::{GpuDevice, record};
+use crate::gpu::{GpuDevice, record};
 use crate::{Error, KernelTime};
 
 /// Dispatches whose timestamps are read at once.
 const MOST: u32 = 2048;
 
 /// Timestamps of dispatches, and what they came to so far.
-pub(super) struct Profile {
+pub(in crate::gpu) struct Profile {
     queries: wgpu::QuerySet,
     resolved: wgpu::Buffer,
     readback: wgpu::Buffer,
@@ -19,7 +19,7 @@ pub(super) struct Profile {
 }
 
 impl Profile {
-    pub(super) fn new(device: &wgpu::Device) -> Option<Self> {
+    pub(in crate::gpu) fn new(device: &wgpu::Device) -> Option<Self> {
         if !device.features().contains(wgpu::Features::TIMESTAMP_QUERY) {
             return None;
         }
@@ -45,7 +45,7 @@ impl Profile {
     }
 
     /// A pass for one dispatch of a kernel.
-    pub(super) fn pass(
+    pub(in crate::gpu) fn pass(
         &mut self,
         encoder: &mut wgpu::CommandEncoder,
         kernel: &'static str,
@@ -63,14 +63,14 @@ impl Profile {
         encoder.begin_compute_pass(&descriptor).forget_lifetime()
     }
 
-    pub(super) const fn is_full(&self) -> bool {
+    pub(in crate::gpu) const fn is_full(&self) -> bool {
         self.open.len() as u32 == MOST
     }
 }
 
 impl GpuDevice {
     /// Reads the timestamps of what has been recorded so far.
-    pub(super) fn read_profile(&mut self) -> Result<(), Error> {
+    pub(in crate::gpu) fn read_profile(&mut self) -> Result<(), Error> {
         let Some(mut profile) = self.profile.take() else { return Ok(()) };
         self.end_pass();
         let bytes = profile.open.len() as u64 * 16;
@@ -110,7 +110,7 @@ impl GpuDevice {
     }
 
     /// What has been measured since the last time.
-    pub(super) fn take_profile(&mut self) -> Result<Vec<KernelTime>, Error> {
+    pub(in crate::gpu) fn take_profile(&mut self) -> Result<Vec<KernelTime>, Error> {
         self.read_profile()?;
         let totals =
             self.profile.as_mut().map(|p| std::mem::take(&mut p.totals)).unwrap_or_default();

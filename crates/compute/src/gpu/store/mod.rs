@@ -3,13 +3,15 @@
 //! All activations lie in one buffer, so that every kernel sees them through one binding, whatever an op reads and
 //! writes. Weights lie in arenas, slots in banks; both are no larger than what a kernel can see at once.
 
+pub(in crate::gpu) mod states;
+
 use crate::{
     BankPlace, Buffer, Error, KvFormat, Slot, SlotTable, State, StateShape, View, Weight,
     matrix::{Bytes, MatrixShape},
     op_check::{Holdings, stale},
 };
 
-use super::{adapter::Opened, native::Sharing, states::States};
+use crate::gpu::{adapter::Opened, native::Sharing, states::States};
 
 /// Every piece that is allocated begins at a multiple of so many bytes.
 const ALIGN: u64 = 256;
@@ -20,36 +22,36 @@ const LARGE_ARENA: u64 = 256 << 20;
 const FIRST_ACTIVATIONS: u64 = 1 << 18;
 
 /// The activations that ops keep for themselves, as a buffer.
-pub(super) const ROOM: Buffer = Buffer(u32::MAX);
+pub(in crate::gpu) const ROOM: Buffer = Buffer(u32::MAX);
 
 /// A buffer of the card and its number.
 #[derive(Clone, Debug)]
-pub(super) struct Memory {
-    pub(super) id: u32,
-    pub(super) raw: wgpu::Buffer,
+pub(in crate::gpu) struct Memory {
+    pub(in crate::gpu) id: u32,
+    pub(in crate::gpu) raw: wgpu::Buffer,
 }
 
 /// Some rows of a matrix of weights that lie in one arena.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Piece {
+pub(in crate::gpu) struct Piece {
     /// Which arena.
-    pub(super) arena: usize,
+    pub(in crate::gpu) arena: usize,
     /// The first row of the matrix, a multiple of the format's rows of a block.
-    pub(super) first: usize,
+    pub(in crate::gpu) first: usize,
     /// Its rows.
-    pub(super) rows: usize,
+    pub(in crate::gpu) rows: usize,
     /// Bytes into the arena at which weights, scales and biases begin; multiples of 16.
-    pub(super) weights: u32,
-    pub(super) scales: u32,
-    pub(super) biases: u32,
+    pub(in crate::gpu) weights: u32,
+    pub(in crate::gpu) scales: u32,
+    pub(in crate::gpu) biases: u32,
 }
 
-pub(super) struct GpuWeight {
-    pub(super) shape: MatrixShape,
-    pub(super) pieces: Vec<Piece>,
+pub(in crate::gpu) struct GpuWeight {
+    pub(in crate::gpu) shape: MatrixShape,
+    pub(in crate::gpu) pieces: Vec<Piece>,
 }
 
-pub(super) struct Bank {
+pub(in crate::gpu) struct Bank {
     /// What kernels read; `None` where they cannot read what the host has written.
     memory: Option<Memory>,
     /// Bytes of a slot, as asked for.
@@ -74,22 +76,22 @@ impl Bank {
 }
 
 /// A table of slots, on the host and on the card: two words for each expert, its bank and its byte offset there.
-pub(super) struct Table {
-    pub(super) slots: Vec<Slot>,
-    pub(super) memory: Memory,
+pub(in crate::gpu) struct Table {
+    pub(in crate::gpu) slots: Vec<Slot>,
+    pub(in crate::gpu) memory: Memory,
     /// The banks that it names.
-    pub(super) banks: Vec<u16>,
+    pub(in crate::gpu) banks: Vec<u16>,
 }
 
 /// Everything on the card, by handle.
-pub(super) struct Store {
+pub(in crate::gpu) struct Store {
     device: wgpu::Device,
     queue: wgpu::Queue,
     max_binding: u64,
     max_buffer: u64,
     next_id: u32,
     /// The buffer of all activations.
-    pub(super) activations: Memory,
+    pub(in crate::gpu) activations: Memory,
     /// Numbers that it has, and that are taken.
     activations_len: u64,
     activations_used: u64,
@@ -97,29 +99,29 @@ pub(super) struct Store {
     buffers: Vec<(u64, usize)>,
     /// First number and length of [`ROOM`].
     room: (u64, usize),
-    pub(super) arenas: Vec<Memory>,
+    pub(in crate::gpu) arenas: Vec<Memory>,
     arena_used: u64,
     weights: Vec<GpuWeight>,
     banks: Vec<Bank>,
     tables: Vec<Table>,
-    pub(super) states: States,
+    pub(in crate::gpu) states: States,
     /// Numbers that kernels of one op pass on to each other.
     scratch: Option<(Memory, u64)>,
     /// How the host writes slots.
-    pub(super) sharing: Sharing,
+    pub(in crate::gpu) sharing: Sharing,
 }
 
-pub(super) const STORAGE: wgpu::BufferUsages = wgpu::BufferUsages::STORAGE
+pub(in crate::gpu) const STORAGE: wgpu::BufferUsages = wgpu::BufferUsages::STORAGE
     .union(wgpu::BufferUsages::COPY_DST)
     .union(wgpu::BufferUsages::COPY_SRC);
 
 /// The next place where a piece may begin.
-pub(super) fn up(n: u64) -> u64 {
+pub(in crate::gpu) fn up(n: u64) -> u64 {
     n.div_ceil(ALIGN) * ALIGN
 }
 
 impl Store {
-    pub(super) fn new(opened: &Opened, keys: KvFormat) -> Result<Self, Error> {
+    pub(in crate::gpu) fn new(opened: &Opened, keys: KvFormat) -> Result<Self, Error> {
         let limits = opened.device.limits();
         let mut store = Self {
             device: opened.device.clone(),
@@ -154,7 +156,7 @@ impl Store {
     }
 
     /// A buffer of the card that kernels can use whole.
-    pub(super) fn allocate(&mut self, what: &str, bytes: u64) -> Result<Memory, Error> {
+    pub(in crate::gpu) fn allocate(&mut self, what: &str, bytes: u64) -> Result<Memory, Error> {
         let size = up(bytes.max(ALIGN));
         self.check_seen(what, bytes)?;
         let scope = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
@@ -175,7 +177,7 @@ impl Store {
     }
 
     /// Whether kernels can use a buffer of so many bytes whole.
-    pub(super) fn check_seen(&self, what: &str, bytes: u64) -> Result<(), Error> {
+    pub(in crate::gpu) fn check_seen(&self, what: &str, bytes: u64) -> Result<(), Error> {
         match self.most() {
             most if up(bytes) > most => Err(Error::Shape(format!(
                 "{what} of {bytes} bytes, where this GPU's kernels see {most} at once"
@@ -185,19 +187,19 @@ impl Store {
     }
 
     /// A buffer of numbers, zeroed. The second result is the number of a memory that is gone.
-    pub(super) fn buffer(&mut self, len: usize) -> Result<(Buffer, Option<u32>), Error> {
+    pub(in crate::gpu) fn buffer(&mut self, len: usize) -> Result<(Buffer, Option<u32>), Error> {
         let (first, gone) = self.region(len)?;
         self.buffers.push((first, len));
         Ok((Buffer(self.buffers.len() as u32 - 1), gone))
     }
 
     /// Numbers of [`ROOM`].
-    pub(super) const fn room(&self) -> usize {
+    pub(in crate::gpu) const fn room(&self) -> usize {
         self.room.1
     }
 
     /// Makes [`ROOM`] larger. The result is the number of a memory that is gone.
-    pub(super) fn make_room(&mut self, numbers: usize) -> Result<Option<u32>, Error> {
+    pub(in crate::gpu) fn make_room(&mut self, numbers: usize) -> Result<Option<u32>, Error> {
         // Twice as much at least, since the former room stays where it is.
         let numbers = numbers.max(self.room.1 * 2);
         let (first, gone) = self.region(numbers)?;
@@ -240,12 +242,12 @@ impl Store {
     }
 
     /// Where a view lies in the activations, in numbers. The op's check has seen that it lies in its buffer.
-    pub(super) fn place(&self, view: &View) -> Result<u32, Error> {
+    pub(in crate::gpu) fn place(&self, view: &View) -> Result<u32, Error> {
         Ok(self.start(view.buffer)? + view.offset as u32)
     }
 
     /// Where a buffer begins in the activations, in numbers.
-    pub(super) fn start(&self, buffer: Buffer) -> Result<u32, Error> {
+    pub(in crate::gpu) fn start(&self, buffer: Buffer) -> Result<u32, Error> {
         if buffer == ROOM {
             return Ok(self.room.0 as u32);
         }
@@ -254,7 +256,11 @@ impl Store {
     }
 
     /// Takes a matrix of weights, in pieces that each lie in one arena.
-    pub(super) fn weight(&mut self, shape: MatrixShape, bytes: &[u8]) -> Result<Weight, Error> {
+    pub(in crate::gpu) fn weight(
+        &mut self,
+        shape: MatrixShape,
+        bytes: &[u8],
+    ) -> Result<Weight, Error> {
         let all = shape.view(bytes)?;
         let (format, block) = (shape.format, shape.format.block_rows());
         let mut pieces = Vec::new();
@@ -308,15 +314,15 @@ impl Store {
         Ok(Weight(self.weights.len() as u32 - 1))
     }
 
-    pub(super) fn get(&self, weight: Weight) -> Result<&GpuWeight, Error> {
+    pub(in crate::gpu) fn get(&self, weight: Weight) -> Result<&GpuWeight, Error> {
         self.weights.get(weight.0 as usize).ok_or_else(|| stale("weight"))
     }
 
-    pub(super) fn bank_slots(&self, bytes: usize) -> usize {
+    pub(in crate::gpu) fn bank_slots(&self, bytes: usize) -> usize {
         (self.most() / up(bytes.max(1) as u64)) as usize
     }
 
-    pub(super) fn bank(
+    pub(in crate::gpu) fn bank(
         &mut self,
         count: usize,
         bytes: usize,
@@ -355,7 +361,7 @@ impl Store {
     }
 
     /// Bytes of the largest buffer that kernels see.
-    pub(super) fn most(&self) -> u64 {
+    pub(in crate::gpu) fn most(&self) -> u64 {
         self.max_binding.min(self.max_buffer)
     }
 
@@ -374,12 +380,12 @@ impl Store {
             .ok_or_else(|| Error::Device("a slot on the card, which only a copy fills".into()))
     }
 
-    pub(super) fn take_slot(&mut self, slot: Slot) -> Result<Bytes, Error> {
+    pub(in crate::gpu) fn take_slot(&mut self, slot: Slot) -> Result<Bytes, Error> {
         let (piece, _) = self.host_slot(slot)?;
         piece.take().ok_or_else(|| Error::Device("a slot that is being filled already".into()))
     }
 
-    pub(super) fn put_slot(&mut self, slot: Slot, bytes: Bytes) -> Result<(), Error> {
+    pub(in crate::gpu) fn put_slot(&mut self, slot: Slot, bytes: Bytes) -> Result<(), Error> {
         let (piece, at) = self.host_slot(slot)?;
         if piece.is_some() || bytes.as_ptr() as usize != *at {
             return Err(Error::Device("a slot was given memory that is not its own".into()));
@@ -390,7 +396,7 @@ impl Store {
 
     /// Copies a slot by what `encoder` records, or, where the card cannot read it, ahead of what is handed over next. The
     /// result is the number of bytes that have been staged for that.
-    pub(super) fn copy_slot(
+    pub(in crate::gpu) fn copy_slot(
         &mut self,
         from: Slot,
         to: Slot,
@@ -424,7 +430,7 @@ impl Store {
         }
     }
 
-    pub(super) fn slot_table(&mut self, slots: &[Slot]) -> Result<SlotTable, Error> {
+    pub(in crate::gpu) fn slot_table(&mut self, slots: &[Slot]) -> Result<SlotTable, Error> {
         let mut words = Vec::with_capacity(slots.len() * 2);
         let mut banks = Vec::new();
         for slot in slots {
@@ -440,29 +446,29 @@ impl Store {
         Ok(SlotTable(self.tables.len() as u32 - 1))
     }
 
-    pub(super) fn table_of(&self, table: SlotTable) -> Result<&Table, Error> {
+    pub(in crate::gpu) fn table_of(&self, table: SlotTable) -> Result<&Table, Error> {
         self.tables.get(table.0 as usize).ok_or_else(|| stale("slot table"))
     }
 
     /// Byte offset of a slot in its bank.
-    pub(super) fn slot_offset(&self, slot: Slot) -> u32 {
+    pub(in crate::gpu) fn slot_offset(&self, slot: Slot) -> u32 {
         self.banks[slot.bank as usize].offset(slot) as u32
     }
 
     /// What kernels read of a bank.
-    pub(super) fn bank_memory(&self, bank: u16) -> Result<Memory, Error> {
+    pub(in crate::gpu) fn bank_memory(&self, bank: u16) -> Result<Memory, Error> {
         let memory = self.banks.get(bank as usize).and_then(|bank| bank.memory.clone());
         memory.ok_or_else(|| stale("bank"))
     }
 
     /// Whether kernels can see so many words at once.
-    pub(super) fn sees(&self, words: usize) -> bool {
+    pub(in crate::gpu) fn sees(&self, words: usize) -> bool {
         (words as u64).saturating_mul(4) <= self.max_binding.min(self.max_buffer)
     }
 
     /// At least `numbers` numbers that hold until the op is done. The second result is the number of a memory that is
     /// gone.
-    pub(super) fn scratch(&mut self, numbers: u64) -> Result<(Memory, Option<u32>), Error> {
+    pub(in crate::gpu) fn scratch(&mut self, numbers: u64) -> Result<(Memory, Option<u32>), Error> {
         if let Some((memory, len)) = &self.scratch
             && *len >= numbers
         {
@@ -475,7 +481,7 @@ impl Store {
 }
 
 /// Copies bytes to a place that is a multiple of 4; what is behind them up to the next such place is undefined.
-pub(super) fn upload(queue: &wgpu::Queue, to: &wgpu::Buffer, at: u64, bytes: &[u8]) {
+pub(in crate::gpu) fn upload(queue: &wgpu::Queue, to: &wgpu::Buffer, at: u64, bytes: &[u8]) {
     let whole = bytes.len() & !3;
     queue.write_buffer(to, at, &bytes[..whole]);
     if whole < bytes.len() {

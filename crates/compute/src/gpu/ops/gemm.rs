@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{
+use crate::gpu::{
     AdapterKind, Constants, GpuDevice, Kernel, Memory, Params,
     elementwise::activation_of,
     formats::{Chunk, scalar},
@@ -38,12 +38,12 @@ macro_rules! kernels {
         Kernel {
             name: concat!($multiply, $chunk),
             source: &[
-                include_str!("kernels/common.wgsl"),
-                include_str!("kernels/activation.wgsl"),
-                include_str!("kernels/formats.wgsl"),
-                $(include_str!(concat!("kernels/", $weights, ".wgsl")),)*
-                include_str!("kernels/tile.wgsl"),
-                include_str!(concat!("kernels/", $multiply, ".wgsl")),
+                include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/gpu/kernels/common.wgsl")),
+                include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/gpu/kernels/activation.wgsl")),
+                include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/gpu/kernels/formats.wgsl")),
+                $(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/gpu/kernels/", $weights, ".wgsl")),)*
+                include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/gpu/kernels/tile.wgsl")),
+                include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/gpu/kernels/", $multiply, ".wgsl")),
             ],
             bindings: &[Write, Read, Read, Read, Read, Read],
         }
@@ -57,7 +57,7 @@ static REGISTERS: [Kernel; 7] = kernels!("tile_registers", ["put_quants"], ["put
 const ANY: usize = 6;
 
 /// Rows from which tiles pay, or may: of a matrix, and of the input of experts, each of which meets few of them.
-pub(super) const ROWS: usize = 16;
+pub(in crate::gpu) const ROWS: usize = 16;
 const EXPERT_ROWS: usize = 32;
 /// Fewer rows no tile has.
 const SMALLEST_TILE: usize = 16;
@@ -180,7 +180,7 @@ const fn words_of(width: usize) -> usize {
 }
 
 /// Runs [`Op::MatMul`], unless it has too few rows for tiles: `false`.
-pub(super) fn mat_mul(
+pub(in crate::gpu) fn mat_mul(
     gpu: &mut GpuDevice,
     x: View,
     (weight, bias): (Weight, Option<Buffer>),
@@ -217,7 +217,7 @@ pub(super) fn mat_mul(
 }
 
 /// Runs [`Op::Experts`], unless it has too few rows for tiles or gate and up are not alike: `false`.
-pub(super) fn experts(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<bool, Error> {
+pub(in crate::gpu) fn experts(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<bool, Error> {
     let &Op::Experts { x, shape, activation, experts, uses, inner, out } = op else {
         return Ok(false);
     };

@@ -1,6 +1,6 @@
 //! Norms.
 
-use super::{Constants, GpuDevice, Kernel, Params, kernel};
+use crate::gpu::{Constants, GpuDevice, Kernel, Params, kernel};
 use crate::{Buffer, Error, Op, View};
 
 static NORM: Kernel = kernel!("norm", ["common", "norm"], [Write]);
@@ -9,7 +9,7 @@ static NORM: Kernel = kernel!("norm", ["common", "norm"], [Write]);
 const NARROW: usize = 256;
 
 /// Threads for a vector. A wide one is often the only one, so many threads share it.
-pub(super) fn threads(gpu: &GpuDevice, width: usize) -> u32 {
+pub(in crate::gpu) fn threads(gpu: &GpuDevice, width: usize) -> u32 {
     if width <= NARROW {
         gpu.target().team.max(32)
     } else if width < 1024 {
@@ -20,7 +20,7 @@ pub(super) fn threads(gpu: &GpuDevice, width: usize) -> u32 {
 }
 
 /// Runs [`Op::RmsNorm`], [`Op::GatedRmsNorm`] or [`Op::LayerNorm`].
-pub(super) fn norm(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
+pub(in crate::gpu) fn norm(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
     match *op {
         Op::RmsNorm { x, weight, eps, out } => {
             run(gpu, (x, out, None), weight, (None, eps), [0, 0])
@@ -35,7 +35,7 @@ pub(super) fn norm(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
     }
 }
 
-pub(super) fn run(
+pub(in crate::gpu) fn run(
     gpu: &mut GpuDevice,
     (x, out, other): (View, View, Option<View>),
     weight: Option<Buffer>,

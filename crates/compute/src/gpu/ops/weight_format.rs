@@ -1,10 +1,10 @@
 //! What kernels are told of a weight format.
 
-use super::{Constants, Params};
+use crate::gpu::{Constants, Params};
 use crate::{BlockScale, Element, Format, MatrixShape, Scalar};
 
 /// The number of a scalar type in kernels.
-pub(super) const fn scalar(scalar: Scalar) -> u32 {
+pub(in crate::gpu) const fn scalar(scalar: Scalar) -> u32 {
     match scalar {
         Scalar::F32 => 0,
         Scalar::F16 => 1,
@@ -15,7 +15,7 @@ pub(super) const fn scalar(scalar: Scalar) -> u32 {
 impl Constants {
     /// The constants of `chunk.wgsl`.
     #[must_use]
-    pub(super) fn chunks(self, shape: MatrixShape) -> Self {
+    pub(in crate::gpu) fn chunks(self, shape: MatrixShape) -> Self {
         let new = self.with("COLS", shape.cols as u32);
         match shape.format {
             // No scale is read; its blocks are to be whole chunks all the same.
@@ -31,7 +31,7 @@ impl Constants {
 
     /// The constants of `formats.wgsl`.
     #[must_use]
-    pub(super) fn format(self, format: Format) -> Self {
+    pub(in crate::gpu) fn format(self, format: Format) -> Self {
         let (element, bits, cols, rows, scale) = match format {
             Format::Plain(of) => (scalar(of), 8 * of.bytes() as u32, 1, 1, 0),
             Format::Affine { bits, group, scale } => {
@@ -60,7 +60,7 @@ impl Constants {
 
 /// How kernels for few rows read a format: in chunks of 32 inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Chunk {
+pub(in crate::gpu) enum Chunk {
     /// Quants of 4 bits.
     Q4,
     /// Quants of 8 bits.
@@ -77,12 +77,12 @@ pub(super) enum Chunk {
 
 impl Chunk {
     /// Where its kernel lies among those that there are one of for each, in this order.
-    pub(super) const fn kernel(self) -> usize {
+    pub(in crate::gpu) const fn kernel(self) -> usize {
         self as usize
     }
 
     /// How matrices of a shape are read; `None` if they are not whole chunks.
-    pub(super) fn of(shape: MatrixShape) -> Option<Self> {
+    pub(in crate::gpu) fn of(shape: MatrixShape) -> Option<Self> {
         let kind = match shape.format {
             Format::Plain(_) => Chunk::Plain,
             Format::Affine { bits: 4, .. } => Chunk::Q4,
@@ -104,7 +104,10 @@ impl Chunk {
     }
 
     /// How a matrix is read whose weights, scales and biases begin at these bytes, as far as it is read in chunks there.
-    pub(super) fn at(shape: MatrixShape, [weights, scales, biases]: [usize; 3]) -> Option<Self> {
+    pub(in crate::gpu) fn at(
+        shape: MatrixShape,
+        [weights, scales, biases]: [usize; 3],
+    ) -> Option<Self> {
         let fits = |chunk: &Self| weights.is_multiple_of(chunk.unit());
         Self::of(shape)
             .filter(fits)
@@ -112,7 +115,7 @@ impl Chunk {
     }
 
     /// Bytes of what weights are read by: they begin at a multiple of it.
-    pub(super) const fn unit(self) -> usize {
+    pub(in crate::gpu) const fn unit(self) -> usize {
         match self {
             Chunk::Q => 4,
             _ => 16,
@@ -120,7 +123,7 @@ impl Chunk {
     }
 
     /// Whether rounded activations meet it: weights are whole numbers times their scale.
-    pub(super) const fn is_whole(self) -> bool {
+    pub(in crate::gpu) const fn is_whole(self) -> bool {
         matches!(self, Chunk::Q4 | Chunk::Q8 | Chunk::Q | Chunk::E2m1)
     }
 }
@@ -128,7 +131,11 @@ impl Chunk {
 impl Params {
     /// `Matrix` of `formats.wgsl`: where weights, scales and biases begin, in bytes.
     #[must_use]
-    pub(super) fn matrix(self, [weights, scales, biases]: [u32; 3], shape: MatrixShape) -> Self {
+    pub(in crate::gpu) fn matrix(
+        self,
+        [weights, scales, biases]: [u32; 3],
+        shape: MatrixShape,
+    ) -> Self {
         self.u(weights)
             .u(scales)
             .u(biases)

@@ -1,6 +1,6 @@
 //! A matrix for each head on rows of activations, which stay f32.
 
-use super::{
+use crate::gpu::{
     Constants, GpuDevice, Kernel, Params,
     formats::Chunk,
     kernel,
@@ -25,12 +25,12 @@ macro_rules! kernels {
         Kernel {
             name: concat!($op, " ", $chunk),
             source: &[
-                include_str!("kernels/common.wgsl"),
-                include_str!("kernels/chunk_scales.wgsl"),
-                include_str!("kernels/chunk.wgsl"),
-                include_str!(concat!("kernels/chunk_", $chunk, ".wgsl")),
-                $(include_str!(concat!("kernels/", $stage, ".wgsl")),)*
-                include_str!(concat!("kernels/", $op, ".wgsl")),
+                include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/gpu/kernels/common.wgsl")),
+                include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/gpu/kernels/chunk_scales.wgsl")),
+                include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/gpu/kernels/chunk.wgsl")),
+                include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/gpu/kernels/chunk_", $chunk, ".wgsl")),
+                $(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/gpu/kernels/", $stage, ".wgsl")),)*
+                include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/gpu/kernels/", $op, ".wgsl")),
             ],
             bindings: &[Write, Read, Read],
         }
@@ -46,7 +46,7 @@ const THREADS_ANY: u32 = 256;
 const WIDE: u32 = 4;
 
 /// Runs [`Op::HeadMatMul`](crate::Op::HeadMatMul).
-pub(super) fn head_mat_mul(
+pub(in crate::gpu) fn head_mat_mul(
     gpu: &mut GpuDevice,
     x: View,
     matrix: HeadMatrix,

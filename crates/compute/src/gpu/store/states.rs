@@ -10,7 +10,7 @@
 
 use std::{mem, ops::Range, sync::Arc};
 
-use super::{
+use crate::gpu::{
     GpuDevice, Memory,
     memory::{Store, up},
     record,
@@ -33,7 +33,7 @@ struct Piece {
 
 /// Keys and values of one layer of one session.
 #[derive(Clone, Debug)]
-pub(super) struct KeyValue {
+pub(in crate::gpu) struct KeyValue {
     shape: StateShape,
     positions: usize,
     /// Bytes of a place's keys and of its values.
@@ -82,22 +82,22 @@ impl KeyValue {
 
 /// A recurrent state. What is committed others may share.
 #[derive(Debug)]
-pub(super) struct Recurrent {
+pub(in crate::gpu) struct Recurrent {
     len: usize,
-    pub(super) committed: Arc<Memory>,
+    pub(in crate::gpu) committed: Arc<Memory>,
     /// What ops write; there from the first of them on.
-    pub(super) next: Option<Arc<Memory>>,
-    pub(super) written: bool,
+    pub(in crate::gpu) next: Option<Arc<Memory>>,
+    pub(in crate::gpu) written: bool,
 }
 
 impl Recurrent {
     /// Whether what is committed is the state's own.
-    pub(super) fn is_own(&self) -> bool {
+    pub(in crate::gpu) fn is_own(&self) -> bool {
         Arc::strong_count(&self.committed) == 1
     }
 
     /// Exchanges what is committed and what is next.
-    pub(super) fn swap(&mut self) {
+    pub(in crate::gpu) fn swap(&mut self) {
         if let Some(next) = &mut self.next {
             mem::swap(&mut self.committed, next);
         }
@@ -105,19 +105,19 @@ impl Recurrent {
 }
 
 #[derive(Debug)]
-pub(super) enum GpuState {
+pub(in crate::gpu) enum GpuState {
     KeyValue(KeyValue),
     Recurrent(Recurrent),
 }
 
 /// All states, by handle.
 #[derive(Debug)]
-pub(super) struct States {
+pub(in crate::gpu) struct States {
     /// What keys and values are kept as.
-    pub(super) keys: KvFormat,
+    pub(in crate::gpu) keys: KvFormat,
     all: Vec<Option<GpuState>>,
-    pub(super) held: u64,
-    pub(super) limit: Option<u64>,
+    pub(in crate::gpu) held: u64,
+    pub(in crate::gpu) limit: Option<u64>,
     /// Whether states that grow take ample room: all of a step do, or none does.
     ample: bool,
     /// Numbers of memories that are gone.
@@ -125,15 +125,15 @@ pub(super) struct States {
 }
 
 impl States {
-    pub(super) const fn new(keys: KvFormat) -> Self {
+    pub(in crate::gpu) const fn new(keys: KvFormat) -> Self {
         Self { keys, all: Vec::new(), held: 0, limit: None, ample: true, gone: Vec::new() }
     }
 
-    pub(super) fn get(&self, state: State) -> Result<&GpuState, Error> {
+    pub(in crate::gpu) fn get(&self, state: State) -> Result<&GpuState, Error> {
         self.all.get(state.0 as usize).and_then(Option::as_ref).ok_or_else(|| stale("state"))
     }
 
-    pub(super) fn get_mut(&mut self, state: State) -> Result<&mut GpuState, Error> {
+    pub(in crate::gpu) fn get_mut(&mut self, state: State) -> Result<&mut GpuState, Error> {
         self.all.get_mut(state.0 as usize).and_then(Option::as_mut).ok_or_else(|| stale("state"))
     }
 
@@ -144,14 +144,14 @@ impl States {
         }
     }
 
-    pub(super) fn recurrent(&mut self, state: State) -> Result<&mut Recurrent, Error> {
+    pub(in crate::gpu) fn recurrent(&mut self, state: State) -> Result<&mut Recurrent, Error> {
         match self.get_mut(state)? {
             GpuState::Recurrent(recurrent) => Ok(recurrent),
             GpuState::KeyValue(_) => Err(stale("recurrent state")),
         }
     }
 
-    pub(super) fn shape(&self, state: State) -> Result<StateShape, Error> {
+    pub(in crate::gpu) fn shape(&self, state: State) -> Result<StateShape, Error> {
         Ok(match self.get(state)? {
             GpuState::KeyValue(kv) => kv.shape,
             GpuState::Recurrent(recurrent) => StateShape::Recurrent { len: recurrent.len },
@@ -184,7 +184,10 @@ impl States {
 
     /// Bytes that ops on rows of states take. It is decided for all of them together whether that is ample room: else those that
     /// grow first would leave too little to the others.
-    pub(super) fn need(&mut self, spans: &mut dyn Iterator<Item = Span>) -> Result<u64, Error> {
+    pub(in crate::gpu) fn need(
+        &mut self,
+        spans: &mut dyn Iterator<Item = Span>,
+    ) -> Result<u64, Error> {
         let (mut exact, mut ample) = (0u64, 0u64);
         for Span { state, position, rows } in spans {
             let bytes = match self.get(state)? {
@@ -204,7 +207,7 @@ impl States {
         Ok(if self.ample { ample } else { exact })
     }
 
-    pub(super) fn fork(&mut self, state: State, places: usize) -> Result<State, Error> {
+    pub(in crate::gpu) fn fork(&mut self, state: State, places: usize) -> Result<State, Error> {
         let fork = match self.get(state)? {
             GpuState::KeyValue(kv) => {
                 let used = kv.used.min(places);
@@ -224,7 +227,7 @@ impl States {
     }
 
     /// A piece has no part that could be given back; it is all let go where nothing is left.
-    pub(super) fn cut(&mut self, state: State, places: usize) -> Result<(), Error> {
+    pub(in crate::gpu) fn cut(&mut self, state: State, places: usize) -> Result<(), Error> {
         if let GpuState::KeyValue(kv) = self.get_mut(state)? {
             kv.used = kv.used.min(places);
             let piece = kv.piece.take_if(|_| kv.used == 0);
@@ -233,7 +236,7 @@ impl States {
         Ok(())
     }
 
-    pub(super) fn drop(&mut self, state: State) {
+    pub(in crate::gpu) fn drop(&mut self, state: State) {
         match self.all.get_mut(state.0 as usize).and_then(Option::take) {
             Some(GpuState::KeyValue(kv)) => self.let_go(kv.piece.map(|piece| piece.memory)),
             Some(GpuState::Recurrent(recurrent)) => {
@@ -243,7 +246,7 @@ impl States {
         }
     }
 
-    pub(super) fn commit(&mut self, state: State) -> Result<(), Error> {
+    pub(in crate::gpu) fn commit(&mut self, state: State) -> Result<(), Error> {
         if let GpuState::Recurrent(recurrent) = self.get_mut(state)?
             && mem::take(&mut recurrent.written)
         {
@@ -275,7 +278,7 @@ fn size(bytes: u64) -> u64 {
 }
 
 impl Store {
-    pub(super) fn state_bytes(&self, shape: StateShape) -> u64 {
+    pub(in crate::gpu) fn state_bytes(&self, shape: StateShape) -> u64 {
         match shape {
             StateShape::KeyValue { .. } => {
                 self.fresh(shape).map_or(u64::MAX / 2, |kv| kv.piece_bytes(kv.positions))
@@ -302,7 +305,7 @@ impl Store {
         })
     }
 
-    pub(super) fn state(&mut self, shape: StateShape) -> Result<State, Error> {
+    pub(in crate::gpu) fn state(&mut self, shape: StateShape) -> Result<State, Error> {
         let state = match shape {
             StateShape::KeyValue { positions, .. } => {
                 let Some(kv) = self.fresh(shape) else {
@@ -345,7 +348,7 @@ impl Store {
     }
 
     /// A recurrent state that is going to be written: it has both of its memories.
-    pub(super) fn writable(&mut self, state: State) -> Result<&mut Recurrent, Error> {
+    pub(in crate::gpu) fn writable(&mut self, state: State) -> Result<&mut Recurrent, Error> {
         let recurrent = self.states.recurrent(state)?;
         if recurrent.next.is_none() {
             let len = recurrent.len;
@@ -358,7 +361,7 @@ impl Store {
 
 impl GpuDevice {
     /// Memory, the number at which values begin, and positions of a state of keys and values that has been written.
-    pub(super) fn piece(&self, state: State) -> Result<(Memory, u32, usize), Error> {
+    pub(in crate::gpu) fn piece(&self, state: State) -> Result<(Memory, u32, usize), Error> {
         match self.store.states.get(state)? {
             GpuState::KeyValue(KeyValue { piece: Some(piece), positions, .. }) => {
                 Ok((Memory::clone(&piece.memory), piece.values, *positions))
@@ -368,7 +371,7 @@ impl GpuDevice {
     }
 
     /// Forgets a step that is recorded ahead before states change, and ends the open pass.
-    pub(super) fn before_change(&mut self) -> Result<(), Error> {
+    pub(in crate::gpu) fn before_change(&mut self) -> Result<(), Error> {
         if let Some(recording) = &mut self.recording {
             recording.spoiled = true;
             return Err(Error::Device("a step that has not begun cannot change states".into()));
@@ -380,7 +383,7 @@ impl GpuDevice {
     }
 
     /// Forgets what was bound to memories of states that are gone.
-    pub(super) fn forget_states(&mut self) {
+    pub(in crate::gpu) fn forget_states(&mut self) {
         let gone = mem::take(&mut self.store.states.gone);
         self.forget(gone);
     }
@@ -393,7 +396,12 @@ impl GpuDevice {
     }
 
     /// Sees to it that a state has a piece of its own with room for rows that are going to be written.
-    pub(super) fn own(&mut self, state: State, position: usize, rows: usize) -> Result<(), Error> {
+    pub(in crate::gpu) fn own(
+        &mut self,
+        state: State,
+        position: usize,
+        rows: usize,
+    ) -> Result<(), Error> {
         let store = &mut self.store;
         let GpuState::KeyValue(kv) = store.states.get(state)? else {
             return Err(stale("state of keys and values"));
@@ -450,19 +458,19 @@ impl GpuDevice {
         Ok(Memory::clone(&recurrent.committed))
     }
 
-    pub(super) fn fork(&mut self, state: State, places: usize) -> Result<State, Error> {
+    pub(in crate::gpu) fn fork(&mut self, state: State, places: usize) -> Result<State, Error> {
         self.before_change()?;
         self.store.states.fork(state, places)
     }
 
-    pub(super) fn cut(&mut self, state: State, places: usize) -> Result<(), Error> {
+    pub(in crate::gpu) fn cut(&mut self, state: State, places: usize) -> Result<(), Error> {
         self.before_change()?;
         self.store.states.cut(state, places)?;
         self.forget_states();
         Ok(())
     }
 
-    pub(super) fn drop_of(&mut self, state: State) {
+    pub(in crate::gpu) fn drop_of(&mut self, state: State) {
         // What waits and fails has nobody to tell; the next op of its session will.
         let _ = self.before_change();
         self.hand_over();
@@ -471,7 +479,7 @@ impl GpuDevice {
     }
 
     /// See [`Device::commit`](crate::Device::commit).
-    pub(super) fn commit_all(&mut self, states: &[State]) -> Result<(), Error> {
+    pub(in crate::gpu) fn commit_all(&mut self, states: &[State]) -> Result<(), Error> {
         // What may fail comes before anything is changed.
         states.iter().try_for_each(|state| self.store.states.get(*state).map(drop))?;
         self.settle()?;
@@ -484,7 +492,7 @@ impl GpuDevice {
         Ok(())
     }
 
-    pub(super) fn zero(&mut self, state: State) -> Result<(), Error> {
+    pub(in crate::gpu) fn zero(&mut self, state: State) -> Result<(), Error> {
         // Only committed positions are ever read, so stale keys and values need no zeroing.
         self.cut(state, 0)?;
         if let GpuState::Recurrent(_) = self.store.states.get(state)? {
@@ -496,7 +504,7 @@ impl GpuDevice {
     }
 
     /// See [`Device::save_state`](crate::Device::save_state).
-    pub(super) fn save(
+    pub(in crate::gpu) fn save(
         &mut self,
         state: State,
         places: Range<usize>,
@@ -545,7 +553,7 @@ impl GpuDevice {
     }
 
     /// See [`Device::load_state`](crate::Device::load_state).
-    pub(super) fn load(
+    pub(in crate::gpu) fn load(
         &mut self,
         state: State,
         places: Range<usize>,

@@ -1,6 +1,6 @@
 //! Products with few rows of activations, at the speed at which memory gives the weights.
 
-use super::{
+use crate::gpu::{
     Constants, GpuDevice, Kernel, Memory, Params,
     elementwise::activation_of,
     experts::InBank,
@@ -33,14 +33,14 @@ macro_rules! kernels {
         Kernel {
             name: concat!($op, " ", $chunk, " ", $stage),
             source: &[
-                $(include_str!(concat!("kernels/", $before, ".wgsl")),)*
-                include_str!("kernels/chunk_scales.wgsl"),
-                include_str!("kernels/chunk.wgsl"),
-                include_str!(concat!("kernels/chunk_", $chunk, ".wgsl")),
-                include_str!("kernels/products.wgsl"),
-                include_str!("kernels/fetch.wgsl"),
-                include_str!(concat!("kernels/", $stage, ".wgsl")),
-                include_str!(concat!("kernels/", $op, ".wgsl")),
+                $(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/gpu/kernels/", $before, ".wgsl")),)*
+                include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/gpu/kernels/chunk_scales.wgsl")),
+                include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/gpu/kernels/chunk.wgsl")),
+                include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/gpu/kernels/chunk_", $chunk, ".wgsl")),
+                include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/gpu/kernels/products.wgsl")),
+                include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/gpu/kernels/fetch.wgsl")),
+                include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/gpu/kernels/", $stage, ".wgsl")),
+                include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/gpu/kernels/", $op, ".wgsl")),
             ],
             bindings: $bindings,
         }
@@ -89,13 +89,13 @@ const FILL: usize = 528;
 /// a smaller part.
 const FILL_MANY: usize = 3 * FILL;
 /// Rows up to which products norm them on their way: each workgroup of a row norms it anew, which a dispatch less makes up for.
-pub(super) const NORMED: usize = 4;
+pub(in crate::gpu) const NORMED: usize = 4;
 /// Matrices that share a dispatch.
-pub(super) const TARGETS: usize = 4;
+pub(in crate::gpu) const TARGETS: usize = 4;
 
 /// What activations are while they meet weights.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Staged {
+pub(in crate::gpu) enum Staged {
     F32,
     /// Whole numbers of two bytes, or of one, with a scale for 32 of them.
     Two,
@@ -138,7 +138,7 @@ struct Choice {
 impl GpuDevice {
     /// How many inputs of a row workgroup memory holds at once for these kernels, of such a shape: all, or whole blocks of
     /// weights. `None` where only the general kernel can multiply.
-    pub(super) fn inputs(&self, shape: MatrixShape, staged: Staged) -> Option<usize> {
+    pub(in crate::gpu) fn inputs(&self, shape: MatrixShape, staged: Staged) -> Option<usize> {
         let staged = self.staged(Chunk::of(shape)?, staged);
         let most = self.group_room() * 32 / staged.memory(32);
         let block = shape.format.block_cols().max(32);
@@ -185,7 +185,7 @@ impl GpuDevice {
 }
 
 /// Threads of a part and the rows that it takes at a time, so that its threads ask for all of them at once if they can.
-pub(super) fn parts(shape: MatrixShape, team: u32, rounded: bool) -> (u32, usize) {
+pub(in crate::gpu) fn parts(shape: MatrixShape, team: u32, rounded: bool) -> (u32, usize) {
     let chunks = (shape.cols / 32).max(1);
     // A row of 24 chunks is three for each of eight threads.
     let whole = if chunks < 64 { 1 << chunks.trailing_zeros().max(3) } else { PART };
@@ -207,7 +207,7 @@ fn walk(rows: usize, per_block: usize, fill: usize) -> (usize, usize) {
 }
 
 /// Multiplies, if the shape is one for these kernels.
-pub(super) fn mat_mul(
+pub(in crate::gpu) fn mat_mul(
     gpu: &mut GpuDevice,
     x: View,
     (weight, bias, exact): (Weight, Option<Buffer>, bool),
@@ -251,16 +251,16 @@ const fn behind(shape: MatrixShape, cols: usize) -> [usize; 3] {
 
 /// [`Op::RmsNorm`](crate::Op::RmsNorm) of few vectors.
 #[derive(Clone, Copy)]
-pub(super) struct Norm {
-    pub(super) x: View,
-    pub(super) weight: Buffer,
-    pub(super) eps: f32,
-    pub(super) out: View,
+pub(in crate::gpu) struct Norm {
+    pub(in crate::gpu) x: View,
+    pub(in crate::gpu) weight: Buffer,
+    pub(in crate::gpu) eps: f32,
+    pub(in crate::gpu) out: View,
 }
 
 impl Norm {
     /// Runs it by itself.
-    pub(super) fn run(&self, gpu: &mut GpuDevice) -> Result<(), Error> {
+    pub(in crate::gpu) fn run(&self, gpu: &mut GpuDevice) -> Result<(), Error> {
         let &Self { x, weight, eps, out } = self;
         norm::run(gpu, (x, out, None), Some(weight), (None, eps), [0, 0])
     }
@@ -268,22 +268,22 @@ impl Norm {
 
 /// Heads of few rows that are yet to be normed: `count` sums of squares at the begin of each head of `at`.
 #[derive(Clone, Copy)]
-pub(super) struct Squares {
-    pub(super) of: View,
-    pub(super) at: View,
-    pub(super) count: usize,
-    pub(super) eps: f32,
+pub(in crate::gpu) struct Squares {
+    pub(in crate::gpu) of: View,
+    pub(in crate::gpu) at: View,
+    pub(in crate::gpu) count: usize,
+    pub(in crate::gpu) eps: f32,
 }
 
 /// What products do with `x` on its way.
 #[derive(Clone, Copy)]
-pub(super) enum Prologue {
+pub(in crate::gpu) enum Prologue {
     Norm(Norm),
     Squares(Squares),
 }
 
 /// A product of `x` with some rows of a weight.
-pub(super) struct Product {
+pub(in crate::gpu) struct Product {
     choice: Choice,
     shape: MatrixShape,
     x: View,
@@ -298,7 +298,7 @@ pub(super) struct Product {
 
 impl Product {
     /// Of a weight that lies in one piece, if the shape is one for these kernels.
-    pub(super) fn new(
+    pub(in crate::gpu) fn new(
         gpu: &GpuDevice,
         x: View,
         (weight, bias): (Weight, Option<Buffer>),
@@ -315,12 +315,12 @@ impl Product {
     }
 
     /// Whether `x` may be normed on its way.
-    pub(super) fn norms(&self, norm: &Norm) -> bool {
+    pub(in crate::gpu) fn norms(&self, norm: &Norm) -> bool {
         self.x == norm.out && norm.x.is_dense() && norm.out.is_dense()
     }
 
     /// Whether it can norm heads by the sums of their squares on their way.
-    pub(super) fn divides(&self, gpu: &GpuDevice, squares: &Squares) -> bool {
+    pub(in crate::gpu) fn divides(&self, gpu: &GpuDevice, squares: &Squares) -> bool {
         let View { heads, width, .. } = squares.of;
         self.x.split(heads) == squares.of
             && width.is_multiple_of(16)
@@ -329,7 +329,7 @@ impl Product {
     }
 
     /// Whether the residual stream may get what it yields.
-    pub(super) fn adds(&self, before: Option<&Prologue>, x: View, y: View) -> bool {
+    pub(in crate::gpu) fn adds(&self, before: Option<&Prologue>, x: View, y: View) -> bool {
         let read = before.map(|before| match before {
             Prologue::Norm(norm) => norm.x.buffer,
             Prologue::Squares(squares) => squares.at.buffer,
@@ -341,7 +341,7 @@ impl Product {
     }
 
     /// Whether it can share a dispatch with others.
-    pub(super) fn joins(&self, others: &[Self]) -> bool {
+    pub(in crate::gpu) fn joins(&self, others: &[Self]) -> bool {
         others.len() < TARGETS
             && others.iter().all(|other| {
                 self.x == other.x
@@ -357,7 +357,7 @@ impl Product {
 }
 
 /// Runs products that share a dispatch.
-pub(super) fn products(
+pub(in crate::gpu) fn products(
     gpu: &mut GpuDevice,
     before: Option<&Prologue>,
     all: &[Product],
@@ -420,7 +420,7 @@ pub(super) fn products(
 }
 
 /// Whether products are those of a gated activation with its gate and up.
-pub(super) fn is_gated(all: &[Product], [gate, up]: [View; 2]) -> bool {
+pub(in crate::gpu) fn is_gated(all: &[Product], [gate, up]: [View; 2]) -> bool {
     let [one, other] = all else { return false };
     one.x.rows == 1
         && one.out == gate
@@ -431,7 +431,7 @@ pub(super) fn is_gated(all: &[Product], [gate, up]: [View; 2]) -> bool {
 }
 
 /// Runs gate and up and joins them.
-pub(super) fn gated(
+pub(in crate::gpu) fn gated(
     gpu: &mut GpuDevice,
     all: &[Product],
     activation: Activation,
@@ -459,16 +459,16 @@ pub(super) fn gated(
 
 /// One stage of the experts of few rows.
 #[derive(Clone, Copy)]
-pub(super) struct Stage<'a> {
-    pub(super) uses: &'a InBank,
-    pub(super) x: View,
-    pub(super) out: View,
+pub(in crate::gpu) struct Stage<'a> {
+    pub(in crate::gpu) uses: &'a InBank,
+    pub(in crate::gpu) x: View,
+    pub(in crate::gpu) out: View,
     /// Gate and up, or down.
-    pub(super) matrices: &'a [MatrixPlace],
+    pub(in crate::gpu) matrices: &'a [MatrixPlace],
     /// Number and parameters of the activation.
-    pub(super) activation: (u32, [f32; 2]),
+    pub(in crate::gpu) activation: (u32, [f32; 2]),
     /// What chooses the experts of one row, if that is part of the stage.
-    pub(super) choice: Option<&'a Ranked>,
+    pub(in crate::gpu) choice: Option<&'a Ranked>,
 }
 
 impl Stage<'_> {
@@ -479,7 +479,7 @@ impl Stage<'_> {
 }
 
 /// Runs a stage of experts, if the shapes are ones for these kernels.
-pub(super) fn experts(gpu: &mut GpuDevice, stage: &Stage<'_>) -> Result<bool, Error> {
+pub(in crate::gpu) fn experts(gpu: &mut GpuDevice, stage: &Stage<'_>) -> Result<bool, Error> {
     let Some([one, other]) = stage.ends() else { return Ok(false) };
     if one.shape != other.shape {
         return Ok(false);
@@ -510,7 +510,11 @@ pub(super) fn experts(gpu: &mut GpuDevice, stage: &Stage<'_>) -> Result<bool, Er
 }
 
 /// Whether the first stage of experts may choose them too.
-pub(super) fn ranks(gpu: &GpuDevice, [gate, up]: [&MatrixPlace; 2], ranked: &Ranked) -> bool {
+pub(in crate::gpu) fn ranks(
+    gpu: &GpuDevice,
+    [gate, up]: [&MatrixPlace; 2],
+    ranked: &Ranked,
+) -> bool {
     let Some(choice) = gpu.choose(gate.shape, Staged::first_of_experts(gpu.exact)) else {
         return false;
     };
@@ -583,7 +587,7 @@ fn run_stage(
 }
 
 /// The last stage of the experts that a router chose for one row, which may make their sum too.
-pub(super) struct Down {
+pub(in crate::gpu) struct Down {
     uses: InBank,
     choice: Choice,
     /// What the first stage left, and what is made of it: an expert's row each.
@@ -597,7 +601,7 @@ pub(super) struct Down {
 
 impl Down {
     /// If the shapes are ones for this kernel.
-    pub(super) fn new(
+    pub(in crate::gpu) fn new(
         gpu: &GpuDevice,
         uses: &InBank,
         place: MatrixPlace,
@@ -633,7 +637,7 @@ impl Down {
     }
 
     /// Whether it is these parts that are summed.
-    pub(super) fn makes(&self, parts: View, out: View) -> bool {
+    pub(in crate::gpu) fn makes(&self, parts: View, out: View) -> bool {
         parts == self.parts
             && out.rows == 1
             && out.buffer != parts.buffer
@@ -641,7 +645,7 @@ impl Down {
     }
 
     /// Runs it without the sum.
-    pub(super) fn run(&self, gpu: &mut GpuDevice) -> Result<(), Error> {
+    pub(in crate::gpu) fn run(&self, gpu: &mut GpuDevice) -> Result<(), Error> {
         let stage = Stage {
             uses: &self.uses,
             x: self.inner,
@@ -654,7 +658,7 @@ impl Down {
     }
 
     /// Runs it and adds the sum to `out`.
-    pub(super) fn run_summed(
+    pub(in crate::gpu) fn run_summed(
         &self,
         gpu: &mut GpuDevice,
         (weights, shared): (View, Option<Shared>),

@@ -1,14 +1,14 @@
 //! Latent attention. Heads' keys and values are never made: queries are taken to latents, attend to them, and what they find
 //! is taken to values. That is the same sum in another order, and reads nothing but latents.
 
-use super::{GpuDevice, attention, elementwise, head_matmul::head_mat_mul};
+use crate::gpu::{GpuDevice, attention, elementwise, head_matmul::head_mat_mul};
 use crate::{Buffer, Error, Op, RopePairs, Span, View};
 
 /// Numbers of intermediate results that rows share: those that need more run one after another.
 const ROOM: usize = 4 << 20;
 
 /// Runs [`Op::LatentAttention`].
-pub(super) fn latent_attention(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
+pub(in crate::gpu) fn latent_attention(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
     let &Op::LatentAttention { q, k, keys, values, scale, spans, out } = op else { return Ok(()) };
     let nope = keys.inputs_outputs(gpu.store.get(keys.weight)?.shape.cols).1;
     let (rope, heads) = (q.width - nope, q.heads);
@@ -69,7 +69,7 @@ impl Room {
             let gone = gpu.store.make_room(numbers)?;
             gpu.forget(gone);
         }
-        Ok(Self(super::memory::ROOM))
+        Ok(Self(crate::gpu::memory::ROOM))
     }
 
     /// A dense view of it.

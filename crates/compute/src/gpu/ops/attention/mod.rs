@@ -1,6 +1,8 @@
 //! Attention: appending keys and values to states, and the form that splits a row's positions over workgroups.
 
-use super::{
+pub(in crate::gpu) mod decode;
+
+use crate::gpu::{
     Constants, GpuDevice, Kernel, Memory, Params,
     attention_decode::{Decode, NewKv},
     kernel,
@@ -40,11 +42,11 @@ const MERGED: usize = 32;
 const MERGING: usize = 256;
 
 /// Threads of a workgroup.
-pub(super) const THREADS: usize = 256;
+pub(in crate::gpu) const THREADS: usize = 256;
 /// What stands for "none" among the parameters.
-pub(super) const NONE: u32 = u32::MAX;
+pub(in crate::gpu) const NONE: u32 = u32::MAX;
 /// Most heads of a workgroup: they read the same keys and values.
-pub(super) const MAX_HEADS: usize = 16;
+pub(in crate::gpu) const MAX_HEADS: usize = 16;
 /// Most pairs of sums that a thread keeps.
 const MAX_SUMS: usize = 32;
 /// Most parts that the positions of a row are split into.
@@ -69,26 +71,26 @@ const HIGH: usize = 1 << 30;
 
 /// Keys and values of a state.
 #[derive(Clone)]
-pub(super) struct KeyValues {
-    pub(super) memory: Memory,
+pub(in crate::gpu) struct KeyValues {
+    pub(in crate::gpu) memory: Memory,
     /// Number at which values begin.
-    pub(super) values: u32,
-    pub(super) positions: usize,
+    pub(in crate::gpu) values: u32,
+    pub(in crate::gpu) positions: usize,
 }
 
 impl GpuDevice {
-    pub(super) fn key_values(&self, state: State) -> Result<KeyValues, Error> {
+    pub(in crate::gpu) fn key_values(&self, state: State) -> Result<KeyValues, Error> {
         let (memory, values, positions) = self.piece(state)?;
         Ok(KeyValues { memory, values, positions })
     }
 
     /// One where keys and values are kept as f16, two of them in a word.
-    pub(super) fn half(&self) -> u32 {
+    pub(in crate::gpu) fn half(&self) -> u32 {
         (self.kv_format() == KvFormat::F16).into()
     }
 
     /// Writes a span's rows of keys and values, which begin at row `first` of the op, at their positions.
-    pub(super) fn append(
+    pub(in crate::gpu) fn append(
         &mut self,
         kv: &KeyValues,
         (span, first): (&Span, usize),
@@ -129,7 +131,7 @@ impl GpuDevice {
 }
 
 /// Runs [`Op::Attention`].
-pub(super) fn attention(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
+pub(in crate::gpu) fn attention(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
     let &Op::Attention { k, v, spans, .. } = op else { return Ok(()) };
     let mut first = 0;
     for span in spans.iter().filter(|span| span.rows > 0) {
@@ -150,7 +152,7 @@ pub(super) fn attention(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
 }
 
 /// Attends from the rows of one span, whose keys and values lie in the state already.
-pub(super) fn attend_span(
+pub(in crate::gpu) fn attend_span(
     gpu: &mut GpuDevice,
     kv: &KeyValues,
     (span, first): (&Span, usize),
@@ -173,7 +175,7 @@ const fn low(position: usize, kv: &KeyValues) -> usize {
 /// Attends from the rows of one span, several of them in a workgroup: keys and values are read once for all of its queries.
 /// A row's bits do not depend on the other rows, but differ from those of [`attend`]. Queries and weights are rounded to f16
 /// where matrices are multiplied in hardware.
-pub(super) fn attend_tiled(
+pub(in crate::gpu) fn attend_tiled(
     gpu: &mut GpuDevice,
     kv: &KeyValues,
     (span, first): (&Span, usize),
@@ -237,7 +239,7 @@ fn cooperates(gpu: &GpuDevice, kv: &KeyValues, op: &Op<'_>) -> bool {
 
 /// How a row's positions are split, as `attention_splits.wgsl` has it.
 #[derive(Clone, Copy)]
-pub(super) struct Splits {
+pub(in crate::gpu) struct Splits {
     window: usize,
     /// Positions that are not split, at most.
     alone: usize,
@@ -257,7 +259,7 @@ impl Splits {
         seen.div_ceil(of_split)
     }
 
-    pub(super) fn params(self, params: Params, position: usize, splits: usize) -> Params {
+    pub(in crate::gpu) fn params(self, params: Params, position: usize, splits: usize) -> Params {
         params.n(position).n(self.window).n(self.alone).n(self.least).n(self.most).n(splits)
     }
 }
@@ -284,7 +286,7 @@ impl Shape {
 }
 
 /// Attends from the rows of one span to its keys and values. Of one row, they may be on their way to the state.
-pub(super) fn attend(
+pub(in crate::gpu) fn attend(
     gpu: &mut GpuDevice,
     kv: &KeyValues,
     (span, first): (&Span, usize),
@@ -339,18 +341,18 @@ pub(super) fn attend(
 }
 
 /// Rows of an op whose positions are split alike.
-pub(super) struct Parts {
+pub(in crate::gpu) struct Parts {
     /// The first, and how many.
-    pub(super) rows: (usize, usize),
+    pub(in crate::gpu) rows: (usize, usize),
     /// Where the first row lies.
-    pub(super) position: usize,
-    pub(super) splits: Splits,
+    pub(in crate::gpu) position: usize,
+    pub(in crate::gpu) splits: Splits,
     /// Parts of the row that has most.
-    pub(super) n: usize,
+    pub(in crate::gpu) n: usize,
     /// Where sinks begin among the activations, or [`NONE`].
-    pub(super) sinks: u32,
+    pub(in crate::gpu) sinks: u32,
     /// What parts leave to be joined.
-    pub(super) scratch: Memory,
+    pub(in crate::gpu) scratch: Memory,
 }
 
 /// Attends with any widths, by name, and to latents.

@@ -7,7 +7,7 @@
 //! yields, and the norm of what that yields. Whatever else comes settles what waits first. Whether
 //! ops join depends on nothing but their sequence.
 
-use super::{
+use crate::gpu::{
     GpuDevice, elementwise, experts,
     heads::Heads,
     matvec::{self, Down, Norm, Product, Prologue},
@@ -20,7 +20,7 @@ use crate::{Error, Op, View};
 
 /// What waits.
 #[derive(Default)]
-pub(super) enum Pending {
+pub(in crate::gpu) enum Pending {
     #[default]
     Nothing,
     /// The norm of few rows. Products sum their squares in another order than a norm by itself, so not on the exact path.
@@ -43,7 +43,7 @@ pub(super) enum Pending {
 
 impl GpuDevice {
     /// Joins an op with what waits, or lets it wait; false if it is to run by itself, after what waits has.
-    pub(super) fn join(&mut self, op: &Op<'_>) -> Result<bool, Error> {
+    pub(in crate::gpu) fn join(&mut self, op: &Op<'_>) -> Result<bool, Error> {
         if self.join_pending(op)? {
             return Ok(true);
         }
@@ -197,7 +197,7 @@ impl GpuDevice {
     }
 
     /// Runs what waits.
-    pub(super) fn settle(&mut self) -> Result<(), Error> {
+    pub(in crate::gpu) fn settle(&mut self) -> Result<(), Error> {
         match std::mem::take(&mut self.pending) {
             Pending::Nothing => Ok(()),
             Pending::Norm(norm) => norm.run(self),

@@ -10,7 +10,7 @@ use wgpu::{Backend, Backends, DeviceType, Features};
 use crate::Error;
 
 /// Bytes of immediates that kernels use.
-pub(super) const IMMEDIATES: u32 = 128;
+pub(in crate::gpu) const IMMEDIATES: u32 = 128;
 
 /// Bytes that a driver takes on the host for the kernels of a model, command buffers and tables.
 const DRIVER: u64 = 64 << 20;
@@ -71,7 +71,7 @@ impl Adapter {
     }
 
     /// Bytes of the host's memory that its driver will take once kernels run.
-    pub(super) const fn driver_bytes(&self) -> u64 {
+    pub(in crate::gpu) const fn driver_bytes(&self) -> u64 {
         match self.kind {
             AdapterKind::Software => SOFTWARE_DRIVER,
             _ => DRIVER,
@@ -79,14 +79,14 @@ impl Adapter {
     }
 
     /// Whether its memory is the host's, and the host can write it in place.
-    pub(super) fn is_unified(&self) -> bool {
+    pub(in crate::gpu) fn is_unified(&self) -> bool {
         let shares = matches!(self.kind, AdapterKind::Integrated | AdapterKind::Software);
         shares && matches!(&*self.backend, "Vulkan" | "Metal")
     }
 }
 
 /// What finds adapters: one for the whole process, as drivers keep something of each one that is made.
-pub(super) fn instance() -> &'static wgpu::Instance {
+pub(in crate::gpu) fn instance() -> &'static wgpu::Instance {
     static INSTANCE: LazyLock<wgpu::Instance> = LazyLock::new(|| {
         wgpu::Instance::new(wgpu::InstanceDescriptor {
             backends: Backends::METAL | Backends::VULKAN | Backends::DX12,
@@ -152,14 +152,14 @@ pub fn adapters() -> Vec<Adapter> {
 
 /// What the driver complained about, if it did: whatever ran since is worth nothing.
 #[derive(Clone, Default)]
-pub(super) struct Failure(Arc<Mutex<Option<String>>>);
+pub(in crate::gpu) struct Failure(Arc<Mutex<Option<String>>>);
 
 impl Failure {
-    pub(super) fn set(&self, what: String) {
+    pub(in crate::gpu) fn set(&self, what: String) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(what);
     }
 
-    pub(super) fn check(&self) -> Result<(), Error> {
+    pub(in crate::gpu) fn check(&self) -> Result<(), Error> {
         match &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(what) => Err(Error::Device(format!("the GPU failed: {what}"))),
             None => Ok(()),
@@ -168,11 +168,11 @@ impl Failure {
 }
 
 /// An open adapter.
-pub(super) struct Opened {
-    pub(super) adapter: Adapter,
-    pub(super) device: wgpu::Device,
-    pub(super) queue: wgpu::Queue,
-    pub(super) failure: Failure,
+pub(in crate::gpu) struct Opened {
+    pub(in crate::gpu) adapter: Adapter,
+    pub(in crate::gpu) device: wgpu::Device,
+    pub(in crate::gpu) queue: wgpu::Queue,
+    pub(in crate::gpu) failure: Failure,
 }
 
 /// Adapter `index`, or the best one that can be used; a software adapter only if there is no other.
@@ -208,7 +208,10 @@ fn choose(described: &[Adapter], index: Option<usize>) -> Result<Adapter, Error>
 }
 
 /// Opens adapter `index` of an instance, or the best one.
-pub(super) fn open(instance: &wgpu::Instance, index: Option<usize>) -> Result<Opened, Error> {
+pub(in crate::gpu) fn open(
+    instance: &wgpu::Instance,
+    index: Option<usize>,
+) -> Result<Opened, Error> {
     let all = enumerate(instance);
     let described: Vec<Adapter> = all.iter().enumerate().map(|(i, a)| describe(i, a)).collect();
     let chosen = choose(&described, index)?;

@@ -1,6 +1,6 @@
 //! Norms and rotations of queries and keys that wait for attention, or for each other.
 
-use super::{
+use crate::gpu::{
     Constants, GpuDevice, Kernel, Params, attention,
     attention_decode::{Decode, NewKv},
     kernel,
@@ -23,7 +23,7 @@ struct Vectors {
 
 /// Up to two sets of vectors, of the same rows.
 #[derive(Default)]
-pub(super) struct Heads {
+pub(in crate::gpu) struct Heads {
     all: Vec<Vectors>,
     interleaved: Option<bool>,
 }
@@ -57,7 +57,11 @@ impl Heads {
 
 impl GpuDevice {
     /// Joins an op with norms and rotations that wait; false if it is to run by itself, after they have.
-    pub(super) fn join_heads(&mut self, heads: &mut Heads, op: &Op<'_>) -> Result<bool, Error> {
+    pub(in crate::gpu) fn join_heads(
+        &mut self,
+        heads: &mut Heads,
+        op: &Op<'_>,
+    ) -> Result<bool, Error> {
         match *op {
             Op::RmsNorm { x, weight, eps, out } if x == out => Ok(heads.norm(x, weight, eps)),
             Op::Rope { x, frequencies, pairs, scale, spans, out }
@@ -110,7 +114,7 @@ impl GpuDevice {
     }
 
     /// Runs norms and rotations that waited for nothing.
-    pub(super) fn settle_heads(&mut self, heads: &Heads) -> Result<(), Error> {
+    pub(in crate::gpu) fn settle_heads(&mut self, heads: &Heads) -> Result<(), Error> {
         match heads.all.is_empty() {
             true => Ok(()),
             false => self.run_heads(heads, None),

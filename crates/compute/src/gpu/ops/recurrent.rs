@@ -1,6 +1,6 @@
 //! Ops with a recurrent state: the committed one is read, the next one written.
 
-use super::{Constants, GpuDevice, Kernel, Memory, Params, kernel, matvec::Squares, norm};
+use crate::gpu::{Constants, GpuDevice, Kernel, Memory, Params, kernel, matvec::Squares, norm};
 use crate::{Buffer, Error, Op, Span, State, View};
 
 static CONV1D: Kernel = kernel!("conv1d", ["common", "conv1d"], [Write, Read, Write]);
@@ -50,7 +50,7 @@ impl GpuDevice {
 }
 
 /// [`Op::Conv1d`] of one row of each of some states.
-pub(super) struct Convolution {
+pub(in crate::gpu) struct Convolution {
     x: View,
     weight: Buffer,
     width: usize,
@@ -60,7 +60,7 @@ pub(super) struct Convolution {
 
 impl Convolution {
     /// What the op asks for, if every state has one row.
-    pub(super) fn of(op: &Op<'_>) -> Option<Box<Self>> {
+    pub(in crate::gpu) fn of(op: &Op<'_>) -> Option<Box<Self>> {
         match *op {
             Op::Conv1d { x, weight, width: width @ 2.., spans, out }
                 if spans.iter().all(|span| span.rows == 1) =>
@@ -88,14 +88,14 @@ impl Convolution {
     }
 
     /// Runs it by itself.
-    pub(super) fn run(&self, gpu: &mut GpuDevice) -> Result<(), Error> {
+    pub(in crate::gpu) fn run(&self, gpu: &mut GpuDevice) -> Result<(), Error> {
         let &Self { x, weight, width, ref spans, out } = self;
         conv1d(gpu, &Op::Conv1d { x, weight, width, spans, out })
     }
 }
 
 /// Runs [`Op::Conv1d`].
-pub(super) fn conv1d(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
+pub(in crate::gpu) fn conv1d(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
     let &Op::Conv1d { x, weight, width, spans, out } = op else { return Ok(()) };
     let constants = Constants::new(&[("WG", CONV_THREADS as u32), ("TAPS", width as u32)]);
     let mut first = 0;
@@ -122,7 +122,7 @@ pub(super) fn conv1d(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
 }
 
 /// [`Op::DeltaNet`] of one row of each of some states, behind a convolution, and perhaps [`Op::GatedRmsNorm`] of what it yields.
-pub(super) struct Rule {
+pub(in crate::gpu) struct Rule {
     convolution: Box<Convolution>,
     /// Queries, keys, values, decay, write strength; `a_log` and `dt_bias`.
     inputs: [View; 5],
@@ -134,7 +134,7 @@ pub(super) struct Rule {
 
 /// The norm of what a delta rule yields.
 #[derive(Clone, Copy)]
-pub(super) struct GatedNorm {
+pub(in crate::gpu) struct GatedNorm {
     gate: View,
     weight: Buffer,
     eps: f32,
@@ -143,7 +143,7 @@ pub(super) struct GatedNorm {
 
 impl Rule {
     /// What the op asks for, behind a convolution, which is given back where that does not feed it.
-    pub(super) fn of(
+    pub(in crate::gpu) fn of(
         op: &Op<'_>,
         convolution: Box<Convolution>,
     ) -> Result<Box<Self>, Box<Convolution>> {
@@ -163,7 +163,7 @@ impl Rule {
     }
 
     /// Takes the norm of what it yields; whether it could.
-    pub(super) fn norms(&mut self, op: &Op<'_>) -> bool {
+    pub(in crate::gpu) fn norms(&mut self, op: &Op<'_>) -> bool {
         let &Op::GatedRmsNorm { x, gate, weight, eps, out } = op else { return false };
         let in_line = |view: View| view.heads == 1 || view.head_stride == view.width;
         // What is normed is written by some workgroups while others read what it is made of.
@@ -181,13 +181,13 @@ impl Rule {
     }
 
     /// What a product is to divide heads by, if this leaves them undivided.
-    pub(super) fn squares(&self, gpu: &GpuDevice) -> Option<Squares> {
+    pub(in crate::gpu) fn squares(&self, gpu: &GpuDevice) -> Option<Squares> {
         let GatedNorm { eps, out, .. } = self.norm?;
         Some(Squares { of: out, at: self.out, count: parts(gpu, self.out.width), eps })
     }
 
     /// Runs all of it, with heads normed.
-    pub(super) fn run(&self, gpu: &mut GpuDevice) -> Result<(), Error> {
+    pub(in crate::gpu) fn run(&self, gpu: &mut GpuDevice) -> Result<(), Error> {
         self.run_rule(gpu, None)?;
         match self.norm {
             Some(GatedNorm { gate, weight, eps, out }) => {
@@ -198,7 +198,7 @@ impl Rule {
     }
 
     /// Runs it and leaves the squares of heads for a product: [`Rule::squares`].
-    pub(super) fn run_gated(&self, gpu: &mut GpuDevice) -> Result<(), Error> {
+    pub(in crate::gpu) fn run_gated(&self, gpu: &mut GpuDevice) -> Result<(), Error> {
         self.run_rule(gpu, self.norm.as_ref())
     }
 
@@ -220,7 +220,7 @@ fn parts(gpu: &GpuDevice, values: usize) -> usize {
 }
 
 /// Runs [`Op::DeltaNet`]. `joined`: what makes its queries, keys and values first, and what becomes of what it yields.
-pub(super) fn delta_net(
+pub(in crate::gpu) fn delta_net(
     gpu: &mut GpuDevice,
     op: &Op<'_>,
     joined: Option<(&Convolution, Option<&GatedNorm>)>,

@@ -1,6 +1,6 @@
 //! The largest of many numbers.
 
-use super::{Constants, GpuDevice, Kernel, Params, kernel};
+use crate::gpu::{Constants, GpuDevice, Kernel, Params, kernel};
 use crate::{Error, Op};
 
 static TOP_LOGITS: Kernel =
@@ -9,7 +9,7 @@ static TOP_LOGIT: Kernel =
     kernel!("top_logit", ["common", "order", "top_logit"], [Write, Write, Write]);
 
 /// Runs [`Op::TopLogits`].
-pub(super) fn top_logits(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
+pub(in crate::gpu) fn top_logits(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
     let &Op::TopLogits { logits, best } = op else { return Ok(()) };
     let (rows, keep) = (logits.rows, best.width / 2);
     // Threads of a workgroup and numbers that each looks at.

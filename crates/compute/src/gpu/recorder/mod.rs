@@ -4,17 +4,18 @@
 //! is made beside the recording, as are those that follow, and the dispatches from there on wait until somebody wants them
 //! handed over.
 
-use super::{
+pub(in crate::gpu) mod profile;
+
+use crate::gpu::{
     GpuDevice, HAND_OVER, UPLOAD, Words,
     kernel::{self, Constants, Kernel, Key},
     memory::Memory,
     params::Params,
-    profile,
 };
 use crate::{Error, Ticket};
 
 /// A dispatch that is not in a pass yet.
-pub(super) struct Waiting {
+pub(in crate::gpu) struct Waiting {
     pipeline: Key,
     group: wgpu::BindGroup,
     params: Params,
@@ -23,7 +24,7 @@ pub(super) struct Waiting {
 }
 
 /// The open encoder, or a new one.
-pub(super) fn encoder<'a>(
+pub(in crate::gpu) fn encoder<'a>(
     recorded: &'a mut Option<wgpu::CommandEncoder>,
     device: &wgpu::Device,
 ) -> &'a mut wgpu::CommandEncoder {
@@ -57,7 +58,7 @@ fn encode(
 
 impl GpuDevice {
     /// Records a kernel over `groups` workgroups.
-    pub(super) fn dispatch(
+    pub(in crate::gpu) fn dispatch(
         &mut self,
         kernel: &'static Kernel,
         constants: Constants,
@@ -112,7 +113,7 @@ impl GpuDevice {
     }
 
     /// Ends the open pass, with all dispatches that have been recorded in it.
-    pub(super) fn end_pass(&mut self) {
+    pub(in crate::gpu) fn end_pass(&mut self) {
         self.encode_waiting();
         drop(self.pass.take());
     }
@@ -129,7 +130,7 @@ impl GpuDevice {
     }
 
     /// Makes room in the upload buffer for an op that brings `count` words along, all of it together.
-    pub(super) fn room(&mut self, count: usize) -> Result<(), Error> {
+    pub(in crate::gpu) fn room(&mut self, count: usize) -> Result<(), Error> {
         if count > UPLOAD {
             return Err(Error::Shape(format!(
                 "an op that brings {count} words along, more than {UPLOAD}"
@@ -151,12 +152,12 @@ impl GpuDevice {
     }
 
     /// Whether `count` words fit behind those in the upload buffer.
-    pub(super) fn has_room(&self, count: usize) -> bool {
+    pub(in crate::gpu) fn has_room(&self, count: usize) -> bool {
         self.words.len() + count <= UPLOAD
     }
 
     /// Puts words into the upload buffer, where [`GpuDevice::room`] has made room for them.
-    pub(super) fn upload(&mut self, words: impl IntoIterator<Item = u32>) -> Words {
+    pub(in crate::gpu) fn upload(&mut self, words: impl IntoIterator<Item = u32>) -> Words {
         let at = self.words.len();
         self.words.extend(words);
         debug_assert!(self.words.len() <= UPLOAD);
@@ -164,7 +165,7 @@ impl GpuDevice {
     }
 
     /// Gives the card what has been recorded.
-    pub(super) fn hand_over(&mut self) {
+    pub(in crate::gpu) fn hand_over(&mut self) {
         if let Some(recording) = &mut self.recording {
             recording.spoiled = true;
             return;
@@ -186,7 +187,7 @@ impl GpuDevice {
         }
     }
 
-    pub(super) fn submit_commands(&mut self, commands: wgpu::CommandBuffer) {
+    pub(in crate::gpu) fn submit_commands(&mut self, commands: wgpu::CommandBuffer) {
         let index = self.opened.queue.submit([commands]);
         self.submitted += 1;
         self.counters.submissions += 1;
