@@ -1,91 +1,86 @@
-//! The graphics adapters of a machine, and opening one.
+//! Graphics adapters of the machine: properties, order of preference, choice.
 
-use std::{
-    cmp::Reverse,
-    sync::{Arc, LazyLock, Mutex, PoisonError},
-};
+use std::{cmp::Reverse, sync::LazyLock};
 
 use wgpu::{Backend, Backends, DeviceType, Features};
 
 use crate::Error;
 
-/// Bytes of immediates that kernels use.
+/// Bytes of immediates (push constants) that kernels take.
 pub(in crate::gpu) const IMMEDIATES: u32 = 128;
 
-/// Bytes that a driver takes on the host for the kernels of a model, command buffers and tables.
-const DRIVER: u64 = 64 << 20;
-/// The same of a software driver: its kernels are machine code in this process, and so is the compiler. llvmpipe was seen
-/// to take 129 MiB.
-const SOFTWARE_DRIVER: u64 = 192 << 20;
+/// Host bytes that a driver uses for the pipelines of a model, command buffers and tables.
+const DRIVER_BYTES: u64 = 64 << 20;
+/// Host bytes of a software driver. They include its compiler and the kernels' machine code;
+/// llvmpipe was measured at 129 MiB.
+const SOFTWARE_DRIVER_BYTES: u64 = 192 << 20;
 
-/// What an adapter is.
+/// Kind of a graphics adapter, in order of preference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum AdapterKind {
-    /// A card with memory of its own.
+    /// Discrete GPU with dedicated memory.
     Discrete,
-    /// Shares the memory of the host.
+    /// Integrated GPU; shares host memory.
     Integrated,
-    /// Of a virtual machine.
+    /// Virtual GPU of a virtual machine.
     Virtual,
-    /// The driver does not say.
+    /// Kind not reported by the driver.
     Other,
-    /// Runs on the CPU.
+    /// Software implementation on the CPU.
     Software,
 }
 
-/// A graphics adapter.
+/// Properties of a graphics adapter.
 #[derive(Clone, Debug)]
 pub struct Adapter {
-    /// Its number in `gpu:N`.
+    /// Index `N` in the device name `gpu:N`.
     pub index: usize,
-    /// As the driver has it.
+    /// Name reported by the driver.
     pub name: String,
     /// Metal, Vulkan or DX12.
     pub backend: String,
-    /// What it is.
+    /// Kind of adapter.
     pub kind: AdapterKind,
-    /// Driver and version.
+    /// Driver name and version.
     pub driver: String,
-    /// Bytes of its memory, where the driver says.
+    /// Bytes of device memory, if the driver reports them.
     pub memory: Option<u64>,
     /// Bytes of the largest buffer.
     pub max_buffer: u64,
-    /// Bytes of a buffer that one kernel sees.
+    /// Bytes of the largest storage binding of a kernel.
     pub max_binding: u64,
-    /// The smallest and the largest number of threads that exchange numbers without memory; `None` where it has no
-    /// such operations.
+    /// Smallest and largest subgroup size; `None` without subgroup operations.
     pub subgroup: Option<(u32, u32)>,
-    /// Whether it computes in f16.
+    /// Whether kernels can compute in f16.
     pub f16: bool,
-    /// Whether it multiplies matrices of 16 x 16 in hardware, f16 to f32.
+    /// Whether it has 16 x 16 x 16 cooperative matrices, f16 inputs and f32 sums.
     pub cooperative_matrix: bool,
-    /// Why it cannot be used.
+    /// Reason why it cannot be used, if any.
     pub unusable: Option<String>,
 }
 
 impl Adapter {
-    /// What adapters are sorted by, the best one first: by kind, cards before all else; of one kind the one with the most
-    /// memory.
+    /// Sort key, best adapter first: by kind, then by larger memory, then by index.
     pub fn preference(&self) -> impl Ord + use<> {
         (self.kind, Reverse(self.memory), self.index)
     }
 
-    /// Bytes of the host's memory that its driver will take once kernels run.
+    /// Host bytes that the driver uses once kernels run.
     pub(in crate::gpu) const fn driver_bytes(&self) -> u64 {
         match self.kind {
-            AdapterKind::Software => SOFTWARE_DRIVER,
-            _ => DRIVER,
+            AdapterKind::Software => SOFTWARE_DRIVER_BYTES,
+            _ => DRIVER_BYTES,
         }
     }
 
-    /// Whether its memory is the host's, and the host can write it in place.
+    /// Whether its memory is host memory that the CPU can write in place.
     pub(in crate::gpu) fn is_unified(&self) -> bool {
         let shares = matches!(self.kind, AdapterKind::Integrated | AdapterKind::Software);
         shares && matches!(&*self.backend, "Vulkan" | "Metal")
     }
 }
 
-/// What finds adapters: one for the whole process, as drivers keep something of each one that is made.
+/// The wgpu instance. One per process, because drivers keep some memory of each.
 pub(in crate::gpu) fn instance() -> &'static wgpu::Instance {
     static INSTANCE: LazyLock<wgpu::Instance> = LazyLock::new(|| {
         wgpu::Instance::new(wgpu::InstanceDescriptor {
@@ -97,11 +92,11 @@ pub(in crate::gpu) fn instance() -> &'static wgpu::Instance {
     &INSTANCE
 }
 
-fn enumerate(instance: &wgpu::Instance) -> Vec<wgpu::Adapter> {
+pub(super) fn enumerate(instance: &wgpu::Instance) -> Vec<wgpu::Adapter> {
     pollster::block_on(instance.enumerate_adapters(Backends::all()))
 }
 
-fn describe(index: usize, adapter: &wgpu::Adapter) -> Adapter {
+pub(super) fn describe(index: usize, adapter: &wgpu::Adapter) -> Adapter {
     let (info, limits, features) = (adapter.get_info(), adapter.limits(), adapter.features());
     let unusable =
         if !features.contains(Features::IMMEDIATES) || limits.max_immediate_size < IMMEDIATES {
@@ -145,38 +140,14 @@ fn describe(index: usize, adapter: &wgpu::Adapter) -> Adapter {
     }
 }
 
-/// The graphics adapters of this machine, software ones included.
+/// Graphics adapters of this machine, including software ones.
 pub fn adapters() -> Vec<Adapter> {
     enumerate(instance()).iter().enumerate().map(|(i, a)| describe(i, a)).collect()
 }
 
-/// What the driver complained about, if it did: whatever ran since is worth nothing.
-#[derive(Clone, Default)]
-pub(in crate::gpu) struct Failure(Arc<Mutex<Option<String>>>);
-
-impl Failure {
-    pub(in crate::gpu) fn set(&self, what: String) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(what);
-    }
-
-    pub(in crate::gpu) fn check(&self) -> Result<(), Error> {
-        match &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
-            Some(what) => Err(Error::Device(format!("the GPU failed: {what}"))),
-            None => Ok(()),
-        }
-    }
-}
-
-/// An open adapter.
-pub(in crate::gpu) struct Opened {
-    pub(in crate::gpu) adapter: Adapter,
-    pub(in crate::gpu) device: wgpu::Device,
-    pub(in crate::gpu) queue: wgpu::Queue,
-    pub(in crate::gpu) failure: Failure,
-}
-
-/// Adapter `index`, or the best one that can be used; a software adapter only if there is no other.
-fn choose(described: &[Adapter], index: Option<usize>) -> Result<Adapter, Error> {
+/// Adapter `index`, or the best usable one. A software adapter is chosen only if it is the only
+/// usable one.
+pub(super) fn choose(described: &[Adapter], index: Option<usize>) -> Result<Adapter, Error> {
     let found = || {
         let names = described.iter().map(|a| {
             let why = a.unusable.as_ref().map(|why| format!(", unusable: {why}"));
@@ -205,37 +176,6 @@ fn choose(described: &[Adapter], index: Option<usize>) -> Result<Adapter, Error>
         )));
     }
     Ok(chosen)
-}
-
-/// Opens adapter `index` of an instance, or the best one.
-pub(in crate::gpu) fn open(
-    instance: &wgpu::Instance,
-    index: Option<usize>,
-) -> Result<Opened, Error> {
-    let all = enumerate(instance);
-    let described: Vec<Adapter> = all.iter().enumerate().map(|(i, a)| describe(i, a)).collect();
-    let chosen = choose(&described, index)?;
-    let adapter = &all[chosen.index];
-    let wanted = Features::IMMEDIATES
-        | Features::SUBGROUP
-        | Features::SUBGROUP_BARRIER
-        | Features::SHADER_F16
-        | Features::TIMESTAMP_QUERY
-        | Features::EXPERIMENTAL_COOPERATIVE_MATRIX;
-    let mut features = wanted & adapter.features();
-    if !chosen.cooperative_matrix {
-        features.remove(Features::EXPERIMENTAL_COOPERATIVE_MATRIX);
-    }
-    let (device, queue) =
-        super::native::request(adapter, features, adapter.limits()).map_err(|e| {
-            Error::Device(format!("gpu:{} {} cannot be opened: {e}", chosen.index, chosen.name))
-        })?;
-    let failure = Failure::default();
-    let (on_error, on_loss) = (failure.clone(), failure.clone());
-    device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| on_error.set(error.to_string())));
-    device
-        .set_device_lost_callback(move |_, why| on_loss.set(format!("the device was lost: {why}")));
-    Ok(Opened { adapter: chosen, device, queue, failure })
 }
 
 #[cfg(test)]

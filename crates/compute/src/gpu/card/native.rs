@@ -1,25 +1,25 @@
-//! What wgpu's safe interface does not have: experimental features, what drivers say of memory, and memory that the host
-//! writes and kernels read in place.
+//! Native driver access that wgpu's safe interface lacks: experimental features, memory sizes, and
+//! buffers in memory that the host writes and kernels read in place.
 
 use std::{ptr::NonNull, slice};
 
 use wgpu::{Features, Limits};
 
-use crate::gpu::memory::STORAGE;
+use super::STORAGE;
 use crate::{
     Error,
     matrix::{Bytes, Lent},
 };
 
-/// Opens an adapter with features and limits.
+/// Opens an adapter with these features and limits.
 pub(in crate::gpu) fn request(
     adapter: &wgpu::Adapter,
     features: Features,
     limits: Limits,
 ) -> Result<(wgpu::Device, wgpu::Queue), wgpu::RequestDeviceError> {
     let experimental_features = if features.contains(Features::EXPERIMENTAL_COOPERATIVE_MATRIX) {
-        // SAFETY: the experimental feature that is enabled is cooperative matrices. Kernels that use them are tried
-        // on every kind of adapter that they are chosen for.
+        // SAFETY: the only experimental feature enabled is cooperative matrices. Kernels that use
+        // them are tested on every kind of adapter for which they are selected.
         unsafe { wgpu::ExperimentalFeatures::enabled() }
     } else {
         wgpu::ExperimentalFeatures::disabled()
@@ -39,7 +39,7 @@ pub(in crate::gpu) fn request(
     pollster::block_on(adapter.request_device(&descriptor))
 }
 
-/// A kernel's code without bounds checks: on Metal they cost a tenth and more.
+/// Compiles WGSL without bounds checks, which cost 10 % and more on Metal.
 pub(in crate::gpu) fn shader_module(
     device: &wgpu::Device,
     name: &str,
@@ -49,18 +49,19 @@ pub(in crate::gpu) fn shader_module(
         label: Some(name),
         source: wgpu::ShaderSource::Wgsl(source.into()),
     };
-    // SAFETY: the kernels are our own. Every op's check has seen that its views, weights, slots and states hold
-    // what the kernel touches, loops are bounded by shapes, and divisors come from shapes that are not zero.
+    // SAFETY: the kernels are part of this crate. The check of each op ensures that its views,
+    // weights, slots and states contain every element that the kernel accesses. Loops are bounded
+    // by shapes, and divisors come from shapes that are not zero.
     unsafe {
         device.create_shader_module_trusted(descriptor, wgpu::ShaderRuntimeChecks::unchecked())
     }
 }
 
-/// Bytes of an adapter's own memory, where its driver says.
+/// Bytes of device memory of an adapter, if its driver reports them.
 pub(in crate::gpu) fn memory(adapter: &wgpu::Adapter) -> Option<u64> {
     #[cfg(not(target_vendor = "apple"))]
     {
-        // SAFETY: the handles are used while `adapter` lives, for a query that changes nothing.
+        // SAFETY: the handles are used while `adapter` is alive, for a read-only query.
         let hal = unsafe { adapter.as_hal::<wgpu::hal::api::Vulkan>() }?;
         let instance = hal.shared_instance().raw_instance();
         // SAFETY: the physical device belongs to this instance.
@@ -73,40 +74,40 @@ pub(in crate::gpu) fn memory(adapter: &wgpu::Adapter) -> Option<u64> {
     #[cfg(target_vendor = "apple")]
     {
         use objc2_metal::MTLDevice as _;
-        // SAFETY: the handle is used while `adapter` lives, for a query that changes nothing.
+        // SAFETY: the handle is used while `adapter` is alive, for a read-only query.
         let hal = unsafe { adapter.as_hal::<wgpu::hal::api::Metal>() }?;
         Some(hal.raw_device().recommendedMaxWorkingSetSize())
     }
 }
 
-/// How the host writes memory that kernels read in place.
+/// Way in which the host writes memory that kernels read in place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::gpu) enum Sharing {
-    /// Host and device have the same memory: the device's, as the host sees it.
+    /// Unified memory: device memory mapped for the host.
     Mapped,
-    /// The device has memory of its own, and reads the host's over the bus.
+    /// Discrete GPU that reads imported host memory over the bus.
     Imported,
-    /// Not at all: what the host writes is copied to the device.
+    /// Not available: bytes that the host writes are copied to the device.
     Refused,
 }
 
 impl Sharing {
-    /// What a device can do. `unified` says that it has the host's memory.
-    pub(in crate::gpu) fn of(device: &wgpu::Device, unified: bool) -> Self {
+    /// Sharing that a device supports. `unified`: device memory is host memory.
+    pub(in crate::gpu) fn detect(device: &wgpu::Device, unified: bool) -> Self {
         let best = if unified { Self::Mapped } else { Self::Imported };
-        // What a driver says and what it does are two things.
+        // Allocates one buffer, as drivers claim support that they do not have.
         match best.buffer(device, 1 << 16) {
             Ok(_) => best,
             Err(_) => Self::Refused,
         }
     }
 
-    /// A buffer of `bytes`, which are not zero, and its memory as the host sees it.
+    /// Allocates a buffer of `bytes`, which must not be zero, and maps it for the host.
     pub(in crate::gpu) fn buffer(
         self,
         device: &wgpu::Device,
         bytes: u64,
-    ) -> Result<(wgpu::Buffer, Shared), Error> {
+    ) -> Result<(wgpu::Buffer, HostMapping), Error> {
         #[cfg(not(target_vendor = "apple"))]
         let shared = match self {
             Self::Refused => None,
@@ -122,7 +123,7 @@ impl Sharing {
     }
 }
 
-/// What a buffer of a card is made of, seen from here.
+/// Descriptor of a shared buffer.
 fn descriptor(bytes: u64) -> wgpu::BufferDescriptor<'static> {
     wgpu::BufferDescriptor {
         label: Some("slots in host memory"),
@@ -132,62 +133,64 @@ fn descriptor(bytes: u64) -> wgpu::BufferDescriptor<'static> {
     }
 }
 
-/// Memory that the host writes and a device reads.
-pub(in crate::gpu) struct Shared {
-    at: NonNull<u8>,
+/// Memory that the host writes and the device reads.
+pub(in crate::gpu) struct HostMapping {
+    start: NonNull<u8>,
     len: usize,
-    keeper: Keeper,
+    owner: MappingOwner,
 }
 
-impl Shared {
-    /// `count` pieces of `bytes`, one every `stride` bytes, as far as there are so many.
-    pub(in crate::gpu) fn pieces(self, count: usize, stride: usize, bytes: usize) -> Vec<Bytes> {
-        let Self { at, len, keeper } = self;
+impl HostMapping {
+    /// Splits the memory into at most `count` slices of `bytes`, one every `stride` bytes.
+    pub(in crate::gpu) fn split(self, count: usize, stride: usize, bytes: usize) -> Vec<Bytes> {
+        let Self { start, len, owner } = self;
         let count = count.min(if stride == 0 || bytes > stride { 0 } else { len / stride });
-        let piece = |i: usize| {
-            // SAFETY: `count * stride` bytes lie behind `at`, in one allocation.
-            let at = unsafe { at.add(i * stride) };
-            Bytes::lent(Box::new(Piece { at, len: bytes, _keeper: keeper.clone() }))
+        let slice = |i: usize| {
+            // SAFETY: `start` points to at least `count * stride` bytes of one allocation, and
+            // `i < count`.
+            let start = unsafe { start.add(i * stride) };
+            Bytes::lent(Box::new(HostSlice { start, len: bytes, _owner: owner.clone() }))
         };
-        (0..count).map(piece).collect()
+        (0..count).map(slice).collect()
     }
 }
 
-/// A part of [`Shared`] that no other part overlaps.
-struct Piece {
-    at: NonNull<u8>,
+/// Slice of a [`HostMapping`] that overlaps no other slice.
+struct HostSlice {
+    start: NonNull<u8>,
     len: usize,
-    _keeper: Keeper,
+    _owner: MappingOwner,
 }
 
-// SAFETY: the memory belongs to the piece alone, on the side of the host, and is kept by something that any thread may
-// drop. What the device does with it meanwhile is ordered by tickets: it reads a piece only in work that was recorded
-// while the piece was with its device, and the piece is taken out of there only when that work is done.
-unsafe impl Send for Piece {}
-// SAFETY: through a shared piece memory is only read.
-unsafe impl Sync for Piece {}
+// SAFETY: on the host, the slice alone accesses its memory, and any thread may drop its owner. The
+// device reads it only in work that was recorded while the slice was stored with the device. The
+// slice is taken out only after the ticket of that work is done.
+unsafe impl Send for HostSlice {}
+// SAFETY: a shared reference to the slice only reads memory.
+unsafe impl Sync for HostSlice {}
 
-impl std::fmt::Debug for Piece {
+impl std::fmt::Debug for HostSlice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} bytes of a device", self.len)
     }
 }
 
-impl Lent for Piece {
+impl Lent for HostSlice {
     fn bytes(&self) -> &[u8] {
-        // SAFETY: the memory is as long, lives as long as its keeper, was initialised by the system or is plain bytes to
-        // which any value is one, and nobody writes it while `self` is borrowed.
-        unsafe { slice::from_raw_parts(self.at.as_ptr(), self.len) }
+        // SAFETY: the memory has `len` bytes, lives as long as its owner, and is initialised: zeroed
+        // by the system, or plain bytes for which any value is valid. Nothing writes it while
+        // `self` is borrowed.
+        unsafe { slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and nobody else has the piece.
-        unsafe { slice::from_raw_parts_mut(self.at.as_ptr(), self.len) }
+        // SAFETY: as in `bytes`; `&mut self` is the only access to the slice.
+        unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }
 
 #[cfg(not(target_vendor = "apple"))]
-use vulkan::Keeper;
+use vulkan::VulkanOwner as MappingOwner;
 
 #[cfg(not(target_vendor = "apple"))]
 mod vulkan {
@@ -197,16 +200,16 @@ mod vulkan {
     use memmap2::MmapMut;
     use wgpu::hal::api::Vulkan;
 
-    use super::{Shared, descriptor};
+    use super::{HostMapping, descriptor};
     use crate::{Error, matrix::anonymous};
 
-    /// Opens an adapter so that it can import memory of the host; `None` where that is not to be had.
+    /// Opens an adapter with the extension that imports host memory; `None` without it.
     pub(in crate::gpu) fn request(
         adapter: &wgpu::Adapter,
         descriptor: &wgpu::DeviceDescriptor<'_>,
     ) -> Option<(wgpu::Device, wgpu::Queue)> {
         let opened = {
-            // SAFETY: the handle is used while `adapter` lives, to open a device.
+            // SAFETY: the handle is used while `adapter` is alive, to open a device.
             let hal = unsafe { adapter.as_hal::<Vulkan>() }?;
             let has =
                 hal.physical_device_capabilities().supports_extension(external_memory_host::NAME);
@@ -218,7 +221,7 @@ mod vulkan {
                     args.extensions.push(external_memory_host::NAME);
                 }
             });
-            // SAFETY: the callback adds an extension that the adapter has, and removes nothing.
+            // SAFETY: the callback only adds an extension that the adapter supports.
             let opened = unsafe {
                 hal.open_with_callback(
                     descriptor.required_features,
@@ -229,23 +232,23 @@ mod vulkan {
             };
             opened.ok()?
         };
-        // SAFETY: the device was made of this adapter, with the features that the descriptor names.
+        // SAFETY: the device was opened on this adapter with the features in the descriptor.
         unsafe { adapter.create_device_from_hal::<Vulkan>(opened, descriptor) }.ok()
     }
 
-    /// A buffer, the memory that it is bound to, and the host's view of it.
+    /// Buffer and the memory bound to it.
     struct Allocation {
         device: ash::Device,
         buffer: vk::Buffer,
         memory: vk::DeviceMemory,
-        /// What was imported: the system gets it back after the device.
+        /// Imported host memory, unmapped after the device has freed its import.
         _map: Option<MmapMut>,
     }
 
     impl Drop for Allocation {
         fn drop(&mut self) {
-            // SAFETY: wgpu has let go of the buffer, which it does when no work uses it, and the device lives: a keeper
-            // holds it, or wgpu does, which calls from its own way of destroying the buffer.
+            // SAFETY: wgpu has released the buffer, which it does only when no work uses it. The
+            // device is alive: an owner holds it, or wgpu calls this while it destroys the buffer.
             unsafe {
                 self.device.destroy_buffer(self.buffer, None);
                 self.device.free_memory(self.memory, None);
@@ -253,9 +256,9 @@ mod vulkan {
         }
     }
 
-    /// Keeps an allocation, and the device that it is part of: in this order they are dropped.
+    /// Shared owner of an allocation and its device. Fields drop in this order.
     #[derive(Clone)]
-    pub(in crate::gpu) struct Keeper {
+    pub(in crate::gpu) struct VulkanOwner {
         _allocation: Arc<Allocation>,
         _device: wgpu::Device,
     }
@@ -271,17 +274,17 @@ mod vulkan {
         }
     }
 
-    /// A buffer of memory of the host that the device imports, or of the device's own memory, mapped for good. `None`
-    /// where this is not Vulkan, or a device without the extension.
+    /// Buffer in host memory that the device imports (`import`), or in device memory that stays
+    /// mapped. `None` if the device is not Vulkan or lacks the extension.
     pub(in crate::gpu) fn buffer(
         device: &wgpu::Device,
         bytes: u64,
         import: bool,
-    ) -> Result<Option<(wgpu::Buffer, Shared)>, Error> {
+    ) -> Result<Option<(wgpu::Buffer, HostMapping)>, Error> {
         const HOST: vk::ExternalMemoryHandleTypeFlags =
             vk::ExternalMemoryHandleTypeFlags::HOST_ALLOCATION_EXT;
         let failed = failed(bytes, import);
-        // SAFETY: the handle is used while `device` lives, and nothing of its own is destroyed.
+        // SAFETY: the handle is used while `device` is alive, and nothing of it is destroyed.
         let Some(hal) = (unsafe { device.as_hal::<Vulkan>() }) else { return Ok(None) };
         if import && !hal.enabled_device_extensions().contains(&external_memory_host::NAME) {
             return Ok(None);
@@ -297,13 +300,13 @@ mod vulkan {
         if import {
             info = info.push_next(&mut external);
         }
-        // SAFETY: a plain buffer, with a handle type whose extension is enabled where it is asked for. From here on the
-        // allocation frees what there is; freeing a memory that is not there yet does nothing.
+        // SAFETY: the create info is valid, and the extension of its handle type is enabled where it
+        // is used. From here on `Allocation` frees everything; freeing null memory does nothing.
         let buffer = unsafe { raw.create_buffer(&info, None) }.map_err(&failed)?;
         let mut allocation =
             Allocation { device: raw, buffer, memory: vk::DeviceMemory::null(), _map: None };
         let raw = &allocation.device;
-        // SAFETY: the buffer was just made; the physical device belongs to the instance.
+        // SAFETY: the buffer was just created; the physical device belongs to the instance.
         let (needs, types) = unsafe {
             (
                 raw.get_buffer_memory_requirements(buffer),
@@ -316,7 +319,7 @@ mod vulkan {
         if import {
             let mut limits = vk::PhysicalDeviceExternalMemoryHostPropertiesEXT::default();
             let mut properties = vk::PhysicalDeviceProperties2::default().push_next(&mut limits);
-            // SAFETY: the instance is of version 1.1, without which the extension is not enabled.
+            // SAFETY: the instance has version 1.1, a condition for enabling the extension.
             unsafe { instance.get_physical_device_properties2(physical, &mut properties) };
             let unit = limits.min_imported_host_pointer_alignment.max(1);
             size = size.next_multiple_of(unit);
@@ -327,29 +330,31 @@ mod vulkan {
                 return Ok(None);
             }
             let host = external_memory_host::Device::new(instance, raw);
-            let mut of_pointer = vk::MemoryHostPointerPropertiesEXT::default();
-            // SAFETY: the extension is enabled, and the pointer is to memory of the host.
+            let mut pointer_properties = vk::MemoryHostPointerPropertiesEXT::default();
+            // SAFETY: the extension is enabled, and the pointer refers to host memory.
             let asked = unsafe {
                 (host.fp().get_memory_host_pointer_properties_ext)(
                     raw.handle(),
                     HOST,
                     at.cast(),
-                    &mut of_pointer,
+                    &mut pointer_properties,
                 )
             };
             asked.result().map_err(&failed)?;
-            bits &= of_pointer.memory_type_bits;
+            bits &= pointer_properties.memory_type_bits;
             map = Some(memory);
         }
         let wanted = vk::MemoryPropertyFlags::HOST_VISIBLE | vk::MemoryPropertyFlags::HOST_COHERENT;
         let near = if import { wanted } else { wanted | vk::MemoryPropertyFlags::DEVICE_LOCAL };
-        let of_type = |flags: vk::MemoryPropertyFlags| {
+        let find_type = |flags: vk::MemoryPropertyFlags| {
             (0..types.memory_type_count.min(32)).find(|i| {
                 bits & (1 << i) != 0
                     && types.memory_types[*i as usize].property_flags.contains(flags)
             })
         };
-        let Some(memory_type) = of_type(near).or_else(|| of_type(wanted)) else { return Ok(None) };
+        let Some(memory_type) = find_type(near).or_else(|| find_type(wanted)) else {
+            return Ok(None);
+        };
         let imported_at = map.as_mut().map(|map| map.as_mut_ptr());
         let mut source = vk::ImportMemoryHostPointerInfoEXT::default().handle_type(HOST);
         let mut info =
@@ -359,41 +364,42 @@ mod vulkan {
             info = info.push_next(&mut source);
         }
         allocation._map = map;
-        // SAFETY: what is imported is `size` bytes of anonymous memory, both multiples of the device's unit, that live
-        // until the memory is freed.
+        // SAFETY: imported memory is `size` bytes of an anonymous mapping, pointer and size multiples
+        // of the device's alignment. It lives until the device memory is freed.
         let memory = unsafe { allocation.device.allocate_memory(&info, None) }.map_err(&failed)?;
         allocation.memory = memory;
-        // SAFETY: the memory is large enough, of a type that the buffer may have, and bound once.
+        // SAFETY: the memory is large enough, of a type that the buffer supports, and bound once.
         unsafe { allocation.device.bind_buffer_memory(buffer, memory, 0) }.map_err(&failed)?;
-        let at = match imported_at {
+        let mapped_at = match imported_at {
             Some(at) => at,
             None => {
-                // SAFETY: the memory is visible to the host, and mapped once, until it is freed.
+                // SAFETY: the memory is host-visible and mapped once, until it is freed.
                 let at = unsafe {
                     allocation.device.map_memory(memory, 0, size, vk::MemoryMapFlags::empty())
                 };
                 at.map_err(&failed)?.cast()
             }
         };
-        let Some(at) = NonNull::new(at) else { return Ok(None) };
+        let Some(start) = NonNull::new(mapped_at) else { return Ok(None) };
         drop(hal);
         let allocation = Arc::new(allocation);
         let kept = Arc::clone(&allocation);
-        // SAFETY: the buffer lives until the callback has run, and nobody maps it through wgpu.
-        let of_hal = unsafe {
+        // SAFETY: the buffer lives until the callback has run, and is never mapped through wgpu.
+        let hal_buffer = unsafe {
             wgpu::hal::vulkan::Buffer::from_raw_externally_owned(
                 buffer,
                 Box::new(move || drop(kept)),
             )
         };
-        // SAFETY: the buffer belongs to this device and was made for what the descriptor says. Its bytes may have any
-        // value: kernels read slots that have been filled.
-        let buffer = unsafe { device.create_buffer_from_hal::<Vulkan>(of_hal, &descriptor(bytes)) };
-        let keeper = Keeper { _allocation: allocation, _device: device.clone() };
-        Ok(Some((buffer, Shared { at, len: bytes as usize, keeper })))
+        // SAFETY: the buffer belongs to this device and matches the descriptor. Its bytes may have any
+        // value: kernels only read slots that were filled.
+        let buffer =
+            unsafe { device.create_buffer_from_hal::<Vulkan>(hal_buffer, &descriptor(bytes)) };
+        let owner = VulkanOwner { _allocation: allocation, _device: device.clone() };
+        Ok(Some((buffer, HostMapping { start, len: bytes as usize, owner })))
     }
 
-    /// Takes all pages of a large memory from the system, by several threads: importing would do it by one.
+    /// Faults in all pages of a large mapping from several threads; an import uses only one.
     fn touch(memory: &mut [u8]) {
         const LARGE: usize = 64 << 20;
         if memory.len() < LARGE {
@@ -403,7 +409,7 @@ mod vulkan {
         std::thread::scope(|scope| {
             for part in memory.chunks_mut(part) {
                 let touch = || part.iter_mut().step_by(4096).for_each(|byte| *byte = 0);
-                // Where there is no other thread, importing does it.
+                // If no thread can start, the import faults the pages in.
                 let _ = std::thread::Builder::new().stack_size(64 << 10).spawn_scoped(scope, touch);
             }
         });
@@ -411,7 +417,7 @@ mod vulkan {
 }
 
 #[cfg(target_vendor = "apple")]
-use metal::Keeper;
+use metal::MetalOwner as MappingOwner;
 
 #[cfg(target_vendor = "apple")]
 mod metal {
@@ -419,21 +425,21 @@ mod metal {
     use objc2_metal::{MTLBuffer, MTLDevice as _, MTLResourceOptions};
     use wgpu::hal::api::Metal;
 
-    use super::{Shared, descriptor};
+    use super::{HostMapping, descriptor};
     use crate::Error;
 
-    /// A buffer lives as long as somebody refers to it.
+    /// Reference to the buffer, which lives as long as any reference.
     #[derive(Clone)]
-    pub(in crate::gpu) struct Keeper {
+    pub(in crate::gpu) struct MetalOwner {
         _buffer: Retained<ProtocolObject<dyn MTLBuffer>>,
     }
 
-    /// A buffer of memory that host and device share. `None` where this is not Metal.
+    /// Buffer in memory that host and device share. `None` if the device is not Metal.
     pub(in crate::gpu) fn buffer(
         device: &wgpu::Device,
         bytes: u64,
-    ) -> Result<Option<(wgpu::Buffer, Shared)>, Error> {
-        // SAFETY: the handle is used while `device` lives, to make a buffer.
+    ) -> Result<Option<(wgpu::Buffer, HostMapping)>, Error> {
+        // SAFETY: the handle is used while `device` is alive, to create a buffer.
         let Some(hal) = (unsafe { device.as_hal::<Metal>() }) else { return Ok(None) };
         let options = MTLResourceOptions::StorageModeShared;
         let Some(raw) = hal.raw_device().newBufferWithLength_options(bytes as usize, options)
@@ -442,12 +448,16 @@ mod metal {
             return Err(Error::Memory { bytes, source });
         };
         drop(hal);
-        let at = raw.contents().cast::<u8>();
-        // SAFETY: the buffer was made by this device and is as long.
-        let of_hal = unsafe { wgpu::hal::metal::Device::buffer_from_raw(raw.clone(), bytes) };
-        // SAFETY: the buffer belongs to this device and was made for what the descriptor says. Its bytes may have any
-        // value: kernels read slots that have been filled.
-        let buffer = unsafe { device.create_buffer_from_hal::<Metal>(of_hal, &descriptor(bytes)) };
-        Ok(Some((buffer, Shared { at, len: bytes as usize, keeper: Keeper { _buffer: raw } })))
+        let start = raw.contents().cast::<u8>();
+        // SAFETY: this device created the buffer with this length.
+        let hal_buffer = unsafe { wgpu::hal::metal::Device::buffer_from_raw(raw.clone(), bytes) };
+        // SAFETY: the buffer belongs to this device and matches the descriptor. Its bytes may have any
+        // value: kernels only read slots that were filled.
+        let buffer =
+            unsafe { device.create_buffer_from_hal::<Metal>(hal_buffer, &descriptor(bytes)) };
+        Ok(Some((
+            buffer,
+            HostMapping { start, len: bytes as usize, owner: MetalOwner { _buffer: raw } },
+        )))
     }
 }

@@ -1,183 +1,233 @@
-//! Ops that wait for the next one, to share a dispatch with it.
+//! Op fusion: ops that are pending to share a dispatch with the next op.
 //!
-//! A dispatch that depends on the one before costs some microseconds whatever it does, and a token has hundreds. So the
-//! device holds back what may be joined: a norm and the products that meet it, a product and its sum with the residual
-//! stream, the choice of experts and their first stage, their last stage and the sum of them, a sum and the norm that follows
-//! it, norms and rotations of heads and the keys' way into their state, a convolution, the delta rule that takes what it
-//! yields, and the norm of what that yields. Whatever else comes settles what waits first. Whether
-//! ops join depends on nothing but their sequence.
+//! A dispatch that depends on the one before costs some microseconds whatever its size, and a token
+//! has hundreds. These sequences are fused:
+//! - a norm and the products that read it;
+//! - products of the same `x`; gate and up products and their GLU;
+//! - a product and its addition to the residual stream;
+//! - router top-k and the gate and up stage of its experts;
+//! - the down projection of experts and their sum;
+//! - an addition and the norm that follows;
+//! - norms and RoPE of queries and keys, and the append to the KV cache;
+//! - a convolution, the delta rule that reads its output, and the gated norm of that one's output.
+//!
+//! Any other op flushes the pending one first. Fusion depends only on the sequence of ops.
+//!
+//! Knows which sequences can be fused and asks the ops whether shapes allow it. Must not know of
+//! kernels, parameters or dispatches: encoding is in `ops`.
 
-use crate::gpu::{
-    GpuDevice, elementwise, experts,
-    heads::Heads,
-    matvec::{self, Down, Norm, Product, Prologue},
-    norm,
-    recurrent::{Convolution, Rule},
-    tiled,
-    topk::Ranked,
+mod heads;
+
+use super::ops::{
+    OpContext, elementwise,
+    gemv::{self, DownProjection, ExpertSum, GemvProduct, MAX_NORMED_ROWS, NormPrologue, Prologue},
+    matmul, moe,
+    norm::{NormDispatch, NormKind},
+    qk_norm_rope::QkHeads,
+    recurrent::{ConvolvedDeltaRule, DecodeConv},
+    topk::RouterTopK,
 };
 use crate::{Error, Op, View};
 
-/// What waits.
+/// Pending op or ops.
 #[derive(Default)]
-pub(in crate::gpu) enum Pending {
+enum PendingOp {
     #[default]
-    Nothing,
-    /// The norm of few rows. Products sum their squares in another order than a norm by itself, so not on the exact path.
-    Norm(Norm),
-    /// Products of few rows, of which one may be normed on its way, with matrices of one format.
-    Products(Option<Prologue>, Vec<Product>),
+    None,
+    /// Norm of a few rows. Products sum the squares in another order than a separate norm, so only
+    /// on the fast path.
+    Norm(NormPrologue),
+    /// Products of a few rows with matrices of one format, and the prologue of the first.
+    Products(Option<Prologue>, Vec<GemvProduct>),
     /// `x += y`.
     Add { x: View, y: View },
-    /// The choice of one row's experts.
-    Choice(Box<Ranked>),
-    /// The last stage of experts.
-    Down(Box<Down>),
-    /// Norms and rotations in place.
-    Heads(Heads),
-    /// A convolution, on the fast path: what it yields is not written where a delta rule takes it.
-    Convolution(Box<Convolution>),
-    /// A delta rule behind such, perhaps with the norm of what it yields.
-    Rule(Box<Rule>),
+    /// Router top-k of one row.
+    Router(Box<RouterTopK>),
+    /// Down projection of experts.
+    Down(Box<DownProjection>),
+    /// Norms and RoPE in place.
+    Heads(QkHeads),
+    /// Convolution, on the fast path: a delta rule that reads its output computes it itself.
+    Conv(Box<DecodeConv>),
+    /// Delta rule that reads the pending convolution's output, optionally followed by a gated norm.
+    DeltaRule(Box<ConvolvedDeltaRule>),
 }
 
-impl GpuDevice {
-    /// Joins an op with what waits, or lets it wait; false if it is to run by itself, after what waits has.
-    pub(in crate::gpu) fn join(&mut self, op: &Op<'_>) -> Result<bool, Error> {
-        if self.join_pending(op)? {
+/// Fusing rules and the pending op.
+#[derive(Default)]
+pub(in crate::gpu) struct Fuser {
+    pending: PendingOp,
+}
+
+impl Fuser {
+    /// Tries to fuse `op` with the pending op, or to make it the pending one. Returns false if it
+    /// must be encoded alone; the pending op is flushed then.
+    pub(in crate::gpu) fn fuse(
+        &mut self,
+        ctx: &mut OpContext<'_>,
+        op: &Op<'_>,
+    ) -> Result<bool, Error> {
+        if self.fuse_pending(ctx, op)? {
             return Ok(true);
         }
-        self.settle()?;
+        self.flush(ctx)?;
         self.pending = match *op {
-            Op::MatMul { .. } => match self.product_of(op)? {
-                Some(product) => Pending::Products(None, vec![product]),
+            Op::MatMul { .. } => match matmul::gemv_product(ctx, op)? {
+                Some(product) => PendingOp::Products(None, vec![product]),
                 None => return Ok(false),
             },
-            Op::Add { x, y } => Pending::Add { x, y },
-            Op::Conv1d { .. } if !self.exact => match Convolution::of(op) {
-                Some(convolution) => Pending::Convolution(convolution),
+            Op::Add { x, y } => PendingOp::Add { x, y },
+            Op::Conv1d { .. } if !ctx.exact => match DecodeConv::from_op(op) {
+                Some(convolution) => PendingOp::Conv(convolution),
                 None => return Ok(false),
             },
-            Op::TopK { logits, .. } if logits.rows == 1 => match Ranked::of(op) {
-                Some(ranked) => Pending::Choice(Box::new(ranked)),
+            Op::TopK { logits, .. } if logits.rows == 1 => match RouterTopK::from_op(op) {
+                Some(router) => PendingOp::Router(Box::new(router)),
                 None => return Ok(false),
             },
             Op::RmsNorm { x, weight: Some(weight), eps, out }
-                if !self.exact
-                    && x.rows <= matvec::NORMED
+                if !ctx.exact
+                    && x.rows <= MAX_NORMED_ROWS
                     && x.heads == 1
                     && x.buffer != out.buffer =>
             {
-                Pending::Norm(Norm { x, weight, eps, out })
+                PendingOp::Norm(NormPrologue { x, weight, eps, out })
             }
             Op::RmsNorm { .. } | Op::Rope { .. } => {
-                self.pending = Pending::Heads(Heads::default());
-                let joined = self.join_pending(op)?;
-                if !joined {
-                    self.pending = Pending::Nothing;
+                self.pending = PendingOp::Heads(QkHeads::default());
+                let fused = self.fuse_pending(ctx, op)?;
+                if !fused {
+                    self.pending = PendingOp::None;
                 }
-                return Ok(joined);
+                return Ok(fused);
             }
             _ => return Ok(false),
         };
         Ok(true)
     }
 
-    fn join_pending(&mut self, op: &Op<'_>) -> Result<bool, Error> {
+    /// Makes a down projection pending.
+    pub(in crate::gpu) fn hold_down(&mut self, down: Box<DownProjection>) {
+        self.pending = PendingOp::Down(down);
+    }
+
+    /// Drops the pending op without encoding it.
+    pub(in crate::gpu) fn clear(&mut self) {
+        self.pending = PendingOp::None;
+    }
+
+    /// Fuses `op` with the pending op; false if they cannot be fused.
+    fn fuse_pending(&mut self, ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<bool, Error> {
         match (std::mem::take(&mut self.pending), op) {
-            (Pending::Norm(norm), Op::MatMul { .. }) => {
-                match self.product_of(op)?.filter(|product| product.norms(&norm)) {
+            (PendingOp::Norm(norm), Op::MatMul { .. }) => {
+                let product = matmul::gemv_product(ctx, op)?;
+                match product.filter(|product| product.accepts_norm(&norm)) {
                     Some(product) => {
-                        self.pending = Pending::Products(Some(Prologue::Norm(norm)), vec![product]);
+                        let prologue = Some(Prologue::Norm(norm));
+                        self.pending = PendingOp::Products(prologue, vec![product]);
                         Ok(true)
                     }
                     None => {
-                        self.pending = Pending::Norm(norm);
+                        self.pending = PendingOp::Norm(norm);
                         Ok(false)
                     }
                 }
             }
-            (Pending::Products(norm, mut all), Op::MatMul { .. }) => {
-                let joined = match self.product_of(op)? {
+            (PendingOp::Products(prologue, mut products), Op::MatMul { .. }) => {
+                let fused = match matmul::gemv_product(ctx, op)? {
                     Some(product)
-                        if product.joins(&all) && !matches!(norm, Some(Prologue::Squares(_))) =>
+                        if product.can_share(&products)
+                            && !matches!(prologue, Some(Prologue::HeadNorm(_))) =>
                     {
-                        all.push(product);
+                        products.push(product);
                         true
                     }
                     _ => false,
                 };
-                self.pending = Pending::Products(norm, all);
-                Ok(joined)
+                self.pending = PendingOp::Products(prologue, products);
+                Ok(fused)
             }
-            (Pending::Products(norm, all), &Op::Glu { activation, gate, up, out }) => {
-                if !matvec::is_gated(&all, [gate, up]) {
-                    self.pending = Pending::Products(norm, all);
+            (PendingOp::Products(prologue, products), &Op::Glu { activation, gate, up, out }) => {
+                if !gemv::is_glu(&products, [gate, up]) {
+                    self.pending = PendingOp::Products(prologue, products);
                     return Ok(false);
                 }
-                if let Some(Prologue::Norm(norm)) = norm {
-                    norm.run(self)?;
+                if let Some(Prologue::Norm(norm)) = prologue {
+                    norm.encode(ctx)?;
                 }
-                matvec::gated(self, &all, activation, out)?;
+                gemv::encode_glu(ctx, &products, activation, out)?;
                 Ok(true)
             }
-            (Pending::Products(norm, all), &Op::Add { x, y }) => {
-                if all.len() == 1 && all[0].adds(norm.as_ref(), x, y) {
-                    matvec::products(self, norm.as_ref(), &all, Some(x))?;
+            (PendingOp::Products(prologue, products), &Op::Add { x, y }) => {
+                if products.len() == 1 && products[0].accepts_residual(prologue.as_ref(), x, y) {
+                    gemv::encode_products(ctx, prologue.as_ref(), &products, Some(x))?;
                     return Ok(true);
                 }
-                self.pending = Pending::Products(norm, all);
+                self.pending = PendingOp::Products(prologue, products);
                 Ok(false)
             }
-            (Pending::Choice(ranked), Op::Experts { .. }) => {
-                experts::experts(self, op, Some(&ranked))?;
+            (PendingOp::Router(router), Op::Experts { .. }) => {
+                if let Some(down) = moe::encode(ctx, op, Some(&router))? {
+                    self.hold_down(down);
+                }
                 Ok(true)
             }
-            (Pending::Down(down), &Op::Combine { parts, weights, shared, add: true, out })
-                if down.makes(parts, out) && shared.is_none_or(|s| s.out.buffer != out.buffer) =>
+            (PendingOp::Down(down), &Op::Combine { parts, weights, shared, add: true, out })
+                if down.accepts_sum(parts, out)
+                    && shared.is_none_or(|s| s.out.buffer != out.buffer) =>
             {
-                down.run_summed(self, (weights, shared), out)?;
+                down.encode_with_sum(ctx, ExpertSum { weights, shared, out })?;
                 Ok(true)
             }
-            (Pending::Add { x, y }, &Op::RmsNorm { x: of, weight: Some(weight), eps, out })
-                if of == x && out.buffer != x.buffer =>
-            {
-                norm::run(self, (x, out, Some(y)), Some(weight), (None, eps), [0, 1])?;
+            (
+                PendingOp::Add { x, y },
+                &Op::RmsNorm { x: normed, weight: Some(weight), eps, out },
+            ) if normed == x && out.buffer != x.buffer => {
+                NormDispatch {
+                    kind: NormKind::AddRms,
+                    x,
+                    out,
+                    operand: Some(y),
+                    weight: Some(weight),
+                    bias: None,
+                    eps,
+                }
+                .encode(ctx)?;
                 Ok(true)
             }
-            (Pending::Convolution(convolution), Op::DeltaNet { .. }) => {
-                let rule = Rule::of(op, convolution);
-                let joined = rule.is_ok();
-                self.pending = rule.map_or_else(Pending::Convolution, Pending::Rule);
-                Ok(joined)
+            (PendingOp::Conv(convolution), Op::DeltaNet { .. }) => {
+                let rule = ConvolvedDeltaRule::from_op(op, convolution);
+                let fused = rule.is_ok();
+                self.pending = rule.map_or_else(PendingOp::Conv, PendingOp::DeltaRule);
+                Ok(fused)
             }
-            (Pending::Rule(mut rule), Op::GatedRmsNorm { .. }) => {
-                let joined = rule.norms(op);
-                self.pending = Pending::Rule(rule);
-                Ok(joined)
+            (PendingOp::DeltaRule(mut rule), Op::GatedRmsNorm { .. }) => {
+                let fused = rule.fuse_norm(op);
+                self.pending = PendingOp::DeltaRule(rule);
+                Ok(fused)
             }
-            (Pending::Rule(rule), Op::MatMul { .. }) => {
-                let product = match rule.squares(self) {
-                    Some(squares) => self
-                        .product_of(op)?
-                        .filter(|p| p.divides(self, &squares))
-                        .zip(Some(squares)),
+            (PendingOp::DeltaRule(rule), Op::MatMul { .. }) => {
+                let product = match rule.head_norm(ctx) {
+                    Some(norm) => matmul::gemv_product(ctx, op)?
+                        .filter(|product| product.accepts_head_norm(ctx, &norm))
+                        .zip(Some(norm)),
                     None => None,
                 };
-                let Some((product, squares)) = product else {
-                    self.pending = Pending::Rule(rule);
+                let Some((product, norm)) = product else {
+                    self.pending = PendingOp::DeltaRule(rule);
                     return Ok(false);
                 };
-                rule.run_gated(self)?;
-                self.pending = Pending::Products(Some(Prologue::Squares(squares)), vec![product]);
+                rule.encode_without_division(ctx)?;
+                let prologue = Some(Prologue::HeadNorm(norm));
+                self.pending = PendingOp::Products(prologue, vec![product]);
                 Ok(true)
             }
-            (Pending::Heads(mut heads), op) => {
-                let joined = self.join_heads(&mut heads, op)?;
-                if !joined || !matches!(op, Op::Attention { .. }) {
-                    self.pending = Pending::Heads(heads);
+            (PendingOp::Heads(mut heads), op) => {
+                let fused = heads::fuse_heads(ctx, &mut heads, op)?;
+                if !fused || !matches!(op, Op::Attention { .. }) {
+                    self.pending = PendingOp::Heads(heads);
                 }
-                Ok(joined)
+                Ok(fused)
             }
             (pending, _) => {
                 self.pending = pending;
@@ -186,28 +236,20 @@ impl GpuDevice {
         }
     }
 
-    /// The product with few rows that an op is, if the shapes are ones for products that wait.
-    fn product_of(&self, op: &Op<'_>) -> Result<Option<Product>, Error> {
-        match *op {
-            Op::MatMul { x, weight, bias, exact, out } if x.rows < tiled::ROWS => {
-                Product::new(self, x, (weight, bias), exact || self.exact, out)
-            }
-            _ => Ok(None),
-        }
-    }
-
-    /// Runs what waits.
-    pub(in crate::gpu) fn settle(&mut self) -> Result<(), Error> {
+    /// Encodes the pending op.
+    pub(in crate::gpu) fn flush(&mut self, ctx: &mut OpContext<'_>) -> Result<(), Error> {
         match std::mem::take(&mut self.pending) {
-            Pending::Nothing => Ok(()),
-            Pending::Norm(norm) => norm.run(self),
-            Pending::Products(norm, all) => matvec::products(self, norm.as_ref(), &all, None),
-            Pending::Add { x, y } => elementwise::run(self, &Op::Add { x, y }),
-            Pending::Choice(ranked) => ranked.run(self),
-            Pending::Down(down) => down.run(self),
-            Pending::Heads(heads) => self.settle_heads(&heads),
-            Pending::Convolution(convolution) => convolution.run(self),
-            Pending::Rule(rule) => rule.run(self),
+            PendingOp::None => Ok(()),
+            PendingOp::Norm(norm) => norm.encode(ctx),
+            PendingOp::Products(prologue, products) => {
+                gemv::encode_products(ctx, prologue.as_ref(), &products, None)
+            }
+            PendingOp::Add { x, y } => elementwise::encode(ctx, &Op::Add { x, y }),
+            PendingOp::Router(router) => router.encode(ctx),
+            PendingOp::Down(down) => down.encode(ctx),
+            PendingOp::Heads(heads) => heads.encode(ctx),
+            PendingOp::Conv(convolution) => convolution.encode(ctx),
+            PendingOp::DeltaRule(rule) => rule.encode(ctx),
         }
     }
 }

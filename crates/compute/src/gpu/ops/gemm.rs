@@ -1,27 +1,28 @@
-//! Products of many rows on the fast path (prefill): x as f16, weights unpacked tile by tile, sums in f32.
+//! GEMM dispatch: products of many rows on the fast path (prefill). Activations are f16, weights are
+//! dequantized tile by tile, sums are f32.
 //!
-//! A row's bits depend neither on the size of the tiles nor on which rows share the op: every sum is in the order of the
-//! inputs. So the experts of a chunk may come in one op or in many, listed or routed.
+//! The bits of a row depend neither on the tile size nor on the other rows of the op: every sum is in
+//! the order of the inputs. So the experts of a prefill chunk may come in one op or in several,
+//! listed or routed.
 
 use std::collections::BTreeMap;
 
-use crate::gpu::{
-    AdapterKind, Constants, GpuDevice, Kernel, Memory, Params,
-    elementwise::activation_of,
-    formats::{Chunk, scalar},
+use super::{
+    AdapterKind, Constants, DeviceBuffer, Kernel, OpContext, Params,
+    gemv::MatMulOperands,
     kernel,
     kernel::Access::{Read, Write},
-    matmul::Pieces,
+    operands::{GluCode, WeightShards},
+    weight_format::{BiasSource, Block32},
 };
 use crate::{
-    Buffer, Error, ExpertUse, ExpertUses, Format, MatrixShape, Op, SlotTable, View, Weight,
-    matrix::MatrixPlace,
+    Error, ExpertUse, ExpertUses, Format, MatrixShape, Op, SlotTable, View, matrix::MatrixPlace,
 };
 
 static HALVES: Kernel = kernel!("tile_halves", ["common", "tile_halves"], [Write, Write]);
 static BUCKET: Kernel = kernel!("tile_bucket", ["common", "tile_bucket"], [Write, Read, Write]);
-/// Kernels that multiply in one way, one for each way to bring weights: in chunks, in the order of [`Chunk`], and any other.
-/// Quants of 4 and 8 bits come by texts of their own.
+/// Kernels with one way to multiply: one per [`Block32`], in its order, and one for all other layouts.
+/// 4-bit and 8-bit quants have separate texts.
 macro_rules! kernels {
     ($multiply:literal, [$($q4:literal),*], [$($q8:literal),*]) => {
         [
@@ -53,59 +54,65 @@ macro_rules! kernels {
 static COOPERATIVE: [Kernel; 7] =
     kernels!("tile_cooperative", ["put_halves", "put_q4"], ["put_halves", "put_q8"]);
 static REGISTERS: [Kernel; 7] = kernels!("tile_registers", ["put_quants"], ["put_quants"]);
-/// The last of them.
-const ANY: usize = 6;
+/// Index of the kernel for layouts without a [`Block32`].
+const ANY_LAYOUT: usize = 6;
 
-/// Rows from which tiles pay, or may: of a matrix, and of the input of experts, each of which meets few of them.
-pub(in crate::gpu) const ROWS: usize = 16;
-const EXPERT_ROWS: usize = 32;
-/// Fewer rows no tile has.
-const SMALLEST_TILE: usize = 16;
-/// Rows of f16 are padded with zeros to a multiple of this.
-const PADDED: usize = 64;
-/// Threads of a workgroup, but for those that multiply cooperative matrices.
+/// Minimum rows for GEMM: of a matrix, and of the input of experts, each of which gets few of them.
+pub(in crate::gpu) const MIN_ROWS: usize = 16;
+const MIN_EXPERT_ROWS: usize = 32;
+/// Minimum rows of a tile.
+const MIN_TILE_ROWS: usize = 16;
+/// f16 rows are zero-padded to a multiple of this.
+const PADDED_COLS: usize = 64;
+/// Threads of a workgroup without cooperative matrices.
 const THREADS: u32 = 256;
 /// Tiles of cooperative matrices. A subgroup computes 64 outputs of 16 to 64 rows.
 const SMALL: TileShape = TileShape { rows: 64, outputs: 64, step: 64, subgroups: 4 };
-const MIDDLE: TileShape = TileShape { rows: 64, outputs: 128, step: 64, subgroups: 4 };
+const MEDIUM: TileShape = TileShape { rows: 64, outputs: 128, step: 64, subgroups: 4 };
 const WIDE: TileShape = TileShape { rows: 64, outputs: 256, step: 32, subgroups: 8 };
 const LARGE: TileShape = TileShape { rows: 128, outputs: 256, step: 32, subgroups: 8 };
-/// The same where a workgroup has little memory.
-const LITTLE_WIDE: TileShape = TileShape { rows: 32, outputs: 256, step: 32, subgroups: 4 };
-const LITTLE: TileShape = TileShape { rows: 64, outputs: 128, step: 32, subgroups: 4 };
-/// How many tiles keep a card busy.
-const MANY_GROUPS: usize = 90;
-/// How many workgroups a card computes at once: fewer of them take as long.
-const BUSY_GROUPS: usize = 264;
-/// Rows of each expert up to which tiles are wide, not large.
-const FEW_ROWS: usize = 40;
-/// `BIAS` of `tile.wgsl`.
-const BIAS_OF_ACTIVATIONS: u32 = 8;
-const NO_BIAS: u32 = 9;
+/// Tiles for adapters with little workgroup memory.
+const LOW_MEMORY_WIDE: TileShape = TileShape { rows: 32, outputs: 256, step: 32, subgroups: 4 };
+const LOW_MEMORY: TileShape = TileShape { rows: 64, outputs: 128, step: 32, subgroups: 4 };
+/// Number of tiles that keeps a card busy.
+const BUSY_TILES: usize = 90;
+/// Workgroups that a card computes at once; fewer take as long.
+const FULL_GRID: usize = 264;
+/// Mean rows of an expert up to which tiles are wide instead of large.
+const MAX_WIDE_ROWS: usize = 40;
 
-/// From how many rows times outputs of a matrix tiles pay on a card with cooperative matrices, and from how many uses of an
-/// expert in the mean: with fewer, they take longer than all rows one by one, which take the longer the more it takes to
-/// unpack a weight.
-const fn pays(chunk: Option<Chunk>) -> (usize, usize) {
-    match chunk {
-        Some(Chunk::Q4 | Chunk::Q8) => (64 << 10, 5),
-        Some(Chunk::E2m1) => (44 << 10, 3),
-        _ => (36 << 10, 2),
+/// Work from which GEMM beats GEMV.
+#[derive(Clone, Copy)]
+struct GemmThreshold {
+    /// Rows times outputs of a matrix.
+    outputs: usize,
+    /// Mean uses of an expert.
+    uses: usize,
+}
+
+/// Threshold on a card with cooperative matrices. Below it GEMV of all rows is faster; it is slower
+/// the longer a weight takes to dequantize.
+const fn gemm_threshold(block: Option<Block32>) -> GemmThreshold {
+    match block {
+        Some(Block32::Q4 | Block32::Q8) => GemmThreshold { outputs: 64 << 10, uses: 5 },
+        Some(Block32::E2m1) => GemmThreshold { outputs: 44 << 10, uses: 3 },
+        _ => GemmThreshold { outputs: 36 << 10, uses: 2 },
     }
 }
 
-/// Whether tiles of cooperative matrices pay for so many rows of a matrix.
-fn pay_for_rows(shape: MatrixShape, rows: usize) -> bool {
-    rows * shape.rows >= pays(Chunk::of(shape)).0
+/// Whether GEMM with cooperative matrices is faster for `rows` rows of a matrix.
+fn pays_for_rows(shape: MatrixShape, rows: usize) -> bool {
+    rows * shape.rows >= gemm_threshold(Block32::for_shape(shape)).outputs
 }
 
-/// Whether they pay for so many uses among experts with this gate.
-fn pay_for_uses(gate: MatrixShape, uses: usize, experts: usize) -> bool {
-    let groups_of_one = (2 * gate.rows).div_ceil(WIDE.outputs as usize).max(1);
-    uses >= experts.max(BUSY_GROUPS / groups_of_one).saturating_mul(pays(Chunk::of(gate)).1)
+/// Whether GEMM with cooperative matrices is faster for `uses` uses of experts with this gate.
+fn pays_for_uses(gate: MatrixShape, uses: usize, experts: usize) -> bool {
+    let tiles_per_expert = (2 * gate.rows).div_ceil(WIDE.outputs as usize).max(1);
+    let min_uses = gemm_threshold(Block32::for_shape(gate)).uses;
+    uses >= experts.max(FULL_GRID / tiles_per_expert).saturating_mul(min_uses)
 }
 
-/// What a workgroup computes: rows by outputs, so many inputs at a time.
+/// Size of a tile: rows by outputs, `step` inputs at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct TileShape {
     rows: u32,
@@ -114,9 +121,9 @@ struct TileShape {
     subgroups: u32,
 }
 
-/// Kernels and what their workgroups compute.
+/// Kernels and the tile that a workgroup computes.
 #[derive(Clone, Copy, Debug)]
-struct Tile {
+struct GemmTile {
     kernels: &'static [Kernel; 7],
     rows: u32,
     outputs: u32,
@@ -124,184 +131,212 @@ struct Tile {
     threads: u32,
 }
 
-impl Tile {
-    /// Tiles for one matrix: smaller ones where large ones leave a part of the card without work.
-    fn of_matrix(gpu: &GpuDevice, rows: usize, outputs: usize) -> Self {
+impl GemmTile {
+    /// Tile for one matrix. Smaller ones where large ones would leave a part of the card idle.
+    fn for_matrix(ctx: &OpContext<'_>, rows: usize, outputs: usize) -> Self {
         let busy = |tile: TileShape| {
             rows.div_ceil(tile.rows as usize) * outputs.div_ceil(tile.outputs as usize)
-                >= MANY_GROUPS
+                >= BUSY_TILES
         };
         let shape = match () {
-            () if !busy(MIDDLE) => SMALL,
-            () if rows > MIDDLE.rows as usize && busy(LARGE) => LARGE,
-            () => MIDDLE,
+            () if !busy(MEDIUM) => SMALL,
+            () if rows > MEDIUM.rows as usize && busy(LARGE) => LARGE,
+            () => MEDIUM,
         };
-        Self::of(gpu, rows, shape)
+        Self::supported(ctx, rows, shape)
     }
 
-    /// Tiles for experts: each one that more rows meet than a tile has unpacks its weights again.
-    fn of_experts(gpu: &GpuDevice, uses: usize, experts: usize) -> Self {
+    /// Tile for experts. One with more uses than rows of a tile has its weights dequantized again.
+    fn for_experts(ctx: &OpContext<'_>, uses: usize, experts: usize) -> Self {
         let rows = uses.div_ceil(experts);
-        Self::of(gpu, rows, if rows > FEW_ROWS { LARGE } else { WIDE })
+        Self::supported(ctx, rows, if rows > MAX_WIDE_ROWS { LARGE } else { WIDE })
     }
 
-    /// Tiles for matrices that meet about `rows` rows each, of this shape if the adapter has what it takes.
-    fn of(gpu: &GpuDevice, rows: usize, shape: TileShape) -> Self {
-        let target = gpu.target();
-        let memory = gpu.limits.max_compute_workgroup_storage_size;
-        if !target.cooperative || !target.team.is_multiple_of(32) || memory < 32 << 10 {
+    /// Tile for about `rows` rows, of this shape if the adapter supports it.
+    fn supported(ctx: &OpContext<'_>, rows: usize, shape: TileShape) -> Self {
+        let target = ctx.target();
+        let bytes = ctx.workgroup_bytes();
+        if !target.cooperative || !target.team.is_multiple_of(32) || bytes < 32 << 10 {
             let rows = match rows {
                 ..=16 => 16,
                 17..=32 => 32,
-                _ if memory < 20 << 10 => 32,
+                _ if bytes < 20 << 10 => 32,
                 _ => 64,
             };
             return Self { kernels: &REGISTERS, rows, outputs: 64, step: 32, threads: THREADS };
         }
         let TileShape { rows, outputs, step, subgroups } = match rows {
-            _ if memory >= 48 << 10 || shape == SMALL => shape,
-            ..=32 => LITTLE_WIDE,
-            _ => LITTLE,
+            _ if bytes >= 48 << 10 || shape == SMALL => shape,
+            ..=32 => LOW_MEMORY_WIDE,
+            _ => LOW_MEMORY,
         };
         Self { kernels: &COOPERATIVE, rows, outputs, step, threads: subgroups * target.team }
     }
 }
 
-/// Inputs in f16 as they lie in the scratch: first words of factors and numbers, and words of a row.
+/// f16 activations in scratch: word offsets of scales and rows, and words of a row.
 #[derive(Clone, Copy, Debug)]
-struct Halves {
-    factors: usize,
-    halves: usize,
-    words: usize,
+struct F16Rows {
+    scales: usize,
+    rows: usize,
+    row_words: usize,
 }
 
-const fn words_of(width: usize) -> usize {
-    width.next_multiple_of(PADDED) / 2
+/// Words of an f16 row.
+const fn row_words(cols: usize) -> usize {
+    cols.next_multiple_of(PADDED_COLS) / 2
 }
 
-/// Runs [`Op::MatMul`], unless it has too few rows for tiles: `false`.
-pub(in crate::gpu) fn mat_mul(
-    gpu: &mut GpuDevice,
-    x: View,
-    (weight, bias): (Weight, Option<Buffer>),
-    out: View,
+/// Encodes [`Op::MatMul`]. Returns false if it has too few rows for GEMM.
+pub(super) fn encode_matmul(
+    ctx: &mut OpContext<'_>,
+    operands: MatMulOperands,
 ) -> Result<bool, Error> {
-    let words = words_of(x.width);
-    let factors = x.rows.next_multiple_of(4);
-    let Pieces { shape, all } = gpu.pieces(weight)?;
-    let few = gpu.weighs_rows() && !pay_for_rows(shape, x.rows);
-    if x.rows < ROWS || few || !gpu.store.sees(factors + x.rows * words) {
+    let MatMulOperands { x, weight, bias, out, .. } = operands;
+    let row_words = row_words(x.width);
+    let scales = x.rows.next_multiple_of(4);
+    let scratch_words = scales + x.rows * row_words;
+    let WeightShards { shape, shards } = WeightShards::new(ctx.store, weight)?;
+    let too_few = has_measured_thresholds(ctx) && !pays_for_rows(shape, x.rows);
+    if x.rows < MIN_ROWS || too_few || !ctx.store.can_bind(scratch_words) {
         return Ok(false);
     }
-    let scratch = gpu.scratch(factors + x.rows * words)?;
-    let halves = Halves { factors: 0, halves: factors, words };
-    gpu.halves(x, &scratch, halves)?;
-    let bias = bias.map(|b| gpu.store.start(b)).transpose()?;
-    for (arena, piece) in all {
-        let product = Product {
-            tile: Tile::of_matrix(gpu, x.rows, piece.rows),
-            uses: Uses { kind: 0, tiles: 0, list: 0, bank: 0 },
+    let scratch = ctx.scratch(scratch_words)?;
+    let f16_rows = F16Rows { scales: 0, rows: scales, row_words };
+    convert_rows(ctx, x, &scratch, f16_rows)?;
+    let bias = bias.map(|b| ctx.store.buffer_offset(b)).transpose()?;
+    for (arena, shard) in shards {
+        let product = GemmProduct {
+            tile: GemmTile::for_matrix(ctx, x.rows, shard.rows),
+            uses: TileUses { kind: TileKind::Matrix, tiles: 0, list: 0, bank: 0 },
             rows: x.rows,
             shape,
-            parts: [piece.weights, piece.scales, piece.biases],
+            planes: shard.planes(),
             up: None,
-            bias: bias
-                .map_or((NO_BIAS, [0; 2]), |b| (BIAS_OF_ACTIVATIONS, [b + piece.first as u32, 0])),
-            activation: (0, [0.0; 2]),
-            outputs: piece.rows,
+            bias: match bias {
+                None => GemmBias::NONE,
+                Some(bias) => GemmBias {
+                    source: BiasSource::Activations,
+                    offsets: [bias + shard.first_row as u32, 0],
+                },
+            },
+            activation: GluCode::default(),
+            outputs: shard.rows,
         };
-        let out = out.columns(piece.first, piece.rows);
-        gpu.product(&product, [&arena, &scratch, &scratch], halves, out)?;
+        let buffers = GemmBuffers { weights: &arena, scratch: &scratch, words: &scratch };
+        let out = out.columns(shard.first_row, shard.rows);
+        encode_product(ctx, &product, buffers, f16_rows, out)?;
     }
     Ok(true)
 }
 
-/// Runs [`Op::Experts`], unless it has too few rows for tiles or gate and up are not alike: `false`.
-pub(in crate::gpu) fn experts(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<bool, Error> {
+/// Encodes [`Op::Experts`]. Returns false if it has too few rows for GEMM, or gate and up differ in
+/// shape.
+pub(super) fn encode_experts(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<bool, Error> {
     let &Op::Experts { x, shape, activation, experts, uses, inner, out } = op else {
         return Ok(false);
     };
-    let [x_words, inner_words] = [x.width, inner.width].map(words_of);
-    // Words of the table that a router's choice needs, of factors, and of numbers.
+    let [x_words, inner_words] = [x.width, inner.width].map(row_words);
+    // Words of the tile table of routed uses, of scales, and of f16 rows.
     let routed = match uses {
-        ExpertUses::Routed { table, .. } => Some(gpu.store.table_of(table)?.slots.len()),
+        ExpertUses::Routed { table, .. } => Some(ctx.store.gpu_table(table)?.slots.len()),
         ExpertUses::Listed(_) => None,
     };
-    let size = |uses: usize| {
-        let table = routed.map_or(0, |experts| 2 * uses + (uses / SMALLEST_TILE + experts) * 4);
-        let factors = x.rows.max(uses).next_multiple_of(4);
-        (table.next_multiple_of(4), factors, (x.rows * x_words).max(uses * inner_words))
+    let scratch_words = |uses: usize| {
+        let table = routed.map_or(0, |experts| 2 * uses + (uses / MIN_TILE_ROWS + experts) * 4);
+        let scales = x.rows.max(uses).next_multiple_of(4);
+        (table.next_multiple_of(4), scales, (x.rows * x_words).max(uses * inner_words))
     };
-    // What decides is the same for all ops that the uses of a chunk come in.
-    let most = size(out.rows);
-    let few = match gpu.weighs_rows() {
-        true => x.rows < ROWS || !pay_for_uses(shape.gate, out.rows, experts),
-        false => x.rows < EXPERT_ROWS,
+    // The decision is the same for all ops among which the uses of a prefill chunk are divided.
+    let max_words = scratch_words(out.rows);
+    let too_few = match has_measured_thresholds(ctx) {
+        true => x.rows < MIN_ROWS || !pays_for_uses(shape.gate, out.rows, experts),
+        false => x.rows < MIN_EXPERT_ROWS,
     };
-    if few || shape.gate != shape.up || !gpu.store.sees(most.0 + most.1 + most.2) {
+    if too_few
+        || shape.gate != shape.up
+        || !ctx.store.can_bind(max_words.0 + max_words.1 + max_words.2)
+    {
         return Ok(false);
     }
     let count = uses.len();
     if count == 0 {
         return Ok(true);
     }
-    let (table, factors, halves) = size(count);
-    let scratch = gpu.scratch(table + factors + halves)?;
-    let at = |words| Halves { factors: table, halves: table + factors, words };
+    let (table_words, scale_words, f16_words) = scratch_words(count);
+    let scratch = ctx.scratch(table_words + scale_words + f16_words)?;
+    let f16_rows =
+        |row_words| F16Rows { scales: table_words, rows: table_words + scale_words, row_words };
     let (tile, plan) = match uses {
         ExpertUses::Listed(uses) => {
-            let tile = Tile::of_experts(gpu, count, uses.chunk_by(|a, b| a.slot == b.slot).count());
-            (tile, listed_tiles(gpu, uses, tile.rows as usize)?)
+            let experts = uses.chunk_by(|a, b| a.slot == b.slot).count();
+            let tile = GemmTile::for_experts(ctx, count, experts);
+            (tile, plan_listed_tiles(ctx, uses, tile.rows as usize)?)
         }
         ExpertUses::Routed { ids, table } => {
-            let tile = Tile::of_experts(gpu, count, routed.unwrap_or(1));
-            (tile, routed_tiles(gpu, ids, table, (tile.rows, &scratch))?)
+            let tile = GemmTile::for_experts(ctx, count, routed.unwrap_or(1));
+            (tile, plan_routed_tiles(ctx, ids, table, tile.rows, &scratch)?)
         }
     };
     let [gate, up, down] = shape.layout()?.places();
-    gpu.halves(x, &scratch, at(x_words))?;
+    convert_rows(ctx, x, &scratch, f16_rows(x_words))?;
     for bank in &plan.banks {
-        let product = Product {
+        let product = GemmProduct {
             tile,
-            uses: bank.uses(1, plan.list),
+            uses: bank.uses(TileKind::GateUp, plan.list),
             rows: bank.tiles,
             shape: gate.shape,
-            parts: gate.parts.map(|at| at as u32),
+            planes: gate.parts.map(|offset| offset as u32),
             up: Some(&up),
-            bias: bias_of([&gate, &up]),
-            activation: activation_of(activation),
+            bias: GemmBias::of_matrices([&gate, &up]),
+            activation: activation.into(),
             outputs: 2 * inner.width,
         };
-        gpu.product(&product, [&bank.memory, &scratch, &plan.words], at(x_words), inner)?;
+        let buffers = GemmBuffers { weights: &bank.buffer, scratch: &scratch, words: &plan.words };
+        encode_product(ctx, &product, buffers, f16_rows(x_words), inner)?;
     }
-    gpu.halves(View { rows: count, ..inner }, &scratch, at(inner_words))?;
+    convert_rows(ctx, View { rows: count, ..inner }, &scratch, f16_rows(inner_words))?;
     for bank in &plan.banks {
-        let product = Product {
+        let product = GemmProduct {
             tile,
-            uses: bank.uses(2, plan.list),
+            uses: bank.uses(TileKind::Down, plan.list),
             rows: bank.tiles,
             shape: down.shape,
-            parts: down.parts.map(|at| at as u32),
+            planes: down.parts.map(|offset| offset as u32),
             up: None,
-            bias: bias_of([&down, &down]),
-            activation: (0, [0.0; 2]),
+            bias: GemmBias::of_matrices([&down, &down]),
+            activation: GluCode::default(),
             outputs: out.width,
         };
-        gpu.product(&product, [&bank.memory, &scratch, &plan.words], at(inner_words), out)?;
+        let buffers = GemmBuffers { weights: &bank.buffer, scratch: &scratch, words: &plan.words };
+        encode_product(ctx, &product, buffers, f16_rows(inner_words), out)?;
     }
     Ok(true)
 }
 
-/// `BIAS` and where the biases of two matrices lie.
-fn bias_of(places: [&MatrixPlace; 2]) -> (u32, [u32; 2]) {
-    match places.map(|place| place.bias) {
-        [Some((of, first)), Some((_, second))] => (scalar(of), [first as u32, second as u32]),
-        _ => (NO_BIAS, [0; 2]),
+/// Bias of one or two matrices.
+#[derive(Clone, Copy, Debug)]
+struct GemmBias {
+    source: BiasSource,
+    offsets: [u32; 2],
+}
+
+impl GemmBias {
+    const NONE: Self = Self { source: BiasSource::None, offsets: [0; 2] };
+
+    /// Biases stored with two matrices.
+    fn of_matrices(matrices: [&MatrixPlace; 2]) -> Self {
+        match matrices.map(|matrix| matrix.bias) {
+            [Some((scalar, first)), Some((_, second))] => {
+                Self { source: BiasSource::Weights(scalar), offsets: [first as u32, second as u32] }
+            }
+            _ => Self::NONE,
+        }
     }
 }
 
-/// `ALIGNED` of `tile_any.wgsl`.
-fn aligned(shape: MatrixShape, weights: u32) -> bool {
+/// `ALIGNED` of `tile_any.wgsl`: whether rows and quants start at whole words.
+fn is_word_aligned(shape: MatrixShape, weights: u32) -> bool {
     let whole = match shape.format {
         Format::Affine { bits, .. } => bits % 4 == 0,
         Format::Plain(_) | Format::Scaled { .. } => true,
@@ -309,178 +344,221 @@ fn aligned(shape: MatrixShape, weights: u32) -> bool {
     whole && weights.is_multiple_of(4) && shape.format.row_bytes(shape.cols).is_multiple_of(4)
 }
 
-/// `USES` of `tile.wgsl` and what belongs to it.
+/// `USES` of `tile.wgsl`: which rows a tile reads and writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TileKind {
+    /// Rows of `x` to rows of `out`; the weights are in an arena.
+    Matrix = 0,
+    /// Rows of `x` to `inner`, in the order of the list of uses.
+    GateUp = 1,
+    /// Rows of `inner` to rows of `out`.
+    Down = 2,
+}
+
+/// Kind of a product's tiles and where they are listed.
 #[derive(Clone, Copy, Debug)]
-struct Uses {
-    kind: u32,
+struct TileUses {
+    kind: TileKind,
+    /// First word of the tile table.
     tiles: u32,
+    /// First word of the list of uses.
     list: u32,
     bank: u32,
 }
 
-/// The tiles of the experts of one bank.
+/// Tiles of the experts of one bank.
 struct BankTiles {
-    memory: Memory,
+    buffer: DeviceBuffer,
     bank: u16,
-    /// First word of the table, and entries.
-    at: u32,
+    /// First word of the tile table.
+    table: u32,
+    /// Entries of the table.
     tiles: usize,
 }
 
 impl BankTiles {
-    const fn uses(&self, kind: u32, list: u32) -> Uses {
-        Uses { kind, tiles: self.at, list, bank: self.bank as u32 }
+    const fn uses(&self, kind: TileKind, list: u32) -> TileUses {
+        TileUses { kind, tiles: self.table, list, bank: self.bank as u32 }
     }
 }
 
-/// All tiles of an op.
-struct Plan {
-    /// Where tables and list lie.
-    words: Memory,
+/// Tiles of an op, by bank.
+struct TilePlan {
+    /// Buffer with the tile tables and the list of uses.
+    words: DeviceBuffer,
     list: u32,
     banks: Vec<BankTiles>,
 }
 
-/// The tiles of a list.
-fn listed_tiles(gpu: &mut GpuDevice, uses: &[ExpertUse], rows: usize) -> Result<Plan, Error> {
+/// Plans the tiles of listed uses on the host.
+fn plan_listed_tiles(
+    ctx: &mut OpContext<'_>,
+    uses: &[ExpertUse],
+    tile_rows: usize,
+) -> Result<TilePlan, Error> {
     let mut banks: BTreeMap<u16, Vec<u32>> = BTreeMap::new();
     let mut first = 0;
     for run in uses.chunk_by(|a, b| a.slot == b.slot) {
         let slot = run[0].slot;
         let entries = banks.entry(slot.bank).or_default();
-        for part in run.chunks(rows) {
-            let words = [first, part.len()].map(|n| n as u32);
-            entries.extend([gpu.store.slot_offset(slot), slot.bank.into(), words[0], words[1]]);
-            first += part.len();
+        for tile in run.chunks(tile_rows) {
+            let offset = ctx.store.slot_offset(slot);
+            entries.extend([offset, slot.bank.into(), first as u32, tile.len() as u32]);
+            first += tile.len();
         }
     }
-    gpu.room(uses.len() * 2 + banks.values().map(Vec::len).sum::<usize>())?;
-    let list = gpu.upload(uses.iter().flat_map(|u| [u.row as u32, u.part as u32]));
+    let recorder = &mut *ctx.recorder;
+    recorder.reserve_upload(uses.len() * 2 + banks.values().map(Vec::len).sum::<usize>())?;
+    let list = recorder.upload(uses.iter().flat_map(|u| [u.row as u32, u.part as u32]));
     let banks = banks.into_iter().map(|(bank, entries)| {
         let tiles = entries.len() / 4;
-        Ok(BankTiles { memory: gpu.store.bank_memory(bank)?, bank, at: gpu.upload(entries), tiles })
+        let buffer = ctx.store.bank_buffer(bank)?;
+        Ok(BankTiles { buffer, bank, table: recorder.upload(entries), tiles })
     });
     let banks = banks.collect::<Result<_, Error>>()?;
-    Ok(Plan { words: gpu.upload.clone(), list, banks })
+    Ok(TilePlan { words: recorder.upload_buffer().clone(), list, banks })
 }
 
-/// Has the card sort what a router chose; list and table are written to the start of the scratch.
-fn routed_tiles(
-    gpu: &mut GpuDevice,
+/// Plans the tiles of routed uses on the card, which sorts the router's ids by expert. List and
+/// table are at the start of the scratch.
+fn plan_routed_tiles(
+    ctx: &mut OpContext<'_>,
     ids: View,
     table: SlotTable,
-    (rows, scratch): (u32, &Memory),
-) -> Result<Plan, Error> {
-    let table = gpu.store.table_of(table)?;
-    let (slots, experts, banks) = (table.memory.clone(), table.slots.len(), table.banks.clone());
+    tile_rows: u32,
+    scratch: &DeviceBuffer,
+) -> Result<TilePlan, Error> {
+    let table = ctx.store.gpu_table(table)?;
+    let experts = table.slots.len();
     let uses = ids.rows * ids.width;
     let params = Params::new()
-        .u(gpu.store.place(&ids)?)
+        .u(ctx.store.view_offset(&ids)?)
         .n(ids.row_stride)
         .n(ids.width)
         .n(uses)
         .u(0)
         .n(2 * uses)
         .n(experts);
-    let constants = Constants::new(&[("WG", THREADS), ("ROWS", rows)]);
-    gpu.dispatch(&BUCKET, constants, &[&gpu.activations(), &slots, scratch], &params, experts)?;
-    let of_bank = |bank: u16| {
-        let tiles = uses / rows as usize + experts;
-        Ok(BankTiles { memory: gpu.store.bank_memory(bank)?, bank, at: 2 * uses as u32, tiles })
+    let constants = Constants::new(&[("WG", THREADS), ("ROWS", tile_rows)]);
+    let buffers = [ctx.store.activations(), &table.buffer, scratch];
+    ctx.recorder.dispatch(&BUCKET, constants, &buffers, &params, experts)?;
+    let bank_tiles = |bank: &u16| {
+        let tiles = uses / tile_rows as usize + experts;
+        let buffer = ctx.store.bank_buffer(*bank)?;
+        Ok(BankTiles { buffer, bank: *bank, table: 2 * uses as u32, tiles })
     };
-    let banks = banks.into_iter().map(of_bank).collect::<Result<_, Error>>()?;
-    Ok(Plan { words: scratch.clone(), list: 0, banks })
+    let banks = table.banks.iter().map(bank_tiles).collect::<Result<_, Error>>()?;
+    Ok(TilePlan { words: scratch.clone(), list: 0, banks })
 }
 
 /// One dispatch of `tile.wgsl`.
-struct Product<'a> {
-    tile: Tile,
-    uses: Uses,
-    /// Rows, or tiles of a table.
+struct GemmProduct<'a> {
+    tile: GemmTile,
+    uses: TileUses,
+    /// Rows, or entries of a tile table.
     rows: usize,
-    /// The matrix, or gate, and where its parts begin.
+    /// Shape and plane offsets of the matrix, or of gate.
     shape: MatrixShape,
-    parts: [u32; 3],
+    planes: [u32; 3],
     up: Option<&'a MatrixPlace>,
-    /// `BIAS` and where.
-    bias: (u32, [u32; 2]),
-    activation: (u32, [f32; 2]),
+    bias: GemmBias,
+    activation: GluCode,
     /// Outputs; those of gate and up together.
     outputs: usize,
 }
 
-impl GpuDevice {
-    /// Whether more than [`ROWS`] and [`EXPERT_ROWS`] decides on tiles. It was measured for cooperative matrices; software
-    /// computes one workgroup after another, so that only the work counts.
-    fn weighs_rows(&self) -> bool {
-        self.target().cooperative && self.opened.adapter.kind != AdapterKind::Software
-    }
+/// Buffers of a dispatch besides the activations.
+#[derive(Clone, Copy)]
+struct GemmBuffers<'a> {
+    weights: &'a DeviceBuffer,
+    /// f16 rows and their scales.
+    scratch: &'a DeviceBuffer,
+    /// Tile tables and list of uses.
+    words: &'a DeviceBuffer,
+}
 
-    fn halves(&mut self, x: View, scratch: &Memory, at: Halves) -> Result<(), Error> {
-        let params = Params::new()
-            .view(self.store.place(&x)?, &x)
-            .n(x.rows)
-            .n(x.width)
-            .n(at.factors)
-            .n(at.halves)
-            .n(at.words);
-        let constants = Constants::new(&[("WG", THREADS)]);
-        self.dispatch(&HALVES, constants, &[&self.activations(), scratch], &params, x.rows)
-    }
+/// Whether thresholds beyond [`MIN_ROWS`] and [`MIN_EXPERT_ROWS`] apply. They were measured with
+/// cooperative matrices. Software adapters compute one workgroup after another, so only the amount
+/// of work counts.
+fn has_measured_thresholds(ctx: &OpContext<'_>) -> bool {
+    ctx.target().cooperative && ctx.card.adapter.kind != AdapterKind::Software
+}
 
-    /// `buffers`: weights, scratch, list and table.
-    fn product(
-        &mut self,
-        product: &Product<'_>,
-        [weights, scratch, words]: [&Memory; 3],
-        x: Halves,
-        out: View,
-    ) -> Result<(), Error> {
-        let &Product { tile, uses, rows, shape, parts, up, bias, activation, outputs } = product;
-        let up_parts = up.map_or(parts, |up| up.parts.map(|at| at as u32));
-        let (step, second) = up.map_or((1, 0), |up| (up.step, up.first));
-        let chunks = [parts, up_parts].map(|parts| Chunk::at(shape, parts.map(|at| at as usize)));
-        let which = if let [Some(chunk), Some(_)] = chunks { chunk.kernel() } else { ANY };
-        let aligned = aligned(shape, parts[0]) && aligned(shape, up_parts[0]);
-        let (kind, [alpha, limit]) = activation;
-        let params = Params::new()
-            .view(self.store.place(&out)?, &out)
-            .matrix(parts, shape)
-            .u(up_parts[0])
-            .u(up_parts[1])
-            .u(up_parts[2])
-            .n(x.halves / 2)
-            .n(x.words / 2)
-            .n(x.factors)
-            .n(rows)
-            .n(outputs)
-            .n(shape.cols)
-            .u(uses.tiles)
-            .u(uses.list)
-            .u(uses.bank)
-            .n(step)
-            .n(second)
-            .u(bias.1[0])
-            .u(bias.1[1])
-            .f(alpha)
-            .f(limit);
-        let constants = Constants::new(&[
-            ("WG", tile.threads),
-            ("ROWS", tile.rows),
-            ("OUTS", tile.outputs),
-            ("STEP", tile.step),
-            ("USES", uses.kind),
-            ("PAIRS", up.is_some().into()),
-            ("ACTIVATION", kind),
-            ("BIAS", bias.0),
-            ("ALIGNED", aligned.into()),
-        ])
-        .format(shape.format);
-        let tiles = if uses.kind == 0 { rows.div_ceil(tile.rows as usize) } else { rows };
-        let groups = tiles * outputs.div_ceil(tile.outputs as usize);
-        let buffers = [&self.activations(), weights, scratch, scratch, words, weights];
-        self.dispatch(&tile.kernels[which], constants, &buffers, &params, groups)
-    }
+/// Converts rows to f16 in scratch, each with a scale.
+fn convert_rows(
+    ctx: &mut OpContext<'_>,
+    x: View,
+    scratch: &DeviceBuffer,
+    dst: F16Rows,
+) -> Result<(), Error> {
+    let params = Params::new()
+        .view(ctx.store.view_offset(&x)?, &x)
+        .n(x.rows)
+        .n(x.width)
+        .n(dst.scales)
+        .n(dst.rows)
+        .n(dst.row_words);
+    let constants = Constants::new(&[("WG", THREADS)]);
+    let buffers = [ctx.store.activations(), scratch];
+    ctx.recorder.dispatch(&HALVES, constants, &buffers, &params, x.rows)
+}
+
+/// Encodes one product of f16 rows.
+fn encode_product(
+    ctx: &mut OpContext<'_>,
+    product: &GemmProduct<'_>,
+    buffers: GemmBuffers<'_>,
+    x: F16Rows,
+    out: View,
+) -> Result<(), Error> {
+    let &GemmProduct { tile, uses, rows, shape, planes, up, bias, activation, outputs } = product;
+    let up_planes = up.map_or(planes, |up| up.parts.map(|offset| offset as u32));
+    let (row_step, up_first) = up.map_or((1, 0), |up| (up.step, up.first));
+    let blocks = [planes, up_planes]
+        .map(|planes| Block32::for_planes(shape, planes.map(|offset| offset as usize)));
+    let kernel = if let [Some(block), Some(_)] = blocks { block.index() } else { ANY_LAYOUT };
+    let aligned = is_word_aligned(shape, planes[0]) && is_word_aligned(shape, up_planes[0]);
+    let params = Params::new()
+        .view(ctx.store.view_offset(&out)?, &out)
+        .matrix(planes, shape)
+        .u(up_planes[0])
+        .u(up_planes[1])
+        .u(up_planes[2])
+        .n(x.rows / 2)
+        .n(x.row_words / 2)
+        .n(x.scales)
+        .n(rows)
+        .n(outputs)
+        .n(shape.cols)
+        .u(uses.tiles)
+        .u(uses.list)
+        .u(uses.bank)
+        .n(row_step)
+        .n(up_first)
+        .u(bias.offsets[0])
+        .u(bias.offsets[1])
+        .f(activation.alpha)
+        .f(activation.limit);
+    let constants = Constants::new(&[
+        ("WG", tile.threads),
+        ("ROWS", tile.rows),
+        ("OUTS", tile.outputs),
+        ("STEP", tile.step),
+        ("USES", uses.kind as u32),
+        ("PAIRS", up.is_some().into()),
+        ("ACTIVATION", activation.kind),
+        ("BIAS", bias.source.code()),
+        ("ALIGNED", aligned.into()),
+    ])
+    .format(shape.format);
+    let tiles = match uses.kind {
+        TileKind::Matrix => rows.div_ceil(tile.rows as usize),
+        TileKind::GateUp | TileKind::Down => rows,
+    };
+    let groups = tiles * outputs.div_ceil(tile.outputs as usize);
+    let GemmBuffers { weights, scratch, words } = buffers;
+    let buffers = [ctx.store.activations(), weights, scratch, scratch, words, weights];
+    ctx.recorder.dispatch(&tile.kernels[kernel], constants, &buffers, &params, groups)
 }
 
 #[cfg(test)]
@@ -491,9 +569,9 @@ mod tests {
         gpu::kernel::{Target, tests::valid},
     };
 
-    /// By what was measured.
+    /// Cases from measurements.
     #[test]
-    fn few_uses_of_many_experts_come_one_by_one() {
+    fn few_uses_of_many_experts_use_gemv() {
         let gate = |rows, cols, format| MatrixShape { rows, cols, format };
         let qwen3 = gate(768, 2048, affine(4));
         let cases = [
@@ -503,20 +581,20 @@ mod tests {
             (gate(512, 2048, affine(4)), 256 * 8, 256, true),
             (gate(2880, 2880, Format::MXFP4), 16 * 4, 32, false),
             (gate(2880, 2880, Format::MXFP4), 32 * 4, 32, true),
-            // Too few experts for a card.
+            // Too few experts to fill a card.
             (qwen3, 16 * 8, 16, false),
             (qwen3, 128 * 8, 16, true),
         ];
         for (gate, uses, experts, tiles) in cases {
             assert_eq!(
-                pay_for_uses(gate, uses, experts),
+                pays_for_uses(gate, uses, experts),
                 tiles,
                 "{gate:?}, {uses} uses of {experts}"
             );
         }
         assert!(
-            !pay_for_rows(gate(2048, 4096, affine(4)), 24)
-                && pay_for_rows(gate(2048, 4096, affine(4)), 32)
+            !pays_for_rows(gate(2048, 4096, affine(4)), 24)
+                && pays_for_rows(gate(2048, 4096, affine(4)), 32)
         );
     }
 
@@ -526,11 +604,12 @@ mod tests {
         let plain = [Scalar::F32, Scalar::F16, Scalar::BF16].map(Format::Plain);
         let formats = [Format::MXFP4, Format::NVFP4, Format::MXFP8].into_iter().chain(plain);
         for format in formats.chain([2, 3, 4, 5, 6, 8].map(affine)) {
-            let chunk = Chunk::of(MatrixShape { rows: 1, cols: 64, format }).expect("whole chunks");
-            let little = [SMALL, LITTLE_WIDE, LITTLE].map(|shape| (shape, 32 << 10));
-            let large = [MIDDLE, WIDE, LARGE].map(|shape| (shape, 48 << 10));
+            let block = Block32::for_shape(MatrixShape { rows: 1, cols: 64, format })
+                .expect("whole blocks");
+            let low_memory = [SMALL, LOW_MEMORY_WIDE, LOW_MEMORY].map(|shape| (shape, 32 << 10));
+            let large = [MEDIUM, WIDE, LARGE].map(|shape| (shape, 48 << 10));
             for (TileShape { rows, outputs, step, subgroups }, memory) in
-                little.into_iter().chain(large)
+                low_memory.into_iter().chain(large)
             {
                 let constants = Constants::new(&[
                     ("WG", subgroups * target.team),
@@ -543,7 +622,7 @@ mod tests {
                     ("BIAS", 9),
                     ("ALIGNED", 1),
                 ]);
-                for kernel in [&COOPERATIVE[chunk.kernel()], &COOPERATIVE[ANY]] {
+                for kernel in [&COOPERATIVE[block.index()], &COOPERATIVE[ANY_LAYOUT]] {
                     valid(&target.text(kernel, &constants.format(format)), memory);
                 }
             }

@@ -1,19 +1,20 @@
-//! A matrix for each head on rows of activations, which stay f32.
+//! Product of each head with its own matrix (MLA projections), with f32 activations.
 
-use crate::gpu::{
-    Constants, GpuDevice, Kernel, Params,
-    formats::Chunk,
+use super::{
+    Constants, Kernel, OpContext, Params,
+    gemv::{ActivationFormat, row_groups, section_cols},
     kernel,
     kernel::Access::{Read, Write},
-    matmul::{MATVEC_ANY, Pieces},
-    matvec::{Staged, parts},
+    matmul::MATVEC_ANY,
+    operands::WeightShards,
+    weight_format::Block32,
 };
 use crate::{Error, HeadMatrix, MatrixShape, View};
 
 static HEAD_TRANSPOSED: Kernel =
     kernel!("head_transposed", ["common", "formats", "head_transposed"], [Write, Read]);
 
-/// One kernel for each way to read a format, both ways.
+/// Two kernels per [`Block32`]: plain and transposed.
 macro_rules! kernels {
     ($($chunk:literal),*) => {
         [$([
@@ -42,64 +43,62 @@ static KERNELS: [[Kernel; 2]; 6] = kernels!("q4", "q8", "q", "plain", "e2m1", "e
 /// Threads of a workgroup, and of one of the kernels for any format.
 const THREADS: u32 = 128;
 const THREADS_ANY: u32 = 256;
-/// Chunks of a workgroup, the other way.
-const WIDE: u32 = 4;
+/// Blocks of 32 columns of a workgroup of the transposed kernel.
+const BLOCKS_WIDE: u32 = 4;
 
-/// Runs [`Op::HeadMatMul`](crate::Op::HeadMatMul).
-pub(in crate::gpu) fn head_mat_mul(
-    gpu: &mut GpuDevice,
+/// Encodes [`Op::HeadMatMul`](crate::Op::HeadMatMul).
+pub(super) fn encode(
+    ctx: &mut OpContext<'_>,
     x: View,
     matrix: HeadMatrix,
     out: View,
 ) -> Result<(), Error> {
-    let Pieces { shape, all } = gpu.pieces(matrix.weight)?;
-    let [(arena, piece)] = &all[..] else {
+    let WeightShards { shape, shards } = WeightShards::new(ctx.store, matrix.weight)?;
+    let [(arena, shard)] = &shards[..] else {
         return Err(Error::Shape(format!(
             "matrices of {} heads are larger than what this GPU's kernels see at once",
             x.heads
         )));
     };
-    let params = Params::new().view(gpu.store.place(&x)?, &x).view(gpu.store.place(&out)?, &out);
+    let store = &*ctx.store;
+    let params =
+        Params::new().view(store.view_offset(&x)?, &x).view(store.view_offset(&out)?, &out);
     let (rows, groups) = (matrix.head_rows, x.rows * x.heads);
-    let chunks = shape.cols / 32;
-    let remembered = gpu.inputs(shape, Staged::F32) == Some(shape.cols);
-    if let Some(chunk) = Chunk::of(shape).filter(|_| remembered || matrix.transposed) {
+    let blocks = shape.cols / 32;
+    let staged_whole = section_cols(ctx, shape, ActivationFormat::F32) == Some(shape.cols);
+    if let Some(block) = Block32::for_shape(shape).filter(|_| staged_whole || matrix.transposed) {
         let params = params
-            .n(piece.weights as usize / chunk.unit())
-            .u(piece.scales)
-            .u(piece.biases)
+            .n(shard.weights as usize / block.load_bytes())
+            .u(shard.scales)
+            .u(shard.biases)
             .n(rows.first)
             .n(rows.count)
             .n(rows.stride)
             .n(x.rows)
             .n(x.heads);
         let constants =
-            Constants::new(&[("WG", THREADS), ("ROW_COLS", shape.cols as u32)]).chunks(shape);
-        let (constants, blocks) = match matrix.transposed {
+            Constants::new(&[("WG", THREADS), ("ROW_COLS", shape.cols as u32)]).blocks(shape);
+        let (constants, groups_per_head) = match matrix.transposed {
             true => (
-                constants.with("PART", 1).with("ROWS", 4).with("WIDE", WIDE),
-                chunks.div_ceil(WIDE as usize),
+                constants.with("PART", 1).with("ROWS", 4).with("WIDE", BLOCKS_WIDE),
+                blocks.div_ceil(BLOCKS_WIDE as usize),
             ),
             false => {
-                let of_head = MatrixShape { rows: rows.count, ..shape };
-                let (part, at_once) = parts(of_head, gpu.target().team, false);
+                let head_shape = MatrixShape { rows: rows.count, ..shape };
+                let (row_threads, rows_at_once) = row_groups(head_shape, ctx.target().team, false);
                 (
-                    constants.with("PART", part).with("ROWS", at_once as u32),
-                    rows.count.div_ceil(at_once * (THREADS / part) as usize),
+                    constants.with("PART", row_threads).with("ROWS", rows_at_once as u32),
+                    rows.count.div_ceil(rows_at_once * (THREADS / row_threads) as usize),
                 )
             }
         };
-        let kernel = &KERNELS[chunk.kernel()][usize::from(matrix.transposed)];
-        return gpu.dispatch(
-            kernel,
-            constants,
-            &[&gpu.activations(), arena, arena],
-            &params,
-            groups * blocks,
-        );
+        let kernel = &KERNELS[block.index()][usize::from(matrix.transposed)];
+        let buffers = [store.activations(), arena, arena];
+        let groups = groups * groups_per_head;
+        return ctx.recorder.dispatch(kernel, constants, &buffers, &params, groups);
     }
     let params = params
-        .matrix([piece.weights, piece.scales, piece.biases], shape)
+        .matrix(shard.planes(), shape)
         .n(rows.first)
         .n(rows.count)
         .n(shape.cols)
@@ -107,10 +106,11 @@ pub(in crate::gpu) fn head_mat_mul(
         .n(x.heads)
         .n(rows.stride);
     let constants = Constants::new(&[("WG", THREADS_ANY)]).format(shape.format);
-    let (kernel, per_group, constants) = match matrix.transposed {
+    let (kernel, outputs_per_group, constants) = match matrix.transposed {
         true => (&HEAD_TRANSPOSED, THREADS_ANY, constants),
-        false => (&MATVEC_ANY, THREADS_ANY / gpu.target().team, constants.with("BIASED", 0)),
+        false => (&MATVEC_ANY, THREADS_ANY / ctx.target().team, constants.with("BIASED", 0)),
     };
-    let blocks = out.width.div_ceil(per_group as usize);
-    gpu.dispatch(kernel, constants, &[&gpu.activations(), arena], &params, groups * blocks)
+    let groups_per_head = out.width.div_ceil(outputs_per_group as usize);
+    let buffers = [store.activations(), arena];
+    ctx.recorder.dispatch(kernel, constants, &buffers, &params, groups * groups_per_head)
 }

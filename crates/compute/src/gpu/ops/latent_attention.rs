@@ -1,37 +1,41 @@
-//! Latent attention. Heads' keys and values are never made: queries are taken to latents, attend to them, and what they find
-//! is taken to values. That is the same sum in another order, and reads nothing but latents.
+//! Latent attention (MLA) in absorbed form: queries are projected to latents, attend to them, and the
+//! results are projected to values.
+//!
+//! Keys and values of heads are never computed. It is the same sum in another order, and reads only
+//! latents.
 
-use crate::gpu::{GpuDevice, attention, elementwise, head_matmul::head_mat_mul};
-use crate::{Buffer, Error, Op, RopePairs, Span, View};
+use super::{OpContext, attention, attention::SpanRows, elementwise, head_matmul};
+use crate::{Error, Op, RopePairs, Span, View, gpu::store::OP_BUFFER};
 
-/// Numbers of intermediate results that rows share: those that need more run one after another.
-const ROOM: usize = 4 << 20;
+/// f32 values of intermediate results for all rows. Rows that need more are encoded in turn.
+const MAX_INTERMEDIATE: usize = 4 << 20;
 
-/// Runs [`Op::LatentAttention`].
-pub(in crate::gpu) fn latent_attention(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
+/// Encodes [`Op::LatentAttention`].
+pub(super) fn encode(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {
     let &Op::LatentAttention { q, k, keys, values, scale, spans, out } = op else { return Ok(()) };
-    let nope = keys.inputs_outputs(gpu.store.get(keys.weight)?.shape.cols).1;
+    let nope = keys.inputs_outputs(ctx.store.matrix(keys.weight)?.shape.cols).1;
     let (rope, heads) = (q.width - nope, q.heads);
     let latent = k.width - rope;
-    let of_row = heads * (k.width + latent);
-    let most = (ROOM / of_row).max(1);
-    let room = Room::new(gpu, most.min(q.rows) * of_row)?;
-    let mut first = 0;
-    for span in spans.iter().filter(|span| span.rows > 0) {
-        let kv = gpu.key_values(span.state)?;
-        gpu.append(&kv, (span, first), (&k, None))?;
-        for from in (0..span.rows).step_by(most) {
-            let rows = most.min(span.rows - from);
-            let part = |view: View| view.slice(first + from, rows);
-            let queries = room.view(0, rows, heads * k.width).split(heads);
-            let found = room.view(rows * heads * k.width, rows, heads * latent).split(heads);
-            head_mat_mul(gpu, part(q).part(0, nope), keys.transpose(), queries.part(0, latent))?;
+    let row_len = heads * (k.width + latent);
+    let max_rows = (MAX_INTERMEDIATE / row_len).max(1);
+    reserve_op_buffer(ctx, max_rows.min(q.rows) * row_len)?;
+    for span_rows in SpanRows::iterate(spans) {
+        let SpanRows { span, first_row } = span_rows;
+        let kv = attention::bind_kv(ctx, span.state)?;
+        attention::append_kv(ctx, &kv, span_rows, &k, None)?;
+        for done in (0..span.rows).step_by(max_rows) {
+            let rows = max_rows.min(span.rows - done);
+            let slice = |view: View| view.slice(first_row + done, rows);
+            let queries = op_view(0, rows, heads * k.width).split(heads);
+            let latents = op_view(rows * heads * k.width, rows, heads * latent).split(heads);
+            let query_latents = queries.part(0, latent);
+            head_matmul::encode(ctx, slice(q).part(0, nope), keys.transpose(), query_latents)?;
             if rope > 0 {
-                copy(gpu, part(q).part(nope, rope), queries.part(latent, rope))?;
+                copy(ctx, slice(q).part(nope, rope), queries.part(latent, rope))?;
             }
             let attend = Op::Attention {
                 q: queries,
-                k: part(k),
+                k: slice(k),
                 v: None,
                 gate: None,
                 scale,
@@ -39,41 +43,37 @@ pub(in crate::gpu) fn latent_attention(gpu: &mut GpuDevice, op: &Op<'_>) -> Resu
                 sinks: None,
                 positions: None,
                 spans: &[],
-                out: found,
+                out: latents,
             };
-            let span = Span { position: span.position + from, rows, ..*span };
-            match gpu.exact {
-                true => attention::attend(gpu, &kv, (&span, 0), &attend, None)?,
-                false => attention::attend_tiled(gpu, &kv, (&span, 0), &attend)?,
+            let span = Span { position: span.position + done, rows, ..span };
+            let span_rows = SpanRows { span, first_row: 0 };
+            match ctx.exact {
+                true => attention::encode_split(ctx, &kv, span_rows, &attend, None)?,
+                false => attention::encode_tiled(ctx, &kv, span_rows, &attend)?,
             }
-            head_mat_mul(gpu, found, values, part(out))?;
+            head_matmul::encode(ctx, latents, values, slice(out))?;
         }
-        first += span.rows;
     }
     Ok(())
 }
 
-/// A rotation of nothing.
-fn copy(gpu: &mut GpuDevice, x: View, out: View) -> Result<(), Error> {
+/// Copies a view: RoPE without pairs.
+fn copy(ctx: &mut OpContext<'_>, x: View, out: View) -> Result<(), Error> {
     let pairs = RopePairs::Halves;
-    elementwise::run(gpu, &Op::Rope { x, frequencies: &[], pairs, scale: 1.0, spans: &[], out })
+    elementwise::encode(ctx, &Op::Rope { x, frequencies: &[], pairs, scale: 1.0, spans: &[], out })
 }
 
-/// Activations that no buffer of the caller's holds.
-struct Room(Buffer);
-
-impl Room {
-    fn new(gpu: &mut GpuDevice, numbers: usize) -> Result<Self, Error> {
-        if gpu.store.room() < numbers {
-            gpu.hand_over();
-            let gone = gpu.store.make_room(numbers)?;
-            gpu.forget(gone);
-        }
-        Ok(Self(crate::gpu::memory::ROOM))
+/// Reserves [`OP_BUFFER`] for `len` f32 values.
+fn reserve_op_buffer(ctx: &mut OpContext<'_>, len: usize) -> Result<(), Error> {
+    if ctx.store.op_buffer_len() < len {
+        ctx.recorder.submit();
+        let replaced = ctx.store.grow_op_buffer(len)?;
+        ctx.recorder.forget_bindings(replaced);
     }
+    Ok(())
+}
 
-    /// A dense view of it.
-    const fn view(&self, offset: usize, rows: usize, width: usize) -> View {
-        View { offset, ..View::rows(self.0, rows, width) }
-    }
+/// Dense view of [`OP_BUFFER`].
+const fn op_view(offset: usize, rows: usize, width: usize) -> View {
+    View { offset, ..View::rows(OP_BUFFER, rows, width) }
 }

@@ -1,14 +1,15 @@
-//! The routed experts of a layer.
+//! Routed experts of a layer: choice of GEMM, GEMV or the general kernel, and uses by bank.
 
-use crate::gpu::{
-    Constants, GpuDevice, Kernel, Memory, Params,
-    elementwise::activation_of,
-    formats::scalar,
-    fuse::Pending,
+use super::{
+    Constants, Kernel, OpContext, Params, gemm,
+    gemv::{
+        DownProjection,
+        experts::{ExpertStage, can_fuse_router, encode_experts},
+    },
     kernel,
-    matvec::{self, Down, Stage},
-    tiled,
-    topk::Ranked,
+    operands::{BankUses, GluCode, UsesKind},
+    topk::RouterTopK,
+    weight_format::BiasSource,
 };
 use crate::{Error, ExpertUses, Op, View, matrix::MatrixPlace};
 
@@ -20,169 +21,161 @@ static EXPERTS_ANY: Kernel = kernel!(
 
 const THREADS: u32 = 256;
 
-/// The uses of an op that lie in one bank, as kernels see them.
-#[derive(Clone)]
-pub(in crate::gpu) struct InBank {
-    pub(in crate::gpu) bank: Memory,
-    /// How many there are, and the first row of `inner` that is theirs.
-    pub(in crate::gpu) count: usize,
-    first: usize,
-    /// 0 for a row that meets the one matrix there is, 1 for a list, 2 for what a router chose.
-    pub(in crate::gpu) kind: u32,
-    /// Where the list or the table of slots lies.
-    pub(in crate::gpu) words: Memory,
-    /// `Uses` of `uses.wgsl`.
-    pub(in crate::gpu) params: [u32; 4],
-    /// Experts of the table, if all of them are in this bank; else 0.
-    pub(in crate::gpu) entries: usize,
-    /// Whether all of them are of one row.
-    pub(in crate::gpu) one_row: bool,
-}
-
-impl InBank {
-    /// The one row of matrices that lie in no slot but in an arena; nobody reads the words.
-    pub(in crate::gpu) const fn of_one(arena: Memory, words: Memory) -> Self {
-        Self {
-            bank: arena,
-            count: 1,
-            first: 0,
-            kind: 0,
-            words,
-            params: [0, 0, 1, 0],
-            entries: 0,
-            one_row: true,
-        }
-    }
-}
-
-/// Runs [`Op::Experts`]. `choice`: what is to choose the experts first.
-pub(in crate::gpu) fn experts(
-    gpu: &mut GpuDevice,
+/// Encodes [`Op::Experts`]. `router` is the top-k of its row, encoded before or with it.
+///
+/// Returns the down projection without encoding it if it may be fused with the sum that follows.
+pub(in crate::gpu) fn encode(
+    ctx: &mut OpContext<'_>,
     op: &Op<'_>,
-    choice: Option<&Ranked>,
-) -> Result<(), Error> {
-    let &Op::Experts { x, shape, activation, uses, inner, out, .. } = op else { return Ok(()) };
+    router: Option<&RouterTopK>,
+) -> Result<Option<Box<DownProjection>>, Error> {
+    let &Op::Experts { x, shape, activation, uses, inner, out, .. } = op else { return Ok(None) };
     let layout = shape.layout()?;
     let [gate, up, down] = layout.places();
-    let joins = |ranked: &Ranked| match uses {
-        ExpertUses::Routed { ids, table } if x.rows == 1 && ids == ranked.ids => {
-            let banks = &gpu.store.table_of(table)?.banks;
-            Ok(banks.len() == 1 && matvec::ranks(gpu, [&gate, &up], ranked))
+    let can_fuse = |ctx: &OpContext<'_>, router: &RouterTopK| match uses {
+        ExpertUses::Routed { ids, table } if x.rows == 1 && ids == router.ids => {
+            let banks = &ctx.store.gpu_table(table)?.banks;
+            Ok(banks.len() == 1 && can_fuse_router(ctx, [&gate, &up], router))
         }
         _ => Ok::<_, Error>(false),
     };
-    let joined = match choice {
-        Some(ranked) if joins(ranked)? => Some(ranked),
-        Some(ranked) => {
-            ranked.run(gpu)?;
+    let fused_router = match router {
+        Some(router) if can_fuse(ctx, router)? => Some(router),
+        Some(router) => {
+            router.encode(ctx)?;
             None
         }
         None => None,
     };
-    if !gpu.exact && tiled::experts(gpu, op)? {
-        return Ok(());
+    if !ctx.exact && gemm::encode_experts(ctx, op)? {
+        return Ok(None);
     }
-    let (kind, [alpha, limit]) = activation_of(activation);
-    let banks = in_banks(gpu, uses)?;
-    // The sum of all experts of a row may come next.
-    let whole = x.rows == 1 && banks.len() == 1 && matches!(uses, ExpertUses::Routed { .. });
-    for part in banks {
-        let inner = inner.slice(part.first, part.count);
-        let (uses, activation) = (&part, (kind, [alpha, limit]));
-        let first =
-            Stage { uses, x, out: inner, matrices: &[gate, up], activation, choice: joined };
-        let second = Stage { uses, x: inner, out, matrices: &[down], activation, choice: None };
-        if matvec::experts(gpu, &first)? {
-            let down = if whole { Down::new(gpu, &part, down, [inner, out]) } else { None };
-            if let Some(down) = down {
-                gpu.pending = Pending::Down(Box::new(down));
-                return Ok(());
+    let activation = GluCode::from(activation);
+    let banks = uses_by_bank(ctx, uses)?;
+    // The next op may be the sum over the experts of the row.
+    let may_sum = x.rows == 1 && banks.len() == 1 && matches!(uses, ExpertUses::Routed { .. });
+    for uses in &banks {
+        let inner = inner.slice(uses.first_row, uses.count);
+        let gate_up = ExpertStage {
+            uses,
+            x,
+            out: inner,
+            matrices: &[gate, up],
+            activation,
+            router: fused_router,
+        };
+        let down_stage =
+            ExpertStage { uses, x: inner, out, matrices: &[down], activation, router: None };
+        if encode_experts(ctx, &gate_up)? {
+            if may_sum && let Some(down) = DownProjection::new(ctx, uses, down, [inner, out]) {
+                return Ok(Some(Box::new(down)));
             }
-            if matvec::experts(gpu, &second)? {
+            if encode_experts(ctx, &down_stage)? {
                 continue;
             }
         }
-        for (stage, place, from, to) in
+        for (stage, matrix, src, dst) in
             [(0, gate, x, inner), (1, up, x, inner), (2, down, inner, out)]
         {
-            let MatrixPlace { shape: matrix, parts, bias, first, step } = place;
-            let [w, s, b] = parts.map(|at| at as u32);
-            let params = Params::new()
-                .view(gpu.store.place(&from)?, &from)
-                .view(gpu.store.place(&to)?, &View { rows: out.rows, ..to })
-                .matrix([w, s, b], matrix);
-            let params = part
-                .params
-                .iter()
-                .fold(params, |params, word| params.u(*word))
-                .n(part.count)
-                .n(first)
-                .n(step)
-                .n(matrix.rows)
-                .n(matrix.cols)
-                .n(bias.map_or(0, |(_, at)| at))
-                .f(alpha)
-                .f(limit);
-            let constants = Constants::new(&[
-                ("WG", THREADS),
-                ("USES", part.kind),
-                ("STAGE", stage),
-                ("ACTIVATION", kind),
-                ("BIAS_SCALAR", bias.map_or(9, |(of, _)| scalar(of))),
-            ])
-            .format(matrix.format);
-            let blocks = matrix.rows.div_ceil((THREADS / gpu.target().team) as usize);
-            let buffers = [&gpu.activations(), &part.bank, &part.words];
-            gpu.dispatch(&EXPERTS_ANY, constants, &buffers, &params, part.count * blocks)?;
+            let dst = View { rows: out.rows, ..dst };
+            let stage = GeneralStage { stage, matrix, src, dst, activation };
+            encode_general(ctx, uses, &stage)?;
         }
     }
-    Ok(())
+    Ok(None)
 }
 
-/// The uses by bank.
-fn in_banks(gpu: &mut GpuDevice, uses: ExpertUses<'_>) -> Result<Vec<InBank>, Error> {
+/// One matrix of experts for the general kernel.
+struct GeneralStage {
+    /// `STAGE`: 0 gate, 1 up and GLU, 2 down.
+    stage: u32,
+    matrix: MatrixPlace,
+    src: View,
+    dst: View,
+    activation: GluCode,
+}
+
+/// Encodes one matrix of experts with the general kernel.
+fn encode_general(
+    ctx: &mut OpContext<'_>,
+    uses: &BankUses,
+    stage: &GeneralStage,
+) -> Result<(), Error> {
+    let &GeneralStage { stage, matrix, src, dst, activation } = stage;
+    let MatrixPlace { shape, parts, bias, first, step } = matrix;
+    let params = Params::new()
+        .view(ctx.store.view_offset(&src)?, &src)
+        .view(ctx.store.view_offset(&dst)?, &dst)
+        .matrix(parts.map(|offset| offset as u32), shape);
+    let params = uses
+        .params
+        .iter()
+        .fold(params, |params, word| params.u(*word))
+        .n(uses.count)
+        .n(first)
+        .n(step)
+        .n(shape.rows)
+        .n(shape.cols)
+        .n(bias.map_or(0, |(_, offset)| offset))
+        .f(activation.alpha)
+        .f(activation.limit);
+    let constants = Constants::new(&[
+        ("WG", THREADS),
+        ("USES", uses.kind as u32),
+        ("STAGE", stage),
+        ("ACTIVATION", activation.kind),
+        ("BIAS_SCALAR", BiasSource::of_matrix(bias).code()),
+    ])
+    .format(shape.format);
+    let blocks = shape.rows.div_ceil((THREADS / ctx.target().team) as usize);
+    let buffers = [ctx.store.activations(), &uses.bank, &uses.words];
+    ctx.recorder.dispatch(&EXPERTS_ANY, constants, &buffers, &params, uses.count * blocks)
+}
+
+/// Groups expert uses by bank.
+fn uses_by_bank(ctx: &mut OpContext<'_>, uses: ExpertUses<'_>) -> Result<Vec<BankUses>, Error> {
+    let (store, recorder) = (&*ctx.store, &mut *ctx.recorder);
     match uses {
         ExpertUses::Listed(uses) => {
-            gpu.room(uses.len() * 3)?;
-            let mut parts = Vec::new();
-            let mut first = 0;
+            recorder.reserve_upload(uses.len() * 3)?;
+            let mut banks = Vec::new();
+            let mut first_row = 0;
             for run in uses.chunk_by(|a, b| a.slot.bank == b.slot.bank) {
-                let store = &gpu.store;
                 let words: Vec<u32> = run
                     .iter()
                     .flat_map(|u| [store.slot_offset(u.slot), u.row as u32, u.part as u32])
                     .collect();
-                let list = gpu.upload(words);
-                parts.push(InBank {
-                    bank: gpu.store.bank_memory(run[0].slot.bank)?,
+                let list = recorder.upload(words);
+                banks.push(BankUses {
+                    bank: store.bank_buffer(run[0].slot.bank)?,
                     count: run.len(),
-                    first,
-                    kind: 1,
-                    words: gpu.upload.clone(),
+                    first_row,
+                    kind: UsesKind::Listed,
+                    words: recorder.upload_buffer().clone(),
                     params: [list, 0, 1, 0],
-                    entries: 0,
+                    table_entries: 0,
                     one_row: false,
                 });
-                first += run.len();
+                first_row += run.len();
             }
-            Ok(parts)
+            Ok(banks)
         }
         ExpertUses::Routed { ids, table } => {
-            let list = gpu.store.place(&ids)?;
-            let table = gpu.store.table_of(table)?;
-            let of_bank = |bank: &u16| {
-                Ok(InBank {
-                    bank: gpu.store.bank_memory(*bank)?,
+            let list = store.view_offset(&ids)?;
+            let table = store.gpu_table(table)?;
+            let bank_uses = |bank: &u16| {
+                Ok(BankUses {
+                    bank: store.bank_buffer(*bank)?,
                     count: ids.rows * ids.width,
-                    first: 0,
-                    kind: 2,
-                    words: table.memory.clone(),
+                    first_row: 0,
+                    kind: UsesKind::Routed,
+                    words: table.buffer.clone(),
                     params: [list, ids.row_stride as u32, ids.width as u32, (*bank).into()],
-                    entries: if table.banks.len() == 1 { table.slots.len() } else { 0 },
+                    table_entries: if table.banks.len() == 1 { table.slots.len() } else { 0 },
                     one_row: ids.rows == 1,
                 })
             };
-            table.banks.iter().map(of_bank).collect()
+            table.banks.iter().map(bank_uses).collect()
         }
     }
 }

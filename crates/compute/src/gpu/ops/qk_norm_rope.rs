@@ -1,180 +1,139 @@
-//! Norms and rotations of queries and keys that wait for attention, or for each other.
+//! Norm and RoPE of query and key heads in place, with an optional append to the KV cache.
 
-use crate::gpu::{
-    Constants, GpuDevice, Kernel, Params, attention,
-    attention_decode::{Decode, NewKv},
-    kernel,
-};
-use crate::{Buffer, Error, Op, RopePairs, Span, View};
+use super::{Constants, Kernel, OpContext, Params, attention, kernel};
+use crate::{Buffer, Error, Span, View};
 
 static HEADS: Kernel = kernel!("heads", ["common", "heads"], [Write, Read, Write]);
 
-/// Numbers of the widest vector whose norm may wait for a rotation.
-const WIDE: usize = 512;
+/// Width of the widest head whose norm can be fused with RoPE.
+pub(in crate::gpu) const MAX_HEAD_WIDTH: usize = 512;
 
-/// Vectors that are normed and rotated in place.
+/// RMSNorm of heads.
 #[derive(Clone, Copy)]
-struct Vectors {
-    view: View,
-    norm: Option<(Option<Buffer>, f32)>,
-    /// Number of pairs, and where their table of angles begins.
-    rope: Option<(usize, u32)>,
+pub(in crate::gpu) struct HeadNorm {
+    pub(in crate::gpu) weight: Option<Buffer>,
+    pub(in crate::gpu) eps: f32,
 }
 
-/// Up to two sets of vectors, of the same rows.
+impl HeadNorm {
+    /// Code in kernels: 0 for no norm, 1 without a weight, 2 with a weight.
+    pub(super) fn code(norm: Option<Self>) -> u32 {
+        norm.map_or(0, |norm| 1 + u32::from(norm.weight.is_some()))
+    }
+
+    /// Weight of an optional norm.
+    pub(super) fn weight(norm: Option<Self>) -> Option<Buffer> {
+        norm.and_then(|norm| norm.weight)
+    }
+}
+
+/// RoPE table in the upload buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::gpu) struct RopeTable {
+    /// Number of rotated pairs of a head.
+    pub(in crate::gpu) pairs: usize,
+    /// Offset in words.
+    pub(in crate::gpu) offset: u32,
+}
+
+/// Heads that are normed and rotated in place.
+#[derive(Clone, Copy)]
+pub(in crate::gpu) struct HeadSet {
+    pub(in crate::gpu) view: View,
+    pub(in crate::gpu) norm: Option<HeadNorm>,
+    pub(in crate::gpu) rope: Option<RopeTable>,
+}
+
+/// Up to two sets of heads with the same rows: queries, then keys.
 #[derive(Default)]
-pub(in crate::gpu) struct Heads {
-    all: Vec<Vectors>,
-    interleaved: Option<bool>,
+pub(in crate::gpu) struct QkHeads {
+    pub(in crate::gpu) sets: Vec<HeadSet>,
+    /// Whether RoPE pairs are interleaved; `None` without RoPE.
+    pub(in crate::gpu) interleaved: Option<bool>,
 }
 
-impl Heads {
-    /// The vectors of a view, if they are among these or can come to them.
-    fn of(&mut self, view: View) -> Option<&mut Vectors> {
-        if let Some(i) = self.all.iter().position(|v| v.view == view) {
-            return self.all.get_mut(i);
+/// Append of one span's keys, the second set of heads, and values to the KV cache.
+#[derive(Clone, Copy)]
+pub(in crate::gpu) struct KvAppend {
+    pub(in crate::gpu) v: View,
+    pub(in crate::gpu) span: Span,
+}
+
+impl QkHeads {
+    /// Set of a view, added if it is new; `None` if it cannot be added.
+    pub(in crate::gpu) fn entry(&mut self, view: View) -> Option<&mut HeadSet> {
+        if let Some(i) = self.sets.iter().position(|set| set.view == view) {
+            return self.sets.get_mut(i);
         }
-        let new = self.all.iter().all(|v| v.view.rows == view.rows && v.view.buffer != view.buffer);
-        if self.all.len() >= 2 || !new {
+        let compatible =
+            |set: &HeadSet| set.view.rows == view.rows && set.view.buffer != view.buffer;
+        if self.sets.len() >= 2 || !self.sets.iter().all(compatible) {
             return None;
         }
-        self.all.push(Vectors { view, norm: None, rope: None });
-        self.all.last_mut()
+        self.sets.push(HeadSet { view, norm: None, rope: None });
+        self.sets.last_mut()
     }
 
-    /// Joins a norm in place; false if it cannot.
-    fn norm(&mut self, x: View, weight: Option<Buffer>, eps: f32) -> bool {
-        let fits = |x: &View| x.width <= WIDE && x.width.is_multiple_of(2);
-        match if fits(&x) { self.of(x) } else { None } {
-            Some(v) if v.norm.is_none() && v.rope.is_none() => {
-                v.norm = Some((weight, eps));
-                true
-            }
-            _ => false,
-        }
-    }
-}
-
-impl GpuDevice {
-    /// Joins an op with norms and rotations that wait; false if it is to run by itself, after they have.
-    pub(in crate::gpu) fn join_heads(
-        &mut self,
-        heads: &mut Heads,
-        op: &Op<'_>,
-    ) -> Result<bool, Error> {
-        match *op {
-            Op::RmsNorm { x, weight, eps, out } if x == out => Ok(heads.norm(x, weight, eps)),
-            Op::Rope { x, frequencies, pairs, scale, spans, out }
-                if x == out && x.width <= WIDE =>
-            {
-                let interleaved = pairs == RopePairs::Interleaved;
-                let even = x.width.is_multiple_of(2);
-                if !even || heads.interleaved.is_some_and(|i| i != interleaved) {
-                    return Ok(false);
-                }
-                // Making room may hand over the tables that waiting vectors use.
-                if heads.all.iter().any(|v| v.rope.is_some())
-                    && !self.has_room(frequencies.len() * x.rows * 2)
-                {
-                    return Ok(false);
-                }
-                let Some(vectors) = heads.of(x).filter(|v| v.rope.is_none()) else {
-                    return Ok(false);
-                };
-                let table = self.angles(frequencies, scale, spans)?;
-                vectors.rope = Some((frequencies.len(), table));
-                heads.interleaved = Some(interleaved);
-                Ok(true)
-            }
-            Op::Attention { q, k, v: Some(v), spans: &[span], .. } => {
-                let even = v.width.is_multiple_of(2) && k.width.is_multiple_of(2);
-                if heads.all.len() != 2 || heads.all[1].view != k || !even || v.width > WIDE {
-                    return Ok(false);
-                }
-                let kv = self.key_values(span.state)?;
-                let [one, other] = [heads.all[0], heads.all[1]];
-                // On the exact path a row's bits are those that it has beside others.
-                let inside = !self.exact && Decode::takes(self, op, &span);
-                if inside && one.view == q && one.rope == other.rope {
-                    let own = NewKv {
-                        norms: [one.norm, other.norm],
-                        rope: one.rope,
-                        interleaved: heads.interleaved.unwrap_or(false),
-                        ..NewKv::new(k, v)
-                    };
-                    attention::attend(self, &kv, (&span, 0), op, Some(&own))?;
-                } else {
-                    self.run_heads(heads, Some((v, span)))?;
-                    attention::attend_span(self, &kv, (&span, 0), op)?;
-                }
-                Ok(true)
-            }
-            _ => Ok(false),
-        }
-    }
-
-    /// Runs norms and rotations that waited for nothing.
-    pub(in crate::gpu) fn settle_heads(&mut self, heads: &Heads) -> Result<(), Error> {
-        match heads.all.is_empty() {
+    /// Encodes the norms and RoPE, if there are any.
+    pub(in crate::gpu) fn encode(&self, ctx: &mut OpContext<'_>) -> Result<(), Error> {
+        match self.sets.is_empty() {
             true => Ok(()),
-            false => self.run_heads(heads, None),
+            false => self.encode_with_append(ctx, None),
         }
     }
 
-    fn run_heads(&mut self, heads: &Heads, append: Option<(View, Span)>) -> Result<(), Error> {
-        let one = heads.all[0];
-        // A second set that is not there has no heads.
-        let other = heads.all.get(1).copied();
+    /// Encodes the norms and RoPE of at least one set, and an append to the KV cache.
+    pub(in crate::gpu) fn encode_with_append(
+        &self,
+        ctx: &mut OpContext<'_>,
+        append: Option<KvAppend>,
+    ) -> Result<(), Error> {
+        let first = self.sets[0];
+        let second = self.sets.get(1).copied();
+        let store = &*ctx.store;
         let mut params = Params::new();
-        for (vectors, heads) in
-            [(one, one.view.heads), (other.unwrap_or(one), other.map_or(0, |o| o.view.heads))]
-        {
-            let Vectors { view, norm, rope } = vectors;
-            let weight =
-                norm.and_then(|(weight, _)| weight).map(|w| self.store.start(w)).transpose()?;
+        // A missing second set has no heads.
+        let second_heads = second.map_or(0, |set| set.view.heads);
+        for (set, heads) in [(first, first.view.heads), (second.unwrap_or(first), second_heads)] {
+            let HeadSet { view, norm, rope } = set;
             params = params
-                .view(self.store.place(&view)?, &view)
+                .view(store.view_offset(&view)?, &view)
                 .n(heads)
                 .n(view.width)
-                .u(weight.unwrap_or(0))
-                .f(norm.map_or(1.0, |(_, eps)| eps))
-                .n(rope.map_or(0, |(pairs, _)| pairs))
-                .u(rope.map_or(0, |(_, table)| table));
+                .u(store.optional_offset(HeadNorm::weight(norm))?)
+                .f(norm.map_or(1.0, |norm| norm.eps))
+                .n(rope.map_or(0, |rope| rope.pairs))
+                .u(rope.map_or(0, |rope| rope.offset));
         }
-        let kv = append.map(|(_, span)| self.key_values(span.state)).transpose()?;
-        let v = append.map_or(one.view, |(v, _)| v);
-        let position = append.map_or(0, |(_, span)| span.position);
+        let kv = append.map(|append| attention::bind_kv(ctx, append.span.state)).transpose()?;
+        let v = append.map_or(first.view, |append| append.v);
+        let position = append.map_or(0, |append| append.span.position);
         let positions = kv.as_ref().map_or(1, |kv| kv.positions);
         params = params
-            .view(self.store.place(&v)?, &v)
-            .n(one.view.rows)
+            .view(store.view_offset(&v)?, &v)
+            .n(first.view.rows)
             .n(position % positions)
             .n(positions)
             .u(kv.as_ref().map_or(0, |kv| kv.values))
             .n(v.width);
-        let team = self.target().team;
+        let team = ctx.target().team;
         let threads = team * 4;
-        let kind = |v: &Vectors| match v.norm {
-            None => 0,
-            Some((None, _)) => 1,
-            Some((Some(_), _)) => 2,
-        };
-        let most = one.view.width.max(other.map_or(0, |o| o.view.width)).max(v.width);
+        let max_width = first.view.width.max(second.map_or(0, |set| set.view.width)).max(v.width);
         let constants = Constants::new(&[
             ("WG", threads),
-            ("MOST", most as u32),
-            ("ONE_NORM", kind(&one)),
-            ("OTHER_NORM", other.as_ref().map_or(0, kind)),
-            ("INTERLEAVED", heads.interleaved.unwrap_or(false).into()),
-            ("HALF", self.half()),
+            ("MOST", max_width as u32),
+            ("ONE_NORM", HeadNorm::code(first.norm)),
+            ("OTHER_NORM", HeadNorm::code(second.and_then(|set| set.norm))),
+            ("INTERLEAVED", self.interleaved.unwrap_or(false).into()),
+            ("HALF", ctx.kv_half()),
             ("APPEND", append.is_some().into()),
         ]);
-        let of_row = one.view.heads
-            + other.map_or(0, |o| o.view.heads) * (1 + usize::from(append.is_some()));
-        let groups = (one.view.rows * of_row).div_ceil((threads / team) as usize);
-        let upload = self.upload.clone();
-        // Without a state nothing is written there; the report stands in for it.
-        let state = kv.map_or_else(|| self.report.clone(), |kv| kv.memory);
-        self.dispatch(&HEADS, constants, &[&self.activations(), &upload, &state], &params, groups)
+        let heads_per_row = first.view.heads + second_heads * (1 + usize::from(append.is_some()));
+        let groups = (first.view.rows * heads_per_row).div_ceil((threads / team) as usize);
+        let upload = ctx.recorder.upload_buffer().clone();
+        // Without an append the state is not written; the report buffer is bound in its place.
+        let state = kv.map_or_else(|| ctx.recorder.report().clone(), |kv| kv.buffer);
+        let buffers = [store.activations(), &upload, &state];
+        ctx.recorder.dispatch(&HEADS, constants, &buffers, &params, groups)
     }
 }

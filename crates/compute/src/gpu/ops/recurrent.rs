@@ -1,10 +1,16 @@
-//! Ops with a recurrent state: the committed one is read, the next one written.
+//! Recurrent ops: causal convolution and gated delta rule. They read the committed state and write
+//! the next one.
 
-use crate::gpu::{Constants, GpuDevice, Kernel, Memory, Params, kernel, matvec::Squares, norm};
-use crate::{Buffer, Error, Op, Span, State, View};
+use super::{
+    Constants, Kernel, OpContext, Params,
+    gemv::HeadNormPrologue,
+    kernel,
+    norm::{NormDispatch, NormKind},
+};
+use crate::{Buffer, Error, Op, Span, View};
 
 static CONV1D: Kernel = kernel!("conv1d", ["common", "conv1d"], [Write, Read, Write]);
-/// With and without subgroups.
+/// With subgroups and without.
 static DELTA_NET: [Kernel; 2] = [
     kernel!(
         "delta_net",
@@ -17,7 +23,7 @@ static DELTA_NET: [Kernel; 2] = [
         [Write, Read, Write]
     ),
 ];
-/// The same behind a convolution.
+/// Delta rule that computes the convolution of its inputs, with subgroups and without.
 static CONVOLVED: [Kernel; 2] = [
     kernel!(
         "delta_net_convolved",
@@ -32,25 +38,17 @@ static CONVOLVED: [Kernel; 2] = [
 ];
 
 const CONV_THREADS: usize = 256;
-/// Threads of a workgroup of the delta rule, those that share a row of the state at most, and rows that they have.
+/// Threads of a workgroup of the delta rule.
 const DELTA_THREADS: usize = 128;
-const MAX_LANES: usize = 8;
-const SHARE: usize = 2;
-/// Bytes of queries and keys in a workgroup's memory, unless one row has more.
-const STAGED: usize = 16 << 10;
+/// Maximum number of threads that share a row of the state.
+const MAX_ROW_THREADS: usize = 8;
+/// Rows of the state per thread group.
+const ROWS_PER_THREAD: usize = 2;
+/// Bytes of queries and keys in workgroup memory, unless one row has more.
+const STAGED_BYTES: usize = 16 << 10;
 
-impl GpuDevice {
-    /// A state's committed and next numbers; the latter are going to be written.
-    fn recurrent(&mut self, state: State) -> Result<[Memory; 2], Error> {
-        let recurrent = self.store.writable(state)?;
-        recurrent.written = true;
-        let next = recurrent.next.as_ref().unwrap_or(&recurrent.committed);
-        Ok([&recurrent.committed, next].map(|memory| Memory::clone(memory)))
-    }
-}
-
-/// [`Op::Conv1d`] of one row of each of some states.
-pub(in crate::gpu) struct Convolution {
+/// [`Op::Conv1d`] with one row per state.
+pub(in crate::gpu) struct DecodeConv {
     x: View,
     weight: Buffer,
     width: usize,
@@ -58,9 +56,9 @@ pub(in crate::gpu) struct Convolution {
     out: View,
 }
 
-impl Convolution {
-    /// What the op asks for, if every state has one row.
-    pub(in crate::gpu) fn of(op: &Op<'_>) -> Option<Box<Self>> {
+impl DecodeConv {
+    /// `None` unless every state has one row.
+    pub(in crate::gpu) fn from_op(op: &Op<'_>) -> Option<Box<Self>> {
         match *op {
             Op::Conv1d { x, weight, width: width @ 2.., spans, out }
                 if spans.iter().all(|span| span.rows == 1) =>
@@ -71,12 +69,12 @@ impl Convolution {
         }
     }
 
-    /// Whether all that it yields is what a delta rule takes, each channel once.
+    /// Whether the queries, keys and values of a delta rule are its whole output, each channel once.
     fn feeds(&self, op: &Op<'_>) -> bool {
-        let &Op::DeltaNet { q, k, v, a, b, spans, out: yields, .. } = op else { return false };
+        let &Op::DeltaNet { q, k, v, a, b, spans, out: delta_out, .. } = op else { return false };
         let &Self { x, out, .. } = self;
         let (keys, values) = (k.heads * k.width, v.heads * v.width);
-        let columns = |from, width, heads| out.columns(from, width).split(heads);
+        let columns = |first, width, heads| out.columns(first, width).split(heads);
         spans.len() == self.spans.len()
             && spans.iter().all(|span| span.rows == 1)
             && out.width == 2 * keys + values
@@ -84,75 +82,73 @@ impl Convolution {
             && k == columns(keys, keys, k.heads)
             && v == columns(2 * keys, values, v.heads)
             && [a, b].iter().all(|view| view.buffer != out.buffer)
-            && [out, yields].iter().all(|view| view.buffer != x.buffer)
+            && [out, delta_out].iter().all(|view| view.buffer != x.buffer)
     }
 
-    /// Runs it by itself.
-    pub(in crate::gpu) fn run(&self, gpu: &mut GpuDevice) -> Result<(), Error> {
+    /// Encodes it as a separate dispatch.
+    pub(in crate::gpu) fn encode(&self, ctx: &mut OpContext<'_>) -> Result<(), Error> {
         let &Self { x, weight, width, ref spans, out } = self;
-        conv1d(gpu, &Op::Conv1d { x, weight, width, spans, out })
+        encode_conv1d(ctx, &Op::Conv1d { x, weight, width, spans, out })
     }
 }
 
-/// Runs [`Op::Conv1d`].
-pub(in crate::gpu) fn conv1d(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
+/// Encodes [`Op::Conv1d`].
+pub(super) fn encode_conv1d(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {
     let &Op::Conv1d { x, weight, width, spans, out } = op else { return Ok(()) };
     let constants = Constants::new(&[("WG", CONV_THREADS as u32), ("TAPS", width as u32)]);
-    let mut first = 0;
+    let mut first_row = 0;
     for span in spans {
-        let [committed, next] = gpu.recurrent(span.state)?;
-        let (from, to) = (x.slice(first, span.rows), out.slice(first, span.rows));
+        let [committed, next] = ctx.store.write_recurrent(span.state)?;
+        let (src, dst) = (x.slice(first_row, span.rows), out.slice(first_row, span.rows));
         let params = Params::new()
-            .view(gpu.store.place(&from)?, &from)
-            .view(gpu.store.place(&to)?, &to)
-            .u(gpu.store.start(weight)?)
+            .view(ctx.store.view_offset(&src)?, &src)
+            .view(ctx.store.view_offset(&dst)?, &dst)
+            .u(ctx.store.buffer_offset(weight)?)
             .n(span.rows)
             .n(x.width);
         let groups = ((span.rows + width - 1) * x.width).div_ceil(CONV_THREADS);
-        gpu.dispatch(
-            &CONV1D,
-            constants,
-            &[&gpu.activations(), &committed, &next],
-            &params,
-            groups,
-        )?;
-        first += span.rows;
+        let buffers = [ctx.store.activations(), &committed, &next];
+        ctx.recorder.dispatch(&CONV1D, constants, &buffers, &params, groups)?;
+        first_row += span.rows;
     }
     Ok(())
 }
 
-/// [`Op::DeltaNet`] of one row of each of some states, behind a convolution, and perhaps [`Op::GatedRmsNorm`] of what it yields.
-pub(in crate::gpu) struct Rule {
-    convolution: Box<Convolution>,
-    /// Queries, keys, values, decay, write strength; `a_log` and `dt_bias`.
+/// [`Op::DeltaNet`] with one row per state that reads the output of a convolution, optionally
+/// followed by [`Op::GatedRmsNorm`].
+pub(in crate::gpu) struct ConvolvedDeltaRule {
+    convolution: Box<DecodeConv>,
+    /// Queries, keys, values, decay, write strength.
     inputs: [View; 5],
-    numbers: [Buffer; 2],
+    a_log: Buffer,
+    dt_bias: Buffer,
     spans: Vec<Span>,
     out: View,
-    norm: Option<GatedNorm>,
+    norm: Option<GatedNormEpilogue>,
 }
 
-/// The norm of what a delta rule yields.
+/// Gated norm of the output of a delta rule.
 #[derive(Clone, Copy)]
-pub(in crate::gpu) struct GatedNorm {
+pub(in crate::gpu) struct GatedNormEpilogue {
     gate: View,
     weight: Buffer,
     eps: f32,
     out: View,
 }
 
-impl Rule {
-    /// What the op asks for, behind a convolution, which is given back where that does not feed it.
-    pub(in crate::gpu) fn of(
+impl ConvolvedDeltaRule {
+    /// Returns the convolution if it does not feed the op.
+    pub(in crate::gpu) fn from_op(
         op: &Op<'_>,
-        convolution: Box<Convolution>,
-    ) -> Result<Box<Self>, Box<Convolution>> {
+        convolution: Box<DecodeConv>,
+    ) -> Result<Box<Self>, Box<DecodeConv>> {
         match *op {
             Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, spans, out } if convolution.feeds(op) => {
                 Ok(Box::new(Self {
                     convolution,
                     inputs: [q, k, v, a, b],
-                    numbers: [a_log, dt_bias],
+                    a_log,
+                    dt_bias,
                     spans: spans.to_vec(),
                     out,
                     norm: None,
@@ -162,103 +158,132 @@ impl Rule {
         }
     }
 
-    /// Takes the norm of what it yields; whether it could.
-    pub(in crate::gpu) fn norms(&mut self, op: &Op<'_>) -> bool {
+    /// Adds the gated norm of the output; false if it cannot be fused.
+    pub(in crate::gpu) fn fuse_norm(&mut self, op: &Op<'_>) -> bool {
         let &Op::GatedRmsNorm { x, gate, weight, eps, out } = op else { return false };
-        let in_line = |view: View| view.heads == 1 || view.head_stride == view.width;
-        // What is normed is written by some workgroups while others read what it is made of.
+        let is_dense_row = |view: View| view.heads == 1 || view.head_stride == view.width;
+        // Some workgroups write the norm's output while others still read the inputs.
         let [.., a, b] = self.inputs;
         let read = [x, gate, self.convolution.x, a, b];
-        let takes = self.norm.is_none()
+        let fits = self.norm.is_none()
             && x == self.out
-            && [x, gate, out].into_iter().all(in_line)
+            && [x, gate, out].into_iter().all(is_dense_row)
             && read.iter().all(|view| view.buffer != out.buffer)
             && gate.buffer != x.buffer;
-        if takes {
-            self.norm = Some(GatedNorm { gate, weight, eps, out });
+        if fits {
+            self.norm = Some(GatedNormEpilogue { gate, weight, eps, out });
         }
-        takes
+        fits
     }
 
-    /// What a product is to divide heads by, if this leaves them undivided.
-    pub(in crate::gpu) fn squares(&self, gpu: &GpuDevice) -> Option<Squares> {
-        let GatedNorm { eps, out, .. } = self.norm?;
-        Some(Squares { of: out, at: self.out, count: parts(gpu, self.out.width), eps })
+    /// Prologue of a product that divides heads by their root mean square in place of this kernel;
+    /// `None` without a norm.
+    pub(in crate::gpu) fn head_norm(&self, ctx: &OpContext<'_>) -> Option<HeadNormPrologue> {
+        let GatedNormEpilogue { eps, out, .. } = self.norm?;
+        let count = workgroups_per_head(ctx, self.out.width);
+        Some(HeadNormPrologue { heads: out, sums: self.out, count, eps })
     }
 
-    /// Runs all of it, with heads normed.
-    pub(in crate::gpu) fn run(&self, gpu: &mut GpuDevice) -> Result<(), Error> {
-        self.run_rule(gpu, None)?;
+    /// Encodes it, with the complete norm.
+    pub(in crate::gpu) fn encode(&self, ctx: &mut OpContext<'_>) -> Result<(), Error> {
+        self.encode_rule(ctx, None)?;
         match self.norm {
-            Some(GatedNorm { gate, weight, eps, out }) => {
-                norm::norm(gpu, &Op::GatedRmsNorm { x: self.out, gate, weight, eps, out })
+            Some(GatedNormEpilogue { gate, weight, eps, out }) => NormDispatch {
+                kind: NormKind::GatedRms,
+                x: self.out,
+                out,
+                operand: Some(gate),
+                weight: Some(weight),
+                bias: None,
+                eps,
             }
+            .encode(ctx),
             None => Ok(()),
         }
     }
 
-    /// Runs it and leaves the squares of heads for a product: [`Rule::squares`].
-    pub(in crate::gpu) fn run_gated(&self, gpu: &mut GpuDevice) -> Result<(), Error> {
-        self.run_rule(gpu, self.norm.as_ref())
+    /// Encodes it with the norm's weight and gate. The division is left to the prologue of
+    /// [`ConvolvedDeltaRule::head_norm`].
+    pub(in crate::gpu) fn encode_without_division(
+        &self,
+        ctx: &mut OpContext<'_>,
+    ) -> Result<(), Error> {
+        self.encode_rule(ctx, self.norm.as_ref())
     }
 
-    fn run_rule(&self, gpu: &mut GpuDevice, norm: Option<&GatedNorm>) -> Result<(), Error> {
-        let ([q, k, v, a, b], [a_log, dt_bias]) = (self.inputs, self.numbers);
+    fn encode_rule(
+        &self,
+        ctx: &mut OpContext<'_>,
+        norm: Option<&GatedNormEpilogue>,
+    ) -> Result<(), Error> {
+        let ([q, k, v, a, b], a_log, dt_bias) = (self.inputs, self.a_log, self.dt_bias);
         let op = Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, spans: &self.spans, out: self.out };
-        delta_net(gpu, &op, Some((&self.convolution, norm)))
+        let fused = FusedDeltaOps { convolution: &self.convolution, norm };
+        encode_delta_net(ctx, &op, Some(fused))
     }
 }
 
-/// Threads that share a row of a delta rule's state at most, on an adapter.
-fn lanes(gpu: &GpuDevice) -> usize {
-    MAX_LANES.min(gpu.target().team as usize)
+/// Threads that share a row of the state.
+fn row_threads(ctx: &OpContext<'_>) -> usize {
+    MAX_ROW_THREADS.min(ctx.target().team as usize)
 }
 
-/// Workgroups of a head with so many values.
-fn parts(gpu: &GpuDevice, values: usize) -> usize {
-    values.div_ceil(SHARE * DELTA_THREADS / lanes(gpu))
+/// Workgroups of a head with `values` values.
+fn workgroups_per_head(ctx: &OpContext<'_>, values: usize) -> usize {
+    values.div_ceil(ROWS_PER_THREAD * DELTA_THREADS / row_threads(ctx))
 }
 
-/// Runs [`Op::DeltaNet`]. `joined`: what makes its queries, keys and values first, and what becomes of what it yields.
-pub(in crate::gpu) fn delta_net(
-    gpu: &mut GpuDevice,
+/// Ops fused with a delta rule.
+#[derive(Clone, Copy)]
+pub(super) struct FusedDeltaOps<'a> {
+    /// Computes queries, keys and values.
+    convolution: &'a DecodeConv,
+    /// Weight and gate of the output's norm.
+    norm: Option<&'a GatedNormEpilogue>,
+}
+
+/// Encodes [`Op::DeltaNet`].
+pub(super) fn encode_delta_net(
+    ctx: &mut OpContext<'_>,
     op: &Op<'_>,
-    joined: Option<(&Convolution, Option<&GatedNorm>)>,
+    fused: Option<FusedDeltaOps<'_>>,
 ) -> Result<(), Error> {
     let &Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, spans, out } = op else { return Ok(()) };
-    let target = gpu.target();
-    let lanes = lanes(gpu);
-    let (convolution, norm) = (joined.map(|(c, _)| c), joined.and_then(|(_, norm)| norm));
-    let row_bytes = k.width.next_multiple_of(4 * lanes) * 8;
-    if row_bytes > 2 * STAGED {
+    let target = ctx.target();
+    let row_threads = row_threads(ctx);
+    let convolution = fused.map(|fused| fused.convolution);
+    let norm = fused.and_then(|fused| fused.norm);
+    // A query and a key in f32.
+    let row_bytes = k.width.next_multiple_of(4 * row_threads) * 8;
+    if row_bytes > 2 * STAGED_BYTES {
         return Err(Error::Shape(format!(
             "DeltaNet: keys of {} numbers are too wide for a GPU",
             k.width
         )));
     }
-    let mut rows = DELTA_THREADS / lanes;
-    while rows > 1 && rows * row_bytes > STAGED {
+    let mut rows = DELTA_THREADS / row_threads;
+    while rows > 1 && rows * row_bytes > STAGED_BYTES {
         rows /= 2;
     }
     let constants = Constants::new(&[
         ("WG", DELTA_THREADS as u32),
-        ("LANES", lanes as u32),
-        ("SHARE", SHARE as u32),
+        ("LANES", row_threads as u32),
+        ("SHARE", ROWS_PER_THREAD as u32),
         ("ROWS", rows as u32),
         ("KEYS", k.width as u32),
         ("VALUES", v.width as u32),
         ("TAPS", convolution.map_or(0, |c| c.width as u32)),
         ("GATED", norm.is_some().into()),
     ]);
-    let which = usize::from(!target.subgroups);
-    let groups = v.heads * parts(gpu, v.width);
-    let mut first = 0;
+    let kernel = usize::from(!target.subgroups);
+    let groups = v.heads * workgroups_per_head(ctx, v.width);
+    let mut first_row = 0;
     for (i, span) in spans.iter().enumerate() {
-        let [committed, next] = gpu.recurrent(span.state)?;
-        let store = &gpu.store;
+        let [committed, next] = ctx.store.write_recurrent(span.state)?;
+        let store = &*ctx.store;
         let mut params = Params::new();
-        // In the place of what is convolved, what it is made of.
-        let input = |view: View| match convolution {
+        // Input of the convolution at the columns of a view of its output.
+        let conv_input = |view: View| match convolution {
             Some(c) => View {
                 buffer: c.x.buffer,
                 offset: c.x.offset + view.offset - c.out.offset,
@@ -267,46 +292,44 @@ pub(in crate::gpu) fn delta_net(
             },
             None => view,
         };
-        let to = norm.map_or(out, |norm| norm.out);
-        for view in [input(q), input(k), input(v), a, b, to] {
-            let view = view.slice(first, span.rows);
-            params = params.view(store.place(&view)?, &view);
+        let dst = norm.map_or(out, |norm| norm.out);
+        for view in [conv_input(q), conv_input(k), conv_input(v), a, b, dst] {
+            let view = view.slice(first_row, span.rows);
+            params = params.view(store.view_offset(&view)?, &view);
         }
-        let before = match convolution {
-            Some(c) => [
-                store.place(&c.x.slice(first, span.rows))?,
-                store.start(c.weight)?,
-                c.x.width as u32,
-            ],
+        let row_offset = |view: View| store.view_offset(&view.slice(first_row, span.rows));
+        let conv_params = match convolution {
+            Some(c) => [row_offset(c.x)?, store.buffer_offset(c.weight)?, c.x.width as u32],
             None => [0; 3],
         };
-        let behind = match norm {
+        let norm_params = match norm {
             Some(norm) => {
-                let [gate, squares] =
-                    [norm.gate, out].map(|view| store.place(&view.slice(first, span.rows)));
-                [gate?, store.start(norm.weight)?, squares?]
+                let (gate, squares) = (row_offset(norm.gate)?, row_offset(out)?);
+                [gate, store.buffer_offset(norm.weight)?, squares]
             }
             None => [0; 3],
         };
         let params = params
-            .u(store.start(a_log)?)
-            .u(store.start(dt_bias)?)
+            .u(store.buffer_offset(a_log)?)
+            .u(store.buffer_offset(dt_bias)?)
             .n(span.rows)
             .n(v.heads)
             .n(v.heads / k.heads)
             .f(1.0 / (k.width as f32).sqrt());
-        let params = before.into_iter().chain(behind).fold(params, Params::u);
-        let buffers = [&gpu.activations(), &committed, &next];
+        let params = conv_params.into_iter().chain(norm_params).fold(params, Params::u);
         match convolution {
-            None => gpu.dispatch(&DELTA_NET[which], constants, &buffers, &params, groups)?,
+            None => {
+                let buffers = [store.activations(), &committed, &next];
+                ctx.recorder.dispatch(&DELTA_NET[kernel], constants, &buffers, &params, groups)?;
+            }
             Some(c) => {
-                let [inputs, next_inputs] = gpu.recurrent(c.spans[i].state)?;
-                let [activations, committed, next] = buffers;
-                let buffers = [activations, committed, next, &inputs, &next_inputs];
-                gpu.dispatch(&CONVOLVED[which], constants, &buffers, &params, groups)?;
+                let [inputs, next_inputs] = ctx.store.write_recurrent(c.spans[i].state)?;
+                let activations = ctx.store.activations();
+                let buffers = [activations, &committed, &next, &inputs, &next_inputs];
+                ctx.recorder.dispatch(&CONVOLVED[kernel], constants, &buffers, &params, groups)?;
             }
         }
-        first += span.rows;
+        first_row += span.rows;
     }
     Ok(())
 }

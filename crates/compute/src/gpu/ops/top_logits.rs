@@ -1,6 +1,6 @@
-//! The largest of many numbers.
+//! Top-n logits of each row, by repeated selection within segments.
 
-use crate::gpu::{Constants, GpuDevice, Kernel, Params, kernel};
+use super::{Constants, Kernel, OpContext, Params, kernel};
 use crate::{Error, Op};
 
 static TOP_LOGITS: Kernel =
@@ -8,19 +8,18 @@ static TOP_LOGITS: Kernel =
 static TOP_LOGIT: Kernel =
     kernel!("top_logit", ["common", "order", "top_logit"], [Write, Write, Write]);
 
-/// Runs [`Op::TopLogits`].
-pub(in crate::gpu) fn top_logits(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
+/// Encodes [`Op::TopLogits`].
+pub(super) fn encode(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {
     let &Op::TopLogits { logits, best } = op else { return Ok(()) };
     let (rows, keep) = (logits.rows, best.width / 2);
-    // Threads of a workgroup and numbers that each looks at.
-    let (kernel, threads, per_thread) = match keep {
-        // Many small workgroups are done soonest.
+    let (kernel, threads, values_per_thread) = match keep {
+        // Many small workgroups finish soonest.
         1 => (&TOP_LOGIT, 256, 4),
         _ => (&TOP_LOGITS, 512, 8),
     };
-    let threads = threads.min(gpu.limits.max_compute_invocations_per_workgroup as usize);
-    let segment = threads * per_thread;
-    // How many numbers of a row are left at each level.
+    let threads = threads.min(ctx.max_threads() as usize);
+    let segment = threads * values_per_thread;
+    // Values of a row at each level.
     let levels = || {
         std::iter::successors(Some(logits.width), |count| {
             let segments = count.div_ceil(segment);
@@ -28,24 +27,26 @@ pub(in crate::gpu) fn top_logits(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(),
         })
     };
     let candidates: usize = levels().skip(1).map(|count| rows * count).sum();
-    let scratch = gpu.scratch(2 * candidates)?;
-    let store = &gpu.store;
-    let views = Params::new().view(store.place(&logits)?, &logits).view(store.place(&best)?, &best);
-    let (activations, report) = (gpu.activations(), gpu.report.clone());
-    let (mut take, mut put) = (0, 0);
+    let scratch = ctx.scratch(2 * candidates)?;
+    let store = &*ctx.store;
+    let views = Params::new()
+        .view(store.view_offset(&logits)?, &logits)
+        .view(store.view_offset(&best)?, &best);
+    let report = ctx.recorder.report().clone();
+    let buffers = [store.activations(), &report, &scratch];
+    let (mut src, mut dst) = (0, 0);
     for (level, count) in levels().enumerate() {
         let segments = count.div_ceil(segment);
-        let params = views.n(rows).n(logits.width).n(count).n(segments).n(take).n(put);
+        let params = views.n(rows).n(logits.width).n(count).n(segments).n(src).n(dst);
         let constants = Constants::new(&[
             ("WG", threads as u32),
-            ("PER", per_thread as u32),
+            ("PER", values_per_thread as u32),
             ("KEEP", keep as u32),
             ("FIRST", (level == 0).into()),
             ("LAST", (segments == 1).into()),
         ]);
-        let buffers = [&activations, &report, &scratch];
-        gpu.dispatch(kernel, constants, &buffers, &params, rows * segments)?;
-        (take, put) = (put, put + rows * segments * keep);
+        ctx.recorder.dispatch(kernel, constants, &buffers, &params, rows * segments)?;
+        (src, dst) = (dst, dst + rows * segments * keep);
     }
     Ok(())
 }

@@ -1,6 +1,10 @@
-//! The lightning indexer: scores of all positions, and the best of them.
+//! Lightning indexer of sparse attention: scores of all positions, and the top positions of each row.
 
-use crate::gpu::{Constants, GpuDevice, Kernel, Params, attention::MAX_HEADS, kernel};
+use super::{
+    Constants, Kernel, OpContext, Params,
+    attention::{self, MAX_HEADS, SpanRows},
+    kernel,
+};
 use crate::{Error, Op};
 
 static SCORES: Kernel = kernel!(
@@ -15,59 +19,51 @@ const THREADS: u32 = 256;
 /// Positions that a workgroup scores.
 const BLOCK: usize = 64;
 
-/// Runs [`Op::TopPositions`], as many rows at a time as have room for their scores.
-pub(in crate::gpu) fn top_positions(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
+/// Encodes [`Op::TopPositions`], as many rows at a time as `scores` has room for.
+pub(super) fn encode(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {
     let &Op::TopPositions { q, k, weights, spans, scores, out } = op else { return Ok(()) };
     let heads = q.heads.next_power_of_two().min(MAX_HEADS);
-    let scoring = Constants::new(&[
+    let score_constants = Constants::new(&[
         ("WG", THREADS),
-        ("HALF", gpu.half()),
+        ("HALF", ctx.kv_half()),
         ("HT", heads as u32),
         ("KEY", k.width as u32),
     ]);
-    let mut first = 0;
-    for span in spans.iter().filter(|span| span.rows > 0) {
-        let kv = gpu.key_values(span.state)?;
-        gpu.append(&kv, (span, first), (&k, None))?;
-        for from in (0..span.rows).step_by(scores.rows) {
-            let rows = scores.rows.min(span.rows - from);
-            let position = span.position + from;
-            let activations = gpu.activations();
-            let [q, weights, out] = [q, weights, out].map(|view| view.slice(first + from, rows));
+    for span_rows in SpanRows::iterate(spans) {
+        let SpanRows { span, first_row } = span_rows;
+        let kv = attention::bind_kv(ctx, span.state)?;
+        attention::append_kv(ctx, &kv, span_rows, &k, None)?;
+        let store = &*ctx.store;
+        for done in (0..span.rows).step_by(scores.rows) {
+            let rows = scores.rows.min(span.rows - done);
+            let position = span.position + done;
+            let [q, weights, out] =
+                [q, weights, out].map(|view| view.slice(first_row + done, rows));
             if position + rows > out.width {
                 let blocks = (position + rows).div_ceil(BLOCK);
                 let params = Params::new()
-                    .view(gpu.store.place(&q)?, &q)
-                    .view(gpu.store.place(&weights)?, &weights)
-                    .view(gpu.store.place(&scores)?, &scores)
+                    .view(store.view_offset(&q)?, &q)
+                    .view(store.view_offset(&weights)?, &weights)
+                    .view(store.view_offset(&scores)?, &scores)
                     .n(rows)
                     .n(position)
                     .n(q.heads)
                     .n(out.width)
                     .n(blocks);
-                gpu.dispatch(
-                    &SCORES,
-                    scoring,
-                    &[&activations, &kv.memory],
-                    &params,
-                    rows * blocks,
-                )?;
+                let buffers = [store.activations(), &kv.buffer];
+                let groups = rows * blocks;
+                ctx.recorder.dispatch(&SCORES, score_constants, &buffers, &params, groups)?;
             }
             let params = Params::new()
-                .view(gpu.store.place(&scores)?, &scores)
-                .view(gpu.store.place(&out)?, &out)
+                .view(store.view_offset(&scores)?, &scores)
+                .view(store.view_offset(&out)?, &out)
                 .n(rows)
                 .n(position)
                 .n(out.width);
-            gpu.dispatch(
-                &CHOOSE,
-                Constants::new(&[("WG", THREADS)]),
-                &[&activations],
-                &params,
-                rows,
-            )?;
+            let constants = Constants::new(&[("WG", THREADS)]);
+            let buffers = [store.activations()];
+            ctx.recorder.dispatch(&CHOOSE, constants, &buffers, &params, rows)?;
         }
-        first += span.rows;
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
-//! The router.
+//! Router top-k: the experts of each row and their weights.
 
-use crate::gpu::{Constants, GpuDevice, Kernel, Params, kernel};
-use crate::{Buffer, Error, Op, Router, Scoring, View};
+use super::{Constants, Kernel, OpContext, Params, Store, kernel};
+use crate::{Error, Op, Router, Scoring, View};
 
 static TOP_K: Kernel = kernel!(
     "topk",
@@ -14,71 +14,75 @@ static TOP_K_OF_MANY: Kernel = kernel!(
     [Write, Write, Write]
 );
 
-/// Words that a workgroup has in its own memory on every adapter, less what sums need.
-const WORDS: usize = 7 << 10;
+/// Words of workgroup memory on every adapter, less those for sums.
+const MAX_WORKGROUP_WORDS: usize = 7 << 10;
 
-/// How a workgroup finds the `k` best of `n` numbers.
+/// How a workgroup finds the `k` largest of `n` values: it ranks the values of each block, then the
+/// candidates of all blocks.
 #[derive(Clone, Copy)]
-struct Layout {
-    /// Numbers of a block.
+struct TopKLayout {
+    /// Values of a block.
     block: usize,
-    /// Words of the workgroup, a multiple of four.
+    /// Words of workgroup memory or scratch, a multiple of four.
     words: usize,
 }
 
-/// The blocks that take the fewest comparisons.
-fn layout(n: usize, k: usize, groups: usize) -> Layout {
-    let whole = n.next_multiple_of(4);
-    let of = |block: usize| {
-        let blocks = n.div_ceil(block);
-        let candidates = if blocks == 1 { 0 } else { blocks * k.min(block) };
-        // Numbers are compared by at least a subgroup of threads at a time.
-        let cost = (blocks * block).max(64) * block + candidates.next_multiple_of(64) * candidates;
-        let kept = (blocks * k.min(block)).next_multiple_of(4);
-        let words = blocks * block + 2 * (kept + groups + k);
-        (cost, Layout { block, words: words.next_multiple_of(4) })
-    };
-    let halves =
-        std::iter::successors(Some(32), |block| Some(block * 2)).take_while(|block| *block < whole);
-    let best = halves.map(of).chain([of(whole)]).min_by_key(|(cost, _)| *cost);
-    best.map_or(of(whole).1, |(_, layout)| layout)
+impl TopKLayout {
+    /// Layout with the fewest comparisons.
+    fn new(n: usize, k: usize, groups: usize) -> Self {
+        let whole = n.next_multiple_of(4);
+        let candidate = |block: usize| {
+            let blocks = n.div_ceil(block);
+            let candidates = if blocks == 1 { 0 } else { blocks * k.min(block) };
+            // At least a subgroup of threads compares at a time.
+            let cost =
+                (blocks * block).max(64) * block + candidates.next_multiple_of(64) * candidates;
+            let kept = (blocks * k.min(block)).next_multiple_of(4);
+            let words = blocks * block + 2 * (kept + groups + k);
+            (cost, Self { block, words: words.next_multiple_of(4) })
+        };
+        let powers = std::iter::successors(Some(32), |block| Some(block * 2))
+            .take_while(|block| *block < whole);
+        let best = powers.map(candidate).chain([candidate(whole)]).min_by_key(|(cost, _)| *cost);
+        best.map_or(candidate(whole).1, |(_, layout)| layout)
+    }
 }
 
-/// The experts of rows, by their logits.
+/// [`Op::TopK`].
 #[derive(Clone, Copy)]
-pub(in crate::gpu) struct Ranked {
+pub(in crate::gpu) struct RouterTopK {
     logits: View,
     router: Router,
     pub(in crate::gpu) ids: View,
     weights: View,
-    layout: Layout,
+    layout: TopKLayout,
 }
 
-impl Ranked {
-    /// What [`Op::TopK`] asks for.
-    pub(in crate::gpu) fn of(op: &Op<'_>) -> Option<Self> {
+impl RouterTopK {
+    /// `None` for other ops.
+    pub(in crate::gpu) fn from_op(op: &Op<'_>) -> Option<Self> {
         match *op {
             Op::TopK { logits, router, ids, weights } => {
                 let k = ids.width - router.besides();
-                let layout =
-                    layout(logits.width, k, router.groups.map_or(0, |groups| groups.count));
+                let groups = router.groups.map_or(0, |groups| groups.count);
+                let layout = TopKLayout::new(logits.width, k, groups);
                 Some(Self { logits, router, ids, weights, layout })
             }
             _ => None,
         }
     }
 
-    /// The constants of `ranking.wgsl`.
-    pub(in crate::gpu) fn constants(&self) -> [(&'static str, u32); 7] {
+    /// Constants of `ranking.wgsl`.
+    pub(super) fn constants(&self) -> [(&'static str, u32); 7] {
         let Self { logits, router, ids, .. } = self;
         let (groups, chosen) = router.groups.map_or((0, 0), |groups| (groups.count, groups.chosen));
-        let ranks = [
+        let flags = [
             router.scoring == Scoring::Softmax,
             router.correction.is_some(),
             router.normalize,
             router.expert_scale.is_some(),
         ];
-        let ranks = ranks.iter().rev().fold(0, |bits, is| bits * 2 + u32::from(*is));
+        let flags = flags.iter().rev().fold(0, |bits, flag| bits * 2 + u32::from(*flag));
         [
             ("N", logits.width as u32),
             ("K", (ids.width - router.besides()) as u32),
@@ -86,58 +90,57 @@ impl Ranked {
             ("BLOCK", self.layout.block as u32),
             ("GROUPS", groups as u32),
             ("CHOSEN", chosen as u32),
-            ("RANKS", ranks),
+            ("RANKS", flags),
         ]
     }
 
-    /// Bytes of workgroup memory where it is joined with experts, with those of all slots.
-    pub(in crate::gpu) fn bytes(&self) -> usize {
+    /// Bytes of workgroup memory when fused with experts, the slot table included.
+    pub(super) const fn workgroup_bytes(&self) -> usize {
         (self.layout.words + self.logits.width) * 4
     }
 
-    /// Where the gate of the shared expert is; anywhere if there is none.
-    fn gate(&self) -> View {
+    /// Gate of the shared expert; any view if there is none.
+    fn shared_gate(&self) -> View {
         self.router.shared.and_then(|shared| shared.gate).unwrap_or(self.logits)
     }
 
     /// Adds `Ranking` of `ranking.wgsl`, for one row.
-    pub(in crate::gpu) fn params(&self, gpu: &GpuDevice, params: Params) -> Result<Params, Error> {
+    pub(super) fn push_params(&self, store: &Store, params: Params) -> Result<Params, Error> {
         let Self { logits, router, ids, weights, .. } = self;
-        let place = |view: &View| gpu.store.place(view);
-        let start = |buffer: Option<Buffer>| buffer.map_or(Ok(0), |buffer| gpu.store.start(buffer));
-        let params =
-            params.u(place(logits)?).u(place(ids)?).u(place(weights)?).u(place(&self.gate())?);
-        Ok(params.u(start(router.correction)?).u(start(router.expert_scale)?).f(router.scale))
+        Ok(params
+            .u(store.view_offset(logits)?)
+            .u(store.view_offset(ids)?)
+            .u(store.view_offset(weights)?)
+            .u(store.view_offset(&self.shared_gate())?)
+            .u(store.optional_offset(router.correction)?)
+            .u(store.optional_offset(router.expert_scale)?)
+            .f(router.scale))
     }
 
-    /// Runs it by itself.
-    pub(in crate::gpu) fn run(&self, gpu: &mut GpuDevice) -> Result<(), Error> {
+    /// Encodes it as a separate dispatch.
+    pub(in crate::gpu) fn encode(&self, ctx: &mut OpContext<'_>) -> Result<(), Error> {
         let Self { logits, router, ids, weights, .. } = self;
-        let store = &gpu.store;
-        let start = |buffer: Option<Buffer>| buffer.map_or(Ok(0), |buffer| store.start(buffer));
+        let gate = self.shared_gate();
+        let store = &*ctx.store;
         let params = Params::new()
-            .view(store.place(logits)?, logits)
-            .view(store.place(ids)?, ids)
-            .view(store.place(weights)?, weights)
-            .view(store.place(&self.gate())?, &self.gate())
-            .u(start(router.correction)?)
-            .u(start(router.expert_scale)?)
+            .view(store.view_offset(logits)?, logits)
+            .view(store.view_offset(ids)?, ids)
+            .view(store.view_offset(weights)?, weights)
+            .view(store.view_offset(&gate)?, &gate)
+            .u(store.optional_offset(router.correction)?)
+            .u(store.optional_offset(router.expert_scale)?)
             .n(logits.rows)
             .f(router.scale);
         let threads = logits.width.next_power_of_two().clamp(64, 512) as u32;
         let constants = Constants::new(&self.constants()).with("WG", threads);
         let words = self.layout.words;
-        let (activations, report) = (gpu.activations(), gpu.report.clone());
-        if words <= WORDS {
-            return gpu.dispatch(&TOP_K, constants, &[&activations, &report], &params, logits.rows);
+        let report = ctx.recorder.report().clone();
+        if words <= MAX_WORKGROUP_WORDS {
+            let buffers = [ctx.store.activations(), &report];
+            return ctx.recorder.dispatch(&TOP_K, constants, &buffers, &params, logits.rows);
         }
-        let scratch = gpu.scratch(words * logits.rows)?;
-        gpu.dispatch(
-            &TOP_K_OF_MANY,
-            constants,
-            &[&activations, &report, &scratch],
-            &params,
-            logits.rows,
-        )
+        let scratch = ctx.scratch(words * logits.rows)?;
+        let buffers = [ctx.store.activations(), &report, &scratch];
+        ctx.recorder.dispatch(&TOP_K_OF_MANY, constants, &buffers, &params, logits.rows)
     }
 }

@@ -1,10 +1,10 @@
-//! What kernels are told of a weight format.
+//! Weight formats as kernels take them: constants, bias codes, dispatch by blocks of 32 inputs.
 
-use crate::gpu::{Constants, Params};
+use super::{Constants, Params};
 use crate::{BlockScale, Element, Format, MatrixShape, Scalar};
 
-/// The number of a scalar type in kernels.
-pub(in crate::gpu) const fn scalar(scalar: Scalar) -> u32 {
+/// Code of a scalar type in kernels.
+const fn scalar_code(scalar: Scalar) -> u32 {
     match scalar {
         Scalar::F32 => 0,
         Scalar::F16 => 1,
@@ -12,16 +12,44 @@ pub(in crate::gpu) const fn scalar(scalar: Scalar) -> u32 {
     }
 }
 
+/// `BIAS_SCALAR` of expert kernels and `BIAS` of `tile.wgsl`: source of the bias.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::gpu) enum BiasSource {
+    /// Stored with the weights, as this type.
+    Weights(Scalar),
+    /// GEMV of experts: the previous value of `out`.
+    Output,
+    /// GEMM: a buffer of activations.
+    Activations,
+    None,
+}
+
+impl BiasSource {
+    /// Source of the bias of a matrix in a slot.
+    pub(in crate::gpu) fn of_matrix(bias: Option<(Scalar, usize)>) -> Self {
+        bias.map_or(Self::None, |(scalar, _)| Self::Weights(scalar))
+    }
+
+    /// Code in kernels.
+    pub(in crate::gpu) const fn code(self) -> u32 {
+        match self {
+            Self::Weights(scalar) => scalar_code(scalar),
+            Self::Output | Self::Activations => 8,
+            Self::None => 9,
+        }
+    }
+}
+
 impl Constants {
-    /// The constants of `chunk.wgsl`.
+    /// Constants of `chunk.wgsl`.
     #[must_use]
-    pub(in crate::gpu) fn chunks(self, shape: MatrixShape) -> Self {
+    pub(in crate::gpu) fn blocks(self, shape: MatrixShape) -> Self {
         let new = self.with("COLS", shape.cols as u32);
         match shape.format {
-            // No scale is read; its blocks are to be whole chunks all the same.
-            Format::Plain(of) => new
-                .with("ELEMENT", scalar(of))
-                .with("BITS", 8 * of.bytes() as u32)
+            // The kernel reads no scale, but needs scale blocks of whole [`Block32`]s.
+            Format::Plain(scalar) => new
+                .with("ELEMENT", scalar_code(scalar))
+                .with("BITS", 8 * scalar.bytes() as u32)
                 .with("BLOCK_COLS", 32)
                 .with("BLOCK_ROWS", 1)
                 .with("SCALE", 0),
@@ -29,25 +57,25 @@ impl Constants {
         }
     }
 
-    /// The constants of `formats.wgsl`.
+    /// Constants of `formats.wgsl`.
     #[must_use]
     pub(in crate::gpu) fn format(self, format: Format) -> Self {
         let (element, bits, cols, rows, scale) = match format {
-            Format::Plain(of) => (scalar(of), 8 * of.bytes() as u32, 1, 1, 0),
+            Format::Plain(scalar) => (scalar_code(scalar), 8 * scalar.bytes() as u32, 1, 1, 0),
             Format::Affine { bits, group, scale } => {
-                (3, bits.into(), group.into(), 1, scalar(scale))
+                (3, bits.into(), group.into(), 1, scalar_code(scale))
             }
-            Format::Scaled { element, block_rows, block_cols, scale: of } => {
-                let element = match element {
+            Format::Scaled { element, block_rows, block_cols, scale } => {
+                let (element, bits) = match element {
                     Element::E2M1 => (4, 4),
                     Element::E4M3 => (5, 8),
                 };
-                let of = match of {
-                    BlockScale::Plain(of) => scalar(of),
+                let scale = match scale {
+                    BlockScale::Plain(scalar) => scalar_code(scalar),
                     BlockScale::E8M0 => 3,
                     BlockScale::E4M3 => 4,
                 };
-                (element.0, element.1, block_cols.into(), block_rows.into(), of)
+                (element, bits, block_cols.into(), block_rows.into(), scale)
             }
         };
         self.with("ELEMENT", element)
@@ -58,44 +86,44 @@ impl Constants {
     }
 }
 
-/// How kernels for few rows read a format: in chunks of 32 inputs.
+/// How GEMV kernels read a format: in blocks of 32 inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::gpu) enum Chunk {
-    /// Quants of 4 bits.
+pub(in crate::gpu) enum Block32 {
+    /// 4-bit quants.
     Q4,
-    /// Quants of 8 bits.
+    /// 8-bit quants.
     Q8,
-    /// Other quants.
+    /// Quants of another width.
     Q,
-    /// Plain numbers.
+    /// f32, f16 or bf16.
     Plain,
-    /// Small floating-point numbers of 4 bits.
+    /// 4-bit floats.
     E2m1,
-    /// Small floating-point numbers of 8 bits.
+    /// 8-bit floats.
     E4m3,
 }
 
-impl Chunk {
-    /// Where its kernel lies among those that there are one of for each, in this order.
-    pub(in crate::gpu) const fn kernel(self) -> usize {
+impl Block32 {
+    /// Index of its kernel in arrays with one kernel for each block type, in this order.
+    pub(in crate::gpu) const fn index(self) -> usize {
         self as usize
     }
 
-    /// How matrices of a shape are read; `None` if they are not whole chunks.
-    pub(in crate::gpu) fn of(shape: MatrixShape) -> Option<Self> {
+    /// Block type of a matrix shape; `None` if its rows are not whole blocks.
+    pub(in crate::gpu) fn for_shape(shape: MatrixShape) -> Option<Self> {
         let kind = match shape.format {
-            Format::Plain(_) => Chunk::Plain,
-            Format::Affine { bits: 4, .. } => Chunk::Q4,
-            Format::Affine { bits: 8, .. } => Chunk::Q8,
-            Format::Affine { .. } => Chunk::Q,
+            Format::Plain(_) => Block32::Plain,
+            Format::Affine { bits: 4, .. } => Block32::Q4,
+            Format::Affine { bits: 8, .. } => Block32::Q8,
+            Format::Affine { .. } => Block32::Q,
             Format::Scaled { element, block_cols, scale, .. } => {
                 let whole = block_cols.is_multiple_of(32);
                 match element {
-                    // Halves of a chunk may have scales of their own.
+                    // The halves of a block may have separate scales.
                     Element::E2M1 if whole || (block_cols == 16 && scale.bytes() == 1) => {
-                        Chunk::E2m1
+                        Block32::E2m1
                     }
-                    Element::E4M3 if whole => Chunk::E4m3,
+                    Element::E4M3 if whole => Block32::E4m3,
                     _ => return None,
                 }
             }
@@ -103,33 +131,34 @@ impl Chunk {
         shape.cols.is_multiple_of(32).then_some(kind)
     }
 
-    /// How a matrix is read whose weights, scales and biases begin at these bytes, as far as it is read in chunks there.
-    pub(in crate::gpu) fn at(
+    /// Block type of a matrix whose planes start at these byte offsets; `None` also if they are not
+    /// aligned as the kernels require.
+    pub(in crate::gpu) fn for_planes(
         shape: MatrixShape,
         [weights, scales, biases]: [usize; 3],
     ) -> Option<Self> {
-        let fits = |chunk: &Self| weights.is_multiple_of(chunk.unit());
-        Self::of(shape)
+        let fits = |block: &Self| weights.is_multiple_of(block.load_bytes());
+        Self::for_shape(shape)
             .filter(fits)
             .filter(|_| scales.is_multiple_of(4) && biases.is_multiple_of(4))
     }
 
-    /// Bytes of what weights are read by: they begin at a multiple of it.
-    pub(in crate::gpu) const fn unit(self) -> usize {
+    /// Bytes of a load of weights, and their alignment.
+    pub(in crate::gpu) const fn load_bytes(self) -> usize {
         match self {
-            Chunk::Q => 4,
+            Block32::Q => 4,
             _ => 16,
         }
     }
 
-    /// Whether rounded activations meet it: weights are whole numbers times their scale.
-    pub(in crate::gpu) const fn is_whole(self) -> bool {
-        matches!(self, Chunk::Q4 | Chunk::Q8 | Chunk::Q | Chunk::E2m1)
+    /// Whether integer activations can be used: weights are integers times their scale.
+    pub(in crate::gpu) const fn is_integer(self) -> bool {
+        matches!(self, Block32::Q4 | Block32::Q8 | Block32::Q | Block32::E2m1)
     }
 }
 
 impl Params {
-    /// `Matrix` of `formats.wgsl`: where weights, scales and biases begin, in bytes.
+    /// `Matrix` of `formats.wgsl`: byte offsets of weights, scales and biases, bytes of a row.
     #[must_use]
     pub(in crate::gpu) fn matrix(
         self,

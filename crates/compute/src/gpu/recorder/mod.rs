@@ -1,49 +1,98 @@
-//! How dispatches and what ops bring along reach the card.
+//! Command recording: dispatches, copies and uploads, and their submission to the queue.
 //!
-//! A pipeline takes a driver tens of milliseconds when it is met for the first time, and a step meets a dozen and more. So it
-//! is made beside the recording, as are those that follow, and the dispatches from there on wait until somebody wants them
-//! handed over.
+//! Compiling a pipeline takes the driver tens of milliseconds, and a step uses a dozen or more.
+//! Missing pipelines compile on worker threads. The dispatch that needs one, and all that follow,
+//! are queued until the pass ends.
+//!
+//! Knows kernels, buffers and the wgpu queue. Must not know of ops, handles, weights or states.
 
-pub(in crate::gpu) mod profile;
+mod profile;
+mod step;
+mod transfer;
+mod upload;
 
-use crate::gpu::{
-    GpuDevice, HAND_OVER, UPLOAD, Words,
-    kernel::{self, Constants, Kernel, Key},
-    memory::Memory,
+use std::{collections::VecDeque, time::Instant};
+
+use self::{profile::KernelProfile, step::StepRecording, upload::UploadRing};
+use super::{
+    card::{Card, DriverFault},
+    kernel::{Constants, Kernel, Key, MAX_BINDINGS, Pipelines, Target},
     params::Params,
+    store::DeviceBuffer,
 };
-use crate::{Error, Ticket};
+use crate::{Counters, Error, Ticket};
 
-/// A dispatch that is not in a pass yet.
-pub(in crate::gpu) struct Waiting {
+pub(in crate::gpu) use self::{
+    step::RecordedCommands,
+    transfer::{BufferRef, REPORT_BYTES},
+    upload::{UPLOAD_WORDS, UploadOffset},
+};
+
+/// Dispatches after which recorded work is submitted: few after a wait, so that the card starts
+/// early, then doubling up to [`MAX_BATCH`].
+const FIRST_BATCH: u32 = 12;
+const MAX_BATCH: u32 = 96;
+/// Bytes of pending queue writes that the host may hold.
+const MAX_STAGED_BYTES: usize = 128 << 20;
+
+/// Dispatch whose pipeline, or that of an earlier dispatch, is still compiling.
+struct QueuedDispatch {
     pipeline: Key,
     group: wgpu::BindGroup,
     params: Params,
-    /// Workgroups.
-    to: [u32; 2],
+    workgroups: [u32; 2],
+}
+
+/// Recorder of commands, and the queue that they are submitted to.
+pub(in crate::gpu) struct Recorder {
+    device: wgpu::Device,
+    queue: wgpu::Queue,
+    fault: DriverFault,
+    max_workgroups: usize,
+    pipelines: Pipelines,
+    encoder: Option<wgpu::CommandEncoder>,
+    pass: Option<wgpu::ComputePass<'static>>,
+    queued: Vec<QueuedDispatch>,
+    /// Dispatches recorded since the last submission.
+    recorded: u32,
+    /// Number of recorded dispatches that triggers a submission.
+    batch: u32,
+    upload: UploadRing,
+    /// Bytes of queue writes since the last wait for them.
+    staged_bytes: usize,
+    /// Errors that kernels report: see [`REPORT_BYTES`].
+    report: DeviceBuffer,
+    readback: Option<wgpu::Buffer>,
+    /// The step that is being recorded ahead.
+    recording: Option<StepRecording>,
+    /// Submissions that may be running.
+    running: VecDeque<(Ticket, wgpu::SubmissionIndex)>,
+    submitted: u64,
+    counters: Counters,
+    /// Timestamps of kernels, while they are profiled.
+    profile: Option<KernelProfile>,
 }
 
 /// The open encoder, or a new one.
-pub(in crate::gpu) fn encoder<'a>(
-    recorded: &'a mut Option<wgpu::CommandEncoder>,
+fn open_encoder<'a>(
+    encoder: &'a mut Option<wgpu::CommandEncoder>,
     device: &wgpu::Device,
 ) -> &'a mut wgpu::CommandEncoder {
-    recorded.get_or_insert_with(|| device.create_command_encoder(&Default::default()))
+    encoder.get_or_insert_with(|| device.create_command_encoder(&Default::default()))
 }
 
 /// The open pass, or a new one.
-fn open<'a>(
+fn open_pass<'a>(
     pass: &'a mut Option<wgpu::ComputePass<'static>>,
-    recorded: &mut Option<wgpu::CommandEncoder>,
+    encoder: &mut Option<wgpu::CommandEncoder>,
     device: &wgpu::Device,
 ) -> &'a mut wgpu::ComputePass<'static> {
     pass.get_or_insert_with(|| {
-        encoder(recorded, device).begin_compute_pass(&Default::default()).forget_lifetime()
+        open_encoder(encoder, device).begin_compute_pass(&Default::default()).forget_lifetime()
     })
 }
 
-/// Puts a dispatch into a pass.
-fn encode(
+fn encode_dispatch(
     pass: &mut wgpu::ComputePass<'static>,
     pipeline: &wgpu::ComputePipeline,
     group: &wgpu::BindGroup,
@@ -56,141 +105,210 @@ fn encode(
     pass.dispatch_workgroups(x, y, 1);
 }
 
-impl GpuDevice {
+impl Recorder {
+    /// `upload` has [`UPLOAD_WORDS`] words, `report` [`REPORT_BYTES`] bytes.
+    pub(in crate::gpu) fn new(
+        card: &Card,
+        target: Target,
+        upload: DeviceBuffer,
+        report: DeviceBuffer,
+    ) -> Self {
+        Self {
+            device: card.device.clone(),
+            queue: card.queue.clone(),
+            fault: card.fault.clone(),
+            max_workgroups: card.limits.max_compute_workgroups_per_dimension as usize,
+            pipelines: Pipelines::new(card.device.clone(), target),
+            encoder: None,
+            pass: None,
+            queued: Vec::new(),
+            recorded: 0,
+            batch: FIRST_BATCH,
+            upload: UploadRing::new(upload),
+            staged_bytes: 0,
+            report,
+            readback: None,
+            recording: None,
+            running: VecDeque::new(),
+            submitted: 0,
+            counters: Counters::default(),
+            profile: None,
+        }
+    }
+
+    /// Features that kernels are written for.
+    pub(in crate::gpu) const fn target(&self) -> Target {
+        self.pipelines.target()
+    }
+
+    pub(in crate::gpu) fn set_target(&mut self, target: Target) {
+        self.pipelines.set_target(target);
+    }
+
+    pub(in crate::gpu) const fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Buffer in which kernels report errors.
+    pub(in crate::gpu) const fn report(&self) -> &DeviceBuffer {
+        &self.report
+    }
+
     /// Records a kernel over `groups` workgroups.
     pub(in crate::gpu) fn dispatch(
         &mut self,
         kernel: &'static Kernel,
         constants: Constants,
-        buffers: &[&Memory],
+        buffers: &[&DeviceBuffer],
         params: &Params,
         groups: usize,
     ) -> Result<(), Error> {
         if groups == 0 {
             return Ok(());
         }
-        let most = self.limits.max_compute_workgroups_per_dimension as usize;
-        let (x, y) = if groups <= most { (groups, 1) } else { (most, groups.div_ceil(most)) };
-        if y > most {
+        let max = self.max_workgroups;
+        let (x, y) = if groups <= max { (groups, 1) } else { (max, groups.div_ceil(max)) };
+        if y > max {
             return Err(Error::Shape(format!("{}: {groups} workgroups are too many", kernel.name)));
         }
-        let mut bound = [(u32::MAX, &buffers[0].raw); kernel::MAX_BINDINGS];
-        bound.iter_mut().zip(buffers).for_each(|(to, memory)| *to = (memory.id, &memory.raw));
+        let mut bound = [(u32::MAX, &buffers[0].raw); MAX_BINDINGS];
+        bound.iter_mut().zip(buffers).for_each(|(dst, buffer)| *dst = (buffer.id, &buffer.raw));
         if let Some(profile) = &mut self.profile {
             drop(self.pass.take());
-            let encoder = encoder(&mut self.encoder, &self.opened.device);
+            let encoder = open_encoder(&mut self.encoder, &self.device);
             self.pass = Some(profile.pass(encoder, kernel.name));
         }
         let (key, ready, group) = self.pipelines.get(kernel, constants, &bound[..buffers.len()]);
-        let to = [x as u32, y as u32];
+        let workgroups = [x as u32, y as u32];
         match ready {
-            Some(pipeline) if self.waiting.is_empty() => {
-                let pass = open(&mut self.pass, &mut self.encoder, &self.opened.device);
-                encode(pass, pipeline, group, params, to);
+            Some(pipeline) if self.queued.is_empty() => {
+                let pass = open_pass(&mut self.pass, &mut self.encoder, &self.device);
+                encode_dispatch(pass, pipeline, group, params, workgroups);
             }
-            _ => self.waiting.push(Waiting {
+            _ => self.queued.push(QueuedDispatch {
                 pipeline: key,
                 group: group.clone(),
                 params: *params,
-                to,
+                workgroups,
             }),
         }
         self.recorded += 1;
         self.counters.dispatches += 1;
         if self.profile.is_some() {
-            self.encode_waiting();
+            self.encode_queued();
         }
-        if self.profile.as_ref().is_some_and(profile::Profile::is_full) {
+        if self.profile.as_ref().is_some_and(KernelProfile::is_full) {
             self.read_profile()?;
         }
-        // A card that waits for a pipeline cannot begin early.
-        if self.recorded >= self.hand_over_at && self.recording.is_none() && self.waiting.is_empty()
-        {
-            self.hand_over();
-            self.hand_over_at = (self.hand_over_at * 2).min(HAND_OVER);
+        // While a pipeline compiles, submitting would block.
+        if self.recorded >= self.batch && self.recording.is_none() && self.queued.is_empty() {
+            self.submit();
+            self.batch = (self.batch * 2).min(MAX_BATCH);
         }
         Ok(())
     }
 
-    /// Ends the open pass, with all dispatches that have been recorded in it.
+    /// Ends the open pass after all queued dispatches.
     pub(in crate::gpu) fn end_pass(&mut self) {
-        self.encode_waiting();
+        self.encode_queued();
         drop(self.pass.take());
     }
 
-    /// Waits for the pipelines of dispatches that wait for such.
-    fn encode_waiting(&mut self) {
-        for Waiting { pipeline, group, params, to } in std::mem::take(&mut self.waiting) {
-            let pass = open(&mut self.pass, &mut self.encoder, &self.opened.device);
+    /// Encodes queued dispatches, and waits for their pipelines.
+    fn encode_queued(&mut self) {
+        for QueuedDispatch { pipeline, group, params, workgroups } in
+            std::mem::take(&mut self.queued)
+        {
+            let pass = open_pass(&mut self.pass, &mut self.encoder, &self.device);
             match self.pipelines.finished(pipeline) {
-                Some(pipeline) => encode(pass, pipeline, &group, &params, to),
-                None => self.opened.failure.set("a kernel could not be compiled".into()),
+                Some(pipeline) => encode_dispatch(pass, pipeline, &group, &params, workgroups),
+                None => self.fault.set("a kernel could not be compiled".into()),
             }
         }
     }
 
-    /// Makes room in the upload buffer for an op that brings `count` words along, all of it together.
-    pub(in crate::gpu) fn room(&mut self, count: usize) -> Result<(), Error> {
-        if count > UPLOAD {
-            return Err(Error::Shape(format!(
-                "an op that brings {count} words along, more than {UPLOAD}"
-            )));
-        }
-        if !self.has_room(count) {
-            if self.recording.is_some() {
-                return Err(Error::Shape(format!(
-                    "{count} words more than a step that waits may bring along"
-                )));
-            }
-            self.hand_over();
-            // What is written next comes behind all that has been handed over.
-            self.words.clear();
-            self.angles.clear();
-            self.sent = 0;
-        }
-        Ok(())
+    /// The open encoder. The open pass must have ended.
+    pub(in crate::gpu) fn encoder(&mut self) -> &mut wgpu::CommandEncoder {
+        open_encoder(&mut self.encoder, &self.device)
     }
 
-    /// Whether `count` words fit behind those in the upload buffer.
-    pub(in crate::gpu) fn has_room(&self, count: usize) -> bool {
-        self.words.len() + count <= UPLOAD
+    /// Queue for writes that take effect before the next submission.
+    pub(in crate::gpu) const fn queue(&self) -> &wgpu::Queue {
+        &self.queue
     }
 
-    /// Puts words into the upload buffer, where [`GpuDevice::room`] has made room for them.
-    pub(in crate::gpu) fn upload(&mut self, words: impl IntoIterator<Item = u32>) -> Words {
-        let at = self.words.len();
-        self.words.extend(words);
-        debug_assert!(self.words.len() <= UPLOAD);
-        at as u32
+    /// Removes cached bind groups of freed buffers.
+    pub(in crate::gpu) fn forget_bindings(&mut self, freed: impl IntoIterator<Item = u32>) {
+        freed.into_iter().for_each(|id| self.pipelines.forget(id));
     }
 
-    /// Gives the card what has been recorded.
-    pub(in crate::gpu) fn hand_over(&mut self) {
+    /// Submits everything recorded so far. Spoils a step that is recorded ahead.
+    pub(in crate::gpu) fn submit(&mut self) {
         if let Some(recording) = &mut self.recording {
             recording.spoiled = true;
             return;
         }
         self.end_pass();
-        self.send_words();
+        self.upload.write(&self.queue);
         if let Some(encoder) = self.encoder.take() {
             self.submit_commands(encoder.finish());
         }
         self.recorded = 0;
     }
 
-    /// Has new words of the upload buffer written ahead of the next submission.
-    fn send_words(&mut self) {
-        if self.sent < self.words.len() {
-            let new = bytemuck::cast_slice(&self.words[self.sent..]);
-            self.opened.queue.write_buffer(&self.upload.raw, self.sent as u64 * 4, new);
-            self.sent = self.words.len();
-        }
-    }
-
-    pub(in crate::gpu) fn submit_commands(&mut self, commands: wgpu::CommandBuffer) {
-        let index = self.opened.queue.submit([commands]);
+    fn submit_commands(&mut self, commands: wgpu::CommandBuffer) {
+        let index = self.queue.submit([commands]);
         self.submitted += 1;
         self.counters.submissions += 1;
         self.running.push_back((Ticket(self.submitted), index));
+    }
+
+    /// Accounts for bytes of queue writes, and waits for all work if they exceed
+    /// [`MAX_STAGED_BYTES`].
+    pub(in crate::gpu) fn throttle_staging(&mut self, bytes: usize) -> Result<(), Error> {
+        self.staged_bytes += bytes;
+        if self.staged_bytes >= MAX_STAGED_BYTES {
+            self.staged_bytes = 0;
+            self.queue.submit([]);
+            self.wait()?;
+        }
+        Ok(())
+    }
+
+    /// Waits for all submitted work.
+    pub(in crate::gpu) fn wait(&mut self) -> Result<(), Error> {
+        let since = Instant::now();
+        let waited = self.device.poll(wgpu::PollType::wait_indefinitely());
+        self.counters.waits += 1;
+        self.counters.waited_ns += since.elapsed().as_nanos() as u64;
+        self.running.clear();
+        self.batch = FIRST_BATCH;
+        self.fault.check()?;
+        waited.map(|_| ()).map_err(|e| Error::Device(format!("waiting for the GPU failed: {e}")))
+    }
+
+    /// Ticket of the last submission.
+    pub(in crate::gpu) const fn last_ticket(&self) -> Ticket {
+        Ticket(self.submitted)
+    }
+
+    /// Whether the submissions up to `ticket` are complete.
+    pub(in crate::gpu) fn is_done(&mut self, ticket: Ticket) -> Result<bool, Error> {
+        self.fault.check()?;
+        if self.running.iter().all(|(running, _)| *running > ticket) {
+            return Ok(true);
+        }
+        if let Some((_, index)) = self.running.iter().rev().find(|(running, _)| *running <= ticket)
+        {
+            let wait = wgpu::PollType::Wait {
+                submission_index: Some(index.clone()),
+                timeout: Some(std::time::Duration::ZERO),
+            };
+            if self.device.poll(wait).is_err() {
+                return Ok(false);
+            }
+        }
+        self.running.retain(|(running, _)| *running > ticket);
+        Ok(true)
     }
 }

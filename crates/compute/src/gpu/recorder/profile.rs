@@ -1,24 +1,25 @@
-//! Where a card's time goes: each dispatch between two timestamps of its own.
+//! Kernel profile: GPU time of each dispatch, from two timestamps.
 
 use std::collections::BTreeMap;
 
-use crate::gpu::{GpuDevice, record};
+use super::{Recorder, open_encoder};
 use crate::{Error, KernelTime};
 
-/// Dispatches whose timestamps are read at once.
-const MOST: u32 = 2048;
+/// Dispatches per readback of timestamps.
+const MAX_OPEN: u32 = 2048;
 
-/// Timestamps of dispatches, and what they came to so far.
-pub(in crate::gpu) struct Profile {
+/// Timestamps of dispatches and totals by kernel.
+pub(in crate::gpu) struct KernelProfile {
     queries: wgpu::QuerySet,
     resolved: wgpu::Buffer,
     readback: wgpu::Buffer,
-    /// The kernels whose timestamps have not been read.
+    /// Kernels of the dispatches whose timestamps have not been read.
     open: Vec<&'static str>,
     totals: BTreeMap<&'static str, KernelTime>,
 }
 
-impl Profile {
+impl KernelProfile {
+    /// `None` if the card has no timestamp queries.
     pub(in crate::gpu) fn new(device: &wgpu::Device) -> Option<Self> {
         if !device.features().contains(wgpu::Features::TIMESTAMP_QUERY) {
             return None;
@@ -26,7 +27,7 @@ impl Profile {
         let buffer = |usage| {
             device.create_buffer(&wgpu::BufferDescriptor {
                 label: Some("timestamps"),
-                size: u64::from(MOST) * 16,
+                size: u64::from(MAX_OPEN) * 16,
                 usage,
                 mapped_at_creation: false,
             })
@@ -35,7 +36,7 @@ impl Profile {
             queries: device.create_query_set(&wgpu::QuerySetDescriptor {
                 label: Some("timestamps"),
                 ty: wgpu::QueryType::Timestamp,
-                count: MOST * 2,
+                count: MAX_OPEN * 2,
             }),
             resolved: buffer(wgpu::BufferUsages::QUERY_RESOLVE | wgpu::BufferUsages::COPY_SRC),
             readback: buffer(wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST),
@@ -44,39 +45,51 @@ impl Profile {
         })
     }
 
-    /// A pass for one dispatch of a kernel.
+    /// Starts a pass for one dispatch of a kernel.
     pub(in crate::gpu) fn pass(
         &mut self,
         encoder: &mut wgpu::CommandEncoder,
         kernel: &'static str,
     ) -> wgpu::ComputePass<'static> {
-        let at = self.open.len() as u32 * 2;
+        let query = self.open.len() as u32 * 2;
         self.open.push(kernel);
         let descriptor = wgpu::ComputePassDescriptor {
             label: None,
             timestamp_writes: Some(wgpu::ComputePassTimestampWrites {
                 query_set: &self.queries,
-                beginning_of_pass_write_index: Some(at),
-                end_of_pass_write_index: Some(at + 1),
+                beginning_of_pass_write_index: Some(query),
+                end_of_pass_write_index: Some(query + 1),
             }),
         };
         encoder.begin_compute_pass(&descriptor).forget_lifetime()
     }
 
     pub(in crate::gpu) const fn is_full(&self) -> bool {
-        self.open.len() as u32 == MOST
+        self.open.len() as u32 == MAX_OPEN
     }
 }
 
-impl GpuDevice {
-    /// Reads the timestamps of what has been recorded so far.
+impl Recorder {
+    /// Turns profiling on, if the card supports it, or off.
+    pub(in crate::gpu) fn set_profiling(&mut self, on: bool) {
+        if on && self.profile.is_none() {
+            self.profile = KernelProfile::new(&self.device);
+        } else if !on {
+            self.profile = None;
+        }
+    }
+
+    pub(in crate::gpu) const fn is_profiling(&self) -> bool {
+        self.profile.is_some()
+    }
+
+    /// Reads the timestamps of all recorded dispatches.
     pub(in crate::gpu) fn read_profile(&mut self) -> Result<(), Error> {
         let Some(mut profile) = self.profile.take() else { return Ok(()) };
         self.end_pass();
         let bytes = profile.open.len() as u64 * 16;
         if bytes > 0 {
-            let device = &self.opened.device;
-            let encoder = record::encoder(&mut self.encoder, device);
+            let encoder = open_encoder(&mut self.encoder, &self.device);
             encoder.resolve_query_set(
                 &profile.queries,
                 0..profile.open.len() as u32 * 2,
@@ -84,14 +97,14 @@ impl GpuDevice {
                 0,
             );
             encoder.copy_buffer_to_buffer(&profile.resolved, 0, &profile.readback, 0, bytes);
-            self.hand_over();
+            self.submit();
             let slice = profile.readback.slice(..bytes);
             slice.map_async(wgpu::MapMode::Read, |_| {});
             self.wait()?;
             let mapped = slice
                 .get_mapped_range()
                 .map_err(|e| Error::Device(format!("timestamps cannot be read back: {e}")))?;
-            let period = f64::from(self.opened.queue.get_timestamp_period()) * 1e-9;
+            let period = f64::from(self.queue.get_timestamp_period()) * 1e-9;
             for (kernel, times) in profile.open.drain(..).zip(mapped.chunks_exact(16)) {
                 let [begin, end]: [u64; 2] = bytemuck::pod_read_unaligned(times);
                 let total = profile.totals.entry(kernel).or_insert(KernelTime {
@@ -109,7 +122,7 @@ impl GpuDevice {
         Ok(())
     }
 
-    /// What has been measured since the last time.
+    /// Takes the totals since the last call, longest first.
     pub(in crate::gpu) fn take_profile(&mut self) -> Result<Vec<KernelTime>, Error> {
         self.read_profile()?;
         let totals =

@@ -1,78 +1,86 @@
-//! States on the card: what they hold, and who shares it.
+//! Per-sequence states on the card: KV cache and recurrent states, shared by forks.
 //!
-//! Kernels see keys and values through one binding, so those of a state lie in one piece of memory: of all places the keys,
-//! then of all places the values. A piece has room for what has been written and, where all of a step have it, some more; a write
-//! beyond it goes on in a larger one. Forks share a piece until one of them is written, which goes on in a copy. Copies are recorded among the
-//! ops, so each sees what it is to see. A step that is recorded ahead holds on to pieces: none is exchanged beneath it.
+//! Kernels bind the KV cache of a state whole, so it is one allocation: the keys of all positions,
+//! then their values. An allocation has capacity for the positions written so far and, if memory
+//! allows it for all states of a step, for some more. A write beyond the capacity moves the cache
+//! to a larger allocation. Forks share an allocation until one of them is written, which then gets
+//! a copy. Copies are recorded among the ops, so that each op sees the right contents. A step that
+//! is recorded ahead refers to allocations: none is replaced while it exists.
 //!
-//! What is held counts a piece that has been exchanged no more, while its memory is free once the copy is done: the host
-//! waits for copies where they come to many bytes.
+//! `held` stops counting an allocation when it is replaced, but its memory is freed only when the
+//! copy completes. The host waits once pending copies exceed a limit.
 
 use std::{mem, ops::Range, sync::Arc};
 
-use crate::gpu::{
-    GpuDevice, Memory,
-    memory::{Store, up},
-    record,
-};
-use crate::{Error, KV_BLOCK, KvFormat, Span, State, StateShape, op_check::stale};
+use super::{DeviceBuffer, Store, align_up, stale};
+use crate::{Error, KV_BLOCK, KvFormat, Span, State, StateShape};
 
-/// Places that a state of keys and values has room for at first.
-const FIRST_PLACES: usize = 4 * KV_BLOCK;
-/// Bytes that are saved or loaded at a time.
-const AT_ONCE: usize = 16 << 20;
+/// Minimum capacity in positions of a KV cache that grows.
+const MIN_KV_CAPACITY: usize = 4 * KV_BLOCK;
 
-/// Memory with room for keys and values of some places.
+/// Memory for the KV cache of some positions.
 #[derive(Clone, Debug)]
-struct Piece {
-    memory: Arc<Memory>,
-    room: usize,
-    /// Number at which values begin.
-    values: u32,
+pub(in crate::gpu) struct KvAllocation {
+    pub(in crate::gpu) buffer: Arc<DeviceBuffer>,
+    /// Capacity in positions.
+    pub(in crate::gpu) capacity: usize,
+    /// Offset of the values, in elements of the KV format.
+    pub(in crate::gpu) values: u32,
 }
 
-/// Keys and values of one layer of one session.
+/// KV cache of one layer of one sequence.
 #[derive(Clone, Debug)]
-pub(in crate::gpu) struct KeyValue {
+pub(in crate::gpu) struct GpuKvState {
     shape: StateShape,
-    positions: usize,
-    /// Bytes of a place's keys and of its values.
-    bytes: [usize; 2],
-    piece: Option<Piece>,
-    /// Places from the first on that somebody may read.
-    used: usize,
+    /// Length of the ring buffer.
+    pub(in crate::gpu) positions: usize,
+    /// Bytes of the keys and of the values of a position.
+    pub(in crate::gpu) row_bytes: [usize; 2],
+    pub(in crate::gpu) allocation: Option<KvAllocation>,
+    /// Number of positions, from the first, that may be read.
+    pub(in crate::gpu) used: usize,
 }
 
-impl KeyValue {
-    /// Bytes of a piece: its keys, then the values from a multiple of what pieces begin at.
-    fn piece_bytes(&self, room: usize) -> u64 {
-        let [keys, values] = self.bytes.map(|bytes| (bytes as u64).saturating_mul(room as u64));
-        size(up(keys).saturating_add(values))
+/// Growth of a KV cache.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::gpu) struct KvGrowth {
+    /// New capacity in positions.
+    pub(in crate::gpu) capacity: usize,
+    /// Bytes held in addition.
+    pub(in crate::gpu) added_bytes: u64,
+}
+
+impl GpuKvState {
+    /// Bytes of an allocation: keys, then values from an aligned offset.
+    pub(in crate::gpu) fn allocation_bytes(&self, capacity: usize) -> u64 {
+        let [keys, values] =
+            self.row_bytes.map(|bytes| (bytes as u64).saturating_mul(capacity as u64));
+        buffer_bytes(align_up(keys).saturating_add(values))
     }
 
-    /// The places that have room in a piece of the state's own.
-    fn own_room(&self) -> usize {
-        self.piece
+    /// Capacity of the allocation if no fork shares it, else 0.
+    fn exclusive_capacity(&self) -> usize {
+        self.allocation
             .as_ref()
-            .filter(|piece| Arc::strong_count(&piece.memory) == 1)
-            .map_or(0, |piece| piece.room)
+            .filter(|allocation| Arc::strong_count(&allocation.buffer) == 1)
+            .map_or(0, |allocation| allocation.capacity)
     }
 
-    /// The room of the piece that it needs for the places before `end`, and the bytes more that are held then; `None` where it
-    /// has it. As growing is copying, ample room is for half as many places again.
-    fn growth(&self, end: usize, ample: bool) -> Option<(usize, u64)> {
-        let own = self.own_room();
-        if own >= end {
+    /// Growth needed to write the positions before `end`; `None` if they fit. `ample` grows by at
+    /// least half, as each growth copies the cache.
+    fn growth(&self, end: usize, ample: bool) -> Option<KvGrowth> {
+        let current = self.exclusive_capacity();
+        if current >= end {
             return None;
         }
-        let room = if ample { end.max(own / 2 * 3).max(FIRST_PLACES) } else { end };
-        let room = room.next_multiple_of(KV_BLOCK).min(self.positions);
-        let former = if own == 0 { 0 } else { self.piece_bytes(own) };
-        Some((room, self.piece_bytes(room) - former))
+        let capacity = if ample { end.max(current / 2 * 3).max(MIN_KV_CAPACITY) } else { end };
+        let capacity = capacity.next_multiple_of(KV_BLOCK).min(self.positions);
+        let freed = if current == 0 { 0 } else { self.allocation_bytes(current) };
+        Some(KvGrowth { capacity, added_bytes: self.allocation_bytes(capacity) - freed })
     }
 
-    /// The end of the places in use once those of some rows are; zero without rows.
-    fn end(&self, position: usize, rows: usize) -> usize {
+    /// End of the used positions after a write of `rows` rows; 0 without rows.
+    pub(in crate::gpu) fn end_after(&self, position: usize, rows: usize) -> usize {
         match rows {
             0 => 0,
             _ => position.saturating_add(rows).min(self.positions).max(self.used),
@@ -80,23 +88,24 @@ impl KeyValue {
     }
 }
 
-/// A recurrent state. What is committed others may share.
+/// Recurrent state. Forks may share the committed contents.
 #[derive(Debug)]
-pub(in crate::gpu) struct Recurrent {
+pub(in crate::gpu) struct GpuRecurrentState {
     len: usize,
-    pub(in crate::gpu) committed: Arc<Memory>,
-    /// What ops write; there from the first of them on.
-    pub(in crate::gpu) next: Option<Arc<Memory>>,
+    pub(in crate::gpu) committed: Arc<DeviceBuffer>,
+    /// Contents that ops write; allocated by the first write.
+    pub(in crate::gpu) next: Option<Arc<DeviceBuffer>>,
+    /// Whether `next` was written since the last commit.
     pub(in crate::gpu) written: bool,
 }
 
-impl Recurrent {
-    /// Whether what is committed is the state's own.
-    pub(in crate::gpu) fn is_own(&self) -> bool {
+impl GpuRecurrentState {
+    /// Whether no fork shares the committed contents.
+    pub(in crate::gpu) fn is_exclusive(&self) -> bool {
         Arc::strong_count(&self.committed) == 1
     }
 
-    /// Exchanges what is committed and what is next.
+    /// Swaps committed and next contents.
     pub(in crate::gpu) fn swap(&mut self) {
         if let Some(next) = &mut self.next {
             mem::swap(&mut self.committed, next);
@@ -104,58 +113,81 @@ impl Recurrent {
     }
 }
 
+/// State on the card.
 #[derive(Debug)]
 pub(in crate::gpu) enum GpuState {
-    KeyValue(KeyValue),
-    Recurrent(Recurrent),
+    Kv(GpuKvState),
+    Recurrent(GpuRecurrentState),
 }
 
-/// All states, by handle.
+/// All states, by handle, and their memory accounting.
 #[derive(Debug)]
-pub(in crate::gpu) struct States {
-    /// What keys and values are kept as.
-    pub(in crate::gpu) keys: KvFormat,
+pub(in crate::gpu) struct GpuStates {
+    pub(in crate::gpu) kv_format: KvFormat,
     all: Vec<Option<GpuState>>,
+    /// Bytes held by all states; shared allocations count once.
     pub(in crate::gpu) held: u64,
+    /// Upper bound of `held`.
     pub(in crate::gpu) limit: Option<u64>,
-    /// Whether states that grow take ample room: all of a step do, or none does.
+    /// Whether growth is ample: for all states of a step or for none.
     ample: bool,
-    /// Numbers of memories that are gone.
-    gone: Vec<u32>,
+    /// Ids of freed buffers whose bind groups are still cached.
+    freed: Vec<u32>,
 }
 
-impl States {
-    pub(in crate::gpu) const fn new(keys: KvFormat) -> Self {
-        Self { keys, all: Vec::new(), held: 0, limit: None, ample: true, gone: Vec::new() }
+impl GpuStates {
+    pub(super) const fn new(kv_format: KvFormat) -> Self {
+        Self { kv_format, all: Vec::new(), held: 0, limit: None, ample: true, freed: Vec::new() }
     }
 
     pub(in crate::gpu) fn get(&self, state: State) -> Result<&GpuState, Error> {
         self.all.get(state.0 as usize).and_then(Option::as_ref).ok_or_else(|| stale("state"))
     }
 
-    pub(in crate::gpu) fn get_mut(&mut self, state: State) -> Result<&mut GpuState, Error> {
+    fn get_mut(&mut self, state: State) -> Result<&mut GpuState, Error> {
         self.all.get_mut(state.0 as usize).and_then(Option::as_mut).ok_or_else(|| stale("state"))
     }
 
-    fn key_value(&mut self, state: State) -> Result<&mut KeyValue, Error> {
-        match self.get_mut(state)? {
-            GpuState::KeyValue(kv) => Ok(kv),
+    pub(in crate::gpu) fn kv(&self, state: State) -> Result<&GpuKvState, Error> {
+        match self.get(state)? {
+            GpuState::Kv(kv) => Ok(kv),
             GpuState::Recurrent(_) => Err(stale("state of keys and values")),
         }
     }
 
-    pub(in crate::gpu) fn recurrent(&mut self, state: State) -> Result<&mut Recurrent, Error> {
+    pub(in crate::gpu) fn kv_mut(&mut self, state: State) -> Result<&mut GpuKvState, Error> {
+        match self.get_mut(state)? {
+            GpuState::Kv(kv) => Ok(kv),
+            GpuState::Recurrent(_) => Err(stale("state of keys and values")),
+        }
+    }
+
+    pub(in crate::gpu) fn recurrent(
+        &mut self,
+        state: State,
+    ) -> Result<&mut GpuRecurrentState, Error> {
         match self.get_mut(state)? {
             GpuState::Recurrent(recurrent) => Ok(recurrent),
-            GpuState::KeyValue(_) => Err(stale("recurrent state")),
+            GpuState::Kv(_) => Err(stale("recurrent state")),
         }
     }
 
     pub(in crate::gpu) fn shape(&self, state: State) -> Result<StateShape, Error> {
         Ok(match self.get(state)? {
-            GpuState::KeyValue(kv) => kv.shape,
+            GpuState::Kv(kv) => kv.shape,
             GpuState::Recurrent(recurrent) => StateShape::Recurrent { len: recurrent.len },
         })
+    }
+
+    /// Checks a range of saved positions against a state and the length of their bytes. Returns the
+    /// bytes of a position.
+    pub(in crate::gpu) fn position_bytes(
+        &self,
+        state: State,
+        positions: &Range<usize>,
+        len: usize,
+    ) -> Result<usize, Error> {
+        self.shape(state)?.check_places(self.kv_format, positions, len)
     }
 
     fn add(&mut self, state: GpuState) -> State {
@@ -175,15 +207,15 @@ impl States {
         self.limit.is_none_or(|limit| self.held.saturating_add(bytes) <= limit)
     }
 
-    /// The room of the piece that a state takes for the places before `end`, and the bytes more that are held then; `None`
-    /// where it has it.
-    fn growth(&self, kv: &KeyValue, end: usize) -> Option<(usize, u64)> {
-        let ample = kv.growth(end, true).filter(|(_, bytes)| self.ample && self.fits(*bytes));
+    /// Growth of a KV cache before a write of the positions before `end`; `None` if they fit.
+    pub(in crate::gpu) fn growth(&self, kv: &GpuKvState, end: usize) -> Option<KvGrowth> {
+        let ample = kv.growth(end, true);
+        let ample = ample.filter(|growth| self.ample && self.fits(growth.added_bytes));
         ample.or_else(|| kv.growth(end, false))
     }
 
-    /// Bytes that ops on rows of states take. It is decided for all of them together whether that is ample room: else those that
-    /// grow first would leave too little to the others.
+    /// Bytes that ops on these spans will allocate. Decides for all of them together whether growth
+    /// is ample: otherwise the states that grow first would leave too little for the others.
     pub(in crate::gpu) fn need(
         &mut self,
         spans: &mut dyn Iterator<Item = Span>,
@@ -191,12 +223,13 @@ impl States {
         let (mut exact, mut ample) = (0u64, 0u64);
         for Span { state, position, rows } in spans {
             let bytes = match self.get(state)? {
-                GpuState::KeyValue(kv) => {
-                    let end = kv.end(position, rows);
-                    [false, true].map(|ample| kv.growth(end, ample).map_or(0, |(_, bytes)| bytes))
+                GpuState::Kv(kv) => {
+                    let end = kv.end_after(position, rows);
+                    [false, true]
+                        .map(|ample| kv.growth(end, ample).map_or(0, |growth| growth.added_bytes))
                 }
-                GpuState::Recurrent(Recurrent { len, next: None, .. }) => {
-                    [size(recurrent_bytes(*len)); 2]
+                GpuState::Recurrent(GpuRecurrentState { len, next: None, .. }) => {
+                    [buffer_bytes(recurrent_bytes(*len)); 2]
                 }
                 GpuState::Recurrent(_) => [0; 2],
             };
@@ -207,15 +240,16 @@ impl States {
         Ok(if self.ample { ample } else { exact })
     }
 
-    pub(in crate::gpu) fn fork(&mut self, state: State, places: usize) -> Result<State, Error> {
+    /// Forks a state. A KV cache keeps the positions before `positions`.
+    pub(in crate::gpu) fn fork(&mut self, state: State, positions: usize) -> Result<State, Error> {
         let fork = match self.get(state)? {
-            GpuState::KeyValue(kv) => {
-                let used = kv.used.min(places);
-                let piece = kv.piece.clone().filter(|_| used > 0);
-                GpuState::KeyValue(KeyValue { piece, used, ..*kv })
+            GpuState::Kv(kv) => {
+                let used = kv.used.min(positions);
+                let allocation = kv.allocation.clone().filter(|_| used > 0);
+                GpuState::Kv(GpuKvState { allocation, used, ..*kv })
             }
-            GpuState::Recurrent(Recurrent { len, committed, .. }) => {
-                GpuState::Recurrent(Recurrent {
+            GpuState::Recurrent(GpuRecurrentState { len, committed, .. }) => {
+                GpuState::Recurrent(GpuRecurrentState {
                     len: *len,
                     committed: Arc::clone(committed),
                     next: None,
@@ -226,113 +260,170 @@ impl States {
         Ok(self.add(fork))
     }
 
-    /// A piece has no part that could be given back; it is all let go where nothing is left.
-    pub(in crate::gpu) fn cut(&mut self, state: State, places: usize) -> Result<(), Error> {
-        if let GpuState::KeyValue(kv) = self.get_mut(state)? {
-            kv.used = kv.used.min(places);
-            let piece = kv.piece.take_if(|_| kv.used == 0);
-            self.let_go(piece.map(|piece| piece.memory));
+    /// Truncates a KV cache. Its allocation is released only when no position is left.
+    pub(in crate::gpu) fn truncate(&mut self, state: State, positions: usize) -> Result<(), Error> {
+        if let GpuState::Kv(kv) = self.get_mut(state)? {
+            kv.used = kv.used.min(positions);
+            let allocation = kv.allocation.take_if(|_| kv.used == 0);
+            self.release(allocation.map(|allocation| allocation.buffer));
         }
         Ok(())
     }
 
     pub(in crate::gpu) fn drop(&mut self, state: State) {
         match self.all.get_mut(state.0 as usize).and_then(Option::take) {
-            Some(GpuState::KeyValue(kv)) => self.let_go(kv.piece.map(|piece| piece.memory)),
+            Some(GpuState::Kv(kv)) => {
+                self.release(kv.allocation.map(|allocation| allocation.buffer));
+            }
             Some(GpuState::Recurrent(recurrent)) => {
-                self.let_go([recurrent.committed].into_iter().chain(recurrent.next));
+                self.release([recurrent.committed].into_iter().chain(recurrent.next));
             }
             None => {}
         }
     }
 
+    /// Commits what ops wrote to a recurrent state.
     pub(in crate::gpu) fn commit(&mut self, state: State) -> Result<(), Error> {
         if let GpuState::Recurrent(recurrent) = self.get_mut(state)?
             && mem::take(&mut recurrent.written)
         {
             recurrent.swap();
-            // What was committed before, where others keep it.
-            let kept = recurrent.next.take_if(|next| Arc::strong_count(next) > 1);
-            self.let_go(kept);
+            // `next` now has the old contents; forks that share them keep the buffer.
+            let shared = recurrent.next.take_if(|next| Arc::strong_count(next) > 1);
+            self.release(shared);
         }
         Ok(())
     }
 
-    /// Gives up memories, of which those that nobody shares are gone.
-    fn let_go(&mut self, memories: impl IntoIterator<Item = Arc<Memory>>) {
-        for memory in memories.into_iter().filter_map(Arc::into_inner) {
-            self.held -= memory.raw.size();
-            self.gone.push(memory.id);
+    /// Makes written contents of recurrent states the committed ones, before their commit. Returns
+    /// the recurrent states among `states`. `None`, without a change, if one was not written or is
+    /// shared with a fork.
+    pub(in crate::gpu) fn advance(
+        &mut self,
+        states: &[State],
+    ) -> Result<Option<Vec<State>>, Error> {
+        let mut recurrent = Vec::with_capacity(states.len());
+        for state in states {
+            match self.get(*state)? {
+                GpuState::Recurrent(r) if r.written && r.is_exclusive() => recurrent.push(*state),
+                GpuState::Recurrent(_) => return Ok(None),
+                GpuState::Kv(_) => {}
+            }
         }
+        for state in &recurrent {
+            let state = self.recurrent(*state)?;
+            state.swap();
+            state.written = false;
+        }
+        Ok(Some(recurrent))
+    }
+
+    /// Reverts [`GpuStates::advance`].
+    pub(in crate::gpu) fn revert(&mut self, recurrent: &[State]) -> Result<(), Error> {
+        recurrent.iter().try_for_each(|state| {
+            let state = self.recurrent(*state)?;
+            state.swap();
+            state.written = true;
+            Ok(())
+        })
+    }
+
+    /// Discards what ops wrote to recurrent states since their commit.
+    pub(in crate::gpu) fn discard_writes(&mut self, recurrent: &[State]) -> Result<(), Error> {
+        recurrent.iter().try_for_each(|state| {
+            self.recurrent(*state)?.written = false;
+            Ok(())
+        })
+    }
+
+    /// Releases references to buffers; those without other references are freed.
+    pub(in crate::gpu) fn release(&mut self, buffers: impl IntoIterator<Item = Arc<DeviceBuffer>>) {
+        for buffer in buffers.into_iter().filter_map(Arc::into_inner) {
+            self.held -= buffer.raw.size();
+            self.freed.push(buffer.id);
+        }
+    }
+
+    /// Takes the ids of freed buffers, whose bind groups are stale.
+    pub(in crate::gpu) fn take_freed(&mut self) -> Vec<u32> {
+        mem::take(&mut self.freed)
     }
 }
 
-/// Bytes of the numbers of a recurrent state, or more than any memory has.
+/// Bytes of a recurrent state of `len` f32 values, capped above any real memory size.
 fn recurrent_bytes(len: usize) -> u64 {
     (len as u64).saturating_mul(4).min(1 << 60)
 }
 
-/// Bytes of a buffer that is to hold so many.
-fn size(bytes: u64) -> u64 {
-    up(bytes.max(1))
+/// Bytes of the buffer that is allocated for `bytes`.
+fn buffer_bytes(bytes: u64) -> u64 {
+    align_up(bytes.max(1))
 }
 
 impl Store {
+    /// Bytes that a state holds once all of it is written.
     pub(in crate::gpu) fn state_bytes(&self, shape: StateShape) -> u64 {
         match shape {
             StateShape::KeyValue { .. } => {
-                self.fresh(shape).map_or(u64::MAX / 2, |kv| kv.piece_bytes(kv.positions))
+                self.empty_kv(shape).map_or(u64::MAX / 2, |kv| kv.allocation_bytes(kv.positions))
             }
-            StateShape::Recurrent { len } => 2 * size(recurrent_bytes(len)),
+            StateShape::Recurrent { len } => 2 * buffer_bytes(recurrent_bytes(len)),
         }
     }
 
-    /// A state of keys and values that holds nothing; none where such a one is too large.
-    fn fresh(&self, shape: StateShape) -> Option<KeyValue> {
+    /// Empty KV cache; `None` if the shape is too large or not a KV cache.
+    fn empty_kv(&self, shape: StateShape) -> Option<GpuKvState> {
         let StateShape::KeyValue { kv_heads, key_width, value_width, positions } = shape else {
             return None;
         };
-        let keys = self.states.keys;
-        let of = |width| keys.bytes(width).checked_mul(kv_heads);
-        let bytes = [of(key_width)?, of(value_width)?];
-        let small = |bytes: &usize| bytes.checked_mul(positions).is_some_and(|all| all < 1 << 40);
-        bytes.iter().all(small).then_some(KeyValue {
+        let format = self.states.kv_format;
+        let bytes = |width| format.bytes(width).checked_mul(kv_heads);
+        let row_bytes = [bytes(key_width)?, bytes(value_width)?];
+        let fits =
+            |bytes: &usize| bytes.checked_mul(positions).is_some_and(|total| total < 1 << 40);
+        row_bytes.iter().all(fits).then_some(GpuKvState {
             shape,
             positions,
-            bytes,
-            piece: None,
+            row_bytes,
+            allocation: None,
             used: 0,
         })
     }
 
+    /// Creates a zeroed state. A KV cache gets memory when it is written.
     pub(in crate::gpu) fn state(&mut self, shape: StateShape) -> Result<State, Error> {
         let state = match shape {
             StateShape::KeyValue { positions, .. } => {
-                let Some(kv) = self.fresh(shape) else {
+                let Some(kv) = self.empty_kv(shape) else {
                     return Err(Error::Shape(format!(
                         "a state of {positions} positions is too large"
                     )));
                 };
-                self.check_seen("keys and values", kv.piece_bytes(positions))?;
-                GpuState::KeyValue(kv)
+                self.check_bindable("keys and values", kv.allocation_bytes(positions))?;
+                GpuState::Kv(kv)
             }
             StateShape::Recurrent { len } => {
-                let committed = Arc::new(self.recurrent_memory(len)?);
-                GpuState::Recurrent(Recurrent { len, committed, next: None, written: false })
+                let committed = Arc::new(self.allocate_recurrent(len)?);
+                GpuState::Recurrent(GpuRecurrentState {
+                    len,
+                    committed,
+                    next: None,
+                    written: false,
+                })
             }
         };
         Ok(self.states.add(state))
     }
 
-    /// Zeroed memory of states.
-    fn state_memory(&mut self, what: &str, bytes: u64) -> Result<Memory, Error> {
-        let memory = self.allocate(what, bytes)?;
-        self.states.held += memory.raw.size();
-        Ok(memory)
+    /// Allocates memory of states, zeroed.
+    fn allocate_state(&mut self, label: &str, bytes: u64) -> Result<DeviceBuffer, Error> {
+        let buffer = self.allocate(label, bytes)?;
+        self.states.held += buffer.raw.size();
+        Ok(buffer)
     }
 
-    fn check_limit(&self, bytes: u64) -> Result<(), Error> {
-        let States { held, limit, .. } = self.states;
+    fn check_state_limit(&self, bytes: u64) -> Result<(), Error> {
+        let GpuStates { held, limit, .. } = self.states;
         match limit {
             Some(limit) if !self.states.fits(bytes) => {
                 Err(Error::StatesFull { bytes, held, limit })
@@ -341,279 +432,48 @@ impl Store {
         }
     }
 
-    fn recurrent_memory(&mut self, len: usize) -> Result<Memory, Error> {
+    fn allocate_recurrent(&mut self, len: usize) -> Result<DeviceBuffer, Error> {
         let bytes = recurrent_bytes(len);
-        self.check_limit(size(bytes))?;
-        self.state_memory("a recurrent state", bytes)
+        self.check_state_limit(buffer_bytes(bytes))?;
+        self.allocate_state("a recurrent state", bytes)
     }
 
-    /// A recurrent state that is going to be written: it has both of its memories.
-    pub(in crate::gpu) fn writable(&mut self, state: State) -> Result<&mut Recurrent, Error> {
+    /// Allocates a larger KV cache for a state, without its contents.
+    pub(in crate::gpu) fn allocate_kv(
+        &mut self,
+        kv: &GpuKvState,
+        growth: KvGrowth,
+    ) -> Result<KvAllocation, Error> {
+        self.check_state_limit(growth.added_bytes)?;
+        let bytes = kv.allocation_bytes(growth.capacity);
+        let buffer = Arc::new(self.allocate_state("keys and values", bytes)?);
+        let element = self.states.kv_format.bytes(1) as u64;
+        let values = align_up(kv.row_bytes[0] as u64 * growth.capacity as u64) / element;
+        Ok(KvAllocation { buffer, capacity: growth.capacity, values: values as u32 })
+    }
+
+    /// Recurrent state with memory for the next contents.
+    pub(in crate::gpu) fn writable(
+        &mut self,
+        state: State,
+    ) -> Result<&mut GpuRecurrentState, Error> {
         let recurrent = self.states.recurrent(state)?;
         if recurrent.next.is_none() {
             let len = recurrent.len;
-            let next = Arc::new(self.recurrent_memory(len)?);
+            let next = Arc::new(self.allocate_recurrent(len)?);
             self.states.recurrent(state)?.next = Some(next);
         }
         self.states.recurrent(state)
     }
-}
 
-impl GpuDevice {
-    /// Memory, the number at which values begin, and positions of a state of keys and values that has been written.
-    pub(in crate::gpu) fn piece(&self, state: State) -> Result<(Memory, u32, usize), Error> {
-        match self.store.states.get(state)? {
-            GpuState::KeyValue(KeyValue { piece: Some(piece), positions, .. }) => {
-                Ok((Memory::clone(&piece.memory), piece.values, *positions))
-            }
-            _ => Err(stale("state")),
-        }
-    }
-
-    /// Forgets a step that is recorded ahead before states change, and ends the open pass.
-    pub(in crate::gpu) fn before_change(&mut self) -> Result<(), Error> {
-        if let Some(recording) = &mut self.recording {
-            recording.spoiled = true;
-            return Err(Error::Device("a step that has not begun cannot change states".into()));
-        }
-        self.discard()?;
-        self.settle()?;
-        self.end_pass();
-        Ok(())
-    }
-
-    /// Forgets what was bound to memories of states that are gone.
-    pub(in crate::gpu) fn forget_states(&mut self) {
-        let gone = mem::take(&mut self.store.states.gone);
-        self.forget(gone);
-    }
-
-    /// Records a copy among the ops, of as many bytes rounded up to whole words.
-    fn copy(&mut self, (from, at): (&Memory, u64), (to, there): (&Memory, u64), bytes: u64) {
-        self.end_pass();
-        let encoder = record::encoder(&mut self.encoder, &self.opened.device);
-        encoder.copy_buffer_to_buffer(&from.raw, at, &to.raw, there, bytes.next_multiple_of(4));
-    }
-
-    /// Sees to it that a state has a piece of its own with room for rows that are going to be written.
-    pub(in crate::gpu) fn own(
+    /// Marks a recurrent state as written. Returns its committed and its next contents.
+    pub(in crate::gpu) fn write_recurrent(
         &mut self,
         state: State,
-        position: usize,
-        rows: usize,
-    ) -> Result<(), Error> {
-        let store = &mut self.store;
-        let GpuState::KeyValue(kv) = store.states.get(state)? else {
-            return Err(stale("state of keys and values"));
-        };
-        let end = kv.end(position, rows);
-        if let Some((room, more)) = store.states.growth(kv, end) {
-            if let Some(recording) = &mut self.recording {
-                recording.spoiled = true;
-                return Err(Error::Device(
-                    "a step that has not begun cannot exchange memory".into(),
-                ));
-            }
-            let former = kv.clone();
-            let [keys, values] = former.bytes.map(|bytes| bytes as u64);
-            store.check_limit(more)?;
-            let memory = Arc::new(store.state_memory("keys and values", former.piece_bytes(room))?);
-            let number = store.states.keys.bytes(1) as u64;
-            let begin = up(keys * room as u64);
-            let piece = Piece { memory, room, values: (begin / number) as u32 };
-            if let Some(old) = &former.piece {
-                let used = former.used as u64;
-                self.copy((&old.memory, 0), (&piece.memory, 0), keys * used);
-                let values_of_old = u64::from(old.values) * number;
-                self.copy((&old.memory, values_of_old), (&piece.memory, begin), values * used);
-            }
-            self.store.states.key_value(state)?.piece = Some(piece);
-            if let Some(old) = former.piece {
-                let bytes = old.memory.raw.size() as usize;
-                self.store.states.let_go([old.memory]);
-                self.forget_states();
-                // What is exchanged is not to pile up until all ops are recorded.
-                self.hand_over();
-                self.send(bytes)?;
-            }
-        }
-        let kv = self.store.states.key_value(state)?;
-        kv.used = kv.used.max(end);
-        Ok(())
-    }
-
-    /// Sees to it that what is committed in a recurrent state is its own.
-    fn own_committed(&mut self, state: State) -> Result<Memory, Error> {
-        if !self.store.states.recurrent(state)?.is_own() {
-            let recurrent = self.store.writable(state)?;
-            recurrent.swap();
-            let (own, next) = (Memory::clone(&recurrent.committed), recurrent.next.take());
-            if let Some(shared) = next {
-                self.copy((&shared, 0), (&own, 0), own.raw.size());
-                self.store.states.let_go([shared]);
-            }
-        }
-        let recurrent = self.store.states.recurrent(state)?;
-        recurrent.written = false;
-        Ok(Memory::clone(&recurrent.committed))
-    }
-
-    pub(in crate::gpu) fn fork(&mut self, state: State, places: usize) -> Result<State, Error> {
-        self.before_change()?;
-        self.store.states.fork(state, places)
-    }
-
-    pub(in crate::gpu) fn cut(&mut self, state: State, places: usize) -> Result<(), Error> {
-        self.before_change()?;
-        self.store.states.cut(state, places)?;
-        self.forget_states();
-        Ok(())
-    }
-
-    pub(in crate::gpu) fn drop_of(&mut self, state: State) {
-        // What waits and fails has nobody to tell; the next op of its session will.
-        let _ = self.before_change();
-        self.hand_over();
-        self.store.states.drop(state);
-        self.forget_states();
-    }
-
-    /// See [`Device::commit`](crate::Device::commit).
-    pub(in crate::gpu) fn commit_all(&mut self, states: &[State]) -> Result<(), Error> {
-        // What may fail comes before anything is changed.
-        states.iter().try_for_each(|state| self.store.states.get(*state).map(drop))?;
-        self.settle()?;
-        for state in states {
-            if !self.accepts(*state) {
-                self.store.states.commit(*state)?;
-            }
-        }
-        self.forget_states();
-        Ok(())
-    }
-
-    pub(in crate::gpu) fn zero(&mut self, state: State) -> Result<(), Error> {
-        // Only committed positions are ever read, so stale keys and values need no zeroing.
-        self.cut(state, 0)?;
-        if let GpuState::Recurrent(_) = self.store.states.get(state)? {
-            let committed = self.own_committed(state)?;
-            let encoder = record::encoder(&mut self.encoder, &self.opened.device);
-            encoder.clear_buffer(&committed.raw, 0, None);
-        }
-        Ok(())
-    }
-
-    /// See [`Device::save_state`](crate::Device::save_state).
-    pub(in crate::gpu) fn save(
-        &mut self,
-        state: State,
-        places: Range<usize>,
-        out: &mut [u8],
-    ) -> Result<(), Error> {
-        let of_place = self.store.states.shape(state)?.check_places(
-            self.store.states.keys,
-            &places,
-            out.len(),
-        )?;
-        self.before_change()?;
-        let (kv, piece) = match self.store.states.get(state)? {
-            GpuState::Recurrent(recurrent) => {
-                let committed = Memory::clone(&recurrent.committed);
-                let pieces = out.chunks_mut(AT_ONCE);
-                return pieces
-                    .zip((places.start * 4..).step_by(AT_ONCE))
-                    .try_for_each(|(out, at)| self.read_bytes(&committed, at, out));
-            }
-            GpuState::KeyValue(kv) => (kv.clone(), kv.piece.clone()),
-        };
-        // What was never written is zero.
-        let written = places.end.min(kv.used).saturating_sub(places.start) * of_place;
-        let (out, rest) = out.split_at_mut(written);
-        rest.fill(0);
-        let Some(piece) = piece else { return Ok(()) };
-        let begin = piece.values as usize * self.store.states.keys.bytes(1);
-        let step = (AT_ONCE / of_place.max(1)).max(1);
-        let [keys, values] = kv.bytes;
-        let mut parts = [Vec::new(), Vec::new()];
-        for (out, first) in
-            out.chunks_mut(step * of_place.max(1)).zip((places.start..).step_by(step))
-        {
-            let n = out.len() / of_place.max(1);
-            for (part, (bytes, begin)) in parts.iter_mut().zip([(keys, 0), (values, begin)]) {
-                part.resize(n * bytes, 0);
-                self.read_bytes(&piece.memory, begin + first * bytes, part)?;
-            }
-            for (i, out) in out.chunks_exact_mut(of_place.max(1)).enumerate() {
-                let (k, v) = out.split_at_mut(keys);
-                k.copy_from_slice(&parts[0][i * keys..][..keys]);
-                v.copy_from_slice(&parts[1][i * values..][..values]);
-            }
-        }
-        Ok(())
-    }
-
-    /// See [`Device::load_state`](crate::Device::load_state).
-    pub(in crate::gpu) fn load(
-        &mut self,
-        state: State,
-        places: Range<usize>,
-        bytes: &[u8],
-    ) -> Result<(), Error> {
-        let shape = self.store.states.shape(state)?;
-        let of_place = shape.check_places(self.store.states.keys, &places, bytes.len())?.max(1);
-        self.before_change()?;
-        if let StateShape::Recurrent { .. } = shape {
-            let committed = self.own_committed(state)?;
-            self.hand_over();
-            return bytes
-                .chunks(AT_ONCE)
-                .zip((places.start * 4..).step_by(AT_ONCE))
-                .try_for_each(|(bytes, at)| self.write_bytes(&committed, at, bytes));
-        }
-        self.own(state, places.start, places.len())?;
-        self.hand_over();
-        let kv = self.store.states.key_value(state)?.clone();
-        let Some(piece) = kv.piece else { return Ok(()) };
-        let begin = piece.values as usize * self.store.states.keys.bytes(1);
-        let step = (AT_ONCE / of_place).max(1);
-        let [keys, values] = kv.bytes;
-        let mut part = Vec::new();
-        for (bytes, first) in bytes.chunks(step * of_place).zip((places.start..).step_by(step)) {
-            for (of_kind, begin) in [(0..keys, 0), (keys..keys + values, begin)] {
-                part.clear();
-                bytes.chunks_exact(of_place).for_each(|place| part.extend(&place[of_kind.clone()]));
-                self.write_bytes(&piece.memory, begin + first * of_kind.len(), &part)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Copies bytes out of a memory once all work is done.
-    fn read_bytes(&mut self, from: &Memory, at: usize, to: &mut [u8]) -> Result<(), Error> {
-        if to.is_empty() {
-            return Ok(());
-        }
-        let mut words = vec![0; (at % 4 + to.len()).div_ceil(4)];
-        self.read_words(&from.raw, at as u64 / 4 * 4, &mut words)?;
-        to.copy_from_slice(&bytemuck::cast_slice(&words)[at % 4..][..to.len()]);
-        Ok(())
-    }
-
-    /// Writes bytes ahead of what is handed over next.
-    fn write_bytes(&mut self, to: &Memory, at: usize, bytes: &[u8]) -> Result<(), Error> {
-        let Some(last) = bytes.len().checked_sub(1) else { return Ok(()) };
-        let (first, end) = (at / 4 * 4, at + bytes.len());
-        if first == at && end.is_multiple_of(4) {
-            self.opened.queue.write_buffer(&to.raw, at as u64, bytes);
-            return self.send(bytes.len());
-        }
-        // The words at both ends keep what belongs to others.
-        let mut words = vec![0; (at % 4 + bytes.len()).div_ceil(4)];
-        let other = (at % 4 + last) / 4;
-        self.read_words(&to.raw, first as u64, &mut words[..1])?;
-        self.read_words(&to.raw, (first + other * 4) as u64, &mut words[other..])?;
-        bytemuck::cast_slice_mut(&mut words)[at % 4..][..bytes.len()].copy_from_slice(bytes);
-        self.opened.queue.write_buffer(&to.raw, first as u64, bytemuck::cast_slice(&words));
-        self.send(bytes.len())
+    ) -> Result<[DeviceBuffer; 2], Error> {
+        let recurrent = self.writable(state)?;
+        recurrent.written = true;
+        let next = recurrent.next.as_ref().unwrap_or(&recurrent.committed);
+        Ok([&recurrent.committed, next].map(|buffer| DeviceBuffer::clone(buffer)))
     }
 }

@@ -1,9 +1,9 @@
-//! Slots that the host fills, in every way that a driver may have.
+//! Tests of slots that the host fills, with every kind of memory sharing that the driver has.
 
 #![allow(clippy::unwrap_used)]
 
 use crate::{
-    BankPlace, Device, DeviceOptions, KvFormat, Slot, gpu::GpuDevice, gpu::native::Sharing,
+    BankPlace, Device, DeviceOptions, KvFormat, Slot, gpu::GpuDevice, gpu::card::native::Sharing,
 };
 
 fn gpu() -> Option<GpuDevice> {
@@ -17,28 +17,28 @@ fn gpu() -> Option<GpuDevice> {
     }
 }
 
-/// The bytes of a slot as kernels see them.
+/// Bytes of a slot as kernels read them.
 fn seen(gpu: &mut GpuDevice, slot: Slot, len: usize) -> Vec<u8> {
-    let memory = gpu.store.bank_memory(slot.bank).unwrap();
+    let buffer = gpu.store.bank_buffer(slot.bank).unwrap();
     let mut words = vec![0; len.div_ceil(4)];
-    let at = gpu.store.slot_offset(slot).into();
-    gpu.read_words(&memory.raw, at, &mut words).unwrap();
+    let offset = gpu.store.slot_offset(slot).into();
+    gpu.recorder.read_words(&buffer.raw, offset, &mut words).unwrap();
     bytemuck::cast_slice(&words)[..len].to_vec()
 }
 
 #[test]
-fn what_the_host_writes_is_what_the_card_sees_and_copies() {
+fn the_card_reads_and_copies_slots_that_the_host_wrote() {
     const LEN: usize = 1003;
     let Some(mut gpu) = gpu() else { return };
-    let software = gpu.opened.adapter.is_unified();
-    assert!(!software || gpu.store.sharing == Sharing::Mapped, "{:?}", gpu.store.sharing);
+    let software = gpu.card.adapter.is_unified();
+    assert!(!software || gpu.store.sharing() == Sharing::Mapped, "{:?}", gpu.store.sharing());
     let slot = |bank, index| Slot { bank, index };
     for sharing in [Sharing::Mapped, Sharing::Imported, Sharing::Refused] {
-        if sharing != Sharing::Refused && sharing.buffer(&gpu.opened.device, 4096).is_err() {
+        if sharing != Sharing::Refused && sharing.buffer(&gpu.card.device, 4096).is_err() {
             eprintln!("{sharing:?} memory is not tested: the driver has none");
             continue;
         }
-        gpu.store.sharing = sharing;
+        gpu.store.set_sharing(sharing);
         let card = gpu.bank(3, LEN, BankPlace::Card).unwrap();
         let host = gpu.bank(3, LEN, BankPlace::Host).unwrap();
         let contents = |index: u32, round: u32| -> Vec<u8> {
@@ -48,7 +48,7 @@ fn what_the_host_writes_is_what_the_card_sees_and_copies() {
             for index in 0..3 {
                 let mut memory = gpu.take_slot(slot(host, index)).unwrap();
                 assert!(gpu.copy_slot(slot(host, index), slot(card, index)).is_err());
-                // Filled by another thread, as readers do.
+                // Filled by another thread, as the reader does.
                 let memory = std::thread::scope(|scope| {
                     let fill = move || {
                         memory.copy_from_slice(&contents(index, round));
@@ -57,7 +57,7 @@ fn what_the_host_writes_is_what_the_card_sees_and_copies() {
                     scope.spawn(fill).join().unwrap()
                 });
                 gpu.put_slot(slot(host, index), memory).unwrap();
-                // Each to the slot after its own.
+                // Copied to the next slot.
                 gpu.copy_slot(slot(host, index), slot(card, (index + 1) % 3)).unwrap();
             }
             for index in 0..3 {
@@ -78,7 +78,7 @@ fn what_the_host_writes_is_what_the_card_sees_and_copies() {
 }
 
 #[test]
-fn memory_that_was_taken_out_outlives_its_device() {
+fn slot_memory_that_is_taken_out_outlives_its_device() {
     let Some(mut gpu) = gpu() else { return };
     let bank = gpu.bank(2, 5000, BankPlace::Host).unwrap();
     let mut memory = gpu.take_slot(Slot { bank, index: 1 }).unwrap();

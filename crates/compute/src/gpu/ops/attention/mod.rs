@@ -1,13 +1,10 @@
-//! Attention: appending keys and values to states, and the form that splits a row's positions over workgroups.
+//! Attention: append to the KV cache, split-KV kernels (flash-decoding), tiled kernels for prefill.
 
-pub(in crate::gpu) mod decode;
+pub(in crate::gpu) mod attention_decode;
 
-use crate::gpu::{
-    Constants, GpuDevice, Kernel, Memory, Params,
-    attention_decode::{Decode, NewKv},
-    kernel,
-};
-use crate::{Device, Error, KV_BLOCK, KvFormat, Op, Span, State, View};
+use self::attention_decode::{DecodeKernel, NewKv};
+use super::{Constants, DeviceBuffer, Kernel, OpContext, Params, kernel};
+use crate::{Error, KV_BLOCK, Op, Span, State, View, op_check::stale};
 
 static APPEND: Kernel = kernel!("attention_append", ["common", "attention_append"], [Write, Write]);
 static ATTENTION: Kernel = kernel!(
@@ -37,395 +34,441 @@ static MERGE: Kernel = kernel!(
     ["common", "attention_splits", "attention_finish", "attention_merge"],
     [Write, Read]
 );
-/// Columns of a workgroup that joins parts, and its threads.
-const MERGED: usize = 32;
-const MERGING: usize = 256;
+/// Columns of a workgroup that merges splits, and its threads.
+const MERGE_COLUMNS: usize = 32;
+const MERGE_THREADS: usize = 256;
 
 /// Threads of a workgroup.
-pub(in crate::gpu) const THREADS: usize = 256;
-/// What stands for "none" among the parameters.
-pub(in crate::gpu) const NONE: u32 = u32::MAX;
-/// Most heads of a workgroup: they read the same keys and values.
-pub(in crate::gpu) const MAX_HEADS: usize = 16;
-/// Most pairs of sums that a thread keeps.
+const THREADS: usize = 256;
+/// Offset parameter that means "none".
+const NONE: u32 = u32::MAX;
+/// Maximum number of heads of a workgroup, which share keys and values.
+pub(super) const MAX_HEADS: usize = 16;
+/// Maximum pairs of sums per thread.
 const MAX_SUMS: usize = 32;
-/// Most parts that the positions of a row are split into.
+/// Maximum KV splits of a row.
 const MAX_SPLITS: usize = 64;
-/// Workgroups that the fast path aims at for one row of a long context: they fill the largest cards.
-const WORKGROUPS: usize = 512;
-/// Positions that the fast path does not split, at most: joining parts takes longer than a second block.
-const ALONE: usize = 64;
-/// Positions of a part on the fast path, at least.
+/// Workgroups for one row with a long context on the fast path; fills the largest cards.
+const FULL_GRID: usize = 512;
+/// Number of positions up to which the fast path does not split: merging takes longer than a second
+/// block.
+const MAX_UNSPLIT: usize = 64;
+/// Minimum positions of a split on the fast path. Splits are multiples of this.
 const MIN_SPLIT: usize = 32;
-/// Numbers of scratch that rows share: those that need more run one after another.
-const SCRATCH: usize = 8 << 20;
-/// Rows from which on the fast path takes several at a time.
+/// f32 values of scratch for the splits of all rows. Rows that need more are encoded in turn.
+const MAX_SCRATCH: usize = 8 << 20;
+/// Number of rows from which the fast path uses tiled kernels.
 const TILED_ROWS: usize = 16;
-/// Queries and values of a workgroup that takes several rows: numbers of which its threads keep 64 each.
-const TILE_NUMBERS: usize = 64 * 256;
-/// Queries of a workgroup whose subgroups multiply matrices together, and what it needs of workgroup memory.
+/// Query and value elements of a tile: 64 for each thread.
+const TILE_ELEMENTS: usize = 64 * 256;
+/// Queries of a cooperative-matrix tile, and its bytes of workgroup memory.
 const COOPERATIVE_QUERIES: usize = 128;
 const COOPERATIVE_BYTES: u32 = 48 << 10;
-/// Positions above this are brought down by the length of a state that wraps around.
-const HIGH: usize = 1 << 30;
+/// Positions above this are reduced modulo the length of a ring buffer.
+const MAX_POSITION: usize = 1 << 30;
 
-/// Keys and values of a state.
+/// KV cache of a state as kernels bind it.
 #[derive(Clone)]
-pub(in crate::gpu) struct KeyValues {
-    pub(in crate::gpu) memory: Memory,
-    /// Number at which values begin.
+pub(in crate::gpu) struct KvBinding {
+    pub(in crate::gpu) buffer: DeviceBuffer,
+    /// Offset of the values, in elements of the KV format.
     pub(in crate::gpu) values: u32,
+    /// Length of the ring buffer.
     pub(in crate::gpu) positions: usize,
 }
 
-impl GpuDevice {
-    pub(in crate::gpu) fn key_values(&self, state: State) -> Result<KeyValues, Error> {
-        let (memory, values, positions) = self.piece(state)?;
-        Ok(KeyValues { memory, values, positions })
-    }
+/// KV cache of a state that has been written.
+pub(in crate::gpu) fn bind_kv(ctx: &OpContext<'_>, state: State) -> Result<KvBinding, Error> {
+    let kv = ctx.store.states.kv(state).map_err(|_| stale("state"))?;
+    let allocation = kv.allocation.as_ref().ok_or_else(|| stale("state"))?;
+    Ok(KvBinding {
+        buffer: DeviceBuffer::clone(&allocation.buffer),
+        values: allocation.values,
+        positions: kv.positions,
+    })
+}
 
-    /// One where keys and values are kept as f16, two of them in a word.
-    pub(in crate::gpu) fn half(&self) -> u32 {
-        (self.kv_format() == KvFormat::F16).into()
-    }
+/// Rows of one span in an op.
+#[derive(Clone, Copy)]
+pub(in crate::gpu) struct SpanRows {
+    pub(in crate::gpu) span: Span,
+    /// First row of the span in the op's views.
+    pub(in crate::gpu) first_row: usize,
+}
 
-    /// Writes a span's rows of keys and values, which begin at row `first` of the op, at their positions.
-    pub(in crate::gpu) fn append(
-        &mut self,
-        kv: &KeyValues,
-        (span, first): (&Span, usize),
-        (k, v): (&View, Option<&View>),
-    ) -> Result<(), Error> {
-        let per = 1 + self.half() as usize;
-        let mut from = 0;
-        while from < span.rows {
-            let place = (span.position + from) % kv.positions;
-            let rows = (span.rows - from).min(kv.positions - place);
-            // Words that some numbers of a state touch.
-            let words = |base: usize, width: usize| {
-                let first = base + place * k.heads * width;
-                (first + rows * k.heads * width).div_ceil(per) - first / per
-            };
-            let of_keys = words(0, k.width);
-            let of_values = v.map_or(0, |v| words(kv.values as usize, v.width));
-            let k = k.slice(first + from, rows);
-            let v = v.map_or(k, |v| v.slice(first + from, rows));
-            let params = Params::new()
-                .view(self.store.place(&k)?, &k)
-                .view(self.store.place(&v)?, &v)
-                .n(k.heads)
-                .n(k.width)
-                .n(v.width)
-                .n(rows)
-                .n(place)
-                .u(kv.values)
-                .n(of_keys)
-                .n(of_keys + of_values);
-            let constants = Constants::new(&[("WG", THREADS as u32), ("HALF", self.half())]);
-            let groups = (of_keys + of_values).div_ceil(THREADS);
-            self.dispatch(&APPEND, constants, &[&self.activations(), &kv.memory], &params, groups)?;
-            from += rows;
-        }
-        Ok(())
+impl SpanRows {
+    /// Non-empty spans of an op with their first rows.
+    pub(super) fn iterate(spans: &[Span]) -> impl Iterator<Item = Self> {
+        let mut first_row = 0;
+        spans
+            .iter()
+            .map(move |span| {
+                let rows = Self { span: *span, first_row };
+                first_row += span.rows;
+                rows
+            })
+            .filter(|rows| rows.span.rows > 0)
     }
 }
 
-/// Runs [`Op::Attention`].
-pub(in crate::gpu) fn attention(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {
-    let &Op::Attention { k, v, spans, .. } = op else { return Ok(()) };
-    let mut first = 0;
-    for span in spans.iter().filter(|span| span.rows > 0) {
-        let kv = gpu.key_values(span.state)?;
-        match v {
-            Some(v) if Decode::takes(gpu, op, span) => {
-                let own = NewKv::new(k.slice(first, 1), v.slice(first, 1));
-                attend(gpu, &kv, (span, first), op, Some(&own))?;
-            }
-            _ => {
-                gpu.append(&kv, (span, first), (&k, v.as_ref()))?;
-                attend_span(gpu, &kv, (span, first), op)?;
-            }
-        }
-        first += span.rows;
+/// Appends the keys and values of a span to the KV cache at its positions.
+pub(super) fn append_kv(
+    ctx: &mut OpContext<'_>,
+    kv: &KvBinding,
+    rows: SpanRows,
+    k: &View,
+    v: Option<&View>,
+) -> Result<(), Error> {
+    let SpanRows { span, first_row } = rows;
+    let elements_per_word = 1 + ctx.kv_half() as usize;
+    let mut done = 0;
+    while done < span.rows {
+        // Up to the end of the ring buffer.
+        let position = (span.position + done) % kv.positions;
+        let rows = (span.rows - done).min(kv.positions - position);
+        // Words of the state that the rows touch from element `base` on.
+        let words = |base: usize, width: usize| {
+            let first = base + position * k.heads * width;
+            (first + rows * k.heads * width).div_ceil(elements_per_word) - first / elements_per_word
+        };
+        let key_words = words(0, k.width);
+        let value_words = v.map_or(0, |v| words(kv.values as usize, v.width));
+        let k = k.slice(first_row + done, rows);
+        let v = v.map_or(k, |v| v.slice(first_row + done, rows));
+        let params = Params::new()
+            .view(ctx.store.view_offset(&k)?, &k)
+            .view(ctx.store.view_offset(&v)?, &v)
+            .n(k.heads)
+            .n(k.width)
+            .n(v.width)
+            .n(rows)
+            .n(position)
+            .u(kv.values)
+            .n(key_words)
+            .n(key_words + value_words);
+        let constants = Constants::new(&[("WG", THREADS as u32), ("HALF", ctx.kv_half())]);
+        let groups = (key_words + value_words).div_ceil(THREADS);
+        let buffers = [ctx.store.activations(), &kv.buffer];
+        ctx.recorder.dispatch(&APPEND, constants, &buffers, &params, groups)?;
+        done += rows;
     }
     Ok(())
 }
 
-/// Attends from the rows of one span, whose keys and values lie in the state already.
-pub(in crate::gpu) fn attend_span(
-    gpu: &mut GpuDevice,
-    kv: &KeyValues,
-    (span, first): (&Span, usize),
+/// Encodes [`Op::Attention`].
+pub(super) fn encode(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {
+    let &Op::Attention { k, v, spans, .. } = op else { return Ok(()) };
+    for rows in SpanRows::iterate(spans) {
+        let kv = bind_kv(ctx, rows.span.state)?;
+        match v {
+            Some(v) if DecodeKernel::accepts_new_kv(ctx, op, &rows.span) => {
+                let new_kv = NewKv::new(k.slice(rows.first_row, 1), v.slice(rows.first_row, 1));
+                encode_split(ctx, &kv, rows, op, Some(&new_kv))?;
+            }
+            _ => {
+                append_kv(ctx, &kv, rows, &k, v.as_ref())?;
+                encode_span(ctx, &kv, rows, op)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Encodes attention of one span whose keys and values are in the KV cache.
+pub(in crate::gpu) fn encode_span(
+    ctx: &mut OpContext<'_>,
+    kv: &KvBinding,
+    rows: SpanRows,
     op: &Op<'_>,
 ) -> Result<(), Error> {
-    match !gpu.exact && span.rows >= TILED_ROWS {
-        true => attend_tiled(gpu, kv, (span, first), op),
-        false => attend(gpu, kv, (span, first), op, None),
+    match !ctx.exact && rows.span.rows >= TILED_ROWS {
+        true => encode_tiled(ctx, kv, rows, op),
+        false => encode_split(ctx, kv, rows, op, None),
     }
 }
 
-/// A position that lies where `position` does, within 32 bits.
-const fn low(position: usize, kv: &KeyValues) -> usize {
-    match position > HIGH {
+/// Position in the same element of the ring buffer that fits into 32 bits.
+const fn reduce_position(position: usize, kv: &KvBinding) -> usize {
+    match position > MAX_POSITION {
         true => position % kv.positions + kv.positions,
         false => position,
     }
 }
 
-/// Attends from the rows of one span, several of them in a workgroup: keys and values are read once for all of its queries.
-/// A row's bits do not depend on the other rows, but differ from those of [`attend`]. Queries and weights are rounded to f16
-/// where matrices are multiplied in hardware.
-pub(in crate::gpu) fn attend_tiled(
-    gpu: &mut GpuDevice,
-    kv: &KeyValues,
-    (span, first): (&Span, usize),
+/// Encodes attention of one span with several rows in a workgroup, which reads keys and values once
+/// for all of its queries.
+///
+/// The bits of a row do not depend on other rows, but differ from those of [`encode_split`]. With
+/// cooperative matrices queries and weights are rounded to f16.
+pub(super) fn encode_tiled(
+    ctx: &mut OpContext<'_>,
+    kv: &KvBinding,
+    rows: SpanRows,
     op: &Op<'_>,
 ) -> Result<(), Error> {
     let &Op::Attention { q, k, v, gate, scale, window, sinks, positions, out, .. } = op else {
         return Ok(());
     };
+    let SpanRows { span, first_row } = rows;
     let width = out.width.next_multiple_of(64);
-    if positions.is_some() || width * 16 > TILE_NUMBERS {
-        return attend(gpu, kv, (span, first), op, None);
+    if positions.is_some() || width * 16 > TILE_ELEMENTS {
+        return encode_split(ctx, kv, rows, op, None);
     }
-    let (kernel, queries, threads) = match cooperates(gpu, kv, op) {
+    let (kernel, queries, threads) = match uses_cooperative(ctx, kv, op) {
         true => (&COOPERATIVE, COOPERATIVE_QUERIES, 2 * COOPERATIVE_QUERIES),
-        false => (&TILES, 1 << (TILE_NUMBERS / width).clamp(16, 64).ilog2(), THREADS),
+        false => (&TILES, 1 << (TILE_ELEMENTS / width).clamp(16, 64).ilog2(), THREADS),
     };
     let group = q.heads / k.heads;
     let tiles = (span.rows * group).div_ceil(queries);
-    let part = |view: View| view.slice(first, span.rows);
-    let (q, out) = (part(q), part(out));
-    let gate_view = gate.map_or(out, part);
+    let slice = |view: View| view.slice(first_row, span.rows);
+    let (q, out) = (slice(q), slice(out));
+    let gate_view = gate.map_or(out, slice);
+    let store = &*ctx.store;
     let params = Params::new()
-        .view(gpu.store.place(&q)?, &q)
-        .view(gpu.store.place(&out)?, &out)
-        .view(gpu.store.place(&gate_view)?, &gate_view)
+        .view(store.view_offset(&q)?, &q)
+        .view(store.view_offset(&out)?, &out)
+        .view(store.view_offset(&gate_view)?, &gate_view)
         .n(span.rows)
-        .n(low(span.position, kv))
-        .n(window.unwrap_or(usize::MAX).min(HIGH * 2))
+        .n(reduce_position(span.position, kv))
+        .n(window.unwrap_or(usize::MAX).min(MAX_POSITION * 2))
         .n(q.heads)
         .n(group)
         .n(kv.positions)
         .u(kv.values)
-        .u(sinks.map(|sinks| gpu.store.start(sinks)).transpose()?.unwrap_or(NONE))
+        .u(sinks.map(|sinks| store.buffer_offset(sinks)).transpose()?.unwrap_or(NONE))
         .u(gate.is_some().into())
         .f(scale)
         .n(tiles);
     let constants = Constants::new(&[
         ("WG", threads as u32),
-        ("HALF", gpu.half()),
+        ("HALF", ctx.kv_half()),
         ("QUERIES", queries as u32),
         ("KEY", k.width as u32),
         ("VALUE", out.width as u32),
         ("LATENT", v.is_none().into()),
     ]);
-    gpu.dispatch(kernel, constants, &[&gpu.activations(), &kv.memory], &params, tiles * k.heads)
+    let buffers = [store.activations(), &kv.buffer];
+    ctx.recorder.dispatch(kernel, constants, &buffers, &params, tiles * k.heads)
 }
 
-/// Whether subgroups multiply the op's queries and keys together as matrices: [`COOPERATIVE`].
-fn cooperates(gpu: &GpuDevice, kv: &KeyValues, op: &Op<'_>) -> bool {
+/// Whether [`COOPERATIVE`] supports the op: products of queries and keys as cooperative matrices.
+fn uses_cooperative(ctx: &OpContext<'_>, kv: &KvBinding, op: &Op<'_>) -> bool {
     let &Op::Attention { k, v: Some(_), out, .. } = op else { return false };
-    let target = gpu.target();
-    let whole = |width: usize| width.is_multiple_of(16) && width <= 128;
+    let target = ctx.target();
+    let fits = |width: usize| width.is_multiple_of(16) && width <= 128;
     target.cooperative
         && target.team == 32
-        && gpu.limits.max_compute_workgroup_storage_size >= COOPERATIVE_BYTES
-        && gpu.half() == 1
+        && ctx.workgroup_bytes() >= COOPERATIVE_BYTES
+        && ctx.kv_half() == 1
         && kv.values.is_multiple_of(4)
-        && whole(k.width)
-        && whole(out.width)
+        && fits(k.width)
+        && fits(out.width)
 }
 
-/// How a row's positions are split, as `attention_splits.wgsl` has it.
+/// Rule that splits the positions of a row over workgroups: `attention_splits.wgsl`.
 #[derive(Clone, Copy)]
-pub(in crate::gpu) struct Splits {
+struct SplitPolicy {
     window: usize,
-    /// Positions that are not split, at most.
-    alone: usize,
-    /// Positions of a part, at least.
-    least: usize,
-    /// Parts, at most.
-    most: usize,
+    /// Number of positions up to which a row is not split.
+    max_unsplit: usize,
+    /// Minimum positions of a split.
+    min_split: usize,
+    max_splits: usize,
 }
 
-impl Splits {
+impl SplitPolicy {
+    /// Number of splits of the row at `position`.
     fn count(self, position: usize) -> usize {
         let seen = self.window.min(position + 1);
-        if seen <= self.alone {
+        if seen <= self.max_unsplit {
             return 1;
         }
-        let of_split = seen.div_ceil(self.most).next_multiple_of(MIN_SPLIT).max(self.least);
-        seen.div_ceil(of_split)
-    }
-
-    pub(in crate::gpu) fn params(self, params: Params, position: usize, splits: usize) -> Params {
-        params.n(position).n(self.window).n(self.alone).n(self.least).n(self.most).n(splits)
+        let split = seen.div_ceil(self.max_splits).next_multiple_of(MIN_SPLIT);
+        seen.div_ceil(split.max(self.min_split))
     }
 }
 
-/// How heads and columns lie in workgroups.
-struct Shape {
-    /// Heads of a workgroup at most; a power of two.
+/// Tiling of the general kernel: heads and value columns of a workgroup.
+struct HeadTiling {
+    /// Maximum heads of a workgroup, a power of two.
     heads: usize,
     /// Workgroups for the heads that share keys.
     tiles: usize,
-    /// Pairs of columns side by side.
+    /// Pairs of columns computed side by side.
     columns: usize,
 }
 
-impl Shape {
-    /// For `group` heads that share keys, and values of `value` numbers.
-    fn new(group: usize, value: usize) -> Self {
-        let pairs = value.div_ceil(2);
+impl HeadTiling {
+    /// Tiling for `group` heads that share keys, and values of `value_width` elements.
+    fn new(group: usize, value_width: usize) -> Self {
+        let pairs = value_width.div_ceil(2);
         let columns = pairs.next_power_of_two().clamp(16, THREADS);
-        let most = (MAX_SUMS / pairs.div_ceil(columns)).clamp(1, MAX_HEADS);
-        let tiles = group.div_ceil(1 << most.ilog2());
+        let max_heads = (MAX_SUMS / pairs.div_ceil(columns)).clamp(1, MAX_HEADS);
+        let tiles = group.div_ceil(1 << max_heads.ilog2());
         Self { heads: group.div_ceil(tiles).next_power_of_two(), tiles, columns }
     }
 }
 
-/// Attends from the rows of one span to its keys and values. Of one row, they may be on their way to the state.
-pub(in crate::gpu) fn attend(
-    gpu: &mut GpuDevice,
-    kv: &KeyValues,
-    (span, first): (&Span, usize),
+/// Rows of an op with the same maximum number of KV splits.
+pub(in crate::gpu) struct KvSplits {
+    first_row: usize,
+    rows: usize,
+    /// Position of the first row.
+    position: usize,
+    policy: SplitPolicy,
+    /// Splits of the row that has most.
+    count: usize,
+    /// Offset of the sinks in the activations, or [`NONE`].
+    sinks: u32,
+    /// Partial results of splits, to be merged.
+    scratch: DeviceBuffer,
+}
+
+impl KvSplits {
+    /// Adds the parameters of `attention_splits.wgsl`.
+    fn push_params(&self, params: Params) -> Params {
+        let SplitPolicy { window, max_unsplit, min_split, max_splits } = self.policy;
+        params.n(self.position).n(window).n(max_unsplit).n(min_split).n(max_splits).n(self.count)
+    }
+}
+
+/// Encodes attention of one span, with positions split over workgroups. Keys and values of a single
+/// row may be `new_kv`, which the kernel appends to the KV cache.
+pub(in crate::gpu) fn encode_split(
+    ctx: &mut OpContext<'_>,
+    kv: &KvBinding,
+    rows: SpanRows,
     op: &Op<'_>,
-    own: Option<&NewKv>,
+    new_kv: Option<&NewKv>,
 ) -> Result<(), Error> {
     let &Op::Attention { q, k, gate, window, sinks, positions, out, .. } = op else {
         return Ok(());
     };
-    let decode = Decode::of(gpu, op);
-    let shape = Shape::new(q.heads / k.heads, out.width);
-    let tiles = decode.as_ref().map_or(k.heads * shape.tiles, |decode| decode.tiles);
-    let window = positions.map_or(window.unwrap_or(usize::MAX), |list| list.width).min(HIGH * 2);
-    let splits = match gpu.exact {
-        true => Splits { window, alone: KV_BLOCK, least: KV_BLOCK, most: MAX_SPLITS },
-        false => Splits {
+    let SpanRows { span, first_row } = rows;
+    let decode = DecodeKernel::for_op(ctx, op);
+    let tiling = HeadTiling::new(q.heads / k.heads, out.width);
+    let tiles = decode.as_ref().map_or(k.heads * tiling.tiles, |decode| decode.tiles);
+    let window = positions.map_or(window.unwrap_or(usize::MAX), |list| list.width);
+    let window = window.min(MAX_POSITION * 2);
+    let policy = match ctx.exact {
+        true => SplitPolicy {
             window,
-            alone: ALONE,
-            least: MIN_SPLIT,
-            most: (WORKGROUPS / tiles).clamp(8, MAX_SPLITS),
+            max_unsplit: KV_BLOCK,
+            min_split: KV_BLOCK,
+            max_splits: MAX_SPLITS,
+        },
+        false => SplitPolicy {
+            window,
+            max_unsplit: MAX_UNSPLIT,
+            min_split: MIN_SPLIT,
+            max_splits: (FULL_GRID / tiles).clamp(8, MAX_SPLITS),
         },
     };
-    let position = low(span.position, kv);
-    let sinks = sinks.map(|sinks| gpu.store.start(sinks)).transpose()?.unwrap_or(NONE);
-    let mut from = 0;
-    while from < span.rows {
-        // As many rows as have room for their parts.
-        let most = splits.count(position + span.rows - 1);
-        let room = SCRATCH / (q.heads * most * (out.width + 2));
-        let rows = room.clamp(1, span.rows - from);
-        let at = position + from;
-        let n = splits.count(at + rows - 1);
-        let parts = Parts {
-            rows: (first + from, rows),
-            position: at,
-            splits,
-            n,
+    let position = reduce_position(span.position, kv);
+    let sinks = sinks.map(|sinks| ctx.store.buffer_offset(sinks)).transpose()?.unwrap_or(NONE);
+    let mut done = 0;
+    while done < span.rows {
+        // As many rows as have scratch for their splits.
+        let max_count = policy.count(position + span.rows - 1);
+        let max_rows = MAX_SCRATCH / (q.heads * max_count * (out.width + 2));
+        let rows = max_rows.clamp(1, span.rows - done);
+        let count = policy.count(position + done + rows - 1);
+        let scratch = if count == 1 { 1 } else { rows * q.heads * count * (out.width + 2) };
+        let splits = KvSplits {
+            first_row: first_row + done,
+            rows,
+            position: position + done,
+            policy,
+            count,
             sinks,
-            scratch: gpu.scratch(if n == 1 { 1 } else { rows * q.heads * n * (out.width + 2) })?,
+            scratch: ctx.scratch(scratch)?,
         };
         match &decode {
-            Some(decode) => decode.run(gpu, kv, &parts, op, own)?,
-            None => run(gpu, kv, &parts, op, &shape)?,
+            Some(decode) => decode.encode(ctx, kv, &splits, op, new_kv)?,
+            None => encode_general(ctx, kv, &splits, op, &tiling)?,
         }
-        if n > 1 {
-            let part = |view: View| view.slice(first + from, rows);
-            merge(gpu, &parts, (part(out), gate.map(part)))?;
+        if count > 1 {
+            let slice = |view: View| view.slice(first_row + done, rows);
+            merge_splits(ctx, &splits, slice(out), gate.map(slice))?;
         }
-        from += rows;
+        done += rows;
     }
     Ok(())
 }
 
-/// Rows of an op whose positions are split alike.
-pub(in crate::gpu) struct Parts {
-    /// The first, and how many.
-    pub(in crate::gpu) rows: (usize, usize),
-    /// Where the first row lies.
-    pub(in crate::gpu) position: usize,
-    pub(in crate::gpu) splits: Splits,
-    /// Parts of the row that has most.
-    pub(in crate::gpu) n: usize,
-    /// Where sinks begin among the activations, or [`NONE`].
-    pub(in crate::gpu) sinks: u32,
-    /// What parts leave to be joined.
-    pub(in crate::gpu) scratch: Memory,
-}
-
-/// Attends with any widths, by name, and to latents.
-fn run(
-    gpu: &mut GpuDevice,
-    kv: &KeyValues,
-    parts: &Parts,
+/// Encodes attention with any widths, to listed positions, or to latents.
+fn encode_general(
+    ctx: &mut OpContext<'_>,
+    kv: &KvBinding,
+    splits: &KvSplits,
     op: &Op<'_>,
-    shape: &Shape,
+    tiling: &HeadTiling,
 ) -> Result<(), Error> {
     let &Op::Attention { q, k, v, gate, scale, positions, out, .. } = op else { return Ok(()) };
-    let (first, rows) = parts.rows;
     let group = q.heads / k.heads;
-    let part = |view: View| view.slice(first, rows);
-    let (q, out) = (part(q), part(out));
-    let (gate_view, list) = (gate.map_or(out, part), positions.map_or(out, part));
-    let store = &gpu.store;
+    let rows = splits.rows;
+    let slice = |view: View| view.slice(splits.first_row, rows);
+    let (q, out) = (slice(q), slice(out));
+    let (gate_view, list) = (gate.map_or(out, slice), positions.map_or(out, slice));
+    let store = &*ctx.store;
     let params = Params::new()
-        .view(store.place(&q)?, &q)
-        .view(store.place(&out)?, &out)
-        .view(store.place(&gate_view)?, &gate_view)
-        .view(store.place(&list)?, &list)
+        .view(store.view_offset(&q)?, &q)
+        .view(store.view_offset(&out)?, &out)
+        .view(store.view_offset(&gate_view)?, &gate_view)
+        .view(store.view_offset(&list)?, &list)
         .n(rows);
-    let params = parts
-        .splits
-        .params(params, parts.position, parts.n)
+    let params = splits
+        .push_params(params)
         .n(q.heads)
         .n(group)
-        .n(shape.tiles)
+        .n(tiling.tiles)
         .n(kv.positions)
         .u(kv.values)
-        .u(parts.sinks)
+        .u(splits.sinks)
         .u(gate.is_some().into())
         .f(scale);
     let constants = Constants::new(&[
         ("WG", THREADS as u32),
-        ("HALF", gpu.half()),
-        ("HT", shape.heads as u32),
+        ("HALF", ctx.kv_half()),
+        ("HT", tiling.heads as u32),
         ("KEY", k.width as u32),
         ("VALUE", out.width as u32),
         ("LATENT", v.is_none().into()),
         ("NAMED", positions.is_some().into()),
-        ("COLUMNS", shape.columns as u32),
-        ("FINISH", (parts.n == 1).into()),
+        ("COLUMNS", tiling.columns as u32),
+        ("FINISH", (splits.count == 1).into()),
     ]);
-    let buffers = [&gpu.activations(), &kv.memory, &parts.scratch];
-    gpu.dispatch(&ATTENTION, constants, &buffers, &params, rows * k.heads * shape.tiles * parts.n)
+    let buffers = [store.activations(), &kv.buffer, &splits.scratch];
+    let groups = rows * k.heads * tiling.tiles * splits.count;
+    ctx.recorder.dispatch(&ATTENTION, constants, &buffers, &params, groups)
 }
 
-/// Joins what parts have left.
-fn merge(
-    gpu: &mut GpuDevice,
-    parts: &Parts,
-    (out, gate): (View, Option<View>),
+/// Merges the partial results of splits.
+fn merge_splits(
+    ctx: &mut OpContext<'_>,
+    splits: &KvSplits,
+    out: View,
+    gate: Option<View>,
 ) -> Result<(), Error> {
     let gate_view = gate.unwrap_or(out);
+    let store = &*ctx.store;
     let params = Params::new()
-        .view(gpu.store.place(&out)?, &out)
-        .view(gpu.store.place(&gate_view)?, &gate_view)
+        .view(store.view_offset(&out)?, &out)
+        .view(store.view_offset(&gate_view)?, &gate_view)
         .n(out.rows);
-    let columns = out.width.div_ceil(MERGED);
-    let params = parts
-        .splits
-        .params(params, parts.position, parts.n)
+    let columns = out.width.div_ceil(MERGE_COLUMNS);
+    let params = splits
+        .push_params(params)
         .n(out.heads)
         .n(out.width)
         .n(columns)
-        .u(parts.sinks)
+        .u(splits.sinks)
         .u(gate.is_some().into());
-    let most = parts.splits.most.next_multiple_of(MERGING / MERGED);
-    let constants = Constants::new(&[("WG", MERGING as u32), ("MOST", most as u32)]);
-    let buffers = [&gpu.activations(), &parts.scratch];
-    gpu.dispatch(&MERGE, constants, &buffers, &params, out.rows * out.heads * columns)
+    let max_splits = splits.policy.max_splits.next_multiple_of(MERGE_THREADS / MERGE_COLUMNS);
+    let constants = Constants::new(&[("WG", MERGE_THREADS as u32), ("MOST", max_splits as u32)]);
+    let buffers = [store.activations(), &splits.scratch];
+    let groups = out.rows * out.heads * columns;
+    ctx.recorder.dispatch(&MERGE, constants, &buffers, &params, groups)
 }
 
 #[cfg(test)]

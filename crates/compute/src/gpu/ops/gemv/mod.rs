@@ -1,19 +1,26 @@
-//! Products with few rows of activations, at the speed at which memory gives the weights.
+//! GEMV dispatch: products of a few rows of activations with weights, bound by memory bandwidth.
+//!
+//! [`experts`] has the products of routed experts.
 
-use crate::gpu::{
-    Constants, GpuDevice, Kernel, Memory, Params,
-    elementwise::activation_of,
-    experts::InBank,
-    formats::{Chunk, scalar},
+pub(in crate::gpu) mod experts;
+
+use super::{
+    Constants, DeviceBuffer, Kernel, OpContext, Params,
     kernel::Access::{Read, Write},
-    matmul::Pieces,
-    memory::Piece,
-    norm,
-    topk::Ranked,
+    norm::{NormDispatch, NormKind},
+    operands::{BankUses, WeightShards},
+    weight_format::Block32,
 };
-use crate::{Activation, Buffer, Error, MatrixShape, Shared, View, Weight, matrix::MatrixPlace};
+use crate::{
+    Activation, Buffer, Error, MatrixShape, View, Weight,
+    gpu::store::{Store, weights::WeightShard},
+    matrix::MatrixPlace,
+};
 
-/// One kernel for each way to read a format, with f32 activations and with rounded ones.
+pub(in crate::gpu) use self::experts::{DownProjection, ExpertSum};
+use self::experts::{ExpertStage, encode_stage};
+
+/// One kernel per [`Block32`] with f32 activations, then those with integer activations.
 macro_rules! kernels {
     ($op:literal, [$($before:literal),*], $bindings:expr) => {
         [
@@ -73,266 +80,322 @@ static EXPERTS_SUM: [Kernel; 10] =
 
 /// Threads of a workgroup.
 const THREADS: u32 = 256;
-/// Threads of one that sums experts, and how many such it takes to fill a GPU: the first of these that fits. It stages what all
-/// experts of a row meet, so fewer are better. Of f32 activations threads keep more, and adapters may have too few registers
-/// for more than the last.
-const SUM_THREADS: [(u32, usize); 3] = [(1024, 128), (512, 0), (THREADS, 0)];
-/// The most threads that share rows of weights.
-const PART: u32 = 32;
-/// Rows of a matrix from which on parts take several of them, whatever their length: there are enough parts to fill any GPU.
-const MANY: usize = 1 << 15;
-/// Rows of a matrix up to which parts of f32 activations take few of them, though each then fetches `x` for itself.
-const FEW: usize = 1 << 10;
-/// Workgroups of a product that are enough to fill any GPU: larger ones walk several blocks, so that `x` is staged less often.
-const FILL: usize = 528;
-/// The same of a matrix of [`MANY`] rows: how many fit at once differs from kernel to kernel, and of more the last ones are
-/// a smaller part.
-const FILL_MANY: usize = 3 * FILL;
-/// Rows up to which products norm them on their way: each workgroup of a row norms it anew, which a dispatch less makes up for.
-pub(in crate::gpu) const NORMED: usize = 4;
-/// Matrices that share a dispatch.
-pub(in crate::gpu) const TARGETS: usize = 4;
+/// Maximum number of threads that share rows of weights.
+const MAX_ROW_THREADS: u32 = 32;
+/// Rows of a matrix from which on row groups take several rows each, whatever their length: there
+/// are enough row groups to fill any GPU.
+const LARGE_MATRIX_ROWS: usize = 1 << 15;
+/// Rows of a matrix up to which row groups with f32 activations take few rows each, although each
+/// group then loads `x` separately.
+const SMALL_MATRIX_ROWS: usize = 1 << 10;
+/// Workgroups of a product that fill any GPU. Larger products use a grid-stride loop, so that `x` is
+/// staged less often.
+const FULL_GRID: usize = 528;
+/// Workgroups for matrices of at least [`LARGE_MATRIX_ROWS`] rows. More of them, because occupancy
+/// varies by kernel and a partly filled last wave is then a smaller share of the time.
+const FULL_GRID_LARGE: usize = 3 * FULL_GRID;
+/// Maximum rows that are normed in the prologue of products. Each workgroup of a row norms it again,
+/// which costs less than a separate dispatch.
+pub(in crate::gpu) const MAX_NORMED_ROWS: usize = 4;
+/// Maximum number of matrices that share a dispatch.
+const MAX_MATRICES: usize = 4;
 
-/// What activations are while they meet weights.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(in crate::gpu) enum Staged {
+/// Format of activations in workgroup memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ActivationFormat {
     F32,
-    /// Whole numbers of two bytes, or of one, with a scale for 32 of them.
-    Two,
-    One,
+    /// 16-bit integers, with a scale for each 32.
+    I16,
+    /// 8-bit integers, with a scale for each 32.
+    I8,
 }
 
-impl Staged {
-    /// What most matrices meet.
-    const fn usual(exact: bool) -> Self {
-        if exact { Self::F32 } else { Self::Two }
+impl ActivationFormat {
+    /// Format for most products.
+    const fn default_for(exact: bool) -> Self {
+        if exact { Self::F32 } else { Self::I16 }
     }
 
-    /// What gate and up of experts meet: half of the bytes of a token, and where a second byte shows least in logits.
-    const fn first_of_experts(exact: bool) -> Self {
-        if exact { Self::F32 } else { Self::One }
+    /// Format for gate and up of experts. They are half of the bytes that a token reads, and the
+    /// second byte of activations affects logits least there.
+    const fn for_gate_up(exact: bool) -> Self {
+        if exact { Self::F32 } else { Self::I8 }
     }
 
-    /// Bytes of workgroup memory for so many, scales and sums included.
-    const fn memory(self, cols: usize) -> usize {
+    /// Format in which a kernel for `block` stages activations: f32 without integer products.
+    fn supported(self, ctx: &OpContext<'_>, block: Block32) -> Self {
+        if ctx.target().dot8 && block.is_integer() { self } else { Self::F32 }
+    }
+
+    /// Bytes of workgroup memory for `cols` activations, with their scales and sums.
+    const fn workgroup_bytes(self, cols: usize) -> usize {
         match self {
             Self::F32 => 4 * cols,
-            Self::Two => 2 * cols + cols / 2,
-            Self::One => cols + cols / 2,
+            Self::I16 => 2 * cols + cols / 2,
+            Self::I8 => cols + cols / 2,
         }
     }
 }
 
-/// A kernel for a shape, and constants for it.
+/// Kernel for a matrix shape and its constants.
 #[derive(Clone, Copy)]
-struct Choice {
-    which: usize,
-    chunk: Chunk,
-    /// Threads of a part, and the rows that it takes at a time.
-    part: u32,
+struct GemvConfig {
+    /// Index in arrays of kernels.
+    kernel: usize,
+    block: Block32,
+    /// Threads of a row group, and rows that it computes at a time.
+    row_threads: u32,
     rows: usize,
-    staged: Staged,
+    activations: ActivationFormat,
     constants: Constants,
 }
 
-impl GpuDevice {
-    /// How many inputs of a row workgroup memory holds at once for these kernels, of such a shape: all, or whole blocks of
-    /// weights. `None` where only the general kernel can multiply.
-    pub(in crate::gpu) fn inputs(&self, shape: MatrixShape, staged: Staged) -> Option<usize> {
-        let staged = self.staged(Chunk::of(shape)?, staged);
-        let most = self.group_room() * 32 / staged.memory(32);
-        let block = shape.format.block_cols().max(32);
-        let most = most / block * block;
-        let sections = shape.cols.div_ceil(most.max(1)).max(1);
-        (most > 0).then(|| shape.cols.div_ceil(sections).next_multiple_of(block).min(shape.cols))
+impl GemvConfig {
+    /// Config for whole rows of a matrix; `None` if only the general kernel supports the shape, or
+    /// rows do not fit into workgroup memory.
+    fn for_rows(
+        ctx: &OpContext<'_>,
+        shape: MatrixShape,
+        activations: ActivationFormat,
+    ) -> Option<Self> {
+        section_cols(ctx, shape, activations).filter(|cols| *cols == shape.cols)?;
+        Self::for_section(ctx, shape, activations, shape.cols)
     }
 
-    /// How these kernels stage what chunks meet: where they cannot multiply whole numbers, as f32.
-    fn staged(&self, chunk: Chunk, staged: Staged) -> Staged {
-        if self.target().dot8 && chunk.is_whole() { staged } else { Staged::F32 }
-    }
-
-    /// Bytes of workgroup memory for x. Teams and parts that are no subgroups exchange numbers through the rest.
-    const fn group_room(&self) -> usize {
-        self.limits.max_compute_workgroup_storage_size as usize - 4096
-    }
-
-    /// Which kernel multiplies few rows with a matrix of a shape; `None` where none can at once.
-    fn choose(&self, shape: MatrixShape, staged: Staged) -> Option<Choice> {
-        self.inputs(shape, staged).filter(|n| *n == shape.cols)?;
-        self.choose_for(shape, staged, shape.cols)
-    }
-
-    /// Which kernel multiplies few rows with `cols` inputs of each row of a matrix, as [`GpuDevice::inputs`] has them.
-    fn choose_for(&self, shape: MatrixShape, staged: Staged, cols: usize) -> Option<Choice> {
-        let target = self.target();
-        let chunk = Chunk::of(shape)?;
-        let staged = self.staged(chunk, staged);
-        let rounded = staged != Staged::F32;
-        let of_x = MatrixShape { cols, ..shape };
-        let (part, rows) = parts(of_x, target.team, rounded);
-        let which = match (chunk, rounded) {
-            (_, false) => chunk.kernel(),
-            // Behind all others; of plain numbers and e4m3 there is none.
-            (Chunk::E2m1, true) => 9,
-            (_, true) => 6 + chunk.kernel(),
+    /// Config for `cols` inputs of each row, at most [`section_cols`].
+    fn for_section(
+        ctx: &OpContext<'_>,
+        shape: MatrixShape,
+        activations: ActivationFormat,
+        cols: usize,
+    ) -> Option<Self> {
+        let block = Block32::for_shape(shape)?;
+        let activations = activations.supported(ctx, block);
+        let is_integer = activations != ActivationFormat::F32;
+        let section = MatrixShape { cols, ..shape };
+        let (row_threads, rows) = row_groups(section, ctx.target().team, is_integer);
+        let kernel = match (block, is_integer) {
+            (_, false) => block.index(),
+            // The last one: plain and e4m3 weights have no integer kernel.
+            (Block32::E2m1, true) => 9,
+            (_, true) => 6 + block.index(),
         };
-        let bytes = if staged == Staged::Two { 2 } else { 1 };
-        let constants =
-            Constants::new(&[("ROW_COLS", shape.cols as u32), ("X_BYTES", bytes)]).chunks(of_x);
-        Some(Choice { which, chunk, part, rows, staged, constants })
+        let bytes = if activations == ActivationFormat::I16 { 2 } else { 1 };
+        let constants = Constants::new(&[("ROW_COLS", shape.cols as u32), ("X_BYTES", bytes)]);
+        let constants = constants.blocks(section);
+        Some(Self { kernel, block, row_threads, rows, activations, constants })
     }
 }
 
-/// Threads of a part and the rows that it takes at a time, so that its threads ask for all of them at once if they can.
-pub(in crate::gpu) fn parts(shape: MatrixShape, team: u32, rounded: bool) -> (u32, usize) {
-    let chunks = (shape.cols / 32).max(1);
-    // A row of 24 chunks is three for each of eight threads.
-    let whole = if chunks < 64 { 1 << chunks.trailing_zeros().max(3) } else { PART };
-    let part = PART.min(team).min(whole);
-    let across = chunks.div_ceil(part as usize).next_power_of_two().clamp(1, 4);
-    let rows = match rounded {
-        true if shape.rows >= MANY => (4 / across).max(2),
-        false if shape.rows > FEW => 4,
-        _ => 4 / across,
+/// Inputs of a row that fit into workgroup memory at once: all, or whole blocks of weights. `None`
+/// if only the general kernel supports the shape.
+pub(super) fn section_cols(
+    ctx: &OpContext<'_>,
+    shape: MatrixShape,
+    activations: ActivationFormat,
+) -> Option<usize> {
+    let activations = activations.supported(ctx, Block32::for_shape(shape)?);
+    let max = x_bytes(ctx) * 32 / activations.workgroup_bytes(32);
+    let block = shape.format.block_cols().max(32);
+    let max = max / block * block;
+    let sections = shape.cols.div_ceil(max.max(1)).max(1);
+    (max > 0).then(|| shape.cols.div_ceil(sections).next_multiple_of(block).min(shape.cols))
+}
+
+/// Bytes of workgroup memory for `x`. Without subgroups, teams exchange values through the rest.
+fn x_bytes(ctx: &OpContext<'_>) -> usize {
+    ctx.workgroup_bytes() as usize - 4096
+}
+
+/// Threads of a row group and rows that it computes at a time, so that its threads can load all of
+/// the rows at once.
+pub(super) fn row_groups(shape: MatrixShape, team: u32, is_integer: bool) -> (u32, usize) {
+    let blocks = (shape.cols / 32).max(1);
+    // A row of 24 blocks is split into three for each of eight threads.
+    let whole = if blocks < 64 { 1 << blocks.trailing_zeros().max(3) } else { MAX_ROW_THREADS };
+    let row_threads = MAX_ROW_THREADS.min(team).min(whole);
+    let loads = blocks.div_ceil(row_threads as usize).next_power_of_two().clamp(1, 4);
+    let rows = match is_integer {
+        true if shape.rows >= LARGE_MATRIX_ROWS => (4 / loads).max(2),
+        false if shape.rows > SMALL_MATRIX_ROWS => 4,
+        _ => 4 / loads,
     };
-    (part, rows)
+    (row_threads, rows)
 }
 
-/// Workgroups that walk `rows` rows, up to about `fill` of them, and the blocks that each takes.
-fn walk(rows: usize, per_block: usize, fill: usize) -> (usize, usize) {
-    let blocks = rows.div_ceil(per_block);
-    let turns = blocks.div_ceil(fill).max(1);
-    (blocks.div_ceil(turns), turns)
+/// Grid of a product with a grid-stride loop.
+#[derive(Clone, Copy)]
+struct RowGrid {
+    workgroups: usize,
+    /// Row blocks that a workgroup computes.
+    blocks_per_group: usize,
 }
 
-/// Multiplies, if the shape is one for these kernels.
-pub(in crate::gpu) fn mat_mul(
-    gpu: &mut GpuDevice,
-    x: View,
-    (weight, bias, exact): (Weight, Option<Buffer>, bool),
-    out: View,
+impl RowGrid {
+    /// Grid for `rows` rows, of at most about `full` workgroups.
+    fn new(rows: usize, rows_per_block: usize, full: usize) -> Self {
+        let blocks = rows.div_ceil(rows_per_block);
+        let blocks_per_group = blocks.div_ceil(full).max(1);
+        Self { workgroups: blocks.div_ceil(blocks_per_group), blocks_per_group }
+    }
+}
+
+/// Encodes [`Op::MatMul`](crate::Op::MatMul). Returns false if these kernels do not support the
+/// shape.
+pub(super) fn encode_matmul(
+    ctx: &mut OpContext<'_>,
+    operands: MatMulOperands,
 ) -> Result<bool, Error> {
-    let Pieces { shape, all } = gpu.pieces(weight)?;
-    let staged = Staged::usual(exact);
-    let Some(inputs) = gpu.inputs(shape, staged) else { return Ok(false) };
-    for (arena, piece) in all {
-        let bias = bias.map(|b| gpu.store.start(b)).transpose()?.map(|b| b + piece.first as u32);
-        let out = out.columns(piece.first, piece.rows);
-        for first in (0..shape.cols).step_by(inputs) {
-            let cols = inputs.min(shape.cols - first);
-            let Some(choice) = gpu.choose_for(shape, staged, cols) else { return Ok(false) };
-            let [weights, scales, biases] = behind(shape, first).map(|n| n as u32);
-            let piece = Piece {
-                weights: piece.weights + weights,
-                scales: piece.scales + scales,
-                biases: piece.biases + biases,
-                ..piece
+    let MatMulOperands { x, weight, bias, exact, out } = operands;
+    let WeightShards { shape, shards } = WeightShards::new(ctx.store, weight)?;
+    let activations = ActivationFormat::default_for(exact);
+    let Some(section) = section_cols(ctx, shape, activations) else { return Ok(false) };
+    for (arena, shard) in shards {
+        let bias = bias.map(|b| ctx.store.buffer_offset(b)).transpose()?;
+        let bias = bias.map(|b| b + shard.first_row as u32);
+        let out = out.columns(shard.first_row, shard.rows);
+        for first in (0..shape.cols).step_by(section) {
+            let cols = section.min(shape.cols - first);
+            let Some(config) = GemvConfig::for_section(ctx, shape, activations, cols) else {
+                return Ok(false);
             };
-            let (x, arena) = (x.columns(first, cols), arena.clone());
-            // The first section writes, the others add to it.
-            let (bias, onto) = (bias.filter(|_| first == 0), first > 0);
-            products(
-                gpu,
-                None,
-                &[Product { choice, shape, x, arena, piece, bias, onto, out }],
-                None,
-            )?;
+            let product = GemvProduct {
+                config,
+                shape,
+                x: x.columns(first, cols),
+                arena: arena.clone(),
+                shard: shard.advance(plane_bytes(shape, first).map(|bytes| bytes as u32)),
+                // The first section writes `out`, the others add to it.
+                bias: bias.filter(|_| first == 0),
+                accumulate: first > 0,
+                out,
+            };
+            encode_products(ctx, None, &[product], None)?;
         }
     }
     Ok(true)
 }
 
 /// Bytes of `cols` inputs of a row: weights, scales and biases.
-const fn behind(shape: MatrixShape, cols: usize) -> [usize; 3] {
+const fn plane_bytes(shape: MatrixShape, cols: usize) -> [usize; 3] {
     let scales = shape.format.row_scale_bytes(cols);
     [shape.format.row_bytes(cols), scales, scales]
 }
 
-/// [`Op::RmsNorm`](crate::Op::RmsNorm) of few vectors.
+/// Operands of [`Op::MatMul`](crate::Op::MatMul).
 #[derive(Clone, Copy)]
-pub(in crate::gpu) struct Norm {
+pub(in crate::gpu) struct MatMulOperands {
+    pub(in crate::gpu) x: View,
+    pub(in crate::gpu) weight: Weight,
+    pub(in crate::gpu) bias: Option<Buffer>,
+    /// Whether the op or the device demands f32 activations.
+    pub(in crate::gpu) exact: bool,
+    pub(in crate::gpu) out: View,
+}
+
+/// RMSNorm of a few rows, which may be the prologue of products.
+#[derive(Clone, Copy)]
+pub(in crate::gpu) struct NormPrologue {
     pub(in crate::gpu) x: View,
     pub(in crate::gpu) weight: Buffer,
     pub(in crate::gpu) eps: f32,
     pub(in crate::gpu) out: View,
 }
 
-impl Norm {
-    /// Runs it by itself.
-    pub(in crate::gpu) fn run(&self, gpu: &mut GpuDevice) -> Result<(), Error> {
+impl NormPrologue {
+    /// Encodes it as a separate dispatch.
+    pub(in crate::gpu) fn encode(&self, ctx: &mut OpContext<'_>) -> Result<(), Error> {
         let &Self { x, weight, eps, out } = self;
-        norm::run(gpu, (x, out, None), Some(weight), (None, eps), [0, 0])
+        NormDispatch {
+            kind: NormKind::Rms,
+            x,
+            out,
+            operand: None,
+            weight: Some(weight),
+            bias: None,
+            eps,
+        }
+        .encode(ctx)
     }
 }
 
-/// Heads of few rows that are yet to be normed: `count` sums of squares at the begin of each head of `at`.
+/// Norm of heads from sums of squares, as the prologue of a product.
 #[derive(Clone, Copy)]
-pub(in crate::gpu) struct Squares {
-    pub(in crate::gpu) of: View,
-    pub(in crate::gpu) at: View,
+pub(in crate::gpu) struct HeadNormPrologue {
+    /// Heads that are not normed yet.
+    pub(in crate::gpu) heads: View,
+    /// View with `count` partial sums of squares at the start of each head.
+    pub(in crate::gpu) sums: View,
     pub(in crate::gpu) count: usize,
     pub(in crate::gpu) eps: f32,
 }
 
-/// What products do with `x` on its way.
+/// Computation on `x` before the products.
 #[derive(Clone, Copy)]
 pub(in crate::gpu) enum Prologue {
-    Norm(Norm),
-    Squares(Squares),
+    Norm(NormPrologue),
+    HeadNorm(HeadNormPrologue),
 }
 
-/// A product of `x` with some rows of a weight.
-pub(in crate::gpu) struct Product {
-    choice: Choice,
+/// Product of `x` with rows of a weight matrix in one arena.
+pub(in crate::gpu) struct GemvProduct {
+    config: GemvConfig,
     shape: MatrixShape,
     x: View,
-    arena: Memory,
-    piece: Piece,
-    /// Where the bias lies among the activations.
+    arena: DeviceBuffer,
+    shard: WeightShard,
+    /// Offset of the bias in the activations.
     bias: Option<u32>,
-    /// Whether it is added to what `out` has.
-    onto: bool,
+    /// Whether it adds to `out`.
+    accumulate: bool,
     out: View,
 }
 
-impl Product {
-    /// Of a weight that lies in one piece, if the shape is one for these kernels.
+impl GemvProduct {
+    /// Product with a weight that is one shard; `None` if these kernels do not support the shape.
     pub(in crate::gpu) fn new(
-        gpu: &GpuDevice,
-        x: View,
-        (weight, bias): (Weight, Option<Buffer>),
-        exact: bool,
-        out: View,
+        ctx: &OpContext<'_>,
+        operands: MatMulOperands,
     ) -> Result<Option<Self>, Error> {
-        let found = gpu.store.get(weight)?;
-        let [piece] = found.pieces[..] else { return Ok(None) };
-        let shape = found.shape;
-        let Some(choice) = gpu.choose(shape, Staged::usual(exact)) else { return Ok(None) };
-        let bias = bias.map(|b| gpu.store.start(b)).transpose()?;
-        let arena = gpu.store.arenas[piece.arena].clone();
-        Ok(Some(Self { choice, shape, x, arena, piece, bias, onto: false, out }))
+        let MatMulOperands { x, weight, bias, exact, out } = operands;
+        let matrix = ctx.store.matrix(weight)?;
+        let [shard] = matrix.shards[..] else { return Ok(None) };
+        let (shape, activations) = (matrix.shape, ActivationFormat::default_for(exact));
+        let Some(config) = GemvConfig::for_rows(ctx, shape, activations) else { return Ok(None) };
+        let bias = bias.map(|b| ctx.store.buffer_offset(b)).transpose()?;
+        let arena = ctx.store.arena(&shard);
+        Ok(Some(Self { config, shape, x, arena, shard, bias, accumulate: false, out }))
     }
 
-    /// Whether `x` may be normed on its way.
-    pub(in crate::gpu) fn norms(&self, norm: &Norm) -> bool {
+    /// Whether `norm` can be its prologue.
+    pub(in crate::gpu) fn accepts_norm(&self, norm: &NormPrologue) -> bool {
         self.x == norm.out && norm.x.is_dense() && norm.out.is_dense()
     }
 
-    /// Whether it can norm heads by the sums of their squares on their way.
-    pub(in crate::gpu) fn divides(&self, gpu: &GpuDevice, squares: &Squares) -> bool {
-        let View { heads, width, .. } = squares.of;
-        self.x.split(heads) == squares.of
+    /// Whether `norm` can be its prologue.
+    pub(in crate::gpu) fn accepts_head_norm(
+        &self,
+        ctx: &OpContext<'_>,
+        norm: &HeadNormPrologue,
+    ) -> bool {
+        let View { heads, width, .. } = norm.heads;
+        let staged = self.config.activations.workgroup_bytes(self.shape.cols);
+        self.x.split(heads) == norm.heads
             && width.is_multiple_of(16)
             && heads <= THREADS as usize
-            && self.choice.staged.memory(self.shape.cols) + 4 * heads <= gpu.group_room()
+            && staged + 4 * heads <= x_bytes(ctx)
     }
 
-    /// Whether the residual stream may get what it yields.
-    pub(in crate::gpu) fn adds(&self, before: Option<&Prologue>, x: View, y: View) -> bool {
-        let read = before.map(|before| match before {
+    /// Whether `x += y` can be its epilogue, where `x` is the residual stream.
+    pub(in crate::gpu) fn accepts_residual(
+        &self,
+        prologue: Option<&Prologue>,
+        x: View,
+        y: View,
+    ) -> bool {
+        let read = prologue.map(|prologue| match prologue {
             Prologue::Norm(norm) => norm.x.buffer,
-            Prologue::Squares(squares) => squares.at.buffer,
+            Prologue::HeadNorm(norm) => norm.sums.buffer,
         });
         self.out == y
             && x.buffer != y.buffer
@@ -341,358 +404,147 @@ impl Product {
     }
 
     /// Whether it can share a dispatch with others.
-    pub(in crate::gpu) fn joins(&self, others: &[Self]) -> bool {
-        others.len() < TARGETS
+    pub(in crate::gpu) fn can_share(&self, others: &[Self]) -> bool {
+        others.len() < MAX_MATRICES
             && others.iter().all(|other| {
                 self.x == other.x
-                    && self.choice.which == other.choice.which
-                    && self.choice.constants == other.choice.constants
+                    && self.config.kernel == other.config.kernel
+                    && self.config.constants == other.config.constants
                     && self.arena.id == other.arena.id
                     && self.bias.is_some() == other.bias.is_some()
                     && self.out.buffer != other.out.buffer
                     && (self.x.rows == 1 || self.bias.is_none())
-                    && other.piece.rows.is_multiple_of(4)
+                    && other.shard.rows.is_multiple_of(4)
             })
     }
 }
 
-/// Runs products that share a dispatch.
-pub(in crate::gpu) fn products(
-    gpu: &mut GpuDevice,
-    before: Option<&Prologue>,
-    all: &[Product],
-    added: Option<View>,
+/// Views of the epilogue and prologue that the kernel takes in the unused entries of its array of
+/// matrices.
+#[derive(Clone, Copy)]
+struct ExtraViews {
+    /// Residual stream that also receives the output, in entry 1.
+    residual: Option<View>,
+    /// Sums of squares of heads, in entry 2.
+    squares: Option<View>,
+}
+
+impl ExtraViews {
+    /// Adds entry `index`: the offset in `out`, the row stride in `bias`.
+    fn push_entry(&self, store: &Store, params: Params, index: usize) -> Result<Params, Error> {
+        let view = match index {
+            1 => self.residual,
+            2 => self.squares,
+            _ => None,
+        };
+        let offset = view.map_or(Ok(0), |view| store.view_offset(&view))?;
+        let stride = view.map_or(0, |view| view.row_stride);
+        Ok(params.u(0).u(0).u(0).u(offset).u(0).n(stride))
+    }
+}
+
+/// Encodes products as one dispatch. `residual` also receives the output of the only product.
+pub(in crate::gpu) fn encode_products(
+    ctx: &mut OpContext<'_>,
+    prologue: Option<&Prologue>,
+    products: &[GemvProduct],
+    residual: Option<View>,
 ) -> Result<(), Error> {
-    let Some(Product { choice, x, arena, out, bias, onto, .. }) = all.first() else {
+    let Some(GemvProduct { config, x, arena, out, bias, accumulate, .. }) = products.first() else {
         return Ok(());
     };
-    let Choice { which, chunk, part, constants, .. } = *choice;
-    let at_once = all.iter().map(|p| p.choice.rows).max().unwrap_or(4);
-    let rows: usize = all.iter().map(|p| p.piece.rows).sum();
-    let fill = if rows < MANY { FILL } else { FILL_MANY };
-    let (walkers, turns) = walk(rows, at_once * (THREADS / part) as usize, fill);
-    let (norm, squares) = match before {
+    let GemvConfig { kernel, block, row_threads, constants, .. } = *config;
+    let rows_at_once = products.iter().map(|p| p.config.rows).max().unwrap_or(4);
+    let rows: usize = products.iter().map(|p| p.shard.rows).sum();
+    let full = if rows < LARGE_MATRIX_ROWS { FULL_GRID } else { FULL_GRID_LARGE };
+    let grid = RowGrid::new(rows, rows_at_once * (THREADS / row_threads) as usize, full);
+    let (norm, head_norm) = match prologue {
         Some(Prologue::Norm(norm)) => (Some(norm), None),
-        Some(Prologue::Squares(squares)) => (None, Some(squares)),
+        Some(Prologue::HeadNorm(norm)) => (None, Some(norm)),
         None => (None, None),
     };
-    // Where x is, and where the norm of it goes or how far its rows are apart.
-    let (x_at, x_row) = match norm {
-        Some(norm) => (gpu.store.place(&norm.x)?, gpu.store.place(x)?),
-        None => (gpu.store.place(x)?, x.row_stride as u32),
+    let store = &*ctx.store;
+    // Offset of `x`, then the offset of its norm or else the row stride of `x`.
+    let (x_offset, x_row) = match norm {
+        Some(norm) => (store.view_offset(&norm.x)?, store.view_offset(x)?),
+        None => (store.view_offset(x)?, x.row_stride as u32),
     };
-    let mut params = Params::new().u(x_at).u(x_row).n(out.row_stride).n(x.rows).n(walkers).n(turns);
-    let mut end = 0;
-    for Product { piece, bias, out, .. } in all {
-        end += piece.rows;
+    let mut params = Params::new()
+        .u(x_offset)
+        .u(x_row)
+        .n(out.row_stride)
+        .n(x.rows)
+        .n(grid.workgroups)
+        .n(grid.blocks_per_group);
+    let mut end_row = 0;
+    for GemvProduct { shard, bias, out, .. } in products {
+        end_row += shard.rows;
         params = params
-            .n(piece.weights as usize / chunk.unit())
-            .u(piece.scales)
-            .u(piece.biases)
-            .u(gpu.store.place(out)?)
-            .n(end)
+            .n(shard.weights as usize / block.load_bytes())
+            .u(shard.scales)
+            .u(shard.biases)
+            .u(store.view_offset(out)?)
+            .n(end_row)
             .u(bias.unwrap_or(out.row_stride as u32));
     }
-    let sums = squares.map(|squares| squares.at);
-    for i in all.len()..TARGETS {
-        let other = [None, added, sums, None][i];
-        let at = other.map(|view| gpu.store.place(&view)).transpose()?;
-        let stride = other.map_or(0, |view| view.row_stride);
-        params = params.u(0).u(0).u(0).u(at.unwrap_or(0)).u(0).n(stride);
+    let extra = ExtraViews { residual, squares: head_norm.map(|norm| norm.sums) };
+    for index in products.len()..MAX_MATRICES {
+        params = extra.push_entry(store, params, index)?;
     }
-    params = match before {
-        Some(Prologue::Norm(norm)) => params.u(gpu.store.start(norm.weight)?).f(norm.eps),
-        Some(Prologue::Squares(squares)) => params.u(0).f(squares.eps),
+    params = match prologue {
+        Some(Prologue::Norm(norm)) => params.u(store.buffer_offset(norm.weight)?).f(norm.eps),
+        Some(Prologue::HeadNorm(norm)) => params.u(0).f(norm.eps),
         None => params,
     };
     let constants = constants
         .with("WG", THREADS)
-        .with("PART", part)
-        .with("ROWS", at_once as u32)
-        .with("TARGETS", all.len() as u32)
-        .with("BIASED", if *onto { 2 } else { bias.is_some().into() })
+        .with("PART", row_threads)
+        .with("ROWS", rows_at_once as u32)
+        .with("TARGETS", products.len() as u32)
+        .with("BIASED", if *accumulate { 2 } else { bias.is_some().into() })
         .with("NORM", norm.is_some().into())
-        .with("HEAD", squares.map_or(0, |squares| squares.of.width) as u32)
-        .with("SQUARES", squares.map_or(0, |squares| squares.count) as u32)
-        .with("ADDED", added.is_some().into());
-    let buffers = [&gpu.activations(), arena, arena];
-    gpu.dispatch(&MATVEC[which], constants, &buffers, &params, x.rows * walkers)
+        .with("HEAD", head_norm.map_or(0, |norm| norm.heads.width) as u32)
+        .with("SQUARES", head_norm.map_or(0, |norm| norm.count) as u32)
+        .with("ADDED", residual.is_some().into());
+    let buffers = [store.activations(), arena, arena];
+    let groups = x.rows * grid.workgroups;
+    ctx.recorder.dispatch(&MATVEC[kernel], constants, &buffers, &params, groups)
 }
 
-/// Whether products are those of a gated activation with its gate and up.
-pub(in crate::gpu) fn is_gated(all: &[Product], [gate, up]: [View; 2]) -> bool {
-    let [one, other] = all else { return false };
-    one.x.rows == 1
-        && one.out == gate
-        && other.out == up
-        && one.piece.rows == other.piece.rows
-        && one.bias.is_none()
-        && other.bias.is_none()
+/// Whether products are the gate and up projections of a GLU of one row.
+pub(in crate::gpu) fn is_glu(products: &[GemvProduct], [gate, up]: [View; 2]) -> bool {
+    let [first, second] = products else { return false };
+    first.x.rows == 1
+        && first.out == gate
+        && second.out == up
+        && first.shard.rows == second.shard.rows
+        && first.bias.is_none()
+        && second.bias.is_none()
 }
 
-/// Runs gate and up and joins them.
-pub(in crate::gpu) fn gated(
-    gpu: &mut GpuDevice,
-    all: &[Product],
+/// Encodes gate and up projections fused with their GLU.
+pub(in crate::gpu) fn encode_glu(
+    ctx: &mut OpContext<'_>,
+    products: &[GemvProduct],
     activation: Activation,
     out: View,
 ) -> Result<(), Error> {
-    let [one, other] = all else { return Ok(()) };
-    let place = |Product { shape, piece, .. }: &Product| MatrixPlace {
+    let [gate, up] = products else { return Ok(()) };
+    let matrix = |GemvProduct { shape, shard, .. }: &GemvProduct| MatrixPlace {
         shape: *shape,
-        parts: [piece.weights, piece.scales, piece.biases].map(|at| at as usize),
+        parts: shard.planes().map(|offset| offset as usize),
         bias: None,
         first: 0,
         step: 1,
     };
-    let uses = InBank::of_one(one.arena.clone(), gpu.upload.clone());
-    let stage = Stage {
+    let uses = BankUses::single_row(gate.arena.clone(), ctx.recorder.upload_buffer().clone());
+    let stage = ExpertStage {
         uses: &uses,
-        x: one.x,
+        x: gate.x,
         out,
-        matrices: &[place(one), place(other)],
-        activation: activation_of(activation),
-        choice: None,
+        matrices: &[matrix(gate), matrix(up)],
+        activation: activation.into(),
+        router: None,
     };
-    run_stage(gpu, one.choice, &stage, false)
-}
-
-/// One stage of the experts of few rows.
-#[derive(Clone, Copy)]
-pub(in crate::gpu) struct Stage<'a> {
-    pub(in crate::gpu) uses: &'a InBank,
-    pub(in crate::gpu) x: View,
-    pub(in crate::gpu) out: View,
-    /// Gate and up, or down.
-    pub(in crate::gpu) matrices: &'a [MatrixPlace],
-    /// Number and parameters of the activation.
-    pub(in crate::gpu) activation: (u32, [f32; 2]),
-    /// What chooses the experts of one row, if that is part of the stage.
-    pub(in crate::gpu) choice: Option<&'a Ranked>,
-}
-
-impl Stage<'_> {
-    /// The first and the last of its matrices, which may be one.
-    fn ends(&self) -> Option<[&MatrixPlace; 2]> {
-        Some([self.matrices.first()?, self.matrices.last()?])
-    }
-}
-
-/// Runs a stage of experts, if the shapes are ones for these kernels.
-pub(in crate::gpu) fn experts(gpu: &mut GpuDevice, stage: &Stage<'_>) -> Result<bool, Error> {
-    let Some([one, other]) = stage.ends() else { return Ok(false) };
-    if one.shape != other.shape {
-        return Ok(false);
-    }
-    let (shape, is_first) = (one.shape, stage.matrices.len() > 1);
-    let staged =
-        if is_first { Staged::first_of_experts(gpu.exact) } else { Staged::usual(gpu.exact) };
-    let Some(inputs) = gpu.inputs(shape, staged) else { return Ok(false) };
-    // What joins gate and up is no sum.
-    if !aligned(one) || !aligned(other) || (inputs < shape.cols && is_first) {
-        return Ok(false);
-    }
-    let one = *one;
-    for first in (0..shape.cols).step_by(inputs) {
-        let cols = inputs.min(shape.cols - first);
-        let Some(choice) = gpu.choose_for(shape, staged, cols) else { return Ok(false) };
-        if cols == shape.cols {
-            run_stage(gpu, choice, stage, false)?;
-            continue;
-        }
-        let behind = behind(shape, first);
-        let parts = std::array::from_fn(|i| one.parts[i] + behind[i]);
-        let section = [MatrixPlace { parts, bias: one.bias.filter(|_| first == 0), ..one }];
-        let stage = Stage { matrices: &section, x: stage.x.columns(first, cols), ..*stage };
-        run_stage(gpu, choice, &stage, first > 0)?;
-    }
-    Ok(true)
-}
-
-/// Whether the first stage of experts may choose them too.
-pub(in crate::gpu) fn ranks(
-    gpu: &GpuDevice,
-    [gate, up]: [&MatrixPlace; 2],
-    ranked: &Ranked,
-) -> bool {
-    let Some(choice) = gpu.choose(gate.shape, Staged::first_of_experts(gpu.exact)) else {
-        return false;
-    };
-    let staged = choice.staged.memory(gate.shape.cols);
-    // Without subgroups, sums over a workgroup need a number of each thread too.
-    let ranking = ranked.bytes() + 4 * THREADS as usize;
-    gate.shape == up.shape && aligned(gate) && aligned(up) && staged + ranking <= gpu.group_room()
-}
-
-/// Whether a matrix lies as its kernel reads it.
-fn aligned(m: &MatrixPlace) -> bool {
-    Chunk::at(m.shape, m.parts).is_some() && m.bias.is_none_or(|(_, at)| at.is_multiple_of(4))
-}
-
-/// `onto`: whether it is added to what `out` has.
-fn run_stage(
-    gpu: &mut GpuDevice,
-    choice: Choice,
-    stage: &Stage<'_>,
-    onto: bool,
-) -> Result<(), Error> {
-    let Some([one, other]) = stage.ends() else { return Ok(()) };
-    let first = stage.matrices.len() > 1;
-    let Choice { which, chunk, part, rows, constants, .. } = choice;
-    let (rows, outputs) = if first { (rows.max(2), rows.max(2) / 2) } else { (rows, rows) };
-    let (walkers, turns) =
-        walk(one.shape.rows, outputs * (THREADS / part) as usize, (FILL / stage.uses.count).max(1));
-    let (kind, [alpha, limit]) = stage.activation;
-    let constants = constants
-        .with("WG", THREADS)
-        .with("PART", part)
-        .with("ROWS", rows as u32)
-        .with("ACTIVATION", kind)
-        .with("STEP", one.step as u32)
-        .with("WALKERS", if stage.uses.one_row { walkers as u32 } else { 0 })
-        .with("BIAS_SCALAR", one.bias.map_or(if onto { 8 } else { 9 }, |(of, _)| scalar(of)));
-    let mut params = Params::new()
-        .u(gpu.store.place(&stage.x)?)
-        .n(stage.x.row_stride)
-        .u(gpu.store.place(&stage.out)?)
-        .n(stage.out.row_stride);
-    params = stage.uses.params.iter().fold(params, |params, word| params.u(*word));
-    params = params.n(stage.uses.count).n(walkers).n(turns).n(one.shape.rows);
-    for m in [one, other] {
-        let [w, s, b] = m.parts;
-        params = params.n(w / chunk.unit()).n(s).n(b).n(m.bias.map_or(0, |(_, at)| at));
-    }
-    params = params.n(other.first).f(alpha).f(limit);
-    let activations = gpu.activations();
-    let groups = stage.uses.count * walkers;
-    let Some(ranked) = stage.choice else {
-        let entries = stage.uses.entries;
-        // With f32 activations the barrier behind the slots costs more than the trip that it saves.
-        let fits = choice.staged != Staged::F32
-            && entries <= THREADS as usize
-            && choice.staged.memory(stage.x.width) + entries * 4 <= gpu.group_room();
-        let constants = constants
-            .with("USES", stage.uses.kind)
-            .with("STAGE", if first { 0 } else { 2 })
-            .with("ENTRIES", if fits { entries as u32 } else { 0 });
-        let buffers = [&activations, &stage.uses.bank, &stage.uses.bank, &stage.uses.words];
-        return gpu.dispatch(&EXPERTS[which], constants, &buffers, &params, groups);
-    };
-    let constants =
-        ranked.constants().iter().fold(constants, |all, (name, value)| all.with(name, *value));
-    let params = ranked.params(gpu, params)?;
-    let report = gpu.report.clone();
-    let buffers = [&activations, &stage.uses.bank, &stage.uses.bank, &stage.uses.words, &report];
-    gpu.dispatch(&EXPERTS_RANKED[which], constants, &buffers, &params, groups)
-}
-
-/// The last stage of the experts that a router chose for one row, which may make their sum too.
-pub(in crate::gpu) struct Down {
-    uses: InBank,
-    choice: Choice,
-    /// What the first stage left, and what is made of it: an expert's row each.
-    inner: View,
-    parts: View,
-    place: MatrixPlace,
-    /// Threads of a workgroup, and the blocks of rows that it takes of every expert.
-    threads: u32,
-    blocks: usize,
-}
-
-impl Down {
-    /// If the shapes are ones for this kernel.
-    pub(in crate::gpu) fn new(
-        gpu: &GpuDevice,
-        uses: &InBank,
-        place: MatrixPlace,
-        [inner, parts]: [View; 2],
-    ) -> Option<Self> {
-        let choice = gpu.choose(place.shape, Staged::usual(gpu.exact))?;
-        let (k, cols) = (uses.count, place.shape.cols);
-        let most = match choice.staged {
-            Staged::F32 => THREADS,
-            Staged::Two | Staged::One => gpu.limits.max_compute_invocations_per_workgroup,
-        };
-        if inner.row_stride != cols || !aligned(&place) {
-            return None;
-        }
-        SUM_THREADS.into_iter().filter(|(threads, _)| *threads <= most).find_map(
-            |(threads, groups)| {
-                let blocks = ((threads / choice.part) as usize / k).max(1);
-                let outputs = blocks * choice.rows;
-                let fits = choice.staged.memory(k * cols) + k * outputs * 4 <= gpu.group_room()
-                    && k.max(outputs) <= threads as usize
-                    && place.shape.rows.div_ceil(outputs) >= groups;
-                fits.then(|| Self {
-                    uses: uses.clone(),
-                    choice,
-                    inner,
-                    parts,
-                    place,
-                    threads,
-                    blocks,
-                })
-            },
-        )
-    }
-
-    /// Whether it is these parts that are summed.
-    pub(in crate::gpu) fn makes(&self, parts: View, out: View) -> bool {
-        parts == self.parts
-            && out.rows == 1
-            && out.buffer != parts.buffer
-            && out.buffer != self.inner.buffer
-    }
-
-    /// Runs it without the sum.
-    pub(in crate::gpu) fn run(&self, gpu: &mut GpuDevice) -> Result<(), Error> {
-        let stage = Stage {
-            uses: &self.uses,
-            x: self.inner,
-            out: self.parts,
-            matrices: &[self.place],
-            activation: (0, [0.0; 2]),
-            choice: None,
-        };
-        run_stage(gpu, self.choice, &stage, false)
-    }
-
-    /// Runs it and adds the sum to `out`.
-    pub(in crate::gpu) fn run_summed(
-        &self,
-        gpu: &mut GpuDevice,
-        (weights, shared): (View, Option<Shared>),
-        out: View,
-    ) -> Result<(), Error> {
-        let Choice { which, chunk, part, rows, constants, .. } = self.choice;
-        let MatrixPlace { shape, parts: [w, s, b], bias, .. } = self.place;
-        let gate = shared.and_then(|s| s.gate);
-        let place = |view: Option<View>| view.map_or(Ok(0), |view| gpu.store.place(&view));
-        let params = Params::new().u(place(Some(self.inner))?);
-        let params = self.uses.params.iter().fold(params, |params, word| params.u(*word));
-        let params = params
-            .n(shape.rows)
-            .n(w / chunk.unit())
-            .n(s)
-            .n(b)
-            .n(bias.map_or(0, |(_, at)| at))
-            .u(place(Some(self.parts))?)
-            .n(self.parts.row_stride)
-            .u(place(Some(weights))?)
-            .u(place(shared.map(|s| s.out))?)
-            .u(place(gate)?)
-            .u(place(Some(out))?);
-        let constants = constants
-            .with("WG", self.threads)
-            .with("PART", part)
-            .with("ROWS", rows as u32)
-            .with("K", self.uses.count as u32)
-            .with("BLOCKS", self.blocks as u32)
-            .with("BIAS_SCALAR", bias.map_or(9, |(of, _)| scalar(of)))
-            .with("SHARED", shared.is_some().into())
-            .with("GATED", gate.is_some().into());
-        let buffers = [&gpu.activations(), &self.uses.bank, &self.uses.bank, &self.uses.words];
-        let groups = shape.rows.div_ceil(self.blocks * rows);
-        gpu.dispatch(&EXPERTS_SUM[which], constants, &buffers, &params, groups)
-    }
+    encode_stage(ctx, gate.config, &stage, false)
 }
