@@ -24,9 +24,9 @@ pub(super) fn measure(ctx: &mut OpContext<'_>) -> Result<f64, Error> {
     let quarter = ctx.card.adapter.memory.map_or(MAX_BYTES, |total| total / 4);
     let max_bytes = MAX_BYTES.min(quarter).min(ctx.store.max_bytes());
     let size = (max_bytes / GROUP_BYTES).max(1) * GROUP_BYTES;
-    let x = ctx.store.allocate("memory to be read", size)?;
+    let x = ctx.store.allocate("memory to read", size)?;
     let sum_bytes = x.raw.size() / GROUP_BYTES * u64::from(THREADS) * 4;
-    let sums = ctx.store.allocate("what is read", sum_bytes)?;
+    let sums = ctx.store.allocate("sums of the memory read", sum_bytes)?;
     // The sum of the first words proves that memory is read.
     let words: Vec<u32> =
         (0..GROUP_BYTES as u32 / 4).map(|i| i.wrapping_mul(0x9E37_79B9)).collect();
@@ -43,7 +43,7 @@ pub(super) fn measure(ctx: &mut OpContext<'_>) -> Result<f64, Error> {
         ctx.recorder.read_words(&sums.raw, 0, &mut first)?;
         match first == [expected] {
             true => Ok(since.elapsed()),
-            false => Err(Error::Device("the GPU has read other words than were written".into())),
+            false => Err(Error::Device("the GPU read other words than were written".into())),
         }
     };
     let max_blocks = x.raw.size() / GROUP_BYTES;

@@ -4,7 +4,7 @@
 //! waits for all of them. Small data of ops (tokens, RoPE tables) is copied to an upload buffer
 //! that is written before the work that uses it.
 //!
-//! The parts and what they must not know:
+//! Parts, with the knowledge that each must not have:
 //! - [`card`]: adapter, queue and limits; nothing of ops or memory contents.
 //! - [`store`]: memory by handle; no encoders, kernels or ops.
 //! - [`recorder`]: encoding, uploads, submission, readback; no ops or handles.
@@ -72,8 +72,8 @@ pub(crate) struct GpuDevice {
 }
 
 impl GpuDevice {
-    /// Opens adapter `index`, or the best one. `isa` `plain` disables subgroups, f16 and cooperative
-    /// matrices.
+    /// Opens adapter `index`, or the best one. `isa` `plain` disables subgroups, f16 and
+    /// cooperative matrices.
     pub(crate) fn new(
         index: Option<usize>,
         exact: bool,
@@ -92,7 +92,7 @@ impl GpuDevice {
     ) -> Result<Self, Error> {
         if kv_format == KvFormat::Q8 {
             return Err(Error::Device(
-                "a GPU keeps keys and values as f32 or f16, not as q8: choose f16, or the device cpu".into(),
+                "a GPU has a KV cache of f32 or f16, not q8: choose f16, or the device cpu".into(),
             ));
         }
         let card = Card::open(instance, index)?;
@@ -172,7 +172,8 @@ impl GpuDevice {
 
     /// Prepares for a change of states: discards a step recorded ahead and ends the open pass.
     fn prepare_state_change(&mut self) -> Result<(), Error> {
-        self.recorder.refuse_while_recording("a step that has not begun cannot change states")?;
+        self.recorder
+            .refuse_while_recording("a step that is recorded ahead cannot change states")?;
         self.discard_ahead()?;
         self.flush_fused()?;
         self.recorder.end_pass();
@@ -398,18 +399,18 @@ impl Device for GpuDevice {
         self.recorder.is_done(ticket)
     }
 
-    fn write(&mut self, buffer: Buffer, numbers: &[f32]) -> Result<(), Error> {
+    fn write(&mut self, buffer: Buffer, values: &[f32]) -> Result<(), Error> {
         self.flush_fused()?;
-        if numbers.len() > self.store.numbers(buffer)? {
+        if values.len() > self.store.numbers(buffer)? {
             return Err(Error::Shape(format!(
-                "{} numbers are more than the buffer has",
-                numbers.len()
+                "{} values are more than the buffer has",
+                values.len()
             )));
         }
         self.recorder.submit();
         let offset = u64::from(self.store.buffer_offset(buffer)?) * 4;
         let dst = &self.store.activations().raw;
-        self.recorder.queue().write_buffer(dst, offset, bytemuck::cast_slice(numbers));
+        self.recorder.queue().write_buffer(dst, offset, bytemuck::cast_slice(values));
         Ok(())
     }
 
@@ -438,7 +439,7 @@ impl Device for GpuDevice {
         self.flush_fused()?;
         let len = self.store.numbers(view.buffer)?;
         if !view.lies_in(len) || view.rows * view.heads * view.width != out.len() {
-            return Err(Error::Shape(format!("{view:?} of {len} numbers read into {}", out.len())));
+            return Err(Error::Shape(format!("{view:?} of {len} values read into {}", out.len())));
         }
         if out.is_empty() {
             return Ok(());

@@ -1,7 +1,7 @@
 //! Loop unrolling of WGSL.
 //!
 //! An array of a thread is in registers only if every index is a constant. Drivers do not unroll
-//! nested loops: NVIDIA's compiler leaves such arrays in memory. So a loop after a line
+//! nested loops: NVIDIA's compiler leaves these arrays in memory. So a loop after a line
 //! `// @unroll` is unrolled here, if its bounds are constants of the kernel.
 
 use std::collections::HashMap;
@@ -155,7 +155,8 @@ mod tests {
     fn marked_loops_are_unrolled() {
         let text = "const M = (N + 2u) / 4u - 1u * N % 2u;\nconst N = 6u;\n\
             fn f() {\n// @unroll\nfor (var i = 1u; i < M + 1u; i++) {\n\
-            // @unroll\nfor (var j = 0u; j < 2u; j++) { a[i] += s.i * ji + j; }\n}\nfor (var k = 0u; k < M; k++) {}\n}\n";
+            // @unroll\nfor (var j = 0u; j < 2u; j++) { a[i] += s.i * ji + j; }\n}\nfor (var k = 0u;
+            // k < M; k++) {}\n}\n";
         let out: String = unrolled(text).split_whitespace().collect::<Vec<_>>().join(" ");
         let two = |i: u32| {
             (0..2).map(move |j| format!("{{ a[{i}u] += s.i * ji + {j}u; }} ")).collect::<String>()

@@ -1,6 +1,7 @@
 //! Graphics card: adapter selection, opened device and queue, limits, driver errors.
 //!
-//! Knows wgpu and the drivers. Knows nothing of ops, kernels, handles or what buffers hold.
+//! Knows wgpu and the drivers. Must not know of ops, kernels, handles or the
+//! contents of buffers.
 
 pub(in crate::gpu) mod adapter;
 pub(in crate::gpu) mod native;

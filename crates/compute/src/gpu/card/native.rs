@@ -177,9 +177,9 @@ impl std::fmt::Debug for HostSlice {
 
 impl Lent for HostSlice {
     fn bytes(&self) -> &[u8] {
-        // SAFETY: the memory has `len` bytes, lives as long as its owner, and is initialised: zeroed
-        // by the system, or plain bytes for which any value is valid. Nothing writes it while
-        // `self` is borrowed.
+        // SAFETY: the memory has `len` bytes, lives as long as its owner, and is initialised:
+        // zeroed by the system, or plain bytes for which any value is valid. Nothing writes it
+        // while `self` is borrowed.
         unsafe { slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 
@@ -265,8 +265,7 @@ mod vulkan {
 
     fn failed(bytes: u64, import: bool) -> impl Fn(vk::Result) -> Error {
         move |result| {
-            let what =
-                if import { "import memory of the host" } else { "give memory that the host sees" };
+            let what = if import { "import host memory" } else { "allocate host-visible memory" };
             Error::Memory {
                 bytes,
                 source: std::io::Error::other(format!("the GPU does not {what}: {result}")),
@@ -300,8 +299,8 @@ mod vulkan {
         if import {
             info = info.push_next(&mut external);
         }
-        // SAFETY: the create info is valid, and the extension of its handle type is enabled where it
-        // is used. From here on `Allocation` frees everything; freeing null memory does nothing.
+        // SAFETY: the create info is valid, and the extension of its handle type is enabled where
+        // it is used. From here on `Allocation` frees everything; freeing null memory does nothing.
         let buffer = unsafe { raw.create_buffer(&info, None) }.map_err(&failed)?;
         let mut allocation =
             Allocation { device: raw, buffer, memory: vk::DeviceMemory::null(), _map: None };
@@ -324,9 +323,9 @@ mod vulkan {
             let unit = limits.min_imported_host_pointer_alignment.max(1);
             size = size.next_multiple_of(unit);
             let mut memory = anonymous(size as usize)?;
-            touch(&mut memory);
-            let at: *mut u8 = memory.as_mut_ptr();
-            if !(at as u64).is_multiple_of(unit) {
+            fault_in_pages(&mut memory);
+            let ptr: *mut u8 = memory.as_mut_ptr();
+            if !(ptr as u64).is_multiple_of(unit) {
                 return Ok(None);
             }
             let host = external_memory_host::Device::new(instance, raw);
@@ -336,7 +335,7 @@ mod vulkan {
                 (host.fp().get_memory_host_pointer_properties_ext)(
                     raw.handle(),
                     HOST,
-                    at.cast(),
+                    ptr.cast(),
                     &mut pointer_properties,
                 )
             };
@@ -355,32 +354,32 @@ mod vulkan {
         let Some(memory_type) = find_type(near).or_else(|| find_type(wanted)) else {
             return Ok(None);
         };
-        let imported_at = map.as_mut().map(|map| map.as_mut_ptr());
+        let imported = map.as_mut().map(|map| map.as_mut_ptr());
         let mut source = vk::ImportMemoryHostPointerInfoEXT::default().handle_type(HOST);
         let mut info =
             vk::MemoryAllocateInfo::default().allocation_size(size).memory_type_index(memory_type);
-        if let Some(at) = imported_at {
-            source = source.host_pointer(at.cast());
+        if let Some(ptr) = imported {
+            source = source.host_pointer(ptr.cast());
             info = info.push_next(&mut source);
         }
         allocation._map = map;
-        // SAFETY: imported memory is `size` bytes of an anonymous mapping, pointer and size multiples
-        // of the device's alignment. It lives until the device memory is freed.
+        // SAFETY: imported memory is `size` bytes of an anonymous mapping, pointer and size
+        // multiples of the device's alignment. It lives until the device memory is freed.
         let memory = unsafe { allocation.device.allocate_memory(&info, None) }.map_err(&failed)?;
         allocation.memory = memory;
         // SAFETY: the memory is large enough, of a type that the buffer supports, and bound once.
         unsafe { allocation.device.bind_buffer_memory(buffer, memory, 0) }.map_err(&failed)?;
-        let mapped_at = match imported_at {
-            Some(at) => at,
+        let mapped = match imported {
+            Some(ptr) => ptr,
             None => {
                 // SAFETY: the memory is host-visible and mapped once, until it is freed.
-                let at = unsafe {
+                let ptr = unsafe {
                     allocation.device.map_memory(memory, 0, size, vk::MemoryMapFlags::empty())
                 };
-                at.map_err(&failed)?.cast()
+                ptr.map_err(&failed)?.cast()
             }
         };
-        let Some(start) = NonNull::new(mapped_at) else { return Ok(None) };
+        let Some(start) = NonNull::new(mapped) else { return Ok(None) };
         drop(hal);
         let allocation = Arc::new(allocation);
         let kept = Arc::clone(&allocation);
@@ -391,8 +390,8 @@ mod vulkan {
                 Box::new(move || drop(kept)),
             )
         };
-        // SAFETY: the buffer belongs to this device and matches the descriptor. Its bytes may have any
-        // value: kernels only read slots that were filled.
+        // SAFETY: the buffer belongs to this device and matches the descriptor. Its bytes may have
+        // any value: kernels only read slots that were filled.
         let buffer =
             unsafe { device.create_buffer_from_hal::<Vulkan>(hal_buffer, &descriptor(bytes)) };
         let owner = VulkanOwner { _allocation: allocation, _device: device.clone() };
@@ -400,15 +399,15 @@ mod vulkan {
     }
 
     /// Faults in all pages of a large mapping from several threads; an import uses only one.
-    fn touch(memory: &mut [u8]) {
+    fn fault_in_pages(memory: &mut [u8]) {
         const LARGE: usize = 64 << 20;
         if memory.len() < LARGE {
             return;
         }
-        let part = (memory.len() / 8).next_multiple_of(2 << 20);
+        let chunk = (memory.len() / 8).next_multiple_of(2 << 20);
         std::thread::scope(|scope| {
-            for part in memory.chunks_mut(part) {
-                let touch = || part.iter_mut().step_by(4096).for_each(|byte| *byte = 0);
+            for pages in memory.chunks_mut(chunk) {
+                let touch = || pages.iter_mut().step_by(4096).for_each(|byte| *byte = 0);
                 // If no thread can start, the import faults the pages in.
                 let _ = std::thread::Builder::new().stack_size(64 << 10).spawn_scoped(scope, touch);
             }
@@ -451,8 +450,8 @@ mod metal {
         let start = raw.contents().cast::<u8>();
         // SAFETY: this device created the buffer with this length.
         let hal_buffer = unsafe { wgpu::hal::metal::Device::buffer_from_raw(raw.clone(), bytes) };
-        // SAFETY: the buffer belongs to this device and matches the descriptor. Its bytes may have any
-        // value: kernels only read slots that were filled.
+        // SAFETY: the buffer belongs to this device and matches the descriptor. Its bytes may have
+        // any value: kernels only read slots that were filled.
         let buffer =
             unsafe { device.create_buffer_from_hal::<Metal>(hal_buffer, &descriptor(bytes)) };
         Ok(Some((

@@ -52,7 +52,7 @@ pub(super) fn fuse_heads(
             }
             let kv = attention::bind_kv(ctx, span.state)?;
             let rows = SpanRows { span, first_row: 0 };
-            // Not on the exact path, where the bits of a row must be those that it has in a batch.
+            // Not on the exact path: a row must have the same bits as in a batch.
             let in_attention = !ctx.exact && DecodeKernel::accepts_new_kv(ctx, op, &span);
             if in_attention && queries.view == q && queries.rope == keys.rope {
                 let new_kv = NewKv {

@@ -9,7 +9,7 @@
 //! - the down projection of experts and their sum;
 //! - an addition and the norm that follows;
 //! - norms and RoPE of queries and keys, and the append to the KV cache;
-//! - a convolution, the delta rule that reads its output, and the gated norm of that one's output.
+//! - a convolution, the delta rule that reads its output, and the gated norm after it.
 //!
 //! Any other op flushes the pending one first. Fusion depends only on the sequence of ops.
 //!

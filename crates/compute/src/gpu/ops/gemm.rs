@@ -1,8 +1,8 @@
-//! GEMM dispatch: products of many rows on the fast path (prefill). Activations are f16, weights are
-//! dequantized tile by tile, sums are f32.
+//! GEMM dispatch: products of many rows on the fast path (prefill). Activations are f16, weights
+//! are dequantized tile by tile, sums are f32.
 //!
-//! The bits of a row depend neither on the tile size nor on the other rows of the op: every sum is in
-//! the order of the inputs. So the experts of a prefill chunk may come in one op or in several,
+//! The bits of a row depend neither on the tile size nor on the other rows of the op: every sum is
+//! in the order of the inputs. So the experts of a prefill chunk may come in one op or in several,
 //! listed or routed.
 
 use std::collections::BTreeMap;
@@ -21,8 +21,8 @@ use crate::{
 
 static HALVES: Kernel = kernel!("tile_halves", ["common", "tile_halves"], [Write, Write]);
 static BUCKET: Kernel = kernel!("tile_bucket", ["common", "tile_bucket"], [Write, Read, Write]);
-/// Kernels with one way to multiply: one per [`Block32`], in its order, and one for all other layouts.
-/// 4-bit and 8-bit quants have separate texts.
+/// Kernels with one way to multiply: one per [`Block32`], in its order, and one for all other
+/// layouts. 4-bit and 8-bit quants have separate texts.
 macro_rules! kernels {
     ($multiply:literal, [$($q4:literal),*], [$($q8:literal),*]) => {
         [

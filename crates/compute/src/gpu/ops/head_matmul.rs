@@ -56,7 +56,7 @@ pub(super) fn encode(
     let WeightShards { shape, shards } = WeightShards::new(ctx.store, matrix.weight)?;
     let [(arena, shard)] = &shards[..] else {
         return Err(Error::Shape(format!(
-            "matrices of {} heads are larger than what this GPU's kernels see at once",
+            "matrices of {} heads are larger than this GPU's kernels can bind",
             x.heads
         )));
     };

@@ -1,5 +1,5 @@
-//! Latent attention (MLA) in absorbed form: queries are projected to latents, attend to them, and the
-//! results are projected to values.
+//! Latent attention (MLA) in absorbed form: queries are projected to latents, attend to them, and
+//! the results are projected to values.
 //!
 //! Keys and values of heads are never computed. It is the same sum in another order, and reads only
 //! latents.

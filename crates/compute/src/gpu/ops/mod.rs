@@ -2,7 +2,7 @@
 //!
 //! Ops know shapes, handles and kernels. They reach the card only through the parts in
 //! [`OpContext`]: buffers from the store, dispatches through the recorder. They must not know which
-//! ops are pending for fusion, when work is submitted, or what the caller computes.
+//! ops are pending for fusion, when work is submitted, or the model that the caller runs.
 
 pub(in crate::gpu) mod attention;
 pub(in crate::gpu) mod elementwise;

@@ -69,7 +69,8 @@ impl DecodeConv {
         }
     }
 
-    /// Whether the queries, keys and values of a delta rule are its whole output, each channel once.
+    /// Whether the queries, keys and values of a delta rule are its whole output, each channel
+    /// once.
     fn feeds(&self, op: &Op<'_>) -> bool {
         let &Op::DeltaNet { q, k, v, a, b, spans, out: delta_out, .. } = op else { return false };
         let &Self { x, out, .. } = self;
@@ -257,7 +258,7 @@ pub(super) fn encode_delta_net(
     let row_bytes = k.width.next_multiple_of(4 * row_threads) * 8;
     if row_bytes > 2 * STAGED_BYTES {
         return Err(Error::Shape(format!(
-            "DeltaNet: keys of {} numbers are too wide for a GPU",
+            "DeltaNet: keys of {} elements are too wide for a GPU",
             k.width
         )));
     }

@@ -9,7 +9,7 @@ use crate::{
     },
 };
 
-/// Copies a slot. Waits if too many bytes of such copies are staged.
+/// Copies a slot. Waits if too many copied bytes are staged.
 pub(in crate::gpu) fn encode(
     recorder: &mut Recorder,
     store: &Store,

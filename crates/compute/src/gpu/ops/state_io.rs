@@ -20,7 +20,9 @@ pub(in crate::gpu) fn reserve_kv(
     let kv = store.states.kv(state)?;
     let end = kv.end_after(position, rows);
     if let Some(growth) = store.states.growth(kv, end) {
-        recorder.refuse_while_recording("a step that has not begun cannot exchange memory")?;
+        recorder.refuse_while_recording(
+            "a step that is recorded ahead cannot move states to other memory",
+        )?;
         let old = kv.clone();
         let new = store.allocate_kv(&old, growth)?;
         if let Some(old_allocation) = &old.allocation {
@@ -52,7 +54,7 @@ pub(in crate::gpu) fn reserve_kv(
 }
 
 /// Makes the committed contents of a recurrent state exclusive, by a copy if a fork shares them.
-/// Discards what was written since the commit.
+/// Discards writes since the commit.
 fn unshare_committed(
     recorder: &mut Recorder,
     store: &mut Store,

@@ -1,4 +1,5 @@
-//! Lightning indexer of sparse attention: scores of all positions, and the top positions of each row.
+//! Lightning indexer of sparse attention: scores of all positions, and the top positions of each
+//! row.
 
 use super::{
     Constants, Kernel, OpContext, Params,

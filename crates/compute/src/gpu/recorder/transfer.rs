@@ -36,7 +36,7 @@ impl Recorder {
         offset: u64,
         len: usize,
     ) -> Result<Readback, Error> {
-        self.refuse_while_recording("a step that has not begun has no results to read")?;
+        self.refuse_while_recording("a step that is recorded ahead has no results to read")?;
         self.end_pass();
         let copied = (len as u64 * 4).max(MIN_READ_BYTES.min(src.size().saturating_sub(offset)));
         let size = REPORT_BYTES + copied;

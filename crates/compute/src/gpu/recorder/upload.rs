@@ -63,13 +63,13 @@ impl Recorder {
     pub(in crate::gpu) fn reserve_upload(&mut self, count: usize) -> Result<(), Error> {
         if count > UPLOAD_WORDS {
             return Err(Error::Shape(format!(
-                "an op that brings {count} words along, more than {UPLOAD_WORDS}"
+                "an op uploads {count} words, more than the maximum of {UPLOAD_WORDS}"
             )));
         }
         if !self.has_upload_room(count) {
             if self.recording.is_some() {
                 return Err(Error::Shape(format!(
-                    "{count} words more than a step that waits may bring along"
+                    "{count} more words do not fit into the upload of a step recorded ahead"
                 )));
             }
             self.submit();

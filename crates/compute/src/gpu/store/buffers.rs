@@ -71,8 +71,8 @@ impl Store {
         self.activations.op_region.len
     }
 
-    /// Reallocates [`OP_BUFFER`] with at least `len` f32 values. Returns the id of the arena that it
-    /// replaced, whose bind groups are stale.
+    /// Reallocates [`OP_BUFFER`] with at least `len` f32 values. Returns the id of the arena that
+    /// it replaced, whose bind groups are stale.
     pub(in crate::gpu) fn grow_op_buffer(&mut self, len: usize) -> Result<Option<u32>, Error> {
         // At least doubled, as the old region is not reused.
         let len = len.max(self.activations.op_region.len * 2);
@@ -86,19 +86,20 @@ impl Store {
     fn allocate_region(&mut self, len: usize) -> Result<(ArenaRegion, Option<u32>), Error> {
         let first = self.activations.used;
         let end = (len as u64).checked_mul(4).map(|bytes| first + align_up(bytes) / 4);
-        let end = end.ok_or_else(|| Error::Shape(format!("{len} numbers are too many")))?;
+        let end =
+            end.ok_or_else(|| Error::Shape(format!("a buffer of {len} values is too large")))?;
         let mut replaced = None;
         if end > self.activations.len {
             let max = self.max_bytes / 4;
             if end > max {
                 return Err(Error::Shape(format!(
-                    "intermediate results of {} bytes, where this GPU's kernels see {} at once: lower --chunk",
+                    "activations of {} bytes, where this GPU's kernels bind at most {}: lower --chunk",
                     end * 4,
                     max * 4
                 )));
             }
             let larger = (self.activations.len * 2).max(end).min(max);
-            let new = self.allocate("intermediate results", larger * 4)?;
+            let new = self.allocate("activations", larger * 4)?;
             let mut encoder = self.device.create_command_encoder(&Default::default());
             let old_bytes = self.activations.len * 4;
             let old = &self.activations.buffer.raw;

@@ -85,7 +85,7 @@ impl Store {
         });
         if let Some(error) = pollster::block_on(scope.pop()) {
             let source = std::io::Error::other(format!(
-                "the GPU has no room for {label}: {error}; end what else uses it, or plan with less of its memory"
+                "the GPU has no memory for {label}: {error}; end other programs that use it, or lower its memory budget"
             ));
             return Err(Error::Memory { bytes: size, source });
         }
@@ -102,7 +102,7 @@ impl Store {
     fn check_bindable(&self, label: &str, bytes: u64) -> Result<(), Error> {
         match self.max_bytes {
             max if align_up(bytes) > max => Err(Error::Shape(format!(
-                "{label} of {bytes} bytes, where this GPU's kernels see {max} at once"
+                "{label} of {bytes} bytes, where this GPU's kernels bind at most {max}"
             ))),
             _ => Ok(()),
         }

@@ -76,7 +76,7 @@ impl SlotBanks {
             return Err(Error::Device("a slot was used while it was being filled".into()));
         }
         if bank.buffer.is_none() {
-            return Err(Error::Device("a slot that this GPU does not see: copy it first".into()));
+            return Err(Error::Device("a slot that this GPU cannot read: copy it first".into()));
         }
         Ok(bank.bytes)
     }
@@ -147,7 +147,7 @@ impl Store {
     pub(in crate::gpu) fn put_slot(&mut self, slot: Slot, bytes: Bytes) -> Result<(), Error> {
         let slot = self.slots.host_slot(slot)?;
         if slot.bytes.is_some() || bytes.as_ptr() as usize != slot.address {
-            return Err(Error::Device("a slot was given memory that is not its own".into()));
+            return Err(Error::Device("a slot was given memory of another slot".into()));
         }
         slot.bytes = Some(bytes);
         Ok(())

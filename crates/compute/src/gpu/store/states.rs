@@ -151,14 +151,14 @@ impl GpuStates {
     pub(in crate::gpu) fn kv(&self, state: State) -> Result<&GpuKvState, Error> {
         match self.get(state)? {
             GpuState::Kv(kv) => Ok(kv),
-            GpuState::Recurrent(_) => Err(stale("state of keys and values")),
+            GpuState::Recurrent(_) => Err(stale("KV cache")),
         }
     }
 
     pub(in crate::gpu) fn kv_mut(&mut self, state: State) -> Result<&mut GpuKvState, Error> {
         match self.get_mut(state)? {
             GpuState::Kv(kv) => Ok(kv),
-            GpuState::Recurrent(_) => Err(stale("state of keys and values")),
+            GpuState::Recurrent(_) => Err(stale("KV cache")),
         }
     }
 
@@ -282,7 +282,7 @@ impl GpuStates {
         }
     }
 
-    /// Commits what ops wrote to a recurrent state.
+    /// Makes the next contents of a recurrent state the committed ones, if ops wrote them.
     pub(in crate::gpu) fn commit(&mut self, state: State) -> Result<(), Error> {
         if let GpuState::Recurrent(recurrent) = self.get_mut(state)?
             && mem::take(&mut recurrent.written)
@@ -328,7 +328,7 @@ impl GpuStates {
         })
     }
 
-    /// Discards what ops wrote to recurrent states since their commit.
+    /// Discards the writes of ops to recurrent states since their commit.
     pub(in crate::gpu) fn discard_writes(&mut self, recurrent: &[State]) -> Result<(), Error> {
         recurrent.iter().try_for_each(|state| {
             self.recurrent(*state)?.written = false;
@@ -399,7 +399,7 @@ impl Store {
                         "a state of {positions} positions is too large"
                     )));
                 };
-                self.check_bindable("keys and values", kv.allocation_bytes(positions))?;
+                self.check_bindable("KV cache", kv.allocation_bytes(positions))?;
                 GpuState::Kv(kv)
             }
             StateShape::Recurrent { len } => {
@@ -446,7 +446,7 @@ impl Store {
     ) -> Result<KvAllocation, Error> {
         self.check_state_limit(growth.added_bytes)?;
         let bytes = kv.allocation_bytes(growth.capacity);
-        let buffer = Arc::new(self.allocate_state("keys and values", bytes)?);
+        let buffer = Arc::new(self.allocate_state("KV cache", bytes)?);
         let element = self.states.kv_format.bytes(1) as u64;
         let values = align_up(kv.row_bytes[0] as u64 * growth.capacity as u64) / element;
         Ok(KvAllocation { buffer, capacity: growth.capacity, values: values as u32 })

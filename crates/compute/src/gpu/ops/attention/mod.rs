@@ -42,7 +42,7 @@ const MERGE_THREADS: usize = 256;
 const THREADS: usize = 256;
 /// Offset parameter that means "none".
 const NONE: u32 = u32::MAX;
-/// Maximum number of heads of a workgroup, which share keys and values.
+/// Maximum number of heads of a workgroup; they share a KV head.
 pub(super) const MAX_HEADS: usize = 16;
 /// Maximum pairs of sums per thread.
 const MAX_SUMS: usize = 32;
@@ -111,7 +111,7 @@ impl SpanRows {
     }
 }
 
-/// Appends the keys and values of a span to the KV cache at its positions.
+/// Appends the rows of a span to the KV cache at its positions.
 pub(super) fn append_kv(
     ctx: &mut OpContext<'_>,
     kv: &KvBinding,
@@ -174,7 +174,7 @@ pub(super) fn encode(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> 
     Ok(())
 }
 
-/// Encodes attention of one span whose keys and values are in the KV cache.
+/// Encodes attention of one span whose rows are in the KV cache.
 pub(in crate::gpu) fn encode_span(
     ctx: &mut OpContext<'_>,
     kv: &KvBinding,
@@ -195,8 +195,8 @@ const fn reduce_position(position: usize, kv: &KvBinding) -> usize {
     }
 }
 
-/// Encodes attention of one span with several rows in a workgroup, which reads keys and values once
-/// for all of its queries.
+/// Encodes attention of one span with several rows in a workgroup, which reads the KV cache once for
+/// all of its queries.
 ///
 /// The bits of a row do not depend on other rows, but differ from those of [`encode_split`]. With
 /// cooperative matrices queries and weights are rounded to f16.

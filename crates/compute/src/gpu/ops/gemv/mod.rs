@@ -88,14 +88,14 @@ const LARGE_MATRIX_ROWS: usize = 1 << 15;
 /// Rows of a matrix up to which row groups with f32 activations take few rows each, although each
 /// group then loads `x` separately.
 const SMALL_MATRIX_ROWS: usize = 1 << 10;
-/// Workgroups of a product that fill any GPU. Larger products use a grid-stride loop, so that `x` is
-/// staged less often.
+/// Workgroups of a product that fill any GPU. Larger products use a grid-stride loop, so that `x`
+/// is staged less often.
 const FULL_GRID: usize = 528;
 /// Workgroups for matrices of at least [`LARGE_MATRIX_ROWS`] rows. More of them, because occupancy
 /// varies by kernel and a partly filled last wave is then a smaller share of the time.
 const FULL_GRID_LARGE: usize = 3 * FULL_GRID;
-/// Maximum rows that are normed in the prologue of products. Each workgroup of a row norms it again,
-/// which costs less than a separate dispatch.
+/// Maximum rows that are normed in the prologue of products. Each workgroup of a row norms it
+/// again, which costs less than a separate dispatch.
 pub(in crate::gpu) const MAX_NORMED_ROWS: usize = 4;
 /// Maximum number of matrices that share a dispatch.
 const MAX_MATRICES: usize = 4;
