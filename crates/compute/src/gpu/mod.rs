@@ -221,23 +221,6 @@ impl Device for GpuDevice {
         self.card.adapter.driver_bytes()
     }
 
-    fn counters(&self) -> Counters {
-        self.recorder.counters()
-    }
-
-    fn profile(&mut self, on: bool) -> Result<Vec<KernelTime>, Error> {
-        self.discard_ahead()?;
-        self.flush_fused()?;
-        let measured = self.recorder.take_profile()?;
-        self.recorder.end_pass();
-        self.recorder.set_profiling(on);
-        Ok(measured)
-    }
-
-    fn read_speed(&mut self) -> Result<Option<f64>, Error> {
-        bandwidth::measure(&mut self.split().1).map(Some)
-    }
-
     fn buffer(&mut self, len: usize) -> Result<Buffer, Error> {
         self.flush_fused()?;
         self.recorder.submit();
@@ -253,117 +236,6 @@ impl Device for GpuDevice {
         self.recorder.throttle_staging(bytes.len())?;
         self.card.fault.check()?;
         Ok(weight)
-    }
-
-    fn bank_slots(&self, bytes: usize) -> usize {
-        self.store.bank_slots(bytes)
-    }
-
-    fn bank(&mut self, count: usize, bytes: usize, place: BankPlace) -> Result<u16, Error> {
-        self.store.bank(count, bytes, place)
-    }
-
-    fn slot_table(&mut self, slots: &[Slot]) -> Result<SlotTable, Error> {
-        self.store.slot_table(slots)
-    }
-
-    fn take_slot(&mut self, slot: Slot) -> Result<Bytes, Error> {
-        self.discard_ahead()?;
-        self.store.take_slot(slot)
-    }
-
-    fn put_slot(&mut self, slot: Slot, bytes: Bytes) -> Result<(), Error> {
-        self.store.put_slot(slot, bytes)
-    }
-
-    fn copy_slot(&mut self, from: Slot, to: Slot) -> Result<(), Error> {
-        self.discard_ahead()?;
-        self.flush_fused()?;
-        slot_copy::encode(&mut self.recorder, &self.store, from, to)
-    }
-
-    fn kv_format(&self) -> KvFormat {
-        self.store.states.kv_format
-    }
-
-    fn limit_states(&mut self, bytes: u64) {
-        self.store.states.limit = Some(bytes);
-    }
-
-    fn states_held(&self) -> u64 {
-        self.store.states.held
-    }
-
-    fn state_need(&mut self, spans: &mut dyn Iterator<Item = Span>) -> Result<u64, Error> {
-        self.store.states.need(spans)
-    }
-
-    fn fork_state(&mut self, state: State, places: usize) -> Result<State, Error> {
-        self.prepare_state_change()?;
-        self.store.states.fork(state, places)
-    }
-
-    fn cut_state(&mut self, state: State, places: usize) -> Result<(), Error> {
-        self.prepare_state_change()?;
-        self.store.states.truncate(state, places)?;
-        self.forget_freed_states();
-        Ok(())
-    }
-
-    fn save_state(
-        &mut self,
-        state: State,
-        places: Range<usize>,
-        out: &mut [u8],
-    ) -> Result<(), Error> {
-        self.store.states.position_bytes(state, &places, out.len())?;
-        self.prepare_state_change()?;
-        state_io::save(&mut self.recorder, &self.store, state, places, out)
-    }
-
-    fn load_state(
-        &mut self,
-        state: State,
-        places: Range<usize>,
-        bytes: &[u8],
-    ) -> Result<(), Error> {
-        self.store.states.position_bytes(state, &places, bytes.len())?;
-        self.prepare_state_change()?;
-        state_io::load(&mut self.recorder, &mut self.store, state, places, bytes)
-    }
-
-    fn state_bytes(&self, shape: StateShape) -> u64 {
-        self.store.state_bytes(shape)
-    }
-
-    fn state(&mut self, shape: StateShape) -> Result<State, Error> {
-        self.store.state(shape)
-    }
-
-    fn drop_state(&mut self, state: State) {
-        // A pending op that fails cannot be reported here; the next op of its session fails too.
-        let _ = self.prepare_state_change();
-        self.recorder.submit();
-        self.store.states.drop(state);
-        self.forget_freed_states();
-    }
-
-    fn reset(&mut self, state: State) -> Result<(), Error> {
-        self.cut_state(state, 0)?;
-        state_io::zero(&mut self.recorder, &mut self.store, state)
-    }
-
-    fn commit(&mut self, states: &[State]) -> Result<(), Error> {
-        // Steps that can fail come before any change.
-        states.iter().try_for_each(|state| self.store.states.get(*state).map(drop))?;
-        self.flush_fused()?;
-        for state in states {
-            if !self.accepts(*state) {
-                self.store.states.commit(*state)?;
-            }
-        }
-        self.forget_freed_states();
-        Ok(())
     }
 
     fn run(&mut self, op: &Op<'_>) -> Result<(), Error> {
@@ -467,6 +339,140 @@ impl Device for GpuDevice {
     }
 
     fn reserve_scratch(&mut self, _: ScratchShape) -> Result<(), Error> {
+        Ok(())
+    }
+
+    // Measurements.
+
+    fn counters(&self) -> Counters {
+        self.recorder.counters()
+    }
+
+    fn profile(&mut self, on: bool) -> Result<Vec<KernelTime>, Error> {
+        self.discard_ahead()?;
+        self.flush_fused()?;
+        let measured = self.recorder.take_profile()?;
+        self.recorder.end_pass();
+        self.recorder.set_profiling(on);
+        Ok(measured)
+    }
+
+    fn read_speed(&mut self) -> Result<Option<f64>, Error> {
+        bandwidth::measure(&mut self.split().1).map(Some)
+    }
+
+    // Expert slots.
+
+    fn bank_slots(&self, bytes: usize) -> usize {
+        self.store.bank_slots(bytes)
+    }
+
+    fn bank(&mut self, count: usize, bytes: usize, place: BankPlace) -> Result<u16, Error> {
+        self.store.bank(count, bytes, place)
+    }
+
+    fn slot_table(&mut self, slots: &[Slot]) -> Result<SlotTable, Error> {
+        self.store.slot_table(slots)
+    }
+
+    fn take_slot(&mut self, slot: Slot) -> Result<Bytes, Error> {
+        self.discard_ahead()?;
+        self.store.take_slot(slot)
+    }
+
+    fn put_slot(&mut self, slot: Slot, bytes: Bytes) -> Result<(), Error> {
+        self.store.put_slot(slot, bytes)
+    }
+
+    fn copy_slot(&mut self, from: Slot, to: Slot) -> Result<(), Error> {
+        self.discard_ahead()?;
+        self.flush_fused()?;
+        slot_copy::encode(&mut self.recorder, &self.store, from, to)
+    }
+
+    // Sequence states.
+
+    fn kv_format(&self) -> KvFormat {
+        self.store.states.kv_format
+    }
+
+    fn state_bytes(&self, shape: StateShape) -> u64 {
+        self.store.state_bytes(shape)
+    }
+
+    fn limit_states(&mut self, bytes: u64) {
+        self.store.states.limit = Some(bytes);
+    }
+
+    fn states_held(&self) -> u64 {
+        self.store.states.held
+    }
+
+    fn state_need(&mut self, spans: &mut dyn Iterator<Item = Span>) -> Result<u64, Error> {
+        self.store.states.need(spans)
+    }
+
+    fn state(&mut self, shape: StateShape) -> Result<State, Error> {
+        self.store.state(shape)
+    }
+
+    fn fork_state(&mut self, state: State, places: usize) -> Result<State, Error> {
+        self.prepare_state_change()?;
+        self.store.states.fork(state, places)
+    }
+
+    fn drop_state(&mut self, state: State) {
+        // A pending op that fails cannot be reported here; the next op of its session fails too.
+        let _ = self.prepare_state_change();
+        self.recorder.submit();
+        self.store.states.drop(state);
+        self.forget_freed_states();
+    }
+
+    fn reset(&mut self, state: State) -> Result<(), Error> {
+        self.cut_state(state, 0)?;
+        state_io::zero(&mut self.recorder, &mut self.store, state)
+    }
+
+    fn cut_state(&mut self, state: State, places: usize) -> Result<(), Error> {
+        self.prepare_state_change()?;
+        self.store.states.truncate(state, places)?;
+        self.forget_freed_states();
+        Ok(())
+    }
+
+    fn save_state(
+        &mut self,
+        state: State,
+        places: Range<usize>,
+        out: &mut [u8],
+    ) -> Result<(), Error> {
+        self.store.states.position_bytes(state, &places, out.len())?;
+        self.prepare_state_change()?;
+        state_io::save(&mut self.recorder, &self.store, state, places, out)
+    }
+
+    fn load_state(
+        &mut self,
+        state: State,
+        places: Range<usize>,
+        bytes: &[u8],
+    ) -> Result<(), Error> {
+        self.store.states.position_bytes(state, &places, bytes.len())?;
+        self.prepare_state_change()?;
+        state_io::load(&mut self.recorder, &mut self.store, state, places, bytes)
+    }
+
+    fn commit(&mut self, states: &[State]) -> Result<(), Error> {
+        // Steps that can fail come before any change.
+        states.iter().try_for_each(|state| self.store.states.get(*state).map(drop))?;
+        self.flush_fused()?;
+        for state in states {
+            if !self.accepts(*state) {
+                self.store.states.commit(*state)?;
+            }
+        }
+        self.forget_freed_states();
         Ok(())
     }
 }
