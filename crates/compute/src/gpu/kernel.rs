@@ -30,7 +30,7 @@ macro_rules! kernel {
     ($name:literal, [$($file:literal),*], [$($access:ident),*]) => {
         $crate::gpu::kernel::Kernel {
             name: $name,
-            source: &[$(include_str!(concat!("kernels/", $file, ".wgsl"))),*],
+            source: &[$(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/gpu/kernels/", $file, ".wgsl"))),*],
             bindings: &[$($crate::gpu::kernel::Access::$access),*],
         }
     };
