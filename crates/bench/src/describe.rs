@@ -4,7 +4,8 @@ use moeflux::{ChosenDevice, DiskSpeed, MemoryPlan};
 
 use crate::units;
 
-/// The device that computed and why it was chosen, so that a fallback is never mistaken for a result.
+/// The device that computed and why it was chosen, so that a fallback is never mistaken for a
+/// result.
 pub fn device(device: &ChosenDevice, dispatches: u64) -> String {
     let ChosenDevice { name, graphics, reason } = device;
     match graphics {

@@ -1,7 +1,9 @@
-//! Benchmarks of moeflux: models, single kernels, comparisons with saved runs, predictions and plots.
+//! Benchmarks of moeflux: models, single kernels, comparisons with saved runs, predictions and
+//! plots.
 //!
-//! The crate knows benchmarks, comparing and plotting. It returns figures, texts and charts, and reports
-//! progress through callbacks; it knows nothing of command lines, terminals or output files.
+//! The crate knows benchmarks, comparing and plotting. It returns figures, texts and charts, and
+//! reports progress through callbacks; it knows nothing of command lines, terminals or output
+//! files.
 
 pub mod budget_report;
 pub mod comparison;

@@ -1,4 +1,5 @@
-//! Line charts as SVG documents: no fonts or scripts from elsewhere, readable on light and dark pages.
+//! Line charts as SVG documents: no fonts or scripts from elsewhere, readable on light and dark
+//! pages.
 
 use std::ops::Range;
 

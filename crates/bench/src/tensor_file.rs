@@ -78,8 +78,8 @@ pub struct TensorFile {
 }
 
 impl TensorFile {
-    /// Reads the header. Tensors of other element types, or with more than two dimensions other than
-    /// leading ones of 1, are skipped.
+    /// Reads the header. Tensors of other element types, or with more than two dimensions other
+    /// than leading ones of 1, are skipped.
     ///
     /// # Errors
     /// The file cannot be read or is not in the format.
@@ -160,7 +160,8 @@ fn words<const N: usize>(bytes: &[u8]) -> impl Iterator<Item = [u8; N]> {
     bytes.as_chunks::<N>().0.iter().copied()
 }
 
-/// Reads and validates the header alone. `SafeTensors::read_metadata` wants the whole file in memory.
+/// Reads and validates the header alone. `SafeTensors::read_metadata` wants the whole file in
+/// memory.
 fn read_header(file: &mut File) -> anyhow::Result<BTreeMap<String, TensorEntry>> {
     let len = file.metadata()?.len();
     let mut size = [0; LENGTH_BYTES as usize];

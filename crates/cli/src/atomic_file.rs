@@ -9,7 +9,8 @@ use std::{
 
 use anyhow::{Context, ensure};
 
-/// File with a temporary name beside its target. It is deleted when dropped before [`finish`](Self::finish).
+/// File with a temporary name beside its target. It is deleted when dropped before
+/// [`finish`](Self::finish).
 pub(crate) struct AtomicFile {
     pub(crate) file: File,
     path: PathBuf,

@@ -44,7 +44,8 @@ pub(crate) struct TensorWriter {
 }
 
 impl TensorWriter {
-    /// Creates the file, so that a folder that cannot be written is reported before anything is computed.
+    /// Creates the file, so that a folder that cannot be written is reported before anything is
+    /// computed.
     ///
     /// # Errors
     /// The file cannot be created.

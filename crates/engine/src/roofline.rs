@@ -109,7 +109,8 @@ impl TokenCosts {
         self.head + self.layers.iter().map(|l| l.dense + l.shared).sum::<u64>()
     }
 
-    /// Lower bound for a batched decode step with one token at each position, each in its own session.
+    /// Lower bound for a batched decode step with one token at each position, each in its own
+    /// session.
     ///
     /// `experts(layer)` gives the step's distinct experts and misses of a layer.
     pub fn step(

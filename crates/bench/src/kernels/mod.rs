@@ -72,8 +72,8 @@ impl KernelBench {
         })
     }
 
-    /// Sets the device and the format of its KV cache. The name `auto` selects the preferred adapter,
-    /// else the CPU.
+    /// Sets the device and the format of its KV cache. The name `auto` selects the preferred
+    /// adapter, else the CPU.
     pub fn on(mut self, options: DeviceOptions, kv_format: KvFormat) -> Self {
         self.asked = json!({
             "threads": options.threads,

@@ -214,7 +214,8 @@ impl SessionRun<'_> {
 }
 
 impl PhaseMeasurement {
-    /// Figures of steps that took `seconds`, from read counters before and after; `None` without tokens.
+    /// Figures of steps that took `seconds`, from read counters before and after; `None` without
+    /// tokens.
     fn new(stats: Stats, [before, after]: [ReadCounters; 2], seconds: &[f64]) -> Option<Self> {
         let seconds: f64 = seconds.iter().sum();
         (stats.tokens > 0).then(|| Self {
@@ -253,8 +254,8 @@ impl<'a> RooflineMeter<'a> {
         Self { engine, model, layers, least, probed: None, bytes: 0.0, seconds: 0.0 }
     }
 
-    /// Probes memory bandwidth before a step, at most every 250 ms. On a shared machine bandwidth changes
-    /// that fast, and a step is judged by the bandwidth it had.
+    /// Probes memory bandwidth before a step, at most every 250 ms. On a shared machine bandwidth
+    /// changes that fast, and a step is judged by the bandwidth it had.
     fn probe(&mut self) -> anyhow::Result<()> {
         const INTERVAL: Duration = Duration::from_millis(250);
         let Some(model) = &mut self.model else { return Ok(()) };

@@ -69,8 +69,8 @@ pub struct ReportTexts {
     pub options: Value,
 }
 
-/// A benchmark of one memory budget. The caller opens the engine after [`SpeedBench::new`], then calls
-/// [`start`](Self::start), [`warm_up`](Self::warm_up), [`touch`](Self::touch),
+/// A benchmark of one memory budget. The caller opens the engine after [`SpeedBench::new`], then
+/// calls [`start`](Self::start), [`warm_up`](Self::warm_up), [`touch`](Self::touch),
 /// [`measure`](Self::measure), [`profile`](Self::profile) and [`report`](Self::report).
 pub struct SpeedBench {
     request: SpeedRequest,
@@ -116,8 +116,8 @@ pub struct DiskProbe<'a> {
 }
 
 impl SpeedBench {
-    /// Probes disk and memory, and drops the page cache if asked to. To be called before the model is
-    /// loaded: the memory of the probes is free again then.
+    /// Probes disk and memory, and drops the page cache if asked to. To be called before the model
+    /// is loaded: the memory of the probes is free again then.
     ///
     /// # Errors
     /// A probe fails.
@@ -143,8 +143,8 @@ impl SpeedBench {
         };
         let pages = FilePages::of(checkpoint);
         if request.cold {
-            // Files in the page cache would change how they are read. A failure is reported when the
-            // first repeat starts.
+            // Files in the page cache would change how they are read. A failure is reported when
+            // the first repeat starts.
             let _ = pages.forget();
         }
         Ok(Self {
@@ -202,8 +202,8 @@ impl SpeedBench {
         Ok(())
     }
 
-    /// Touches the memory of all slots, so that the system allocates it before measuring. `progress` gets
-    /// the bytes done and in total.
+    /// Touches the memory of all slots, so that the system allocates it before measuring.
+    /// `progress` gets the bytes done and in total.
     ///
     /// # Errors
     /// The engine fails.

@@ -29,7 +29,7 @@ pub struct SpeedReport<'a> {
     /// How experts are read.
     pub(super) reader: String,
     pub(super) machine: MachineFigures,
-    /// PhaseSummary of the first entry of `contexts`; so is `decode`.
+    /// Summary of the first entry of `contexts`; so is `decode`.
     pub(super) prefill: Option<PhaseSummary>,
     pub(super) decode: Option<PhaseSummary>,
     pub(super) contexts: Vec<ContextSummary>,

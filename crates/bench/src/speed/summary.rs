@@ -226,7 +226,7 @@ impl PhaseSummary {
         from_machine.or(from_one)
     }
 
-    /// PhaseSummary of a phase; `None` without measurements.
+    /// Summary of a phase; `None` without measurements.
     fn new(all: &[&PhaseMeasurement], scale: SummaryScale) -> Option<Self> {
         let memory = all.iter().filter_map(|m| m.memory_bytes_per_second).collect();
         let memory = spread(memory).map(|speed| speed.median);

@@ -68,8 +68,9 @@ const SAMPLING: &str = "Sampling (defaults from the model's generation_config.js
 pub(crate) struct ModelArgs {
     /// Folder of the model [default: the built-in tales-18m]
     ///
-    /// A folder with config.json, tokenizer.json and model.safetensors (or shards with their index), as
-    /// downloaded from the Hub. The built-in model is unpacked once into the user's cache folder.
+    /// A folder with config.json, tokenizer.json and model.safetensors (or shards with their
+    /// index), as downloaded from the Hub. The built-in model is unpacked once into the user's
+    /// cache folder.
     #[arg(short, long, value_name = "DIR", env = "MOEFLUX_MODEL", hide_env_values = true, help_heading = MODEL)]
     pub(crate) model: Option<PathBuf>,
 }

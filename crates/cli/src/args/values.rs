@@ -20,7 +20,8 @@ const SUFFIXES: [(&str, u64); 13] = [
     ("tib", 1 << 40),
 ];
 
-/// Parses a size such as `8GiB`, `8G` (the same), `8GB` (8 * 10^9), `512MiB`, `1.5g` or a number of bytes.
+/// Parses a size such as `8GiB`, `8G` (the same), `8GB` (8 * 10^9), `512MiB`, `1.5g` or a number of
+/// bytes.
 ///
 /// # Errors
 /// The text is not a size; the message shows the format.

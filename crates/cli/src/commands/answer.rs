@@ -123,7 +123,7 @@ impl AnswerCost {
         self.decode = sum(self.decode, answer.decode);
     }
 
-    /// AnswerStatistics as one line of text.
+    /// Statistics as one line of text.
     pub(crate) fn line(&self, engine: &Engine) -> String {
         let statistics = AnswerStatistics::of(self);
         let phase = |what: &str, phase: &Phase| {
@@ -148,7 +148,7 @@ impl AnswerCost {
     }
 }
 
-/// AnswerStatistics as JSON. Sizes are bytes.
+/// Statistics as JSON. Sizes are bytes.
 #[derive(Serialize)]
 pub(crate) struct AnswerStatistics {
     prefill: PhaseStatistics,

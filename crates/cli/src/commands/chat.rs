@@ -90,7 +90,7 @@ impl LineSource {
         matches!(self, LineSource::Editor { .. })
     }
 
-    /// TurnEnd input line, joined with its continuations after `\`; `None` at the end of input.
+    /// Next input line, joined with its continuations after `\`; `None` at the end of input.
     fn next(&mut self) -> anyhow::Result<Option<String>> {
         let mut whole = String::new();
         loop {

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::{args::DevicesArgs, out};
 
-/// DeviceReport of all devices. Sizes are bytes.
+/// Report of all devices. Sizes are bytes.
 #[derive(Serialize)]
 struct DeviceReport {
     cpu: ProcessorInfo,

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::{args::InspectArgs, load, out, progress::Ui};
 
-/// InspectReport of a checkpoint. ByteSizes are bytes.
+/// Report of a checkpoint. Sizes are bytes.
 #[derive(Serialize)]
 struct InspectReport {
     model: String,
@@ -43,7 +43,7 @@ struct InspectReport {
 #[derive(Serialize)]
 struct ParameterCounts {
     total: u64,
-    /// ParameterCounts used per token.
+    /// Parameters used per token.
     active: u64,
 }
 
@@ -62,7 +62,7 @@ struct LayerCounts {
 
 #[derive(Serialize)]
 struct ExpertCounts {
-    /// ExpertCounts per layer; the maximum if layers differ.
+    /// Experts per layer; the maximum if layers differ.
     per_layer: usize,
     total: usize,
     top_k: usize,

@@ -239,7 +239,8 @@ impl PromptCache {
     /// able to return to the end of the prompt.
     ///
     /// # Errors
-    /// As [`Session::sync`], except cancellation, which the next step reports. Failure to cache is a note only.
+    /// As [`Session::sync`], except cancellation, which the next step reports. Failure to cache is
+    /// a note only.
     pub(crate) fn prefill(
         &self,
         session: &mut Session,

@@ -18,8 +18,8 @@ use crate::{WrongUse, args::PlanArgs, atomic_file, folders, load, out, progress:
 /// Runs `moeflux plan`.
 ///
 /// # Errors
-/// The checkpoint or the trace cannot be opened, the model has fewer positions, the disk's bandwidth is
-/// unknown, or a budget has no memory plan.
+/// The checkpoint or the trace cannot be opened, the model has fewer positions, the disk's
+/// bandwidth is unknown, or a budget has no memory plan.
 pub(crate) fn run(args: &PlanArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let mut model = args.engine.model.clone();
     model.model = args.folder.clone().or(model.model);

@@ -195,7 +195,8 @@ fn measure(
     then(&bench.report(&engine, ReportTexts { model, options: options(args) }))
 }
 
-/// Options that must be equal for runs to be comparable. Budgets and contexts are compared one by one.
+/// Options that must be equal for runs to be comparable. Budgets and contexts are compared one by
+/// one.
 fn options(args: &BenchArgs) -> Value {
     let EngineArgs { memory, reads, compute, .. } = &args.engine;
     json!({
