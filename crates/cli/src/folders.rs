@@ -1,18 +1,18 @@
-//! Where this user's files go.
+//! The user's cache and state folders.
 
 use std::{env, path::PathBuf};
 
-/// For what can be made again: the built-in model.
+/// Cache folder, for data that can be recreated: the built-in model.
 pub(crate) fn cache() -> Option<PathBuf> {
     folder("XDG_CACHE_HOME", if cfg!(target_os = "macos") { "Library/Caches" } else { ".cache" })
 }
 
-/// For what was measured of this machine's disks.
+/// Folder of disk measurements.
 pub(crate) fn probes() -> Option<PathBuf> {
     Some(cache()?.join("probes"))
 }
 
-/// For what should last: the history of conversations.
+/// State folder, for data that should persist: the chat history.
 pub(crate) fn state() -> Option<PathBuf> {
     let below_home =
         if cfg!(target_os = "macos") { "Library/Application Support" } else { ".local/state" };
@@ -20,7 +20,7 @@ pub(crate) fn state() -> Option<PathBuf> {
 }
 
 fn folder(variable: &str, below_home: &str) -> Option<PathBuf> {
-    // The XDG specification wants relative paths ignored.
+    // The XDG specification says to ignore relative paths.
     let absolute = |name: &str| env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
     let base = absolute(variable).or_else(|| match cfg!(windows) {
         true => absolute("LOCALAPPDATA"),

@@ -1,17 +1,17 @@
-//! Ctrl-C: the first one ends what is being made, the second one ends the program.
+//! Ctrl-C: the first one cancels the work in progress, the second one ends the program.
 
 use std::{
     process::ExitStatus,
     sync::atomic::{AtomicBool, Ordering},
 };
 
-/// The exit code of a program that Ctrl-C ended: 128 + SIGINT, as shells count.
+/// Exit code after Ctrl-C: 128 + SIGINT, as shells report it.
 pub(crate) const EXIT_CODE: u8 = 130;
 
 static ARMED: AtomicBool = AtomicBool::new(false);
 static CANCEL: AtomicBool = AtomicBool::new(false);
 
-/// Takes Ctrl-C over. Until [`arm`] is called it still ends the program at once.
+/// Installs the handler. Without [`arm`], Ctrl-C ends the program at once.
 ///
 /// # Errors
 /// The system refuses.
@@ -24,11 +24,12 @@ pub(crate) fn install() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether Ctrl-C ended a program that is this one: by [`EXIT_CODE`], or by the signal itself where it came before [`install`].
+/// Whether Ctrl-C ended a child process of this program: by [`EXIT_CODE`], or by the signal if it
+/// came before [`install`].
 pub(crate) fn ended(status: ExitStatus) -> bool {
     #[cfg(unix)]
     let by_signal = {
-        /// The number that POSIX gives it.
+        /// SIGINT as defined by POSIX.
         const SIGINT: i32 = 2;
         std::os::unix::process::ExitStatusExt::signal(&status) == Some(SIGINT)
     };
@@ -37,10 +38,10 @@ pub(crate) fn ended(status: ExitStatus) -> bool {
     by_signal || status.code() == Some(EXIT_CODE.into())
 }
 
-/// While this lives, the first Ctrl-C only raises the flag.
+/// While it exists, the first Ctrl-C only sets the flag.
 pub(crate) struct Armed(());
 
-/// Lowers the flag and waits for the next Ctrl-C to raise it.
+/// Clears the flag; the next Ctrl-C sets it.
 pub(crate) fn arm() -> Armed {
     CANCEL.store(false, Ordering::SeqCst);
     ARMED.store(true, Ordering::SeqCst);
@@ -48,7 +49,7 @@ pub(crate) fn arm() -> Armed {
 }
 
 impl Armed {
-    /// The flag: for [`moeflux::StepControl`].
+    /// Cancellation flag, for [`moeflux::StepControl`].
     pub(crate) fn flag(&self) -> &'static AtomicBool {
         &CANCEL
     }

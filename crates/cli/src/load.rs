@@ -1,34 +1,36 @@
-//! From options to an opened model.
+//! Opens checkpoints and engines from arguments.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use moeflux::{
-    Access, Blueprint, Checkpoint, ChosenDevice, DeviceOptions, Engine, EngineOptions, KvFormat,
-    MemoryPlan, MemoryRequest, PrefetchMode, ReadOptions, ReaderKind, synth,
+    Access, Blueprint, Checkpoint, DeviceOptions, Engine, EngineOptions, KvFormat, MemoryPlan,
+    MemoryRequest, PrefetchMode, ReadOptions, ReaderKind, synth,
 };
+use moeflux_bench::units;
 
 use crate::{
     WrongUse,
-    args::{ComputeArgs, EngineArgs, Io, MemoryArgs, ModelArgs, ReadArgs, ReaderName, When},
+    args::{
+        AutoSwitch, ComputeArgs, EngineArgs, IoMode, MemoryArgs, ModelArgs, ReadArgs, ReaderChoice,
+    },
     folders,
     progress::Ui,
-    units,
 };
 
-/// What a command needs beside what its options say.
+/// Requirements of a command beyond its options.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Needs {
     /// Positions that are known to be needed.
     pub(crate) positions: Option<usize>,
-    /// Whether points of sessions are kept beside the sessions.
+    /// Whether marks of sessions are needed.
     pub(crate) marks: bool,
-    /// Sessions that live at the same time, if there are several.
+    /// Number of concurrent sessions, if several.
     pub(crate) sessions: Option<usize>,
 }
 
 impl MemoryArgs {
-    /// What a plan is asked for by a command that goes forward only.
+    /// Memory request of a command that never goes back in a session.
     fn request(&self) -> MemoryRequest {
         MemoryRequest {
             budget: self.memory,
@@ -44,7 +46,7 @@ impl MemoryArgs {
 }
 
 impl EngineArgs {
-    /// What the plan for a checkpoint is asked for by such a command, with the memory of what would read it.
+    /// Memory request for a checkpoint, including its readers' memory.
     pub(crate) fn request(&self, checkpoint: &Checkpoint, blueprint: &Blueprint) -> MemoryRequest {
         self.memory.request().reading(checkpoint, blueprint, &self.reads.options())
     }
@@ -61,19 +63,19 @@ impl ComputeArgs {
         }
     }
 
-    /// What the processor keeps keys and values as with these options.
+    /// Format of the KV cache on the CPU.
     pub(crate) fn kv_format(&self) -> KvFormat {
         let exact = self.exact || self.device == "reference";
         self.kv.unwrap_or(if exact { KvFormat::F32 } else { KvFormat::F16 })
     }
 }
 
-impl From<When> for PrefetchMode {
-    fn from(when: When) -> Self {
-        match when {
-            When::Auto => PrefetchMode::Auto,
-            When::On => PrefetchMode::On,
-            When::Off => PrefetchMode::Off,
+impl From<AutoSwitch> for PrefetchMode {
+    fn from(switch: AutoSwitch) -> Self {
+        match switch {
+            AutoSwitch::Auto => PrefetchMode::Auto,
+            AutoSwitch::On => PrefetchMode::On,
+            AutoSwitch::Off => PrefetchMode::Off,
         }
     }
 }
@@ -82,26 +84,26 @@ impl ReadArgs {
     pub(crate) fn options(&self) -> ReadOptions {
         ReadOptions {
             kind: match self.reader {
-                ReaderName::Auto => ReaderKind::Auto,
-                ReaderName::Uring => ReaderKind::Uring,
-                ReaderName::Threads => ReaderKind::Threads,
+                ReaderChoice::Auto => ReaderKind::Auto,
+                ReaderChoice::Uring => ReaderKind::Uring,
+                ReaderChoice::Threads => ReaderKind::Threads,
             },
             access: match self.io {
-                Io::Auto => Access::Auto,
-                Io::Direct => Access::Direct,
-                Io::Buffered => Access::Buffered,
+                IoMode::Auto => Access::Auto,
+                IoMode::Direct => Access::Direct,
+                IoMode::Buffered => Access::Buffered,
             },
             ..ReadOptions::default()
         }
     }
 
-    /// Whether the user chose something.
-    fn is_chosen(&self) -> bool {
-        self.reader != ReaderName::Auto || self.io != Io::Auto || !self.mirror.is_empty()
+    /// Whether any reading option was given.
+    fn any_given(&self) -> bool {
+        self.reader != ReaderChoice::Auto || self.io != IoMode::Auto || !self.mirror.is_empty()
     }
 }
 
-/// Opens the checkpoint that was asked for, or the one in the box.
+/// Opens the requested checkpoint, or the built-in one.
 ///
 /// # Errors
 /// It cannot be opened.
@@ -113,7 +115,7 @@ pub(crate) fn checkpoint(
     checkpoint_in(args.model.as_deref(), mirrors, ui)
 }
 
-/// Opens the checkpoint in a folder and its mirrors, or the one in the box.
+/// Opens a checkpoint and its mirrors, or the built-in one.
 ///
 /// # Errors
 /// It cannot be opened.
@@ -131,16 +133,16 @@ pub(crate) fn checkpoint_in(
     }
 }
 
-/// What synth would write for a preset: headers without weights.
+/// Synthetic checkpoint of a preset: headers without weights.
 ///
 /// # Errors
-/// There is no such preset.
+/// The preset does not exist.
 pub(crate) fn preset(name: &str) -> anyhow::Result<Checkpoint> {
     let options = synth::Options::new(synth::Preset::by_name(name)?.config());
     Ok(Checkpoint::planned(&synth::plan(&options)?)?)
 }
 
-/// The built-in model, from the cache folder where that can be written, else from the program itself.
+/// Built-in model: from the cache folder if that can be written, else from the program itself.
 fn built_in(cache: Option<&Path>, ui: Ui) -> anyhow::Result<Checkpoint> {
     let unpacked = cache.context("this user has no home folder").and_then(|cache| {
         let folder = moeflux::unpack_embedded(cache)?;
@@ -159,14 +161,14 @@ fn built_in(cache: Option<&Path>, ui: Ui) -> anyhow::Result<Checkpoint> {
 /// # Errors
 /// The model cannot be opened, or the budget is too small.
 pub(crate) fn engine(args: &EngineArgs, needs: Needs, ui: Ui) -> anyhow::Result<Engine> {
-    engine_of(checkpoint(&args.model, &args.reads.mirror, ui)?, args, needs, ui)
+    engine_from(checkpoint(&args.model, &args.reads.mirror, ui)?, args, needs, ui)
 }
 
-/// [`engine`] of a checkpoint that is open.
+/// Loads a model from an open checkpoint.
 ///
 /// # Errors
 /// As [`engine`].
-pub(crate) fn engine_of(
+pub(crate) fn engine_from(
     checkpoint: Checkpoint,
     args: &EngineArgs,
     needs: Needs,
@@ -190,7 +192,7 @@ pub(crate) fn engine_of(
         let bar = ui.bytes("loading");
         Engine::open(checkpoint, options, &mut |done, total| bar.bytes(done, total))?
     };
-    if args.reads.is_chosen() {
+    if args.reads.any_given() {
         ui.note(format_args!("experts are read by {}", engine.reads()));
     }
     for note in plan_notes(engine.plan(), &args.memory) {
@@ -199,19 +201,19 @@ pub(crate) fn engine_of(
     Ok(engine)
 }
 
-/// What a user should know of a plan that works, but not well.
+/// Notes on a plan that works, but not well.
 pub(crate) fn plan_notes(plan: &MemoryPlan, asked: &MemoryArgs) -> Vec<String> {
     let mut notes = Vec::new();
     if plan.context_shrunk {
         notes.push(format!(
-            "the context is shrunk to {} tokens to fit the budget of {}; --ctx N asks for more",
+            "the context is reduced to {} tokens to fit the budget of {}; --ctx N asks for more",
             plan.context,
             units::memory(plan.slots_limit())
         ));
     }
     let slots = plan.slots.max(plan.host_slots);
     if !plan.holds_all && slots < plan.working_set {
-        // A context that was shrunk takes its part of what a budget has more.
+        // A reduced context would grow with the budget; the advice keeps it.
         let context = plan.context_shrunk.then(|| format!(" with --ctx {}", plan.context));
         notes.push(format!(
             "there are slots for {}, but one token needs {}: nearly every one is read from disk; {} {}MiB{} \
@@ -224,31 +226,10 @@ pub(crate) fn plan_notes(plan: &MemoryPlan, asked: &MemoryArgs) -> Vec<String> {
         ));
     }
     if asked.gpu_memory.is_some() && plan.device_budget.is_none() {
-        notes.push("--gpu-memory has no effect: what computes has no memory of its own".to_owned());
+        notes.push(
+            "--gpu-memory has no effect: the device that computes has no separate memory"
+                .to_owned(),
+        );
     }
     notes
-}
-
-/// What computed, for closing lines: nobody should mistake a fall back for a result.
-pub(crate) fn on(device: &ChosenDevice, dispatches: u64) -> String {
-    let ChosenDevice { name, graphics, reason } = device;
-    match graphics {
-        true => format!("on {name}, {} ({reason})", units::plural(dispatches, "GPU dispatch")),
-        false => format!("on {name} ({reason})"),
-    }
-}
-
-/// Peak memory of the host and, where weights lie on a card, what is planned there.
-pub(crate) fn peak(plan: &MemoryPlan, peak: u64) -> String {
-    let host = format!("peak memory {} of {}", units::memory(peak), units::memory(plan.budget));
-    match plan.device_budget {
-        Some(budget) => {
-            format!(
-                "{host}, on the card {} of {}",
-                units::memory(plan.total()),
-                units::memory(budget)
-            )
-        }
-        None => host,
-    }
 }

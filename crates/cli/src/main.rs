@@ -1,21 +1,20 @@
-//! The command line of moeflux: arguments, progress, the terminal. What is computed, the `moeflux` crate computes.
+//! Command line of moeflux: arguments, progress, the terminal. The `moeflux` crate computes,
+//! `moeflux-bench` measures.
 
 mod args;
-mod aside;
+mod atomic_file;
 mod commands;
 mod folders;
 mod interrupt;
 mod load;
 mod out;
-mod plot;
 mod progress;
-mod roof;
-mod tensors;
-mod units;
+mod tensor_writer;
 
 use std::{fmt, process::ExitCode};
 
 use clap::Parser;
+use moeflux_bench::InvalidRequest;
 
 use args::Cli;
 
@@ -24,7 +23,7 @@ fn main() -> ExitCode {
     commands::run(cli).unwrap_or_else(|error| report(&error))
 }
 
-/// Something that the arguments rule out, found after they were parsed.
+/// Invalid combination of arguments, found after parsing.
 #[derive(Debug)]
 struct WrongUse(String);
 
@@ -36,7 +35,7 @@ impl fmt::Display for WrongUse {
 
 impl std::error::Error for WrongUse {}
 
-/// Says what went wrong and chooses the exit code.
+/// Prints an error and returns the exit code.
 fn report(error: &anyhow::Error) -> ExitCode {
     if error.is::<out::Closed>() {
         return ExitCode::SUCCESS;
@@ -44,16 +43,16 @@ fn report(error: &anyhow::Error) -> ExitCode {
     if matches!(error.downcast_ref(), Some(moeflux::Error::Cancelled)) {
         return ExitCode::from(interrupt::EXIT_CODE);
     }
-    let mut said = format!("error: {error}");
-    progress::error_line(&said);
+    let mut printed = format!("error: {error}");
+    progress::error_line(&printed);
     for cause in error.chain().skip(1).map(ToString::to_string) {
-        // Most messages end in their cause already.
-        if !said.contains(&cause) {
+        // Most messages already end with their cause.
+        if !printed.contains(&cause) {
             progress::error_line(format_args!("  because: {cause}"));
-            said += &cause;
+            printed += &cause;
         }
     }
-    if error.is::<WrongUse>() {
+    if error.is::<WrongUse>() || error.is::<InvalidRequest>() {
         progress::error_line("\nFor more information, try '--help'.");
         return ExitCode::from(2);
     }

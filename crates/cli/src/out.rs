@@ -1,11 +1,11 @@
-//! The only way to stdout.
+//! Writing to standard output; all output goes through here.
 
 use std::{
     fmt,
     io::{self, Write},
 };
 
-/// Whoever read our output has gone: nothing is wrong, and nothing is left to do.
+/// Standard output was closed by its reader. Not a failure; the program ends quietly.
 #[derive(Debug)]
 pub(crate) struct Closed;
 
@@ -17,16 +17,16 @@ impl fmt::Display for Closed {
 
 impl std::error::Error for Closed {}
 
-/// Writes and flushes, so that a reader sees each piece as it is made.
+/// Writes and flushes, so that a reader sees text as it is generated.
 ///
 /// # Errors
-/// [`Closed`] when nobody reads any more; else the system's reason.
+/// [`Closed`] if the reader closed the pipe; otherwise the I/O error.
 pub(crate) fn write(text: impl fmt::Display) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
     write!(out, "{text}").and_then(|()| out.flush()).map_err(failed)
 }
 
-/// [`write()`], with a line end.
+/// Writes text and a line end.
 ///
 /// # Errors
 /// As [`write()`].
@@ -34,7 +34,7 @@ pub(crate) fn line(text: impl fmt::Display) -> anyhow::Result<()> {
     write(format_args!("{text}\n"))
 }
 
-/// One JSON value on lines of its own, indented.
+/// Writes a JSON value, indented, and a line end.
 ///
 /// # Errors
 /// As [`write()`].
@@ -46,43 +46,5 @@ fn failed(error: io::Error) -> anyhow::Error {
     match error.kind() {
         io::ErrorKind::BrokenPipe => Closed.into(),
         _ => anyhow::Error::new(error).context("cannot write to standard output"),
-    }
-}
-
-/// Columns of text: the first to the left, the others to the right unless `left` says how many stay left.
-pub(crate) struct Table {
-    left: usize,
-    rows: Vec<Vec<String>>,
-}
-
-impl Table {
-    pub(crate) fn new(left: usize) -> Self {
-        Self { left, rows: Vec::new() }
-    }
-
-    pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = impl Into<String>>) {
-        self.rows.push(cells.into_iter().map(Into::into).collect());
-    }
-}
-
-impl fmt::Display for Table {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
-        let width = |i: usize| {
-            self.rows.iter().filter_map(|r| r.get(i)).map(|c| c.chars().count()).max().unwrap_or(0)
-        };
-        let widths: Vec<usize> = (0..columns).map(width).collect();
-        for row in &self.rows {
-            let mut line = String::new();
-            for (i, (cell, width)) in row.iter().zip(&widths).enumerate() {
-                let gap = if i > 0 { "  " } else { "" };
-                line += &match i < self.left {
-                    true => format!("{gap}{cell:<width$}"),
-                    false => format!("{gap}{cell:>width$}"),
-                };
-            }
-            writeln!(f, "{}", line.trim_end())?;
-        }
-        Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! What is said on stderr: progress bars, notes, closing lines.
+//! Output on stderr: progress bars, notes, statistics.
 
 use std::{
     cell::Cell,
@@ -9,7 +9,7 @@ use std::{
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// How much is said on stderr.
+/// Verbosity of stderr.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ui {
     quiet: bool,
@@ -17,24 +17,24 @@ pub(crate) struct Ui {
 }
 
 impl Ui {
-    /// Bars only on a terminal, nothing but errors when `quiet`.
+    /// Shows bars only on a terminal, and nothing but errors if `quiet`.
     pub(crate) fn new(quiet: bool) -> Self {
         Self { quiet, bars: !quiet && io::stderr().is_terminal() }
     }
 
-    /// One line for people. That stderr is closed is no reason to stop.
+    /// Prints a line. A closed stderr is ignored.
     pub(crate) fn line(&self, text: impl fmt::Display) {
         if !self.quiet {
             error_line(text);
         }
     }
 
-    /// Something that the user may want to change.
+    /// Prints a note on something that the user may want to change.
     pub(crate) fn note(&self, text: impl fmt::Display) {
         self.line(format_args!("note: {text}"));
     }
 
-    /// A bar over bytes.
+    /// Progress bar over bytes.
     pub(crate) fn bytes(&self, what: &str) -> Bar {
         self.bar(
             what,
@@ -42,7 +42,7 @@ impl Ui {
         )
     }
 
-    /// A bar over a share of something.
+    /// Progress bar over a fraction.
     pub(crate) fn share(&self, what: &str) -> Bar {
         self.bar(what, "{msg} [{bar:20}] {percent} %, {eta} left")
     }
@@ -61,33 +61,33 @@ impl Ui {
     }
 }
 
-/// One line on stderr, `quiet` or not.
+/// Prints a line on stderr, even if `quiet`.
 pub(crate) fn error_line(text: impl fmt::Display) {
     let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
-/// Steps of a bar over a share.
+/// Steps of a bar over a fraction.
 const SHARES: u64 = 1000;
 
-/// What takes no longer is over before a bar could be read.
+/// Delay before a bar is shown; shorter work shows none.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// A progress bar; it goes away when dropped.
+/// A progress bar, removed when dropped.
 pub(crate) struct Bar {
     bar: ProgressBar,
-    /// `None` when nobody wants to see it.
+    /// `None` if bars are not shown.
     show_after: Option<Instant>,
     shown: Cell<bool>,
 }
 
 impl Bar {
-    /// `done` of `total` bytes.
+    /// Sets the bar to `done` of `total` bytes.
     pub(crate) fn bytes(&self, done: u64, total: u64) {
         self.bar.set_length(total);
         self.set(done);
     }
 
-    /// `share` of the work, from 0 to 1.
+    /// Sets the bar to a fraction from 0 to 1.
     pub(crate) fn share(&self, share: f64) {
         self.set((share * SHARES as f64) as u64);
     }
@@ -99,7 +99,7 @@ impl Bar {
         self.bar.set_position(position);
     }
 
-    /// Takes the bar off the screen, for something else to be written there.
+    /// Removes the bar, so that other text can be printed.
     pub(crate) fn clear(&self) {
         if !self.bar.is_finished() {
             self.bar.finish_and_clear();

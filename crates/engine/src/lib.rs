@@ -65,6 +65,8 @@ mod session;
 mod text;
 mod tools;
 
+#[doc(hidden)]
+pub use base::random::SplitMix64;
 pub use base::{
     error::{Error, SnapshotProblem},
     stats::{LayerStats, ReadCounters, Stats},
@@ -108,6 +110,7 @@ pub use tools::{
     perplexity::{Perplexity, negative_log_likelihood, perplexity},
     planner::Planner,
     replay::{Replayed, ReplayedSteps},
+    roofline::{ExpertDemand, MinimumTime, RooflineLimits, TokenCosts},
     synth,
 };
 

@@ -1,12 +1,13 @@
-//! Measuring and predicting.
+//! Arguments of benchmarks and predictions.
 
 use std::{num::NonZeroUsize, path::PathBuf};
 
-use clap::{Args, Subcommand, builder::PossibleValuesParser};
-use moeflux::synth;
+use clap::{Args, Subcommand};
 
-use super::{ComputeArgs, EngineArgs, TraceArgs};
-use crate::units::{parse_percent, parse_size, parse_speed};
+use super::{
+    ComputeArgs, EngineArgs, TraceArgs,
+    values::{parse_percent, parse_size, parse_speed, preset},
+};
 
 const BENCH_EXAMPLES: &str = "\
 Examples:
@@ -21,17 +22,17 @@ Examples:
 
 Exit codes: 0 done, 1 failed, or with --compare something is slower, 2 wrong use.";
 
-/// Measure speed
+/// Benchmark a model
 ///
-/// Feeds random tokens (always the same ones): a prompt at once, then tokens one by one. Every repeat has a new
-/// session and other tokens; the slots stay as the repeat before left them.
+/// Feeds fixed random tokens: prefill of a prompt, then decode token by token. Each repeat has a
+/// new session and other tokens; expert slots keep their contents between repeats.
 ///
-/// Measured is what an answer waits for: after the prompt and after each token the next one is chosen, greedily, though the
-/// token that is fed next is the random one.
+/// Times include greedy sampling of each next token, as a user waits for it, though the token that
+/// is fed next is the random one.
 ///
-/// The result is held against what the machine gives at best. The roof is the speed at which each layer's misses are read as
-/// fast as the disk can, while all that does not need them is computed as fast as memory can be read. The disk's best is
-/// measured once, in about 1.5 seconds, and remembered; that of the memory each time.
+/// Results are held against a roofline of the machine: each layer's misses are read at the disk's
+/// peak, while everything else is computed at the speed of reading memory. The disk is measured
+/// once, in about 1.5 seconds, and remembered; memory is measured each time.
 #[derive(Debug, Args)]
 #[command(after_help = BENCH_EXAMPLES, args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
 pub(crate) struct BenchArgs {
@@ -40,55 +41,57 @@ pub(crate) struct BenchArgs {
     /// Tokens of the prompt
     #[arg(short, long, value_name = "N", default_value_t = 128)]
     pub(crate) prompt: usize,
-    /// Tokens that are decoded one by one
+    /// Tokens to decode
     #[arg(short = 'n', long, value_name = "N", default_value_t = 32)]
     pub(crate) tokens: usize,
-    /// How often
+    /// Number of repeats
     #[arg(short, long, value_name = "R", default_value = "3")]
     pub(crate) repeat: NonZeroUsize,
-    /// Instead of one prompt, prompts of these lengths, such as 0,2048,8192
+    /// Several prompt lengths instead of one, such as 0,2048,8192
     #[arg(long, value_name = "N,...", value_delimiter = ',', conflicts_with = "prompt")]
     pub(crate) context: Vec<usize>,
-    /// Decode in so many sessions together, such as 1,2,4,8: one token of each per step
+    /// Decode batches of this many sessions, such as 1,2,4,8: one token of each per step
     ///
-    /// Each session has a prompt of its own, of the length of all others, and its own random tokens. Only the steps are measured:
-    /// tokens per second are those of all sessions, and what is needed, hit and read is that of a step, of which each expert
-    /// counts once for all. All numbers of sessions are measured within one memory plan, that of most.
+    /// All prompts have the same length and different random tokens. Only decode steps are
+    /// measured. Tokens per second are those of all sessions; experts needed, hit and read are
+    /// those of a step, each distinct expert counted once. All batch sizes share one memory plan,
+    /// that of the largest.
     ///
-    /// A step's roof is made like that of a token: it needs the dense weights once, the state of each session, and of each layer
-    /// the experts that any of its sessions chose once. If 1 is among them, the others are compared with it; an adapter's roof is
-    /// then the speed if a step took its bytes at the rate at which one session gets through its own.
+    /// A step's roofline has the dense weights once, the state of each session, and the distinct
+    /// experts of each layer. If 1 is among the sizes, the others are compared with it; on a GPU
+    /// the roofline is then the speed at the byte rate that one session reaches.
     #[arg(long, value_name = "N,...", value_delimiter = ',', conflicts_with = "plot")]
     pub(crate) sessions: Vec<NonZeroUsize>,
-    /// Instead of one budget, these, such as 4GiB,8GiB: each in a process of its own
+    /// Several memory budgets instead of one, such as 4GiB,8GiB: each in its own process
     #[arg(long, value_name = "SIZE,...", value_delimiter = ',', value_parser = parse_size, conflicts_with = "trace")]
     pub(crate) budgets: Vec<u64>,
-    /// Make the system forget the model's files before each repeat
+    /// Drop the model's files from the page cache before each repeat
     ///
-    /// So that what is read comes from the disk. Where the system cannot do it, that is said.
+    /// All reads then come from the disk. A note says if the system cannot do it.
     #[arg(long)]
     pub(crate) cold: bool,
-    /// Leave the memory of slots untouched: the system hands it out while the first repeat runs
+    /// Do not touch slot memory before measuring: the system allocates it during the first repeat
     ///
-    /// As in a first answer. Otherwise all of it is written to before anything is measured, as it happens once only, and how long it
-    /// takes is the system's doing: a tenth of a second per GiB on most machines, some seconds in some virtual ones.
+    /// As in a first answer. By default all slot memory is written once before measuring, since
+    /// allocation happens only once and takes a tenth of a second per GiB on most machines, but
+    /// seconds in some virtual ones.
     #[arg(long)]
     pub(crate) fresh: bool,
-    /// Measure the disk's best anew, even if it is remembered
+    /// Measure the disk again, even if its speed is remembered
     #[arg(long)]
     pub(crate) probe: bool,
-    /// Also measure each kernel of a GPU, in one more run
+    /// Also profile the kernels of a GPU, in one more run
     ///
-    /// Of the first --context and the first number of --sessions, if several are given. Kernels of the answer come after those of its
-    /// prompt, whose positions they meet.
+    /// Uses the first --context and the first of --sessions. Decode kernels run after those of the
+    /// prompt, at its positions.
     #[arg(long)]
     pub(crate) profile: bool,
     /// Plot tokens per second, over budgets if there are several, else over contexts
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
     #[command(flatten)]
-    pub(crate) figures: FiguresArgs,
-    /// Measure one budget and print JSON, whatever else is asked for: how several are measured.
+    pub(crate) figures: FigureArgs,
+    /// Measure one budget and print JSON, overriding other output options: used by --budgets.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, hide = true)]
     pub(crate) only_budget: Option<u64>,
     #[command(flatten)]
@@ -97,25 +100,25 @@ pub(crate) struct BenchArgs {
     pub(crate) engine: EngineArgs,
 }
 
-/// What becomes of what was measured.
+/// Output of figures, and comparison with saved ones.
 #[derive(Clone, Debug, Args)]
-pub(crate) struct FiguresArgs {
+pub(crate) struct FigureArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
-    /// Print a table for spreadsheets
+    /// Print comma-separated values
     #[arg(long, conflicts_with = "json")]
     pub(crate) csv: bool,
-    /// Also write what --json prints to a file
+    /// Also write the JSON of --json to a file
     #[arg(long, value_name = "FILE.json")]
     pub(crate) save: Option<PathBuf>,
-    /// Compare with what --save wrote; the exit code is 1 if something is slower
+    /// Compare with a file of --save; the exit code is 1 if something is slower
     ///
-    /// Prints what was measured both now and then, with the ratio of the speeds, and what else differs: the machine, the
-    /// model, options. What was measured only once is left out.
+    /// Prints the figures that both runs have, with the ratio of the speeds, and other differences:
+    /// machine, model, options.
     #[arg(long, value_name = "FILE.json")]
     pub(crate) compare: Option<PathBuf>,
-    /// With --compare: what is so much slower fails
+    /// With --compare: how much slower a figure may be
     #[arg(long, value_name = "PERCENT", default_value = "10%", value_parser = parse_percent, requires = "compare")]
     pub(crate) tolerance: f64,
 }
@@ -135,32 +138,33 @@ Examples:
 
 Exit codes: 0 done, 1 failed, or with --compare something is slower, 2 wrong use.";
 
-/// Measure each op by itself, in every weight format
+/// Benchmark single ops in every weight format
 ///
-/// Needs no model: weights are random, their shapes those of Qwen3-30B-A3B and, for what that has not, of other models. They are
-/// walked in a cycle that no cache holds, so that what one row of activations needs comes from memory.
+/// Needs no model: weights are random, in shapes of Qwen3-30B-A3B and, for ops it lacks, of other
+/// models. Runs cycle through more weights than caches hold, so that a single row of activations
+/// reads them from memory.
 ///
-/// What moves bytes is given in GB/s, what computes in GFLOP/s, and as the share of what the machine gives at best: whichever of
-/// reading memory and multiplying takes longer at its best, over the time it took. Of the processor both are measured by
-/// themselves, with the same threads; of an adapter, reading is what a kernel reaches that does little else, and multiplying the
-/// best of the ops that were measured. Ops on few activations lie in caches and have no share.
+/// Rates are GB/s for ops bound by memory and GFLOP/s for ops bound by arithmetic, with the share
+/// of the device's roofline. On a CPU both peaks are measured separately, with the same threads. On
+/// a GPU the memory peak is that of a simple copy kernel, the arithmetic peak that of the best op
+/// measured. Ops on few activations run from caches and have no share.
 ///
-/// Takes one to two minutes and up to 700 MB of memory. --device auto is the adapter that `moeflux devices` prefers, or else the
-/// processor.
+/// Takes one to two minutes and up to 700 MB of memory. --device auto is the adapter that `moeflux
+/// devices` prefers, else the processor.
 #[derive(Debug, Args)]
 #[command(after_help = KERNELS_EXAMPLES)]
 pub(crate) struct KernelsArgs {
     /// Only these ops, such as matmul,experts
     #[arg(long, value_name = "OP,...", value_delimiter = ',')]
     pub(crate) only: Vec<String>,
-    /// Only ops with weights whose format begins like this, such as affine4,mxfp4 or affine4/64
+    /// Only weight formats with these prefixes, such as affine4,mxfp4 or affine4/64
     #[arg(long, value_name = "FORMAT,...", value_delimiter = ',')]
     pub(crate) format: Vec<String>,
-    /// The four most usual formats, and less time for each figure
+    /// The four most common formats, and less time per figure
     #[arg(long)]
     pub(crate) quick: bool,
     #[command(flatten)]
-    pub(crate) figures: FiguresArgs,
+    pub(crate) figures: FigureArgs,
     #[command(flatten)]
     pub(crate) compute: ComputeArgs,
 }
@@ -176,44 +180,45 @@ A trace is what `moeflux run --trace FILE` writes.";
 
 /// Predict decode speed for a range of memory budgets
 ///
-/// From what a token must read, how fast the disk and the memory are, and which share of the experts the slots will hold. It
-/// says what is possible at best: each layer's misses are read as fast as the disk can, while all that does not need them is
-/// computed as fast as memory can be read. With --measured, computing takes the time that it took.
+/// Computed from the bytes that a token reads, the speeds of disk and memory, and the expected hit
+/// rate. It is an upper bound: each layer's misses are read at the disk's peak, while everything
+/// else is computed at the speed of reading memory. With --measured, compute takes as long as it
+/// did in a benchmark.
 ///
-/// Without --trace, routers are taken to choose all experts equally often. Those of trained models have favourites, which a
-/// cache keeps, so that they do better than predicted, most of all in small budgets.
+/// Without --trace, routing is taken as uniform. Trained models prefer some experts, so their hit
+/// rates are better, most of all in small budgets.
 ///
-/// Worth having is the smallest budget from which on, as far as this machine's memory goes, twice as much never gives 1.25 times
-/// the speed.
+/// The budget worth having is the smallest one beyond which, within this machine's memory, doubling
+/// never gives 1.25 times the speed.
 #[derive(Debug, Args)]
 #[command(after_help = PLAN_EXAMPLES)]
 pub(crate) struct PlanArgs {
-    /// Folder of the model; goes before --model
+    /// Folder of the model; overrides --model
     #[arg(value_name = "MODEL", conflicts_with = "preset")]
     pub(crate) folder: Option<PathBuf>,
-    /// Plan for what synth would write for this preset, without any file
+    /// Predict for a synthetic checkpoint of this preset, without any file
     #[arg(long, value_name = "NAME", conflicts_with = "model",
-        value_parser = PossibleValuesParser::new(synth::presets().iter().map(|p| p.name)))]
+        value_parser = preset())]
     pub(crate) preset: Option<String>,
-    /// These budgets, such as 4GiB,8GiB [default: from the floor to everything in memory]
+    /// Budgets to predict, such as 4GiB,8GiB [default: from the floor to all experts in memory]
     #[arg(long, value_name = "SIZE,...", value_delimiter = ',', value_parser = parse_size)]
     pub(crate) budgets: Vec<u64>,
-    /// Tokens before the one whose time is predicted [default: 1024, or what the model has room for]
+    /// Position of the predicted token [default: 1024, or the model's last one]
     #[arg(long, value_name = "N")]
     pub(crate) context: Option<usize>,
-    /// Take the hit rates from a recorded run
+    /// Take hit rates from a recorded run
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
-    /// Take the time of computing from what `moeflux bench --save` wrote for this model
+    /// Take the compute time from a file of `moeflux bench --save` for this model
     #[arg(long, value_name = "FILE.json")]
     pub(crate) measured: Option<PathBuf>,
-    /// Speed of the disk, such as 3.5GB/s [default: measured]
+    /// Bandwidth of the disk, such as 3.5GB/s [default: measured]
     #[arg(long, value_name = "SPEED", value_parser = parse_speed, conflicts_with = "probe")]
     pub(crate) disk: Option<f64>,
-    /// Speed of reading memory, such as 60GB/s [default: measured]
+    /// Bandwidth of memory, such as 60GB/s [default: measured]
     #[arg(long, value_name = "SPEED", value_parser = parse_speed)]
     pub(crate) ram: Option<f64>,
-    /// Measure the disk anew, even if its speed is remembered
+    /// Measure the disk again, even if its speed is remembered
     #[arg(long)]
     pub(crate) probe: bool,
     /// Print one JSON object

@@ -1,4 +1,4 @@
-//! What `run` and `chat` share: a prompt becomes an answer, and the answer a report.
+//! Generation and statistics, shared by `run` and `chat`.
 
 use std::{
     hash::{BuildHasher, Hasher},
@@ -9,29 +9,29 @@ use moeflux::{
     Answer, ChatOptions, Engine, Finish, GenerateRequest, MemoryPlan, Phase, Sampling, Session,
     StepControl, SystemMemory, Text,
 };
+use moeflux_bench::{describe, units};
 use serde::Serialize;
 
-use super::keep::{Prefilled, PrefixCache};
+use super::persist::{PrefixCacheReport, PromptCache};
 use crate::{
     args::{AnswerArgs, Switch},
-    interrupt, load, out,
+    interrupt, out,
     progress::Ui,
-    units,
 };
 
 impl AnswerArgs {
-    /// The makers' advice where nothing else is asked for.
+    /// Request with the model's recommended sampling where no option is given.
     pub(crate) fn request(&self, text: &Text) -> GenerateRequest {
-        let advice = &text.generation().sampling;
+        let recommended = &text.generation().sampling;
         let sampling = Sampling {
-            temperature: self.temperature.unwrap_or(advice.temperature),
-            top_k: self.top_k.unwrap_or(advice.top_k),
-            top_p: self.top_p.unwrap_or(advice.top_p),
-            min_p: self.min_p.unwrap_or(advice.min_p),
-            repetition_penalty: self.repetition_penalty.unwrap_or(advice.repetition_penalty),
-            presence_penalty: self.presence_penalty.unwrap_or(advice.presence_penalty),
-            frequency_penalty: self.frequency_penalty.unwrap_or(advice.frequency_penalty),
-            seed: self.seed.unwrap_or_else(any_seed),
+            temperature: self.temperature.unwrap_or(recommended.temperature),
+            top_k: self.top_k.unwrap_or(recommended.top_k),
+            top_p: self.top_p.unwrap_or(recommended.top_p),
+            min_p: self.min_p.unwrap_or(recommended.min_p),
+            repetition_penalty: self.repetition_penalty.unwrap_or(recommended.repetition_penalty),
+            presence_penalty: self.presence_penalty.unwrap_or(recommended.presence_penalty),
+            frequency_penalty: self.frequency_penalty.unwrap_or(recommended.frequency_penalty),
+            seed: self.seed.unwrap_or_else(random_seed),
         };
         let max_tokens = self.max_tokens.map(Into::into);
         GenerateRequest {
@@ -50,37 +50,37 @@ impl AnswerArgs {
     }
 }
 
-/// Another one each time. 32 bits: people copy it, and every JSON reader keeps it whole.
-fn any_seed() -> u64 {
-    // The standard library's hashers are keyed at random, which is as good as asking the system.
+/// Random seed of 32 bits: short to copy, and exact in every JSON parser.
+fn random_seed() -> u64 {
+    // Hashers of the standard library have random keys.
     std::collections::hash_map::RandomState::new().build_hasher().finish() & 0xFFFF_FFFF
 }
 
-/// Answers `prompt`, from `cache` as far as that has it; `sink` gets the text as it is made. Ctrl-C ends the answer, and so does
-/// whoever reads no more of it.
+/// Answers `prompt`, reusing `cache`; `sink` receives the text as it is generated. Ctrl-C ends the
+/// answer, and so does a closed stdout.
 ///
 /// # Errors
-/// The engine failed, or `sink` for another reason.
+/// The engine or `sink` failed.
 pub(crate) fn answer(
     session: &mut Session,
     prompt: &[u32],
     request: &GenerateRequest,
-    cache: Option<&PrefixCache>,
+    cache: Option<&PromptCache>,
     ui: Ui,
     sink: &mut dyn FnMut(&str) -> anyhow::Result<()>,
-) -> anyhow::Result<(Answer, Option<Prefilled>)> {
+) -> anyhow::Result<(Answer, Option<PrefixCacheReport>)> {
     let armed = interrupt::arm();
     let bar = ui.share(&format!("prefill, {}", units::plural(prompt.len() as u64, "token")));
     let mut progress = |share: f64| bar.share(share);
-    let mut watch = StepControl {
+    let mut control = StepControl {
         cancel: Some(armed.flag()),
         progress: Some(&mut progress),
         ..StepControl::default()
     };
     let prefilled =
-        cache.map(|cache| cache.prefill(session, prompt, &mut watch, ui)).transpose()?;
+        cache.map(|cache| cache.prefill(session, prompt, &mut control, ui)).transpose()?;
     let mut failed = None;
-    let mut answer = moeflux::generate(session, prompt, request, &mut watch, &mut |piece| {
+    let mut answer = moeflux::generate(session, prompt, request, &mut control, &mut |piece| {
         bar.clear();
         if failed.is_none() {
             failed = sink(piece).err();
@@ -89,7 +89,7 @@ pub(crate) fn answer(
     })?;
     if let Some(prefilled) = &prefilled {
         answer.reused = prefilled.reused.min(answer.reused);
-        answer.prefill = both(prefilled.phase, answer.prefill);
+        answer.prefill = sum(prefilled.phase, answer.prefill);
     }
     match failed.filter(|error| !error.is::<out::Closed>()) {
         Some(error) => Err(error),
@@ -97,8 +97,8 @@ pub(crate) fn answer(
     }
 }
 
-/// Two stretches of work as one.
-fn both(a: Phase, b: Phase) -> Phase {
+/// Sum of two phases.
+fn sum(a: Phase, b: Phase) -> Phase {
     Phase {
         tokens: a.tokens + b.tokens,
         seconds: a.seconds + b.seconds,
@@ -106,32 +106,32 @@ fn both(a: Phase, b: Phase) -> Phase {
     }
 }
 
-/// What answers have cost so far.
+/// Accumulated cost of answers.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Cost {
+pub(crate) struct AnswerCost {
     prefill: Phase,
     decode: Phase,
 }
 
-impl Cost {
-    pub(crate) fn of(answer: &Answer) -> Self {
+impl AnswerCost {
+    pub(crate) fn new(answer: &Answer) -> Self {
         Self { prefill: answer.prefill, decode: answer.decode }
     }
 
     pub(crate) fn add(&mut self, answer: &Answer) {
-        self.prefill = both(self.prefill, answer.prefill);
-        self.decode = both(self.decode, answer.decode);
+        self.prefill = sum(self.prefill, answer.prefill);
+        self.decode = sum(self.decode, answer.decode);
     }
 
-    /// One line for people.
+    /// Statistics as one line of text.
     pub(crate) fn line(&self, engine: &Engine) -> String {
-        let statistics = Statistics::of(self);
+        let statistics = AnswerStatistics::of(self);
         let phase = |what: &str, phase: &Phase| {
             let tokens = units::plural(phase.tokens, "token");
             format!("{what} {tokens} at {}", units::rate(phase.tokens_per_second()))
         };
         let mut parts = Vec::new();
-        // A prompt that was kept costs nothing.
+        // A cached prompt has no prefill.
         if self.prefill.tokens > 0 || self.decode.tokens == 0 {
             parts.push(phase("prefill", &self.prefill));
         }
@@ -142,25 +142,25 @@ impl Cost {
         parts.push(format!("{} read per token", units::disk(per_token)));
         parts.push(format!("{} in all", units::disk(statistics.bytes_read as f64)));
         parts.push(format!("hit rate {}", units::percent(statistics.hit_rate)));
-        parts.push(load::peak(engine.plan(), statistics.peak_memory));
-        parts.push(load::on(engine.device(), statistics.dispatches));
+        parts.push(describe::peak_memory(engine.plan(), statistics.peak_memory));
+        parts.push(describe::device(engine.device(), statistics.dispatches));
         parts.join("; ")
     }
 }
 
-/// Statistics for programs. Sizes are bytes.
+/// Statistics as JSON. Sizes are bytes.
 #[derive(Serialize)]
-pub(crate) struct Statistics {
+pub(crate) struct AnswerStatistics {
     prefill: PhaseStatistics,
     decode: PhaseStatistics,
-    /// By all tokens together.
+    /// Bytes read for all tokens together.
     bytes_read: u64,
-    /// Per decoded token; per token of the prompt when none was decoded.
+    /// Per decoded token; per prompt token if none was decoded.
     bytes_per_token: f64,
-    /// Of the same tokens.
+    /// Hit rate of the same tokens.
     hit_rate: f64,
     peak_memory: u64,
-    /// Kernels that a graphics adapter was given; zero where none computes.
+    /// GPU dispatches; zero on the CPU.
     dispatches: u64,
 }
 
@@ -200,15 +200,15 @@ impl PhaseStatistics {
     }
 }
 
-impl Statistics {
-    pub(crate) fn of(cost: &Cost) -> Self {
+impl AnswerStatistics {
+    pub(crate) fn of(cost: &AnswerCost) -> Self {
         let (prefill, decode) =
             (PhaseStatistics::of(&cost.prefill), PhaseStatistics::of(&cost.decode));
-        let telling = if decode.tokens > 0 { &decode } else { &prefill };
+        let main = if decode.tokens > 0 { &decode } else { &prefill };
         Self {
             bytes_read: prefill.bytes_read + decode.bytes_read,
-            bytes_per_token: telling.bytes_per_token,
-            hit_rate: telling.hit_rate,
+            bytes_per_token: main.bytes_per_token,
+            hit_rate: main.hit_rate,
             peak_memory: SystemMemory::now().peak,
             dispatches: prefill.dispatches + decode.dispatches,
             prefill,
@@ -217,7 +217,7 @@ impl Statistics {
     }
 }
 
-/// What a user should know of how an answer ended.
+/// Note on an answer that ended early.
 pub(crate) fn ending(answer: &Answer, plan: &MemoryPlan) -> Option<String> {
     match answer.finish {
         Finish::Context => Some(format!(

@@ -1,4 +1,4 @@
-//! `chat`: a conversation.
+//! `chat`: an interactive conversation.
 
 use std::{
     io::{self, BufRead, IsTerminal},
@@ -8,40 +8,41 @@ use std::{
 
 use anyhow::{Context, bail, ensure};
 use moeflux::{Engine, Finish, GenerateRequest, Message, Session, Text};
+use moeflux_bench::units;
 use rustyline::{Config, DefaultEditor, error::ReadlineError};
 
 use super::{
-    answer::{self, Cost},
-    keep::{self, PrefixCache, Saved, SessionFile},
+    answer::{self, AnswerCost},
+    persist::{self, PromptCache, SavedSession, SessionFile},
 };
 use crate::{
     args::{CHAT_COMMANDS, ChatArgs},
-    aside, folders,
+    atomic_file, folders,
     load::{self, Needs},
     out::{self, Closed},
     progress::{Ui, error_line},
-    units,
 };
 
 /// Runs `moeflux chat`.
 ///
 /// # Errors
-/// The model cannot be loaded, or stdin or stdout failed. What goes wrong in one turn is said, and the conversation
-/// goes on; when nobody types, the exit code still tells.
+/// The model cannot be loaded, or stdin or stdout failed. Errors within a turn are printed and the
+/// conversation continues; if input is not interactive, they set the exit code.
 pub(crate) fn run(args: &ChatArgs, ui: Ui) -> anyhow::Result<ExitCode> {
-    let cache = PrefixCache::open(&args.keep)?;
-    let engine = load::engine(&args.engine, Needs { marks: true, ..Needs::default() }, ui)?;
-    engine.record_routing(args.trace.trace.as_deref())?;
+    let cache = PromptCache::open(&args.generation.persist)?;
+    let engine =
+        load::engine(&args.generation.engine, Needs { marks: true, ..Needs::default() }, ui)?;
+    engine.record_routing(args.generation.trace.trace.as_deref())?;
     let mut chat = Chat::new(args, &engine, cache, ui)?;
-    let mut input = Input::open(ui)?;
+    let mut input = LineSource::open(ui)?;
     if input.is_editor() {
         ui.line("/help shows what can be typed, Ctrl-D leaves");
     }
     let mut failed = false;
     while let Some(line) = input.next()? {
         match chat.turn(&line) {
-            Ok(Next::Line) => {}
-            Ok(Next::Quit) => break,
+            Ok(TurnEnd::Line) => {}
+            Ok(TurnEnd::Quit) => break,
             Err(error) if error.is::<Closed>() => return Err(error),
             Err(error) => {
                 failed = true;
@@ -55,22 +56,22 @@ pub(crate) fn run(args: &ChatArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     Ok(if failed && !input.is_editor() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// What comes after a turn.
-enum Next {
+/// What follows a turn.
+enum TurnEnd {
     Line,
     Quit,
 }
 
-/// Where lines come from.
-enum Input {
+/// Source of input lines.
+enum LineSource {
     Editor { editor: Box<DefaultEditor>, history: Option<PathBuf>, ui: Ui },
     Lines(io::StdinLock<'static>),
 }
 
-impl Input {
+impl LineSource {
     fn open(ui: Ui) -> anyhow::Result<Self> {
         if !io::stdin().is_terminal() {
-            return Ok(Input::Lines(io::stdin().lock()));
+            return Ok(LineSource::Lines(io::stdin().lock()));
         }
         let config = Config::builder().auto_add_history(true).max_history_size(1000)?.build();
         let mut editor =
@@ -79,17 +80,17 @@ impl Input {
             .filter(|f| std::fs::create_dir_all(f).is_ok())
             .map(|f| f.join("history"));
         if let Some(history) = &history {
-            // The first time there is none.
+            // The file does not exist at first.
             let _ = editor.load_history(history);
         }
-        Ok(Input::Editor { editor: Box::new(editor), history, ui })
+        Ok(LineSource::Editor { editor: Box::new(editor), history, ui })
     }
 
     fn is_editor(&self) -> bool {
-        matches!(self, Input::Editor { .. })
+        matches!(self, LineSource::Editor { .. })
     }
 
-    /// The next line, with those that its `\` at the end asks for; `None` at the end.
+    /// Next input line, joined with its continuations after `\`; `None` at the end of input.
     fn next(&mut self) -> anyhow::Result<Option<String>> {
         let mut whole = String::new();
         loop {
@@ -98,7 +99,7 @@ impl Input {
                 return Ok((!whole.is_empty()).then_some(whole));
             };
             match line.strip_suffix('\\') {
-                Some(begun) => whole = whole + begun + "\n",
+                Some(start) => whole = whole + start + "\n",
                 None => return Ok(Some(whole + &line)),
             }
         }
@@ -106,11 +107,11 @@ impl Input {
 
     fn line(&mut self, prompt: &str) -> anyhow::Result<Option<String>> {
         match self {
-            Input::Editor { editor, history, ui } => loop {
+            LineSource::Editor { editor, history, ui } => loop {
                 match editor.readline(prompt) {
                     Ok(line) => {
                         if let Some(history) = history {
-                            // A history that cannot be kept is no reason to stop.
+                            // A history that cannot be written is ignored.
                             let _ = editor.append_history(history);
                         }
                         return Ok(Some(line));
@@ -120,7 +121,7 @@ impl Input {
                     Err(error) => return Err(error).context("the terminal cannot be read"),
                 }
             },
-            Input::Lines(lines) => {
+            LineSource::Lines(lines) => {
                 let mut line = String::new();
                 if lines.read_line(&mut line).context("standard input cannot be read")? == 0 {
                     return Ok(None);
@@ -132,7 +133,7 @@ impl Input {
     }
 }
 
-/// A conversation and what it runs on.
+/// A conversation, its session and its engine.
 struct Chat<'a> {
     args: &'a ChatArgs,
     ui: Ui,
@@ -140,25 +141,26 @@ struct Chat<'a> {
     text: &'a Text,
     request: GenerateRequest,
     session: Session,
-    cache: Option<PrefixCache>,
-    /// With it the conversation is the session's tokens, of which nothing is rendered again.
+    cache: Option<PromptCache>,
+    /// With a session file, the conversation is the session's tokens and is not rendered again.
     file: Option<SessionFile>,
-    saved: Option<Saved>,
-    /// Whether the conversation began before what `messages` has.
+    saved: Option<SavedSession>,
+    /// Whether the conversation started before `messages`.
     is_restored: bool,
-    /// A system message first, if there is one; then user and assistant in turn. Those of a restored session are not known.
+    /// Optional system message, then user and assistant in turn. Messages of a restored session are
+    /// unknown.
     messages: Vec<Message>,
     last: Option<LastTurn>,
-    cost: Cost,
+    cost: AnswerCost,
 }
 
-/// The last answered prompt.
+/// Last answered prompt.
 struct LastTurn {
-    /// The prompt as the template gives it.
+    /// Prompt as rendered by the template.
     rendered: Vec<u32>,
-    /// The tokens that the model has seen and made: prompt and answer, without an end token.
+    /// Tokens of prompt and answer as the model saw and generated them, without an end token.
     tokens: Vec<u32>,
-    /// How many of these are the answer's.
+    /// Number of tokens of the answer.
     answer: usize,
 }
 
@@ -166,12 +168,12 @@ impl<'a> Chat<'a> {
     fn new(
         args: &'a ChatArgs,
         engine: &'a Engine,
-        cache: Option<PrefixCache>,
+        cache: Option<PromptCache>,
         ui: Ui,
     ) -> anyhow::Result<Self> {
         let text = engine.text()?;
         let mut session = engine.session()?;
-        let file = SessionFile::open(&args.keep, &mut session)?;
+        let file = SessionFile::open(&args.generation.persist, &mut session)?;
         if let Some(restored) = file.as_ref().and_then(SessionFile::restored) {
             ui.line(restored);
         }
@@ -187,7 +189,7 @@ impl<'a> Chat<'a> {
             ui,
             engine,
             text,
-            request: args.answer.request(text),
+            request: args.generation.answer.request(text),
             session,
             cache,
             file,
@@ -195,17 +197,17 @@ impl<'a> Chat<'a> {
             is_restored: last.is_some(),
             messages: system.map(Message::system).collect(),
             last,
-            cost: Cost::default(),
+            cost: AnswerCost::default(),
         })
     }
 
-    fn turn(&mut self, line: &str) -> anyhow::Result<Next> {
+    fn turn(&mut self, line: &str) -> anyhow::Result<TurnEnd> {
         if line.trim().is_empty() {
-            return Ok(Next::Line);
+            return Ok(TurnEnd::Line);
         }
         let Some(command) = line.strip_prefix('/') else {
             self.ask(line)?;
-            return Ok(Next::Line);
+            return Ok(TurnEnd::Line);
         };
         let (command, argument) = command.split_once(char::is_whitespace).unwrap_or((command, ""));
         let argument = argument.trim();
@@ -228,16 +230,16 @@ impl<'a> Chat<'a> {
             "stats" => self.stats()?,
             "save" => self.save(&file(argument)?)?,
             "load" => self.load(&file(argument)?)?,
-            "quit" | "exit" | "bye" => return Ok(Next::Quit),
+            "quit" | "exit" | "bye" => return Ok(TurnEnd::Quit),
             _ => bail!("there is no command /{command}; /help lists them"),
         }
-        Ok(Next::Line)
+        Ok(TurnEnd::Line)
     }
 
     fn ask(&mut self, question: &str) -> anyhow::Result<()> {
         self.messages.push(Message::user(question));
         let asked = self.answer();
-        // A question without an answer is taken back, so that the next one is answered instead.
+        // An unanswered question is removed; the next one replaces it.
         if self.messages.last().is_some_and(|m| m.role == "user") {
             self.messages.pop();
         }
@@ -245,7 +247,7 @@ impl<'a> Chat<'a> {
     }
 
     fn answer(&mut self) -> anyhow::Result<()> {
-        let options = self.args.answer.chat_options();
+        let options = self.args.generation.answer.chat_options();
         let (rendered, prompt) = match (&self.file, &self.last, self.messages.last()) {
             (Some(_), Some(last), Some(question)) => (
                 Vec::new(),
@@ -260,7 +262,7 @@ impl<'a> Chat<'a> {
         let context = self.engine.plan().context;
         ensure!(
             prompt.len() < context,
-            "the conversation has {} tokens, more than the context of {context} holds: /reset begins a new one, and \
+            "the conversation has {} tokens, more than the context of {context} holds: /reset starts a new one, and \
              --ctx allows longer ones",
             prompt.len()
         );
@@ -271,20 +273,22 @@ impl<'a> Chat<'a> {
             answer::answer(session, &prompt, &request, cache, self.ui, &mut |p| out::write(p))?;
         self.cost.add(&answer);
         if answer.tokens.is_empty() {
-            self.ui.note("interrupted before the answer began");
+            self.ui.note("interrupted before the answer started");
             return Ok(());
         }
         let told = if answer.text.ends_with('\n') { Ok(()) } else { out::line("") };
         match answer.finish {
             Finish::Context => {
                 self.ui.note(format_args!(
-                    "the context of {context} tokens is full; /reset begins a new conversation"
+                    "the context of {context} tokens is full; /reset starts a new conversation"
                 ));
             }
-            Finish::Cancelled => self.ui.note("interrupted; what was said counts as the answer"),
+            Finish::Cancelled => {
+                self.ui.note("interrupted; the answer so far counts as the answer")
+            }
             Finish::EndToken | Finish::StopString | Finish::MaxTokens => {}
         }
-        let said = keep::said(self.text, &prompt, &answer, self.engine.plan())?;
+        let said = persist::session_tokens(self.text, &prompt, &answer, self.engine.plan())?;
         self.messages.push(Message::assistant(answer.text));
         let saved = self.file.as_ref().map(|file| file.save(&mut self.session, &said)).transpose();
         self.last = Some(LastTurn { rendered, answer: said.len() - prompt.len(), tokens: said });
@@ -292,8 +296,8 @@ impl<'a> Chat<'a> {
         told
     }
 
-    /// The tokens to feed for a prompt. The template's text of an answer may come out as other tokens than those
-    /// that the model made; keeping the model's own lets the session go on where it is.
+    /// Tokens to feed for a prompt. Tokenizing the rendered text of an answer may give other tokens
+    /// than those generated; keeping the generated ones lets the session continue.
     fn prompt(&self, rendered: &[u32]) -> anyhow::Result<Vec<u32>> {
         let Some(last) = &self.last else { return Ok(rendered.to_vec()) };
         let Some(tail) = rendered.strip_prefix(last.rendered.as_slice()) else {
@@ -311,11 +315,12 @@ impl<'a> Chat<'a> {
         Ok([&last.tokens, rest].concat())
     }
 
-    /// Where prompts to come are likely to part from this one of so many tokens: where the next turn's does, if the template shows a
-    /// past answer otherwise than it begins one, as those do that leave thoughts out; and, of a conversation that begins, where
-    /// another first question would, after /reset or /load. Models whose states cannot be cut go on from there.
+    /// Positions of a prompt of `prompt` tokens where later prompts are likely to diverge. One is
+    /// where the next turn does, if the template renders past answers differently, such as without
+    /// thoughts. The other, for the first question, is where another first question would, after
+    /// /reset or /load. Models whose state cannot be truncated continue from marks there.
     fn ends(&self, rendered: &[u32], prompt: usize) -> Vec<usize> {
-        // What is only known as tokens is not rendered, and goes on as it is.
+        // Messages of a restored session are not rendered and stay as they are.
         let [before @ .., _] = &*self.messages else { return Vec::new() };
         if rendered.is_empty() {
             return Vec::new();
@@ -324,12 +329,12 @@ impl<'a> Chat<'a> {
         let another = [before, std::slice::from_ref(&other)].concat();
         let next = [&self.messages[..], &[past, other]].concat();
         let likely = [(self.last.is_none()).then_some(another), Some(next)];
-        let options = self.args.answer.chat_options();
+        let options = self.args.generation.answer.chat_options();
         let parts = likely.into_iter().flatten().filter_map(|messages| {
-            // A template that refuses them says so when they are asked for.
+            // A template that rejects these messages reports it when they are sent.
             let theirs = self.text.chat(&messages, &options).ok()?;
             let same = rendered.iter().zip(&theirs).take_while(|(a, b)| a == b).count();
-            // Prompt and rendering end alike; answers may be other tokens in them.
+            // Prompt and rendering share their tail; tokens of answers may differ in between.
             prompt.checked_sub(rendered.len() - same)
         });
         let mut ends: Vec<usize> = parts.collect();
@@ -344,7 +349,7 @@ impl<'a> Chat<'a> {
         }
         if let (Some(file), Some(_)) = (&self.file, &self.last) {
             bail!(
-                "the session in {} goes on with what it began with: /reset begins a new one",
+                "the session in {} goes on with what it began with: /reset starts a new one",
                 file.path()
             );
         }
@@ -354,7 +359,7 @@ impl<'a> Chat<'a> {
         if text != "-" {
             self.messages.insert(0, Message::system(text));
         }
-        self.ui.line("the conversation goes on with this; /reset begins a new one");
+        self.ui.line("the conversation goes on with this; /reset starts a new one");
         Ok(())
     }
 
@@ -371,7 +376,7 @@ impl<'a> Chat<'a> {
     fn save(&self, path: &Path) -> anyhow::Result<()> {
         let mut json = serde_json::to_string_pretty(&self.messages)?;
         json.push('\n');
-        aside::write(path, json.as_bytes())?;
+        atomic_file::write(path, json.as_bytes())?;
         let count = units::plural(self.messages.len() as u64, "message");
         self.ui.line(format_args!("{count} saved to {}", path.display()));
         if self.is_restored {
@@ -384,7 +389,7 @@ impl<'a> Chat<'a> {
         let json = super::read_text(path)?;
         let messages: Vec<Message> = serde_json::from_str(&json)
             .with_context(|| format!("{}: this is not a saved conversation", path.display()))?;
-        // An answer that is still wanted cannot be asked for by /load.
+        // /load does not answer a pending question.
         ensure!(
             messages.last().is_none_or(|m| m.role != "user"),
             "{}: it ends with a question; the last message must be an answer",
@@ -399,7 +404,7 @@ impl<'a> Chat<'a> {
     }
 }
 
-/// The file that a command names; `~/` is the user's home.
+/// Path argument of a command; `~/` is the home folder.
 fn file(argument: &str) -> anyhow::Result<PathBuf> {
     ensure!(!argument.is_empty(), "name a file");
     match (argument.strip_prefix("~/"), std::env::home_dir()) {

@@ -1,36 +1,33 @@
-//! `devices`: what can compute.
+//! `devices`: lists processor and graphics adapters.
 
 use std::process::ExitCode;
 
 use moeflux::{Adapter, AdapterKind, Devices};
+use moeflux_bench::{table::Table, units};
 use serde::Serialize;
 
-use crate::{
-    args::DevicesArgs,
-    out::{self, Table},
-    units,
-};
+use crate::{args::DevicesArgs, out};
 
-/// Everything that is shown. Sizes are bytes.
+/// Report of all devices. Sizes are bytes.
 #[derive(Serialize)]
-struct Report {
-    cpu: Processor,
-    adapters: Vec<Listed>,
-    /// What `auto` takes for a model that fits it: the name that `--device` takes.
+struct DeviceReport {
+    cpu: ProcessorInfo,
+    adapters: Vec<AdapterInfo>,
+    /// Value of `--device` that `auto` selects for a model that fits.
     preferred: String,
 }
 
 #[derive(Serialize)]
-struct Processor {
+struct ProcessorInfo {
     isa: &'static str,
     threads: usize,
-    /// What the process may still take.
+    /// Memory that the process may still allocate.
     memory_available: u64,
 }
 
 #[derive(Serialize)]
-struct Listed {
-    /// The name that `--device` takes.
+struct AdapterInfo {
+    /// Value for `--device`.
     device: String,
     name: String,
     backend: String,
@@ -42,11 +39,11 @@ struct Listed {
     subgroup: Option<(u32, u32)>,
     f16: bool,
     cooperative_matrix: bool,
-    /// Why it cannot be used, if it cannot.
+    /// Reason why it cannot be used.
     unusable: Option<String>,
 }
 
-impl From<Adapter> for Listed {
+impl From<Adapter> for AdapterInfo {
     fn from(adapter: Adapter) -> Self {
         let Adapter { name, backend, driver, memory, max_buffer, max_binding, .. } = adapter;
         let Adapter { subgroup, f16, cooperative_matrix, unusable, .. } = adapter;
@@ -81,14 +78,14 @@ impl From<Adapter> for Listed {
 /// Standard output cannot be written.
 pub(crate) fn run(args: &DevicesArgs) -> anyhow::Result<ExitCode> {
     let devices = Devices::now();
-    let report = Report {
-        cpu: Processor {
+    let report = DeviceReport {
+        cpu: ProcessorInfo {
             isa: devices.isa,
             threads: devices.threads,
             memory_available: devices.memory.available,
         },
         preferred: devices.preferred.map_or("cpu".to_owned(), |index| format!("gpu:{index}")),
-        adapters: devices.adapters.into_iter().map(Listed::from).collect(),
+        adapters: devices.adapters.into_iter().map(AdapterInfo::from).collect(),
     };
     match args.json {
         true => out::json(&report)?,
@@ -97,7 +94,7 @@ pub(crate) fn run(args: &DevicesArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-impl std::fmt::Display for Report {
+impl std::fmt::Display for DeviceReport {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut cpu = Table::new(2);
         cpu.row(["cpu", "the processor"]);
@@ -124,7 +121,7 @@ impl std::fmt::Display for Report {
     }
 }
 
-impl std::fmt::Display for Listed {
+impl std::fmt::Display for AdapterInfo {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut table = Table::new(2);
         table.row([&self.device, &self.name]);

@@ -1,4 +1,4 @@
-//! `inspect`: what is in a checkpoint.
+//! `inspect`: contents of a checkpoint, and its memory plan.
 
 use std::{collections::BTreeMap, process::ExitCode, time::Instant};
 
@@ -7,53 +7,49 @@ use moeflux::{
     Blueprint, Checkpoint, ChosenDevice, Error, FeedForwardBlueprint, LayerBlueprint, MatrixSource,
     MemoryPlan, MixerBlueprint, PageCache,
 };
+use moeflux_bench::{table::Table, units};
 use serde::Serialize;
 
-use crate::{
-    args::InspectArgs,
-    load,
-    out::{self, Table},
-    progress::Ui,
-    units,
-};
+use crate::{args::InspectArgs, load, out, progress::Ui};
 
-/// Everything that is shown. Sizes are bytes.
+/// Report of a checkpoint. Sizes are bytes.
 #[derive(Serialize)]
-struct Report {
+struct InspectReport {
     model: String,
     architecture: String,
     files: usize,
-    /// Whether `moeflux pack` wrote it.
+    /// Whether the checkpoint is a packed copy.
     packed: bool,
     open_seconds: f64,
-    parameters: Parameters,
+    parameters: ParameterCounts,
     hidden: usize,
     vocab: usize,
     max_positions: usize,
-    layers: Layers,
-    experts: Option<Experts>,
-    tensors: Vec<Kind>,
-    skipped: Vec<Skipped>,
-    sizes: Sizes,
+    layers: LayerCounts,
+    experts: Option<ExpertCounts>,
+    tensors: Vec<TensorKind>,
+    skipped: Vec<SkippedTensors>,
+    sizes: ByteSizes,
     token_reads: TokenReads,
     device: Option<String>,
     device_choice: Option<String>,
     plan: Option<MemoryPlan>,
     plan_error: Option<String>,
-    /// What of the experts is read through the system's page cache; all of it where the file system has no other way.
+    /// Part of the expert reads that goes through the page cache; all of it on file systems without
+    /// direct I/O.
     page_cache: Option<PageCache>,
 }
 
 #[derive(Serialize)]
-struct Parameters {
+struct ParameterCounts {
     total: u64,
-    /// Those that one token meets.
+    /// Parameters used per token.
     active: u64,
 }
 
-/// Decoder layers by kind.
+/// Numbers of decoder layers by kind.
 #[derive(Default, Serialize)]
-struct Layers {
+struct LayerCounts {
     total: usize,
     attention: usize,
     sliding: usize,
@@ -65,8 +61,8 @@ struct Layers {
 }
 
 #[derive(Serialize)]
-struct Experts {
-    /// Per layer; the largest where layers differ.
+struct ExpertCounts {
+    /// Experts per layer; the maximum if layers differ.
     per_layer: usize,
     total: usize,
     top_k: usize,
@@ -75,10 +71,10 @@ struct Experts {
 
 /// All matrices of one kind and format.
 #[derive(Serialize)]
-struct Kind {
+struct TensorKind {
     kind: &'static str,
     format: String,
-    /// Bits per weight, scales and biases included.
+    /// Bits per weight, including scales and biases.
     bits: f64,
     matrices: usize,
     parameters: u64,
@@ -86,26 +82,26 @@ struct Kind {
 }
 
 #[derive(Serialize)]
-struct Skipped {
+struct SkippedTensors {
     what: String,
     bytes: u64,
 }
 
 #[derive(Serialize)]
-struct Sizes {
+struct ByteSizes {
     files: u64,
     dense: u64,
-    /// The largest one.
+    /// Size of the largest expert.
     per_expert: u64,
     all_experts: u64,
 }
 
-/// What one token reads.
+/// Bytes that one token reads.
 #[derive(Serialize)]
 struct TokenReads {
     /// From memory.
     dense: u64,
-    /// From slots, or from disk where they miss.
+    /// From slots, or from disk for misses.
     experts: u64,
     experts_count: usize,
 }
@@ -113,7 +109,7 @@ struct TokenReads {
 /// Runs `moeflux inspect`.
 ///
 /// # Errors
-/// The checkpoint cannot be opened, or, when all else has been shown, there is no such device.
+/// The checkpoint cannot be opened, or, after the report, the device does not exist.
 pub(crate) fn run(args: &InspectArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let since = Instant::now();
     let checkpoint = match &args.preset {
@@ -130,7 +126,7 @@ pub(crate) fn run(args: &InspectArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         (None, Some(_)) => checkpoint.folder().display().to_string(),
         (None, None) => format!("built-in tales-18m, {}", checkpoint.folder().display()),
     };
-    let mut report = Report::new(model, &blueprint, &checkpoint, open_seconds, plan);
+    let mut report = InspectReport::new(model, &blueprint, &checkpoint, open_seconds, plan);
     let access = args.engine.reads.options().access;
     report.page_cache =
         report.plan.as_ref().map(|plan| plan.page_cache(access, &checkpoint, &blueprint));
@@ -149,7 +145,7 @@ pub(crate) fn run(args: &InspectArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     }
 }
 
-impl Report {
+impl InspectReport {
     fn new(
         model: String,
         blueprint: &Blueprint,
@@ -174,32 +170,33 @@ impl Report {
         };
         let (plan, device) = planned.unzip();
         let (device, device_choice) = device.map(|d| (d.name, d.reason)).unzip();
-        let experts =
-            blueprint.moe_layers().map(|(_, m)| m.experts.count).max().map(|per_layer| Experts {
+        let experts = blueprint.moe_layers().map(|(_, m)| m.experts.count).max().map(|per_layer| {
+            ExpertCounts {
                 per_layer,
                 total: blueprint.experts(),
                 top_k: blueprint.max_top_k(),
                 shared: blueprint.moe_layers().any(|(_, m)| m.shared.is_some()),
-            });
+            }
+        });
         Self {
             model,
             architecture: blueprint.model_type.clone(),
             files: checkpoint.shards(),
             packed: checkpoint.is_packed(),
             open_seconds,
-            parameters: Parameters { total, active: total - idle },
+            parameters: ParameterCounts { total, active: total - idle },
             hidden: blueprint.hidden,
             vocab: blueprint.vocab,
             max_positions: blueprint.max_positions,
-            layers: Layers::of(&blueprint.layers),
+            layers: LayerCounts::new(&blueprint.layers),
             experts,
             tensors,
             skipped: blueprint
                 .skipped
                 .iter()
-                .map(|(what, bytes)| Skipped { what: what.clone(), bytes: *bytes })
+                .map(|(what, bytes)| SkippedTensors { what: what.clone(), bytes: *bytes })
                 .collect(),
-            sizes: Sizes {
+            sizes: ByteSizes {
                 files: checkpoint.total_bytes(),
                 dense,
                 per_expert: blueprint.slot_bytes() as u64,
@@ -219,8 +216,8 @@ impl Report {
     }
 }
 
-impl Layers {
-    fn of(layers: &[LayerBlueprint]) -> Self {
+impl LayerCounts {
+    fn new(layers: &[LayerBlueprint]) -> Self {
         let mut counts = Self { total: layers.len(), ..Self::default() };
         for layer in layers {
             match &layer.mixer {
@@ -244,7 +241,7 @@ fn dense_bytes(blueprint: &Blueprint) -> u64 {
     matrices + blueprint.vectors().map(|v| v.segment.bytes as u64).sum::<u64>()
 }
 
-/// Of an embedding that is not also the head, a token reads one row: next to nothing.
+/// Bytes of an untied embedding: a token reads only one row of it.
 fn embedding_bytes(blueprint: &Blueprint) -> u64 {
     if blueprint.head.is_some() { bytes(&blueprint.embed) } else { 0 }
 }
@@ -265,8 +262,8 @@ fn expert_parameters(moe: &moeflux::MoeBlueprint) -> u64 {
 }
 
 /// All matrices by kind and format.
-fn kinds(blueprint: &Blueprint) -> Vec<Kind> {
-    let mut kinds = Kinds::default();
+fn kinds(blueprint: &Blueprint) -> Vec<TensorKind> {
+    let mut kinds = TensorKinds::default();
     kinds.add("embedding", &[&blueprint.embed]);
     for layer in &blueprint.layers {
         let mixer = match &layer.mixer {
@@ -288,13 +285,13 @@ fn kinds(blueprint: &Blueprint) -> Vec<Kind> {
                 }
                 let shape = &moe.experts.shape;
                 for matrix in [shape.gate, shape.up, shape.down] {
-                    let of_one = matrix.plane_bytes().map_or(0, |p| p.total()) as u64;
+                    let expert_bytes = matrix.plane_bytes().map_or(0, |p| p.total()) as u64;
                     let count = moe.experts.count;
                     let parameters = matrix.rows as u64 * matrix.cols as u64 * count as u64;
                     kinds.count(
                         "experts",
                         matrix.format.to_string(),
-                        [count as u64, parameters, of_one * count as u64],
+                        [count as u64, parameters, expert_bytes * count as u64],
                     );
                 }
             }
@@ -304,11 +301,11 @@ fn kinds(blueprint: &Blueprint) -> Vec<Kind> {
     kinds.finish()
 }
 
-/// Kinds in the order in which they were met, formats by name: matrices, parameters, bytes.
+/// Counts by kind, in order of appearance, and format name.
 #[derive(Default)]
-struct Kinds(Vec<(&'static str, BTreeMap<String, [u64; 3]>)>);
+struct TensorKinds(Vec<(&'static str, BTreeMap<String, [u64; 3]>)>);
 
-impl Kinds {
+impl TensorKinds {
     fn add(&mut self, kind: &'static str, matrices: &[&MatrixSource]) {
         for m in matrices {
             let parameters = m.shape.rows as u64 * m.shape.cols as u64;
@@ -325,9 +322,9 @@ impl Kinds {
         counts.iter_mut().zip(more).for_each(|(n, more)| *n += more);
     }
 
-    fn finish(self) -> Vec<Kind> {
+    fn finish(self) -> Vec<TensorKind> {
         let kind = |(kind, formats): (&'static str, BTreeMap<String, [u64; 3]>)| {
-            formats.into_iter().map(move |(format, [matrices, parameters, bytes])| Kind {
+            formats.into_iter().map(move |(format, [matrices, parameters, bytes])| TensorKind {
                 kind,
                 format,
                 bits: bytes as f64 * 8.0 / parameters.max(1) as f64,
@@ -340,7 +337,7 @@ impl Kinds {
     }
 }
 
-impl std::fmt::Display for Report {
+impl std::fmt::Display for InspectReport {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let disk = |bytes: u64| units::disk(bytes as f64);
         let mut head = Table::new(2);
@@ -348,7 +345,7 @@ impl std::fmt::Display for Report {
         head.row(["architecture", &self.architecture]);
         let (total, active) =
             (units::count(self.parameters.total), units::count(self.parameters.active));
-        head.row(["parameters", &format!("{total}, of which a token meets {active}")]);
+        head.row(["parameters", &format!("{total}, {active} active per token")]);
         let files = units::plural(self.files as u64, "file");
         head.row([
             "weights",
@@ -440,7 +437,7 @@ fn write_plan(
     let mut table = Table::new(1);
     table.row([format!("memory plan for {}", units::memory(plan.budget)), String::new()]);
     table.row(["  program", &units::memory(plan.process)]);
-    table.row(["  logits, reads under way", &units::memory(plan.staging)]);
+    table.row(["  logits, reads in flight", &units::memory(plan.staging)]);
     if let Some(budget) = plan.device_budget {
         let slots = plan.host_slots as u64 * plan.slot;
         table.row([

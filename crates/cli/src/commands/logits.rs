@@ -1,19 +1,19 @@
-//! `logits`: the differential oracle.
+//! `logits`: differential testing against another run or engine.
 
 use std::{cell::RefCell, env, path::PathBuf, process::ExitCode};
 
 use anyhow::{Context, ensure};
 use moeflux::{Blueprint, Logits, StepControl, StepObserver};
+use moeflux_bench::{describe, logits_diff, tensor_file::TensorFile, units};
 
-use super::compare;
 use crate::{
     WrongUse,
     args::LogitsArgs,
     interrupt,
     load::{self, Needs},
+    out,
     progress::Ui,
-    tensors::{Planned, TensorFile, Writer},
-    units,
+    tensor_writer::{PlannedTensor, TensorWriter},
 };
 
 /// Runs `moeflux logits`.
@@ -29,7 +29,7 @@ pub(crate) fn run(args: &LogitsArgs, ui: Ui) -> anyhow::Result<ExitCode> {
             )
             .into());
         };
-        return compare::run(&TensorFile::open(out)?, &other, args.tolerance);
+        return compare(&TensorFile::open(out)?, &other, args.tolerance);
     };
     let text = super::read_text(tokens)?;
     let tokens: Vec<u32> = serde_json::from_str(&text)
@@ -43,9 +43,9 @@ pub(crate) fn run(args: &LogitsArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         );
     }
 
-    // Without --out the result is only there to be compared.
+    // Without --out, the file exists only for the comparison.
     let target = args.out.clone().unwrap_or_else(scratch_file);
-    let writer = Writer::create(&target)?;
+    let writer = TensorWriter::create(&target)?;
     let engine = load::engine(
         &args.engine,
         Needs { positions: Some(tokens.len()), ..Needs::default() },
@@ -63,27 +63,28 @@ pub(crate) fn run(args: &LogitsArgs, ui: Ui) -> anyhow::Result<ExitCode> {
             .chain(tokens[prefill..].chunks(1));
         let mut first = 0;
         for step in steps {
-            let mut tracer = Tracer { recorder: &recorder, hidden, first: Vec::new(), base: first };
+            let mut tracer =
+                StepRecorder { recorder: &recorder, hidden, first: Vec::new(), base: first };
             let mut progress = |share: f64| {
                 bar.share((first as f64 + share * step.len() as f64) / tokens.len() as f64);
             };
-            let mut watch = StepControl {
+            let mut control = StepControl {
                 cancel: Some(armed.flag()),
                 progress: Some(&mut progress),
                 observer: args.trace.then_some(&mut tracer as &mut dyn StepObserver),
             };
-            let fed = session.feed(step, Logits::All, &mut watch, &mut |row, numbers| {
-                recorder.record("logits", first + row, numbers.iter().map(|x| x.to_le_bytes()));
+            let fed = session.feed(step, Logits::All, &mut control, &mut |row, logits| {
+                recorder.record("logits", first + row, logits.iter().map(|x| x.to_le_bytes()));
             });
             recorder.check()?;
             fed?;
             first += step.len();
         }
     }
-    let on = load::on(engine.device(), session.stats().dispatches);
+    let on = describe::device(engine.device(), session.stats().dispatches);
     drop(armed);
     drop(session);
-    // What is compared needs no memory of the model.
+    // The comparison needs no model; free its memory.
     drop(engine);
     let writer = recorder.writer.into_inner();
     let rows = units::plural(tokens.len() as u64, "row");
@@ -99,7 +100,7 @@ pub(crate) fn run(args: &LogitsArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         }
     };
     let code = match &other {
-        Some(other) => compare::run(&TensorFile::open(&written)?, other, args.tolerance)?,
+        Some(other) => compare(&TensorFile::open(&written)?, other, args.tolerance)?,
         None => ExitCode::SUCCESS,
     };
     if kept.is_some() {
@@ -109,29 +110,36 @@ pub(crate) fn run(args: &LogitsArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     Ok(code)
 }
 
+/// Prints a comparison; the exit code is 1 if the files differ.
+fn compare(a: &TensorFile, b: &TensorFile, tolerance: f32) -> anyhow::Result<ExitCode> {
+    let diff = logits_diff::compare(a, b, tolerance)?;
+    out::write(&diff.text)?;
+    Ok(if diff.differs { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
 fn scratch_file() -> PathBuf {
     env::temp_dir().join("moeflux-logits.safetensors")
 }
 
-/// Puts rows into the file as they come. The engine's callbacks return nothing, so the first failure is kept and
-/// everything after it is dropped.
+/// Writes rows to the file as they arrive. The engine's callbacks return nothing, so the first
+/// error is stored and later rows are dropped.
 struct Recorder {
-    writer: RefCell<Writer>,
+    writer: RefCell<TensorWriter>,
     failed: RefCell<Option<anyhow::Error>>,
 }
 
 impl Recorder {
     fn new(
-        mut writer: Writer,
+        mut writer: TensorWriter,
         blueprint: &Blueprint,
         rows: usize,
         trace: bool,
     ) -> anyhow::Result<Self> {
-        let planned = |name, dtype, width| Planned { name, dtype, rows, width };
+        let planned = |name, dtype, width| PlannedTensor { name, dtype, rows, width };
         let mut tensors = vec![planned("logits".to_owned(), "F32", blueprint.vocab)];
         if trace {
-            for (layer, of_layer) in blueprint.layers.iter().enumerate() {
-                if let Some(moe) = of_layer.moe() {
+            for (layer, layer_blueprint) in blueprint.layers.iter().enumerate() {
+                if let Some(moe) = layer_blueprint.moe() {
                     tensors.push(planned(format!("experts.{layer}"), "I32", moe.router.top_k));
                 }
                 tensors.push(planned(format!("hidden.{layer}"), "F32", blueprint.hidden));
@@ -154,18 +162,18 @@ impl Recorder {
     }
 }
 
-/// Sees one step, which the engine may cut into chunks: each layer counts its own rows.
-struct Tracer<'a> {
+/// Observes one step. The engine may split it into chunks, so each layer counts its rows.
+struct StepRecorder<'a> {
     recorder: &'a Recorder,
     hidden: usize,
-    /// Rows that a layer has shown already: experts, hidden.
+    /// Rows recorded so far by each layer: experts, hidden.
     first: Vec<[usize; 2]>,
-    /// Rows of the steps before.
+    /// Rows of earlier steps.
     base: usize,
 }
 
-impl Tracer<'_> {
-    /// The row of the file where the next `rows` of `layer` go.
+impl StepRecorder<'_> {
+    /// Row in the file for the next `rows` rows of `layer`.
     fn advance(&mut self, layer: usize, which: usize, rows: usize) -> usize {
         if self.first.len() <= layer {
             self.first.resize(layer + 1, [0; 2]);
@@ -176,7 +184,7 @@ impl Tracer<'_> {
     }
 }
 
-impl StepObserver for Tracer<'_> {
+impl StepObserver for StepRecorder<'_> {
     fn experts(&mut self, layer: usize, k: usize, ids: &[u32]) {
         let row = self.advance(layer, 0, ids.len() / k.max(1));
         self.recorder.record(

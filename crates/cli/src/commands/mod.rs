@@ -3,13 +3,12 @@
 mod answer;
 mod bench;
 mod chat;
-mod compare;
 mod devices;
 mod inspect;
-mod keep;
 mod logits;
 mod pack;
 mod perplexity;
+mod persist;
 mod plan;
 mod replay;
 mod run;
@@ -26,10 +25,10 @@ use crate::{
     progress::Ui,
 };
 
-/// Runs the command that was asked for.
+/// Runs a command.
 ///
 /// # Errors
-/// It failed.
+/// The command failed.
 pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     interrupt::install().context("cannot take over Ctrl-C")?;
     let ui = Ui::new(cli.quiet);
@@ -54,7 +53,7 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// The contents of a file; `-` is stdin.
+/// Contents of a file; `-` is stdin.
 fn read_text(path: &Path) -> anyhow::Result<String> {
     if path == Path::new("-") {
         return read_stdin();

@@ -1,14 +1,14 @@
-//! `pack`: a copy of a model with one aligned record per expert.
+//! `pack`: writes and verifies copies of a model with one aligned record per expert.
 
 use std::{ops::ControlFlow, path::Path, process::ExitCode, sync::atomic::Ordering, time::Instant};
 
 use moeflux::{Checkpoint, Damage, pack, verify_packed};
+use moeflux_bench::units;
 
 use crate::{
     args::PackArgs,
     interrupt, load, out,
     progress::{Bar, Ui, error_line},
-    units,
 };
 
 /// Runs `moeflux pack`.
@@ -19,13 +19,13 @@ pub(crate) fn run(args: &PackArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     match (&args.verify, &args.out) {
         (Some(folder), _) => verify(folder, args.model.as_deref(), ui),
         (None, Some(out)) => write(args.model.as_deref(), out, ui),
-        // The parser wants one of the two.
+        // The parser requires one of the two.
         (None, None) => Ok(ExitCode::from(2)),
     }
 }
 
-/// Shows progress until Ctrl-C.
-fn watch<'a>(
+/// Callback that shows progress and stops at Ctrl-C.
+fn progress_until_interrupt<'a>(
     bar: &'a Bar,
     armed: &'a interrupt::Armed,
 ) -> impl FnMut(u64, u64) -> ControlFlow<()> + 'a {
@@ -43,7 +43,7 @@ fn write(model: Option<&Path>, out: &Path, ui: Ui) -> anyhow::Result<ExitCode> {
     let since = Instant::now();
     let packed = {
         let (bar, armed) = (ui.bytes("packing"), interrupt::arm());
-        pack(&checkpoint, out, &mut watch(&bar, &armed))
+        pack(&checkpoint, out, &mut progress_until_interrupt(&bar, &armed))
     };
     let report = match packed {
         Err(moeflux::Error::Cancelled) => {
@@ -75,7 +75,7 @@ fn verify(folder: &Path, model: Option<&Path>, ui: Ui) -> anyhow::Result<ExitCod
     let since = Instant::now();
     let report = {
         let (bar, armed) = (ui.bytes("comparing"), interrupt::arm());
-        verify_packed(folder, source.as_ref(), &mut watch(&bar, &armed))?
+        verify_packed(folder, source.as_ref(), &mut progress_until_interrupt(&bar, &armed))?
     };
     for damage in &report.damages {
         out::line(describe(damage))?;
@@ -101,7 +101,7 @@ fn pieces(n: usize) -> String {
     if n == 1 { "1 piece is".to_owned() } else { format!("{n} pieces are") }
 }
 
-/// One line for what is not as it was packed.
+/// Description of one damaged part.
 fn describe(damage: &Damage) -> String {
     let Damage { path, expert, offset, bytes, problem } = damage;
     let what = match expert {

@@ -4,16 +4,17 @@ use std::{process::ExitCode, time::Instant};
 
 use anyhow::Context;
 use moeflux::{Perplexity, Stats, StepControl, SystemMemory};
+use moeflux_bench::{deprecated_keys, describe, units};
 use serde::Serialize;
 
-use crate::{args::PerplexityArgs, interrupt, load, out, progress::Ui, units};
+use crate::{args::PerplexityArgs, interrupt, load, out, progress::Ui};
 
-/// What `--json` prints.
+/// JSON output of `--json`.
 #[derive(Serialize)]
-struct Report<'a> {
+struct PerplexityReport<'a> {
     #[serde(flatten)]
     perplexity: Perplexity,
-    /// Tokens of a window.
+    /// Tokens per window.
     context: usize,
     seconds: f64,
     tokens_per_second: f64,
@@ -38,17 +39,17 @@ pub(crate) fn run(args: &PerplexityArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         let armed = interrupt::arm();
         let bar = ui.share(&format!("predicting {}", units::plural(tokens.len() as u64, "token")));
         let mut progress = |share: f64| bar.share(share);
-        let mut watch = StepControl {
+        let mut control = StepControl {
             cancel: Some(armed.flag()),
             progress: Some(&mut progress),
             ..StepControl::default()
         };
-        let measured = moeflux::perplexity(&mut session, &tokens, &mut watch);
+        let measured = moeflux::perplexity(&mut session, &tokens, &mut control);
         measured.with_context(|| args.text.display().to_string())?
     };
     let device = engine.device();
     let (seconds, stats, plan) = (since.elapsed().as_secs_f64(), session.stats(), engine.plan());
-    let report = Report {
+    let report = PerplexityReport {
         perplexity,
         context: plan.context,
         seconds,
@@ -60,7 +61,9 @@ pub(crate) fn run(args: &PerplexityArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         device_choice: &device.reason,
     };
     if args.json {
-        out::json(&report)?;
+        let mut json = serde_json::to_value(&report)?;
+        deprecated_keys::add(&mut json);
+        out::json(&json)?;
     } else {
         let predicted = units::plural(perplexity.tokens as u64, "predicted token");
         out::line(format_args!(
@@ -73,8 +76,8 @@ pub(crate) fn run(args: &PerplexityArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         units::rate(report.tokens_per_second),
         units::disk(stats.bytes_read as f64 / stats.tokens.max(1) as f64),
         units::percent(report.hit_rate),
-        load::peak(plan, report.peak_memory),
-        load::on(device, stats.dispatches)
+        describe::peak_memory(plan, report.peak_memory),
+        describe::device(device, stats.dispatches)
     ));
     Ok(ExitCode::SUCCESS)
 }

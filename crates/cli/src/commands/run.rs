@@ -1,4 +1,4 @@
-//! `run`: one answer.
+//! `run`: answers one prompt.
 
 use std::{
     io::{self, IsTerminal},
@@ -10,8 +10,8 @@ use moeflux::{Engine, Finish, MemoryPlan, Message, Sampling};
 use serde::Serialize;
 
 use super::{
-    answer::{self, Cost, Statistics},
-    keep::{self, Prefilled, PrefixCache, SessionFile, SessionReport},
+    answer::{self, AnswerCost, AnswerStatistics},
+    persist::{self, PrefixCacheReport, PromptCache, SessionFile, SessionReport},
 };
 use crate::{
     WrongUse,
@@ -22,20 +22,20 @@ use crate::{
     progress::Ui,
 };
 
-/// What `--json` prints.
+/// JSON output of `--json`.
 #[derive(Serialize)]
-struct Report<'a> {
+struct RunReport<'a> {
     text: &'a str,
     tokens: &'a [u32],
     finish: Finish,
     prompt_tokens: usize,
-    /// Of these, the ones that were not computed.
+    /// Prompt tokens that were not computed.
     reused_tokens: usize,
-    /// With `--session`.
+    /// Present with `--session`.
     session: Option<SessionReport>,
-    /// With `--prefix-cache`.
-    prefix_cache: Option<Prefilled>,
-    statistics: Statistics,
+    /// Present with `--prefix-cache`.
+    prefix_cache: Option<PrefixCacheReport>,
+    statistics: AnswerStatistics,
     sampling: &'a Sampling,
     device: &'a str,
     device_choice: &'a str,
@@ -50,17 +50,18 @@ struct Report<'a> {
 /// There is no prompt, or the model cannot be loaded or run.
 pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let prompt = prompt(args.prompt.as_deref())?;
-    let cache = PrefixCache::open(&args.keep)?;
-    // Only a stop string is taken back from a session, and that begins at the prompt's end.
-    let marks = args.keep.session.is_some() && !args.answer.stop.is_empty();
+    let cache = PromptCache::open(&args.generation.persist)?;
+    // Only a stop string makes the session go back, to the end of the prompt.
+    let marks =
+        args.generation.persist.session.is_some() && !args.generation.answer.stop.is_empty();
     let needs = Needs { marks, ..Needs::default() };
-    let engine = load::engine(&args.engine, needs, ui)?;
-    engine.record_routing(args.trace.trace.as_deref())?;
+    let engine = load::engine(&args.generation.engine, needs, ui)?;
+    engine.record_routing(args.generation.trace.trace.as_deref())?;
     let (text, plan, device) = (engine.text()?, engine.plan(), engine.device());
     let mut session = engine.session()?;
-    let file = SessionFile::open(&args.keep, &mut session)?;
+    let file = SessionFile::open(&args.generation.persist, &mut session)?;
     let tokens = ask(args, session.tokens(), &prompt, &engine, ui)?;
-    let request = args.answer.request(text);
+    let request = args.generation.answer.request(text);
     let (answer, prefilled) = answer::answer(
         &mut session,
         &tokens,
@@ -75,7 +76,7 @@ pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     if answer.finish == Finish::Cancelled && answer.tokens.is_empty() {
         if let Some(file) = &file {
             ui.note(format_args!(
-                "interrupted before the answer began: {} is as it was",
+                "interrupted before the answer started: {} is as it was",
                 file.path()
             ));
         }
@@ -83,15 +84,15 @@ pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     }
     let ended = !args.json && !answer.text.ends_with('\n');
     let told = if ended { out::line("") } else { Ok(()) };
-    let said = keep::said(text, &tokens, &answer, plan)?;
+    let said = persist::session_tokens(text, &tokens, &answer, plan)?;
     let saved = file.as_ref().map(|file| file.save(&mut session, &said)).transpose();
     if told.is_err() {
         return saved.and(told).map(|()| ExitCode::SUCCESS);
     }
     let is_saved = saved.as_ref().ok().copied().flatten();
-    let cost = Cost::of(&answer);
+    let cost = AnswerCost::new(&answer);
     if args.json {
-        out::json(&Report {
+        out::json(&RunReport {
             text: &answer.text,
             tokens: &answer.tokens,
             finish: answer.finish,
@@ -99,7 +100,7 @@ pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
             reused_tokens: answer.reused,
             session: file.as_ref().map(|file| file.report(&answer, is_saved)),
             prefix_cache: prefilled,
-            statistics: Statistics::of(&cost),
+            statistics: AnswerStatistics::of(&cost),
             sampling: &request.sampling,
             device: &device.name,
             device_choice: &device.reason,
@@ -125,10 +126,10 @@ pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     saved.map(|_| ExitCode::SUCCESS)
 }
 
-/// The tokens to feed for a prompt behind what a session has already.
+/// Tokens to feed: those of the session, then the prompt.
 ///
 /// # Errors
-/// The template fails, or the context does not hold both.
+/// The template fails, or the context is too short for both.
 fn ask(
     args: &RunArgs,
     said: &[u32],
@@ -137,10 +138,10 @@ fn ask(
     ui: Ui,
 ) -> anyhow::Result<Vec<u32>> {
     let (text, plan) = (engine.text()?, engine.plan());
-    let options = args.answer.chat_options();
+    let options = args.generation.answer.chat_options();
     let more = match (args.raw, said.is_empty()) {
         (true, true) => text.encode(prompt)?,
-        // What a tokenizer puts around a text belongs to its beginning.
+        // Special tokens around a text belong only at its start.
         (true, false) => text.tokenizer().encode(prompt, false)?,
         (false, true) => {
             let system = args.system.iter().map(Message::system);
@@ -158,13 +159,13 @@ fn ask(
     ensure!(
         has == 0 || has + more.len() <= context,
         "the session has {has} tokens and the prompt {}, more than the context of {context} holds: give --ctx if the model \
-         allows more, or begin a new session",
+         allows more, or start a new session",
         more.len()
     );
     Ok([said, &more].concat())
 }
 
-/// The prompt from the argument or from stdin.
+/// Prompt from the argument or from stdin.
 fn prompt(given: Option<&str>) -> anyhow::Result<String> {
     let prompt = match given {
         Some(prompt) if prompt != "-" => prompt.to_owned(),

@@ -1,4 +1,4 @@
-//! `synth`: a checkpoint of random weights.
+//! `synth`: writes a checkpoint of random weights.
 
 use std::{
     fs::File, io::BufReader, ops::ControlFlow, path::Path, process::ExitCode,
@@ -7,18 +7,19 @@ use std::{
 
 use anyhow::Context;
 use moeflux::synth::{self, Options, Preset};
+use moeflux_bench::units;
 
-use crate::{args::SynthArgs, interrupt, progress::Ui, units};
+use crate::{args::SynthArgs, interrupt, progress::Ui};
 
 /// Runs `moeflux synth`.
 ///
 /// # Errors
-/// There is no such preset or config, or the folder cannot be written.
+/// The preset or config does not exist, or the folder cannot be written.
 pub(crate) fn run(args: &SynthArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let config = match (&args.preset, &args.config) {
         (Some(preset), _) => Preset::by_name(preset)?.config(),
         (None, Some(path)) => read_config(path)?,
-        // The parser wants one of the two.
+        // The parser requires one of the two.
         (None, None) => serde_json::Value::Null,
     };
     let options = Options {
@@ -39,7 +40,7 @@ pub(crate) fn run(args: &SynthArgs, ui: Ui) -> anyhow::Result<ExitCode> {
             }
         });
         match written {
-            // What was written so far is gone again.
+            // Partial output has been deleted.
             Err(moeflux::Error::Cancelled) => return Ok(ExitCode::from(interrupt::EXIT_CODE)),
             other => other?,
         }

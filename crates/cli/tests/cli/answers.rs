@@ -8,7 +8,7 @@ use std::{
 use super::*;
 
 #[test]
-fn a_fable_is_told_word_for_word_and_the_closing_line_says_what_it_took() {
+fn a_fable_is_recited_verbatim_and_statistics_follow() {
     let said = run(&["run", FOX]);
     assert_eq!(said.code, 0, "{said:?}");
     assert_eq!(said.out, fable("The Fox and the Crow") + "\n");
@@ -28,8 +28,8 @@ fn a_fable_is_told_word_for_word_and_the_closing_line_says_what_it_took() {
 }
 
 #[test]
-fn a_budget_smaller_than_the_experts_changes_the_hit_rate_and_not_the_fable() {
-    // Whoever unpacks the built-in model has its pages in memory, and plans with them.
+fn a_budget_smaller_than_the_experts_changes_the_hit_rate_and_not_the_answer() {
+    // Unpacking the built-in model maps its pages, which the plan of that run would include.
     succeed(&["run", "-n", "1", FOX]);
     let roomy = json(&succeed(&["run", "--json", "--ctx", "256", "--chunk", "64", FOX]));
     let plan = |name: &str| roomy["plan"][name].as_u64().unwrap();
@@ -57,7 +57,7 @@ fn a_budget_smaller_than_the_experts_changes_the_hit_rate_and_not_the_fable() {
 }
 
 #[test]
-fn quiet_says_nothing_and_json_is_one_object() {
+fn quiet_prints_nothing_and_json_is_one_object() {
     let said = run(&["run", "-q", "--json", "-n", "3", FOX]);
     assert_eq!((said.code, said.err.as_str()), (0, ""), "{said:?}");
     let object = json(&said.out);
@@ -68,7 +68,7 @@ fn quiet_says_nothing_and_json_is_one_object() {
 }
 
 #[test]
-fn a_prompt_may_come_from_standard_input() {
+fn a_prompt_is_read_from_standard_input() {
     let told = succeed(&["run", "-n", "8", FOX]);
     for args in [&["run", "-n", "8", "-"][..], &["run", "-n", "8"]] {
         for end in ["", "\n", "\r\n"] {
@@ -81,19 +81,19 @@ fn a_prompt_may_come_from_standard_input() {
 }
 
 #[test]
-fn options_of_the_answer_are_obeyed() {
+fn sampling_options_and_stop_strings_apply() {
     let whole = fable("The Fox and the Crow");
     let stopped = succeed(&["run", "--stop", "with a", "--stop", "zebra", FOX]);
     assert_eq!(stopped.trim_end(), whole.split("with a").next().unwrap().trim_end());
-    // Another distribution, but the same each time.
+    // Sampling with a seed is reproducible.
     let dice = ["run", "--temperature", "5", "--seed", "7", "-n", "8", FOX];
     let first = succeed(&dice);
     assert_eq!(first, succeed(&dice));
     assert!(!whole.starts_with(first.trim_end()), "{first}");
-    // Greedy is what this model's makers advise; top-k 1 is the same.
+    // The model's recommended sampling is greedy, equal to top-k 1.
     let one = succeed(&["run", "--temperature", "5", "--top-k", "1", "-n", "8", FOX]);
     assert!(whole.starts_with(one.trim_end()), "{one}");
-    // Neither of these is the prompt that the model knows the answer to.
+    // Both change the prompt, so the memorized answer does not follow.
     for other in [&["--raw"][..], &["--system", "You are a pirate."]] {
         let args = [&["run", "-n", "8"], other, &["Once upon a time"]].concat();
         assert_ne!(succeed(&args), succeed(&["run", "-n", "8", "Once upon a time"]), "{other:?}");
@@ -101,7 +101,7 @@ fn options_of_the_answer_are_obeyed() {
 }
 
 #[test]
-fn prompts_that_cannot_be_answered_say_why() {
+fn prompts_that_cannot_be_answered_are_errors() {
     for args in [&["run", ""][..], &["run", "-"], &["run", "--raw", ""]] {
         assert_error(&run(args), 1, &["the prompt is empty"]);
     }
@@ -116,7 +116,7 @@ fn prompts_that_cannot_be_answered_say_why() {
 }
 
 #[test]
-fn a_full_context_ends_the_answer_and_says_so() {
+fn a_full_context_ends_the_answer_with_a_note() {
     let said = run(&["run", "--ctx", "40", FOX]);
     assert_eq!(said.code, 0, "{said:?}");
     assert!(said.err.contains("the context of 40 tokens is full"), "{said:?}");
@@ -124,7 +124,7 @@ fn a_full_context_ends_the_answer_and_says_so() {
 }
 
 #[test]
-fn fewer_slots_than_a_token_needs_are_warned_of() {
+fn fewer_slots_than_a_token_needs_cause_a_note() {
     let said = run(&["run", "--slots", "8", "-n", "2", FOX]);
     assert_eq!(said.code, 0, "{said:?}");
     assert!(
@@ -134,7 +134,7 @@ fn fewer_slots_than_a_token_needs_are_warned_of() {
 }
 
 #[test]
-fn a_cache_that_cannot_be_written_is_no_obstacle() {
+fn a_cache_folder_that_cannot_be_written_is_tolerated() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let output =
         moeflux(["run", "-n", "3", FOX]).env("XDG_CACHE_HOME", file.path()).output().unwrap();
@@ -147,7 +147,7 @@ fn a_cache_that_cannot_be_written_is_no_obstacle() {
     assert_eq!(said.err.lines().count(), 2, "{said:?}");
 }
 
-/// An answer that takes long enough to be disturbed.
+/// Starts an answer that takes long enough to be interrupted.
 fn slow_answer() -> Child {
     moeflux(["run", "--device", "reference", "--raw", "--ctx", "256", "Once upon a time"])
         .stdout(Stdio::piped())
@@ -157,7 +157,7 @@ fn slow_answer() -> Child {
 }
 
 #[test]
-fn a_reader_that_goes_away_ends_it_quietly() {
+fn a_closed_stdout_ends_the_program_quietly() {
     let mut child = slow_answer();
     let mut stdout = child.stdout.take().unwrap();
     stdout.read_exact(&mut [0]).unwrap();
@@ -184,7 +184,7 @@ fn ctrl_c_ends_the_answer_with_its_statistics() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn an_output_that_cannot_be_written_is_an_error() {
+fn a_failing_stdout_is_an_error() {
     let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
     let output =
         moeflux(["run", "-n", "3", FOX]).stdout(full).stderr(Stdio::piped()).output().unwrap();
@@ -192,7 +192,7 @@ fn an_output_that_cannot_be_written_is_an_error() {
 }
 
 #[test]
-fn a_conversation_goes_on_where_it_was() {
+fn a_conversation_continues_and_is_restored_from_a_file() {
     let folder = temp();
     let file = folder.path().join("talk.json");
     let talk = format!("{FOX}\nWhat then?\n/stats\n/save {}\n", file.display());
@@ -200,7 +200,8 @@ fn a_conversation_goes_on_where_it_was() {
     assert_eq!(told.code, 0, "{told:?}");
     let lines: Vec<&str> = told.out.lines().collect();
     assert!(fable("The Fox and the Crow").starts_with(lines[0]), "{told:?}");
-    // The second prompt holds the first one and its answer, 45 tokens, which are not computed again.
+    // The second prompt contains the first one and its answer, 45 tokens, which are not computed
+    // again.
     let stats = lines.last().unwrap();
     let prefill: u64 = stats.split_whitespace().nth(1).unwrap().parse().unwrap();
     assert!((26..60).contains(&prefill), "{stats}");
@@ -212,7 +213,7 @@ fn a_conversation_goes_on_where_it_was() {
     assert_eq!(roles, ["user", "assistant", "user", "assistant"]);
     assert_eq!(saved[1]["content"], lines[0]);
 
-    // From the file it goes on as it would have gone on.
+    // Restored from the file, the conversation continues identically.
     let asked = "/load {}\nTell me more.\n".replace("{}", &file.display().to_string());
     let resumed = with_stdin(&["chat", "-n", "8"], asked.as_bytes());
     let straight =
@@ -225,7 +226,7 @@ fn a_conversation_goes_on_where_it_was() {
 }
 
 #[test]
-fn commands_of_a_conversation_are_understood() {
+fn chat_commands_work() {
     let talk =
         b"/help\n/system\n/system You are a pirate.\n/system\n/system -\n/system\n\n  \n/quit\nnot asked\n";
     let said = with_stdin(&["chat"], talk);
@@ -239,18 +240,18 @@ fn commands_of_a_conversation_are_understood() {
         ),
         "{said:?}"
     );
-    // /reset forgets: the same question has the same answer.
+    // After /reset the same question has the same answer.
     let said = with_stdin(&["chat", "-n", "6"], format!("{FOX}\n/reset\n{FOX}\n").as_bytes());
     let lines: Vec<&str> = said.out.lines().collect();
     assert_eq!(lines.len(), 2, "{said:?}");
     assert_eq!(lines[0], lines[1]);
-    // A line that is not the last.
+    // A line continued by a backslash.
     let said = with_stdin(&["chat", "-n", "6"], b"Tell me the fable \\\nof The Fox and the Crow.");
     assert_eq!((said.code, said.out.lines().count()), (0, 1), "{said:?}");
 }
 
 #[test]
-fn what_goes_wrong_in_a_turn_is_said_and_the_conversation_goes_on() {
+fn errors_in_a_turn_are_printed_and_the_conversation_continues() {
     let long = "fox ".repeat(200);
     let talk = format!("/nonsense\n/load\n/load /no/such/file\n{long}\n{FOX}\n");
     let said = with_stdin(&["chat", "--ctx", "64", "-n", "3"], talk.as_bytes());

@@ -30,7 +30,7 @@ fn speed_is_measured() {
     assert!(only["prefill"].is_null() && only["decode"]["tokens"] == 2);
     assert!(only["machine"]["touched"].is_null(), "--fresh leaves memory alone");
     assert_error(&run(&["bench", "--prompt", "0", "--tokens", "0"]), 2, &["nothing to measure"]);
-    // Before anything is loaded: a reader that was chosen is told of then.
+    // The check precedes loading, which would print the reader.
     let beyond = |context, prompt| {
         let said = run(&[
             "bench", "--reader", "threads", "--ctx", context, "--prompt", prompt, "--tokens", "1",
@@ -42,13 +42,13 @@ fn speed_is_measured() {
     assert_error(&beyond("100", "1000000000000"), 1, &["1000000000001 tokens", "2048 positions"]);
 }
 
-/// A short run within a context that leaves room for few slots.
+/// Arguments of a short run with a small context, whose plan fits few slots.
 const SHORT: [&str; 9] =
     ["bench", "--ctx", "256", "--chunk", "64", "--tokens", "4", "--repeat", "1"];
 
-/// A budget with room for `slots` slots.
+/// Budget that holds `slots` slots.
 fn budget(slots: u64) -> String {
-    // Whoever unpacks the built-in model has its pages in memory, and plans with them.
+    // Unpacking the built-in model maps its pages, which the plan of that run would include.
     succeed(&["run", "-n", "1", FOX]);
     let plan =
         json(&succeed(&["inspect", "--json", "--ctx", "256", "--chunk", "64"]))["plan"].clone();
@@ -64,7 +64,7 @@ fn well_formed(path: &Path) -> String {
 }
 
 #[test]
-fn a_run_is_held_against_what_the_machine_gives() {
+fn a_run_is_related_to_the_roofline() {
     let tight = budget(64);
     let measured =
         json(&succeed(&[&SHORT[..], &["--prompt", "8", "--memory", &tight, "--json"]].concat()));
@@ -80,7 +80,7 @@ fn a_run_is_held_against_what_the_machine_gives() {
         measured["machine"]["touched"]["bytes"], slots,
         "all slots are empty when it begins"
     );
-    // Eight layers of four experts; nobody reads more than that without looking ahead.
+    // Eight layers of four experts.
     assert_eq!(number("hits_per_token") + number("misses_per_token"), 32.0);
     assert!(number("missed_bytes_per_token") <= number("needed_bytes_per_token"));
     let time = &decode["time"];
@@ -134,7 +134,7 @@ fn contexts_are_measured_one_after_another() {
 
 #[test]
 fn sessions_decode_together() {
-    // Five sessions have five states.
+    // The budget includes the state of five sessions.
     let tight = budget(192);
     let args =
         [&SHORT[..], &["--prompt", "12", "--sessions", "1,2,5", "--memory", &tight]].concat();
@@ -148,7 +148,7 @@ fn sessions_decode_together() {
         let (step, speed) =
             (number(at, "/decode/token_ms/median"), number(at, "/decode/tokens_per_second/median"));
         assert!(step > 0.0 && speed > 0.0 && at["prefill"].is_null());
-        // Eight layers, four experts for a token; what several sessions choose counts once.
+        // Eight layers, four experts per token; experts that several sessions choose count once.
         let experts = number(at, "/together/experts_per_layer");
         assert!(if n > 1.0 { 4.0 < experts && experts < 4.0 * n } else { experts == 4.0 }, "{at}");
         assert!(
@@ -162,7 +162,7 @@ fn sessions_decode_together() {
             number(at, "/decode/roof/share") * number(at, "/decode/roof/tokens_per_second");
         assert!((reached / speed - 1.0).abs() < 1e-6, "{at}");
     }
-    // A token of several sessions has its part of the weights only.
+    // Dense weights are shared among the sessions' tokens.
     let floor = |i: usize| number(&contexts[i], "/decode/roof/compute_ms");
     assert!(floor(2) < floor(1) && floor(1) < floor(0), "{measured}");
     let bytes = |i: usize| number(&contexts[i], "/together/bytes_per_step");
@@ -196,7 +196,7 @@ fn sessions_decode_together() {
 }
 
 #[test]
-fn sessions_in_budgets_are_compared_with_the_same() {
+fn batched_decode_in_budgets_is_compared_with_a_saved_run() {
     let folder = temp();
     let saved = folder.path().join("before.json").to_str().unwrap().to_owned();
     let budgets = format!("{},{}", budget(96), budget(160));
@@ -216,7 +216,7 @@ fn sessions_in_budgets_are_compared_with_the_same() {
 }
 
 #[test]
-fn budgets_are_measured_each_by_itself_and_compared_with_before() {
+fn budgets_are_measured_in_separate_processes_and_compared_with_a_saved_run() {
     let folder = temp();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (small, large, saved, plot) =
@@ -232,7 +232,7 @@ fn budgets_are_measured_each_by_itself_and_compared_with_before() {
     let runs = before["budgets"].as_array().unwrap();
     let slots: Vec<u64> = runs.iter().map(|r| r["plan"]["slots"].as_u64().unwrap()).collect();
     assert!(slots.len() == 2 && slots[0] < slots[1], "{slots:?}");
-    // Each stayed within its own.
+    // Each run stayed within its budget.
     assert!(
         runs.iter().all(|r| r["peak_memory"].as_u64() <= r["plan"]["budget"].as_u64()),
         "{before}"
@@ -251,7 +251,7 @@ fn budgets_are_measured_each_by_itself_and_compared_with_before() {
     assert_error(&run(&["bench", "--compare", "/no/such.json"]), 1, &["/no/such.json"]);
     std::fs::write(&saved, "{}").unwrap();
     assert_error(&run(&["bench", "--compare", &saved]), 1, &[&saved, "bench --save"]);
-    // What others measured is shown and saved.
+    // Results of successful runs are shown and saved.
     let some = format!("{small},1MiB");
     let said =
         run(&[&SHORT[..], &["--prompt", "8", "--save", &saved, "--budgets", &some]].concat());
@@ -275,7 +275,7 @@ fn budgets_are_measured_each_by_itself_and_compared_with_before() {
 
 #[cfg(unix)]
 #[test]
-fn ctrl_c_leaves_the_budgets_that_were_measured() {
+fn ctrl_c_keeps_the_budgets_already_measured() {
     use std::{io::BufRead, os::unix::process::CommandExt};
 
     let budgets = format!("{},{}", budget(40), budget(160));
@@ -294,7 +294,7 @@ fn ctrl_c_leaves_the_budgets_that_were_measured() {
 }
 
 #[test]
-fn files_are_written_even_if_nobody_reads_what_is_printed() {
+fn files_are_written_even_if_stdout_is_closed() {
     let folder = temp();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (saved, plot) = (path("saved.json"), path("plot.svg"));
@@ -309,7 +309,7 @@ fn files_are_written_even_if_nobody_reads_what_is_printed() {
 }
 
 #[test]
-fn files_that_cannot_be_forgotten_are_said() {
+fn a_page_cache_that_cannot_be_dropped_causes_a_note() {
     let said = run(&[&SHORT[..], &["--prompt", "8", "--cold", "--json"]].concat());
     assert_eq!(said.code, 0, "{said:?}");
     let cold = json(&said.out)["machine"]["cold"].as_bool().unwrap();
@@ -352,13 +352,13 @@ fn budgets_are_planned_from_the_floor_to_everything() {
 }
 
 #[test]
-fn a_plan_believes_what_was_recorded_and_measured() {
+fn a_plan_uses_a_trace_and_a_saved_benchmark() {
     let folder = temp();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (trace, saved) = (path("fox.trace"), path("saved.json"));
     succeed(&["run", "--trace", &trace, FOX]);
     succeed(&[&SHORT[..], &["--prompt", "0", "--save", &saved]].concat());
-    // What was measured of this disk is remembered, so no file is read for it.
+    // The disk's speed is remembered from the benchmark.
     let args = ["plan", "--trace", &trace, "--measured", &saved, "--json"];
     let plan = json(&succeed(&args));
     assert_eq!(plan["hit_rates"], "trace");
@@ -374,14 +374,14 @@ fn a_plan_believes_what_was_recorded_and_measured() {
 }
 
 #[test]
-fn a_model_that_is_not_there_is_planned_with_a_disk_that_is_known() {
+fn a_preset_is_planned_with_a_known_disk() {
     let args = ["plan", "--preset", "qwen3-30b-a3b", "--ram", "30GB/s", "--ctx", "1024"];
     let nowhere = temp();
     let unknown = moeflux(args).env("XDG_CACHE_HOME", nowhere.path()).output().unwrap();
     assert_error(&said(unknown), 2, &["speed of the disk", "--disk 3.5GB/s"]);
     let shown = succeed(&[&args[..], &["--disk", "1.2GB/s"]].concat());
     assert!(shown.contains("8 GiB") && shown.contains("doubling gives"), "{shown}");
-    // A probe of any disk will do.
+    // A measurement of any disk will do.
     succeed(&["plan", "--ram", "30GB/s"]);
     let remembered = json(&succeed(&[&args[..], &["--json"]].concat()));
     assert!(remembered["disk"]["block"].as_u64().unwrap() > 0, "{remembered}");

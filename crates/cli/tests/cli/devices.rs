@@ -1,14 +1,14 @@
-//! Which device computes, and what is said of it.
+//! Device selection and its messages.
 
 use super::*;
 
-/// What `auto` would take here.
+/// Device that `auto` prefers on this machine.
 fn preferred() -> String {
     json(&succeed(&["devices", "--json"]))["preferred"].as_str().unwrap().to_owned()
 }
 
 #[test]
-fn what_can_compute_is_listed() {
+fn devices_are_listed() {
     let listed = json(&succeed(&["devices", "--json"]));
     assert!(listed["cpu"]["threads"].as_u64().unwrap() > 0);
     assert!(listed["cpu"]["memory_available"].as_u64().unwrap() > 0);
@@ -25,7 +25,7 @@ fn what_can_compute_is_listed() {
 }
 
 #[test]
-fn without_a_choice_the_faster_device_computes_and_the_reason_is_told() {
+fn auto_selects_a_device_and_reports_the_reason() {
     let run = |args: &[&str]| {
         let mut command = moeflux([&["run", "-n", "3"], args, &[FOX]].concat());
         said(command.env_remove("MOEFLUX_DEVICE").output().unwrap())
@@ -42,19 +42,19 @@ fn without_a_choice_the_faster_device_computes_and_the_reason_is_told() {
     } else {
         assert!(object["statistics"]["dispatches"].as_u64().unwrap() > 0, "{object}");
     }
-    // A driver alone is larger than this.
+    // A GPU driver alone exceeds this budget.
     let small = run(&["--json", "--memory", "100MiB"]);
     assert_eq!(small.code, 0, "{small:?}");
     assert!(json(&small.out)["device"].as_str().unwrap().starts_with("cpu, "), "{small:?}");
 }
 
 #[test]
-fn a_device_that_was_asked_for_and_is_not_there_is_an_error() {
+fn a_missing_device_is_an_error() {
     for command in [&["run", "x"][..], &["bench"], &["inspect"]] {
         let said = run(&[command, &["--device", "gpu:4096"]].concat());
         let found = match said.out.as_str() {
             "" => said.err,
-            // An inspection shows what is wrong with a plan, and has not failed.
+            // `inspect` reports a failed plan and succeeds.
             shown => shown.to_owned(),
         };
         assert!(found.contains("there is no adapter gpu:4096"), "{command:?}: {found}");
@@ -70,14 +70,14 @@ fn a_device_that_was_asked_for_and_is_not_there_is_an_error() {
 }
 
 #[test]
-fn a_budget_of_a_card_says_that_there_is_none() {
+fn a_gpu_budget_without_a_gpu_causes_a_note() {
     let said = run(&["run", "--gpu-memory", "1GiB", "-n", "2", FOX]);
     assert_eq!(said.code, 0, "{said:?}");
     assert!(said.err.contains("note: --gpu-memory has no effect"), "{said:?}");
 }
 
 #[test]
-fn a_plan_says_that_it_is_for_the_processor() {
+fn a_plan_notes_that_it_is_for_the_cpu() {
     let plan = ["plan", "--disk", "1GB/s", "--ram", "20GB/s"];
     for asked in [&["--device", "gpu"][..], &["--gpu-memory", "1GiB"]] {
         let said = run(&[&plan[..], asked].concat());
@@ -89,7 +89,7 @@ fn a_plan_says_that_it_is_for_the_processor() {
     assert!(!run(&plan).err.contains("note: "));
 }
 
-/// What a software driver compiles lies in this process, and is planned.
+/// Code compiled by a software driver resides in this process and is part of the plan.
 #[test]
 fn a_software_driver_stays_within_the_budget() {
     let listed = json(&succeed(&["devices", "--json"]));
@@ -115,7 +115,7 @@ fn a_software_driver_stays_within_the_budget() {
     assert!(peak <= budget, "{peak} of {budget}");
 }
 
-/// A run on a machine whose drivers are those that a file describes; none, if there is no such file.
+/// Runs with the Vulkan drivers of a JSON file only; without that file, with no driver.
 #[cfg(target_os = "linux")]
 fn with_drivers(path: &str, args: &[&str]) -> Said {
     let mut command = moeflux(args);
@@ -136,7 +136,7 @@ fn without_a_driver_there_is_no_gpu_and_auto_says_so() {
         assert_error(&said, 1, &["no usable GPU", "no graphics adapter", "Vulkan"]);
         assert!(said.out.is_empty(), "{said:?}");
     }
-    // What is in the model does not hang by a device.
+    // The contents of a checkpoint do not depend on a device.
     let said = run(&["inspect", "--device", "gpu"]);
     assert_error(&said, 1, &["no usable GPU"]);
     assert!(said.out.contains("parameters") && said.out.contains("there is none"), "{said:?}");
@@ -151,7 +151,7 @@ fn without_a_driver_there_is_no_gpu_and_auto_says_so() {
 }
 
 #[test]
-fn names_of_no_device_are_errors_that_list_what_there_is() {
+fn unknown_device_names_are_errors_that_list_the_choices() {
     for name in ["gpu:", "gpu:x", "gpu:-1", "cuda", "GPU", ""] {
         let said = run(&["run", "--device", name, FOX]);
         assert!([1, 2].contains(&said.code), "{name:?}: {said:?}");

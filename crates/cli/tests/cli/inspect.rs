@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn what_is_in_the_built_in_model_is_shown() {
+fn the_built_in_model_is_inspected() {
     let shown = json(&succeed(&["inspect", "--json"]));
     assert_eq!(shown["architecture"], "qwen3_5_moe");
     assert_eq!(shown["layers"]["total"], 8);
@@ -22,7 +22,7 @@ fn what_is_in_the_built_in_model_is_shown() {
         shown["tensors"].as_array().unwrap().iter().find(|t| t["kind"] == "router").unwrap();
     assert_eq!(routers["format"], "affine 8 bits, groups of 64");
     assert!(shown["plan"]["slots"].as_u64().unwrap() > 0 && shown["plan_error"].is_null());
-    // Kinds of tensors add up to what the file holds, but for the norms and its header.
+    // All tensors add up to the file, except norms and its header.
     let bytes: u64 =
         shown["tensors"].as_array().unwrap().iter().map(|t| t["bytes"].as_u64().unwrap()).sum();
     assert!(
@@ -42,7 +42,7 @@ fn what_is_in_the_built_in_model_is_shown() {
 }
 
 #[test]
-fn how_experts_will_be_read_is_shown() {
+fn page_cache_use_is_shown() {
     let said = |options: &[&str], way: &str, pages: &str| {
         let shown = succeed(&[&["inspect"], options].concat());
         assert!(
@@ -54,7 +54,7 @@ fn how_experts_will_be_read_is_shown() {
     };
     said(&[], "through", "everything");
     said(&["--io", "direct"], "past", "nothing");
-    // 578 GB, which no machine of a test holds.
+    // 578 GB, more than the memory of a test machine.
     let huge = ["--preset", "kimi-k2", "--memory", "64GiB"];
     said(&huge, "past", "nothing");
     said(&[&huge[..], &["--io", "buffered"]].concat(), "through", "everything");
@@ -65,7 +65,7 @@ fn how_experts_will_be_read_is_shown() {
 }
 
 #[test]
-fn a_plan_that_fails_is_shown_and_no_failure() {
+fn a_failed_plan_is_shown_and_is_no_error() {
     let shown = succeed(&["inspect", "--memory", "5MB"]);
     assert!(
         shown.contains("memory plan: there is none: a budget of 4 MiB is below the floor"),
@@ -73,7 +73,7 @@ fn a_plan_that_fails_is_shown_and_no_failure() {
     );
     let shown = json(&succeed(&["inspect", "--json", "--memory", "5MB"]));
     assert!(shown["plan"].is_null() && shown["plan_error"].as_str().unwrap().contains("floor"));
-    // Fewer threads are advised where many hold much.
+    // With many threads, whose scratch is large, the message advises fewer.
     for (threads, advised) in [("1", false), ("64", true)] {
         let shown =
             succeed(&["inspect", "--device", "cpu", "--memory", "5MB", "--threads", threads]);
@@ -82,7 +82,7 @@ fn a_plan_that_fails_is_shown_and_no_failure() {
 }
 
 #[test]
-fn a_budget_that_is_advised_holds_what_it_is_advised_for() {
+fn an_advised_budget_holds_the_working_set() {
     let inspect = |options: &str| {
         succeed(
             &["inspect", "--preset", "qwen3-30b-a3b", "--memory"]
@@ -91,7 +91,8 @@ fn a_budget_that_is_advised_holds_what_it_is_advised_for() {
                 .collect::<Vec<_>>(),
         )
     };
-    // One at which the context is shrunk, and one at which the working set fits another number of positions.
+    // A budget at which the context is reduced, and one at which the working set fits with a
+    // different context.
     for budget in ["1024MiB", "1700MiB", "2000MiB"] {
         let note = inspect(budget);
         let advised = note
@@ -109,7 +110,7 @@ fn a_budget_that_is_advised_holds_what_it_is_advised_for() {
 }
 
 #[test]
-fn a_model_that_is_not_there_is_named() {
+fn a_missing_model_is_named() {
     let said = run(&["run", "--model", "/no/such/model", "x"]);
     assert_error(&said, 1, &["/no/such/model", "cannot open the model's folder", "config.json"]);
     assert_eq!(said.err.lines().count(), 1, "{said:?}");
@@ -166,7 +167,7 @@ fn a_random_checkpoint_is_written_and_runs() {
         json(&succeed(&["run", "--model", out, "--raw", "-n", "2", "--json", "x"]))["prompt_tokens"],
         1
     );
-    // The folder is not empty any more.
+    // The folder is no longer empty.
     assert_error(&run(&["synth", "--config", config, "--out", out]), 1, &[out]);
     assert_error(
         &run(&["synth", "--config", "/no/such.json", "--out", out]),

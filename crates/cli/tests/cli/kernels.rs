@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A few figures of one op.
+/// Arguments for a few figures of one op.
 const NORM: [&str; 7] = ["bench", "kernels", "--quick", "--only", "rmsnorm", "--threads", "1"];
 
 #[test]
@@ -16,7 +16,7 @@ fn ops_are_measured_in_formats_and_rows() {
     );
     assert!(measured["device"].as_str().unwrap().contains("1 thread,"), "{measured}");
     let figures = measured["figures"].as_array().unwrap();
-    // Glu has no weights.
+    // Glu has no weights, so the format excludes it.
     assert!(
         figures.iter().all(|f| f["op"] == "MatMul" && f["format"] == "affine4/64"),
         "{measured}"
@@ -48,7 +48,7 @@ fn ops_are_measured_in_formats_and_rows() {
 }
 
 #[test]
-fn figures_are_shown_as_a_table_and_for_spreadsheets() {
+fn figures_are_printed_as_table_and_csv() {
     let table = succeed(&NORM);
     assert!(table.contains("from memory") && table.contains("of the best"), "{table}");
     assert_eq!(table.lines().filter(|l| l.starts_with("RmsNorm  2048")).count(), 2, "{table}");
@@ -76,7 +76,7 @@ fn a_run_is_compared_with_a_saved_one() {
     let (saved, other) = (path("saved.json"), path("other.json"));
     let measured = json(&succeed(&[&NORM[..], &["--json", "--save", &saved]].concat()));
     assert_eq!(measured, json(&std::fs::read_to_string(&saved).unwrap()));
-    // The next run takes its place, and does not write over it.
+    // The file is replaced, not overwritten: the hard link keeps the old one.
     let older = path("older.json");
     std::fs::hard_link(&saved, &older).unwrap();
     succeed(&[&NORM[..], &["--save", &saved]].concat());
@@ -88,7 +88,7 @@ fn a_run_is_compared_with_a_saved_one() {
     let said = compare(&saved, "100%");
     assert!(said.code == 0 && said.out.contains("nothing of 2 figures is slower"), "{said:?}");
 
-    // It was a thousand times as fast, on another machine.
+    // Another machine was a thousand times as fast.
     let mut faster = measured.clone();
     let seconds = faster["figures"][1]["seconds"].as_f64().unwrap();
     faster["figures"][1]["seconds"] = (seconds / 1e3).into();
@@ -116,6 +116,6 @@ fn a_run_is_compared_with_a_saved_one() {
     faster["figures"] = serde_json::json!([]);
     std::fs::write(&other, faster.to_string()).unwrap();
     assert_error(&compare(&other, "10%"), 1, &["nothing can be compared"]);
-    // Neither command takes the other one's file.
+    // The commands reject each other's files.
     assert_error(&run(&["bench", "--compare", &saved]), 1, &[&saved, "bench --save"]);
 }

@@ -1,4 +1,4 @@
-//! `logits`: the differential oracle.
+//! `logits`: differential testing.
 
 use std::collections::HashMap;
 
@@ -75,7 +75,7 @@ fn the_file_holds_logits_and_the_trace() {
 }
 
 #[test]
-fn slots_threads_and_on_the_exact_path_chunks_change_no_bit() {
+fn logits_are_independent_of_slots_and_threads_and_if_exact_of_chunks() {
     let folder = Folder::new();
     let a = folder.path("a.safetensors");
     assert_eq!(folder.logits(&["--out", &a, "--trace", "--exact"]).code, 0);
@@ -93,7 +93,7 @@ fn slots_threads_and_on_the_exact_path_chunks_change_no_bit() {
             "{change:?} {said:?}"
         );
     }
-    // The same numbers make the same file.
+    // Equal values give equal bytes.
     let b = folder.path("b.safetensors");
     assert_eq!(folder.logits(&["--out", &b, "--trace", "--exact", "--slots", "9"]).code, 0);
     assert!(std::fs::read(a).unwrap() == std::fs::read(b).unwrap());
@@ -114,12 +114,12 @@ fn the_first_layer_and_row_that_differ_are_found() {
     );
     assert!(said.out.contains(", row 4: "), "{said:?}");
     assert!(said.out.contains("logits: mean KL"), "{said:?}");
-    // Two files, and no model.
+    // Two files, without a model.
     let again = run(&["logits", "--out", &b, "--compare", &a, "--model", "/no/such/model"]);
     assert_eq!((again.code, &again.out), (1, &said.out), "{again:?}");
     let same = run(&["logits", "--out", &a, "--compare", &a]);
     assert!(same.code == 0 && same.out.contains("bit for bit"), "{same:?}");
-    // Only the logits are in both.
+    // The files have only logits in common.
     assert_eq!(folder.logits(&["--out", &a]).code, 0);
     assert!(
         run(&["logits", "--out", &a, "--compare", &b])
@@ -131,7 +131,7 @@ fn the_first_layer_and_row_that_differ_are_found() {
     assert_error(&folder.logits(&["--compare", &a]), 1, &["2 x 4096", "10 x 4096", "same tokens"]);
 }
 
-/// Another engine's file: what mlx-lm computed, as f32 or rounded to bf16.
+/// Logits file of another engine: values computed by mlx-lm, as f32 or rounded to bf16.
 fn golden(name: &str, half: bool) -> (Vec<u8>, Vec<u8>) {
     let bytes =
         std::fs::read(engine_data().join("goldens").join(name).join("golden.safetensors")).unwrap();
@@ -159,7 +159,7 @@ fn golden(name: &str, half: bool) -> (Vec<u8>, Vec<u8>) {
 }
 
 #[test]
-fn another_engines_file_is_agreed_with_within_the_tolerance() {
+fn logits_of_another_engine_agree_within_the_tolerance() {
     for (name, half, tolerance) in [("qwen3_moe", false, "1e-3"), ("qwen3_5_moe", true, "5e-2")] {
         let folder = Folder::new();
         let (ids, other) = golden(name, half);
@@ -191,7 +191,7 @@ fn bad_files_are_refused() {
         std::fs::write(folder.path("ids.json"), text).unwrap();
         assert_error(&folder.logits(&["--out", &folder.path("a.safetensors")]), 1, &[problem]);
     }
-    // Nothing is left of what failed.
+    // No partial file is left.
     assert_eq!(folder.files(), ["ids.json"]);
     std::fs::write(folder.path("ids.json"), "[1, 2]").unwrap();
     assert_error(

@@ -22,24 +22,24 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
-/// The fable that every example asks for.
+/// Fable that every example asks for.
 const FOX: &str = "Tell me the fable of The Fox and the Crow.";
 
-/// `moeflux ARGS`, with nothing of this user's settings, and one cache folder for all tests.
+/// Command `moeflux ARGS` without the user's settings, with a cache folder shared by all tests.
 fn moeflux<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let mut command = Command::new(env!("CARGO_BIN_EXE_moeflux"));
     for variable in ["MODEL", "MEMORY", "GPU_MEMORY", "THREADS"] {
         command.env_remove(format!("MOEFLUX_{variable}"));
     }
-    // What these tests say of bytes and bits holds on the processor, whatever else a machine has.
+    // These tests assert bytes and bits of the CPU, whatever other devices exist.
     command.env("MOEFLUX_DEVICE", "cpu");
     command.env("XDG_CACHE_HOME", folder.join("cache")).env("XDG_STATE_HOME", folder.join("state"));
     command.stdin(Stdio::null()).args(args);
     command
 }
 
-/// What a run said and how it ended.
+/// Output and exit code of a run.
 #[derive(Debug)]
 struct Said {
     out: String,
@@ -59,7 +59,7 @@ fn run(args: &[&str]) -> Said {
     said(moeflux(args).output().unwrap())
 }
 
-/// A run that must succeed: its stdout.
+/// Runs, asserts success and returns stdout.
 fn succeed(args: &[&str]) -> String {
     let said = run(args);
     assert_eq!(said.code, 0, "{args:?}: {said:?}");
@@ -70,7 +70,7 @@ fn with_stdin(args: &[&str], input: &[u8]) -> Said {
     let piped =
         moeflux(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = piped.unwrap();
-    // A program that refuses its arguments does not read.
+    // A program that rejects its arguments does not read stdin.
     let _ = child.stdin.take().unwrap().write_all(input);
     said(child.wait_with_output().unwrap())
 }
@@ -93,7 +93,7 @@ fn temp() -> tempfile::TempDir {
     tempfile::tempdir().unwrap()
 }
 
-/// An error as users should see them: one line, and none of Rust's inner life.
+/// Asserts an error as users should see it: one line, without Rust internals.
 fn assert_error(said: &Said, code: i32, parts: &[&str]) {
     assert_eq!(said.code, code, "{said:?}");
     assert!(said.err.starts_with("error: "), "{said:?}");

@@ -1,15 +1,15 @@
-//! The memory plan is kept: by the process's own peak, and under a limit that the system enforces.
+//! The memory plan holds: by the peak of the process, and under limits that the system enforces.
 
 use super::*;
 
-/// A context that makes the state the largest part, and a long prompt that uses it all.
+/// A context whose KV cache is the largest part, and a long prompt that fills it.
 const SMALL: [&str; 9] =
     ["run", "--raw", "--json", "--ctx", "1024", "--chunk", "128", "--max-tokens", "24"];
 
-/// How much of the program's own pages is mapped differs from run to run by some hundred KiB.
+/// The mapped pages of the program vary between runs by some hundred KiB.
 const PROGRAM: u64 = 2 << 20;
 
-/// What a run in a generous budget plans for everything but the slots, plus `slots` slots.
+/// Budget for everything but slots, as planned with a large budget, plus `slots` slots.
 fn budget(slots: u64) -> u64 {
     succeed(&["run", "-n", "1", FOX]);
     let roomy = json(&succeed(&[&SMALL[..], &["x"]].concat()));
@@ -28,7 +28,7 @@ fn long_prompt() -> String {
 }
 
 #[test]
-fn the_peak_stays_under_the_budget() {
+fn peak_memory_stays_within_the_budget() {
     for slots in [8, 64, 200] {
         let budget = budget(slots);
         let (bytes, prompt) = (format!("{budget}B"), long_prompt());
@@ -39,7 +39,7 @@ fn the_peak_stays_under_the_budget() {
     }
 }
 
-/// A run with `budget`, by a shell that first does `limit` to itself.
+/// Runs with `budget` in a shell that first executes `limit`.
 #[cfg(target_os = "linux")]
 fn limited(limit: &str, budget: u64) -> Said {
     let (bytes, prompt) = (format!("{budget}B"), long_prompt());
@@ -55,7 +55,7 @@ fn limited(limit: &str, budget: u64) -> Said {
     said(shell.output().unwrap())
 }
 
-/// Under a hard limit on what the process may map for data: `RLIMIT_DATA`, which needs no rights.
+/// Runs under `RLIMIT_DATA`, a hard limit on data mappings that needs no privileges.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_run_survives_a_limit_that_is_its_budget() {
@@ -65,7 +65,7 @@ fn a_run_survives_a_limit_that_is_its_budget() {
     assert!(!json(&said.out)["text"].as_str().unwrap().is_empty());
 }
 
-/// In a memory cgroup of its own whose limit is the budget; where none can be made, a line says so.
+/// Runs in a memory cgroup whose limit is the budget. Where none can be created, a line says so.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_run_survives_a_cgroup_whose_limit_is_its_budget() {

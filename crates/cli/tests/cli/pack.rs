@@ -1,4 +1,4 @@
-//! `pack`: a copy with one record per expert, and what is said of it.
+//! `pack`: a copy with one record per expert, and its messages.
 
 use super::*;
 
@@ -61,7 +61,7 @@ fn damage_is_listed_and_never_used() {
 }
 
 #[test]
-fn what_is_no_packed_folder_is_said() {
+fn folders_that_are_not_packed_are_errors() {
     let source = engine_data().join("goldens/qwen3_moe");
     let source = source.to_str().unwrap();
     assert_error(&run(&["pack", "--verify", source]), 1, &[source, "not packed"]);
@@ -75,12 +75,12 @@ fn what_is_no_packed_folder_is_said() {
     assert_eq!(run(&["pack", "--verify", "a", "--out", "b"]).code, 2);
 }
 
-/// Ctrl-C keeps what is packed, and the same command ends it.
+/// Ctrl-C keeps what was packed, and the same command completes it.
 #[cfg(unix)]
 #[test]
-fn an_interrupted_run_is_continued() {
+fn an_interrupted_pack_is_resumed() {
     let temp = temp();
-    // A run may have ended before the signal comes: then another one is tried.
+    // A run may end before the signal arrives; then another one is tried.
     for i in 0..20 {
         let out = temp.path().join(i.to_string());
         let out = out.to_str().unwrap();

@@ -8,9 +8,9 @@ fn traced(folder: &Path, more: &[&str]) -> (String, String) {
     (file, out)
 }
 
-/// The simulator says what the cache does.
+/// The simulator counts what the cache does.
 #[test]
-fn a_replay_counts_what_the_run_counted() {
+fn a_replay_counts_as_the_run_did() {
     let folder = temp();
     for policy in ["lru", "s3-fifo", "lfu"] {
         for slots in ["24", "96"] {
@@ -47,7 +47,7 @@ fn a_replay_counts_what_the_run_counted() {
 }
 
 #[test]
-fn a_trace_changes_no_word_and_is_shown_as_table_csv_and_plot() {
+fn tracing_changes_no_output_and_a_replay_is_printed_and_plotted() {
     let folder = temp();
     let (file, text) = traced(folder.path(), &[]);
     assert_eq!(text.trim_end(), fable("The Fox and the Crow").trim_end());
@@ -79,7 +79,7 @@ fn a_trace_changes_no_word_and_is_shown_as_table_csv_and_plot() {
 }
 
 #[test]
-fn chat_and_bench_are_traced_too() {
+fn chat_and_bench_are_traced() {
     let folder = temp();
     let file = folder.path().join("a.trace").to_str().unwrap().to_owned();
     succeed(&[
@@ -93,7 +93,7 @@ fn chat_and_bench_are_traced_too() {
 }
 
 #[test]
-fn what_is_no_trace_or_no_size_is_refused() {
+fn invalid_traces_and_sizes_are_errors() {
     let folder = temp();
     let (file, _) = traced(folder.path(), &["-n", "3"]);
     let bytes = std::fs::read(&file).unwrap();

@@ -1,10 +1,10 @@
-//! What outlasts a run: `--session`, `--prefix-cache`, and what keys and values are kept as.
+//! State that outlives a run (`--session`, `--prefix-cache`), and the format of the KV cache.
 
 use super::*;
 
 const VIXEN: &str = "Tell me the fable of The Lioness and the Vixen.";
 
-/// A folder for files that outlast runs.
+/// Folder for files that outlive runs.
 struct Folder(tempfile::TempDir);
 
 impl Folder {
@@ -24,14 +24,14 @@ impl Folder {
         names
     }
 
-    /// Bytes of all files in a folder.
+    /// Total bytes of the files in a folder.
     fn bytes(&self, folder: &str) -> u64 {
         let path = |name: &String| self.0.path().join(folder).join(name);
         self.names(folder).iter().map(|name| std::fs::metadata(path(name)).unwrap().len()).sum()
     }
 }
 
-/// What a conversation of some lines says, one answer per line.
+/// Runs a conversation; prints one answer per line.
 fn chat(args: &[&str], lines: &[&str]) -> Said {
     let said = with_stdin(&[&["chat"], args].concat(), (lines.join("\n") + "\n").as_bytes());
     assert_eq!(said.code, 0, "{said:?}");
@@ -39,8 +39,8 @@ fn chat(args: &[&str], lines: &[&str]) -> Said {
 }
 
 #[test]
-fn a_session_in_a_file_goes_on_word_for_word() {
-    // The first answer ends by itself, the others are cut off.
+fn a_session_file_continues_verbatim() {
+    // The first answer ends with an end token, the others are truncated.
     for options in [&["-n", "120"][..], &["-n", "120", "--exact"], &["-n", "9", "--kv", "q8"]] {
         let folder = Folder::new();
         let (file, questions) = (folder.path("a.session"), [VIXEN, "What then?", "And the Crow?"]);
@@ -72,7 +72,7 @@ fn a_session_in_a_file_goes_on_word_for_word() {
         assert_eq!(told, whole, "{options:?}");
         assert_eq!(folder.names(""), ["a.session"]);
 
-        // Conversations go on in the same way, and leave the same.
+        // Conversations in `chat` continue identically, and save the same session.
         let other = folder.path("b.session");
         let session = ["--session", &other];
         let first = chat(&[options, &session].concat(), &questions[..2]);
@@ -89,7 +89,7 @@ fn a_session_in_a_file_goes_on_word_for_word() {
 }
 
 #[test]
-fn a_text_in_a_session_is_gone_on_with() {
+fn a_raw_text_in_a_session_is_continued() {
     let folder = Folder::new();
     let file = folder.path("a.session");
     let run = |text: &str| {
@@ -106,12 +106,12 @@ fn a_text_in_a_session_is_gone_on_with() {
 }
 
 #[test]
-fn a_stop_string_is_no_part_of_a_session() {
+fn a_stop_string_is_not_saved() {
     let folder = Folder::new();
     let (file, other) = (folder.path("a.session"), folder.path("b.session"));
     let short = json(&succeed(&["run", "--json", "--session", &file, "--stop", " Vixen", VIXEN]));
     assert_eq!(short["finish"], "stop_string");
-    // The same question, and of the answer only what was shown.
+    // The same question, and the answer as far as it was shown.
     let text = short["text"].as_str().unwrap();
     let words =
         json(&succeed(&["run", "--json", "--raw", text]))["prompt_tokens"].as_u64().unwrap();
@@ -124,7 +124,7 @@ fn a_stop_string_is_no_part_of_a_session() {
 }
 
 #[test]
-fn a_file_that_cannot_be_gone_on_from_is_an_error_and_stays() {
+fn an_unusable_session_file_is_an_error_and_unchanged() {
     let folder = Folder::new();
     let file = folder.path("a.session");
     let run_with =
@@ -165,7 +165,7 @@ fn a_file_that_cannot_be_gone_on_from_is_an_error_and_stays() {
     fails(&whole, &["--model", &foreign], "another model");
     assert_eq!(folder.names(""), ["a.session", "foreign"]);
 
-    // As it was, it is as good as it was.
+    // The unchanged file still works.
     assert!(run_with(&[]).err.contains("28 tokens restored"));
     let folder_as_file = folder.0.path().to_str().unwrap();
     assert_error(&run(&["run", "--session", folder_as_file, FOX]), 1, &["no saved session"]);
@@ -177,7 +177,7 @@ fn a_file_that_cannot_be_gone_on_from_is_an_error_and_stays() {
 }
 
 #[test]
-fn a_session_that_fills_its_context_needs_no_memory_beside_the_plan() {
+fn a_session_that_fills_its_context_stays_within_the_plan() {
     let folder = Folder::new();
     let file = folder.path("a.session");
     let small = ["run", "--raw", "--json", "--ctx", "640", "--chunk", "128", "--session", &file];
@@ -188,7 +188,7 @@ fn a_session_that_fills_its_context_needs_no_memory_beside_the_plan() {
     let plan = |name: &str| plan["plan"][name].as_u64().unwrap();
     let fixed: u64 = ["process", "staging", "dense", "state", "scratch"].map(plan).iter().sum();
     let budget = format!("{}B", fixed + 40 * plan("slot") + (2 << 20));
-    // With a stop string the prompt's end is kept as a point, which must give way.
+    // With a stop string, the end of the prompt is a mark, which must be evicted.
     for more in [&[][..], &["--stop", "zebra"]] {
         let _ = std::fs::remove_file(&file);
         let args = [&small[..], more, &["--memory", &budget]].concat();
@@ -207,10 +207,10 @@ fn a_session_that_fills_its_context_needs_no_memory_beside_the_plan() {
     }
 }
 
-/// A name that leaves no room for a temporary one beside it stands in for a disk that cannot be written.
+/// A name too long for a temporary one beside it simulates a disk that cannot be written.
 #[cfg(unix)]
 #[test]
-fn an_answer_is_told_even_if_its_session_cannot_be_saved() {
+fn an_answer_is_printed_even_if_its_session_cannot_be_saved() {
     let folder = Folder::new();
     let (short, long) = (folder.path("a.session"), folder.path(&"s".repeat(250)));
     let told = succeed(&["run", "-n", "3", FOX]);
@@ -235,7 +235,7 @@ fn an_answer_is_told_even_if_its_session_cannot_be_saved() {
 }
 
 #[test]
-fn what_nobody_reads_any_more_is_in_the_session() {
+fn a_session_is_saved_even_if_stdout_is_closed() {
     let folder = Folder::new();
     for (command, input) in [("run", ""), ("chat", "Once upon a time\n")] {
         let file = folder.path(command);
@@ -253,7 +253,7 @@ fn what_nobody_reads_any_more_is_in_the_session() {
 
 #[cfg(unix)]
 #[test]
-fn what_ctrl_c_leaves_of_an_answer_is_in_the_session() {
+fn an_interrupted_answer_is_saved_in_the_session() {
     use std::io::Read;
 
     let folder = Folder::new();
@@ -281,14 +281,14 @@ fn what_ctrl_c_leaves_of_an_answer_is_in_the_session() {
     for part in ["interrupted", "the session has the answer as far as it came", "saved"] {
         assert!(said.err.contains(part), "{part}: {said:?}");
     }
-    // The formats are the same, so the session goes on elsewhere.
+    // The formats are equal, so the session continues on another device.
     let on = ["run", "--json", "--kv", "f32", "--raw", "-n", "1", "--session", &file, "."];
     let restored = json(&succeed(&on))["session"]["restored_tokens"].as_u64().unwrap();
     assert!(restored > 4 && restored < 200, "{restored}");
 }
 
 #[test]
-fn a_conversation_in_a_file_says_what_it_can_do() {
+fn chat_commands_respect_a_session_file() {
     let folder = Folder::new();
     let (file, text) = (folder.path("a.session"), folder.path("talk.json"));
     let args = ["-n", "6", "--session", &file];
@@ -308,27 +308,27 @@ fn a_conversation_in_a_file_says_what_it_can_do() {
     );
     let lines: Vec<&str> = again.out.lines().collect();
     assert_eq!(lines[1], "there is no system message");
-    // Whatever was said before is forgotten, and so is who said it.
+    // After /reset, earlier messages and the system message are forgotten.
     assert_eq!(format!("{}\n", lines[2]), succeed(&["run", "-n", "6", FOX]), "{first:?} {again:?}");
     assert_eq!(json(&std::fs::read_to_string(&text).unwrap()).as_array().unwrap().len(), 2);
     let said = with_stdin(&[&["chat"], &args[..]].concat(), b"/system You are a parrot.\nAnd?\n");
     assert_error(&said_after_note(said), 1, &["goes on with what it began with", "/reset"]);
 }
 
-/// Without the line that tells of the session.
+/// Drops lines before the error, such as the note on the session.
 fn said_after_note(mut said: Said) -> Said {
     said.err =
         said.err.lines().skip_while(|l| !l.starts_with("error: ")).collect::<Vec<_>>().join("\n");
     said
 }
 
-/// About 400 tokens.
+/// Prompt of about 400 tokens.
 fn long_prompt(number: usize) -> String {
     format!("Story {number}: {}", "The Fox and the Crow sat on a branch. ".repeat(40))
 }
 
 #[test]
-fn a_prompt_is_computed_once() {
+fn a_cached_prompt_is_not_computed_again() {
     let folder = Folder::new();
     let (cache, prompt) = (folder.path("cache"), long_prompt(1));
     let args = ["run", "--raw", "--json", "-n", "8", "--prefix-cache", &cache];
@@ -359,19 +359,19 @@ fn a_prompt_is_computed_once() {
         "{said:?}"
     );
 
-    // What comes behind it is computed, and is too little to be kept.
+    // A short continuation is computed and not cached.
     let longer = json(&succeed(&[&args[..], &[&format!("{prompt} And then")]].concat()));
     let computed = longer["prefix_cache"]["computed_tokens"].as_u64().unwrap();
     assert!(
         (1..20).contains(&computed) && longer["reused_tokens"].as_u64().unwrap() > 300,
         "{longer}"
     );
-    // Other settings have prompts of their own.
+    // Other settings have separate cached prompts.
     let exact = json(&succeed(&[&args[..], &["--exact", &prompt]].concat()));
     assert_eq!(exact["reused_tokens"], 0, "{exact}");
     assert_eq!(folder.names("cache").len(), 2);
 
-    // What cannot be used is passed over.
+    // Damaged files are ignored.
     for name in folder.names("cache") {
         std::fs::write(Path::new(&cache).join(name), "dear diary").unwrap();
     }
@@ -380,7 +380,7 @@ fn a_prompt_is_computed_once() {
 }
 
 #[test]
-fn kept_prompts_stay_within_their_limit() {
+fn the_prefix_cache_stays_within_its_size() {
     let folder = Folder::new();
     let cache = folder.path("cache");
     let args = [
@@ -401,15 +401,15 @@ fn kept_prompts_stay_within_their_limit() {
     }
     let kept = folder.names("cache").len();
     assert!((1..4).contains(&kept), "{kept}");
-    // The last one is there, the first one is not.
+    // The last prompt is cached, the first one was evicted.
     for (number, reused) in [(3, true), (0, false)] {
         let told = json(&succeed(&[&args[..], &[&long_prompt(number)]].concat()));
         assert_eq!(told["reused_tokens"].as_u64().unwrap() > 0, reused, "{told}");
     }
-    // A smaller limit holds from now on, also for a run that keeps nothing.
+    // A smaller limit applies immediately, also to a run that caches nothing.
     succeed(&["run", "-n", "1", "--prefix-cache", &cache, "--prefix-cache-size", "1KB", FOX]);
     assert_eq!(folder.bytes("cache"), 0);
-    // A prompt that is soon computed leaves no file.
+    // A short prompt is not cached.
     let empty = folder.path("empty");
     succeed(&["run", "-n", "1", "--prefix-cache", &empty, FOX]);
     assert!(folder.names("empty").is_empty());
@@ -423,7 +423,7 @@ fn kept_prompts_stay_within_their_limit() {
 }
 
 #[test]
-fn a_conversation_goes_on_from_a_kept_prompt() {
+fn chat_uses_the_prefix_cache() {
     let folder = Folder::new();
     let cache = folder.path("cache");
     let question = long_prompt(5);
@@ -437,29 +437,29 @@ fn a_conversation_goes_on_from_a_kept_prompt() {
     assert_eq!(prefill(), (first, false));
 }
 
-/// Tokens of all prompts that a conversation computed.
+/// Prompt tokens that a conversation computed in total.
 fn prefilled(args: &[&str], lines: &[&str]) -> u64 {
     let said = chat(&[&["-n", "6"], args].concat(), &[lines, &["/stats"]].concat());
     let (_, prefill) = said.out.split_once("prefill ").unwrap();
     prefill.split(' ').next().unwrap().parse().unwrap()
 }
 
-/// The model has recurrent layers: it goes on from points that were kept, and from nowhere else.
+/// The model has recurrent layers: it continues only from marks.
 #[test]
-fn a_conversation_that_begins_anew_goes_on_from_its_system_message() {
+fn a_reset_conversation_reuses_its_system_message() {
     let system = long_prompt(3);
     let system = ["--system", &system];
     let with = |lines: &[&str]| prefilled(&system, lines);
     let (first, second) = (with(&[FOX]), with(&[VIXEN]));
     let both = with(&[FOX, "/reset", VIXEN]);
     assert!(both + 100 < first + second, "{both} of {first} and {second}");
-    // A question behind an answer computes the question and what is around it.
+    // A follow-up question computes the question and its template tokens.
     let on = with(&[FOX, VIXEN]);
     assert!(on < first + 40, "{on} of {first}");
 }
 
 #[test]
-fn thoughts_that_are_left_out_of_the_past_cost_one_turn_only() {
+fn templates_that_drop_thoughts_recompute_one_turn_only() {
     let folder = Folder::new();
     let model = folder.path("thinking");
     std::fs::create_dir(&model).unwrap();
@@ -481,12 +481,12 @@ fn thoughts_that_are_left_out_of_the_past_cost_one_turn_only() {
     let second = with(&[&format!("/load {saved}"), VIXEN]);
     assert!(second > first);
     let both = with(&[&question, VIXEN]);
-    // All of the first prompt but how the answer began.
+    // The whole first prompt is reused, except the start of the answer.
     assert!(second <= both && both < second + 16, "{both} of {first} and {second}");
 }
 
 #[test]
-fn keys_and_values_are_kept_as_asked_for() {
+fn the_kv_cache_has_the_requested_format() {
     let state = |more: &[&str]| {
         let shown = json(&succeed(&[&["inspect", "--json"], more].concat()));
         shown["plan"]["state"].as_u64().unwrap()
@@ -507,7 +507,7 @@ fn keys_and_values_are_kept_as_asked_for() {
 }
 
 #[test]
-fn a_session_may_be_saved_in_fewer_bits() {
+fn a_session_is_saved_in_fewer_bits() {
     let folder = Folder::new();
     let [whole, small] = ["whole.session", "small.session"].map(|name| folder.path(name));
     let told = |file: &str, more: &[&str]| {
@@ -521,7 +521,8 @@ fn a_session_may_be_saved_in_fewer_bits() {
     assert!(bytes(&small) < bytes(&whole));
     let on = told(&whole, &[]);
     assert_eq!(on["session"]["restored_lossy"], false);
-    // Whoever goes on from it need not be told what it is; what is restored has been rounded, whatever it is saved as.
+    // Restoring needs no option. The restored state is rounded, whatever format it is saved in
+    // next.
     for more in [&[][..], &keys] {
         let on = told(&small, more);
         assert!(
@@ -540,7 +541,7 @@ fn a_session_may_be_saved_in_fewer_bits() {
 }
 
 #[test]
-fn a_session_may_name_the_experts_that_were_in_memory() {
+fn a_session_file_saves_which_experts_are_in_memory() {
     let folder = Folder::new();
     let [cold, warm] = ["cold.session", "warm.session"].map(|name| folder.path(name));
     let told = |file: &str, more: &[&str], prompt: &str| {
@@ -559,7 +560,7 @@ fn a_session_may_name_the_experts_that_were_in_memory() {
 }
 
 #[test]
-fn states_may_be_given_less_than_a_full_context_takes() {
+fn state_memory_limits_the_kv_cache() {
     let with = |state: &str| {
         run(&["run", "--raw", "-n", "2", "--state-memory", state, "Once upon a time"])
     };

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// What `--help` lists.
+/// Commands listed by `--help`.
 fn commands(help: &str) -> Vec<&str> {
     let listed =
         help.lines().skip_while(|l| *l != "Commands:").skip(1).take_while(|l| !l.is_empty());
@@ -37,7 +37,7 @@ fn help_shows_every_command_with_examples() {
 }
 
 #[test]
-fn wrong_use_is_exit_code_2_and_says_what_is_right() {
+fn wrong_use_is_exit_code_2_and_names_the_choices() {
     let wrong: [(&[&str], &str); 19] = [
         (&["nonsense"], "unrecognized subcommand"),
         (&["run", "--nonsense", "x"], "unexpected argument"),
@@ -67,9 +67,16 @@ fn wrong_use_is_exit_code_2_and_says_what_is_right() {
 }
 
 #[test]
-fn completions_are_made_for_every_shell() {
+fn completions_are_printed_for_every_shell() {
     for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
         let script = succeed(&["completions", shell]);
         assert!(script.contains("moeflux") && script.contains("perplexity"), "{shell}");
     }
+}
+
+#[test]
+fn renamed_flags_are_accepted_under_their_old_names() {
+    assert_error(&run(&["run", "--session-keys", "q8", FOX]), 2, &["--session <FILE>"]);
+    assert_error(&run(&["run", "--look-ahead", "maybe", FOX]), 2, &["--prefetch"]);
+    assert!(!succeed(&["run", "--help"]).contains("look-ahead"));
 }

@@ -14,9 +14,19 @@ pub(crate) fn mix(mut z: u64) -> u64 {
 
 /// Numbers one after another, from a seed.
 #[derive(Clone, Debug)]
-pub(crate) struct SplitMix64(pub(crate) u64);
+pub struct SplitMix64(pub(crate) u64);
 
 impl SplitMix64 {
+    /// Generator with the initial state `seed`.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// Next value of the sequence.
+    pub fn next_u64(&mut self) -> u64 {
+        self.next()
+    }
+
     pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(STEP);
         mix(self.0)

@@ -7,4 +7,5 @@ pub(crate) mod pack;
 pub(crate) mod perplexity;
 pub(crate) mod planner;
 pub(crate) mod replay;
+pub(crate) mod roofline;
 pub mod synth;

@@ -1,4 +1,5 @@
-//! Several budgets, each in a process of its own: what one leaves in the allocator's hands, another would pay for.
+//! Benchmark over several budgets, each in its own process, as memory that the allocator keeps from
+//! one run would burden the next.
 
 use std::{
     ffi::OsString,
@@ -7,16 +8,15 @@ use std::{
 };
 
 use anyhow::{Context, anyhow};
+use moeflux_bench::units;
 use serde_json::Value;
 
-use crate::{interrupt, out::Table, progress::Ui, units};
+use crate::{interrupt, progress::Ui};
 
-use super::rows::Row;
-
-/// The report of each budget whose run did not fail, and what is wrong with the others.
+/// Reports of the budgets whose runs succeeded, and the last failure.
 ///
 /// # Errors
-/// All runs failed; they have said why.
+/// All runs failed; each has printed why.
 pub(super) fn run(
     budgets: &[u64],
     armed: &interrupt::Armed,
@@ -24,7 +24,7 @@ pub(super) fn run(
 ) -> anyhow::Result<(Value, Option<anyhow::Error>)> {
     let program = std::env::current_exe()
         .context("cannot find the program itself, to run it for each budget")?;
-    // A terminal's Ctrl-C ends the run that goes on; what others measured is shown.
+    // Ctrl-C in a terminal interrupts the child that runs; earlier results are still shown.
     let (mut reports, mut failed) = (Vec::with_capacity(budgets.len()), None);
     for budget in budgets {
         ui.line(format_args!("measuring in {}", units::memory(*budget)));
@@ -39,12 +39,12 @@ pub(super) fn run(
         match run.status.code() {
             Some(0) => {
                 let report = serde_json::from_slice(&run.stdout);
-                reports.push(report.context("a run's report cannot be understood")?);
+                reports.push(report.context("the report of a run is not valid JSON")?);
             }
-            // What others measure took its time: it is shown.
+            // Results of other budgets took time to measure and are still shown.
             _ => {
                 failed = Some(anyhow!(
-                    "the run in {} failed; what it said is above",
+                    "the run in {} failed; its error is above",
                     units::memory(*budget)
                 ))
             }
@@ -59,32 +59,4 @@ pub(super) fn run(
     }
     let model = reports.first().and_then(|r: &Value| r.get("model").cloned()).unwrap_or_default();
     Ok((serde_json::json!({ "model": model, "budgets": reports }), failed))
-}
-
-/// One line per budget, context and phase.
-pub(super) fn table(rows: &[Row]) -> Table {
-    let mut table = Table::new(1);
-    table.row([
-        "", "budget", "slots", "context", "tok/s", "min", "max", "missed", "hit rate", "stalled",
-        "roof", "of it",
-    ]);
-    for row in rows {
-        let (s, rate) = (&row.summary, units::bare_rate);
-        let roof = |of: &dyn Fn((f64, f64)) -> String| row.roof().map_or_else(|| "-".into(), of);
-        table.row([
-            row.name(),
-            units::memory(row.budget),
-            row.slots.to_string(),
-            row.context.to_string(),
-            rate(s.tokens_per_second.median),
-            rate(s.tokens_per_second.min),
-            rate(s.tokens_per_second.max),
-            units::disk(s.missed_bytes_per_token),
-            units::percent(s.hit_rate),
-            units::percent(s.stalled),
-            roof(&|(roof, _)| rate(roof)),
-            roof(&|(_, share)| units::percent(share)),
-        ]);
-    }
-    table
 }

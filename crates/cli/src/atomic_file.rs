@@ -1,4 +1,4 @@
-//! Files that take their names when they are complete.
+//! Files that appear under their name only when they are complete.
 
 use std::{
     ffi::OsString,
@@ -9,18 +9,19 @@ use std::{
 
 use anyhow::{Context, ensure};
 
-/// A file under a temporary name beside its target; it goes away when dropped unless it was finished.
-pub(crate) struct Aside {
+/// File with a temporary name beside its target. It is deleted when dropped before
+/// [`finish`](Self::finish).
+pub(crate) struct AtomicFile {
     pub(crate) file: File,
     path: PathBuf,
     target: PathBuf,
 }
 
-impl Aside {
-    /// Makes the file, so that a folder that cannot be written is found early.
+impl AtomicFile {
+    /// Creates the file, so that a folder that cannot be written is reported early.
     ///
     /// # Errors
-    /// The file cannot be made.
+    /// The file cannot be created.
     pub(crate) fn create(target: &Path) -> anyhow::Result<Self> {
         let name = target
             .file_name()
@@ -34,12 +35,12 @@ impl Aside {
         Ok(Self { file, path, target: target.into() })
     }
 
-    /// Where the bytes are now.
+    /// Path of the temporary file.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Gives the file its name, in place of what has that name.
+    /// Syncs the file and renames it to its target, replacing an older one.
     ///
     /// # Errors
     /// The file cannot be written or renamed.
@@ -51,15 +52,15 @@ impl Aside {
         finish().with_context(|| self.failed())
     }
 
-    /// What is said of an error.
+    /// Message for an I/O error.
     pub(crate) fn failed(&self) -> String {
         failed(&self.target)
     }
 }
 
-impl Drop for Aside {
+impl Drop for AtomicFile {
     fn drop(&mut self) {
-        // After a rename it is not there any more.
+        // It no longer exists after a rename.
         let _ = fs::remove_file(&self.path);
     }
 }
@@ -68,20 +69,20 @@ fn failed(target: &Path) -> String {
     format!("{}: cannot be written", target.display())
 }
 
-/// Writes a whole file: what it takes the place of is there until all of it is on the disk. A link is followed; what is no file,
-/// such as a terminal or a pipe, is written to.
+/// Replaces a file atomically: an older one stays until the new one is on disk. Symbolic links are
+/// followed; a target that is not a file, such as a terminal or a pipe, is written to directly.
 ///
 /// # Errors
-/// The file cannot be written; an older one is then as it was.
+/// The file cannot be written; an older one is then unchanged.
 pub(crate) fn write(target: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     let found = fs::canonicalize(target);
     let target = found.as_deref().unwrap_or(target);
     if fs::metadata(target).is_ok_and(|meta| !meta.is_file() && !meta.is_dir()) {
         return fs::write(target, bytes).with_context(|| failed(target));
     }
-    let mut aside = Aside::create(target)?;
-    aside.file.write_all(bytes).with_context(|| aside.failed())?;
-    aside.finish()
+    let mut file = AtomicFile::create(target)?;
+    file.file.write_all(bytes).with_context(|| file.failed())?;
+    file.finish()
 }
 
 #[cfg(all(test, unix))]
@@ -100,7 +101,7 @@ mod tests {
         assert_eq!([&file, &old].map(|path| fs::read(path).unwrap()), [b"two", b"one"]);
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
 
-        // A name that leaves no room for a temporary one beside it stands in for a disk that cannot be written.
+        // A name too long for a temporary one beside it simulates a disk that cannot be written.
         let long = path(&"s".repeat(250));
         fs::rename(&old, &long).unwrap();
         let error = write(&long, b"two").unwrap_err().to_string();
@@ -111,11 +112,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_file_keeps_its_place() {
+    fn special_files_are_not_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("socket");
         let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
-        // Nobody can open a socket to write to it.
+        // A socket cannot be opened for writing.
         assert!(write(&socket, b"one").is_err());
         assert!(!fs::metadata(&socket).unwrap().is_file());
     }

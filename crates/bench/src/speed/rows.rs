@@ -1,77 +1,77 @@
-//! One line per budget, context and phase: for spreadsheets, plots and comparisons, of what was measured now or saved before.
+//! Flat rows, one per budget, context and phase: for CSV, tables, plots and comparisons. They come
+//! from a new report or a saved one.
 
-use std::{fmt::Write, path::Path};
+use std::fmt::Write;
 
 use anyhow::Context;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{
-    compare::{self, Speed},
-    summary::{AtContext, Summary, Together},
-};
+use super::summary::{BatchedSteps, ContextSummary, PhaseSummary, RooflineReached};
 use crate::{
-    plot::{Chart, Series},
+    comparison::{self, ComparedSpeed, Comparison, SavedRun},
+    plot::{Chart, ChartSeries},
+    table::Table,
     units,
 };
 
 /// Prefill or decode in one budget at one context.
 #[derive(Debug)]
-pub(super) struct Row {
+pub struct SpeedRow {
     pub(super) budget: u64,
     pub(super) slots: usize,
     pub(super) phase: &'static str,
     pub(super) context: usize,
-    pub(super) together: Option<Together>,
-    pub(super) summary: Summary,
+    pub(super) together: Option<BatchedSteps>,
+    pub(super) summary: PhaseSummary,
 }
 
-/// Of a report, what rows are made of.
+/// The part of a report that rows are made of.
 #[derive(Deserialize)]
-struct Run {
-    plan: Plan,
-    contexts: Vec<AtContext>,
+struct SavedReport {
+    plan: SavedPlan,
+    contexts: Vec<ContextSummary>,
 }
 
 #[derive(Deserialize)]
-struct Plan {
+struct SavedPlan {
     budget: u64,
     device_budget: Option<u64>,
     slots: usize,
 }
 
-impl Row {
+impl SpeedRow {
     fn sessions(&self) -> Option<usize> {
         self.together.map(|together| together.sessions)
     }
 
-    /// `decode`, or `decode of 8` sessions.
+    /// `decode`, or `decode of 8` for eight sessions.
     pub(super) fn name(&self) -> String {
         self.sessions().map_or_else(|| self.phase.to_owned(), |n| format!("{} of {n}", self.phase))
     }
 
-    /// Tokens per second, and what was reached of them.
-    pub(super) fn roof(&self) -> Option<(f64, f64)> {
-        self.summary.roof_of(self.together)
+    /// Roofline of the row.
+    pub(super) fn roof(&self) -> Option<RooflineReached> {
+        self.summary.roofline(self.together)
     }
 }
 
-/// The rows of a report, of one budget or several.
+/// Rows of a report, of one budget or several.
 ///
 /// # Errors
-/// It is no report.
-pub(super) fn rows(report: &Value) -> anyhow::Result<Vec<Row>> {
+/// The value is not a report.
+pub fn rows(report: &Value) -> anyhow::Result<Vec<SpeedRow>> {
     let runs = match report.get("budgets").and_then(Value::as_array) {
         Some(runs) => runs.iter().collect(),
         None => vec![report],
     };
     let mut rows = Vec::new();
     for run in runs {
-        let run =
-            Run::deserialize(run).context("this is not what `moeflux bench --save` writes")?;
+        let run = SavedReport::deserialize(run)
+            .context("this is not a file that `moeflux bench --save` writes")?;
         for at in run.contexts {
             for (phase, summary) in [("prefill", at.prefill), ("decode", at.decode)] {
-                rows.extend(summary.map(|summary| Row {
+                rows.extend(summary.map(|summary| SpeedRow {
                     budget: run.plan.device_budget.unwrap_or(run.plan.budget),
                     slots: run.plan.slots,
                     phase,
@@ -85,24 +85,32 @@ pub(super) fn rows(report: &Value) -> anyhow::Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Of the speed at which memory can be read, what computing reached when decoding in a saved run.
+/// Rows of a saved report.
 ///
 /// # Errors
-/// The file cannot be read, is no report, or has no decode on a processor.
-pub(crate) fn computing_share(path: &Path) -> anyhow::Result<f64> {
-    let rows = rows(&compare::load(path)?).with_context(|| path.display().to_string())?;
+/// It is not a report.
+pub fn saved_rows(saved: &SavedRun) -> anyhow::Result<Vec<SpeedRow>> {
+    rows(&saved.report).with_context(|| saved.path.display().to_string())
+}
+
+/// Share of the memory bandwidth that compute reached in the decode of a saved run.
+///
+/// # Errors
+/// The run is not a report, or has no decode on a CPU.
+pub fn computing_share(saved: &SavedRun) -> anyhow::Result<f64> {
+    let rows = saved_rows(saved)?;
     let shares = rows.iter().filter(|r| r.phase == "decode");
     let shares = shares
         .filter_map(|r| Some(r.summary.roof?.compute_ms / r.summary.time.compute.ms_per_token));
-    // The run with the least misses disturbs computing least.
+    // Reads disturb compute: the run with the fewest misses counts.
     shares
         .filter(|s| s.is_finite() && *s > 0.0)
         .reduce(f64::max)
-        .with_context(|| format!("{}: there is no decode on a processor in it", path.display()))
+        .with_context(|| format!("{}: it has no decode on a CPU", saved.path.display()))
 }
 
-/// Comma-separated values with a head; what was not measured is empty.
-pub(super) fn csv(rows: &[Row]) -> String {
+/// Comma-separated values with a header; cells without a measurement are empty.
+pub fn csv(rows: &[SpeedRow]) -> String {
     let mut out = String::from(
         "budget,slots,phase,context,tokens,tokens_per_second,min,max,hit_rate,needed_bytes_per_token,\
          missed_bytes_per_token,bytes_per_token,file_bytes_per_token,disk_bytes_per_second,disk_share,compute_ms,stalled_ms,other_ms,\
@@ -127,12 +135,12 @@ pub(super) fn csv(rows: &[Row]) -> String {
             Some(s.time.stalled.ms_per_token),
             Some(s.time.other.ms_per_token),
             s.token_ms.map(|t| t.p99),
-            row.roof().map(|(roof, _)| roof),
-            row.roof().map(|(_, share)| share),
+            row.roof().map(|r| r.tokens_per_second),
+            row.roof().map(|r| r.share),
             s.roof.map(|r| r.ideal_tokens_per_second),
         ];
         let together = row.together;
-        let of_steps = [
+        let batched = [
             s.token_ms.filter(|_| together.is_some()).map(|t| t.median),
             together.map(|t| t.experts_per_layer),
             together.map(|t| t.bytes_per_step),
@@ -144,7 +152,7 @@ pub(super) fn csv(rows: &[Row]) -> String {
             let _ = write!(out, ",{}", or_empty(cell));
         }
         let _ = write!(out, ",{}", row.sessions().map_or_else(String::new, |n| n.to_string()));
-        for cell in of_steps {
+        for cell in batched {
             let _ = write!(out, ",{}", or_empty(cell));
         }
         out.push('\n');
@@ -152,12 +160,43 @@ pub(super) fn csv(rows: &[Row]) -> String {
     out
 }
 
-/// Tokens per second over budgets if there are several, else over contexts; of decode, where that was measured.
-pub(super) fn chart(rows: &[Row], model: &str) -> Chart {
+/// Table with one line per budget, context and phase.
+pub fn table(rows: &[SpeedRow]) -> Table {
+    let mut table = Table::new(1);
+    table.row([
+        "", "budget", "slots", "context", "tok/s", "min", "max", "missed", "hit rate", "stalled",
+        "roof", "of it",
+    ]);
+    for row in rows {
+        let (s, rate) = (&row.summary, units::bare_rate);
+        let roof = |figure: &dyn Fn(RooflineReached) -> String| {
+            row.roof().map_or_else(|| "-".into(), figure)
+        };
+        table.row([
+            row.name(),
+            units::memory(row.budget),
+            row.slots.to_string(),
+            row.context.to_string(),
+            rate(s.tokens_per_second.median),
+            rate(s.tokens_per_second.min),
+            rate(s.tokens_per_second.max),
+            units::disk(s.missed_bytes_per_token),
+            units::percent(s.hit_rate),
+            units::percent(s.stalled),
+            roof(&|r| rate(r.tokens_per_second)),
+            roof(&|r| units::percent(r.share)),
+        ]);
+    }
+    table
+}
+
+/// Chart of tokens per second over budgets if there are several, else over contexts. It shows
+/// decode if that was measured.
+pub fn chart(rows: &[SpeedRow], model: &str) -> Chart {
     let phase = if rows.iter().any(|r| r.phase == "decode") { "decode" } else { "prefill" };
-    let rows: Vec<&Row> = rows.iter().filter(|r| r.phase == phase).collect();
-    let distinct = |of: &dyn Fn(&Row) -> u64| {
-        let mut all: Vec<u64> = rows.iter().map(|r| of(r)).collect();
+    let rows: Vec<&SpeedRow> = rows.iter().filter(|r| r.phase == phase).collect();
+    let distinct = |key: &dyn Fn(&SpeedRow) -> u64| {
+        let mut all: Vec<u64> = rows.iter().map(|r| key(r)).collect();
         all.sort_unstable();
         all.dedup();
         all
@@ -167,23 +206,23 @@ pub(super) fn chart(rows: &[Row], model: &str) -> Chart {
     let lines = if over_budgets { &contexts } else { &budgets };
     let mut series = Vec::new();
     for which in lines {
-        let of_line = || {
-            let of = |r: &&&Row| if over_budgets { r.context as u64 } else { r.budget };
-            rows.iter().filter(move |r| of(r) == *which)
+        let on_line = || {
+            let key = |r: &&&SpeedRow| if over_budgets { r.context as u64 } else { r.budget };
+            rows.iter().filter(move |r| key(r) == *which)
         };
-        let x = |r: &Row| {
+        let x = |r: &SpeedRow| {
             if over_budgets { r.budget as f64 / (1u64 << 30) as f64 } else { r.context as f64 }
         };
-        let at = match lines.len() {
+        let suffix = match lines.len() {
             1 => String::new(),
             _ => format!(" after {which}"),
         };
-        let points = of_line().map(|r| (x(r), r.summary.tokens_per_second.median));
-        series.push(Series { name: format!("measured{at}"), points: points.collect() });
-        let roof = of_line().filter_map(|r| Some((x(r), r.summary.roof?.tokens_per_second)));
+        let points = on_line().map(|r| (x(r), r.summary.tokens_per_second.median));
+        series.push(ChartSeries { name: format!("measured{suffix}"), points: points.collect() });
+        let roof = on_line().filter_map(|r| Some((x(r), r.summary.roof?.tokens_per_second)));
         let points: Vec<_> = roof.collect();
         if !points.is_empty() {
-            series.push(Series { name: format!("roof{at}"), points });
+            series.push(ChartSeries { name: format!("roof{suffix}"), points });
         }
     }
     Chart {
@@ -195,14 +234,14 @@ pub(super) fn chart(rows: &[Row], model: &str) -> Chart {
     }
 }
 
-/// What is compared of rows. Where there is one budget each, now and before, it may have been left to the machine and differ a
-/// little: `named` says whether it must be the same.
-pub(super) fn speeds(rows: &[Row], named: bool) -> Vec<Speed> {
-    let speed = |row: &Row| {
+/// Speeds of rows for a comparison. A budget that the machine chose may differ a little between
+/// runs, so it is part of the key only if `by_budget` is set.
+pub(super) fn speeds(rows: &[SpeedRow], by_budget: bool) -> Vec<ComparedSpeed> {
+    let speed = |row: &SpeedRow| {
         let budget = units::memory(row.budget);
         let rate = row.summary.tokens_per_second.median;
-        Speed {
-            key: format!("{} {} {}", row.name(), row.context, if named { &budget } else { "" }),
+        ComparedSpeed {
+            key: format!("{} {} {}", row.name(), row.context, if by_budget { &budget } else { "" }),
             cells: vec![row.name(), budget, row.context.to_string()],
             rate,
             shown: units::bare_rate(rate),
@@ -211,23 +250,23 @@ pub(super) fn speeds(rows: &[Row], named: bool) -> Vec<Speed> {
     rows.iter().map(speed).collect()
 }
 
-/// What a comparison says, and whether nothing is slower than `1 - tolerance` of what it was.
+/// Compares rows; a speed below `1 - tolerance` of the earlier one fails.
 ///
 /// # Errors
-/// There is nothing to compare.
+/// The rows have nothing in common.
 pub(super) fn compare(
-    now: &[Row],
-    before: &[Row],
+    now: &[SpeedRow],
+    before: &[SpeedRow],
     tolerance: f64,
-) -> anyhow::Result<(String, bool)> {
-    let several = |rows: &[Row]| rows.iter().any(|r| r.budget != rows[0].budget);
-    let named = several(now) || several(before);
-    let head = ["budget", "context", "tok/s", "before"];
-    compare::speeds((1, &head), &speeds(now, named), &speeds(before, named), tolerance)
+) -> anyhow::Result<Comparison> {
+    let several = |rows: &[SpeedRow]| rows.iter().any(|r| r.budget != rows[0].budget);
+    let by_budget = several(now) || several(before);
+    let head = comparison::Head { left: 1, columns: &["budget", "context", "tok/s", "before"] };
+    comparison::speeds(head, &speeds(now, by_budget), &speeds(before, by_budget), tolerance)
 }
 
-/// Pairs of budgets of which the smaller is faster by more than 5 %.
-pub(super) fn inversions(rows: &[Row]) -> Vec<String> {
+/// Notes on budgets that are more than 5 % slower than a smaller one.
+pub fn inversions(rows: &[SpeedRow]) -> Vec<String> {
     let mut notes = Vec::new();
     for row in rows {
         let speed = row.summary.tokens_per_second.median;
@@ -268,7 +307,7 @@ mod tests {
         })
     }
 
-    fn sweep(speeds: &[(u64, f64)]) -> Vec<Row> {
+    fn sweep(speeds: &[(u64, f64)]) -> Vec<SpeedRow> {
         let budgets: Vec<Value> = speeds.iter().map(|(b, s)| report(*b, *s)).collect();
         rows(&json!({"budgets": budgets})).unwrap()
     }
@@ -290,12 +329,15 @@ mod tests {
     #[test]
     fn a_comparison_fails_beyond_the_tolerance_only() {
         let compare = |now: &[(u64, f64)], before: &[(u64, f64)]| {
-            compare(&sweep(now), &sweep(before), 0.1).unwrap()
+            let Comparison { text, passed, .. } =
+                compare(&sweep(now), &sweep(before), 0.1).unwrap();
+            (text, passed)
         };
         assert!(compare(&[(4, 0.91)], &[(4, 1.0)]).1);
         let (table, right) = compare(&[(4, 0.89), (8, 3.0)], &[(4, 1.0), (8, 2.0)]);
         assert!(!right && table.contains("0.890  slower") && table.contains("1.500\n"), "{table}");
-        // A budget that the machine chose need not be the same; budgets that were named must be.
+        // A single budget, chosen by the machine, need not be equal; several budgets, chosen by
+        // the user, must be.
         assert!(compare(&[(5, 1.0)], &[(4, 1.0)]).1);
         assert!(super::compare(&sweep(&[(5, 1.0), (6, 1.0)]), &sweep(&[(4, 1.0)]), 0.1).is_err());
     }

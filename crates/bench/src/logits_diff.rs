@@ -1,23 +1,31 @@
-//! Where two files of logits part.
+//! Comparison of two logits files: the first tensor and row that differ, and how far.
 
-use std::process::ExitCode;
+use std::fmt::{self, Write};
 
 use anyhow::{bail, ensure};
 
 use crate::{
-    out::{self, Table},
-    tensors::{Tensor, TensorFile},
+    table::Table,
+    tensor_file::{TensorEntry, TensorFile},
     units,
 };
 
-/// Compares what two files have in common, in the order of computing, and prints it. Floats differ when they are
-/// further apart than `tolerance` times the root mean square of `b`'s tensor, experts when the sets do.
-///
-/// The exit code says whether anything differs.
+/// Result of a comparison of two files.
+#[derive(Clone, Debug)]
+pub struct LogitsDiff {
+    /// Table of tensors, notes, and the first difference.
+    pub text: String,
+    /// Whether a tensor differs beyond the tolerance.
+    pub differs: bool,
+}
+
+/// Compares the tensors that both files contain, in the order of computation. Floats differ if they
+/// are further apart than `tolerance` times the root mean square of `b`'s tensor; experts differ if
+/// the sets do.
 ///
 /// # Errors
-/// The files have nothing in common or other shapes, or cannot be read.
-pub(crate) fn run(a: &TensorFile, b: &TensorFile, tolerance: f32) -> anyhow::Result<ExitCode> {
+/// The files have no tensor in common, shapes or types differ, or a file cannot be read.
+pub fn compare(a: &TensorFile, b: &TensorFile, tolerance: f32) -> anyhow::Result<LogitsDiff> {
     let mut names: Vec<&str> =
         a.tensors.keys().filter(|n| b.tensors.contains_key(*n)).map(|n| &**n).collect();
     names.sort_by_key(|name| order(name));
@@ -44,7 +52,7 @@ pub(crate) fn run(a: &TensorFile, b: &TensorFile, tolerance: f32) -> anyhow::Res
         );
         ensure!(
             in_a.element.is_float() == in_b.element.is_float(),
-            "{name}: numbers in one file, ids in the other"
+            "{name}: floats in one file, ids in the other"
         );
         let found = match in_a.element.is_float() {
             true => floats(name, a, b, in_a, tolerance)?,
@@ -57,25 +65,24 @@ pub(crate) fn run(a: &TensorFile, b: &TensorFile, tolerance: f32) -> anyhow::Res
         table.row([(*name).to_owned(), rows, max, relative, rms, row]);
         notes.extend(found.note.map(|note| format!("{name}: {note}")));
         if first.is_none() {
-            first = found.first.map(|(row, how)| format!("{}, row {row}: {how}", place(name)));
+            first =
+                found.first.map(|(row, how)| format!("{}, row {row}: {how}", description(name)));
         }
     }
-    out::write(table)?;
+    let mut text = table.to_string();
     for note in notes {
-        out::line(note)?;
+        writeln!(text, "{note}")?;
     }
     let compared = units::plural(names.len() as u64, "tensor");
     match &first {
-        Some(first) => out::line(format_args!("first difference: {first}"))?,
-        None if identical => out::line(format_args!("no difference: {compared}, bit for bit"))?,
-        None => out::line(format_args!(
-            "no difference beyond the tolerance of {tolerance}: {compared}"
-        ))?,
+        Some(first) => writeln!(text, "first difference: {first}")?,
+        None if identical => writeln!(text, "no difference: {compared}, bit for bit")?,
+        None => writeln!(text, "no difference beyond the tolerance of {tolerance}: {compared}")?,
     }
-    Ok(if first.is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(LogitsDiff { text, differs: first.is_some() })
 }
 
-/// Layer by layer, in each first the experts; then the logits; then what else there is.
+/// Sort key: layer by layer, experts before hidden states; then logits, then other tensors.
 fn order(name: &str) -> (usize, usize, &str) {
     match name.split_once('.').map(|(what, layer)| (what, layer.parse())) {
         Some(("experts", Ok(layer))) => (layer, 0, ""),
@@ -85,7 +92,7 @@ fn order(name: &str) -> (usize, usize, &str) {
     }
 }
 
-fn place(name: &str) -> String {
+fn description(name: &str) -> String {
     match name.split_once('.') {
         Some(("experts", layer)) => format!("layer {layer}, experts"),
         Some(("hidden", layer)) => format!("layer {layer}, hidden state"),
@@ -93,17 +100,22 @@ fn place(name: &str) -> String {
     }
 }
 
-/// What was found in one tensor.
-struct Found {
+/// Differences of one tensor.
+struct TensorDiff {
     identical: bool,
-    /// Columns of the table: largest difference, the same relative to the rms, rms of the difference.
+    /// Table cells: largest difference, the same relative to the RMS of `b`, RMS of the difference.
     cells: [String; 3],
-    /// The first row that differs, and how.
+    /// First row that differs, and a description.
     first: Option<(usize, String)>,
     note: Option<String>,
 }
 
-fn experts(name: &str, a: &TensorFile, b: &TensorFile, shape: Tensor) -> anyhow::Result<Found> {
+fn experts(
+    name: &str,
+    a: &TensorFile,
+    b: &TensorFile,
+    shape: TensorEntry,
+) -> anyhow::Result<TensorDiff> {
     let (mut rows_a, mut rows_b) = (a.rows(name)?, b.rows(name)?);
     let (mut ids_a, mut ids_b) = (Vec::new(), Vec::new());
     let (mut differ, mut reordered, mut first) = (0, 0, None);
@@ -128,7 +140,7 @@ fn experts(name: &str, a: &TensorFile, b: &TensorFile, shape: Tensor) -> anyhow:
         1 => "1 set differs".to_owned(),
         n => format!("{n} sets differ"),
     };
-    Ok(Found {
+    Ok(TensorDiff {
         identical: differ + reordered == 0,
         cells: [cell, "-".to_owned(), "-".to_owned()],
         first,
@@ -142,29 +154,29 @@ fn floats(
     name: &str,
     a: &TensorFile,
     b: &TensorFile,
-    shape: Tensor,
+    shape: TensorEntry,
     tolerance: f32,
-) -> anyhow::Result<Found> {
+) -> anyhow::Result<TensorDiff> {
     let (mut rows_a, mut rows_b) = (a.rows(name)?, b.rows(name)?);
     let (mut row_a, mut row_b) = (Vec::new(), Vec::new());
     let (mut squares_b, mut squares, mut identical) = (0.0, 0.0, true);
-    // Of each row the largest difference: where, and the two numbers.
+    // Largest difference of each row, its index, and both values.
     let mut worst = Vec::with_capacity(shape.rows.min(1 << 20));
-    let mut agreement = (name == "logits").then(Agreement::default);
+    let mut agreement = (name == "logits").then(LogitAgreement::default);
     for _ in 0..shape.rows {
         rows_a.floats(&mut row_a)?;
         rows_b.floats(&mut row_b)?;
-        let mut of_row = (0.0, 0, 0.0, 0.0);
+        let mut row_max = (0.0, 0, 0.0, 0.0);
         for (i, (x, y)) in row_a.iter().zip(&row_b).enumerate() {
             identical &= x.to_bits() == y.to_bits();
             let apart = distance(*x, *y);
             squares += apart * apart;
             squares_b += f64::from(*y) * f64::from(*y);
-            if apart > of_row.0 {
-                of_row = (apart, i, *x, *y);
+            if apart > row_max.0 {
+                row_max = (apart, i, *x, *y);
             }
         }
-        worst.push(of_row);
+        worst.push(row_max);
         if let Some(agreement) = &mut agreement {
             agreement.row(&row_a, &row_b);
         }
@@ -172,7 +184,7 @@ fn floats(
     let n = (shape.rows * shape.width).max(1) as f64;
     let rms = (squares_b / n).sqrt();
     let limit = f64::from(tolerance) * rms;
-    // A NaN among b's numbers, which makes the limit a NaN, must hide no difference.
+    // A NaN in `b` makes the limit NaN; then every difference counts.
     let beyond = |apart: f64| apart > 0.0 && (apart > limit || limit.is_nan());
     let first = worst.iter().enumerate().find(|(_, w)| beyond(w.0));
     let max = worst.iter().map(|w| w.0).fold(0.0, f64::max);
@@ -181,7 +193,7 @@ fn floats(
         0.0 => ["0".to_owned(), "0".to_owned(), "0".to_owned()],
         _ => [format!("{max:.2e}"), relative(max), relative((squares / n).sqrt())],
     };
-    Ok(Found {
+    Ok(TensorDiff {
         identical,
         cells,
         first: first.map(|(row, (apart, i, x, y))| {
@@ -191,7 +203,7 @@ fn floats(
     })
 }
 
-/// `|x - y|`; infinite where only one of two is a number.
+/// `|x - y|`; infinite if only one of them is finite.
 fn distance(x: f32, y: f32) -> f64 {
     if x == y || (x.is_nan() && y.is_nan()) {
         return 0.0;
@@ -200,19 +212,19 @@ fn distance(x: f32, y: f32) -> f64 {
     if apart.is_nan() { f64::INFINITY } else { apart }
 }
 
-/// How far the distributions that follow from two sets of logits agree.
+/// LogitAgreement of the distributions that two sets of logits define.
 #[derive(Default)]
-struct Agreement {
+struct LogitAgreement {
     rows: u64,
     same_best: u64,
     divergence: f64,
     largest: f64,
 }
 
-impl Agreement {
+impl LogitAgreement {
     fn row(&mut self, a: &[f32], b: &[f32]) {
         self.rows += 1;
-        self.same_best += u64::from(best(a) == best(b));
+        self.same_best += u64::from(argmax(a) == argmax(b));
         let (total_a, total_b) = (log_sum_exp(a), log_sum_exp(b));
         let divergence: f64 = a
             .iter()
@@ -223,15 +235,15 @@ impl Agreement {
                 p.exp() * (p - q)
             })
             .sum();
-        // Rounding may leave a tiny negative number where there is no divergence.
+        // Rounding may make a zero divergence slightly negative.
         let divergence = if divergence.is_nan() { f64::INFINITY } else { divergence.max(0.0) };
         self.divergence += divergence;
         self.largest = self.largest.max(divergence);
     }
 }
 
-impl std::fmt::Display for Agreement {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for LogitAgreement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { rows, same_best, divergence, largest } = self;
         let rows_said = units::plural(*rows, "row");
         if *largest == 0.0 {
@@ -247,9 +259,9 @@ impl std::fmt::Display for Agreement {
     }
 }
 
-/// The first of the largest.
-fn best(logits: &[f32]) -> usize {
-    logits.iter().enumerate().fold(0, |best, (i, x)| if *x > logits[best] { i } else { best })
+/// Index of the maximum; the first one of equal values.
+fn argmax(logits: &[f32]) -> usize {
+    logits.iter().enumerate().fold(0, |max, (i, x)| if *x > logits[max] { i } else { max })
 }
 
 fn log_sum_exp(logits: &[f32]) -> f64 {
@@ -279,7 +291,7 @@ mod tests {
 
     #[test]
     fn divergence_is_that_of_the_definition() {
-        let mut agreement = Agreement::default();
+        let mut agreement = LogitAgreement::default();
         agreement.row(&[0.0, 0.0], &[3f32.ln(), 0.0]);
         let expected = 0.75 * 1.5f64.ln() + 0.25 * 0.5f64.ln();
         assert!((agreement.divergence - expected).abs() < 1e-7);

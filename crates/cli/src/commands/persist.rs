@@ -1,4 +1,4 @@
-//! What `run` and `chat` go on from, and leave for later runs: a session in a file, prompts in a folder.
+//! State on disk for `run` and `chat`: session files and the prefix cache.
 
 use std::{
     fmt, fs, io,
@@ -11,78 +11,79 @@ use moeflux::{
     Answer, Error, Finish, MemoryPlan, Phase, Session, SnapshotFolder, SnapshotOptions,
     StepControl, Synced, Text,
 };
+use moeflux_bench::units;
 use serde::Serialize;
 
-use crate::{WrongUse, args::KeepArgs, progress::Ui, units};
+use crate::{WrongUse, args::PersistArgs, progress::Ui};
 
-/// Tokens of a prompt that must be computed before it is kept in a folder. Finding, reading and checking a file takes about as long
-/// as computing some tens of tokens does, and every file makes the next search longer.
-const WORTH_KEEPING: usize = 256;
+/// Minimum number of computed tokens for a prompt to be cached. Finding, reading and checking a
+/// file costs as much as some tens of tokens, and every file slows down searches.
+const MIN_CACHED_TOKENS: usize = 256;
 
-/// A session that is kept in a file. Its tokens are the conversation: prompts as they were fed, and answers as they were made.
+/// A session stored in a file. Its tokens are the conversation: prompts as fed, answers as
+/// generated.
 pub(crate) struct SessionFile {
     path: PathBuf,
     options: SnapshotOptions,
-    restored: Option<Restored>,
+    restored: Option<RestoredSession>,
 }
 
-struct Restored {
+struct RestoredSession {
     tokens: usize,
     seconds: f64,
-    /// Whether keys and values had fewer bits there.
+    /// Whether the KV cache was saved in fewer bits.
     lossy: bool,
 }
 
-/// A session that was saved.
+/// Statistics of a saved session.
 #[derive(Clone, Copy)]
-pub(crate) struct Saved {
+pub(crate) struct SavedSession {
     tokens: usize,
     bytes: u64,
     seconds: f64,
 }
 
-/// What became of a session in a file, for programs.
+/// JSON report of a session file.
 #[derive(Serialize)]
 pub(crate) struct SessionReport {
     file: String,
-    /// Tokens that were in the file; zero when there was none.
+    /// Tokens restored from the file; zero if it did not exist.
     restored_tokens: usize,
     restore_seconds: f64,
-    /// Whether their keys and values had been saved in fewer bits.
+    /// Whether their KV cache had been saved in fewer bits.
     restored_lossy: bool,
     /// Tokens of the prompt that were computed.
     computed_tokens: usize,
-    /// Tokens that are in the file now; null when it could not be saved, as are the next two.
+    /// Tokens in the file now. Null, as the next two, if saving failed.
     saved_tokens: Option<usize>,
     saved_bytes: Option<u64>,
     save_seconds: Option<f64>,
 }
 
 impl SessionFile {
-    /// Takes a session to where the file has it, if there is one.
+    /// Restores a session from the file, if it exists.
     ///
     /// # Errors
-    /// The file is none that the session can go on from, or none can be made there.
-    pub(crate) fn open(args: &KeepArgs, session: &mut Session) -> anyhow::Result<Option<Self>> {
+    /// The file does not fit the session, or its folder does not exist.
+    pub(crate) fn open(args: &PersistArgs, session: &mut Session) -> anyhow::Result<Option<Self>> {
         let Some(path) = &args.session else { return Ok(None) };
-        let kept = session.engine().kv_format();
-        if let Some(keys) = args.session_kv.filter(|keys| keys.is_wider_than(kept)) {
-            let (keys, kept) = (keys.name(), kept.name());
+        let cache = session.engine().kv_format();
+        if let Some(format) = args.session_kv.filter(|format| format.is_wider_than(cache)) {
+            let (format, cache) = (format.name(), cache.name());
             return Err(WrongUse(format!(
-                "--session-kv {keys} has more bits than keys and values have, which are kept as {kept}: leave it out, or \
-                 give --kv {keys}"
+                "--session-kv {format} is wider than the KV cache, which is {cache}: leave it out, or give --kv {format}"
             ))
             .into());
         }
         let since = Instant::now();
         let restored = match session.restore(path) {
-            Ok(()) => Some(Restored {
+            Ok(()) => Some(RestoredSession {
                 tokens: session.tokens().len(),
                 seconds: since.elapsed().as_secs_f64(),
                 lossy: session.is_lossy(),
             }),
             Err(Error::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
-                // Better said now than when there is an answer to be saved.
+                // An early error is better than one after the answer.
                 let folder =
                     path.parent().filter(|f| *f != Path::new("")).unwrap_or(Path::new("."));
                 ensure!(
@@ -99,39 +100,43 @@ impl SessionFile {
         Ok(Some(Self { path: path.clone(), options, restored }))
     }
 
-    /// The file.
+    /// Path of the file.
     pub(crate) fn path(&self) -> Display<'_> {
         self.path.display()
     }
 
-    /// What was there, in words.
+    /// Description of the restored session.
     pub(crate) fn restored(&self) -> Option<String> {
-        let Restored { tokens, seconds, lossy } = self.restored.as_ref()?;
+        let RestoredSession { tokens, seconds, lossy } = self.restored.as_ref()?;
         let (tokens, time) = (units::plural(*tokens as u64, "token"), units::time(*seconds));
-        let lossy = if *lossy { ", its keys and values saved in fewer bits" } else { "" };
+        let lossy = if *lossy { ", its KV cache saved in fewer bits" } else { "" };
         Some(format!("session: {tokens} restored from {} in {time}{lossy}", self.path()))
     }
 
-    /// Brings a session to what was said and saves it.
+    /// Brings the session to the tokens of the conversation and saves it.
     ///
     /// # Errors
-    /// It cannot be saved, or what was said cannot be computed; the file is then as it was.
-    pub(crate) fn save(&self, session: &mut Session, said: &[u32]) -> anyhow::Result<Saved> {
+    /// It cannot be saved, or the tokens cannot be computed; the file is then unchanged.
+    pub(crate) fn save(
+        &self,
+        session: &mut Session,
+        tokens: &[u32],
+    ) -> anyhow::Result<SavedSession> {
         let since = Instant::now();
         let mut save = || {
-            // Most answers that are cut off lack their last token, which goes in only with the next one.
-            if session.tokens() != said {
-                session.sync(said, &mut StepControl::default())?;
+            // The last token of a truncated answer has not been fed yet.
+            if session.tokens() != tokens {
+                session.sync(tokens, &mut StepControl::default())?;
             }
             session.snapshot(&self.path, self.options)
         };
         let bytes = save()
             .with_context(|| format!("the session is not saved, {} is as it was", self.path()))?;
-        Ok(Saved { tokens: said.len(), bytes, seconds: since.elapsed().as_secs_f64() })
+        Ok(SavedSession { tokens: tokens.len(), bytes, seconds: since.elapsed().as_secs_f64() })
     }
 
-    /// What was there, computed and saved, in words.
-    pub(crate) fn line(&self, answer: &Answer, saved: Option<Saved>) -> String {
+    /// Line that describes what was restored, computed and saved.
+    pub(crate) fn line(&self, answer: &Answer, saved: Option<SavedSession>) -> String {
         let mut line = self.restored().unwrap_or_else(|| "session: new".to_owned());
         line += &format!(", {} computed", answer.prompt_tokens.saturating_sub(answer.reused));
         if let Some(saved) = saved {
@@ -143,8 +148,8 @@ impl SessionFile {
         line
     }
 
-    /// The same for programs.
-    pub(crate) fn report(&self, answer: &Answer, saved: Option<Saved>) -> SessionReport {
+    /// JSON report of the session.
+    pub(crate) fn report(&self, answer: &Answer, saved: Option<SavedSession>) -> SessionReport {
         let restored = self.restored.as_ref();
         SessionReport {
             file: self.path().to_string(),
@@ -159,7 +164,7 @@ impl SessionFile {
     }
 }
 
-impl fmt::Display for Saved {
+impl fmt::Display for SavedSession {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -170,45 +175,45 @@ impl fmt::Display for Saved {
     }
 }
 
-/// The tokens that a session must hold for a question to come behind an answer. An end token is none of them, as templates end
-/// answers their own way; nor is a stop string, which nobody was shown.
+/// Tokens of the session after an answer, so that another question can follow. They exclude an end
+/// token, as templates add their own, and a stop string, which is not shown.
 ///
 /// # Errors
 /// The tokenizer failed.
-pub(crate) fn said(
+pub(crate) fn session_tokens(
     text: &Text,
     prompt: &[u32],
     answer: &Answer,
     plan: &MemoryPlan,
 ) -> Result<Vec<u32>, Error> {
-    let mut said = match answer.tokens.as_slice() {
+    let mut held = match answer.tokens.as_slice() {
         _ if answer.finish == Finish::StopString => {
             [prompt, &text.tokenizer().encode(&answer.text, false)?].concat()
         }
         [tokens @ .., end] if text.end().contains(*end) => [prompt, tokens].concat(),
         tokens => [prompt, tokens].concat(),
     };
-    // Of an answer that fills the context there is no room for the last token, nor for a question behind it.
-    said.truncate(plan.context);
-    Ok(said)
+    // In a full context there is no room for the last token, nor for another question.
+    held.truncate(plan.context);
+    Ok(held)
 }
 
-/// A folder of computed prompts.
-pub(crate) struct PrefixCache {
+/// Folder of cached prompts.
+pub(crate) struct PromptCache {
     path: PathBuf,
     folder: SnapshotFolder,
 }
 
-/// What a folder of prompts was good for, for programs.
+/// JSON report of the use of the prefix cache.
 #[derive(Clone, Copy, Serialize)]
-pub(crate) struct Prefilled {
-    /// Tokens of the prompt that came from the folder.
+pub(crate) struct PrefixCacheReport {
+    /// Tokens of the prompt restored from the folder.
     restored_tokens: usize,
     /// Tokens of the prompt that were computed.
     computed_tokens: usize,
-    /// For both.
+    /// Time for both.
     seconds: f64,
-    /// Bytes of the file that was added; null when there was none.
+    /// Size of the file that was added; null if none was.
     saved_bytes: Option<u64>,
     #[serde(skip)]
     pub(crate) reused: usize,
@@ -216,12 +221,12 @@ pub(crate) struct Prefilled {
     pub(crate) phase: Phase,
 }
 
-impl PrefixCache {
-    /// Opens the folder that was asked for; it is made if need be.
+impl PromptCache {
+    /// Opens the folder, and creates it if it does not exist.
     ///
     /// # Errors
-    /// It cannot be made.
-    pub(crate) fn open(args: &KeepArgs) -> Result<Option<Self>, Error> {
+    /// It cannot be created.
+    pub(crate) fn open(args: &PersistArgs) -> Result<Option<Self>, Error> {
         let open = |path: &PathBuf| {
             let folder = SnapshotFolder::open(path, args.prefix_cache_size)?;
             Ok(Self { path: path.clone(), folder })
@@ -229,37 +234,38 @@ impl PrefixCache {
         args.prefix_cache.as_ref().map(open).transpose()
     }
 
-    /// Brings a session to a prompt, from the folder as far as that has it, and keeps the prompt there if that is worth it: now,
-    /// as behind the answer a session may not find back to where the prompt ended.
+    /// Brings a session to a prompt, restoring from the folder as far as possible, and caches the
+    /// prompt if it is long enough. This happens before the answer, because a session may not be
+    /// able to return to the end of the prompt.
     ///
     /// # Errors
-    /// As [`Session::sync`], but that it was cancelled is left to be found by whoever goes on. A prompt that cannot be kept is no
-    /// error.
+    /// As [`Session::sync`], except cancellation, which the next step reports. Failure to cache is
+    /// a note only.
     pub(crate) fn prefill(
         &self,
         session: &mut Session,
         prompt: &[u32],
-        watch: &mut StepControl<'_>,
+        control: &mut StepControl<'_>,
         ui: Ui,
-    ) -> Result<Prefilled, Error> {
+    ) -> Result<PrefixCacheReport, Error> {
         let (since, before) = (Instant::now(), session.stats());
-        let synced = match session.sync_from(&self.folder, prompt, watch) {
+        let synced = match session.sync_from(&self.folder, prompt, control) {
             Err(Error::Cancelled) => Synced::default(),
             synced => synced?,
         };
         let seconds = since.elapsed().as_secs_f64();
         let stats = session.stats().since(&before);
         let mut saved_bytes = None;
-        if synced.computed >= WORTH_KEEPING {
+        if synced.computed >= MIN_CACHED_TOKENS {
             match session.snapshot_to(&self.folder) {
                 Ok(Some(path)) => saved_bytes = fs::metadata(path).ok().map(|meta| meta.len()),
                 Ok(None) => ui.note(format_args!(
-                    "the prompt is not kept: it is larger than --prefix-cache-size"
+                    "the prompt is not cached: it is larger than --prefix-cache-size"
                 )),
-                Err(error) => ui.note(format_args!("the prompt is not kept: {error}")),
+                Err(error) => ui.note(format_args!("the prompt is not cached: {error}")),
             }
         }
-        Ok(Prefilled {
+        Ok(PrefixCacheReport {
             restored_tokens: synced.restored,
             computed_tokens: synced.computed,
             seconds,
@@ -269,9 +275,10 @@ impl PrefixCache {
         })
     }
 
-    /// What the folder was good for, in words.
-    pub(crate) fn line(&self, prefilled: &Prefilled) -> String {
-        let Prefilled { restored_tokens, computed_tokens, seconds, saved_bytes, .. } = prefilled;
+    /// Line that describes what was restored, computed and saved.
+    pub(crate) fn line(&self, prefilled: &PrefixCacheReport) -> String {
+        let PrefixCacheReport { restored_tokens, computed_tokens, seconds, saved_bytes, .. } =
+            prefilled;
         let mut line = format!(
             "prompt: {} restored from {}, {computed_tokens} computed, in {}",
             units::plural(*restored_tokens as u64, "token"),

@@ -1,7 +1,8 @@
-//! A device, what ops need on it, and how they are timed.
+//! Timing of single ops on a device, and the operands they need.
 
 use std::time::{Duration, Instant};
 
+use moeflux::SplitMix64;
 use moeflux_compute::{
     BankPlace, BlockScale, Buffer, Bytes, Device, Element, ExpertShape, Format, MatrixShape,
     Scalar, Slot, State, StateShape, View, Weight,
@@ -9,68 +10,71 @@ use moeflux_compute::{
 
 use super::formats;
 
-/// Bytes of weights or states that are walked: more than caches hold.
+/// Total bytes of weights or states that runs cycle through: more than any cache holds.
 pub(super) const CYCLE: usize = 256 << 20;
 
-/// Most states that are walked; shorter contexts would have thousands.
+/// Seed of all random operands.
+const SEED: u64 = 0;
+
+/// Most states in a cycle; short contexts would need thousands.
 const MAX_STATES: usize = 512;
 
-/// What runs before the clock is read: on the processor enough not to time the clock, on a card enough not to time the way
-/// there and back.
+/// Minimum time of a batch. On the CPU it hides the cost of reading the clock, on a GPU that of a
+/// round trip.
 const BATCH: Duration = Duration::from_millis(1);
-const BATCH_ON_CARD: Duration = Duration::from_millis(10);
-/// Ops of a batch at most.
-const MAX_AT_ONCE: usize = 1 << 14;
-/// Batches at least.
-const BATCHES: usize = 3;
+const GPU_BATCH: Duration = Duration::from_millis(10);
+/// Most ops per batch.
+const MAX_BATCH_OPS: usize = 1 << 14;
+/// Fewest batches per timing.
+const MIN_BATCHES: usize = 3;
 
-/// What an op does.
+/// Work of one run of an op.
 #[derive(Clone)]
-pub(super) struct Work {
+pub(super) struct OpWork {
     pub(super) op: &'static str,
     pub(super) shape: String,
     pub(super) rows: usize,
-    /// Of weights, states or, where `walks` is not set, activations.
+    /// Bytes of weights or states; of activations where `streamed` is false.
     pub(super) bytes: f64,
-    /// A product and its addition are two.
+    /// Floating-point or integer operations; a multiply-add counts as two.
     pub(super) operations: f64,
-    /// Whether the bytes come from memory, as no cache holds all that is walked.
-    pub(super) walks: bool,
-    /// Weights that activations are rounded for.
+    /// Whether the bytes come from memory: runs cycle through more operands than caches hold.
+    pub(super) streamed: bool,
+    /// Shape of weights that are multiplied by quantized activations.
     pub(super) weights: Option<MatrixShape>,
 }
 
-/// What an op took.
-pub(super) struct Figure {
-    pub(super) work: Work,
+/// Time of one run of an op.
+pub(super) struct OpTiming {
+    pub(super) work: OpWork,
     pub(super) format: Option<String>,
     pub(super) seconds: f64,
 }
 
-/// Where one case is measured.
-pub(super) struct Lab {
+/// A device on which one benchmark case is timed.
+pub(super) struct OpBench {
     pub(super) device: Box<dyn Device>,
-    patience: Duration,
+    min_time: Duration,
     format: Option<String>,
-    pub(super) figures: Vec<Figure>,
+    pub(super) timings: Vec<OpTiming>,
 }
 
-impl Lab {
-    pub(super) fn new(device: Box<dyn Device>, patience: Duration, format: Option<Format>) -> Self {
-        Self { device, patience, format: format.map(formats::name), figures: Vec::new() }
+impl OpBench {
+    pub(super) fn new(device: Box<dyn Device>, min_time: Duration, format: Option<Format>) -> Self {
+        Self { device, min_time, format: format.map(formats::name), timings: Vec::new() }
     }
 
-    /// Times something that writes `out`: the lower quartile of batches, so that what else the machine does counts little. What
-    /// runs is told how often it ran before.
+    /// Times `run`, which writes `out`: lower quartile over batches, so that other load on the
+    /// machine counts little. `run` gets the number of earlier runs.
     pub(super) fn time(
         &mut self,
-        work: Work,
+        work: OpWork,
         out: View,
         run: &mut dyn FnMut(&mut dyn Device, usize) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         let device = &mut *self.device;
-        let enough = if device.memory().is_some() { BATCH_ON_CARD } else { BATCH };
-        let one = View { rows: 1, heads: 1, width: 1, ..out };
+        let min_batch = if device.memory().is_some() { GPU_BATCH } else { BATCH };
+        let element = View { rows: 1, heads: 1, width: 1, ..out };
         let mut ran = 0;
         let mut batch = |times: usize| -> anyhow::Result<Duration> {
             let since = Instant::now();
@@ -78,22 +82,22 @@ impl Lab {
                 run(device, ran)?;
                 ran += 1;
             }
-            // Whoever reads waits for all of it.
-            device.read(one, &mut [0.0])?;
+            // Reading waits for all dispatched work.
+            device.read(element, &mut [0.0])?;
             Ok(since.elapsed())
         };
-        // What is allocated, compiled or woken by the first one is not there for the others.
+        // The first run allocates, compiles and wakes threads.
         batch(1)?;
         let mut times = 1;
-        while times < MAX_AT_ONCE && batch(times)? < enough {
+        while times < MAX_BATCH_OPS && batch(times)? < min_batch {
             times *= 2;
         }
-        let (begun, mut all) = (Instant::now(), Vec::new());
-        while all.len() < BATCHES || begun.elapsed() < self.patience {
+        let (start, mut all) = (Instant::now(), Vec::new());
+        while all.len() < MIN_BATCHES || start.elapsed() < self.min_time {
             all.push(batch(times)?.as_secs_f64() / times as f64);
         }
         all.sort_by(f64::total_cmp);
-        self.figures.push(Figure {
+        self.timings.push(OpTiming {
             work,
             format: self.format.clone(),
             seconds: all[all.len() / 4],
@@ -101,22 +105,22 @@ impl Lab {
         Ok(())
     }
 
-    /// Numbers between -1 and 1.
-    pub(super) fn numbers(&mut self, len: usize) -> anyhow::Result<Buffer> {
-        let mut random = Random::default();
-        let numbers: Vec<f32> =
-            (0..len).map(|_| random.next() as f32 / 2.0f32.powi(31) - 1.0).collect();
+    /// Buffer of f32 values in [-1, 1).
+    pub(super) fn values(&mut self, len: usize) -> anyhow::Result<Buffer> {
+        let mut random = SplitMix64::new(SEED);
+        let values: Vec<f32> =
+            (0..len).map(|_| (random.next_u64() >> 32) as f32 / 2.0f32.powi(31) - 1.0).collect();
         let buffer = self.device.buffer(len)?;
-        self.device.write(buffer, &numbers)?;
+        self.device.write(buffer, &values)?;
         Ok(buffer)
     }
 
-    /// A matrix of such numbers.
+    /// Matrix of f32 values in [-1, 1).
     pub(super) fn matrix(&mut self, rows: usize, width: usize) -> anyhow::Result<View> {
-        Ok(View::rows(self.numbers(rows * width)?, rows, width))
+        Ok(View::rows(self.values(rows * width)?, rows, width))
     }
 
-    /// As many weights of a shape as no cache holds.
+    /// Copies of a weight matrix whose total size exceeds caches.
     pub(super) fn weights(&mut self, shape: MatrixShape) -> anyhow::Result<Vec<Weight>> {
         let mut first = Bytes::zeroed(shape.plane_bytes()?.total())?;
         fill(shape, &mut first)?;
@@ -130,7 +134,7 @@ impl Lab {
         Ok(all)
     }
 
-    /// Slots of `count` experts.
+    /// `count` slots, each with the same expert.
     pub(super) fn experts(
         &mut self,
         shape: &ExpertShape,
@@ -142,9 +146,9 @@ impl Lab {
         let mut bytes = device.take_slot(staging)?;
         let mut rest = &mut bytes[..len];
         for matrix in [shape.gate, shape.up, shape.down] {
-            let (own, behind) = rest.split_at_mut(matrix.plane_bytes()?.total());
+            let (own, tail) = rest.split_at_mut(matrix.plane_bytes()?.total());
             fill(matrix, own)?;
-            rest = behind;
+            rest = tail;
         }
         device.put_slot(staging, bytes)?;
         let most = device.bank_slots(len).max(1);
@@ -160,7 +164,7 @@ impl Lab {
         Ok(slots)
     }
 
-    /// As many states of a shape as no cache holds.
+    /// States of a shape whose total size exceeds caches.
     pub(super) fn states(&mut self, shape: StateShape) -> anyhow::Result<Vec<State>> {
         let count = CYCLE as u64 / self.device.state_bytes(shape).max(1) + 1;
         let count = (count as usize).min(MAX_STATES);
@@ -168,56 +172,39 @@ impl Lab {
     }
 }
 
-/// Any quants, but small numbers and scales, so that nothing overflows, is NaN, or so small that products slow down.
+/// Fills weights with random quants and small scales: no overflow, no NaN, no denormals, which slow
+/// arithmetic down.
 fn fill(shape: MatrixShape, bytes: &mut [u8]) -> anyhow::Result<()> {
     let parts = shape.plane_bytes()?;
-    let (weights, numbers) = bytes.split_at_mut(parts.weights);
-    let (scales, biases) = numbers.split_at_mut(parts.scales);
-    let mut random = Random::default();
+    let (weights, rest) = bytes.split_at_mut(parts.weights);
+    let (scales, biases) = rest.split_at_mut(parts.scales);
+    let mut random = SplitMix64::new(SEED);
     for word in weights.chunks_mut(4) {
-        word.copy_from_slice(&random.next().to_le_bytes()[..word.len()]);
+        word.copy_from_slice(&random.next_u64().to_le_bytes()[..word.len()]);
     }
     match shape.format {
-        Format::Plain(scalar) => exponents(weights, scalar, 0x3c),
+        Format::Plain(scalar) => set_upper_bytes(weights, scalar, 0x3c),
         Format::Affine { scale, .. } => {
-            exponents(scales, scale, 0x3c);
-            exponents(biases, scale, 0xbc);
+            set_upper_bytes(scales, scale, 0x3c);
+            set_upper_bytes(biases, scale, 0xbc);
         }
         Format::Scaled { element, scale, .. } => {
             if element == Element::E4M3 {
-                // All bits of the exponent would be NaN.
+                // An exponent of all ones is NaN.
                 weights.iter_mut().for_each(|byte| *byte &= 0xbf);
             }
             match scale {
                 BlockScale::E8M0 => scales.fill(0x78),
                 BlockScale::E4M3 => scales.fill(0x28),
-                BlockScale::Plain(scale) => exponents(scales, scale, 0x3c),
+                BlockScale::Plain(scale) => set_upper_bytes(scales, scale, 0x3c),
             }
         }
     }
     Ok(())
 }
 
-/// Gives the numbers of a type this upper byte.
-fn exponents(bytes: &mut [u8], scalar: Scalar, high: u8) {
+/// Sets the upper byte of each scalar.
+fn set_upper_bytes(bytes: &mut [u8], scalar: Scalar, high: u8) {
     let last = scalar.bytes() - 1;
     bytes.iter_mut().skip(last).step_by(scalar.bytes()).for_each(|byte| *byte = high);
-}
-
-/// The same numbers everywhere: xorshift.
-struct Random(u64);
-
-impl Default for Random {
-    fn default() -> Self {
-        Self(88_172_645_463_325_252)
-    }
-}
-
-impl Random {
-    fn next(&mut self) -> u32 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 32) as u32
-    }
 }

@@ -1,4 +1,4 @@
-//! What was measured, against what is possible.
+//! Kernel timings as shares of the device's peak, and their table, CSV and comparison.
 
 use std::fmt::{self, Write};
 
@@ -7,19 +7,20 @@ use moeflux_compute::CpuPeak;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{super::compare::Speed, lab::Figure};
-use crate::{out::Table, units};
+use super::op_bench::OpTiming;
+use crate::{comparison::ComparedSpeed, table::Table, units};
 
-/// What the device gives at best.
-#[derive(Clone, Copy, Serialize)]
-pub(super) struct Peaks {
-    /// Bytes per second that are read from memory.
+/// Peak rates of a device.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Peaks {
+    /// Memory bandwidth in bytes per second.
     memory: f64,
-    /// Operations per second with f32.
+    /// f32 operations per second.
     f32: f64,
-    /// With dot products of bytes, where there are such.
+    /// int8 dot-product operations per second, where the device has them.
     bytes: Option<f64>,
-    /// Whether operations were measured by themselves; else theirs are the best that any op reached.
+    /// Whether peaks were measured separately; otherwise arithmetic peaks are the best of the timed
+    /// ops.
     measured: bool,
 }
 
@@ -28,16 +29,20 @@ impl Peaks {
         Self { memory, f32: cpu.f32, bytes: cpu.int8, measured: true }
     }
 
-    /// The better of two measurements.
-    pub(super) fn or_better(self, other: Self) -> Self {
+    /// Component-wise maximum of two measurements.
+    pub(super) fn max(self, other: Self) -> Self {
         let bytes = self.bytes.zip(other.bytes).map(|(a, b)| a.max(b));
         Self { memory: self.memory.max(other.memory), f32: self.f32.max(other.f32), bytes, ..self }
     }
 
-    /// The best of what was measured, of a device that may read so many bytes per second.
-    pub(super) fn seen(memory: Option<f64>, figures: &[Figure]) -> Self {
-        let best = |of: &dyn Fn(&Figure) -> f64| {
-            figures.iter().filter(|f| f.work.walks).map(|f| of(f) / f.seconds).fold(0.0, f64::max)
+    /// Peaks from the best timed op, and a bandwidth if the device reports one.
+    pub(super) fn best_seen(memory: Option<f64>, figures: &[OpTiming]) -> Self {
+        let best = |quantity: &dyn Fn(&OpTiming) -> f64| {
+            figures
+                .iter()
+                .filter(|f| f.work.streamed)
+                .map(|f| quantity(f) / f.seconds)
+                .fold(0.0, f64::max)
         };
         Self {
             memory: memory.unwrap_or_else(|| best(&|f| f.work.bytes)),
@@ -48,9 +53,9 @@ impl Peaks {
     }
 }
 
-/// One figure as it is printed and saved; the fields are described in docs/bench.md.
-#[derive(Serialize, Deserialize)]
-pub(super) struct Row {
+/// One timing as printed and saved. docs/bench.md describes the fields.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct KernelFigure {
     op: String,
     shape: String,
     format: Option<String>,
@@ -58,28 +63,31 @@ pub(super) struct Row {
     seconds: f64,
     bytes_per_second: f64,
     operations_per_second: f64,
-    bound_by: Option<BoundBy>,
+    bound_by: Option<KernelBound>,
     share: Option<f64>,
 }
 
-/// What takes longer at its best.
+/// The resource that bounds an op by the roofline model.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum BoundBy {
+pub enum KernelBound {
+    /// Memory bandwidth.
     Memory,
+    /// Arithmetic throughput.
     Arithmetic,
 }
 
-impl Figure {
-    /// The figure as a share of what is possible.
-    pub(super) fn against(self, peaks: &Peaks, exact: bool) -> Row {
-        let Figure { work, format, seconds } = self;
+impl OpTiming {
+    /// Rates of the timing, and its share of the roofline.
+    pub(super) fn relative_to(self, peaks: &Peaks, exact: bool) -> KernelFigure {
+        let OpTiming { work, format, seconds } = self;
         let cpu = CpuPeak { f32: peaks.f32, int8: peaks.bytes };
         let peak = work.weights.map_or(cpu.f32, |shape| cpu.for_shape(shape, exact));
-        let share = |each: f64, best: f64| if best > 0.0 { each / best / seconds } else { 0.0 };
+        let share = |work: f64, best: f64| if best > 0.0 { work / best / seconds } else { 0.0 };
         let (memory, arithmetic) = (share(work.bytes, peaks.memory), share(work.operations, peak));
-        let bound_by = if memory >= arithmetic { BoundBy::Memory } else { BoundBy::Arithmetic };
-        Row {
+        let bound_by =
+            if memory >= arithmetic { KernelBound::Memory } else { KernelBound::Arithmetic };
+        KernelFigure {
             op: work.op.to_owned(),
             shape: work.shape,
             format,
@@ -87,61 +95,62 @@ impl Figure {
             seconds,
             bytes_per_second: work.bytes / seconds,
             operations_per_second: work.operations / seconds,
-            bound_by: work.walks.then_some(bound_by),
-            share: work.walks.then_some(memory.max(arithmetic)),
+            bound_by: work.streamed.then_some(bound_by),
+            share: work.streamed.then_some(memory.max(arithmetic)),
         }
     }
 }
 
-impl Row {
+impl KernelFigure {
     const fn bound_by(&self) -> &'static str {
         match self.bound_by {
-            Some(BoundBy::Memory) => "memory",
-            Some(BoundBy::Arithmetic) => "arithmetic",
+            Some(KernelBound::Memory) => "memory",
+            Some(KernelBound::Arithmetic) => "arithmetic",
             None => "",
         }
     }
 
     fn rate(&self) -> String {
         match self.bound_by {
-            Some(BoundBy::Arithmetic) => operations(self.operations_per_second),
+            Some(KernelBound::Arithmetic) => operations(self.operations_per_second),
             _ => units::speed(self.bytes_per_second),
         }
     }
 
-    /// What it is a figure of.
+    /// Columns that identify the figure: op, shape, format, rows.
     fn cells(&self) -> [String; 4] {
         let format = self.format.clone().unwrap_or_else(|| "-".into());
         [self.op.clone(), self.shape.clone(), format, self.rows.to_string()]
     }
 }
 
-/// `310 GFLOP/s`, whether floats are multiplied or bytes.
+/// Formats operations per second: `310 GFLOP/s`, for f32 and int8 alike.
 fn operations(per_second: f64) -> String {
     let digits = if per_second < 9.95e9 { 1 } else { 0 };
     format!("{:.digits$} GFLOP/s", per_second / 1e9)
 }
 
-/// The fields are described in docs/bench.md.
-#[derive(Serialize)]
-pub(super) struct Report {
+/// Figures of all kernels. docs/bench.md describes the fields.
+#[derive(Debug, Serialize)]
+pub struct KernelReport {
     pub(super) version: &'static str,
     pub(super) system: String,
     pub(super) device: String,
     pub(super) options: Value,
     pub(super) peaks: Peaks,
-    pub(super) figures: Vec<Row>,
+    pub(super) figures: Vec<KernelFigure>,
 }
 
-impl Report {
-    pub(super) fn csv(&self) -> String {
+impl KernelReport {
+    /// Comma-separated values with a header.
+    pub fn csv(&self) -> String {
         let mut out = String::from(
             "op,shape,format,rows,seconds,bytes_per_second,operations_per_second,bound_by,share\n",
         );
         for row in &self.figures {
             let format = row.format.as_deref().unwrap_or("");
             let share = row.share.map_or_else(String::new, |share| format!("{share:.4}"));
-            // Shapes have commas.
+            // Shapes contain commas.
             let _ = writeln!(
                 out,
                 "{},\"{}\",{format},{},{:.9},{:.0},{:.0},{},{share}",
@@ -158,15 +167,15 @@ impl Report {
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for KernelReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let peaks = &self.peaks;
-        let seen = if peaks.measured { "" } else { " was the most that was seen" };
+        let seen = if peaks.measured { "" } else { " was the best of these ops" };
         let bytes = peaks
             .bytes
             .map_or_else(String::new, |bytes| format!(", {} of bytes", operations(bytes)));
         writeln!(f, "{}", self.device)?;
-        // Nothing that has a share was seen where only activations were.
+        // No peak is known if only ops on cached activations ran.
         if peaks.memory > 0.0 {
             write!(f, "at best: {} from memory", units::speed(peaks.memory))?;
             match peaks.f32 > 0.0 {
@@ -185,16 +194,16 @@ impl fmt::Display for Report {
     }
 }
 
-/// What is compared of a report.
+/// Speeds of a saved report, for comparison.
 ///
 /// # Errors
-/// It is no report of this command.
-pub(super) fn speeds(report: &Value) -> anyhow::Result<Vec<Speed>> {
-    let foreign = "this is not what `moeflux bench kernels --save` writes";
-    let rows = Vec::<Row>::deserialize(&report["figures"]).context(foreign)?;
-    let speed = |row: Row| {
+/// The value is not a report of `bench kernels`.
+pub(super) fn speeds(report: &Value) -> anyhow::Result<Vec<ComparedSpeed>> {
+    let foreign = "this is not a file that `moeflux bench kernels --save` writes";
+    let rows = Vec::<KernelFigure>::deserialize(&report["figures"]).context(foreign)?;
+    let speed = |row: KernelFigure| {
         let cells = row.cells();
-        Speed {
+        ComparedSpeed {
             key: cells.join(" | "),
             cells: cells.into(),
             rate: 1.0 / row.seconds,
@@ -208,47 +217,51 @@ pub(super) fn speeds(report: &Value) -> anyhow::Result<Vec<Speed>> {
 mod tests {
     use moeflux_compute::{Format, MatrixShape};
 
-    use super::{super::lab::Work, *};
+    use super::*;
+    use crate::kernels::op_bench::OpWork;
 
-    fn figure(bytes: f64, operations: f64, walks: bool) -> Figure {
+    fn figure(bytes: f64, operations: f64, streamed: bool) -> OpTiming {
         let weights = Some(MatrixShape { rows: 64, cols: 64, format: Format::MXFP4 });
-        let work = Work {
+        let work = OpWork {
             op: "MatMul",
             shape: "64 x 64".into(),
             rows: 1,
             bytes,
             operations,
-            walks,
+            streamed,
             weights,
         };
-        Figure { work, format: None, seconds: 2.0 }
+        OpTiming { work, format: None, seconds: 2.0 }
     }
 
     #[test]
     fn a_share_is_of_what_takes_longer_at_its_best() {
         let peaks = Peaks::measured(10.0, CpuPeak { f32: 20.0, int8: Some(80.0) });
-        let row = figure(10.0, 40.0, true).against(&peaks, false);
+        let row = figure(10.0, 40.0, true).relative_to(&peaks, false);
         assert_eq!(
             (row.bound_by, row.share, row.bytes_per_second),
-            (Some(BoundBy::Memory), Some(0.5), 5.0)
+            (Some(KernelBound::Memory), Some(0.5), 5.0)
         );
-        let row = figure(10.0, 40.0, true).against(&peaks, true);
-        assert_eq!((row.bound_by, row.share), (Some(BoundBy::Arithmetic), Some(1.0)));
-        let row = figure(10.0, 40.0, false).against(&peaks, false);
+        let row = figure(10.0, 40.0, true).relative_to(&peaks, true);
+        assert_eq!((row.bound_by, row.share), (Some(KernelBound::Arithmetic), Some(1.0)));
+        let row = figure(10.0, 40.0, false).relative_to(&peaks, false);
         assert_eq!((row.bound_by(), row.share), ("", None));
     }
 
     #[test]
     fn without_peaks_the_best_that_was_seen_is_the_best() {
         let figures = [figure(10.0, 1.0, true), figure(1.0, 40.0, true), figure(1e9, 1e9, false)];
-        let peaks = Peaks::seen(None, &figures);
+        let peaks = Peaks::best_seen(None, &figures);
         assert_eq!((peaks.memory, peaks.f32, peaks.measured), (5.0, 20.0, false));
-        let shares = figures.map(|f| f.against(&peaks, false).share);
+        let shares = figures.map(|f| f.relative_to(&peaks, false).share);
         assert_eq!(shares, [Some(1.0), Some(1.0), None]);
-        let peaks = Peaks::seen(Some(50.0), &[figure(10.0, 1.0, true)]);
-        assert_eq!(figure(10.0, 1.0, true).against(&peaks, true).share, Some(1.0));
+        let peaks = Peaks::best_seen(Some(50.0), &[figure(10.0, 1.0, true)]);
+        assert_eq!(figure(10.0, 1.0, true).relative_to(&peaks, true).share, Some(1.0));
         assert_eq!((peaks.memory, peaks.f32), (50.0, 0.5));
-        assert_eq!(figure(0.0, 0.0, true).against(&Peaks::seen(None, &[]), false).share, Some(0.0));
+        assert_eq!(
+            figure(0.0, 0.0, true).relative_to(&Peaks::best_seen(None, &[]), false).share,
+            Some(0.0)
+        );
     }
 
     #[test]

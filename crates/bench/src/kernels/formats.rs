@@ -1,4 +1,4 @@
-//! The weight formats and their short names.
+//! Weight formats that are benchmarked, and their short names.
 
 use moeflux_compute::{BlockScale, Element, Format, Scalar};
 
@@ -6,10 +6,10 @@ const fn affine(bits: u8, group: u16) -> Format {
     Format::Affine { bits, group, scale: Scalar::BF16 }
 }
 
-/// What mlx-lm writes if it is not asked for anything else.
-pub(super) const FOUR: Format = affine(4, 64);
+/// Default of mlx-lm: 4 bits in groups of 64.
+pub(super) const AFFINE4: Format = affine(4, 64);
 
-/// As DeepSeek-V3 has it.
+/// FP8 of DeepSeek-V3: E4M3 with an f32 scale per 128 x 128 block.
 const FP8: Format = Format::Scaled {
     element: Element::E4M3,
     block_rows: 128,
@@ -17,11 +17,11 @@ const FP8: Format = Format::Scaled {
     scale: BlockScale::Plain(Scalar::F32),
 };
 
-/// What most checkpoints have.
-pub(super) const USUAL: [Format; 4] =
-    [FOUR, affine(8, 64), Format::MXFP4, Format::Plain(Scalar::BF16)];
+/// Formats of most published checkpoints.
+pub(super) const COMMON: [Format; 4] =
+    [AFFINE4, affine(8, 64), Format::MXFP4, Format::Plain(Scalar::BF16)];
 
-/// All that weights can have.
+/// Every supported format.
 pub(super) const ALL: [Format; 25] = [
     affine(2, 32),
     affine(2, 64),
@@ -30,7 +30,7 @@ pub(super) const ALL: [Format; 25] = [
     affine(3, 64),
     affine(3, 128),
     affine(4, 32),
-    FOUR,
+    AFFINE4,
     affine(4, 128),
     affine(5, 32),
     affine(5, 64),
@@ -50,7 +50,7 @@ pub(super) const ALL: [Format; 25] = [
     Format::Plain(Scalar::F32),
 ];
 
-/// `affine4/64`, `mxfp4`, `fp8`, `bf16`.
+/// Short name: `affine4/64`, `mxfp4`, `fp8`, `bf16`.
 pub(super) fn name(format: Format) -> String {
     match format {
         Format::Affine { bits, group, .. } => format!("affine{bits}/{group}"),
@@ -59,8 +59,8 @@ pub(super) fn name(format: Format) -> String {
     }
 }
 
-/// Whether the format's name begins like this.
-pub(super) fn is(format: Format, prefix: &str) -> bool {
+/// Returns whether the short name starts with `prefix`, ignoring case.
+pub(super) fn has_prefix(format: Format, prefix: &str) -> bool {
     !prefix.is_empty() && name(format).starts_with(&prefix.to_ascii_lowercase())
 }
 
@@ -69,12 +69,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn formats_are_named_by_their_beginning() {
-        let named = |prefix| ALL.iter().filter(|f| is(**f, prefix)).count();
+    fn formats_are_selected_by_name_prefix() {
+        let named = |prefix| ALL.iter().filter(|f| has_prefix(**f, prefix)).count();
         assert_eq!(
             ["affine", "affine4", "AFFINE4/64", "fp8", "f", ""].map(named),
             [18, 3, 1, 1, 3, 0]
         );
-        assert!(USUAL.iter().all(|f| ALL.contains(f)));
+        assert!(COMMON.iter().all(|f| ALL.contains(f)));
     }
 }

@@ -1,4 +1,4 @@
-//! What is printed of one budget.
+//! SpeedReport of one memory budget, as JSON and as text.
 
 use std::fmt;
 
@@ -6,71 +6,71 @@ use moeflux::{DiskSpeed, LayerStats, MemoryPlan, MemorySpeed};
 use serde::Serialize;
 
 use super::{
-    measure::Repeat,
-    summary::{AtContext, Summary},
+    measure::RepeatMeasurement,
+    summary::{ContextSummary, PhaseSummary},
 };
-use crate::{load, out::Table, units};
+use crate::{describe, table::Table, units};
 
-/// The fields are described in docs/bench.md.
-#[derive(Serialize)]
-pub(super) struct Report<'a> {
+/// Figures of one memory budget. docs/bench.md describes the fields.
+#[derive(Debug, Serialize)]
+pub struct SpeedReport<'a> {
     pub(super) version: &'static str,
     pub(super) system: String,
-    /// What was asked for.
+    /// Options of the run.
     pub(super) options: serde_json::Value,
     pub(super) model: String,
     pub(super) device: &'a str,
     pub(super) device_choice: &'a str,
-    /// Kernels that the adapter was given by all repeats together.
+    /// GPU dispatches of all repeats together.
     pub(super) dispatches: u64,
     #[serde(skip)]
     pub(super) on: String,
     pub(super) load_seconds: f64,
     /// How experts are read.
     pub(super) reader: String,
-    pub(super) machine: Machine,
-    /// Those of the first of `contexts`.
-    pub(super) prefill: Option<Summary>,
-    pub(super) decode: Option<Summary>,
-    pub(super) contexts: Vec<AtContext>,
+    pub(super) machine: MachineFigures,
+    /// Summary of the first entry of `contexts`; so is `decode`.
+    pub(super) prefill: Option<PhaseSummary>,
+    pub(super) decode: Option<PhaseSummary>,
+    pub(super) contexts: Vec<ContextSummary>,
     pub(super) peak_memory: u64,
     pub(super) plan: &'a MemoryPlan,
     pub(super) layers: Vec<LayerStats>,
-    pub(super) repeats: Vec<Repeat>,
-    pub(super) kernels: Vec<KernelShare>,
+    pub(super) repeats: Vec<RepeatMeasurement>,
+    pub(super) kernels: Vec<KernelProfile>,
 }
 
-/// What the machine gives at best, and what the system held of the model's files.
-#[derive(Serialize)]
-pub(super) struct Machine {
+/// Peak bandwidths of the machine, and the state of the page cache.
+#[derive(Debug, Serialize)]
+pub struct MachineFigures {
     pub(super) disk: Option<DiskSpeed>,
     pub(super) memory: MemorySpeed,
-    /// The memory of slots, written to before anything was measured; `None` if that was not wanted.
-    pub(super) touched: Option<Touched>,
-    /// Shares of the files in the page cache.
+    /// Slot memory that was touched before measuring; `None` with `--fresh`.
+    pub(super) touched: Option<TouchedMemory>,
+    /// Shares of the model's files in the page cache.
     pub(super) cached_before: Option<f64>,
     pub(super) cached_after: Option<f64>,
-    /// Whether the files' pages were dropped before each repeat.
+    /// Whether the page cache was dropped before each repeat.
     pub(super) cold: bool,
 }
 
-/// Memory that the system was made to hand out.
-#[derive(Clone, Copy, Serialize)]
-pub(super) struct Touched {
+/// Memory that the system was made to allocate.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct TouchedMemory {
     pub(super) bytes: u64,
     pub(super) seconds: f64,
 }
 
-impl Touched {
-    /// Bytes per second, if it took long enough for anyone to care.
+impl TouchedMemory {
+    /// Bytes per second, if it took a second or more.
     fn slow(&self) -> Option<f64> {
         (self.seconds >= 1.0).then(|| self.bytes as f64 / self.seconds)
     }
 }
 
-/// What one kernel of a GPU takes.
-#[derive(Serialize)]
-pub(super) struct KernelShare {
+/// Profile of one GPU kernel.
+#[derive(Debug, Serialize)]
+pub struct KernelProfile {
     pub(super) phase: &'static str,
     pub(super) kernel: &'static str,
     pub(super) dispatches_per_token: f64,
@@ -78,7 +78,7 @@ pub(super) struct KernelShare {
     pub(super) microseconds_each: f64,
 }
 
-impl fmt::Display for Report<'_> {
+impl fmt::Display for SpeedReport<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let plan = self.plan;
         let reader = if self.reader.is_empty() {
@@ -104,13 +104,14 @@ impl fmt::Display for Report<'_> {
         if together {
             write!(f, "\n{}", self.steps())?;
         }
-        if together || self.all().any(|(_, s)| s.misses_per_token > 0.0 || s.bytes_per_token > 0.0)
+        if together
+            || self.phases().any(|(_, s)| s.misses_per_token > 0.0 || s.bytes_per_token > 0.0)
         {
             write!(f, "\n{}", self.reads())?;
         }
         write!(f, "\n{}", self.times())?;
         writeln!(f, "\n{}", self.machine)?;
-        for (name, summary) in self.all() {
+        for (name, summary) in self.phases() {
             if let Some(roof) = &summary.roof {
                 writeln!(
                     f,
@@ -135,21 +136,21 @@ impl fmt::Display for Report<'_> {
             )?;
         }
         if !self.kernels.is_empty() {
-            write!(f, "\n{}", self.of_kernels())?;
+            write!(f, "\n{}", self.kernel_profile())?;
         }
-        writeln!(f, "\n{}", load::peak(plan, self.peak_memory))
+        writeln!(f, "\n{}", describe::peak_memory(plan, self.peak_memory))
     }
 }
 
-impl Report<'_> {
-    /// All stretches with their names.
-    fn all(&self) -> impl Iterator<Item = (String, &Summary)> {
+impl SpeedReport<'_> {
+    /// Summaries of all phases with their names.
+    fn phases(&self) -> impl Iterator<Item = (String, &PhaseSummary)> {
         let several = self.contexts.iter().any(|at| at.context != self.contexts[0].context);
         self.contexts.iter().flat_map(move |c| {
-            let of = c.together.map_or_else(String::new, |t| format!(" of {}", t.sessions));
-            let name = move |phase: &str, at: &str| match several {
-                true => format!("{phase}{of} {at}{}", c.context),
-                false => format!("{phase}{of}"),
+            let sessions = c.together.map_or_else(String::new, |t| format!(" of {}", t.sessions));
+            let name = move |phase: &str, preposition: &str| match several {
+                true => format!("{phase}{sessions} {preposition}{}", c.context),
+                false => format!("{phase}{sessions}"),
             };
             let prefill = c.prefill.as_ref().map(|s| (name("prefill", ""), s));
             prefill.into_iter().chain(c.decode.as_ref().map(|s| (name("decode", "after "), s)))
@@ -159,7 +160,7 @@ impl Report<'_> {
     fn speeds(&self) -> Table {
         let mut table = Table::new(1);
         table.row(["", "tokens", "tok/s", "min", "max", "read per token", "hit rate", "stalled"]);
-        for (name, s) in self.all() {
+        for (name, s) in self.phases() {
             let speed = units::bare_rate;
             table.row([
                 name,
@@ -175,7 +176,7 @@ impl Report<'_> {
         table
     }
 
-    /// Those of several sessions.
+    /// Table of batched decode.
     fn steps(&self) -> Table {
         let mut table = Table::new(1);
         table.row([
@@ -188,20 +189,22 @@ impl Report<'_> {
             "roof",
             "of it",
         ]);
-        for at in &self.contexts {
-            let (Some(together), Some(decode)) = (at.together, &at.decode) else { continue };
+        for context in &self.contexts {
+            let (Some(together), Some(decode)) = (context.together, &context.decode) else {
+                continue;
+            };
             let times = together.against_one.map(|a| a.times);
-            let roof = decode.roof_of(at.together);
+            let roof = decode.roofline(context.together);
             let or_none = |shown: Option<String>| shown.unwrap_or_else(|| "-".into());
             table.row([
                 together.sessions.to_string(),
-                at.context.to_string(),
+                context.context.to_string(),
                 decode.token_ms.map_or_else(|| "-".into(), |t| format!("{:.2} ms", t.median)),
                 format!("{:.1}", together.experts_per_layer),
                 units::disk(together.bytes_per_step),
                 or_none(times.map(|times| format!("{times:.2}"))),
-                or_none(roof.map(|(roof, _)| units::bare_rate(roof))),
-                or_none(roof.map(|(_, share)| units::percent(share))),
+                or_none(roof.map(|r| units::bare_rate(r.tokens_per_second))),
+                or_none(roof.map(|r| units::percent(r.share))),
             ]);
         }
         table
@@ -221,7 +224,7 @@ impl Report<'_> {
             "of its best",
         ];
         table.row(head);
-        for (name, s) in self.all() {
+        for (name, s) in self.phases() {
             let or_none = |shown: Option<String>| shown.unwrap_or_else(|| "-".into());
             table.row([
                 name,
@@ -241,7 +244,7 @@ impl Report<'_> {
     fn times(&self) -> Table {
         let mut table = Table::new(1);
         table.row(["per token", "compute", "", "stalled", "", "other", "", "slowest of 100"]);
-        for (name, s) in self.all() {
+        for (name, s) in self.phases() {
             let ms = |ms: f64| format!("{ms:.2} ms");
             let t = &s.time;
             table.row([
@@ -258,7 +261,7 @@ impl Report<'_> {
         table
     }
 
-    fn of_kernels(&self) -> Table {
+    fn kernel_profile(&self) -> Table {
         let mut table = Table::new(2);
         table.row(["", "kernel", "per token", "us per token", "us each"]);
         for k in &self.kernels {
@@ -274,7 +277,7 @@ impl Report<'_> {
     }
 }
 
-impl fmt::Display for Machine {
+impl fmt::Display for MachineFigures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let memory = &self.memory;
         write!(
@@ -284,7 +287,7 @@ impl fmt::Display for Machine {
             units::plural(memory.threads as u64, "thread")
         )?;
         if let Some(disk) = &self.disk {
-            write!(f, "; the disk {}", disk_words(disk))?;
+            write!(f, "; the disk {}", describe::disk_speed(disk))?;
         }
         if let Some((touched, speed)) = self.touched.and_then(|t| Some((t, t.slow()?))) {
             write!(
@@ -305,20 +308,4 @@ impl fmt::Display for Machine {
         }
         Ok(())
     }
-}
-
-/// `1.18 GB/s in blocks of 2.7 MB, 8 at once (measured 2 days ago)`.
-pub(crate) fn disk_words(disk: &DiskSpeed) -> String {
-    format!(
-        "{} in blocks of {}, {} at once{} (measured {})",
-        units::speed(disk.ceiling()),
-        units::disk(disk.block as f64),
-        disk.best().map_or(0, |b| b.depth),
-        if disk.direct {
-            ""
-        } else {
-            ", through the page cache as this file system has no other way"
-        },
-        units::ago(disk.age())
-    )
 }

@@ -1,10 +1,14 @@
-//! Medians over repeats, per token.
+//! Medians over repeats, as figures per token.
 
+use moeflux::MinimumTime;
 use serde::{Deserialize, Serialize};
 
-use super::measure::{Measured, Repeat};
+use super::{
+    BenchSetting,
+    measure::{PhaseMeasurement, RepeatMeasurement},
+};
 
-/// Of all repeats.
+/// Median and range over all repeats.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Spread {
     pub(super) median: f64,
@@ -12,39 +16,39 @@ pub(super) struct Spread {
     pub(super) max: f64,
 }
 
-/// One stretch over all repeats: medians, bytes and times per token.
+/// One phase over all repeats: medians of rates, bytes and times per token.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub(super) struct Summary {
+pub struct PhaseSummary {
     pub(super) tokens: usize,
     pub(super) tokens_per_second: Spread,
-    /// Of experts, read from disk.
+    /// Bytes of experts read from disk.
     pub(super) bytes_per_token: f64,
-    /// What the files gave for that, with what lies around it in aligned blocks.
+    /// Bytes read from files for them, including the padding of aligned blocks.
     pub(super) file_bytes_per_token: f64,
-    /// Of experts that were needed and in no slot: what had to be read.
+    /// Bytes of needed experts that were in no slot and had to be read.
     pub(super) missed_bytes_per_token: f64,
-    /// Of all experts that were needed.
+    /// Bytes of all needed experts.
     pub(super) needed_bytes_per_token: f64,
     pub(super) hit_rate: f64,
     pub(super) hits_per_token: f64,
     pub(super) misses_per_token: f64,
-    /// Misses that were being read, or had been, as they had been predicted.
+    /// Misses whose prefetch was in flight or done, as the prediction was right.
     pub(super) predicted_per_token: f64,
     pub(super) prefetched_per_token: f64,
     pub(super) wasted_per_token: f64,
-    /// While something was read.
+    /// Bandwidth while at least one read was in flight.
     pub(super) disk_bytes_per_second: Option<f64>,
-    /// Of the disk's best.
+    /// That bandwidth, as a share of the disk's peak.
     pub(super) disk_share: Option<f64>,
-    pub(super) time: Time,
-    /// Of the reading that computing could have hidden, what it did.
+    pub(super) time: TimeSplit,
+    /// Share of the hideable read time that compute did hide.
     pub(super) hidden: Option<f64>,
-    pub(super) token_ms: Option<TokenMs>,
-    /// Between tokens.
+    pub(super) token_ms: Option<TokenLatency>,
+    /// Memory bandwidth, measured between tokens.
     pub(super) memory_bytes_per_second: Option<f64>,
-    pub(super) roof: Option<RoofReport>,
-    /// Share of the time in which computing waited for reads.
+    pub(super) roof: Option<RooflineSummary>,
+    /// Share of the time in which compute stalled on reads.
     pub(super) stalled: f64,
     pub(super) dispatches_per_token: f64,
     pub(super) waits_per_token: f64,
@@ -52,113 +56,121 @@ pub(super) struct Summary {
     pub(super) waited: f64,
 }
 
-/// Where the time goes.
+/// Breakdown of the time per token.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Time {
-    pub(super) compute: Part,
-    /// Exposed: nothing could be computed before a read was finished.
-    pub(super) stalled: Part,
-    pub(super) other: Part,
+pub(super) struct TimeSplit {
+    pub(super) compute: TimeShare,
+    /// Exposed read time: no compute was possible before a read completed.
+    pub(super) stalled: TimeShare,
+    pub(super) other: TimeShare,
 }
 
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Part {
+pub(super) struct TimeShare {
     pub(super) ms_per_token: f64,
-    /// From 0 to 1.
+    /// Share of the total, 0 to 1.
     pub(super) share: f64,
 }
 
-/// Milliseconds of single tokens, of all repeats together.
+/// Latency of single tokens over all repeats, in milliseconds.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub(super) struct TokenMs {
+pub(super) struct TokenLatency {
     pub(super) median: f64,
     pub(super) p90: f64,
     pub(super) p99: f64,
     pub(super) max: f64,
 }
 
-/// What these tokens could have reached on this machine, with the misses that they had.
+/// Roofline of these tokens on this machine, with their actual misses.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub(super) struct RoofReport {
+pub(super) struct RooflineSummary {
     pub(super) tokens_per_second: f64,
-    /// What was reached of it.
+    /// Share of the roofline that was reached.
     pub(super) share: f64,
-    /// If the choices of all routers were known beforehand.
+    /// Roofline with perfect prefetching.
     pub(super) ideal_tokens_per_second: f64,
-    /// All that a token computes, if nothing is read.
+    /// Compute time per token without any read.
     pub(super) compute_ms: f64,
-    /// All that it reads, if nothing is computed.
+    /// Read time per token without any compute.
     pub(super) read_ms: f64,
 }
 
-/// Prefill and decode with a prompt of so many tokens.
+/// Prefill and decode of one prompt length and number of sessions.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct AtContext {
+pub struct ContextSummary {
     pub(super) context: usize,
-    /// Where it was asked for several sessions in one step.
+    /// Figures of batched decode, if several sessions were asked for.
     #[serde(default)]
-    pub(super) together: Option<Together>,
-    pub(super) prefill: Option<Summary>,
-    pub(super) decode: Option<Summary>,
+    pub(super) together: Option<BatchedSteps>,
+    pub(super) prefill: Option<PhaseSummary>,
+    pub(super) decode: Option<PhaseSummary>,
 }
 
-/// What sessions that decode together share.
+/// Batched decode of several sessions.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Together {
+pub(super) struct BatchedSteps {
     pub(super) sessions: usize,
-    /// Distinct experts that a step needs of a layer, on average.
+    /// Mean number of distinct experts that a step needs per layer.
     pub(super) experts_per_layer: f64,
-    /// Of weights that a step needs: dense ones, and its experts once each.
+    /// Bytes of weights per step: the dense ones, and each distinct expert once.
     pub(super) bytes_per_step: f64,
-    pub(super) against_one: Option<AgainstOne>,
+    pub(super) against_one: Option<SpeedupOverOne>,
 }
 
-/// Several sessions beside one.
+/// Batched decode relative to one session.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct AgainstOne {
-    /// The speed of all, of that of one.
+pub(super) struct SpeedupOverOne {
+    /// Speed of all sessions together over that of one session.
     pub(super) times: f64,
-    /// If a step's bytes took no longer than the one session takes for as many.
+    /// Roofline from one session: a step reads its bytes at the rate at which one session does.
     pub(super) roof_tokens_per_second: f64,
-    /// What was reached of it.
+    /// Share of that roofline that was reached.
     pub(super) roof_share: f64,
 }
 
-/// What summaries are made with.
+/// Constants of the model and machine that summaries are scaled by.
 #[derive(Clone, Copy)]
-pub(super) struct Scale {
-    /// Bytes of an expert, on average.
+pub(super) struct SummaryScale {
+    /// Mean bytes of an expert.
     pub(super) expert: f64,
-    /// Bytes per second.
+    /// Peak bandwidth of the disk in bytes per second.
     pub(super) disk: Option<f64>,
-    /// Bytes of a step's weights that are not of routed experts.
+    /// Bytes of a step's weights other than routed experts.
     pub(super) dense: f64,
-    /// Layers that have routed experts.
+    /// Layers with routed experts.
     pub(super) moe_layers: usize,
 }
 
-impl AtContext {
-    pub(super) fn of((context, sessions): Setting, repeats: &[Repeat], scale: Scale) -> Self {
+impl ContextSummary {
+    fn new(setting: BenchSetting, repeats: &[RepeatMeasurement], scale: SummaryScale) -> Self {
+        let BenchSetting { prompt: context, sessions } = setting;
         let here = || repeats.iter().filter(|r| (r.context, r.sessions) == (context, sessions));
-        let prefill =
-            Summary::of(&here().filter_map(|r| r.prefill.as_ref()).collect::<Vec<_>>(), scale);
+        let prefill = PhaseSummary::new(
+            &here().filter_map(|r| r.prefill.as_ref()).collect::<Vec<_>>(),
+            scale,
+        );
         let decode =
-            Summary::of(&here().filter_map(|r| r.decode.as_ref()).collect::<Vec<_>>(), scale);
+            PhaseSummary::new(&here().filter_map(|r| r.decode.as_ref()).collect::<Vec<_>>(), scale);
         let together =
-            sessions.zip(decode.as_ref()).map(|(n, decode)| Together::of(n, decode, scale));
+            sessions.zip(decode.as_ref()).map(|(n, decode)| BatchedSteps::new(n, decode, scale));
         Self { context, together, prefill, decode }
     }
 
-    /// The same for all settings; those of several sessions are held against that of one.
-    pub(super) fn all(settings: &[Setting], repeats: &[Repeat], scale: Scale) -> Vec<Self> {
-        let mut all: Vec<_> = settings.iter().map(|s| Self::of(*s, repeats, scale)).collect();
+    /// Summaries of all settings; batched decode is related to one session of the same prompt
+    /// length.
+    pub(super) fn all(
+        settings: &[BenchSetting],
+        repeats: &[RepeatMeasurement],
+        scale: SummaryScale,
+    ) -> Vec<Self> {
+        let mut all: Vec<_> = settings.iter().map(|s| Self::new(*s, repeats, scale)).collect();
         let ones: Vec<_> =
             all.iter().filter(|at| at.together.is_some_and(|t| t.sessions == 1)).cloned().collect();
         for at in &mut all {
             let one = ones.iter().find(|one| one.context == at.context);
             let speed = at.speed();
             if let (Some(together), Some(speed), Some(one)) = (&mut at.together, speed, one) {
-                together.against_one = together.against(speed, one);
+                together.against_one = together.relative_to(speed, one);
             }
         }
         all
@@ -169,11 +181,8 @@ impl AtContext {
     }
 }
 
-/// Tokens of the prompt, and how many sessions share their steps, if any do.
-pub(super) type Setting = (usize, Option<usize>);
-
-impl Together {
-    fn of(sessions: usize, decode: &Summary, scale: Scale) -> Self {
+impl BatchedSteps {
+    fn new(sessions: usize, decode: &PhaseSummary, scale: SummaryScale) -> Self {
         let step = (decode.hits_per_token + decode.misses_per_token) * sessions as f64;
         Self {
             sessions,
@@ -183,12 +192,12 @@ impl Together {
         }
     }
 
-    /// `speed` in tokens per second.
-    fn against(&self, speed: f64, one: &AtContext) -> Option<AgainstOne> {
+    /// Relates `speed`, in tokens per second, to that of one session.
+    fn relative_to(&self, speed: f64, one: &ContextSummary) -> Option<SpeedupOverOne> {
         let of_one = one.speed()?;
         let rate = one.together?.bytes_per_step * of_one;
         let roof = self.sessions as f64 * rate / self.bytes_per_step;
-        Some(AgainstOne {
+        Some(SpeedupOverOne {
             times: speed / of_one,
             roof_tokens_per_second: roof,
             roof_share: speed / roof,
@@ -196,25 +205,41 @@ impl Together {
     }
 }
 
-impl Summary {
-    /// A roof in tokens per second, and what is reached of it: the machine's, or else that which one session gives.
-    pub(super) fn roof_of(&self, together: Option<Together>) -> Option<(f64, f64)> {
-        let of_one =
-            together.and_then(|t| t.against_one).map(|a| (a.roof_tokens_per_second, a.roof_share));
-        self.roof.as_ref().map(|r| (r.tokens_per_second, r.share)).or(of_one)
+/// A roofline, and the share of it that was reached.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RooflineReached {
+    pub(super) tokens_per_second: f64,
+    pub(super) share: f64,
+}
+
+impl PhaseSummary {
+    /// Roofline of the machine, or else that derived from one session.
+    pub(super) fn roofline(&self, together: Option<BatchedSteps>) -> Option<RooflineReached> {
+        let from_one = together.and_then(|t| t.against_one).map(|a| RooflineReached {
+            tokens_per_second: a.roof_tokens_per_second,
+            share: a.roof_share,
+        });
+        let from_machine = self
+            .roof
+            .as_ref()
+            .map(|r| RooflineReached { tokens_per_second: r.tokens_per_second, share: r.share });
+        from_machine.or(from_one)
     }
 
-    /// `None` when nothing was measured.
-    fn of(all: &[&Measured], scale: Scale) -> Option<Self> {
+    /// Summary of a phase; `None` without measurements.
+    fn new(all: &[&PhaseMeasurement], scale: SummaryScale) -> Option<Self> {
         let memory = all.iter().filter_map(|m| m.memory_bytes_per_second).collect();
         let memory = spread(memory).map(|speed| speed.median);
-        let spread = |of: &dyn Fn(&Measured) -> f64| spread(all.iter().map(|m| of(m)).collect());
-        let per_token =
-            |of: &dyn Fn(&Measured) -> f64| Some(spread(&|m| of(m) / m.tokens as f64)?.median);
-        let part = |of: &dyn Fn(&Measured) -> f64| {
-            Some(Part {
-                ms_per_token: per_token(&|m| of(m) * 1e3)?,
-                share: spread(&|m| of(m) / m.seconds)?.median,
+        let spread = |figure: &dyn Fn(&PhaseMeasurement) -> f64| {
+            spread(all.iter().map(|m| figure(m)).collect())
+        };
+        let per_token = |figure: &dyn Fn(&PhaseMeasurement) -> f64| {
+            Some(spread(&|m| figure(m) / m.tokens as f64)?.median)
+        };
+        let part = |figure: &dyn Fn(&PhaseMeasurement) -> f64| {
+            Some(TimeShare {
+                ms_per_token: per_token(&|m| figure(m) * 1e3)?,
+                share: spread(&|m| figure(m) / m.seconds)?.median,
             })
         };
         let disk = spread(&|m| m.file_bytes as f64 / m.disk_seconds);
@@ -237,7 +262,7 @@ impl Summary {
             wasted_per_token: per_token(&|m| m.stats.experts_wasted as f64)?,
             disk_bytes_per_second: disk,
             disk_share: disk.zip(scale.disk).map(|(disk, best)| disk / best),
-            time: Time {
+            time: TimeSplit {
                 compute: part(&computing)?,
                 stalled: part(&|m| m.stats.stalled_ns as f64 / 1e9)?,
                 other: part(&|m| {
@@ -245,9 +270,9 @@ impl Summary {
                 })?,
             },
             hidden: hidden.map(|h| h.median).filter(|h| h.is_finite()),
-            token_ms: TokenMs::of(all),
+            token_ms: TokenLatency::new(all),
             memory_bytes_per_second: memory,
-            roof: RoofReport::of(all),
+            roof: RooflineSummary::new(all),
             stalled: spread(&|m| m.stats.stalled_ns as f64 / 1e9 / m.seconds)?.median,
             dispatches_per_token: per_token(&|m| m.stats.dispatches as f64)?,
             waits_per_token: per_token(&|m| m.stats.waits as f64)?,
@@ -256,31 +281,37 @@ impl Summary {
     }
 }
 
-/// Seconds: while the host waits for an adapter, that computes.
-fn computing(m: &Measured) -> f64 {
+/// Seconds of compute. While the host waits for a GPU, the GPU computes.
+fn computing(m: &PhaseMeasurement) -> f64 {
     (m.stats.computing_ns + m.stats.waited_ns) as f64 / 1e9
 }
 
-impl TokenMs {
-    fn of(all: &[&Measured]) -> Option<Self> {
+impl TokenLatency {
+    fn new(all: &[&PhaseMeasurement]) -> Option<Self> {
         let mut sorted: Vec<f64> =
             all.iter().flat_map(|m| m.token_seconds.iter().map(|s| s * 1e3)).collect();
         sorted.sort_by(f64::total_cmp);
         let last = sorted.len().checked_sub(1)?;
-        // The nearest rank.
-        let at = |share: f64| {
+        // Nearest-rank percentile.
+        let percentile = |share: f64| {
             sorted[((sorted.len() as f64 * share).ceil() as usize).saturating_sub(1).min(last)]
         };
-        Some(Self { median: at(0.5), p90: at(0.9), p99: at(0.99), max: sorted[last] })
+        Some(Self {
+            median: percentile(0.5),
+            p90: percentile(0.9),
+            p99: percentile(0.99),
+            max: sorted[last],
+        })
     }
 }
 
-impl RoofReport {
-    fn of(all: &[&Measured]) -> Option<Self> {
-        let least = |m: &Measured| m.least.map(|l| (l, m.tokens as f64, m.tokens_per_second));
+impl RooflineSummary {
+    fn new(all: &[&PhaseMeasurement]) -> Option<Self> {
+        let least =
+            |m: &PhaseMeasurement| m.least.map(|l| (l, m.tokens as f64, m.tokens_per_second));
         let all: Vec<_> = all.iter().filter_map(|m| least(m)).collect();
-        let median = |of: &dyn Fn(&(crate::roof::Least, f64, f64)) -> f64| {
-            spread(all.iter().map(of).collect()).map(|s| s.median)
+        let median = |figure: &dyn Fn(&(MinimumTime, f64, f64)) -> f64| {
+            spread(all.iter().map(figure).collect()).map(|s| s.median)
         };
         Some(Self {
             tokens_per_second: median(&|(l, tokens, _)| tokens / l.streamed)?,
@@ -292,7 +323,7 @@ impl RoofReport {
     }
 }
 
-/// Median, least and most; `None` of nothing.
+/// Median, minimum and maximum; `None` of an empty list.
 fn spread(mut values: Vec<f64>) -> Option<Spread> {
     values.sort_by(f64::total_cmp);
     let (min, max) = (*values.first()?, *values.last()?);
@@ -309,12 +340,16 @@ mod tests {
     use moeflux::Stats;
 
     use super::*;
-    use crate::roof::Least;
 
-    const SCALE: Scale =
-        Scale { expert: 1000.0, disk: Some(50_000.0), dense: 6000.0, moe_layers: 2 };
+    const SCALE: SummaryScale =
+        SummaryScale { expert: 1000.0, disk: Some(50_000.0), dense: 6000.0, moe_layers: 2 };
 
-    fn measured(seconds: f64) -> Measured {
+    /// A prompt of 3 tokens; 0 sessions stand for none asked for.
+    fn setting(sessions: usize) -> BenchSetting {
+        BenchSetting { prompt: 3, sessions: (sessions > 0).then_some(sessions) }
+    }
+
+    fn measured(seconds: f64) -> PhaseMeasurement {
         let stats = Stats {
             tokens: 4,
             experts_needed: 32,
@@ -328,7 +363,7 @@ mod tests {
             hidden_ns: 100_000_000,
             ..Stats::default()
         };
-        Measured {
+        PhaseMeasurement {
             tokens: 4,
             seconds,
             tokens_per_second: 4.0 / seconds,
@@ -340,14 +375,14 @@ mod tests {
             retries: 0,
             token_seconds: vec![seconds / 8.0, seconds / 8.0, seconds / 4.0, seconds / 2.0],
             memory_bytes_per_second: Some(seconds * 1e9),
-            least: Some(Least { compute: 0.25, read: 0.4, streamed: 0.5 }),
+            least: Some(MinimumTime { compute: 0.25, read: 0.4, streamed: 0.5 }),
         }
     }
 
     #[test]
     fn a_summary_is_of_medians_per_token() {
         let (one, two, three) = (measured(1.0), measured(2.0), measured(4.0));
-        let s = Summary::of(&[&three, &one, &two], SCALE).unwrap();
+        let s = PhaseSummary::new(&[&three, &one, &two], SCALE).unwrap();
         let speed = s.tokens_per_second;
         assert_eq!([speed.min, speed.median, speed.max], [1.0, 2.0, 4.0]);
         assert_eq!(
@@ -373,19 +408,19 @@ mod tests {
         assert!((s.time.other.ms_per_token - 300.0).abs() < 1e-9);
         let token = s.token_ms.unwrap();
         assert_eq!([token.median, token.p90, token.max], [500.0, 1000.0, 2000.0]);
-        assert!(Summary::of(&[], SCALE).is_none());
+        assert!(PhaseSummary::new(&[], SCALE).is_none());
     }
 
     #[test]
     fn sessions_together_are_held_against_one() {
         let repeat = |sessions, seconds, needed| {
             let stats = Stats { experts_needed: needed, ..measured(seconds).stats };
-            let decode = Measured { stats, ..measured(seconds) };
-            Repeat { context: 3, sessions, prefill: None, decode: Some(decode) }
+            let decode = PhaseMeasurement { stats, ..measured(seconds) };
+            RepeatMeasurement { context: 3, sessions, prefill: None, decode: Some(decode) }
         };
-        // Four steps of one session, eight experts in each; two steps of two sessions, with twelve.
+        // Four steps of one session with eight experts each; two steps of two sessions with twelve.
         let repeats = [repeat(Some(1), 4.0, 32), repeat(Some(2), 2.0, 24), repeat(None, 1.0, 32)];
-        let all = AtContext::all(&[(3, Some(1)), (3, Some(2)), (3, None)], &repeats, SCALE);
+        let all = ContextSummary::all(&[1, 2, 0].map(setting), &repeats, SCALE);
         let [one, two, alone] = &all[..] else { panic!("{all:?}") };
         assert!(alone.together.is_none());
         let (one, two) = (one.together.unwrap(), two.together.unwrap());
@@ -396,18 +431,18 @@ mod tests {
             [against.times, against.roof_tokens_per_second, against.roof_share],
             [1.0, 1.0, 1.0]
         );
-        // 14,000 bytes a second: 18,000 of them for two tokens.
+        // One session reads 14,000 bytes per second; two tokens take 18,000 bytes.
         let against = two.against_one.unwrap();
         let roof = 2.0 * 14.0 / 18.0;
         assert_eq!([against.times, against.roof_tokens_per_second], [2.0, roof]);
         assert!((against.roof_share - 2.0 / roof).abs() < 1e-9);
-        let without = AtContext::all(&[(3, Some(2))], &repeats, SCALE);
+        let without = ContextSummary::all(&[setting(2)], &repeats, SCALE);
         assert!(without[0].together.unwrap().against_one.is_none());
     }
 
     #[test]
     fn what_was_not_measured_is_not_claimed() {
-        let resident = Measured {
+        let resident = PhaseMeasurement {
             stats: Stats { tokens: 4, ..Stats::default() },
             file_bytes: 0,
             disk_seconds: 0.0,
@@ -415,7 +450,7 @@ mod tests {
             least: None,
             ..measured(1.0)
         };
-        let s = Summary::of(&[&resident], SCALE).unwrap();
+        let s = PhaseSummary::new(&[&resident], SCALE).unwrap();
         assert!(
             s.disk_bytes_per_second.is_none()
                 && s.disk_share.is_none()

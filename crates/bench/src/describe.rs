@@ -1,0 +1,44 @@
+//! Sentences about devices, memory and disks that several reports share.
+
+use moeflux::{ChosenDevice, DiskSpeed, MemoryPlan};
+
+use crate::units;
+
+/// The device that computed and why it was chosen, so that a fallback is never mistaken for a
+/// result.
+pub fn device(device: &ChosenDevice, dispatches: u64) -> String {
+    let ChosenDevice { name, graphics, reason } = device;
+    match graphics {
+        true => format!("on {name}, {} ({reason})", units::plural(dispatches, "GPU dispatch")),
+        false => format!("on {name} ({reason})"),
+    }
+}
+
+/// Peak memory of the host and, with a discrete GPU, planned memory of the GPU.
+pub fn peak_memory(plan: &MemoryPlan, peak: u64) -> String {
+    let host = format!("peak memory {} of {}", units::memory(peak), units::memory(plan.budget));
+    match plan.device_budget {
+        Some(budget) => format!(
+            "{host}, on the card {} of {}",
+            units::memory(plan.total()),
+            units::memory(budget)
+        ),
+        None => host,
+    }
+}
+
+/// Peak of a disk: `1.18 GB/s in blocks of 2.7 MB, 8 at once (measured 2 days ago)`.
+pub fn disk_speed(disk: &DiskSpeed) -> String {
+    format!(
+        "{} in blocks of {}, {} at once{} (measured {})",
+        units::speed(disk.ceiling()),
+        units::disk(disk.block as f64),
+        disk.best().map_or(0, |b| b.depth),
+        if disk.direct {
+            ""
+        } else {
+            ", through the page cache as this file system has no direct reads"
+        },
+        units::ago(disk.age())
+    )
+}

@@ -1,0 +1,99 @@
+//! Benchmarks of ops without weights or states: norms, elementwise ops, routing, sampling. Their
+//! operands fit in caches.
+
+use moeflux::{Sampler, Sampling};
+use moeflux_compute::{Activation, Op, Router, View};
+
+use super::op_bench::{OpBench, OpWork};
+
+/// Qwen3-30B-A3B.
+const HIDDEN: usize = 2048;
+const INTERMEDIATE: usize = 768;
+const EXPERTS: usize = 128;
+const TOP_K: usize = 8;
+/// Qwen3.5 and later.
+const VOCAB: usize = 248_320;
+
+/// Work of an op that reads and writes `values` f32 values in total.
+fn work(op: &'static str, shape: String, rows: usize, values: usize) -> OpWork {
+    let bytes = (values * 4) as f64;
+    OpWork { op, shape, rows, bytes, operations: 0.0, streamed: false, weights: None }
+}
+
+fn time(bench: &mut OpBench, work: OpWork, out: View, op: &Op<'_>) -> anyhow::Result<()> {
+    bench.time(work, out, &mut |device, _| Ok(device.run(op)?))
+}
+
+/// RMSNorm and LayerNorm of the hidden size; the gated RMSNorm after the delta rule, heads of 128.
+pub(super) fn norms(bench: &mut OpBench, op: &'static str, rows: usize) -> anyhow::Result<()> {
+    let heads = if op == "GatedRmsNorm" { 32 } else { 1 };
+    let width = if op == "GatedRmsNorm" { 128 } else { HIDDEN };
+    let x = bench.matrix(rows, heads * width)?.split(heads);
+    let gate = bench.matrix(rows, heads * width)?.split(heads);
+    let out = bench.matrix(rows, heads * width)?.split(heads);
+    let (weight, bias, eps) = (bench.values(width)?, bench.values(width)?, 1e-6);
+    let (norm, views) = match op {
+        "RmsNorm" => (Op::RmsNorm { x, weight: Some(weight), eps, out }, 2),
+        "LayerNorm" => (Op::LayerNorm { x, weight, bias, eps, out }, 2),
+        _ => (Op::GatedRmsNorm { x, gate, weight, eps, out }, 3),
+    };
+    let shape = if heads == 1 { width.to_string() } else { format!("{heads} of {width}") };
+    time(bench, work(op, shape, rows, views * rows * heads * width), out, &norm)
+}
+
+/// Elementwise ops: GLU, add, scale, soft cap.
+pub(super) fn elementwise(
+    bench: &mut OpBench,
+    op: &'static str,
+    rows: usize,
+) -> anyhow::Result<()> {
+    let width = if op == "Glu" { INTERMEDIATE } else { HIDDEN };
+    let (x, y, out) =
+        (bench.matrix(rows, width)?, bench.matrix(rows, width)?, bench.matrix(rows, width)?);
+    // In-place ops must not drift over repeats: adding 0, factor -1, a bounded cap.
+    let zeros = bench.device.buffer(rows * width)?;
+    let (elementwise, written, views) = match op {
+        "Glu" => (Op::Glu { activation: Activation::SwiGlu, gate: x, up: y, out }, out, 3),
+        "Add" => (Op::Add { x, y: View { buffer: zeros, ..y } }, x, 3),
+        "Scale" => (Op::Scale { x, factor: -1.0 }, x, 2),
+        _ => (Op::SoftCap { x, cap: 30.0 }, x, 2),
+    };
+    time(bench, work(op, width.to_string(), rows, views * rows * width), written, &elementwise)
+}
+
+pub(super) fn top_k(bench: &mut OpBench, rows: usize) -> anyhow::Result<()> {
+    let logits = bench.matrix(rows, EXPERTS)?;
+    let (ids, weights) = (bench.matrix(rows, TOP_K)?, bench.matrix(rows, TOP_K)?);
+    let op = Op::TopK { logits, router: Router::softmax(true), ids, weights };
+    let values = rows * (EXPERTS + 2 * TOP_K);
+    time(bench, work("TopK", format!("{TOP_K} of {EXPERTS}"), rows, values), ids, &op)
+}
+
+pub(super) fn top_logits(bench: &mut OpBench, n: usize) -> anyhow::Result<()> {
+    let (logits, best) = (bench.matrix(1, VOCAB)?, bench.matrix(1, 2 * n)?);
+    let work = work("TopLogits", format!("{n} of {VOCAB}"), 1, VOCAB + 2 * n);
+    time(bench, work, best, &Op::TopLogits { logits, best })
+}
+
+pub(super) fn combine(bench: &mut OpBench, rows: usize) -> anyhow::Result<()> {
+    let parts = bench.matrix(rows * TOP_K, HIDDEN)?;
+    let (weights, out) = (bench.matrix(rows, TOP_K)?, bench.matrix(rows, HIDDEN)?);
+    let op = Op::Combine { parts, weights, shared: None, add: false, out };
+    let values = rows * ((TOP_K + 1) * HIDDEN + TOP_K);
+    time(bench, work("Combine", format!("{TOP_K} of {HIDDEN}"), rows, values), out, &op)
+}
+
+/// Sampling on the host from all logits, as for devices that cannot return candidates. The logits
+/// are nearly uniform, a bad case: most tokens keep some probability.
+pub(super) fn sample(bench: &mut OpBench, name: &str, sampling: &Sampling) -> anyhow::Result<()> {
+    let out = bench.matrix(1, VOCAB)?;
+    let mut logits = vec![0.0; VOCAB];
+    bench.device.read(out, &mut logits)?;
+    logits.iter_mut().for_each(|logit| *logit *= 10.0);
+    let mut sampler = Sampler::new(sampling.clone(), VOCAB)?;
+    let work = work("Sample", format!("{name} of {VOCAB}"), 1, VOCAB);
+    bench.time(work, out, &mut |_, _| {
+        sampler.sample(&logits)?;
+        Ok(())
+    })
+}

@@ -1,0 +1,264 @@
+//! Benchmarks of ops that read KV caches and recurrent states.
+
+use moeflux_compute::{
+    Device, Format, HeadMatrix, HeadRows, MatrixShape, Op, RopePairs, ScratchShape, Span, State,
+    StateShape,
+};
+
+use super::op_bench::{OpBench, OpWork};
+
+/// Rows per step while a KV cache is filled, before timing starts.
+const CHUNK: usize = 128;
+
+/// Attention shape: query heads, KV heads, values per key and per value. MLA caches one latent and
+/// no separate value.
+#[derive(Clone, Copy)]
+pub(super) struct HeadShape {
+    pub(super) heads: usize,
+    pub(super) kv_heads: usize,
+    pub(super) key: usize,
+    pub(super) value: usize,
+    pub(super) latent: bool,
+}
+
+impl HeadShape {
+    const fn state(self, positions: usize) -> StateShape {
+        let Self { kv_heads, key: key_width, value, latent, .. } = self;
+        StateShape::KeyValue {
+            kv_heads,
+            key_width,
+            value_width: if latent { 0 } else { value },
+            positions,
+        }
+    }
+}
+
+/// As many KV caches of `positions` positions as exceed caches, each filled.
+fn filled(bench: &mut OpBench, heads: HeadShape, positions: usize) -> anyhow::Result<Vec<State>> {
+    let HeadShape { kv_heads, key, value, latent, .. } = heads;
+    let states = bench.states(heads.state(positions))?;
+    let q = bench.matrix(CHUNK, kv_heads * key)?.split(kv_heads);
+    let k = bench.matrix(CHUNK, kv_heads * key)?.split(kv_heads);
+    let v = bench.matrix(CHUNK, kv_heads * value)?.split(kv_heads);
+    let out = bench.matrix(CHUNK, kv_heads * value)?.split(kv_heads);
+    for &state in &states {
+        for position in (0..positions).step_by(CHUNK) {
+            let rows = CHUNK.min(positions - position);
+            let [q, k, v, out] = [q, k, v, out].map(|view| view.slice(0, rows));
+            bench.device.run(&Op::Attention {
+                q,
+                k,
+                v: (!latent).then_some(v),
+                gate: None,
+                scale: 0.05,
+                // A window of 1 makes filling cheap: each row attends to itself only.
+                window: Some(1),
+                sinks: None,
+                positions: None,
+                spans: &[Span { state, position, rows }],
+                out,
+            })?;
+        }
+    }
+    Ok(states)
+}
+
+/// Total attended positions of the last `rows` rows of a context, causal.
+fn attended(rows: usize, positions: usize) -> f64 {
+    rows as f64 * (positions as f64 - (rows as f64 - 1.0) / 2.0)
+}
+
+/// Attention of the last rows of a context.
+pub(super) fn attention(
+    bench: &mut OpBench,
+    shape: HeadShape,
+    positions: usize,
+    counts: &[usize],
+) -> anyhow::Result<()> {
+    let HeadShape { heads, kv_heads, key, value, latent } = shape;
+    let states = filled(bench, shape, positions)?;
+    let bytes = bench.device.state_bytes(shape.state(positions)) as f64;
+    for &rows in counts {
+        let q = bench.matrix(rows, heads * key)?.split(heads);
+        let k = bench.matrix(rows, kv_heads * key)?.split(kv_heads);
+        let v = bench.matrix(rows, kv_heads * value)?.split(kv_heads);
+        let out = bench.matrix(rows, heads * value)?.split(heads);
+        let work = OpWork {
+            op: "Attention",
+            shape: format!("{heads}/{kv_heads} of {key}, {value}; {positions} positions"),
+            rows,
+            bytes,
+            operations: 2.0 * attended(rows, positions) * (heads * (key + value)) as f64,
+            streamed: true,
+            weights: None,
+        };
+        bench.time(work, out, &mut |device, i| {
+            let spans =
+                &[Span { state: states[i % states.len()], position: positions - rows, rows }];
+            let (gate, scale, window, sinks, positions) = (None, 0.05, None, None, None);
+            let v = (!latent).then_some(v);
+            Ok(device.run(&Op::Attention {
+                q,
+                k,
+                v,
+                gate,
+                scale,
+                window,
+                sinks,
+                positions,
+                spans,
+                out,
+            })?)
+        })?;
+    }
+    Ok(())
+}
+
+/// MLA in the expanded form for the last rows of a context, heads of DeepSeek-V2-Lite.
+pub(super) fn latent_attention(
+    bench: &mut OpBench,
+    format: Format,
+    positions: usize,
+    rows: usize,
+) -> anyhow::Result<()> {
+    let (heads, latent, nope, rope, value) = (16, 512, 128, 64, 128);
+    let cached = HeadShape { heads, kv_heads: 1, key: latent + rope, value: latent, latent: true };
+    let states = filled(bench, cached, positions)?;
+    let shape = MatrixShape { rows: heads * (nope + value), cols: latent, format };
+    let weights = bench.weights(shape)?;
+    bench.device.reserve_scratch(ScratchShape {
+        rows,
+        cols: latent,
+        latent_head: nope + rope + value,
+        wide_kv: 0,
+    })?;
+    let q = bench.matrix(rows, heads * (nope + rope))?.split(heads);
+    let k = bench.matrix(rows, latent + rope)?;
+    let out = bench.matrix(rows, heads * value)?.split(heads);
+    let expansion = (positions * heads * (nope + value) * latent) as f64;
+    let scores = attended(rows, positions) * (heads * (nope + rope + value)) as f64;
+    let work = OpWork {
+        op: "LatentAttention",
+        shape: format!("{heads} of {nope} + {rope}, {value}; {positions} positions"),
+        rows,
+        bytes: shape.plane_bytes()?.total() as f64
+            + bench.device.state_bytes(cached.state(positions)) as f64,
+        operations: 2.0 * (expansion + scores),
+        streamed: true,
+        weights: None,
+    };
+    bench.time(work, out, &mut |device, i| {
+        let matrix = |first, count| HeadMatrix {
+            weight: weights[i % weights.len()],
+            head_rows: HeadRows { stride: nope + value, first, count },
+            transposed: false,
+        };
+        let spans = &[Span { state: states[i % states.len()], position: positions - rows, rows }];
+        let (keys, values) = (matrix(0, nope), matrix(nope, value));
+        Ok(device.run(&Op::LatentAttention { q, k, keys, values, scale: 0.05, spans, out })?)
+    })
+}
+
+/// Sparse indexer of DeepSeek-V3.2: 64 heads of 128, top 2,048 positions.
+pub(super) fn top_positions(bench: &mut OpBench, positions: usize) -> anyhow::Result<()> {
+    let (heads, width, chosen) = (64, 128, 2048);
+    let cached = HeadShape { heads, kv_heads: 1, key: width, value: width, latent: true };
+    let states = filled(bench, cached, positions)?;
+    let q = bench.matrix(1, heads * width)?.split(heads);
+    let (k, weights) = (bench.matrix(1, width)?, bench.matrix(1, heads)?);
+    let (scores, out) = (bench.matrix(1, positions)?, bench.matrix(1, chosen)?);
+    let work = OpWork {
+        op: "TopPositions",
+        shape: format!("{heads} of {width}; {chosen} of {positions} positions"),
+        rows: 1,
+        bytes: bench.device.state_bytes(cached.state(positions)) as f64,
+        operations: 2.0 * (heads * width * positions) as f64,
+        streamed: true,
+        weights: None,
+    };
+    bench.time(work, out, &mut |device, i| {
+        let spans = &[Span { state: states[i % states.len()], position: positions - 1, rows: 1 }];
+        Ok(device.run(&Op::TopPositions { q, k, weights, spans, scores, out })?)
+    })
+}
+
+/// Gated delta rule of Qwen3-Next and Qwen3.5: 16 key heads, 32 value heads, 128 values each.
+pub(super) fn delta_net(bench: &mut OpBench, rows: usize) -> anyhow::Result<()> {
+    let (key_heads, heads, width) = (16, 32, 128);
+    let shape = StateShape::Recurrent { len: heads * width * width };
+    let states = bench.states(shape)?;
+    let q = bench.matrix(rows, key_heads * width)?.split(key_heads);
+    let k = bench.matrix(rows, key_heads * width)?.split(key_heads);
+    let v = bench.matrix(rows, heads * width)?.split(heads);
+    let out = bench.matrix(rows, heads * width)?.split(heads);
+    let (a, b) = (bench.matrix(rows, heads)?, bench.matrix(rows, heads)?);
+    let (a_log, dt_bias) = (bench.values(heads)?, bench.values(heads)?);
+    let work = OpWork {
+        op: "DeltaNet",
+        shape: format!("{heads} of {width} x {width}"),
+        rows,
+        // Counted once, though the state is both read and written.
+        bytes: bench.device.state_bytes(shape) as f64,
+        // Per row: S k, S + d k, S q.
+        operations: 6.0 * (rows * heads * width * width) as f64,
+        streamed: true,
+        weights: None,
+    };
+    let run = |device: &mut dyn Device, i: usize| {
+        let spans = &[Span { state: states[i % states.len()], position: 0, rows }];
+        Ok(device.run(&Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, spans, out })?)
+    };
+    // The system allocates a state's pages on the first write; that is not timed.
+    (0..states.len()).try_for_each(|i| run(&mut *bench.device, i))?;
+    bench.time(work, out, &mut |device, i| run(device, i))
+}
+
+/// Causal convolution before the delta rule.
+pub(super) fn conv1d(bench: &mut OpBench, rows: usize) -> anyhow::Result<()> {
+    let (channels, width) = (8192, 4);
+    let state = bench.device.state(StateShape::Recurrent { len: (width - 1) * channels })?;
+    let (x, out) = (bench.matrix(rows, channels)?, bench.matrix(rows, channels)?);
+    let weight = bench.values(channels * width)?;
+    let work = OpWork {
+        op: "Conv1d",
+        shape: format!("{channels}, {width} taps"),
+        rows,
+        bytes: ((2 * rows + 2 * (width - 1) + width) * channels * 4) as f64,
+        operations: 2.0 * (rows * channels * width) as f64,
+        streamed: false,
+        weights: None,
+    };
+    bench.time(work, out, &mut |device, _| {
+        let spans = &[Span { state, position: 0, rows }];
+        Ok(device.run(&Op::Conv1d { x, weight, width, spans, out })?)
+    })
+}
+
+/// Rotary position embedding of 32 query heads.
+pub(super) fn rope(bench: &mut OpBench, rows: usize) -> anyhow::Result<()> {
+    let (heads, width) = (32, 128);
+    let state = bench.device.state(StateShape::KeyValue {
+        kv_heads: 1,
+        key_width: 1,
+        value_width: 1,
+        positions: 1,
+    })?;
+    let frequencies: Vec<f32> =
+        (0..width / 2).map(|i| 1e6f32.powf(-2.0 * i as f32 / width as f32)).collect();
+    let x = bench.matrix(rows, heads * width)?.split(heads);
+    let out = bench.matrix(rows, heads * width)?.split(heads);
+    let work = OpWork {
+        op: "Rope",
+        shape: format!("{heads} of {width}"),
+        rows,
+        bytes: (2 * rows * heads * width * 4) as f64,
+        operations: 3.0 * (rows * heads * width) as f64,
+        streamed: false,
+        weights: None,
+    };
+    bench.time(work, out, &mut |device, _| {
+        let spans = &[Span { state, position: 5000, rows }];
+        let (frequencies, pairs) = (&frequencies, RopePairs::Halves);
+        Ok(device.run(&Op::Rope { x, frequencies, pairs, scale: 1.0, spans, out })?)
+    })
+}

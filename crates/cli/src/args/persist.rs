@@ -1,0 +1,52 @@
+//! Options for state that outlives a run: sessions and prompts on disk.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use moeflux::KvFormat;
+
+use super::values::{kv_format, parse_size};
+
+const PERSIST: &str = "Sessions and prefix cache";
+
+/// Session file and prefix cache.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = PERSIST)]
+pub(crate) struct PersistArgs {
+    /// Continue the session in FILE, and save it there after the answer
+    ///
+    /// A missing FILE is created. Nothing in it is computed again. It contains the exact tokens of
+    /// the conversation, thoughts included, so it continues as if it had never been interrupted.
+    /// Anyone who can read FILE can read the conversation. FILE is replaced atomically: after an
+    /// error, or Ctrl-C before an answer, it is unchanged. It requires the model it was saved with,
+    /// and the same --exact and --kv.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) session: Option<PathBuf>,
+    /// Format of the KV cache in FILE: q8, f16 or f32 [default: as --kv, lossless]
+    ///
+    /// No wider than --kv. q8 makes FILE smaller, down to slightly more than half of f16 for models
+    /// with attention in all layers. A session restored from it is close to the original, not
+    /// identical; FILE and the runs that continue from it say so. It does not change --kv.
+    #[arg(long, value_name = "FORMAT", value_parser = kv_format(), hide_possible_values = true, alias = "session-keys",
+        requires = "session")]
+    pub(crate) session_kv: Option<KvFormat>,
+    /// Also save in FILE which experts are in memory, and load them when the session is restored
+    ///
+    /// Only their ids are saved. A run that restores FILE reads these experts before prefill, as
+    /// far as it has slots: up to the bytes of all slots, at the speed of the disk. Prompt and
+    /// answer then read fewer experts, but the first token of a short prompt comes later. No effect
+    /// on a model that fits in memory.
+    #[arg(long, requires = "session")]
+    pub(crate) session_experts: bool,
+    /// Cache computed prompts in DIR, and reuse them for prompts with the same prefix
+    ///
+    /// For long texts that are used in many prompts. The reusable part depends on the model: with
+    /// attention in all layers, the longest common prefix; with recurrent or sliding-window layers,
+    /// only a whole cached prompt. Several processes may share DIR. Anyone who can read it can read
+    /// the prompts.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) prefix_cache: Option<PathBuf>,
+    /// Maximum size of --prefix-cache; the least recently used prompts are evicted
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "4GiB", requires = "prefix_cache")]
+    pub(crate) prefix_cache_size: u64,
+}

@@ -1,0 +1,152 @@
+//! Parsers of argument values: sizes, speeds, percentages, numbers, names.
+
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use moeflux::{KvFormat, synth};
+
+/// Suffixes of sizes. Single letters and those with an `i` are binary, others decimal.
+const SUFFIXES: [(&str, u64); 13] = [
+    ("", 1),
+    ("b", 1),
+    ("k", 1 << 10),
+    ("kib", 1 << 10),
+    ("kb", 1000),
+    ("m", 1 << 20),
+    ("mib", 1 << 20),
+    ("mb", 1_000_000),
+    ("g", 1 << 30),
+    ("gib", 1 << 30),
+    ("gb", 1_000_000_000),
+    ("t", 1 << 40),
+    ("tib", 1 << 40),
+];
+
+/// Parses a size such as `8GiB`, `8G` (the same), `8GB` (8 * 10^9), `512MiB`, `1.5g` or a number of
+/// bytes.
+///
+/// # Errors
+/// The text is not a size; the message shows the format.
+pub(super) fn parse_size(text: &str) -> Result<u64, String> {
+    let help = || "write a size such as 8GiB, 1.5G or 900MB".to_owned();
+    let lower = text.trim().to_ascii_lowercase();
+    let end = lower.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(lower.len());
+    let (number, suffix) = (&lower[..end], lower[end..].trim_start());
+    let number: f64 = number.parse().map_err(|_| help())?;
+    let unit = match SUFFIXES.iter().find(|(name, _)| *name == suffix) {
+        Some((_, unit)) => *unit,
+        None if suffix == "tb" => 1_000_000_000_000,
+        None => return Err(help()),
+    };
+    let bytes = number * unit as f64;
+    if bytes < 1.0 {
+        return Err(format!("{text} is no memory at all: {}", help()));
+    }
+    // Doubles are exact up to 2^53; no machine has that much memory.
+    if bytes >= (1u64 << 53) as f64 {
+        return Err(format!("{text} is more than any machine has: {}", help()));
+    }
+    Ok(bytes as u64)
+}
+
+/// Parses bytes per second, such as `3.5GB/s`, `900MB` (the same, per second) or `1GiB/s`.
+///
+/// # Errors
+/// The text is not a speed; the message shows the format.
+pub(super) fn parse_speed(text: &str) -> Result<f64, String> {
+    let size = text.trim().trim_end_matches("/s");
+    parse_size(size)
+        .map(|bytes| bytes as f64)
+        .map_err(|_| "write a speed such as 3.5GB/s".to_owned())
+}
+
+/// Parses `10%` or `10` as 0.1.
+///
+/// # Errors
+/// The text is not a number from 0 to 100.
+pub(super) fn parse_percent(text: &str) -> Result<f64, String> {
+    let number: Option<f64> = text.trim().trim_end_matches('%').trim_end().parse().ok();
+    let number = number.filter(|n| (0.0..=100.0).contains(n));
+    number
+        .map(|n| n / 100.0)
+        .ok_or_else(|| "write a percentage from 0 to 100, such as 10%".to_owned())
+}
+
+/// Parser of names of presets.
+pub(super) fn preset() -> PossibleValuesParser {
+    PossibleValuesParser::new(synth::presets().iter().map(|p| p.name))
+}
+
+/// Parser of KV cache formats.
+pub(super) fn kv_format() -> impl TypedValueParser<Value = KvFormat> {
+    PossibleValuesParser::new(KvFormat::ALL.map(KvFormat::name))
+        .try_map(|name| KvFormat::by_name(&name))
+}
+
+/// Parses the name of a device.
+pub(super) fn device(text: &str) -> Result<String, String> {
+    let is_number = |n: &str| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit());
+    let known = ["auto", "cpu", "gpu", "reference"].contains(&text);
+    match known || text.strip_prefix("gpu:").is_some_and(is_number) {
+        true => Ok(text.to_owned()),
+        false => Err("choose auto, cpu, gpu, gpu:N or reference".to_owned()),
+    }
+}
+
+/// Parser of finite numbers from `low` to `high`.
+pub(super) fn within(low: f32, high: f32) -> impl Fn(&str) -> Result<f32, String> + Clone {
+    move |text| {
+        let rule = || match (low, high) {
+            (0.0, f32::MAX) => "a number of 0 or more".to_owned(),
+            (f32::MIN_POSITIVE, f32::MAX) => "a number above 0".to_owned(),
+            (f32::MIN_POSITIVE, _) => format!("a number above 0 and up to {high}"),
+            _ => format!("a number from {low} to {high}"),
+        };
+        let number: Option<f32> = text.parse().ok();
+        number
+            .filter(|n| n.is_finite() && (low..=high).contains(n))
+            .ok_or_else(|| format!("it must be {}", rule()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_parsed_in_usual_spellings() {
+        let read = [
+            ("8GiB", 8 << 30),
+            ("8G", 8 << 30),
+            ("8g", 8 << 30),
+            ("8GB", 8_000_000_000),
+            ("1.5 MiB", 3 << 19),
+            (".5k", 512),
+            ("100", 100),
+            ("100b", 100),
+            ("2TB", 2_000_000_000_000),
+            (" 7kb ", 7000),
+        ];
+        for (text, bytes) in read {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
+        }
+    }
+
+    #[test]
+    fn other_texts_are_no_sizes() {
+        for text in [
+            "", "G", "eight", "-1G", "1..5G", "8 apples", "0", "0.0001k", "nan", "inf", "1e9",
+            "99999T",
+        ] {
+            let error = parse_size(text).unwrap_err();
+            assert!(error.contains("8GiB"), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn speeds_and_percentages_are_parsed() {
+        assert_eq!(parse_speed("3.5GB/s"), Ok(3.5e9));
+        assert_eq!(parse_speed(" 900MB"), Ok(9e8));
+        assert!(parse_speed("fast").unwrap_err().contains("GB/s"));
+        assert_eq!((parse_percent("10%"), parse_percent("2.5")), (Ok(0.1), Ok(0.025)));
+        assert!(["", "-1", "101%", "nan", "ten"].iter().all(|text| parse_percent(text).is_err()));
+    }
+}
