@@ -70,7 +70,9 @@ pub use base::{
     stats::{LayerStats, ReadCounters, Stats},
     system::SystemMemory,
 };
-pub use checkpoint::{Checkpoint, MatrixSource, ModelId, Segment, VectorSource, unpack_embedded};
+pub use checkpoint::{
+    Checkpoint, MatrixSource, ModelId, Segment, TextFile, VectorSource, unpack_embedded,
+};
 pub use experts::{
     io::{Access, Completion, PageCache, ReadOptions, ReadRequest, Reader, ReaderKind, Urgency},
     policy::PolicyKind,

@@ -85,7 +85,7 @@ pub(crate) fn run(args: &PlanArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         Some(preset) => load::preset(preset)?,
         None => load::checkpoint(&model, &args.engine.reads.mirror, ui)?,
     };
-    let blueprint = Blueprint::of(&checkpoint)?;
+    let blueprint = Blueprint::for_checkpoint(&checkpoint)?;
     let positions = blueprint.max_positions;
     let context = args.context.unwrap_or(CONTEXT.min(positions.saturating_sub(1)));
     ensure!(
@@ -425,7 +425,7 @@ mod tests {
     /// One that holds `dense` bytes and nothing else.
     fn plan(dense: u64) -> MemoryPlan {
         let checkpoint = Checkpoint::embedded().unwrap();
-        let blueprint = Blueprint::of(&checkpoint).unwrap();
+        let blueprint = Blueprint::for_checkpoint(&checkpoint).unwrap();
         let device = DeviceOptions { name: Some("reference".into()), ..DeviceOptions::default() };
         let planner = Planner::open(&checkpoint, &blueprint, &device).unwrap();
         let plan = planner

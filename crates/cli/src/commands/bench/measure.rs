@@ -155,7 +155,7 @@ fn together(
             ..StepControl::default()
         };
         let since = Instant::now();
-        stats = stats.and(&engine.step(&mut turns, &mut watch)?);
+        stats = stats.plus(&engine.step(&mut turns, &mut watch)?);
         for session in &sessions {
             sampler.sample(session.logits())?;
         }

@@ -162,7 +162,7 @@ fn one(
     let mut engine_args = args.engine.clone();
     engine_args.memory.memory = budget.or(engine_args.memory.memory);
     let checkpoint = load::checkpoint(&engine_args.model, &engine_args.reads.mirror, ui)?;
-    let blueprint = Blueprint::of(&checkpoint)?;
+    let blueprint = Blueprint::for_checkpoint(&checkpoint)?;
     let needed = contexts.iter().max().map_or(0, |most| most.saturating_add(args.tokens));
     let positions = blueprint.max_positions;
     check_context(needed, engine_args.memory.ctx.map_or(positions, Into::into), positions)?;
