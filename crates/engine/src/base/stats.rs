@@ -35,7 +35,8 @@ pub struct Stats {
     pub computing_ns: u64,
     /// Nanoseconds in which computation was stalled on reads.
     pub stalled_ns: u64,
-    /// Nanoseconds of the layers' reads, each from the layer's first request to its last completion.
+    /// Nanoseconds of the layers' reads, each from the layer's first request to its last
+    /// completion.
     pub reading_ns: u64,
     /// Part of `reading_ns` that computation could hide: per layer at most the compute time of its
     /// shared expert and its hits.

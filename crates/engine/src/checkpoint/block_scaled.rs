@@ -47,11 +47,11 @@ impl Checkpoint {
                 && cols.is_multiple_of(mode.group)
                 && scales.shape == request.tensor_shape(&[rows, scale_row])
         };
-        let misfit = |what: &str| {
+        let misfit = |problem: &str| {
             self.tensor_error(
                 weight,
                 format!(
-                    "{what}: weight {:?}, scales {:?} {}, for {rows} x {cols} as config.json asks",
+                    "{problem}: weight {:?}, scales {:?} {}, for {rows} x {cols} as config.json asks",
                     t.shape, scales.shape, scales.dtype
                 ),
             )

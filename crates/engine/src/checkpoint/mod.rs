@@ -2,13 +2,13 @@
 //!
 //! [`Checkpoint`] opens a folder, reads its small files and the tensor index of each large one.
 //!
-//! | question | file |
-//! |---|---|
-//! | which bytes make up a tensor, a matrix, an expert | `location.rs` |
-//! | how a matrix or vector is found by name, and in which format | `tensors.rs`, `block_scaled.rs` |
-//! | how weights are read | `read.rs` |
-//! | file handles, mirrors on other disks | `data_file.rs`, `mirror_folders.rs` |
-//! | safetensors index, packed models, the built-in model | `safetensors.rs`, `packed`, `embedded.rs` |
+//! - Which bytes make up a tensor, a matrix or an expert: `location.rs`.
+//! - How a matrix or vector is found by name, and in which format: `tensors.rs`, for block-scaled
+//!   formats `block_scaled.rs`.
+//! - How weights are read: `read.rs`.
+//! - File handles and mirrors on other disks: `data_file.rs`, `mirror_folders.rs`.
+//! - The safetensors index, packed models, the built-in model: `safetensors.rs`, `packed`,
+//!   `embedded.rs`.
 //!
 //! Knows: files, tensor names, dtypes, formats. Must not know: architectures, devices, sessions.
 

@@ -1,4 +1,5 @@
-//! Reading of dense weights: positional reads of matrices and vectors, large ones by several threads.
+//! Reading of dense weights: positional reads of matrices and vectors, large ones by several
+//! threads.
 
 use std::sync::{Mutex, PoisonError};
 

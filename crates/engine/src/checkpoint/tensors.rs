@@ -237,11 +237,11 @@ impl Checkpoint {
         let scale = self.scalar(&scales_name, scales)?;
         let packed = t.shape.last().copied().unwrap_or(0);
         let groups = scales.shape.last().copied().unwrap_or(0);
-        let misfit = |what: &str| {
+        let misfit = |problem: &str| {
             self.tensor_error(
                 weight,
                 format!(
-                    "{what}: weight {:?}, scales {:?}, biases {:?} {}, for {rows} x {cols} as \
+                    "{problem}: weight {:?}, scales {:?}, biases {:?} {}, for {rows} x {cols} as \
                      config.json asks",
                     t.shape, scales.shape, biases.shape, biases.dtype
                 ),

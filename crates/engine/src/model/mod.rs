@@ -1,7 +1,8 @@
-//! Model floor: a checkpoint's config and tensor names become a [`Blueprint`](blueprint::Blueprint).
+//! Model floor: a checkpoint's config and tensor names become a
+//! [`Blueprint`](blueprint::Blueprint).
 //!
-//! [`arch`] builds the blueprint, [`blueprint`] defines it, [`packed_experts`] points its experts to
-//! a packed copy, and [`identity`] computes a model's id.
+//! [`arch`] builds the blueprint, [`blueprint`] defines it, [`packed_experts`] points its experts
+//! to a packed copy, and [`identity`] computes a model's id.
 //!
 //! Knows: one file per `model_type`, tensor names of the Hub, layer shapes. Must not know: devices,
 //! slots, sessions.

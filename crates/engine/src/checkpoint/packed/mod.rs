@@ -41,7 +41,8 @@ use moeflux_compute::ExpertShape;
 use super::{Checkpoint, DataFile, TensorInfo, digest, safetensors};
 use crate::base::error::Error;
 
-/// Offset of the virtual tensors of packed experts. It is beyond the end of any file, so reads fail.
+/// Offset of the virtual tensors of packed experts. It is beyond the end of any file, so reads
+/// fail.
 pub(crate) const VIRTUAL_OFFSET: u64 = 1 << 62;
 
 /// Description of an expert's gate, up and down matrices, for the header.

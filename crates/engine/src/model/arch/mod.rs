@@ -2,8 +2,9 @@
 //! [`Blueprint`].
 //!
 //! Entry point is [`Blueprint::for_checkpoint`], which looks the `model_type` up in
-//! [`ARCHITECTURES`]. Shared parts are in `body.rs` (embedding, head, layers, attention), `rope.rs`,
-//! `softmax_moe.rs`, `grouped_moe.rs` and `expert_tensors.rs`; `scope.rs` looks tensors up by name.
+//! [`ARCHITECTURES`]. Shared parts are in `body.rs` (embedding, head, layers, attention),
+//! `rope.rs`, `softmax_moe.rs`, `grouped_moe.rs` and `expert_tensors.rs`; `scope.rs` looks tensors
+//! up by name.
 
 mod body;
 mod deepseek_v3;

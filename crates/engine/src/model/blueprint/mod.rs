@@ -38,7 +38,8 @@ pub struct Blueprint {
     pub norm: VectorSource,
     /// Head, `(vocab, hidden)`; `None` if the embedding serves as head.
     pub head: Option<MatrixSource>,
-    /// Parts of the checkpoint that are not executed ("vision", "multi-token prediction"), in bytes.
+    /// Parts of the checkpoint that are not executed ("vision", "multi-token prediction"), in
+    /// bytes.
     pub skipped: Vec<(String, u64)>,
 }
 
@@ -311,7 +312,8 @@ pub enum LatentQuery {
 /// Projections between the KV latent and the heads.
 #[derive(Debug)]
 pub enum LatentHeads {
-    /// `kv_b_proj`, `(heads * (nope + v), kv_lora_rank)`: per head its key rows, then its value rows.
+    /// `kv_b_proj`, `(heads * (nope + v), kv_lora_rank)`: per head its key rows, then its value
+    /// rows.
     Whole(MatrixSource),
     /// Separate matrices for keys and values.
     Split {

@@ -69,8 +69,8 @@ impl EndTokens {
     /// tokenizer_config.json. Without any, only a limit ends an answer.
     ///
     /// # Errors
-    /// [`Error::Text`] if `config.json` is not a JSON object, or `eos_token_id` is neither an id nor
-    /// a list of ids.
+    /// [`Error::Text`] if `config.json` is not a JSON object, or `eos_token_id` is neither an id
+    /// nor a list of ids.
     pub fn new(
         generation: &GenerationConfig,
         config: &TextFile<'_>,

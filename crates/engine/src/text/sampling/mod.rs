@@ -315,8 +315,8 @@ impl Sampler {
         id
     }
 
-    /// Total weight of the tokens that top-p and min-p keep. Both keep a run of ranks from the first
-    /// on, so the shorter run decides.
+    /// Total weight of the tokens that top-p and min-p keep. Both keep a run of ranks from the
+    /// first on, so the shorter run decides.
     fn filtered_mass(&mut self, logits: &[f32], range: [f32; 2], weights: LogitWeights) -> u128 {
         let (top_p, min_p) = (f64::from(self.sampling.top_p), f64::from(self.sampling.min_p));
         let min_logit = weights.least(min_p);
@@ -517,8 +517,8 @@ fn mass_for_share(mass: u128, share: f64) -> u128 {
     (mass as f64 * share).ceil() as u128
 }
 
-/// Largest and smallest of the penalised `logits`, which are not empty. An invalid logit is reported
-/// with its value in `original`.
+/// Largest and smallest of the penalised `logits`, which are not empty. An invalid logit is
+/// reported with its value in `original`.
 fn logit_range(logits: &[f32], original: &[f32]) -> Result<[f32; 2], Error> {
     match logits_extent(logits) {
         Some([f32::NEG_INFINITY, _]) => Err(all_banned()),

@@ -16,9 +16,9 @@ pub(super) const MAX_PENDING: usize = 16;
 /// a character that may still be completed. The cost per token does not depend on the number of
 /// previous tokens.
 ///
-/// One exception: tokenizers with byte fallback (`<0xE4>` tokens) drop a whole run of such tokens if
-/// any part of it is invalid UTF-8. Emitted text cannot be taken back, so the valid part of such a
-/// run stays.
+/// One exception: tokenizers with byte fallback (`<0xE4>` tokens) drop a whole run of such tokens
+/// if any part of it is invalid UTF-8. Emitted text cannot be taken back, so the valid part of such
+/// a run stays.
 #[derive(Clone, Debug)]
 pub struct Decoder {
     tokenizer: Tokenizer,

@@ -168,7 +168,8 @@ proptest! {
         prop_assert_eq!(text, FALLBACK.decode(&ids, true).unwrap());
     }
 
-    /// The text of an invalid run is unspecified (see `Decoder`), but the pending window is bounded.
+    /// The text of an invalid run is unspecified (see `Decoder`), but the pending window is
+    /// bounded.
     #[test]
     fn broken_byte_fallback_is_bounded(ids in vec(0..267u32, 0..80)) {
         let mut decoder = FALLBACK.decoder();

@@ -78,9 +78,9 @@ impl Tokenizer {
     /// Reads a `tiktoken.model`, one `base64 rank` per line, with the special tokens of a
     /// `tokenizer_config.json`.
     ///
-    /// Ids equal those of Kimi's Python code, with one exception. That code first splits texts after
-    /// 400,000 characters, and runs without white space (or only of it) after 25,000. Here they are
-    /// not split.
+    /// Ids equal those of Kimi's Python code, with one exception. That code first splits texts
+    /// after 400,000 characters, and runs without white space (or only of it) after 25,000. Here
+    /// they are not split.
     ///
     /// # Errors
     /// [`Error::Text`] if the file is damaged (with the line), or its tokenizer is not Kimi's.
@@ -238,8 +238,8 @@ fn added_tokens(
 /// tiktoken merges any two neighbours whose concatenation is a token, lowest rank first, then
 /// leftmost. This model merges listed pairs. One pair per token is enough: as long as no merge has
 /// crossed the borders of a range of bytes, the merges within it equal those of the range encoded
-/// alone, as the lowest and leftmost merge overall is also the lowest and leftmost within it. So the
-/// last merge of a token always has the same two parts.
+/// alone, as the lowest and leftmost merge overall is also the lowest and leftmost within it. So
+/// the last merge of a token always has the same two parts.
 ///
 /// A token that its own encoding does not reach is only used for a word that equals it
 /// (`ignore_merges`).
