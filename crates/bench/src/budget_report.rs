@@ -423,7 +423,7 @@ mod tests {
     /// Plan that holds `dense` bytes and nothing else.
     fn plan(dense: u64) -> MemoryPlan {
         let checkpoint = moeflux::Checkpoint::embedded().unwrap();
-        let blueprint = Blueprint::of(&checkpoint).unwrap();
+        let blueprint = Blueprint::for_checkpoint(&checkpoint).unwrap();
         let device = DeviceOptions { name: Some("reference".into()), ..DeviceOptions::default() };
         let planner = Planner::open(&checkpoint, &blueprint, &device).unwrap();
         let plan = planner

@@ -72,7 +72,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             }
         }
     }
-    let read = before.and(&batch.stats()).bytes_read / tokens;
+    let read = before.plus(&batch.stats()).bytes_read / tokens;
     let speed = tokens as f64 / since.elapsed().as_secs_f64();
     println!("\n{tokens} tokens, {speed:.1} per second, {read} bytes read per token");
     Ok(())

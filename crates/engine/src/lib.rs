@@ -1,22 +1,28 @@
-//! Runs Mixture-of-Experts language models that are larger than the memory of the machine.
+//! Inference of Mixture-of-Experts (MoE) language models that are larger than memory.
 //!
-//! The weights that every token needs are loaded once. Routed experts stay on disk and are read into a fixed set of slots when
-//! a token asks for them. A budget is planned to the byte before anything is loaded, and kept.
+//! Dense weights are resident. Routed experts stay on disk and are read into a fixed number of
+//! slots when a router chooses them. The memory budget is planned to the byte before anything is
+//! loaded, and never exceeded. Devices are the CPU (SIMD), Vulkan and Metal.
 //!
 //! ```
 //! use std::ops::ControlFlow;
 //!
-//! use moeflux::{ChatOptions, Checkpoint, Engine, EngineOptions, GenerateRequest, Message, Sampling, StepControl, generate};
+//! use moeflux::{
+//!     ChatOptions, Checkpoint, Engine, EngineOptions, GenerateRequest, Message, Sampling,
+//!     StepControl, generate,
+//! };
 //!
 //! # fn main() -> Result<(), moeflux::Error> {
-//! // The small model in the box; `Checkpoint::open` takes the folder of any other one, as it was published.
-//! let engine = Engine::open(Checkpoint::embedded()?, EngineOptions::default(), &mut |_, _| {})?;
+//! // The built-in model; `Checkpoint::open` opens the folder of any other, as published.
+//! let checkpoint = Checkpoint::embedded()?;
+//! let engine = Engine::open(checkpoint, EngineOptions::default(), &mut |_, _| {})?;
 //! let question = Message::user("Tell me the fable of The Fox and the Crow.");
 //! let prompt = engine.text()?.chat(&[question], &ChatOptions::default())?;
 //!
 //! let mut session = engine.session()?;
 //! let request = GenerateRequest { sampling: Sampling::greedy(), ..GenerateRequest::default() };
-//! let answer = generate(&mut session, &prompt, &request, &mut StepControl::default(), &mut |piece| {
+//! let mut control = StepControl::default();
+//! let answer = generate(&mut session, &prompt, &request, &mut control, &mut |piece| {
 //!     print!("{piece}");
 //!     ControlFlow::Continue(())
 //! })?;
@@ -25,35 +31,46 @@
 //! # }
 //! ```
 //!
-//! # What there is
+//! # Main types
 //!
-//! | | |
-//! |---|---|
-//! | [`Checkpoint`] | a model's files as they were published, located and checked; nothing is loaded |
-//! | [`Engine`] | a loaded model, opened as [`EngineOptions`] say, within a [`MemoryPlan`]; a handle that clones share |
-//! | [`Session`] | one timeline of tokens and the state that they left: [`sync`](Session::sync), [`decode`](Session::decode), [`generate`](Session::generate), [`truncate`](Session::truncate), [`fork`](Session::fork) |
-//! | [`Mark`] | a point of a session to go back to |
-//! | [`SnapshotFolder`] | sessions on disk, found by what their prompts begin with; [`Session::snapshot`] saves a single one |
-//! | [`Scheduler`] | many answers at once: their sessions share the steps, and the experts that a step reads; [`Engine::step`] is one such step |
-//! | [`Text`] | a model's tokenizer, chat template and advice on sampling |
-//! | [`Sampler`] | from logits to a token, as [`Sampling`] says |
-//! | [`StepControl`] | what a caller sees of a step and how it stops one: [`StepObserver`], progress, cancelling |
-//! | [`Stats`] | what it has cost: experts needed, hit and read, bytes, time |
-//! | [`Error`] | what went wrong, where, and what to do |
+//! - [`Checkpoint`]: a model's files as published, located and checked. Loads no weights.
+//! - [`Engine`]: a loaded model, opened with [`EngineOptions`] within a [`MemoryPlan`]. Clones
+//!   share it.
+//! - [`Session`]: a sequence of tokens with its KV cache and recurrent state. Operations:
+//!   [`sync`](Session::sync), [`decode`](Session::decode), [`generate`](Session::generate),
+//!   [`truncate`](Session::truncate), [`fork`](Session::fork).
+//! - [`Mark`]: a checkpoint of a session, to rewind to.
+//! - [`SnapshotFolder`]: sessions on disk, found by the longest common prefix with a prompt.
+//!   [`Session::snapshot`] saves a single session.
+//! - [`Scheduler`]: continuous batching of several requests, which share steps and expert reads.
+//!   [`Engine::step`] is one such step.
+//! - [`Text`]: tokenizer, chat template and recommended sampling of a model.
+//! - [`Sampler`]: from logits to a token, with the parameters of [`Sampling`].
+//! - [`StepControl`]: progress, cancellation and a [`StepObserver`] for a step.
+//! - [`Stats`]: experts needed, hit and read, bytes, times.
+//! - [`Error`]: cause, location and remedy of a failure.
 //!
-//! Around these: [`Blueprint`], a model as data, for whoever wants its shapes; [`pack()`] and [`verify_packed`] for packed
-//! copies; [`Planner`], [`Trace`] and the probes ([`probe_disk`], [`probe_memory`]) for predictions; [`synth`] for random
-//! checkpoints in published shapes.
+//! Further: [`Blueprint`], a model's shapes and tensor locations; [`pack()`] and [`verify_packed`]
+//! for packed copies; [`Planner`], [`Trace`] and the probes ([`probe_disk`], [`probe_memory`]) for
+//! predictions; [`synth`] for random checkpoints in published shapes.
 //!
-//! # What holds
+//! # Guarantees
 //!
-//! - Logits do not depend on the budget, the cache, the number of threads or the order of reads, on any one device.
+//! - On one device, logits do not depend on the budget, the cache, the number of threads or the
+//!   order of reads.
 //! - A step that fails or is cancelled leaves its sessions at their last good token.
-//! - Nothing is lost silently: a session that goes back over what cannot be cut computes it again, and says so ([`Synced`]).
-//! - No input makes it panic: files, tokens and options are checked, and errors are values.
+//! - State is never dropped silently: [`Synced`] reports tokens that had to be computed again.
+//! - No input causes a panic. Files, tokens and options are checked, and errors are values.
 //!
-//! [docs/api.md](https://github.com/moeflux/moeflux/blob/main/docs/api.md) tells it all to those who know llama.cpp; the crate's
-//! `examples` folder has programs to begin with.
+//! The [API guide](https://github.com/moeflux/moeflux/blob/main/docs/api.md) is written for users
+//! of llama.cpp. Complete programs are in the crate's `examples` folder.
+//!
+//! # Floors
+//!
+//! Modules are ordered in floors, each of which imports only from itself and from floors before
+//! it: `base`, `checkpoint`, `text`, `model`, `experts`, `runtime`, `session`, `serve`, `tools`.
+//! Tensors are located in `checkpoint::tensors`, a config becomes a [`Blueprint`] in `model::arch`,
+//! and logits become a token in `text::sampling`.
 
 mod base;
 mod checkpoint;
@@ -72,7 +89,9 @@ pub use base::{
     stats::{LayerStats, ReadCounters, Stats},
     system::SystemMemory,
 };
-pub use checkpoint::{Checkpoint, MatrixSource, ModelId, Segment, VectorSource, unpack_embedded};
+pub use checkpoint::{
+    Checkpoint, MatrixSource, ModelId, Segment, TextFile, VectorSource, unpack_embedded,
+};
 pub use experts::{
     io::{Access, Completion, PageCache, ReadOptions, ReadRequest, Reader, ReaderKind, Urgency},
     policy::PolicyKind,
@@ -114,7 +133,7 @@ pub use tools::{
     synth,
 };
 
-// The code in these pages runs with the examples in this crate's documentation.
+// Code in these pages is compiled and run as documentation tests.
 #[cfg(doctest)]
 mod pages {
     #[doc = include_str!("../../../docs/api.md")]

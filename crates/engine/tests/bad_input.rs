@@ -164,7 +164,7 @@ fn configs_that_ask_for_more() {
         yarn.as_object_mut().unwrap().remove(without);
         yarn
     };
-    let asked: [(&str, &str, Value); 25] = [
+    let asked: [(&str, &str, Value); 26] = [
         ("deepseek_v3", "hidden_act", json!("relu2")),
         ("deepseek_v3", "scoring_func", json!("softmax")),
         ("deepseek_v3", "topk_method", json!("greedy")),
@@ -186,6 +186,7 @@ fn configs_that_ask_for_more() {
         ("gpt_oss", "rope_scaling", yarn("original_max_position_embeddings")),
         ("minimax_m2", "attn_type_list", json!([1, 0, 1])),
         ("minimax_m2", "rotary_dim", json!(0)),
+        ("qwen3_moe", "use_bias", json!(true)),
         ("qwen3_moe", "use_sliding_window", json!(true)),
         ("qwen3_moe", "attn_logit_softcapping", json!(50.0)),
         ("qwen3_moe", "rms_norm_eps", json!(-1e-6)),
@@ -444,7 +445,7 @@ proptest! {
         }
         fs::write(copy.path("model.safetensors"), bytes).unwrap();
         if let Ok(checkpoint) = Checkpoint::open(copy.folder.path()) {
-            let _ = Blueprint::of(&checkpoint);
+            let _ = Blueprint::for_checkpoint(&checkpoint);
         }
     }
 }

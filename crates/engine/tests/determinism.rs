@@ -127,7 +127,7 @@ fn bits(folder: &Path, prompt: &[u32], run: Run<'_>) -> (Vec<u32>, f64) {
 }
 
 fn smallest(folder: &Path) -> usize {
-    moeflux::Blueprint::of(&Checkpoint::open(folder).unwrap()).unwrap().max_top_k()
+    moeflux::Blueprint::for_checkpoint(&Checkpoint::open(folder).unwrap()).unwrap().max_top_k()
 }
 
 fn check(folder: &Path, prompt: &[u32]) {

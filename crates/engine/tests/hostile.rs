@@ -123,7 +123,7 @@ const OTHERS: [&str; 20] = [
 /// Opens the model and feeds it some tokens.
 fn run(folder: &Path) -> Result<(), Error> {
     let checkpoint = Checkpoint::open(folder)?;
-    let vocab = Blueprint::of(&checkpoint)?.vocab as u32;
+    let vocab = Blueprint::for_checkpoint(&checkpoint)?.vocab as u32;
     let memory = MemoryRequest {
         budget: Some(1 << 30),
         context: None,
@@ -164,7 +164,7 @@ fn check(folder: &Path, config: &Value, at: &str, value: Option<Value>, whole: b
     let result = if whole {
         run(folder)
     } else {
-        Checkpoint::open(folder).and_then(|c| Blueprint::of(&c)).map(drop)
+        Checkpoint::open(folder).and_then(|c| Blueprint::for_checkpoint(&c)).map(drop)
     };
     if let Err(error) = result {
         names_its_cause(&error, at);

@@ -42,7 +42,10 @@ fn every_golden_is_the_same_to_the_bit() {
         let (source, copy) =
             (Checkpoint::open(&golden.folder).unwrap(), Checkpoint::open(&out).unwrap());
         assert!(copy.is_packed() && !source.is_packed());
-        let (a, b) = (Blueprint::of(&source).unwrap(), Blueprint::of(&copy).unwrap());
+        let (a, b) = (
+            Blueprint::for_checkpoint(&source).unwrap(),
+            Blueprint::for_checkpoint(&copy).unwrap(),
+        );
         for ((i, a), (_, b)) in a.moe_layers().zip(b.moe_layers()) {
             assert_eq!(
                 (a.experts.shape, a.experts.bytes),
@@ -203,7 +206,7 @@ fn a_flipped_bit_is_an_error_that_names_the_expert() {
     let path = out.join("experts.moeflux");
     let good = fs::read(&path).unwrap();
     let mut bad = good.clone();
-    let blueprint = Blueprint::of(&Checkpoint::open(&out).unwrap()).unwrap();
+    let blueprint = Blueprint::for_checkpoint(&Checkpoint::open(&out).unwrap()).unwrap();
     let experts = &blueprint.layers[3].moe().unwrap().experts;
     let record = |expert: usize| experts.segments(expert).next().unwrap();
     for expert in 0..experts.count {

@@ -42,7 +42,8 @@ fn on_card(
     slots: Option<usize>,
 ) -> (Vec<u32>, Asked, Stats) {
     // A host with one slot too few to hold what the card does not.
-    let all = moeflux::Blueprint::of(&Checkpoint::open(folder).unwrap()).unwrap().experts();
+    let all =
+        moeflux::Blueprint::for_checkpoint(&Checkpoint::open(folder).unwrap()).unwrap().experts();
     let host_slots = slots.map(|slots| (all - slots).saturating_sub(1).max(1));
     with_slots("cpu", folder, prompt, card, [slots, host_slots])
 }
@@ -128,7 +129,8 @@ fn every_kind_of_layer_of_experts_gives_the_same_bits_on_a_card() {
         "minimax_m2_hub",
     ] {
         let golden = Golden::read(data().join("goldens").join(name));
-        let blueprint = moeflux::Blueprint::of(&Checkpoint::open(&golden.folder).unwrap()).unwrap();
+        let blueprint =
+            moeflux::Blueprint::for_checkpoint(&Checkpoint::open(&golden.folder).unwrap()).unwrap();
         let expected = on_cpu(&golden.folder, &golden.prompt());
         let (bits, asked, _) =
             on_card(&golden.folder, &golden.prompt(), Card { bank: 5, ..Card::OWN }, None);
@@ -190,7 +192,7 @@ fn what_the_card_does_not_hold_it_reads_where_it_is() {
 
 /// What a card and a host with so many slots make of a prompt.
 fn tiers(device: &str, folder: &Path, prompt: &[u32], expected: &[u32]) {
-    let blueprint = moeflux::Blueprint::of(&Checkpoint::open(folder).unwrap()).unwrap();
+    let blueprint = moeflux::Blueprint::for_checkpoint(&Checkpoint::open(folder).unwrap()).unwrap();
     let (all, k) = (blueprint.experts(), blueprint.max_top_k());
     let sizes = [
         (all / 3, all - all / 3, true),
@@ -241,7 +243,8 @@ fn no_size_of_a_tier_changes_a_bit_on_a_gpu() {
     // In unified memory, all of them and few.
     let unified = DeviceMemory { total: Some(1 << 30), unified: true, in_place: true };
     let unified = Card { memory: Some(unified), ..Card::OWN };
-    let k = moeflux::Blueprint::of(&Checkpoint::open(folder).unwrap()).unwrap().max_top_k();
+    let k =
+        moeflux::Blueprint::for_checkpoint(&Checkpoint::open(folder).unwrap()).unwrap().max_top_k();
     for slots in [None, Some(k), Some(k + 3)] {
         let (bits, asked, _) = with_slots("gpu", folder, &prompt, unified, [slots, None]);
         assert!(bits == expected, "other bits with {slots:?} slots in unified memory");
@@ -285,8 +288,9 @@ fn loading_tells_how_far_it_is_with(folder: &Path) {
         );
         said.last().unwrap().1
     };
-    let experts =
-        moeflux::Blueprint::of(&Checkpoint::open(folder).unwrap()).unwrap().experts_bytes();
+    let experts = moeflux::Blueprint::for_checkpoint(&Checkpoint::open(folder).unwrap())
+        .unwrap()
+        .experts_bytes();
     assert_eq!(open(Some(Card::OWN)), open(None) + experts);
     // On the host's memory too, but for a device that takes weights over.
     let unified = Card {
@@ -429,7 +433,8 @@ fn an_expert_that_cannot_be_loaded_is_an_error_of_opening() {
 #[test]
 fn states_fill_what_is_planned_for_them() {
     let folder = data().join("goldens/qwen3_moe");
-    let blueprint = moeflux::Blueprint::of(&Checkpoint::open(&folder).unwrap()).unwrap();
+    let blueprint =
+        moeflux::Blueprint::for_checkpoint(&Checkpoint::open(&folder).unwrap()).unwrap();
     let (context, vocab) = (blueprint.max_positions, blueprint.vocab);
     let tokens: Vec<u32> = (0..601).map(|i| (i * i % vocab) as u32).collect();
     let temp = tempfile::tempdir().unwrap();

@@ -697,8 +697,9 @@ fn what_is_lossy_stays_so_and_to_itself() {
 #[test]
 fn a_context_costs_what_is_used_of_it() {
     let folder = golden("qwen3_moe");
-    let context =
-        moeflux::Blueprint::of(&Checkpoint::open(&folder).unwrap()).unwrap().max_positions;
+    let context = moeflux::Blueprint::for_checkpoint(&Checkpoint::open(&folder).unwrap())
+        .unwrap()
+        .max_positions;
     let memory = MemoryRequest {
         context: Some(context),
         marks: Some(0),

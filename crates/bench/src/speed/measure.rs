@@ -159,7 +159,7 @@ fn batched(
         let mut control =
             StepControl { cancel, progress: Some(&mut within), ..StepControl::default() };
         let since = Instant::now();
-        stats = stats.and(&engine.step(&mut entries, &mut control)?);
+        stats = stats.plus(&engine.step(&mut entries, &mut control)?);
         for session in &sessions {
             sampler.sample(session.logits())?;
         }

@@ -102,7 +102,7 @@ fn sum(a: Phase, b: Phase) -> Phase {
     Phase {
         tokens: a.tokens + b.tokens,
         seconds: a.seconds + b.seconds,
-        stats: a.stats.and(&b.stats),
+        stats: a.stats.plus(&b.stats),
     }
 }
 

@@ -251,7 +251,7 @@ impl<'a> Chat<'a> {
         let (rendered, prompt) = match (&self.file, &self.last, self.messages.last()) {
             (Some(_), Some(last), Some(question)) => (
                 Vec::new(),
-                [&*last.tokens, &self.text.chat_on(&question.content, &options)?].concat(),
+                [&*last.tokens, &self.text.chat_follow_up(&question.content, &options)?].concat(),
             ),
             _ => {
                 let rendered = self.text.chat(&self.messages, &options)?;

@@ -116,7 +116,7 @@ pub(crate) fn run(args: &InspectArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         Some(preset) => load::preset(preset)?,
         None => load::checkpoint(&args.engine.model, &args.engine.reads.mirror, ui)?,
     };
-    let blueprint = Blueprint::of(&checkpoint)?;
+    let blueprint = Blueprint::for_checkpoint(&checkpoint)?;
     let open_seconds = since.elapsed().as_secs_f64();
     let request = args.engine.request(&checkpoint, &blueprint);
     let plan = MemoryPlan::of(&checkpoint, &blueprint, &request, &args.engine.compute.options());

@@ -27,7 +27,7 @@ pub(crate) fn run(args: &PlanArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         Some(preset) => load::preset(preset)?,
         None => load::checkpoint(&model, &args.engine.reads.mirror, ui)?,
     };
-    let blueprint = Blueprint::of(&checkpoint)?;
+    let blueprint = Blueprint::for_checkpoint(&checkpoint)?;
     budget_report::context(args.context, &blueprint)?;
     let costs = TokenCosts::new(&blueprint, args.engine.compute.kv_format());
     let disk = disk_bandwidth(args, &checkpoint, blueprint.slot_bytes(), ui)?;

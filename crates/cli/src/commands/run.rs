@@ -152,7 +152,7 @@ fn ask(
             if args.system.is_some() {
                 ui.note("--system has no effect: the session goes on with what it began with");
             }
-            text.chat_on(prompt, &options)?
+            text.chat_follow_up(prompt, &options)?
         }
     };
     let (has, context) = (said.len(), plan.context);

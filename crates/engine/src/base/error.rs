@@ -1,39 +1,45 @@
+//! Error type of the crate: causes with file, tensor, layer or expert, and advice.
+
 use std::{io, path::PathBuf};
 
-/// What can go wrong. Every message names the file, tensor, layer or expert, and what to do.
+/// Error of any call of this crate. Every message names the file, tensor, layer or expert, and the
+/// remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A file or folder that cannot be opened, read or written.
+    /// Failure to open, read or write a file or folder.
     #[error("{}: {doing}: {source}", path.display())]
     File {
         /// The file or folder.
         path: PathBuf,
-        /// What was tried, with advice: "cannot read the folder; is the path right?"
+        /// The failed operation, with advice: "cannot read the folder; is the path right?"
         doing: String,
-        /// The system's reason.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// A file of a checkpoint whose contents are not what they must be.
+    /// Invalid contents of a checkpoint file.
     #[error("{}: {problem}", path.display())]
     Checkpoint {
         /// The file or folder.
         path: PathBuf,
-        /// What is wrong, and what to do.
+        /// The problem and its remedy.
         problem: String,
     },
-    /// A tensor that is missing, or not of the shape, type or place that it must have.
+    /// Missing tensor, or one of the wrong shape, type or location.
     #[error("{}: tensor {tensor}: {problem}", path.display())]
     Tensor {
         /// The tensor's name in the checkpoint.
         tensor: String,
-        /// The shard, or the folder when no shard has it.
+        /// The file, or the folder if no file has the tensor.
         path: PathBuf,
-        /// What is wrong, and what to do.
+        /// The problem and its remedy.
         problem: String,
     },
-    /// An expert that could not be read from disk.
-    #[error("{}: layer {layer}, expert {expert}: reading {bytes} bytes at {offset}: {source}", path.display())]
+    /// Failed read of an expert from disk.
+    #[error(
+        "{}: layer {layer}, expert {expert}: reading {bytes} bytes at {offset}: {source}",
+        path.display()
+    )]
     Expert {
         /// The layer.
         layer: usize,
@@ -41,18 +47,18 @@ pub enum Error {
         expert: usize,
         /// The file.
         path: PathBuf,
-        /// Where in the file.
+        /// Offset in the file, in bytes.
         offset: u64,
-        /// How much was wanted.
+        /// Requested length in bytes.
         bytes: usize,
-        /// The system's reason.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// An expert of a packed model whose bytes are not those that were packed.
+    /// Digest mismatch of an expert in a packed model.
     #[error(
-        "{}: layer {layer}, expert {expert}: the {bytes} bytes at {offset} are not those that were packed: the file or \
-         the disk is damaged; `moeflux pack --verify DIR` lists all that is, then pack again, or copy the file again \
-         from where it is whole",
+        "{}: layer {layer}, expert {expert}: the {bytes} bytes at {offset} differ from the packed \
+         ones: the file or the disk is damaged; `moeflux pack --verify DIR` lists all damage, then \
+         pack again, or copy the file again from an intact copy",
         path.display()
     )]
     Damaged {
@@ -62,120 +68,123 @@ pub enum Error {
         expert: usize,
         /// The file.
         path: PathBuf,
-        /// Where in the file.
+        /// Offset in the file, in bytes.
         offset: u64,
-        /// How long the expert is.
+        /// Length of the expert in bytes.
         bytes: usize,
     },
-    /// The budget does not hold what the model needs.
+    /// Memory budget too small for the model.
     #[error("{0}")]
     Budget(String),
-    /// Options, prompts or token ids that cannot be used as given.
+    /// Invalid options, prompt or token ids.
     #[error("{0}")]
     Input(String),
-    /// The tokenizer or the chat template failed.
+    /// Failure of the tokenizer or the chat template.
     #[error("{}: {problem}", path.display())]
     Text {
         /// The file.
         path: PathBuf,
-        /// What is wrong, and what to do.
+        /// The problem and its remedy.
         problem: String,
     },
-    /// A file that should be a routing trace.
+    /// Invalid routing trace.
     #[error("{}: {problem}", path.display())]
     Trace {
         /// The file.
         path: PathBuf,
-        /// What is wrong, and what to do.
+        /// The problem and its remedy.
         problem: String,
     },
-    /// A file that should be a saved session, for this model as it is open now.
+    /// Saved session that is invalid, or not usable with the open model.
     #[error("{}: {problem}", path.display())]
     Snapshot {
         /// The file.
         path: PathBuf,
-        /// What is wrong, and what to do.
+        /// The problem and its remedy.
         problem: SnapshotProblem,
     },
-    /// A device failed.
+    /// Failure of a compute device.
     #[error("{at}: {source}")]
     Compute {
         /// The layer or part of the model.
         at: String,
-        /// The device's reason.
+        /// Error of the device.
         source: moeflux_compute::Error,
     },
-    /// The step was cancelled; the session is at its last good token.
+    /// Cancelled step; the session is at its last good token.
     #[error("cancelled")]
     Cancelled,
 }
 
-/// Why a file cannot be used as a saved session. Sessions stay as they were.
+/// Reason why a file is not usable as a saved session. The session is left unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SnapshotProblem {
     /// Another kind of file.
     #[error(
-        "this is no saved session: give the path of a file that moeflux saved; the session is as it was"
+        "this is no saved session: give the path of a file that moeflux saved; the session is as \
+         it was"
     )]
     NotASnapshot,
     /// Written by a later version of moeflux.
     #[error(
-        "it is of version {found}, this program reads {known}: use the version of moeflux that saved it; the session is \
-         as it was"
+        "it has version {found}, this program reads {known}: use the version of moeflux that saved \
+         it; the session is as it was"
     )]
     FutureVersion {
-        /// The file's version.
+        /// Version of the file.
         found: u32,
-        /// The last version that this program reads.
+        /// Last version that this program reads.
         known: u32,
     },
-    /// Shorter than it says.
+    /// Shorter than its header claims.
     #[error(
-        "the file is cut short: copy it again from where it is whole, or save the session anew; the session is as it was"
+        "the file is cut short: copy it again from an intact copy, or save the session again; the \
+         session is as it was"
     )]
     Truncated,
-    /// Its bytes are not those that were written, or contradict each other.
+    /// Digest mismatch, or contents that contradict each other.
     #[error(
-        "it is damaged ({what}): copy it again from where it is whole, or save the session anew; the session is as it \
-         was"
+        "it is damaged ({what}): copy it again from an intact copy, or save the session again; the \
+         session is as it was"
     )]
     Damaged {
-        /// Which part.
+        /// The damaged part.
         what: String,
     },
     /// Saved with another model.
     #[error(
-        "it was saved with another model, {of:?}: open that model to go on with it; the session is as it was"
+        "it was saved with another model, {of:?}: open that model to continue it; the session is \
+         as it was"
     )]
     OtherModel {
-        /// The name of that model's folder.
+        /// Folder name of that model.
         of: String,
     },
-    /// Saved with other settings: format of keys and values, exactness, context, device.
+    /// Saved with other settings: KV cache format, exactness, context, device.
     #[error(
         "{0}: open the model with the settings that it was saved with; the session is as it was"
     )]
     OtherSettings(
-        /// Which setting, as it was saved and as it is now.
+        /// The setting, with its saved and its current value.
         String,
     ),
 }
 
 impl Error {
-    /// For `map_err`: puts the place before a device's error. The place is only spelled out on failure.
+    /// Wraps a device error with its location, for `map_err`. `at` runs only on failure.
     pub(crate) fn at<S: Into<String>>(
         at: impl FnOnce() -> S,
     ) -> impl FnOnce(moeflux_compute::Error) -> Error {
         move |source| Error::Compute { at: at().into(), source }
     }
 
-    /// What is wrong with a saved session.
+    /// Error about a saved session at `path`.
     pub(crate) fn snapshot(path: impl Into<PathBuf>, problem: SnapshotProblem) -> Self {
         Self::Snapshot { path: path.into(), problem }
     }
 
-    /// For `map_err`: puts the path and the attempt before a system error.
+    /// Wraps an I/O error with its path and the failed operation, for `map_err`.
     pub(crate) fn file(
         path: impl Into<PathBuf>,
         doing: impl Into<String>,

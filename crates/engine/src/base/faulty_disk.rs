@@ -1,21 +1,23 @@
-//! Writing to a disk: at any place of a file, and until it is there.
+//! File writes through a trait, so that tests can inject a full or faulty disk.
 
 use std::{fs::File, io, path::Path};
 
 use crate::base::system::free_space;
 
-/// What is written to: a disk, or in tests one that is full.
-pub(crate) trait Target: Sync {
-    /// Bytes that may still be written below a folder that exists, where the system tells.
+/// Destination of file writes: [`SystemDisk`], or a full disk in tests.
+pub(crate) trait WriteTarget: Sync {
+    /// Free bytes of the file system that holds `folder`; `None` if unknown.
     fn free(&self, folder: &Path) -> Option<u64>;
+    /// Writes all of `bytes` at `offset`.
     fn write_at(&self, file: &File, bytes: &[u8], offset: u64) -> io::Result<()>;
-    /// Returns when all bytes of the file have found a place.
+    /// Returns once data and metadata of the file are on the disk (`fsync`).
     fn sync(&self, file: &File) -> io::Result<()>;
 }
 
-pub(crate) struct Disk;
+/// The operating system's file I/O.
+pub(crate) struct SystemDisk;
 
-impl Target for Disk {
+impl WriteTarget for SystemDisk {
     fn free(&self, folder: &Path) -> Option<u64> {
         free_space(folder)
     }
@@ -29,6 +31,7 @@ impl Target for Disk {
     }
 }
 
+/// Writes all of `bytes` at `offset`, without moving a shared file cursor.
 #[cfg(unix)]
 pub(crate) fn write_all_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
     std::os::unix::fs::FileExt::write_all_at(file, bytes, offset)
@@ -50,12 +53,12 @@ pub(crate) fn write_all_at(file: &File, mut bytes: &[u8], mut offset: u64) -> io
     Ok(())
 }
 
-/// Returns when the names in a folder have found a place; not every system has this.
+/// Syncs the directory entries of a folder. Best effort: not every system supports it.
 pub(crate) fn sync_folder(folder: &Path) {
     let _ = File::open(folder).and_then(|folder| folder.sync_all());
 }
 
-/// Bytes for people.
+/// Human-readable size in decimal KB, MB or GB.
 pub(crate) fn gb(bytes: u64) -> String {
     match bytes {
         0..1_000_000 => format!("{:.1} KB", bytes as f64 / 1e3),

@@ -1,4 +1,4 @@
-//! Ground floor: errors, random numbers, what the operating system reports, file writes, statistics.
+//! Base floor: errors, random numbers, system information, file writes, run statistics.
 //!
 //! Knows: paths, bytes, clocks, `/proc`, cgroups. Must not know: models, checkpoints, devices.
 

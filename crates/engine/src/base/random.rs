@@ -1,10 +1,11 @@
-//! SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators"): small, and the same numbers on every
-//! platform.
+//! SplitMix64 random generator: small, with the same sequence on every platform.
+//!
+//! Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", 2014.
 
-/// What the state grows by with every number.
+/// Increment of the state per value: 2^64 divided by the golden ratio, made odd.
 pub(crate) const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// The number of a state.
+/// Output function: the random value of state `z`.
 #[inline]
 pub(crate) fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -12,7 +13,7 @@ pub(crate) fn mix(mut z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Numbers one after another, from a seed.
+/// Sequential generator; the field is the state, at first the seed.
 #[derive(Clone, Debug)]
 pub struct SplitMix64(pub(crate) u64);
 
@@ -27,6 +28,7 @@ impl SplitMix64 {
         self.next()
     }
 
+    /// Next 64 random bits.
     pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(STEP);
         mix(self.0)
@@ -37,12 +39,12 @@ impl SplitMix64 {
 mod tests {
     use super::SplitMix64;
 
-    /// The published C code's first numbers for the seed 1234567.
+    /// First values of the published C code for the seed 1234567.
     #[test]
-    fn as_published() {
-        let mut numbers = SplitMix64(1_234_567);
+    fn matches_the_published_code() {
+        let mut random = SplitMix64(1_234_567);
         assert_eq!(
-            [numbers.next(), numbers.next()],
+            [random.next(), random.next()],
             [6_457_827_717_110_365_317, 3_203_168_211_198_807_973]
         );
     }

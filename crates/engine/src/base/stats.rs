@@ -1,80 +1,82 @@
-//! What a run did: counted where it happens, read at the end.
+//! Run statistics: experts, bytes, times and dispatches.
 
 use moeflux_compute::Counters;
 use serde::Serialize;
 
-/// Counters of one session, or of one stretch of it.
+/// Counters of a session, or of a part of its run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Stats {
-    /// Tokens fed.
+    /// Tokens computed.
     pub tokens: u64,
-    /// Experts that were needed: of each layer and step the distinct ones. Where a device looks experts up by itself
-    /// nobody else sees which they were; then as many count as there can have been: the lesser of rows times k and the
-    /// experts of the layer, which is exact for a token. All of them are hits.
+    /// Distinct experts needed, summed over layers and steps. A device that looks experts up in its
+    /// own slot table does not report them. Then `min(rows * k, experts of the layer)` is counted,
+    /// which is exact for one row; all of these are hits.
     pub experts_needed: u64,
-    /// Of those, the ones that were in a slot already, and not only because they had been looked ahead for.
+    /// Needed experts that were in a slot, prefetched ones excluded.
     pub experts_hit: u64,
-    /// Of those, the ones that looking ahead had asked for: there already or on their way. They count as misses.
+    /// Needed experts that a prefetch had requested, loaded or still in flight. Counted as misses.
     pub experts_predicted: u64,
-    /// Experts that looking ahead asked for.
+    /// Experts requested by prefetches.
     pub experts_prefetched: u64,
-    /// Of those, the ones that were not needed: given up, or gone from their slot before anybody used them.
+    /// Prefetched experts that were cancelled, or evicted unused.
     pub experts_wasted: u64,
-    /// Experts whose reading was started: those that were given up before all of them was read, too.
+    /// Experts whose reads were started, including those cancelled before completion.
     pub experts_read: u64,
-    /// Bytes read from disk, with what lies around experts in the disk's blocks, and of experts that were given up.
+    /// Bytes read from disk, including alignment padding and reads of cancelled experts.
     pub bytes_read: u64,
-    /// Bytes of the experts that were needed and no hits: what a reader without waste would have read.
+    /// Bytes of needed experts that missed: the reads of a reader without waste.
     pub bytes_missed: u64,
-    /// Nanoseconds in which some read was under way.
+    /// Nanoseconds with at least one read in flight.
     pub disk_ns: u64,
-    /// Reads that failed and were tried again.
+    /// Reads that failed and were repeated.
     pub retries: u64,
-    /// Nanoseconds in which a device took its work: on the processor, the time of computing; for an adapter, which computes
-    /// behind the host's back, see `waited_ns`.
+    /// Nanoseconds spent submitting work to the device. On the CPU this is the compute time; a GPU
+    /// computes asynchronously, see `waited_ns`.
     pub computing_ns: u64,
-    /// Nanoseconds in which computing had nothing to do but wait for a read.
+    /// Nanoseconds in which computation was stalled on reads.
     pub stalled_ns: u64,
-    /// Nanoseconds of the layers' reads, each layer's from its first request to its last arrival.
+    /// Nanoseconds of the layers' reads, each from the layer's first request to its last
+    /// completion.
     pub reading_ns: u64,
-    /// Of these, what could be hidden: of each layer at most the time that its shared expert and hits took to compute.
+    /// Part of `reading_ns` that computation could hide: per layer at most the compute time of its
+    /// shared expert and its hits.
     pub hideable_ns: u64,
-    /// Of what could be hidden, what was.
+    /// Part of `hideable_ns` that computation did hide.
     pub hidden_ns: u64,
-    /// Kernels that a graphics adapter was given.
+    /// Kernels dispatched to a GPU.
     pub dispatches: u64,
-    /// Times that work was handed to the adapter.
+    /// Command submissions to the GPU.
     pub submissions: u64,
-    /// Times that the host waited for it.
+    /// Host waits for the GPU.
     pub waits: u64,
-    /// Nanoseconds of these waits: the rest of the time the host was busy itself.
+    /// Nanoseconds of these waits. The host is busy for the rest of the time.
     pub waited_ns: u64,
 }
 
 impl Stats {
-    /// Adds what a reader did from one reading of its counters to another.
-    pub(crate) fn reads(&mut self, before: ReadCounters, after: ReadCounters) {
+    /// Adds the difference of two readings of a reader's counters.
+    pub(crate) fn add_reads(&mut self, before: ReadCounters, after: ReadCounters) {
         self.bytes_read += after.bytes - before.bytes;
         self.disk_ns += after.busy_ns - before.busy_ns;
         self.retries += after.retries - before.retries;
     }
 
-    /// Adds what a device did from one reading of its counters to another.
-    pub(crate) fn device(&mut self, before: Counters, after: Counters) {
+    /// Adds the difference of two readings of a device's counters.
+    pub(crate) fn add_device(&mut self, before: Counters, after: Counters) {
         self.dispatches += after.dispatches - before.dispatches;
         self.submissions += after.submissions - before.submissions;
         self.waits += after.waits - before.waits;
         self.waited_ns += after.waited_ns - before.waited_ns;
     }
 
-    /// Adds what was counted when a step was recorded, before it began.
-    pub(crate) fn begin(&mut self, recorded: Stats) {
+    /// Adds the counts taken while a step was recorded ahead of its submission.
+    pub(crate) fn add_recorded(&mut self, recorded: Stats) {
         self.tokens += recorded.tokens;
         self.experts_needed += recorded.experts_needed;
         self.experts_hit += recorded.experts_hit;
     }
 
-    /// The share of needed experts that were in a slot; 1 when none was needed.
+    /// Share of needed experts that were in a slot; 1 if none was needed.
     pub fn hit_rate(&self) -> f64 {
         if self.experts_needed == 0 {
             1.0
@@ -83,19 +85,19 @@ impl Stats {
         }
     }
 
-    /// What happened between `earlier` and now.
+    /// Difference to an earlier reading.
     #[must_use]
     pub fn since(&self, earlier: &Stats) -> Stats {
-        self.with(earlier, |now, before| now - before)
+        self.combine(earlier, |now, before| now - before)
     }
 
-    /// What happened in this stretch and in another.
+    /// Sum of two readings.
     #[must_use]
-    pub fn and(&self, other: &Stats) -> Stats {
-        self.with(other, |one, other| one + other)
+    pub fn plus(&self, other: &Stats) -> Stats {
+        self.combine(other, |a, b| a + b)
     }
 
-    fn with(&self, other: &Stats, f: impl Fn(u64, u64) -> u64) -> Stats {
+    fn combine(&self, other: &Stats, f: impl Fn(u64, u64) -> u64) -> Stats {
         Stats {
             tokens: f(self.tokens, other.tokens),
             experts_needed: f(self.experts_needed, other.experts_needed),
@@ -121,7 +123,8 @@ impl Stats {
     }
 }
 
-/// What one layer asked its experts for. A token that a device computed ahead, with all experts resident, is not counted.
+/// Expert requests and hits of one layer. Steps that a device computed without reporting its
+/// routing, with all experts resident, are not counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct LayerStats {
     /// [`Stats::experts_needed`] of this layer.
@@ -131,36 +134,36 @@ pub struct LayerStats {
 }
 
 impl LayerStats {
-    pub(crate) fn add(&mut self, of_layer: &Stats) {
-        self.needed += of_layer.experts_needed;
-        self.hit += of_layer.experts_hit;
+    pub(crate) fn add(&mut self, layer: &Stats) {
+        self.needed += layer.experts_needed;
+        self.hit += layer.experts_hit;
     }
 }
 
-/// Copies of the model that reads are shared among, its own folder included.
+/// Maximum number of copies of a model that reads are spread over, its own folder included.
 pub(crate) const MAX_COPIES: usize = 8;
 
-/// What a reader did so far.
+/// Cumulative counters of a reader.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReadCounters {
-    /// Bytes that files gave, with what lies around the wanted ones in aligned blocks.
+    /// Bytes read from files, alignment padding included.
     pub bytes: u64,
-    /// Nanoseconds in which some read was under way.
+    /// Nanoseconds with at least one read in flight.
     pub busy_ns: u64,
-    /// Reads that were tried again.
+    /// Reads that failed and were repeated.
     pub retries: u64,
-    /// Bytes by copy of the model: its own folder, then the mirrors as they were given.
+    /// Bytes by copy of the model: its own folder, then the mirrors in the order given.
     pub by_copy: [u64; MAX_COPIES],
 }
 
 impl ReadCounters {
-    /// Bytes per second while some read was under way; NaN before the first one.
+    /// Bytes per second while reads were in flight; NaN before the first read.
     pub(crate) fn bytes_per_second(&self) -> f64 {
         self.bytes as f64 / (self.busy_ns as f64 / 1e9)
     }
 
-    /// The two together.
-    pub(crate) fn and(&self, other: &Self) -> Self {
+    /// Sum of two counters.
+    pub(crate) fn plus(&self, other: &Self) -> Self {
         Self {
             bytes: self.bytes + other.bytes,
             busy_ns: self.busy_ns + other.busy_ns,

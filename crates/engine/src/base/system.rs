@@ -1,31 +1,34 @@
-//! What the operating system says of memory.
+//! System information: memory, cgroup limits, physical cores, graphics hardware, free disk space.
 
 /// Stack size of threads that only do file I/O, in bytes.
 pub(crate) const IO_STACK: usize = 128 << 10;
+
 /// Memory of this process and of the machine, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SystemMemory {
-    /// What the process may still take without hurting anybody: the least of what is available on the machine
-    /// and what the limits on the process (cgroup, rlimit) leave.
+    /// Memory that the process may still allocate: the minimum of the machine's available memory
+    /// and the remainder of the process limits (cgroup, rlimit).
     pub available: u64,
-    /// What the process holds now.
+    /// Resident set size of the process.
     pub resident: u64,
-    /// The most that the process ever held, where the system tells; else what it holds now.
+    /// Peak resident set size, or the current one where the system does not report a peak.
     pub peak: u64,
 }
 
-/// Physical cores that the process may use: what its affinity and CPU quota leave, siblings counted once.
+/// Physical cores that the process may use, within its affinity and CPU quota. SMT siblings count
+/// once.
 pub(crate) fn physical_cores() -> usize {
     let allowed = std::thread::available_parallelism().map_or(1, usize::from);
     os::cores().map_or(allowed, |cores| cores.clamp(1, allowed))
 }
 
-/// Whether the machine may have graphics hardware. Cheap: loads no driver, which would take memory for good.
+/// Whether the machine may have graphics hardware. Loads no driver, as a driver keeps its memory
+/// for the life of the process.
 pub(crate) fn has_graphics() -> bool {
     os::has_graphics()
 }
 
-/// Bytes that may still be written below a folder that exists, where the system tells.
+/// Free bytes of the file system that holds an existing folder; `None` if unknown.
 #[cfg(unix)]
 pub(crate) fn free_space(folder: &std::path::Path) -> Option<u64> {
     let stat = rustix::fs::statvfs(folder).ok()?;
@@ -38,7 +41,7 @@ pub(crate) fn free_space(_folder: &std::path::Path) -> Option<u64> {
 }
 
 impl SystemMemory {
-    /// Asks the system.
+    /// Reads the current values from the operating system.
     pub fn now() -> Self {
         os::now()
     }
@@ -68,12 +71,12 @@ mod os {
             }
         }
         for Cgroup { limit, used, cache } in cgroups() {
-            available = available.min(limit.saturating_sub(held((used, cache), resident)));
+            available = available.min(limit.saturating_sub(unreclaimable(used, cache, resident)));
         }
         SystemMemory { available, resident, peak: kib(&status, "VmHWM:").unwrap_or(resident) }
     }
 
-    /// Distinct cores among the processors that the process may run on; `None` when the system does not tell.
+    /// Physical cores among the logical processors in the affinity mask; `None` if unknown.
     pub(super) fn cores() -> Option<usize> {
         let allowed = rustix::thread::sched_getaffinity(None).ok()?;
         let siblings = |cpu: usize| {
@@ -85,7 +88,7 @@ mod os {
         distinct((0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)), siblings)
     }
 
-    /// Processors, those with the same siblings counted once.
+    /// Number of distinct sibling sets among logical processors.
     fn distinct(
         cpus: impl Iterator<Item = usize>,
         siblings: impl Fn(usize) -> Option<String>,
@@ -94,8 +97,7 @@ mod os {
         cores.map(|c| c.len()).filter(|n| *n > 0)
     }
 
-    /// Devices that kernel drivers of graphics hardware make: the kernel's own, NVIDIA's, Windows's below Linux,
-    /// those of telephones.
+    /// Looks for device nodes of GPU drivers: DRM, NVIDIA, WSL, Mali and Adreno.
     pub(super) fn has_graphics() -> bool {
         let names = ["/dev/nvidiactl", "/dev/dxg", "/dev/mali0", "/dev/kgsl-3d0"];
         names.iter().any(|name| Path::new(name).exists())
@@ -104,6 +106,7 @@ mod os {
             })
     }
 
+    /// Value in bytes of the line `key N kB`.
     fn kib(text: &str, key: &str) -> Option<u64> {
         let rest = text.lines().find_map(|l| l.strip_prefix(key))?;
         Some(rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
@@ -113,23 +116,24 @@ mod os {
         fs::read_to_string(path).ok()?.trim().parse().ok()
     }
 
-    /// Bytes of a memory cgroup.
+    /// Limit and usage of a memory cgroup, in bytes.
     struct Cgroup {
         limit: u64,
         used: u64,
-        /// Of these, what caches files: it gives way. `None` where the system does not tell.
+        /// Part of `used` that is page cache and can be reclaimed. `None` if unknown.
         cache: Option<u64>,
     }
 
-    /// What is used of a cgroup and does not give way: by this process, of which so much is resident, and by others.
-    fn held((used, cache): (u64, Option<u64>), resident: u64) -> u64 {
+    /// Bytes of a cgroup's usage that cannot be reclaimed, at least the resident bytes of this
+    /// process.
+    fn unreclaimable(used: u64, cache: Option<u64>, resident: u64) -> u64 {
         let own = used.min(resident);
         cache.map_or(own, |cache| used.saturating_sub(cache).max(own))
     }
 
-    /// What of a cgroup's use caches files, by its `memory.stat`: version 2 counts groups below it anyway, version 1 by names of
-    /// their own.
-    fn cache(stat: &str) -> Option<u64> {
+    /// Page cache of a cgroup, from its `memory.stat`. Version 2 includes child groups; version 1
+    /// reports these under `total_` names.
+    fn page_cache(stat: &str) -> Option<u64> {
         let field = |name: &str| {
             let line = stat.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
             line?.trim().parse::<u64>().ok()
@@ -139,7 +143,7 @@ mod os {
             .or_else(|| sum(["active_file", "inactive_file"]))
     }
 
-    /// Every memory cgroup that this process is in and that has a limit, ancestors included, of either version.
+    /// Memory cgroups with a limit that contain this process, ancestors included, of both versions.
     fn cgroups() -> Vec<Cgroup> {
         let mut all = Vec::new();
         for line in fs::read_to_string("/proc/self/cgroup").unwrap_or_default().lines() {
@@ -161,7 +165,7 @@ mod os {
                     all.push(Cgroup {
                         limit,
                         used,
-                        cache: stat.ok().and_then(|stat| cache(&stat)),
+                        cache: stat.ok().and_then(|stat| page_cache(&stat)),
                     });
                 }
                 if folder == Path::new(root) || !folder.pop() || !folder.starts_with(root) {
@@ -177,22 +181,23 @@ mod os {
         use super::{super::physical_cores, *};
 
         #[test]
-        fn what_others_hold_in_a_cgroup_does_not_give_way_and_cached_files_do() {
-            let one = "cache 9\nactive_file 1\ninactive_file 2\ntotal_active_file 30\ntotal_inactive_file 40\n";
-            let two = "anon 5\nfile 90\nshmem 20\nactive_file 30\ninactive_file 41\n";
+        fn page_cache_of_a_cgroup_is_reclaimable_and_memory_of_others_is_not() {
+            let v1 = "cache 9\nactive_file 1\ninactive_file 2\ntotal_active_file 30\n\
+                      total_inactive_file 40\n";
+            let v2 = "anon 5\nfile 90\nshmem 20\nactive_file 30\ninactive_file 41\n";
             assert_eq!(
-                [one, two, "anon 5\nactive_file 30\n"].map(cache),
+                [v1, v2, "anon 5\nactive_file 30\n"].map(page_cache),
                 [Some(70), Some(71), None]
             );
-            // 100 used, of which files are 70 and this process has 10: others have 20.
-            assert_eq!(held((100, Some(70)), 10), 30);
-            // Files that it has mapped are resident and cached.
-            assert_eq!(held((100, Some(70)), 60), 60);
-            assert_eq!([held((100, None), 10), held((5, None), 10)], [10, 5]);
+            // 100 used: 70 of page cache, 10 of this process, 20 of others.
+            assert_eq!(unreclaimable(100, Some(70), 10), 30);
+            // Mapped files are both resident and cached.
+            assert_eq!(unreclaimable(100, Some(70), 60), 60);
+            assert_eq!([unreclaimable(100, None, 10), unreclaimable(5, None, 10)], [10, 5]);
         }
 
         #[test]
-        fn two_threads_of_a_core_are_one() {
+        fn smt_siblings_count_as_one_core() {
             let siblings = |cpu: usize| (cpu < 8).then(|| format!("{},{}", cpu % 4, cpu % 4 + 4));
             assert_eq!(distinct(0..8, siblings), Some(4));
             assert_eq!(distinct([1, 5].into_iter(), siblings), Some(1));
@@ -201,20 +206,20 @@ mod os {
         }
 
         #[test]
-        fn only_processors_that_the_process_may_run_on_count() {
+        fn only_processors_in_the_affinity_mask_count() {
             let all = physical_cores();
-            let of_one = std::thread::spawn(|| {
+            let pinned = std::thread::spawn(|| {
                 let allowed = rustix::thread::sched_getaffinity(None).unwrap();
                 let first =
                     (0..rustix::thread::CpuSet::MAX_CPU).find(|cpu| allowed.is_set(*cpu)).unwrap();
                 let mut one = rustix::thread::CpuSet::new();
                 one.set(first);
-                // Of this thread alone.
+                // Affects only this thread.
                 rustix::thread::sched_setaffinity(None, &one).unwrap();
                 physical_cores()
             });
             assert!(all >= 1 && all <= std::thread::available_parallelism().unwrap().get());
-            assert_eq!(of_one.join().unwrap(), 1);
+            assert_eq!(pinned.join().unwrap(), 1);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The model in the box: tales-18m, carried in the binary.
+//! Built-in model: tales-18m, embedded in the binary.
 
 use std::{
     collections::HashMap,
@@ -8,12 +8,12 @@ use std::{
 
 use sha2::{Digest, Sha256};
 
-use super::{Checkpoint, Source};
+use super::{Checkpoint, DataFile};
 use crate::base::error::Error;
 
-/// A file of the embedded model. The digest is written down, so that checking an unpacked copy does not touch
-/// the pages of the binary.
-struct File {
+/// A file of the built-in model. The digest is a constant, so that verifying an unpacked copy does
+/// not touch the pages of the binary.
+struct EmbeddedFile {
     name: &'static str,
     bytes: &'static [u8],
     sha256: &'static str,
@@ -21,7 +21,7 @@ struct File {
 
 macro_rules! file {
     ($name:literal, $sha256:literal) => {
-        File {
+        EmbeddedFile {
             name: $name,
             bytes: include_bytes!(concat!("../../../../models/tales-18m/", $name)),
             sha256: $sha256,
@@ -29,8 +29,8 @@ macro_rules! file {
     };
 }
 
-// A static: a constant would be copied to where it is used, 10 MB each time.
-static FILES: [File; 6] = [
+// A static, as a constant would be copied at each use: 10 MB.
+static FILES: [EmbeddedFile; 6] = [
     file!("config.json", "6c991c8eb3afbfe9721549fa6dbfab81397207979b0b2b8e9b1f202bda0d016b"),
     file!(
         "generation_config.json",
@@ -48,11 +48,11 @@ static FILES: [File; 6] = [
     file!("model.safetensors", "1e4014eb5f179e501d4dfd96bbee3064ab5d936005885ad6e73e233f62e315c2"),
 ];
 
-/// The name under which the model is unpacked.
+/// Folder name of the unpacked model, before its digest.
 const NAME: &str = "tales-18m";
 
-/// Unpacks the embedded model below `cache` (once; later calls find it there and check its digests) and
-/// returns its folder.
+/// Unpacks the built-in model below `cache` and returns its folder. Later calls verify the digests
+/// of the files and rewrite only damaged ones.
 ///
 /// # Errors
 /// The folder cannot be written.
@@ -63,45 +63,46 @@ pub fn unpack_embedded(cache: &Path) -> Result<PathBuf, Error> {
         .map_err(Error::file(&folder, "cannot make the folder of the built-in model"))?;
     for file in &FILES {
         let path = folder.join(file.name);
-        if digest(&path).is_ok_and(|d| d == file.sha256) {
+        if sha256(&path).is_ok_and(|d| d == file.sha256) {
             continue;
         }
-        // Written aside and renamed, so that two processes that start together never see half a file.
-        let aside = folder.join(format!(".{}.{}", file.name, std::process::id()));
+        // Written to a temporary file and renamed: concurrent processes never see a partial file.
+        let temporary = folder.join(format!(".{}.{}", file.name, std::process::id()));
         let write = || {
-            let mut out = std::fs::File::create(&aside)?;
+            let mut out = std::fs::File::create(&temporary)?;
             out.write_all(file.bytes)?;
             out.sync_all()?;
-            give_pages_back(file.bytes);
-            std::fs::rename(&aside, &path)
+            release_pages(file.bytes);
+            std::fs::rename(&temporary, &path)
         };
         write().map_err(|e| {
-            let _ = std::fs::remove_file(&aside);
+            let _ = std::fs::remove_file(&temporary);
             Error::file(&path, "cannot unpack the built-in model")(e)
         })?;
     }
     Ok(folder)
 }
 
-/// Lets go of the pages of the binary that hold `bytes`, so that they do not count as memory of this process.
+/// Drops the pages of the binary that hold `bytes` from the resident set of this process.
 #[cfg(target_os = "linux")]
-fn give_pages_back(bytes: &'static [u8]) {
+fn release_pages(bytes: &'static [u8]) {
     use rustix::mm::{Advice, madvise};
 
     let page = rustix::param::page_size();
-    let from = bytes.as_ptr().align_offset(page);
-    let Some(len) = bytes.len().checked_sub(from).map(|len| len - len % page) else { return };
-    // SAFETY: the range lies inside `bytes` and is whole pages of a read-only mapping of the executable file;
-    // pages that were let go come back from the file, unchanged, when they are touched again.
+    let start = bytes.as_ptr().align_offset(page);
+    let Some(len) = bytes.len().checked_sub(start).map(|len| len - len % page) else { return };
+    // SAFETY: the range is within `bytes` and consists of whole pages of a private, never written
+    // mapping of the executable file. Dropped pages are read from the file again, unchanged, on the
+    // next access.
     let _ =
-        unsafe { madvise(bytes.as_ptr().add(from).cast_mut().cast(), len, Advice::LinuxDontNeed) };
+        unsafe { madvise(bytes.as_ptr().add(start).cast_mut().cast(), len, Advice::LinuxDontNeed) };
 }
 
 #[cfg(not(target_os = "linux"))]
-fn give_pages_back(_: &'static [u8]) {}
+fn release_pages(_: &'static [u8]) {}
 
 /// SHA-256 of a file, in hexadecimal.
-fn digest(path: &Path) -> io::Result<String> {
+fn sha256(path: &Path) -> io::Result<String> {
     let mut file = std::fs::File::open(path)?;
     let (mut hash, mut block) = (Sha256::new(), vec![0; 64 << 10]);
     loop {
@@ -114,19 +115,19 @@ fn digest(path: &Path) -> io::Result<String> {
 }
 
 impl Checkpoint {
-    /// The embedded model, read from the binary itself.
+    /// Opens the built-in model, which is read directly from the binary.
     ///
     /// # Errors
     /// The binary is damaged.
     pub fn embedded() -> Result<Self, Error> {
-        let find = |wanted: &str| FILES.iter().find(|f| f.name == wanted).map(|f| f.bytes);
-        let texts = super::TEXTS.into_iter().filter_map(|name| Some((name, find(name)?.to_vec())));
-        let texts: HashMap<_, _> = texts.collect();
-        let files = vec![Source::binary(
-            "model.safetensors",
-            find("model.safetensors").unwrap_or_default(),
-        )];
-        Self::assemble(Path::new("(in the binary)"), files, texts)
+        let find = |name: &str| FILES.iter().find(|f| f.name == name).map(|f| f.bytes);
+        let text_files: HashMap<_, _> = super::TEXT_FILES
+            .into_iter()
+            .filter_map(|name| Some((name, find(name)?.to_vec())))
+            .collect();
+        let weights = find("model.safetensors").unwrap_or_default();
+        let files = vec![DataFile::embedded("model.safetensors", weights)];
+        Self::assemble(Path::new("(in the binary)"), files, text_files)
     }
 }
 
@@ -135,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_written_digests_are_those_of_the_files() {
+    fn the_digest_constants_match_the_files() {
         for file in &FILES {
             let digest: String =
                 Sha256::digest(file.bytes).iter().map(|b| format!("{b:02x}")).collect();

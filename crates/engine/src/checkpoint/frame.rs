@@ -1,60 +1,60 @@
-//! What files of moeflux's own begin with: which kind they are, their version, and a header in JSON, with a digest of all that.
+//! Common start of moeflux's own files: magic, version and a JSON header, protected by a digest.
 
 use std::io;
 
 use serde::{Serialize, de::DeserializeOwned};
 use twox_hash::XxHash3_64;
 
-use super::Source;
+use super::DataFile;
 
-/// What follows a header begins at multiples of it, and so does each part of that.
+/// Alignment of the data after the header, in bytes.
 pub(crate) const ALIGN: u64 = 4096;
 
-/// XXH3, 64 bits.
+/// XXH3 digest of 64 bits, seed 0.
 pub(crate) fn digest(bytes: &[u8]) -> u64 {
     XxHash3_64::oneshot(bytes)
 }
 
-/// A kind of file.
+/// A file type with this frame.
 pub(crate) struct Frame {
     pub(crate) magic: [u8; 8],
-    /// The version that is written, and the only one that is read.
+    /// Version that is written, and the only one that is read.
     pub(crate) version: u32,
-    /// Bytes of a header at most: what is read into memory at once.
-    pub(crate) most: u64,
+    /// Maximum size of the JSON header in bytes.
+    pub(crate) max_header: u64,
 }
 
-/// Why the start of a file is not that of its kind.
+/// Reason why a file's frame is rejected.
 #[derive(Debug)]
-pub(crate) enum Unframed {
+pub(crate) enum FrameError {
     Unreadable(io::Error),
-    /// It is of another kind.
+    /// Wrong magic: another type of file.
     Foreign,
-    /// Its version.
+    /// Unknown version, with its number.
     Version(u32),
-    /// Its header cannot have so many bytes, nor what follows begin at multiples of this.
+    /// Implausible header size in bytes, or wrong alignment.
     Claims {
         json: u64,
         align: u64,
     },
-    /// It ends before its header does.
+    /// The file ends within its header.
     Short,
-    /// The digest is another one.
+    /// Digest mismatch.
     Damaged,
-    /// The header is not that of its kind.
+    /// Invalid JSON header.
     Header(serde_json::Error),
 }
 
 impl Frame {
     /// Bytes before the header.
     pub(crate) const PREFIX: u64 = 32;
-    /// Bytes of these that the digest is of.
+    /// Bytes of the prefix that the digest covers.
     const SIGNED: usize = 24;
 
-    /// The start of a file, up to where other things begin: zeros fill it up to a multiple of [`ALIGN`].
+    /// Encodes prefix and header, zero-padded to a multiple of [`ALIGN`].
     ///
     /// # Errors
-    /// The header is not to be written as JSON.
+    /// The header cannot be serialized as JSON.
     pub(crate) fn encode(&self, header: &impl Serialize) -> serde_json::Result<Vec<u8>> {
         let json = serde_json::to_vec(header)?;
         let mut all = Vec::with_capacity(Self::PREFIX as usize + json.len() + ALIGN as usize);
@@ -69,43 +69,48 @@ impl Frame {
         Ok(all)
     }
 
-    /// The header, and where it ends.
+    /// Reads and verifies the header. Returns it with the offset of its end.
     ///
     /// # Errors
-    /// As [`Unframed`] says.
-    pub(crate) fn read<H: DeserializeOwned>(&self, source: &Source) -> Result<(H, u64), Unframed> {
-        let read = |buf: &mut [u8], at| source.read_exact_at(buf, at).map_err(Unframed::Unreadable);
-        let len = source.len();
+    /// See [`FrameError`].
+    pub(crate) fn read<H: DeserializeOwned>(
+        &self,
+        file: &DataFile,
+    ) -> Result<(H, u64), FrameError> {
+        let read = |buf: &mut [u8], offset| {
+            file.read_exact_at(buf, offset).map_err(FrameError::Unreadable)
+        };
+        let len = file.len();
         let mut prefix = [0; Self::PREFIX as usize];
         let there = len.min(Self::PREFIX) as usize;
         read(&mut prefix[..there], 0)?;
         if there < self.magic.len() || prefix[..self.magic.len()] != self.magic {
-            return Err(Unframed::Foreign);
+            return Err(FrameError::Foreign);
         }
         if there < prefix.len() {
-            return Err(Unframed::Short);
+            return Err(FrameError::Short);
         }
         let number = |at: usize, bytes: usize| {
             prefix[at..at + bytes].iter().rev().fold(0u64, |n, byte| n << 8 | u64::from(*byte))
         };
         let (version, align, json) = (number(8, 4) as u32, number(12, 4), number(16, 8));
         if version != self.version {
-            return Err(Unframed::Version(version));
+            return Err(FrameError::Version(version));
         }
-        if align != ALIGN || json > self.most {
-            return Err(Unframed::Claims { json, align });
+        if align != ALIGN || json > self.max_header {
+            return Err(FrameError::Claims { json, align });
         }
         if json > len - Self::PREFIX {
-            return Err(Unframed::Short);
+            return Err(FrameError::Short);
         }
         let mut signed = vec![0; Self::SIGNED + json as usize];
         let (head, text) = signed.split_at_mut(Self::SIGNED);
         head.copy_from_slice(&prefix[..Self::SIGNED]);
         read(text, Self::PREFIX)?;
         if digest(&signed) != number(Self::SIGNED, 8) {
-            return Err(Unframed::Damaged);
+            return Err(FrameError::Damaged);
         }
-        let header = serde_json::from_slice(&signed[Self::SIGNED..]).map_err(Unframed::Header)?;
+        let header = serde_json::from_slice(&signed[Self::SIGNED..]).map_err(FrameError::Header)?;
         Ok((header, Self::PREFIX + json))
     }
 }

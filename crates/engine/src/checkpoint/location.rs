@@ -1,40 +1,124 @@
-//! Byte locations of expert weights in a checkpoint's files.
+//! Locations of weights in a checkpoint's files: which bytes make up a tensor, matrix or expert.
+//!
+//! Data only. How tensors are found by name is in `tensors.rs`, how bytes are read in `read.rs`.
 
 use std::sync::Arc;
 
-use super::Segment;
+use moeflux_compute::{MatrixShape, Scalar};
 
-/// One piece of every expert of a layer.
+/// Byte range of a file of a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Index of the file in the checkpoint.
+    pub file: u32,
+    /// Offset of the first byte.
+    pub offset: u64,
+    /// Length in bytes.
+    pub bytes: usize,
+}
+
+/// Location, type and shape of a tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TensorInfo {
+    /// Index of the file in the checkpoint.
+    pub(crate) file: u32,
+    /// Offset of the first byte in the file.
+    pub(crate) offset: u64,
+    /// Length in bytes.
+    pub(crate) bytes: u64,
+    /// Type name as in the file: "BF16", "U32".
+    pub(crate) dtype: String,
+    /// Dimensions, outermost first.
+    pub(crate) shape: Vec<usize>,
+}
+
+impl TensorInfo {
+    /// All bytes of the tensor.
+    pub(crate) fn segment(&self) -> Segment {
+        self.first_of(1)
+    }
+
+    /// The first of `count` equal parts of the tensor.
+    pub(crate) fn first_of(&self, count: usize) -> Segment {
+        let bytes = (self.bytes / count.max(1) as u64) as usize;
+        Segment { file: self.file, offset: self.offset, bytes }
+    }
+}
+
+/// Location of a weight matrix: its shape and format, with a segment for each of its planes.
+#[derive(Clone, Debug)]
+pub struct MatrixSource {
+    /// Name without `.weight`.
+    pub name: String,
+    /// Rows, columns, format.
+    pub shape: MatrixShape,
+    /// Weights, then scales and biases where the format has them.
+    pub segments: Vec<Segment>,
+}
+
+impl MatrixSource {
+    /// Bytes of all segments.
+    pub(crate) fn bytes(&self) -> usize {
+        self.segments.iter().map(|s| s.bytes).sum()
+    }
+}
+
+/// Location of a vector: a norm, a bias or the like.
+#[derive(Clone, Debug)]
+pub struct VectorSource {
+    /// Name of the tensor.
+    pub name: String,
+    /// Number of elements.
+    pub len: usize,
+    /// Type of the elements in the file.
+    pub scalar: Scalar,
+    /// Bytes of the vector.
+    pub segment: Segment,
+    /// Added to each element: 1 for norms of checkpoints that store `w` of `1 + w`, otherwise 0.
+    pub plus: f32,
+}
+
+/// Location of equally shaped matrices that are stored contiguously.
+#[derive(Clone, Debug)]
+pub(crate) struct MatrixStack {
+    /// Shape of one matrix.
+    pub(crate) shape: MatrixShape,
+    /// Segments of the first matrix. Those of matrix `i` are `i` times their length further.
+    pub(crate) segments: Vec<Segment>,
+}
+
+/// Location of one shard of every expert of a layer.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum ShardLocation {
-    /// Slices of a stacked tensor: expert `e` begins `e` times `first.bytes` after the first.
+    /// Slices of a stacked tensor.
     Stacked {
-        /// The piece of expert 0.
+        /// Shard of expert 0.
         first: Segment,
-        /// Bytes from one expert's piece to the next one's.
+        /// Bytes from one expert's shard to the next one's.
         stride: u64,
     },
-    /// A tensor of its own for each expert.
+    /// A separate tensor for each expert, by expert.
     Each(Vec<Segment>),
-    /// All of an expert: the records of a packed model, with a digest of each.
+    /// Records of a packed model: one whole expert each, with a digest.
     Packed {
-        /// Expert 0.
+        /// Record of expert 0.
         first: Segment,
-        /// Bytes from one record to the next one.
+        /// Bytes from one record to the next.
         stride: u64,
-        /// By expert.
+        /// Digests by expert.
         digests: Arc<[u64]>,
     },
 }
 
 impl ShardLocation {
+    /// Bytes of the shard of `expert`.
     pub(crate) fn segment(&self, expert: usize) -> Segment {
         match self {
             ShardLocation::Stacked { first, stride }
             | ShardLocation::Packed { first, stride, .. } => {
                 Segment { offset: first.offset + expert as u64 * stride, ..*first }
             }
-            ShardLocation::Each(all) => all[expert],
+            ShardLocation::Each(segments) => segments[expert],
         }
     }
 }

@@ -1,41 +1,27 @@
-//! The index at the start of a safetensors file: read, checked, and nothing else.
+//! Reader of the tensor index of a safetensors file.
 //!
-//! Files come from strangers, so every number is checked before it is believed: the header's length against
-//! the file, every tensor's bytes against its shape, against the file's end and against its neighbours.
+//! Files are untrusted. The header's length is checked against the file. The bytes of each tensor
+//! are checked against its shape, the end of the file and the other tensors.
 
 use std::path::Path;
 
 use serde::Deserialize;
 
-use super::source::Source;
+use super::{data_file::DataFile, location::TensorInfo};
 use crate::base::error::Error;
 
-/// Headers beyond this are refused; the largest published ones have a few megabytes.
+/// Maximum header size in bytes; the largest published ones have a few megabytes.
 const MAX_HEADER: u64 = 256 << 20;
 
-/// Where a tensor's bytes are, and what they mean.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct TensorInfo {
-    /// Which file of the checkpoint.
-    pub(crate) file: u32,
-    /// First byte in the file.
-    pub(crate) offset: u64,
-    /// Bytes.
-    pub(crate) bytes: u64,
-    /// The type's name in the file: "BF16", "U32".
-    pub(crate) dtype: String,
-    /// Outermost dimension first.
-    pub(crate) shape: Vec<usize>,
-}
-
+/// Index entry of a tensor, as written in the header.
 #[derive(Deserialize)]
-struct Entry {
+struct IndexEntry {
     dtype: Option<String>,
     shape: Option<Vec<u64>>,
     data_offsets: Option<(u64, u64)>,
 }
 
-/// Bits of one element of a type; `None` for types that this reader does not know.
+/// Bits per element of a type; `None` for unknown types.
 fn bits(dtype: &str) -> Option<u64> {
     Some(match dtype {
         "F4" => 4,
@@ -47,28 +33,27 @@ fn bits(dtype: &str) -> Option<u64> {
     })
 }
 
-/// Bytes of a tensor; `None` for a type that is not known, or more than can be counted.
+/// Size of a tensor in bytes; `None` for an unknown type or on overflow.
 pub(super) fn size(dtype: &str, shape: &[usize]) -> Option<u64> {
     let count = shape.iter().try_fold(1u64, |n, d| n.checked_mul(*d as u64))?;
     count.checked_mul(bits(dtype)?).map(|n| n / 8)
 }
 
-/// Reads the index of one file: names with places.
+/// Reads the index of one file, which becomes file `index` of the checkpoint: names and locations.
 ///
 /// # Errors
 /// The file cannot be read, is cut short, or its header contradicts itself or the file.
-pub(crate) fn read_index(source: &Source, file: u32) -> Result<Vec<(String, TensorInfo)>, Error> {
-    let path = source.path();
+pub(super) fn read_index(file: &DataFile, index: u32) -> Result<Vec<(String, TensorInfo)>, Error> {
+    let path = file.path();
     let bad = |problem: String| Error::Checkpoint { path: path.to_owned(), problem };
     let again = "; the file is damaged or incomplete: download it again";
-    let read = |buf: &mut [u8], at| {
-        source
-            .read_exact_at(buf, at)
+    let read = |buf: &mut [u8], offset| {
+        file.read_exact_at(buf, offset)
             .map_err(Error::file(path, "cannot read the header of the tensors"))
     };
-    let len = source.len();
+    let len = file.len();
     if len < 8 {
-        return Err(bad(format!("{len} bytes are no safetensors file{again}")));
+        return Err(bad(format!("{len} bytes are not a safetensors file{again}")));
     }
     let mut prefix = [0; 8];
     read(&mut prefix, 0)?;
@@ -78,22 +63,22 @@ pub(crate) fn read_index(source: &Source, file: u32) -> Result<Vec<(String, Tens
     }
     let mut json = vec![0; header as usize];
     read(&mut json, 8)?;
-    let entries: std::collections::BTreeMap<String, Option<Entry>> = serde_json::from_slice(&json)
-        .map_err(|e| {
+    let entries: std::collections::BTreeMap<String, Option<IndexEntry>> =
+        serde_json::from_slice(&json).map_err(|e| {
             bad(format!("the header is not the JSON of a safetensors file: {e}{again}"))
         })?;
 
     let data = 8 + header;
     let mut tensors = Vec::with_capacity(entries.len());
     for (name, entry) in entries {
-        // mlx writes a null where nobody gave it metadata.
+        // MLX writes a null if there is no metadata.
         if name == "__metadata__" {
             continue;
         }
         let entry = entry
-            .ok_or_else(|| bad(format!("the header has nothing for the tensor {name}{again}")))?;
-        let info = check(&name, entry, path, data, len)?;
-        tensors.push((name, TensorInfo { file, ..info }));
+            .ok_or_else(|| bad(format!("the header has no entry for the tensor {name}{again}")))?;
+        let info = check_entry(&name, entry, path, data, len)?;
+        tensors.push((name, TensorInfo { file: index, ..info }));
     }
     tensors.sort_by_key(|(_, t)| (t.offset, t.bytes));
     for pair in tensors.windows(2) {
@@ -105,7 +90,14 @@ pub(crate) fn read_index(source: &Source, file: u32) -> Result<Vec<(String, Tens
     Ok(tensors)
 }
 
-fn check(name: &str, entry: Entry, path: &Path, data: u64, len: u64) -> Result<TensorInfo, Error> {
+/// Checks an index entry of a file of `len` bytes, whose tensor data start at `data`.
+fn check_entry(
+    name: &str,
+    entry: IndexEntry,
+    path: &Path,
+    data: u64,
+    len: u64,
+) -> Result<TensorInfo, Error> {
     let bad =
         |problem: String| Error::Tensor { tensor: name.to_owned(), path: path.to_owned(), problem };
     let (Some(dtype), Some(shape), Some((from, to))) =
@@ -148,24 +140,28 @@ mod tests {
 
     use super::*;
 
-    fn file(header: &str, data: usize) -> Source {
+    fn file(header: &str, data: usize) -> DataFile {
         let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
         bytes.extend(header.as_bytes());
         bytes.resize(bytes.len() + data, 0);
-        Source::binary("model.safetensors", bytes.leak())
+        DataFile::embedded("model.safetensors", bytes.leak())
     }
 
     proptest! {
-        /// Tensors that lie one after another are found where they are.
+        /// Contiguous tensors are located correctly.
         #[test]
-        fn a_right_index_is_read(lengths in prop::collection::vec(0usize..40, 0..12)) {
-            let (mut header, mut at) = (Map::new(), 0);
+        fn a_valid_index_is_read(lengths in prop::collection::vec(0usize..40, 0..12)) {
+            let (mut header, mut offset) = (Map::new(), 0);
             for (i, n) in lengths.iter().enumerate() {
-                header.insert(format!("t{i}"), json!({"dtype": "F16", "shape": [n], "data_offsets": [at, at + 2 * n]}));
-                at += 2 * n;
+                let offsets = [offset, offset + 2 * n];
+                header.insert(
+                    format!("t{i}"),
+                    json!({"dtype": "F16", "shape": [n], "data_offsets": offsets}),
+                );
+                offset += 2 * n;
             }
             let header = serde_json::Value::Object(header).to_string();
-            let tensors = read_index(&file(&header, at), 7).unwrap();
+            let tensors = read_index(&file(&header, offset), 7).unwrap();
             prop_assert_eq!(tensors.len(), lengths.len());
             for (name, t) in tensors {
                 let i: usize = name[1..].parse().unwrap();
@@ -175,10 +171,10 @@ mod tests {
             }
         }
 
-        /// Whatever numbers a header claims: what is believed lies inside the file, fits its shape, and overlaps
-        /// nothing.
+        /// For any header: accepted tensors are within the file, fit their shape, and do not
+        /// overlap.
         #[test]
-        fn no_claim_is_believed_unchecked(
+        fn accepted_tensors_are_consistent(
             claims in prop::collection::vec(
                 (prop::collection::vec(prop_oneof![0u64..9, any::<u64>()], 0..3),
                  prop_oneof![0u64..60, any::<u64>()], prop_oneof![0u64..60, any::<u64>()]),
@@ -188,11 +184,11 @@ mod tests {
                 (format!("t{i}"), json!({"dtype": "U8", "shape": shape, "data_offsets": [from, to]}))
             };
             let header: Map<_, _> = claims.iter().enumerate().map(entry).collect();
-            let source = file(&serde_json::Value::Object(header).to_string(), 50);
-            if let Ok(tensors) = read_index(&source, 0) {
+            let file = file(&serde_json::Value::Object(header).to_string(), 50);
+            if let Ok(tensors) = read_index(&file, 0) {
                 let mut end = 0;
                 for (name, t) in tensors {
-                    prop_assert!(t.offset >= end && t.offset + t.bytes <= source.len(), "{}", name);
+                    prop_assert!(t.offset >= end && t.offset + t.bytes <= file.len(), "{}", name);
                     prop_assert_eq!(t.shape.iter().product::<usize>() as u64, t.bytes);
                     end = t.offset + t.bytes;
                 }

@@ -4,14 +4,14 @@ use std::{path::PathBuf, sync::Arc};
 
 use crate::{
     base::error::Error,
-    checkpoint::{Checkpoint, Source, digest, location::ShardLocation},
+    checkpoint::{Checkpoint, DataFile, digest, location::ShardLocation},
     model::blueprint::{Blueprint, LayerExperts},
 };
 
 /// All experts of a model, readable from any thread.
 #[derive(Debug)]
 pub(crate) struct ExpertSource {
-    files: Arc<Vec<Source>>,
+    files: Arc<Vec<DataFile>>,
     /// Folders that have some of the files too.
     mirrors: Vec<PathBuf>,
     /// By layer of the model; `None` for layers without routed experts.
@@ -19,7 +19,7 @@ pub(crate) struct ExpertSource {
 }
 
 impl ExpertSource {
-    pub(crate) fn new(files: Arc<Vec<Source>>, layers: Vec<Option<LayerExperts>>) -> Self {
+    pub(crate) fn new(files: Arc<Vec<DataFile>>, layers: Vec<Option<LayerExperts>>) -> Self {
         Self { files, mirrors: Vec::new(), layers }
     }
 
@@ -30,7 +30,7 @@ impl ExpertSource {
         Self { files, mirrors: checkpoint.mirrors().into(), layers: layers.collect() }
     }
 
-    pub(crate) fn files(&self) -> &Arc<Vec<Source>> {
+    pub(crate) fn files(&self) -> &Arc<Vec<DataFile>> {
         &self.files
     }
 
@@ -55,7 +55,7 @@ impl ExpertSource {
     pub(crate) fn layers_in_file_order(&self) -> Vec<(usize, &LayerExperts)> {
         let mut layers: Vec<_> =
             self.layers.iter().enumerate().filter_map(|(i, l)| Some((i, l.as_ref()?))).collect();
-        layers.sort_by_key(|(_, l)| (0..l.count).map(|expert| l.place(expert)).min());
+        layers.sort_by_key(|(_, l)| (0..l.count).map(|expert| l.disk_position(expert)).min());
         layers
     }
 
@@ -65,7 +65,7 @@ impl ExpertSource {
         for (layer, experts) in self.layers_in_file_order() {
             let first = all.len();
             all.extend((0..experts.count).map(|expert| (layer, expert)));
-            all[first..].sort_by_key(|(_, expert)| experts.place(*expert));
+            all[first..].sort_by_key(|(_, expert)| experts.disk_position(*expert));
         }
         all
     }
@@ -95,14 +95,14 @@ impl ExpertSource {
 
     /// Whether a layer's experts have digests.
     pub(crate) fn has_digests(&self, layer: usize) -> bool {
-        matches!(self.layer(layer).map(|l| &l.parts[..]), Some([ShardLocation::Packed { .. }]))
+        matches!(self.layer(layer).map(|l| &l.shards[..]), Some([ShardLocation::Packed { .. }]))
     }
 
     /// That the bytes which were read to the start of `slot` are those of the expert: of a packed model, whose records
     /// have digests; of others there is nothing to compare with.
     pub(crate) fn verify(&self, layer: usize, expert: usize, slot: &[u8]) -> Result<(), Error> {
         let Some([ShardLocation::Packed { first, stride, digests }]) =
-            self.layer(layer).map(|l| &l.parts[..])
+            self.layer(layer).map(|l| &l.shards[..])
         else {
             return Ok(());
         };

@@ -1,4 +1,4 @@
-//! Model identity: a digest of the config, the tensor table and samples of the dense weights.
+//! Computation of the [`ModelId`]: digest of config, tensor list and samples of the dense weights.
 
 use std::collections::BTreeSet;
 
@@ -10,37 +10,39 @@ use crate::{
     model::blueprint::Blueprint,
 };
 
-/// Most bytes of one tensor that an identity depends on.
-const SAMPLE: u64 = 4 << 10;
-/// Most bytes of all tensors, unless there are very many.
-const SAMPLES: u64 = 4 << 20;
-/// Bytes of a tensor that are always looked at, if it has them.
-const LEAST: u64 = 64;
+/// Maximum sample of one tensor, in bytes.
+const MAX_SAMPLE: u64 = 4 << 10;
+/// Bytes of the samples of all tensors, exceeded only if there are very many tensors.
+const TOTAL_SAMPLES: u64 = 4 << 20;
+/// Minimum sample of one tensor, in bytes, if it is that long.
+const MIN_SAMPLE: u64 = 64;
 
 impl Checkpoint {
-    /// Which model it is. Reads some megabytes at most, whatever the size of the model.
+    /// Identity of the model. Reads at most some megabytes, regardless of the size of the model.
     ///
     /// # Errors
     /// A file cannot be read, or the architecture is not supported.
     pub fn identity(&self) -> Result<ModelId, Error> {
         let experts = match self.packed_file() {
             Some(file) => self.names(|t| t.file == file),
-            None => self.expert_tensors(&Blueprint::of(self)?)?,
+            None => self.expert_tensors(&Blueprint::for_checkpoint(self)?)?,
         };
         let dense = &self.names(|_| true) - &experts;
-        let most = (SAMPLES / (dense.len() as u64).max(1)).clamp(LEAST, SAMPLE);
+        let max_sample =
+            (TOTAL_SAMPLES / (dense.len() as u64).max(1)).clamp(MIN_SAMPLE, MAX_SAMPLE);
         let mut hash = Sha256::new();
-        // With their lengths, so that no two lists of fields are the same bytes.
+        // Each field is preceded by its length, so that different lists of fields never have the
+        // same bytes.
         let mut field = |bytes: &[u8]| {
             hash.update((bytes.len() as u64).to_le_bytes());
             hash.update(bytes);
         };
-        field(self.text("config.json").map_or(&[][..], |(bytes, _)| bytes));
+        field(self.text_file("config.json").map_or(&[][..], |file| file.bytes));
         field(self.listing().as_bytes());
-        let mut sample = [0; SAMPLE as usize];
+        let mut sample = [0; MAX_SAMPLE as usize];
         for name in dense {
             let t = self.tensor(name)?;
-            let bytes = t.bytes.min(most);
+            let bytes = t.bytes.min(max_sample);
             let middle = Segment {
                 file: t.file,
                 offset: t.offset + (t.bytes - bytes) / 2,
@@ -53,11 +55,12 @@ impl Checkpoint {
         Ok(ModelId(hash.finalize().into()))
     }
 
-    fn names(&self, which: impl Fn(&TensorInfo) -> bool) -> BTreeSet<&str> {
-        self.tensors().filter(|(_, t)| which(t)).map(|(name, _)| name).collect()
+    /// Names of the tensors that satisfy `predicate`.
+    fn names(&self, predicate: impl Fn(&TensorInfo) -> bool) -> BTreeSet<&str> {
+        self.tensors().filter(|(_, t)| predicate(t)).map(|(name, _)| name).collect()
     }
 
-    /// A line `name dtype [shape]` for each tensor, sorted.
+    /// Sorted lines `name dtype [shape]` of all tensors.
     pub(crate) fn listing(&self) -> String {
         let mut lines: Vec<_> =
             self.tensors().map(|(name, t)| format!("{name} {} {:?}\n", t.dtype, t.shape)).collect();
@@ -65,26 +68,26 @@ impl Checkpoint {
         lines.concat()
     }
 
-    /// The tensors that experts are read from, by name.
+    /// Names of the tensors that experts are read from.
     ///
     /// # Errors
-    /// An expert lies in no tensor.
+    /// An expert is not within a tensor.
     pub(crate) fn expert_tensors(&self, blueprint: &Blueprint) -> Result<BTreeSet<&str>, Error> {
-        let mut places: Vec<_> = self.tensors().filter(|(_, t)| t.bytes > 0).collect();
-        places.sort_by_key(|(_, t)| (t.file, t.offset));
+        let mut sorted: Vec<_> = self.tensors().filter(|(_, t)| t.bytes > 0).collect();
+        sorted.sort_by_key(|(_, t)| (t.file, t.offset));
         let mut names = BTreeSet::new();
         for (layer, moe) in blueprint.moe_layers() {
             for segment in (0..moe.experts.count).flat_map(|e| moe.experts.segments(e)) {
-                let after = places
+                let after = sorted
                     .partition_point(|(_, t)| (t.file, t.offset) <= (segment.file, segment.offset));
-                let found = after.checked_sub(1).map(|i| places[i]).filter(|(_, t)| {
+                let found = after.checked_sub(1).map(|i| sorted[i]).filter(|(_, t)| {
                     t.file == segment.file
                         && segment.offset + segment.bytes as u64 <= t.offset + t.bytes
                 });
                 let (name, _) = found.ok_or_else(|| Error::Checkpoint {
                     path: self.folder().into(),
                     problem: format!(
-                        "an expert of layer {layer} lies in no tensor; please report this"
+                        "an expert of layer {layer} is not within a tensor; please report this"
                     ),
                 })?;
                 names.insert(name);
@@ -127,14 +130,14 @@ mod tests {
             assert_eq!(serde_json::from_str::<ModelId>(&format!("\"{id}\"")).unwrap(), id);
             all.insert(id.to_string());
         }
-        assert_eq!(all.len(), names.len(), "each is a model of its own");
+        assert_eq!(all.len(), names.len(), "different models have different identities");
         for text in ["", "0", "zz", "é0", &"0".repeat(63), &"0".repeat(66)] {
             assert!(serde_json::from_value::<ModelId>(text.into()).is_err(), "{text}");
         }
     }
 
     #[test]
-    fn other_weights_and_other_configs_are_other_models() {
+    fn other_weights_or_another_config_are_another_model() {
         let (temp, source) = (tempfile::tempdir().unwrap(), golden("qwen3_moe"));
         let copy =
             |name: &str| fs::copy(source.folder().join(name), temp.path().join(name)).unwrap();

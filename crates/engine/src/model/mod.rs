@@ -1,8 +1,11 @@
-//! Model floor: a checkpoint's config and tensor names become a [`Blueprint`](blueprint::Blueprint).
+//! Model floor: a checkpoint's config and tensor names become a
+//! [`Blueprint`](blueprint::Blueprint).
 //!
-//! Knows: one file per `model_type` in [`arch`], tensor names of the Hub, layer shapes, and where the
-//! experts of a packed copy are. Must not know: devices, slots, sessions, or which kind of source the
-//! tensors come from beyond what it answers.
+//! [`arch`] builds the blueprint, [`blueprint`] defines it, [`packed_experts`] points its experts
+//! to a packed copy, and [`identity`] computes a model's id.
+//!
+//! Knows: one file per `model_type`, tensor names of the Hub, layer shapes. Must not know: devices,
+//! slots, sessions.
 
 pub(crate) mod arch;
 pub(crate) mod blueprint;

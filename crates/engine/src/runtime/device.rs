@@ -228,7 +228,7 @@ impl MemoryPlan {
         request: &MemoryRequest,
         device: &DeviceOptions,
     ) -> Result<(Self, ChosenDevice), Error> {
-        let _text = Text::of(checkpoint, blueprint.vocab)?;
+        let _text = Text::for_checkpoint(checkpoint, blueprint.vocab)?;
         let opened = open_device(blueprint, request, device, None)?;
         Ok((opened.plan, opened.chosen))
     }
@@ -243,7 +243,7 @@ mod tests {
 
     fn tales() -> Blueprint {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tales-18m");
-        Blueprint::of(&Checkpoint::open(&folder).unwrap()).unwrap()
+        Blueprint::for_checkpoint(&Checkpoint::open(&folder).unwrap()).unwrap()
     }
 
     fn adapter(index: usize, kind: AdapterKind, memory: Option<u64>) -> Adapter {

@@ -248,7 +248,7 @@ impl Model {
         };
         match &begun {
             Some(ahead) => {
-                on.stats.begin(ahead.stats);
+                on.stats.add_recorded(ahead.stats);
                 if let Some(progress) = &mut watch.progress {
                     progress(1.0);
                 }

@@ -471,8 +471,8 @@ impl MemoryPlan {
     pub(crate) fn dense_bytes(blueprint: &Blueprint) -> u64 {
         let matrix = |m: &MatrixSource| pages(m.bytes() as u64);
         let matrices: u64 = blueprint.matrices().map(matrix).sum();
-        let in_slots = blueprint.moe_layers().filter_map(|(_, moe)| moe.joined()).flatten();
-        let slots = pages(blueprint.slot_bytes() as u64) * blueprint.joined_layers() as u64;
+        let in_slots = blueprint.moe_layers().filter_map(|(_, moe)| moe.fused_shared()).flatten();
+        let slots = pages(blueprint.slot_bytes() as u64) * blueprint.fused_shared_layers() as u64;
         matrices + vector_bytes(blueprint) + slots - in_slots.map(matrix).sum::<u64>()
     }
 }

@@ -296,7 +296,7 @@ impl Scheduler {
             }
         }
         let stats = self.engine.step(&mut turns, watch)?;
-        self.stats = self.stats.and(&stats);
+        self.stats = self.stats.plus(&stats);
         self.follow();
         let mut events = Vec::new();
         self.choose(&shares, &mut events);

@@ -112,8 +112,8 @@ impl Engine {
         options: EngineOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, Error> {
-        let blueprint = Blueprint::of(&checkpoint)?;
-        let text = Text::of(&checkpoint, blueprint.vocab)?;
+        let blueprint = Blueprint::for_checkpoint(&checkpoint)?;
+        let text = Text::for_checkpoint(&checkpoint, blueprint.vocab)?;
         let wrap = options.wrap_device.as_ref();
         let request = options.memory.reading(&checkpoint, &blueprint, &options.reads);
         let Opened { mut device, plan, chosen } =
@@ -150,7 +150,7 @@ impl Engine {
                 options.policy,
             )
         };
-        let shared = blueprint.joined_layers();
+        let shared = blueprint.fused_shared_layers();
         let (host_slots, card, shared) = match plan.device_budget {
             Some(_) => (plan.host_slots, Some(tier(plan.slots, shared, BankPlace::Card)?), 0),
             None => (plan.slots, None, shared),
@@ -398,7 +398,7 @@ impl ReopenArgs {
     /// The experts' files as they are now, if they are those of the model: every expert where it was.
     fn source(&self, before: &ExpertSource) -> Result<Option<Arc<ExpertSource>>, Error> {
         let checkpoint = Checkpoint::open_with(&self.folder, &self.mirrors)?;
-        let now = ExpertSource::of(&checkpoint, &Blueprint::of(&checkpoint)?);
+        let now = ExpertSource::of(&checkpoint, &Blueprint::for_checkpoint(&checkpoint)?);
         let same = checkpoint.identity()? == self.model && now.layers() == before.layers();
         Ok(same.then(|| Arc::new(now)))
     }

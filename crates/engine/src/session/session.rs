@@ -339,7 +339,7 @@ impl Session {
         let mut chosen = Ok(None);
         self.steps(tokens, wanted, watch, &mut |_, found| {
             if let LogitsOutput::First { ids, logits } = found {
-                chosen = sampler.choose_among(ids, logits);
+                chosen = sampler.sample_candidates(ids, logits);
             }
             !matches!(chosen, Ok(None))
         })?;
@@ -583,8 +583,8 @@ impl Runtime {
                 sink,
             ),
         };
-        stats.device(before, self.device.counters());
-        stats.reads(read, self.cache.read_counters());
+        stats.add_device(before, self.device.counters());
+        stats.add_reads(read, self.cache.read_counters());
         stepped.map_err(advise)?;
         self.stepped.clear();
         self.stepped

@@ -1,6 +1,9 @@
 //! Text floor: tokenizer, chat templates and sampling. Pure functions over token ids, strings and
 //! logits.
 //!
+//! [`tokenizer`] turns text into token ids and back, [`chat`] renders messages by a model's chat
+//! template, [`sampling`] turns logits into a token. [`text`] bundles the three for a checkpoint.
+//!
 //! Knows: `tokenizer.json`, `chat_template.jinja`, `generation_config.json`, logits as slices.
 //! Must not know: devices, experts, sessions.
 

@@ -1,4 +1,4 @@
-//! What a checkpoint brings to turn text into tokens and back.
+//! Text side of a checkpoint: tokenizer, chat template, sampling defaults and end tokens.
 
 use std::path::PathBuf;
 
@@ -12,60 +12,62 @@ use crate::{
     },
 };
 
-/// Tokenizer, chat template and the makers' advice on sampling.
+/// Tokenizer, chat template and recommended sampling of a model.
 #[derive(Debug)]
 pub struct Text {
     tokenizer: Tokenizer,
-    /// A template that is absent or broken matters only to those who use it.
+    /// A missing or broken template is an error only when it is used.
     template: Result<ChatTemplate, (PathBuf, String)>,
     generation: GenerationConfig,
     end: EndTokens,
 }
 
 impl Text {
-    /// Reads a checkpoint's text files; `None` without a tokenizer. `vocab` is the model's.
-    pub(crate) fn of(checkpoint: &Checkpoint, vocab: usize) -> Result<Option<Self>, Error> {
-        let config_file = checkpoint.text("tokenizer_config.json");
-        let (tokenizer, path) = if let Some((bytes, path)) = checkpoint.text("tokenizer.json") {
-            (Tokenizer::from_bytes(bytes, &path)?, path)
-        } else if let Some((ranks, path)) = checkpoint.text("tiktoken.model") {
-            let Some((config, config_path)) = &config_file else {
-                let problem = "it names no special tokens; tokenizer_config.json, which does, is not there: download it";
-                return Err(Error::Text { path, problem: problem.into() });
+    /// Reads a checkpoint's text files; `None` without a tokenizer. `vocab` is the vocabulary size
+    /// of the model.
+    pub(crate) fn for_checkpoint(
+        checkpoint: &Checkpoint,
+        vocab: usize,
+    ) -> Result<Option<Self>, Error> {
+        let config_file = checkpoint.text_file("tokenizer_config.json");
+        let (tokenizer, path) = if let Some(json) = checkpoint.text_file("tokenizer.json") {
+            (Tokenizer::from_bytes(json.bytes, &json.path)?, json.path)
+        } else if let Some(ranks) = checkpoint.text_file("tiktoken.model") {
+            let Some(config) = &config_file else {
+                let problem = "it names no special tokens, and tokenizer_config.json, which does, \
+                               is missing: download it";
+                return Err(Error::Text { path: ranks.path, problem: problem.into() });
             };
-            (Tokenizer::from_tiktoken((ranks, &path), (config, config_path))?, path)
+            (Tokenizer::from_tiktoken(&ranks, config)?, ranks.path)
         } else {
             return Ok(None);
         };
         if tokenizer.vocab_size() > vocab {
             let problem = format!(
-                "it has ids up to {}, but the model's vocabulary has {vocab} entries: tokenizer and model do not \
-                 belong together",
+                "it has ids up to {}, but the model's vocabulary has {vocab} entries: tokenizer \
+                 and model do not belong together",
                 tokenizer.vocab_size() - 1
             );
             return Err(Error::Text { path, problem });
         }
         let config = match config_file {
-            Some((bytes, path)) => TokenizerConfig::from_bytes(bytes, &path),
+            Some(file) => TokenizerConfig::from_bytes(file.bytes, &file.path),
             None => Ok(TokenizerConfig::default()),
         };
-        let generation = match checkpoint.text("generation_config.json") {
-            Some((bytes, path)) => GenerationConfig::from_bytes(bytes, &path)?,
+        let generation = match checkpoint.text_file("generation_config.json") {
+            Some(file) => GenerationConfig::from_bytes(file.bytes, &file.path)?,
             None => GenerationConfig::default(),
         };
-        let (model_config, model_config_path) = checkpoint.text("config.json").unwrap_or_default();
+        let model_config = checkpoint.text_file("config.json").unwrap_or_default();
         let end = EndTokens::new(
             &generation,
-            model_config,
-            &model_config_path,
+            &model_config,
             config.as_ref().unwrap_or(&TokenizerConfig::default()),
             &tokenizer,
         )?;
-        let jinja = checkpoint.text("chat_template.jinja");
+        let jinja = checkpoint.text_file("chat_template.jinja");
         let template = config
-            .and_then(|config| {
-                ChatTemplate::from_files(jinja.as_ref().map(|(b, p)| (*b, p.as_path())), &config)
-            })
+            .and_then(|config| ChatTemplate::from_files(jinja.as_ref(), &config))
             .and_then(|template| template.ok_or_else(|| ChatTemplate::missing(checkpoint.folder())))
             .map_err(|error| match error {
                 Error::Text { path, problem } => (path, problem),
@@ -74,7 +76,7 @@ impl Text {
         Ok(Some(Self { tokenizer, template, generation, end }))
     }
 
-    /// Tokens of a conversation, up to where the assistant's answer begins.
+    /// Tokens of a conversation, up to the start of the assistant's answer.
     ///
     /// # Errors
     /// There is no chat template, or it fails.
@@ -82,13 +84,14 @@ impl Text {
         self.tokenizer.encode(&self.template()?.render(messages, true, options)?, false)
     }
 
-    /// Tokens that ask `question` behind an answer whose end token is not there yet: what ends it, the question, and what comes
-    /// before the next answer. A conversation goes on with them of which only the tokens are known, as those of a saved session.
+    /// Tokens that continue after an answer without its end token: the end of the answer,
+    /// `question`, and the prompt for the next answer. Continues conversations of which only the
+    /// tokens are known, such as saved sessions.
     ///
     /// # Errors
-    /// As [`Text::chat`]; also as [`ChatTemplate::render_on`].
-    pub fn chat_on(&self, question: &str, options: &ChatOptions) -> Result<Vec<u32>, Error> {
-        self.tokenizer.encode(&self.template()?.render_on(question, options)?, false)
+    /// As [`Text::chat`] and [`ChatTemplate::render_follow_up`].
+    pub fn chat_follow_up(&self, question: &str, options: &ChatOptions) -> Result<Vec<u32>, Error> {
+        self.tokenizer.encode(&self.template()?.render_follow_up(question, options)?, false)
     }
 
     fn template(&self) -> Result<&ChatTemplate, Error> {
@@ -99,7 +102,7 @@ impl Text {
         self.template.as_ref().map_err(broken)
     }
 
-    /// Tokens of a text as it is, with the special tokens that the tokenizer itself puts around it.
+    /// Tokens of plain text, with the special tokens that the tokenizer adds around it.
     ///
     /// # Errors
     /// The tokenizer cannot represent the text.
@@ -112,17 +115,17 @@ impl Text {
         &self.tokenizer
     }
 
-    /// Turns tokens into text as they come.
+    /// Incremental decoder from tokens to text.
     pub fn decoder(&self) -> Decoder {
         self.tokenizer.decoder()
     }
 
-    /// What the model's makers advise for sampling.
+    /// Sampling that the model's authors recommend.
     pub fn generation(&self) -> &GenerationConfig {
         &self.generation
     }
 
-    /// The tokens that end an answer.
+    /// Tokens that end an answer.
     pub fn end(&self) -> &EndTokens {
         &self.end
     }
@@ -133,18 +136,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_question_behind_an_answer_goes_on_as_the_whole_conversation_does() {
+    fn a_follow_up_has_the_tokens_of_the_whole_conversation() {
         let checkpoint = Checkpoint::embedded().unwrap();
-        let text = Text::of(&checkpoint, 4096).unwrap().unwrap();
+        let text = Text::for_checkpoint(&checkpoint, 4096).unwrap().unwrap();
         let options = ChatOptions::default();
         let asked = vec![Message::system("Be brief."), Message::user("Who was it?")];
         let answered = [asked.clone(), vec![Message::assistant("The Fox.")]].concat();
         let question = "And what did the Vixen say?";
         let whole =
             text.chat(&[answered, vec![Message::user(question)]].concat(), &options).unwrap();
-        let begun =
+        let start =
             [text.chat(&asked, &options).unwrap(), text.encode("The Fox.").unwrap()].concat();
-        assert_eq!(whole, [begun, text.chat_on(question, &options).unwrap()].concat());
-        assert!(text.end().contains(text.chat_on("", &options).unwrap()[0]));
+        assert_eq!(whole, [start, text.chat_follow_up(question, &options).unwrap()].concat());
+        assert!(text.end().contains(text.chat_follow_up("", &options).unwrap()[0]));
     }
 }

@@ -28,7 +28,7 @@ impl<'a> Planner<'a> {
         blueprint: &'a Blueprint,
         device: &moeflux_compute::DeviceOptions,
     ) -> Result<Self, Error> {
-        let text = Text::of(checkpoint, blueprint.vocab)?;
+        let text = Text::for_checkpoint(checkpoint, blueprint.vocab)?;
         // A budget that surely holds everything: which one is planned for is said later.
         let request = MemoryRequest { budget: Some(1 << 52), ..MemoryRequest::default() };
         Ok(Self { blueprint, opened: open_device(blueprint, &request, device, None)?, _text: text })

@@ -289,7 +289,7 @@ mod tests {
     #[test]
     fn the_built_in_model_reads_what_inspect_says() {
         let checkpoint = crate::Checkpoint::embedded().unwrap();
-        let blueprint = Blueprint::of(&checkpoint).unwrap();
+        let blueprint = Blueprint::for_checkpoint(&checkpoint).unwrap();
         let costs = TokenCosts::new(&blueprint, KvFormat::F16);
         let dense: u64 =
             blueprint.matrices().flat_map(|m| &m.segments).map(|s| s.bytes as u64).sum();

@@ -140,7 +140,7 @@ fn measure(
     let mut engine_args = args.engine.clone();
     engine_args.memory.memory = budget.or(engine_args.memory.memory);
     let checkpoint = load::checkpoint(&engine_args.model, &engine_args.reads.mirror, ui)?;
-    let blueprint = Blueprint::of(&checkpoint)?;
+    let blueprint = Blueprint::for_checkpoint(&checkpoint)?;
     let needed = speed::needed_context(&settings, args.tokens);
     let positions = blueprint.max_positions;
     speed::check_context(needed, engine_args.memory.ctx.map_or(positions, Into::into), positions)?;

@@ -1,33 +1,33 @@
-//! The header of a file of packed experts: writing it, reading it, and believing none of it unchecked.
+//! Header of `experts.moeflux`: encoding, reading and validation.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use super::super::{
-    MAX_JSON, Source, TEXTS,
-    frame::{ALIGN, Frame, Unframed},
+    DataFile, MAX_JSON, TEXT_FILES,
+    frame::{ALIGN, Frame, FrameError},
     safetensors,
 };
 use crate::base::error::Error;
 
-/// The file of experts.
+/// Name of the file of experts.
 pub(crate) const EXPERTS: &str = "experts.moeflux";
-/// The file of all other tensors.
+/// Name of the file of dense tensors.
 pub(crate) const DENSE: &str = "model.safetensors";
-/// The digests of what is written, while it is.
+/// Name of the journal of an unfinished pack: digests of the data written so far.
 pub(crate) const JOURNAL: &str = "pack.partial";
 
-/// Bytes of the file of dense tensors that have a digest of their own.
-pub(crate) const PIECE: u64 = 4 << 20;
+/// Bytes of the file of dense tensors per digest.
+pub(crate) const DENSE_PART: u64 = 4 << 20;
 
-const FRAME: Frame = Frame { magic: *b"MOEFLUXE", version: 1, most: MAX_JSON };
+const FRAME: Frame = Frame { magic: *b"MOEFLUXE", version: 1, max_header: MAX_JSON };
 
-/// What the file says of itself.
+/// Header of a file of packed experts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Header {
+pub(crate) struct PackedHeader {
     /// `model_type`.
     pub(crate) architecture: String,
     pub(crate) source: Origin,
-    /// Tensors of which the records were made.
+    /// Source tensors that the records were made from.
     pub(crate) tensors: Vec<ExpertTensor>,
     /// Layers with routed experts.
     pub(crate) layers: Vec<PackedLayer>,
@@ -36,16 +36,16 @@ pub(crate) struct Header {
     pub(crate) files: Vec<SmallFile>,
 }
 
-/// What was packed, as SHA-256 in hexadecimal.
+/// Identity of the packed source: SHA-256 digests in hexadecimal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Origin {
     /// Of config.json.
     pub(crate) config: String,
-    /// Of a line `name dtype [shape]` for each tensor, sorted.
+    /// Of the sorted lines `name dtype [shape]` of all tensors.
     pub(crate) tensors: String,
 }
 
-/// A tensor of the source that is not in a file of tensors any more.
+/// A source tensor whose contents are in the records.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ExpertTensor {
     pub(crate) name: String,
@@ -53,18 +53,18 @@ pub(crate) struct ExpertTensor {
     pub(crate) shape: Vec<usize>,
 }
 
-/// The records of a layer.
+/// Records of a layer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PackedLayer {
-    /// Its number among all layers.
+    /// Index among all layers.
     pub(crate) layer: usize,
-    /// How many experts.
+    /// Number of experts.
     pub(crate) experts: usize,
-    /// Bytes of one.
+    /// Bytes of one expert.
     pub(crate) bytes: u64,
-    /// The matrices of one, for people.
+    /// Human-readable description of an expert's matrices.
     pub(crate) matrices: [String; 3],
-    /// See [`order`](super::order).
+    /// See [`layout_digest`](crate::model::packed_experts::layout_digest).
     pub(crate) order: Digests,
     pub(crate) digests: Digests,
 }
@@ -73,7 +73,7 @@ pub(crate) struct PackedLayer {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DenseFile {
     pub(crate) bytes: u64,
-    /// One for every 4 MiB.
+    /// One per 4 MiB.
     pub(crate) digests: Digests,
 }
 
@@ -85,7 +85,7 @@ pub(crate) struct SmallFile {
     pub(crate) digest: Digests,
 }
 
-/// Digests that are written as one text.
+/// Digests, serialized as one string of hexadecimal digits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Digests(pub(crate) Vec<u64>);
 
@@ -114,43 +114,44 @@ impl<'de> Deserialize<'de> for Digests {
     }
 }
 
-/// What a piece of the packed files holds.
+/// Part of a packed model's files with a separate digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Piece {
-    /// A part of the file of dense tensors, by number.
+pub(crate) enum PackedPart {
+    /// Part of the file of dense tensors, by index.
     Dense(usize),
     /// A record.
     Expert {
-        /// Which entry of [`Header::layers`].
+        /// Index into [`PackedHeader::layers`].
         entry: usize,
         expert: usize,
     },
 }
 
-/// Where a piece lies.
+/// Location of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
-    pub(crate) piece: Piece,
-    /// First byte in its file.
+pub(crate) struct PackedExtent {
+    pub(crate) part: PackedPart,
+    /// Offset of the first byte in its file.
     pub(crate) offset: u64,
     pub(crate) bytes: u64,
-    /// Bytes that are taken in the file, zeros at the end included.
-    pub(crate) taken: u64,
+    /// Bytes occupied in the file, zero padding included.
+    pub(crate) padded_bytes: u64,
 }
 
 impl PackedLayer {
-    /// Bytes from one record to the next one.
+    /// Bytes from one record to the next.
     pub(crate) fn stride(&self) -> Option<u64> {
         self.bytes.checked_next_multiple_of(ALIGN)
     }
 
-    fn taken(&self) -> Option<u64> {
+    /// Bytes of all records of the layer, padding included.
+    fn padded_bytes(&self) -> Option<u64> {
         self.stride()?.checked_mul(self.experts as u64)
     }
 }
 
-impl Header {
-    /// The start of the file, up to where the records begin.
+impl PackedHeader {
+    /// Encodes the start of the file, up to the first record.
     pub(crate) fn encode(&self) -> Result<Vec<u8>, Error> {
         FRAME.encode(self).map_err(|e| {
             Error::Input(format!(
@@ -159,46 +160,52 @@ impl Header {
         })
     }
 
-    /// Reads the header, and where the records begin, and checks that they end where the file does.
+    /// Reads the header and checks it against the length of the file. Returns it with the offset
+    /// of the first record.
     ///
     /// # Errors
-    /// The file cannot be read, is of another kind or version, is cut short, or contradicts itself.
-    pub(crate) fn read(source: &Source) -> Result<(Self, u64), Error> {
-        let path = source.path();
+    /// The file cannot be read, has another type or version, is cut short, or contradicts itself.
+    pub(crate) fn read(file: &DataFile) -> Result<(Self, u64), Error> {
+        let path = file.path();
         let bad = |problem: String| Error::Checkpoint {
             path: path.to_owned(),
             problem: format!(
-                "{problem}; pack the model again, or copy the file again from where it is whole"
+                "{problem}; pack the model again, or copy the file again from an intact copy"
             ),
         };
-        let len = source.len();
-        let (header, end) = FRAME.read::<Self>(source).map_err(|e| match e {
-            Unframed::Unreadable(e) => Error::file(path, "cannot read the header of the packed experts")(e),
-            Unframed::Foreign => bad("this is no file of packed experts".into()),
-            Unframed::Version(version) => Error::Checkpoint {
+        let len = file.len();
+        let (header, end) = FRAME.read::<Self>(file).map_err(|e| match e {
+            FrameError::Unreadable(e) => {
+                Error::file(path, "cannot read the header of the packed experts")(e)
+            }
+            FrameError::Foreign => bad("this is no file of packed experts".into()),
+            FrameError::Version(version) => Error::Checkpoint {
                 path: path.to_owned(),
                 problem: format!(
-                    "it is of version {version}, this program reads {}: use the version of moeflux that packed it, or pack \
-                     the model again",
+                    "it has version {version}, this program reads {}: use the version of moeflux \
+                     that packed it, or pack the model again",
                     FRAME.version
                 ),
             },
-            Unframed::Claims { json, align } => bad(format!(
-                "its header claims {json} bytes and records at multiples of {align}, in a file of {len}"
+            FrameError::Claims { json, align } => bad(format!(
+                "its header claims {json} bytes and records at multiples of {align}, in a file of \
+                 {len}"
             )),
-            Unframed::Short => bad(format!("it is cut short: it ends after {len} bytes, before its header does")),
-            Unframed::Damaged => bad("its header is damaged: the digest is another one".into()),
-            Unframed::Header(e) => bad(format!("its header is not that of packed experts: {e}")),
+            FrameError::Short => {
+                bad(format!("it is cut short: it ends after {len} bytes, within its header"))
+            }
+            FrameError::Damaged => bad("its header is damaged: the digest does not match".into()),
+            FrameError::Header(e) => bad(format!("its header is not that of packed experts: {e}")),
         })?;
         let data = end.next_multiple_of(ALIGN);
         header.check(data, len).map_err(bad)?;
         Ok((header, data))
     }
 
-    /// That its numbers agree with each other and with the length of the file.
+    /// Checks the sizes against each other and against the length of the file.
     fn check(&self, data: u64, len: u64) -> Result<(), String> {
         let mut end = Some(data);
-        let mut wanted = Some(0u64);
+        let mut record_bytes = Some(0u64);
         for l in &self.layers {
             if l.experts == 0
                 || l.bytes == 0
@@ -213,18 +220,18 @@ impl Header {
                     l.bytes
                 ));
             }
-            end = end.zip(l.taken()).and_then(|(end, taken)| end.checked_add(taken));
-            wanted = wanted
+            end = end.zip(l.padded_bytes()).and_then(|(end, bytes)| end.checked_add(bytes));
+            record_bytes = record_bytes
                 .zip(l.bytes.checked_mul(l.experts as u64))
                 .and_then(|(n, b)| n.checked_add(b));
         }
         if end != Some(len) {
-            let end = end.map_or("beyond all numbers".into(), |end| format!("at byte {end}"));
+            let end = end.map_or("beyond any file".into(), |end| format!("at byte {end}"));
             return Err(format!(
                 "its last record ends {end}, the file at {len}: it is cut short, or damaged"
             ));
         }
-        let tensors = self.tensors.iter().try_fold(0u64, |n, t| {
+        let tensor_bytes = self.tensors.iter().try_fold(0u64, |n, t| {
             let size = safetensors::size(&t.dtype, &t.shape);
             size.and_then(|size| n.checked_add(size)).ok_or_else(|| {
                 format!(
@@ -233,51 +240,52 @@ impl Header {
                 )
             })
         })?;
-        if wanted != Some(tensors) {
-            return Err(format!("its tensors have {tensors} bytes, its records others"));
+        if record_bytes != Some(tensor_bytes) {
+            return Err(format!("its tensors have {tensor_bytes} bytes, its records do not"));
         }
-        if self.dense.bytes.div_ceil(PIECE) != self.dense.digests.0.len() as u64 {
+        if self.dense.bytes.div_ceil(DENSE_PART) != self.dense.digests.0.len() as u64 {
             return Err(format!(
                 "it has {} digests for the {} bytes of {DENSE}",
                 self.dense.digests.0.len(),
                 self.dense.bytes
             ));
         }
-        let known = |f: &SmallFile| TEXTS.contains(&f.name.as_str()) && f.digest.0.len() == 1;
+        let known = |f: &SmallFile| TEXT_FILES.contains(&f.name.as_str()) && f.digest.0.len() == 1;
         match self.files.iter().find(|f| !known(f)) {
-            Some(f) => Err(format!("it has no right digest for the small file {:?}", f.name)),
+            Some(f) => Err(format!("it has no valid digest for the small file {:?}", f.name)),
             None => Ok(()),
         }
     }
 
-    /// All pieces of a file whose records begin at `data`: first those of the dense tensors.
-    pub(crate) fn places(&self, data: u64) -> Vec<Place> {
-        let dense = (0..self.dense.bytes).step_by(PIECE as usize).enumerate().map(|(i, offset)| {
-            let bytes = PIECE.min(self.dense.bytes - offset);
-            Place { piece: Piece::Dense(i), offset, bytes, taken: bytes }
+    /// Extents of all parts, dense tensors first, with the records from offset `data` on.
+    pub(crate) fn extents(&self, data: u64) -> Vec<PackedExtent> {
+        let dense_offsets = (0..self.dense.bytes).step_by(DENSE_PART as usize).enumerate();
+        let dense = dense_offsets.map(|(i, offset)| {
+            let bytes = DENSE_PART.min(self.dense.bytes - offset);
+            PackedExtent { part: PackedPart::Dense(i), offset, bytes, padded_bytes: bytes }
         });
-        let mut all: Vec<_> = dense.collect();
+        let mut extents: Vec<_> = dense.collect();
         let mut offset = data;
         for (entry, l) in self.layers.iter().enumerate() {
-            let taken = l.stride().unwrap_or(l.bytes);
+            let padded_bytes = l.stride().unwrap_or(l.bytes);
             for expert in 0..l.experts {
-                all.push(Place {
-                    piece: Piece::Expert { entry, expert },
+                extents.push(PackedExtent {
+                    part: PackedPart::Expert { entry, expert },
                     offset,
                     bytes: l.bytes,
-                    taken,
+                    padded_bytes,
                 });
-                offset += taken;
+                offset += padded_bytes;
             }
         }
-        all
+        extents
     }
 
-    /// The digest of a piece.
-    pub(crate) fn digest(&mut self, piece: Piece) -> &mut u64 {
-        match piece {
-            Piece::Dense(i) => &mut self.dense.digests.0[i],
-            Piece::Expert { entry, expert } => &mut self.layers[entry].digests.0[expert],
+    /// Digest of a part.
+    pub(crate) fn digest(&mut self, part: PackedPart) -> &mut u64 {
+        match part {
+            PackedPart::Dense(i) => &mut self.dense.digests.0[i],
+            PackedPart::Expert { entry, expert } => &mut self.layers[entry].digests.0[expert],
         }
     }
 }

@@ -1,27 +1,30 @@
-//! The file of experts of a packed model, `experts.moeflux`: its format, and opening it.
+//! Packed experts: format and opening of `experts.moeflux`.
 //!
-//! A packed folder is used like any other: the small files are those of the source, `model.safetensors` holds its dense
-//! tensors byte for byte, and `experts.moeflux` each expert as one record, just as it lies in a slot. Version 1 of the
-//! file, all numbers little-endian:
+//! A packed folder is used like any other. Its small files are copies, `model.safetensors` holds
+//! the dense tensors byte for byte, and `experts.moeflux` one record per expert in the byte order
+//! of a slot. Version 1 of the file, integers in little-endian order:
 //!
-//! | at | what |
+//! | offset | contents |
 //! |---|---|
 //! | 0 | `MOEFLUXE` |
 //! | 8 | u32: version |
 //! | 12 | u32: alignment, 4096 |
 //! | 16 | u64: bytes of the header |
 //! | 24 | u64: digest of bytes 0 to 24 and of the header |
-//! | 32 | the header, JSON: [`Header`] |
-//! | next multiple of 4096 | records: the layers in the header's order, the experts of each by number, each record filled up with zeros to a multiple of 4096 |
+//! | 32 | the header, JSON: [`PackedHeader`] |
+//! | next multiple of 4096 | records: layers in the header's order, their experts by index |
 //!
-//! and there the file ends. A digest is XXH3 with 64 bits and seed 0; that of a record is of its expert's bytes, without
-//! the zeros. In the header a list of digests is one text, 16 hexadecimal digits for each. `tensors` are the source's
-//! tensors that the records were made of: with them an architecture finds its experts as it does in the source, and
-//! `order` is the digest of which bytes of them make up each expert, so that a version which orders a slot in another way
-//! refuses the file.
+//! Each record is zero-padded to a multiple of 4096. The file ends with the last record.
 //!
-//! The file comes from strangers: every length is checked against the file before it is used, and where a record lies is
-//! computed, not read.
+//! Digests are XXH3 with 64 bits and seed 0. The digest of a record covers the expert without
+//! padding. In the header a list of digests is one string of 16 hexadecimal digits each.
+//!
+//! `tensors` lists the source's tensors that the records were made from, so an architecture finds
+//! its experts as in the source. `order` is a digest of the source bytes that make up each expert.
+//! A version that orders the bytes of a slot differently refuses the file.
+//!
+//! The file is untrusted. Every length is checked against the file before use, and offsets of
+//! records are computed, not read.
 
 mod header;
 #[cfg(test)]
@@ -30,77 +33,79 @@ mod tests;
 use std::{collections::BTreeSet, sync::Arc};
 
 pub(crate) use header::{
-    DENSE, DenseFile, Digests, EXPERTS, ExpertTensor, Header, JOURNAL, Origin, PIECE, PackedLayer,
-    Piece, Place, SmallFile,
+    DENSE, DENSE_PART, DenseFile, Digests, EXPERTS, ExpertTensor, JOURNAL, Origin, PackedExtent,
+    PackedHeader, PackedLayer, PackedPart, SmallFile,
 };
 use moeflux_compute::ExpertShape;
 
-use super::{Checkpoint, Source, TensorInfo, digest, safetensors};
+use super::{Checkpoint, DataFile, TensorInfo, digest, safetensors};
 use crate::base::error::Error;
 
-/// Where tensors of experts are said to lie: beyond any file, so that nothing can be read from there.
-pub(crate) const NOWHERE: u64 = 1 << 62;
+/// Offset of the virtual tensors of packed experts. It is beyond the end of any file, so reads
+/// fail.
+pub(crate) const VIRTUAL_OFFSET: u64 = 1 << 62;
 
-/// What a header says of the matrices of an expert.
-pub(crate) fn matrices(shape: &ExpertShape) -> [String; 3] {
+/// Description of an expert's gate, up and down matrices, for the header.
+pub(crate) fn describe_matrices(shape: &ExpertShape) -> [String; 3] {
     [shape.gate, shape.up, shape.down].map(|m| format!("{} x {}, {}", m.rows, m.cols, m.format))
 }
 
-/// An opened file of experts.
+/// An opened file of packed experts.
 #[derive(Debug)]
-pub(crate) struct Packed {
+pub(crate) struct PackedExperts {
     /// Index of the file in the checkpoint.
     pub(crate) file: u32,
-    pub(crate) header: Header,
+    pub(crate) header: PackedHeader,
     /// Offset of the first record.
     pub(crate) data: u64,
 }
 
-impl Packed {
-    pub(super) fn open(source: &Source, file: u32) -> Result<Self, Error> {
-        let (header, data) = Header::read(source)?;
-        Ok(Self { file, header, data })
+impl PackedExperts {
+    pub(super) fn open(file: &DataFile, index: u32) -> Result<Self, Error> {
+        let (header, data) = PackedHeader::read(file)?;
+        Ok(Self { file: index, header, data })
     }
 
-    /// Checks that of the checkpoint's files the one of dense tensors is that which was packed with these experts, by its length
-    /// and some of its pieces.
+    /// Checks that the checkpoint's dense tensors were packed together with these experts, by
+    /// length and samples of their file.
     ///
     /// # Errors
-    /// It is not, or cannot be read.
-    pub(super) fn check_dense(&self, files: &[Source]) -> Result<(), Error> {
+    /// They were not, or the file cannot be read.
+    pub(super) fn check_dense(&self, files: &[DataFile]) -> Result<(), Error> {
         let experts = files[self.file as usize].path();
         let foreign = |what: String| Error::Checkpoint {
             path: experts.into(),
             problem: format!(
-                "{what} is not the {DENSE} that was packed with it: these files are of different models, or one is \
-                 damaged; pack the model again, or copy both files again from one folder"
+                "{what} is not the {DENSE} that was packed with it: these files are of different \
+                 models, or one is damaged; pack the model again, or copy both files again from \
+                 one folder"
             ),
         };
         let dense = files.iter().find(|f| f.path().file_name().is_some_and(|name| name == DENSE));
-        let dense = dense.ok_or_else(|| foreign("what lies beside it".into()))?;
+        let dense = dense.ok_or_else(|| foreign("the file beside it".into()))?;
         let packed = &self.header.dense;
         let mut same = dense.len() == packed.bytes;
         let count = packed.digests.0.len();
         for i in BTreeSet::from([0, count / 3, count * 2 / 3, count.saturating_sub(1)]) {
-            let Some(wanted) = packed.digests.0.get(i).filter(|_| same) else { break };
-            let at = i as u64 * PIECE;
-            let mut piece = vec![0; PIECE.min(packed.bytes - at) as usize];
-            let read = dense.read_exact_at(&mut piece, at);
+            let Some(expected) = packed.digests.0.get(i).filter(|_| same) else { break };
+            let offset = i as u64 * DENSE_PART;
+            let mut part = vec![0; DENSE_PART.min(packed.bytes - offset) as usize];
+            let read = dense.read_exact_at(&mut part, offset);
             read.map_err(Error::file(dense.path(), "cannot read the file"))?;
-            same = digest(&piece) == *wanted;
+            same = digest(&part) == *expected;
         }
         if same { Ok(()) } else { Err(foreign(dense.path().display().to_string())) }
     }
 
-    /// The tensors of the experts.
+    /// Virtual tensors of the experts, in file `file` of the checkpoint.
     pub(super) fn tensors(&self, file: u32) -> Vec<(String, TensorInfo)> {
         virtual_tensors(&self.header.tensors, file)
     }
 }
 
-/// Tensors as if they lay one after another, where no file reaches.
+/// Contiguous locations for tensors that are not stored as such, from [`VIRTUAL_OFFSET`] on.
 fn virtual_tensors(tensors: &[ExpertTensor], file: u32) -> Vec<(String, TensorInfo)> {
-    let mut offset = NOWHERE;
+    let mut offset = VIRTUAL_OFFSET;
     let info = |t: &ExpertTensor| {
         let bytes = safetensors::size(&t.dtype, &t.shape).unwrap_or(0);
         let info =
@@ -112,22 +117,22 @@ fn virtual_tensors(tensors: &[ExpertTensor], file: u32) -> Vec<(String, TensorIn
 }
 
 impl Checkpoint {
-    /// Whether `moeflux pack` wrote it.
+    /// Whether this is a packed model, written by `moeflux pack`.
     pub fn is_packed(&self) -> bool {
         self.packed.is_some()
     }
 
-    /// Index of the file of packed experts, if there is one.
+    /// Index of the file of packed experts, if any.
     pub(crate) fn packed_file(&self) -> Option<u32> {
         Some(self.packed.as_ref()?.file)
     }
 
-    /// The opened file of packed experts, if there is one.
-    pub(crate) fn packed(&self) -> Option<&Packed> {
+    /// The opened file of packed experts, if any.
+    pub(crate) fn packed(&self) -> Option<&PackedExperts> {
         self.packed.as_ref()
     }
 
-    /// The same with some tensors where a packed file has them.
+    /// A copy in which `tensors` have the virtual locations that they get in a packed file.
     pub(crate) fn relocated(&self, tensors: &[ExpertTensor]) -> Self {
         let mut all = self.tensors.clone();
         all.extend(virtual_tensors(tensors, 0));
@@ -138,7 +143,7 @@ impl Checkpoint {
             quantization: self.quantization.clone(),
             files: Arc::clone(&self.files),
             tensors: all,
-            texts: Default::default(),
+            text_files: Default::default(),
             packed: None,
         }
     }

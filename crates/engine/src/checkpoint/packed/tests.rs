@@ -1,4 +1,4 @@
-//! Files of experts from strangers: whatever they say, opening them is an error or right, and never a panic.
+//! Tests of untrusted `experts.moeflux` files: opening is correct or an error, never a panic.
 
 use std::{
     fs,
@@ -24,7 +24,7 @@ use crate::{
 
 const PREFIX: usize = Frame::PREFIX as usize;
 
-/// A packed golden: its folder, and the contents of its file of experts.
+/// A packed golden: its folder and the contents of its file of experts.
 fn packed(name: &str) -> (TempDir, PathBuf, Vec<u8>) {
     let temp = tempfile::tempdir().unwrap();
     let out = temp.path().join("out");
@@ -46,7 +46,7 @@ fn json_of(file: &[u8]) -> Value {
     serde_json::from_slice(&file[PREFIX..PREFIX + len]).unwrap()
 }
 
-/// The file with another header, rightly signed, and the records behind it.
+/// The file with another header, with a valid digest, and the same records.
 fn with_header(file: &[u8], header: &Value) -> Vec<u8> {
     let old = u64::from_le_bytes(file[16..24].try_into().unwrap()) as usize;
     let records = &file[(PREFIX + old).next_multiple_of(4096)..];
@@ -61,11 +61,11 @@ fn with_header(file: &[u8], header: &Value) -> Vec<u8> {
     all
 }
 
-/// Opens what is in the folder as far as it goes: an error, or a model whose experts all lie in their file.
+/// Opens the folder: an error, or a model whose experts are all within their file.
 fn open(folder: &Path, contents: &[u8]) -> Result<(), Error> {
     fs::write(folder.join(EXPERTS), contents).unwrap();
     let checkpoint = Checkpoint::open(folder)?;
-    let blueprint = Blueprint::of(&checkpoint)?;
+    let blueprint = Blueprint::for_checkpoint(&checkpoint)?;
     let mut end = 0;
     for (_, moe) in blueprint.moe_layers() {
         for segment in (0..moe.experts.count).flat_map(|e| moe.experts.segments(e)) {
@@ -79,15 +79,16 @@ fn open(folder: &Path, contents: &[u8]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Where the values of a header are.
-fn places(value: &Value, at: &str, all: &mut Vec<String>) {
+/// Collects the JSON pointers of all values of a header.
+fn pointers(value: &Value, at: &str, all: &mut Vec<String>) {
     all.push(at.to_owned());
     match value {
         Value::Object(map) => {
-            map.iter().for_each(|(key, v)| places(v, &format!("{at}/{key}"), all))
+            map.iter().for_each(|(key, v)| pointers(v, &format!("{at}/{key}"), all))
         }
         Value::Array(list) => {
-            list.iter().enumerate().take(2).for_each(|(i, v)| places(v, &format!("{at}/{i}"), all))
+            let entries = list.iter().enumerate().take(2);
+            entries.for_each(|(i, v)| pointers(v, &format!("{at}/{i}"), all))
         }
         _ => {}
     }
@@ -100,7 +101,7 @@ fn every_value_of_a_header_may_be_hostile() {
     assert!(with_header(&file, &header) == file);
     open(&folder, &file).unwrap();
     let mut all = Vec::new();
-    places(&header, "", &mut all);
+    pointers(&header, "", &mut all);
     assert!(all.len() > 30, "{all:?}");
     for at in all {
         let old = header.pointer(&at).unwrap().clone();
@@ -139,11 +140,11 @@ fn every_value_of_a_header_may_be_hostile() {
             let mut changed = header.clone();
             *changed.pointer_mut(&at).unwrap() = value.clone();
             let opened = open(&folder, &with_header(&file, &changed));
-            // What describes the source, and digests that are checked when they are needed, do not matter for opening.
-            let described =
+            // Opening ignores descriptions of the source and digests that are checked on use.
+            let unchecked =
                 ["/architecture", "/source", "/digest"].iter().any(|part| at.contains(part))
                     || at.starts_with("/files");
-            assert!(opened.is_err() || described, "{at} was made {value}, and nobody minded");
+            assert!(opened.is_err() || unchecked, "{at} was set to {value} without an error");
             if let Err(error) = opened {
                 assert!(error.to_string().contains("/out"), "{at} {value}: {error}");
             }
@@ -152,7 +153,7 @@ fn every_value_of_a_header_may_be_hostile() {
 }
 
 #[test]
-fn no_byte_of_a_header_changes_unnoticed_and_no_end_is_missed() {
+fn every_changed_header_byte_and_every_truncation_is_detected() {
     let (_temp, folder, file) = packed("qwen3_moe");
     let header = PREFIX + u64::from_le_bytes(file[16..24].try_into().unwrap()) as usize;
     let change = (0..header, 1u8.., 0..file.len());
@@ -192,7 +193,7 @@ fn experts_of_another_model_are_refused() {
     }
 }
 
-/// Another training of the same model: all is in the same places.
+/// Other weights of the same shapes, at the same offsets.
 #[test]
 fn experts_of_another_training_are_refused() {
     let (temp, folder, own) = packed("qwen3_moe");
@@ -214,14 +215,14 @@ fn experts_of_another_training_are_refused() {
         let checkpoint = Checkpoint::open_with(&folder, std::slice::from_ref(&other))?;
         Engine::open(checkpoint, EngineOptions::default(), &mut |_, _| {}).map(|_| ())
     };
-    // A folder that leaves its experts to a mirror.
+    // A folder whose experts are only in a mirror.
     fs::remove_file(folder.join(EXPERTS)).unwrap();
     let said = with_mirror().unwrap_err().to_string();
     assert!(
         said.starts_with(other.to_str().unwrap()) && said.contains("different models"),
         "{said}"
     );
-    // One that has them, and a mirror.
+    // A folder that has them, with a mirror.
     fs::write(folder.join(EXPERTS), &own).unwrap();
     fs::remove_file(other.join(DENSE)).unwrap();
     let said = with_mirror().unwrap_err().to_string();

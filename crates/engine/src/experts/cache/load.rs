@@ -27,7 +27,7 @@ impl ExpertCache {
         let front = self.card.as_ref().unwrap_or(&self.host);
         let layers = self.source.layers_in_file_order().into_iter().filter_map(|(layer, _)| {
             let moe = blueprint.layers.get(layer)?.moe()?;
-            Some((layer, moe.joined()?))
+            Some((layer, moe.fused_shared()?))
         });
         for ((layer, matrices), slot) in layers.zip(&front.shared) {
             let at = || format!("layer {layer}, the shared expert");

@@ -198,7 +198,7 @@ impl ExpertCache {
 
     /// What has been read so far.
     pub(crate) fn read_counters(&self) -> ReadCounters {
-        self.before.and(&self.reader.counters())
+        self.before.plus(&self.reader.counters())
     }
 
     /// Whether an expert is in memory or on its way there.
@@ -522,7 +522,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        checkpoint::{Segment, Source, location::ShardLocation},
+        checkpoint::{DataFile, Segment, location::ShardLocation},
         experts::{io::Completion, policy::PolicyKind},
         model::blueprint::LayerExperts,
     };
@@ -553,13 +553,13 @@ mod tests {
 
     fn cache(device: &mut dyn Device, slots: usize) -> ExpertCache {
         let bytes: Vec<u8> = (0..LAYERS * EXPERTS * BYTES).map(|i| (i / BYTES) as u8).collect();
-        let files = Arc::new(vec![Source::binary("experts", bytes.leak())]);
+        let files = Arc::new(vec![DataFile::embedded("experts", bytes.leak())]);
         let matrix = MatrixShape { rows: 1, cols: 1, format: Format::Plain(Scalar::F16) };
         let layer = |i: usize| {
             let first = Segment { file: 0, offset: (i * EXPERTS * BYTES) as u64, bytes: BYTES };
             let parts = vec![ShardLocation::Stacked { first, stride: BYTES as u64 }];
             let shape = ExpertShape::new(matrix, matrix, matrix);
-            Some(LayerExperts { count: EXPERTS, shape, parts, bytes: BYTES })
+            Some(LayerExperts { count: EXPERTS, shape, shards: parts, bytes: BYTES })
         };
         let source = Arc::new(ExpertSource::new(files, (0..LAYERS).map(layer).collect()));
         let host = Tier::new(device, &source, [slots, 0, BYTES], BankPlace::Host, PolicyKind::Lru)

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     base::{error::Error, stats::MAX_COPIES},
-    checkpoint::{Source, read_at},
+    checkpoint::{DataFile, read_at},
 };
 
 /// Where a read goes.
@@ -54,10 +54,10 @@ pub(super) trait Disk: Send + Sync {
 pub(super) struct Files {
     /// By copy and file.
     copies: Vec<Vec<Option<Handles>>>,
-    own: Arc<Vec<Source>>,
+    own: Arc<Vec<DataFile>>,
     /// By file: the copy that `own` has it of.
     homes: Vec<usize>,
-    mirrors: Vec<Vec<Option<Source>>>,
+    mirrors: Vec<Vec<Option<DataFile>>>,
 }
 
 /// A file as experts are read from it, by the way that reads go if nobody asks for another one. Empty for what lies in the
@@ -73,7 +73,7 @@ impl Files {
     /// Opens the files once more, and those of the same names in other folders: for direct access, buffered
     /// access or both, as `pages` asks for.
     pub(super) fn open(
-        own: Arc<Vec<Source>>,
+        own: Arc<Vec<DataFile>>,
         folders: &[PathBuf],
         pages: PageCache,
     ) -> Result<Self, Error> {
@@ -92,7 +92,7 @@ impl Files {
     }
 
     /// A file of a copy, if that has it.
-    fn source(&self, copy: usize, file: usize) -> Option<&Source> {
+    fn source(&self, copy: usize, file: usize) -> Option<&DataFile> {
         match copy.checked_sub(1) {
             _ if self.homes[file] == copy => Some(&self.own[file]),
             None => None,
@@ -152,7 +152,7 @@ impl Disk for Files {
 }
 
 impl Handles {
-    fn open(source: &Source, pages: PageCache) -> Result<Self, Error> {
+    fn open(source: &DataFile, pages: PageCache) -> Result<Self, Error> {
         if source.file().is_none() {
             return Ok(Self { files: Vec::new(), alignment: None, buffered: Vec::new() });
         }

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use crate::{
     base::error::Error,
     checkpoint::{
-        Source,
-        packed::{EXPERTS, Header},
+        DataFile,
+        packed::{EXPERTS, PackedHeader},
     },
 };
 
@@ -26,7 +26,10 @@ const BLOCK: u64 = 4 << 10;
 ///
 /// # Errors
 /// A folder has one that is of another length, or has another header or other bytes where they are compared.
-pub(super) fn open(own: &[Source], folders: &[PathBuf]) -> Result<Vec<Vec<Option<Source>>>, Error> {
+pub(super) fn open(
+    own: &[DataFile],
+    folders: &[PathBuf],
+) -> Result<Vec<Vec<Option<DataFile>>>, Error> {
     let blocks = (BLOCKS / own.len().max(1)).max(MIN_BLOCKS) as u64;
     folders
         .iter()
@@ -35,12 +38,12 @@ pub(super) fn open(own: &[Source], folders: &[PathBuf]) -> Result<Vec<Vec<Option
 }
 
 /// Which folder a file of the model is in: 0 is none of `folders`, and so the model's own.
-pub(super) fn home(own: &Source, folders: &[PathBuf]) -> usize {
+pub(super) fn home(own: &DataFile, folders: &[PathBuf]) -> usize {
     folders.iter().position(|folder| own.path().parent() == Some(folder)).map_or(0, |i| i + 1)
 }
 
 /// Such a file, of which so many blocks are compared.
-fn mirror((own, blocks): (&Source, u64), folder: &Path) -> Result<Option<Source>, Error> {
+fn mirror((own, blocks): (&DataFile, u64), folder: &Path) -> Result<Option<DataFile>, Error> {
     let Some(name) = own.path().file_name().filter(|_| own.file().is_some()) else {
         return Err(Error::Input("the model in the program has no mirrors: give --model".into()));
     };
@@ -50,7 +53,7 @@ fn mirror((own, blocks): (&Source, u64), folder: &Path) -> Result<Option<Source>
     {
         return Ok(None);
     }
-    let copy = Source::open(&path)?;
+    let copy = DataFile::open(&path)?;
     let differs = |what: &str| Error::Checkpoint {
         path: copy.path().into(),
         problem: format!(
@@ -88,9 +91,9 @@ fn mirror((own, blocks): (&Source, u64), folder: &Path) -> Result<Option<Source>
 }
 
 /// Bytes at the start of a file that say what is where in it: of packed experts also the digests.
-fn header(file: &Source) -> Result<u64, Error> {
+fn header(file: &DataFile) -> Result<u64, Error> {
     if file.path().file_name().is_some_and(|name| name == EXPERTS) {
-        return Ok(Header::read(file)?.1);
+        return Ok(PackedHeader::read(file)?.1);
     }
     let mut length = [0; 8];
     file.read_exact_at(&mut length, 0).map_err(Error::file(file.path(), "cannot read the file"))?;

@@ -19,20 +19,20 @@ use super::{
     *,
 };
 use crate::{
-    checkpoint::{Segment, Source, location::ShardLocation},
+    checkpoint::{DataFile, Segment, location::ShardLocation},
     experts::source::ExpertSource,
     model::blueprint::LayerExperts,
 };
 
 /// One layer whose experts are so many segments of one file or of several.
-fn source(files: Vec<Source>, experts: Vec<Vec<Segment>>) -> Arc<ExpertSource> {
+fn source(files: Vec<DataFile>, experts: Vec<Vec<Segment>>) -> Arc<ExpertSource> {
     let matrix = MatrixShape { rows: 1, cols: 1, format: Format::Plain(Scalar::F16) };
     let parts = (0..experts[0].len())
         .map(|part| ShardLocation::Each(experts.iter().map(|e| e[part]).collect()));
     let layer = LayerExperts {
         count: experts.len(),
         shape: ExpertShape::new(matrix, matrix, matrix),
-        parts: parts.collect(),
+        shards: parts.collect(),
         bytes: experts[0].iter().map(|s| s.bytes).sum(),
     };
     Arc::new(ExpertSource::new(Arc::new(files), vec![Some(layer)]))
@@ -124,7 +124,7 @@ fn board(depth: usize, disk: &Arc<Fake>) -> (Board, Arc<ExpertSource>) {
     let experts =
         (0..EXPERTS).map(|e| vec![Segment { file: 0, offset: (e * EXPERT) as u64, bytes: EXPERT }]);
     let source =
-        source(vec![Source::planned("fake", (EXPERTS * EXPERT) as u64)], experts.collect());
+        source(vec![DataFile::planned("fake", (EXPERTS * EXPERT) as u64)], experts.collect());
     let limits = Limits {
         slots: EXPERTS,
         lanes: depth * disk.copies,
@@ -534,7 +534,7 @@ fn a_faster_reader_measures_faster() {
 #[test]
 fn a_ring_that_cannot_be_had_is_said() {
     // Of a model in the program there is no file for a ring to read; all experts lie in one place, so that it is large.
-    let files = vec![Source::binary("experts", vec![1; 1 << 10].leak())];
+    let files = vec![DataFile::embedded("experts", vec![1; 1 << 10].leak())];
     let segment = Segment { file: 0, offset: 0, bytes: 1 << 10 };
     let source = source(files, vec![vec![segment]; 1 << 20]);
     for kind in [ReaderKind::Auto, ReaderKind::Uring] {
@@ -573,7 +573,7 @@ fn odd_files(folder: &Path, experts: &[Vec<(usize, usize)>]) -> (Arc<ExpertSourc
     let experts: Vec<_> = experts.iter().map(segments).collect();
     let slice = |s: &Segment| contents[s.file as usize][s.offset as usize..][..s.bytes].to_vec();
     let expected = experts.iter().map(|e| e.iter().flat_map(slice).collect()).collect();
-    let files = paths.iter().map(|path| Source::open(path).unwrap()).collect();
+    let files = paths.iter().map(|path| DataFile::open(path).unwrap()).collect();
     (source(files, experts), expected)
 }
 

@@ -1,8 +1,12 @@
-//! What all models have: embedding, head, layers with two norms, heads of attention.
+//! Parts that all models share: embedding, head, layers with two norms, grouped-query attention.
 
 use serde::Deserialize;
 
-use super::{Require, linear, model_type, skipped};
+use super::{
+    Require, model_type,
+    scope::{NormWeights, Scope},
+    skipped,
+};
 use crate::{
     base::error::Error,
     checkpoint::Checkpoint,
@@ -12,7 +16,7 @@ use crate::{
     },
 };
 
-/// What every config has.
+/// Config keys of every model.
 #[derive(Deserialize)]
 pub(super) struct Body {
     pub(super) hidden_size: usize,
@@ -20,18 +24,17 @@ pub(super) struct Body {
     vocab_size: usize,
     pub(super) max_position_embeddings: usize,
     rms_norm_eps: f32,
-    /// Whether the embedding serves as head.
+    /// Whether the embedding serves as the head.
     pub(super) tie_word_embeddings: Option<bool>,
 }
 
 impl Body {
-    /// The model whose layer `i`, below the name that it is given, is `layer(i, name)`. `norm_plus` is added to the
-    /// weights of the last norm.
+    /// A model with a final norm and a head. `layer` makes layer `i` of the module it is given.
     pub(super) fn blueprint(
         &self,
         checkpoint: &Checkpoint,
-        norm_plus: f32,
-        layer: impl Fn(usize, &str) -> Result<LayerBlueprint, Error>,
+        norms: NormWeights,
+        layer: impl Fn(usize, &Scope<'_>) -> Result<LayerBlueprint, Error>,
     ) -> Result<Blueprint, Error> {
         let (hidden, vocab) = (self.hidden_size, self.vocab_size);
         Require(checkpoint).sizes(&[
@@ -44,13 +47,16 @@ impl Body {
             .that(self.rms_norm_eps.is_finite() && self.rms_norm_eps >= 0.0, || {
                 format!("\"rms_norm_eps\" is {}: a small number is needed", self.rms_norm_eps)
             })?;
-        let (model, head) = prefixes(checkpoint)?;
-        // Composite configs may tie the embeddings at their top level. Some say so by default, and have a head.
+        let Prefixes { model, head } = Prefixes::find(checkpoint)?;
+        // Composite configs may tie the embeddings at their top level. Some do so by default
+        // although the checkpoint has a head.
         let outer = checkpoint.config().get("tie_word_embeddings").is_some_and(|t| t == true);
         let tied = self.tie_word_embeddings.unwrap_or(false)
             || (outer && !checkpoint.has(&format!("{head}lm_head.weight")));
         let head = (!tied).then(|| checkpoint.matrix(&format!("{head}lm_head"), vocab, hidden));
-        let layers = (0..self.num_hidden_layers).map(|i| layer(i, &format!("{model}layers.{i}")));
+        let model = Scope::new(checkpoint, model.to_owned(), norms);
+        let layers =
+            (0..self.num_hidden_layers).map(|i| layer(i, &model.child(&format!("layers.{i}"))));
         Ok(Blueprint {
             model_type: model_type(checkpoint)?.to_owned(),
             hidden,
@@ -59,54 +65,59 @@ impl Body {
             eps: self.rms_norm_eps,
             embed_scale: 1.0,
             logit_cap: None,
-            embed: checkpoint.matrix(&format!("{model}embed_tokens"), vocab, hidden)?,
+            embed: model.matrix("embed_tokens", vocab, hidden)?,
             layers: layers.collect::<Result<_, _>>()?,
-            norm: checkpoint.vector(&format!("{model}norm.weight"), hidden, norm_plus)?,
+            norm: model.norm("norm", hidden)?,
             head: head.transpose()?,
             skipped: skipped(checkpoint, self.num_hidden_layers),
         })
     }
 
-    /// The layer `name` with a norm before its mixer and one before its feed-forward part, as most models have it.
-    /// `norm_plus` is added to the weights of both.
+    /// A layer with one norm before its mixer and one before its feed-forward part.
     pub(super) fn layer(
         &self,
-        checkpoint: &Checkpoint,
-        (name, norm_plus): (&str, f32),
-        mixer: MixerBlueprint,
-        feed_forward: FeedForwardBlueprint,
+        layer: &Scope<'_>,
+        mixer: impl Into<MixerBlueprint>,
+        feed_forward: impl Into<FeedForwardBlueprint>,
     ) -> Result<LayerBlueprint, Error> {
-        let norm = |which: &str| {
-            checkpoint.vector(&format!("{name}.{which}.weight"), self.hidden_size, norm_plus)
-        };
         Ok(LayerBlueprint {
-            mixer_norm: norm("input_layernorm")?,
-            mixer,
+            mixer_norm: layer.norm("input_layernorm", self.hidden_size)?,
+            mixer: mixer.into(),
             mixer_post_norm: None,
-            feed_forward_norm: norm("post_attention_layernorm")?,
-            feed_forward,
+            feed_forward_norm: layer.norm("post_attention_layernorm", self.hidden_size)?,
+            feed_forward: feed_forward.into(),
             feed_forward_post_norm: None,
             scale: None,
         })
     }
 }
 
-/// What comes before `embed_tokens`, `layers` and `norm`, and before `lm_head`, of the known ways to name them.
-fn prefixes(checkpoint: &Checkpoint) -> Result<(&'static str, &'static str), Error> {
-    let known = [
-        ("language_model.model.", "language_model."),
-        ("model.language_model.", ""),
-        ("model.", ""),
-    ];
-    let found =
-        known.into_iter().find(|(model, _)| checkpoint.has(&format!("{model}embed_tokens.weight")));
-    found.ok_or_else(|| {
-        checkpoint
-            .tensor_error("model.embed_tokens.weight", "no shard has it under any known prefix")
-    })
+/// Name prefixes of a checkpoint's tensors.
+#[derive(Clone, Copy)]
+struct Prefixes {
+    /// Module of `embed_tokens`, `layers` and `norm`.
+    model: &'static str,
+    /// Text before `lm_head`.
+    head: &'static str,
 }
 
-/// Grouped heads.
+impl Prefixes {
+    /// Detects which of the known prefixes a checkpoint uses.
+    fn find(checkpoint: &Checkpoint) -> Result<Self, Error> {
+        let known = [
+            Self { model: "language_model.model", head: "language_model." },
+            Self { model: "model.language_model", head: "" },
+            Self { model: "model", head: "" },
+        ];
+        let uses = |p: &Self| checkpoint.has(&format!("{}.embed_tokens.weight", p.model));
+        known.into_iter().find(uses).ok_or_else(|| {
+            checkpoint
+                .tensor_error("model.embed_tokens.weight", "no shard has it under any known prefix")
+        })
+    }
+}
+
+/// Config keys of grouped-query attention.
 #[derive(Deserialize)]
 pub(super) struct Heads {
     num_attention_heads: usize,
@@ -115,7 +126,7 @@ pub(super) struct Heads {
 }
 
 impl Heads {
-    /// Checked shapes of attention that sees all positions.
+    /// Checked shape of full (not windowed) attention.
     pub(super) fn shape(&self, checkpoint: &Checkpoint, hidden: usize) -> Result<GqaShape, Error> {
         let (heads, kv_heads) = (self.num_attention_heads, self.num_key_value_heads);
         let head_dim = self.head_dim.unwrap_or(hidden / heads.max(1));
@@ -123,7 +134,7 @@ impl Heads {
     }
 }
 
-/// Checked shapes of attention that sees all positions.
+/// Checked shape of full (not windowed) attention.
 pub(super) fn gqa_shape(
     checkpoint: &Checkpoint,
     heads: usize,
@@ -137,28 +148,33 @@ pub(super) fn gqa_shape(
         ("head_dim", head_dim),
     ])?;
     require.that(heads.is_multiple_of(kv_heads), || {
-        format!("\"num_attention_heads\" is {heads}, not a multiple of \"num_key_value_heads\", {kv_heads}")
+        format!(
+            "\"num_attention_heads\" is {heads}, not a multiple of \"num_key_value_heads\", \
+             {kv_heads}"
+        )
     })?;
     Ok(GqaShape::new(heads, kv_heads, head_dim))
 }
 
-/// Attention below `name`: `q_proj`, `k_proj`, `o_proj` and, if it has values of its own, `v_proj`, with biases where there
-/// are any; no norms, no sinks.
-pub(super) fn gqa(
-    checkpoint: &Checkpoint,
-    (name, hidden): (&str, usize),
-    (shape, own_values): (GqaShape, bool),
-    rope: RopeShape,
-) -> Result<GqaBlueprint, Error> {
+/// Arguments of [`gqa`].
+pub(super) struct GqaParams {
+    pub(super) hidden: usize,
+    pub(super) shape: GqaShape,
+    pub(super) rope: RopeShape,
+    /// Whether there is a `v_proj`. Without one, values are the output of `k_proj`.
+    pub(super) v_proj: bool,
+}
+
+/// Projections of grouped-query attention, with biases where they exist; no norms, no sinks.
+pub(super) fn gqa(attention: &Scope<'_>, params: GqaParams) -> Result<GqaBlueprint, Error> {
+    let GqaParams { hidden, shape, rope, v_proj } = params;
     let (q, kv) = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
-    let project =
-        |which: &str, rows, cols| linear(checkpoint, &format!("{name}.{which}"), rows, cols);
     Ok(GqaBlueprint {
         rope,
-        q_proj: project("q_proj", if shape.output_gate { 2 * q } else { q }, hidden)?,
-        k_proj: project("k_proj", kv, hidden)?,
-        v_proj: own_values.then(|| project("v_proj", kv, hidden)).transpose()?,
-        o_proj: project("o_proj", hidden, q)?,
+        q_proj: attention.linear("q_proj", if shape.output_gate { 2 * q } else { q }, hidden)?,
+        k_proj: attention.linear("k_proj", kv, hidden)?,
+        v_proj: v_proj.then(|| attention.linear("v_proj", kv, hidden)).transpose()?,
+        o_proj: attention.linear("o_proj", hidden, q)?,
         shape,
         q_norm: None,
         k_norm: None,

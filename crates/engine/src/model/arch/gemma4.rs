@@ -1,32 +1,33 @@
 //! `gemma4`: Gemma 4 26B-A4B; text only.
 //!
-//! Sliding layers with full ones between, whose heads are wider and whose values are their keys; a dense MLP beside the
-//! experts; norms before and after everything; a bound on the logits. Sources: Google, Gemma 4 model card, 2026; the
-//! published `config.json`s; transformers, `modeling_gemma4.py`.
+//! Sliding-window layers with full ones between; the heads of full layers are wider, and their
+//! values are their keys. A dense MLP beside the experts, norms before and after each part, a bound
+//! on the logits. Sources: Google, Gemma 4 model card, 2026; the published `config.json`s;
+//! transformers, `modeling_gemma4.py`.
 
 use moeflux_compute::{Activation, RopePairs};
 use serde::Deserialize;
 
 use super::{
     Require,
-    body::{Body, gqa, gqa_shape},
+    body::{Body, GqaParams, gqa, gqa_shape},
     config_error,
-    experts::{ExpertNames, ExpertSizes, experts},
-    linear, mlp, parse_config,
+    expert_tensors::{ExpertKeys, ExpertSizes, ExpertTensors, experts},
+    parse_config,
     rope::RopeConfig,
-    vector_if_there,
+    scope::{NormWeights, Scope},
 };
 use crate::{
     base::error::Error,
     checkpoint::Checkpoint,
     model::blueprint::{
-        Blueprint, FeedForwardBlueprint, GqaBlueprint, GqaShape, LayerBlueprint, MixerBlueprint,
-        MlpBlueprint, MoeBlueprint, RouterBlueprint, SharedBlueprint,
+        Blueprint, FeedForwardBlueprint, GqaBlueprint, GqaShape, LayerBlueprint, MlpBlueprint,
+        MoeBlueprint, RouterBlueprint, RouterNorm, SharedBlueprint,
     },
 };
 
 #[derive(Deserialize)]
-struct Config {
+struct Gemma4Config {
     #[serde(flatten)]
     body: Body,
     intermediate_size: usize,
@@ -49,17 +50,17 @@ struct Config {
     final_logit_softcapping: Option<f32>,
     hidden_activation: Option<String>,
     #[serde(default)]
-    rope_parameters: RopeParameters,
+    rope_parameters: Gemma4Rope,
 }
 
 #[derive(Deserialize, Default)]
-struct RopeParameters {
+struct Gemma4Rope {
     full_attention: Option<RopeConfig>,
     sliding_attention: Option<RopeConfig>,
 }
 
 pub(super) fn blueprint(checkpoint: &Checkpoint) -> Result<Blueprint, Error> {
-    let mut config: Config = parse_config(checkpoint)?;
+    let mut config: Gemma4Config = parse_config(checkpoint)?;
     config.body.tie_word_embeddings.get_or_insert(true);
     let (body, require) = (&config.body, Require(checkpoint));
     require.sizes(&[
@@ -88,40 +89,32 @@ pub(super) fn blueprint(checkpoint: &Checkpoint) -> Result<Blueprint, Error> {
     require.layers("layer_types", Some(&config.layer_types), body.num_hidden_layers)?;
     let cap = config.final_logit_softcapping;
     require.factor("final_logit_softcapping", cap.unwrap_or(1.0))?;
-    let blueprint =
-        body.blueprint(checkpoint, 0.0, |i, name| layer(checkpoint, &config, i, name))?;
+    let norms = NormWeights::Plain;
+    let blueprint = body.blueprint(checkpoint, norms, |i, scope| layer(&config, i, scope))?;
     let embed_scale = (body.hidden_size as f32).sqrt();
     Ok(Blueprint { embed_scale, logit_cap: cap, ..blueprint })
 }
 
-fn layer(
-    checkpoint: &Checkpoint,
-    config: &Config,
-    i: usize,
-    name: &str,
-) -> Result<LayerBlueprint, Error> {
-    let norm = |which: &str| {
-        checkpoint.vector(&format!("{name}.{which}.weight"), config.body.hidden_size, 0.0)
-    };
+fn layer(config: &Gemma4Config, i: usize, layer: &Scope<'_>) -> Result<LayerBlueprint, Error> {
+    let norm = |name| layer.norm(name, config.body.hidden_size);
     Ok(LayerBlueprint {
         mixer_norm: norm("input_layernorm")?,
-        mixer: MixerBlueprint::Gqa(Box::new(attention(checkpoint, config, i, name)?)),
+        mixer: attention(config, i, &layer.child("self_attn"))?.into(),
         mixer_post_norm: Some(norm("post_attention_layernorm")?),
         feed_forward_norm: norm("pre_feedforward_layernorm")?,
-        feed_forward: feed_forward(checkpoint, config, name)?,
+        feed_forward: feed_forward(config, layer)?,
         feed_forward_post_norm: Some(norm("post_feedforward_layernorm")?),
-        scale: vector_if_there(checkpoint, &format!("{name}.layer_scalar"), 1)?,
+        scale: layer.optional_vector("layer_scalar", 1)?,
     })
 }
 
 fn attention(
-    checkpoint: &Checkpoint,
-    config: &Config,
+    config: &Gemma4Config,
     i: usize,
-    layer: &str,
+    attention: &Scope<'_>,
 ) -> Result<GqaBlueprint, Error> {
-    let name = format!("{layer}.self_attn");
-    let full = match config.layer_types[i].as_str() {
+    let (checkpoint, hidden) = (attention.checkpoint, config.body.hidden_size);
+    let is_full = match config.layer_types[i].as_str() {
         "full_attention" => true,
         "sliding_attention" => false,
         other => {
@@ -131,68 +124,73 @@ fn attention(
             ));
         }
     };
-    let keys_are_values = config.attention_k_eq_v && full;
+    let keys_are_values = config.attention_k_eq_v && is_full;
     let head_dim =
-        if full { config.global_head_dim.unwrap_or(config.head_dim) } else { config.head_dim };
+        if is_full { config.global_head_dim.unwrap_or(config.head_dim) } else { config.head_dim };
     let global = config.num_global_key_value_heads.filter(|_| keys_are_values);
     let kv_heads = global.unwrap_or(config.num_key_value_heads);
     let shape = GqaShape {
-        window: (!full).then_some(config.sliding_window),
-        // Queries and keys are normed, and nothing else scales them.
+        window: (!is_full).then_some(config.sliding_window),
+        // Queries and keys are normed; scores have no further scale.
         scale: 1.0,
         ..gqa_shape(checkpoint, config.num_attention_heads, kv_heads, head_dim)?
     };
-    let norm = |which: &str| checkpoint.vector(&format!("{name}.{which}.weight"), head_dim, 0.0);
     let rope = &config.rope_parameters;
-    let rope = if full { &rope.full_attention } else { &rope.sliding_attention };
+    let rope = if is_full { &rope.full_attention } else { &rope.sliding_attention };
     let rope = rope.clone().unwrap_or_default().shape(checkpoint, head_dim, RopePairs::Halves)?;
     Ok(GqaBlueprint {
-        q_norm: Some(norm("q_norm")?),
-        k_norm: Some(norm("k_norm")?),
+        q_norm: Some(attention.norm("q_norm", head_dim)?),
+        k_norm: Some(attention.norm("k_norm", head_dim)?),
         v_norm: true,
-        ..gqa(checkpoint, (&name, config.body.hidden_size), (shape, !keys_are_values), rope)?
+        ..gqa(attention, GqaParams { hidden, shape, rope, v_proj: !keys_are_values })?
     })
 }
 
-fn feed_forward(
-    checkpoint: &Checkpoint,
-    config: &Config,
-    layer: &str,
-) -> Result<FeedForwardBlueprint, Error> {
+fn feed_forward(config: &Gemma4Config, layer: &Scope<'_>) -> Result<FeedForwardBlueprint, Error> {
     let hidden = config.body.hidden_size;
-    let mlp = mlp(checkpoint, &format!("{layer}.mlp"), hidden, config.intermediate_size)?;
-    let mlp = MlpBlueprint { activation: Activation::GeGlu, ..mlp };
+    let mlp = MlpBlueprint {
+        activation: Activation::GeGlu,
+        ..layer.child("mlp").mlp(hidden, config.intermediate_size)?
+    };
     if !config.enable_moe_block {
-        return Ok(FeedForwardBlueprint::Dense(Box::new(mlp)));
+        return Ok(mlp.into());
     }
     let sizes = ExpertSizes {
         count: config.num_experts.unwrap_or(0),
         hidden,
         intermediate: config.moe_intermediate_size.unwrap_or(0),
     };
+    let keys = ExpertKeys {
+        count: "num_experts",
+        top_k: "top_k_experts",
+        intermediate: "moe_intermediate_size",
+    };
     let top_k = config.top_k_experts.unwrap_or(0);
-    sizes.check(checkpoint, top_k, ["num_experts", "top_k_experts", "moe_intermediate_size"])?;
-    let norm = |which: &str| checkpoint.vector(&format!("{layer}.{which}.weight"), hidden, 0.0);
-    let names = ExpertNames::new(format!("{layer}.experts.switch_glu"), format!("{layer}.experts"));
-    let router = linear(checkpoint, &format!("{layer}.router.proj"), sizes.count, hidden)?;
-    let own_norm = checkpoint.vector(&format!("{layer}.router.scale"), hidden, 0.0)?;
-    let expert_scale =
-        checkpoint.vector(&format!("{layer}.router.per_expert_scale"), sizes.count, 0.0)?;
-    Ok(FeedForwardBlueprint::Moe(Box::new(MoeBlueprint {
+    sizes.check(layer.checkpoint, top_k, &keys)?;
+    let tensors = ExpertTensors::new(layer.child("experts.switch_glu"), layer.child("experts"));
+    let router = layer.linear("router.proj", sizes.count, hidden)?;
+    let router_norm = RouterNorm {
+        weight: layer.vector("router.scale", hidden)?,
+        scale: 1.0 / (hidden as f32).sqrt(),
+    };
+    let expert_scale = layer.vector("router.per_expert_scale", sizes.count)?;
+    let moe = MoeBlueprint {
         router: RouterBlueprint {
-            norm: Some((own_norm, 1.0 / (hidden as f32).sqrt())),
+            norm: Some(router_norm),
+            normalize: true,
             expert_scale: Some(expert_scale),
-            ..RouterBlueprint::softmax(router, top_k, true)
+            ..RouterBlueprint::softmax(router, top_k)
         },
-        experts: experts(checkpoint, &names, sizes)?,
+        experts: experts(&tensors, sizes)?,
         activation: Activation::GeGlu,
-        experts_norm: Some(norm("pre_feedforward_layernorm_2")?),
-        experts_post_norm: Some(norm("post_feedforward_layernorm_2")?),
+        experts_norm: Some(layer.norm("pre_feedforward_layernorm_2", hidden)?),
+        experts_post_norm: Some(layer.norm("post_feedforward_layernorm_2", hidden)?),
         // The dense MLP beside the experts.
         shared: Some(SharedBlueprint {
             mlp,
             gate: None,
-            post_norm: Some(norm("post_feedforward_layernorm_1")?),
+            post_norm: Some(layer.norm("post_feedforward_layernorm_1", hidden)?),
         }),
-    })))
+    };
+    Ok(moe.into())
 }

@@ -1,25 +1,26 @@
 //! `glm4_moe`: GLM-4.5, GLM-4.5-Air, GLM-4.6, GLM-4.7.
 //!
-//! Grouped attention with biases, rotary positions on a part of each head and norms per head in some sizes; the
-//! feed-forward parts of DeepSeek-V3. Sources: Z.ai, "GLM-4.5", 2025; the published `config.json`s.
+//! Grouped-query attention with biases, RoPE on a part of each head, and norms per head in some
+//! sizes; the feed-forward parts of DeepSeek-V3. Sources: Z.ai, "GLM-4.5", 2025; the published
+//! `config.json`s.
 
 use serde::Deserialize;
 
 use super::{
-    body::{Body, Heads, gqa},
-    grouped::GroupedMoe,
+    body::{Body, GqaParams, Heads, gqa},
+    grouped_moe::GroupedMoe,
     parse_config,
-    rope::RopeKeys,
-    vector_if_there,
+    rope::{RopeKeys, RotatedPart},
+    scope::{NormWeights, Scope},
 };
 use crate::{
     base::error::Error,
     checkpoint::Checkpoint,
-    model::blueprint::{Blueprint, GqaBlueprint, MixerBlueprint},
+    model::blueprint::{Blueprint, GqaBlueprint},
 };
 
 #[derive(Deserialize)]
-struct Config {
+struct Glm4MoeConfig {
     #[serde(flatten)]
     body: Body,
     #[serde(flatten)]
@@ -32,30 +33,23 @@ struct Config {
 }
 
 pub(super) fn blueprint(checkpoint: &Checkpoint) -> Result<Blueprint, Error> {
-    let config: Config = parse_config(checkpoint)?;
+    let config: Glm4MoeConfig = parse_config(checkpoint)?;
     let body = &config.body;
-    body.blueprint(checkpoint, 0.0, |i, name| {
-        let attention = attention(checkpoint, &config, &format!("{name}.self_attn"))?;
-        let of_moe = (&*format!("{name}.mlp"), body.hidden_size);
-        let feed_forward = config.moe.feed_forward(checkpoint, i, of_moe)?;
-        body.layer(checkpoint, (name, 0.0), MixerBlueprint::Gqa(Box::new(attention)), feed_forward)
+    body.blueprint(checkpoint, NormWeights::Plain, |i, layer| {
+        let attention = attention(&config, &layer.child("self_attn"))?;
+        let feed_forward = config.moe.feed_forward(&layer.child("mlp"), i, body.hidden_size)?;
+        body.layer(layer, attention, feed_forward)
     })
 }
 
-fn attention(checkpoint: &Checkpoint, config: &Config, name: &str) -> Result<GqaBlueprint, Error> {
-    let body = &config.body;
-    let shape = config.heads.shape(checkpoint, body.hidden_size)?;
-    let rope = config.rope.shape(checkpoint, shape.head_dim, (None, 0.5))?;
-    let norm = |which: &str| match config.use_qk_norm {
-        Some(false) => Ok(None),
-        Some(true) => {
-            checkpoint.vector(&format!("{name}.{which}.weight"), shape.head_dim, 0.0).map(Some)
-        }
-        None => vector_if_there(checkpoint, &format!("{name}.{which}.weight"), shape.head_dim),
-    };
+fn attention(config: &Glm4MoeConfig, attention: &Scope<'_>) -> Result<GqaBlueprint, Error> {
+    let hidden = config.body.hidden_size;
+    let shape = config.heads.shape(attention.checkpoint, hidden)?;
+    let rotated = RotatedPart { dims: None, default_share: 0.5 };
+    let rope = config.rope.partial(attention.checkpoint, shape.head_dim, rotated)?;
     Ok(GqaBlueprint {
-        q_norm: norm("q_norm")?,
-        k_norm: norm("k_norm")?,
-        ..gqa(checkpoint, (name, body.hidden_size), (shape, true), rope)?
+        q_norm: attention.norm_if(config.use_qk_norm, "q_norm", shape.head_dim)?,
+        k_norm: attention.norm_if(config.use_qk_norm, "k_norm", shape.head_dim)?,
+        ..gqa(attention, GqaParams { hidden, shape, rope, v_proj: true })?
     })
 }

@@ -1,31 +1,34 @@
 //! `gpt_oss`: gpt-oss-20b and gpt-oss-120b.
 //!
-//! Grouped attention with sinks, a sliding window in every other layer, YaRN whose range is not widened to whole pairs;
-//! biases everywhere, experts in MXFP4, a clamped SwiGLU. Sources: OpenAI, "gpt-oss-120b & gpt-oss-20b Model Card", 2025,
-//! and its `gpt_oss/torch/model.py`; see `docs/references.md`.
+//! Grouped-query attention with sinks, a sliding window in every other layer, YaRN whose range is
+//! not rounded to whole pairs; biases everywhere, experts in MXFP4, a clamped SwiGLU. Sources:
+//! OpenAI, "gpt-oss-120b & gpt-oss-20b Model Card", 2025, and its `gpt_oss/torch/model.py`; see
+//! `docs/references.md`.
 
 use moeflux_compute::{Activation, ExpertShape, MatrixShape, RopePairs};
 use serde::Deserialize;
 
 use super::{
     Require,
-    body::{Body, Heads, gqa},
+    body::{Body, GqaParams, Heads, gqa},
     config_error,
-    experts::{ExpertMatrix, ExpertNames, ExpertSizes, bias_part, experts, layer_experts},
-    linear, parse_config,
+    expert_tensors::{
+        ExpertKeys, ExpertMatrix, ExpertSizes, ExpertTensors, expert_bias, experts, layer_experts,
+    },
+    parse_config,
     rope::RopeKeys,
+    scope::{NormWeights, Scope},
 };
 use crate::{
     base::error::Error,
     checkpoint::Checkpoint,
     model::blueprint::{
-        Blueprint, FeedForwardBlueprint, GqaBlueprint, GqaShape, LayerExperts, MixerBlueprint,
-        MoeBlueprint, RouterBlueprint,
+        Blueprint, GqaBlueprint, GqaShape, LayerExperts, MoeBlueprint, RouterBlueprint,
     },
 };
 
 #[derive(Deserialize)]
-struct Config {
+struct GptOssConfig {
     #[serde(flatten)]
     body: Body,
     #[serde(flatten)]
@@ -36,9 +39,9 @@ struct Config {
     intermediate_size: usize,
     num_local_experts: usize,
     num_experts_per_tok: Option<usize>,
-    /// Another name of `num_experts_per_tok`; published configs have both.
+    /// Alias of `num_experts_per_tok`; published configs have both.
     experts_per_token: Option<usize>,
-    /// Steepness of the sigmoid in the experts' activation. The published configs do not have it.
+    /// Factor in the sigmoid of the experts' activation. Published configs do not have it.
     swiglu_alpha: Option<f32>,
     swiglu_limit: Option<f32>,
     sliding_window: Option<usize>,
@@ -46,20 +49,21 @@ struct Config {
 }
 
 pub(super) fn blueprint(checkpoint: &Checkpoint) -> Result<Blueprint, Error> {
-    let config: Config = parse_config(checkpoint)?;
-    let body = &config.body;
-    body.blueprint(checkpoint, 0.0, |i, name| {
+    let config: GptOssConfig = parse_config(checkpoint)?;
+    config.body.blueprint(checkpoint, NormWeights::Plain, |i, layer| {
         let window = window(checkpoint, &config, i)?;
-        let attention = attention(checkpoint, &config, window, &format!("{name}.self_attn"))?;
-        let moe = moe(checkpoint, &config, &format!("{name}.mlp"))?;
-        let (mixer, feed_forward) =
-            (MixerBlueprint::Gqa(Box::new(attention)), FeedForwardBlueprint::Moe(Box::new(moe)));
-        body.layer(checkpoint, (name, 0.0), mixer, feed_forward)
+        let attention = attention(&config, window, &layer.child("self_attn"))?;
+        let moe = moe(&config, &layer.child("mlp"))?;
+        config.body.layer(layer, attention, moe)
     })
 }
 
-/// The window of layer `layer`: by default in every other one, from the first on.
-fn window(checkpoint: &Checkpoint, config: &Config, layer: usize) -> Result<Option<usize>, Error> {
+/// Sliding window of layer `layer`. By default even layers have one.
+fn window(
+    checkpoint: &Checkpoint,
+    config: &GptOssConfig,
+    layer: usize,
+) -> Result<Option<usize>, Error> {
     Require(checkpoint).layers("layer_types", config.layer_types.as_ref(), layer + 1)?;
     let default = if layer.is_multiple_of(2) { "sliding_attention" } else { "full_attention" };
     let named = config.layer_types.as_ref().and_then(|types| types.get(layer));
@@ -77,42 +81,46 @@ fn window(checkpoint: &Checkpoint, config: &Config, layer: usize) -> Result<Opti
 }
 
 fn attention(
-    checkpoint: &Checkpoint,
-    config: &Config,
+    config: &GptOssConfig,
     window: Option<usize>,
-    name: &str,
+    attention: &Scope<'_>,
 ) -> Result<GqaBlueprint, Error> {
-    let body = &config.body;
-    let shape = GqaShape { window, ..config.heads.shape(checkpoint, body.hidden_size)? };
-    let rope = config.rope.whole(checkpoint, shape.head_dim, RopePairs::Halves)?;
+    let hidden = config.body.hidden_size;
+    let shape = GqaShape { window, ..config.heads.shape(attention.checkpoint, hidden)? };
+    let rope = config.rope.whole(attention.checkpoint, shape.head_dim, RopePairs::Halves)?;
     Ok(GqaBlueprint {
-        sinks: Some(checkpoint.vector(&format!("{name}.sinks"), shape.heads, 0.0)?),
-        ..gqa(checkpoint, (name, body.hidden_size), (shape, true), rope)?
+        sinks: Some(attention.vector("sinks", shape.heads)?),
+        ..gqa(attention, GqaParams { hidden, shape, rope, v_proj: true })?
     })
 }
 
-fn moe(checkpoint: &Checkpoint, config: &Config, name: &str) -> Result<MoeBlueprint, Error> {
+fn moe(config: &GptOssConfig, mlp: &Scope<'_>) -> Result<MoeBlueprint, Error> {
+    let require = Require(mlp.checkpoint);
     let sizes = ExpertSizes {
         count: config.num_local_experts,
         hidden: config.body.hidden_size,
         intermediate: config.intermediate_size,
     };
+    let keys = ExpertKeys {
+        count: "num_local_experts",
+        top_k: "num_experts_per_tok",
+        intermediate: "intermediate_size",
+    };
     let top_k = config.num_experts_per_tok.or(config.experts_per_token).unwrap_or(0);
-    let keys = ["num_local_experts", "num_experts_per_tok", "intermediate_size"];
-    sizes.check(checkpoint, top_k, keys)?;
-    let stacked = format!("{name}.experts");
-    let experts = if checkpoint.has(&format!("{stacked}.gate_proj.weight")) {
-        experts(checkpoint, &ExpertNames::new(stacked.clone(), stacked), sizes)?
+    sizes.check(mlp.checkpoint, top_k, &keys)?;
+    let stacked = mlp.child("experts");
+    let experts = if stacked.has("gate_proj.weight") {
+        experts(&ExpertTensors::new(stacked.clone(), stacked), sizes)?
     } else {
-        interleaved(checkpoint, &stacked, sizes)?
+        interleaved(&stacked, sizes)?
     };
     let (alpha, limit) = (config.swiglu_alpha.unwrap_or(1.702), config.swiglu_limit.unwrap_or(7.0));
-    Require(checkpoint).factor("swiglu_alpha", alpha)?;
-    Require(checkpoint).factor("swiglu_limit", limit)?;
-    let router = linear(checkpoint, &format!("{name}.router"), sizes.count, sizes.hidden)?;
+    require.factor("swiglu_alpha", alpha)?;
+    require.factor("swiglu_limit", limit)?;
+    let router = mlp.linear("router", sizes.count, sizes.hidden)?;
     Ok(MoeBlueprint {
-        // The softmax runs over the chosen experts only, which is the one over all, made to sum to one.
-        router: RouterBlueprint::softmax(router, top_k, true),
+        // Softmax over the chosen experts only equals the normalized softmax over all experts.
+        router: RouterBlueprint { normalize: true, ..RouterBlueprint::softmax(router, top_k) },
         experts,
         activation: Activation::ClampedSwiGlu { alpha, limit },
         experts_norm: None,
@@ -121,32 +129,25 @@ fn moe(checkpoint: &Checkpoint, config: &Config, name: &str) -> Result<MoeBluepr
     })
 }
 
-/// The experts as OpenAI publishes them: MXFP4 blocks, gate and up interleaved row by row.
-fn interleaved(
-    checkpoint: &Checkpoint,
-    name: &str,
-    sizes: ExpertSizes,
-) -> Result<LayerExperts, Error> {
+/// Experts in OpenAI's layout: MXFP4 blocks, gate and up rows interleaved.
+fn interleaved(experts: &Scope<'_>, sizes: ExpertSizes) -> Result<LayerExperts, Error> {
     let ExpertSizes { count, hidden, intermediate } = sizes;
-    let blocks = |which: &str, rows, cols| {
-        checkpoint
-            .stacked_blocks(&format!("{name}.{which}"), count, rows, cols)
-            .map(ExpertMatrix::of)
+    let blocks = |name, rows, cols| {
+        let stack = experts.checkpoint.stacked_mxfp4(&experts.path(name), count, rows, cols);
+        stack.map(ExpertMatrix::from)
     };
-    let both = blocks("gate_up_proj", 2 * intermediate, hidden)?;
+    let gate_up = blocks("gate_up_proj", 2 * intermediate, hidden)?;
     let down = blocks("down_proj", hidden, intermediate)?;
     let mut bias_type = None;
-    let mut bias = |which: &str, len| {
-        bias_part(checkpoint, &format!("{name}.{which}_bias"), count, len, &mut bias_type)
-    };
-    let (both_bias, down_bias) =
-        (bias("gate_up_proj", 2 * intermediate)?, bias("down_proj", hidden)?);
-    let half = MatrixShape { rows: intermediate, ..both.shape };
+    let mut bias = |name, len| expert_bias(experts, name, count, len, &mut bias_type);
+    let gate_up_bias = bias("gate_up_proj_bias", 2 * intermediate)?;
+    let down_bias = bias("down_proj_bias", hidden)?;
+    let half = MatrixShape { rows: intermediate, ..gate_up.shape };
     let shape = ExpertShape {
         interleaved: true,
         output_bias: bias_type,
         ..ExpertShape::new(half, half, down.shape)
     };
-    let parts = [both.parts, vec![both_bias], down.parts, vec![down_bias]].concat();
-    layer_experts(name, count, shape, parts)
+    let shards = [gate_up.shards, vec![gate_up_bias], down.shards, vec![down_bias]].concat();
+    layer_experts(experts.prefix(), count, shape, shards)
 }

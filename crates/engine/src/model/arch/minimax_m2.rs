@@ -1,30 +1,28 @@
 //! `minimax_m2`: MiniMax-M2, M2.1.
 //!
-//! Grouped attention with one norm over all heads and rotary positions on a part of each; a sigmoid router with a
-//! correction; no dense layers and no shared expert. Sources: the published `config.json`s and `modeling_minimax_m2.py`.
+//! Grouped-query attention with one norm over all heads and RoPE on a part of each; a sigmoid
+//! router with a correction bias; no dense layers and no shared expert. Sources: the published
+//! `config.json`s and `modeling_minimax_m2.py`.
 
 use moeflux_compute::{Activation, Scoring};
 use serde::Deserialize;
 
 use super::{
     Require,
-    body::{Body, Heads, gqa},
-    experts::{ExpertNames, ExpertSizes, experts},
-    linear, parse_config,
-    rope::RopeKeys,
-    vector_if_there,
+    body::{Body, GqaParams, Heads, gqa},
+    expert_tensors::{ExpertKeys, ExpertSizes, ExpertTensors, experts},
+    parse_config,
+    rope::{RopeKeys, RotatedPart},
+    scope::{NormWeights, Scope},
 };
 use crate::{
     base::error::Error,
     checkpoint::Checkpoint,
-    model::blueprint::{
-        Blueprint, FeedForwardBlueprint, GqaBlueprint, MixerBlueprint, MoeBlueprint,
-        RouterBlueprint,
-    },
+    model::blueprint::{Blueprint, GqaBlueprint, MoeBlueprint, RouterBlueprint},
 };
 
 #[derive(Deserialize)]
-struct Config {
+struct MinimaxM2Config {
     #[serde(flatten)]
     body: Body,
     #[serde(flatten)]
@@ -44,67 +42,61 @@ struct Config {
 }
 
 pub(super) fn blueprint(checkpoint: &Checkpoint) -> Result<Blueprint, Error> {
-    let config: Config = parse_config(checkpoint)?;
+    let config: MinimaxM2Config = parse_config(checkpoint)?;
     let shared = config.shared_intermediate_size;
     Require(checkpoint).that(shared == 0, || {
         format!("\"shared_intermediate_size\" is {shared}: shared experts are not supported")
     })?;
-    let body = &config.body;
-    body.blueprint(checkpoint, 0.0, |_, name| {
-        let attention = attention(checkpoint, &config, &format!("{name}.self_attn"))?;
-        let moe = moe(checkpoint, &config, &format!("{name}.block_sparse_moe"))?;
-        let (mixer, feed_forward) =
-            (MixerBlueprint::Gqa(Box::new(attention)), FeedForwardBlueprint::Moe(Box::new(moe)));
-        body.layer(checkpoint, (name, 0.0), mixer, feed_forward)
+    config.body.blueprint(checkpoint, NormWeights::Plain, |_, layer| {
+        let attention = attention(&config, &layer.child("self_attn"))?;
+        let moe = moe(&config, &layer.child("block_sparse_moe"))?;
+        config.body.layer(layer, attention, moe)
     })
 }
 
-fn attention(checkpoint: &Checkpoint, config: &Config, name: &str) -> Result<GqaBlueprint, Error> {
-    let (body, require) = (&config.body, Require(checkpoint));
-    let shape = config.heads.shape(checkpoint, body.hidden_size)?;
-    let rope = config.rope.shape(checkpoint, shape.head_dim, (config.rotary_dim, 1.0))?;
+fn attention(config: &MinimaxM2Config, attention: &Scope<'_>) -> Result<GqaBlueprint, Error> {
+    let hidden = config.body.hidden_size;
+    let shape = config.heads.shape(attention.checkpoint, hidden)?;
+    let rotated = RotatedPart { dims: config.rotary_dim, default_share: 1.0 };
+    let rope = config.rope.partial(attention.checkpoint, shape.head_dim, rotated)?;
     let kind = config.qk_norm_type.as_deref().unwrap_or("per_layer");
-    require
+    Require(attention.checkpoint)
         .that(kind == "per_layer", || format!("the \"qk_norm_type\" {kind:?} is not supported"))?;
     // One norm over all heads.
-    let norm = |which: &str, heads| match config.use_qk_norm {
-        Some(false) => Ok(None),
-        Some(true) => checkpoint
-            .vector(&format!("{name}.{which}.weight"), heads * shape.head_dim, 0.0)
-            .map(Some),
-        None => {
-            vector_if_there(checkpoint, &format!("{name}.{which}.weight"), heads * shape.head_dim)
-        }
-    };
+    let norm = |name, heads| attention.norm_if(config.use_qk_norm, name, heads * shape.head_dim);
     Ok(GqaBlueprint {
         q_norm: norm("q_norm", shape.heads)?,
         k_norm: norm("k_norm", shape.kv_heads)?,
-        ..gqa(checkpoint, (name, body.hidden_size), (shape, true), rope)?
+        ..gqa(attention, GqaParams { hidden, shape, rope, v_proj: true })?
     })
 }
 
-fn moe(checkpoint: &Checkpoint, config: &Config, name: &str) -> Result<MoeBlueprint, Error> {
+fn moe(config: &MinimaxM2Config, moe: &Scope<'_>) -> Result<MoeBlueprint, Error> {
     let sizes = ExpertSizes {
         count: config.num_local_experts,
         hidden: config.body.hidden_size,
         intermediate: config.intermediate_size,
     };
-    let keys = ["num_local_experts", "num_experts_per_tok", "intermediate_size"];
-    sizes.check(checkpoint, config.num_experts_per_tok, keys)?;
+    let keys = ExpertKeys {
+        count: "num_local_experts",
+        top_k: "num_experts_per_tok",
+        intermediate: "intermediate_size",
+    };
+    sizes.check(moe.checkpoint, config.num_experts_per_tok, &keys)?;
     let scoring = config.scoring_func.as_deref().unwrap_or("sigmoid");
-    Require(checkpoint).that(scoring == "sigmoid", || {
+    Require(moe.checkpoint).that(scoring == "sigmoid", || {
         format!("the \"scoring_func\" {scoring:?} is not supported")
     })?;
-    let names = ExpertNames::of(name).with_projections(["w1", "w3", "w2"]);
-    let router = linear(checkpoint, &format!("{name}.gate"), sizes.count, sizes.hidden)?;
-    let correction = format!("{name}.e_score_correction_bias");
+    let tensors = ExpertTensors { projections: ["w1", "w3", "w2"], ..ExpertTensors::in_block(moe) };
+    let router = moe.linear("gate", sizes.count, sizes.hidden)?;
     Ok(MoeBlueprint {
         router: RouterBlueprint {
             scoring: Scoring::Sigmoid,
-            correction: vector_if_there(checkpoint, &correction, sizes.count)?,
-            ..RouterBlueprint::softmax(router, config.num_experts_per_tok, true)
+            correction: moe.optional_vector("e_score_correction_bias", sizes.count)?,
+            normalize: true,
+            ..RouterBlueprint::softmax(router, config.num_experts_per_tok)
         },
-        experts: experts(checkpoint, &names, sizes)?,
+        experts: experts(&tensors, sizes)?,
         activation: Activation::SwiGlu,
         experts_norm: None,
         experts_post_norm: None,

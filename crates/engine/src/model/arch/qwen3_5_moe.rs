@@ -1,16 +1,18 @@
-//! `qwen3_5_moe`: Qwen3.5-397B-A17B, Qwen3.6-35B-A3B and their kin; text only.
+//! `qwen3_5_moe`: Qwen3.5-397B-A17B, Qwen3.6-35B-A3B and relatives; text only.
 //!
-//! Gated delta-net layers with a gated full-attention layer every few, softmax router, gated shared expert.
-//! Sources: Yang et al., "Gated Delta Networks", 2024; the published `config.json`s and model cards.
+//! Gated delta-net layers with a gated full-attention layer at intervals, softmax router, gated
+//! shared expert. Sources: Yang et al., "Gated Delta Networks", 2024; the published `config.json`s
+//! and model cards.
 
 use serde::Deserialize;
 
 use super::{
     Require,
-    body::{Body, Heads, gqa},
+    body::{Body, GqaParams, Heads, gqa},
     config_error, parse_config,
-    rope::RopeKeys,
-    sparse::SparseMoe,
+    rope::{RopeKeys, RotatedPart},
+    scope::{NormWeights, Scope},
+    softmax_moe::SoftmaxMoe,
 };
 use crate::{
     base::error::Error,
@@ -21,7 +23,7 @@ use crate::{
 };
 
 #[derive(Deserialize)]
-struct Config {
+struct Qwen35MoeConfig {
     #[serde(flatten)]
     body: Body,
     #[serde(flatten)]
@@ -29,7 +31,7 @@ struct Config {
     #[serde(flatten)]
     rope: RopeKeys,
     #[serde(flatten)]
-    moe: SparseMoe,
+    moe: SoftmaxMoe,
     linear_num_value_heads: usize,
     linear_num_key_heads: usize,
     linear_key_head_dim: usize,
@@ -41,54 +43,59 @@ struct Config {
     attn_output_gate: Option<bool>,
 }
 
-/// The matrices of a delta-net that lie below a name: queries with keys and values, output gate, write strength, decay.
-pub(super) type DeltaProjections =
-    fn(&Checkpoint, &str, &DeltaNetShape, usize) -> Result<[MatrixSource; 4], Error>;
+/// Input projections of a delta-net.
+pub(super) struct DeltaNetProjections {
+    /// Queries, keys and values.
+    pub(super) qkv: MatrixSource,
+    /// Output gate.
+    pub(super) z: MatrixSource,
+    /// Write strength.
+    pub(super) b: MatrixSource,
+    /// Decay.
+    pub(super) a: MatrixSource,
+}
+
+/// Locates the projections of a delta-net module, by shape and hidden size.
+pub(super) type FindProjections =
+    fn(&Scope<'_>, &DeltaNetShape, usize) -> Result<DeltaNetProjections, Error>;
 
 pub(super) fn blueprint(checkpoint: &Checkpoint) -> Result<Blueprint, Error> {
     build(checkpoint, projections)
 }
 
-/// The model with its delta-nets' matrices in one or the other layout.
+/// The model with the delta-net layout that `projections` reads.
 pub(super) fn build(
     checkpoint: &Checkpoint,
-    projections: DeltaProjections,
+    projections: FindProjections,
 ) -> Result<Blueprint, Error> {
-    let config: Config = parse_config(checkpoint)?;
+    let config: Qwen35MoeConfig = parse_config(checkpoint)?;
     let delta_shape = delta_shape(checkpoint, &config)?;
-    let (body, norm_plus) = (&config.body, norm_plus(checkpoint));
-    body.blueprint(checkpoint, norm_plus, |i, name| {
+    let (body, hidden) = (&config.body, config.body.hidden_size);
+    let normalize = config.norm_topk_prob.unwrap_or(true);
+    body.blueprint(checkpoint, norm_weights(checkpoint), |i, layer| {
         let mixer = if is_linear(checkpoint, &config, i)? {
-            let name = format!("{name}.linear_attn");
-            let matrices = projections(checkpoint, &name, &delta_shape, body.hidden_size)?;
-            MixerBlueprint::DeltaNet(Box::new(delta_net(
-                checkpoint,
-                &config,
-                &name,
-                delta_shape,
-                matrices,
-            )?))
+            let module = layer.child("linear_attn");
+            let matrices = projections(&module, &delta_shape, hidden)?;
+            MixerBlueprint::from(delta_net(&module, delta_shape, hidden, matrices)?)
         } else {
-            let name = format!("{name}.self_attn");
-            MixerBlueprint::Gqa(Box::new(attention(checkpoint, &config, &name, norm_plus)?))
+            attention(&config, &layer.child("self_attn"))?.into()
         };
-        let (of_moe, normalize) =
-            ((&*format!("{name}.mlp"), body.hidden_size), config.norm_topk_prob.unwrap_or(true));
-        let feed_forward = config.moe.feed_forward(checkpoint, i, of_moe, normalize)?;
-        body.layer(checkpoint, (name, norm_plus), mixer, feed_forward)
+        let feed_forward = config.moe.feed_forward(&layer.child("mlp"), i, hidden, normalize)?;
+        body.layer(layer, mixer, feed_forward)
     })
 }
 
-/// The Hub stores `w` of the norms' `1 + w`. The sum is taken in f32, as the makers' own code does; mlx-lm takes it in
-/// the checkpoint's type, so its logits of a bf16 Hub checkpoint differ by that rounding.
-fn norm_plus(checkpoint: &Checkpoint) -> f32 {
-    let hub = checkpoint.has_shape(|name, shape| {
+/// The Hub stores `w` of the norms' `1 + w`. The sum is taken in f32, as in the authors' code.
+/// mlx-lm takes it in the checkpoint's type, so its logits of a bf16 Hub checkpoint differ by that
+/// rounding.
+fn norm_weights(checkpoint: &Checkpoint) -> NormWeights {
+    let is_hub = checkpoint.has_shape(|name, shape| {
         name.ends_with(".linear_attn.conv1d.weight") && shape.len() == 3 && shape[2] != 1
     });
-    if hub { 1.0 } else { 0.0 }
+    if is_hub { NormWeights::OnePlus } else { NormWeights::Plain }
 }
 
-fn delta_shape(checkpoint: &Checkpoint, config: &Config) -> Result<DeltaNetShape, Error> {
+fn delta_shape(checkpoint: &Checkpoint, config: &Qwen35MoeConfig) -> Result<DeltaNetShape, Error> {
     let shape = DeltaNetShape {
         key_heads: config.linear_num_key_heads,
         value_heads: config.linear_num_value_heads,
@@ -112,9 +119,9 @@ fn delta_shape(checkpoint: &Checkpoint, config: &Config) -> Result<DeltaNetShape
     Ok(shape)
 }
 
-/// Whether layer `i` is a delta-net: as `layer_types` says, or else every layer but each
-/// `full_attention_interval`-th.
-fn is_linear(checkpoint: &Checkpoint, config: &Config, i: usize) -> Result<bool, Error> {
+/// Whether layer `i` is a delta-net, by `layer_types`. Without that key every
+/// `full_attention_interval`-th layer is full attention.
+fn is_linear(checkpoint: &Checkpoint, config: &Qwen35MoeConfig, i: usize) -> Result<bool, Error> {
     let Some(types) = &config.layer_types else {
         let interval = config.full_attention_interval.unwrap_or(4);
         Require(checkpoint).sizes(&[("full_attention_interval", interval)])?;
@@ -130,62 +137,52 @@ fn is_linear(checkpoint: &Checkpoint, config: &Config, i: usize) -> Result<bool,
     }
 }
 
-fn attention(
-    checkpoint: &Checkpoint,
-    config: &Config,
-    name: &str,
-    norm_plus: f32,
-) -> Result<GqaBlueprint, Error> {
+fn attention(config: &Qwen35MoeConfig, attention: &Scope<'_>) -> Result<GqaBlueprint, Error> {
     let hidden = config.body.hidden_size;
     let shape = GqaShape {
         output_gate: config.attn_output_gate.unwrap_or(true),
-        ..config.heads.shape(checkpoint, hidden)?
+        ..config.heads.shape(attention.checkpoint, hidden)?
     };
-    let norm = |which: &str| {
-        checkpoint.vector(&format!("{name}.{which}.weight"), shape.head_dim, norm_plus)
-    };
-    let rope = config.rope.shape(checkpoint, shape.head_dim, (None, 0.25))?;
+    let rotated = RotatedPart { dims: None, default_share: 0.25 };
+    let rope = config.rope.partial(attention.checkpoint, shape.head_dim, rotated)?;
     Ok(GqaBlueprint {
-        q_norm: Some(norm("q_norm")?),
-        k_norm: Some(norm("k_norm")?),
-        ..gqa(checkpoint, (name, hidden), (shape, true), rope)?
+        q_norm: Some(attention.norm("q_norm", shape.head_dim)?),
+        k_norm: Some(attention.norm("k_norm", shape.head_dim)?),
+        ..gqa(attention, GqaParams { hidden, shape, rope, v_proj: true })?
     })
 }
 
 fn delta_net(
-    checkpoint: &Checkpoint,
-    config: &Config,
-    name: &str,
+    delta_net: &Scope<'_>,
     shape: DeltaNetShape,
-    [in_proj_qkv, in_proj_z, in_proj_b, in_proj_a]: [MatrixSource; 4],
+    hidden: usize,
+    projections: DeltaNetProjections,
 ) -> Result<DeltaNetBlueprint, Error> {
-    let vector = |which: &str, len| checkpoint.vector(&format!("{name}.{which}"), len, 0.0);
-    let hidden = config.body.hidden_size;
     Ok(DeltaNetBlueprint {
         shape,
-        in_proj_qkv,
-        in_proj_z,
-        in_proj_b,
-        in_proj_a,
-        conv1d: vector("conv1d.weight", shape.channels() * shape.conv_width)?,
-        a_log: vector("A_log", shape.value_heads)?,
-        dt_bias: vector("dt_bias", shape.value_heads)?,
-        norm: vector("norm.weight", shape.value_width)?,
-        out_proj: checkpoint.matrix(&format!("{name}.out_proj"), hidden, shape.values())?,
+        in_proj_qkv: projections.qkv,
+        in_proj_z: projections.z,
+        in_proj_b: projections.b,
+        in_proj_a: projections.a,
+        conv1d: delta_net.vector("conv1d.weight", shape.channels() * shape.conv_width)?,
+        a_log: delta_net.vector("A_log", shape.value_heads)?,
+        dt_bias: delta_net.vector("dt_bias", shape.value_heads)?,
+        // Every layout stores the factor of this norm itself, never `w` of `1 + w`.
+        norm: delta_net.vector("norm.weight", shape.value_width)?,
+        out_proj: delta_net.matrix("out_proj", hidden, shape.values())?,
     })
 }
 
+/// Layout with four matrices.
 fn projections(
-    checkpoint: &Checkpoint,
-    name: &str,
+    delta_net: &Scope<'_>,
     shape: &DeltaNetShape,
     hidden: usize,
-) -> Result<[MatrixSource; 4], Error> {
-    let project = |which: &str, rows| checkpoint.matrix(&format!("{name}.{which}"), rows, hidden);
-    Ok([
-        project("in_proj_qkv", shape.channels())?,
-        project("in_proj_z", shape.values())?,
-        project("in_proj_b", shape.value_heads)?,
-        project("in_proj_a", shape.value_heads)?,
-    ])
+) -> Result<DeltaNetProjections, Error> {
+    Ok(DeltaNetProjections {
+        qkv: delta_net.matrix("in_proj_qkv", shape.channels(), hidden)?,
+        z: delta_net.matrix("in_proj_z", shape.values(), hidden)?,
+        b: delta_net.matrix("in_proj_b", shape.value_heads, hidden)?,
+        a: delta_net.matrix("in_proj_a", shape.value_heads, hidden)?,
+    })
 }

@@ -1,11 +1,15 @@
 //! `qwen3_next`: Qwen3-Next-80B-A3B.
 //!
-//! The model of `qwen3_5_moe` with an older layout of the delta-net: two matrices, their rows grouped by key head.
-//! Source: the published `config.json`s and model cards; transformers, `modeling_qwen3_next.py`.
+//! The model of `qwen3_5_moe` with an older layout of the delta-net: two matrices, their rows
+//! grouped by key head. Sources: the published `config.json`s and model cards; transformers,
+//! `modeling_qwen3_next.py`.
 
 use std::ops::Range;
 
-use super::qwen3_5_moe::build;
+use super::{
+    qwen3_5_moe::{DeltaNetProjections, build},
+    scope::Scope,
+};
 use crate::{
     base::error::Error,
     checkpoint::{Checkpoint, MatrixSource},
@@ -16,32 +20,32 @@ pub(super) fn blueprint(checkpoint: &Checkpoint) -> Result<Blueprint, Error> {
     build(checkpoint, projections)
 }
 
-/// `in_proj_qkvz` has of each key head its query, key, values and gates; `in_proj_ba` the values' write strengths, then
-/// their decays. The rows are gathered by kind, so that the rest of the layer is that of the newer layout.
+/// Layout with two matrices. `in_proj_qkvz` holds query, key, values and gates of each key head,
+/// `in_proj_ba` write strengths and decays. Rows are gathered by kind, as in the newer layout.
 fn projections(
-    checkpoint: &Checkpoint,
-    name: &str,
+    delta_net: &Scope<'_>,
     shape: &DeltaNetShape,
     hidden: usize,
-) -> Result<[MatrixSource; 4], Error> {
+) -> Result<DeltaNetProjections, Error> {
     let (heads, key) = (shape.key_heads, shape.key_width);
     let per_head = shape.value_heads / heads;
     let values = per_head * shape.value_width;
     let group = 2 * key + 2 * values;
-    let of_heads = |from: usize, len: usize, group: usize| -> Vec<Range<usize>> {
-        (0..heads).map(|h| h * group + from..h * group + from + len).collect()
+    let head_rows = |first: usize, len: usize, group: usize| -> Vec<Range<usize>> {
+        (0..heads).map(|h| h * group + first..h * group + first + len).collect()
     };
-    let qkvz = checkpoint.matrix(&format!("{name}.in_proj_qkvz"), heads * group, hidden)?;
-    let ba = checkpoint.matrix(&format!("{name}.in_proj_ba"), 2 * shape.value_heads, hidden)?;
+    let qkvz = delta_net.matrix("in_proj_qkvz", heads * group, hidden)?;
+    let ba = delta_net.matrix("in_proj_ba", 2 * shape.value_heads, hidden)?;
+    let gather = |matrix: &MatrixSource, ranges: &[Range<usize>]| {
+        delta_net.checkpoint.gather_rows(matrix, ranges)
+    };
     let qkv =
-        [of_heads(0, key, group), of_heads(key, key, group), of_heads(2 * key, values, group)]
+        [head_rows(0, key, group), head_rows(key, key, group), head_rows(2 * key, values, group)]
             .concat();
-    let rows =
-        |matrix: &MatrixSource, ranges: &[Range<usize>]| checkpoint.some_rows(matrix, ranges);
-    Ok([
-        rows(&qkvz, &qkv)?,
-        rows(&qkvz, &of_heads(2 * key + values, values, group))?,
-        rows(&ba, &of_heads(0, per_head, 2 * per_head))?,
-        rows(&ba, &of_heads(per_head, per_head, 2 * per_head))?,
-    ])
+    Ok(DeltaNetProjections {
+        qkv: gather(&qkvz, &qkv)?,
+        z: gather(&qkvz, &head_rows(2 * key + values, values, group))?,
+        b: gather(&ba, &head_rows(0, per_head, 2 * per_head))?,
+        a: gather(&ba, &head_rows(per_head, per_head, 2 * per_head))?,
+    })
 }

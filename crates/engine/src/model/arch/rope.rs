@@ -1,4 +1,4 @@
-//! What configs say of rotary positions.
+//! RoPE settings of a config: `rope_theta`, `rope_scaling`, `rope_parameters` to a [`RopeShape`].
 
 use moeflux_compute::RopePairs;
 use serde::Deserialize;
@@ -14,7 +14,7 @@ use crate::{
 #[derive(Clone, Debug, Default, Deserialize)]
 pub(super) struct RopeConfig {
     rope_type: Option<String>,
-    /// The older name of `rope_type`; some configs have both.
+    /// Older name of `rope_type`; some configs have both.
     #[serde(rename = "type")]
     older_type: Option<String>,
     rope_theta: Option<f64>,
@@ -29,7 +29,7 @@ pub(super) struct RopeConfig {
     truncate: Option<bool>,
 }
 
-/// What a config says of rotary positions, in any of the places where it may say it.
+/// Config keys that hold RoPE settings.
 #[derive(Deserialize)]
 pub(super) struct RopeKeys {
     rope_theta: Option<f64>,
@@ -38,8 +38,17 @@ pub(super) struct RopeKeys {
     rope_parameters: Option<RopeConfig>,
 }
 
+/// Part of each head that RoPE rotates.
+#[derive(Clone, Copy)]
+pub(super) struct RotatedPart {
+    /// Rotated elements, where the config names a number.
+    pub(super) dims: Option<usize>,
+    /// Rotated share of the head, where the config has neither a number nor a share.
+    pub(super) default_share: f64,
+}
+
 impl RopeKeys {
-    /// The map of the config, whichever it has. One that has both says the same in both.
+    /// The settings from either map. If both exist, they must agree.
     pub(super) fn config(&self, checkpoint: &Checkpoint) -> Result<RopeConfig, Error> {
         if let (Some(new), Some(old)) = (&self.rope_parameters, &self.rope_scaling) {
             Require(checkpoint)
@@ -60,26 +69,26 @@ impl RopeKeys {
         })
     }
 
-    /// The rotary positions of heads of `head_dim` numbers, of which `rotated` are rotated, or else the share that the
-    /// config gives, or else `share`.
-    pub(super) fn shape(
+    /// RoPE on a part of heads of `head_dim` elements.
+    pub(super) fn partial(
         &self,
         checkpoint: &Checkpoint,
         head_dim: usize,
-        (rotated, share): (Option<usize>, f64),
+        rotated: RotatedPart,
     ) -> Result<RopeShape, Error> {
         let config = self.config(checkpoint)?;
-        let share = config.share(checkpoint)?.unwrap_or(share);
-        let dims = rotated.unwrap_or((head_dim as f64 * share) as usize);
+        let share = config.share(checkpoint)?.unwrap_or(rotated.default_share);
+        let dims = rotated.dims.unwrap_or((head_dim as f64 * share) as usize);
         Require(checkpoint).that((1..=head_dim).contains(&dims), || {
             format!(
-                "\"rotary_dim\" or \"partial_rotary_factor\" rotates {dims} of {head_dim} numbers of a head"
+                "\"rotary_dim\" or \"partial_rotary_factor\" rotates {dims} of {head_dim} \
+                 elements of a head"
             )
         })?;
         config.shape(checkpoint, dims, RopePairs::Halves)
     }
 
-    /// The rotary positions of `dims` numbers, all of which are rotated.
+    /// RoPE on all `dims` elements.
     pub(super) fn whole(
         &self,
         checkpoint: &Checkpoint,
@@ -95,8 +104,9 @@ impl RopeKeys {
     }
 }
 
-/// `0.1 mscale ln(factor) + 1`: how much YaRN sharpens attention. Peng et al., "YaRN", 2023, section 3.4.
-fn sharpening(factor: f64, mscale: f64) -> f64 {
+/// Attention temperature of YaRN: `0.1 mscale ln(factor) + 1`. Peng et al., "YaRN", 2023, section
+/// 3.4.
+fn attention_temperature(factor: f64, mscale: f64) -> f64 {
     if factor > 1.0 { 0.1 * mscale * factor.ln() + 1.0 } else { 1.0 }
 }
 
@@ -105,7 +115,7 @@ impl RopeConfig {
         self.rope_type.as_deref().or(self.older_type.as_deref()).unwrap_or("default")
     }
 
-    /// The share of each head that is rotated.
+    /// Share of each head that is rotated, if the config sets it.
     fn share(&self, checkpoint: &Checkpoint) -> Result<Option<f64>, Error> {
         let share = self.partial_rotary_factor;
         Require(checkpoint).that(share.is_none_or(|share| share > 0.0 && share <= 1.0), || {
@@ -117,10 +127,10 @@ impl RopeConfig {
         Ok(share)
     }
 
-    /// The rotary positions of `dims` numbers of each head.
+    /// RoPE on `dims` elements of each head.
     ///
     /// # Errors
-    /// There is no theta, a number is missing or impossible, or the type is not known.
+    /// A key is missing or its value invalid, or the type is unknown.
     pub(super) fn shape(
         &self,
         checkpoint: &Checkpoint,
@@ -130,30 +140,27 @@ impl RopeConfig {
         let (require, kind) = (Require(checkpoint), self.kind());
         let needed = |name: &str, number: Option<f64>| {
             number.ok_or_else(|| {
-                config_error(
-                    checkpoint,
-                    format!("it has no \"{name}\" for {kind:?} rotary positions"),
-                )
+                config_error(checkpoint, format!("it has no \"{name}\" for RoPE of type {kind:?}"))
             })
         };
         let theta = needed("rope_theta", self.rope_theta)?;
         require
             .that(theta > 1.0, || format!("\"rope_theta\" is {theta}: more than 1 is needed"))?;
         require.that(dims.is_multiple_of(2), || {
-            format!("{dims} numbers of \"head_dim\" are rotated: rotary positions need pairs")
+            format!("{dims} elements of \"head_dim\" are rotated: RoPE needs pairs")
         })?;
         let factor = match kind {
             "linear" | "yarn" | "deepseek_yarn" => needed("factor", self.factor)?,
             _ => self.factor.unwrap_or(1.0),
         };
-        require.that(factor > 0.0, || format!("the \"factor\" of rotary positions is {factor}"))?;
+        require.that(factor > 0.0, || format!("the \"factor\" of RoPE is {factor}"))?;
         let rope = match kind {
-            "default" | "mrope" => RopeShape::new(dims, theta, 1.0, pairs),
-            "linear" => RopeShape::new(dims, theta, factor, pairs),
+            "default" | "mrope" => RopeShape::new(dims, theta, pairs),
+            "linear" => RopeShape::interpolated(dims, theta, factor, pairs),
             "proportional" => {
-                // Pairs are those of the whole head; behind the rotated part they stand still.
+                // Frequencies are those of the whole head; pairs after the rotated part get 0.
                 let rotated = (dims as f64 * self.share(checkpoint)?.unwrap_or(1.0)) as usize / 2;
-                let mut rope = RopeShape::new(dims, theta, factor, pairs);
+                let mut rope = RopeShape::interpolated(dims, theta, factor, pairs);
                 rope.frequencies.iter_mut().skip(rotated).for_each(|f| *f = 0.0);
                 rope
             }
@@ -166,8 +173,8 @@ impl RopeConfig {
                     beta_slow: self.beta_slow.unwrap_or(1.0),
                     truncate: self.truncate.unwrap_or(true),
                     scale: self.attention_factor.unwrap_or(
-                        sharpening(factor, self.mscale.unwrap_or(1.0))
-                            / sharpening(factor, self.mscale_all_dim.unwrap_or(0.0)),
+                        attention_temperature(factor, self.mscale.unwrap_or(1.0))
+                            / attention_temperature(factor, self.mscale_all_dim.unwrap_or(0.0)),
                     ) as f32,
                 };
                 for (name, number) in [
@@ -188,19 +195,23 @@ impl RopeConfig {
                 ));
             }
         };
-        let numbers = rope.frequencies.iter().chain([&rope.scale]);
-        require.that(numbers.copied().all(f32::is_finite), || {
-            format!("the {kind:?} rotary positions of \"rope_theta\" {theta} and \"factor\" {factor} have no numbers")
+        let values = rope.frequencies.iter().chain([&rope.scale]);
+        require.that(values.copied().all(f32::is_finite), || {
+            format!(
+                "RoPE of type {kind:?} with \"rope_theta\" {theta} and \"factor\" {factor} has \
+                 values that are not finite"
+            )
         })?;
         Ok(rope)
     }
 
-    /// The factor on the softmax scale of latent attention: YaRN's sharpening squared, as `mscale_all_dim` takes it
-    /// from the rotated numbers to all of them. DeepSeek-AI, DeepSeek-V3, inference/model.py, `MLA`.
+    /// Factor on the softmax scale of latent attention: YaRN's temperature squared, as
+    /// `mscale_all_dim` applies it to all elements instead of the rotated ones. DeepSeek-AI,
+    /// DeepSeek-V3, inference/model.py, `MLA`.
     pub(super) fn score_factor(&self) -> f32 {
         match (self.kind(), self.mscale_all_dim) {
             ("yarn" | "deepseek_yarn", Some(mscale)) if mscale != 0.0 => {
-                sharpening(self.factor.unwrap_or(1.0), mscale).powi(2) as f32
+                attention_temperature(self.factor.unwrap_or(1.0), mscale).powi(2) as f32
             }
             _ => 1.0,
         }

@@ -1,43 +1,45 @@
-//! A model as data: the list of its layers with their shapes, and where each weight lies in the checkpoint.
+//! Blueprint of a model: its layers with their shapes, and the location of each weight.
 //!
-//! Made by one file of [`arch`](crate::model::arch) per `model_type`; everything after that (the memory plan, loading,
-//! the forward pass, `inspect`) reads the blueprint and never asks which model it is.
+//! One file of [`arch`](crate::model::arch) per `model_type` builds it. Everything after that (the
+//! memory plan, loading, the forward pass, `inspect`) reads only the blueprint and does not depend
+//! on the architecture.
 
-mod weights;
+mod weight_list;
 
 use moeflux_compute::{
     Activation, ExpertGroups, ExpertShape, HeadRows, KV_BLOCK, RopePairs, Scoring, StateShape,
 };
 
-use self::weights::Weights;
+use self::weight_list::WeightList;
 use crate::checkpoint::{MatrixSource, Segment, VectorSource, location::ShardLocation};
 
-/// A model.
+/// A model as data.
 #[derive(Debug)]
 pub struct Blueprint {
     /// `model_type` of config.json.
     pub model_type: String,
     /// Width of the residual stream.
     pub hidden: usize,
-    /// Size of the vocabulary: rows of the embedding and of the head.
+    /// Vocabulary size: rows of the embedding and of the head.
     pub vocab: usize,
-    /// Positions that the model was made for.
+    /// Maximum context of the model, in positions.
     pub max_positions: usize,
     /// Epsilon of the RMSNorms.
     pub eps: f32,
     /// Factor on the embedding.
     pub embed_scale: f32,
-    /// Bound of the logits: `cap * tanh(logit / cap)`.
+    /// Soft cap of the logits: `cap * tanh(logit / cap)`.
     pub logit_cap: Option<f32>,
-    /// `(vocab, hidden)`.
+    /// Embedding, `(vocab, hidden)`.
     pub embed: MatrixSource,
     /// Decoder layers, first to last.
     pub layers: Vec<LayerBlueprint>,
-    /// The norm before the head.
+    /// Norm before the head.
     pub norm: VectorSource,
-    /// `(vocab, hidden)`; `None` when the embedding serves as head.
+    /// Head, `(vocab, hidden)`; `None` if the embedding serves as head.
     pub head: Option<MatrixSource>,
-    /// What the checkpoint holds that is not run: "vision", "multi-token prediction", with bytes.
+    /// Parts of the checkpoint that are not executed ("vision", "multi-token prediction"), in
+    /// bytes.
     pub skipped: Vec<(String, u64)>,
 }
 
@@ -46,24 +48,24 @@ pub struct Blueprint {
 pub struct LayerBlueprint {
     /// Norm before the mixer.
     pub mixer_norm: VectorSource,
-    /// What mixes positions.
+    /// Token mixer: attention or a delta-net.
     pub mixer: MixerBlueprint,
-    /// Norm of what the mixer yields.
+    /// Norm of the mixer's output.
     pub mixer_post_norm: Option<VectorSource>,
     /// Norm before the feed-forward part.
     pub feed_forward_norm: VectorSource,
-    /// What transforms each position.
+    /// Feed-forward part: MLP or MoE.
     pub feed_forward: FeedForwardBlueprint,
-    /// Norm of what the feed-forward part yields.
+    /// Norm of the feed-forward part's output.
     pub feed_forward_post_norm: Option<VectorSource>,
-    /// One number: a factor on what leaves the layer.
+    /// Factor on the layer's output, one element.
     pub scale: Option<VectorSource>,
 }
 
-/// What mixes positions.
+/// Token mixer of a layer.
 #[derive(Debug)]
 pub enum MixerBlueprint {
-    /// Attention with grouped heads.
+    /// Grouped-query attention.
     Gqa(Box<GqaBlueprint>),
     /// Multi-head latent attention.
     Mla(Box<MlaBlueprint>),
@@ -71,7 +73,25 @@ pub enum MixerBlueprint {
     DeltaNet(Box<DeltaNetBlueprint>),
 }
 
-/// What transforms each position.
+impl From<GqaBlueprint> for MixerBlueprint {
+    fn from(gqa: GqaBlueprint) -> Self {
+        Self::Gqa(Box::new(gqa))
+    }
+}
+
+impl From<MlaBlueprint> for MixerBlueprint {
+    fn from(mla: MlaBlueprint) -> Self {
+        Self::Mla(Box::new(mla))
+    }
+}
+
+impl From<DeltaNetBlueprint> for MixerBlueprint {
+    fn from(delta_net: DeltaNetBlueprint) -> Self {
+        Self::DeltaNet(Box::new(delta_net))
+    }
+}
+
+/// Feed-forward part of a layer.
 #[derive(Debug)]
 pub enum FeedForwardBlueprint {
     /// One MLP for all tokens.
@@ -80,39 +100,58 @@ pub enum FeedForwardBlueprint {
     Moe(Box<MoeBlueprint>),
 }
 
-/// A matrix with an optional bias per output.
+impl From<MlpBlueprint> for FeedForwardBlueprint {
+    fn from(mlp: MlpBlueprint) -> Self {
+        Self::Dense(Box::new(mlp))
+    }
+}
+
+impl From<MoeBlueprint> for FeedForwardBlueprint {
+    fn from(moe: MoeBlueprint) -> Self {
+        Self::Moe(Box::new(moe))
+    }
+}
+
+/// A matrix with an optional bias.
 #[derive(Debug)]
 pub struct LinearSource {
     /// The matrix.
     pub weight: MatrixSource,
-    /// One number per output.
+    /// One element per row of the matrix.
     pub bias: Option<VectorSource>,
 }
 
-/// Rotary position embedding.
+/// Rotary position embedding (RoPE).
 #[derive(Clone, Debug)]
 pub struct RopeShape {
-    /// Radians per position, one per pair.
+    /// Radians per position, by pair.
     pub frequencies: Vec<f32>,
-    /// Where the pairs lie.
+    /// Which elements form a pair.
     pub pairs: RopePairs,
-    /// Factor on the rotated numbers.
+    /// Factor on the rotated elements.
     pub scale: f32,
 }
 
 impl RopeShape {
-    /// `base^(-2 i / dims)` for each of `dims / 2` pairs, divided by `factor` (linear interpolation).
-    pub fn new(dims: usize, base: f64, factor: f64, pairs: RopePairs) -> Self {
+    /// Frequencies `base^(-2 i / dims)` for each of `dims / 2` pairs.
+    pub fn new(dims: usize, base: f64, pairs: RopePairs) -> Self {
+        let unscaled = 1.0;
+        Self::interpolated(dims, base, unscaled, pairs)
+    }
+
+    /// Linear interpolation: the frequencies of [`RopeShape::new`] divided by `factor`.
+    pub fn interpolated(dims: usize, base: f64, factor: f64, pairs: RopePairs) -> Self {
         let frequency = |i: usize| (base.powf(-2.0 * i as f64 / dims as f64) / factor) as f32;
         Self { frequencies: (0..dims / 2).map(frequency).collect(), pairs, scale: 1.0 }
     }
 
-    /// YaRN: frequencies that turn often within the original context stay, those that turn seldom are divided by
-    /// the factor, and between `beta_fast` and `beta_slow` turns the two are blended.
+    /// YaRN: fast frequencies are kept, slow ones divided by the factor. Between `beta_fast` and
+    /// `beta_slow` turns within the original context the two are blended linearly.
     ///
-    /// Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models", 2023, section 3.2.
+    /// Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models", 2023,
+    /// section 3.2.
     pub fn yarn(dims: usize, base: f64, yarn: &Yarn, pairs: RopePairs) -> Self {
-        // The pair that turns so many times within the original context, as a number that need not be whole.
+        // Fractional index of the pair that turns `turns` times within the original context.
         let pair = |turns: f64| {
             dims as f64 * (yarn.original_positions / (turns * std::f64::consts::TAU)).ln()
                 / (2.0 * base.ln())
@@ -126,125 +165,125 @@ impl RopeShape {
             high += 0.001;
         }
         let frequency = |i: usize| {
-            let own = base.powf(-2.0 * i as f64 / dims as f64);
+            let unscaled = base.powf(-2.0 * i as f64 / dims as f64);
             let interpolated = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
-            (own / yarn.factor * interpolated + own * (1.0 - interpolated)) as f32
+            (unscaled / yarn.factor * interpolated + unscaled * (1.0 - interpolated)) as f32
         };
         Self { frequencies: (0..dims / 2).map(frequency).collect(), pairs, scale: yarn.scale }
     }
 }
 
-/// What YaRN is made of.
+/// Parameters of YaRN.
 #[derive(Clone, Copy, Debug)]
 pub struct Yarn {
-    /// How many times longer the context became.
+    /// Factor by which the context is extended.
     pub factor: f64,
-    /// Positions before that.
+    /// Positions of the original context.
     pub original_positions: f64,
-    /// Turns from which a frequency stays.
+    /// Turns within the original context from which a frequency is kept.
     pub beta_fast: f64,
-    /// Turns up to which a frequency is interpolated.
+    /// Turns within the original context up to which a frequency is divided by `factor`.
     pub beta_slow: f64,
     /// Whether the range between them is widened to whole pairs.
     pub truncate: bool,
-    /// Factor on the rotated numbers.
+    /// Factor on the rotated elements.
     pub scale: f32,
 }
 
-/// Shapes of attention with grouped heads.
+/// Shape of grouped-query attention.
 #[derive(Clone, Copy, Debug)]
 pub struct GqaShape {
     /// Query heads.
     pub heads: usize,
-    /// Heads of keys and values.
+    /// KV heads.
     pub kv_heads: usize,
-    /// Numbers per head.
+    /// Elements per head.
     pub head_dim: usize,
-    /// Whether `q_proj` also yields a gate on the output, interleaved per head.
+    /// Whether `q_proj` also produces a gate on the output, interleaved per head.
     pub output_gate: bool,
-    /// Positions that a token sees, its own among them; all of them without a window.
+    /// Sliding window in positions, the token's own included; `None` for full attention.
     pub window: Option<usize>,
     /// Factor on the scores.
     pub scale: f32,
 }
 
 impl GqaShape {
-    /// Heads that see all positions, with scores times `1 / sqrt(head_dim)`.
+    /// Full attention with the score scale `1 / sqrt(head_dim)`.
     pub fn new(heads: usize, kv_heads: usize, head_dim: usize) -> Self {
         let scale = 1.0 / (head_dim as f32).sqrt();
         Self { heads, kv_heads, head_dim, output_gate: false, window: None, scale }
     }
 }
 
-/// Attention with grouped heads.
+/// Grouped-query attention.
 #[derive(Debug)]
 pub struct GqaBlueprint {
-    /// Heads and their widths.
+    /// Heads and their sizes.
     pub shape: GqaShape,
-    /// Positions.
+    /// RoPE of queries and keys.
     pub rope: RopeShape,
-    /// `(heads * head_dim, hidden)`, twice as many rows with an output gate.
+    /// `(heads * head_dim, hidden)`; twice as many rows with an output gate.
     pub q_proj: LinearSource,
     /// `(kv_heads * head_dim, hidden)`.
     pub k_proj: LinearSource,
-    /// `(kv_heads * head_dim, hidden)`; without it values are what `k_proj` yields.
+    /// `(kv_heads * head_dim, hidden)`; without it, values are the output of `k_proj`.
     pub v_proj: Option<LinearSource>,
     /// `(hidden, heads * head_dim)`.
     pub o_proj: LinearSource,
-    /// Norm of the queries: `head_dim` numbers for each head, or one norm over all of them.
+    /// Norm of the queries: `head_dim` elements for a norm per head, or one norm over all heads.
     pub q_norm: Option<VectorSource>,
-    /// Norm of the keys: `head_dim` numbers for each head, or one norm over all of them.
+    /// Norm of the keys: `head_dim` elements for a norm per head, or one norm over all heads.
     pub k_norm: Option<VectorSource>,
     /// Whether each value head is normed, without weights.
     pub v_norm: bool,
-    /// One logit per query head that joins the softmax and has no value.
+    /// Attention sinks: one logit per query head that takes part in the softmax, without a value.
     pub sinks: Option<VectorSource>,
 }
 
-/// Shapes of multi-head latent attention.
+/// Shape of multi-head latent attention.
 #[derive(Clone, Copy, Debug)]
 pub struct MlaShape {
     /// Heads.
     pub heads: usize,
-    /// Numbers per query and key head without position.
+    /// Elements per query and key head without RoPE.
     pub qk_nope_head_dim: usize,
-    /// Numbers per query and key head with position.
+    /// Elements per query and key head with RoPE.
     pub qk_rope_head_dim: usize,
-    /// Numbers per value head.
+    /// Elements per value head.
     pub v_head_dim: usize,
-    /// Numbers of the latent that keys and values are made of.
+    /// Elements of the latent that keys and values are projected from.
     pub kv_lora_rank: usize,
     /// Factor on the scores.
     pub scale: f32,
 }
 
-/// Multi-head latent attention. DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1.
+/// Multi-head latent attention (MLA). DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1.
 #[derive(Debug)]
 pub struct MlaBlueprint {
-    /// Heads and their widths.
+    /// Heads and their sizes.
     pub shape: MlaShape,
-    /// Positions.
+    /// RoPE of queries and keys.
     pub rope: RopeShape,
-    /// Where queries come from.
+    /// Query projections.
     pub q: LatentQuery,
     /// `(kv_lora_rank + qk_rope_head_dim, hidden)`.
     pub kv_a_proj_with_mqa: LinearSource,
-    /// `kv_lora_rank` numbers.
+    /// `kv_lora_rank` elements.
     pub kv_a_layernorm: VectorSource,
-    /// From the latent to keys and values.
+    /// Projections from the latent to keys and values.
     pub kv_b: LatentHeads,
     /// `(hidden, heads * v_head_dim)`.
     pub o_proj: LinearSource,
-    /// Attention to some positions only.
+    /// Sparse attention; `None` for attention to all positions.
     pub sparse: Option<SparseBlueprint>,
 }
 
-/// Attention to the positions that an indexer chooses.
+/// Sparse attention to the positions that an indexer chooses.
 #[derive(Debug)]
 pub struct SparseBlueprint {
-    /// Positions that are attended to.
+    /// Number of positions that are attended to.
     pub top_k: usize,
-    /// What chooses them; without one they are those of the layer before.
+    /// Indexer that chooses them; `None` uses the positions of the previous layer.
     pub indexer: Option<IndexerBlueprint>,
 }
 
@@ -254,28 +293,29 @@ impl MlaBlueprint {
     }
 }
 
-/// Where the queries of latent attention come from.
+/// Query projections of latent attention.
 #[derive(Debug)]
 pub enum LatentQuery {
     /// `(heads * (nope + rope), hidden)`.
     Direct(LinearSource),
-    /// By way of a latent.
+    /// Low-rank, through a latent.
     LowRank {
         /// `(q_lora_rank, hidden)`.
         q_a_proj: LinearSource,
-        /// `q_lora_rank` numbers.
+        /// `q_lora_rank` elements.
         q_a_layernorm: VectorSource,
         /// `(heads * (nope + rope), q_lora_rank)`.
         q_b_proj: LinearSource,
     },
 }
 
-/// The matrices between the latent and the heads.
+/// Projections between the KV latent and the heads.
 #[derive(Debug)]
 pub enum LatentHeads {
-    /// `kv_b_proj`, `(heads * (nope + v), kv_lora_rank)`: of each head the rows for its key, then those for its value.
+    /// `kv_b_proj`, `(heads * (nope + v), kv_lora_rank)`: per head its key rows, then its value
+    /// rows.
     Whole(MatrixSource),
-    /// The two apart.
+    /// Separate matrices for keys and values.
     Split {
         /// `(heads * kv_lora_rank, nope)`: queries to the latent.
         embed_q: MatrixSource,
@@ -285,7 +325,7 @@ pub enum LatentHeads {
 }
 
 impl LatentHeads {
-    /// The rows of one head that make keys, and those that make values, for a `kv_b_proj` of such a shape.
+    /// Key rows and value rows of the heads in a `kv_b_proj`.
     pub const fn whole_rows(shape: &MlaShape) -> [HeadRows; 2] {
         let (nope, v) = (shape.qk_nope_head_dim, shape.v_head_dim);
         [
@@ -295,37 +335,37 @@ impl LatentHeads {
     }
 }
 
-/// The lightning indexer: cheap heads that choose which positions attention looks at.
+/// Lightning indexer: cheap heads that choose the positions that attention reads.
 ///
 /// DeepSeek-AI, "DeepSeek-V3.2", 2025, section 2.1.
 #[derive(Debug)]
 pub struct IndexerBlueprint {
     /// Heads.
     pub heads: usize,
-    /// Numbers per head; the first ones are rotated.
+    /// Elements per head; the first ones are rotated.
     pub head_dim: usize,
-    /// Positions.
+    /// RoPE of queries and keys.
     pub rope: RopeShape,
     /// `(heads * head_dim, q_lora_rank)`.
     pub wq_b: LinearSource,
     /// `(head_dim, hidden)`.
     pub wk: LinearSource,
-    /// LayerNorm of the keys: weight and bias of `head_dim` numbers.
+    /// LayerNorm of the keys: weight and bias of `head_dim` elements.
     pub k_norm: [VectorSource; 2],
-    /// `(heads, hidden)`: what each head counts.
+    /// `(heads, hidden)`: weight of each head's score.
     pub weights_proj: LinearSource,
 }
 
-/// Shapes of a gated delta-net.
+/// Shape of a gated delta-net.
 #[derive(Clone, Copy, Debug)]
 pub struct DeltaNetShape {
-    /// Heads of queries and keys.
+    /// Query and key heads.
     pub key_heads: usize,
-    /// Heads of values: a multiple of `key_heads`.
+    /// Value heads: a multiple of `key_heads`.
     pub value_heads: usize,
-    /// Numbers per query and key head.
+    /// Elements per query and key head.
     pub key_width: usize,
-    /// Numbers per value head.
+    /// Elements per value head.
     pub value_width: usize,
     /// Taps of the convolution.
     pub conv_width: usize,
@@ -337,20 +377,20 @@ impl DeltaNetShape {
         2 * self.key_heads * self.key_width + self.value_heads * self.value_width
     }
 
-    /// Numbers of all value heads.
+    /// Elements of all value heads.
     pub const fn values(&self) -> usize {
         self.value_heads * self.value_width
     }
 }
 
-/// Gated delta-net.
+/// Gated delta-net. Yang et al., "Gated Delta Networks", 2024.
 #[derive(Debug)]
 pub struct DeltaNetBlueprint {
-    /// Heads and their widths.
+    /// Heads and their sizes.
     pub shape: DeltaNetShape,
     /// `(channels, hidden)`: queries, keys, values.
     pub in_proj_qkv: MatrixSource,
-    /// `(values, hidden)`: the gate of the output norm.
+    /// `(values, hidden)`: gate of the output norm.
     pub in_proj_z: MatrixSource,
     /// `(value_heads, hidden)`: write strength.
     pub in_proj_b: MatrixSource,
@@ -358,17 +398,17 @@ pub struct DeltaNetBlueprint {
     pub in_proj_a: MatrixSource,
     /// `(channels, conv_width)`.
     pub conv1d: VectorSource,
-    /// `value_heads` numbers.
+    /// `value_heads` elements.
     pub a_log: VectorSource,
-    /// `value_heads` numbers.
+    /// `value_heads` elements.
     pub dt_bias: VectorSource,
-    /// `value_width` numbers.
+    /// `value_width` elements.
     pub norm: VectorSource,
     /// `(hidden, values)`.
     pub out_proj: MatrixSource,
 }
 
-/// `down activation(gate x, up x)`.
+/// Gated MLP: `down activation(gate x, up x)`.
 #[derive(Debug)]
 pub struct MlpBlueprint {
     /// `(intermediate, hidden)`.
@@ -377,63 +417,64 @@ pub struct MlpBlueprint {
     pub up_proj: MatrixSource,
     /// `(hidden, intermediate)`.
     pub down_proj: MatrixSource,
-    /// What joins gate and up.
+    /// Activation of gate and up.
     pub activation: Activation,
 }
 
-/// Routed experts, and perhaps a shared one.
+/// Mixture of experts: routed experts, optionally with a shared one.
 #[derive(Debug)]
 pub struct MoeBlueprint {
-    /// How experts are chosen and weighed.
+    /// Router: choice and weights of the experts.
     pub router: RouterBlueprint,
-    /// Where the experts lie.
+    /// Locations of the routed experts.
     pub experts: LayerExperts,
-    /// What joins an expert's gate and up.
+    /// Activation of an expert's gate and up.
     pub activation: Activation,
-    /// A norm of the residual stream for the routed experts alone.
+    /// Norm of the residual stream for the routed experts only.
     pub experts_norm: Option<VectorSource>,
-    /// Norm of the routed experts' sum.
+    /// Norm of the routed experts' weighted sum.
     pub experts_post_norm: Option<VectorSource>,
-    /// The expert that every token meets.
+    /// Shared expert, computed for every token.
     pub shared: Option<SharedBlueprint>,
 }
 
 impl MoeBlueprint {
-    /// The matrices of the shared expert where it is computed as one more of the routed ones, in a slot of its own: it has their
-    /// form, and reads and yields what they do.
-    pub(crate) fn joined(&self) -> Option<[&MatrixSource; 3]> {
+    /// Matrices of the shared expert if it is fused into the routed ones: computed in the same op
+    /// as an additional expert in a separate slot. Requires the same shape and activation, and no
+    /// norms that differ.
+    pub(crate) fn fused_shared(&self) -> Option<[&MatrixSource; 3]> {
         let SharedBlueprint { mlp, post_norm, .. } = self.shared.as_ref()?;
-        let all = mlp.matrices();
-        let [gate, up, down] = all.map(|m| m.shape);
+        let matrices = mlp.matrices();
+        let [gate, up, down] = matrices.map(|m| m.shape);
         let norms = [&self.experts_norm, &self.experts_post_norm, post_norm];
-        let joins = self.experts.shape == ExpertShape::new(gate, up, down)
+        let is_fused = self.experts.shape == ExpertShape::new(gate, up, down)
             && mlp.activation == self.activation
             && norms.iter().all(|norm| norm.is_none());
-        joins.then_some(all)
+        is_fused.then_some(matrices)
     }
 
-    /// Experts that a token meets in one op: those that are chosen, and the shared one if it is one more of them.
+    /// Experts per token in one op: the chosen ones, and the shared one if it is fused.
     pub(crate) fn uses(&self) -> usize {
-        self.router.top_k + usize::from(self.joined().is_some())
+        self.router.top_k + usize::from(self.fused_shared().is_some())
     }
 }
 
-/// How experts are chosen and weighed.
+/// Router: choice and weights of the experts of each token.
 #[derive(Debug)]
 pub struct RouterBlueprint {
     /// `(n_experts, hidden)`.
     pub weight: LinearSource,
-    /// A norm of the residual stream for the router alone, with a factor on its weights.
-    pub norm: Option<(VectorSource, f32)>,
+    /// Norm of the residual stream for the router only.
+    pub norm: Option<RouterNorm>,
     /// Experts per token.
     pub top_k: usize,
-    /// From logits to scores.
+    /// Function from logits to scores.
     pub scoring: Scoring,
-    /// `n_experts` numbers, added to the scores for choosing.
+    /// `n_experts` elements, added to the scores for the choice but not for the weights.
     pub correction: Option<VectorSource>,
-    /// Groups of which only some are chosen from.
+    /// Expert groups, of which only the best are chosen from.
     pub groups: Option<ExpertGroups>,
-    /// Whether the weights of the chosen experts are made to sum to one.
+    /// Whether the weights of the chosen experts are scaled to a sum of one.
     pub normalize: bool,
     /// Factor on all weights.
     pub scale: f32,
@@ -442,8 +483,8 @@ pub struct RouterBlueprint {
 }
 
 impl RouterBlueprint {
-    /// A softmax over all experts.
-    pub fn softmax(weight: LinearSource, top_k: usize, normalize: bool) -> Self {
+    /// Softmax over all experts; the weights of the chosen ones are not normalized.
+    pub fn softmax(weight: LinearSource, top_k: usize) -> Self {
         Self {
             weight,
             norm: None,
@@ -451,68 +492,77 @@ impl RouterBlueprint {
             scoring: Scoring::Softmax,
             correction: None,
             groups: None,
-            normalize,
+            normalize: false,
             scale: 1.0,
             expert_scale: None,
         }
     }
 }
 
-/// The expert that every token meets.
+/// Norm before a router.
+#[derive(Debug)]
+pub struct RouterNorm {
+    /// `hidden` elements.
+    pub weight: VectorSource,
+    /// Factor on the weight.
+    pub scale: f32,
+}
+
+/// Shared expert, computed for every token.
 #[derive(Debug)]
 pub struct SharedBlueprint {
     /// Its matrices.
     pub mlp: MlpBlueprint,
-    /// `(1, hidden)`: a gate on its output.
+    /// `(1, hidden)`: gate on its output.
     pub gate: Option<MatrixSource>,
     /// Norm of its output.
     pub post_norm: Option<VectorSource>,
 }
 
-/// Where the experts of one layer lie.
+/// Locations of the routed experts of a layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerExperts {
-    /// How many there are.
+    /// Number of experts.
     pub count: usize,
-    /// The matrices of one.
+    /// Matrices of one expert.
     pub shape: ExpertShape,
-    /// The pieces of a slot, in order.
-    pub(crate) parts: Vec<ShardLocation>,
-    /// Bytes of one.
+    /// Shards of an expert, in slot order.
+    pub(crate) shards: Vec<ShardLocation>,
+    /// Bytes of one expert.
     pub bytes: usize,
 }
 
 impl LayerExperts {
-    /// The segments that make up expert `expert`, in the order of the slot.
+    /// Segments of expert `expert`, in slot order.
     pub fn segments(&self, expert: usize) -> impl Iterator<Item = Segment> + '_ {
-        self.parts.iter().map(move |p| p.segment(expert))
+        self.shards.iter().map(move |shard| shard.segment(expert))
     }
 
-    /// Where expert `expert` begins: a file, and an offset there.
-    pub(crate) fn place(&self, expert: usize) -> Option<(u32, u64)> {
+    /// File index and offset of the first byte of expert `expert`, for sorting by disk order.
+    pub(crate) fn disk_position(&self, expert: usize) -> Option<(u32, u64)> {
         self.segments(expert).next().map(|s| (s.file, s.offset))
     }
 }
 
 impl MixerBlueprint {
-    /// All its matrices.
+    /// All matrices of the mixer.
     pub fn matrices(&self) -> Vec<&MatrixSource> {
-        let mut all = Weights::default();
-        all.mixer(self);
-        all.matrices
+        let mut list = WeightList::default();
+        list.mixer(self);
+        list.matrices
     }
 }
 
 impl LayerBlueprint {
-    fn weights(&self) -> Weights<'_> {
-        let mut all = Weights::default();
-        all.vectors.extend([&self.mixer_norm, &self.feed_forward_norm]);
-        all.vectors.extend(
+    fn weights(&self) -> WeightList<'_> {
+        let mut list = WeightList::default();
+        list.vectors.extend([&self.mixer_norm, &self.feed_forward_norm]);
+        list.vectors.extend(
             self.mixer_post_norm.iter().chain(&self.feed_forward_post_norm).chain(&self.scale),
         );
-        all.mixer(&self.mixer);
-        all.feed_forward(&self.feed_forward);
-        all
+        list.mixer(&self.mixer);
+        list.feed_forward(&self.feed_forward);
+        list
     }
 
     /// All dense matrices of the layer.
@@ -525,13 +575,13 @@ impl LayerBlueprint {
         self.weights().vectors
     }
 
-    /// The states that one session of `positions` positions needs for this layer, when a step has up to `chunk` rows
-    /// of it.
+    /// States of this layer for a session of `positions` positions, with up to `chunk` rows per
+    /// step.
     pub fn states(&self, positions: usize, chunk: usize) -> Vec<StateShape> {
         match &self.mixer {
             MixerBlueprint::Gqa(g) => {
-                // With a window, older positions are written over once neither the window nor a step that fails can
-                // need them.
+                // A windowed KV cache is a ring. It keeps `chunk` additional positions, so that a
+                // failed step can be rolled back.
                 let needed =
                     |window: usize| window.saturating_add(chunk).next_multiple_of(KV_BLOCK);
                 vec![StateShape::KeyValue {
@@ -542,14 +592,14 @@ impl LayerBlueprint {
                 }]
             }
             MixerBlueprint::Mla(m) => {
-                let keys = |key_width| StateShape::KeyValue {
+                let keys_only = |key_width| StateShape::KeyValue {
                     kv_heads: 1,
                     key_width,
                     value_width: 0,
                     positions,
                 };
-                let latent = keys(m.shape.kv_lora_rank + m.shape.qk_rope_head_dim);
-                std::iter::once(latent).chain(m.indexer().map(|i| keys(i.head_dim))).collect()
+                let latent = keys_only(m.shape.kv_lora_rank + m.shape.qk_rope_head_dim);
+                std::iter::once(latent).chain(m.indexer().map(|i| keys_only(i.head_dim))).collect()
             }
             MixerBlueprint::DeltaNet(d) => {
                 let s = &d.shape;
@@ -561,7 +611,7 @@ impl LayerBlueprint {
         }
     }
 
-    /// The routed experts, if the layer has them.
+    /// The MoE part, if the layer has one.
     pub fn moe(&self) -> Option<&MoeBlueprint> {
         match &self.feed_forward {
             FeedForwardBlueprint::Dense(_) => None,
@@ -584,34 +634,34 @@ impl MlpBlueprint {
 }
 
 impl Blueprint {
-    /// All dense matrices: embedding, layers, head.
+    /// All dense matrices of the model: embedding, layers, head.
     pub fn matrices(&self) -> impl Iterator<Item = &MatrixSource> {
         std::iter::once(&self.embed)
             .chain(self.layers.iter().flat_map(LayerBlueprint::matrices))
             .chain(&self.head)
     }
 
-    /// All vectors: norms, biases and the like.
+    /// All vectors of the model: norms, biases and the like.
     pub fn vectors(&self) -> impl Iterator<Item = &VectorSource> {
         self.layers.iter().flat_map(LayerBlueprint::vectors).chain([&self.norm])
     }
 
-    /// The layers with routed experts, by their place among all layers.
+    /// Layers with routed experts, with their index among all layers.
     pub fn moe_layers(&self) -> impl Iterator<Item = (usize, &MoeBlueprint)> {
         self.layers.iter().enumerate().filter_map(|(i, l)| Some((i, l.moe()?)))
     }
 
-    /// Bytes of one token's experts: layers times k.
+    /// Bytes of one token's experts: the sum of top-k experts over all layers.
     pub fn experts_per_token_bytes(&self) -> u64 {
         self.moe_layers().map(|(_, m)| m.router.top_k as u64 * m.experts.bytes as u64).sum()
     }
 
-    /// Experts of one token: layers times k.
+    /// Experts of one token: the sum of top-k over all layers.
     pub fn experts_per_token(&self) -> usize {
         self.moe_layers().map(|(_, m)| m.router.top_k).sum()
     }
 
-    /// All experts of all layers.
+    /// Number of experts of all layers.
     pub fn experts(&self) -> usize {
         self.moe_layers().map(|(_, m)| m.experts.count).sum()
     }
@@ -621,29 +671,29 @@ impl Blueprint {
         self.moe_layers().map(|(_, m)| m.experts.count as u64 * m.experts.bytes as u64).sum()
     }
 
-    /// Whether some layer chooses the positions that it attends to.
+    /// Whether any layer has an indexer (sparse attention).
     pub fn has_indexer(&self) -> bool {
         self.layers
             .iter()
             .any(|l| matches!(&l.mixer, MixerBlueprint::Mla(m) if m.indexer().is_some()))
     }
 
-    /// The largest k of any layer.
+    /// Maximum top-k of any layer.
     pub fn max_top_k(&self) -> usize {
         self.moe_layers().map(|(_, m)| m.router.top_k).max().unwrap_or(0)
     }
 
-    /// The most experts that a token meets in one op of any layer.
+    /// Maximum of [`MoeBlueprint::uses`] over all layers.
     pub(crate) fn max_uses(&self) -> usize {
         self.moe_layers().map(|(_, m)| m.uses()).max().unwrap_or(0)
     }
 
-    /// Layers whose shared expert is one more of the routed ones.
-    pub(crate) fn joined_layers(&self) -> usize {
-        self.moe_layers().filter(|(_, m)| m.joined().is_some()).count()
+    /// Number of layers with a fused shared expert.
+    pub(crate) fn fused_shared_layers(&self) -> usize {
+        self.moe_layers().filter(|(_, m)| m.fused_shared().is_some()).count()
     }
 
-    /// The most inputs that any matrix has, experts included.
+    /// Maximum number of columns of any matrix, experts included.
     pub fn max_inputs(&self) -> usize {
         let dense = self.matrices().map(|m| m.shape.cols);
         let experts = self
@@ -652,7 +702,7 @@ impl Blueprint {
         dense.chain(experts).max().unwrap_or(0)
     }
 
-    /// Bytes of a slot that holds any expert.
+    /// Bytes of a slot: the largest expert of any layer.
     pub fn slot_bytes(&self) -> usize {
         self.moe_layers().map(|(_, m)| m.experts.bytes).max().unwrap_or(0)
     }

@@ -194,7 +194,7 @@ impl Moe {
         widths[WEIGHTS] = uses;
         if let Some(shared) = &blueprint.shared {
             widths[SHARED_LOGIT] = 1;
-            if blueprint.joined().is_none() {
+            if blueprint.fused_shared().is_none() {
                 widths[SHARED_GATE] = shared.mlp.gate_proj.shape.rows;
                 widths[SHARED_UP] = shared.mlp.gate_proj.shape.rows;
             }
@@ -215,7 +215,7 @@ impl Moe {
             None => (None, SharedExpert::None),
             Some(shared) => {
                 let gate = shared.gate.as_ref().map(|g| loader.matrix(g)).transpose()?;
-                let shared = match blueprint.joined() {
+                let shared = match blueprint.fused_shared() {
                     Some(_) => SharedExpert::Joined,
                     None => SharedExpert::Apart {
                         mlp: Mlp::load(&shared.mlp, loader)?,
@@ -237,7 +237,7 @@ impl Moe {
             router_norm: router
                 .norm
                 .as_ref()
-                .map(|(norm, factor)| loader.scaled(norm, *factor))
+                .map(|norm| loader.scaled(&norm.weight, norm.scale))
                 .transpose()?,
             router: Router {
                 scoring: router.scoring,

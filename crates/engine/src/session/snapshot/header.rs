@@ -5,14 +5,14 @@ use serde::{Deserialize, Serialize};
 use crate::{
     base::error::{Error, SnapshotProblem},
     checkpoint::{
-        ModelId, Source,
-        frame::{ALIGN, Frame, Unframed},
+        DataFile, ModelId,
+        frame::{ALIGN, Frame, FrameError},
         packed::Digests,
     },
 };
 
 /// Headers beyond 16 MiB are refused; thousands of layers have less.
-pub(super) const FRAME: Frame = Frame { magic: *b"MOEFLUXS", version: 1, most: 16 << 20 };
+pub(super) const FRAME: Frame = Frame { magic: *b"MOEFLUXS", version: 1, max_header: 16 << 20 };
 /// Most tokens, most experts that are hot, and most entries of a vocabulary: what is read into memory at once stays
 /// small, even of a file that is huge and empty.
 const MAX_COUNT: u64 = 1 << 26;
@@ -111,24 +111,24 @@ impl Header {
     ///
     /// # Errors
     /// The file cannot be read, is of another kind or version, is cut short, or contradicts itself.
-    pub(super) fn read(source: &Source) -> Result<(Self, Vec<Section>), Error> {
+    pub(super) fn read(source: &DataFile) -> Result<(Self, Vec<Section>), Error> {
         let path = source.path();
         let bad = |problem| Err(Error::snapshot(path, problem));
         let unreadable = Error::file(path, "cannot read the header of the saved session");
         let (len, known) = (source.len(), FRAME.version);
         let (header, end) = match FRAME.read::<Self>(source) {
             Ok(read) => read,
-            Err(Unframed::Unreadable(e)) => return Err(unreadable(e)),
-            Err(Unframed::Foreign) => return bad(SnapshotProblem::NotASnapshot),
-            Err(Unframed::Version(found)) if found > known => {
+            Err(FrameError::Unreadable(e)) => return Err(unreadable(e)),
+            Err(FrameError::Foreign) => return bad(SnapshotProblem::NotASnapshot),
+            Err(FrameError::Version(found)) if found > known => {
                 return bad(SnapshotProblem::FutureVersion { found, known });
             }
-            Err(Unframed::Version(_) | Unframed::Claims { .. }) => {
+            Err(FrameError::Version(_) | FrameError::Claims { .. }) => {
                 return bad(damaged("its first bytes"));
             }
-            Err(Unframed::Short) => return bad(SnapshotProblem::Truncated),
-            Err(Unframed::Damaged) => return bad(damaged("its header")),
-            Err(Unframed::Header(e)) => return bad(damaged(format!("its header: {e}"))),
+            Err(FrameError::Short) => return bad(SnapshotProblem::Truncated),
+            Err(FrameError::Damaged) => return bad(damaged("its header")),
+            Err(FrameError::Header(e)) => return bad(damaged(format!("its header: {e}"))),
         };
         if let Err(what) = header.check() {
             return bad(damaged(format!("its header: {what}")));

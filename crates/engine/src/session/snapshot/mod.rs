@@ -56,7 +56,7 @@ use crate::{
         error::{Error, SnapshotProblem},
         system::IO_STACK as READER_STACK,
     },
-    checkpoint::{ModelId, Source, digest},
+    checkpoint::{DataFile, ModelId, digest},
 };
 
 /// Bytes that a thread reads at once.
@@ -84,7 +84,7 @@ pub(crate) struct Expectation {
 /// A snapshot that is open: its header and its tokens are right, the rest is not looked at yet.
 #[derive(Debug)]
 pub(crate) struct Snapshot {
-    source: Source,
+    source: DataFile,
     header: Header,
     sections: Vec<Section>,
     tokens: Vec<u32>,
@@ -103,7 +103,7 @@ impl Snapshot {
             return Err(none());
         }
         let file = File::open(path).map_err(cannot())?;
-        let source = Source::of(path, file).map_err(cannot())?.ok_or_else(none)?;
+        let source = DataFile::from_open(path, file).map_err(cannot())?.ok_or_else(none)?;
         let (header, sections) = Header::read(&source)?;
         let mut snapshot = Self { source, header, sections, tokens: Vec::new() };
         let vocab = snapshot.header.vocab;

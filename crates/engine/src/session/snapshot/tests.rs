@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::{
-    base::faulty_disk::{Target, gb, write_all_at},
+    base::faulty_disk::{WriteTarget, gb, write_all_at},
     checkpoint::frame::Frame,
 };
 
@@ -87,7 +87,7 @@ impl Saved {
         }
     }
 
-    fn write_states<T: Target>(
+    fn write_states<T: WriteTarget>(
         &self,
         mut writer: SnapshotWriter<T>,
         piece: usize,
@@ -514,7 +514,7 @@ struct Full {
     syncs: bool,
 }
 
-impl Target for Full {
+impl WriteTarget for Full {
     fn free(&self, _: &Path) -> Option<u64> {
         self.tells
     }

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     base::{
         error::Error,
-        faulty_disk::{Disk, Target, gb, sync_folder},
+        faulty_disk::{SystemDisk, WriteTarget, gb, sync_folder},
     },
     checkpoint::{ModelId, packed::Digests},
 };
@@ -97,7 +97,7 @@ fn unwritable(problem: &str) -> Error {
 }
 
 /// A snapshot that is being written. Dropped before it is finished, it leaves what was there before.
-pub(crate) struct SnapshotWriter<T: Target = Disk> {
+pub(crate) struct SnapshotWriter<T: WriteTarget = SystemDisk> {
     target: T,
     path: PathBuf,
     folder: PathBuf,
@@ -117,11 +117,11 @@ impl SnapshotWriter {
     /// # Errors
     /// The folder cannot be written, or the disk has not enough room.
     pub(crate) fn create(path: &Path, contents: &Contents<'_>) -> Result<Self, Error> {
-        Self::create_on(Disk, path, contents)
+        Self::create_on(SystemDisk, path, contents)
     }
 }
 
-impl<T: Target> SnapshotWriter<T> {
+impl<T: WriteTarget> SnapshotWriter<T> {
     pub(super) fn create_on(
         target: T,
         path: &Path,

@@ -1,4 +1,4 @@
-//! Messages to the one text that the model was trained to continue: the checkpoint's own chat template.
+//! Chat templates: messages to prompt text, by the checkpoint's Jinja template.
 
 mod python;
 #[cfg(test)]
@@ -9,17 +9,17 @@ use std::{collections::BTreeMap, path::Path, path::PathBuf, str};
 use minijinja::{AutoEscape, Environment, Value, syntax::SyntaxConfig, value::Serde};
 use serde::{Deserialize, Serialize};
 
-use crate::{base::error::Error, text::tokenizer::TokenizerConfig};
+use crate::{base::error::Error, checkpoint::TextFile, text::tokenizer::TokenizerConfig};
 
-/// Stands for an answer where only what comes behind it is wanted: a text that no template has.
-const ANSWER: &str = "(what was answered)";
+/// Placeholder for an answer, to find the text that follows it. No template contains it.
+const ANSWER_PLACEHOLDER: &str = "(what was answered)";
 
 /// One message of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Message {
-    /// Who speaks: `system`, `user` or `assistant`; some templates know more.
+    /// Speaker: `system`, `user` or `assistant`; some templates have more roles.
     pub role: String,
-    /// What is said.
+    /// Text of the message.
     pub content: String,
 }
 
@@ -29,36 +29,37 @@ impl Message {
         Message { role: role.into(), content: content.into() }
     }
 
-    /// What the model is told before the conversation.
+    /// A system prompt.
     pub fn system(content: impl Into<String>) -> Message {
         Message::new("system", content)
     }
 
-    /// A question or an order.
+    /// A message of the user.
     pub fn user(content: impl Into<String>) -> Message {
         Message::new("user", content)
     }
 
-    /// What the model answered.
+    /// An answer of the model.
     pub fn assistant(content: impl Into<String>) -> Message {
         Message::new("assistant", content)
     }
 }
 
-/// What a template may be told besides the messages.
+/// Variables of a template besides the messages.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ChatOptions {
-    /// Whether the model thinks before it answers, for templates that can choose (`enable_thinking`, and `thinking` in
-    /// DeepSeek's). Default: the template's own.
+    /// Whether the model thinks before it answers, for templates with that option
+    /// (`enable_thinking`, and `thinking` in DeepSeek's). Default: the template's default.
     pub thinking: Option<bool>,
-    /// Further variables, by the names that the template has for them (gpt-oss: `reasoning_effort`). They win over all
+    /// Further variables by the template's names (gpt-oss: `reasoning_effort`). They override all
     /// others.
     pub variables: serde_json::Map<String, serde_json::Value>,
 }
 
-/// A chat template: Jinja with the Python methods and helpers that `transformers` offers to templates
-/// (`raise_exception`, `strftime_now` in UTC, `tojson` without HTML escapes, loop controls, `{% generation %}`).
+/// A chat template: Jinja with the Python methods and helpers that `transformers` provides
+/// (`raise_exception`, `strftime_now` in UTC, `tojson` without HTML escapes, loop controls,
+/// `{% generation %}`).
 #[derive(Debug)]
 pub struct ChatTemplate {
     env: Environment<'static>,
@@ -68,11 +69,11 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// A template from its source. `special_tokens` are variables of it, such as `bos_token` to `<s>`; `path` is for
-    /// error messages.
+    /// Compiles a template. `special_tokens` become variables, such as `bos_token` with the value
+    /// `<s>`; `path` is for error messages.
     ///
     /// # Errors
-    /// [`Error::Text`] when the source is no template.
+    /// [`Error::Text`] if the source is not a valid template.
     pub fn new(
         source: &str,
         path: &Path,
@@ -88,18 +89,18 @@ impl ChatTemplate {
         Ok(template)
     }
 
-    /// The template of a checkpoint: the contents of its `chat_template.jinja` with their path, else what
-    /// `tokenizer_config.json` has. `None` when there is neither, see [`ChatTemplate::missing`].
+    /// The template of a checkpoint: its `chat_template.jinja`, or else the template in
+    /// `tokenizer_config.json`. `None` without either, see [`ChatTemplate::missing`].
     ///
     /// # Errors
-    /// [`Error::Text`] when the source is no template or no UTF-8.
+    /// [`Error::Text`] if the source is not a valid template or not UTF-8.
     pub fn from_files(
-        jinja: Option<(&[u8], &Path)>,
+        jinja: Option<&TextFile<'_>>,
         config: &TokenizerConfig,
     ) -> Result<Option<ChatTemplate>, Error> {
         let (source, path) = match (jinja, &config.chat_template) {
-            (Some((bytes, path)), _) => {
-                (str::from_utf8(bytes).map_err(|e| advise(path, &e))?, path)
+            (Some(TextFile { bytes, path }), _) => {
+                (str::from_utf8(bytes).map_err(|e| advise(path, &e))?, path.as_path())
             }
             (None, Some(source)) => (source.as_str(), config.path.as_path()),
             (None, None) => return Ok(None),
@@ -107,17 +108,20 @@ impl ChatTemplate {
         ChatTemplate::new(source, path, &config.special_tokens).map(Some)
     }
 
-    /// The error for a checkpoint in `folder` that has no template where one is needed.
+    /// Error for a checkpoint in `folder` that lacks a template.
     pub fn missing(folder: &Path) -> Error {
-        let problem = "the checkpoint has no chat template (chat_template.jinja, or chat_template in \
-            tokenizer_config.json); it may be a base model: --raw gives it the prompt as it is";
+        let problem = "the checkpoint has no chat template (chat_template.jinja, or chat_template \
+                       in tokenizer_config.json); it may be a base model: --raw gives it the \
+                       prompt unchanged";
         Error::Text { path: folder.to_path_buf(), problem: problem.into() }
     }
 
-    /// The text of `messages`; with `add_generation_prompt` it ends where the assistant's answer begins.
+    /// Renders `messages`. With `add_generation_prompt` the text ends at the start of the
+    /// assistant's answer.
     ///
     /// # Errors
-    /// [`Error::Text`] when the template fails or refuses the messages (`raise_exception`), with its reason.
+    /// [`Error::Text`] if the template fails or rejects the messages (`raise_exception`), with its
+    /// reason.
     pub fn render(
         &self,
         messages: &[Message],
@@ -130,7 +134,7 @@ impl ChatTemplate {
         );
         variables.insert("messages", Value::from(Serde(messages)));
         variables.insert("add_generation_prompt", Value::from(add_generation_prompt));
-        // `transformers` defines these two always, and templates compare them with none.
+        // `transformers` always defines these two, and templates compare them with none.
         variables.extend(["tools", "documents"].map(|name| (name, Value::from(()))));
         if let Some(thinking) = options.thinking {
             variables
@@ -145,25 +149,29 @@ impl ChatTemplate {
         self.compile()?.render(Value::from(variables)).map_err(|e| advise(&self.path, &e))
     }
 
-    /// The text that asks `question` behind an answer: what ends the answer, the question, and where the next one begins.
+    /// Renders the text after an answer: the end of the answer, `question`, and the start of the
+    /// next answer.
     ///
     /// # Errors
-    /// As [`ChatTemplate::render`]; also when the template does not show answers as they are.
-    pub fn render_on(&self, question: &str, options: &ChatOptions) -> Result<String, Error> {
-        let messages =
-            [Message::user("(a question)"), Message::assistant(ANSWER), Message::user(question)];
-        // The question comes later, so it may say what it likes.
-        match self.render(&messages, true, options)?.split_once(ANSWER) {
-            Some((_, behind)) => Ok(behind.to_owned()),
+    /// As [`ChatTemplate::render`]; also if the template does not include answers verbatim.
+    pub fn render_follow_up(&self, question: &str, options: &ChatOptions) -> Result<String, Error> {
+        let messages = [
+            Message::user("(a question)"),
+            Message::assistant(ANSWER_PLACEHOLDER),
+            Message::user(question),
+        ];
+        // The first match is the answer, even if the question contains the placeholder.
+        match self.render(&messages, true, options)?.split_once(ANSWER_PLACEHOLDER) {
+            Some((_, follow_up)) => Ok(follow_up.to_owned()),
             None => {
-                let problem = "the chat template does not show what was answered, so that nothing can be asked behind it; --raw \
-                    runs without the template";
+                let problem = "the chat template does not show previous answers, so a conversation \
+                               cannot be continued; --raw runs without the template";
                 Err(Error::Text { path: self.path.clone(), problem: problem.into() })
             }
         }
     }
 
-    /// A compiled template borrows its source, so it is compiled where it is used: once per answer.
+    /// Compiles the template, once per answer: a compiled template borrows its source.
     fn compile(&self) -> Result<minijinja::Template<'_, '_>, Error> {
         self.env
             .template_from_named_str("chat template", &self.source)
@@ -176,12 +184,12 @@ fn advise(path: &Path, error: &dyn std::error::Error) -> Error {
     Error::Text { path: path.to_path_buf(), problem }
 }
 
-/// Jinja as `transformers` sets it up.
+/// Jinja environment with the settings of `transformers`.
 fn environment() -> Result<Environment<'static>, minijinja::Error> {
     let mut env = Environment::new();
     env.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
     env.set_auto_escape_callback(|_| AutoEscape::None);
-    env.set_unknown_method_callback(python::method);
+    env.set_unknown_method_callback(python::call_method);
     env.add_filter("tojson", python::tojson);
     env.add_test("iterable", python::is_iterable);
     env.add_test("sequence", python::is_sequence);

@@ -1,18 +1,21 @@
+//! Tests of chat templates against `transformers`.
+
 use std::{collections::BTreeMap, path::Path};
 
 use serde::Deserialize;
 
 use super::{ChatOptions, ChatTemplate, Message};
-use crate::{base::error::Error, text::tokenizer::TokenizerConfig};
+use crate::{base::error::Error, checkpoint::TextFile, text::tokenizer::TokenizerConfig};
 
+/// Messages and rendered texts of `fixtures/expected.json`.
 #[derive(Deserialize)]
-struct Expected {
+struct ExpectedTexts {
     conversations: BTreeMap<String, Vec<Message>>,
-    cases: Vec<Case>,
+    cases: Vec<TemplateCase>,
 }
 
 #[derive(Deserialize)]
-struct Case {
+struct TemplateCase {
     template: String,
     conversation: String,
     options: ChatOptions,
@@ -48,10 +51,11 @@ fn render(source: &str, messages: &[Message]) -> Result<String, Error> {
     template(source)?.render(messages, true, &ChatOptions::default())
 }
 
-/// `fixtures/make.py` renders the same templates and messages with `transformers`.
+/// Expected texts are rendered by `transformers`, see `fixtures/make.py`.
 #[test]
-fn renders_as_transformers() {
-    let expected: Expected = serde_json::from_str(include_str!("fixtures/expected.json")).unwrap();
+fn matches_transformers() {
+    let expected: ExpectedTexts =
+        serde_json::from_str(include_str!("fixtures/expected.json")).unwrap();
     assert!(expected.cases.len() > 200);
     for case in expected.cases {
         let messages = &expected.conversations[&case.conversation];
@@ -74,8 +78,8 @@ fn renders_as_transformers() {
 }
 
 #[test]
-fn a_question_behind_an_answer_is_the_end_of_the_conversation() {
-    let behind = [
+fn a_follow_up_is_the_end_of_the_whole_conversation() {
+    let answer_ends = [
         ("deepseek.jinja", "<｜end▁of▁sentence｜>"),
         ("glm.jinja", "<|user|>"),
         ("gpt_oss.jinja", "<|end|>"),
@@ -84,9 +88,9 @@ fn a_question_behind_an_answer_is_the_end_of_the_conversation() {
         ("mistral.jinja", "</s>"),
         ("qwen.jinja", "<|im_end|>"),
     ];
-    for (name, end) in behind {
-        // What stands for an answer may be part of the question.
-        let question = format!("And why {}?", super::ANSWER);
+    for (name, end) in answer_ends {
+        // The question may contain the placeholder.
+        let question = format!("And why {}?", super::ANSWER_PLACEHOLDER);
         let messages =
             [Message::user("Why?"), Message::assistant("So."), Message::user(&*question)];
         for thinking in [None, Some(true), Some(false)] {
@@ -94,24 +98,23 @@ fn a_question_behind_an_answer_is_the_end_of_the_conversation() {
                 template(source(name)).unwrap(),
                 ChatOptions { thinking, ..ChatOptions::default() },
             );
-            let on = template.render_on(&question, &options).unwrap();
+            let tail = template.render_follow_up(&question, &options).unwrap();
             let whole = template.render(&messages, true, &options).unwrap();
-            assert!(whole.ends_with(&format!("So.{on}")), "{name}: {on:?} {whole:?}");
-            assert!(on.starts_with(end) && on.contains(&question), "{name}: {on:?}");
+            assert!(whole.ends_with(&format!("So.{tail}")), "{name}: {tail:?} {whole:?}");
+            assert!(tail.starts_with(end) && tail.contains(&question), "{name}: {tail:?}");
         }
     }
     let silent = template("{{ messages[-1].content }}").unwrap();
-    let error = silent.render_on("Why?", &ChatOptions::default()).unwrap_err().to_string();
+    let error = silent.render_follow_up("Why?", &ChatOptions::default()).unwrap_err().to_string();
     assert!(error.contains("does not show") && error.contains("--raw"), "{error}");
 }
 
 #[test]
-fn the_model_in_the_box() {
-    let jinja = include_bytes!("../../../../../models/tales-18m/chat_template.jinja");
-    let path = Path::new("chat_template.jinja");
-    let template = ChatTemplate::from_files(Some((jinja, path)), &TokenizerConfig::default())
-        .unwrap()
-        .unwrap();
+fn the_built_in_model() {
+    let bytes = include_bytes!("../../../../../models/tales-18m/chat_template.jinja");
+    let jinja = TextFile { bytes, path: "chat_template.jinja".into() };
+    let template =
+        ChatTemplate::from_files(Some(&jinja), &TokenizerConfig::default()).unwrap().unwrap();
     let messages =
         [Message::user("Tell me a fable."), Message::assistant("No."), Message::user("Please!")];
     let text = template.render(&messages, true, &ChatOptions::default()).unwrap();
@@ -121,7 +124,7 @@ fn the_model_in_the_box() {
 }
 
 #[test]
-fn a_failure_names_the_file_and_a_way_out() {
+fn errors_name_the_file_and_a_remedy() {
     let refused = "{{ raise_exception('Only one message, please!') }}";
     for (source, reason) in [
         (refused, "Only one message, please!"),
@@ -151,8 +154,8 @@ fn the_template_file_wins_over_the_config() {
     let path = Path::new("tokenizer_config.json");
     let config = |json: &str| TokenizerConfig::from_bytes(json.as_bytes(), path);
     let load = |jinja: Option<&[u8]>, json: &str| {
-        let file = jinja.map(|bytes| (bytes, Path::new("chat_template.jinja")));
-        let template = ChatTemplate::from_files(file, &config(json).unwrap()).unwrap();
+        let file = jinja.map(|bytes| TextFile { bytes, path: "chat_template.jinja".into() });
+        let template = ChatTemplate::from_files(file.as_ref(), &config(json).unwrap()).unwrap();
         template.map(|template| template.render(&[], false, &ChatOptions::default()).unwrap())
     };
     let string = r#"{"chat_template": "config {{ bos_token }}", "bos_token": {"content": "<s>"}, "eos_token": null}"#;
@@ -173,9 +176,9 @@ fn the_template_file_wins_over_the_config() {
         let text = config(json).unwrap_err().to_string();
         assert!(text.contains("tokenizer_config.json") && text.contains(reason), "{text}");
     }
-    let bytes: (&[u8], _) = (b"\xFF", Path::new("chat_template.jinja"));
-    let text =
-        ChatTemplate::from_files(Some(bytes), &TokenizerConfig::default()).unwrap_err().to_string();
+    let jinja = TextFile { bytes: b"\xFF", path: "chat_template.jinja".into() };
+    let error = ChatTemplate::from_files(Some(&jinja), &TokenizerConfig::default()).unwrap_err();
+    let text = error.to_string();
     assert!(text.contains("chat_template.jinja") && text.contains("utf-8"), "{text}");
 }
 

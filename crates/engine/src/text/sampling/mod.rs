@@ -1,55 +1,62 @@
-//! From logits to a token, and from tokens to the end of an answer.
+//! Sampling: from logits to a token.
+//!
+//! [`Sampler::sample`] applies penalties, temperature, top-k, top-p and min-p to all logits.
+//! [`Sampler::sample_candidates`] does the same on the top logits that a device selected, if they
+//! suffice. End tokens are in `generation_config.rs`, stop strings in `stop_strings.rs`.
 
-mod generation;
-mod rng;
-mod stop;
+mod generation_config;
+mod stop_strings;
 #[cfg(test)]
 mod tests;
+mod xoshiro;
 
 use serde::{Deserialize, Serialize};
 
-pub use generation::{EndTokens, GenerationConfig};
-pub use stop::{StopResult, StopStrings};
+pub use generation_config::{EndTokens, GenerationConfig};
+pub use stop_strings::{StopResult, StopStrings};
 
 use moeflux_compute::{LogitTally, LogitWeights, MAX_TOP_LOGITS, logits_between, logits_extent};
 
 use crate::base::error::Error;
-use rng::Rng;
+use xoshiro::Xoshiro256;
 
-/// Numbers of candidates that are asked for. Few, because a device may compile a kernel for each.
+/// Numbers of candidates that are requested. Few, as a device may compile a kernel for each.
 const CANDIDATES: [usize; 4] = [1, 64, 256, MAX_TOP_LOGITS];
 
-/// How many candidates there mostly are above a `min_p`.
-const OFTEN_ABOVE: usize = 64;
+/// Candidates requested for min-p without top-k. Usually fewer tokens pass.
+const MIN_P_CANDIDATES: usize = 64;
 
-/// How many more candidates are asked for than are needed, at most, because penalties may put them back. More are certain
-/// to be enough, but so many nearly always are.
-const OFTEN_PUT_BACK: usize = 128;
+/// Maximum number of extra candidates in place of tokens that penalties may demote. One per seen
+/// token always suffices; this many nearly always do.
+const MAX_EXTRA_CANDIDATES: usize = 128;
 
-/// How a token is chosen. The default takes the model's own distribution: temperature 1, all else off.
+/// Sampling parameters. The default samples the model's distribution: temperature 1, all else off.
 ///
-/// Applied in this order, as in `transformers` and vLLM: repetition penalty, presence and frequency penalty, temperature,
-/// top-k, top-p, min-p. Tokens are ranked by their logit; of equal logits the lower id comes first.
+/// Applied in this order, as in `transformers` and vLLM: repetition penalty, presence and frequency
+/// penalty, temperature, top-k, top-p, min-p. Tokens are ranked by their logit; of equal logits the
+/// lower id comes first.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Sampling {
-    /// Divides the logits; 0 or more. 0 always takes the first in rank (greedy). Default 1.
-    pub temperature: f32,
-    /// Only the first `top_k` in rank; 0 is all. Default 0.
-    pub top_k: usize,
-    /// Only the shortest run of ranks, of those that top-k left, whose probability reaches `top_p`; in (0, 1], 1 is all.
+    /// Divisor of the logits, at least 0. With 0 the first token in rank is chosen (greedy).
     /// Default 1.
+    pub temperature: f32,
+    /// Keeps the first `top_k` tokens in rank; 0 keeps all. Default 0.
+    pub top_k: usize,
+    /// Keeps the shortest run of ranks, after top-k, whose probability reaches `top_p`; in (0, 1],
+    /// 1 keeps all. Default 1.
     pub top_p: f32,
-    /// Only tokens at least `min_p` times as probable as the first in rank; in [0, 1], 0 is all. Default 0.
+    /// Keeps tokens at least `min_p` times as probable as the first in rank; in [0, 1], 0 keeps
+    /// all. Default 0.
     pub min_p: f32,
-    /// Divides positive and multiplies negative logits of tokens in the prompt or the answer so far; above 0. Default 1
-    /// (none).
+    /// Divides positive and multiplies negative logits of tokens in the prompt or the answer so
+    /// far; above 0. Default 1 (none).
     pub repetition_penalty: f32,
-    /// Is subtracted from the logits of tokens in the answer so far; in [-2, 2]. Default 0.
+    /// Subtracted from the logits of tokens in the answer so far; in [-2, 2]. Default 0.
     pub presence_penalty: f32,
-    /// Is subtracted for each time that the token is in the answer so far; in [-2, 2]. Default 0.
+    /// Subtracted once per occurrence of the token in the answer so far; in [-2, 2]. Default 0.
     pub frequency_penalty: f32,
-    /// The same seed and the same logits choose the same tokens, on every platform. Default 0.
+    /// Random seed. Equal seeds and logits choose equal tokens on every platform. Default 0.
     pub seed: u64,
 }
 
@@ -69,15 +76,15 @@ impl Default for Sampling {
 }
 
 impl Sampling {
-    /// Always the most probable token.
+    /// Always chooses the most probable token.
     pub fn greedy() -> Sampling {
         Sampling { temperature: 0.0, ..Sampling::default() }
     }
 
-    /// Whether all values are in their ranges.
+    /// Checks the ranges of all values.
     ///
     /// # Errors
-    /// [`Error::Input`] names the first that is not.
+    /// [`Error::Input`] with the first value out of range.
     pub fn validate(&self) -> Result<(), Error> {
         let finite = f32::MIN..=f32::MAX;
         let checks = [
@@ -121,33 +128,34 @@ impl Sampling {
         }
     }
 
-    /// Whether a penalty may put a token further to the front.
-    fn rewards(&self) -> bool {
+    /// Whether a penalty may raise the rank of a token.
+    fn can_promote(&self) -> bool {
         self.repetition_penalty < 1.0 || self.presence_penalty < 0.0 || self.frequency_penalty < 0.0
     }
 
-    fn penalises(&self) -> bool {
+    /// Whether any penalty is on.
+    fn has_penalties(&self) -> bool {
         self.repetition_penalty != 1.0
             || self.presence_penalty != 0.0
             || self.frequency_penalty != 0.0
     }
 }
 
-/// Chooses tokens for one answer. Allocates only when it is made.
+/// Sampler of one answer. Allocates only on creation.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     sampling: Sampling,
-    rng: Rng,
+    rng: Xoshiro256,
     vocab: usize,
-    /// Of tokens that are looked at one by one: see [`rank_key`].
+    /// Rank keys of individually ranked tokens, see [`rank_key`].
     keys: Vec<u64>,
-    /// All logits after penalties, if there are any.
+    /// All logits after penalties, if any penalty is on.
     penalised: Vec<f32>,
-    /// What all tokens weigh, by how probable they are.
+    /// Histogram of the weights of all tokens, by logit.
     tally: LogitTally,
-    /// How often the answer has each id; empty when nothing is penalised.
+    /// Occurrences of each id in the answer; empty without penalties.
     counts: Vec<u32>,
-    /// Every id of prompt and answer, once, in order of appearance.
+    /// Distinct ids of prompt and answer, in order of appearance.
     seen: Vec<u32>,
     is_seen: Vec<bool>,
 }
@@ -156,15 +164,15 @@ impl Sampler {
     /// A sampler for logits of `vocab` tokens.
     ///
     /// # Errors
-    /// [`Error::Input`] when a value of `sampling` is out of its range, or there are no tokens.
+    /// [`Error::Input`] if a value of `sampling` is out of range, or `vocab` is 0 or too large.
     pub fn new(sampling: Sampling, vocab: usize) -> Result<Sampler, Error> {
         sampling.validate()?;
         if vocab == 0 || u32::try_from(vocab).is_err() {
             return Err(Error::Input(format!("cannot sample from a vocabulary of {vocab} tokens")));
         }
-        let tracked = if sampling.penalises() { vocab } else { 0 };
+        let tracked = if sampling.has_penalties() { vocab } else { 0 };
         Ok(Sampler {
-            rng: Rng::new(sampling.seed),
+            rng: Xoshiro256::new(sampling.seed),
             sampling,
             vocab,
             keys: Vec::with_capacity(vocab),
@@ -176,86 +184,90 @@ impl Sampler {
         })
     }
 
-    /// Records the prompt, for the repetition penalty. Ids outside of the vocabulary are ignored.
+    /// Records the prompt, for the repetition penalty. Ids outside the vocabulary are ignored.
     pub fn prompt(&mut self, ids: &[u32]) {
-        ids.iter().for_each(|&id| self.see(id));
+        ids.iter().for_each(|&id| self.record(id));
     }
 
     /// Records a token of the answer that was not chosen by [`sample`](Sampler::sample).
     pub fn accept(&mut self, id: u32) {
-        self.see(id);
+        self.record(id);
         if let Some(count) = self.counts.get_mut(id as usize) {
             *count = count.saturating_add(1);
         }
     }
 
-    /// Chooses the next token of the answer from `logits`, one per token of the vocabulary, and records it. A logit of
-    /// minus infinity bans its token.
+    /// Chooses the next token of the answer from `logits`, one per token of the vocabulary, and
+    /// records it. A logit of minus infinity bans its token.
     ///
     /// # Errors
-    /// [`Error::Input`] when there are more or fewer logits than tokens, one is NaN or plus infinity, or all tokens
-    /// are banned.
+    /// [`Error::Input`] if the number of logits differs from the vocabulary, a logit is NaN or plus
+    /// infinity, or all tokens are banned.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32, Error> {
-        self.check_number(logits)?;
+        self.check_len(logits)?;
         if self.seen.is_empty() {
-            let extent = extent(logits, logits)?;
-            return Ok(self.choose_of_all(logits, extent));
+            let range = logit_range(logits, logits)?;
+            return Ok(self.choose_from_all(logits, range));
         }
         let mut penalised = std::mem::take(&mut self.penalised);
-        self.penalise(logits, &mut penalised);
-        let id = extent(&penalised, logits).map(|extent| self.choose_of_all(&penalised, extent));
+        self.apply_penalties(logits, &mut penalised);
+        let range = logit_range(&penalised, logits);
+        let id = range.map(|range| self.choose_from_all(&penalised, range));
         self.penalised = penalised;
         id
     }
 
-    /// How many of the first tokens in rank of `vocab`, before penalties, are likely to be all that
-    /// [`choose_among`](Sampler::choose_among) looks at; `None` where that takes all logits, or they are of another number.
+    /// Number of top logits, before penalties, that
+    /// [`sample_candidates`](Sampler::sample_candidates) probably needs. `None` if it needs all
+    /// logits, or if `vocab` is not the sampler's vocabulary.
     ///
-    /// Greedy and top-k look at as many as they keep, and at one more for each token that a penalty may put back. min-p
-    /// without top-k ends early as a rule. All logits are looked at by top-p without top-k, which is a share of the whole,
-    /// by sampling without a filter, and where a negative penalty may put any token to the front.
+    /// Greedy and top-k need as many as they keep, and one more for each token that a penalty may
+    /// demote. min-p without top-k usually needs few. All logits are needed by top-p without top-k,
+    /// which keeps a share of the total weight, by sampling without a filter, and if a negative
+    /// penalty may promote any token.
     pub(crate) fn candidates(&self, vocab: usize) -> Option<usize> {
         let Sampling { temperature, top_k, top_p, min_p, .. } = self.sampling;
         let needed = match top_k {
             _ if temperature == 0.0 => 1,
-            0 if top_p == 1.0 && min_p > 0.0 => OFTEN_ABOVE,
+            0 if top_p == 1.0 && min_p > 0.0 => MIN_P_CANDIDATES,
             0 => return None,
             k => k,
         };
-        if self.sampling.rewards() {
+        if self.sampling.can_promote() {
             return None;
         }
-        let asked = needed.saturating_add(self.seen.len().min(OFTEN_PUT_BACK));
+        let asked = needed.saturating_add(self.seen.len().min(MAX_EXTRA_CANDIDATES));
         let size = CANDIDATES.into_iter().find(|n| *n >= asked).unwrap_or(MAX_TOP_LOGITS);
         Some(size).filter(|n| needed <= *n && *n < vocab && vocab == self.vocab)
     }
 
-    /// As [`Sampler::sample`] of all logits, which need not be known: `ids` and `logits` are the first tokens in rank, fewer
-    /// than there are, as [`Op::TopLogits`](moeflux_compute::Op::TopLogits) names them. `None` where that depends on further
-    /// ones; nothing has changed then.
+    /// Same result as [`Sampler::sample`] of all logits, from the top logits only: `ids` and
+    /// `logits` of the first tokens in rank, as [`Op::TopLogits`](moeflux_compute::Op::TopLogits)
+    /// returns them. `None`, without any change, if the result depends on other logits.
     ///
     /// # Errors
     /// As [`Sampler::sample`].
-    pub(crate) fn choose_among(
+    pub(crate) fn sample_candidates(
         &mut self,
         ids: &[f32],
         logits: &[f32],
     ) -> Result<Option<u32>, Error> {
-        if self.sampling.rewards() {
+        if self.sampling.can_promote() {
             return Ok(None);
         }
         self.keys.clear();
         let Some(last) = ids.len().checked_sub(1) else { return Ok(None) };
-        legal(ids[0] as usize, logits[0])?;
+        check_logit(ids[0] as usize, logits[0])?;
         if logits[0] == f32::NEG_INFINITY {
             return Err(all_banned());
         }
-        // Of the others, and of those that a penalty has put behind, none is known to come next.
+        // Candidates that penalties move behind the last one are dropped, as unknown tokens may
+        // rank before them.
         let last = rank_key(logits[last], ids[last] as u32);
         for (&id, &logit) in ids.iter().zip(logits) {
-            let at = id as usize;
-            let seen = self.is_seen.get(at).is_some_and(|seen| *seen);
-            let logit = if seen { self.penalised(logit, self.counts[at]) } else { logit };
+            let index = id as usize;
+            let seen = self.is_seen.get(index).is_some_and(|seen| *seen);
+            let logit = if seen { self.penalised(logit, self.counts[index]) } else { logit };
             let key = rank_key(logit, id as u32);
             if key <= last {
                 self.keys.push(key);
@@ -264,16 +276,16 @@ impl Sampler {
         Ok(self.choose())
     }
 
-    /// Chooses among the tokens in `keys` and records the choice; `None` where it depends on others.
+    /// Chooses among the tokens in `keys` and records the choice; `None` if it depends on others.
     fn choose(&mut self) -> Option<u32> {
         let id = match self.sampling.temperature {
-            0.0 => id_of(self.keys.iter().copied().min()?),
+            0.0 => key_id(self.keys.iter().copied().min()?),
             _ => {
-                // What is drawn counts only once a token is chosen by it.
+                // The generator advances only if a token is chosen.
                 let mut rng = self.rng.clone();
                 let uniform = rng.uniform();
-                let (mut ranked, mass) = self.filtered()?;
-                let id = ranked.draw(part(mass, uniform));
+                let (mut ranked, mass) = self.filter()?;
+                let id = ranked.draw(fraction(mass, uniform));
                 self.rng = rng;
                 id
             }
@@ -282,57 +294,63 @@ impl Sampler {
         Some(id)
     }
 
-    /// Chooses among all tokens, after penalties, and records the choice. `extent` is the largest logit and the least one.
-    fn choose_of_all(&mut self, logits: &[f32], extent: [f32; 2]) -> u32 {
+    /// Chooses among all tokens, after penalties, and records the choice. `range` is the largest
+    /// and the smallest logit.
+    fn choose_from_all(&mut self, logits: &[f32], range: [f32; 2]) -> u32 {
         let Sampling { temperature, top_k, .. } = self.sampling;
         let id = if temperature == 0.0 {
-            logits.iter().position(|logit| *logit == extent[0]).unwrap_or_default() as u32
+            logits.iter().position(|logit| *logit == range[0]).unwrap_or_default() as u32
         } else if top_k > 0 {
             self.keys.clear();
             self.keys.extend(logits.iter().zip(0..).map(|(&logit, id)| rank_key(logit, id)));
-            // Nothing is missing where all tokens are ranked.
+            // With all tokens ranked the choice never depends on others.
             return self.choose().unwrap_or_default();
         } else {
-            let weights = LogitWeights::new(extent[0], temperature);
-            let mass = self.kept(logits, extent, weights);
-            let target = part(mass, self.rng.uniform());
-            self.reached(logits, weights, target + 1).0
+            let weights = LogitWeights::new(range[0], temperature);
+            let mass = self.filtered_mass(logits, range, weights);
+            let target = fraction(mass, self.rng.uniform());
+            self.token_at_mass(logits, weights, target + 1).0
         };
         self.accept(id);
         id
     }
 
-    /// The weight of the tokens that top-p and min-p leave of all. They keep a run of ranks from the first on, so the shortest
-    /// run wins.
-    fn kept(&mut self, logits: &[f32], extent: [f32; 2], weights: LogitWeights) -> u128 {
+    /// Total weight of the tokens that top-p and min-p keep. Both keep a run of ranks from the
+    /// first on, so the shorter run decides.
+    fn filtered_mass(&mut self, logits: &[f32], range: [f32; 2], weights: LogitWeights) -> u128 {
         let (top_p, min_p) = (f64::from(self.sampling.top_p), f64::from(self.sampling.min_p));
-        let least = weights.least(min_p);
+        let min_logit = weights.least(min_p);
         if top_p == 1.0 {
-            self.tally.fill(weights, logits, extent, least);
+            self.tally.fill(weights, logits, range, min_logit);
             return self.tally.sum();
         }
-        // A share of the whole, whatever min-p leaves of it.
-        self.tally.fill(weights, logits, extent, f32::NEG_INFINITY);
-        let enough = enough(self.tally.sum(), top_p);
-        let (_, kept) = self.reached(logits, weights, enough);
-        if min_p > 0.0 { kept.min(self.tally.sum_from(logits, least)) } else { kept }
+        // top-p is a share of the total weight, independent of min-p.
+        self.tally.fill(weights, logits, range, f32::NEG_INFINITY);
+        let target = mass_for_share(self.tally.sum(), top_p);
+        let (_, kept) = self.token_at_mass(logits, weights, target);
+        if min_p > 0.0 { kept.min(self.tally.sum_from(logits, min_logit)) } else { kept }
     }
 
-    /// The token with which the weights, in rank order, reach `target`, or else the last one that weighs anything; and their sum
-    /// up to it.
-    fn reached(&mut self, logits: &[f32], weights: LogitWeights, target: u128) -> (u32, u128) {
+    /// Token at which the cumulative weight in rank order reaches `target`, or else the last one
+    /// with a weight; and the cumulative weight there.
+    fn token_at_mass(
+        &mut self,
+        logits: &[f32],
+        weights: LogitWeights,
+        target: u128,
+    ) -> (u32, u128) {
         let (range, mut mass) = self.tally.reaching(target);
         self.keys.clear();
         logits_between(logits, &range, |id, logit| self.keys.push(rank_key(logit, id as u32)));
         self.keys.sort_unstable();
-        let (mut last, mut of_logit) = (0, (f32::NAN, 0));
+        let (mut last, mut last_logit, mut units) = (0, f32::NAN, 0);
         for key in &self.keys {
-            let logit = logit_of(*key);
-            if logit != of_logit.0 {
-                of_logit = (logit, u128::from(weights.units(logit)));
+            let logit = key_logit(*key);
+            if logit != last_logit {
+                (last_logit, units) = (logit, u128::from(weights.units(logit)));
             }
-            last = id_of(*key);
-            mass += of_logit.1;
+            last = key_id(*key);
+            mass += units;
             if mass >= target {
                 break;
             }
@@ -340,7 +358,8 @@ impl Sampler {
         (last, mass)
     }
 
-    fn see(&mut self, id: u32) {
+    /// Records a token of the prompt or the answer.
+    fn record(&mut self, id: u32) {
         if let Some(seen) = self.is_seen.get_mut(id as usize)
             && !*seen
         {
@@ -349,7 +368,7 @@ impl Sampler {
         }
     }
 
-    fn check_number(&self, logits: &[f32]) -> Result<(), Error> {
+    fn check_len(&self, logits: &[f32]) -> Result<(), Error> {
         if logits.len() == self.vocab {
             return Ok(());
         }
@@ -357,16 +376,17 @@ impl Sampler {
         Err(Error::Input(format!("{given} logits for a vocabulary of {vocab} tokens")))
     }
 
-    /// Fills `to` with the penalised logits; what is no number stays so.
-    fn penalise(&self, logits: &[f32], to: &mut Vec<f32>) {
-        to.clear();
-        to.extend_from_slice(logits);
+    /// Fills `dst` with the penalised logits. NaN stays NaN.
+    fn apply_penalties(&self, logits: &[f32], dst: &mut Vec<f32>) {
+        dst.clear();
+        dst.extend_from_slice(logits);
         for &id in &self.seen {
-            let at = id as usize;
-            to[at] = self.penalised(logits[at], self.counts[at]);
+            let index = id as usize;
+            dst[index] = self.penalised(logits[index], self.counts[index]);
         }
     }
 
+    /// Penalised logit of a seen token with `count` occurrences in the answer.
     fn penalised(&self, logit: f32, count: u32) -> f32 {
         let Sampling { repetition_penalty, presence_penalty, frequency_penalty, .. } =
             self.sampling;
@@ -382,20 +402,21 @@ impl Sampler {
         logit.clamp(f32::MIN, f32::MAX)
     }
 
-    /// The tokens in `keys` that the filters leave, and the sum of their weights; `None` where they leave some that are not in
-    /// `keys`.
-    fn filtered(&mut self) -> Option<(Ranked<'_>, u128)> {
+    /// Tokens in `keys` that the filters keep, and their total weight; `None` if the filters keep
+    /// tokens that are not in `keys`.
+    fn filter(&mut self) -> Option<(RankedTokens<'_>, u128)> {
         let Sampling { top_k, top_p, min_p, temperature, .. } = self.sampling;
         let (top_p, min_p) = (f64::from(top_p), f64::from(min_p));
-        let mut ranked = Ranked::new(&mut self.keys, self.vocab, temperature);
+        let mut ranked = RankedTokens::new(&mut self.keys, self.vocab, temperature);
         if top_k > 0 {
             ranked.len = ranked.len.min(top_k);
         }
-        // All filters keep a run of ranks from the first on, so the shortest run wins.
+        // Each filter keeps a run of ranks from the first on, so the shortest run decides.
         let mass = if top_p < 1.0 || min_p > 0.0 {
-            let enough = if top_p < 1.0 { enough(ranked.mass()?, top_p) } else { u128::MAX };
-            let least = ranked.weights.least(min_p);
-            let (mass, len) = ranked.run(enough, least)?;
+            let target =
+                if top_p < 1.0 { mass_for_share(ranked.mass()?, top_p) } else { u128::MAX };
+            let min_logit = ranked.weights.least(min_p);
+            let (mass, len) = ranked.run(target, min_logit)?;
             ranked.len = len;
             mass
         } else {
@@ -405,23 +426,25 @@ impl Sampler {
     }
 }
 
-/// Tokens in rank order, sorted only as far as they are looked at.
-struct Ranked<'a> {
-    /// Of all tokens, or of the first in rank.
+/// Tokens in rank order, sorted lazily.
+struct RankedTokens<'a> {
+    /// Keys of all tokens, or of the first ones in rank.
     keys: &'a mut [u64],
-    /// How many of `keys` are in their place.
+    /// Length of the sorted prefix of `keys`.
     sorted: usize,
-    /// How many are candidates.
+    /// Number of tokens that filters have kept.
     len: usize,
     weights: LogitWeights,
 }
 
-impl Ranked<'_> {
-    fn new(keys: &mut [u64], vocab: usize, temperature: f32) -> Ranked<'_> {
-        let largest = keys.iter().copied().min().map_or(0.0, logit_of);
-        Ranked { keys, sorted: 0, len: vocab, weights: LogitWeights::new(largest, temperature) }
+impl RankedTokens<'_> {
+    fn new(keys: &mut [u64], vocab: usize, temperature: f32) -> RankedTokens<'_> {
+        let largest = keys.iter().copied().min().map_or(0.0, key_logit);
+        let weights = LogitWeights::new(largest, temperature);
+        RankedTokens { keys, sorted: 0, len: vocab, weights }
     }
 
+    /// Key at `rank`; `None` if it is unknown.
     fn key(&mut self, rank: usize) -> Option<u64> {
         if rank >= self.keys.len() {
             return None;
@@ -438,43 +461,43 @@ impl Ranked<'_> {
         Some(self.keys[rank])
     }
 
-    /// The sum of all candidates' weights.
+    /// Total weight of the kept tokens; `None` if some are unknown.
     fn mass(&mut self) -> Option<u128> {
         if self.len < self.keys.len() {
             self.key(self.len)?;
         }
         let candidates = self.keys.get(..self.len)?;
-        Some(candidates.iter().map(|key| u128::from(self.weights.units(logit_of(*key)))).sum())
+        Some(candidates.iter().map(|key| u128::from(self.weights.units(key_logit(*key)))).sum())
     }
 
-    /// The longest run of candidates that ends where the weights reach `enough` or the logits fall below `least`: its mass
-    /// and length.
-    fn run(&mut self, enough: u128, least: f32) -> Option<(u128, usize)> {
+    /// Weight and length of the run of tokens that ends once the weight reaches `target`, or before
+    /// the first logit below `min_logit`.
+    fn run(&mut self, target: u128, min_logit: f32) -> Option<(u128, usize)> {
         let mut mass = 0;
         for rank in 0..self.len {
-            let logit = logit_of(self.key(rank)?);
-            if logit < least {
+            let logit = key_logit(self.key(rank)?);
+            if logit < min_logit {
                 return Some((mass, rank));
             }
             mass += u128::from(self.weights.units(logit));
-            if mass >= enough {
+            if mass >= target {
                 return Some((mass, rank + 1));
             }
         }
         Some((mass, self.len))
     }
 
-    /// The candidate at which the weights pass `target`.
+    /// Token at which the cumulative weight exceeds `target`.
     fn draw(&mut self, target: u128) -> u32 {
         let (mut id, mut mass) = (0, 0);
         for rank in 0..self.len {
             let Some(key) = self.key(rank) else { break };
-            let units = u128::from(self.weights.units(logit_of(key)));
-            // Rounding may leave `target` out of reach: then the last possible token is it.
+            let units = u128::from(self.weights.units(key_logit(key)));
+            // If rounding makes `target` unreachable, the last token with a weight is chosen.
             if units == 0 {
                 break;
             }
-            id = id_of(key);
+            id = key_id(key);
             mass += units;
             if mass > target {
                 break;
@@ -484,31 +507,31 @@ impl Ranked<'_> {
     }
 }
 
-/// A part of a sum of weights.
-fn part(mass: u128, share: f64) -> u128 {
+/// Fraction of a total weight, rounded down.
+fn fraction(mass: u128, share: f64) -> u128 {
     (mass as f64 * share) as u128
 }
 
-/// The least sum of weights that reaches a share of the whole.
-fn enough(mass: u128, share: f64) -> u128 {
+/// Smallest weight that reaches a share of the total weight.
+fn mass_for_share(mass: u128, share: f64) -> u128 {
     (mass as f64 * share).ceil() as u128
 }
 
-/// The largest and the least of the logits that are chosen by, of which there are some. Those that are no numbers are named as
-/// they were `given`.
-fn extent(logits: &[f32], given: &[f32]) -> Result<[f32; 2], Error> {
+/// Largest and smallest of the penalised `logits`, which are not empty. An invalid logit is
+/// reported with its value in `original`.
+fn logit_range(logits: &[f32], original: &[f32]) -> Result<[f32; 2], Error> {
     match logits_extent(logits) {
         Some([f32::NEG_INFINITY, _]) => Err(all_banned()),
-        Some(extent) => Ok(extent),
+        Some(range) => Ok(range),
         None => Err((0..)
-            .zip(given)
-            .find_map(|(id, logit)| legal(id, *logit).err())
+            .zip(original)
+            .find_map(|(id, logit)| check_logit(id, *logit).err())
             .unwrap_or_else(all_banned)),
     }
 }
 
-/// Refuses a logit that is no number or the largest of all.
-fn legal(id: usize, logit: f32) -> Result<(), Error> {
+/// Rejects NaN and plus infinity.
+fn check_logit(id: usize, logit: f32) -> Result<(), Error> {
     if logit < f32::INFINITY {
         return Ok(());
     }
@@ -521,7 +544,7 @@ fn all_banned() -> Error {
     Error::Input("all tokens are banned: every logit is minus infinity".into())
 }
 
-/// A token as a number whose order is the rank: larger logits first, then lower ids.
+/// Sort key of a token: ascending keys are larger logits first, then lower ids.
 fn rank_key(logit: f32, id: u32) -> u64 {
     // Adding zero makes -0 equal to 0.
     let bits = (logit + 0.0).to_bits();
@@ -529,11 +552,13 @@ fn rank_key(logit: f32, id: u32) -> u64 {
     u64::from(!ascending) << 32 | u64::from(id)
 }
 
-fn logit_of(key: u64) -> f32 {
+/// Logit of a sort key.
+fn key_logit(key: u64) -> f32 {
     let ascending = !((key >> 32) as u32);
     f32::from_bits(if ascending >> 31 == 1 { ascending & !(1 << 31) } else { !ascending })
 }
 
-fn id_of(key: u64) -> u32 {
+/// Token id of a sort key.
+fn key_id(key: u64) -> u32 {
     key as u32
 }

@@ -1,19 +1,22 @@
+//! Tests of sampling against its definition in f64 with a full sort.
+
 use std::path::Path;
 
 use moeflux_compute::LogitWeights;
 use proptest::{collection::vec, prelude::*, test_runner::RngSeed};
 
 use super::{
-    EndTokens, GenerationConfig, Sampler, Sampling, StopStrings, extent, id_of, logit_of, rank_key,
-    rng::Rng,
+    EndTokens, GenerationConfig, Sampler, Sampling, StopStrings, key_id, key_logit, logit_range,
+    rank_key, xoshiro::Xoshiro256,
 };
 use crate::{
     base::error::Error,
+    checkpoint::TextFile,
     text::tokenizer::{Tokenizer, TokenizerConfig},
 };
 
-/// The definition: each step on all tokens in f64, with a full sort. Candidates in rank order with their
-/// probabilities.
+/// Reference implementation: each step on all tokens in f64, with a full sort. Returns the kept
+/// tokens in rank order with their probabilities.
 fn definition(
     sampling: &Sampling,
     logits: &[f32],
@@ -68,21 +71,21 @@ fn definition(
     ranked
 }
 
-/// The same from the sampler.
+/// Distribution of the sampler, in the form of [`definition`].
 fn distribution(sampler: &mut Sampler, logits: &[f32]) -> Vec<(u32, f64)> {
     if sampler.sampling.temperature == 0.0 {
         return vec![(sampler.clone().sample(logits).unwrap(), 1.0)];
     }
     let mut penalised = Vec::new();
-    sampler.penalise(logits, &mut penalised);
-    let extent = extent(&penalised, logits).unwrap();
-    let weights = LogitWeights::new(extent[0], sampler.sampling.temperature);
+    sampler.apply_penalties(logits, &mut penalised);
+    let range = logit_range(&penalised, logits).unwrap();
+    let weights = LogitWeights::new(range[0], sampler.sampling.temperature);
     let (len, mass) = if sampler.sampling.top_k > 0 {
         sampler.keys = penalised.iter().zip(0..).map(|(&logit, id)| rank_key(logit, id)).collect();
-        let (ranked, mass) = sampler.filtered().unwrap();
+        let (ranked, mass) = sampler.filter().unwrap();
         (ranked.len, mass)
     } else {
-        (usize::MAX, sampler.kept(&penalised, extent, weights))
+        (usize::MAX, sampler.filtered_mass(&penalised, range, weights))
     };
     let mut keys: Vec<u64> =
         penalised.iter().zip(0..).map(|(&logit, id)| rank_key(logit, id)).collect();
@@ -91,15 +94,20 @@ fn distribution(sampler: &mut Sampler, logits: &[f32]) -> Vec<(u32, f64)> {
     let mut before = 0;
     let all = keys.into_iter().take(len).map_while(|key| {
         let is_kept = before < mass || unfiltered;
-        before += u128::from(weights.units(logit_of(key)));
-        is_kept.then(|| (id_of(key), weights.weight(logit_of(key)) / mass as f64 * 2f64.powi(48)))
+        let logit = key_logit(key);
+        before += u128::from(weights.units(logit));
+        is_kept.then(|| (key_id(key), weights.weight(logit) / mass as f64 * 2f64.powi(48)))
     });
     all.filter(|&(_, p)| p > 0.0).collect()
 }
 
 fn some_logits() -> impl Strategy<Value = Vec<f32>> {
-    // Steps of an eighth make ties; a few are banned.
-    let logit = prop_oneof![9 => (-80..80i32).prop_map(|x| x as f32 / 8.0), 9 => -12.0..12.0f32, 1 => Just(f32::NEG_INFINITY)];
+    // Steps of an eighth cause ties; some tokens are banned.
+    let logit = prop_oneof![
+        9 => (-80..80i32).prop_map(|x| x as f32 / 8.0),
+        9 => -12.0..12.0f32,
+        1 => Just(f32::NEG_INFINITY),
+    ];
     (vec(logit, 0..400), -9.0..9.0f32).prop_map(|(mut logits, last)| {
         logits.push(last);
         logits
@@ -139,7 +147,7 @@ fn some_sampling() -> impl Strategy<Value = Sampling> {
         )
 }
 
-/// The first `n` tokens in rank, ids and logits, as a device names them.
+/// Ids and logits of the first `n` tokens in rank, as a device returns them.
 fn first(n: usize, logits: &[f32]) -> (Vec<f32>, Vec<f32>) {
     let mut ids: Vec<usize> = (0..logits.len()).collect();
     ids.sort_by(|&a, &b| logits[b].partial_cmp(&logits[a]).unwrap().then(a.cmp(&b)));
@@ -147,7 +155,7 @@ fn first(n: usize, logits: &[f32]) -> (Vec<f32>, Vec<f32>) {
     (ids.iter().map(|&id| id as f32).collect(), ids.iter().map(|&id| logits[id]).collect())
 }
 
-/// What a sampler has: two that have the same go on alike.
+/// State that determines the further choices of a sampler.
 fn state(sampler: &Sampler) -> impl PartialEq + std::fmt::Debug + use<> {
     (sampler.rng.clone().uniform().to_bits(), sampler.counts.clone(), sampler.seen.clone())
 }
@@ -165,7 +173,7 @@ proptest! {
     #![proptest_config(config(500))]
 
     #[test]
-    fn the_sampler_is_its_definition(logits in some_logits(), sampling in some_sampling(), greedy in any::<bool>(),
+    fn the_sampler_matches_its_definition(logits in some_logits(), sampling in some_sampling(), greedy in any::<bool>(),
         prompt in vec(0..400u32, 0..20), answer in vec(0..40u32, 0..20)) {
         let sampling = if greedy { Sampling { temperature: 0.0, ..sampling } } else { sampling };
         let mut sampler = Sampler::new(sampling.clone(), logits.len()).unwrap();
@@ -182,45 +190,49 @@ proptest! {
         prop_assert!(ids(&expected).contains(&chosen));
     }
 
-    /// Answers of both kinds of samplers, token by token, from candidates as many as asked for and as many as there happen
-    /// to be.
+    /// Compares answers from all logits with answers from candidates, with the requested and with a
+    /// random number of candidates.
     #[test]
-    fn candidates_choose_what_all_logits_choose(steps in vec(some_logits(), 1..6), sampling in some_sampling(),
+    fn candidates_give_the_same_choice_as_all_logits(steps in vec(some_logits(), 1..6), sampling in some_sampling(),
         greedy in any::<bool>(), seed in any::<u64>(), prompt in vec(0..400u32, 0..20), given in 0..400usize) {
         let temperature = if greedy { 0.0 } else { sampling.temperature };
         let sampling = Sampling { temperature, seed, ..sampling };
         let vocab = steps.iter().map(Vec::len).max().unwrap();
-        let mut of_all = Sampler::new(sampling.clone(), vocab).unwrap();
-        of_all.prompt(&prompt);
-        let (mut of_some, mut of_given) = (of_all.clone(), of_all.clone());
+        let mut from_all = Sampler::new(sampling.clone(), vocab).unwrap();
+        from_all.prompt(&prompt);
+        let (mut from_asked, mut from_given) = (from_all.clone(), from_all.clone());
         for mut logits in steps {
             logits.resize(vocab, -3.0);
-            let asked = of_some.candidates(vocab);
+            let asked = from_asked.candidates(vocab);
             prop_assert!(asked.is_none_or(|n| n < vocab && super::CANDIDATES.contains(&n)));
             let needed = match sampling.top_k { _ if greedy => Some(1), 0 => None, k => Some(k) };
-            let certain = asked.zip(needed).is_some_and(|(n, needed)| needed + of_some.seen.len() <= n);
-            let expected = of_all.sample(&logits).unwrap();
-            for (sampler, n) in [(&mut of_some, asked), (&mut of_given, Some(given.min(vocab - 1)))] {
+            let seen = from_asked.seen.len();
+            let certain = asked.zip(needed).is_some_and(|(n, needed)| needed + seen <= n);
+            let expected = from_all.sample(&logits).unwrap();
+            let given = Some(given.min(vocab - 1));
+            for (sampler, n) in [(&mut from_asked, asked), (&mut from_given, given)] {
                 let before = state(sampler);
                 let (ids, values) = first(n.unwrap_or(0), &logits);
-                let chosen = sampler.choose_among(&ids, &values).unwrap();
+                let chosen = sampler.sample_candidates(&ids, &values).unwrap();
                 if chosen.is_none() {
                     prop_assert!(!certain || n != asked, "{} candidates are not enough", ids.len());
                     prop_assert_eq!(state(sampler), before);
                 }
                 let chosen = chosen.map_or_else(|| sampler.sample(&logits), Ok).unwrap();
                 prop_assert_eq!(chosen, expected);
-                prop_assert_eq!(state(sampler), state(&of_all));
+                prop_assert_eq!(state(sampler), state(&from_all));
             }
         }
     }
 
-    /// What is filtered away by a filter that lets all pass must not change what is drawn.
+    /// Filters that keep all tokens must not change the choice.
     #[test]
     fn idle_filters_change_nothing(logits in some_logits(), seed in any::<u64>()) {
         let plain = Sampling { seed, ..Sampling::default() };
-        let idle = Sampling { top_k: logits.len(), repetition_penalty: 1.0 + f32::EPSILON, ..plain.clone() };
-        let [mut plain, mut idle] = [plain, idle].map(|sampling| Sampler::new(sampling, logits.len()).unwrap());
+        let repetition_penalty = 1.0 + f32::EPSILON;
+        let idle = Sampling { top_k: logits.len(), repetition_penalty, ..plain.clone() };
+        let [mut plain, mut idle] =
+            [plain, idle].map(|sampling| Sampler::new(sampling, logits.len()).unwrap());
         prop_assert_eq!(plain.sample(&logits).unwrap(), idle.sample(&logits).unwrap());
     }
 
@@ -239,17 +251,20 @@ proptest! {
     fn keys_keep_logits_and_order(a in any::<f32>(), b in any::<f32>(), ids in any::<[u32; 2]>()) {
         prop_assume!(!a.is_nan() && !b.is_nan());
         let [x, y] = [rank_key(a, ids[0]), rank_key(b, ids[1])];
-        prop_assert!(logit_of(x) == a && id_of(x) == ids[0]);
+        prop_assert!(key_logit(x) == a && key_id(x) == ids[0]);
         prop_assert_eq!(x.cmp(&y), b.partial_cmp(&a).unwrap().then(ids[0].cmp(&ids[1])));
     }
 
     #[test]
     fn stop_strings_are_found_as_in_the_whole_text(text in "[abé]{0,30}", stops in vec("[abé]{1,4}", 0..4),
         cuts in vec(0..30usize, 0..10)) {
-        let ends = stops.iter().filter_map(|stop| text.find(stop.as_str()).map(|start| (start + stop.len(), start)));
-        let expected = ends.min().map(|(_, start)| &text[..start]);
+        let find = |stop: &String| {
+            text.find(stop.as_str()).map(|start| (start + stop.len(), start))
+        };
+        let expected = stops.iter().filter_map(find).min().map(|(_, start)| &text[..start]);
 
-        let mut cuts: Vec<usize> = cuts.into_iter().filter(|&cut| text.is_char_boundary(cut)).collect();
+        let mut cuts: Vec<usize> =
+            cuts.into_iter().filter(|&cut| text.is_char_boundary(cut)).collect();
         cuts.extend([0, text.len()]);
         cuts.sort_unstable();
         let mut matcher = StopStrings::new(stops.clone()).unwrap();
@@ -259,9 +274,10 @@ proptest! {
             prop_assert!(!stopped || result.emit.is_empty());
             got.push_str(result.emit);
             stopped = result.stopped;
-            // Only what may begin a stop string is held back.
+            // Only a possible start of a stop string is held back.
             let held = &text[got.len()..*to];
-            prop_assert!(stopped || held.is_empty() || stops.iter().any(|stop| stop.starts_with(held)));
+            let is_start = held.is_empty() || stops.iter().any(|stop| stop.starts_with(held));
+            prop_assert!(stopped || is_start);
         }
         got.push_str(matcher.finish());
         prop_assert_eq!((got.as_str(), stopped), (expected.unwrap_or(&text), expected.is_some()));
@@ -297,7 +313,7 @@ fn frequencies_are_probabilities() {
     }
 }
 
-/// Seeds are part of what users save, so the choices of one are fixed here.
+/// Users save seeds, so the choices for a seed must never change.
 #[test]
 fn a_seed_chooses_the_same_tokens_everywhere() {
     let logits: Vec<f32> = (0..1000).map(|i| ((i * 7919) % 1000) as f32 / 150.0).collect();
@@ -311,10 +327,10 @@ fn a_seed_chooses_the_same_tokens_everywhere() {
     assert_ne!(choose(Sampling { seed: 43, ..sampling.clone() }), choose(sampling));
 }
 
-/// Large vocabularies are sorted only in part; all parts must agree with a full sort.
+/// Large vocabularies are sorted partially; the result must equal that of a full sort.
 #[test]
 fn a_large_vocabulary() {
-    let mut rng = Rng::new(9);
+    let mut rng = Xoshiro256::new(9);
     let logits: Vec<f32> = (0..250_000).map(|_| (rng.uniform() * 20.0) as f32).collect();
     for sampling in [
         Sampling { top_p: 0.9, ..Sampling::default() },
@@ -330,7 +346,7 @@ fn a_large_vocabulary() {
 }
 
 #[test]
-fn few_candidates_are_asked_for_where_few_are_enough() {
+fn the_number_of_candidates_follows_from_the_sampling() {
     let asked = |sampling: Sampling, seen: u32| {
         let mut sampler = Sampler::new(sampling, 200_000).unwrap();
         sampler.prompt(&(0..seen).collect::<Vec<_>>());
@@ -359,15 +375,15 @@ fn few_candidates_are_asked_for_where_few_are_enough() {
     ] {
         assert_eq!(asked(sampling.clone(), seen), expected, "{sampling:?}, {seen} tokens seen");
     }
-    // As many as there are, or of another vocabulary.
+    // As many as the vocabulary has, or another vocabulary.
     let sampler = Sampler::new(Sampling { top_k: 20, ..off() }, 64).unwrap();
     assert_eq!((sampler.candidates(64), sampler.candidates(65)), (None, None));
 }
 
-/// A large vocabulary, where other numbers of candidates are asked for than in a small one.
+/// Large vocabularies request other numbers of candidates than small ones.
 #[test]
 fn candidates_of_a_large_vocabulary() {
-    let mut rng = Rng::new(11);
+    let mut rng = Xoshiro256::new(11);
     let off = Sampling::default;
     for sampling in [
         Sampling { top_k: 300, temperature: 3.0, repetition_penalty: 1.3, ..off() },
@@ -376,48 +392,49 @@ fn candidates_of_a_large_vocabulary() {
         Sampling { min_p: 0.001, ..off() },
         Sampling { repetition_penalty: 1.2, ..Sampling::greedy() },
     ] {
-        let mut of_all = Sampler::new(sampling.clone(), 20_000).unwrap();
-        of_all.prompt(&(0..20_000).step_by(3).collect::<Vec<_>>());
-        let mut of_some = of_all.clone();
+        let mut from_all = Sampler::new(sampling.clone(), 20_000).unwrap();
+        from_all.prompt(&(0..20_000).step_by(3).collect::<Vec<_>>());
+        let mut from_some = from_all.clone();
         let mut enough = 0;
         for _ in 0..20 {
             let logits: Vec<f32> =
                 (0..20_000).map(|_| (rng.uniform() * 12.0).powi(2) as f32 / 6.0).collect();
-            let (ids, values) = first(of_some.candidates(20_000).unwrap(), &logits);
-            let chosen = of_some.choose_among(&ids, &values).unwrap();
+            let (ids, values) = first(from_some.candidates(20_000).unwrap(), &logits);
+            let chosen = from_some.sample_candidates(&ids, &values).unwrap();
             enough += usize::from(chosen.is_some());
-            let chosen = chosen.map_or_else(|| of_some.sample(&logits), Ok).unwrap();
-            assert_eq!(chosen, of_all.sample(&logits).unwrap(), "{sampling:?}");
+            let chosen = chosen.map_or_else(|| from_some.sample(&logits), Ok).unwrap();
+            assert_eq!(chosen, from_all.sample(&logits).unwrap(), "{sampling:?}");
         }
-        // So low a bound lets more pass than are asked for.
+        // With a very low min-p more tokens pass than are requested.
         assert_eq!(enough, if sampling.min_p == 0.001 { 0 } else { 20 }, "{sampling:?}");
     }
 }
 
 #[test]
-fn candidates_that_are_none() {
+fn invalid_candidates_are_errors() {
     for temperature in [0.0, 1.0] {
         let sampling = Sampling { temperature, top_k: 2, ..Sampling::default() };
         let mut sampler = Sampler::new(sampling, 9).unwrap();
         for (logits, reason) in
             [([f32::INFINITY, 1.0], "token 4 is inf"), ([f32::NEG_INFINITY; 2], "banned")]
         {
-            let text = sampler.choose_among(&[4.0, 5.0], &logits).unwrap_err().to_string();
+            let text = sampler.sample_candidates(&[4.0, 5.0], &logits).unwrap_err().to_string();
             assert!(text.contains(reason), "{text} without {reason}");
         }
-        assert_eq!(sampler.choose_among(&[], &[]).unwrap(), None);
-        assert_eq!(sampler.choose_among(&[4.0, 0.0], &[-3.0, f32::NEG_INFINITY]).unwrap(), Some(4));
+        assert_eq!(sampler.sample_candidates(&[], &[]).unwrap(), None);
+        let chosen = sampler.sample_candidates(&[4.0, 0.0], &[-3.0, f32::NEG_INFINITY]).unwrap();
+        assert_eq!(chosen, Some(4));
     }
 }
 
 #[test]
-fn penalties_hold_back_what_was_said() {
+fn penalties_demote_seen_tokens() {
     let sampling = Sampling { repetition_penalty: 4.0, ..Sampling::greedy() };
     let mut sampler = Sampler::new(sampling, 3).unwrap();
     sampler.prompt(&[0, 0, 9]);
     let logits = [3.0, 2.0, 1.0];
     assert_eq!([(); 3].map(|()| sampler.sample(&logits).unwrap()), [1, 2, 0]);
-    // Counted: each time makes it a little less likely.
+    // The frequency penalty grows with each occurrence.
     let sampling = Sampling { frequency_penalty: 0.4, ..Sampling::greedy() };
     let mut sampler = Sampler::new(sampling, 3).unwrap();
     assert_eq!([(); 6].map(|()| sampler.sample(&logits).unwrap()), [0, 0, 0, 1, 0, 1]);
@@ -461,7 +478,7 @@ fn values_out_of_range_are_named() {
 }
 
 #[test]
-fn logits_that_are_none() {
+fn invalid_logits_are_errors() {
     for temperature in [0.0, 1.0] {
         let mut sampler = Sampler::new(Sampling { temperature, ..Sampling::default() }, 3).unwrap();
         for (logits, reason) in [
@@ -490,8 +507,9 @@ fn generation(json: &str) -> Result<GenerationConfig, Error> {
 
 #[test]
 fn generation_configs() {
-    let qwen = r#"{"bos_token_id": 1, "do_sample": true, "eos_token_id": [5, 6], "temperature": 0.6, "top_k": 20,
-        "top_p": 0.95, "min_p": null, "repetition_penalty": 1.05, "transformers_version": "4.51.0"}"#;
+    let qwen = r#"{"bos_token_id": 1, "do_sample": true, "eos_token_id": [5, 6],
+        "temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": null, "repetition_penalty": 1.05,
+        "transformers_version": "4.51.0"}"#;
     let sampling = Sampling {
         temperature: 0.6,
         top_k: 20,
@@ -539,7 +557,7 @@ fn sampling_as_json_fills_in_defaults() {
 }
 
 #[test]
-fn end_tokens_come_from_the_first_that_knows() {
+fn end_tokens_come_from_the_first_source_that_names_any() {
     let json = include_bytes!("../../../../../models/tales-18m/tokenizer.json");
     let tokenizer = Tokenizer::from_bytes(json, Path::new("tokenizer.json")).unwrap();
     let tokenizer_config =
@@ -547,8 +565,8 @@ fn end_tokens_come_from_the_first_that_knows() {
             .unwrap();
     let find = |generation_json: &str, config: &str| {
         let generation = generation(generation_json).unwrap();
-        let path = Path::new("model/config.json");
-        EndTokens::new(&generation, config.as_bytes(), path, &tokenizer_config, &tokenizer)
+        let config = TextFile { bytes: config.as_bytes(), path: "model/config.json".into() };
+        EndTokens::new(&generation, &config, &tokenizer_config, &tokenizer)
     };
     let ids = |generation, config| find(generation, config).unwrap().ids().to_vec();
     assert_eq!(ids(r#"{"eos_token_id": [1, 2]}"#, r#"{"eos_token_id": 3}"#), [1, 2]);
@@ -562,8 +580,7 @@ fn end_tokens_come_from_the_first_that_knows() {
     assert!(end.contains(4095) && !end.contains(0));
     let none = EndTokens::new(
         &GenerationConfig::default(),
-        b"{}",
-        Path::new("c.json"),
+        &TextFile { bytes: b"{}", path: "c.json".into() },
         &TokenizerConfig::default(),
         &tokenizer,
     );
@@ -580,7 +597,7 @@ fn end_tokens_come_from_the_first_that_knows() {
 }
 
 #[test]
-fn stop_strings_hold_back_what_may_be_one() {
+fn partial_stop_strings_are_held_back() {
     let stops = |list: &[&str]| StopStrings::new(list.iter().map(ToString::to_string).collect());
     let mut matcher = stops(&["\n\nUser:", "END"]).unwrap();
     let mut push = |text: &str| {

@@ -1,69 +1,74 @@
+//! Incremental detokenization: text pieces of whole characters from one token at a time.
+
 use std::{mem, str};
 
 use super::Tokenizer;
 use crate::base::error::Error;
 
-/// Tokens of an incomplete piece of text after which it is shown as it is: no character has that many.
-pub(super) const MAX_WAITING: usize = 16;
+/// Maximum number of tokens of an incomplete piece of text before it is emitted as is. No character
+/// has that many.
+pub(super) const MAX_PENDING: usize = 16;
 
-/// Turns tokens into text as they come: made by [`Tokenizer::decoder`].
+/// Incremental decoder from tokens to text, see [`Tokenizer::decoder`].
 ///
-/// All that was pushed, concatenated, plus [`finish`](Decoder::finish), is what [`Tokenizer::decode`] makes of the
-/// ids at once. No half character and no U+FFFD for one that may still be completed is ever given out. The cost of a
-/// token does not depend on how many came before.
+/// The concatenated output of all pushes and of [`finish`](Decoder::finish) equals
+/// [`Tokenizer::decode`] of all ids. Partial characters are held back, and no U+FFFD is emitted for
+/// a character that may still be completed. The cost per token does not depend on the number of
+/// previous tokens.
 ///
-/// The one exception: tokenizers with byte fallback (`<0xE4>` tokens) drop a whole run of such tokens when any part of
-/// it is no UTF-8. What was given out cannot be taken back, so here the valid part of such a run stays.
+/// One exception: tokenizers with byte fallback (`<0xE4>` tokens) drop a whole run of such tokens
+/// if any part of it is invalid UTF-8. Emitted text cannot be taken back, so the valid part of such
+/// a run stays.
 #[derive(Clone, Debug)]
 pub struct Decoder {
     tokenizer: Tokenizer,
     keep_special: bool,
-    pub(super) waiting: Waiting,
+    pub(super) pending: PendingText,
     out: String,
 }
 
-/// What has come but may not be shown yet.
+/// Input that has not been emitted yet.
 #[derive(Clone, Debug)]
-pub(super) enum Waiting {
-    /// Byte-level vocabularies: the beginning of a character, at most 3 bytes between tokens.
+pub(super) enum PendingText {
+    /// Byte-level vocabularies: the start of a character, at most 3 bytes between tokens.
     Bytes(Vec<u8>),
-    /// All others: a token's text depends on its neighbours (spaces between words, byte fallback), so the last tokens
-    /// are decoded together, and what comes on top of the text of the first `shown_ids` is new.
+    /// All others. A token's text depends on its neighbours (spaces between words, byte fallback),
+    /// so the last tokens are decoded together. Text beyond that of the first `shown_ids` is new.
     Tokens { ids: Vec<u32>, shown_ids: usize, shown: String },
 }
 
 impl Decoder {
     pub(super) fn new(tokenizer: Tokenizer) -> Decoder {
-        let waiting = match tokenizer.is_byte_level() {
-            true => Waiting::Bytes(Vec::new()),
-            false => Waiting::Tokens { ids: Vec::new(), shown_ids: 0, shown: String::new() },
+        let pending = match tokenizer.is_byte_level() {
+            true => PendingText::Bytes(Vec::new()),
+            false => PendingText::Tokens { ids: Vec::new(), shown_ids: 0, shown: String::new() },
         };
-        Decoder { tokenizer, keep_special: false, waiting, out: String::new() }
+        Decoder { tokenizer, keep_special: false, pending, out: String::new() }
     }
 
-    /// Shows special tokens too.
+    /// Includes special tokens in the text.
     #[must_use]
     pub fn keep_special(mut self) -> Decoder {
         self.keep_special = true;
         self
     }
 
-    /// Takes the next token and returns the text that is complete now, often none.
+    /// Takes the next token and returns the newly completed text, which may be empty.
     ///
     /// # Errors
-    /// [`Error::Text`] when the tokenizer's own decoder fails.
+    /// [`Error::Text`] if the tokenizer's decoder fails.
     pub fn push(&mut self, id: u32) -> Result<&str, Error> {
         self.out.clear();
         if !self.keep_special && self.tokenizer.is_special(id) {
             return Ok(&self.out);
         }
         let Some(piece) = self.tokenizer.piece(id) else { return Ok(&self.out) };
-        match &mut self.waiting {
-            Waiting::Bytes(bytes) => {
+        match &mut self.pending {
+            PendingText::Bytes(bytes) => {
                 push_bytes(&piece, bytes);
                 take_complete(bytes, &mut self.out);
             }
-            Waiting::Tokens { ids, .. } => {
+            PendingText::Tokens { ids, .. } => {
                 ids.push(id);
                 self.take_tokens(false)?;
             }
@@ -71,30 +76,35 @@ impl Decoder {
         Ok(&self.out)
     }
 
-    /// Returns what is left, with U+FFFD for what stayed incomplete, and starts over.
+    /// Returns the remaining text, with U+FFFD for an incomplete character, and resets the decoder.
     ///
     /// # Errors
-    /// [`Error::Text`] when the tokenizer's own decoder fails.
+    /// [`Error::Text`] if the tokenizer's decoder fails.
     pub fn finish(&mut self) -> Result<&str, Error> {
         self.out.clear();
-        match &mut self.waiting {
-            Waiting::Bytes(bytes) => self.out.push_str(&String::from_utf8_lossy(&mem::take(bytes))),
-            Waiting::Tokens { .. } => self.take_tokens(true)?,
+        match &mut self.pending {
+            PendingText::Bytes(bytes) => {
+                self.out.push_str(&String::from_utf8_lossy(&mem::take(bytes)))
+            }
+            PendingText::Tokens { .. } => self.take_tokens(true)?,
         }
-        self.waiting = Decoder::new(self.tokenizer.clone()).waiting;
+        self.pending = Decoder::new(self.tokenizer.clone()).pending;
         Ok(&self.out)
     }
 
+    /// Moves the text of complete characters to `out`; with `all`, the rest too.
     fn take_tokens(&mut self, all: bool) -> Result<(), Error> {
-        let Waiting::Tokens { ids, shown_ids, shown } = &mut self.waiting else { return Ok(()) };
+        let PendingText::Tokens { ids, shown_ids, shown } = &mut self.pending else {
+            return Ok(());
+        };
         let text = self.tokenizer.decode(ids, false)?;
         let complete = text.len() > shown.len() && !text.ends_with(char::REPLACEMENT_CHARACTER);
-        if !(complete || all || ids.len() - *shown_ids >= MAX_WAITING) {
+        if !(complete || all || ids.len() - *shown_ids >= MAX_PENDING) {
             return Ok(());
         }
         match text.strip_prefix(shown.as_str()) {
             Some(new) => self.out.push_str(new),
-            // A broken byte-fallback run: as many characters as were shown are gone for good.
+            // Invalid byte-fallback run: skip as many characters as were emitted.
             None => self.out.extend(text.chars().skip(shown.chars().count())),
         }
         ids.drain(..*shown_ids);
@@ -104,12 +114,12 @@ impl Decoder {
     }
 }
 
-/// Appends the bytes that a byte-level token stands for; a token that is no such spelling (an added token in plain
-/// text) stands for itself.
+/// Appends the bytes of a byte-level token. Other tokens (added ones in plain text) are appended as
+/// they are.
 fn push_bytes(piece: &str, bytes: &mut Vec<u8>) {
     let before = bytes.len();
     for c in piece.chars() {
-        let Some(byte) = byte_of(c) else {
+        let Some(byte) = byte_for_char(c) else {
             bytes.truncate(before);
             bytes.extend_from_slice(piece.as_bytes());
             return;
@@ -118,8 +128,9 @@ fn push_bytes(piece: &str, bytes: &mut Vec<u8>) {
     }
 }
 
-/// GPT-2's spelling of bytes: printable Latin-1 stands for itself, the other 68 bytes follow from U+0100 on.
-pub(super) fn byte_of(c: char) -> Option<u8> {
+/// Byte of a character in GPT-2's byte-level alphabet: printable Latin-1 maps to itself, the other
+/// 68 bytes to U+0100 and following.
+pub(super) fn byte_for_char(c: char) -> Option<u8> {
     let byte = match u32::from(c) {
         c @ (0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF) => c,
         c @ 0x100..=0x120 => c - 0x100,
@@ -130,8 +141,8 @@ pub(super) fn byte_of(c: char) -> Option<u8> {
     u8::try_from(byte).ok()
 }
 
-/// Moves text from `bytes` to `out` as `String::from_utf8_lossy` would, but leaves the beginning of a character at the
-/// end where it is.
+/// Moves text from `bytes` to `out` like `String::from_utf8_lossy`, but keeps an incomplete
+/// character at the end.
 fn take_complete(bytes: &mut Vec<u8>, out: &mut String) {
     let mut left = 0;
     let mut chunks = bytes.utf8_chunks().peekable();

@@ -1,12 +1,14 @@
+//! Tests of the tokenizer and its incremental decoder.
+
 use std::{path::Path, sync::LazyLock};
 
 use proptest::{collection::vec, prelude::*, test_runner::RngSeed};
 use serde_json::{Value, json};
 
-use super::decoder::{MAX_WAITING, Waiting, byte_of};
+use super::decoder::{MAX_PENDING, PendingText, byte_for_char};
 use super::{Tokenizer, TokenizerConfig};
 
-/// The tokenizer of the model in the box: byte-level BPE.
+/// Tokenizer of the built-in model: byte-level BPE.
 static TALES: LazyLock<Tokenizer> = LazyLock::new(|| {
     let json = include_bytes!("../../../../../models/tales-18m/tokenizer.json");
     Tokenizer::from_bytes(json, Path::new("tokenizer.json")).unwrap()
@@ -24,7 +26,7 @@ fn read(json: &Value) -> Result<Tokenizer, crate::base::error::Error> {
     Tokenizer::from_bytes(json.to_string().as_bytes(), Path::new("model/tokenizer.json"))
 }
 
-/// A tokenizer that only decodes: its `tokens` by id, then `added` ones, which are special or not.
+/// A tokenizer for decoding: `tokens` by id, then `added` ones with their special flag.
 fn vocabulary(tokens: &[String], added: &[(&str, bool)], decoder: &Value) -> Tokenizer {
     let vocab: serde_json::Map<_, _> =
         tokens.iter().zip(0..).map(|(t, id): (_, u32)| (t.clone(), id.into())).collect();
@@ -41,13 +43,13 @@ fn vocabulary(tokens: &[String], added: &[(&str, bool)], decoder: &Value) -> Tok
         .unwrap()
 }
 
-/// All single bytes, some pieces that cut characters in odd places, and added tokens that are no spelling of bytes
-/// (`｜`) or look like one (`é`).
+/// Byte-level vocabulary: all single bytes, some pieces that split characters, and added tokens
+/// that are not byte spellings (`｜`) or resemble one (`é`).
 static BYTES: LazyLock<Tokenizer> = LazyLock::new(|| {
     let spell = |bytes: &[u8]| -> String {
         bytes
             .iter()
-            .map(|&byte| ('\0'..='\u{143}').find(|&c| byte_of(c) == Some(byte)).unwrap())
+            .map(|&byte| ('\0'..='\u{143}').find(|&c| byte_for_char(c) == Some(byte)).unwrap())
             .collect()
     };
     let mut tokens: Vec<_> = (0..=255).map(|byte| spell(&[byte])).collect();
@@ -74,7 +76,7 @@ fn words(decoder: &Value) -> Tokenizer {
     vocabulary(&WORDS.map(String::from), &[("<s>", true), ("<think>", false)], decoder)
 }
 
-/// Llama 2's decoder: byte fallback; the tokens `<0x00>` to `<0xFF>` follow the words.
+/// Llama 2's decoder with byte fallback: tokens `<0x00>` to `<0xFF>` after the words.
 static FALLBACK: LazyLock<Tokenizer> = LazyLock::new(|| {
     let bytes = (0..=255).map(|byte| format!("<0x{byte:02X}>"));
     let tokens: Vec<_> = WORDS.into_iter().map(String::from).chain(bytes).collect();
@@ -86,8 +88,8 @@ static FALLBACK: LazyLock<Tokenizer> = LazyLock::new(|| {
     vocabulary(&tokens, &[("<s>", true), ("<think>", false)], &decoder)
 });
 
-/// Streams `ids` and checks each step against decoding at once: what was given out is a beginning of it, and what is
-/// missing is at most an incomplete character. Returns the whole text.
+/// Decodes `ids` incrementally. Checks after each token that the emitted text is a prefix of the
+/// text decoded at once, and that at most an incomplete character is missing. Returns the text.
 fn stream(tokenizer: &Tokenizer, ids: &[u32], keep_special: bool) -> String {
     let mut decoder = tokenizer.decoder();
     if keep_special {
@@ -102,9 +104,9 @@ fn stream(tokenizer: &Tokenizer, ids: &[u32], keep_special: bool) -> String {
             missing.chars().all(|c| c == '\u{FFFD}') && missing.chars().count() <= 3,
             "{missing:?} of {now:?}"
         );
-        match &decoder.waiting {
-            Waiting::Bytes(bytes) => assert!(bytes.len() <= 3),
-            Waiting::Tokens { ids, .. } => assert!(ids.len() <= 2 * MAX_WAITING),
+        match &decoder.pending {
+            PendingText::Bytes(bytes) => assert!(bytes.len() <= 3),
+            PendingText::Tokens { ids, .. } => assert!(ids.len() <= 2 * MAX_PENDING),
         }
     }
     text + decoder.finish().unwrap()
@@ -134,7 +136,7 @@ proptest! {
 
     #[test]
     fn any_text_comes_back(text in "\\PC{0,40}") {
-        // The tokenizer normalises to NFC: composed once, a text stays.
+        // The tokenizer normalises to NFC, which is idempotent.
         let text = TALES.decode(&TALES.encode(&text, false).unwrap(), false).unwrap();
         prop_assert_eq!(stream(&TALES, &TALES.encode(&text, false).unwrap(), true), text);
     }
@@ -166,14 +168,15 @@ proptest! {
         prop_assert_eq!(text, FALLBACK.decode(&ids, true).unwrap());
     }
 
-    /// What such a run shows is a matter of taste (see `Decoder`), but it ends, and costs a bounded window.
+    /// The text of an invalid run is unspecified (see `Decoder`), but the pending window is
+    /// bounded.
     #[test]
     fn broken_byte_fallback_is_bounded(ids in vec(0..267u32, 0..80)) {
         let mut decoder = FALLBACK.decoder();
         for id in ids {
             decoder.push(id).unwrap();
-            let Waiting::Tokens { ids, .. } = &decoder.waiting else { unreachable!() };
-            prop_assert!(ids.len() <= 2 * MAX_WAITING);
+            let PendingText::Tokens { ids, .. } = &decoder.pending else { unreachable!() };
+            prop_assert!(ids.len() <= 2 * MAX_PENDING);
         }
         decoder.finish().unwrap();
     }
@@ -193,7 +196,7 @@ fn a_character_waits_for_its_bytes() {
     let mut decoder = BYTES.decoder();
     let mut push = |byte: u32| decoder.push(byte).unwrap().to_owned();
     assert_eq!([0xF0, 0x9F, 0x98, 0x80, 0x41].map(&mut push), ["", "", "", "😀", "A"]);
-    // The second byte shows that the first was no beginning.
+    // The second byte makes the first one invalid.
     assert_eq!([0xF0, 0x41, 0xE4, 0xB8].map(&mut push), ["", "\u{FFFD}A", "", ""]);
     assert_eq!(decoder.finish().unwrap(), "\u{FFFD}");
     assert_eq!(decoder.finish().unwrap(), "");
@@ -211,11 +214,11 @@ fn special_tokens_are_parsed_and_skipped() {
     assert_eq!(TALES.decode(&ids, true).unwrap(), "Hi");
     assert_eq!(stream(&TALES, &ids, true), "Hi<|im_end|>");
     assert!(TALES.encode("", true).unwrap().is_empty());
-    // Ids without a token, as a padded vocabulary has them, are no text.
+    // Ids without a token, as in a padded vocabulary, are skipped.
     assert_eq!(stream(&TALES, &[5000, u32::MAX], false), "");
 }
 
-/// A file may cut and pad for training; a prompt must not be.
+/// Truncation and padding for training must not apply to prompts.
 #[test]
 fn truncation_and_padding_are_dropped() {
     let mut json: Value =
@@ -248,10 +251,10 @@ fn damaged_files_are_named() {
     }
     let none = json!({"version": "1.0", "added_tokens": [], "model": {"type": "WordLevel", "vocab": {}, "unk_token": "?"}});
     assert!(read(&none).unwrap_err().to_string().contains("no tokens"));
-    // A text that the vocabulary cannot spell.
+    // A text that the vocabulary cannot represent.
     let text = words(&Value::Null).encode("zebra", false).unwrap_err().to_string();
     assert!(text.contains("tokenizer.json") && text.contains("cannot encode"), "{text}");
-    // Ids may have gaps; the largest counts.
+    // Ids may have gaps; the largest one sets the size.
     let sparse = json!({"type": "WordLevel", "vocab": {"?": 3, "b": 900}, "unk_token": "?"});
     let tokenizer = read(&json!({"version": "1.0", "added_tokens": [], "model": sparse})).unwrap();
     assert_eq!(tokenizer.vocab_size(), 901);

@@ -8,15 +8,15 @@ use sha2::{Digest, Sha256};
 use crate::{
     base::error::Error,
     checkpoint::{
-        Checkpoint, Segment, TEXTS, digest,
+        Checkpoint, Segment, TEXT_FILES, digest,
         frame::ALIGN,
         packed::{
-            DENSE, DenseFile, Digests, ExpertTensor, Header, Origin, PIECE, PackedLayer, Piece,
-            Place, SmallFile, matrices,
+            DENSE, DENSE_PART, DenseFile, Digests, ExpertTensor, Origin, PackedExtent,
+            PackedHeader, PackedLayer, PackedPart, SmallFile, describe_matrices,
         },
     },
     experts::source::ExpertSource,
-    model::{blueprint::Blueprint, packed_experts::order},
+    model::{blueprint::Blueprint, packed_experts::layout_digest},
 };
 
 /// A checkpoint as it will be packed.
@@ -24,7 +24,7 @@ pub(super) struct Job<'a> {
     checkpoint: &'a Checkpoint,
     experts: ExpertSource,
     /// Its digests of pieces are zeros.
-    pub(super) header: Header,
+    pub(super) header: PackedHeader,
     /// Bytes of the packed file before the records.
     pub(super) data: u64,
     dense: Vec<Run>,
@@ -50,7 +50,7 @@ impl<'a> Job<'a> {
         if checkpoint.is_packed() {
             return Err(bad("this model is packed already: use it as it is, or copy the folder"));
         }
-        let blueprint = Blueprint::of(checkpoint)?;
+        let blueprint = Blueprint::for_checkpoint(checkpoint)?;
         if blueprint.experts() == 0 {
             return Err(bad(
                 "this model has no routed experts, so there is nothing to pack: use it as it is",
@@ -74,7 +74,7 @@ impl<'a> Job<'a> {
                 "its experts lie in tensors that hold other things too: this layout cannot be packed",
             ));
         }
-        let layers = layers(&Blueprint::of(&checkpoint.relocated(&tensors))?);
+        let layers = layers(&Blueprint::for_checkpoint(&checkpoint.relocated(&tensors))?);
         let (dense_header, dense) = dense(checkpoint, &names);
         let dense_bytes =
             dense.last().map_or(dense_header.len() as u64, |r| r.start + r.segment.bytes as u64);
@@ -85,12 +85,15 @@ impl<'a> Job<'a> {
                 digest: Digests(vec![digest(bytes)]),
             })
             .collect();
-        let header = Header {
+        let header = PackedHeader {
             architecture: blueprint.model_type.clone(),
             source: origin(checkpoint),
             tensors,
             layers,
-            dense: DenseFile { bytes: dense_bytes, digests: blank(dense_bytes.div_ceil(PIECE)) },
+            dense: DenseFile {
+                bytes: dense_bytes,
+                digests: blank(dense_bytes.div_ceil(DENSE_PART)),
+            },
             files,
         };
         let data = header.encode()?.len() as u64;
@@ -100,14 +103,14 @@ impl<'a> Job<'a> {
     }
 
     /// All pieces of the packed files.
-    pub(super) fn places(&self) -> Vec<Place> {
-        self.header.places(self.data)
+    pub(super) fn places(&self) -> Vec<PackedExtent> {
+        self.header.extents(self.data)
     }
 
     /// Bytes of the file of experts.
     pub(super) fn experts_bytes(&self) -> u64 {
         // Of a model with experts, the last piece is one.
-        self.places().last().map_or(self.data, |last| last.offset + last.taken)
+        self.places().last().map_or(self.data, |last| last.offset + last.padded_bytes)
     }
 
     /// The small files.
@@ -128,13 +131,13 @@ impl<'a> Job<'a> {
     }
 
     /// Reads a piece from the source: the first `place.bytes` of `buf`.
-    pub(super) fn fill(&self, place: &Place, buf: &mut [u8]) -> Result<(), Error> {
+    pub(super) fn fill(&self, place: &PackedExtent, buf: &mut [u8]) -> Result<(), Error> {
         let buf = &mut buf[..place.bytes as usize];
-        match place.piece {
-            Piece::Expert { entry, expert } => {
+        match place.part {
+            PackedPart::Expert { entry, expert } => {
                 self.experts.read(self.header.layers[entry].layer, expert, buf)
             }
-            Piece::Dense(_) => self.fill_dense(place.offset, buf),
+            PackedPart::Dense(_) => self.fill_dense(place.offset, buf),
         }
     }
 
@@ -172,8 +175,8 @@ fn layers(blueprint: &Blueprint) -> Vec<PackedLayer> {
         layer,
         experts: moe.experts.count,
         bytes: moe.experts.bytes as u64,
-        matrices: matrices(&moe.experts.shape),
-        order: Digests(vec![order(&moe.experts)]),
+        matrices: describe_matrices(&moe.experts.shape),
+        order: Digests(vec![layout_digest(&moe.experts)]),
         digests: blank(moe.experts.count as u64),
     };
     blueprint.moe_layers().map(layer).collect()
@@ -209,22 +212,22 @@ fn dense(checkpoint: &Checkpoint, experts: &BTreeSet<&str>) -> (Vec<u8>, Vec<Run
 }
 
 fn small_files(checkpoint: &Checkpoint) -> impl Iterator<Item = (&'static str, &[u8])> {
-    TEXTS.into_iter().filter_map(|name| Some((name, checkpoint.text(name)?.0)))
+    TEXT_FILES.into_iter().filter_map(|name| Some((name, checkpoint.text_file(name)?.bytes)))
 }
 
 fn origin(checkpoint: &Checkpoint) -> Origin {
     let hex =
         |bytes: &[u8]| Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect::<String>();
     Origin {
-        config: hex(checkpoint.text("config.json").map_or(&[][..], |(bytes, _)| bytes)),
+        config: hex(checkpoint.text_file("config.json").map_or(&[][..], |file| file.bytes)),
         tensors: hex(checkpoint.listing().as_bytes()),
     }
 }
 
 /// The name of the file that a piece lies in.
-pub(super) fn file_of(piece: Piece) -> &'static str {
+pub(super) fn file_of(piece: PackedPart) -> &'static str {
     match piece {
-        Piece::Dense(_) => DENSE,
-        Piece::Expert { .. } => crate::checkpoint::packed::EXPERTS,
+        PackedPart::Dense(_) => DENSE,
+        PackedPart::Expert { .. } => crate::checkpoint::packed::EXPERTS,
     }
 }

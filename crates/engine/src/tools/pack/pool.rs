@@ -10,7 +10,7 @@ use std::{
 
 use crate::{
     base::{error::Error, system::IO_STACK as READER_STACK},
-    checkpoint::{digest, packed::Place},
+    checkpoint::{digest, packed::PackedExtent},
 };
 
 /// Pieces that are in memory at a time, twice where two files are compared.
@@ -45,8 +45,8 @@ fn sized(buffer: &mut Vec<u8>, bytes: u64) -> Result<&mut [u8], Error> {
 
 /// Works on all of `places`, several at a time and in no order; `done` hears of each and may break, which cancels.
 pub(super) fn each<T: Send>(
-    places: &[Place],
-    work: impl Fn(usize, &Place, &mut Buffers) -> Result<T, Error> + Sync,
+    places: &[PackedExtent],
+    work: impl Fn(usize, &PackedExtent, &mut Buffers) -> Result<T, Error> + Sync,
     mut done: impl FnMut(usize, T) -> ControlFlow<()>,
 ) -> Result<(), Error> {
     let (next, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
@@ -101,6 +101,6 @@ pub(super) fn each<T: Send>(
 }
 
 /// The digest of what a piece holds.
-pub(super) fn digest_of(place: &Place, buf: &[u8]) -> u64 {
+pub(super) fn digest_of(place: &PackedExtent, buf: &[u8]) -> u64 {
     digest(&buf[..place.bytes as usize])
 }

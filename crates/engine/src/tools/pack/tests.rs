@@ -12,7 +12,7 @@ use super::{pack, verify_packed, write::pack_to};
 use crate::{
     base::{
         error::Error,
-        faulty_disk::{Target, write_all_at},
+        faulty_disk::{WriteTarget, write_all_at},
     },
     checkpoint::{Checkpoint, packed::JOURNAL},
 };
@@ -32,7 +32,7 @@ struct Small {
     tells: bool,
 }
 
-impl Target for Small {
+impl WriteTarget for Small {
     fn free(&self, _: &Path) -> Option<u64> {
         self.tells.then(|| self.room.load(Ordering::Relaxed))
     }
@@ -205,12 +205,13 @@ fn all_that_is_damaged_is_listed() {
     };
     let place = |layer: usize, expert: usize| {
         let blueprint =
-            crate::model::blueprint::Blueprint::of(&Checkpoint::open(&out).unwrap()).unwrap();
+            crate::model::blueprint::Blueprint::for_checkpoint(&Checkpoint::open(&out).unwrap())
+                .unwrap();
         let moe = blueprint.layers[layer].moe().unwrap();
         moe.experts.segments(expert).next().unwrap()
     };
     let last = golden("deepseek_v3_hub");
-    let last = crate::model::blueprint::Blueprint::of(&last).unwrap().layers.len() - 1;
+    let last = crate::model::blueprint::Blueprint::for_checkpoint(&last).unwrap().layers.len() - 1;
     let [a, b] = [place(last, 0), place(last, 2)];
     change("experts.moeflux", b.offset as usize + b.bytes - 1);
     change("experts.moeflux", a.offset as usize);

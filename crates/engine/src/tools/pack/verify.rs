@@ -12,8 +12,8 @@ use super::{
 use crate::{
     base::error::Error,
     checkpoint::{
-        Checkpoint, Source, digest,
-        packed::{DENSE, Digests, EXPERTS, Header, Piece},
+        Checkpoint, DataFile, digest,
+        packed::{DENSE, Digests, EXPERTS, PackedHeader, PackedPart},
     },
 };
 
@@ -62,8 +62,8 @@ pub fn verify_packed(
             format!("there is no {EXPERTS} here: this model is not packed, or not to its end");
         return Err(Error::Checkpoint { path: folder.into(), problem });
     }
-    let experts = Source::open(&path)?;
-    let (mut header, data) = Header::read(&experts)?;
+    let experts = DataFile::open(&path)?;
+    let (mut header, data) = PackedHeader::read(&experts)?;
     let job = source.map(Job::of).transpose()?;
     if let Some(job) = &job
         && !same_layout(&job.header, &header)
@@ -77,7 +77,7 @@ pub fn verify_packed(
         });
     }
     let mut damages = small_files(folder, &header, job.as_ref());
-    let dense = match Source::open(&folder.join(DENSE)) {
+    let dense = match DataFile::open(&folder.join(DENSE)) {
         Ok(dense) if dense.len() == header.dense.bytes => Some(dense),
         other => {
             damages.push(Damage {
@@ -96,10 +96,10 @@ pub fn verify_packed(
         }
     };
 
-    let mut places = header.places(data);
-    places.retain(|p| dense.is_some() || matches!(p.piece, Piece::Expert { .. }));
-    let wanted: Vec<u64> = places.iter().map(|p| *header.digest(p.piece)).collect();
-    let total = places.iter().map(|p| p.taken).sum();
+    let mut places = header.extents(data);
+    places.retain(|p| dense.is_some() || matches!(p.part, PackedPart::Expert { .. }));
+    let wanted: Vec<u64> = places.iter().map(|p| *header.digest(p.part)).collect();
+    let total = places.iter().map(|p| p.padded_bytes).sum();
     let mut done = 0;
     let mut found = Vec::new();
     each(
@@ -107,9 +107,9 @@ pub fn verify_packed(
         |i, place, buffers| {
             let [buf, other] =
                 buffers.two([place.bytes, job.as_ref().map_or(0, |_| place.bytes)])?;
-            let file = match place.piece {
-                Piece::Dense(_) => dense.as_ref().unwrap_or(&experts),
-                Piece::Expert { .. } => &experts,
+            let file = match place.part {
+                PackedPart::Dense(_) => dense.as_ref().unwrap_or(&experts),
+                PackedPart::Expert { .. } => &experts,
             };
             if let Err(error) = file.read_exact_at(buf, place.offset) {
                 return Ok(Some(format!("it cannot be read: {error}")));
@@ -128,7 +128,7 @@ pub fn verify_packed(
             Ok(None)
         },
         |i, problem| {
-            done += places[i].taken;
+            done += places[i].padded_bytes;
             found.extend(problem.map(|problem| (i, problem)));
             progress(done, total)
         },
@@ -136,11 +136,11 @@ pub fn verify_packed(
     found.sort_by_key(|(i, _)| *i);
     damages.extend(found.into_iter().map(|(i, problem)| {
         let place = places[i];
-        let expert = match place.piece {
-            Piece::Dense(_) => None,
-            Piece::Expert { entry, expert } => Some((header.layers[entry].layer, expert)),
+        let expert = match place.part {
+            PackedPart::Dense(_) => None,
+            PackedPart::Expert { entry, expert } => Some((header.layers[entry].layer, expert)),
         };
-        let path = folder.join(file_of(place.piece));
+        let path = folder.join(file_of(place.part));
         Damage { path, expert, offset: place.offset, bytes: place.bytes, problem }
     }));
     Ok(VerifyReport {
@@ -151,8 +151,8 @@ pub fn verify_packed(
 }
 
 /// Whether two headers are of the same source in the same places: all but digests of contents and the small files.
-fn same_layout(a: &Header, b: &Header) -> bool {
-    let blank = |header: &Header| {
+fn same_layout(a: &PackedHeader, b: &PackedHeader) -> bool {
+    let blank = |header: &PackedHeader| {
         let mut header = header.clone();
         header.files.clear();
         header.dense.digests = Digests(Vec::new());
@@ -162,7 +162,7 @@ fn same_layout(a: &Header, b: &Header) -> bool {
     blank(a) == blank(b)
 }
 
-fn small_files(folder: &Path, header: &Header, job: Option<&Job<'_>>) -> Vec<Damage> {
+fn small_files(folder: &Path, header: &PackedHeader, job: Option<&Job<'_>>) -> Vec<Damage> {
     let mut damages = Vec::new();
     for file in &header.files {
         let path = folder.join(&file.name);

@@ -14,11 +14,11 @@ use super::{
 use crate::{
     base::{
         error::Error,
-        faulty_disk::{Disk, Target, gb, sync_folder},
+        faulty_disk::{SystemDisk, WriteTarget, gb, sync_folder},
     },
     checkpoint::{
-        Checkpoint, Source,
-        packed::{DENSE, EXPERTS, JOURNAL, Piece},
+        Checkpoint, DataFile,
+        packed::{DENSE, EXPERTS, JOURNAL, PackedPart},
     },
 };
 
@@ -48,10 +48,10 @@ pub fn pack(
     out: &Path,
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
 ) -> Result<PackReport, Error> {
-    pack_to(&Disk, source, out, progress)
+    pack_to(&SystemDisk, source, out, progress)
 }
 
-pub(super) fn pack_to<T: Target>(
+pub(super) fn pack_to<T: WriteTarget>(
     target: &T,
     source: &Checkpoint,
     out: &Path,
@@ -68,8 +68,12 @@ pub(super) fn pack_to<T: Target>(
     let begun = !out.join(JOURNAL).exists();
     let opened = Journal::open(&folder, job.key()?, places.len());
     let (journal, known) = opened.inspect_err(|_| folder.leave(made))?;
-    let there =
-        places.iter().zip(&known).filter(|(_, known)| known.is_some()).map(|(p, _)| p.taken).sum();
+    let there = places
+        .iter()
+        .zip(&known)
+        .filter(|(_, known)| known.is_some())
+        .map(|(p, _)| p.padded_bytes)
+        .sum();
     folder.check_room(there).inspect_err(|_| {
         // One that an earlier run began tells that what it left is a part of this model.
         if begun {
@@ -79,16 +83,16 @@ pub(super) fn pack_to<T: Target>(
     })?;
     let dense = folder.part(DENSE, job.header.dense.bytes)?;
     let experts = folder.part(EXPERTS, job.experts_bytes())?;
-    let file = |piece| if matches!(piece, Piece::Dense(_)) { &dense } else { &experts };
+    let file = |piece| if matches!(piece, PackedPart::Dense(_)) { &dense } else { &experts };
 
     let (mut done, mut kept) = (0, 0);
-    let total = places.iter().map(|p| p.taken).sum();
+    let total = places.iter().map(|p| p.padded_bytes).sum();
     let mut header = job.header.clone();
     each(
         &places,
         |i, place, buffers| {
-            let buf = buffers.one(place.taken)?;
-            let part = file(place.piece);
+            let buf = buffers.one(place.padded_bytes)?;
+            let part = file(place.part);
             if let Some(digest) = known[i] {
                 let there = &mut buf[..place.bytes as usize];
                 if part.source.read_exact_at(there, place.offset).is_ok()
@@ -103,13 +107,13 @@ pub(super) fn pack_to<T: Target>(
             let written = target.write_at(&part.file, buf, place.offset);
             written
                 .and_then(|()| journal.write(target, i, digest))
-                .map_err(|e| folder.write_error(file_of(place.piece), e))?;
+                .map_err(|e| folder.write_error(file_of(place.part), e))?;
             Ok((digest, false))
         },
         |i, (digest, was_there)| {
-            *header.digest(places[i].piece) = digest;
-            done += places[i].taken;
-            kept += if was_there { places[i].taken } else { 0 };
+            *header.digest(places[i].part) = digest;
+            done += places[i].padded_bytes;
+            kept += if was_there { places[i].padded_bytes } else { 0 };
             progress(done, total)
         },
     )?;
@@ -136,7 +140,7 @@ pub(super) fn pack_to<T: Target>(
 /// A file that is being written, and read where it was written before.
 struct Part {
     file: File,
-    source: Source,
+    source: DataFile,
 }
 
 /// The folder that is being filled.
@@ -147,7 +151,7 @@ struct Folder<'a, T> {
     needed: u64,
 }
 
-impl<T: Target> Folder<'_, T> {
+impl<T: WriteTarget> Folder<'_, T> {
     /// Makes the folder, or sees that there is nothing in it but what a pack left. Whether it was made.
     fn open(&self) -> Result<bool, Error> {
         let path = self.path;
@@ -214,7 +218,7 @@ impl<T: Target> Folder<'_, T> {
             Ok(file)
         };
         let file = open().map_err(|e| self.write_error(name, e))?;
-        Ok(Part { file, source: Source::open(&path)? })
+        Ok(Part { file, source: DataFile::open(&path)? })
     }
 
     fn small(&self, name: &str, contents: &[u8]) -> Result<(), Error> {
@@ -271,7 +275,7 @@ impl Journal {
     const LINE: u64 = 17;
 
     /// Opens or begins the journal of the job `key`: it, and the digests of pieces that were written.
-    fn open<T: Target>(
+    fn open<T: WriteTarget>(
         folder: &Folder<'_, T>,
         key: u64,
         pieces: usize,
@@ -321,11 +325,11 @@ impl Journal {
     }
 
     /// Notes that a piece is written.
-    fn write<T: Target>(&self, target: &T, piece: usize, digest: u64) -> io::Result<()> {
+    fn write<T: WriteTarget>(&self, target: &T, piece: usize, digest: u64) -> io::Result<()> {
         self.line(target, piece as u64 + 1, digest)
     }
 
-    fn line<T: Target>(&self, target: &T, line: u64, number: u64) -> io::Result<()> {
+    fn line<T: WriteTarget>(&self, target: &T, line: u64, number: u64) -> io::Result<()> {
         target.write_at(&self.file, format!("{number:016x}\n").as_bytes(), line * Self::LINE)
     }
 }

@@ -1,7 +1,7 @@
-//! What templates expect of Python.
+//! Python functions, methods and tests that chat templates use.
 
-mod json;
-mod time;
+mod strftime;
+mod tojson;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -11,9 +11,10 @@ use minijinja::{
 };
 use minijinja_contrib::pycompat;
 
-pub(super) use json::tojson;
+pub(super) use tojson::tojson;
 
-/// `transformers` marks the assistant's part for training with `{% generation %}`; when rendering it says nothing.
+/// Replaces `{% generation %}` tags by no-ops. In `transformers` they mark the assistant's part for
+/// training and have no effect on rendering.
 pub(super) fn without_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
@@ -35,12 +36,12 @@ pub(super) fn without_generation_tags(source: &str) -> String {
     out + rest
 }
 
-/// As in Python, where a string can be walked and `none` cannot.
+/// As in Python: strings are iterable, `none` is not.
 pub(super) fn is_iterable(value: &Value) -> bool {
     !value.is_none() && (value.as_str().is_some() || value.try_iter().is_ok())
 }
 
-/// As in Python: whatever has a length and items.
+/// As in Python: values with a length and items.
 pub(super) fn is_sequence(value: &Value) -> bool {
     matches!(
         value.kind(),
@@ -48,8 +49,8 @@ pub(super) fn is_sequence(value: &Value) -> bool {
     )
 }
 
-/// The Python methods that `minijinja-contrib` does not know, then those that it does.
-pub(super) fn method(
+/// Calls a Python method of a value. Falls back to `minijinja-contrib` for the methods it has.
+pub(super) fn call_method(
     state: &mut State,
     value: &Value,
     name: &str,
@@ -100,14 +101,14 @@ pub(super) fn method(
     }
 }
 
-/// How a template refuses messages.
+/// Lets a template reject its messages.
 pub(super) fn raise_exception(message: &str) -> Result<Value, Error> {
     Err(Error::new(ErrorKind::InvalidOperation, message.to_owned()))
 }
 
-/// The date and time now, in UTC.
+/// Current date and time in UTC.
 pub(super) fn strftime_now(format: &str) -> Result<String, Error> {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
-    time::strftime(format, seconds)
+    strftime::strftime(format, seconds)
         .map_err(|problem| Error::new(ErrorKind::InvalidOperation, problem))
 }

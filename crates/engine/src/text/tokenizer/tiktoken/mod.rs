@@ -1,11 +1,10 @@
-//! Checkpoints with `tiktoken.model` instead of `tokenizer.json`: Kimi and Moonlight.
+//! Tokenizers of checkpoints with `tiktoken.model` instead of `tokenizer.json`: Kimi and Moonlight.
 
 #[cfg(test)]
 mod tests;
 
 use std::{
     collections::{BTreeMap, HashMap, hash_map::Entry},
-    path::Path,
     str,
 };
 
@@ -22,14 +21,14 @@ use tokenizers::{
     },
 };
 
-use super::{Tokenizer, decoder::byte_of};
-use crate::base::error::Error;
+use super::{Tokenizer, decoder::byte_for_char};
+use crate::{base::error::Error, checkpoint::TextFile};
 
-/// The class in tokenizer_config.json whose Python code has [`KIMI_WORDS`].
+/// Class in tokenizer_config.json whose Python code contains [`KIMI_WORDS`].
 const KIMI_CLASS: &str = "TikTokenTokenizer";
 
-/// How text is cut into words before byte pair encoding: `pat_str` of Kimi's `tokenization_kimi.py`. It is in no file
-/// that is data.
+/// Pre-tokenizer pattern of words before byte pair encoding: `pat_str` of Kimi's
+/// `tokenization_kimi.py`. No data file contains it.
 const KIMI_WORDS: &str = concat!(
     r"[\p{Han}]+",
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
@@ -41,27 +40,27 @@ const KIMI_WORDS: &str = concat!(
     r"|\s+",
 );
 
-/// Ids that follow the ranks: `num_reserved_special_tokens` of `tokenization_kimi.py`. Those that tokenizer_config.json
-/// does not name are called `<|reserved_token_163589|>`, by their id.
+/// Number of ids after the ranks: `num_reserved_special_tokens` of `tokenization_kimi.py`. Tokens
+/// that tokenizer_config.json does not name are called `<|reserved_token_163589|>`, by their id.
 const SPECIAL_TOKENS: usize = 256;
 
-/// Files with more ranks, or longer tokens, are refused: no vocabulary comes near, and joining costs the square of
-/// a token's length.
+/// Maximum number of ranks, far above any known vocabulary.
 const MAX_RANKS: usize = 1 << 20;
-const LONGEST_TOKEN: usize = 512;
+/// Maximum length of a token in bytes. The cost of merging grows with its square.
+const MAX_TOKEN_BYTES: usize = 512;
 
-/// What matters here of a `tokenizer_config.json`.
+/// The used keys of `tokenizer_config.json`.
 #[derive(Deserialize)]
-struct Config {
+struct TiktokenConfig {
     tokenizer_class: Option<String>,
     #[serde(default)]
-    added_tokens_decoder: BTreeMap<u32, Named>,
+    added_tokens_decoder: BTreeMap<u32, NamedToken>,
     #[serde(default)]
     auto_map: Value,
 }
 
-impl Config {
-    /// The tokenizer's class, or the one that `auto_map` names with its file: `tokenization_kimi.TikTokenTokenizer`.
+impl TiktokenConfig {
+    /// Class of the tokenizer, or the class in `auto_map`: `tokenization_kimi.TikTokenTokenizer`.
     fn class(&self) -> Option<&str> {
         let mapped = || self.auto_map.get("AutoTokenizer")?.get(0)?.as_str()?.rsplit('.').next();
         self.tokenizer_class.as_deref().or_else(mapped)
@@ -69,31 +68,33 @@ impl Config {
 }
 
 #[derive(Deserialize)]
-struct Named {
+struct NamedToken {
     content: String,
     #[serde(default)]
     special: bool,
 }
 
 impl Tokenizer {
-    /// Reads the contents of a `tiktoken.model`, one `base64 rank` a line, with the special tokens that the
-    /// `tokenizer_config.json` names; the paths are for error messages.
+    /// Reads a `tiktoken.model`, one `base64 rank` per line, with the special tokens of a
+    /// `tokenizer_config.json`.
     ///
-    /// Texts become the ids that Kimi's own Python gives, with one exception: that code first cuts a text after
-    /// 400,000 characters, and runs without (or of nothing but) white space after 25,000. Here they stay whole.
+    /// Ids equal those of Kimi's Python code, with one exception. That code first splits texts
+    /// after 400,000 characters, and runs without white space (or only of it) after 25,000. Here
+    /// they are not split.
     ///
     /// # Errors
-    /// [`Error::Text`] when the file is damaged (the line is named), or its tokenizer is not Kimi's.
+    /// [`Error::Text`] if the file is damaged (with the line), or its tokenizer is not Kimi's.
     pub fn from_tiktoken(
-        (ranks, path): (&[u8], &Path),
-        (tokenizer_config_json, config_path): (&[u8], &Path),
+        ranks: &TextFile<'_>,
+        tokenizer_config: &TextFile<'_>,
     ) -> Result<Tokenizer, Error> {
-        let problem = |problem: String| Error::Text { path: path.to_path_buf(), problem };
+        let TextFile { bytes: ranks, path } = ranks;
+        let problem = |problem: String| Error::Text { path: path.clone(), problem };
         let config_problem =
-            |problem: String| Error::Text { path: config_path.to_path_buf(), problem };
-        let config: Config = serde_json::from_slice(tokenizer_config_json)
+            |problem: String| Error::Text { path: tokenizer_config.path.clone(), problem };
+        let config: TiktokenConfig = serde_json::from_slice(tokenizer_config.bytes)
             .map_err(|e| config_problem(format!("it does not name the special tokens: {e}")))?;
-        // A config that names no class says nothing against the only one that is known.
+        // Without a class, the only known one is assumed.
         if let Some(class) = config.class().filter(|class| *class != KIMI_CLASS) {
             return Err(config_problem(format!(
                 "its tokenizer_class is {class:?}; how a tiktoken.model cuts text into words is said in Python only, and \
@@ -119,7 +120,8 @@ impl Tokenizer {
         for (id, token) in (0..).skip(tokens.len()).zip(&added) {
             if inner.token_to_id(&token.content) != Some(id) {
                 return Err(config_problem(format!(
-                    "added_tokens_decoder has the token {:?} for {id}, but there is another of this name",
+                    "added_tokens_decoder has the token {:?} for {id}, but another token has the \
+                     same name",
                     token.content
                 )));
             }
@@ -128,8 +130,8 @@ impl Tokenizer {
     }
 }
 
-/// The tokens by rank. Each rank from 0 on is there once, and so is each single byte: without it, there were texts that
-/// cannot be spelt.
+/// Tokens by rank. Requires each rank from 0 on exactly once, and a token for each single byte, as
+/// otherwise some texts could not be encoded.
 fn read_ranks(file: &[u8]) -> Result<Vec<Vec<u8>>, String> {
     let lines = || {
         (1..)
@@ -138,31 +140,29 @@ fn read_ranks(file: &[u8]) -> Result<Vec<Vec<u8>>, String> {
     };
     let count = lines().count();
     if count > MAX_RANKS {
-        return Err(format!("{count} lines; the largest vocabulary that is read has {MAX_RANKS}"));
+        return Err(format!("{count} lines; the largest supported vocabulary has {MAX_RANKS}"));
     }
     let mut tokens = vec![Vec::new(); count];
     for (number, line) in lines() {
-        let wrong = |what: &str| {
+        let bad = |problem: &str| {
             let start: String = String::from_utf8_lossy(line).chars().take(40).collect();
-            format!("line {number}: {what}: {start:?}; download the file again")
+            format!("line {number}: {problem}: {start:?}; download the file again")
         };
         let (token, rank) =
-            split_line(line).ok_or_else(|| wrong("not a token in base64, a space and its rank"))?;
-        if token.is_empty() || token.len() > LONGEST_TOKEN {
-            return Err(wrong(&format!(
-                "a token has 1 to {LONGEST_TOKEN} bytes, this has {}",
+            split_line(line).ok_or_else(|| bad("not a token in base64, a space and its rank"))?;
+        if token.is_empty() || token.len() > MAX_TOKEN_BYTES {
+            return Err(bad(&format!(
+                "a token has 1 to {MAX_TOKEN_BYTES} bytes, this one {}",
                 token.len()
             )));
         }
-        let place = tokens.get_mut(rank).ok_or_else(|| {
-            wrong(&format!(
-                "the {count} tokens have the ranks from 0 on without a gap, so {rank} cannot be"
-            ))
+        let entry = tokens.get_mut(rank).ok_or_else(|| {
+            bad(&format!("{count} tokens need ranks from 0 on without a gap, {rank} is too large"))
         })?;
-        if !place.is_empty() {
-            return Err(wrong(&format!("rank {rank} is there twice")));
+        if !entry.is_empty() {
+            return Err(bad(&format!("rank {rank} occurs twice")));
         }
-        *place = token;
+        *entry = token;
     }
     if let Some(missing) = (0..=255).find(|&byte| !tokens.iter().any(|token| *token == [byte])) {
         return Err(format!(
@@ -172,6 +172,7 @@ fn read_ranks(file: &[u8]) -> Result<Vec<Vec<u8>>, String> {
     Ok(tokens)
 }
 
+/// Token and rank of a line.
 fn split_line(line: &[u8]) -> Option<(Vec<u8>, usize)> {
     let line = line.trim_ascii();
     let space = line.iter().position(|&byte| byte == b' ')?;
@@ -179,7 +180,7 @@ fn split_line(line: &[u8]) -> Option<(Vec<u8>, usize)> {
     Some((base64(&line[..space])?, rank.parse().ok()?))
 }
 
-/// RFC 4648, padded.
+/// Decodes padded base64, RFC 4648.
 fn base64(text: &[u8]) -> Option<Vec<u8>> {
     let digits = text.strip_suffix(b"==").or(text.strip_suffix(b"=")).unwrap_or(text);
     if !text.len().is_multiple_of(4) {
@@ -207,19 +208,23 @@ fn base64(text: &[u8]) -> Option<Vec<u8>> {
     (rest == 0).then_some(bytes)
 }
 
-/// All tokens that follow the `ranks`, in the order of their ids.
-fn added_tokens(mut named: BTreeMap<u32, Named>, ranks: usize) -> Result<Vec<AddedToken>, String> {
+/// Special tokens after the `ranks` in the order of their ids, reserved ones included.
+fn added_tokens(
+    mut named: BTreeMap<u32, NamedToken>,
+    ranks: usize,
+) -> Result<Vec<AddedToken>, String> {
     let ids = ranks as u32..(ranks + SPECIAL_TOKENS) as u32;
     if let Some(id) = named.keys().find(|id| !ids.contains(id)) {
         return Err(format!(
-            "added_tokens_decoder has a token {id}; with the {ranks} tokens of tiktoken.model, they are {} to {}",
+            "added_tokens_decoder has a token {id}; with the {ranks} tokens of tiktoken.model, ids \
+             must be {} to {}",
             ids.start,
             ids.end - 1
         ));
     }
     ids.map(|id| {
-        let reserved = || Named { content: format!("<|reserved_token_{id}|>"), special: true };
-        let Named { content, special } = named.remove(&id).unwrap_or_else(reserved);
+        let reserved = || NamedToken { content: format!("<|reserved_token_{id}|>"), special: true };
+        let NamedToken { content, special } = named.remove(&id).unwrap_or_else(reserved);
         match content.is_empty() {
             true => Err(format!("added_tokens_decoder has an empty token {id}")),
             false => Ok(AddedToken::from(content, special).normalized(false)),
@@ -228,16 +233,18 @@ fn added_tokens(mut named: BTreeMap<u32, Named>, ranks: usize) -> Result<Vec<Add
     .collect()
 }
 
-/// Byte pair encoding that gives what tiktoken gives.
+/// Byte pair encoding (BPE) with the results of tiktoken.
 ///
-/// tiktoken joins any two neighbours that are a token together, lowest rank first, then leftmost. This model joins
-/// listed pairs. One pair per token is enough: as long as no join has crossed the borders of a stretch of bytes, the
-/// joins inside of it are those that the stretch meets when it is encoded alone, because the lowest and leftmost of all
-/// is also the lowest and leftmost there. So the last two parts of a token are always the same two.
+/// tiktoken merges any two neighbours whose concatenation is a token, lowest rank first, then
+/// leftmost. This model merges listed pairs. One pair per token is enough: as long as no merge has
+/// crossed the borders of a range of bytes, the merges within it equal those of the range encoded
+/// alone, as the lowest and leftmost merge overall is also the lowest and leftmost within it. So
+/// the last merge of a token always has the same two parts.
 ///
-/// A token that its own encoding never arrives at is only given for a word that is this very token (`ignore_merges`).
+/// A token that its own encoding does not reach is only used for a word that equals it
+/// (`ignore_merges`).
 fn bpe(tokens: &[Vec<u8>]) -> Result<BPE, String> {
-    let letters = byte_letters();
+    let letters = byte_chars();
     let spell =
         |token: &[u8]| -> String { token.iter().map(|&byte| letters[usize::from(byte)]).collect() };
     let mut ranks: HashMap<&[u8], u32> = HashMap::with_capacity(tokens.len());
@@ -254,7 +261,7 @@ fn bpe(tokens: &[Vec<u8>]) -> Result<BPE, String> {
     }
     let mut merges = Merges::new();
     for token in tokens {
-        if let Some(middle) = last_join(token, &ranks) {
+        if let Some(middle) = last_merge(token, &ranks) {
             merges.push((spell(&token[..middle]), spell(&token[middle..])));
         }
     }
@@ -263,23 +270,23 @@ fn bpe(tokens: &[Vec<u8>]) -> Result<BPE, String> {
     builder.build().map_err(|e| format!("cannot be used: {e}"))
 }
 
-/// Where the two parts meet that byte pair encoding joins last to make `token`. `None` for a single byte, and when it
-/// ends with more parts.
-fn last_join(token: &[u8], ranks: &HashMap<&[u8], u32>) -> Option<usize> {
-    let rank = |from: usize, to: usize| ranks.get(&token[from..to]).copied();
-    // Where each part begins, and the rank of that part together with the next one.
+/// Split point of the last merge that produces `token`. `None` for a single byte, and for a token
+/// that merging does not reach.
+fn last_merge(token: &[u8], ranks: &HashMap<&[u8], u32>) -> Option<usize> {
+    let rank = |start: usize, end: usize| ranks.get(&token[start..end]).copied();
+    // Start of each part, and the rank of the part merged with the next one.
     let mut parts: Vec<(usize, Option<u32>)> = (0..token.len())
         .map(|i| (i, (i + 2 <= token.len()).then(|| rank(i, i + 2)).flatten()))
         .collect();
     while parts.len() > 2 {
-        let joinable = parts.iter().enumerate().filter_map(|(i, (_, rank))| Some(((*rank)?, i)));
-        let (_, i) = joinable.min()?;
+        let mergeable = parts.iter().enumerate().filter_map(|(i, (_, rank))| Some(((*rank)?, i)));
+        let (_, i) = mergeable.min()?;
         parts.remove(i + 1);
-        // Begin of the part after `j`, or the end.
-        let after = |j: usize| parts.get(j + 1).map_or(token.len(), |part| part.0);
-        let joined =
-            |j: usize| (j + 1 < parts.len()).then(|| rank(parts[j].0, after(j + 1))).flatten();
-        let (before, here) = (i.checked_sub(1).map(|j| (j, joined(j))), joined(i));
+        // End of part `j`.
+        let end = |j: usize| parts.get(j + 1).map_or(token.len(), |part| part.0);
+        let merged =
+            |j: usize| (j + 1 < parts.len()).then(|| rank(parts[j].0, end(j + 1))).flatten();
+        let (before, here) = (i.checked_sub(1).map(|j| (j, merged(j))), merged(i));
         parts[i].1 = here;
         if let Some((j, rank)) = before {
             parts[j].1 = rank;
@@ -288,13 +295,13 @@ fn last_join(token: &[u8], ranks: &HashMap<&[u8], u32>) -> Option<usize> {
     parts.get(1).map(|part| part.0)
 }
 
-/// The letter that stands for each byte in byte-level vocabularies.
-fn byte_letters() -> [char; 256] {
-    let mut letters = ['\0'; 256];
-    for letter in '\0'..='\u{143}' {
-        if let Some(byte) = byte_of(letter) {
-            letters[usize::from(byte)] = letter;
+/// Character of each byte in byte-level vocabularies.
+fn byte_chars() -> [char; 256] {
+    let mut chars = ['\0'; 256];
+    for c in '\0'..='\u{143}' {
+        if let Some(byte) = byte_for_char(c) {
+            chars[usize::from(byte)] = c;
         }
     }
-    letters
+    chars
 }

@@ -1,3 +1,5 @@
+//! Tests of `tiktoken.model` tokenizers against tiktoken.
+
 use std::{path::PathBuf, sync::LazyLock};
 
 use proptest::{collection::vec, prelude::*, test_runner::RngSeed};
@@ -11,14 +13,11 @@ const CONFIG: &[u8] = include_bytes!("../../../../tests/data/tiktoken/tokenizer_
 static KIMI: LazyLock<Tokenizer> = LazyLock::new(|| read(RANKS, CONFIG).unwrap());
 
 fn read(ranks: &[u8], config: &[u8]) -> Result<Tokenizer, Error> {
-    let path = |name| PathBuf::from("model").join(name);
-    Tokenizer::from_tiktoken(
-        (ranks, &path("tiktoken.model")),
-        (config, &path("tokenizer_config.json")),
-    )
+    let file = |bytes, name| TextFile { bytes, path: PathBuf::from("model").join(name) };
+    Tokenizer::from_tiktoken(&file(ranks, "tiktoken.model"), &file(config, "tokenizer_config.json"))
 }
 
-/// Streams `ids`, special tokens shown or not.
+/// Decodes `ids` incrementally, with or without special tokens.
 fn stream(ids: &[u32], keep_special: bool) -> String {
     let mut decoder = KIMI.decoder();
     if keep_special {
@@ -29,10 +28,10 @@ fn stream(ids: &[u32], keep_special: bool) -> String {
     text
 }
 
-/// `scripts/make-tiktoken-golden.py` encodes the same texts with tiktoken. `MOEFLUX_TIKTOKEN` may name another folder
-/// that it made.
+/// Expected ids are from tiktoken, see `scripts/make-tiktoken-golden.py`. `MOEFLUX_TIKTOKEN` may
+/// name another folder written by it.
 #[test]
-fn encodes_as_tiktoken() {
+fn matches_tiktoken() {
     let folder = std::env::var_os("MOEFLUX_TIKTOKEN").map_or_else(
         || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data/tiktoken"),
         PathBuf::from,
@@ -54,7 +53,7 @@ fn special_tokens_are_read_and_skipped() {
         ("[BOS]", 600, true),
         ("<|im_end|>", 602, true),
         ("<|reserved_token_605|>", 605, true),
-        // As checkpoints have it: the marks of thinking are text.
+        // As in published checkpoints, thinking tags are not special.
         ("<think>", 622, false),
         ("[PAD]", 855, true),
     ] {
@@ -67,7 +66,7 @@ fn special_tokens_are_read_and_skipped() {
     let ids = KIMI.encode("<think>好</think> 😀<|im_end|>", true).unwrap();
     assert_eq!(stream(&ids, false), "<think>好</think> 😀");
     assert_eq!(KIMI.decode(&ids, true).unwrap(), "<think>好</think> 😀");
-    // Beyond the vocabulary: a model's may be padded.
+    // Ids beyond the vocabulary, as a model's may be padded.
     assert_eq!(stream(&[856, u32::MAX], true), "");
 }
 
@@ -97,7 +96,7 @@ proptest! {
     }
 }
 
-/// A run has no white space to cut it, and joining must not cost its square.
+/// Encoding a run without white space must not take quadratic time.
 #[test]
 fn long_runs_are_fast() {
     for run in ["a", " ", "\n", "狐", "=", "7", "a ", "\u{301}"] {
@@ -108,7 +107,7 @@ fn long_runs_are_fast() {
 }
 
 #[test]
-fn lines_may_end_as_on_windows_and_come_in_any_order() {
+fn lines_may_end_in_crlf_and_be_in_any_order() {
     let text = str::from_utf8(RANKS).unwrap();
     let mut lines: Vec<&str> = text.lines().collect();
     lines.reverse();
@@ -192,7 +191,7 @@ fn configs_that_do_not_fit_are_named() {
         assert!(error.starts_with("model/tokenizer_config.json: "), "{error}");
         assert!(parts.iter().all(|part| error.contains(part)), "{parts:?}: {error}");
     }
-    // Without names, all are reserved ones.
+    // Unnamed tokens are reserved ones.
     for config in [
         r#"{"tokenizer_class": "TikTokenTokenizer"}"#,
         r#"{"auto_map": {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", null]}}"#,

@@ -45,7 +45,7 @@ fn a_model_reads_every_byte_once() {
     for preset in presets() {
         let checkpoint = planned(preset.config());
         let mut end = 0;
-        for (offset, bytes) in segments(&Blueprint::of(&checkpoint).unwrap()) {
+        for (offset, bytes) in segments(&Blueprint::for_checkpoint(&checkpoint).unwrap()) {
             assert_eq!(offset, end, "{}: a gap, or something is read twice", preset.name);
             end += bytes;
         }
@@ -130,7 +130,7 @@ fn presets_have_the_published_parameters() {
     for (preset, (name, all, active, expert)) in presets().iter().zip(published) {
         assert_eq!(preset.name, *name);
         let checkpoint = planned(preset.config());
-        let blueprint = Blueprint::of(&checkpoint).unwrap();
+        let blueprint = Blueprint::for_checkpoint(&checkpoint).unwrap();
         let mut total: u64 =
             blueprint.matrices().map(|m| (m.shape.rows * m.shape.cols) as u64).sum();
         let embedding = (blueprint.vocab * blueprint.hidden) as u64;
@@ -170,7 +170,7 @@ fn a_cut_keeps_the_kinds_of_the_first_layers() {
             let kept = whole.tensor_bytes().filter(|(name, _)| !beyond(name));
             assert_eq!(kept.count(), names.len(), "{} with {layers} layers", preset.name);
             assert!(names.iter().all(|(name, bytes)| whole.tensor(name).unwrap().bytes == *bytes));
-            Blueprint::of(&Checkpoint::planned(&cut).unwrap()).unwrap();
+            Blueprint::for_checkpoint(&Checkpoint::planned(&cut).unwrap()).unwrap();
             assert!(cut.config().get(KV_B_PROJ).is_none());
         }
     }

@@ -1,38 +1,40 @@
+//! Stop strings: matching in streamed text.
+
 use std::mem;
 
 use crate::base::error::Error;
 
-/// Finds stop strings in a text that comes in pieces.
+/// Matcher of stop strings in streamed text.
 ///
-/// The text ends before the stop string that is complete first; of several that are complete at the same place, before
-/// the longest. How the text is cut into pieces makes no difference.
+/// The text ends before the stop string that is completed first; if several are completed at the
+/// same position, before the longest. The split of the text into pieces makes no difference.
 #[derive(Clone, Debug, Default)]
 pub struct StopStrings {
     stops: Vec<String>,
-    /// The end of the text so far that may be the beginning of a stop string.
+    /// Tail of the text that may be the start of a stop string.
     held: String,
     out: String,
     stopped: bool,
 }
 
-/// What [`StopStrings::push`] found.
+/// Result of [`StopStrings::push`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StopResult<'a> {
-    /// Text that belongs to the answer for sure.
+    /// Text that certainly belongs to the answer.
     pub emit: &'a str,
-    /// Whether a stop string was found; nothing comes after it.
+    /// Whether a stop string was found. Text after it is dropped.
     pub stopped: bool,
 }
 
 impl StopStrings {
-    /// A matcher for `stops`; with none, all text passes at once.
+    /// A matcher for `stops`. Without stop strings, all text passes immediately.
     ///
     /// # Errors
-    /// [`Error::Input`] when one is empty.
+    /// [`Error::Input`] if one is empty.
     pub fn new(stops: Vec<String>) -> Result<StopStrings, Error> {
         if stops.iter().any(String::is_empty) {
             return Err(Error::Input(
-                "a stop string is empty: leave it out, or give it some text".into(),
+                "a stop string is empty: omit it, or give it some text".into(),
             ));
         }
         Ok(StopStrings { stops, ..StopStrings::default() })
@@ -52,7 +54,7 @@ impl StopStrings {
                 self.out.push_str(&self.held[..start]);
                 self.held.clear();
             } else {
-                let safe = self.held.len() - self.doubtful();
+                let safe = self.held.len() - self.partial_match();
                 self.out.push_str(&self.held[..safe]);
                 self.held.drain(..safe);
             }
@@ -60,19 +62,20 @@ impl StopStrings {
         StopResult { emit: &self.out, stopped: self.stopped }
     }
 
-    /// The rest of the text, which stayed the mere beginning of a stop string; starts over.
+    /// Returns the held back text at the end of the stream and resets the matcher.
     pub fn finish(&mut self) -> &str {
         self.stopped = false;
         self.out = mem::take(&mut self.held);
         &self.out
     }
 
-    /// The length of the longest end of `held` that a stop string begins with.
-    fn doubtful(&self) -> usize {
+    /// Length of the longest suffix of `held` that is a prefix of a stop string.
+    fn partial_match(&self) -> usize {
         let longest = self.stops.iter().map(|stop| stop.len() - 1).max().unwrap_or(0);
-        let ends = self.held.char_indices().rev().map(|(at, _)| &self.held[at..]);
-        let ends = ends.take_while(|end| end.len() <= longest);
-        ends.filter(|end| self.stops.iter().any(|stop| stop.starts_with(end)))
+        let suffixes = self.held.char_indices().rev().map(|(start, _)| &self.held[start..]);
+        let suffixes = suffixes.take_while(|suffix| suffix.len() <= longest);
+        suffixes
+            .filter(|suffix| self.stops.iter().any(|stop| stop.starts_with(suffix)))
             .map(str::len)
             .max()
             .unwrap_or(0)

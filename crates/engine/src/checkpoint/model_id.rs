@@ -1,14 +1,14 @@
-//! Which model a checkpoint is, wherever it lies and whether or not it is packed.
+//! Model identity: a digest that does not depend on the location of a checkpoint or on packing.
 
 use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// Identifies the weights of a model: SHA-256, printed as 64 hexadecimal digits.
+/// Identity of a model's weights: a SHA-256 digest, printed as 64 hexadecimal digits.
 ///
-/// It is of `config.json`, of the name, type and shape of every tensor, and of some bytes of every tensor that holds no
-/// routed experts. So models of one shape that were trained to different ends differ, and a packed copy is the same as its
-/// source.
+/// It covers `config.json`, the name, type and shape of every tensor, and samples of every tensor
+/// that holds no routed experts. Models of one shape with different weights differ, and a packed
+/// copy is identical to its source.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ModelId(pub(crate) [u8; 32]);
 

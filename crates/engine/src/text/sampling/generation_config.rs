@@ -1,3 +1,5 @@
+//! `generation_config.json` and end tokens.
+
 use std::path::Path;
 
 use serde_json::{Map, Value};
@@ -5,31 +7,33 @@ use serde_json::{Map, Value};
 use super::Sampling;
 use crate::{
     base::error::Error,
+    checkpoint::TextFile,
     text::tokenizer::{Tokenizer, TokenizerConfig},
 };
 
-/// What the makers of a model advise for its use, from `generation_config.json`. Without the file: `default()`.
+/// Settings that a model's authors recommend, from `generation_config.json`. Without the file:
+/// `default()`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GenerationConfig {
-    /// How to choose tokens.
+    /// Recommended sampling.
     pub sampling: Sampling,
-    /// The tokens that end an answer; none where the file does not say.
+    /// Tokens that end an answer; empty if the file names none.
     pub eos_token_ids: Vec<u32>,
 }
 
 impl GenerationConfig {
     /// Reads the contents of a `generation_config.json`; `path` is for error messages.
     ///
-    /// Absent fields, `null` and a `top_k` of -1 or 0 leave a filter off; `do_sample: false` is greedy. Fields that are
-    /// not known here are ignored.
+    /// Missing fields, `null` and a `top_k` of -1 or 0 leave a filter off. `do_sample: false` is
+    /// greedy. Unknown fields are ignored.
     ///
     /// # Errors
-    /// [`Error::Text`] when the bytes are no JSON object, or a field has a wrong type or range.
+    /// [`Error::Text`] if the bytes are not a JSON object, or a field has a wrong type or range.
     pub fn from_bytes(
         generation_config_json: &[u8],
         path: &Path,
     ) -> Result<GenerationConfig, Error> {
-        let file = Fields::parse(generation_config_json, path)?;
+        let file = JsonFields::parse(generation_config_json, path)?;
         let mut sampling = Sampling::default();
         let numbers = [
             ("temperature", &mut sampling.temperature),
@@ -55,34 +59,35 @@ impl GenerationConfig {
     }
 }
 
-/// The tokens that end an answer.
+/// Tokens that end an answer (EOS).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EndTokens(Vec<u32>);
 
 impl EndTokens {
-    /// The end tokens of a checkpoint: those of generation_config.json; else `eos_token_id` in `config_json` (the
-    /// contents of its `config.json`, with the path for error messages), at the top or in `text_config`; else the `eos_token`
-    /// of tokenizer_config.json. There may be none: then only a limit ends an answer.
+    /// End tokens of a checkpoint, from the first source that names any: generation_config.json;
+    /// `eos_token_id` of `config.json`, at the top level or in `text_config`; `eos_token` of
+    /// tokenizer_config.json. Without any, only a limit ends an answer.
     ///
     /// # Errors
-    /// [`Error::Text`] when `config.json` is no JSON object, or `eos_token_id` is neither an id nor a list of ids.
+    /// [`Error::Text`] if `config.json` is not a JSON object, or `eos_token_id` is neither an id
+    /// nor a list of ids.
     pub fn new(
         generation: &GenerationConfig,
-        config_json: &[u8],
-        path: &Path,
+        config: &TextFile<'_>,
         tokenizer_config: &TokenizerConfig,
         tokenizer: &Tokenizer,
     ) -> Result<EndTokens, Error> {
+        let TextFile { bytes, path } = config;
         if !generation.eos_token_ids.is_empty() {
             return Ok(EndTokens(generation.eos_token_ids.clone()));
         }
-        let config = Fields::parse(config_json, path)?;
+        let config = JsonFields::parse(bytes, path)?;
         let mut ids = config.eos_token_ids()?;
         if ids.is_empty()
             && let Some(text) =
                 config.field("text_config", "an object", |value| value.as_object().cloned())?
         {
-            ids = Fields { map: text, path }.eos_token_ids()?;
+            ids = JsonFields { map: text, path }.eos_token_ids()?;
         }
         if ids.is_empty() {
             let eos = tokenizer_config.special_tokens.get("eos_token");
@@ -96,32 +101,32 @@ impl EndTokens {
         self.0.contains(&id)
     }
 
-    /// All of them.
+    /// Ids of all end tokens.
     pub fn ids(&self) -> &[u32] {
         &self.0
     }
 }
 
 /// A JSON object whose errors name the file and the field.
-struct Fields<'a> {
+struct JsonFields<'a> {
     map: Map<String, Value>,
     path: &'a Path,
 }
 
-impl<'a> Fields<'a> {
-    fn parse(bytes: &[u8], path: &'a Path) -> Result<Fields<'a>, Error> {
+impl<'a> JsonFields<'a> {
+    fn parse(bytes: &[u8], path: &'a Path) -> Result<JsonFields<'a>, Error> {
         let map = serde_json::from_slice(bytes).map_err(|e| Error::Text {
             path: path.to_path_buf(),
             problem: format!("not a JSON object: {e}"),
         })?;
-        Ok(Fields { map, path })
+        Ok(JsonFields { map, path })
     }
 
     fn problem(&self, problem: String) -> Error {
         Error::Text { path: self.path.to_path_buf(), problem }
     }
 
-    /// `None` when the field is absent or null.
+    /// Reads a field; `None` if it is missing or null.
     fn field<T>(
         &self,
         name: &str,

@@ -1,4 +1,4 @@
-//! Something that bytes can be read from at any place: a file, or a part of the binary.
+//! Data files with positional reads: a file on disk, or one embedded in the binary.
 
 use std::{
     fs::File,
@@ -8,86 +8,88 @@ use std::{
 
 use crate::base::error::Error;
 
-/// A file of a checkpoint. Reads are positional, so that many threads share one handle.
+/// An opened file. Reads are positional, so threads share one handle.
 #[derive(Debug)]
-pub(crate) struct Source {
+pub(crate) struct DataFile {
     path: PathBuf,
     len: u64,
-    data: Data,
+    storage: DataStorage,
 }
 
 #[derive(Debug)]
-enum Data {
-    File(File),
-    Binary(&'static [u8]),
+enum DataStorage {
+    Disk(File),
+    Embedded(&'static [u8]),
 }
 
-impl Source {
+impl DataFile {
+    /// Opens a file for reading.
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
         let doing = "cannot open the file; is the download complete?";
         let file = File::open(path).map_err(Error::file(path, doing))?;
-        let source = Self::of(path, file).map_err(Error::file(path, doing))?;
-        source.ok_or_else(|| Error::Checkpoint {
+        let file = Self::from_open(path, file).map_err(Error::file(path, doing))?;
+        file.ok_or_else(|| Error::Checkpoint {
             path: path.into(),
             problem: "this is not a file".into(),
         })
     }
 
-    /// A file that is open; `None` if it is a folder or the like.
-    pub(crate) fn of(path: &Path, file: File) -> io::Result<Option<Self>> {
+    /// Wraps an open file; `None` if it is not a regular file.
+    pub(crate) fn from_open(path: &Path, file: File) -> io::Result<Option<Self>> {
         let meta = file.metadata()?;
         Ok(meta.is_file().then(|| Self {
             path: path.into(),
             len: meta.len(),
-            data: Data::File(file),
+            storage: DataStorage::Disk(file),
         }))
     }
 
-    pub(crate) fn binary(name: &str, bytes: &'static [u8]) -> Self {
+    /// A file embedded in the binary.
+    pub(crate) fn embedded(name: &str, bytes: &'static [u8]) -> Self {
         Self {
             path: format!("(in the binary)/{name}").into(),
             len: bytes.len() as u64,
-            data: Data::Binary(bytes),
+            storage: DataStorage::Embedded(bytes),
         }
     }
 
-    /// A file that is only planned: it has a length, and reading it fails.
+    /// A file that does not exist yet: it has a length, and reading it fails.
     pub(crate) fn planned(name: &str, len: u64) -> Self {
-        Self { path: name.into(), len, data: Data::Binary(&[]) }
+        Self { path: name.into(), len, storage: DataStorage::Embedded(&[]) }
     }
 
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Bytes, as of when it was opened.
+    /// Length in bytes when the file was opened.
     pub(crate) fn len(&self) -> u64 {
         self.len
     }
 
-    /// The file, unless it lies in the binary.
+    /// The operating system's handle; `None` for an embedded file.
     pub(crate) fn file(&self) -> Option<&File> {
-        match &self.data {
-            Data::File(file) => Some(file),
-            Data::Binary(_) => None,
+        match &self.storage {
+            DataStorage::Disk(file) => Some(file),
+            DataStorage::Embedded(_) => None,
         }
     }
 
-    /// Reads some bytes from `offset`; none is the end.
+    /// Reads up to `buf.len()` bytes at `offset`; 0 at the end of the file.
     pub(crate) fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-        match &self.data {
-            Data::File(file) => read_at(file, buf, offset),
-            Data::Binary(bytes) => {
-                let from =
-                    usize::try_from(offset).map_or(bytes.len(), |from| from.min(bytes.len()));
-                let some = buf.len().min(bytes.len() - from);
-                buf[..some].copy_from_slice(&bytes[from..from + some]);
-                Ok(some)
+        match &self.storage {
+            DataStorage::Disk(file) => read_at(file, buf, offset),
+            DataStorage::Embedded(bytes) => {
+                let start =
+                    usize::try_from(offset).map_or(bytes.len(), |start| start.min(bytes.len()));
+                let len = buf.len().min(bytes.len() - start);
+                buf[..len].copy_from_slice(&bytes[start..start + len]);
+                Ok(len)
             }
         }
     }
 
-    /// Fills `buf` from `offset`; short reads are continued, the end of the file is an error.
+    /// Fills `buf` from `offset`. Short reads are continued; the end of the file is an error.
     pub(crate) fn read_exact_at(&self, mut buf: &mut [u8], mut offset: u64) -> io::Result<()> {
         while !buf.is_empty() {
             match self.read_at(buf, offset) {
@@ -103,7 +105,7 @@ impl Source {
         Ok(())
     }
 
-    /// The whole contents, at most `limit` bytes.
+    /// Reads the whole file, of at most `limit` bytes.
     pub(crate) fn read_all(&self, limit: u64) -> Result<Vec<u8>, Error> {
         if self.len > limit {
             let problem = format!("{} bytes; files of this kind have at most {limit}", self.len);
@@ -116,7 +118,7 @@ impl Source {
     }
 }
 
-/// Reads some bytes from `offset`; none is the end.
+/// Reads up to `buf.len()` bytes at `offset`; 0 at the end of the file.
 pub(crate) fn read_at(file: &File, buf: &mut [u8], offset: u64) -> io::Result<usize> {
     #[cfg(unix)]
     return std::os::unix::fs::FileExt::read_at(file, buf, offset);

@@ -1,14 +1,16 @@
+//! The `tojson` filter: Python's `json.dumps`.
+
 use minijinja::{
     Error, ErrorKind, Value,
     value::{Kwargs, ValueKind},
 };
 
-/// Deeper values are refused: a namespace may hold itself.
-const DEEPEST: usize = 100;
-const WIDEST_INDENT: usize = 80;
+/// Maximum nesting of a value. A namespace may contain itself.
+const MAX_DEPTH: usize = 100;
+const MAX_INDENT: usize = 80;
 
-/// `json.dumps(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`: what `transformers` gives
-/// templates as `tojson`. Nothing is escaped for HTML.
+/// `json.dumps(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`, as
+/// `transformers` provides it to templates. Nothing is escaped for HTML.
 pub(in crate::text::chat) fn tojson(
     value: &Value,
     indent: Option<usize>,
@@ -27,28 +29,32 @@ pub(in crate::text::chat) fn tojson(
     let ascii = options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
     let sort = options.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
     options.assert_all_used()?;
-    let indent = indent.map(|indent| indent.min(WIDEST_INDENT));
-    let mut json = Json { out: String::new(), item, key, indent, ascii, sort };
-    json.value(value, 0)?;
-    Ok(json.out)
+    let indent = indent.map(|indent| indent.min(MAX_INDENT));
+    let mut writer = JsonWriter { out: String::new(), item, key, indent, ascii, sort };
+    writer.value(value, 0)?;
+    Ok(writer.out)
 }
 
 fn failed(problem: &str) -> Error {
     Error::new(ErrorKind::InvalidOperation, format!("tojson: {problem}"))
 }
 
-struct Json<'a> {
+struct JsonWriter<'a> {
     out: String,
+    /// Separator of items.
     item: &'a str,
+    /// Separator of key and value.
     key: &'a str,
     indent: Option<usize>,
+    /// Whether to escape characters beyond ASCII.
     ascii: bool,
+    /// Whether to sort the keys of maps.
     sort: bool,
 }
 
-impl Json<'_> {
+impl JsonWriter<'_> {
     fn value(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
-        if depth > DEEPEST {
+        if depth > MAX_DEPTH {
             return Err(failed("the value is nested too deeply"));
         }
         match value.kind() {
@@ -73,7 +79,7 @@ impl Json<'_> {
                     json.value(&value.get_item(key)?, depth + 1)
                 })?;
             }
-            kind => return Err(failed(&format!("a value of type {kind} is no JSON"))),
+            kind => return Err(failed(&format!("a value of type {kind} has no JSON form"))),
         }
         Ok(())
     }

@@ -1,13 +1,15 @@
-//! The feed-forward parts of DeepSeek-V3 and GLM-4.5: dense layers first, then experts that a sigmoid router chooses by
-//! corrected scores among the best groups (`noaux_tc`), beside unscaled shared ones.
+//! Feed-forward parts of DeepSeek-V3 and GLM-4.5: dense layers first, then MoE layers.
+//!
+//! A sigmoid router chooses experts by corrected scores among the best groups (`noaux_tc`), beside
+//! unscaled shared experts.
 
 use moeflux_compute::{Activation, ExpertGroups, Scoring};
 use serde::Deserialize;
 
 use super::{
     Require, config_error,
-    experts::{ExpertNames, ExpertSizes, experts},
-    linear, mlp,
+    expert_tensors::{ExpertKeys, ExpertSizes, ExpertTensors, experts},
+    scope::Scope,
 };
 use crate::{
     base::error::Error,
@@ -15,6 +17,7 @@ use crate::{
     model::blueprint::{FeedForwardBlueprint, MoeBlueprint, RouterBlueprint, SharedBlueprint},
 };
 
+/// Config keys of these parts.
 #[derive(Deserialize)]
 pub(super) struct GroupedMoe {
     #[serde(default)]
@@ -34,7 +37,7 @@ pub(super) struct GroupedMoe {
     #[serde(default)]
     first_k_dense_replace: usize,
     moe_layer_freq: Option<usize>,
-    /// Which layers have experts, by name, instead of the two numbers above.
+    /// `dense` or `sparse` for each layer, instead of the two keys above.
     mlp_layer_types: Option<Vec<String>>,
 }
 
@@ -51,54 +54,56 @@ impl GroupedMoe {
             Some("dense") => Ok(false),
             other => {
                 let problem = format!(
-                    "layer {layer} is {other:?} in \"mlp_layer_types\", neither \"sparse\" nor \"dense\""
+                    "layer {layer} is {other:?} in \"mlp_layer_types\", neither \"sparse\" nor \
+                     \"dense\""
                 );
                 Err(config_error(checkpoint, problem))
             }
         }
     }
 
-    /// The feed-forward part of layer `layer`, below `name`.
+    /// Feed-forward part `mlp` of layer `layer`.
     pub(super) fn feed_forward(
         &self,
-        checkpoint: &Checkpoint,
+        mlp: &Scope<'_>,
         layer: usize,
-        (name, hidden): (&str, usize),
+        hidden: usize,
     ) -> Result<FeedForwardBlueprint, Error> {
-        let (require, is_sparse) = (Require(checkpoint), self.is_sparse(checkpoint, layer)?);
+        let checkpoint = mlp.checkpoint;
+        let is_sparse = self.is_sparse(checkpoint, layer)?;
         let Some(count) = self.n_routed_experts.filter(|_| is_sparse) else {
-            require.sizes(&[("intermediate_size", self.intermediate_size)])?;
-            let mlp = mlp(checkpoint, name, hidden, self.intermediate_size)?;
-            return Ok(FeedForwardBlueprint::Dense(Box::new(mlp)));
+            Require(checkpoint).sizes(&[("intermediate_size", self.intermediate_size)])?;
+            return Ok(mlp.mlp(hidden, self.intermediate_size)?.into());
         };
         let sizes = ExpertSizes { count, hidden, intermediate: self.moe_intermediate_size };
-        let keys = ["n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"];
-        sizes.check(checkpoint, self.num_experts_per_tok, keys)?;
+        let keys = ExpertKeys {
+            count: "n_routed_experts",
+            top_k: "num_experts_per_tok",
+            intermediate: "moe_intermediate_size",
+        };
+        sizes.check(checkpoint, self.num_experts_per_tok, &keys)?;
         let shared = self.n_shared_experts.filter(|n| *n > 0).map(|n| -> Result<_, Error> {
             let size = sizes.intermediate.checked_mul(n);
             let size = size
                 .ok_or_else(|| config_error(checkpoint, format!("\"n_shared_experts\" is {n}")))?;
-            let mlp = mlp(checkpoint, &format!("{name}.shared_experts"), hidden, size)?;
+            let mlp = mlp.child("shared_experts").mlp(hidden, size)?;
             Ok(SharedBlueprint { mlp, gate: None, post_norm: None })
         });
-        Ok(FeedForwardBlueprint::Moe(Box::new(MoeBlueprint {
-            router: self.router(checkpoint, &format!("{name}.gate"), sizes)?,
-            experts: experts(checkpoint, &ExpertNames::of(name), sizes)?,
+        let moe = MoeBlueprint {
+            router: self.router(mlp, sizes)?,
+            experts: experts(&ExpertTensors::in_block(mlp), sizes)?,
             activation: Activation::SwiGlu,
             experts_norm: None,
             experts_post_norm: None,
             shared: shared.transpose()?,
-        })))
+        };
+        Ok(moe.into())
     }
 
-    /// DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 2.1.2.
-    fn router(
-        &self,
-        checkpoint: &Checkpoint,
-        name: &str,
-        sizes: ExpertSizes,
-    ) -> Result<RouterBlueprint, Error> {
-        let (require, count, top_k) = (Require(checkpoint), sizes.count, self.num_experts_per_tok);
+    /// Router `gate`. DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 2.1.2.
+    fn router(&self, mlp: &Scope<'_>, sizes: ExpertSizes) -> Result<RouterBlueprint, Error> {
+        let (require, count, top_k) =
+            (Require(mlp.checkpoint), sizes.count, self.num_experts_per_tok);
         let (groups, chosen) = (self.n_group.unwrap_or(1), self.topk_group.unwrap_or(1));
         require.that(
             groups > 0 && count.is_multiple_of(groups) && (1..=groups).contains(&chosen),
@@ -120,17 +125,18 @@ impl GroupedMoe {
         })?;
         let scale = self.routed_scaling_factor.unwrap_or(1.0);
         require.factor("routed_scaling_factor", scale)?;
-        // The one expert of a token has its score for a weight: so DeepSeek's modeling_deepseek.py and mlx-lm.
+        // With one expert per token its weight is its score, as in DeepSeek's modeling_deepseek.py
+        // and mlx-lm.
         let normalize = self.norm_topk_prob.unwrap_or(true) && top_k > 1;
-        let correction =
-            checkpoint.vector(&format!("{name}.e_score_correction_bias"), count, 0.0)?;
-        let weight = linear(checkpoint, name, count, sizes.hidden)?;
+        let correction = mlp.vector("gate.e_score_correction_bias", count)?;
+        let weight = mlp.linear("gate", count, sizes.hidden)?;
         Ok(RouterBlueprint {
             scoring: Scoring::Sigmoid,
             correction: Some(correction),
             groups: (groups > 1).then_some(ExpertGroups { count: groups, chosen }),
+            normalize,
             scale,
-            ..RouterBlueprint::softmax(weight, top_k, normalize)
+            ..RouterBlueprint::softmax(weight, top_k)
         })
     }
 }

@@ -1,22 +1,22 @@
-//! The feed-forward parts of the Qwen models: a softmax router over experts in every layer or some, beside a gated
-//! shared expert in some models.
+//! Feed-forward parts of the Qwen models: a softmax router over experts in every layer or some of
+//! them, with a gated shared expert in some models.
 
 use moeflux_compute::Activation;
 use serde::Deserialize;
 
 use super::{
     Require,
-    experts::{ExpertNames, ExpertSizes, experts},
-    linear, mlp,
+    expert_tensors::{ExpertKeys, ExpertSizes, ExpertTensors, experts},
+    scope::Scope,
 };
 use crate::{
     base::error::Error,
-    checkpoint::Checkpoint,
     model::blueprint::{FeedForwardBlueprint, MoeBlueprint, RouterBlueprint, SharedBlueprint},
 };
 
+/// Config keys of these parts.
 #[derive(Deserialize)]
-pub(super) struct SparseMoe {
+pub(super) struct SoftmaxMoe {
     #[serde(default)]
     num_experts: usize,
     #[serde(default)]
@@ -32,49 +32,56 @@ pub(super) struct SparseMoe {
     decoder_sparse_step: Option<usize>,
 }
 
-impl SparseMoe {
-    /// The feed-forward part of layer `layer`, below `name`; `normalize`: whether the weights of a token's experts are
-    /// made to sum to one.
+impl SoftmaxMoe {
+    /// Feed-forward part `mlp` of layer `layer`. `normalize` scales the weights of a token's
+    /// experts to a sum of one.
     pub(super) fn feed_forward(
         &self,
-        checkpoint: &Checkpoint,
+        mlp: &Scope<'_>,
         layer: usize,
-        (name, hidden): (&str, usize),
+        hidden: usize,
         normalize: bool,
     ) -> Result<FeedForwardBlueprint, Error> {
-        let (require, step) = (Require(checkpoint), self.decoder_sparse_step.unwrap_or(1));
+        let (require, step) = (Require(mlp.checkpoint), self.decoder_sparse_step.unwrap_or(1));
         require.sizes(&[("decoder_sparse_step", step)])?;
         let is_sparse = self.num_experts > 0
             && !self.mlp_only_layers.contains(&layer)
             && (layer + 1).is_multiple_of(step);
         if !is_sparse {
             require.sizes(&[("intermediate_size", self.intermediate_size)])?;
-            let mlp = mlp(checkpoint, name, hidden, self.intermediate_size)?;
-            return Ok(FeedForwardBlueprint::Dense(Box::new(mlp)));
+            return Ok(mlp.mlp(hidden, self.intermediate_size)?.into());
         }
         let sizes = ExpertSizes {
             count: self.num_experts,
             hidden,
             intermediate: self.moe_intermediate_size,
         };
-        let keys = ["num_experts", "num_experts_per_tok", "moe_intermediate_size"];
-        sizes.check(checkpoint, self.num_experts_per_tok, keys)?;
+        let keys = ExpertKeys {
+            count: "num_experts",
+            top_k: "num_experts_per_tok",
+            intermediate: "moe_intermediate_size",
+        };
+        sizes.check(mlp.checkpoint, self.num_experts_per_tok, &keys)?;
         let shared_size = self.shared_expert_intermediate_size;
         let shared = (shared_size > 0).then(|| -> Result<_, Error> {
             Ok(SharedBlueprint {
-                mlp: mlp(checkpoint, &format!("{name}.shared_expert"), hidden, shared_size)?,
-                gate: Some(checkpoint.matrix(&format!("{name}.shared_expert_gate"), 1, hidden)?),
+                mlp: mlp.child("shared_expert").mlp(hidden, shared_size)?,
+                gate: Some(mlp.matrix("shared_expert_gate", 1, hidden)?),
                 post_norm: None,
             })
         });
-        let router = linear(checkpoint, &format!("{name}.gate"), sizes.count, hidden)?;
-        Ok(FeedForwardBlueprint::Moe(Box::new(MoeBlueprint {
-            router: RouterBlueprint::softmax(router, self.num_experts_per_tok, normalize),
-            experts: experts(checkpoint, &ExpertNames::of(name), sizes)?,
+        let router = mlp.linear("gate", sizes.count, hidden)?;
+        let moe = MoeBlueprint {
+            router: RouterBlueprint {
+                normalize,
+                ..RouterBlueprint::softmax(router, self.num_experts_per_tok)
+            },
+            experts: experts(&ExpertTensors::in_block(mlp), sizes)?,
             activation: Activation::SwiGlu,
             experts_norm: None,
             experts_post_norm: None,
             shared: shared.transpose()?,
-        })))
+        };
+        Ok(moe.into())
     }
 }

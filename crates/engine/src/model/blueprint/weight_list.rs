@@ -1,16 +1,16 @@
-//! Which weights a part of a model has.
+//! Collects the matrices and vectors of a part of a blueprint.
 
 use super::{FeedForwardBlueprint, LatentHeads, LatentQuery, LinearSource, MixerBlueprint};
 use crate::checkpoint::{MatrixSource, VectorSource};
 
-/// The weights of some part of a model.
+/// Weights of a part of a model.
 #[derive(Debug, Default)]
-pub(super) struct Weights<'a> {
+pub(super) struct WeightList<'a> {
     pub(super) matrices: Vec<&'a MatrixSource>,
     pub(super) vectors: Vec<&'a VectorSource>,
 }
 
-impl<'a> Weights<'a> {
+impl<'a> WeightList<'a> {
     fn linear<'b: 'a>(&mut self, linear: impl IntoIterator<Item = &'b LinearSource>) {
         for linear in linear {
             self.matrices.push(&linear.weight);
@@ -60,7 +60,7 @@ impl<'a> Weights<'a> {
             FeedForwardBlueprint::Moe(moe) => {
                 let router = &moe.router;
                 self.linear([&router.weight]);
-                self.vectors.extend(router.norm.iter().map(|(norm, _)| norm));
+                self.vectors.extend(router.norm.iter().map(|norm| &norm.weight));
                 self.vectors.extend(router.correction.iter().chain(&router.expert_scale));
                 self.vectors.extend(moe.experts_norm.iter().chain(&moe.experts_post_norm));
                 if let Some(shared) = &moe.shared {

@@ -1,15 +1,17 @@
+//! `tokenizer_config.json`: chat template and special tokens.
+
 use std::{collections::BTreeMap, path::Path, path::PathBuf};
 
 use serde_json::Value;
 
 use crate::base::error::Error;
 
-/// What a `tokenizer_config.json` says that `tokenizer.json` does not. Without the file: `default()`.
+/// Settings of `tokenizer_config.json` that `tokenizer.json` lacks. Without the file: `default()`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TokenizerConfig {
-    /// The chat template, where it is not a file of its own.
+    /// Chat template, if it is not in a separate file.
     pub chat_template: Option<String>,
-    /// The special tokens by role: `bos_token`, `eos_token`, ... to their text.
+    /// Text of the special tokens by role: `bos_token`, `eos_token`, ...
     pub special_tokens: BTreeMap<String, String>,
     /// The file, for error messages.
     pub path: PathBuf,
@@ -18,11 +20,11 @@ pub struct TokenizerConfig {
 impl TokenizerConfig {
     /// Reads the contents of a `tokenizer_config.json`; `path` is for error messages.
     ///
-    /// A token is a string or an object with `content`; a template is a string, or a list of `{name, template}` of which
-    /// `default` is taken.
+    /// A token is a string or an object with `content`. A template is a string, or a list of
+    /// `{name, template}` with an entry `default`.
     ///
     /// # Errors
-    /// [`Error::Text`] when the bytes are no JSON object, or the template is neither.
+    /// [`Error::Text`] if the bytes are not a JSON object, or the template is neither.
     pub fn from_bytes(tokenizer_config_json: &[u8], path: &Path) -> Result<TokenizerConfig, Error> {
         let problem = |problem: String| Error::Text { path: path.to_path_buf(), problem };
         let config: serde_json::Map<String, Value> = serde_json::from_slice(tokenizer_config_json)

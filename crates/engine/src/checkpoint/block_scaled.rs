@@ -1,21 +1,37 @@
-//! Small floats with a scale per block, in the layouts that they are published in.
+//! Block-scaled FP4 and FP8 weights in their published layouts: MXFP4, NVFP4, MXFP8, DeepSeek FP8.
 
 use moeflux_compute::{BlockScale, Element, Format};
 
-use super::{Checkpoint, Stack, TensorInfo, Wanted};
+use super::{
+    Checkpoint,
+    location::{MatrixStack, TensorInfo},
+    tensors::MatrixRequest,
+};
 use crate::base::error::Error;
 
-/// The modes of mlx whose scales are bytes, and the bits and group size that each of them has.
-const MODES: [(&str, Format, usize, usize); 3] = [
-    ("mxfp4", Format::MXFP4, 4, 32),
-    ("nvfp4", Format::NVFP4, 4, 16),
-    ("mxfp8", Format::MXFP8, 8, 32),
+/// Quantisation mode of MLX whose scales are bytes.
+#[derive(Clone, Copy)]
+struct MicroscaledMode {
+    name: &'static str,
+    format: Format,
+    bits: usize,
+    group: usize,
+}
+
+const MODES: [MicroscaledMode; 3] = [
+    MicroscaledMode { name: "mxfp4", format: Format::MXFP4, bits: 4, group: 32 },
+    MicroscaledMode { name: "nvfp4", format: Format::NVFP4, bits: 4, group: 16 },
+    MicroscaledMode { name: "mxfp8", format: Format::MXFP8, bits: 8, group: 32 },
 ];
 
 impl Checkpoint {
-    /// MLX: `.weight` of elements packed in words of 32 bits, `.scales` of bytes, no biases.
-    pub(super) fn microscaled(&self, wanted: &Wanted<'_>, t: &TensorInfo) -> Result<Stack, Error> {
-        let &Wanted { name, weight, rows, cols, .. } = wanted;
+    /// MLX layout: `.weight` of elements packed in 32-bit words, `.scales` of bytes, no biases.
+    pub(super) fn microscaled_stack(
+        &self,
+        request: &MatrixRequest<'_>,
+        t: &TensorInfo,
+    ) -> Result<MatrixStack, Error> {
+        let &MatrixRequest { name, weight, rows, cols, .. } = request;
         let scales = self.tensor(&format!("{name}.scales"))?;
         let global = format!("{name}.global_scale");
         if self.has(&global) {
@@ -23,41 +39,44 @@ impl Checkpoint {
                 format!("it has a scale for the whole tensor, {global}, which is not supported");
             return Err(self.tensor_error(weight, problem));
         }
-        // The shapes say it all: each mode has its own bytes per row.
-        let fits = |format: &Format, group: usize| {
-            let (row, scale_row) = (format.row_bytes(cols), format.row_scale_bytes(cols));
-            t.shape == wanted.tensor(&[rows, row / 4])
+        // The mode follows from the shapes, as each has different bytes per row.
+        let fits = |mode: &MicroscaledMode| {
+            let (row, scale_row) = (mode.format.row_bytes(cols), mode.format.row_scale_bytes(cols));
+            t.shape == request.tensor_shape(&[rows, row / 4])
                 && row.is_multiple_of(4)
-                && cols.is_multiple_of(group)
-                && scales.shape == wanted.tensor(&[rows, scale_row])
+                && cols.is_multiple_of(mode.group)
+                && scales.shape == request.tensor_shape(&[rows, scale_row])
         };
-        let misfit = |what: &str| {
+        let misfit = |problem: &str| {
             self.tensor_error(
                 weight,
                 format!(
-                    "{what}: weight {:?}, scales {:?} {}, for {rows} x {cols} as config.json asks",
+                    "{problem}: weight {:?}, scales {:?} {}, for {rows} x {cols} as config.json asks",
                     t.shape, scales.shape, scales.dtype
                 ),
             )
         };
-        let Some((mode, format, bits, group)) =
-            MODES.into_iter().find(|(_, format, _, group)| fits(format, *group))
-        else {
+        let Some(mode) = MODES.into_iter().find(fits) else {
             return Err(misfit("the quantised shapes fit none of mxfp4, nvfp4 and mxfp8"));
         };
-        self.quantization.agree(name, mode, bits, group).map_err(|p| misfit(&p))?;
-        self.stack_of(wanted, format, &[t, scales])
+        let MicroscaledMode { name: mode, format, bits, group } = mode;
+        self.quantization.check(name, mode, bits, group).map_err(|p| misfit(&p))?;
+        self.build_stack(request, format, &[t, scales])
     }
 
-    /// FP8 with a scale per block, as DeepSeek-V3 introduced it: the weights' tensor, and one whose name is its with
-    /// `_scale_inv` at the end. In spite of that name a weight is element *times* scale.
-    pub(super) fn fp8(&self, wanted: &Wanted<'_>, t: &TensorInfo) -> Result<Stack, Error> {
-        let &Wanted { weight, rows, cols, .. } = wanted;
+    /// FP8 with a scale per block, as in DeepSeek-V3: the weight tensor, and a tensor of scales
+    /// with the suffix `_scale_inv`. Despite that name, a weight is element *times* scale.
+    pub(super) fn fp8_stack(
+        &self,
+        request: &MatrixRequest<'_>,
+        t: &TensorInfo,
+    ) -> Result<MatrixStack, Error> {
+        let &MatrixRequest { weight, rows, cols, .. } = request;
         let scales_name = format!("{weight}_scale_inv");
         if !self.has(&scales_name) {
             let problem = format!(
-                "it is F8_E4M3, but there is no {scales_name}: of FP8 only the kind with a scale per block is \
-                 supported"
+                "it is F8_E4M3, but there is no {scales_name}: FP8 is supported only with a scale \
+                 per block"
             );
             return Err(self.tensor_error(weight, problem));
         }
@@ -67,39 +86,39 @@ impl Checkpoint {
             _ => BlockScale::Plain(self.scalar(&scales_name, scales)?),
         };
         let [block_rows, block_cols] = self.quantization.fp8_block();
-        self.shaped(weight, t, &wanted.tensor(&[rows, cols]))?;
+        self.check_shape(weight, t, &request.tensor_shape(&[rows, cols]))?;
         let blocks = [rows.div_ceil(block_rows.into()), cols.div_ceil(block_cols.into())];
-        if scales.shape != wanted.tensor(&blocks) {
+        if scales.shape != request.tensor_shape(&blocks) {
             let problem = format!(
-                "its shape is {:?}: {rows} x {cols} weights in blocks of {block_rows} x {block_cols} (see \
-                 \"weight_block_size\" in config.json) need {:?}",
+                "its shape is {:?}: {rows} x {cols} weights in blocks of {block_rows} x \
+                 {block_cols} (see \"weight_block_size\" in config.json) need {:?}",
                 scales.shape,
-                wanted.tensor(&blocks)
+                request.tensor_shape(&blocks)
             );
             return Err(self.tensor_error(&scales_name, problem));
         }
         let format = Format::Scaled { element: Element::E4M3, block_rows, block_cols, scale };
-        self.stack_of(wanted, format, &[t, scales])
+        self.build_stack(request, format, &[t, scales])
     }
 
-    /// A stack of MXFP4 matrices as OpenAI publishes them: `name_blocks` of bytes, `[count, rows, cols / 32, 16]`, and
-    /// `name_scales` of bytes, `[count, rows, cols / 32]`. Otherwise as [`Checkpoint::stacked`].
+    /// A stack of MXFP4 matrices in OpenAI's layout: `name_blocks` of bytes,
+    /// `[count, rows, cols / 32, 16]`, and `name_scales` of bytes, `[count, rows, cols / 32]`.
+    /// Otherwise as [`Checkpoint::stacked`].
     ///
     /// # Errors
-    /// One of the tensors is missing or of another shape or type.
-    pub(crate) fn stacked_blocks(
+    /// A tensor is missing, or of another shape or type.
+    pub(crate) fn stacked_mxfp4(
         &self,
         name: &str,
         count: usize,
         rows: usize,
         cols: usize,
-    ) -> Result<Stack, Error> {
+    ) -> Result<MatrixStack, Error> {
         let (blocks, scales) = (format!("{name}_blocks"), format!("{name}_scales"));
-        let wanted = Wanted { name, weight: &blocks, count: Some(count), rows, cols };
+        let request = MatrixRequest { name, weight: &blocks, count: Some(count), rows, cols };
         if !cols.is_multiple_of(32) {
-            let problem = format!(
-                "{cols} inputs, as config.json asks, are not a whole number of blocks of 32"
-            );
+            let problem =
+                format!("{cols} columns, as config.json asks, are not a multiple of blocks of 32");
             return Err(self.tensor_error(&blocks, problem));
         }
         let bytes = |name: &str, shape: &[usize]| {
@@ -109,11 +128,10 @@ impl Checkpoint {
                     self.tensor_error(name, format!("its type is {}, MXFP4 has U8", t.dtype))
                 );
             }
-            self.shaped(name, t, &wanted.tensor(shape)).map(|()| t)
+            self.check_shape(name, t, &request.tensor_shape(shape)).map(|()| t)
         };
-        let tensors =
-            [bytes(&blocks, &[rows, cols / 32, 16])?, bytes(&scales, &[rows, cols / 32])?];
-        self.stack_of(&wanted, Format::MXFP4, &tensors)
+        let planes = [bytes(&blocks, &[rows, cols / 32, 16])?, bytes(&scales, &[rows, cols / 32])?];
+        self.build_stack(&request, Format::MXFP4, &planes)
     }
 }
 
@@ -123,30 +141,30 @@ mod tests {
 
     use serde_json::{Value, json};
 
-    use super::{super::Source, *};
+    use super::{super::data_file::DataFile, *};
 
-    /// A checkpoint with these tensors, all bytes of which are zero.
+    /// A checkpoint with these zero-filled tensors.
     fn checkpoint(quantization: &Value, tensors: &[(&str, &str, &[usize])]) -> Checkpoint {
-        let (mut header, mut at) = (serde_json::Map::new(), 0);
+        let (mut header, mut offset) = (serde_json::Map::new(), 0);
         for (name, dtype, shape) in tensors {
             let size = match *dtype {
                 "U8" | "F8_E4M3" | "F8_E8M0" => 1,
                 "BF16" => 2,
                 _ => 4,
             };
-            let end = at + size * shape.iter().product::<usize>();
+            let end = offset + size * shape.iter().product::<usize>();
             header.insert(
                 (*name).into(),
-                json!({"dtype": dtype, "shape": shape, "data_offsets": [at, end]}),
+                json!({"dtype": dtype, "shape": shape, "data_offsets": [offset, end]}),
             );
-            at = end;
+            offset = end;
         }
         let header = Value::Object(header).to_string();
         let mut file = (header.len() as u64).to_le_bytes().to_vec();
         file.extend(header.as_bytes());
-        file.resize(file.len() + at, 0);
+        file.resize(file.len() + offset, 0);
         let config = json!({"quantization": quantization}).to_string().into_bytes();
-        let files = vec![Source::binary("model.safetensors", file.leak())];
+        let files = vec![DataFile::embedded("model.safetensors", file.leak())];
         Checkpoint::assemble(Path::new("folder"), files, HashMap::from([("config.json", config)]))
             .unwrap()
     }
@@ -160,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn modes_of_mlx_follow_from_the_shapes() {
+    fn mlx_modes_follow_from_the_shapes() {
         let global = json!({"mode": "affine", "bits": 4, "group_size": 64});
         for (words, scales, format) in
             [(24, 6, Format::MXFP4), (24, 12, Format::NVFP4), (48, 6, Format::MXFP8)]
@@ -181,14 +199,16 @@ mod tests {
     }
 
     #[test]
-    fn what_the_config_names_must_agree() {
+    fn settings_by_tensor_name_must_agree() {
         let tensors: [(&str, &str, &[usize]); 3] = [
             ("a.weight", "U32", &[5, 24]),
             ("a.scales", "U8", &[5, 6]),
             ("a.biases", "BF16", &[5, 6]),
         ];
-        let named = |of: Value| {
-            checkpoint(&json!({"mode": "affine", "bits": 4, "group_size": 64, "a": of}), &tensors)
+        let named = |settings: Value| {
+            let quantization =
+                json!({"mode": "affine", "bits": 4, "group_size": 64, "a": settings});
+            checkpoint(&quantization, &tensors)
         };
         let right = json!({"mode": "mxfp4", "bits": 4, "group_size": 32});
         assert_eq!(named(right).matrix("a", 5, 192).unwrap().shape.format, Format::MXFP4);
@@ -215,7 +235,7 @@ mod tests {
 
     #[test]
     fn fp8_has_a_scale_per_block() {
-        let both = |quantization: &Value, dtype, shape: &[usize]| {
+        let with_scales = |quantization: &Value, dtype, shape: &[usize]| {
             let tensors: [(&str, &str, &[usize]); 2] =
                 [("a.weight", "F8_E4M3", &[129, 256]), ("a.weight_scale_inv", dtype, shape)];
             checkpoint(quantization, &tensors).matrix("a", 129, 256)
@@ -230,7 +250,7 @@ mod tests {
             BlockScale::Plain(moeflux_compute::Scalar::F32),
             BlockScale::Plain(moeflux_compute::Scalar::BF16),
         );
-        for (quantization, dtype, shape, wanted) in [
+        for (quantization, dtype, shape, expected) in [
             (json!({"quant_method": "fp8"}), "F32", [2, 2], format(128, 128, f32)),
             (
                 json!({"quant_method": "fp8", "weight_block_size": [128, 128]}),
@@ -246,36 +266,36 @@ mod tests {
                 format(32, 32, BlockScale::E8M0),
             ),
         ] {
-            assert_eq!(both(&quantization, dtype, &shape).unwrap().shape.format, wanted);
+            assert_eq!(with_scales(&quantization, dtype, &shape).unwrap().shape.format, expected);
         }
         let plain = json!({"quant_method": "fp8"});
         says(
-            both(&plain, "F32", &[1, 2]),
+            with_scales(&plain, "F32", &[1, 2]),
             &["a.weight_scale_inv", "[1, 2]", "[2, 2]", "weight_block_size"],
         );
-        says(both(&plain, "I32", &[2, 2]), &["a.weight_scale_inv", "I32"]);
+        says(with_scales(&plain, "I32", &[2, 2]), &["a.weight_scale_inv", "I32"]);
         let alone = checkpoint(&plain, &[("a.weight", "F8_E4M3", &[129, 256])]);
         says(alone.matrix("a", 129, 256), &["a.weight", "a.weight_scale_inv"]);
         let stack: [(&str, &str, &[usize]); 2] =
             [("x.up", "F8_E4M3", &[3, 130, 128]), ("x.up_scale_inv", "BF16", &[3, 2, 1])];
-        let stack = checkpoint(&plain, &stack).stacked_plain("x.up", 3, 130, 128).unwrap();
-        assert_eq!(stack.parts.iter().map(|s| s.bytes).collect::<Vec<_>>(), [130 * 128, 4]);
+        let stack = checkpoint(&plain, &stack).stacked_without_suffix("x.up", 3, 130, 128).unwrap();
+        assert_eq!(stack.segments.iter().map(|s| s.bytes).collect::<Vec<_>>(), [130 * 128, 4]);
     }
 
     #[test]
-    fn blocks_of_openai_are_stacks() {
+    fn openai_blocks_are_mxfp4_stacks() {
         let tensors: [(&str, &str, &[usize]); 3] = [
             ("e.up_blocks", "U8", &[3, 10, 2, 16]),
             ("e.up_scales", "U8", &[3, 10, 2]),
             ("e.down_blocks", "BF16", &[3, 10, 2, 16]),
         ];
         let c = checkpoint(&json!({"quant_method": "mxfp4"}), &tensors);
-        let stack = c.stacked_blocks("e.up", 3, 10, 64).unwrap();
+        let stack = c.stacked_mxfp4("e.up", 3, 10, 64).unwrap();
         assert_eq!(stack.shape.format, Format::MXFP4);
-        assert_eq!(stack.parts.iter().map(|s| s.bytes).collect::<Vec<_>>(), [320, 20]);
-        says(c.stacked_blocks("e.up", 3, 10, 96), &["e.up_blocks", "[3, 10, 3, 16]"]);
-        says(c.stacked_blocks("e.up", 3, 10, 65), &["e.up_blocks", "65"]);
-        says(c.stacked_blocks("e.down", 3, 10, 64), &["e.down_blocks", "BF16", "U8"]);
-        says(c.stacked_blocks("e.gate", 3, 10, 64), &["e.gate_blocks"]);
+        assert_eq!(stack.segments.iter().map(|s| s.bytes).collect::<Vec<_>>(), [320, 20]);
+        says(c.stacked_mxfp4("e.up", 3, 10, 96), &["e.up_blocks", "[3, 10, 3, 16]"]);
+        says(c.stacked_mxfp4("e.up", 3, 10, 65), &["e.up_blocks", "65"]);
+        says(c.stacked_mxfp4("e.down", 3, 10, 64), &["e.down_blocks", "BF16", "U8"]);
+        says(c.stacked_mxfp4("e.gate", 3, 10, 64), &["e.gate_blocks"]);
     }
 }

@@ -1,3 +1,5 @@
+//! `strftime`: formatting of UTC dates as in Python.
+
 const MONTHS: [&str; 12] = [
     "January",
     "February",
@@ -15,8 +17,8 @@ const MONTHS: [&str; 12] = [
 const DAYS: [&str; 7] =
     ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 
-/// Python's `datetime.strftime` for seconds since 1970 in UTC, in English, with the directives that a date or a time
-/// needs; `%-d` and its like write no leading zero.
+/// Python's `datetime.strftime` for seconds since 1970 in UTC, in English, with the directives for
+/// dates and times. `%-d` and the like omit leading zeros.
 pub(super) fn strftime(format: &str, seconds: u64) -> Result<String, String> {
     let (day, time) = (seconds / 86_400, seconds % 86_400);
     let (year, month, date) = civil(day);
@@ -74,7 +76,7 @@ pub(super) fn strftime(format: &str, seconds: u64) -> Result<String, String> {
 
 /// Year, month and day of the month of a day counted from 1970-01-01, in the Gregorian calendar.
 fn civil(day: u64) -> (u64, u64, u64) {
-    // At least 365 days per year: start late enough, and walk back to the year that holds the day.
+    // A year has at least 365 days, so this estimate is never too early. Step back if too late.
     let mut year = 1970 + day / 365;
     while days_before(year) > day {
         year -= 1;
@@ -102,9 +104,9 @@ fn days_before(year: u64) -> u64 {
 mod tests {
     use super::strftime;
 
-    /// Expected values are those of Python's `datetime`.
+    /// Expected values are from Python's `datetime`.
     #[test]
-    fn as_python() {
+    fn matches_python() {
         let format = "%Y-%m-%d %H:%M:%S %j %A %a %B %b %I %p %y %-d %-m %F %T %%";
         let cases = [
             (

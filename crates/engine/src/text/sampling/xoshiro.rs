@@ -1,14 +1,17 @@
+//! xoshiro256++ random generator of the sampler, seeded by SplitMix64.
+//!
+//! Blackman and Vigna, <https://prng.di.unimi.it>.
+
 use crate::base::random::SplitMix64;
 
-/// xoshiro256++ (Blackman and Vigna, <https://prng.di.unimi.it>), seeded by SplitMix64: small, and the same numbers
-/// on every platform.
+/// Generator with the same sequence on every platform; the field is its state.
 #[derive(Clone, Debug)]
-pub(super) struct Rng([u64; 4]);
+pub(super) struct Xoshiro256([u64; 4]);
 
-impl Rng {
-    pub(super) fn new(seed: u64) -> Rng {
+impl Xoshiro256 {
+    pub(super) fn new(seed: u64) -> Xoshiro256 {
         let mut seeds = SplitMix64(seed);
-        Rng([0; 4].map(|_: u64| seeds.next()))
+        Xoshiro256([0; 4].map(|_: u64| seeds.next()))
     }
 
     fn next(&mut self) -> u64 {
@@ -24,7 +27,7 @@ impl Rng {
         result
     }
 
-    /// Uniform in [0, 1): the upper 53 bits.
+    /// Uniform value in [0, 1), from the upper 53 bits.
     pub(super) fn uniform(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
@@ -32,17 +35,17 @@ impl Rng {
 
 #[cfg(test)]
 mod tests {
-    use super::Rng;
+    use super::Xoshiro256;
 
-    /// The published C code's first numbers for the state 1, 2, 3, 4, and what it advises for a seed.
+    /// First values of the published C code for the state 1, 2, 3, 4, and its seeding.
     #[test]
-    fn as_published() {
-        let mut rng = Rng([1, 2, 3, 4]);
+    fn matches_the_published_code() {
+        let mut rng = Xoshiro256([1, 2, 3, 4]);
         assert_eq!(
             [rng.next(), rng.next(), rng.next()],
             [41_943_041, 58_720_359, 3_588_806_011_781_223]
         );
-        let seeded = Rng::new(1_234_567).0;
+        let seeded = Xoshiro256::new(1_234_567).0;
         assert_eq!(seeded[..2], [6_457_827_717_110_365_317, 3_203_168_211_198_807_973]);
     }
 }

@@ -1,0 +1,127 @@
+//! Folders that hold a model's tensor files: its own, and mirrors on other disks.
+
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+};
+
+use super::DataFile;
+use crate::base::error::Error;
+
+/// File in a model's folder that lists mirrors, one per line; `#` starts a comment.
+const LIST: &str = "mirrors.txt";
+
+/// Maximum size of that file in bytes.
+const MAX_LIST: u64 = 64 << 10;
+
+/// A folder with the names of its entries.
+struct ListedFolder {
+    path: PathBuf,
+    names: BTreeSet<String>,
+}
+
+impl ListedFolder {
+    /// Lists `path`; `doing` describes the operation in an error.
+    fn open(path: &Path, doing: &'static str) -> Result<Self, Error> {
+        let entries = std::fs::read_dir(path).map_err(Error::file(path, doing))?;
+        let mut names = BTreeSet::new();
+        for entry in entries {
+            let entry = entry.map_err(Error::file(path, "cannot list the folder"))?;
+            names.extend(entry.file_name().into_string().ok());
+        }
+        Ok(Self { path: path.into(), names })
+    }
+}
+
+/// A model's own folder and its mirrors.
+pub(super) struct ModelFolders {
+    own: ListedFolder,
+    mirrors: Vec<ListedFolder>,
+}
+
+impl ModelFolders {
+    /// Lists a model's folder, the mirrors that its `mirrors.txt` names, and those in `mirrors`.
+    ///
+    /// # Errors
+    /// A folder cannot be listed.
+    pub(super) fn open(folder: &Path, mirrors: &[PathBuf]) -> Result<Self, Error> {
+        let own = ListedFolder::open(
+            folder,
+            "cannot open the model's folder; --model takes a folder with config.json and \
+             model.safetensors",
+        )?;
+        let named = if own.names.contains(LIST) { read_list(folder)? } else { Vec::new() };
+        let mut opened: Vec<ListedFolder> = Vec::new();
+        for mirror in named.iter().chain(mirrors) {
+            if mirror != folder && !opened.iter().any(|m| m.path == *mirror) {
+                let doing = "cannot open this mirror of the model; is its disk there?";
+                opened.push(ListedFolder::open(mirror, doing)?);
+            }
+        }
+        Ok(Self { own, mirrors: opened })
+    }
+
+    /// Names of the entries of the model's own folder.
+    pub(super) fn own_names(&self) -> &BTreeSet<String> {
+        &self.own.names
+    }
+
+    fn folders(&self) -> impl Iterator<Item = &ListedFolder> {
+        [&self.own].into_iter().chain(&self.mirrors)
+    }
+
+    /// Names of the entries of all folders, with duplicates.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.folders().flat_map(|folder| &folder.names).map(String::as_str)
+    }
+
+    /// Path of a file in the first folder that has it.
+    pub(super) fn locate(&self, name: &str) -> Option<PathBuf> {
+        self.folders().find(|f| f.names.contains(name)).map(|f| f.path.join(name))
+    }
+
+    /// Checks that each mirror has at least one of the tensor files.
+    pub(super) fn check_mirrors<'a>(
+        &self,
+        files: impl Iterator<Item = &'a str> + Clone,
+    ) -> Result<(), Error> {
+        match self.mirrors.iter().find(|m| !files.clone().any(|name| m.names.contains(name))) {
+            Some(mirror) => Err(Error::Checkpoint {
+                path: mirror.path.clone(),
+                problem: format!(
+                    "it has none of the files of tensors of {}: a mirror has some or all of them; \
+                     copy them, or leave it out",
+                    self.own.path.display()
+                ),
+            }),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn into_mirrors(self) -> Vec<PathBuf> {
+        self.mirrors.into_iter().map(|m| m.path).collect()
+    }
+}
+
+/// Mirrors that a model's `mirrors.txt` names, relative to the model's folder.
+fn read_list(folder: &Path) -> Result<Vec<PathBuf>, Error> {
+    let list = DataFile::open(&folder.join(LIST))?;
+    let text = String::from_utf8(list.read_all(MAX_LIST)?).map_err(|_| Error::Checkpoint {
+        path: list.path().into(),
+        problem: "it is not UTF-8 text: it lists folders, one per line".into(),
+    })?;
+    let lines = text.lines().map(|line| line.split('#').next().unwrap_or("").trim());
+    lines
+        .filter(|line| !line.is_empty())
+        .map(|line| {
+            // A downloaded list must not make this machine connect to a network share.
+            if line.starts_with("\\\\") || line.starts_with("//") {
+                let problem = format!(
+                    "{line} is on another machine: if that is intended, give it with --mirror"
+                );
+                return Err(Error::Checkpoint { path: list.path().into(), problem });
+            }
+            Ok(folder.join(line))
+        })
+        .collect()
+}

@@ -1,0 +1,130 @@
+//! Reading of dense weights: positional reads of matrices and vectors, large ones by several
+//! threads.
+
+use std::sync::{Mutex, PoisonError};
+
+use moeflux_compute::Bytes;
+
+use super::{
+    Checkpoint,
+    location::{MatrixSource, Segment, VectorSource},
+};
+use crate::base::{error::Error, system::IO_STACK};
+
+/// Threads that read weights concurrently.
+pub(crate) const READ_THREADS: usize = 8;
+
+/// Bytes of a matrix per read.
+const READ_BYTES: usize = 4 << 20;
+
+impl Checkpoint {
+    /// Reads a matrix into memory that a device can take over.
+    pub(crate) fn read_matrix(&self, m: &MatrixSource) -> Result<Bytes, Error> {
+        let mut bytes = Bytes::zeroed(m.bytes()).map_err(Error::at(|| &*m.name))?;
+        self.read_matrix_into(m, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Reads a matrix into `dst`, which has its size.
+    pub(crate) fn read_matrix_into(&self, m: &MatrixSource, dst: &mut [u8]) -> Result<(), Error> {
+        let mut reads = Vec::new();
+        let mut rest = dst;
+        for s in &m.segments {
+            let (plane, later) = rest.split_at_mut(s.bytes);
+            let ranges = plane.chunks_mut(READ_BYTES).zip((s.offset..).step_by(READ_BYTES));
+            reads.extend(
+                ranges.map(|(dst, offset)| (Segment { offset, bytes: dst.len(), ..*s }, dst)),
+            );
+            rest = later;
+        }
+        self.read_segments(&m.name, reads)
+    }
+
+    /// Reads segments of a tensor. Several threads share them, as one thread does not saturate a
+    /// disk.
+    fn read_segments(&self, name: &str, reads: Vec<(Segment, &mut [u8])>) -> Result<(), Error> {
+        let threads = (reads.len() / 2).min(READ_THREADS);
+        let reads = Mutex::new(reads.into_iter());
+        let next = || reads.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let work = || {
+            while let Some((segment, dst)) = next() {
+                self.read(name, &segment, dst)?;
+            }
+            Ok(())
+        };
+        std::thread::scope(|scope| {
+            let start =
+                |_| std::thread::Builder::new().stack_size(IO_STACK).spawn_scoped(scope, work);
+            // If a thread cannot be started, the others take its share.
+            let others: Vec<_> = (1..threads).map_while(|i| start(i).ok()).collect();
+            let own = work();
+            let failed = || {
+                Err(Error::Input(format!("a thread that reads {name} failed; please report this")))
+            };
+            others
+                .into_iter()
+                .fold(own, |all, other| all.and(other.join().unwrap_or_else(|_| failed())))
+        })
+    }
+
+    /// Reads a vector and widens it to f32.
+    pub(crate) fn read_vector(&self, v: &VectorSource) -> Result<Vec<f32>, Error> {
+        let mut bytes = vec![0; v.segment.bytes];
+        self.read(&v.name, &v.segment, &mut bytes)?;
+        Ok((0..v.len).map(|i| v.scalar.get(&bytes, i) + v.plus).collect())
+    }
+
+    /// Reads a segment of the tensor `name`.
+    pub(crate) fn read(&self, name: &str, segment: &Segment, dst: &mut [u8]) -> Result<(), Error> {
+        let file = &self.files[segment.file as usize];
+        file.read_exact_at(dst, segment.offset).map_err(Error::file(
+            file.path(),
+            format!("cannot read tensor {name}; did the file change?"),
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::HashMap, path::PathBuf, sync::Arc};
+
+    use moeflux_compute::{Format, MatrixShape, Scalar};
+
+    use super::{
+        super::{data_file::DataFile, quantization::Quantization},
+        *,
+    };
+
+    /// A checkpoint of one file with these contents.
+    fn single_file(bytes: &'static [u8]) -> Checkpoint {
+        Checkpoint {
+            mirrors: Vec::new(),
+            folder: PathBuf::new(),
+            config: serde_json::Value::Null,
+            quantization: Quantization::default(),
+            files: Arc::new(vec![DataFile::embedded("weights", bytes)]),
+            tensors: HashMap::new(),
+            text_files: HashMap::new(),
+            packed: None,
+        }
+    }
+
+    #[test]
+    fn a_large_matrix_is_assembled_from_several_reads() {
+        let all: Vec<u8> =
+            (0..5 * READ_BYTES + 777).map(|i| (i % 251) as u8 ^ (i / READ_BYTES) as u8).collect();
+        let (all, len): (&'static [u8], _) = (all.leak(), 4 * READ_BYTES + 5);
+        let segments = vec![
+            Segment { file: 0, offset: 700, bytes: len },
+            Segment { file: 0, offset: 3, bytes: 11 },
+            Segment { file: 0, offset: 1000, bytes: READ_BYTES },
+        ];
+        let shape = MatrixShape { rows: 1, cols: len, format: Format::Plain(Scalar::F32) };
+        let matrix = MatrixSource { name: "w".into(), shape, segments };
+        let expected = [&all[700..700 + len], &all[3..14], &all[1000..1000 + READ_BYTES]].concat();
+        assert!(single_file(all).read_matrix(&matrix).unwrap()[..] == expected[..]);
+        // One missing segment fails the whole read.
+        let short = single_file(&all[..3 * READ_BYTES]).read_matrix(&matrix).unwrap_err();
+        assert!(short.to_string().contains("tensor w"), "{short}");
+    }
+}

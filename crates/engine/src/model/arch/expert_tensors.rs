@@ -1,0 +1,215 @@
+//! Routed experts of a layer in the published tensor layouts: stacked, fused, or one tensor each.
+
+use moeflux_compute::{ExpertShape, MatrixShape, Scalar};
+
+use super::{Require, config_error, scope::Scope};
+use crate::{
+    base::error::Error,
+    checkpoint::{Checkpoint, MatrixStack, Segment, location::ShardLocation},
+    model::blueprint::LayerExperts,
+};
+
+/// Projections of an expert in slot order, as most layouts name them.
+const PROJECTIONS: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
+
+/// Number and sizes of a layer's experts.
+#[derive(Clone, Copy)]
+pub(super) struct ExpertSizes {
+    pub(super) count: usize,
+    pub(super) hidden: usize,
+    pub(super) intermediate: usize,
+}
+
+/// Config keys of the values that [`ExpertSizes::check`] checks, for error messages.
+pub(super) struct ExpertKeys {
+    pub(super) count: &'static str,
+    pub(super) top_k: &'static str,
+    pub(super) intermediate: &'static str,
+}
+
+impl ExpertSizes {
+    /// Checks the sizes and the number of experts per token.
+    pub(super) fn check(
+        &self,
+        checkpoint: &Checkpoint,
+        top_k: usize,
+        keys: &ExpertKeys,
+    ) -> Result<(), Error> {
+        let require = Require(checkpoint);
+        require.sizes(&[
+            (keys.count, self.count),
+            (keys.top_k, top_k),
+            (keys.intermediate, self.intermediate),
+        ])?;
+        require.that(top_k <= self.count, || {
+            format!("\"{}\" is {top_k}, of {} experts", keys.top_k, self.count)
+        })
+    }
+}
+
+/// Names of a layer's expert tensors in the known layouts.
+pub(super) struct ExpertTensors<'a> {
+    /// MLX: a stacked tensor of all experts per projection.
+    pub(super) stacked: Scope<'a>,
+    /// Hub: gate and up fused in one tensor of all experts, or a tensor per expert and projection.
+    pub(super) hub: Scope<'a>,
+    /// Gate, up and down in the layout of one tensor per expert.
+    pub(super) projections: [&'static str; 3],
+}
+
+impl<'a> ExpertTensors<'a> {
+    pub(super) fn new(stacked: Scope<'a>, hub: Scope<'a>) -> Self {
+        Self { stacked, hub, projections: PROJECTIONS }
+    }
+
+    /// Experts of a MoE block: `switch_mlp` in MLX, `experts` on the Hub.
+    pub(super) fn in_block(block: &Scope<'a>) -> Self {
+        Self::new(block.child("switch_mlp"), block.child("experts"))
+    }
+}
+
+/// Locations of one matrix of every expert.
+pub(super) struct ExpertMatrix {
+    pub(super) shape: MatrixShape,
+    pub(super) shards: Vec<ShardLocation>,
+}
+
+impl From<MatrixStack> for ExpertMatrix {
+    fn from(stack: MatrixStack) -> Self {
+        let shard =
+            |first: &Segment| ShardLocation::Stacked { first: *first, stride: first.bytes as u64 };
+        Self { shape: stack.shape, shards: stack.segments.iter().map(shard).collect() }
+    }
+}
+
+/// Locates the routed experts in the layout that the checkpoint has.
+pub(super) fn experts(
+    tensors: &ExpertTensors<'_>,
+    sizes: ExpertSizes,
+) -> Result<LayerExperts, Error> {
+    let ExpertSizes { count, hidden, intermediate } = sizes;
+    let ExpertTensors { stacked, hub, projections } = tensors;
+    let dims = [(intermediate, hidden), (intermediate, hidden), (hidden, intermediate)];
+    let [gate, up, down] = if hub.has("gate_up_proj") {
+        fused_gate_up(hub, sizes)?
+    } else if hub.has(&format!("0.{}.weight", projections[0])) {
+        let [gate, up, down] = [0, 1, 2].map(|i| {
+            let (rows, cols) = dims[i];
+            per_expert(hub, projections[i], sizes, rows, cols)
+        });
+        [gate?, up?, down?]
+    } else {
+        let [gate, up, down] = [0, 1, 2].map(|i| {
+            let ((rows, cols), name) = (dims[i], stacked.path(PROJECTIONS[i]));
+            stacked.checkpoint.stacked(&name, count, rows, cols)
+        });
+        let matrices = [gate?, up?, down?].map(ExpertMatrix::from);
+        if stacked.has("gate_proj.bias") {
+            return stacked_with_biases(stacked, count, matrices);
+        }
+        matrices
+    };
+    let shape = ExpertShape::new(gate.shape, up.shape, down.shape);
+    let shards = [gate.shards, up.shards, down.shards].concat();
+    layer_experts(stacked.prefix(), count, shape, shards)
+}
+
+/// Experts of a shape, with their shards in slot order. `name` is for error messages.
+pub(super) fn layer_experts(
+    name: &str,
+    count: usize,
+    shape: ExpertShape,
+    shards: Vec<ShardLocation>,
+) -> Result<LayerExperts, Error> {
+    let bytes = shape.bytes().map_err(Error::at(|| name))?;
+    Ok(LayerExperts { count, shape, shards, bytes })
+}
+
+/// Stacked matrices, each followed by a stack of biases.
+fn stacked_with_biases(
+    stacked: &Scope<'_>,
+    count: usize,
+    matrices: [ExpertMatrix; 3],
+) -> Result<LayerExperts, Error> {
+    let shape = ExpertShape::new(matrices[0].shape, matrices[1].shape, matrices[2].shape);
+    let (mut shards, mut bias_type) = (Vec::new(), None);
+    for (matrix, projection) in matrices.into_iter().zip(PROJECTIONS) {
+        let bias = format!("{projection}.bias");
+        shards.extend(matrix.shards);
+        shards.push(expert_bias(stacked, &bias, count, matrix.shape.rows, &mut bias_type)?);
+    }
+    let shape = ExpertShape { output_bias: bias_type, ..shape };
+    layer_experts(stacked.prefix(), count, shape, shards)
+}
+
+/// A stack of biases of `len` elements per expert. Sets `scalar`, or checks the type against it.
+pub(super) fn expert_bias(
+    experts: &Scope<'_>,
+    name: &str,
+    count: usize,
+    len: usize,
+    scalar: &mut Option<Scalar>,
+) -> Result<ShardLocation, Error> {
+    let bias = experts.vector(name, count * len)?;
+    if *scalar.get_or_insert(bias.scalar) != bias.scalar {
+        return Err(experts.checkpoint.tensor_error(
+            &bias.name,
+            "its type differs from that of the layer's other expert biases",
+        ));
+    }
+    let first = Segment { bytes: bias.segment.bytes / count, ..bias.segment };
+    Ok(ShardLocation::Stacked { first, stride: first.bytes as u64 })
+}
+
+/// `gate_up_proj` `[E, 2 I, H]`, gate rows before up rows, and `down_proj` `[E, H, I]`.
+fn fused_gate_up(hub: &Scope<'_>, sizes: ExpertSizes) -> Result<[ExpertMatrix; 3], Error> {
+    let (checkpoint, ExpertSizes { count, hidden, intermediate }) = (hub.checkpoint, sizes);
+    let (gate_up_proj, down_proj) = (hub.path("gate_up_proj"), hub.path("down_proj"));
+    let gate_up =
+        checkpoint.stacked_without_suffix(&gate_up_proj, count, 2 * intermediate, hidden)?;
+    let down = checkpoint.stacked_without_suffix(&down_proj, count, hidden, intermediate)?;
+    if !intermediate.is_multiple_of(gate_up.shape.format.block_rows()) {
+        return Err(checkpoint.tensor_error(
+            &gate_up_proj,
+            format!("a block of its scales spans both halves of {intermediate} rows"),
+        ));
+    }
+    let half = |is_up: bool| {
+        let shape = MatrixShape { rows: intermediate, ..gate_up.shape };
+        let shard = |both: &Segment| {
+            let bytes = both.bytes / 2;
+            let offset = both.offset + if is_up { bytes as u64 } else { 0 };
+            ShardLocation::Stacked {
+                first: Segment { offset, bytes, ..*both },
+                stride: both.bytes as u64,
+            }
+        };
+        ExpertMatrix { shape, shards: gate_up.segments.iter().map(shard).collect() }
+    };
+    let (gate, up) = (half(false), half(true));
+    Ok([gate, up, down.into()])
+}
+
+/// One projection with a separate tensor for each expert.
+fn per_expert(
+    hub: &Scope<'_>,
+    projection: &str,
+    sizes: ExpertSizes,
+    rows: usize,
+    cols: usize,
+) -> Result<ExpertMatrix, Error> {
+    let mut shape = None;
+    let mut shards: Vec<Vec<_>> = Vec::new();
+    for expert in 0..sizes.count {
+        let m = hub.matrix(&format!("{expert}.{projection}"), rows, cols)?;
+        if *shape.get_or_insert(m.shape) != m.shape {
+            let weight = format!("{}.weight", m.name);
+            let problem = "its format differs from that of the layer's expert 0";
+            return Err(hub.checkpoint.tensor_error(&weight, problem));
+        }
+        shards.resize_with(m.segments.len(), Vec::new);
+        shards.iter_mut().zip(m.segments).for_each(|(all, s)| all.push(s));
+    }
+    let shape = shape.ok_or_else(|| config_error(hub.checkpoint, "there are no experts"))?;
+    Ok(ExpertMatrix { shape, shards: shards.into_iter().map(ShardLocation::Each).collect() })
+}

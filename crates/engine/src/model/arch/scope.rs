@@ -1,0 +1,120 @@
+//! Tensors of a checkpoint below a common name prefix, as architectures look them up.
+
+use moeflux_compute::Activation;
+
+use crate::{
+    base::error::Error,
+    checkpoint::{Checkpoint, MatrixSource, VectorSource},
+    model::blueprint::{LinearSource, MlpBlueprint},
+};
+
+/// Convention of a checkpoint for the weights of its norms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NormWeights {
+    /// The factor is stored.
+    Plain,
+    /// `w` is stored, the factor is `1 + w`.
+    OnePlus,
+}
+
+/// A module of the model: a checkpoint with a name prefix such as `model.layers.3.self_attn`.
+#[derive(Clone)]
+pub(super) struct Scope<'a> {
+    pub(super) checkpoint: &'a Checkpoint,
+    prefix: String,
+    norms: NormWeights,
+}
+
+impl<'a> Scope<'a> {
+    pub(super) fn new(checkpoint: &'a Checkpoint, prefix: String, norms: NormWeights) -> Self {
+        Self { checkpoint, prefix, norms }
+    }
+
+    /// The submodule `name`.
+    pub(super) fn child(&self, name: &str) -> Self {
+        Self { prefix: self.path(name), ..self.clone() }
+    }
+
+    /// Full name of this module.
+    pub(super) fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// Full name of a tensor or module.
+    pub(super) fn path(&self, name: &str) -> String {
+        format!("{}.{name}", self.prefix)
+    }
+
+    /// Whether the tensor `name` exists.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.checkpoint.has(&self.path(name))
+    }
+
+    /// Matrix `name.weight`.
+    pub(super) fn matrix(
+        &self,
+        name: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<MatrixSource, Error> {
+        self.checkpoint.matrix(&self.path(name), rows, cols)
+    }
+
+    /// Matrix `name.weight`, with the bias `name.bias` if it exists.
+    pub(super) fn linear(
+        &self,
+        name: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<LinearSource, Error> {
+        Ok(LinearSource {
+            weight: self.matrix(name, rows, cols)?,
+            bias: self.optional_vector(&format!("{name}.bias"), rows)?,
+        })
+    }
+
+    /// Vector `name` of `len` elements, as stored.
+    pub(super) fn vector(&self, name: &str, len: usize) -> Result<VectorSource, Error> {
+        self.checkpoint.vector(&self.path(name), len)
+    }
+
+    /// Vector `name` of `len` elements, if it exists.
+    pub(super) fn optional_vector(
+        &self,
+        name: &str,
+        len: usize,
+    ) -> Result<Option<VectorSource>, Error> {
+        self.has(name).then(|| self.vector(name, len)).transpose()
+    }
+
+    /// Weight `name.weight` of a norm, in the checkpoint's convention.
+    pub(super) fn norm(&self, name: &str, len: usize) -> Result<VectorSource, Error> {
+        let plus = match self.norms {
+            NormWeights::Plain => 0.0,
+            NormWeights::OnePlus => 1.0,
+        };
+        Ok(VectorSource { plus, ..self.vector(&format!("{name}.weight"), len)? })
+    }
+
+    /// A norm that the config may enable (`Some(true)`) or disable (`Some(false)`). Without a
+    /// setting it is used if it exists.
+    pub(super) fn norm_if(
+        &self,
+        enabled: Option<bool>,
+        name: &str,
+        len: usize,
+    ) -> Result<Option<VectorSource>, Error> {
+        let enabled = enabled.unwrap_or_else(|| self.has(&format!("{name}.weight")));
+        enabled.then(|| self.norm(name, len)).transpose()
+    }
+
+    /// SwiGLU MLP of this module: `gate_proj`, `up_proj` and `down_proj`.
+    pub(super) fn mlp(&self, hidden: usize, intermediate: usize) -> Result<MlpBlueprint, Error> {
+        Ok(MlpBlueprint {
+            gate_proj: self.matrix("gate_proj", intermediate, hidden)?,
+            up_proj: self.matrix("up_proj", intermediate, hidden)?,
+            down_proj: self.matrix("down_proj", hidden, intermediate)?,
+            activation: Activation::SwiGlu,
+        })
+    }
+}
