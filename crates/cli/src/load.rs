@@ -46,7 +46,7 @@ impl MemoryArgs {
 impl EngineArgs {
     /// What the plan for a checkpoint is asked for by such a command, with the memory of what would read it.
     pub(crate) fn request(&self, checkpoint: &Checkpoint, blueprint: &Blueprint) -> MemoryRequest {
-        self.memory.request().reading(checkpoint, blueprint, &self.reads.options())
+        self.memory.request().with_reader(checkpoint, blueprint, &self.reads.options())
     }
 }
 

@@ -167,7 +167,7 @@ fn one(
     let positions = blueprint.max_positions;
     check_context(needed, engine_args.memory.ctx.map_or(positions, Into::into), positions)?;
     let (costs, scale, mut machine) = machine(args, &checkpoint, &blueprint, ui)?;
-    let pages = FilePages::of(&checkpoint);
+    let pages = FilePages::for_checkpoint(&checkpoint);
     if args.cold {
         // Warm files would be read in another way. Why they may still be warm is said when the first repeat begins.
         let _ = pages.forget();
