@@ -128,7 +128,7 @@ impl ReadTimer {
 pub(crate) struct MoeState {
     /// Whether router ids were read back since this was last cleared.
     pub(crate) ids_were_read: bool,
-    ids_read: Vec<f32>,
+    ids_as_f32: Vec<f32>,
     ids: Vec<u32>,
     choices: Vec<RouterChoice>,
     needed: Vec<NeededExpert>,
@@ -146,7 +146,7 @@ impl MoeState {
         let n = rows.max(MAX_PREFETCH_ROWS) * k;
         Self {
             ids_were_read: false,
-            ids_read: Vec::with_capacity(n),
+            ids_as_f32: Vec::with_capacity(n),
             ids: Vec::with_capacity(n),
             choices: Vec::with_capacity(n),
             needed: Vec::with_capacity(n),
@@ -296,7 +296,7 @@ impl Moe {
                 let shared = self.run_shared(step)?;
                 let ids = self.select_experts(step, logits, weights)?;
                 let input = self.normed_input(step, self.experts_norm)?;
-                self.run_resident(step, input, (ids, table), parts)?;
+                self.run_resident(step, input, ids, table, parts)?;
                 shared
             }
             None => {
@@ -339,7 +339,8 @@ impl Moe {
         &self,
         step: &mut Step<'_>,
         x: View,
-        (ids, table): (View, SlotTable),
+        ids: View,
+        table: SlotTable,
         parts: View,
     ) -> Result<(), Error> {
         let uses = ExpertUses::Routed { ids, table };
@@ -439,7 +440,7 @@ impl Moe {
         step.run(&Op::RmsNorm { x, weight, eps: step.eps, out: input })?;
         step.exact_mat_mul(input, self.router_weight, logits)?;
         step.run(&Op::TopK { logits, router: self.router, ids, weights })?;
-        let mut read = std::mem::take(&mut step.moe_state.ids_read);
+        let mut read = std::mem::take(&mut step.moe_state.ids_as_f32);
         read.resize(step.rows * k, 0.0);
         let found = step
             .device
@@ -456,7 +457,7 @@ impl Moe {
                 cache.prefetch(&mut **device, layer, expert as usize, stats)?;
             }
         }
-        step.moe_state.ids_read = read;
+        step.moe_state.ids_as_f32 = read;
         found
     }
 
@@ -492,14 +493,14 @@ impl Moe {
     fn read_ids(&self, step: &mut Step<'_>, ids: View) -> Result<(), Error> {
         let moe_state = &mut *step.moe_state;
         moe_state.ids_were_read = true;
-        moe_state.ids_read.resize(step.rows * self.top_k, 0.0);
+        moe_state.ids_as_f32.resize(step.rows * self.top_k, 0.0);
         let layer = step.layer;
         let chosen = ids.columns(0, self.top_k);
         step.device
-            .read(chosen, &mut moe_state.ids_read)
+            .read(chosen, &mut moe_state.ids_as_f32)
             .map_err(Error::at(|| format!("layer {layer}, router")))?;
         moe_state.ids.clear();
-        moe_state.ids.extend(moe_state.ids_read.iter().map(|id| *id as u32));
+        moe_state.ids.extend(moe_state.ids_as_f32.iter().map(|id| *id as u32));
         if let Some(observer) = &mut step.observer {
             observer.experts(layer, self.top_k, &moe_state.ids);
         }
