@@ -5,11 +5,13 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
+use moeflux::CancelToken;
+
 /// Exit code after Ctrl-C: 128 + SIGINT, as shells report it.
 pub(crate) const EXIT_CODE: u8 = 130;
 
 static ARMED: AtomicBool = AtomicBool::new(false);
-static CANCEL: AtomicBool = AtomicBool::new(false);
+static CANCEL: CancelToken = CancelToken::new();
 
 /// Installs the handler. Without [`arm`], Ctrl-C ends the program at once.
 ///
@@ -17,9 +19,10 @@ static CANCEL: AtomicBool = AtomicBool::new(false);
 /// The system refuses.
 pub(crate) fn install() -> anyhow::Result<()> {
     ctrlc::set_handler(|| {
-        if !ARMED.load(Ordering::SeqCst) || CANCEL.swap(true, Ordering::SeqCst) {
+        if !ARMED.load(Ordering::SeqCst) || CANCEL.is_cancelled() {
             std::process::exit(EXIT_CODE.into());
         }
+        CANCEL.cancel();
     })?;
     Ok(())
 }
@@ -43,14 +46,14 @@ pub(crate) struct Armed(());
 
 /// Clears the flag; the next Ctrl-C sets it.
 pub(crate) fn arm() -> Armed {
-    CANCEL.store(false, Ordering::SeqCst);
+    CANCEL.reset();
     ARMED.store(true, Ordering::SeqCst);
     Armed(())
 }
 
 impl Armed {
     /// Cancellation flag, for [`moeflux::StepControl`].
-    pub(crate) fn flag(&self) -> &'static AtomicBool {
+    pub(crate) fn flag(&self) -> &'static CancelToken {
         &CANCEL
     }
 }

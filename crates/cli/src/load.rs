@@ -48,7 +48,7 @@ impl MemoryArgs {
 impl EngineArgs {
     /// Memory request for a checkpoint, including its readers' memory.
     pub(crate) fn request(&self, checkpoint: &Checkpoint, blueprint: &Blueprint) -> MemoryRequest {
-        self.memory.request().reading(checkpoint, blueprint, &self.reads.options())
+        self.memory.request().with_reader(checkpoint, blueprint, &self.reads.options())
     }
 }
 

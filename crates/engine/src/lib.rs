@@ -102,8 +102,9 @@ pub use experts::{
 pub use model::{arch::supported as supported_architectures, blueprint::*};
 pub use moeflux_compute::{Adapter, AdapterKind, DeviceOptions, KernelTime, KvFormat};
 pub use runtime::{
+    control::{CancelToken, StepControl},
     device::{ChosenDevice, Devices, WrapDevice},
-    forward::{Logits, StepControl},
+    forward::Logits,
     layer::StepObserver,
     plan::{CARD_CHUNK, DEFAULT_CHUNK, DEFAULT_CONTEXT, MemoryPlan, MemoryRequest},
 };

@@ -5,11 +5,12 @@
 
 mod common;
 
-use std::{path::Path, sync::atomic::AtomicBool};
+use std::path::Path;
 
 use common::{Golden, data, engine, feed, gpu, tales};
 use moeflux::{
-    BatchEntry, Engine, Error, Logits, MemoryRequest, Session, StepControl, StepObserver,
+    BatchEntry, CancelToken, Engine, Error, Logits, MemoryRequest, Session, StepControl,
+    StepObserver,
 };
 
 const TOKENS: [u32; 8] = [17, 4, 100, 4, 32, 7, 99, 5];
@@ -58,7 +59,8 @@ fn check(folder: &Path) {
         assert!(matches!(session.decode(1), Err(Error::Input(_))));
 
         session.reset().unwrap();
-        let stop = AtomicBool::new(true);
+        let stop = CancelToken::new();
+        stop.cancel();
         for (i, token) in TOKENS.iter().enumerate() {
             decode(&mut session, *token, &expected[i]);
             match i {

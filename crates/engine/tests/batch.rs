@@ -4,12 +4,13 @@
 
 mod common;
 
-use std::{collections::HashMap, ops::ControlFlow, path::Path, sync::atomic::AtomicBool};
+use std::{collections::HashMap, ops::ControlFlow, path::Path};
 
 use common::{data, exact, tales};
 use moeflux::{
-    BatchEntry, ChatOptions, DeviceOptions, Engine, Event, Finish, GenerateRequest, MemoryRequest,
-    Message, RequestId, Sampling, Scheduler, SchedulerOptions, Session, StepControl, generate,
+    BatchEntry, CancelToken, ChatOptions, DeviceOptions, Engine, Event, Finish, GenerateRequest,
+    MemoryRequest, Message, RequestId, Sampling, Scheduler, SchedulerOptions, Session, StepControl,
+    generate,
 };
 
 const CHUNK: usize = 32;
@@ -332,7 +333,8 @@ fn a_step_that_is_cancelled_or_wrong_changes_nobody() {
     }
     let before: Vec<_> =
         sessions.iter().map(|s| (s.tokens().to_vec(), s.logits().to_vec())).collect();
-    let cancel = AtomicBool::new(true);
+    let cancel = CancelToken::new();
+    cancel.cancel();
     let step = |sessions: &mut [Session], tokens: &[u32], watch: &mut StepControl<'_>| {
         let mut turns: Vec<BatchEntry<'_>> = sessions
             .iter_mut()
@@ -369,7 +371,8 @@ fn a_step_that_fails_keeps_no_finished_answer_to_itself() {
     let mut batch = Scheduler::new(&engine, SchedulerOptions::default());
     let done = batch.add(there, &prompt(1, 40), &request(0)).unwrap();
     batch.add(engine.session().unwrap(), &prompt(2, 30), &request(4)).unwrap();
-    let cancel = AtomicBool::new(true);
+    let cancel = CancelToken::new();
+    cancel.cancel();
     let mut watch = StepControl { cancel: Some(&cancel), ..StepControl::default() };
     assert!(batch.step(&mut watch).is_err());
     let made = run(&mut batch);

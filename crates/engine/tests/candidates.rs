@@ -4,12 +4,10 @@
 
 mod common;
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use common::{card::Card, engine, exact, feed, gpu, tales};
 use moeflux::{
-    Checkpoint, DeviceOptions, Engine, EngineOptions, Error, Logits, MemoryRequest, Sampler,
-    Sampling, StepControl,
+    CancelToken, Checkpoint, DeviceOptions, Engine, EngineOptions, Error, Logits, MemoryRequest,
+    Sampler, Sampling, StepControl,
 };
 
 const PROMPT: [u32; 5] = [17, 4, 1000, 4, 321];
@@ -160,8 +158,11 @@ fn a_prompt_in_chunks_leaves_no_stale_logits() {
     assert_eq!((session.logits(), session.tokens()), (expected, &prompt[..]));
     for wanted in [None, Some(Logits::Last)] {
         session.sync(&prompt[..3], &mut StepControl::default()).unwrap();
-        let cancel = AtomicBool::new(false);
-        let mut progress = |share: f64| cancel.store(share > 0.5, Ordering::Relaxed);
+        let cancel = CancelToken::new();
+        let mut progress = |share: f64| match share > 0.5 {
+            true => cancel.cancel(),
+            false => cancel.reset(),
+        };
         let mut watch = StepControl {
             cancel: Some(&cancel),
             progress: Some(&mut progress),

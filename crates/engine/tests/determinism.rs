@@ -58,12 +58,12 @@ impl Reader for Shuffled {
         Some(self.held.swap_remove(i))
     }
 
-    fn hurry(&mut self, slot: usize) {
-        self.inner.hurry(slot);
+    fn promote(&mut self, slot: usize) {
+        self.inner.promote(slot);
     }
 
-    fn cancel_ahead(&mut self) {
-        self.inner.cancel_ahead();
+    fn cancel_prefetches(&mut self) {
+        self.inner.cancel_prefetches();
     }
 
     fn counters(&self) -> ReadCounters {
@@ -195,7 +195,7 @@ fn the_page_cache_decides_how_experts_are_read_and_changes_no_bit() {
     }
     let (folder, device) = (folder.path(), &common::exact("cpu"));
     let open = || Checkpoint::open(folder).unwrap();
-    let pages = FilePages::of(&open());
+    let pages = FilePages::for_checkpoint(&open());
     let memory = MemoryRequest { slots: Some(smallest(folder)), ..MemoryRequest::default() };
     let said = || {
         let options = EngineOptions { memory, device: device.clone(), ..EngineOptions::default() };

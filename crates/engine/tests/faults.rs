@@ -11,8 +11,8 @@ use std::{
 
 use common::{card::Card, data, exact, feed, tales};
 use moeflux::{
-    Access, Checkpoint, Completion, Engine, EngineOptions, Error, Logits, MemoryRequest,
-    ReadCounters, ReadOptions, ReadRequest, Reader, ReaderKind, StepControl,
+    Access, CancelToken, Checkpoint, Completion, Engine, EngineOptions, Error, Logits,
+    MemoryRequest, ReadCounters, ReadOptions, ReadRequest, Reader, ReaderKind, StepControl,
 };
 
 /// Fails every `every`-th read.
@@ -36,12 +36,12 @@ impl Reader for Failing {
         Some(completion)
     }
 
-    fn hurry(&mut self, slot: usize) {
-        self.inner.hurry(slot);
+    fn promote(&mut self, slot: usize) {
+        self.inner.promote(slot);
     }
 
-    fn cancel_ahead(&mut self) {
-        self.inner.cancel_ahead();
+    fn cancel_prefetches(&mut self) {
+        self.inner.cancel_prefetches();
     }
 
     fn counters(&self) -> ReadCounters {
@@ -375,7 +375,8 @@ fn a_cancelled_step_changes_nothing() {
     );
     let mut session = engine.session().unwrap();
     feed(&mut session, &PROMPT[..3], None);
-    let cancel = true.into();
+    let cancel = CancelToken::new();
+    cancel.cancel();
     let mut watch = StepControl { cancel: Some(&cancel), ..StepControl::default() };
     let error = session.feed(&PROMPT[3..], Logits::Last, &mut watch, &mut |_, _| {}).unwrap_err();
     assert!(matches!(error, Error::Cancelled), "{error}");

@@ -13,7 +13,7 @@ const UNSAFE: [&str; 7] = [
     "compute/src/cpu/pool.rs",
     "compute/src/gpu/card/native.rs",
     "engine/src/checkpoint/embedded.rs",
-    "engine/src/experts/io/open_file.rs",
+    "engine/src/experts/io/file.rs",
     "engine/src/experts/io/transfer.rs",
     "engine/src/experts/io/uring.rs",
 ];

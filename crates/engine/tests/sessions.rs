@@ -10,15 +10,15 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+        atomic::{AtomicUsize, Ordering::SeqCst},
     },
 };
 
 use common::{data, exact, gpu, tales};
 use moeflux::{
-    BatchEntry, Checkpoint, Completion, DeviceOptions, Engine, EngineOptions, Error, KvFormat,
-    Logits, Mark, MemoryRequest, ReadCounters, ReadRequest, Reader, Session, SnapshotFolder,
-    SnapshotOptions, StepControl,
+    BatchEntry, CancelToken, Checkpoint, Completion, DeviceOptions, Engine, EngineOptions, Error,
+    KvFormat, Logits, Mark, MemoryRequest, ReadCounters, ReadRequest, Reader, Session,
+    SnapshotFolder, SnapshotOptions, StepControl,
 };
 use proptest::{
     prelude::*,
@@ -52,12 +52,12 @@ impl Reader for Faults {
         Some(completion)
     }
 
-    fn hurry(&mut self, slot: usize) {
-        self.inner.hurry(slot);
+    fn promote(&mut self, slot: usize) {
+        self.inner.promote(slot);
     }
 
-    fn cancel_ahead(&mut self) {
-        self.inner.cancel_ahead();
+    fn cancel_prefetches(&mut self) {
+        self.inner.cancel_prefetches();
     }
 
     fn counters(&self) -> ReadCounters {
@@ -211,12 +211,12 @@ impl World {
         trouble: Trouble,
         f: impl FnOnce(&mut Self, &mut StepControl<'_>) -> Result<T, Error>,
     ) -> Option<T> {
-        let cancel = AtomicBool::new(false);
+        let cancel = CancelToken::new();
         let mut progress = |share: f64| {
             if let Trouble::Cancel(at) = trouble
                 && share * 100.0 >= f64::from(at)
             {
-                cancel.store(true, SeqCst);
+                cancel.cancel();
             }
         };
         if let Trouble::Fault(reads) = trouble {

@@ -1,12 +1,9 @@
 //! Timed runs: prefill of a prompt, then decode of an answer, in one session or several.
 
-use std::{
-    sync::atomic::AtomicBool,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use moeflux::{
-    BatchEntry, Engine, ExpertDemand, LayerStats, Logits, MinimumTime, ReadCounters,
+    BatchEntry, CancelToken, Engine, ExpertDemand, LayerStats, Logits, MinimumTime, ReadCounters,
     RooflineLimits, Sampler, Sampling, Session, SplitMix64, Stats, StepControl, TokenCosts,
 };
 use serde::Serialize;
@@ -71,7 +68,7 @@ pub(super) struct RooflineModel<'a> {
 /// Callbacks of a repeat.
 pub(super) struct RepeatHooks<'a> {
     /// Cancels the step in flight when set.
-    pub(super) cancel: Option<&'a AtomicBool>,
+    pub(super) cancel: Option<&'a CancelToken>,
     /// Receives the fraction that is done.
     pub(super) progress: &'a mut dyn FnMut(f64),
     /// Called between prefill and decode.

@@ -5,12 +5,12 @@ mod report;
 mod rows;
 mod summary;
 
-use std::{sync::atomic::AtomicBool, time::Instant};
+use std::time::Instant;
 
 use anyhow::{bail, ensure};
 use moeflux::{
-    Blueprint, Checkpoint, Engine, FilePages, KvFormat, RooflineLimits, SystemMemory, TokenCosts,
-    probe_disk, probe_memory,
+    Blueprint, CancelToken, Checkpoint, Engine, FilePages, KvFormat, RooflineLimits, SystemMemory,
+    TokenCosts, probe_disk, probe_memory,
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -55,7 +55,7 @@ pub struct SpeedRequest {
 /// Callbacks while steps run.
 pub struct StepHooks<'a> {
     /// Cancels the step in flight when set.
-    pub cancel: Option<&'a AtomicBool>,
+    pub cancel: Option<&'a CancelToken>,
     /// Receives the fraction that is done.
     pub progress: &'a mut dyn FnMut(f64),
 }
@@ -141,7 +141,7 @@ impl SpeedBench {
             dense: costs.dense_bytes() as f64,
             moe_layers: blueprint.layers.iter().filter(|layer| layer.moe().is_some()).count(),
         };
-        let pages = FilePages::of(checkpoint);
+        let pages = FilePages::for_checkpoint(checkpoint);
         if request.cold {
             // Files in the page cache would change how they are read. A failure is reported when
             // the first repeat starts.
@@ -192,7 +192,7 @@ impl SpeedBench {
     ///
     /// # Errors
     /// A step fails or is cancelled.
-    pub fn warm_up(&self, engine: &Engine, cancel: Option<&AtomicBool>) -> anyhow::Result<()> {
+    pub fn warm_up(&self, engine: &Engine, cancel: Option<&CancelToken>) -> anyhow::Result<()> {
         for setting in &self.request.settings {
             let answer = self.request.tokens.min(4);
             let feed = TokenFeed { setting: *setting, answer, seed: 0 };
@@ -269,7 +269,7 @@ impl SpeedBench {
     ///
     /// # Errors
     /// A step fails or is cancelled.
-    pub fn profile(&mut self, engine: &Engine, cancel: Option<&AtomicBool>) -> anyhow::Result<()> {
+    pub fn profile(&mut self, engine: &Engine, cancel: Option<&CancelToken>) -> anyhow::Result<()> {
         let Some(setting) = self.request.settings.first().copied() else { return Ok(()) };
         let answer = self.request.tokens;
         let mut of_prompt = Vec::new();

@@ -119,7 +119,12 @@ pub(crate) fn run(args: &InspectArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let blueprint = Blueprint::for_checkpoint(&checkpoint)?;
     let open_seconds = since.elapsed().as_secs_f64();
     let request = args.engine.request(&checkpoint, &blueprint);
-    let plan = MemoryPlan::of(&checkpoint, &blueprint, &request, &args.engine.compute.options());
+    let plan = MemoryPlan::for_checkpoint(
+        &checkpoint,
+        &blueprint,
+        &request,
+        &args.engine.compute.options(),
+    );
     let planned = matches!(plan, Ok(_) | Err(Error::Budget(_)));
     let model = match (&args.preset, &args.engine.model.model) {
         (Some(preset), _) => format!("{preset}, as synth would write it"),

@@ -1,6 +1,6 @@
 //! `pack`: writes and verifies copies of a model with one aligned record per expert.
 
-use std::{ops::ControlFlow, path::Path, process::ExitCode, sync::atomic::Ordering, time::Instant};
+use std::{ops::ControlFlow, path::Path, process::ExitCode, time::Instant};
 
 use moeflux::{Checkpoint, Damage, pack, verify_packed};
 use moeflux_bench::units;
@@ -31,7 +31,7 @@ fn progress_until_interrupt<'a>(
 ) -> impl FnMut(u64, u64) -> ControlFlow<()> + 'a {
     move |done, total| {
         bar.bytes(done, total);
-        match armed.flag().load(Ordering::Relaxed) {
+        match armed.flag().is_cancelled() {
             true => ControlFlow::Break(()),
             false => ControlFlow::Continue(()),
         }

@@ -1,8 +1,7 @@
 //! `synth`: writes a checkpoint of random weights.
 
 use std::{
-    fs::File, io::BufReader, ops::ControlFlow, path::Path, process::ExitCode,
-    sync::atomic::Ordering, time::Instant,
+    fs::File, io::BufReader, ops::ControlFlow, path::Path, process::ExitCode, time::Instant,
 };
 
 use anyhow::Context;
@@ -34,7 +33,7 @@ pub(crate) fn run(args: &SynthArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         let armed = interrupt::arm();
         let written = synth::write(&options, &args.out, |done, total| {
             bar.bytes(done, total);
-            match armed.flag().load(Ordering::Relaxed) {
+            match armed.flag().is_cancelled() {
                 true => ControlFlow::Break(()),
                 false => ControlFlow::Continue(()),
             }

@@ -1,9 +1,9 @@
 //! Experts floor: everything between the router's expert ids and filled slots.
 //!
-//! `cache` maps experts to slots, `policy` picks what is evicted, `prefetch` predicts the next layer's
-//! experts, `io` reads their bytes, `source` says where those are, `tier` holds the slots of one kind of
-//! memory; `trace` records routing, `probe` measures disk and memory. Must not know: sessions, the
-//! memory plan.
+//! `cache` maps experts to slots, `policy` picks the slot to evict, `prefetch` predicts the next
+//! layer's experts, `io` reads their bytes, `source` has their file locations, `tier` holds the
+//! slots of one kind of memory; `trace` records routing, `probe` measures disk and memory. Must not
+//! know: sessions, the memory plan.
 
 pub(crate) mod cache;
 pub(crate) mod io;

@@ -1,4 +1,4 @@
-//! Where experts lie, and reading one.
+//! Expert source: file locations of all experts, and a blocking read of one.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -8,11 +8,18 @@ use crate::{
     model::blueprint::{Blueprint, LayerExperts},
 };
 
-/// All experts of a model, readable from any thread.
+/// Layer and index of an expert.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ExpertId {
+    pub(crate) layer: usize,
+    pub(crate) expert: usize,
+}
+
+/// Locations of all experts of a model; shared by all threads.
 #[derive(Debug)]
 pub(crate) struct ExpertSource {
     files: Arc<Vec<DataFile>>,
-    /// Folders that have some of the files too.
+    /// Folders with copies of some of the files.
     mirrors: Vec<PathBuf>,
     /// By layer of the model; `None` for layers without routed experts.
     layers: Vec<Option<LayerExperts>>,
@@ -23,8 +30,8 @@ impl ExpertSource {
         Self { files, mirrors: Vec::new(), layers }
     }
 
-    /// The experts of a checkpoint.
-    pub(crate) fn of(checkpoint: &Checkpoint, blueprint: &Blueprint) -> Self {
+    /// Experts of a checkpoint.
+    pub(crate) fn for_checkpoint(checkpoint: &Checkpoint, blueprint: &Blueprint) -> Self {
         let layers = blueprint.layers.iter().map(|l| l.moe().map(|m| m.experts.clone()));
         let files = Arc::clone(checkpoint.files());
         Self { files, mirrors: checkpoint.mirrors().into(), layers: layers.collect() }
@@ -46,12 +53,12 @@ impl ExpertSource {
         &self.layers
     }
 
-    /// How many experts there are.
+    /// Number of experts in all layers.
     pub(crate) fn count(&self) -> usize {
         self.layers.iter().flatten().map(|l| l.count).sum()
     }
 
-    /// The layers with experts, as these begin in the files.
+    /// Layers with experts, in the order of their first bytes in the files.
     pub(crate) fn layers_in_file_order(&self) -> Vec<(usize, &LayerExperts)> {
         let mut layers: Vec<_> =
             self.layers.iter().enumerate().filter_map(|(i, l)| Some((i, l.as_ref()?))).collect();
@@ -59,18 +66,18 @@ impl ExpertSource {
         layers
     }
 
-    /// All experts, layer and number: the layers as they begin in the files, the experts of each likewise.
-    pub(crate) fn in_file_order(&self) -> Vec<(usize, usize)> {
-        let mut all = Vec::with_capacity(self.count());
+    /// All experts, ordered by layer as in [`Self::layers_in_file_order`], then by offset.
+    pub(crate) fn experts_in_file_order(&self) -> Vec<(usize, usize)> {
+        let mut ids = Vec::with_capacity(self.count());
         for (layer, experts) in self.layers_in_file_order() {
-            let first = all.len();
-            all.extend((0..experts.count).map(|expert| (layer, expert)));
-            all[first..].sort_by_key(|(_, expert)| experts.disk_position(*expert));
+            let first = ids.len();
+            ids.extend((0..experts.count).map(|expert| (layer, expert)));
+            ids[first..].sort_by_key(|(_, expert)| experts.disk_position(*expert));
         }
-        all
+        ids
     }
 
-    /// Reads one expert to the start of `slot`.
+    /// Reads one expert to the start of `slot`, and verifies its digest.
     pub(crate) fn read(&self, layer: usize, expert: usize, slot: &mut [u8]) -> Result<(), Error> {
         let Some(experts) = self.layer(layer).filter(|l| expert < l.count && l.bytes <= slot.len())
         else {
@@ -78,9 +85,9 @@ impl ExpertSource {
         };
         let mut rest = &mut slot[..];
         for segment in experts.segments(expert) {
-            let (now, later) = rest.split_at_mut(segment.bytes);
+            let (dst, tail) = rest.split_at_mut(segment.bytes);
             let file = &self.files[segment.file as usize];
-            file.read_exact_at(now, segment.offset).map_err(|source| Error::Expert {
+            file.read_exact_at(dst, segment.offset).map_err(|source| Error::Expert {
                 layer,
                 expert,
                 path: file.path().into(),
@@ -88,7 +95,7 @@ impl ExpertSource {
                 bytes: segment.bytes,
                 source,
             })?;
-            rest = later;
+            rest = tail;
         }
         self.verify(layer, expert, slot)
     }
@@ -98,8 +105,8 @@ impl ExpertSource {
         matches!(self.layer(layer).map(|l| &l.shards[..]), Some([ShardLocation::Packed { .. }]))
     }
 
-    /// That the bytes which were read to the start of `slot` are those of the expert: of a packed model, whose records
-    /// have digests; of others there is nothing to compare with.
+    /// Compares an expert's bytes at the start of `slot` with its digest. Only packed models have
+    /// digests; experts of others pass.
     pub(crate) fn verify(&self, layer: usize, expert: usize, slot: &[u8]) -> Result<(), Error> {
         let Some([ShardLocation::Packed { first, stride, digests }]) =
             self.layer(layer).map(|l| &l.shards[..])

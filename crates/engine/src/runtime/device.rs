@@ -1,4 +1,4 @@
-//! Which device computes: the one that was asked for, or the faster one for a model.
+//! Device selection: opens the requested device, or the fastest one that fits a model.
 
 use moeflux_compute::{Adapter, AdapterKind, Device, DeviceOptions, Isa};
 
@@ -13,47 +13,47 @@ use crate::{
     text::text::Text,
 };
 
-/// Host memory that must be there before a graphics driver is loaded to choose by itself.
+/// Host memory that has to be left before `auto` loads a graphics driver.
 const DRIVER: u64 = 256 << 20;
 
-/// Wraps a device as soon as it is open: for tests that limit or watch it.
+/// Wraps a device after it was opened; for tests that limit or observe it.
 pub type WrapDevice = Box<dyn Fn(Box<dyn Device>) -> Box<dyn Device> + Send>;
 
-/// Which device computes, and why.
+/// The selected device, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChosenDevice {
-    /// What computes: "cpu, AVX-512 VNNI, 2 threads".
+    /// Description of the device: "cpu, AVX-512 VNNI, 2 threads".
     pub name: String,
     /// Whether it is a graphics adapter.
     pub graphics: bool,
-    /// Why this one.
+    /// Reason of the choice.
     pub reason: String,
 }
 
-/// An open device, and the plan that was made for it.
-pub(crate) struct Opened {
+/// An open device with its memory plan.
+pub(crate) struct OpenedDevice {
     pub(crate) device: Box<dyn Device>,
     pub(crate) plan: MemoryPlan,
     pub(crate) chosen: ChosenDevice,
 }
 
-/// What could compute on this machine.
+/// Devices of this machine.
 #[derive(Clone, Debug)]
 pub struct Devices {
-    /// The best instruction set of the processor.
+    /// Best instruction set of the CPU.
     pub isa: &'static str,
-    /// Threads that compute where nobody asks for another number.
+    /// Default number of compute threads.
     pub threads: usize,
-    /// The host's memory.
+    /// Memory of the host.
     pub memory: SystemMemory,
-    /// Graphics adapters, in the order of their numbers.
+    /// Graphics adapters, by index.
     pub adapters: Vec<Adapter>,
-    /// Number of the adapter that `auto` takes for a model that fits it; without one it takes the processor.
+    /// Index of the adapter that `auto` prefers for a model that fits it; `None` for the CPU.
     pub preferred: Option<usize>,
 }
 
 impl Devices {
-    /// Asks the system. Loads the graphics drivers.
+    /// Detects the devices. Loads the graphics drivers.
     pub fn now() -> Self {
         let adapters = moeflux_compute::adapters();
         let preferred = by_preference(&adapters).find(|a| is_hardware(a) && a.unusable.is_none());
@@ -67,9 +67,11 @@ impl Devices {
     }
 }
 
-/// Opens the device that was asked for, and plans for it. By the name `auto` it is the first adapter with a processor
-/// of its own whose memory holds dense weights, states, scratch and the experts of one token; else the CPU. Never a
-/// software adapter: that is the CPU, and slower.
+/// Opens the requested device and plans its memory.
+///
+/// `auto` is the first hardware adapter whose memory holds dense weights, states, scratch and the
+/// experts of one token; else the CPU. It is never a software adapter, which is the CPU, but
+/// slower.
 ///
 /// # Errors
 /// There is no such device, or the budget is below the floor.
@@ -78,8 +80,8 @@ pub(crate) fn open_device(
     request: &MemoryRequest,
     options: &DeviceOptions,
     wrap: Option<&WrapDevice>,
-) -> Result<Opened, Error> {
-    let machine = Machine {
+) -> Result<OpenedDevice, Error> {
+    let selector = DeviceSelector {
         graphics: has_graphics(),
         adapters: &moeflux_compute::adapters,
         open: &|name| {
@@ -93,31 +95,31 @@ pub(crate) fn open_device(
             })
         },
     };
-    machine.choose(blueprint, request, options.name.as_deref().unwrap_or("cpu"))
+    selector.choose(blueprint, request, options.name.as_deref().unwrap_or("cpu"))
 }
 
-/// Opens a device by its name.
-type Open<'a> = dyn Fn(&str) -> Result<Box<dyn Device>, Error> + 'a;
+/// Opens a device by name.
+type OpenDevice<'a> = dyn Fn(&str) -> Result<Box<dyn Device>, Error> + 'a;
 
-/// What is asked of a machine; tests have others than theirs.
-struct Machine<'a> {
+/// The machine that devices are selected on; tests provide their own.
+struct DeviceSelector<'a> {
     /// Whether it may have graphics hardware.
     graphics: bool,
     adapters: &'a dyn Fn() -> Vec<Adapter>,
-    open: &'a Open<'a>,
+    open: &'a OpenDevice<'a>,
 }
 
-impl Machine<'_> {
+impl DeviceSelector<'_> {
     fn choose(
         &self,
         blueprint: &Blueprint,
         request: &MemoryRequest,
         name: &str,
-    ) -> Result<Opened, Error> {
+    ) -> Result<OpenedDevice, Error> {
         match name {
-            "auto" => match self.first_that_fits(blueprint, request) {
+            "auto" => match self.open_first_fitting(blueprint, request) {
                 Ok(opened) => Ok(opened),
-                Err(why_not) => self.open_as("cpu", blueprint, request, &why_not),
+                Err(reasons) => self.open_as("cpu", blueprint, request, &reasons),
             },
             _ => self.open_as(name, blueprint, request, "asked for"),
         }
@@ -129,39 +131,40 @@ impl Machine<'_> {
         blueprint: &Blueprint,
         request: &MemoryRequest,
         reason: &str,
-    ) -> Result<Opened, Error> {
+    ) -> Result<OpenedDevice, Error> {
         let device = (self.open)(name)?;
         let plan = MemoryPlan::new(blueprint, request, &*device)?;
         let graphics = device.memory().is_some();
         let chosen = ChosenDevice { name: device.describe(), graphics, reason: reason.into() };
-        Ok(Opened { device, plan, chosen })
+        Ok(OpenedDevice { device, plan, chosen })
     }
 
-    /// The first adapter that `auto` may take, open, or why there is none.
-    fn first_that_fits(
+    /// Opens the first adapter that `auto` may use. The error lists why none fits.
+    fn open_first_fitting(
         &self,
         blueprint: &Blueprint,
         request: &MemoryRequest,
-    ) -> Result<Opened, String> {
+    ) -> Result<OpenedDevice, String> {
         if !self.graphics {
             return Err("there is no graphics hardware".into());
         }
-        // Loading a driver costs memory for good, so a small budget does not even ask what there is.
+        // A loaded driver occupies memory for good, so with a small budget adapters are not even
+        // enumerated.
         let system = SystemMemory::now();
         if host_budget(request, &system) < system.resident + DRIVER {
             return Err("the memory budget has no room for a graphics driver".into());
         }
         let adapters = (self.adapters)();
-        let mut why_not = Vec::new();
+        let mut reasons = Vec::new();
         for adapter in by_preference(&adapters).filter(|a| is_hardware(a)) {
             match self.try_adapter(adapter, blueprint, request) {
                 Ok(opened) => return Ok(opened),
-                Err(why) => why_not.push(format!("{}: {why}", adapter.name)),
+                Err(why) => reasons.push(format!("{}: {why}", adapter.name)),
             }
         }
-        Err(match why_not.is_empty() {
+        Err(match reasons.is_empty() {
             true => "no driver offers graphics hardware".into(),
-            false => why_not.join("; "),
+            false => reasons.join("; "),
         })
     }
 
@@ -170,7 +173,7 @@ impl Machine<'_> {
         adapter: &Adapter,
         blueprint: &Blueprint,
         request: &MemoryRequest,
-    ) -> Result<Opened, String> {
+    ) -> Result<OpenedDevice, String> {
         if let Some(why) = &adapter.unusable {
             return Err(why.clone());
         }
@@ -203,26 +206,26 @@ impl Machine<'_> {
     }
 }
 
-/// Whether it is more than the processor by another name, or a share of who knows what.
+/// Whether the adapter is graphics hardware, not a software or virtual adapter.
 fn is_hardware(adapter: &Adapter) -> bool {
     matches!(adapter.kind, AdapterKind::Discrete | AdapterKind::Integrated)
 }
 
-/// By kind, cards first; of one kind the one with the most memory.
+/// Adapters by kind, discrete GPUs first, then by memory size.
 fn by_preference(adapters: &[Adapter]) -> impl Iterator<Item = &Adapter> {
-    let mut all: Vec<&Adapter> = adapters.iter().collect();
-    all.sort_by_key(|a| a.preference());
-    all.into_iter()
+    let mut sorted: Vec<&Adapter> = adapters.iter().collect();
+    sorted.sort_by_key(|a| a.preference());
+    sorted.into_iter()
 }
 
 impl MemoryPlan {
-    /// The plan that an engine would make for this checkpoint now. Opens tokenizer and device for the purpose, as
-    /// they count, but loads no weights.
+    /// The plan that an engine would make for this checkpoint now. Opens tokenizer and device, as
+    /// they occupy memory, but loads no weights.
     ///
     /// # Errors
-    /// There is no such device, the tokenizer is broken, or the budget is below the floor: the error says what the
-    /// floor is and what would lower it.
-    pub fn of(
+    /// There is no such device, the tokenizer is broken, or the budget is below the floor; the
+    /// error states the floor and how to lower it.
+    pub fn for_checkpoint(
         checkpoint: &Checkpoint,
         blueprint: &Blueprint,
         request: &MemoryRequest,
@@ -263,7 +266,8 @@ mod tests {
         }
     }
 
-    /// What is chosen on a machine with these adapters: the names that were opened, the last of them in use, and why.
+    /// Selects a device on a machine with these adapters. Returns the names that were opened, the
+    /// last of them in use, and the choice.
     fn choose(
         name: &str,
         request: MemoryRequest,
@@ -271,7 +275,7 @@ mod tests {
         broken: &str,
     ) -> (Vec<String>, Result<ChosenDevice, Error>) {
         let opened = RefCell::new(Vec::new());
-        let machine = Machine {
+        let selector = DeviceSelector {
             graphics: true,
             adapters: &|| adapters.to_vec(),
             open: &|name| {
@@ -283,7 +287,7 @@ mod tests {
                 moeflux_compute::open(&options).map_err(Error::at(|| name))
             },
         };
-        let chosen = machine.choose(&tales(), &request, name).map(|o| o.chosen);
+        let chosen = selector.choose(&tales(), &request, name).map(|o| o.chosen);
         (opened.into_inner(), chosen)
     }
 
@@ -303,9 +307,9 @@ mod tests {
             (opened, chosen.unwrap().reason),
             (vec!["gpu:3".into()], "it holds the whole model".into())
         );
-        // One that fails is passed over.
+        // An adapter that fails is skipped.
         assert_eq!(choose("auto", roomy, &all, "gpu:3").0, ["gpu:3", "gpu:2"]);
-        // Small ones, broken ones and those that are none are not opened.
+        // Adapters that are too small, unusable or no hardware are not opened.
         let mut none = all.clone();
         none[1].unusable = Some("it is from 1996".into());
         none[2].memory = Some(1 << 20);
@@ -328,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn auto_takes_the_processor_where_a_card_holds_less_than_a_token_needs() {
+    fn auto_takes_the_cpu_if_no_card_holds_the_working_set_of_a_token() {
         let few =
             MemoryRequest { budget: Some(4 << 30), slots: Some(31), ..MemoryRequest::default() };
         let card = [adapter(0, AdapterKind::Discrete, None)];
@@ -345,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_was_asked_for_is_not_replaced() {
+    fn a_requested_device_is_not_replaced() {
         let card = [adapter(0, AdapterKind::Discrete, None)];
         for name in ["gpu", "gpu:0", "gpu:7", "cpu", "reference"] {
             let (opened, chosen) = choose(name, MemoryRequest::default(), &card, "");

@@ -1,9 +1,12 @@
-//! The forward pass: embed, layers, norm, head. Prefill, decode and batches are one function over rows.
+//! Forward pass: embedding -> layers -> final norm -> LM head -> logits. Prefill, decode and
+//! batches are one function over rows.
+//!
+//! [`Model::run_layers`] looks token ids up in the embedding table, [`Model::run_head`] computes
+//! logits, and [`Model::read_logits`] reads them back.
 
 use std::{
     ops::Range,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
-    sync::atomic::{AtomicBool, Ordering},
     time::Instant,
 };
 
@@ -14,109 +17,72 @@ use crate::{
         error::Error,
         stats::{LayerStats, Stats},
     },
-    experts::{cache::ExpertCache, prefetch::PrefetchMode, trace::Recorder},
+    experts::{cache::ExpertCache, prefetch::PrefetchMode, trace::TraceRecorder},
     model::blueprint::Blueprint,
-    runtime::layer::{Layer, Loader, Routing, Scratch, Step, StepObserver},
+    runtime::{
+        control::StepControl,
+        layer::{Layer, Loader, MoeState, Scratch, Step},
+    },
 };
 
-/// Rows whose logits are computed at once.
+/// Rows per run of the head.
 pub(crate) const LOGIT_ROWS: usize = 8;
 
-/// Of which tokens of a span the logits are wanted.
+/// Tokens of a span whose logits are returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Logits {
-    /// Of the last one.
+    /// The last token only.
     Last,
-    /// Of every one.
+    /// All tokens.
     All,
 }
 
-/// What is wanted of a span's logits.
+/// Request for a span's logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LogitsRequest {
-    /// Nothing: the head does not run.
-    Nothing,
-    /// All logits of some tokens.
+    /// None: the head does not run.
+    None,
+    /// Full logits of some tokens.
     Logits(Logits),
-    /// Of the last token so many that come first in rank.
-    First(usize),
+    /// The k highest logits of the last token.
+    TopK(usize),
 }
 
-/// What a step found for one of its rows.
+/// Result for one row of a step.
 pub(crate) enum LogitsOutput<'a> {
-    /// One logit per entry of the vocabulary.
+    /// One logit per vocabulary entry.
     Logits(&'a [f32]),
-    /// The tokens that come first in rank, and their logits.
-    First { ids: &'a [f32], logits: &'a [f32] },
+    /// Ids and values of the highest logits, in descending order.
+    TopK { ids: &'a [f32], logits: &'a [f32] },
 }
 
-/// Takes what was found for a row of the step. Told the first in rank, it says whether they are enough; if not, all logits of
-/// the row follow.
+/// Receives the result for a row of the step. After the top k it returns whether they suffice; if
+/// not, it is called again with the full logits of the row.
 pub(crate) type LogitsSink<'a> = dyn FnMut(usize, LogitsOutput<'_>) -> bool + 'a;
 
-/// Numbers of the buffer for what comes first in rank.
+/// f32 values in the buffer for the top k: ids, then logits.
 pub(crate) const TOP_CANDIDATES: usize = 2 * MAX_TOP_LOGITS;
 
-/// What a caller may want to see of a step, and how it stops one.
-///
-/// What is called here, or with logits, runs in the middle of a step, while all other sessions of the engine wait: it must not
-/// call the engine or any of its sessions, not even drop one, or it waits for ever. If it panics, the step has failed.
-#[derive(Default)]
-pub struct StepControl<'a> {
-    /// Set by anyone to stop at the next layer; the session then stands at its last good token.
-    pub cancel: Option<&'a AtomicBool>,
-    /// Called with the share of the work that is done, from 0 to 1.
-    pub progress: Option<&'a mut dyn FnMut(f64)>,
-    /// Sees hidden states and chosen experts.
-    pub observer: Option<&'a mut (dyn StepObserver + 'a)>,
-}
-
-impl StepControl<'_> {
-    /// Whether somebody asked to stop.
-    pub fn is_cancelled(&self) -> bool {
-        self.cancel.is_some_and(|c| c.load(Ordering::Relaxed))
-    }
-
-    /// Watches a part of the work: so much comes before it, and so much it is of all.
-    pub(crate) fn part<T>(
-        &mut self,
-        before: f64,
-        share: f64,
-        f: impl FnOnce(&mut StepControl<'_>) -> T,
-    ) -> T {
-        let mut inner =
-            self.progress.as_mut().map(|p| move |of_part: f64| p(before + share * of_part));
-        f(&mut StepControl {
-            cancel: self.cancel,
-            progress: inner.as_mut().map(|p| p as &mut dyn FnMut(f64)),
-            observer: match &mut self.observer {
-                Some(observer) => Some(&mut **observer),
-                None => None,
-            },
-        })
-    }
-}
-
-/// The states of one session for one layer.
+/// States of one session for one layer.
 pub(crate) type LayerStates = [Option<State>; 2];
 
-/// Some tokens of one session.
+/// Consecutive tokens of one session in a step.
 #[derive(Clone, Copy)]
 pub(crate) struct SeqSpan<'a> {
     pub(crate) states: &'a [LayerStates],
     pub(crate) position: usize,
     pub(crate) tokens: &'a [u32],
-    pub(crate) wanted: LogitsRequest,
+    pub(crate) logits: LogitsRequest,
 }
 
-/// What a step runs on.
-pub(crate) struct On<'a> {
+/// Device and cache that a step runs on.
+pub(crate) struct StepContext<'a> {
     pub(crate) device: &'a mut dyn Device,
     pub(crate) cache: &'a mut ExpertCache,
     pub(crate) stats: &'a mut Stats,
 }
 
-/// A loaded model.
+/// A loaded model: dense weights, buffers, and the state of a step.
 pub(crate) struct Model {
     hidden: usize,
     vocab: usize,
@@ -130,23 +96,23 @@ pub(crate) struct Model {
     scratch: Scratch,
     /// `(LOGIT_ROWS, vocab)`.
     logits: Buffer,
-    /// `(LOGIT_ROWS, TOP_CANDIDATES)`: what comes first in rank.
-    first: Buffer,
+    /// `(LOGIT_ROWS, TOP_CANDIDATES)`: ids and values of the top k.
+    top_logits: Buffer,
     spans: [Vec<Span>; 2],
-    routing: Routing,
-    /// What each layer asked its experts for, of all sessions together.
+    moe_state: MoeState,
+    /// Cache statistics by layer, of all sessions together.
     layer_stats: Vec<LayerStats>,
     /// `(LOGIT_ROWS, vocab)` on the host.
-    read: Vec<f32>,
-    /// The tokens of the step at hand, and what it is asked for.
+    host_logits: Vec<f32>,
+    /// Tokens of the current step, and its rows with requested logits.
     tokens: Vec<u32>,
-    asked: Vec<Asked>,
-    ahead: Option<Ahead>,
+    logit_rows: Vec<LogitsRow>,
+    recorded: Option<RecordedStep>,
 }
 
 impl Model {
-    /// Loads the dense weights and allocates the buffers for steps of up to `rows` rows of sessions of `context`
-    /// positions.
+    /// Loads the dense weights and allocates buffers for steps of up to `rows` rows of sessions
+    /// with `context` positions.
     pub(crate) fn load(
         blueprint: &Blueprint,
         loader: &mut Loader<'_>,
@@ -177,17 +143,17 @@ impl Model {
                 .device
                 .buffer(LOGIT_ROWS * blueprint.vocab)
                 .map_err(Error::at(|| "logits"))?,
-            first: loader
+            top_logits: loader
                 .device
                 .buffer(LOGIT_ROWS * TOP_CANDIDATES)
                 .map_err(Error::at(|| "logits"))?,
             spans: [Vec::with_capacity(1), Vec::with_capacity(1)],
-            routing: Routing::new(blueprint, rows, prefetch),
+            moe_state: MoeState::new(blueprint, rows, prefetch),
             layer_stats: vec![LayerStats::default(); blueprint.layers.len()],
-            read: vec![0.0; LOGIT_ROWS * blueprint.vocab],
+            host_logits: vec![0.0; LOGIT_ROWS * blueprint.vocab],
             tokens: Vec::with_capacity(rows),
-            asked: Vec::with_capacity(LOGIT_ROWS),
-            ahead: None,
+            logit_rows: Vec::with_capacity(LOGIT_ROWS),
+            recorded: None,
         })
     }
 
@@ -195,103 +161,111 @@ impl Model {
         &self.layer_stats
     }
 
-    /// Writes down the experts of all steps from now on, or no longer.
-    pub(crate) fn record(&mut self, recorder: Option<Recorder>) {
-        self.routing.recorder = recorder;
-        // A step that was recorded ahead looks experts up by itself.
-        self.ahead = None;
+    /// Sets or removes the recorder of routing traces, from the next step on.
+    pub(crate) fn set_trace_recorder(&mut self, recorder: Option<TraceRecorder>) {
+        self.moe_state.recorder = recorder;
+        // A step recorded ahead looks experts up on the device, where the host cannot record their
+        // ids.
+        self.recorded = None;
     }
 
-    /// Feeds the spans' tokens. `sink` gets what is wanted, with the row of the step.
+    /// Runs a step over the spans' tokens. `sink` receives the requested logits with the row of the
+    /// step.
     ///
-    /// On success the recurrent states are ready to be committed; on failure nothing that the sessions rely on
-    /// has changed.
+    /// On success, recurrent states are ready to be committed. On failure, nothing that the
+    /// sessions rely on has changed.
     pub(crate) fn step(
         &mut self,
-        mut on: On<'_>,
+        mut ctx: StepContext<'_>,
         spans: &[SeqSpan<'_>],
-        watch: &mut StepControl<'_>,
+        control: &mut StepControl<'_>,
         sink: &mut LogitsSink<'_>,
     ) -> Result<(), Error> {
-        if let Some(recorder) = &mut self.routing.recorder {
-            recorder.begin(spans.iter().map(|s| s.tokens.len()).sum());
+        if let Some(recorder) = &mut self.moe_state.recorder {
+            recorder.start_step(spans.iter().map(|s| s.tokens.len()).sum());
         }
-        // What callers have called may panic; the engine is everybody's.
+        // Callbacks may panic, but other sessions must be able to use the engine afterwards.
         let result = catch_unwind(AssertUnwindSafe(|| {
-            self.run(&mut on, spans, watch, sink)?;
-            self.routing.recorder.as_mut().map_or(Ok(()), Recorder::end)
+            self.run(&mut ctx, spans, control, sink)?;
+            self.moe_state.recorder.as_mut().map_or(Ok(()), TraceRecorder::finish_step)
         }));
         if !matches!(result, Ok(Ok(()))) {
-            on.cache.recover(on.device);
-            self.read.resize(LOGIT_ROWS * self.vocab, 0.0);
+            ctx.cache.recover(ctx.device);
+            self.host_logits.resize(LOGIT_ROWS * self.vocab, 0.0);
         }
         result.unwrap_or_else(|cause| resume_unwind(cause))
     }
 
     fn run(
         &mut self,
-        on: &mut On<'_>,
+        ctx: &mut StepContext<'_>,
         spans: &[SeqSpan<'_>],
-        watch: &mut StepControl<'_>,
+        control: &mut StepControl<'_>,
         sink: &mut LogitsSink<'_>,
     ) -> Result<(), Error> {
-        self.routing.waited = false;
+        self.moe_state.ids_were_read = false;
         self.tokens.clear();
         spans.iter().for_each(|span| self.tokens.extend_from_slice(span.tokens));
-        let begun = match self.ahead.take() {
-            Some(ahead) if watch.observer.is_none() && !watch.is_cancelled() && ahead.is(spans) => {
-                let begun =
-                    on.device.submit_recorded(&self.tokens).map_err(Error::at(|| "embedding"))?;
-                begun.then_some(ahead)
+        let submitted = match self.recorded.take() {
+            Some(recorded)
+                if control.observer.is_none()
+                    && !control.is_cancelled()
+                    && recorded.matches(spans) =>
+            {
+                let submitted =
+                    ctx.device.submit_recorded(&self.tokens).map_err(Error::at(|| "embedding"))?;
+                submitted.then_some(recorded)
             }
             _ => None,
         };
-        match &begun {
-            Some(ahead) => {
-                on.stats.add_recorded(ahead.stats);
-                if let Some(progress) = &mut watch.progress {
+        match &submitted {
+            Some(recorded) => {
+                ctx.stats.add_recorded(recorded.stats);
+                if let Some(progress) = &mut control.progress {
                     progress(1.0);
                 }
             }
-            None => self.layers(on, spans, watch)?,
+            None => self.run_layers(ctx, spans, control)?,
         }
-        let mut asked = std::mem::take(&mut self.asked);
-        asked.clear();
-        asked.extend(
+        let mut logit_rows = std::mem::take(&mut self.logit_rows);
+        logit_rows.clear();
+        logit_rows.extend(
             spans
                 .iter()
                 .scan(0, |end, span| {
                     *end += span.tokens.len();
-                    Some(Asked::of(span.wanted, *end - span.tokens.len()..*end))
+                    Some(LogitsRow::for_span(span.logits, *end - span.tokens.len()..*end))
                 })
                 .flatten(),
         );
-        let result = asked.chunks(LOGIT_ROWS).try_for_each(|asked| {
+        let result = logit_rows.chunks(LOGIT_ROWS).try_for_each(|logit_rows| {
             let since = Instant::now();
-            if begun.is_none() {
-                self.head(&mut *on.device, asked).map_err(Error::at(|| "head"))?;
+            if submitted.is_none() {
+                self.run_head(&mut *ctx.device, logit_rows).map_err(Error::at(|| "head"))?;
             }
-            on.stats.computing_ns += since.elapsed().as_nanos() as u64;
-            // Whoever wants all logits reads a text that is there, and between two parts of the head nothing is recorded.
-            let goes_on = asked.len() == spans.len()
-                && watch.observer.is_none()
-                && spans.iter().all(|span| span.wanted != LogitsRequest::Logits(Logits::All));
-            let next = if goes_on { spans } else { &[] };
-            self.read_asked(on, asked, next, sink).map_err(Error::at(|| "head"))
+            ctx.stats.computing_ns += since.elapsed().as_nanos() as u64;
+            // A request for all logits evaluates a given text, so no decode step follows. Between
+            // two runs of the head nothing can be recorded.
+            let continues = logit_rows.len() == spans.len()
+                && control.observer.is_none()
+                && spans.iter().all(|span| span.logits != LogitsRequest::Logits(Logits::All));
+            let next = if continues { spans } else { &[] };
+            self.read_logits(ctx, logit_rows, next, sink).map_err(Error::at(|| "head"))
         });
-        self.asked = asked;
+        self.logit_rows = logit_rows;
         result
     }
 
-    /// Records what leads from the step's tokens, which [`Model::run`] has collected, to the residual stream after the last layer. A
-    /// step that is recorded ahead has as many of them.
-    fn layers(
+    /// Records embedding and all layers for `self.tokens`, up to the residual stream after the last
+    /// layer. The tokens are those of the current step, or placeholders of the same number in a
+    /// step recorded ahead.
+    fn run_layers(
         &mut self,
-        on: &mut On<'_>,
+        ctx: &mut StepContext<'_>,
         spans: &[SeqSpan<'_>],
-        watch: &mut StepControl<'_>,
+        control: &mut StepControl<'_>,
     ) -> Result<(), Error> {
-        let On { device, cache, stats } = on;
+        let StepContext { device, cache, stats } = ctx;
         let rows = spans.iter().map(|s| s.tokens.len()).sum();
         let x = View::rows(self.scratch.x, rows, self.hidden);
         device
@@ -303,12 +277,12 @@ impl Model {
                 .map_err(Error::at(|| "embedding"))?;
         }
         for (i, layer) in self.layers.iter().enumerate() {
-            if watch.is_cancelled() {
+            if control.is_cancelled() {
                 return Err(Error::Cancelled);
             }
-            for (which, of_layer) in self.spans.iter_mut().enumerate() {
-                of_layer.clear();
-                of_layer.extend(spans.iter().filter_map(|s| {
+            for (which, layer_spans) in self.spans.iter_mut().enumerate() {
+                layer_spans.clear();
+                layer_spans.extend(spans.iter().filter_map(|s| {
                     Some(Span {
                         state: s.states[i][which]?,
                         position: s.position,
@@ -320,10 +294,10 @@ impl Model {
             let mut step = Step {
                 device: &mut **device,
                 cache,
-                routing: &mut self.routing,
+                moe_state: &mut self.moe_state,
                 scratch: &self.scratch,
                 stats,
-                observer: match &mut watch.observer {
+                observer: match &mut control.observer {
                     Some(observer) => Some(&mut **observer),
                     None => None,
                 },
@@ -336,12 +310,12 @@ impl Model {
             };
             layer.run(&mut step)?;
             self.layer_stats[i].add(&stats.since(&before));
-            if let Some(observer) = &mut watch.observer {
+            if let Some(observer) = &mut control.observer {
                 let mut hidden = vec![0.0; rows * self.hidden];
                 device.read(x, &mut hidden).map_err(Error::at(|| format!("layer {i}")))?;
                 observer.hidden(i, &hidden);
             }
-            if let Some(progress) = &mut watch.progress {
+            if let Some(progress) = &mut control.progress {
                 progress((i + 1) as f64 / self.layers.len() as f64);
             }
         }
@@ -349,19 +323,23 @@ impl Model {
         Ok(())
     }
 
-    /// Norm and head for rows of the residual stream, at most [`LOGIT_ROWS`], and what comes first in rank where that is asked
-    /// for. All of it stays on the device, where [`Model::logits`] and [`Model::best`] say.
-    fn head(&self, device: &mut dyn Device, asked: &[Asked]) -> Result<(), moeflux_compute::Error> {
-        let most = asked.iter().map(|asked| asked.row + 1).max().unwrap_or(0);
-        let x = View::rows(self.scratch.x, most, self.hidden);
-        let normed = View::rows(self.scratch.normed, asked.len(), self.hidden);
-        let mut at = 0;
-        for run in asked.chunk_by(|a, b| a.row + 1 == b.row) {
-            let (x, out) = (x.slice(run[0].row, run.len()), normed.slice(at, run.len()));
+    /// Final norm and head for at most [`LOGIT_ROWS`] rows of the residual stream, then the top k
+    /// where requested. Results stay on the device, in [`Model::logits`] and [`Model::top_logits`].
+    fn run_head(
+        &self,
+        device: &mut dyn Device,
+        logit_rows: &[LogitsRow],
+    ) -> Result<(), moeflux_compute::Error> {
+        let rows = logit_rows.iter().map(|wanted| wanted.row + 1).max().unwrap_or(0);
+        let x = View::rows(self.scratch.x, rows, self.hidden);
+        let normed = View::rows(self.scratch.normed, logit_rows.len(), self.hidden);
+        let mut row = 0;
+        for run in logit_rows.chunk_by(|a, b| a.row + 1 == b.row) {
+            let (x, out) = (x.slice(run[0].row, run.len()), normed.slice(row, run.len()));
             device.run(&Op::RmsNorm { x, weight: Some(self.norm), eps: self.eps, out })?;
-            at += run.len();
+            row += run.len();
         }
-        let logits = self.logits(asked.len());
+        let logits = self.logits(logit_rows.len());
         device.run(&Op::MatMul {
             x: normed,
             weight: self.head,
@@ -372,69 +350,73 @@ impl Model {
         if let Some(cap) = self.logit_cap {
             device.run(&Op::SoftCap { x: logits, cap })?;
         }
-        for (i, asked) in asked.iter().enumerate() {
-            if let Some(n) = asked.first {
-                device.run(&Op::TopLogits { logits: logits.slice(i, 1), best: self.best(i, n) })?;
+        for (i, wanted) in logit_rows.iter().enumerate() {
+            if let Some(n) = wanted.top_k {
+                device.run(&Op::TopLogits {
+                    logits: logits.slice(i, 1),
+                    best: self.top_logits(i, n),
+                })?;
             }
         }
         Ok(())
     }
 
-    /// Where logits of the first `n` rows that were asked for are.
+    /// View of the logits of the first `n` requested rows.
     fn logits(&self, n: usize) -> View {
         View::rows(self.logits, n, self.vocab)
     }
 
-    /// Where the `n` logits are that come first in rank, and before them their tokens, of one of the rows that were asked for.
-    fn best(&self, i: usize, n: usize) -> View {
-        View { width: 2 * n, ..View::rows(self.first, LOGIT_ROWS, TOP_CANDIDATES).slice(i, 1) }
+    /// View of the top `n` of requested row `i`: ids, then logits.
+    fn top_logits(&self, i: usize, n: usize) -> View {
+        View { width: 2 * n, ..View::rows(self.top_logits, LOGIT_ROWS, TOP_CANDIDATES).slice(i, 1) }
     }
 
-    /// Reads what was asked for: the first in rank, and all logits if these are not enough. While the device is at work on it,
-    /// the step after it is recorded, if `next` are the spans that will go on token by token.
-    fn read_asked(
+    /// Reads requested logits back from the device: the top k, and full logits if those do not
+    /// suffice. While the device computes, records the next decode step for the spans in `next`.
+    fn read_logits(
         &mut self,
-        on: &mut On<'_>,
-        asked: &[Asked],
+        ctx: &mut StepContext<'_>,
+        logit_rows: &[LogitsRow],
         next: &[SeqSpan<'_>],
         sink: &mut LogitsSink<'_>,
     ) -> Result<(), moeflux_compute::Error> {
-        let mut read = std::mem::take(&mut self.read);
-        let On { device, cache, .. } = on;
-        let at_once = if asked.iter().all(|asked| asked.first.is_none()) { LOGIT_ROWS } else { 1 };
-        let mut read_some = |i: usize, some: &[Asked]| {
-            let logits = self.logits(asked.len()).slice(i, some.len());
-            let view = some[0].first.map_or(logits, |n| self.best(i, n));
-            let numbers = &mut read[..view.rows * view.width];
-            device.read_while(view, numbers, &mut |device| {
+        let mut host_logits = std::mem::take(&mut self.host_logits);
+        let StepContext { device, cache, .. } = ctx;
+        let rows_per_read =
+            if logit_rows.iter().all(|wanted| wanted.top_k.is_none()) { LOGIT_ROWS } else { 1 };
+        let mut read_some = |i: usize, some: &[LogitsRow]| {
+            let logits = self.logits(logit_rows.len()).slice(i, some.len());
+            let view = some[0].top_k.map_or(logits, |n| self.top_logits(i, n));
+            let values = &mut host_logits[..view.rows * view.width];
+            device.read_while(view, values, &mut |device| {
                 if i == 0 {
                     self.record_next(device, cache, next);
                 }
             })?;
-            let Some(n) = some[0].first else {
-                for (asked, row) in some.iter().zip(numbers.chunks_exact(self.vocab)) {
-                    sink(asked.row, LogitsOutput::Logits(row));
+            let Some(n) = some[0].top_k else {
+                for (wanted, row) in some.iter().zip(values.chunks_exact(self.vocab)) {
+                    sink(wanted.row, LogitsOutput::Logits(row));
                 }
                 return Ok(());
             };
-            let (ids, of_ids) = numbers.split_at(n);
-            if !sink(some[0].row, LogitsOutput::First { ids, logits: of_ids }) {
-                let all = &mut read[..self.vocab];
-                device.read(logits, all)?;
-                sink(some[0].row, LogitsOutput::Logits(all));
+            let (ids, logits_of_ids) = values.split_at(n);
+            if !sink(some[0].row, LogitsOutput::TopK { ids, logits: logits_of_ids }) {
+                let row = &mut host_logits[..self.vocab];
+                device.read(logits, row)?;
+                sink(some[0].row, LogitsOutput::Logits(row));
             }
             Ok(())
         };
-        let result = asked
-            .chunks(at_once)
+        let result = logit_rows
+            .chunks(rows_per_read)
             .enumerate()
-            .try_for_each(|(i, some)| read_some(i * at_once, some));
-        self.read = read;
+            .try_for_each(|(i, some)| read_some(i * rows_per_read, some));
+        self.host_logits = host_logits;
         result
     }
 
-    /// Records the step that comes after one with a token of each span, where no layer makes the host wait. What fails here will
-    /// fail again where somebody is told.
+    /// Records the decode step that follows a step with one token per span, unless some layer has
+    /// to read router ids back. Errors are ignored here, as the actual step reports them.
     fn record_next(
         &mut self,
         device: &mut dyn Device,
@@ -443,7 +425,7 @@ impl Model {
     ) {
         if spans.is_empty()
             || spans.iter().any(|span| span.tokens.len() != 1)
-            || self.routing.waited
+            || self.moe_state.ids_were_read
         {
             return;
         }
@@ -451,58 +433,62 @@ impl Model {
             spans.iter().flat_map(|span| span.states.iter().flatten().flatten().copied()).collect();
         let next: Vec<_> =
             spans.iter().map(|span| SeqSpan { position: span.position + 1, ..*span }).collect();
-        let asked: Vec<_> =
-            (0..).zip(&next).flat_map(|(row, span)| Asked::of(span.wanted, row..row + 1)).collect();
+        let logit_rows: Vec<_> = (0..)
+            .zip(&next)
+            .flat_map(|(row, span)| LogitsRow::for_span(span.logits, row..row + 1))
+            .collect();
         let mut stats = Stats::default();
         let recorded = device.record_ahead(&states, &mut |device| {
-            let mut on = On { device: &mut *device, cache, stats: &mut stats };
-            let layers = self.layers(&mut on, &next, &mut StepControl::default());
-            layers.and_then(|()| self.head(device, &asked).map_err(Error::at(|| "head"))).is_ok()
+            let mut ctx = StepContext { device: &mut *device, cache, stats: &mut stats };
+            let layers = self.run_layers(&mut ctx, &next, &mut StepControl::default());
+            layers
+                .and_then(|()| self.run_head(device, &logit_rows).map_err(Error::at(|| "head")))
+                .is_ok()
         });
         if recorded.is_ok() {
             let spans = next
                 .iter()
-                .map(|span| (span.states.to_vec(), span.position, span.wanted))
+                .map(|span| (span.states.to_vec(), span.position, span.logits))
                 .collect();
-            self.ahead = Some(Ahead { spans, stats });
+            self.recorded = Some(RecordedStep { spans, stats });
         }
     }
 }
 
-/// A row of a step whose logits are wanted: so many that come first in rank, or all.
+/// A row of a step with requested logits: the top k, or all.
 #[derive(Clone, Copy)]
-struct Asked {
+struct LogitsRow {
     row: usize,
-    first: Option<usize>,
+    top_k: Option<usize>,
 }
 
-impl Asked {
-    /// What is wanted of a span with these rows.
-    fn of(wanted: LogitsRequest, rows: Range<usize>) -> impl Iterator<Item = Self> {
-        let (rows, first) = match wanted {
-            LogitsRequest::Nothing => (rows.end..rows.end, None),
+impl LogitsRow {
+    /// Requested rows of a span.
+    fn for_span(request: LogitsRequest, rows: Range<usize>) -> impl Iterator<Item = Self> {
+        let (rows, top_k) = match request {
+            LogitsRequest::None => (rows.end..rows.end, None),
             LogitsRequest::Logits(Logits::All) => (rows, None),
             LogitsRequest::Logits(Logits::Last) => (rows.end - 1..rows.end, None),
-            LogitsRequest::First(n) => (rows.end - 1..rows.end, Some(n)),
+            LogitsRequest::TopK(n) => (rows.end - 1..rows.end, Some(n)),
         };
-        rows.map(move |row| Self { row, first })
+        rows.map(move |row| Self { row, top_k })
     }
 }
 
-/// A step with a token of each of some spans that a device may have recorded.
-struct Ahead {
-    /// States, positions, and what is wanted.
+/// A decode step that the device may have recorded ahead.
+struct RecordedStep {
+    /// States, position and request of each span.
     spans: Vec<(Vec<LayerStates>, usize, LogitsRequest)>,
     stats: Stats,
 }
 
-impl Ahead {
-    fn is(&self, spans: &[SeqSpan<'_>]) -> bool {
+impl RecordedStep {
+    fn matches(&self, spans: &[SeqSpan<'_>]) -> bool {
         let recorded = self
             .spans
             .iter()
             .map(|(states, position, wanted)| (states.as_slice(), *position, *wanted));
-        recorded.eq(spans.iter().map(|span| (span.states, span.position, span.wanted)))
+        recorded.eq(spans.iter().map(|span| (span.states, span.position, span.logits)))
             && spans.iter().all(|span| span.tokens.len() == 1)
     }
 }

@@ -1,4 +1,4 @@
-//! The memory plan: every byte that will be held, from a budget, before anything is allocated.
+//! Memory plan: accounts for every byte within a budget before anything is allocated.
 
 use moeflux_compute::{Device, KvFormat, ScratchShape, StateShape};
 use serde::Serialize;
@@ -7,90 +7,96 @@ use crate::{
     base::{error::Error, system::SystemMemory},
     checkpoint::{Checkpoint, MatrixSource, READ_THREADS},
     experts::{
-        cache::BOOKKEEPING,
-        io::{Access, PageCache, ReadOptions, memory as reader_memory},
+        cache::BOOKKEEPING_BYTES,
+        io::{Access, PageCache, ReadOptions, reader_memory},
         probe::FilePages,
     },
     model::blueprint::{Blueprint, MixerBlueprint},
     runtime::{
         forward::{LOGIT_ROWS, TOP_CANDIDATES},
-        layer::{Mla, Routing, Scratch},
+        layer::{Mla, MoeState, SCRATCH_BUFFERS, Scratch},
     },
 };
 
-/// Context where nobody asks for one.
+/// Default positions per session.
 pub const DEFAULT_CONTEXT: usize = 8192;
 
-/// Tokens per chunk of a prefill where nobody asks for another number. A constant: it never follows the budget.
+/// Default tokens per prefill chunk. A constant, independent of the budget.
 pub const DEFAULT_CHUNK: usize = 512;
 
-/// The same for a card with memory of its own: it has room for more rows, and experts then meet more of them at once.
+/// Default tokens per prefill chunk on a card with its own memory: it has room for more rows, which
+/// raises the rows per expert.
 pub const CARD_CHUNK: usize = 2048;
 
-/// The least slots that the host has beside a device's own: as many experts again wait to be copied while others are read.
+/// Minimum host slots beside a card's own: half of them wait to be copied while the others are
+/// read.
 const MIN_HOST_SLOTS: usize = 2 * READ_THREADS;
 
 /// Share of the files in the page cache from which on first reads are buffered, too.
 const WARM_SHARE: f64 = 0.5;
 
-/// For what the allocator, the kernel's tables of our pages and code that has not run yet will take.
-const RESERVE: u64 = 12 << 20;
+/// Reserve for the allocator, page tables, and code that has not run yet.
+const PROCESS_RESERVE: u64 = 12 << 20;
 
-/// Of a device's own memory this much is left to others where nobody names a budget, besides a tenth.
+/// Default reserve of a device's own memory for other programs, in addition to a tenth of it.
 const DEVICE_RESERVE: u64 = 512 << 20;
 
-/// What the program holds when it plans differs by some pages from run to run: a budget that is advised has room for that.
-const WOBBLE: u64 = 1 << 20;
+/// Variation of the process size at planning time between runs; an advised budget includes it.
+const PROCESS_VARIATION: u64 = 1 << 20;
 
-/// Share of the memory that the process may use that is taken where nobody names a budget: 3 / 4.
+/// Default budget as a share of the memory that the process may use: 3 / 4.
 const SAFE_SHARE: (u64, u64) = (3, 4);
 
-/// Share of what everything else leaves that kept points take where nobody says: 1 / 16.
-const MARKS_SHARE: u64 = 16;
+/// Default share of the prefix cache in the memory that everything else leaves: 1 / 16.
+const PREFIX_CACHE_SHARE: u64 = 16;
 
 /// Share of the floor from which on fewer threads are advised: 1 / 8.
 const THREADS_SHARE: u64 = 8;
 
-/// A chunk that is halved to suit a device stops here.
+/// Smallest chunk when halving it to suit a device.
 const MIN_CHUNK: usize = 64;
 
-/// A shrunk context stops here; below, the error says what is missing.
+/// Smallest context when shrinking it to the budget; below, planning fails.
 const MIN_CONTEXT: usize = 256;
 
-/// What the plan is made for.
+/// Limits and sizes that the plan has to respect.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MemoryRequest {
-    /// Bytes; by default a safe share of what the process may use.
+    /// Bytes of host memory; by default a safe share of what the process may use.
     pub budget: Option<u64>,
-    /// Bytes of the device's own memory; by default nine tenths of it less 512 MiB. Where the system does not say how
-    /// much there is, as many as `budget`. Without effect on devices that have no memory of their own.
+    /// Bytes of the device's own memory; by default 90 % of it less 512 MiB. If the system does not
+    /// report its size, the same as `budget`. Ignored for devices without memory of their own.
     pub device_budget: Option<u64>,
-    /// Positions per session; by default the smaller of the model's and [`DEFAULT_CONTEXT`], shrunk to fit.
+    /// Positions per session; by default the smaller of the model's and [`DEFAULT_CONTEXT`], shrunk
+    /// to fit.
     pub context: Option<usize>,
-    /// Tokens per chunk of a prefill; by default [`DEFAULT_CHUNK`], or [`CARD_CHUNK`] on a card with memory of its own, halved
-    /// until a GPU's kernels can see the intermediate results of all of them.
+    /// Tokens per prefill chunk; by default [`DEFAULT_CHUNK`], or [`CARD_CHUNK`] on a card with its
+    /// own memory, halved until the scratch fits the buffers that a GPU's kernels can bind.
     pub chunk: Option<usize>,
-    /// Sessions that live at the same time; by default one.
+    /// Concurrent sessions; by default one.
     pub sessions: Option<usize>,
-    /// Bytes for the states of all sessions; by default what they hold when each is as long as its context. With less, contexts
-    /// may be longer than memory: pages are taken as they are written, and a step that finds none left fails.
+    /// Bytes for the states of all sessions; by default enough for the full context of each. With
+    /// less, contexts may exceed the memory: pages are allocated when written, and a step fails if
+    /// none is left.
     pub state: Option<u64>,
-    /// Bytes for the states of kept points, which prompts that begin alike go on from; by default those of one session, or
-    /// a sixteenth of what the dense weights leave, whichever is less.
+    /// Bytes for states in the prefix cache; by default those of one session, or a sixteenth of
+    /// what the dense weights leave, whichever is less.
     pub marks: Option<u64>,
-    /// Exactly so many slots, instead of as many as the budget holds.
+    /// Exact number of slots, instead of as many as the budget holds.
     pub slots: Option<usize>,
-    /// Exactly so many slots on the host beside a device's own, instead of as many as help and `budget` holds.
+    /// Exact number of host slots beside a card's own, instead of as many as are useful and
+    /// `budget` holds.
     pub host_slots: Option<usize>,
-    /// Bytes of the reader of experts: stacks, and buffers for direct reads; by default those of the default options.
+    /// Bytes of the expert reader: stacks and bounce buffers; by default those of the default
+    /// options.
     pub reader: Option<u64>,
 }
 
 impl MemoryRequest {
-    /// With the memory of the reader that [`Engine::open`](crate::Engine::open) makes of a checkpoint and its mirrors with such
-    /// options, unless it was asked for.
+    /// Sets the memory of the reader that [`Engine::open`](crate::Engine::open) creates for a
+    /// checkpoint and its mirrors with these options, unless it is set already.
     #[must_use]
-    pub fn reading(
+    pub fn with_reader(
         self,
         checkpoint: &Checkpoint,
         blueprint: &Blueprint,
@@ -104,56 +110,59 @@ impl MemoryRequest {
     }
 }
 
-/// Every byte that will be held. All sizes are bytes.
+/// Planned memory. All sizes are bytes.
 ///
-/// The host holds `process`, `staging` and `host_slots`. Dense weights, state, scratch and slots lie in the device's own
-/// memory where it has some, else with the rest on the host.
+/// The host holds `process`, `staging` and `host_slots`. Dense weights, state, scratch and slots
+/// are in the device's own memory if it has some, else in host memory.
 ///
-/// Where a device has memory of its own, experts reach its slots by way of the host's. With a slot there for each, the host
-/// needs only some to read into. Else it has as many as its budget holds: if the two together have a slot for every expert,
-/// and the device reads the host's memory in place, each expert has its place for good; if not, both are caches before the
+/// On a device with its own memory, experts reach its slots through host slots. If every expert has
+/// a slot on the card, the host needs only staging slots. Otherwise the host has as many slots as
+/// its budget holds. If both tiers together have a slot for every expert, and the device reads host
+/// memory in place, every expert has a fixed slot; if not, both tiers are caches in front of the
 /// disk.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct MemoryPlan {
-    /// The limit on the host's memory.
+    /// Limit of the host memory.
     pub budget: u64,
-    /// The limit on the device's own memory, if it has some.
+    /// Limit of the device's own memory, if it has some.
     pub device_budget: Option<u64>,
-    /// The program itself: code, tokenizer, stacks, indexes, drivers.
+    /// The process itself: code, tokenizer, stacks, indexes, drivers.
     pub process: u64,
-    /// Logits, router's choices and queues on the host; also weights on their way to a device that takes them over.
+    /// Logits, router outputs and queues on the host, and staging for weights on their way to a
+    /// device that copies them.
     pub staging: u64,
     /// Resident weights.
     pub dense: u64,
-    /// States of all sessions, each of `context` positions unless a limit was asked for.
+    /// States of all sessions, each of `context` positions unless `state` was requested.
     pub state: u64,
-    /// States of points that are kept: marks, forks' own pages, prompts for others that begin alike.
+    /// States in the prefix cache and of marks, and pages of forks.
     pub marks: u64,
-    /// Intermediate results.
+    /// Scratch buffers of activations.
     pub scratch: u64,
     /// One slot.
     pub slot: u64,
     /// Number of slots.
     pub slots: usize,
-    /// Number of slots on the host beside a device's own; zero where the device has no memory of its own.
+    /// Number of host slots beside a card's own; zero if the device has no memory of its own.
     pub host_slots: usize,
-    /// Whether there is a slot for every expert, so that none is read from disk after loading.
+    /// Whether every expert has a slot, so that none is read from disk after loading.
     pub holds_all: bool,
-    /// Sessions that may live at the same time.
+    /// Maximum concurrent sessions.
     pub sessions: usize,
     /// Positions per session.
     pub context: usize,
     /// Whether the default context was shrunk to the budget.
     pub context_shrunk: bool,
-    /// Tokens per chunk of a prefill.
+    /// Tokens per prefill chunk.
     pub chunk: usize,
-    /// Experts that one token needs: layers times k. With fewer slots the cache cannot hit.
+    /// Experts that one token needs: MoE layers times k. With fewer slots the cache cannot hit.
     pub working_set: usize,
 }
 
 impl MemoryPlan {
-    /// What `access` asks for. On [`Access::Auto`], what memory has room for beside the plan decides: of a model with a slot for
-    /// every expert all files, which the next start finds there; else the experts that have no slot, whose files may be warm.
+    /// Use of the page cache for `access`. [`Access::Auto`] decides by the memory that the plan
+    /// leaves: if every expert has a slot, it caches all files for the next start, else the experts
+    /// without a slot.
     pub fn page_cache(
         &self,
         access: Access,
@@ -167,16 +176,16 @@ impl MemoryPlan {
         }
         let wanted = match self.holds_all {
             true => checkpoint.total_bytes(),
-            // Any copy may be read, and each has pages of its own.
+            // Any copy may be read, and each has its own pages.
             false => blueprint
                 .experts_bytes()
-                .saturating_sub(self.held_slots())
+                .saturating_sub(self.host_slots_bytes())
                 .saturating_mul(1 + checkpoint.mirrors().len() as u64),
         };
         if !self.leaves_room_for(wanted, &SystemMemory::now()) {
             return PageCache::Nothing;
         }
-        let files = FilePages::of(checkpoint);
+        let files = FilePages::for_checkpoint(checkpoint);
         let is_warm = || files.cached().is_some_and(|share| share >= WARM_SHARE);
         if self.holds_all || files.is_empty() || is_warm() {
             PageCache::Everything
@@ -185,7 +194,8 @@ impl MemoryPlan {
         }
     }
 
-    /// Plans for what is not yet held: whatever is, tokenizer and device among it, counts as the program.
+    /// Plans what is not allocated yet. Everything else, such as tokenizer and device, counts as
+    /// the process.
     pub(crate) fn new(
         blueprint: &Blueprint,
         request: &MemoryRequest,
@@ -208,8 +218,8 @@ impl MemoryPlan {
                 total >> 20
             )));
         }
-        let usual = if device_budget.is_some() { CARD_CHUNK } else { DEFAULT_CHUNK };
-        let mut chunk = request.chunk.unwrap_or(usual);
+        let default_chunk = if device_budget.is_some() { CARD_CHUNK } else { DEFAULT_CHUNK };
+        let mut chunk = request.chunk.unwrap_or(default_chunk);
         let sessions = request.sessions.unwrap_or(1);
         if chunk == 0 || request.context == Some(0) || sessions == 0 {
             return Err(Error::Input(
@@ -226,10 +236,10 @@ impl MemoryPlan {
         }
         let wanted = request.context.unwrap_or(DEFAULT_CONTEXT.min(blueprint.max_positions));
         let scratch = |rows: usize, context: usize| -> Result<u64, Error> {
-            let of_device =
+            let device_bytes =
                 device.scratch_bytes(scratch_shape(blueprint, rows, device.kv_format()));
-            let of_device = of_device.map_err(Error::at(|| "planning memory"))?;
-            Ok(scratch_bytes(blueprint, rows, context) + of_device)
+            let device_bytes = device_bytes.map_err(Error::at(|| "planning memory"))?;
+            Ok(scratch_bytes(blueprint, rows, context) + device_bytes)
         };
         if let (None, Some(most)) = (request.chunk, device.buffers_limit()) {
             let vectors = vector_bytes(blueprint);
@@ -238,13 +248,13 @@ impl MemoryPlan {
             }
         }
         let process = system.resident
-            + RESERVE
+            + PROCESS_RESERVE
             + request
                 .reader
                 .unwrap_or_else(|| reader_memory(&ReadOptions::default(), blueprint, 1))
             + device.driver_bytes();
         let dense = Self::dense_bytes(blueprint);
-        let slot = pages(blueprint.slot_bytes() as u64);
+        let slot = page_align(blueprint.slot_bytes() as u64);
         if slot > 0 && device.bank_slots(slot as usize) == 0 {
             return Err(Error::Budget(format!(
                 "an expert of {} MiB is more than the device's kernels can see at once: give --device cpu",
@@ -256,9 +266,10 @@ impl MemoryPlan {
             let rows = chunk.min(context);
             let scratch = scratch(rows, context)?;
             let states = blueprint.layers.iter().flat_map(|l| l.states(context, rows));
-            let state = states.map(|s| pages(device.state_bytes(s))).fold(0, u64::saturating_add);
+            let state =
+                states.map(|s| page_align(device.state_bytes(s))).fold(0, u64::saturating_add);
             let state = state.saturating_mul(sessions as u64);
-            let state = request.state.map_or(state, |most| state.min(pages(most)));
+            let state = request.state.map_or(state, |most| state.min(page_align(most)));
             let staging = staging_bytes(blueprint, rows, memory.is_some());
             Ok(Self {
                 budget,
@@ -283,7 +294,8 @@ impl MemoryPlan {
         let (need, all) = (blueprint.max_top_k(), blueprint.experts());
         let mut best = plan(wanted)?;
         if request.context.is_none() {
-            // While not all experts fit, state and scratch take at most a quarter of what the dense weights leave.
+            // Unless all experts fit, state and scratch take at most a quarter of what the dense
+            // weights leave.
             let host = if device_budget.is_some() { 0 } else { process };
             let left = best.slots_limit().saturating_sub(host + dense);
             while best.slots_within() < all
@@ -294,9 +306,9 @@ impl MemoryPlan {
             }
         }
         let left = best.slots_limit().saturating_sub(best.fixed());
-        best.marks = request
-            .marks
-            .unwrap_or_else(|| pages(left / MARKS_SHARE).min(best.state / sessions as u64));
+        best.marks = request.marks.unwrap_or_else(|| {
+            page_align(left / PREFIX_CACHE_SHARE).min(best.state / sessions as u64)
+        });
         let most = best.slots_within().min(all);
         let (slots, in_place) = (request.slots.unwrap_or(most), memory.is_none_or(|m| m.in_place));
         if device_budget.is_some() {
@@ -319,10 +331,11 @@ impl MemoryPlan {
         }
         let found_on_host = if in_place { best.host_slots } else { 0 };
         best.holds_all = slots.min(most) + found_on_host >= all;
-        // Where each expert has its place, a layer needs no slots of its own on the card.
+        // If every expert has a fixed slot, a layer needs no slots of its own on the card.
         let need = if best.holds_all { 0 } else { need };
         if most < need || best.fixed() > best.slots_limit() {
-            // However few rows there are, the threads of a device without memory of its own have theirs.
+            // On a device without memory of its own, each thread has scratch that does not depend
+            // on rows.
             let threads = match memory {
                 None => device.scratch_bytes(scratch_shape(blueprint, 1, device.kv_format())),
                 Some(_) => Ok(0),
@@ -338,18 +351,18 @@ impl MemoryPlan {
         Ok(best)
     }
 
-    /// Bytes that the host holds whatever the device: the program, what travels, and slots beside the device's own.
+    /// Bytes on the host for any device: process, staging, and host slots beside a card's own.
     pub fn host(&self) -> u64 {
         let slots = self.slot.saturating_mul(self.host_slots as u64);
         self.process.saturating_add(self.staging).saturating_add(slots)
     }
 
-    /// The limit on the memory where the slots lie.
+    /// Limit of the memory that holds the slots.
     pub fn slots_limit(&self) -> u64 {
         self.device_budget.unwrap_or(self.budget)
     }
 
-    /// Bytes of everything but the slots in the memory where the slots lie.
+    /// Bytes of everything but the slots in the memory that holds the slots.
     pub fn fixed(&self) -> u64 {
         let host = if self.device_budget.is_some() { 0 } else { self.host() };
         [self.dense, self.state, self.marks, self.scratch]
@@ -357,38 +370,39 @@ impl MemoryPlan {
             .fold(host, u64::saturating_add)
     }
 
-    /// Bytes of everything in the memory where the slots lie.
+    /// Bytes of everything in the memory that holds the slots.
     pub fn total(&self) -> u64 {
         self.fixed().saturating_add(self.slots as u64 * self.slot)
     }
 
-    /// Bytes of the slots in the host's memory.
-    pub(crate) fn held_slots(&self) -> u64 {
+    /// Bytes of slots in host memory.
+    pub(crate) fn host_slots_bytes(&self) -> u64 {
         let slots = if self.device_budget.is_some() { self.host_slots } else { self.slots };
         self.slot.saturating_mul(slots as u64)
     }
 
-    /// Whether the host's memory has room for so many bytes of files beside what is held.
+    /// Whether host memory has room for `files` bytes of page cache beside the plan.
     pub(crate) fn leaves_room_for(&self, files: u64, system: &SystemMemory) -> bool {
         let held = if self.device_budget.is_some() { self.host() } else { self.total() };
         held.saturating_add(files) <= system.resident.saturating_add(system.available)
     }
 
-    /// Bytes of a budget, of the memory where the slots lie, that has a slot for each expert that one token needs if the context
-    /// is asked to be this one. Where nobody asks, a larger budget may go to a longer context first.
+    /// Budget, of the memory that holds the slots, with a slot for each expert of a token's working
+    /// set, for a requested context of this size. Without a requested context, a larger budget may
+    /// enlarge the default context first.
     pub fn budget_for_token(&self) -> u64 {
         let slots = self.slot.saturating_mul(self.working_set as u64);
-        // PrefixCache points have their share of what the slots are taken from.
+        // The prefix cache takes its share of the same memory as the slots.
         let marks = match self.marks {
             0 => 0,
-            _ => pages(slots / (MARKS_SHARE - 1) + 1)
+            _ => page_align(slots / (PREFIX_CACHE_SHARE - 1) + 1)
                 .min(self.state / self.sessions as u64)
                 .max(self.marks),
         };
         (self.fixed() - self.marks)
             .saturating_add(marks)
             .saturating_add(slots)
-            .saturating_add(WOBBLE)
+            .saturating_add(PROCESS_VARIATION)
     }
 
     fn slots_within(&self) -> usize {
@@ -398,13 +412,14 @@ impl MemoryPlan {
         }
     }
 
-    /// What helps against a budget below the floor.
+    /// Advice for a budget below the floor.
     fn advice(&self, given: Option<u64>, option: &str, floor: u64) -> String {
         let mut advice = Vec::new();
         if given.is_none() {
             advice.push("free some memory".to_owned());
         } else {
-            advice.push(format!("give {option} {}MiB", mib(floor.saturating_add(WOBBLE))));
+            advice
+                .push(format!("give {option} {}MiB", mib(floor.saturating_add(PROCESS_VARIATION))));
         }
         if self.context > MIN_CONTEXT {
             advice.push("lower --ctx".to_owned());
@@ -415,7 +430,7 @@ impl MemoryPlan {
         advice.join(", or ")
     }
 
-    /// The host does not hold what lies there even if the device has memory of its own.
+    /// The error if the host's share does not fit beside a card with its own memory.
     fn host_too_small(&self, request: &MemoryRequest) -> Error {
         Error::Budget(format!(
             "a budget of {} MiB is below the floor of {} MiB beside the device's own memory: {} for the program, {} \
@@ -430,7 +445,8 @@ impl MemoryPlan {
         ))
     }
 
-    /// `threads` of the bytes of intermediate results do not depend on rows.
+    /// The error if the fixed part and a layer's slots do not fit. `threads` is the part of the
+    /// scratch that does not depend on rows.
     fn too_small(&self, need: usize, request: &MemoryRequest, threads: u64) -> Error {
         let floor = self.fixed().saturating_add(need as u64 * self.slot);
         let (which, program, mut advice) = match self.device_budget {
@@ -467,27 +483,28 @@ impl MemoryPlan {
         ))
     }
 
-    /// Bytes of the resident weights, shared experts that have slots among them.
+    /// Bytes of resident weights, including fused shared experts in slots.
     pub(crate) fn dense_bytes(blueprint: &Blueprint) -> u64 {
-        let matrix = |m: &MatrixSource| pages(m.bytes() as u64);
+        let matrix = |m: &MatrixSource| page_align(m.bytes() as u64);
         let matrices: u64 = blueprint.matrices().map(matrix).sum();
         let in_slots = blueprint.moe_layers().filter_map(|(_, moe)| moe.fused_shared()).flatten();
-        let slots = pages(blueprint.slot_bytes() as u64) * blueprint.fused_shared_layers() as u64;
+        let slots =
+            page_align(blueprint.slot_bytes() as u64) * blueprint.fused_shared_layers() as u64;
         matrices + vector_bytes(blueprint) + slots - in_slots.map(matrix).sum::<u64>()
     }
 }
 
-/// The limit on the host's memory: what was asked for, or a safe share of what the process may use.
+/// Limit of the host memory: the requested one, or a safe share of what the process may use.
 pub(crate) fn host_budget(request: &MemoryRequest, system: &SystemMemory) -> u64 {
     let may_use = system.resident + system.available;
     request.budget.unwrap_or(may_use / SAFE_SHARE.1 * SAFE_SHARE.0)
 }
 
-/// Slots of the host beside a card that lacks slots for `missing` experts: at least `least`, at most `most`.
+/// Host slots beside a card that lacks slots for `missing` experts, between `least` and `most`.
 fn host_slots(missing: usize, least: usize, most: usize, in_place: bool) -> usize {
     match missing {
         0 => least,
-        // Each has its place.
+        // Every expert has a fixed slot.
         _ if in_place && missing <= most => missing.max(least),
         _ => most,
     }
@@ -497,14 +514,14 @@ fn mib(bytes: u64) -> u64 {
     bytes.div_ceil(1 << 20)
 }
 
-/// The scratch of the device for steps of up to `rows` rows.
-pub(crate) fn scratch_shape(blueprint: &Blueprint, rows: usize, keys: KvFormat) -> ScratchShape {
+/// Shape of the device's scratch for steps of up to `rows` rows.
+pub(crate) fn scratch_shape(blueprint: &Blueprint, rows: usize, kv: KvFormat) -> ScratchShape {
     let latent_head = blueprint.layers.iter().map(|l| match &l.mixer {
-        MixerBlueprint::Mla(mla) => Mla::latent_head(mla),
+        MixerBlueprint::Mla(mla) => Mla::latent_head_width(mla),
         MixerBlueprint::Gqa(_) | MixerBlueprint::DeltaNet(_) => 0,
     });
     let wide_kv = blueprint.layers.iter().flat_map(|l| l.states(1, 1)).map(|shape| match shape {
-        StateShape::KeyValue { key_width, value_width, .. } if keys == KvFormat::Q8 => {
+        StateShape::KeyValue { key_width, value_width, .. } if kv == KvFormat::Q8 => {
             key_width + value_width
         }
         _ => 0,
@@ -517,41 +534,40 @@ pub(crate) fn scratch_shape(blueprint: &Blueprint, rows: usize, keys: KvFormat) 
     }
 }
 
-/// Rounded up to whole pages: every piece is its own mapping.
-fn pages(bytes: u64) -> u64 {
+/// Rounds up to whole pages, as every buffer is a separate mapping.
+fn page_align(bytes: u64) -> u64 {
     const PAGE: u64 = if cfg!(target_os = "macos") { 16384 } else { 4096 };
     bytes.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX)
 }
 
 fn vector_bytes(blueprint: &Blueprint) -> u64 {
-    blueprint.vectors().map(|v| pages(v.len as u64 * 4)).sum()
+    blueprint.vectors().map(|v| page_align(v.len as u64 * 4)).sum()
 }
 
-/// Buffers of intermediate results, logits among them.
+/// Bytes of scratch buffers, including logits.
 fn scratch_bytes(blueprint: &Blueprint, rows: usize, context: usize) -> u64 {
     let logits = blueprint.vocab as u64 * 4 * LOGIT_ROWS as u64
-        + pages(4 * (LOGIT_ROWS * TOP_CANDIDATES) as u64);
-    Scratch::bytes(blueprint, rows, context)
-        + (8 + crate::runtime::layer::LANES) as u64 * pages(1)
-        + logits
+        + page_align(4 * (LOGIT_ROWS * TOP_CANDIDATES) as u64);
+    Scratch::bytes(blueprint, rows, context) + (8 + SCRATCH_BUFFERS) as u64 * page_align(1) + logits
 }
 
-/// What the host holds besides program and slots. A device that takes weights over has the largest one twice for a while.
+/// Bytes on the host besides process and slots. A device that copies weights holds the largest one
+/// twice while loading.
 fn staging_bytes(blueprint: &Blueprint, rows: usize, takes_over: bool) -> u64 {
-    // Logits are read back, kept by the session, and copied to be sampled from.
+    // Logits are read back, kept by the session, and copied for sampling.
     let logits = blueprint.vocab as u64 * 4 * (LOGIT_ROWS as u64 + 2);
-    let queues = (blueprint.experts() * BOOKKEEPING) as u64;
+    let queues = (blueprint.experts() * BOOKKEEPING_BYTES) as u64;
     let largest =
         blueprint.matrices().map(|m| m.bytes() as u64).max().filter(|_| takes_over).unwrap_or(0);
-    logits + queues + pages(largest) + Routing::bytes(blueprint, rows)
+    logits + queues + page_align(largest) + MoeState::bytes(blueprint, rows)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{MARKS_SHARE, MemoryPlan, host_slots, pages};
+    use super::{MemoryPlan, PREFIX_CACHE_SHARE, host_slots, page_align};
 
     #[test]
-    fn a_budget_for_a_token_has_room_for_kept_points_too() {
+    fn a_budget_for_a_token_has_room_for_the_prefix_cache() {
         let plan = MemoryPlan {
             budget: 600 << 20,
             device_budget: None,
@@ -574,20 +590,20 @@ mod tests {
         for state in [2 << 20, 64 << 20, 1 << 30] {
             let plan = MemoryPlan { state, ..plan };
             let left = plan.budget_for_token() - (plan.fixed() - plan.marks);
-            let marks = pages(left / MARKS_SHARE).min(plan.state / 2);
+            let marks = page_align(left / PREFIX_CACHE_SHARE).min(plan.state / 2);
             let slots = (left - marks) / plan.slot;
             assert!((384..386).contains(&slots), "{slots} slots with a state of {state}");
         }
     }
 
     #[test]
-    fn the_host_holds_what_a_card_lacks() {
+    fn host_slots_hold_the_experts_that_a_card_lacks() {
         for in_place in [false, true] {
             assert_eq!(host_slots(0, 16, 100, in_place), 16);
             assert_eq!(host_slots(101, 16, 100, in_place), 100);
         }
         assert_eq!([5, 40, 100].map(|missing| host_slots(missing, 16, 100, true)), [16, 40, 100]);
-        // A cache takes what it can get.
+        // A cache takes all slots that fit.
         assert_eq!(host_slots(40, 16, 100, false), 100);
     }
 }

@@ -1,16 +1,12 @@
 //! An answer: prefill, then token by token until something ends it.
 
-use std::{
-    ops::ControlFlow,
-    sync::atomic::{AtomicBool, Ordering},
-    time::Instant,
-};
+use std::{ops::ControlFlow, time::Instant};
 
 use serde::Serialize;
 
 use crate::{
     base::{error::Error, stats::Stats},
-    runtime::forward::StepControl,
+    runtime::control::{CancelToken, StepControl},
     session::{
         engine::Engine,
         session::{Session, Synced},
@@ -129,7 +125,7 @@ pub struct Tokens<'a> {
     sampler: Sampler,
     end: EndTokens,
     stops: Option<Stops>,
-    cancel: Option<&'a AtomicBool>,
+    cancel: Option<&'a CancelToken>,
     synced: Synced,
     limit: usize,
     made: usize,
@@ -189,9 +185,7 @@ impl<'a> Tokens<'a> {
             _ if self.stops.as_ref().is_some_and(Stops::found) => Some(Finish::StopString),
             Some(_) if full => Some(Finish::Context),
             _ if self.made >= self.limit => Some(Finish::MaxTokens),
-            _ if self.cancel.is_some_and(|cancel| cancel.load(Ordering::Relaxed)) => {
-                Some(Finish::Cancelled)
-            }
+            _ if self.cancel.is_some_and(CancelToken::is_cancelled) => Some(Finish::Cancelled),
             _ => None,
         }
     }

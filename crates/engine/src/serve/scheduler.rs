@@ -4,7 +4,7 @@ use std::{cmp::Reverse, fmt};
 
 use crate::{
     base::{error::Error, stats::Stats},
-    runtime::forward::StepControl,
+    runtime::control::StepControl,
     serve::generate::{Finish, GenerateRequest, Stops},
     session::{
         engine::Engine,

@@ -17,18 +17,18 @@ use crate::{
     },
     checkpoint::{Checkpoint, ModelId},
     experts::{
-        cache::{ExpertCache, Uses},
+        cache::{CacheTiers, ExpertCache, SlotAccess},
         io::{PageCache, ReadOptions, Reader, open as open_reader},
         policy::PolicyKind,
         prefetch::PrefetchMode,
         probe::{MemorySpeed, read_once},
         source::ExpertSource,
-        tier::Tier,
-        trace::{Recorder, TraceHeader},
+        tier::{Tier, TierSize},
+        trace::{TraceHeader, TraceRecorder},
     },
     model::blueprint::Blueprint,
     runtime::{
-        device::{ChosenDevice, Opened, WrapDevice, open_device},
+        device::{ChosenDevice, OpenedDevice, WrapDevice, open_device},
         forward::Model,
         layer::Loader,
         plan::{MemoryPlan, MemoryRequest, scratch_shape},
@@ -115,8 +115,8 @@ impl Engine {
         let blueprint = Blueprint::for_checkpoint(&checkpoint)?;
         let text = Text::for_checkpoint(&checkpoint, blueprint.vocab)?;
         let wrap = options.wrap_device.as_ref();
-        let request = options.memory.reading(&checkpoint, &blueprint, &options.reads);
-        let Opened { mut device, plan, chosen } =
+        let request = options.memory.with_reader(&checkpoint, &blueprint, &options.reads);
+        let OpenedDevice { mut device, plan, chosen } =
             open_device(&blueprint, &request, &options.device, wrap)?;
         let pages = plan.page_cache(options.reads.access, &checkpoint, &blueprint);
         let memory = device.memory();
@@ -124,7 +124,7 @@ impl Engine {
         device
             .reserve_scratch(scratch_shape(&blueprint, plan.chunk, device.kv_format()))
             .map_err(Error::at(|| "reserving the device's memory"))?;
-        let source = Arc::new(ExpertSource::of(&checkpoint, &blueprint));
+        let source = Arc::new(ExpertSource::for_checkpoint(&checkpoint, &blueprint));
         let dense: u64 =
             blueprint.matrices().flat_map(|m| &m.segments).map(|s| s.bytes as u64).sum();
         let total = dense + if load_all { blueprint.experts_bytes() } else { 0 };
@@ -145,7 +145,7 @@ impl Engine {
             Tier::new(
                 &mut *device,
                 &source,
-                [count, shared, plan.slot as usize],
+                TierSize { slots: count, shared, slot_bytes: plan.slot as usize },
                 place,
                 options.policy,
             )
@@ -168,12 +168,12 @@ impl Engine {
         };
         let reader = again.reader(&source)?;
         let reads = reader.describe();
-        let uses = Uses {
-            looks_up: memory.is_some(),
-            in_place: memory.is_none_or(|m| m.in_place),
+        let access = SlotAccess {
+            device_lookup: memory.is_some(),
+            host_in_place: memory.is_none_or(|m| m.in_place),
             holds_all: plan.holds_all,
         };
-        let mut cache = ExpertCache::new(source, reader, (host, card), uses);
+        let mut cache = ExpertCache::new(source, reader, CacheTiers { host, card }, access);
         cache.load_shared(&mut *device, &checkpoint, &blueprint, &mut progress)?;
         if load_all {
             cache.load_all(&mut *device, &mut progress)?;
@@ -358,10 +358,13 @@ impl Engine {
     pub fn record_routing(&self, file: Option<&Path>) -> Result<(), Error> {
         let Shared { blueprint, plan, folder, .. } = &*self.shared;
         let recorder = file.map(|file| {
-            Recorder::create(file, &TraceHeader::new(blueprint, folder, plan.slot, plan.fixed()))
+            TraceRecorder::create(
+                file,
+                &TraceHeader::new(blueprint, folder, plan.slot, plan.fixed()),
+            )
         });
         let recorder = recorder.transpose()?;
-        self.lock().model.record(recorder);
+        self.lock().model.set_trace_recorder(recorder);
         Ok(())
     }
 
@@ -398,7 +401,8 @@ impl ReopenArgs {
     /// The experts' files as they are now, if they are those of the model: every expert where it was.
     fn source(&self, before: &ExpertSource) -> Result<Option<Arc<ExpertSource>>, Error> {
         let checkpoint = Checkpoint::open_with(&self.folder, &self.mirrors)?;
-        let now = ExpertSource::of(&checkpoint, &Blueprint::for_checkpoint(&checkpoint)?);
+        let now =
+            ExpertSource::for_checkpoint(&checkpoint, &Blueprint::for_checkpoint(&checkpoint)?);
         let same = checkpoint.identity()? == self.model && now.layers() == before.layers();
         Ok(same.then(|| Arc::new(now)))
     }
@@ -408,7 +412,7 @@ impl Runtime {
     /// After a read that failed: opens the experts' files again, if they are there. As long as they are not, what is open stays:
     /// experts in memory need none, and who needs another one is told.
     pub(crate) fn find_files(&mut self) {
-        if !self.cache.has_lost() {
+        if !self.cache.has_failed_reads() {
             return;
         }
         let found = self.again.source(self.cache.source()).ok().flatten();
@@ -416,7 +420,7 @@ impl Runtime {
             let reader = self.again.reader(&source).ok()?;
             Some((source, reader))
         }) {
-            self.cache.read_from(&mut *self.device, source, reader);
+            self.cache.replace_reader(&mut *self.device, source, reader);
         }
     }
 }

@@ -9,7 +9,7 @@ use moeflux_compute::{KvFormat, Span, State, StateShape};
 
 use crate::{
     base::error::{Error, SnapshotProblem},
-    runtime::forward::StepControl,
+    runtime::control::StepControl,
     session::{
         engine::Engine,
         session::{Session, Synced},
@@ -58,7 +58,8 @@ impl Session {
                 keys.name()
             )));
         }
-        let hot = if options.hot_experts { engine.lock().cache.in_memory() } else { Vec::new() };
+        let hot =
+            if options.hot_experts { engine.lock().cache.experts_in_memory() } else { Vec::new() };
         let expected = engine.expectation(keys);
         let name = engine
             .folder()

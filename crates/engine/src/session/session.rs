@@ -2,7 +2,10 @@
 
 use crate::{
     base::{error::Error, stats::Stats},
-    runtime::forward::{Logits, LogitsOutput, LogitsRequest, LogitsSink, On, SeqSpan, StepControl},
+    runtime::{
+        control::StepControl,
+        forward::{Logits, LogitsOutput, LogitsRequest, LogitsSink, SeqSpan, StepContext},
+    },
     session::{
         engine::{Engine, Runtime},
         mark::Mark,
@@ -143,7 +146,7 @@ impl Session {
             let wanted = if end == tokens.len() {
                 LogitsRequest::Logits(Logits::Last)
             } else {
-                LogitsRequest::Nothing
+                LogitsRequest::None
             };
             watch.part(before, share, |watch| {
                 self.steps(&tokens[done..end], wanted, watch, &mut |_, _| true)
@@ -333,12 +336,12 @@ impl Session {
     ) -> Result<u32, Error> {
         let vocab = self.engine.blueprint().vocab;
         let wanted = match sampler.candidates(vocab) {
-            Some(n) => LogitsRequest::First(n),
+            Some(n) => LogitsRequest::TopK(n),
             None => LogitsRequest::Logits(Logits::Last),
         };
         let mut chosen = Ok(None);
         self.steps(tokens, wanted, watch, &mut |_, found| {
-            if let LogitsOutput::First { ids, logits } = found {
+            if let LogitsOutput::TopK { ids, logits } = found {
                 chosen = sampler.sample_candidates(ids, logits);
             }
             !matches!(chosen, Ok(None))
@@ -390,7 +393,7 @@ impl Session {
             let wanted = if last || wanted == LogitsRequest::Logits(Logits::All) {
                 wanted
             } else {
-                LogitsRequest::Nothing
+                LogitsRequest::None
             };
             let Self { engine, timeline, stats } = &mut *self;
             let (mut kept, mut keeps) = (std::mem::take(&mut timeline.logits), false);
@@ -506,7 +509,7 @@ impl Engine {
             |turn: &mut BatchEntry<'_>| (std::mem::take(&mut turn.session.timeline.logits), false);
         let mut logits: Vec<(Vec<f32>, bool)> = turns.iter_mut().map(take).collect();
         let wanted = |logits: bool| {
-            if logits { LogitsRequest::Logits(Logits::Last) } else { LogitsRequest::Nothing }
+            if logits { LogitsRequest::Logits(Logits::Last) } else { LogitsRequest::None }
         };
         let mut turned: Vec<BatchResult<'_>> = turns
             .iter_mut()
@@ -549,7 +552,7 @@ pub(crate) struct BatchResult<'a> {
 impl BatchResult<'_> {
     fn span(&self) -> SeqSpan<'_> {
         let Timeline { states, tokens, .. } = &*self.timeline;
-        SeqSpan { states, position: tokens.len(), tokens: self.tokens, wanted: self.wanted }
+        SeqSpan { states, position: tokens.len(), tokens: self.tokens, logits: self.wanted }
     }
 }
 
@@ -572,7 +575,7 @@ impl Runtime {
             turn.timeline.written = turn.timeline.written.max(end);
         }
         let (before, read) = (self.device.counters(), self.cache.read_counters());
-        let on = On { device: &mut *self.device, cache: &mut self.cache, stats };
+        let on = StepContext { device: &mut *self.device, cache: &mut self.cache, stats };
         let stepped = match &*turns {
             // One session's steps allocate nothing.
             [turn] => self.model.step(on, &[turn.span()], watch, sink),

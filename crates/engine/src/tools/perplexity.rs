@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::{
     base::error::Error,
-    runtime::forward::{Logits, StepControl},
+    runtime::{control::StepControl, forward::Logits},
     session::session::Session,
 };
 

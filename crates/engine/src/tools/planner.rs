@@ -5,7 +5,7 @@ use crate::{
     checkpoint::Checkpoint,
     model::blueprint::Blueprint,
     runtime::{
-        device::{ChosenDevice, Opened, open_device},
+        device::{ChosenDevice, OpenedDevice, open_device},
         plan::{MemoryPlan, MemoryRequest},
     },
     text::text::Text,
@@ -14,7 +14,7 @@ use crate::{
 /// Makes plans as an engine would, one after another. Holds tokenizer and device, as they count, but no weights.
 pub struct Planner<'a> {
     blueprint: &'a Blueprint,
-    opened: Opened,
+    opened: OpenedDevice,
     _text: Option<Text>,
 }
 

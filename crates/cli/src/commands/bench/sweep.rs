@@ -4,7 +4,6 @@
 use std::{
     ffi::OsString,
     process::{Command, Stdio},
-    sync::atomic::Ordering,
 };
 
 use anyhow::{Context, anyhow};
@@ -49,7 +48,7 @@ pub(super) fn run(
                 ))
             }
         }
-        if armed.flag().load(Ordering::SeqCst) || interrupt::ended(run.status) {
+        if armed.flag().is_cancelled() || interrupt::ended(run.status) {
             failed = Some(moeflux::Error::Cancelled.into());
             break;
         }

@@ -1,4 +1,4 @@
-//! What is read before steps ask for it.
+//! Loading before the first step: shared experts, all experts, hot experts of a saved session.
 
 use moeflux_compute::Device;
 
@@ -9,14 +9,15 @@ use crate::{
     model::blueprint::Blueprint,
 };
 
-/// Memory is handed out in pages of this size or a larger one.
+/// Minimum page size of the supported systems.
 const PAGE: usize = 4096;
 
-/// Hot experts that are read at once.
+/// Maximum reads in flight while warming the cache.
 const WARMING: usize = 64;
 
 impl ExpertCache {
-    /// Reads the shared experts that have slots, before anything else is read. `progress` gets the bytes of each.
+    /// Reads fused shared experts to their slots, before anything else is read. `progress` gets the
+    /// bytes of each matrix.
     pub(crate) fn load_shared(
         &mut self,
         device: &mut dyn Device,
@@ -30,10 +31,10 @@ impl ExpertCache {
             Some((layer, moe.fused_shared()?))
         });
         for ((layer, matrices), slot) in layers.zip(&front.shared) {
-            let at = || format!("layer {layer}, the shared expert");
-            // On its way to a card it takes a slot of the host that nothing is in yet.
-            let read_to = if self.card.is_some() { self.host.slot(0) } else { *slot };
-            let mut bytes = device.take_slot(read_to).map_err(Error::at(at))?;
+            let context = || format!("layer {layer}, the shared expert");
+            // On a card, host slot 0, still empty, serves as staging.
+            let staging = if self.card.is_some() { self.host.slot(0) } else { *slot };
+            let mut bytes = device.take_slot(staging).map_err(Error::at(context))?;
             let mut rest = &mut bytes[..];
             for m in matrices {
                 let (now, later) = rest.split_at_mut(m.bytes());
@@ -41,58 +42,59 @@ impl ExpertCache {
                 progress(now.len() as u64);
                 rest = later;
             }
-            device.put_slot(read_to, bytes).map_err(Error::at(at))?;
-            if read_to != *slot {
-                device.copy_slot(read_to, *slot).map_err(Error::at(at))?;
-                let ticket = device.submit().map_err(Error::at(at))?;
-                wait(device, ticket).map_err(Error::at(at))?;
+            device.put_slot(staging, bytes).map_err(Error::at(context))?;
+            if staging != *slot {
+                device.copy_slot(staging, *slot).map_err(Error::at(context))?;
+                let ticket = device.submit().map_err(Error::at(context))?;
+                wait(device, ticket).map_err(Error::at(context))?;
             }
             self.shared[layer] = Some(*slot);
         }
         Ok(())
     }
 
-    /// Reads all experts, in the order of the files: what comes first goes to the card, while there is room.
-    /// `progress` gets the bytes of each.
+    /// Reads all experts in file order; the first ones go to the card while it has room. `progress`
+    /// gets the bytes of each.
     pub(crate) fn load_all(
         &mut self,
         device: &mut dyn Device,
         progress: &mut dyn FnMut(u64),
     ) -> Result<(), Error> {
         let mut stats = Stats::default();
-        let mut order = self.source.in_file_order().into_iter().peekable();
-        let mut pinned = Vec::with_capacity(self.host.places.len());
-        let mut homes = Vec::new();
+        let mut order = self.source.experts_in_file_order().into_iter().peekable();
+        let mut pinned = Vec::with_capacity(self.host.states.len());
+        let mut fixed = Vec::new();
         loop {
             while let Some((layer, expert)) = order.peek()
                 && !matches!(self.request(device, *layer, *expert, &mut stats)?, Lookup::Full)
             {
                 order.next();
             }
-            // Waits for one, and takes what else has come.
-            while let Some((_, pin)) = self.arrive(device, pinned.is_empty(), &mut stats)? {
-                let place = &self.host.places[pin.host as usize];
-                progress(self.source.layer(place.layer as usize).map_or(0, |l| l.bytes as u64));
+            // Waits for one arrival, and takes all others that have finished.
+            while let Some((_, pin)) = self.next_arrival(device, pinned.is_empty(), &mut stats)? {
+                let state = &self.host.states[pin.host as usize];
+                progress(self.source.layer(state.layer as usize).map_or(0, |l| l.bytes as u64));
                 pinned.push(pin);
             }
             let ticket = device.submit().map_err(Error::at(|| "loading experts"))?;
             if pinned.is_empty() {
-                let stuck = order.peek().is_some() && !homes.is_empty();
-                homes.drain(..).for_each(|pin| self.release(pin, ticket));
+                let stuck = order.peek().is_some() && !fixed.is_empty();
+                fixed.drain(..).for_each(|pin| self.release(pin, ticket));
                 if stuck {
                     continue;
                 }
                 return Ok(());
             }
-            // An expert whose home is on the host keeps it, however long the copies of those before it take.
-            let stays = |pin: &Pin| self.uses.holds_all && pin.card == NONE;
-            homes.extend(pinned.extract_if(.., |pin| stays(pin)));
+            // An expert assigned to the host keeps its slot pinned until all are loaded, however
+            // long the copies of earlier experts take.
+            let stays = |pin: &Pin| self.access.holds_all && pin.card == NONE;
+            fixed.extend(pinned.extract_if(.., |pin| stays(pin)));
             pinned.drain(..).for_each(|pin| self.release(pin, ticket));
         }
     }
 
-    /// Reads experts into slots that hold nothing yet; what is not the model's is passed over. What cannot be read will be told
-    /// to those who need it.
+    /// Reads experts into empty slots; ignores ids that the model does not have. Failed reads are
+    /// reported to the steps that need the experts.
     pub(crate) fn warm(
         &mut self,
         device: &mut dyn Device,
@@ -102,24 +104,22 @@ impl ExpertCache {
         let mut left = experts
             .iter()
             .map(|(layer, expert)| (*layer as usize, *expert as usize))
-            .filter(|(layer, expert)| {
-                self.source.layer(*layer).is_some_and(|of| *expert < of.count)
-            })
+            .filter(|(layer, expert)| self.source.layer(*layer).is_some_and(|l| *expert < l.count))
             .collect::<Vec<_>>()
             .into_iter();
         loop {
-            while self.reading < self.host.places.len().div_ceil(2).min(WARMING)
+            while self.reading < self.host.states.len().div_ceil(2).min(WARMING)
                 && self.host.has_empty()
             {
                 let Some((layer, expert)) = left.next() else { break };
-                if !self.has(layer, expert) {
+                if !self.contains(layer, expert) {
                     self.request(device, layer, expert, &mut stats)?;
                 }
             }
             if self.reading == 0 {
                 return Ok(());
             }
-            match self.arrive(device, true, &mut stats) {
+            match self.next_arrival(device, true, &mut stats) {
                 Ok(Some((_, pin))) => {
                     let ticket = device.submit().map_err(Error::at(|| "reading hot experts"))?;
                     self.release(pin, ticket);
@@ -133,24 +133,24 @@ impl ExpertCache {
         }
     }
 
-    /// Writes to the memory of the host's slots that hold nothing, so that the system has handed it out. `progress` gets bytes done
-    /// and bytes in all; the result is the latter.
+    /// Writes to each page of empty host slots, so that the system commits the memory. `progress`
+    /// gets bytes done and total bytes. Returns the total.
     pub(crate) fn touch(
         &self,
         device: &mut dyn Device,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<u64, Error> {
-        let at = || "touching the memory of slots".to_owned();
-        let (mut done, slots) = (0, self.host.empty().len() as u64);
-        let mut all = 0;
-        for slot in self.host.empty() {
-            let mut bytes = device.take_slot(slot).map_err(Error::at(at))?;
+        let context = || "touching the memory of slots".to_owned();
+        let (mut done, slots) = (0, self.host.empty_slots().len() as u64);
+        let mut total = 0;
+        for slot in self.host.empty_slots() {
+            let mut bytes = device.take_slot(slot).map_err(Error::at(context))?;
             bytes.iter_mut().step_by(PAGE).for_each(|byte| *byte = 0);
             done += bytes.len() as u64;
-            all = bytes.len() as u64 * slots;
-            device.put_slot(slot, bytes).map_err(Error::at(at))?;
-            progress(done, all);
+            total = bytes.len() as u64 * slots;
+            device.put_slot(slot, bytes).map_err(Error::at(context))?;
+            progress(done, total);
         }
-        Ok(all)
+        Ok(total)
     }
 }

@@ -1,8 +1,9 @@
-//! Where experts are: slots that the host fills, and in front of them, where a device has memory of its own, slots there.
+//! Expert cache: slots in host memory, and a tier of slots on the card in front of them where the
+//! device has its own memory.
 //!
-//! All reads land in slots of the host. Slots on a card are filled by copies, in the order of the device's work, so nobody
-//! waits for one to be free. The two are caches of their own: what falls out of the card's is not copied back, as it is
-//! still in the host's or else on disk.
+//! All reads fill host slots. Card slots are filled by copies in the order of the device's work, so
+//! the host never waits for a free one. The tiers evict separately: an expert evicted from the card
+//! is not copied back, as it is still in a host slot or else on disk.
 
 mod load;
 
@@ -11,95 +12,106 @@ use std::sync::Arc;
 use moeflux_compute::{Bytes, Device, Slot, SlotTable, Ticket};
 
 use super::{
-    io::{BOOKKEEPING as READER_BOOKKEEPING, Completion, ReadRequest, Reader, Urgency},
+    io::{Completion, QUEUE_SLOT_BYTES, ReadRequest, Reader, Urgency},
     policy::POLICY_BYTES,
-    source::ExpertSource,
-    tier::{NONE, Place, Tier},
+    source::{ExpertId, ExpertSource},
+    tier::{NONE, SlotState, Tier},
 };
 use crate::base::{
     error::Error,
     stats::{ReadCounters, Stats},
 };
 
-/// What became of a request.
+/// Result of a request.
 pub(crate) enum Lookup {
-    /// It is in memory after all, pinned.
+    /// A hit: the expert is in memory, and now pinned.
     Ready(Pin),
-    /// A read is under way; [`ExpertCache::arrive`] will name it.
+    /// A miss: its read is in flight, and [`ExpertCache::next_arrival`] will return it.
     Started,
     /// All slots are pinned or being filled: release some first.
     Full,
 }
 
-/// An expert that stays where it is until it is released.
+/// A pinned expert: it is not evicted or moved until it is released.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pin {
-    /// Where ops find it.
+    /// Slot for ops.
     pub(crate) slot: Slot,
-    /// The slots that are pinned, or [`NONE`].
+    /// Pinned slots of both tiers, or [`NONE`].
     host: u32,
     card: u32,
-    /// It is there only because somebody looked ahead.
+    /// Loaded by a prefetch; this is its first use.
     pub(crate) predicted: bool,
 }
 
-/// Of all slots, one in so many may be given to what somebody looks ahead for and has not come yet.
-const SHARE_AHEAD: usize = 4;
+/// At most 1 in this many slots is taken by prefetches in flight, or by prefetches for one layer.
+const PREFETCH_SHARE: usize = 4;
 
-/// The most bytes that cache, policy, queues and device keep of an expert besides its weights, in each of two kinds of
-/// memory.
-pub(crate) const BOOKKEEPING: usize = 2 * size_of::<Place>()
+/// Maximum bytes that cache, policy, read queue and device keep per expert besides its weights, for
+/// two tiers.
+pub(crate) const BOOKKEEPING_BYTES: usize = 2 * size_of::<SlotState>()
     + 2 * size_of::<Slot>()
     + 2 * POLICY_BYTES
     + 4 * size_of::<u32>()
-    + READER_BOOKKEEPING
+    + QUEUE_SLOT_BYTES
     + 3 * size_of::<Bytes>();
 
-/// How a device uses slots.
+/// How a device accesses slots.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Uses {
-    /// It looks the slots of a complete layer up by itself, so that the router's ids stay there.
+pub(crate) struct SlotAccess {
+    /// The device finds the experts of a resident layer by the router's ids, which then are not
+    /// read back.
     ///
-    /// On the host nothing is gained by that: reading ids is free there, and a list of uses is what the CPU makes of them.
-    pub(crate) looks_up: bool,
-    /// Ops use slots of the host where they lie.
-    pub(crate) in_place: bool,
-    /// There is a slot for every expert, so that none ever gives way.
+    /// Not used on the host, where reading ids is free and the CPU needs the list of expert uses
+    /// anyway.
+    pub(crate) device_lookup: bool,
+    /// Ops read host slots in place.
+    pub(crate) host_in_place: bool,
+    /// Every expert has a slot, so none is ever evicted.
     pub(crate) holds_all: bool,
 }
 
-/// The expert cache.
+/// Tiers of a cache.
+pub(crate) struct CacheTiers {
+    /// Slots in host memory, which reads fill.
+    pub(crate) host: Tier,
+    /// Slots in the device's own memory, if it has some.
+    pub(crate) card: Option<Tier>,
+}
+
+/// The expert cache: finds, reads, pins and evicts routed experts.
 pub(crate) struct ExpertCache {
     source: Arc<ExpertSource>,
     reader: Box<dyn Reader>,
     host: Tier,
     card: Option<Tier>,
-    /// The shared experts that are computed like others, by layer. They never give way.
+    /// Slots of fused shared experts, by layer. They are never evicted.
     shared: Vec<Option<Slot>>,
-    /// Where all experts of a layer are, the shared one last, for the device; while there is one, none has left its slot.
+    /// Slot tables of resident layers for the device, the shared expert last. While a layer has a
+    /// table, all of its experts are in their slots.
     tables: Vec<Option<SlotTable>>,
-    /// Reads under way that a layer waits for.
+    /// Demand reads in flight.
     reading: usize,
-    /// Reads under way for layers to come.
-    reading_ahead: usize,
-    uses: Uses,
-    /// A read has failed.
-    lost: bool,
-    /// What readers before this one have read.
-    before: ReadCounters,
+    /// Prefetches in flight.
+    prefetching: usize,
+    access: SlotAccess,
+    /// Whether a read has failed.
+    failed: bool,
+    /// Counters of earlier readers.
+    earlier: ReadCounters,
 }
 
 impl ExpertCache {
-    /// A cache over the slots of the host, and of a card where there is one.
+    /// A cache over the given tiers.
     pub(crate) fn new(
         source: Arc<ExpertSource>,
         reader: Box<dyn Reader>,
-        (host, card): (Tier, Option<Tier>),
-        uses: Uses,
+        CacheTiers { host, card }: CacheTiers,
+        access: SlotAccess,
     ) -> Self {
         let (shared, tables) =
             (vec![None; source.layers().len()], vec![None; source.layers().len()]);
-        let before = ReadCounters::default();
+        let earlier = ReadCounters::default();
         Self {
             source,
             reader,
@@ -108,14 +120,14 @@ impl ExpertCache {
             shared,
             tables,
             reading: 0,
-            reading_ahead: 0,
-            uses,
-            lost: false,
-            before,
+            prefetching: 0,
+            access,
+            failed: false,
+            earlier,
         }
     }
 
-    /// Where the shared expert of a layer is, if it is computed like others.
+    /// Slot of a layer's fused shared expert.
     pub(crate) fn shared(&self, layer: usize) -> Option<Slot> {
         self.shared[layer]
     }
@@ -125,44 +137,45 @@ impl ExpertCache {
     }
 
     /// Whether a read has failed since the files were opened.
-    pub(crate) fn has_lost(&self) -> bool {
-        self.lost
+    pub(crate) fn has_failed_reads(&self) -> bool {
+        self.failed
     }
 
-    /// Every expert counts as never read.
+    /// Treats every expert as never read.
     pub(crate) fn forget_reads(&mut self) {
-        self.reader.forget();
+        self.reader.forget_reads();
     }
 
-    /// Reads from other files from now on: they hold the same.
-    pub(crate) fn read_from(
+    /// Reads from other files with the same content from now on.
+    pub(crate) fn replace_reader(
         &mut self,
         device: &mut dyn Device,
         source: Arc<ExpertSource>,
         reader: Box<dyn Reader>,
     ) {
-        self.cancel_ahead();
-        while self.reading + self.reading_ahead > 0 {
+        self.cancel_prefetches();
+        while self.reading + self.prefetching > 0 {
             let Some(done) = self.reader.next(true) else { break };
-            let _ = self.settle(device, done, &mut Stats::default());
+            let _ = self.finish_read(device, done, &mut Stats::default());
         }
-        self.before = self.read_counters();
-        (self.source, self.reader, self.lost) = (source, reader, false);
+        self.earlier = self.read_counters();
+        (self.source, self.reader, self.failed) = (source, reader, false);
     }
 
-    /// The slots of all experts of a layer, for the device to look up, if all are where ops find them.
-    pub(crate) fn resident(
+    /// Slot table of a layer for lookups on the device; `None` unless all of its experts are in
+    /// slots that ops can read.
+    pub(crate) fn resident_table(
         &mut self,
         device: &mut dyn Device,
         layer: usize,
     ) -> Result<Option<SlotTable>, Error> {
         let front = self.card.as_mut().unwrap_or(&mut self.host);
-        if !self.uses.looks_up || !self.uses.holds_all && !front.is_complete(layer) {
+        if !self.access.device_lookup || !self.access.holds_all && !front.is_complete(layer) {
             return Ok(None);
         }
-        // Nobody knows which were used. Where slots are short, a layer that is here would otherwise grow old as a whole,
-        // its popular experts too, and be given up.
-        if !self.uses.holds_all {
+        // The host does not know which experts are used. Where slots are short, a resident layer
+        // would age as a whole, and its popular experts would be evicted with it.
+        if !self.access.holds_all {
             front.slots[layer].iter().for_each(|slot| front.policy.hit(*slot as usize));
         }
         if self.tables[layer].is_none() {
@@ -170,7 +183,7 @@ impl ExpertCache {
                 let card =
                     self.card.as_ref().and_then(|card| Some(card.slot(card.find(layer, expert)?)));
                 let host = || {
-                    let found = self.host.find(layer, expert).filter(|_| self.uses.in_place);
+                    let found = self.host.find(layer, expert).filter(|_| self.access.host_in_place);
                     found.map(|slot| self.host.slot(slot))
                 };
                 card.or_else(host)
@@ -186,55 +199,55 @@ impl ExpertCache {
         Ok(self.tables[layer])
     }
 
-    /// The experts that are in memory: layer and number.
-    pub(crate) fn in_memory(&self) -> Vec<(u32, u32)> {
-        let places = self.card.iter().chain([&self.host]).flat_map(|tier| &tier.places);
-        let filled = places.filter(|place| place.is_filled());
-        let mut all: Vec<_> = filled.map(|place| (place.layer, place.expert)).collect();
-        all.sort_unstable();
-        all.dedup();
-        all
+    /// Experts in memory, as (layer, expert).
+    pub(crate) fn experts_in_memory(&self) -> Vec<(u32, u32)> {
+        let states = self.card.iter().chain([&self.host]).flat_map(|tier| &tier.states);
+        let filled = states.filter(|state| state.is_filled());
+        let mut experts: Vec<_> = filled.map(|state| (state.layer, state.expert)).collect();
+        experts.sort_unstable();
+        experts.dedup();
+        experts
     }
 
-    /// What has been read so far.
+    /// Counters of all reads so far.
     pub(crate) fn read_counters(&self) -> ReadCounters {
-        self.before.plus(&self.reader.counters())
+        self.earlier.plus(&self.reader.counters())
     }
 
-    /// Whether an expert is in memory or on its way there.
-    pub(crate) fn has(&self, layer: usize, expert: usize) -> bool {
+    /// Whether an expert is in memory or being read.
+    pub(crate) fn contains(&self, layer: usize, expert: usize) -> bool {
         let in_tier = |tier: &Tier| tier.slots[layer][expert] != NONE;
         in_tier(&self.host) || self.card.as_ref().is_some_and(in_tier)
     }
 
-    /// Hands the memory of `count` filled slots of the host, all over them, to `read`; `None` while experts are read, or if fewer
-    /// are filled.
+    /// Passes the memory of `count` filled host slots, evenly spread, to `read`. `None` while reads
+    /// are in flight, or if fewer slots are filled.
     pub(crate) fn with_slots<R>(
         &self,
         device: &mut dyn Device,
         count: usize,
         read: impl FnOnce(&[&[u8]]) -> R,
     ) -> Result<Option<R>, Error> {
-        let at = || "reading the memory of slots".to_owned();
-        let filled: Vec<Slot> = self.host.holding().collect();
-        if self.reading + self.reading_ahead > 0 || filled.len() < count {
+        let context = || "reading the memory of slots".to_owned();
+        let filled: Vec<Slot> = self.host.filled_slots().collect();
+        if self.reading + self.prefetching > 0 || filled.len() < count {
             return Ok(None);
         }
         let mut taken = Vec::with_capacity(count);
-        let all = (0..count).map(|i| filled[i * filled.len() / count]).try_for_each(|slot| {
+        let took = (0..count).map(|i| filled[i * filled.len() / count]).try_for_each(|slot| {
             taken.push((slot, device.take_slot(slot)?));
             Ok(())
         });
         let result =
-            all.map(|()| read(&taken.iter().map(|(_, bytes)| &bytes[..]).collect::<Vec<_>>()));
+            took.map(|()| read(&taken.iter().map(|(_, bytes)| &bytes[..]).collect::<Vec<_>>()));
         for (slot, bytes) in taken {
-            device.put_slot(slot, bytes).map_err(Error::at(at))?;
+            device.put_slot(slot, bytes).map_err(Error::at(context))?;
         }
-        result.map(Some).map_err(Error::at(at))
+        result.map(Some).map_err(Error::at(context))
     }
 
-    /// Pins the expert if it is in a slot, without reading or copying anything. Ops may not find it there:
-    /// [`ExpertCache::promote`] sees to that.
+    /// Pins an expert that is in a slot; never reads or copies. Ops may not be able to read the
+    /// slot: see [`ExpertCache::load_to_card`].
     pub(crate) fn pin(&mut self, layer: usize, expert: usize) -> Option<Pin> {
         if let Some(card) = &mut self.card
             && let Some(slot) = card.find(layer, expert)
@@ -247,20 +260,20 @@ impl ExpertCache {
         Some(Pin { slot: self.host.slot(slot), host: slot, card: NONE, predicted })
     }
 
-    /// Copies a pinned expert to the card, if it belongs there and is not; `None` if no slot there can give way and ops do
-    /// not find it where it is: it is pinned no more then.
-    pub(crate) fn promote(
+    /// Copies a pinned expert to the card if it belongs there. If no card slot can be evicted and
+    /// ops cannot read the host slot, unpins it and returns `None`.
+    pub(crate) fn load_to_card(
         &mut self,
         device: &mut dyn Device,
         pin: Pin,
     ) -> Result<Option<Pin>, Error> {
-        if pin.card != NONE || !self.promotes() {
+        if pin.card != NONE || !self.fills_card() {
             return Ok(Some(pin));
         }
-        let Place { layer, expert, .. } = self.host.places[pin.host as usize];
-        match self.reserve(layer as usize, expert as usize) {
-            Some(slot) => self.copy(device, pin, slot).map(Some),
-            None if self.uses.in_place => Ok(Some(pin)),
+        let SlotState { layer, expert, .. } = self.host.states[pin.host as usize];
+        match self.reserve_card_slot(layer as usize, expert as usize) {
+            Some(slot) => self.copy_to_card(device, pin, slot).map(Some),
+            None if self.access.host_in_place => Ok(Some(pin)),
             None => {
                 self.host.unpin(pin.host, Ticket(0));
                 Ok(None)
@@ -268,35 +281,37 @@ impl ExpertCache {
         }
     }
 
-    /// Whether what is in the host's memory goes on to a card: while that has room, and ever after if it is a cache.
-    fn promotes(&self) -> bool {
-        self.card.as_ref().is_some_and(|card| card.has_empty() || !self.uses.holds_all)
+    /// Whether experts in host slots are copied to the card: while it has empty slots, and always
+    /// if it is a cache.
+    fn fills_card(&self) -> bool {
+        self.card.as_ref().is_some_and(|card| card.has_empty() || !self.access.holds_all)
     }
 
-    /// Gives an expert a slot on the card, pinned.
-    fn reserve(&mut self, layer: usize, expert: usize) -> Option<u32> {
+    /// Reserves a card slot for an expert, pinned.
+    fn reserve_card_slot(&mut self, layer: usize, expert: usize) -> Option<u32> {
         let card = self.card.as_mut()?;
         let slot = card.victim()?;
-        if let Some(layer) = card.forget(slot) {
+        if let Some(layer) = card.clear(slot) {
             self.tables[layer] = None;
         }
-        card.assign(slot, (layer, expert), false);
+        card.assign(slot, ExpertId { layer, expert }, false);
         Some(slot)
     }
 
-    /// Copies what is pinned on the host to the slot on the card that is kept for it.
-    fn copy(&mut self, device: &mut dyn Device, pin: Pin, slot: u32) -> Result<Pin, Error> {
+    /// Copies an expert from its pinned host slot to its reserved card slot.
+    fn copy_to_card(&mut self, device: &mut dyn Device, pin: Pin, slot: u32) -> Result<Pin, Error> {
         let Some(card) = &mut self.card else { return Ok(pin) };
-        let to = card.slot(slot);
-        if let Err(error) = device.copy_slot(pin.slot, to) {
-            card.forget(slot);
+        let dst = card.slot(slot);
+        if let Err(error) = device.copy_slot(pin.slot, dst) {
+            card.clear(slot);
             return Err(Error::at(|| "copying an expert to the card")(error));
         }
-        card.filled(slot);
-        Ok(Pin { slot: to, card: slot, ..pin })
+        card.set_filled(slot);
+        Ok(Pin { slot: dst, card: slot, ..pin })
     }
 
-    /// Asks for an expert that is not pinned: starts to read it, unless it is in memory, if slots can give way.
+    /// Requests an expert that is not pinned: starts its read unless it is in memory, if a slot can
+    /// be evicted.
     pub(crate) fn request(
         &mut self,
         device: &mut dyn Device,
@@ -305,36 +320,38 @@ impl ExpertCache {
         stats: &mut Stats,
     ) -> Result<Lookup, Error> {
         if let Some(pin) = self.pin(layer, expert) {
-            return Ok(self.promote(device, pin)?.map_or(Lookup::Full, Lookup::Ready));
+            return Ok(self.load_to_card(device, pin)?.map_or(Lookup::Full, Lookup::Ready));
         }
-        let coming = self.host.coming(layer, expert);
-        let Some(slot) = coming.or_else(|| self.host.victim()) else { return Ok(Lookup::Full) };
-        let bound_for = if self.promotes() { self.reserve(layer, expert) } else { None };
-        if bound_for.is_none() && !self.uses.in_place {
+        let filling = self.host.find_filling(layer, expert);
+        let Some(slot) = filling.or_else(|| self.host.victim()) else { return Ok(Lookup::Full) };
+        let card_slot =
+            if self.fills_card() { self.reserve_card_slot(layer, expert) } else { None };
+        if card_slot.is_none() && !self.access.host_in_place {
             return Ok(Lookup::Full);
         }
-        match coming {
+        match filling {
             Some(slot) => {
                 self.host.pin(slot);
-                self.reading_ahead -= 1;
-                self.reader.hurry(slot as usize);
+                self.prefetching -= 1;
+                self.reader.promote(slot as usize);
                 stats.experts_predicted += 1;
             }
             None => {
-                let started = self.start(device, (layer, expert), slot, Urgency::Now, stats);
-                if let (Err(_), Some(card), Some(slot)) = (&started, &mut self.card, bound_for) {
-                    card.forget(slot);
+                let started =
+                    self.start(device, ExpertId { layer, expert }, slot, Urgency::Demand, stats);
+                if let (Err(_), Some(card), Some(slot)) = (&started, &mut self.card, card_slot) {
+                    card.clear(slot);
                 }
                 started?;
             }
         }
         self.reading += 1;
-        self.host.places[slot as usize].bound_for = bound_for.unwrap_or(NONE);
+        self.host.states[slot as usize].card_slot = card_slot.unwrap_or(NONE);
         Ok(Lookup::Started)
     }
 
-    /// Starts to read an expert that may be needed soon, if that is not under way and costs nobody anything: there is a slot
-    /// that can give way at once, and few are given up for looking ahead. Whether it did.
+    /// Starts a prefetch, unless the expert is in memory or being read. Only takes a slot that can
+    /// be evicted without waiting, and only few slots at a time. Returns whether it started.
     pub(crate) fn prefetch(
         &mut self,
         device: &mut dyn Device,
@@ -342,69 +359,74 @@ impl ExpertCache {
         expert: usize,
         stats: &mut Stats,
     ) -> Result<bool, Error> {
-        if self.host.ahead.0 != layer {
-            self.host.ahead = (layer, 0);
+        if self.host.prefetch_layer != layer {
+            (self.host.prefetch_layer, self.host.prefetch_count) = (layer, 0);
         }
-        let most = self.host.places.len() / SHARE_AHEAD;
-        if self.has(layer, expert) || self.reading_ahead.max(self.host.ahead.1) >= most {
+        let max_prefetches = self.host.states.len() / PREFETCH_SHARE;
+        let prefetches = self.prefetching.max(self.host.prefetch_count);
+        if self.contains(layer, expert) || prefetches >= max_prefetches {
             return Ok(false);
         }
         let Some(slot) = self.host.victim() else { return Ok(false) };
-        let Place { layer: before, ticket, .. } = self.host.places[slot as usize];
-        let has_table = self.tables.get(before as usize).is_some_and(Option::is_some);
-        if has_table || !device.done(ticket).map_err(Error::at(|| "looking ahead"))? {
+        let SlotState { layer: old_layer, ticket, .. } = self.host.states[slot as usize];
+        let has_table = self.tables.get(old_layer as usize).is_some_and(Option::is_some);
+        if has_table || !device.done(ticket).map_err(Error::at(|| "prefetching an expert"))? {
             return Ok(false);
         }
-        self.start(device, (layer, expert), slot, Urgency::Ahead, stats)?;
-        self.reading_ahead += 1;
-        self.host.ahead.1 += 1;
+        self.start(device, ExpertId { layer, expert }, slot, Urgency::Prefetch, stats)?;
+        self.prefetching += 1;
+        self.host.prefetch_count += 1;
         stats.experts_prefetched += 1;
         Ok(true)
     }
 
-    /// Gives up what was asked for ahead and has not come: what was wanted of it has been requested by now.
-    pub(crate) fn cancel_ahead(&mut self) {
-        self.host.policy.expire();
-        if self.reading_ahead > 0 {
-            self.reader.cancel_ahead();
+    /// Cancels prefetches in flight; experts that turned out to be needed have been requested by
+    /// now.
+    pub(crate) fn cancel_prefetches(&mut self) {
+        self.host.policy.expire_prefetched();
+        if self.prefetching > 0 {
+            self.reader.cancel_prefetches();
         }
     }
 
-    /// Starts to read an expert into a slot of the host, when nothing uses that any more.
+    /// Starts to read an expert into a host slot, once no submitted work uses the slot.
     fn start(
         &mut self,
         device: &mut dyn Device,
-        (layer, expert): (usize, usize),
+        id: ExpertId,
         slot: u32,
         urgency: Urgency,
         stats: &mut Stats,
     ) -> Result<(), Error> {
-        let Place { layer: before, ticket, ahead, .. } = self.host.places[slot as usize];
-        // Who looked it up by a table left no ticket. A table names slots of the host only where there is no card.
+        let ExpertId { layer, expert } = id;
+        let SlotState { layer: old_layer, ticket, prefetched, .. } =
+            self.host.states[slot as usize];
+        // Work that used a slot table left no ticket. Tables contain host slots only if there is no
+        // card.
         let table =
-            self.tables.get(before as usize).copied().flatten().filter(|_| self.card.is_none());
-        let at = Error::at(|| format!("layer {layer}, expert {expert}"));
+            self.tables.get(old_layer as usize).copied().flatten().filter(|_| self.card.is_none());
+        let with_context = Error::at(|| format!("layer {layer}, expert {expert}"));
         let mut take = || {
             let ticket = if table.is_some() { device.submit()? } else { ticket };
             wait(device, ticket)?;
             device.take_slot(self.host.slot(slot))
         };
-        let bytes = take().map_err(at)?;
-        stats.experts_wasted += u64::from(ahead);
-        if let Some(layer) = self.host.forget(slot)
+        let bytes = take().map_err(with_context)?;
+        stats.experts_wasted += u64::from(prefetched);
+        if let Some(layer) = self.host.clear(slot)
             && self.card.is_none()
         {
             self.tables[layer] = None;
         }
-        self.host.assign(slot, (layer, expert), urgency == Urgency::Ahead);
+        self.host.assign(slot, id, urgency == Urgency::Prefetch);
         stats.experts_read += 1;
         self.reader.start(ReadRequest { layer, expert, slot: slot as usize, bytes, urgency });
         Ok(())
     }
 
-    /// The next expert that was requested and whose read is finished, pinned: its number and where it is. `None` when none is
-    /// under way, or, without `wait`, when none is finished yet.
-    pub(crate) fn arrive(
+    /// The next requested expert whose read has finished, pinned. `None` if none is in flight, or,
+    /// without `wait`, none has finished.
+    pub(crate) fn next_arrival(
         &mut self,
         device: &mut dyn Device,
         wait: bool,
@@ -412,7 +434,7 @@ impl ExpertCache {
     ) -> Result<Option<(usize, Pin)>, Error> {
         while self.reading > 0 {
             let Some(done) = self.reader.next(wait) else { return Ok(None) };
-            let arrived = self.settle(device, done, stats)?;
+            let arrived = self.finish_read(device, done, stats)?;
             if arrived.is_some() {
                 return Ok(arrived);
             }
@@ -420,37 +442,37 @@ impl ExpertCache {
         Ok(None)
     }
 
-    /// Takes what has come that was asked for ahead, while no layer waits for a read.
-    pub(crate) fn settle_ahead(
+    /// Takes finished prefetches, unless a layer waits for reads.
+    pub(crate) fn settle_prefetches(
         &mut self,
         device: &mut dyn Device,
         stats: &mut Stats,
     ) -> Result<(), Error> {
-        while self.reading == 0 && self.reading_ahead > 0 {
+        while self.reading == 0 && self.prefetching > 0 {
             let Some(done) = self.reader.next(false) else { break };
-            self.settle(device, done, stats)?;
+            self.finish_read(device, done, stats)?;
         }
         Ok(())
     }
 
-    /// Puts what was read where it belongs. The result is the expert if a layer waits for it.
-    fn settle(
+    /// Puts a finished read into its slot. Returns the expert if a layer waits for it.
+    fn finish_read(
         &mut self,
         device: &mut dyn Device,
         done: Completion,
         stats: &mut Stats,
     ) -> Result<Option<(usize, Pin)>, Error> {
         let ReadRequest { layer, expert, slot, bytes, .. } = done.request;
-        let Place { pins, bound_for, .. } = self.host.places[slot];
+        let SlotState { pins, card_slot, .. } = self.host.states[slot];
         let requested = pins > 0;
         if requested && matches!(done.result, Err(Error::Cancelled)) {
-            // It was given up just before it was wanted after all.
-            self.reader.start(ReadRequest { layer, expert, slot, bytes, urgency: Urgency::Now });
+            // The read was cancelled just before the expert was requested: starts it again.
+            self.reader.start(ReadRequest { layer, expert, slot, bytes, urgency: Urgency::Demand });
             return Ok(None);
         }
         match requested {
             true => self.reading -= 1,
-            false => self.reading_ahead -= 1,
+            false => self.prefetching -= 1,
         }
         let slot = slot as u32;
         let pin = Pin { slot: self.host.slot(slot), host: slot, card: NONE, predicted: false };
@@ -459,28 +481,28 @@ impl ExpertCache {
             .map_err(Error::at(|| format!("layer {layer}, expert {expert}")));
         let lost = put.is_err();
         if let Err(error) = done.result.and(put) {
-            // A device that wants its own memory back does not get it after a read that hung.
+            // After a read that hung, a device that needs its own memory back cannot get it.
             match lost {
-                true => self.host.lose(slot),
-                false => drop(self.host.forget(slot)),
+                true => self.host.retire(slot),
+                false => drop(self.host.clear(slot)),
             }
-            if let (Some(card), true) = (&mut self.card, bound_for != NONE) {
-                card.forget(bound_for);
+            if let (Some(card), true) = (&mut self.card, card_slot != NONE) {
+                card.clear(card_slot);
             }
-            self.lost |= !matches!(error, Error::Cancelled);
-            // Whoever needs it will be told.
+            self.failed |= !matches!(error, Error::Cancelled);
+            // A failed prefetch is not reported: a request for the expert reads it again.
             stats.experts_wasted += u64::from(!requested);
             return if requested { Err(error) } else { Ok(None) };
         }
-        self.host.filled(slot);
-        match bound_for {
+        self.host.set_filled(slot);
+        match card_slot {
             _ if !requested => Ok(None),
             NONE => Ok(Some((expert, pin))),
-            card => Ok(Some((expert, self.copy(device, pin, card)?))),
+            card => Ok(Some((expert, self.copy_to_card(device, pin, card)?))),
         }
     }
 
-    /// Unpins an expert whose last use is `ticket`.
+    /// Unpins an expert; `ticket` is the last work that uses it.
     pub(crate) fn release(&mut self, pin: Pin, ticket: Ticket) {
         self.host.unpin(pin.host, ticket);
         if let Some(card) = &mut self.card {
@@ -488,18 +510,18 @@ impl ExpertCache {
         }
     }
 
-    /// After a failure: waits for the reads under way and unpins everything.
+    /// Recovers from a failure: waits for the demand reads in flight and unpins everything.
     pub(crate) fn recover(&mut self, device: &mut dyn Device) {
         while self.reading > 0 {
-            // What failed here has been reported by the first failure.
-            let _ = self.arrive(device, true, &mut Stats::default());
+            // The first failure has been reported already.
+            let _ = self.next_arrival(device, true, &mut Stats::default());
         }
-        // Copies that have been recorded still read slots. Where nothing can be submitted any more, nothing will run.
+        // Recorded copies still read the slots. If submitting fails, they never run.
         let ticket = device.submit().unwrap_or(Ticket(0));
-        for place in self.host.places.iter_mut().filter(|place| place.pins > 0) {
-            *place = Place { pins: 0, ticket, ..*place };
+        for state in self.host.states.iter_mut().filter(|state| state.pins > 0) {
+            *state = SlotState { pins: 0, ticket, ..*state };
         }
-        self.card.iter_mut().flat_map(|card| &mut card.places).for_each(|place| place.pins = 0);
+        self.card.iter_mut().flat_map(|card| &mut card.states).for_each(|state| state.pins = 0);
     }
 }
 
@@ -523,19 +545,19 @@ mod tests {
     use super::*;
     use crate::{
         checkpoint::{DataFile, Segment, location::ShardLocation},
-        experts::{io::Completion, policy::PolicyKind},
+        experts::{io::Completion, policy::PolicyKind, tier::TierSize},
         model::blueprint::LayerExperts,
     };
 
     const LAYERS: usize = 3;
     const EXPERTS: usize = 6;
-    /// Bytes of one expert: three matrices of one f16.
+    /// Bytes of one expert: three matrices of one f16 value.
     const BYTES: usize = 6;
 
-    /// Reads at once, and hands completions out first come, first served.
-    struct AtOnce(Arc<ExpertSource>, VecDeque<Completion>);
+    /// Reads synchronously, and returns completions in order.
+    struct SyncReader(Arc<ExpertSource>, VecDeque<Completion>);
 
-    impl Reader for AtOnce {
+    impl Reader for SyncReader {
         fn start(&mut self, mut request: ReadRequest) {
             let result = self.0.read(request.layer, request.expert, &mut request.bytes);
             self.1.push_back(Completion { request, result });
@@ -562,19 +584,25 @@ mod tests {
             Some(LayerExperts { count: EXPERTS, shape, shards: parts, bytes: BYTES })
         };
         let source = Arc::new(ExpertSource::new(files, (0..LAYERS).map(layer).collect()));
-        let host = Tier::new(device, &source, [slots, 0, BYTES], BankPlace::Host, PolicyKind::Lru)
-            .unwrap();
-        let uses = Uses { looks_up: false, in_place: true, holds_all: false };
+        let host = Tier::new(
+            device,
+            &source,
+            TierSize { slots, shared: 0, slot_bytes: BYTES },
+            BankPlace::Host,
+            PolicyKind::Lru,
+        )
+        .unwrap();
+        let access = SlotAccess { device_lookup: false, host_in_place: true, holds_all: false };
         ExpertCache::new(
             Arc::clone(&source),
-            Box::new(AtOnce(source, VecDeque::new())),
-            (host, None),
-            uses,
+            Box::new(SyncReader(source, VecDeque::new())),
+            CacheTiers { host, card: None },
+            access,
         )
     }
 
     #[test]
-    fn filled_slots_are_shown_all_over_the_cache_while_nothing_is_read() {
+    fn with_slots_samples_filled_slots_while_no_read_is_in_flight() {
         let mut device = reference();
         let (mut cache, mut stats) = (cache(&mut *device, 8), Stats::default());
         let firsts = |slots: &[&[u8]]| slots.iter().map(|slot| slot[0]).collect::<Vec<_>>();
@@ -584,12 +612,12 @@ mod tests {
             assert_eq!(
                 cache.with_slots(&mut *device, 1, firsts).unwrap(),
                 None,
-                "one is being read"
+                "a read is in flight"
             );
-            let (_, pin) = cache.arrive(&mut *device, true, &mut stats).unwrap().unwrap();
+            let (_, pin) = cache.next_arrival(&mut *device, true, &mut stats).unwrap().unwrap();
             cache.release(pin, Ticket(0));
         }
-        // Experts of the second layer are numbers 6 to 11; twice as nothing is lost by it.
+        // The second layer has keys 6 to 11. Two rounds show that nothing is lost.
         for _ in 0..2 {
             assert_eq!(cache.with_slots(&mut *device, 3, firsts).unwrap(), Some(vec![6, 8, 10]));
             assert_eq!(cache.with_slots(&mut *device, 6, firsts).unwrap(), Some((6..12).collect()));
@@ -598,9 +626,9 @@ mod tests {
     }
 
     proptest! {
-        /// The model: experts in order of last use; what was used longest ago falls out.
+        /// Reference: experts in order of last use, the least recently used evicted first.
         #[test]
-        fn the_cache_holds_what_was_used_last(
+        fn the_cache_holds_the_most_recently_used_experts(
             slots in 1usize..9,
             uses in prop::collection::vec((0..LAYERS, 0..EXPERTS), 1..150),
         ) {
@@ -617,7 +645,7 @@ mod tests {
                         prop_assert!(matches!(
                             cache.request(&mut *device, layer, expert, &mut stats), Ok(Lookup::Started)
                         ));
-                        cache.arrive(&mut *device, true, &mut stats).unwrap().map(|(_, pin)| pin).unwrap()
+                        cache.next_arrival(&mut *device, true, &mut stats).unwrap().map(|(_, pin)| pin).unwrap()
                     }
                 };
                 let held = device.take_slot(pin.slot).unwrap();

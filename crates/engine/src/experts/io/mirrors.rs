@@ -1,4 +1,4 @@
-//! Folders with the same files as the model or some of them, on other disks.
+//! Mirrors: folders on other disks with copies of all or some of the model's files.
 
 use std::path::{Path, PathBuf};
 
@@ -10,40 +10,43 @@ use crate::{
     },
 };
 
-/// Bytes of the header that are compared at once.
-const CHUNK: u64 = 64 << 10;
+/// Bytes of the header compared per read.
+const HEADER_READ: u64 = 64 << 10;
 
-/// So many blocks behind headers are compared, shared out among the files, from the first one of each to its last: another training
-/// of the same model has another number in nearly every one, and a copy that was not finished lacks the last.
-const BLOCKS: usize = 64;
-/// Blocks of a file at least.
-const MIN_BLOCKS: usize = 4;
-/// Bytes of one.
-const BLOCK: u64 = 4 << 10;
+/// Samples of weights compared in all files together, spread evenly from a file's first weight to
+/// its last. Another training run of the model differs in nearly every sample, and an unfinished
+/// copy lacks the last one.
+const SAMPLES: usize = 64;
+/// Minimum samples per file.
+const MIN_SAMPLES: usize = 4;
+/// Bytes of a sample.
+const SAMPLE_BYTES: u64 = 4 << 10;
 
-/// The files of each folder: those that `own` names, as far as they are there. A file of `own` is not opened once more where it is
-/// at home.
+/// Opens each folder's copies of the files in `own`; `None` for a missing file, and for a file of
+/// `own` that is in the folder itself.
 ///
 /// # Errors
-/// A folder has one that is of another length, or has another header or other bytes where they are compared.
+/// A copy has another length, another header, or other weights in a sample.
 pub(super) fn open(
     own: &[DataFile],
     folders: &[PathBuf],
 ) -> Result<Vec<Vec<Option<DataFile>>>, Error> {
-    let blocks = (BLOCKS / own.len().max(1)).max(MIN_BLOCKS) as u64;
+    let samples = (SAMPLES / own.len().max(1)).max(MIN_SAMPLES) as u64;
     folders
         .iter()
-        .map(|folder| own.iter().map(|file| mirror((file, blocks), folder)).collect())
+        .map(|folder| own.iter().map(|file| open_copy(file, folder, samples)).collect())
         .collect()
 }
 
-/// Which folder a file of the model is in: 0 is none of `folders`, and so the model's own.
-pub(super) fn home(own: &DataFile, folders: &[PathBuf]) -> usize {
+/// Index of the copy whose folder has a file of the model: `1 + i` for `folders[i]`, 0 for the
+/// model's own folder.
+pub(super) fn home_copy(own: &DataFile, folders: &[PathBuf]) -> usize {
     folders.iter().position(|folder| own.path().parent() == Some(folder)).map_or(0, |i| i + 1)
 }
 
-/// Such a file, of which so many blocks are compared.
-fn mirror((own, blocks): (&DataFile, u64), folder: &Path) -> Result<Option<DataFile>, Error> {
+/// Opens a folder's copy of a file, if it has one, and compares its header and `samples` of its
+/// weights.
+fn open_copy(own: &DataFile, folder: &Path, samples: u64) -> Result<Option<DataFile>, Error> {
     let Some(name) = own.path().file_name().filter(|_| own.file().is_some()) else {
         return Err(Error::Input("the model in the program has no mirrors: give --model".into()));
     };
@@ -54,10 +57,10 @@ fn mirror((own, blocks): (&DataFile, u64), folder: &Path) -> Result<Option<DataF
         return Ok(None);
     }
     let copy = DataFile::open(&path)?;
-    let differs = |what: &str| Error::Checkpoint {
+    let differs = |difference: &str| Error::Checkpoint {
         path: copy.path().into(),
         problem: format!(
-            "{what} than {}: files of one name are the same in a mirror; copy it again",
+            "{difference} than {}: files of one name are the same in a mirror; copy it again",
             own.path().display()
         ),
     };
@@ -69,28 +72,35 @@ fn mirror((own, blocks): (&DataFile, u64), folder: &Path) -> Result<Option<DataF
         )));
     }
     let header = header(own)?.min(own.len());
-    let last = own.len().saturating_sub(BLOCK).max(header);
-    let chunks = (0..header).step_by(CHUNK as usize).map(|at| (at, CHUNK.min(header - at)));
-    let apart = (last - header) / (blocks - 1);
-    let blocks = (0..blocks - 1).map(|i| header + apart * i).chain([last]);
-    for (at, bytes) in chunks.chain(blocks.map(|at| (at, BLOCK.min(own.len() - at)))) {
+    let last = own.len().saturating_sub(SAMPLE_BYTES).max(header);
+    let header_reads = (0..header)
+        .step_by(HEADER_READ as usize)
+        .map(|offset| (offset, HEADER_READ.min(header - offset)));
+    let stride = (last - header) / (samples - 1);
+    let samples = (0..samples - 1)
+        .map(|i| header + stride * i)
+        .chain([last])
+        .map(|offset| (offset, SAMPLE_BYTES.min(own.len() - offset)));
+    for (offset, bytes) in header_reads.chain(samples) {
         let [mut a, mut b] = [vec![0; bytes as usize], vec![0; bytes as usize]];
         for (source, buf) in [(own, &mut a), (&copy, &mut b)] {
             source
-                .read_exact_at(buf, at)
+                .read_exact_at(buf, offset)
                 .map_err(Error::file(source.path(), "cannot read the file"))?;
         }
         if let Some(i) = a.iter().zip(&b).position(|(a, b)| a != b) {
-            return Err(differs(&match at < header {
+            return Err(differs(&match offset < header {
                 true => "it holds other tensors or in other places".into(),
-                false => format!("it holds other weights, first seen at byte {},", at + i as u64),
+                false => {
+                    format!("it holds other weights, first seen at byte {},", offset + i as u64)
+                }
             }));
         }
     }
     Ok(Some(copy))
 }
 
-/// Bytes at the start of a file that say what is where in it: of packed experts also the digests.
+/// Length of a file's header: the index of its tensors, in a packed file also the digests.
 fn header(file: &DataFile) -> Result<u64, Error> {
     if file.path().file_name().is_some_and(|name| name == EXPERTS) {
         return Ok(PackedHeader::read(file)?.1);

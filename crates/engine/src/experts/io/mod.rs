@@ -1,232 +1,236 @@
-//! Reading experts into slots: requests go in, completions come out, in any order.
+//! Expert I/O: requests go in, completions come out, in any order.
 //!
-//! A [board](board) cuts requests into pieces and says which is read next; threads or a ring carry them to the
-//! [disk](disk), which is one or several copies of the model.
+//! The read scheduler in `queue` splits requests into reads and orders them; `threads` or `uring`
+//! executes them; `storage` holds the files of the model and of its mirrors.
 
-mod bell;
-mod board;
-mod choose;
-mod disk;
+mod calibrate;
+mod file;
+mod load_balance;
 mod mirrors;
-mod open_file;
 mod options;
-mod shared;
-mod sharing;
+mod queue;
+mod queue_reader;
+mod storage;
 #[cfg(test)]
 mod tests;
 mod threads;
 mod transfer;
 #[cfg(target_os = "linux")]
 mod uring;
+mod waker;
 
 use std::sync::{Arc, Condvar};
 
 use moeflux_compute::Bytes;
 
 use self::{
-    bell::Waker,
-    board::{Board, Limits},
-    disk::{Disk, Files},
-    options::{bounce_bytes, longest_piece},
-    shared::{BoardReader, Shared},
+    calibrate::ExpertSubset,
+    options::{bounce_bytes, max_read_bytes},
+    queue::{QueueLimits, ReadQueue},
+    queue_reader::{QueueReader, QueueShared},
+    storage::{ModelStorage, Storage},
+    waker::Waker,
 };
 use super::source::ExpertSource;
 use crate::base::{error::Error, stats::ReadCounters};
 
-pub(crate) use board::BOOKKEEPING;
-pub(crate) use open_file::{direct as direct_file, random as random_file};
-pub(crate) use options::memory;
+pub(crate) use file::{open_direct, open_random};
+pub(crate) use options::reader_memory;
 pub use options::{Access, PageCache, ReadOptions, ReaderKind};
+pub(crate) use queue::QUEUE_SLOT_BYTES;
 
-/// How soon a read is wanted. Those that are wanted now go before all others.
+/// Priority of a read. Demand reads are executed before all prefetches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Urgency {
-    /// A layer waits for it.
-    Now,
-    /// A later layer may want it.
-    Ahead,
+    /// The current layer waits for it.
+    Demand,
+    /// A later layer may need it.
+    Prefetch,
 }
 
-/// One expert wanted in a slot. The slot's memory travels with the request, so nobody else can touch it.
+/// Request to read one expert into a slot. It owns the slot's memory until it completes.
 pub struct ReadRequest {
-    /// The layer.
+    /// Index of the layer.
     pub layer: usize,
-    /// The expert.
+    /// Index of the expert in the layer.
     pub expert: usize,
-    /// Which slot of the cache.
+    /// Index of the cache's slot.
     pub slot: usize,
-    /// The slot's memory.
+    /// Memory of the slot.
     pub bytes: Bytes,
-    /// How soon it is wanted.
+    /// Priority of the read.
     pub urgency: Urgency,
 }
 
-/// A request that is finished, well or badly.
+/// A request that has finished or failed.
 pub struct Completion {
-    /// What was asked for, with the memory, filled if `result` is right. After a read that hung it is other memory of the
-    /// same size: the system may still write to the first.
+    /// The request with its memory, filled if `result` is `Ok`. After a read that hung it is other
+    /// memory of the same size, as the system may still write to the original.
     pub request: ReadRequest,
-    /// How it went.
+    /// Outcome of the read.
     pub result: Result<(), Error>,
 }
 
-/// Fills slots. Every started request comes back exactly once.
+/// Reads experts into slots. Every started request completes exactly once.
 pub trait Reader: Send {
-    /// Starts a read. Never blocks for the disk.
+    /// Starts a read. Never blocks on the disk.
     fn start(&mut self, request: ReadRequest);
 
-    /// The next completion, in any order. Waits for one if `wait`; the caller waits only while some read is
-    /// under way.
+    /// The next completion, in any order. Blocks until there is one if `wait`; callers only wait
+    /// while a request is in flight.
     fn next(&mut self, wait: bool) -> Option<Completion>;
 
-    /// A read that was started ahead is wanted now.
-    fn hurry(&mut self, slot: usize) {
+    /// Turns the prefetch into a slot into a demand read.
+    fn promote(&mut self, slot: usize) {
         let _ = slot;
     }
 
-    /// Gives up what was started ahead: it comes back with [`Error::Cancelled`], like any completion, when no read of it is
-    /// under way any more.
-    fn cancel_ahead(&mut self) {}
+    /// Cancels all prefetches. Each completes with [`Error::Cancelled`] once none of its reads is
+    /// in flight.
+    fn cancel_prefetches(&mut self) {}
 
-    /// The page cache has been made to forget the files: all experts count as never read.
-    fn forget(&mut self) {}
+    /// Treats all experts as never read, after the page cache was made to drop the files.
+    fn forget_reads(&mut self) {}
 
-    /// What was done so far.
+    /// Counters since the reader was opened.
     fn counters(&self) -> ReadCounters {
         ReadCounters::default()
     }
 
-    /// How it reads, in words for users: "io_uring, direct, depth 16".
+    /// Backend and mode, for users: "io_uring, direct, depth 16".
     fn describe(&self) -> String {
         String::new()
     }
 }
 
-/// A reader as the options ask for, for requests to slots below `slots`, that leaves `pages` in the page cache.
+/// Opens a reader for slots below `slots` that uses the page cache as `pages` says.
 ///
 /// # Errors
-/// A mirror differs, or threads and their buffers cannot be had.
+/// A mirror differs from the model, or threads or their buffers cannot be created.
 pub(crate) fn open(
     source: &Arc<ExpertSource>,
     options: &ReadOptions,
     slots: usize,
     pages: PageCache,
 ) -> Result<Box<dyn Reader>, Error> {
-    let files = Arc::new(Files::open(Arc::clone(source.files()), source.mirrors(), pages)?);
+    let storage =
+        Arc::new(ModelStorage::open(Arc::clone(source.files()), source.mirrors(), pages)?);
     let again = if pages == PageCache::ReadAgain { ", buffered what is read again" } else { "" };
-    let access = match files.direct() {
-        (0, _) if pages != PageCache::Everything && !files.in_binary() => {
+    let access = match storage.direct() {
+        (0, _) if pages != PageCache::Everything && !storage.is_embedded() => {
             "buffered, as the file system has no direct reads".into()
         }
         (0, _) => "buffered".into(),
-        (some, all) if some < all => format!("direct where the file system can{again}"),
+        (some, all) if some < all => format!("direct where supported{again}"),
         _ => format!("direct{again}"),
     };
     let expert = source.layers().iter().flatten().map(|l| l.bytes).max().unwrap_or(0);
-    let piece = longest_piece(options, expert);
-    let limits = Limits {
+    let read_bytes = max_read_bytes(options, expert);
+    let limits = QueueLimits {
         slots,
-        lanes: options.lanes(files.copies()),
+        io_slots: options.io_slots(storage.copies()),
         depth: options.depth(),
         pages,
-        piece,
-        deadline: options.deadline(),
+        read_bytes,
+        timeout: options.timeout(),
     };
-    let bounce = if files.direct().0 > 0 { bounce_bytes(piece) } else { 0 };
-    let folders = match files.copies() {
+    let bounce = if storage.direct().0 > 0 { bounce_bytes(read_bytes) } else { 0 };
+    let folders = match storage.copies() {
         1 => String::new(),
         folders => format!(", from {folders} folders"),
     };
-    let plan = Plan {
+    let setup = ReaderSetup {
         source: Arc::clone(source),
-        files,
+        storage,
         limits,
         bounce,
-        how: format!("{access}{folders}"),
+        mode: format!("{access}{folders}"),
     };
     let reader = match options.kind {
-        ReaderKind::Threads => plan.threads()?,
-        ReaderKind::Uring => match plan.ring() {
+        ReaderKind::Threads => setup.threads()?,
+        ReaderKind::Uring => match setup.uring() {
             Ok(reader) => reader,
-            Err(error) => plan.threads_as(&error)?,
+            Err(error) => setup.threads_instead(&error)?,
         },
-        ReaderKind::Auto => plan.faster()?,
+        ReaderKind::Auto => setup.faster()?,
     };
     Ok(Box::new(reader))
 }
 
-/// What is common to the readers that there could be.
-struct Plan {
+/// Arguments common to all backends.
+struct ReaderSetup {
     source: Arc<ExpertSource>,
-    files: Arc<Files>,
-    limits: Limits,
+    storage: Arc<ModelStorage>,
+    limits: QueueLimits,
     bounce: usize,
-    /// In words.
-    how: String,
+    /// Access and folders, for the description.
+    mode: String,
 }
 
-impl Plan {
-    fn reader(&self, bell: Waker, description: String) -> BoardReader {
-        let disk = Arc::clone(&self.files) as Arc<dyn Disk>;
-        let board = Board::new(Arc::clone(&self.source), Arc::clone(&disk), self.limits);
-        let shared = Arc::new(Shared::new(board, disk, bell));
-        BoardReader { shared, threads: Vec::new(), description }
+impl ReaderSetup {
+    fn reader(&self, waker: Waker, description: String) -> QueueReader {
+        let storage = Arc::clone(&self.storage) as Arc<dyn Storage>;
+        let queue = ReadQueue::new(Arc::clone(&self.source), Arc::clone(&storage), self.limits);
+        let shared = Arc::new(QueueShared::new(queue, storage, waker));
+        QueueReader { shared, threads: Vec::new(), description }
     }
 
-    fn threads(&self) -> Result<BoardReader, Error> {
-        let description = format!("{} threads, {}", self.limits.depth, self.how);
-        let mut reader = self.reader(Waker::Threads(Condvar::new()), description);
-        reader.threads = threads::start(&reader.shared, self.limits.lanes, self.bounce)?;
+    fn threads(&self) -> Result<QueueReader, Error> {
+        let description = format!("{} threads, {}", self.limits.depth, self.mode);
+        let mut reader = self.reader(Waker::Condvar(Condvar::new()), description);
+        reader.threads = threads::start(&reader.shared, self.limits.io_slots, self.bounce)?;
         Ok(reader)
     }
 
-    /// Threads, as there can be no ring, and why.
-    fn threads_as(&self, error: &std::io::Error) -> Result<BoardReader, Error> {
+    /// Threads in place of io_uring; the description says why.
+    fn threads_instead(&self, error: &std::io::Error) -> Result<QueueReader, Error> {
         let mut reader = self.threads()?;
         reader.description += &format!(" (there is no io_uring: {error})");
         Ok(reader)
     }
 
-    /// A ring if it is clearly faster than threads.
-    fn faster(&self) -> Result<BoardReader, Error> {
-        if choose::total(&self.source) < choose::SMALL {
+    /// io_uring if it measures clearly faster than threads, else threads.
+    fn faster(&self) -> Result<QueueReader, Error> {
+        if calibrate::expert_bytes(&self.source) < calibrate::MIN_MODEL_BYTES {
             return self.threads();
         }
-        // One at a time: each has its buffers.
-        let ring = match self.ring() {
-            Ok(mut reader) => choose::speed(&mut reader, &self.source, (1, 2)),
-            // Elsewhere nobody expects one.
-            Err(error) if cfg!(target_os = "linux") => return self.threads_as(&error),
+        // One reader exists at a time, as each holds its bounce buffers.
+        let odd = ExpertSubset { first: 1, step: 2 };
+        let uring = match self.uring() {
+            Ok(mut reader) => calibrate::bandwidth(&mut reader, &self.source, odd),
+            Err(error) if cfg!(target_os = "linux") => return self.threads_instead(&error),
+            // Other systems have no io_uring, which needs no explanation.
             Err(_) => return self.threads(),
         };
-        let threads = choose::speed(&mut self.threads()?, &self.source, (0, 2));
-        let mut reader = match self.ring() {
-            Ok(reader) if ring > threads * choose::CLEARLY => reader,
+        let even = ExpertSubset { first: 0, step: 2 };
+        let threads = calibrate::bandwidth(&mut self.threads()?, &self.source, even);
+        let mut reader = match self.uring() {
+            Ok(reader) if uring > threads * calibrate::URING_ADVANTAGE => reader,
             _ => self.threads()?,
         };
-        let [ring, threads] = [ring, threads].map(|speed| speed / 1e9);
-        reader.description += &format!(" (threads read {threads:.1} GB/s, io_uring {ring:.1})");
+        let [uring, threads] = [uring, threads].map(|bandwidth| bandwidth / 1e9);
+        reader.description += &format!(" (threads read {threads:.1} GB/s, io_uring {uring:.1})");
         Ok(reader)
     }
 
     #[cfg(target_os = "linux")]
-    fn ring(&self) -> std::io::Result<BoardReader> {
-        if self.files.in_binary() {
+    fn uring(&self) -> std::io::Result<QueueReader> {
+        if self.storage.is_embedded() {
             return Err(std::io::Error::other("the model is in the program"));
         }
-        let description = format!("io_uring, {}, depth {}", self.how, self.limits.depth);
-        let mut reader = self.reader(Waker::Ring(uring::bell()?), description);
+        let description = format!("io_uring, {}, depth {}", self.mode, self.limits.depth);
+        let mut reader = self.reader(Waker::EventFd(uring::wake_event()?), description);
         reader.threads.push(uring::start(
             &reader.shared,
-            &self.files,
-            self.limits.lanes,
+            &self.storage,
+            self.limits.io_slots,
             self.bounce,
         )?);
         Ok(reader)
     }
 
     #[cfg(not(target_os = "linux"))]
-    fn ring(&self) -> std::io::Result<BoardReader> {
+    fn uring(&self) -> std::io::Result<QueueReader> {
         Err(std::io::Error::other("only Linux has it"))
     }
 }

@@ -1,72 +1,76 @@
-//! How experts are read.
+//! Options of the reader: backend, queue depth, read size, timeout, page cache.
 
 use std::time::Duration;
 
 use crate::{base::system::IO_STACK, model::blueprint::Blueprint};
 
-/// What carries reads to the disk.
+/// Backend that executes reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReaderKind {
-    /// Whichever a short measurement finds faster.
+    /// The faster one by a short measurement.
     #[default]
     Auto,
-    /// Threads that read by position.
+    /// Threads with positioned reads (`pread`).
     Threads,
-    /// Linux's io_uring: one thread, all reads in the kernel's hands. Threads where the system forbids it.
+    /// Linux io_uring: one thread submits all reads to the kernel. Falls back to threads where the
+    /// system forbids it.
     Uring,
 }
 
 /// Whether reads go through the system's page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Access {
-    /// As [`MemoryPlan::page_cache`](crate::MemoryPlan::page_cache) decides.
+    /// Decided by [`MemoryPlan::page_cache`](crate::MemoryPlan::page_cache).
     #[default]
     Auto,
-    /// Through the page cache.
+    /// Buffered: through the page cache.
     Buffered,
-    /// Past the page cache; buffered where the file system cannot do that.
+    /// Direct I/O: bypasses the page cache; buffered where the file system does not support that.
     Direct,
 }
 
-/// What the system's page cache is to hold of the experts.
+/// Experts that the system's page cache should hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PageCache {
     /// None: all reads are direct.
     Nothing,
-    /// Those that are read more than once. What is read for the first time is cold or will stay in a slot, so it comes straight
-    /// from the disk; what comes back through slots that are too few is kept in the memory that the plan leaves.
+    /// Experts that are read more than once. The first read of an expert is direct, as it is cold
+    /// or will stay in a slot. Later reads, after evictions, are buffered in the memory that the
+    /// plan leaves free.
     ReadAgain,
     /// All: all reads are buffered.
     Everything,
 }
 
-/// How experts are read.
+/// Options of the expert reader.
 #[derive(Clone, Debug, Default)]
 pub struct ReadOptions {
-    /// What carries reads to the disk.
+    /// Backend that executes reads.
     pub kind: ReaderKind,
     /// Whether reads go through the system's page cache.
     pub access: Access,
-    /// Reads that are under way at once, from 1 to 256; by default 16.
+    /// Queue depth: reads in flight, from 1 to 256; by default 16.
     pub depth: Option<usize>,
-    /// The most bytes of one read, from 4 KiB to 16 MiB; by default 1 MiB.
-    pub piece: Option<usize>,
-    /// How long a read may take before it counts as failed; by default 30 seconds.
-    pub deadline: Option<Duration>,
+    /// Maximum bytes of one read, from 4 KiB to 16 MiB; by default 1 MiB.
+    pub read_bytes: Option<usize>,
+    /// Time after which a read counts as failed; by default 30 seconds.
+    pub timeout: Option<Duration>,
 }
 
-/// Reads at once: NVMe disks reach their full speed with 8 to 16 reads of this size.
+/// Default queue depth: NVMe disks reach their full bandwidth with 8 to 16 reads of `READ_BYTES`.
 const DEPTH: usize = 16;
 
-/// Bytes of one read: large enough that a disk's latency and the system's work per read vanish in it, small enough that an
-/// expert of a few MiB keeps several channels of a disk busy, and that a read that is wanted now never waits for long.
-const PIECE: usize = 1 << 20;
+/// Default size of a read. Large enough to hide the disk's latency and the system's cost per read.
+/// Small enough that an expert of a few MiB uses several channels of a disk, and that a demand read
+/// never waits long for a prefetch.
+const READ_BYTES: usize = 1 << 20;
 
-/// A disk that has slept or an error that is retried below us takes seconds; what takes longer will not come.
-const DEADLINE: Duration = Duration::from_secs(30);
+/// Default timeout. A disk that wakes up, or an error that the kernel retries, takes seconds; a
+/// longer read has failed.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The largest unit of direct reads that is met: a page. Disks want 512 or 4096 bytes.
+/// Largest supported alignment of direct reads: a page. Disks need 512 or 4096 bytes.
 pub(super) const MAX_ALIGN: usize = 4096;
 
 impl ReadOptions {
@@ -74,38 +78,40 @@ impl ReadOptions {
         self.depth.unwrap_or(DEPTH).clamp(1, 256)
     }
 
-    pub(super) fn piece(&self) -> usize {
-        self.piece.unwrap_or(PIECE).clamp(MAX_ALIGN, 16 << 20)
+    pub(super) fn read_bytes(&self) -> usize {
+        self.read_bytes.unwrap_or(READ_BYTES).clamp(MAX_ALIGN, 16 << 20)
     }
 
-    pub(super) fn deadline(&self) -> Duration {
-        self.deadline.unwrap_or(DEADLINE)
+    pub(super) fn timeout(&self) -> Duration {
+        self.timeout.unwrap_or(TIMEOUT)
     }
 
-    /// Places for reads that are under way. With several folders, reads that hang on one disk leave as many for the others.
-    pub(super) fn lanes(&self, folders: usize) -> usize {
-        self.depth() * folders.min(2)
+    /// Places for reads in flight. Doubled with mirrors, so that hung reads of one disk leave
+    /// `depth` of them for the others.
+    pub(super) fn io_slots(&self, copies: usize) -> usize {
+        self.depth() * copies.min(2)
     }
 }
 
-/// Bytes of the buffer that holds the aligned blocks around a piece of at most `piece` bytes: cutting it at a block's end
-/// adds up to one, so do both ends.
-pub(super) const fn bounce_bytes(piece: usize) -> usize {
-    piece.next_multiple_of(MAX_ALIGN) + 3 * MAX_ALIGN
+/// Bytes of a bounce buffer for the aligned blocks around a read of at most `read_bytes`: ending
+/// the read at a block boundary adds up to one block, aligning its start and end one each.
+pub(super) const fn bounce_bytes(read_bytes: usize) -> usize {
+    read_bytes.next_multiple_of(MAX_ALIGN) + 3 * MAX_ALIGN
 }
 
-/// The longest piece that experts of this size are read in.
-pub(super) fn longest_piece(options: &ReadOptions, expert: usize) -> usize {
-    options.piece().min(expert.next_multiple_of(MAX_ALIGN).max(MAX_ALIGN))
+/// Maximum bytes of a read of experts of `expert` bytes.
+pub(super) fn max_read_bytes(options: &ReadOptions, expert: usize) -> usize {
+    options.read_bytes().min(expert.next_multiple_of(MAX_ALIGN).max(MAX_ALIGN))
 }
 
-/// The most bytes that a reader of such experts from so many folders holds: stacks, and buffers for direct reads.
-pub(crate) fn memory(options: &ReadOptions, blueprint: &Blueprint, folders: usize) -> u64 {
+/// Maximum bytes that a reader of a model with `copies` copies holds: stacks, and bounce buffers
+/// for direct reads.
+pub(crate) fn reader_memory(options: &ReadOptions, blueprint: &Blueprint, copies: usize) -> u64 {
     let bounce = match options.access {
         Access::Buffered => 0,
         Access::Auto | Access::Direct => {
-            bounce_bytes(longest_piece(options, blueprint.slot_bytes()))
+            bounce_bytes(max_read_bytes(options, blueprint.slot_bytes()))
         }
     };
-    (options.lanes(folders) * (IO_STACK + bounce)) as u64
+    (options.io_slots(copies) * (IO_STACK + bounce)) as u64
 }

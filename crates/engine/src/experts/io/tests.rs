@@ -10,12 +10,12 @@ use moeflux_compute::{Bytes, ExpertShape, Format, MatrixShape, Scalar};
 use proptest::prelude::*;
 
 use super::{
-    bell::Waker,
-    board::{Board, Limits},
-    disk::{Disk, Place},
-    shared::{BoardReader, Shared},
-    sharing::Copies,
+    load_balance::CopyMask,
+    queue::{QueueLimits, ReadQueue},
+    queue_reader::{QueueReader, QueueShared},
+    storage::{FileAccess, Storage},
     transfer::Alignment,
+    waker::Waker,
     *,
 };
 use crate::{
@@ -24,7 +24,7 @@ use crate::{
     model::blueprint::LayerExperts,
 };
 
-/// One layer whose experts are so many segments of one file or of several.
+/// One layer; each expert consists of segments of one or several files.
 fn source(files: Vec<DataFile>, experts: Vec<Vec<Segment>>) -> Arc<ExpertSource> {
     let matrix = MatrixShape { rows: 1, cols: 1, format: Format::Plain(Scalar::F16) };
     let parts = (0..experts[0].len())
@@ -38,28 +38,28 @@ fn source(files: Vec<DataFile>, experts: Vec<Vec<Segment>>) -> Arc<ExpertSource>
     Arc::new(ExpertSource::new(Arc::new(files), vec![Some(layer)]))
 }
 
-/// What every byte of the fake disk is.
+/// Byte of the fake file at an offset.
 fn byte(offset: u64) -> u8 {
     (offset % 251) as u8
 }
 
-type Act = dyn Fn(Place, u64) -> io::Result<()> + Send + Sync;
+type FakeRead = dyn Fn(FileAccess, u64) -> io::Result<()> + Send + Sync;
 
-/// A disk whose reads do what a test says, and then give what is there.
-struct Fake {
+/// Storage that calls `on_read` for each read, and then returns the bytes or its error.
+struct FakeStorage {
     copies: usize,
-    /// Those that have nothing.
-    lacking: Copies,
-    act: Box<Act>,
+    /// Copies without files.
+    lacking: CopyMask,
+    on_read: Box<FakeRead>,
     reads: Mutex<Vec<(usize, u64)>>,
 }
 
-impl Disk for Fake {
+impl Storage for FakeStorage {
     fn copies(&self) -> usize {
         self.copies
     }
 
-    fn lacking(&self, _: usize) -> Copies {
+    fn lacking(&self, _: usize) -> CopyMask {
         self.lacking
     }
 
@@ -71,69 +71,81 @@ impl Disk for Fake {
         None
     }
 
-    fn read_at(&self, place: Place, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
-        self.reads.lock().unwrap().push((place.copy, offset));
-        (self.act)(place, offset)?;
+    fn read_at(&self, access: FileAccess, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        self.reads.lock().unwrap().push((access.copy, offset));
+        (self.on_read)(access, offset)?;
         buf.iter_mut().zip(offset..).for_each(|(b, at)| *b = byte(at));
         Ok(buf.len())
     }
 }
 
-/// Bytes of a piece, and of an expert, which is four of them.
-const PIECE: usize = 4096;
-const EXPERT: usize = 4 * PIECE;
+/// Bytes of a read, and of an expert, which takes four reads.
+const READ: usize = 4096;
+const EXPERT: usize = 4 * READ;
 const EXPERTS: usize = 64;
 
-struct Rig {
-    reader: BoardReader,
-    disk: Arc<Fake>,
+struct TestReader {
+    reader: QueueReader,
+    storage: Arc<FakeStorage>,
     source: Arc<ExpertSource>,
 }
 
-fn rig(
+fn reader(
     depth: usize,
     copies: usize,
-    act: impl Fn(Place, u64) -> io::Result<()> + Send + Sync + 'static,
-) -> Rig {
-    rig_of(depth, (copies, 0), act)
+    on_read: impl Fn(FileAccess, u64) -> io::Result<()> + Send + Sync + 'static,
+) -> TestReader {
+    reader_with(depth, FakeCopies { count: copies, lacking: 0 }, on_read)
 }
 
-/// So many copies, some of which have nothing.
-fn rig_of(
+struct FakeCopies {
+    count: usize,
+    /// Copies without files.
+    lacking: CopyMask,
+}
+
+fn reader_with(
     depth: usize,
-    copies: (usize, Copies),
-    act: impl Fn(Place, u64) -> io::Result<()> + Send + Sync + 'static,
-) -> Rig {
-    let disk = Arc::new(Fake {
-        copies: copies.0,
-        lacking: copies.1,
-        act: Box::new(act),
+    copies: FakeCopies,
+    on_read: impl Fn(FileAccess, u64) -> io::Result<()> + Send + Sync + 'static,
+) -> TestReader {
+    let storage = Arc::new(FakeStorage {
+        copies: copies.count,
+        lacking: copies.lacking,
+        on_read: Box::new(on_read),
         reads: Mutex::default(),
     });
-    let (board, source) = board(depth, &disk);
-    let lanes = depth * copies.0;
-    let shared =
-        Arc::new(Shared::new(board, Arc::clone(&disk) as _, Waker::Threads(Condvar::new())));
-    let threads = threads::start(&shared, lanes, 0).unwrap();
-    Rig { reader: BoardReader { shared, threads, description: String::new() }, disk, source }
+    let (queue, source) = queue(depth, &storage);
+    let io_slots = depth * copies.count;
+    let shared = Arc::new(QueueShared::new(
+        queue,
+        Arc::clone(&storage) as _,
+        Waker::Condvar(Condvar::new()),
+    ));
+    let threads = threads::start(&shared, io_slots, 0).unwrap();
+    TestReader {
+        reader: QueueReader { shared, threads, description: String::new() },
+        storage,
+        source,
+    }
 }
 
-const DEADLINE: Duration = Duration::from_millis(50);
+const TIMEOUT: Duration = Duration::from_millis(50);
 
-fn board(depth: usize, disk: &Arc<Fake>) -> (Board, Arc<ExpertSource>) {
+fn queue(depth: usize, storage: &Arc<FakeStorage>) -> (ReadQueue, Arc<ExpertSource>) {
     let experts =
         (0..EXPERTS).map(|e| vec![Segment { file: 0, offset: (e * EXPERT) as u64, bytes: EXPERT }]);
     let source =
         source(vec![DataFile::planned("fake", (EXPERTS * EXPERT) as u64)], experts.collect());
-    let limits = Limits {
+    let limits = QueueLimits {
         slots: EXPERTS,
-        lanes: depth * disk.copies,
+        io_slots: depth * storage.copies,
         depth,
         pages: PageCache::ReadAgain,
-        piece: PIECE,
-        deadline: DEADLINE,
+        read_bytes: READ,
+        timeout: TIMEOUT,
     };
-    (Board::new(Arc::clone(&source), Arc::clone(disk) as _, limits), source)
+    (ReadQueue::new(Arc::clone(&source), Arc::clone(storage) as _, limits), source)
 }
 
 fn request(expert: usize, urgency: Urgency) -> ReadRequest {
@@ -141,17 +153,17 @@ fn request(expert: usize, urgency: Urgency) -> ReadRequest {
     ReadRequest { layer: 0, expert, slot: expert, bytes, urgency }
 }
 
-impl Rig {
+impl TestReader {
     fn start(&mut self, expert: usize, urgency: Urgency) {
         self.reader.start(request(expert, urgency));
     }
 
     fn finish(&mut self) -> Completion {
-        self.reader.next(true).expect("something is under way")
+        self.reader.next(true).expect("a request is in flight")
     }
 
     fn experts_read(&self) -> Vec<usize> {
-        let reads = self.disk.reads.lock().unwrap();
+        let reads = self.storage.reads.lock().unwrap();
         let mut experts: Vec<_> =
             reads.iter().map(|(_, offset)| *offset as usize / EXPERT).collect();
         experts.dedup();
@@ -159,13 +171,13 @@ impl Rig {
     }
 }
 
-fn right(completion: &Completion) -> bool {
+fn is_correct(completion: &Completion) -> bool {
     let first = (completion.request.expert * EXPERT) as u64;
     completion.result.is_ok()
         && completion.request.bytes.iter().zip(first..).all(|(b, at)| *b == byte(at))
 }
 
-/// Reads that wait until they are let go, one by one.
+/// Gate for reads: each waits until the sender is used or dropped.
 fn gate() -> (mpsc::Sender<()>, impl Fn() + Send + Sync) {
     let (open, wait) = mpsc::channel();
     let wait = Mutex::new(wait);
@@ -175,39 +187,39 @@ fn gate() -> (mpsc::Sender<()>, impl Fn() + Send + Sync) {
 }
 
 #[test]
-fn all_pieces_are_under_way_together() {
-    // Reads come back only when eight are there at once.
+fn all_reads_are_in_flight_together() {
+    // A read returns only when eight are in flight.
     let together = Barrier::new(8);
-    let mut rig = rig(8, 1, move |_, _| {
+    let mut reader = reader(8, 1, move |_, _| {
         together.wait();
         Ok(())
     });
-    rig.start(3, Urgency::Now);
-    rig.start(5, Urgency::Now);
-    assert!(right(&rig.finish()) && right(&rig.finish()));
+    reader.start(3, Urgency::Demand);
+    reader.start(5, Urgency::Demand);
+    assert!(is_correct(&reader.finish()) && is_correct(&reader.finish()));
     assert_eq!(
-        rig.reader.next(true).map(|c| c.request.slot),
+        reader.reader.next(true).map(|c| c.request.slot),
         None,
-        "nothing is waited for in vain"
+        "next returns None when nothing is in flight"
     );
-    let counters = rig.reader.counters();
+    let counters = reader.reader.counters();
     assert_eq!((counters.bytes, counters.retries), (2 * EXPERT as u64, 0));
     assert!(counters.busy_ns > 0);
 }
 
 #[test]
-fn a_slow_parallel_disk_gives_eight_times_as_much_at_depth_eight() {
+fn bandwidth_of_a_parallel_disk_scales_with_the_depth() {
     let time = |depth| {
-        let mut rig = rig(depth, 1, |_, _| {
+        let mut reader = reader(depth, 1, |_, _| {
             std::thread::sleep(Duration::from_millis(1));
             Ok(())
         });
         let since = Instant::now();
-        (0..16).for_each(|expert| rig.start(expert, Urgency::Now));
-        (0..16).for_each(|_| assert!(right(&rig.finish())));
+        (0..16).for_each(|expert| reader.start(expert, Urgency::Demand));
+        (0..16).for_each(|_| assert!(is_correct(&reader.finish())));
         since.elapsed().as_secs_f64()
     };
-    // Others may use the processor: the best of some runs.
+    // Takes the best of several runs, as other processes may use the CPU.
     let best = |depth| (0..4).map(|_| time(depth)).fold(f64::MAX, f64::min);
     let (one, eight) = (best(1), best(8));
     assert!(
@@ -217,97 +229,104 @@ fn a_slow_parallel_disk_gives_eight_times_as_much_at_depth_eight() {
 }
 
 #[test]
-fn what_is_wanted_now_goes_before_what_is_read_ahead() {
+fn demand_reads_precede_prefetches() {
     let (open, wait) = gate();
-    let mut rig = rig(1, 1, move |_, _| {
+    let mut reader = reader(1, 1, move |_, _| {
         wait();
         Ok(())
     });
     for (expert, urgency) in [
-        (1, Urgency::Now),
-        (2, Urgency::Ahead),
-        (3, Urgency::Ahead),
-        (4, Urgency::Now),
-        (5, Urgency::Ahead),
+        (1, Urgency::Demand),
+        (2, Urgency::Prefetch),
+        (3, Urgency::Prefetch),
+        (4, Urgency::Demand),
+        (5, Urgency::Prefetch),
     ] {
-        rig.start(expert, urgency);
+        reader.start(expert, urgency);
     }
-    rig.reader.hurry(5);
-    rig.reader.hurry(60);
+    reader.reader.promote(5);
+    reader.reader.promote(60);
     drop(open);
-    (0..5).for_each(|_| assert!(right(&rig.finish())));
-    assert_eq!(rig.experts_read(), [1, 4, 5, 2, 3]);
+    (0..5).for_each(|_| assert!(is_correct(&reader.finish())));
+    assert_eq!(reader.experts_read(), [1, 4, 5, 2, 3]);
 }
 
 #[test]
-fn reads_ahead_leave_most_of_the_depth_free() {
+fn prefetches_leave_most_of_the_depth_free() {
     let (open, wait) = gate();
-    let mut rig = rig(8, 1, move |_, offset| {
+    let mut reader = reader(8, 1, move |_, offset| {
         if offset < 8 * EXPERT as u64 {
             wait();
         }
         Ok(())
     });
-    (0..4).for_each(|expert| rig.start(expert, Urgency::Ahead));
-    rig.start(20, Urgency::Now);
-    assert_eq!(rig.finish().request.expert, 20, "while those ahead wait");
+    (0..4).for_each(|expert| reader.start(expert, Urgency::Prefetch));
+    reader.start(20, Urgency::Demand);
+    assert_eq!(reader.finish().request.expert, 20, "while the prefetches wait");
     assert!(
-        rig.disk.reads.lock().unwrap().iter().filter(|(_, at)| *at < 8 * EXPERT as u64).count()
+        reader
+            .storage
+            .reads
+            .lock()
+            .unwrap()
+            .iter()
+            .filter(|(_, at)| *at < 8 * EXPERT as u64)
+            .count()
             <= 2
     );
     drop(open);
-    (0..4).for_each(|_| assert!(right(&rig.finish())));
+    (0..4).for_each(|_| assert!(is_correct(&reader.finish())));
 }
 
 #[test]
-fn what_is_read_ahead_can_be_given_up() {
+fn prefetches_can_be_cancelled() {
     let (open, wait) = gate();
-    let mut rig = rig(1, 1, move |_, _| {
+    let mut reader = reader(1, 1, move |_, _| {
         wait();
         Ok(())
     });
-    rig.start(1, Urgency::Ahead);
-    while rig.disk.reads.lock().unwrap().is_empty() {
+    reader.start(1, Urgency::Prefetch);
+    while reader.storage.reads.lock().unwrap().is_empty() {
         std::thread::yield_now();
     }
-    rig.start(2, Urgency::Now);
-    rig.start(3, Urgency::Ahead);
-    rig.start(4, Urgency::Ahead);
-    rig.reader.hurry(4);
-    rig.reader.cancel_ahead();
-    let given_up = rig.reader.next(false).unwrap();
-    assert_eq!(given_up.request.expert, 3);
-    assert!(matches!(given_up.result, Err(Error::Cancelled)));
-    assert!(rig.reader.next(false).is_none(), "what has begun comes back when that has ended");
+    reader.start(2, Urgency::Demand);
+    reader.start(3, Urgency::Prefetch);
+    reader.start(4, Urgency::Prefetch);
+    reader.reader.promote(4);
+    reader.reader.cancel_prefetches();
+    let cancelled = reader.reader.next(false).unwrap();
+    assert_eq!(cancelled.request.expert, 3);
+    assert!(matches!(cancelled.result, Err(Error::Cancelled)));
+    assert!(reader.reader.next(false).is_none(), "a started prefetch completes after its reads");
     drop(open);
-    let (done, given_up): (Vec<_>, Vec<_>) = (0..3).map(|_| rig.finish()).partition(right);
+    let (done, cancelled): (Vec<_>, Vec<_>) = (0..3).map(|_| reader.finish()).partition(is_correct);
     let mut done: Vec<_> = done.iter().map(|c| c.request.expert).collect();
     done.sort();
     assert_eq!(done, [2, 4]);
-    assert_eq!(given_up[0].request.expert, 1);
-    assert!(matches!(given_up[0].result, Err(Error::Cancelled)));
+    assert_eq!(cancelled[0].request.expert, 1);
+    assert!(matches!(cancelled[0].result, Err(Error::Cancelled)));
 }
 
 #[test]
-fn a_read_that_fails_is_tried_again_and_then_named() {
+fn a_failed_read_is_retried_and_then_reported() {
     let failures = Mutex::new(2);
-    let mut good = rig(1, 1, move |_, _| match &mut *failures.lock().unwrap() {
+    let mut good = reader(1, 1, move |_, _| match &mut *failures.lock().unwrap() {
         0 => Ok(()),
         n => {
             *n -= 1;
             Err(io::Error::from_raw_os_error(5))
         }
     });
-    good.start(1, Urgency::Now);
-    assert!(right(&good.finish()));
+    good.start(1, Urgency::Demand);
+    assert!(is_correct(&good.finish()));
     assert_eq!(good.reader.counters().retries, 2);
 
-    let mut bad = rig(4, 1, |_, offset| match offset / PIECE as u64 {
+    let mut bad = reader(4, 1, |_, offset| match offset / READ as u64 {
         9 => Err(io::Error::from_raw_os_error(5)),
         _ => Ok(()),
     });
-    bad.start(2, Urgency::Now);
-    bad.start(3, Urgency::Now);
+    bad.start(2, Urgency::Demand);
+    bad.start(3, Urgency::Demand);
     for _ in 0..2 {
         let done = bad.finish();
         match done.result {
@@ -322,59 +341,59 @@ fn a_read_that_fails_is_tried_again_and_then_named() {
             }
         }
     }
-    bad.start(4, Urgency::Now);
-    assert!(right(&bad.finish()), "the reader goes on");
+    bad.start(4, Urgency::Demand);
+    assert!(is_correct(&bad.finish()), "the reader continues");
 }
 
 #[test]
-fn the_end_of_a_file_is_not_tried_again() {
-    let mut rig = rig(1, 1, |_, _| Err(ErrorKind::UnexpectedEof.into()));
-    rig.start(0, Urgency::Now);
-    let done = rig.finish();
+fn the_end_of_a_file_is_not_retried() {
+    let mut reader = reader(1, 1, |_, _| Err(ErrorKind::UnexpectedEof.into()));
+    reader.start(0, Urgency::Demand);
+    let done = reader.finish();
     assert!(done.result.unwrap_err().to_string().contains("download it again"));
-    assert_eq!(rig.disk.reads.lock().unwrap().len(), 1);
-    assert_eq!(rig.reader.counters().retries, 0);
+    assert_eq!(reader.storage.reads.lock().unwrap().len(), 1);
+    assert_eq!(reader.reader.counters().retries, 0);
 }
 
 #[test]
 fn a_mirror_takes_over() {
     for kind in [ErrorKind::UnexpectedEof, ErrorKind::Other] {
-        let mut rig =
-            rig(4, 2, move |place, _| if place.copy == 0 { Err(kind.into()) } else { Ok(()) });
-        (0..8).for_each(|expert| rig.start(expert, Urgency::Now));
-        (0..8).for_each(|_| assert!(right(&rig.finish())));
-        let counters = rig.reader.counters();
+        let mut reader =
+            reader(4, 2, move |access, _| if access.copy == 0 { Err(kind.into()) } else { Ok(()) });
+        (0..8).for_each(|expert| reader.start(expert, Urgency::Demand));
+        (0..8).for_each(|_| assert!(is_correct(&reader.finish())));
+        let counters = reader.reader.counters();
         assert_eq!(counters.by_copy[..3], [0, 8 * EXPERT as u64, 0]);
-        assert!((1..32).contains(&counters.retries), "the copy that fails is soon left alone");
+        assert!((1..32).contains(&counters.retries), "the failing copy is soon avoided");
     }
 }
 
 #[test]
-fn what_only_one_disk_has_is_read_there() {
-    let mut rig = rig_of(4, (2, 0b01), |_, _| Ok(()));
-    (0..8).for_each(|expert| rig.start(expert, Urgency::Now));
-    (0..8).for_each(|_| assert!(right(&rig.finish())));
-    assert_eq!(rig.reader.counters().by_copy[..2], [0, 8 * EXPERT as u64]);
+fn a_file_on_one_disk_is_read_there() {
+    let mut reader = reader_with(4, FakeCopies { count: 2, lacking: 0b01 }, |_, _| Ok(()));
+    (0..8).for_each(|expert| reader.start(expert, Urgency::Demand));
+    (0..8).for_each(|_| assert!(is_correct(&reader.finish())));
+    assert_eq!(reader.reader.counters().by_copy[..2], [0, 8 * EXPERT as u64]);
 
-    // There is nowhere else to go when it hangs.
+    // A hung read has no other copy to move to.
     let (_open, wait) = gate();
-    let mut rig = rig_of(4, (2, 0b01), move |_, _| {
+    let mut reader = reader_with(4, FakeCopies { count: 2, lacking: 0b01 }, move |_, _| {
         wait();
         Ok(())
     });
-    rig.start(0, Urgency::Now);
-    let text = rig.finish().result.unwrap_err().to_string();
+    reader.start(0, Urgency::Demand);
+    let text = reader.finish().result.unwrap_err().to_string();
     assert!(text.contains("disk-b"), "{text}");
-    assert_eq!(rig.reader.counters().retries, 0);
-    assert!(rig.disk.reads.lock().unwrap().iter().all(|(copy, _)| *copy == 1));
+    assert_eq!(reader.reader.counters().retries, 0);
+    assert!(reader.storage.reads.lock().unwrap().iter().all(|(copy, _)| *copy == 1));
 }
 
 #[test]
-fn copies_are_shared_by_their_speed() {
-    let mut rig = rig(8, 2, |place, _| {
-        // The second disk reads one at a time, and slowly.
+fn reads_are_balanced_by_bandwidth() {
+    let mut reader = reader(8, 2, |access, _| {
+        // The second disk executes one read at a time, and slowly.
         static SLOW: Mutex<()> = Mutex::new(());
-        if place.copy == 1 {
+        if access.copy == 1 {
             let _one = SLOW.lock().unwrap();
             std::thread::sleep(Duration::from_millis(2));
         } else {
@@ -382,9 +401,9 @@ fn copies_are_shared_by_their_speed() {
         }
         Ok(())
     });
-    (0..EXPERTS).for_each(|expert| rig.start(expert, Urgency::Now));
-    (0..EXPERTS).for_each(|_| assert!(right(&rig.finish())));
-    let [fast, slow, ..] = rig.reader.counters().by_copy;
+    (0..EXPERTS).for_each(|expert| reader.start(expert, Urgency::Demand));
+    (0..EXPERTS).for_each(|_| assert!(is_correct(&reader.finish())));
+    let [fast, slow, ..] = reader.reader.counters().by_copy;
     assert!(
         slow > 0 && fast > 3 * slow,
         "{fast} bytes from the fast disk, {slow} from the slow one"
@@ -392,123 +411,123 @@ fn copies_are_shared_by_their_speed() {
 }
 
 #[test]
-fn a_read_that_hangs_goes_to_the_mirror_and_keeps_its_memory() {
+fn a_hung_read_moves_to_the_mirror_and_keeps_its_memory() {
     let (open, wait) = gate();
-    let mut rig = rig(4, 2, move |place, _| {
-        if place.copy == 0 {
+    let mut reader = reader(4, 2, move |access, _| {
+        if access.copy == 0 {
             wait();
         }
         Ok(())
     });
-    (0..3).for_each(|expert| rig.start(expert, Urgency::Now));
-    let done: Vec<_> = (0..3).map(|_| rig.finish()).collect();
-    assert!(done.iter().all(right));
-    assert!(rig.reader.counters().retries > 0);
-    // What hung ends now, and writes to memory that nobody has any more.
+    (0..3).for_each(|expert| reader.start(expert, Urgency::Demand));
+    let done: Vec<_> = (0..3).map(|_| reader.finish()).collect();
+    assert!(done.iter().all(is_correct));
+    assert!(reader.reader.counters().retries > 0);
+    // The hung reads end now, and write to the orphaned buffers.
     drop(open);
-    rig.start(7, Urgency::Now);
-    assert!(right(&rig.finish()));
-    assert!(done.iter().all(right));
+    reader.start(7, Urgency::Demand);
+    assert!(is_correct(&reader.finish()));
+    assert!(done.iter().all(is_correct));
 }
 
 #[test]
-fn a_read_that_hangs_without_a_mirror_fails_and_the_reader_goes_on() {
+fn a_hung_read_without_a_mirror_fails_and_the_reader_continues() {
     let (open, wait) = gate();
-    let mut rig = rig(2, 1, move |_, offset| {
+    let mut reader = reader(2, 1, move |_, offset| {
         if offset < EXPERT as u64 {
             wait();
         }
         Ok(())
     });
-    rig.start(0, Urgency::Now);
-    // Nobody is left for this one.
-    rig.start(1, Urgency::Now);
+    reader.start(0, Urgency::Demand);
+    // No thread is left for this request.
+    reader.start(1, Urgency::Demand);
     for _ in 0..2 {
-        let done = rig.finish();
-        assert_eq!(done.request.bytes.len(), EXPERT, "it has memory again");
+        let done = reader.finish();
+        assert_eq!(done.request.bytes.len(), EXPERT, "it has new memory");
         assert!(
             done.result.unwrap_err().to_string().contains("did not answer within 0.05 seconds")
         );
     }
     drop(open);
-    // The threads are back when they have noticed.
+    // The threads take new reads once their hung reads have returned.
     let back = (0..1000).any(|_| {
         std::thread::sleep(Duration::from_millis(1));
-        rig.start(9, Urgency::Now);
-        right(&rig.finish())
+        reader.start(9, Urgency::Demand);
+        is_correct(&reader.finish())
     });
     assert!(back);
 }
 
-/// The clock goes on while the process stands still, and the waiter may be the first to wake.
+/// The clock advances while the process is paused, and the waiting thread may wake first.
 #[test]
-fn a_pause_of_the_process_is_no_hang() {
-    let disk = Arc::new(Fake {
+fn a_paused_process_causes_no_timeout() {
+    let storage = Arc::new(FakeStorage {
         copies: 1,
         lacking: 0,
-        act: Box::new(|_, _| Ok(())),
+        on_read: Box::new(|_, _| Ok(())),
         reads: Mutex::default(),
     });
-    let (mut board, _) = board(4, &disk);
+    let (mut queue, _) = queue(4, &storage);
     let mut now = Instant::now();
     for hangs in [false, true] {
-        board.start(request(0, Urgency::Now));
-        (0..4).for_each(|lane| assert!(board.take(lane, now).is_some()));
-        assert_eq!(board.expire(now), Some(now + DEADLINE));
-        now += 1000 * DEADLINE;
-        let again = board.expire(now).unwrap();
-        assert!(again > now && again < now + DEADLINE && !board.has_completions());
-        // One of them does not come.
-        for lane in usize::from(hangs)..4 {
-            board.land(lane, PIECE as u64, Ok(()), now);
+        queue.start(request(0, Urgency::Demand));
+        (0..4).for_each(|io_slot| assert!(queue.next_op(io_slot, now).is_some()));
+        assert_eq!(queue.expire(now), Some(now + TIMEOUT));
+        now += 1000 * TIMEOUT;
+        let again = queue.expire(now).unwrap();
+        assert!(again > now && again < now + TIMEOUT && !queue.has_completions());
+        // With `hangs`, the first read does not end.
+        for io_slot in usize::from(hangs)..4 {
+            queue.finish_op(io_slot, READ as u64, Ok(()), now);
         }
-        assert_eq!(board.expire(now), hangs.then_some(again));
-        assert_eq!(board.has_completions(), !hangs);
+        assert_eq!(queue.expire(now), hangs.then_some(again));
+        assert_eq!(queue.has_completions(), !hangs);
         now = again;
-        board.expire(now);
-        let result = board.next().unwrap().result;
+        queue.expire(now);
+        let result = queue.next_completion().unwrap().result;
         assert_eq!(result.is_err_and(|e| e.to_string().contains("did not answer")), hangs);
     }
 }
 
 #[test]
-fn the_page_cache_gets_what_is_read_again() {
-    let disk = Arc::new(Fake {
+fn repeated_reads_are_buffered() {
+    let storage = Arc::new(FakeStorage {
         copies: 1,
         lacking: 0,
-        act: Box::new(|_, _| Ok(())),
+        on_read: Box::new(|_, _| Ok(())),
         reads: Mutex::default(),
     });
-    let (mut board, _) = board(1, &disk);
-    let is_buffered = |board: &mut Board, expert| {
-        board.start(request(expert, Urgency::Now));
+    let (mut queue, _) = queue(1, &storage);
+    let is_buffered = |queue: &mut ReadQueue, expert| {
+        queue.start(request(expert, Urgency::Demand));
         let now = Instant::now();
-        let pieces = std::iter::from_fn(|| {
-            let order = board.take(0, now)?;
-            board.land(0, PIECE as u64, Ok(()), now);
-            Some(order.buffered)
+        let reads = std::iter::from_fn(|| {
+            let op = queue.next_op(0, now)?;
+            queue.finish_op(0, READ as u64, Ok(()), now);
+            Some(op.buffered)
         });
-        let pieces: Vec<bool> = pieces.collect();
-        assert!(pieces.len() == 4 && board.next().unwrap().result.is_ok());
-        assert!(pieces.iter().all(|piece| *piece == pieces[0]));
-        pieces[0]
+        let reads: Vec<bool> = reads.collect();
+        assert!(reads.len() == 4 && queue.next_completion().unwrap().result.is_ok());
+        assert!(reads.iter().all(|read| *read == reads[0]));
+        reads[0]
     };
     let experts = [7, 7, 3, 7, 3];
-    assert_eq!(experts.map(|e| is_buffered(&mut board, e)), [false, true, false, true, true]);
-    board.forget();
-    assert_eq!(experts.map(|e| is_buffered(&mut board, e)), [false, true, false, true, true]);
+    assert_eq!(experts.map(|e| is_buffered(&mut queue, e)), [false, true, false, true, true]);
+    queue.forget_reads();
+    assert_eq!(experts.map(|e| is_buffered(&mut queue, e)), [false, true, false, true, true]);
 }
 
 #[test]
 fn a_reader_with_a_hung_thread_can_be_dropped() {
     let (open, wait) = gate();
-    let mut rig = rig(1, 1, move |_, _| {
+    let mut reader = reader(1, 1, move |_, _| {
         wait();
         Ok(())
     });
-    rig.start(0, Urgency::Now);
+    reader.start(0, Urgency::Demand);
     let since = Instant::now();
-    drop(rig.reader);
+    drop(reader.reader);
     assert!(since.elapsed() < Duration::from_secs(1));
     drop(open);
 }
@@ -516,24 +535,28 @@ fn a_reader_with_a_hung_thread_can_be_dropped() {
 #[test]
 fn a_faster_reader_measures_faster() {
     let speed = |depth| {
-        let mut rig = rig(depth, 1, |_, _| {
+        let mut reader = reader(depth, 1, |_, _| {
             std::thread::sleep(Duration::from_micros(200));
             Ok(())
         });
-        let source = rig.source.clone();
-        choose::speed(&mut rig.reader, &source, (1, 2))
+        let source = reader.source.clone();
+        calibrate::bandwidth(&mut reader.reader, &source, ExpertSubset { first: 1, step: 2 })
     };
     let (slow, fast) = (speed(1), speed(8));
     assert!(slow > 0.0 && fast > 2.0 * slow, "{slow} and {fast} bytes per second");
-    let mut broken = rig(1, 1, |_, _| Err(ErrorKind::UnexpectedEof.into()));
+    let mut broken = reader(1, 1, |_, _| Err(ErrorKind::UnexpectedEof.into()));
     let source = broken.source.clone();
-    assert_eq!(choose::speed(&mut broken.reader, &source, (0, 2)), 0.0);
+    assert_eq!(
+        calibrate::bandwidth(&mut broken.reader, &source, ExpertSubset { first: 0, step: 2 }),
+        0.0
+    );
 }
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_ring_that_cannot_be_had_is_said() {
-    // Of a model in the program there is no file for a ring to read; all experts lie in one place, so that it is large.
+fn missing_io_uring_is_reported() {
+    // An embedded model has no file for io_uring. All experts share one segment, so that the model
+    // is large enough to be measured.
     let files = vec![DataFile::embedded("experts", vec![1; 1 << 10].leak())];
     let segment = Segment { file: 0, offset: 0, bytes: 1 << 10 };
     let source = source(files, vec![vec![segment]; 1 << 20]);
@@ -547,8 +570,11 @@ fn a_ring_that_cannot_be_had_is_said() {
     }
 }
 
-/// Files of random bytes, and experts of segments at odd places in them.
-fn odd_files(folder: &Path, experts: &[Vec<(usize, usize)>]) -> (Arc<ExpertSource>, Vec<Vec<u8>>) {
+/// Files of random bytes, and experts of segments at unaligned offsets.
+fn unaligned_files(
+    folder: &Path,
+    experts: &[Vec<(usize, usize)>],
+) -> (Arc<ExpertSource>, Vec<Vec<u8>>) {
     let contents: Vec<Vec<u8>> = [70_001usize, 50_000]
         .iter()
         .zip(1u32..)
@@ -563,12 +589,12 @@ fn odd_files(folder: &Path, experts: &[Vec<(usize, usize)>]) -> (Arc<ExpertSourc
         fs::write(path, bytes).unwrap();
     }
     let segments = |expert: &Vec<(usize, usize)>| {
-        let one = |(i, (at, bytes)): (usize, &(usize, usize))| {
+        let segment = |(i, (at, bytes)): (usize, &(usize, usize))| {
             let file = (i % 3 == 2) as usize;
             let offset = (*at).min(contents[file].len() - bytes) as u64;
             Segment { file: file as u32, offset, bytes: *bytes }
         };
-        expert.iter().enumerate().map(one).collect::<Vec<_>>()
+        expert.iter().enumerate().map(segment).collect::<Vec<_>>()
     };
     let experts: Vec<_> = experts.iter().map(segments).collect();
     let slice = |s: &Segment| contents[s.file as usize][s.offset as usize..][..s.bytes].to_vec();
@@ -580,12 +606,12 @@ fn odd_files(folder: &Path, experts: &[Vec<(usize, usize)>]) -> (Arc<ExpertSourc
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
     #[test]
-    fn all_readers_give_the_same_bytes(
+    fn all_backends_read_the_same_bytes(
         sizes in prop::collection::vec(1usize..20_000, 1..6),
         places in prop::collection::vec(prop::collection::vec(0usize..70_000, 6), 1..5),
         aligned in any::<bool>(),
         room in 0usize..9000,
-        piece in prop::sample::select(vec![4096usize, 8192, 1 << 20]),
+        read_bytes in prop::sample::select(vec![4096usize, 8192, 1 << 20]),
     ) {
         let folder = tempfile::tempdir().unwrap();
         let place = |at: usize| if aligned { at & !4095 } else { at };
@@ -593,16 +619,16 @@ proptest! {
             .iter()
             .map(|at| at.iter().map(|at| place(*at)).zip(sizes.iter().copied()).collect())
             .collect();
-        let (source, expected) = odd_files(folder.path(), &experts);
+        let (source, expected) = unaligned_files(folder.path(), &experts);
         for kind in [ReaderKind::Threads, ReaderKind::Uring] {
             for pages in [PageCache::Everything, PageCache::ReadAgain, PageCache::Nothing] {
-                let options = ReadOptions { kind, piece: Some(piece), ..ReadOptions::default() };
+                let options = ReadOptions { kind, read_bytes: Some(read_bytes), ..ReadOptions::default() };
                 let mut reader = open(&source, &options, expected.len(), pages).unwrap();
-                // The second time may go another way.
+                // Repeated reads may be buffered.
                 for _ in 0..2 {
                     for (expert, wanted) in expected.iter().enumerate() {
                         let bytes = Bytes::zeroed(wanted.len() + room).unwrap();
-                        let (layer, slot, urgency) = (0, expert, Urgency::Now);
+                        let (layer, slot, urgency) = (0, expert, Urgency::Demand);
                         reader.start(ReadRequest { layer, expert, slot, bytes, urgency });
                     }
                     for _ in 0..expected.len() {

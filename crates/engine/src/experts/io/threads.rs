@@ -1,4 +1,4 @@
-//! Lanes that are threads: each reads one piece at a time, by position.
+//! Thread backend: each thread executes one positioned read (`pread`) at a time.
 
 use std::{
     io,
@@ -11,93 +11,95 @@ use std::{
 use moeflux_compute::Bytes;
 
 use super::{
-    board::{Order, ReadOutcome},
-    disk::{Disk, Place},
-    shared::Shared,
+    queue::{ReadOp, ReadOutcome},
+    queue_reader::QueueShared,
+    storage::{FileAccess, Storage},
     transfer::Transfer,
 };
 use crate::base::{error::Error, system::IO_STACK};
 
-/// Starts one thread for each lane, with a buffer of `bounce` bytes for direct reads.
+/// Starts one thread per I/O slot, each with a bounce buffer of `bounce` bytes for direct reads.
 pub(super) fn start(
-    shared: &Arc<Shared>,
-    lanes: usize,
+    shared: &Arc<QueueShared>,
+    io_slots: usize,
     bounce: usize,
 ) -> Result<Vec<JoinHandle<()>>, Error> {
-    let mut threads = Vec::with_capacity(lanes);
-    for lane in 0..lanes {
+    let mut threads = Vec::with_capacity(io_slots);
+    for io_slot in 0..io_slots {
         let bounce = Bytes::zeroed(bounce).map_err(Error::at(|| "buffers for reading experts"))?;
-        let work = Arc::clone(shared);
+        let shared = Arc::clone(shared);
         let thread = std::thread::Builder::new()
-            .name(format!("read-{lane}"))
+            .name(format!("read-{io_slot}"))
             .stack_size(IO_STACK)
-            .spawn(move || serve(&work, lane, bounce));
+            .spawn(move || run_worker(&shared, io_slot, bounce));
         match thread {
             Ok(thread) => threads.push(thread),
-            // Fewer do.
-            Err(_) if lane > 0 => break,
+            // The threads that exist suffice.
+            Err(_) if io_slot > 0 => break,
             Err(e) => return Err(Error::Input(format!("cannot start a thread for reading: {e}"))),
         }
     }
     Ok(threads)
 }
 
-fn serve(shared: &Shared, lane: usize, mut bounce: Bytes) {
-    let mut board = shared.lock();
-    while !board.stop {
-        let Some(mut order) = board.take(lane, Instant::now()) else {
-            board = shared.work.wait(board);
+fn run_worker(shared: &QueueShared, io_slot: usize, mut bounce: Bytes) {
+    let mut queue = shared.lock();
+    while !queue.stop {
+        let Some(mut op) = queue.next_op(io_slot, Instant::now()) else {
+            queue = shared.work.wait(queue);
             continue;
         };
         loop {
-            if board.has_work() {
-                shared.work.one();
+            if queue.has_work() {
+                shared.work.wake_one();
             }
-            drop(board);
-            let mut came = 0;
-            let read =
-                AssertUnwindSafe(|| carry(&*shared.disk, lane, &order, &mut bounce, &mut came));
+            drop(queue);
+            let mut received = 0;
+            let read = AssertUnwindSafe(|| {
+                execute(&*shared.storage, io_slot, &op, &mut bounce, &mut received)
+            });
             let result = catch_unwind(read).unwrap_or_else(|_| {
                 Err(io::Error::other("a thread that reads failed; please report this"))
             });
-            board = shared.lock();
-            match board.land(lane, came, result, Instant::now()) {
-                ReadOutcome::Again(again) => order = again,
+            queue = shared.lock();
+            match queue.finish_op(io_slot, received, result, Instant::now()) {
+                ReadOutcome::Retry(retry) => op = retry,
                 ReadOutcome::Check(check) => {
-                    drop(board);
+                    drop(queue);
                     let result = check.run();
-                    board = shared.lock();
-                    board.checked(&check, result);
+                    queue = shared.lock();
+                    queue.finish_check(&check, result);
                     break;
                 }
                 ReadOutcome::Done => break,
             }
         }
-        if board.has_completions() {
+        if queue.has_completions() {
             shared.finished.notify_one();
         }
     }
 }
 
-/// Reads a piece to where it goes; short reads are continued. `came` counts bytes.
-fn carry(
-    disk: &dyn Disk,
-    lane: usize,
-    order: &Order,
+/// Executes a read up to its last byte; continues after short reads. Adds the bytes to `received`,
+/// also on failure.
+fn execute(
+    storage: &dyn Storage,
+    io_slot: usize,
+    op: &ReadOp,
     bounce: &mut Bytes,
-    came: &mut u64,
+    received: &mut u64,
 ) -> io::Result<()> {
-    let Order { piece, copy, buffered } = *order;
-    let place = Place { copy, file: piece.file, buffered, lane };
-    let align = if buffered { None } else { disk.alignment(copy, piece.file) };
-    let mut transfer = Transfer::new(piece, align, bounce);
-    let place = Place { buffered: buffered || !transfer.is_aligned(), ..place };
+    let ReadOp { range, copy, buffered } = *op;
+    let align = if buffered { None } else { storage.alignment(copy, range.file) };
+    let mut transfer = Transfer::new(range, align, bounce);
+    let buffered = buffered || !transfer.is_aligned();
+    let access = FileAccess { copy, file: range.file, buffered, io_slot };
     loop {
         let (offset, buf) = transfer.next();
-        match disk.read_at(place, offset, buf) {
+        match storage.read_at(access, offset, buf) {
             Ok(bytes) => {
-                *came += bytes as u64;
-                if transfer.got(bytes)? {
+                *received += bytes as u64;
+                if transfer.advance(bytes)? {
                     transfer.finish();
                     return Ok(());
                 }

@@ -1,7 +1,8 @@
-//! One piece on its way from a file to a slot: where it lies, and how aligned blocks around it become it.
+//! Transfer of one read from a file to a slot, directly or through an aligned bounce buffer.
 //!
-//! A piece names memory that its job owns. The board makes all pieces: no two that are under way share a byte, and the
-//! memory lives, moved out of its device and untouched, until all have landed.
+//! A [`ReadRange`] points to memory that its request owns. The read queue creates all ranges: no
+//! two reads in flight share a byte, and the memory, taken from its device and not touched
+//! otherwise, lives until all of them have ended.
 
 use std::{io, slice, sync::Arc};
 
@@ -9,20 +10,20 @@ use moeflux_compute::Bytes;
 
 use crate::{base::error::Error, experts::source::ExpertSource};
 
-/// A place in a job's memory.
+/// Address in a request's memory or in a bounce buffer.
 #[derive(Clone, Copy)]
-pub(super) struct Address(*mut u8);
+pub(super) struct BufferPtr(*mut u8);
 
-// SAFETY: a place in memory is as good on one thread as on another; what is done there is said below.
-unsafe impl Send for Address {}
+// SAFETY: an address is valid on every thread. Each dereference below states why it is exclusive.
+unsafe impl Send for BufferPtr {}
 
-impl Address {
-    /// The start of memory that stays where it is when `bytes` is moved.
-    pub(super) fn of(bytes: &mut Bytes) -> Self {
+impl BufferPtr {
+    /// Start of a buffer. It stays valid when `bytes` is moved.
+    pub(super) fn new(bytes: &mut Bytes) -> Self {
         Self(bytes.as_mut_ptr())
     }
 
-    pub(super) fn plus(self, bytes: usize) -> Self {
+    pub(super) fn add(self, bytes: usize) -> Self {
         Self(self.0.wrapping_add(bytes))
     }
 
@@ -31,130 +32,130 @@ impl Address {
     }
 }
 
-/// What direct reads of a file ask for; all are powers of two.
+/// Alignment that direct reads of a file need, in bytes; powers of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Alignment {
-    /// Of places in the file, and of lengths.
+    /// Of file offsets and lengths.
     pub(super) file: usize,
-    /// Of memory.
+    /// Of memory addresses.
     pub(super) memory: usize,
 }
 
-/// An expert whose pieces have all landed, to be compared with its digest.
-pub(super) struct Check {
-    /// The job.
+/// Digest check of an expert that has been read completely.
+pub(super) struct DigestCheck {
+    /// Names the request.
     pub(super) slot: usize,
     pub(super) layer: usize,
     pub(super) expert: usize,
-    pub(super) memory: Address,
+    pub(super) memory: BufferPtr,
     /// Bytes of the expert.
     pub(super) bytes: usize,
     pub(super) source: Arc<ExpertSource>,
 }
 
-impl Check {
+impl DigestCheck {
     /// # Errors
-    /// The bytes are others than those that were packed.
+    /// The bytes differ from the packed ones.
     pub(super) fn run(&self) -> Result<(), Error> {
-        // SAFETY: the board gives one check for a job when nothing writes to its memory any more, and keeps both until the
-        // check is over.
+        // SAFETY: the read queue creates a check when no read writes to the request's memory any
+        // more, and keeps the request until `finish_check`.
         let read = unsafe { slice::from_raw_parts(self.memory.0, self.bytes) };
         self.source.verify(self.layer, self.expert, read)
     }
 }
 
-/// A stretch of a file and where it goes.
+/// Byte range of a file and its destination in a slot.
 #[derive(Clone, Copy)]
-pub(super) struct Piece {
-    /// The job.
+pub(super) struct ReadRange {
+    /// Names the request.
     pub(super) slot: usize,
     pub(super) file: usize,
     pub(super) offset: u64,
-    /// Bytes that are wanted.
     pub(super) bytes: usize,
-    pub(super) to: Address,
-    /// Bytes from `to` on that belong to no other piece: at least `bytes`.
-    pub(super) room: usize,
+    pub(super) dst: BufferPtr,
+    /// Bytes from `dst` on that no other range uses: at least `bytes`.
+    pub(super) capacity: usize,
 }
 
-/// A piece that is being read.
+/// A read in progress.
 pub(super) struct Transfer {
-    piece: Piece,
-    /// Where the buffer's first byte lies in the file.
-    from: u64,
-    /// Bytes of the buffer before the piece.
+    range: ReadRange,
+    /// File offset of the buffer's first byte.
+    offset: u64,
+    /// Bytes of the buffer before the range, for alignment.
     skip: usize,
-    /// Bytes to ask for, whole blocks of `align` in all.
-    span: usize,
+    /// Bytes to request, a multiple of `align`.
+    len: usize,
     align: usize,
-    done: usize,
-    into: Address,
+    received: usize,
+    buf: BufferPtr,
 }
 
 impl Transfer {
-    /// Reads straight to where the piece goes if the alignment allows, else by way of `bounce`.
-    pub(super) fn new(piece: Piece, align: Option<Alignment>, bounce: &mut Bytes) -> Self {
+    /// Reads directly to the destination if the alignment allows that, else through `bounce`.
+    pub(super) fn new(range: ReadRange, align: Option<Alignment>, bounce: &mut Bytes) -> Self {
         let plain = Self {
-            from: piece.offset,
+            offset: range.offset,
             skip: 0,
-            span: piece.bytes,
+            len: range.bytes,
             align: 1,
-            done: 0,
-            into: piece.to,
-            piece,
+            received: 0,
+            buf: range.dst,
+            range,
         };
         let Some(Alignment { file: align, memory }) = align else { return plain };
-        let skip = (piece.offset % align as u64) as usize;
-        let span = (skip + piece.bytes).next_multiple_of(align);
-        let aligned = Self { from: piece.offset - skip as u64, skip, span, align, ..plain };
-        if skip == 0 && span <= piece.room && piece.to.is_multiple_of(memory) {
+        let skip = (range.offset % align as u64) as usize;
+        let len = (skip + range.bytes).next_multiple_of(align);
+        let aligned = Self { offset: range.offset - skip as u64, skip, len, align, ..plain };
+        if skip == 0 && len <= range.capacity && range.dst.is_multiple_of(memory) {
             return aligned;
         }
-        match span <= bounce.len() {
-            true => Self { into: Address::of(bounce), ..aligned },
+        match len <= bounce.len() {
+            true => Self { buf: BufferPtr::new(bounce), ..aligned },
             false => plain,
         }
     }
 
-    /// Whether the bytes pass the page cache by: places and lengths are aligned.
+    /// Whether offsets and lengths are aligned, so that the read can bypass the page cache.
     pub(super) fn is_aligned(&self) -> bool {
         self.align > 1
     }
 
-    /// Where to read next, and into what.
+    /// File offset and destination of the next read.
     pub(super) fn next(&mut self) -> (u64, &mut [u8]) {
-        let at = self.into.plus(self.done);
-        // SAFETY: the place is in the bounce buffer, which only this transfer uses and which `span` fits in, or in the
-        // piece's own room in memory that lives until it lands.
-        let buf = unsafe { slice::from_raw_parts_mut(at.0, self.span - self.done) };
-        (self.from + self.done as u64, buf)
+        let dst = self.buf.add(self.received);
+        // SAFETY: the bytes are in the bounce buffer, which only this transfer uses and which has
+        // at least `len` bytes, or in the range's own part of a request's memory, which lives until
+        // the read has ended.
+        let buf = unsafe { slice::from_raw_parts_mut(dst.0, self.len - self.received) };
+        (self.offset + self.received as u64, buf)
     }
 
-    /// Takes note of what a read gave; whether all is there.
-    pub(super) fn got(&mut self, bytes: usize) -> io::Result<bool> {
-        let before = self.done;
-        self.done += bytes.min(self.span - before);
-        if self.done >= self.skip + self.piece.bytes {
+    /// Counts the bytes of a read. Returns whether the range is complete.
+    pub(super) fn advance(&mut self, bytes: usize) -> io::Result<bool> {
+        let before = self.received;
+        self.received += bytes.min(self.len - before);
+        if self.received >= self.skip + self.range.bytes {
             return Ok(true);
         }
-        // A read that goes on begins at a block, too.
-        self.done -= self.done % self.align;
-        match self.done > before {
+        // The next read has to start at a block boundary, too.
+        self.received -= self.received % self.align;
+        match self.received > before {
             true => Ok(false),
             false => Err(io::ErrorKind::UnexpectedEof.into()),
         }
     }
 
-    /// All is read: puts it where it goes.
+    /// Copies a complete range from the bounce buffer, if it is there, to its destination.
     pub(super) fn finish(&self) {
-        if self.into.0 == self.piece.to.0 {
+        if self.buf.0 == self.range.dst.0 {
             return;
         }
-        // SAFETY: the bytes were read into the bounce buffer, which is as long; they go to the piece's own room, and a
-        // buffer of a lane is no part of a slot.
+        // SAFETY: the bounce buffer holds `skip + bytes` received bytes. The destination is the
+        // range's own part of a request's memory, and no bounce buffer overlaps a slot.
         unsafe {
-            let from = self.into.plus(self.skip).0.cast_const();
-            from.copy_to_nonoverlapping(self.piece.to.0, self.piece.bytes);
+            let src = self.buf.add(self.skip).0.cast_const();
+            src.copy_to_nonoverlapping(self.range.dst.0, self.range.bytes);
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Lanes that are entries of a ring: one thread hands all reads to Linux at once, and puts what has come where it goes.
+//! io_uring backend: one thread submits all reads to Linux and copies received bytes to their
+//! slots.
 //!
 //! Jens Axboe, "Efficient IO with io_uring", 2019.
 
@@ -15,42 +16,43 @@ use moeflux_compute::Bytes;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::{
-    bell::Waker,
-    board::{Order, ReadOutcome},
-    disk::{Disk, Files, Place},
-    shared::Shared,
+    queue::{ReadOp, ReadOutcome},
+    queue_reader::QueueShared,
+    storage::{FileAccess, ModelStorage, Storage},
     transfer::Transfer,
+    waker::Waker,
 };
 use crate::base::system::IO_STACK;
 
-/// Names the bell among the lanes.
-const BELL: u64 = u64::MAX;
+/// User data of the eventfd's read; all other values are I/O slots.
+const WAKE: u64 = u64::MAX;
 
-/// What rings when there is work for a ring.
-pub(super) fn bell() -> io::Result<OwnedFd> {
+/// The eventfd that wakes the thread when there is work.
+pub(super) fn wake_event() -> io::Result<OwnedFd> {
     Ok(eventfd(0, EventfdFlags::CLOEXEC)?)
 }
 
-/// Starts the thread that owns a ring of so many lanes, with a buffer of `bounce` bytes each for direct reads.
+/// Starts the thread that owns the ring, with a bounce buffer of `bounce` bytes per I/O slot for
+/// direct reads.
 ///
 /// # Errors
-/// The system forbids rings, or is too old for them.
+/// The system forbids io_uring, or is too old for it.
 pub(super) fn start(
-    shared: &Arc<Shared>,
-    files: &Arc<Files>,
-    lanes: usize,
+    shared: &Arc<QueueShared>,
+    storage: &Arc<ModelStorage>,
+    io_slots: usize,
     bounce: usize,
 ) -> io::Result<JoinHandle<()>> {
     let (tell, told) = mpsc::channel();
-    let (shared, files) = (Arc::clone(shared), Arc::clone(files));
+    let (shared, storage) = (Arc::clone(shared), Arc::clone(storage));
     let thread = std::thread::Builder::new().name("read-ring".into()).stack_size(IO_STACK).spawn(
         move || {
-            // A ring belongs to the thread that makes it.
-            match Ring::new(shared, files, lanes, bounce) {
-                Ok(mut ring) => {
+            // A single-issuer ring belongs to the thread that creates it.
+            match UringWorker::new(shared, storage, io_slots, bounce) {
+                Ok(mut worker) => {
                     let _ = tell.send(Ok(()));
                     drop(tell);
-                    ring.serve();
+                    worker.run();
                 }
                 Err(error) => drop(tell.send(Err(error))),
             }
@@ -60,34 +62,43 @@ pub(super) fn start(
     Ok(thread)
 }
 
-struct Lane {
+/// Place for one read in flight.
+struct IoSlot {
     bounce: Bytes,
-    /// What is being read, and the bytes that have come with it.
-    flight: Option<(Order, Transfer, u64)>,
+    read: Option<UringRead>,
 }
 
-struct Ring {
+struct UringRead {
+    op: ReadOp,
+    transfer: Transfer,
+    /// Bytes received so far.
+    received: u64,
+}
+
+struct UringWorker {
     ring: IoUring,
-    shared: Arc<Shared>,
-    files: Arc<Files>,
-    lanes: Vec<Lane>,
-    flying: usize,
-    /// Completions as they were taken from the ring.
-    came: Vec<(u64, i32)>,
-    rung: Box<[u8; 8]>,
-    /// Whether the ring waits for the bell.
-    listens: bool,
+    shared: Arc<QueueShared>,
+    storage: Arc<ModelStorage>,
+    io_slots: Vec<IoSlot>,
+    /// Reads in flight.
+    active: usize,
+    /// Completions taken from the ring: user data and result.
+    completed: Vec<(u64, i32)>,
+    /// Destination of the eventfd's read.
+    wake_buf: Box<[u8; 8]>,
+    /// Whether a read of the eventfd is in flight.
+    watches_wake: bool,
 }
 
-impl Ring {
+impl UringWorker {
     fn new(
-        shared: Arc<Shared>,
-        files: Arc<Files>,
-        lanes: usize,
+        shared: Arc<QueueShared>,
+        storage: Arc<ModelStorage>,
+        io_slots: usize,
         bounce: usize,
     ) -> io::Result<Self> {
-        let entries = (lanes as u32 + 1).next_power_of_two();
-        // One thread does all, so that the system need not interrupt it: younger systems can make use of that.
+        let entries = (io_slots as u32 + 1).next_power_of_two();
+        // One thread submits and reaps, so newer kernels need no interrupts for it.
         let quick = IoUring::builder().setup_single_issuer().setup_coop_taskrun().build(entries);
         let ring = quick.or_else(|_| IoUring::new(entries))?;
         let mut probe = Probe::new();
@@ -95,117 +106,119 @@ impl Ring {
         if !probe.is_supported(opcode::Read::CODE) {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        let lane =
-            |_| Ok(Lane { bounce: Bytes::zeroed(bounce).map_err(io::Error::other)?, flight: None });
+        let io_slot =
+            |_| Ok(IoSlot { bounce: Bytes::zeroed(bounce).map_err(io::Error::other)?, read: None });
         Ok(Self {
             ring,
             shared,
-            files,
-            lanes: (0..lanes).map(lane).collect::<io::Result<_>>()?,
-            flying: 0,
-            came: Vec::with_capacity(lanes + 1),
-            rung: Box::new([0; 8]),
-            listens: false,
+            storage,
+            io_slots: (0..io_slots).map(io_slot).collect::<io::Result<_>>()?,
+            active: 0,
+            completed: Vec::with_capacity(io_slots + 1),
+            wake_buf: Box::new([0; 8]),
+            watches_wake: false,
         })
     }
 
-    fn serve(&mut self) {
+    fn run(&mut self) {
         loop {
             let stop = self.fill();
-            if stop && self.flying == 0 && !self.listens {
+            if stop && self.active == 0 && !self.watches_wake {
                 return;
             }
             if !stop {
-                self.listen();
+                self.watch_wake();
             }
             match self.ring.submit_and_wait(1) {
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // The system is short of something: what is under way frees it, or else the deadline tells.
+                // The kernel lacks a resource: reads in flight free it, or they time out.
                 Err(_) => std::thread::sleep(Duration::from_millis(1)),
             }
-            let all = self.ring.completion().map(|c| (c.user_data(), c.result()));
-            self.came.extend(all);
-            let mut came = std::mem::take(&mut self.came);
-            for (lane, result) in came.drain(..) {
-                match lane {
-                    BELL => self.listens = false,
-                    lane => self.arrived(lane as usize, result),
+            let entries = self.ring.completion().map(|c| (c.user_data(), c.result()));
+            self.completed.extend(entries);
+            let mut completed = std::mem::take(&mut self.completed);
+            for (user_data, result) in completed.drain(..) {
+                match user_data {
+                    WAKE => self.watches_wake = false,
+                    io_slot => self.on_completion(io_slot as usize, result),
                 }
             }
-            self.came = came;
+            self.completed = completed;
         }
     }
 
-    /// Gives every lane that is free something to read; whether the reader has been dropped.
+    /// Starts reads in all free I/O slots. Returns whether the reader was dropped.
     fn fill(&mut self) -> bool {
         let shared = Arc::clone(&self.shared);
-        let mut board = shared.lock();
-        for lane in 0..self.lanes.len() {
-            if board.stop || !board.has_work() {
+        let mut queue = shared.lock();
+        for io_slot in 0..self.io_slots.len() {
+            if queue.stop || !queue.has_work() {
                 break;
             }
-            if self.lanes[lane].flight.is_none()
-                && let Some(order) = board.take(lane, Instant::now())
+            if self.io_slots[io_slot].read.is_none()
+                && let Some(op) = queue.next_op(io_slot, Instant::now())
             {
-                self.begin(lane, order);
+                self.start_op(io_slot, op);
             }
         }
-        board.stop
+        queue.stop
     }
 
-    fn begin(&mut self, lane: usize, order: Order) {
-        let Order { piece, copy, buffered } = order;
-        let align = if buffered { None } else { self.files.alignment(copy, piece.file) };
-        let transfer = Transfer::new(piece, align, &mut self.lanes[lane].bounce);
-        self.lanes[lane].flight = Some((order, transfer, 0));
-        self.flying += 1;
-        self.read(lane);
+    fn start_op(&mut self, io_slot: usize, op: ReadOp) {
+        let ReadOp { range, copy, buffered } = op;
+        let align = if buffered { None } else { self.storage.alignment(copy, range.file) };
+        let transfer = Transfer::new(range, align, &mut self.io_slots[io_slot].bounce);
+        self.io_slots[io_slot].read = Some(UringRead { op, transfer, received: 0 });
+        self.active += 1;
+        self.submit_read(io_slot);
     }
 
-    /// Asks for what a lane reads next.
-    fn read(&mut self, lane: usize) {
-        let Some((order, transfer, _)) = &mut self.lanes[lane].flight else { return };
-        let buffered = order.buffered || !transfer.is_aligned();
-        let place = Place { copy: order.copy, file: order.piece.file, buffered, lane };
-        let file = self.files.file(place).map_or(-1, AsRawFd::as_raw_fd);
+    /// Submits the next read of an I/O slot's transfer.
+    fn submit_read(&mut self, io_slot: usize) {
+        let Some(UringRead { op, transfer, .. }) = &mut self.io_slots[io_slot].read else { return };
+        let buffered = op.buffered || !transfer.is_aligned();
+        let access = FileAccess { copy: op.copy, file: op.range.file, buffered, io_slot };
+        let file = self.storage.file(access).map_or(-1, AsRawFd::as_raw_fd);
         let (offset, buf) = transfer.next();
         let bytes = u32::try_from(buf.len()).unwrap_or(u32::MAX);
         let read = opcode::Read::new(Fd(file), buf.as_mut_ptr(), bytes).offset(offset);
-        self.push(read.build().user_data(lane as u64));
+        self.push(read.build().user_data(io_slot as u64));
     }
 
-    fn listen(&mut self) {
-        let Waker::Ring(bell) = &self.shared.work else { return };
-        let bell: RawFd = bell.as_raw_fd();
-        if !self.listens {
-            self.listens = true;
-            let bytes = self.rung.len() as u32;
-            let read = opcode::Read::new(Fd(bell), self.rung.as_mut_ptr(), bytes);
-            self.push(read.build().user_data(BELL));
+    /// Submits a read of the eventfd, unless one is in flight.
+    fn watch_wake(&mut self) {
+        let Waker::EventFd(event) = &self.shared.work else { return };
+        let event: RawFd = event.as_raw_fd();
+        if !self.watches_wake {
+            self.watches_wake = true;
+            let bytes = self.wake_buf.len() as u32;
+            let read = opcode::Read::new(Fd(event), self.wake_buf.as_mut_ptr(), bytes);
+            self.push(read.build().user_data(WAKE));
         }
     }
 
     fn push(&mut self, entry: Entry) {
-        // SAFETY: what the entry writes to lives until it has completed: a lane's buffer and the bell's as long as the ring,
-        // which ends when nothing is under way; a slot's memory until the lane has landed on the board.
+        // SAFETY: the memory that the entry writes to outlives its completion. Bounce buffers and
+        // the eventfd's buffer live as long as the worker, which ends when nothing is in flight; a
+        // slot's memory is kept by the read queue until `finish_op` was called for the I/O slot.
         while unsafe { self.ring.submission().push(&entry) }.is_err() {
-            // There are as many entries as lanes, so this is for the system to catch up.
+            // The ring has an entry for each I/O slot, so the kernel only has to consume some.
             let _ = self.ring.submit();
         }
     }
 
-    /// A lane's read has ended.
-    fn arrived(&mut self, lane: usize, result: i32) {
-        let Some((_, transfer, came)) =
-            self.lanes.get_mut(lane).and_then(|lane| lane.flight.as_mut())
+    /// Handles the completion of an I/O slot's read.
+    fn on_completion(&mut self, io_slot: usize, result: i32) {
+        let Some(UringRead { transfer, received, .. }) =
+            self.io_slots.get_mut(io_slot).and_then(|io_slot| io_slot.read.as_mut())
         else {
             return;
         };
         let result = match usize::try_from(result) {
             Ok(bytes) => {
-                *came += bytes as u64;
-                transfer.got(bytes)
+                *received += bytes as u64;
+                transfer.advance(bytes)
             }
             Err(_) => match io::Error::from_raw_os_error(-result) {
                 e if matches!(e.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {
@@ -215,31 +228,31 @@ impl Ring {
             },
         };
         let result = match result {
-            Ok(false) => return self.read(lane),
+            Ok(false) => return self.submit_read(io_slot),
             Ok(true) => {
                 transfer.finish();
                 Ok(())
             }
             Err(error) => Err(error),
         };
-        let came = *came;
-        self.lanes[lane].flight = None;
-        self.flying -= 1;
+        let received = *received;
+        self.io_slots[io_slot].read = None;
+        self.active -= 1;
         let shared = Arc::clone(&self.shared);
-        let mut board = shared.lock();
-        let landed = board.land(lane, came, result, Instant::now());
-        if let ReadOutcome::Check(check) = &landed {
-            drop(board);
+        let mut queue = shared.lock();
+        let outcome = queue.finish_op(io_slot, received, result, Instant::now());
+        if let ReadOutcome::Check(check) = &outcome {
+            drop(queue);
             let result = check.run();
-            board = shared.lock();
-            board.checked(check, result);
+            queue = shared.lock();
+            queue.finish_check(check, result);
         }
-        if board.has_completions() {
+        if queue.has_completions() {
             shared.finished.notify_one();
         }
-        drop(board);
-        if let ReadOutcome::Again(order) = landed {
-            self.begin(lane, order);
+        drop(queue);
+        if let ReadOutcome::Retry(op) = outcome {
+            self.start_op(io_slot, op);
         }
     }
 }

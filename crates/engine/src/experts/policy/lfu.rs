@@ -1,19 +1,19 @@
-//! Least frequently used, where the last few tokens count more.
+//! LFU: evicts the least frequently used expert, with extra weight on recent tokens.
 
 use super::{Policy, queues::Queues};
 
-/// Levels are counted up to one less.
+/// Number of levels; larger counts share the last one.
 const LEVELS: usize = 64;
-/// What came ahead and waits for its first use, in the order of coming. The queues before it are of one level each, in the
-/// order of last use.
-const AHEAD: usize = LEVELS;
+/// Queue of prefetched experts before their first use, in order of arrival. Queues 0 to `LEVELS -
+/// 1` hold one level each, in order of last use.
+const PREFETCHED: usize = LEVELS;
 
-/// Old uses fade: what they count is halved whenever each expert has been used so many times on average.
-const OLD_AGE: usize = 8;
-/// A recent use counts so much besides,
-const RECENT: u8 = 4;
-/// which is halved whenever one expert in so many has been used.
-const RECENT_AGE: usize = 4;
+/// Average uses per expert after which all long-term counts are halved.
+const COUNT_HALF_LIFE: usize = 8;
+/// Additional weight of a recent use.
+const RECENT_WEIGHT: u8 = 4;
+/// Recent weights are halved after every `experts / RECENT_HALF_LIFE` uses.
+const RECENT_HALF_LIFE: usize = 4;
 
 #[derive(Clone, Copy)]
 struct Count {
@@ -21,23 +21,23 @@ struct Count {
     recent: u8,
 }
 
-/// Bytes per slot, and per expert.
+/// Bytes per slot and per expert.
 pub(super) const BYTES: usize = size_of::<u32>() + size_of::<Count>();
 
-/// Who has been used least gives way; of equals, who was used longest ago.
+/// Evicts the slot with the lowest count; among equals, the least recently used.
 ///
-/// A model has few experts, so the uses of all of them are counted, in a slot or not: an expert that comes back is worth what
-/// it was when it left. Without that, a cache that is small beside what one token needs forgets everybody before they could
-/// be counted twice.
+/// Counts of all experts are kept, in memory or not, so a re-read expert has the count that it had
+/// when it was evicted. Otherwise a cache that is small compared to a token's working set would
+/// evict every expert before its second use.
 pub(super) struct Lfu {
     queues: Queues<{ LEVELS + 1 }>,
-    /// A bit for each level that may have a slot.
+    /// Bit mask of levels that may have slots.
     levels: u64,
-    /// Of each slot the expert.
+    /// By slot: its expert.
     keys: Vec<u32>,
-    /// Of each expert.
+    /// By expert.
     counts: Vec<Count>,
-    /// Since recent and old uses were halved.
+    /// CountedQueue since recent and long-term counts were halved.
     uses: [usize; 2],
 }
 
@@ -52,7 +52,7 @@ impl Lfu {
         }
     }
 
-    /// Puts a slot at the end of its level.
+    /// Moves a slot to the end of its level.
     fn sort(&mut self, slot: usize) {
         let Count { old, recent } = self.counts[self.keys[slot] as usize];
         let level = usize::from(old + recent).min(LEVELS - 1);
@@ -63,7 +63,8 @@ impl Lfu {
     fn age(&mut self) {
         self.uses = self.uses.map(|uses| uses + 1);
         let experts = self.counts.len();
-        let due = [self.uses[0] * RECENT_AGE >= experts, self.uses[1] >= OLD_AGE * experts];
+        let due =
+            [self.uses[0] * RECENT_HALF_LIFE >= experts, self.uses[1] >= COUNT_HALF_LIFE * experts];
         if due == [false; 2] {
             return;
         }
@@ -86,10 +87,10 @@ impl Lfu {
 }
 
 impl Policy for Lfu {
-    fn insert(&mut self, slot: usize, key: usize, ahead: bool) {
+    fn insert(&mut self, slot: usize, key: usize, prefetched: bool) {
         self.keys[slot] = key as u32;
-        match ahead {
-            true => self.queues.shift(AHEAD, slot),
+        match prefetched {
+            true => self.queues.shift(PREFETCHED, slot),
             false => self.hit(slot),
         }
     }
@@ -97,7 +98,7 @@ impl Policy for Lfu {
     fn hit(&mut self, slot: usize) {
         let count = &mut self.counts[self.keys[slot] as usize];
         count.old = (count.old + 1).min(LEVELS as u8);
-        count.recent = (count.recent + RECENT).min(LEVELS as u8);
+        count.recent = (count.recent + RECENT_WEIGHT).min(LEVELS as u8);
         self.sort(slot);
         self.age();
     }
@@ -106,23 +107,23 @@ impl Policy for Lfu {
         self.queues.take(slot);
     }
 
-    fn expire(&mut self) {
-        while let Some(slot) = self.queues.first(AHEAD) {
+    fn expire_prefetched(&mut self) {
+        while let Some(slot) = self.queues.first(PREFETCHED) {
             self.sort(slot);
         }
     }
 
-    fn victim(&mut self, free: &dyn Fn(usize) -> bool) -> Option<usize> {
+    fn victim(&mut self, evictable: &dyn Fn(usize) -> bool) -> Option<usize> {
         let mut levels = self.levels;
         while levels != 0 {
             let level = levels.trailing_zeros() as usize;
             levels &= !(1 << level);
             if self.queues.len(level) == 0 {
                 self.levels &= !(1 << level);
-            } else if let Some(slot) = self.queues.first_free(level, free) {
+            } else if let Some(slot) = self.queues.first_evictable(level, evictable) {
                 return Some(slot);
             }
         }
-        self.queues.first_free(AHEAD, free)
+        self.queues.first_evictable(PREFETCHED, evictable)
     }
 }

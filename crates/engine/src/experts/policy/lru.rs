@@ -1,13 +1,13 @@
-//! Least recently used.
+//! LRU: evicts the least recently used expert.
 
 use super::{Policy, queues::Queues};
 
-/// What was used, in the order of last use.
+/// Queue of used experts, in order of last use.
 const USED: usize = 0;
-/// What came ahead and waits for its first use, in the order of coming.
-const AHEAD: usize = 1;
+/// Queue of prefetched experts before their first use, in order of arrival.
+const PREFETCHED: usize = 1;
 
-/// What was used longest ago gives way.
+/// Evicts the least recently used slot.
 pub(super) struct Lru {
     queues: Queues<2>,
 }
@@ -19,8 +19,8 @@ impl Lru {
 }
 
 impl Policy for Lru {
-    fn insert(&mut self, slot: usize, _: usize, ahead: bool) {
-        self.queues.shift(if ahead { AHEAD } else { USED }, slot);
+    fn insert(&mut self, slot: usize, _: usize, prefetched: bool) {
+        self.queues.shift(if prefetched { PREFETCHED } else { USED }, slot);
     }
 
     fn hit(&mut self, slot: usize) {
@@ -31,14 +31,16 @@ impl Policy for Lru {
         self.queues.take(slot);
     }
 
-    fn expire(&mut self) {
-        while let Some(slot) = self.queues.first(AHEAD) {
+    fn expire_prefetched(&mut self) {
+        while let Some(slot) = self.queues.first(PREFETCHED) {
             self.queues.take(slot);
             self.queues.push_front(USED, slot);
         }
     }
 
-    fn victim(&mut self, free: &dyn Fn(usize) -> bool) -> Option<usize> {
-        self.queues.first_free(USED, free).or_else(|| self.queues.first_free(AHEAD, free))
+    fn victim(&mut self, evictable: &dyn Fn(usize) -> bool) -> Option<usize> {
+        self.queues
+            .first_evictable(USED, evictable)
+            .or_else(|| self.queues.first_evictable(PREFETCHED, evictable))
     }
 }

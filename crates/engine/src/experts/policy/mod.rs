@@ -1,4 +1,4 @@
-//! Which expert gives way.
+//! Eviction policies: LRU, LFU, S3-FIFO.
 
 mod lfu;
 mod lru;
@@ -12,30 +12,34 @@ use serde::Serialize;
 use self::{lfu::Lfu, lru::Lru, s3_fifo::S3Fifo};
 use crate::base::error::Error;
 
-/// A cache policy over a fixed number of slots. It sees numbers only, so that a simulator can run it without a model.
+/// Eviction policy over a fixed number of slots. It sees indices only, so that a simulator can run
+/// it without a model.
 ///
-/// Slots that hold nothing are not its business: an expert comes into a slot (`insert`), is used again (`hit`), and goes
-/// (`remove`). Nothing is allocated after construction, and every call takes constant time on average.
+/// It tracks filled slots: an expert enters a slot (`insert`), is used again (`hit`), and leaves
+/// (`remove`). Nothing is allocated after construction, and every call takes amortized constant
+/// time.
 pub(crate) trait Policy: Send {
-    /// An expert came into an empty slot: `key` is its number among all experts of the model. `ahead` if nobody has needed it
-    /// yet: the next hit is then the use that it came for. Until then it stays as long as others can go.
-    fn insert(&mut self, slot: usize, key: usize, ahead: bool);
+    /// An expert entered an empty slot; `key` is its index among all experts of the model. With
+    /// `prefetched` it has not been needed yet: the next hit is its first use, and until then it is
+    /// evicted last.
+    fn insert(&mut self, slot: usize, key: usize, prefetched: bool);
 
     /// The expert in a slot was used again.
     fn hit(&mut self, slot: usize);
 
-    /// The expert in a slot is there no more.
+    /// The expert in a slot was evicted or lost.
     fn remove(&mut self, slot: usize);
 
-    /// What came ahead and has not been used was not needed, and is nothing special any more.
-    fn expire(&mut self);
+    /// Prefetched experts that have not been used were not needed, and lose their protection from
+    /// eviction.
+    fn expire_prefetched(&mut self);
 
-    /// The slot that gives way next, among those for which `free` holds; `None` when it holds for none. It stays until it is
-    /// removed.
-    fn victim(&mut self, free: &dyn Fn(usize) -> bool) -> Option<usize>;
+    /// The slot to evict next, among those that are `evictable`; `None` if none is. It stays until
+    /// it is removed.
+    fn victim(&mut self, evictable: &dyn Fn(usize) -> bool) -> Option<usize>;
 }
 
-/// A cache policy by its name.
+/// Name of an eviction policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PolicyKind {
@@ -43,19 +47,19 @@ pub enum PolicyKind {
     Lru,
     /// Yang et al., *FIFO queues are all you need for cache eviction*, SOSP 2023.
     S3Fifo,
-    /// Least frequently used, by counts of all experts in which the last tokens weigh more.
+    /// Least frequently used, by counts of all experts with extra weight on the last tokens.
     #[default]
     Lfu,
 }
 
-/// The most bytes that a policy keeps of a slot, and of an expert of the model.
+/// Maximum bytes that a policy keeps per slot and per expert of the model.
 pub(crate) const POLICY_BYTES: usize = queues::BYTES + s3_fifo::BYTES + lfu::BYTES;
 
 impl PolicyKind {
-    /// All that there are.
+    /// All policies.
     pub const ALL: [Self; 3] = [Self::Lru, Self::S3Fifo, Self::Lfu];
 
-    /// As it is written on the command line.
+    /// Name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Lru => "lru",
@@ -64,8 +68,8 @@ impl PolicyKind {
         }
     }
 
-    /// The policy for `slots` slots of a model with `experts` experts.
-    pub(crate) fn policy(self, slots: usize, experts: usize) -> Box<dyn Policy> {
+    /// Creates the policy for `slots` slots of a model with `experts` experts.
+    pub(crate) fn create(self, slots: usize, experts: usize) -> Box<dyn Policy> {
         match self {
             Self::Lru => Box::new(Lru::new(slots)),
             Self::S3Fifo => Box::new(S3Fifo::new(slots, experts)),

@@ -13,16 +13,16 @@ struct Link {
 pub(super) const BYTES: usize = size_of::<Link>();
 
 #[derive(Clone, Copy)]
-struct Ends {
+struct QueueEnds {
     first: u32,
     last: u32,
     len: usize,
 }
 
-/// `N` queues over a number of slots, each of which is in one of them at most.
+/// `N` queues of slots; each slot is in at most one of them.
 pub(super) struct Queues<const N: usize> {
     links: Vec<Link>,
-    ends: [Ends; N],
+    ends: [QueueEnds; N],
 }
 
 impl<const N: usize> Queues<N> {
@@ -30,7 +30,7 @@ impl<const N: usize> Queues<N> {
     pub(super) fn new(slots: usize) -> Self {
         Self {
             links: vec![Link { before: NONE, after: NONE, queue: NONE }; slots],
-            ends: [Ends { first: NONE, last: NONE, len: 0 }; N],
+            ends: [QueueEnds { first: NONE, last: NONE, len: 0 }; N],
         }
     }
 
@@ -38,7 +38,7 @@ impl<const N: usize> Queues<N> {
         self.ends[queue].len
     }
 
-    /// Puts a slot that is in no queue at the end of one.
+    /// Appends a slot that is in no queue.
     pub(super) fn push(&mut self, queue: usize, slot: usize) {
         let before = self.ends[queue].last;
         self.links[slot] = Link { before, after: NONE, queue: queue as u32 };
@@ -50,7 +50,7 @@ impl<const N: usize> Queues<N> {
         self.ends[queue].len += 1;
     }
 
-    /// Puts a slot that is in no queue at the beginning of one.
+    /// Prepends a slot that is in no queue.
     pub(super) fn push_front(&mut self, queue: usize, slot: usize) {
         let after = self.ends[queue].first;
         self.links[slot] = Link { before: NONE, after, queue: queue as u32 };
@@ -62,7 +62,7 @@ impl<const N: usize> Queues<N> {
         self.ends[queue].len += 1;
     }
 
-    /// Takes a slot out of its queue, if it is in one: which one.
+    /// Removes a slot from its queue, if it is in one. Returns the queue.
     pub(super) fn take(&mut self, slot: usize) -> Option<usize> {
         let Link { before, after, queue } = std::mem::replace(
             &mut self.links[slot],
@@ -81,7 +81,7 @@ impl<const N: usize> Queues<N> {
         Some(queue as usize)
     }
 
-    /// Puts a slot at the end of a queue, wherever it was.
+    /// Moves a slot to the end of a queue, from any queue or none.
     pub(super) fn shift(&mut self, queue: usize, slot: usize) {
         self.take(slot);
         self.push(queue, slot);
@@ -100,16 +100,16 @@ impl<const N: usize> Queues<N> {
         }
     }
 
-    /// The first slot of a queue for which `free` holds. Those before it, being in use, go to its end, so that nobody passes
-    /// them again soon.
-    pub(super) fn first_free(
+    /// The first evictable slot of a queue. Slots before it are in use and move to the end, so that
+    /// they are not passed again soon.
+    pub(super) fn first_evictable(
         &mut self,
         queue: usize,
-        free: &dyn Fn(usize) -> bool,
+        evictable: &dyn Fn(usize) -> bool,
     ) -> Option<usize> {
         for _ in 0..self.len(queue) {
             let slot = self.first(queue)?;
-            if free(slot) {
+            if evictable(slot) {
                 return Some(slot);
             }
             self.shift(queue, slot);

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 
 #[test]
-fn names_are_read_as_they_are_written() {
+fn names_round_trip() {
     for kind in PolicyKind::ALL {
         assert_eq!(kind.name().parse::<PolicyKind>().unwrap(), kind);
     }
@@ -15,84 +15,91 @@ fn names_are_read_as_they_are_written() {
 
 const EXPERTS: usize = 24;
 
-/// What happens to a cache.
+/// CacheEvent of a cache.
 #[derive(Clone, Copy, Debug)]
-enum Event {
+enum CacheEvent {
     Use(usize),
-    Ahead(usize),
-    /// Its read failed.
+    Prefetch(usize),
+    /// The read of an expert failed.
     Lose(usize),
-    /// Of those that came ahead none is awaited any more.
+    /// Prefetched experts lose their protection.
     Expire,
 }
 
-fn events() -> impl Strategy<Value = Vec<(Event, u32)>> {
+fn events() -> impl Strategy<Value = Vec<(CacheEvent, u32)>> {
     let event = (0..20u8, 0..EXPERTS).prop_map(|(kind, key)| match kind {
-        // Some are used more often than others.
-        0..8 => Event::Use(key),
-        8..16 => Event::Use(key % 5),
-        16..18 => Event::Ahead(key),
-        18 => Event::Lose(key),
-        _ => Event::Expire,
+        // Some experts are used more often than others.
+        0..8 => CacheEvent::Use(key),
+        8..16 => CacheEvent::Use(key % 5),
+        16..18 => CacheEvent::Prefetch(key),
+        18 => CacheEvent::Lose(key),
+        _ => CacheEvent::Expire,
     });
     let pinned = prop_oneof![3 => Just(0u32), 1 => any::<u32>(), 1 => Just(u32::MAX)];
     prop::collection::vec((event, pinned), 1..300)
 }
 
-/// The same by experts instead of slots, as naively as it can be said. Of a pinned expert nobody asks `free`.
-trait Model {
-    fn insert(&mut self, key: usize, ahead: bool);
+/// Naive reference of a policy, by expert instead of slot. `evictable` is never called for pinned
+/// experts.
+trait NaivePolicy {
+    fn insert(&mut self, key: usize, prefetched: bool);
     fn hit(&mut self, key: usize);
     fn remove(&mut self, key: usize);
-    fn expire(&mut self);
-    fn victim(&mut self, free: &dyn Fn(usize) -> bool) -> Option<usize>;
+    fn expire_prefetched(&mut self);
+    fn victim(&mut self, evictable: &dyn Fn(usize) -> bool) -> Option<usize>;
 }
 
-/// Runs events through both, where experts that a bit of the mask names are pinned.
+/// Runs events through a policy and its reference. Experts whose bit is set in the mask are pinned.
 fn compare(
     kind: PolicyKind,
     slots: usize,
-    events: &[(Event, u32)],
-    model: &mut dyn Model,
+    events: &[(CacheEvent, u32)],
+    naive: &mut dyn NaivePolicy,
 ) -> Result<(), TestCaseError> {
-    let mut policy = kind.policy(slots, EXPERTS);
+    let mut policy = kind.create(slots, EXPERTS);
     let mut held: Vec<Option<usize>> = vec![None; slots];
     for (event, pinned) in events {
-        let free = |key: usize| pinned >> key & 1 == 0;
-        let (Event::Use(key) | Event::Ahead(key) | Event::Lose(key)) = *event else {
-            policy.expire();
-            model.expire();
+        let evictable = |key: usize| pinned >> key & 1 == 0;
+        let (CacheEvent::Use(key) | CacheEvent::Prefetch(key) | CacheEvent::Lose(key)) = *event
+        else {
+            policy.expire_prefetched();
+            naive.expire_prefetched();
             continue;
         };
         let slot = held.iter().position(|h| *h == Some(key));
         match (event, slot) {
-            (Event::Use(_), Some(slot)) => {
+            (CacheEvent::Use(_), Some(slot)) => {
                 policy.hit(slot);
-                model.hit(key);
+                naive.hit(key);
             }
-            (Event::Lose(_), Some(slot)) => {
+            (CacheEvent::Lose(_), Some(slot)) => {
                 policy.remove(slot);
-                model.remove(key);
+                naive.remove(key);
                 held[slot] = None;
             }
-            (Event::Ahead(_), Some(_)) | (Event::Lose(_), None) | (Event::Expire, _) => {}
-            (Event::Use(_) | Event::Ahead(_), None) => {
+            (CacheEvent::Prefetch(_), Some(_))
+            | (CacheEvent::Lose(_), None)
+            | (CacheEvent::Expire, _) => {}
+            (CacheEvent::Use(_) | CacheEvent::Prefetch(_), None) => {
                 let slot = match held.iter().position(Option::is_none) {
                     Some(slot) => slot,
                     None => {
-                        let victim = policy.victim(&|slot| held[slot].is_some_and(free));
-                        prop_assert_eq!(victim.and_then(|slot| held[slot]), model.victim(&free));
+                        let victim = policy.victim(&|slot| held[slot].is_some_and(evictable));
+                        prop_assert_eq!(
+                            victim.and_then(|slot| held[slot]),
+                            naive.victim(&evictable)
+                        );
                         let Some(victim) = victim else { continue };
                         let out = held[victim].unwrap();
-                        prop_assert!(free(out), "a pinned slot was evicted");
+                        prop_assert!(evictable(out), "a pinned slot was evicted");
                         policy.remove(victim);
-                        model.remove(out);
+                        naive.remove(out);
                         victim
                     }
                 };
-                let ahead = matches!(event, Event::Ahead(_));
-                policy.insert(slot, key, ahead);
-                model.insert(key, ahead);
+                let prefetched = matches!(event, CacheEvent::Prefetch(_));
+                policy.insert(slot, key, prefetched);
+                naive.insert(key, prefetched);
                 held[slot] = Some(key);
             }
         }
@@ -100,22 +107,25 @@ fn compare(
     Ok(())
 }
 
-/// The first that is free; those before it go to the end.
-fn first_free(queue: &mut VecDeque<usize>, free: &dyn Fn(usize) -> bool) -> Option<usize> {
-    let at = queue.iter().position(|key| free(*key))?;
-    queue.rotate_left(at);
+/// The first evictable expert; those before it move to the end.
+fn first_evictable(
+    queue: &mut VecDeque<usize>,
+    evictable: &dyn Fn(usize) -> bool,
+) -> Option<usize> {
+    let index = queue.iter().position(|key| evictable(*key))?;
+    queue.rotate_left(index);
     Some(queue[0])
 }
 
 #[derive(Default)]
 struct NaiveLru {
     used: VecDeque<usize>,
-    ahead: VecDeque<usize>,
+    prefetched: VecDeque<usize>,
 }
 
-impl Model for NaiveLru {
-    fn insert(&mut self, key: usize, ahead: bool) {
-        if ahead { &mut self.ahead } else { &mut self.used }.push_back(key);
+impl NaivePolicy for NaiveLru {
+    fn insert(&mut self, key: usize, prefetched: bool) {
+        if prefetched { &mut self.prefetched } else { &mut self.used }.push_back(key);
     }
 
     fn hit(&mut self, key: usize) {
@@ -125,46 +135,47 @@ impl Model for NaiveLru {
 
     fn remove(&mut self, key: usize) {
         self.used.retain(|k| *k != key);
-        self.ahead.retain(|k| *k != key);
+        self.prefetched.retain(|k| *k != key);
     }
 
-    fn expire(&mut self) {
-        self.ahead.drain(..).for_each(|key| self.used.push_front(key));
+    fn expire_prefetched(&mut self) {
+        self.prefetched.drain(..).for_each(|key| self.used.push_front(key));
     }
 
-    fn victim(&mut self, free: &dyn Fn(usize) -> bool) -> Option<usize> {
-        first_free(&mut self.used, free).or_else(|| first_free(&mut self.ahead, free))
+    fn victim(&mut self, evictable: &dyn Fn(usize) -> bool) -> Option<usize> {
+        first_evictable(&mut self.used, evictable)
+            .or_else(|| first_evictable(&mut self.prefetched, evictable))
     }
 }
 
-/// Experts with their uses.
-type Uses = VecDeque<(usize, u8)>;
+/// Experts with their use counts.
+type CountedQueue = VecDeque<(usize, u8)>;
 
 #[derive(Default)]
 struct NaiveS3Fifo {
     slots: usize,
-    small: Uses,
-    main: Uses,
-    ahead: VecDeque<usize>,
+    small: CountedQueue,
+    main: CountedQueue,
+    prefetched: VecDeque<usize>,
     /// Departures from the small queue, the last one first.
     ghosts: VecDeque<usize>,
 }
 
 impl NaiveS3Fifo {
-    fn most_small(&self) -> usize {
+    fn max_small(&self) -> usize {
         (self.slots / 10).max(1)
     }
 }
 
-impl Model for NaiveS3Fifo {
-    fn insert(&mut self, key: usize, ahead: bool) {
-        if ahead {
-            self.ahead.push_back(key);
+impl NaivePolicy for NaiveS3Fifo {
+    fn insert(&mut self, key: usize, prefetched: bool) {
+        if prefetched {
+            self.prefetched.push_back(key);
             return;
         }
-        let ghosts = self.slots - self.most_small();
+        let ghosts = self.slots - self.max_small();
         let ghost = self.ghosts.iter().take(ghosts).any(|g| *g == key);
-        // Its place among the ghosts stays empty.
+        // Its entry in the ghost queue stays empty.
         self.ghosts.iter_mut().filter(|g| **g == key).for_each(|g| *g = usize::MAX);
         if ghost { &mut self.main } else { &mut self.small }.push_back((key, 0));
     }
@@ -173,7 +184,7 @@ impl Model for NaiveS3Fifo {
         match self.small.iter_mut().chain(&mut self.main).find(|e| e.0 == key) {
             Some((_, uses)) => *uses = (*uses + 1).min(3),
             None => {
-                self.ahead.retain(|k| *k != key);
+                self.prefetched.retain(|k| *k != key);
                 self.insert(key, false);
             }
         }
@@ -186,21 +197,21 @@ impl Model for NaiveS3Fifo {
         }
         self.small.retain(|e| e.0 != key);
         self.main.retain(|e| e.0 != key);
-        self.ahead.retain(|k| *k != key);
+        self.prefetched.retain(|k| *k != key);
     }
 
-    fn expire(&mut self) {
-        self.ahead.drain(..).for_each(|key| self.small.push_front((key, 0)));
+    fn expire_prefetched(&mut self) {
+        self.prefetched.drain(..).for_each(|key| self.small.push_front((key, 0)));
     }
 
-    fn victim(&mut self, free: &dyn Fn(usize) -> bool) -> Option<usize> {
-        let small_first = self.small.len() >= self.most_small() || self.main.is_empty();
+    fn victim(&mut self, evictable: &dyn Fn(usize) -> bool) -> Option<usize> {
+        let small_first = self.small.len() >= self.max_small() || self.main.is_empty();
         for small in [small_first, !small_first] {
-            // Every use is spent after three rounds; one more finds whatever is free.
+            // All uses are spent after three rounds; the fourth finds any evictable expert.
             for _ in 0..=4 * if small { self.small.len() } else { self.main.len() } {
                 let queue = if small { &mut self.small } else { &mut self.main };
                 match queue.pop_front() {
-                    Some((key, 0)) if free(key) => {
+                    Some((key, 0)) if evictable(key) => {
                         queue.push_front((key, 0));
                         return Some(key);
                     }
@@ -211,7 +222,7 @@ impl Model for NaiveS3Fifo {
                 }
             }
         }
-        first_free(&mut self.ahead, free)
+        first_evictable(&mut self.prefetched, evictable)
     }
 }
 
@@ -220,9 +231,9 @@ struct NaiveLfu {
     old: [usize; EXPERTS],
     recent: [usize; EXPERTS],
     uses: usize,
-    /// By level, and in the order of last use.
+    /// By level, in order of last use.
     used: BTreeMap<usize, VecDeque<usize>>,
-    ahead: VecDeque<usize>,
+    prefetched: VecDeque<usize>,
 }
 
 impl NaiveLfu {
@@ -232,10 +243,10 @@ impl NaiveLfu {
     }
 }
 
-impl Model for NaiveLfu {
-    fn insert(&mut self, key: usize, ahead: bool) {
-        match ahead {
-            true => self.ahead.push_back(key),
+impl NaivePolicy for NaiveLfu {
+    fn insert(&mut self, key: usize, prefetched: bool) {
+        match prefetched {
+            true => self.prefetched.push_back(key),
             false => self.hit(key),
         }
     }
@@ -261,16 +272,19 @@ impl Model for NaiveLfu {
     fn remove(&mut self, key: usize) {
         self.used
             .values_mut()
-            .chain([&mut self.ahead])
+            .chain([&mut self.prefetched])
             .for_each(|queue| queue.retain(|k| *k != key));
     }
 
-    fn expire(&mut self) {
-        std::mem::take(&mut self.ahead).into_iter().for_each(|key| self.sort(key));
+    fn expire_prefetched(&mut self) {
+        std::mem::take(&mut self.prefetched).into_iter().for_each(|key| self.sort(key));
     }
 
-    fn victim(&mut self, free: &dyn Fn(usize) -> bool) -> Option<usize> {
-        self.used.values_mut().chain([&mut self.ahead]).find_map(|queue| first_free(queue, free))
+    fn victim(&mut self, evictable: &dyn Fn(usize) -> bool) -> Option<usize> {
+        self.used
+            .values_mut()
+            .chain([&mut self.prefetched])
+            .find_map(|queue| first_evictable(queue, evictable))
     }
 }
 
@@ -286,7 +300,7 @@ proptest! {
     }
 
     #[test]
-    fn lfu_is_counts_that_fade(slots in 1usize..20, events in events()) {
+    fn lfu_is_decaying_counts(slots in 1usize..20, events in events()) {
         compare(PolicyKind::Lfu, slots, &events, &mut NaiveLfu::default())?;
     }
 }

@@ -1,29 +1,29 @@
-//! What the machine gives at best: its disk, its memory; and what of a model's files the system holds already.
+//! Probes: bandwidth of disk and memory, and the model's share in the page cache.
 //!
-//! These figures are for reports and predictions. Nothing that is computed depends on them.
+//! The results serve reports and predictions. No computation depends on them.
 
-mod disk;
-mod memory;
-mod pages;
+mod disk_probe;
+mod memory_probe;
+mod page_cache;
 
-pub use disk::{DepthSpeed, DiskSpeed, probe_disk};
-pub(crate) use memory::read_once;
-pub use memory::{MemorySpeed, probe_memory};
-pub use pages::FilePages;
+pub use disk_probe::{DepthSpeed, DiskSpeed, probe_disk};
+pub(crate) use memory_probe::read_once;
+pub use memory_probe::{MemorySpeed, probe_memory};
+pub use page_cache::FilePages;
 
 use crate::base::random::SplitMix64;
 
-/// Places to read at.
-struct Random(SplitMix64);
+/// Random file offsets.
+struct RandomOffsets(SplitMix64);
 
-impl Random {
-    /// Another one each time: a disk, or the host of a virtual one, may remember what was read before.
+impl RandomOffsets {
+    /// Seeded by the clock, as a disk or the host of a virtual disk may cache earlier reads.
     fn new() -> Self {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        Self::of(now.map_or(0, |d| d.as_nanos() as u64))
+        Self::seeded(now.map_or(0, |d| d.as_nanos() as u64))
     }
 
-    fn of(seed: u64) -> Self {
+    fn seeded(seed: u64) -> Self {
         Self(SplitMix64(seed))
     }
 

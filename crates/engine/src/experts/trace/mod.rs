@@ -1,26 +1,18 @@
-//! Routing traces: which experts each step of a run needed, in a file.
+//! Routing traces: files with the experts that each step of a run needed.
 //!
-//! All numbers are little-endian. A file is
+//! All integers are little-endian. A file is
 //!
-//! ```text
-//! 16 bytes  "moeflux routing\n"
-//! u32       version, 1
-//! u32       bytes of the header
-//! ...       the header: one JSON object, a TraceHeader
-//! ...       the steps, one after another, to the end of the file
-//! ```
+//! ```text 16 bytes  "moeflux routing\n" u32       version, 1 u32       bytes of the header ...
+//! the header: one JSON object, a TraceHeader ...       the steps, one after another, to the end of
+//! the file ```
 //!
 //! and a step is
 //!
-//! ```text
-//! u32       rows: 1 in decode, more in prefill
-//! then for each layer of the header, in its order:
-//! u16       n: how many experts its rows chose
-//! n * u16   their ids, ascending
-//! ```
+//! ```text u32       rows: 1 in decode, more in prefill then for each layer of the header, in its
+//! order: u16       n: number of experts that its rows chose n * u16   their ids, ascending ```
 //!
-//! A step is written when it is finished. If the program is killed, the file ends with its last finished step, or within
-//! the step after it, which readers leave out.
+//! A step is written when it has finished. If the process is killed, the file ends with the last
+//! finished step, or within the next step, which readers ignore.
 
 mod recorder;
 #[cfg(test)]
@@ -36,42 +28,43 @@ use serde::{Deserialize, Serialize};
 
 use crate::{base::error::Error, model::blueprint::Blueprint};
 
-pub(crate) use recorder::Recorder;
+pub(crate) use recorder::TraceRecorder;
 
 const MAGIC: [u8; 16] = *b"moeflux routing\n";
 const VERSION: u32 = 1;
 
-/// The most bytes of a header that are believed.
+/// Maximum accepted bytes of a header.
 const MAX_HEADER: usize = 1 << 20;
 
-/// The most experts of a model that are believed.
+/// Maximum accepted experts of a model.
 const MAX_EXPERTS: usize = 1 << 22;
 
-/// What a trace was made from.
+/// Model and memory plan of the recorded run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceHeader {
-    /// The name of the model's folder.
+    /// Name of the model's folder.
     pub model: String,
     /// `model_type` of its config.json.
     pub model_type: String,
     /// Bytes of one slot, as planned in that run.
     pub slot: u64,
-    /// Bytes of everything but the slots in the memory where the slots lie, as planned in that run.
+    /// Bytes of everything but the slots in the memory that holds the slots, as planned in that
+    /// run.
     pub fixed: u64,
-    /// The layers that have routed experts, in their order.
+    /// Layers with routed experts, in their order.
     pub layers: Vec<TraceLayer>,
 }
 
-/// A layer that has routed experts.
+/// A layer with routed experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceLayer {
-    /// Its number in the model, from 0.
+    /// Index of the layer in the model, from 0.
     pub layer: usize,
-    /// How many it has.
+    /// Number of its experts.
     pub experts: usize,
-    /// How many a token chooses.
+    /// Experts per token (top-k).
     pub k: usize,
-    /// Bytes of one on disk.
+    /// Bytes of one expert on disk.
     pub bytes: u64,
 }
 
@@ -92,24 +85,26 @@ impl TraceHeader {
         }
     }
 
-    /// All experts of the model.
+    /// Number of experts in all layers.
     pub fn experts(&self) -> usize {
         self.layers.iter().map(|l| l.experts).sum()
     }
 
-    /// What is wrong with it, if anything is.
+    /// Describes the first inconsistency; `None` if the header is valid.
     fn problem(&self) -> Option<String> {
-        let mut before = None;
+        let mut previous = None;
         let mut experts = 0;
-        for TraceLayer { layer, experts: of_layer, k, bytes } in self.layers.iter().copied() {
-            if before.is_some_and(|before| before >= layer) {
+        for TraceLayer { layer, experts: layer_experts, k, bytes } in self.layers.iter().copied() {
+            if previous.is_some_and(|previous| previous >= layer) {
                 return Some(format!("layer {layer} is out of order"));
             }
-            before = Some(layer);
-            if !(1..=usize::from(u16::MAX)).contains(&of_layer) || !(1..=of_layer).contains(&k) {
-                return Some(format!("layer {layer} cannot choose {k} of {of_layer} experts"));
+            previous = Some(layer);
+            if !(1..=usize::from(u16::MAX)).contains(&layer_experts)
+                || !(1..=layer_experts).contains(&k)
+            {
+                return Some(format!("layer {layer} cannot choose {k} of {layer_experts} experts"));
             }
-            experts += of_layer;
+            experts += layer_experts;
             if bytes == 0 || bytes > self.slot || bytes.checked_mul(experts as u64).is_none() {
                 return Some(format!("an expert of layer {layer} cannot have {bytes} bytes"));
             }
@@ -121,15 +116,15 @@ impl TraceHeader {
     }
 }
 
-/// A routing trace that has been read.
+/// A routing trace, read from a file.
 ///
-/// An expert's *key* is its number among all of the model: those of the first layer come first.
+/// An expert's *key* is its index among all experts of the model, the first layer's experts first.
 #[derive(Clone, Debug)]
 pub struct Trace {
     header: TraceHeader,
     /// Rows of each step.
     rows: Vec<u32>,
-    /// The keys that each layer of each step needs, and where they end.
+    /// Keys needed by each layer of each step, and the end of each layer's keys.
     keys: Vec<u32>,
     ends: Vec<usize>,
     is_cut: bool,
@@ -143,17 +138,19 @@ impl Trace {
     pub fn open(path: &Path) -> Result<Self, Error> {
         let file = File::open(path).map_err(Error::file(path, "cannot open the routing trace"))?;
         Self::read(&mut BufReader::new(file)).map_err(|problem| match problem {
-            Problem::System(source) => Error::file(path, "cannot read the routing trace")(source),
-            Problem::Content(problem) => Error::Trace {
+            TraceProblem::System(source) => {
+                Error::file(path, "cannot read the routing trace")(source)
+            }
+            TraceProblem::Content(problem) => Error::Trace {
                 path: path.into(),
                 problem: format!("{problem}; record the routing again with --trace"),
             },
         })
     }
 
-    fn read(file: &mut dyn Read) -> Result<Self, Problem> {
-        let content = |problem: &str| Problem::Content(problem.to_owned());
-        let mut file = Input { file, at: 0 };
+    fn read(file: &mut dyn Read) -> Result<Self, TraceProblem> {
+        let content = |problem: &str| TraceProblem::Content(problem.to_owned());
+        let mut file = TraceInput { file, offset: 0 };
         let mut magic = [0; MAGIC.len()];
         if !file.fill(&mut magic)? || magic != MAGIC {
             return Err(content("this is not a routing trace"));
@@ -161,30 +158,30 @@ impl Trace {
         let cut = || content("this routing trace ends within its header");
         let version = file.u32()?.ok_or_else(cut)?;
         if version != VERSION {
-            return Err(Problem::Content(format!(
+            return Err(TraceProblem::Content(format!(
                 "this routing trace has version {version}, but only version {VERSION} is known here"
             )));
         }
         let bytes = file.u32()?.ok_or_else(cut)? as usize;
         if bytes > MAX_HEADER {
-            return Err(Problem::Content(format!("its header cannot have {bytes} bytes")));
+            return Err(TraceProblem::Content(format!("its header cannot have {bytes} bytes")));
         }
         let mut json = vec![0; bytes];
         if !file.fill(&mut json)? {
             return Err(cut());
         }
         let header: TraceHeader = serde_json::from_slice(&json)
-            .map_err(|e| Problem::Content(format!("its header is not understood: {e}")))?;
+            .map_err(|e| TraceProblem::Content(format!("its header is not understood: {e}")))?;
         if let Some(problem) = header.problem() {
-            return Err(Problem::Content(format!("its header is damaged: {problem}")));
+            return Err(TraceProblem::Content(format!("its header is damaged: {problem}")));
         }
         let mut trace = Self::empty(header);
         trace.is_cut = loop {
             let (keys, ends) = (trace.keys.len(), trace.ends.len());
             match trace.read_step(&mut file)? {
-                Outcome::Step => {}
-                Outcome::End => break false,
-                Outcome::Cut => {
+                StepRead::Step => {}
+                StepRead::End => break false,
+                StepRead::Cut => {
                     trace.keys.truncate(keys);
                     trace.ends.truncate(ends);
                     break true;
@@ -199,15 +196,16 @@ impl Trace {
         Self { header, rows: Vec::new(), keys: Vec::new(), ends: Vec::new(), is_cut: false }
     }
 
-    fn read_step(&mut self, file: &mut Input<'_>) -> Result<Outcome, Problem> {
-        let at = file.at;
-        let damaged =
-            |what: String| Problem::Content(format!("the step at offset {at} is damaged: {what}"));
+    fn read_step(&mut self, file: &mut TraceInput<'_>) -> Result<StepRead, TraceProblem> {
+        let offset = file.offset;
+        let damaged = |problem: String| {
+            TraceProblem::Content(format!("the step at offset {offset} is damaged: {problem}"))
+        };
         let mut rows = [0; 4];
-        match file.some(&mut rows)? {
-            0 => return Ok(Outcome::End),
+        match file.read_some(&mut rows)? {
+            0 => return Ok(StepRead::End),
             4 => {}
-            _ => return Ok(Outcome::Cut),
+            _ => return Ok(StepRead::Cut),
         }
         let rows = u32::from_le_bytes(rows);
         if rows == 0 {
@@ -216,39 +214,41 @@ impl Trace {
         let mut first = 0;
         let mut ids = Vec::new();
         for layer in &self.header.layers {
-            let Some(n) = file.u16()? else { return Ok(Outcome::Cut) };
-            let most = layer.experts.min(layer.k.saturating_mul(rows as usize));
-            if !(layer.k..=most).contains(&usize::from(n)) {
+            let Some(n) = file.u16()? else { return Ok(StepRead::Cut) };
+            let max_experts = layer.experts.min(layer.k.saturating_mul(rows as usize));
+            if !(layer.k..=max_experts).contains(&usize::from(n)) {
                 return Err(damaged(format!("{n} experts of layer {} cannot be", layer.layer)));
             }
             ids.resize(2 * usize::from(n), 0);
             if !file.fill(&mut ids)? {
-                return Ok(Outcome::Cut);
+                return Ok(StepRead::Cut);
             }
-            let mut before = None;
+            let mut previous = None;
             for id in ids.as_chunks().0.iter().map(|id| u16::from_le_bytes(*id)) {
-                if usize::from(id) >= layer.experts || before.is_some_and(|before| before >= id) {
+                if usize::from(id) >= layer.experts
+                    || previous.is_some_and(|previous| previous >= id)
+                {
                     return Err(damaged(format!(
                         "expert {id} of layer {} cannot be there",
                         layer.layer
                     )));
                 }
-                before = Some(id);
+                previous = Some(id);
                 self.keys.push(first + u32::from(id));
             }
             self.ends.push(self.keys.len());
             first += layer.experts as u32;
         }
         self.rows.push(rows);
-        Ok(Outcome::Step)
+        Ok(StepRead::Step)
     }
 
-    /// What it was made from.
+    /// Model and memory plan of the recorded run.
     pub fn header(&self) -> &TraceHeader {
         &self.header
     }
 
-    /// How many steps there are.
+    /// Number of steps.
     pub fn steps(&self) -> usize {
         self.rows.len()
     }
@@ -258,7 +258,7 @@ impl Trace {
         self.rows.iter().map(|rows| u64::from(*rows)).sum()
     }
 
-    /// Whether the file ends within a step, which is left out.
+    /// Whether the file ends within a step, which is then left out.
     pub fn is_cut(&self) -> bool {
         self.is_cut
     }
@@ -268,65 +268,65 @@ impl Trace {
         &self.keys
     }
 
-    /// Each step: its rows, and for each layer of the header the keys that it needs.
+    /// For each step its rows, and for each layer of the header the keys needed.
     pub(crate) fn each_step(&self) -> impl Iterator<Item = (u32, impl Iterator<Item = &[u32]>)> {
         let layers = self.header.layers.len();
         self.rows.iter().enumerate().map(move |(step, rows)| {
-            let of_layer = move |layer: usize| {
+            let layer_keys = move |layer: usize| {
                 let i = step * layers + layer;
-                let from = if i == 0 { 0 } else { self.ends[i - 1] };
-                &self.keys[from..self.ends[i]]
+                let start = if i == 0 { 0 } else { self.ends[i - 1] };
+                &self.keys[start..self.ends[i]]
             };
-            (*rows, (0..layers).map(of_layer))
+            (*rows, (0..layers).map(layer_keys))
         })
     }
 }
 
-enum Problem {
+enum TraceProblem {
     System(io::Error),
     Content(String),
 }
 
-/// What became of reading a step.
-enum Outcome {
+/// Result of reading a step.
+enum StepRead {
     Step,
     End,
     Cut,
 }
 
-/// A file, and how far it has been read.
-struct Input<'a> {
+/// A file with the current offset.
+struct TraceInput<'a> {
     file: &'a mut dyn Read,
-    at: u64,
+    offset: u64,
 }
 
-impl Input<'_> {
-    /// As many bytes as there are, up to all.
-    fn some(&mut self, into: &mut [u8]) -> Result<usize, Problem> {
+impl TraceInput<'_> {
+    /// Fills `buf` as far as the file goes; returns the bytes read.
+    fn read_some(&mut self, buf: &mut [u8]) -> Result<usize, TraceProblem> {
         let mut n = 0;
-        while n < into.len() {
-            match self.file.read(&mut into[n..]) {
+        while n < buf.len() {
+            match self.file.read(&mut buf[n..]) {
                 Ok(0) => break,
                 Ok(more) => n += more,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(Problem::System(e)),
+                Err(e) => return Err(TraceProblem::System(e)),
             }
         }
-        self.at += n as u64;
+        self.offset += n as u64;
         Ok(n)
     }
 
-    /// Whether there were as many bytes.
-    fn fill(&mut self, into: &mut [u8]) -> Result<bool, Problem> {
-        Ok(self.some(into)? == into.len())
+    /// Fills `buf`; returns whether the file had enough bytes.
+    fn fill(&mut self, buf: &mut [u8]) -> Result<bool, TraceProblem> {
+        Ok(self.read_some(buf)? == buf.len())
     }
 
-    fn u16(&mut self) -> Result<Option<u16>, Problem> {
+    fn u16(&mut self) -> Result<Option<u16>, TraceProblem> {
         let mut bytes = [0; 2];
         Ok(self.fill(&mut bytes)?.then(|| u16::from_le_bytes(bytes)))
     }
 
-    fn u32(&mut self) -> Result<Option<u32>, Problem> {
+    fn u32(&mut self) -> Result<Option<u32>, TraceProblem> {
         let mut bytes = [0; 4];
         Ok(self.fill(&mut bytes)?.then(|| u32::from_le_bytes(bytes)))
     }

@@ -1,4 +1,4 @@
-//! Writing a trace while a model runs.
+//! Trace recorder: writes the routing of each finished step to a file.
 
 use std::{
     fs::File,
@@ -9,17 +9,17 @@ use std::{
 use super::{MAGIC, TraceHeader, VERSION};
 use crate::base::error::Error;
 
-/// Writes steps as they are finished. Holds one step, and allocates nothing once it is made.
-pub(crate) struct Recorder {
+/// Writes finished steps. Buffers one step, and allocates nothing after construction.
+pub(crate) struct TraceRecorder {
     path: PathBuf,
     file: File,
-    /// Bytes of the file: of its header and all finished steps.
+    /// Bytes of the file: header and all finished steps.
     written: u64,
     step: Vec<u8>,
 }
 
-impl Recorder {
-    /// Begins a file with a header.
+impl TraceRecorder {
+    /// Creates a file with a header.
     pub(crate) fn create(path: &Path, header: &TraceHeader) -> Result<Self, Error> {
         if let Some(problem) = header.problem() {
             return Err(Error::Input(format!(
@@ -36,31 +36,32 @@ impl Recorder {
         let failed = || Error::file(path, "cannot write the routing trace");
         let mut file = File::create(path).map_err(failed())?;
         file.write_all(&start).map_err(failed())?;
-        let most = 4 + header.layers.iter().map(|l| 2 + 2 * l.experts).sum::<usize>();
+        let max_bytes = 4 + header.layers.iter().map(|l| 2 + 2 * l.experts).sum::<usize>();
         Ok(Self {
             path: path.into(),
             file,
             written: start.len() as u64,
-            step: Vec::with_capacity(most),
+            step: Vec::with_capacity(max_bytes),
         })
     }
 
-    /// A step begins; what was noted of one that did not end is dropped.
-    pub(crate) fn begin(&mut self, rows: usize) {
+    /// Starts a step and drops an unfinished one.
+    pub(crate) fn start_step(&mut self, rows: usize) {
         self.step.clear();
         self.step.extend((rows as u32).to_le_bytes());
     }
 
-    /// The experts that the next layer needs, ascending.
-    pub(crate) fn layer(&mut self, ids: impl ExactSizeIterator<Item = usize>) {
+    /// Appends the experts that the next layer needs, in ascending order.
+    pub(crate) fn record_layer(&mut self, ids: impl ExactSizeIterator<Item = usize>) {
         self.step.extend((ids.len() as u16).to_le_bytes());
         self.step.extend(ids.flat_map(|id| (id as u16).to_le_bytes()));
     }
 
-    /// The step is finished.
-    pub(crate) fn end(&mut self) -> Result<(), Error> {
+    /// Writes the finished step.
+    pub(crate) fn finish_step(&mut self) -> Result<(), Error> {
         if let Err(error) = self.file.write_all(&self.step) {
-            // Half a step would make those after it unreadable. If this fails too, readers will say so.
+            // Part of a step would make all later ones unreadable. If truncating fails, readers
+            // report the damage.
             let _ = self.file.set_len(self.written);
             let _ = self.file.seek(SeekFrom::Start(self.written));
             return Err(Error::file(

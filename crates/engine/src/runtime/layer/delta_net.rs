@@ -1,8 +1,8 @@
-//! The gated delta-net: projections, a short convolution, the delta rule, a gated norm.
+//! Gated DeltaNet: projections, short convolution, delta rule, gated norm.
 
 use moeflux_compute::{Buffer, Op, Weight};
 
-use super::{LANES, Loader, Step, Widths};
+use super::{Loader, ScratchId, ScratchWidths, Step};
 use crate::{
     base::error::Error,
     model::blueprint::{DeltaNetBlueprint, DeltaNetShape},
@@ -22,26 +22,27 @@ pub(crate) struct DeltaNet {
     out_proj: Weight,
 }
 
-/// Lanes: queries, keys and values before and after the convolution, gates, output.
-const QKV: usize = 0;
-const Z: usize = 1;
-const B: usize = 2;
-const A: usize = 3;
-const CONVOLVED: usize = 4;
-const Y: usize = 5;
-/// In the place of what has been convolved.
-const NORMED: usize = CONVOLVED;
+/// Scratch buffers: Q, K and V before the convolution, gate projections, Q, K and V after the
+/// convolution, output.
+const QKV: ScratchId = ScratchId(0);
+const Z: ScratchId = ScratchId(1);
+const B: ScratchId = ScratchId(2);
+const A: ScratchId = ScratchId(3);
+const CONVOLVED: ScratchId = ScratchId(4);
+const Y: ScratchId = ScratchId(5);
+/// Reuses the buffer of the convolution's output.
+const NORMED: ScratchId = CONVOLVED;
 
 impl DeltaNet {
-    pub(crate) fn widths(blueprint: &DeltaNetBlueprint) -> Widths {
+    pub(crate) fn widths(blueprint: &DeltaNetBlueprint) -> ScratchWidths {
         let shape = &blueprint.shape;
-        let mut widths = [0; LANES];
-        widths[QKV] = shape.channels();
-        widths[Z] = shape.values();
-        widths[B] = shape.value_heads;
-        widths[A] = shape.value_heads;
-        widths[CONVOLVED] = shape.channels();
-        widths[Y] = shape.values();
+        let mut widths = ScratchWidths::default();
+        widths.set(QKV, shape.channels());
+        widths.set(Z, shape.values());
+        widths.set(B, shape.value_heads);
+        widths.set(A, shape.value_heads);
+        widths.set(CONVOLVED, shape.channels());
+        widths.set(Y, shape.values());
         widths
     }
 
@@ -63,15 +64,16 @@ impl DeltaNet {
         })
     }
 
-    /// Reads `step.normed()`, writes `step.mixed()` and the next states of convolution and delta rule.
+    /// Reads `step.normed()`, writes `step.mixed()` and the next states of convolution and delta
+    /// rule.
     pub(crate) fn run(&self, step: &mut Step<'_>) -> Result<(), Error> {
         let DeltaNetShape { key_heads, value_heads, key_width, conv_width, .. } = self.shape;
         let x = step.normed();
-        let qkv = step.lane(QKV, self.shape.channels());
-        let z = step.lane(Z, self.shape.values());
-        let (b, a) = (step.lane(B, value_heads), step.lane(A, value_heads));
-        let convolved = step.lane(CONVOLVED, self.shape.channels());
-        let y = step.lane(Y, self.shape.values());
+        let qkv = step.buffer(QKV, self.shape.channels());
+        let z = step.buffer(Z, self.shape.values());
+        let (b, a) = (step.buffer(B, value_heads), step.buffer(A, value_heads));
+        let convolved = step.buffer(CONVOLVED, self.shape.channels());
+        let y = step.buffer(Y, self.shape.values());
         let keys = key_heads * key_width;
         let q = convolved.columns(0, keys).split(key_heads);
         let k = convolved.columns(keys, keys).split(key_heads);
@@ -92,9 +94,9 @@ impl DeltaNet {
         let out = y.split(value_heads);
         let (a_log, dt_bias) = (self.a_log, self.dt_bias);
         step.run(&Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, spans: delta_spans, out })?;
-        // Not in place, so that a device may join the norm with what comes before and behind.
+        // Not in place, so that a device can fuse the norm with the ops before and after it.
         let (gate, normed, eps) =
-            (z.split(value_heads), step.lane(NORMED, self.shape.values()), step.eps);
+            (z.split(value_heads), step.buffer(NORMED, self.shape.values()), step.eps);
         let weight = self.norm;
         step.run(&Op::GatedRmsNorm { x: out, gate, weight, eps, out: normed.split(value_heads) })?;
         let mixed = step.mixed();

@@ -1,8 +1,9 @@
-//! Attention with grouped heads: norms, rotary embedding, windows, sinks and an output gate where a model has them.
+//! Grouped-query attention (GQA): head norms, RoPE, sliding windows, attention sinks and an output
+//! gate where a model has them.
 
 use moeflux_compute::{Buffer, Op, View};
 
-use super::{LANES, Linear, Loader, Step, Widths};
+use super::{Linear, Loader, ScratchId, ScratchWidths, Step};
 use crate::{
     base::error::Error,
     checkpoint::VectorSource,
@@ -17,40 +18,40 @@ pub(crate) struct Gqa {
     k_proj: Linear,
     v_proj: Option<Linear>,
     o_proj: Linear,
-    q_norm: Option<Norm>,
-    k_norm: Option<Norm>,
+    q_norm: Option<HeadNorm>,
+    k_norm: Option<HeadNorm>,
     v_norm: bool,
     sinks: Option<Buffer>,
 }
 
-/// A norm of each head, or of all heads together.
+/// Norm of each head, or of all heads together.
 #[derive(Clone, Copy, Debug)]
-struct Norm {
+struct HeadNorm {
     weight: Buffer,
     width: usize,
 }
 
-impl Norm {
+impl HeadNorm {
     fn load(source: Option<&VectorSource>, loader: &mut Loader<'_>) -> Result<Option<Self>, Error> {
         let norm = source.map(|s| Ok(Self { weight: loader.vector(s)?, width: s.len }));
         norm.transpose()
     }
 }
 
-/// Lanes: queries (with gates), keys, values, output.
-const Q: usize = 0;
-const K: usize = 1;
-const V: usize = 2;
-const Y: usize = 3;
+/// Scratch buffers: queries (with gates), keys, values, output.
+const Q: ScratchId = ScratchId(0);
+const K: ScratchId = ScratchId(1);
+const V: ScratchId = ScratchId(2);
+const Y: ScratchId = ScratchId(3);
 
 impl Gqa {
-    pub(crate) fn widths(blueprint: &GqaBlueprint) -> Widths {
+    pub(crate) fn widths(blueprint: &GqaBlueprint) -> ScratchWidths {
         let GqaShape { heads, kv_heads, head_dim, output_gate, .. } = blueprint.shape;
-        let mut widths = [0; LANES];
-        widths[Q] = heads * head_dim * if output_gate { 2 } else { 1 };
-        widths[K] = kv_heads * head_dim;
-        widths[V] = kv_heads * head_dim;
-        widths[Y] = heads * head_dim;
+        let mut widths = ScratchWidths::default();
+        widths.set(Q, heads * head_dim * if output_gate { 2 } else { 1 });
+        widths.set(K, kv_heads * head_dim);
+        widths.set(V, kv_heads * head_dim);
+        widths.set(Y, heads * head_dim);
         widths
     }
 
@@ -62,22 +63,22 @@ impl Gqa {
             k_proj: loader.linear(&blueprint.k_proj)?,
             v_proj: blueprint.v_proj.as_ref().map(|v| loader.linear(v)).transpose()?,
             o_proj: loader.linear(&blueprint.o_proj)?,
-            q_norm: Norm::load(blueprint.q_norm.as_ref(), loader)?,
-            k_norm: Norm::load(blueprint.k_norm.as_ref(), loader)?,
+            q_norm: HeadNorm::load(blueprint.q_norm.as_ref(), loader)?,
+            k_norm: HeadNorm::load(blueprint.k_norm.as_ref(), loader)?,
             v_norm: blueprint.v_norm,
-            sinks: loader.some(blueprint.sinks.as_ref())?,
+            sinks: loader.optional_vector(blueprint.sinks.as_ref())?,
         })
     }
 
-    /// Reads `step.normed()`, writes `step.mixed()`, appends to the layer's keys and values.
+    /// Reads `step.normed()`, writes `step.mixed()`, appends to the layer's KV cache.
     pub(crate) fn run(&self, step: &mut Step<'_>) -> Result<(), Error> {
         let GqaShape { heads, kv_heads, head_dim, output_gate, window, scale } = self.shape;
         let x = step.normed();
-        let q_all = step.lane(Q, heads * head_dim * if output_gate { 2 } else { 1 });
-        let k_all = step.lane(K, kv_heads * head_dim);
-        let v_all = step.lane(V, kv_heads * head_dim);
-        let y = step.lane(Y, heads * head_dim);
-        // With a gate, each head's row of q_proj is its query, then its gate.
+        let q_all = step.buffer(Q, heads * head_dim * if output_gate { 2 } else { 1 });
+        let k_all = step.buffer(K, kv_heads * head_dim);
+        let v_all = step.buffer(V, kv_heads * head_dim);
+        let y = step.buffer(Y, heads * head_dim);
+        // With an output gate, q_proj yields each head's query, then its gate.
         let per_head = q_all.split(heads);
         let q = View { width: head_dim, ..per_head };
         let gate = output_gate.then(|| View {
@@ -89,14 +90,17 @@ impl Gqa {
 
         step.mat_mul(x, self.q_proj, q_all)?;
         step.mat_mul(x, self.k_proj, k_all)?;
-        // Without a projection of their own, values are the keys before their norm.
+        // Without v_proj, the values are the keys before their norm.
         step.mat_mul(x, self.v_proj.unwrap_or(self.k_proj), v_all)?;
         let eps = step.eps;
         for (heads, norm) in [(q, self.q_norm), (k, self.k_norm)] {
-            if let Some(Norm { weight, width }) = norm {
-                let all = heads.heads * heads.width;
-                let x =
-                    if width == head_dim { heads } else { heads.merge_heads().split(all / width) };
+            if let Some(HeadNorm { weight, width }) = norm {
+                let total = heads.heads * heads.width;
+                let x = if width == head_dim {
+                    heads
+                } else {
+                    heads.merge_heads().split(total / width)
+                };
                 step.norm(x, Some(weight), eps)?;
             }
         }

@@ -1,11 +1,12 @@
-//! Multi-head latent attention. The state holds one latent and one rotated key per position for all heads.
+//! Multi-head latent attention (MLA). The KV cache holds one latent and one rotated key per
+//! position for all heads.
 //!
-//! In the absorbed form queries are taken to the latent, attend to it there, and what they find is taken back to values.
-//! In the expanded form latents are taken to the keys and values of the heads.
+//! The absorbed form projects queries to the latent space, attends there, and projects the result
+//! to values. The expanded form projects latents to the heads' keys and values.
 
 use moeflux_compute::{Buffer, HeadMatrix, HeadRows, Op, View};
 
-use super::{LANES, Linear, Loader, Step, Widths};
+use super::{Linear, Loader, SCRATCH_BUFFERS, ScratchId, ScratchWidths, Step};
 use crate::{
     base::error::Error,
     model::blueprint::{
@@ -13,84 +14,86 @@ use crate::{
     },
 };
 
-/// Epsilon of the norms of latents and of index keys. DeepSeek's own code has it so, whatever `rms_norm_eps` says.
+/// Epsilon of the norms of latents and index keys. Fixed in DeepSeek's reference code, independent
+/// of `rms_norm_eps`.
 const LATENT_EPS: f32 = 1e-6;
 
-/// Rows of a span from which on the expanded form is faster: docs/measured/latent-attention.md. It makes keys and values
-/// of all positions for each span anew, and each row then meets 320 numbers per head and position instead of 1088.
+/// Rows of a span from which on the expanded form is faster: docs/measured/latent-attention.md. It
+/// recomputes K and V of all positions for each span, and then multiplies 320 instead of 1088
+/// values per row, head and position.
 const EXPANDED_ROWS: usize = 256;
 
 #[derive(Debug)]
 pub(crate) struct Mla {
     shape: MlaShape,
     rope: RopeShape,
-    q: Query,
+    q: QueryProjection,
     kv_a_proj_with_mqa: Linear,
     kv_a_layernorm: Buffer,
     embed_q: HeadMatrix,
     unembed_out: HeadMatrix,
     o_proj: Linear,
-    sparse: Option<Sparse>,
-    /// Whether a step of many rows takes the expanded form. On the exact path none does: a row's bits would depend on how
-    /// many share its step.
+    sparse: Option<SparseAttention>,
+    /// Whether steps of many rows use the expanded form. Not on the exact path, where a row's bits
+    /// must not depend on the number of rows in its step.
     expands: bool,
 }
 
-/// Attention to some positions only.
+/// Sparse attention: to the top-k positions only.
 #[derive(Debug)]
-struct Sparse {
+struct SparseAttention {
     top_k: usize,
-    /// Without one, the positions are those of the layer before.
+    /// Without an indexer, the layer uses the positions of the layer before it.
     indexer: Option<Indexer>,
 }
 
 #[derive(Debug)]
-enum Query {
+enum QueryProjection {
     Direct(Linear),
     LowRank { q_a_proj: Linear, q_a_layernorm: Buffer, q_b_proj: Linear, rank: usize },
 }
 
-/// Lanes: the query's latent, queries, their counterparts in the latent's space, keys, what was found in the
-/// latent's space, values.
-const Q_LATENT: usize = 0;
-const Q: usize = 1;
-const ABSORBED: usize = 2;
-const KEY: usize = 3;
-const FOUND: usize = 4;
-const Y: usize = 5;
-/// Lanes of the indexer: queries, keys, weights.
-const INDEX_Q: usize = 6;
-const INDEX_K: usize = 7;
-const INDEX_WEIGHTS: usize = 8;
-/// The chosen positions. Nothing else uses this lane, as layers without an indexer of their own read what the last one
-/// chose.
-const POSITIONS: usize = LANES - 1;
+/// Scratch buffers: latent of the query, queries, absorbed queries, the new key, attention output
+/// in the latent space, values.
+const Q_LATENT: ScratchId = ScratchId(0);
+const Q: ScratchId = ScratchId(1);
+const ABSORBED: ScratchId = ScratchId(2);
+const KEY: ScratchId = ScratchId(3);
+const LATENT_OUT: ScratchId = ScratchId(4);
+const Y: ScratchId = ScratchId(5);
+/// Scratch buffers of the indexer: queries, keys, weights.
+const INDEX_Q: ScratchId = ScratchId(6);
+const INDEX_K: ScratchId = ScratchId(7);
+const INDEX_WEIGHTS: ScratchId = ScratchId(8);
+/// Selected positions. No other layer uses this buffer, as layers without an indexer read the
+/// positions of an earlier layer from it.
+const POSITIONS: ScratchId = ScratchId(SCRATCH_BUFFERS - 1);
 
 impl Mla {
-    pub(crate) fn widths(blueprint: &MlaBlueprint) -> Widths {
+    pub(crate) fn widths(blueprint: &MlaBlueprint) -> ScratchWidths {
         let s = &blueprint.shape;
         let key = s.kv_lora_rank + s.qk_rope_head_dim;
-        let mut widths = [0; LANES];
+        let mut widths = ScratchWidths::default();
         if let LatentQuery::LowRank { q_a_proj, .. } = &blueprint.q {
-            widths[Q_LATENT] = q_a_proj.weight.shape.rows;
+            widths.set(Q_LATENT, q_a_proj.weight.shape.rows);
         }
-        widths[Q] = s.heads * (s.qk_nope_head_dim + s.qk_rope_head_dim);
-        widths[ABSORBED] = s.heads * key;
-        widths[KEY] = key;
-        widths[FOUND] = s.heads * s.kv_lora_rank;
-        widths[Y] = s.heads * s.v_head_dim;
-        widths[POSITIONS] = blueprint.sparse.as_ref().map_or(0, |s| s.top_k);
+        widths.set(Q, s.heads * (s.qk_nope_head_dim + s.qk_rope_head_dim));
+        widths.set(ABSORBED, s.heads * key);
+        widths.set(KEY, key);
+        widths.set(LATENT_OUT, s.heads * s.kv_lora_rank);
+        widths.set(Y, s.heads * s.v_head_dim);
+        widths.set(POSITIONS, blueprint.sparse.as_ref().map_or(0, |s| s.top_k));
         if let Some(indexer) = blueprint.sparse.as_ref().and_then(|s| s.indexer.as_ref()) {
-            widths[INDEX_Q] = indexer.heads * indexer.head_dim;
-            widths[INDEX_K] = indexer.head_dim;
-            widths[INDEX_WEIGHTS] = indexer.heads;
+            widths.set(INDEX_Q, indexer.heads * indexer.head_dim);
+            widths.set(INDEX_K, indexer.head_dim);
+            widths.set(INDEX_WEIGHTS, indexer.heads);
         }
         widths
     }
 
-    /// Numbers of a latent, its rotated key, and a key and a value of a head where steps may take the expanded form, else
-    /// zero.
-    pub(crate) fn latent_head(blueprint: &MlaBlueprint) -> usize {
+    /// Width of a latent, its rotated key, and a head's key and value, in f32 values; zero if steps
+    /// never use the expanded form.
+    pub(crate) fn latent_head_width(blueprint: &MlaBlueprint) -> usize {
         let s = &blueprint.shape;
         match blueprint.sparse {
             Some(_) => 0,
@@ -101,16 +104,18 @@ impl Mla {
     pub(crate) fn load(blueprint: &MlaBlueprint, loader: &mut Loader<'_>) -> Result<Self, Error> {
         let shape = blueprint.shape;
         let q = match &blueprint.q {
-            LatentQuery::Direct(q_proj) => Query::Direct(loader.linear(q_proj)?),
-            LatentQuery::LowRank { q_a_proj, q_a_layernorm, q_b_proj } => Query::LowRank {
-                rank: q_a_proj.weight.shape.rows,
-                q_a_proj: loader.linear(q_a_proj)?,
-                q_a_layernorm: loader.vector(q_a_layernorm)?,
-                q_b_proj: loader.linear(q_b_proj)?,
-            },
+            LatentQuery::Direct(q_proj) => QueryProjection::Direct(loader.linear(q_proj)?),
+            LatentQuery::LowRank { q_a_proj, q_a_layernorm, q_b_proj } => {
+                QueryProjection::LowRank {
+                    rank: q_a_proj.weight.shape.rows,
+                    q_a_proj: loader.linear(q_a_proj)?,
+                    q_a_layernorm: loader.vector(q_a_layernorm)?,
+                    q_b_proj: loader.linear(q_b_proj)?,
+                }
+            }
         };
         let [embed_q, unembed_out] = match &blueprint.kv_b {
-            // kv_b_proj takes the latent to keys and values; queries go the other way.
+            // kv_b_proj maps latents to K and V; absorbed queries need its key part transposed.
             LatentHeads::Whole(kv_b_proj) => {
                 let weight = loader.matrix(kv_b_proj)?;
                 let [key, value] = LatentHeads::whole_rows(&shape);
@@ -120,16 +125,16 @@ impl Mla {
                 ]
             }
             LatentHeads::Split { embed_q, unembed_out } => {
-                let all = |count| HeadRows { stride: count, first: 0, count };
+                let head_rows = |count| HeadRows { stride: count, first: 0, count };
                 [
                     HeadMatrix {
                         weight: loader.matrix(embed_q)?,
-                        head_rows: all(shape.kv_lora_rank),
+                        head_rows: head_rows(shape.kv_lora_rank),
                         transposed: false,
                     },
                     HeadMatrix {
                         weight: loader.matrix(unembed_out)?,
-                        head_rows: all(shape.v_head_dim),
+                        head_rows: head_rows(shape.v_head_dim),
                         transposed: false,
                     },
                 ]
@@ -149,45 +154,45 @@ impl Mla {
                 Some(s) => {
                     let indexer =
                         s.indexer.as_ref().map(|i| Indexer::load(i, loader)).transpose()?;
-                    Some(Sparse { top_k: s.top_k, indexer })
+                    Some(SparseAttention { top_k: s.top_k, indexer })
                 }
                 None => None,
             },
         })
     }
 
-    /// Reads `step.normed()`, writes `step.mixed()`, appends to the layer's latents.
+    /// Reads `step.normed()`, writes `step.mixed()`, appends to the layer's latent KV cache.
     pub(crate) fn run(&self, step: &mut Step<'_>) -> Result<(), Error> {
         let MlaShape {
             heads, qk_nope_head_dim: nope, qk_rope_head_dim: rotated, kv_lora_rank, ..
         } = self.shape;
         let key = kv_lora_rank + rotated;
         let x = step.normed();
-        let q = step.lane(Q, heads * (nope + rotated)).split(heads);
-        let absorbed = step.lane(ABSORBED, heads * key).split(heads);
-        let k = step.lane(KEY, key);
-        let found = step.lane(FOUND, heads * kv_lora_rank).split(heads);
-        let y = step.lane(Y, heads * self.shape.v_head_dim);
+        let q = step.buffer(Q, heads * (nope + rotated)).split(heads);
+        let absorbed = step.buffer(ABSORBED, heads * key).split(heads);
+        let k = step.buffer(KEY, key);
+        let latent_out = step.buffer(LATENT_OUT, heads * kv_lora_rank).split(heads);
+        let y = step.buffer(Y, heads * self.shape.v_head_dim);
         let [spans, _] = step.spans;
 
         let q_latent = match &self.q {
-            Query::Direct(q_proj) => {
+            QueryProjection::Direct(q_proj) => {
                 step.mat_mul(x, *q_proj, q.merge_heads())?;
                 None
             }
-            Query::LowRank { q_a_proj, q_a_layernorm, q_b_proj, rank } => {
-                let latent = step.lane(Q_LATENT, *rank);
+            QueryProjection::LowRank { q_a_proj, q_a_layernorm, q_b_proj, rank } => {
+                let latent = step.buffer(Q_LATENT, *rank);
                 step.mat_mul(x, *q_a_proj, latent)?;
                 step.norm(latent, Some(*q_a_layernorm), LATENT_EPS)?;
                 step.mat_mul(latent, *q_b_proj, q.merge_heads())?;
                 Some(latent)
             }
         };
-        // A key is the normed latent, then what is rotated; a query likewise, of each head.
+        // A key is the normed latent followed by the rotated part; likewise each head's query.
         step.mat_mul(x, self.kv_a_proj_with_mqa, k)?;
         step.norm(k.columns(0, kv_lora_rank), Some(self.kv_a_layernorm), LATENT_EPS)?;
-        let turned = k.columns(kv_lora_rank, rotated);
-        step.rope(&self.rope, turned, turned, spans)?;
+        let rotated_key = k.columns(kv_lora_rank, rotated);
+        step.rope(&self.rope, rotated_key, rotated_key, spans)?;
         let q_rotated = q.slice_width(nope, rotated);
         if self.expands && spans.iter().all(|span| span.rows >= EXPANDED_ROWS) {
             step.rope(&self.rope, q_rotated, q_rotated, spans)?;
@@ -205,9 +210,9 @@ impl Mla {
         step.rope(&self.rope, q_rotated, absorbed.slice_width(kv_lora_rank, rotated), spans)?;
 
         let positions =
-            self.sparse.as_ref().map(|sparse| (step.lane(POSITIONS, sparse.top_k), sparse));
-        if let Some((positions, Sparse { indexer: Some(indexer), .. })) = positions {
-            indexer.choose(step, q_latent.unwrap_or(x), positions)?;
+            self.sparse.as_ref().map(|sparse| (step.buffer(POSITIONS, sparse.top_k), sparse));
+        if let Some((positions, SparseAttention { indexer: Some(indexer), .. })) = positions {
+            indexer.select_positions(step, q_latent.unwrap_or(x), positions)?;
         }
         step.run(&Op::Attention {
             q: absorbed,
@@ -219,15 +224,15 @@ impl Mla {
             sinks: None,
             positions: positions.map(|(positions, _)| positions),
             spans,
-            out: found,
+            out: latent_out,
         })?;
-        step.run(&Op::HeadMatMul { x: found, matrix: self.unembed_out, out: y.split(heads) })?;
+        step.run(&Op::HeadMatMul { x: latent_out, matrix: self.unembed_out, out: y.split(heads) })?;
         let mixed = step.mixed();
         step.mat_mul(y, self.o_proj, mixed)
     }
 }
 
-/// Chooses the positions that attention looks at.
+/// Lightning indexer: selects the positions that attention reads.
 #[derive(Debug)]
 struct Indexer {
     heads: usize,
@@ -253,16 +258,21 @@ impl Indexer {
         })
     }
 
-    /// Writes the positions to look at, `(rows, top_k)`. Appends to the layer's index keys.
+    /// Writes the selected positions, `(rows, top_k)`, and appends to the layer's index keys.
     ///
-    /// A positive factor on all scores of a row changes no choice, so the scores are not scaled.
-    fn choose(&self, step: &mut Step<'_>, q_latent: View, positions: View) -> Result<(), Error> {
+    /// Scores are not scaled, as a positive factor on a row's scores does not change its top-k.
+    fn select_positions(
+        &self,
+        step: &mut Step<'_>,
+        q_latent: View,
+        positions: View,
+    ) -> Result<(), Error> {
         let x = step.normed();
-        let q = step.lane(INDEX_Q, self.heads * self.head_dim);
-        let k = step.lane(INDEX_K, self.head_dim);
-        let weights = step.lane(INDEX_WEIGHTS, self.heads);
+        let q = step.buffer(INDEX_Q, self.heads * self.head_dim);
+        let k = step.buffer(INDEX_K, self.head_dim);
+        let weights = step.buffer(INDEX_WEIGHTS, self.heads);
         let [_, spans] = step.spans;
-        // As with routers, a little rounding may choose something else.
+        // Exact, as for routers: rounding could change the selection.
         step.exact_mat_mul(q_latent, self.wq_b, q)?;
         step.exact_mat_mul(x, self.wk, k)?;
         step.exact_mat_mul(x, self.weights_proj, weights)?;

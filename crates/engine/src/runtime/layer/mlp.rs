@@ -1,8 +1,8 @@
-//! The dense MLP: also the shared expert.
+//! Gated MLP (GLU): dense feed-forward block and separate shared expert.
 
 use moeflux_compute::{Activation, Op, View, Weight};
 
-use super::{LANES, Loader, Step, Widths};
+use super::{Loader, ScratchId, ScratchWidths, Step};
 use crate::{base::error::Error, model::blueprint::MlpBlueprint};
 
 #[derive(Debug)]
@@ -14,10 +14,21 @@ pub(crate) struct Mlp {
     down_proj: Weight,
 }
 
+/// Scratch buffers of an MLP, of the intermediate width.
+#[derive(Clone, Copy)]
+pub(crate) struct MlpScratch {
+    pub(crate) gate: ScratchId,
+    pub(crate) up: ScratchId,
+}
+
 impl Mlp {
-    pub(crate) fn widths(blueprint: &MlpBlueprint) -> Widths {
-        let mut widths = [0; LANES];
-        widths[..2].fill(blueprint.gate_proj.shape.rows);
+    /// Scratch buffers of a dense feed-forward block.
+    pub(crate) const SCRATCH: MlpScratch = MlpScratch { gate: ScratchId(0), up: ScratchId(1) };
+
+    pub(crate) fn widths(blueprint: &MlpBlueprint) -> ScratchWidths {
+        let mut widths = ScratchWidths::default();
+        widths.set(Self::SCRATCH.gate, blueprint.gate_proj.shape.rows);
+        widths.set(Self::SCRATCH.up, blueprint.gate_proj.shape.rows);
         widths
     }
 
@@ -31,15 +42,16 @@ impl Mlp {
         })
     }
 
-    /// Reads `step.normed()`, writes `out`, by way of two lanes of the intermediate width.
+    /// Reads `step.normed()`, writes `out`.
     pub(crate) fn run(
         &self,
         step: &mut Step<'_>,
-        [gate, up]: [usize; 2],
+        scratch: MlpScratch,
         out: View,
     ) -> Result<(), Error> {
         let x = step.normed();
-        let (gate, up) = (step.lane(gate, self.intermediate), step.lane(up, self.intermediate));
+        let gate = step.buffer(scratch.gate, self.intermediate);
+        let up = step.buffer(scratch.up, self.intermediate);
         step.project(x, self.gate_proj, gate)?;
         step.project(x, self.up_proj, up)?;
         step.run(&Op::Glu { activation: self.activation, gate, up, out: gate })?;

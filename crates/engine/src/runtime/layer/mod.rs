@@ -1,12 +1,14 @@
-//! How layers are made of ops.
+//! Decoder layers, built from the device's ops.
 //!
-//! A loaded layer holds handles; it runs on whichever device made them.
+//! A loaded layer holds handles to weights and buffers of the device that loaded it. Routed experts
+//! are in `moe`.
 
 mod delta_net;
 mod gqa;
 mod mla;
 mod mlp;
 mod moe;
+mod scratch;
 
 use std::time::Instant;
 
@@ -15,34 +17,27 @@ use moeflux_compute::{Buffer, Device, Op, Span, View, Weight};
 pub(crate) use delta_net::DeltaNet;
 pub(crate) use gqa::Gqa;
 pub(crate) use mla::Mla;
-pub(crate) use mlp::Mlp;
-pub(crate) use moe::{Moe, Routing};
+pub(crate) use mlp::{Mlp, MlpScratch};
+pub(crate) use moe::{Moe, MoeState};
+pub(crate) use scratch::{SCRATCH_BUFFERS, Scratch};
 
+use self::scratch::{SCORE_ROWS, ScratchId, ScratchWidths};
 use crate::{
     base::{error::Error, stats::Stats},
     checkpoint::{Checkpoint, MatrixSource, VectorSource},
-    experts::{cache::ExpertCache, prefetch::PREFETCH_ROWS},
+    experts::cache::ExpertCache,
     model::blueprint::{
-        Blueprint, FeedForwardBlueprint, LayerBlueprint, LinearSource, MixerBlueprint, RopeShape,
+        FeedForwardBlueprint, LayerBlueprint, LinearSource, MixerBlueprint, RopeShape,
     },
 };
 
-/// Buffers for intermediate results that every layer uses anew. A layer kind says how wide it needs each.
-pub(crate) const LANES: usize = 11;
-
-/// Widths of the lanes in numbers per row; zero for a lane that is not used.
-pub(crate) type Widths = [usize; LANES];
-
-/// Rows of scores that indexers have room for.
-const SCORE_ROWS: usize = 8;
-
-/// Reads weights onto a device.
+/// Loads weights onto a device.
 pub(crate) struct Loader<'a> {
     pub(crate) checkpoint: &'a Checkpoint,
     pub(crate) device: &'a mut dyn Device,
-    /// Whether the device is on the exact path.
+    /// Whether the device computes on the exact path.
     pub(crate) exact: bool,
-    /// Called with the bytes of each weight that has been loaded.
+    /// Called with the bytes of each loaded weight.
     pub(crate) progress: &'a mut dyn FnMut(u64),
 }
 
@@ -57,143 +52,64 @@ impl Loader<'_> {
         self.scaled(v, 1.0)
     }
 
-    /// A vector, each number times `factor`.
+    /// Loads a vector, each value times `factor`.
     fn scaled(&mut self, v: &VectorSource, factor: f32) -> Result<Buffer, Error> {
-        let mut numbers = self.checkpoint.read_vector(v)?;
-        numbers.iter_mut().for_each(|n| *n *= factor);
+        let mut values = self.checkpoint.read_vector(v)?;
+        values.iter_mut().for_each(|v| *v *= factor);
         let buffer = self.device.buffer(v.len).map_err(Error::at(|| &*v.name))?;
-        self.device.write(buffer, &numbers).map_err(Error::at(|| &*v.name))?;
+        self.device.write(buffer, &values).map_err(Error::at(|| &*v.name))?;
         Ok(buffer)
     }
 
-    /// A vector that may not be there.
-    fn some(&mut self, v: Option<&VectorSource>) -> Result<Option<Buffer>, Error> {
+    /// Loads a vector if the model has it.
+    fn optional_vector(&mut self, v: Option<&VectorSource>) -> Result<Option<Buffer>, Error> {
         v.map(|v| self.vector(v)).transpose()
     }
 
-    /// A vector of one number.
-    fn number(&mut self, v: &VectorSource) -> Result<f32, Error> {
+    /// The value of a vector of length 1.
+    fn scalar(&mut self, v: &VectorSource) -> Result<f32, Error> {
         Ok(self.checkpoint.read_vector(v)?.first().copied().unwrap_or(1.0))
     }
 
     fn linear(&mut self, l: &LinearSource) -> Result<Linear, Error> {
-        let bias = self.some(l.bias.as_ref())?;
+        let bias = self.optional_vector(l.bias.as_ref())?;
         Ok(Linear { weight: self.matrix(&l.weight)?, bias })
     }
 }
 
-/// A matrix with an optional bias, on a device.
+/// Matrix with an optional bias, on a device.
 #[derive(Clone, Copy, Debug)]
 struct Linear {
     weight: Weight,
     bias: Option<Buffer>,
 }
 
-/// The buffers of a step. Rows are the step's tokens.
-#[derive(Debug)]
-pub(crate) struct Scratch {
-    /// `(rows, hidden)`: the residual stream.
-    pub(crate) x: Buffer,
-    /// `(rows, hidden)`: what a mixer or feed-forward part reads.
-    pub(crate) normed: Buffer,
-    /// `(rows, hidden)`: what it yields.
-    pub(crate) mixed: Buffer,
-    /// `(rows, width)` each.
-    pub(crate) lanes: [Option<Buffer>; LANES],
-    /// `(SCORE_ROWS, positions)`, for indexers, and how many positions.
-    scores: Option<(Buffer, usize)>,
-    /// For the next layer's router: its input, `(PREFETCH_ROWS, hidden)`, its logits and what it chooses.
-    ahead: [Buffer; 4],
-}
-
-impl Scratch {
-    /// Lane widths that serve all layers of a model.
-    pub(crate) fn widths(blueprint: &Blueprint) -> Widths {
-        let mut all = [0; LANES];
-        for layer in &blueprint.layers {
-            let mixer = match &layer.mixer {
-                MixerBlueprint::Gqa(g) => Gqa::widths(g),
-                MixerBlueprint::Mla(m) => Mla::widths(m),
-                MixerBlueprint::DeltaNet(d) => DeltaNet::widths(d),
-            };
-            let feed_forward = match &layer.feed_forward {
-                FeedForwardBlueprint::Dense(m) => Mlp::widths(m),
-                FeedForwardBlueprint::Moe(m) => {
-                    Moe::widths(m, blueprint.hidden, layer.feed_forward_post_norm.is_some())
-                }
-            };
-            for (i, width) in all.iter_mut().enumerate() {
-                *width = (*width).max(mixer[i]).max(feed_forward[i]);
-            }
-        }
-        all
-    }
-
-    /// Widths of what the next layer's router is given and gives.
-    fn widths_ahead(blueprint: &Blueprint) -> [usize; 4] {
-        let k = blueprint.max_top_k();
-        let experts =
-            blueprint.layers.iter().filter_map(|l| l.moe()).map(|m| m.experts.count).max();
-        [blueprint.hidden, experts.unwrap_or(0), k, k]
-    }
-
-    /// Bytes of the buffers for `rows` rows of sessions of `context` positions.
-    pub(crate) fn bytes(blueprint: &Blueprint, rows: usize, context: usize) -> u64 {
-        let numbers = 3 * blueprint.hidden + Self::widths(blueprint).iter().sum::<usize>();
-        let scores = if blueprint.has_indexer() { SCORE_ROWS as u64 * context as u64 } else { 0 };
-        let ahead = PREFETCH_ROWS * Self::widths_ahead(blueprint).iter().sum::<usize>();
-        (rows as u64 * numbers as u64 + scores + ahead as u64) * 4
-    }
-
-    pub(crate) fn new(
-        blueprint: &Blueprint,
-        rows: usize,
-        context: usize,
-        device: &mut dyn Device,
-    ) -> Result<Self, Error> {
-        let scores = blueprint.has_indexer().then(|| device.buffer(SCORE_ROWS * context));
-        let scores = scores.transpose().map_err(Error::at(|| "scores of a step"))?;
-        let mut buffer =
-            |width: usize| device.buffer(rows * width).map_err(Error::at(|| "buffers of a step"));
-        let mut lanes = [None; LANES];
-        for (lane, width) in lanes.iter_mut().zip(Self::widths(blueprint)) {
-            *lane = (width > 0).then(|| buffer(width)).transpose()?;
-        }
-        let [x, normed, mixed] =
-            [buffer(blueprint.hidden)?, buffer(blueprint.hidden)?, buffer(blueprint.hidden)?];
-        let mut buffer = |width: usize| {
-            device.buffer(PREFETCH_ROWS * width).map_err(Error::at(|| "buffers for looking ahead"))
-        };
-        let [input, logits, ids, weights] = Self::widths_ahead(blueprint);
-        let ahead = [buffer(input)?, buffer(logits)?, buffer(ids)?, buffer(weights)?];
-        Ok(Self { x, normed, mixed, lanes, scores: scores.map(|s| (s, context)), ahead })
-    }
-}
-
-/// What sees a step's inner results, all in f32, of one layer after the other. Rows are the tokens of a step in their order, those
-/// of several sessions one session after the other; of a prompt that is longer than the plan's chunk there are several steps.
+/// Receives intermediate results of a step, layer by layer, in f32. Rows are the tokens of the
+/// step, one session after the other; a prompt longer than the plan's chunk takes several steps.
 ///
-/// It sees what is computed: of tokens that a session has already, nothing. A step takes longer with it, as all is read back.
+/// Only computed tokens are reported, not those that a session already has. Steps take longer, as
+/// the results are read back.
 pub trait StepObserver {
-    /// The experts that a layer's router chose: `ids` is `(rows, k)`, each row in rank order. Layers without routed experts are
-    /// left out.
+    /// Experts chosen by a layer's router: `ids` is `(rows, k)`, each row in rank order. Not called
+    /// for layers without routed experts.
     fn experts(&mut self, layer: usize, k: usize, ids: &[u32]);
-    /// Output of a decoder layer, the residual stream: `(rows, hidden)`. That of the last layer is what the final norm reads.
+    /// Output of a decoder layer, the residual stream: `(rows, hidden)`. That of the last layer is
+    /// the input of the final norm.
     fn hidden(&mut self, layer: usize, rows: &[f32]);
 }
 
-/// A step on its way through the layers.
+/// Context of a step in one layer.
 pub(crate) struct Step<'a> {
     pub(crate) device: &'a mut dyn Device,
     pub(crate) cache: &'a mut ExpertCache,
-    pub(crate) routing: &'a mut Routing,
+    pub(crate) moe_state: &'a mut MoeState,
     pub(crate) scratch: &'a Scratch,
     pub(crate) stats: &'a mut Stats,
     pub(crate) observer: Option<&'a mut (dyn StepObserver + 'a)>,
-    /// Spans with the first and the second state of the layer at hand.
+    /// Spans with the first and second state of the current layer.
     pub(crate) spans: &'a [Vec<Span>; 2],
     pub(crate) layer: usize,
-    /// The layer that comes after it.
+    /// The next layer.
     pub(crate) next: Option<&'a Layer>,
     pub(crate) rows: usize,
     pub(crate) hidden: usize,
@@ -206,26 +122,21 @@ impl Step<'_> {
         View::rows(self.scratch.x, self.rows, self.hidden)
     }
 
-    /// Input of the mixer or feed-forward part.
+    /// Input of the mixer or feed-forward block.
     pub(crate) fn normed(&self) -> View {
         View::rows(self.scratch.normed, self.rows, self.hidden)
     }
 
-    /// One of the views for the next layer's router.
-    fn ahead(&self, which: usize, width: usize) -> View {
-        View::rows(self.scratch.ahead[which], self.rows, width)
-    }
-
-    /// Output of the mixer or feed-forward part.
+    /// Output of the mixer or feed-forward block.
     pub(crate) fn mixed(&self) -> View {
         View::rows(self.scratch.mixed, self.rows, self.hidden)
     }
 
-    /// The first `width` numbers per row of a lane.
-    pub(crate) fn lane(&self, lane: usize, width: usize) -> View {
-        // Widths are summed up from the same blueprint, so a lane that is asked for exists; a missing one would
-        // be refused by the device as too small a buffer.
-        View::rows(self.scratch.lanes[lane].unwrap_or(self.scratch.x), self.rows, width)
+    /// The first `width` values per row of a shared scratch buffer.
+    pub(crate) fn buffer(&self, id: ScratchId, width: usize) -> View {
+        // Widths come from the same blueprint, so the buffer exists. If not, the device would
+        // refuse the residual stream's buffer as too small.
+        View::rows(self.scratch.shared[id.0].unwrap_or(self.scratch.x), self.rows, width)
     }
 
     pub(crate) fn run(&mut self, op: &Op<'_>) -> Result<(), Error> {
@@ -240,7 +151,7 @@ impl Step<'_> {
         self.run(&Op::MatMul { x, weight: linear.weight, bias: linear.bias, exact: false, out })
     }
 
-    /// With f32 activations on the fast path too.
+    /// Uses f32 activations on the fast path, too.
     fn exact_mat_mul(&mut self, x: View, linear: Linear, out: View) -> Result<(), Error> {
         self.run(&Op::MatMul { x, weight: linear.weight, bias: linear.bias, exact: true, out })
     }
@@ -259,14 +170,15 @@ impl Step<'_> {
         self.run(&Op::Rope { x, frequencies, pairs: *pairs, scale: *scale, spans, out })
     }
 
-    /// Scratch of indexers, a row for some tokens at a time.
+    /// Scratch of indexers: scores of some tokens at a time, one row each.
     fn scores(&self) -> View {
-        let (buffer, positions) = self.scratch.scores.unwrap_or((self.scratch.x, 0));
+        let scores = self.scratch.scores;
+        let (buffer, positions) = scores.map_or((self.scratch.x, 0), |s| (s.buffer, s.positions));
         View::rows(buffer, SCORE_ROWS, positions)
     }
 }
 
-/// What mixes positions.
+/// Token mixer: attention or a recurrence.
 #[derive(Debug)]
 enum Mixer {
     Gqa(Gqa),
@@ -274,7 +186,7 @@ enum Mixer {
     DeltaNet(DeltaNet),
 }
 
-/// What transforms each position.
+/// Feed-forward block.
 #[derive(Debug)]
 enum FeedForward {
     Dense(Mlp),
@@ -302,18 +214,19 @@ impl Layer {
                 MixerBlueprint::Mla(m) => Mixer::Mla(Mla::load(m, loader)?),
                 MixerBlueprint::DeltaNet(d) => Mixer::DeltaNet(DeltaNet::load(d, loader)?),
             },
-            mixer_post_norm: loader.some(blueprint.mixer_post_norm.as_ref())?,
+            mixer_post_norm: loader.optional_vector(blueprint.mixer_post_norm.as_ref())?,
             feed_forward_norm: loader.vector(&blueprint.feed_forward_norm)?,
             feed_forward: match &blueprint.feed_forward {
                 FeedForwardBlueprint::Dense(m) => FeedForward::Dense(Mlp::load(m, loader)?),
                 FeedForwardBlueprint::Moe(m) => FeedForward::Moe(Box::new(Moe::load(m, loader)?)),
             },
-            feed_forward_post_norm: loader.some(blueprint.feed_forward_post_norm.as_ref())?,
-            scale: blueprint.scale.as_ref().map(|s| loader.number(s)).transpose()?,
+            feed_forward_post_norm: loader
+                .optional_vector(blueprint.feed_forward_post_norm.as_ref())?,
+            scale: blueprint.scale.as_ref().map(|s| loader.scalar(s)).transpose()?,
         })
     }
 
-    /// Its routed experts, if it has some, and the norm of what they read.
+    /// The layer's routed experts, and the norm in front of them.
     fn moe(&self) -> Option<(&Moe, Buffer)> {
         match &self.feed_forward {
             FeedForward::Moe(moe) => Some((moe, self.feed_forward_norm)),
@@ -321,7 +234,8 @@ impl Layer {
         }
     }
 
-    /// `x += mixer(norm(x))`, then `x += feed_forward(norm(x))`, with what norms and factors the layer has besides.
+    /// `x += mixer(norm(x))`, then `x += feed_forward(norm(x))`, with the post-norms and the scale
+    /// that some models add.
     pub(crate) fn run(&self, step: &mut Step<'_>) -> Result<(), Error> {
         let (x, normed, mixed, eps) = (step.x(), step.normed(), step.mixed(), step.eps);
         step.run(&Op::RmsNorm { x, weight: Some(self.mixer_norm), eps, out: normed })?;
@@ -337,7 +251,7 @@ impl Layer {
         step.run(&Op::RmsNorm { x, weight: Some(self.feed_forward_norm), eps, out: normed })?;
         let yielded = match &self.feed_forward {
             FeedForward::Dense(mlp) => {
-                mlp.run(step, [0, 1], mixed)?;
+                mlp.run(step, Mlp::SCRATCH, mixed)?;
                 Some(mixed)
             }
             FeedForward::Moe(moe) => moe.run(step, self.feed_forward_post_norm.is_none())?,

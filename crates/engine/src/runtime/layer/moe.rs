@@ -1,4 +1,7 @@
-//! Routed experts: choose, fetch, compute as they arrive, combine.
+//! Routed experts: router, top-k, expert reads, GEMV or GEMM over slots, weighted sum.
+//!
+//! [`Moe::select_experts`] picks the experts, [`Moe::start_reads`] requests their bytes from the
+//! cache, and [`Moe::run_experts`] multiplies them with the activations.
 
 use std::{
     ops::Range,
@@ -10,13 +13,16 @@ use moeflux_compute::{
     SlotTable, View, Weight,
 };
 
-use super::{LANES, Layer, Linear, Loader, Mlp, Step, Widths};
+use super::{
+    Layer, Linear, Loader, Mlp, MlpScratch, ScratchId, ScratchWidths, Step,
+    scratch::PredictionBuffers,
+};
 use crate::{
     base::{error::Error, stats::Stats},
     experts::{
         cache::{Lookup, Pin},
-        prefetch::{Effort, PREFETCH_ROWS, PrefetchMode, Prefetcher},
-        trace::Recorder,
+        prefetch::{MAX_PREFETCH_ROWS, PrefetchAction, PrefetchMode, Prefetcher},
+        trace::TraceRecorder,
     },
     model::blueprint::{Blueprint, MoeBlueprint},
 };
@@ -25,10 +31,10 @@ use crate::{
 pub(crate) struct Moe {
     n_experts: usize,
     top_k: usize,
-    /// Experts that a row meets in one op: those that are chosen, and a shared one that is one more of them.
-    uses: usize,
+    /// Experts per row in one op: the top k, and a fused shared expert.
+    experts_per_row: usize,
     shape: ExpertShape,
-    /// Of one expert in a file.
+    /// Bytes of one expert on disk.
     bytes: u64,
     activation: Activation,
     router_weight: Linear,
@@ -36,7 +42,7 @@ pub(crate) struct Moe {
     router: Router,
     experts_norm: Option<Buffer>,
     experts_post_norm: Option<Buffer>,
-    /// The gate of the shared expert.
+    /// Gate of the shared expert.
     shared_gate: Option<Weight>,
     shared: SharedExpert,
 }
@@ -44,67 +50,69 @@ pub(crate) struct Moe {
 #[derive(Debug)]
 enum SharedExpert {
     None,
-    /// It is one more of the routed ones, in a slot.
-    Joined,
-    /// It is computed by itself.
-    Apart {
+    /// Computed as an additional routed expert, from a slot.
+    Fused,
+    /// Computed separately.
+    Separate {
         mlp: Mlp,
         post_norm: Option<Buffer>,
     },
 }
 
-/// Lanes: router logits, chosen ids, their weights; shared expert; routed experts; what router and routed experts read
-/// where it is not what the shared expert reads; the routed experts' sum where it is normed.
-const LOGITS: usize = 0;
-const IDS: usize = 1;
-const WEIGHTS: usize = 2;
-const SHARED_GATE: usize = 3;
-const SHARED_UP: usize = 4;
-const SHARED_LOGIT: usize = 5;
-const PARTS: usize = 6;
-const INNER: usize = 7;
-const OWN_INPUT: usize = 8;
-const SUM: usize = 9;
+/// Scratch buffers: router logits; ids and weights of the chosen experts; gate and up projection
+/// and gate logit of the shared expert; outputs and intermediate activations of the routed experts;
+/// their input where it differs from the shared expert's; their sum where it is normed.
+const LOGITS: ScratchId = ScratchId(0);
+const IDS: ScratchId = ScratchId(1);
+const WEIGHTS: ScratchId = ScratchId(2);
+const SHARED_GATE: ScratchId = ScratchId(3);
+const SHARED_UP: ScratchId = ScratchId(4);
+const SHARED_LOGIT: ScratchId = ScratchId(5);
+const EXPERT_OUT: ScratchId = ScratchId(6);
+const EXPERT_INNER: ScratchId = ScratchId(7);
+const NORMED_INPUT: ScratchId = ScratchId(8);
+const EXPERT_SUM: ScratchId = ScratchId(9);
 
-/// One choice of the router: expert, row, rank.
+/// One choice of the router: expert, row, rank in the row.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Choice {
+struct RouterChoice {
     expert: u32,
     row: u32,
     rank: u32,
 }
 
-/// An expert that a step needs, with its choices.
-struct Needed {
+/// An expert that a step needs, with the choices of it.
+struct NeededExpert {
     expert: usize,
     choices: Range<usize>,
-    /// It was in memory when the layer began.
+    /// Set if the expert was in memory when the layer started.
     hit: Option<Pin>,
-    /// It is there or on its way.
+    /// Whether the expert is in memory or its read is in flight.
     taken: bool,
 }
 
-/// A chunk's rows surely need all experts of a layer between them if they choose so many times as many.
+/// If a chunk's rows choose at least this many times as many experts as a layer has, all of them
+/// are expected to be needed.
 const DENSE_ROUTING_FACTOR: usize = 4;
 
-/// When a layer waited for its reads.
-struct Clock {
-    /// When the first read was asked for.
-    began: Instant,
-    /// What was computed before the first wait.
+/// Times of a layer's expert reads.
+struct ReadTimer {
+    /// When the first read was requested.
+    started: Instant,
+    /// Time computed before the first wait.
     independent: Option<Duration>,
     stalled: Duration,
     /// From the first request to the last arrival that was waited for.
     reading: Duration,
 }
 
-impl Clock {
+impl ReadTimer {
     fn waited(&mut self, since: Instant) {
         self.stalled += since.elapsed();
-        self.reading = self.began.elapsed();
+        self.reading = self.started.elapsed();
     }
 
-    fn note(&self, stats: &mut Stats) {
+    fn add_to(&self, stats: &mut Stats) {
         let hideable = self.independent.unwrap_or_default().min(self.reading);
         stats.stalled_ns += self.stalled.as_nanos() as u64;
         stats.reading_ns += self.reading.as_nanos() as u64;
@@ -114,30 +122,31 @@ impl Clock {
     }
 }
 
-/// What a MoE layer keeps of the router's ids while it runs; kept between layers so that nothing is allocated.
+/// Routing of the current MoE layer and the state that layers share. Reused, so that steps allocate
+/// nothing.
 #[derive(Default)]
-pub(crate) struct Routing {
-    /// Whether the host has waited for a layer's ids since this was last cleared.
-    pub(crate) waited: bool,
-    read: Vec<f32>,
+pub(crate) struct MoeState {
+    /// Whether router ids were read back since this was last cleared.
+    pub(crate) ids_were_read: bool,
+    ids_as_f32: Vec<f32>,
     ids: Vec<u32>,
-    choices: Vec<Choice>,
-    needed: Vec<Needed>,
+    choices: Vec<RouterChoice>,
+    needed: Vec<NeededExpert>,
     uses: Vec<ExpertUse>,
     pinned: Vec<Pin>,
     prefetcher: Prefetcher,
-    /// Writes down what is needed, if somebody asked for that.
-    pub(crate) recorder: Option<Recorder>,
+    /// Records the needed experts, if a trace is recorded.
+    pub(crate) recorder: Option<TraceRecorder>,
 }
 
-impl Routing {
-    /// Room for steps of `rows` rows.
+impl MoeState {
+    /// State for steps of up to `rows` rows.
     pub(crate) fn new(blueprint: &Blueprint, rows: usize, prefetch: PrefetchMode) -> Self {
         let k = blueprint.max_uses();
-        let n = rows.max(PREFETCH_ROWS) * k;
+        let n = rows.max(MAX_PREFETCH_ROWS) * k;
         Self {
-            waited: false,
-            read: Vec::with_capacity(n),
+            ids_were_read: false,
+            ids_as_f32: Vec::with_capacity(n),
             ids: Vec::with_capacity(n),
             choices: Vec::with_capacity(n),
             needed: Vec::with_capacity(n),
@@ -148,22 +157,23 @@ impl Routing {
         }
     }
 
-    /// Bytes of the room for `rows` rows.
+    /// Bytes of the state for `rows` rows.
     pub(crate) fn bytes(blueprint: &Blueprint, rows: usize) -> u64 {
         let k = blueprint.max_uses();
-        let each = size_of::<f32>()
+        let bytes = size_of::<f32>()
             + size_of::<u32>()
-            + size_of::<Choice>()
-            + size_of::<Needed>()
+            + size_of::<RouterChoice>()
+            + size_of::<NeededExpert>()
             + size_of::<ExpertUse>()
             + size_of::<Pin>();
-        (rows.max(PREFETCH_ROWS) * k * each) as u64 + Prefetcher::bytes(blueprint.layers.len(), k)
+        (rows.max(MAX_PREFETCH_ROWS) * k * bytes) as u64
+            + Prefetcher::bytes(blueprint.layers.len(), k)
     }
 
     /// Groups the ids by expert.
-    fn group(&mut self, k: usize) {
+    fn group_by_expert(&mut self, k: usize) {
         self.choices.clear();
-        let choice = |(i, id): (usize, &u32)| Choice {
+        let choice = |(i, id): (usize, &u32)| RouterChoice {
             expert: *id,
             row: (i / k) as u32,
             rank: (i % k) as u32,
@@ -174,7 +184,7 @@ impl Routing {
         for (i, choice) in self.choices.iter().enumerate() {
             match self.needed.last_mut() {
                 Some(last) if last.expert == choice.expert as usize => last.choices.end = i + 1,
-                _ => self.needed.push(Needed {
+                _ => self.needed.push(NeededExpert {
                     expert: choice.expert as usize,
                     choices: i..i + 1,
                     hit: None,
@@ -186,26 +196,30 @@ impl Routing {
 }
 
 impl Moe {
-    pub(crate) fn widths(blueprint: &MoeBlueprint, hidden: usize, has_post_norm: bool) -> Widths {
-        let mut widths = [0; LANES];
+    pub(crate) fn widths(
+        blueprint: &MoeBlueprint,
+        hidden: usize,
+        has_post_norm: bool,
+    ) -> ScratchWidths {
+        let mut widths = ScratchWidths::default();
         let uses = blueprint.uses();
-        widths[LOGITS] = blueprint.experts.count;
-        widths[IDS] = uses;
-        widths[WEIGHTS] = uses;
+        widths.set(LOGITS, blueprint.experts.count);
+        widths.set(IDS, uses);
+        widths.set(WEIGHTS, uses);
         if let Some(shared) = &blueprint.shared {
-            widths[SHARED_LOGIT] = 1;
+            widths.set(SHARED_LOGIT, 1);
             if blueprint.fused_shared().is_none() {
-                widths[SHARED_GATE] = shared.mlp.gate_proj.shape.rows;
-                widths[SHARED_UP] = shared.mlp.gate_proj.shape.rows;
+                widths.set(SHARED_GATE, shared.mlp.gate_proj.shape.rows);
+                widths.set(SHARED_UP, shared.mlp.gate_proj.shape.rows);
             }
         }
-        widths[PARTS] = uses * hidden;
-        widths[INNER] = uses * blueprint.experts.shape.gate.rows;
+        widths.set(EXPERT_OUT, uses * hidden);
+        widths.set(EXPERT_INNER, uses * blueprint.experts.shape.gate.rows);
         if blueprint.router.norm.is_some() || blueprint.experts_norm.is_some() {
-            widths[OWN_INPUT] = hidden;
+            widths.set(NORMED_INPUT, hidden);
         }
         if has_post_norm || blueprint.experts_post_norm.is_some() {
-            widths[SUM] = hidden;
+            widths.set(EXPERT_SUM, hidden);
         }
         widths
     }
@@ -216,10 +230,10 @@ impl Moe {
             Some(shared) => {
                 let gate = shared.gate.as_ref().map(|g| loader.matrix(g)).transpose()?;
                 let shared = match blueprint.fused_shared() {
-                    Some(_) => SharedExpert::Joined,
-                    None => SharedExpert::Apart {
+                    Some(_) => SharedExpert::Fused,
+                    None => SharedExpert::Separate {
                         mlp: Mlp::load(&shared.mlp, loader)?,
-                        post_norm: loader.some(shared.post_norm.as_ref())?,
+                        post_norm: loader.optional_vector(shared.post_norm.as_ref())?,
                     },
                 };
                 (gate, shared)
@@ -229,7 +243,7 @@ impl Moe {
         Ok(Self {
             n_experts: blueprint.experts.count,
             top_k: router.top_k,
-            uses: blueprint.uses(),
+            experts_per_row: blueprint.uses(),
             shape: blueprint.experts.shape,
             bytes: blueprint.experts.bytes as u64,
             activation: blueprint.activation,
@@ -241,52 +255,59 @@ impl Moe {
                 .transpose()?,
             router: Router {
                 scoring: router.scoring,
-                correction: loader.some(router.correction.as_ref())?,
+                correction: loader.optional_vector(router.correction.as_ref())?,
                 groups: router.groups,
                 normalize: router.normalize,
                 scale: router.scale,
-                expert_scale: loader.some(router.expert_scale.as_ref())?,
+                expert_scale: loader.optional_vector(router.expert_scale.as_ref())?,
                 shared: None,
             },
-            experts_norm: loader.some(blueprint.experts_norm.as_ref())?,
-            experts_post_norm: loader.some(blueprint.experts_post_norm.as_ref())?,
+            experts_norm: loader.optional_vector(blueprint.experts_norm.as_ref())?,
+            experts_post_norm: loader.optional_vector(blueprint.experts_post_norm.as_ref())?,
             shared_gate,
             shared,
         })
     }
 
-    /// Reads `step.normed()`. Adds to `step.x()` if it may, or else returns where the sum of all experts is.
+    /// Reads `step.normed()`. If `add`, adds the result to `step.x()`; else returns the view of the
+    /// sum of all experts.
     ///
-    /// Where all experts of the layer are in slots that the device looks up by itself, it is given work and not waited
-    /// for. Else hits are pinned, misses go to the reader at once; the shared expert runs, then hits, then arrivals as they
-    /// land. Each writes its own part, so the order in which they come changes nothing.
+    /// If all experts of the layer are in slots and the device supports slot lookups, records all
+    /// work without a wait. Otherwise pins hits and starts reads of all misses; then computes the
+    /// shared expert, the hits, and each miss when it arrives. Every expert writes its own rows, so
+    /// the order of arrival does not change the result.
     pub(crate) fn run(&self, step: &mut Step<'_>, add: bool) -> Result<Option<View>, Error> {
-        let weights = step.lane(WEIGHTS, self.uses);
-        let logits = self.route(step)?;
-        let parts = View::rows(step.lane(PARTS, 0).buffer, step.rows * self.uses, step.hidden);
-        // Who watches wants to see the ids.
-        let resident = match step.observer.is_some() || step.routing.recorder.is_some() {
-            false => step.cache.resident(step.device, step.layer)?,
+        let weights = step.buffer(WEIGHTS, self.experts_per_row);
+        let logits = self.router_logits(step)?;
+        let parts = View::rows(
+            step.buffer(EXPERT_OUT, 0).buffer,
+            step.rows * self.experts_per_row,
+            step.hidden,
+        );
+        // Observers and traces need the ids on the host.
+        let resident = match step.observer.is_some() || step.moe_state.recorder.is_some() {
+            false => step.cache.resident_table(step.device, step.layer)?,
             true => None,
         };
         let shared = match resident {
             Some(table) => {
-                // The choice, the experts and their sum come one after another: a device may join them.
+                // Router, experts and sum are recorded consecutively, so that a device can fuse
+                // them.
                 let shared = self.run_shared(step)?;
-                let ids = self.choose(step, logits, weights)?;
-                let input = self.own_input(step, self.experts_norm)?;
-                self.run_resident(step, input, (ids, table), parts)?;
+                let ids = self.select_experts(step, logits, weights)?;
+                let input = self.normed_input(step, self.experts_norm)?;
+                self.run_resident(step, input, ids, table, parts)?;
                 shared
             }
             None => {
-                let ids = self.choose(step, logits, weights)?;
+                let ids = self.select_experts(step, logits, weights)?;
                 self.read_ids(step, ids)?;
-                let input = self.own_input(step, self.experts_norm)?;
+                let input = self.normed_input(step, self.experts_norm)?;
                 self.run_streamed(step, input, parts)?
             }
         };
         if self.experts_post_norm.is_some() {
-            let out = step.lane(SUM, step.hidden);
+            let out = step.buffer(EXPERT_SUM, step.hidden);
             step.run(&Op::Combine { parts, weights, shared: None, add: false, out })?;
             step.norm(out, self.experts_post_norm, step.eps)?;
             return match shared {
@@ -297,28 +318,29 @@ impl Moe {
                 None => Ok(Some(out)),
             };
         }
-        let out = if add { step.x() } else { step.lane(SUM, step.hidden) };
+        let out = if add { step.x() } else { step.buffer(EXPERT_SUM, step.hidden) };
         step.run(&Op::Combine { parts, weights, shared, add, out })?;
         Ok((!add).then_some(out))
     }
 
-    /// What the router or the routed experts read: the input of the layer, or the residual stream under a norm of
-    /// their own.
-    fn own_input(&self, step: &mut Step<'_>, norm: Option<Buffer>) -> Result<View, Error> {
+    /// Input of the router or the routed experts: the layer's input, or the residual stream under a
+    /// separate norm.
+    fn normed_input(&self, step: &mut Step<'_>, norm: Option<Buffer>) -> Result<View, Error> {
         if norm.is_none() {
             return Ok(step.normed());
         }
-        let (x, out, eps) = (step.x(), step.lane(OWN_INPUT, step.hidden), step.eps);
+        let (x, out, eps) = (step.x(), step.buffer(NORMED_INPUT, step.hidden), step.eps);
         step.run(&Op::RmsNorm { x, weight: norm, eps, out })?;
         Ok(out)
     }
 
-    /// Computes the experts, which the device finds by the router's ids.
+    /// Computes the experts, which the device finds by router ids in the slot table.
     fn run_resident(
         &self,
         step: &mut Step<'_>,
         x: View,
-        (ids, table): (View, SlotTable),
+        ids: View,
+        table: SlotTable,
         parts: View,
     ) -> Result<(), Error> {
         let uses = ExpertUses::Routed { ids, table };
@@ -328,68 +350,72 @@ impl Moe {
         self.run_experts(step, x, uses, parts)
     }
 
-    /// Computes the experts that `step.routing` names as they are there, and the shared one.
+    /// Computes the experts in `step.moe_state` as they arrive, and the shared expert.
     fn run_streamed(
         &self,
         step: &mut Step<'_>,
         x: View,
         parts: View,
     ) -> Result<Option<Shared>, Error> {
-        step.cache.settle_ahead(step.device, step.stats)?;
+        step.cache.settle_prefetches(step.device, step.stats)?;
         self.pin_hits(step)?;
-        let began = Instant::now();
-        if step.rows <= PREFETCH_ROWS && step.routing.prefetcher.is_on() {
+        let started = Instant::now();
+        if step.rows <= MAX_PREFETCH_ROWS && step.moe_state.prefetcher.is_on() {
             let rate = step.cache.read_counters().bytes_per_second() / self.bytes as f64;
-            step.routing.prefetcher.layer_begins(step.layer, began, rate as f32);
+            step.moe_state.prefetcher.layer_started(step.layer, started, rate as f32);
         }
-        let mut reading = self.start_reads(step)?;
-        let mut clock =
-            Clock { began, independent: None, stalled: Duration::ZERO, reading: Duration::ZERO };
+        let mut in_flight = self.start_reads(step)?;
+        let mut timer = ReadTimer {
+            started,
+            independent: None,
+            stalled: Duration::ZERO,
+            reading: Duration::ZERO,
+        };
         let mut prefetch_issued = self.prefetch_next_layer(step)?;
         let shared = self.run_shared(step)?;
         loop {
             self.run_ready(step, x, parts)?;
-            reading += self.start_reads(step)?;
+            in_flight += self.start_reads(step)?;
             if !prefetch_issued {
                 prefetch_issued = self.prefetch_next_layer(step)?;
             }
-            // What has just been let go may have made room for some that need no read.
-            if !step.routing.uses.is_empty() {
+            // Released slots may allow experts on the host to be copied to the card without a read.
+            if !step.moe_state.uses.is_empty() {
                 continue;
             }
-            if reading == 0 {
+            if in_flight == 0 {
                 break;
             }
-            clock.independent.get_or_insert_with(|| began.elapsed());
-            reading -= self.await_arrivals(step, &mut clock)?;
+            timer.independent.get_or_insert_with(|| started.elapsed());
+            in_flight -= self.await_arrivals(step, &mut timer)?;
         }
-        if step.routing.needed.iter().any(|n| !n.taken) {
+        if step.moe_state.needed.iter().any(|n| !n.taken) {
             return Err(Error::Budget(format!(
                 "layer {}: no slot is free for an expert",
                 step.layer
             )));
         }
-        clock.note(step.stats);
-        if step.rows <= PREFETCH_ROWS {
-            step.routing.prefetcher.layer_has_read(step.layer, began, clock.reading);
+        timer.add_to(step.stats);
+        if step.rows <= MAX_PREFETCH_ROWS {
+            step.moe_state.prefetcher.reads_finished(step.layer, started, timer.reading);
         }
         Ok(shared)
     }
 
-    /// When all that this layer needs is in memory or on its way: gives up what was read ahead in vain, and begins to read
-    /// what the next layer may need, behind all that this one waits for. Whether it is time for that.
+    /// Cancels stale prefetches and queues prefetches for the next layer after this layer's reads.
+    /// Returns whether all demand reads were issued, which has to precede that.
     fn prefetch_next_layer(&self, step: &mut Step<'_>) -> Result<bool, Error> {
-        if !step.routing.prefetcher.is_on() {
+        if !step.moe_state.prefetcher.is_on() {
             return Ok(true);
         }
-        if step.routing.needed.iter().any(|n| !n.taken) {
+        if step.moe_state.needed.iter().any(|n| !n.taken) {
             return Ok(false);
         }
-        step.cache.cancel_ahead();
+        step.cache.cancel_prefetches();
         let Some((moe, norm)) = step.next.and_then(Layer::moe) else { return Ok(true) };
         let layer = step.layer + 1;
-        if step.rows <= PREFETCH_ROWS {
-            moe.guess(step, layer, norm)?;
+        if step.rows <= MAX_PREFETCH_ROWS {
+            moe.predict(step, layer, norm)?;
         } else if step.rows * moe.top_k >= DENSE_ROUTING_FACTOR * moe.n_experts {
             for expert in 0..moe.n_experts {
                 step.cache.prefetch(step.device, layer, expert, step.stats)?;
@@ -398,183 +424,195 @@ impl Moe {
         Ok(true)
     }
 
-    /// As the next layer: what would be chosen of the residual stream as it is, and reads for that.
-    fn guess(&self, step: &mut Step<'_>, layer: usize, norm: Buffer) -> Result<(), Error> {
-        let effort = step.routing.prefetcher.effort(layer);
-        if effort == Effort::None {
+    /// Runs this layer's router early, on the current residual stream, and prefetches the predicted
+    /// experts.
+    fn predict(&self, step: &mut Step<'_>, layer: usize, norm: Buffer) -> Result<(), Error> {
+        let action = step.moe_state.prefetcher.action(layer);
+        if action == PrefetchAction::Skip {
             return Ok(());
         }
         let (x, k) = (step.x(), self.top_k);
-        let widths = [step.hidden, self.n_experts, k, k];
-        let [input, logits, ids, weights] = std::array::from_fn(|i| step.ahead(i, widths[i]));
+        let PredictionBuffers { input, logits, ids, weights } = step.scratch.prediction;
+        let input = View::rows(input, step.rows, step.hidden);
+        let logits = View::rows(logits, step.rows, self.n_experts);
+        let [ids, weights] = [ids, weights].map(|buffer| View::rows(buffer, step.rows, k));
         let weight = self.router_norm.or(Some(norm));
         step.run(&Op::RmsNorm { x, weight, eps: step.eps, out: input })?;
         step.exact_mat_mul(input, self.router_weight, logits)?;
         step.run(&Op::TopK { logits, router: self.router, ids, weights })?;
-        let mut read = std::mem::take(&mut step.routing.read);
+        let mut read = std::mem::take(&mut step.moe_state.ids_as_f32);
         read.resize(step.rows * k, 0.0);
         let found = step
             .device
             .read(ids, &mut read)
             .map_err(Error::at(|| format!("layer {layer}, router")));
-        step.routing.prefetcher.begin(layer);
-        // Those that come last in rank are chosen by little: they are the ones that will be others.
-        let surest = k - k / 4;
-        for expert in read.chunks(k).flat_map(|row| &row[..surest]).map(|id| *id as u32) {
-            let Step { device, cache, routing, stats, .. } = step;
-            let missing = found.is_ok() && !cache.has(layer, expert as usize);
-            if missing && routing.prefetcher.guess(expert) && effort == Effort::Read {
+        step.moe_state.prefetcher.start_predictions(layer);
+        // The lowest ranks have similar scores, and are the most likely to change.
+        let likely = k - k / 4;
+        for expert in read.chunks(k).flat_map(|row| &row[..likely]).map(|id| *id as u32) {
+            let Step { device, cache, moe_state, stats, .. } = step;
+            let missing = found.is_ok() && !cache.contains(layer, expert as usize);
+            if missing && moe_state.prefetcher.predict(expert) && action == PrefetchAction::Prefetch
+            {
                 cache.prefetch(&mut **device, layer, expert as usize, stats)?;
             }
         }
-        step.routing.read = read;
+        step.moe_state.ids_as_f32 = read;
         found
     }
 
-    /// The router's logits, and that of the shared expert's gate with them.
-    fn route(&self, step: &mut Step<'_>) -> Result<View, Error> {
-        let logits = step.lane(LOGITS, self.n_experts);
-        let x = self.own_input(step, self.router_norm)?;
+    /// Logits of the router, and of the shared expert's gate.
+    fn router_logits(&self, step: &mut Step<'_>) -> Result<View, Error> {
+        let logits = step.buffer(LOGITS, self.n_experts);
+        let x = self.normed_input(step, self.router_norm)?;
         step.exact_mat_mul(x, self.router_weight, logits)?;
         if let Some(weight) = self.shared_gate {
-            let (x, logit) = (step.normed(), step.lane(SHARED_LOGIT, 1));
+            let (x, logit) = (step.normed(), step.buffer(SHARED_LOGIT, 1));
             step.exact_mat_mul(x, Linear { weight, bias: None }, logit)?;
         }
         Ok(logits)
     }
 
-    /// Chooses experts; returns where their ids are.
-    fn choose(&self, step: &mut Step<'_>, logits: View, weights: View) -> Result<View, Error> {
-        let ids = step.lane(IDS, self.uses);
+    /// Top-k of the router logits. Returns the view of the ids.
+    fn select_experts(
+        &self,
+        step: &mut Step<'_>,
+        logits: View,
+        weights: View,
+    ) -> Result<View, Error> {
+        let ids = step.buffer(IDS, self.experts_per_row);
         let shared = match self.shared {
-            SharedExpert::Joined => Some(SharedChoice { gate: self.gate_of_shared(step) }),
-            SharedExpert::None | SharedExpert::Apart { .. } => None,
+            SharedExpert::Fused => Some(SharedChoice { gate: self.shared_gate_logit(step) }),
+            SharedExpert::None | SharedExpert::Separate { .. } => None,
         };
         step.run(&Op::TopK { logits, router: Router { shared, ..self.router }, ids, weights })?;
         Ok(ids)
     }
 
-    /// Waits for the ids and groups them in `step.routing`.
+    /// Reads the ids back and groups them in `step.moe_state`.
     fn read_ids(&self, step: &mut Step<'_>, ids: View) -> Result<(), Error> {
-        let routing = &mut *step.routing;
-        routing.waited = true;
-        routing.read.resize(step.rows * self.top_k, 0.0);
+        let moe_state = &mut *step.moe_state;
+        moe_state.ids_were_read = true;
+        moe_state.ids_as_f32.resize(step.rows * self.top_k, 0.0);
         let layer = step.layer;
         let chosen = ids.columns(0, self.top_k);
         step.device
-            .read(chosen, &mut routing.read)
+            .read(chosen, &mut moe_state.ids_as_f32)
             .map_err(Error::at(|| format!("layer {layer}, router")))?;
-        routing.ids.clear();
-        routing.ids.extend(routing.read.iter().map(|id| *id as u32));
+        moe_state.ids.clear();
+        moe_state.ids.extend(moe_state.ids_as_f32.iter().map(|id| *id as u32));
         if let Some(observer) = &mut step.observer {
-            observer.experts(layer, self.top_k, &routing.ids);
+            observer.experts(layer, self.top_k, &moe_state.ids);
         }
-        routing.group(self.top_k);
-        let Routing { needed, prefetcher, recorder, .. } = routing;
+        moe_state.group_by_expert(self.top_k);
+        let MoeState { needed, prefetcher, recorder, .. } = moe_state;
         if let Some(recorder) = recorder {
-            recorder.layer(needed.iter().map(|n| n.expert));
+            recorder.record_layer(needed.iter().map(|n| n.expert));
         }
         prefetcher
-            .judge(layer, |id| needed.binary_search_by_key(&(id as usize), |n| n.expert).is_ok());
+            .score(layer, |id| needed.binary_search_by_key(&(id as usize), |n| n.expert).is_ok());
         step.stats.experts_needed += needed.len() as u64;
         Ok(())
     }
 
-    /// Pins what is in slots, all of it before anything is read or copied that could push it out.
+    /// Pins all hits before any read or copy could evict them.
     fn pin_hits(&self, step: &mut Step<'_>) -> Result<(), Error> {
-        let routing = &mut *step.routing;
-        routing.uses.clear();
-        routing.pinned.clear();
+        let moe_state = &mut *step.moe_state;
+        moe_state.uses.clear();
+        moe_state.pinned.clear();
         if let Some(slot) = step.cache.shared(step.layer) {
-            let of_row = |row| ExpertUse { slot, row, out_row: row * self.uses + self.top_k };
-            routing.uses.extend((0..step.rows).map(of_row));
+            let row_use =
+                |row| ExpertUse { slot, row, out_row: row * self.experts_per_row + self.top_k };
+            moe_state.uses.extend((0..step.rows).map(row_use));
         }
         let mut missed = 0;
-        for needed in &mut routing.needed {
+        for needed in &mut moe_state.needed {
             needed.hit = step.cache.pin(step.layer, needed.expert);
             missed += u64::from(needed.hit.is_none_or(|hit| hit.predicted));
         }
         step.stats.bytes_missed += missed * self.bytes;
-        for i in 0..step.routing.needed.len() {
-            if let Some(hit) = step.routing.needed[i].hit {
+        for i in 0..step.moe_state.needed.len() {
+            if let Some(hit) = step.moe_state.needed[i].hit {
                 match hit.predicted {
                     true => step.stats.experts_predicted += 1,
                     false => step.stats.experts_hit += 1,
                 }
-                if let Some(pin) = step.cache.promote(step.device, hit)? {
-                    self.take(step, i, pin);
+                if let Some(pin) = step.cache.load_to_card(step.device, hit)? {
+                    self.add_uses(step, i, pin);
                 }
             }
         }
         Ok(())
     }
 
-    /// Notes the uses of a needed expert that is there.
-    fn take(&self, step: &mut Step<'_>, needed: usize, pin: Pin) {
-        let Routing { needed: all, choices, uses, pinned, .. } = &mut *step.routing;
-        let needed = &mut all[needed];
+    /// Adds the expert uses of a needed expert that is in a slot.
+    fn add_uses(&self, step: &mut Step<'_>, needed: usize, pin: Pin) {
+        let MoeState { needed: experts, choices, uses, pinned, .. } = &mut *step.moe_state;
+        let needed = &mut experts[needed];
         needed.taken = true;
         pinned.push(pin);
         uses.extend(choices[needed.choices.clone()].iter().map(|c| self.expert_use(c, pin.slot)));
     }
 
-    fn expert_use(&self, choice: &Choice, slot: moeflux_compute::Slot) -> ExpertUse {
+    fn expert_use(&self, choice: &RouterChoice, slot: moeflux_compute::Slot) -> ExpertUse {
         let row = choice.row as usize;
-        ExpertUse { slot, row, out_row: row * self.uses + choice.rank as usize }
+        ExpertUse { slot, row, out_row: row * self.experts_per_row + choice.rank as usize }
     }
 
-    /// Starts reads until all are under way or no slot is free; returns how many it started.
+    /// Starts reads until all are in flight or no slot is free. Returns how many it started.
     fn start_reads(&self, step: &mut Step<'_>) -> Result<usize, Error> {
         let mut started = 0;
-        for i in 0..step.routing.needed.len() {
-            let Needed { expert, taken, .. } = step.routing.needed[i];
+        for i in 0..step.moe_state.needed.len() {
+            let NeededExpert { expert, taken, .. } = step.moe_state.needed[i];
             if taken {
                 continue;
             }
             match step.cache.request(step.device, step.layer, expert, step.stats)? {
-                Lookup::Ready(pin) => self.take(step, i, pin),
+                Lookup::Ready(pin) => self.add_uses(step, i, pin),
                 Lookup::Started => started += 1,
                 Lookup::Full => break,
             }
-            step.routing.needed[i].taken = true;
+            step.moe_state.needed[i].taken = true;
         }
         Ok(started)
     }
 
-    /// Waits for one read and takes what else has arrived; returns how many.
-    fn await_arrivals(&self, step: &mut Step<'_>, clock: &mut Clock) -> Result<usize, Error> {
+    /// Waits for one read, and takes all others that have finished. Returns how many.
+    fn await_arrivals(&self, step: &mut Step<'_>, timer: &mut ReadTimer) -> Result<usize, Error> {
         let since = Instant::now();
         let mut arrived = 0;
-        while let Some((expert, pin)) = step.cache.arrive(step.device, arrived == 0, step.stats)? {
+        while let Some((expert, pin)) =
+            step.cache.next_arrival(step.device, arrived == 0, step.stats)?
+        {
             if arrived == 0 {
-                clock.waited(since);
+                timer.waited(since);
             }
             arrived += 1;
-            if let Ok(i) = step.routing.needed.binary_search_by_key(&expert, |n| n.expert) {
-                self.take(step, i, pin);
+            if let Ok(i) = step.moe_state.needed.binary_search_by_key(&expert, |n| n.expert) {
+                self.add_uses(step, i, pin);
             }
         }
         Ok(arrived)
     }
 
-    /// Computes the experts that are there and lets their slots go.
+    /// Computes the experts that are in memory and releases their slots.
     fn run_ready(&self, step: &mut Step<'_>, x: View, parts: View) -> Result<(), Error> {
-        if step.routing.uses.is_empty() {
+        if step.moe_state.uses.is_empty() {
             return Ok(());
         }
-        let mut uses = std::mem::take(&mut step.routing.uses);
-        // Those of one bank together: a device computes them at once.
+        let mut uses = std::mem::take(&mut step.moe_state.uses);
+        // Sorted by bank, as a device computes the experts of one bank at once.
         uses.sort_unstable_by_key(|u| (u.slot, u.out_row));
         let ran = self.run_experts(step, x, ExpertUses::Listed(&uses), parts);
-        step.routing.uses = uses;
+        step.moe_state.uses = uses;
         ran?;
         let layer = step.layer;
         let ticket =
             step.device.submit().map_err(Error::at(|| format!("layer {layer}, experts")))?;
-        for pin in step.routing.pinned.drain(..) {
+        for pin in step.moe_state.pinned.drain(..) {
             step.cache.release(pin, ticket);
         }
-        step.routing.uses.clear();
+        step.moe_state.uses.clear();
         Ok(())
     }
 
@@ -585,31 +623,32 @@ impl Moe {
         uses: ExpertUses<'_>,
         parts: View,
     ) -> Result<(), Error> {
-        let inner = View::rows(step.lane(INNER, 0).buffer, uses.len(), self.shape.gate.rows);
+        let inner =
+            View::rows(step.buffer(EXPERT_INNER, 0).buffer, uses.len(), self.shape.gate.rows);
         step.run(&Op::Experts {
             x,
             shape: &self.shape,
             activation: self.activation,
-            experts: self.n_experts + (self.uses - self.top_k),
+            experts: self.n_experts + (self.experts_per_row - self.top_k),
             uses,
             inner,
             out: parts,
         })
     }
 
-    /// Where the logit of the shared expert's gate is.
-    fn gate_of_shared(&self, step: &Step<'_>) -> Option<View> {
-        self.shared_gate.map(|_| step.lane(SHARED_LOGIT, 1))
+    /// View of the gate logit of the shared expert.
+    fn shared_gate_logit(&self, step: &Step<'_>) -> Option<View> {
+        self.shared_gate.map(|_| step.buffer(SHARED_LOGIT, 1))
     }
 
-    /// Computes the shared expert, if that is not one more of the routed ones.
+    /// Computes the shared expert, unless it is fused.
     fn run_shared(&self, step: &mut Step<'_>) -> Result<Option<Shared>, Error> {
-        let SharedExpert::Apart { mlp, post_norm } = &self.shared else { return Ok(None) };
+        let SharedExpert::Separate { mlp, post_norm } = &self.shared else { return Ok(None) };
         let out = step.mixed();
-        mlp.run(step, [SHARED_GATE, SHARED_UP], out)?;
+        mlp.run(step, MlpScratch { gate: SHARED_GATE, up: SHARED_UP }, out)?;
         if post_norm.is_some() {
             step.norm(out, *post_norm, step.eps)?;
         }
-        Ok(Some(Shared { out, gate: self.gate_of_shared(step) }))
+        Ok(Some(Shared { out, gate: self.shared_gate_logit(step) }))
     }
 }

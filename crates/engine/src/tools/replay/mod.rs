@@ -49,7 +49,7 @@ pub struct Replayed {
 impl Trace {
     /// What the trace costs with so many slots (at least one) under a policy.
     pub fn replay(&self, policy: PolicyKind, slots: usize) -> Replayed {
-        self.run(slots.max(1), &mut *policy.policy(slots.max(1), self.header().experts()))
+        self.run(slots.max(1), &mut *policy.create(slots.max(1), self.header().experts()))
     }
 
     /// What the trace costs at least with so many slots (at least one): whoever is needed again last gives way (Belády's

@@ -55,7 +55,7 @@ impl Policy for Optimum {
 
     fn remove(&mut self, _: usize) {}
 
-    fn expire(&mut self) {}
+    fn expire_prefetched(&mut self) {}
 
     fn victim(&mut self, free: &dyn Fn(usize) -> bool) -> Option<usize> {
         let mut victim = None;

@@ -6,11 +6,7 @@ use super::*;
 use crate::{
     checkpoint::Checkpoint,
     model::blueprint::{Blueprint, MoeBlueprint},
-    runtime::{
-        forward::{Logits, StepControl},
-        layer::StepObserver,
-        plan::MemoryRequest,
-    },
+    runtime::{control::StepControl, forward::Logits, layer::StepObserver, plan::MemoryRequest},
     session::engine::{Engine, EngineOptions},
 };
 use moeflux_compute::DeviceOptions;

@@ -1,4 +1,4 @@
-//! How fast a disk gives blocks of a model's files from random places.
+//! Disk probe: bandwidth of random reads from a model's files, by queue depth.
 
 use std::{
     fs::{self, File},
@@ -10,55 +10,52 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::Random;
-use crate::{
-    base::error::Error,
-    checkpoint::Checkpoint,
-    experts::io::{direct_file, random_file},
-};
+use super::RandomOffsets;
+use crate::{base::error::Error, checkpoint::Checkpoint, experts::io as expert_io};
 
-/// Reads in flight at once that are tried.
+/// Queue depths that are measured.
 const DEPTHS: [usize; 4] = [1, 4, 8, 16];
 
-/// For how long each is.
-const SLICE: Duration = Duration::from_millis(350);
+/// Duration of the measurement per depth.
+const DEPTH_TIME: Duration = Duration::from_millis(350);
 
-/// Direct reads begin and end at multiples of this, and so does their memory.
-const ALIGNED: usize = 4096;
+/// Alignment of direct reads, of their length and of their memory, in bytes.
+const ALIGN: usize = 4096;
 
-/// The largest read: of larger experts, parts are read, as readers do; all buffers together take 16 times as much.
-const LARGEST: usize = 4 << 20;
+/// Maximum bytes of a read. Larger experts are read in parts, as the reader does; the buffers take
+/// up to 16 times as much.
+const MAX_BLOCK: usize = 4 << 20;
 
-/// What is older is measured again.
+/// Age from which on a measurement is repeated.
 const MAX_AGE: Duration = Duration::from_secs(30 * 24 * 3600);
 
 const STACK: usize = 128 << 10;
 
-/// What a disk gives, by the number of reads in flight.
+/// Bandwidth of a disk by queue depth.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DiskSpeed {
     /// Bytes of each read.
     pub block: usize,
-    /// Whether the reads passed by the page cache. If not, what the system held already makes the figures larger than
-    /// the disk's.
+    /// Whether the reads bypassed the page cache. If not, cached pages make the figures exceed the
+    /// disk's bandwidth.
     pub direct: bool,
-    /// One figure for each depth.
+    /// Bandwidth at each depth.
     pub depths: Vec<DepthSpeed>,
-    /// When it was measured, in seconds since 1970.
+    /// Time of the measurement, in seconds since 1970.
     pub measured: u64,
 }
 
-/// A disk at one depth.
+/// Bandwidth of a disk at one queue depth.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DepthSpeed {
-    /// Reads in flight at once.
+    /// Reads in flight.
     pub depth: usize,
     /// Bytes per second.
     pub bytes_per_second: f64,
 }
 
 impl DiskSpeed {
-    /// The best depth.
+    /// The depth with the highest bandwidth.
     pub fn best(&self) -> Option<DepthSpeed> {
         self.depths.iter().copied().max_by(|a, b| a.bytes_per_second.total_cmp(&b.bytes_per_second))
     }
@@ -68,7 +65,7 @@ impl DiskSpeed {
         self.best().map_or(0.0, |d| d.bytes_per_second)
     }
 
-    /// How long ago it was measured.
+    /// Time since the measurement.
     pub fn age(&self) -> Duration {
         SystemTime::now()
             .duration_since(UNIX_EPOCH)
@@ -76,36 +73,39 @@ impl DiskSpeed {
             .saturating_sub(Duration::from_secs(self.measured))
     }
 
-    /// What was last measured on any disk of this machine, of reads whose size is nearest to `block`. For models that are
-    /// not there.
+    /// The last measurement on any disk of this machine, with reads of the size nearest to `block`.
+    /// For models that are not on a disk.
     pub fn remembered(folder: &Path, block: usize) -> Option<Self> {
-        let all =
+        let speeds =
             fs::read_dir(folder).ok()?.flatten().filter_map(|entry| Self::load(&entry.path()));
         let factor = |speed: &Self| (speed.block as f64 / block.max(1) as f64).log2().abs();
-        all.min_by(|a, b| factor(a).total_cmp(&factor(b)).then(b.measured.cmp(&a.measured)))
+        speeds.min_by(|a, b| factor(a).total_cmp(&factor(b)).then(b.measured.cmp(&a.measured)))
     }
 
     fn load(path: &Path) -> Option<Self> {
         let speed: Self = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
-        let sound =
+        let is_valid =
             speed.depths.iter().all(|d| d.bytes_per_second.is_finite() && d.bytes_per_second > 0.0);
-        (sound && speed.block > 0 && !speed.depths.is_empty()).then_some(speed)
+        (is_valid && speed.block > 0 && !speed.depths.is_empty()).then_some(speed)
     }
 
-    /// That it cannot be remembered is no reason to fail.
+    /// Saves the measurement for later. Callers ignore a failure, as it can be repeated.
     fn save(&self, path: &Path) -> Option<()> {
         fs::create_dir_all(path.parent()?).ok()?;
-        let aside = path.with_extension(format!("{}.partial", std::process::id()));
-        fs::write(&aside, serde_json::to_vec_pretty(self).ok()?).ok()?;
-        fs::rename(&aside, path).ok()
+        let partial = path.with_extension(format!("{}.partial", std::process::id()));
+        fs::write(&partial, serde_json::to_vec_pretty(self).ok()?).ok()?;
+        fs::rename(&partial, path).ok()
     }
 }
 
-/// How fast the disk with a checkpoint's files gives random blocks of `block` bytes at several depths: from `folder`, if it was
-/// measured there within 30 days for this disk and block and not `anew`, else measured in about 1.5 seconds and kept there.
-/// `None` where there is no file to read, or none of a block's size.
+/// Measures the bandwidth of random reads of `block` bytes from a checkpoint's files at several
+/// queue depths.
 ///
-/// Takes up to 16 blocks of memory, each of 4 MiB at most, and gives them back.
+/// Takes about 1.5 seconds and saves the result in `folder`. If `folder` has a result for this disk
+/// and block that is younger than 30 days, returns that, unless `anew`. `None` if there is no file
+/// to read, or none of a block's size.
+///
+/// Allocates up to 16 blocks of at most 4 MiB each.
 ///
 /// # Errors
 /// A file cannot be read.
@@ -116,9 +116,9 @@ pub fn probe_disk(
     anew: bool,
 ) -> Result<Option<DiskSpeed>, Error> {
     let paths: Vec<PathBuf> = checkpoint.files().iter().map(|f| f.path().into()).collect();
-    let Some((targets, block, direct)) = targets(&paths, block)? else { return Ok(None) };
-    let place = folder.zip(device(&targets)).map(|(f, d)| f.join(format!("disk-{d}-{block}.json")));
-    if let Some(speed) = place.as_deref().filter(|_| !anew).and_then(DiskSpeed::load)
+    let Some((targets, block, direct)) = open_files(&paths, block)? else { return Ok(None) };
+    let saved = folder.zip(device(&targets)).map(|(f, d)| f.join(format!("disk-{d}-{block}.json")));
+    if let Some(speed) = saved.as_deref().filter(|_| !anew).and_then(DiskSpeed::load)
         && speed.block == block
         && speed.age() < MAX_AGE
     {
@@ -126,74 +126,84 @@ pub fn probe_disk(
     }
     let mut depths = Vec::with_capacity(DEPTHS.len());
     for depth in DEPTHS {
-        depths
-            .push(DepthSpeed { depth, bytes_per_second: measure(&targets, block, depth, SLICE)? });
+        depths.push(DepthSpeed {
+            depth,
+            bytes_per_second: measure(&targets, block, depth, DEPTH_TIME)?,
+        });
     }
     let measured = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let speed = DiskSpeed { block, direct, depths, measured };
-    if let Some(place) = place {
-        speed.save(&place);
+    if let Some(path) = saved {
+        speed.save(&path);
     }
     Ok(Some(speed))
 }
 
 /// A file to read from.
-struct Target {
+struct ProbeFile {
     path: PathBuf,
     file: File,
     len: u64,
 }
 
-/// The files that hold a block, opened past the page cache if all can be; the block's size; whether they are.
-fn targets(paths: &[PathBuf], block: usize) -> Result<Option<(Vec<Target>, usize, bool)>, Error> {
+/// Opens the files that hold at least one block, for direct reads if all support that. Returns them
+/// with the block's size and whether they are direct.
+fn open_files(
+    paths: &[PathBuf],
+    block: usize,
+) -> Result<Option<(Vec<ProbeFile>, usize, bool)>, Error> {
     let files: Vec<(&PathBuf, u64)> = paths
         .iter()
         .filter_map(|p| Some((p, fs::metadata(p).ok().filter(|m| m.is_file())?.len())))
         .collect();
     let largest = files.iter().map(|f| f.1).max().unwrap_or(0);
-    let wanted = block.clamp(1, LARGEST).next_multiple_of(ALIGNED) as u64;
-    let block = (wanted.min(largest) / ALIGNED as u64) as usize * ALIGNED;
+    let wanted = block.clamp(1, MAX_BLOCK).next_multiple_of(ALIGN) as u64;
+    let block = (wanted.min(largest) / ALIGN as u64) as usize * ALIGN;
     if block == 0 {
         return Ok(None);
     }
-    let all = |open: &dyn Fn(&Path) -> io::Result<File>| {
+    let open_all = |open: &dyn Fn(&Path) -> io::Result<File>| {
         let files = files.iter().filter(|f| f.1 >= block as u64);
         files
             .map(|(path, len)| match open(path) {
-                Ok(file) => Ok(Target { path: (*path).clone(), file, len: *len }),
+                Ok(file) => Ok(ProbeFile { path: (*path).clone(), file, len: *len }),
                 Err(e) => Err(Error::file(*path, "cannot open the file to measure the disk")(e)),
             })
             .collect::<Result<Vec<_>, _>>()
     };
-    // Some file systems take the flag and refuse the read.
-    if let Ok(targets) = all(&open_direct)
-        && targets.iter().all(|t| read_at(&t.file, Aligned::new(ALIGNED).get(), 0).is_ok())
+    // Some file systems accept the flag and refuse the read.
+    if let Ok(targets) = open_all(&open_direct)
+        && targets.iter().all(|t| read_at(&t.file, AlignedBuffer::new(ALIGN).get(), 0).is_ok())
     {
         return Ok(Some((targets, block, true)));
     }
-    Ok(Some((all(&random_file)?, block, false)))
+    Ok(Some((open_all(&expert_io::open_random)?, block, false)))
 }
 
-/// Bytes per second of `depth` threads that each read one random block after another for `slice`.
-fn measure(targets: &[Target], block: usize, depth: usize, slice: Duration) -> Result<f64, Error> {
-    let mut buffers: Vec<Aligned> = (0..depth).map(|_| Aligned::new(block)).collect();
+/// Bytes per second of `depth` threads that each read random blocks for `duration`.
+fn measure(
+    targets: &[ProbeFile],
+    block: usize,
+    depth: usize,
+    duration: Duration,
+) -> Result<f64, Error> {
+    let mut buffers: Vec<AlignedBuffer> = (0..depth).map(|_| AlignedBuffer::new(block)).collect();
     let total: u64 = targets.iter().map(|t| t.len).sum();
     let since = Instant::now();
-    let read = |mut random: Random, buffer: &mut [u8]| -> Result<(u64, Duration), Error> {
+    let read = |mut random: RandomOffsets, buffer: &mut [u8]| -> Result<(u64, Duration), Error> {
         let mut bytes = 0;
-        // A thread that begins late reads once all the same: no disk has no speed.
-        while bytes == 0 || since.elapsed() < slice {
-            let mut at = random.below(total);
+        // A thread that starts late still reads one block, so that the bandwidth is never zero.
+        while bytes == 0 || since.elapsed() < duration {
+            let mut position = random.below(total);
             let Some(target) = targets.iter().find(|t| {
-                let here = at < t.len;
-                at -= if here { 0 } else { t.len };
+                let here = position < t.len;
+                position -= if here { 0 } else { t.len };
                 here
             }) else {
                 break;
             };
-            let offset =
-                random.below(target.len - block as u64 + 1) / ALIGNED as u64 * ALIGNED as u64;
-            // Windows lets one read at a time through a handle.
+            let offset = random.below(target.len - block as u64 + 1) / ALIGN as u64 * ALIGN as u64;
+            // Windows serializes the reads of a handle.
             #[cfg(windows)]
             let file = &open_direct(&target.path)
                 .map_err(Error::file(&target.path, "cannot open the file to measure the disk"))?;
@@ -208,11 +218,11 @@ fn measure(targets: &[Target], block: usize, depth: usize, slice: Duration) -> R
         }
         Ok((bytes, since.elapsed()))
     };
-    let mut seeds = Random::new();
+    let mut seeds = RandomOffsets::new();
     thread::scope(|scope| {
         let mut workers = Vec::with_capacity(depth);
         for buffer in &mut buffers {
-            let random = Random::of(seeds.below(u64::MAX));
+            let random = RandomOffsets::seeded(seeds.below(u64::MAX));
             let worker = thread::Builder::new().name("probe".into()).stack_size(STACK);
             let worker = worker.spawn_scoped(scope, move || read(random, buffer.get()));
             workers.push(
@@ -223,39 +233,39 @@ fn measure(targets: &[Target], block: usize, depth: usize, slice: Duration) -> R
         let (mut bytes, mut time) = (0, Duration::from_nanos(1));
         for worker in workers {
             let failed = |_| Error::Input("a thread that reads failed; please report this".into());
-            let (of_one, until) = worker.join().map_err(failed)??;
-            bytes += of_one;
+            let (read, until) = worker.join().map_err(failed)??;
+            bytes += read;
             time = time.max(until);
         }
         Ok(bytes as f64 / time.as_secs_f64())
     })
 }
 
-/// Memory that direct reads take.
-struct Aligned {
+/// Buffer aligned for direct reads.
+struct AlignedBuffer {
     bytes: Vec<u8>,
     len: usize,
 }
 
-impl Aligned {
+impl AlignedBuffer {
     fn new(len: usize) -> Self {
-        // Ones, so that the pages are there before anything is measured.
-        Self { bytes: vec![1; len + ALIGNED], len }
+        // Filled with ones, so that its pages are faulted in before the measurement.
+        Self { bytes: vec![1; len + ALIGN], len }
     }
 
     fn get(&mut self) -> &mut [u8] {
-        let from = self.bytes.as_ptr().align_offset(ALIGNED).min(ALIGNED);
-        &mut self.bytes[from..from + self.len]
+        let start = self.bytes.as_ptr().align_offset(ALIGN).min(ALIGN);
+        &mut self.bytes[start..start + self.len]
     }
 }
 
-/// As readers open it.
+/// Opens a file as the expert reader does.
 fn open_direct(path: &Path) -> io::Result<File> {
-    let opened = direct_file(path)?;
+    let opened = expert_io::open_direct(path)?;
     opened.map(|(file, _)| file).ok_or_else(|| io::ErrorKind::Unsupported.into())
 }
 
-/// Where reads go through the page cache, it had better not hold the block.
+/// Drops a block from the page cache, in case reads are buffered.
 fn forget(file: &File, offset: u64, block: usize) {
     #[cfg(target_os = "linux")]
     let _ = rustix::fs::fadvise(
@@ -281,8 +291,8 @@ fn read_at(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<()> {
     }
 }
 
-/// A name for the disk of the largest file, the same at the next start of the machine.
-fn device(targets: &[Target]) -> Option<String> {
+/// Name of the disk that holds the largest file; stable across reboots.
+fn device(targets: &[ProbeFile]) -> Option<String> {
     let largest = targets.iter().max_by_key(|t| t.len)?;
     #[cfg(unix)]
     {
@@ -313,15 +323,15 @@ mod tests {
     fn blocks_fit_the_files() {
         let folder = tempfile::tempdir().unwrap();
         let (small, large) =
-            (file(folder.path(), "a", 3 * ALIGNED), file(folder.path(), "b", 40_000));
+            (file(folder.path(), "a", 3 * ALIGN), file(folder.path(), "b", 40_000));
         let blocks = |paths: &[PathBuf], block| {
-            targets(paths, block).unwrap().map(|(targets, block, _)| (targets.len(), block))
+            open_files(paths, block).unwrap().map(|(targets, block, _)| (targets.len(), block))
         };
         let both = [small.clone(), large.clone()];
-        assert_eq!(blocks(&both, 1), Some((2, ALIGNED)));
-        assert_eq!(blocks(&both, 2 * ALIGNED + 1), Some((2, 3 * ALIGNED)));
-        assert_eq!(blocks(&both, 4 * ALIGNED), Some((1, 4 * ALIGNED)));
-        assert_eq!(blocks(&both, usize::MAX), Some((1, 9 * ALIGNED)));
+        assert_eq!(blocks(&both, 1), Some((2, ALIGN)));
+        assert_eq!(blocks(&both, 2 * ALIGN + 1), Some((2, 3 * ALIGN)));
+        assert_eq!(blocks(&both, 4 * ALIGN), Some((1, 4 * ALIGN)));
+        assert_eq!(blocks(&both, usize::MAX), Some((1, 9 * ALIGN)));
         assert_eq!(blocks(&[file(folder.path(), "c", 100)], 100), None);
         assert_eq!(blocks(&["(in the binary)/model".into()], 4096), None);
     }
@@ -330,7 +340,7 @@ mod tests {
     fn a_small_file_is_measured_at_every_depth() {
         let folder = tempfile::tempdir().unwrap();
         let path = file(folder.path(), "a", 1 << 20);
-        let (targets, block, _) = targets(&[path], 10_000).unwrap().unwrap();
+        let (targets, block, _) = open_files(&[path], 10_000).unwrap().unwrap();
         assert_eq!(block, 12288);
         for depth in DEPTHS {
             let speed = measure(&targets, block, depth, Duration::from_millis(5)).unwrap();
@@ -340,10 +350,10 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_shrinks_is_named() {
+    fn the_error_names_a_file_that_shrinks() {
         let folder = tempfile::tempdir().unwrap();
         let path = file(folder.path(), "a", 1 << 20);
-        let (targets, block, _) = targets(std::slice::from_ref(&path), 4096).unwrap().unwrap();
+        let (targets, block, _) = open_files(std::slice::from_ref(&path), 4096).unwrap().unwrap();
         File::options().write(true).open(&path).unwrap().set_len(0).unwrap();
         let error = measure(&targets, block, 2, Duration::from_secs(9)).unwrap_err().to_string();
         assert!(
@@ -353,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_measured_is_remembered_and_damage_is_not_believed() {
+    fn measurements_are_saved_and_damaged_files_ignored() {
         let folder = tempfile::tempdir().unwrap();
         let speed = |block, measured| DiskSpeed {
             block,

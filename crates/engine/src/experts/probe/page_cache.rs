@@ -1,18 +1,18 @@
-//! What the system keeps of a model's files in memory.
+//! Page cache probe: the share of a model's files that the system holds in memory.
 
 use std::path::PathBuf;
 
 use crate::{base::error::Error, checkpoint::Checkpoint};
 
-/// The files of a checkpoint, as the page cache sees them.
+/// Files of a checkpoint in the system's page cache.
 #[derive(Clone, Debug)]
 pub struct FilePages {
     paths: Vec<PathBuf>,
 }
 
 impl FilePages {
-    /// Those of `checkpoint`; the model in the binary has none.
-    pub fn of(checkpoint: &Checkpoint) -> Self {
+    /// Files of `checkpoint`; none for a model embedded in the binary.
+    pub fn for_checkpoint(checkpoint: &Checkpoint) -> Self {
         let paths = checkpoint.files().iter().map(|f| f.path().to_owned()).filter(|p| p.is_file());
         Self { paths: paths.collect() }
     }
@@ -22,16 +22,17 @@ impl FilePages {
         self.paths.is_empty()
     }
 
-    /// The share of the files that the page cache holds, from a sample. `None` where the system does not tell, or there is
-    /// no file.
+    /// Share of the files in the page cache, estimated from a sample. `None` if the system does not
+    /// report it, or there is no file.
     pub fn cached(&self) -> Option<f64> {
         os::cached(&self.paths)
     }
 
-    /// Makes the system forget the files' pages, so that the next reads are the disk's. Pages that somebody maps stay.
+    /// Drops the files' pages from the page cache, so that the next reads reach the disk. Mapped
+    /// pages stay.
     ///
     /// # Errors
-    /// The system has no way to do so, a file cannot be opened, or there is none.
+    /// The system has no call for it, a file cannot be opened, or there is none.
     pub fn forget(&self) -> Result<(), Error> {
         if self.is_empty() {
             let why = "the model is read from the program itself, so there are no files whose pages could be dropped";
@@ -55,10 +56,10 @@ mod os {
         io::{Errno, ReadWriteFlags, preadv2},
     };
 
-    use super::super::Random;
+    use super::super::RandomOffsets;
     use crate::base::error::Error;
 
-    /// How many places are looked at.
+    /// Number of sampled offsets.
     const SAMPLE: u64 = 256;
 
     pub(super) fn cached(paths: &[PathBuf]) -> Option<f64> {
@@ -66,7 +67,7 @@ mod os {
             .iter()
             .filter_map(|p| {
                 let file = File::open(p).ok()?;
-                // What is looked at shall not bring its neighbours in.
+                // Prevents read-ahead around the sampled pages.
                 fadvise(&file, 0, None, Advice::Random).ok()?;
                 let len = file.metadata().ok()?.len();
                 Some((file, len))
@@ -76,21 +77,21 @@ mod os {
         if total == 0 {
             return None;
         }
-        let (mut random, mut found) = (Random::new(), 0);
+        let (mut random, mut found) = (RandomOffsets::new(), 0);
         for i in 0..SAMPLE {
-            // Spread evenly, each somewhere in its stretch.
-            let mut at = ((i as f64 + random.below(1 << 20) as f64 / (1 << 20) as f64)
+            // Stratified sample: a random offset in each of `SAMPLE` equal stretches.
+            let mut offset = ((i as f64 + random.below(1 << 20) as f64 / (1 << 20) as f64)
                 / SAMPLE as f64
                 * total as f64) as u64;
             let (file, _) = files.iter().find(|(_, len)| {
-                let here = at < *len;
-                at -= if here { 0 } else { *len };
+                let here = offset < *len;
+                offset -= if here { 0 } else { *len };
                 here
             })?;
             match preadv2(
                 file.as_fd(),
                 &mut [IoSliceMut::new(&mut [0])],
-                at,
+                offset,
                 ReadWriteFlags::NOWAIT,
             ) {
                 Ok(_) => found += 1,
@@ -111,7 +112,7 @@ mod os {
 
     fn drop_pages(path: &Path) -> std::io::Result<()> {
         let file = File::open(path)?;
-        // Pages that are not yet written would stay.
+        // Dirty pages would not be dropped.
         file.sync_data()?;
         Ok(fadvise(&file, 0, None, Advice::DontNeed)?)
     }
@@ -145,7 +146,7 @@ mod tests {
         let path = folder.path().join("a");
         std::fs::write(&path, vec![1; 1 << 20]).unwrap();
         let pages = FilePages { paths: vec![path] };
-        // Where a file system does not tell, there is nothing to test.
+        // Skips file systems that do not report cached pages.
         let Some(cached) = pages.cached() else { return };
         assert_eq!(cached, 1.0);
         pages.forget().unwrap();

@@ -1,18 +1,20 @@
-//! Opening a file past the page cache, or without read-ahead, as each system has it.
+//! Opens files for direct reads (bypassing the page cache) or for random reads without read-ahead,
+//! per platform.
 
 use std::{fs::File, io, path::Path};
 
 use super::transfer::Alignment;
 
-/// Handles of one file. Windows lets one read at a time through a handle; elsewhere all share one.
+/// Handles per file. Windows serializes the reads of a handle; elsewhere one handle serves all
+/// reads.
 pub(super) const HANDLES: usize = if cfg!(windows) { 8 } else { 1 };
 
 #[cfg(not(target_os = "linux"))]
 use super::options::MAX_ALIGN;
 
-/// For direct reads; `None` where the file system has none.
+/// Opens a file for direct reads; `None` if the file system does not support them.
 #[cfg(target_os = "linux")]
-pub(crate) fn direct(path: &Path) -> io::Result<Option<(File, Alignment)>> {
+pub(crate) fn open_direct(path: &Path) -> io::Result<Option<(File, Alignment)>> {
     use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, open, statx};
 
     let file = match open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::DIRECT, Mode::empty()) {
@@ -20,7 +22,7 @@ pub(crate) fn direct(path: &Path) -> io::Result<Option<(File, Alignment)>> {
         Err(rustix::io::Errno::INVAL) => return Ok(None),
         Err(error) => return Err(error.into()),
     };
-    // What a page is aligned to does for every disk; one that says more gets smaller blocks.
+    // Page alignment suits every disk. Where statx reports less, that is used.
     let page = Alignment { file: 4096, memory: 4096 };
     let alignment = match statx(&file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) {
         Ok(told) if StatxFlags::from_bits_retain(told.stx_mask).contains(StatxFlags::DIOALIGN) => {
@@ -34,45 +36,48 @@ pub(crate) fn direct(path: &Path) -> io::Result<Option<(File, Alignment)>> {
     Ok(Some((file, alignment)))
 }
 
-/// For direct reads.
+/// Opens a file for direct reads.
 #[cfg(target_vendor = "apple")]
-pub(crate) fn direct(path: &Path) -> io::Result<Option<(File, Alignment)>> {
-    let file = random(path)?;
+pub(crate) fn open_direct(path: &Path) -> io::Result<Option<(File, Alignment)>> {
+    let file = open_random(path)?;
     rustix::fs::fcntl_nocache(&file, true)?;
     Ok(Some((file, Alignment { file: MAX_ALIGN, memory: MAX_ALIGN })))
 }
 
-/// For direct reads.
+/// Opens a file for direct reads.
 #[cfg(windows)]
-pub(crate) fn direct(path: &Path) -> io::Result<Option<(File, Alignment)>> {
+pub(crate) fn open_direct(path: &Path) -> io::Result<Option<(File, Alignment)>> {
     const FILE_FLAG_NO_BUFFERING: u32 = 0x2000_0000;
     let file = with_flags(path, FILE_FLAG_NO_BUFFERING)?;
     Ok(Some((file, Alignment { file: MAX_ALIGN, memory: MAX_ALIGN })))
 }
 
-/// For reads at random places through the page cache: reading ahead would read what nobody wants.
+/// Opens a file for buffered reads at random offsets. Read-ahead is off, as it would read unneeded
+/// bytes.
 #[cfg(target_os = "linux")]
-pub(crate) fn random(path: &Path) -> io::Result<File> {
+pub(crate) fn open_random(path: &Path) -> io::Result<File> {
     let file = File::open(path)?;
-    // Advice that is not taken costs speed only.
+    // Without the advice reads are slower, but correct.
     let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random);
     Ok(file)
 }
 
-/// For reads at random places through the page cache: reading ahead would read what nobody wants.
+/// Opens a file for buffered reads at random offsets. Read-ahead is off, as it would read unneeded
+/// bytes.
 #[cfg(target_vendor = "apple")]
-pub(crate) fn random(path: &Path) -> io::Result<File> {
+pub(crate) fn open_random(path: &Path) -> io::Result<File> {
     use std::os::fd::AsRawFd;
 
     let file = File::open(path)?;
-    // SAFETY: the call reads nothing of ours, and the file is open. Advice that is not taken costs speed only.
+    // SAFETY: `F_RDAHEAD` takes an integer, so the call accesses no memory of the process, and the
+    // descriptor is open. Without the advice reads are slower, but correct.
     let _ = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_RDAHEAD, 0) };
     Ok(file)
 }
 
-/// For reads at random places through the page cache.
+/// Opens a file for buffered reads at random offsets.
 #[cfg(windows)]
-pub(crate) fn random(path: &Path) -> io::Result<File> {
+pub(crate) fn open_random(path: &Path) -> io::Result<File> {
     const FILE_FLAG_RANDOM_ACCESS: u32 = 0x1000_0000;
     with_flags(path, FILE_FLAG_RANDOM_ACCESS)
 }

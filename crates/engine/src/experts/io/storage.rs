@@ -1,4 +1,4 @@
-//! The files that experts are read from, in every copy of the model: the lowest layer of a reader.
+//! Storage layer of a reader: the files that hold experts, in every copy of the model.
 
 use std::{
     fs::File,
@@ -10,10 +10,10 @@ use std::{
 use moeflux_compute::Bytes;
 
 use super::{
+    file::{self, HANDLES},
+    load_balance::CopyMask,
     mirrors,
-    open_file::{self, HANDLES},
     options::{MAX_ALIGN, PageCache},
-    sharing::Copies,
     transfer::Alignment,
 };
 use crate::{
@@ -21,57 +21,57 @@ use crate::{
     checkpoint::{DataFile, read_at},
 };
 
-/// Where a read goes.
+/// File of one copy, and how a read accesses it.
 #[derive(Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct FileAccess {
     pub(super) copy: usize,
     pub(super) file: usize,
-    /// Through the page cache, whatever others do.
+    /// Reads through the page cache even where the file is open for direct reads.
     pub(super) buffered: bool,
-    /// Who reads.
-    pub(super) lane: usize,
+    /// Selects the file handle where one serves a single read at a time.
+    pub(super) io_slot: usize,
 }
 
-/// Something that pieces are read from.
-pub(super) trait Disk: Send + Sync {
-    /// Copies of the model, some of which may lack files.
+/// Files of all copies of a model; tests replace it.
+pub(super) trait Storage: Send + Sync {
+    /// Number of copies. A mirror may lack files.
     fn copies(&self) -> usize;
 
-    /// The copies that lack a file; never all.
-    fn lacking(&self, file: usize) -> Copies;
+    /// Copies that lack a file; never all of them.
+    fn lacking(&self, file: usize) -> CopyMask;
 
-    /// A file of a copy, for messages.
+    /// Path of a copy's file, for messages.
     fn path(&self, copy: usize, file: usize) -> &Path;
 
-    /// What reads of the file must be aligned to; `None` if they need not be.
+    /// Alignment of reads; `None` for buffered files.
     fn alignment(&self, copy: usize, file: usize) -> Option<Alignment>;
 
-    /// Reads some bytes; none is the end of the file.
-    fn read_at(&self, place: Place, offset: u64, buf: &mut [u8]) -> io::Result<usize>;
+    /// Reads up to `buf.len()` bytes; zero at the end of the file.
+    fn read_at(&self, access: FileAccess, offset: u64, buf: &mut [u8]) -> io::Result<usize>;
 }
 
-/// Files of checkpoints.
-pub(super) struct Files {
+/// Files of a checkpoint and of its mirrors.
+pub(super) struct ModelStorage {
     /// By copy and file.
-    copies: Vec<Vec<Option<Handles>>>,
+    copies: Vec<Vec<Option<FileHandles>>>,
     own: Arc<Vec<DataFile>>,
-    /// By file: the copy that `own` has it of.
+    /// By file: the copy whose folder has the file in `own`.
     homes: Vec<usize>,
     mirrors: Vec<Vec<Option<DataFile>>>,
 }
 
-/// A file as experts are read from it, by the way that reads go if nobody asks for another one. Empty for what lies in the
-/// binary.
-struct Handles {
+/// Handles of one file. Empty for files embedded in the binary.
+struct FileHandles {
+    /// Direct if `alignment` is set.
     files: Vec<File>,
     alignment: Option<Alignment>,
-    /// For reads through the page cache where those of `files` are direct: some if they are common.
+    /// Buffered handles beside direct ones, opened if buffered reads are common.
     buffered: Vec<File>,
 }
 
-impl Files {
-    /// Opens the files once more, and those of the same names in other folders: for direct access, buffered
-    /// access or both, as `pages` asks for.
+impl ModelStorage {
+    /// Opens the files, and those of the same names in `folders`, for direct or buffered reads or
+    /// both, as `pages` requires.
     pub(super) fn open(
         own: Arc<Vec<DataFile>>,
         folders: &[PathBuf],
@@ -80,18 +80,18 @@ impl Files {
         if folders.len() >= MAX_COPIES {
             return Err(Error::Input(format!("a model has at most {} mirrors", MAX_COPIES - 1)));
         }
-        let homes = own.iter().map(|file| mirrors::home(file, folders)).collect();
+        let homes = own.iter().map(|file| mirrors::home_copy(file, folders)).collect();
         let mirrors = mirrors::open(&own, folders)?;
-        let mut files = Self { copies: Vec::new(), own, homes, mirrors };
+        let mut storage = Self { copies: Vec::new(), own, homes, mirrors };
         let copies = (0..=folders.len()).map(|copy| {
-            let sources = (0..files.own.len()).map(|file| files.source(copy, file));
-            sources.map(|source| source.map(|s| Handles::open(s, pages)).transpose()).collect()
+            let sources = (0..storage.own.len()).map(|file| storage.source(copy, file));
+            sources.map(|source| source.map(|s| FileHandles::open(s, pages)).transpose()).collect()
         });
-        files.copies = copies.collect::<Result<_, Error>>()?;
-        Ok(files)
+        storage.copies = copies.collect::<Result<_, Error>>()?;
+        Ok(storage)
     }
 
-    /// A file of a copy, if that has it.
+    /// File of a copy; `None` if the copy lacks it.
     fn source(&self, copy: usize, file: usize) -> Option<&DataFile> {
         match copy.checked_sub(1) {
             _ if self.homes[file] == copy => Some(&self.own[file]),
@@ -100,34 +100,34 @@ impl Files {
         }
     }
 
-    /// The open file, if it is one.
-    pub(super) fn file(&self, place: Place) -> Option<&File> {
-        let handles = self.copies[place.copy][place.file].as_ref()?;
-        let Handles { files, alignment, buffered } = handles;
-        let through_cache = place.buffered && alignment.is_some();
+    /// Handle for an access; `None` for files embedded in the binary.
+    pub(super) fn file(&self, access: FileAccess) -> Option<&File> {
+        let handles = self.copies[access.copy][access.file].as_ref()?;
+        let FileHandles { files, alignment, buffered } = handles;
+        let through_cache = access.buffered && alignment.is_some();
         let files = if through_cache { buffered } else { files };
-        let own = files.get(place.lane % files.len().max(1));
-        own.or_else(|| self.source(place.copy, place.file)?.file().filter(|_| through_cache))
+        let own = files.get(access.io_slot % files.len().max(1));
+        own.or_else(|| self.source(access.copy, access.file)?.file().filter(|_| through_cache))
     }
 
-    /// How many files are read directly, and how many there are.
+    /// Number of files that are read directly, and of all files.
     pub(super) fn direct(&self) -> (usize, usize) {
-        let all = || self.copies.iter().flatten().flatten();
-        (all().filter(|h| h.alignment.is_some()).count(), all().count())
+        let handles = || self.copies.iter().flatten().flatten();
+        (handles().filter(|h| h.alignment.is_some()).count(), handles().count())
     }
 
-    /// Whether some of it lies in the binary.
-    pub(super) fn in_binary(&self) -> bool {
+    /// Whether some file is embedded in the binary.
+    pub(super) fn is_embedded(&self) -> bool {
         self.copies.iter().flatten().flatten().any(|h| h.files.is_empty())
     }
 }
 
-impl Disk for Files {
+impl Storage for ModelStorage {
     fn copies(&self) -> usize {
         self.copies.len()
     }
 
-    fn lacking(&self, file: usize) -> Copies {
+    fn lacking(&self, file: usize) -> CopyMask {
         let lacks = |copy: &usize| self.copies[*copy][file].is_none();
         (0..self.copies.len()).filter(lacks).fold(0, |all, copy| all | 1 << copy)
     }
@@ -140,25 +140,25 @@ impl Disk for Files {
         self.copies[copy][file].as_ref()?.alignment
     }
 
-    fn read_at(&self, place: Place, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
-        match self.file(place) {
+    fn read_at(&self, access: FileAccess, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        match self.file(access) {
             Some(file) => read_at(file, buf, offset),
             None => self
-                .source(place.copy, place.file)
-                .unwrap_or(&self.own[place.file])
+                .source(access.copy, access.file)
+                .unwrap_or(&self.own[access.file])
                 .read_at(buf, offset),
         }
     }
 }
 
-impl Handles {
+impl FileHandles {
     fn open(source: &DataFile, pages: PageCache) -> Result<Self, Error> {
         if source.file().is_none() {
             return Ok(Self { files: Vec::new(), alignment: None, buffered: Vec::new() });
         }
         let random = || {
             let files: io::Result<Vec<_>> =
-                (0..HANDLES).map(|_| open_file::random(source.path())).collect();
+                (0..HANDLES).map(|_| file::open_random(source.path())).collect();
             files.map_err(Error::file(source.path(), "cannot open the file"))
         };
         let direct =
@@ -170,10 +170,11 @@ impl Handles {
         Ok(Self { files, alignment: Some(alignment), buffered })
     }
 
-    /// Direct access, if the file system has it and a read of the first block works.
+    /// Handles for direct reads, if the file system supports them and a read of the first block
+    /// succeeds.
     fn direct(path: &Path) -> Option<(Vec<File>, Alignment)> {
         let opened =
-            (0..HANDLES).map(|_| open_file::direct(path)).collect::<io::Result<Option<Vec<_>>>>();
+            (0..HANDLES).map(|_| file::open_direct(path)).collect::<io::Result<Option<Vec<_>>>>();
         let opened = opened.ok().flatten()?;
         let alignment = opened.first()?.1;
         let usable = |align: usize| align.is_power_of_two() && align <= MAX_ALIGN;

@@ -1,0 +1,466 @@
+//! Read scheduler shared by all backends: splits requests into reads, keeps `depth` of them in
+//! flight, retries failures, times out hung reads.
+//!
+//! A slot names a request. Workers take the next read when an I/O slot is free: an I/O slot holds
+//! one read in flight, and belongs to a thread or to an io_uring entry. A request completes when
+//! its last read has ended.
+
+mod failure;
+mod split;
+mod timeout;
+
+use std::{
+    collections::VecDeque,
+    io,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use self::{
+    split::{SplitCursor, split},
+    timeout::OrphanedBuffer,
+};
+use super::{
+    Completion, ReadRequest, Urgency,
+    load_balance::{CopyMask, LoadBalancer},
+    options::PageCache,
+    storage::Storage,
+    transfer::{BufferPtr, DigestCheck, ReadRange},
+};
+use crate::{
+    base::{
+        error::Error,
+        stats::{MAX_COPIES, ReadCounters},
+    },
+    experts::source::ExpertSource,
+};
+
+/// Retries per read without mirrors; with mirrors, one per copy.
+const RETRIES: u32 = 2;
+
+/// At most 1 in this many reads in flight is a prefetch, so demand reads find most of the queue
+/// depth free.
+const PREFETCH_SHARE: usize = 4;
+
+/// One read, as a worker executes it.
+#[derive(Clone, Copy)]
+pub(super) struct ReadOp {
+    pub(super) range: ReadRange,
+    pub(super) copy: usize,
+    /// Reads through the page cache even where reads are direct: for repeated reads, and as the
+    /// last retry.
+    pub(super) buffered: bool,
+}
+
+/// A request in progress.
+struct PendingRequest {
+    request: ReadRequest,
+    memory: BufferPtr,
+    cursor: SplitCursor,
+    /// Bytes of the expert.
+    bytes: usize,
+    /// Whether the page cache should hold the expert.
+    buffered: bool,
+    /// Reads in flight, and a running digest check.
+    in_flight: usize,
+    error: Option<Error>,
+    /// Copies on which a read hung or whose bytes differed from the digest.
+    avoid: CopyMask,
+    /// First copy to read the expert from alone if its digest differs again.
+    next_copy: usize,
+}
+
+impl PendingRequest {
+    /// Whether all bytes have been read.
+    fn is_read(&self) -> bool {
+        self.in_flight == 0 && self.cursor.slot_offset == self.bytes && self.error.is_none()
+    }
+}
+
+/// The worker's next action after a read has ended.
+pub(super) enum ReadOutcome {
+    /// Take the next read.
+    Done,
+    /// Execute this retry.
+    Retry(ReadOp),
+    /// Run the digest check, then call [`ReadQueue::finish_check`].
+    Check(DigestCheck),
+}
+
+struct InFlightRead {
+    op: ReadOp,
+    /// Index of the orphaned buffer that it writes to; `None` while its request owns the memory.
+    orphan: Option<usize>,
+    since: Instant,
+    /// When the timeout was first noticed.
+    late: Option<Instant>,
+    is_prefetch: bool,
+    hung: bool,
+    tries: u32,
+    /// Copies on which it failed.
+    failed: CopyMask,
+}
+
+/// Limits of a read queue.
+#[derive(Clone, Copy)]
+pub(super) struct QueueLimits {
+    /// Slots of the cache, each with at most one request.
+    pub(super) slots: usize,
+    pub(super) io_slots: usize,
+    /// Reads in flight, at most `io_slots`.
+    pub(super) depth: usize,
+    pub(super) pages: PageCache,
+    /// Maximum bytes of one read.
+    pub(super) read_bytes: usize,
+    pub(super) timeout: Duration,
+}
+
+pub(super) struct ReadQueue {
+    source: Arc<ExpertSource>,
+    storage: Arc<dyn Storage>,
+    limits: QueueLimits,
+    /// By slot.
+    requests: Vec<Option<PendingRequest>>,
+    /// Slots whose requests are not completely split into reads, by urgency.
+    demand: VecDeque<usize>,
+    prefetch: VecDeque<usize>,
+    completions: VecDeque<Completion>,
+    /// By I/O slot.
+    in_flight: Vec<Option<InFlightRead>>,
+    orphans: Vec<Option<OrphanedBuffer>>,
+    balancer: LoadBalancer,
+    /// By layer and expert: whether the expert was read before.
+    read_before: Vec<Vec<bool>>,
+    /// Reads in flight that do not hang, and the prefetches among them.
+    active: usize,
+    active_prefetches: usize,
+    busy_since: Instant,
+    busy: Duration,
+    retries: u64,
+    /// Digest checks in progress.
+    checking: usize,
+    /// Workers stop after their current read.
+    pub(super) stop: bool,
+}
+
+/// Bytes that the queue keeps per slot.
+pub(crate) const QUEUE_SLOT_BYTES: usize =
+    size_of::<Option<PendingRequest>>() + size_of::<Completion>() + 2 * size_of::<usize>();
+
+impl ReadQueue {
+    pub(super) fn new(
+        source: Arc<ExpertSource>,
+        storage: Arc<dyn Storage>,
+        limits: QueueLimits,
+    ) -> Self {
+        let QueueLimits { slots, io_slots, .. } = limits;
+        Self {
+            balancer: LoadBalancer::new(storage.copies()),
+            read_before: source
+                .layers()
+                .iter()
+                .map(|l| vec![false; l.as_ref().map_or(0, |l| l.count)])
+                .collect(),
+            source,
+            storage,
+            limits,
+            requests: (0..slots).map(|_| None).collect(),
+            demand: VecDeque::with_capacity(slots),
+            prefetch: VecDeque::with_capacity(slots),
+            completions: VecDeque::with_capacity(slots),
+            in_flight: (0..io_slots).map(|_| None).collect(),
+            orphans: Vec::new(),
+            active: 0,
+            active_prefetches: 0,
+            busy_since: Instant::now(),
+            busy: Duration::ZERO,
+            retries: 0,
+            checking: 0,
+            stop: false,
+        }
+    }
+
+    /// Queues a request.
+    pub(super) fn start(&mut self, mut request: ReadRequest) {
+        let ReadRequest { layer, expert, slot, urgency, .. } = request;
+        let experts =
+            self.source.layer(layer).filter(|l| expert < l.count && l.bytes <= request.bytes.len());
+        let entry = self.requests.get_mut(slot).filter(|entry| entry.is_none());
+        let (Some(experts), Some(entry)) = (experts, entry) else {
+            let result = Err(Error::Input(format!(
+                "expert {expert} of layer {layer} cannot be read to slot {slot}; please report this"
+            )));
+            return self.completions.push_back(Completion { request, result });
+        };
+        let memory = BufferPtr::new(&mut request.bytes);
+        let (cursor, bytes) = (SplitCursor::default(), experts.bytes);
+        let repeated = std::mem::replace(&mut self.read_before[layer][expert], true);
+        let buffered = repeated && self.limits.pages == PageCache::ReadAgain;
+        *entry = Some(PendingRequest {
+            request,
+            memory,
+            cursor,
+            bytes,
+            buffered,
+            in_flight: 0,
+            error: None,
+            avoid: 0,
+            next_copy: 0,
+        });
+        match bytes {
+            0 => self.complete_if_done(slot),
+            _ => self.queue(urgency).push_back(slot),
+        }
+    }
+
+    /// Treats all experts as never read.
+    pub(super) fn forget_reads(&mut self) {
+        self.read_before.iter_mut().for_each(|layer| layer.fill(false));
+    }
+
+    fn queue(&mut self, urgency: Urgency) -> &mut VecDeque<usize> {
+        match urgency {
+            Urgency::Demand => &mut self.demand,
+            Urgency::Prefetch => &mut self.prefetch,
+        }
+    }
+
+    /// Turns a prefetch into a demand read.
+    pub(super) fn promote(&mut self, slot: usize) {
+        if let Some(pending) = self.requests.get_mut(slot).and_then(Option::as_mut) {
+            pending.request.urgency = Urgency::Demand;
+        }
+        if let Some(i) = self.prefetch.iter().position(|s| *s == slot) {
+            self.prefetch.remove(i);
+            self.demand.push_back(slot);
+        }
+    }
+
+    /// Cancels prefetches. Requests with reads in flight complete when those have ended.
+    pub(super) fn cancel_prefetches(&mut self) {
+        while let Some(slot) = self.prefetch.pop_front() {
+            if let Some(pending) = &mut self.requests[slot] {
+                pending.error = pending.error.take().or(Some(Error::Cancelled));
+                pending.cursor.slot_offset = pending.bytes;
+            }
+            self.complete_if_done(slot);
+        }
+    }
+
+    /// Whether a read is queued and the depth is not exhausted.
+    pub(super) fn has_work(&self) -> bool {
+        self.active < self.limits.depth && self.front().is_some()
+    }
+
+    /// Slot of the next request to read, and whether it is a prefetch.
+    fn front(&self) -> Option<(usize, bool)> {
+        let max_prefetches = (self.limits.depth / PREFETCH_SHARE).max(1);
+        let prefetch = || self.prefetch.front().filter(|_| self.active_prefetches < max_prefetches);
+        let demand = self.demand.front().map(|slot| (*slot, false));
+        demand.or_else(|| prefetch().map(|slot| (*slot, true)))
+    }
+
+    /// Takes the next read for a free I/O slot.
+    pub(super) fn next_op(&mut self, io_slot: usize, now: Instant) -> Option<ReadOp> {
+        if self.active >= self.limits.depth || self.in_flight[io_slot].is_some() {
+            return None;
+        }
+        let (slot, is_prefetch) = self.front()?;
+        let pending = self.requests[slot].as_mut()?;
+        let range = split(pending, &self.source, self.limits.read_bytes)?;
+        pending.in_flight += 1;
+        let lacking = self.storage.lacking(range.file);
+        let avoid = pending.avoid | lacking;
+        if pending.cursor.slot_offset == pending.bytes {
+            let queue = if is_prefetch { &mut self.prefetch } else { &mut self.demand };
+            queue.pop_front();
+        }
+        let pick = |avoid| self.balancer.pick(range.bytes, avoid);
+        let copy = pick(avoid).or_else(|| pick(lacking)).unwrap_or(0);
+        let op = ReadOp { range, copy, buffered: pending.buffered };
+        self.in_flight[io_slot] = Some(InFlightRead {
+            op,
+            orphan: None,
+            since: now,
+            late: None,
+            is_prefetch,
+            hung: false,
+            tries: 0,
+            failed: avoid,
+        });
+        self.balancer.start(copy, range.bytes, now);
+        self.count_start(is_prefetch, now);
+        Some(op)
+    }
+
+    /// Records the end of a read, with the bytes that it received. Returns the worker's next
+    /// action.
+    pub(super) fn finish_op(
+        &mut self,
+        io_slot: usize,
+        received: u64,
+        result: io::Result<()>,
+        now: Instant,
+    ) -> ReadOutcome {
+        let Some(mut read) = self.in_flight[io_slot].take() else { return ReadOutcome::Done };
+        let ReadOp { range, copy, .. } = read.op;
+        self.balancer.end(copy, range.bytes, received, now);
+        if read.hung {
+            self.balancer.hung(copy, false);
+        } else {
+            self.count_end(read.is_prefetch, now);
+        }
+        if let Some(i) = read.orphan {
+            self.release_orphan(i);
+            return ReadOutcome::Done;
+        }
+        let error = match result {
+            Ok(()) => None,
+            Err(error) => {
+                self.balancer.failed(copy);
+                if let Some(op) = self.retry(&mut read, &error) {
+                    self.retries += 1;
+                    self.count_start(read.is_prefetch, now);
+                    self.balancer.start(op.copy, range.bytes, now);
+                    self.in_flight[io_slot] =
+                        Some(InFlightRead { op, since: now, late: None, ..read });
+                    return ReadOutcome::Retry(op);
+                }
+                Some(self.failure(&read.op, error))
+            }
+        };
+        if let Some(pending) = &mut self.requests[range.slot] {
+            pending.in_flight -= 1;
+            if error.is_some() {
+                // The request fails, so the rest of it is not read.
+                pending.cursor.slot_offset = pending.bytes;
+                pending.error = pending.error.take().or(error);
+                let urgency = pending.request.urgency;
+                self.queue(urgency).retain(|slot| *slot != range.slot);
+            }
+        }
+        if let Some(check) = self.check(range.slot) {
+            return ReadOutcome::Check(check);
+        }
+        self.complete_if_done(range.slot);
+        ReadOutcome::Done
+    }
+
+    /// The digest check of a request that has been read, if its layer has digests.
+    fn check(&mut self, slot: usize) -> Option<DigestCheck> {
+        let pending = self.requests[slot].as_mut()?;
+        let ReadRequest { layer, expert, .. } = pending.request;
+        if !pending.is_read() || !self.source.has_digests(layer) {
+            return None;
+        }
+        pending.in_flight += 1;
+        self.checking += 1;
+        let (memory, bytes, source) = (pending.memory, pending.bytes, Arc::clone(&self.source));
+        Some(DigestCheck { slot, layer, expert, memory, bytes, source })
+    }
+
+    /// Records the result of a digest check. An expert that differs is read again, from one copy
+    /// after the other.
+    pub(super) fn finish_check(&mut self, check: &DigestCheck, result: Result<(), Error>) {
+        self.checking -= 1;
+        let Some(pending) = &mut self.requests[check.slot] else { return };
+        pending.in_flight -= 1;
+        if let Err(error) = result {
+            // An expert with a digest is stored in one file.
+            let file = self
+                .source
+                .layer(check.layer)
+                .and_then(|l| Some(l.segments(check.expert).next()?.file));
+            let lacking = file.map_or(0, |file| self.storage.lacking(file as usize));
+            let mut copies = pending.next_copy..self.storage.copies();
+            let next = copies.find(|copy| lacking & 1 << copy == 0);
+            if let (Some(copy), None) = (next, &pending.error) {
+                pending.avoid = !(1 << copy);
+                pending.next_copy = copy + 1;
+                pending.cursor = SplitCursor::default();
+                self.retries += 1;
+                let urgency = pending.request.urgency;
+                return self.queue(urgency).push_front(check.slot);
+            }
+            pending.error = pending.error.take().or(Some(error));
+        }
+        self.complete_if_done(check.slot);
+    }
+
+    /// The retry of a failed read, if there is one left: on a copy where it has not failed, else
+    /// through the page cache, unless the file has ended.
+    fn retry(&self, read: &mut InFlightRead, error: &io::Error) -> Option<ReadOp> {
+        let ReadOp { range, copy, buffered } = read.op;
+        read.failed |= 1 << copy;
+        if read.tries >= RETRIES.max(self.storage.copies() as u32) {
+            return None;
+        }
+        read.tries += 1;
+        if let Some(copy) = self.balancer.pick(range.bytes, read.failed) {
+            return Some(ReadOp { range, copy, buffered });
+        }
+        let may_pass = error.kind() != io::ErrorKind::UnexpectedEof && read.tries <= RETRIES;
+        may_pass.then_some(ReadOp { range, copy, buffered: true })
+    }
+
+    fn count_start(&mut self, is_prefetch: bool, now: Instant) {
+        if self.active == 0 {
+            self.busy_since = now;
+        }
+        self.active += 1;
+        self.active_prefetches += usize::from(is_prefetch);
+    }
+
+    fn count_end(&mut self, is_prefetch: bool, now: Instant) {
+        self.active -= 1;
+        self.active_prefetches -= usize::from(is_prefetch);
+        if self.active == 0 {
+            self.busy += now.saturating_duration_since(self.busy_since);
+        }
+    }
+
+    /// Completes a request that has been read, or that has failed and has no read in flight.
+    fn complete_if_done(&mut self, slot: usize) {
+        let is_done = |pending: &PendingRequest| {
+            pending.is_read() || pending.in_flight == 0 && pending.error.is_some()
+        };
+        if let Some(PendingRequest { request, error, .. }) =
+            self.requests[slot].take_if(|pending| is_done(pending))
+        {
+            self.completions.push_back(Completion { request, result: error.map_or(Ok(()), Err) });
+        }
+    }
+
+    pub(super) fn timeout(&self) -> Duration {
+        self.limits.timeout
+    }
+
+    pub(super) fn next_completion(&mut self) -> Option<Completion> {
+        self.completions.pop_front()
+    }
+
+    pub(super) fn has_completions(&self) -> bool {
+        !self.completions.is_empty()
+    }
+
+    /// Whether no request is left that could complete.
+    pub(super) fn is_idle(&self) -> bool {
+        self.active + self.checking == 0 && self.demand.is_empty() && self.prefetch.is_empty()
+    }
+
+    pub(super) fn counters(&self, now: Instant) -> ReadCounters {
+        let running = if self.active > 0 {
+            now.saturating_duration_since(self.busy_since)
+        } else {
+            Duration::ZERO
+        };
+        let mut counters = ReadCounters {
+            busy_ns: (self.busy + running).as_nanos() as u64,
+            retries: self.retries,
+            bytes: 0,
+            by_copy: [0; MAX_COPIES],
+        };
+        self.balancer.count(&mut counters);
+        counters
+    }
+}

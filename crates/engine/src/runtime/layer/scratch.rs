@@ -1,0 +1,146 @@
+//! Scratch buffers of a step: activations that every layer overwrites.
+
+use moeflux_compute::{Buffer, Device};
+
+use super::{DeltaNet, Gqa, Mla, Mlp, Moe};
+use crate::{
+    base::error::Error,
+    experts::prefetch::MAX_PREFETCH_ROWS,
+    model::blueprint::{Blueprint, FeedForwardBlueprint, MixerBlueprint},
+};
+
+/// Number of buffers that layers share.
+pub(crate) const SCRATCH_BUFFERS: usize = 11;
+
+/// Index of a shared buffer. Each kind of layer names the buffers that it uses; kinds that never
+/// run at the same time share them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ScratchId(pub(crate) usize);
+
+/// Widths of the shared buffers, in f32 values per row; zero for unused ones.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ScratchWidths([usize; SCRATCH_BUFFERS]);
+
+impl ScratchWidths {
+    pub(crate) fn set(&mut self, id: ScratchId, width: usize) {
+        self.0[id.0] = width;
+    }
+
+    fn max(self, other: Self) -> Self {
+        Self(std::array::from_fn(|i| self.0[i].max(other.0[i])))
+    }
+
+    /// Widths that suffice for all layers of a model.
+    fn for_model(blueprint: &Blueprint) -> Self {
+        blueprint.layers.iter().fold(Self::default(), |widths, layer| {
+            let mixer = match &layer.mixer {
+                MixerBlueprint::Gqa(g) => Gqa::widths(g),
+                MixerBlueprint::Mla(m) => Mla::widths(m),
+                MixerBlueprint::DeltaNet(d) => DeltaNet::widths(d),
+            };
+            let feed_forward = match &layer.feed_forward {
+                FeedForwardBlueprint::Dense(m) => Mlp::widths(m),
+                FeedForwardBlueprint::Moe(m) => {
+                    Moe::widths(m, blueprint.hidden, layer.feed_forward_post_norm.is_some())
+                }
+            };
+            widths.max(mixer).max(feed_forward)
+        })
+    }
+}
+
+/// Buffers of the next layer's router when it predicts experts, `(MAX_PREFETCH_ROWS, width)` each.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PredictionBuffers {
+    pub(super) input: Buffer,
+    pub(super) logits: Buffer,
+    pub(super) ids: Buffer,
+    pub(super) weights: Buffer,
+}
+
+/// Widths of the [`PredictionBuffers`], in f32 values per row.
+struct PredictionWidths {
+    input: usize,
+    logits: usize,
+    ids: usize,
+    weights: usize,
+}
+
+impl PredictionWidths {
+    fn for_model(blueprint: &Blueprint) -> Self {
+        let k = blueprint.max_top_k();
+        let experts = blueprint.layers.iter().filter_map(|l| l.moe()).map(|m| m.experts.count);
+        Self { input: blueprint.hidden, logits: experts.max().unwrap_or(0), ids: k, weights: k }
+    }
+
+    fn total(&self) -> usize {
+        self.input + self.logits + self.ids + self.weights
+    }
+}
+
+/// Rows of index scores that indexers compute at once.
+pub(super) const SCORE_ROWS: usize = 8;
+
+/// Scores of an indexer, `(SCORE_ROWS, positions)`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ScoreBuffer {
+    pub(super) buffer: Buffer,
+    pub(super) positions: usize,
+}
+
+/// Scratch buffers of a step. Rows are the step's tokens.
+#[derive(Debug)]
+pub(crate) struct Scratch {
+    /// `(rows, hidden)`: the residual stream.
+    pub(crate) x: Buffer,
+    /// `(rows, hidden)`: input of a mixer or feed-forward block, after its norm.
+    pub(crate) normed: Buffer,
+    /// `(rows, hidden)`: output of a mixer or feed-forward block.
+    pub(crate) mixed: Buffer,
+    /// `(rows, width)` each; `None` for unused ones.
+    pub(super) shared: [Option<Buffer>; SCRATCH_BUFFERS],
+    pub(super) scores: Option<ScoreBuffer>,
+    pub(super) prediction: PredictionBuffers,
+}
+
+impl Scratch {
+    /// Bytes of the buffers for `rows` rows of sessions with `context` positions.
+    pub(crate) fn bytes(blueprint: &Blueprint, rows: usize, context: usize) -> u64 {
+        let shared: usize = ScratchWidths::for_model(blueprint).0.iter().sum();
+        let width = 3 * blueprint.hidden + shared;
+        let scores = if blueprint.has_indexer() { SCORE_ROWS as u64 * context as u64 } else { 0 };
+        let prediction = MAX_PREFETCH_ROWS * PredictionWidths::for_model(blueprint).total();
+        (rows as u64 * width as u64 + scores + prediction as u64) * 4
+    }
+
+    pub(crate) fn new(
+        blueprint: &Blueprint,
+        rows: usize,
+        context: usize,
+        device: &mut dyn Device,
+    ) -> Result<Self, Error> {
+        let scores = blueprint.has_indexer().then(|| device.buffer(SCORE_ROWS * context));
+        let scores = scores.transpose().map_err(Error::at(|| "scores of a step"))?;
+        let mut buffer =
+            |width: usize| device.buffer(rows * width).map_err(Error::at(|| "buffers of a step"));
+        let mut shared = [None; SCRATCH_BUFFERS];
+        for (shared, width) in shared.iter_mut().zip(ScratchWidths::for_model(blueprint).0) {
+            *shared = (width > 0).then(|| buffer(width)).transpose()?;
+        }
+        let [x, normed, mixed] =
+            [buffer(blueprint.hidden)?, buffer(blueprint.hidden)?, buffer(blueprint.hidden)?];
+        let mut buffer = |width: usize| {
+            let buffer = device.buffer(MAX_PREFETCH_ROWS * width);
+            buffer.map_err(Error::at(|| "buffers for prefetching"))
+        };
+        let widths = PredictionWidths::for_model(blueprint);
+        let prediction = PredictionBuffers {
+            input: buffer(widths.input)?,
+            logits: buffer(widths.logits)?,
+            ids: buffer(widths.ids)?,
+            weights: buffer(widths.weights)?,
+        };
+        let scores = scores.map(|buffer| ScoreBuffer { buffer, positions: context });
+        Ok(Self { x, normed, mixed, shared, scores, prediction })
+    }
+}
