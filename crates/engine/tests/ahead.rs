@@ -1,5 +1,5 @@
-//! A device that computes by itself is given the next token's work while it is busy with this one's: whatever comes in
-//! between, logits are those of steps that were not prepared.
+//! Recording ahead: a device that records the next decode step while the current one runs returns
+//! the same logits as without it, whatever happens in between.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -14,7 +14,7 @@ use moeflux::{
 
 const TOKENS: [u32; 8] = [17, 4, 100, 4, 32, 7, 99, 5];
 
-/// Submissions of work to the device until the logits after `token` are there.
+/// Submissions to the device until the logits after `token` are available.
 fn decode(session: &mut Session, token: u32, expected: &[f32]) -> u64 {
     let before = session.stats().submissions;
     assert!(session.decode(token).unwrap() == expected, "other bits");
@@ -31,12 +31,12 @@ fn check(folder: &Path) {
         };
         let engine = engine(folder, device, memory);
         let (mut session, mut other) = (engine.session().unwrap(), engine.session().unwrap());
-        // All logits are asked for where nothing is prepared.
+        // A step with all logits (`feed`) is never recorded ahead.
         let mut unprepared = 0;
         let expected: Vec<_> = TOKENS
             .iter()
             .map(|token| {
-                // The first steps wait for kernels, and are handed over whole.
+                // The first steps wait for pipelines, and are submitted as a whole.
                 let before = session.stats().submissions;
                 let logits = feed(&mut session, &[*token], None);
                 unprepared = session.stats().submissions - before;
@@ -53,7 +53,7 @@ fn check(folder: &Path) {
             );
             assert!(submissions <= unprepared);
         }
-        // The step behind the last position of the context is never begun.
+        // No step is started beyond the last position of the context.
         feed(&mut session, &[1], None);
         assert!(matches!(session.decode(1), Err(Error::Input(_))));
 
@@ -85,7 +85,7 @@ fn check(folder: &Path) {
     }
 }
 
-/// Looks on. What somebody looks at is not prepared.
+/// An observer. Observed steps are not recorded ahead.
 struct Onlooker;
 
 impl StepObserver for Onlooker {
@@ -93,7 +93,8 @@ impl StepObserver for Onlooker {
     fn hidden(&mut self, _: usize, _: &[f32]) {}
 }
 
-/// The logits of three sessions that take turns in changing company, and submissions for the last three steps of the same two.
+/// Logits of three sessions in changing batches, and the submissions of the last three steps, which
+/// have equal batches.
 fn turns(engine: &Engine, observed: bool) -> (Vec<Vec<f32>>, u64) {
     let mut sessions: [Session; 3] = std::array::from_fn(|_| engine.session().unwrap());
     let mut logits = Vec::new();
@@ -131,7 +132,7 @@ fn turns(engine: &Engine, observed: bool) -> (Vec<Vec<f32>>, u64) {
         }
         logits.extend(turns.iter().map(|turn| turn.session.logits().to_vec()));
         if i == 7 {
-            // One of those for whom the next step is prepared.
+            // One of the sessions whose next step is recorded.
             sessions[2].reset().unwrap();
         }
     }

@@ -1,5 +1,5 @@
-//! Files from strangers, and people's mistakes: each is an error that names the file or tensor and says what to
-//! do; none panics.
+//! Damaged or malicious files and wrong options give errors that name the file or tensor and say
+//! what to do. None panics.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -18,7 +18,7 @@ use moeflux::{
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
-/// A copy of a small checkpoint, to be broken.
+/// A copy of a small checkpoint to damage.
 struct Copy {
     folder: tempfile::TempDir,
 }
@@ -53,7 +53,7 @@ impl Copy {
         })
     }
 
-    /// Rewrites the header of the tensors; the data stay.
+    /// Edits the header of the safetensors file; the data stay.
     fn header(&self, edit: impl FnOnce(&mut Map<String, Value>)) -> &Self {
         let bytes = fs::read(self.path("model.safetensors")).unwrap();
         let n = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
@@ -76,7 +76,7 @@ impl Copy {
         open(self.folder.path(), MemoryRequest::default())
     }
 
-    /// The message that opening gives; it must contain each of `parts`.
+    /// Opens the copy and checks that the error contains each of `parts`.
     fn fails(&self, parts: &[&str]) {
         says(self.open().err(), parts);
     }
@@ -155,7 +155,7 @@ fn impossible_configs() {
         .fails(&["longrope"]);
 }
 
-/// Keys that change what is computed, with values that nothing here computes.
+/// Keys that change the computation, with unsupported values.
 #[test]
 fn configs_that_ask_for_more() {
     let yarn = |without: &str| {
@@ -209,7 +209,7 @@ fn configs_that_ask_for_more() {
     gemma("hidden_activation", json!("silu"));
 }
 
-/// Keys that say the same in other words.
+/// Equivalent spellings of supported values.
 #[test]
 fn configs_in_other_words() {
     let nulls = ["n_group", "topk_group", "routed_scaling_factor", "rope_scaling"];
@@ -334,7 +334,8 @@ fn quantisation() {
     let copy = Copy::of("qwen3_moe");
     copy.json("config.json", |c| c["quantization"]["bits"] = json!("four"))
         .fails(&["config.json", "bits"]);
-    // Twice the inputs: 4 bits would become 2, and groups of 64 groups of 128, in some tensors only.
+    // With 96 inputs, 4 bits would read as 2 and groups of 64 as groups of 128, in some tensors
+    // only.
     Copy::of("qwen3_moe").config("hidden_size", json!(96)).fails(&["model.safetensors"]);
     Copy::of("qwen3_moe")
         .header(|h| {
@@ -433,7 +434,8 @@ fn budgets() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// Whatever happens to some bytes of the header, opening answers and reading stays inside the file.
+    /// With any bytes of the header changed, opening returns a result, and reads stay inside the
+    /// file.
     #[test]
     fn a_scrambled_header_never_panics(edits in prop::collection::vec((0usize..9600, any::<u8>()), 1..6)) {
         let copy = Copy::of("qwen3_moe");

@@ -1,4 +1,4 @@
-//! Many answers at once are those that each session would have given alone.
+//! Continuous batching: batched sequences generate the same tokens as each session alone.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -33,7 +33,7 @@ fn request(tokens: usize) -> GenerateRequest {
     GenerateRequest { max_tokens: Some(tokens), ..GenerateRequest::default() }
 }
 
-/// What a session answers alone.
+/// Tokens that a session generates alone.
 fn alone(engine: &Engine, prompt: &[u32], tokens: usize) -> Vec<u32> {
     let mut session = engine.session().unwrap();
     let mut watch = StepControl::default();
@@ -41,7 +41,7 @@ fn alone(engine: &Engine, prompt: &[u32], tokens: usize) -> Vec<u32> {
     made.map(Result::unwrap).collect()
 }
 
-/// All answers of a batch, how each ended, and the tokens of each step by id.
+/// Tokens and finish of all sequences, and the requests that got a token in each step.
 struct Made {
     tokens: HashMap<RequestId, Vec<u32>>,
     finish: HashMap<RequestId, (Finish, Session)>,
@@ -109,14 +109,14 @@ fn answers_are_those_of_sessions_alone() {
     }
 }
 
-/// The first `common` tokens are those of every such prompt.
+/// Prompt `i`, whose first `common` tokens are equal in all prompts.
 fn branch(common: usize, i: u32, len: usize) -> Vec<u32> {
     (0..len as u32)
         .map(|t| (t * 37 + if t < common as u32 { 0 } else { i * 101 }) % 500 + 1)
         .collect()
 }
 
-/// An engine that keeps no points: what is shared is shared in the batch.
+/// An engine without prefix cache: sharing happens in the scheduler only.
 fn keeps_nothing(golden: &str, sessions: usize) -> Engine {
     let memory = MemoryRequest {
         sessions: Some(sessions),
@@ -134,7 +134,7 @@ fn what_prompts_begin_with_is_computed_once() {
         let (together, by_itself) = (keeps_nothing(golden, 6), keeps_nothing(golden, 1));
         let prompts = [
             branch(100, 1, 130),
-            // Another end; the same again; a beginning of it; one that parts sooner; one that has next to nothing in common.
+            // Other suffix; identical; a prefix; an earlier divergence; almost nothing in common.
             branch(100, 2, 120),
             branch(100, 1, 130),
             branch(100, 1, 70),
@@ -157,7 +157,7 @@ fn what_prompts_begin_with_is_computed_once() {
                 .map(|prompt| batch.add(session(), prompt, &request(4)).unwrap())
                 .collect();
             let made = run(&mut batch);
-            // A beginning of what another one has read computes its last token itself, for the logits behind it.
+            // A prompt that is a prefix of another computes its last token itself, for the logits.
             let mut fed = 130 + 20 + 30 + 40 + usize::from(!backwards);
             for (prompt, id) in prompts.iter().zip(jobs) {
                 let expected = alone(&by_itself, prompt, 4);
@@ -188,13 +188,14 @@ fn who_comes_later_goes_on_from_where_others_are() {
         };
         let first = add(&mut batch, &long);
         (0..2).for_each(|_| drop(batch.step(&mut StepControl::default()).unwrap()));
-        // 64 tokens are read: keys and values are cut where this one parts, a recurrent state is beyond.
+        // 64 tokens are computed. A KV cache can be truncated at the divergence, a recurrent state
+        // cannot.
         let soon_job = add(&mut batch, &soon);
         assert_eq!(batch.synced(soon_job).unwrap().reused, if cuttable { 40 } else { 0 });
         let late_job = add(&mut batch, &late);
         let start = batch.synced(late_job).unwrap();
         assert_eq!((start.reused, start.computed), (0, 130));
-        // This one waits for what the first one has yet to read.
+        // This sequence waits for the first one to prefill their common prefix.
         while batch.synced(late_job).unwrap().reused < 100 {
             for event in batch.step(&mut StepControl::default()).unwrap() {
                 assert!(
@@ -204,7 +205,7 @@ fn who_comes_later_goes_on_from_where_others_are() {
         }
         let synced = batch.synced(late_job).unwrap();
         assert_eq!((synced.reused, synced.restored, synced.computed), (100, 100, 30), "{golden}");
-        // Whoever was waited for may go: what others have of it is theirs.
+        // Cancelling the leader does not affect sequences that forked its state.
         let gone = batch.cancel(first).unwrap();
         assert_eq!(gone.tokens(), &long[..gone.tokens().len()]);
         drop(gone);
@@ -213,7 +214,7 @@ fn who_comes_later_goes_on_from_where_others_are() {
     }
 }
 
-/// What two sessions share, and both write in one step, is copied once.
+/// A state that two sessions share and both write in one step is copied once.
 #[test]
 fn forks_go_on_together_in_a_plan_for_just_them() {
     let engine = keeps_nothing("qwen3_moe", 2);
@@ -224,7 +225,7 @@ fn forks_go_on_together_in_a_plan_for_just_them() {
         [&mut first, &mut second].map(|session| BatchEntry { session, tokens: &[7], logits: true });
     engine.step(&mut turns, &mut StepControl::default()).unwrap();
     assert_eq!((first.tokens(), first.logits()), (second.tokens(), second.logits()));
-    // Where there is no room for all of it, nobody goes on, and that is said.
+    // If there is no room for all, no session advances, and the error says so.
     let _mark = first.mark().unwrap();
     let mut turns =
         [&mut first, &mut second].map(|session| BatchEntry { session, tokens: &[8], logits: true });
@@ -296,7 +297,8 @@ fn nobody_starves() {
         .collect();
     let made = run(&mut batch);
     let first = |id| made.steps.iter().position(|step| step.contains(id)).unwrap();
-    // Answers go on at every step; the two prompts take turns, six tokens at a time.
+    // Decoding sequences get a token in every step; the two prompts alternate, six tokens at a
+    // time.
     let last = made.steps.iter().rposition(|step| step.contains(&answering[0])).unwrap();
     assert!(made.steps[..=last].iter().all(|step| step.contains(&answering[0])));
     assert_eq!([first(&reading[0]), first(&reading[1])], [18, 19]);
@@ -376,8 +378,8 @@ fn a_step_that_fails_keeps_no_finished_answer_to_itself() {
     assert_eq!((made.finish.len(), made.finish[&done].0), (2, Finish::MaxTokens));
 }
 
-/// On the fast path up to four rows that share a step have the bits of rows alone; more sum in another order, and it must not
-/// show.
+/// On the fast path, batches of up to four rows give the bits of single rows. Larger ones sum in
+/// another order, with a small effect.
 #[test]
 fn on_the_fast_path_company_changes_little() {
     let memory =
@@ -418,7 +420,7 @@ fn on_the_fast_path_company_changes_little() {
     assert!(sum > 0.0 && mean < 5e-3, "mean {mean:.2e}, most {most:.2e}");
 }
 
-/// KL divergence of two softmaxes.
+/// KL divergence of two softmax distributions.
 fn divergence(p: &[f32], q: &[f32]) -> f64 {
     let log_softmax = |x: &[f32]| -> Vec<f64> {
         let max = f64::from(x.iter().copied().fold(f32::MIN, f32::max));

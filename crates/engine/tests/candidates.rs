@@ -1,4 +1,4 @@
-//! The next token is chosen among candidates that the device names: the same as among all logits.
+//! Sampling from the device's top candidates gives the same tokens as sampling from all logits.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -14,7 +14,8 @@ use moeflux::{
 
 const PROMPT: [u32; 5] = [17, 4, 1000, 4, 321];
 
-/// Ways to sample, and how many candidates each asks for first; `None` for all logits.
+/// Sampling parameters, and the number of candidates that each requests first; `None` for all
+/// logits.
 fn samplings() -> Vec<(Sampling, Option<usize>)> {
     let off = || Sampling { seed: 5, ..Sampling::default() };
     vec![
@@ -26,7 +27,7 @@ fn samplings() -> Vec<(Sampling, Option<usize>)> {
             Some(256),
         ),
         (Sampling { temperature: 0.2, min_p: 0.1, ..off() }, Some(64)),
-        // Too many for the candidates.
+        // Needs more than the candidates.
         (Sampling { temperature: 50.0, min_p: 0.1, ..off() }, Some(64)),
         (Sampling { top_p: 0.9, ..off() }, None),
         (Sampling { top_k: 20, presence_penalty: -1.0, ..off() }, None),
@@ -49,11 +50,12 @@ fn check(device: DeviceOptions) {
             of_some.next(&PROMPT, &mut samplers[1], &mut StepControl::default()).unwrap();
         for _ in 0..5 {
             assert_eq!(next, token, "{what}");
-            // Logits that were read are kept.
+            // Logits that were read are stored.
             let read = !of_some.logits().is_empty();
             assert_eq!(read, asked.is_none() || sampling.temperature > 10.0, "{what}");
             assert!(!read || of_some.logits() == of_all.logits(), "{what}");
-            // BatchEntry by turn: what one session left on the device is gone when it is its turn again.
+            // Alternates sessions: logits that one left on the device are overwritten by the
+            // other's step.
             let logits = of_all.decode(token).unwrap();
             token = samplers[0].sample(logits).unwrap();
             next = of_some.next(&[next], &mut samplers[1], &mut StepControl::default()).unwrap();
@@ -62,14 +64,14 @@ fn check(device: DeviceOptions) {
     }
 }
 
-/// A session alone, with samplers that want something else from one token to the next: a device may have begun to prepare a
-/// token that is wanted in another way.
+/// One session with samplers that request different outputs in turn: a device may have recorded the
+/// next step with another output.
 fn check_alone(device: DeviceOptions) {
     let engine = engine(&tales(), device, MemoryRequest::default());
     let vocab = engine.blueprint().vocab;
     let of = |sampling: &Sampling| Sampler::new(sampling.clone(), vocab).unwrap();
     let samplings: Vec<Sampling> = samplings().into_iter().map(|(sampling, _)| sampling).collect();
-    // By index of the way to sample.
+    // Indices into `samplings`.
     let order = [0, 0, 0, 2, 2, 2, 5, 5, 5, 0, 8, 8, 8, 0, 0];
     let tokens = (0..).map(|i: u32| i * 97 % 4000);
     let mut session = engine.session().unwrap();
@@ -147,12 +149,12 @@ fn a_prompt_in_chunks_leaves_no_stale_logits() {
     session.reset().unwrap();
     assert_eq!(session.next(&prompt, &mut sampler, &mut StepControl::default()).unwrap(), first);
     assert!(session.logits().is_empty());
-    // It does not have what it does not know.
+    // Without its logits the prompt cannot be reused.
     let synced = session.sync(&prompt, &mut StepControl::default()).unwrap();
     assert_eq!((synced.reused, synced.computed), (0, prompt.len()));
     assert_eq!(session.logits(), expected);
 
-    // A step that fails at once changes nothing; one that is cancelled on its way stands where it came to.
+    // A step that fails validation changes nothing; a cancelled one keeps the chunks done so far.
     assert!(matches!(
         session.next(&[u32::MAX], &mut sampler, &mut StepControl::default()),
         Err(Error::Input(_))

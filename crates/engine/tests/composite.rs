@@ -1,4 +1,4 @@
-//! Composite checkpoints: the config of the language model lies in another one, its tensors below a prefix.
+//! Composite checkpoints: the language model's config is nested, its tensors have a prefix.
 
 #![allow(clippy::unwrap_used)]
 
@@ -10,8 +10,8 @@ use common::{Golden, data, engine, exact, feed};
 use moeflux::MemoryRequest;
 use serde_json::{Map, Value, json};
 
-/// Writes `golden` as Kimi-K2.5 is published: `kimi_k25` around `kimi_k2`, tensors below `language_model.`, and
-/// `outer` in the config beside.
+/// Rewrites `golden` in the layout of Kimi-K2.5: `kimi_k25` around `kimi_k2`, tensors prefixed by
+/// `language_model.`, and `outer` merged into the outer config.
 fn write_composite(golden: &Path, outer: &Value, into: &Path) {
     let bytes = fs::read(golden.join("model.safetensors")).unwrap();
     let n = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
@@ -52,7 +52,8 @@ fn a_nested_kimi_computes_what_the_flat_one_does() {
         feed(&mut engine.session().unwrap(), &golden.prompt(), None)
     };
     let flat = logits(&golden.folder);
-    // transformers writes "tie_word_embeddings" into the outer config whether or not there is a head.
+    // transformers writes "tie_word_embeddings" into the outer config even if there is a separate
+    // head.
     for outer in
         [json!({}), json!({"tie_word_embeddings": true, "vision_config": {"hidden_size": 3}})]
     {

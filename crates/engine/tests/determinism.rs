@@ -1,4 +1,5 @@
-//! Logits depend on the tokens alone: not on the cache, not on the threads, not on the order in which reads land.
+//! Determinism: logits depend on the tokens alone, not on the cache, the threads, or the order of
+//! reads.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -13,7 +14,7 @@ use moeflux::{
     WrapReader,
 };
 
-/// Holds finished reads back and hands them out in another order.
+/// Delays finished reads and returns them in random order.
 struct Shuffled {
     inner: Box<dyn Reader>,
     under_way: usize,
@@ -43,7 +44,7 @@ impl Reader for Shuffled {
     }
 
     fn next(&mut self, wait: bool) -> Option<Completion> {
-        // Half of the time nothing seems to have arrived; a caller that waits gets any of those under way.
+        // Half of the polls return nothing; a blocking call returns any read in flight.
         if !wait && self.random(2) == 0 {
             return None;
         }
@@ -82,7 +83,7 @@ struct Run<'a> {
     policy: PolicyKind,
     reads: (ReaderKind, Access),
     prefetch: PrefetchMode,
-    /// Its threads are those above.
+    /// `threads` above overrides its threads.
     device: &'a DeviceOptions,
 }
 
@@ -101,7 +102,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Bits of the logits of a prompt and a few more tokens.
+/// Bits of the logits of a prompt and four more tokens, and the hit rate.
 fn bits(folder: &Path, prompt: &[u32], run: Run<'_>) -> (Vec<u32>, f64) {
     let options = EngineOptions {
         memory: MemoryRequest {
@@ -201,7 +202,7 @@ fn the_page_cache_decides_how_experts_are_read_and_changes_no_bit() {
         let options = EngineOptions { memory, device: device.clone(), ..EngineOptions::default() };
         Engine::open(open(), options, &mut |_, _| {}).unwrap().reads().to_owned()
     };
-    // The files have just been written.
+    // The files were just written, so they are in the page cache.
     if pages.cached().is_some_and(|share| share > 0.9) {
         assert!(
             said().starts_with("16 threads, buffered") && !said().contains("direct"),
@@ -249,7 +250,7 @@ fn latent_sliding_and_sparse_attention_give_the_same_bits_whatever_the_cache_did
         let golden = Golden::read(data().join("goldens").join(name));
         check(&golden.folder, &golden.prompt());
     }
-    // Longer than the window's state, so that it is written over more than once.
+    // Longer than the window's ring buffer, so that it wraps more than once.
     let golden = Golden::read(data().join("goldens/gpt_oss_long"));
     let prompt: Vec<u32> = golden.prompt().iter().copied().cycle().take(800).collect();
     let device = &common::exact("cpu");
@@ -262,7 +263,8 @@ fn latent_sliding_and_sparse_attention_give_the_same_bits_whatever_the_cache_did
     }
 }
 
-/// Logits of a GPU depend neither on where experts lie and when they come, nor, on the exact path, on the rows beside.
+/// Logits of a GPU do not depend on where experts are stored or when they arrive, nor, on the exact
+/// path, on the other rows of a chunk.
 fn check_gpu(folder: &Path, prompt: &[u32]) {
     for exact in [false, true] {
         let Some(device) = &gpu(exact) else { return };

@@ -1,6 +1,6 @@
-//! The programs in `examples/` run on the model in the box and find what they say they find.
+//! Runs the programs in `examples/` on the embedded model and checks their output.
 //!
-//! Cargo builds them with the tests of the whole package, not for this file alone.
+//! Cargo builds them with all tests of the package, but not for a single `--test` target.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -12,9 +12,9 @@ use std::{
 
 const CROW: &str = "A Crow was sitting on a branch of a tree with a piece of cheese in her beak when a Fox observed her";
 
-/// What an example writes to stdout and stderr when it reads `input`.
+/// Stdout and stderr of an example with `input` as stdin.
 fn run(name: &str, input: &str) -> (String, String) {
-    // Tests lie in `deps`, beside `examples`.
+    // Test binaries are in `deps`, next to `examples`.
     let test = current_exe().unwrap();
     let path =
         test.parent().unwrap().with_file_name("examples").join(format!("{name}{EXE_SUFFIX}"));
@@ -46,7 +46,7 @@ fn chat_computes_no_message_twice() {
     );
     assert!(answers.starts_with(CROW), "{answers}");
     assert_eq!(answers.lines().count(), 2, "{answers}");
-    // Of the second prompt, the first one and its answer, less the token that ended it.
+    // The second prompt reuses the first one and its response, except the end token.
     let numbers: Vec<usize> = reuse
         .split(|c: char| !c.is_ascii_digit())
         .filter(|number| !number.is_empty())

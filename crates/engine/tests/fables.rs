@@ -1,4 +1,4 @@
-//! The model in the box knows some fables by heart: a right engine tells them word for word.
+//! The embedded model has memorized some fables: a correct engine reproduces them word for word.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -16,7 +16,7 @@ fn fables() -> BTreeMap<String, String> {
     serde_json::from_slice(&std::fs::read(data().join("fables.json")).unwrap()).unwrap()
 }
 
-/// The shortest ones that the model knows, to save time.
+/// The shortest known fables, to save time.
 fn short(n: usize) -> Vec<(String, String)> {
     let mut all: Vec<_> = fables().into_iter().collect();
     all.sort_by_key(|(_, text)| text.len());
@@ -66,21 +66,21 @@ fn twenty_fables_are_told_word_for_word_in_a_cache_that_does_not_hold_the_expert
 
 #[test]
 fn a_gpu_tells_fables_word_for_word() {
-    // Some of the experts in slots, and all of them.
+    // Some of the experts in slots, then all of them.
     for (exact, slots) in [(true, Some(96)), (false, Some(96)), (false, None)] {
         let Some(gpu) = gpu(exact) else { return };
         let engine = engine(&tales(), gpu, MemoryRequest { slots, ..MemoryRequest::default() });
         for (title, text) in short(3) {
             let answer = tell(&engine, &title);
             assert_eq!(answer.text, text, "{title}, {}", engine.device().name);
-            // A card uses those that the host holds where they lie: they are hits.
+            // A GPU may use experts in host memory directly: those count as hits.
             let missed = slots.is_some() && engine.plan().host_slots == 0;
             assert_eq!(answer.decode.stats.hit_rate() < 1.0, missed);
         }
     }
 }
 
-/// The first fables as a conversation, in tokens.
+/// The `n` shortest fables as conversations, tokenized.
 fn told(n: usize, engine: &Engine) -> Vec<Vec<u32>> {
     let told = short(n).into_iter().map(|(title, text)| {
         format!(
@@ -95,7 +95,7 @@ fn divergence(slow: &Engine, fast: &Engine, texts: &[Vec<u32>]) -> f64 {
     divergence_by(usize::MAX, slow, fast, texts)
 }
 
-/// The same, where `fast` is fed so many tokens at a time.
+/// The same, with `at_once` tokens per step of `fast`.
 fn divergence_by(at_once: usize, slow: &Engine, fast: &Engine, texts: &[Vec<u32>]) -> f64 {
     let (mut sum, mut rows) = (0.0, 0);
     for tokens in texts {
@@ -110,7 +110,7 @@ fn divergence_by(at_once: usize, slow: &Engine, fast: &Engine, texts: &[Vec<u32>
     sum / f64::from(rows)
 }
 
-/// Of no fable that the model knows.
+/// A text that is not in the training data.
 const UNKNOWN: &str = "The ferry to the outer islands leaves at seven, unless fog keeps the pilot in bed. Two \
     engineers, a violin maker and a crate of tomatoes were waiting on the pier last Tuesday when the radio said that \
     the harbour of Inverkeld would stay closed until the tide had turned. Nobody was surprised. The violin maker asked \
@@ -134,7 +134,7 @@ fn the_fast_path_stays_close_to_the_exact_one() {
     assert!((of_fast / of_slow - 1.0).abs() < 5e-3, "perplexity {of_slow}, then {of_fast}");
 }
 
-/// What is lost by keeping keys and values in fewer bits, apart from all else that the fast path rounds.
+/// Loss by a smaller KV format alone, without the other rounding of the fast path.
 #[test]
 fn keys_and_values_may_be_rounded() {
     let memory = MemoryRequest::default();
@@ -153,8 +153,8 @@ fn keys_and_values_may_be_rounded() {
     }
 }
 
-/// What is lost by going on from a file that has keys and values in 8 bits: second halves of texts are told behind first halves
-/// that are as they were computed, and behind the same from the file.
+/// Loss by restoring a snapshot with an 8-bit KV cache: compares second halves of texts after the
+/// original and after the restored first half.
 #[test]
 fn a_session_may_be_saved_in_fewer_bits() {
     let folder = tempfile::tempdir().unwrap();
@@ -223,7 +223,7 @@ fn the_fast_path_of_a_gpu_stays_close_to_its_exact_one() {
     let unknown = slow.text().unwrap().encode(UNKNOWN).unwrap();
     let random: Vec<u32> = (0..200u32).map(|i| i.wrapping_mul(2_654_435_761) % vocab).collect();
     let (fables, unknown, random) = (told(4, &slow), vec![unknown], vec![random]);
-    // One by one tokens meet weights in other kernels than many at once, with rounded activations.
+    // Single tokens use other kernels than batches, with quantized activations.
     for (what, texts, at_once, bar) in [
         ("fables", &fables, usize::MAX, 1e-3),
         ("a text", &unknown, usize::MAX, 1e-3),

@@ -1,4 +1,5 @@
-//! Reads and steps that fail leave the session at its last good token, with an error that names the cause.
+//! Failing reads and steps leave the session at its last good token, with an error that names the
+//! cause.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -127,7 +128,8 @@ fn copy_of_tales() -> tempfile::TempDir {
     folder
 }
 
-/// Two sessions of an engine whose files go away and come back as other ones, as on a disk that was unplugged.
+/// Two sessions of an engine whose files disappear and return as new files, as on a disk that was
+/// detached.
 #[test]
 fn an_engine_finds_its_files_again() {
     let folder = copy_of_tales();
@@ -151,7 +153,7 @@ fn an_engine_finds_its_files_again() {
             assert_eq!(session.tokens(), before);
         }
     }
-    // Other weights in the same places are not those of the model.
+    // Other weights in the same layout are refused.
     let mut foreign = whole.clone();
     let len = foreign.len();
     foreign[len / 2..].iter_mut().for_each(|byte| *byte ^= 0x55);
@@ -206,7 +208,7 @@ fn a_mirror_that_differs_is_refused() {
         assert!(text.starts_with(shard.to_str().unwrap()) && text.contains(what), "{text}");
     };
     let mut contents = fs::read(&shard).unwrap();
-    // A name in the header.
+    // A byte of a tensor name in the header.
     contents[40] ^= 1;
     fs::write(&shard, &contents).unwrap();
     refused("other tensors");
@@ -227,7 +229,7 @@ fn a_mirror_that_differs_is_refused() {
     );
 }
 
-/// Spaces make the header longer than all that is said in it.
+/// Pads the header with spaces to `len` bytes.
 fn lengthen_header(shard: &Path, to: usize) {
     let contents = fs::read(shard).unwrap();
     let (length, rest) = contents.split_at(8);
@@ -250,13 +252,13 @@ fn a_mirror_with_other_weights_is_refused() {
     let (first, len) = (8 + header, contents.len());
     let flipped: fn(u8) -> u8 = |byte| byte ^ 1;
     let lost: fn(u8) -> u8 = |_| 0;
-    // Some block lies in each fiftieth part of the file.
+    // Every fiftieth part of the file contains a sampled block.
     let part = len / 50;
     let changes = [
         (first..first + 1, flipped, format!("at byte {first},")),
         (len - 1..len, flipped, format!("at byte {},", len - 1)),
         (len / 2..len / 2 + part, flipped, "other weights".into()),
-        // A copy that was not finished, in a file that had its length from the start.
+        // An incomplete copy into a preallocated file.
         (len - part..len, lost, "other weights".into()),
     ];
     for (place, change, what) in changes {
@@ -313,7 +315,7 @@ fn a_model_is_spread_over_folders_and_finds_them_again() {
     assert!(engine.reads().ends_with("from 3 folders"), "{}", engine.reads());
     let mut session = engine.session().unwrap();
     let mut logits = feed(&mut session, &prompt[..3], None);
-    // The one disk goes away: what it had is read from the other, and the engine does not stop.
+    // One disk is lost: its shard is read from the other one, and the engine continues.
     let shard = stripe.join(second);
     OpenOptions::new().write(true).open(&shard).unwrap().set_len(100).unwrap();
     logits.extend(feed(&mut session, &prompt[3..], None));
@@ -327,7 +329,7 @@ fn a_file_that_shrinks_is_named_and_the_session_goes_on_when_it_is_back() {
     let kinds = [ReaderKind::Threads, ReaderKind::Uring];
     for (kind, access) in kinds.iter().flat_map(|k| [(*k, Access::Buffered), (*k, Access::Direct)])
     {
-        // Also one that ends within a block, where a direct read comes short.
+        // Also a length within a block, where a direct read comes short.
         for len in [60_000, 64 << 10] {
             shrinks(ReadOptions { kind, access, ..ReadOptions::default() }, len);
         }
@@ -386,7 +388,8 @@ fn a_cancelled_step_changes_nothing() {
     assert!(after == feed(&mut fresh, &PROMPT[3..], None));
 }
 
-/// A trace that cannot be written fails a step whose logits have been read: they are not those of the tokens that stay.
+/// A trace that cannot be written fails a step after its logits were read: they belong to dropped
+/// tokens.
 #[cfg(unix)]
 #[test]
 fn a_step_that_fails_at_its_end_leaves_none_of_its_logits() {
@@ -399,7 +402,7 @@ fn a_step_that_fails_at_its_end_leaves_none_of_its_logits() {
     }
     let good = sessions[0].logits().to_vec();
 
-    // A pipe whose reader leaves with the header.
+    // A pipe whose reader closes after the header.
     let folder = tempfile::tempdir().unwrap();
     let pipe = folder.path().join("pipe");
     assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());

@@ -1,5 +1,5 @@
-//! Logits, hidden states and chosen experts against mlx-lm's, layer by layer: prefill at once, in chunks, and
-//! decode step by step.
+//! Goldens: logits, hidden states and chosen experts against mlx-lm, layer by layer, for prefill at
+//! once, prefill in chunks, and decode.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -12,7 +12,7 @@ use moeflux::{DeviceOptions, MemoryRequest};
 const BAR: f64 = 1e-3;
 /// `|a - b| <= FAST_BAR * |b|` on the fast path.
 const FAST_BAR: f64 = 0.1;
-/// Prompts from this length on are run once only.
+/// Prompts from this length on run only once.
 const LONG: usize = 100;
 
 fn matches(golden: &Golden, device: &DeviceOptions, chunk: Option<usize>) {
@@ -25,7 +25,7 @@ fn matches(golden: &Golden, device: &DeviceOptions, chunk: Option<usize>) {
 
     let logits = feed(&mut session, &prompt, Some(&mut seen));
     let wanted = golden.floats("prefill_logits_f32").unwrap();
-    // Of a long prompt only the last rows are kept.
+    // The golden stores only the last rows of a long prompt.
     let logits = &logits[logits.len() - wanted.numbers.len()..];
     let d = difference(logits, &wanted.numbers);
     assert!(d <= BAR, "{at}: prefill logits differ by {d:e} of the rms");
@@ -54,7 +54,7 @@ fn matches(golden: &Golden, device: &DeviceOptions, chunk: Option<usize>) {
 
 #[test]
 fn the_reference_device_matches_mlx() {
-    // It is far too slow for long prompts.
+    // Far too slow for long prompts.
     for golden in goldens().into_iter().filter(|g| g.prompt().len() < LONG) {
         for chunk in [None, Some(3)] {
             matches(&golden, &exact("reference"), chunk);
@@ -75,7 +75,7 @@ fn the_cpu_device_matches_mlx() {
     }
 }
 
-/// One golden of every way to mix and to route, of integers.
+/// One golden with integer weights for each kind of mixer and router.
 const KINDS: [&str; 9] = [
     "qwen3_moe",
     "qwen3_5_moe",
@@ -88,9 +88,10 @@ const KINDS: [&str; 9] = [
     "minimax_m2",
 ];
 
-/// Goldens whose names pass, on the GPU. Software drivers take a second to compile a kernel for many rows of one format,
-/// and a minute for thousands of tokens: without `MOEFLUX_TEST_FULL`, prompts at once are for one golden of each kind and
-/// for long ones, and two of these are left out.
+/// Runs the goldens selected by name on the GPU. Software drivers take a second to compile a
+/// multi-row kernel for a format, and a minute for thousands of tokens. Without
+/// `MOEFLUX_TEST_FULL`, only one golden of each kind and the long ones run as one chunk, and two
+/// are skipped.
 fn gpu_matches(takes: impl Fn(&str) -> bool) {
     let Some(gpu) = gpu(true) else { return };
     let full = std::env::var_os("MOEFLUX_TEST_FULL").is_some();
@@ -141,14 +142,15 @@ fn distance(a: &[f32], b: &[f32]) -> f64 {
     norm(&mut a.iter().zip(b).map(|(a, b)| a - b)) / norm(&mut b.iter().copied())
 }
 
-/// Most weights of the Hub's own layout are no integers, so nothing that meets them is rounded to 8 bits. Where it is, random
-/// weights may choose another expert, and what a whole model makes of that is for its fables to say.
+/// Most weights in the Hub's layout are floats, so their products do not quantize activations to 8
+/// bits. Where activations are quantized, random weights may choose another expert; the fables test
+/// the effect on a whole model.
 #[test]
 fn the_fast_path_of_the_gpu_is_near_mlx() {
     let Some(gpu) = gpu(false) else { return };
     for golden in goldens() {
         let bar = match golden.name.as_str() {
-            // Its experts are MXFP4: whole numbers, as far as activations are concerned.
+            // Its experts are MXFP4, which quantizes activations.
             "gpt_oss_hub" => FAST_BAR,
             name if name.contains("_hub") => 5e-3,
             name if KINDS.contains(&name) => 5.0 * FAST_BAR,
@@ -168,9 +170,9 @@ fn the_fast_path_of_the_gpu_is_near_mlx() {
     }
 }
 
-/// On the fast path a chunk of many rows takes the expanded form of latent attention. What it rounds otherwise than the
-/// absorbed one is then rounded again, to 8 bits, and may choose another expert, so the two agree no better than each
-/// agrees with mlx-lm.
+/// On the fast path a chunk of many rows takes the expanded form of latent attention. Its rounding
+/// differs from the absorbed form, is then quantized to 8 bits, and may choose another expert. So
+/// the two agree no better than each agrees with mlx-lm.
 #[test]
 fn both_forms_of_latent_attention_are_near_mlx_on_the_fast_path() {
     let golden = Golden::read(data().join("goldens/deepseek_v3_long"));

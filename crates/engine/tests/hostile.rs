@@ -1,5 +1,5 @@
-//! Configs and tensors from strangers: whatever a value in a config, or a tensor's type or shape becomes, opening the
-//! model is an error that names a key or a tensor, or it is a model that runs; nothing panics.
+//! Hostile configs and tensors: with any value of a config, or any type or shape of a tensor,
+//! opening gives an error that names a key or a tensor, or a model that runs. Nothing panics.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -47,7 +47,7 @@ fn copy(name: &str) -> (TempDir, Value) {
     (folder, config)
 }
 
-/// Where the values of a config are that are neither maps nor empty: lists as a whole, and their first number or text.
+/// JSON pointers to the leaf values of a config: lists as a whole, and their first element.
 fn places(value: &Value, at: &str, all: &mut Vec<String>) {
     match value {
         Value::Object(map) => {
@@ -63,7 +63,7 @@ fn places(value: &Value, at: &str, all: &mut Vec<String>) {
     }
 }
 
-/// What a value may become, besides nothing at all.
+/// Replacements of a value.
 fn hostile(old: &Value) -> Vec<Value> {
     let mut all = vec![
         json!(null),
@@ -96,7 +96,7 @@ fn hostile(old: &Value) -> Vec<Value> {
     all
 }
 
-/// Keys that some config may have and the golden's need not.
+/// Keys that other configs have.
 const OTHERS: [&str; 20] = [
     "n_group",
     "topk_group",
@@ -120,7 +120,7 @@ const OTHERS: [&str; 20] = [
     "mlp_only_layers",
 ];
 
-/// Opens the model and feeds it some tokens.
+/// Opens the model and feeds some tokens.
 fn run(folder: &Path) -> Result<(), Error> {
     let checkpoint = Checkpoint::open(folder)?;
     let vocab = Blueprint::of(&checkpoint)?.vocab as u32;
@@ -138,7 +138,7 @@ fn run(folder: &Path) -> Result<(), Error> {
     session.feed(&tokens, Logits::Last, &mut StepControl::default(), &mut |_, _| {})
 }
 
-/// That an error names something that its reader can look at.
+/// Checks that an error names a key or a tensor.
 fn names_its_cause(error: &Error, at: &str) {
     let (message, key) =
         (error.to_string(), at.rsplit('/').find(|k| k.parse::<usize>().is_err()).unwrap());
@@ -150,7 +150,7 @@ fn names_its_cause(error: &Error, at: &str) {
     );
 }
 
-/// Runs a golden's config with the value at `at` replaced; without a value, removed.
+/// Runs a golden's config with the value at `at` replaced or, without a value, removed.
 fn check(folder: &Path, config: &Value, at: &str, value: Option<Value>, whole: bool) {
     let mut config = config.clone();
     let (parent, key) = at.rsplit_once('/').unwrap();
@@ -171,7 +171,7 @@ fn check(folder: &Path, config: &Value, at: &str, value: Option<Value>, whole: b
     }
 }
 
-/// Some values of each golden's config, one at a time; `whole` runs the model too.
+/// Tests some values of each golden's config, one at a time; `whole` runs the model too.
 fn some_values(cases: u32, whole: bool) {
     for name in GOLDENS {
         let (folder, config) = copy(name);
@@ -210,7 +210,7 @@ fn configs_become_models_that_run_or_errors_that_name_their_cause() {
     some_values(8, true);
 }
 
-/// What a tensor's entry may become such that its bytes are as many as before, or unknown.
+/// Changes a tensor's entry such that its size stays the same or is unknown.
 fn hostile_entry(entry: &Value, which: usize) -> Value {
     let (dtype, shape) = (entry["dtype"].as_str().unwrap(), entry["shape"].as_array().unwrap());
     let same: &[&str] = match dtype {

@@ -1,4 +1,4 @@
-//! Invariants of the house that can be read off its sources.
+//! House rules: invariants that can be checked on the sources.
 
 #![allow(clippy::unwrap_used)]
 
@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Where `unsafe` may be written, relative to `crates/`.
+/// Files and folders that may contain `unsafe`, relative to `crates/`.
 const UNSAFE: [&str; 7] = [
     "compute/src/cpu/dot/",
     "compute/src/cpu/pool.rs",
@@ -18,20 +18,20 @@ const UNSAFE: [&str; 7] = [
     "engine/src/experts/io/uring.rs",
 ];
 
-/// The engine's floors, lowest first. A floor imports from itself and from below.
+/// The engine's floors, lowest first. A floor imports from itself and from lower ones.
 const FLOORS: [&str; 9] =
     ["base", "checkpoint", "text", "model", "experts", "runtime", "session", "serve", "tools"];
 
-/// Upward imports that still exist: file, floor that it imports. This list only shrinks.
+/// Remaining upward imports: file, and the floor that it imports. This list only shrinks.
 const UPWARD: [(&str, &str); 1] = [("engine/src/checkpoint/mod.rs", "tools")];
 
-/// The code of a file: without comments, and without the tests at its end.
+/// Code of a file, without comments and without the test module at its end.
 fn code(text: &str) -> String {
     let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or("");
     code.lines().filter(|l| !l.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n")
 }
 
-/// Source files of a crate with their paths relative to `crates/`.
+/// Source files of a crate, with their paths relative to `crates/`.
 fn sources(of: &str) -> Vec<(String, String)> {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let mut folders = vec![crates.join(of)];
@@ -108,11 +108,11 @@ fn no_test_is_ignored_and_no_file_outgrows_its_duty() {
     }
 }
 
-/// First path segments of everything that a file names behind `crate::`.
+/// First path segments after each `crate::` in a file.
 fn imported(code: &str) -> Vec<String> {
     let mut segments = Vec::new();
     for path in code.split("crate::").skip(1) {
-        // A group names one segment after each comma of its outermost level.
+        // A group has one segment after each comma of its outermost level.
         let (mut depth, mut segment, mut reads) = (0, String::new(), true);
         for c in path.chars() {
             match c {

@@ -1,4 +1,5 @@
-//! Packed models: the same logits as their source, bit for bit; and whatever happens to their files, never silently others.
+//! Packed models: the same logits as their source, bit for bit; damage to their files is detected
+//! or repaired.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -83,13 +84,13 @@ fn files(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     all
 }
 
-/// What may have become of a partial file while nobody packed.
+/// Damage to a partial file between two runs.
 #[derive(Clone, Debug)]
 enum Mishap {
     Nothing,
-    /// Cut off at a share of its length.
+    /// Truncated at a fraction of its length.
     Cut(f64),
-    /// A byte at a share of its length is another one.
+    /// One bit flipped at a fraction of its length.
     Flip(f64),
     Gone,
 }
@@ -113,7 +114,7 @@ impl Mishap {
     }
 }
 
-/// Wherever a run ends, and whatever becomes of its files until the next one: that one ends with the right files.
+/// Wherever a run ends, and however its files are damaged: the next run produces the correct files.
 #[test]
 fn packing_goes_on_where_it_ended() {
     let source = Checkpoint::open(&data().join("goldens/deepseek_v3_hub")).unwrap();
@@ -148,7 +149,7 @@ fn packing_goes_on_where_it_ended() {
                 prop_assert!(matches!(pack(&source, &out, &mut until), Err(Error::Cancelled)));
                 dense.befall(&out.join("model.safetensors.partial"));
                 experts.befall(&out.join("experts.moeflux.partial"));
-                // Without its journal a folder is not one that is being packed.
+                // A folder without its journal is not resumed.
                 if !matches!(journal, Mishap::Gone | Mishap::Flip(_)) {
                     journal.befall(&out.join("pack.partial"));
                 }
@@ -160,7 +161,7 @@ fn packing_goes_on_where_it_ended() {
         .unwrap();
 }
 
-/// How often a run tells of progress.
+/// Number of progress calls of a run.
 fn pieces(source: &Checkpoint) -> usize {
     let temp = tempfile::tempdir().unwrap();
     let mut calls = 0;
@@ -172,7 +173,7 @@ fn pieces(source: &Checkpoint) -> usize {
     calls
 }
 
-/// A run that ended while files were given their names.
+/// A run that ended while files were being renamed.
 #[test]
 fn files_that_have_their_names_already_are_used() {
     let source = Checkpoint::open(&data().join("goldens/qwen3_moe")).unwrap();
@@ -199,7 +200,7 @@ fn a_flipped_bit_is_an_error_that_names_the_expert() {
     let mut session = engine.session().unwrap();
     feed(&mut session, &PROMPT[..2], None);
 
-    // One bit of the last byte of every expert of layer 3: whichever is read next is damaged.
+    // Flips a bit of the last byte of every expert of layer 3: the next one read is damaged.
     let path = out.join("experts.moeflux");
     let good = fs::read(&path).unwrap();
     let mut bad = good.clone();
@@ -239,11 +240,11 @@ fn a_flipped_bit_is_an_error_that_names_the_expert() {
     assert!(after == fresh.logits());
 }
 
-/// Set for the copy of this test that runs in a mount namespace of its own.
+/// Set in the child process, which runs in a separate mount namespace.
 const TINY_DISK: &str = "MOEFLUX_TEST_TINY_DISK";
 
-/// A disk that is really full: a small tmpfs, in a mount namespace of this test's own, which another file fills when half is
-/// packed.
+/// A really full disk: a small tmpfs in a separate mount namespace, which another file fills when
+/// half is packed.
 #[cfg(target_os = "linux")]
 #[test]
 #[allow(clippy::print_stderr, reason = "tests that do not run are to be seen")]
@@ -284,11 +285,11 @@ fn fill_a_disk(disk: &Path) {
         let said = result.unwrap_err().to_string();
         assert!(said.contains(part) && said.contains(disk.to_str().unwrap()), "{said}");
     };
-    // No room from the start.
+    // Too full from the start.
     fs::write(&filler, vec![1; 8 << 20]).unwrap();
     too_full(pack(&source, &out, &mut go), "too few");
     assert!(!out.exists());
-    // No room any more after half of it.
+    // Full after half of the data.
     fs::remove_file(&filler).unwrap();
     let mut fill = |done: u64, total: u64| {
         if done > total / 2 && !filler.exists() {

@@ -1,4 +1,4 @@
-//! A device with memory of its own: what is planned for it, what lies there, and that it changes no bit.
+//! Devices with separate memory: planning, residency of experts, and bit-equal results.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -17,7 +17,7 @@ use moeflux::{
 };
 use moeflux_compute::DeviceMemory;
 
-/// Reads that are under way at once: those of the reader's threads, and as many that wait to be taken over.
+/// Reads in flight: one per reader thread, and the same number of finished ones.
 const MIN_HOST_SLOTS: usize = 16;
 
 fn open(folder: &Path, card: Card, memory: MemoryRequest) -> (Result<Engine, Error>, Asked) {
@@ -33,21 +33,21 @@ fn open(folder: &Path, card: Card, memory: MemoryRequest) -> (Result<Engine, Err
     (engine, asked)
 }
 
-/// Bits of the logits of a prompt and of four tokens after it, on a card; what it was asked for, and the cost of the
-/// tokens.
+/// Bits of the logits of a prompt and of four tokens after it on a simulated GPU, its calls, and
+/// the cost of the four tokens.
 fn on_card(
     folder: &Path,
     prompt: &[u32],
     card: Card,
     slots: Option<usize>,
 ) -> (Vec<u32>, Asked, Stats) {
-    // A host with one slot too few to hold what the card does not.
+    // The host has one slot too few for the experts that the device does not hold.
     let all = moeflux::Blueprint::of(&Checkpoint::open(folder).unwrap()).unwrap().experts();
     let host_slots = slots.map(|slots| (all - slots).saturating_sub(1).max(1));
     with_slots("cpu", folder, prompt, card, [slots, host_slots])
 }
 
-/// The same with so many slots on the card and on the host.
+/// The same with given numbers of slots in device and host memory.
 fn with_slots(
     device: &str,
     folder: &Path,
@@ -76,7 +76,7 @@ fn with_slots(
     (logits.into_iter().map(f32::to_bits).collect(), asked, stats)
 }
 
-/// What the CPU makes of the same tokens.
+/// Bits of the same tokens on the CPU.
 fn on_cpu(folder: &Path, prompt: &[u32]) -> Vec<u32> {
     let engine = common::engine(folder, exact("cpu"), MemoryRequest::default());
     let mut session = engine.session().unwrap();
@@ -90,11 +90,12 @@ fn on_cpu(folder: &Path, prompt: &[u32]) -> Vec<u32> {
 fn a_model_that_lies_on_the_card_is_never_waited_for() {
     let prompt: Vec<u32> = (0..40).map(|i| (i * 97 + 13) % 4000).collect();
     let expected = on_cpu(&tales(), &prompt);
-    // Banks hold whole layers, of 32 experts, where one fits.
+    // Banks hold whole layers of 32 experts if one fits.
     for (bank, banks) in [(77, 4), (31, 9), (32, 8), (usize::MAX, 1)] {
         let (bits, asked, stats) = on_card(&tales(), &prompt, Card { bank, ..Card::OWN }, None);
         assert!(bits == expected, "banks of {bank}: other bits");
-        // 8 layers, in 5 steps; nothing is read back but logits: of 36 rows in rounds of 8, then of one row each.
+        // 8 layers in 5 steps. Only logits are read back: of 36 rows in rounds of 8, then of one
+        // row each.
         assert_eq!((asked.routed, asked.listed, asked.reads), (8 * 5, 0, 5 + 4), "{asked:?}");
         assert_eq!(asked.tables, 8);
         assert!(0 < asked.most_filled && asked.most_filled <= MIN_HOST_SLOTS, "{asked:?}");
@@ -143,7 +144,7 @@ fn every_kind_of_layer_of_experts_gives_the_same_bits_on_a_card() {
 
 #[test]
 fn a_shared_expert_lies_with_those_that_it_is_computed_with() {
-    // 4 layers of 16 experts and a shared one of their form.
+    // 4 layers of 16 experts and a shared expert of the same shape.
     let golden = Golden::read(data().join("goldens/qwen3_5_moe"));
     let expected = on_cpu(&golden.folder, &golden.prompt());
     for (bank, banks) in [(17, 4), (35, 2), (50, 2), (67, 2), (68, 1)] {
@@ -153,7 +154,7 @@ fn a_shared_expert_lies_with_those_that_it_is_computed_with() {
         assert_eq!((asked.tables, asked.scattered, asked.banks), (4, 0, banks), "banks of {bank}");
         assert_eq!(asked.copies, 4 * 17);
     }
-    // Where a bank does not hold a layer, with its first.
+    // If a layer does not fit a bank, the shared expert is with the layer's first experts.
     for (bank, banks) in [(16, 5), (7, 11), (2, 64)] {
         let (bits, asked, _) =
             on_card(&golden.folder, &golden.prompt(), Card { bank, ..Card::OWN }, None);
@@ -162,7 +163,7 @@ fn a_shared_expert_lies_with_those_that_it_is_computed_with() {
     }
 }
 
-/// A card with memory of its own that reads the host's in place, or does not.
+/// A discrete GPU that can or cannot read host memory in place.
 const fn card(in_place: bool) -> Card {
     Card {
         memory: Some(DeviceMemory { total: Some(1 << 30), unified: false, in_place }),
@@ -178,7 +179,7 @@ fn what_the_card_does_not_hold_it_reads_where_it_is() {
         let slots_of = [Some(slots), None];
         let (bits, asked, stats) = with_slots("cpu", &tales(), &prompt, card(true), slots_of);
         assert!(bits == expected, "{slots} slots: other bits");
-        // Nothing is waited for, and nothing is read or copied any more.
+        // Nothing is waited for, read or copied after loading.
         assert_eq!((asked.routed, asked.listed, asked.copies), (8 * 5, 0, slots), "{asked:?}");
         assert_eq!(
             (stats.experts_read, stats.waits, stats.experts_hit),
@@ -188,7 +189,7 @@ fn what_the_card_does_not_hold_it_reads_where_it_is() {
     }
 }
 
-/// What a card and a host with so many slots make of a prompt.
+/// Compares the logits with several slot counts of device and host.
 fn tiers(device: &str, folder: &Path, prompt: &[u32], expected: &[u32]) {
     let blueprint = moeflux::Blueprint::of(&Checkpoint::open(folder).unwrap()).unwrap();
     let (all, k) = (blueprint.experts(), blueprint.max_top_k());
@@ -205,11 +206,12 @@ fn tiers(device: &str, folder: &Path, prompt: &[u32], expected: &[u32]) {
         (k, k, true),
         (k + 1, 2, false),
     ];
-    // Kernels take long to make.
+    // Pipelines take long to compile.
     for (slots, host_slots, in_place) in
         sizes.into_iter().step_by(if device == "gpu" { 2 } else { 1 })
     {
-        // What a card reads in place needs no place there, but in caches that do not hold all it needs some.
+        // Experts read in place need no device slots, but a cache that does not hold all of them
+        // needs some.
         let slots = if host_slots < all { slots.max(k) } else { slots };
         let asked = [Some(slots), Some(host_slots)];
         let (bits, ..) = with_slots(device, folder, prompt, card(in_place), asked);
@@ -238,7 +240,7 @@ fn no_size_of_a_tier_changes_a_bit_on_a_gpu() {
     let (folder, prompt) = (&golden.folder, golden.prompt());
     let (expected, ..) = with_slots("gpu", folder, &prompt, card(true), [None; 2]);
     tiers("gpu", folder, &prompt, &expected);
-    // In unified memory, all of them and few.
+    // Unified memory with all slots, and with few.
     let unified = DeviceMemory { total: Some(1 << 30), unified: true, in_place: true };
     let unified = Card { memory: Some(unified), ..Card::OWN };
     let k = moeflux::Blueprint::of(&Checkpoint::open(folder).unwrap()).unwrap().max_top_k();
@@ -266,7 +268,7 @@ fn who_watches_sees_the_experts_of_a_card() {
 
 #[test]
 fn loading_tells_how_far_it_is() {
-    // One whose shared experts are weights like others, and one where they are in slots.
+    // One model with shared experts as dense weights, and one with shared experts in slots.
     for folder in [tales(), data().join("goldens/qwen3_5_moe")] {
         loading_tells_how_far_it_is_with(&folder);
     }
@@ -288,7 +290,7 @@ fn loading_tells_how_far_it_is_with(folder: &Path) {
     let experts =
         moeflux::Blueprint::of(&Checkpoint::open(folder).unwrap()).unwrap().experts_bytes();
     assert_eq!(open(Some(Card::OWN)), open(None) + experts);
-    // On the host's memory too, but for a device that takes weights over.
+    // The same in host memory, for a device that manages its weights.
     let unified = Card {
         memory: Some(DeviceMemory { total: None, unified: true, in_place: true }),
         ..Card::OWN
@@ -296,7 +298,7 @@ fn loading_tells_how_far_it_is_with(folder: &Path) {
     assert_eq!(open(Some(unified)), open(None) + experts);
 }
 
-/// The plan of tales-18m for a card.
+/// The plan of tales-18m for a simulated GPU.
 fn plan(card: Card, memory: MemoryRequest) -> Result<MemoryPlan, String> {
     open(&tales(), card, memory).0.map(|e| *e.plan()).map_err(|e| e.to_string())
 }
@@ -307,19 +309,19 @@ fn a_card_has_a_budget_of_its_own() {
     let of = |memory: Option<DeviceMemory>, request| plan(Card { memory, ..Card::OWN }, request);
     let own = |total| Some(DeviceMemory { total, unified: false, in_place: true });
 
-    // Nine tenths less 512 MiB.
+    // 90% of its memory less 512 MiB.
     let chunk = Some(host.chunk);
     let card = of(own(Some(1 << 30)), MemoryRequest { chunk, ..MemoryRequest::default() }).unwrap();
     assert_eq!(card.device_budget, Some((1 << 30) / 10 * 9 - (512 << 20)));
     assert_eq!((card.dense, card.state, card.scratch), (host.dense, host.state, host.scratch));
     assert_eq!(card.total(), card.dense + card.state + card.marks + card.scratch + 256 * card.slot);
     assert_eq!(card.marks, card.state, "one session's worth");
-    // The host holds what is on its way, and no more.
+    // The host holds only experts in flight.
     assert_eq!((card.slots, card.host_slots, card.holds_all), (256, MIN_HOST_SLOTS, true));
     assert_eq!(card.host(), card.process + card.staging + MIN_HOST_SLOTS as u64 * card.slot);
     assert!(card.staging > host.staging && card.host() <= card.budget);
 
-    // What was asked for; as many slots as it holds.
+    // The requested budget, and as many slots as fit.
     let small = card.fixed() + 100 * card.slot + 5;
     let context = Some(card.context);
     let marks = Some(card.marks);
@@ -332,19 +334,19 @@ fn a_card_has_a_budget_of_its_own() {
     };
     let planned = of(own(Some(1 << 30)), request).unwrap();
     assert_eq!((planned.slots, planned.device_budget), (100, Some(small)));
-    // The host holds the rest, or what its budget allows.
+    // The host holds the rest, or as much as its budget allows.
     assert_eq!((planned.host_slots, planned.holds_all), (156, true));
-    // A card that cannot read the host's memory has its own slots as a cache.
+    // A GPU that cannot read host memory uses its slots as a cache.
     let copies = Some(DeviceMemory { total: Some(1 << 30), unified: false, in_place: false });
     let planned = of(copies, request).unwrap();
     assert_eq!((planned.slots, planned.host_slots, planned.holds_all), (100, 256, false));
     let none = of(copies, MemoryRequest { host_slots: Some(0), ..request }).unwrap_err();
     assert!(none.contains("0 slots on the host were asked for"), "{none}");
-    // Of unknown size: as much as on the host.
+    // Unknown size: the same as the host's budget.
     let request = MemoryRequest { budget: Some(300 << 20), ..MemoryRequest::default() };
     assert_eq!(of(own(None), request).unwrap().device_budget, Some(300 << 20));
 
-    // The host's own memory: one budget.
+    // Unified memory: one budget.
     let unified =
         of(Some(DeviceMemory { total: Some(1 << 30), unified: true, in_place: true }), request)
             .unwrap();
@@ -361,12 +363,12 @@ fn a_chunk_has_no_more_rows_than_kernels_see_results_of() {
     };
     let (whole, bytes) = chunk(None, None);
     assert_eq!(whole, moeflux::CARD_CHUNK);
-    // The model's vectors count with them.
+    // The model's vectors count too.
     assert_eq!(chunk(Some(2 * bytes), None).0, whole);
     assert_eq!(chunk(Some(bytes), None).0, whole / 2);
     let (least, _) = chunk(Some(1), None);
     assert_eq!(least, 64);
-    // Who asks for a number gets it, or the device's own error.
+    // An explicit chunk is used as is, or the device reports its error.
     assert_eq!(chunk(Some(bytes), Some(whole)).0, whole);
 }
 
@@ -384,7 +386,7 @@ fn a_card_or_a_host_that_is_too_small_is_told_apart() {
     for part in ["a budget of 1 MiB is below the floor", "for the program", "give --memory"] {
         assert!(error.contains(part), "{error}");
     }
-    // A card does not hold more than it has.
+    // A budget above the device's memory is refused.
     let huge =
         MemoryRequest { device_budget: Some((1 << 30) + (1 << 20)), ..MemoryRequest::default() };
     let error = plan(Card::OWN, huge).unwrap_err();
@@ -393,7 +395,7 @@ fn a_card_or_a_host_that_is_too_small_is_told_apart() {
     }
     let all = MemoryRequest { device_budget: Some(1 << 30), ..MemoryRequest::default() };
     assert_eq!(plan(Card::OWN, all).unwrap().device_budget, Some(1 << 30));
-    // Kernels that cannot see an expert cannot compute it.
+    // Kernels cannot address a bank of one expert.
     let error = plan(Card { bank: 0, ..Card::OWN }, MemoryRequest::default()).unwrap_err();
     assert!(error.contains("--device cpu"), "{error}");
 }
@@ -425,7 +427,7 @@ fn an_expert_that_cannot_be_loaded_is_an_error_of_opening() {
     assert!(error.to_string().contains("injected"), "{error}");
 }
 
-/// Layers whose states grow first leave room for the others, in steps and where a session is restored.
+/// Layers whose states grow first leave room for the others, in steps and in a restore.
 #[test]
 fn states_fill_what_is_planned_for_them() {
     let folder = data().join("goldens/qwen3_moe");
@@ -442,7 +444,7 @@ fn states_fill_what_is_planned_for_them() {
             ..MemoryRequest::default()
         };
         let full = engine(&folder, device.clone(), memory).plan().state;
-        // Of 600 tokens' pages there is room, and not of half as many again in every layer.
+        // Room for the pages of 600 tokens, but not for 1.5 times as many in every layer.
         let state = Some(full / context as u64 * 800);
         let engine = engine(&folder, device, MemoryRequest { state, ..memory });
         let mut session = engine.session().unwrap();

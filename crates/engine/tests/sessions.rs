@@ -1,4 +1,5 @@
-//! Whatever is done to sessions, in whatever order: their logits are those of a session that computes everything anew.
+//! Model-based test of sessions: after any sequence of operations the logits equal those of a
+//! session that computes everything again.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -25,11 +26,11 @@ use proptest::{
     test_runner::{Config, TestRng, TestRunner},
 };
 
-/// Positions of a session: states of windows write over what is old.
+/// Context length: long enough for ring buffers to wrap.
 const CONTEXT: usize = 320;
 const CHUNK: usize = 32;
 
-/// Fails the read that the counter comes to.
+/// Fails the read at which the counter reaches zero.
 struct Faults {
     inner: Box<dyn Reader>,
     until: Arc<AtomicUsize>,
@@ -65,25 +66,25 @@ impl Reader for Faults {
     }
 }
 
-/// What goes wrong during a step.
+/// Fault injected into a step.
 #[derive(Clone, Copy, Debug)]
 enum Trouble {
     None,
-    /// Somebody cancels it at a share of the work, in hundredths.
+    /// Cancels at a percentage of the work.
     Cancel(u8),
-    /// So many reads later one fails.
+    /// Fails the n-th read.
     Fault(u8),
 }
 
 #[derive(Clone, Debug)]
 enum Action {
-    /// To the first tokens of a text.
+    /// Sync to the first tokens of a text.
     Sync(usize, u8, usize, Trouble),
-    /// Some tokens more, one by one.
+    /// Decode some tokens.
     Decode(usize, u8, usize, Trouble),
-    /// All sessions at once, each by some tokens.
+    /// One step of all sessions, each with some tokens.
     Step(Vec<usize>, Trouble),
-    /// To a share of the tokens, in hundredths.
+    /// Truncate to a percentage of the tokens.
     Truncate(usize, usize, Trouble),
     Fork(usize),
     Drop(usize),
@@ -122,7 +123,7 @@ fn actions() -> impl Strategy<Value = Vec<Action>> {
     prop::collection::vec(action, 1..40)
 }
 
-/// Token `i` of a text. Texts begin alike and part at different places.
+/// Token `i` of a text. Texts start equal and diverge at different positions.
 fn text(text: u8, i: usize, vocab: usize) -> u32 {
     let own = match text {
         0 => 0,
@@ -133,7 +134,7 @@ fn text(text: u8, i: usize, vocab: usize) -> u32 {
     ((i * 31 + own * 977 + i * i % 7) % vocab) as u32
 }
 
-/// A session that always computes everything anew, and what it found.
+/// Reference: computes everything from scratch and remembers the logits.
 struct Oracle {
     engine: Engine,
     known: HashMap<Vec<u32>, Vec<f32>>,
@@ -153,7 +154,7 @@ impl Oracle {
 struct World {
     engine: Engine,
     until: Arc<AtomicUsize>,
-    /// Sessions with the tokens that they must have.
+    /// Sessions with their expected tokens.
     sessions: Vec<(Session, Vec<u32>)>,
     marks: Vec<(Mark, Vec<u32>)>,
     saved: HashMap<u8, Vec<u32>>,
@@ -197,7 +198,7 @@ impl World {
         }
     }
 
-    /// The session of a number, which is opened if need be.
+    /// Opens session `i` if needed.
     fn session(&mut self, i: usize) -> usize {
         while self.sessions.len() <= i {
             self.sessions.push((self.engine.session().unwrap(), Vec::new()));
@@ -205,7 +206,7 @@ impl World {
         i
     }
 
-    /// Runs a step in which something may go wrong; whether all went well.
+    /// Runs a step with a possible fault; `None` if it failed.
     fn with<T>(
         &mut self,
         trouble: Trouble,
@@ -234,7 +235,7 @@ impl World {
             }
             Err(error) => {
                 let text = error.to_string();
-                // Marks that somebody holds may leave no room: that is said, and nothing is lost.
+                // Live marks may leave no room: the error says so, and nothing is lost.
                 let full = text.contains("do not fit the memory plan");
                 assert!(
                     full || matches!(trouble, Trouble::Fault(_)) && text.contains("injected"),
@@ -262,7 +263,7 @@ impl World {
                         assert_eq!(session.logits().len(), vocab);
                         *expected = tokens;
                     }
-                    // It stands at some good token on the way, or where it was.
+                    // The session is at a prefix of the new tokens, or unchanged.
                     None => {
                         let now = session.tokens().to_vec();
                         assert!(tokens.starts_with(&now) || now == *expected);
@@ -397,7 +398,7 @@ impl World {
                             self.with(Trouble::None, |world, _| world.sessions[i].0.restore(&path));
                         match done {
                             Some(()) => self.sessions[i].1 = tokens,
-                            // Marks leave no room: the session may have made some itself.
+                            // Marks leave no room: the session keeps what it still has.
                             None => self.sessions[i].1 = self.sessions[i].0.tokens().to_vec(),
                         }
                     }
@@ -425,7 +426,7 @@ impl World {
         }
     }
 
-    /// What each session goes on with is right, too: also where nothing was asked of it since it went back.
+    /// Each session continues correctly, even if it was not used since a rewind.
     fn check_next(&mut self, oracle: &mut Oracle) {
         self.marks.clear();
         for (session, tokens) in &mut self.sessions {
@@ -500,7 +501,7 @@ fn without_room_for_kept_points() {
     holds(tales(), exact("cpu"), 0, 4);
 }
 
-/// States lie on the card: forks share them there until one goes on.
+/// States are in GPU memory: forks share them until one advances.
 #[test]
 fn on_a_graphics_card() {
     let Some(device) = gpu(true) else { return };
@@ -519,12 +520,12 @@ fn a_session_without_tokens_can_be_saved() {
     assert!(session.tokens().is_empty() && session.decode(7).unwrap() == first);
 }
 
-/// Prompts for tests that tell them apart by their logits.
+/// Prompts with different logits.
 fn prompt(n: u32) -> Vec<u32> {
     (0..40).map(|i| (i * 7 + n * 13) % 500 + 3).collect()
 }
 
-/// A reset that has no room beside marks leaves nothing of the old text to go on from.
+/// A reset without room beside marks leaves nothing of the old text.
 #[test]
 fn a_reset_that_fails_is_finished_by_the_next_step() {
     let memory = MemoryRequest {
@@ -566,7 +567,7 @@ fn kept_points_give_way_to_a_reset() {
         context: Some(320),
         chunk: Some(32),
         sessions: Some(2),
-        // What is kept fills this to the last page.
+        // Cached prefixes fill this to the last page.
         marks: Some(25 << 16),
         ..MemoryRequest::default()
     };
@@ -581,7 +582,8 @@ fn kept_points_give_way_to_a_reset() {
     first.reset().unwrap();
 }
 
-/// What a folder has in a session's place stays only if it serves as well; one that is too large leaves the others alone.
+/// A snapshot in the folder is kept only if it is equivalent; one that is too large leaves the
+/// others alone.
 #[test]
 fn a_folder_replaces_what_does_not_serve() {
     let open = |folder: &Path, chunk| {
@@ -592,7 +594,7 @@ fn a_folder_replaces_what_does_not_serve() {
     let temp = tempfile::tempdir().unwrap();
     let cache = SnapshotFolder::open(temp.path(), 1 << 30).unwrap();
     let tokens: Vec<u32> = (0..100).map(|i| i * 7 % 60 + 1).collect();
-    // What is computed of the tokens with what the folder has.
+    // Tokens computed with the help of the folder.
     let computed = |session: &mut Session| {
         session.reset().unwrap();
         session.sync_from(&cache, &tokens, &mut StepControl::default()).unwrap().computed
@@ -610,7 +612,7 @@ fn a_folder_replaces_what_does_not_serve() {
     session.snapshot_to(&cache).unwrap();
     assert_eq!(computed(&mut session), 0);
 
-    // Without logits, as an answer leaves it.
+    // Without logits, as after generation.
     fs::remove_file(&path).unwrap();
     session.reset().unwrap();
     let mut sampler =
@@ -633,7 +635,7 @@ fn a_folder_replaces_what_does_not_serve() {
     assert_eq!(session.snapshot_to(&tight).unwrap(), None);
     assert!(small.exists() && !path.exists());
 
-    // Windows of another length, side by side.
+    // Windows of another length get separate files.
     for (chunk, wanted) in [(32, 100), (512, 100), (512, 0), (32, 0)] {
         let engine = open(&golden("gpt_oss"), chunk);
         let mut session = engine.session().unwrap();
@@ -642,7 +644,7 @@ fn a_folder_replaces_what_does_not_serve() {
     }
 }
 
-/// What came through a file with fewer bits says so wherever it goes, and nobody else goes on from it.
+/// A session restored from a lossy file stays marked in all copies, and no other session reuses it.
 #[test]
 fn what_is_lossy_stays_so_and_to_itself() {
     for folder in [tales(), golden("qwen3_moe")] {
@@ -662,7 +664,7 @@ fn what_is_lossy_stays_so_and_to_itself() {
         assert!(session.is_lossy() && session.fork().unwrap().is_lossy());
         let mark = session.mark().unwrap();
 
-        // A bit-exact file of it is one of what it holds.
+        // A bit-exact snapshot of a lossy session is lossy.
         session.snapshot(&path, SnapshotOptions::default()).unwrap();
         session.reset().unwrap();
         assert!(!session.is_lossy());
@@ -681,7 +683,7 @@ fn what_is_lossy_stays_so_and_to_itself() {
         assert!(!other.is_lossy() && other.logits() != follows);
         other.rewind(&mark).unwrap();
         assert!(other.is_lossy());
-        // Now there is something to go on from that was computed.
+        // Now the prefix cache has computed states.
         let mut third = engine.session().unwrap();
         assert!(third.sync(&tokens, &mut watch).unwrap().computed < 2 && !third.is_lossy());
     }
@@ -693,7 +695,8 @@ fn what_is_lossy_stays_so_and_to_itself() {
     assert!(error.contains("f16") && error.contains("f32"), "{error}");
 }
 
-/// Pages are taken as they are written: a context may be far longer than memory, and one that is full says so.
+/// Pages are allocated as they are written: a context may be far longer than memory, and running
+/// out is an error.
 #[test]
 fn a_context_costs_what_is_used_of_it() {
     let folder = golden("qwen3_moe");
@@ -736,7 +739,7 @@ fn a_callback_that_panics_fails_its_step_only() {
     };
     let engine = common::engine(&data().join("goldens/qwen3_moe"), exact("cpu"), memory);
     let (mut one, mut other) = (engine.session().unwrap(), engine.session().unwrap());
-    // How often progress may be told; then the sink may not be called.
+    // Number of allowed progress calls; then the sink must not be called.
     let feed = |session: &mut Session, mut left: usize| {
         let (mut logits, panics) = (Vec::new(), left < 9);
         let mut progress = |_: f64| left = left.checked_sub(1).unwrap();

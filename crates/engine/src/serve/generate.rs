@@ -1,4 +1,4 @@
-//! An answer: prefill, then token by token until something ends it.
+//! Decode loop: prefill, then one token after another until a stop condition.
 
 use std::{
     ops::ControlFlow,
@@ -21,50 +21,51 @@ use crate::{
     },
 };
 
-/// What is asked for.
+/// A generation request.
 #[derive(Clone, Debug, Default)]
 pub struct GenerateRequest {
-    /// How tokens are chosen. What the model's makers advise is in [`Text::generation`](crate::Text::generation).
+    /// Sampling parameters. The model's recommended ones are in
+    /// [`Text::generation`](crate::Text::generation).
     pub sampling: Sampling,
-    /// At most this many tokens; by default as many as the context holds.
+    /// Maximum tokens to generate. Default: up to the context length.
     pub max_tokens: Option<usize>,
-    /// Texts that end the answer; they are not part of it. Where an answer comes as tokens, those up to the one that completes such
-    /// a text come all the same, and [`StopStrings`] takes it out of what they say.
+    /// Stop strings; not part of the text. A token stream includes the tokens up to the one that
+    /// completes a stop string; [`StopStrings`] removes it from the decoded text.
     pub stop: Vec<String>,
-    /// Lengths of prefixes of the prompt that other prompts are likely to share, in ascending order: [`Session::sync_with`] keeps
-    /// points there. A [`Scheduler`](crate::Scheduler) does not look at them.
+    /// Lengths of prompt prefixes that other prompts are likely to share, ascending: see
+    /// [`Session::sync_with`]. A [`Scheduler`](crate::Scheduler) ignores them.
     pub ends: Vec<usize>,
 }
 
-/// Why an answer ended.
+/// Reason for the end of a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Finish {
-    /// The model ended it.
+    /// The model produced an end token.
     EndToken,
-    /// A stop string came.
+    /// A stop string occurred.
     StopString,
-    /// It has as many tokens as were asked for.
+    /// The requested number of tokens is reached.
     MaxTokens,
     /// The context is full.
     Context,
-    /// Somebody cancelled it.
+    /// The caller cancelled.
     Cancelled,
 }
 
-/// A stretch of work.
+/// Prefill or decode, with its cost.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Phase {
-    /// Tokens that went through the model.
+    /// Tokens that ran through the model.
     pub tokens: u64,
-    /// Wall time.
+    /// Wall time in seconds.
     pub seconds: f64,
-    /// What it cost.
+    /// Counters of this phase.
     pub stats: Stats,
 }
 
 impl Phase {
-    /// Tokens per second; zero when nothing was done.
+    /// Tokens per second; zero if nothing was computed.
     pub fn tokens_per_second(&self) -> f64 {
         if self.tokens == 0 || self.seconds <= 0.0 {
             0.0
@@ -74,26 +75,26 @@ impl Phase {
     }
 }
 
-/// A finished answer.
+/// A finished response.
 #[derive(Clone, Debug, Serialize)]
 pub struct Answer {
-    /// The text, without end token and stop string.
+    /// Text without end token and stop string.
     pub text: String,
-    /// Its tokens, the end token included if one came.
+    /// Generated tokens, including the end token if one occurred.
     pub tokens: Vec<u32>,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Of these, the ones that the session had already.
+    /// Of these, tokens that did not have to be computed.
     pub reused: usize,
-    /// Why it ended.
+    /// Reason for the end.
     pub finish: Finish,
-    /// Computing the prompt.
+    /// Cost of the prompt.
     pub prefill: Phase,
-    /// Computing the answer.
+    /// Cost of the generated tokens.
     pub decode: Phase,
 }
 
-/// Finds stop strings in what an answer's tokens say.
+/// Detects stop strings in the decoded text.
 pub(crate) struct Stops {
     decoder: Decoder,
     strings: StopStrings,
@@ -101,7 +102,7 @@ pub(crate) struct Stops {
 }
 
 impl Stops {
-    /// For a request's stop strings; `None` where it has none.
+    /// For a request's stop strings; `None` if there are none.
     pub(crate) fn of(engine: &Engine, request: &GenerateRequest) -> Result<Option<Self>, Error> {
         if request.stop.is_empty() {
             return Ok(None);
@@ -111,19 +112,19 @@ impl Stops {
         Ok(Some(Self { decoder, strings, found: false }))
     }
 
-    /// Takes the next token.
+    /// Consumes the next token.
     pub(crate) fn push(&mut self, token: u32) -> Result<(), Error> {
         self.found |= self.strings.push(self.decoder.push(token)?).stopped;
         Ok(())
     }
 
-    /// Whether one has come.
+    /// Whether a stop string has occurred.
     pub(crate) fn found(&self) -> bool {
         self.found
     }
 }
 
-/// The tokens of an answer, as they are made: see [`Session::generate`].
+/// Iterator over generated tokens: see [`Session::generate`].
 pub struct Tokens<'a> {
     session: &'a mut Session,
     sampler: Sampler,
@@ -166,22 +167,23 @@ impl<'a> Tokens<'a> {
         })
     }
 
-    /// The session. It holds all tokens but the last one, which goes in when the next one is asked for.
+    /// The session. It holds all tokens but the last one, which is fed when the next one is
+    /// requested.
     pub fn session(&self) -> &Session {
         self.session
     }
 
-    /// What was done for the prompt.
+    /// Reuse and work for the prompt.
     pub fn synced(&self) -> Synced {
         self.synced
     }
 
-    /// Why there are no more tokens; `None` while there may be some, and after an error.
+    /// Reason for the end; `None` while generating, and after an error.
     pub fn finish(&self) -> Option<Finish> {
         self.finish
     }
 
-    /// Whether something ends it before the next token.
+    /// Stop condition that holds before the next token.
     fn ends(&self) -> Option<Finish> {
         let full = self.session.tokens().len() == self.session.engine().plan().context;
         match self.last {
@@ -200,7 +202,7 @@ impl<'a> Tokens<'a> {
 impl Iterator for Tokens<'_> {
     type Item = Result<u32, Error>;
 
-    /// The next token. After an error there are no more; the session stands at its last good token.
+    /// The next token. Ends after an error; the session is then at its last good token.
     fn next(&mut self) -> Option<Self::Item> {
         if self.failed || self.finish.is_some() {
             return None;
@@ -234,12 +236,12 @@ impl Iterator for Tokens<'_> {
     }
 }
 
-/// Brings `session` to `prompt` and continues it. `on_text` gets the answer in pieces, each of whole characters;
-/// breaking there ends the answer as cancelled.
+/// Brings `session` to `prompt` and generates from there. `on_text` receives the text in pieces of
+/// whole characters; `Break` ends the generation as cancelled.
 ///
 /// # Errors
-/// The checkpoint has no tokenizer; the prompt is empty or longer than the context; a sampling value is out of
-/// range; an expert cannot be read.
+/// The checkpoint has no tokenizer; the prompt is empty or longer than the context; a sampling
+/// value is out of range; an expert cannot be read.
 pub fn generate(
     session: &mut Session,
     prompt: &[u32],
@@ -261,7 +263,7 @@ pub fn generate(
         decode: Phase::default(),
     };
     let mut timer = Timer::start(session);
-    // Stop strings are found in the text here.
+    // No [`Stops`]: stop strings are detected in the text below.
     let mut tokens = match Tokens::begin(session, prompt, request, None, watch) {
         Ok(tokens) => tokens,
         Err(Error::Cancelled) => {
@@ -289,7 +291,7 @@ pub fn generate(
             break Finish::StopString;
         }
     };
-    // What the decoder and the stop strings held back is part of every answer that nobody cut short.
+    // Flushes text held back by the decoder and the stop strings, unless the response was cut off.
     if !matches!(answer.finish, Finish::StopString | Finish::Cancelled) {
         let rest = stops.push(decoder.finish()?).emit.to_owned();
         let _ = emit(&rest, &mut answer.text, on_text);
@@ -322,7 +324,7 @@ impl Timer {
         Self { since: Instant::now(), stats: session.stats() }
     }
 
-    /// The work since the start or the last lap.
+    /// Work since the start or the last lap.
     pub(crate) fn lap(&mut self, session: &Session) -> Phase {
         let now = Self::start(session);
         let stats = now.stats.since(&self.stats);
@@ -333,13 +335,13 @@ impl Timer {
 }
 
 impl Session {
-    /// Brings the session to `prompt` and continues it: an iterator of tokens, each of them chosen as `request.sampling` says.
-    /// It ends after an end token of the model, a stop string, `request.max_tokens`, or when the context is full; setting
-    /// `watch.cancel` ends it at the next layer. `watch.progress` is told of the prompt.
+    /// Brings the session to `prompt` and generates tokens by `request.sampling`. The iterator ends
+    /// after an end token, a stop string, `request.max_tokens`, or when the context is full.
+    /// Setting `watch.cancel` ends it at the next layer. `watch.progress` covers the prompt.
     ///
     /// # Errors
-    /// As [`Session::sync`]; a sampling value is out of range; a stop string is empty, or the checkpoint has no tokenizer to find
-    /// one with.
+    /// As [`Session::sync`]; also if a sampling value is out of range, a stop string is empty, or
+    /// the checkpoint has no tokenizer for stop strings.
     pub fn generate<'a, 'w: 'a>(
         &'a mut self,
         prompt: &[u32],

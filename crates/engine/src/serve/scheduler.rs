@@ -1,4 +1,4 @@
-//! Many answers at once: sessions that read their prompts and sessions that answer share the steps.
+//! Scheduler: continuous batching of prefill and decode over many sequences, with prefix sharing.
 
 use std::{cmp::Reverse, fmt};
 
@@ -14,28 +14,29 @@ use crate::{
     text::sampling::{EndTokens, Sampler},
 };
 
-/// Tokens of prompts in a step in which others answer, where nobody says: their next tokens wait no longer than these take.
+/// Default prompt tokens in a step that also decodes. Bounds the latency of the decoding sequences.
 const PROMPT_TOKENS: usize = 64;
 
-/// How steps are shared.
+/// Token budgets of a step.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SchedulerOptions {
-    /// Tokens of a step at most; by default, and never more than, the memory plan's chunk.
+    /// Maximum tokens of a step. Default and upper bound: the memory plan's chunk.
     pub tokens: Option<usize>,
-    /// Of these, tokens of prompts while others answer; by default 64. More of them bring prompts to their end sooner, above
-    /// all where experts stream, and let answers wait.
+    /// Maximum prompt tokens in a step that also decodes; default 64. A larger value speeds up
+    /// prefill, above all when experts are streamed, and slows down decoding.
     pub prompt_tokens: Option<usize>,
 }
 
-/// The name of an answer in its [`Scheduler`].
+/// Identifies a request in its [`Scheduler`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(u64);
 
-/// An answer that a [`Scheduler`] did not take.
+/// A request that a [`Scheduler`] rejected.
 pub struct SubmitError {
-    /// Why.
+    /// Reason.
     pub error: Error,
-    /// Its session, as it was; only where the device failed it may have gone back to a beginning of its tokens.
+    /// The session, unchanged. Only after a device failure it may have been truncated to a prefix
+    /// of its tokens.
     pub session: Box<Session>,
 }
 
@@ -57,50 +58,50 @@ impl std::error::Error for SubmitError {
     }
 }
 
-/// The session is dropped then.
+/// Drops the session.
 impl From<SubmitError> for Error {
     fn from(refused: SubmitError) -> Self {
         refused.error
     }
 }
 
-/// What a step of a [`Scheduler`] brought.
+/// Event of a step of a [`Scheduler`].
 pub enum Event {
-    /// An answer's next token.
+    /// The next token of a sequence.
     Token {
-        /// Whose.
+        /// Its request.
         id: RequestId,
         /// The token.
         token: u32,
     },
-    /// An answer is complete.
+    /// A sequence is complete.
     Finished {
-        /// Whose.
+        /// Its request.
         id: RequestId,
-        /// Why.
+        /// Reason for the end.
         finish: Finish,
-        /// Its session. It holds all tokens but the last one of the answer; where no token was asked for, what was there of
-        /// the prompt.
+        /// Its session. It holds all tokens but the last generated one. If no token was requested,
+        /// it holds the part of the prompt that was available.
         session: Session,
     },
-    /// No token could be chosen: the model's weights may be damaged.
+    /// Sampling failed: the model's weights may be damaged.
     Failed {
-        /// Whose.
+        /// Its request.
         id: RequestId,
-        /// Why.
+        /// Reason.
         error: Error,
         /// Its session, at its last good token.
         session: Session,
     },
 }
 
-/// Answers under way.
+/// Continuous batching: sequences in flight that share steps.
 ///
-/// A step gives every answer that has begun its next token, and what is left of the step's tokens to one prompt after the other
-/// in turn, so that nobody waits for long. An expert that several of them need is read once for all.
+/// A step decodes one token of every decoding sequence. The rest of the step's token budget
+/// prefills one prompt, round robin. An expert that several sequences need is read once.
 ///
-/// What prompts have in common is computed once: a prompt that begins like one that is further on waits until that one has read what
-/// both have, and then goes on from its session. They share the memory of that part.
+/// Common prompt prefixes are computed once: a sequence waits for one that is further ahead in the
+/// same prefix, then forks its state. Both share the memory of that prefix.
 ///
 /// ```
 /// # fn main() -> Result<(), moeflux::Error> {
@@ -130,7 +131,7 @@ pub struct Scheduler {
     options: SchedulerOptions,
     answers: Vec<Sequence>,
     next: u64,
-    /// Whose turn came last, of those that answer and of those that read their prompts.
+    /// Requests served last, for round robin: the last to decode, and the last to prefill.
     answered: u64,
     read: u64,
     stats: Stats,
@@ -145,25 +146,25 @@ struct Sequence {
     synced: Synced,
     limit: usize,
     made: usize,
-    /// The token that was chosen last and is not in the session yet.
+    /// The token sampled last, not yet fed to the session.
     last: Option<u32>,
 }
 
 impl Sequence {
-    /// Its session, and the tokens that it has to feed next.
+    /// The session, and the tokens to feed next.
     fn split(&mut self) -> (&mut Session, &[u32]) {
         let Self { session, prompt, last, .. } = self;
         let fed = session.tokens().len();
         (session, last.as_ref().map_or_else(|| &prompt[fed..], std::slice::from_ref))
     }
 
-    /// Whether there is something of its prompt to be fed.
+    /// Whether part of the prompt is left to prefill.
     fn reads(&self) -> bool {
         self.last.is_none() && self.waiting() > 0
     }
 
-    /// Tokens that it can have of another one's prompt: all that both begin with. The logits after its own prompt come from a session
-    /// that stands just there, or from a token that is left to compute.
+    /// Length of the prefix that can be adopted from another sequence. To cover the whole prompt,
+    /// the other session must have logits exactly there. Otherwise one token is left to compute.
     fn shares(&self, other: &Self) -> usize {
         let same = common(&self.prompt, &other.prompt);
         let there = other.session.tokens().len();
@@ -174,12 +175,12 @@ impl Sequence {
         if same == self.prompt.len() && !ends { same - 1 } else { same }
     }
 
-    /// How many tokens it has to feed.
+    /// Number of tokens left to feed.
     fn waiting(&self) -> usize {
         self.last.map_or(self.prompt.len() - self.session.tokens().len(), |_| 1)
     }
 
-    /// What ends it now.
+    /// Stop condition that holds now.
     fn ends(&self, end: &EndTokens) -> Option<Finish> {
         let full = self.session.tokens().len() == self.session.engine().plan().context;
         match self.last {
@@ -195,18 +196,19 @@ impl Sequence {
 }
 
 impl Scheduler {
-    /// Without answers yet.
+    /// A scheduler without sequences.
     pub fn new(engine: &Engine, options: SchedulerOptions) -> Self {
         let (engine, end, stats) = (engine.clone(), engine.end(), Stats::default());
         Self { engine, end, options, answers: Vec::new(), next: 0, answered: 0, read: 0, stats }
     }
 
-    /// Adds an answer to a prompt, in a session that may have some of it already; nothing is computed yet.
+    /// Adds a request, in a session that may already hold a prefix of the prompt. Computes nothing
+    /// yet.
     ///
     /// # Errors
-    /// The prompt is empty, longer than the context, or has ids outside the vocabulary; a sampling value is out of range; a stop
-    /// string is empty, or the checkpoint has no tokenizer to find one with; the session is another engine's. [`SubmitError`] gives it
-    /// back.
+    /// The prompt is empty, longer than the context, or has ids outside the vocabulary; a sampling
+    /// value is out of range; a stop string is empty, or the checkpoint has no tokenizer for stop
+    /// strings; the session belongs to another engine. [`SubmitError`] returns the session.
     pub fn add(
         &mut self,
         mut session: Session,
@@ -234,7 +236,7 @@ impl Scheduler {
         Ok(id)
     }
 
-    /// What an answer begins with.
+    /// Validates a request and prepares its session.
     fn begin(
         &self,
         session: &mut Session,
@@ -252,7 +254,8 @@ impl Scheduler {
         Ok((sampler, stops, session.reuse(prompt)?))
     }
 
-    /// Takes an answer out before its end: its session, which stands at its last good token. `None` if it has ended.
+    /// Removes a sequence before its end and returns its session, at its last good token. `None` if
+    /// the sequence has ended.
     pub fn cancel(&mut self, id: RequestId) -> Option<Session> {
         let i = self.answers.iter().position(|answer| answer.id == id)?;
         let cancelled = self.answers.remove(i);
@@ -260,23 +263,23 @@ impl Scheduler {
         Some(cancelled.session)
     }
 
-    /// What was reused for an answer's prompt, and what is computed of it; as its prompt is read, more of it may come from another
-    /// one's session. `None` once the answer has ended.
+    /// Reuse and work for a sequence's prompt. During prefill more of it may be adopted from other
+    /// sequences. `None` once the sequence has ended.
     pub fn synced(&self, id: RequestId) -> Option<Synced> {
         self.answers.iter().find(|answer| answer.id == id).map(|answer| answer.synced)
     }
 
-    /// Answers under way.
+    /// Sequences in flight.
     pub fn len(&self) -> usize {
         self.answers.len()
     }
 
-    /// Whether there are none.
+    /// Whether no sequence is in flight.
     pub fn is_empty(&self) -> bool {
         self.answers.is_empty()
     }
 
-    /// What all steps have cost, those of prompts and of answers together. [`Stats::tokens`] are those that were fed.
+    /// Cost of all steps, prefill and decode together. [`Stats::tokens`] counts fed tokens.
     pub fn stats(&self) -> Stats {
         self.stats
     }
@@ -284,7 +287,7 @@ impl Scheduler {
     /// Computes one step.
     ///
     /// # Errors
-    /// As [`Engine::step`]: all sessions are then as they were, and the step can be tried again.
+    /// As [`Engine::step`]: all sessions are then unchanged, and the step can be retried.
     pub fn step(&mut self, watch: &mut StepControl<'_>) -> Result<Vec<Event>, Error> {
         let shares = self.share();
         let mut turns: Vec<BatchEntry<'_>> = Vec::with_capacity(shares.len());
@@ -304,24 +307,24 @@ impl Scheduler {
         Ok(events)
     }
 
-    /// How many tokens each answer feeds in the next step.
+    /// Assigns the number of tokens that each sequence feeds in the next step.
     fn share(&mut self) -> Vec<usize> {
         let chunk = self.engine.plan().chunk;
         let most = self.options.tokens.unwrap_or(chunk).clamp(chunk.min(2), chunk);
         let count = self.answers.len();
         let mut shares = vec![0; count];
-        // Those that come first are those behind the one whose turn came last.
+        // Round robin: starts after the sequence that was served last.
         let behind = |turn: u64| {
             let first = self.answers.partition_point(|answer| answer.id.0 <= turn);
             (first..count).chain(0..first)
         };
         let leads: Vec<_> = (0..count).map(|i| self.lead(i)).collect();
         let next = behind(self.read).find(|i| self.answers[*i].reads() && leads[*i].is_none());
-        // One token at least is a prompt's.
+        // Reserves at least one token for a prompt.
         let mut left = if next.is_some() { most.max(2) - 1 } else { most };
         let mut answering = 0;
         for i in behind(self.answered).filter(|i| self.answers[*i].last.is_some()) {
-            // With fewer tokens than answers they take turns.
+            // With more decoding sequences than tokens they take turns.
             if left == 0 {
                 break;
             }
@@ -336,7 +339,7 @@ impl Scheduler {
             };
             let answer = &self.answers[i];
             shares[i] = answer.waiting().min(room);
-            // A state that cannot be cut is shared where it stands.
+            // A state that cannot be truncated must stop where it is shared.
             let here =
                 leads.iter().flatten().filter(|(leader, _)| *leader == i).map(|(_, end)| *end);
             if let Some(end) = here.min().filter(|_| !self.engine.lock().rewind.anywhere()) {
@@ -347,8 +350,9 @@ impl Scheduler {
         shares
     }
 
-    /// The answer that another one, which reads its prompt, waits for, and until which of its tokens: the one that will have read most
-    /// of what both begin with. Nobody is waited for by those that are further on, so that somebody always reads.
+    /// The sequence that `i` waits for during prefill, and the length of their shared prefix: the
+    /// one that will cover the most of it. A sequence only waits for one that is further ahead, so
+    /// at least one always makes progress.
     fn lead(&self, i: usize) -> Option<(usize, usize)> {
         let answer = &self.answers[i];
         let place = |answer: &Sequence| (answer.session.tokens().len(), Reverse(answer.id));
@@ -362,12 +366,12 @@ impl Scheduler {
             worth.then_some((j, end))
         };
         let all = self.answers.iter().enumerate().filter(|_| answer.reads());
-        // Of several with as much, the one that is furthest on: others may themselves wait for it, and pass the place by.
+        // Ties: the one furthest ahead. Others may wait for it too, and run past the shared prefix.
         all.filter_map(leads).max_by_key(|(j, end)| (*end, place(&self.answers[*j])))
     }
 
-    /// Takes those that read their prompts to where others have read the same, unless they wait for somebody who will have more. One
-    /// that cannot be taken there reads by itself.
+    /// Forks the state of other sequences into those that share a longer prefix, unless they wait
+    /// for a still longer one. If the fork fails, the sequence prefills alone.
     fn follow(&mut self) {
         for i in 0..self.answers.len() {
             let lead = self.lead(i).map_or(0, |(_, end)| end);
@@ -396,11 +400,11 @@ impl Scheduler {
         }
     }
 
-    /// Chooses the next token of each answer that has logits for it.
+    /// Samples the next token of each sequence that has logits for it.
     fn choose(&mut self, shares: &[usize], events: &mut Vec<Event>) {
         let mut failed = Vec::new();
         for (i, answer) in self.answers.iter_mut().enumerate() {
-            // One whose prompt was there already has taken no share.
+            // A prompt that was fully reused has no tokens in this step.
             let begins =
                 answer.last.is_none() && answer.session.tokens().len() == answer.prompt.len();
             if !begins && (shares[i] == 0 || answer.last.is_none()) || answer.made >= answer.limit {
@@ -431,7 +435,7 @@ impl Scheduler {
         }
     }
 
-    /// Takes out the answers that are at their end.
+    /// Removes the sequences that have ended.
     fn finish(&mut self, events: &mut Vec<Event>) {
         let ended = |(i, answer): (usize, &Sequence)| Some((i, answer.ends(&self.end)?));
         let ended: Vec<_> = self.answers.iter().enumerate().filter_map(ended).collect();

@@ -1,4 +1,5 @@
-//! A loaded model, and how one is opened.
+//! Engine: a loaded model. Opens the device, the expert cache and the reader of a checkpoint within
+//! a memory plan.
 
 use std::{
     path::{Path, PathBuf},
@@ -37,30 +38,30 @@ use crate::{
     text::{sampling::EndTokens, text::Text},
 };
 
-/// Wraps each reader of experts that is opened: for tests that shuffle, delay or fail reads.
+/// Wraps each expert reader that is opened. For tests that shuffle, delay or fail reads.
 pub type WrapReader = Box<dyn Fn(Box<dyn Reader>) -> Box<dyn Reader> + Send>;
 
-/// How to open an engine.
+/// Options of [`Engine::open`].
 #[derive(Default)]
 pub struct EngineOptions {
-    /// Budget, context, chunk.
+    /// Memory budget, context length and prefill chunk.
     pub memory: MemoryRequest,
-    /// Device, threads, exactness. Besides the names that a device has, `auto` is the one that is faster for the
-    /// model, and `gpu` the best adapter that there is.
+    /// Device, threads and exactness. Besides the names of devices, `auto` selects the faster
+    /// device for the model, and `gpu` selects the best adapter.
     pub device: DeviceOptions,
-    /// Which expert gives way when another needs its slot.
+    /// Eviction policy of the expert cache.
     pub policy: PolicyKind,
-    /// How experts are read.
+    /// How experts are read: backend, queue depth, page cache.
     pub reads: ReadOptions,
-    /// Whether experts are read before the layer that may need them has chosen. It changes no result.
+    /// Prefetch of experts before their layer's router has run. Does not change results.
     pub prefetch: PrefetchMode,
-    /// Wraps the reader of experts.
+    /// Wraps the expert reader.
     pub wrap_reader: Option<WrapReader>,
-    /// Wraps the device.
+    /// Wraps the compute device.
     pub wrap_device: Option<WrapDevice>,
 }
 
-/// A loaded model. Clones share it; threads take turns.
+/// A loaded model. A handle: clones share the model, and threads use it one at a time.
 #[derive(Clone)]
 pub struct Engine {
     shared: Arc<Shared>,
@@ -77,36 +78,37 @@ struct Shared {
     exact: bool,
     reads: String,
     runtime: Mutex<Runtime>,
-    /// Sessions that live now.
+    /// Live sessions.
     sessions: AtomicUsize,
 }
 
-/// What steps change.
+/// State that steps mutate: device, expert cache, sequence states. Guarded by the engine's lock.
 pub(crate) struct Runtime {
     pub(crate) device: Box<dyn Device>,
     pub(crate) cache: ExpertCache,
     pub(crate) model: Model,
-    /// How experts are found again when their files were lost.
+    /// Arguments to reopen the experts' files after a read error.
     again: ReopenArgs,
-    /// How far sessions can be cut.
+    /// Limits on truncating sessions.
     pub(crate) rewind: Rewind,
-    /// All states of a session.
+    /// Shapes of all states of a session, in layer order.
     pub(crate) shapes: Vec<StateShape>,
-    /// Points of sessions for prompts that begin like them.
+    /// Cached prefixes for later prompts.
     pub(crate) kept: PrefixCache,
-    /// Bytes that states may hold.
+    /// Maximum bytes of sequence states.
     pub(crate) state_limit: u64,
-    /// The states of the last step, in memory that the next one uses again.
+    /// States written by the last step. Kept to reuse the allocation.
     pub(crate) stepped: Vec<State>,
 }
 
 impl Engine {
-    /// Loads the dense weights of a checkpoint and makes the slots for its experts; where the device takes weights into
-    /// memory that it manages and the plan has a slot for every expert, loads those too. `progress` gets bytes loaded and
-    /// bytes to load.
+    /// Loads the dense weights of a checkpoint and allocates the expert slots. Also loads all
+    /// experts if the device manages its own memory and the plan has a slot for each. `progress`
+    /// receives the bytes loaded and the total bytes.
     ///
     /// # Errors
-    /// The checkpoint is not supported or damaged, the budget is too small, or a file cannot be read.
+    /// The checkpoint is not supported or damaged, the budget is too small, or a file cannot be
+    /// read.
     pub fn open(
         checkpoint: Checkpoint,
         options: EngineOptions,
@@ -233,7 +235,7 @@ impl Engine {
         self.shared.sessions.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// What turns text into tokens and back.
+    /// Tokenizer and chat template.
     ///
     /// # Errors
     /// The checkpoint has neither `tokenizer.json` nor `tiktoken.model`.
@@ -245,7 +247,7 @@ impl Engine {
         })
     }
 
-    /// The tokens that end an answer. Without a tokenizer nobody knows any.
+    /// Tokens that end a response. Empty without a tokenizer.
     pub(crate) fn end(&self) -> EndTokens {
         self.shared.text.as_ref().map(|text| text.end().clone()).unwrap_or_default()
     }
@@ -255,51 +257,51 @@ impl Engine {
         &self.shared.blueprint
     }
 
-    /// Which model it is: the same for every copy of the same weights, packed or not.
+    /// Identity of the model: the same for every copy of the same weights, packed or not.
     pub fn model(&self) -> ModelId {
         self.shared.model
     }
 
-    /// What keys and values are kept as.
+    /// Element format of the KV cache.
     pub fn kv_format(&self) -> KvFormat {
         self.shared.kv_format
     }
 
-    /// Whether it computes on the exact path.
+    /// Whether the engine runs the exact path.
     pub fn is_exact(&self) -> bool {
         self.shared.exact
     }
 
-    /// The folder of the checkpoint.
+    /// Folder of the checkpoint.
     pub fn folder(&self) -> &Path {
         &self.shared.folder
     }
 
-    /// What is held, and why.
+    /// Memory plan: bytes by purpose.
     pub fn plan(&self) -> &MemoryPlan {
         &self.shared.plan
     }
 
-    /// What computes, and why that.
+    /// The device that computes, and the reason for its choice.
     pub fn device(&self) -> &ChosenDevice {
         &self.shared.device
     }
 
-    /// What each layer has asked its experts for, of all sessions together since the engine was opened.
+    /// Routing statistics per layer, summed over all sessions since the engine was opened.
     pub fn layer_stats(&self) -> Vec<LayerStats> {
         self.lock().model.layer_stats().to_vec()
     }
 
-    /// What was read for experts since the engine was opened.
+    /// Counters of expert reads since the engine was opened.
     pub fn read_counters(&self) -> ReadCounters {
         self.lock().cache.read_counters()
     }
 
-    /// Writes to the memory of the slots that hold nothing yet, and returns how many bytes that is. `progress` gets bytes done and
-    /// bytes in all.
+    /// Writes to the memory of all empty slots and returns its bytes. `progress` receives the bytes
+    /// done and the total bytes.
     ///
-    /// Systems hand memory out when it is first written to, and in a virtual machine that can take longer than reading an expert
-    /// into it. It has to happen once in any case: here it does before something is measured.
+    /// The system commits memory at the first write. In a virtual machine that can take longer than
+    /// reading an expert into it. Call this before a measurement to pay that cost in advance.
     ///
     /// # Errors
     /// The device failed.
@@ -309,17 +311,18 @@ impl Engine {
         cache.touch(&mut **device, progress)
     }
 
-    /// Tells that the page cache has been made to forget the model's files ([`FilePages::forget`](crate::FilePages::forget)): what
-    /// is read next is read as if it were for the first time.
+    /// Resets the reader's knowledge of cached pages, after the page cache has dropped the model's
+    /// files ([`FilePages::forget`](crate::FilePages::forget)).
     pub fn forget_reads(&self) {
         self.lock().cache.forget_reads();
     }
 
-    /// How fast `threads` threads, by default one per physical core, read the memory of slots just now: 128 MiB, all over them, once.
-    /// `None` while experts are read, if the slots that are filled are fewer, or if a card computes.
+    /// Measures memory bandwidth: `threads` threads (default: one per physical core) read 128 MiB
+    /// of slots once. Returns `None` while experts are being read, if fewer slots are filled, or if
+    /// a GPU computes.
     ///
-    /// It takes some milliseconds and no memory. What is computed just before or after it meets the same neighbours, which
-    /// [`probe_memory`](crate::probe_memory), long before, may not have.
+    /// Takes some milliseconds and no memory. Right before or after a measurement it sees the same
+    /// load on the machine, unlike an earlier [`probe_memory`](crate::probe_memory).
     ///
     /// # Errors
     /// The device failed, or a thread cannot be started.
@@ -336,12 +339,12 @@ impl Engine {
             .transpose()
     }
 
-    /// How experts are read, in words for users: "io_uring, direct, depth 16".
+    /// How experts are read, for users: "io_uring, direct, depth 16".
     pub fn reads(&self) -> &str {
         &self.shared.reads
     }
 
-    /// Turns measuring of a card's kernels on or off; the times since it was last asked.
+    /// Turns profiling of GPU kernels on or off. Returns the times since the last call.
     ///
     /// # Errors
     /// The device failed.
@@ -349,12 +352,15 @@ impl Engine {
         self.lock().device.profile(on).map_err(Error::at(|| "measuring kernels"))
     }
 
-    /// Writes to a file which experts each step needs, from now on; with `None` no longer. See [`crate::Trace`].
+    /// Starts to write the experts that each step needs to a file; `None` stops it. See
+    /// [`crate::Trace`].
     ///
-    /// Results stay the same. A device that looks experts up by itself must tell the host which they are, which takes time.
+    /// Results do not change. A device that resolves expert slots on its side must report the
+    /// routing to the host, which takes time.
     ///
     /// # Errors
-    /// The file cannot be written, or the model has no routed experts. Later a step fails if it cannot be written down.
+    /// The file cannot be written, or the model has no routed experts. A later step fails if its
+    /// record cannot be written.
     pub fn record_routing(&self, file: Option<&Path>) -> Result<(), Error> {
         let Shared { blueprint, plan, folder, .. } = &*self.shared;
         let recorder = file.map(|file| {
@@ -365,7 +371,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Whether another handle is this engine's.
+    /// Whether both handles refer to the same engine.
     pub(crate) fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.shared, &other.shared)
     }
@@ -375,7 +381,8 @@ impl Engine {
     }
 }
 
-/// How to open the files of experts, and to open them again: a disk that was gone for a while comes back as another one.
+/// Arguments to open the expert files, and to reopen them after a disk was detached: it may return
+/// as another device.
 struct ReopenArgs {
     folder: PathBuf,
     mirrors: Vec<PathBuf>,
@@ -395,7 +402,8 @@ impl ReopenArgs {
         })
     }
 
-    /// The experts' files as they are now, if they are those of the model: every expert where it was.
+    /// The expert files as they are now. `None` if they belong to another model or an expert has
+    /// moved.
     fn source(&self, before: &ExpertSource) -> Result<Option<Arc<ExpertSource>>, Error> {
         let checkpoint = Checkpoint::open_with(&self.folder, &self.mirrors)?;
         let now = ExpertSource::of(&checkpoint, &Blueprint::of(&checkpoint)?);
@@ -405,8 +413,8 @@ impl ReopenArgs {
 }
 
 impl Runtime {
-    /// After a read that failed: opens the experts' files again, if they are there. As long as they are not, what is open stays:
-    /// experts in memory need none, and who needs another one is told.
+    /// Reopens the expert files after a failed read. If they are missing, the open ones stay:
+    /// experts in memory need no file, and a read of any other expert reports the error.
     pub(crate) fn find_files(&mut self) {
         if !self.cache.has_lost() {
             return;

@@ -1,20 +1,21 @@
-//! Points of timelines that are kept for prompts that begin like them: an index over digests of prefixes.
+//! Prefix cache: states of finished sequences, found by hash of the token prefix.
 
 use std::collections::HashMap;
 
 use crate::session::timeline::{Timeline, common};
 
-/// Tokens between the prefixes by which a timeline is found that can be cut anywhere.
+/// Distance in tokens of the indexed prefixes of a timeline that can be truncated anywhere.
 const STRIDE: usize = 64;
-/// Points that are kept at most.
+/// Maximum number of cached prefixes.
 const MOST: usize = 256;
 
-/// Folds a token into the digest of the tokens before it. Digests only find; tokens are compared.
+/// Extends the hash of a token prefix by one token. Hashes only find candidates; tokens are
+/// compared.
 const fn fold(digest: u64, token: u32) -> u64 {
     (digest.rotate_left(5) ^ token as u64).wrapping_mul(0x517C_C1B7_2722_0A95)
 }
 
-/// Digests of the prefixes of some tokens, with their lengths, the shortest first.
+/// Lengths and hashes of all prefixes of `tokens`, shortest first.
 fn digests(tokens: &[u32]) -> impl Iterator<Item = (usize, u64)> {
     tokens.iter().enumerate().scan(1, |digest, (i, token)| {
         *digest = fold(*digest, *token);
@@ -22,36 +23,37 @@ fn digests(tokens: &[u32]) -> impl Iterator<Item = (usize, u64)> {
     })
 }
 
-/// What a kept point is worth.
+/// Cost of evicting a cached prefix.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EvictionCost {
-    /// Tokens that would have to be computed again without it.
+    /// Tokens to compute again without it.
     pub(crate) tokens: usize,
-    /// Bytes that it holds, about.
+    /// Approximate bytes that it holds.
     pub(crate) bytes: u64,
 }
 
 struct Point {
     timeline: Timeline,
     worth: f64,
-    /// What goes first has least. A use raises it above all that went before.
+    /// The lowest priority is evicted first. A use raises it above all evicted priorities
+    /// (GreedyDual-Size).
     priority: f64,
 }
 
-/// The kept points of an engine.
+/// Cached prefixes of an engine.
 #[derive(Default)]
 pub(crate) struct PrefixCache {
     points: HashMap<u64, Point>,
-    /// Which points have a prefix of a digest.
+    /// Prefix hash -> ids of the entries with that prefix.
     prefixes: HashMap<u64, Vec<u64>>,
     next: u64,
-    /// Priority of the last one that went.
+    /// Priority of the entry that was evicted last.
     gone: f64,
 }
 
 impl PrefixCache {
-    /// Keeps a point; returns those that give way to it: the same tokens, if it can be cut also those that it begins with,
-    /// and one if there are too many.
+    /// Inserts a timeline and returns the entries that it replaces: equal ones; if `cuttable`, also
+    /// its prefixes; and the eviction victim if the cache is full.
     pub(crate) fn keep(
         &mut self,
         timeline: Timeline,
@@ -81,8 +83,8 @@ impl PrefixCache {
         gone
     }
 
-    /// The point that has most of a prompt's first tokens, and how many. A timeline without logits must leave a token to
-    /// compute; so must one that is cut.
+    /// The entry with the longest usable prefix of `tokens`, and the length of that prefix. A
+    /// timeline that is truncated or has no logits must leave at least one token to compute.
     pub(crate) fn find(&mut self, tokens: &[u32], cuttable: bool) -> Option<(u64, usize)> {
         let mut found: Option<(u64, usize)> = None;
         for (len, digest) in digests(tokens) {
@@ -113,7 +115,8 @@ impl PrefixCache {
         found
     }
 
-    /// Moves a point out that [`PrefixCache::find`] found; [`PrefixCache::put_back`] puts it back.
+    /// Takes out the timeline of an entry that [`PrefixCache::find`] returned.
+    /// [`PrefixCache::put_back`] returns it.
     pub(crate) fn take(&mut self, id: u64) -> Option<Timeline> {
         self.points.get_mut(&id).map(|point| std::mem::take(&mut point.timeline))
     }
@@ -124,7 +127,7 @@ impl PrefixCache {
         }
     }
 
-    /// Tokens that the longest point has of those that a prompt begins with, itself left out.
+    /// Length of the longest cached proper prefix of `tokens`.
     pub(crate) fn nearest(&self, tokens: &[u32]) -> usize {
         let shorter = self.points.values().map(|p| &p.timeline.tokens);
         shorter
@@ -134,9 +137,9 @@ impl PrefixCache {
             .unwrap_or(0)
     }
 
-    /// Gives up the point that is worth least.
+    /// Evicts the entry of the lowest priority.
     pub(crate) fn evict(&mut self) -> Option<Timeline> {
-        // Of equal ones the oldest goes.
+        // Ties: the oldest entry.
         let least = self
             .points
             .iter()
@@ -159,7 +162,7 @@ impl PrefixCache {
         Some(point.timeline)
     }
 
-    /// Bytes of their tokens and logits.
+    /// Host memory of tokens and logits, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         let numbers =
             self.points.values().map(|p| p.timeline.tokens.len() + p.timeline.logits.len());

@@ -1,4 +1,4 @@
-//! Sessions on disk: saving one, and going on from a file.
+//! Saving a session to a snapshot and restoring it.
 
 use std::{
     ops::Range,
@@ -18,35 +18,37 @@ use crate::{
     },
 };
 
-/// Bytes that are copied at once while a session is saved or read.
+/// Bytes copied at once while a session is saved or restored.
 const PIECE: usize = 4 << 20;
 
-/// What is saved besides a session's tokens, logits and states, and how.
+/// Options of a snapshot, besides the tokens, logits and states that it always holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SnapshotOptions {
-    /// Which experts are in memory, so that whoever goes on from the file begins with a warm cache. [`Session::restore`] reads them
-    /// before it returns, up to a slot for each: where the next prompt is short and slots hold gigabytes, its first token comes later.
+    /// Save the list of experts in memory, so that a restored session starts with a warm cache.
+    /// [`Session::restore`] reads them before it returns, up to one per slot. With slots of
+    /// gigabytes and a short prompt this delays the first token.
     pub hot_experts: bool,
-    /// What keys and values are saved as; by default what the session keeps them as, bit for bit. With fewer bits the file is
-    /// smaller and says that it is lossy; the session that is saved stays as it is, one that goes on from the file is
-    /// [`Session::is_lossy`]. Recurrent states and logits are saved whole.
+    /// Element format of the KV cache in the file. Default: that of the session, bit for bit. A
+    /// smaller format makes a smaller file that is marked lossy. The saved session does not change;
+    /// a session restored from the file is [`Session::is_lossy`]. Recurrent states and logits are
+    /// always saved in full precision.
     pub kv_format: Option<KvFormat>,
 }
 
 impl Session {
-    /// Saves the session to a file, whole or not at all: it is written aside and takes the place of an older one when all of it
-    /// is on the disk. Returns its bytes.
+    /// Saves the session to a file atomically: a temporary file replaces an older snapshot once all
+    /// of it is on disk. Returns its bytes.
     ///
     /// # Errors
-    /// The file cannot be written, or the disk is full; what was there before is left as it was. `options.kv_format` has more bits than
-    /// the session.
+    /// The file cannot be written, or the disk is full; an older file stays unchanged. Also if
+    /// `options.kv_format` has more bits than the session.
     pub fn snapshot(&self, path: impl AsRef<Path>, options: SnapshotOptions) -> Result<u64, Error> {
         self.save(path.as_ref(), options, u64::MAX)
     }
 
-    /// The same if the file has `most` bytes at most; returns how many it has or would have.
+    /// Saves a file of at most `limit` bytes. Returns the bytes that the file has or would have.
     fn save(&self, path: &Path, options: SnapshotOptions, most: u64) -> Result<u64, Error> {
-        // The point that is saved stays as it is, however long it takes, and other sessions go on meanwhile.
+        // The mark is immutable, so other sessions can advance while the file is written.
         let mark = self.mark()?;
         let timeline = &mark.held.timeline;
         let engine = &self.engine;
@@ -100,18 +102,19 @@ impl Session {
         writer.finish().map(|()| bytes)
     }
 
-    /// Goes on from a file, whatever the session holds now. All of the file is checked, and all of it read, before the session
-    /// changes. Experts that were saved as hot are read as far as there are slots for them. Whether the file had all bits of its
-    /// keys and values, [`Session::is_lossy`] says afterwards.
+    /// Replaces the session's state by that of a file. The whole file is verified and read before
+    /// the session changes. Saved hot experts are read as far as slots allow. Afterwards
+    /// [`Session::is_lossy`] says whether the file had a reduced KV format.
     ///
     /// # Errors
-    /// [`Error::Snapshot`] when the file is none of [`Session::snapshot`], is of a later version, cut short, damaged, of another
-    /// model or of other settings; the file cannot be read; there is no room beside what the session holds, which
-    /// [`Session::reset`] gives back. The session is then as it was.
+    /// [`Error::Snapshot`] if the file is not from [`Session::snapshot`], has a later version, is
+    /// truncated or damaged, or belongs to another model or other settings. Also if the file cannot
+    /// be read, or if the states do not fit beside the session's current ones, which
+    /// [`Session::reset`] frees. The session then stays unchanged.
     pub fn restore(&mut self, path: impl AsRef<Path>) -> Result<(), Error> {
         let snapshot = Snapshot::open(path.as_ref())?;
         let own = self.engine.kv_format();
-        // What is stored in a format that nobody knows, or in more bits, does not fit.
+        // An unknown or wider stored format fails the check below.
         let stored =
             snapshot.header().stored.as_deref().and_then(|name| KvFormat::by_name(name).ok());
         let keys = stored.filter(|keys| !keys.is_wider_than(own)).unwrap_or(own);
@@ -129,7 +132,7 @@ impl Session {
             return Err(Error::snapshot(path.as_ref(), SnapshotProblem::Damaged { what }));
         }
         let engine = self.engine.clone();
-        // What a session without tokens has is read into: others might find no room beside it.
+        // An empty session is restored in place: there may be no room for a second set of states.
         let is_empty = self.timeline.tokens.is_empty();
         let mut timeline = match is_empty {
             true => Timeline {
@@ -146,7 +149,8 @@ impl Session {
         let (mut room, mut converted) = (vec![0; PIECE], Vec::new());
         let read = each_piece(&engine, &timeline, |(i, state), shape, places| {
             let mut runtime = engine.lock();
-            // For all that is read, so that what comes first leaves room for the rest.
+            // Reserves for everything that is read, so that the first states leave room for the
+            // rest.
             runtime.make_room_until(|device| {
                 device
                     .state_need(&mut all.iter().copied())
@@ -181,16 +185,16 @@ impl Session {
             return Err(error);
         }
         runtime.replace(&mut self.timeline, timeline);
-        // What cannot be read will be told to who needs it: the session stands.
+        // A read error here is reported to the step that needs the expert. The session is complete.
         let _ = runtime.warm(&hot);
         Ok(())
     }
 
-    /// As [`Session::sync`]; where a snapshot in `folder` has more of the tokens than the session and what its engine keeps, it
-    /// goes on from there.
+    /// Like [`Session::sync`], but restores from a snapshot in `folder` if it shares a longer
+    /// prefix with `tokens` than the session and the prefix cache do.
     ///
     /// # Errors
-    /// As [`Session::sync`]. A snapshot that cannot be used is passed over.
+    /// As [`Session::sync`]. A snapshot that cannot be used is skipped.
     pub fn sync_from(
         &mut self,
         folder: &SnapshotFolder,
@@ -212,8 +216,9 @@ impl Session {
         }
     }
 
-    /// Saves the session to a folder of snapshots, where [`Session::sync_from`] finds it, and keeps the folder within its limit.
-    /// Returns the file; `None` if it alone would be beyond that, or if the session [is lossy](Session::is_lossy).
+    /// Saves the session to a snapshot folder for [`Session::sync_from`] and keeps the folder
+    /// within its limit. Returns the file. Returns `None` if the file alone would exceed the limit,
+    /// or if the session [is lossy](Session::is_lossy).
     ///
     /// # Errors
     /// As [`Session::snapshot`].
@@ -235,7 +240,8 @@ impl Session {
         Ok(Some(path))
     }
 
-    /// Bytes of a snapshot that serves as well as one of this session would: it is whole, fits, and has logits if the session has.
+    /// Bytes of an equivalent snapshot at `path`: complete, matching, and with logits if the
+    /// session has them.
     fn saved_at(&self, path: &Path, expected: &Expectation) -> Option<u64> {
         let snapshot = Snapshot::open(path).ok()?;
         let has_logits = snapshot.header().logits || self.logits().is_empty();
@@ -245,7 +251,8 @@ impl Session {
     }
 }
 
-/// Places of a state that `tokens` tokens have filled, when positions up to `written` have been written.
+/// Number of filled entries of a state after `tokens` tokens, with positions up to `written`
+/// written.
 fn filled(shape: StateShape, tokens: usize, written: usize, context: usize) -> usize {
     match shape {
         StateShape::Recurrent { len } => len,
@@ -254,7 +261,7 @@ fn filled(shape: StateShape, tokens: usize, written: usize, context: usize) -> u
     }
 }
 
-/// The places of all states that a timeline's tokens have filled, as rows.
+/// Filled entries of all states of a timeline, as spans.
 fn spans(engine: &Engine, timeline: &Timeline) -> Vec<Span> {
     let filled =
         |shape| filled(shape, timeline.tokens.len(), timeline.written, engine.plan().context);
@@ -264,8 +271,8 @@ fn spans(engine: &Engine, timeline: &Timeline) -> Vec<Span> {
     all.map(|(state, shape)| Span { state: *state, position: 0, rows: filled(*shape) }).collect()
 }
 
-/// Calls `f` with each state that a session has and its number among them, its shape, and some of the places that its tokens have
-/// filled, in order.
+/// Calls `f` with the filled entries of each state, in order and in pieces of at most
+/// [`COPY_BYTES`].
 fn each_piece(
     engine: &Engine,
     timeline: &Timeline,
@@ -286,7 +293,7 @@ fn each_piece(
     Ok(())
 }
 
-/// What a file says of a timeline's states, with keys and values in a format.
+/// Descriptions of a timeline's states for the file, with the KV cache in format `keys`.
 fn states(engine: &Engine, timeline: &Timeline, keys: KvFormat) -> Vec<snapshot::StateShape> {
     let filled =
         |shape| filled(shape, timeline.tokens.len(), timeline.written, engine.plan().context);
@@ -325,7 +332,8 @@ fn described(
 }
 
 impl Engine {
-    /// What a snapshot must be to go on from with this engine, if it has keys and values in a format.
+    /// Requirements on a snapshot that this engine can restore, with the KV cache stored in format
+    /// `keys`.
     fn expectation(&self, keys: KvFormat) -> Expectation {
         Expectation {
             model: self.model(),

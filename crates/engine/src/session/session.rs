@@ -1,4 +1,4 @@
-//! One timeline of tokens.
+//! Session: one token sequence with its KV cache and recurrent state.
 
 use crate::{
     base::{error::Error, stats::Stats},
@@ -12,28 +12,30 @@ use crate::{
     text::sampling::Sampler,
 };
 
-/// Tokens between the points that are kept of a prompt where a session's state cannot be cut.
+/// Tokens between cached prefixes during prefill, for models whose state cannot be truncated.
 const KEEP_EVERY: usize = 1024;
 
-/// Tokens below which a prompt is computed again sooner than it is found.
+/// Minimum tokens of a cached prefix. Shorter ones are faster to compute again.
 pub(crate) const MIN_KEPT: usize = 16;
 
-/// What [`Session::sync`] and its like did: `reused + computed` is the length of what was asked for.
+/// Result of [`Session::sync`] and related calls. `reused + computed` is the length of the
+/// requested sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Synced {
-    /// Tokens that were there already.
+    /// Tokens that did not have to be computed.
     pub reused: usize,
-    /// Of these, the ones that came from a kept point: of this session's past, or of another session.
+    /// Of these, tokens from the prefix cache: an earlier state of this session, or another
+    /// session's.
     pub restored: usize,
-    /// Tokens of the session that were taken back.
+    /// Tokens of the session that were dropped.
     pub rewound: usize,
-    /// Tokens that were computed.
+    /// Tokens that were computed, or are left to compute in a [`Scheduler`](crate::Scheduler).
     pub computed: usize,
 }
 
-/// One timeline: the tokens so far and the state that they left.
+/// One token sequence and its state (KV cache and recurrent state).
 ///
-/// A step that fails or is cancelled leaves the session at its last good token.
+/// A step that fails or is cancelled leaves the session at its last complete chunk.
 ///
 /// ```
 /// # fn main() -> Result<(), moeflux::Error> {
@@ -45,12 +47,12 @@ pub struct Synced {
 /// session.sync(&prompt, &mut StepControl::default())?;
 /// let logits = session.logits().to_vec();
 ///
-/// // On from there: what the session has is not computed again.
+/// // The common prefix is reused.
 /// let longer = [&prompt[..], &[7, 8]].concat();
 /// let synced = session.sync(&longer, &mut StepControl::default())?;
 /// assert_eq!((synced.reused, synced.computed), (40, 2));
 ///
-/// // And back: a point was kept at the prompt's end.
+/// // Back to a cached prefix, which ends where the first prompt ended.
 /// let synced = session.sync(&prompt, &mut StepControl::default())?;
 /// assert_eq!((synced.restored, synced.rewound, synced.computed), (40, 2, 0));
 /// assert_eq!(session.logits(), logits);
@@ -66,63 +68,68 @@ pub struct Session {
 impl Session {
     pub(crate) fn new(engine: Engine) -> Result<Self, Error> {
         let mut timeline = engine.lock().new_timeline(engine.blueprint(), engine.plan())?;
-        // Tokens that come one by one allocate nothing.
+        // Reserved once: decode steps do not allocate.
         timeline.tokens.reserve_exact(engine.plan().context);
         timeline.logits.reserve_exact(engine.blueprint().vocab);
         Ok(Self { engine, timeline, stats: Stats::default() })
     }
 
-    /// The engine that it runs on.
+    /// The engine that the session belongs to.
     pub fn engine(&self) -> &Engine {
         &self.engine
     }
 
-    /// The tokens so far.
+    /// Tokens so far.
     pub fn tokens(&self) -> &[u32] {
         &self.timeline.tokens
     }
 
-    /// Logits after the last token, one per entry of the vocabulary; empty before the first token, where [`Session::next`] left
-    /// them on the device, after a [`Session::truncate`] that had nothing to compute, and after a step that failed at its very end.
+    /// Logits after the last token, one per vocabulary entry. Empty before the first token, after
+    /// [`Session::next`] that left them on the device, after [`Session::truncate`] that computed
+    /// nothing, and after a step that failed at its very end.
     pub fn logits(&self) -> &[f32] {
         &self.timeline.logits
     }
 
-    /// Whether some of its keys and values come from a snapshot that had fewer bits for them ([`SnapshotOptions::kv_format`](crate::SnapshotOptions::kv_format)): what follows
-    /// is close to what it would have been, and not the same. Forks and marks of the session are so, too, and so are its
-    /// snapshots, until it has been reset; no other session goes on from its tokens.
+    /// Whether part of the KV cache comes from a snapshot with a smaller format
+    /// ([`SnapshotOptions::kv_format`](crate::SnapshotOptions::kv_format)). Later results are then
+    /// close to the original ones, but not equal. Forks, marks and snapshots of the session inherit
+    /// this until it is reset. Its states never enter the prefix cache.
     pub fn is_lossy(&self) -> bool {
         self.timeline.is_lossy
     }
 
-    /// What this session has cost so far. Of steps that it shared with other sessions ([`Engine::step`]) its tokens count.
+    /// Cost of this session so far. Steps shared with other sessions ([`Engine::step`]) add to its
+    /// token count only.
     pub fn stats(&self) -> Stats {
         self.stats
     }
 
-    /// Forgets all tokens.
+    /// Drops all tokens.
     ///
     /// # Errors
-    /// The device failed, or has no room beside marks and forks that share the session's recurrent states. The tokens are gone all
-    /// the same, and the next step finishes the reset first.
+    /// The device failed, or has no room beside marks and forks that share the session's recurrent
+    /// states. The tokens are dropped anyway, and the next step completes the reset first.
     pub fn reset(&mut self) -> Result<(), Error> {
         self.engine.lock().reset(&mut self.timeline)
     }
 
-    /// Brings the session to exactly `tokens`, with the logits that follow, and says what it did for that. What it has of
-    /// them stays. Where it has gone another way it goes back: keys and values are cut; a recurrent state, or a window that
-    /// has moved on, begins at the nearest point that was kept. Prompts of other sessions that began alike count, too.
-    /// The rest is computed.
+    /// Brings the session to exactly `tokens` and computes the logits after them. The common prefix
+    /// is reused. If the session has diverged, the KV cache is truncated. A recurrent state, or a
+    /// sliding window that has moved on, is taken from the longest matching entry of the prefix
+    /// cache, which other sessions fill too. The rest is computed.
     ///
     /// # Errors
-    /// As [`Session::feed`]; also when `tokens` is empty. After one of a step the session holds a beginning of `tokens`, and the
-    /// same call goes on from there; the timeline that it has left is gone, unless there is a [`Mark`] of it.
+    /// As [`Session::feed`]; also if `tokens` is empty. After a failed step the session holds a
+    /// prefix of `tokens`, and the same call continues from there. The previous sequence is lost
+    /// unless a [`Mark`] holds it.
     pub fn sync(&mut self, tokens: &[u32], watch: &mut StepControl<'_>) -> Result<Synced, Error> {
         self.sync_with(tokens, &[], watch)
     }
 
-    /// As [`Session::sync`]; `ends` are lengths of prefixes that other prompts are likely to share, in ascending order: the ends
-    /// of a conversation's messages. Points are kept there, if the memory plan has room.
+    /// Like [`Session::sync`], with hints: `ends` are lengths of prefixes that other prompts are
+    /// likely to share, ascending, such as the ends of a conversation's messages. The states there
+    /// enter the prefix cache, if the memory plan has room.
     ///
     /// # Errors
     /// As [`Session::sync`].
@@ -154,7 +161,7 @@ impl Session {
         Ok(synced)
     }
 
-    /// Brings the session to as many of `tokens` as can be had without computing.
+    /// Brings the session to the longest prefix of `tokens` that is available without computing.
     pub(crate) fn reuse(&mut self, tokens: &[u32]) -> Result<Synced, Error> {
         self.check(0, tokens)?;
         let same = common(&self.timeline.tokens, tokens);
@@ -165,19 +172,20 @@ impl Session {
         Ok(Synced { computed: tokens.len() - reused.reused, ..reused })
     }
 
-    /// Whether the session holds just these tokens, and the logits after them.
+    /// Whether the session holds exactly these tokens and their logits.
     fn is_at(&self, tokens: &[u32]) -> bool {
         self.timeline.tokens == tokens && !self.timeline.logits.is_empty()
     }
 
-    /// Where computing a prompt from `from` on stops to keep a point; the last one is the prompt's end.
+    /// Positions in `from..to` at which prefill pauses to fill the prefix cache. The last one is
+    /// `to`.
     fn stops(&self, from: usize, to: usize, ends: &[usize]) -> Vec<usize> {
         let cuttable = self.engine.lock().rewind.anywhere();
         let regular = if cuttable { 0..0 } else { from / KEEP_EVERY + 1..to.div_ceil(KEEP_EVERY) };
         let mut stops: Vec<usize> = regular.map(|i| i * KEEP_EVERY).collect();
-        // What can be cut is kept once, at its end.
+        // A truncatable state is cached once, at its end.
         stops.extend(ends.iter().copied().filter(|end| {
-            // Where nothing would be kept nobody stops.
+            // No pause where nothing would be cached.
             !cuttable && from < *end && *end < to && *end >= MIN_KEPT
         }));
         stops.push(to);
@@ -186,11 +194,12 @@ impl Session {
         stops
     }
 
-    /// Goes back to where `tokens` and the session part, or to as near before it as can be; `same` tokens are common.
+    /// Returns to the longest available common prefix with `tokens`, of which `same` tokens match
+    /// the session.
     fn go_back(&mut self, same: usize, tokens: &[u32]) -> Result<Synced, Error> {
         let had = self.timeline.tokens.len();
         let mut runtime = self.engine.lock();
-        // The logits after the last token must come from somewhere.
+        // At least one token must be computed to have logits.
         let kept = same.min(tokens.len() - 1);
         let least = runtime.rewind.least(&self.timeline);
         let own = if kept >= least { kept } else { 0 };
@@ -217,13 +226,14 @@ impl Session {
         Ok(Synced { reused: own, restored: 0, rewound: had - own, computed: 0 })
     }
 
-    /// Goes back to the first `len` tokens. Keys and values are cut; a recurrent state, or a window that has moved on, begins at
-    /// the nearest point at or before that was kept, and the rest is computed: nothing is ever lost silently.
-    /// Afterwards [`Session::logits`] are empty, unless a point was kept just there or tokens were computed.
+    /// Truncates the session to its first `len` tokens. The KV cache is truncated in place. A
+    /// recurrent state, or a sliding window that has moved on, is taken from the longest matching
+    /// entry of the prefix cache, and the rest is computed. Afterwards [`Session::logits`] are
+    /// empty, unless a cached prefix ended there or tokens were computed.
     ///
     /// # Errors
-    /// There are fewer tokens, and the session is as it was; else as [`Session::feed`], and it holds a beginning of the tokens
-    /// that it was to have.
+    /// The session has fewer tokens (it stays unchanged); else as [`Session::feed`], and the
+    /// session holds a prefix of the requested tokens.
     pub fn truncate(&mut self, len: usize, watch: &mut StepControl<'_>) -> Result<Synced, Error> {
         let had = self.timeline.tokens.len();
         if len > had {
@@ -249,20 +259,20 @@ impl Session {
         self.sync(&tokens, watch)
     }
 
-    /// A point to go back to with [`Session::rewind`], in this session or another one of the engine. It takes memory only as
-    /// the session goes on: see [`Mark`].
+    /// Makes a checkpoint for [`Session::rewind`] of this or another session of the engine. It
+    /// takes memory only as the session advances: see [`Mark`].
     ///
     /// # Errors
-    /// The device failed; a [`Session::reset`] has failed and no step has followed.
+    /// The device failed, or a [`Session::reset`] failed and no step has completed since.
     pub fn mark(&self) -> Result<Mark, Error> {
         let timeline = self.engine.lock().fork(&self.timeline, self.timeline.tokens.len())?;
         Ok(Mark::new(self.engine.clone(), timeline))
     }
 
-    /// Takes the session to a mark, whatever it holds now. Nothing is computed.
+    /// Returns the session to a mark, whatever it holds now. Computes nothing.
     ///
     /// # Errors
-    /// The mark is another engine's; the device failed.
+    /// The mark belongs to another engine, or the device failed.
     pub fn rewind(&mut self, mark: &Mark) -> Result<(), Error> {
         if !self.engine.is(&mark.held.engine) {
             return Err(Error::Input(
@@ -276,7 +286,8 @@ impl Session {
         Ok(())
     }
 
-    /// Another session that stands where this one stands. Both share memory until one of them goes on.
+    /// Makes a second session with the same tokens and state. Both share memory until one of them
+    /// advances.
     ///
     /// # Errors
     /// As [`Engine::session`] and [`Session::mark`].
@@ -289,7 +300,7 @@ impl Session {
         Ok(fork)
     }
 
-    /// Keeps the point where the session stands for prompts to come, if the memory plan has room for it.
+    /// Inserts the session's current state into the prefix cache, if the memory plan has room.
     pub(crate) fn keep(&mut self) -> Result<(), Error> {
         let len = self.timeline.tokens.len();
         if self.engine.plan().marks == 0 || len < MIN_KEPT || self.timeline.is_lossy {
@@ -299,7 +310,7 @@ impl Session {
         let cuttable = runtime.rewind.anywhere();
         let mut point = runtime.fork(&self.timeline, len)?;
         if self.engine.plan().device_budget.is_some() {
-            // Marks are planned for where states lie, and the host is not there.
+            // The plan reserves device memory for cached prefixes, but no host memory.
             point.logits = Vec::new();
         }
         let tokens = len - runtime.kept.nearest(&point.tokens);
@@ -310,7 +321,7 @@ impl Session {
         Ok(())
     }
 
-    /// Appends one token; the logits that follow it.
+    /// Appends one token and returns the logits after it.
     ///
     /// # Errors
     /// As [`Session::feed`].
@@ -319,12 +330,13 @@ impl Session {
         Ok(&self.timeline.logits)
     }
 
-    /// Appends tokens and chooses the one that comes next: the same as [`Sampler::sample`] does of all logits. Where the
-    /// sampler looks at few candidates only, the device names them and all else stays there.
+    /// Appends tokens and samples the next one, with the same result as [`Sampler::sample`] on all
+    /// logits. If the sampler needs only the top candidates, the device selects them and the full
+    /// logits stay there.
     ///
     /// # Errors
-    /// As [`Session::feed`] and [`Sampler::sample`]; a NaN among the logits, which may mean that the model's weights are
-    /// damaged.
+    /// As [`Session::feed`] and [`Sampler::sample`]. Also if a logit is NaN, which may mean that
+    /// the model's weights are damaged.
     pub fn next(
         &mut self,
         tokens: &[u32],
@@ -349,12 +361,13 @@ impl Session {
         }
     }
 
-    /// Appends tokens, in chunks. `sink` gets the wanted logits: index into `tokens`, and one number per entry of
-    /// the vocabulary. The last token's logits are kept for [`Session::logits`].
+    /// Appends tokens, in chunks. `sink` receives the requested logits: index into `tokens`, and
+    /// one f32 per vocabulary entry. [`Session::logits`] holds those of the last token.
     ///
     /// # Errors
-    /// No tokens, ids outside the vocabulary, more tokens than the context holds, no room for their state in the memory plan,
-    /// an expert that cannot be read, or cancelled. The chunks before the one that failed stay: [`Session::tokens`] has them.
+    /// No tokens, ids outside the vocabulary, more tokens than the context, no room for their state
+    /// in the memory plan, an expert that cannot be read, or cancellation. Chunks before the failed
+    /// one stay: see [`Session::tokens`].
     pub fn feed(
         &mut self,
         tokens: &[u32],
@@ -370,8 +383,8 @@ impl Session {
         })
     }
 
-    /// Appends tokens, in chunks. `sink` gets what is wanted: index into `tokens`, and what was found there. The last token's
-    /// logits are kept if they are read.
+    /// Appends tokens, in chunks. `sink` receives the requested output: index into `tokens`, and
+    /// the output of that row. The last token's logits are stored if they were read.
     fn steps(
         &mut self,
         tokens: &[u32],
@@ -386,7 +399,7 @@ impl Session {
             let last = done + part.len() == total;
             let share = part.len() as f64 / total as f64;
             let before = done as f64 / total as f64;
-            // Of a chunk that is not the last one, nobody reads the last row's logits.
+            // Only the last chunk needs the logits of its last row.
             let wanted = if last || wanted == LogitsRequest::Logits(Logits::All) {
                 wanted
             } else {
@@ -409,7 +422,7 @@ impl Session {
             let stepped = watch.part(before, share, |watch| {
                 engine.lock().step(&mut [turn], stats, watch, &mut sink)
             });
-            // Those that a step has read before it failed are of tokens that do not stay.
+            // Logits read by a step that failed belong to tokens that were dropped.
             if keeps != stepped.is_ok() {
                 kept.clear();
             }
@@ -420,7 +433,7 @@ impl Session {
         Ok(())
     }
 
-    /// Whether some tokens can come behind `before` others.
+    /// Checks that `tokens` are valid and fit the context after `before` tokens.
     pub(crate) fn check(&self, before: usize, tokens: &[u32]) -> Result<(), Error> {
         if tokens.is_empty() {
             return Err(Error::Input("there are no tokens: the prompt is empty".into()));
@@ -453,24 +466,27 @@ impl Drop for Session {
     }
 }
 
-/// A session's share of [`Engine::step`].
+/// One session's share of [`Engine::step`].
 pub struct BatchEntry<'a> {
-    /// Whose turn it is.
+    /// The session to advance.
     pub session: &'a mut Session,
-    /// What is appended to it: one token or several.
+    /// Tokens to append: one or more.
     pub tokens: &'a [u32],
-    /// Whether [`Session::logits`] are wanted afterwards; without them the head does not run.
+    /// Whether to compute [`Session::logits`] after the last token. Otherwise the output head does
+    /// not run.
     pub logits: bool,
 }
 
 impl Engine {
-    /// Appends tokens to several sessions in one step: each expert is read once for all of them. On the exact path the logits are
-    /// those of steps of their own, bit for bit; on the fast path they differ by rounding.
+    /// Appends tokens to several sessions in one step. Each expert is read once for all of them. On
+    /// the exact path the logits equal those of separate steps bit for bit; on the fast path they
+    /// differ by rounding.
     ///
-    /// Either all sessions go on or, if the step fails or is cancelled, none.
+    /// Atomic: if the step fails or is cancelled, no session advances.
     ///
     /// # Errors
-    /// As [`Session::feed`]; a session of another engine; more tokens together than the plan's chunk.
+    /// As [`Session::feed`]; also for a session of another engine, or more tokens in total than the
+    /// plan's chunk.
     pub fn step(
         &self,
         turns: &mut [BatchEntry<'_>],
@@ -501,7 +517,7 @@ impl Engine {
                 Some(*end)
             })
             .collect();
-        // With whether this step has read them.
+        // Logits, and whether this step has read them.
         let take =
             |turn: &mut BatchEntry<'_>| (std::mem::take(&mut turn.session.timeline.logits), false);
         let mut logits: Vec<(Vec<f32>, bool)> = turns.iter_mut().map(take).collect();
@@ -539,7 +555,7 @@ impl Engine {
     }
 }
 
-/// A timeline and what is appended to it.
+/// A timeline and the tokens that a step appends to it.
 pub(crate) struct BatchResult<'a> {
     pub(crate) timeline: &'a mut Timeline,
     pub(crate) tokens: &'a [u32],
@@ -554,7 +570,8 @@ impl BatchResult<'_> {
 }
 
 impl Runtime {
-    /// A step as a transaction: recurrent states are committed and tokens appended only when all of it is done.
+    /// Runs a step as a transaction: recurrent states are committed and tokens appended only when
+    /// all of it has succeeded.
     fn step(
         &mut self,
         turns: &mut [BatchResult<'_>],
@@ -574,7 +591,7 @@ impl Runtime {
         let (before, read) = (self.device.counters(), self.cache.read_counters());
         let on = On { device: &mut *self.device, cache: &mut self.cache, stats };
         let stepped = match &*turns {
-            // One session's steps allocate nothing.
+            // A step of one session does not allocate.
             [turn] => self.model.step(on, &[turn.span()], watch, sink),
             turns => self.model.step(
                 on,
@@ -596,9 +613,9 @@ impl Runtime {
         Ok(())
     }
 
-    /// Puts another timeline in the place of one.
+    /// Replaces the contents of a timeline.
     pub(crate) fn replace(&mut self, timeline: &mut Timeline, by: Timeline) {
-        // Room that was reserved for tokens and logits to come stays.
+        // Keeps the capacity that was reserved for tokens and logits.
         fn refill<T>(room: &mut Vec<T>, by: &mut Vec<T>) {
             room.clear();
             room.append(by);

@@ -1,4 +1,4 @@
-//! What a timeline of tokens leaves on a device, and what can be done with it: forking, cutting, keeping points of it.
+//! Per-sequence state (KV cache and recurrent state): fork, truncate, checkpoint.
 
 use std::iter;
 
@@ -11,27 +11,30 @@ use crate::{
     session::engine::Runtime,
 };
 
-/// Tokens and the states that they left. Whoever holds one gives it back with [`Runtime::drop_timeline`].
+/// A token sequence and its states on the device. The owner must pass it to
+/// [`Runtime::drop_timeline`].
 #[derive(Debug, Default)]
 pub(crate) struct Timeline {
     pub(crate) tokens: Vec<u32>,
     pub(crate) states: Vec<LayerStates>,
-    /// Logits after the last token; empty where nobody has asked for them.
+    /// Logits after the last token; empty if they were not requested.
     pub(crate) logits: Vec<f32>,
-    /// Positions that have been written, those of steps that failed and of tokens that were cut off among them.
+    /// Number of positions ever written, those of failed steps and truncated tokens included.
     pub(crate) written: usize,
-    /// Whether keys and values come from a file that had fewer bits for them. Others must not go on from it unawares.
+    /// Whether the KV cache comes from a file with a smaller format. Such a state must not enter
+    /// the prefix cache.
     pub(crate) is_lossy: bool,
-    /// Whether a reset has failed: there are no tokens, and states still hold what others left. The next step finishes it first.
+    /// Whether a reset failed: there are no tokens, but states still hold old contents. The next
+    /// step completes the reset first.
     pub(crate) is_stale: bool,
 }
 
-/// What the layers of a model allow.
+/// Limits on truncating states, from the model's layers.
 #[derive(Debug)]
 pub(crate) struct Rewind {
-    /// Whether some layer's state cannot be cut.
+    /// Whether some layer has a recurrent state, which cannot be truncated.
     recurrent: bool,
-    /// Positions and window of states that are shorter than their sessions.
+    /// Ring buffers: states with fewer positions than the context.
     rings: Vec<(usize, usize)>,
 }
 
@@ -55,17 +58,18 @@ impl Rewind {
         all
     }
 
-    /// Whether every timeline can be cut anywhere.
+    /// Whether every timeline can be truncated to any length.
     pub(crate) fn anywhere(&self) -> bool {
         !self.recurrent && self.rings.is_empty()
     }
 
-    /// The least length that a timeline can be cut to without losing anything.
+    /// The shortest length that a timeline can be truncated to.
     pub(crate) fn least(&self, timeline: &Timeline) -> usize {
         if self.recurrent {
             return timeline.tokens.len();
         }
-        // A row sees `window` positions; older ones have been written over, `positions` of them at a time.
+        // A row attends to `window` positions. Older ones have been overwritten, up to `written -
+        // positions`.
         let least = |(positions, window): &(usize, usize)| match timeline.written > *positions {
             true => timeline.written + window - positions,
             false => 0,
@@ -74,9 +78,9 @@ impl Rewind {
     }
 }
 
-/// How many tokens two lists begin with alike.
+/// Length of the common prefix.
 pub(crate) fn common(a: &[u32], b: &[u32]) -> usize {
-    // By pieces first: comparing those is one call.
+    // Compares blocks first: each comparison is one memcmp.
     const PIECE: usize = 64;
     let pieces =
         a.chunks_exact(PIECE).zip(b.chunks_exact(PIECE)).take_while(|(a, b)| a == b).count();
@@ -84,14 +88,14 @@ pub(crate) fn common(a: &[u32], b: &[u32]) -> usize {
     pieces * PIECE + same
 }
 
-/// What is said where states have no room.
+/// The error for states that exceed the memory plan.
 fn no_room(full: ComputeError) -> Error {
     Error::at(
         || "the sessions' states do not fit the memory plan: plan more memory for them (--state-memory), or drop sessions or marks",
     )(full)
 }
 
-/// The same of an error, if it is that a device had no room.
+/// Replaces a device's out-of-memory error for states by one with advice.
 pub(crate) fn advise(error: Error) -> Error {
     match error {
         Error::Compute { source: source @ ComputeError::StatesFull { .. }, .. } => no_room(source),
@@ -100,13 +104,13 @@ pub(crate) fn advise(error: Error) -> Error {
 }
 
 impl Runtime {
-    /// A timeline without tokens.
+    /// Allocates an empty timeline.
     pub(crate) fn new_timeline(
         &mut self,
         blueprint: &Blueprint,
         plan: &MemoryPlan,
     ) -> Result<Timeline, Error> {
-        // Recurrent states take what they hold at once; another as much comes with the first step.
+        // Recurrent states allocate at once. A second copy of each follows with the first step.
         let recurrent =
             self.shapes.iter().filter(|shape| matches!(shape, StateShape::Recurrent { .. }));
         let bytes = recurrent.map(|shape| self.device.state_bytes(*shape)).sum();
@@ -129,8 +133,9 @@ impl Runtime {
         Ok(timeline)
     }
 
-    /// A timeline of the first `len` tokens of another one, which can be cut there. The two share memory until one of them
-    /// goes on. One whose reset has failed has none: what its states hold is of no tokens.
+    /// Copies the first `len` tokens of a timeline, which must be truncatable to `len`. Both share
+    /// memory until one of them advances (copy on write). Fails for a timeline whose reset failed,
+    /// as its states do not match its tokens.
     pub(crate) fn fork(&mut self, from: &Timeline, len: usize) -> Result<Timeline, Error> {
         if from.is_stale {
             let problem =
@@ -168,7 +173,7 @@ impl Runtime {
         Ok(fork)
     }
 
-    /// Cuts a timeline to its first `len` tokens, which [`Rewind::least`] allows.
+    /// Truncates a timeline to `len` tokens, at least [`Rewind::least`].
     pub(crate) fn cut(&mut self, timeline: &mut Timeline, len: usize) -> Result<(), Error> {
         debug_assert!(len >= self.rewind.least(timeline));
         if len < timeline.tokens.len() {
@@ -186,7 +191,8 @@ impl Runtime {
         Ok(())
     }
 
-    /// Forgets all tokens. A recurrent state that others share goes to memory of its own, to which kept points give way.
+    /// Drops all tokens. A recurrent state that is shared moves to separate memory, evicting cached
+    /// prefixes for it.
     pub(crate) fn reset(&mut self, timeline: &mut Timeline) -> Result<(), Error> {
         timeline.tokens.clear();
         timeline.logits.clear();
@@ -198,7 +204,7 @@ impl Runtime {
             self.device.cut_state(*state, 0).map_err(Error::at(doing))?;
         }
         for state in timeline.states.iter().flatten().flatten() {
-            // A state that nobody shares may need less: whether there is room the device finds out.
+            // An unshared state may need less: the device decides whether it fits.
             let span = iter::once(Span { state: *state, position: 0, rows: 0 });
             let _ = self.make_room_until(|device| {
                 device.state_need(&mut span.clone()).map_err(Error::at(doing))
@@ -209,7 +215,8 @@ impl Runtime {
         Ok(())
     }
 
-    /// Bytes that a kept point holds for so many tokens that no other one has, about.
+    /// Approximate bytes that a cached prefix adds, if `tokens` of its tokens are not shared with
+    /// another one.
     pub(crate) fn point_bytes(&self, tokens: usize) -> u64 {
         let bytes = self.shapes.iter().map(|shape| {
             let places = match *shape {
@@ -221,14 +228,15 @@ impl Runtime {
         bytes.fold(0, u64::saturating_add)
     }
 
-    /// Gives a timeline's memory back.
+    /// Frees a timeline's states.
     pub(crate) fn drop_timeline(&mut self, timeline: Timeline) {
         for state in timeline.states.into_iter().flatten().flatten() {
             self.device.drop_state(state);
         }
     }
 
-    /// Sees to it that states can grow by what `rows` rows of some timelines need: kept points give way.
+    /// Makes room for the state growth of a step: each timeline with its number of new rows. Evicts
+    /// cached prefixes.
     pub(crate) fn make_room<'a>(
         &mut self,
         spans: impl Iterator<Item = (&'a Timeline, usize)> + Clone,
@@ -242,8 +250,8 @@ impl Runtime {
             device.state_need(&mut all).map_err(Error::at(|| "planning a step"))
         });
         match room {
-            // Each is counted as if it had to copy what it shares with others. Where all of them write it the last one has it for
-            // itself: whether it fits the device finds out.
+            // Each timeline is counted as if it had to copy what it shares. If all sharers write,
+            // the last one keeps the memory: the device decides whether it fits.
             Err(Error::Compute { source: ComputeError::StatesFull { .. }, .. })
                 if spans.count() > 1 =>
             {
@@ -253,8 +261,8 @@ impl Runtime {
         }
     }
 
-    /// PrefixCache points give way until there is room for what is needed. That is asked again each time: what nobody shares any more need
-    /// not be copied.
+    /// Evicts cached prefixes until `needed` bytes are free. `needed` is asked again after each
+    /// eviction: what is no longer shared needs no copy.
     pub(crate) fn make_room_until(
         &mut self,
         needed: impl Fn(&mut dyn Device) -> Result<u64, Error>,
@@ -275,7 +283,7 @@ impl Runtime {
         }
     }
 
-    /// Reads experts into slots that are empty, those first that are named first.
+    /// Reads experts into empty slots, in the given order.
     pub(crate) fn warm(&mut self, experts: &[(u32, u32)]) -> Result<(), Error> {
         self.cache.warm(&mut *self.device, experts)
     }

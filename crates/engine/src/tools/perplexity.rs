@@ -1,4 +1,4 @@
-//! How well a model predicts a text.
+//! Perplexity of a text under a model.
 
 use serde::Serialize;
 
@@ -8,10 +8,10 @@ use crate::{
     session::session::Session,
 };
 
-/// How well a text was predicted.
+/// Perplexity of a text.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Perplexity {
-    /// Tokens that were predicted.
+    /// Predicted tokens.
     pub tokens: usize,
     /// Mean negative log-likelihood per token, in nats.
     pub nll: f64,
@@ -19,19 +19,20 @@ pub struct Perplexity {
     pub perplexity: f64,
 }
 
-/// Negative log-likelihood of `token` under the softmax of `logits`, in nats, summed in f64. Infinite for a token that has no
-/// logit.
+/// Negative log-likelihood of `token` under the softmax of `logits`, in nats, summed in f64.
+/// Infinite for a token without a logit.
 pub fn negative_log_likelihood(logits: &[f32], token: u32) -> f64 {
     let max = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
     let sum: f64 = logits.iter().map(|x| (f64::from(*x) - max).exp()).sum();
     logits.get(token as usize).map_or(f64::INFINITY, |logit| max + sum.ln() - f64::from(*logit))
 }
 
-/// Measures `tokens` over consecutive windows of the session's context; in each, every token but the first is
-/// predicted from those before it.
+/// Measures `tokens` in consecutive windows of the session's context length. In each window every
+/// token but the first is predicted from its predecessors.
 ///
 /// # Errors
-/// Fewer than two tokens, ids outside the vocabulary, an expert that cannot be read, or cancelled.
+/// Fewer than two tokens, ids outside the vocabulary, an expert that cannot be read, or
+/// cancellation.
 pub fn perplexity(
     session: &mut Session,
     tokens: &[u32],

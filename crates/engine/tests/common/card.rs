@@ -1,4 +1,5 @@
-//! A device with memory of its own, for want of one: the CPU, that keeps slots in small banks and says so.
+//! Simulated discrete GPU: a CPU device that reports separate memory and keeps slots in small
+//! banks.
 
 use std::{
     ops::Range,
@@ -11,55 +12,55 @@ use moeflux_compute::{
     MatrixShape, Op, ScratchShape, Slot, SlotTable, Span, State, StateShape, Ticket, View, Weight,
 };
 
-/// What a card was asked to do.
+/// Calls that the device received.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Asked {
-    /// Layers whose experts it looked up.
+    /// Layers with experts looked up on the device.
     pub routed: usize,
-    /// Times that it was given lists of experts.
+    /// Calls with explicit lists of experts.
     pub listed: usize,
-    /// Views that were read back.
+    /// Views read back.
     pub reads: usize,
-    /// Numbers of these.
+    /// Values in those views.
     pub numbers: usize,
-    /// Banks on the card, and on the host.
+    /// Banks in device memory, and in host memory.
     pub banks: usize,
     pub host_banks: usize,
-    /// Slots that were copied to the card.
+    /// Slots copied to device memory.
     pub copies: usize,
-    /// Uses of slots on the host by ops.
+    /// Uses of host slots by ops.
     pub in_place: usize,
     pub tables: usize,
     /// Tables of slots in more than one bank.
     pub scattered: usize,
-    /// Which commits it is to refuse, counted from the first: every so many; zero for none.
+    /// Fails every n-th commit; zero for none.
     pub refuse_every: usize,
     commits: usize,
-    /// The most slots that were being filled at once.
+    /// Maximum number of slots being filled at once.
     pub most_filled: usize,
     filled: usize,
     ops: u64,
 }
 
-/// How a card is made.
+/// Properties of the device.
 #[derive(Clone, Copy, Debug)]
 pub struct Card {
     /// Slots per bank.
     pub bank: usize,
     pub memory: Option<DeviceMemory>,
-    /// Bytes that its buffers may have.
+    /// Maximum bytes of its buffers.
     pub buffers: Option<u64>,
 }
 
 impl Card {
-    /// A gibibyte of its own.
+    /// 1 GiB of separate memory.
     pub const OWN: Self = Self {
         bank: 77,
         memory: Some(DeviceMemory { total: Some(1 << 30), unified: false, in_place: true }),
         buffers: None,
     };
 
-    /// A wrapper for the engine, and where to see what was asked.
+    /// A wrapper for the engine, and the record of its calls.
     pub fn wrap(self) -> (WrapDevice, Arc<Mutex<Asked>>) {
         let asked = Arc::new(Mutex::new(Asked::default()));
         let seen = Arc::clone(&asked);
@@ -75,9 +76,9 @@ struct Wrapped {
     inner: Box<dyn Device>,
     card: Card,
     asked: Arc<Mutex<Asked>>,
-    /// Banks in memory of the host.
+    /// Banks in host memory.
     on_host: Vec<u16>,
-    /// Copies that have been asked for.
+    /// Requested copies.
     copies: Vec<(Slot, Slot)>,
 }
 
@@ -96,7 +97,7 @@ impl Wrapped {
         self.note(|a| a.in_place += uses);
     }
 
-    /// Copies what waits, as late as a card might.
+    /// Executes pending copies as late as a real device might.
     fn copy(&mut self) -> Result<(), Error> {
         self.copies.drain(..).try_for_each(|(from, to)| self.inner.copy_slot(from, to))
     }

@@ -1,4 +1,4 @@
-//! What the integration tests share: golden cases, and running one.
+//! Shared by the integration tests: golden cases, engines, reader wrappers, and a simulated GPU.
 
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
@@ -12,7 +12,7 @@ use moeflux::{
 };
 use safetensors::{Dtype, SafeTensors};
 
-/// Logits, hidden states and experts that mlx-lm computed.
+/// Logits, hidden states and experts computed by mlx-lm.
 pub struct Golden {
     pub name: String,
     pub folder: PathBuf,
@@ -39,7 +39,7 @@ pub fn tales() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tales-18m")
 }
 
-/// The names of a folder's files of tensors.
+/// Names of a folder's safetensors shards.
 pub fn shards(folder: &Path) -> Vec<String> {
     let names =
         std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
@@ -49,7 +49,7 @@ pub fn shards(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Every case in the repository.
+/// Every golden case in the repository.
 pub fn goldens() -> Vec<Golden> {
     let mut folders: Vec<_> = std::fs::read_dir(data().join("goldens"))
         .unwrap()
@@ -99,7 +99,7 @@ impl Golden {
     }
 }
 
-/// What a run showed of its inside.
+/// Hidden states and experts observed during steps.
 #[derive(Default)]
 pub struct Seen {
     pub hidden: Vec<Vec<f32>>,
@@ -130,9 +130,10 @@ pub fn exact(device: &str) -> DeviceOptions {
     }
 }
 
-/// The GPU that tests run on, by the variables of `moeflux-compute`'s conformance table: `MOEFLUX_TEST_GPU` names it,
-/// `none` for none; by default the best one there is. `MOEFLUX_TEST_GPU_ISA=plain` does without subgroups. Where there is
-/// none a line says so, unless one was asked for.
+/// The GPU to test on, by the same variables as the conformance tests of `moeflux-compute`:
+/// `MOEFLUX_TEST_GPU` names it, `none` disables it; by default the best adapter.
+/// `MOEFLUX_TEST_GPU_ISA=plain` disables subgroups. Prints a line if there is no GPU, and fails if
+/// one was named.
 #[allow(clippy::print_stderr, reason = "tests that do not run are to be seen")]
 pub fn gpu(exact: bool) -> Option<DeviceOptions> {
     let asked = std::env::var("MOEFLUX_TEST_GPU").ok();
@@ -182,7 +183,7 @@ pub fn difference(a: &[f32], b: &[f32]) -> f64 {
     max / rms
 }
 
-/// The sets of experts per token, sorted.
+/// Sorted expert sets, one per token.
 pub fn sets(k: usize, ids: &[u32]) -> Vec<Vec<u32>> {
     ids.chunks(k)
         .map(|ids| {

@@ -1,4 +1,4 @@
-//! The header of a snapshot: writing it, reading it, and believing none of it unchecked.
+//! Header of a snapshot: encoding, decoding, and validation of every field.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,76 +11,76 @@ use crate::{
     },
 };
 
-/// Headers beyond 16 MiB are refused; thousands of layers have less.
+/// Headers over 16 MiB are refused; thousands of layers need less.
 pub(super) const FRAME: Frame = Frame { magic: *b"MOEFLUXS", version: 1, most: 16 << 20 };
-/// Most tokens, most experts that are hot, and most entries of a vocabulary: what is read into memory at once stays
-/// small, even of a file that is huge and empty.
+/// Maximum count of tokens, hot experts and vocabulary entries. Bounds what is read into memory at
+/// once, even from a huge sparse file.
 const MAX_COUNT: u64 = 1 << 26;
-/// Most bytes of a text.
+/// Maximum bytes of a string.
 pub(super) const MAX_TEXT: usize = 256;
 
-/// What a state of a layer is, and how much of it.
+/// Shape and size of one layer state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct StateShape {
-    /// The layer's number.
+    /// Layer index.
     pub(crate) layer: usize,
-    /// Which of its states: 0 or 1.
+    /// Index among the layer's states: 0 or 1.
     pub(crate) which: u8,
-    /// How many places are saved; of what is expected, the most that there may be.
+    /// Number of saved entries; in an expectation, the maximum.
     pub(crate) places: u64,
-    /// Bytes of a place.
+    /// Bytes per entry.
     pub(crate) place_bytes: u64,
-    /// What a place holds and in which order; compared, never parsed.
+    /// Contents and layout of an entry; compared, never parsed.
     pub(crate) shape: String,
 }
 
-/// What the file says of itself.
+/// Header fields, as stored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Header {
     pub(crate) model: ModelId,
-    /// The name of the model's folder, for messages.
+    /// Name of the model's folder, for messages.
     pub(crate) name: String,
-    /// The session's format of keys and values: "f32", "f16", "q8".
+    /// Element format of the session's KV cache: "f32", "f16", "q8".
     pub(crate) keys: String,
-    /// The format that they have in the file, where it is another one, of fewer bits.
+    /// Element format of the KV cache in the file, if it is a smaller one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) stored: Option<String>,
-    /// Whether they have lost something of what was computed, here or before.
+    /// Whether precision was lost, in this file or before.
     pub(crate) lossy: bool,
-    /// Whether the exact path computed it.
+    /// Whether it was computed on the exact path.
     pub(crate) exact: bool,
-    /// Entries of the vocabulary.
+    /// Vocabulary size.
     pub(crate) vocab: u64,
-    /// How many tokens.
+    /// Number of tokens.
     pub(crate) tokens: u64,
-    /// Positions that were ever written, those of tokens that were taken back among them; as many as tokens, or more.
+    /// Number of positions ever written, truncated tokens included; at least `tokens`.
     pub(crate) written: u64,
-    /// Whether there are logits.
+    /// Whether logits are stored.
     pub(crate) logits: bool,
-    /// How many experts are hot.
+    /// Number of hot experts.
     pub(crate) hot: u64,
-    /// By layer, and then by which.
+    /// Ordered by `layer`, then `which`.
     pub(crate) states: Vec<StateShape>,
-    /// One for each section.
+    /// One per section.
     pub(crate) digests: Digests,
 }
 
-/// A part of the file behind the header.
+/// A section of the file, after the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Section {
-    /// First byte in the file.
+    /// Offset in the file, in bytes.
     pub(super) offset: u64,
     pub(super) bytes: u64,
 }
 
 impl Section {
-    /// The tokens.
+    /// Index of the tokens.
     pub(super) const TOKENS: usize = 0;
-    /// The logits.
+    /// Index of the logits.
     pub(super) const LOGITS: usize = 1;
-    /// The hot experts.
+    /// Index of the hot experts.
     pub(super) const HOT: usize = 2;
-    /// The first state.
+    /// Index of the first state.
     pub(super) const STATES: usize = 3;
 
     pub(super) fn end(&self) -> u64 {
@@ -88,7 +88,7 @@ impl Section {
     }
 }
 
-/// The place behind `end` where a section may begin.
+/// Offset of the next section after `end`.
 pub(super) fn aligned(end: u64) -> u64 {
     end.next_multiple_of(ALIGN)
 }
@@ -98,7 +98,8 @@ fn damaged(what: impl Into<String>) -> SnapshotProblem {
 }
 
 impl Header {
-    /// The start of the file, up to where the sections begin. Its length does not depend on the digests.
+    /// Encodes the start of the file, up to the first section. Its length does not depend on the
+    /// digests.
     pub(super) fn encode(&self) -> Result<Vec<u8>, Error> {
         FRAME.encode(self).map_err(|e| {
             Error::Input(format!(
@@ -107,10 +108,11 @@ impl Header {
         })
     }
 
-    /// Reads the header and says where the sections lie, all of them inside of the file, which ends with the last one.
+    /// Reads the header and computes the sections. All are inside the file, which ends with the
+    /// last one.
     ///
     /// # Errors
-    /// The file cannot be read, is of another kind or version, is cut short, or contradicts itself.
+    /// The file cannot be read, has another type or version, is truncated, or is inconsistent.
     pub(super) fn read(source: &Source) -> Result<(Self, Vec<Section>), Error> {
         let path = source.path();
         let bad = |problem| Err(Error::snapshot(path, problem));
@@ -149,7 +151,7 @@ impl Header {
         Ok((header, sections))
     }
 
-    /// That its numbers and texts can be those of a session.
+    /// Validates counts and strings.
     pub(super) fn check(&self) -> Result<(), String> {
         if self.written < self.tokens {
             return Err(format!(
@@ -189,7 +191,7 @@ impl Header {
         }
     }
 
-    /// Where the sections lie in a file where the first one begins at `data`; `None` if beyond all numbers.
+    /// Sections of a file whose first section starts at `data`; `None` on overflow.
     pub(super) fn sections(&self, data: u64) -> Option<Vec<Section>> {
         let logits = if self.logits { self.vocab.checked_mul(4)? } else { 0 };
         let first = [Some(self.tokens.checked_mul(4)?), Some(logits), self.hot.checked_mul(8)];
@@ -203,7 +205,7 @@ impl Header {
         first.into_iter().chain(states).map(place).collect()
     }
 
-    /// What a section is, for messages.
+    /// Name of a section, for messages.
     pub(super) fn what(&self, section: usize) -> String {
         match section {
             Section::TOKENS => "its tokens".into(),

@@ -1,7 +1,7 @@
-//! Snapshots: a saved point of a session as a file.
+//! Snapshots: checkpoints of a session as files.
 //!
-//! A snapshot holds one timeline of tokens and what it left in each layer, so that a session can go on from there in another
-//! process. Version 1 of the file, all numbers little-endian:
+//! A snapshot holds one token sequence and the states of each layer, so that another process can
+//! continue it. File format version 1, all integers and floats little-endian:
 //!
 //! | at | what |
 //! |---|---|
@@ -16,15 +16,16 @@
 //! | next multiple of 4096 | the hot experts, two u32 each: layer and expert |
 //! | next multiples of 4096 | the states in the header's order, `places` times `place_bytes` each |
 //!
-//! and there the file ends. What fills up to a multiple of 4096 is zeros. A digest is XXH3 with 64 bits and seed 0; in the
-//! header those of the sections, empty ones included, are one text, 16 hexadecimal digits for each. Where a section lies is
-//! computed, not read.
+//! The file ends there. Padding up to a multiple of 4096 is zeros. A digest is 64-bit XXH3 with
+//! seed 0. The header stores the digests of all sections, empty ones included, as one string of 16
+//! hexadecimal digits each. Offsets of sections are computed, not stored.
 //!
-//! A snapshot may come from strangers: every length is checked against the file before it is used, and nothing of it is
-//! believed before its digest is. The digests find damage, they do not prove who wrote a file.
+//! A snapshot may come from an untrusted source: every length is checked against the file before
+//! use, and all contents are verified by digest. Digests detect damage; they do not authenticate
+//! the writer.
 //!
-//! Files are read, not mapped: pages of a mapping would count as ours beside the memory plan, and one that another process
-//! cuts short would end us.
+//! Files are read, not mapped: mapped pages would count as our memory beside the memory plan, and a
+//! file truncated by another process would raise SIGBUS.
 
 mod folder;
 mod header;
@@ -61,27 +62,27 @@ use crate::{
 
 /// Bytes that a thread reads at once.
 const PIECE: usize = 256 << 10;
-/// Most threads that check one file.
+/// Maximum threads that verify one file.
 const THREADS: usize = 8;
 
-/// What a snapshot must be to go on from here.
+/// Requirements on a snapshot that an engine can restore.
 #[derive(Clone, Debug)]
 pub(crate) struct Expectation {
     pub(crate) model: ModelId,
-    /// The session's format of keys and values.
+    /// Element format of the session's KV cache.
     pub(crate) keys: String,
-    /// The one that they have in the file, where it is another one.
+    /// Element format of the KV cache in the file, if different.
     pub(crate) stored: Option<String>,
     pub(crate) exact: bool,
-    /// Entries of the vocabulary.
+    /// Vocabulary size.
     pub(crate) vocab: usize,
-    /// Most tokens of a session.
+    /// Maximum tokens of a session.
     pub(crate) context: usize,
-    /// All states with the most places that each may have, by layer, and then by which.
+    /// All states with their maximum number of entries, ordered by `layer`, then `which`.
     pub(crate) states: Vec<StateShape>,
 }
 
-/// A snapshot that is open: its header and its tokens are right, the rest is not looked at yet.
+/// An open snapshot. Header and tokens are verified, the rest is not yet.
 #[derive(Debug)]
 pub(crate) struct Snapshot {
     source: Source,
@@ -91,14 +92,15 @@ pub(crate) struct Snapshot {
 }
 
 impl Snapshot {
-    /// Opens a file: reads its header and its tokens.
+    /// Opens a file and reads its header and tokens.
     ///
     /// # Errors
-    /// The file cannot be read, is no snapshot, is of a later version, is cut short, or damaged there.
+    /// The file cannot be read, is not a snapshot, has a later version, is truncated, or has a
+    /// damaged header or tokens.
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
         let cannot = || Error::file(path, "cannot open the saved session; is the path right?");
         let none = || Error::snapshot(path, SnapshotProblem::NotASnapshot);
-        // Opening something else than a file may take for ever.
+        // Opening a pipe or a device could block.
         if !fs::metadata(path).map_err(cannot())?.is_file() {
             return Err(none());
         }
@@ -114,12 +116,12 @@ impl Snapshot {
         Ok(snapshot)
     }
 
-    /// The file.
+    /// Path of the file.
     pub(crate) fn path(&self) -> &Path {
         self.source.path()
     }
 
-    /// Bytes of the whole file.
+    /// Size of the file in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.source.len()
     }
@@ -128,33 +130,33 @@ impl Snapshot {
         &self.header
     }
 
-    /// The tokens, each below the header's `vocab`.
+    /// Tokens, each below the header's `vocab`.
     pub(crate) fn tokens(&self) -> &[u32] {
         &self.tokens
     }
 
-    /// Reads the logits after the last token, `vocab` of them, if they were saved.
+    /// Reads the logits after the last token, `vocab` values, if stored.
     ///
     /// # Errors
-    /// They cannot be read, or are damaged.
+    /// The logits cannot be read, or are damaged.
     pub(crate) fn logits(&self) -> Result<Option<Vec<f32>>, Error> {
         self.header.logits.then(|| self.section(Section::LOGITS, f32::from_le_bytes)).transpose()
     }
 
-    /// Reads the hot experts, each with its layer. Nobody has checked that the model has them.
+    /// Reads the hot experts as (layer, expert). Not checked against the model.
     ///
     /// # Errors
-    /// They cannot be read, or are damaged.
+    /// The list cannot be read, or is damaged.
     pub(crate) fn hot(&self) -> Result<Vec<(u32, u32)>, Error> {
         let both = self.section(Section::HOT, u32::from_le_bytes)?;
         Ok(both.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect())
     }
 
-    /// Fills `buf` with bytes of the state `header().states[i]`, from its byte `at`. They are right only if
-    /// [`Snapshot::verify`] said so.
+    /// Fills `buf` with bytes of the state `header().states[i]` from offset `at`. Only valid after
+    /// [`Snapshot::verify`].
     ///
     /// # Errors
-    /// There are no such bytes, or they cannot be read.
+    /// The range is out of bounds, or cannot be read.
     pub(crate) fn read_state(&self, i: usize, at: u64, buf: &mut [u8]) -> Result<(), Error> {
         let section = i.checked_add(Section::STATES).and_then(|i| self.sections.get(i));
         let end = at.checked_add(buf.len() as u64);
@@ -170,7 +172,7 @@ impl Snapshot {
         }
     }
 
-    /// That it can be gone on with: same model, same settings, and states that fit.
+    /// Checks that the model, the settings and the shapes of the states match.
     ///
     /// # Errors
     /// [`SnapshotProblem::OtherModel`] or [`SnapshotProblem::OtherSettings`].
@@ -208,10 +210,10 @@ impl Snapshot {
         Err(Error::snapshot(self.path(), SnapshotProblem::OtherSettings(other)))
     }
 
-    /// Reads all of it and compares the digests; several threads share the work.
+    /// Reads the whole file and compares the digests, on several threads.
     ///
     /// # Errors
-    /// It cannot be read, or is damaged: the first part that is.
+    /// The file cannot be read, or is damaged: reports the first damaged section.
     pub(crate) fn verify(&self) -> Result<(), Error> {
         let next = AtomicUsize::new(0);
         let first = Mutex::new(None);
@@ -225,7 +227,7 @@ impl Snapshot {
                     if first.as_ref().is_none_or(|(other, _)| i < *other) {
                         *first = Some((i, error));
                     }
-                    // What comes later does not matter any more.
+                    // Later sections need no check.
                     next.store(self.sections.len(), Ordering::Relaxed);
                 }
             }
@@ -238,7 +240,7 @@ impl Snapshot {
             for _ in 1..more {
                 let thread =
                     thread::Builder::new().name("snapshot".into()).stack_size(READER_STACK);
-                // This thread does what others cannot be started for.
+                // If no thread can be started, this one does all the work.
                 let _ = thread.spawn_scoped(scope, work);
             }
             work();
@@ -249,7 +251,7 @@ impl Snapshot {
         }
     }
 
-    /// That a section is what was written, and that zeros fill it up to the next one.
+    /// Verifies the digest of a section and that its padding is zero.
     fn check(&self, i: usize, section: Section, buf: &mut [u8]) -> Result<(), Error> {
         let mut hash = XxHash3_64::new();
         self.pieces(section.offset..section.end(), buf, |piece| hash.write(piece))?;
@@ -282,7 +284,7 @@ impl Snapshot {
         Ok(())
     }
 
-    /// Reads a section of numbers, of which the header has checked that they are not too many.
+    /// Reads a section of 4-byte values. The header check bounds its length.
     fn section<T>(&self, i: usize, number: fn([u8; 4]) -> T) -> Result<Vec<T>, Error> {
         let section = self.sections[i];
         let mut bytes = vec![0; section.bytes as usize];
@@ -310,7 +312,7 @@ impl Snapshot {
     }
 }
 
-/// The first state that is not as expected.
+/// Describes the first state that differs from the expected one.
 fn other_state(saved: &[StateShape], expected: &[StateShape]) -> Option<String> {
     if saved.len() != expected.len() {
         return Some(format!("it has {} states, this session has {}", saved.len(), expected.len()));
@@ -330,7 +332,7 @@ fn other_state(saved: &[StateShape], expected: &[StateShape]) -> Option<String> 
     })
 }
 
-/// The folder that a file lies in.
+/// Folder of a file.
 fn folder_of(path: &Path) -> PathBuf {
     match path.parent() {
         Some(folder) if folder != Path::new("") => folder.into(),

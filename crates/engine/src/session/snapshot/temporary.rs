@@ -1,4 +1,4 @@
-//! Files that get their names when they are complete, and what is left of them where their writers were killed.
+//! Temporary files that are renamed when complete, and removal of those that killed writers left.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -8,13 +8,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Tries for a name that nobody else has.
+/// Attempts to find an unused name.
 const TRIES: usize = 100;
 const SUFFIX: &str = ".partial";
-/// Hexadecimal digits that tell the files of one target apart.
+/// Random hexadecimal digits in the name.
 const DIGITS: usize = 16;
 
-/// A file beside its target, locked while it is written and removed unless it is [`placed`](Temporary::place).
+/// A file next to its target, locked while it is written, and deleted unless
+/// [`placed`](Temporary::place).
 #[derive(Debug)]
 pub(super) struct Temporary {
     file: File,
@@ -23,11 +24,11 @@ pub(super) struct Temporary {
 }
 
 impl Temporary {
-    /// Makes one for the file `name` in `folder`, once what killed writers of that file left is removed.
+    /// Creates a temporary file for `name` in `folder`, after removing stale ones of that target.
     pub(super) fn create(folder: &Path, name: &OsStr) -> io::Result<Self> {
         remove_stale(folder, |target| target == name.as_encoded_bytes());
         for _ in 0..TRIES {
-            // The keys of a hash are the system's random numbers.
+            // The standard library seeds a hasher from the system's random generator.
             let random = RandomState::new().build_hasher().finish();
             let mut temporary = OsString::from(".");
             temporary.push(name);
@@ -39,12 +40,12 @@ impl Temporary {
             };
             let temporary = Self { file, path, placed: false };
             let locked = match temporary.file.try_lock() {
-                // Another writer took it for a stale one and removes it.
+                // Another writer considers the file stale and is about to delete it.
                 Err(TryLockError::WouldBlock) => false,
-                // Where there are no locks, nobody takes it for a stale one.
+                // On a file system without locks no file is considered stale.
                 Ok(()) | Err(TryLockError::Error(_)) => true,
             };
-            // It may have been removed before it was locked.
+            // It may have been deleted before it was locked.
             if locked && temporary.path.exists() {
                 return Ok(temporary);
             }
@@ -56,7 +57,7 @@ impl Temporary {
         &self.file
     }
 
-    /// Gives it the name of its target, in place of what has that name.
+    /// Renames the file to its target, replacing an existing one.
     pub(super) fn place(mut self, target: &Path) -> io::Result<()> {
         fs::rename(&self.path, target)?;
         self.placed = true;
@@ -67,14 +68,14 @@ impl Temporary {
 impl Drop for Temporary {
     fn drop(&mut self) {
         if !self.placed {
-            // The next writer removes what cannot be removed now.
+            // Otherwise the next writer deletes it.
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
-/// Removes the temporary files in a folder that no writer holds, of targets for which `of` says so. Where the file system
-/// has no locks, none is known to be stale, and all stay.
+/// Deletes temporary files that no writer has locked, of targets for which `of` returns true. On a
+/// file system without locks all stay, as none is known to be stale.
 pub(super) fn remove_stale(folder: &Path, of: impl Fn(&[u8]) -> bool) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -85,13 +86,13 @@ pub(super) fn remove_stale(folder: &Path, of: impl Fn(&[u8]) -> bool) {
         let path = entry.path();
         let Ok(file) = OpenOptions::new().write(true).open(&path) else { continue };
         if file.try_lock().is_ok() {
-            // Another writer may have been faster.
+            // Another writer may have deleted it first.
             let _ = fs::remove_file(path);
         }
     }
 }
 
-/// The name of the target of a temporary file of that name.
+/// Target name of a temporary file's name.
 fn target_of(name: &[u8]) -> Option<&[u8]> {
     let name = name.strip_prefix(b".")?.strip_suffix(SUFFIX.as_bytes())?;
     let (target, digits) = name.split_at(name.len().checked_sub(DIGITS + 1)?);

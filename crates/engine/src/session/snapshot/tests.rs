@@ -1,4 +1,5 @@
-//! Whatever a file says and whenever its writer ends, opening it is an error or right, and never a panic.
+//! Snapshot files: hostile or damaged contents and killed writers give an error or correct data,
+//! never a panic.
 
 use std::{
     collections::BTreeSet,
@@ -20,7 +21,7 @@ use crate::{
 
 const ALIGN: usize = 4096;
 
-/// A session that could be.
+/// Contents of a plausible session.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Saved {
     pub(super) tokens: Vec<u32>,
@@ -101,7 +102,7 @@ impl Saved {
         self.write_states(SnapshotWriter::create(path, &self.contents()).unwrap(), 5000).unwrap();
     }
 
-    /// What a file holds, all of it looked at.
+    /// Reads back everything in a file.
     fn load(path: &Path) -> Result<Self, Error> {
         let snapshot = Snapshot::open(path)?;
         snapshot.verify()?;
@@ -140,7 +141,7 @@ pub(super) fn names(folder: &Path) -> BTreeSet<String> {
         .collect()
 }
 
-/// Overwrites a file in place: cutting it to nothing first would make the system write it out each time.
+/// Overwrites a file in place: truncating it first would make the system write it out each time.
 fn put(path: &Path, bytes: &[u8]) {
     let file = fs::OpenOptions::new().write(true).open(path).unwrap();
     write_all_at(&file, bytes, 0).unwrap();
@@ -196,7 +197,7 @@ fn what_is_saved_comes_back() {
         (h.name.as_str(), h.keys.as_str(), h.lossy, h.exact),
         ("a-model", "f16", false, true)
     );
-    // Sections lie where the table says, under their plain digests.
+    // Sections are at the documented offsets, with their plain digests.
     let json = u64::from_le_bytes(bytes[16..24].try_into().unwrap()) as usize;
     let mut at = (32 + json).next_multiple_of(ALIGN);
     assert_eq!(bytes[at..at + 8], [1, 0, 0, 0, 49, 0, 0, 0]);
@@ -335,7 +336,7 @@ fn a_file_of_another_length_is_no_snapshot() {
     assert!(matches!(nowhere, Err(Error::File { .. })));
 }
 
-/// The file with another header, rightly signed, and the sections behind it.
+/// The file with another header, correctly digested, and the same sections.
 fn with_header(file: &[u8], json: &[u8]) -> Vec<u8> {
     let old = u64::from_le_bytes(file[16..24].try_into().unwrap()) as usize;
     let sections = &file[(Frame::PREFIX as usize + old).next_multiple_of(ALIGN)..];
@@ -349,7 +350,7 @@ fn with_header(file: &[u8], json: &[u8]) -> Vec<u8> {
     all
 }
 
-/// Where the values of a header are.
+/// Collects the paths of all values of a header.
 fn places(value: &Value, at: &str, all: &mut Vec<String>) {
     all.push(at.to_owned());
     match value {
@@ -404,7 +405,7 @@ fn every_value_of_a_header_may_be_hostile() {
                 Err(Error::Snapshot { .. }) => refused += 1,
                 Err(other) => panic!("{place} {value}: {other}"),
                 Ok(found) => {
-                    // Only what the header alone says can be another thing.
+                    // Only fields without a second copy in the file can change.
                     assert_eq!(
                         (&found.tokens, &found.hot),
                         (&saved.tokens, &saved.hot),
@@ -448,7 +449,7 @@ fn every_value_of_a_header_may_be_hostile() {
         fs::write(&path, with_header(&whole, deep.repeat(1 << 17).as_bytes())).unwrap();
         is_damaged(&path, "its header");
     }
-    // A length that nobody has signed must not be believed either.
+    // An undigested length must not be trusted either.
     for (len, there) in [(u64::MAX, 0), (1 << 40, 0), (17 << 20, 18 << 20), (1 << 20, 0)] {
         let mut file = whole.clone();
         file[16..24].copy_from_slice(&len.to_le_bytes());
@@ -507,7 +508,7 @@ fn another_model_and_other_settings_are_told_apart() {
     other(&|e| e.states.truncate(2), "it has 3 states, this session has 2");
 }
 
-/// A disk that fails after some bytes, and tells its room or not.
+/// A disk that fails after some bytes, and optionally reports its free space.
 struct Full {
     room: AtomicU64,
     tells: Option<u64>,
@@ -570,7 +571,7 @@ fn a_writer_that_fails_leaves_what_was_there() {
         "what was saved there before is as it was: a bad sector",
     );
 
-    // Ends that come too early or too late.
+    // States that end too early or too late.
     let begin = || SnapshotWriter::create(&path, &new.contents()).unwrap();
     drop(begin());
     kept(Error::Input(path.display().to_string()), "");
@@ -590,7 +591,7 @@ fn a_writer_that_fails_leaves_what_was_there() {
     let mut states = new.contents().states;
     states.reverse();
     refused(Contents { states, ..new.contents() }, "in their order");
-    // A long name is only for people.
+    // The folder name is truncated: it only appears in messages.
     let name = "日本".repeat(300);
     let contents = Contents { name: &name, states: vec![], ..new.contents() };
     SnapshotWriter::create(&path, &contents).unwrap().finish().unwrap();
@@ -653,13 +654,14 @@ fn only_what_nobody_writes_is_removed() {
     wanted.insert(".a.moeflux-session.0123456789abcdef.partial".into());
     wanted.insert(".a.moeflux-session.0123456789abcded.partial".into());
     assert_eq!(names(temp.path()), wanted);
-    // A process that another test starts may share the file for a moment, so closing it would not do.
+    // A process started by another test may hold the file for a moment, so closing it is not
+    // enough.
     live.unlock().unwrap();
     Saved::of(&[1]).save(&path);
     assert!(!names(temp.path()).contains(".a.moeflux-session.0123456789abcdef.partial"));
 }
 
-/// In the child: the file that it writes, and which version first.
+/// Environment of the child process: the file to write, and which version first.
 const WRITE_TO: [&str; 2] = ["MOEFLUX_TEST_SNAPSHOT", "MOEFLUX_TEST_SNAPSHOT_FIRST"];
 
 #[test]
@@ -696,7 +698,7 @@ fn a_killed_writer_leaves_a_whole_file() {
             .unwrap();
         let lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let began = lines.map_while(Result::ok).any(|line| line.contains("writing"));
-        // Moments all over what a few files take to be written.
+        // Spreads the kill times over the duration of a few files.
         thread::sleep(Duration::from_micros(round * 7919 % 12_000));
         child.kill().unwrap();
         child.wait().unwrap();

@@ -1,4 +1,4 @@
-//! Writes a snapshot: aside, and in place of an older one only when all of it is on the disk.
+//! Snapshot writer: writes a temporary file that replaces the target once all of it is on disk.
 
 use std::{
     hash::Hasher,
@@ -21,37 +21,37 @@ use crate::{
     checkpoint::{ModelId, packed::Digests},
 };
 
-/// What is saved, but for the bytes of the states.
+/// Contents of a snapshot, except the bytes of the states.
 #[derive(Clone, Debug)]
 pub(crate) struct Contents<'a> {
     pub(crate) model: ModelId,
-    /// The name of the model's folder, for messages; what is too long of it is left out.
+    /// Name of the model's folder, for messages; truncated if too long.
     pub(crate) name: &'a str,
-    /// The session's format of keys and values: "f32", "f16", "q8".
+    /// Element format of the session's KV cache: "f32", "f16", "q8".
     pub(crate) keys: &'a str,
-    /// The format that they get in the file, where it is another one.
+    /// Element format of the KV cache in the file, if different.
     pub(crate) stored: Option<&'a str>,
-    /// Whether they have lost something of what was computed.
+    /// Whether precision was lost.
     pub(crate) lossy: bool,
     pub(crate) exact: bool,
-    /// Entries of the vocabulary.
+    /// Vocabulary size.
     pub(crate) vocab: usize,
-    /// Positions that were ever written.
+    /// Number of positions ever written.
     pub(crate) written: u64,
     pub(crate) tokens: &'a [u32],
-    /// Those after the last token, `vocab` of them.
+    /// Logits after the last token, `vocab` values.
     pub(crate) logits: Option<&'a [f32]>,
-    /// Layers and experts.
+    /// Pairs of layer and expert.
     pub(crate) hot: &'a [(u32, u32)],
-    /// By layer, and then by which.
+    /// Ordered by `layer`, then `which`.
     pub(crate) states: Vec<StateShape>,
 }
 
 impl Contents<'_> {
-    /// Bytes of the whole file.
+    /// Size of the file in bytes.
     ///
     /// # Errors
-    /// They cannot be saved.
+    /// The contents are not valid.
     pub(crate) fn bytes(&self) -> Result<u64, Error> {
         sections(&self.header()?).map(|sections| end(&sections))
     }
@@ -87,7 +87,7 @@ fn sections(header: &Header) -> Result<Vec<Section>, Error> {
     sections.ok_or_else(|| unwritable("it has more bytes than can be counted"))
 }
 
-/// Where the last section ends.
+/// End of the last section.
 fn end(sections: &[Section]) -> u64 {
     sections.last().map_or(0, Section::end)
 }
@@ -96,7 +96,7 @@ fn unwritable(problem: &str) -> Error {
     Error::Input(format!("the session cannot be saved: {problem}; please report this"))
 }
 
-/// A snapshot that is being written. Dropped before it is finished, it leaves what was there before.
+/// A snapshot being written. If dropped before [`Self::finish`], an older file stays unchanged.
 pub(crate) struct SnapshotWriter<T: Target = Disk> {
     target: T,
     path: PathBuf,
@@ -104,18 +104,19 @@ pub(crate) struct SnapshotWriter<T: Target = Disk> {
     temporary: Temporary,
     header: Header,
     sections: Vec<Section>,
-    /// Which section is being written, and how many of its bytes are.
+    /// Current section, and the bytes of it that are written.
     section: usize,
     done: u64,
-    /// Of those bytes.
+    /// Hash of those bytes.
     hash: XxHash3_64,
 }
 
 impl SnapshotWriter {
-    /// Begins to write a snapshot, all of it but the states. Removes what killed writers of the same file left.
+    /// Creates the file and writes everything but the states. Removes what killed writers of the
+    /// same file left.
     ///
     /// # Errors
-    /// The folder cannot be written, or the disk has not enough room.
+    /// The folder cannot be written, or the disk is too full.
     pub(crate) fn create(path: &Path, contents: &Contents<'_>) -> Result<Self, Error> {
         Self::create_on(Disk, path, contents)
     }
@@ -166,7 +167,8 @@ impl<T: Target> SnapshotWriter<T> {
         end(&self.sections)
     }
 
-    /// Writes the next bytes of the states, which come one behind another; a piece may end anywhere.
+    /// Writes the next bytes of the states, which are concatenated in order; a piece may end
+    /// anywhere.
     ///
     /// # Errors
     /// The disk is full or fails, or all states are written.
@@ -199,10 +201,10 @@ impl<T: Target> SnapshotWriter<T> {
         }
     }
 
-    /// Gives the file its name, in place of one that has it, when all of it is on the disk.
+    /// Syncs the file to disk and renames it to its target, replacing an existing file.
     ///
     /// # Errors
-    /// States are missing, the disk is full or fails, or what has the name cannot be replaced.
+    /// States are missing, the disk is full or fails, or the target cannot be replaced.
     pub(crate) fn finish(self) -> Result<(), Error> {
         if self.section < self.sections.len() {
             return Err(unwritable(&format!("{} is missing", self.header.what(self.section))));

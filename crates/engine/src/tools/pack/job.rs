@@ -1,4 +1,4 @@
-//! What there is to pack: the header of the packed file, and each piece of the packed files from the source.
+//! Pack job: the header of the packed file, and the source bytes of each piece of the packed files.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -19,13 +19,13 @@ use crate::{
     model::{blueprint::Blueprint, packed_experts::order},
 };
 
-/// A checkpoint as it will be packed.
+/// A checkpoint to pack, with the layout of the packed files.
 pub(super) struct Job<'a> {
     checkpoint: &'a Checkpoint,
     experts: ExpertSource,
-    /// Its digests of pieces are zeros.
+    /// Header with zeros for the digests of pieces.
     pub(super) header: Header,
-    /// Bytes of the packed file before the records.
+    /// Offset of the first record in the file of experts.
     pub(super) data: u64,
     dense: Vec<Run>,
     dense_header: Vec<u8>,
@@ -33,7 +33,7 @@ pub(super) struct Job<'a> {
 
 /// A tensor in the file of dense tensors.
 struct Run {
-    /// Where it begins there.
+    /// Offset in that file.
     start: u64,
     name: String,
     segment: Segment,
@@ -41,7 +41,7 @@ struct Run {
 
 impl<'a> Job<'a> {
     /// # Errors
-    /// The checkpoint is packed already, has no experts, or is not supported.
+    /// The checkpoint is already packed, has no experts, or is not supported.
     pub(super) fn of(checkpoint: &'a Checkpoint) -> Result<Self, Error> {
         let bad = |problem: &str| Error::Checkpoint {
             path: checkpoint.folder().into(),
@@ -104,18 +104,19 @@ impl<'a> Job<'a> {
         self.header.places(self.data)
     }
 
-    /// Bytes of the file of experts.
+    /// Size of the file of experts.
     pub(super) fn experts_bytes(&self) -> u64 {
-        // Of a model with experts, the last piece is one.
+        // A model with experts ends with an expert piece.
         self.places().last().map_or(self.data, |last| last.offset + last.taken)
     }
 
-    /// The small files.
+    /// The small files: config, tokenizer and others.
     pub(super) fn small_files(&self) -> impl Iterator<Item = (&'static str, &'a [u8])> {
         small_files(self.checkpoint)
     }
 
-    /// Identifies the job: what is packed, and from which files. Digests of files that changed since are worth nothing.
+    /// Hash of the job: the layout, and names, sizes and modification times of the source files. A
+    /// journal is only valid for the same key.
     pub(super) fn key(&self) -> Result<u64, Error> {
         let mut all = self.header.encode()?;
         for file in self.checkpoint.files().iter() {
@@ -127,7 +128,7 @@ impl<'a> Job<'a> {
         Ok(digest(&all))
     }
 
-    /// Reads a piece from the source: the first `place.bytes` of `buf`.
+    /// Reads a piece from the source into the first `place.bytes` bytes of `buf`.
     pub(super) fn fill(&self, place: &Place, buf: &mut [u8]) -> Result<(), Error> {
         let buf = &mut buf[..place.bytes as usize];
         match place.piece {
@@ -166,7 +167,7 @@ fn blank(count: u64) -> Digests {
     Digests(vec![0; count as usize])
 }
 
-/// What a header says of the layers of a blueprint whose experts lie where a packed file has them.
+/// Header entries for the layers of a blueprint whose experts are located in the packed file.
 fn layers(blueprint: &Blueprint) -> Vec<PackedLayer> {
     let layer = |(layer, moe): (usize, &crate::model::blueprint::MoeBlueprint)| PackedLayer {
         layer,
@@ -179,7 +180,7 @@ fn layers(blueprint: &Blueprint) -> Vec<PackedLayer> {
     blueprint.moe_layers().map(layer).collect()
 }
 
-/// The header of the file of dense tensors, and where each tensor lies behind it: as they came in the source.
+/// Header of the file of dense tensors, and the tensors after it in the order of the source.
 fn dense(checkpoint: &Checkpoint, experts: &BTreeSet<&str>) -> (Vec<u8>, Vec<Run>) {
     let mut tensors: Vec<_> =
         checkpoint.tensors().filter(|(name, _)| !experts.contains(name)).collect();
@@ -194,7 +195,7 @@ fn dense(checkpoint: &Checkpoint, experts: &BTreeSet<&str>) -> (Vec<u8>, Vec<Run
         at = end;
     }
     let mut json = Value::Object(map).to_string().into_bytes();
-    // Tensors begin at a multiple of the alignment; JSON may end in spaces.
+    // Tensors start at a multiple of the alignment; JSON may end in spaces.
     let begin = (8 + json.len() as u64).next_multiple_of(ALIGN);
     json.resize(begin as usize - 8, b' ');
     let mut start = begin;
@@ -221,7 +222,7 @@ fn origin(checkpoint: &Checkpoint) -> Origin {
     }
 }
 
-/// The name of the file that a piece lies in.
+/// Name of the file that contains a piece.
 pub(super) fn file_of(piece: Piece) -> &'static str {
     match piece {
         Piece::Dense(_) => DENSE,

@@ -1,5 +1,5 @@
-//! Packing: a copy of a checkpoint with one aligned record per expert. The format is described in
-//! [`checkpoint::packed`](crate::checkpoint::packed).
+//! Pack: writes a copy of a checkpoint with one aligned record per expert. The format is described
+//! in [`checkpoint::packed`](crate::checkpoint::packed).
 
 mod job;
 mod pool;

@@ -1,4 +1,4 @@
-//! Threads that each take the next piece: reading, hashing and writing overlap.
+//! Worker threads that pull pieces from a queue, so that reading, hashing and writing overlap.
 
 use std::{
     ops::ControlFlow,
@@ -13,20 +13,20 @@ use crate::{
     checkpoint::{digest, packed::Place},
 };
 
-/// Pieces that are in memory at a time, twice where two files are compared.
+/// Worker threads. Each holds one piece in memory, or two when two files are compared.
 const THREADS: usize = 4;
 
-/// The memory of one thread.
+/// Buffers of one thread.
 #[derive(Default)]
 pub(super) struct Buffers([Vec<u8>; 2]);
 
 impl Buffers {
-    /// A buffer of so many bytes, whatever they are.
+    /// One buffer of `bytes` bytes, with arbitrary contents.
     pub(super) fn one(&mut self, bytes: u64) -> Result<&mut [u8], Error> {
         sized(&mut self.0[0], bytes)
     }
 
-    /// Two of them, each of its own length.
+    /// Two buffers, with arbitrary contents.
     pub(super) fn two(&mut self, bytes: [u64; 2]) -> Result<[&mut [u8]; 2], Error> {
         let [a, b] = &mut self.0;
         Ok([sized(a, bytes[0])?, sized(b, bytes[1])?])
@@ -43,7 +43,8 @@ fn sized(buffer: &mut Vec<u8>, bytes: u64) -> Result<&mut [u8], Error> {
     Ok(&mut buffer[..bytes])
 }
 
-/// Works on all of `places`, several at a time and in no order; `done` hears of each and may break, which cancels.
+/// Runs `work` on all `places`, on several threads and in no order. `done` is called for each
+/// result on the calling thread; `Break` cancels.
 pub(super) fn each<T: Send>(
     places: &[Place],
     work: impl Fn(usize, &Place, &mut Buffers) -> Result<T, Error> + Sync,
@@ -83,14 +84,14 @@ pub(super) fn each<T: Send>(
                 Ok(one) => done(i, one).is_continue().then_some(()).ok_or(Error::Cancelled),
                 Err(error) => Err(error),
             };
-            // The first error is the one to report, but what is under way is waited for.
+            // Reports the first error, after all pieces in flight are done.
             if result.is_ok() && went_on.is_err() {
                 result = went_on;
                 stop.store(true, Ordering::Relaxed);
             }
         }
         for thread in threads.into_iter().flatten() {
-            // A thread that failed has left its piece undone.
+            // A panic leaves its piece unfinished, which is reported below.
             let _ = thread.join();
         }
         if result.is_ok() && finished < places.len() {
@@ -100,7 +101,7 @@ pub(super) fn each<T: Send>(
     })
 }
 
-/// The digest of what a piece holds.
+/// Digest of a piece.
 pub(super) fn digest_of(place: &Place, buf: &[u8]) -> u64 {
     digest(&buf[..place.bytes as usize])
 }

@@ -1,4 +1,4 @@
-//! A full disk, and folders that are not for packing.
+//! Packing with a full disk, concurrent runs, damaged copies and unsuitable folders.
 
 use std::{
     fs::{self, File},
@@ -26,7 +26,7 @@ fn golden(name: &str) -> Checkpoint {
         .unwrap()
 }
 
-/// A disk with room for so many bytes, which it tells or not.
+/// A disk of limited space, which it optionally reports.
 struct Small {
     room: AtomicU64,
     tells: bool,
@@ -72,7 +72,7 @@ fn a_disk_that_fills_up_loses_nothing() {
     let bytes = pack(&source, &whole, &mut go).unwrap().bytes;
     let mut failures = 0;
     let mut kept = 0;
-    // Each run has room for a little more than it needs to get further.
+    // Each run has a little more space than it needs to make progress.
     for _ in 0..100 {
         match pack_to(&small(bytes / 3, false), &source, &out, &mut go) {
             Ok(report) => {
@@ -110,7 +110,7 @@ fn what_will_not_fit_is_not_begun() {
     let said = pack_to(&small(10_000, true), &source, &out, &mut go).unwrap_err().to_string();
     assert!(said.contains("too few") && said.contains("10.0 KB are free"), "{said}");
     assert!(!out.exists());
-    // What is there already needs no room.
+    // Existing pieces need no space.
     let whole = pack(&source, &temp.path().join("whole"), &mut go).unwrap().bytes;
     let mut most = |done: u64, total: u64| match done * 4 > total * 3 {
         true => ControlFlow::Break(()),
@@ -126,7 +126,7 @@ fn what_will_not_fit_is_not_begun() {
 fn what_was_hardly_begun_can_be_gone_on_with() {
     let (source, temp) = (golden("qwen3_moe"), tempfile::tempdir().unwrap());
     let out = temp.path().join("out");
-    // Room for the first line of the journal, and for no piece.
+    // Space for the first line of the journal, and for no piece.
     let said = pack_to(&small(20, false), &source, &out, &mut go).unwrap_err().to_string();
     assert!(said.contains("disk is full"), "{said}");
     let left = files(&out);
@@ -167,7 +167,7 @@ fn folders_that_hold_other_things_are_left_alone() {
     let said = pack(&packed, &folder("again"), &mut go).unwrap_err().to_string();
     assert!(said.contains("packed already"), "{said}");
 
-    // A part of one model is not gone on with as another one.
+    // A partial copy of one model is not resumed as another one.
     let part = folder("part");
     let mut once = |_, _| ControlFlow::Break(());
     assert!(matches!(pack(&source, &part, &mut once), Err(Error::Cancelled)));

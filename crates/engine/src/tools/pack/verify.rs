@@ -1,4 +1,4 @@
-//! Reads a packed folder again and compares it with what was packed.
+//! Verifies a packed folder: re-reads it and compares digests, optionally with the source.
 
 use std::{
     ops::ControlFlow,
@@ -17,40 +17,40 @@ use crate::{
     },
 };
 
-/// What is not as it was packed.
+/// A difference from the packed contents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Damage {
     /// The file.
     pub path: PathBuf,
-    /// Layer and number of the expert, if it is one.
+    /// Layer and expert index, if the piece is an expert.
     pub expert: Option<(usize, usize)>,
-    /// First byte of the piece that was compared.
+    /// Offset of the compared piece in the file.
     pub offset: u64,
-    /// Its bytes.
+    /// Size of the piece in bytes.
     pub bytes: u64,
-    /// What is wrong.
+    /// Description of the difference.
     pub problem: String,
 }
 
-/// What a comparison found.
+/// Result of a verification.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerifyReport {
-    /// Experts that were compared.
+    /// Experts compared.
     pub experts: usize,
-    /// Bytes that were compared.
+    /// Bytes compared.
     pub bytes: u64,
-    /// What is wrong, in the order of the files. Empty when nothing is.
+    /// Differences, in file order. Empty if the folder is intact.
     pub damages: Vec<Damage>,
 }
 
-/// Reads all files of a packed folder and compares their digests; with `source` also byte for byte with the checkpoint that
-/// was packed.
+/// Reads all files of a packed folder and compares their digests; with `source`, also compares
+/// every byte with the original checkpoint.
 ///
-/// `progress` is told the bytes that are done and that there are; breaking there cancels.
+/// `progress` receives the bytes done and the total bytes; `Break` cancels.
 ///
 /// # Errors
-/// The folder is not packed, the header of its experts cannot be believed, or `source` is another checkpoint or cannot be
-/// read; cancelled.
+/// The folder is not packed, the header of its experts is not valid, `source` is another checkpoint
+/// or cannot be read, or the call was cancelled.
 pub fn verify_packed(
     folder: &Path,
     source: Option<&Checkpoint>,
@@ -150,7 +150,8 @@ pub fn verify_packed(
     })
 }
 
-/// Whether two headers are of the same source in the same places: all but digests of contents and the small files.
+/// Whether two headers describe the same source and layout, ignoring digests of contents and small
+/// files.
 fn same_layout(a: &Header, b: &Header) -> bool {
     let blank = |header: &Header| {
         let mut header = header.clone();

@@ -1,4 +1,4 @@
-//! Writes a packed folder: piece by piece into files that end in `.partial`, with a journal of what is done.
+//! Pack writer: writes pieces into `.partial` files, with a journal for resuming.
 
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
@@ -22,27 +22,27 @@ use crate::{
     },
 };
 
-/// What was packed.
+/// Result of a packing run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackReport {
     /// Experts of all layers.
     pub experts: usize,
     /// Bytes of all files of the packed folder.
     pub bytes: u64,
-    /// Bytes that an earlier run had written, and that were right.
+    /// Bytes reused from an earlier run, after verification.
     pub kept: u64,
 }
 
-/// Writes a packed copy of `source` into the folder `out`, which is made if need be. What an earlier run left there is
-/// checked by its digests and used.
+/// Writes a packed copy of `source` into the folder `out`, creating it if needed. Pieces that an
+/// earlier run wrote are verified by digest and reused.
 ///
-/// `progress` is told the bytes that are done and that there are; breaking there cancels. A run that was cancelled or failed
-/// leaves files that end in `.partial`, for the same call to go on with; files get their names when all of them are
-/// complete and on the disk, `config.json` last.
+/// `progress` receives the bytes done and the total bytes; `Break` cancels. A cancelled or failed
+/// run leaves `.partial` files that the same call resumes. Files are renamed once all of them are
+/// complete and synced, `config.json` last.
 ///
 /// # Errors
-/// The source is packed, has no experts, cannot be read or is not supported; `out` holds other files; the disk has not enough
-/// room; cancelled.
+/// The source is packed, has no experts, cannot be read or is not supported; `out` contains other
+/// files; the disk is too full; cancelled.
 pub fn pack(
     source: &Checkpoint,
     out: &Path,
@@ -71,7 +71,7 @@ pub(super) fn pack_to<T: Target>(
     let there =
         places.iter().zip(&known).filter(|(_, known)| known.is_some()).map(|(p, _)| p.taken).sum();
     folder.check_room(there).inspect_err(|_| {
-        // One that an earlier run began tells that what it left is a part of this model.
+        // The journal of an earlier run stays: it identifies what that run left.
         if begun {
             let _ = fs::remove_file(out.join(JOURNAL));
             folder.leave(made);
@@ -118,7 +118,7 @@ pub(super) fn pack_to<T: Target>(
     let start = job.header.encode()?;
     for (name, part) in [(DENSE, &dense), (EXPERTS, &experts)] {
         let begin = if name == EXPERTS { &start[..] } else { &[] };
-        // The header says that the records are there, so they come first.
+        // The header declares the records valid, so they are synced first.
         let written = target.sync(&part.file).and_then(|()| target.write_at(&part.file, begin, 0));
         written.and_then(|()| target.sync(&part.file)).map_err(|e| folder.write_error(name, e))?;
     }
@@ -128,18 +128,18 @@ pub(super) fn pack_to<T: Target>(
     }
     folder.complete(job.small_files().map(|(name, _)| name))?;
     drop(journal);
-    // The folder is complete; a journal that cannot be removed does no harm.
+    // The folder is complete; a leftover journal does no harm.
     let _ = fs::remove_file(out.join(JOURNAL));
     Ok(PackReport { experts: job.header.layers.iter().map(|l| l.experts).sum(), bytes, kept })
 }
 
-/// A file that is being written, and read where it was written before.
+/// A file being written, and readable for pieces of an earlier run.
 struct Part {
     file: File,
     source: Source,
 }
 
-/// The folder that is being filled.
+/// The folder being written.
 struct Folder<'a, T> {
     target: &'a T,
     path: &'a Path,
@@ -148,7 +148,8 @@ struct Folder<'a, T> {
 }
 
 impl<T: Target> Folder<'_, T> {
-    /// Makes the folder, or sees that there is nothing in it but what a pack left. Whether it was made.
+    /// Creates the folder, or checks that it contains nothing but an earlier run of `pack`. Returns
+    /// whether it was created.
     fn open(&self) -> Result<bool, Error> {
         let path = self.path;
         let refuse = |what: &str| Err(Error::Input(format!("{}: {what}", path.display())));
@@ -168,7 +169,7 @@ impl<T: Target> Folder<'_, T> {
         Ok(false)
     }
 
-    /// Leaves nothing behind where nothing was begun.
+    /// Removes the folder if this run created it.
     fn leave(&self, made: bool) {
         if made {
             let _ = fs::remove_dir(self.path);
@@ -179,7 +180,7 @@ impl<T: Target> Folder<'_, T> {
         self.path.join(format!("{name}.partial"))
     }
 
-    /// That what is not there yet will find room; `there` are bytes that were written before.
+    /// Checks the free space for what is not written yet; `there` bytes are.
     fn check_room(&self, there: u64) -> Result<(), Error> {
         let missing = self.needed.saturating_sub(there);
         match self.target.free(self.path).filter(|free| *free < missing) {
@@ -196,11 +197,11 @@ impl<T: Target> Folder<'_, T> {
         }
     }
 
-    /// Opens a file of so many bytes to write its pieces.
+    /// Opens a file of `bytes` bytes for its pieces.
     fn part(&self, name: &str, bytes: u64) -> Result<Part, Error> {
         let (path, named) = (self.partial(name), self.path.join(name));
         if named.exists() {
-            // A run that ended while files were given their names.
+            // An earlier run ended while files were being renamed.
             fs::rename(&named, &path).map_err(Error::file(&named, "cannot rename the file"))?;
         }
         let open = || {
@@ -244,7 +245,7 @@ impl<T: Target> Folder<'_, T> {
         Error::file(self.partial(name), doing)(source)
     }
 
-    /// Gives all files their names, `config.json` last: without it there is no model.
+    /// Renames all files, `config.json` last: a folder without it is not a model.
     fn complete(&self, small: impl Iterator<Item = &'static str>) -> Result<(), Error> {
         let config = "config.json";
         let names = [DENSE, EXPERTS]
@@ -261,8 +262,9 @@ impl<T: Target> Folder<'_, T> {
     }
 }
 
-/// What is written: a line of 16 hexadecimal digits for the job, and one for each piece, its digest. Lines of pieces that
-/// are not written are missing or not digits. A piece whose line is there is believed only if it has that digest.
+/// Journal of written pieces: a line of 16 hexadecimal digits for the job key, then one per piece
+/// with its digest. Lines of unwritten pieces are missing or hold no digits. A piece with a line is
+/// reused only if its digest matches.
 struct Journal {
     file: File,
 }
@@ -270,7 +272,8 @@ struct Journal {
 impl Journal {
     const LINE: u64 = 17;
 
-    /// Opens or begins the journal of the job `key`: it, and the digests of pieces that were written.
+    /// Opens or creates the journal of job `key`. Returns it and the digests of pieces already
+    /// written.
     fn open<T: Target>(
         folder: &Folder<'_, T>,
         key: u64,
@@ -320,7 +323,7 @@ impl Journal {
         }
     }
 
-    /// Notes that a piece is written.
+    /// Records a written piece.
     fn write<T: Target>(&self, target: &T, piece: usize, digest: u64) -> io::Result<()> {
         self.line(target, piece as u64 + 1, digest)
     }

@@ -1,4 +1,4 @@
-//! The best that any policy could do, knowing what comes.
+//! Belády's MIN: the optimal offline eviction policy.
 
 use std::collections::BinaryHeap;
 
@@ -6,18 +6,19 @@ use crate::experts::{policy::Policy, trace::Trace};
 
 const NEVER: usize = usize::MAX;
 
-/// Belády's MIN: what is needed again last gives way.
+/// Belády's MIN: evicts the expert whose next use is furthest away.
 ///
-/// L. A. Belady: *A study of replacement algorithms for a virtual-storage computer*, IBM Systems Journal 5, 1966.
+/// L. A. Belady: *A study of replacement algorithms for a virtual-storage computer*, IBM Systems
+/// Journal 5, 1966.
 pub(super) struct Optimum {
-    /// For each use in the trace, the place of the next use of the same expert.
+    /// For each use in the trace, the index of the next use of the same expert.
     next: Vec<usize>,
-    /// Of each expert the place of its next use; when it is used, that of the use after it is its next one.
+    /// Per expert, the index of its next use. `next` at that index gives the following one.
     upcoming: Vec<usize>,
-    /// Of each slot its expert's next use.
+    /// Per slot, the next use of its expert.
     of_slot: Vec<usize>,
     key: Vec<usize>,
-    /// Next uses with their slots, the last one first. Those that are not a slot's any more are out of date.
+    /// Max-heap of next uses with their slots. Entries that differ from `of_slot` are stale.
     order: BinaryHeap<(usize, usize)>,
     in_use: Vec<(usize, usize)>,
 }

@@ -1,4 +1,4 @@
-//! The modules of each architecture, from its `config.json`.
+//! Modules of each architecture, from its `config.json`.
 //!
 //! To add an architecture: a function for its layers, and an entry in [`ARCHITECTURES`].
 
@@ -12,33 +12,33 @@ use super::{
 };
 use crate::base::error::Error;
 
-/// What the routers are asked for.
+/// Parameters of the routers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Routing {
     pub(super) seed: u64,
     pub(super) skew: f64,
 }
 
-/// What is particular to an architecture.
+/// Properties of an architecture.
 pub(super) struct Architecture {
     model_type: &'static str,
-    /// What comes before `model.` and `lm_head`.
+    /// Prefix of `model.` and `lm_head`.
     pub(super) prefix: &'static str,
     pub(super) names: ExpertNames,
     pub(super) growth: Growth,
-    /// How routed experts are quantised.
+    /// Quantization of routed experts.
     pub(super) experts: Quant,
-    /// How other matrices are, but for the routers.
+    /// Quantization of all other matrices except routers.
     pub(super) others: Quant,
-    /// Embeddings are multiplied by the root of their width.
+    /// Whether embeddings are multiplied by the square root of the hidden size.
     pub(super) scaled_embedding: bool,
-    /// Whether the embedding is the head too, where the config does not say it.
+    /// Default of `tie_word_embeddings`.
     pub(super) tied: bool,
-    /// Adds the modules of a layer, whose names begin with a string.
+    /// Adds the modules of a layer, whose names start with the given prefix.
     pub(super) layer: fn(&mut Builder<'_>, u64, &str) -> Result<(), Error>,
 }
 
-/// What a config calls the number of experts, the number of them for a token, and their width.
+/// Config keys of the number of experts, the experts per token, and their hidden size.
 #[derive(Clone, Copy)]
 pub(super) struct ExpertNames {
     pub(super) experts: &'static str,
@@ -65,7 +65,7 @@ const QWEN: Architecture = Architecture {
 const DEEPSEEK: Architecture = Architecture {
     model_type: "deepseek_v3",
     names: ExpertNames { experts: "n_routed_experts", ..QWEN.names },
-    // The shared expert is not gated, and the scaling factor counts squared.
+    // The shared expert is not gated, and the scaling factor enters squared.
     growth: Growth { mixer: 0.4, experts: 0.65 },
     layer: deepseek_v3,
     ..QWEN
@@ -131,13 +131,13 @@ const ARCHITECTURES: &[Architecture] = &[
     },
 ];
 
-/// Modules of a model, and how most of them are quantised: the experts.
+/// Modules of a model, and the quantization of the experts, which is the most frequent one.
 pub(super) type Modules = (Vec<Module>, Quant);
 
 /// The modules of the model that a config describes.
 ///
 /// # Errors
-/// The architecture is not supported, or a number is missing, absurd, or does not fit the others.
+/// The architecture is not supported, or a value is missing, out of range, or inconsistent.
 pub(super) fn modules(config: &Map<String, Value>, routing: Routing) -> Result<Modules, Error> {
     let model_type = config.get("model_type").and_then(Value::as_str).unwrap_or("");
     let Some(architecture) = ARCHITECTURES.iter().find(|a| a.model_type == model_type) else {
@@ -151,7 +151,7 @@ pub(super) fn modules(config: &Map<String, Value>, routing: Routing) -> Result<M
     Ok((modules, architecture.experts))
 }
 
-/// The part of a config that describes the language model: nested, or all of it.
+/// The language model's part of a config: `text_config`, or the whole config.
 pub(super) fn text_config(config: &Map<String, Value>) -> &Map<String, Value> {
     config.get("text_config").and_then(Value::as_object).unwrap_or(config)
 }
@@ -173,7 +173,7 @@ fn qwen3_next(b: &mut Builder<'_>, layer: u64, at: &str) -> Result<(), Error> {
     qwen_hybrid(b, layer, at, true)
 }
 
-/// A layer of attention or of a delta-net; `fused` as in [`Builder::delta_net`].
+/// A layer of attention or gated delta-net; `fused` as in [`Builder::delta_net`].
 fn qwen_hybrid(b: &mut Builder<'_>, layer: u64, at: &str, fused: bool) -> Result<(), Error> {
     let shared = b.c.number("shared_expert_intermediate_size")?;
     b.norms(at);
@@ -189,8 +189,8 @@ fn qwen_hybrid(b: &mut Builder<'_>, layer: u64, at: &str, fused: bool) -> Result
     Ok(())
 }
 
-/// Whether a layer's mixer is attention: each `full_attention_interval`th, as mlx-lm has it, and `layer_types`, where
-/// there are any, must say the same.
+/// Whether a layer's mixer is attention: every `full_attention_interval`-th, as in mlx-lm.
+/// `layer_types`, if present, must agree.
 fn is_full_attention(b: &Builder<'_>, layer: u64) -> Result<bool, Error> {
     let interval = b.c.number_or("full_attention_interval", 4)?;
     let full = (layer + 1).is_multiple_of(interval);
@@ -217,7 +217,7 @@ fn qwen_attention(
     b.attention(layer, &format!("{at}self_attn."), attention)
 }
 
-/// Experts, or a dense MLP where the config asks for it; says which.
+/// Experts, or a dense MLP where the config requests it. Returns whether it added experts.
 fn qwen_feed_forward(b: &mut Builder<'_>, layer: u64, at: &str) -> Result<bool, Error> {
     let sparse_step = b.c.number_or("decoder_sparse_step", 1)?;
     let sparse =
@@ -232,7 +232,7 @@ fn qwen_feed_forward(b: &mut Builder<'_>, layer: u64, at: &str) -> Result<bool, 
     Ok(sparse)
 }
 
-/// Experts named as in most models.
+/// Experts with the most common names.
 fn switch_mlp(at: &str, router_quant: Quant) -> Experts {
     Experts {
         router: format!("{at}gate"),
@@ -246,7 +246,8 @@ fn switch_mlp(at: &str, router_quant: Quant) -> Experts {
 /// Source: mlx-lm, models/deepseek_v3.py.
 fn deepseek_v3(b: &mut Builder<'_>, layer: u64, at: &str) -> Result<(), Error> {
     b.norms(at);
-    // Exports by mlx-lm before 0.30.5 have `kv_b_proj`; no published config tells which one it belongs to.
+    // Exports by mlx-lm before 0.30.5 have `kv_b_proj`; no published config tells which layout it
+    // belongs to.
     let whole = b.c.flag_or(super::KV_B_PROJ, false)?;
     b.latent_attention(layer, &format!("{at}self_attn."), whole)?;
     deepseek_feed_forward(b, layer, &format!("{at}mlp."))
@@ -261,7 +262,7 @@ fn deepseek_v32(b: &mut Builder<'_>, layer: u64, at: &str) -> Result<(), Error> 
     }
 }
 
-/// A dense MLP in the first layers, then experts beside a shared one.
+/// A dense MLP in the first layers, then routed and shared experts.
 fn deepseek_feed_forward(b: &mut Builder<'_>, layer: u64, at: &str) -> Result<(), Error> {
     let sparse = layer >= b.c.count("first_k_dense_replace")?
         && layer.is_multiple_of(b.c.number_or("moe_layer_freq", 1)?);
@@ -270,7 +271,7 @@ fn deepseek_feed_forward(b: &mut Builder<'_>, layer: u64, at: &str) -> Result<()
         b.mlp(layer, at, intermediate);
         return Ok(());
     }
-    // A plain matrix of mlx-lm's, not a layer: it is left as it was.
+    // mlx-lm has it as a plain matrix, not a linear layer, and does not quantize it.
     let experts = switch_mlp(at, Quant::No);
     let correction = Some(format!("{}.e_score_correction_bias", experts.router));
     b.experts(layer, &Experts { correction, ..experts });
@@ -358,7 +359,7 @@ fn gemma4(b: &mut Builder<'_>, layer: u64, at: &str) -> Result<(), Error> {
     ] {
         b.norm(format!("{at}{norm}"), hidden);
     }
-    // The router's own norm divides by the root of the width.
+    // The router's norm divides by the square root of the hidden size.
     let root = (hidden as f32).sqrt();
     b.plain(format!("{at}router.scale"), vec![hidden], Scalar::BF16, 0.9 * root..1.1 * root);
     b.plain(format!("{at}router.per_expert_scale"), vec![b.sizes.experts], Scalar::BF16, 0.9..1.1);

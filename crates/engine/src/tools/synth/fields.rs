@@ -1,10 +1,10 @@
-//! The fields of a config, read with errors that name them.
+//! Config fields, read with errors that name them.
 
 use serde_json::{Map, Value};
 
 use crate::base::error::Error;
 
-/// A number in a config above this is a mistake, and keeps every product of three within 64 bits.
+/// Maximum of a config value. Keeps the product of any three within 64 bits.
 const MOST: u64 = 1 << 20;
 
 pub(super) struct Fields<'a>(pub(super) &'a Map<String, Value>);
@@ -14,7 +14,7 @@ impl Fields<'_> {
         Error::Input(format!("config: {what}"))
     }
 
-    /// What is there and is not null.
+    /// The value, unless it is missing or null.
     fn get(&self, name: &str) -> Option<&Value> {
         self.0.get(name).filter(|value| !value.is_null())
     }
@@ -38,7 +38,7 @@ impl Fields<'_> {
         self.get(name).map(|_| self.number(name)).transpose()
     }
 
-    /// A number that may also be zero, as it is where there is none.
+    /// A value that may be zero; zero if missing.
     pub(super) fn count(&self, name: &str) -> Result<u64, Error> {
         match self.get(name).map(Value::as_u64) {
             Some(Some(0)) => Ok(0),
@@ -46,7 +46,7 @@ impl Fields<'_> {
         }
     }
 
-    /// Whether something is true.
+    /// A boolean with a default.
     pub(super) fn flag_or(&self, name: &str, default: bool) -> Result<bool, Error> {
         match self.get(name) {
             None => Ok(default),
@@ -65,7 +65,7 @@ impl Fields<'_> {
         }
     }
 
-    /// What a list says of a layer, where there is such a list.
+    /// Entry of a per-layer list, if the list exists.
     pub(super) fn of_layer(&self, name: &str, layer: u64) -> Result<Option<&str>, Error> {
         let Some(list) = self.get(name) else { return Ok(None) };
         let found = list.get(layer as usize).and_then(Value::as_str);

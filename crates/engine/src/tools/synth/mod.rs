@@ -1,11 +1,14 @@
-//! Checkpoints of random weights with the shapes of published models, to test and measure with.
+//! Synthetic checkpoints: random weights in the shapes of published models, for tests and
+//! benchmarks.
 //!
-//! The layout is the one that mlx-lm publishes: affine weights of 4 bits in groups of 64, routers and gates of
-//! shared experts of 8 bits or not quantised, scales and biases in bf16, experts stacked, in MXFP4 where they were
-//! trained so, shards of up to 5 GiB with an index. Weights have mean zero, and the residual stream keeps a sane size through all layers, so text, routing and logits behave
-//! like a model's. Sampled text is printable ASCII and never ends by itself.
+//! The layout is that of mlx-lm exports: affine 4-bit weights in groups of 64, 8-bit or unquantized
+//! routers and shared-expert gates, scales and biases in bf16, stacked experts (MXFP4 where they
+//! were trained so), shards of up to 5 GiB with an index. Weights have mean zero, and the residual
+//! stream keeps a realistic magnitude through all layers, so text, routing and logits resemble
+//! those of a model. Sampled text is printable ASCII and has no end token.
 //!
-//! To load a cut `qwen3_5_moe` in mlx-lm, keep at least one layer of full attention: four of the published models.
+//! To load a truncated `qwen3_5_moe` in mlx-lm, keep at least one layer of full attention: four
+//! layers of the published models.
 
 mod arch;
 mod fields;
@@ -28,37 +31,38 @@ use crate::base::error::Error;
 use arch::Routing;
 use module::Tensor;
 
-/// What `--skew` does, for a command's help.
+/// Help text of `--skew`.
 pub const SKEW_HELP: &str = "\
 How unevenly experts are chosen. 0: all equally often. 1: as in trained models with 512 experts, k = 10: an LRU
 cache per layer hits about 47, 63, 67 and 72 % with 16, 32, 64 and 128 slots, and consecutive tokens share a
 third of their experts. Above 1 a few experts serve nearly every token. Only the routers differ.";
 
-/// The largest `skew`.
+/// Maximum `skew`.
 const MAX_SKEW: f64 = 8.0;
 
-/// Bytes of a shard, as mlx-lm cuts them.
+/// Shard size in bytes, as in mlx-lm.
 const SHARD: u64 = 5 << 30;
 
-/// Lists in configs that have an entry for each layer.
+/// Config lists with one entry per layer.
 const LAYER_LISTS: [&str; 4] =
     ["layer_types", "attn_type_list", "indexer_types", "mlp_layer_types"];
 
-/// A key that published configs do not have, and that is not written: latent attention keeps `kv_b_proj` whole, as in
-/// older exports, where newer ones split it into `embed_q` and `unembed_out`.
+/// A key that published configs do not have, and that is not written: keeps `kv_b_proj` of latent
+/// attention whole, as in older exports. Newer ones split it into `embed_q` and `unembed_out`.
 const KV_B_PROJ: &str = "synth_kv_b_proj";
 
-/// Which checkpoint to make.
+/// Options of a synthetic checkpoint.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// A `config.json` of a supported architecture: [`Preset::config`], or any other. With `"synth_kv_b_proj": true`,
-    /// which is not written, latent attention has its older layout.
+    /// A `config.json` of a supported architecture: [`Preset::config`], or any other. With
+    /// `"synth_kv_b_proj": true`, which is not written, latent attention has its older layout.
     pub config: Value,
     /// Keep only the first layers. They are the same as in the whole model.
     pub layers: Option<usize>,
-    /// The same seed gives the same bytes.
+    /// Random seed. The same seed gives the same bytes.
     pub seed: u64,
-    /// 0: every expert is chosen equally often; 1: as in trained models; see [`SKEW_HELP`].
+    /// Skew of the routing. 0: every expert is chosen equally often. 1: as in trained models. See
+    /// [`SKEW_HELP`].
     pub skew: f64,
 }
 
@@ -69,7 +73,7 @@ impl Options {
     }
 }
 
-/// What will be written.
+/// The tensors and the config of a checkpoint to write.
 #[derive(Clone, Debug)]
 pub struct Plan {
     tensors: Vec<Tensor>,
@@ -80,19 +84,19 @@ pub struct Plan {
 /// A tensor of a [`Plan`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlannedTensor<'a> {
-    /// Its name in the checkpoint.
+    /// Name in the checkpoint.
     pub name: &'a str,
     /// Element type as safetensors spells it: `U32` (packed quants), `U8` (their scales), `BF16` or
     /// `F32`.
     pub dtype: &'static str,
-    /// Its shape; packed quants count in `u32`.
+    /// Shape; packed quants count in `u32`.
     pub shape: &'a [u64],
-    /// Its size.
+    /// Size in bytes.
     pub bytes: u64,
 }
 
 impl Plan {
-    /// All tensors, in the order in which they are written.
+    /// All tensors, in the order of the files.
     pub fn tensors(&self) -> impl Iterator<Item = PlannedTensor<'_>> {
         self.tensors.iter().map(|t| PlannedTensor {
             name: &t.name,
@@ -102,7 +106,7 @@ impl Plan {
         })
     }
 
-    /// Bytes of all tensors. Headers, index, config and tokenizer come on top, a few megabytes at most.
+    /// Bytes of all tensors. Headers, index, config and tokenizer add a few megabytes at most.
     pub fn total_bytes(&self) -> u64 {
         self.tensors.iter().map(|t| t.bytes).sum()
     }
@@ -113,11 +117,12 @@ impl Plan {
     }
 }
 
-/// Lists the tensors of the checkpoint that `options` ask for.
+/// Lists the tensors of the checkpoint that `options` describe.
 ///
 /// # Errors
-/// The architecture is not supported (the error lists those that are), a number in the config is missing, absurd or
-/// does not fit the others, there are fewer layers than asked for, or the skew is no number from 0 to 8.
+/// The architecture is not supported (the error lists the supported ones), a config value is
+/// missing, out of range or inconsistent, there are fewer layers than requested, or the skew is not
+/// in 0 to 8.
 pub fn plan(options: &Options) -> Result<Plan, Error> {
     if !(0.0..=MAX_SKEW).contains(&options.skew) {
         return Err(Error::Input(format!(
@@ -185,7 +190,7 @@ fn cut_layers(config: &mut Map<String, Value>, layers: usize) -> Result<(), Erro
     Ok(())
 }
 
-/// Names the quantisation as mlx-lm does, and the ids of the tokenizer that is written along.
+/// Writes the quantization as mlx-lm does, and the special token ids of the written tokenizer.
 fn finish_config(config: &mut Map<String, Value>, quantization: &Value) {
     let name_ids = |map: &mut Map<String, Value>| {
         for key in ["quantization", "quantization_config", "bos_token_id", KV_B_PROJ] {

@@ -1,4 +1,4 @@
-//! Matrices and vectors of a model, and the tensors that they become.
+//! Modules: matrices and vectors of a model, and the tensors that store them.
 
 use moeflux_compute::Scalar;
 use serde_json::{Value, json};
@@ -6,32 +6,32 @@ use serde_json::{Value, json};
 use super::values::{Affine, GROUP, Lead, Powers, Stream, Values};
 use crate::base::error::Error;
 
-/// Inputs that share a scale in MXFP4.
+/// Weights per scale in MXFP4.
 const MXFP4_GROUP: u64 = 32;
 
 /// A named matrix or vector, before it is split into tensors.
 pub(super) struct Module {
     pub(super) path: String,
-    /// Outputs; for stacked experts `[experts, outputs]`. For a vector its whole shape.
+    /// Number of outputs; `[experts, outputs]` for stacked experts; the whole shape for a vector.
     pub(super) rows: Vec<u64>,
     pub(super) kind: Kind,
 }
 
 pub(super) enum Kind {
-    /// `[.., cols]`, quantised where `cols` is a whole number of groups, else bf16.
+    /// Matrix `[.., cols]`, quantized if `cols` is a multiple of the group size, else bf16.
     Linear { cols: u64, quant: Quant, gain: f32, lead: Lead },
-    /// Uniform numbers under this very name.
+    /// Uniform random values, stored under the module's exact name.
     Plain { scalar: Scalar, low: f32, high: f32, lead: Lead },
 }
 
-/// How the numbers of a matrix are stored.
+/// Storage format of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Quant {
-    /// bf16.
+    /// bf16, not quantized.
     No,
-    /// Quants of so many bits in groups of 64, with a scale and a bias in bf16.
+    /// Affine: quants of 2 to 8 bits in groups of 64, with a scale and a bias in bf16.
     Affine(u32),
-    /// Floats of 4 bits in groups of 32, with a power of two as scale.
+    /// MXFP4: 4-bit floats in groups of 32, with a power-of-two scale.
     Mxfp4,
 }
 
@@ -59,12 +59,12 @@ impl Quant {
         }
     }
 
-    /// What `config.json` says of all matrices.
+    /// Entry in `config.json` that applies to all matrices.
     pub(super) fn setting(self) -> Value {
         json!({ "group_size": self.group(), "bits": self.bits(), "mode": self.mode() })
     }
 
-    /// What it says of one whose quantisation is another than that of `all`.
+    /// Entry for a matrix with another quantization than the default `all`.
     pub(super) fn setting_among(self, all: Quant) -> Value {
         match all.mode() == self.mode() {
             true => json!({ "group_size": self.group(), "bits": self.bits() }),
@@ -73,7 +73,7 @@ impl Quant {
     }
 }
 
-/// One tensor of the checkpoint: its name, what it holds, and where its random numbers come from.
+/// A tensor of the checkpoint: name, layout, and random stream.
 #[derive(Clone, Debug)]
 pub(super) struct Tensor {
     pub(super) name: String,
@@ -85,7 +85,7 @@ pub(super) struct Tensor {
 }
 
 impl Module {
-    /// How the module is quantised, if it is.
+    /// Quantization of the module, if any.
     pub(super) fn quant(&self) -> Option<Quant> {
         match self.kind {
             Kind::Linear { cols, quant, .. }

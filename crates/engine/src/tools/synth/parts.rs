@@ -1,4 +1,4 @@
-//! The parts that models are made of.
+//! Builder: model components (attention, MLA, delta-net, experts) as modules with random values.
 
 use std::ops::Range;
 
@@ -14,27 +14,29 @@ use super::{
 };
 use crate::base::error::Error;
 
-/// More layers or experts than these are a mistake.
+/// Sanity limits.
 const MAX_LAYERS: u64 = 4096;
 const MAX_EXPERTS: u64 = 1 << 16;
 
-/// Mean of the first group of channels of every embedding: the lead. It stays in the residual stream, so each router
-/// sees it at every token, and experts that a router gives a weight on it are popular.
+/// Mean of the first channel group of every embedding: the lead. It persists in the residual
+/// stream, so each router sees it at every token. An expert whose router row weights the lead is
+/// popular.
 const LEAD: f32 = 1.0;
-/// Weight of the lead in the head for all ids but printable ASCII: their logits are so low that sampled text is
-/// readable, and never ends before the limit that was asked for.
+/// Weight of the lead in the output head for all ids but printable ASCII. Their logits are so low
+/// that sampled text is readable and never contains an end token.
 const UNPRINTED: f32 = -0.5;
 
-/// Weight of the lead in the last norm where the embedding is the head as well: logits then differ as much.
+/// Weight of the lead in the last norm for tied embeddings, which gives the same difference of
+/// logits.
 const TIED_NORM: f32 = 0.625;
 
-/// Standard deviation of the other channels of embeddings. Less than what the first mixer adds, so that a token's
-/// experts follow from its context, not from the token alone.
+/// Standard deviation of the other embedding channels. Smaller than the output of the first mixer,
+/// so that a token's experts depend on its context, not on the token alone.
 const EMBEDDING: f32 = 0.35;
-/// Of the `k` experts of a token, the share that is not among the popular ones.
+/// Share of a token's `k` experts that are not popular ones.
 const TAIL_SHARE: f32 = 0.3;
 
-/// The numbers that every part of a model needs.
+/// Dimensions that all components need.
 pub(super) struct Sizes {
     pub(super) hidden: u64,
     pub(super) layers: u64,
@@ -77,19 +79,19 @@ impl Sizes {
     }
 }
 
-/// Mean squares that the first layer adds to the residual stream, without the lead: measured, or within a third of what
-/// was measured. Layer `l` adds these
-/// over `l + 1`, so that the stream of a deep model neither explodes nor forgets the lead.
+/// Mean squares that the first layer adds to the residual stream, without the lead. Measured, or
+/// within a third of a measured value. Layer `l` adds them divided by `l + 1`, so that the stream
+/// of a deep model neither explodes nor loses the lead.
 #[derive(Clone, Copy)]
 pub(super) struct Growth {
-    /// By a mixer, if no part of what it reads were the lead, which its norm hides from it.
+    /// By a mixer, if its input had no lead (its norm removes the lead).
     pub(super) mixer: f32,
     pub(super) experts: f32,
 }
 
 impl Growth {
-    /// Mean square of the residual stream before a layer, without the lead, and the share of a mixer's normed input
-    /// that is not the lead.
+    /// Mean square of the residual stream before a layer, without the lead, and the share of a
+    /// mixer's normed input that is not the lead.
     fn before(self, layer: u64, hidden: u64) -> (f32, f32) {
         let lead = GROUP as f32 * LEAD * LEAD;
         let own = hidden.saturating_sub(GROUP as u64).max(GROUP as u64) as f32;
@@ -102,21 +104,21 @@ impl Growth {
         (square, seen(square))
     }
 
-    /// Root mean square of the residual stream at the router of a layer.
+    /// Root mean square of the residual stream at a layer's router.
     fn at_router(self, layer: u64, hidden: u64) -> f32 {
         let (square, seen) = self.before(layer, hidden);
         (square + self.mixer * seen / (layer as f32 + 1.0)).sqrt()
     }
 }
 
-/// The lead of an embedding that is the head as well, which has to tell printable ids from others. All ids of the
-/// tokenizer have some of it, so that the token after any of them is printable.
+/// The lead of tied embeddings, which must separate printable ids from others. All ids of the
+/// tokenizer have part of it, so that the token after any of them is printable.
 fn tied_lead(mean: f32) -> Lead {
     let ranges = vec![(tokenizer::PRINTABLE, mean), (0..u64::from(tokenizer::COUNT), 0.5 * mean)];
     Lead::Ranges { ranges, rest: -mean }
 }
 
-/// Gain of the projections of a layer that write into the residual stream; see [`Growth`].
+/// Gain of a layer's projections into the residual stream; see [`Growth`].
 fn residual_gain(layer: u64) -> f32 {
     1.0 / (layer as f32 + 1.0).sqrt()
 }
@@ -126,20 +128,20 @@ pub(super) struct Attention {
     pub(super) heads: u64,
     pub(super) kv_heads: u64,
     pub(super) head_dim: u64,
-    /// Queries come with an output gate each.
+    /// Whether `q_proj` also yields an output gate per head.
     pub(super) output_gate: bool,
-    /// Values have a matrix of their own.
+    /// Whether there is a separate `v_proj`.
     pub(super) values: bool,
-    /// Scores are divided by the root of `head_dim`.
+    /// Whether scores are divided by the square root of `head_dim`.
     pub(super) scaled: bool,
     /// Lengths of the norms of queries and keys.
     pub(super) norms: Option<[u64; 2]>,
-    /// The projections that have biases.
+    /// Projections with biases.
     pub(super) biases: &'static [&'static str],
 }
 
 impl Attention {
-    /// The same with norms per head.
+    /// Adds norms per head.
     pub(super) fn head_norms(self) -> Self {
         Attention { norms: Some([self.head_dim; 2]), ..self }
     }
@@ -149,11 +151,11 @@ impl Attention {
 pub(super) struct Experts {
     pub(super) router: String,
     pub(super) router_quant: Quant,
-    /// The tensor that corrects scores before the choice.
+    /// Name of the tensor added to the scores before top-k.
     pub(super) correction: Option<String>,
-    /// What the stacked projections lie below.
+    /// Prefix of the stacked projections.
     pub(super) stacked: String,
-    /// Router and experts have biases.
+    /// Whether router and experts have biases.
     pub(super) biases: bool,
 }
 
@@ -230,14 +232,16 @@ impl<'a> Builder<'a> {
         self.norm(format!("{at}post_attention_layernorm"), self.sizes.hidden);
     }
 
-    /// The norm before a mixer. Mixers average over tokens, which would leave little but the lead: they do not see it.
+    /// Norm before a mixer. It removes the lead: mixers average over tokens, which would leave
+    /// little else.
     pub(super) fn mixer_norm(&mut self, at: &str) {
         let kind = Kind::Plain { scalar: Scalar::BF16, low: 0.9, high: 1.1, lead: Lead::Same(0.0) };
         let rows = vec![self.sizes.hidden];
         self.out.push(Module { path: format!("{at}input_layernorm.weight"), rows, kind });
     }
 
-    /// Norms behind a mixer and behind experts, whose weights alone say how much a layer adds; see [`Growth`].
+    /// Norms after mixer and experts. Their weights alone determine what a layer adds; see
+    /// [`Growth`].
     pub(super) fn post_norms(&mut self, layer: u64, at: &str) {
         let Growth { mixer, experts } = self.architecture.growth;
         for (which, square) in [("attention", mixer), ("feedforward", experts)] {
@@ -247,7 +251,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// The attention that a config describes: without norms and biases.
+    /// Attention as the config describes it, without norms and biases.
     pub(super) fn heads(&self) -> Result<Attention, Error> {
         let c = &self.c;
         let heads = c.number("num_attention_heads")?;
@@ -277,7 +281,8 @@ impl<'a> Builder<'a> {
                 .c
                 .wrong(format!("head_dim {head_dim} must be even, for rotary embeddings")));
         }
-        // With this standard deviation of its scores a head attends to a few tokens, not to their mean.
+        // Standard deviation of the scores at which a head attends to a few tokens, not to their
+        // mean.
         let sharp = 4.0f32;
         let (_, seen) = self.architecture.growth.before(layer, hidden);
         let q_gain = if attention.norms.is_some() { 1.0 } else { sharp / seen };
@@ -313,8 +318,9 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// Multi-head latent attention. `whole` has the matrix that takes latents to keys and values as it was trained,
-    /// else it is split by heads into one that takes queries to latents and one that takes latents to values.
+    /// Multi-head latent attention. With `whole`, one matrix maps latents to keys and values as
+    /// trained (`kv_b_proj`). Otherwise it is split per head: one maps queries to latents, one maps
+    /// latents to values.
     pub(super) fn latent_attention(
         &mut self,
         layer: u64,
@@ -327,7 +333,7 @@ impl<'a> Builder<'a> {
         let value = c.number("v_head_dim")?;
         let q_rank = c.optional("q_lora_rank")?;
         let (hidden, queries) = (self.sizes.hidden, heads * (nope + rotated));
-        // The standard deviation of scores; those of most models come out twice as large by YaRN's factor.
+        // Standard deviation of the scores. YaRN's factor doubles it in most models.
         let sharp = 2.5;
         if let Some(rank) = q_rank {
             self.linear(format!("{at}q_a_proj"), [rank], hidden, 1.0);
@@ -341,7 +347,8 @@ impl<'a> Builder<'a> {
         if whole {
             self.linear(format!("{at}kv_b_proj"), [heads * (nope + value)], latent, 1.0);
         } else {
-            // The transpose of keys of unit size: a latent's score is that of the key it stands for.
+            // The transpose of unit-size keys: a latent's score equals that of the key that it
+            // encodes.
             let gain = (nope as f32 / latent as f32).sqrt();
             self.linear(format!("{at}embed_q"), [heads, latent], nope, gain);
             self.linear(format!("{at}unembed_out"), [heads, value], latent, 1.0);
@@ -350,7 +357,7 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// The lightning indexer of latent attention.
+    /// The lightning indexer of sparse latent attention.
     pub(super) fn indexer(&mut self, at: &str) -> Result<(), Error> {
         let c = &self.c;
         let (heads, width) = (c.number("index_n_heads")?, c.number("index_head_dim")?);
@@ -363,8 +370,8 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// A gated delta-net. The older layout, `fused`, has two matrices of projections for the other's four, and rounds
-    /// decays to bf16.
+    /// A gated delta-net. The older layout, `fused`, has two projection matrices in place of four,
+    /// and rounds decays to bf16.
     pub(super) fn delta_net(&mut self, layer: u64, at: &str, fused: bool) -> Result<(), Error> {
         let c = &self.c;
         let hidden = self.sizes.hidden;
@@ -384,15 +391,16 @@ impl<'a> Builder<'a> {
             self.linear(format!("{at}in_proj_{which}"), [*rows], hidden, 1.0);
         }
         self.linear(format!("{at}out_proj"), [hidden], values, residual_gain(layer));
-        // Small, where SiLU is nearly linear: else queries, keys and values would have a mean, the state would sum
-        // it up, and all tokens would look alike.
+        // Small values, where SiLU is nearly linear. Otherwise queries, keys and values would have
+        // a mean, the state would accumulate it, and all tokens would look alike.
         self.plain(
             format!("{at}conv1d.weight"),
             vec![channels, conv, 1],
             Scalar::BF16,
             -0.25..0.25,
         );
-        // Decays exp(-exp(A_log) softplus(a + dt_bias)): memories from a few tokens to thousands.
+        // Decays exp(-exp(A_log) softplus(a + dt_bias)): memory lengths from a few tokens to
+        // thousands.
         let scalar = if fused { Scalar::BF16 } else { Scalar::F32 };
         self.plain(format!("{at}A_log"), vec![value_heads], scalar, -2.3..2.0);
         self.plain(format!("{at}dt_bias"), vec![value_heads], Scalar::BF16, -4.0..-1.0);
@@ -416,7 +424,7 @@ impl<'a> Builder<'a> {
             self.bias(router.clone(), vec![experts]);
         }
         if let Some(correction) = correction {
-            // A tenth of what scores differ by.
+            // A tenth of the spread of the scores.
             self.plain(correction.clone(), vec![experts], Scalar::F32, -0.02..0.02);
         }
         let projections = [
@@ -435,15 +443,15 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Which experts a router favours, as weights of the lead.
+    /// Popularity of a router's experts, as weights of the lead.
     ///
-    /// A score is the lead times its weight, plus the token's own part. Some `1.2 k` experts get an advantage that
-    /// puts them at the threshold of being chosen, so about every other token chooses each of them; the other
-    /// experts share the rest evenly. Such a head on a flat tail gives the hit rates of trained routers (see
-    /// docs/measured/synth-skew.md).
+    /// A score is the lead times its weight, plus the token's contribution. About `1.2 k` experts
+    /// get an advantage that puts them at the threshold of top-k, so about every other token
+    /// chooses each of them. The other experts share the rest evenly. Such a head on a flat tail
+    /// gives the hit rates of trained routers (see docs/measured/synth-skew.md).
     fn popularity(&self, layer: u64, gate: &str) -> Lead {
         if self.routing.skew == 0.0 {
-            // Not `Lead::Zero`: the lead must not meet random weights either.
+            // Not `Lead::Zero`: random weights must not apply to the lead either.
             return Lead::Rows(Vec::new());
         }
         let (k, experts, hidden) =
@@ -451,7 +459,8 @@ impl<'a> Builder<'a> {
         let hot = (1.2 * k).round().clamp(1.0, experts);
         let tail = (experts - hot).max(1.0);
         let threshold = normal_quantile((1.0 - TAIL_SHARE * k / tail).clamp(0.5, 0.9999));
-        // Standard deviation of a token's own part, over what a weight of 1 on the lead gives; both before the norm.
+        // Ratio of the standard deviation of a token's contribution to that of a weight of 1 on the
+        // lead; both before the norm.
         let lead = (GROUP as f32).min(hidden);
         let own = (hidden - lead).max(lead) / hidden;
         let unit = self.architecture.growth.at_router(layer, self.sizes.hidden) * own.sqrt()
@@ -480,12 +489,12 @@ impl<'a> Builder<'a> {
         self.out.push(Module { path, rows: rows.to_vec(), kind });
     }
 
-    /// The bias of a module, small beside what it is added to.
+    /// The bias of a module, small compared with the output.
     fn bias(&mut self, path: String, rows: Vec<u64>) {
         self.plain(format!("{path}.bias"), rows, Scalar::BF16, -0.1..0.1);
     }
 
-    /// RMSNorm weights near 1, as exports for MLX store them: the 1 that some models add is in the weight already.
+    /// RMSNorm weights near 1, as in MLX exports: the 1 that some models add is already included.
     pub(super) fn norm(&mut self, path: String, len: u64) {
         self.plain(format!("{path}.weight"), vec![len], Scalar::BF16, 0.9..1.1);
     }
@@ -502,8 +511,8 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// Where the standard normal distribution has `p` (at least a half) of its mass below.
-/// Source: Abramowitz and Stegun, 26.2.23; off by less than 5e-4.
+/// Quantile of the standard normal distribution for `p` of at least 0.5. Source: Abramowitz and
+/// Stegun, 26.2.23; error below 5e-4.
 fn normal_quantile(p: f32) -> f32 {
     let t = (-2.0 * (1.0 - p).ln()).sqrt();
     t - (2.515_517 + t * (0.802_853 + t * 0.010_328))

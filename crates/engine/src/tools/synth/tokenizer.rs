@@ -1,4 +1,4 @@
-//! A small tokenizer that works: one token per byte, and the three special tokens of a chat.
+//! A minimal tokenizer: one token per byte, and the three special tokens of ChatML.
 
 use std::ops::Range;
 
@@ -8,13 +8,13 @@ use serde_json::{Map, Value, json};
 const BYTES: u32 = 256;
 /// Ids of printable ASCII.
 pub(super) const PRINTABLE: Range<u64> = 0x20..0x7f;
-/// Pads, and ends a text.
+/// Padding and end of text.
 pub(super) const END_OF_TEXT: u32 = BYTES;
-/// Begins a message.
+/// Start of a message.
 const IM_START: u32 = BYTES + 1;
-/// Ends a message.
+/// End of a message.
 pub(super) const IM_END: u32 = BYTES + 2;
-/// Ids that the tokenizer knows; a model's vocabulary must hold them.
+/// Number of ids; a model's vocabulary must be at least this large.
 pub(super) const COUNT: u32 = BYTES + 3;
 
 /// ChatML, without the parts that only trained models use.
@@ -84,8 +84,8 @@ fn special(id: u32, content: &str) -> Value {
     })
 }
 
-/// The letter that stands for each byte in byte-level BPE: printable bytes stand for themselves, the others for
-/// the letters from U+0100 on (source: GPT-2, `bytes_to_unicode`).
+/// The character of each byte in byte-level BPE: printable bytes map to themselves, the others to
+/// U+0100 and above (source: GPT-2, `bytes_to_unicode`).
 fn byte_letters() -> impl Iterator<Item = char> {
     let mut next = 0x100u32;
     (0..=255u8).map(move |b| match b {

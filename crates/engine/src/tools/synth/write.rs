@@ -1,4 +1,4 @@
-//! Writes a plan as files: a stream of a few megabytes at a time, and nothing left over when it fails.
+//! Checkpoint writer: streams a plan into shards, and removes everything if it fails.
 
 use std::{
     cell::Cell,
@@ -13,28 +13,29 @@ use serde_json::{Map, Value, json};
 use super::{Options, Plan, SHARD, module::Tensor, plan, tokenizer};
 use crate::base::{error::Error, system::free_space};
 
-/// Bytes generated and written at a time.
+/// Bytes generated and written at once.
 const CHUNK: usize = 4 << 20;
 
-/// What was written.
+/// Result of [`write`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Summary {
     /// Tensors in all shards.
     pub tensors: usize,
-    /// Shards.
+    /// Number of shards.
     pub shards: usize,
     /// Bytes of all files.
     pub bytes: u64,
 }
 
-/// Writes the checkpoint into the folder `out`, which is made if need be and must hold no files.
+/// Writes the checkpoint into the folder `out`, which is created if needed and must be empty.
 ///
-/// `progress` is told the bytes of tensors that are done and that there are; breaking there cancels. Files get their names when all of them
-/// are complete, `config.json` last; after an error nothing is left, and while files are being written (or when the
-/// process was killed) they end in `.partial`.
+/// `progress` receives the bytes of tensors done and the total bytes; `Break` cancels. Files are
+/// written as `.partial` and renamed when all of them are complete, `config.json` last. After an
+/// error nothing is left; a killed process leaves the `.partial` files.
 ///
 /// # Errors
-/// Those of [`plan`](super::plan); cancelled; a folder that holds files or cannot be written; a disk without enough room.
+/// As [`plan`](super::plan); also on cancellation, if the folder is not empty or cannot be written,
+/// or if the disk is too full.
 pub fn write(
     options: &Options,
     out: &Path,
@@ -43,15 +44,15 @@ pub fn write(
     write_to(&Disk, &plan(options)?, SHARD, out, &mut progress)
 }
 
-/// Where files go: a disk, or in tests one that fails.
+/// Destination of files: a disk, or in tests a failing one.
 pub(super) trait Target {
-    /// A file that is being written.
+    /// A file being written.
     type File: Write;
-    /// Bytes that may still be written below a folder that exists, where the system tells.
+    /// Free bytes for an existing folder, if the system reports them.
     fn free(&self, folder: &Path) -> Option<u64>;
-    /// Makes a new file.
+    /// Creates a new file.
     fn create(&self, path: &Path) -> io::Result<Self::File>;
-    /// Returns when all bytes of the file have found a place.
+    /// Returns once all bytes of the file are stored.
     fn finish(&self, file: Self::File) -> io::Result<()>;
 }
 
@@ -73,7 +74,7 @@ impl Target for Disk {
     }
 }
 
-/// Writes `plan` in shards of at most `shard` bytes, larger only where a single tensor is.
+/// Writes `plan` in shards of at most `shard` bytes, larger only for a single larger tensor.
 pub(super) fn write_to<T: Target>(
     target: &T,
     plan: &Plan,
@@ -138,7 +139,7 @@ fn write_tensor(
     Ok(())
 }
 
-/// Cuts the list of tensors into shards, each as full as it may be.
+/// Splits the tensors into shards, greedily filled.
 fn cut(tensors: &[Tensor], most: u64) -> Vec<&[Tensor]> {
     let mut shards = Vec::new();
     let (mut from, mut size) = (0, 0u64);
@@ -161,7 +162,8 @@ fn shard_name(i: usize, of: usize) -> String {
     }
 }
 
-/// Length and JSON of a shard's header. It is not padded, so tensors begin at any byte, as in published files.
+/// Length and JSON of a shard's header. Not padded, so tensors start at any byte, as in published
+/// files.
 fn header(tensors: &[Tensor]) -> Vec<u8> {
     let mut map = Map::new();
     map.insert("__metadata__".into(), json!({ "format": "mlx" }));
@@ -180,7 +182,7 @@ fn header(tensors: &[Tensor]) -> Vec<u8> {
     header
 }
 
-/// Everything but the shards, `config.json` last.
+/// All files but the shards, `config.json` last.
 fn small_files(plan: &Plan, shards: &[&[Tensor]]) -> Vec<(String, Vec<u8>)> {
     let mut places = Vec::new();
     for (i, tensors) in shards.iter().enumerate() {
@@ -192,7 +194,7 @@ fn small_files(plan: &Plan, shards: &[&[Tensor]]) -> Vec<(String, Vec<u8>)> {
     let weight_map: Map<String, Value> = places.into_iter().collect();
     let index =
         json!({ "metadata": { "total_size": plan.total_bytes() }, "weight_map": weight_map });
-    // Plain sampling: greedy decoding of random weights tends to circles.
+    // Sampling without greedy decoding, which loops on random weights.
     let generation = json!({
         "do_sample": true,
         "eos_token_id": super::eos_token_ids(),
@@ -220,12 +222,12 @@ fn too_full(needed: u64, free: Option<u64>) -> String {
     )
 }
 
-/// The folder that is being filled. Dropped before [`Folder::complete`], it removes what was written.
+/// The folder being written. Removes what was written if dropped before [`Folder::complete`].
 struct Folder {
     path: PathBuf,
-    /// The folder did not exist before.
+    /// Whether this run created the folder.
     made: bool,
-    /// Names that the files shall have.
+    /// Final names of the files.
     files: Vec<String>,
     completed: bool,
 }
@@ -252,7 +254,7 @@ impl Folder {
         self.path.join(format!("{name}.partial"))
     }
 
-    /// Writes one file. `needed` are the bytes of the whole checkpoint, for the error of a full disk.
+    /// Writes one file. `needed` is the size of the whole checkpoint, for the error of a full disk.
     fn file<T: Target>(
         &mut self,
         target: &T,
@@ -277,7 +279,7 @@ impl Folder {
         })
     }
 
-    /// Gives all files their names, in the order in which they were written.
+    /// Renames all files, in the order in which they were written.
     fn complete(mut self) -> Result<(), Error> {
         for name in &self.files {
             let path = self.path.join(name);
@@ -294,7 +296,7 @@ impl Drop for Folder {
         if self.completed {
             return;
         }
-        // Best effort: the error that led here is the one to report.
+        // Best effort: the caller reports the original error.
         for name in &self.files {
             let _ = fs::remove_file(self.path.join(name));
             let _ = fs::remove_file(self.partial(name));

@@ -1,4 +1,4 @@
-//! A folder of snapshots that stays below a size: what was computed of many prompts, to go on from.
+//! Snapshot folder: an on-disk prefix cache with a size limit.
 
 #[cfg(test)]
 mod tests;
@@ -15,10 +15,10 @@ use std::{
 use super::{Expectation, Snapshot, StateShape, header::FRAME, temporary::remove_stale};
 use crate::{base::error::Error, checkpoint::digest};
 
-/// What snapshots in a folder end in.
+/// File extension of snapshots in a folder.
 const SUFFIX: &str = "moeflux-session";
 
-/// A folder of snapshots with a limit to its size. Several processes may share one.
+/// A folder of snapshots with a size limit. Several processes may share it.
 #[derive(Clone, Debug)]
 pub struct SnapshotFolder {
     path: PathBuf,
@@ -26,10 +26,11 @@ pub struct SnapshotFolder {
 }
 
 impl SnapshotFolder {
-    /// Opens a folder, which is made if need be, and [shrinks](Self::shrink) it: its snapshots have `limit` bytes at most from now on.
+    /// Opens a folder, creating it if needed, and [shrinks](Self::shrink) it to `limit` bytes of
+    /// snapshots.
     ///
     /// # Errors
-    /// The folder cannot be made or read.
+    /// The folder cannot be created or read.
     pub fn open(path: impl Into<PathBuf>, limit: u64) -> Result<Self, Error> {
         let path = path.into();
         fs::create_dir_all(&path).map_err(Error::file(
@@ -41,15 +42,15 @@ impl SnapshotFolder {
         Ok(folder)
     }
 
-    /// Bytes that its snapshots may have.
+    /// Maximum bytes of all snapshots.
     pub(crate) fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// The snapshot of which most can be used for `tokens`, and how many of its tokens: if a session like this one is
-    /// `cuttable`, all that are the same from the first on; else all of the snapshot's or none, and not all of `tokens`
-    /// without the logits behind them. Of equal ones the shortest. Reads headers and tokens only; what is damaged or does
-    /// not fit is passed over.
+    /// The snapshot with the longest usable prefix of `tokens`, and the length of that prefix. If
+    /// sessions are `cuttable`, this is the common prefix. Otherwise all tokens of the snapshot
+    /// must match, and it needs logits if it covers all of `tokens`. Ties: the shortest snapshot.
+    /// Reads headers and tokens only; damaged or mismatched files are skipped.
     pub(crate) fn find(
         &self,
         expected: &Expectation,
@@ -68,10 +69,11 @@ impl SnapshotFolder {
         Some((found.2, found.0))
     }
 
-    /// Where to save a session of `tokens`: every session like this one with these tokens has the same place.
+    /// Path for a session of `tokens`: the same for all sessions with these tokens and equal
+    /// settings.
     pub(crate) fn place_for(&self, expected: &Expectation, tokens: &[u32]) -> PathBuf {
         let mut like = format!("{} {} {}\n", expected.model, expected.keys, expected.exact);
-        // A longer context has room for more places of the same.
+        // `places` is left out: a longer context only has room for more entries.
         for StateShape { layer, which, place_bytes, shape, .. } in &expected.states {
             like += &format!("{layer} {which} {place_bytes} {shape}\n");
         }
@@ -81,15 +83,15 @@ impl SnapshotFolder {
         self.path.join(format!("{model}-{}-{:016x}.{SUFFIX}", tokens.len(), digest(&all)))
     }
 
-    /// Notes that a snapshot was used now. One that cannot be noted is given up sooner.
+    /// Updates the time of last use. A file that cannot be updated is evicted earlier.
     pub(crate) fn touch(&self, path: &Path) {
         let now = SystemTime::now();
         let times = FileTimes::new().set_accessed(now).set_modified(now);
         let _ = OpenOptions::new().write(true).open(path).and_then(|file| file.set_times(times));
     }
 
-    /// Deletes the snapshots that were not used for the longest time until the others are within the limit, and what
-    /// killed writers left. Other files stay.
+    /// Deletes the least recently used snapshots until the rest is within the limit, and the
+    /// temporary files of killed writers. Other files stay.
     ///
     /// # Errors
     /// The folder cannot be read.
@@ -111,7 +113,8 @@ impl SnapshotFolder {
             if total <= self.limit {
                 break;
             }
-            // One that another process has deleted is gone, too; one that cannot be deleted leaves the others the less room.
+            // A file that another process has deleted counts as freed. One that cannot be deleted
+            // still counts.
             if fs::remove_file(path).map_or_else(|e| e.kind() == ErrorKind::NotFound, |()| true) {
                 total -= bytes;
             }
@@ -119,7 +122,7 @@ impl SnapshotFolder {
         Ok(())
     }
 
-    /// Files, not links, that end as snapshots do.
+    /// Regular files (no links) with the extension of snapshots.
     fn snapshots(&self) -> impl Iterator<Item = PathBuf> {
         let entries = fs::read_dir(&self.path).into_iter().flatten().flatten();
         let files = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_file()));

@@ -23,7 +23,7 @@ fn expected() -> Expectation {
     Saved::of(&[1]).expectation()
 }
 
-/// Sets when a file was used, in seconds since it could be.
+/// Sets the time of last use, in seconds since the epoch.
 fn used(path: &Path, seconds: u64) {
     let file = OpenOptions::new().write(true).open(path).unwrap();
     file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)).unwrap();
@@ -42,7 +42,7 @@ fn the_longest_prefix_is_found() {
     assert_eq!(find(&[1, 2, 3, 4, 5], false), wanted(&two, 4));
     assert_eq!(find(&[1, 2, 3, 4, 5], true), wanted(&three, 5));
     assert_eq!(find(&[1, 2, 3, 4], false), wanted(&two, 4));
-    // Of two that serve as well, the shorter one.
+    // Ties: the shorter one.
     assert_eq!(find(&[1, 2, 3, 4], true), wanted(&two, 4));
     assert_eq!(find(&[1, 2, 7], true), wanted(&one, 2));
     assert_eq!(find(&[1, 3], true).unwrap().1, 1);
@@ -52,14 +52,14 @@ fn the_longest_prefix_is_found() {
     assert_eq!(find(&[2], true), None);
     assert_eq!(find(&[], true), None);
 
-    // Without logits what cannot be cut must leave a token to compute.
+    // Without logits, a state that cannot be truncated must leave a token to compute.
     let silent = folder.place_for(&expected(), &[7, 8]);
     Saved { logits: None, ..Saved::of(&[7, 8]) }.save(&silent);
     assert_eq!(find(&[7, 8], false), None);
     assert_eq!(find(&[7, 8], true), wanted(&silent, 2));
     assert_eq!(find(&[7, 8, 9], false), wanted(&silent, 2));
 
-    // Damage to what an index reads is passed over; states are not looked at.
+    // Damage to the header or tokens is skipped; states are not checked.
     let change = |path: &Path, at: usize| {
         let mut bytes = fs::read(path).unwrap();
         let at = if at == 0 { bytes.len() - 1 } else { at };
@@ -82,7 +82,7 @@ fn the_longest_prefix_is_found() {
 fn each_session_has_its_place() {
     let (_temp, folder) = open(0);
     let place = |expected: &Expectation, tokens: &[u32]| folder.place_for(expected, tokens);
-    // What a state is counts, not how many places a context has for it.
+    // The shape of a state counts, but not the number of entries that the context allows.
     let other = |change: fn(&mut StateShape)| {
         let mut expected = expected();
         change(&mut expected.states[1]);
@@ -113,7 +113,7 @@ fn what_was_not_used_for_long_gives_way() {
     let all: Vec<_> = (1..6).map(|n| save(&folder, &[n])).collect();
     let bytes = fs::metadata(&all[0]).unwrap().len();
     all.iter().zip([50, 10, 40, 20, 30]).for_each(|(path, seconds)| used(path, seconds));
-    // What is not a snapshot stays, whatever it is called.
+    // Files that are not snapshots stay, whatever their names.
     let stays = ["notes.txt", "0.moeflux-session", "1.moeflux-session", ".x.partial"];
     for name in stays {
         fs::write(

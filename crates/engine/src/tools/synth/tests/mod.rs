@@ -24,7 +24,7 @@ fn go_on() -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
 
-/// A small model of either architecture.
+/// A small model of an architecture.
 fn config(model_type: &str) -> Value {
     let mut text = json!({
         "hidden_size": 256,
@@ -106,7 +106,7 @@ fn written(options: &Options) -> BTreeMap<String, (String, Vec<u64>, Vec<u8>)> {
     read(folder.path())
 }
 
-/// The rows of a quantised matrix, widened.
+/// The rows of a quantized matrix, dequantized.
 fn rows(
     tensors: &BTreeMap<String, (String, Vec<u64>, Vec<u8>)>,
     path: &str,
@@ -229,7 +229,7 @@ fn weights_have_mean_zero_and_a_sane_spread() {
     ] {
         let mut rows = rows(&tensors, &path, bits, cols);
         if bits == 8 {
-            // A router's first group meets the lead.
+            // The first group of a router's row multiplies the lead.
             rows.iter_mut().for_each(|row| drop(row.drain(..64)));
         }
         let (mean, std) = mean_and_std(rows.iter().flatten().copied());
@@ -300,7 +300,7 @@ fn bytes_follow_from_the_seed_alone() {
     let cut = plan(&Options { layers: Some(2), ..options.clone() }).unwrap();
     assert_eq!(cut.config()["text_config"]["num_hidden_layers"], 2);
 
-    // Only routers know of the skew.
+    // Only routers depend on the skew.
     let even = written(&Options { skew: 0.0, ..options });
     for (name, tensor) in &all {
         assert_eq!(even[name] != *tensor, name.ends_with("mlp.gate.biases"), "{name}");
@@ -351,7 +351,8 @@ fn values_do_not_depend_on_how_they_are_cut() {
     }
 }
 
-/// How often each expert of layer 0 is chosen when the lead and 400 random tokens of calibrated size come in.
+/// Frequency of each expert of layer 0, for inputs of the lead plus random values of calibrated
+/// size (400 tokens).
 fn chosen(skew: f64) -> Vec<f32> {
     let tensors = written(&Options { skew, layers: Some(1), ..Options::new(config("qwen3_moe")) });
     let router = rows(&tensors, "model.layers.0.mlp.gate", 8, 256);
@@ -382,7 +383,7 @@ fn skew_makes_a_popular_head_on_an_even_tail() {
     // 4 of 64: an even share is 1/16.
     let even = chosen(0.0);
     assert!(even[0] < 0.16 && even[63] > 0.005, "{even:?}");
-    // 1.2 * 4 experts, by about every other token.
+    // 1.2 * 4 experts, each chosen by about every other token.
     let skewed = chosen(1.0);
     assert!(skewed[0] < 0.85 && skewed[4] > 0.3, "{skewed:?}");
     assert!(skewed[5] < 0.12 && skewed[50] > 0.0, "{skewed:?}");
@@ -403,10 +404,10 @@ fn tensors_lie_whole_in_shards_of_the_size_asked_for() {
     }
 }
 
-/// A disk with room for so many bytes.
+/// A disk of limited space.
 struct Disk {
     room: Cell<u64>,
-    /// What it claims to have free.
+    /// Reported free space.
     free: Option<u64>,
 }
 
@@ -434,7 +435,7 @@ impl Write for DiskFile<'_> {
     }
 }
 
-/// The lifetime of the room that files share.
+/// The lifetime of the space that files share.
 impl<'a> Target for &'a Disk {
     type File = DiskFile<'a>;
 
@@ -459,7 +460,7 @@ fn a_full_disk_leaves_nothing() {
     let Summary { bytes, .. } =
         write_to(&&Disk::default(), &plan, 1 << 20, &out, &mut |_, _| go_on()).unwrap();
     fs::remove_dir_all(&out).unwrap();
-    // In the first header, in the first shard, in a later one, in the config.
+    // Fails in the first header, in the first shard, in a later one, in the config.
     for room in [0, 100, 50_000, bytes / 2, bytes - 1] {
         let disk = Disk { room: Cell::new(room), free: None };
         let error = write_to(&&disk, &plan, 1 << 20, &out, &mut |_, _| go_on()).unwrap_err();
@@ -469,7 +470,7 @@ fn a_full_disk_leaves_nothing() {
             "{text}"
         );
         assert!(!out.exists(), "{room}");
-        // A folder that was there stays.
+        // An existing folder stays.
         fs::create_dir(&out).unwrap();
         let disk = Disk { room: Cell::new(room), free: None };
         write_to(&&disk, &plan, 1 << 20, &out, &mut |_, _| go_on()).unwrap_err();
@@ -543,7 +544,7 @@ fn bad_configs_and_options_are_errors_that_say_what_is_wrong() {
         let text = plan(&Options::new(config)).unwrap_err().to_string();
         assert!(text.contains(says), "{key} {value}: {text}");
     }
-    // Each number is allowed, the model is not.
+    // Each value is allowed, but not their product.
     let mut huge = config("qwen3_moe");
     for key in ["hidden_size", "moe_intermediate_size", "vocab_size"] {
         huge[key] = json!(1 << 20);
@@ -571,7 +572,7 @@ fn odd_widths_dense_layers_and_tied_embeddings() {
     let plan = plan(&Options::new(config)).unwrap();
     let shape =
         |name: &str| plan.tensors().find(|t| t.name == name).map(|t| (t.dtype, t.shape.to_vec()));
-    // 96 inputs are no whole number of groups: not quantised.
+    // 96 inputs are not a multiple of the group size: not quantized.
     assert_eq!(
         shape("model.layers.0.mlp.switch_mlp.down_proj.weight"),
         Some(("BF16", vec![64, 256, 96]))

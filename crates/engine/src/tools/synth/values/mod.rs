@@ -1,7 +1,7 @@
-//! Random numbers, and the bytes of tensors made of them.
+//! Random values, and the bytes of tensors made of them.
 //!
-//! Every byte is a function of the seed, the tensor's name and the offset alone, so layers do not depend on how
-//! many others there are, nor on how a writer cuts its work.
+//! Every byte is a function of seed, tensor name and offset alone. So layers do not depend on the
+//! number of other layers, or on how a writer splits its work.
 
 mod scaled;
 
@@ -13,14 +13,14 @@ pub(super) use scaled::Powers;
 
 use crate::base::random::{STEP, mix};
 
-/// Inputs that share a scale and a bias.
+/// Weights per scale and bias.
 pub(super) const GROUP: usize = 64;
 
-/// Scales come in this many sizes around the mean one.
+/// Number of distinct scales around the mean scale.
 const SIZES: usize = 16;
 
-/// In a group that carries a mean, the random part is this much smaller than elsewhere: the mean shall be the same
-/// for all rows that ask for the same.
+/// Factor on the random part of a group that carries a mean, so that the mean is nearly the same in
+/// all rows with equal settings.
 const LEAD_SHRINK: f32 = 1.0 / 8.0;
 
 /// [SplitMix64](crate::base::random) with random access.
@@ -28,38 +28,38 @@ const LEAD_SHRINK: f32 = 1.0 / 8.0;
 pub(super) struct Stream(u64);
 
 impl Stream {
-    /// The stream of one name under one seed.
+    /// The stream of a tensor name under a seed.
     pub(super) fn new(seed: u64, name: &str) -> Self {
         Stream(name.bytes().fold(mix(seed ^ STEP), |h, b| mix(h ^ u64::from(b)).wrapping_add(STEP)))
     }
 
-    /// 64 random bits.
+    /// 64 random bits for index `i`.
     #[inline]
     pub(super) fn at(self, i: u64) -> u64 {
         mix(self.0.wrapping_add(i.wrapping_add(1).wrapping_mul(STEP)))
     }
 
-    /// Uniform in `[0, 1)`.
+    /// Uniform value in `[0, 1)` for index `i`.
     fn unit(self, i: u64) -> f32 {
         (self.at(i) >> 40) as f32 / (1u64 << 24) as f32
     }
 }
 
-/// What the first group of each row has for a mean; all other groups have mean zero.
+/// Mean of the first group of each row; all other groups have mean zero.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Lead {
-    /// Zero too.
+    /// Zero.
     Zero,
     /// The same in every row.
     Same(f32),
-    /// In rows of these ranges their mean, in all others `rest`; of ranges that share rows the first counts.
+    /// By range of rows. The first range that contains a row applies; all other rows have `rest`.
     Ranges {
         /// Rows and their mean.
         ranges: Vec<(Range<u64>, f32)>,
-        /// The mean of the other rows.
+        /// Mean of the other rows.
         rest: f32,
     },
-    /// These means in these rows, in ascending order; zero in the others.
+    /// By row, ascending; zero in the other rows.
     Rows(Vec<(u64, f32)>),
 }
 
@@ -78,18 +78,18 @@ impl Lead {
     }
 }
 
-/// How a tensor's numbers are drawn.
+/// Distribution of a tensor's values.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Values {
-    /// Packed quants: every bit is random.
+    /// Packed quants: all bits are random.
     Quants,
-    /// Scales of the quants, around `std` of the weights; bf16.
+    /// Scales of the quants, from the standard deviation of the weights; bf16.
     Scales(Affine),
-    /// Biases that give every group its mean; bf16.
+    /// Biases that set the mean of each group; bf16.
     Biases(Affine),
-    /// Scales of small floats; bytes.
+    /// Scales of MXFP4 blocks; bytes.
     Powers(Powers),
-    /// Uniform numbers between two bounds.
+    /// Uniform values between two bounds.
     Uniform {
         /// Element type.
         scalar: Scalar,
@@ -97,7 +97,7 @@ pub(super) enum Values {
         low: f32,
         /// Upper bound.
         high: f32,
-        /// Elements of a row; only used with a mean.
+        /// Elements per row; only used with a mean.
         cols: u64,
         /// Means of the first `GROUP` elements of each row.
         lead: Lead,
@@ -107,9 +107,9 @@ pub(super) enum Values {
 /// An affine matrix with uniform quants.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Affine {
-    /// Bits of a quant.
+    /// Bits per quant.
     pub(super) bits: u32,
-    /// Groups of a row.
+    /// Groups per row.
     pub(super) groups: u64,
     /// Standard deviation of the weights.
     pub(super) std: f32,
@@ -118,7 +118,7 @@ pub(super) struct Affine {
 }
 
 impl Affine {
-    /// The scale in bf16 and what it becomes when read back.
+    /// The scale number `size` of [`SIZES`], in bf16.
     fn scale(&self, size: usize, shrink: f32) -> bf16 {
         let levels = 2f32.powi(self.bits as i32);
         let quant_std = ((levels * levels - 1.0) / 12.0).sqrt();
@@ -131,7 +131,8 @@ impl Affine {
         bf16::from_f32(mean - (2f32.powi(self.bits as i32) - 1.0) / 2.0 * scale.to_f32())
     }
 
-    /// Fills in scales or biases of the groups from `first` on. `pick` makes one of them from scale and mean.
+    /// Fills scales or biases of the groups from `first` on. `pick` computes one from scale and
+    /// mean.
     fn fill(&self, sizes: Stream, first: u64, out: &mut [u8], pick: impl Fn(bf16, f32) -> bf16) {
         let table: [[u8; 2]; SIZES] =
             std::array::from_fn(|i| pick(self.scale(i, 1.0), 0.0).to_le_bytes());
@@ -151,14 +152,14 @@ impl Affine {
     }
 }
 
-/// Scales and biases lie in different tensors and must agree, so both ask here.
+/// Index of a group's scale. Scales and biases are different tensors and must agree.
 #[inline]
 fn size_of_group(sizes: Stream, group: u64) -> usize {
     (sizes.at(group / 16) >> (group % 16 * 4)) as usize % SIZES
 }
 
 impl Values {
-    /// Writes the bytes `offset ..` of the tensor into `out`. `offset` is a multiple of eight.
+    /// Writes the bytes of the tensor from `offset` on into `out`. `offset` is a multiple of eight.
     pub(super) fn fill(&self, stream: Stream, offset: u64, out: &mut [u8]) {
         match self {
             Values::Quants => {
