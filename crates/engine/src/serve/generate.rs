@@ -95,15 +95,18 @@ pub struct Answer {
 }
 
 /// Detects stop strings in the decoded text.
-pub(crate) struct Stops {
+pub(crate) struct StopDetector {
     decoder: Decoder,
     strings: StopStrings,
     found: bool,
 }
 
-impl Stops {
+impl StopDetector {
     /// For a request's stop strings; `None` if there are none.
-    pub(crate) fn of(engine: &Engine, request: &GenerateRequest) -> Result<Option<Self>, Error> {
+    pub(crate) fn for_request(
+        engine: &Engine,
+        request: &GenerateRequest,
+    ) -> Result<Option<Self>, Error> {
         if request.stop.is_empty() {
             return Ok(None);
         }
@@ -128,39 +131,39 @@ impl Stops {
 pub struct Tokens<'a> {
     session: &'a mut Session,
     sampler: Sampler,
-    end: EndTokens,
-    stops: Option<Stops>,
+    end_tokens: EndTokens,
+    stops: Option<StopDetector>,
     cancel: Option<&'a AtomicBool>,
     synced: Synced,
-    limit: usize,
-    made: usize,
+    max_tokens: usize,
+    generated: usize,
     last: Option<u32>,
     finish: Option<Finish>,
     failed: bool,
 }
 
 impl<'a> Tokens<'a> {
-    pub(crate) fn begin<'w: 'a>(
+    pub(crate) fn start<'w: 'a>(
         session: &'a mut Session,
         prompt: &[u32],
         request: &GenerateRequest,
-        stops: Option<Stops>,
-        watch: &mut StepControl<'w>,
+        stops: Option<StopDetector>,
+        control: &mut StepControl<'w>,
     ) -> Result<Self, Error> {
         let mut sampler =
             Sampler::new(request.sampling.clone(), session.engine().blueprint().vocab)?;
         sampler.prompt(prompt);
-        let end = session.engine().end();
-        let synced = session.sync_with(prompt, &request.ends, watch)?;
+        let end_tokens = session.engine().end_tokens();
+        let synced = session.sync_with(prompt, &request.ends, control)?;
         Ok(Self {
             session,
             sampler,
-            end,
+            end_tokens,
             stops,
-            cancel: watch.cancel,
+            cancel: control.cancel,
             synced,
-            limit: request.max_tokens.unwrap_or(usize::MAX),
-            made: 0,
+            max_tokens: request.max_tokens.unwrap_or(usize::MAX),
+            generated: 0,
             last: None,
             finish: None,
             failed: false,
@@ -184,13 +187,13 @@ impl<'a> Tokens<'a> {
     }
 
     /// Stop condition that holds before the next token.
-    fn ends(&self) -> Option<Finish> {
+    fn stop_condition(&self) -> Option<Finish> {
         let full = self.session.tokens().len() == self.session.engine().plan().context;
         match self.last {
-            Some(last) if self.end.contains(last) => Some(Finish::EndToken),
-            _ if self.stops.as_ref().is_some_and(Stops::found) => Some(Finish::StopString),
+            Some(last) if self.end_tokens.contains(last) => Some(Finish::EndToken),
+            _ if self.stops.as_ref().is_some_and(StopDetector::found) => Some(Finish::StopString),
             Some(_) if full => Some(Finish::Context),
-            _ if self.made >= self.limit => Some(Finish::MaxTokens),
+            _ if self.generated >= self.max_tokens => Some(Finish::MaxTokens),
             _ if self.cancel.is_some_and(|cancel| cancel.load(Ordering::Relaxed)) => {
                 Some(Finish::Cancelled)
             }
@@ -207,21 +210,21 @@ impl Iterator for Tokens<'_> {
         if self.failed || self.finish.is_some() {
             return None;
         }
-        self.finish = self.ends();
+        self.finish = self.stop_condition();
         if self.finish.is_some() {
             return None;
         }
-        let mut watch = StepControl { cancel: self.cancel, ..StepControl::default() };
-        let chosen = match self.last {
+        let mut control = StepControl { cancel: self.cancel, ..StepControl::default() };
+        let sampled = match self.last {
             None => self.sampler.sample(self.session.logits()),
-            Some(last) => self.session.next(&[last], &mut self.sampler, &mut watch),
+            Some(last) => self.session.next(&[last], &mut self.sampler, &mut control),
         };
-        let read =
+        let detect_stop =
             |token| self.stops.as_mut().map_or(Ok(()), |stops| stops.push(token)).map(|()| token);
-        match chosen.and_then(read) {
+        match sampled.and_then(detect_stop) {
             Ok(token) => {
                 self.last = Some(token);
-                self.made += 1;
+                self.generated += 1;
                 Some(Ok(token))
             }
             Err(Error::Cancelled) => {
@@ -246,7 +249,7 @@ pub fn generate(
     session: &mut Session,
     prompt: &[u32],
     request: &GenerateRequest,
-    watch: &mut StepControl<'_>,
+    control: &mut StepControl<'_>,
     on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
 ) -> Result<Answer, Error> {
     let engine = session.engine().clone();
@@ -262,9 +265,9 @@ pub fn generate(
         prefill: Phase::default(),
         decode: Phase::default(),
     };
-    let mut timer = Timer::start(session);
-    // No [`Stops`]: stop strings are detected in the text below.
-    let mut tokens = match Tokens::begin(session, prompt, request, None, watch) {
+    let mut timer = PhaseTimer::start(session);
+    // No [`StopDetector`]: stop strings are detected in the text below.
+    let mut tokens = match Tokens::start(session, prompt, request, None, control) {
         Ok(tokens) => tokens,
         Err(Error::Cancelled) => {
             answer.prefill = timer.lap(session);
@@ -314,12 +317,12 @@ fn emit(
 }
 
 /// Splits a session's work into phases.
-pub(crate) struct Timer {
+pub(crate) struct PhaseTimer {
     since: Instant,
     stats: Stats,
 }
 
-impl Timer {
+impl PhaseTimer {
     pub(crate) fn start(session: &Session) -> Self {
         Self { since: Instant::now(), stats: session.stats() }
     }
@@ -337,7 +340,7 @@ impl Timer {
 impl Session {
     /// Brings the session to `prompt` and generates tokens by `request.sampling`. The iterator ends
     /// after an end token, a stop string, `request.max_tokens`, or when the context is full.
-    /// Setting `watch.cancel` ends it at the next layer. `watch.progress` covers the prompt.
+    /// Setting `control.cancel` ends it at the next layer. `control.progress` covers the prompt.
     ///
     /// # Errors
     /// As [`Session::sync`]; also if a sampling value is out of range, a stop string is empty, or
@@ -346,9 +349,9 @@ impl Session {
         &'a mut self,
         prompt: &[u32],
         request: &GenerateRequest,
-        watch: &mut StepControl<'w>,
+        control: &mut StepControl<'w>,
     ) -> Result<Tokens<'a>, Error> {
-        let stops = Stops::of(self.engine(), request)?;
-        Tokens::begin(self, prompt, request, stops, watch)
+        let stops = StopDetector::for_request(self.engine(), request)?;
+        Tokens::start(self, prompt, request, stops, control)
     }
 }

@@ -34,12 +34,15 @@ use crate::{
         layer::Loader,
         plan::{MemoryPlan, MemoryRequest, scratch_shape},
     },
-    session::{prefix_cache::PrefixCache, session::Session, timeline::Rewind},
+    session::{prefix_cache::PrefixCache, timeline::RewindLimits},
     text::{sampling::EndTokens, text::Text},
 };
 
 /// Wraps each expert reader that is opened. For tests that shuffle, delay or fail reads.
 pub type WrapReader = Box<dyn Fn(Box<dyn Reader>) -> Box<dyn Reader> + Send>;
+
+/// Progress callback of [`Engine::open`] and [`Engine::touch_slots`]: bytes done, total bytes.
+pub type OpenProgress<'a> = dyn FnMut(u64, u64) + 'a;
 
 /// Options of [`Engine::open`].
 #[derive(Default)]
@@ -64,10 +67,10 @@ pub struct EngineOptions {
 /// A loaded model. A handle: clones share the model, and threads use it one at a time.
 #[derive(Clone)]
 pub struct Engine {
-    shared: Arc<Shared>,
+    shared: Arc<EngineShared>,
 }
 
-struct Shared {
+struct EngineShared {
     folder: PathBuf,
     blueprint: Blueprint,
     plan: MemoryPlan,
@@ -88,17 +91,17 @@ pub(crate) struct Runtime {
     pub(crate) cache: ExpertCache,
     pub(crate) model: Model,
     /// Arguments to reopen the experts' files after a read error.
-    again: ReopenArgs,
+    reopen: ReopenArgs,
     /// Limits on truncating sessions.
-    pub(crate) rewind: Rewind,
+    pub(crate) rewind: RewindLimits,
     /// Shapes of all states of a session, in layer order.
-    pub(crate) shapes: Vec<StateShape>,
+    pub(crate) state_shapes: Vec<StateShape>,
     /// Cached prefixes for later prompts.
-    pub(crate) kept: PrefixCache,
+    pub(crate) prefix_cache: PrefixCache,
     /// Maximum bytes of sequence states.
     pub(crate) state_limit: u64,
     /// States written by the last step. Kept to reuse the allocation.
-    pub(crate) stepped: Vec<State>,
+    pub(crate) step_states: Vec<State>,
 }
 
 impl Engine {
@@ -112,7 +115,7 @@ impl Engine {
     pub fn open(
         checkpoint: Checkpoint,
         options: EngineOptions,
-        progress: &mut dyn FnMut(u64, u64),
+        progress: &mut OpenProgress<'_>,
     ) -> Result<Self, Error> {
         let blueprint = Blueprint::of(&checkpoint)?;
         let text = Text::of(&checkpoint, blueprint.vocab)?;
@@ -159,16 +162,16 @@ impl Engine {
         };
         let host = tier(host_slots, shared, BankPlace::Host)?;
         let identity = checkpoint.identity()?;
-        let again = ReopenArgs {
+        let reopen = ReopenArgs {
             folder: checkpoint.folder().into(),
             mirrors: checkpoint.mirrors().into(),
             model: identity,
             reads: options.reads,
             slots: host_slots,
             pages,
-            wrap: options.wrap_reader,
+            wrap_reader: options.wrap_reader,
         };
-        let reader = again.reader(&source)?;
+        let reader = reopen.reader(&source)?;
         let reads = reader.describe();
         let uses = Uses {
             looks_up: memory.is_some(),
@@ -183,8 +186,8 @@ impl Engine {
         let kv_format = device.kv_format();
         let state_limit = plan.state.saturating_add(plan.marks);
         device.limit_states(state_limit);
-        let rewind = Rewind::of(&blueprint, &plan);
-        let shapes = blueprint
+        let rewind = RewindLimits::new(&blueprint, &plan);
+        let state_shapes = blueprint
             .layers
             .iter()
             .flat_map(|layer| layer.states(plan.context, plan.chunk))
@@ -193,14 +196,14 @@ impl Engine {
             device,
             cache,
             model,
-            again,
+            reopen,
             rewind,
-            shapes,
-            kept: PrefixCache::default(),
+            state_shapes,
+            prefix_cache: PrefixCache::default(),
             state_limit,
-            stepped: Vec::new(),
+            step_states: Vec::new(),
         };
-        let shared = Shared {
+        let shared = EngineShared {
             folder: checkpoint.folder().into(),
             blueprint,
             plan,
@@ -216,22 +219,14 @@ impl Engine {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// A new timeline.
-    ///
-    /// # Errors
-    /// As many sessions as were planned for are alive, or there is no memory for its state.
-    pub fn session(&self) -> Result<Session, Error> {
-        let (alive, planned) = (&self.shared.sessions, self.plan().sessions);
-        let one_more = |n| (n < planned).then_some(n + 1);
-        if alive.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_err() {
-            return Err(Error::Budget(format!(
-                "the memory plan has room for {planned} session(s) at a time: drop one, or plan for more"
-            )));
-        }
-        Session::new(self.clone()).inspect_err(|_| self.session_ended())
+    /// Counts a new session; false if all planned ones are alive.
+    pub(crate) fn acquire_session(&self) -> bool {
+        let planned = self.plan().sessions;
+        let one_more = |alive| (alive < planned).then_some(alive + 1);
+        self.shared.sessions.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_ok()
     }
 
-    pub(crate) fn session_ended(&self) {
+    pub(crate) fn release_session(&self) {
         self.shared.sessions.fetch_sub(1, Ordering::Relaxed);
     }
 
@@ -248,7 +243,7 @@ impl Engine {
     }
 
     /// Tokens that end a response. Empty without a tokenizer.
-    pub(crate) fn end(&self) -> EndTokens {
+    pub(crate) fn end_tokens(&self) -> EndTokens {
         self.shared.text.as_ref().map(|text| text.end().clone()).unwrap_or_default()
     }
 
@@ -305,7 +300,7 @@ impl Engine {
     ///
     /// # Errors
     /// The device failed.
-    pub fn touch_slots(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<u64, Error> {
+    pub fn touch_slots(&self, progress: &mut OpenProgress<'_>) -> Result<u64, Error> {
         let mut runtime = self.lock();
         let Runtime { device, cache, .. } = &mut *runtime;
         cache.touch(&mut **device, progress)
@@ -362,7 +357,7 @@ impl Engine {
     /// The file cannot be written, or the model has no routed experts. A later step fails if its
     /// record cannot be written.
     pub fn record_routing(&self, file: Option<&Path>) -> Result<(), Error> {
-        let Shared { blueprint, plan, folder, .. } = &*self.shared;
+        let EngineShared { blueprint, plan, folder, .. } = &*self.shared;
         let recorder = file.map(|file| {
             Recorder::create(file, &TraceHeader::new(blueprint, folder, plan.slot, plan.fixed()))
         });
@@ -372,7 +367,7 @@ impl Engine {
     }
 
     /// Whether both handles refer to the same engine.
-    pub(crate) fn is(&self, other: &Self) -> bool {
+    pub(crate) fn same_engine(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.shared, &other.shared)
     }
 
@@ -390,13 +385,13 @@ struct ReopenArgs {
     reads: ReadOptions,
     slots: usize,
     pages: PageCache,
-    wrap: Option<WrapReader>,
+    wrap_reader: Option<WrapReader>,
 }
 
 impl ReopenArgs {
     fn reader(&self, source: &Arc<ExpertSource>) -> Result<Box<dyn Reader>, Error> {
         let reader = open_reader(source, &self.reads, self.slots, self.pages)?;
-        Ok(match &self.wrap {
+        Ok(match &self.wrap_reader {
             Some(wrap) => wrap(reader),
             None => reader,
         })
@@ -404,10 +399,10 @@ impl ReopenArgs {
 
     /// The expert files as they are now. `None` if they belong to another model or an expert has
     /// moved.
-    fn source(&self, before: &ExpertSource) -> Result<Option<Arc<ExpertSource>>, Error> {
+    fn source(&self, previous: &ExpertSource) -> Result<Option<Arc<ExpertSource>>, Error> {
         let checkpoint = Checkpoint::open_with(&self.folder, &self.mirrors)?;
         let now = ExpertSource::of(&checkpoint, &Blueprint::of(&checkpoint)?);
-        let same = checkpoint.identity()? == self.model && now.layers() == before.layers();
+        let same = checkpoint.identity()? == self.model && now.layers() == previous.layers();
         Ok(same.then(|| Arc::new(now)))
     }
 }
@@ -415,13 +410,13 @@ impl ReopenArgs {
 impl Runtime {
     /// Reopens the expert files after a failed read. If they are missing, the open ones stay:
     /// experts in memory need no file, and a read of any other expert reports the error.
-    pub(crate) fn find_files(&mut self) {
+    pub(crate) fn reopen_lost_files(&mut self) {
         if !self.cache.has_lost() {
             return;
         }
-        let found = self.again.source(self.cache.source()).ok().flatten();
+        let found = self.reopen.source(self.cache.source()).ok().flatten();
         if let Some((source, reader)) = found.and_then(|source| {
-            let reader = self.again.reader(&source).ok()?;
+            let reader = self.reopen.reader(&source).ok()?;
             Some((source, reader))
         }) {
             self.cache.read_from(&mut *self.device, source, reader);

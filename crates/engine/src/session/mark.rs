@@ -15,10 +15,10 @@ use crate::session::{engine::Engine, timeline::Timeline};
 /// the logits if present.
 #[derive(Clone)]
 pub struct Mark {
-    pub(crate) held: Arc<Held>,
+    pub(crate) state: Arc<MarkState>,
 }
 
-pub(crate) struct Held {
+pub(crate) struct MarkState {
     pub(crate) engine: Engine,
     /// Empty only while being dropped.
     pub(crate) timeline: Timeline,
@@ -26,16 +26,16 @@ pub(crate) struct Held {
 
 impl Mark {
     pub(crate) fn new(engine: Engine, timeline: Timeline) -> Self {
-        Self { held: Arc::new(Held { engine, timeline }) }
+        Self { state: Arc::new(MarkState { engine, timeline }) }
     }
 
     /// Tokens of the checkpoint.
     pub fn tokens(&self) -> &[u32] {
-        &self.held.timeline.tokens
+        &self.state.timeline.tokens
     }
 }
 
-impl Drop for Held {
+impl Drop for MarkState {
     fn drop(&mut self) {
         self.engine.lock().drop_timeline(std::mem::take(&mut self.timeline));
     }

@@ -1,5 +1,7 @@
 //! Session: one token sequence with its KV cache and recurrent state.
 
+use std::ops::Range;
+
 use crate::{
     base::{error::Error, stats::Stats},
     runtime::forward::{Logits, LogitsOutput, LogitsRequest, LogitsSink, On, SeqSpan, StepControl},
@@ -7,16 +9,16 @@ use crate::{
         engine::{Engine, Runtime},
         mark::Mark,
         prefix_cache::EvictionCost,
-        timeline::{Timeline, advise, common},
+        timeline::{Timeline, common_prefix_len, explain_states_full},
     },
     text::sampling::Sampler,
 };
 
 /// Tokens between cached prefixes during prefill, for models whose state cannot be truncated.
-const KEEP_EVERY: usize = 1024;
+const CACHE_INTERVAL: usize = 1024;
 
 /// Minimum tokens of a cached prefix. Shorter ones are faster to compute again.
-pub(crate) const MIN_KEPT: usize = 16;
+pub(crate) const MIN_CACHED_PREFIX: usize = 16;
 
 /// Result of [`Session::sync`] and related calls. `reused + computed` is the length of the
 /// requested sequence.
@@ -123,8 +125,8 @@ impl Session {
     /// As [`Session::feed`]; also if `tokens` is empty. After a failed step the session holds a
     /// prefix of `tokens`, and the same call continues from there. The previous sequence is lost
     /// unless a [`Mark`] holds it.
-    pub fn sync(&mut self, tokens: &[u32], watch: &mut StepControl<'_>) -> Result<Synced, Error> {
-        self.sync_with(tokens, &[], watch)
+    pub fn sync(&mut self, tokens: &[u32], control: &mut StepControl<'_>) -> Result<Synced, Error> {
+        self.sync_with(tokens, &[], control)
     }
 
     /// Like [`Session::sync`], with hints: `ends` are lengths of prefixes that other prompts are
@@ -137,7 +139,7 @@ impl Session {
         &mut self,
         tokens: &[u32],
         ends: &[usize],
-        watch: &mut StepControl<'_>,
+        control: &mut StepControl<'_>,
     ) -> Result<Synced, Error> {
         let synced = self.reuse(tokens)?;
         if synced.computed == 0 {
@@ -145,17 +147,17 @@ impl Session {
         }
         let mut done = synced.reused;
         let all = synced.computed as f64;
-        for end in self.stops(done, tokens.len(), ends) {
+        for end in self.cache_positions(done..tokens.len(), ends) {
             let (before, share) = ((done - synced.reused) as f64 / all, (end - done) as f64 / all);
             let wanted = if end == tokens.len() {
                 LogitsRequest::Logits(Logits::Last)
             } else {
                 LogitsRequest::Nothing
             };
-            watch.part(before, share, |watch| {
-                self.steps(&tokens[done..end], wanted, watch, &mut |_, _| true)
+            control.part(before, share, |control| {
+                self.steps(&tokens[done..end], wanted, control, &mut |_, _| true)
             })?;
-            self.keep()?;
+            self.cache_prefix()?;
             done = end;
         }
         Ok(synced)
@@ -163,53 +165,57 @@ impl Session {
 
     /// Brings the session to the longest prefix of `tokens` that is available without computing.
     pub(crate) fn reuse(&mut self, tokens: &[u32]) -> Result<Synced, Error> {
-        self.check(0, tokens)?;
-        let same = common(&self.timeline.tokens, tokens);
-        let reused = match self.is_at(tokens) {
+        self.check_tokens(0, tokens)?;
+        let same = common_prefix_len(&self.timeline.tokens, tokens);
+        let reused = match self.holds_exactly(tokens) {
             true => Synced { reused: same, ..Synced::default() },
-            false => self.go_back(same, tokens)?,
+            false => self.restore_prefix(same, tokens)?,
         };
         Ok(Synced { computed: tokens.len() - reused.reused, ..reused })
     }
 
     /// Whether the session holds exactly these tokens and their logits.
-    fn is_at(&self, tokens: &[u32]) -> bool {
+    fn holds_exactly(&self, tokens: &[u32]) -> bool {
         self.timeline.tokens == tokens && !self.timeline.logits.is_empty()
     }
 
-    /// Positions in `from..to` at which prefill pauses to fill the prefix cache. The last one is
+    /// Positions in `range` at which prefill pauses to fill the prefix cache. The last one is
     /// `to`.
-    fn stops(&self, from: usize, to: usize, ends: &[usize]) -> Vec<usize> {
-        let cuttable = self.engine.lock().rewind.anywhere();
-        let regular = if cuttable { 0..0 } else { from / KEEP_EVERY + 1..to.div_ceil(KEEP_EVERY) };
-        let mut stops: Vec<usize> = regular.map(|i| i * KEEP_EVERY).collect();
+    fn cache_positions(&self, range: Range<usize>, ends: &[usize]) -> Vec<usize> {
+        let truncatable = self.engine.lock().rewind.any_length();
+        let regular = if truncatable {
+            0..0
+        } else {
+            range.start / CACHE_INTERVAL + 1..range.end.div_ceil(CACHE_INTERVAL)
+        };
+        let mut positions: Vec<usize> = regular.map(|i| i * CACHE_INTERVAL).collect();
         // A truncatable state is cached once, at its end.
-        stops.extend(ends.iter().copied().filter(|end| {
+        positions.extend(ends.iter().copied().filter(|end| {
             // No pause where nothing would be cached.
-            !cuttable && from < *end && *end < to && *end >= MIN_KEPT
+            !truncatable && range.start < *end && *end < range.end && *end >= MIN_CACHED_PREFIX
         }));
-        stops.push(to);
-        stops.sort_unstable();
-        stops.dedup();
-        stops
+        positions.push(range.end);
+        positions.sort_unstable();
+        positions.dedup();
+        positions
     }
 
     /// Returns to the longest available common prefix with `tokens`, of which `same` tokens match
     /// the session.
-    fn go_back(&mut self, same: usize, tokens: &[u32]) -> Result<Synced, Error> {
+    fn restore_prefix(&mut self, same: usize, tokens: &[u32]) -> Result<Synced, Error> {
         let had = self.timeline.tokens.len();
         let mut runtime = self.engine.lock();
         // At least one token must be computed to have logits.
-        let kept = same.min(tokens.len() - 1);
-        let least = runtime.rewind.least(&self.timeline);
-        let own = if kept >= least { kept } else { 0 };
-        let cuttable = runtime.rewind.anywhere();
-        let found = runtime.kept.find(tokens, cuttable).filter(|(_, len)| *len > own);
-        if let Some((id, len)) = found
-            && let Some(point) = runtime.kept.take(id)
+        let usable = same.min(tokens.len() - 1);
+        let min_len = runtime.rewind.min_len(&self.timeline);
+        let own = if usable >= min_len { usable } else { 0 };
+        let truncatable = runtime.rewind.any_length();
+        let output = runtime.prefix_cache.find(tokens, truncatable).filter(|(_, len)| *len > own);
+        if let Some((id, len)) = output
+            && let Some(cached) = runtime.prefix_cache.take(id)
         {
-            let forked = runtime.fork(&point, len);
-            runtime.kept.put_back(id, point);
+            let forked = runtime.fork(&cached, len);
+            runtime.prefix_cache.give_back(id, cached);
             runtime.replace(&mut self.timeline, forked?);
             return Ok(Synced {
                 reused: len,
@@ -218,10 +224,10 @@ impl Session {
                 computed: 0,
             });
         }
-        if own < least {
+        if own < min_len {
             runtime.reset(&mut self.timeline)?;
         } else {
-            runtime.cut(&mut self.timeline, own)?;
+            runtime.truncate(&mut self.timeline, own)?;
         }
         Ok(Synced { reused: own, restored: 0, rewound: had - own, computed: 0 })
     }
@@ -234,7 +240,7 @@ impl Session {
     /// # Errors
     /// The session has fewer tokens (it stays unchanged); else as [`Session::feed`], and the
     /// session holds a prefix of the requested tokens.
-    pub fn truncate(&mut self, len: usize, watch: &mut StepControl<'_>) -> Result<Synced, Error> {
+    pub fn truncate(&mut self, len: usize, control: &mut StepControl<'_>) -> Result<Synced, Error> {
         let had = self.timeline.tokens.len();
         if len > had {
             return Err(Error::Input(format!(
@@ -250,13 +256,13 @@ impl Session {
         }
         {
             let mut runtime = self.engine.lock();
-            if len >= runtime.rewind.least(&self.timeline) {
-                runtime.cut(&mut self.timeline, len)?;
+            if len >= runtime.rewind.min_len(&self.timeline) {
+                runtime.truncate(&mut self.timeline, len)?;
                 return Ok(Synced { reused: len, rewound: had - len, ..Synced::default() });
             }
         }
         let tokens = self.timeline.tokens[..len].to_vec();
-        self.sync(&tokens, watch)
+        self.sync(&tokens, control)
     }
 
     /// Makes a checkpoint for [`Session::rewind`] of this or another session of the engine. It
@@ -274,12 +280,12 @@ impl Session {
     /// # Errors
     /// The mark belongs to another engine, or the device failed.
     pub fn rewind(&mut self, mark: &Mark) -> Result<(), Error> {
-        if !self.engine.is(&mark.held.engine) {
+        if !self.engine.same_engine(&mark.state.engine) {
             return Err(Error::Input(
                 "the mark belongs to another engine: use one of this session's engine".into(),
             ));
         }
-        let timeline = &mark.held.timeline;
+        let timeline = &mark.state.timeline;
         let mut runtime = self.engine.lock();
         let forked = runtime.fork(timeline, timeline.tokens.len())?;
         runtime.replace(&mut self.timeline, forked);
@@ -301,22 +307,23 @@ impl Session {
     }
 
     /// Inserts the session's current state into the prefix cache, if the memory plan has room.
-    pub(crate) fn keep(&mut self) -> Result<(), Error> {
+    pub(crate) fn cache_prefix(&mut self) -> Result<(), Error> {
         let len = self.timeline.tokens.len();
-        if self.engine.plan().marks == 0 || len < MIN_KEPT || self.timeline.is_lossy {
+        if self.engine.plan().marks == 0 || len < MIN_CACHED_PREFIX || self.timeline.is_lossy {
             return Ok(());
         }
         let mut runtime = self.engine.lock();
-        let cuttable = runtime.rewind.anywhere();
-        let mut point = runtime.fork(&self.timeline, len)?;
+        let truncatable = runtime.rewind.any_length();
+        let mut prefix = runtime.fork(&self.timeline, len)?;
         if self.engine.plan().device_budget.is_some() {
             // The plan reserves device memory for cached prefixes, but no host memory.
-            point.logits = Vec::new();
+            prefix.logits = Vec::new();
         }
-        let tokens = len - runtime.kept.nearest(&point.tokens);
-        let bytes = runtime.point_bytes(tokens);
-        for gone in runtime.kept.keep(point, cuttable, EvictionCost { tokens, bytes }) {
-            runtime.drop_timeline(gone);
+        let recompute_tokens = len - runtime.prefix_cache.longest_prefix_len(&prefix.tokens);
+        let bytes = runtime.prefix_bytes(recompute_tokens);
+        let cost = EvictionCost { recompute_tokens, bytes };
+        for replaced in runtime.prefix_cache.insert(prefix, truncatable, cost) {
+            runtime.drop_timeline(replaced);
         }
         Ok(())
     }
@@ -341,7 +348,7 @@ impl Session {
         &mut self,
         tokens: &[u32],
         sampler: &mut Sampler,
-        watch: &mut StepControl<'_>,
+        control: &mut StepControl<'_>,
     ) -> Result<u32, Error> {
         let vocab = self.engine.blueprint().vocab;
         let wanted = match sampler.candidates(vocab) {
@@ -349,8 +356,8 @@ impl Session {
             None => LogitsRequest::Logits(Logits::Last),
         };
         let mut chosen = Ok(None);
-        self.steps(tokens, wanted, watch, &mut |_, found| {
-            if let LogitsOutput::First { ids, logits } = found {
+        self.steps(tokens, wanted, control, &mut |_, output| {
+            if let LogitsOutput::First { ids, logits } = output {
                 chosen = sampler.choose_among(ids, logits);
             }
             !matches!(chosen, Ok(None))
@@ -372,11 +379,11 @@ impl Session {
         &mut self,
         tokens: &[u32],
         logits: Logits,
-        watch: &mut StepControl<'_>,
+        control: &mut StepControl<'_>,
         sink: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), Error> {
-        self.steps(tokens, LogitsRequest::Logits(logits), watch, &mut |row, found| {
-            if let LogitsOutput::Logits(logits) = found {
+        self.steps(tokens, LogitsRequest::Logits(logits), control, &mut |row, output| {
+            if let LogitsOutput::Logits(logits) = output {
                 sink(row, logits);
             }
             true
@@ -389,15 +396,15 @@ impl Session {
         &mut self,
         tokens: &[u32],
         wanted: LogitsRequest,
-        watch: &mut StepControl<'_>,
+        control: &mut StepControl<'_>,
         sink: &mut LogitsSink<'_>,
     ) -> Result<(), Error> {
-        self.check(self.timeline.tokens.len(), tokens)?;
-        let chunk = self.engine.plan().chunk;
+        self.check_tokens(self.timeline.tokens.len(), tokens)?;
+        let chunk_len = self.engine.plan().chunk;
         let (total, mut done) = (tokens.len(), 0);
-        for part in tokens.chunks(chunk) {
-            let last = done + part.len() == total;
-            let share = part.len() as f64 / total as f64;
+        for chunk in tokens.chunks(chunk_len) {
+            let last = done + chunk.len() == total;
+            let share = chunk.len() as f64 / total as f64;
             let before = done as f64 / total as f64;
             // Only the last chunk needs the logits of its last row.
             let wanted = if last || wanted == LogitsRequest::Logits(Logits::All) {
@@ -406,35 +413,35 @@ impl Session {
                 LogitsRequest::Nothing
             };
             let Self { engine, timeline, stats } = &mut *self;
-            let (mut kept, mut keeps) = (std::mem::take(&mut timeline.logits), false);
-            let turn = BatchResult { timeline: &mut *timeline, tokens: part, wanted };
-            let mut sink = |row, found: LogitsOutput<'_>| {
-                if let LogitsOutput::Logits(logits) = found
+            let (mut last_logits, mut was_read) = (std::mem::take(&mut timeline.logits), false);
+            let entry = BatchResult { timeline: &mut *timeline, tokens: chunk, wanted };
+            let mut sink = |row, output: LogitsOutput<'_>| {
+                if let LogitsOutput::Logits(logits) = output
                     && last
-                    && row + 1 == part.len()
+                    && row + 1 == chunk.len()
                 {
-                    kept.clear();
-                    kept.extend_from_slice(logits);
-                    keeps = true;
+                    last_logits.clear();
+                    last_logits.extend_from_slice(logits);
+                    was_read = true;
                 }
-                sink(done + row, found)
+                sink(done + row, output)
             };
-            let stepped = watch.part(before, share, |watch| {
-                engine.lock().step(&mut [turn], stats, watch, &mut sink)
+            let stepped = control.part(before, share, |control| {
+                engine.lock().step(&mut [entry], stats, control, &mut sink)
             });
             // Logits read by a step that failed belong to tokens that were dropped.
-            if keeps != stepped.is_ok() {
-                kept.clear();
+            if was_read != stepped.is_ok() {
+                last_logits.clear();
             }
-            self.timeline.logits = kept;
+            self.timeline.logits = last_logits;
             stepped?;
-            done += part.len();
+            done += chunk.len();
         }
         Ok(())
     }
 
     /// Checks that `tokens` are valid and fit the context after `before` tokens.
-    pub(crate) fn check(&self, before: usize, tokens: &[u32]) -> Result<(), Error> {
+    pub(crate) fn check_tokens(&self, before: usize, tokens: &[u32]) -> Result<(), Error> {
         if tokens.is_empty() {
             return Err(Error::Input("there are no tokens: the prompt is empty".into()));
         }
@@ -462,7 +469,7 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         self.engine.lock().drop_timeline(std::mem::take(&mut self.timeline));
-        self.engine.session_ended();
+        self.engine.release_session();
     }
 }
 
@@ -478,6 +485,21 @@ pub struct BatchEntry<'a> {
 }
 
 impl Engine {
+    /// Opens an empty session.
+    ///
+    /// # Errors
+    /// All sessions that the memory plan has room for are alive, or there is no memory for the
+    /// state.
+    pub fn session(&self) -> Result<Session, Error> {
+        if !self.acquire_session() {
+            return Err(Error::Budget(format!(
+                "the memory plan has room for {} session(s) at a time: drop one, or plan for more",
+                self.plan().sessions
+            )));
+        }
+        Session::new(self.clone()).inspect_err(|_| self.release_session())
+    }
+
     /// Appends tokens to several sessions in one step. Each expert is read once for all of them. On
     /// the exact path the logits equal those of separate steps bit for bit; on the fast path they
     /// differ by rounding.
@@ -489,11 +511,11 @@ impl Engine {
     /// plan's chunk.
     pub fn step(
         &self,
-        turns: &mut [BatchEntry<'_>],
-        watch: &mut StepControl<'_>,
+        entries: &mut [BatchEntry<'_>],
+        control: &mut StepControl<'_>,
     ) -> Result<Stats, Error> {
-        let rows = turns.iter().map(|turn| turn.tokens.len()).sum::<usize>();
-        if turns.is_empty() {
+        let rows = entries.iter().map(|entry| entry.tokens.len()).sum::<usize>();
+        if entries.is_empty() {
             return Ok(Stats::default());
         }
         if rows > self.plan().chunk {
@@ -502,39 +524,41 @@ impl Engine {
                 "a step of {rows} tokens, where the plan has room for {chunk}: give --chunk"
             )));
         }
-        for turn in &*turns {
-            if !self.is(turn.session.engine()) {
+        for entry in &*entries {
+            if !self.same_engine(entry.session.engine()) {
                 return Err(Error::Input(
                     "a session of another engine in a step: give each engine its own".into(),
                 ));
             }
-            turn.session.check(turn.session.tokens().len(), turn.tokens)?;
+            entry.session.check_tokens(entry.session.tokens().len(), entry.tokens)?;
         }
-        let ends: Vec<usize> = turns
+        let ends: Vec<usize> = entries
             .iter()
-            .scan(0, |end, turn| {
-                *end += turn.tokens.len();
+            .scan(0, |end, entry| {
+                *end += entry.tokens.len();
                 Some(*end)
             })
             .collect();
         // Logits, and whether this step has read them.
-        let take =
-            |turn: &mut BatchEntry<'_>| (std::mem::take(&mut turn.session.timeline.logits), false);
-        let mut logits: Vec<(Vec<f32>, bool)> = turns.iter_mut().map(take).collect();
+        let take = |entry: &mut BatchEntry<'_>| {
+            (std::mem::take(&mut entry.session.timeline.logits), false)
+        };
+        let mut logits: Vec<(Vec<f32>, bool)> = entries.iter_mut().map(take).collect();
         let wanted = |logits: bool| {
             if logits { LogitsRequest::Logits(Logits::Last) } else { LogitsRequest::Nothing }
         };
-        let mut turned: Vec<BatchResult<'_>> = turns
+        let mut batch: Vec<BatchResult<'_>> = entries
             .iter_mut()
-            .map(|turn| BatchResult {
-                timeline: &mut turn.session.timeline,
-                tokens: turn.tokens,
-                wanted: wanted(turn.logits),
+            .map(|entry| BatchResult {
+                timeline: &mut entry.session.timeline,
+                tokens: entry.tokens,
+                wanted: wanted(entry.logits),
             })
             .collect();
         let mut stats = Stats::default();
-        let stepped = self.lock().step(&mut turned, &mut stats, watch, &mut |row, found| {
-            if let (LogitsOutput::Logits(row_of), Ok(i)) = (found, ends.binary_search(&(row + 1))) {
+        let stepped = self.lock().step(&mut batch, &mut stats, control, &mut |row, output| {
+            if let (LogitsOutput::Logits(row_of), Ok(i)) = (output, ends.binary_search(&(row + 1)))
+            {
                 let (logits, read) = &mut logits[i];
                 logits.clear();
                 logits.extend_from_slice(row_of);
@@ -542,13 +566,13 @@ impl Engine {
             }
             true
         });
-        for (turn, (mut logits, read)) in turns.iter_mut().zip(logits) {
+        for (entry, (mut logits, read)) in entries.iter_mut().zip(logits) {
             if read != stepped.is_ok() {
                 logits.clear();
             }
-            turn.session.timeline.logits = logits;
+            entry.session.timeline.logits = logits;
             if stepped.is_ok() {
-                turn.session.stats.tokens += turn.tokens.len() as u64;
+                entry.session.stats.tokens += entry.tokens.len() as u64;
             }
         }
         stepped.map(|()| stats)
@@ -574,54 +598,54 @@ impl Runtime {
     /// all of it has succeeded.
     fn step(
         &mut self,
-        turns: &mut [BatchResult<'_>],
+        entries: &mut [BatchResult<'_>],
         stats: &mut Stats,
-        watch: &mut StepControl<'_>,
+        control: &mut StepControl<'_>,
         sink: &mut LogitsSink<'_>,
     ) -> Result<(), Error> {
-        self.find_files();
-        for turn in turns.iter_mut().filter(|turn| turn.timeline.is_stale) {
-            self.reset(turn.timeline)?;
+        self.reopen_lost_files();
+        for entry in entries.iter_mut().filter(|entry| entry.timeline.is_stale) {
+            self.reset(entry.timeline)?;
         }
-        self.make_room(turns.iter().map(|turn| (&*turn.timeline, turn.tokens.len())))?;
-        for turn in &mut *turns {
-            let end = turn.timeline.tokens.len() + turn.tokens.len();
-            turn.timeline.written = turn.timeline.written.max(end);
+        self.reserve_states(entries.iter().map(|entry| (&*entry.timeline, entry.tokens.len())))?;
+        for entry in &mut *entries {
+            let end = entry.timeline.tokens.len() + entry.tokens.len();
+            entry.timeline.written = entry.timeline.written.max(end);
         }
-        let (before, read) = (self.device.counters(), self.cache.read_counters());
+        let (before, reads) = (self.device.counters(), self.cache.read_counters());
         let on = On { device: &mut *self.device, cache: &mut self.cache, stats };
-        let stepped = match &*turns {
+        let stepped = match &*entries {
             // A step of one session does not allocate.
-            [turn] => self.model.step(on, &[turn.span()], watch, sink),
-            turns => self.model.step(
+            [entry] => self.model.step(on, &[entry.span()], control, sink),
+            entries => self.model.step(
                 on,
-                &turns.iter().map(BatchResult::span).collect::<Vec<_>>(),
-                watch,
+                &entries.iter().map(BatchResult::span).collect::<Vec<_>>(),
+                control,
                 sink,
             ),
         };
         stats.device(before, self.device.counters());
-        stats.reads(read, self.cache.read_counters());
-        stepped.map_err(advise)?;
-        self.stepped.clear();
-        self.stepped
-            .extend(turns.iter().flat_map(|turn| &turn.timeline.states).flatten().flatten());
-        self.device.commit(&self.stepped).map_err(Error::at(|| "committing a step"))?;
-        for turn in turns {
-            turn.timeline.tokens.extend_from_slice(turn.tokens);
+        stats.reads(reads, self.cache.read_counters());
+        stepped.map_err(explain_states_full)?;
+        self.step_states.clear();
+        self.step_states
+            .extend(entries.iter().flat_map(|entry| &entry.timeline.states).flatten().flatten());
+        self.device.commit(&self.step_states).map_err(Error::at(|| "committing a step"))?;
+        for entry in entries {
+            entry.timeline.tokens.extend_from_slice(entry.tokens);
         }
         Ok(())
     }
 
     /// Replaces the contents of a timeline.
-    pub(crate) fn replace(&mut self, timeline: &mut Timeline, by: Timeline) {
+    pub(crate) fn replace(&mut self, timeline: &mut Timeline, new: Timeline) {
         // Keeps the capacity that was reserved for tokens and logits.
-        fn refill<T>(room: &mut Vec<T>, by: &mut Vec<T>) {
-            room.clear();
-            room.append(by);
-            std::mem::swap(room, by);
+        fn refill<T>(reserved: &mut Vec<T>, src: &mut Vec<T>) {
+            reserved.clear();
+            reserved.append(src);
+            std::mem::swap(reserved, src);
         }
-        let mut old = std::mem::replace(timeline, by);
+        let mut old = std::mem::replace(timeline, new);
         refill(&mut old.tokens, &mut timeline.tokens);
         refill(&mut old.logits, &mut timeline.logits);
         self.drop_timeline(old);

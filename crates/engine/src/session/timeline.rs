@@ -31,40 +31,40 @@ pub(crate) struct Timeline {
 
 /// Limits on truncating states, from the model's layers.
 #[derive(Debug)]
-pub(crate) struct Rewind {
+pub(crate) struct RewindLimits {
     /// Whether some layer has a recurrent state, which cannot be truncated.
     recurrent: bool,
     /// Ring buffers: states with fewer positions than the context.
     rings: Vec<(usize, usize)>,
 }
 
-impl Rewind {
-    pub(crate) fn of(blueprint: &Blueprint, plan: &MemoryPlan) -> Self {
-        let mut all = Self { recurrent: false, rings: Vec::new() };
+impl RewindLimits {
+    pub(crate) fn new(blueprint: &Blueprint, plan: &MemoryPlan) -> Self {
+        let mut limits = Self { recurrent: false, rings: Vec::new() };
         for layer in &blueprint.layers {
             for shape in layer.states(plan.context, plan.chunk) {
                 match (shape, &layer.mixer) {
-                    (StateShape::Recurrent { .. }, _) => all.recurrent = true,
+                    (StateShape::Recurrent { .. }, _) => limits.recurrent = true,
                     (StateShape::KeyValue { positions, .. }, MixerBlueprint::Gqa(g)) => {
                         let ring = g.shape.window.filter(|_| positions < plan.context);
-                        all.rings.extend(ring.map(|window| (positions, window)));
+                        limits.rings.extend(ring.map(|window| (positions, window)));
                     }
                     (StateShape::KeyValue { .. }, _) => {}
                 }
             }
         }
-        all.rings.sort_unstable();
-        all.rings.dedup();
-        all
+        limits.rings.sort_unstable();
+        limits.rings.dedup();
+        limits
     }
 
     /// Whether every timeline can be truncated to any length.
-    pub(crate) fn anywhere(&self) -> bool {
+    pub(crate) fn any_length(&self) -> bool {
         !self.recurrent && self.rings.is_empty()
     }
 
     /// The shortest length that a timeline can be truncated to.
-    pub(crate) fn least(&self, timeline: &Timeline) -> usize {
+    pub(crate) fn min_len(&self, timeline: &Timeline) -> usize {
         if self.recurrent {
             return timeline.tokens.len();
         }
@@ -79,26 +79,28 @@ impl Rewind {
 }
 
 /// Length of the common prefix.
-pub(crate) fn common(a: &[u32], b: &[u32]) -> usize {
+pub(crate) fn common_prefix_len(a: &[u32], b: &[u32]) -> usize {
     // Compares blocks first: each comparison is one memcmp.
-    const PIECE: usize = 64;
-    let pieces =
-        a.chunks_exact(PIECE).zip(b.chunks_exact(PIECE)).take_while(|(a, b)| a == b).count();
-    let same = a.iter().zip(b).skip(pieces * PIECE).take_while(|(a, b)| a == b).count();
-    pieces * PIECE + same
+    const BLOCK: usize = 64;
+    let blocks =
+        a.chunks_exact(BLOCK).zip(b.chunks_exact(BLOCK)).take_while(|(a, b)| a == b).count();
+    let same = a.iter().zip(b).skip(blocks * BLOCK).take_while(|(a, b)| a == b).count();
+    blocks * BLOCK + same
 }
 
 /// The error for states that exceed the memory plan.
-fn no_room(full: ComputeError) -> Error {
+fn states_full(full: ComputeError) -> Error {
     Error::at(
         || "the sessions' states do not fit the memory plan: plan more memory for them (--state-memory), or drop sessions or marks",
     )(full)
 }
 
 /// Replaces a device's out-of-memory error for states by one with advice.
-pub(crate) fn advise(error: Error) -> Error {
+pub(crate) fn explain_states_full(error: Error) -> Error {
     match error {
-        Error::Compute { source: source @ ComputeError::StatesFull { .. }, .. } => no_room(source),
+        Error::Compute { source: source @ ComputeError::StatesFull { .. }, .. } => {
+            states_full(source)
+        }
         other => other,
     }
 }
@@ -112,9 +114,9 @@ impl Runtime {
     ) -> Result<Timeline, Error> {
         // Recurrent states allocate at once. A second copy of each follows with the first step.
         let recurrent =
-            self.shapes.iter().filter(|shape| matches!(shape, StateShape::Recurrent { .. }));
+            self.state_shapes.iter().filter(|shape| matches!(shape, StateShape::Recurrent { .. }));
         let bytes = recurrent.map(|shape| self.device.state_bytes(*shape)).sum();
-        self.make_room_until(|_| Ok(bytes))?;
+        self.evict_until(|_| Ok(bytes))?;
         let mut timeline = Timeline::default();
         for (i, layer) in blueprint.layers.iter().enumerate() {
             let mut states = [None, None];
@@ -136,32 +138,32 @@ impl Runtime {
     /// Copies the first `len` tokens of a timeline, which must be truncatable to `len`. Both share
     /// memory until one of them advances (copy on write). Fails for a timeline whose reset failed,
     /// as its states do not match its tokens.
-    pub(crate) fn fork(&mut self, from: &Timeline, len: usize) -> Result<Timeline, Error> {
-        if from.is_stale {
+    pub(crate) fn fork(&mut self, src: &Timeline, len: usize) -> Result<Timeline, Error> {
+        if src.is_stale {
             let problem =
                 "a session whose reset failed cannot be marked, forked or saved: reset it first";
             return Err(Error::Input(problem.into()));
         }
-        let whole = len == from.tokens.len();
+        let whole = len == src.tokens.len();
         let mut fork = Timeline {
-            tokens: from.tokens[..len].to_vec(),
-            states: Vec::with_capacity(from.states.len()),
-            logits: if whole { from.logits.clone() } else { Vec::new() },
-            written: from.written,
-            is_lossy: from.is_lossy && len > 0,
+            tokens: src.tokens[..len].to_vec(),
+            states: Vec::with_capacity(src.states.len()),
+            logits: if whole { src.logits.clone() } else { Vec::new() },
+            written: src.written,
+            is_lossy: src.is_lossy && len > 0,
             is_stale: false,
         };
-        let places = if self.rewind.rings.is_empty() { len } else { usize::MAX };
-        for (i, of_layer) in from.states.iter().enumerate() {
+        let entries = if self.rewind.rings.is_empty() { len } else { usize::MAX };
+        for (layer, src_states) in src.states.iter().enumerate() {
             let mut states = [None, None];
-            for (to, state) in states.iter_mut().zip(of_layer) {
+            for (dst, state) in states.iter_mut().zip(src_states) {
                 let Some(state) = state else { continue };
-                match self.device.fork_state(*state, places) {
-                    Ok(forked) => *to = Some(forked),
+                match self.device.fork_state(*state, entries) {
+                    Ok(forked) => *dst = Some(forked),
                     Err(error) => {
                         fork.states.push(states);
                         self.drop_timeline(fork);
-                        return Err(Error::at(|| format!("layer {i}, state"))(error));
+                        return Err(Error::at(|| format!("layer {layer}, state"))(error));
                     }
                 }
             }
@@ -173,18 +175,19 @@ impl Runtime {
         Ok(fork)
     }
 
-    /// Truncates a timeline to `len` tokens, at least [`Rewind::least`].
-    pub(crate) fn cut(&mut self, timeline: &mut Timeline, len: usize) -> Result<(), Error> {
-        debug_assert!(len >= self.rewind.least(timeline));
+    /// Truncates a timeline to `len` tokens, at least [`RewindLimits::min_len`].
+    pub(crate) fn truncate(&mut self, timeline: &mut Timeline, len: usize) -> Result<(), Error> {
+        debug_assert!(len >= self.rewind.min_len(timeline));
         if len < timeline.tokens.len() {
             timeline.tokens.truncate(len);
             timeline.logits.clear();
             timeline.is_lossy &= len > 0;
         }
         if self.rewind.rings.is_empty() && timeline.written > len {
-            let cut = |device: &mut dyn Device, state| device.cut_state(state, len);
+            let truncate = |device: &mut dyn Device, state| device.cut_state(state, len);
             for state in timeline.states.iter().flatten().flatten() {
-                cut(&mut *self.device, *state).map_err(Error::at(|| "cutting a session"))?;
+                truncate(&mut *self.device, *state)
+                    .map_err(Error::at(|| "truncating a session"))?;
             }
             timeline.written = len;
         }
@@ -206,10 +209,10 @@ impl Runtime {
         for state in timeline.states.iter().flatten().flatten() {
             // An unshared state may need less: the device decides whether it fits.
             let span = iter::once(Span { state: *state, position: 0, rows: 0 });
-            let _ = self.make_room_until(|device| {
+            let _ = self.evict_until(|device| {
                 device.state_need(&mut span.clone()).map_err(Error::at(doing))
             });
-            self.device.reset(*state).map_err(Error::at(doing)).map_err(advise)?;
+            self.device.reset(*state).map_err(Error::at(doing)).map_err(explain_states_full)?;
         }
         timeline.is_stale = false;
         Ok(())
@@ -217,8 +220,8 @@ impl Runtime {
 
     /// Approximate bytes that a cached prefix adds, if `tokens` of its tokens are not shared with
     /// another one.
-    pub(crate) fn point_bytes(&self, tokens: usize) -> u64 {
-        let bytes = self.shapes.iter().map(|shape| {
+    pub(crate) fn prefix_bytes(&self, tokens: usize) -> u64 {
+        let bytes = self.state_shapes.iter().map(|shape| {
             let places = match *shape {
                 StateShape::KeyValue { positions, .. } => tokens.min(positions),
                 StateShape::Recurrent { len } => len,
@@ -237,11 +240,11 @@ impl Runtime {
 
     /// Makes room for the state growth of a step: each timeline with its number of new rows. Evicts
     /// cached prefixes.
-    pub(crate) fn make_room<'a>(
+    pub(crate) fn reserve_states<'a>(
         &mut self,
         spans: impl Iterator<Item = (&'a Timeline, usize)> + Clone,
     ) -> Result<(), Error> {
-        let room = self.make_room_until(|device| {
+        let room = self.evict_until(|device| {
             let mut all = spans.clone().flat_map(|(timeline, rows)| {
                 let position = timeline.tokens.len();
                 let states = timeline.states.iter().flatten().flatten();
@@ -263,23 +266,25 @@ impl Runtime {
 
     /// Evicts cached prefixes until `needed` bytes are free. `needed` is asked again after each
     /// eviction: what is no longer shared needs no copy.
-    pub(crate) fn make_room_until(
+    pub(crate) fn evict_until(
         &mut self,
         needed: impl Fn(&mut dyn Device) -> Result<u64, Error>,
     ) -> Result<(), Error> {
         loop {
             let (bytes, held) = (needed(&mut *self.device)?, self.device.states_held());
-            if held.saturating_add(bytes).saturating_add(self.kept.bytes()) <= self.state_limit {
+            if held.saturating_add(bytes).saturating_add(self.prefix_cache.bytes())
+                <= self.state_limit
+            {
                 return Ok(());
             }
-            let Some(gone) = self.kept.evict() else {
-                return Err(no_room(ComputeError::StatesFull {
+            let Some(evicted) = self.prefix_cache.evict() else {
+                return Err(states_full(ComputeError::StatesFull {
                     bytes,
                     held,
                     limit: self.state_limit,
                 }));
             };
-            self.drop_timeline(gone);
+            self.drop_timeline(evicted);
         }
     }
 

@@ -36,7 +36,7 @@ pub fn negative_log_likelihood(logits: &[f32], token: u32) -> f64 {
 pub fn perplexity(
     session: &mut Session,
     tokens: &[u32],
-    watch: &mut StepControl<'_>,
+    control: &mut StepControl<'_>,
 ) -> Result<Perplexity, Error> {
     let window = session.engine().plan().context;
     if tokens.len() < 2 || window < 2 {
@@ -51,13 +51,13 @@ pub fn perplexity(
         let (before, share) =
             (done as f64 / tokens.len() as f64, part.len() as f64 / tokens.len() as f64);
         let mut inner =
-            watch.progress.as_mut().map(|p| move |of_part: f64| p(before + share * of_part));
-        let mut watch = StepControl {
-            cancel: watch.cancel,
+            control.progress.as_mut().map(|p| move |of_part: f64| p(before + share * of_part));
+        let mut control = StepControl {
+            cancel: control.cancel,
             progress: inner.as_mut().map(|p| p as &mut dyn FnMut(f64)),
             observer: None,
         };
-        session.feed(part, Logits::All, &mut watch, &mut |row, logits| {
+        session.feed(part, Logits::All, &mut control, &mut |row, logits| {
             if let Some(next) = part.get(row + 1) {
                 sum += negative_log_likelihood(logits, *next);
                 predicted += 1;

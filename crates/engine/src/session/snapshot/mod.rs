@@ -10,7 +10,7 @@
 //! | 12 | u32: alignment, 4096 |
 //! | 16 | u64: bytes of the header |
 //! | 24 | u64: digest of bytes 0 to 24 and of the header |
-//! | 32 | the header, JSON: [`Header`] |
+//! | 32 | the header, JSON: [`SnapshotHeader`] |
 //! | next multiple of 4096 | the tokens, u32 each |
 //! | next multiple of 4096 | if there are any, the logits after the last token, f32 for each entry of the vocabulary |
 //! | next multiple of 4096 | the hot experts, two u32 each: layer and expert |
@@ -28,11 +28,11 @@
 //! file truncated by another process would raise SIGBUS.
 
 mod folder;
-mod header;
-mod temporary;
+mod snapshot_header;
+mod temporary_file;
 #[cfg(test)]
 mod tests;
-mod write;
+mod writer;
 
 use std::{
     fs::{self, File},
@@ -47,27 +47,27 @@ use std::{
 };
 
 pub use folder::SnapshotFolder;
-pub(crate) use header::{Header, StateShape};
-use header::{Section, aligned};
+pub(crate) use snapshot_header::{SavedState, SnapshotHeader};
+use snapshot_header::{Section, aligned};
 use twox_hash::XxHash3_64;
-pub(crate) use write::{Contents, SnapshotWriter};
+pub(crate) use writer::{SnapshotContents, SnapshotWriter};
 
 use crate::{
     base::{
         error::{Error, SnapshotProblem},
-        system::IO_STACK as READER_STACK,
+        system::IO_STACK,
     },
     checkpoint::{ModelId, Source, digest},
 };
 
 /// Bytes that a thread reads at once.
-const PIECE: usize = 256 << 10;
+const READ_BYTES: usize = 256 << 10;
 /// Maximum threads that verify one file.
-const THREADS: usize = 8;
+const MAX_THREADS: usize = 8;
 
 /// Requirements on a snapshot that an engine can restore.
 #[derive(Clone, Debug)]
-pub(crate) struct Expectation {
+pub(crate) struct SnapshotRequirements {
     pub(crate) model: ModelId,
     /// Element format of the session's KV cache.
     pub(crate) keys: String,
@@ -79,14 +79,14 @@ pub(crate) struct Expectation {
     /// Maximum tokens of a session.
     pub(crate) context: usize,
     /// All states with their maximum number of entries, ordered by `layer`, then `which`.
-    pub(crate) states: Vec<StateShape>,
+    pub(crate) states: Vec<SavedState>,
 }
 
 /// An open snapshot. Header and tokens are verified, the rest is not yet.
 #[derive(Debug)]
 pub(crate) struct Snapshot {
     source: Source,
-    header: Header,
+    header: SnapshotHeader,
     sections: Vec<Section>,
     tokens: Vec<u32>,
 }
@@ -106,7 +106,7 @@ impl Snapshot {
         }
         let file = File::open(path).map_err(cannot())?;
         let source = Source::of(path, file).map_err(cannot())?.ok_or_else(none)?;
-        let (header, sections) = Header::read(&source)?;
+        let (header, sections) = SnapshotHeader::read(&source)?;
         let mut snapshot = Self { source, header, sections, tokens: Vec::new() };
         let vocab = snapshot.header.vocab;
         snapshot.tokens = snapshot.section(Section::TOKENS, u32::from_le_bytes)?;
@@ -126,7 +126,7 @@ impl Snapshot {
         self.source.len()
     }
 
-    pub(crate) fn header(&self) -> &Header {
+    pub(crate) fn header(&self) -> &SnapshotHeader {
         &self.header
     }
 
@@ -152,20 +152,21 @@ impl Snapshot {
         Ok(both.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect())
     }
 
-    /// Fills `buf` with bytes of the state `header().states[i]` from offset `at`. Only valid after
+    /// Fills `buf` with bytes of the state `header().states[i]` from `offset`. Only valid after
     /// [`Snapshot::verify`].
     ///
     /// # Errors
     /// The range is out of bounds, or cannot be read.
-    pub(crate) fn read_state(&self, i: usize, at: u64, buf: &mut [u8]) -> Result<(), Error> {
+    pub(crate) fn read_state(&self, i: usize, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
         let section = i.checked_add(Section::STATES).and_then(|i| self.sections.get(i));
-        let end = at.checked_add(buf.len() as u64);
+        let end = offset.checked_add(buf.len() as u64);
         match section.filter(|s| end.is_some_and(|end| end <= s.bytes)) {
-            Some(section) => {
-                self.source.read_exact_at(buf, section.offset + at).map_err(|e| self.read_error(e))
-            }
+            Some(section) => self
+                .source
+                .read_exact_at(buf, section.offset + offset)
+                .map_err(|e| self.read_error(e)),
             None => Err(Error::Input(format!(
-                "{}: {} bytes at {at} are beyond state {i}; please report this",
+                "{}: {} bytes at {offset} are beyond state {i}; please report this",
                 self.path().display(),
                 buf.len()
             ))),
@@ -176,7 +177,7 @@ impl Snapshot {
     ///
     /// # Errors
     /// [`SnapshotProblem::OtherModel`] or [`SnapshotProblem::OtherSettings`].
-    pub(crate) fn fits(&self, expected: &Expectation) -> Result<(), Error> {
+    pub(crate) fn fits(&self, expected: &SnapshotRequirements) -> Result<(), Error> {
         let h = &self.header;
         if h.model != expected.model {
             let problem = SnapshotProblem::OtherModel { of: h.name.clone() };
@@ -185,21 +186,15 @@ impl Snapshot {
         let path = |exact| if exact { "with --exact" } else { "without --exact" };
         let tokens = self.tokens.len();
         let other = if h.keys != expected.keys {
-            format!(
-                "its keys and values are {:?}, those of this session {:?}",
-                h.keys, expected.keys
-            )
+            format!("its KV cache is {:?}, that of this session {:?}", h.keys, expected.keys)
         } else if h.stored != expected.stored {
             let stored = |stored: &Option<String>| stored.clone().unwrap_or_else(|| h.keys.clone());
             let [theirs, ours] = [&h.stored, &expected.stored].map(stored);
-            format!("its keys and values were saved as {theirs:?}, where {ours:?} is wanted")
+            format!("its KV cache was saved as {theirs:?}, {ours:?} is expected")
         } else if h.exact != expected.exact {
             format!("it was saved {}, this session runs {}", path(h.exact), path(expected.exact))
         } else if h.vocab != expected.vocab as u64 {
-            format!(
-                "it is of a vocabulary of {}, this session of one of {}",
-                h.vocab, expected.vocab
-            )
+            format!("it has a vocabulary of {}, this session one of {}", h.vocab, expected.vocab)
         } else if tokens > expected.context {
             format!("it has {tokens} tokens, the context of this session is {}", expected.context)
         } else if let Some(other) = other_state(&h.states, &expected.states) {
@@ -218,11 +213,11 @@ impl Snapshot {
         let next = AtomicUsize::new(0);
         let first = Mutex::new(None);
         let work = || {
-            let mut buf = vec![0; PIECE];
+            let mut buf = vec![0; READ_BYTES];
             loop {
                 let i = next.fetch_add(1, Ordering::Relaxed);
                 let Some(section) = self.sections.get(i) else { break };
-                if let Err(error) = self.check(i, *section, &mut buf) {
+                if let Err(error) = self.verify_section(i, *section, &mut buf) {
                     let mut first = first.lock().unwrap_or_else(PoisonError::into_inner);
                     if first.as_ref().is_none_or(|(other, _)| i < *other) {
                         *first = Some((i, error));
@@ -234,12 +229,11 @@ impl Snapshot {
         };
         let more = thread::available_parallelism()
             .map_or(1, usize::from)
-            .min(THREADS)
+            .min(MAX_THREADS)
             .min(self.sections.len());
         thread::scope(|scope| {
             for _ in 1..more {
-                let thread =
-                    thread::Builder::new().name("snapshot".into()).stack_size(READER_STACK);
+                let thread = thread::Builder::new().name("snapshot".into()).stack_size(IO_STACK);
                 // If no thread can be started, this one does all the work.
                 let _ = thread.spawn_scoped(scope, work);
             }
@@ -252,31 +246,31 @@ impl Snapshot {
     }
 
     /// Verifies the digest of a section and that its padding is zero.
-    fn check(&self, i: usize, section: Section, buf: &mut [u8]) -> Result<(), Error> {
+    fn verify_section(&self, i: usize, section: Section, buf: &mut [u8]) -> Result<(), Error> {
         let mut hash = XxHash3_64::new();
-        self.pieces(section.offset..section.end(), buf, |piece| hash.write(piece))?;
+        self.read_range(section.offset..section.end(), buf, |piece| hash.write(piece))?;
         if hash.finish() != self.header.digests.0[i] {
-            return Err(self.damaged(self.header.what(i)));
+            return Err(self.damaged(self.header.section_name(i)));
         }
         let mut zeros = true;
         if i + 1 < self.sections.len() {
             let padding = section.end()..aligned(section.end());
-            self.pieces(padding, buf, |piece| zeros &= piece.iter().all(|byte| *byte == 0))?;
+            self.read_range(padding, buf, |piece| zeros &= piece.iter().all(|byte| *byte == 0))?;
         }
         match zeros {
             true => Ok(()),
-            false => Err(self.damaged(format!("what fills up {}", self.header.what(i)))),
+            false => Err(self.damaged(format!("the padding of {}", self.header.section_name(i)))),
         }
     }
 
-    fn pieces(
+    fn read_range(
         &self,
         mut range: std::ops::Range<u64>,
         buf: &mut [u8],
         mut take: impl FnMut(&[u8]),
     ) -> Result<(), Error> {
         while !range.is_empty() {
-            let piece = &mut buf[..(range.end - range.start).min(PIECE as u64) as usize];
+            let piece = &mut buf[..(range.end - range.start).min(READ_BYTES as u64) as usize];
             self.source.read_exact_at(piece, range.start).map_err(|e| self.read_error(e))?;
             take(piece);
             range.start += piece.len() as u64;
@@ -285,14 +279,14 @@ impl Snapshot {
     }
 
     /// Reads a section of 4-byte values. The header check bounds its length.
-    fn section<T>(&self, i: usize, number: fn([u8; 4]) -> T) -> Result<Vec<T>, Error> {
+    fn section<T>(&self, i: usize, decode: fn([u8; 4]) -> T) -> Result<Vec<T>, Error> {
         let section = self.sections[i];
         let mut bytes = vec![0; section.bytes as usize];
         self.source.read_exact_at(&mut bytes, section.offset).map_err(|e| self.read_error(e))?;
         if digest(&bytes) != self.header.digests.0[i] {
-            return Err(self.damaged(self.header.what(i)));
+            return Err(self.damaged(self.header.section_name(i)));
         }
-        Ok(bytes.as_chunks().0.iter().map(|four| number(*four)).collect())
+        Ok(bytes.as_chunks().0.iter().map(|bytes| decode(*bytes)).collect())
     }
 
     fn damaged(&self, what: impl Into<String>) -> Error {
@@ -313,7 +307,7 @@ impl Snapshot {
 }
 
 /// Describes the first state that differs from the expected one.
-fn other_state(saved: &[StateShape], expected: &[StateShape]) -> Option<String> {
+fn other_state(saved: &[SavedState], expected: &[SavedState]) -> Option<String> {
     if saved.len() != expected.len() {
         return Some(format!("it has {} states, this session has {}", saved.len(), expected.len()));
     }
@@ -321,7 +315,7 @@ fn other_state(saved: &[StateShape], expected: &[StateShape]) -> Option<String> 
         let same = (s.layer, s.which, s.place_bytes, &s.shape)
             == (e.layer, e.which, e.place_bytes, &e.shape);
         (!same || s.places > e.places).then(|| {
-            let say = |s: &StateShape| {
+            let say = |s: &SavedState| {
                 format!(
                     "state {} of layer {} ({:?}, {} places of {} bytes)",
                     s.which, s.layer, s.shape, s.places, s.place_bytes

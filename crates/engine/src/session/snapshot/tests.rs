@@ -27,14 +27,14 @@ pub(super) struct Saved {
     pub(super) tokens: Vec<u32>,
     pub(super) logits: Option<Vec<f32>>,
     pub(super) hot: Vec<(u32, u32)>,
-    pub(super) states: Vec<(StateShape, Vec<u8>)>,
+    pub(super) states: Vec<(SavedState, Vec<u8>)>,
 }
 
 pub(super) const VOCAB: usize = 50;
 
-fn state(layer: usize, which: u8, places: u64, place_bytes: u64) -> (StateShape, Vec<u8>) {
+fn state(layer: usize, which: u8, places: u64, place_bytes: u64) -> (SavedState, Vec<u8>) {
     let bytes = (0..places * place_bytes).map(|i| (i * 7 + i / 251 + layer as u64) as u8).collect();
-    (StateShape { layer, which, places, place_bytes, shape: format!("2 x {place_bytes}") }, bytes)
+    (SavedState { layer, which, places, place_bytes, shape: format!("2 x {place_bytes}") }, bytes)
 }
 
 impl Saved {
@@ -50,15 +50,15 @@ impl Saved {
 
     fn large() -> Self {
         let states = vec![
-            state(0, 0, 3, PIECE as u64),
-            state(1, 0, 1, 2 * PIECE as u64 + 5),
+            state(0, 0, 3, READ_BYTES as u64),
+            state(1, 0, 1, 2 * READ_BYTES as u64 + 5),
             state(2, 1, 0, 8),
         ];
         Self { logits: None, hot: vec![], states, ..Self::of(&[1, 2, 3]) }
     }
 
-    fn contents(&self) -> Contents<'_> {
-        Contents {
+    fn contents(&self) -> SnapshotContents<'_> {
+        SnapshotContents {
             model: ModelId([7; 32]),
             name: "a-model",
             keys: "f16",
@@ -74,10 +74,10 @@ impl Saved {
         }
     }
 
-    pub(super) fn expectation(&self) -> Expectation {
+    pub(super) fn expectation(&self) -> SnapshotRequirements {
         let states =
-            self.states.iter().map(|(s, _)| StateShape { places: s.places.max(100), ..s.clone() });
-        Expectation {
+            self.states.iter().map(|(s, _)| SavedState { places: s.places.max(100), ..s.clone() });
+        SnapshotRequirements {
             model: ModelId([7; 32]),
             keys: "f16".into(),
             stored: None,
@@ -106,7 +106,7 @@ impl Saved {
     fn load(path: &Path) -> Result<Self, Error> {
         let snapshot = Snapshot::open(path)?;
         snapshot.verify()?;
-        let state = |(i, shape): (usize, &StateShape)| {
+        let state = |(i, shape): (usize, &SavedState)| {
             let mut bytes = vec![0; (shape.places * shape.place_bytes) as usize];
             let (a, b) = bytes.split_at_mut(shape.place_bytes.min(shape.places) as usize);
             snapshot.read_state(i, 0, a)?;
@@ -222,7 +222,7 @@ fn keys_that_are_stored_in_another_format_are_told() {
     let (_temp, path) = folder();
     let saved = Saved::of(&[1, 2, 3]);
     for stored in [Some("q8"), Some("q4"), None] {
-        let contents = Contents { stored, lossy: stored.is_some(), ..saved.contents() };
+        let contents = SnapshotContents { stored, lossy: stored.is_some(), ..saved.contents() };
         saved.write_states(SnapshotWriter::create(&path, &contents).unwrap(), 5000).unwrap();
         let snapshot = Snapshot::open(&path).unwrap();
         assert_eq!(
@@ -230,7 +230,8 @@ fn keys_that_are_stored_in_another_format_are_told() {
             (stored, stored.is_some())
         );
         for wanted in [None, Some("q8")] {
-            let expected = Expectation { stored: wanted.map(Into::into), ..saved.expectation() };
+            let expected =
+                SnapshotRequirements { stored: wanted.map(Into::into), ..saved.expectation() };
             match snapshot.fits(&expected) {
                 Ok(()) => assert_eq!(wanted, stored),
                 Err(Error::Snapshot { problem: SnapshotProblem::OtherSettings(what), .. }) => {
@@ -242,8 +243,11 @@ fn keys_that_are_stored_in_another_format_are_told() {
     }
     let long = "x".repeat(257);
     assert!(
-        SnapshotWriter::create(&path, &Contents { stored: Some(&long), ..saved.contents() })
-            .is_err()
+        SnapshotWriter::create(
+            &path,
+            &SnapshotContents { stored: Some(&long), ..saved.contents() }
+        )
+        .is_err()
     );
 }
 
@@ -288,7 +292,7 @@ fn a_flipped_bit_is_found_wherever_it_is() {
                 SnapshotProblem::Truncated | SnapshotProblem::Damaged { .. }
             )),
             _ if at < data => {
-                is_damaged(&path, if padding { "fills up its header" } else { "header" })
+                is_damaged(&path, if padding { "padding of its header" } else { "header" })
             }
             _ => is_damaged(&path, names[section]),
         }
@@ -313,7 +317,7 @@ fn a_file_of_another_length_is_no_snapshot() {
     }
     for more in [1, 4096] {
         fs::write(&path, [&whole[..], &vec![0; more]].concat()).unwrap();
-        is_damaged(&path, "behind its end");
+        is_damaged(&path, "after its end");
     }
     fs::write(&path, &whole).unwrap();
     let snapshot = Snapshot::open(&path).unwrap();
@@ -437,7 +441,7 @@ fn every_value_of_a_header_may_be_hostile() {
         ),
         (says(&|h| h["written"] = json!(1)), "1 positions were written for"),
         (says(&|h| h["vocab"] = json!(49)), "token 49 of a vocabulary of 49"),
-        (says(&|h| h["states"][0]["layer"] = json!(2)), "not those of layers in their order"),
+        (says(&|h| h["states"][0]["layer"] = json!(2)), "not ordered by layer"),
         (says(&|h| h["states"][0]["which"] = json!(-1)), "its header: invalid value"),
     ] {
         assert!(
@@ -472,7 +476,7 @@ fn another_model_and_other_settings_are_told_apart() {
     let saved = Saved::of(&[1, 49, 3]);
     saved.save(&path);
     let snapshot = Snapshot::open(&path).unwrap();
-    let fits = |change: &dyn Fn(&mut Expectation)| {
+    let fits = |change: &dyn Fn(&mut SnapshotRequirements)| {
         let mut expected = saved.expectation();
         change(&mut expected);
         match snapshot.fits(&expected) {
@@ -488,16 +492,13 @@ fn another_model_and_other_settings_are_told_apart() {
         fits(&|e| e.model.0[0] = 0),
         Some(SnapshotProblem::OtherModel { of: "a-model".into() })
     );
-    let other = |change: &dyn Fn(&mut Expectation), part: &str| match fits(change) {
+    let other = |change: &dyn Fn(&mut SnapshotRequirements), part: &str| match fits(change) {
         Some(problem @ SnapshotProblem::OtherSettings(_)) => {
             assert!(problem.to_string().contains(part), "{part:?} is not in {problem}");
         }
         other => panic!("{part}: {other:?}"),
     };
-    other(
-        &|e| e.keys = "q8".into(),
-        "its keys and values are \"f16\", those of this session \"q8\"",
-    );
+    other(&|e| e.keys = "q8".into(), "its KV cache is \"f16\", that of this session \"q8\"");
     other(&|e| e.exact = false, "it was saved with --exact, this session runs without --exact");
     other(&|e| e.vocab = 51, "vocabulary of 50");
     other(&|e| e.context = 2, "it has 3 tokens, the context of this session is 2");
@@ -566,10 +567,7 @@ fn a_writer_that_fails_leaves_what_was_there() {
         write(1 << 20, Some(needed - 400), true).unwrap_err(),
         "KB are free, 0.4 KB too few; make room",
     );
-    kept(
-        write(1 << 20, None, false).unwrap_err(),
-        "what was saved there before is as it was: a bad sector",
-    );
+    kept(write(1 << 20, None, false).unwrap_err(), "the previous file is unchanged: a bad sector");
 
     // States that end too early or too late.
     let begin = || SnapshotWriter::create(&path, &new.contents()).unwrap();
@@ -582,18 +580,18 @@ fn a_writer_that_fails_leaves_what_was_there() {
     unwritable(begin().finish(), "state 0 of layer 0 is missing");
     let much = begin().write(&[0; 72 + 27 + 4096 + 1]);
     unwritable(much, "too long");
-    let refused = |contents: Contents<'_>, part| {
+    let refused = |contents: SnapshotContents<'_>, part| {
         unwritable(SnapshotWriter::create(&path, &contents).map(|_| ()), part);
     };
-    refused(Contents { vocab: 49, ..new.contents() }, "not of its vocabulary");
-    refused(Contents { vocab: 49, tokens: &[], ..new.contents() }, "not of its vocabulary");
-    refused(Contents { keys: &"x".repeat(257), ..new.contents() }, "too long");
+    refused(SnapshotContents { vocab: 49, ..new.contents() }, "not of its vocabulary");
+    refused(SnapshotContents { vocab: 49, tokens: &[], ..new.contents() }, "not of its vocabulary");
+    refused(SnapshotContents { keys: &"x".repeat(257), ..new.contents() }, "too long");
     let mut states = new.contents().states;
     states.reverse();
-    refused(Contents { states, ..new.contents() }, "in their order");
+    refused(SnapshotContents { states, ..new.contents() }, "not ordered by layer");
     // The folder name is truncated: it only appears in messages.
     let name = "日本".repeat(300);
-    let contents = Contents { name: &name, states: vec![], ..new.contents() };
+    let contents = SnapshotContents { name: &name, states: vec![], ..new.contents() };
     SnapshotWriter::create(&path, &contents).unwrap().finish().unwrap();
     assert_eq!(Snapshot::open(&path).unwrap().header().name.chars().count(), 64);
 }

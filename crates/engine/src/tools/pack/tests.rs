@@ -8,7 +8,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use super::{pack, verify_packed, write::pack_to};
+use super::{pack, packer::pack_to, verify_packed};
 use crate::{
     base::{
         error::Error,

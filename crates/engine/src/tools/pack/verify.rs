@@ -6,8 +6,8 @@ use std::{
 };
 
 use super::{
-    job::{Job, file_of},
-    pool::{digest_of, each},
+    pack_job::{PackJob, file_name},
+    workers::{for_each_piece, piece_digest},
 };
 use crate::{
     base::error::Error,
@@ -59,12 +59,12 @@ pub fn verify_packed(
     let path = folder.join(EXPERTS);
     if !path.exists() {
         let problem =
-            format!("there is no {EXPERTS} here: this model is not packed, or not to its end");
+            format!("there is no {EXPERTS} here: this model is not packed, or not completely");
         return Err(Error::Checkpoint { path: folder.into(), problem });
     }
     let experts = Source::open(&path)?;
     let (mut header, data) = Header::read(&experts)?;
-    let job = source.map(Job::of).transpose()?;
+    let job = source.map(PackJob::new).transpose()?;
     if let Some(job) = &job
         && !same_layout(&job.header, &header)
     {
@@ -102,11 +102,11 @@ pub fn verify_packed(
     let total = places.iter().map(|p| p.taken).sum();
     let mut done = 0;
     let mut found = Vec::new();
-    each(
+    for_each_piece(
         &places,
         |i, place, buffers| {
             let [buf, other] =
-                buffers.two([place.bytes, job.as_ref().map_or(0, |_| place.bytes)])?;
+                buffers.pair([place.bytes, job.as_ref().map_or(0, |_| place.bytes)])?;
             let file = match place.piece {
                 Piece::Dense(_) => dense.as_ref().unwrap_or(&experts),
                 Piece::Expert { .. } => &experts,
@@ -114,11 +114,11 @@ pub fn verify_packed(
             if let Err(error) = file.read_exact_at(buf, place.offset) {
                 return Ok(Some(format!("it cannot be read: {error}")));
             }
-            if digest_of(place, buf) != wanted[i] {
-                return Ok(Some("its digest is another one".into()));
+            if piece_digest(place, buf) != wanted[i] {
+                return Ok(Some("its digest differs".into()));
             }
             if let Some(job) = &job {
-                job.fill(place, other)?;
+                job.read_piece(place, other)?;
                 if let Some(at) = buf.iter().zip(&*other).position(|(a, b)| a != b) {
                     return Ok(Some(format!(
                         "it differs from the source, first at byte {at} of it"
@@ -140,7 +140,7 @@ pub fn verify_packed(
             Piece::Dense(_) => None,
             Piece::Expert { entry, expert } => Some((header.layers[entry].layer, expert)),
         };
-        let path = folder.join(file_of(place.piece));
+        let path = folder.join(file_name(place.piece));
         Damage { path, expert, offset: place.offset, bytes: place.bytes, problem }
     }));
     Ok(VerifyReport {
@@ -163,7 +163,7 @@ fn same_layout(a: &Header, b: &Header) -> bool {
     blank(a) == blank(b)
 }
 
-fn small_files(folder: &Path, header: &Header, job: Option<&Job<'_>>) -> Vec<Damage> {
+fn small_files(folder: &Path, header: &Header, job: Option<&PackJob<'_>>) -> Vec<Damage> {
     let mut damages = Vec::new();
     for file in &header.files {
         let path = folder.join(&file.name);

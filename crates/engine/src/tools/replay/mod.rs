@@ -1,6 +1,6 @@
 //! Replay: cache simulation over a routing trace.
 
-mod optimum;
+mod belady;
 #[cfg(test)]
 mod tests;
 
@@ -10,7 +10,7 @@ use crate::experts::{
     policy::{Policy, PolicyKind},
     trace::Trace,
 };
-use optimum::Optimum;
+use belady::Optimum;
 
 /// Cost of some steps of a trace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]

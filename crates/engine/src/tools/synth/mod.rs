@@ -10,26 +10,26 @@
 //! To load a truncated `qwen3_5_moe` in mlx-lm, keep at least one layer of full attention: four
 //! layers of the published models.
 
-mod arch;
-mod fields;
+mod architectures;
+mod byte_tokenizer;
+mod checkpoint_writer;
+mod config_fields;
 mod module;
-mod parts;
+mod module_builder;
 mod presets;
-mod tokenizer;
 mod values;
-mod write;
 
 #[cfg(test)]
 mod tests;
 
 use serde_json::{Map, Value, json};
 
+pub use checkpoint_writer::{Summary, write};
 pub use presets::{Preset, presets};
-pub use write::{Summary, write};
 
 use crate::base::error::Error;
-use arch::Routing;
-use module::Tensor;
+use architectures::{Modules, RouterParams};
+use module::SynthTensor;
 
 /// Help text of `--skew`.
 pub const SKEW_HELP: &str = "\
@@ -75,13 +75,13 @@ impl Options {
 
 /// The tensors and the config of a checkpoint to write.
 #[derive(Clone, Debug)]
-pub struct Plan {
-    tensors: Vec<Tensor>,
+pub struct SynthPlan {
+    tensors: Vec<SynthTensor>,
     config: Value,
     max_positions: usize,
 }
 
-/// A tensor of a [`Plan`].
+/// A tensor of a [`SynthPlan`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlannedTensor<'a> {
     /// Name in the checkpoint.
@@ -95,7 +95,7 @@ pub struct PlannedTensor<'a> {
     pub bytes: u64,
 }
 
-impl Plan {
+impl SynthPlan {
     /// All tensors, in the order of the files.
     pub fn tensors(&self) -> impl Iterator<Item = PlannedTensor<'_>> {
         self.tensors.iter().map(|t| PlannedTensor {
@@ -123,7 +123,7 @@ impl Plan {
 /// The architecture is not supported (the error lists the supported ones), a config value is
 /// missing, out of range or inconsistent, there are fewer layers than requested, or the skew is not
 /// in 0 to 8.
-pub fn plan(options: &Options) -> Result<Plan, Error> {
+pub fn plan(options: &Options) -> Result<SynthPlan, Error> {
     if !(0.0..=MAX_SKEW).contains(&options.skew) {
         return Err(Error::Input(format!(
             "a skew of {} is not within 0 and {MAX_SKEW}",
@@ -136,13 +136,14 @@ pub fn plan(options: &Options) -> Result<Plan, Error> {
     if let Some(layers) = options.layers {
         edit_text_config(&mut config, |text| cut_layers(text, layers))?;
     }
-    let routing = Routing { seed: options.seed, skew: options.skew };
-    let (modules, all) = arch::modules(&config, routing)?;
-    let mut quantization = all.setting();
+    let routing = RouterParams { seed: options.seed, skew: options.skew };
+    let Modules { list: modules, expert_quant: default } =
+        architectures::modules(&config, routing)?;
+    let mut quantization = default.setting();
     for (module, quant) in
-        modules.iter().filter_map(|m| Some((m, m.quant().filter(|q| *q != all)?)))
+        modules.iter().filter_map(|m| Some((m, m.quant().filter(|q| *q != default)?)))
     {
-        quantization[&module.path] = quant.setting_among(all);
+        quantization[&module.path] = quant.setting_among(default);
     }
     let mut tensors = Vec::new();
     let mut total = 0u64;
@@ -156,12 +157,12 @@ pub fn plan(options: &Options) -> Result<Plan, Error> {
             tensors.push(tensor);
         }
     }
-    let max_positions = arch::text_config(&config)
+    let max_positions = architectures::text_config(&config)
         .get("max_position_embeddings")
         .and_then(Value::as_u64)
         .unwrap_or(4096);
     finish_config(&mut config, &quantization);
-    Ok(Plan { tensors, config: Value::Object(config), max_positions: max_positions as usize })
+    Ok(SynthPlan { tensors, config: Value::Object(config), max_positions: max_positions as usize })
 }
 
 fn edit_text_config<T>(
@@ -178,7 +179,7 @@ fn cut_layers(config: &mut Map<String, Value>, layers: usize) -> Result<(), Erro
     let all = config.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or(0);
     if layers == 0 || layers as u64 > all {
         return Err(Error::Input(format!(
-            "{layers} layers asked for; the model has {all}, and 1 is the least"
+            "{layers} layers requested; the model has {all}, and at least 1 is needed"
         )));
     }
     config.insert("num_hidden_layers".into(), layers.into());
@@ -197,7 +198,7 @@ fn finish_config(config: &mut Map<String, Value>, quantization: &Value) {
             map.remove(key);
         }
         map.insert("eos_token_id".into(), eos_token_ids());
-        map.insert("pad_token_id".into(), tokenizer::END_OF_TEXT.into());
+        map.insert("pad_token_id".into(), byte_tokenizer::END_OF_TEXT.into());
     };
     name_ids(config);
     edit_text_config(config, name_ids);
@@ -207,5 +208,5 @@ fn finish_config(config: &mut Map<String, Value>, quantization: &Value) {
 }
 
 fn eos_token_ids() -> Value {
-    json!([tokenizer::IM_END, tokenizer::END_OF_TEXT])
+    json!([byte_tokenizer::IM_END, byte_tokenizer::END_OF_TEXT])
 }

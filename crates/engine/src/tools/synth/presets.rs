@@ -106,7 +106,7 @@ impl Preset {
     pub fn by_name(name: &str) -> Result<&'static Preset, Error> {
         PRESETS.iter().find(|p| p.name == name).ok_or_else(|| {
             let names: Vec<_> = PRESETS.iter().map(|p| p.name).collect();
-            Error::Input(format!("no preset is called {name:?}; there are {}", names.join(", ")))
+            Error::Input(format!("there is no preset {name:?}; presets are {}", names.join(", ")))
         })
     }
 

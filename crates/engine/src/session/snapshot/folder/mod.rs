@@ -12,7 +12,10 @@ use std::{
     time::SystemTime,
 };
 
-use super::{Expectation, Snapshot, StateShape, header::FRAME, temporary::remove_stale};
+use super::{
+    SavedState, Snapshot, SnapshotRequirements, snapshot_header::FRAME,
+    temporary_file::remove_stale,
+};
 use crate::{base::error::Error, checkpoint::digest};
 
 /// File extension of snapshots in a folder.
@@ -48,21 +51,21 @@ impl SnapshotFolder {
     }
 
     /// The snapshot with the longest usable prefix of `tokens`, and the length of that prefix. If
-    /// sessions are `cuttable`, this is the common prefix. Otherwise all tokens of the snapshot
+    /// sessions are `truncatable`, this is the common prefix. Otherwise all tokens of the snapshot
     /// must match, and it needs logits if it covers all of `tokens`. Ties: the shortest snapshot.
     /// Reads headers and tokens only; damaged or mismatched files are skipped.
     pub(crate) fn find(
         &self,
-        expected: &Expectation,
+        expected: &SnapshotRequirements,
         tokens: &[u32],
-        cuttable: bool,
+        truncatable: bool,
     ) -> Option<(PathBuf, usize)> {
         let usable = |path: PathBuf| {
             let snapshot = Snapshot::open(&path).ok().filter(|s| s.fits(expected).is_ok())?;
             let saved = snapshot.tokens();
             let common = saved.iter().zip(tokens).take_while(|(a, b)| a == b).count();
             let goes_on = common < tokens.len() || snapshot.header().logits;
-            let usable = common > 0 && (cuttable || common == saved.len() && goes_on);
+            let usable = common > 0 && (truncatable || common == saved.len() && goes_on);
             usable.then_some((common, Reverse(saved.len()), path))
         };
         let found = self.snapshots().filter_map(usable).max()?;
@@ -71,10 +74,10 @@ impl SnapshotFolder {
 
     /// Path for a session of `tokens`: the same for all sessions with these tokens and equal
     /// settings.
-    pub(crate) fn place_for(&self, expected: &Expectation, tokens: &[u32]) -> PathBuf {
+    pub(crate) fn place_for(&self, expected: &SnapshotRequirements, tokens: &[u32]) -> PathBuf {
         let mut like = format!("{} {} {}\n", expected.model, expected.keys, expected.exact);
         // `places` is left out: a longer context only has room for more entries.
-        for StateShape { layer, which, place_bytes, shape, .. } in &expected.states {
+        for SavedState { layer, which, place_bytes, shape, .. } in &expected.states {
             like += &format!("{layer} {which} {place_bytes} {shape}\n");
         }
         let bytes = tokens.iter().flat_map(|token| token.to_le_bytes());

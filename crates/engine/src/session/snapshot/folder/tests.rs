@@ -19,7 +19,7 @@ fn save(folder: &SnapshotFolder, tokens: &[u32]) -> PathBuf {
     path
 }
 
-fn expected() -> Expectation {
+fn expected() -> SnapshotRequirements {
     Saved::of(&[1]).expectation()
 }
 
@@ -32,7 +32,7 @@ fn used(path: &Path, seconds: u64) {
 #[test]
 fn the_longest_prefix_is_found() {
     let (_temp, folder) = open(u64::MAX);
-    let find = |tokens: &[u32], cuttable| folder.find(&expected(), tokens, cuttable);
+    let find = |tokens: &[u32], truncatable| folder.find(&expected(), tokens, truncatable);
     assert_eq!(find(&[1, 2], true), None);
     let [one, two, three, other] =
         [&[1, 2][..], &[1, 2, 3, 4], &[1, 2, 3, 4, 5, 6], &[9, 9, 9, 9, 9, 9, 9, 9]]
@@ -72,18 +72,19 @@ fn the_longest_prefix_is_found() {
     assert_eq!(find(&[1, 2, 3, 4], false), wanted(&one, 2));
     fs::write(&one, "something else").unwrap();
     assert_eq!(find(&[1, 2, 3, 4], false), None);
-    let model = Expectation { model: ModelId([8; 32]), ..expected() };
+    let model = SnapshotRequirements { model: ModelId([8; 32]), ..expected() };
     assert_eq!(folder.find(&model, &[9], true), None);
-    let exact = Expectation { exact: false, ..expected() };
+    let exact = SnapshotRequirements { exact: false, ..expected() };
     assert_eq!(folder.find(&exact, &[9], true), None);
 }
 
 #[test]
 fn each_session_has_its_place() {
     let (_temp, folder) = open(0);
-    let place = |expected: &Expectation, tokens: &[u32]| folder.place_for(expected, tokens);
+    let place =
+        |expected: &SnapshotRequirements, tokens: &[u32]| folder.place_for(expected, tokens);
     // The shape of a state counts, but not the number of entries that the context allows.
-    let other = |change: fn(&mut StateShape)| {
+    let other = |change: fn(&mut SavedState)| {
         let mut expected = expected();
         change(&mut expected.states[1]);
         place(&expected, &[1, 2])
@@ -94,9 +95,9 @@ fn each_session_has_its_place() {
         other(|state| state.place_bytes += 1),
         place(&expected(), &[2, 1]),
         place(&expected(), &[]),
-        place(&Expectation { exact: false, ..expected() }, &[1, 2]),
-        place(&Expectation { keys: "q8".into(), ..expected() }, &[1, 2]),
-        place(&Expectation { model: ModelId([8; 32]), ..expected() }, &[1, 2]),
+        place(&SnapshotRequirements { exact: false, ..expected() }, &[1, 2]),
+        place(&SnapshotRequirements { keys: "q8".into(), ..expected() }, &[1, 2]),
+        place(&SnapshotRequirements { model: ModelId([8; 32]), ..expected() }, &[1, 2]),
     ];
     for (i, path) in all.iter().enumerate() {
         assert!(path.starts_with(&folder.path) && !all[..i].contains(path));

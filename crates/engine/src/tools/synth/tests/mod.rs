@@ -13,10 +13,11 @@ use moeflux_compute::{Format, Scalar};
 use serde_json::{Value, json};
 
 use super::{
-    KV_B_PROJ, Options, Preset, Summary, arch, plan, presets, tokenizer,
-    values::{Affine, Lead, Powers, Stream, Values},
+    KV_B_PROJ, Options, Preset, Summary, architectures, byte_tokenizer,
+    checkpoint_writer::{FileSink, write_to},
+    plan, presets,
+    values::{AffineParams, Lead, Mxfp4Scales, RandomStream, TensorValues},
     write,
-    write::{Target, write_to},
 };
 use crate::base::error::Error;
 
@@ -257,9 +258,13 @@ fn weights_have_mean_zero_and_a_sane_spread() {
 fn small_floats_have_the_spread_that_is_asked_for() {
     for std in [0.01, 0.0186, 0.03, 1.0] {
         let mut powers = vec![0; 4096];
-        Values::Powers(Powers::mxfp4(std)).fill(Stream::new(0, "scales"), 0, &mut powers);
+        TensorValues::Mxfp4Scales(Mxfp4Scales::mxfp4(std)).fill(
+            RandomStream::new(0, "scales"),
+            0,
+            &mut powers,
+        );
         let mut quants = vec![0; 4096 * 16];
-        Values::Quants.fill(Stream::new(0, "weight"), 0, &mut quants);
+        TensorValues::Quants.fill(RandomStream::new(0, "weight"), 0, &mut quants);
         let mut weights = vec![0.0; 4096 * 32];
         Format::MXFP4.dequantize(&quants, &powers, &[], &mut weights);
         let (mean, found) = mean_and_std(weights.iter().copied());
@@ -309,7 +314,7 @@ fn bytes_follow_from_the_seed_alone() {
 
 #[test]
 fn values_do_not_depend_on_how_they_are_cut() {
-    let affine = |lead| Affine { bits: 4, groups: 3, std: 0.1, lead };
+    let affine = |lead| AffineParams { bits: 4, groups: 3, std: 0.1, lead };
     let leads = [
         Lead::Zero,
         Lead::Same(0.5),
@@ -318,18 +323,18 @@ fn values_do_not_depend_on_how_they_are_cut() {
     ];
     for lead in leads {
         for values in [
-            Values::Quants,
-            Values::Scales(affine(lead.clone())),
-            Values::Biases(affine(lead.clone())),
-            Values::Powers(Powers::mxfp4(0.1)),
-            Values::Uniform {
+            TensorValues::Quants,
+            TensorValues::Scales(affine(lead.clone())),
+            TensorValues::Biases(affine(lead.clone())),
+            TensorValues::Mxfp4Scales(Mxfp4Scales::mxfp4(0.1)),
+            TensorValues::Uniform {
                 scalar: Scalar::BF16,
                 low: -1.0,
                 high: 1.0,
                 cols: 100,
                 lead: lead.clone(),
             },
-            Values::Uniform {
+            TensorValues::Uniform {
                 scalar: Scalar::F32,
                 low: -1.0,
                 high: 1.0,
@@ -337,7 +342,7 @@ fn values_do_not_depend_on_how_they_are_cut() {
                 lead: lead.clone(),
             },
         ] {
-            let stream = Stream::new(3, "tensor");
+            let stream = RandomStream::new(3, "tensor");
             let mut whole = vec![0; 1004];
             values.fill(stream, 0, &mut whole);
             let mut pieces = vec![0; 1004];
@@ -356,7 +361,7 @@ fn values_do_not_depend_on_how_they_are_cut() {
 fn chosen(skew: f64) -> Vec<f32> {
     let tensors = written(&Options { skew, layers: Some(1), ..Options::new(config("qwen3_moe")) });
     let router = rows(&tensors, "model.layers.0.mlp.gate", 8, 256);
-    let noise = Stream::new(1, "tokens");
+    let noise = RandomStream::new(1, "tokens");
     let mut counts = vec![0.0; router.len()];
     for token in 0..400u64 {
         // Uniform with the standard deviation of the residual stream at the first router.
@@ -436,7 +441,7 @@ impl Write for DiskFile<'_> {
 }
 
 /// The lifetime of the space that files share.
-impl<'a> Target for &'a Disk {
+impl<'a> FileSink for &'a Disk {
     type File = DiskFile<'a>;
 
     fn free(&self, _folder: &Path) -> Option<u64> {
@@ -589,14 +594,14 @@ fn odd_widths_dense_layers_and_tied_embeddings() {
 
 #[test]
 fn the_tokenizer_spells_every_text() {
-    let json = tokenizer::tokenizer().to_string();
+    let json = byte_tokenizer::tokenizer().to_string();
     let tokenizer: tokenizers::Tokenizer = json.parse().unwrap();
     let text = "<|im_start|>user\nGrüße, 世界! \u{1}\t🦊<|im_end|>";
     let ids = tokenizer.encode(text, false).unwrap().get_ids().to_vec();
     assert_eq!((ids[0], *ids.last().unwrap()), (257, 258));
     assert_eq!(ids[1], u32::from(b'u'));
     assert_eq!(tokenizer.decode(&ids, false).unwrap(), text);
-    assert_eq!(tokenizer.get_vocab_size(true), tokenizer::COUNT as usize);
+    assert_eq!(tokenizer.get_vocab_size(true), byte_tokenizer::COUNT as usize);
 }
 
 #[test]
@@ -612,7 +617,7 @@ fn text_configs_may_be_flat_or_nested() {
             .collect::<Vec<_>>()
     };
     assert_eq!(names(nested.clone()), names(flat));
-    assert!(arch::text_config(nested.as_object().unwrap()).contains_key("num_experts"));
+    assert!(architectures::text_config(nested.as_object().unwrap()).contains_key("num_experts"));
 }
 
 #[test]

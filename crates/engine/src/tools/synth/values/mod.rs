@@ -3,18 +3,18 @@
 //! Every byte is a function of seed, tensor name and offset alone. So layers do not depend on the
 //! number of other layers, or on how a writer splits its work.
 
-mod scaled;
+mod mxfp4;
 
 use std::ops::Range;
 
 use half::bf16;
 use moeflux_compute::Scalar;
-pub(super) use scaled::Powers;
+pub(super) use mxfp4::Mxfp4Scales;
 
 use crate::base::random::{STEP, mix};
 
 /// Weights per scale and bias.
-pub(super) const GROUP: usize = 64;
+pub(super) const AFFINE_GROUP: usize = 64;
 
 /// Number of distinct scales around the mean scale.
 const SIZES: usize = 16;
@@ -25,12 +25,14 @@ const LEAD_SHRINK: f32 = 1.0 / 8.0;
 
 /// [SplitMix64](crate::base::random) with random access.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Stream(u64);
+pub(super) struct RandomStream(u64);
 
-impl Stream {
+impl RandomStream {
     /// The stream of a tensor name under a seed.
     pub(super) fn new(seed: u64, name: &str) -> Self {
-        Stream(name.bytes().fold(mix(seed ^ STEP), |h, b| mix(h ^ u64::from(b)).wrapping_add(STEP)))
+        RandomStream(
+            name.bytes().fold(mix(seed ^ STEP), |h, b| mix(h ^ u64::from(b)).wrapping_add(STEP)),
+        )
     }
 
     /// 64 random bits for index `i`.
@@ -80,15 +82,15 @@ impl Lead {
 
 /// Distribution of a tensor's values.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Values {
+pub(super) enum TensorValues {
     /// Packed quants: all bits are random.
     Quants,
     /// Scales of the quants, from the standard deviation of the weights; bf16.
-    Scales(Affine),
+    Scales(AffineParams),
     /// Biases that set the mean of each group; bf16.
-    Biases(Affine),
+    Biases(AffineParams),
     /// Scales of MXFP4 blocks; bytes.
-    Powers(Powers),
+    Mxfp4Scales(Mxfp4Scales),
     /// Uniform values between two bounds.
     Uniform {
         /// Element type.
@@ -99,14 +101,14 @@ pub(super) enum Values {
         high: f32,
         /// Elements per row; only used with a mean.
         cols: u64,
-        /// Means of the first `GROUP` elements of each row.
+        /// Means of the first `AFFINE_GROUP` elements of each row.
         lead: Lead,
     },
 }
 
 /// An affine matrix with uniform quants.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Affine {
+pub(super) struct AffineParams {
     /// Bits per quant.
     pub(super) bits: u32,
     /// Groups per row.
@@ -117,7 +119,7 @@ pub(super) struct Affine {
     pub(super) lead: Lead,
 }
 
-impl Affine {
+impl AffineParams {
     /// The scale number `size` of [`SIZES`], in bf16.
     fn scale(&self, size: usize, shrink: f32) -> bf16 {
         let levels = 2f32.powi(self.bits as i32);
@@ -133,7 +135,13 @@ impl Affine {
 
     /// Fills scales or biases of the groups from `first` on. `pick` computes one from scale and
     /// mean.
-    fn fill(&self, sizes: Stream, first: u64, out: &mut [u8], pick: impl Fn(bf16, f32) -> bf16) {
+    fn fill(
+        &self,
+        sizes: RandomStream,
+        first: u64,
+        out: &mut [u8],
+        pick: impl Fn(bf16, f32) -> bf16,
+    ) {
         let table: [[u8; 2]; SIZES] =
             std::array::from_fn(|i| pick(self.scale(i, 1.0), 0.0).to_le_bytes());
         for (i, out) in out.chunks_exact_mut(2).enumerate() {
@@ -154,15 +162,15 @@ impl Affine {
 
 /// Index of a group's scale. Scales and biases are different tensors and must agree.
 #[inline]
-fn size_of_group(sizes: Stream, group: u64) -> usize {
+fn size_of_group(sizes: RandomStream, group: u64) -> usize {
     (sizes.at(group / 16) >> (group % 16 * 4)) as usize % SIZES
 }
 
-impl Values {
+impl TensorValues {
     /// Writes the bytes of the tensor from `offset` on into `out`. `offset` is a multiple of eight.
-    pub(super) fn fill(&self, stream: Stream, offset: u64, out: &mut [u8]) {
+    pub(super) fn fill(&self, stream: RandomStream, offset: u64, out: &mut [u8]) {
         match self {
-            Values::Quants => {
+            TensorValues::Quants => {
                 let first = offset / 8;
                 let mut words = out.chunks_exact_mut(8);
                 let mut next = first;
@@ -174,18 +182,18 @@ impl Values {
                 let len = rest.len();
                 rest.copy_from_slice(&stream.at(next).to_le_bytes()[..len]);
             }
-            Values::Scales(affine) => affine.fill(stream, offset / 2, out, |scale, _| scale),
-            Values::Biases(affine) => {
+            TensorValues::Scales(affine) => affine.fill(stream, offset / 2, out, |scale, _| scale),
+            TensorValues::Biases(affine) => {
                 affine.fill(stream, offset / 2, out, |scale, mean| affine.bias(scale, mean));
             }
-            Values::Powers(powers) => powers.fill(stream, offset, out),
-            Values::Uniform { scalar, low, high, cols, lead } => {
+            TensorValues::Mxfp4Scales(powers) => powers.fill(stream, offset, out),
+            TensorValues::Uniform { scalar, low, high, cols, lead } => {
                 let first = offset / scalar.bytes() as u64;
                 for (i, out) in out.chunks_exact_mut(scalar.bytes()).enumerate() {
                     let i = first + i as u64;
                     let (middle, spread) =
                         ((low + high) / 2.0, (high - low) * (stream.unit(i) - 0.5));
-                    let leads = *lead != Lead::Zero && i % cols < GROUP as u64;
+                    let leads = *lead != Lead::Zero && i % cols < AFFINE_GROUP as u64;
                     let value = if leads {
                         lead.mean(i / cols) + spread * LEAD_SHRINK
                     } else {

@@ -6,99 +6,99 @@ use moeflux_compute::Scalar;
 use serde_json::{Map, Value};
 
 use super::{
-    module::{Module, Quant},
-    parts::{Attention, Builder, Experts, Growth},
+    module::{Module, WeightQuant},
+    module_builder::{AttentionSpec, ExpertSpec, Growth, ModuleBuilder},
     values::Lead,
 };
 use crate::base::error::Error;
 
 /// Parameters of the routers.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Routing {
+pub(super) struct RouterParams {
     pub(super) seed: u64,
     pub(super) skew: f64,
 }
 
 /// Properties of an architecture.
-pub(super) struct Architecture {
+pub(super) struct SynthArchitecture {
     model_type: &'static str,
     /// Prefix of `model.` and `lm_head`.
     pub(super) prefix: &'static str,
-    pub(super) names: ExpertNames,
+    pub(super) names: ExpertKeys,
     pub(super) growth: Growth,
     /// Quantization of routed experts.
-    pub(super) experts: Quant,
+    pub(super) experts: WeightQuant,
     /// Quantization of all other matrices except routers.
-    pub(super) others: Quant,
+    pub(super) others: WeightQuant,
     /// Whether embeddings are multiplied by the square root of the hidden size.
     pub(super) scaled_embedding: bool,
     /// Default of `tie_word_embeddings`.
     pub(super) tied: bool,
     /// Adds the modules of a layer, whose names start with the given prefix.
-    pub(super) layer: fn(&mut Builder<'_>, u64, &str) -> Result<(), Error>,
+    pub(super) layer: fn(&mut ModuleBuilder<'_>, u64, &str) -> Result<(), Error>,
 }
 
 /// Config keys of the number of experts, the experts per token, and their hidden size.
 #[derive(Clone, Copy)]
-pub(super) struct ExpertNames {
+pub(super) struct ExpertKeys {
     pub(super) experts: &'static str,
     pub(super) top_k: &'static str,
     pub(super) intermediate: &'static str,
 }
 
-const QWEN: Architecture = Architecture {
+const QWEN: SynthArchitecture = SynthArchitecture {
     model_type: "qwen3_moe",
     prefix: "",
-    names: ExpertNames {
+    names: ExpertKeys {
         experts: "num_experts",
         top_k: "num_experts_per_tok",
         intermediate: "moe_intermediate_size",
     },
     growth: Growth { mixer: 0.39, experts: 0.07 },
-    experts: Quant::Affine(4),
-    others: Quant::Affine(4),
+    experts: WeightQuant::Affine(4),
+    others: WeightQuant::Affine(4),
     scaled_embedding: false,
     tied: false,
     layer: qwen3_moe,
 };
 
-const DEEPSEEK: Architecture = Architecture {
+const DEEPSEEK: SynthArchitecture = SynthArchitecture {
     model_type: "deepseek_v3",
-    names: ExpertNames { experts: "n_routed_experts", ..QWEN.names },
+    names: ExpertKeys { experts: "n_routed_experts", ..QWEN.names },
     // The shared expert is not gated, and the scaling factor enters squared.
     growth: Growth { mixer: 0.4, experts: 0.65 },
     layer: deepseek_v3,
     ..QWEN
 };
 
-const ARCHITECTURES: &[Architecture] = &[
+const ARCHITECTURES: &[SynthArchitecture] = &[
     QWEN,
-    Architecture {
+    SynthArchitecture {
         model_type: "qwen3_5_moe",
         prefix: "language_model.",
         growth: Growth { mixer: 0.24, experts: 0.15 },
         layer: qwen3_5_moe,
         ..QWEN
     },
-    Architecture {
+    SynthArchitecture {
         model_type: "qwen3_next",
         growth: Growth { mixer: 0.24, experts: 0.15 },
         layer: qwen3_next,
         ..QWEN
     },
     DEEPSEEK,
-    Architecture { model_type: "kimi_k2", ..DEEPSEEK },
-    Architecture { model_type: "deepseek_v32", layer: deepseek_v32, ..DEEPSEEK },
-    Architecture { model_type: "glm_moe_dsa", layer: deepseek_v32, ..DEEPSEEK },
-    Architecture {
+    SynthArchitecture { model_type: "kimi_k2", ..DEEPSEEK },
+    SynthArchitecture { model_type: "deepseek_v32", layer: deepseek_v32, ..DEEPSEEK },
+    SynthArchitecture { model_type: "glm_moe_dsa", layer: deepseek_v32, ..DEEPSEEK },
+    SynthArchitecture {
         model_type: "glm4_moe",
         growth: Growth { mixer: 0.39, experts: 0.4 },
         layer: glm4_moe,
         ..DEEPSEEK
     },
-    Architecture {
+    SynthArchitecture {
         model_type: "minimax_m2",
-        names: ExpertNames {
+        names: ExpertKeys {
             experts: "num_local_experts",
             top_k: "num_experts_per_tok",
             intermediate: "intermediate_size",
@@ -106,23 +106,23 @@ const ARCHITECTURES: &[Architecture] = &[
         layer: minimax_m2,
         ..QWEN
     },
-    Architecture {
+    SynthArchitecture {
         model_type: "gpt_oss",
-        names: ExpertNames {
+        names: ExpertKeys {
             experts: "num_local_experts",
             top_k: "num_experts_per_tok",
             intermediate: "intermediate_size",
         },
         growth: Growth { mixer: 0.39, experts: 0.5 },
-        experts: Quant::Mxfp4,
-        others: Quant::Affine(8),
+        experts: WeightQuant::Mxfp4,
+        others: WeightQuant::Affine(8),
         layer: gpt_oss,
         ..QWEN
     },
-    Architecture {
+    SynthArchitecture {
         model_type: "gemma4",
         prefix: "language_model.",
-        names: ExpertNames { top_k: "top_k_experts", ..QWEN.names },
+        names: ExpertKeys { top_k: "top_k_experts", ..QWEN.names },
         growth: Growth { mixer: 0.3, experts: 0.3 },
         scaled_embedding: true,
         tied: true,
@@ -132,13 +132,19 @@ const ARCHITECTURES: &[Architecture] = &[
 ];
 
 /// Modules of a model, and the quantization of the experts, which is the most frequent one.
-pub(super) type Modules = (Vec<Module>, Quant);
+pub(super) struct Modules {
+    pub(super) list: Vec<Module>,
+    pub(super) expert_quant: WeightQuant,
+}
 
 /// The modules of the model that a config describes.
 ///
 /// # Errors
 /// The architecture is not supported, or a value is missing, out of range, or inconsistent.
-pub(super) fn modules(config: &Map<String, Value>, routing: Routing) -> Result<Modules, Error> {
+pub(super) fn modules(
+    config: &Map<String, Value>,
+    routing: RouterParams,
+) -> Result<Modules, Error> {
     let model_type = config.get("model_type").and_then(Value::as_str).unwrap_or("");
     let Some(architecture) = ARCHITECTURES.iter().find(|a| a.model_type == model_type) else {
         let names: Vec<_> = ARCHITECTURES.iter().map(|a| a.model_type).collect();
@@ -147,8 +153,8 @@ pub(super) fn modules(config: &Map<String, Value>, routing: Routing) -> Result<M
             names.join(", ")
         )));
     };
-    let modules = Builder::new(architecture, text_config(config), routing)?.model()?;
-    Ok((modules, architecture.experts))
+    let list = ModuleBuilder::new(architecture, text_config(config), routing)?.model()?;
+    Ok(Modules { list, expert_quant: architecture.experts })
 }
 
 /// The language model's part of a config: `text_config`, or the whole config.
@@ -157,24 +163,24 @@ pub(super) fn text_config(config: &Map<String, Value>) -> &Map<String, Value> {
 }
 
 /// Source: mlx-lm, models/qwen3_moe.py.
-fn qwen3_moe(b: &mut Builder<'_>, layer: u64, at: &str) -> Result<(), Error> {
+fn qwen3_moe(b: &mut ModuleBuilder<'_>, layer: u64, at: &str) -> Result<(), Error> {
     b.norms(at);
     qwen_attention(b, layer, at, false)?;
     qwen_feed_forward(b, layer, at).map(|_| ())
 }
 
 /// Source: mlx-lm, models/qwen3_5.py and qwen3_next.py.
-fn qwen3_5_moe(b: &mut Builder<'_>, layer: u64, at: &str) -> Result<(), Error> {
+fn qwen3_5_moe(b: &mut ModuleBuilder<'_>, layer: u64, at: &str) -> Result<(), Error> {
     qwen_hybrid(b, layer, at, false)
 }
 
 /// Source: mlx-lm, models/qwen3_next.py.
-fn qwen3_next(b: &mut Builder<'_>, layer: u64, at: &str) -> Result<(), Error> {
+fn qwen3_next(b: &mut ModuleBuilder<'_>, layer: u64, at: &str) -> Result<(), Error> {
     qwen_hybrid(b, layer, at, true)
 }
 
-/// A layer of attention or gated delta-net; `fused` as in [`Builder::delta_net`].
-fn qwen_hybrid(b: &mut Builder<'_>, layer: u64, at: &str, fused: bool) -> Result<(), Error> {
+/// A layer of attention or gated delta-net; `fused` as in [`ModuleBuilder::delta_net`].
+fn qwen_hybrid(b: &mut ModuleBuilder<'_>, layer: u64, at: &str, fused: bool) -> Result<(), Error> {
     let shared = b.c.number("shared_expert_intermediate_size")?;
     b.norms(at);
     if is_full_attention(b, layer)? {
@@ -184,14 +190,14 @@ fn qwen_hybrid(b: &mut Builder<'_>, layer: u64, at: &str, fused: bool) -> Result
     }
     if qwen_feed_forward(b, layer, at)? {
         b.mlp(layer, &format!("{at}mlp.shared_expert."), shared);
-        b.router(format!("{at}mlp.shared_expert_gate"), 1, Quant::Affine(8), Lead::Zero);
+        b.router(format!("{at}mlp.shared_expert_gate"), 1, WeightQuant::Affine(8), Lead::Zero);
     }
     Ok(())
 }
 
 /// Whether a layer's mixer is attention: every `full_attention_interval`-th, as in mlx-lm.
 /// `layer_types`, if present, must agree.
-fn is_full_attention(b: &Builder<'_>, layer: u64) -> Result<bool, Error> {
+fn is_full_attention(b: &ModuleBuilder<'_>, layer: u64) -> Result<bool, Error> {
     let interval = b.c.number_or("full_attention_interval", 4)?;
     let full = (layer + 1).is_multiple_of(interval);
     let name = if full { "full_attention" } else { "linear_attention" };
@@ -205,7 +211,7 @@ fn is_full_attention(b: &Builder<'_>, layer: u64) -> Result<bool, Error> {
 }
 
 fn qwen_attention(
-    b: &mut Builder<'_>,
+    b: &mut ModuleBuilder<'_>,
     layer: u64,
     at: &str,
     output_gate: bool,
@@ -213,18 +219,18 @@ fn qwen_attention(
     if b.c.flag_or("attention_bias", false)? {
         return Err(b.c.wrong("attention_bias true is not supported: published models have false"));
     }
-    let attention = Attention { output_gate, ..b.heads()?.head_norms() };
+    let attention = AttentionSpec { output_gate, ..b.heads()?.head_norms() };
     b.attention(layer, &format!("{at}self_attn."), attention)
 }
 
 /// Experts, or a dense MLP where the config requests it. Returns whether it added experts.
-fn qwen_feed_forward(b: &mut Builder<'_>, layer: u64, at: &str) -> Result<bool, Error> {
+fn qwen_feed_forward(b: &mut ModuleBuilder<'_>, layer: u64, at: &str) -> Result<bool, Error> {
     let sparse_step = b.c.number_or("decoder_sparse_step", 1)?;
     let sparse =
         !b.c.list("mlp_only_layers")?.contains(&layer) && (layer + 1).is_multiple_of(sparse_step);
     let at = format!("{at}mlp.");
     if sparse {
-        b.experts(layer, &switch_mlp(&at, Quant::Affine(8)));
+        b.experts(layer, &switch_mlp(&at, WeightQuant::Affine(8)));
     } else {
         let intermediate = b.c.number("intermediate_size")?;
         b.mlp(layer, &at, intermediate);
@@ -233,8 +239,8 @@ fn qwen_feed_forward(b: &mut Builder<'_>, layer: u64, at: &str) -> Result<bool, 
 }
 
 /// Experts with the most common names.
-fn switch_mlp(at: &str, router_quant: Quant) -> Experts {
-    Experts {
+fn switch_mlp(at: &str, router_quant: WeightQuant) -> ExpertSpec {
+    ExpertSpec {
         router: format!("{at}gate"),
         router_quant,
         correction: None,
@@ -244,7 +250,7 @@ fn switch_mlp(at: &str, router_quant: Quant) -> Experts {
 }
 
 /// Source: mlx-lm, models/deepseek_v3.py.
-fn deepseek_v3(b: &mut Builder<'_>, layer: u64, at: &str) -> Result<(), Error> {
+fn deepseek_v3(b: &mut ModuleBuilder<'_>, layer: u64, at: &str) -> Result<(), Error> {
     b.norms(at);
     // Exports by mlx-lm before 0.30.5 have `kv_b_proj`; no published config tells which layout it
     // belongs to.
@@ -254,7 +260,7 @@ fn deepseek_v3(b: &mut Builder<'_>, layer: u64, at: &str) -> Result<(), Error> {
 }
 
 /// Source: mlx-lm, models/deepseek_v32.py and glm_moe_dsa.py.
-fn deepseek_v32(b: &mut Builder<'_>, layer: u64, at: &str) -> Result<(), Error> {
+fn deepseek_v32(b: &mut ModuleBuilder<'_>, layer: u64, at: &str) -> Result<(), Error> {
     deepseek_v3(b, layer, at)?;
     match b.c.of_layer("indexer_types", layer)? {
         Some("shared") => Ok(()),
@@ -263,7 +269,7 @@ fn deepseek_v32(b: &mut Builder<'_>, layer: u64, at: &str) -> Result<(), Error> 
 }
 
 /// A dense MLP in the first layers, then routed and shared experts.
-fn deepseek_feed_forward(b: &mut Builder<'_>, layer: u64, at: &str) -> Result<(), Error> {
+fn deepseek_feed_forward(b: &mut ModuleBuilder<'_>, layer: u64, at: &str) -> Result<(), Error> {
     let sparse = layer >= b.c.count("first_k_dense_replace")?
         && layer.is_multiple_of(b.c.number_or("moe_layer_freq", 1)?);
     if !sparse {
@@ -272,9 +278,9 @@ fn deepseek_feed_forward(b: &mut Builder<'_>, layer: u64, at: &str) -> Result<()
         return Ok(());
     }
     // mlx-lm has it as a plain matrix, not a linear layer, and does not quantize it.
-    let experts = switch_mlp(at, Quant::No);
+    let experts = switch_mlp(at, WeightQuant::No);
     let correction = Some(format!("{}.e_score_correction_bias", experts.router));
-    b.experts(layer, &Experts { correction, ..experts });
+    b.experts(layer, &ExpertSpec { correction, ..experts });
     let shared = b.c.count("n_shared_experts")?;
     if shared > 0 {
         b.mlp(layer, &format!("{at}shared_experts."), shared * b.sizes.intermediate);
@@ -283,49 +289,49 @@ fn deepseek_feed_forward(b: &mut Builder<'_>, layer: u64, at: &str) -> Result<()
 }
 
 /// Source: mlx-lm, models/glm4_moe.py.
-fn glm4_moe(b: &mut Builder<'_>, layer: u64, at: &str) -> Result<(), Error> {
+fn glm4_moe(b: &mut ModuleBuilder<'_>, layer: u64, at: &str) -> Result<(), Error> {
     b.norms(at);
     let biased = b.c.flag_or("attention_bias", false)?;
     let heads = b.heads()?;
     let heads = if b.c.flag_or("use_qk_norm", false)? { heads.head_norms() } else { heads };
     let biases: &[_] = if biased { &["q_proj", "k_proj", "v_proj"] } else { &[] };
-    b.attention(layer, &format!("{at}self_attn."), Attention { biases, ..heads })?;
+    b.attention(layer, &format!("{at}self_attn."), AttentionSpec { biases, ..heads })?;
     deepseek_feed_forward(b, layer, &format!("{at}mlp."))
 }
 
 /// Source: mlx-lm, models/minimax.py.
-fn minimax_m2(b: &mut Builder<'_>, layer: u64, at: &str) -> Result<(), Error> {
+fn minimax_m2(b: &mut ModuleBuilder<'_>, layer: u64, at: &str) -> Result<(), Error> {
     b.norms(at);
     let heads = b.heads()?;
-    let Attention { heads: q, kv_heads: k, head_dim, .. } = heads;
+    let AttentionSpec { heads: q, kv_heads: k, head_dim, .. } = heads;
     let norms = b.c.flag_or("use_qk_norm", true)?.then_some([q * head_dim, k * head_dim]);
-    b.attention(layer, &format!("{at}self_attn."), Attention { norms, ..heads })?;
+    b.attention(layer, &format!("{at}self_attn."), AttentionSpec { norms, ..heads })?;
     let at = format!("{at}block_sparse_moe.");
     let correction = Some(format!("{at}e_score_correction_bias"));
-    b.experts(layer, &Experts { correction, ..switch_mlp(&at, Quant::Affine(8)) });
+    b.experts(layer, &ExpertSpec { correction, ..switch_mlp(&at, WeightQuant::Affine(8)) });
     Ok(())
 }
 
 /// Source: mlx-lm, models/gpt_oss.py.
-fn gpt_oss(b: &mut Builder<'_>, layer: u64, at: &str) -> Result<(), Error> {
+fn gpt_oss(b: &mut ModuleBuilder<'_>, layer: u64, at: &str) -> Result<(), Error> {
     b.norms(at);
     let heads = b.heads()?;
     let sinks = vec![heads.heads];
     let biases = &["q_proj", "k_proj", "v_proj", "o_proj"];
-    b.attention(layer, &format!("{at}self_attn."), Attention { biases, ..heads })?;
+    b.attention(layer, &format!("{at}self_attn."), AttentionSpec { biases, ..heads })?;
     b.plain(format!("{at}self_attn.sinks"), sinks, Scalar::BF16, -1.0..1.0);
-    let experts = Experts {
+    let experts = ExpertSpec {
         router: format!("{at}mlp.router"),
         stacked: format!("{at}mlp.experts"),
         biases: true,
-        ..switch_mlp(at, Quant::Affine(8))
+        ..switch_mlp(at, WeightQuant::Affine(8))
     };
     b.experts(layer, &experts);
     Ok(())
 }
 
 /// Source: mlx-lm, models/gemma4_text.py.
-fn gemma4(b: &mut Builder<'_>, layer: u64, at: &str) -> Result<(), Error> {
+fn gemma4(b: &mut ModuleBuilder<'_>, layer: u64, at: &str) -> Result<(), Error> {
     let hidden = b.sizes.hidden;
     b.mixer_norm(at);
     let heads = b.heads()?;
@@ -333,7 +339,7 @@ fn gemma4(b: &mut Builder<'_>, layer: u64, at: &str) -> Result<(), Error> {
     let heads = if full {
         let shared = b.c.flag_or("attention_k_eq_v", false)?;
         let kv_heads = b.c.number_or("num_global_key_value_heads", heads.kv_heads)?;
-        Attention {
+        AttentionSpec {
             head_dim: b.c.number_or("global_head_dim", heads.head_dim)?,
             kv_heads: if shared { kv_heads } else { heads.kv_heads },
             values: !shared,
@@ -342,7 +348,7 @@ fn gemma4(b: &mut Builder<'_>, layer: u64, at: &str) -> Result<(), Error> {
     } else {
         heads
     };
-    let attention = Attention { scaled: false, ..heads.head_norms() };
+    let attention = AttentionSpec { scaled: false, ..heads.head_norms() };
     b.attention(layer, &format!("{at}self_attn."), attention)?;
     b.post_norms(layer, at);
     b.plain(format!("{at}layer_scalar"), vec![1], Scalar::BF16, 0.98..1.02);
@@ -363,10 +369,10 @@ fn gemma4(b: &mut Builder<'_>, layer: u64, at: &str) -> Result<(), Error> {
     let root = (hidden as f32).sqrt();
     b.plain(format!("{at}router.scale"), vec![hidden], Scalar::BF16, 0.9 * root..1.1 * root);
     b.plain(format!("{at}router.per_expert_scale"), vec![b.sizes.experts], Scalar::BF16, 0.9..1.1);
-    let experts = Experts {
+    let experts = ExpertSpec {
         router: format!("{at}router.proj"),
         stacked: format!("{at}experts.switch_glu"),
-        ..switch_mlp(at, Quant::Affine(8))
+        ..switch_mlp(at, WeightQuant::Affine(8))
     };
     b.experts(layer, &experts);
     Ok(())

@@ -20,29 +20,29 @@ use crate::{
 };
 
 /// A checkpoint to pack, with the layout of the packed files.
-pub(super) struct Job<'a> {
+pub(super) struct PackJob<'a> {
     checkpoint: &'a Checkpoint,
     experts: ExpertSource,
     /// Header with zeros for the digests of pieces.
     pub(super) header: Header,
     /// Offset of the first record in the file of experts.
     pub(super) data: u64,
-    dense: Vec<Run>,
+    dense: Vec<DenseTensor>,
     dense_header: Vec<u8>,
 }
 
 /// A tensor in the file of dense tensors.
-struct Run {
+struct DenseTensor {
     /// Offset in that file.
     start: u64,
     name: String,
     segment: Segment,
 }
 
-impl<'a> Job<'a> {
+impl<'a> PackJob<'a> {
     /// # Errors
     /// The checkpoint is already packed, has no experts, or is not supported.
-    pub(super) fn of(checkpoint: &'a Checkpoint) -> Result<Self, Error> {
+    pub(super) fn new(checkpoint: &'a Checkpoint) -> Result<Self, Error> {
         let bad = |problem: &str| Error::Checkpoint {
             path: checkpoint.folder().into(),
             problem: problem.into(),
@@ -71,7 +71,7 @@ impl<'a> Job<'a> {
         let bytes: u64 = names.iter().map(|n| checkpoint.tensor(n).map_or(0, |t| t.bytes)).sum();
         if bytes != blueprint.experts_bytes() {
             return Err(bad(
-                "its experts lie in tensors that hold other things too: this layout cannot be packed",
+                "its experts are in tensors that contain other data too: this layout cannot be packed",
             ));
         }
         let layers = layers(&Blueprint::of(&checkpoint.relocated(&tensors))?);
@@ -129,17 +129,17 @@ impl<'a> Job<'a> {
     }
 
     /// Reads a piece from the source into the first `place.bytes` bytes of `buf`.
-    pub(super) fn fill(&self, place: &Place, buf: &mut [u8]) -> Result<(), Error> {
+    pub(super) fn read_piece(&self, place: &Place, buf: &mut [u8]) -> Result<(), Error> {
         let buf = &mut buf[..place.bytes as usize];
         match place.piece {
             Piece::Expert { entry, expert } => {
                 self.experts.read(self.header.layers[entry].layer, expert, buf)
             }
-            Piece::Dense(_) => self.fill_dense(place.offset, buf),
+            Piece::Dense(_) => self.read_dense(place.offset, buf),
         }
     }
 
-    fn fill_dense(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
+    fn read_dense(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
         let end = offset + buf.len() as u64;
         let head = self.dense_header.get(offset as usize..).unwrap_or_default();
         let head = &head[..head.len().min(buf.len())];
@@ -181,7 +181,7 @@ fn layers(blueprint: &Blueprint) -> Vec<PackedLayer> {
 }
 
 /// Header of the file of dense tensors, and the tensors after it in the order of the source.
-fn dense(checkpoint: &Checkpoint, experts: &BTreeSet<&str>) -> (Vec<u8>, Vec<Run>) {
+fn dense(checkpoint: &Checkpoint, experts: &BTreeSet<&str>) -> (Vec<u8>, Vec<DenseTensor>) {
     let mut tensors: Vec<_> =
         checkpoint.tensors().filter(|(name, _)| !experts.contains(name)).collect();
     tensors.sort_by_key(|(name, t)| (t.file, t.offset, *name));
@@ -201,7 +201,7 @@ fn dense(checkpoint: &Checkpoint, experts: &BTreeSet<&str>) -> (Vec<u8>, Vec<Run
     let mut start = begin;
     let run = |(name, t): (&str, &crate::checkpoint::TensorInfo)| {
         let segment = Segment { file: t.file, offset: t.offset, bytes: t.bytes as usize };
-        let run = Run { start, name: name.into(), segment };
+        let run = DenseTensor { start, name: name.into(), segment };
         start += t.bytes;
         run
     };
@@ -223,7 +223,7 @@ fn origin(checkpoint: &Checkpoint) -> Origin {
 }
 
 /// Name of the file that contains a piece.
-pub(super) fn file_of(piece: Piece) -> &'static str {
+pub(super) fn file_name(piece: Piece) -> &'static str {
     match piece {
         Piece::Dense(_) => DENSE,
         Piece::Expert { .. } => crate::checkpoint::packed::EXPERTS,

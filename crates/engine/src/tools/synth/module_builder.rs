@@ -1,4 +1,4 @@
-//! Builder: model components (attention, MLA, delta-net, experts) as modules with random values.
+//! Module builder: model components (attention, MLA, delta-net, experts) as modules with random values.
 
 use std::ops::Range;
 
@@ -6,11 +6,11 @@ use moeflux_compute::Scalar;
 use serde_json::{Map, Value};
 
 use super::{
-    arch::{Architecture, ExpertNames, Routing},
-    fields::Fields,
-    module::{Kind, Module, Quant},
-    tokenizer,
-    values::{GROUP, Lead, Stream},
+    architectures::{ExpertKeys, RouterParams, SynthArchitecture},
+    byte_tokenizer,
+    config_fields::ConfigFields,
+    module::{Module, ModuleKind, WeightQuant},
+    values::{AFFINE_GROUP, Lead, RandomStream},
 };
 use crate::base::error::Error;
 
@@ -37,7 +37,7 @@ const EMBEDDING: f32 = 0.35;
 const TAIL_SHARE: f32 = 0.3;
 
 /// Dimensions that all components need.
-pub(super) struct Sizes {
+pub(super) struct ModelDims {
     pub(super) hidden: u64,
     pub(super) layers: u64,
     pub(super) vocab: u64,
@@ -46,10 +46,10 @@ pub(super) struct Sizes {
     pub(super) intermediate: u64,
 }
 
-impl Sizes {
-    fn new(c: &Fields<'_>, names: ExpertNames) -> Result<Self, Error> {
-        let ExpertNames { experts, top_k, intermediate } = names;
-        let sizes = Sizes {
+impl ModelDims {
+    fn new(c: &ConfigFields<'_>, names: ExpertKeys) -> Result<Self, Error> {
+        let ExpertKeys { experts, top_k, intermediate } = names;
+        let sizes = ModelDims {
             hidden: c.number("hidden_size")?,
             layers: c.number("num_hidden_layers")?,
             vocab: c.number("vocab_size")?,
@@ -68,11 +68,11 @@ impl Sizes {
                 c.wrong(format!("{top_k} {} exceeds {experts} {}", sizes.top_k, sizes.experts))
             );
         }
-        if sizes.vocab < u64::from(tokenizer::COUNT) {
+        if sizes.vocab < u64::from(byte_tokenizer::COUNT) {
             return Err(c.wrong(format!(
                 "vocab_size {} is smaller than the tokenizer's {} ids",
                 sizes.vocab,
-                tokenizer::COUNT
+                byte_tokenizer::COUNT
             )));
         }
         Ok(sizes)
@@ -93,8 +93,8 @@ impl Growth {
     /// Mean square of the residual stream before a layer, without the lead, and the share of a
     /// mixer's normed input that is not the lead.
     fn before(self, layer: u64, hidden: u64) -> (f32, f32) {
-        let lead = GROUP as f32 * LEAD * LEAD;
-        let own = hidden.saturating_sub(GROUP as u64).max(GROUP as u64) as f32;
+        let lead = AFFINE_GROUP as f32 * LEAD * LEAD;
+        let own = hidden.saturating_sub(AFFINE_GROUP as u64).max(AFFINE_GROUP as u64) as f32;
         let seen = |square: f32| square * own / (square * own + lead);
         let mut square = EMBEDDING * EMBEDDING;
         for l in 0..layer {
@@ -114,7 +114,8 @@ impl Growth {
 /// The lead of tied embeddings, which must separate printable ids from others. All ids of the
 /// tokenizer have part of it, so that the token after any of them is printable.
 fn tied_lead(mean: f32) -> Lead {
-    let ranges = vec![(tokenizer::PRINTABLE, mean), (0..u64::from(tokenizer::COUNT), 0.5 * mean)];
+    let ranges =
+        vec![(byte_tokenizer::PRINTABLE, mean), (0..u64::from(byte_tokenizer::COUNT), 0.5 * mean)];
     Lead::Ranges { ranges, rest: -mean }
 }
 
@@ -124,7 +125,7 @@ fn residual_gain(layer: u64) -> f32 {
 }
 
 /// Grouped-query attention.
-pub(super) struct Attention {
+pub(super) struct AttentionSpec {
     pub(super) heads: u64,
     pub(super) kv_heads: u64,
     pub(super) head_dim: u64,
@@ -140,17 +141,17 @@ pub(super) struct Attention {
     pub(super) biases: &'static [&'static str],
 }
 
-impl Attention {
+impl AttentionSpec {
     /// Adds norms per head.
     pub(super) fn head_norms(self) -> Self {
-        Attention { norms: Some([self.head_dim; 2]), ..self }
+        AttentionSpec { norms: Some([self.head_dim; 2]), ..self }
     }
 }
 
 /// Router and routed experts of a layer.
-pub(super) struct Experts {
+pub(super) struct ExpertSpec {
     pub(super) router: String,
-    pub(super) router_quant: Quant,
+    pub(super) router_quant: WeightQuant,
     /// Name of the tensor added to the scores before top-k.
     pub(super) correction: Option<String>,
     /// Prefix of the stacked projections.
@@ -160,23 +161,23 @@ pub(super) struct Experts {
 }
 
 /// Collects a model's modules.
-pub(super) struct Builder<'a> {
-    pub(super) c: Fields<'a>,
-    pub(super) sizes: Sizes,
-    architecture: &'static Architecture,
-    routing: Routing,
+pub(super) struct ModuleBuilder<'a> {
+    pub(super) c: ConfigFields<'a>,
+    pub(super) sizes: ModelDims,
+    architecture: &'static SynthArchitecture,
+    routing: RouterParams,
     out: Vec<Module>,
 }
 
-impl<'a> Builder<'a> {
+impl<'a> ModuleBuilder<'a> {
     pub(super) fn new(
-        architecture: &'static Architecture,
+        architecture: &'static SynthArchitecture,
         config: &'a Map<String, Value>,
-        routing: Routing,
+        routing: RouterParams,
     ) -> Result<Self, Error> {
-        let c = Fields(config);
-        Ok(Builder {
-            sizes: Sizes::new(&c, architecture.names)?,
+        let c = ConfigFields(config);
+        Ok(ModuleBuilder {
+            sizes: ModelDims::new(&c, architecture.names)?,
             c,
             architecture,
             routing,
@@ -186,7 +187,7 @@ impl<'a> Builder<'a> {
 
     /// Embedding, layers, norm and head.
     pub(super) fn model(mut self) -> Result<Vec<Module>, Error> {
-        let Architecture { prefix, layer, .. } = self.architecture;
+        let SynthArchitecture { prefix, layer, .. } = self.architecture;
         let tied = self.c.flag_or("tie_word_embeddings", self.architecture.tied)?;
         let scale = if self.architecture.scaled_embedding {
             (self.sizes.hidden as f32).sqrt()
@@ -201,7 +202,7 @@ impl<'a> Builder<'a> {
         }
         let norm = format!("{prefix}model.norm");
         if tied {
-            let kind = Kind::Plain {
+            let kind = ModuleKind::Plain {
                 scalar: Scalar::BF16,
                 low: 0.9,
                 high: 1.1,
@@ -214,15 +215,16 @@ impl<'a> Builder<'a> {
             });
         } else {
             self.norm(norm, self.sizes.hidden);
-            let lead = Lead::Ranges { ranges: vec![(tokenizer::PRINTABLE, 0.0)], rest: UNPRINTED };
+            let lead =
+                Lead::Ranges { ranges: vec![(byte_tokenizer::PRINTABLE, 0.0)], rest: UNPRINTED };
             self.vocabulary(format!("{prefix}lm_head"), 1.0, lead);
         }
         Ok(self.out)
     }
 
     fn vocabulary(&mut self, path: String, gain: f32, lead: Lead) {
-        let Sizes { hidden, vocab, .. } = self.sizes;
-        let kind = Kind::Linear { cols: hidden, quant: self.architecture.others, gain, lead };
+        let ModelDims { hidden, vocab, .. } = self.sizes;
+        let kind = ModuleKind::Linear { cols: hidden, quant: self.architecture.others, gain, lead };
         self.out.push(Module { path, rows: vec![vocab], kind });
     }
 
@@ -235,7 +237,8 @@ impl<'a> Builder<'a> {
     /// Norm before a mixer. It removes the lead: mixers average over tokens, which would leave
     /// little else.
     pub(super) fn mixer_norm(&mut self, at: &str) {
-        let kind = Kind::Plain { scalar: Scalar::BF16, low: 0.9, high: 1.1, lead: Lead::Same(0.0) };
+        let kind =
+            ModuleKind::Plain { scalar: Scalar::BF16, low: 0.9, high: 1.1, lead: Lead::Same(0.0) };
         let rows = vec![self.sizes.hidden];
         self.out.push(Module { path: format!("{at}input_layernorm.weight"), rows, kind });
     }
@@ -252,10 +255,10 @@ impl<'a> Builder<'a> {
     }
 
     /// Attention as the config describes it, without norms and biases.
-    pub(super) fn heads(&self) -> Result<Attention, Error> {
+    pub(super) fn heads(&self) -> Result<AttentionSpec, Error> {
         let c = &self.c;
         let heads = c.number("num_attention_heads")?;
-        Ok(Attention {
+        Ok(AttentionSpec {
             heads,
             kv_heads: c.number("num_key_value_heads")?,
             head_dim: c.number_or("head_dim", self.sizes.hidden / heads)?,
@@ -271,9 +274,9 @@ impl<'a> Builder<'a> {
         &mut self,
         layer: u64,
         at: &str,
-        attention: Attention,
+        attention: AttentionSpec,
     ) -> Result<(), Error> {
-        let Attention { heads, kv_heads, head_dim, .. } = attention;
+        let AttentionSpec { heads, kv_heads, head_dim, .. } = attention;
         let hidden = self.sizes.hidden;
         self.c.divides("num_key_value_heads", kv_heads, "num_attention_heads", heads)?;
         if head_dim < 2 || !head_dim.is_multiple_of(2) {
@@ -415,9 +418,9 @@ impl<'a> Builder<'a> {
         self.linear(format!("{at}down_proj"), [hidden], intermediate, residual_gain(layer));
     }
 
-    pub(super) fn experts(&mut self, layer: u64, experts: &Experts) {
-        let Experts { router, router_quant, correction, stacked, biases } = experts;
-        let Sizes { hidden, experts, intermediate, .. } = self.sizes;
+    pub(super) fn experts(&mut self, layer: u64, experts: &ExpertSpec) {
+        let ExpertSpec { router, router_quant, correction, stacked, biases } = experts;
+        let ModelDims { hidden, experts, intermediate, .. } = self.sizes;
         let lead = self.popularity(layer, router);
         self.router(router.clone(), experts, *router_quant, lead);
         if *biases {
@@ -434,8 +437,12 @@ impl<'a> Builder<'a> {
         ];
         for (name, rows, cols, gain) in projections {
             let path = format!("{stacked}.{name}");
-            let kind =
-                Kind::Linear { cols, quant: self.architecture.experts, gain, lead: Lead::Zero };
+            let kind = ModuleKind::Linear {
+                cols,
+                quant: self.architecture.experts,
+                gain,
+                lead: Lead::Zero,
+            };
             self.out.push(Module { path: path.clone(), rows: vec![experts, rows], kind });
             if *biases {
                 self.bias(path, vec![experts, rows]);
@@ -461,12 +468,12 @@ impl<'a> Builder<'a> {
         let threshold = normal_quantile((1.0 - TAIL_SHARE * k / tail).clamp(0.5, 0.9999));
         // Ratio of the standard deviation of a token's contribution to that of a weight of 1 on the
         // lead; both before the norm.
-        let lead = (GROUP as f32).min(hidden);
+        let lead = (AFFINE_GROUP as f32).min(hidden);
         let own = (hidden - lead).max(lead) / hidden;
         let unit = self.architecture.growth.at_router(layer, self.sizes.hidden) * own.sqrt()
             / (lead * LEAD);
 
-        let order = Stream::new(self.routing.seed, &format!("{gate}.popularity"));
+        let order = RandomStream::new(self.routing.seed, &format!("{gate}.popularity"));
         let mut ids: Vec<u64> = (0..self.sizes.experts).collect();
         ids.sort_by_key(|e| order.at(*e));
         let rows = ids.iter().take(hot as usize).enumerate().map(|(i, e)| {
@@ -479,13 +486,14 @@ impl<'a> Builder<'a> {
     }
 
     /// A router or the gate of a shared expert.
-    pub(super) fn router(&mut self, path: String, rows: u64, quant: Quant, lead: Lead) {
-        let kind = Kind::Linear { cols: self.sizes.hidden, quant, gain: 1.0, lead };
+    pub(super) fn router(&mut self, path: String, rows: u64, quant: WeightQuant, lead: Lead) {
+        let kind = ModuleKind::Linear { cols: self.sizes.hidden, quant, gain: 1.0, lead };
         self.out.push(Module { path, rows: vec![rows], kind });
     }
 
     fn linear<const N: usize>(&mut self, path: String, rows: [u64; N], cols: u64, gain: f32) {
-        let kind = Kind::Linear { cols, quant: self.architecture.others, gain, lead: Lead::Zero };
+        let kind =
+            ModuleKind::Linear { cols, quant: self.architecture.others, gain, lead: Lead::Zero };
         self.out.push(Module { path, rows: rows.to_vec(), kind });
     }
 
@@ -506,7 +514,8 @@ impl<'a> Builder<'a> {
         scalar: Scalar,
         bounds: Range<f32>,
     ) {
-        let kind = Kind::Plain { scalar, low: bounds.start, high: bounds.end, lead: Lead::Zero };
+        let kind =
+            ModuleKind::Plain { scalar, low: bounds.start, high: bounds.end, lead: Lead::Zero };
         self.out.push(Module { path, rows, kind });
     }
 }

@@ -8,8 +8,8 @@ use std::{
 };
 
 use super::{
-    job::{Job, file_of},
-    pool::{digest_of, each},
+    pack_job::{PackJob, file_name},
+    workers::{for_each_piece, piece_digest},
 };
 use crate::{
     base::{
@@ -57,24 +57,24 @@ pub(super) fn pack_to<T: Target>(
     out: &Path,
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
 ) -> Result<PackReport, Error> {
-    let mut job = Job::of(source)?;
+    let mut job = PackJob::new(source)?;
     let places = job.places();
     let small: u64 = job.header.files.iter().map(|f| f.bytes).sum();
-    let journal_bytes = (places.len() as u64 + 1) * Journal::LINE;
+    let journal_bytes = (places.len() as u64 + 1) * PackJournal::LINE;
     let bytes = job.header.dense.bytes + job.experts_bytes() + small;
-    let folder = Folder { target, path: out, needed: bytes + journal_bytes };
+    let folder = PackFolder { target, path: out, needed: bytes + journal_bytes };
 
-    let made = folder.open()?;
+    let created = folder.open()?;
     let begun = !out.join(JOURNAL).exists();
-    let opened = Journal::open(&folder, job.key()?, places.len());
-    let (journal, known) = opened.inspect_err(|_| folder.leave(made))?;
+    let opened = PackJournal::open(&folder, job.key()?, places.len());
+    let (journal, known) = opened.inspect_err(|_| folder.remove_if_created(created))?;
     let there =
         places.iter().zip(&known).filter(|(_, known)| known.is_some()).map(|(p, _)| p.taken).sum();
-    folder.check_room(there).inspect_err(|_| {
+    folder.check_free_space(there).inspect_err(|_| {
         // The journal of an earlier run stays: it identifies what that run left.
         if begun {
             let _ = fs::remove_file(out.join(JOURNAL));
-            folder.leave(made);
+            folder.remove_if_created(created);
         }
     })?;
     let dense = folder.part(DENSE, job.header.dense.bytes)?;
@@ -84,26 +84,26 @@ pub(super) fn pack_to<T: Target>(
     let (mut done, mut kept) = (0, 0);
     let total = places.iter().map(|p| p.taken).sum();
     let mut header = job.header.clone();
-    each(
+    for_each_piece(
         &places,
         |i, place, buffers| {
-            let buf = buffers.one(place.taken)?;
+            let buf = buffers.single(place.taken)?;
             let part = file(place.piece);
             if let Some(digest) = known[i] {
                 let there = &mut buf[..place.bytes as usize];
                 if part.source.read_exact_at(there, place.offset).is_ok()
-                    && digest_of(place, there) == digest
+                    && piece_digest(place, there) == digest
                 {
                     return Ok((digest, true));
                 }
             }
-            job.fill(place, buf)?;
+            job.read_piece(place, buf)?;
             buf[place.bytes as usize..].fill(0);
-            let digest = digest_of(place, buf);
+            let digest = piece_digest(place, buf);
             let written = target.write_at(&part.file, buf, place.offset);
             written
                 .and_then(|()| journal.write(target, i, digest))
-                .map_err(|e| folder.write_error(file_of(place.piece), e))?;
+                .map_err(|e| folder.write_error(file_name(place.piece), e))?;
             Ok((digest, false))
         },
         |i, (digest, was_there)| {
@@ -134,20 +134,20 @@ pub(super) fn pack_to<T: Target>(
 }
 
 /// A file being written, and readable for pieces of an earlier run.
-struct Part {
+struct PartialFile {
     file: File,
     source: Source,
 }
 
 /// The folder being written.
-struct Folder<'a, T> {
+struct PackFolder<'a, T> {
     target: &'a T,
     path: &'a Path,
     /// Bytes that all files need.
     needed: u64,
 }
 
-impl<T: Target> Folder<'_, T> {
+impl<T: Target> PackFolder<'_, T> {
     /// Creates the folder, or checks that it contains nothing but an earlier run of `pack`. Returns
     /// whether it was created.
     fn open(&self) -> Result<bool, Error> {
@@ -170,8 +170,8 @@ impl<T: Target> Folder<'_, T> {
     }
 
     /// Removes the folder if this run created it.
-    fn leave(&self, made: bool) {
-        if made {
+    fn remove_if_created(&self, created: bool) {
+        if created {
             let _ = fs::remove_dir(self.path);
         }
     }
@@ -181,7 +181,7 @@ impl<T: Target> Folder<'_, T> {
     }
 
     /// Checks the free space for what is not written yet; `there` bytes are.
-    fn check_room(&self, there: u64) -> Result<(), Error> {
+    fn check_free_space(&self, there: u64) -> Result<(), Error> {
         let missing = self.needed.saturating_sub(there);
         match self.target.free(self.path).filter(|free| *free < missing) {
             Some(free) => {
@@ -198,7 +198,7 @@ impl<T: Target> Folder<'_, T> {
     }
 
     /// Opens a file of `bytes` bytes for its pieces.
-    fn part(&self, name: &str, bytes: u64) -> Result<Part, Error> {
+    fn part(&self, name: &str, bytes: u64) -> Result<PartialFile, Error> {
         let (path, named) = (self.partial(name), self.path.join(name));
         if named.exists() {
             // An earlier run ended while files were being renamed.
@@ -215,7 +215,7 @@ impl<T: Target> Folder<'_, T> {
             Ok(file)
         };
         let file = open().map_err(|e| self.write_error(name, e))?;
-        Ok(Part { file, source: Source::open(&path)? })
+        Ok(PartialFile { file, source: Source::open(&path)? })
     }
 
     fn small(&self, name: &str, contents: &[u8]) -> Result<(), Error> {
@@ -234,13 +234,11 @@ impl<T: Target> Folder<'_, T> {
                 let free =
                     free.map_or(String::new(), |free| format!(", {} are free now", gb(free)));
                 format!(
-                    "the disk is full: all files need {}{free}; make room and give the same command again, it goes on \
-                     where this one ended",
+                    "the disk is full: all files need {}{free}; make room and give the same command again to resume",
                     gb(self.needed)
                 )
             }
-            _ => "cannot write the file; give the same command again to go on where this one ended"
-                .into(),
+            _ => "cannot write the file; give the same command again to resume".into(),
         };
         Error::file(self.partial(name), doing)(source)
     }
@@ -265,22 +263,22 @@ impl<T: Target> Folder<'_, T> {
 /// Journal of written pieces: a line of 16 hexadecimal digits for the job key, then one per piece
 /// with its digest. Lines of unwritten pieces are missing or hold no digits. A piece with a line is
 /// reused only if its digest matches.
-struct Journal {
+struct PackJournal {
     file: File,
 }
 
-impl Journal {
+impl PackJournal {
     const LINE: u64 = 17;
 
     /// Opens or creates the journal of job `key`. Returns it and the digests of pieces already
     /// written.
     fn open<T: Target>(
-        folder: &Folder<'_, T>,
+        folder: &PackFolder<'_, T>,
         key: u64,
         pieces: usize,
     ) -> Result<(Self, Vec<Option<u64>>), Error> {
         let path = folder.path.join(JOURNAL);
-        let cannot = || Error::file(&path, "cannot open the list of what is packed");
+        let cannot = || Error::file(&path, "cannot open the journal");
         let mut options = OpenOptions::new();
         let file = options
             .read(true)
@@ -308,8 +306,8 @@ impl Journal {
         };
         match line(0) {
             Some(first) if first != key => Err(Error::Input(format!(
-                "{}: the folder holds a part of another model, or of this one before its files changed, or of another \
-                 version of moeflux; empty it or choose another one",
+                "{}: the folder contains a partial copy of another model, of this one before its files changed, or by \
+                 another version of moeflux; empty it or choose another one",
                 folder.path.display()
             ))),
             Some(_) => Ok((Self { file }, (1..=pieces).map(line).collect())),

@@ -10,8 +10,8 @@ use twox_hash::XxHash3_64;
 
 use super::{
     folder_of,
-    header::{Header, MAX_TEXT, Section, StateShape},
-    temporary::Temporary,
+    snapshot_header::{MAX_STRING_BYTES, SavedState, Section, SnapshotHeader},
+    temporary_file::TemporaryFile,
 };
 use crate::{
     base::{
@@ -23,7 +23,7 @@ use crate::{
 
 /// Contents of a snapshot, except the bytes of the states.
 #[derive(Clone, Debug)]
-pub(crate) struct Contents<'a> {
+pub(crate) struct SnapshotContents<'a> {
     pub(crate) model: ModelId,
     /// Name of the model's folder, for messages; truncated if too long.
     pub(crate) name: &'a str,
@@ -44,10 +44,10 @@ pub(crate) struct Contents<'a> {
     /// Pairs of layer and expert.
     pub(crate) hot: &'a [(u32, u32)],
     /// Ordered by `layer`, then `which`.
-    pub(crate) states: Vec<StateShape>,
+    pub(crate) states: Vec<SavedState>,
 }
 
-impl Contents<'_> {
+impl SnapshotContents<'_> {
     /// Size of the file in bytes.
     ///
     /// # Errors
@@ -57,10 +57,10 @@ impl Contents<'_> {
     }
 
     /// The header, with zeros for digests.
-    fn header(&self) -> Result<Header, Error> {
-        let header = Header {
+    fn header(&self) -> Result<SnapshotHeader, Error> {
+        let header = SnapshotHeader {
             model: self.model,
-            name: self.name.chars().take(MAX_TEXT / 4).collect(),
+            name: self.name.chars().take(MAX_STRING_BYTES / 4).collect(),
             keys: self.keys.into(),
             stored: self.stored.map(Into::into),
             lossy: self.lossy,
@@ -77,12 +77,12 @@ impl Contents<'_> {
         if !logits || self.tokens.iter().any(|token| *token as usize >= self.vocab) {
             return Err(unwritable("its tokens and logits are not of its vocabulary"));
         }
-        header.check().map_err(|problem| unwritable(&problem))?;
+        header.validate().map_err(|problem| unwritable(&problem))?;
         Ok(header)
     }
 }
 
-fn sections(header: &Header) -> Result<Vec<Section>, Error> {
+fn sections(header: &SnapshotHeader) -> Result<Vec<Section>, Error> {
     let sections = header.sections(header.encode()?.len() as u64);
     sections.ok_or_else(|| unwritable("it has more bytes than can be counted"))
 }
@@ -101,8 +101,8 @@ pub(crate) struct SnapshotWriter<T: Target = Disk> {
     target: T,
     path: PathBuf,
     folder: PathBuf,
-    temporary: Temporary,
-    header: Header,
+    temporary: TemporaryFile,
+    header: SnapshotHeader,
     sections: Vec<Section>,
     /// Current section, and the bytes of it that are written.
     section: usize,
@@ -117,7 +117,7 @@ impl SnapshotWriter {
     ///
     /// # Errors
     /// The folder cannot be written, or the disk is too full.
-    pub(crate) fn create(path: &Path, contents: &Contents<'_>) -> Result<Self, Error> {
+    pub(crate) fn create(path: &Path, contents: &SnapshotContents<'_>) -> Result<Self, Error> {
         Self::create_on(Disk, path, contents)
     }
 }
@@ -126,7 +126,7 @@ impl<T: Target> SnapshotWriter<T> {
     pub(super) fn create_on(
         target: T,
         path: &Path,
-        contents: &Contents<'_>,
+        contents: &SnapshotContents<'_>,
     ) -> Result<Self, Error> {
         let header = contents.header()?;
         let sections = sections(&header)?;
@@ -139,7 +139,7 @@ impl<T: Target> SnapshotWriter<T> {
         let folder = folder_of(path);
         let cannot =
             || Error::file(path, "cannot write here; give a path in a folder that can be written");
-        let temporary = Temporary::create(&folder, name).map_err(cannot())?;
+        let temporary = TemporaryFile::create(&folder, name).map_err(cannot())?;
         let mut writer = Self {
             target,
             path: path.into(),
@@ -151,7 +151,7 @@ impl<T: Target> SnapshotWriter<T> {
             done: 0,
             hash: XxHash3_64::new(),
         };
-        writer.check_room()?;
+        writer.check_free_space()?;
         writer.temporary.file().set_len(writer.bytes()).map_err(|e| writer.error(e))?;
         let bytes =
             |numbers: &mut dyn Iterator<Item = [u8; 4]>| numbers.flatten().collect::<Vec<_>>();
@@ -182,17 +182,17 @@ impl<T: Target> SnapshotWriter<T> {
                 };
             };
             let left = section.bytes - self.done;
-            let some = bytes.len().min(usize::try_from(left).unwrap_or(usize::MAX));
-            let (piece, rest) = bytes.split_at(some);
+            let len = bytes.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+            let (piece, rest) = bytes.split_at(len);
             if !piece.is_empty() {
                 let written =
                     self.target.write_at(self.temporary.file(), piece, section.offset + self.done);
                 written.map_err(|e| self.error(e))?;
                 self.hash.write(piece);
-                self.done += some as u64;
+                self.done += len as u64;
                 bytes = rest;
             }
-            if (some as u64) < left {
+            if (len as u64) < left {
                 return Ok(());
             }
             self.header.digests.0[self.section] = std::mem::take(&mut self.hash).finish();
@@ -207,19 +207,22 @@ impl<T: Target> SnapshotWriter<T> {
     /// States are missing, the disk is full or fails, or the target cannot be replaced.
     pub(crate) fn finish(self) -> Result<(), Error> {
         if self.section < self.sections.len() {
-            return Err(unwritable(&format!("{} is missing", self.header.what(self.section))));
+            return Err(unwritable(&format!(
+                "{} is missing",
+                self.header.section_name(self.section)
+            )));
         }
         let start = self.header.encode()?;
         let file = self.temporary.file();
         let written = self.target.write_at(file, &start, 0).and_then(|()| self.target.sync(file));
         written.map_err(|e| self.error(e))?;
-        let cannot = "cannot replace the file; what was saved there before is as it was";
+        let cannot = "cannot replace the file; the previous one is unchanged";
         self.temporary.place(&self.path).map_err(Error::file(&self.path, cannot))?;
         sync_folder(&self.folder);
         Ok(())
     }
 
-    fn check_room(&self) -> Result<(), Error> {
+    fn check_free_space(&self) -> Result<(), Error> {
         let needed = self.bytes();
         match self.target.free(&self.folder).filter(|free| *free < needed) {
             Some(free) => {
@@ -238,11 +241,11 @@ impl<T: Target> SnapshotWriter<T> {
     fn error(&self, source: io::Error) -> Error {
         let doing = match source.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => format!(
-                "the disk is full: the saved session needs {}; make room and save it again, what was saved there \
-                 before is as it was",
+                "the disk is full: the saved session needs {}; make room and save it again; the \
+                 previous file is unchanged",
                 gb(self.bytes())
             ),
-            _ => "cannot write the saved session; what was saved there before is as it was".into(),
+            _ => "cannot write the saved session; the previous file is unchanged".into(),
         };
         Error::file(&self.path, doing)(source)
     }

@@ -17,11 +17,11 @@ pub(super) const FRAME: Frame = Frame { magic: *b"MOEFLUXS", version: 1, most: 1
 /// once, even from a huge sparse file.
 const MAX_COUNT: u64 = 1 << 26;
 /// Maximum bytes of a string.
-pub(super) const MAX_TEXT: usize = 256;
+pub(super) const MAX_STRING_BYTES: usize = 256;
 
 /// Shape and size of one layer state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct StateShape {
+pub(crate) struct SavedState {
     /// Layer index.
     pub(crate) layer: usize,
     /// Index among the layer's states: 0 or 1.
@@ -36,7 +36,7 @@ pub(crate) struct StateShape {
 
 /// Header fields, as stored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Header {
+pub(crate) struct SnapshotHeader {
     pub(crate) model: ModelId,
     /// Name of the model's folder, for messages.
     pub(crate) name: String,
@@ -60,7 +60,7 @@ pub(crate) struct Header {
     /// Number of hot experts.
     pub(crate) hot: u64,
     /// Ordered by `layer`, then `which`.
-    pub(crate) states: Vec<StateShape>,
+    pub(crate) states: Vec<SavedState>,
     /// One per section.
     pub(crate) digests: Digests,
 }
@@ -97,7 +97,7 @@ fn damaged(what: impl Into<String>) -> SnapshotProblem {
     SnapshotProblem::Damaged { what: what.into() }
 }
 
-impl Header {
+impl SnapshotHeader {
     /// Encodes the start of the file, up to the first section. Its length does not depend on the
     /// digests.
     pub(super) fn encode(&self) -> Result<Vec<u8>, Error> {
@@ -132,7 +132,7 @@ impl Header {
             Err(Unframed::Damaged) => return bad(damaged("its header")),
             Err(Unframed::Header(e)) => return bad(damaged(format!("its header: {e}"))),
         };
-        if let Err(what) = header.check() {
+        if let Err(what) = header.validate() {
             return bad(damaged(format!("its header: {what}")));
         }
         let Some(sections) = header.sections(aligned(end)) else {
@@ -140,19 +140,19 @@ impl Header {
         };
         match sections.last().map_or(0, Section::end) {
             end if end > len => return bad(SnapshotProblem::Truncated),
-            end if end < len => return bad(damaged("bytes behind its end")),
+            end if end < len => return bad(damaged("bytes after its end")),
             _ => {}
         }
         let mut padding = vec![0; (sections[0].offset - end) as usize];
         source.read_exact_at(&mut padding, end).map_err(unreadable)?;
         if padding.iter().any(|byte| *byte != 0) {
-            return bad(damaged("what fills up its header"));
+            return bad(damaged("the padding of its header"));
         }
         Ok((header, sections))
     }
 
     /// Validates counts and strings.
-    pub(super) fn check(&self) -> Result<(), String> {
+    pub(super) fn validate(&self) -> Result<(), String> {
         if self.written < self.tokens {
             return Err(format!(
                 "{} positions were written for {} tokens",
@@ -174,14 +174,14 @@ impl Header {
             .map(|s| &s.shape)
             .chain([&self.name, &self.keys])
             .chain(&self.stored);
-        if let Some(text) = texts.into_iter().find(|text| text.len() > MAX_TEXT) {
+        if let Some(text) = texts.into_iter().find(|text| text.len() > MAX_STRING_BYTES) {
             return Err(format!("a text of {} bytes is too long", text.len()));
         }
-        let place = |s: &StateShape| (s.layer, s.which);
+        let place = |s: &SavedState| (s.layer, s.which);
         if self.states.iter().any(|s| s.which > 1)
             || self.states.windows(2).any(|pair| place(&pair[0]) >= place(&pair[1]))
         {
-            return Err("its states are not those of layers in their order".into());
+            return Err("its states are not ordered by layer".into());
         }
         match (self.digests.0.len(), Section::STATES + self.states.len()) {
             (digests, sections) if digests != sections => {
@@ -206,7 +206,7 @@ impl Header {
     }
 
     /// Name of a section, for messages.
-    pub(super) fn what(&self, section: usize) -> String {
+    pub(super) fn section_name(&self, section: usize) -> String {
         match section {
             Section::TOKENS => "its tokens".into(),
             Section::LOGITS => "its logits".into(),

@@ -1,4 +1,4 @@
-//! Temporary files that are renamed when complete, and removal of those that killed writers left.
+//! TemporaryFile files that are renamed when complete, and removal of those that killed writers left.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -15,15 +15,15 @@ const SUFFIX: &str = ".partial";
 const DIGITS: usize = 16;
 
 /// A file next to its target, locked while it is written, and deleted unless
-/// [`placed`](Temporary::place).
+/// [`placed`](TemporaryFile::place).
 #[derive(Debug)]
-pub(super) struct Temporary {
+pub(super) struct TemporaryFile {
     file: File,
     path: PathBuf,
     placed: bool,
 }
 
-impl Temporary {
+impl TemporaryFile {
     /// Creates a temporary file for `name` in `folder`, after removing stale ones of that target.
     pub(super) fn create(folder: &Path, name: &OsStr) -> io::Result<Self> {
         remove_stale(folder, |target| target == name.as_encoded_bytes());
@@ -65,7 +65,7 @@ impl Temporary {
     }
 }
 
-impl Drop for Temporary {
+impl Drop for TemporaryFile {
     fn drop(&mut self) {
         if !self.placed {
             // Otherwise the next writer deletes it.

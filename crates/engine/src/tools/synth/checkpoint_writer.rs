@@ -10,7 +10,7 @@ use std::{
 
 use serde_json::{Map, Value, json};
 
-use super::{Options, Plan, SHARD, module::Tensor, plan, tokenizer};
+use super::{Options, SHARD, SynthPlan, byte_tokenizer, module::SynthTensor, plan};
 use crate::base::{error::Error, system::free_space};
 
 /// Bytes generated and written at once.
@@ -45,7 +45,7 @@ pub fn write(
 }
 
 /// Destination of files: a disk, or in tests a failing one.
-pub(super) trait Target {
+pub(super) trait FileSink {
     /// A file being written.
     type File: Write;
     /// Free bytes for an existing folder, if the system reports them.
@@ -58,7 +58,7 @@ pub(super) trait Target {
 
 struct Disk;
 
-impl Target for Disk {
+impl FileSink for Disk {
     type File = File;
 
     fn free(&self, folder: &Path) -> Option<u64> {
@@ -75,9 +75,9 @@ impl Target for Disk {
 }
 
 /// Writes `plan` in shards of at most `shard` bytes, larger only for a single larger tensor.
-pub(super) fn write_to<T: Target>(
+pub(super) fn write_to<T: FileSink>(
     target: &T,
-    plan: &Plan,
+    plan: &SynthPlan,
     shard: u64,
     out: &Path,
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
@@ -89,7 +89,7 @@ pub(super) fn write_to<T: Target>(
     let bytes = total
         + headers.iter().chain(small.iter().map(|(_, b)| b)).map(|b| b.len() as u64).sum::<u64>();
 
-    let mut folder = Folder::open(out)?;
+    let mut folder = OutputFolder::open(out)?;
     if let Some(free) = target.free(out).filter(|free| *free < bytes) {
         let source = io::Error::from(io::ErrorKind::StorageFull);
         return Err(Error::file(out, too_full(bytes, Some(free)))(source));
@@ -124,7 +124,7 @@ pub(super) fn write_to<T: Target>(
 
 fn write_tensor(
     file: &mut impl Write,
-    tensor: &Tensor,
+    tensor: &SynthTensor,
     buffer: &mut [u8],
     wrote: &mut dyn FnMut(u64) -> io::Result<()>,
 ) -> io::Result<()> {
@@ -140,7 +140,7 @@ fn write_tensor(
 }
 
 /// Splits the tensors into shards, greedily filled.
-fn cut(tensors: &[Tensor], most: u64) -> Vec<&[Tensor]> {
+fn cut(tensors: &[SynthTensor], most: u64) -> Vec<&[SynthTensor]> {
     let mut shards = Vec::new();
     let (mut from, mut size) = (0, 0u64);
     for (i, tensor) in tensors.iter().enumerate() {
@@ -164,7 +164,7 @@ fn shard_name(i: usize, of: usize) -> String {
 
 /// Length and JSON of a shard's header. Not padded, so tensors start at any byte, as in published
 /// files.
-fn header(tensors: &[Tensor]) -> Vec<u8> {
+fn header(tensors: &[SynthTensor]) -> Vec<u8> {
     let mut map = Map::new();
     map.insert("__metadata__".into(), json!({ "format": "mlx" }));
     let mut at = 0;
@@ -183,7 +183,7 @@ fn header(tensors: &[Tensor]) -> Vec<u8> {
 }
 
 /// All files but the shards, `config.json` last.
-fn small_files(plan: &Plan, shards: &[&[Tensor]]) -> Vec<(String, Vec<u8>)> {
+fn small_files(plan: &SynthPlan, shards: &[&[SynthTensor]]) -> Vec<(String, Vec<u8>)> {
     let mut places = Vec::new();
     for (i, tensors) in shards.iter().enumerate() {
         places.extend(
@@ -198,16 +198,19 @@ fn small_files(plan: &Plan, shards: &[&[Tensor]]) -> Vec<(String, Vec<u8>)> {
     let generation = json!({
         "do_sample": true,
         "eos_token_id": super::eos_token_ids(),
-        "pad_token_id": tokenizer::END_OF_TEXT,
+        "pad_token_id": byte_tokenizer::END_OF_TEXT,
         "temperature": 1.0,
         "top_p": 1.0
     });
     let pretty = |v: &Value| format!("{v:#}\n").into_bytes();
     vec![
         ("model.safetensors.index.json".into(), pretty(&index)),
-        ("tokenizer.json".into(), pretty(&tokenizer::tokenizer())),
-        ("tokenizer_config.json".into(), pretty(&tokenizer::tokenizer_config(plan.max_positions))),
-        ("chat_template.jinja".into(), tokenizer::CHAT_TEMPLATE.as_bytes().to_vec()),
+        ("tokenizer.json".into(), pretty(&byte_tokenizer::tokenizer())),
+        (
+            "tokenizer_config.json".into(),
+            pretty(&byte_tokenizer::tokenizer_config(plan.max_positions)),
+        ),
+        ("chat_template.jinja".into(), byte_tokenizer::CHAT_TEMPLATE.as_bytes().to_vec()),
         ("generation_config.json".into(), pretty(&generation)),
         ("config.json".into(), pretty(&plan.config)),
     ]
@@ -222,8 +225,8 @@ fn too_full(needed: u64, free: Option<u64>) -> String {
     )
 }
 
-/// The folder being written. Removes what was written if dropped before [`Folder::complete`].
-struct Folder {
+/// The folder being written. Removes what was written if dropped before [`OutputFolder::complete`].
+struct OutputFolder {
     path: PathBuf,
     /// Whether this run created the folder.
     made: bool,
@@ -232,13 +235,13 @@ struct Folder {
     completed: bool,
 }
 
-impl Folder {
+impl OutputFolder {
     fn open(path: &Path) -> Result<Self, Error> {
         let made = !path.exists();
         if made {
             fs::create_dir_all(path).map_err(Error::file(path, "cannot make the folder"))?;
         }
-        let folder = Folder { path: path.into(), made, files: Vec::new(), completed: false };
+        let folder = OutputFolder { path: path.into(), made, files: Vec::new(), completed: false };
         let mut entries =
             fs::read_dir(path).map_err(Error::file(path, "cannot read the folder"))?;
         if entries.next().is_some() {
@@ -255,7 +258,7 @@ impl Folder {
     }
 
     /// Writes one file. `needed` is the size of the whole checkpoint, for the error of a full disk.
-    fn file<T: Target>(
+    fn file<T: FileSink>(
         &mut self,
         target: &T,
         name: &str,
@@ -291,7 +294,7 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for OutputFolder {
     fn drop(&mut self) {
         if self.completed {
             return;

@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::{
-    base::{error::Error, system::IO_STACK as READER_STACK},
+    base::{error::Error, system::IO_STACK},
     checkpoint::{digest, packed::Place},
 };
 
@@ -18,16 +18,16 @@ const THREADS: usize = 4;
 
 /// Buffers of one thread.
 #[derive(Default)]
-pub(super) struct Buffers([Vec<u8>; 2]);
+pub(super) struct PieceBuffers([Vec<u8>; 2]);
 
-impl Buffers {
+impl PieceBuffers {
     /// One buffer of `bytes` bytes, with arbitrary contents.
-    pub(super) fn one(&mut self, bytes: u64) -> Result<&mut [u8], Error> {
+    pub(super) fn single(&mut self, bytes: u64) -> Result<&mut [u8], Error> {
         sized(&mut self.0[0], bytes)
     }
 
     /// Two buffers, with arbitrary contents.
-    pub(super) fn two(&mut self, bytes: [u64; 2]) -> Result<[&mut [u8]; 2], Error> {
+    pub(super) fn pair(&mut self, bytes: [u64; 2]) -> Result<[&mut [u8]; 2], Error> {
         let [a, b] = &mut self.0;
         Ok([sized(a, bytes[0])?, sized(b, bytes[1])?])
     }
@@ -45,15 +45,15 @@ fn sized(buffer: &mut Vec<u8>, bytes: u64) -> Result<&mut [u8], Error> {
 
 /// Runs `work` on all `places`, on several threads and in no order. `done` is called for each
 /// result on the calling thread; `Break` cancels.
-pub(super) fn each<T: Send>(
+pub(super) fn for_each_piece<T: Send>(
     places: &[Place],
-    work: impl Fn(usize, &Place, &mut Buffers) -> Result<T, Error> + Sync,
+    work: impl Fn(usize, &Place, &mut PieceBuffers) -> Result<T, Error> + Sync,
     mut done: impl FnMut(usize, T) -> ControlFlow<()>,
 ) -> Result<(), Error> {
     let (next, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
     let (sender, receiver) = mpsc::channel();
     let serve = |sender: mpsc::Sender<_>| {
-        let mut buffers = Buffers::default();
+        let mut buffers = PieceBuffers::default();
         while !stop.load(Ordering::Relaxed) {
             let i = next.fetch_add(1, Ordering::Relaxed);
             let Some(place) = places.get(i) else { break };
@@ -66,7 +66,7 @@ pub(super) fn each<T: Send>(
     std::thread::scope(|scope| {
         let start = |_| {
             let (serve, sender) = (&serve, sender.clone());
-            let thread = std::thread::Builder::new().name("pack".into()).stack_size(READER_STACK);
+            let thread = std::thread::Builder::new().name("pack".into()).stack_size(IO_STACK);
             thread.spawn_scoped(scope, move || serve(sender))
         };
         let threads = (0..THREADS.min(places.len())).map(start).collect::<Vec<_>>();
@@ -95,13 +95,13 @@ pub(super) fn each<T: Send>(
             let _ = thread.join();
         }
         if result.is_ok() && finished < places.len() {
-            return Err(Error::Input("a thread that packs failed; please report this".into()));
+            return Err(Error::Input("a packing thread panicked; please report this".into()));
         }
         result
     })
 }
 
 /// Digest of a piece.
-pub(super) fn digest_of(place: &Place, buf: &[u8]) -> u64 {
+pub(super) fn piece_digest(place: &Place, buf: &[u8]) -> u64 {
     digest(&buf[..place.bytes as usize])
 }

@@ -7,9 +7,9 @@ use crate::base::error::Error;
 /// Maximum of a config value. Keeps the product of any three within 64 bits.
 const MOST: u64 = 1 << 20;
 
-pub(super) struct Fields<'a>(pub(super) &'a Map<String, Value>);
+pub(super) struct ConfigFields<'a>(pub(super) &'a Map<String, Value>);
 
-impl Fields<'_> {
+impl ConfigFields<'_> {
     pub(super) fn wrong(&self, what: impl std::fmt::Display) -> Error {
         Error::Input(format!("config: {what}"))
     }

@@ -13,13 +13,16 @@ use crate::{
     session::{
         engine::Engine,
         session::{Session, Synced},
-        snapshot::{self, Contents, Expectation, Snapshot, SnapshotFolder, SnapshotWriter},
-        timeline::{Timeline, common},
+        snapshot::{
+            SavedState, Snapshot, SnapshotContents, SnapshotFolder, SnapshotRequirements,
+            SnapshotWriter,
+        },
+        timeline::{Timeline, common_prefix_len},
     },
 };
 
 /// Bytes copied at once while a session is saved or restored.
-const PIECE: usize = 4 << 20;
+const COPY_BYTES: usize = 4 << 20;
 
 /// Options of a snapshot, besides the tokens, logits and states that it always holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,56 +50,57 @@ impl Session {
     }
 
     /// Saves a file of at most `limit` bytes. Returns the bytes that the file has or would have.
-    fn save(&self, path: &Path, options: SnapshotOptions, most: u64) -> Result<u64, Error> {
+    fn save(&self, path: &Path, options: SnapshotOptions, limit: u64) -> Result<u64, Error> {
         // The mark is immutable, so other sessions can advance while the file is written.
         let mark = self.mark()?;
-        let timeline = &mark.held.timeline;
+        let timeline = &mark.state.timeline;
         let engine = &self.engine;
-        let (own, keys) = (engine.kv_format(), options.kv_format.unwrap_or(engine.kv_format()));
-        if keys.is_wider_than(own) {
+        let (own, kv_format) =
+            (engine.kv_format(), options.kv_format.unwrap_or(engine.kv_format()));
+        if kv_format.is_wider_than(own) {
             return Err(Error::Input(format!(
-                "keys and values that are kept as {} cannot be saved as {}: leave it out",
+                "a KV cache in {} cannot be saved in {}, which has more bits: leave the format out",
                 own.name(),
-                keys.name()
+                kv_format.name()
             )));
         }
         let hot = if options.hot_experts { engine.lock().cache.in_memory() } else { Vec::new() };
-        let expected = engine.expectation(keys);
+        let expected = engine.expectation(kv_format);
         let name = engine
             .folder()
             .file_name()
             .map_or_else(Default::default, |name| name.to_string_lossy());
-        let contents = Contents {
+        let contents = SnapshotContents {
             model: expected.model,
             name: &name,
             keys: &expected.keys,
             stored: expected.stored.as_deref(),
-            lossy: own.is_lossy() || keys != own || timeline.is_lossy,
+            lossy: own.is_lossy() || kv_format != own || timeline.is_lossy,
             exact: expected.exact,
             vocab: expected.vocab,
             written: timeline.written as u64,
             tokens: &timeline.tokens,
             logits: Some(&timeline.logits[..]).filter(|logits| !logits.is_empty()),
             hot: &hot,
-            states: states(engine, timeline, keys),
+            states: saved_states(engine, timeline, kv_format),
         };
         let bytes = contents.bytes()?;
-        if bytes > most {
+        if bytes > limit {
             return Ok(bytes);
         }
         let mut writer = SnapshotWriter::create(path, &contents)?;
-        let (mut room, mut converted) = (vec![0; PIECE], Vec::new());
-        each_piece(engine, timeline, |(_, state), shape, places| {
-            let count = places.len();
+        let (mut room, mut converted) = (vec![0; COPY_BYTES], Vec::new());
+        for_each_piece(engine, timeline, |StatePiece { state, shape, entries, .. }| {
+            let count = entries.len();
             let room = &mut room[..count * shape.place_bytes(own)];
-            let saved = engine.lock().device.save_state(state, places, room);
+            let saved = engine.lock().device.save_state(state, entries, room);
             saved.map_err(Error::at(|| "saving a session"))?;
-            if keys == own {
+            if kv_format == own {
                 return writer.write(room);
             }
-            converted.resize(count * shape.place_bytes(keys), 0);
-            let to = (keys, &mut converted[..]);
-            shape.convert_places((own, room), to).map_err(Error::at(|| "saving a session"))?;
+            converted.resize(count * shape.place_bytes(kv_format), 0);
+            let dst = (kv_format, &mut converted[..]);
+            shape.convert_places((own, room), dst).map_err(Error::at(|| "saving a session"))?;
             writer.write(&converted)
         })?;
         writer.finish().map(|()| bytes)
@@ -117,8 +121,8 @@ impl Session {
         // An unknown or wider stored format fails the check below.
         let stored =
             snapshot.header().stored.as_deref().and_then(|name| KvFormat::by_name(name).ok());
-        let keys = stored.filter(|keys| !keys.is_wider_than(own)).unwrap_or(own);
-        snapshot.fits(&self.engine.expectation(keys))?;
+        let kv_format = stored.filter(|kv_format| !kv_format.is_wider_than(own)).unwrap_or(own);
+        snapshot.fits(&self.engine.expectation(kv_format))?;
         snapshot.verify()?;
         let logits = snapshot.logits()?.unwrap_or_default();
         let hot = snapshot.hot()?;
@@ -127,8 +131,8 @@ impl Session {
         let is_lossy = snapshot.header().lossy && !own.is_lossy();
         let loaded = Timeline { tokens, logits, written, is_lossy, ..Timeline::default() };
         let saved: Vec<u64> = snapshot.header().states.iter().map(|s| s.places).collect();
-        if states(&self.engine, &loaded, keys).iter().map(|s| s.places).ne(saved) {
-            let what = "its states, which are not of its tokens".into();
+        if saved_states(&self.engine, &loaded, kv_format).iter().map(|s| s.places).ne(saved) {
+            let what = "its states, which do not match its tokens".into();
             return Err(Error::snapshot(path.as_ref(), SnapshotProblem::Damaged { what }));
         }
         let engine = self.engine.clone();
@@ -145,35 +149,36 @@ impl Session {
         timeline.logits = loaded.logits;
         timeline.written = written;
         timeline.is_lossy = is_lossy;
-        let all = spans(&engine, &timeline);
-        let (mut room, mut converted) = (vec![0; PIECE], Vec::new());
-        let read = each_piece(&engine, &timeline, |(i, state), shape, places| {
-            let mut runtime = engine.lock();
-            // Reserves for everything that is read, so that the first states leave room for the
-            // rest.
-            runtime.make_room_until(|device| {
-                device
-                    .state_need(&mut all.iter().copied())
+        let all = state_spans(&engine, &timeline);
+        let (mut room, mut converted) = (vec![0; COPY_BYTES], Vec::new());
+        let read =
+            for_each_piece(&engine, &timeline, |StatePiece { index, state, shape, entries }| {
+                let mut runtime = engine.lock();
+                // Reserves for everything that is read, so that the first states leave room for the
+                // rest.
+                runtime.evict_until(|device| {
+                    device
+                        .state_need(&mut all.iter().copied())
+                        .map_err(Error::at(|| "reading a session"))
+                })?;
+                let entry_bytes = shape.place_bytes(kv_format);
+                let room = &mut room[..entries.len() * entry_bytes];
+                snapshot.read_state(index, entries.start as u64 * entry_bytes as u64, room)?;
+                let bytes = if kv_format == own {
+                    room
+                } else {
+                    converted.resize(entries.len() * shape.place_bytes(own), 0);
+                    let dst = (own, &mut converted[..]);
+                    shape
+                        .convert_places((kv_format, room), dst)
+                        .map_err(Error::at(|| "reading a session"))?;
+                    &converted[..]
+                };
+                runtime
+                    .device
+                    .load_state(state, entries, bytes)
                     .map_err(Error::at(|| "reading a session"))
-            })?;
-            let of_place = shape.place_bytes(keys);
-            let room = &mut room[..places.len() * of_place];
-            snapshot.read_state(i, places.start as u64 * of_place as u64, room)?;
-            let bytes = if keys == own {
-                room
-            } else {
-                converted.resize(places.len() * shape.place_bytes(own), 0);
-                let to = (own, &mut converted[..]);
-                shape
-                    .convert_places((keys, room), to)
-                    .map_err(Error::at(|| "reading a session"))?;
-                &converted[..]
-            };
-            runtime
-                .device
-                .load_state(state, places, bytes)
-                .map_err(Error::at(|| "reading a session"))
-        });
+            });
         let mut runtime = engine.lock();
         if let Err(error) = read {
             if is_empty {
@@ -199,20 +204,21 @@ impl Session {
         &mut self,
         folder: &SnapshotFolder,
         tokens: &[u32],
-        watch: &mut StepControl<'_>,
+        control: &mut StepControl<'_>,
     ) -> Result<Synced, Error> {
-        self.check(0, tokens)?;
+        self.check_tokens(0, tokens)?;
         let had = self.timeline.tokens.len();
-        let same = common(&self.timeline.tokens, tokens);
-        let cuttable = self.engine.lock().rewind.anywhere();
-        let here = self.engine.lock().kept.find(tokens, cuttable).map_or(0, |(_, len)| len);
-        match folder.find(&self.engine.expectation(self.engine.kv_format()), tokens, cuttable) {
-            Some((path, len)) if len > same.max(here) && self.restore(&path).is_ok() => {
+        let same = common_prefix_len(&self.timeline.tokens, tokens);
+        let truncatable = self.engine.lock().rewind.any_length();
+        let cached_len =
+            self.engine.lock().prefix_cache.find(tokens, truncatable).map_or(0, |(_, len)| len);
+        match folder.find(&self.engine.expectation(self.engine.kv_format()), tokens, truncatable) {
+            Some((path, len)) if len > same.max(cached_len) && self.restore(&path).is_ok() => {
                 folder.touch(&path);
-                let synced = self.sync(tokens, watch)?;
+                let synced = self.sync(tokens, control)?;
                 Ok(Synced { restored: synced.reused, rewound: had - same, ..synced })
             }
-            _ => self.sync(tokens, watch),
+            _ => self.sync(tokens, control),
         }
     }
 
@@ -228,7 +234,7 @@ impl Session {
         }
         let expected = self.engine.expectation(self.engine.kv_format());
         let path = folder.place_for(&expected, self.tokens());
-        let bytes = match self.saved_at(&path, &expected) {
+        let bytes = match self.equivalent_file_bytes(&path, &expected) {
             Some(bytes) => bytes,
             None => self.save(&path, SnapshotOptions::default(), folder.limit())?,
         };
@@ -242,12 +248,12 @@ impl Session {
 
     /// Bytes of an equivalent snapshot at `path`: complete, matching, and with logits if the
     /// session has them.
-    fn saved_at(&self, path: &Path, expected: &Expectation) -> Option<u64> {
+    fn equivalent_file_bytes(&self, path: &Path, expected: &SnapshotRequirements) -> Option<u64> {
         let snapshot = Snapshot::open(path).ok()?;
         let has_logits = snapshot.header().logits || self.logits().is_empty();
-        let is_same =
+        let is_equivalent =
             has_logits && snapshot.tokens() == self.tokens() && snapshot.fits(expected).is_ok();
-        (is_same && snapshot.verify().is_ok()).then(|| snapshot.bytes())
+        (is_equivalent && snapshot.verify().is_ok()).then(|| snapshot.bytes())
     }
 }
 
@@ -262,60 +268,74 @@ fn filled(shape: StateShape, tokens: usize, written: usize, context: usize) -> u
 }
 
 /// Filled entries of all states of a timeline, as spans.
-fn spans(engine: &Engine, timeline: &Timeline) -> Vec<Span> {
+fn state_spans(engine: &Engine, timeline: &Timeline) -> Vec<Span> {
     let filled =
         |shape| filled(shape, timeline.tokens.len(), timeline.written, engine.plan().context);
     let runtime = engine.lock();
     let states = timeline.states.iter().flatten().flatten();
-    let all = states.zip(&runtime.shapes);
+    let all = states.zip(&runtime.state_shapes);
     all.map(|(state, shape)| Span { state: *state, position: 0, rows: filled(*shape) }).collect()
+}
+
+/// A range of entries of a state.
+struct StatePiece {
+    /// Index among the timeline's states.
+    index: usize,
+    state: State,
+    shape: StateShape,
+    entries: Range<usize>,
 }
 
 /// Calls `f` with the filled entries of each state, in order and in pieces of at most
 /// [`COPY_BYTES`].
-fn each_piece(
+fn for_each_piece(
     engine: &Engine,
     timeline: &Timeline,
-    mut f: impl FnMut((usize, State), StateShape, Range<usize>) -> Result<(), Error>,
+    mut f: impl FnMut(StatePiece) -> Result<(), Error>,
 ) -> Result<(), Error> {
     let (shapes, sizes): (Vec<_>, Vec<_>) = {
         let runtime = engine.lock();
-        runtime.shapes.iter().map(|shape| (*shape, runtime.device.place_bytes(*shape))).unzip()
+        runtime
+            .state_shapes
+            .iter()
+            .map(|shape| (*shape, runtime.device.place_bytes(*shape)))
+            .unzip()
     };
     let states = timeline.states.iter().flatten().flatten();
-    for (i, ((state, shape), bytes)) in states.zip(shapes).zip(sizes).enumerate() {
-        let places = filled(shape, timeline.tokens.len(), timeline.written, engine.plan().context);
-        let step = (PIECE / bytes.max(1)).max(1);
-        for first in (0..places).step_by(step) {
-            f((i, *state), shape, first..places.min(first + step))?;
+    for (index, ((state, shape), bytes)) in states.zip(shapes).zip(sizes).enumerate() {
+        let count = filled(shape, timeline.tokens.len(), timeline.written, engine.plan().context);
+        let step = (COPY_BYTES / bytes.max(1)).max(1);
+        for first in (0..count).step_by(step) {
+            let entries = first..count.min(first + step);
+            f(StatePiece { index, state: *state, shape, entries })?;
         }
     }
     Ok(())
 }
 
-/// Descriptions of a timeline's states for the file, with the KV cache in format `keys`.
-fn states(engine: &Engine, timeline: &Timeline, keys: KvFormat) -> Vec<snapshot::StateShape> {
+/// Descriptions of a timeline's states for the file, with the KV cache in format `kv_format`.
+fn saved_states(engine: &Engine, timeline: &Timeline, kv_format: KvFormat) -> Vec<SavedState> {
     let filled =
         |shape| filled(shape, timeline.tokens.len(), timeline.written, engine.plan().context);
-    described(engine, keys, |shape| filled(shape) as u64)
+    describe_states(engine, kv_format, |shape| filled(shape) as u64)
 }
 
-fn described(
+fn describe_states(
     engine: &Engine,
-    keys: KvFormat,
+    kv_format: KvFormat,
     places: impl Fn(StateShape) -> u64,
-) -> Vec<snapshot::StateShape> {
+) -> Vec<SavedState> {
     let context = engine.plan().context;
     let layers = engine.blueprint().layers.iter().enumerate();
-    let all = layers.flat_map(|(layer, of)| {
-        let shapes = of.states(context, engine.plan().chunk).into_iter().enumerate();
+    let all = layers.flat_map(|(layer, blueprint)| {
+        let shapes = blueprint.states(context, engine.plan().chunk).into_iter().enumerate();
         shapes.map(move |(which, shape)| (layer, which, shape))
     });
-    all.map(|(layer, which, shape)| snapshot::StateShape {
+    all.map(|(layer, which, shape)| SavedState {
         layer,
         which: which as u8,
         places: places(shape),
-        place_bytes: shape.place_bytes(keys) as u64,
+        place_bytes: shape.place_bytes(kv_format) as u64,
         shape: match shape {
             StateShape::Recurrent { len } => format!("recurrent, {len}"),
             StateShape::KeyValue { kv_heads, key_width, value_width, positions } => {
@@ -333,16 +353,16 @@ fn described(
 
 impl Engine {
     /// Requirements on a snapshot that this engine can restore, with the KV cache stored in format
-    /// `keys`.
-    fn expectation(&self, keys: KvFormat) -> Expectation {
-        Expectation {
+    /// `kv_format`.
+    fn expectation(&self, kv_format: KvFormat) -> SnapshotRequirements {
+        SnapshotRequirements {
             model: self.model(),
             keys: self.kv_format().name().into(),
-            stored: (keys != self.kv_format()).then(|| keys.name().into()),
+            stored: (kv_format != self.kv_format()).then(|| kv_format.name().into()),
             exact: self.is_exact(),
             vocab: self.blueprint().vocab,
             context: self.plan().context,
-            states: described(self, keys, |shape| shape.places() as u64),
+            states: describe_states(self, kv_format, |shape| shape.places() as u64),
         }
     }
 }
