@@ -52,10 +52,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     for sentence in SENTENCES {
         let tokens = engine.text()?.encode(sentence)?;
         let mut sum = Sum { layer: layers - 1, hidden: vec![0.0; hidden] };
-        let mut watch = StepControl { observer: Some(&mut sum), ..StepControl::default() };
+        let mut control = StepControl { observer: Some(&mut sum), ..StepControl::default() };
         // `feed` computes every token; `sync` would skip those that are cached.
         session.reset()?;
-        session.feed(&tokens, Logits::Last, &mut watch, &mut |_, _| {})?;
+        session.feed(&tokens, Logits::Last, &mut control, &mut |_, _| {})?;
         // Cosine similarity is the same for a sum and a mean.
         embeddings.push(sum.hidden);
     }

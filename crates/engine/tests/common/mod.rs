@@ -2,9 +2,14 @@
 
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
-pub mod card;
+pub mod readers;
+pub mod simulated_gpu;
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use moeflux::{
     Checkpoint, DeviceOptions, Engine, EngineOptions, Logits, MemoryRequest, Session, StepControl,
@@ -49,7 +54,42 @@ pub fn shards(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Every golden case in the repository.
+/// The safetensors file of a golden. Goldens with equal weights share one file: the folder that has
+/// none names the other one in `mirrors.txt`, as any model may.
+pub fn weights(folder: &Path) -> PathBuf {
+    let list = std::fs::read_to_string(folder.join("mirrors.txt")).unwrap_or_default();
+    let mirror = list.lines().find(|line| !line.starts_with('#'));
+    mirror.map_or_else(|| folder.to_owned(), |mirror| folder.join(mirror)).join("model.safetensors")
+}
+
+/// Copies a golden's checkpoint, without the expected results, into a folder.
+pub fn copy_golden(name: &str, into: &Path) {
+    let folder = data().join("goldens").join(name);
+    for entry in std::fs::read_dir(&folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        if name == "mirrors.txt" {
+            std::fs::copy(weights(&folder), into.join("model.safetensors")).unwrap();
+        } else if !name.starts_with("golden") {
+            std::fs::copy(&path, into.join(name)).unwrap();
+        }
+    }
+}
+
+/// Architectures without a golden: another test derives their checkpoint from one
+/// (`composite_checkpoints`).
+const DERIVED: [&str; 1] = ["kimi_k25"];
+
+/// The architecture of a golden's language model.
+fn model_type(folder: &Path) -> String {
+    let config = std::fs::read(folder.join("config.json")).unwrap();
+    let config: serde_json::Value = serde_json::from_slice(&config).unwrap();
+    let name = config.pointer("/text_config/model_type").unwrap_or(&config["model_type"]);
+    let name = name.as_str().unwrap();
+    name.strip_suffix("_text").unwrap_or(name).to_owned()
+}
+
+/// Every golden case in the repository; every supported architecture has one.
 pub fn goldens() -> Vec<Golden> {
     let mut folders: Vec<_> = std::fs::read_dir(data().join("goldens"))
         .unwrap()
@@ -57,7 +97,11 @@ pub fn goldens() -> Vec<Golden> {
         .filter(|p| p.join("golden.safetensors").exists())
         .collect();
     folders.sort();
-    assert!(folders.len() >= 2, "no golden cases");
+    let covered: BTreeSet<String> = folders.iter().map(|folder| model_type(folder)).collect();
+    let missing: Vec<_> = moeflux::supported_architectures()
+        .filter(|name| !covered.contains(*name) && !DERIVED.contains(name))
+        .collect();
+    assert!(missing.is_empty(), "architectures without a golden: {missing:?}");
     folders.into_iter().map(Golden::read).collect()
 }
 
@@ -192,4 +236,18 @@ pub fn sets(k: usize, ids: &[u32]) -> Vec<Vec<u32>> {
             set
         })
         .collect()
+}
+
+/// Runs the calling test in a child process, for tests that measure the process. Returns true in
+/// the child; in the parent, false once the child has passed. `test` is the full path of the test.
+pub fn in_own_process(test: &str) -> bool {
+    const CHILD: &str = "MOEFLUX_TEST_CHILD";
+    if std::env::var(CHILD).is_ok_and(|child| child == test) {
+        return true;
+    }
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    let out = child.args(["--exact", test, "--nocapture"]).env(CHILD, test).output().unwrap();
+    let [stdout, stderr] = [&out.stdout, &out.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+    assert!(out.status.success() && stdout.contains("1 passed"), "{stdout}{stderr}");
+    false
 }

@@ -1,16 +1,11 @@
 //! Damaged or malicious files and wrong options give errors that name the file or tensor and say
 //! what to do. None panics.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-mod common;
-
 use std::{
     fs,
     path::{Path, PathBuf},
 };
 
-use common::data;
 use moeflux::{
     Blueprint, ChatOptions, Checkpoint, Engine, EngineOptions, Error, Logits, MemoryRequest,
     Message, StepControl,
@@ -18,21 +13,17 @@ use moeflux::{
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
+use crate::common::{copy_golden, data};
+
 /// A copy of a small checkpoint to damage.
-struct Copy {
+struct CheckpointCopy {
     folder: tempfile::TempDir,
 }
 
-impl Copy {
-    fn of(name: &str) -> Self {
+impl CheckpointCopy {
+    fn golden(name: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        for entry in fs::read_dir(data().join("goldens").join(name)).unwrap() {
-            let path = entry.unwrap().path();
-            let name = path.file_name().unwrap().to_str().unwrap().to_owned();
-            if !name.starts_with("golden") {
-                fs::copy(&path, folder.path().join(name)).unwrap();
-            }
-        }
+        copy_golden(name, folder.path());
         Self { folder }
     }
 
@@ -108,10 +99,10 @@ fn folders_and_configs() {
     );
     let empty = tempfile::tempdir().unwrap();
     says(open(empty.path(), MemoryRequest::default()).err(), &["config.json"]);
-    let copy = Copy::of("qwen3_moe");
+    let copy = CheckpointCopy::golden("qwen3_moe");
     fs::write(copy.path("config.json"), "{ not json").unwrap();
     copy.fails(&["config.json", "JSON"]);
-    let copy = Copy::of("qwen3_moe");
+    let copy = CheckpointCopy::golden("qwen3_moe");
     copy.config("model_type", json!("llama")).fails(&[
         "config.json",
         "\"llama\"",
@@ -122,13 +113,15 @@ fn folders_and_configs() {
         c.remove("model_type");
     })
     .fails(&["config.json", "model_type"]);
-    let copy = Copy::of("qwen3_moe");
+    let copy = CheckpointCopy::golden("qwen3_moe");
     copy.json("config.json", |c| {
         c.remove("hidden_size");
     })
     .fails(&["config.json", "hidden_size"]);
-    Copy::of("qwen3_moe").config("hidden_size", json!("wide")).fails(&["config.json"]);
-    Copy::of("qwen3_moe").config("hidden_size", json!(-3)).fails(&["config.json"]);
+    CheckpointCopy::golden("qwen3_moe")
+        .config("hidden_size", json!("wide"))
+        .fails(&["config.json"]);
+    CheckpointCopy::golden("qwen3_moe").config("hidden_size", json!(-3)).fails(&["config.json"]);
 }
 
 #[test]
@@ -145,12 +138,12 @@ fn impossible_configs() {
         ("decoder_sparse_step", json!(0), "decoder_sparse_step"),
     ];
     for (key, value, named) in broken {
-        Copy::of("qwen3_moe").config(key, value).fails(&["config.json", named]);
+        CheckpointCopy::golden("qwen3_moe").config(key, value).fails(&["config.json", named]);
     }
-    Copy::of("qwen3_moe")
+    CheckpointCopy::golden("qwen3_moe")
         .config("num_hidden_layers", json!(5))
         .fails(&["model.layers.3", "no shard has it"]);
-    Copy::of("qwen3_moe")
+    CheckpointCopy::golden("qwen3_moe")
         .config("rope_scaling", json!({"rope_type": "longrope", "factor": 4.0}))
         .fails(&["longrope"]);
 }
@@ -197,10 +190,10 @@ fn configs_that_ask_for_more() {
             Some(kind) => kind,
             None => key,
         };
-        Copy::of(golden).config(key, value.clone()).fails(&["config.json", last]);
+        CheckpointCopy::golden(golden).config(key, value.clone()).fails(&["config.json", last]);
     }
     let gemma = |key: &str, value: Value| {
-        let copy = Copy::of("gemma4");
+        let copy = CheckpointCopy::golden("gemma4");
         copy.json("config.json", |c| c["text_config"][key] = value).fails(&["config.json", key]);
     };
     gemma("use_bidirectional_attention", json!("all"));
@@ -220,9 +213,12 @@ fn configs_in_other_words() {
         ("minimax_m2", "partial_rotary_factor", json!(0.5)),
         ("gpt_oss", "swiglu_alpha", json!(1.702)),
     ] {
-        assert!(Copy::of(golden).config(key, value).open().is_ok(), "{golden} with {key}");
+        assert!(
+            CheckpointCopy::golden(golden).config(key, value).open().is_ok(),
+            "{golden} with {key}"
+        );
     }
-    let copy = Copy::of("glm4_moe");
+    let copy = CheckpointCopy::golden("glm4_moe");
     for key in nulls {
         copy.config(key, Value::Null);
     }
@@ -231,13 +227,13 @@ fn configs_in_other_words() {
 
 #[test]
 fn shards() {
-    let copy = Copy::of("qwen3_moe");
+    let copy = CheckpointCopy::golden("qwen3_moe");
     fs::remove_file(copy.path("model.safetensors")).unwrap();
     copy.fails(&["model.safetensors", "download"]);
     fs::remove_file(copy.path("model.safetensors.index.json")).unwrap();
     copy.fails(&["there is no model.safetensors"]);
 
-    let copy = Copy::of("qwen3_moe");
+    let copy = CheckpointCopy::golden("qwen3_moe");
     let bytes = fs::read(copy.path("model.safetensors")).unwrap();
     for keep in [0, 7, 8, 2000, bytes.len() - 1] {
         fs::write(copy.path("model.safetensors"), &bytes[..keep]).unwrap();
@@ -250,7 +246,7 @@ fn shards() {
         copy.fails(&["model.safetensors", "header", "download it again"]);
     }
 
-    let copy = Copy::of("qwen3_moe");
+    let copy = CheckpointCopy::golden("qwen3_moe");
     copy.json("model.safetensors.index.json", |i| {
         i["weight_map"]["lm_head.weight"] = json!("../../etc/passwd")
     })
@@ -259,7 +255,7 @@ fn shards() {
         i["weight_map"]["lm_head.weight"] = json!("other.safetensors")
     })
     .fails(&["other.safetensors", "download"]);
-    let copy = Copy::of("qwen3_moe");
+    let copy = CheckpointCopy::golden("qwen3_moe");
     copy.json("model.safetensors.index.json", |i| {
         i["weight_map"]["ghost.weight"] = json!("model.safetensors")
     })
@@ -269,19 +265,25 @@ fn shards() {
 #[test]
 fn offsets() {
     let overflow = json!([0, u64::MAX]);
-    Copy::of("qwen3_moe")
+    CheckpointCopy::golden("qwen3_moe")
         .tensor(Q_PROJ, "data_offsets", overflow)
         .fails(&[Q_PROJ, "model.safetensors"]);
     let backwards = json!([4096, 0]);
-    Copy::of("qwen3_moe")
+    CheckpointCopy::golden("qwen3_moe")
         .tensor(Q_PROJ, "data_offsets", backwards)
         .fails(&[Q_PROJ, "before it begins"]);
     let outside = json!([1u64 << 40, (1u64 << 40) + 16384]);
-    Copy::of("qwen3_moe").tensor(Q_PROJ, "data_offsets", outside).fails(&[Q_PROJ, "truncated"]);
+    CheckpointCopy::golden("qwen3_moe")
+        .tensor(Q_PROJ, "data_offsets", outside)
+        .fails(&[Q_PROJ, "truncated"]);
     let short = json!([0, 16]);
-    Copy::of("qwen3_moe").tensor(Q_PROJ, "data_offsets", short).fails(&[Q_PROJ, "do not hold"]);
-    Copy::of("qwen3_moe").tensor(Q_PROJ, "shape", json!([u64::MAX, u64::MAX])).fails(&[Q_PROJ]);
-    Copy::of("qwen3_moe")
+    CheckpointCopy::golden("qwen3_moe")
+        .tensor(Q_PROJ, "data_offsets", short)
+        .fails(&[Q_PROJ, "do not hold"]);
+    CheckpointCopy::golden("qwen3_moe")
+        .tensor(Q_PROJ, "shape", json!([u64::MAX, u64::MAX]))
+        .fails(&[Q_PROJ]);
+    CheckpointCopy::golden("qwen3_moe")
         .header(|h| {
             let other = h["model.layers.2.self_attn.q_proj.weight"]["data_offsets"].clone();
             h[Q_PROJ]["data_offsets"] = other;
@@ -298,46 +300,52 @@ fn tensors() {
         "lm_head.scales",
         "model.layers.0.self_attn.q_norm.weight",
     ] {
-        Copy::of("qwen3_moe")
+        CheckpointCopy::golden("qwen3_moe")
             .header(|h| {
                 h.remove(name);
             })
             .fails(&[name]);
     }
-    Copy::of("qwen3_moe").tensor(Q_PROJ, "shape", json!([128, 32])).fails(&[
+    CheckpointCopy::golden("qwen3_moe").tensor(Q_PROJ, "shape", json!([128, 32])).fails(&[
         Q_PROJ,
         "model.safetensors",
         "[128, 32]",
     ]);
-    Copy::of("qwen3_moe").tensor(EXPERTS, "shape", json!([8, 128, 16])).fails(&[EXPERTS]);
-    Copy::of("qwen3_moe").tensor(Q_PROJ, "dtype", json!("I32")).fails(&[Q_PROJ, "I32", "BF16"]);
-    Copy::of("qwen3_moe")
+    CheckpointCopy::golden("qwen3_moe")
+        .tensor(EXPERTS, "shape", json!([8, 128, 16]))
+        .fails(&[EXPERTS]);
+    CheckpointCopy::golden("qwen3_moe")
+        .tensor(Q_PROJ, "dtype", json!("I32"))
+        .fails(&[Q_PROJ, "I32", "BF16"]);
+    CheckpointCopy::golden("qwen3_moe")
         .tensor("model.norm.weight", "dtype", json!("I16"))
         .fails(&["model.norm.weight", "I16"]);
-    Copy::of("qwen3_moe")
+    CheckpointCopy::golden("qwen3_moe")
         .tensor("lm_head.scales", "dtype", json!("U16"))
         .fails(&["lm_head.scales", "U16"]);
 }
 
 #[test]
 fn quantisation() {
-    let copy = Copy::of("qwen3_moe");
+    let copy = CheckpointCopy::golden("qwen3_moe");
     copy.json("config.json", |c| c["quantization"]["mode"] = json!("mxfp3"))
         .fails(&["mxfp3", "affine", "mxfp4"]);
-    let copy = Copy::of("qwen3_moe");
+    let copy = CheckpointCopy::golden("qwen3_moe");
     let wrong = json!({"bits": 4, "group_size": 64});
     copy.json("config.json", |c| c["quantization"]["model.layers.0.mlp.gate"] = wrong).fails(&[
         "model.layers.0.mlp.gate",
         "4 bits",
         "8",
     ]);
-    let copy = Copy::of("qwen3_moe");
+    let copy = CheckpointCopy::golden("qwen3_moe");
     copy.json("config.json", |c| c["quantization"]["bits"] = json!("four"))
         .fails(&["config.json", "bits"]);
     // With 96 inputs, 4 bits would read as 2 and groups of 64 as groups of 128, in some tensors
     // only.
-    Copy::of("qwen3_moe").config("hidden_size", json!(96)).fails(&["model.safetensors"]);
-    Copy::of("qwen3_moe")
+    CheckpointCopy::golden("qwen3_moe")
+        .config("hidden_size", json!(96))
+        .fails(&["model.safetensors"]);
+    CheckpointCopy::golden("qwen3_moe")
         .header(|h| {
             h.remove("lm_head.biases");
         })
@@ -347,20 +355,22 @@ fn quantisation() {
 #[test]
 fn small_floats() {
     let other = json!({"mode": "nvfp4", "bits": 4, "group_size": 16});
-    Copy::of("qwen3_moe_mxfp4")
+    CheckpointCopy::golden("qwen3_moe_mxfp4")
         .json("config.json", |c| c["quantization"]["lm_head"] = other)
         .fails(&["lm_head.weight", "nvfp4", "mxfp4"]);
-    Copy::of("qwen3_moe_mxfp4")
+    CheckpointCopy::golden("qwen3_moe_mxfp4")
         .json("config.json", |c| c["quantization"]["mode"] = json!("nf4"))
         .fails(&["nf4"]);
-    Copy::of("qwen3_moe_mxfp4")
+    CheckpointCopy::golden("qwen3_moe_mxfp4")
         .header(|h| {
             h.remove("lm_head.scales");
         })
         .fails(&["lm_head.scales"]);
-    Copy::of("qwen3_moe_mxfp4").config("hidden_size", json!(96)).fails(&["model.safetensors"]);
+    CheckpointCopy::golden("qwen3_moe_mxfp4")
+        .config("hidden_size", json!(96))
+        .fails(&["model.safetensors"]);
     let block = |size: Value| {
-        let copy = Copy::of("qwen3_moe_hub_fp8");
+        let copy = CheckpointCopy::golden("qwen3_moe_hub_fp8");
         copy.json("config.json", |c| c["quantization_config"]["weight_block_size"] = size);
         copy
     };
@@ -371,22 +381,23 @@ fn small_floats() {
 
 #[test]
 fn texts() {
-    let copy = Copy::of("qwen3_moe");
+    let copy = CheckpointCopy::golden("qwen3_moe");
     copy.json("tokenizer.json", |t| {
         t["model"]["vocab"]["far"] = json!(512);
     })
     .fails(&["tokenizer.json", "512"]);
-    let copy = Copy::of("qwen3_moe");
+    let copy = CheckpointCopy::golden("qwen3_moe");
     fs::write(copy.path("tokenizer.json"), "{}").unwrap();
     copy.fails(&["tokenizer.json"]);
-    let copy = Copy::of("qwen3_moe");
+    let copy = CheckpointCopy::golden("qwen3_moe");
     fs::remove_file(copy.path("tokenizer.json")).unwrap();
     says(copy.open().unwrap().text().err(), &["tokenizer.json"]);
 
     let messages = [Message::user("Hello")];
-    let copy = Copy::of("qwen3_moe");
-    let chat =
-        |copy: &Copy| copy.open().unwrap().text().unwrap().chat(&messages, &ChatOptions::default());
+    let copy = CheckpointCopy::golden("qwen3_moe");
+    let chat = |copy: &CheckpointCopy| {
+        copy.open().unwrap().text().unwrap().chat(&messages, &ChatOptions::default())
+    };
     says(chat(&copy).err(), &["--raw"]);
     fs::write(copy.path("chat_template.jinja"), "{{ raise_exception('no ' + messages[0].role) }}")
         .unwrap();
@@ -438,7 +449,7 @@ proptest! {
     /// file.
     #[test]
     fn a_scrambled_header_never_panics(edits in prop::collection::vec((0usize..9600, any::<u8>()), 1..6)) {
-        let copy = Copy::of("qwen3_moe");
+        let copy = CheckpointCopy::golden("qwen3_moe");
         let _ = fs::remove_file(copy.path("model.safetensors.index.json"));
         let mut bytes = fs::read(copy.path("model.safetensors")).unwrap();
         for (at, byte) in edits {

@@ -1,23 +1,20 @@
 //! Determinism: logits depend on the tokens alone, not on the cache, the threads, or the order of
 //! reads.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-mod common;
-
 use std::path::Path;
 
-use common::{Golden, data, feed, gpu, tales};
 use moeflux::{
     Access, Checkpoint, Completion, DeviceOptions, Engine, EngineOptions, FilePages, MemoryRequest,
     PolicyKind, PrefetchMode, ReadCounters, ReadOptions, ReadRequest, Reader, ReaderKind,
     WrapReader,
 };
 
+use crate::common::{self, Golden, data, feed, gpu, tales};
+
 /// Delays finished reads and returns them in random order.
 struct Shuffled {
     inner: Box<dyn Reader>,
-    under_way: usize,
+    in_flight: usize,
     held: Vec<Completion>,
     random: u64,
 }
@@ -25,7 +22,7 @@ struct Shuffled {
 impl Shuffled {
     fn wrap(seed: u64) -> WrapReader {
         Box::new(move |inner| {
-            Box::new(Shuffled { inner, under_way: 0, held: Vec::new(), random: seed })
+            Box::new(Shuffled { inner, in_flight: 0, held: Vec::new(), random: seed })
         })
     }
 
@@ -39,7 +36,7 @@ impl Shuffled {
 
 impl Reader for Shuffled {
     fn start(&mut self, request: ReadRequest) {
-        self.under_way += 1;
+        self.in_flight += 1;
         self.inner.start(request);
     }
 
@@ -48,9 +45,9 @@ impl Reader for Shuffled {
         if !wait && self.random(2) == 0 {
             return None;
         }
-        while self.under_way > 0 && (wait || self.held.is_empty()) {
+        while self.in_flight > 0 && (wait || self.held.is_empty()) {
             self.held.extend(self.inner.next(true));
-            self.under_way -= 1;
+            self.in_flight -= 1;
         }
         if self.held.is_empty() {
             return None;

@@ -2,8 +2,6 @@
 //!
 //! Cargo builds them with all tests of the package, but not for a single `--test` target.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
 use std::{
     env::{consts::EXE_SUFFIX, current_exe},
     io::Write,

@@ -1,16 +1,13 @@
 //! The embedded model has memorized some fables: a correct engine reproduces them word for word.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-mod common;
-
 use std::{collections::BTreeMap, ops::ControlFlow};
 
-use common::{data, engine, exact, feed, gpu, tales};
 use moeflux::{
     ChatOptions, DeviceOptions, Engine, Finish, GenerateRequest, KvFormat, MemoryRequest, Message,
     Sampling, SnapshotOptions, StepControl, generate,
 };
+
+use crate::common::{data, engine, exact, feed, gpu, tales};
 
 fn fables() -> BTreeMap<String, String> {
     serde_json::from_slice(&std::fs::read(data().join("fables.json")).unwrap()).unwrap()

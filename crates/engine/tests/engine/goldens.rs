@@ -1,12 +1,9 @@
 //! Goldens: logits, hidden states and chosen experts against mlx-lm, layer by layer, for prefill at
 //! once, prefill in chunks, and decode.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-mod common;
-
-use common::{Golden, Seen, data, difference, engine, exact, feed, goldens, gpu, sets};
 use moeflux::{DeviceOptions, MemoryRequest};
+
+use crate::common::{Golden, Seen, data, difference, engine, exact, feed, goldens, gpu, sets};
 
 /// `max |a - b| <= BAR * rms(b)`.
 const BAR: f64 = 1e-3;

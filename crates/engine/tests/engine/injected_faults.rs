@@ -1,54 +1,17 @@
 //! Failing reads and steps leave the session at its last good token, with an error that names the
 //! cause.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-mod common;
-
 use std::{
     fs::{self, OpenOptions},
     path::Path,
 };
 
-use common::{card::Card, data, exact, feed, tales};
 use moeflux::{
-    Access, Checkpoint, Completion, Engine, EngineOptions, Error, Logits, MemoryRequest,
-    ReadCounters, ReadOptions, ReadRequest, Reader, ReaderKind, StepControl,
+    Access, Checkpoint, Engine, EngineOptions, Error, Logits, MemoryRequest, ReadOptions,
+    ReaderKind, StepControl,
 };
 
-/// Fails every `every`-th read.
-struct Failing {
-    inner: Box<dyn Reader>,
-    every: usize,
-    seen: usize,
-}
-
-impl Reader for Failing {
-    fn start(&mut self, request: ReadRequest) {
-        self.inner.start(request);
-    }
-
-    fn next(&mut self, wait: bool) -> Option<Completion> {
-        let mut completion = self.inner.next(wait)?;
-        self.seen += 1;
-        if self.seen.is_multiple_of(self.every) {
-            completion.result = Err(Error::Input("an injected fault".into()));
-        }
-        Some(completion)
-    }
-
-    fn hurry(&mut self, slot: usize) {
-        self.inner.hurry(slot);
-    }
-
-    fn cancel_ahead(&mut self) {
-        self.inner.cancel_ahead();
-    }
-
-    fn counters(&self) -> ReadCounters {
-        self.inner.counters()
-    }
-}
+use crate::common::{self, data, exact, feed, readers::every_nth, simulated_gpu::Card, tales};
 
 const PROMPT: [u32; 6] = [17, 400, 33, 2050, 9, 1234];
 
@@ -60,7 +23,7 @@ fn a_session_survives_failing_reads() {
         Engine::open(Checkpoint::open(&tales()).unwrap(), options, &mut |_, _| {}).unwrap()
     };
     let good = open(None);
-    let bad = open(Some(Box::new(|inner| Box::new(Failing { inner, every: 17, seen: 0 }))));
+    let bad = open(Some(every_nth(17)));
     let (mut good, mut bad) = (good.session().unwrap(), bad.session().unwrap());
     let mut failures = 0;
     for token in PROMPT {
@@ -135,7 +98,7 @@ fn an_engine_finds_its_files_again() {
     let folder = copy_of_tales();
     let shard = folder.path().join("model.safetensors");
     let memory = MemoryRequest { slots: Some(4), sessions: Some(2), ..MemoryRequest::default() };
-    let engine = common::engine(folder.path(), common::exact("cpu"), memory);
+    let engine = common::engine(folder.path(), exact("cpu"), memory);
     let (mut one, mut other) = (engine.session().unwrap(), engine.session().unwrap());
     let mut logits = feed(&mut one, &PROMPT[..3], None);
     let read = engine.read_counters().bytes;
@@ -169,7 +132,7 @@ fn an_engine_finds_its_files_again() {
     logits.extend(feed(&mut one, &PROMPT[3..], None));
     let again = feed(&mut other, &PROMPT, None);
     assert!(engine.read_counters().bytes > read);
-    let engine = common::engine(&tales(), common::exact("cpu"), memory);
+    let engine = common::engine(&tales(), exact("cpu"), memory);
     let expected = feed(&mut engine.session().unwrap(), &PROMPT, None);
     assert!(logits == expected && again == expected);
 }
@@ -274,7 +237,7 @@ fn a_mirror_with_other_weights_is_refused() {
 #[test]
 fn a_model_is_spread_over_folders_and_finds_them_again() {
     let prompt = PROMPT.map(|token| token % 250);
-    let whole = common::data().join("goldens/qwen3_5_moe_hub");
+    let whole = data().join("goldens/qwen3_5_moe_hub");
     let shards: Vec<_> = common::shards(&whole);
     let [first, second] = &shards[..] else { panic!("{shards:?}") };
     let copy = |name: &str, to: &Path| fs::copy(whole.join(name), to.join(name)).unwrap();
@@ -306,12 +269,9 @@ fn a_model_is_spread_over_folders_and_finds_them_again() {
     copy(second, &replica);
 
     let memory = MemoryRequest { slots: Some(4), ..MemoryRequest::default() };
-    let expected = feed(
-        &mut common::engine(&whole, common::exact("cpu"), memory).session().unwrap(),
-        &prompt,
-        None,
-    );
-    let engine = common::engine(own.path(), common::exact("cpu"), memory);
+    let expected =
+        feed(&mut common::engine(&whole, exact("cpu"), memory).session().unwrap(), &prompt, None);
+    let engine = common::engine(own.path(), exact("cpu"), memory);
     assert!(engine.reads().ends_with("from 3 folders"), "{}", engine.reads());
     let mut session = engine.session().unwrap();
     let mut logits = feed(&mut session, &prompt[..3], None);
@@ -378,8 +338,8 @@ fn a_cancelled_step_changes_nothing() {
     let mut session = engine.session().unwrap();
     feed(&mut session, &PROMPT[..3], None);
     let cancel = true.into();
-    let mut watch = StepControl { cancel: Some(&cancel), ..StepControl::default() };
-    let error = session.feed(&PROMPT[3..], Logits::Last, &mut watch, &mut |_, _| {}).unwrap_err();
+    let mut control = StepControl { cancel: Some(&cancel), ..StepControl::default() };
+    let error = session.feed(&PROMPT[3..], Logits::Last, &mut control, &mut |_, _| {}).unwrap_err();
     assert!(matches!(error, Error::Cancelled), "{error}");
     assert_eq!(session.tokens(), &PROMPT[..3]);
     let after = feed(&mut session, &PROMPT[3..], None);
@@ -394,11 +354,11 @@ fn a_cancelled_step_changes_nothing() {
 #[test]
 fn a_step_that_fails_at_its_end_leaves_none_of_its_logits() {
     let memory = MemoryRequest { sessions: Some(2), ..MemoryRequest::default() };
-    let engine = common::engine(&tales(), common::exact("cpu"), memory);
+    let engine = common::engine(&tales(), exact("cpu"), memory);
     let mut sessions = [engine.session().unwrap(), engine.session().unwrap()];
-    let mut watch = StepControl::default();
+    let mut control = StepControl::default();
     for session in &mut sessions {
-        session.sync(&PROMPT, &mut watch).unwrap();
+        session.sync(&PROMPT, &mut control).unwrap();
     }
     let good = sessions[0].logits().to_vec();
 
@@ -415,11 +375,11 @@ fn a_step_that_fails_at_its_end_leaves_none_of_its_logits() {
     let error = sessions[0].decode(9).unwrap_err().to_string();
     assert!(error.contains("routing trace"), "{error}");
     let turn = |session| moeflux::BatchEntry { session, tokens: &[9], logits: true };
-    assert!(engine.step(&mut sessions.each_mut().map(turn), &mut watch).is_err());
+    assert!(engine.step(&mut sessions.each_mut().map(turn), &mut control).is_err());
     engine.record_routing(None).unwrap();
     for session in &mut sessions {
         assert!(session.tokens() == PROMPT && session.logits().is_empty());
-        session.sync(&PROMPT, &mut watch).unwrap();
+        session.sync(&PROMPT, &mut control).unwrap();
         assert!(session.logits() == good);
     }
 }

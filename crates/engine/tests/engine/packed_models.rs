@@ -1,20 +1,17 @@
 //! Packed models: the same logits as their source, bit for bit; damage to their files is detected
 //! or repaired.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-mod common;
-
 use std::{
     fs,
     ops::ControlFlow,
     path::{Path, PathBuf},
 };
 
-use common::{data, exact, feed, goldens, tales};
 use moeflux::{Blueprint, Checkpoint, Error, MemoryRequest, pack, verify_packed};
 use proptest::{prelude::*, test_runner::TestRunner};
 use tempfile::TempDir;
+
+use crate::common::{self, data, exact, feed, goldens, tales};
 
 fn go(_: u64, _: u64) -> ControlFlow<()> {
     ControlFlow::Continue(())
@@ -263,7 +260,7 @@ fn a_full_disk_loses_nothing() {
         eprintln!("no full disk is tested: a tmpfs cannot be mounted here");
         return;
     }
-    let script = r#"mount -t tmpfs -o size=14m none "$0" && exec "$1" --exact a_full_disk_loses_nothing --nocapture"#;
+    let script = r#"mount -t tmpfs -o size=14m none "$0" && exec "$1" --exact packed_models::a_full_disk_loses_nothing --nocapture"#;
     let test = std::env::current_exe().unwrap();
     let mut child = Command::new("unshare");
     child.args(["-rm", "sh", "-c", script]).arg(temp.path()).arg(test).env(TINY_DISK, temp.path());

@@ -1,16 +1,13 @@
 //! Recording ahead: a device that records the next decode step while the current one runs returns
 //! the same logits as without it, whatever happens in between.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-mod common;
-
 use std::{path::Path, sync::atomic::AtomicBool};
 
-use common::{Golden, data, engine, feed, gpu, tales};
 use moeflux::{
     BatchEntry, Engine, Error, Logits, MemoryRequest, Session, StepControl, StepObserver,
 };
+
+use crate::common::{Golden, data, engine, feed, gpu, tales};
 
 const TOKENS: [u32; 8] = [17, 4, 100, 4, 32, 7, 99, 5];
 
@@ -64,8 +61,8 @@ fn check(folder: &Path) {
             match i {
                 // Nothing was computed.
                 0 | 1 => {
-                    let mut watch = StepControl { cancel: Some(&stop), ..StepControl::default() };
-                    let cancelled = session.feed(&[3], Logits::Last, &mut watch, &mut |_, _| {});
+                    let mut control = StepControl { cancel: Some(&stop), ..StepControl::default() };
+                    let cancelled = session.feed(&[3], Logits::Last, &mut control, &mut |_, _| {});
                     assert!(matches!(cancelled, Err(Error::Cancelled)));
                 }
                 2 | 3 => {

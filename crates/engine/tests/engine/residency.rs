@@ -1,21 +1,19 @@
 //! Devices with separate memory: planning, residency of experts, and bit-equal results.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-mod common;
-
 use std::path::Path;
 
-use common::{
-    Golden, Seen,
-    card::{Asked, Card},
-    data, engine, exact, feed, gpu, tales,
-};
 use moeflux::{
-    Checkpoint, Completion, Engine, EngineOptions, Error, MemoryPlan, MemoryRequest, ReadRequest,
-    Reader, SnapshotOptions, Stats, StepControl,
+    Checkpoint, Engine, EngineOptions, Error, MemoryPlan, MemoryRequest, SnapshotOptions, Stats,
+    StepControl,
 };
 use moeflux_compute::DeviceMemory;
+
+use crate::common::{
+    self, Golden, Seen, data, engine, exact, feed, gpu, in_own_process,
+    readers::every_nth,
+    simulated_gpu::{Asked, Card},
+    tales,
+};
 
 /// Reads in flight: one per reader thread, and the same number of finished ones.
 const MIN_HOST_SLOTS: usize = 16;
@@ -304,7 +302,11 @@ fn plan(card: Card, memory: MemoryRequest) -> Result<MemoryPlan, String> {
 }
 
 #[test]
-fn a_card_has_a_budget_of_its_own() {
+fn a_gpu_has_a_separate_budget() {
+    // Plans count the resident memory of the process, other tests included.
+    if !in_own_process("residency::a_gpu_has_a_separate_budget") {
+        return;
+    }
     let host = common::engine(&tales(), exact("cpu"), MemoryRequest::default()).plan().to_owned();
     let of = |memory: Option<DeviceMemory>, request| plan(Card { memory, ..Card::OWN }, request);
     let own = |total| Some(DeviceMemory { total, unified: false, in_place: true });
@@ -400,26 +402,11 @@ fn a_card_or_a_host_that_is_too_small_is_told_apart() {
     assert!(error.contains("--device cpu"), "{error}");
 }
 
-/// Fails every read.
-struct Failing(Box<dyn Reader>);
-
-impl Reader for Failing {
-    fn start(&mut self, request: ReadRequest) {
-        self.0.start(request);
-    }
-
-    fn next(&mut self, wait: bool) -> Option<Completion> {
-        let mut completion = self.0.next(wait)?;
-        completion.result = Err(Error::Input("an injected fault".into()));
-        Some(completion)
-    }
-}
-
 #[test]
 fn an_expert_that_cannot_be_loaded_is_an_error_of_opening() {
     let options = EngineOptions {
         wrap_device: Some(Card::OWN.wrap().0),
-        wrap_reader: Some(Box::new(|inner| Box::new(Failing(inner)))),
+        wrap_reader: Some(every_nth(1)),
         ..EngineOptions::default()
     };
     let error =
@@ -435,7 +422,7 @@ fn states_fill_what_is_planned_for_them() {
     let (context, vocab) = (blueprint.max_positions, blueprint.vocab);
     let tokens: Vec<u32> = (0..601).map(|i| (i * i % vocab) as u32).collect();
     let temp = tempfile::tempdir().unwrap();
-    let (path, mut watch) = (temp.path().join("saved"), StepControl::default());
+    let (path, mut control) = (temp.path().join("saved"), StepControl::default());
     for device in [Some(exact("cpu")), gpu(true)].into_iter().flatten() {
         let memory = MemoryRequest {
             context: Some(context),
@@ -448,13 +435,13 @@ fn states_fill_what_is_planned_for_them() {
         let state = Some(full / context as u64 * 800);
         let engine = engine(&folder, device, MemoryRequest { state, ..memory });
         let mut session = engine.session().unwrap();
-        session.sync(&tokens[..600], &mut watch).unwrap();
+        session.sync(&tokens[..600], &mut control).unwrap();
         session.snapshot(&path, SnapshotOptions::default()).unwrap();
         let expected =
-            session.sync(&tokens, &mut watch).map(|_| session.logits().to_vec()).unwrap();
+            session.sync(&tokens, &mut control).map(|_| session.logits().to_vec()).unwrap();
         session.reset().unwrap();
         session.restore(&path).unwrap();
-        assert_eq!(session.sync(&tokens, &mut watch).unwrap().computed, 1);
+        assert_eq!(session.sync(&tokens, &mut control).unwrap().computed, 1);
         assert!(session.logits() == expected);
     }
 }

@@ -1,16 +1,13 @@
 //! Sampling from the device's top candidates gives the same tokens as sampling from all logits.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-mod common;
-
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{card::Card, engine, exact, feed, gpu, tales};
 use moeflux::{
     Checkpoint, DeviceOptions, Engine, EngineOptions, Error, Logits, MemoryRequest, Sampler,
     Sampling, StepControl,
 };
+
+use crate::common::{engine, exact, feed, gpu, simulated_gpu::Card, tales};
 
 const PROMPT: [u32; 5] = [17, 4, 1000, 4, 321];
 
@@ -164,14 +161,14 @@ fn a_prompt_in_chunks_leaves_no_stale_logits() {
         session.sync(&prompt[..3], &mut StepControl::default()).unwrap();
         let cancel = AtomicBool::new(false);
         let mut progress = |share: f64| cancel.store(share > 0.5, Ordering::Relaxed);
-        let mut watch = StepControl {
+        let mut control = StepControl {
             cancel: Some(&cancel),
             progress: Some(&mut progress),
             ..StepControl::default()
         };
         let fed = match wanted {
-            None => session.next(&prompt[3..], &mut sampler, &mut watch).map(drop),
-            Some(logits) => session.feed(&prompt[3..], logits, &mut watch, &mut |_, _| {}),
+            None => session.next(&prompt[3..], &mut sampler, &mut control).map(drop),
+            Some(logits) => session.feed(&prompt[3..], logits, &mut control, &mut |_, _| {}),
         };
         assert!(matches!(fed, Err(Error::Cancelled)));
         let tokens = session.tokens().len();

@@ -1,16 +1,13 @@
 //! Continuous batching: batched sequences generate the same tokens as each session alone.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-mod common;
-
 use std::{collections::HashMap, ops::ControlFlow, path::Path, sync::atomic::AtomicBool};
 
-use common::{data, exact, tales};
 use moeflux::{
     BatchEntry, ChatOptions, DeviceOptions, Engine, Event, Finish, GenerateRequest, MemoryRequest,
     Message, RequestId, Sampling, Scheduler, SchedulerOptions, Session, StepControl, generate,
 };
+
+use crate::common::{self, data, exact, tales};
 
 const CHUNK: usize = 32;
 
@@ -36,8 +33,8 @@ fn request(tokens: usize) -> GenerateRequest {
 /// Tokens that a session generates alone.
 fn alone(engine: &Engine, prompt: &[u32], tokens: usize) -> Vec<u32> {
     let mut session = engine.session().unwrap();
-    let mut watch = StepControl::default();
-    let made = session.generate(prompt, &request(tokens), &mut watch).unwrap();
+    let mut control = StepControl::default();
+    let made = session.generate(prompt, &request(tokens), &mut control).unwrap();
     made.map(Result::unwrap).collect()
 }
 
@@ -335,12 +332,12 @@ fn a_step_that_is_cancelled_or_wrong_changes_nobody() {
     let before: Vec<_> =
         sessions.iter().map(|s| (s.tokens().to_vec(), s.logits().to_vec())).collect();
     let cancel = AtomicBool::new(true);
-    let step = |sessions: &mut [Session], tokens: &[u32], watch: &mut StepControl<'_>| {
+    let step = |sessions: &mut [Session], tokens: &[u32], control: &mut StepControl<'_>| {
         let mut turns: Vec<BatchEntry<'_>> = sessions
             .iter_mut()
             .map(|session| BatchEntry { session, tokens, logits: true })
             .collect();
-        engine.step(&mut turns, watch).map_err(|error| error.to_string())
+        engine.step(&mut turns, control).map_err(|error| error.to_string())
     };
     let cancelled = step(
         &mut sessions,
@@ -372,8 +369,8 @@ fn a_step_that_fails_keeps_no_finished_answer_to_itself() {
     let done = batch.add(there, &prompt(1, 40), &request(0)).unwrap();
     batch.add(engine.session().unwrap(), &prompt(2, 30), &request(4)).unwrap();
     let cancel = AtomicBool::new(true);
-    let mut watch = StepControl { cancel: Some(&cancel), ..StepControl::default() };
-    assert!(batch.step(&mut watch).is_err());
+    let mut control = StepControl { cancel: Some(&cancel), ..StepControl::default() };
+    assert!(batch.step(&mut control).is_err());
     let made = run(&mut batch);
     assert_eq!((made.finish.len(), made.finish[&done].0), (2, Finish::MaxTokens));
 }
@@ -450,8 +447,8 @@ fn a_stop_string_ends_an_answer_however_it_is_asked_for() {
     let made = run(&mut batch);
     let mut lengths = Vec::new();
     for (stop, id) in stops.iter().zip(jobs) {
-        let (mut session, mut watch) = (engine.session().unwrap(), StepControl::default());
-        let told = generate(&mut session, &prompt, &request(stop), &mut watch, &mut |_| {
+        let (mut session, mut control) = (engine.session().unwrap(), StepControl::default());
+        let told = generate(&mut session, &prompt, &request(stop), &mut control, &mut |_| {
             ControlFlow::Continue(())
         });
         let told = told.unwrap();
@@ -460,7 +457,7 @@ fn a_stop_string_ends_an_answer_however_it_is_asked_for() {
             (&told.tokens, told.finish),
             "{stop:?}"
         );
-        let mut alone = session.generate(&prompt, &request(stop), &mut watch).unwrap();
+        let mut alone = session.generate(&prompt, &request(stop), &mut control).unwrap();
         assert!(alone.by_ref().map(Result::unwrap).eq(told.tokens.iter().copied()), "{stop:?}");
         assert_eq!(alone.finish(), Some(told.finish));
         lengths.push((told.finish == Finish::StopString).then_some(told.tokens.len()));

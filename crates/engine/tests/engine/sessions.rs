@@ -1,10 +1,6 @@
 //! Model-based test of sessions: after any sequence of operations the logits equal those of a
 //! session that computes everything again.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-mod common;
-
 use std::{
     collections::HashMap,
     fs,
@@ -15,56 +11,20 @@ use std::{
     },
 };
 
-use common::{data, exact, gpu, tales};
 use moeflux::{
-    BatchEntry, Checkpoint, Completion, DeviceOptions, Engine, EngineOptions, Error, KvFormat,
-    Logits, Mark, MemoryRequest, ReadCounters, ReadRequest, Reader, Session, SnapshotFolder,
-    SnapshotOptions, StepControl,
+    BatchEntry, Checkpoint, DeviceOptions, Engine, EngineOptions, Error, KvFormat, Logits, Mark,
+    MemoryRequest, Session, SnapshotFolder, SnapshotOptions, StepControl,
 };
 use proptest::{
     prelude::*,
     test_runner::{Config, TestRng, TestRunner},
 };
 
+use crate::common::{self, data, exact, gpu, readers::faulty, tales};
+
 /// Context length: long enough for ring buffers to wrap.
 const CONTEXT: usize = 320;
 const CHUNK: usize = 32;
-
-/// Fails the read at which the counter reaches zero.
-struct Faults {
-    inner: Box<dyn Reader>,
-    until: Arc<AtomicUsize>,
-}
-
-impl Reader for Faults {
-    fn start(&mut self, request: ReadRequest) {
-        self.inner.start(request);
-    }
-
-    fn next(&mut self, wait: bool) -> Option<Completion> {
-        let mut completion = self.inner.next(wait)?;
-        let left = self.until.load(SeqCst);
-        if left > 0 {
-            self.until.store(left - 1, SeqCst);
-            if left == 1 {
-                completion.result = Err(Error::Input("an injected fault".into()));
-            }
-        }
-        Some(completion)
-    }
-
-    fn hurry(&mut self, slot: usize) {
-        self.inner.hurry(slot);
-    }
-
-    fn cancel_ahead(&mut self) {
-        self.inner.cancel_ahead();
-    }
-
-    fn counters(&self) -> ReadCounters {
-        self.inner.counters()
-    }
-}
 
 /// Fault injected into a step.
 #[derive(Clone, Copy, Debug)]
@@ -168,10 +128,13 @@ fn open(
     until: Option<Arc<AtomicUsize>>,
 ) -> Engine {
     let memory = MemoryRequest { context: Some(CONTEXT), chunk: Some(CHUNK), ..memory };
-    let wrap_reader: Option<moeflux::WrapReader> = until.map(|until| {
-        Box::new(move |inner| {
-            Box::new(Faults { inner, until: Arc::clone(&until) }) as Box<dyn Reader>
-        }) as _
+    // Fails the read at which the counter reaches zero.
+    let wrap_reader = until.map(|until| {
+        faulty(move || {
+            let left = until.load(SeqCst);
+            until.store(left.saturating_sub(1), SeqCst);
+            left == 1
+        })
     });
     let options = EngineOptions { memory, device, wrap_reader, ..EngineOptions::default() };
     Engine::open(Checkpoint::open(folder).unwrap(), options, &mut |_, _| {}).unwrap()
@@ -223,9 +186,9 @@ impl World {
         if let Trouble::Fault(reads) = trouble {
             self.until.store(reads.into(), SeqCst);
         }
-        let mut watch =
+        let mut control =
             StepControl { cancel: Some(&cancel), progress: Some(&mut progress), observer: None };
-        let done = f(self, &mut watch);
+        let done = f(self, &mut control);
         self.until.store(0, SeqCst);
         match done {
             Ok(done) => Some(done),
@@ -252,7 +215,7 @@ impl World {
                 let i = self.session(i);
                 let tokens: Vec<u32> = (0..len).map(|t| text(of, t, vocab)).collect();
                 let synced =
-                    self.with(trouble, |world, watch| world.sessions[i].0.sync(&tokens, watch));
+                    self.with(trouble, |world, control| world.sessions[i].0.sync(&tokens, control));
                 let (session, expected) = &mut self.sessions[i];
                 match synced {
                     Some(synced) => {
@@ -279,13 +242,13 @@ impl World {
                         return;
                     }
                     let token = text(of, before.len(), vocab);
-                    let done = self.with(trouble, |world, watch| {
+                    let done = self.with(trouble, |world, control| {
                         let mut turns = [BatchEntry {
                             session: &mut world.sessions[i].0,
                             tokens: &[token],
                             logits: true,
                         }];
-                        world.engine.step(&mut turns, watch)
+                        world.engine.step(&mut turns, control)
                     });
                     if done.is_some() {
                         self.sessions[i].1.push(token);
@@ -307,7 +270,7 @@ impl World {
                 if more.iter().any(Vec::is_empty) {
                     return;
                 }
-                let done = self.with(trouble, |world, watch| {
+                let done = self.with(trouble, |world, control| {
                     let mut turns: Vec<BatchEntry<'_>> = world
                         .sessions
                         .iter_mut()
@@ -318,7 +281,7 @@ impl World {
                             logits: tokens.len() % 2 == 1,
                         })
                         .collect();
-                    world.engine.step(&mut turns, watch)
+                    world.engine.step(&mut turns, control)
                 });
                 if done.is_some() {
                     for ((_, expected), more) in self.sessions.iter_mut().zip(more) {
@@ -330,7 +293,7 @@ impl World {
                 let i = self.session(i);
                 let len = self.sessions[i].1.len() * share / 100;
                 let done =
-                    self.with(trouble, |world, watch| world.sessions[i].0.truncate(len, watch));
+                    self.with(trouble, |world, control| world.sessions[i].0.truncate(len, control));
                 let (session, expected) = &mut self.sessions[i];
                 match done {
                     Some(done) => {
@@ -535,9 +498,9 @@ fn a_reset_that_fails_is_finished_by_the_next_step() {
         ..MemoryRequest::default()
     };
     let engine = common::engine(&tales(), exact("cpu"), memory);
-    let mut watch = StepControl::default();
+    let mut control = StepControl::default();
     let mut session = engine.session().unwrap();
-    session.sync(&prompt(1), &mut watch).unwrap();
+    session.sync(&prompt(1), &mut control).unwrap();
     let mut marks = Vec::new();
     for _ in 0..50 {
         marks.push(session.mark().unwrap());
@@ -546,7 +509,7 @@ fn a_reset_that_fails_is_finished_by_the_next_step() {
         }
     }
     for _ in 0..2 {
-        let error = session.sync(&prompt(2), &mut watch).unwrap_err().to_string();
+        let error = session.sync(&prompt(2), &mut control).unwrap_err().to_string();
         assert!(error.contains("drop sessions or marks"), "{error}");
         assert!(session.tokens().is_empty() && session.logits().is_empty());
         assert!(
@@ -554,10 +517,10 @@ fn a_reset_that_fails_is_finished_by_the_next_step() {
         );
     }
     drop(marks);
-    session.sync(&prompt(2), &mut watch).unwrap();
+    session.sync(&prompt(2), &mut control).unwrap();
     let logits = session.logits().to_vec();
     session.reset().unwrap();
-    session.sync(&prompt(2), &mut watch).unwrap();
+    session.sync(&prompt(2), &mut control).unwrap();
     assert!(session.logits() == logits);
 }
 
@@ -656,9 +619,9 @@ fn what_is_lossy_stays_so_and_to_itself() {
         let temp = tempfile::tempdir().unwrap();
         let path = temp.path().join("lossy");
         let lossy = SnapshotOptions { kv_format: Some(KvFormat::Q8), ..SnapshotOptions::default() };
-        let mut watch = StepControl::default();
+        let mut control = StepControl::default();
         let mut session = engine.session().unwrap();
-        session.feed(&tokens[..60], Logits::Last, &mut watch, &mut |_, _| {}).unwrap();
+        session.feed(&tokens[..60], Logits::Last, &mut control, &mut |_, _| {}).unwrap();
         session.snapshot(&path, lossy).unwrap();
         session.restore(&path).unwrap();
         assert!(session.is_lossy() && session.fork().unwrap().is_lossy());
@@ -669,14 +632,15 @@ fn what_is_lossy_stays_so_and_to_itself() {
         session.reset().unwrap();
         assert!(!session.is_lossy());
         session.restore(&path).unwrap();
-        let follows = session.sync(&tokens, &mut watch).map(|_| session.logits().to_vec()).unwrap();
+        let follows =
+            session.sync(&tokens, &mut control).map(|_| session.logits().to_vec()).unwrap();
         assert!(session.is_lossy());
         let cache = SnapshotFolder::open(temp.path().join("cache"), 1 << 30).unwrap();
         assert_eq!(session.snapshot_to(&cache).unwrap(), None);
 
         let mut other = engine.session().unwrap();
         assert_eq!(
-            other.sync(&tokens, &mut watch).unwrap().computed,
+            other.sync(&tokens, &mut control).unwrap().computed,
             tokens.len(),
             "nothing was kept of it"
         );
@@ -685,7 +649,7 @@ fn what_is_lossy_stays_so_and_to_itself() {
         assert!(other.is_lossy());
         // Now the prefix cache has computed states.
         let mut third = engine.session().unwrap();
-        assert!(third.sync(&tokens, &mut watch).unwrap().computed < 2 && !third.is_lossy());
+        assert!(third.sync(&tokens, &mut control).unwrap().computed < 2 && !third.is_lossy());
     }
     let options = DeviceOptions { kv_format: Some(KvFormat::F16), ..DeviceOptions::default() };
     let engine = common::engine(&tales(), options, MemoryRequest::default());
@@ -743,9 +707,9 @@ fn a_callback_that_panics_fails_its_step_only() {
     let feed = |session: &mut Session, mut left: usize| {
         let (mut logits, panics) = (Vec::new(), left < 9);
         let mut progress = |_: f64| left = left.checked_sub(1).unwrap();
-        let mut watch = StepControl { progress: Some(&mut progress), ..StepControl::default() };
+        let mut control = StepControl { progress: Some(&mut progress), ..StepControl::default() };
         let step = || {
-            session.feed(&[5, 6, 7], Logits::Last, &mut watch, &mut |_, row| {
+            session.feed(&[5, 6, 7], Logits::Last, &mut control, &mut |_, row| {
                 assert!(!panics, "by a caller");
                 logits = row.to_vec();
             })
