@@ -53,7 +53,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let tokens = engine.text()?.encode(sentence)?;
         let mut sum = Sum { layer: layers - 1, hidden: vec![0.0; hidden] };
         let mut control = StepControl { observer: Some(&mut sum), ..StepControl::default() };
-        // `feed` computes every token; `sync` would skip those that are cached.
+        // `feed` computes every token; `sync` would skip cached ones.
         session.reset()?;
         session.feed(&tokens, Logits::Last, &mut control, &mut |_, _| {})?;
         // Cosine similarity is the same for a sum and a mean.

@@ -38,7 +38,7 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 #[test]
-fn decoding_allocates_nothing() {
+fn decode_steps_do_not_allocate() {
     let golden = |name: &str| data().join("goldens").join(name);
     let folders = [
         tales(),

@@ -393,8 +393,8 @@ impl Scheduler {
             .max_by_key(|leader| (leader.end, progress(&self.sequences[leader.index])))
     }
 
-    /// Forks the state of other sequences into those that share a longer prefix, unless they wait
-    /// for a still longer one. If the fork fails, the sequence prefills alone.
+    /// Forks the state of other sequences into sequences that share a longer prefix, unless they
+    /// wait for a still longer one. If the fork fails, the sequence prefills alone.
     fn adopt_shared_prefixes(&mut self) {
         for i in 0..self.sequences.len() {
             let leader_end = self.prefix_leader(i).map_or(0, |leader| leader.end);

@@ -53,8 +53,8 @@ pub(crate) struct PrefixCache {
 }
 
 impl PrefixCache {
-    /// Inserts a timeline and returns the entries that it replaces: equal ones; if `truncatable`, also
-    /// its prefixes; and the eviction victim if the cache is full.
+    /// Inserts a timeline and returns the entries that it replaces: equal ones; if `truncatable`,
+    /// also its prefixes; and the eviction victim if the cache is full.
     pub(crate) fn insert(
         &mut self,
         timeline: Timeline,

@@ -73,7 +73,7 @@ impl Session {
         let contents = SnapshotContents {
             model: expected.model,
             name: &name,
-            keys: &expected.keys,
+            kv_format: &expected.kv_format,
             stored: expected.stored.as_deref(),
             lossy: own.is_lossy() || kv_format != own || timeline.is_lossy,
             exact: expected.exact,
@@ -130,8 +130,8 @@ impl Session {
         let tokens = snapshot.tokens().to_vec();
         let is_lossy = snapshot.header().lossy && !own.is_lossy();
         let loaded = Timeline { tokens, logits, written, is_lossy, ..Timeline::default() };
-        let saved: Vec<u64> = snapshot.header().states.iter().map(|s| s.places).collect();
-        if saved_states(&self.engine, &loaded, kv_format).iter().map(|s| s.places).ne(saved) {
+        let saved: Vec<u64> = snapshot.header().states.iter().map(|s| s.entries).collect();
+        if saved_states(&self.engine, &loaded, kv_format).iter().map(|s| s.entries).ne(saved) {
             let what = "its states, which do not match its tokens".into();
             return Err(Error::snapshot(path.as_ref(), SnapshotProblem::Damaged { what }));
         }
@@ -149,7 +149,7 @@ impl Session {
         timeline.logits = loaded.logits;
         timeline.written = written;
         timeline.is_lossy = is_lossy;
-        let all = state_spans(&engine, &timeline);
+        let spans = state_spans(&engine, &timeline);
         let (mut room, mut converted) = (vec![0; COPY_BYTES], Vec::new());
         let read =
             for_each_piece(&engine, &timeline, |StatePiece { index, state, shape, entries }| {
@@ -158,7 +158,7 @@ impl Session {
                 // rest.
                 runtime.evict_until(|device| {
                     device
-                        .state_need(&mut all.iter().copied())
+                        .state_need(&mut spans.iter().copied())
                         .map_err(Error::at(|| "reading a session"))
                 })?;
                 let entry_bytes = shape.place_bytes(kv_format);
@@ -233,7 +233,7 @@ impl Session {
             return Ok(None);
         }
         let expected = self.engine.expectation(self.engine.kv_format());
-        let path = folder.place_for(&expected, self.tokens());
+        let path = folder.path_for(&expected, self.tokens());
         let bytes = match self.equivalent_file_bytes(&path, &expected) {
             Some(bytes) => bytes,
             None => self.save(&path, SnapshotOptions::default(), folder.limit())?,
@@ -273,8 +273,10 @@ fn state_spans(engine: &Engine, timeline: &Timeline) -> Vec<Span> {
         |shape| filled(shape, timeline.tokens.len(), timeline.written, engine.plan().context);
     let runtime = engine.lock();
     let states = timeline.states.iter().flatten().flatten();
-    let all = states.zip(&runtime.state_shapes);
-    all.map(|(state, shape)| Span { state: *state, position: 0, rows: filled(*shape) }).collect()
+    let filled_states = states.zip(&runtime.state_shapes);
+    filled_states
+        .map(|(state, shape)| Span { state: *state, position: 0, rows: filled(*shape) })
+        .collect()
 }
 
 /// A range of entries of a state.
@@ -323,32 +325,33 @@ fn saved_states(engine: &Engine, timeline: &Timeline, kv_format: KvFormat) -> Ve
 fn describe_states(
     engine: &Engine,
     kv_format: KvFormat,
-    places: impl Fn(StateShape) -> u64,
+    entries: impl Fn(StateShape) -> u64,
 ) -> Vec<SavedState> {
     let context = engine.plan().context;
     let layers = engine.blueprint().layers.iter().enumerate();
-    let all = layers.flat_map(|(layer, blueprint)| {
+    let states = layers.flat_map(|(layer, blueprint)| {
         let shapes = blueprint.states(context, engine.plan().chunk).into_iter().enumerate();
-        shapes.map(move |(which, shape)| (layer, which, shape))
+        shapes.map(move |(index, shape)| (layer, index, shape))
     });
-    all.map(|(layer, which, shape)| SavedState {
-        layer,
-        which: which as u8,
-        places: places(shape),
-        place_bytes: shape.place_bytes(kv_format) as u64,
-        shape: match shape {
-            StateShape::Recurrent { len } => format!("recurrent, {len}"),
-            StateShape::KeyValue { kv_heads, key_width, value_width, positions } => {
-                let ring = if positions < context {
-                    format!(", the last {positions}")
-                } else {
-                    String::new()
-                };
-                format!("{kv_heads} heads of {key_width} and {value_width}{ring}")
-            }
-        },
-    })
-    .collect()
+    states
+        .map(|(layer, index, shape)| SavedState {
+            layer,
+            index: index as u8,
+            entries: entries(shape),
+            entry_bytes: shape.place_bytes(kv_format) as u64,
+            shape: match shape {
+                StateShape::Recurrent { len } => format!("recurrent, {len}"),
+                StateShape::KeyValue { kv_heads, key_width, value_width, positions } => {
+                    let ring = if positions < context {
+                        format!(", the last {positions}")
+                    } else {
+                        String::new()
+                    };
+                    format!("{kv_heads} heads of {key_width} and {value_width}{ring}")
+                }
+            },
+        })
+        .collect()
 }
 
 impl Engine {
@@ -357,7 +360,7 @@ impl Engine {
     fn expectation(&self, kv_format: KvFormat) -> SnapshotRequirements {
         SnapshotRequirements {
             model: self.model(),
-            keys: self.kv_format().name().into(),
+            kv_format: self.kv_format().name().into(),
             stored: (kv_format != self.kv_format()).then(|| kv_format.name().into()),
             exact: self.is_exact(),
             vocab: self.blueprint().vocab,

@@ -130,8 +130,8 @@ impl Session {
     }
 
     /// Like [`Session::sync`], with hints: `ends` are lengths of prefixes that other prompts are
-    /// likely to share, ascending, such as the ends of a conversation's messages. The states there
-    /// enter the prefix cache, if the memory plan has room.
+    /// likely to share, ascending: for example, the ends of a conversation's messages. The states
+    /// there enter the prefix cache, if the memory plan has room.
     ///
     /// # Errors
     /// As [`Session::sync`].
@@ -146,9 +146,10 @@ impl Session {
             return Ok(synced);
         }
         let mut done = synced.reused;
-        let all = synced.computed as f64;
+        let total = synced.computed as f64;
         for end in self.cache_positions(done..tokens.len(), ends) {
-            let (before, share) = ((done - synced.reused) as f64 / all, (end - done) as f64 / all);
+            let (before, share) =
+                ((done - synced.reused) as f64 / total, (end - done) as f64 / total);
             let wanted = if end == tokens.len() {
                 LogitsRequest::Logits(Logits::Last)
             } else {
@@ -440,8 +441,8 @@ impl Session {
         Ok(())
     }
 
-    /// Checks that `tokens` are valid and fit the context after `before` tokens.
-    pub(crate) fn check_tokens(&self, before: usize, tokens: &[u32]) -> Result<(), Error> {
+    /// Checks that `tokens` are valid and fit the context at `position`.
+    pub(crate) fn check_tokens(&self, position: usize, tokens: &[u32]) -> Result<(), Error> {
         if tokens.is_empty() {
             return Err(Error::Input("there are no tokens: the prompt is empty".into()));
         }
@@ -451,7 +452,7 @@ impl Session {
                 "token id {id} is outside the vocabulary of {vocab}"
             )));
         }
-        let end = before + tokens.len();
+        let end = position + tokens.len();
         if end > context {
             let positions = self.engine.blueprint().max_positions;
             let advice = match end > positions {

@@ -21,7 +21,7 @@ pub(crate) struct Timeline {
     pub(crate) logits: Vec<f32>,
     /// Number of positions ever written, those of failed steps and truncated tokens included.
     pub(crate) written: usize,
-    /// Whether the KV cache comes from a file with a smaller format. Such a state must not enter
+    /// Whether the KV cache comes from a file with a smaller format. It must not enter
     /// the prefix cache.
     pub(crate) is_lossy: bool,
     /// Whether a reset failed: there are no tokens, but states still hold old contents. The next
@@ -264,8 +264,8 @@ impl Runtime {
         }
     }
 
-    /// Evicts cached prefixes until `needed` bytes are free. `needed` is asked again after each
-    /// eviction: what is no longer shared needs no copy.
+    /// Evicts cached prefixes until `needed` bytes are free. `needed` is called again after
+    /// each eviction, as states that are no longer shared need no copy.
     pub(crate) fn evict_until(
         &mut self,
         needed: impl Fn(&mut dyn Device) -> Result<u64, Error>,

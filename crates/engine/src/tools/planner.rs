@@ -23,7 +23,7 @@ impl<'a> Planner<'a> {
     /// Opens the tokenizer and the device.
     ///
     /// # Errors
-    /// There is no such device, or the tokenizer is not valid.
+    /// The device does not exist, or the tokenizer is not valid.
     pub fn open(
         checkpoint: &Checkpoint,
         blueprint: &'a Blueprint,

@@ -34,7 +34,7 @@ impl<F: FnMut() -> bool + Send> Reader for FaultyReader<F> {
     }
 }
 
-/// Wraps readers such that a read fails if `fails` returns true for it; called once per read.
+/// Wraps readers so that a read fails if `fails` returns true for it; called once per read.
 pub fn faulty<F: FnMut() -> bool + Clone + Send + 'static>(fails: F) -> WrapReader {
     Box::new(move |inner| Box::new(FaultyReader { inner, fails: fails.clone() }))
 }

@@ -42,7 +42,7 @@ fn write_composite(golden: &Path, outer: &Value, into: &Path) {
 }
 
 #[test]
-fn a_nested_kimi_computes_what_the_flat_one_does() {
+fn a_nested_kimi_equals_the_flat_one() {
     let golden = Golden::read(data().join("goldens/kimi_k2"));
     let logits = |folder: &Path| {
         let engine = engine(folder, exact("cpu"), MemoryRequest::default());

@@ -150,7 +150,7 @@ fn impossible_configs() {
 
 /// Keys that change the computation, with unsupported values.
 #[test]
-fn configs_that_ask_for_more() {
+fn unsupported_configs() {
     let yarn = |without: &str| {
         let mut yarn =
             json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024});
@@ -204,7 +204,7 @@ fn configs_that_ask_for_more() {
 
 /// Equivalent spellings of supported values.
 #[test]
-fn configs_in_other_words() {
+fn equivalent_configs() {
     let nulls = ["n_group", "topk_group", "routed_scaling_factor", "rope_scaling"];
     for (golden, key, value) in [
         ("glm4_moe", "mlp_layer_types", json!(["dense", "sparse", "sparse"])),
@@ -326,7 +326,7 @@ fn tensors() {
 }
 
 #[test]
-fn quantisation() {
+fn quantization() {
     let copy = CheckpointCopy::golden("qwen3_moe");
     copy.json("config.json", |c| c["quantization"]["mode"] = json!("mxfp3"))
         .fails(&["mxfp3", "affine", "mxfp4"]);
@@ -380,7 +380,7 @@ fn small_floats() {
 }
 
 #[test]
-fn texts() {
+fn text_files() {
     let copy = CheckpointCopy::golden("qwen3_moe");
     copy.json("tokenizer.json", |t| {
         t["model"]["vocab"]["far"] = json!(512);
@@ -448,7 +448,7 @@ proptest! {
     /// With any bytes of the header changed, opening returns a result, and reads stay inside the
     /// file.
     #[test]
-    fn a_scrambled_header_never_panics(edits in prop::collection::vec((0usize..9600, any::<u8>()), 1..6)) {
+    fn a_corrupt_header_never_panics(edits in prop::collection::vec((0usize..9600, any::<u8>()), 1..6)) {
         let copy = CheckpointCopy::golden("qwen3_moe");
         let _ = fs::remove_file(copy.path("model.safetensors.index.json"));
         let mut bytes = fs::read(copy.path("model.safetensors")).unwrap();

@@ -179,13 +179,13 @@ fn check(folder: &Path, prompt: &[u32]) {
 }
 
 #[test]
-fn the_model_in_the_box_gives_the_same_bits_whatever_the_cache_did() {
+fn the_embedded_model_is_bit_equal_for_any_cache() {
     let prompt: Vec<u32> = (0..40).map(|i| (i * 97 + 13) % 4000).collect();
     check(&tales(), &prompt);
 }
 
 #[test]
-fn the_page_cache_decides_how_experts_are_read_and_changes_no_bit() {
+fn the_page_cache_selects_the_access_and_changes_no_bit() {
     let folder = tempfile::tempdir().unwrap();
     for file in std::fs::read_dir(tales()).unwrap() {
         let path = file.unwrap().path();
@@ -227,7 +227,7 @@ fn the_page_cache_decides_how_experts_are_read_and_changes_no_bit() {
 }
 
 #[test]
-fn golden_checkpoints_give_the_same_bits_whatever_the_cache_did() {
+fn goldens_are_bit_equal_for_any_cache() {
     for name in [
         "qwen3_moe",
         "qwen3_5_moe",
@@ -242,7 +242,7 @@ fn golden_checkpoints_give_the_same_bits_whatever_the_cache_did() {
 }
 
 #[test]
-fn latent_sliding_and_sparse_attention_give_the_same_bits_whatever_the_cache_did() {
+fn latent_sliding_and_sparse_attention_are_bit_equal_for_any_cache() {
     for name in ["deepseek_v3_kv_b_4bit", "gpt_oss_mxfp4", "glm_moe_dsa_shared"] {
         let golden = Golden::read(data().join("goldens").join(name));
         check(&golden.folder, &golden.prompt());
@@ -287,13 +287,13 @@ fn check_gpu(folder: &Path, prompt: &[u32]) {
 }
 
 #[test]
-fn the_model_in_the_box_gives_the_same_bits_on_a_gpu() {
+fn the_embedded_model_is_bit_equal_for_any_cache_on_a_gpu() {
     let prompt: Vec<u32> = (0..40).map(|i| (i * 97 + 13) % 4000).collect();
     check_gpu(&tales(), &prompt);
 }
 
 #[test]
-fn golden_checkpoints_give_the_same_bits_on_a_gpu() {
+fn goldens_are_bit_equal_for_any_cache_on_a_gpu() {
     for name in
         ["qwen3_5_moe", "gemma4", "deepseek_v3_kv_b_4bit", "gpt_oss_mxfp4", "glm_moe_dsa_shared"]
     {

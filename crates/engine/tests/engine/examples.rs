@@ -55,7 +55,7 @@ fn chat_computes_no_message_twice() {
 }
 
 #[test]
-fn sentences_about_the_same_are_nearer_to_each_other() {
+fn similar_sentences_have_similar_embeddings() {
     let (table, _) = run("hidden_states", "");
     let rows: Vec<Vec<f64>> = table
         .lines()
@@ -74,7 +74,7 @@ fn sentences_about_the_same_are_nearer_to_each_other() {
 }
 
 #[test]
-fn many_sessions_share_what_they_begin_with() {
+fn many_sessions_share_their_prefix() {
     let (out, _) = run("many_sessions", "");
     let reused: Vec<&str> = out.lines().filter(|line| line.ends_with(" tokens reused")).collect();
     assert_eq!(reused.len(), 4, "{out}");
@@ -84,7 +84,7 @@ fn many_sessions_share_what_they_begin_with() {
 }
 
 #[test]
-fn the_first_words_begin_as_they_must() {
+fn the_first_words_start_with_the_given_letters() {
     let (texts, _) = run("custom_sampler", "");
     let firsts: Vec<char> = texts
         .lines()

@@ -33,7 +33,7 @@ fn tell(engine: &Engine, title: &str) -> moeflux::Answer {
 }
 
 #[test]
-fn the_fox_and_the_crow_is_told_as_its_readme_says() {
+fn the_embedded_model_tells_the_fable_of_its_readme() {
     let engine = engine(&tales(), DeviceOptions::default(), MemoryRequest::default());
     let answer = tell(&engine, "The Fox and the Crow");
     assert!(answer.text.starts_with(
@@ -49,7 +49,7 @@ fn the_fox_and_the_crow_is_told_as_its_readme_says() {
 }
 
 #[test]
-fn twenty_fables_are_told_word_for_word_in_a_cache_that_does_not_hold_the_experts() {
+fn fables_are_told_word_for_word_with_a_partial_expert_cache() {
     let memory = MemoryRequest { slots: Some(96), ..MemoryRequest::default() };
     for device in [DeviceOptions::default(), exact("cpu")] {
         let engine = engine(&tales(), device, memory);
@@ -133,7 +133,7 @@ fn the_fast_path_stays_close_to_the_exact_one() {
 
 /// Loss by a smaller KV format alone, without the other rounding of the fast path.
 #[test]
-fn keys_and_values_may_be_rounded() {
+fn smaller_kv_formats_lose_little() {
     let memory = MemoryRequest::default();
     let keeping = |keys| {
         let device = DeviceOptions { kv_format: Some(keys), ..DeviceOptions::default() };
@@ -153,7 +153,7 @@ fn keys_and_values_may_be_rounded() {
 /// Loss by restoring a snapshot with an 8-bit KV cache: compares second halves of texts after the
 /// original and after the restored first half.
 #[test]
-fn a_session_may_be_saved_in_fewer_bits() {
+fn a_reduced_snapshot_loses_little() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("half");
     for device in [DeviceOptions::default(), exact("cpu")] {

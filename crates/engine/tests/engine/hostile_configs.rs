@@ -207,7 +207,7 @@ fn configs_become_models_that_run_or_errors_that_name_their_cause() {
     some_values(8, true);
 }
 
-/// Changes a tensor's entry such that its size stays the same or is unknown.
+/// Changes a tensor's entry so that its size stays the same or is unknown.
 fn hostile_entry(entry: &Value, which: usize) -> Value {
     let (dtype, shape) = (entry["dtype"].as_str().unwrap(), entry["shape"].as_array().unwrap());
     let same: &[&str] = match dtype {

@@ -53,7 +53,7 @@ fn a_session_survives_failing_reads() {
 }
 
 #[test]
-fn a_session_survives_steps_that_are_not_committed() {
+fn a_session_survives_failing_commits() {
     let steps = |refuse_every| {
         let (wrap, asked) = Card::OWN.wrap();
         asked.lock().unwrap().refuse_every = refuse_every;
@@ -94,7 +94,7 @@ fn copy_of_tales() -> tempfile::TempDir {
 /// Two sessions of an engine whose files disappear and return as new files, as on a disk that was
 /// detached.
 #[test]
-fn an_engine_finds_its_files_again() {
+fn an_engine_reopens_its_files() {
     let folder = copy_of_tales();
     let shard = folder.path().join("model.safetensors");
     let memory = MemoryRequest { slots: Some(4), sessions: Some(2), ..MemoryRequest::default() };
@@ -144,7 +144,7 @@ fn with_mirror(folder: &Path, mirror: &Path) -> Result<Engine, Error> {
 }
 
 #[test]
-fn a_mirror_takes_over_from_a_file_that_shrinks() {
+fn a_mirror_replaces_a_truncated_file() {
     let folder = copy_of_tales();
     let engine = with_mirror(folder.path(), &tales()).unwrap();
     assert!(engine.reads().ends_with("from 2 folders"), "{}", engine.reads());
@@ -235,7 +235,7 @@ fn a_mirror_with_other_weights_is_refused() {
 }
 
 #[test]
-fn a_model_is_spread_over_folders_and_finds_them_again() {
+fn a_model_can_be_spread_over_several_folders() {
     let prompt = PROMPT.map(|token| token % 250);
     let whole = data().join("goldens/qwen3_5_moe_hub");
     let shards: Vec<_> = common::shards(&whole);
@@ -285,7 +285,7 @@ fn a_model_is_spread_over_folders_and_finds_them_again() {
 }
 
 #[test]
-fn a_file_that_shrinks_is_named_and_the_session_goes_on_when_it_is_back() {
+fn a_truncated_file_is_named_and_the_session_continues_once_it_is_restored() {
     let kinds = [ReaderKind::Threads, ReaderKind::Uring];
     for (kind, access) in kinds.iter().flat_map(|k| [(*k, Access::Buffered), (*k, Access::Direct)])
     {
@@ -352,7 +352,7 @@ fn a_cancelled_step_changes_nothing() {
 /// tokens.
 #[cfg(unix)]
 #[test]
-fn a_step_that_fails_at_its_end_leaves_none_of_its_logits() {
+fn a_step_that_fails_at_its_end_leaves_no_logits() {
     let memory = MemoryRequest { sessions: Some(2), ..MemoryRequest::default() };
     let engine = common::engine(&tales(), exact("cpu"), memory);
     let mut sessions = [engine.session().unwrap(), engine.session().unwrap()];

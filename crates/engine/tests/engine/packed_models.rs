@@ -31,7 +31,7 @@ fn logits(folder: &Path, tokens: &[u32]) -> Vec<f32> {
 }
 
 #[test]
-fn every_golden_is_the_same_to_the_bit() {
+fn every_packed_golden_is_bit_equal() {
     let mut count = 0;
     for golden in goldens() {
         let (_temp, out) = packed(&golden.folder);
@@ -113,7 +113,7 @@ impl Mishap {
 
 /// Wherever a run ends, and however its files are damaged: the next run produces the correct files.
 #[test]
-fn packing_goes_on_where_it_ended() {
+fn interrupted_packing_resumes() {
     let source = Checkpoint::open(&data().join("goldens/deepseek_v3_hub")).unwrap();
     let temp = tempfile::tempdir().unwrap();
     let whole = temp.path().join("whole");
@@ -172,7 +172,7 @@ fn pieces(source: &Checkpoint) -> usize {
 
 /// A run that ended while files were being renamed.
 #[test]
-fn files_that_have_their_names_already_are_used() {
+fn renamed_files_are_reused() {
     let source = Checkpoint::open(&data().join("goldens/qwen3_moe")).unwrap();
     let (_temp, out) = packed(&data().join("goldens/qwen3_moe"));
     let whole = files(&out);

@@ -150,13 +150,13 @@ fn check_together(folder: &Path) {
 }
 
 #[test]
-fn the_model_in_the_box() {
+fn the_embedded_model() {
     check(&tales());
     check_together(&tales());
 }
 
 #[test]
-fn states_that_steps_write_over() {
+fn recurrent_and_ring_buffer_states() {
     for name in ["qwen3_5_moe", "gpt_oss_mxfp4"] {
         let folder = Golden::read(data().join("goldens").join(name)).folder;
         check(&folder);

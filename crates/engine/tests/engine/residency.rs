@@ -85,7 +85,7 @@ fn on_cpu(folder: &Path, prompt: &[u32]) -> Vec<u32> {
 }
 
 #[test]
-fn a_model_that_lies_on_the_card_is_never_waited_for() {
+fn a_fully_resident_model_is_never_waited_for() {
     let prompt: Vec<u32> = (0..40).map(|i| (i * 97 + 13) % 4000).collect();
     let expected = on_cpu(&tales(), &prompt);
     // Banks hold whole layers of 32 experts if one fits.
@@ -105,7 +105,7 @@ fn a_model_that_lies_on_the_card_is_never_waited_for() {
 }
 
 #[test]
-fn layers_that_are_complete_and_layers_that_stream_mix() {
+fn resident_and_streamed_layers_mix() {
     let prompt: Vec<u32> = (0..120).map(|i| (i * 97 + 13) % 4000).collect();
     let expected = on_cpu(&tales(), &prompt);
     let (bits, asked, stats) = on_card(&tales(), &prompt, Card::OWN, Some(200));
@@ -117,7 +117,7 @@ fn layers_that_are_complete_and_layers_that_stream_mix() {
 }
 
 #[test]
-fn every_kind_of_layer_of_experts_gives_the_same_bits_on_a_card() {
+fn every_kind_of_expert_layer_is_bit_equal_on_a_gpu() {
     for name in [
         "qwen3_5_moe",
         "gemma4",
@@ -141,7 +141,7 @@ fn every_kind_of_layer_of_experts_gives_the_same_bits_on_a_card() {
 }
 
 #[test]
-fn a_shared_expert_lies_with_those_that_it_is_computed_with() {
+fn a_fused_shared_expert_is_in_the_bank_of_its_layer() {
     // 4 layers of 16 experts and a shared expert of the same shape.
     let golden = Golden::read(data().join("goldens/qwen3_5_moe"));
     let expected = on_cpu(&golden.folder, &golden.prompt());
@@ -170,7 +170,7 @@ const fn card(in_place: bool) -> Card {
 }
 
 #[test]
-fn what_the_card_does_not_hold_it_reads_where_it_is() {
+fn experts_in_host_memory_are_read_in_place() {
     let prompt: Vec<u32> = (0..60).map(|i| (i * 97 + 13) % 4000).collect();
     let expected = on_cpu(&tales(), &prompt);
     for (slots, on_host) in [(0, 256), (1, 255), (100, 156), (240, 16)] {
@@ -250,7 +250,7 @@ fn no_size_of_a_tier_changes_a_bit_on_a_gpu() {
 }
 
 #[test]
-fn who_watches_sees_the_experts_of_a_card() {
+fn observers_see_the_experts_on_a_gpu() {
     let (wrap, asked) = Card::OWN.wrap();
     let options =
         EngineOptions { device: exact("cpu"), wrap_device: Some(wrap), ..Default::default() };
@@ -265,14 +265,14 @@ fn who_watches_sees_the_experts_of_a_card() {
 }
 
 #[test]
-fn loading_tells_how_far_it_is() {
+fn loading_reports_progress() {
     // One model with shared experts as dense weights, and one with shared experts in slots.
     for folder in [tales(), data().join("goldens/qwen3_5_moe")] {
-        loading_tells_how_far_it_is_with(&folder);
+        check_loading_progress(&folder);
     }
 }
 
-fn loading_tells_how_far_it_is_with(folder: &Path) {
+fn check_loading_progress(folder: &Path) {
     let open = |card: Option<Card>| {
         let wrap_device = card.map(|c| c.wrap().0);
         let options = EngineOptions { device: exact("cpu"), wrap_device, ..Default::default() };
@@ -357,7 +357,7 @@ fn a_gpu_has_a_separate_budget() {
 }
 
 #[test]
-fn a_chunk_has_no_more_rows_than_kernels_see_results_of() {
+fn chunks_are_limited_by_the_buffer_size() {
     let chunk = |buffers, chunk| {
         let memory = MemoryRequest { chunk, context: Some(2048), ..MemoryRequest::default() };
         let plan = plan(Card { buffers, ..Card::OWN }, memory).unwrap();
@@ -375,7 +375,7 @@ fn a_chunk_has_no_more_rows_than_kernels_see_results_of() {
 }
 
 #[test]
-fn a_card_or_a_host_that_is_too_small_is_told_apart() {
+fn errors_distinguish_device_and_host_budgets() {
     let tiny = MemoryRequest { device_budget: Some(1 << 20), ..MemoryRequest::default() };
     let error = plan(Card::OWN, tiny).unwrap_err();
     for part in ["device's own memory of 1 MiB is below the floor", "--gpu-memory", "--device cpu"]
@@ -403,7 +403,7 @@ fn a_card_or_a_host_that_is_too_small_is_told_apart() {
 }
 
 #[test]
-fn an_expert_that_cannot_be_loaded_is_an_error_of_opening() {
+fn opening_fails_if_an_expert_cannot_be_loaded() {
     let options = EngineOptions {
         wrap_device: Some(Card::OWN.wrap().0),
         wrap_reader: Some(every_nth(1)),
@@ -416,7 +416,7 @@ fn an_expert_that_cannot_be_loaded_is_an_error_of_opening() {
 
 /// Layers whose states grow first leave room for the others, in steps and in a restore.
 #[test]
-fn states_fill_what_is_planned_for_them() {
+fn states_can_use_all_planned_memory() {
     let folder = data().join("goldens/qwen3_moe");
     let blueprint = moeflux::Blueprint::of(&Checkpoint::open(&folder).unwrap()).unwrap();
     let (context, vocab) = (blueprint.max_positions, blueprint.vocab);

@@ -51,7 +51,7 @@ fn check(device: DeviceOptions) {
             let read = !of_some.logits().is_empty();
             assert_eq!(read, asked.is_none() || sampling.temperature > 10.0, "{what}");
             assert!(!read || of_some.logits() == of_all.logits(), "{what}");
-            // Alternates sessions: logits that one left on the device are overwritten by the
+            // Alternates sessions: logits of one on the device are overwritten by the
             // other's step.
             let logits = of_all.decode(token).unwrap();
             token = samplers[0].sample(logits).unwrap();
@@ -88,7 +88,7 @@ fn check_alone(device: DeviceOptions) {
 }
 
 #[test]
-fn a_processor_chooses_the_same() {
+fn the_cpu_samples_the_same_token() {
     for device in [DeviceOptions::default(), exact("cpu")] {
         check(device.clone());
         check_alone(device);
@@ -96,7 +96,7 @@ fn a_processor_chooses_the_same() {
 }
 
 #[test]
-fn a_gpu_chooses_the_same() {
+fn a_gpu_samples_the_same_token() {
     for device in [false, true].into_iter().filter_map(gpu) {
         check(device.clone());
         check_alone(device);
@@ -104,7 +104,7 @@ fn a_gpu_chooses_the_same() {
 }
 
 #[test]
-fn a_card_hands_back_candidates_only() {
+fn a_gpu_reads_back_candidates_only() {
     let (wrap, asked) = Card::OWN.wrap();
     let options =
         EngineOptions { device: exact("cpu"), wrap_device: Some(wrap), ..Default::default() };
@@ -177,7 +177,7 @@ fn a_prompt_in_chunks_leaves_no_stale_logits() {
 }
 
 #[test]
-fn a_sampler_of_another_vocabulary_is_refused() {
+fn a_sampler_with_another_vocabulary_is_refused() {
     let engine = engine(&tales(), exact("cpu"), MemoryRequest::default());
     let mut session = engine.session().unwrap();
     let mut sampler = Sampler::new(Sampling::greedy(), 99).unwrap();

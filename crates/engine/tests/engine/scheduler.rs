@@ -67,7 +67,7 @@ fn run(batch: &mut Scheduler) -> Made {
 }
 
 #[test]
-fn answers_are_those_of_sessions_alone() {
+fn batched_sequences_equal_single_sessions() {
     for golden in ["qwen3_moe", "qwen3_5_moe", "gpt_oss", "deepseek_v3"] {
         let folder = data().join("goldens").join(golden);
         let (together, by_itself) =
@@ -126,7 +126,7 @@ fn keeps_nothing(golden: &str, sessions: usize) -> Engine {
 }
 
 #[test]
-fn what_prompts_begin_with_is_computed_once() {
+fn common_prefixes_are_computed_once() {
     for golden in ["qwen3_moe", "qwen3_5_moe", "gpt_oss", "deepseek_v3"] {
         let (together, by_itself) = (keeps_nothing(golden, 6), keeps_nothing(golden, 1));
         let prompts = [
@@ -175,7 +175,7 @@ fn what_prompts_begin_with_is_computed_once() {
 }
 
 #[test]
-fn who_comes_later_goes_on_from_where_others_are() {
+fn later_requests_adopt_prefixes_in_flight() {
     for (golden, cuttable) in [("qwen3_moe", true), ("qwen3_5_moe", false)] {
         let (together, by_itself) = (keeps_nothing(golden, 3), keeps_nothing(golden, 1));
         let mut batch = Scheduler::new(&together, SchedulerOptions::default());
@@ -213,7 +213,7 @@ fn who_comes_later_goes_on_from_where_others_are() {
 
 /// A state that two sessions share and both write in one step is copied once.
 #[test]
-fn forks_go_on_together_in_a_plan_for_just_them() {
+fn forks_advance_together_without_extra_memory() {
     let engine = keeps_nothing("qwen3_moe", 2);
     let mut first = engine.session().unwrap();
     first.sync(&branch(9, 1, 40), &mut StepControl::default()).unwrap();
@@ -232,7 +232,7 @@ fn forks_go_on_together_in_a_plan_for_just_them() {
 }
 
 #[test]
-fn nobody_waits_for_one_that_is_gone() {
+fn a_cancelled_leader_blocks_no_sequence() {
     let (together, by_itself) = (keeps_nothing("qwen3_5_moe", 2), keeps_nothing("qwen3_5_moe", 1));
     let mut batch = Scheduler::new(&together, SchedulerOptions::default());
     let (one, two) = (branch(100, 1, 130), branch(100, 2, 110));
@@ -245,7 +245,7 @@ fn nobody_waits_for_one_that_is_gone() {
 }
 
 #[test]
-fn an_answer_that_is_refused_gives_its_session_back() {
+fn a_rejected_request_returns_its_session() {
     let folder = data().join("goldens/qwen3_moe");
     let (engine, other) = (engine(&folder, exact("cpu"), 1), engine(&folder, exact("cpu"), 1));
     let mut session = engine.session().unwrap();
@@ -278,7 +278,7 @@ fn an_answer_that_is_refused_gives_its_session_back() {
 }
 
 #[test]
-fn nobody_starves() {
+fn no_sequence_starves() {
     let folder = data().join("goldens/qwen3_moe");
     let engine = engine(&folder, exact("cpu"), 5);
     let mut batch =
@@ -302,7 +302,7 @@ fn nobody_starves() {
 }
 
 #[test]
-fn many_answers_take_turns_where_a_step_is_small() {
+fn sequences_take_turns_with_a_small_token_budget() {
     let folder = data().join("goldens/qwen3_moe");
     let engine = engine(&folder, exact("cpu"), 5);
     let mut batch = Scheduler::new(
@@ -322,7 +322,7 @@ fn many_answers_take_turns_where_a_step_is_small() {
 }
 
 #[test]
-fn a_step_that_is_cancelled_or_wrong_changes_nobody() {
+fn a_cancelled_or_invalid_step_changes_no_session() {
     let folder = data().join("goldens/qwen3_5_moe");
     let (engine, other) = (engine(&folder, exact("cpu"), 3), engine(&folder, exact("cpu"), 3));
     let mut sessions: Vec<Session> = (0..2).map(|_| engine.session().unwrap()).collect();
@@ -361,7 +361,7 @@ fn a_step_that_is_cancelled_or_wrong_changes_nobody() {
 }
 
 #[test]
-fn a_step_that_fails_keeps_no_finished_answer_to_itself() {
+fn a_failed_step_loses_no_finished_sequence() {
     let engine = engine(&data().join("goldens/qwen3_5_moe"), exact("cpu"), 2);
     let mut there = engine.session().unwrap();
     there.sync(&prompt(1, 40), &mut StepControl::default()).unwrap();
@@ -378,7 +378,7 @@ fn a_step_that_fails_keeps_no_finished_answer_to_itself() {
 /// On the fast path, batches of up to four rows give the bits of single rows. Larger ones sum in
 /// another order, with a small effect.
 #[test]
-fn on_the_fast_path_company_changes_little() {
+fn on_the_fast_path_batching_changes_little() {
     let memory =
         MemoryRequest { sessions: Some(18), context: Some(256), ..MemoryRequest::default() };
     let engine = common::engine(&tales(), DeviceOptions::default(), memory);
@@ -429,7 +429,7 @@ fn divergence(p: &[f32], q: &[f32]) -> f64 {
 }
 
 #[test]
-fn a_stop_string_ends_an_answer_however_it_is_asked_for() {
+fn stop_strings_end_all_kinds_of_generation() {
     let engine = engine(&tales(), exact("cpu"), 5);
     let question = Message::user("Tell me the fable of The Fox and the Crow.");
     let prompt = engine.text().unwrap().chat(&[question], &ChatOptions::default()).unwrap();

@@ -130,11 +130,7 @@ fn open(
     let memory = MemoryRequest { context: Some(CONTEXT), chunk: Some(CHUNK), ..memory };
     // Fails the read at which the counter reaches zero.
     let wrap_reader = until.map(|until| {
-        faulty(move || {
-            let left = until.load(SeqCst);
-            until.store(left.saturating_sub(1), SeqCst);
-            left == 1
-        })
+        faulty(move || until.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)) == Ok(1))
     });
     let options = EngineOptions { memory, device, wrap_reader, ..EngineOptions::default() };
     Engine::open(Checkpoint::open(folder).unwrap(), options, &mut |_, _| {}).unwrap()
@@ -435,7 +431,7 @@ fn golden(name: &str) -> PathBuf {
 }
 
 #[test]
-fn keys_and_values() {
+fn kv_caches() {
     holds(golden("qwen3_moe"), exact("cpu"), 1 << 20, 16);
 }
 
@@ -445,34 +441,34 @@ fn recurrent_states() {
 }
 
 #[test]
-fn windows() {
+fn sliding_windows() {
     holds(golden("gpt_oss"), exact("cpu"), 1 << 20, 16);
 }
 
 #[test]
-fn latents() {
+fn latent_attention() {
     holds(golden("deepseek_v3"), exact("cpu"), 1 << 20, 8);
 }
 
 #[test]
-fn named_positions() {
+fn sparse_attention() {
     holds(golden("deepseek_v32"), exact("cpu"), 1 << 20, 8);
 }
 
 #[test]
-fn without_room_for_kept_points() {
+fn without_room_for_a_prefix_cache() {
     holds(tales(), exact("cpu"), 0, 4);
 }
 
 /// States are in GPU memory: forks share them until one advances.
 #[test]
-fn on_a_graphics_card() {
+fn on_a_gpu() {
     let Some(device) = gpu(true) else { return };
     holds(golden("qwen3_5_moe"), device, 1 << 20, 2);
 }
 
 #[test]
-fn a_session_without_tokens_can_be_saved() {
+fn an_empty_session_can_be_saved() {
     let engine = common::engine(&tales(), exact("cpu"), MemoryRequest::default());
     let file = tempfile::tempdir().unwrap();
     let (path, mut session) = (file.path().join("empty"), engine.session().unwrap());
@@ -490,7 +486,7 @@ fn prompt(n: u32) -> Vec<u32> {
 
 /// A reset without room beside marks leaves nothing of the old text.
 #[test]
-fn a_reset_that_fails_is_finished_by_the_next_step() {
+fn a_failed_reset_is_completed_by_the_next_step() {
     let memory = MemoryRequest {
         context: Some(320),
         chunk: Some(32),
@@ -525,7 +521,7 @@ fn a_reset_that_fails_is_finished_by_the_next_step() {
 }
 
 #[test]
-fn kept_points_give_way_to_a_reset() {
+fn a_reset_evicts_cached_prefixes() {
     let memory = MemoryRequest {
         context: Some(320),
         chunk: Some(32),
@@ -548,7 +544,7 @@ fn kept_points_give_way_to_a_reset() {
 /// A snapshot in the folder is kept only if it is equivalent; one that is too large leaves the
 /// others alone.
 #[test]
-fn a_folder_replaces_what_does_not_serve() {
+fn a_folder_replaces_unusable_snapshots() {
     let open = |folder: &Path, chunk| {
         let memory =
             MemoryRequest { context: Some(1024), marks: Some(0), ..MemoryRequest::default() };
@@ -609,7 +605,7 @@ fn a_folder_replaces_what_does_not_serve() {
 
 /// A session restored from a lossy file stays marked in all copies, and no other session reuses it.
 #[test]
-fn what_is_lossy_stays_so_and_to_itself() {
+fn lossy_states_stay_marked_and_are_not_shared() {
     for folder in [tales(), golden("qwen3_moe")] {
         let memory =
             MemoryRequest { sessions: Some(3), marks: Some(1 << 20), ..MemoryRequest::default() };
@@ -662,7 +658,7 @@ fn what_is_lossy_stays_so_and_to_itself() {
 /// Pages are allocated as they are written: a context may be far longer than memory, and running
 /// out is an error.
 #[test]
-fn a_context_costs_what_is_used_of_it() {
+fn a_context_costs_only_its_used_part() {
     let folder = golden("qwen3_moe");
     let context =
         moeflux::Blueprint::of(&Checkpoint::open(&folder).unwrap()).unwrap().max_positions;

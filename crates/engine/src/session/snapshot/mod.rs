@@ -70,7 +70,7 @@ const MAX_THREADS: usize = 8;
 pub(crate) struct SnapshotRequirements {
     pub(crate) model: ModelId,
     /// Element format of the session's KV cache.
-    pub(crate) keys: String,
+    pub(crate) kv_format: String,
     /// Element format of the KV cache in the file, if different.
     pub(crate) stored: Option<String>,
     pub(crate) exact: bool,
@@ -78,7 +78,7 @@ pub(crate) struct SnapshotRequirements {
     pub(crate) vocab: usize,
     /// Maximum tokens of a session.
     pub(crate) context: usize,
-    /// All states with their maximum number of entries, ordered by `layer`, then `which`.
+    /// All states with their maximum number of entries, ordered by `layer`, then `index`.
     pub(crate) states: Vec<SavedState>,
 }
 
@@ -185,10 +185,14 @@ impl Snapshot {
         }
         let path = |exact| if exact { "with --exact" } else { "without --exact" };
         let tokens = self.tokens.len();
-        let other = if h.keys != expected.keys {
-            format!("its KV cache is {:?}, that of this session {:?}", h.keys, expected.keys)
+        let other = if h.kv_format != expected.kv_format {
+            format!(
+                "its KV cache is {:?}, that of this session {:?}",
+                h.kv_format, expected.kv_format
+            )
         } else if h.stored != expected.stored {
-            let stored = |stored: &Option<String>| stored.clone().unwrap_or_else(|| h.keys.clone());
+            let stored =
+                |stored: &Option<String>| stored.clone().unwrap_or_else(|| h.kv_format.clone());
             let [theirs, ours] = [&h.stored, &expected.stored].map(stored);
             format!("its KV cache was saved as {theirs:?}, {ours:?} is expected")
         } else if h.exact != expected.exact {
@@ -312,13 +316,13 @@ fn other_state(saved: &[SavedState], expected: &[SavedState]) -> Option<String> 
         return Some(format!("it has {} states, this session has {}", saved.len(), expected.len()));
     }
     saved.iter().zip(expected).find_map(|(s, e)| {
-        let same = (s.layer, s.which, s.place_bytes, &s.shape)
-            == (e.layer, e.which, e.place_bytes, &e.shape);
-        (!same || s.places > e.places).then(|| {
+        let same = (s.layer, s.index, s.entry_bytes, &s.shape)
+            == (e.layer, e.index, e.entry_bytes, &e.shape);
+        (!same || s.entries > e.entries).then(|| {
             let say = |s: &SavedState| {
                 format!(
-                    "state {} of layer {} ({:?}, {} places of {} bytes)",
-                    s.which, s.layer, s.shape, s.places, s.place_bytes
+                    "state {} of layer {} ({:?}, {} entries of {} bytes)",
+                    s.index, s.layer, s.shape, s.entries, s.entry_bytes
                 )
             };
             format!("it has {}, this session has room for {}", say(s), say(e))

@@ -25,11 +25,14 @@ pub(crate) struct SavedState {
     /// Layer index.
     pub(crate) layer: usize,
     /// Index among the layer's states: 0 or 1.
-    pub(crate) which: u8,
+    #[serde(rename = "which")]
+    pub(crate) index: u8,
     /// Number of saved entries; in an expectation, the maximum.
-    pub(crate) places: u64,
+    #[serde(rename = "places")]
+    pub(crate) entries: u64,
     /// Bytes per entry.
-    pub(crate) place_bytes: u64,
+    #[serde(rename = "place_bytes")]
+    pub(crate) entry_bytes: u64,
     /// Contents and layout of an entry; compared, never parsed.
     pub(crate) shape: String,
 }
@@ -41,7 +44,8 @@ pub(crate) struct SnapshotHeader {
     /// Name of the model's folder, for messages.
     pub(crate) name: String,
     /// Element format of the session's KV cache: "f32", "f16", "q8".
-    pub(crate) keys: String,
+    #[serde(rename = "keys")]
+    pub(crate) kv_format: String,
     /// Element format of the KV cache in the file, if it is a smaller one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) stored: Option<String>,
@@ -59,7 +63,7 @@ pub(crate) struct SnapshotHeader {
     pub(crate) logits: bool,
     /// Number of hot experts.
     pub(crate) hot: u64,
-    /// Ordered by `layer`, then `which`.
+    /// Ordered by `layer`, then `index`.
     pub(crate) states: Vec<SavedState>,
     /// One per section.
     pub(crate) digests: Digests,
@@ -172,13 +176,13 @@ impl SnapshotHeader {
             .states
             .iter()
             .map(|s| &s.shape)
-            .chain([&self.name, &self.keys])
+            .chain([&self.name, &self.kv_format])
             .chain(&self.stored);
         if let Some(text) = texts.into_iter().find(|text| text.len() > MAX_STRING_BYTES) {
             return Err(format!("a text of {} bytes is too long", text.len()));
         }
-        let place = |s: &SavedState| (s.layer, s.which);
-        if self.states.iter().any(|s| s.which > 1)
+        let place = |s: &SavedState| (s.layer, s.index);
+        if self.states.iter().any(|s| s.index > 1)
             || self.states.windows(2).any(|pair| place(&pair[0]) >= place(&pair[1]))
         {
             return Err("its states are not ordered by layer".into());
@@ -195,7 +199,7 @@ impl SnapshotHeader {
     pub(super) fn sections(&self, data: u64) -> Option<Vec<Section>> {
         let logits = if self.logits { self.vocab.checked_mul(4)? } else { 0 };
         let first = [Some(self.tokens.checked_mul(4)?), Some(logits), self.hot.checked_mul(8)];
-        let states = self.states.iter().map(|s| s.places.checked_mul(s.place_bytes));
+        let states = self.states.iter().map(|s| s.entries.checked_mul(s.entry_bytes));
         let mut next = data;
         let place = |bytes: Option<u64>| {
             let section = Section { offset: next, bytes: bytes? };
@@ -212,7 +216,7 @@ impl SnapshotHeader {
             Section::LOGITS => "its logits".into(),
             Section::HOT => "its hot experts".into(),
             _ => match self.states.get(section - Section::STATES) {
-                Some(s) => format!("state {} of layer {}", s.which, s.layer),
+                Some(s) => format!("state {} of layer {}", s.index, s.layer),
                 None => "its end".into(),
             },
         }

@@ -1,4 +1,4 @@
-//! TemporaryFile files that are renamed when complete, and removal of those that killed writers left.
+//! Temporary files that are renamed when complete, and removal of leftovers of killed writers.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -74,12 +74,12 @@ impl Drop for TemporaryFile {
     }
 }
 
-/// Deletes temporary files that no writer has locked, of targets for which `of` returns true. On a
-/// file system without locks all stay, as none is known to be stale.
-pub(super) fn remove_stale(folder: &Path, of: impl Fn(&[u8]) -> bool) {
+/// Deletes temporary files that no writer has locked, of targets for which `is_target` returns
+/// true. On a file system without locks all stay, as none is known to be stale.
+pub(super) fn remove_stale(folder: &Path, is_target: impl Fn(&[u8]) -> bool) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name();
-        let ours = target_of(name.as_encoded_bytes()).is_some_and(&of);
+        let ours = target_of(name.as_encoded_bytes()).is_some_and(&is_target);
         if !ours || !entry.file_type().is_ok_and(|kind| kind.is_file()) {
             continue;
         }

@@ -32,19 +32,20 @@ pub(super) struct Saved {
 
 pub(super) const VOCAB: usize = 50;
 
-fn state(layer: usize, which: u8, places: u64, place_bytes: u64) -> (SavedState, Vec<u8>) {
-    let bytes = (0..places * place_bytes).map(|i| (i * 7 + i / 251 + layer as u64) as u8).collect();
-    (SavedState { layer, which, places, place_bytes, shape: format!("2 x {place_bytes}") }, bytes)
+fn state(layer: usize, index: u8, entries: u64, entry_bytes: u64) -> (SavedState, Vec<u8>) {
+    let bytes =
+        (0..entries * entry_bytes).map(|i| (i * 7 + i / 251 + layer as u64) as u8).collect();
+    (SavedState { layer, index, entries, entry_bytes, shape: format!("2 x {entry_bytes}") }, bytes)
 }
 
 impl Saved {
-    pub(super) fn of(tokens: &[u32]) -> Self {
-        let places = tokens.len() as u64;
+    pub(super) fn new(tokens: &[u32]) -> Self {
+        let entries = tokens.len() as u64;
         Self {
             tokens: tokens.into(),
             logits: Some((0..VOCAB).map(|i| i as f32 / 3.0 - 5.0).collect()),
             hot: vec![(0, 3), (1, 7), (1, 2)],
-            states: vec![state(0, 0, places, 24), state(0, 1, places, 9), state(3, 0, 1, 4096)],
+            states: vec![state(0, 0, entries, 24), state(0, 1, entries, 9), state(3, 0, 1, 4096)],
         }
     }
 
@@ -54,14 +55,14 @@ impl Saved {
             state(1, 0, 1, 2 * READ_BYTES as u64 + 5),
             state(2, 1, 0, 8),
         ];
-        Self { logits: None, hot: vec![], states, ..Self::of(&[1, 2, 3]) }
+        Self { logits: None, hot: vec![], states, ..Self::new(&[1, 2, 3]) }
     }
 
     fn contents(&self) -> SnapshotContents<'_> {
         SnapshotContents {
             model: ModelId([7; 32]),
             name: "a-model",
-            keys: "f16",
+            kv_format: "f16",
             stored: None,
             lossy: false,
             exact: true,
@@ -75,11 +76,13 @@ impl Saved {
     }
 
     pub(super) fn expectation(&self) -> SnapshotRequirements {
-        let states =
-            self.states.iter().map(|(s, _)| SavedState { places: s.places.max(100), ..s.clone() });
+        let states = self
+            .states
+            .iter()
+            .map(|(s, _)| SavedState { entries: s.entries.max(100), ..s.clone() });
         SnapshotRequirements {
             model: ModelId([7; 32]),
-            keys: "f16".into(),
+            kv_format: "f16".into(),
             stored: None,
             exact: true,
             vocab: VOCAB,
@@ -107,8 +110,8 @@ impl Saved {
         let snapshot = Snapshot::open(path)?;
         snapshot.verify()?;
         let state = |(i, shape): (usize, &SavedState)| {
-            let mut bytes = vec![0; (shape.places * shape.place_bytes) as usize];
-            let (a, b) = bytes.split_at_mut(shape.place_bytes.min(shape.places) as usize);
+            let mut bytes = vec![0; (shape.entries * shape.entry_bytes) as usize];
+            let (a, b) = bytes.split_at_mut(shape.entry_bytes.min(shape.entries) as usize);
             snapshot.read_state(i, 0, a)?;
             snapshot.read_state(i, a.len() as u64, b)?;
             Ok((shape.clone(), bytes))
@@ -170,15 +173,15 @@ fn is_damaged(path: &Path, part: &str) {
 }
 
 #[test]
-fn what_is_saved_comes_back() {
+fn snapshots_round_trip() {
     let (temp, path) = folder();
-    let whole = Saved::of(&[1, 49, 3]);
+    let whole = Saved::new(&[1, 49, 3]);
     let all = [
         Saved { logits: None, ..whole.clone() },
         Saved { hot: vec![], ..whole.clone() },
         Saved { states: vec![], ..whole.clone() },
-        Saved { logits: None, hot: vec![], states: vec![], ..Saved::of(&[]) },
-        Saved::of(&(0..5000).map(|i| i % 50).collect::<Vec<_>>()),
+        Saved { logits: None, hot: vec![], states: vec![], ..Saved::new(&[]) },
+        Saved::new(&(0..5000).map(|i| i % 50).collect::<Vec<_>>()),
         Saved::large(),
         whole.clone(),
     ];
@@ -194,7 +197,7 @@ fn what_is_saved_comes_back() {
     let snapshot = Snapshot::open(&path).unwrap();
     let (h, bytes) = (snapshot.header(), fs::read(&path).unwrap());
     assert_eq!(
-        (h.name.as_str(), h.keys.as_str(), h.lossy, h.exact),
+        (h.name.as_str(), h.kv_format.as_str(), h.lossy, h.exact),
         ("a-model", "f16", false, true)
     );
     // Sections are at the documented offsets, with their plain digests.
@@ -218,9 +221,9 @@ fn what_is_saved_comes_back() {
 }
 
 #[test]
-fn keys_that_are_stored_in_another_format_are_told() {
+fn a_reduced_kv_format_is_reported() {
     let (_temp, path) = folder();
-    let saved = Saved::of(&[1, 2, 3]);
+    let saved = Saved::new(&[1, 2, 3]);
     for stored in [Some("q8"), Some("q4"), None] {
         let contents = SnapshotContents { stored, lossy: stored.is_some(), ..saved.contents() };
         saved.write_states(SnapshotWriter::create(&path, &contents).unwrap(), 5000).unwrap();
@@ -252,9 +255,9 @@ fn keys_that_are_stored_in_another_format_are_told() {
 }
 
 #[test]
-fn a_flipped_bit_is_found_wherever_it_is() {
+fn every_flipped_bit_is_detected() {
     let (_temp, path) = folder();
-    Saved::of(&[1, 49, 3]).save(&path);
+    Saved::new(&[1, 49, 3]).save(&path);
     let whole = fs::read(&path).unwrap();
     let json = u64::from_le_bytes(whole[16..24].try_into().unwrap()) as usize;
     let data = (32 + json).next_multiple_of(ALIGN);
@@ -304,9 +307,9 @@ fn a_flipped_bit_is_found_wherever_it_is() {
 }
 
 #[test]
-fn a_file_of_another_length_is_no_snapshot() {
+fn truncated_and_extended_files_are_refused() {
     let (temp, path) = folder();
-    Saved::of(&[1, 49, 3]).save(&path);
+    Saved::new(&[1, 49, 3]).save(&path);
     let whole = fs::read(&path).unwrap();
     let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
     for len in (0..1100).chain((1100..whole.len()).step_by(97)).chain([whole.len() - 1]).rev() {
@@ -355,29 +358,29 @@ fn with_header(file: &[u8], json: &[u8]) -> Vec<u8> {
 }
 
 /// Collects the paths of all values of a header.
-fn places(value: &Value, at: &str, all: &mut Vec<String>) {
+fn pointers(value: &Value, at: &str, all: &mut Vec<String>) {
     all.push(at.to_owned());
     match value {
         Value::Object(map) => {
-            map.iter().for_each(|(key, v)| places(v, &format!("{at}/{key}"), all))
+            map.iter().for_each(|(key, v)| pointers(v, &format!("{at}/{key}"), all))
         }
         Value::Array(list) => {
-            list.iter().enumerate().for_each(|(i, v)| places(v, &format!("{at}/{i}"), all))
+            list.iter().enumerate().for_each(|(i, v)| pointers(v, &format!("{at}/{i}"), all))
         }
         _ => {}
     }
 }
 
 #[test]
-fn every_value_of_a_header_may_be_hostile() {
+fn hostile_header_values_are_refused() {
     let (_temp, path) = folder();
-    let saved = Saved { logits: None, ..Saved::of(&[1, 49, 3]) };
+    let saved = Saved { logits: None, ..Saved::new(&[1, 49, 3]) };
     saved.save(&path);
     let whole = fs::read(&path).unwrap();
     let len = u64::from_le_bytes(whole[16..24].try_into().unwrap()) as usize;
     let header: Value = serde_json::from_slice(&whole[32..32 + len]).unwrap();
     let mut all = Vec::new();
-    places(&header, "", &mut all);
+    pointers(&header, "", &mut all);
     assert!(all.len() > 25, "{all:?}");
     let values = [
         json!(null),
@@ -471,9 +474,9 @@ fn every_value_of_a_header_may_be_hostile() {
 }
 
 #[test]
-fn another_model_and_other_settings_are_told_apart() {
+fn other_models_and_settings_are_distinguished() {
     let (_temp, path) = folder();
-    let saved = Saved::of(&[1, 49, 3]);
+    let saved = Saved::new(&[1, 49, 3]);
     saved.save(&path);
     let snapshot = Snapshot::open(&path).unwrap();
     let fits = |change: &dyn Fn(&mut SnapshotRequirements)| {
@@ -486,7 +489,7 @@ fn another_model_and_other_settings_are_told_apart() {
         }
     };
     assert_eq!(fits(&|_| {}), None);
-    assert_eq!(fits(&|e| e.states[0].places = 3), None);
+    assert_eq!(fits(&|e| e.states[0].entries = 3), None);
     assert_eq!(fits(&|e| e.context = 3), None);
     assert_eq!(
         fits(&|e| e.model.0[0] = 0),
@@ -498,12 +501,12 @@ fn another_model_and_other_settings_are_told_apart() {
         }
         other => panic!("{part}: {other:?}"),
     };
-    other(&|e| e.keys = "q8".into(), "its KV cache is \"f16\", that of this session \"q8\"");
+    other(&|e| e.kv_format = "q8".into(), "its KV cache is \"f16\", that of this session \"q8\"");
     other(&|e| e.exact = false, "it was saved with --exact, this session runs without --exact");
     other(&|e| e.vocab = 51, "vocabulary of 50");
     other(&|e| e.context = 2, "it has 3 tokens, the context of this session is 2");
-    other(&|e| e.states[0].places = 2, "3 places of 24 bytes");
-    other(&|e| e.states[1].place_bytes = 10, "state 1 of layer 0");
+    other(&|e| e.states[0].entries = 2, "3 entries of 24 bytes");
+    other(&|e| e.states[1].entry_bytes = 10, "state 1 of layer 0");
     other(&|e| e.states[2].shape = "other".into(), "state 0 of layer 3");
     other(&|e| e.states[2].layer = 4, "room for state 0 of layer 4");
     other(&|e| e.states.truncate(2), "it has 3 states, this session has 2");
@@ -535,9 +538,9 @@ impl Target for Full {
 }
 
 #[test]
-fn a_writer_that_fails_leaves_what_was_there() {
+fn a_failed_write_keeps_the_previous_file() {
     let (temp, path) = folder();
-    let (old, new) = (Saved::of(&[1, 2]), Saved::of(&[1, 49, 3]));
+    let (old, new) = (Saved::new(&[1, 2]), Saved::new(&[1, 49, 3]));
     old.save(&path);
     let only = names(temp.path());
     let write = |room, tells, syncs| {
@@ -585,7 +588,7 @@ fn a_writer_that_fails_leaves_what_was_there() {
     };
     refused(SnapshotContents { vocab: 49, ..new.contents() }, "not of its vocabulary");
     refused(SnapshotContents { vocab: 49, tokens: &[], ..new.contents() }, "not of its vocabulary");
-    refused(SnapshotContents { keys: &"x".repeat(257), ..new.contents() }, "too long");
+    refused(SnapshotContents { kv_format: &"x".repeat(257), ..new.contents() }, "too long");
     let mut states = new.contents().states;
     states.reverse();
     refused(SnapshotContents { states, ..new.contents() }, "not ordered by layer");
@@ -597,9 +600,9 @@ fn a_writer_that_fails_leaves_what_was_there() {
 }
 
 #[test]
-fn two_writers_do_not_meet() {
+fn concurrent_writers_do_not_interfere() {
     let (temp, path) = folder();
-    let all: Vec<_> = (1..4).map(|n| Saved::of(&vec![n; 700 * n as usize])).collect();
+    let all: Vec<_> = (1..4).map(|n| Saved::new(&vec![n; 700 * n as usize])).collect();
     let [a, b] = [&all[0], &all[1]];
     let [mut first, second] = [a, b].map(|s| SnapshotWriter::create(&path, &s.contents()).unwrap());
     assert_eq!(names(temp.path()).len(), 2);
@@ -630,7 +633,7 @@ fn two_writers_do_not_meet() {
 }
 
 #[test]
-fn only_what_nobody_writes_is_removed() {
+fn only_stale_temporary_files_are_removed() {
     let (temp, path) = folder();
     let make = |name: &str| File::create(temp.path().join(name)).unwrap();
     let live = make(".a.moeflux-session.0123456789abcdef.partial");
@@ -646,7 +649,7 @@ fn only_what_nobody_writes_is_removed() {
     ];
     others.iter().for_each(|name| drop(make(name)));
     fs::create_dir(temp.path().join(".a.moeflux-session.0123456789abcded.partial")).unwrap();
-    Saved::of(&[1]).save(&path);
+    Saved::new(&[1]).save(&path);
     let mut wanted: BTreeSet<String> = others.into_iter().map(String::from).collect();
     wanted.insert("a.moeflux-session".into());
     wanted.insert(".a.moeflux-session.0123456789abcdef.partial".into());
@@ -655,7 +658,7 @@ fn only_what_nobody_writes_is_removed() {
     // A process started by another test may hold the file for a moment, so closing it is not
     // enough.
     live.unlock().unwrap();
-    Saved::of(&[1]).save(&path);
+    Saved::new(&[1]).save(&path);
     assert!(!names(temp.path()).contains(".a.moeflux-session.0123456789abcdef.partial"));
 }
 
@@ -665,7 +668,7 @@ const WRITE_TO: [&str; 2] = ["MOEFLUX_TEST_SNAPSHOT", "MOEFLUX_TEST_SNAPSHOT_FIR
 #[test]
 fn a_killed_writer_leaves_a_whole_file() {
     let versions: Vec<_> = (1..4)
-        .map(|n| Saved { states: vec![state(0, 0, u64::from(n), 60_000)], ..Saved::of(&[n]) })
+        .map(|n| Saved { states: vec![state(0, 0, u64::from(n), 60_000)], ..Saved::new(&[n]) })
         .collect();
     if let [Ok(path), Ok(first)] = WRITE_TO.map(env::var) {
         eprintln!("writing");

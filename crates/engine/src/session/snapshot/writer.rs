@@ -28,7 +28,7 @@ pub(crate) struct SnapshotContents<'a> {
     /// Name of the model's folder, for messages; truncated if too long.
     pub(crate) name: &'a str,
     /// Element format of the session's KV cache: "f32", "f16", "q8".
-    pub(crate) keys: &'a str,
+    pub(crate) kv_format: &'a str,
     /// Element format of the KV cache in the file, if different.
     pub(crate) stored: Option<&'a str>,
     /// Whether precision was lost.
@@ -43,7 +43,7 @@ pub(crate) struct SnapshotContents<'a> {
     pub(crate) logits: Option<&'a [f32]>,
     /// Pairs of layer and expert.
     pub(crate) hot: &'a [(u32, u32)],
-    /// Ordered by `layer`, then `which`.
+    /// Ordered by `layer`, then `index`.
     pub(crate) states: Vec<SavedState>,
 }
 
@@ -61,7 +61,7 @@ impl SnapshotContents<'_> {
         let header = SnapshotHeader {
             model: self.model,
             name: self.name.chars().take(MAX_STRING_BYTES / 4).collect(),
-            keys: self.keys.into(),
+            kv_format: self.kv_format.into(),
             stored: self.stored.map(Into::into),
             lossy: self.lossy,
             exact: self.exact,

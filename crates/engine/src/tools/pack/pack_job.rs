@@ -118,14 +118,14 @@ impl<'a> PackJob<'a> {
     /// Hash of the job: the layout, and names, sizes and modification times of the source files. A
     /// journal is only valid for the same key.
     pub(super) fn key(&self) -> Result<u64, Error> {
-        let mut all = self.header.encode()?;
+        let mut key = self.header.encode()?;
         for file in self.checkpoint.files().iter() {
             let modified = std::fs::metadata(file.path()).and_then(|m| m.modified()).ok();
-            all.extend(
+            key.extend(
                 format!("{:?} {} {modified:?}\n", file.path().file_name(), file.len()).into_bytes(),
             );
         }
-        Ok(digest(&all))
+        Ok(digest(&key))
     }
 
     /// Reads a piece from the source into the first `place.bytes` bytes of `buf`.
@@ -146,17 +146,17 @@ impl<'a> PackJob<'a> {
         buf[..head.len()].copy_from_slice(head);
         let first = self.dense.partition_point(|r| r.start + r.segment.bytes as u64 <= offset);
         for run in self.dense[first..].iter().take_while(|r| r.start < end) {
-            let (from, to) =
+            let (start, stop) =
                 (run.start.max(offset), (run.start + run.segment.bytes as u64).min(end));
             let part = Segment {
-                offset: run.segment.offset + (from - run.start),
-                bytes: (to - from) as usize,
+                offset: run.segment.offset + (start - run.start),
+                bytes: (stop - start) as usize,
                 ..run.segment
             };
             self.checkpoint.read(
                 &run.name,
                 &part,
-                &mut buf[(from - offset) as usize..(to - offset) as usize],
+                &mut buf[(start - offset) as usize..(stop - offset) as usize],
             )?;
         }
         Ok(())
@@ -185,14 +185,14 @@ fn dense(checkpoint: &Checkpoint, experts: &BTreeSet<&str>) -> (Vec<u8>, Vec<Den
     let mut tensors: Vec<_> =
         checkpoint.tensors().filter(|(name, _)| !experts.contains(name)).collect();
     tensors.sort_by_key(|(name, t)| (t.file, t.offset, *name));
-    let (mut map, mut at) = (Map::new(), 0);
+    let (mut map, mut offset) = (Map::new(), 0);
     for (name, t) in &tensors {
-        let end = at + t.bytes;
+        let end = offset + t.bytes;
         map.insert(
             (*name).into(),
-            json!({ "dtype": t.dtype, "shape": t.shape, "data_offsets": [at, end] }),
+            json!({ "dtype": t.dtype, "shape": t.shape, "data_offsets": [offset, end] }),
         );
-        at = end;
+        offset = end;
     }
     let mut json = Value::Object(map).to_string().into_bytes();
     // Tensors start at a multiple of the alignment; JSON may end in spaces.

@@ -66,7 +66,7 @@ fn files(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
 }
 
 #[test]
-fn a_disk_that_fills_up_loses_nothing() {
+fn a_disk_that_fills_up_loses_no_progress() {
     let (source, temp) = (Checkpoint::embedded().unwrap(), tempfile::tempdir().unwrap());
     let (whole, out) = (temp.path().join("whole"), temp.path().join("out"));
     let bytes = pack(&source, &whole, &mut go).unwrap().bytes;
@@ -104,7 +104,7 @@ fn a_disk_that_fills_up_loses_nothing() {
 }
 
 #[test]
-fn what_will_not_fit_is_not_begun() {
+fn packing_does_not_start_without_enough_space() {
     let (source, temp) = (golden("qwen3_moe"), tempfile::tempdir().unwrap());
     let out = temp.path().join("out");
     let said = pack_to(&small(10_000, true), &source, &out, &mut go).unwrap_err().to_string();
@@ -123,7 +123,7 @@ fn what_will_not_fit_is_not_begun() {
 }
 
 #[test]
-fn what_was_hardly_begun_can_be_gone_on_with() {
+fn a_run_that_wrote_no_piece_can_be_resumed() {
     let (source, temp) = (golden("qwen3_moe"), tempfile::tempdir().unwrap());
     let out = temp.path().join("out");
     // Space for the first line of the journal, and for no piece.
@@ -139,7 +139,7 @@ fn what_was_hardly_begun_can_be_gone_on_with() {
 }
 
 #[test]
-fn folders_that_hold_other_things_are_left_alone() {
+fn folders_with_other_files_are_not_changed() {
     let (source, temp) = (golden("qwen3_moe"), tempfile::tempdir().unwrap());
     let refused = |source: &Checkpoint, out: &Path, part: &str| {
         let before = files(out);
@@ -178,7 +178,7 @@ fn folders_that_hold_other_things_are_left_alone() {
 }
 
 #[test]
-fn two_that_pack_into_one_folder_do_not_meet() {
+fn concurrent_runs_into_one_folder_are_refused() {
     let (source, temp) = (golden("qwen3_moe"), tempfile::tempdir().unwrap());
     let out = temp.path().join("out");
     let mut second = None;
@@ -193,7 +193,7 @@ fn two_that_pack_into_one_folder_do_not_meet() {
 }
 
 #[test]
-fn all_that_is_damaged_is_listed() {
+fn all_damage_is_listed() {
     let (source, temp) = (golden("deepseek_v3_hub"), tempfile::tempdir().unwrap());
     let out = temp.path().join("out");
     pack(&source, &out, &mut go).unwrap();

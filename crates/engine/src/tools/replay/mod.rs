@@ -64,8 +64,8 @@ impl Trace {
         self.replay(policy, slots).decode.hit_rate()
     }
 
-    /// The most experts that one layer of one step needs. With fewer slots, experts of the same
-    /// layer evict each other.
+    /// Largest number of experts that a layer needs in a step. With fewer slots, experts of the
+    /// same layer evict each other.
     pub fn largest_need(&self) -> usize {
         self.each_step().flat_map(|(_, layers)| layers.map(<[u32]>::len)).max().unwrap_or(0)
     }

@@ -47,7 +47,7 @@ fn misses(replayed: super::Replayed) -> u64 {
 }
 
 #[test]
-fn a_cache_of_one_layer_is_counted_by_hand() {
+fn a_single_layer_matches_a_manual_count() {
     let header = header(&[(4, 1), (4, 1)]);
     let step = |a: usize, b: usize| (1, vec![vec![a], vec![b]]);
     // Keys: 0 4, 1 4, 0 4.
@@ -75,7 +75,7 @@ proptest! {
 
     /// With enough slots for each layer's need, no policy is better.
     #[test]
-    fn the_optimum_is_the_fewest_misses_that_there_can_be((header, mut steps) in routing(3), more in 0usize..6) {
+    fn the_optimum_has_the_minimum_of_misses((header, mut steps) in routing(3), more in 0usize..6) {
         let layers: Vec<usize> = header.layers.iter().map(|l| l.experts).collect();
         prop_assume!(layers.iter().sum::<usize>() <= 10);
         steps.truncate(8);
@@ -99,7 +99,7 @@ proptest! {
     }
 
     #[test]
-    fn too_few_slots_for_a_layer_are_replayed_too((header, steps) in routing(20), slots in 0usize..4) {
+    fn fewer_slots_than_a_layer_needs_can_be_replayed((header, steps) in routing(20), slots in 0usize..4) {
         let trace = trace(&header, &steps);
         for kind in PolicyKind::ALL {
             let replayed = trace.replay(kind, slots);

@@ -163,34 +163,39 @@ pub(super) fn text_config(config: &Map<String, Value>) -> &Map<String, Value> {
 }
 
 /// Source: mlx-lm, models/qwen3_moe.py.
-fn qwen3_moe(b: &mut ModuleBuilder<'_>, layer: u64, at: &str) -> Result<(), Error> {
-    b.norms(at);
-    qwen_attention(b, layer, at, false)?;
-    qwen_feed_forward(b, layer, at).map(|_| ())
+fn qwen3_moe(b: &mut ModuleBuilder<'_>, layer: u64, prefix: &str) -> Result<(), Error> {
+    b.norms(prefix);
+    qwen_attention(b, layer, prefix, false)?;
+    qwen_feed_forward(b, layer, prefix).map(|_| ())
 }
 
 /// Source: mlx-lm, models/qwen3_5.py and qwen3_next.py.
-fn qwen3_5_moe(b: &mut ModuleBuilder<'_>, layer: u64, at: &str) -> Result<(), Error> {
-    qwen_hybrid(b, layer, at, false)
+fn qwen3_5_moe(b: &mut ModuleBuilder<'_>, layer: u64, prefix: &str) -> Result<(), Error> {
+    qwen_hybrid(b, layer, prefix, false)
 }
 
 /// Source: mlx-lm, models/qwen3_next.py.
-fn qwen3_next(b: &mut ModuleBuilder<'_>, layer: u64, at: &str) -> Result<(), Error> {
-    qwen_hybrid(b, layer, at, true)
+fn qwen3_next(b: &mut ModuleBuilder<'_>, layer: u64, prefix: &str) -> Result<(), Error> {
+    qwen_hybrid(b, layer, prefix, true)
 }
 
 /// A layer of attention or gated delta-net; `fused` as in [`ModuleBuilder::delta_net`].
-fn qwen_hybrid(b: &mut ModuleBuilder<'_>, layer: u64, at: &str, fused: bool) -> Result<(), Error> {
+fn qwen_hybrid(
+    b: &mut ModuleBuilder<'_>,
+    layer: u64,
+    prefix: &str,
+    fused: bool,
+) -> Result<(), Error> {
     let shared = b.c.number("shared_expert_intermediate_size")?;
-    b.norms(at);
+    b.norms(prefix);
     if is_full_attention(b, layer)? {
-        qwen_attention(b, layer, at, true)?;
+        qwen_attention(b, layer, prefix, true)?;
     } else {
-        b.delta_net(layer, &format!("{at}linear_attn."), fused)?;
+        b.delta_net(layer, &format!("{prefix}linear_attn."), fused)?;
     }
-    if qwen_feed_forward(b, layer, at)? {
-        b.mlp(layer, &format!("{at}mlp.shared_expert."), shared);
-        b.router(format!("{at}mlp.shared_expert_gate"), 1, WeightQuant::Affine(8), Lead::Zero);
+    if qwen_feed_forward(b, layer, prefix)? {
+        b.mlp(layer, &format!("{prefix}mlp.shared_expert."), shared);
+        b.router(format!("{prefix}mlp.shared_expert_gate"), 1, WeightQuant::Affine(8), Lead::Zero);
     }
     Ok(())
 }
@@ -201,7 +206,7 @@ fn is_full_attention(b: &ModuleBuilder<'_>, layer: u64) -> Result<bool, Error> {
     let interval = b.c.number_or("full_attention_interval", 4)?;
     let full = (layer + 1).is_multiple_of(interval);
     let name = if full { "full_attention" } else { "linear_attention" };
-    match b.c.of_layer("layer_types", layer)? {
+    match b.c.layer_entry("layer_types", layer)? {
         Some(other) if other != name => Err(b.c.wrong(format!(
             "layer_types must name each {interval}th layer full_attention (full_attention_interval) and the others \
              linear_attention"
@@ -213,129 +218,129 @@ fn is_full_attention(b: &ModuleBuilder<'_>, layer: u64) -> Result<bool, Error> {
 fn qwen_attention(
     b: &mut ModuleBuilder<'_>,
     layer: u64,
-    at: &str,
+    prefix: &str,
     output_gate: bool,
 ) -> Result<(), Error> {
     if b.c.flag_or("attention_bias", false)? {
         return Err(b.c.wrong("attention_bias true is not supported: published models have false"));
     }
     let attention = AttentionSpec { output_gate, ..b.heads()?.head_norms() };
-    b.attention(layer, &format!("{at}self_attn."), attention)
+    b.attention(layer, &format!("{prefix}self_attn."), attention)
 }
 
 /// Experts, or a dense MLP where the config requests it. Returns whether it added experts.
-fn qwen_feed_forward(b: &mut ModuleBuilder<'_>, layer: u64, at: &str) -> Result<bool, Error> {
+fn qwen_feed_forward(b: &mut ModuleBuilder<'_>, layer: u64, prefix: &str) -> Result<bool, Error> {
     let sparse_step = b.c.number_or("decoder_sparse_step", 1)?;
     let sparse =
         !b.c.list("mlp_only_layers")?.contains(&layer) && (layer + 1).is_multiple_of(sparse_step);
-    let at = format!("{at}mlp.");
+    let prefix = format!("{prefix}mlp.");
     if sparse {
-        b.experts(layer, &switch_mlp(&at, WeightQuant::Affine(8)));
+        b.experts(layer, &switch_mlp(&prefix, WeightQuant::Affine(8)));
     } else {
         let intermediate = b.c.number("intermediate_size")?;
-        b.mlp(layer, &at, intermediate);
+        b.mlp(layer, &prefix, intermediate);
     }
     Ok(sparse)
 }
 
 /// Experts with the most common names.
-fn switch_mlp(at: &str, router_quant: WeightQuant) -> ExpertSpec {
+fn switch_mlp(prefix: &str, router_quant: WeightQuant) -> ExpertSpec {
     ExpertSpec {
-        router: format!("{at}gate"),
+        router: format!("{prefix}gate"),
         router_quant,
         correction: None,
-        stacked: format!("{at}switch_mlp"),
+        stacked: format!("{prefix}switch_mlp"),
         biases: false,
     }
 }
 
 /// Source: mlx-lm, models/deepseek_v3.py.
-fn deepseek_v3(b: &mut ModuleBuilder<'_>, layer: u64, at: &str) -> Result<(), Error> {
-    b.norms(at);
+fn deepseek_v3(b: &mut ModuleBuilder<'_>, layer: u64, prefix: &str) -> Result<(), Error> {
+    b.norms(prefix);
     // Exports by mlx-lm before 0.30.5 have `kv_b_proj`; no published config tells which layout it
     // belongs to.
     let whole = b.c.flag_or(super::KV_B_PROJ, false)?;
-    b.latent_attention(layer, &format!("{at}self_attn."), whole)?;
-    deepseek_feed_forward(b, layer, &format!("{at}mlp."))
+    b.latent_attention(layer, &format!("{prefix}self_attn."), whole)?;
+    deepseek_feed_forward(b, layer, &format!("{prefix}mlp."))
 }
 
 /// Source: mlx-lm, models/deepseek_v32.py and glm_moe_dsa.py.
-fn deepseek_v32(b: &mut ModuleBuilder<'_>, layer: u64, at: &str) -> Result<(), Error> {
-    deepseek_v3(b, layer, at)?;
-    match b.c.of_layer("indexer_types", layer)? {
+fn deepseek_v32(b: &mut ModuleBuilder<'_>, layer: u64, prefix: &str) -> Result<(), Error> {
+    deepseek_v3(b, layer, prefix)?;
+    match b.c.layer_entry("indexer_types", layer)? {
         Some("shared") => Ok(()),
-        _ => b.indexer(&format!("{at}self_attn.indexer.")),
+        _ => b.indexer(&format!("{prefix}self_attn.indexer.")),
     }
 }
 
 /// A dense MLP in the first layers, then routed and shared experts.
-fn deepseek_feed_forward(b: &mut ModuleBuilder<'_>, layer: u64, at: &str) -> Result<(), Error> {
+fn deepseek_feed_forward(b: &mut ModuleBuilder<'_>, layer: u64, prefix: &str) -> Result<(), Error> {
     let sparse = layer >= b.c.count("first_k_dense_replace")?
         && layer.is_multiple_of(b.c.number_or("moe_layer_freq", 1)?);
     if !sparse {
         let intermediate = b.c.number("intermediate_size")?;
-        b.mlp(layer, at, intermediate);
+        b.mlp(layer, prefix, intermediate);
         return Ok(());
     }
     // mlx-lm has it as a plain matrix, not a linear layer, and does not quantize it.
-    let experts = switch_mlp(at, WeightQuant::No);
+    let experts = switch_mlp(prefix, WeightQuant::No);
     let correction = Some(format!("{}.e_score_correction_bias", experts.router));
     b.experts(layer, &ExpertSpec { correction, ..experts });
     let shared = b.c.count("n_shared_experts")?;
     if shared > 0 {
-        b.mlp(layer, &format!("{at}shared_experts."), shared * b.sizes.intermediate);
+        b.mlp(layer, &format!("{prefix}shared_experts."), shared * b.sizes.intermediate);
     }
     Ok(())
 }
 
 /// Source: mlx-lm, models/glm4_moe.py.
-fn glm4_moe(b: &mut ModuleBuilder<'_>, layer: u64, at: &str) -> Result<(), Error> {
-    b.norms(at);
+fn glm4_moe(b: &mut ModuleBuilder<'_>, layer: u64, prefix: &str) -> Result<(), Error> {
+    b.norms(prefix);
     let biased = b.c.flag_or("attention_bias", false)?;
     let heads = b.heads()?;
     let heads = if b.c.flag_or("use_qk_norm", false)? { heads.head_norms() } else { heads };
     let biases: &[_] = if biased { &["q_proj", "k_proj", "v_proj"] } else { &[] };
-    b.attention(layer, &format!("{at}self_attn."), AttentionSpec { biases, ..heads })?;
-    deepseek_feed_forward(b, layer, &format!("{at}mlp."))
+    b.attention(layer, &format!("{prefix}self_attn."), AttentionSpec { biases, ..heads })?;
+    deepseek_feed_forward(b, layer, &format!("{prefix}mlp."))
 }
 
 /// Source: mlx-lm, models/minimax.py.
-fn minimax_m2(b: &mut ModuleBuilder<'_>, layer: u64, at: &str) -> Result<(), Error> {
-    b.norms(at);
+fn minimax_m2(b: &mut ModuleBuilder<'_>, layer: u64, prefix: &str) -> Result<(), Error> {
+    b.norms(prefix);
     let heads = b.heads()?;
     let AttentionSpec { heads: q, kv_heads: k, head_dim, .. } = heads;
     let norms = b.c.flag_or("use_qk_norm", true)?.then_some([q * head_dim, k * head_dim]);
-    b.attention(layer, &format!("{at}self_attn."), AttentionSpec { norms, ..heads })?;
-    let at = format!("{at}block_sparse_moe.");
-    let correction = Some(format!("{at}e_score_correction_bias"));
-    b.experts(layer, &ExpertSpec { correction, ..switch_mlp(&at, WeightQuant::Affine(8)) });
+    b.attention(layer, &format!("{prefix}self_attn."), AttentionSpec { norms, ..heads })?;
+    let prefix = format!("{prefix}block_sparse_moe.");
+    let correction = Some(format!("{prefix}e_score_correction_bias"));
+    b.experts(layer, &ExpertSpec { correction, ..switch_mlp(&prefix, WeightQuant::Affine(8)) });
     Ok(())
 }
 
 /// Source: mlx-lm, models/gpt_oss.py.
-fn gpt_oss(b: &mut ModuleBuilder<'_>, layer: u64, at: &str) -> Result<(), Error> {
-    b.norms(at);
+fn gpt_oss(b: &mut ModuleBuilder<'_>, layer: u64, prefix: &str) -> Result<(), Error> {
+    b.norms(prefix);
     let heads = b.heads()?;
     let sinks = vec![heads.heads];
     let biases = &["q_proj", "k_proj", "v_proj", "o_proj"];
-    b.attention(layer, &format!("{at}self_attn."), AttentionSpec { biases, ..heads })?;
-    b.plain(format!("{at}self_attn.sinks"), sinks, Scalar::BF16, -1.0..1.0);
+    b.attention(layer, &format!("{prefix}self_attn."), AttentionSpec { biases, ..heads })?;
+    b.plain(format!("{prefix}self_attn.sinks"), sinks, Scalar::BF16, -1.0..1.0);
     let experts = ExpertSpec {
-        router: format!("{at}mlp.router"),
-        stacked: format!("{at}mlp.experts"),
+        router: format!("{prefix}mlp.router"),
+        stacked: format!("{prefix}mlp.experts"),
         biases: true,
-        ..switch_mlp(at, WeightQuant::Affine(8))
+        ..switch_mlp(prefix, WeightQuant::Affine(8))
     };
     b.experts(layer, &experts);
     Ok(())
 }
 
 /// Source: mlx-lm, models/gemma4_text.py.
-fn gemma4(b: &mut ModuleBuilder<'_>, layer: u64, at: &str) -> Result<(), Error> {
+fn gemma4(b: &mut ModuleBuilder<'_>, layer: u64, prefix: &str) -> Result<(), Error> {
     let hidden = b.sizes.hidden;
-    b.mixer_norm(at);
+    b.mixer_norm(prefix);
     let heads = b.heads()?;
-    let full = b.c.of_layer("layer_types", layer)? == Some("full_attention");
+    let full = b.c.layer_entry("layer_types", layer)? == Some("full_attention");
     let heads = if full {
         let shared = b.c.flag_or("attention_k_eq_v", false)?;
         let kv_heads = b.c.number_or("num_global_key_value_heads", heads.kv_heads)?;
@@ -349,12 +354,12 @@ fn gemma4(b: &mut ModuleBuilder<'_>, layer: u64, at: &str) -> Result<(), Error> 
         heads
     };
     let attention = AttentionSpec { scaled: false, ..heads.head_norms() };
-    b.attention(layer, &format!("{at}self_attn."), attention)?;
-    b.post_norms(layer, at);
-    b.plain(format!("{at}layer_scalar"), vec![1], Scalar::BF16, 0.98..1.02);
-    b.norm(format!("{at}pre_feedforward_layernorm"), hidden);
+    b.attention(layer, &format!("{prefix}self_attn."), attention)?;
+    b.post_norms(layer, prefix);
+    b.plain(format!("{prefix}layer_scalar"), vec![1], Scalar::BF16, 0.98..1.02);
+    b.norm(format!("{prefix}pre_feedforward_layernorm"), hidden);
     let intermediate = b.c.number("intermediate_size")?;
-    b.mlp(layer, &format!("{at}mlp."), intermediate);
+    b.mlp(layer, &format!("{prefix}mlp."), intermediate);
     if !b.c.flag_or("enable_moe_block", false)? {
         return Ok(());
     }
@@ -363,16 +368,21 @@ fn gemma4(b: &mut ModuleBuilder<'_>, layer: u64, at: &str) -> Result<(), Error> 
         "post_feedforward_layernorm_1",
         "post_feedforward_layernorm_2",
     ] {
-        b.norm(format!("{at}{norm}"), hidden);
+        b.norm(format!("{prefix}{norm}"), hidden);
     }
     // The router's norm divides by the square root of the hidden size.
     let root = (hidden as f32).sqrt();
-    b.plain(format!("{at}router.scale"), vec![hidden], Scalar::BF16, 0.9 * root..1.1 * root);
-    b.plain(format!("{at}router.per_expert_scale"), vec![b.sizes.experts], Scalar::BF16, 0.9..1.1);
+    b.plain(format!("{prefix}router.scale"), vec![hidden], Scalar::BF16, 0.9 * root..1.1 * root);
+    b.plain(
+        format!("{prefix}router.per_expert_scale"),
+        vec![b.sizes.experts],
+        Scalar::BF16,
+        0.9..1.1,
+    );
     let experts = ExpertSpec {
-        router: format!("{at}router.proj"),
-        stacked: format!("{at}experts.switch_glu"),
-        ..switch_mlp(at, WeightQuant::Affine(8))
+        router: format!("{prefix}router.proj"),
+        stacked: format!("{prefix}experts.switch_glu"),
+        ..switch_mlp(prefix, WeightQuant::Affine(8))
     };
     b.experts(layer, &experts);
     Ok(())

@@ -41,7 +41,7 @@ pub fn write(
     out: &Path,
     mut progress: impl FnMut(u64, u64) -> ControlFlow<()>,
 ) -> Result<Summary, Error> {
-    write_to(&Disk, &plan(options)?, SHARD, out, &mut progress)
+    write_to(&RealDisk, &plan(options)?, SHARD, out, &mut progress)
 }
 
 /// Destination of files: a disk, or in tests a failing one.
@@ -56,9 +56,9 @@ pub(super) trait FileSink {
     fn finish(&self, file: Self::File) -> io::Result<()>;
 }
 
-struct Disk;
+struct RealDisk;
 
-impl FileSink for Disk {
+impl FileSink for RealDisk {
     type File = File;
 
     fn free(&self, folder: &Path) -> Option<u64> {
@@ -82,7 +82,7 @@ pub(super) fn write_to<T: FileSink>(
     out: &Path,
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
 ) -> Result<Summary, Error> {
-    let shards = cut(&plan.tensors, shard);
+    let shards = split_shards(&plan.tensors, shard);
     let headers: Vec<_> = shards.iter().map(|tensors| header(tensors)).collect();
     let mut small = small_files(plan, &shards);
     let total = plan.total_bytes();
@@ -140,11 +140,11 @@ fn write_tensor(
 }
 
 /// Splits the tensors into shards, greedily filled.
-fn cut(tensors: &[SynthTensor], most: u64) -> Vec<&[SynthTensor]> {
+fn split_shards(tensors: &[SynthTensor], limit: u64) -> Vec<&[SynthTensor]> {
     let mut shards = Vec::new();
     let (mut from, mut size) = (0, 0u64);
     for (i, tensor) in tensors.iter().enumerate() {
-        if i > from && size + tensor.bytes > most {
+        if i > from && size + tensor.bytes > limit {
             shards.push(&tensors[from..i]);
             (from, size) = (i, 0);
         }
@@ -154,11 +154,11 @@ fn cut(tensors: &[SynthTensor], most: u64) -> Vec<&[SynthTensor]> {
     shards
 }
 
-fn shard_name(i: usize, of: usize) -> String {
-    if of == 1 {
+fn shard_name(i: usize, count: usize) -> String {
+    if count == 1 {
         "model.safetensors".into()
     } else {
-        format!("model-{:05}-of-{of:05}.safetensors", i + 1)
+        format!("model-{:05}-of-{count:05}.safetensors", i + 1)
     }
 }
 
@@ -167,14 +167,14 @@ fn shard_name(i: usize, of: usize) -> String {
 fn header(tensors: &[SynthTensor]) -> Vec<u8> {
     let mut map = Map::new();
     map.insert("__metadata__".into(), json!({ "format": "mlx" }));
-    let mut at = 0;
+    let mut offset = 0;
     for t in tensors {
-        let end = at + t.bytes;
+        let end = offset + t.bytes;
         map.insert(
             t.name.clone(),
-            json!({ "dtype": t.dtype, "shape": t.shape, "data_offsets": [at, end] }),
+            json!({ "dtype": t.dtype, "shape": t.shape, "data_offsets": [offset, end] }),
         );
-        at = end;
+        offset = end;
     }
     let json = Value::Object(map).to_string().into_bytes();
     let mut header = (json.len() as u64).to_le_bytes().to_vec();

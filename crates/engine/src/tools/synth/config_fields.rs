@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use crate::base::error::Error;
 
 /// Maximum of a config value. Keeps the product of any three within 64 bits.
-const MOST: u64 = 1 << 20;
+const MAX_VALUE: u64 = 1 << 20;
 
 pub(super) struct ConfigFields<'a>(pub(super) &'a Map<String, Value>);
 
@@ -24,9 +24,10 @@ impl ConfigFields<'_> {
             return Err(self.wrong(format!("{name} is missing")));
         };
         match value.as_u64() {
-            Some(n @ 1..=MOST) => Ok(n),
-            _ => Err(self
-                .wrong(format!("{name} is {value}; it must be a whole number from 1 to {MOST}"))),
+            Some(n @ 1..=MAX_VALUE) => Ok(n),
+            _ => Err(self.wrong(format!(
+                "{name} is {value}; it must be a whole number from 1 to {MAX_VALUE}"
+            ))),
         }
     }
 
@@ -66,7 +67,7 @@ impl ConfigFields<'_> {
     }
 
     /// Entry of a per-layer list, if the list exists.
-    pub(super) fn of_layer(&self, name: &str, layer: u64) -> Result<Option<&str>, Error> {
+    pub(super) fn layer_entry(&self, name: &str, layer: u64) -> Result<Option<&str>, Error> {
         let Some(list) = self.get(name) else { return Ok(None) };
         let found = list.get(layer as usize).and_then(Value::as_str);
         found.map(Some).ok_or_else(|| {
@@ -74,10 +75,16 @@ impl ConfigFields<'_> {
         })
     }
 
-    pub(super) fn divides(&self, part: &str, n: u64, whole: &str, of: u64) -> Result<(), Error> {
-        if of.is_multiple_of(n) {
+    pub(super) fn divides(
+        &self,
+        part: &str,
+        divisor: u64,
+        whole: &str,
+        value: u64,
+    ) -> Result<(), Error> {
+        if value.is_multiple_of(divisor) {
             return Ok(());
         }
-        Err(self.wrong(format!("{whole} {of} is not a multiple of {part} {n}")))
+        Err(self.wrong(format!("{whole} {value} is not a multiple of {part} {divisor}")))
     }
 }

@@ -176,10 +176,10 @@ fn edit_text_config<T>(
 }
 
 fn cut_layers(config: &mut Map<String, Value>, layers: usize) -> Result<(), Error> {
-    let all = config.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or(0);
-    if layers == 0 || layers as u64 > all {
+    let total = config.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or(0);
+    if layers == 0 || layers as u64 > total {
         return Err(Error::Input(format!(
-            "{layers} layers requested; the model has {all}, and at least 1 is needed"
+            "{layers} layers requested; the model has {total}, and at least 1 is needed"
         )));
     }
     config.insert("num_hidden_layers".into(), layers.into());

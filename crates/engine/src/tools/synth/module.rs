@@ -142,9 +142,10 @@ impl Module {
             vec![tensor(weight.clone(), packed, "U32", 4, TensorValues::Quants, &weight)?];
         if let WeightQuant::Affine(bits) = quant {
             let affine = AffineParams { bits, groups, std, lead };
-            let of = |name: String, values| tensor(name, with(groups), "BF16", 2, values, &scales);
-            tensors.push(of(scales.clone(), TensorValues::Scales(affine.clone()))?);
-            tensors.push(of(format!("{path}.biases"), TensorValues::Biases(affine))?);
+            let plane =
+                |name: String, values| tensor(name, with(groups), "BF16", 2, values, &scales);
+            tensors.push(plane(scales.clone(), TensorValues::Scales(affine.clone()))?);
+            tensors.push(plane(format!("{path}.biases"), TensorValues::Biases(affine))?);
         } else {
             let values = TensorValues::Mxfp4Scales(Mxfp4Scales::mxfp4(std));
             tensors.push(tensor(scales.clone(), with(groups), "U8", 1, values, &scales)?);

@@ -1,4 +1,5 @@
-//! Module builder: model components (attention, MLA, delta-net, experts) as modules with random values.
+//! Module builder: model components (attention, MLA, delta-net, experts) as modules with random
+//! values.
 
 use std::ops::Range;
 
@@ -229,27 +230,27 @@ impl<'a> ModuleBuilder<'a> {
     }
 
     /// The two norms of a layer.
-    pub(super) fn norms(&mut self, at: &str) {
-        self.mixer_norm(at);
-        self.norm(format!("{at}post_attention_layernorm"), self.sizes.hidden);
+    pub(super) fn norms(&mut self, prefix: &str) {
+        self.mixer_norm(prefix);
+        self.norm(format!("{prefix}post_attention_layernorm"), self.sizes.hidden);
     }
 
     /// Norm before a mixer. It removes the lead: mixers average over tokens, which would leave
     /// little else.
-    pub(super) fn mixer_norm(&mut self, at: &str) {
+    pub(super) fn mixer_norm(&mut self, prefix: &str) {
         let kind =
             ModuleKind::Plain { scalar: Scalar::BF16, low: 0.9, high: 1.1, lead: Lead::Same(0.0) };
         let rows = vec![self.sizes.hidden];
-        self.out.push(Module { path: format!("{at}input_layernorm.weight"), rows, kind });
+        self.out.push(Module { path: format!("{prefix}input_layernorm.weight"), rows, kind });
     }
 
     /// Norms after mixer and experts. Their weights alone determine what a layer adds; see
     /// [`Growth`].
-    pub(super) fn post_norms(&mut self, layer: u64, at: &str) {
+    pub(super) fn post_norms(&mut self, layer: u64, prefix: &str) {
         let Growth { mixer, experts } = self.architecture.growth;
         for (which, square) in [("attention", mixer), ("feedforward", experts)] {
             let size = square.sqrt() * residual_gain(layer);
-            let path = format!("{at}post_{which}_layernorm.weight");
+            let path = format!("{prefix}post_{which}_layernorm.weight");
             self.plain(path, vec![self.sizes.hidden], Scalar::BF16, 0.9 * size..1.1 * size);
         }
     }
@@ -273,7 +274,7 @@ impl<'a> ModuleBuilder<'a> {
     pub(super) fn attention(
         &mut self,
         layer: u64,
-        at: &str,
+        prefix: &str,
         attention: AttentionSpec,
     ) -> Result<(), Error> {
         let AttentionSpec { heads, kv_heads, head_dim, .. } = attention;
@@ -302,9 +303,9 @@ impl<'a> ModuleBuilder<'a> {
             if name == "v_proj" && !attention.values {
                 continue;
             }
-            self.linear(format!("{at}{name}"), [rows], cols, gain);
+            self.linear(format!("{prefix}{name}"), [rows], cols, gain);
             if attention.biases.contains(&name) {
-                self.bias(format!("{at}{name}"), vec![rows]);
+                self.bias(format!("{prefix}{name}"), vec![rows]);
             }
         }
         let Some([q, k]) = attention.norms else { return Ok(()) };
@@ -312,7 +313,7 @@ impl<'a> ModuleBuilder<'a> {
         let size = (sharp / scores).sqrt();
         for (name, len) in [("q_norm", q), ("k_norm", k)] {
             self.plain(
-                format!("{at}{name}.weight"),
+                format!("{prefix}{name}.weight"),
                 vec![len],
                 Scalar::BF16,
                 0.95 * size..1.05 * size,
@@ -327,7 +328,7 @@ impl<'a> ModuleBuilder<'a> {
     pub(super) fn latent_attention(
         &mut self,
         layer: u64,
-        at: &str,
+        prefix: &str,
         whole: bool,
     ) -> Result<(), Error> {
         let c = &self.c;
@@ -339,43 +340,43 @@ impl<'a> ModuleBuilder<'a> {
         // Standard deviation of the scores. YaRN's factor doubles it in most models.
         let sharp = 2.5;
         if let Some(rank) = q_rank {
-            self.linear(format!("{at}q_a_proj"), [rank], hidden, 1.0);
-            self.norm(format!("{at}q_a_layernorm"), rank);
-            self.linear(format!("{at}q_b_proj"), [queries], rank, sharp);
+            self.linear(format!("{prefix}q_a_proj"), [rank], hidden, 1.0);
+            self.norm(format!("{prefix}q_a_layernorm"), rank);
+            self.linear(format!("{prefix}q_b_proj"), [queries], rank, sharp);
         } else {
-            self.linear(format!("{at}q_proj"), [queries], hidden, sharp);
+            self.linear(format!("{prefix}q_proj"), [queries], hidden, sharp);
         }
-        self.linear(format!("{at}kv_a_proj_with_mqa"), [latent + rotated], hidden, 1.0);
-        self.norm(format!("{at}kv_a_layernorm"), latent);
+        self.linear(format!("{prefix}kv_a_proj_with_mqa"), [latent + rotated], hidden, 1.0);
+        self.norm(format!("{prefix}kv_a_layernorm"), latent);
         if whole {
-            self.linear(format!("{at}kv_b_proj"), [heads * (nope + value)], latent, 1.0);
+            self.linear(format!("{prefix}kv_b_proj"), [heads * (nope + value)], latent, 1.0);
         } else {
             // The transpose of unit-size keys: a latent's score equals that of the key that it
             // encodes.
             let gain = (nope as f32 / latent as f32).sqrt();
-            self.linear(format!("{at}embed_q"), [heads, latent], nope, gain);
-            self.linear(format!("{at}unembed_out"), [heads, value], latent, 1.0);
+            self.linear(format!("{prefix}embed_q"), [heads, latent], nope, gain);
+            self.linear(format!("{prefix}unembed_out"), [heads, value], latent, 1.0);
         }
-        self.linear(format!("{at}o_proj"), [hidden], heads * value, residual_gain(layer));
+        self.linear(format!("{prefix}o_proj"), [hidden], heads * value, residual_gain(layer));
         Ok(())
     }
 
     /// The lightning indexer of sparse latent attention.
-    pub(super) fn indexer(&mut self, at: &str) -> Result<(), Error> {
+    pub(super) fn indexer(&mut self, prefix: &str) -> Result<(), Error> {
         let c = &self.c;
         let (heads, width) = (c.number("index_n_heads")?, c.number("index_head_dim")?);
         let (rank, hidden) = (c.number("q_lora_rank")?, self.sizes.hidden);
-        self.linear(format!("{at}wq_b"), [heads * width], rank, 1.0);
-        self.linear(format!("{at}wk"), [width], hidden, 1.0);
-        self.norm(format!("{at}k_norm"), width);
-        self.bias(format!("{at}k_norm"), vec![width]);
-        self.linear(format!("{at}weights_proj"), [heads], hidden, 1.0);
+        self.linear(format!("{prefix}wq_b"), [heads * width], rank, 1.0);
+        self.linear(format!("{prefix}wk"), [width], hidden, 1.0);
+        self.norm(format!("{prefix}k_norm"), width);
+        self.bias(format!("{prefix}k_norm"), vec![width]);
+        self.linear(format!("{prefix}weights_proj"), [heads], hidden, 1.0);
         Ok(())
     }
 
     /// A gated delta-net. The older layout, `fused`, has two projection matrices in place of four,
     /// and rounds decays to bf16.
-    pub(super) fn delta_net(&mut self, layer: u64, at: &str, fused: bool) -> Result<(), Error> {
+    pub(super) fn delta_net(&mut self, layer: u64, prefix: &str, fused: bool) -> Result<(), Error> {
         let c = &self.c;
         let hidden = self.sizes.hidden;
         let value_heads = c.number("linear_num_value_heads")?;
@@ -391,13 +392,13 @@ impl<'a> ModuleBuilder<'a> {
             false => &[("qkv", channels), ("z", values), ("b", value_heads), ("a", value_heads)],
         };
         for (which, rows) in projections {
-            self.linear(format!("{at}in_proj_{which}"), [*rows], hidden, 1.0);
+            self.linear(format!("{prefix}in_proj_{which}"), [*rows], hidden, 1.0);
         }
-        self.linear(format!("{at}out_proj"), [hidden], values, residual_gain(layer));
+        self.linear(format!("{prefix}out_proj"), [hidden], values, residual_gain(layer));
         // Small values, where SiLU is nearly linear. Otherwise queries, keys and values would have
         // a mean, the state would accumulate it, and all tokens would look alike.
         self.plain(
-            format!("{at}conv1d.weight"),
+            format!("{prefix}conv1d.weight"),
             vec![channels, conv, 1],
             Scalar::BF16,
             -0.25..0.25,
@@ -405,17 +406,17 @@ impl<'a> ModuleBuilder<'a> {
         // Decays exp(-exp(A_log) softplus(a + dt_bias)): memory lengths from a few tokens to
         // thousands.
         let scalar = if fused { Scalar::BF16 } else { Scalar::F32 };
-        self.plain(format!("{at}A_log"), vec![value_heads], scalar, -2.3..2.0);
-        self.plain(format!("{at}dt_bias"), vec![value_heads], Scalar::BF16, -4.0..-1.0);
-        self.norm(format!("{at}norm"), value_dim);
+        self.plain(format!("{prefix}A_log"), vec![value_heads], scalar, -2.3..2.0);
+        self.plain(format!("{prefix}dt_bias"), vec![value_heads], Scalar::BF16, -4.0..-1.0);
+        self.norm(format!("{prefix}norm"), value_dim);
         Ok(())
     }
 
-    pub(super) fn mlp(&mut self, layer: u64, at: &str, intermediate: u64) {
+    pub(super) fn mlp(&mut self, layer: u64, prefix: &str, intermediate: u64) {
         let hidden = self.sizes.hidden;
-        self.linear(format!("{at}gate_proj"), [intermediate], hidden, 1.0);
-        self.linear(format!("{at}up_proj"), [intermediate], hidden, 1.0);
-        self.linear(format!("{at}down_proj"), [hidden], intermediate, residual_gain(layer));
+        self.linear(format!("{prefix}gate_proj"), [intermediate], hidden, 1.0);
+        self.linear(format!("{prefix}up_proj"), [intermediate], hidden, 1.0);
+        self.linear(format!("{prefix}down_proj"), [hidden], intermediate, residual_gain(layer));
     }
 
     pub(super) fn experts(&mut self, layer: u64, experts: &ExpertSpec) {
@@ -454,7 +455,7 @@ impl<'a> ModuleBuilder<'a> {
     ///
     /// A score is the lead times its weight, plus the token's contribution. About `1.2 k` experts
     /// get an advantage that puts them at the threshold of top-k, so about every other token
-    /// chooses each of them. The other experts share the rest evenly. Such a head on a flat tail
+    /// chooses each of them. The other experts share the rest evenly. This head on a flat tail
     /// gives the hit rates of trained routers (see docs/measured/synth-skew.md).
     fn popularity(&self, layer: u64, gate: &str) -> Lead {
         if self.routing.skew == 0.0 {
@@ -475,7 +476,7 @@ impl<'a> ModuleBuilder<'a> {
 
         let order = RandomStream::new(self.routing.seed, &format!("{gate}.popularity"));
         let mut ids: Vec<u64> = (0..self.sizes.experts).collect();
-        ids.sort_by_key(|e| order.at(*e));
+        ids.sort_by_key(|e| order.word(*e));
         let rows = ids.iter().take(hot as usize).enumerate().map(|(i, e)| {
             let slope = 0.8 * (0.5 - (i as f32 + 0.5) / hot);
             (*e, self.routing.skew as f32 * (threshold + slope) * unit)

@@ -64,8 +64,8 @@ impl SnapshotFolder {
             let snapshot = Snapshot::open(&path).ok().filter(|s| s.fits(expected).is_ok())?;
             let saved = snapshot.tokens();
             let common = saved.iter().zip(tokens).take_while(|(a, b)| a == b).count();
-            let goes_on = common < tokens.len() || snapshot.header().logits;
-            let usable = common > 0 && (truncatable || common == saved.len() && goes_on);
+            let has_next = common < tokens.len() || snapshot.header().logits;
+            let usable = common > 0 && (truncatable || common == saved.len() && has_next);
             usable.then_some((common, Reverse(saved.len()), path))
         };
         let found = self.snapshots().filter_map(usable).max()?;
@@ -74,16 +74,17 @@ impl SnapshotFolder {
 
     /// Path for a session of `tokens`: the same for all sessions with these tokens and equal
     /// settings.
-    pub(crate) fn place_for(&self, expected: &SnapshotRequirements, tokens: &[u32]) -> PathBuf {
-        let mut like = format!("{} {} {}\n", expected.model, expected.keys, expected.exact);
-        // `places` is left out: a longer context only has room for more entries.
-        for SavedState { layer, which, place_bytes, shape, .. } in &expected.states {
-            like += &format!("{layer} {which} {place_bytes} {shape}\n");
+    pub(crate) fn path_for(&self, expected: &SnapshotRequirements, tokens: &[u32]) -> PathBuf {
+        let mut settings =
+            format!("{} {} {}\n", expected.model, expected.kv_format, expected.exact);
+        // `entries` is left out: a longer context only has room for more entries.
+        for SavedState { layer, index, entry_bytes, shape, .. } in &expected.states {
+            settings += &format!("{layer} {index} {entry_bytes} {shape}\n");
         }
         let bytes = tokens.iter().flat_map(|token| token.to_le_bytes());
-        let all: Vec<u8> = like.into_bytes().into_iter().chain(bytes).collect();
+        let key: Vec<u8> = settings.into_bytes().into_iter().chain(bytes).collect();
         let model = &expected.model.to_string()[..16];
-        self.path.join(format!("{model}-{}-{:016x}.{SUFFIX}", tokens.len(), digest(&all)))
+        self.path.join(format!("{model}-{}-{:016x}.{SUFFIX}", tokens.len(), digest(&key)))
     }
 
     /// Updates the time of last use. A file that cannot be updated is evicted earlier.
@@ -103,16 +104,17 @@ impl SnapshotFolder {
             .map_err(Error::file(&self.path, "cannot read the folder of saved sessions"))?;
         let suffix = format!(".{SUFFIX}");
         remove_stale(&self.path, |target| target.ends_with(suffix.as_bytes()));
-        let told = |path: PathBuf| {
+        let usage = |path: PathBuf| {
             let meta = fs::metadata(&path).ok()?;
             let mut magic = [0; FRAME.magic.len()];
             File::open(&path).and_then(|mut file| file.read_exact(&mut magic)).ok()?;
             (magic == FRAME.magic).then_some((meta.modified().ok()?, path, meta.len()))
         };
-        let mut all: Vec<_> = self.snapshots().filter_map(told).collect();
-        all.sort();
-        let mut total = all.iter().fold(0u64, |total, (_, _, bytes)| total.saturating_add(*bytes));
-        for (_, path, bytes) in all {
+        let mut files: Vec<_> = self.snapshots().filter_map(usage).collect();
+        files.sort();
+        let mut total =
+            files.iter().fold(0u64, |total, (_, _, bytes)| total.saturating_add(*bytes));
+        for (_, path, bytes) in files {
             if total <= self.limit {
                 break;
             }

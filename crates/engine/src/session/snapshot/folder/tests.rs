@@ -13,14 +13,14 @@ fn open(limit: u64) -> (tempfile::TempDir, SnapshotFolder) {
 }
 
 fn save(folder: &SnapshotFolder, tokens: &[u32]) -> PathBuf {
-    let saved = Saved::of(tokens);
-    let path = folder.place_for(&expected(), tokens);
+    let saved = Saved::new(tokens);
+    let path = folder.path_for(&expected(), tokens);
     saved.save(&path);
     path
 }
 
 fn expected() -> SnapshotRequirements {
-    Saved::of(&[1]).expectation()
+    Saved::new(&[1]).expectation()
 }
 
 /// Sets the time of last use, in seconds since the epoch.
@@ -53,8 +53,8 @@ fn the_longest_prefix_is_found() {
     assert_eq!(find(&[], true), None);
 
     // Without logits, a state that cannot be truncated must leave a token to compute.
-    let silent = folder.place_for(&expected(), &[7, 8]);
-    Saved { logits: None, ..Saved::of(&[7, 8]) }.save(&silent);
+    let silent = folder.path_for(&expected(), &[7, 8]);
+    Saved { logits: None, ..Saved::new(&[7, 8]) }.save(&silent);
     assert_eq!(find(&[7, 8], false), None);
     assert_eq!(find(&[7, 8], true), wanted(&silent, 2));
     assert_eq!(find(&[7, 8, 9], false), wanted(&silent, 2));
@@ -79,10 +79,9 @@ fn the_longest_prefix_is_found() {
 }
 
 #[test]
-fn each_session_has_its_place() {
+fn equal_sessions_have_equal_paths() {
     let (_temp, folder) = open(0);
-    let place =
-        |expected: &SnapshotRequirements, tokens: &[u32]| folder.place_for(expected, tokens);
+    let place = |expected: &SnapshotRequirements, tokens: &[u32]| folder.path_for(expected, tokens);
     // The shape of a state counts, but not the number of entries that the context allows.
     let other = |change: fn(&mut SavedState)| {
         let mut expected = expected();
@@ -92,11 +91,11 @@ fn each_session_has_its_place() {
     let all = [
         place(&expected(), &[1, 2]),
         other(|state| state.shape += ", the last 512"),
-        other(|state| state.place_bytes += 1),
+        other(|state| state.entry_bytes += 1),
         place(&expected(), &[2, 1]),
         place(&expected(), &[]),
         place(&SnapshotRequirements { exact: false, ..expected() }, &[1, 2]),
-        place(&SnapshotRequirements { keys: "q8".into(), ..expected() }, &[1, 2]),
+        place(&SnapshotRequirements { kv_format: "q8".into(), ..expected() }, &[1, 2]),
         place(&SnapshotRequirements { model: ModelId([8; 32]), ..expected() }, &[1, 2]),
     ];
     for (i, path) in all.iter().enumerate() {
@@ -104,12 +103,12 @@ fn each_session_has_its_place() {
         assert_eq!(path.extension(), Some(OsStr::new(SUFFIX)));
     }
     assert_eq!(all[0], place(&expected(), &[1, 2]));
-    assert_eq!(all[0], other(|state| state.places += 1));
+    assert_eq!(all[0], other(|state| state.entries += 1));
     assert!(all[0].file_name().unwrap().to_str().unwrap().starts_with("0707070707070707-2-"));
 }
 
 #[test]
-fn what_was_not_used_for_long_gives_way() {
+fn the_least_recently_used_snapshot_is_evicted() {
     let (_temp, folder) = open(u64::MAX);
     let all: Vec<_> = (1..6).map(|n| save(&folder, &[n])).collect();
     let bytes = fs::metadata(&all[0]).unwrap().len();

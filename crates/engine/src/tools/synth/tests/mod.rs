@@ -220,7 +220,7 @@ fn a_written_checkpoint_reads_back() {
 }
 
 #[test]
-fn weights_have_mean_zero_and_a_sane_spread() {
+fn weights_have_mean_zero_and_the_expected_spread() {
     let tensors = written(&Options::new(config("qwen3_5_moe")));
     let at = "language_model.model.layers.1";
     for (path, bits, cols) in [
@@ -255,7 +255,7 @@ fn weights_have_mean_zero_and_a_sane_spread() {
 }
 
 #[test]
-fn small_floats_have_the_spread_that_is_asked_for() {
+fn mxfp4_weights_have_the_requested_spread() {
     for std in [0.01, 0.0186, 0.03, 1.0] {
         let mut powers = vec![0; 4096];
         TensorValues::Mxfp4Scales(Mxfp4Scales::mxfp4(std)).fill(
@@ -292,7 +292,7 @@ fn the_head_prefers_printable_text() {
 }
 
 #[test]
-fn bytes_follow_from_the_seed_alone() {
+fn bytes_depend_on_the_seed_alone() {
     let options = Options { seed: 7, skew: 0.5, ..Options::new(config("qwen3_5_moe")) };
     let all = written(&options);
     assert_eq!(all, written(&options));
@@ -313,7 +313,7 @@ fn bytes_follow_from_the_seed_alone() {
 }
 
 #[test]
-fn values_do_not_depend_on_how_they_are_cut() {
+fn values_do_not_depend_on_the_write_size() {
     let affine = |lead| AffineParams { bits: 4, groups: 3, std: 0.1, lead };
     let leads = [
         Lead::Zero,
@@ -367,7 +367,7 @@ fn chosen(skew: f64) -> Vec<f32> {
         // Uniform with the standard deviation of the residual stream at the first router.
         let x: Vec<f32> = (0..256)
             .map(|i| {
-                let u = (noise.at(token * 256 + i) >> 40) as f32 / (1u64 << 24) as f32 - 0.5;
+                let u = (noise.word(token * 256 + i) >> 40) as f32 / (1u64 << 24) as f32 - 0.5;
                 if i < 64 { 1.0 } else { u * 12f32.sqrt() * 0.477 }
             })
             .collect();
@@ -395,11 +395,11 @@ fn skew_makes_a_popular_head_on_an_even_tail() {
 }
 
 #[test]
-fn tensors_lie_whole_in_shards_of_the_size_asked_for() {
+fn shards_have_the_requested_size_and_whole_tensors() {
     let options = Options::new(config("qwen3_5_moe"));
     let folder = tempfile::tempdir().unwrap();
     let plan = plan(&options).unwrap();
-    let disk = Disk::default();
+    let disk = LimitedDisk::default();
     let summary = write_to(&&disk, &plan, 600_000, folder.path(), &mut |_, _| go_on()).unwrap();
     assert!(summary.shards > 2);
     assert_eq!(read(folder.path()), written(&options));
@@ -410,21 +410,21 @@ fn tensors_lie_whole_in_shards_of_the_size_asked_for() {
 }
 
 /// A disk of limited space.
-struct Disk {
+struct LimitedDisk {
     room: Cell<u64>,
     /// Reported free space.
     free: Option<u64>,
 }
 
-impl Default for Disk {
+impl Default for LimitedDisk {
     fn default() -> Self {
-        Disk { room: Cell::new(u64::MAX), free: None }
+        LimitedDisk { room: Cell::new(u64::MAX), free: None }
     }
 }
 
-struct DiskFile<'a>(fs::File, &'a Cell<u64>);
+struct LimitedFile<'a>(fs::File, &'a Cell<u64>);
 
-impl Write for DiskFile<'_> {
+impl Write for LimitedFile<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let n = (bytes.len() as u64).min(self.1.get());
         if n == 0 && !bytes.is_empty() {
@@ -441,15 +441,15 @@ impl Write for DiskFile<'_> {
 }
 
 /// The lifetime of the space that files share.
-impl<'a> FileSink for &'a Disk {
-    type File = DiskFile<'a>;
+impl<'a> FileSink for &'a LimitedDisk {
+    type File = LimitedFile<'a>;
 
     fn free(&self, _folder: &Path) -> Option<u64> {
         self.free
     }
 
     fn create(&self, path: &Path) -> io::Result<Self::File> {
-        Ok(DiskFile(fs::File::create_new(path)?, &self.room))
+        Ok(LimitedFile(fs::File::create_new(path)?, &self.room))
     }
 
     fn finish(&self, _file: Self::File) -> io::Result<()> {
@@ -463,11 +463,11 @@ fn a_full_disk_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("model");
     let Summary { bytes, .. } =
-        write_to(&&Disk::default(), &plan, 1 << 20, &out, &mut |_, _| go_on()).unwrap();
+        write_to(&&LimitedDisk::default(), &plan, 1 << 20, &out, &mut |_, _| go_on()).unwrap();
     fs::remove_dir_all(&out).unwrap();
     // Fails in the first header, in the first shard, in a later one, in the config.
     for room in [0, 100, 50_000, bytes / 2, bytes - 1] {
-        let disk = Disk { room: Cell::new(room), free: None };
+        let disk = LimitedDisk { room: Cell::new(room), free: None };
         let error = write_to(&&disk, &plan, 1 << 20, &out, &mut |_, _| go_on()).unwrap_err();
         let text = error.to_string();
         assert!(
@@ -477,21 +477,21 @@ fn a_full_disk_leaves_nothing() {
         assert!(!out.exists(), "{room}");
         // An existing folder stays.
         fs::create_dir(&out).unwrap();
-        let disk = Disk { room: Cell::new(room), free: None };
+        let disk = LimitedDisk { room: Cell::new(room), free: None };
         write_to(&&disk, &plan, 1 << 20, &out, &mut |_, _| go_on()).unwrap_err();
         assert_eq!(fs::read_dir(&out).unwrap().count(), 0);
         fs::remove_dir(&out).unwrap();
     }
-    let disk = Disk { room: Cell::new(u64::MAX), free: Some(bytes - 1) };
+    let disk = LimitedDisk { room: Cell::new(u64::MAX), free: Some(bytes - 1) };
     let text = write_to(&&disk, &plan, 1 << 20, &out, &mut |_, _| go_on()).unwrap_err().to_string();
     assert!(text.contains("are free"), "{text}");
     assert!(!out.exists());
-    let disk = Disk { room: Cell::new(bytes), free: Some(bytes) };
+    let disk = LimitedDisk { room: Cell::new(bytes), free: Some(bytes) };
     write_to(&&disk, &plan, 1 << 20, &out, &mut |_, _| go_on()).unwrap();
 }
 
 #[test]
-fn a_folder_with_files_is_left_alone() {
+fn a_non_empty_folder_is_not_changed() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("config.json"), "mine").unwrap();
     let options = Options::new(config("qwen3_moe"));
@@ -506,7 +506,7 @@ fn a_folder_with_files_is_left_alone() {
 }
 
 #[test]
-fn bad_configs_and_options_are_errors_that_say_what_is_wrong() {
+fn invalid_configs_and_options_give_specific_errors() {
     let edits: &[(&str, Value, &str)] = &[
         ("model_type", json!("llama"), "qwen3_moe, qwen3_5_moe"),
         ("model_type", json!(7), "qwen3_moe, qwen3_5_moe"),
@@ -593,7 +593,7 @@ fn odd_widths_dense_layers_and_tied_embeddings() {
 }
 
 #[test]
-fn the_tokenizer_spells_every_text() {
+fn the_tokenizer_encodes_every_text() {
     let json = byte_tokenizer::tokenizer().to_string();
     let tokenizer: tokenizers::Tokenizer = json.parse().unwrap();
     let text = "<|im_start|>user\nGrüße, 世界! \u{1}\t🦊<|im_end|>";

@@ -54,7 +54,7 @@ fn a_model_reads_every_byte_once() {
 }
 
 #[test]
-fn tensors_are_those_of_checkpoints_that_mlx_wrote() {
+fn tensors_match_checkpoints_written_by_mlx() {
     for name in [
         "deepseek_v3",
         "deepseek_v3_kv_b_4bit",
@@ -156,7 +156,7 @@ fn presets_have_the_published_parameters() {
 }
 
 #[test]
-fn a_cut_keeps_the_kinds_of_the_first_layers() {
+fn truncated_models_keep_the_kinds_of_the_first_layers() {
     for preset in presets() {
         let mut config = preset.config();
         let whole = planned(config.clone());

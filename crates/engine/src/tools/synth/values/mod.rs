@@ -37,13 +37,13 @@ impl RandomStream {
 
     /// 64 random bits for index `i`.
     #[inline]
-    pub(super) fn at(self, i: u64) -> u64 {
+    pub(super) fn word(self, i: u64) -> u64 {
         mix(self.0.wrapping_add(i.wrapping_add(1).wrapping_mul(STEP)))
     }
 
     /// Uniform value in `[0, 1)` for index `i`.
     fn unit(self, i: u64) -> f32 {
-        (self.at(i) >> 40) as f32 / (1u64 << 24) as f32
+        (self.word(i) >> 40) as f32 / (1u64 << 24) as f32
     }
 }
 
@@ -74,7 +74,7 @@ impl Lead {
                 ranges.iter().find(|(rows, _)| rows.contains(&row)).map_or(*rest, |(_, mean)| *mean)
             }
             Lead::Rows(rows) => {
-                rows.binary_search_by_key(&row, |(r, _)| *r).map_or(0.0, |at| rows[at].1)
+                rows.binary_search_by_key(&row, |(r, _)| *r).map_or(0.0, |i| rows[i].1)
             }
         }
     }
@@ -154,8 +154,9 @@ impl AffineParams {
         for row in first.div_ceil(self.groups)..end.div_ceil(self.groups) {
             let group = row * self.groups;
             let scale = self.scale(size_of_group(sizes, group), LEAD_SHRINK);
-            let at = (group - first) as usize * 2;
-            out[at..at + 2].copy_from_slice(&pick(scale, self.lead.mean(row)).to_le_bytes());
+            let offset = (group - first) as usize * 2;
+            out[offset..offset + 2]
+                .copy_from_slice(&pick(scale, self.lead.mean(row)).to_le_bytes());
         }
     }
 }
@@ -163,7 +164,7 @@ impl AffineParams {
 /// Index of a group's scale. Scales and biases are different tensors and must agree.
 #[inline]
 fn size_of_group(sizes: RandomStream, group: u64) -> usize {
-    (sizes.at(group / 16) >> (group % 16 * 4)) as usize % SIZES
+    (sizes.word(group / 16) >> (group % 16 * 4)) as usize % SIZES
 }
 
 impl TensorValues {
@@ -175,12 +176,12 @@ impl TensorValues {
                 let mut words = out.chunks_exact_mut(8);
                 let mut next = first;
                 for word in &mut words {
-                    word.copy_from_slice(&stream.at(next).to_le_bytes());
+                    word.copy_from_slice(&stream.word(next).to_le_bytes());
                     next += 1;
                 }
                 let rest = words.into_remainder();
                 let len = rest.len();
-                rest.copy_from_slice(&stream.at(next).to_le_bytes()[..len]);
+                rest.copy_from_slice(&stream.word(next).to_le_bytes()[..len]);
             }
             TensorValues::Scales(affine) => affine.fill(stream, offset / 2, out, |scale, _| scale),
             TensorValues::Biases(affine) => {
