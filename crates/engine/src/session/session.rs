@@ -181,7 +181,7 @@ impl Session {
     }
 
     /// Positions in `range` at which prefill pauses to fill the prefix cache. The last one is
-    /// `to`.
+    /// its end.
     fn cache_positions(&self, range: Range<usize>, ends: &[usize]) -> Vec<usize> {
         let truncatable = self.engine.lock().rewind.any_length();
         let regular = if truncatable {
