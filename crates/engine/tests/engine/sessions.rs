@@ -638,7 +638,7 @@ fn lossy_states_stay_marked_and_are_not_shared() {
         assert_eq!(
             other.sync(&tokens, &mut control).unwrap().computed,
             tokens.len(),
-            "nothing was kept of it"
+            "a lossy state entered the prefix cache"
         );
         assert!(!other.is_lossy() && other.logits() != follows);
         other.rewind(&mark).unwrap();

@@ -30,7 +30,7 @@ pub struct PackReport {
     /// Bytes of all files of the packed folder.
     pub bytes: u64,
     /// Bytes reused from an earlier run, after verification.
-    pub kept: u64,
+    pub reused: u64,
 }
 
 /// Writes a packed copy of `source` into the folder `out`, creating it if needed. Pieces that an
@@ -81,7 +81,7 @@ pub(super) fn pack_to<T: Target>(
     let experts = folder.part(EXPERTS, job.experts_bytes())?;
     let file = |piece| if matches!(piece, Piece::Dense(_)) { &dense } else { &experts };
 
-    let (mut done, mut kept) = (0, 0);
+    let (mut done, mut reused) = (0, 0);
     let total = places.iter().map(|p| p.taken).sum();
     let mut header = job.header.clone();
     for_each_piece(
@@ -109,7 +109,7 @@ pub(super) fn pack_to<T: Target>(
         |i, (digest, was_there)| {
             *header.digest(places[i].piece) = digest;
             done += places[i].taken;
-            kept += if was_there { places[i].taken } else { 0 };
+            reused += if was_there { places[i].taken } else { 0 };
             progress(done, total)
         },
     )?;
@@ -130,7 +130,7 @@ pub(super) fn pack_to<T: Target>(
     drop(journal);
     // The folder is complete; a leftover journal does no harm.
     let _ = fs::remove_file(out.join(JOURNAL));
-    Ok(PackReport { experts: job.header.layers.iter().map(|l| l.experts).sum(), bytes, kept })
+    Ok(PackReport { experts: job.header.layers.iter().map(|l| l.experts).sum(), bytes, reused })
 }
 
 /// A file being written, and readable for pieces of an earlier run.

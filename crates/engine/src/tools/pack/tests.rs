@@ -71,12 +71,12 @@ fn a_disk_that_fills_up_loses_no_progress() {
     let (whole, out) = (temp.path().join("whole"), temp.path().join("out"));
     let bytes = pack(&source, &whole, &mut go).unwrap().bytes;
     let mut failures = 0;
-    let mut kept = 0;
+    let mut reused = 0;
     // Each run has a little more space than it needs to make progress.
     for _ in 0..100 {
         match pack_to(&small(bytes / 3, false), &source, &out, &mut go) {
             Ok(report) => {
-                kept = report.kept;
+                reused = report.reused;
                 break;
             }
             Err(error) => {
@@ -99,7 +99,7 @@ fn a_disk_that_fills_up_loses_no_progress() {
             }
         }
     }
-    assert!(failures >= 2 && kept > bytes / 2, "{failures} {kept}");
+    assert!(failures >= 2 && reused > bytes / 2, "{failures} {reused}");
     assert!(files(&out) == files(&whole));
 }
 
@@ -119,7 +119,7 @@ fn packing_does_not_start_without_enough_space() {
     let cancelled = pack_to(&small(u64::MAX, true), &source, &out, &mut most).unwrap_err();
     assert!(matches!(cancelled, Error::Cancelled));
     let report = pack_to(&small(whole / 2, true), &source, &out, &mut go).unwrap();
-    assert!(report.kept > whole / 2);
+    assert!(report.reused > whole / 2);
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn folders_with_other_files_are_not_changed() {
     assert!(matches!(pack(&source, &part, &mut once), Err(Error::Cancelled)));
     refused(&golden("qwen3_moe_shards"), &part, "part of another model");
     fs::write(part.join(JOURNAL), "nonsense").unwrap();
-    assert_eq!(pack(&source, &part, &mut go).unwrap().kept, 0);
+    assert_eq!(pack(&source, &part, &mut go).unwrap().reused, 0);
     assert!(files(&part) == files(&out));
 }
 
