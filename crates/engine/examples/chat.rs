@@ -1,9 +1,10 @@
-//! A conversation: each line of stdin is a message, each answer goes to stdout.
+//! Chat: each line of stdin is a message, each response goes to stdout.
 //!
-//! `cargo run --release -p moeflux --example chat [FOLDER]`; without a folder, the small model in the box.
+//! `cargo run --release -p moeflux --example chat [FOLDER]`; without a folder, the embedded model.
 //!
-//! The whole conversation is rendered anew for each answer, as chat templates want it. The session finds out what it has of
-//! it and computes the rest: where the template leaves earlier messages as they were, that is the new message only.
+//! The whole conversation is rendered again for each response, as chat templates require. The
+//! session reuses the common prefix and computes the rest. If the template does not change earlier
+//! messages, that is only the new message.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "the answers are for people")]
 
 use std::{

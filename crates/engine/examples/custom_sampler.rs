@@ -1,7 +1,8 @@
-//! A sampler of one's own: the first word must begin with a given letter, the others are drawn by min-p. A mark takes the
-//! session back, so that the prompt is computed once for all letters.
+//! Custom sampler: the first word must start with a given letter, the rest is sampled by min-p. A
+//! mark rewinds the session, so that the prompt is computed once for all letters.
 //!
-//! `cargo run --release -p moeflux --example custom_sampler [FOLDER]`; without a folder, the small model in the box.
+//! `cargo run --release -p moeflux --example custom_sampler [FOLDER]`; without a folder, the
+//! embedded model.
 #![allow(clippy::print_stdout, reason = "the texts are for people")]
 
 use std::{env, error::Error, path::Path};
@@ -10,7 +11,8 @@ use moeflux::{Checkpoint, Engine, EngineOptions, StepControl};
 
 const PROMPT: &str = "Once upon a time there was a";
 
-/// Draws from the tokens that are at least `least` times as probable as the first; `u` is uniform in [0, 1).
+/// Samples from the tokens that are at least `min_p` times as probable as the most probable one;
+/// `u` is uniform in [0, 1).
 fn min_p(logits: &[f32], least: f64, u: f64) -> u32 {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let weight =

@@ -1,6 +1,7 @@
-//! Answers one prompt, streamed.
+//! Generates a response to one prompt, streamed.
 //!
-//! `cargo run --release -p moeflux --example hello [FOLDER [PROMPT]]`; without a folder, the small model in the box.
+//! `cargo run --release -p moeflux --example hello [FOLDER [PROMPT]]`; without a folder, the
+//! embedded model.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "the answer is for people")]
 
 use std::{
@@ -27,7 +28,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let engine = Engine::open(checkpoint, EngineOptions::default(), &mut |_, _| {})?;
     let text = engine.text()?;
     let tokens = text.chat(&[Message::user(prompt)], &ChatOptions::default())?;
-    // What the model's makers advise; `Sampling::greedy()` and the like are for those who know better.
+    // The model's recommended parameters. `Sampling::greedy()` and others override them.
     let sampling = text.generation().sampling.clone();
     let request = GenerateRequest { sampling, ..GenerateRequest::default() };
 
@@ -35,7 +36,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let answer =
         generate(&mut session, &tokens, &request, &mut StepControl::default(), &mut |piece| {
             print!("{piece}");
-            // Who cannot write wants no more of it.
+            // Stops if stdout is closed.
             if stdout().flush().is_ok() {
                 ControlFlow::Continue(())
             } else {

@@ -1,6 +1,7 @@
-//! Embeddings: how near sentences are to each other, by the mean of the last layer's hidden states.
+//! Embeddings: similarity of sentences by the mean hidden state of the last layer.
 //!
-//! `cargo run --release -p moeflux --example hidden_states [FOLDER]`; without a folder, the small model in the box.
+//! `cargo run --release -p moeflux --example hidden_states [FOLDER]`; without a folder, the
+//! embedded model.
 #![allow(clippy::print_stdout, reason = "the table is for people")]
 
 use std::{env, error::Error, path::Path};
@@ -14,7 +15,7 @@ const SENTENCES: [&str; 4] = [
     "The prince and his bride became king and queen.",
 ];
 
-/// The sum of a layer's outputs over all tokens.
+/// Sum of a layer's outputs over all tokens.
 struct Sum {
     layer: usize,
     hidden: Vec<f64>,
@@ -23,7 +24,7 @@ struct Sum {
 impl StepObserver for Sum {
     fn experts(&mut self, _layer: usize, _k: usize, _ids: &[u32]) {}
 
-    /// `rows` is `(tokens of the step, hidden)`. A long prompt comes in several steps.
+    /// `rows` is `(tokens of the step, hidden)`. A long prompt takes several steps.
     fn hidden(&mut self, layer: usize, rows: &[f32]) {
         if layer == self.layer {
             for row in rows.chunks_exact(self.hidden.len()) {
@@ -51,11 +52,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     for sentence in SENTENCES {
         let tokens = engine.text()?.encode(sentence)?;
         let mut sum = Sum { layer: layers - 1, hidden: vec![0.0; hidden] };
-        let mut watch = StepControl { observer: Some(&mut sum), ..StepControl::default() };
-        // `feed` computes every token, where `sync` would not show those that it finds computed already.
+        let mut control = StepControl { observer: Some(&mut sum), ..StepControl::default() };
+        // `feed` computes every token; `sync` would skip cached ones.
         session.reset()?;
-        session.feed(&tokens, Logits::Last, &mut watch, &mut |_, _| {})?;
-        // The cosine does not mind whether it is a sum or a mean.
+        session.feed(&tokens, Logits::Last, &mut control, &mut |_, _| {})?;
+        // Cosine similarity is the same for a sum and a mean.
         embeddings.push(sum.hidden);
     }
     for (sentence, a) in SENTENCES.iter().zip(&embeddings) {

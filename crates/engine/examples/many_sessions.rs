@@ -1,6 +1,8 @@
-//! Several prompts that begin alike, answered together: each expert is read once for all who need it in a step.
+//! Continuous batching of prompts with a common prefix: each expert is read once per step for all
+//! sequences.
 //!
-//! `cargo run --release -p moeflux --example many_sessions [FOLDER]`; without a folder, the small model in the box.
+//! `cargo run --release -p moeflux --example many_sessions [FOLDER]`; without a folder, the
+//! embedded model.
 #![allow(clippy::print_stdout, reason = "the answers are for people")]
 
 use std::{collections::HashMap, env, error::Error, path::Path, time::Instant};
@@ -24,7 +26,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         Some(folder) => Checkpoint::open(Path::new(&folder))?,
         None => Checkpoint::embedded()?,
     };
-    // The plan has room for the states of so many sessions, and says how many slots that leaves for experts.
+    // The plan reserves state memory for these sessions; the rest becomes expert slots.
     let memory = MemoryRequest { sessions: Some(TITLES.len()), ..MemoryRequest::default() };
     let options = EngineOptions { memory, ..EngineOptions::default() };
     let engine = Engine::open(checkpoint, options, &mut |_, _| {})?;
@@ -34,7 +36,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let prompts = TITLES.map(|title| text.chat(&ask(title), &ChatOptions::default()));
     let prompts = prompts.into_iter().collect::<Result<Vec<_>, _>>()?;
 
-    // What all begin with is computed once; the others are forks of that session and share its memory.
+    // The common prefix is computed once; the other sessions are forks and share its memory.
     let alike = |i: &usize| prompts.iter().all(|prompt| prompt.get(*i) == prompts[0].get(*i));
     let shared = (0..prompts[0].len() - 1).take_while(alike).count();
     let mut first = engine.session()?;

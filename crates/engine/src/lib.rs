@@ -113,9 +113,9 @@ pub use serve::{
     scheduler::{Event, RequestId, Scheduler, SchedulerOptions, SubmitError},
 };
 pub use session::{
-    engine::{Engine, EngineOptions, WrapReader},
+    engine::{Engine, EngineOptions, OpenProgress, WrapReader},
     mark::Mark,
-    saved::SnapshotOptions,
+    save_restore::SnapshotOptions,
     session::{BatchEntry, Session, Synced},
     snapshot::SnapshotFolder,
 };

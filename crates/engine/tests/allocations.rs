@@ -1,4 +1,5 @@
-//! A decoded token allocates nothing.
+//! Decode steps do not allocate. A separate binary, because it counts allocations with a global
+//! allocator.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -19,7 +20,7 @@ struct Counting;
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every call is passed on to the system's allocator as it came.
+// SAFETY: all calls are forwarded unchanged to the system allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
@@ -37,7 +38,7 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 #[test]
-fn decoding_allocates_nothing() {
+fn decode_steps_do_not_allocate() {
     let golden = |name: &str| data().join("goldens").join(name);
     let folders = [
         tales(),
@@ -50,9 +51,9 @@ fn decoding_allocates_nothing() {
     for folder in &folders {
         for exact in [true, false] {
             let device = DeviceOptions { exact, threads: Some(2), ..DeviceOptions::default() };
-            // Few slots, so that the decoded tokens read experts as well.
+            // Few slots, so that decode steps read experts too.
             let memory = MemoryRequest { slots: Some(10), ..MemoryRequest::default() };
-            // Every kind of reader has its turn.
+            // Covers both reader backends.
             let reads = match exact {
                 true => ReadOptions::default(),
                 false => ReadOptions {
@@ -71,8 +72,8 @@ fn decoding_allocates_nothing() {
             }
             let sampling = Sampling { top_k: 20, ..Sampling::default() };
             let mut sampler = Sampler::new(sampling, engine.blueprint().vocab).unwrap();
-            // Threads that have just begun, or are about to end, may allocate beside us, once; a token that does would
-            // every time.
+            // Threads that start or end may allocate once meanwhile; an allocation per token would
+            // occur in every run.
             let least = (0..3).map(|_| {
                 let before = ALLOCATIONS.load(Ordering::Relaxed);
                 for token in 20..30 {

@@ -56,7 +56,7 @@ fn write(model: Option<&Path>, out: &Path, ui: Ui) -> anyhow::Result<ExitCode> {
         other => other?,
     };
     let seconds = since.elapsed().as_secs_f64();
-    let kept = match report.kept {
+    let kept = match report.reused {
         0 => String::new(),
         kept => format!(", {} of which an earlier run had written", units::disk(kept as f64)),
     };

@@ -214,7 +214,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// The plan's config has a broken "quantization".
-    pub fn planned(plan: &crate::tools::synth::Plan) -> Result<Self, Error> {
+    pub fn planned(plan: &crate::tools::synth::SynthPlan) -> Result<Self, Error> {
         let folder = Path::new("(planned)");
         let quantization = Quantization::from_config(plan.config(), folder)?;
         let mut offset = 0;

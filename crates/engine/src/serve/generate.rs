@@ -1,4 +1,4 @@
-//! An answer: prefill, then token by token until something ends it.
+//! Decode loop: prefill, then one token after another until a stop condition.
 
 use std::{ops::ControlFlow, time::Instant};
 
@@ -17,50 +17,51 @@ use crate::{
     },
 };
 
-/// What is asked for.
+/// A generation request.
 #[derive(Clone, Debug, Default)]
 pub struct GenerateRequest {
-    /// How tokens are chosen. What the model's makers advise is in [`Text::generation`](crate::Text::generation).
+    /// Sampling parameters. The model's recommended ones are in
+    /// [`Text::generation`](crate::Text::generation).
     pub sampling: Sampling,
-    /// At most this many tokens; by default as many as the context holds.
+    /// Maximum tokens to generate. Default: up to the context length.
     pub max_tokens: Option<usize>,
-    /// Texts that end the answer; they are not part of it. Where an answer comes as tokens, those up to the one that completes such
-    /// a text come all the same, and [`StopStrings`] takes it out of what they say.
+    /// Stop strings; not part of the text. A token stream includes the tokens up to the one that
+    /// completes a stop string; [`StopStrings`] removes it from the decoded text.
     pub stop: Vec<String>,
-    /// Lengths of prefixes of the prompt that other prompts are likely to share, in ascending order: [`Session::sync_with`] keeps
-    /// points there. A [`Scheduler`](crate::Scheduler) does not look at them.
+    /// Lengths of prompt prefixes that other prompts are likely to share, ascending: see
+    /// [`Session::sync_with`]. A [`Scheduler`](crate::Scheduler) ignores them.
     pub ends: Vec<usize>,
 }
 
-/// Why an answer ended.
+/// Reason for the end of a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Finish {
-    /// The model ended it.
+    /// The model produced an end token.
     EndToken,
-    /// A stop string came.
+    /// A stop string occurred.
     StopString,
-    /// It has as many tokens as were asked for.
+    /// The requested number of tokens is reached.
     MaxTokens,
     /// The context is full.
     Context,
-    /// Somebody cancelled it.
+    /// The caller cancelled.
     Cancelled,
 }
 
-/// A stretch of work.
+/// Prefill or decode, with its cost.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Phase {
-    /// Tokens that went through the model.
+    /// Tokens that ran through the model.
     pub tokens: u64,
-    /// Wall time.
+    /// Wall time in seconds.
     pub seconds: f64,
-    /// What it cost.
+    /// Counters of this phase.
     pub stats: Stats,
 }
 
 impl Phase {
-    /// Tokens per second; zero when nothing was done.
+    /// Tokens per second; zero if nothing was computed.
     pub fn tokens_per_second(&self) -> f64 {
         if self.tokens == 0 || self.seconds <= 0.0 {
             0.0
@@ -70,35 +71,38 @@ impl Phase {
     }
 }
 
-/// A finished answer.
+/// A finished response.
 #[derive(Clone, Debug, Serialize)]
 pub struct Answer {
-    /// The text, without end token and stop string.
+    /// Text without end token and stop string.
     pub text: String,
-    /// Its tokens, the end token included if one came.
+    /// Generated tokens, including the end token if one occurred.
     pub tokens: Vec<u32>,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Of these, the ones that the session had already.
+    /// Of these, tokens that did not have to be computed.
     pub reused: usize,
-    /// Why it ended.
+    /// Reason for the end.
     pub finish: Finish,
-    /// Computing the prompt.
+    /// Cost of the prompt.
     pub prefill: Phase,
-    /// Computing the answer.
+    /// Cost of the generated tokens.
     pub decode: Phase,
 }
 
-/// Finds stop strings in what an answer's tokens say.
-pub(crate) struct Stops {
+/// Detects stop strings in the decoded text.
+pub(crate) struct StopDetector {
     decoder: Decoder,
     strings: StopStrings,
     found: bool,
 }
 
-impl Stops {
-    /// For a request's stop strings; `None` where it has none.
-    pub(crate) fn of(engine: &Engine, request: &GenerateRequest) -> Result<Option<Self>, Error> {
+impl StopDetector {
+    /// For a request's stop strings; `None` if there are none.
+    pub(crate) fn for_request(
+        engine: &Engine,
+        request: &GenerateRequest,
+    ) -> Result<Option<Self>, Error> {
         if request.stop.is_empty() {
             return Ok(None);
         }
@@ -107,84 +111,85 @@ impl Stops {
         Ok(Some(Self { decoder, strings, found: false }))
     }
 
-    /// Takes the next token.
+    /// Consumes the next token.
     pub(crate) fn push(&mut self, token: u32) -> Result<(), Error> {
         self.found |= self.strings.push(self.decoder.push(token)?).stopped;
         Ok(())
     }
 
-    /// Whether one has come.
+    /// Whether a stop string has occurred.
     pub(crate) fn found(&self) -> bool {
         self.found
     }
 }
 
-/// The tokens of an answer, as they are made: see [`Session::generate`].
+/// Iterator over generated tokens: see [`Session::generate`].
 pub struct Tokens<'a> {
     session: &'a mut Session,
     sampler: Sampler,
-    end: EndTokens,
-    stops: Option<Stops>,
+    end_tokens: EndTokens,
+    stops: Option<StopDetector>,
     cancel: Option<&'a CancelToken>,
     synced: Synced,
-    limit: usize,
-    made: usize,
+    max_tokens: usize,
+    generated: usize,
     last: Option<u32>,
     finish: Option<Finish>,
     failed: bool,
 }
 
 impl<'a> Tokens<'a> {
-    pub(crate) fn begin<'w: 'a>(
+    pub(crate) fn start<'w: 'a>(
         session: &'a mut Session,
         prompt: &[u32],
         request: &GenerateRequest,
-        stops: Option<Stops>,
-        watch: &mut StepControl<'w>,
+        stops: Option<StopDetector>,
+        control: &mut StepControl<'w>,
     ) -> Result<Self, Error> {
         let mut sampler =
             Sampler::new(request.sampling.clone(), session.engine().blueprint().vocab)?;
         sampler.prompt(prompt);
-        let end = session.engine().end();
-        let synced = session.sync_with(prompt, &request.ends, watch)?;
+        let end_tokens = session.engine().end_tokens();
+        let synced = session.sync_with(prompt, &request.ends, control)?;
         Ok(Self {
             session,
             sampler,
-            end,
+            end_tokens,
             stops,
-            cancel: watch.cancel,
+            cancel: control.cancel,
             synced,
-            limit: request.max_tokens.unwrap_or(usize::MAX),
-            made: 0,
+            max_tokens: request.max_tokens.unwrap_or(usize::MAX),
+            generated: 0,
             last: None,
             finish: None,
             failed: false,
         })
     }
 
-    /// The session. It holds all tokens but the last one, which goes in when the next one is asked for.
+    /// The session. It holds all tokens but the last one, which is fed when the next one is
+    /// requested.
     pub fn session(&self) -> &Session {
         self.session
     }
 
-    /// What was done for the prompt.
+    /// Reuse and work for the prompt.
     pub fn synced(&self) -> Synced {
         self.synced
     }
 
-    /// Why there are no more tokens; `None` while there may be some, and after an error.
+    /// Reason for the end; `None` while generating, and after an error.
     pub fn finish(&self) -> Option<Finish> {
         self.finish
     }
 
-    /// Whether something ends it before the next token.
-    fn ends(&self) -> Option<Finish> {
+    /// Stop condition that holds before the next token.
+    fn stop_condition(&self) -> Option<Finish> {
         let full = self.session.tokens().len() == self.session.engine().plan().context;
         match self.last {
-            Some(last) if self.end.contains(last) => Some(Finish::EndToken),
-            _ if self.stops.as_ref().is_some_and(Stops::found) => Some(Finish::StopString),
+            Some(last) if self.end_tokens.contains(last) => Some(Finish::EndToken),
+            _ if self.stops.as_ref().is_some_and(StopDetector::found) => Some(Finish::StopString),
             Some(_) if full => Some(Finish::Context),
-            _ if self.made >= self.limit => Some(Finish::MaxTokens),
+            _ if self.generated >= self.max_tokens => Some(Finish::MaxTokens),
             _ if self.cancel.is_some_and(CancelToken::is_cancelled) => Some(Finish::Cancelled),
             _ => None,
         }
@@ -194,26 +199,26 @@ impl<'a> Tokens<'a> {
 impl Iterator for Tokens<'_> {
     type Item = Result<u32, Error>;
 
-    /// The next token. After an error there are no more; the session stands at its last good token.
+    /// The next token. Ends after an error; the session is then at its last good token.
     fn next(&mut self) -> Option<Self::Item> {
         if self.failed || self.finish.is_some() {
             return None;
         }
-        self.finish = self.ends();
+        self.finish = self.stop_condition();
         if self.finish.is_some() {
             return None;
         }
-        let mut watch = StepControl { cancel: self.cancel, ..StepControl::default() };
-        let chosen = match self.last {
+        let mut control = StepControl { cancel: self.cancel, ..StepControl::default() };
+        let sampled = match self.last {
             None => self.sampler.sample(self.session.logits()),
-            Some(last) => self.session.next(&[last], &mut self.sampler, &mut watch),
+            Some(last) => self.session.next(&[last], &mut self.sampler, &mut control),
         };
-        let read =
+        let detect_stop =
             |token| self.stops.as_mut().map_or(Ok(()), |stops| stops.push(token)).map(|()| token);
-        match chosen.and_then(read) {
+        match sampled.and_then(detect_stop) {
             Ok(token) => {
                 self.last = Some(token);
-                self.made += 1;
+                self.generated += 1;
                 Some(Ok(token))
             }
             Err(Error::Cancelled) => {
@@ -228,17 +233,17 @@ impl Iterator for Tokens<'_> {
     }
 }
 
-/// Brings `session` to `prompt` and continues it. `on_text` gets the answer in pieces, each of whole characters;
-/// breaking there ends the answer as cancelled.
+/// Brings `session` to `prompt` and generates from there. `on_text` receives the text in pieces of
+/// whole characters; `Break` ends the generation as cancelled.
 ///
 /// # Errors
-/// The checkpoint has no tokenizer; the prompt is empty or longer than the context; a sampling value is out of
-/// range; an expert cannot be read.
+/// The checkpoint has no tokenizer; the prompt is empty or longer than the context; a sampling
+/// value is out of range; an expert cannot be read.
 pub fn generate(
     session: &mut Session,
     prompt: &[u32],
     request: &GenerateRequest,
-    watch: &mut StepControl<'_>,
+    control: &mut StepControl<'_>,
     on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
 ) -> Result<Answer, Error> {
     let engine = session.engine().clone();
@@ -254,9 +259,9 @@ pub fn generate(
         prefill: Phase::default(),
         decode: Phase::default(),
     };
-    let mut timer = Timer::start(session);
-    // Stop strings are found in the text here.
-    let mut tokens = match Tokens::begin(session, prompt, request, None, watch) {
+    let mut timer = PhaseTimer::start(session);
+    // No [`StopDetector`]: stop strings are detected in the text below.
+    let mut tokens = match Tokens::start(session, prompt, request, None, control) {
         Ok(tokens) => tokens,
         Err(Error::Cancelled) => {
             answer.prefill = timer.lap(session);
@@ -283,7 +288,7 @@ pub fn generate(
             break Finish::StopString;
         }
     };
-    // What the decoder and the stop strings held back is part of every answer that nobody cut short.
+    // Flushes text held back by the decoder and the stop strings, unless the response was cut off.
     if !matches!(answer.finish, Finish::StopString | Finish::Cancelled) {
         let rest = stops.push(decoder.finish()?).emit.to_owned();
         let _ = emit(&rest, &mut answer.text, on_text);
@@ -306,17 +311,17 @@ fn emit(
 }
 
 /// Splits a session's work into phases.
-pub(crate) struct Timer {
+pub(crate) struct PhaseTimer {
     since: Instant,
     stats: Stats,
 }
 
-impl Timer {
+impl PhaseTimer {
     pub(crate) fn start(session: &Session) -> Self {
         Self { since: Instant::now(), stats: session.stats() }
     }
 
-    /// The work since the start or the last lap.
+    /// Work since the start or the last lap.
     pub(crate) fn lap(&mut self, session: &Session) -> Phase {
         let now = Self::start(session);
         let stats = now.stats.since(&self.stats);
@@ -327,20 +332,20 @@ impl Timer {
 }
 
 impl Session {
-    /// Brings the session to `prompt` and continues it: an iterator of tokens, each of them chosen as `request.sampling` says.
-    /// It ends after an end token of the model, a stop string, `request.max_tokens`, or when the context is full; setting
-    /// `watch.cancel` ends it at the next layer. `watch.progress` is told of the prompt.
+    /// Brings the session to `prompt` and generates tokens by `request.sampling`. The iterator ends
+    /// after an end token, a stop string, `request.max_tokens`, or when the context is full.
+    /// Setting `control.cancel` ends it at the next layer. `control.progress` covers the prompt.
     ///
     /// # Errors
-    /// As [`Session::sync`]; a sampling value is out of range; a stop string is empty, or the checkpoint has no tokenizer to find
-    /// one with.
+    /// As [`Session::sync`]; also if a sampling value is out of range, a stop string is empty, or
+    /// the checkpoint has no tokenizer for stop strings.
     pub fn generate<'a, 'w: 'a>(
         &'a mut self,
         prompt: &[u32],
         request: &GenerateRequest,
-        watch: &mut StepControl<'w>,
+        control: &mut StepControl<'w>,
     ) -> Result<Tokens<'a>, Error> {
-        let stops = Stops::of(self.engine(), request)?;
-        Tokens::begin(self, prompt, request, stops, watch)
+        let stops = StopDetector::for_request(self.engine(), request)?;
+        Tokens::start(self, prompt, request, stops, control)
     }
 }

@@ -1,7 +1,7 @@
-//! Serving floor: the decode loop of one answer and the scheduler of many.
+//! Serving floor: the decode loop of one response and the scheduler of many.
 //!
-//! Knows: requests, sampling, stop conditions, how sequences share steps. Must not know: HTTP, async
-//! runtimes, terminals.
+//! Knows: requests, sampling, stop conditions, how sequences share steps. Must not know: HTTP,
+//! async runtimes, terminals.
 
 pub(crate) mod generate;
 pub(crate) mod scheduler;

@@ -1,41 +1,42 @@
-//! Many answers at once: sessions that read their prompts and sessions that answer share the steps.
+//! Scheduler: continuous batching of prefill and decode over many sequences, with prefix sharing.
 
 use std::{cmp::Reverse, fmt};
 
 use crate::{
     base::{error::Error, stats::Stats},
     runtime::control::StepControl,
-    serve::generate::{Finish, GenerateRequest, Stops},
+    serve::generate::{Finish, GenerateRequest, StopDetector},
     session::{
         engine::Engine,
-        session::{BatchEntry, MIN_KEPT, Session, Synced},
-        timeline::common,
+        session::{BatchEntry, MIN_CACHED_PREFIX, Session, Synced},
+        timeline::common_prefix_len,
     },
     text::sampling::{EndTokens, Sampler},
 };
 
-/// Tokens of prompts in a step in which others answer, where nobody says: their next tokens wait no longer than these take.
+/// Default prompt tokens in a step that also decodes. Bounds the latency of the decoding sequences.
 const PROMPT_TOKENS: usize = 64;
 
-/// How steps are shared.
+/// Token budgets of a step.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SchedulerOptions {
-    /// Tokens of a step at most; by default, and never more than, the memory plan's chunk.
+    /// Maximum tokens of a step. Default and upper bound: the memory plan's chunk.
     pub tokens: Option<usize>,
-    /// Of these, tokens of prompts while others answer; by default 64. More of them bring prompts to their end sooner, above
-    /// all where experts stream, and let answers wait.
+    /// Maximum prompt tokens in a step that also decodes; default 64. A larger value speeds up
+    /// prefill, above all when experts are streamed, and slows down decoding.
     pub prompt_tokens: Option<usize>,
 }
 
-/// The name of an answer in its [`Scheduler`].
+/// Identifies a request in its [`Scheduler`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(u64);
 
-/// An answer that a [`Scheduler`] did not take.
+/// A request that a [`Scheduler`] rejected.
 pub struct SubmitError {
-    /// Why.
+    /// Reason.
     pub error: Error,
-    /// Its session, as it was; only where the device failed it may have gone back to a beginning of its tokens.
+    /// The session, unchanged. Only after a device failure it may have been truncated to a prefix
+    /// of its tokens.
     pub session: Box<Session>,
 }
 
@@ -57,50 +58,50 @@ impl std::error::Error for SubmitError {
     }
 }
 
-/// The session is dropped then.
+/// Drops the session.
 impl From<SubmitError> for Error {
-    fn from(refused: SubmitError) -> Self {
-        refused.error
+    fn from(rejected: SubmitError) -> Self {
+        rejected.error
     }
 }
 
-/// What a step of a [`Scheduler`] brought.
+/// Event of a step of a [`Scheduler`].
 pub enum Event {
-    /// An answer's next token.
+    /// The next token of a sequence.
     Token {
-        /// Whose.
+        /// Its request.
         id: RequestId,
         /// The token.
         token: u32,
     },
-    /// An answer is complete.
+    /// A sequence is complete.
     Finished {
-        /// Whose.
+        /// Its request.
         id: RequestId,
-        /// Why.
+        /// Reason for the end.
         finish: Finish,
-        /// Its session. It holds all tokens but the last one of the answer; where no token was asked for, what was there of
-        /// the prompt.
+        /// Its session. It holds all tokens but the last generated one. If no token was requested,
+        /// it holds the part of the prompt that was available.
         session: Session,
     },
-    /// No token could be chosen: the model's weights may be damaged.
+    /// Sampling failed: the model's weights may be damaged.
     Failed {
-        /// Whose.
+        /// Its request.
         id: RequestId,
-        /// Why.
+        /// Reason.
         error: Error,
         /// Its session, at its last good token.
         session: Session,
     },
 }
 
-/// Answers under way.
+/// Continuous batching: sequences in flight that share steps.
 ///
-/// A step gives every answer that has begun its next token, and what is left of the step's tokens to one prompt after the other
-/// in turn, so that nobody waits for long. An expert that several of them need is read once for all.
+/// A step decodes one token of every decoding sequence. The rest of the step's token budget
+/// prefills one prompt, round robin. An expert that several sequences need is read once.
 ///
-/// What prompts have in common is computed once: a prompt that begins like one that is further on waits until that one has read what
-/// both have, and then goes on from its session. They share the memory of that part.
+/// Common prompt prefixes are computed once: a sequence waits for one that is further ahead in the
+/// same prefix, then forks its state. Both share the memory of that prefix.
 ///
 /// ```
 /// # fn main() -> Result<(), moeflux::Error> {
@@ -109,14 +110,14 @@ pub enum Event {
 /// let memory = MemoryRequest { sessions: Some(2), ..MemoryRequest::default() };
 /// let options = EngineOptions { memory, ..EngineOptions::default() };
 /// let engine = Engine::open(Checkpoint::embedded()?, options, &mut |_, _| {})?;
-/// let mut batch = Scheduler::new(&engine, Default::default());
+/// let mut scheduler = Scheduler::new(&engine, Default::default());
 /// let request = GenerateRequest { max_tokens: Some(4), ..GenerateRequest::default() };
 /// for prompt in [[1, 2, 3], [4, 5, 6]] {
-///     batch.add(engine.session()?, &prompt, &request)?;
+///     scheduler.add(engine.session()?, &prompt, &request)?;
 /// }
 /// let mut tokens = 0;
-/// while !batch.is_empty() {
-///     for event in batch.step(&mut StepControl::default())? {
+/// while !scheduler.is_empty() {
+///     for event in scheduler.step(&mut StepControl::default())? {
 ///         tokens += usize::from(matches!(event, Event::Token { .. }));
 ///     }
 /// }
@@ -126,46 +127,53 @@ pub enum Event {
 /// ```
 pub struct Scheduler {
     engine: Engine,
-    end: EndTokens,
+    end_tokens: EndTokens,
     options: SchedulerOptions,
-    answers: Vec<Sequence>,
-    next: u64,
-    /// Whose turn came last, of those that answer and of those that read their prompts.
-    answered: u64,
-    read: u64,
+    sequences: Vec<Sequence>,
+    next_id: u64,
+    /// Requests served last, for round robin: the last to decode, and the last to prefill.
+    last_decoded: u64,
+    last_prefilled: u64,
     stats: Stats,
 }
 
+/// A sequence that another one waits for, and the length of their common prefix.
+struct PrefixLeader {
+    index: usize,
+    end: usize,
+}
+
+/// A request in flight: its session, sampler and progress.
 struct Sequence {
     id: RequestId,
     session: Session,
     sampler: Sampler,
-    stops: Option<Stops>,
+    stops: Option<StopDetector>,
     prompt: Vec<u32>,
     synced: Synced,
-    limit: usize,
-    made: usize,
-    /// The token that was chosen last and is not in the session yet.
-    last: Option<u32>,
+    max_tokens: usize,
+    generated: usize,
+    /// The token sampled last, not yet fed to the session.
+    pending: Option<u32>,
 }
 
 impl Sequence {
-    /// Its session, and the tokens that it has to feed next.
-    fn split(&mut self) -> (&mut Session, &[u32]) {
-        let Self { session, prompt, last, .. } = self;
+    /// The session, and the tokens to feed next.
+    fn next_input(&mut self) -> (&mut Session, &[u32]) {
+        let Self { session, prompt, pending, .. } = self;
         let fed = session.tokens().len();
-        (session, last.as_ref().map_or_else(|| &prompt[fed..], std::slice::from_ref))
+        (session, pending.as_ref().map_or_else(|| &prompt[fed..], std::slice::from_ref))
     }
 
-    /// Whether there is something of its prompt to be fed.
-    fn reads(&self) -> bool {
-        self.last.is_none() && self.waiting() > 0
+    /// Whether part of the prompt is left to prefill.
+    fn is_prefilling(&self) -> bool {
+        self.pending.is_none() && self.remaining() > 0
     }
 
-    /// Tokens that it can have of another one's prompt: all that both begin with. The logits after its own prompt come from a session
-    /// that stands just there, or from a token that is left to compute.
-    fn shares(&self, other: &Self) -> usize {
-        let same = common(&self.prompt, &other.prompt);
+    /// Length of the prefix that can be adopted from another sequence. To cover the whole prompt,
+    /// the other session must have logits exactly there. Otherwise one token is left to compute.
+    fn shared_prefix_len(&self, other: &Self) -> usize {
+        let same = common_prefix_len(&self.prompt, &other.prompt);
         let there = other.session.tokens().len();
         let ends = match there == same {
             true => !other.session.logits().is_empty(),
@@ -174,19 +182,21 @@ impl Sequence {
         if same == self.prompt.len() && !ends { same - 1 } else { same }
     }
 
-    /// How many tokens it has to feed.
-    fn waiting(&self) -> usize {
-        self.last.map_or(self.prompt.len() - self.session.tokens().len(), |_| 1)
+    /// Number of tokens left to feed.
+    fn remaining(&self) -> usize {
+        self.pending.map_or(self.prompt.len() - self.session.tokens().len(), |_| 1)
     }
 
-    /// What ends it now.
-    fn ends(&self, end: &EndTokens) -> Option<Finish> {
+    /// Stop condition that holds now.
+    fn stop_condition(&self, end: &EndTokens) -> Option<Finish> {
         let full = self.session.tokens().len() == self.session.engine().plan().context;
-        match self.last {
+        match self.pending {
             Some(last) if end.contains(last) => Some(Finish::EndToken),
-            _ if self.stops.as_ref().is_some_and(Stops::found) => Some(Finish::StopString),
+            _ if self.stops.as_ref().is_some_and(StopDetector::found) => Some(Finish::StopString),
             Some(_) if full => Some(Finish::Context),
-            _ if self.made >= self.limit && (self.last.is_some() || self.waiting() == 0) => {
+            _ if self.generated >= self.max_tokens
+                && (self.pending.is_some() || self.remaining() == 0) =>
+            {
                 Some(Finish::MaxTokens)
             }
             _ => None,
@@ -195,88 +205,99 @@ impl Sequence {
 }
 
 impl Scheduler {
-    /// Without answers yet.
+    /// A scheduler without sequences.
     pub fn new(engine: &Engine, options: SchedulerOptions) -> Self {
-        let (engine, end, stats) = (engine.clone(), engine.end(), Stats::default());
-        Self { engine, end, options, answers: Vec::new(), next: 0, answered: 0, read: 0, stats }
+        let (engine, end_tokens, stats) = (engine.clone(), engine.end_tokens(), Stats::default());
+        Self {
+            engine,
+            end_tokens,
+            options,
+            sequences: Vec::new(),
+            next_id: 0,
+            last_decoded: 0,
+            last_prefilled: 0,
+            stats,
+        }
     }
 
-    /// Adds an answer to a prompt, in a session that may have some of it already; nothing is computed yet.
+    /// Adds a request, in a session that may already hold a prefix of the prompt. Computes nothing
+    /// yet.
     ///
     /// # Errors
-    /// The prompt is empty, longer than the context, or has ids outside the vocabulary; a sampling value is out of range; a stop
-    /// string is empty, or the checkpoint has no tokenizer to find one with; the session is another engine's. [`SubmitError`] gives it
-    /// back.
+    /// The prompt is empty, longer than the context, or has ids outside the vocabulary; a sampling
+    /// value is out of range; a stop string is empty, or the checkpoint has no tokenizer for stop
+    /// strings; the session belongs to another engine. [`SubmitError`] returns the session.
     pub fn add(
         &mut self,
         mut session: Session,
         prompt: &[u32],
         request: &GenerateRequest,
     ) -> Result<RequestId, SubmitError> {
-        let (sampler, stops, synced) = match self.begin(&mut session, prompt, request) {
-            Ok(begun) => begun,
+        let (sampler, stops, synced) = match self.prepare(&mut session, prompt, request) {
+            Ok(prepared) => prepared,
             Err(error) => return Err(SubmitError { error, session: Box::new(session) }),
         };
-        let id = RequestId(self.next);
-        self.next += 1;
-        self.answers.push(Sequence {
+        let id = RequestId(self.next_id);
+        self.next_id += 1;
+        self.sequences.push(Sequence {
             id,
             session,
             sampler,
             stops,
             prompt: prompt.to_vec(),
             synced,
-            limit: request.max_tokens.unwrap_or(usize::MAX),
-            made: 0,
-            last: None,
+            max_tokens: request.max_tokens.unwrap_or(usize::MAX),
+            generated: 0,
+            pending: None,
         });
-        self.follow();
+        self.adopt_shared_prefixes();
         Ok(id)
     }
 
-    /// What an answer begins with.
-    fn begin(
+    /// Validates a request and prepares its session.
+    fn prepare(
         &self,
         session: &mut Session,
         prompt: &[u32],
         request: &GenerateRequest,
-    ) -> Result<(Sampler, Option<Stops>, Synced), Error> {
-        if !self.engine.is(session.engine()) {
+    ) -> Result<(Sampler, Option<StopDetector>, Synced), Error> {
+        if !self.engine.same_engine(session.engine()) {
             let problem =
                 "a session of another engine in a batch: give each engine a batch of its own";
             return Err(Error::Input(problem.into()));
         }
         let mut sampler = Sampler::new(request.sampling.clone(), self.engine.blueprint().vocab)?;
         sampler.prompt(prompt);
-        let stops = Stops::of(&self.engine, request)?;
+        let stops = StopDetector::for_request(&self.engine, request)?;
         Ok((sampler, stops, session.reuse(prompt)?))
     }
 
-    /// Takes an answer out before its end: its session, which stands at its last good token. `None` if it has ended.
+    /// Removes a sequence before its end and returns its session, at its last good token. `None` if
+    /// the sequence has ended.
     pub fn cancel(&mut self, id: RequestId) -> Option<Session> {
-        let i = self.answers.iter().position(|answer| answer.id == id)?;
-        let cancelled = self.answers.remove(i);
-        self.follow();
+        let i = self.sequences.iter().position(|sequence| sequence.id == id)?;
+        let cancelled = self.sequences.remove(i);
+        self.adopt_shared_prefixes();
         Some(cancelled.session)
     }
 
-    /// What was reused for an answer's prompt, and what is computed of it; as its prompt is read, more of it may come from another
-    /// one's session. `None` once the answer has ended.
+    /// Reuse and work for a sequence's prompt. During prefill more of it may be adopted from other
+    /// sequences. `None` once the sequence has ended.
     pub fn synced(&self, id: RequestId) -> Option<Synced> {
-        self.answers.iter().find(|answer| answer.id == id).map(|answer| answer.synced)
+        self.sequences.iter().find(|sequence| sequence.id == id).map(|sequence| sequence.synced)
     }
 
-    /// Answers under way.
+    /// Sequences in flight.
     pub fn len(&self) -> usize {
-        self.answers.len()
+        self.sequences.len()
     }
 
-    /// Whether there are none.
+    /// Whether no sequence is in flight.
     pub fn is_empty(&self) -> bool {
-        self.answers.is_empty()
+        self.sequences.is_empty()
     }
 
-    /// What all steps have cost, those of prompts and of answers together. [`Stats::tokens`] are those that were fed.
+    /// Cost of all steps, prefill and decode together. [`Stats::tokens`] counts fed tokens.
     pub fn stats(&self) -> Stats {
         self.stats
     }
@@ -284,159 +305,174 @@ impl Scheduler {
     /// Computes one step.
     ///
     /// # Errors
-    /// As [`Engine::step`]: all sessions are then as they were, and the step can be tried again.
-    pub fn step(&mut self, watch: &mut StepControl<'_>) -> Result<Vec<Event>, Error> {
-        let shares = self.share();
-        let mut turns: Vec<BatchEntry<'_>> = Vec::with_capacity(shares.len());
-        for (answer, share) in self.answers.iter_mut().zip(&shares) {
-            let (session, waiting) = answer.split();
-            if *share > 0 {
-                let logits = *share == waiting.len();
-                turns.push(BatchEntry { session, tokens: &waiting[..*share], logits });
+    /// As [`Engine::step`]: all sessions are then unchanged, and the step can be retried.
+    pub fn step(&mut self, control: &mut StepControl<'_>) -> Result<Vec<Event>, Error> {
+        let token_counts = self.schedule();
+        let mut entries: Vec<BatchEntry<'_>> = Vec::with_capacity(token_counts.len());
+        for (sequence, count) in self.sequences.iter_mut().zip(&token_counts) {
+            let (session, input) = sequence.next_input();
+            if *count > 0 {
+                let logits = *count == input.len();
+                entries.push(BatchEntry { session, tokens: &input[..*count], logits });
             }
         }
-        let stats = self.engine.step(&mut turns, watch)?;
+        let stats = self.engine.step(&mut entries, control)?;
         self.stats = self.stats.plus(&stats);
-        self.follow();
+        self.adopt_shared_prefixes();
         let mut events = Vec::new();
-        self.choose(&shares, &mut events);
-        self.finish(&mut events);
+        self.sample(&token_counts, &mut events);
+        self.retire(&mut events);
         Ok(events)
     }
 
-    /// How many tokens each answer feeds in the next step.
-    fn share(&mut self) -> Vec<usize> {
+    /// Assigns the number of tokens that each sequence feeds in the next step.
+    fn schedule(&mut self) -> Vec<usize> {
         let chunk = self.engine.plan().chunk;
-        let most = self.options.tokens.unwrap_or(chunk).clamp(chunk.min(2), chunk);
-        let count = self.answers.len();
-        let mut shares = vec![0; count];
-        // Those that come first are those behind the one whose turn came last.
-        let behind = |turn: u64| {
-            let first = self.answers.partition_point(|answer| answer.id.0 <= turn);
+        let max_tokens = self.options.tokens.unwrap_or(chunk).clamp(chunk.min(2), chunk);
+        let count = self.sequences.len();
+        let mut token_counts = vec![0; count];
+        // Round robin: starts after the sequence that was served last.
+        let round_robin = |served: u64| {
+            let first = self.sequences.partition_point(|sequence| sequence.id.0 <= served);
             (first..count).chain(0..first)
         };
-        let leads: Vec<_> = (0..count).map(|i| self.lead(i)).collect();
-        let next = behind(self.read).find(|i| self.answers[*i].reads() && leads[*i].is_none());
-        // One token at least is a prompt's.
-        let mut left = if next.is_some() { most.max(2) - 1 } else { most };
-        let mut answering = 0;
-        for i in behind(self.answered).filter(|i| self.answers[*i].last.is_some()) {
-            // With fewer tokens than answers they take turns.
-            if left == 0 {
+        let leaders: Vec<_> = (0..count).map(|i| self.prefix_leader(i)).collect();
+        let next_prefill = round_robin(self.last_prefilled)
+            .find(|i| self.sequences[*i].is_prefilling() && leaders[*i].is_none());
+        // Reserves at least one token for a prompt.
+        let mut budget = if next_prefill.is_some() { max_tokens.max(2) - 1 } else { max_tokens };
+        let mut decoding = 0;
+        for i in round_robin(self.last_decoded).filter(|i| self.sequences[*i].pending.is_some()) {
+            // With more decoding sequences than tokens they take turns.
+            if budget == 0 {
                 break;
             }
-            (shares[i], left, answering) = (1, left - 1, answering + 1);
-            self.answered = self.answers[i].id.0;
+            (token_counts[i], budget, decoding) = (1, budget - 1, decoding + 1);
+            self.last_decoded = self.sequences[i].id.0;
         }
-        if let Some(i) = next {
-            let room = match answering {
-                0 => most,
-                _ => (most - answering)
+        if let Some(i) = next_prefill {
+            let room = match decoding {
+                0 => max_tokens,
+                _ => (max_tokens - decoding)
                     .min(self.options.prompt_tokens.unwrap_or(PROMPT_TOKENS).max(1)),
             };
-            let answer = &self.answers[i];
-            shares[i] = answer.waiting().min(room);
-            // A state that cannot be cut is shared where it stands.
-            let here =
-                leads.iter().flatten().filter(|(leader, _)| *leader == i).map(|(_, end)| *end);
-            if let Some(end) = here.min().filter(|_| !self.engine.lock().rewind.anywhere()) {
-                shares[i] = shares[i].min(end - answer.session.tokens().len());
+            let sequence = &self.sequences[i];
+            token_counts[i] = sequence.remaining().min(room);
+            // A state that cannot be truncated must stop where it is shared.
+            let followers = leaders.iter().flatten().filter(|leader| leader.index == i);
+            let first_end = followers.map(|leader| leader.end).min();
+            if let Some(end) = first_end.filter(|_| !self.engine.lock().rewind.any_length()) {
+                token_counts[i] = token_counts[i].min(end - sequence.session.tokens().len());
             }
-            self.read = self.answers[i].id.0;
+            self.last_prefilled = self.sequences[i].id.0;
         }
-        shares
+        token_counts
     }
 
-    /// The answer that another one, which reads its prompt, waits for, and until which of its tokens: the one that will have read most
-    /// of what both begin with. Nobody is waited for by those that are further on, so that somebody always reads.
-    fn lead(&self, i: usize) -> Option<(usize, usize)> {
-        let answer = &self.answers[i];
-        let place = |answer: &Sequence| (answer.session.tokens().len(), Reverse(answer.id));
-        let leads = |(j, other): (usize, &Sequence)| {
-            if !other.reads() || other.session.is_lossy() || place(other) <= place(answer) {
+    /// The sequence that `i` waits for during prefill, and the length of their shared prefix: the
+    /// one that will cover the most of it. A sequence only waits for one that is further ahead, so
+    /// at least one always makes progress.
+    fn prefix_leader(&self, i: usize) -> Option<PrefixLeader> {
+        let sequence = &self.sequences[i];
+        let progress =
+            |sequence: &Sequence| (sequence.session.tokens().len(), Reverse(sequence.id));
+        let leader = |(index, other): (usize, &Sequence)| {
+            let is_ahead = progress(other) > progress(sequence);
+            if !other.is_prefilling() || other.session.is_lossy() || !is_ahead {
                 return None;
             }
-            let end = answer.shares(other);
-            let worth = end >= answer.session.tokens().len() + MIN_KEPT
+            let end = sequence.shared_prefix_len(other);
+            let is_worth_waiting = end >= sequence.session.tokens().len() + MIN_CACHED_PREFIX
                 && end > other.session.tokens().len();
-            worth.then_some((j, end))
+            is_worth_waiting.then_some(PrefixLeader { index, end })
         };
-        let all = self.answers.iter().enumerate().filter(|_| answer.reads());
-        // Of several with as much, the one that is furthest on: others may themselves wait for it, and pass the place by.
-        all.filter_map(leads).max_by_key(|(j, end)| (*end, place(&self.answers[*j])))
+        let others = self.sequences.iter().enumerate().filter(|_| sequence.is_prefilling());
+        // Ties: the one furthest ahead. Others may wait for it too, and run past the shared prefix.
+        others
+            .filter_map(leader)
+            .max_by_key(|leader| (leader.end, progress(&self.sequences[leader.index])))
     }
 
-    /// Takes those that read their prompts to where others have read the same, unless they wait for somebody who will have more. One
-    /// that cannot be taken there reads by itself.
-    fn follow(&mut self) {
-        for i in 0..self.answers.len() {
-            let lead = self.lead(i).map_or(0, |(_, end)| end);
+    /// Forks the state of other sequences into sequences that share a longer prefix, unless they
+    /// wait for a still longer one. If the fork fails, the sequence prefills alone.
+    fn adopt_shared_prefixes(&mut self) {
+        for i in 0..self.sequences.len() {
+            let leader_end = self.prefix_leader(i).map_or(0, |leader| leader.end);
             let mut runtime = self.engine.lock();
-            let answer = &self.answers[i];
-            let had = answer.session.tokens().len();
+            let sequence = &self.sequences[i];
+            let len = sequence.session.tokens().len();
             let usable = |other: &Sequence| {
-                let (timeline, end) = (&other.session.timeline, answer.shares(other));
-                let is_there =
-                    timeline.tokens.len() >= end && runtime.rewind.least(timeline) <= end;
-                (is_there && !timeline.is_lossy && end >= lead.max(had + MIN_KEPT)).then_some(end)
+                let (timeline, end) = (&other.session.timeline, sequence.shared_prefix_len(other));
+                let is_available =
+                    timeline.tokens.len() >= end && runtime.rewind.min_len(timeline) <= end;
+                let is_enough = end >= leader_end.max(len + MIN_CACHED_PREFIX);
+                (is_available && is_enough && !timeline.is_lossy).then_some(end)
             };
-            let others = self.answers.iter().enumerate().filter(|(j, _)| *j != i && answer.reads());
+            let others = self
+                .sequences
+                .iter()
+                .enumerate()
+                .filter(|(j, _)| *j != i && sequence.is_prefilling());
             let best = others
                 .filter_map(|(j, other)| Some((j, usable(other)?)))
                 .max_by_key(|(_, end)| *end);
             if let Some((j, end)) = best
-                && let Ok(forked) = runtime.fork(&self.answers[j].session.timeline, end)
+                && let Ok(forked) = runtime.fork(&self.sequences[j].session.timeline, end)
             {
-                let answer = &mut self.answers[i];
-                runtime.replace(&mut answer.session.timeline, forked);
-                answer.synced.reused += end - had;
-                answer.synced.restored += end - had;
-                answer.synced.computed -= end - had;
+                let sequence = &mut self.sequences[i];
+                runtime.replace(&mut sequence.session.timeline, forked);
+                sequence.synced.reused += end - len;
+                sequence.synced.restored += end - len;
+                sequence.synced.computed -= end - len;
             }
         }
     }
 
-    /// Chooses the next token of each answer that has logits for it.
-    fn choose(&mut self, shares: &[usize], events: &mut Vec<Event>) {
+    /// Samples the next token of each sequence that has logits for it.
+    fn sample(&mut self, token_counts: &[usize], events: &mut Vec<Event>) {
         let mut failed = Vec::new();
-        for (i, answer) in self.answers.iter_mut().enumerate() {
-            // One whose prompt was there already has taken no share.
-            let begins =
-                answer.last.is_none() && answer.session.tokens().len() == answer.prompt.len();
-            if !begins && (shares[i] == 0 || answer.last.is_none()) || answer.made >= answer.limit {
+        for (i, sequence) in self.sequences.iter_mut().enumerate() {
+            // A prompt that was fully reused has no tokens in this step.
+            let prompt_done = sequence.pending.is_none()
+                && sequence.session.tokens().len() == sequence.prompt.len();
+            if !prompt_done && (token_counts[i] == 0 || sequence.pending.is_none())
+                || sequence.generated >= sequence.max_tokens
+            {
                 continue;
             }
-            let chosen = match begins && shares[i] > 0 {
-                true => answer
+            let sampled = match prompt_done && token_counts[i] > 0 {
+                true => sequence
                     .session
-                    .keep()
-                    .and_then(|()| answer.sampler.sample(answer.session.logits())),
-                false => answer.sampler.sample(answer.session.logits()),
+                    .cache_prefix()
+                    .and_then(|()| sequence.sampler.sample(sequence.session.logits())),
+                false => sequence.sampler.sample(sequence.session.logits()),
             };
-            let stops = &mut answer.stops;
-            let read =
+            let stops = &mut sequence.stops;
+            let detect_stop =
                 |token| stops.as_mut().map_or(Ok(()), |stops| stops.push(token)).map(|()| token);
-            match chosen.and_then(read) {
+            match sampled.and_then(detect_stop) {
                 Ok(token) => {
-                    answer.last = Some(token);
-                    answer.made += 1;
-                    events.push(Event::Token { id: answer.id, token });
+                    sequence.pending = Some(token);
+                    sequence.generated += 1;
+                    events.push(Event::Token { id: sequence.id, token });
                 }
                 Err(error) => failed.push((i, error)),
             }
         }
         for (i, error) in failed.into_iter().rev() {
-            let Sequence { id, session, .. } = self.answers.remove(i);
+            let Sequence { id, session, .. } = self.sequences.remove(i);
             events.push(Event::Failed { id, error, session });
         }
     }
 
-    /// Takes out the answers that are at their end.
-    fn finish(&mut self, events: &mut Vec<Event>) {
-        let ended = |(i, answer): (usize, &Sequence)| Some((i, answer.ends(&self.end)?));
-        let ended: Vec<_> = self.answers.iter().enumerate().filter_map(ended).collect();
+    /// Removes the sequences that have ended.
+    fn retire(&mut self, events: &mut Vec<Event>) {
+        let ended = |(i, sequence): (usize, &Sequence)| {
+            Some((i, sequence.stop_condition(&self.end_tokens)?))
+        };
+        let ended: Vec<_> = self.sequences.iter().enumerate().filter_map(ended).collect();
         for (i, finish) in ended.into_iter().rev() {
-            let Sequence { id, session, .. } = self.answers.remove(i);
+            let Sequence { id, session, .. } = self.sequences.remove(i);
             events.push(Event::Finished { id, finish, session });
         }
     }

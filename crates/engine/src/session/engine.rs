@@ -1,4 +1,5 @@
-//! A loaded model, and how one is opened.
+//! Engine: a loaded model. Opens the device, the expert cache and the reader of a checkpoint within
+//! a memory plan.
 
 use std::{
     path::{Path, PathBuf},
@@ -33,40 +34,43 @@ use crate::{
         layer::Loader,
         plan::{MemoryPlan, MemoryRequest, scratch_shape},
     },
-    session::{prefix_cache::PrefixCache, session::Session, timeline::Rewind},
+    session::{prefix_cache::PrefixCache, timeline::RewindLimits},
     text::{sampling::EndTokens, text::Text},
 };
 
-/// Wraps each reader of experts that is opened: for tests that shuffle, delay or fail reads.
+/// Wraps each expert reader that is opened. For tests that shuffle, delay or fail reads.
 pub type WrapReader = Box<dyn Fn(Box<dyn Reader>) -> Box<dyn Reader> + Send>;
 
-/// How to open an engine.
+/// Progress callback of [`Engine::open`] and [`Engine::touch_slots`]: bytes done, total bytes.
+pub type OpenProgress<'a> = dyn FnMut(u64, u64) + 'a;
+
+/// Options of [`Engine::open`].
 #[derive(Default)]
 pub struct EngineOptions {
-    /// Budget, context, chunk.
+    /// Memory budget, context length and prefill chunk.
     pub memory: MemoryRequest,
-    /// Device, threads, exactness. Besides the names that a device has, `auto` is the one that is faster for the
-    /// model, and `gpu` the best adapter that there is.
+    /// Device, threads and exactness. Besides the names of devices, `auto` selects the faster
+    /// device for the model, and `gpu` selects the best adapter.
     pub device: DeviceOptions,
-    /// Which expert gives way when another needs its slot.
+    /// Eviction policy of the expert cache.
     pub policy: PolicyKind,
-    /// How experts are read.
+    /// How experts are read: backend, queue depth, page cache.
     pub reads: ReadOptions,
-    /// Whether experts are read before the layer that may need them has chosen. It changes no result.
+    /// Prefetch of experts before their layer's router has run. Does not change results.
     pub prefetch: PrefetchMode,
-    /// Wraps the reader of experts.
+    /// Wraps the expert reader.
     pub wrap_reader: Option<WrapReader>,
-    /// Wraps the device.
+    /// Wraps the compute device.
     pub wrap_device: Option<WrapDevice>,
 }
 
-/// A loaded model. Clones share it; threads take turns.
+/// A loaded model. A handle: clones share the model, and threads use it one at a time.
 #[derive(Clone)]
 pub struct Engine {
-    shared: Arc<Shared>,
+    shared: Arc<EngineShared>,
 }
 
-struct Shared {
+struct EngineShared {
     folder: PathBuf,
     blueprint: Blueprint,
     plan: MemoryPlan,
@@ -77,40 +81,41 @@ struct Shared {
     exact: bool,
     reads: String,
     runtime: Mutex<Runtime>,
-    /// Sessions that live now.
+    /// Live sessions.
     sessions: AtomicUsize,
 }
 
-/// What steps change.
+/// State that steps mutate: device, expert cache, sequence states. Guarded by the engine's lock.
 pub(crate) struct Runtime {
     pub(crate) device: Box<dyn Device>,
     pub(crate) cache: ExpertCache,
     pub(crate) model: Model,
-    /// How experts are found again when their files were lost.
-    again: ReopenArgs,
-    /// How far sessions can be cut.
-    pub(crate) rewind: Rewind,
-    /// All states of a session.
-    pub(crate) shapes: Vec<StateShape>,
-    /// Points of sessions for prompts that begin like them.
-    pub(crate) kept: PrefixCache,
-    /// Bytes that states may hold.
+    /// Arguments to reopen the experts' files after a read error.
+    reopen: ReopenArgs,
+    /// Limits on truncating sessions.
+    pub(crate) rewind: RewindLimits,
+    /// Shapes of all states of a session, in layer order.
+    pub(crate) state_shapes: Vec<StateShape>,
+    /// Cached prefixes for later prompts.
+    pub(crate) prefix_cache: PrefixCache,
+    /// Maximum bytes of sequence states.
     pub(crate) state_limit: u64,
-    /// The states of the last step, in memory that the next one uses again.
-    pub(crate) stepped: Vec<State>,
+    /// States written by the last step. Kept to reuse the allocation.
+    pub(crate) step_states: Vec<State>,
 }
 
 impl Engine {
-    /// Loads the dense weights of a checkpoint and makes the slots for its experts; where the device takes weights into
-    /// memory that it manages and the plan has a slot for every expert, loads those too. `progress` gets bytes loaded and
-    /// bytes to load.
+    /// Loads the dense weights of a checkpoint and allocates the expert slots. Also loads all
+    /// experts if the device manages its own memory and the plan has a slot for each. `progress`
+    /// receives the bytes loaded and the total bytes.
     ///
     /// # Errors
-    /// The checkpoint is not supported or damaged, the budget is too small, or a file cannot be read.
+    /// The checkpoint is not supported or damaged, the budget is too small, or a file cannot be
+    /// read.
     pub fn open(
         checkpoint: Checkpoint,
         options: EngineOptions,
-        progress: &mut dyn FnMut(u64, u64),
+        progress: &mut OpenProgress<'_>,
     ) -> Result<Self, Error> {
         let blueprint = Blueprint::for_checkpoint(&checkpoint)?;
         let text = Text::for_checkpoint(&checkpoint, blueprint.vocab)?;
@@ -157,16 +162,16 @@ impl Engine {
         };
         let host = tier(host_slots, shared, BankPlace::Host)?;
         let identity = checkpoint.identity()?;
-        let again = ReopenArgs {
+        let reopen = ReopenArgs {
             folder: checkpoint.folder().into(),
             mirrors: checkpoint.mirrors().into(),
             model: identity,
             reads: options.reads,
             slots: host_slots,
             pages,
-            wrap: options.wrap_reader,
+            wrap_reader: options.wrap_reader,
         };
-        let reader = again.reader(&source)?;
+        let reader = reopen.reader(&source)?;
         let reads = reader.describe();
         let access = SlotAccess {
             device_lookup: memory.is_some(),
@@ -181,8 +186,8 @@ impl Engine {
         let kv_format = device.kv_format();
         let state_limit = plan.state.saturating_add(plan.marks);
         device.limit_states(state_limit);
-        let rewind = Rewind::of(&blueprint, &plan);
-        let shapes = blueprint
+        let rewind = RewindLimits::new(&blueprint, &plan);
+        let state_shapes = blueprint
             .layers
             .iter()
             .flat_map(|layer| layer.states(plan.context, plan.chunk))
@@ -191,14 +196,14 @@ impl Engine {
             device,
             cache,
             model,
-            again,
+            reopen,
             rewind,
-            shapes,
-            kept: PrefixCache::default(),
+            state_shapes,
+            prefix_cache: PrefixCache::default(),
             state_limit,
-            stepped: Vec::new(),
+            step_states: Vec::new(),
         };
-        let shared = Shared {
+        let shared = EngineShared {
             folder: checkpoint.folder().into(),
             blueprint,
             plan,
@@ -214,26 +219,18 @@ impl Engine {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// A new timeline.
-    ///
-    /// # Errors
-    /// As many sessions as were planned for are alive, or there is no memory for its state.
-    pub fn session(&self) -> Result<Session, Error> {
-        let (alive, planned) = (&self.shared.sessions, self.plan().sessions);
-        let one_more = |n| (n < planned).then_some(n + 1);
-        if alive.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_err() {
-            return Err(Error::Budget(format!(
-                "the memory plan has room for {planned} session(s) at a time: drop one, or plan for more"
-            )));
-        }
-        Session::new(self.clone()).inspect_err(|_| self.session_ended())
+    /// Counts a new session; false if all planned ones are alive.
+    pub(crate) fn acquire_session(&self) -> bool {
+        let planned = self.plan().sessions;
+        let one_more = |alive| (alive < planned).then_some(alive + 1);
+        self.shared.sessions.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_ok()
     }
 
-    pub(crate) fn session_ended(&self) {
+    pub(crate) fn release_session(&self) {
         self.shared.sessions.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// What turns text into tokens and back.
+    /// Tokenizer and chat template.
     ///
     /// # Errors
     /// The checkpoint has neither `tokenizer.json` nor `tiktoken.model`.
@@ -245,8 +242,8 @@ impl Engine {
         })
     }
 
-    /// The tokens that end an answer. Without a tokenizer nobody knows any.
-    pub(crate) fn end(&self) -> EndTokens {
+    /// Tokens that end a response. Empty without a tokenizer.
+    pub(crate) fn end_tokens(&self) -> EndTokens {
         self.shared.text.as_ref().map(|text| text.end().clone()).unwrap_or_default()
     }
 
@@ -255,71 +252,72 @@ impl Engine {
         &self.shared.blueprint
     }
 
-    /// Which model it is: the same for every copy of the same weights, packed or not.
+    /// Identity of the model: the same for every copy of the same weights, packed or not.
     pub fn model(&self) -> ModelId {
         self.shared.model
     }
 
-    /// What keys and values are kept as.
+    /// Element format of the KV cache.
     pub fn kv_format(&self) -> KvFormat {
         self.shared.kv_format
     }
 
-    /// Whether it computes on the exact path.
+    /// Whether the engine runs the exact path.
     pub fn is_exact(&self) -> bool {
         self.shared.exact
     }
 
-    /// The folder of the checkpoint.
+    /// Folder of the checkpoint.
     pub fn folder(&self) -> &Path {
         &self.shared.folder
     }
 
-    /// What is held, and why.
+    /// Memory plan: bytes by purpose.
     pub fn plan(&self) -> &MemoryPlan {
         &self.shared.plan
     }
 
-    /// What computes, and why that.
+    /// The device that computes, and the reason for its choice.
     pub fn device(&self) -> &ChosenDevice {
         &self.shared.device
     }
 
-    /// What each layer has asked its experts for, of all sessions together since the engine was opened.
+    /// Routing statistics per layer, summed over all sessions since the engine was opened.
     pub fn layer_stats(&self) -> Vec<LayerStats> {
         self.lock().model.layer_stats().to_vec()
     }
 
-    /// What was read for experts since the engine was opened.
+    /// Counters of expert reads since the engine was opened.
     pub fn read_counters(&self) -> ReadCounters {
         self.lock().cache.read_counters()
     }
 
-    /// Writes to the memory of the slots that hold nothing yet, and returns how many bytes that is. `progress` gets bytes done and
-    /// bytes in all.
+    /// Writes to the memory of all empty slots and returns its bytes. `progress` receives the bytes
+    /// done and the total bytes.
     ///
-    /// Systems hand memory out when it is first written to, and in a virtual machine that can take longer than reading an expert
-    /// into it. It has to happen once in any case: here it does before something is measured.
+    /// The system commits memory at the first write. In a virtual machine that can take longer than
+    /// reading an expert into it. Call this before a measurement to pay that cost in advance.
     ///
     /// # Errors
     /// The device failed.
-    pub fn touch_slots(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<u64, Error> {
+    pub fn touch_slots(&self, progress: &mut OpenProgress<'_>) -> Result<u64, Error> {
         let mut runtime = self.lock();
         let Runtime { device, cache, .. } = &mut *runtime;
         cache.touch(&mut **device, progress)
     }
 
-    /// Tells that the page cache has been made to forget the model's files ([`FilePages::forget`](crate::FilePages::forget)): what
-    /// is read next is read as if it were for the first time.
+    /// Resets the reader's knowledge of cached pages, after the page cache has dropped the model's
+    /// files ([`FilePages::forget`](crate::FilePages::forget)).
     pub fn forget_reads(&self) {
         self.lock().cache.forget_reads();
     }
 
-    /// How fast `threads` threads, by default one per physical core, read the memory of slots just now: 128 MiB, all over them, once.
-    /// `None` while experts are read, if the slots that are filled are fewer, or if a card computes.
+    /// Measures memory bandwidth: `threads` threads (default: one per physical core) read 128 MiB
+    /// of slots once. Returns `None` while experts are being read, if fewer slots are filled, or if
+    /// a GPU computes.
     ///
-    /// It takes some milliseconds and no memory. What is computed just before or after it meets the same neighbours, which
-    /// [`probe_memory`](crate::probe_memory), long before, may not have.
+    /// Takes some milliseconds and no memory. Right before or after a measurement it sees the same
+    /// load on the machine, unlike an earlier [`probe_memory`](crate::probe_memory).
     ///
     /// # Errors
     /// The device failed, or a thread cannot be started.
@@ -336,12 +334,12 @@ impl Engine {
             .transpose()
     }
 
-    /// How experts are read, in words for users: "io_uring, direct, depth 16".
+    /// How experts are read, for users: "io_uring, direct, depth 16".
     pub fn reads(&self) -> &str {
         &self.shared.reads
     }
 
-    /// Turns measuring of a card's kernels on or off; the times since it was last asked.
+    /// Turns profiling of GPU kernels on or off. Returns the times since the last call.
     ///
     /// # Errors
     /// The device failed.
@@ -349,14 +347,17 @@ impl Engine {
         self.lock().device.profile(on).map_err(Error::at(|| "measuring kernels"))
     }
 
-    /// Writes to a file which experts each step needs, from now on; with `None` no longer. See [`crate::Trace`].
+    /// Starts to write the experts that each step needs to a file; `None` stops it. See
+    /// [`crate::Trace`].
     ///
-    /// Results stay the same. A device that looks experts up by itself must tell the host which they are, which takes time.
+    /// Results do not change. A device that resolves expert slots on its side must report the
+    /// routing to the host, which takes time.
     ///
     /// # Errors
-    /// The file cannot be written, or the model has no routed experts. Later a step fails if it cannot be written down.
+    /// The file cannot be written, or the model has no routed experts. A later step fails if its
+    /// record cannot be written.
     pub fn record_routing(&self, file: Option<&Path>) -> Result<(), Error> {
-        let Shared { blueprint, plan, folder, .. } = &*self.shared;
+        let EngineShared { blueprint, plan, folder, .. } = &*self.shared;
         let recorder = file.map(|file| {
             TraceRecorder::create(
                 file,
@@ -368,8 +369,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Whether another handle is this engine's.
-    pub(crate) fn is(&self, other: &Self) -> bool {
+    /// Whether both handles refer to the same engine.
+    pub(crate) fn same_engine(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.shared, &other.shared)
     }
 
@@ -378,7 +379,8 @@ impl Engine {
     }
 }
 
-/// How to open the files of experts, and to open them again: a disk that was gone for a while comes back as another one.
+/// Arguments to open the expert files, and to reopen them after a disk was detached: it may return
+/// as another device.
 struct ReopenArgs {
     folder: PathBuf,
     mirrors: Vec<PathBuf>,
@@ -386,38 +388,39 @@ struct ReopenArgs {
     reads: ReadOptions,
     slots: usize,
     pages: PageCache,
-    wrap: Option<WrapReader>,
+    wrap_reader: Option<WrapReader>,
 }
 
 impl ReopenArgs {
     fn reader(&self, source: &Arc<ExpertSource>) -> Result<Box<dyn Reader>, Error> {
         let reader = open_reader(source, &self.reads, self.slots, self.pages)?;
-        Ok(match &self.wrap {
+        Ok(match &self.wrap_reader {
             Some(wrap) => wrap(reader),
             None => reader,
         })
     }
 
-    /// The experts' files as they are now, if they are those of the model: every expert where it was.
-    fn source(&self, before: &ExpertSource) -> Result<Option<Arc<ExpertSource>>, Error> {
+    /// The expert files as they are now. `None` if they belong to another model or an expert has
+    /// moved.
+    fn source(&self, previous: &ExpertSource) -> Result<Option<Arc<ExpertSource>>, Error> {
         let checkpoint = Checkpoint::open_with(&self.folder, &self.mirrors)?;
         let now =
             ExpertSource::for_checkpoint(&checkpoint, &Blueprint::for_checkpoint(&checkpoint)?);
-        let same = checkpoint.identity()? == self.model && now.layers() == before.layers();
+        let same = checkpoint.identity()? == self.model && now.layers() == previous.layers();
         Ok(same.then(|| Arc::new(now)))
     }
 }
 
 impl Runtime {
-    /// After a read that failed: opens the experts' files again, if they are there. As long as they are not, what is open stays:
-    /// experts in memory need none, and who needs another one is told.
-    pub(crate) fn find_files(&mut self) {
+    /// Reopens the expert files after a failed read. If they are missing, the open ones stay:
+    /// experts in memory need no file, and a read of any other expert reports the error.
+    pub(crate) fn reopen_lost_files(&mut self) {
         if !self.cache.has_failed_reads() {
             return;
         }
-        let found = self.again.source(self.cache.source()).ok().flatten();
+        let found = self.reopen.source(self.cache.source()).ok().flatten();
         if let Some((source, reader)) = found.and_then(|source| {
-            let reader = self.again.reader(&source).ok()?;
+            let reader = self.reopen.reader(&source).ok()?;
             Some((source, reader))
         }) {
             self.cache.replace_reader(&mut *self.device, source, reader);

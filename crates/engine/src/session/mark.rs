@@ -1,39 +1,41 @@
-//! Points of a session that somebody holds.
+//! Marks: reference-counted checkpoints of a session.
 
 use std::sync::Arc;
 
 use crate::session::{engine::Engine, timeline::Timeline};
 
-/// A saved point of a session: [`Session::rewind`](crate::Session::rewind) goes back to it, whatever has become of the session
-/// since. Clones share it.
+/// A checkpoint of a session. [`Session::rewind`](crate::Session::rewind) returns to it,
+/// independent of what the session did since. Clones share it.
 ///
-/// It shares all memory of states with the session until one of them goes on. Then the recurrent states are there twice, and of
-/// keys and values what was not full: on the processor a block of 256 positions, on a card the whole piece of a layer. While it
-/// lives, that memory counts as states of sessions in the memory plan; unlike points that [`Session::sync`](crate::Session::sync)
-/// keeps, it never gives way. It also has the tokens, and the logits if there were some.
+/// A mark shares all state memory with its session until either of them advances. Then the
+/// recurrent states are copied, and so is the last, partly filled allocation of the KV cache: a
+/// block of 256 positions on the CPU, a layer's whole allocation on a GPU. This memory counts as
+/// session state in the memory plan. Unlike the prefix cache of
+/// [`Session::sync`](crate::Session::sync), a mark is never evicted. It also holds the tokens, and
+/// the logits if present.
 #[derive(Clone)]
 pub struct Mark {
-    pub(crate) held: Arc<Held>,
+    pub(crate) state: Arc<MarkState>,
 }
 
-pub(crate) struct Held {
+pub(crate) struct MarkState {
     pub(crate) engine: Engine,
-    /// Empty only while it is dropped.
+    /// Empty only while being dropped.
     pub(crate) timeline: Timeline,
 }
 
 impl Mark {
     pub(crate) fn new(engine: Engine, timeline: Timeline) -> Self {
-        Self { held: Arc::new(Held { engine, timeline }) }
+        Self { state: Arc::new(MarkState { engine, timeline }) }
     }
 
-    /// The tokens up to there.
+    /// Tokens of the checkpoint.
     pub fn tokens(&self) -> &[u32] {
-        &self.held.timeline.tokens
+        &self.state.timeline.tokens
     }
 }
 
-impl Drop for Held {
+impl Drop for MarkState {
     fn drop(&mut self) {
         self.engine.lock().drop_timeline(std::mem::take(&mut self.timeline));
     }

@@ -7,7 +7,7 @@
 pub(crate) mod engine;
 pub(crate) mod mark;
 pub(crate) mod prefix_cache;
-pub(crate) mod saved;
+pub(crate) mod save_restore;
 pub(crate) mod session;
 pub(crate) mod snapshot;
 pub(crate) mod timeline;

@@ -1,104 +1,109 @@
-//! Points of timelines that are kept for prompts that begin like them: an index over digests of prefixes.
+//! Prefix cache: states of finished sequences, found by hash of the token prefix.
 
 use std::collections::HashMap;
 
-use crate::session::timeline::{Timeline, common};
+use crate::session::timeline::{Timeline, common_prefix_len};
 
-/// Tokens between the prefixes by which a timeline is found that can be cut anywhere.
-const STRIDE: usize = 64;
-/// Points that are kept at most.
-const MOST: usize = 256;
+/// Distance in tokens of the indexed prefixes of a timeline that can be truncated anywhere.
+const INDEX_STRIDE: usize = 64;
+/// Maximum number of cached prefixes.
+const MAX_ENTRIES: usize = 256;
 
-/// Folds a token into the digest of the tokens before it. Digests only find; tokens are compared.
-const fn fold(digest: u64, token: u32) -> u64 {
-    (digest.rotate_left(5) ^ token as u64).wrapping_mul(0x517C_C1B7_2722_0A95)
+/// Extends the hash of a token prefix by one token. Hashes only find candidates; tokens are
+/// compared.
+const fn extend_hash(hash: u64, token: u32) -> u64 {
+    (hash.rotate_left(5) ^ token as u64).wrapping_mul(0x517C_C1B7_2722_0A95)
 }
 
-/// Digests of the prefixes of some tokens, with their lengths, the shortest first.
-fn digests(tokens: &[u32]) -> impl Iterator<Item = (usize, u64)> {
-    tokens.iter().enumerate().scan(1, |digest, (i, token)| {
-        *digest = fold(*digest, *token);
-        Some((i + 1, *digest))
+/// Lengths and hashes of all prefixes of `tokens`, shortest first.
+fn prefix_hashes(tokens: &[u32]) -> impl Iterator<Item = (usize, u64)> {
+    tokens.iter().enumerate().scan(1, |hash, (i, token)| {
+        *hash = extend_hash(*hash, *token);
+        Some((i + 1, *hash))
     })
 }
 
-/// What a kept point is worth.
+/// Cost of evicting a cached prefix.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EvictionCost {
-    /// Tokens that would have to be computed again without it.
-    pub(crate) tokens: usize,
-    /// Bytes that it holds, about.
+    /// Tokens to compute again without it.
+    pub(crate) recompute_tokens: usize,
+    /// Approximate bytes that it holds.
     pub(crate) bytes: u64,
 }
 
-struct Point {
+struct CachedPrefix {
     timeline: Timeline,
-    worth: f64,
-    /// What goes first has least. A use raises it above all that went before.
+    /// Recomputed tokens per byte.
+    value: f64,
+    /// The lowest priority is evicted first. A use raises it above all evicted priorities
+    /// (GreedyDual-Size).
     priority: f64,
 }
 
-/// The kept points of an engine.
+/// Cached prefixes of an engine.
 #[derive(Default)]
 pub(crate) struct PrefixCache {
-    points: HashMap<u64, Point>,
-    /// Which points have a prefix of a digest.
+    entries: HashMap<u64, CachedPrefix>,
+    /// Prefix hash -> ids of the entries with that prefix.
     prefixes: HashMap<u64, Vec<u64>>,
-    next: u64,
-    /// Priority of the last one that went.
-    gone: f64,
+    next_id: u64,
+    /// Priority of the entry that was evicted last.
+    last_evicted: f64,
 }
 
 impl PrefixCache {
-    /// Keeps a point; returns those that give way to it: the same tokens, if it can be cut also those that it begins with,
-    /// and one if there are too many.
-    pub(crate) fn keep(
+    /// Inserts a timeline and returns the entries that it replaces: equal ones; if `truncatable`,
+    /// also its prefixes; and the eviction victim if the cache is full.
+    pub(crate) fn insert(
         &mut self,
         timeline: Timeline,
-        cuttable: bool,
-        worth: EvictionCost,
+        truncatable: bool,
+        cost: EvictionCost,
     ) -> Vec<Timeline> {
         let tokens = &timeline.tokens;
-        let same = |old: &Point| match cuttable {
+        let same = |old: &CachedPrefix| match truncatable {
             true => tokens.starts_with(&old.timeline.tokens),
             false => *tokens == old.timeline.tokens,
         };
-        let old: Vec<u64> =
-            self.points.iter().filter(|(_, p)| same(p)).map(|(id, _)| *id).collect();
-        let mut gone: Vec<Timeline> = old.into_iter().filter_map(|id| self.remove(id)).collect();
-        if self.points.len() >= MOST {
-            gone.extend(self.evict());
+        let superseded: Vec<u64> =
+            self.entries.iter().filter(|(_, entry)| same(entry)).map(|(id, _)| *id).collect();
+        let mut replaced: Vec<Timeline> =
+            superseded.into_iter().filter_map(|id| self.remove(id)).collect();
+        if self.entries.len() >= MAX_ENTRIES {
+            replaced.extend(self.evict());
         }
-        let id = self.next;
-        self.next += 1;
-        for (len, digest) in digests(&timeline.tokens) {
-            if len == timeline.tokens.len() || cuttable && len % STRIDE == 0 {
-                self.prefixes.entry(digest).or_default().push(id);
+        let id = self.next_id;
+        self.next_id += 1;
+        for (len, hash) in prefix_hashes(&timeline.tokens) {
+            if len == timeline.tokens.len() || truncatable && len % INDEX_STRIDE == 0 {
+                self.prefixes.entry(hash).or_default().push(id);
             }
         }
-        let worth = worth.tokens as f64 / worth.bytes.max(1) as f64;
-        self.points.insert(id, Point { timeline, worth, priority: self.gone + worth });
-        gone
+        let value = cost.recompute_tokens as f64 / cost.bytes.max(1) as f64;
+        self.entries
+            .insert(id, CachedPrefix { timeline, value, priority: self.last_evicted + value });
+        replaced
     }
 
-    /// The point that has most of a prompt's first tokens, and how many. A timeline without logits must leave a token to
-    /// compute; so must one that is cut.
-    pub(crate) fn find(&mut self, tokens: &[u32], cuttable: bool) -> Option<(u64, usize)> {
+    /// The entry with the longest usable prefix of `tokens`, and the length of that prefix. A
+    /// timeline that is truncated or has no logits must leave at least one token to compute.
+    pub(crate) fn find(&mut self, tokens: &[u32], truncatable: bool) -> Option<(u64, usize)> {
         let mut found: Option<(u64, usize)> = None;
-        for (len, digest) in digests(tokens) {
-            for id in self.prefixes.get(&digest).into_iter().flatten() {
-                let Some(point) = self.points.get(id) else { continue };
-                let theirs = &point.timeline.tokens;
-                let whole = len == theirs.len();
+        for (len, hash) in prefix_hashes(tokens) {
+            for id in self.prefixes.get(&hash).into_iter().flatten() {
+                let Some(entry) = self.entries.get(id) else { continue };
+                let cached = &entry.timeline.tokens;
+                let whole = len == cached.len();
                 if found.is_some_and(|(_, best)| best >= len)
-                    || theirs.get(..len) != Some(&tokens[..len])
+                    || cached.get(..len) != Some(&tokens[..len])
                 {
                     continue;
                 }
-                let usable = if whole && (len < tokens.len() || !point.timeline.logits.is_empty()) {
+                let usable = if whole && (len < tokens.len() || !entry.timeline.logits.is_empty()) {
                     len
-                } else if cuttable {
-                    common(theirs, tokens).min(tokens.len() - 1)
+                } else if truncatable {
+                    common_prefix_len(cached, tokens).min(tokens.len() - 1)
                 } else {
                     continue;
                 };
@@ -107,26 +112,27 @@ impl PrefixCache {
                 }
             }
         }
-        if let Some(point) = found.and_then(|(id, _)| self.points.get_mut(&id)) {
-            point.priority = self.gone + point.worth;
+        if let Some(entry) = found.and_then(|(id, _)| self.entries.get_mut(&id)) {
+            entry.priority = self.last_evicted + entry.value;
         }
         found
     }
 
-    /// Moves a point out that [`PrefixCache::find`] found; [`PrefixCache::put_back`] puts it back.
+    /// Takes out the timeline of an entry that [`PrefixCache::find`] returned.
+    /// [`PrefixCache::give_back`] returns it.
     pub(crate) fn take(&mut self, id: u64) -> Option<Timeline> {
-        self.points.get_mut(&id).map(|point| std::mem::take(&mut point.timeline))
+        self.entries.get_mut(&id).map(|entry| std::mem::take(&mut entry.timeline))
     }
 
-    pub(crate) fn put_back(&mut self, id: u64, timeline: Timeline) {
-        if let Some(point) = self.points.get_mut(&id) {
-            point.timeline = timeline;
+    pub(crate) fn give_back(&mut self, id: u64, timeline: Timeline) {
+        if let Some(entry) = self.entries.get_mut(&id) {
+            entry.timeline = timeline;
         }
     }
 
-    /// Tokens that the longest point has of those that a prompt begins with, itself left out.
-    pub(crate) fn nearest(&self, tokens: &[u32]) -> usize {
-        let shorter = self.points.values().map(|p| &p.timeline.tokens);
+    /// Length of the longest cached proper prefix of `tokens`.
+    pub(crate) fn longest_prefix_len(&self, tokens: &[u32]) -> usize {
+        let shorter = self.entries.values().map(|p| &p.timeline.tokens);
         shorter
             .filter(|t| t.len() < tokens.len() && tokens.starts_with(t))
             .map(Vec::len)
@@ -134,41 +140,41 @@ impl PrefixCache {
             .unwrap_or(0)
     }
 
-    /// Gives up the point that is worth least.
+    /// Evicts the entry of the lowest priority.
     pub(crate) fn evict(&mut self) -> Option<Timeline> {
-        // Of equal ones the oldest goes.
+        // Ties: the oldest entry.
         let least = self
-            .points
+            .entries
             .iter()
             .min_by(|(a, x), (b, y)| x.priority.total_cmp(&y.priority).then(a.cmp(b)));
-        let (id, priority) = least.map(|(id, point)| (*id, point.priority))?;
-        self.gone = priority;
+        let (id, priority) = least.map(|(id, entry)| (*id, entry.priority))?;
+        self.last_evicted = priority;
         self.remove(id)
     }
 
     fn remove(&mut self, id: u64) -> Option<Timeline> {
-        let point = self.points.remove(&id)?;
-        for (_, digest) in digests(&point.timeline.tokens) {
-            if let Some(ids) = self.prefixes.get_mut(&digest) {
+        let entry = self.entries.remove(&id)?;
+        for (_, hash) in prefix_hashes(&entry.timeline.tokens) {
+            if let Some(ids) = self.prefixes.get_mut(&hash) {
                 ids.retain(|other| *other != id);
                 if ids.is_empty() {
-                    self.prefixes.remove(&digest);
+                    self.prefixes.remove(&hash);
                 }
             }
         }
-        Some(point.timeline)
+        Some(entry.timeline)
     }
 
-    /// Bytes of their tokens and logits.
+    /// Host memory of tokens and logits, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
-        let numbers =
-            self.points.values().map(|p| p.timeline.tokens.len() + p.timeline.logits.len());
-        numbers.sum::<usize>() as u64 * 4
+        let values =
+            self.entries.values().map(|p| p.timeline.tokens.len() + p.timeline.logits.len());
+        values.sum::<usize>() as u64 * 4
     }
 
     #[cfg(test)]
     fn len(&self) -> usize {
-        self.points.len()
+        self.entries.len()
     }
 }
 
@@ -181,68 +187,80 @@ mod tests {
         Timeline { tokens: tokens.into_iter().collect(), logits, ..Timeline::default() }
     }
 
-    const WORTH: EvictionCost = EvictionCost { tokens: 1, bytes: 1 };
+    const COST: EvictionCost = EvictionCost { recompute_tokens: 1, bytes: 1 };
 
     #[test]
-    fn the_longest_usable_point_is_found() {
-        let mut kept = PrefixCache::default();
+    fn the_longest_usable_prefix_is_found() {
+        let mut cache = PrefixCache::default();
         let all: Vec<u32> = (0..500).collect();
         for len in [100, 300, 400] {
-            kept.keep(timeline(all[..len].to_vec(), false), false, WORTH);
+            cache.insert(timeline(all[..len].to_vec(), false), false, COST);
         }
-        kept.keep(timeline((0..450).map(|t| t ^ (t / 449)), true), false, WORTH);
+        cache.insert(timeline((0..450).map(|t| t ^ (t / 449)), true), false, COST);
         let found =
-            |kept: &mut PrefixCache, len: usize| kept.find(&all[..len], false).map(|(_, n)| n);
-        assert_eq!(found(&mut kept, 500), Some(400));
-        assert_eq!(found(&mut kept, 400), Some(300), "its logits are not there");
-        assert_eq!(found(&mut kept, 399), Some(300));
-        assert_eq!(found(&mut kept, 99), None);
-        kept.keep(timeline(all[..300].to_vec(), true), false, WORTH);
+            |cache: &mut PrefixCache, len: usize| cache.find(&all[..len], false).map(|(_, n)| n);
+        assert_eq!(found(&mut cache, 500), Some(400));
+        assert_eq!(found(&mut cache, 400), Some(300), "no logits for the whole prompt");
+        assert_eq!(found(&mut cache, 399), Some(300));
+        assert_eq!(found(&mut cache, 99), None);
+        cache.insert(timeline(all[..300].to_vec(), true), false, COST);
         assert_eq!(
-            (found(&mut kept, 300), kept.len()),
+            (found(&mut cache, 300), cache.len()),
             (Some(300), 4),
-            "it took the other one's place"
+            "replaces the equal entry"
         );
     }
 
     #[test]
-    fn what_can_be_cut_is_found_by_any_prefix() {
-        let mut kept = PrefixCache::default();
+    fn truncatable_states_are_found_by_any_prefix() {
+        let mut cache = PrefixCache::default();
         let all: Vec<u32> = (7..700).collect();
-        assert!(kept.keep(timeline(all[..200].to_vec(), true), true, WORTH).is_empty());
-        let gone = kept.keep(timeline(all[..600].to_vec(), true), true, WORTH);
-        assert_eq!((gone.len(), kept.len()), (1, 1), "the longer one serves for both");
+        assert!(cache.insert(timeline(all[..200].to_vec(), true), true, COST).is_empty());
+        let replaced = cache.insert(timeline(all[..600].to_vec(), true), true, COST);
+        assert_eq!((replaced.len(), cache.len()), (1, 1), "the longer one covers both");
         let mut other = all.clone();
         other[333] = 1;
-        assert_eq!(kept.find(&other, true).map(|(_, n)| n), Some(333));
+        assert_eq!(cache.find(&other, true).map(|(_, n)| n), Some(333));
         assert_eq!(
-            kept.find(&all[..300], true).map(|(_, n)| n),
+            cache.find(&all[..300], true).map(|(_, n)| n),
             Some(299),
             "a token is left to compute"
         );
-        assert_eq!(kept.find(&all[..600], true).map(|(_, n)| n), Some(600));
-        assert_eq!(kept.find(&all[..STRIDE - 1], true), None);
+        assert_eq!(cache.find(&all[..600], true).map(|(_, n)| n), Some(600));
+        assert_eq!(cache.find(&all[..INDEX_STRIDE - 1], true), None);
     }
 
     #[test]
-    fn what_is_cheap_to_compute_again_goes_first_and_uses_count() {
-        let mut kept = PrefixCache::default();
+    fn cheap_entries_are_evicted_first_and_uses_count() {
+        let mut cache = PrefixCache::default();
         for (i, tokens) in [300, 20, 100].into_iter().enumerate() {
-            kept.keep(timeline([i as u32; 5], true), false, EvictionCost { tokens, bytes: 10 });
+            cache.insert(
+                timeline([i as u32; 5], true),
+                false,
+                EvictionCost { recompute_tokens: tokens, bytes: 10 },
+            );
         }
-        assert_eq!(kept.evict().map(|t| t.tokens), Some(vec![1; 5]));
-        assert!(kept.find(&[2; 6], false).is_some());
+        assert_eq!(cache.evict().map(|t| t.tokens), Some(vec![1; 5]));
+        assert!(cache.find(&[2; 6], false).is_some());
         for i in 10..15 {
-            kept.keep(timeline([i; 5], true), false, EvictionCost { tokens: 50, bytes: 10 });
-            kept.evict();
+            cache.insert(
+                timeline([i; 5], true),
+                false,
+                EvictionCost { recompute_tokens: 50, bytes: 10 },
+            );
+            cache.evict();
         }
-        assert!(kept.find(&[0; 6], false).is_some(), "it was dear");
+        assert!(cache.find(&[0; 6], false).is_some(), "expensive to recompute");
         for i in 40..400 {
-            kept.keep(timeline([i; 5], true), false, EvictionCost { tokens: 50, bytes: 10 });
-            kept.evict();
+            cache.insert(
+                timeline([i; 5], true),
+                false,
+                EvictionCost { recompute_tokens: 50, bytes: 10 },
+            );
+            cache.evict();
         }
-        assert!(kept.find(&[2; 6], false).is_none(), "what nobody uses goes in the end");
-        while kept.evict().is_some() {}
-        assert!(kept.prefixes.is_empty());
+        assert!(cache.find(&[2; 6], false).is_none(), "unused entries are evicted in the end");
+        while cache.evict().is_some() {}
+        assert!(cache.prefixes.is_empty());
     }
 }

@@ -1,4 +1,6 @@
-//! One timeline of tokens.
+//! Session: one token sequence with its KV cache and recurrent state.
+
+use std::ops::Range;
 
 use crate::{
     base::{error::Error, stats::Stats},
@@ -10,33 +12,35 @@ use crate::{
         engine::{Engine, Runtime},
         mark::Mark,
         prefix_cache::EvictionCost,
-        timeline::{Timeline, advise, common},
+        timeline::{Timeline, common_prefix_len, explain_states_full},
     },
     text::sampling::Sampler,
 };
 
-/// Tokens between the points that are kept of a prompt where a session's state cannot be cut.
-const KEEP_EVERY: usize = 1024;
+/// Tokens between cached prefixes during prefill, for models whose state cannot be truncated.
+const CACHE_INTERVAL: usize = 1024;
 
-/// Tokens below which a prompt is computed again sooner than it is found.
-pub(crate) const MIN_KEPT: usize = 16;
+/// Minimum tokens of a cached prefix. Shorter ones are faster to compute again.
+pub(crate) const MIN_CACHED_PREFIX: usize = 16;
 
-/// What [`Session::sync`] and its like did: `reused + computed` is the length of what was asked for.
+/// Result of [`Session::sync`] and related calls. `reused + computed` is the length of the
+/// requested sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Synced {
-    /// Tokens that were there already.
+    /// Tokens that did not have to be computed.
     pub reused: usize,
-    /// Of these, the ones that came from a kept point: of this session's past, or of another session.
+    /// Of these, tokens from the prefix cache: an earlier state of this session, or another
+    /// session's.
     pub restored: usize,
-    /// Tokens of the session that were taken back.
+    /// Tokens of the session that were dropped.
     pub rewound: usize,
-    /// Tokens that were computed.
+    /// Tokens that were computed, or are left to compute in a [`Scheduler`](crate::Scheduler).
     pub computed: usize,
 }
 
-/// One timeline: the tokens so far and the state that they left.
+/// One token sequence and its state (KV cache and recurrent state).
 ///
-/// A step that fails or is cancelled leaves the session at its last good token.
+/// A step that fails or is cancelled leaves the session at its last complete chunk.
 ///
 /// ```
 /// # fn main() -> Result<(), moeflux::Error> {
@@ -48,12 +52,12 @@ pub struct Synced {
 /// session.sync(&prompt, &mut StepControl::default())?;
 /// let logits = session.logits().to_vec();
 ///
-/// // On from there: what the session has is not computed again.
+/// // The common prefix is reused.
 /// let longer = [&prompt[..], &[7, 8]].concat();
 /// let synced = session.sync(&longer, &mut StepControl::default())?;
 /// assert_eq!((synced.reused, synced.computed), (40, 2));
 ///
-/// // And back: a point was kept at the prompt's end.
+/// // Back to a cached prefix, which ends where the first prompt ended.
 /// let synced = session.sync(&prompt, &mut StepControl::default())?;
 /// assert_eq!((synced.restored, synced.rewound, synced.computed), (40, 2, 0));
 /// assert_eq!(session.logits(), logits);
@@ -69,63 +73,68 @@ pub struct Session {
 impl Session {
     pub(crate) fn new(engine: Engine) -> Result<Self, Error> {
         let mut timeline = engine.lock().new_timeline(engine.blueprint(), engine.plan())?;
-        // Tokens that come one by one allocate nothing.
+        // Reserved once: decode steps do not allocate.
         timeline.tokens.reserve_exact(engine.plan().context);
         timeline.logits.reserve_exact(engine.blueprint().vocab);
         Ok(Self { engine, timeline, stats: Stats::default() })
     }
 
-    /// The engine that it runs on.
+    /// The engine that the session belongs to.
     pub fn engine(&self) -> &Engine {
         &self.engine
     }
 
-    /// The tokens so far.
+    /// Tokens so far.
     pub fn tokens(&self) -> &[u32] {
         &self.timeline.tokens
     }
 
-    /// Logits after the last token, one per entry of the vocabulary; empty before the first token, where [`Session::next`] left
-    /// them on the device, after a [`Session::truncate`] that had nothing to compute, and after a step that failed at its very end.
+    /// Logits after the last token, one per vocabulary entry. Empty before the first token, after
+    /// [`Session::next`] that left them on the device, after [`Session::truncate`] that computed
+    /// nothing, and after a step that failed at its very end.
     pub fn logits(&self) -> &[f32] {
         &self.timeline.logits
     }
 
-    /// Whether some of its keys and values come from a snapshot that had fewer bits for them ([`SnapshotOptions::kv_format`](crate::SnapshotOptions::kv_format)): what follows
-    /// is close to what it would have been, and not the same. Forks and marks of the session are so, too, and so are its
-    /// snapshots, until it has been reset; no other session goes on from its tokens.
+    /// Whether part of the KV cache comes from a snapshot with a smaller format
+    /// ([`SnapshotOptions::kv_format`](crate::SnapshotOptions::kv_format)). Later results are then
+    /// close to the original ones, but not equal. Forks, marks and snapshots of the session inherit
+    /// this until it is reset. Its states never enter the prefix cache.
     pub fn is_lossy(&self) -> bool {
         self.timeline.is_lossy
     }
 
-    /// What this session has cost so far. Of steps that it shared with other sessions ([`Engine::step`]) its tokens count.
+    /// Cost of this session so far. Steps shared with other sessions ([`Engine::step`]) add to its
+    /// token count only.
     pub fn stats(&self) -> Stats {
         self.stats
     }
 
-    /// Forgets all tokens.
+    /// Drops all tokens.
     ///
     /// # Errors
-    /// The device failed, or has no room beside marks and forks that share the session's recurrent states. The tokens are gone all
-    /// the same, and the next step finishes the reset first.
+    /// The device failed, or has no room beside marks and forks that share the session's recurrent
+    /// states. The tokens are dropped anyway, and the next step completes the reset first.
     pub fn reset(&mut self) -> Result<(), Error> {
         self.engine.lock().reset(&mut self.timeline)
     }
 
-    /// Brings the session to exactly `tokens`, with the logits that follow, and says what it did for that. What it has of
-    /// them stays. Where it has gone another way it goes back: keys and values are cut; a recurrent state, or a window that
-    /// has moved on, begins at the nearest point that was kept. Prompts of other sessions that began alike count, too.
-    /// The rest is computed.
+    /// Brings the session to exactly `tokens` and computes the logits after them. The common prefix
+    /// is reused. If the session has diverged, the KV cache is truncated. A recurrent state, or a
+    /// sliding window that has moved on, is taken from the longest matching entry of the prefix
+    /// cache, which other sessions fill too. The rest is computed.
     ///
     /// # Errors
-    /// As [`Session::feed`]; also when `tokens` is empty. After one of a step the session holds a beginning of `tokens`, and the
-    /// same call goes on from there; the timeline that it has left is gone, unless there is a [`Mark`] of it.
-    pub fn sync(&mut self, tokens: &[u32], watch: &mut StepControl<'_>) -> Result<Synced, Error> {
-        self.sync_with(tokens, &[], watch)
+    /// As [`Session::feed`]; also if `tokens` is empty. After a failed step the session holds a
+    /// prefix of `tokens`, and the same call continues from there. The previous sequence is lost
+    /// unless a [`Mark`] holds it.
+    pub fn sync(&mut self, tokens: &[u32], control: &mut StepControl<'_>) -> Result<Synced, Error> {
+        self.sync_with(tokens, &[], control)
     }
 
-    /// As [`Session::sync`]; `ends` are lengths of prefixes that other prompts are likely to share, in ascending order: the ends
-    /// of a conversation's messages. Points are kept there, if the memory plan has room.
+    /// Like [`Session::sync`], with hints: `ends` are lengths of prefixes that other prompts are
+    /// likely to share, ascending: for example, the ends of a conversation's messages. The states
+    /// there enter the prefix cache, if the memory plan has room.
     ///
     /// # Errors
     /// As [`Session::sync`].
@@ -133,77 +142,84 @@ impl Session {
         &mut self,
         tokens: &[u32],
         ends: &[usize],
-        watch: &mut StepControl<'_>,
+        control: &mut StepControl<'_>,
     ) -> Result<Synced, Error> {
         let synced = self.reuse(tokens)?;
         if synced.computed == 0 {
             return Ok(synced);
         }
         let mut done = synced.reused;
-        let all = synced.computed as f64;
-        for end in self.stops(done, tokens.len(), ends) {
-            let (before, share) = ((done - synced.reused) as f64 / all, (end - done) as f64 / all);
+        let total = synced.computed as f64;
+        for end in self.cache_positions(done..tokens.len(), ends) {
+            let (before, share) =
+                ((done - synced.reused) as f64 / total, (end - done) as f64 / total);
             let wanted = if end == tokens.len() {
                 LogitsRequest::Logits(Logits::Last)
             } else {
                 LogitsRequest::None
             };
-            watch.part(before, share, |watch| {
-                self.steps(&tokens[done..end], wanted, watch, &mut |_, _| true)
+            control.part(before, share, |control| {
+                self.steps(&tokens[done..end], wanted, control, &mut |_, _| true)
             })?;
-            self.keep()?;
+            self.cache_prefix()?;
             done = end;
         }
         Ok(synced)
     }
 
-    /// Brings the session to as many of `tokens` as can be had without computing.
+    /// Brings the session to the longest prefix of `tokens` that is available without computing.
     pub(crate) fn reuse(&mut self, tokens: &[u32]) -> Result<Synced, Error> {
-        self.check(0, tokens)?;
-        let same = common(&self.timeline.tokens, tokens);
-        let reused = match self.is_at(tokens) {
+        self.check_tokens(0, tokens)?;
+        let same = common_prefix_len(&self.timeline.tokens, tokens);
+        let reused = match self.holds_exactly(tokens) {
             true => Synced { reused: same, ..Synced::default() },
-            false => self.go_back(same, tokens)?,
+            false => self.restore_prefix(same, tokens)?,
         };
         Ok(Synced { computed: tokens.len() - reused.reused, ..reused })
     }
 
-    /// Whether the session holds just these tokens, and the logits after them.
-    fn is_at(&self, tokens: &[u32]) -> bool {
+    /// Whether the session holds exactly these tokens and their logits.
+    fn holds_exactly(&self, tokens: &[u32]) -> bool {
         self.timeline.tokens == tokens && !self.timeline.logits.is_empty()
     }
 
-    /// Where computing a prompt from `from` on stops to keep a point; the last one is the prompt's end.
-    fn stops(&self, from: usize, to: usize, ends: &[usize]) -> Vec<usize> {
-        let cuttable = self.engine.lock().rewind.anywhere();
-        let regular = if cuttable { 0..0 } else { from / KEEP_EVERY + 1..to.div_ceil(KEEP_EVERY) };
-        let mut stops: Vec<usize> = regular.map(|i| i * KEEP_EVERY).collect();
-        // What can be cut is kept once, at its end.
-        stops.extend(ends.iter().copied().filter(|end| {
-            // Where nothing would be kept nobody stops.
-            !cuttable && from < *end && *end < to && *end >= MIN_KEPT
+    /// Positions in `range` at which prefill pauses to fill the prefix cache. The last one is
+    /// its end.
+    fn cache_positions(&self, range: Range<usize>, ends: &[usize]) -> Vec<usize> {
+        let truncatable = self.engine.lock().rewind.any_length();
+        let regular = if truncatable {
+            0..0
+        } else {
+            range.start / CACHE_INTERVAL + 1..range.end.div_ceil(CACHE_INTERVAL)
+        };
+        let mut positions: Vec<usize> = regular.map(|i| i * CACHE_INTERVAL).collect();
+        // A truncatable state is cached once, at its end.
+        positions.extend(ends.iter().copied().filter(|end| {
+            // No pause where nothing would be cached.
+            !truncatable && range.start < *end && *end < range.end && *end >= MIN_CACHED_PREFIX
         }));
-        stops.push(to);
-        stops.sort_unstable();
-        stops.dedup();
-        stops
+        positions.push(range.end);
+        positions.sort_unstable();
+        positions.dedup();
+        positions
     }
 
-    /// Goes back to where `tokens` and the session part, or to as near before it as can be; `same` tokens are common.
-    fn go_back(&mut self, same: usize, tokens: &[u32]) -> Result<Synced, Error> {
+    /// Returns to the longest available common prefix with `tokens`, of which `same` tokens match
+    /// the session.
+    fn restore_prefix(&mut self, same: usize, tokens: &[u32]) -> Result<Synced, Error> {
         let had = self.timeline.tokens.len();
         let mut runtime = self.engine.lock();
-        // The logits after the last token must come from somewhere.
-        let kept = same.min(tokens.len() - 1);
-        let least = runtime.rewind.least(&self.timeline);
-        let own = if kept >= least { kept } else { 0 };
-        let cuttable = runtime.rewind.anywhere();
-        let found = runtime.kept.find(tokens, cuttable).filter(|(_, len)| *len > own);
-        if let Some((id, len)) = found
-            && let Some(point) = runtime.kept.take(id)
+        // At least one token must be computed to have logits.
+        let usable = same.min(tokens.len() - 1);
+        let min_len = runtime.rewind.min_len(&self.timeline);
+        let own = if usable >= min_len { usable } else { 0 };
+        let truncatable = runtime.rewind.any_length();
+        let output = runtime.prefix_cache.find(tokens, truncatable).filter(|(_, len)| *len > own);
+        if let Some((id, len)) = output
+            && let Some(cached) = runtime.prefix_cache.take(id)
         {
-            let forked = runtime.fork(&point, len);
-            runtime.kept.put_back(id, point);
+            let forked = runtime.fork(&cached, len);
+            runtime.prefix_cache.give_back(id, cached);
             runtime.replace(&mut self.timeline, forked?);
             return Ok(Synced {
                 reused: len,
@@ -212,22 +228,23 @@ impl Session {
                 computed: 0,
             });
         }
-        if own < least {
+        if own < min_len {
             runtime.reset(&mut self.timeline)?;
         } else {
-            runtime.cut(&mut self.timeline, own)?;
+            runtime.truncate(&mut self.timeline, own)?;
         }
         Ok(Synced { reused: own, restored: 0, rewound: had - own, computed: 0 })
     }
 
-    /// Goes back to the first `len` tokens. Keys and values are cut; a recurrent state, or a window that has moved on, begins at
-    /// the nearest point at or before that was kept, and the rest is computed: nothing is ever lost silently.
-    /// Afterwards [`Session::logits`] are empty, unless a point was kept just there or tokens were computed.
+    /// Truncates the session to its first `len` tokens. The KV cache is truncated in place. A
+    /// recurrent state, or a sliding window that has moved on, is taken from the longest matching
+    /// entry of the prefix cache, and the rest is computed. Afterwards [`Session::logits`] are
+    /// empty, unless a cached prefix ended there or tokens were computed.
     ///
     /// # Errors
-    /// There are fewer tokens, and the session is as it was; else as [`Session::feed`], and it holds a beginning of the tokens
-    /// that it was to have.
-    pub fn truncate(&mut self, len: usize, watch: &mut StepControl<'_>) -> Result<Synced, Error> {
+    /// The session has fewer tokens (it stays unchanged); else as [`Session::feed`], and the
+    /// session holds a prefix of the requested tokens.
+    pub fn truncate(&mut self, len: usize, control: &mut StepControl<'_>) -> Result<Synced, Error> {
         let had = self.timeline.tokens.len();
         if len > had {
             return Err(Error::Input(format!(
@@ -243,43 +260,44 @@ impl Session {
         }
         {
             let mut runtime = self.engine.lock();
-            if len >= runtime.rewind.least(&self.timeline) {
-                runtime.cut(&mut self.timeline, len)?;
+            if len >= runtime.rewind.min_len(&self.timeline) {
+                runtime.truncate(&mut self.timeline, len)?;
                 return Ok(Synced { reused: len, rewound: had - len, ..Synced::default() });
             }
         }
         let tokens = self.timeline.tokens[..len].to_vec();
-        self.sync(&tokens, watch)
+        self.sync(&tokens, control)
     }
 
-    /// A point to go back to with [`Session::rewind`], in this session or another one of the engine. It takes memory only as
-    /// the session goes on: see [`Mark`].
+    /// Makes a checkpoint for [`Session::rewind`] of this or another session of the engine. It
+    /// takes memory only as the session advances: see [`Mark`].
     ///
     /// # Errors
-    /// The device failed; a [`Session::reset`] has failed and no step has followed.
+    /// The device failed, or a [`Session::reset`] failed and no step has completed since.
     pub fn mark(&self) -> Result<Mark, Error> {
         let timeline = self.engine.lock().fork(&self.timeline, self.timeline.tokens.len())?;
         Ok(Mark::new(self.engine.clone(), timeline))
     }
 
-    /// Takes the session to a mark, whatever it holds now. Nothing is computed.
+    /// Returns the session to a mark, whatever it holds now. Computes nothing.
     ///
     /// # Errors
-    /// The mark is another engine's; the device failed.
+    /// The mark belongs to another engine, or the device failed.
     pub fn rewind(&mut self, mark: &Mark) -> Result<(), Error> {
-        if !self.engine.is(&mark.held.engine) {
+        if !self.engine.same_engine(&mark.state.engine) {
             return Err(Error::Input(
                 "the mark belongs to another engine: use one of this session's engine".into(),
             ));
         }
-        let timeline = &mark.held.timeline;
+        let timeline = &mark.state.timeline;
         let mut runtime = self.engine.lock();
         let forked = runtime.fork(timeline, timeline.tokens.len())?;
         runtime.replace(&mut self.timeline, forked);
         Ok(())
     }
 
-    /// Another session that stands where this one stands. Both share memory until one of them goes on.
+    /// Makes a second session with the same tokens and state. Both share memory until one of them
+    /// advances.
     ///
     /// # Errors
     /// As [`Engine::session`] and [`Session::mark`].
@@ -292,28 +310,29 @@ impl Session {
         Ok(fork)
     }
 
-    /// Keeps the point where the session stands for prompts to come, if the memory plan has room for it.
-    pub(crate) fn keep(&mut self) -> Result<(), Error> {
+    /// Inserts the session's current state into the prefix cache, if the memory plan has room.
+    pub(crate) fn cache_prefix(&mut self) -> Result<(), Error> {
         let len = self.timeline.tokens.len();
-        if self.engine.plan().marks == 0 || len < MIN_KEPT || self.timeline.is_lossy {
+        if self.engine.plan().marks == 0 || len < MIN_CACHED_PREFIX || self.timeline.is_lossy {
             return Ok(());
         }
         let mut runtime = self.engine.lock();
-        let cuttable = runtime.rewind.anywhere();
-        let mut point = runtime.fork(&self.timeline, len)?;
+        let truncatable = runtime.rewind.any_length();
+        let mut prefix = runtime.fork(&self.timeline, len)?;
         if self.engine.plan().device_budget.is_some() {
-            // Marks are planned for where states lie, and the host is not there.
-            point.logits = Vec::new();
+            // The plan reserves device memory for cached prefixes, but no host memory.
+            prefix.logits = Vec::new();
         }
-        let tokens = len - runtime.kept.nearest(&point.tokens);
-        let bytes = runtime.point_bytes(tokens);
-        for gone in runtime.kept.keep(point, cuttable, EvictionCost { tokens, bytes }) {
-            runtime.drop_timeline(gone);
+        let recompute_tokens = len - runtime.prefix_cache.longest_prefix_len(&prefix.tokens);
+        let bytes = runtime.prefix_bytes(recompute_tokens);
+        let cost = EvictionCost { recompute_tokens, bytes };
+        for replaced in runtime.prefix_cache.insert(prefix, truncatable, cost) {
+            runtime.drop_timeline(replaced);
         }
         Ok(())
     }
 
-    /// Appends one token; the logits that follow it.
+    /// Appends one token and returns the logits after it.
     ///
     /// # Errors
     /// As [`Session::feed`].
@@ -322,17 +341,18 @@ impl Session {
         Ok(&self.timeline.logits)
     }
 
-    /// Appends tokens and chooses the one that comes next: the same as [`Sampler::sample`] does of all logits. Where the
-    /// sampler looks at few candidates only, the device names them and all else stays there.
+    /// Appends tokens and samples the next one, with the same result as [`Sampler::sample`] on all
+    /// logits. If the sampler needs only the top candidates, the device selects them and the full
+    /// logits stay there.
     ///
     /// # Errors
-    /// As [`Session::feed`] and [`Sampler::sample`]; a NaN among the logits, which may mean that the model's weights are
-    /// damaged.
+    /// As [`Session::feed`] and [`Sampler::sample`]. Also if a logit is NaN, which may mean that
+    /// the model's weights are damaged.
     pub fn next(
         &mut self,
         tokens: &[u32],
         sampler: &mut Sampler,
-        watch: &mut StepControl<'_>,
+        control: &mut StepControl<'_>,
     ) -> Result<u32, Error> {
         let vocab = self.engine.blueprint().vocab;
         let wanted = match sampler.candidates(vocab) {
@@ -340,8 +360,8 @@ impl Session {
             None => LogitsRequest::Logits(Logits::Last),
         };
         let mut chosen = Ok(None);
-        self.steps(tokens, wanted, watch, &mut |_, found| {
-            if let LogitsOutput::TopK { ids, logits } = found {
+        self.steps(tokens, wanted, control, &mut |_, output| {
+            if let LogitsOutput::TopK { ids, logits } = output {
                 chosen = sampler.sample_candidates(ids, logits);
             }
             !matches!(chosen, Ok(None))
@@ -352,79 +372,80 @@ impl Session {
         }
     }
 
-    /// Appends tokens, in chunks. `sink` gets the wanted logits: index into `tokens`, and one number per entry of
-    /// the vocabulary. The last token's logits are kept for [`Session::logits`].
+    /// Appends tokens, in chunks. `sink` receives the requested logits: index into `tokens`, and
+    /// one f32 per vocabulary entry. [`Session::logits`] holds those of the last token.
     ///
     /// # Errors
-    /// No tokens, ids outside the vocabulary, more tokens than the context holds, no room for their state in the memory plan,
-    /// an expert that cannot be read, or cancelled. The chunks before the one that failed stay: [`Session::tokens`] has them.
+    /// No tokens, ids outside the vocabulary, more tokens than the context, no room for their state
+    /// in the memory plan, an expert that cannot be read, or cancellation. Chunks before the failed
+    /// one stay: see [`Session::tokens`].
     pub fn feed(
         &mut self,
         tokens: &[u32],
         logits: Logits,
-        watch: &mut StepControl<'_>,
+        control: &mut StepControl<'_>,
         sink: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), Error> {
-        self.steps(tokens, LogitsRequest::Logits(logits), watch, &mut |row, found| {
-            if let LogitsOutput::Logits(logits) = found {
+        self.steps(tokens, LogitsRequest::Logits(logits), control, &mut |row, output| {
+            if let LogitsOutput::Logits(logits) = output {
                 sink(row, logits);
             }
             true
         })
     }
 
-    /// Appends tokens, in chunks. `sink` gets what is wanted: index into `tokens`, and what was found there. The last token's
-    /// logits are kept if they are read.
+    /// Appends tokens, in chunks. `sink` receives the requested output: index into `tokens`, and
+    /// the output of that row. The last token's logits are stored if they were read.
     fn steps(
         &mut self,
         tokens: &[u32],
         wanted: LogitsRequest,
-        watch: &mut StepControl<'_>,
+        control: &mut StepControl<'_>,
         sink: &mut LogitsSink<'_>,
     ) -> Result<(), Error> {
-        self.check(self.timeline.tokens.len(), tokens)?;
-        let chunk = self.engine.plan().chunk;
+        self.check_tokens(self.timeline.tokens.len(), tokens)?;
+        let chunk_len = self.engine.plan().chunk;
         let (total, mut done) = (tokens.len(), 0);
-        for part in tokens.chunks(chunk) {
-            let last = done + part.len() == total;
-            let share = part.len() as f64 / total as f64;
+        for chunk in tokens.chunks(chunk_len) {
+            let last = done + chunk.len() == total;
+            let share = chunk.len() as f64 / total as f64;
             let before = done as f64 / total as f64;
-            // Of a chunk that is not the last one, nobody reads the last row's logits.
+            // Only the last chunk needs the logits of its last row.
             let wanted = if last || wanted == LogitsRequest::Logits(Logits::All) {
                 wanted
             } else {
                 LogitsRequest::None
             };
             let Self { engine, timeline, stats } = &mut *self;
-            let (mut kept, mut keeps) = (std::mem::take(&mut timeline.logits), false);
-            let turn = BatchResult { timeline: &mut *timeline, tokens: part, wanted };
-            let mut sink = |row, found: LogitsOutput<'_>| {
-                if let LogitsOutput::Logits(logits) = found
+            let (mut last_logits, mut was_read) = (std::mem::take(&mut timeline.logits), false);
+            let entry = BatchResult { timeline: &mut *timeline, tokens: chunk, wanted };
+            let mut sink = |row, output: LogitsOutput<'_>| {
+                if let LogitsOutput::Logits(logits) = output
                     && last
-                    && row + 1 == part.len()
+                    && row + 1 == chunk.len()
                 {
-                    kept.clear();
-                    kept.extend_from_slice(logits);
-                    keeps = true;
+                    last_logits.clear();
+                    last_logits.extend_from_slice(logits);
+                    was_read = true;
                 }
-                sink(done + row, found)
+                sink(done + row, output)
             };
-            let stepped = watch.part(before, share, |watch| {
-                engine.lock().step(&mut [turn], stats, watch, &mut sink)
+            let stepped = control.part(before, share, |control| {
+                engine.lock().step(&mut [entry], stats, control, &mut sink)
             });
-            // Those that a step has read before it failed are of tokens that do not stay.
-            if keeps != stepped.is_ok() {
-                kept.clear();
+            // Logits read by a step that failed belong to tokens that were dropped.
+            if was_read != stepped.is_ok() {
+                last_logits.clear();
             }
-            self.timeline.logits = kept;
+            self.timeline.logits = last_logits;
             stepped?;
-            done += part.len();
+            done += chunk.len();
         }
         Ok(())
     }
 
-    /// Whether some tokens can come behind `before` others.
-    pub(crate) fn check(&self, before: usize, tokens: &[u32]) -> Result<(), Error> {
+    /// Checks that `tokens` are valid and fit the context at `position`.
+    pub(crate) fn check_tokens(&self, position: usize, tokens: &[u32]) -> Result<(), Error> {
         if tokens.is_empty() {
             return Err(Error::Input("there are no tokens: the prompt is empty".into()));
         }
@@ -434,7 +455,7 @@ impl Session {
                 "token id {id} is outside the vocabulary of {vocab}"
             )));
         }
-        let end = before + tokens.len();
+        let end = position + tokens.len();
         if end > context {
             let positions = self.engine.blueprint().max_positions;
             let advice = match end > positions {
@@ -452,35 +473,53 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         self.engine.lock().drop_timeline(std::mem::take(&mut self.timeline));
-        self.engine.session_ended();
+        self.engine.release_session();
     }
 }
 
-/// A session's share of [`Engine::step`].
+/// One session's share of [`Engine::step`].
 pub struct BatchEntry<'a> {
-    /// Whose turn it is.
+    /// The session to advance.
     pub session: &'a mut Session,
-    /// What is appended to it: one token or several.
+    /// Tokens to append: one or more.
     pub tokens: &'a [u32],
-    /// Whether [`Session::logits`] are wanted afterwards; without them the head does not run.
+    /// Whether to compute [`Session::logits`] after the last token. Otherwise the output head does
+    /// not run.
     pub logits: bool,
 }
 
 impl Engine {
-    /// Appends tokens to several sessions in one step: each expert is read once for all of them. On the exact path the logits are
-    /// those of steps of their own, bit for bit; on the fast path they differ by rounding.
-    ///
-    /// Either all sessions go on or, if the step fails or is cancelled, none.
+    /// Opens an empty session.
     ///
     /// # Errors
-    /// As [`Session::feed`]; a session of another engine; more tokens together than the plan's chunk.
+    /// All sessions that the memory plan has room for are alive, or there is no memory for the
+    /// state.
+    pub fn session(&self) -> Result<Session, Error> {
+        if !self.acquire_session() {
+            return Err(Error::Budget(format!(
+                "the memory plan has room for {} session(s) at a time: drop one, or plan for more",
+                self.plan().sessions
+            )));
+        }
+        Session::new(self.clone()).inspect_err(|_| self.release_session())
+    }
+
+    /// Appends tokens to several sessions in one step. Each expert is read once for all of them. On
+    /// the exact path the logits equal those of separate steps bit for bit; on the fast path they
+    /// differ by rounding.
+    ///
+    /// Atomic: if the step fails or is cancelled, no session advances.
+    ///
+    /// # Errors
+    /// As [`Session::feed`]; also for a session of another engine, or more tokens in total than the
+    /// plan's chunk.
     pub fn step(
         &self,
-        turns: &mut [BatchEntry<'_>],
-        watch: &mut StepControl<'_>,
+        entries: &mut [BatchEntry<'_>],
+        control: &mut StepControl<'_>,
     ) -> Result<Stats, Error> {
-        let rows = turns.iter().map(|turn| turn.tokens.len()).sum::<usize>();
-        if turns.is_empty() {
+        let rows = entries.iter().map(|entry| entry.tokens.len()).sum::<usize>();
+        if entries.is_empty() {
             return Ok(Stats::default());
         }
         if rows > self.plan().chunk {
@@ -489,39 +528,41 @@ impl Engine {
                 "a step of {rows} tokens, where the plan has room for {chunk}: give --chunk"
             )));
         }
-        for turn in &*turns {
-            if !self.is(turn.session.engine()) {
+        for entry in &*entries {
+            if !self.same_engine(entry.session.engine()) {
                 return Err(Error::Input(
                     "a session of another engine in a step: give each engine its own".into(),
                 ));
             }
-            turn.session.check(turn.session.tokens().len(), turn.tokens)?;
+            entry.session.check_tokens(entry.session.tokens().len(), entry.tokens)?;
         }
-        let ends: Vec<usize> = turns
+        let ends: Vec<usize> = entries
             .iter()
-            .scan(0, |end, turn| {
-                *end += turn.tokens.len();
+            .scan(0, |end, entry| {
+                *end += entry.tokens.len();
                 Some(*end)
             })
             .collect();
-        // With whether this step has read them.
-        let take =
-            |turn: &mut BatchEntry<'_>| (std::mem::take(&mut turn.session.timeline.logits), false);
-        let mut logits: Vec<(Vec<f32>, bool)> = turns.iter_mut().map(take).collect();
+        // Logits, and whether this step has read them.
+        let take = |entry: &mut BatchEntry<'_>| {
+            (std::mem::take(&mut entry.session.timeline.logits), false)
+        };
+        let mut logits: Vec<(Vec<f32>, bool)> = entries.iter_mut().map(take).collect();
         let wanted = |logits: bool| {
             if logits { LogitsRequest::Logits(Logits::Last) } else { LogitsRequest::None }
         };
-        let mut turned: Vec<BatchResult<'_>> = turns
+        let mut batch: Vec<BatchResult<'_>> = entries
             .iter_mut()
-            .map(|turn| BatchResult {
-                timeline: &mut turn.session.timeline,
-                tokens: turn.tokens,
-                wanted: wanted(turn.logits),
+            .map(|entry| BatchResult {
+                timeline: &mut entry.session.timeline,
+                tokens: entry.tokens,
+                wanted: wanted(entry.logits),
             })
             .collect();
         let mut stats = Stats::default();
-        let stepped = self.lock().step(&mut turned, &mut stats, watch, &mut |row, found| {
-            if let (LogitsOutput::Logits(row_of), Ok(i)) = (found, ends.binary_search(&(row + 1))) {
+        let stepped = self.lock().step(&mut batch, &mut stats, control, &mut |row, output| {
+            if let (LogitsOutput::Logits(row_of), Ok(i)) = (output, ends.binary_search(&(row + 1)))
+            {
                 let (logits, read) = &mut logits[i];
                 logits.clear();
                 logits.extend_from_slice(row_of);
@@ -529,20 +570,20 @@ impl Engine {
             }
             true
         });
-        for (turn, (mut logits, read)) in turns.iter_mut().zip(logits) {
+        for (entry, (mut logits, read)) in entries.iter_mut().zip(logits) {
             if read != stepped.is_ok() {
                 logits.clear();
             }
-            turn.session.timeline.logits = logits;
+            entry.session.timeline.logits = logits;
             if stepped.is_ok() {
-                turn.session.stats.tokens += turn.tokens.len() as u64;
+                entry.session.stats.tokens += entry.tokens.len() as u64;
             }
         }
         stepped.map(|()| stats)
     }
 }
 
-/// A timeline and what is appended to it.
+/// A timeline and the tokens that a step appends to it.
 pub(crate) struct BatchResult<'a> {
     pub(crate) timeline: &'a mut Timeline,
     pub(crate) tokens: &'a [u32],
@@ -557,57 +598,58 @@ impl BatchResult<'_> {
 }
 
 impl Runtime {
-    /// A step as a transaction: recurrent states are committed and tokens appended only when all of it is done.
+    /// Runs a step as a transaction: recurrent states are committed and tokens appended only when
+    /// all of it has succeeded.
     fn step(
         &mut self,
-        turns: &mut [BatchResult<'_>],
+        entries: &mut [BatchResult<'_>],
         stats: &mut Stats,
-        watch: &mut StepControl<'_>,
+        control: &mut StepControl<'_>,
         sink: &mut LogitsSink<'_>,
     ) -> Result<(), Error> {
-        self.find_files();
-        for turn in turns.iter_mut().filter(|turn| turn.timeline.is_stale) {
-            self.reset(turn.timeline)?;
+        self.reopen_lost_files();
+        for entry in entries.iter_mut().filter(|entry| entry.timeline.is_stale) {
+            self.reset(entry.timeline)?;
         }
-        self.make_room(turns.iter().map(|turn| (&*turn.timeline, turn.tokens.len())))?;
-        for turn in &mut *turns {
-            let end = turn.timeline.tokens.len() + turn.tokens.len();
-            turn.timeline.written = turn.timeline.written.max(end);
+        self.reserve_states(entries.iter().map(|entry| (&*entry.timeline, entry.tokens.len())))?;
+        for entry in &mut *entries {
+            let end = entry.timeline.tokens.len() + entry.tokens.len();
+            entry.timeline.written = entry.timeline.written.max(end);
         }
-        let (before, read) = (self.device.counters(), self.cache.read_counters());
+        let (before, reads) = (self.device.counters(), self.cache.read_counters());
         let on = StepContext { device: &mut *self.device, cache: &mut self.cache, stats };
-        let stepped = match &*turns {
-            // One session's steps allocate nothing.
-            [turn] => self.model.step(on, &[turn.span()], watch, sink),
-            turns => self.model.step(
+        let stepped = match &*entries {
+            // A step of one session does not allocate.
+            [entry] => self.model.step(on, &[entry.span()], control, sink),
+            entries => self.model.step(
                 on,
-                &turns.iter().map(BatchResult::span).collect::<Vec<_>>(),
-                watch,
+                &entries.iter().map(BatchResult::span).collect::<Vec<_>>(),
+                control,
                 sink,
             ),
         };
         stats.add_device(before, self.device.counters());
-        stats.add_reads(read, self.cache.read_counters());
-        stepped.map_err(advise)?;
-        self.stepped.clear();
-        self.stepped
-            .extend(turns.iter().flat_map(|turn| &turn.timeline.states).flatten().flatten());
-        self.device.commit(&self.stepped).map_err(Error::at(|| "committing a step"))?;
-        for turn in turns {
-            turn.timeline.tokens.extend_from_slice(turn.tokens);
+        stats.add_reads(reads, self.cache.read_counters());
+        stepped.map_err(explain_states_full)?;
+        self.step_states.clear();
+        self.step_states
+            .extend(entries.iter().flat_map(|entry| &entry.timeline.states).flatten().flatten());
+        self.device.commit(&self.step_states).map_err(Error::at(|| "committing a step"))?;
+        for entry in entries {
+            entry.timeline.tokens.extend_from_slice(entry.tokens);
         }
         Ok(())
     }
 
-    /// Puts another timeline in the place of one.
-    pub(crate) fn replace(&mut self, timeline: &mut Timeline, by: Timeline) {
-        // Room that was reserved for tokens and logits to come stays.
-        fn refill<T>(room: &mut Vec<T>, by: &mut Vec<T>) {
-            room.clear();
-            room.append(by);
-            std::mem::swap(room, by);
+    /// Replaces the contents of a timeline.
+    pub(crate) fn replace(&mut self, timeline: &mut Timeline, new: Timeline) {
+        // Keeps the capacity that was reserved for tokens and logits.
+        fn refill<T>(reserved: &mut Vec<T>, src: &mut Vec<T>) {
+            reserved.clear();
+            reserved.append(src);
+            std::mem::swap(reserved, src);
         }
-        let mut old = std::mem::replace(timeline, by);
+        let mut old = std::mem::replace(timeline, new);
         refill(&mut old.tokens, &mut timeline.tokens);
         refill(&mut old.logits, &mut timeline.logits);
         self.drop_timeline(old);

@@ -1,4 +1,4 @@
-//! What a timeline of tokens leaves on a device, and what can be done with it: forking, cutting, keeping points of it.
+//! Per-sequence state (KV cache and recurrent state): fork, truncate, checkpoint.
 
 use std::iter;
 
@@ -11,61 +11,65 @@ use crate::{
     session::engine::Runtime,
 };
 
-/// Tokens and the states that they left. Whoever holds one gives it back with [`Runtime::drop_timeline`].
+/// A token sequence and its states on the device. The owner must pass it to
+/// [`Runtime::drop_timeline`].
 #[derive(Debug, Default)]
 pub(crate) struct Timeline {
     pub(crate) tokens: Vec<u32>,
     pub(crate) states: Vec<LayerStates>,
-    /// Logits after the last token; empty where nobody has asked for them.
+    /// Logits after the last token; empty if they were not requested.
     pub(crate) logits: Vec<f32>,
-    /// Positions that have been written, those of steps that failed and of tokens that were cut off among them.
+    /// Number of positions ever written, those of failed steps and truncated tokens included.
     pub(crate) written: usize,
-    /// Whether keys and values come from a file that had fewer bits for them. Others must not go on from it unawares.
+    /// Whether the KV cache comes from a file with a smaller format. It must not enter
+    /// the prefix cache.
     pub(crate) is_lossy: bool,
-    /// Whether a reset has failed: there are no tokens, and states still hold what others left. The next step finishes it first.
+    /// Whether a reset failed: there are no tokens, but states still hold old contents. The next
+    /// step completes the reset first.
     pub(crate) is_stale: bool,
 }
 
-/// What the layers of a model allow.
+/// Limits on truncating states, from the model's layers.
 #[derive(Debug)]
-pub(crate) struct Rewind {
-    /// Whether some layer's state cannot be cut.
+pub(crate) struct RewindLimits {
+    /// Whether some layer has a recurrent state, which cannot be truncated.
     recurrent: bool,
-    /// Positions and window of states that are shorter than their sessions.
+    /// Ring buffers: states with fewer positions than the context.
     rings: Vec<(usize, usize)>,
 }
 
-impl Rewind {
-    pub(crate) fn of(blueprint: &Blueprint, plan: &MemoryPlan) -> Self {
-        let mut all = Self { recurrent: false, rings: Vec::new() };
+impl RewindLimits {
+    pub(crate) fn new(blueprint: &Blueprint, plan: &MemoryPlan) -> Self {
+        let mut limits = Self { recurrent: false, rings: Vec::new() };
         for layer in &blueprint.layers {
             for shape in layer.states(plan.context, plan.chunk) {
                 match (shape, &layer.mixer) {
-                    (StateShape::Recurrent { .. }, _) => all.recurrent = true,
+                    (StateShape::Recurrent { .. }, _) => limits.recurrent = true,
                     (StateShape::KeyValue { positions, .. }, MixerBlueprint::Gqa(g)) => {
                         let ring = g.shape.window.filter(|_| positions < plan.context);
-                        all.rings.extend(ring.map(|window| (positions, window)));
+                        limits.rings.extend(ring.map(|window| (positions, window)));
                     }
                     (StateShape::KeyValue { .. }, _) => {}
                 }
             }
         }
-        all.rings.sort_unstable();
-        all.rings.dedup();
-        all
+        limits.rings.sort_unstable();
+        limits.rings.dedup();
+        limits
     }
 
-    /// Whether every timeline can be cut anywhere.
-    pub(crate) fn anywhere(&self) -> bool {
+    /// Whether every timeline can be truncated to any length.
+    pub(crate) fn any_length(&self) -> bool {
         !self.recurrent && self.rings.is_empty()
     }
 
-    /// The least length that a timeline can be cut to without losing anything.
-    pub(crate) fn least(&self, timeline: &Timeline) -> usize {
+    /// The shortest length that a timeline can be truncated to.
+    pub(crate) fn min_len(&self, timeline: &Timeline) -> usize {
         if self.recurrent {
             return timeline.tokens.len();
         }
-        // A row sees `window` positions; older ones have been written over, `positions` of them at a time.
+        // A row attends to `window` positions. Older ones have been overwritten, up to `written -
+        // positions`.
         let least = |(positions, window): &(usize, usize)| match timeline.written > *positions {
             true => timeline.written + window - positions,
             false => 0,
@@ -74,43 +78,45 @@ impl Rewind {
     }
 }
 
-/// How many tokens two lists begin with alike.
-pub(crate) fn common(a: &[u32], b: &[u32]) -> usize {
-    // By pieces first: comparing those is one call.
-    const PIECE: usize = 64;
-    let pieces =
-        a.chunks_exact(PIECE).zip(b.chunks_exact(PIECE)).take_while(|(a, b)| a == b).count();
-    let same = a.iter().zip(b).skip(pieces * PIECE).take_while(|(a, b)| a == b).count();
-    pieces * PIECE + same
+/// Length of the common prefix.
+pub(crate) fn common_prefix_len(a: &[u32], b: &[u32]) -> usize {
+    // Compares blocks first: each comparison is one memcmp.
+    const BLOCK: usize = 64;
+    let blocks =
+        a.chunks_exact(BLOCK).zip(b.chunks_exact(BLOCK)).take_while(|(a, b)| a == b).count();
+    let same = a.iter().zip(b).skip(blocks * BLOCK).take_while(|(a, b)| a == b).count();
+    blocks * BLOCK + same
 }
 
-/// What is said where states have no room.
-fn no_room(full: ComputeError) -> Error {
+/// The error for states that exceed the memory plan.
+fn states_full(full: ComputeError) -> Error {
     Error::at(
         || "the sessions' states do not fit the memory plan: plan more memory for them (--state-memory), or drop sessions or marks",
     )(full)
 }
 
-/// The same of an error, if it is that a device had no room.
-pub(crate) fn advise(error: Error) -> Error {
+/// Replaces a device's out-of-memory error for states by one with advice.
+pub(crate) fn explain_states_full(error: Error) -> Error {
     match error {
-        Error::Compute { source: source @ ComputeError::StatesFull { .. }, .. } => no_room(source),
+        Error::Compute { source: source @ ComputeError::StatesFull { .. }, .. } => {
+            states_full(source)
+        }
         other => other,
     }
 }
 
 impl Runtime {
-    /// A timeline without tokens.
+    /// Allocates an empty timeline.
     pub(crate) fn new_timeline(
         &mut self,
         blueprint: &Blueprint,
         plan: &MemoryPlan,
     ) -> Result<Timeline, Error> {
-        // Recurrent states take what they hold at once; another as much comes with the first step.
+        // Recurrent states allocate at once. A second copy of each follows with the first step.
         let recurrent =
-            self.shapes.iter().filter(|shape| matches!(shape, StateShape::Recurrent { .. }));
+            self.state_shapes.iter().filter(|shape| matches!(shape, StateShape::Recurrent { .. }));
         let bytes = recurrent.map(|shape| self.device.state_bytes(*shape)).sum();
-        self.make_room_until(|_| Ok(bytes))?;
+        self.evict_until(|_| Ok(bytes))?;
         let mut timeline = Timeline::default();
         for (i, layer) in blueprint.layers.iter().enumerate() {
             let mut states = [None, None];
@@ -129,34 +135,35 @@ impl Runtime {
         Ok(timeline)
     }
 
-    /// A timeline of the first `len` tokens of another one, which can be cut there. The two share memory until one of them
-    /// goes on. One whose reset has failed has none: what its states hold is of no tokens.
-    pub(crate) fn fork(&mut self, from: &Timeline, len: usize) -> Result<Timeline, Error> {
-        if from.is_stale {
+    /// Copies the first `len` tokens of a timeline, which must be truncatable to `len`. Both share
+    /// memory until one of them advances (copy on write). Fails for a timeline whose reset failed,
+    /// as its states do not match its tokens.
+    pub(crate) fn fork(&mut self, src: &Timeline, len: usize) -> Result<Timeline, Error> {
+        if src.is_stale {
             let problem =
                 "a session whose reset failed cannot be marked, forked or saved: reset it first";
             return Err(Error::Input(problem.into()));
         }
-        let whole = len == from.tokens.len();
+        let whole = len == src.tokens.len();
         let mut fork = Timeline {
-            tokens: from.tokens[..len].to_vec(),
-            states: Vec::with_capacity(from.states.len()),
-            logits: if whole { from.logits.clone() } else { Vec::new() },
-            written: from.written,
-            is_lossy: from.is_lossy && len > 0,
+            tokens: src.tokens[..len].to_vec(),
+            states: Vec::with_capacity(src.states.len()),
+            logits: if whole { src.logits.clone() } else { Vec::new() },
+            written: src.written,
+            is_lossy: src.is_lossy && len > 0,
             is_stale: false,
         };
-        let places = if self.rewind.rings.is_empty() { len } else { usize::MAX };
-        for (i, of_layer) in from.states.iter().enumerate() {
+        let entries = if self.rewind.rings.is_empty() { len } else { usize::MAX };
+        for (layer, src_states) in src.states.iter().enumerate() {
             let mut states = [None, None];
-            for (to, state) in states.iter_mut().zip(of_layer) {
+            for (dst, state) in states.iter_mut().zip(src_states) {
                 let Some(state) = state else { continue };
-                match self.device.fork_state(*state, places) {
-                    Ok(forked) => *to = Some(forked),
+                match self.device.fork_state(*state, entries) {
+                    Ok(forked) => *dst = Some(forked),
                     Err(error) => {
                         fork.states.push(states);
                         self.drop_timeline(fork);
-                        return Err(Error::at(|| format!("layer {i}, state"))(error));
+                        return Err(Error::at(|| format!("layer {layer}, state"))(error));
                     }
                 }
             }
@@ -168,25 +175,27 @@ impl Runtime {
         Ok(fork)
     }
 
-    /// Cuts a timeline to its first `len` tokens, which [`Rewind::least`] allows.
-    pub(crate) fn cut(&mut self, timeline: &mut Timeline, len: usize) -> Result<(), Error> {
-        debug_assert!(len >= self.rewind.least(timeline));
+    /// Truncates a timeline to `len` tokens, at least [`RewindLimits::min_len`].
+    pub(crate) fn truncate(&mut self, timeline: &mut Timeline, len: usize) -> Result<(), Error> {
+        debug_assert!(len >= self.rewind.min_len(timeline));
         if len < timeline.tokens.len() {
             timeline.tokens.truncate(len);
             timeline.logits.clear();
             timeline.is_lossy &= len > 0;
         }
         if self.rewind.rings.is_empty() && timeline.written > len {
-            let cut = |device: &mut dyn Device, state| device.truncate_state(state, len);
+            let truncate = |device: &mut dyn Device, state| device.truncate_state(state, len);
             for state in timeline.states.iter().flatten().flatten() {
-                cut(&mut *self.device, *state).map_err(Error::at(|| "cutting a session"))?;
+                truncate(&mut *self.device, *state)
+                    .map_err(Error::at(|| "truncating a session"))?;
             }
             timeline.written = len;
         }
         Ok(())
     }
 
-    /// Forgets all tokens. A recurrent state that others share goes to memory of its own, to which kept points give way.
+    /// Drops all tokens. A recurrent state that is shared moves to separate memory, evicting cached
+    /// prefixes for it.
     pub(crate) fn reset(&mut self, timeline: &mut Timeline) -> Result<(), Error> {
         timeline.tokens.clear();
         timeline.logits.clear();
@@ -198,20 +207,21 @@ impl Runtime {
             self.device.truncate_state(*state, 0).map_err(Error::at(doing))?;
         }
         for state in timeline.states.iter().flatten().flatten() {
-            // A state that nobody shares may need less: whether there is room the device finds out.
+            // An unshared state may need less: the device decides whether it fits.
             let span = iter::once(Span { state: *state, position: 0, rows: 0 });
-            let _ = self.make_room_until(|device| {
+            let _ = self.evict_until(|device| {
                 device.state_need(&mut span.clone()).map_err(Error::at(doing))
             });
-            self.device.reset(*state).map_err(Error::at(doing)).map_err(advise)?;
+            self.device.reset(*state).map_err(Error::at(doing)).map_err(explain_states_full)?;
         }
         timeline.is_stale = false;
         Ok(())
     }
 
-    /// Bytes that a kept point holds for so many tokens that no other one has, about.
-    pub(crate) fn point_bytes(&self, tokens: usize) -> u64 {
-        let bytes = self.shapes.iter().map(|shape| {
+    /// Approximate bytes that a cached prefix adds, if `tokens` of its tokens are not shared with
+    /// another one.
+    pub(crate) fn prefix_bytes(&self, tokens: usize) -> u64 {
+        let bytes = self.state_shapes.iter().map(|shape| {
             let places = match *shape {
                 StateShape::KeyValue { positions, .. } => tokens.min(positions),
                 StateShape::Recurrent { len } => len,
@@ -221,19 +231,20 @@ impl Runtime {
         bytes.fold(0, u64::saturating_add)
     }
 
-    /// Gives a timeline's memory back.
+    /// Frees a timeline's states.
     pub(crate) fn drop_timeline(&mut self, timeline: Timeline) {
         for state in timeline.states.into_iter().flatten().flatten() {
             self.device.drop_state(state);
         }
     }
 
-    /// Sees to it that states can grow by what `rows` rows of some timelines need: kept points give way.
-    pub(crate) fn make_room<'a>(
+    /// Makes room for the state growth of a step: each timeline with its number of new rows. Evicts
+    /// cached prefixes.
+    pub(crate) fn reserve_states<'a>(
         &mut self,
         spans: impl Iterator<Item = (&'a Timeline, usize)> + Clone,
     ) -> Result<(), Error> {
-        let room = self.make_room_until(|device| {
+        let room = self.evict_until(|device| {
             let mut all = spans.clone().flat_map(|(timeline, rows)| {
                 let position = timeline.tokens.len();
                 let states = timeline.states.iter().flatten().flatten();
@@ -242,8 +253,8 @@ impl Runtime {
             device.state_need(&mut all).map_err(Error::at(|| "planning a step"))
         });
         match room {
-            // Each is counted as if it had to copy what it shares with others. Where all of them write it the last one has it for
-            // itself: whether it fits the device finds out.
+            // Each timeline is counted as if it had to copy what it shares. If all sharers write,
+            // the last one keeps the memory: the device decides whether it fits.
             Err(Error::Compute { source: ComputeError::StatesFull { .. }, .. })
                 if spans.count() > 1 =>
             {
@@ -253,29 +264,31 @@ impl Runtime {
         }
     }
 
-    /// PrefixCache points give way until there is room for what is needed. That is asked again each time: what nobody shares any more need
-    /// not be copied.
-    pub(crate) fn make_room_until(
+    /// Evicts cached prefixes until `needed` bytes are free. `needed` is called again after
+    /// each eviction, as states that are no longer shared need no copy.
+    pub(crate) fn evict_until(
         &mut self,
         needed: impl Fn(&mut dyn Device) -> Result<u64, Error>,
     ) -> Result<(), Error> {
         loop {
             let (bytes, held) = (needed(&mut *self.device)?, self.device.states_held());
-            if held.saturating_add(bytes).saturating_add(self.kept.bytes()) <= self.state_limit {
+            if held.saturating_add(bytes).saturating_add(self.prefix_cache.bytes())
+                <= self.state_limit
+            {
                 return Ok(());
             }
-            let Some(gone) = self.kept.evict() else {
-                return Err(no_room(ComputeError::StatesFull {
+            let Some(evicted) = self.prefix_cache.evict() else {
+                return Err(states_full(ComputeError::StatesFull {
                     bytes,
                     held,
                     limit: self.state_limit,
                 }));
             };
-            self.drop_timeline(gone);
+            self.drop_timeline(evicted);
         }
     }
 
-    /// Reads experts into slots that are empty, those first that are named first.
+    /// Reads experts into empty slots, in the given order.
     pub(crate) fn warm(&mut self, experts: &[(u32, u32)]) -> Result<(), Error> {
         self.cache.warm(&mut *self.device, experts)
     }

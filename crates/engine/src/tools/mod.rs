@@ -1,5 +1,5 @@
-//! Tools on top of the engine: packed copies, synthetic checkpoints, perplexity, trace replay and the
-//! planner.
+//! Tools on top of the engine: packed copies, synthetic checkpoints, perplexity, trace replay and
+//! the planner.
 //!
 //! Knows: everything below. Must not know: terminals.
 

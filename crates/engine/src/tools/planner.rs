@@ -1,4 +1,4 @@
-//! Many plans for one model: what other budgets would give.
+//! Planner: memory plans of one model for several budgets.
 
 use crate::{
     base::error::Error,
@@ -11,7 +11,8 @@ use crate::{
     text::text::Text,
 };
 
-/// Makes plans as an engine would, one after another. Holds tokenizer and device, as they count, but no weights.
+/// Computes memory plans as an engine would, one after another. Opens the tokenizer and the device,
+/// because they count, but loads no weights.
 pub struct Planner<'a> {
     blueprint: &'a Blueprint,
     opened: OpenedDevice,
@@ -19,17 +20,17 @@ pub struct Planner<'a> {
 }
 
 impl<'a> Planner<'a> {
-    /// Opens what plans depend on.
+    /// Opens the tokenizer and the device.
     ///
     /// # Errors
-    /// There is no such device, or the tokenizer is broken.
+    /// The device does not exist, or the tokenizer is not valid.
     pub fn open(
         checkpoint: &Checkpoint,
         blueprint: &'a Blueprint,
         device: &moeflux_compute::DeviceOptions,
     ) -> Result<Self, Error> {
         let text = Text::for_checkpoint(checkpoint, blueprint.vocab)?;
-        // A budget that surely holds everything: which one is planned for is said later.
+        // A budget large enough for every model. The real one follows in [`Planner::plan`].
         let request = MemoryRequest { budget: Some(1 << 52), ..MemoryRequest::default() };
         Ok(Self { blueprint, opened: open_device(blueprint, &request, device, None)?, _text: text })
     }
@@ -37,12 +38,12 @@ impl<'a> Planner<'a> {
     /// The plan for a request.
     ///
     /// # Errors
-    /// The budget is below the floor: the error says what the floor is.
+    /// The budget is below the minimum: the error states the minimum.
     pub fn plan(&self, request: &MemoryRequest) -> Result<MemoryPlan, Error> {
         MemoryPlan::new(self.blueprint, request, &*self.opened.device)
     }
 
-    /// What would compute, and why that.
+    /// The device that would compute, and the reason for its choice.
     pub fn device(&self) -> &ChosenDevice {
         &self.opened.chosen
     }

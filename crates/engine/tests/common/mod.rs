@@ -1,10 +1,15 @@
-//! What the integration tests share: golden cases, and running one.
+//! Shared by the integration tests: golden cases, engines, reader wrappers, and a simulated GPU.
 
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
-pub mod card;
+pub mod readers;
+pub mod simulated_gpu;
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use moeflux::{
     Checkpoint, DeviceOptions, Engine, EngineOptions, Logits, MemoryRequest, Session, StepControl,
@@ -12,7 +17,7 @@ use moeflux::{
 };
 use safetensors::{Dtype, SafeTensors};
 
-/// Logits, hidden states and experts that mlx-lm computed.
+/// Logits, hidden states and experts computed by mlx-lm.
 pub struct Golden {
     pub name: String,
     pub folder: PathBuf,
@@ -39,7 +44,7 @@ pub fn tales() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tales-18m")
 }
 
-/// The names of a folder's files of tensors.
+/// Names of a folder's safetensors shards.
 pub fn shards(folder: &Path) -> Vec<String> {
     let names =
         std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
@@ -49,7 +54,42 @@ pub fn shards(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Every case in the repository.
+/// The safetensors file of a golden. Goldens with equal weights share one file: the folder that has
+/// none names the other one in `mirrors.txt`, as any model may.
+pub fn weights(folder: &Path) -> PathBuf {
+    let list = std::fs::read_to_string(folder.join("mirrors.txt")).unwrap_or_default();
+    let mirror = list.lines().find(|line| !line.starts_with('#'));
+    mirror.map_or_else(|| folder.to_owned(), |mirror| folder.join(mirror)).join("model.safetensors")
+}
+
+/// Copies a golden's checkpoint, without the expected results, into a folder.
+pub fn copy_golden(name: &str, into: &Path) {
+    let folder = data().join("goldens").join(name);
+    for entry in std::fs::read_dir(&folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        if name == "mirrors.txt" {
+            std::fs::copy(weights(&folder), into.join("model.safetensors")).unwrap();
+        } else if !name.starts_with("golden") {
+            std::fs::copy(&path, into.join(name)).unwrap();
+        }
+    }
+}
+
+/// Architectures without a golden: another test derives their checkpoint from one
+/// (`composite_checkpoints`).
+const DERIVED: [&str; 1] = ["kimi_k25"];
+
+/// The architecture of a golden's language model.
+fn model_type(folder: &Path) -> String {
+    let config = std::fs::read(folder.join("config.json")).unwrap();
+    let config: serde_json::Value = serde_json::from_slice(&config).unwrap();
+    let name = config.pointer("/text_config/model_type").unwrap_or(&config["model_type"]);
+    let name = name.as_str().unwrap();
+    name.strip_suffix("_text").unwrap_or(name).to_owned()
+}
+
+/// Every golden case in the repository; every supported architecture has one.
 pub fn goldens() -> Vec<Golden> {
     let mut folders: Vec<_> = std::fs::read_dir(data().join("goldens"))
         .unwrap()
@@ -57,7 +97,11 @@ pub fn goldens() -> Vec<Golden> {
         .filter(|p| p.join("golden.safetensors").exists())
         .collect();
     folders.sort();
-    assert!(folders.len() >= 2, "no golden cases");
+    let covered: BTreeSet<String> = folders.iter().map(|folder| model_type(folder)).collect();
+    let missing: Vec<_> = moeflux::supported_architectures()
+        .filter(|name| !covered.contains(*name) && !DERIVED.contains(name))
+        .collect();
+    assert!(missing.is_empty(), "architectures without a golden: {missing:?}");
     folders.into_iter().map(Golden::read).collect()
 }
 
@@ -99,7 +143,7 @@ impl Golden {
     }
 }
 
-/// What a run showed of its inside.
+/// Hidden states and experts observed during steps.
 #[derive(Default)]
 pub struct Seen {
     pub hidden: Vec<Vec<f32>>,
@@ -130,9 +174,10 @@ pub fn exact(device: &str) -> DeviceOptions {
     }
 }
 
-/// The GPU that tests run on, by the variables of `moeflux-compute`'s conformance table: `MOEFLUX_TEST_GPU` names it,
-/// `none` for none; by default the best one there is. `MOEFLUX_TEST_GPU_ISA=plain` does without subgroups. Where there is
-/// none a line says so, unless one was asked for.
+/// The GPU to test on, by the same variables as the conformance tests of `moeflux-compute`:
+/// `MOEFLUX_TEST_GPU` names it, `none` disables it; by default the best adapter.
+/// `MOEFLUX_TEST_GPU_ISA=plain` disables subgroups. Prints a line if there is no GPU, and fails if
+/// one was named.
 #[allow(clippy::print_stderr, reason = "tests that do not run are to be seen")]
 pub fn gpu(exact: bool) -> Option<DeviceOptions> {
     let asked = std::env::var("MOEFLUX_TEST_GPU").ok();
@@ -182,7 +227,7 @@ pub fn difference(a: &[f32], b: &[f32]) -> f64 {
     max / rms
 }
 
-/// The sets of experts per token, sorted.
+/// Sorted expert sets, one per token.
 pub fn sets(k: usize, ids: &[u32]) -> Vec<Vec<u32>> {
     ids.chunks(k)
         .map(|ids| {
@@ -191,4 +236,18 @@ pub fn sets(k: usize, ids: &[u32]) -> Vec<Vec<u32>> {
             set
         })
         .collect()
+}
+
+/// Runs the calling test in a child process, for tests that measure the process. Returns true in
+/// the child; in the parent, false once the child has passed. `test` is the full path of the test.
+pub fn in_own_process(test: &str) -> bool {
+    const CHILD: &str = "MOEFLUX_TEST_CHILD";
+    if std::env::var(CHILD).is_ok_and(|child| child == test) {
+        return true;
+    }
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    let out = child.args(["--exact", test, "--nocapture"]).env(CHILD, test).output().unwrap();
+    let [stdout, stderr] = [&out.stdout, &out.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+    assert!(out.status.success() && stdout.contains("1 passed"), "{stdout}{stderr}");
+    false
 }

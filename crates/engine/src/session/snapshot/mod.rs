@@ -1,7 +1,7 @@
-//! Snapshots: a saved point of a session as a file.
+//! Snapshots: checkpoints of a session as files.
 //!
-//! A snapshot holds one timeline of tokens and what it left in each layer, so that a session can go on from there in another
-//! process. Version 1 of the file, all numbers little-endian:
+//! A snapshot holds one token sequence and the states of each layer, so that another process can
+//! continue it. File format version 1, all integers and floats little-endian:
 //!
 //! | at | what |
 //! |---|---|
@@ -10,28 +10,29 @@
 //! | 12 | u32: alignment, 4096 |
 //! | 16 | u64: bytes of the header |
 //! | 24 | u64: digest of bytes 0 to 24 and of the header |
-//! | 32 | the header, JSON: [`Header`] |
+//! | 32 | the header, JSON: [`SnapshotHeader`] |
 //! | next multiple of 4096 | the tokens, u32 each |
 //! | next multiple of 4096 | if there are any, the logits after the last token, f32 for each entry of the vocabulary |
 //! | next multiple of 4096 | the hot experts, two u32 each: layer and expert |
 //! | next multiples of 4096 | the states in the header's order, `places` times `place_bytes` each |
 //!
-//! and there the file ends. What fills up to a multiple of 4096 is zeros. A digest is XXH3 with 64 bits and seed 0; in the
-//! header those of the sections, empty ones included, are one text, 16 hexadecimal digits for each. Where a section lies is
-//! computed, not read.
+//! The file ends there. Padding up to a multiple of 4096 is zeros. A digest is 64-bit XXH3 with
+//! seed 0. The header stores the digests of all sections, empty ones included, as one string of 16
+//! hexadecimal digits each. Offsets of sections are computed, not stored.
 //!
-//! A snapshot may come from strangers: every length is checked against the file before it is used, and nothing of it is
-//! believed before its digest is. The digests find damage, they do not prove who wrote a file.
+//! A snapshot may come from an untrusted source: every length is checked against the file before
+//! use, and all contents are verified by digest. Digests detect damage; they do not authenticate
+//! the writer.
 //!
-//! Files are read, not mapped: pages of a mapping would count as ours beside the memory plan, and one that another process
-//! cuts short would end us.
+//! Files are read, not mapped: mapped pages would count as our memory beside the memory plan, and a
+//! file truncated by another process would raise SIGBUS.
 
 mod folder;
-mod header;
-mod temporary;
+mod snapshot_header;
+mod temporary_file;
 #[cfg(test)]
 mod tests;
-mod write;
+mod writer;
 
 use std::{
     fs::{self, File},
@@ -46,65 +47,66 @@ use std::{
 };
 
 pub use folder::SnapshotFolder;
-pub(crate) use header::{Header, StateShape};
-use header::{Section, aligned};
+pub(crate) use snapshot_header::{SavedState, SnapshotHeader};
+use snapshot_header::{Section, aligned};
 use twox_hash::XxHash3_64;
-pub(crate) use write::{Contents, SnapshotWriter};
+pub(crate) use writer::{SnapshotContents, SnapshotWriter};
 
 use crate::{
     base::{
         error::{Error, SnapshotProblem},
-        system::IO_STACK as READER_STACK,
+        system::IO_STACK,
     },
     checkpoint::{DataFile, ModelId, digest},
 };
 
 /// Bytes that a thread reads at once.
-const PIECE: usize = 256 << 10;
-/// Most threads that check one file.
-const THREADS: usize = 8;
+const READ_BYTES: usize = 256 << 10;
+/// Maximum threads that verify one file.
+const MAX_THREADS: usize = 8;
 
-/// What a snapshot must be to go on from here.
+/// Requirements on a snapshot that an engine can restore.
 #[derive(Clone, Debug)]
-pub(crate) struct Expectation {
+pub(crate) struct SnapshotRequirements {
     pub(crate) model: ModelId,
-    /// The session's format of keys and values.
-    pub(crate) keys: String,
-    /// The one that they have in the file, where it is another one.
+    /// Element format of the session's KV cache.
+    pub(crate) kv_format: String,
+    /// Element format of the KV cache in the file, if different.
     pub(crate) stored: Option<String>,
     pub(crate) exact: bool,
-    /// Entries of the vocabulary.
+    /// Vocabulary size.
     pub(crate) vocab: usize,
-    /// Most tokens of a session.
+    /// Maximum tokens of a session.
     pub(crate) context: usize,
-    /// All states with the most places that each may have, by layer, and then by which.
-    pub(crate) states: Vec<StateShape>,
+    /// All states with their maximum number of entries, ordered by `layer`, then `index`.
+    pub(crate) states: Vec<SavedState>,
 }
 
-/// A snapshot that is open: its header and its tokens are right, the rest is not looked at yet.
+/// An open snapshot. Header and tokens are verified, the rest is not yet.
 #[derive(Debug)]
 pub(crate) struct Snapshot {
     source: DataFile,
-    header: Header,
+    header: SnapshotHeader,
     sections: Vec<Section>,
     tokens: Vec<u32>,
 }
 
 impl Snapshot {
-    /// Opens a file: reads its header and its tokens.
+    /// Opens a file and reads its header and tokens.
     ///
     /// # Errors
-    /// The file cannot be read, is no snapshot, is of a later version, is cut short, or damaged there.
+    /// The file cannot be read, is not a snapshot, has a later version, is truncated, or has a
+    /// damaged header or tokens.
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
         let cannot = || Error::file(path, "cannot open the saved session; is the path right?");
         let none = || Error::snapshot(path, SnapshotProblem::NotASnapshot);
-        // Opening something else than a file may take for ever.
+        // Opening a pipe or a device could block.
         if !fs::metadata(path).map_err(cannot())?.is_file() {
             return Err(none());
         }
         let file = File::open(path).map_err(cannot())?;
         let source = DataFile::from_open(path, file).map_err(cannot())?.ok_or_else(none)?;
-        let (header, sections) = Header::read(&source)?;
+        let (header, sections) = SnapshotHeader::read(&source)?;
         let mut snapshot = Self { source, header, sections, tokens: Vec::new() };
         let vocab = snapshot.header.vocab;
         snapshot.tokens = snapshot.section(Section::TOKENS, u32::from_le_bytes)?;
@@ -114,67 +116,68 @@ impl Snapshot {
         Ok(snapshot)
     }
 
-    /// The file.
+    /// Path of the file.
     pub(crate) fn path(&self) -> &Path {
         self.source.path()
     }
 
-    /// Bytes of the whole file.
+    /// Size of the file in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.source.len()
     }
 
-    pub(crate) fn header(&self) -> &Header {
+    pub(crate) fn header(&self) -> &SnapshotHeader {
         &self.header
     }
 
-    /// The tokens, each below the header's `vocab`.
+    /// Tokens, each below the header's `vocab`.
     pub(crate) fn tokens(&self) -> &[u32] {
         &self.tokens
     }
 
-    /// Reads the logits after the last token, `vocab` of them, if they were saved.
+    /// Reads the logits after the last token, `vocab` values, if stored.
     ///
     /// # Errors
-    /// They cannot be read, or are damaged.
+    /// The logits cannot be read, or are damaged.
     pub(crate) fn logits(&self) -> Result<Option<Vec<f32>>, Error> {
         self.header.logits.then(|| self.section(Section::LOGITS, f32::from_le_bytes)).transpose()
     }
 
-    /// Reads the hot experts, each with its layer. Nobody has checked that the model has them.
+    /// Reads the hot experts as (layer, expert). Not checked against the model.
     ///
     /// # Errors
-    /// They cannot be read, or are damaged.
+    /// The list cannot be read, or is damaged.
     pub(crate) fn hot(&self) -> Result<Vec<(u32, u32)>, Error> {
         let both = self.section(Section::HOT, u32::from_le_bytes)?;
         Ok(both.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect())
     }
 
-    /// Fills `buf` with bytes of the state `header().states[i]`, from its byte `at`. They are right only if
-    /// [`Snapshot::verify`] said so.
+    /// Fills `buf` with bytes of the state `header().states[i]` from `offset`. Only valid after
+    /// [`Snapshot::verify`].
     ///
     /// # Errors
-    /// There are no such bytes, or they cannot be read.
-    pub(crate) fn read_state(&self, i: usize, at: u64, buf: &mut [u8]) -> Result<(), Error> {
+    /// The range is out of bounds, or cannot be read.
+    pub(crate) fn read_state(&self, i: usize, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
         let section = i.checked_add(Section::STATES).and_then(|i| self.sections.get(i));
-        let end = at.checked_add(buf.len() as u64);
+        let end = offset.checked_add(buf.len() as u64);
         match section.filter(|s| end.is_some_and(|end| end <= s.bytes)) {
-            Some(section) => {
-                self.source.read_exact_at(buf, section.offset + at).map_err(|e| self.read_error(e))
-            }
+            Some(section) => self
+                .source
+                .read_exact_at(buf, section.offset + offset)
+                .map_err(|e| self.read_error(e)),
             None => Err(Error::Input(format!(
-                "{}: {} bytes at {at} are beyond state {i}; please report this",
+                "{}: {} bytes at {offset} are beyond state {i}; please report this",
                 self.path().display(),
                 buf.len()
             ))),
         }
     }
 
-    /// That it can be gone on with: same model, same settings, and states that fit.
+    /// Checks that the model, the settings and the shapes of the states match.
     ///
     /// # Errors
     /// [`SnapshotProblem::OtherModel`] or [`SnapshotProblem::OtherSettings`].
-    pub(crate) fn fits(&self, expected: &Expectation) -> Result<(), Error> {
+    pub(crate) fn fits(&self, expected: &SnapshotRequirements) -> Result<(), Error> {
         let h = &self.header;
         if h.model != expected.model {
             let problem = SnapshotProblem::OtherModel { of: h.name.clone() };
@@ -182,22 +185,20 @@ impl Snapshot {
         }
         let path = |exact| if exact { "with --exact" } else { "without --exact" };
         let tokens = self.tokens.len();
-        let other = if h.keys != expected.keys {
+        let other = if h.kv_format != expected.kv_format {
             format!(
-                "its keys and values are {:?}, those of this session {:?}",
-                h.keys, expected.keys
+                "its KV cache is {:?}, that of this session {:?}",
+                h.kv_format, expected.kv_format
             )
         } else if h.stored != expected.stored {
-            let stored = |stored: &Option<String>| stored.clone().unwrap_or_else(|| h.keys.clone());
+            let stored =
+                |stored: &Option<String>| stored.clone().unwrap_or_else(|| h.kv_format.clone());
             let [theirs, ours] = [&h.stored, &expected.stored].map(stored);
-            format!("its keys and values were saved as {theirs:?}, where {ours:?} is wanted")
+            format!("its KV cache was saved as {theirs:?}, {ours:?} is expected")
         } else if h.exact != expected.exact {
             format!("it was saved {}, this session runs {}", path(h.exact), path(expected.exact))
         } else if h.vocab != expected.vocab as u64 {
-            format!(
-                "it is of a vocabulary of {}, this session of one of {}",
-                h.vocab, expected.vocab
-            )
+            format!("it has a vocabulary of {}, this session one of {}", h.vocab, expected.vocab)
         } else if tokens > expected.context {
             format!("it has {tokens} tokens, the context of this session is {}", expected.context)
         } else if let Some(other) = other_state(&h.states, &expected.states) {
@@ -208,37 +209,36 @@ impl Snapshot {
         Err(Error::snapshot(self.path(), SnapshotProblem::OtherSettings(other)))
     }
 
-    /// Reads all of it and compares the digests; several threads share the work.
+    /// Reads the whole file and compares the digests, on several threads.
     ///
     /// # Errors
-    /// It cannot be read, or is damaged: the first part that is.
+    /// The file cannot be read, or is damaged: reports the first damaged section.
     pub(crate) fn verify(&self) -> Result<(), Error> {
         let next = AtomicUsize::new(0);
         let first = Mutex::new(None);
         let work = || {
-            let mut buf = vec![0; PIECE];
+            let mut buf = vec![0; READ_BYTES];
             loop {
                 let i = next.fetch_add(1, Ordering::Relaxed);
                 let Some(section) = self.sections.get(i) else { break };
-                if let Err(error) = self.check(i, *section, &mut buf) {
+                if let Err(error) = self.verify_section(i, *section, &mut buf) {
                     let mut first = first.lock().unwrap_or_else(PoisonError::into_inner);
                     if first.as_ref().is_none_or(|(other, _)| i < *other) {
                         *first = Some((i, error));
                     }
-                    // What comes later does not matter any more.
+                    // Later sections need no check.
                     next.store(self.sections.len(), Ordering::Relaxed);
                 }
             }
         };
         let more = thread::available_parallelism()
             .map_or(1, usize::from)
-            .min(THREADS)
+            .min(MAX_THREADS)
             .min(self.sections.len());
         thread::scope(|scope| {
             for _ in 1..more {
-                let thread =
-                    thread::Builder::new().name("snapshot".into()).stack_size(READER_STACK);
-                // This thread does what others cannot be started for.
+                let thread = thread::Builder::new().name("snapshot".into()).stack_size(IO_STACK);
+                // If no thread can be started, this one does all the work.
                 let _ = thread.spawn_scoped(scope, work);
             }
             work();
@@ -249,32 +249,32 @@ impl Snapshot {
         }
     }
 
-    /// That a section is what was written, and that zeros fill it up to the next one.
-    fn check(&self, i: usize, section: Section, buf: &mut [u8]) -> Result<(), Error> {
+    /// Verifies the digest of a section and that its padding is zero.
+    fn verify_section(&self, i: usize, section: Section, buf: &mut [u8]) -> Result<(), Error> {
         let mut hash = XxHash3_64::new();
-        self.pieces(section.offset..section.end(), buf, |piece| hash.write(piece))?;
+        self.read_range(section.offset..section.end(), buf, |piece| hash.write(piece))?;
         if hash.finish() != self.header.digests.0[i] {
-            return Err(self.damaged(self.header.what(i)));
+            return Err(self.damaged(self.header.section_name(i)));
         }
         let mut zeros = true;
         if i + 1 < self.sections.len() {
             let padding = section.end()..aligned(section.end());
-            self.pieces(padding, buf, |piece| zeros &= piece.iter().all(|byte| *byte == 0))?;
+            self.read_range(padding, buf, |piece| zeros &= piece.iter().all(|byte| *byte == 0))?;
         }
         match zeros {
             true => Ok(()),
-            false => Err(self.damaged(format!("what fills up {}", self.header.what(i)))),
+            false => Err(self.damaged(format!("the padding of {}", self.header.section_name(i)))),
         }
     }
 
-    fn pieces(
+    fn read_range(
         &self,
         mut range: std::ops::Range<u64>,
         buf: &mut [u8],
         mut take: impl FnMut(&[u8]),
     ) -> Result<(), Error> {
         while !range.is_empty() {
-            let piece = &mut buf[..(range.end - range.start).min(PIECE as u64) as usize];
+            let piece = &mut buf[..(range.end - range.start).min(READ_BYTES as u64) as usize];
             self.source.read_exact_at(piece, range.start).map_err(|e| self.read_error(e))?;
             take(piece);
             range.start += piece.len() as u64;
@@ -282,15 +282,15 @@ impl Snapshot {
         Ok(())
     }
 
-    /// Reads a section of numbers, of which the header has checked that they are not too many.
-    fn section<T>(&self, i: usize, number: fn([u8; 4]) -> T) -> Result<Vec<T>, Error> {
+    /// Reads a section of 4-byte values. The header check bounds its length.
+    fn section<T>(&self, i: usize, decode: fn([u8; 4]) -> T) -> Result<Vec<T>, Error> {
         let section = self.sections[i];
         let mut bytes = vec![0; section.bytes as usize];
         self.source.read_exact_at(&mut bytes, section.offset).map_err(|e| self.read_error(e))?;
         if digest(&bytes) != self.header.digests.0[i] {
-            return Err(self.damaged(self.header.what(i)));
+            return Err(self.damaged(self.header.section_name(i)));
         }
-        Ok(bytes.as_chunks().0.iter().map(|four| number(*four)).collect())
+        Ok(bytes.as_chunks().0.iter().map(|bytes| decode(*bytes)).collect())
     }
 
     fn damaged(&self, what: impl Into<String>) -> Error {
@@ -310,19 +310,19 @@ impl Snapshot {
     }
 }
 
-/// The first state that is not as expected.
-fn other_state(saved: &[StateShape], expected: &[StateShape]) -> Option<String> {
+/// Describes the first state that differs from the expected one.
+fn other_state(saved: &[SavedState], expected: &[SavedState]) -> Option<String> {
     if saved.len() != expected.len() {
         return Some(format!("it has {} states, this session has {}", saved.len(), expected.len()));
     }
     saved.iter().zip(expected).find_map(|(s, e)| {
-        let same = (s.layer, s.which, s.place_bytes, &s.shape)
-            == (e.layer, e.which, e.place_bytes, &e.shape);
-        (!same || s.places > e.places).then(|| {
-            let say = |s: &StateShape| {
+        let same = (s.layer, s.index, s.entry_bytes, &s.shape)
+            == (e.layer, e.index, e.entry_bytes, &e.shape);
+        (!same || s.entries > e.entries).then(|| {
+            let say = |s: &SavedState| {
                 format!(
-                    "state {} of layer {} ({:?}, {} places of {} bytes)",
-                    s.which, s.layer, s.shape, s.places, s.place_bytes
+                    "state {} of layer {} ({:?}, {} entries of {} bytes)",
+                    s.index, s.layer, s.shape, s.entries, s.entry_bytes
                 )
             };
             format!("it has {}, this session has room for {}", say(s), say(e))
@@ -330,7 +330,7 @@ fn other_state(saved: &[StateShape], expected: &[StateShape]) -> Option<String> 
     })
 }
 
-/// The folder that a file lies in.
+/// Folder of a file.
 fn folder_of(path: &Path) -> PathBuf {
     match path.parent() {
         Some(folder) if folder != Path::new("") => folder.into(),

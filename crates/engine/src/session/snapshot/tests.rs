@@ -1,4 +1,5 @@
-//! Whatever a file says and whenever its writer ends, opening it is an error or right, and never a panic.
+//! Snapshot files: hostile or damaged contents and killed writers give an error or correct data,
+//! never a panic.
 
 use std::{
     collections::BTreeSet,
@@ -20,47 +21,48 @@ use crate::{
 
 const ALIGN: usize = 4096;
 
-/// A session that could be.
+/// Contents of a plausible session.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Saved {
     pub(super) tokens: Vec<u32>,
     pub(super) logits: Option<Vec<f32>>,
     pub(super) hot: Vec<(u32, u32)>,
-    pub(super) states: Vec<(StateShape, Vec<u8>)>,
+    pub(super) states: Vec<(SavedState, Vec<u8>)>,
 }
 
 pub(super) const VOCAB: usize = 50;
 
-fn state(layer: usize, which: u8, places: u64, place_bytes: u64) -> (StateShape, Vec<u8>) {
-    let bytes = (0..places * place_bytes).map(|i| (i * 7 + i / 251 + layer as u64) as u8).collect();
-    (StateShape { layer, which, places, place_bytes, shape: format!("2 x {place_bytes}") }, bytes)
+fn state(layer: usize, index: u8, entries: u64, entry_bytes: u64) -> (SavedState, Vec<u8>) {
+    let bytes =
+        (0..entries * entry_bytes).map(|i| (i * 7 + i / 251 + layer as u64) as u8).collect();
+    (SavedState { layer, index, entries, entry_bytes, shape: format!("2 x {entry_bytes}") }, bytes)
 }
 
 impl Saved {
-    pub(super) fn of(tokens: &[u32]) -> Self {
-        let places = tokens.len() as u64;
+    pub(super) fn new(tokens: &[u32]) -> Self {
+        let entries = tokens.len() as u64;
         Self {
             tokens: tokens.into(),
             logits: Some((0..VOCAB).map(|i| i as f32 / 3.0 - 5.0).collect()),
             hot: vec![(0, 3), (1, 7), (1, 2)],
-            states: vec![state(0, 0, places, 24), state(0, 1, places, 9), state(3, 0, 1, 4096)],
+            states: vec![state(0, 0, entries, 24), state(0, 1, entries, 9), state(3, 0, 1, 4096)],
         }
     }
 
     fn large() -> Self {
         let states = vec![
-            state(0, 0, 3, PIECE as u64),
-            state(1, 0, 1, 2 * PIECE as u64 + 5),
+            state(0, 0, 3, READ_BYTES as u64),
+            state(1, 0, 1, 2 * READ_BYTES as u64 + 5),
             state(2, 1, 0, 8),
         ];
-        Self { logits: None, hot: vec![], states, ..Self::of(&[1, 2, 3]) }
+        Self { logits: None, hot: vec![], states, ..Self::new(&[1, 2, 3]) }
     }
 
-    fn contents(&self) -> Contents<'_> {
-        Contents {
+    fn contents(&self) -> SnapshotContents<'_> {
+        SnapshotContents {
             model: ModelId([7; 32]),
             name: "a-model",
-            keys: "f16",
+            kv_format: "f16",
             stored: None,
             lossy: false,
             exact: true,
@@ -73,12 +75,14 @@ impl Saved {
         }
     }
 
-    pub(super) fn expectation(&self) -> Expectation {
-        let states =
-            self.states.iter().map(|(s, _)| StateShape { places: s.places.max(100), ..s.clone() });
-        Expectation {
+    pub(super) fn expectation(&self) -> SnapshotRequirements {
+        let states = self
+            .states
+            .iter()
+            .map(|(s, _)| SavedState { entries: s.entries.max(100), ..s.clone() });
+        SnapshotRequirements {
             model: ModelId([7; 32]),
-            keys: "f16".into(),
+            kv_format: "f16".into(),
             stored: None,
             exact: true,
             vocab: VOCAB,
@@ -101,13 +105,13 @@ impl Saved {
         self.write_states(SnapshotWriter::create(path, &self.contents()).unwrap(), 5000).unwrap();
     }
 
-    /// What a file holds, all of it looked at.
+    /// Reads back everything in a file.
     fn load(path: &Path) -> Result<Self, Error> {
         let snapshot = Snapshot::open(path)?;
         snapshot.verify()?;
-        let state = |(i, shape): (usize, &StateShape)| {
-            let mut bytes = vec![0; (shape.places * shape.place_bytes) as usize];
-            let (a, b) = bytes.split_at_mut(shape.place_bytes.min(shape.places) as usize);
+        let state = |(i, shape): (usize, &SavedState)| {
+            let mut bytes = vec![0; (shape.entries * shape.entry_bytes) as usize];
+            let (a, b) = bytes.split_at_mut(shape.entry_bytes.min(shape.entries) as usize);
             snapshot.read_state(i, 0, a)?;
             snapshot.read_state(i, a.len() as u64, b)?;
             Ok((shape.clone(), bytes))
@@ -140,7 +144,7 @@ pub(super) fn names(folder: &Path) -> BTreeSet<String> {
         .collect()
 }
 
-/// Overwrites a file in place: cutting it to nothing first would make the system write it out each time.
+/// Overwrites a file in place: truncating it first would make the system write it out each time.
 fn put(path: &Path, bytes: &[u8]) {
     let file = fs::OpenOptions::new().write(true).open(path).unwrap();
     write_all_at(&file, bytes, 0).unwrap();
@@ -169,15 +173,15 @@ fn is_damaged(path: &Path, part: &str) {
 }
 
 #[test]
-fn what_is_saved_comes_back() {
+fn snapshots_round_trip() {
     let (temp, path) = folder();
-    let whole = Saved::of(&[1, 49, 3]);
+    let whole = Saved::new(&[1, 49, 3]);
     let all = [
         Saved { logits: None, ..whole.clone() },
         Saved { hot: vec![], ..whole.clone() },
         Saved { states: vec![], ..whole.clone() },
-        Saved { logits: None, hot: vec![], states: vec![], ..Saved::of(&[]) },
-        Saved::of(&(0..5000).map(|i| i % 50).collect::<Vec<_>>()),
+        Saved { logits: None, hot: vec![], states: vec![], ..Saved::new(&[]) },
+        Saved::new(&(0..5000).map(|i| i % 50).collect::<Vec<_>>()),
         Saved::large(),
         whole.clone(),
     ];
@@ -193,10 +197,10 @@ fn what_is_saved_comes_back() {
     let snapshot = Snapshot::open(&path).unwrap();
     let (h, bytes) = (snapshot.header(), fs::read(&path).unwrap());
     assert_eq!(
-        (h.name.as_str(), h.keys.as_str(), h.lossy, h.exact),
+        (h.name.as_str(), h.kv_format.as_str(), h.lossy, h.exact),
         ("a-model", "f16", false, true)
     );
-    // Sections lie where the table says, under their plain digests.
+    // Sections are at the documented offsets, with their plain digests.
     let json = u64::from_le_bytes(bytes[16..24].try_into().unwrap()) as usize;
     let mut at = (32 + json).next_multiple_of(ALIGN);
     assert_eq!(bytes[at..at + 8], [1, 0, 0, 0, 49, 0, 0, 0]);
@@ -217,11 +221,11 @@ fn what_is_saved_comes_back() {
 }
 
 #[test]
-fn keys_that_are_stored_in_another_format_are_told() {
+fn a_reduced_kv_format_is_reported() {
     let (_temp, path) = folder();
-    let saved = Saved::of(&[1, 2, 3]);
+    let saved = Saved::new(&[1, 2, 3]);
     for stored in [Some("q8"), Some("q4"), None] {
-        let contents = Contents { stored, lossy: stored.is_some(), ..saved.contents() };
+        let contents = SnapshotContents { stored, lossy: stored.is_some(), ..saved.contents() };
         saved.write_states(SnapshotWriter::create(&path, &contents).unwrap(), 5000).unwrap();
         let snapshot = Snapshot::open(&path).unwrap();
         assert_eq!(
@@ -229,7 +233,8 @@ fn keys_that_are_stored_in_another_format_are_told() {
             (stored, stored.is_some())
         );
         for wanted in [None, Some("q8")] {
-            let expected = Expectation { stored: wanted.map(Into::into), ..saved.expectation() };
+            let expected =
+                SnapshotRequirements { stored: wanted.map(Into::into), ..saved.expectation() };
             match snapshot.fits(&expected) {
                 Ok(()) => assert_eq!(wanted, stored),
                 Err(Error::Snapshot { problem: SnapshotProblem::OtherSettings(what), .. }) => {
@@ -241,15 +246,18 @@ fn keys_that_are_stored_in_another_format_are_told() {
     }
     let long = "x".repeat(257);
     assert!(
-        SnapshotWriter::create(&path, &Contents { stored: Some(&long), ..saved.contents() })
-            .is_err()
+        SnapshotWriter::create(
+            &path,
+            &SnapshotContents { stored: Some(&long), ..saved.contents() }
+        )
+        .is_err()
     );
 }
 
 #[test]
-fn a_flipped_bit_is_found_wherever_it_is() {
+fn every_flipped_bit_is_detected() {
     let (_temp, path) = folder();
-    Saved::of(&[1, 49, 3]).save(&path);
+    Saved::new(&[1, 49, 3]).save(&path);
     let whole = fs::read(&path).unwrap();
     let json = u64::from_le_bytes(whole[16..24].try_into().unwrap()) as usize;
     let data = (32 + json).next_multiple_of(ALIGN);
@@ -287,7 +295,7 @@ fn a_flipped_bit_is_found_wherever_it_is() {
                 SnapshotProblem::Truncated | SnapshotProblem::Damaged { .. }
             )),
             _ if at < data => {
-                is_damaged(&path, if padding { "fills up its header" } else { "header" })
+                is_damaged(&path, if padding { "padding of its header" } else { "header" })
             }
             _ => is_damaged(&path, names[section]),
         }
@@ -299,9 +307,9 @@ fn a_flipped_bit_is_found_wherever_it_is() {
 }
 
 #[test]
-fn a_file_of_another_length_is_no_snapshot() {
+fn truncated_and_extended_files_are_refused() {
     let (temp, path) = folder();
-    Saved::of(&[1, 49, 3]).save(&path);
+    Saved::new(&[1, 49, 3]).save(&path);
     let whole = fs::read(&path).unwrap();
     let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
     for len in (0..1100).chain((1100..whole.len()).step_by(97)).chain([whole.len() - 1]).rev() {
@@ -312,7 +320,7 @@ fn a_file_of_another_length_is_no_snapshot() {
     }
     for more in [1, 4096] {
         fs::write(&path, [&whole[..], &vec![0; more]].concat()).unwrap();
-        is_damaged(&path, "behind its end");
+        is_damaged(&path, "after its end");
     }
     fs::write(&path, &whole).unwrap();
     let snapshot = Snapshot::open(&path).unwrap();
@@ -335,7 +343,7 @@ fn a_file_of_another_length_is_no_snapshot() {
     assert!(matches!(nowhere, Err(Error::File { .. })));
 }
 
-/// The file with another header, rightly signed, and the sections behind it.
+/// The file with another header, correctly digested, and the same sections.
 fn with_header(file: &[u8], json: &[u8]) -> Vec<u8> {
     let old = u64::from_le_bytes(file[16..24].try_into().unwrap()) as usize;
     let sections = &file[(Frame::PREFIX as usize + old).next_multiple_of(ALIGN)..];
@@ -349,30 +357,30 @@ fn with_header(file: &[u8], json: &[u8]) -> Vec<u8> {
     all
 }
 
-/// Where the values of a header are.
-fn places(value: &Value, at: &str, all: &mut Vec<String>) {
+/// Collects the paths of all values of a header.
+fn pointers(value: &Value, at: &str, all: &mut Vec<String>) {
     all.push(at.to_owned());
     match value {
         Value::Object(map) => {
-            map.iter().for_each(|(key, v)| places(v, &format!("{at}/{key}"), all))
+            map.iter().for_each(|(key, v)| pointers(v, &format!("{at}/{key}"), all))
         }
         Value::Array(list) => {
-            list.iter().enumerate().for_each(|(i, v)| places(v, &format!("{at}/{i}"), all))
+            list.iter().enumerate().for_each(|(i, v)| pointers(v, &format!("{at}/{i}"), all))
         }
         _ => {}
     }
 }
 
 #[test]
-fn every_value_of_a_header_may_be_hostile() {
+fn hostile_header_values_are_refused() {
     let (_temp, path) = folder();
-    let saved = Saved { logits: None, ..Saved::of(&[1, 49, 3]) };
+    let saved = Saved { logits: None, ..Saved::new(&[1, 49, 3]) };
     saved.save(&path);
     let whole = fs::read(&path).unwrap();
     let len = u64::from_le_bytes(whole[16..24].try_into().unwrap()) as usize;
     let header: Value = serde_json::from_slice(&whole[32..32 + len]).unwrap();
     let mut all = Vec::new();
-    places(&header, "", &mut all);
+    pointers(&header, "", &mut all);
     assert!(all.len() > 25, "{all:?}");
     let values = [
         json!(null),
@@ -404,7 +412,7 @@ fn every_value_of_a_header_may_be_hostile() {
                 Err(Error::Snapshot { .. }) => refused += 1,
                 Err(other) => panic!("{place} {value}: {other}"),
                 Ok(found) => {
-                    // Only what the header alone says can be another thing.
+                    // Only fields without a second copy in the file can change.
                     assert_eq!(
                         (&found.tokens, &found.hot),
                         (&saved.tokens, &saved.hot),
@@ -436,7 +444,7 @@ fn every_value_of_a_header_may_be_hostile() {
         ),
         (says(&|h| h["written"] = json!(1)), "1 positions were written for"),
         (says(&|h| h["vocab"] = json!(49)), "token 49 of a vocabulary of 49"),
-        (says(&|h| h["states"][0]["layer"] = json!(2)), "not those of layers in their order"),
+        (says(&|h| h["states"][0]["layer"] = json!(2)), "not ordered by layer"),
         (says(&|h| h["states"][0]["which"] = json!(-1)), "its header: invalid value"),
     ] {
         assert!(
@@ -448,7 +456,7 @@ fn every_value_of_a_header_may_be_hostile() {
         fs::write(&path, with_header(&whole, deep.repeat(1 << 17).as_bytes())).unwrap();
         is_damaged(&path, "its header");
     }
-    // A length that nobody has signed must not be believed either.
+    // An undigested length must not be trusted either.
     for (len, there) in [(u64::MAX, 0), (1 << 40, 0), (17 << 20, 18 << 20), (1 << 20, 0)] {
         let mut file = whole.clone();
         file[16..24].copy_from_slice(&len.to_le_bytes());
@@ -466,12 +474,12 @@ fn every_value_of_a_header_may_be_hostile() {
 }
 
 #[test]
-fn another_model_and_other_settings_are_told_apart() {
+fn other_models_and_settings_are_distinguished() {
     let (_temp, path) = folder();
-    let saved = Saved::of(&[1, 49, 3]);
+    let saved = Saved::new(&[1, 49, 3]);
     saved.save(&path);
     let snapshot = Snapshot::open(&path).unwrap();
-    let fits = |change: &dyn Fn(&mut Expectation)| {
+    let fits = |change: &dyn Fn(&mut SnapshotRequirements)| {
         let mut expected = saved.expectation();
         change(&mut expected);
         match snapshot.fits(&expected) {
@@ -481,33 +489,30 @@ fn another_model_and_other_settings_are_told_apart() {
         }
     };
     assert_eq!(fits(&|_| {}), None);
-    assert_eq!(fits(&|e| e.states[0].places = 3), None);
+    assert_eq!(fits(&|e| e.states[0].entries = 3), None);
     assert_eq!(fits(&|e| e.context = 3), None);
     assert_eq!(
         fits(&|e| e.model.0[0] = 0),
         Some(SnapshotProblem::OtherModel { of: "a-model".into() })
     );
-    let other = |change: &dyn Fn(&mut Expectation), part: &str| match fits(change) {
+    let other = |change: &dyn Fn(&mut SnapshotRequirements), part: &str| match fits(change) {
         Some(problem @ SnapshotProblem::OtherSettings(_)) => {
             assert!(problem.to_string().contains(part), "{part:?} is not in {problem}");
         }
         other => panic!("{part}: {other:?}"),
     };
-    other(
-        &|e| e.keys = "q8".into(),
-        "its keys and values are \"f16\", those of this session \"q8\"",
-    );
+    other(&|e| e.kv_format = "q8".into(), "its KV cache is \"f16\", that of this session \"q8\"");
     other(&|e| e.exact = false, "it was saved with --exact, this session runs without --exact");
     other(&|e| e.vocab = 51, "vocabulary of 50");
     other(&|e| e.context = 2, "it has 3 tokens, the context of this session is 2");
-    other(&|e| e.states[0].places = 2, "3 places of 24 bytes");
-    other(&|e| e.states[1].place_bytes = 10, "state 1 of layer 0");
+    other(&|e| e.states[0].entries = 2, "3 entries of 24 bytes");
+    other(&|e| e.states[1].entry_bytes = 10, "state 1 of layer 0");
     other(&|e| e.states[2].shape = "other".into(), "state 0 of layer 3");
     other(&|e| e.states[2].layer = 4, "room for state 0 of layer 4");
     other(&|e| e.states.truncate(2), "it has 3 states, this session has 2");
 }
 
-/// A disk that fails after some bytes, and tells its room or not.
+/// A disk that fails after some bytes, and optionally reports its free space.
 struct Full {
     room: AtomicU64,
     tells: Option<u64>,
@@ -533,9 +538,9 @@ impl WriteTarget for Full {
 }
 
 #[test]
-fn a_writer_that_fails_leaves_what_was_there() {
+fn a_failed_write_keeps_the_previous_file() {
     let (temp, path) = folder();
-    let (old, new) = (Saved::of(&[1, 2]), Saved::of(&[1, 49, 3]));
+    let (old, new) = (Saved::new(&[1, 2]), Saved::new(&[1, 49, 3]));
     old.save(&path);
     let only = names(temp.path());
     let write = |room, tells, syncs| {
@@ -565,12 +570,9 @@ fn a_writer_that_fails_leaves_what_was_there() {
         write(1 << 20, Some(needed - 400), true).unwrap_err(),
         "KB are free, 0.4 KB too few; make room",
     );
-    kept(
-        write(1 << 20, None, false).unwrap_err(),
-        "what was saved there before is as it was: a bad sector",
-    );
+    kept(write(1 << 20, None, false).unwrap_err(), "the previous file is unchanged: a bad sector");
 
-    // Ends that come too early or too late.
+    // States that end too early or too late.
     let begin = || SnapshotWriter::create(&path, &new.contents()).unwrap();
     drop(begin());
     kept(Error::Input(path.display().to_string()), "");
@@ -581,26 +583,26 @@ fn a_writer_that_fails_leaves_what_was_there() {
     unwritable(begin().finish(), "state 0 of layer 0 is missing");
     let much = begin().write(&[0; 72 + 27 + 4096 + 1]);
     unwritable(much, "too long");
-    let refused = |contents: Contents<'_>, part| {
+    let refused = |contents: SnapshotContents<'_>, part| {
         unwritable(SnapshotWriter::create(&path, &contents).map(|_| ()), part);
     };
-    refused(Contents { vocab: 49, ..new.contents() }, "not of its vocabulary");
-    refused(Contents { vocab: 49, tokens: &[], ..new.contents() }, "not of its vocabulary");
-    refused(Contents { keys: &"x".repeat(257), ..new.contents() }, "too long");
+    refused(SnapshotContents { vocab: 49, ..new.contents() }, "not of its vocabulary");
+    refused(SnapshotContents { vocab: 49, tokens: &[], ..new.contents() }, "not of its vocabulary");
+    refused(SnapshotContents { kv_format: &"x".repeat(257), ..new.contents() }, "too long");
     let mut states = new.contents().states;
     states.reverse();
-    refused(Contents { states, ..new.contents() }, "in their order");
-    // A long name is only for people.
+    refused(SnapshotContents { states, ..new.contents() }, "not ordered by layer");
+    // The folder name is truncated: it only appears in messages.
     let name = "日本".repeat(300);
-    let contents = Contents { name: &name, states: vec![], ..new.contents() };
+    let contents = SnapshotContents { name: &name, states: vec![], ..new.contents() };
     SnapshotWriter::create(&path, &contents).unwrap().finish().unwrap();
     assert_eq!(Snapshot::open(&path).unwrap().header().name.chars().count(), 64);
 }
 
 #[test]
-fn two_writers_do_not_meet() {
+fn concurrent_writers_do_not_interfere() {
     let (temp, path) = folder();
-    let all: Vec<_> = (1..4).map(|n| Saved::of(&vec![n; 700 * n as usize])).collect();
+    let all: Vec<_> = (1..4).map(|n| Saved::new(&vec![n; 700 * n as usize])).collect();
     let [a, b] = [&all[0], &all[1]];
     let [mut first, second] = [a, b].map(|s| SnapshotWriter::create(&path, &s.contents()).unwrap());
     assert_eq!(names(temp.path()).len(), 2);
@@ -631,7 +633,7 @@ fn two_writers_do_not_meet() {
 }
 
 #[test]
-fn only_what_nobody_writes_is_removed() {
+fn only_stale_temporary_files_are_removed() {
     let (temp, path) = folder();
     let make = |name: &str| File::create(temp.path().join(name)).unwrap();
     let live = make(".a.moeflux-session.0123456789abcdef.partial");
@@ -647,25 +649,26 @@ fn only_what_nobody_writes_is_removed() {
     ];
     others.iter().for_each(|name| drop(make(name)));
     fs::create_dir(temp.path().join(".a.moeflux-session.0123456789abcded.partial")).unwrap();
-    Saved::of(&[1]).save(&path);
+    Saved::new(&[1]).save(&path);
     let mut wanted: BTreeSet<String> = others.into_iter().map(String::from).collect();
     wanted.insert("a.moeflux-session".into());
     wanted.insert(".a.moeflux-session.0123456789abcdef.partial".into());
     wanted.insert(".a.moeflux-session.0123456789abcded.partial".into());
     assert_eq!(names(temp.path()), wanted);
-    // A process that another test starts may share the file for a moment, so closing it would not do.
+    // A process started by another test may hold the file for a moment, so closing it is not
+    // enough.
     live.unlock().unwrap();
-    Saved::of(&[1]).save(&path);
+    Saved::new(&[1]).save(&path);
     assert!(!names(temp.path()).contains(".a.moeflux-session.0123456789abcdef.partial"));
 }
 
-/// In the child: the file that it writes, and which version first.
+/// Environment of the child process: the file to write, and which version first.
 const WRITE_TO: [&str; 2] = ["MOEFLUX_TEST_SNAPSHOT", "MOEFLUX_TEST_SNAPSHOT_FIRST"];
 
 #[test]
 fn a_killed_writer_leaves_a_whole_file() {
     let versions: Vec<_> = (1..4)
-        .map(|n| Saved { states: vec![state(0, 0, u64::from(n), 60_000)], ..Saved::of(&[n]) })
+        .map(|n| Saved { states: vec![state(0, 0, u64::from(n), 60_000)], ..Saved::new(&[n]) })
         .collect();
     if let [Ok(path), Ok(first)] = WRITE_TO.map(env::var) {
         eprintln!("writing");
@@ -696,7 +699,7 @@ fn a_killed_writer_leaves_a_whole_file() {
             .unwrap();
         let lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let began = lines.map_while(Result::ok).any(|line| line.contains("writing"));
-        // Moments all over what a few files take to be written.
+        // Spreads the kill times over the duration of a few files.
         thread::sleep(Duration::from_micros(round * 7919 % 12_000));
         child.kill().unwrap();
         child.wait().unwrap();

@@ -1,12 +1,12 @@
-//! Packing: a copy of a checkpoint with one aligned record per expert. The format is described in
-//! [`checkpoint::packed`](crate::checkpoint::packed).
+//! Pack: writes a copy of a checkpoint with one aligned record per expert. The format is described
+//! in [`checkpoint::packed`](crate::checkpoint::packed).
 
-mod job;
-mod pool;
+mod pack_job;
+mod packer;
 #[cfg(test)]
 mod tests;
 mod verify;
-mod write;
+mod workers;
 
+pub use packer::{PackReport, pack};
 pub use verify::{Damage, VerifyReport, verify_packed};
-pub use write::{PackReport, pack};

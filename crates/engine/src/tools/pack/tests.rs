@@ -1,4 +1,4 @@
-//! A full disk, and folders that are not for packing.
+//! Packing with a full disk, concurrent runs, damaged copies and unsuitable folders.
 
 use std::{
     fs::{self, File},
@@ -8,7 +8,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use super::{pack, verify_packed, write::pack_to};
+use super::{pack, packer::pack_to, verify_packed};
 use crate::{
     base::{
         error::Error,
@@ -26,7 +26,7 @@ fn golden(name: &str) -> Checkpoint {
         .unwrap()
 }
 
-/// A disk with room for so many bytes, which it tells or not.
+/// A disk of limited space, which it optionally reports.
 struct Small {
     room: AtomicU64,
     tells: bool,
@@ -66,17 +66,17 @@ fn files(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
 }
 
 #[test]
-fn a_disk_that_fills_up_loses_nothing() {
+fn a_disk_that_fills_up_loses_no_progress() {
     let (source, temp) = (Checkpoint::embedded().unwrap(), tempfile::tempdir().unwrap());
     let (whole, out) = (temp.path().join("whole"), temp.path().join("out"));
     let bytes = pack(&source, &whole, &mut go).unwrap().bytes;
     let mut failures = 0;
-    let mut kept = 0;
-    // Each run has room for a little more than it needs to get further.
+    let mut reused = 0;
+    // Each run has a little more space than it needs to make progress.
     for _ in 0..100 {
         match pack_to(&small(bytes / 3, false), &source, &out, &mut go) {
             Ok(report) => {
-                kept = report.kept;
+                reused = report.reused;
                 break;
             }
             Err(error) => {
@@ -99,18 +99,18 @@ fn a_disk_that_fills_up_loses_nothing() {
             }
         }
     }
-    assert!(failures >= 2 && kept > bytes / 2, "{failures} {kept}");
+    assert!(failures >= 2 && reused > bytes / 2, "{failures} {reused}");
     assert!(files(&out) == files(&whole));
 }
 
 #[test]
-fn what_will_not_fit_is_not_begun() {
+fn packing_does_not_start_without_enough_space() {
     let (source, temp) = (golden("qwen3_moe"), tempfile::tempdir().unwrap());
     let out = temp.path().join("out");
     let said = pack_to(&small(10_000, true), &source, &out, &mut go).unwrap_err().to_string();
     assert!(said.contains("too few") && said.contains("10.0 KB are free"), "{said}");
     assert!(!out.exists());
-    // What is there already needs no room.
+    // Existing pieces need no space.
     let whole = pack(&source, &temp.path().join("whole"), &mut go).unwrap().bytes;
     let mut most = |done: u64, total: u64| match done * 4 > total * 3 {
         true => ControlFlow::Break(()),
@@ -119,14 +119,14 @@ fn what_will_not_fit_is_not_begun() {
     let cancelled = pack_to(&small(u64::MAX, true), &source, &out, &mut most).unwrap_err();
     assert!(matches!(cancelled, Error::Cancelled));
     let report = pack_to(&small(whole / 2, true), &source, &out, &mut go).unwrap();
-    assert!(report.kept > whole / 2);
+    assert!(report.reused > whole / 2);
 }
 
 #[test]
-fn what_was_hardly_begun_can_be_gone_on_with() {
+fn a_run_that_wrote_no_piece_can_be_resumed() {
     let (source, temp) = (golden("qwen3_moe"), tempfile::tempdir().unwrap());
     let out = temp.path().join("out");
-    // Room for the first line of the journal, and for no piece.
+    // Space for the first line of the journal, and for no piece.
     let said = pack_to(&small(20, false), &source, &out, &mut go).unwrap_err().to_string();
     assert!(said.contains("disk is full"), "{said}");
     let left = files(&out);
@@ -139,7 +139,7 @@ fn what_was_hardly_begun_can_be_gone_on_with() {
 }
 
 #[test]
-fn folders_that_hold_other_things_are_left_alone() {
+fn folders_with_other_files_are_not_changed() {
     let (source, temp) = (golden("qwen3_moe"), tempfile::tempdir().unwrap());
     let refused = |source: &Checkpoint, out: &Path, part: &str| {
         let before = files(out);
@@ -167,18 +167,18 @@ fn folders_that_hold_other_things_are_left_alone() {
     let said = pack(&packed, &folder("again"), &mut go).unwrap_err().to_string();
     assert!(said.contains("packed already"), "{said}");
 
-    // A part of one model is not gone on with as another one.
+    // A partial copy of one model is not resumed as another one.
     let part = folder("part");
     let mut once = |_, _| ControlFlow::Break(());
     assert!(matches!(pack(&source, &part, &mut once), Err(Error::Cancelled)));
     refused(&golden("qwen3_moe_shards"), &part, "part of another model");
     fs::write(part.join(JOURNAL), "nonsense").unwrap();
-    assert_eq!(pack(&source, &part, &mut go).unwrap().kept, 0);
+    assert_eq!(pack(&source, &part, &mut go).unwrap().reused, 0);
     assert!(files(&part) == files(&out));
 }
 
 #[test]
-fn two_that_pack_into_one_folder_do_not_meet() {
+fn concurrent_runs_into_one_folder_are_refused() {
     let (source, temp) = (golden("qwen3_moe"), tempfile::tempdir().unwrap());
     let out = temp.path().join("out");
     let mut second = None;
@@ -193,7 +193,7 @@ fn two_that_pack_into_one_folder_do_not_meet() {
 }
 
 #[test]
-fn all_that_is_damaged_is_listed() {
+fn all_damage_is_listed() {
     let (source, temp) = (golden("deepseek_v3_hub"), tempfile::tempdir().unwrap());
     let out = temp.path().join("out");
     pack(&source, &out, &mut go).unwrap();

@@ -1,4 +1,4 @@
-//! Reads a packed folder again and compares it with what was packed.
+//! Verifies a packed folder: re-reads it and compares digests, optionally with the source.
 
 use std::{
     ops::ControlFlow,
@@ -6,8 +6,8 @@ use std::{
 };
 
 use super::{
-    job::{Job, file_of},
-    pool::{digest_of, each},
+    pack_job::{PackJob, file_name},
+    workers::{for_each_piece, piece_digest},
 };
 use crate::{
     base::error::Error,
@@ -17,40 +17,40 @@ use crate::{
     },
 };
 
-/// What is not as it was packed.
+/// A difference from the packed contents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Damage {
     /// The file.
     pub path: PathBuf,
-    /// Layer and number of the expert, if it is one.
+    /// Layer and expert index, if the piece is an expert.
     pub expert: Option<(usize, usize)>,
-    /// First byte of the piece that was compared.
+    /// Offset of the compared piece in the file.
     pub offset: u64,
-    /// Its bytes.
+    /// Size of the piece in bytes.
     pub bytes: u64,
-    /// What is wrong.
+    /// Description of the difference.
     pub problem: String,
 }
 
-/// What a comparison found.
+/// Result of a verification.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerifyReport {
-    /// Experts that were compared.
+    /// Experts compared.
     pub experts: usize,
-    /// Bytes that were compared.
+    /// Bytes compared.
     pub bytes: u64,
-    /// What is wrong, in the order of the files. Empty when nothing is.
+    /// Differences, in file order. Empty if the folder is intact.
     pub damages: Vec<Damage>,
 }
 
-/// Reads all files of a packed folder and compares their digests; with `source` also byte for byte with the checkpoint that
-/// was packed.
+/// Reads all files of a packed folder and compares their digests; with `source`, also compares
+/// every byte with the original checkpoint.
 ///
-/// `progress` is told the bytes that are done and that there are; breaking there cancels.
+/// `progress` receives the bytes done and the total bytes; `Break` cancels.
 ///
 /// # Errors
-/// The folder is not packed, the header of its experts cannot be believed, or `source` is another checkpoint or cannot be
-/// read; cancelled.
+/// The folder is not packed, the header of its experts is not valid, `source` is another checkpoint
+/// or cannot be read, or the call was cancelled.
 pub fn verify_packed(
     folder: &Path,
     source: Option<&Checkpoint>,
@@ -59,12 +59,12 @@ pub fn verify_packed(
     let path = folder.join(EXPERTS);
     if !path.exists() {
         let problem =
-            format!("there is no {EXPERTS} here: this model is not packed, or not to its end");
+            format!("there is no {EXPERTS} here: this model is not packed, or not completely");
         return Err(Error::Checkpoint { path: folder.into(), problem });
     }
     let experts = DataFile::open(&path)?;
     let (mut header, data) = PackedHeader::read(&experts)?;
-    let job = source.map(Job::of).transpose()?;
+    let job = source.map(PackJob::new).transpose()?;
     if let Some(job) = &job
         && !same_layout(&job.header, &header)
     {
@@ -102,11 +102,11 @@ pub fn verify_packed(
     let total = places.iter().map(|p| p.padded_bytes).sum();
     let mut done = 0;
     let mut found = Vec::new();
-    each(
+    for_each_piece(
         &places,
         |i, place, buffers| {
             let [buf, other] =
-                buffers.two([place.bytes, job.as_ref().map_or(0, |_| place.bytes)])?;
+                buffers.pair([place.bytes, job.as_ref().map_or(0, |_| place.bytes)])?;
             let file = match place.part {
                 PackedPart::Dense(_) => dense.as_ref().unwrap_or(&experts),
                 PackedPart::Expert { .. } => &experts,
@@ -114,11 +114,11 @@ pub fn verify_packed(
             if let Err(error) = file.read_exact_at(buf, place.offset) {
                 return Ok(Some(format!("it cannot be read: {error}")));
             }
-            if digest_of(place, buf) != wanted[i] {
-                return Ok(Some("its digest is another one".into()));
+            if piece_digest(place, buf) != wanted[i] {
+                return Ok(Some("its digest differs".into()));
             }
             if let Some(job) = &job {
-                job.fill(place, other)?;
+                job.read_piece(place, other)?;
                 if let Some(at) = buf.iter().zip(&*other).position(|(a, b)| a != b) {
                     return Ok(Some(format!(
                         "it differs from the source, first at byte {at} of it"
@@ -140,7 +140,7 @@ pub fn verify_packed(
             PackedPart::Dense(_) => None,
             PackedPart::Expert { entry, expert } => Some((header.layers[entry].layer, expert)),
         };
-        let path = folder.join(file_of(place.part));
+        let path = folder.join(file_name(place.part));
         Damage { path, expert, offset: place.offset, bytes: place.bytes, problem }
     }));
     Ok(VerifyReport {
@@ -150,7 +150,8 @@ pub fn verify_packed(
     })
 }
 
-/// Whether two headers are of the same source in the same places: all but digests of contents and the small files.
+/// Whether two headers describe the same source and layout, ignoring digests of contents and small
+/// files.
 fn same_layout(a: &PackedHeader, b: &PackedHeader) -> bool {
     let blank = |header: &PackedHeader| {
         let mut header = header.clone();
@@ -162,7 +163,7 @@ fn same_layout(a: &PackedHeader, b: &PackedHeader) -> bool {
     blank(a) == blank(b)
 }
 
-fn small_files(folder: &Path, header: &PackedHeader, job: Option<&Job<'_>>) -> Vec<Damage> {
+fn small_files(folder: &Path, header: &PackedHeader, job: Option<&PackJob<'_>>) -> Vec<Damage> {
     let mut damages = Vec::new();
     for file in &header.files {
         let path = folder.join(&file.name);

@@ -1,6 +1,6 @@
-//! What a cache would have done over a routing trace.
+//! Replay: cache simulation over a routing trace.
 
-mod optimum;
+mod belady;
 #[cfg(test)]
 mod tests;
 
@@ -10,34 +10,34 @@ use crate::experts::{
     policy::{Policy, PolicyKind},
     trace::Trace,
 };
-use optimum::Optimum;
+use belady::Optimum;
 
-/// What some steps of a trace cost with a cache.
+/// Cost of some steps of a trace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ReplayedSteps {
-    /// Tokens that were fed.
+    /// Tokens fed.
     pub tokens: u64,
-    /// Experts that were needed: of each layer and step the distinct ones.
+    /// Experts needed: the distinct ones of each layer and step.
     pub needed: u64,
-    /// Of those, the ones that were in a slot when their layer began.
+    /// Of those, the experts in a slot when their layer started.
     pub hits: u64,
-    /// Bytes of the others.
+    /// Bytes of the misses.
     pub bytes_missed: u64,
 }
 
 impl ReplayedSteps {
-    /// The share of needed experts that were in a slot; 1 when none was needed.
+    /// Hits per needed expert; 1 if none was needed.
     pub fn hit_rate(&self) -> f64 {
         if self.needed == 0 { 1.0 } else { self.hits as f64 / self.needed as f64 }
     }
 
-    /// Bytes that were missed per token; 0 without tokens.
+    /// Bytes missed per token; 0 without tokens.
     pub fn bytes_per_token(&self) -> f64 {
         if self.tokens == 0 { 0.0 } else { self.bytes_missed as f64 / self.tokens as f64 }
     }
 }
 
-/// What a trace costs with a cache that is empty when it begins.
+/// Cost of a trace with an initially empty cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Replayed {
     /// Steps of several rows.
@@ -47,29 +47,31 @@ pub struct Replayed {
 }
 
 impl Trace {
-    /// What the trace costs with so many slots (at least one) under a policy.
+    /// Simulates a cache of `slots` slots (at least one) under a policy.
     pub fn replay(&self, policy: PolicyKind, slots: usize) -> Replayed {
         self.run(slots.max(1), &mut *policy.create(slots.max(1), self.header().experts()))
     }
 
-    /// What the trace costs at least with so many slots (at least one): whoever is needed again last gives way (Belády's
-    /// MIN), but for the experts of the layer that runs, which stay together as long as there are slots for them.
+    /// Simulates the optimal policy with `slots` slots (at least one): evicts the expert whose next
+    /// use is furthest away (Belády's MIN). Experts of the running layer stay, as long as there are
+    /// slots for them.
     pub fn replay_optimum(&self, slots: usize) -> Replayed {
         self.run(slots.max(1), &mut Optimum::new(slots.max(1), self))
     }
 
-    /// The hit rate of steps of one row, as [`Trace::replay`] counts it.
+    /// Hit rate of steps of one row, as counted by [`Trace::replay`].
     pub fn hit_rate(&self, policy: PolicyKind, slots: usize) -> f64 {
         self.replay(policy, slots).decode.hit_rate()
     }
 
-    /// The most experts that one layer of one step needs: with fewer slots some push out others of the same layer.
+    /// Largest number of experts that a layer needs in a step. With fewer slots, experts of the
+    /// same layer evict each other.
     pub fn largest_need(&self) -> usize {
         self.each_step().flat_map(|(_, layers)| layers.map(<[u32]>::len)).max().unwrap_or(0)
     }
 
-    /// Does with slots what the engine does: pins what is there, then gives slots to what is not, and lets go when none is
-    /// left or the layer is done.
+    /// Runs the engine's protocol: pins hits, then assigns slots to misses, and unpins when no slot
+    /// is left or the layer is done.
     fn run(&self, slots: usize, policy: &mut dyn Policy) -> Replayed {
         const NONE: u32 = u32::MAX;
         let mut replayed = Replayed::default();

@@ -5,17 +5,17 @@ use crate::experts::{
     trace::tests::{Steps, header, routing, trace},
 };
 
-/// The fewest misses by trying everything: from any set of experts in slots, any of those that the running layer does not
-/// need may give way.
+/// The minimum of misses by exhaustive search: any expert that the running layer does not need may
+/// be evicted.
 fn fewest_misses(layers: &[u32], slots: u32) -> u32 {
-    // Sets of up to 16 experts, as bits, with the misses that led there.
+    // Sets of up to 16 experts as bit masks, with the misses to reach them.
     let mut states = std::collections::HashMap::from([(0u32, 0u32)]);
     for needed in layers {
         let mut after = std::collections::HashMap::new();
         for (held, misses) in states {
             let missing = needed & !held;
             let others = held & !needed;
-            // All subsets of the others that leave room.
+            // All subsets of the others that leave enough slots.
             let mut kept = others;
             loop {
                 if kept.count_ones() + needed.count_ones() <= slots {
@@ -34,7 +34,7 @@ fn fewest_misses(layers: &[u32], slots: u32) -> u32 {
     states.into_values().min().unwrap_or(0)
 }
 
-/// What each layer of each step needs, as bits of keys.
+/// Needed experts of each layer of each step, as bit masks of keys.
 fn bits(layers: &[usize], steps: &Steps) -> Vec<u32> {
     let first: Vec<usize> = (0..layers.len()).map(|i| layers[..i].iter().sum()).collect();
     let of_layer =
@@ -47,7 +47,7 @@ fn misses(replayed: super::Replayed) -> u64 {
 }
 
 #[test]
-fn a_cache_of_one_layer_is_counted_by_hand() {
+fn a_single_layer_matches_a_manual_count() {
     let header = header(&[(4, 1), (4, 1)]);
     let step = |a: usize, b: usize| (1, vec![vec![a], vec![b]]);
     // Keys: 0 4, 1 4, 0 4.
@@ -62,7 +62,7 @@ fn a_cache_of_one_layer_is_counted_by_hand() {
     );
     assert!((trace.hit_rate(PolicyKind::Lru, 2) - 2.0 / 6.0).abs() < 1e-12);
     assert!((replayed.decode.bytes_per_token() - 41.0 / 3.0).abs() < 1e-12);
-    // With a slot for each, what comes first misses.
+    // With one slot per expert only first uses miss.
     for kind in PolicyKind::ALL {
         assert_eq!(misses(trace.replay(kind, 8)), 3, "{kind}");
     }
@@ -73,9 +73,9 @@ fn a_cache_of_one_layer_is_counted_by_hand() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// While there are slots for what a layer needs, nobody can do better.
+    /// With enough slots for each layer's need, no policy is better.
     #[test]
-    fn the_optimum_is_the_fewest_misses_that_there_can_be((header, mut steps) in routing(3), more in 0usize..6) {
+    fn the_optimum_has_the_minimum_of_misses((header, mut steps) in routing(3), more in 0usize..6) {
         let layers: Vec<usize> = header.layers.iter().map(|l| l.experts).collect();
         prop_assume!(layers.iter().sum::<usize>() <= 10);
         steps.truncate(8);
@@ -99,7 +99,7 @@ proptest! {
     }
 
     #[test]
-    fn too_few_slots_for_a_layer_are_replayed_too((header, steps) in routing(20), slots in 0usize..4) {
+    fn fewer_slots_than_a_layer_needs_can_be_replayed((header, steps) in routing(20), slots in 0usize..4) {
         let trace = trace(&header, &steps);
         for kind in PolicyKind::ALL {
             let replayed = trace.replay(kind, slots);

@@ -1,64 +1,68 @@
-//! Checkpoints of random weights with the shapes of published models, to test and measure with.
+//! Synthetic checkpoints: random weights in the shapes of published models, for tests and
+//! benchmarks.
 //!
-//! The layout is the one that mlx-lm publishes: affine weights of 4 bits in groups of 64, routers and gates of
-//! shared experts of 8 bits or not quantised, scales and biases in bf16, experts stacked, in MXFP4 where they were
-//! trained so, shards of up to 5 GiB with an index. Weights have mean zero, and the residual stream keeps a sane size through all layers, so text, routing and logits behave
-//! like a model's. Sampled text is printable ASCII and never ends by itself.
+//! The layout is that of mlx-lm exports: affine 4-bit weights in groups of 64, 8-bit or unquantized
+//! routers and shared-expert gates, scales and biases in bf16, stacked experts (MXFP4 where they
+//! were trained so), shards of up to 5 GiB with an index. Weights have mean zero, and the residual
+//! stream keeps a realistic magnitude through all layers, so text, routing and logits resemble
+//! those of a model. Sampled text is printable ASCII and has no end token.
 //!
-//! To load a cut `qwen3_5_moe` in mlx-lm, keep at least one layer of full attention: four of the published models.
+//! To load a truncated `qwen3_5_moe` in mlx-lm, keep at least one layer of full attention: four
+//! layers of the published models.
 
-mod arch;
-mod fields;
+mod architectures;
+mod byte_tokenizer;
+mod checkpoint_writer;
+mod config_fields;
 mod module;
-mod parts;
+mod module_builder;
 mod presets;
-mod tokenizer;
 mod values;
-mod write;
 
 #[cfg(test)]
 mod tests;
 
 use serde_json::{Map, Value, json};
 
+pub use checkpoint_writer::{Summary, write};
 pub use presets::{Preset, presets};
-pub use write::{Summary, write};
 
 use crate::base::error::Error;
-use arch::Routing;
-use module::Tensor;
+use architectures::{Modules, RouterParams};
+use module::SynthTensor;
 
-/// What `--skew` does, for a command's help.
+/// Help text of `--skew`.
 pub const SKEW_HELP: &str = "\
 How unevenly experts are chosen. 0: all equally often. 1: as in trained models with 512 experts, k = 10: an LRU
 cache per layer hits about 47, 63, 67 and 72 % with 16, 32, 64 and 128 slots, and consecutive tokens share a
 third of their experts. Above 1 a few experts serve nearly every token. Only the routers differ.";
 
-/// The largest `skew`.
+/// Maximum `skew`.
 const MAX_SKEW: f64 = 8.0;
 
-/// Bytes of a shard, as mlx-lm cuts them.
+/// Shard size in bytes, as in mlx-lm.
 const SHARD: u64 = 5 << 30;
 
-/// Lists in configs that have an entry for each layer.
+/// Config lists with one entry per layer.
 const LAYER_LISTS: [&str; 4] =
     ["layer_types", "attn_type_list", "indexer_types", "mlp_layer_types"];
 
-/// A key that published configs do not have, and that is not written: latent attention keeps `kv_b_proj` whole, as in
-/// older exports, where newer ones split it into `embed_q` and `unembed_out`.
+/// A key that published configs do not have, and that is not written: keeps `kv_b_proj` of latent
+/// attention whole, as in older exports. Newer ones split it into `embed_q` and `unembed_out`.
 const KV_B_PROJ: &str = "synth_kv_b_proj";
 
-/// Which checkpoint to make.
+/// Options of a synthetic checkpoint.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// A `config.json` of a supported architecture: [`Preset::config`], or any other. With `"synth_kv_b_proj": true`,
-    /// which is not written, latent attention has its older layout.
+    /// A `config.json` of a supported architecture: [`Preset::config`], or any other. With
+    /// `"synth_kv_b_proj": true`, which is not written, latent attention has its older layout.
     pub config: Value,
     /// Keep only the first layers. They are the same as in the whole model.
     pub layers: Option<usize>,
-    /// The same seed gives the same bytes.
+    /// Random seed. The same seed gives the same bytes.
     pub seed: u64,
-    /// 0: every expert is chosen equally often; 1: as in trained models; see [`SKEW_HELP`].
+    /// Skew of the routing. 0: every expert is chosen equally often. 1: as in trained models. See
+    /// [`SKEW_HELP`].
     pub skew: f64,
 }
 
@@ -69,30 +73,30 @@ impl Options {
     }
 }
 
-/// What will be written.
+/// The tensors and the config of a checkpoint to write.
 #[derive(Clone, Debug)]
-pub struct Plan {
-    tensors: Vec<Tensor>,
+pub struct SynthPlan {
+    tensors: Vec<SynthTensor>,
     config: Value,
     max_positions: usize,
 }
 
-/// A tensor of a [`Plan`].
+/// A tensor of a [`SynthPlan`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlannedTensor<'a> {
-    /// Its name in the checkpoint.
+    /// Name in the checkpoint.
     pub name: &'a str,
     /// Element type as safetensors spells it: `U32` (packed quants), `U8` (their scales), `BF16` or
     /// `F32`.
     pub dtype: &'static str,
-    /// Its shape; packed quants count in `u32`.
+    /// Shape; packed quants count in `u32`.
     pub shape: &'a [u64],
-    /// Its size.
+    /// Size in bytes.
     pub bytes: u64,
 }
 
-impl Plan {
-    /// All tensors, in the order in which they are written.
+impl SynthPlan {
+    /// All tensors, in the order of the files.
     pub fn tensors(&self) -> impl Iterator<Item = PlannedTensor<'_>> {
         self.tensors.iter().map(|t| PlannedTensor {
             name: &t.name,
@@ -102,7 +106,7 @@ impl Plan {
         })
     }
 
-    /// Bytes of all tensors. Headers, index, config and tokenizer come on top, a few megabytes at most.
+    /// Bytes of all tensors. Headers, index, config and tokenizer add a few megabytes at most.
     pub fn total_bytes(&self) -> u64 {
         self.tensors.iter().map(|t| t.bytes).sum()
     }
@@ -113,12 +117,13 @@ impl Plan {
     }
 }
 
-/// Lists the tensors of the checkpoint that `options` ask for.
+/// Lists the tensors of the checkpoint that `options` describe.
 ///
 /// # Errors
-/// The architecture is not supported (the error lists those that are), a number in the config is missing, absurd or
-/// does not fit the others, there are fewer layers than asked for, or the skew is no number from 0 to 8.
-pub fn plan(options: &Options) -> Result<Plan, Error> {
+/// The architecture is not supported (the error lists the supported ones), a config value is
+/// missing, out of range or inconsistent, there are fewer layers than requested, or the skew is not
+/// in 0 to 8.
+pub fn plan(options: &Options) -> Result<SynthPlan, Error> {
     if !(0.0..=MAX_SKEW).contains(&options.skew) {
         return Err(Error::Input(format!(
             "a skew of {} is not within 0 and {MAX_SKEW}",
@@ -131,13 +136,14 @@ pub fn plan(options: &Options) -> Result<Plan, Error> {
     if let Some(layers) = options.layers {
         edit_text_config(&mut config, |text| cut_layers(text, layers))?;
     }
-    let routing = Routing { seed: options.seed, skew: options.skew };
-    let (modules, all) = arch::modules(&config, routing)?;
-    let mut quantization = all.setting();
+    let routing = RouterParams { seed: options.seed, skew: options.skew };
+    let Modules { list: modules, expert_quant: default } =
+        architectures::modules(&config, routing)?;
+    let mut quantization = default.setting();
     for (module, quant) in
-        modules.iter().filter_map(|m| Some((m, m.quant().filter(|q| *q != all)?)))
+        modules.iter().filter_map(|m| Some((m, m.quant().filter(|q| *q != default)?)))
     {
-        quantization[&module.path] = quant.setting_among(all);
+        quantization[&module.path] = quant.setting_among(default);
     }
     let mut tensors = Vec::new();
     let mut total = 0u64;
@@ -151,12 +157,12 @@ pub fn plan(options: &Options) -> Result<Plan, Error> {
             tensors.push(tensor);
         }
     }
-    let max_positions = arch::text_config(&config)
+    let max_positions = architectures::text_config(&config)
         .get("max_position_embeddings")
         .and_then(Value::as_u64)
         .unwrap_or(4096);
     finish_config(&mut config, &quantization);
-    Ok(Plan { tensors, config: Value::Object(config), max_positions: max_positions as usize })
+    Ok(SynthPlan { tensors, config: Value::Object(config), max_positions: max_positions as usize })
 }
 
 fn edit_text_config<T>(
@@ -170,10 +176,10 @@ fn edit_text_config<T>(
 }
 
 fn cut_layers(config: &mut Map<String, Value>, layers: usize) -> Result<(), Error> {
-    let all = config.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or(0);
-    if layers == 0 || layers as u64 > all {
+    let total = config.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or(0);
+    if layers == 0 || layers as u64 > total {
         return Err(Error::Input(format!(
-            "{layers} layers asked for; the model has {all}, and 1 is the least"
+            "{layers} layers requested; the model has {total}, and at least 1 is needed"
         )));
     }
     config.insert("num_hidden_layers".into(), layers.into());
@@ -185,14 +191,14 @@ fn cut_layers(config: &mut Map<String, Value>, layers: usize) -> Result<(), Erro
     Ok(())
 }
 
-/// Names the quantisation as mlx-lm does, and the ids of the tokenizer that is written along.
+/// Writes the quantization as mlx-lm does, and the special token ids of the written tokenizer.
 fn finish_config(config: &mut Map<String, Value>, quantization: &Value) {
     let name_ids = |map: &mut Map<String, Value>| {
         for key in ["quantization", "quantization_config", "bos_token_id", KV_B_PROJ] {
             map.remove(key);
         }
         map.insert("eos_token_id".into(), eos_token_ids());
-        map.insert("pad_token_id".into(), tokenizer::END_OF_TEXT.into());
+        map.insert("pad_token_id".into(), byte_tokenizer::END_OF_TEXT.into());
     };
     name_ids(config);
     edit_text_config(config, name_ids);
@@ -202,5 +208,5 @@ fn finish_config(config: &mut Map<String, Value>, quantization: &Value) {
 }
 
 fn eos_token_ids() -> Value {
-    json!([tokenizer::IM_END, tokenizer::END_OF_TEXT])
+    json!([byte_tokenizer::IM_END, byte_tokenizer::END_OF_TEXT])
 }

@@ -1,95 +1,95 @@
-//! Matrices and vectors of a model, and the tensors that they become.
+//! Modules: matrices and vectors of a model, and the tensors that store them.
 
 use moeflux_compute::Scalar;
 use serde_json::{Value, json};
 
-use super::values::{Affine, GROUP, Lead, Powers, Stream, Values};
+use super::values::{AFFINE_GROUP, AffineParams, Lead, Mxfp4Scales, RandomStream, TensorValues};
 use crate::base::error::Error;
 
-/// Inputs that share a scale in MXFP4.
+/// Weights per scale in MXFP4.
 const MXFP4_GROUP: u64 = 32;
 
 /// A named matrix or vector, before it is split into tensors.
 pub(super) struct Module {
     pub(super) path: String,
-    /// Outputs; for stacked experts `[experts, outputs]`. For a vector its whole shape.
+    /// Number of outputs; `[experts, outputs]` for stacked experts; the whole shape for a vector.
     pub(super) rows: Vec<u64>,
-    pub(super) kind: Kind,
+    pub(super) kind: ModuleKind,
 }
 
-pub(super) enum Kind {
-    /// `[.., cols]`, quantised where `cols` is a whole number of groups, else bf16.
-    Linear { cols: u64, quant: Quant, gain: f32, lead: Lead },
-    /// Uniform numbers under this very name.
+pub(super) enum ModuleKind {
+    /// Matrix `[.., cols]`, quantized if `cols` is a multiple of the group size, else bf16.
+    Linear { cols: u64, quant: WeightQuant, gain: f32, lead: Lead },
+    /// Uniform random values, stored under the module's exact name.
     Plain { scalar: Scalar, low: f32, high: f32, lead: Lead },
 }
 
-/// How the numbers of a matrix are stored.
+/// Storage format of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Quant {
-    /// bf16.
+pub(super) enum WeightQuant {
+    /// bf16, not quantized.
     No,
-    /// Quants of so many bits in groups of 64, with a scale and a bias in bf16.
+    /// Affine: quants of 2 to 8 bits in groups of 64, with a scale and a bias in bf16.
     Affine(u32),
-    /// Floats of 4 bits in groups of 32, with a power of two as scale.
+    /// MXFP4: 4-bit floats in groups of 32, with a power-of-two scale.
     Mxfp4,
 }
 
-impl Quant {
+impl WeightQuant {
     fn group(self) -> u64 {
         match self {
-            Quant::No => 1,
-            Quant::Affine(_) => GROUP as u64,
-            Quant::Mxfp4 => MXFP4_GROUP,
+            WeightQuant::No => 1,
+            WeightQuant::Affine(_) => AFFINE_GROUP as u64,
+            WeightQuant::Mxfp4 => MXFP4_GROUP,
         }
     }
 
     fn bits(self) -> u32 {
         match self {
-            Quant::No => 16,
-            Quant::Affine(bits) => bits,
-            Quant::Mxfp4 => 4,
+            WeightQuant::No => 16,
+            WeightQuant::Affine(bits) => bits,
+            WeightQuant::Mxfp4 => 4,
         }
     }
 
     fn mode(self) -> &'static str {
         match self {
-            Quant::No | Quant::Affine(_) => "affine",
-            Quant::Mxfp4 => "mxfp4",
+            WeightQuant::No | WeightQuant::Affine(_) => "affine",
+            WeightQuant::Mxfp4 => "mxfp4",
         }
     }
 
-    /// What `config.json` says of all matrices.
+    /// Entry in `config.json` that applies to all matrices.
     pub(super) fn setting(self) -> Value {
         json!({ "group_size": self.group(), "bits": self.bits(), "mode": self.mode() })
     }
 
-    /// What it says of one whose quantisation is another than that of `all`.
-    pub(super) fn setting_among(self, all: Quant) -> Value {
-        match all.mode() == self.mode() {
+    /// Entry for a matrix with another quantization than the default.
+    pub(super) fn setting_among(self, default: WeightQuant) -> Value {
+        match default.mode() == self.mode() {
             true => json!({ "group_size": self.group(), "bits": self.bits() }),
             false => self.setting(),
         }
     }
 }
 
-/// One tensor of the checkpoint: its name, what it holds, and where its random numbers come from.
+/// A tensor of the checkpoint: name, layout, and random stream.
 #[derive(Clone, Debug)]
-pub(super) struct Tensor {
+pub(super) struct SynthTensor {
     pub(super) name: String,
     pub(super) dtype: &'static str,
     pub(super) shape: Vec<u64>,
     pub(super) bytes: u64,
-    pub(super) values: Values,
-    pub(super) stream: Stream,
+    pub(super) values: TensorValues,
+    pub(super) stream: RandomStream,
 }
 
 impl Module {
-    /// How the module is quantised, if it is.
-    pub(super) fn quant(&self) -> Option<Quant> {
+    /// Quantization of the module, if any.
+    pub(super) fn quant(&self) -> Option<WeightQuant> {
         match self.kind {
-            Kind::Linear { cols, quant, .. }
-                if quant != Quant::No && cols.is_multiple_of(quant.group()) =>
+            ModuleKind::Linear { cols, quant, .. }
+                if quant != WeightQuant::No && cols.is_multiple_of(quant.group()) =>
             {
                 Some(quant)
             }
@@ -101,7 +101,7 @@ impl Module {
     ///
     /// # Errors
     /// A size overflows.
-    pub(super) fn tensors(self, seed: u64) -> Result<Vec<Tensor>, Error> {
+    pub(super) fn tensors(self, seed: u64) -> Result<Vec<SynthTensor>, Error> {
         let quant = self.quant();
         let Module { path, rows, kind } = self;
         let tensor = |name: String, shape: Vec<u64>, dtype, size: u64, values, stream: &str| {
@@ -109,14 +109,14 @@ impl Module {
                 shape.iter().try_fold(size, |n, d| n.checked_mul(*d)).filter(|n| *n < 1 << 60);
             let bytes = bytes
                 .ok_or_else(|| Error::Input(format!("tensor {name} of {shape:?} is too large")))?;
-            let stream = Stream::new(seed, stream);
-            Ok::<_, Error>(Tensor { name, dtype, shape, bytes, values, stream })
+            let stream = RandomStream::new(seed, stream);
+            Ok::<_, Error>(SynthTensor { name, dtype, shape, bytes, values, stream })
         };
         let with = |last: u64| rows.iter().copied().chain([last]).collect::<Vec<_>>();
         let (cols, gain, lead) = match kind {
-            Kind::Plain { scalar, low, high, lead } => {
+            ModuleKind::Plain { scalar, low, high, lead } => {
                 let cols = rows.last().copied().unwrap_or(1);
-                let values = Values::Uniform { scalar, low, high, cols, lead };
+                let values = TensorValues::Uniform { scalar, low, high, cols, lead };
                 let stream = path.clone();
                 return Ok(vec![tensor(
                     path,
@@ -127,25 +127,27 @@ impl Module {
                     &stream,
                 )?]);
             }
-            Kind::Linear { cols, gain, lead, .. } => (cols, gain, lead),
+            ModuleKind::Linear { cols, gain, lead, .. } => (cols, gain, lead),
         };
         let std = gain / (cols as f32).sqrt();
         let (weight, scales) = (format!("{path}.weight"), format!("{path}.scales"));
         let Some(quant) = quant else {
             let (low, high) = (-std * 3f32.sqrt(), std * 3f32.sqrt());
-            let values = Values::Uniform { scalar: Scalar::BF16, low, high, cols, lead };
+            let values = TensorValues::Uniform { scalar: Scalar::BF16, low, high, cols, lead };
             return Ok(vec![tensor(weight.clone(), with(cols), "BF16", 2, values, &weight)?]);
         };
         let packed = with(cols * u64::from(quant.bits()) / 32);
         let groups = cols / quant.group();
-        let mut tensors = vec![tensor(weight.clone(), packed, "U32", 4, Values::Quants, &weight)?];
-        if let Quant::Affine(bits) = quant {
-            let affine = Affine { bits, groups, std, lead };
-            let of = |name: String, values| tensor(name, with(groups), "BF16", 2, values, &scales);
-            tensors.push(of(scales.clone(), Values::Scales(affine.clone()))?);
-            tensors.push(of(format!("{path}.biases"), Values::Biases(affine))?);
+        let mut tensors =
+            vec![tensor(weight.clone(), packed, "U32", 4, TensorValues::Quants, &weight)?];
+        if let WeightQuant::Affine(bits) = quant {
+            let affine = AffineParams { bits, groups, std, lead };
+            let plane =
+                |name: String, values| tensor(name, with(groups), "BF16", 2, values, &scales);
+            tensors.push(plane(scales.clone(), TensorValues::Scales(affine.clone()))?);
+            tensors.push(plane(format!("{path}.biases"), TensorValues::Biases(affine))?);
         } else {
-            let values = Values::Powers(Powers::mxfp4(std));
+            let values = TensorValues::Mxfp4Scales(Mxfp4Scales::mxfp4(std));
             tensors.push(tensor(scales.clone(), with(groups), "U8", 1, values, &scales)?);
         }
         Ok(tensors)

@@ -1,14 +1,14 @@
-//! The shapes of published models, as their `config.json` states them.
+//! Presets: shapes of published models, from their `config.json`.
 
 use serde_json::{Value, json};
 
 use super::KV_B_PROJ;
 use crate::base::error::Error;
 
-/// A published model whose shapes are known here.
+/// A published model whose config is included.
 #[derive(Clone, Copy, Debug)]
 pub struct Preset {
-    /// What the command line calls it.
+    /// Name on the command line.
     pub name: &'static str,
     /// One line: layers, experts, size.
     pub description: &'static str,
@@ -102,15 +102,16 @@ impl Preset {
     /// The preset of this name.
     ///
     /// # Errors
-    /// No preset has the name; the error lists those that there are.
+    /// No preset has this name; the error lists all names.
     pub fn by_name(name: &str) -> Result<&'static Preset, Error> {
         PRESETS.iter().find(|p| p.name == name).ok_or_else(|| {
             let names: Vec<_> = PRESETS.iter().map(|p| p.name).collect();
-            Error::Input(format!("no preset is called {name:?}; there are {}", names.join(", ")))
+            Error::Input(format!("there is no preset {name:?}; presets are {}", names.join(", ")))
         })
     }
 
-    /// The published `config.json`, without token ids and quantisation: those follow from what is written.
+    /// The published `config.json`, without token ids and quantization, which depend on the written
+    /// files.
     pub fn config(&self) -> Value {
         (self.make)()
     }
@@ -181,7 +182,7 @@ fn qwen3_5_397b_a17b() -> Value {
     }))
 }
 
-/// What the models of this family share, completed by the sizes of one.
+/// Fields that the models of this family share, completed by the sizes of one model.
 fn qwen3_5_moe(sizes: Value) -> Value {
     let mut text = json!({
         "attention_bias": false,
@@ -321,8 +322,8 @@ fn deepseek_v3() -> Value {
     })
 }
 
-/// Fine-tuned from DeepSeek-V3, whose shapes it has. Source: huggingface.co/deepcogito/
-/// cogito-v2-preview-deepseek-671B-MoE; its export for MLX has `kv_b_proj` whole.
+/// Fine-tuned from DeepSeek-V3, with the same shapes. Source: huggingface.co/deepcogito/
+/// cogito-v2-preview-deepseek-671B-MoE; its MLX export has `kv_b_proj` whole.
 fn cogito_v2_671b() -> Value {
     with(deepseek_v3(), json!({ KV_B_PROJ: true }))
 }
@@ -604,12 +605,12 @@ fn gemma_4_26b_a4b() -> Value {
     })
 }
 
-/// Types of layers: the second for each `every`th, the first for the others.
+/// Layer types: `each` for every `every`-th layer, `most` for the others.
 fn pattern(layers: u64, every: u64, [most, each]: [&str; 2]) -> Value {
     (1..=layers).map(|layer| if layer % every == 0 { each } else { most }).collect()
 }
 
-/// A config with the fields of another in place of its own.
+/// Overrides fields of a config.
 fn with(mut config: Value, other: Value) -> Value {
     if let (Value::Object(config), Value::Object(other)) = (&mut config, other) {
         config.extend(other);

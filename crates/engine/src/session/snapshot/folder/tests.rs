@@ -13,17 +13,17 @@ fn open(limit: u64) -> (tempfile::TempDir, SnapshotFolder) {
 }
 
 fn save(folder: &SnapshotFolder, tokens: &[u32]) -> PathBuf {
-    let saved = Saved::of(tokens);
-    let path = folder.place_for(&expected(), tokens);
+    let saved = Saved::new(tokens);
+    let path = folder.path_for(&expected(), tokens);
     saved.save(&path);
     path
 }
 
-fn expected() -> Expectation {
-    Saved::of(&[1]).expectation()
+fn expected() -> SnapshotRequirements {
+    Saved::new(&[1]).expectation()
 }
 
-/// Sets when a file was used, in seconds since it could be.
+/// Sets the time of last use, in seconds since the epoch.
 fn used(path: &Path, seconds: u64) {
     let file = OpenOptions::new().write(true).open(path).unwrap();
     file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)).unwrap();
@@ -32,7 +32,7 @@ fn used(path: &Path, seconds: u64) {
 #[test]
 fn the_longest_prefix_is_found() {
     let (_temp, folder) = open(u64::MAX);
-    let find = |tokens: &[u32], cuttable| folder.find(&expected(), tokens, cuttable);
+    let find = |tokens: &[u32], truncatable| folder.find(&expected(), tokens, truncatable);
     assert_eq!(find(&[1, 2], true), None);
     let [one, two, three, other] =
         [&[1, 2][..], &[1, 2, 3, 4], &[1, 2, 3, 4, 5, 6], &[9, 9, 9, 9, 9, 9, 9, 9]]
@@ -42,7 +42,7 @@ fn the_longest_prefix_is_found() {
     assert_eq!(find(&[1, 2, 3, 4, 5], false), wanted(&two, 4));
     assert_eq!(find(&[1, 2, 3, 4, 5], true), wanted(&three, 5));
     assert_eq!(find(&[1, 2, 3, 4], false), wanted(&two, 4));
-    // Of two that serve as well, the shorter one.
+    // Ties: the shorter one.
     assert_eq!(find(&[1, 2, 3, 4], true), wanted(&two, 4));
     assert_eq!(find(&[1, 2, 7], true), wanted(&one, 2));
     assert_eq!(find(&[1, 3], true).unwrap().1, 1);
@@ -52,14 +52,14 @@ fn the_longest_prefix_is_found() {
     assert_eq!(find(&[2], true), None);
     assert_eq!(find(&[], true), None);
 
-    // Without logits what cannot be cut must leave a token to compute.
-    let silent = folder.place_for(&expected(), &[7, 8]);
-    Saved { logits: None, ..Saved::of(&[7, 8]) }.save(&silent);
+    // Without logits, a state that cannot be truncated must leave a token to compute.
+    let silent = folder.path_for(&expected(), &[7, 8]);
+    Saved { logits: None, ..Saved::new(&[7, 8]) }.save(&silent);
     assert_eq!(find(&[7, 8], false), None);
     assert_eq!(find(&[7, 8], true), wanted(&silent, 2));
     assert_eq!(find(&[7, 8, 9], false), wanted(&silent, 2));
 
-    // Damage to what an index reads is passed over; states are not looked at.
+    // Damage to the header or tokens is skipped; states are not checked.
     let change = |path: &Path, at: usize| {
         let mut bytes = fs::read(path).unwrap();
         let at = if at == 0 { bytes.len() - 1 } else { at };
@@ -72,18 +72,18 @@ fn the_longest_prefix_is_found() {
     assert_eq!(find(&[1, 2, 3, 4], false), wanted(&one, 2));
     fs::write(&one, "something else").unwrap();
     assert_eq!(find(&[1, 2, 3, 4], false), None);
-    let model = Expectation { model: ModelId([8; 32]), ..expected() };
+    let model = SnapshotRequirements { model: ModelId([8; 32]), ..expected() };
     assert_eq!(folder.find(&model, &[9], true), None);
-    let exact = Expectation { exact: false, ..expected() };
+    let exact = SnapshotRequirements { exact: false, ..expected() };
     assert_eq!(folder.find(&exact, &[9], true), None);
 }
 
 #[test]
-fn each_session_has_its_place() {
+fn equal_sessions_have_equal_paths() {
     let (_temp, folder) = open(0);
-    let place = |expected: &Expectation, tokens: &[u32]| folder.place_for(expected, tokens);
-    // What a state is counts, not how many places a context has for it.
-    let other = |change: fn(&mut StateShape)| {
+    let place = |expected: &SnapshotRequirements, tokens: &[u32]| folder.path_for(expected, tokens);
+    // The shape of a state counts, but not the number of entries that the context allows.
+    let other = |change: fn(&mut SavedState)| {
         let mut expected = expected();
         change(&mut expected.states[1]);
         place(&expected, &[1, 2])
@@ -91,29 +91,29 @@ fn each_session_has_its_place() {
     let all = [
         place(&expected(), &[1, 2]),
         other(|state| state.shape += ", the last 512"),
-        other(|state| state.place_bytes += 1),
+        other(|state| state.entry_bytes += 1),
         place(&expected(), &[2, 1]),
         place(&expected(), &[]),
-        place(&Expectation { exact: false, ..expected() }, &[1, 2]),
-        place(&Expectation { keys: "q8".into(), ..expected() }, &[1, 2]),
-        place(&Expectation { model: ModelId([8; 32]), ..expected() }, &[1, 2]),
+        place(&SnapshotRequirements { exact: false, ..expected() }, &[1, 2]),
+        place(&SnapshotRequirements { kv_format: "q8".into(), ..expected() }, &[1, 2]),
+        place(&SnapshotRequirements { model: ModelId([8; 32]), ..expected() }, &[1, 2]),
     ];
     for (i, path) in all.iter().enumerate() {
         assert!(path.starts_with(&folder.path) && !all[..i].contains(path));
         assert_eq!(path.extension(), Some(OsStr::new(SUFFIX)));
     }
     assert_eq!(all[0], place(&expected(), &[1, 2]));
-    assert_eq!(all[0], other(|state| state.places += 1));
+    assert_eq!(all[0], other(|state| state.entries += 1));
     assert!(all[0].file_name().unwrap().to_str().unwrap().starts_with("0707070707070707-2-"));
 }
 
 #[test]
-fn what_was_not_used_for_long_gives_way() {
+fn the_least_recently_used_snapshot_is_evicted() {
     let (_temp, folder) = open(u64::MAX);
     let all: Vec<_> = (1..6).map(|n| save(&folder, &[n])).collect();
     let bytes = fs::metadata(&all[0]).unwrap().len();
     all.iter().zip([50, 10, 40, 20, 30]).for_each(|(path, seconds)| used(path, seconds));
-    // What is not a snapshot stays, whatever it is called.
+    // Files that are not snapshots stay, whatever their names.
     let stays = ["notes.txt", "0.moeflux-session", "1.moeflux-session", ".x.partial"];
     for name in stays {
         fs::write(

@@ -13,10 +13,11 @@ use moeflux_compute::{Format, Scalar};
 use serde_json::{Value, json};
 
 use super::{
-    KV_B_PROJ, Options, Preset, Summary, arch, plan, presets, tokenizer,
-    values::{Affine, Lead, Powers, Stream, Values},
+    KV_B_PROJ, Options, Preset, Summary, architectures, byte_tokenizer,
+    checkpoint_writer::{FileSink, write_to},
+    plan, presets,
+    values::{AffineParams, Lead, Mxfp4Scales, RandomStream, TensorValues},
     write,
-    write::{Target, write_to},
 };
 use crate::base::error::Error;
 
@@ -24,7 +25,7 @@ fn go_on() -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
 
-/// A small model of either architecture.
+/// A small model of an architecture.
 fn config(model_type: &str) -> Value {
     let mut text = json!({
         "hidden_size": 256,
@@ -106,7 +107,7 @@ fn written(options: &Options) -> BTreeMap<String, (String, Vec<u64>, Vec<u8>)> {
     read(folder.path())
 }
 
-/// The rows of a quantised matrix, widened.
+/// The rows of a quantized matrix, dequantized.
 fn rows(
     tensors: &BTreeMap<String, (String, Vec<u64>, Vec<u8>)>,
     path: &str,
@@ -219,7 +220,7 @@ fn a_written_checkpoint_reads_back() {
 }
 
 #[test]
-fn weights_have_mean_zero_and_a_sane_spread() {
+fn weights_have_mean_zero_and_the_expected_spread() {
     let tensors = written(&Options::new(config("qwen3_5_moe")));
     let at = "language_model.model.layers.1";
     for (path, bits, cols) in [
@@ -229,7 +230,7 @@ fn weights_have_mean_zero_and_a_sane_spread() {
     ] {
         let mut rows = rows(&tensors, &path, bits, cols);
         if bits == 8 {
-            // A router's first group meets the lead.
+            // The first group of a router's row multiplies the lead.
             rows.iter_mut().for_each(|row| drop(row.drain(..64)));
         }
         let (mean, std) = mean_and_std(rows.iter().flatten().copied());
@@ -254,12 +255,16 @@ fn weights_have_mean_zero_and_a_sane_spread() {
 }
 
 #[test]
-fn small_floats_have_the_spread_that_is_asked_for() {
+fn mxfp4_weights_have_the_requested_spread() {
     for std in [0.01, 0.0186, 0.03, 1.0] {
         let mut powers = vec![0; 4096];
-        Values::Powers(Powers::mxfp4(std)).fill(Stream::new(0, "scales"), 0, &mut powers);
+        TensorValues::Mxfp4Scales(Mxfp4Scales::mxfp4(std)).fill(
+            RandomStream::new(0, "scales"),
+            0,
+            &mut powers,
+        );
         let mut quants = vec![0; 4096 * 16];
-        Values::Quants.fill(Stream::new(0, "weight"), 0, &mut quants);
+        TensorValues::Quants.fill(RandomStream::new(0, "weight"), 0, &mut quants);
         let mut weights = vec![0.0; 4096 * 32];
         Format::MXFP4.dequantize(&quants, &powers, &[], &mut weights);
         let (mean, found) = mean_and_std(weights.iter().copied());
@@ -287,7 +292,7 @@ fn the_head_prefers_printable_text() {
 }
 
 #[test]
-fn bytes_follow_from_the_seed_alone() {
+fn bytes_depend_on_the_seed_alone() {
     let options = Options { seed: 7, skew: 0.5, ..Options::new(config("qwen3_5_moe")) };
     let all = written(&options);
     assert_eq!(all, written(&options));
@@ -300,7 +305,7 @@ fn bytes_follow_from_the_seed_alone() {
     let cut = plan(&Options { layers: Some(2), ..options.clone() }).unwrap();
     assert_eq!(cut.config()["text_config"]["num_hidden_layers"], 2);
 
-    // Only routers know of the skew.
+    // Only routers depend on the skew.
     let even = written(&Options { skew: 0.0, ..options });
     for (name, tensor) in &all {
         assert_eq!(even[name] != *tensor, name.ends_with("mlp.gate.biases"), "{name}");
@@ -308,8 +313,8 @@ fn bytes_follow_from_the_seed_alone() {
 }
 
 #[test]
-fn values_do_not_depend_on_how_they_are_cut() {
-    let affine = |lead| Affine { bits: 4, groups: 3, std: 0.1, lead };
+fn values_do_not_depend_on_the_write_size() {
+    let affine = |lead| AffineParams { bits: 4, groups: 3, std: 0.1, lead };
     let leads = [
         Lead::Zero,
         Lead::Same(0.5),
@@ -318,18 +323,18 @@ fn values_do_not_depend_on_how_they_are_cut() {
     ];
     for lead in leads {
         for values in [
-            Values::Quants,
-            Values::Scales(affine(lead.clone())),
-            Values::Biases(affine(lead.clone())),
-            Values::Powers(Powers::mxfp4(0.1)),
-            Values::Uniform {
+            TensorValues::Quants,
+            TensorValues::Scales(affine(lead.clone())),
+            TensorValues::Biases(affine(lead.clone())),
+            TensorValues::Mxfp4Scales(Mxfp4Scales::mxfp4(0.1)),
+            TensorValues::Uniform {
                 scalar: Scalar::BF16,
                 low: -1.0,
                 high: 1.0,
                 cols: 100,
                 lead: lead.clone(),
             },
-            Values::Uniform {
+            TensorValues::Uniform {
                 scalar: Scalar::F32,
                 low: -1.0,
                 high: 1.0,
@@ -337,7 +342,7 @@ fn values_do_not_depend_on_how_they_are_cut() {
                 lead: lead.clone(),
             },
         ] {
-            let stream = Stream::new(3, "tensor");
+            let stream = RandomStream::new(3, "tensor");
             let mut whole = vec![0; 1004];
             values.fill(stream, 0, &mut whole);
             let mut pieces = vec![0; 1004];
@@ -351,17 +356,18 @@ fn values_do_not_depend_on_how_they_are_cut() {
     }
 }
 
-/// How often each expert of layer 0 is chosen when the lead and 400 random tokens of calibrated size come in.
+/// Frequency of each expert of layer 0, for inputs of the lead plus random values of calibrated
+/// size (400 tokens).
 fn chosen(skew: f64) -> Vec<f32> {
     let tensors = written(&Options { skew, layers: Some(1), ..Options::new(config("qwen3_moe")) });
     let router = rows(&tensors, "model.layers.0.mlp.gate", 8, 256);
-    let noise = Stream::new(1, "tokens");
+    let noise = RandomStream::new(1, "tokens");
     let mut counts = vec![0.0; router.len()];
     for token in 0..400u64 {
         // Uniform with the standard deviation of the residual stream at the first router.
         let x: Vec<f32> = (0..256)
             .map(|i| {
-                let u = (noise.at(token * 256 + i) >> 40) as f32 / (1u64 << 24) as f32 - 0.5;
+                let u = (noise.word(token * 256 + i) >> 40) as f32 / (1u64 << 24) as f32 - 0.5;
                 if i < 64 { 1.0 } else { u * 12f32.sqrt() * 0.477 }
             })
             .collect();
@@ -382,18 +388,18 @@ fn skew_makes_a_popular_head_on_an_even_tail() {
     // 4 of 64: an even share is 1/16.
     let even = chosen(0.0);
     assert!(even[0] < 0.16 && even[63] > 0.005, "{even:?}");
-    // 1.2 * 4 experts, by about every other token.
+    // 1.2 * 4 experts, each chosen by about every other token.
     let skewed = chosen(1.0);
     assert!(skewed[0] < 0.85 && skewed[4] > 0.3, "{skewed:?}");
     assert!(skewed[5] < 0.12 && skewed[50] > 0.0, "{skewed:?}");
 }
 
 #[test]
-fn tensors_lie_whole_in_shards_of_the_size_asked_for() {
+fn shards_have_the_requested_size_and_whole_tensors() {
     let options = Options::new(config("qwen3_5_moe"));
     let folder = tempfile::tempdir().unwrap();
     let plan = plan(&options).unwrap();
-    let disk = Disk::default();
+    let disk = LimitedDisk::default();
     let summary = write_to(&&disk, &plan, 600_000, folder.path(), &mut |_, _| go_on()).unwrap();
     assert!(summary.shards > 2);
     assert_eq!(read(folder.path()), written(&options));
@@ -403,22 +409,22 @@ fn tensors_lie_whole_in_shards_of_the_size_asked_for() {
     }
 }
 
-/// A disk with room for so many bytes.
-struct Disk {
+/// A disk of limited space.
+struct LimitedDisk {
     room: Cell<u64>,
-    /// What it claims to have free.
+    /// Reported free space.
     free: Option<u64>,
 }
 
-impl Default for Disk {
+impl Default for LimitedDisk {
     fn default() -> Self {
-        Disk { room: Cell::new(u64::MAX), free: None }
+        LimitedDisk { room: Cell::new(u64::MAX), free: None }
     }
 }
 
-struct DiskFile<'a>(fs::File, &'a Cell<u64>);
+struct LimitedFile<'a>(fs::File, &'a Cell<u64>);
 
-impl Write for DiskFile<'_> {
+impl Write for LimitedFile<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let n = (bytes.len() as u64).min(self.1.get());
         if n == 0 && !bytes.is_empty() {
@@ -434,16 +440,16 @@ impl Write for DiskFile<'_> {
     }
 }
 
-/// The lifetime of the room that files share.
-impl<'a> Target for &'a Disk {
-    type File = DiskFile<'a>;
+/// The lifetime of the space that files share.
+impl<'a> FileSink for &'a LimitedDisk {
+    type File = LimitedFile<'a>;
 
     fn free(&self, _folder: &Path) -> Option<u64> {
         self.free
     }
 
     fn create(&self, path: &Path) -> io::Result<Self::File> {
-        Ok(DiskFile(fs::File::create_new(path)?, &self.room))
+        Ok(LimitedFile(fs::File::create_new(path)?, &self.room))
     }
 
     fn finish(&self, _file: Self::File) -> io::Result<()> {
@@ -457,11 +463,11 @@ fn a_full_disk_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("model");
     let Summary { bytes, .. } =
-        write_to(&&Disk::default(), &plan, 1 << 20, &out, &mut |_, _| go_on()).unwrap();
+        write_to(&&LimitedDisk::default(), &plan, 1 << 20, &out, &mut |_, _| go_on()).unwrap();
     fs::remove_dir_all(&out).unwrap();
-    // In the first header, in the first shard, in a later one, in the config.
+    // Fails in the first header, in the first shard, in a later one, in the config.
     for room in [0, 100, 50_000, bytes / 2, bytes - 1] {
-        let disk = Disk { room: Cell::new(room), free: None };
+        let disk = LimitedDisk { room: Cell::new(room), free: None };
         let error = write_to(&&disk, &plan, 1 << 20, &out, &mut |_, _| go_on()).unwrap_err();
         let text = error.to_string();
         assert!(
@@ -469,23 +475,23 @@ fn a_full_disk_leaves_nothing() {
             "{text}"
         );
         assert!(!out.exists(), "{room}");
-        // A folder that was there stays.
+        // An existing folder stays.
         fs::create_dir(&out).unwrap();
-        let disk = Disk { room: Cell::new(room), free: None };
+        let disk = LimitedDisk { room: Cell::new(room), free: None };
         write_to(&&disk, &plan, 1 << 20, &out, &mut |_, _| go_on()).unwrap_err();
         assert_eq!(fs::read_dir(&out).unwrap().count(), 0);
         fs::remove_dir(&out).unwrap();
     }
-    let disk = Disk { room: Cell::new(u64::MAX), free: Some(bytes - 1) };
+    let disk = LimitedDisk { room: Cell::new(u64::MAX), free: Some(bytes - 1) };
     let text = write_to(&&disk, &plan, 1 << 20, &out, &mut |_, _| go_on()).unwrap_err().to_string();
     assert!(text.contains("are free"), "{text}");
     assert!(!out.exists());
-    let disk = Disk { room: Cell::new(bytes), free: Some(bytes) };
+    let disk = LimitedDisk { room: Cell::new(bytes), free: Some(bytes) };
     write_to(&&disk, &plan, 1 << 20, &out, &mut |_, _| go_on()).unwrap();
 }
 
 #[test]
-fn a_folder_with_files_is_left_alone() {
+fn a_non_empty_folder_is_not_changed() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("config.json"), "mine").unwrap();
     let options = Options::new(config("qwen3_moe"));
@@ -500,7 +506,7 @@ fn a_folder_with_files_is_left_alone() {
 }
 
 #[test]
-fn bad_configs_and_options_are_errors_that_say_what_is_wrong() {
+fn invalid_configs_and_options_give_specific_errors() {
     let edits: &[(&str, Value, &str)] = &[
         ("model_type", json!("llama"), "qwen3_moe, qwen3_5_moe"),
         ("model_type", json!(7), "qwen3_moe, qwen3_5_moe"),
@@ -543,7 +549,7 @@ fn bad_configs_and_options_are_errors_that_say_what_is_wrong() {
         let text = plan(&Options::new(config)).unwrap_err().to_string();
         assert!(text.contains(says), "{key} {value}: {text}");
     }
-    // Each number is allowed, the model is not.
+    // Each value is allowed, but not their product.
     let mut huge = config("qwen3_moe");
     for key in ["hidden_size", "moe_intermediate_size", "vocab_size"] {
         huge[key] = json!(1 << 20);
@@ -571,7 +577,7 @@ fn odd_widths_dense_layers_and_tied_embeddings() {
     let plan = plan(&Options::new(config)).unwrap();
     let shape =
         |name: &str| plan.tensors().find(|t| t.name == name).map(|t| (t.dtype, t.shape.to_vec()));
-    // 96 inputs are no whole number of groups: not quantised.
+    // 96 inputs are not a multiple of the group size: not quantized.
     assert_eq!(
         shape("model.layers.0.mlp.switch_mlp.down_proj.weight"),
         Some(("BF16", vec![64, 256, 96]))
@@ -587,15 +593,15 @@ fn odd_widths_dense_layers_and_tied_embeddings() {
 }
 
 #[test]
-fn the_tokenizer_spells_every_text() {
-    let json = tokenizer::tokenizer().to_string();
+fn the_tokenizer_encodes_every_text() {
+    let json = byte_tokenizer::tokenizer().to_string();
     let tokenizer: tokenizers::Tokenizer = json.parse().unwrap();
     let text = "<|im_start|>user\nGrüße, 世界! \u{1}\t🦊<|im_end|>";
     let ids = tokenizer.encode(text, false).unwrap().get_ids().to_vec();
     assert_eq!((ids[0], *ids.last().unwrap()), (257, 258));
     assert_eq!(ids[1], u32::from(b'u'));
     assert_eq!(tokenizer.decode(&ids, false).unwrap(), text);
-    assert_eq!(tokenizer.get_vocab_size(true), tokenizer::COUNT as usize);
+    assert_eq!(tokenizer.get_vocab_size(true), byte_tokenizer::COUNT as usize);
 }
 
 #[test]
@@ -611,7 +617,7 @@ fn text_configs_may_be_flat_or_nested() {
             .collect::<Vec<_>>()
     };
     assert_eq!(names(nested.clone()), names(flat));
-    assert!(arch::text_config(nested.as_object().unwrap()).contains_key("num_experts"));
+    assert!(architectures::text_config(nested.as_object().unwrap()).contains_key("num_experts"));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The models that have presets: that what is written is what the engine reads, and behaves like a model.
+//! Presets: the written checkpoints match what the engine reads, and behave like a model.
 
 use std::path::Path;
 
@@ -23,7 +23,7 @@ fn text(config: &mut Value) -> &mut Value {
     if config.get("text_config").is_some() { &mut config["text_config"] } else { config }
 }
 
-/// The segments of everything that a model reads, in the order in which they lie.
+/// All segments that a model reads, in file order.
 fn segments(blueprint: &Blueprint) -> Vec<(u64, u64)> {
     let matrices = blueprint.matrices().flat_map(|m| m.segments.iter().copied());
     let vectors = blueprint.vectors().map(|v| v.segment);
@@ -50,7 +50,7 @@ fn a_model_reads_every_byte_once() {
 }
 
 #[test]
-fn tensors_are_those_of_checkpoints_that_mlx_wrote() {
+fn tensors_match_checkpoints_written_by_mlx() {
     for name in [
         "deepseek_v3",
         "deepseek_v3_kv_b_4bit",
@@ -85,7 +85,7 @@ fn tensors_are_those_of_checkpoints_that_mlx_wrote() {
         };
         let other = left.iter().filter(|(name, t)| !same(name, t)).collect::<Vec<_>>();
         assert!(left.len() == right.len() && other.is_empty(), "{name}: {other:?}");
-        // A bool stands for the settings of all there.
+        // A bool stands for the quantization settings of all matrices in the fixture.
         let settings = |checkpoint: &Checkpoint| -> BTreeMap<String, (Value, Value)> {
             let map = checkpoint.config()["quantization"].as_object().unwrap();
             let named = map.iter().filter(|(_, value)| value.is_object());
@@ -102,8 +102,8 @@ fn expert_parameters(moe: &MoeBlueprint) -> u64 {
 
 #[test]
 fn presets_have_the_published_parameters() {
-    // Billions in all and of a token, bytes of an expert in millions. Makers count a token's embedding or do not: it
-    // is not counted here where the head is another matrix.
+    // Billions of parameters in total and per token, and bytes per expert in millions. Some vendors
+    // count a token's embedding; here it does not count unless it is the output head.
     let published: &[(&str, f64, f64, f64)] = &[
         ("gpt-oss-20b", 20.9, 3.6, 13.2),
         ("gemma-4-26b-a4b", 25.2, 3.8, 3.35),
@@ -152,7 +152,7 @@ fn presets_have_the_published_parameters() {
 }
 
 #[test]
-fn a_cut_keeps_the_kinds_of_the_first_layers() {
+fn truncated_models_keep_the_kinds_of_the_first_layers() {
     for preset in presets() {
         let mut config = preset.config();
         let whole = planned(config.clone());
@@ -172,7 +172,7 @@ fn a_cut_keeps_the_kinds_of_the_first_layers() {
     }
 }
 
-/// A model in the kind of a preset, a few hundred numbers wide.
+/// A model of a preset's kind with a hidden size of a few hundred.
 fn small(name: &str) -> Value {
     let mut config = preset(name);
     let sizes = json!({
@@ -212,7 +212,7 @@ fn small(name: &str) -> Value {
     config
 }
 
-/// Root mean squares of the stream behind each layer, and the experts of each token.
+/// Root mean squares of the residual stream after each layer, and the experts of each token.
 #[derive(Default)]
 struct Seen {
     sizes: Vec<f32>,
@@ -235,10 +235,10 @@ fn small_models_of_all_kinds_run() {
     let mut kinds = Vec::new();
     for preset in presets() {
         let name = preset.name;
-        // The first full layer of the widest pattern is the sixth.
+        // The first full-attention layer of the longest pattern is the sixth.
         let options = Options { layers: Some(6), ..Options::new(small(name)) };
         let kind = plan(&options).unwrap().config().clone();
-        // Presets that differ in sizes alone are the same when small.
+        // Presets that differ only in sizes are the same when small.
         if kinds.contains(&kind) {
             continue;
         }

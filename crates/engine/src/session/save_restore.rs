@@ -1,0 +1,372 @@
+//! Saving a session to a snapshot and restoring it.
+
+use std::{
+    ops::Range,
+    path::{Path, PathBuf},
+};
+
+use moeflux_compute::{KvFormat, Span, State, StateShape};
+
+use crate::{
+    base::error::{Error, SnapshotProblem},
+    runtime::control::StepControl,
+    session::{
+        engine::Engine,
+        session::{Session, Synced},
+        snapshot::{
+            SavedState, Snapshot, SnapshotContents, SnapshotFolder, SnapshotRequirements,
+            SnapshotWriter,
+        },
+        timeline::{Timeline, common_prefix_len},
+    },
+};
+
+/// Bytes copied at once while a session is saved or restored.
+const COPY_BYTES: usize = 4 << 20;
+
+/// Options of a snapshot, besides the tokens, logits and states that it always holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SnapshotOptions {
+    /// Save the list of experts in memory, so that a restored session starts with a warm cache.
+    /// [`Session::restore`] reads them before it returns, up to one per slot. With slots of
+    /// gigabytes and a short prompt this delays the first token.
+    pub hot_experts: bool,
+    /// Element format of the KV cache in the file. Default: that of the session, bit for bit. A
+    /// smaller format makes a smaller file that is marked lossy. The saved session does not change;
+    /// a session restored from the file is [`Session::is_lossy`]. Recurrent states and logits are
+    /// always saved in full precision.
+    pub kv_format: Option<KvFormat>,
+}
+
+impl Session {
+    /// Saves the session to a file atomically: a temporary file replaces an older snapshot once all
+    /// of it is on disk. Returns its bytes.
+    ///
+    /// # Errors
+    /// The file cannot be written, or the disk is full; an older file stays unchanged. Also if
+    /// `options.kv_format` has more bits than the session.
+    pub fn snapshot(&self, path: impl AsRef<Path>, options: SnapshotOptions) -> Result<u64, Error> {
+        self.save(path.as_ref(), options, u64::MAX)
+    }
+
+    /// Saves a file of at most `limit` bytes. Returns the bytes that the file has or would have.
+    fn save(&self, path: &Path, options: SnapshotOptions, limit: u64) -> Result<u64, Error> {
+        // The mark is immutable, so other sessions can advance while the file is written.
+        let mark = self.mark()?;
+        let timeline = &mark.state.timeline;
+        let engine = &self.engine;
+        let (own, kv_format) =
+            (engine.kv_format(), options.kv_format.unwrap_or(engine.kv_format()));
+        if kv_format.is_wider_than(own) {
+            return Err(Error::Input(format!(
+                "a KV cache in {} cannot be saved in {}, which has more bits: leave the format out",
+                own.name(),
+                kv_format.name()
+            )));
+        }
+        let hot =
+            if options.hot_experts { engine.lock().cache.experts_in_memory() } else { Vec::new() };
+        let expected = engine.expectation(kv_format);
+        let name = engine
+            .folder()
+            .file_name()
+            .map_or_else(Default::default, |name| name.to_string_lossy());
+        let contents = SnapshotContents {
+            model: expected.model,
+            name: &name,
+            kv_format: &expected.kv_format,
+            stored: expected.stored.as_deref(),
+            lossy: own.is_lossy() || kv_format != own || timeline.is_lossy,
+            exact: expected.exact,
+            vocab: expected.vocab,
+            written: timeline.written as u64,
+            tokens: &timeline.tokens,
+            logits: Some(&timeline.logits[..]).filter(|logits| !logits.is_empty()),
+            hot: &hot,
+            states: saved_states(engine, timeline, kv_format),
+        };
+        let bytes = contents.bytes()?;
+        if bytes > limit {
+            return Ok(bytes);
+        }
+        let mut writer = SnapshotWriter::create(path, &contents)?;
+        let (mut room, mut converted) = (vec![0; COPY_BYTES], Vec::new());
+        for_each_piece(engine, timeline, |StatePiece { state, shape, entries, .. }| {
+            let count = entries.len();
+            let room = &mut room[..count * shape.entry_bytes(own)];
+            let saved = engine.lock().device.save_state(state, entries, room);
+            saved.map_err(Error::at(|| "saving a session"))?;
+            if kv_format == own {
+                return writer.write(room);
+            }
+            converted.resize(count * shape.entry_bytes(kv_format), 0);
+            let dst = (kv_format, &mut converted[..]);
+            shape.convert_entries((own, room), dst).map_err(Error::at(|| "saving a session"))?;
+            writer.write(&converted)
+        })?;
+        writer.finish().map(|()| bytes)
+    }
+
+    /// Replaces the session's state by that of a file. The whole file is verified and read before
+    /// the session changes. Saved hot experts are read as far as slots allow. Afterwards
+    /// [`Session::is_lossy`] says whether the file had a reduced KV format.
+    ///
+    /// # Errors
+    /// [`Error::Snapshot`] if the file is not from [`Session::snapshot`], has a later version, is
+    /// truncated or damaged, or belongs to another model or other settings. Also if the file cannot
+    /// be read, or if the states do not fit beside the session's current ones, which
+    /// [`Session::reset`] frees. The session then stays unchanged.
+    pub fn restore(&mut self, path: impl AsRef<Path>) -> Result<(), Error> {
+        let snapshot = Snapshot::open(path.as_ref())?;
+        let own = self.engine.kv_format();
+        // An unknown or wider stored format fails the check below.
+        let stored =
+            snapshot.header().stored.as_deref().and_then(|name| KvFormat::by_name(name).ok());
+        let kv_format = stored.filter(|kv_format| !kv_format.is_wider_than(own)).unwrap_or(own);
+        snapshot.fits(&self.engine.expectation(kv_format))?;
+        snapshot.verify()?;
+        let logits = snapshot.logits()?.unwrap_or_default();
+        let hot = snapshot.hot()?;
+        let written = usize::try_from(snapshot.header().written).unwrap_or(usize::MAX);
+        let tokens = snapshot.tokens().to_vec();
+        let is_lossy = snapshot.header().lossy && !own.is_lossy();
+        let loaded = Timeline { tokens, logits, written, is_lossy, ..Timeline::default() };
+        let saved: Vec<u64> = snapshot.header().states.iter().map(|s| s.entries).collect();
+        if saved_states(&self.engine, &loaded, kv_format).iter().map(|s| s.entries).ne(saved) {
+            let what = "its states, which do not match its tokens".into();
+            return Err(Error::snapshot(path.as_ref(), SnapshotProblem::Damaged { what }));
+        }
+        let engine = self.engine.clone();
+        // An empty session is restored in place: there may be no room for a second set of states.
+        let is_empty = self.timeline.tokens.is_empty();
+        let mut timeline = match is_empty {
+            true => Timeline {
+                states: std::mem::take(&mut self.timeline.states),
+                ..Timeline::default()
+            },
+            false => engine.lock().new_timeline(engine.blueprint(), engine.plan())?,
+        };
+        timeline.tokens = loaded.tokens;
+        timeline.logits = loaded.logits;
+        timeline.written = written;
+        timeline.is_lossy = is_lossy;
+        let spans = state_spans(&engine, &timeline);
+        let (mut room, mut converted) = (vec![0; COPY_BYTES], Vec::new());
+        let read =
+            for_each_piece(&engine, &timeline, |StatePiece { index, state, shape, entries }| {
+                let mut runtime = engine.lock();
+                // Reserves for everything that is read, so that the first states leave room for the
+                // rest.
+                runtime.evict_until(|device| {
+                    device
+                        .state_need(&mut spans.iter().copied())
+                        .map_err(Error::at(|| "reading a session"))
+                })?;
+                let entry_bytes = shape.entry_bytes(kv_format);
+                let room = &mut room[..entries.len() * entry_bytes];
+                snapshot.read_state(index, entries.start as u64 * entry_bytes as u64, room)?;
+                let bytes = if kv_format == own {
+                    room
+                } else {
+                    converted.resize(entries.len() * shape.entry_bytes(own), 0);
+                    let dst = (own, &mut converted[..]);
+                    shape
+                        .convert_entries((kv_format, room), dst)
+                        .map_err(Error::at(|| "reading a session"))?;
+                    &converted[..]
+                };
+                runtime
+                    .device
+                    .load_state(state, entries, bytes)
+                    .map_err(Error::at(|| "reading a session"))
+            });
+        let mut runtime = engine.lock();
+        if let Err(error) = read {
+            if is_empty {
+                self.timeline.states = timeline.states;
+                runtime.reset(&mut self.timeline)?;
+            } else {
+                runtime.drop_timeline(timeline);
+            }
+            return Err(error);
+        }
+        runtime.replace(&mut self.timeline, timeline);
+        // A read error here is reported to the step that needs the expert. The session is complete.
+        let _ = runtime.warm(&hot);
+        Ok(())
+    }
+
+    /// Like [`Session::sync`], but restores from a snapshot in `folder` if it shares a longer
+    /// prefix with `tokens` than the session and the prefix cache do.
+    ///
+    /// # Errors
+    /// As [`Session::sync`]. A snapshot that cannot be used is skipped.
+    pub fn sync_from(
+        &mut self,
+        folder: &SnapshotFolder,
+        tokens: &[u32],
+        control: &mut StepControl<'_>,
+    ) -> Result<Synced, Error> {
+        self.check_tokens(0, tokens)?;
+        let had = self.timeline.tokens.len();
+        let same = common_prefix_len(&self.timeline.tokens, tokens);
+        let truncatable = self.engine.lock().rewind.any_length();
+        let cached_len =
+            self.engine.lock().prefix_cache.find(tokens, truncatable).map_or(0, |(_, len)| len);
+        match folder.find(&self.engine.expectation(self.engine.kv_format()), tokens, truncatable) {
+            Some((path, len)) if len > same.max(cached_len) && self.restore(&path).is_ok() => {
+                folder.touch(&path);
+                let synced = self.sync(tokens, control)?;
+                Ok(Synced { restored: synced.reused, rewound: had - same, ..synced })
+            }
+            _ => self.sync(tokens, control),
+        }
+    }
+
+    /// Saves the session to a snapshot folder for [`Session::sync_from`] and keeps the folder
+    /// within its limit. Returns the file. Returns `None` if the file alone would exceed the limit,
+    /// or if the session [is lossy](Session::is_lossy).
+    ///
+    /// # Errors
+    /// As [`Session::snapshot`].
+    pub fn snapshot_to(&self, folder: &SnapshotFolder) -> Result<Option<PathBuf>, Error> {
+        if self.is_lossy() {
+            return Ok(None);
+        }
+        let expected = self.engine.expectation(self.engine.kv_format());
+        let path = folder.path_for(&expected, self.tokens());
+        let bytes = match self.equivalent_file_bytes(&path, &expected) {
+            Some(bytes) => bytes,
+            None => self.save(&path, SnapshotOptions::default(), folder.limit())?,
+        };
+        if bytes > folder.limit() {
+            return Ok(None);
+        }
+        folder.touch(&path);
+        folder.shrink()?;
+        Ok(Some(path))
+    }
+
+    /// Bytes of an equivalent snapshot at `path`: complete, matching, and with logits if the
+    /// session has them.
+    fn equivalent_file_bytes(&self, path: &Path, expected: &SnapshotRequirements) -> Option<u64> {
+        let snapshot = Snapshot::open(path).ok()?;
+        let has_logits = snapshot.header().logits || self.logits().is_empty();
+        let is_equivalent =
+            has_logits && snapshot.tokens() == self.tokens() && snapshot.fits(expected).is_ok();
+        (is_equivalent && snapshot.verify().is_ok()).then(|| snapshot.bytes())
+    }
+}
+
+/// Number of filled entries of a state after `tokens` tokens, with positions up to `written`
+/// written.
+fn filled(shape: StateShape, tokens: usize, written: usize, context: usize) -> usize {
+    match shape {
+        StateShape::Recurrent { len } => len,
+        StateShape::KeyValue { positions, .. } if positions < context => written.min(positions),
+        StateShape::KeyValue { .. } => tokens,
+    }
+}
+
+/// Filled entries of all states of a timeline, as spans.
+fn state_spans(engine: &Engine, timeline: &Timeline) -> Vec<Span> {
+    let filled =
+        |shape| filled(shape, timeline.tokens.len(), timeline.written, engine.plan().context);
+    let runtime = engine.lock();
+    let states = timeline.states.iter().flatten().flatten();
+    let filled_states = states.zip(&runtime.state_shapes);
+    filled_states
+        .map(|(state, shape)| Span { state: *state, position: 0, rows: filled(*shape) })
+        .collect()
+}
+
+/// A range of entries of a state.
+struct StatePiece {
+    /// Index among the timeline's states.
+    index: usize,
+    state: State,
+    shape: StateShape,
+    entries: Range<usize>,
+}
+
+/// Calls `f` with the filled entries of each state, in order and in pieces of at most
+/// [`COPY_BYTES`].
+fn for_each_piece(
+    engine: &Engine,
+    timeline: &Timeline,
+    mut f: impl FnMut(StatePiece) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let (shapes, sizes): (Vec<_>, Vec<_>) = {
+        let runtime = engine.lock();
+        runtime
+            .state_shapes
+            .iter()
+            .map(|shape| (*shape, runtime.device.entry_bytes(*shape)))
+            .unzip()
+    };
+    let states = timeline.states.iter().flatten().flatten();
+    for (index, ((state, shape), bytes)) in states.zip(shapes).zip(sizes).enumerate() {
+        let count = filled(shape, timeline.tokens.len(), timeline.written, engine.plan().context);
+        let step = (COPY_BYTES / bytes.max(1)).max(1);
+        for first in (0..count).step_by(step) {
+            let entries = first..count.min(first + step);
+            f(StatePiece { index, state: *state, shape, entries })?;
+        }
+    }
+    Ok(())
+}
+
+/// Descriptions of a timeline's states for the file, with the KV cache in format `kv_format`.
+fn saved_states(engine: &Engine, timeline: &Timeline, kv_format: KvFormat) -> Vec<SavedState> {
+    let filled =
+        |shape| filled(shape, timeline.tokens.len(), timeline.written, engine.plan().context);
+    describe_states(engine, kv_format, |shape| filled(shape) as u64)
+}
+
+fn describe_states(
+    engine: &Engine,
+    kv_format: KvFormat,
+    entries: impl Fn(StateShape) -> u64,
+) -> Vec<SavedState> {
+    let context = engine.plan().context;
+    let layers = engine.blueprint().layers.iter().enumerate();
+    let states = layers.flat_map(|(layer, blueprint)| {
+        let shapes = blueprint.states(context, engine.plan().chunk).into_iter().enumerate();
+        shapes.map(move |(index, shape)| (layer, index, shape))
+    });
+    states
+        .map(|(layer, index, shape)| SavedState {
+            layer,
+            index: index as u8,
+            entries: entries(shape),
+            entry_bytes: shape.entry_bytes(kv_format) as u64,
+            shape: match shape {
+                StateShape::Recurrent { len } => format!("recurrent, {len}"),
+                StateShape::KeyValue { kv_heads, key_width, value_width, positions } => {
+                    let ring = if positions < context {
+                        format!(", the last {positions}")
+                    } else {
+                        String::new()
+                    };
+                    format!("{kv_heads} heads of {key_width} and {value_width}{ring}")
+                }
+            },
+        })
+        .collect()
+}
+
+impl Engine {
+    /// Requirements on a snapshot that this engine can restore, with the KV cache stored in format
+    /// `kv_format`.
+    fn expectation(&self, kv_format: KvFormat) -> SnapshotRequirements {
+        SnapshotRequirements {
+            model: self.model(),
+            kv_format: self.kv_format().name().into(),
+            stored: (kv_format != self.kv_format()).then(|| kv_format.name().into()),
+            exact: self.is_exact(),
+            vocab: self.blueprint().vocab,
+            context: self.plan().context,
+            states: describe_states(self, kv_format, |shape| shape.entries() as u64),
+        }
+    }
+}

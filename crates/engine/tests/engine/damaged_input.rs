@@ -1,0 +1,464 @@
+//! Damaged or malicious files and wrong options give errors that name the file or tensor and say
+//! what to do. None panics.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use moeflux::{
+    Blueprint, ChatOptions, Checkpoint, Engine, EngineOptions, Error, Logits, MemoryRequest,
+    Message, StepControl,
+};
+use proptest::prelude::*;
+use serde_json::{Map, Value, json};
+
+use crate::common::{copy_golden, data};
+
+/// A copy of a small checkpoint to damage.
+struct CheckpointCopy {
+    folder: tempfile::TempDir,
+}
+
+impl CheckpointCopy {
+    fn golden(name: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        copy_golden(name, folder.path());
+        Self { folder }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn json(&self, name: &str, edit: impl FnOnce(&mut Map<String, Value>)) -> &Self {
+        let mut value: Value = serde_json::from_slice(&fs::read(self.path(name)).unwrap()).unwrap();
+        edit(value.as_object_mut().unwrap());
+        fs::write(self.path(name), value.to_string()).unwrap();
+        self
+    }
+
+    fn config(&self, key: &str, value: Value) -> &Self {
+        self.json("config.json", |c| {
+            c.insert(key.into(), value);
+        })
+    }
+
+    /// Edits the header of the safetensors file; the data stay.
+    fn header(&self, edit: impl FnOnce(&mut Map<String, Value>)) -> &Self {
+        let bytes = fs::read(self.path("model.safetensors")).unwrap();
+        let n = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let mut header: Value = serde_json::from_slice(&bytes[8..8 + n]).unwrap();
+        edit(header.as_object_mut().unwrap());
+        let json = header.to_string();
+        let mut out = (json.len() as u64).to_le_bytes().to_vec();
+        out.extend(json.as_bytes());
+        out.extend(&bytes[8 + n..]);
+        fs::write(self.path("model.safetensors"), out).unwrap();
+        let _ = fs::remove_file(self.path("model.safetensors.index.json"));
+        self
+    }
+
+    fn tensor(&self, name: &str, key: &str, value: Value) -> &Self {
+        self.header(|h| h[name][key] = value)
+    }
+
+    fn open(&self) -> Result<Engine, Error> {
+        open(self.folder.path(), MemoryRequest::default())
+    }
+
+    /// Opens the copy and checks that the error contains each of `parts`.
+    fn fails(&self, parts: &[&str]) {
+        says(self.open().err(), parts);
+    }
+}
+
+fn open(folder: &Path, memory: MemoryRequest) -> Result<Engine, Error> {
+    Engine::open(
+        Checkpoint::open(folder)?,
+        EngineOptions { memory, ..EngineOptions::default() },
+        &mut |_, _| {},
+    )
+}
+
+fn says(error: Option<Error>, parts: &[&str]) {
+    let message = error.expect("an error").to_string();
+    for part in parts {
+        assert!(message.contains(part), "{message:?} does not contain {part:?}");
+    }
+}
+
+const Q_PROJ: &str = "model.layers.1.self_attn.q_proj.weight";
+const EXPERTS: &str = "model.layers.1.mlp.switch_mlp.up_proj.weight";
+
+#[test]
+fn folders_and_configs() {
+    says(
+        open(Path::new("/no/such/folder"), MemoryRequest::default()).err(),
+        &["/no/such/folder", "--model"],
+    );
+    let empty = tempfile::tempdir().unwrap();
+    says(open(empty.path(), MemoryRequest::default()).err(), &["config.json"]);
+    let copy = CheckpointCopy::golden("qwen3_moe");
+    fs::write(copy.path("config.json"), "{ not json").unwrap();
+    copy.fails(&["config.json", "JSON"]);
+    let copy = CheckpointCopy::golden("qwen3_moe");
+    copy.config("model_type", json!("llama")).fails(&[
+        "config.json",
+        "\"llama\"",
+        "qwen3_moe",
+        "qwen3_5_moe",
+    ]);
+    copy.json("config.json", |c| {
+        c.remove("model_type");
+    })
+    .fails(&["config.json", "model_type"]);
+    let copy = CheckpointCopy::golden("qwen3_moe");
+    copy.json("config.json", |c| {
+        c.remove("hidden_size");
+    })
+    .fails(&["config.json", "hidden_size"]);
+    CheckpointCopy::golden("qwen3_moe")
+        .config("hidden_size", json!("wide"))
+        .fails(&["config.json"]);
+    CheckpointCopy::golden("qwen3_moe").config("hidden_size", json!(-3)).fails(&["config.json"]);
+}
+
+#[test]
+fn impossible_configs() {
+    let broken: [(&str, Value, &str); 9] = [
+        ("num_experts_per_tok", json!(17), "num_experts_per_tok"),
+        ("num_experts_per_tok", json!(0), "num_experts_per_tok"),
+        ("num_hidden_layers", json!(4_000_000_000u64), "num_hidden_layers"),
+        ("num_attention_heads", json!(u64::MAX), "num_attention_heads"),
+        ("num_attention_heads", json!(3), "num_key_value_heads"),
+        ("head_dim", json!(0), "head_dim"),
+        ("head_dim", json!(63), "head_dim"),
+        ("vocab_size", json!(0), "vocab_size"),
+        ("decoder_sparse_step", json!(0), "decoder_sparse_step"),
+    ];
+    for (key, value, named) in broken {
+        CheckpointCopy::golden("qwen3_moe").config(key, value).fails(&["config.json", named]);
+    }
+    CheckpointCopy::golden("qwen3_moe")
+        .config("num_hidden_layers", json!(5))
+        .fails(&["model.layers.3", "no shard has it"]);
+    CheckpointCopy::golden("qwen3_moe")
+        .config("rope_scaling", json!({"rope_type": "longrope", "factor": 4.0}))
+        .fails(&["longrope"]);
+}
+
+/// Keys that change the computation, with unsupported values.
+#[test]
+fn unsupported_configs() {
+    let yarn = |without: &str| {
+        let mut yarn =
+            json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024});
+        yarn.as_object_mut().unwrap().remove(without);
+        yarn
+    };
+    let asked: [(&str, &str, Value); 26] = [
+        ("deepseek_v3", "hidden_act", json!("relu2")),
+        ("deepseek_v3", "scoring_func", json!("softmax")),
+        ("deepseek_v3", "topk_method", json!("greedy")),
+        ("deepseek_v3", "partial_rotary_factor", json!(0.5)),
+        ("deepseek_v3", "rope_scaling", yarn("factor")),
+        ("deepseek_v3", "rope_scaling", json!({"type": "dynamic", "factor": 2.0})),
+        ("deepseek_v3", "rope_parameters", json!({"rope_type": "default", "rope_theta": 1e4})),
+        ("deepseek_v3", "mlp_layer_types", json!(["dense", "sparse"])),
+        ("deepseek_v3", "mlp_layer_types", json!(["dense", "sparse", "wide"])),
+        ("deepseek_v32", "indexer_types", json!(["full", "sometimes", "full"])),
+        ("deepseek_v32", "index_topk_pattern", json!("FS")),
+        ("glm_moe_dsa", "index_topk_pattern", json!(["full", "shared", "both"])),
+        ("glm_moe_dsa", "indexer_types", json!(["shared", "full", "full"])),
+        ("glm4_moe", "mlp_bias", json!(true)),
+        ("glm4_moe", "partial_rotary_factor", json!(-0.5)),
+        ("gpt_oss", "layer_types", json!(["sliding_attention"])),
+        ("gpt_oss", "swiglu_limit", json!(-7.0)),
+        ("gpt_oss", "swiglu_alpha", json!(0)),
+        ("gpt_oss", "rope_scaling", yarn("original_max_position_embeddings")),
+        ("minimax_m2", "attn_type_list", json!([1, 0, 1])),
+        ("minimax_m2", "rotary_dim", json!(0)),
+        ("qwen3_moe", "use_bias", json!(true)),
+        ("qwen3_moe", "use_sliding_window", json!(true)),
+        ("qwen3_moe", "attn_logit_softcapping", json!(50.0)),
+        ("qwen3_moe", "rms_norm_eps", json!(-1e-6)),
+        ("qwen3_next", "rope_scaling", json!({"rope_type": "longrope", "factor": 2.0})),
+    ];
+    for (golden, key, value) in asked {
+        let last = match value.get("type").or(value.get("rope_type")).and_then(Value::as_str) {
+            Some("default") => "rope_scaling",
+            Some(kind) => kind,
+            None => key,
+        };
+        CheckpointCopy::golden(golden).config(key, value.clone()).fails(&["config.json", last]);
+    }
+    let gemma = |key: &str, value: Value| {
+        let copy = CheckpointCopy::golden("gemma4");
+        copy.json("config.json", |c| c["text_config"][key] = value).fails(&["config.json", key]);
+    };
+    gemma("use_bidirectional_attention", json!("all"));
+    gemma("final_logit_softcapping", json!(0.0));
+    gemma("per_layer_config", json!({"2": {"head_dim": 64}}));
+    gemma("hidden_activation", json!("silu"));
+}
+
+/// Equivalent spellings of supported values.
+#[test]
+fn equivalent_configs() {
+    let nulls = ["n_group", "topk_group", "routed_scaling_factor", "rope_scaling"];
+    for (golden, key, value) in [
+        ("glm4_moe", "mlp_layer_types", json!(["dense", "sparse", "sparse"])),
+        ("glm_moe_dsa_shared", "index_topk_pattern", Value::Null),
+        ("minimax_m2", "attn_type_list", json!([1, 1, 1])),
+        ("minimax_m2", "partial_rotary_factor", json!(0.5)),
+        ("gpt_oss", "swiglu_alpha", json!(1.702)),
+    ] {
+        assert!(
+            CheckpointCopy::golden(golden).config(key, value).open().is_ok(),
+            "{golden} with {key}"
+        );
+    }
+    let copy = CheckpointCopy::golden("glm4_moe");
+    for key in nulls {
+        copy.config(key, Value::Null);
+    }
+    assert!(copy.open().is_ok());
+}
+
+#[test]
+fn shards() {
+    let copy = CheckpointCopy::golden("qwen3_moe");
+    fs::remove_file(copy.path("model.safetensors")).unwrap();
+    copy.fails(&["model.safetensors", "download"]);
+    fs::remove_file(copy.path("model.safetensors.index.json")).unwrap();
+    copy.fails(&["there is no model.safetensors"]);
+
+    let copy = CheckpointCopy::golden("qwen3_moe");
+    let bytes = fs::read(copy.path("model.safetensors")).unwrap();
+    for keep in [0, 7, 8, 2000, bytes.len() - 1] {
+        fs::write(copy.path("model.safetensors"), &bytes[..keep]).unwrap();
+        copy.fails(&["model.safetensors", "download it again"]);
+    }
+    for claimed in [1u64 << 63, u64::MAX, bytes.len() as u64] {
+        let mut bytes = bytes.clone();
+        bytes[..8].copy_from_slice(&claimed.to_le_bytes());
+        fs::write(copy.path("model.safetensors"), bytes).unwrap();
+        copy.fails(&["model.safetensors", "header", "download it again"]);
+    }
+
+    let copy = CheckpointCopy::golden("qwen3_moe");
+    copy.json("model.safetensors.index.json", |i| {
+        i["weight_map"]["lm_head.weight"] = json!("../../etc/passwd")
+    })
+    .fails(&["model.safetensors.index.json", "plain file name"]);
+    copy.json("model.safetensors.index.json", |i| {
+        i["weight_map"]["lm_head.weight"] = json!("other.safetensors")
+    })
+    .fails(&["other.safetensors", "download"]);
+    let copy = CheckpointCopy::golden("qwen3_moe");
+    copy.json("model.safetensors.index.json", |i| {
+        i["weight_map"]["ghost.weight"] = json!("model.safetensors")
+    })
+    .fails(&["ghost.weight", "model.safetensors"]);
+}
+
+#[test]
+fn offsets() {
+    let overflow = json!([0, u64::MAX]);
+    CheckpointCopy::golden("qwen3_moe")
+        .tensor(Q_PROJ, "data_offsets", overflow)
+        .fails(&[Q_PROJ, "model.safetensors"]);
+    let backwards = json!([4096, 0]);
+    CheckpointCopy::golden("qwen3_moe")
+        .tensor(Q_PROJ, "data_offsets", backwards)
+        .fails(&[Q_PROJ, "before it begins"]);
+    let outside = json!([1u64 << 40, (1u64 << 40) + 16384]);
+    CheckpointCopy::golden("qwen3_moe")
+        .tensor(Q_PROJ, "data_offsets", outside)
+        .fails(&[Q_PROJ, "truncated"]);
+    let short = json!([0, 16]);
+    CheckpointCopy::golden("qwen3_moe")
+        .tensor(Q_PROJ, "data_offsets", short)
+        .fails(&[Q_PROJ, "do not hold"]);
+    CheckpointCopy::golden("qwen3_moe")
+        .tensor(Q_PROJ, "shape", json!([u64::MAX, u64::MAX]))
+        .fails(&[Q_PROJ]);
+    CheckpointCopy::golden("qwen3_moe")
+        .header(|h| {
+            let other = h["model.layers.2.self_attn.q_proj.weight"]["data_offsets"].clone();
+            h[Q_PROJ]["data_offsets"] = other;
+        })
+        .fails(&["model.safetensors", "overlap", Q_PROJ]);
+}
+
+#[test]
+fn tensors() {
+    for name in [
+        Q_PROJ,
+        EXPERTS,
+        "model.norm.weight",
+        "lm_head.scales",
+        "model.layers.0.self_attn.q_norm.weight",
+    ] {
+        CheckpointCopy::golden("qwen3_moe")
+            .header(|h| {
+                h.remove(name);
+            })
+            .fails(&[name]);
+    }
+    CheckpointCopy::golden("qwen3_moe").tensor(Q_PROJ, "shape", json!([128, 32])).fails(&[
+        Q_PROJ,
+        "model.safetensors",
+        "[128, 32]",
+    ]);
+    CheckpointCopy::golden("qwen3_moe")
+        .tensor(EXPERTS, "shape", json!([8, 128, 16]))
+        .fails(&[EXPERTS]);
+    CheckpointCopy::golden("qwen3_moe")
+        .tensor(Q_PROJ, "dtype", json!("I32"))
+        .fails(&[Q_PROJ, "I32", "BF16"]);
+    CheckpointCopy::golden("qwen3_moe")
+        .tensor("model.norm.weight", "dtype", json!("I16"))
+        .fails(&["model.norm.weight", "I16"]);
+    CheckpointCopy::golden("qwen3_moe")
+        .tensor("lm_head.scales", "dtype", json!("U16"))
+        .fails(&["lm_head.scales", "U16"]);
+}
+
+#[test]
+fn quantization() {
+    let copy = CheckpointCopy::golden("qwen3_moe");
+    copy.json("config.json", |c| c["quantization"]["mode"] = json!("mxfp3"))
+        .fails(&["mxfp3", "affine", "mxfp4"]);
+    let copy = CheckpointCopy::golden("qwen3_moe");
+    let wrong = json!({"bits": 4, "group_size": 64});
+    copy.json("config.json", |c| c["quantization"]["model.layers.0.mlp.gate"] = wrong).fails(&[
+        "model.layers.0.mlp.gate",
+        "4 bits",
+        "8",
+    ]);
+    let copy = CheckpointCopy::golden("qwen3_moe");
+    copy.json("config.json", |c| c["quantization"]["bits"] = json!("four"))
+        .fails(&["config.json", "bits"]);
+    // With 96 inputs, 4 bits would read as 2 and groups of 64 as groups of 128, in some tensors
+    // only.
+    CheckpointCopy::golden("qwen3_moe")
+        .config("hidden_size", json!(96))
+        .fails(&["model.safetensors"]);
+    CheckpointCopy::golden("qwen3_moe")
+        .header(|h| {
+            h.remove("lm_head.biases");
+        })
+        .fails(&["lm_head.weight", "biases"]);
+}
+
+#[test]
+fn small_floats() {
+    let other = json!({"mode": "nvfp4", "bits": 4, "group_size": 16});
+    CheckpointCopy::golden("qwen3_moe_mxfp4")
+        .json("config.json", |c| c["quantization"]["lm_head"] = other)
+        .fails(&["lm_head.weight", "nvfp4", "mxfp4"]);
+    CheckpointCopy::golden("qwen3_moe_mxfp4")
+        .json("config.json", |c| c["quantization"]["mode"] = json!("nf4"))
+        .fails(&["nf4"]);
+    CheckpointCopy::golden("qwen3_moe_mxfp4")
+        .header(|h| {
+            h.remove("lm_head.scales");
+        })
+        .fails(&["lm_head.scales"]);
+    CheckpointCopy::golden("qwen3_moe_mxfp4")
+        .config("hidden_size", json!(96))
+        .fails(&["model.safetensors"]);
+    let block = |size: Value| {
+        let copy = CheckpointCopy::golden("qwen3_moe_hub_fp8");
+        copy.json("config.json", |c| c["quantization_config"]["weight_block_size"] = size);
+        copy
+    };
+    block(json!([128, 64])).fails(&["weight_scale_inv", "128 x 64", "weight_block_size"]);
+    block(json!([0, 128])).fails(&["config.json", "weight_block_size"]);
+    block(json!(128)).fails(&["config.json", "weight_block_size"]);
+}
+
+#[test]
+fn text_files() {
+    let copy = CheckpointCopy::golden("qwen3_moe");
+    copy.json("tokenizer.json", |t| {
+        t["model"]["vocab"]["far"] = json!(512);
+    })
+    .fails(&["tokenizer.json", "512"]);
+    let copy = CheckpointCopy::golden("qwen3_moe");
+    fs::write(copy.path("tokenizer.json"), "{}").unwrap();
+    copy.fails(&["tokenizer.json"]);
+    let copy = CheckpointCopy::golden("qwen3_moe");
+    fs::remove_file(copy.path("tokenizer.json")).unwrap();
+    says(copy.open().unwrap().text().err(), &["tokenizer.json"]);
+
+    let messages = [Message::user("Hello")];
+    let copy = CheckpointCopy::golden("qwen3_moe");
+    let chat = |copy: &CheckpointCopy| {
+        copy.open().unwrap().text().unwrap().chat(&messages, &ChatOptions::default())
+    };
+    says(chat(&copy).err(), &["--raw"]);
+    fs::write(copy.path("chat_template.jinja"), "{{ raise_exception('no ' + messages[0].role) }}")
+        .unwrap();
+    says(chat(&copy).err(), &["chat_template.jinja", "no user", "--raw"]);
+    fs::write(copy.path("chat_template.jinja"), "{% if %}").unwrap();
+    says(chat(&copy).err(), &["chat_template.jinja", "--raw"]);
+    assert!(copy.open().unwrap().text().unwrap().encode("raw still works").is_ok());
+}
+
+#[test]
+fn prompts_and_ids() {
+    let folder = data().join("goldens/qwen3_moe");
+    let engine =
+        open(&folder, MemoryRequest { context: Some(10), ..MemoryRequest::default() }).unwrap();
+    let mut session = engine.session().unwrap();
+    let mut feed = |tokens: &[u32]| {
+        session.feed(tokens, Logits::Last, &mut StepControl::default(), &mut |_, _| {})
+    };
+    says(feed(&[]).err(), &["empty"]);
+    says(feed(&[1; 11]).err(), &["context of 10", "--ctx 11"]);
+    says(feed(&[1, 512]).err(), &["512", "vocabulary"]);
+    feed(&[1; 10]).unwrap();
+    says(feed(&[1]).err(), &["context of 10"]);
+    let asked = MemoryRequest { context: Some(4097), ..MemoryRequest::default() };
+    says(open(&folder, asked).err(), &["4097", "4096"]);
+    for none in [
+        MemoryRequest { context: Some(0), ..MemoryRequest::default() },
+        MemoryRequest { chunk: Some(0), ..MemoryRequest::default() },
+    ] {
+        says(open(&folder, none).err(), &["at least one"]);
+    }
+}
+
+#[test]
+fn budgets() {
+    let folder = data().join("goldens/qwen3_moe");
+    for budget in [0, 1, 1 << 20] {
+        let request = MemoryRequest { budget: Some(budget), ..MemoryRequest::default() };
+        says(open(&folder, request).err(), &["floor", "--memory", "dense"]);
+    }
+    let many = MemoryRequest { slots: Some(1_000_000), ..MemoryRequest::default() };
+    assert!(open(&folder, many).is_err());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    /// With any bytes of the header changed, opening returns a result, and reads stay inside the
+    /// file.
+    #[test]
+    fn a_corrupt_header_never_panics(edits in prop::collection::vec((0usize..9600, any::<u8>()), 1..6)) {
+        let copy = CheckpointCopy::golden("qwen3_moe");
+        let _ = fs::remove_file(copy.path("model.safetensors.index.json"));
+        let mut bytes = fs::read(copy.path("model.safetensors")).unwrap();
+        for (at, byte) in edits {
+            bytes[at] = byte;
+        }
+        fs::write(copy.path("model.safetensors"), bytes).unwrap();
+        if let Ok(checkpoint) = Checkpoint::open(copy.folder.path()) {
+            let _ = Blueprint::for_checkpoint(&checkpoint);
+        }
+    }
+}

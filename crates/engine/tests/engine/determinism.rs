@@ -1,0 +1,303 @@
+//! Determinism: logits depend on the tokens alone, not on the cache, the threads, or the order of
+//! reads.
+
+use std::path::Path;
+
+use moeflux::{
+    Access, Checkpoint, Completion, DeviceOptions, Engine, EngineOptions, FilePages, MemoryRequest,
+    PolicyKind, PrefetchMode, ReadCounters, ReadOptions, ReadRequest, Reader, ReaderKind,
+    WrapReader,
+};
+
+use crate::common::{self, Golden, data, feed, gpu, tales};
+
+/// Delays finished reads and returns them in random order.
+struct Shuffled {
+    inner: Box<dyn Reader>,
+    in_flight: usize,
+    held: Vec<Completion>,
+    random: u64,
+}
+
+impl Shuffled {
+    fn wrap(seed: u64) -> WrapReader {
+        Box::new(move |inner| {
+            Box::new(Shuffled { inner, in_flight: 0, held: Vec::new(), random: seed })
+        })
+    }
+
+    fn random(&mut self, below: usize) -> usize {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        (self.random % below as u64) as usize
+    }
+}
+
+impl Reader for Shuffled {
+    fn start(&mut self, request: ReadRequest) {
+        self.in_flight += 1;
+        self.inner.start(request);
+    }
+
+    fn next(&mut self, wait: bool) -> Option<Completion> {
+        // Half of the polls return nothing; a blocking call returns any read in flight.
+        if !wait && self.random(2) == 0 {
+            return None;
+        }
+        while self.in_flight > 0 && (wait || self.held.is_empty()) {
+            self.held.extend(self.inner.next(true));
+            self.in_flight -= 1;
+        }
+        if self.held.is_empty() {
+            return None;
+        }
+        let i = self.random(self.held.len());
+        Some(self.held.swap_remove(i))
+    }
+
+    fn promote(&mut self, slot: usize) {
+        self.inner.promote(slot);
+    }
+
+    fn cancel_prefetches(&mut self) {
+        self.inner.cancel_prefetches();
+    }
+
+    fn counters(&self) -> ReadCounters {
+        self.inner.counters()
+    }
+}
+
+const READS: (ReaderKind, Access) = (ReaderKind::Threads, Access::Buffered);
+
+#[derive(Clone, Copy)]
+struct Run<'a> {
+    slots: Option<usize>,
+    threads: usize,
+    chunk: usize,
+    shuffle: Option<u64>,
+    policy: PolicyKind,
+    reads: (ReaderKind, Access),
+    prefetch: PrefetchMode,
+    /// `threads` above overrides its threads.
+    device: &'a DeviceOptions,
+}
+
+impl<'a> Run<'a> {
+    fn plain(device: &'a DeviceOptions) -> Self {
+        Self {
+            slots: None,
+            threads: 1,
+            chunk: 512,
+            shuffle: None,
+            policy: PolicyKind::Lru,
+            reads: READS,
+            prefetch: PrefetchMode::Off,
+            device,
+        }
+    }
+}
+
+/// Bits of the logits of a prompt and four more tokens, and the hit rate.
+fn bits(folder: &Path, prompt: &[u32], run: Run<'_>) -> (Vec<u32>, f64) {
+    let options = EngineOptions {
+        memory: MemoryRequest {
+            slots: run.slots,
+            chunk: Some(run.chunk),
+            ..MemoryRequest::default()
+        },
+        device: DeviceOptions { threads: Some(run.threads), ..run.device.clone() },
+        reads: ReadOptions { kind: run.reads.0, access: run.reads.1, ..ReadOptions::default() },
+        prefetch: run.prefetch,
+        wrap_reader: run.shuffle.map(Shuffled::wrap),
+        policy: run.policy,
+        ..EngineOptions::default()
+    };
+    let engine = Engine::open(Checkpoint::open(folder).unwrap(), options, &mut |_, _| {}).unwrap();
+    let mut session = engine.session().unwrap();
+    let (first, rest) = prompt.split_at(prompt.len() - 4);
+    let mut logits = feed(&mut session, first, None);
+    for token in rest {
+        logits.extend(feed(&mut session, &[*token], None));
+    }
+    (logits.into_iter().map(f32::to_bits).collect(), session.stats().hit_rate())
+}
+
+fn smallest(folder: &Path) -> usize {
+    moeflux::Blueprint::for_checkpoint(&Checkpoint::open(folder).unwrap()).unwrap().max_top_k()
+}
+
+fn check(folder: &Path, prompt: &[u32]) {
+    for exact in [false, true] {
+        let device = &DeviceOptions { exact, ..common::exact("cpu") };
+        let all = Run::plain(device);
+        let small = Run { slots: Some(smallest(folder)), ..all };
+        let (expected, hit_rate) = bits(folder, prompt, all);
+        assert!(hit_rate > 0.0, "a cache that holds all hits sometimes");
+        for run in [
+            small,
+            Run { threads: 2, ..all },
+            Run { threads: 2, ..small },
+            Run { prefetch: PrefetchMode::On, slots: Some(2 * smallest(folder)), ..small },
+            Run {
+                prefetch: PrefetchMode::On,
+                shuffle: Some(0xC0FF_EE00),
+                slots: Some(3 * smallest(folder)),
+                ..small
+            },
+            Run { prefetch: PrefetchMode::Auto, shuffle: Some(0xBAD_CAFE), ..small },
+            Run { shuffle: Some(0x9E37_79B9), threads: 2, ..all },
+            Run { shuffle: Some(0xDEAD_BEEF), threads: 2, ..small },
+            Run { reads: (ReaderKind::Threads, Access::Direct), ..small },
+            Run { reads: (ReaderKind::Uring, Access::Direct), ..small },
+            Run { reads: (ReaderKind::Uring, Access::Buffered), ..small },
+        ] {
+            assert!(expected == bits(folder, prompt, run).0, "{}: other bits", folder.display());
+        }
+        for policy in PolicyKind::ALL {
+            for slots in [smallest(folder), 3 * smallest(folder)] {
+                let run = Run { slots: Some(slots), policy, threads: 2, ..all };
+                assert!(
+                    expected == bits(folder, prompt, run).0,
+                    "{}: other bits by {policy}",
+                    folder.display()
+                );
+            }
+        }
+        if exact {
+            for chunk in [1, 5] {
+                let run = Run { chunk, ..small };
+                assert!(
+                    expected == bits(folder, prompt, run).0,
+                    "{}: other bits by chunk",
+                    folder.display()
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn the_embedded_model_is_bit_equal_for_any_cache() {
+    let prompt: Vec<u32> = (0..40).map(|i| (i * 97 + 13) % 4000).collect();
+    check(&tales(), &prompt);
+}
+
+#[test]
+fn the_page_cache_selects_the_access_and_changes_no_bit() {
+    let folder = tempfile::tempdir().unwrap();
+    for file in std::fs::read_dir(tales()).unwrap() {
+        let path = file.unwrap().path();
+        std::fs::copy(&path, folder.path().join(path.file_name().unwrap())).unwrap();
+    }
+    let (folder, device) = (folder.path(), &common::exact("cpu"));
+    let open = || Checkpoint::open(folder).unwrap();
+    let pages = FilePages::for_checkpoint(&open());
+    let memory = MemoryRequest { slots: Some(smallest(folder)), ..MemoryRequest::default() };
+    let said = || {
+        let options = EngineOptions { memory, device: device.clone(), ..EngineOptions::default() };
+        Engine::open(open(), options, &mut |_, _| {}).unwrap().reads().to_owned()
+    };
+    // The files were just written, so they are in the page cache.
+    if pages.cached().is_some_and(|share| share > 0.9) {
+        assert!(
+            said().starts_with("16 threads, buffered") && !said().contains("direct"),
+            "{}",
+            said()
+        );
+    }
+    let forgets = || pages.forget().is_ok() && pages.cached().is_some_and(|share| share < 0.1);
+    if forgets() {
+        let ways = ["direct, buffered what is read again", "the file system has no direct reads"];
+        assert!(ways.iter().any(|way| said().contains(way)), "{}", said());
+    }
+    let prompt: Vec<u32> = (0..40).map(|i| (i * 97 + 13) % 4000).collect();
+    let expected = bits(folder, &prompt, Run::plain(device)).0;
+    for kind in [ReaderKind::Threads, ReaderKind::Uring] {
+        forgets();
+        let run = Run {
+            slots: memory.slots,
+            reads: (kind, Access::Auto),
+            prefetch: PrefetchMode::On,
+            ..Run::plain(device)
+        };
+        assert!(expected == bits(folder, &prompt, run).0, "other bits by {kind:?}");
+    }
+}
+
+#[test]
+fn goldens_are_bit_equal_for_any_cache() {
+    for name in [
+        "qwen3_moe",
+        "qwen3_5_moe",
+        "qwen3_next_hub",
+        "glm4_moe_plain",
+        "minimax_m2_plain",
+        "gemma4",
+    ] {
+        let golden = Golden::read(data().join("goldens").join(name));
+        check(&golden.folder, &golden.prompt());
+    }
+}
+
+#[test]
+fn latent_sliding_and_sparse_attention_are_bit_equal_for_any_cache() {
+    for name in ["deepseek_v3_kv_b_4bit", "gpt_oss_mxfp4", "glm_moe_dsa_shared"] {
+        let golden = Golden::read(data().join("goldens").join(name));
+        check(&golden.folder, &golden.prompt());
+    }
+    // Longer than the window's ring buffer, so that it wraps more than once.
+    let golden = Golden::read(data().join("goldens/gpt_oss_long"));
+    let prompt: Vec<u32> = golden.prompt().iter().copied().cycle().take(800).collect();
+    let device = &common::exact("cpu");
+    let run = |chunk, slots| {
+        bits(&golden.folder, &prompt, Run { slots, threads: 2, chunk, ..Run::plain(device) }).0
+    };
+    let expected = run(800, None);
+    for (chunk, slots) in [(64, None), (200, None), (7, Some(smallest(&golden.folder)))] {
+        assert!(expected == run(chunk, slots), "other bits by chunks of {chunk}");
+    }
+}
+
+/// Logits of a GPU do not depend on where experts are stored or when they arrive, nor, on the exact
+/// path, on the other rows of a chunk.
+fn check_gpu(folder: &Path, prompt: &[u32]) {
+    for exact in [false, true] {
+        let Some(device) = &gpu(exact) else { return };
+        let all = Run::plain(device);
+        let small = Run { slots: Some(smallest(folder)), ..all };
+        let (expected, _) = bits(folder, prompt, all);
+        let mut runs = vec![
+            ("the same", all),
+            ("few slots", small),
+            ("reads in another order", Run { shuffle: Some(0x9E37_79B9), ..small }),
+        ];
+        if exact {
+            runs.extend([1, 3, 8].map(|chunk| ("in chunks", Run { chunk, ..all })));
+            runs.push(("in chunks with few slots", Run { chunk: 5, ..small }));
+        }
+        for (what, run) in runs {
+            let (got, hit_rate) = bits(folder, prompt, run);
+            let at = format!("{}, exact {exact}, {what}, {} rows", folder.display(), run.chunk);
+            assert!(run.slots.is_none() || hit_rate < 1.0, "{at}: nothing was read");
+            assert!(expected == got, "{at}: other bits");
+        }
+    }
+}
+
+#[test]
+fn the_embedded_model_is_bit_equal_for_any_cache_on_a_gpu() {
+    let prompt: Vec<u32> = (0..40).map(|i| (i * 97 + 13) % 4000).collect();
+    check_gpu(&tales(), &prompt);
+}
+
+#[test]
+fn goldens_are_bit_equal_for_any_cache_on_a_gpu() {
+    for name in
+        ["qwen3_5_moe", "gemma4", "deepseek_v3_kv_b_4bit", "gpt_oss_mxfp4", "glm_moe_dsa_shared"]
+    {
+        let golden = Golden::read(data().join("goldens").join(name));
+        check_gpu(&golden.folder, &golden.prompt());
+    }
+}

@@ -1,0 +1,192 @@
+//! Goldens: logits, hidden states and chosen experts against mlx-lm, layer by layer, for prefill at
+//! once, prefill in chunks, and decode.
+
+use moeflux::{DeviceOptions, MemoryRequest};
+
+use crate::common::{Golden, Seen, data, difference, engine, exact, feed, goldens, gpu, sets};
+
+/// `max |a - b| <= BAR * rms(b)`.
+const BAR: f64 = 1e-3;
+/// `|a - b| <= FAST_BAR * |b|` on the fast path.
+const FAST_BAR: f64 = 0.1;
+/// Prompts from this length on run only once.
+const LONG: usize = 100;
+
+fn matches(golden: &Golden, device: &DeviceOptions, chunk: Option<usize>) {
+    let at = format!("{} on {device:?}, chunk {chunk:?}", golden.name);
+    let engine =
+        engine(&golden.folder, device.clone(), MemoryRequest { chunk, ..MemoryRequest::default() });
+    let mut session = engine.session().unwrap();
+    let mut seen = Seen::default();
+    let (prompt, generated) = (golden.prompt(), golden.generated());
+
+    let logits = feed(&mut session, &prompt, Some(&mut seen));
+    let wanted = golden.floats("prefill_logits_f32").unwrap();
+    // The golden stores only the last rows of a long prompt.
+    let logits = &logits[logits.len() - wanted.numbers.len()..];
+    let d = difference(logits, &wanted.numbers);
+    assert!(d <= BAR, "{at}: prefill logits differ by {d:e} of the rms");
+    for (layer, hidden) in seen.hidden.iter().enumerate() {
+        let wanted = golden.floats(&format!("hidden_f32.{layer}")).unwrap();
+        let d = difference(&hidden[hidden.len() - wanted.numbers.len()..], &wanted.numbers);
+        assert!(d <= BAR, "{at}: hidden states of layer {layer} differ by {d:e} of the rms");
+    }
+
+    let wanted = golden.floats("decode_logits_f32").unwrap();
+    for (i, token) in generated.iter().enumerate() {
+        let logits = feed(&mut session, &[*token], Some(&mut seen));
+        let d = difference(&logits, wanted.row(i));
+        assert!(d <= BAR, "{at}: logits of decode step {i} differ by {d:e} of the rms");
+    }
+    let mut compared = 0;
+    for layer in 0..seen.hidden.len() {
+        let Some((k, wanted)) = golden.ints(&format!("experts_f32.{layer}")) else { continue };
+        let seen = &seen.experts[layer];
+        let seen = &seen[seen.len() - wanted.len()..];
+        assert_eq!(sets(k, seen), sets(k, &wanted), "{at}: experts of layer {layer}");
+        compared += 1;
+    }
+    assert!(compared > 0, "{at}: no layer's experts were compared");
+}
+
+#[test]
+fn the_reference_device_matches_mlx() {
+    // Far too slow for long prompts.
+    for golden in goldens().into_iter().filter(|g| g.prompt().len() < LONG) {
+        for chunk in [None, Some(3)] {
+            matches(&golden, &exact("reference"), chunk);
+        }
+    }
+}
+
+#[test]
+fn the_cpu_device_matches_mlx() {
+    for golden in goldens() {
+        let chunks: &[Option<usize>] = match golden.prompt().len() < LONG {
+            true => &[None, Some(1), Some(3), Some(8)],
+            false => &[None],
+        };
+        for chunk in chunks {
+            matches(&golden, &exact("cpu"), *chunk);
+        }
+    }
+}
+
+/// One golden with integer weights for each kind of mixer and router.
+const KINDS: [&str; 9] = [
+    "qwen3_moe",
+    "qwen3_5_moe",
+    "qwen3_next",
+    "deepseek_v3",
+    "glm_moe_dsa",
+    "gpt_oss",
+    "gemma4",
+    "glm4_moe",
+    "minimax_m2",
+];
+
+/// Runs the goldens selected by name on the GPU. Software drivers take a second to compile a
+/// multi-row kernel for a format, and a minute for thousands of tokens. Without
+/// `MOEFLUX_TEST_FULL`, only one golden of each kind and the long ones run as one chunk, and two
+/// are skipped.
+fn gpu_matches(takes: impl Fn(&str) -> bool) {
+    let Some(gpu) = gpu(true) else { return };
+    let full = std::env::var_os("MOEFLUX_TEST_FULL").is_some();
+    let mut taken = 0;
+    for golden in goldens().into_iter().filter(|g| takes(&g.name)) {
+        let (name, short) = (golden.name.as_str(), golden.prompt().len() < LONG);
+        let chunks: &[Option<usize>] = match name {
+            _ if full && short => &[None, Some(1), Some(3), Some(8)],
+            "deepseek_v3_long" | "gpt_oss_4200" if !full => &[],
+            _ if !short => &[None],
+            _ if KINDS.contains(&name) => &[None, Some(3)],
+            _ => &[Some(3)],
+        };
+        chunks.iter().for_each(|chunk| matches(&golden, &gpu, *chunk));
+        taken += 1;
+    }
+    assert!(taken > 0, "no golden has such a name");
+}
+
+fn is_qwen(name: &str) -> bool {
+    name.starts_with("qwen")
+}
+
+fn is_latent(name: &str) -> bool {
+    ["deepseek", "kimi", "glm_moe_dsa"].iter().any(|family| name.starts_with(family))
+}
+
+#[test]
+fn the_gpu_device_matches_mlx_with_delta_nets_and_every_format() {
+    gpu_matches(is_qwen);
+}
+
+#[test]
+fn the_gpu_device_matches_mlx_with_latent_and_sparse_attention() {
+    gpu_matches(is_latent);
+}
+
+#[test]
+fn the_gpu_device_matches_mlx_with_sinks_windows_and_other_routers() {
+    gpu_matches(|name| !is_qwen(name) && !is_latent(name));
+}
+
+/// `|a - b| / |b|`.
+fn distance(a: &[f32], b: &[f32]) -> f64 {
+    let norm =
+        |x: &mut dyn Iterator<Item = f32>| x.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
+    assert_eq!(a.len(), b.len());
+    norm(&mut a.iter().zip(b).map(|(a, b)| a - b)) / norm(&mut b.iter().copied())
+}
+
+/// Most weights in the Hub's layout are floats, so their products do not quantize activations to 8
+/// bits. Where activations are quantized, random weights may choose another expert; the fables test
+/// the effect on a whole model.
+#[test]
+fn the_fast_path_of_the_gpu_is_near_mlx() {
+    let Some(gpu) = gpu(false) else { return };
+    for golden in goldens() {
+        let bar = match golden.name.as_str() {
+            // Its experts are MXFP4, which quantizes activations.
+            "gpt_oss_hub" => FAST_BAR,
+            name if name.contains("_hub") => 5e-3,
+            name if KINDS.contains(&name) => 5.0 * FAST_BAR,
+            _ => continue,
+        };
+        let engine = engine(&golden.folder, gpu.clone(), MemoryRequest::default());
+        let mut session = engine.session().unwrap();
+        let logits = feed(&mut session, &golden.prompt(), None);
+        let wanted = golden.floats("prefill_logits_f32").unwrap().numbers;
+        let prefill = distance(&logits[logits.len() - wanted.len()..], &wanted);
+        let generated = golden.generated();
+        let logits: Vec<f32> =
+            generated.iter().flat_map(|token| feed(&mut session, &[*token], None)).collect();
+        let decode = distance(&logits, &golden.floats("decode_logits_f32").unwrap().numbers);
+        let what = format!("{}: {prefill:e} prefilled, {decode:e} decoded", golden.name);
+        assert!(prefill <= bar && decode <= bar, "{what}");
+    }
+}
+
+/// On the fast path a chunk of many rows takes the expanded form of latent attention. Its rounding
+/// differs from the absorbed form, is then quantized to 8 bits, and may choose another expert. So
+/// the two agree no better than each agrees with mlx-lm.
+#[test]
+fn both_forms_of_latent_attention_are_near_mlx_on_the_fast_path() {
+    let golden = Golden::read(data().join("goldens/deepseek_v3_long"));
+    let wanted = golden.floats("prefill_logits_f32").unwrap().numbers;
+    let [expanded, absorbed] = [512, 64].map(|chunk| {
+        let device = DeviceOptions { exact: false, ..exact("cpu") };
+        let memory = MemoryRequest { chunk: Some(chunk), ..MemoryRequest::default() };
+        let engine = engine(&golden.folder, device, memory);
+        let logits = feed(&mut engine.session().unwrap(), &golden.prompt(), None);
+        logits[logits.len() - wanted.len()..].to_vec()
+    });
+    let (e, a, between) = (
+        distance(&expanded, &wanted),
+        distance(&absorbed, &wanted),
+        distance(&expanded, &absorbed),
+    );
+    assert!(expanded != absorbed, "both took the same form");
+    assert!(e <= FAST_BAR && a <= FAST_BAR, "{e:e} expanded, {a:e} absorbed");
+    assert!(between <= FAST_BAR, "{between:e} between the forms");
+}

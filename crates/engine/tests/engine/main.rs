@@ -1,0 +1,26 @@
+//! Integration tests of the engine, in one binary.
+//!
+//! Separate binaries: `allocations`, which counts with a global allocator, and `house`, which reads
+//! sources only. Tests that measure the process run in a child process:
+//! [`common::in_own_process`].
+
+// clippy.toml allows these in functions marked as tests; their helpers are tests too.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod composite_checkpoints;
+mod damaged_input;
+mod determinism;
+mod examples;
+mod fables;
+mod goldens;
+mod hostile_configs;
+mod injected_faults;
+mod packed_models;
+mod record_ahead;
+mod residency;
+mod sampling_candidates;
+mod scheduler;
+mod sessions;

@@ -1,0 +1,472 @@
+//! Continuous batching: batched sequences generate the same tokens as each session alone.
+
+use std::{collections::HashMap, ops::ControlFlow, path::Path};
+
+use moeflux::{
+    BatchEntry, CancelToken, ChatOptions, DeviceOptions, Engine, Event, Finish, GenerateRequest,
+    MemoryRequest, Message, RequestId, Sampling, Scheduler, SchedulerOptions, Session, StepControl,
+    generate,
+};
+
+use crate::common::{self, data, exact, tales};
+
+const CHUNK: usize = 32;
+
+fn engine(folder: &Path, device: DeviceOptions, sessions: usize) -> Engine {
+    let memory = MemoryRequest {
+        sessions: Some(sessions),
+        slots: Some(20),
+        context: Some(256),
+        chunk: Some(CHUNK),
+        ..MemoryRequest::default()
+    };
+    common::engine(folder, device, memory)
+}
+
+fn prompt(i: u32, len: usize) -> Vec<u32> {
+    (0..len as u32).map(|t| if t < 9 { t + 1 } else { (t * 37 + i * 101) % 500 + 1 }).collect()
+}
+
+fn request(tokens: usize) -> GenerateRequest {
+    GenerateRequest { max_tokens: Some(tokens), ..GenerateRequest::default() }
+}
+
+/// Tokens that a session generates alone.
+fn alone(engine: &Engine, prompt: &[u32], tokens: usize) -> Vec<u32> {
+    let mut session = engine.session().unwrap();
+    let mut control = StepControl::default();
+    let made = session.generate(prompt, &request(tokens), &mut control).unwrap();
+    made.map(Result::unwrap).collect()
+}
+
+/// Tokens and finish of all sequences, and the requests that got a token in each step.
+struct Made {
+    tokens: HashMap<RequestId, Vec<u32>>,
+    finish: HashMap<RequestId, (Finish, Session)>,
+    steps: Vec<Vec<RequestId>>,
+}
+
+fn run(batch: &mut Scheduler) -> Made {
+    let mut made = Made { tokens: HashMap::new(), finish: HashMap::new(), steps: Vec::new() };
+    while !batch.is_empty() {
+        let mut of_step = Vec::new();
+        for event in batch.step(&mut StepControl::default()).unwrap() {
+            match event {
+                Event::Token { id, token } => {
+                    made.tokens.entry(id).or_default().push(token);
+                    of_step.push(id);
+                }
+                Event::Finished { id, finish, session } => {
+                    made.finish.insert(id, (finish, session));
+                }
+                Event::Failed { error, .. } => panic!("{error}"),
+            }
+        }
+        made.steps.push(of_step);
+    }
+    made
+}
+
+#[test]
+fn batched_sequences_equal_single_sessions() {
+    for golden in ["qwen3_moe", "qwen3_5_moe", "gpt_oss", "deepseek_v3"] {
+        let folder = data().join("goldens").join(golden);
+        let (together, by_itself) =
+            (engine(&folder, exact("cpu"), 6), engine(&folder, exact("cpu"), 1));
+        for options in [
+            SchedulerOptions::default(),
+            SchedulerOptions { tokens: Some(5), prompt_tokens: Some(3) },
+            SchedulerOptions { tokens: Some(2), ..SchedulerOptions::default() },
+        ] {
+            let mut batch = Scheduler::new(&together, options);
+            let wanted: Vec<(Vec<u32>, usize)> =
+                [(3, 7), (70, 5), (12, 9), (1, 0), (40, 3), (9, 6)]
+                    .map(|(len, n)| (prompt(n, len), n as usize))
+                    .into();
+            let jobs: Vec<RequestId> = wanted
+                .iter()
+                .map(|(prompt, n)| {
+                    batch.add(together.session().unwrap(), prompt, &request(*n)).unwrap()
+                })
+                .collect();
+            let made = run(&mut batch);
+            for ((prompt, n), id) in wanted.iter().zip(jobs) {
+                let expected = alone(&by_itself, prompt, *n);
+                let tokens = made.tokens.get(&id).cloned().unwrap_or_default();
+                assert_eq!(tokens, expected, "{golden}, a prompt of {}", prompt.len());
+                let (finish, session) = &made.finish[&id];
+                if expected.len() == *n {
+                    assert_eq!(*finish, Finish::MaxTokens);
+                }
+                if let Some((_, before)) = tokens.split_last() {
+                    assert_eq!(session.tokens(), [prompt, before].concat());
+                }
+            }
+            assert!(batch.stats().tokens > 20);
+        }
+    }
+}
+
+/// Prompt `i`, whose first `common` tokens are equal in all prompts.
+fn branch(common: usize, i: u32, len: usize) -> Vec<u32> {
+    (0..len as u32)
+        .map(|t| (t * 37 + if t < common as u32 { 0 } else { i * 101 }) % 500 + 1)
+        .collect()
+}
+
+/// An engine without prefix cache: sharing happens in the scheduler only.
+fn keeps_nothing(golden: &str, sessions: usize) -> Engine {
+    let memory = MemoryRequest {
+        sessions: Some(sessions),
+        context: Some(256),
+        chunk: Some(CHUNK),
+        marks: Some(0),
+        ..MemoryRequest::default()
+    };
+    common::engine(&data().join("goldens").join(golden), exact("cpu"), memory)
+}
+
+#[test]
+fn common_prefixes_are_computed_once() {
+    for golden in ["qwen3_moe", "qwen3_5_moe", "gpt_oss", "deepseek_v3"] {
+        let (together, by_itself) = (keeps_nothing(golden, 6), keeps_nothing(golden, 1));
+        let prompts = [
+            branch(100, 1, 130),
+            // Other suffix; identical; a prefix; an earlier divergence; almost nothing in common.
+            branch(100, 2, 120),
+            branch(100, 1, 130),
+            branch(100, 1, 70),
+            branch(60, 3, 90),
+            branch(5, 4, 40),
+        ];
+        for (options, backwards) in [
+            (SchedulerOptions::default(), false),
+            (SchedulerOptions { tokens: Some(7), ..SchedulerOptions::default() }, false),
+            (SchedulerOptions { tokens: Some(40), prompt_tokens: Some(9) }, true),
+        ] {
+            let mut prompts: Vec<_> = prompts.iter().collect();
+            if backwards {
+                prompts.reverse();
+            }
+            let mut batch = Scheduler::new(&together, options);
+            let session = || together.session().unwrap();
+            let jobs: Vec<RequestId> = prompts
+                .iter()
+                .map(|prompt| batch.add(session(), prompt, &request(4)).unwrap())
+                .collect();
+            let made = run(&mut batch);
+            // A prompt that is a prefix of another computes its last token itself, for the logits.
+            let mut fed = 130 + 20 + 30 + 40 + usize::from(!backwards);
+            for (prompt, id) in prompts.iter().zip(jobs) {
+                let expected = alone(&by_itself, prompt, 4);
+                assert_eq!(made.tokens[&id], expected, "{golden}, a prompt of {}", prompt.len());
+                let session = &made.finish[&id].1;
+                fed += session.tokens().len() - prompt.len();
+                let mut again = by_itself.session().unwrap();
+                again.sync(session.tokens(), &mut StepControl::default()).unwrap();
+                assert!(
+                    session.logits() == again.logits(),
+                    "{golden}, a prompt of {}",
+                    prompt.len()
+                );
+            }
+            assert_eq!(batch.stats().tokens, fed as u64, "{golden}, {options:?}");
+        }
+    }
+}
+
+#[test]
+fn later_requests_adopt_prefixes_in_flight() {
+    for (golden, cuttable) in [("qwen3_moe", true), ("qwen3_5_moe", false)] {
+        let (together, by_itself) = (keeps_nothing(golden, 3), keeps_nothing(golden, 1));
+        let mut batch = Scheduler::new(&together, SchedulerOptions::default());
+        let (long, late, soon) = (branch(200, 1, 200), branch(100, 2, 130), branch(40, 3, 60));
+        let add = |batch: &mut Scheduler, prompt: &[u32]| {
+            batch.add(together.session().unwrap(), prompt, &request(3)).unwrap()
+        };
+        let first = add(&mut batch, &long);
+        (0..2).for_each(|_| drop(batch.step(&mut StepControl::default()).unwrap()));
+        // 64 tokens are computed. A KV cache can be truncated at the divergence, a recurrent state
+        // cannot.
+        let soon_job = add(&mut batch, &soon);
+        assert_eq!(batch.synced(soon_job).unwrap().reused, if cuttable { 40 } else { 0 });
+        let late_job = add(&mut batch, &late);
+        let start = batch.synced(late_job).unwrap();
+        assert_eq!((start.reused, start.computed), (0, 130));
+        // This sequence waits for the first one to prefill their common prefix.
+        while batch.synced(late_job).unwrap().reused < 100 {
+            for event in batch.step(&mut StepControl::default()).unwrap() {
+                assert!(
+                    matches!(event, Event::Token { id, .. } | Event::Finished { id, .. } if id == soon_job)
+                );
+            }
+        }
+        let synced = batch.synced(late_job).unwrap();
+        assert_eq!((synced.reused, synced.restored, synced.computed), (100, 100, 30), "{golden}");
+        // Cancelling the leader does not affect sequences that forked its state.
+        let gone = batch.cancel(first).unwrap();
+        assert_eq!(gone.tokens(), &long[..gone.tokens().len()]);
+        drop(gone);
+        let made = run(&mut batch);
+        assert_eq!(made.tokens[&late_job], alone(&by_itself, &late, 3), "{golden}");
+    }
+}
+
+/// A state that two sessions share and both write in one step is copied once.
+#[test]
+fn forks_advance_together_without_extra_memory() {
+    let engine = keeps_nothing("qwen3_moe", 2);
+    let mut first = engine.session().unwrap();
+    first.sync(&branch(9, 1, 40), &mut StepControl::default()).unwrap();
+    let mut second = first.fork().unwrap();
+    let mut turns =
+        [&mut first, &mut second].map(|session| BatchEntry { session, tokens: &[7], logits: true });
+    engine.step(&mut turns, &mut StepControl::default()).unwrap();
+    assert_eq!((first.tokens(), first.logits()), (second.tokens(), second.logits()));
+    // If there is no room for all, no session advances, and the error says so.
+    let _mark = first.mark().unwrap();
+    let mut turns =
+        [&mut first, &mut second].map(|session| BatchEntry { session, tokens: &[8], logits: true });
+    let error = engine.step(&mut turns, &mut StepControl::default()).unwrap_err().to_string();
+    assert!(error.contains("do not fit the memory plan"), "{error}");
+    assert_eq!((first.tokens().len(), second.tokens().len()), (41, 41));
+}
+
+#[test]
+fn a_cancelled_leader_blocks_no_sequence() {
+    let (together, by_itself) = (keeps_nothing("qwen3_5_moe", 2), keeps_nothing("qwen3_5_moe", 1));
+    let mut batch = Scheduler::new(&together, SchedulerOptions::default());
+    let (one, two) = (branch(100, 1, 130), branch(100, 2, 110));
+    let first = batch.add(together.session().unwrap(), &one, &request(3)).unwrap();
+    let second = batch.add(together.session().unwrap(), &two, &request(3)).unwrap();
+    batch.step(&mut StepControl::default()).unwrap();
+    assert_eq!(batch.cancel(first).unwrap().tokens().len(), CHUNK);
+    let made = run(&mut batch);
+    assert_eq!(made.tokens[&second], alone(&by_itself, &two, 3));
+}
+
+#[test]
+fn a_rejected_request_returns_its_session() {
+    let folder = data().join("goldens/qwen3_moe");
+    let (engine, other) = (engine(&folder, exact("cpu"), 1), engine(&folder, exact("cpu"), 1));
+    let mut session = engine.session().unwrap();
+    session.sync(&prompt(1, 20), &mut StepControl::default()).unwrap();
+    let before = (session.tokens().to_vec(), session.logits().to_vec());
+    let mut batch = Scheduler::new(&engine, SchedulerOptions::default());
+    let mut wrong = request(3);
+    wrong.sampling.temperature = -1.0;
+    let refused = [
+        (vec![], request(3), "empty"),
+        (vec![1 << 30], request(3), "vocabulary"),
+        (vec![1; 300], request(3), "context"),
+        (vec![1, 2], wrong, "temperature"),
+    ];
+    for (tokens, request, why) in refused {
+        let refused = batch.add(session, &tokens, &request).unwrap_err();
+        assert!(refused.to_string().contains(why), "{refused}");
+        session = *refused.session;
+        assert_eq!((session.tokens(), session.logits()), (&before.0[..], &before.1[..]), "{why}");
+    }
+    let stranger = batch.add(other.session().unwrap(), &[1], &request(3)).unwrap_err();
+    assert!(other.session().is_err() && stranger.error.to_string().contains("another engine"));
+    drop(stranger);
+    assert!(other.session().is_ok() && batch.is_empty());
+    let refuse = |batch: &mut Scheduler, session| -> Result<RequestId, moeflux::Error> {
+        Ok(batch.add(session, &[], &request(3))?)
+    };
+    assert!(matches!(refuse(&mut batch, session), Err(moeflux::Error::Input(_))));
+    assert!(engine.session().is_ok());
+}
+
+#[test]
+fn no_sequence_starves() {
+    let folder = data().join("goldens/qwen3_moe");
+    let engine = engine(&folder, exact("cpu"), 5);
+    let mut batch =
+        Scheduler::new(&engine, SchedulerOptions { tokens: Some(12), prompt_tokens: Some(6) });
+    let answering: Vec<RequestId> = (0..2)
+        .map(|i| batch.add(engine.session().unwrap(), &prompt(i, 2), &request(40)).unwrap())
+        .collect();
+    for _ in 0..2 {
+        batch.step(&mut StepControl::default()).unwrap();
+    }
+    let reading: Vec<RequestId> = (2..4)
+        .map(|i| batch.add(engine.session().unwrap(), &prompt(i, 60), &request(2)).unwrap())
+        .collect();
+    let made = run(&mut batch);
+    let first = |id| made.steps.iter().position(|step| step.contains(id)).unwrap();
+    // Decoding sequences get a token in every step; the two prompts alternate, six tokens at a
+    // time.
+    let last = made.steps.iter().rposition(|step| step.contains(&answering[0])).unwrap();
+    assert!(made.steps[..=last].iter().all(|step| step.contains(&answering[0])));
+    assert_eq!([first(&reading[0]), first(&reading[1])], [18, 19]);
+}
+
+#[test]
+fn sequences_take_turns_with_a_small_token_budget() {
+    let folder = data().join("goldens/qwen3_moe");
+    let engine = engine(&folder, exact("cpu"), 5);
+    let mut batch = Scheduler::new(
+        &engine,
+        SchedulerOptions { tokens: Some(2), ..SchedulerOptions::default() },
+    );
+    for i in 0..5 {
+        batch.add(engine.session().unwrap(), &prompt(i, 1), &request(10)).unwrap();
+    }
+    let made = run(&mut batch);
+    let mut counts: HashMap<RequestId, usize> = HashMap::new();
+    for step in &made.steps {
+        step.iter().for_each(|id| *counts.entry(*id).or_default() += 1);
+        let (least, most) = (counts.values().min().unwrap(), counts.values().max().unwrap());
+        assert!(counts.len() < 5 || most - least <= 4, "{counts:?}");
+    }
+}
+
+#[test]
+fn a_cancelled_or_invalid_step_changes_no_session() {
+    let folder = data().join("goldens/qwen3_5_moe");
+    let (engine, other) = (engine(&folder, exact("cpu"), 3), engine(&folder, exact("cpu"), 3));
+    let mut sessions: Vec<Session> = (0..2).map(|_| engine.session().unwrap()).collect();
+    for (i, session) in sessions.iter_mut().enumerate() {
+        session.sync(&prompt(i as u32, 20), &mut StepControl::default()).unwrap();
+    }
+    let before: Vec<_> =
+        sessions.iter().map(|s| (s.tokens().to_vec(), s.logits().to_vec())).collect();
+    let cancel = CancelToken::new();
+    cancel.cancel();
+    let step = |sessions: &mut [Session], tokens: &[u32], control: &mut StepControl<'_>| {
+        let mut turns: Vec<BatchEntry<'_>> = sessions
+            .iter_mut()
+            .map(|session| BatchEntry { session, tokens, logits: true })
+            .collect();
+        engine.step(&mut turns, control).map_err(|error| error.to_string())
+    };
+    let cancelled = step(
+        &mut sessions,
+        &[5],
+        &mut StepControl { cancel: Some(&cancel), ..StepControl::default() },
+    );
+    assert_eq!(cancelled.unwrap_err(), "cancelled");
+    let large = step(&mut sessions, &[5; CHUNK], &mut StepControl::default()).unwrap_err();
+    assert!(large.contains("--chunk"), "{large}");
+    let unknown = step(&mut sessions, &[1 << 30], &mut StepControl::default()).unwrap_err();
+    assert!(unknown.contains("vocabulary"), "{unknown}");
+    let mut strangers = vec![other.session().unwrap()];
+    let stranger = step(&mut strangers, &[5], &mut StepControl::default()).unwrap_err();
+    assert!(stranger.contains("another engine"), "{stranger}");
+    assert!(other.session().unwrap().rewind(&sessions[0].mark().unwrap()).is_err());
+    for (session, (tokens, logits)) in sessions.iter().zip(&before) {
+        assert_eq!((session.tokens(), session.logits()), (&tokens[..], &logits[..]));
+    }
+    let stats = step(&mut sessions, &[5], &mut StepControl::default()).unwrap();
+    assert_eq!(stats.tokens, 2);
+}
+
+#[test]
+fn a_failed_step_loses_no_finished_sequence() {
+    let engine = engine(&data().join("goldens/qwen3_5_moe"), exact("cpu"), 2);
+    let mut there = engine.session().unwrap();
+    there.sync(&prompt(1, 40), &mut StepControl::default()).unwrap();
+    let mut batch = Scheduler::new(&engine, SchedulerOptions::default());
+    let done = batch.add(there, &prompt(1, 40), &request(0)).unwrap();
+    batch.add(engine.session().unwrap(), &prompt(2, 30), &request(4)).unwrap();
+    let cancel = CancelToken::new();
+    cancel.cancel();
+    let mut control = StepControl { cancel: Some(&cancel), ..StepControl::default() };
+    assert!(batch.step(&mut control).is_err());
+    let made = run(&mut batch);
+    assert_eq!((made.finish.len(), made.finish[&done].0), (2, Finish::MaxTokens));
+}
+
+/// On the fast path, batches of up to four rows give the bits of single rows. Larger ones sum in
+/// another order, with a small effect.
+#[test]
+fn on_the_fast_path_batching_changes_little() {
+    let memory =
+        MemoryRequest { sessions: Some(18), context: Some(256), ..MemoryRequest::default() };
+    let engine = common::engine(&tales(), DeviceOptions::default(), memory);
+    let text = engine.text().unwrap();
+    let fable = std::fs::read_to_string(tales().join("README.md")).unwrap();
+    let tokens: Vec<u32> = text.tokenizer().encode(&fable, false).unwrap();
+    let mut alone = engine.session().unwrap();
+    let lead = &tokens[..32];
+    alone.sync(lead, &mut StepControl::default()).unwrap();
+    let fork = |n: usize| (0..n).map(|_| alone.fork().unwrap()).collect::<Vec<_>>();
+    let (mut few, mut many) = (fork(4), fork(8));
+    let (mut sum, mut most) = (0.0, 0.0f64);
+    let next = &tokens[32..224];
+    for token in next {
+        alone.decode(*token).unwrap();
+        for company in [&mut few, &mut many] {
+            let mut turns: Vec<BatchEntry<'_>> = company
+                .iter_mut()
+                .map(|session| BatchEntry {
+                    session,
+                    tokens: std::slice::from_ref(token),
+                    logits: true,
+                })
+                .collect();
+            engine.step(&mut turns, &mut StepControl::default()).unwrap();
+            for session in &*company {
+                assert!(session.logits() == company[0].logits(), "rows of one step are alike");
+            }
+        }
+        assert!(few[0].logits() == alone.logits(), "four are as one");
+        let kl = divergence(alone.logits(), many[0].logits());
+        sum += kl;
+        most = most.max(kl);
+    }
+    let mean = sum / next.len() as f64;
+    assert!(sum > 0.0 && mean < 5e-3, "mean {mean:.2e}, most {most:.2e}");
+}
+
+/// KL divergence of two softmax distributions.
+fn divergence(p: &[f32], q: &[f32]) -> f64 {
+    let log_softmax = |x: &[f32]| -> Vec<f64> {
+        let max = f64::from(x.iter().copied().fold(f32::MIN, f32::max));
+        let sum: f64 = x.iter().map(|x| (f64::from(*x) - max).exp()).sum();
+        x.iter().map(|x| f64::from(*x) - max - sum.ln()).collect()
+    };
+    let (p, q) = (log_softmax(p), log_softmax(q));
+    p.iter().zip(&q).map(|(p, q)| p.exp() * (p - q)).sum()
+}
+
+#[test]
+fn stop_strings_end_all_kinds_of_generation() {
+    let engine = engine(&tales(), exact("cpu"), 5);
+    let question = Message::user("Tell me the fable of The Fox and the Crow.");
+    let prompt = engine.text().unwrap().chat(&[question], &ChatOptions::default()).unwrap();
+    let stops = [vec![], vec!["bran"], vec!["tree", "sitting on"], vec!["nowhere"]];
+    let request = |stop: &[&str]| GenerateRequest {
+        sampling: Sampling::greedy(),
+        max_tokens: Some(30),
+        stop: stop.iter().map(|stop| (*stop).to_owned()).collect(),
+        ..GenerateRequest::default()
+    };
+    let mut batch = Scheduler::new(&engine, SchedulerOptions::default());
+    let jobs = stops
+        .each_ref()
+        .map(|stop| batch.add(engine.session().unwrap(), &prompt, &request(stop)).unwrap());
+    let made = run(&mut batch);
+    let mut lengths = Vec::new();
+    for (stop, id) in stops.iter().zip(jobs) {
+        let (mut session, mut control) = (engine.session().unwrap(), StepControl::default());
+        let told = generate(&mut session, &prompt, &request(stop), &mut control, &mut |_| {
+            ControlFlow::Continue(())
+        });
+        let told = told.unwrap();
+        assert_eq!(
+            (&made.tokens[&id], made.finish[&id].0),
+            (&told.tokens, told.finish),
+            "{stop:?}"
+        );
+        let mut alone = session.generate(&prompt, &request(stop), &mut control).unwrap();
+        assert!(alone.by_ref().map(Result::unwrap).eq(told.tokens.iter().copied()), "{stop:?}");
+        assert_eq!(alone.finish(), Some(told.finish));
+        lengths.push((told.finish == Finish::StopString).then_some(told.tokens.len()));
+    }
+    assert!(lengths[0].is_none() && lengths[3].is_none() && lengths[2] < lengths[1], "{lengths:?}");
+    let mut session = engine.session().unwrap();
+    assert!(session.generate(&prompt, &request(&[""]), &mut StepControl::default()).is_err());
+    assert!(batch.add(session, &prompt, &request(&[""])).is_err() && batch.is_empty());
+}

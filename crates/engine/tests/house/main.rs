@@ -1,0 +1,195 @@
+//! House rules: invariants that can be checked on the sources.
+
+#![allow(clippy::unwrap_used)]
+
+mod prose;
+mod type_names;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// Files and folders that may contain `unsafe`, relative to `crates/`.
+const UNSAFE: [&str; 7] = [
+    "compute/src/cpu/simd/",
+    "compute/src/cpu/pool.rs",
+    "compute/src/gpu/card/native.rs",
+    "engine/src/checkpoint/embedded.rs",
+    "engine/src/experts/io/file.rs",
+    "engine/src/experts/io/transfer.rs",
+    "engine/src/experts/io/uring.rs",
+];
+
+/// The engine's floors, lowest first. A floor imports from itself and from lower ones.
+const FLOORS: [&str; 9] =
+    ["base", "checkpoint", "text", "model", "experts", "runtime", "session", "serve", "tools"];
+
+/// Remaining upward imports: file, and the floor that it imports. This list only shrinks.
+const UPWARD: [(&str, &str); 1] = [("engine/src/checkpoint/mod.rs", "tools")];
+
+/// Code of a file, without comments and without the test module at its end.
+fn code(text: &str) -> String {
+    let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or("");
+    code.lines().filter(|l| !l.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n")
+}
+
+/// The folder of all crates.
+fn crates() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+}
+
+/// Source files of a crate, with their paths relative to `crates/`.
+fn sources(folder: &str) -> Vec<(String, String)> {
+    files(folder, &["rs"])
+}
+
+/// Files below a folder with one of some extensions, with their paths relative to `crates/`.
+fn files(folder: &str, extensions: &[&str]) -> Vec<(String, String)> {
+    let crates = crates();
+    let mut folders = vec![crates.join(folder)];
+    let mut files = Vec::new();
+    while let Some(current) = folders.pop() {
+        for entry in fs::read_dir(current).unwrap() {
+            let path: PathBuf = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|e| extensions.iter().any(|known| e == *known)) {
+                let name = path.strip_prefix(crates).unwrap().to_str().unwrap().replace('\\', "/");
+                files.push((name, fs::read_to_string(path).unwrap()));
+            }
+        }
+    }
+    assert!(!files.is_empty(), "{folder} has sources");
+    files
+}
+
+fn absent(folder: &str, words: &[&str]) {
+    for (name, text) in sources(folder).into_iter().filter(|(name, _)| !name.ends_with("/tests.rs"))
+    {
+        for word in words {
+            assert!(!code(&text).contains(word), "{name} contains {word}");
+        }
+    }
+}
+
+#[test]
+fn compute_opens_no_file() {
+    absent(
+        "compute/src",
+        &["std::fs", "File::open", "fs::read", "safetensors", "q_proj", "model_type"],
+    );
+}
+
+#[test]
+fn the_engine_starts_no_async_runtime_and_neither_prints_nor_exits() {
+    absent("engine/src", &["tokio", "async fn", "process::exit", "println!(", "eprintln!("]);
+    absent("compute/src", &["tokio", "async fn", "process::exit", "println!(", "eprintln!("]);
+}
+
+#[test]
+fn unsafe_lives_in_named_files() {
+    for folder in ["compute/src", "engine/src", "cli/src"] {
+        for (name, text) in sources(folder) {
+            assert!(
+                !code(&text).contains("unsafe") || UNSAFE.iter().any(|u| name.starts_with(u)),
+                "{name} contains unsafe"
+            );
+        }
+    }
+}
+
+#[test]
+fn no_model_is_named_outside_its_architecture() {
+    let named = |code: &str| {
+        moeflux::supported_architectures()
+            .find(|architecture| code.contains(&format!("\"{architecture}")))
+    };
+    assert_eq!(named("x == \"kimi_k2_text\""), Some("kimi_k2"));
+    assert!(moeflux::supported_architectures().count() > 10);
+    for (name, text) in sources("engine/src") {
+        let home = ["model/arch/", "tools/synth/"]
+            .iter()
+            .any(|h| name.starts_with(&format!("engine/src/{h}")));
+        if !home && !name.ends_with("/tests.rs") {
+            assert_eq!(named(&code(&text)), None, "{name} names a model");
+        }
+    }
+}
+
+#[test]
+fn no_test_is_ignored_and_no_file_exceeds_800_lines() {
+    for folder in ["compute", "engine", "cli"] {
+        for (name, text) in sources(folder) {
+            assert!(!text.contains(concat!("#[", "ignore")), "{name} ignores a test");
+            assert!(text.lines().count() <= 800, "{name} has more than 800 lines");
+        }
+    }
+}
+
+/// First path segments after each `crate::` in a file.
+fn imported(code: &str) -> Vec<String> {
+    let mut segments = Vec::new();
+    for path in code.split("crate::").skip(1) {
+        // A group has one segment after each comma of its outermost level.
+        let (mut depth, mut segment, mut reads) = (0, String::new(), true);
+        for c in path.chars() {
+            match c {
+                '{' => depth += 1,
+                '}' => depth -= 1,
+                ',' if depth == 1 => reads = true,
+                ',' | ';' if depth == 0 => break,
+                c if c.is_alphanumeric() || c == '_' => segment.extend(reads.then_some(c)),
+                _ if segment.is_empty() => {}
+                _ => reads = false,
+            }
+            if (!reads || depth == 0 && !segment.is_empty() && !c.is_alphanumeric() && c != '_')
+                && !segment.is_empty()
+            {
+                segments.push(std::mem::take(&mut segment));
+                reads = false;
+            }
+            if depth < 0 || depth == 0 && !reads {
+                break;
+            }
+        }
+        if !segment.is_empty() {
+            segments.push(segment);
+        }
+    }
+    segments
+}
+
+#[test]
+fn imports_are_read_from_paths_and_groups() {
+    let code = "use crate::a::B;\nuse crate::{b::{C, D}, e::F, g};\nlet x = crate::h::i();";
+    assert_eq!(imported(code), ["a", "b", "e", "g", "h"]);
+}
+
+#[test]
+fn no_floor_imports_from_a_higher_one() {
+    let mut upward = Vec::new();
+    for (name, text) in sources("engine/src") {
+        let path = name.trim_start_matches("engine/src/");
+        let floor = path.split('/').next().unwrap();
+        let Some(own) = FLOORS.iter().position(|f| *f == floor) else {
+            assert_eq!(path, "lib.rs", "{name} is on no floor");
+            continue;
+        };
+        if path.contains("/tests") {
+            continue;
+        }
+        for import in imported(&code(&text)) {
+            let Some(floor) = FLOORS.iter().position(|f| *f == import) else {
+                panic!("{name} imports crate::{import}: name the module that defines it");
+            };
+            if floor > own {
+                upward.push((name.clone(), FLOORS[floor]));
+            }
+        }
+    }
+    upward.sort();
+    upward.dedup();
+    let upward: Vec<_> = upward.iter().map(|(name, floor)| (name.as_str(), *floor)).collect();
+    assert_eq!(upward, UPWARD, "imports from a floor above");
+}
