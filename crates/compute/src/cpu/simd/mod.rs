@@ -20,11 +20,12 @@
 //! | GEMV q8, [`gemv_q8`] | 1 to 4 ([`GEMV_ROWS`]) | affine 2, 3, 4, 5, 6, 8 bits; E2M1 | int8 |
 //! | GEMM q8, [`gemm_q8`] | 5 and more | the same | int8 |
 //! | GEMM f32, [`gemm_f32`] | any, 4 at a time ([`TILE_ROWS`]) | f32, f16, bf16 | f32 |
-//! | GEMM affine, [`unpack_affine`] | 1 to 4 | affine, on the exact path | f32 |
-//! | GEMM block-scaled, [`unpack_mx`] | 1 to 4 | E4M3; E2M1 on the exact path | f32 |
+//! | GEMM affine, [`unpack_affine`] | 1 to 4 | affine | f32 |
+//! | GEMM block-scaled, [`unpack_mx`] | 1 to 4 | E4M3, E2M1 | f32 |
 //!
-//! For larger batches than the last two take, rows of weights are dequantized to f32 in cache and
-//! go through GEMM f32. All kernels exist for every instruction set.
+//! The last two take weights of the q8 kernels too, where activations stay f32 (exact mode). For
+//! larger batches, rows of weights are dequantized to f32 in cache and go through GEMM f32. All
+//! kernels exist for every instruction set.
 //!
 //! ## GEMV q8
 //!
@@ -34,8 +35,8 @@
 //! ```text
 //! for tile of 4 rows:
 //!     acc[r][c]  = sum_g bias[r][g] * sum_x[c][g]                 // vectors along g
-//!     for block u of a row:                                       // a vector of packed bytes
-//!         for r in tile, R at a time:
+//!     for R rows of the tile at a time, for block u of a row:     // a vector of packed bytes
+//!         for r in the R rows:
 //!             q = unpack(load(row[r] + u * BYTES))                // shifts and masks: int8
 //!             for c in 0..X:
 //!                 dot = int8_dot(q, x[c].block[u])                // i32 lanes along cols
@@ -66,8 +67,8 @@
 //!
 //! ## GEMM f32
 //!
-//! Reads 4 rows of weights for 4 rows of activations (2 with 16 registers): the first batch from
-//! memory, later ones from cache.
+//! Reads 4 rows of weights for `X` rows of activations: 4 on AVX-512, else 2. The first batch reads
+//! the weights from memory, later ones from cache.
 //!
 //! ```text
 //! for tile of 4 rows, for batch of X rows:
@@ -79,7 +80,7 @@
 //! # Attention
 //!
 //! [`attention`] computes one block of positions of the KV cache for the queries that share it,
-//! with an online softmax. Reads each key and each value once per tile of 4 queries.
+//! with an online softmax. Reads each key and each value once per `X` queries.
 //!
 //! ```text
 //! for block of positions:
