@@ -238,12 +238,12 @@ impl<'a> Chat<'a> {
 
     fn ask(&mut self, question: &str) -> anyhow::Result<()> {
         self.messages.push(Message::user(question));
-        let asked = self.answer();
+        let answered = self.answer();
         // An unanswered question is removed; the next one replaces it.
         if self.messages.last().is_some_and(|m| m.role == "user") {
             self.messages.pop();
         }
-        asked
+        answered
     }
 
     fn answer(&mut self) -> anyhow::Result<()> {
@@ -276,7 +276,7 @@ impl<'a> Chat<'a> {
             self.ui.note("interrupted before the answer started");
             return Ok(());
         }
-        let told = if answer.text.ends_with('\n') { Ok(()) } else { out::line("") };
+        let printed = if answer.text.ends_with('\n') { Ok(()) } else { out::line("") };
         match answer.finish {
             Finish::Context => {
                 self.ui.note(format_args!(
@@ -288,12 +288,18 @@ impl<'a> Chat<'a> {
             }
             Finish::EndToken | Finish::StopString | Finish::MaxTokens => {}
         }
-        let said = persist::session_tokens(self.text, &prompt, &answer, self.engine.plan())?;
+        let conversation =
+            persist::session_tokens(self.text, &prompt, &answer, self.engine.plan())?;
         self.messages.push(Message::assistant(answer.text));
-        let saved = self.file.as_ref().map(|file| file.save(&mut self.session, &said)).transpose();
-        self.last = Some(LastTurn { rendered, answer: said.len() - prompt.len(), tokens: said });
+        let saved =
+            self.file.as_ref().map(|file| file.save(&mut self.session, &conversation)).transpose();
+        self.last = Some(LastTurn {
+            rendered,
+            answer: conversation.len() - prompt.len(),
+            tokens: conversation,
+        });
         self.saved = saved?.or(self.saved);
-        told
+        printed
     }
 
     /// Tokens to feed for a prompt. Tokenizing the rendered text of an answer may give other tokens

@@ -296,7 +296,11 @@ fn kinds(blueprint: &Blueprint) -> Vec<TensorKind> {
                     kinds.count(
                         "experts",
                         matrix.format.to_string(),
-                        [count as u64, parameters, expert_bytes * count as u64],
+                        MatrixCounts {
+                            matrices: count as u64,
+                            parameters,
+                            bytes: expert_bytes * count as u64,
+                        },
                     );
                 }
             }
@@ -308,35 +312,47 @@ fn kinds(blueprint: &Blueprint) -> Vec<TensorKind> {
 
 /// Counts by kind, in order of appearance, and format name.
 #[derive(Default)]
-struct TensorKinds(Vec<(&'static str, BTreeMap<String, [u64; 3]>)>);
+struct TensorKinds(Vec<(&'static str, BTreeMap<String, MatrixCounts>)>);
+
+#[derive(Clone, Copy, Default)]
+struct MatrixCounts {
+    matrices: u64,
+    parameters: u64,
+    bytes: u64,
+}
 
 impl TensorKinds {
     fn add(&mut self, kind: &'static str, matrices: &[&MatrixSource]) {
         for m in matrices {
             let parameters = m.shape.rows as u64 * m.shape.cols as u64;
-            self.count(kind, m.shape.format.to_string(), [1, parameters, bytes(m)]);
+            let counts = MatrixCounts { matrices: 1, parameters, bytes: bytes(m) };
+            self.count(kind, m.shape.format.to_string(), counts);
         }
     }
 
-    fn count(&mut self, kind: &'static str, format: String, more: [u64; 3]) {
-        let at = self.0.iter().position(|(k, _)| *k == kind).unwrap_or_else(|| {
+    fn count(&mut self, kind: &'static str, format: String, more: MatrixCounts) {
+        let index = self.0.iter().position(|(k, _)| *k == kind).unwrap_or_else(|| {
             self.0.push((kind, BTreeMap::new()));
             self.0.len() - 1
         });
-        let counts = self.0[at].1.entry(format).or_default();
-        counts.iter_mut().zip(more).for_each(|(n, more)| *n += more);
+        let counts = self.0[index].1.entry(format).or_default();
+        counts.matrices += more.matrices;
+        counts.parameters += more.parameters;
+        counts.bytes += more.bytes;
     }
 
     fn finish(self) -> Vec<TensorKind> {
-        let kind = |(kind, formats): (&'static str, BTreeMap<String, [u64; 3]>)| {
-            formats.into_iter().map(move |(format, [matrices, parameters, bytes])| TensorKind {
-                kind,
-                format,
-                bits: bytes as f64 * 8.0 / parameters.max(1) as f64,
-                matrices: matrices as usize,
-                parameters,
-                bytes,
-            })
+        let kind = |(kind, formats): (&'static str, BTreeMap<String, MatrixCounts>)| {
+            formats.into_iter().map(
+                move |(format, MatrixCounts { matrices, parameters, bytes })| TensorKind {
+                    kind,
+                    format,
+                    bits: bytes as f64 * 8.0 / parameters.max(1) as f64,
+                    matrices: matrices as usize,
+                    parameters,
+                    bytes,
+                },
+            )
         };
         self.0.into_iter().flat_map(kind).collect()
     }

@@ -56,12 +56,12 @@ fn write(model: Option<&Path>, out: &Path, ui: Ui) -> anyhow::Result<ExitCode> {
         other => other?,
     };
     let seconds = since.elapsed().as_secs_f64();
-    let kept = match report.reused {
+    let resumed = match report.reused {
         0 => String::new(),
         kept => format!(", {} of which an earlier run had written", units::disk(kept as f64)),
     };
     ui.line(format_args!(
-        "{} packed to {}: {} in {seconds:.1} s, {}/s{kept}",
+        "{} packed to {}: {} in {seconds:.1} s, {}/s{resumed}",
         units::plural(report.experts as u64, "expert"),
         out.display(),
         units::disk(report.bytes as f64),

@@ -82,12 +82,12 @@ pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         }
         return Ok(ExitCode::from(interrupt::EXIT_CODE));
     }
-    let ended = !args.json && !answer.text.ends_with('\n');
-    let told = if ended { out::line("") } else { Ok(()) };
-    let said = persist::session_tokens(text, &tokens, &answer, plan)?;
-    let saved = file.as_ref().map(|file| file.save(&mut session, &said)).transpose();
-    if told.is_err() {
-        return saved.and(told).map(|()| ExitCode::SUCCESS);
+    let needs_newline = !args.json && !answer.text.ends_with('\n');
+    let printed = if needs_newline { out::line("") } else { Ok(()) };
+    let history = persist::session_tokens(text, &tokens, &answer, plan)?;
+    let saved = file.as_ref().map(|file| file.save(&mut session, &history)).transpose();
+    if printed.is_err() {
+        return saved.and(printed).map(|()| ExitCode::SUCCESS);
     }
     let is_saved = saved.as_ref().ok().copied().flatten();
     let cost = AnswerCost::new(&answer);
@@ -114,13 +114,13 @@ pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     if answer.finish == Finish::Cancelled && is_saved.is_some() {
         ui.note("the session has the answer as far as it came");
     }
-    let kept = [
+    let lines = [
         file.map(|file| file.line(&answer, is_saved)),
         cache.zip(prefilled).map(|(cache, prefilled)| cache.line(&prefilled)),
     ];
-    let kept: Vec<String> = kept.into_iter().flatten().collect();
-    if !kept.is_empty() {
-        ui.line(kept.join("; "));
+    let lines: Vec<String> = lines.into_iter().flatten().collect();
+    if !lines.is_empty() {
+        ui.line(lines.join("; "));
     }
     ui.line(cost.line(&engine));
     saved.map(|_| ExitCode::SUCCESS)
@@ -132,14 +132,14 @@ pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
 /// The template fails, or the context is too short for both.
 fn ask(
     args: &RunArgs,
-    said: &[u32],
+    history: &[u32],
     prompt: &str,
     engine: &Engine,
     ui: Ui,
 ) -> anyhow::Result<Vec<u32>> {
     let (text, plan) = (engine.text()?, engine.plan());
     let options = args.generation.answer.chat_options();
-    let more = match (args.raw, said.is_empty()) {
+    let more = match (args.raw, history.is_empty()) {
         (true, true) => text.encode(prompt)?,
         // Special tokens around a text belong only at its start.
         (true, false) => text.tokenizer().encode(prompt, false)?,
@@ -155,14 +155,14 @@ fn ask(
             text.chat_follow_up(prompt, &options)?
         }
     };
-    let (has, context) = (said.len(), plan.context);
+    let (has, context) = (history.len(), plan.context);
     ensure!(
         has == 0 || has + more.len() <= context,
         "the session has {has} tokens and the prompt {}, more than the context of {context} holds: give --ctx if the model \
          allows more, or start a new session",
         more.len()
     );
-    Ok([said, &more].concat())
+    Ok([history, &more].concat())
 }
 
 /// Prompt from the argument or from stdin.

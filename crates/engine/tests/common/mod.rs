@@ -54,23 +54,13 @@ pub fn shards(folder: &Path) -> Vec<String> {
     names
 }
 
-/// The safetensors file of a golden. Goldens with equal weights share one file: the folder that has
-/// none names the other one in `mirrors.txt`, as any model may.
-pub fn weights(folder: &Path) -> PathBuf {
-    let list = std::fs::read_to_string(folder.join("mirrors.txt")).unwrap_or_default();
-    let mirror = list.lines().find(|line| !line.starts_with('#'));
-    mirror.map_or_else(|| folder.to_owned(), |mirror| folder.join(mirror)).join("model.safetensors")
-}
-
 /// Copies a golden's checkpoint, without the expected results, into a folder.
 pub fn copy_golden(name: &str, into: &Path) {
     let folder = data().join("goldens").join(name);
     for entry in std::fs::read_dir(&folder).unwrap() {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_str().unwrap();
-        if name == "mirrors.txt" {
-            std::fs::copy(weights(&folder), into.join("model.safetensors")).unwrap();
-        } else if !name.starts_with("golden") {
+        if !name.starts_with("golden") {
             std::fs::copy(&path, into.join(name)).unwrap();
         }
     }

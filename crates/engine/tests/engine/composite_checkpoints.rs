@@ -5,12 +5,12 @@ use std::{fs, path::Path};
 use moeflux::MemoryRequest;
 use serde_json::{Map, Value, json};
 
-use crate::common::{Golden, data, engine, exact, feed, weights};
+use crate::common::{Golden, data, engine, exact, feed};
 
 /// Rewrites `golden` in the layout of Kimi-K2.5: `kimi_k25` around `kimi_k2`, tensors prefixed by
 /// `language_model.`, and `outer` merged into the outer config.
 fn write_composite(golden: &Path, outer: &Value, into: &Path) {
-    let bytes = fs::read(weights(golden)).unwrap();
+    let bytes = fs::read(golden.join("model.safetensors")).unwrap();
     let n = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
     let header: Map<String, Value> = serde_json::from_slice(&bytes[8..8 + n]).unwrap();
     let below = |(name, at): (String, Value)| match name.as_str() {
