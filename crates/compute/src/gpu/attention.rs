@@ -7,34 +7,16 @@ use super::{
 };
 use crate::{Device, Error, KV_BLOCK, KvFormat, Op, Span, State, View};
 
-static APPEND: Kernel = kernel!("attention_append", ["common", "attention_append"], [Write, Write]);
-static ATTENTION: Kernel = kernel!(
-    "attention",
-    [
-        "common",
-        "attention_state",
-        "attention_scores",
-        "attention_splits",
-        "attention_finish",
-        "attention"
-    ],
-    [Write, Read, Write]
-);
-static TILES: Kernel = kernel!(
-    "attention_tiles",
-    ["common", "attention_state", "attention_finish", "attention_tiles"],
-    [Write, Read]
-);
-static COOPERATIVE: Kernel = kernel!(
-    "attention_cooperative",
-    ["common", "attention_finish", "attention_cooperative"],
-    [Write, Read]
-);
-static MERGE: Kernel = kernel!(
-    "attention_merge",
-    ["common", "attention_splits", "attention_finish", "attention_merge"],
-    [Write, Read]
-);
+pub(in crate::gpu) static APPEND: Kernel =
+    kernel!("append_kv", "attention/append_kv", [Write, Write]);
+pub(in crate::gpu) static ATTENTION: Kernel =
+    kernel!("attention_split", "attention/attention_split", [Write, Read, Write]);
+pub(in crate::gpu) static TILES: Kernel =
+    kernel!("attention_tiled", "attention/attention_tiled", [Write, Read]);
+pub(in crate::gpu) static COOPERATIVE: Kernel =
+    kernel!("attention_cooperative", "attention/attention_cooperative", [Write, Read]);
+pub(in crate::gpu) static MERGE: Kernel =
+    kernel!("merge_splits", "attention/merge_splits", [Write, Read]);
 /// Columns of a workgroup that joins parts, and its threads.
 const MERGED: usize = 32;
 const MERGING: usize = 256;

@@ -7,22 +7,8 @@ use super::{
 };
 use crate::{Buffer, Error, Op, Span, View};
 
-static DECODE: Kernel = kernel!(
-    "attention_decode",
-    [
-        "common",
-        "attention_splits",
-        "attention_finish",
-        "attention_sums_subgroup",
-        "attention_decode"
-    ],
-    [Write, Write, Read, Write]
-);
-static DECODE_PLAIN: Kernel = kernel!(
-    "attention_decode_plain",
-    ["common", "attention_splits", "attention_finish", "attention_sums_memory", "attention_decode"],
-    [Write, Write, Read, Write]
-);
+pub(in crate::gpu) static DECODE: Kernel = kernel!("attention_decode", "attention/attention_decode", { sum8: "attention/sum8_subgroup" }, [Write, Write, Read, Write]);
+pub(in crate::gpu) static DECODE_PLAIN: Kernel = kernel!("attention_decode_memory", "attention/attention_decode", { sum8: "attention/sum8_memory" }, [Write, Write, Read, Write]);
 
 /// Most heads of a workgroup.
 const MAX_HEADS: usize = 8;

@@ -3,10 +3,10 @@
 use super::{Constants, GpuDevice, Kernel, Params, kernel};
 use crate::{Activation, Error, Op, RopePairs, Span, View};
 
-static GLU: Kernel = kernel!("glu", ["common", "activation", "glu"], [Write]);
-static MAP: Kernel = kernel!("map", ["common", "map"], [Write]);
-static COMBINE: Kernel = kernel!("combine", ["common", "combine"], [Write]);
-static ROPE: Kernel = kernel!("rope", ["common", "rope"], [Write, Read]);
+pub(in crate::gpu) static GLU: Kernel = kernel!("glu", "elementwise/glu", [Write]);
+pub(in crate::gpu) static MAP: Kernel = kernel!("map", "elementwise/map", [Write]);
+pub(in crate::gpu) static COMBINE: Kernel = kernel!("combine", "experts/combine", [Write]);
+pub(in crate::gpu) static ROPE: Kernel = kernel!("rope", "attention/rope", [Write, Read]);
 
 const THREADS: u32 = 256;
 

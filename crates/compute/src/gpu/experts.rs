@@ -12,11 +12,8 @@ use super::{
 };
 use crate::{Error, ExpertUses, Op, View, matrix::MatrixPlace};
 
-static EXPERTS_ANY: Kernel = kernel!(
-    "experts_any",
-    ["common", "activation", "formats", "uses", "experts_any"],
-    [Write, Read, Read]
-);
+pub(in crate::gpu) static EXPERTS_ANY: Kernel =
+    kernel!("experts_gemv_any", "experts/experts_gemv_any", [Write, Read, Read]);
 
 const THREADS: u32 = 256;
 

@@ -4,40 +4,40 @@ use super::{
     Constants, GpuDevice, Kernel, Params,
     formats::Chunk,
     kernel,
-    kernel::Access::{Read, Write},
     matmul::{MATVEC_ANY, Pieces},
     matvec::{Staged, parts},
 };
 use crate::{Error, HeadMatrix, MatrixShape, View};
 
-static HEAD_TRANSPOSED: Kernel =
-    kernel!("head_transposed", ["common", "formats", "head_transposed"], [Write, Read]);
+pub(in crate::gpu) static HEAD_TRANSPOSED: Kernel =
+    kernel!("head_gemv_transposed_any", "gemv/head_gemv_transposed_any", [Write, Read]);
 
-/// One kernel for each way to read a format, both ways.
+/// GEMV per head and its transposed form, for one block codec.
 macro_rules! kernels {
-    ($($chunk:literal),*) => {
+    ($($codec:literal),*) => {
         [$([
-            kernels!(@ $chunk, "head_vec", ["products", "fetch", "stage_f32"]),
-            kernels!(@ $chunk, "head_vec_transposed", []),
+            kernel!(
+                concat!("head_gemv ", $codec),
+                "gemv/head_gemv",
+                {
+                    codec: concat!("codec/", $codec),
+                    activations: "gemv/activations_f32",
+                },
+                [Write, Read, Read]
+            ),
+            kernel!(
+                concat!("head_gemv_transposed ", $codec),
+                "gemv/head_gemv_transposed",
+                { codec: concat!("codec/", $codec) },
+                [Write, Read, Read]
+            ),
         ]),*]
-    };
-    (@ $chunk:literal, $op:literal, [$($stage:literal),*]) => {
-        Kernel {
-            name: concat!($op, " ", $chunk),
-            source: &[
-                include_str!("kernels/common.wgsl"),
-                include_str!("kernels/chunk_scales.wgsl"),
-                include_str!("kernels/chunk.wgsl"),
-                include_str!(concat!("kernels/chunk_", $chunk, ".wgsl")),
-                $(include_str!(concat!("kernels/", $stage, ".wgsl")),)*
-                include_str!(concat!("kernels/", $op, ".wgsl")),
-            ],
-            bindings: &[Write, Read, Read],
-        }
     };
 }
 
-static KERNELS: [[Kernel; 2]; 6] = kernels!("q4", "q8", "q", "plain", "e2m1", "e4m3");
+/// In the order of [`Chunk`].
+pub(in crate::gpu) static KERNELS: [[Kernel; 2]; 6] =
+    kernels!("q4", "q8", "quants", "plain", "e2m1", "e4m3");
 
 /// Threads of a workgroup, and of one of the kernels for any format.
 const THREADS: u32 = 128;

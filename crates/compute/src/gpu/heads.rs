@@ -7,7 +7,8 @@ use super::{
 };
 use crate::{Buffer, Error, Op, RopePairs, Span, View};
 
-static HEADS: Kernel = kernel!("heads", ["common", "heads"], [Write, Read, Write]);
+pub(in crate::gpu) static HEADS: Kernel =
+    kernel!("qk_norm_rope", "attention/qk_norm_rope", [Write, Read, Write]);
 
 /// Numbers of the widest vector whose norm may wait for a rotation.
 const WIDE: usize = 512;

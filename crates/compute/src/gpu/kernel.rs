@@ -16,29 +16,159 @@ pub(super) enum Access {
     Write,
 }
 
-/// One kernel: an entry point `main` and the buffers of group 0, in the order of their bindings.
+/// A compute kernel: a WGSL file with the entry point `main`, and the files that it needs.
+///
+/// Composition: every file of `kernels/` names in its leading comment
+/// - `needs:` the files that it needs, and interfaces (`@codec`), which are files to be chosen;
+/// - `implements:` the interface that it is a choice for;
+/// - `constants:` the constants that it uses and that neither it nor the files that it needs
+///   define: [`Constants`] or another file of the kernel does;
+/// - `enables:` language extensions.
+///
+/// The kernel binds its interfaces to files; those that it leaves open are bound by the [`Target`].
+/// [`Target::text`] resolves all of it: each file once, after the files that it needs.
 #[derive(Debug)]
 pub(super) struct Kernel {
     pub(super) name: &'static str,
-    /// The texts that make it up, in order; [`TEAM`] stands for the team functions of the device.
-    pub(super) source: &'static [&'static str],
+    /// The file with the entry point.
+    pub(super) root: &'static str,
+    /// Interfaces and the files that implement them.
+    pub(super) binds: &'static [(&'static str, &'static str)],
+    /// Buffers of group 0, in the order of their bindings.
     pub(super) bindings: &'static [Access],
 }
 
-/// Declares a kernel from files of `kernels/`.
+/// Declares a kernel: name, root file, `{ interface: file }`, buffers.
 macro_rules! kernel {
-    ($name:literal, [$($file:literal),*], [$($access:ident),*]) => {
+    ($name:expr, $root:literal, [$($access:ident),*]) => {
+        $crate::gpu::kernel::kernel!($name, $root, {}, [$($access),*])
+    };
+    (
+        $name:expr, $root:literal,
+        { $($interface:ident: $file:expr),* $(,)? },
+        [$($access:ident),*]
+    ) => {
         $crate::gpu::kernel::Kernel {
             name: $name,
-            source: &[$(include_str!(concat!("kernels/", $file, ".wgsl"))),*],
+            root: $root,
+            binds: &[$((concat!("@", stringify!($interface)), $file)),*],
             bindings: &[$($crate::gpu::kernel::Access::$access),*],
         }
     };
 }
 pub(super) use kernel;
 
+macro_rules! files {
+    ($($name:literal),* $(,)?) => {
+        &[$(($name, include_str!(concat!("kernels/", $name, ".wgsl")))),*]
+    };
+}
+
+/// All WGSL files: names and texts.
+const FILES: &[(&str, &str)] = files![
+    "attention/append_kv",
+    "attention/attention_cooperative",
+    "attention/attention_decode",
+    "attention/attention_split",
+    "attention/attention_tiled",
+    "attention/block_scores",
+    "attention/indexer_scores",
+    "attention/indexer_top_positions",
+    "attention/kv_cache",
+    "attention/merge_splits",
+    "attention/qk_norm_rope",
+    "attention/rope",
+    "attention/softmax",
+    "attention/sum8_memory",
+    "attention/sum8_subgroup",
+    "attention/visible_splits",
+    "codec/any_format",
+    "codec/block_scales",
+    "codec/e2m1",
+    "codec/e4m3",
+    "codec/load_blocks",
+    "codec/plain",
+    "codec/q4",
+    "codec/q8",
+    "codec/quants",
+    "common/common",
+    "common/exp_log",
+    "common/gated_activation",
+    "common/sort_key",
+    "common/team_memory",
+    "common/team_subgroup",
+    "elementwise/embed",
+    "elementwise/glu",
+    "elementwise/map",
+    "elementwise/norm",
+    "experts/assignments",
+    "experts/assignments_given",
+    "experts/assignments_routed",
+    "experts/combine",
+    "experts/experts_down_sum",
+    "experts/experts_gemv",
+    "experts/experts_gemv_any",
+    "experts/slot_matrix",
+    "gemm/activations_f16",
+    "gemm/dequantize_f16",
+    "gemm/dequantize_minifloat",
+    "gemm/dequantize_plain",
+    "gemm/dequantize_q4",
+    "gemm/dequantize_q8",
+    "gemm/dequantize_quants",
+    "gemm/gemm_cooperative",
+    "gemm/gemm_registers",
+    "gemm/gemm_tile",
+    "gemm/sort_assignments",
+    "gemm/weights_any",
+    "gemm/weights_blocks",
+    "gemv/activations_f32",
+    "gemv/activations_int",
+    "gemv/gemv",
+    "gemv/gemv_any",
+    "gemv/head_gemv",
+    "gemv/head_gemv_transposed",
+    "gemv/head_gemv_transposed_any",
+    "gemv/row_products",
+    "gemv/row_sums_memory",
+    "gemv/row_sums_subgroup",
+    "gemv/stage_x",
+    "probe/read_bandwidth",
+    "probe/subgroup_probe",
+    "recurrent/conv1d",
+    "recurrent/delta_conv",
+    "recurrent/delta_net",
+    "recurrent/delta_no_conv",
+    "recurrent/pair_sum_memory",
+    "recurrent/pair_sum_subgroup",
+    "router/rank_experts",
+    "router/router_topk",
+    "router/scratch_storage",
+    "router/scratch_workgroup",
+    "sampling/top_logit",
+    "sampling/top_logits",
+];
+
+/// The text of a file of `kernels/`.
+fn file(name: &str) -> Option<&'static str> {
+    FILES.iter().find(|(file, _)| *file == name).map(|(_, text)| *text)
+}
+
+/// Entries of the lines `// key: a, b` of a file's leading comment.
+fn header<'a>(text: &'a str, key: &'a str) -> impl Iterator<Item = &'a str> {
+    let comment = text.lines().map_while(|line| line.strip_prefix("//"));
+    let lines =
+        comment.filter_map(move |line| line.trim_start().strip_prefix(key)?.strip_prefix(':'));
+    lines.flat_map(|line| line.split(',')).map(str::trim)
+}
+
+/// Names of the constants that a file defines itself.
+fn defined(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().filter_map(|line| line.strip_prefix("const ")?.split([':', ' ']).next())
+}
+
 /// The most constants of a kernel.
-const CONSTANTS: usize = 22;
+const CONSTANTS: usize = 23;
 
 /// Constants that a kernel is specialised by: `const NAME = value;` in front of its text. `f32` constants are not
 /// among them: those travel as parameters.
@@ -125,33 +255,66 @@ pub(super) struct Target {
     pub(super) cooperative: bool,
 }
 
-const TEAM_SUBGROUP: &str = include_str!("kernels/team_subgroup.wgsl");
-const TEAM_MEMORY: &str = include_str!("kernels/team_memory.wgsl");
-const PART_SUBGROUP: &str = include_str!("kernels/part_subgroup.wgsl");
-const PART_MEMORY: &str = include_str!("kernels/part_memory.wgsl");
-
 impl Target {
-    /// The whole text of a kernel. `WG` among the constants is the size of its workgroups.
+    /// Interfaces that depend on whether a team is a subgroup: their files for subgroups and for
+    /// workgroup memory.
+    const INTERFACES: &'static [(&'static str, [&'static str; 2])] = &[
+        ("@team", ["common/team_subgroup", "common/team_memory"]),
+        ("@row_sums", ["gemv/row_sums_subgroup", "gemv/row_sums_memory"]),
+        ("@pair_sum", ["recurrent/pair_sum_subgroup", "recurrent/pair_sum_memory"]),
+    ];
+
+    /// The file that an interface of a kernel stands for; other names are those of files.
+    fn bound(&self, kernel: &Kernel, name: &'static str) -> &'static str {
+        let by_kernel = kernel.binds.iter().find(|(interface, _)| *interface == name);
+        let by_target = || Self::INTERFACES.iter().find(|(interface, _)| *interface == name);
+        match by_kernel {
+            Some((_, file)) => file,
+            None => by_target().map_or(name, |(_, files)| files[usize::from(!self.subgroups)]),
+        }
+    }
+
+    /// The texts of a file and of all files that it needs, each once and after those it needs.
+    fn resolve(
+        &self,
+        kernel: &Kernel,
+        name: &'static str,
+        texts: &mut Vec<(&'static str, &'static str)>,
+        seen: &mut Vec<&'static str>,
+    ) {
+        let name = self.bound(kernel, name);
+        if seen.contains(&name) {
+            return;
+        }
+        seen.push(name);
+        let text = file(name);
+        debug_assert!(text.is_some(), "{}: no file or implementation of {name}", kernel.name);
+        let text = text.unwrap_or_default();
+        header(text, "needs").for_each(|needed| self.resolve(kernel, needed, texts, seen));
+        texts.push((name, text));
+    }
+
+    /// The whole text of a kernel. Of the constants, those that a file declares are defined; `WG`
+    /// is the size of its workgroups.
     pub(super) fn text(&self, kernel: &Kernel, constants: &Constants) -> String {
-        let mut text = String::new();
-        let body: String = kernel.source.concat();
-        if self.f16 && body.contains("f16") {
-            text.push_str("enable f16;\n");
+        let mut texts = Vec::new();
+        self.resolve(kernel, kernel.root, &mut texts, &mut Vec::new());
+        let all = |key| {
+            let mut names: Vec<_> = texts.iter().flat_map(|(_, text)| header(text, key)).collect();
+            names.sort_unstable();
+            names.dedup();
+            names
+        };
+        let mut text: String =
+            all("enables").iter().map(|name| format!("enable {name};\n")).collect();
+        let defined: Vec<_> = texts.iter().flat_map(|(_, text)| defined(text)).collect();
+        let passed = constants.with("TEAM", self.team);
+        for name in all("constants").iter().filter(|name| !defined.contains(name)) {
+            let value = passed.all().find(|(passed, _)| passed == name);
+            debug_assert!(value.is_some(), "{}: no constant {name}", kernel.name);
+            text.extend(value.map(|(name, value)| format!("const {name} = {value}u;\n")));
         }
-        if body.contains("coop_mat") {
-            text.push_str("enable wgpu_cooperative_matrix;\n");
-        }
-        for (name, value) in constants.all() {
-            text.push_str(&format!("const {name} = {value}u;\n"));
-        }
-        text.push_str(&format!("const TEAM = {}u;\n", self.team));
-        if body.contains("team_") || body.contains("group_sum") || body.contains("group_max") {
-            text.push_str(if self.subgroups { TEAM_SUBGROUP } else { TEAM_MEMORY });
-        }
-        if body.contains("part_sum") {
-            text.push_str(if self.subgroups { PART_SUBGROUP } else { PART_MEMORY });
-        }
-        text.push_str(&body);
+        texts.iter().for_each(|(_, file)| text.push_str(file));
         super::unroll::unrolled(&text)
     }
 }
@@ -403,6 +566,199 @@ pub(super) mod tests {
         assert!((1..=MAX_COMPILERS).contains(&compilers.threads.len()));
         for (i, coming) in coming.iter().enumerate() {
             assert_eq!(coming.recv().ok(), (i != 3).then_some(i));
+        }
+    }
+
+    /// All kernels.
+    fn kernels() -> Vec<&'static Kernel> {
+        use crate::gpu::*;
+        let families: [&[Kernel]; 6] = [
+            &matvec::MATVEC,
+            &matvec::EXPERTS,
+            &matvec::EXPERTS_RANKED,
+            &matvec::EXPERTS_SUM,
+            &tiled::COOPERATIVE,
+            &tiled::REGISTERS,
+        ];
+        let others = [
+            &PROBE,
+            &attention::APPEND,
+            &attention::ATTENTION,
+            &attention::TILES,
+            &attention::COOPERATIVE,
+            &attention::MERGE,
+            &attention_decode::DECODE,
+            &attention_decode::DECODE_PLAIN,
+            &elementwise::GLU,
+            &elementwise::MAP,
+            &elementwise::COMBINE,
+            &elementwise::ROPE,
+            &experts::EXPERTS_ANY,
+            &head_matmul::HEAD_TRANSPOSED,
+            &heads::HEADS,
+            &matmul::EMBED,
+            &matmul::MATVEC_ANY,
+            &norm::NORM,
+            &recurrent::CONV1D,
+            &recurrent::DELTA_NET,
+            &recurrent::CONVOLVED,
+            &speed::READ,
+            &tiled::HALVES,
+            &tiled::BUCKET,
+            &top_logits::TOP_LOGITS,
+            &top_logits::TOP_LOGIT,
+            &top_positions::SCORES,
+            &top_positions::CHOOSE,
+            &topk::TOP_K,
+            &topk::TOP_K_OF_MANY,
+        ];
+        let families = families.into_iter().chain(head_matmul::KERNELS.iter().map(|k| &k[..]));
+        families.flatten().chain(others).collect()
+    }
+
+    /// Values of constants with which every kernel can be composed.
+    fn sample_constants(kernel: &Kernel) -> Constants {
+        let codec = kernel.binds.iter().find(|(interface, _)| *interface == "@codec");
+        let [element, bits, block_cols, scale] = match codec.map(|(_, file)| *file) {
+            Some("codec/q8") => [3, 8, 64, 2],
+            Some("codec/quants") => [3, 5, 64, 2],
+            Some("codec/plain") => [2, 16, 32, 0],
+            Some("codec/e2m1") => [4, 4, 16, 4],
+            Some("codec/e4m3") => [5, 8, 32, 3],
+            _ => [3, 4, 64, 2],
+        };
+        let folder = kernel.root.split('/').next().unwrap_or("");
+        let mut texts = Vec::new();
+        target(true).resolve(kernel, kernel.root, &mut texts, &mut Vec::new());
+        let mut names: Vec<_> =
+            texts.iter().flat_map(|(_, text)| header(text, "constants")).collect();
+        names.sort_unstable();
+        names.dedup();
+        names.retain(|name| {
+            *name != "TEAM" && !texts.iter().any(|(_, text)| defined(text).any(|n| n == *name))
+        });
+        names.iter().fold(Constants::default(), |constants, name| {
+            let value = match (*name, folder) {
+                ("ELEMENT", _) => element,
+                ("BITS", _) => bits,
+                ("BLOCK_COLS", _) => block_cols,
+                ("SCALE", _) => scale,
+                ("ROWS", "gemm") | ("BLOCK", "router") | ("STEP", "gemm") => 64,
+                ("OUTS", _) => 128,
+                ("WG", "recurrent") => 128,
+                ("WG", "gemm") if kernel.root.ends_with("cooperative") => 128,
+                ("WG", _) | ("COLS" | "ROW_COLS", _) => 256,
+                ("QUERIES", _) if kernel.root.ends_with("cooperative") => 128,
+                ("QUERIES", _) => 16,
+                ("N" | "KEY" | "VALUE" | "KEYS" | "VALUES" | "MOST", _) => 64,
+                ("COLUMNS", _) => 32,
+                ("PART" | "LANES" | "K" | "WALKERS" | "HT" | "PER", _) => 8,
+                ("KEEP" | "GROUPS" | "TAPS", _) => 4,
+                ("ROWS" | "SHARE" | "CHOSEN" | "KV_HEADS" | "GROUP" | "EACH", _) => 2,
+                ("BIAS" | "BIAS_SCALAR", _) => 9,
+                ("ACTIVATION" | "KIND" | "STAGE" | "HEAD" | "SQUARES" | "LATENT", _) => 0,
+                ("USES" | "BLOCKS", _) => 2,
+                _ => 1,
+            };
+            constants.with(name, value)
+        })
+    }
+
+    fn target(subgroups: bool) -> Target {
+        let team = if subgroups { 32 } else { 16 };
+        Target { team, subgroups, dot8: subgroups, f16: true, cooperative: subgroups }
+    }
+
+    #[test]
+    fn all_kernels_are_valid() {
+        for kernel in kernels() {
+            for subgroups in [false, true] {
+                let text = target(subgroups).text(kernel, &sample_constants(kernel));
+                if let Ok(folder) = std::env::var("DUMP_KERNELS") {
+                    std::fs::write(format!("{folder}/{}.{subgroups}.wgsl", kernel.name), &text)
+                        .unwrap();
+                }
+                let needs_subgroups = text.contains("subgroupShuffle") || text.contains("coop_");
+                if subgroups || !needs_subgroups {
+                    valid(&text, 64 << 10);
+                }
+            }
+        }
+    }
+
+    /// Words of capitals in a file's code: constants.
+    fn constants_of(text: &'static str) -> Vec<&'static str> {
+        let code = text.lines().map(|line| line.split("//").next().unwrap_or(""));
+        let words = code.flat_map(|line| line.split(|c: char| !c.is_alphanumeric() && c != '_'));
+        let is_constant = |word: &&str| {
+            word.starts_with(|c: char| c.is_ascii_uppercase())
+                && !word.contains(|c: char| c.is_ascii_lowercase())
+        };
+        // Roles of cooperative matrices.
+        let role = |word: &str| text.contains("coop_mat") && ["A", "B", "C"].contains(&word);
+        words.filter(is_constant).filter(|word| !role(word)).collect()
+    }
+
+    /// Constants that a file and those that it needs define, whatever implements an interface.
+    fn provided(name: &'static str, above: &[&str]) -> Vec<&'static str> {
+        let text = file(name).unwrap_or_else(|| panic!("no file {name}"));
+        let above = [above, &[name]].concat();
+        let mut all: Vec<_> = defined(text).collect();
+        for needed in header(text, "needs") {
+            if !needed.starts_with('@') {
+                if !above.contains(&needed) {
+                    all.extend(provided(needed, &above));
+                }
+                continue;
+            }
+            let choices: Vec<_> = FILES
+                .iter()
+                .filter(|(_, text)| header(text, "implements").any(|name| name == needed))
+                .collect();
+            assert!(!choices.is_empty(), "{name}: nothing implements {needed}");
+            if choices.iter().all(|(choice, _)| !above.contains(choice)) {
+                let mut sets = choices.iter().map(|(choice, _)| provided(choice, &above));
+                let first = sets.next().unwrap();
+                let common = sets.fold(first, |mut common, set| {
+                    common.retain(|name| set.contains(name));
+                    common
+                });
+                all.extend(common);
+            }
+        }
+        all
+    }
+
+    #[test]
+    fn files_declare_the_constants_that_they_use() {
+        for (name, text) in FILES {
+            let provided = provided(name, &[]);
+            let mut expected = constants_of(text);
+            expected.retain(|constant| !provided.contains(constant));
+            expected.sort_unstable();
+            expected.dedup();
+            let declared: Vec<_> = header(text, "constants").collect();
+            assert_eq!(declared, expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn interfaces_are_bound_to_files_that_implement_them() {
+        let by_target =
+            Target::INTERFACES.iter().flat_map(|(name, files)| files.map(|file| (*name, file)));
+        let by_kernels = kernels().into_iter().flat_map(|kernel| kernel.binds.iter().copied());
+        for (interface, name) in by_target.chain(by_kernels) {
+            let text = file(name).unwrap_or_else(|| panic!("no file {name}"));
+            assert!(header(text, "implements").any(|i| i == interface), "{name}: {interface}");
+        }
+    }
+
+    #[test]
+    fn every_file_with_an_entry_point_is_a_kernel() {
+        let kernels = kernels();
+        for (name, text) in FILES {
+            let is_root = kernels.iter().any(|kernel| kernel.root == *name);
+            assert_eq!(text.contains("@compute"), is_root, "{name}");
         }
     }
 

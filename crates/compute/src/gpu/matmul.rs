@@ -6,9 +6,9 @@ use super::{
 };
 use crate::{Buffer, Error, MatrixShape, Op, View, Weight};
 
-static EMBED: Kernel = kernel!("embed", ["common", "formats", "embed"], [Write, Read, Read]);
-pub(super) static MATVEC_ANY: Kernel =
-    kernel!("matvec_any", ["common", "formats", "matvec_any"], [Write, Read]);
+pub(in crate::gpu) static EMBED: Kernel =
+    kernel!("embed", "elementwise/embed", [Write, Read, Read]);
+pub(in crate::gpu) static MATVEC_ANY: Kernel = kernel!("gemv_any", "gemv/gemv_any", [Write, Read]);
 const THREADS: u32 = 256;
 
 /// A matrix of weights as kernels see it.

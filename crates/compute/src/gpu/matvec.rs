@@ -5,7 +5,7 @@ use super::{
     elementwise::activation_of,
     experts::InBank,
     formats::{Chunk, scalar},
-    kernel::Access::{Read, Write},
+    kernel,
     matmul::Pieces,
     memory::Piece,
     norm,
@@ -13,63 +13,55 @@ use super::{
 };
 use crate::{Activation, Buffer, Error, MatrixShape, Shared, View, Weight, matrix::MatrixPlace};
 
-/// One kernel for each way to read a format, with f32 activations and with rounded ones.
+/// One kernel for each block codec, with f32 activations and with integer ones.
 macro_rules! kernels {
-    ($op:literal, [$($before:literal),*], $bindings:expr) => {
+    ($root:literal, $name:literal, $binds:tt, $bindings:tt) => {
         [
-            kernels!(@ $op, [$($before),*], $bindings, "q4", "stage_f32"),
-            kernels!(@ $op, [$($before),*], $bindings, "q8", "stage_f32"),
-            kernels!(@ $op, [$($before),*], $bindings, "q", "stage_f32"),
-            kernels!(@ $op, [$($before),*], $bindings, "plain", "stage_f32"),
-            kernels!(@ $op, [$($before),*], $bindings, "e2m1", "stage_f32"),
-            kernels!(@ $op, [$($before),*], $bindings, "e4m3", "stage_f32"),
-            kernels!(@ $op, [$($before),*], $bindings, "q4", "stage_dot"),
-            kernels!(@ $op, [$($before),*], $bindings, "q8", "stage_dot"),
-            kernels!(@ $op, [$($before),*], $bindings, "q", "stage_dot"),
-            kernels!(@ $op, [$($before),*], $bindings, "e2m1", "stage_dot"),
+            kernels!(@ $root, $name, "q4", "f32", $binds, $bindings),
+            kernels!(@ $root, $name, "q8", "f32", $binds, $bindings),
+            kernels!(@ $root, $name, "quants", "f32", $binds, $bindings),
+            kernels!(@ $root, $name, "plain", "f32", $binds, $bindings),
+            kernels!(@ $root, $name, "e2m1", "f32", $binds, $bindings),
+            kernels!(@ $root, $name, "e4m3", "f32", $binds, $bindings),
+            kernels!(@ $root, $name, "q4", "int", $binds, $bindings),
+            kernels!(@ $root, $name, "q8", "int", $binds, $bindings),
+            kernels!(@ $root, $name, "quants", "int", $binds, $bindings),
+            kernels!(@ $root, $name, "e2m1", "int", $binds, $bindings),
         ]
     };
-    (@ $op:literal, [$($before:literal),*], $bindings:expr, $chunk:literal, $stage:literal) => {
-        Kernel {
-            name: concat!($op, " ", $chunk, " ", $stage),
-            source: &[
-                $(include_str!(concat!("kernels/", $before, ".wgsl")),)*
-                include_str!("kernels/chunk_scales.wgsl"),
-                include_str!("kernels/chunk.wgsl"),
-                include_str!(concat!("kernels/chunk_", $chunk, ".wgsl")),
-                include_str!("kernels/products.wgsl"),
-                include_str!("kernels/fetch.wgsl"),
-                include_str!(concat!("kernels/", $stage, ".wgsl")),
-                include_str!(concat!("kernels/", $op, ".wgsl")),
-            ],
-            bindings: $bindings,
-        }
+    (
+        @ $root:literal, $name:literal, $codec:literal, $activations:literal,
+        { $($interface:ident: $file:literal),* }, $bindings:tt
+    ) => {
+        kernel!(
+            concat!($name, " ", $codec, " ", $activations),
+            $root,
+            {
+                codec: concat!("codec/", $codec),
+                activations: concat!("gemv/activations_", $activations),
+                $($interface: $file),*
+            },
+            $bindings
+        )
     };
 }
 
-static MATVEC: [Kernel; 10] = kernels!("matvec", ["common"], &[Write, Read, Read]);
-static EXPERTS: [Kernel; 10] = kernels!(
-    "experts_vec",
-    ["common", "activation", "uses", "slot", "listed"],
-    &[Write, Read, Read, Read]
+pub(in crate::gpu) static MATVEC: [Kernel; 10] =
+    kernels!("gemv/gemv", "gemv", {}, [Write, Read, Read]);
+pub(in crate::gpu) static EXPERTS: [Kernel; 10] = kernels!(
+    "experts/experts_gemv",
+    "experts_gemv",
+    { assignments: "experts/assignments_given" },
+    [Write, Read, Read, Read]
 );
-static EXPERTS_RANKED: [Kernel; 10] = kernels!(
-    "experts_vec",
-    [
-        "common",
-        "precise",
-        "order",
-        "words_group",
-        "ranking",
-        "activation",
-        "uses",
-        "slot",
-        "ranked"
-    ],
-    &[Write, Read, Read, Read, Write]
+pub(in crate::gpu) static EXPERTS_RANKED: [Kernel; 10] = kernels!(
+    "experts/experts_gemv",
+    "experts_gemv routed",
+    { assignments: "experts/assignments_routed", scratch: "router/scratch_workgroup" },
+    [Write, Read, Read, Read, Write]
 );
-static EXPERTS_SUM: [Kernel; 10] =
-    kernels!("experts_sum", ["common", "uses", "slot"], &[Write, Read, Read, Read]);
+pub(in crate::gpu) static EXPERTS_SUM: [Kernel; 10] =
+    kernels!("experts/experts_down_sum", "experts_down_sum", {}, [Write, Read, Read, Read]);
 
 /// Threads of a workgroup.
 const THREADS: u32 = 256;

@@ -67,7 +67,8 @@ const MIN_READ: u64 = 1024;
 /// [`Op::TopLogits`] found a NaN.
 const REPORT: u64 = 256;
 
-static PROBE: Kernel = kernel!("probe", ["probe"], [Write]);
+pub(in crate::gpu) static PROBE: Kernel =
+    kernel!("subgroup_probe", "probe/subgroup_probe", [Write]);
 
 /// Where the words of an op begin in the upload buffer.
 type Words = u32;

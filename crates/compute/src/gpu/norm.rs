@@ -3,7 +3,7 @@
 use super::{Constants, GpuDevice, Kernel, Params, kernel};
 use crate::{Buffer, Error, Op, View};
 
-static NORM: Kernel = kernel!("norm", ["common", "norm"], [Write]);
+pub(in crate::gpu) static NORM: Kernel = kernel!("norm", "elementwise/norm", [Write]);
 
 /// Numbers up to which a vector is one team's work.
 const NARROW: usize = 256;

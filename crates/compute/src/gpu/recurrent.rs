@@ -3,33 +3,11 @@
 use super::{Constants, GpuDevice, Kernel, Memory, Params, kernel, matvec::Squares, norm};
 use crate::{Buffer, Error, Op, Span, State, View};
 
-static CONV1D: Kernel = kernel!("conv1d", ["common", "conv1d"], [Write, Read, Write]);
-/// With and without subgroups.
-static DELTA_NET: [Kernel; 2] = [
-    kernel!(
-        "delta_net",
-        ["common", "precise", "lanes_subgroup", "delta_net", "delta_given"],
-        [Write, Read, Write]
-    ),
-    kernel!(
-        "delta_net_plain",
-        ["common", "precise", "lanes_memory", "delta_net", "delta_given"],
-        [Write, Read, Write]
-    ),
-];
-/// The same behind a convolution.
-static CONVOLVED: [Kernel; 2] = [
-    kernel!(
-        "delta_net_convolved",
-        ["common", "precise", "lanes_subgroup", "delta_net", "delta_convolved"],
-        [Write, Read, Write, Read, Write]
-    ),
-    kernel!(
-        "delta_net_convolved_plain",
-        ["common", "precise", "lanes_memory", "delta_net", "delta_convolved"],
-        [Write, Read, Write, Read, Write]
-    ),
-];
+pub(in crate::gpu) static CONV1D: Kernel =
+    kernel!("conv1d", "recurrent/conv1d", [Write, Read, Write]);
+pub(in crate::gpu) static DELTA_NET: Kernel = kernel!("delta_net", "recurrent/delta_net", { convolution: "recurrent/delta_no_conv" }, [Write, Read, Write]);
+/// Convolution, then delta rule.
+pub(in crate::gpu) static CONVOLVED: Kernel = kernel!("delta_net_conv", "recurrent/delta_net", { convolution: "recurrent/delta_conv" }, [Write, Read, Write, Read, Write]);
 
 const CONV_THREADS: usize = 256;
 /// Threads of a workgroup of the delta rule, those that share a row of the state at most, and rows that they have.
@@ -226,7 +204,6 @@ pub(super) fn delta_net(
     joined: Option<(&Convolution, Option<&GatedNorm>)>,
 ) -> Result<(), Error> {
     let &Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, spans, out } = op else { return Ok(()) };
-    let target = gpu.target();
     let lanes = lanes(gpu);
     let (convolution, norm) = (joined.map(|(c, _)| c), joined.and_then(|(_, norm)| norm));
     let row_bytes = k.width.next_multiple_of(4 * lanes) * 8;
@@ -250,7 +227,6 @@ pub(super) fn delta_net(
         ("TAPS", convolution.map_or(0, |c| c.width as u32)),
         ("GATED", norm.is_some().into()),
     ]);
-    let which = usize::from(!target.subgroups);
     let groups = v.heads * parts(gpu, v.width);
     let mut first = 0;
     for (i, span) in spans.iter().enumerate() {
@@ -298,12 +274,12 @@ pub(super) fn delta_net(
         let params = before.into_iter().chain(behind).fold(params, Params::u);
         let buffers = [&gpu.activations(), &committed, &next];
         match convolution {
-            None => gpu.dispatch(&DELTA_NET[which], constants, &buffers, &params, groups)?,
+            None => gpu.dispatch(&DELTA_NET, constants, &buffers, &params, groups)?,
             Some(c) => {
                 let [inputs, next_inputs] = gpu.recurrent(c.spans[i].state)?;
                 let [activations, committed, next] = buffers;
                 let buffers = [activations, committed, next, &inputs, &next_inputs];
-                gpu.dispatch(&CONVOLVED[which], constants, &buffers, &params, groups)?;
+                gpu.dispatch(&CONVOLVED, constants, &buffers, &params, groups)?;
             }
         }
         first += span.rows;

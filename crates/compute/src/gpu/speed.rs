@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use super::{Constants, GpuDevice, Kernel, Params, kernel};
 use crate::Error;
 
-static READ: Kernel = kernel!("read", ["read"], [Read, Write]);
+pub(in crate::gpu) static READ: Kernel =
+    kernel!("read_bandwidth", "probe/read_bandwidth", [Read, Write]);
 
 const THREADS: u32 = 256;
 /// Vectors of 16 bytes that a thread reads: all of them are on their way at once.

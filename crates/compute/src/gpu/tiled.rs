@@ -10,7 +10,6 @@ use super::{
     elementwise::activation_of,
     formats::{Chunk, scalar},
     kernel,
-    kernel::Access::{Read, Write},
     matmul::Pieces,
 };
 use crate::{
@@ -18,41 +17,41 @@ use crate::{
     matrix::MatrixPlace,
 };
 
-static HALVES: Kernel = kernel!("tile_halves", ["common", "tile_halves"], [Write, Write]);
-static BUCKET: Kernel = kernel!("tile_bucket", ["common", "tile_bucket"], [Write, Read, Write]);
-/// Kernels that multiply in one way, one for each way to bring weights: in chunks, in the order of [`Chunk`], and any other.
-/// Quants of 4 and 8 bits come by texts of their own.
+pub(in crate::gpu) static HALVES: Kernel =
+    kernel!("activations_f16", "gemm/activations_f16", [Write, Write]);
+pub(in crate::gpu) static BUCKET: Kernel =
+    kernel!("sort_assignments", "gemm/sort_assignments", [Write, Read, Write]);
+/// GEMM kernels with one way to multiply: one for each block codec, in the order of [`Chunk`], with
+/// the file that dequantizes its blocks, and one for any other format.
 macro_rules! kernels {
-    ($multiply:literal, [$($q4:literal),*], [$($q8:literal),*]) => {
+    ($root:literal, $name:literal, [$($codec:literal, $dequantize:literal;)*]) => {
         [
-            kernels!(@ $multiply, " q4", ["chunk_scales", "chunk_q4", "tile_chunks", $($q4),*]),
-            kernels!(@ $multiply, " q8", ["chunk_scales", "chunk_q8", "tile_chunks", $($q8),*]),
-            kernels!(@ $multiply, " q", ["chunk_scales", "chunk_q", "tile_chunks", "put_quants"]),
-            kernels!(@ $multiply, " plain", ["chunk_scales", "chunk_plain", "tile_chunks", "put_plain"]),
-            kernels!(@ $multiply, " e2m1", ["chunk_scales", "chunk_e2m1", "tile_chunks", "put_small"]),
-            kernels!(@ $multiply, " e4m3", ["chunk_scales", "chunk_e4m3", "tile_chunks", "put_small"]),
-            kernels!(@ $multiply, " any", ["tile_any"]),
+            $(kernel!(
+                concat!($name, " ", $codec),
+                $root,
+                {
+                    weights: "gemm/weights_blocks",
+                    codec: concat!("codec/", $codec),
+                    dequantize: concat!("gemm/dequantize_", $dequantize),
+                },
+                [Write, Read, Read, Read, Read, Read]
+            ),)*
+            kernel!(
+                concat!($name, " any"),
+                $root,
+                { weights: "gemm/weights_any" },
+                [Write, Read, Read, Read, Read, Read]
+            ),
         ]
-    };
-    (@ $multiply:literal, $chunk:literal, [$($weights:literal),*]) => {
-        Kernel {
-            name: concat!($multiply, $chunk),
-            source: &[
-                include_str!("kernels/common.wgsl"),
-                include_str!("kernels/activation.wgsl"),
-                include_str!("kernels/formats.wgsl"),
-                $(include_str!(concat!("kernels/", $weights, ".wgsl")),)*
-                include_str!("kernels/tile.wgsl"),
-                include_str!(concat!("kernels/", $multiply, ".wgsl")),
-            ],
-            bindings: &[Write, Read, Read, Read, Read, Read],
-        }
     };
 }
 
-static COOPERATIVE: [Kernel; 7] =
-    kernels!("tile_cooperative", ["put_halves", "put_q4"], ["put_halves", "put_q8"]);
-static REGISTERS: [Kernel; 7] = kernels!("tile_registers", ["put_quants"], ["put_quants"]);
+pub(in crate::gpu) static COOPERATIVE: [Kernel; 7] = kernels!("gemm/gemm_cooperative", "gemm_cooperative", [
+    "q4", "q4"; "q8", "q8"; "quants", "quants"; "plain", "plain"; "e2m1", "minifloat"; "e4m3", "minifloat";
+]);
+pub(in crate::gpu) static REGISTERS: [Kernel; 7] = kernels!("gemm/gemm_registers", "gemm_registers", [
+    "q4", "quants"; "q8", "quants"; "quants", "quants"; "plain", "plain"; "e2m1", "minifloat"; "e4m3", "minifloat";
+]);
 /// The last of them.
 const ANY: usize = 6;
 

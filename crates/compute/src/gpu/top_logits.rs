@@ -3,10 +3,10 @@
 use super::{Constants, GpuDevice, Kernel, Params, kernel};
 use crate::{Error, Op};
 
-static TOP_LOGITS: Kernel =
-    kernel!("top_logits", ["common", "order", "top_logits"], [Write, Write, Write]);
-static TOP_LOGIT: Kernel =
-    kernel!("top_logit", ["common", "order", "top_logit"], [Write, Write, Write]);
+pub(in crate::gpu) static TOP_LOGITS: Kernel =
+    kernel!("top_logits", "sampling/top_logits", [Write, Write, Write]);
+pub(in crate::gpu) static TOP_LOGIT: Kernel =
+    kernel!("top_logit", "sampling/top_logit", [Write, Write, Write]);
 
 /// Runs [`Op::TopLogits`].
 pub(super) fn top_logits(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> {

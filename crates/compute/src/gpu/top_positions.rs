@@ -3,12 +3,10 @@
 use super::{Constants, GpuDevice, Kernel, Params, attention::MAX_HEADS, kernel};
 use crate::{Error, Op};
 
-static SCORES: Kernel = kernel!(
-    "top_positions_scores",
-    ["common", "attention_state", "attention_scores", "top_positions_scores"],
-    [Write, Read]
-);
-static CHOOSE: Kernel = kernel!("top_positions", ["common", "top_positions"], [Write]);
+pub(in crate::gpu) static SCORES: Kernel =
+    kernel!("indexer_scores", "attention/indexer_scores", [Write, Read]);
+pub(in crate::gpu) static CHOOSE: Kernel =
+    kernel!("indexer_top_positions", "attention/indexer_top_positions", [Write]);
 
 /// Threads of a workgroup.
 const THREADS: u32 = 256;

@@ -3,16 +3,8 @@
 use super::{Constants, GpuDevice, Kernel, Params, kernel};
 use crate::{Buffer, Error, Op, Router, Scoring, View};
 
-static TOP_K: Kernel = kernel!(
-    "topk",
-    ["common", "precise", "order", "words_group", "ranking", "topk"],
-    [Write, Write]
-);
-static TOP_K_OF_MANY: Kernel = kernel!(
-    "topk_of_many",
-    ["common", "precise", "order", "words_scratch", "ranking", "topk"],
-    [Write, Write, Write]
-);
+pub(in crate::gpu) static TOP_K: Kernel = kernel!("router_topk", "router/router_topk", { scratch: "router/scratch_workgroup" }, [Write, Write]);
+pub(in crate::gpu) static TOP_K_OF_MANY: Kernel = kernel!("router_topk_storage", "router/router_topk", { scratch: "router/scratch_storage" }, [Write, Write, Write]);
 
 /// Words that a workgroup has in its own memory on every adapter, less what sums need.
 const WORDS: usize = 7 << 10;

@@ -17,13 +17,17 @@ pub(super) fn unrolled(text: &str) -> String {
         return text.into();
     }
     let mut values = Values::new();
-    // Twice, as constants may stand behind those that are made of them.
-    for line in text.lines().chain(text.lines()) {
-        let declared = line.strip_prefix("const ").and_then(|line| line.strip_suffix(';'));
-        if let Some((name, expression)) = declared.and_then(|of| of.split_once(" = "))
-            && let Some(value) = Expression(expression).value(&values)
-        {
-            values.insert(name.into(), value);
+    // Until no new value is found: constants may be defined after those that use them.
+    let mut known = usize::MAX;
+    while known != values.len() {
+        known = values.len();
+        for line in text.lines() {
+            let declared = line.strip_prefix("const ").and_then(|line| line.strip_suffix(';'));
+            if let Some((name, expression)) = declared.and_then(|line| line.split_once(" = "))
+                && let Some(value) = Expression(expression).value(&values)
+            {
+                values.insert(name.into(), value);
+            }
         }
     }
     expand(text, &values)

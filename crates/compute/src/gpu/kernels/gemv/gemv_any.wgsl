@@ -1,0 +1,35 @@
+// out[r][h][o] = sum_i x[r][h][i] W[h][o][i] + bias[o] for weights of any format and alignment, f32 throughout. W[h] is the
+// rows of the weight from first + h * head_rows on; of those only rows below `stored` lie in this arena, from row 0 on.
+// BIASED: whether there is a bias, which lies among the activations.
+// Grid: rows x heads x blocks of WG / TEAM outputs.
+// needs: common/common, @team, codec/any_format
+// constants: BIASED, TEAM, WG
+
+struct Params {
+    x: View, out: View, m: Matrix,
+    first: u32, outputs: u32, cols: u32, rows: u32, heads: u32, head_rows: u32, bias: u32,
+}
+var<immediate> p: Params;
+
+@compute @workgroup_size(WG)
+fn main(
+    @builtin(workgroup_id) id: vec3<u32>,
+    @builtin(num_workgroups) count: vec3<u32>,
+    @builtin(local_invocation_index) index: u32,
+) {
+    team_begin(index);
+    let blocks = (p.outputs + WG / TEAM - 1u) / (WG / TEAM);
+    let work = group_index(id, count);
+    let head = work / blocks % p.heads;
+    let row = work / blocks / p.heads;
+    if (row >= p.rows) { return; }
+    let o = work % blocks * (WG / TEAM) + team;
+    let stored = p.first + head * p.head_rows + min(o, p.outputs - 1u);
+    let x = p.x.at + row * p.x.row + head * p.x.head;
+    var sum = 0.0;
+    for (var i = lane; i < p.cols; i += TEAM) { sum += a[x + i] * weight_at(p.m, stored, i); }
+    sum = team_sum(sum);
+    if (lane != 0u || o >= p.outputs) { return; }
+    if (BIASED == 1u) { sum += a[p.bias + o]; }
+    a[p.out.at + row * p.out.row + head * p.out.head + o] = sum;
+}
