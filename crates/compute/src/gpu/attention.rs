@@ -101,7 +101,7 @@ impl GpuDevice {
                 .u(kv.values)
                 .n(of_keys)
                 .n(of_keys + of_values);
-            let constants = Constants::new(&[("WG", THREADS as u32), ("HALF", self.half())]);
+            let constants = Constants::new(&[("WG", THREADS as u32), ("KV_F16", self.half())]);
             let groups = (of_keys + of_values).div_ceil(THREADS);
             self.dispatch(&APPEND, constants, &[&self.activations(), &kv.memory], &params, groups)?;
             from += rows;
@@ -194,10 +194,10 @@ pub(super) fn attend_tiled(
         .n(tiles);
     let constants = Constants::new(&[
         ("WG", threads as u32),
-        ("HALF", gpu.half()),
+        ("KV_F16", gpu.half()),
         ("QUERIES", queries as u32),
-        ("KEY", k.width as u32),
-        ("VALUE", out.width as u32),
+        ("K_WIDTH", k.width as u32),
+        ("V_WIDTH", out.width as u32),
         ("LATENT", v.is_none().into()),
     ]);
     gpu.dispatch(kernel, constants, &[&gpu.activations(), &kv.memory], &params, tiles * k.heads)
@@ -369,14 +369,14 @@ fn run(
         .f(scale);
     let constants = Constants::new(&[
         ("WG", THREADS as u32),
-        ("HALF", gpu.half()),
-        ("HT", shape.heads as u32),
-        ("KEY", k.width as u32),
-        ("VALUE", out.width as u32),
+        ("KV_F16", gpu.half()),
+        ("TILE_HEADS", shape.heads as u32),
+        ("K_WIDTH", k.width as u32),
+        ("V_WIDTH", out.width as u32),
         ("LATENT", v.is_none().into()),
-        ("NAMED", positions.is_some().into()),
-        ("COLUMNS", shape.columns as u32),
-        ("FINISH", (parts.n == 1).into()),
+        ("LISTED", positions.is_some().into()),
+        ("V_COLUMNS", shape.columns as u32),
+        ("SINGLE_SPLIT", (parts.n == 1).into()),
     ]);
     let buffers = [&gpu.activations(), &kv.memory, &parts.scratch];
     gpu.dispatch(&ATTENTION, constants, &buffers, &params, rows * k.heads * shape.tiles * parts.n)
@@ -403,7 +403,7 @@ fn merge(
         .u(parts.sinks)
         .u(gate.is_some().into());
     let most = parts.splits.most.next_multiple_of(MERGING / MERGED);
-    let constants = Constants::new(&[("WG", MERGING as u32), ("MOST", most as u32)]);
+    let constants = Constants::new(&[("WG", MERGING as u32), ("MAX_SPLITS", most as u32)]);
     let buffers = [&gpu.activations(), &parts.scratch];
     gpu.dispatch(&MERGE, constants, &buffers, &params, out.rows * out.heads * columns)
 }
@@ -419,10 +419,10 @@ mod tests {
         for (key, value) in [(128, 128), (16, 112), (96, 64)] {
             let constants = Constants::new(&[
                 ("WG", 2 * COOPERATIVE_QUERIES as u32),
-                ("HALF", 1),
+                ("KV_F16", 1),
                 ("QUERIES", COOPERATIVE_QUERIES as u32),
-                ("KEY", key),
-                ("VALUE", value),
+                ("K_WIDTH", key),
+                ("V_WIDTH", value),
                 ("LATENT", 0),
             ]);
             valid(&target.text(&COOPERATIVE, &constants), COOPERATIVE_BYTES);

@@ -122,7 +122,7 @@ pub(super) fn experts(
                 .f(limit);
             let constants = Constants::new(&[
                 ("WG", THREADS),
-                ("USES", part.kind),
+                ("ASSIGNMENTS", part.kind),
                 ("STAGE", stage),
                 ("ACTIVATION", kind),
                 ("BIAS_SCALAR", bias.map_or(9, |(of, _)| scalar(of))),

@@ -77,14 +77,14 @@ pub(super) fn head_mat_mul(
             Constants::new(&[("WG", THREADS), ("ROW_COLS", shape.cols as u32)]).chunks(shape);
         let (constants, blocks) = match matrix.transposed {
             true => (
-                constants.with("PART", 1).with("ROWS", 4).with("WIDE", WIDE),
+                constants.with("ROW_THREADS", 1).with("ROWS", 4).with("GROUP_BLOCKS", WIDE),
                 chunks.div_ceil(WIDE as usize),
             ),
             false => {
                 let of_head = MatrixShape { rows: rows.count, ..shape };
                 let (part, at_once) = parts(of_head, gpu.target().team, false);
                 (
-                    constants.with("PART", part).with("ROWS", at_once as u32),
+                    constants.with("ROW_THREADS", part).with("ROWS", at_once as u32),
                     rows.count.div_ceil(at_once * (THREADS / part) as usize),
                 )
             }

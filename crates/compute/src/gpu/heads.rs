@@ -159,11 +159,11 @@ impl GpuDevice {
         let most = one.view.width.max(other.map_or(0, |o| o.view.width)).max(v.width);
         let constants = Constants::new(&[
             ("WG", threads),
-            ("MOST", most as u32),
-            ("ONE_NORM", kind(&one)),
-            ("OTHER_NORM", other.as_ref().map_or(0, kind)),
+            ("MAX_WIDTH", most as u32),
+            ("Q_NORM", kind(&one)),
+            ("K_NORM", other.as_ref().map_or(0, kind)),
             ("INTERLEAVED", heads.interleaved.unwrap_or(false).into()),
-            ("HALF", self.half()),
+            ("KV_F16", self.half()),
             ("APPEND", append.is_some().into()),
         ]);
         let of_row = one.view.heads

@@ -643,21 +643,23 @@ pub(super) mod tests {
                 ("BITS", _) => bits,
                 ("BLOCK_COLS", _) => block_cols,
                 ("SCALE", _) => scale,
-                ("ROWS", "gemm") | ("BLOCK", "router") | ("STEP", "gemm") => 64,
-                ("OUTS", _) => 128,
                 ("WG", "recurrent") => 128,
                 ("WG", "gemm") if kernel.root.ends_with("cooperative") => 128,
-                ("WG", _) | ("COLS" | "ROW_COLS", _) => 256,
+                ("WG" | "COLS" | "ROW_COLS", _) => 256,
                 ("QUERIES", _) if kernel.root.ends_with("cooperative") => 128,
                 ("QUERIES", _) => 16,
-                ("N" | "KEY" | "VALUE" | "KEYS" | "VALUES" | "MOST", _) => 64,
-                ("COLUMNS", _) => 32,
-                ("PART" | "LANES" | "K" | "WALKERS" | "HT" | "PER", _) => 8,
-                ("KEEP" | "GROUPS" | "TAPS", _) => 4,
-                ("ROWS" | "SHARE" | "CHOSEN" | "KV_HEADS" | "GROUP" | "EACH", _) => 2,
+                ("TILE_N", _) => 128,
+                ("TILE_M" | "TILE_K" | "SORT_BLOCK" | "EXPERTS", _) => 64,
+                ("K_WIDTH" | "V_WIDTH" | "MAX_WIDTH" | "MAX_SPLITS", _) => 64,
+                ("V_COLUMNS", _) => 32,
+                ("THREAD_VALUES", "sampling") => 8,
+                ("ROW_THREADS" | "KEY_THREADS" | "TOP_K" | "WORKGROUPS" | "TILE_HEADS", _) => 8,
+                ("KEEP" | "EXPERT_GROUPS" | "TAPS", _) => 4,
+                ("ROWS" | "THREAD_ROWS" | "STAGED_ROWS" | "TOP_GROUPS" | "KV_HEADS", _) => 2,
+                ("GROUP_HEADS" | "EACH" | "THREAD_VALUES" | "ASSIGNMENTS" | "ROW_GROUPS", _) => 2,
                 ("BIAS" | "BIAS_SCALAR", _) => 9,
-                ("ACTIVATION" | "KIND" | "STAGE" | "HEAD" | "SQUARES" | "LATENT", _) => 0,
-                ("USES" | "BLOCKS", _) => 2,
+                ("ACTIVATION" | "KIND" | "STAGE" | "HEAD_WIDTH" | "HEAD_SQUARES", _) => 0,
+                ("LATENT", _) => 0,
                 _ => 1,
             };
             constants.with(name, value)
@@ -674,10 +676,6 @@ pub(super) mod tests {
         for kernel in kernels() {
             for subgroups in [false, true] {
                 let text = target(subgroups).text(kernel, &sample_constants(kernel));
-                if let Ok(folder) = std::env::var("DUMP_KERNELS") {
-                    std::fs::write(format!("{folder}/{}.{subgroups}.wgsl", kernel.name), &text)
-                        .unwrap();
-                }
                 let needs_subgroups = text.contains("subgroupShuffle") || text.contains("coop_");
                 if subgroups || !needs_subgroups {
                     valid(&text, 64 << 10);

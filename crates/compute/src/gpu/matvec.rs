@@ -399,14 +399,14 @@ pub(super) fn products(
     };
     let constants = constants
         .with("WG", THREADS)
-        .with("PART", part)
+        .with("ROW_THREADS", part)
         .with("ROWS", at_once as u32)
-        .with("TARGETS", all.len() as u32)
-        .with("BIASED", if *onto { 2 } else { bias.is_some().into() })
+        .with("MATRICES", all.len() as u32)
+        .with("BIAS_MODE", if *onto { 2 } else { bias.is_some().into() })
         .with("NORM", norm.is_some().into())
-        .with("HEAD", squares.map_or(0, |squares| squares.of.width) as u32)
-        .with("SQUARES", squares.map_or(0, |squares| squares.count) as u32)
-        .with("ADDED", added.is_some().into());
+        .with("HEAD_WIDTH", squares.map_or(0, |squares| squares.of.width) as u32)
+        .with("HEAD_SQUARES", squares.map_or(0, |squares| squares.count) as u32)
+        .with("RESIDUAL", added.is_some().into());
     let buffers = [&gpu.activations(), arena, arena];
     gpu.dispatch(&MATVEC[which], constants, &buffers, &params, x.rows * walkers)
 }
@@ -533,11 +533,11 @@ fn run_stage(
     let (kind, [alpha, limit]) = stage.activation;
     let constants = constants
         .with("WG", THREADS)
-        .with("PART", part)
+        .with("ROW_THREADS", part)
         .with("ROWS", rows as u32)
         .with("ACTIVATION", kind)
-        .with("STEP", one.step as u32)
-        .with("WALKERS", if stage.uses.one_row { walkers as u32 } else { 0 })
+        .with("ROW_STEP", one.step as u32)
+        .with("WORKGROUPS", if stage.uses.one_row { walkers as u32 } else { 0 })
         .with("BIAS_SCALAR", one.bias.map_or(if onto { 8 } else { 9 }, |(of, _)| scalar(of)));
     let mut params = Params::new()
         .u(gpu.store.place(&stage.x)?)
@@ -560,9 +560,9 @@ fn run_stage(
             && entries <= THREADS as usize
             && choice.staged.memory(stage.x.width) + entries * 4 <= gpu.group_room();
         let constants = constants
-            .with("USES", stage.uses.kind)
+            .with("ASSIGNMENTS", stage.uses.kind)
             .with("STAGE", if first { 0 } else { 2 })
-            .with("ENTRIES", if fits { entries as u32 } else { 0 });
+            .with("TABLE_ENTRIES", if fits { entries as u32 } else { 0 });
         let buffers = [&activations, &stage.uses.bank, &stage.uses.bank, &stage.uses.words];
         return gpu.dispatch(&EXPERTS[which], constants, &buffers, &params, groups);
     };
@@ -672,10 +672,10 @@ impl Down {
             .u(place(Some(out))?);
         let constants = constants
             .with("WG", self.threads)
-            .with("PART", part)
+            .with("ROW_THREADS", part)
             .with("ROWS", rows as u32)
-            .with("K", self.uses.count as u32)
-            .with("BLOCKS", self.blocks as u32)
+            .with("TOP_K", self.uses.count as u32)
+            .with("ROW_GROUPS", self.blocks as u32)
             .with("BIAS_SCALAR", bias.map_or(9, |(of, _)| scalar(of)))
             .with("SHARED", shared.is_some().into())
             .with("GATED", gate.is_some().into());

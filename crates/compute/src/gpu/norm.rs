@@ -56,7 +56,7 @@ pub(super) fn run(
     let threads = threads(gpu, x.width);
     let constants = Constants::new(&[
         ("WG", threads),
-        ("EACH", x.width.div_ceil(threads as usize) as u32),
+        ("THREAD_VALUES", x.width.div_ceil(threads as usize) as u32),
         ("KIND", kind),
         ("WEIGHTED", weight.is_some().into()),
         ("ADD", add),

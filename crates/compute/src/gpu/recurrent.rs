@@ -219,11 +219,11 @@ pub(super) fn delta_net(
     }
     let constants = Constants::new(&[
         ("WG", DELTA_THREADS as u32),
-        ("LANES", lanes as u32),
-        ("SHARE", SHARE as u32),
-        ("ROWS", rows as u32),
-        ("KEYS", k.width as u32),
-        ("VALUES", v.width as u32),
+        ("ROW_THREADS", lanes as u32),
+        ("THREAD_ROWS", SHARE as u32),
+        ("STAGED_ROWS", rows as u32),
+        ("K_WIDTH", k.width as u32),
+        ("V_WIDTH", v.width as u32),
         ("TAPS", convolution.map_or(0, |c| c.width as u32)),
         ("GATED", norm.is_some().into()),
     ]);

@@ -381,7 +381,7 @@ fn routed_tiles(
         .u(0)
         .n(2 * uses)
         .n(experts);
-    let constants = Constants::new(&[("WG", THREADS), ("ROWS", rows)]);
+    let constants = Constants::new(&[("WG", THREADS), ("TILE_M", rows)]);
     gpu.dispatch(&BUCKET, constants, &[&gpu.activations(), &slots, scratch], &params, experts)?;
     let of_bank = |bank: u16| {
         let tiles = uses / rows as usize + experts;
@@ -465,11 +465,11 @@ impl GpuDevice {
             .f(limit);
         let constants = Constants::new(&[
             ("WG", tile.threads),
-            ("ROWS", tile.rows),
-            ("OUTS", tile.outputs),
-            ("STEP", tile.step),
-            ("USES", uses.kind),
-            ("PAIRS", up.is_some().into()),
+            ("TILE_M", tile.rows),
+            ("TILE_N", tile.outputs),
+            ("TILE_K", tile.step),
+            ("ASSIGNMENTS", uses.kind),
+            ("GATED", up.is_some().into()),
             ("ACTIVATION", kind),
             ("BIAS", bias.0),
             ("ALIGNED", aligned.into()),
@@ -533,11 +533,11 @@ mod tests {
             {
                 let constants = Constants::new(&[
                     ("WG", subgroups * target.team),
-                    ("ROWS", rows),
-                    ("OUTS", outputs),
-                    ("STEP", step),
-                    ("USES", 1),
-                    ("PAIRS", 1),
+                    ("TILE_M", rows),
+                    ("TILE_N", outputs),
+                    ("TILE_K", step),
+                    ("ASSIGNMENTS", 1),
+                    ("GATED", 1),
                     ("ACTIVATION", 0),
                     ("BIAS", 9),
                     ("ALIGNED", 1),

@@ -38,10 +38,10 @@ pub(super) fn top_logits(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Error> 
         let params = views.n(rows).n(logits.width).n(count).n(segments).n(take).n(put);
         let constants = Constants::new(&[
             ("WG", threads as u32),
-            ("PER", per_thread as u32),
+            ("THREAD_VALUES", per_thread as u32),
             ("KEEP", keep as u32),
-            ("FIRST", (level == 0).into()),
-            ("LAST", (segments == 1).into()),
+            ("FIRST_LEVEL", (level == 0).into()),
+            ("LAST_LEVEL", (segments == 1).into()),
         ]);
         let buffers = [&activations, &report, &scratch];
         gpu.dispatch(kernel, constants, &buffers, &params, rows * segments)?;

@@ -19,9 +19,9 @@ pub(super) fn top_positions(gpu: &mut GpuDevice, op: &Op<'_>) -> Result<(), Erro
     let heads = q.heads.next_power_of_two().min(MAX_HEADS);
     let scoring = Constants::new(&[
         ("WG", THREADS),
-        ("HALF", gpu.half()),
-        ("HT", heads as u32),
-        ("KEY", k.width as u32),
+        ("KV_F16", gpu.half()),
+        ("TILE_HEADS", heads as u32),
+        ("K_WIDTH", k.width as u32),
     ]);
     let mut first = 0;
     for span in spans.iter().filter(|span| span.rows > 0) {

@@ -72,13 +72,16 @@ impl Ranked {
         ];
         let ranks = ranks.iter().rev().fold(0, |bits, is| bits * 2 + u32::from(*is));
         [
-            ("N", logits.width as u32),
-            ("K", (ids.width - router.besides()) as u32),
-            ("BESIDES", router.shared.map_or(0, |shared| 1 + u32::from(shared.gate.is_some()))),
-            ("BLOCK", self.layout.block as u32),
-            ("GROUPS", groups as u32),
-            ("CHOSEN", chosen as u32),
-            ("RANKS", ranks),
+            ("EXPERTS", logits.width as u32),
+            ("TOP_K", (ids.width - router.besides()) as u32),
+            (
+                "SHARED_EXPERT",
+                router.shared.map_or(0, |shared| 1 + u32::from(shared.gate.is_some())),
+            ),
+            ("SORT_BLOCK", self.layout.block as u32),
+            ("EXPERT_GROUPS", groups as u32),
+            ("TOP_GROUPS", chosen as u32),
+            ("ROUTER_FLAGS", ranks),
         ]
     }
 

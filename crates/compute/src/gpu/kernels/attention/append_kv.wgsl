@@ -1,19 +1,20 @@
-// Writes rows of keys and values into a state, at positions that lie one after another.
-// The state is (positions, heads, width) of keys and then, from number `values` on, of values; HALF 1: two f16 in a word.
-// A word whose other half belongs to another position keeps that half.
-// Grid: a thread for each word that is touched, those of the keys first.
+// Appends rows of K and V to the KV cache: K[position] = k[row], V[position] = v[row]. Positions
+// are consecutive.
+// The cache is K as (position, head, width), then V from element `v_offset` on. KV_F16 1: two f16
+// in a word. A word shared with another position keeps the half of that position.
+// Grid: a thread for each word that is written, those of K first.
 // needs: common/common
-// constants: HALF, WG
+// constants: KV_F16, WG
 
 struct Params {
     k: View, v: View,
-    heads: u32, key: u32, value: u32, rows: u32, place: u32, values: u32, words_of_keys: u32, words: u32,
+    heads: u32, k_width: u32, v_width: u32, rows: u32, kv_row: u32, v_offset: u32, k_words: u32, words: u32,
 }
 var<immediate> p: Params;
-@group(0) @binding(1) var<storage, read_write> state: array<u32>;
+@group(0) @binding(1) var<storage, read_write> kv_cache: array<u32>;
 
-// The largest f16: what is beyond it ends there.
-const LARGEST = 65504.0;
+// Largest f16. Larger values are clamped to it.
+const F16_MAX = 65504.0;
 
 @compute @workgroup_size(WG)
 fn main(
@@ -24,33 +25,33 @@ fn main(
     var i = group_index(id, count) * WG + index;
     if (i >= p.words) { return; }
     var source = p.k;
-    var width = p.key;
+    var width = p.k_width;
     var base = 0u;
-    if (i >= p.words_of_keys) {
-        i -= p.words_of_keys;
+    if (i >= p.k_words) {
+        i -= p.k_words;
         source = p.v;
-        width = p.value;
-        base = p.values;
+        width = p.v_width;
+        base = p.v_offset;
     }
-    let of_row = p.heads * width;
-    let first = base + p.place * of_row;
-    if (HALF == 0u) {
-        let row = i / of_row;
-        let at = i % of_row;
-        state[first + i] = bitcast<u32>(a[source.at + row * source.row + at / width * source.head + at % width]);
+    let row_width = p.heads * width;
+    let first = base + p.kv_row * row_width;
+    if (KV_F16 == 0u) {
+        let row = i / row_width;
+        let col = i % row_width;
+        kv_cache[first + i] = bitcast<u32>(act[source.offset + row * source.row_stride + col / width * source.head_stride + col % width]);
         return;
     }
     let word = first / 2u + i;
-    var two = vec2<f32>();
-    if (first % 2u == 1u || of_row % 2u == 1u) { two = unpack2x16float(state[word]); }
+    var halves = vec2<f32>();
+    if (first % 2u == 1u || row_width % 2u == 1u) { halves = unpack2x16float(kv_cache[word]); }
     for (var j = 0u; j < 2u; j++) {
-        let n = word * 2u + j;
-        if (n >= first && n < first + p.rows * of_row) {
-            let row = (n - first) / of_row;
-            let at = (n - first) % of_row;
-            let x = a[source.at + row * source.row + at / width * source.head + at % width];
-            two[j] = clamp(x, -LARGEST, LARGEST);
+        let element = word * 2u + j;
+        if (element >= first && element < first + p.rows * row_width) {
+            let row = (element - first) / row_width;
+            let col = (element - first) % row_width;
+            let x = act[source.offset + row * source.row_stride + col / width * source.head_stride + col % width];
+            halves[j] = clamp(x, -F16_MAX, F16_MAX);
         }
     }
-    state[word] = pack2x16float(two);
+    kv_cache[word] = pack2x16float(halves);
 }

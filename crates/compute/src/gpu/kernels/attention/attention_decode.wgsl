@@ -1,74 +1,74 @@
-// Attention of one row's query heads that share a head of keys and values, over a part of the positions that the row
-// sees, as `attention` has it, made for few rows of a long context: what a workgroup reads of a block of BLOCK positions is
-// requested at once, keys and values both, before anything is known of the queries, and lies in registers until it is used.
-// LANES threads share a key and keep their part of all queries; then each thread owns a pair of columns of the values and
-// every G-th four positions.
-//
-// FRESH 1: the row's own key and value, `k` and `v`, do not lie in the state yet. The workgroups of the last part take them
-// from the activations, rounded as the state rounds them, and those of the first tile of heads write them there; nobody else
-// reads that place. Then queries and keys are normed and rotated on their way (Q_NORM, K_NORM: 0 none, 1 RMSNorm without
-// weight, 2 with weight; the first PAIRS pairs are rotated, by a table of cosines and sines; INTERLEAVED: where pairs
-// lie), and not written back. Without FRESH there is nothing to be normed or rotated.
-//
-// WG: 256. HALF: f16 in the state. KEY, VALUE: widths, whole vectors of four words. KV_HEADS, GROUP: heads of keys, and of
-// queries for each. HT: most heads of a workgroup, up to 8. LANES: a power of two, 8 to 32. COLUMNS: pairs of values, rounded up
-// to a power of two, 16 to WG. FINISH 1: all positions are one part, and the output is written; else the largest score, the
-// sum of weights and the weighted values go to scratch, for `attention_merge`.
-// Scratch: as in `attention`. Grid: (rows, KV_HEADS, tiles of heads, splits).
+// Decode attention (flash-decoding), grouped queries: computes what attention_split.wgsl does, for
+// few rows of long contexts. Loads of K and V of a block of BLOCK positions are issued together,
+// before the queries are ready, and stay in registers.
+// KEY_THREADS threads share a key and keep their part of all queries. Then each thread owns a pair
+// of columns of V and every V_GROUPS-th quad of positions.
+// NEW_KV 1: K and V of the current token (`k`, `v`) are not in the KV cache yet. The workgroups of
+// the last split take them from the activations, rounded as in the cache. Those of the first tile
+// of heads also write them to the cache; no other workgroup reads that row. q and k are normalized
+// and rotated on load (Q_NORM, K_NORM: 0 none, 1 RMSNorm without weight, 2 with weight; RoPE on
+// the first ROPE_PAIRS pairs by a table of cosines and sines; INTERLEAVED: pairs are neighbours),
+// and not written back. Without NEW_KV nothing is normalized or rotated.
+// WG: 256. KV_F16: f16 in the KV cache. K_WIDTH, V_WIDTH: head widths, multiples of four words.
+// KV_HEADS: KV heads; GROUP_HEADS: query heads per KV head. TILE_HEADS: most query heads of a
+// workgroup, up to 8. KEY_THREADS: power of two, 8 to 32. V_COLUMNS: pairs of columns of V,
+// rounded up to a power of two, 16 to WG. SINGLE_SPLIT 1: one split, so the output is written.
+// Else max score, sum of weights and weighted V go to scratch for merge_splits.wgsl.
+// Scratch: as in attention_split.wgsl. Grid: (rows, KV_HEADS, tiles of heads, splits).
 // needs: common/common, @team, attention/visible_splits, attention/softmax, @sum8
-// constants: COLUMNS, FINISH, FRESH, GROUP, HALF, HT, INTERLEAVED, KEY, KV_HEADS, K_NORM, LANES
-// constants: PAIRS, Q_NORM, TEAM, VALUE, WG
+// constants: GROUP_HEADS, INTERLEAVED, KEY_THREADS, KV_F16, KV_HEADS, K_NORM, K_WIDTH, NEW_KV
+// constants: Q_NORM, ROPE_PAIRS, SINGLE_SPLIT, TEAM, TILE_HEADS, V_COLUMNS, V_WIDTH, WG
 
 struct Params {
     q: View, out: View, gate: View,
     k: u32, k_head: u32, v: u32, v_head: u32,
-    rows: u32, position: u32, window: u32, alone: u32, least: u32, most: u32, splits: u32,
-    positions: u32, values: u32, sinks: u32, gated: u32, scale: f32,
+    rows: u32, position: u32, window: u32, max_unsplit: u32, min_split: u32, max_splits: u32, splits: u32,
+    capacity: u32, v_offset: u32, sinks: u32, gated: u32, scale: f32,
     q_weight: u32, q_eps: f32, k_weight: u32, k_eps: f32, table: u32,
 }
 var<immediate> p: Params;
-@group(0) @binding(1) var<storage, read_write> state: array<vec4<u32>>;
+@group(0) @binding(1) var<storage, read_write> kv_cache: array<vec4<u32>>;
 @group(0) @binding(2) var<storage, read> words: array<u32>;
 @group(0) @binding(3) var<storage, read_write> scratch: array<f32>;
 
 const BLOCK = 32u;
-const PER = 1u + HALF;
-// Numbers of a vector of words, and vectors of a key and of a value.
-const VEC = 4u * PER;
-const VECS = KEY / VEC;
-const VALUE_VECS = VALUE / VEC;
-const TILES = (GROUP + HT - 1u) / HT;
-// Vectors of a key that a thread takes, positions that are scored side by side, and how often.
-const CHUNKS = (VECS + LANES - 1u) / LANES;
-const STEP = WG / LANES;
-const ROUNDS = BLOCK / STEP;
-// Threads of a team own so many pairs of a query each.
-const EACH = (KEY / 2u + TEAM - 1u) / TEAM;
-const G = WG / COLUMNS;
-const FOURS = (BLOCK / 4u + G - 1u) / G;
-const HEAD_PAIRS = (HT + 1u) / 2u;
-// Scores of a head; not a multiple of the banks of workgroup memory.
-const ROW = BLOCK + 4u;
+const PER_WORD = 1u + KV_F16;
+// Elements of a vector of four words; vectors of a key and of a value.
+const VEC_WIDTH = 4u * PER_WORD;
+const K_VECS = K_WIDTH / VEC_WIDTH;
+const V_VECS = V_WIDTH / VEC_WIDTH;
+const TILES = (GROUP_HEADS + TILE_HEADS - 1u) / TILE_HEADS;
+// Vectors of a key per thread; positions scored at once; rounds per block.
+const THREAD_VECS = (K_VECS + KEY_THREADS - 1u) / KEY_THREADS;
+const POSITIONS_AT_ONCE = WG / KEY_THREADS;
+const ROUNDS = BLOCK / POSITIONS_AT_ONCE;
+// Pairs of elements of a query per thread of a team.
+const TEAM_PAIRS = (K_WIDTH / 2u + TEAM - 1u) / TEAM;
+const V_GROUPS = WG / V_COLUMNS;
+const V_QUADS = (BLOCK / 4u + V_GROUPS - 1u) / V_GROUPS;
+const HEAD_PAIRS = (TILE_HEADS + 1u) / 2u;
+// Pitch of the scores of a head, not a multiple of the number of banks.
+const SCORE_PITCH = BLOCK + 4u;
 
-// Number `i` of a vector of words `c` of head `h` lies at (h VEC + i) VECS + c: threads side by side read side by side. The
-// key of the row itself lies behind the queries.
-var<workgroup> queries: array<f32, (HT + 1u) * KEY>;
-var<workgroup> own_value: array<u32, VALUE / PER>;
-var<workgroup> scores: array<f32, HT * ROW>;
-var<workgroup> weights: array<vec4<f32>, HT * BLOCK / 4u>;
-var<workgroup> sums: array<f32, HT * BLOCK / 4u>;
-var<workgroup> keep: array<f32, HT>;
-var<workgroup> largest: array<f32, HT>;
-// Weighted values of two heads at a pair of columns.
-var<workgroup> parts: array<vec4<f32>, WG * HEAD_PAIRS>;
+// Element `i` of vector `c` of head `h` is at (h VEC_WIDTH + i) K_VECS + c, so neighbouring
+// threads read neighbouring words. The key of the current token follows the queries.
+var<workgroup> q_tile: array<f32, (TILE_HEADS + 1u) * K_WIDTH>;
+var<workgroup> new_v_words: array<u32, V_WIDTH / PER_WORD>;
+var<workgroup> scores: array<f32, TILE_HEADS * SCORE_PITCH>;
+var<workgroup> weights: array<vec4<f32>, TILE_HEADS * BLOCK / 4u>;
+var<workgroup> sums: array<f32, TILE_HEADS * BLOCK / 4u>;
+var<workgroup> rescale: array<f32, TILE_HEADS>;
+var<workgroup> max_scores: array<f32, TILE_HEADS>;
+// Weighted sums of two heads for a pair of columns.
+var<workgroup> v_partials: array<vec4<f32>, WG * HEAD_PAIRS>;
 
-// Where the first position lies that the row sees, the last of them that may be read, and which head of keys.
-var<private> first: u32;
-var<private> last: u32;
-var<private> kv: u32;
+// Cache row of the first visible position; last position stored in the cache; KV head.
+var<private> first_kv_row: u32;
+var<private> last_position: u32;
+var<private> kv_head: u32;
 
-// Two numbers of a vector that are rotated together, if at all.
-struct Pair { at: vec2<u32>, x: vec2<f32>, weight: vec2<f32>, turn: vec2<f32> }
+// A pair of elements that RoPE rotates together, with its norm weights and cosine and sine.
+struct Pair { element: vec2<u32>, x: vec2<f32>, weight: vec2<f32>, rotation: vec2<f32> }
 
 @compute @workgroup_size(WG)
 fn main(
@@ -79,160 +79,160 @@ fn main(
     team_begin(index);
     let group = group_index(id, count);
     let split = group % p.splits;
-    let tile = group / p.splits % TILES;
-    kv = group / p.splits / TILES % KV_HEADS;
+    let head_tile = group / p.splits % TILES;
+    kv_head = group / p.splits / TILES % KV_HEADS;
     let row = group / p.splits / TILES / KV_HEADS;
     if (row >= p.rows) { return; }
     let position = p.position + row;
-    let seen = seen_at(position, p.window, p.alone, p.least, p.most);
-    let begin = split * seen.of_split;
-    if (begin >= seen.count) { return; }
-    let end = min(seen.count, begin + seen.of_split);
-    first = seen.start % p.positions;
-    let fresh = FRESH == 1u && end == seen.count;
-    let stored = end - select(0u, 1u, fresh);
-    // A row that is on its way to the state sees others, or there would be nothing to read instead of itself.
-    last = stored - 1u;
-    let head = kv * GROUP + tile * HT;
-    let n_heads = min(HT, GROUP - tile * HT);
+    let visible = visible_at(position, p.window, p.max_unsplit, p.min_split, p.max_splits);
+    let start = split * visible.per_split;
+    if (start >= visible.count) { return; }
+    let end = min(visible.count, start + visible.per_split);
+    first_kv_row = visible.start % p.capacity;
+    let has_new = NEW_KV == 1u && end == visible.count;
+    let stored = end - select(0u, 1u, has_new);
+    // With NEW_KV at least one other position is visible, so there is always a row to load.
+    last_position = stored - 1u;
+    let head = kv_head * GROUP_HEADS + head_tile * TILE_HEADS;
+    let n_heads = min(TILE_HEADS, GROUP_HEADS - head_tile * TILE_HEADS);
 
-    var keys = keys_of(begin, index);
-    var values = values_of(begin, index);
-    let column = index % COLUMNS;
-    let g = index / COLUMNS;
-    var own = vec2<u32>();
-    if (fresh && column < VALUE / 2u) {
-        let v = p.v + kv * p.v_head + column * 2u;
-        own = rounded(vec2(a[v], a[v + 1u]));
+    var loaded_k = load_k(start, index);
+    var loaded_v = load_v(start, index);
+    let column = index % V_COLUMNS;
+    let g = index / V_COLUMNS;
+    var new_v = vec2<u32>();
+    if (has_new && column < V_WIDTH / 2u) {
+        let v = p.v + kv_head * p.v_head + column * 2u;
+        new_v = to_kv(vec2(act[v], act[v + 1u]));
     }
-    var key: array<Pair, EACH>;
-    if (fresh) { key = pairs_of(p.k + kv * p.k_head, K_NORM, p.k_weight); }
-    for (var turn = 0u; turn < HT; turn += WG / TEAM) {
-        let h = turn + team;
-        let q = p.q.at + row * p.q.row + (head + min(h, n_heads - 1u)) * p.q.head;
-        let pairs = pairs_of(q, Q_NORM, p.q_weight);
-        let scale = scale_of(pairs, Q_NORM, p.q_eps);
-        if (h < HT) { put(h, pairs, scale, p.scale); }
+    var key: array<Pair, TEAM_PAIRS>;
+    if (has_new) { key = load_pairs(p.k + kv_head * p.k_head, K_NORM, p.k_weight); }
+    for (var head_base = 0u; head_base < TILE_HEADS; head_base += WG / TEAM) {
+        let h = head_base + team;
+        let q = p.q.offset + row * p.q.row_stride + (head + min(h, n_heads - 1u)) * p.q.head_stride;
+        let pairs = load_pairs(q, Q_NORM, p.q_weight);
+        let scale = norm_factor(pairs, Q_NORM, p.q_eps);
+        if (h < TILE_HEADS) { store_vector(h, pairs, scale, p.scale); }
     }
-    if (fresh) {
-        let scale = scale_of(key, K_NORM, p.k_eps);
-        if (team == 0u) { put(HT, key, scale, 1.0); }
-        if (g == 0u && column < VALUE / 2u) {
-            own_value[column * (2u / PER)] = own.x;
-            if (HALF == 0u) { own_value[column * 2u + 1u] = own.y; }
+    if (has_new) {
+        let scale = norm_factor(key, K_NORM, p.k_eps);
+        if (team == 0u) { store_vector(TILE_HEADS, key, scale, 1.0); }
+        if (g == 0u && column < V_WIDTH / 2u) {
+            new_v_words[column * (2u / PER_WORD)] = new_v.x;
+            if (KV_F16 == 0u) { new_v_words[column * 2u + 1u] = new_v.y; }
         }
     }
     workgroupBarrier();
 
-    let l = index % LANES;
-    var q: array<f32, HT * CHUNKS * VEC>;
+    let key_thread = index % KEY_THREADS;
+    var q: array<f32, TILE_HEADS * THREAD_VECS * VEC_WIDTH>;
     // @unroll
-    for (var h = 0u; h < HT; h++) {
+    for (var h = 0u; h < TILE_HEADS; h++) {
         // @unroll
-        for (var i = 0u; i < CHUNKS; i++) {
+        for (var i = 0u; i < THREAD_VECS; i++) {
             // @unroll
-            for (var j = 0u; j < VEC; j++) {
-                let c = i * LANES + l;
-                let x = queries[(h * VEC + j) * VECS + min(c, VECS - 1u)];
-                q[(h * CHUNKS + i) * VEC + j] = select(0.0, x, VECS % LANES == 0u || c < VECS);
+            for (var j = 0u; j < VEC_WIDTH; j++) {
+                let c = i * KEY_THREADS + key_thread;
+                let x = q_tile[(h * VEC_WIDTH + j) * K_VECS + min(c, K_VECS - 1u)];
+                q[(h * THREAD_VECS + i) * VEC_WIDTH + j] = select(0.0, x, K_VECS % KEY_THREADS == 0u || c < K_VECS);
             }
         }
     }
-    var own_key: array<vec4<u32>, CHUNKS>;
-    if (fresh) {
-        let place = place_of(stored) * KV_HEADS + kv;
+    var new_k: array<vec4<u32>, THREAD_VECS>;
+    if (has_new) {
+        let kv_row = kv_row_of(stored) * KV_HEADS + kv_head;
         // @unroll
-        for (var i = 0u; i < CHUNKS; i++) {
-            let c = i * LANES + l;
-            if (VECS % LANES == 0u || c < VECS) {
-                own_key[i] = own_key_at(c);
-                if (tile == 0u && index < LANES) { state[place * VECS + c] = own_key[i]; }
+        for (var i = 0u; i < THREAD_VECS; i++) {
+            let c = i * KEY_THREADS + key_thread;
+            if (K_VECS % KEY_THREADS == 0u || c < K_VECS) {
+                new_k[i] = new_k_vec(c);
+                if (head_tile == 0u && index < KEY_THREADS) { kv_cache[kv_row * K_VECS + c] = new_k[i]; }
             }
         }
-        if (tile == 0u) {
-            for (var i = index; i < VALUE_VECS; i += WG) {
+        if (head_tile == 0u) {
+            for (var i = index; i < V_VECS; i += WG) {
                 let w = i * 4u;
-                state[p.values / VEC + place * VALUE_VECS + i] =
-                    vec4(own_value[w], own_value[w + 1u], own_value[w + 2u], own_value[w + 3u]);
+                kv_cache[p.v_offset / VEC_WIDTH + kv_row * V_VECS + i] =
+                    vec4(new_v_words[w], new_v_words[w + 1u], new_v_words[w + 2u], new_v_words[w + 3u]);
             }
         }
     }
 
-    // Which head and which four positions this thread weighs.
+    // Head and quad of positions that this thread weighs.
     let my_head = index / (BLOCK / 4u);
-    let my_four = index % (BLOCK / 4u);
-    var most = NOTHING;
+    let my_quad = index % (BLOCK / 4u);
+    var max_score = MASKED;
     var sum = 0.0;
     var y: array<vec2<f32>, HEAD_PAIRS * 2u>;
-    for (var block = begin; block < end; block += BLOCK) {
+    for (var block = start; block < end; block += BLOCK) {
         // @unroll
         for (var r = 0u; r < ROUNDS; r++) {
-            let t = r * STEP + index / LANES;
+            let t = r * POSITIONS_AT_ONCE + index / KEY_THREADS;
             var s: array<f32, 8>;
             // @unroll
-            for (var i = 0u; i < CHUNKS; i++) {
-                var k = keys[r * CHUNKS + i];
-                if (FRESH == 1u && fresh && block + t == stored) { k = own_key[i]; }
-                var numbers: array<f32, 8>;
-                if (HALF == 1u) {
+            for (var i = 0u; i < THREAD_VECS; i++) {
+                var k = loaded_k[r * THREAD_VECS + i];
+                if (NEW_KV == 1u && has_new && block + t == stored) { k = new_k[i]; }
+                var k_values: array<f32, 8>;
+                if (KV_F16 == 1u) {
                     let one = unpack2x16float(k.x);
                     let two = unpack2x16float(k.y);
                     let three = unpack2x16float(k.z);
-                    let four = unpack2x16float(k.w);
-                    numbers = array(one.x, one.y, two.x, two.y, three.x, three.y, four.x, four.y);
+                    let last = unpack2x16float(k.w);
+                    k_values = array(one.x, one.y, two.x, two.y, three.x, three.y, last.x, last.y);
                 } else {
                     let x = bitcast<vec4<f32>>(k);
-                    numbers = array(x.x, x.y, x.z, x.w, 0.0, 0.0, 0.0, 0.0);
+                    k_values = array(x.x, x.y, x.z, x.w, 0.0, 0.0, 0.0, 0.0);
                 }
                 // @unroll
-                for (var h = 0u; h < HT; h++) {
+                for (var h = 0u; h < TILE_HEADS; h++) {
                     // @unroll
-                    for (var j = 0u; j < VEC; j++) {
-                        s[h] = fma(numbers[j], q[(h * CHUNKS + i) * VEC + j], s[h]);
+                    for (var j = 0u; j < VEC_WIDTH; j++) {
+                        s[h] = fma(k_values[j], q[(h * THREAD_VECS + i) * VEC_WIDTH + j], s[h]);
                     }
                 }
             }
-            let all = sum_of_eight(vec4(s[0], s[1], s[2], s[3]), vec4(s[4], s[5], s[6], s[7]));
-            let h = l / (LANES / 8u);
-            if (l % (LANES / 8u) == 0u && h < HT) {
-                scores[h * ROW + t] = select(NOTHING, all, block + t < end);
+            let all = sum8(vec4(s[0], s[1], s[2], s[3]), vec4(s[4], s[5], s[6], s[7]));
+            let h = key_thread / (KEY_THREADS / 8u);
+            if (key_thread % (KEY_THREADS / 8u) == 0u && h < TILE_HEADS) {
+                scores[h * SCORE_PITCH + t] = select(MASKED, all, block + t < end);
             }
         }
-        if (block + BLOCK < end) { keys = keys_of(block + BLOCK, index); }
+        if (block + BLOCK < end) { loaded_k = load_k(block + BLOCK, index); }
         workgroupBarrier();
-        if (my_head < HT) {
-            let of_head = my_head * ROW;
-            let before = most;
+        if (my_head < TILE_HEADS) {
+            let head_offset = my_head * SCORE_PITCH;
+            let previous = max_score;
             // @unroll
-            for (var t = 0u; t < BLOCK; t++) { most = max(most, scores[of_head + t]); }
+            for (var t = 0u; t < BLOCK; t++) { max_score = max(max_score, scores[head_offset + t]); }
             var weight: vec4<f32>;
             // @unroll
             for (var i = 0u; i < 4u; i++) {
-                let t = my_four * 4u + i;
-                weight[i] = select(0.0, exp(scores[of_head + t] - most), block + t < end);
+                let t = my_quad * 4u + i;
+                weight[i] = select(0.0, exp(scores[head_offset + t] - max_score), block + t < end);
             }
-            let factor = exp(before - most);
+            let factor = exp(previous - max_score);
             sum = fma(sum, factor, (weight.x + weight.y) + (weight.z + weight.w));
             weights[index] = weight;
-            if (my_four == 0u) { keep[my_head] = factor; }
+            if (my_quad == 0u) { rescale[my_head] = factor; }
         }
         workgroupBarrier();
         // @unroll
-        for (var h = 0u; h < HT; h++) { y[h] *= keep[h]; }
+        for (var h = 0u; h < TILE_HEADS; h++) { y[h] *= rescale[h]; }
         // @unroll
-        for (var i = 0u; i < FOURS; i++) {
-            let four = g + i * G;
-            if (FOURS * G * 4u == BLOCK || four < BLOCK / 4u) {
+        for (var i = 0u; i < V_QUADS; i++) {
+            let quad = g + i * V_GROUPS;
+            if (V_QUADS * V_GROUPS * 4u == BLOCK || quad < BLOCK / 4u) {
                 var v: array<vec2<f32>, 4>;
                 // @unroll
                 for (var j = 0u; j < 4u; j++) {
-                    var word = values[i * 4u + j];
-                    if (FRESH == 1u && fresh && block + four * 4u + j == stored) { word = own; }
-                    if (HALF == 1u) { v[j] = unpack2x16float(word.x); } else { v[j] = bitcast<vec2<f32>>(word); }
+                    var word = loaded_v[i * 4u + j];
+                    if (NEW_KV == 1u && has_new && block + quad * 4u + j == stored) { word = new_v; }
+                    if (KV_F16 == 1u) { v[j] = unpack2x16float(word.x); } else { v[j] = bitcast<vec2<f32>>(word); }
                 }
                 // @unroll
-                for (var h = 0u; h < HT; h++) {
-                    let w = weights[h * (BLOCK / 4u) + four];
+                for (var h = 0u; h < TILE_HEADS; h++) {
+                    let w = weights[h * (BLOCK / 4u) + quad];
                     y[h] = fma(vec2(w.x), v[0], y[h]);
                     y[h] = fma(vec2(w.y), v[1], y[h]);
                     y[h] = fma(vec2(w.z), v[2], y[h]);
@@ -240,166 +240,166 @@ fn main(
                 }
             }
         }
-        if (block + BLOCK < end) { values = values_of(block + BLOCK, index); }
+        if (block + BLOCK < end) { loaded_v = load_v(block + BLOCK, index); }
     }
 
     // @unroll
     for (var i = 0u; i < HEAD_PAIRS; i++) {
-        parts[(g * HEAD_PAIRS + i) * COLUMNS + column] = vec4(y[2u * i], y[2u * i + 1u]);
+        v_partials[(g * HEAD_PAIRS + i) * V_COLUMNS + column] = vec4(y[2u * i], y[2u * i + 1u]);
     }
-    if (my_head < HT) {
+    if (my_head < TILE_HEADS) {
         sums[index] = sum;
-        if (my_four == 0u) { largest[my_head] = most; }
+        if (my_quad == 0u) { max_scores[my_head] = max_score; }
     }
     workgroupBarrier();
-    let vectors = p.rows * KV_HEADS * GROUP * p.splits;
-    if (FINISH == 0u && index < n_heads) {
-        let vector = (row * KV_HEADS * GROUP + head + index) * p.splits + split;
-        scratch[vector * 2u] = largest[index];
-        scratch[vector * 2u + 1u] = total_of(index);
+    let vectors = p.rows * KV_HEADS * GROUP_HEADS * p.splits;
+    if (SINGLE_SPLIT == 0u && index < n_heads) {
+        let vector = (row * KV_HEADS * GROUP_HEADS + head + index) * p.splits + split;
+        scratch[vector * 2u] = max_scores[index];
+        scratch[vector * 2u + 1u] = weight_sum(index);
     }
-    for (var item = index; item < HEAD_PAIRS * COLUMNS; item += WG) {
-        let at = item % COLUMNS * 2u;
-        if (at >= VALUE) { continue; }
-        var all = parts[item];
+    for (var item = index; item < HEAD_PAIRS * V_COLUMNS; item += WG) {
+        let element = item % V_COLUMNS * 2u;
+        if (element >= V_WIDTH) { continue; }
+        var all = v_partials[item];
         // @unroll
-        for (var j = 1u; j < G; j++) { all += parts[j * HEAD_PAIRS * COLUMNS + item]; }
+        for (var j = 1u; j < V_GROUPS; j++) { all += v_partials[j * HEAD_PAIRS * V_COLUMNS + item]; }
         for (var i = 0u; i < 2u; i++) {
-            let h = item / COLUMNS * 2u + i;
+            let h = item / V_COLUMNS * 2u + i;
             if (h >= n_heads) { break; }
             let x = select(all.xy, all.zw, i == 1u);
-            if (FINISH == 1u) {
-                let sink = sink_of(p.sinks, head + h);
-                let m = max(largest[h], sink);
-                let factor = exp(largest[h] - m);
-                let share = share_of(fma(total_of(h), factor, sink_weight(p.sinks, sink, m)));
+            if (SINGLE_SPLIT == 1u) {
+                let sink = sink_score(p.sinks, head + h);
+                let m = max(max_scores[h], sink);
+                let factor = exp(max_scores[h] - m);
+                let scale = reciprocal(fma(weight_sum(h), factor, sink_weight(p.sinks, sink, m)));
                 var gate = vec2(1.0);
                 if (p.gated == 1u) {
-                    let start = p.gate.at + row * p.gate.row + (head + h) * p.gate.head + at;
-                    gate = vec2(sigmoid(a[start]), sigmoid(a[start + 1u]));
+                    let start = p.gate.offset + row * p.gate.row_stride + (head + h) * p.gate.head_stride + element;
+                    gate = vec2(sigmoid(act[start]), sigmoid(act[start + 1u]));
                 }
-                let out = p.out.at + row * p.out.row + (head + h) * p.out.head + at;
-                a[out] = x.x * factor * share * gate.x;
-                a[out + 1u] = x.y * factor * share * gate.y;
+                let out = p.out.offset + row * p.out.row_stride + (head + h) * p.out.head_stride + element;
+                act[out] = x.x * factor * scale * gate.x;
+                act[out + 1u] = x.y * factor * scale * gate.y;
             } else {
-                let vector = (row * KV_HEADS * GROUP + head + h) * p.splits + split;
-                scratch[vectors * 2u + vector * VALUE + at] = x.x;
-                scratch[vectors * 2u + vector * VALUE + at + 1u] = x.y;
+                let vector = (row * KV_HEADS * GROUP_HEADS + head + h) * p.splits + split;
+                scratch[vectors * 2u + vector * V_WIDTH + element] = x.x;
+                scratch[vectors * 2u + vector * V_WIDTH + element + 1u] = x.y;
             }
         }
     }
 }
 
-// The sum of a head's weights.
-fn total_of(h: u32) -> f32 {
+// Sum of the softmax weights of a head.
+fn weight_sum(h: u32) -> f32 {
     var total = 0.0;
     for (var i = 0u; i < BLOCK / 4u; i++) { total += sums[h * (BLOCK / 4u) + i]; }
     return total;
 }
 
-// Where the position lies that is number `i` of those that the row sees.
-fn place_of(i: u32) -> u32 {
-    let place = first + i;
-    return select(place, place - p.positions, place >= p.positions);
+// Row of the KV cache of visible position `i`.
+fn kv_row_of(i: u32) -> u32 {
+    let kv_row = first_kv_row + i;
+    return select(kv_row, kv_row - p.capacity, kv_row >= p.capacity);
 }
 
-// This thread's vectors of the keys of a block. What is not there is read where something is, without a branch: all loads
-// are under way at once.
-fn keys_of(block: u32, index: u32) -> array<vec4<u32>, ROUNDS * CHUNKS> {
-    var keys: array<vec4<u32>, ROUNDS * CHUNKS>;
+// Loads this thread's vectors of the keys of a block. Positions past the end are clamped instead
+// of skipped: without branches all loads are in flight at once.
+fn load_k(block: u32, index: u32) -> array<vec4<u32>, ROUNDS * THREAD_VECS> {
+    var loaded_k: array<vec4<u32>, ROUNDS * THREAD_VECS>;
     // @unroll
     for (var r = 0u; r < ROUNDS; r++) {
-        let at = (place_of(min(block + r * STEP + index / LANES, last)) * KV_HEADS + kv) * VECS;
+        let element = (kv_row_of(min(block + r * POSITIONS_AT_ONCE + index / KEY_THREADS, last_position)) * KV_HEADS + kv_head) * K_VECS;
         // @unroll
-        for (var i = 0u; i < CHUNKS; i++) {
-            keys[r * CHUNKS + i] = state[at + min(i * LANES + index % LANES, VECS - 1u)];
+        for (var i = 0u; i < THREAD_VECS; i++) {
+            loaded_k[r * THREAD_VECS + i] = kv_cache[element + min(i * KEY_THREADS + index % KEY_THREADS, K_VECS - 1u)];
         }
     }
-    return keys;
+    return loaded_k;
 }
 
-// This thread's words of the values of a block: one of f16, or two.
-fn values_of(block: u32, index: u32) -> array<vec2<u32>, FOURS * 4u> {
-    var values: array<vec2<u32>, FOURS * 4u>;
-    let word = min(index % COLUMNS, VALUE / 2u - 1u) * (2u / PER);
-    let base = p.values / VEC + word / 4u;
+// Loads this thread's words of V of a block: one with two f16, or two with f32.
+fn load_v(block: u32, index: u32) -> array<vec2<u32>, V_QUADS * 4u> {
+    var loaded_v: array<vec2<u32>, V_QUADS * 4u>;
+    let word = min(index % V_COLUMNS, V_WIDTH / 2u - 1u) * (2u / PER_WORD);
+    let base = p.v_offset / VEC_WIDTH + word / 4u;
     // @unroll
-    for (var i = 0u; i < FOURS; i++) {
+    for (var i = 0u; i < V_QUADS; i++) {
         // @unroll
         for (var j = 0u; j < 4u; j++) {
-            let t = (index / COLUMNS + i * G) * 4u + j;
-            let at = base + (place_of(min(block + t, last)) * KV_HEADS + kv) * VALUE_VECS;
-            values[i * 4u + j].x = state[at][word % 4u];
-            if (HALF == 0u) { values[i * 4u + j].y = state[at][word % 4u + 1u]; }
+            let t = (index / V_COLUMNS + i * V_GROUPS) * 4u + j;
+            let element = base + (kv_row_of(min(block + t, last_position)) * KV_HEADS + kv_head) * V_VECS;
+            loaded_v[i * 4u + j].x = kv_cache[element][word % 4u];
+            if (KV_F16 == 0u) { loaded_v[i * 4u + j].y = kv_cache[element][word % 4u + 1u]; }
         }
     }
-    return values;
+    return loaded_v;
 }
 
-// Two numbers as the state has them.
-fn rounded(x: vec2<f32>) -> vec2<u32> {
-    // The largest f16: what is beyond it ends there.
-    if (HALF == 1u) { return vec2(pack2x16float(clamp(x, vec2(-65504.0), vec2(65504.0))), 0u); }
+// Two values as the KV cache stores them.
+fn to_kv(x: vec2<f32>) -> vec2<u32> {
+    // 65504 is the largest f16. Larger values are clamped to it.
+    if (KV_F16 == 1u) { return vec2(pack2x16float(clamp(x, vec2(-65504.0), vec2(65504.0))), 0u); }
     return bitcast<vec2<u32>>(x);
 }
 
-// Vector `c` of the row's own key.
-fn own_key_at(c: u32) -> vec4<u32> {
+// Vector `c` of the key of the current token.
+fn new_k_vec(c: u32) -> vec4<u32> {
     var x: array<f32, 8>;
     // @unroll
-    for (var j = 0u; j < VEC; j++) { x[j] = queries[(HT * VEC + j) * VECS + c]; }
-    let one = rounded(vec2(x[0], x[1]));
-    let two = rounded(vec2(x[2], x[3]));
-    if (HALF == 0u) { return vec4(one, two); }
-    return vec4(one.x, two.x, rounded(vec2(x[4], x[5])).x, rounded(vec2(x[6], x[7])).x);
+    for (var j = 0u; j < VEC_WIDTH; j++) { x[j] = q_tile[(TILE_HEADS * VEC_WIDTH + j) * K_VECS + c]; }
+    let one = to_kv(vec2(x[0], x[1]));
+    let two = to_kv(vec2(x[2], x[3]));
+    if (KV_F16 == 0u) { return vec4(one, two); }
+    return vec4(one.x, two.x, to_kv(vec2(x[4], x[5])).x, to_kv(vec2(x[6], x[7])).x);
 }
 
-// This thread's pairs of a vector that begins at number `start`.
-fn pairs_of(start: u32, norm: u32, weight: u32) -> array<Pair, EACH> {
-    var pairs: array<Pair, EACH>;
+// Loads this thread's pairs of a vector at `start`.
+fn load_pairs(start: u32, norm: u32, weight: u32) -> array<Pair, TEAM_PAIRS> {
+    var pairs: array<Pair, TEAM_PAIRS>;
     // @unroll
-    for (var j = 0u; j < EACH; j++) {
+    for (var j = 0u; j < TEAM_PAIRS; j++) {
         let i = lane + j * TEAM;
-        if (KEY / 2u % TEAM == 0u || i < KEY / 2u) {
-            var at = vec2(2u * i, 2u * i + 1u);
-            if (INTERLEAVED == 0u && i < PAIRS) { at = vec2(i, i + PAIRS); }
-            pairs[j].at = at;
-            pairs[j].x = vec2(a[start + at.x], a[start + at.y]);
+        if (K_WIDTH / 2u % TEAM == 0u || i < K_WIDTH / 2u) {
+            var element = vec2(2u * i, 2u * i + 1u);
+            if (INTERLEAVED == 0u && i < ROPE_PAIRS) { element = vec2(i, i + ROPE_PAIRS); }
+            pairs[j].element = element;
+            pairs[j].x = vec2(act[start + element.x], act[start + element.y]);
             pairs[j].weight = vec2(1.0);
-            if (norm == 2u) { pairs[j].weight = vec2(a[weight + at.x], a[weight + at.y]); }
-            if (i < PAIRS) {
+            if (norm == 2u) { pairs[j].weight = vec2(act[weight + element.x], act[weight + element.y]); }
+            if (i < ROPE_PAIRS) {
                 let angle = p.table + 2u * i;
-                pairs[j].turn = vec2(bitcast<f32>(words[angle]), bitcast<f32>(words[angle + 1u]));
+                pairs[j].rotation = vec2(bitcast<f32>(words[angle]), bitcast<f32>(words[angle + 1u]));
             }
         }
     }
     return pairs;
 }
 
-// What a norm multiplies a vector by, beside its weight. All threads of a workgroup call it together.
-fn scale_of(pairs: array<Pair, EACH>, norm: u32, eps: f32) -> f32 {
+// RMSNorm factor of a vector, without its weight. All threads of a workgroup call this together.
+fn norm_factor(pairs: array<Pair, TEAM_PAIRS>, norm: u32, eps: f32) -> f32 {
     if (norm == 0u) { return 1.0; }
     var squares = 0.0;
     // @unroll
-    for (var j = 0u; j < EACH; j++) {
+    for (var j = 0u; j < TEAM_PAIRS; j++) {
         squares += dot(pairs[j].x, pairs[j].x);
     }
-    return 1.0 / sqrt(team_sum(squares) / f32(KEY) + eps);
+    return 1.0 / sqrt(team_sum(squares) / f32(K_WIDTH) + eps);
 }
 
-// Norms and rotates a vector, times `factor`, on its way to workgroup memory.
-fn put(h: u32, pairs: array<Pair, EACH>, scale: f32, factor: f32) {
+// Normalizes, rotates and scales a vector and stores it to workgroup memory.
+fn store_vector(h: u32, pairs: array<Pair, TEAM_PAIRS>, scale: f32, factor: f32) {
     // @unroll
-    for (var j = 0u; j < EACH; j++) {
+    for (var j = 0u; j < TEAM_PAIRS; j++) {
         let i = lane + j * TEAM;
-        if (KEY / 2u % TEAM == 0u || i < KEY / 2u) {
+        if (K_WIDTH / 2u % TEAM == 0u || i < K_WIDTH / 2u) {
             let pair = pairs[j];
             var x = pair.x * scale * pair.weight;
-            if (i < PAIRS) {
-                x = vec2(x.x * pair.turn.x - x.y * pair.turn.y, x.y * pair.turn.x + x.x * pair.turn.y);
+            if (i < ROPE_PAIRS) {
+                x = vec2(x.x * pair.rotation.x - x.y * pair.rotation.y, x.y * pair.rotation.x + x.x * pair.rotation.y);
             }
-            queries[(h * VEC + pair.at.x % VEC) * VECS + pair.at.x / VEC] = x.x * factor;
-            queries[(h * VEC + pair.at.y % VEC) * VECS + pair.at.y / VEC] = x.y * factor;
+            q_tile[(h * VEC_WIDTH + pair.element.x % VEC_WIDTH) * K_VECS + pair.element.x / VEC_WIDTH] = x.x * factor;
+            q_tile[(h * VEC_WIDTH + pair.element.y % VEC_WIDTH) * K_VECS + pair.element.y / VEC_WIDTH] = x.y * factor;
         }
     }
 }

@@ -1,46 +1,46 @@
-// Attention of one row's query heads that share a head of keys and values, over a part of the positions that the row
-// sees: with score[h][t] = scale q[h] . K[t] the largest score m[h], sum[h] = sum_t exp(score - m) and
-// y[h] = sum_t exp(score - m) V[t]. Where all positions are one part (FINISH 1) the output is
-//   out[h] = y / (sum + exp(sink - m)) * sigmoid(gate);
-// else m, sum and y go to scratch, for `attention_merge`.
-//
-// A workgroup walks its part in blocks of BLOCK positions: `attention_scores` scores them, then each thread owns a pair of
-// columns of the values, for all heads and for every G-th four positions. So keys and values are read once for all heads,
-// and reads are coalesced.
-//
-// WG: 256. HT: most heads of a workgroup, a power of two. KEY, VALUE: widths. LATENT 1: values are the first numbers of
-// the keys. NAMED 1: positions are those of a list. COLUMNS: pairs of values that threads take side by side, a power of two
-// block 16 to WG. HALF: f16 in the state.
-// Scratch: m and sum by (row, head, split), then y. Grid: (rows, kv heads, tiles of heads, splits).
+// Split-KV attention (flash-decoding) for one row and the query heads that share a KV head. Over
+// the positions t of a split, with score[h][t] = scale q[h] . K[t]: m[h] = max_t score, sum[h] =
+// sum_t exp(score - m), y[h] = sum_t exp(score - m) V[t].
+// With a single split (SINGLE_SPLIT 1), out[h] = y / (sum + exp(sink - m)) * sigmoid(gate). Else
+// m, sum and y go to scratch for merge_splits.wgsl.
+// A workgroup loops over its split in blocks of BLOCK positions. block_scores.wgsl scores a block.
+// Then each thread owns a pair of columns of V, for all heads and every V_GROUPS-th quad of
+// positions. So K and V are read once for all heads, and reads are coalesced.
+// WG: 256. TILE_HEADS: most heads of a workgroup, a power of two. K_WIDTH, V_WIDTH: head widths.
+// LATENT 1: V is the first elements of K (MLA). LISTED 1: attends to a list of positions (sparse
+// attention). V_COLUMNS: threads side by side, one for each pair of columns of V; a power of two
+// from 16 to WG. KV_F16: f16 in the KV cache.
+// Scratch: m and sum by (row, head, split), then y. Grid: (rows, KV heads, tiles of heads,
+// splits).
 // needs: common/common, @team, attention/kv_cache, attention/block_scores
 // needs: attention/visible_splits, attention/softmax
-// constants: COLUMNS, FINISH, HT, KEY, LATENT, NAMED, TEAM, VALUE, WG
+// constants: K_WIDTH, LATENT, LISTED, SINGLE_SPLIT, TEAM, TILE_HEADS, V_COLUMNS, V_WIDTH, WG
 
 struct Params {
     q: View, out: View, gate: View, list: View,
-    rows: u32, position: u32, window: u32, alone: u32, least: u32, most: u32, splits: u32,
-    heads: u32, group: u32, tiles: u32, positions: u32, values: u32, sinks: u32, gated: u32, scale: f32,
+    rows: u32, position: u32, window: u32, max_unsplit: u32, min_split: u32, max_splits: u32, splits: u32,
+    heads: u32, group: u32, tiles: u32, capacity: u32, v_offset: u32, sinks: u32, gated: u32, scale: f32,
 }
 var<immediate> p: Params;
 @group(0) @binding(2) var<storage, read_write> scratch: array<f32>;
 
-const PARTS = BLOCK / TEAM;
-const PAIRS = (VALUE + 1u) / 2u;
-const PASSES = (PAIRS + COLUMNS - 1u) / COLUMNS;
-const G = WG / COLUMNS;
-const VALUE_STRIDE = LATENT * KEY + (1u - LATENT) * VALUE;
-// Pairs of heads whose sums lie in workgroup memory at once.
-const ROUND = TILE / WG;
+const TEAMS_PER_BLOCK = BLOCK / TEAM;
+const V_PAIRS = (V_WIDTH + 1u) / 2u;
+const PASSES = (V_PAIRS + V_COLUMNS - 1u) / V_COLUMNS;
+const V_GROUPS = WG / V_COLUMNS;
+const V_STRIDE = LATENT * K_WIDTH + (1u - LATENT) * V_WIDTH;
+// Pairs of heads whose sums fit in workgroup memory at once.
+const ROUND_PAIRS = K_TILE_VECS / WG;
 
-var<workgroup> weights: array<vec4<f32>, HT * BLOCK / 4u>;
-var<workgroup> parts: array<f32, HT * PARTS>;
-var<workgroup> keep: array<f32, HT>;
-var<workgroup> largest: array<f32, HT>;
-var<workgroup> named: array<u32, BLOCK>;
-// Where a block begins in the state, and where the row itself lies; which head of keys.
-var<private> ring: u32;
-var<private> own: u32;
-var<private> kv: u32;
+var<workgroup> weights: array<vec4<f32>, TILE_HEADS * BLOCK / 4u>;
+var<workgroup> team_partials: array<f32, TILE_HEADS * TEAMS_PER_BLOCK>;
+var<workgroup> rescale: array<f32, TILE_HEADS>;
+var<workgroup> max_scores: array<f32, TILE_HEADS>;
+var<workgroup> listed_rows: array<u32, BLOCK>;
+// Cache row of the first position of the block; cache row of the query's own position; KV head.
+var<private> first_kv_row: u32;
+var<private> own_kv_row: u32;
+var<private> kv_head: u32;
 
 @compute @workgroup_size(WG)
 fn main(
@@ -53,120 +53,120 @@ fn main(
     let split = group % p.splits;
     let head_tile = group / p.splits % p.tiles;
     let kv_heads = p.heads / p.group;
-    kv = group / p.splits / p.tiles % kv_heads;
+    kv_head = group / p.splits / p.tiles % kv_heads;
     let row = group / p.splits / p.tiles / kv_heads;
     if (row >= p.rows) { return; }
     let position = p.position + row;
-    own = position % p.positions;
-    let seen = seen_at(position, p.window, p.alone, p.least, p.most);
-    let begin = split * seen.of_split;
-    if (begin >= seen.count) { return; }
-    let end = min(seen.count, begin + seen.of_split);
+    own_kv_row = position % p.capacity;
+    let visible = visible_at(position, p.window, p.max_unsplit, p.min_split, p.max_splits);
+    let start = split * visible.per_split;
+    if (start >= visible.count) { return; }
+    let end = min(visible.count, start + visible.per_split);
 
-    // Heads of this workgroup, counted in the group.
-    let first_head = head_tile * HT;
-    let head = kv * p.group + first_head;
-    let n_heads = min(HT, p.group - first_head);
-    let q = p.q.at + row * p.q.row + head * p.q.head;
+    // Heads of this workgroup, counted within the group of the KV head.
+    let first_head = head_tile * TILE_HEADS;
+    let head = kv_head * p.group + first_head;
+    let n_heads = min(TILE_HEADS, p.group - first_head);
+    let q = p.q.offset + row * p.q.row_stride + head * p.q.head_stride;
 
-    // Which position and which heads this thread scores.
+    // Position and heads that this thread scores.
     let t = index % BLOCK;
-    let my_head = index / BLOCK * HPT;
-    let scores_heads = my_head < HT;
-    var most: array<f32, HPT>;
-    var sum: array<f32, HPT>;
-    var score: array<f32, HPT>;
-    for (var j = 0u; j < HPT; j++) { most[j] = NOTHING; }
-    // Which values it sums up.
-    let column = index % COLUMNS;
-    let g = index / COLUMNS;
-    var y: array<vec2<f32>, PASSES * HT>;
+    let my_head = index / BLOCK * THREAD_HEADS;
+    let scores_heads = my_head < TILE_HEADS;
+    var max_score: array<f32, THREAD_HEADS>;
+    var sum: array<f32, THREAD_HEADS>;
+    var score: array<f32, THREAD_HEADS>;
+    for (var j = 0u; j < THREAD_HEADS; j++) { max_score[j] = MASKED; }
+    // Columns of V that this thread sums.
+    let column = index % V_COLUMNS;
+    let g = index / V_COLUMNS;
+    var y: array<vec2<f32>, PASSES * TILE_HEADS>;
 
-    for (var block = begin; block < end; block += BLOCK) {
+    for (var block = start; block < end; block += BLOCK) {
         let len = min(BLOCK, end - block);
-        ring = (seen.start + block) % p.positions;
-        if (NAMED == 1u) {
+        first_kv_row = (visible.start + block) % p.capacity;
+        if (LISTED == 1u) {
             workgroupBarrier();
             if (index < BLOCK) {
-                let bits = bitcast<u32>(a[p.list.at + row * p.list.row + min(block + index, end - 1u)]);
-                // Neither negative nor NaN; minus zero is zero.
-                var place = NONE;
+                let bits = bitcast<u32>(act[p.list.offset + row * p.list.row_stride + min(block + index, end - 1u)]);
+                // Neither negative nor NaN; -0.0 counts as 0.
+                var kv_row = NONE;
                 if (index < len && (bits < 0x7f800000u || bits == 0x80000000u)) {
-                    place = u32(min(bitcast<f32>(bits & 0x7fffffffu), 16777216.0)) % p.positions;
+                    kv_row = u32(min(bitcast<f32>(bits & 0x7fffffffu), 16777216.0)) % p.capacity;
                 }
-                named[index] = place;
+                listed_rows[index] = kv_row;
             }
             workgroupBarrier();
         }
 
-        score = scores_of(index, q, p.q.head, n_heads, len);
+        score = block_scores(index, q, p.q.head_stride, n_heads, len);
         var sees = t < len;
-        if (NAMED == 1u) { sees = sees && named[t] != NONE; }
-        for (var j = 0u; j < HPT; j++) {
-            score[j] = select(NOTHING, score[j] * p.scale, sees);
-            let part = team_max(score[j]);
-            if (lane == 0u && scores_heads) { parts[(my_head + j) * PARTS + t / TEAM] = part; }
+        if (LISTED == 1u) { sees = sees && listed_rows[t] != NONE; }
+        for (var j = 0u; j < THREAD_HEADS; j++) {
+            score[j] = select(MASKED, score[j] * p.scale, sees);
+            let team_value = team_max(score[j]);
+            if (lane == 0u && scores_heads) { team_partials[(my_head + j) * TEAMS_PER_BLOCK + t / TEAM] = team_value; }
         }
         workgroupBarrier();
         if (scores_heads) {
-            for (var j = 0u; j < HPT; j++) {
+            for (var j = 0u; j < THREAD_HEADS; j++) {
                 let h = my_head + j;
-                let before = most[j];
-                for (var i = 0u; i < PARTS; i++) { most[j] = max(most[j], parts[h * PARTS + i]); }
-                let factor = exp(before - most[j]);
-                let weight = select(0.0, exp(score[j] - most[j]), sees);
+                let previous = max_score[j];
+                for (var i = 0u; i < TEAMS_PER_BLOCK; i++) { max_score[j] = max(max_score[j], team_partials[h * TEAMS_PER_BLOCK + i]); }
+                let factor = exp(previous - max_score[j]);
+                let weight = select(0.0, exp(score[j] - max_score[j]), sees);
                 sum[j] = sum[j] * factor + weight;
                 weights[h * (BLOCK / 4u) + t / 4u][t % 4u] = weight;
-                if (t == 0u) { keep[h] = factor; }
+                if (t == 0u) { rescale[h] = factor; }
             }
         }
         workgroupBarrier();
 
-        for (var turn = 0u; turn < PASSES; turn++) {
-            let pair = turn * COLUMNS + column;
-            for (var h = 0u; h < HT; h++) { y[turn * HT + h] *= keep[h]; }
-            if (pair >= PAIRS) { continue; }
-            for (var four = g; four * 4u < len; four += G) {
+        for (var pass_index = 0u; pass_index < PASSES; pass_index++) {
+            let pair = pass_index * V_COLUMNS + column;
+            for (var h = 0u; h < TILE_HEADS; h++) { y[pass_index * TILE_HEADS + h] *= rescale[h]; }
+            if (pair >= V_PAIRS) { continue; }
+            for (var four = g; four * 4u < len; four += V_GROUPS) {
                 var v: array<vec2<f32>, 4>;
                 for (var i = 0u; i < 4u; i++) {
-                    // What is behind the last position has no weight.
-                    let place = place_of(min(four * 4u + i, len - 1u));
-                    var at = (place * kv_heads + kv) * VALUE_STRIDE;
-                    if (LATENT == 0u) { at += p.values; }
-                    v[i] = state_pair(at, pair, VALUE, VALUE_STRIDE);
+                    // Positions past the end have weight 0.
+                    let kv_row = kv_row_of(min(four * 4u + i, len - 1u));
+                    var element = (kv_row * kv_heads + kv_head) * V_STRIDE;
+                    if (LATENT == 0u) { element += p.v_offset; }
+                    v[i] = kv_pair(element, pair, V_WIDTH, V_STRIDE);
                 }
-                for (var h = 0u; h < HT; h++) {
+                for (var h = 0u; h < TILE_HEADS; h++) {
                     let w = weights[h * (BLOCK / 4u) + four];
-                    y[turn * HT + h] += w.x * v[0] + w.y * v[1] + w.z * v[2] + w.w * v[3];
+                    y[pass_index * TILE_HEADS + h] += w.x * v[0] + w.y * v[1] + w.z * v[2] + w.w * v[3];
                 }
             }
         }
     }
 
-    // Sums of the threads of a head, then those of the threads of a column.
-    for (var j = 0u; j < HPT; j++) {
-        let part = team_sum(sum[j]);
-        if (lane == 0u && scores_heads) { parts[(my_head + j) * PARTS + t / TEAM] = part; }
-        if (t == 0u && scores_heads) { largest[my_head + j] = most[j]; }
+    // Reduces over the threads of a head, then over the threads of a column.
+    for (var j = 0u; j < THREAD_HEADS; j++) {
+        let team_value = team_sum(sum[j]);
+        if (lane == 0u && scores_heads) { team_partials[(my_head + j) * TEAMS_PER_BLOCK + t / TEAM] = team_value; }
+        if (t == 0u && scores_heads) { max_scores[my_head + j] = max_score[j]; }
     }
-    for (var turn = 0u; turn < PASSES; turn++) {
-        if (G > 1u) {
-            for (var h = 0u; h < HT; h += 2u * ROUND) {
+    for (var pass_index = 0u; pass_index < PASSES; pass_index++) {
+        if (V_GROUPS > 1u) {
+            for (var h = 0u; h < TILE_HEADS; h += 2u * ROUND_PAIRS) {
                 workgroupBarrier();
-                for (var i = 0u; i < ROUND && h + 2u * i < HT; i++) {
-                    let one = turn * HT + h + 2u * i;
-                    keys[i * WG + index] = bitcast<vec4<u32>>(vec4(y[one], y[min(one + 1u, PASSES * HT - 1u)]));
+                for (var i = 0u; i < ROUND_PAIRS && h + 2u * i < TILE_HEADS; i++) {
+                    let column_sum = pass_index * TILE_HEADS + h + 2u * i;
+                    k_tile[i * WG + index] = bitcast<vec4<u32>>(vec4(y[column_sum], y[min(column_sum + 1u, PASSES * TILE_HEADS - 1u)]));
                 }
                 workgroupBarrier();
                 if (g == 0u) {
-                    for (var i = 0u; i < ROUND && h + 2u * i < HT; i++) {
+                    for (var i = 0u; i < ROUND_PAIRS && h + 2u * i < TILE_HEADS; i++) {
                         var all = vec4<f32>();
-                        for (var j = 0u; j < G; j++) {
-                            all += bitcast<vec4<f32>>(keys[i * WG + j * COLUMNS + column]);
+                        for (var j = 0u; j < V_GROUPS; j++) {
+                            all += bitcast<vec4<f32>>(k_tile[i * WG + j * V_COLUMNS + column]);
                         }
-                        let one = turn * HT + h + 2u * i;
-                        y[one] = all.xy;
-                        if (HT > 1u) { y[min(one + 1u, PASSES * HT - 1u)] = all.zw; }
+                        let column_sum = pass_index * TILE_HEADS + h + 2u * i;
+                        y[column_sum] = all.xy;
+                        if (TILE_HEADS > 1u) { y[min(column_sum + 1u, PASSES * TILE_HEADS - 1u)] = all.zw; }
                     }
                 }
             }
@@ -177,45 +177,46 @@ fn main(
     let vectors = p.rows * p.heads * p.splits;
     for (var h = 0u; h < n_heads; h++) {
         var total = 0.0;
-        for (var i = 0u; i < PARTS; i++) { total += parts[h * PARTS + i]; }
+        for (var i = 0u; i < TEAMS_PER_BLOCK; i++) { total += team_partials[h * TEAMS_PER_BLOCK + i]; }
         let vector = (row * p.heads + head + h) * p.splits + split;
         var factor = 1.0;
-        if (FINISH == 1u) {
-            let sink = sink_of(p.sinks, head + h);
-            let m = max(largest[h], sink);
-            factor = exp(largest[h] - m);
+        if (SINGLE_SPLIT == 1u) {
+            let sink = sink_score(p.sinks, head + h);
+            let m = max(max_scores[h], sink);
+            factor = exp(max_scores[h] - m);
             total = fma(total, factor, sink_weight(p.sinks, sink, m));
         } else if (index == 0u) {
-            scratch[vector * 2u] = largest[h];
+            scratch[vector * 2u] = max_scores[h];
             scratch[vector * 2u + 1u] = total;
         }
         if (g > 0u) { continue; }
-        for (var turn = 0u; turn < PASSES; turn++) {
-            let at = (turn * COLUMNS + column) * 2u;
-            for (var i = 0u; i < 2u && at + i < VALUE; i++) {
-                let x = y[turn * HT + h][i];
-                if (FINISH == 1u) {
+        for (var pass_index = 0u; pass_index < PASSES; pass_index++) {
+            let element = (pass_index * V_COLUMNS + column) * 2u;
+            for (var i = 0u; i < 2u && element + i < V_WIDTH; i++) {
+                let x = y[pass_index * TILE_HEADS + h][i];
+                if (SINGLE_SPLIT == 1u) {
                     var gate = 1.0;
                     if (p.gated == 1u) {
-                        gate = sigmoid(a[p.gate.at + row * p.gate.row + (head + h) * p.gate.head + at + i]);
+                        gate = sigmoid(act[p.gate.offset + row * p.gate.row_stride + (head + h) * p.gate.head_stride + element + i]);
                     }
-                    let out = p.out.at + row * p.out.row + (head + h) * p.out.head + at + i;
-                    a[out] = x * factor * share_of(total) * gate;
+                    let out = p.out.offset + row * p.out.row_stride + (head + h) * p.out.head_stride + element + i;
+                    act[out] = x * factor * reciprocal(total) * gate;
                 } else {
-                    scratch[vectors * 2u + vector * VALUE + at + i] = x;
+                    scratch[vectors * 2u + vector * V_WIDTH + element + i] = x;
                 }
             }
         }
     }
 }
 
-// Where position `i` of a block lies in the state; one that a list does not name lies where the row itself does.
-fn place_of(i: u32) -> u32 {
-    if (NAMED == 1u) { return select(named[i], own, named[i] == NONE); }
-    let place = ring + i;
-    return select(place, place - p.positions, place >= p.positions);
+// Row of the KV cache of position `i` of a block. Missing entries of a list use the query's own
+// row.
+fn kv_row_of(i: u32) -> u32 {
+    if (LISTED == 1u) { return select(listed_rows[i], own_kv_row, listed_rows[i] == NONE); }
+    let kv_row = first_kv_row + i;
+    return select(kv_row, kv_row - p.capacity, kv_row >= p.capacity);
 }
 
-fn key_at(i: u32) -> u32 {
-    return (place_of(i) * (p.heads / p.group) + kv) * KEY;
+fn k_offset(i: u32) -> u32 {
+    return (kv_row_of(i) * (p.heads / p.group) + kv_head) * K_WIDTH;
 }

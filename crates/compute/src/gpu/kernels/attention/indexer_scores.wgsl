@@ -1,8 +1,10 @@
-// The lightning indexer's scores: score[t] = sum_h weights[h] max(q[h] . K[t], 0), for positions that a row sees.
-// WG: 256. HT: heads that are scored at once. KEY: width. HALF: f16 in the state.
-// Grid: (rows, blocks of BLOCK positions). Rows that see no more than `n` positions need no scores.
+// Lightning indexer, scores: score[t] = sum_h weights[h] max(q[h] . K[t], 0), for the positions
+// that a row sees.
+// WG: 256. TILE_HEADS: heads scored at once. K_WIDTH: head width. KV_F16: f16 in the KV cache.
+// Rows that see at most `n` positions need no scores.
+// Grid: (rows, blocks of BLOCK positions).
 // needs: common/common, attention/kv_cache, attention/block_scores
-// constants: HT, KEY, WG
+// constants: K_WIDTH, TILE_HEADS, WG
 
 struct Params {
     q: View, weights: View, scores: View,
@@ -11,7 +13,7 @@ struct Params {
 var<immediate> p: Params;
 
 var<workgroup> sums: array<f32, WG>;
-var<private> first: u32;
+var<private> first_position: u32;
 
 @compute @workgroup_size(WG)
 fn main(
@@ -21,19 +23,19 @@ fn main(
 ) {
     let group = group_index(id, count);
     let row = group / p.blocks;
-    first = group % p.blocks * BLOCK;
-    let seen = p.position + row + 1u;
-    if (row >= p.rows || seen <= p.n || group % p.blocks * BLOCK >= seen) { return; }
-    let len = min(BLOCK, seen - group % p.blocks * BLOCK);
-    let my_head = index / BLOCK * HPT;
+    first_position = group % p.blocks * BLOCK;
+    let visible = p.position + row + 1u;
+    if (row >= p.rows || visible <= p.n || group % p.blocks * BLOCK >= visible) { return; }
+    let len = min(BLOCK, visible - group % p.blocks * BLOCK);
+    let my_head = index / BLOCK * THREAD_HEADS;
     var sum = 0.0;
-    for (var head = 0u; head < p.heads; head += HT) {
-        let n_heads = min(HT, p.heads - head);
-        let q = p.q.at + row * p.q.row + head * p.q.head;
-        var score = scores_of(index, q, p.q.head, n_heads, len);
-        for (var j = 0u; j < HPT; j++) {
+    for (var head = 0u; head < p.heads; head += TILE_HEADS) {
+        let n_heads = min(TILE_HEADS, p.heads - head);
+        let q = p.q.offset + row * p.q.row_stride + head * p.q.head_stride;
+        var score = block_scores(index, q, p.q.head_stride, n_heads, len);
+        for (var j = 0u; j < THREAD_HEADS; j++) {
             if (my_head + j < n_heads) {
-                sum += a[p.weights.at + row * p.weights.row + head + my_head + j] * max(score[j], 0.0);
+                sum += act[p.weights.offset + row * p.weights.row_stride + head + my_head + j] * max(score[j], 0.0);
             }
         }
     }
@@ -42,10 +44,10 @@ fn main(
     if (index < len) {
         var all = 0.0;
         for (var i = index; i < WG; i += BLOCK) { all += sums[i]; }
-        a[p.scores.at + row * p.scores.row + first + index] = all;
+        act[p.scores.offset + row * p.scores.row_stride + first_position + index] = all;
     }
 }
 
-fn key_at(i: u32) -> u32 {
-    return (first + i) * KEY;
+fn k_offset(i: u32) -> u32 {
+    return (first_position + i) * K_WIDTH;
 }

@@ -1,7 +1,8 @@
-// Names the `n` positions with the highest scores, in ascending order; of equal scores the later position is taken first.
-// Where a row sees no more than `n`, all of them, then -1.
-// The lowest score that is taken is found digit by digit, from counts of the scores that agree so far; then each thread
-// counts what is taken among neighbouring positions of its own, and prefix sums say where it writes.
+// Lightning indexer, selection: the `n` positions with the highest scores, in ascending order. On
+// ties the later position wins. Rows that see at most `n` positions select all of them, then -1.
+// Radix select: the threshold is found digit by digit, from counts of the scores that agree so
+// far. Then each thread counts the selected positions of its range, and prefix sums give the
+// places to write to.
 // WG: 256. Grid: a workgroup for each row.
 // needs: common/common
 // constants: WG
@@ -11,16 +12,16 @@ var<immediate> p: Params;
 
 var<workgroup> counts: array<atomic<u32>, 256>;
 var<workgroup> sums: array<vec2<u32>, WG>;
-var<workgroup> chosen: vec3<u32>;
+var<workgroup> selected_digit: vec3<u32>;
 
-// A number's place among all, as a whole number; zeros of both signs are equal.
-fn order(x: f32) -> u32 {
+// Order-preserving integer key of a float; both zeros are equal.
+fn sort_key(x: f32) -> u32 {
     let bits = bitcast<u32>(x);
     if (bits == 0x80000000u) { return bits; }
     return select(bits | 0x80000000u, ~bits, bits >= 0x80000000u);
 }
 
-// Sums over this and all threads before it.
+// Inclusive prefix sum over the threads.
 fn prefix_sum(index: u32, x: vec2<u32>) -> vec2<u32> {
     var sum = x;
     for (var step = 1u; step < WG; step *= 2u) {
@@ -40,61 +41,61 @@ fn main(
 ) {
     let row = group_index(id, count);
     if (row >= p.rows) { return; }
-    let seen = p.position + row + 1u;
-    let out = p.out.at + row * p.out.row;
-    if (seen <= p.n) {
-        for (var i = index; i < p.n; i += WG) { a[out + i] = select(-1.0, f32(i), i < seen); }
+    let visible = p.position + row + 1u;
+    let out = p.out.offset + row * p.out.row_stride;
+    if (visible <= p.n) {
+        for (var i = index; i < p.n; i += WG) { act[out + i] = select(-1.0, f32(i), i < visible); }
         return;
     }
-    let scores = p.scores.at + row * p.scores.row;
-    var least = 0u;
+    let scores = p.scores.offset + row * p.scores.row_stride;
+    var threshold = 0u;
     var wanted = p.n;
     var surplus = 0u;
     for (var shift = 24u; shift < 32u; shift -= 8u) {
         atomicStore(&counts[index], 0u);
         workgroupBarrier();
-        for (var i = index; i < seen; i += WG) {
-            let x = order(a[scores + i]);
-            // What is above the digit agrees; nothing is above the first.
-            if (((x ^ least) >> shift) < 256u) { atomicAdd(&counts[(x >> shift) & 255u], 1u); }
+        for (var i = index; i < visible; i += WG) {
+            let x = sort_key(act[scores + i]);
+            // Digits above this one agree; the first digit has none above.
+            if (((x ^ threshold) >> shift) < 256u) { atomicAdd(&counts[(x >> shift) & 255u], 1u); }
         }
         workgroupBarrier();
-        // Scores with this digit or a higher one: thread 0 looks at the highest.
+        // Scores with this digit or a higher one: thread 0 has the highest digit.
         let digit = 255u - index;
-        let of_digit = atomicLoad(&counts[digit]);
-        let up_to = prefix_sum(index, vec2(of_digit, 0u)).x;
-        if (up_to >= wanted && up_to - of_digit < wanted) {
-            chosen = vec3(digit, wanted - (up_to - of_digit), up_to - wanted);
+        let with_digit = atomicLoad(&counts[digit]);
+        let up_to = prefix_sum(index, vec2(with_digit, 0u)).x;
+        if (up_to >= wanted && up_to - with_digit < wanted) {
+            selected_digit = vec3(digit, wanted - (up_to - with_digit), up_to - wanted);
         }
         workgroupBarrier();
-        least |= chosen.x << shift;
-        wanted = chosen.y;
-        surplus = chosen.z;
+        threshold |= selected_digit.x << shift;
+        wanted = selected_digit.y;
+        surplus = selected_digit.z;
         workgroupBarrier();
     }
-    // Of scores equal to the lowest, the first `surplus` ones are not taken.
-    let share = (seen + WG - 1u) / WG;
-    let begin = min(seen, index * share);
-    let end = min(seen, begin + share);
-    var mine = vec2<u32>();
-    for (var i = begin; i < end; i++) {
-        let x = order(a[scores + i]);
-        mine += select(vec2<u32>(), vec2(1u, 0u), x > least);
-        mine += select(vec2<u32>(), vec2(0u, 1u), x == least);
+    // Of the scores equal to the threshold, the first `surplus` are not selected.
+    let per_thread = (visible + WG - 1u) / WG;
+    let start = min(visible, index * per_thread);
+    let end = min(visible, start + per_thread);
+    var thread_counts = vec2<u32>();
+    for (var i = start; i < end; i++) {
+        let x = sort_key(act[scores + i]);
+        thread_counts += select(vec2<u32>(), vec2(1u, 0u), x > threshold);
+        thread_counts += select(vec2<u32>(), vec2(0u, 1u), x == threshold);
     }
-    let before = prefix_sum(index, mine) - mine;
-    var equal = before.y;
-    var at = before.x + max(equal, surplus) - surplus;
-    for (var i = begin; i < end; i++) {
-        let x = order(a[scores + i]);
-        var taken = x > least;
-        if (x == least) {
-            taken = equal >= surplus;
+    let counts_before = prefix_sum(index, thread_counts) - thread_counts;
+    var equal = counts_before.y;
+    var place = counts_before.x + max(equal, surplus) - surplus;
+    for (var i = start; i < end; i++) {
+        let x = sort_key(act[scores + i]);
+        var is_selected = x > threshold;
+        if (x == threshold) {
+            is_selected = equal >= surplus;
             equal += 1u;
         }
-        if (taken) {
-            a[out + at] = f32(i);
-            at += 1u;
+        if (is_selected) {
+            act[out + place] = f32(i);
+            place += 1u;
         }
     }
 }

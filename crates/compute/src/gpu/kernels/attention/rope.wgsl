@@ -1,6 +1,6 @@
-// Rotates pair i of each vector by the angle whose cosine and sine (times the op's scale) stand in a table, by row and
-// pair; numbers behind the pairs are copied.
-// Grid: a thread for each pair and for each number behind them.
+// RoPE: rotates pair i of each vector by the angle whose cosine and sine (times the op's scale)
+// are in a table, by row and pair. Elements after the pairs are copied.
+// Grid: a thread for each pair and for each element after the pairs.
 // needs: common/common
 // constants: WG
 
@@ -23,20 +23,20 @@ fn main(
     let i = work % n;
     if (vector >= p.vectors) { return; }
     let row = vector / p.heads;
-    let x = p.x.at + row * p.x.row + vector % p.heads * p.x.head;
-    let out = p.out.at + row * p.out.row + vector % p.heads * p.out.head;
+    let x = p.x.offset + row * p.x.row_stride + vector % p.heads * p.x.head_stride;
+    let out = p.out.offset + row * p.out.row_stride + vector % p.heads * p.out.head_stride;
     if (i >= p.pairs) {
-        let behind = i + p.pairs;
-        a[out + behind] = a[x + behind];
+        let rest = i + p.pairs;
+        act[out + rest] = act[x + rest];
         return;
     }
-    let at = p.table + (row * p.pairs + i) * 2u;
-    let c = bitcast<f32>(words[at]);
-    let s = bitcast<f32>(words[at + 1u]);
-    let one = select(i, 2u * i, p.interleaved == 1u);
-    let other = select(i + p.pairs, 2u * i + 1u, p.interleaved == 1u);
-    let y = a[x + one];
-    let z = a[x + other];
-    a[out + one] = y * c - z * s;
-    a[out + other] = z * c + y * s;
+    let angle = p.table + (row * p.pairs + i) * 2u;
+    let c = bitcast<f32>(words[angle]);
+    let s = bitcast<f32>(words[angle + 1u]);
+    let first = select(i, 2u * i, p.interleaved == 1u);
+    let second = select(i + p.pairs, 2u * i + 1u, p.interleaved == 1u);
+    let y = act[x + first];
+    let z = act[x + second];
+    act[out + first] = y * c - z * s;
+    act[out + second] = z * c + y * s;
 }

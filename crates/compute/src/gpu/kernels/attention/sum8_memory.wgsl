@@ -1,18 +1,19 @@
-// Sums over LANES neighbouring threads, 8 to 32, of eight numbers that each of them has, by way of workgroup memory. Of the
-// threads, those from i LANES / 8 on get sum i. All threads of a workgroup call it together.
+// Transposed reduction: sums eight values over KEY_THREADS neighbouring threads (8 to 32), through
+// workgroup memory. Threads from i KEY_THREADS / 8 on get sum i. All threads of a workgroup call
+// this together.
 // implements: @sum8
 // needs: @team
-// constants: LANES, WG
+// constants: KEY_THREADS, WG
 
-var<workgroup> eights: array<array<f32, 8>, WG>;
+var<workgroup> sum8_values: array<array<f32, 8>, WG>;
 
-fn sum_of_eight(low: vec4<f32>, high: vec4<f32>) -> f32 {
+fn sum8(low: vec4<f32>, high: vec4<f32>) -> f32 {
     workgroupBarrier();
-    eights[thread] = array(low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w);
+    sum8_values[thread] = array(low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w);
     workgroupBarrier();
-    let start = thread / LANES * LANES;
-    let which = thread % LANES / (LANES / 8u);
+    let start = thread / KEY_THREADS * KEY_THREADS;
+    let sum_index = thread % KEY_THREADS / (KEY_THREADS / 8u);
     var sum = 0.0;
-    for (var i = 0u; i < LANES; i++) { sum += eights[start + i][which]; }
+    for (var i = 0u; i < KEY_THREADS; i++) { sum += sum8_values[start + i][sum_index]; }
     return sum;
 }

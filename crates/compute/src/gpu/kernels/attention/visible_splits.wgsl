@@ -1,17 +1,18 @@
-// Which positions a row sees and how they are split over workgroups: by the row's own position alone, so that its bits
-// do not depend on the other rows of the op.
+// Visible positions of a row and their splits over workgroups. Both depend on the row's position
+// alone, so a row's bits do not depend on the other rows of the op.
 
-// Splits are multiples of so many positions.
+// Splits are multiples of this number of positions.
 const SPLIT_UNIT = 32u;
 
-struct Seen { start: u32, count: u32, of_split: u32 }
+struct Visible { start: u32, count: u32, per_split: u32 }
 
-// What a row at `position` sees, in parts of `of_split`: no fewer than `least`, and no more parts than `most`; as one up to
-// `alone`.
-fn seen_at(position: u32, window: u32, alone: u32, least: u32, most: u32) -> Seen {
+// Visible positions of a row at `position`, in splits of `per_split` positions: at least
+// `min_split` positions each, at most `max_splits` splits, and one split up to `max_unsplit`
+// positions.
+fn visible_at(position: u32, window: u32, max_unsplit: u32, min_split: u32, max_splits: u32) -> Visible {
     let count = min(position + 1u, window);
-    if (count <= alone) { return Seen(position + 1u - count, count, count); }
-    let share = (count + most - 1u) / most;
-    let of_split = max(least, (share + SPLIT_UNIT - 1u) / SPLIT_UNIT * SPLIT_UNIT);
-    return Seen(position + 1u - count, count, of_split);
+    if (count <= max_unsplit) { return Visible(position + 1u - count, count, count); }
+    let share = (count + max_splits - 1u) / max_splits;
+    let per_split = max(min_split, (share + SPLIT_UNIT - 1u) / SPLIT_UNIT * SPLIT_UNIT);
+    return Visible(position + 1u - count, count, per_split);
 }

@@ -1,21 +1,22 @@
-// 32 numbers of e2m1: one vector of words. In `chunk_dot8` they count in halves, from -8.
+// Codec e2m1 (MXFP4, NVFP4): 32 weights in one vec4<u32>. `block_dot_i8` counts them in halves,
+// from -8.
 // implements: @codec
 
-const OFFSET = -8.0;
-const UNIT = 0.5;
-const VECTORS = 1u;
+const QUANT_OFFSET = -8.0;
+const QUANT_STEP = 0.5;
+const BLOCK_VECS = 1u;
 
-alias Chunk = vec4<u32>;
+alias Block32 = vec4<u32>;
 
-fn chunk_load(row: u32, c: u32) -> vec4<u32> {
+fn load_block(row: u32, c: u32) -> vec4<u32> {
     return w4[row + c];
 }
 
-// The eight numbers of a word, times 2^-14: their bits lie where f16 has sign, lowest bits of the
-// exponent and highest bit of the mantissa. So also those without a leading one come out right.
+// The eight weights of a word, times 2^-14: their bits are moved to f16's sign, lowest exponent
+// bits and highest mantissa bit. Subnormals come out right, too.
 struct Eight { low: vec4<f32>, high: vec4<f32> }
 
-fn eight(word: u32) -> Eight {
+fn eight_values(word: u32) -> Eight {
     let up = vec4<u32>(word) << vec4<u32>(12u, 8u, 4u, 0u);
     let halves = (up & vec4<u32>(0x80008000u)) | (up >> vec4<u32>(3u) & vec4<u32>(0x0e000e00u));
     let a = unpack2x16float(halves.x);
@@ -26,36 +27,36 @@ fn eight(word: u32) -> Eight {
 }
 
 fn eight_dot(word: u32, x0: vec4<f32>, x1: vec4<f32>) -> f32 {
-    let all = eight(word);
+    let all = eight_values(word);
     return dot(all.low, x0) + dot(all.high, x1);
 }
 
-const FACTOR = 16384.0;
+const F16_FACTOR = 16384.0;
 
-// Four numbers, divided by FACTOR.
-fn chunk_bits(q: vec4<u32>, j: u32) -> vec4<f32> {
-    let all = eight(q[j / 2u]);
+// Four weights divided by F16_FACTOR.
+fn block_f16_bits(q: vec4<u32>, j: u32) -> vec4<f32> {
+    let all = eight_values(q[j / 2u]);
     return select(all.low, all.high, j % 2u == 1u);
 }
 
-fn chunk_has_nans(q: vec4<u32>) -> bool {
+fn block_has_nan(q: vec4<u32>) -> bool {
     return false;
 }
 
-fn chunk_four(q: vec4<u32>, j: u32) -> vec4<f32> {
-    return chunk_bits(q, j) * FACTOR;
+fn block_values(q: vec4<u32>, j: u32) -> vec4<f32> {
+    return block_f16_bits(q, j) * F16_FACTOR;
 }
 
-fn chunk_dot(q: vec4<u32>, x: array<vec4<f32>, 8>) -> vec2<f32> {
+fn block_dot(q: vec4<u32>, x: array<vec4<f32>, 8>) -> vec2<f32> {
     return vec2<f32>(
         eight_dot(q.x, x[0], x[1]) + eight_dot(q.y, x[2], x[3]),
-        eight_dot(q.z, x[4], x[5]) + eight_dot(q.w, x[6], x[7])) * FACTOR;
+        eight_dot(q.z, x[4], x[5]) + eight_dot(q.w, x[6], x[7])) * F16_FACTOR;
 }
 
-// Twice each number, and 16 more, so that no sign is in the way of bytes side by side.
-fn chunk_dot8(q: vec4<u32>, x0: vec4<u32>, x1: vec4<u32>) -> vec2<i32> {
-    // Twice the size of a number is below 16. It is the code without its sign, plus 1 if bits 0 and 2 are set, 2 if 1 and 2
-    // are, 2 if all are.
+// Twice each weight plus 16: packed bytes without sign do not interfere with each other.
+fn block_dot_i8(q: vec4<u32>, x0: vec4<u32>, x1: vec4<u32>) -> vec2<i32> {
+    // Twice the magnitude is below 16. It is the code without sign, plus 1 if bits 0 and 2 are
+    // set, 2 if 1 and 2 are, 2 if all are.
     let ones = q & q >> vec4<u32>(2u) & vec4<u32>(0x11111111u);
     let sizes = (q & vec4<u32>(0x77777777u)) + (ones | ones << vec4<u32>(1u) & q)
         + (q & q >> vec4<u32>(1u) & vec4<u32>(0x22222222u));

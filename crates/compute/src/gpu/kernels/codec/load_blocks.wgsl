@@ -1,73 +1,72 @@
-// The rows of four chunks: the first word of each (the first vector of four words where chunks are so read), and the first
-// byte of their scales and biases.
-// ROW_COLS: inputs of a row. Weights begin at multiples of 16 bytes (of 4 where chunks are read by words), scales and biases
-// at multiples of 4.
-//
-// A part of PART neighbouring threads works on ROWS rows (1, 2 or 4) at a time. Each of its threads asks for four chunks at
-// once: ACROSS of each row, PART chunks apart.
+// Loads of four blocks of 32 weights: their addresses, scales and biases.
+// ROW_COLS: columns of a stored row. Weights start at multiples of 16 bytes (4 if the codec loads
+// single words), scales and biases at multiples of 4.
+// ROW_THREADS neighbouring threads share ROWS rows (1, 2 or 4). Each thread loads four blocks at
+// once: BLOCKS_PER_ROW of each row, ROW_THREADS blocks apart.
 // needs: codec/block_scales, @codec
-// constants: BITS, BLOCK_COLS, CHUNKS, ELEMENT, PART, ROWS, ROW_COLS
+// constants: BITS, BLOCK_COLS, ELEMENT, ROWS, ROW_BLOCKS, ROW_COLS, ROW_THREADS
 
-const ACROSS = 4u / ROWS;
-// Of the four: their row, and how far their chunk lies behind the first.
-const ROW_OF = vec4<u32>(0u, 1u / ACROSS, 2u / ACROSS, 3u / ACROSS);
-const CHUNK_OF = vec4<u32>(0u, 1u % ACROSS, 2u % ACROSS, 3u % ACROSS) * PART;
+const BLOCKS_PER_ROW = 4u / ROWS;
+// Row of each of the four blocks, and its distance from the first block.
+const ROW_OF = vec4<u32>(0u, 1u / BLOCKS_PER_ROW, 2u / BLOCKS_PER_ROW, 3u / BLOCKS_PER_ROW);
+const BLOCK_OF = vec4<u32>(0u, 1u % BLOCKS_PER_ROW, 2u % BLOCKS_PER_ROW, 3u % BLOCKS_PER_ROW) * ROW_THREADS;
 
-// Whether the last of the four lies behind the end of every row, so that nobody asks for it.
-const THREE = CHUNK_OF.w >= CHUNKS;
-// Whether the four are all that a thread has of its rows.
-const WHOLE_ROWS = CHUNKS <= PART * ACROSS;
-// Whether all that are asked for are chunks of their rows, too.
-const FULL = CHUNKS == PART * ACROSS || (THREE && CHUNKS == 3u * PART);
+// Whether the fourth block is past the end of every row and is not loaded.
+const SKIP_FOURTH = BLOCK_OF.w >= ROW_BLOCKS;
+// Whether one load per thread covers its rows.
+const ONE_LOAD = ROW_BLOCKS <= ROW_THREADS * BLOCKS_PER_ROW;
+// Whether all loaded blocks are inside their rows, too.
+const ALL_VALID = ROW_BLOCKS == ROW_THREADS * BLOCKS_PER_ROW || (SKIP_FOURTH && ROW_BLOCKS == 3u * ROW_THREADS);
 
-struct Rows { weights: vec4<u32>, scales: vec4<u32>, biases: vec4<u32> }
+struct RowOffsets { weights: vec4<u32>, scales: vec4<u32>, biases: vec4<u32> }
 
 @group(0) @binding(1) var<storage, read> w: array<u32>;
 @group(0) @binding(2) var<storage, read> w4: array<vec4<u32>>;
 
-// Words (vectors of four where chunks are so read) of a row of weights, and bytes of a row of scales.
-const ROW_WORDS = select(ROW_COLS * BITS / 32u, ROW_COLS / 32u * VECTORS, VECTORS > 0u);
+// Words (vec4 if the codec loads those) of a row of weights, and bytes of a row of scales.
+const ROW_WORDS = select(ROW_COLS * BITS / 32u, ROW_COLS / 32u * BLOCK_VECS, BLOCK_VECS > 0u);
 const ROW_SCALES = select((ROW_COLS + BLOCK_COLS - 1u) / BLOCK_COLS * SCALE_BYTES, 0u, ELEMENT < 3u);
 
-// Four chunks as they lie in memory: nothing waits for them before it needs them. Of the words of scales and biases, what
-// counts begins at `shifts`.
-struct Loaded { q0: Chunk, q1: Chunk, q2: Chunk, q3: Chunk, scales: vec4<u32>, biases: vec4<u32>, shifts: vec4<u32> }
+// Four blocks as stored. Decoding is left for later, so loads stay in flight. In the words of
+// scales and biases the wanted bits start at `shifts`.
+struct FourBlocks { q0: Block32, q1: Block32, q2: Block32, q3: Block32, scales: vec4<u32>, biases: vec4<u32>, shifts: vec4<u32> }
 
-// Four chunks from chunk `c` on; behind the end the last one.
-fn load(rows: Rows, c: u32) -> Loaded {
-    let at = min(vec4<u32>(c) + CHUNK_OF, vec4<u32>(CHUNKS - 1u));
-    let behind = at * 32u / BLOCK_COLS * SCALE_BYTES;
+// Loads four blocks from block `c` on; past the end of a row, its last block.
+fn load_blocks(rows: RowOffsets, c: u32) -> FourBlocks {
+    let block = min(vec4<u32>(c) + BLOCK_OF, vec4<u32>(ROW_BLOCKS - 1u));
+    let scale_byte = block * 32u / BLOCK_COLS * SCALE_BYTES;
     var scales: vec4<u32>;
     var biases: vec4<u32>;
-    if (ELEMENT > 2u) { scales = words_at(rows.scales + behind); }
-    if (ELEMENT == 3u) { biases = words_at(rows.biases + behind); }
-    var last: Chunk;
-    if (!THREE) { last = chunk_load(rows.weights.w, at.w); }
-    return Loaded(
-        chunk_load(rows.weights.x, at.x), chunk_load(rows.weights.y, at.y),
-        chunk_load(rows.weights.z, at.z), last,
-        scales, biases, (rows.scales + behind & vec4<u32>(3u)) * 8u);
+    if (ELEMENT > 2u) { scales = load_words(rows.scales + scale_byte); }
+    if (ELEMENT == 3u) { biases = load_words(rows.biases + scale_byte); }
+    var last: Block32;
+    if (!SKIP_FOURTH) { last = load_block(rows.weights.w, block.w); }
+    return FourBlocks(
+        load_block(rows.weights.x, block.x), load_block(rows.weights.y, block.y),
+        load_block(rows.weights.z, block.z), last,
+        scales, biases, (rows.scales + scale_byte & vec4<u32>(3u)) * 8u);
 }
 
-// The words in which bytes lie.
-fn words_at(bytes: vec4<u32>) -> vec4<u32> {
-    let at = bytes >> vec4<u32>(2u);
+// The words that contain four byte addresses.
+fn load_words(bytes: vec4<u32>) -> vec4<u32> {
+    let word = bytes >> vec4<u32>(2u);
     var last = 0u;
-    if (!THREE) { last = w[at.w]; }
-    return vec4<u32>(w[at.x], w[at.y], w[at.z], last);
+    if (!SKIP_FOURTH) { last = w[word.w]; }
+    return vec4<u32>(w[word.x], w[word.y], w[word.z], last);
 }
 
-// Scales and biases of four chunks; where both halves of one have a scale there are no biases, and `other` is the second's.
-struct Scales { one: vec4<f32>, other: vec4<f32> }
+// Scales and biases of four blocks. With TWO_SCALES there are no biases, and `second` is the scale
+// of the second half.
+struct BlockScales { first: vec4<f32>, second: vec4<f32> }
 
-fn scales_of(four: Loaded) -> Scales {
-    if (ELEMENT < 3u) { return Scales(vec4<f32>(1.0), vec4<f32>()); }
-    let words = four.scales >> four.shifts;
-    if (HALVES) { return Scales(numbers_of(words), numbers_of(words >> vec4<u32>(8u))); }
-    if (ELEMENT != 3u) { return Scales(numbers_of(words), vec4<f32>()); }
-    return Scales(numbers_of(words), numbers_of(four.biases >> four.shifts));
+fn block_scales(blocks: FourBlocks) -> BlockScales {
+    if (ELEMENT < 3u) { return BlockScales(vec4<f32>(1.0), vec4<f32>()); }
+    let words = blocks.scales >> blocks.shifts;
+    if (TWO_SCALES) { return BlockScales(decode_scales(words), decode_scales(words >> vec4<u32>(8u))); }
+    if (ELEMENT != 3u) { return BlockScales(decode_scales(words), vec4<f32>()); }
+    return BlockScales(decode_scales(words), decode_scales(blocks.biases >> blocks.shifts));
 }
 
-fn numbers_of(words: vec4<u32>) -> vec4<f32> {
-    return vec4<f32>(scale_of(words.x), scale_of(words.y), scale_of(words.z), scale_of(words.w));
+fn decode_scales(words: vec4<u32>) -> vec4<f32> {
+    return vec4<f32>(decode_scale(words.x), decode_scale(words.y), decode_scale(words.z), decode_scale(words.w));
 }

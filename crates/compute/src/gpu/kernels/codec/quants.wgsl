@@ -1,42 +1,42 @@
-// 32 quants of BITS bits, 2, 3, 5 or 6: BITS words.
+// Codec of quants of BITS bits (2, 3, 5 or 6): 32 in BITS words.
 // implements: @codec
 // needs: codec/block_scales
 // constants: BITS
 
-const OFFSET = 0.0;
-const UNIT = 1.0;
-const VECTORS = 0u;
+const QUANT_OFFSET = 0.0;
+const QUANT_STEP = 1.0;
+const BLOCK_VECS = 0u;
 
-alias Chunk = array<u32, BITS>;
+alias Block32 = array<u32, BITS>;
 
-fn chunk_load(row: u32, c: u32) -> Chunk {
-    var words: Chunk;
+fn load_block(row: u32, c: u32) -> Block32 {
+    var words: Block32;
     // @unroll
     for (var i = 0u; i < BITS; i++) { words[i] = w[row + c * BITS + i]; }
     return words;
 }
 
-fn quant(words: Chunk, i: u32) -> u32 {
+fn quant(words: Block32, i: u32) -> u32 {
     let bit = i * BITS;
     var q = words[bit / 32u] >> (bit % 32u);
     if (bit % 32u + BITS > 32u) { q |= words[bit / 32u + 1u] << (32u - bit % 32u); }
     return extractBits(q, 0u, BITS);
 }
 
-fn chunk_quants(words: Chunk, j: u32) -> vec4<u32> {
+fn block_quants(words: Block32, j: u32) -> vec4<u32> {
     let i = j * 4u;
     return vec4<u32>(quant(words, i), quant(words, i + 1u), quant(words, i + 2u), quant(words, i + 3u));
 }
 
-fn chunk_four(words: Chunk, j: u32) -> vec4<f32> {
-    return vec4<f32>(chunk_quants(words, j));
+fn block_values(words: Block32, j: u32) -> vec4<f32> {
+    return vec4<f32>(block_quants(words, j));
 }
 
-fn chunk_dot(words: Chunk, x: array<vec4<f32>, 8>) -> vec2<f32> {
-    return fours_dot(words, x);
+fn block_dot(words: Block32, x: array<vec4<f32>, 8>) -> vec2<f32> {
+    return block_dot_of_values(words, x);
 }
 
-fn chunk_dot8(words: Chunk, x0: vec4<u32>, x1: vec4<u32>) -> vec2<i32> {
+fn block_dot_i8(words: Block32, x0: vec4<u32>, x1: vec4<u32>) -> vec2<i32> {
     var sums = vec2<i32>();
     // @unroll
     for (var j = 0u; j < 8u; j++) {

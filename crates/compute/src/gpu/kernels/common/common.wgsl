@@ -1,11 +1,12 @@
-// What all kernels share. `a` holds all activations; a view of them is a first number and two strides.
+// Shared by all kernels: the buffer of all activations, views of it, and activation functions. A
+// view is an offset and two strides, in elements.
 
-struct View { at: u32, row: u32, head: u32 }
+struct View { offset: u32, row_stride: u32, head_stride: u32 }
 
-@group(0) @binding(0) var<storage, read_write> a: array<f32>;
+@group(0) @binding(0) var<storage, read_write> act: array<f32>;
 
 fn sigmoid(x: f32) -> f32 {
-    // Metal's fast math knows no infinity: exp stays finite.
+    // Clamped, as Metal's fast math does not support infinity.
     return 1.0 / (1.0 + exp(clamp(-x, -80.0, 80.0)));
 }
 
@@ -19,7 +20,7 @@ fn tanh_of(x: f32) -> f32 {
     return sign(x) * (1.0 - e) / (1.0 + e);
 }
 
-// Which workgroup this is in a grid of two dimensions that stands for one.
+// Index of the workgroup in a 2D grid that stands for a 1D one.
 fn group_index(id: vec3<u32>, count: vec3<u32>) -> u32 {
     return id.y * count.x + id.x;
 }

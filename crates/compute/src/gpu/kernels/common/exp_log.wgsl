@@ -1,9 +1,9 @@
-// exp and log to about the last bit: drivers' own lose digits with the size of their argument.
+// exp and log to about the last bit. Drivers' own lose digits as the argument grows.
 
 fn exp_of(x: f32) -> f32 {
     let y = clamp(x, -87.0, 88.0);
     let n = round(y * 1.442695);
-    // ln 2 in two parts, of which the first times n is exact.
+    // ln 2 in two parts; the first times n is exact.
     let r = fma(n, 2.1219444e-4, fma(n, -0.69335938, y));
     var sum = 1.9875691e-4;
     sum = fma(sum, r, 1.3981999e-3);

@@ -1,4 +1,4 @@
-// What joins the halves of a gated linear unit. ACTIVATION: 0 SwiGLU, 1 GeGLU (tanh), 2 clamped SwiGLU.
+// Gated linear units. ACTIVATION: 0 SwiGLU, 1 GeGLU (tanh), 2 clamped SwiGLU.
 // needs: common/common
 // constants: ACTIVATION
 

@@ -1,16 +1,17 @@
-// Numbers as whole numbers in the same order, so that they are compared exactly whatever a compiler thinks of infinities.
+// Order-preserving integer keys of f32 values: exact comparisons, independent of how a compiler
+// treats infinities.
 
-// Less than every number's.
+// Less than the key of any value.
 const NO_KEY = 1u;
 
-fn key_of(x: f32) -> u32 {
+fn sort_key(x: f32) -> u32 {
     let bits = bitcast<u32>(x);
-    // Zeros of both signs are equal.
+    // Both zeros are equal.
     if (bits << 1u == 0u) { return 0x80000000u; }
     return max(select(bits | 0x80000000u, ~bits, bits >> 31u == 1u), NO_KEY + 1u);
 }
 
-fn number_of(key: u32) -> f32 {
+fn from_sort_key(key: u32) -> f32 {
     return bitcast<f32>(select(~key, key & 0x7fffffffu, key >> 31u == 1u));
 }
 

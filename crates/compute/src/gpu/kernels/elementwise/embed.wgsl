@@ -1,9 +1,10 @@
-// out[r] = table[tokens[r]], for the rows of the table that lie in this arena. COLS inputs.
-// Grid: a thread for each number of out.
+// Embedding lookup: out[r] = table[tokens[r]], for the rows of the table in this arena. COLS:
+// width.
+// Grid: a thread for each element of out.
 // needs: common/common, codec/any_format
 // constants: COLS, WG
 
-struct Params { out: View, m: Matrix, tokens: u32, count: u32, first: u32, rows: u32, nothing: u32 }
+struct Params { out: View, m: Matrix, tokens: u32, count: u32, first: u32, rows: u32, zero: u32 }
 var<immediate> p: Params;
 @group(0) @binding(2) var<storage, read> words: array<u32>;
 
@@ -13,11 +14,11 @@ fn main(
     @builtin(num_workgroups) count: vec3<u32>,
     @builtin(local_invocation_index) index: u32,
 ) {
-    nothing = p.nothing;
+    zero = p.zero;
     let i = group_index(id, count) * WG + index;
     let r = i / COLS;
     if (r >= p.count) { return; }
     let row = words[p.tokens + r] - p.first;
     if (row >= p.rows) { return; }
-    a[p.out.at + r * p.out.row + i % COLS] = weight_at(p.m, row, i % COLS);
+    act[p.out.offset + r * p.out.row_stride + i % COLS] = weight_at(p.m, row, i % COLS);
 }

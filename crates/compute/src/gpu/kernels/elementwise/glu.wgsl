@@ -1,8 +1,8 @@
-// out = activation(gate, up). Grid: a thread for each number.
+// Gated linear unit: out = activation(gate, up). Grid: a thread for each element.
 // needs: common/common, common/gated_activation
 // constants: WG
 
-struct Params { gate: View, up: View, out: View, numbers: u32, width: u32, alpha: f32, limit: f32 }
+struct Params { gate: View, up: View, out: View, count: u32, width: u32, alpha: f32, limit: f32 }
 var<immediate> p: Params;
 
 @compute @workgroup_size(WG)
@@ -12,10 +12,10 @@ fn main(
     @builtin(local_invocation_index) index: u32,
 ) {
     let i = group_index(id, count) * WG + index;
-    if (i >= p.numbers) { return; }
+    if (i >= p.count) { return; }
     let row = i / p.width;
-    let at = i % p.width;
-    let gate = a[p.gate.at + row * p.gate.row + at];
-    let up = a[p.up.at + row * p.up.row + at];
-    a[p.out.at + row * p.out.row + at] = activate(gate, up, p.alpha, p.limit);
+    let col = i % p.width;
+    let gate = act[p.gate.offset + row * p.gate.row_stride + col];
+    let up = act[p.up.offset + row * p.up.row_stride + col];
+    act[p.out.offset + row * p.out.row_stride + col] = activate(gate, up, p.alpha, p.limit);
 }

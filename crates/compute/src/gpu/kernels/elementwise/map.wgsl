@@ -1,8 +1,9 @@
-// KIND 0: x += y. 1: x *= factor. 2: x = factor tanh(x / factor). Grid: a thread for each number.
+// Elementwise maps. KIND 0: x += y. 1: x *= factor. 2: x = factor tanh(x / factor) (soft cap).
+// Grid: a thread for each element.
 // needs: common/common
 // constants: KIND, WG
 
-struct Params { x: View, y: View, numbers: u32, width: u32, factor: f32 }
+struct Params { x: View, y: View, count: u32, width: u32, factor: f32 }
 var<immediate> p: Params;
 
 @compute @workgroup_size(WG)
@@ -12,14 +13,14 @@ fn main(
     @builtin(local_invocation_index) index: u32,
 ) {
     let i = group_index(id, count) * WG + index;
-    if (i >= p.numbers) { return; }
+    if (i >= p.count) { return; }
     let row = i / p.width;
-    let x = p.x.at + row * p.x.row + i % p.width;
+    let x = p.x.offset + row * p.x.row_stride + i % p.width;
     if (KIND == 0u) {
-        a[x] += a[p.y.at + row * p.y.row + i % p.width];
+        act[x] += act[p.y.offset + row * p.y.row_stride + i % p.width];
     } else if (KIND == 1u) {
-        a[x] *= p.factor;
+        act[x] *= p.factor;
     } else {
-        a[x] = p.factor * tanh_of(a[x] / p.factor);
+        act[x] = p.factor * tanh_of(act[x] / p.factor);
     }
 }

@@ -1,12 +1,11 @@
-// RMSNorm, its gated form and LayerNorm:
-//   out = (x - mean) / sqrt(mean((x - mean)^2) + eps) * weight + bias, or * silu(other)
-// where the mean is zero and there is no bias for RMSNorm. With ADD, x += other comes first, and x keeps the sum: the
-// residual stream and what a layer yields.
-// KIND: 0 RMSNorm, 1 gated, 2 LayerNorm. WEIGHTED: 1 where there is a weight. ADD: 0 or 1.
-// EACH: numbers of a vector that a thread keeps, at most: width / WG, rounded up.
+// RMSNorm, gated RMSNorm and LayerNorm: out = (x - mean) / sqrt(mean((x - mean)^2) + eps) * weight
+// + bias, or * silu(other). RMSNorm has mean 0 and no bias. With ADD, x += other comes first
+// (residual add), and x keeps the sum.
+// KIND: 0 RMSNorm, 1 gated RMSNorm, 2 LayerNorm. WEIGHTED: 1 with a weight. THREAD_VALUES: most
+// elements per thread, width / WG rounded up.
 // Grid: a workgroup of WG threads for each vector.
 // needs: common/common, @team
-// constants: ADD, EACH, KIND, WEIGHTED, WG
+// constants: ADD, KIND, THREAD_VALUES, WEIGHTED, WG
 
 struct Params {
     x: View, out: View, other: View,
@@ -25,38 +24,38 @@ fn main(
     if (vector >= p.vectors) { return; }
     let row = vector / p.heads;
     let head = vector % p.heads;
-    let x = p.x.at + row * p.x.row + head * p.x.head;
-    let other = p.other.at + row * p.other.row + head * p.other.head;
-    let out = p.out.at + row * p.out.row + head * p.out.head;
-    var kept: array<f32, EACH>;
+    let x = p.x.offset + row * p.x.row_stride + head * p.x.head_stride;
+    let other = p.other.offset + row * p.other.row_stride + head * p.other.head_stride;
+    let out = p.out.offset + row * p.out.row_stride + head * p.out.head_stride;
+    var values: array<f32, THREAD_VALUES>;
     var sum = 0.0;
-    for (var j = 0u; j < EACH; j++) {
+    for (var j = 0u; j < THREAD_VALUES; j++) {
         let i = index + j * WG;
         if (i >= p.width) { break; }
-        var v = a[x + i];
+        var value = act[x + i];
         if (ADD == 1u) {
-            v += a[other + i];
-            a[x + i] = v;
+            value += act[other + i];
+            act[x + i] = value;
         }
-        kept[j] = v;
-        sum += v;
+        values[j] = value;
+        sum += value;
     }
     var mean = 0.0;
     if (KIND == 2u) { mean = group_sum(sum) / f32(p.width); }
     var squares = 0.0;
-    for (var j = 0u; j < EACH; j++) {
+    for (var j = 0u; j < THREAD_VALUES; j++) {
         if (index + j * WG >= p.width) { break; }
-        let v = kept[j] - mean;
-        squares += v * v;
+        let value = values[j] - mean;
+        squares += value * value;
     }
     let scale = 1.0 / sqrt(group_sum(squares) / f32(p.width) + p.eps);
-    for (var j = 0u; j < EACH; j++) {
+    for (var j = 0u; j < THREAD_VALUES; j++) {
         let i = index + j * WG;
         if (i >= p.width) { break; }
-        var y = (kept[j] - mean) * scale;
-        if (WEIGHTED == 1u) { y *= a[p.weight + i]; }
-        if (KIND == 1u) { y *= silu(a[other + i]); }
-        if (KIND == 2u) { y += a[p.bias + i]; }
-        a[out + i] = y;
+        var y = (values[j] - mean) * scale;
+        if (WEIGHTED == 1u) { y *= act[p.weight + i]; }
+        if (KIND == 1u) { y *= silu(act[other + i]); }
+        if (KIND == 2u) { y += act[p.bias + i]; }
+        act[out + i] = y;
     }
 }

@@ -1,35 +1,37 @@
-// Which expert meets which row. USES 0: the one matrix there is meets row i. USES 1: three words of a list, the slot's first byte, row of x, row of out. USES 2: what a
-// router chose; the slot comes from a table of two words an expert, bank and first byte. Uses of other banks are not ours.
-// ONE_ROW: whether all uses are of one row: nothing is divided then ahead of the first trip to memory.
+// Expert assignments: (slot, row of x, row of out). ASSIGNMENTS 0: a single matrix, row i. 1: an
+// explicit list of three words each: first byte of the slot, row of x, row of out. 2: from the
+// router's ids, through a slot table of two words per expert: bank and first byte. Assignments in
+// other banks are skipped.
+// ONE_ROW: all assignments are of one row, so no division delays the first load. `words` is the
+// list or the table.
 // needs: common/common
-// constants: ONE_ROW, USES
+// constants: ASSIGNMENTS, ONE_ROW
 
-struct Uses { list: u32, row: u32, k: u32, bank: u32 } // USES 2: ids at `list`, `row` apart
+// ASSIGNMENTS 2: ids at `list`, rows `row_stride` apart.
+struct Assignments { list: u32, row_stride: u32, k: u32, bank: u32 }
 
-struct Use { slot: u32, row: u32, part: u32, ours: bool }
+struct Assignment { slot: u32, row: u32, out_row: u32, in_bank: bool }
 
-// `words` is the list or the table.
-
-// The row of x, which a use may know before its slot.
-fn row_of(uses: Uses, i: u32) -> u32 {
-    if (USES == 0u) { return i; }
-    if (USES == 1u) { return words[uses.list + i * 3u + 1u]; }
+// Row of x, which is known before the slot.
+fn x_row(assignments: Assignments, i: u32) -> u32 {
+    if (ASSIGNMENTS == 0u) { return i; }
+    if (ASSIGNMENTS == 1u) { return words[assignments.list + i * 3u + 1u]; }
     if (ONE_ROW) { return 0u; }
-    return i / uses.k;
+    return i / assignments.k;
 }
 
-// USES 2.
-fn expert_of(uses: Uses, i: u32) -> u32 {
-    if (ONE_ROW) { return u32(a[uses.list + i]); }
-    return u32(a[uses.list + i / uses.k * uses.row + i % uses.k]);
+// ASSIGNMENTS 2: expert of assignment `i`.
+fn expert_at(assignments: Assignments, i: u32) -> u32 {
+    if (ONE_ROW) { return u32(act[assignments.list + i]); }
+    return u32(act[assignments.list + i / assignments.k * assignments.row_stride + i % assignments.k]);
 }
 
-fn use_of(uses: Uses, i: u32) -> Use {
-    if (USES == 0u) { return Use(0u, i, i, true); }
-    if (USES == 1u) {
-        let at = uses.list + i * 3u;
-        return Use(words[at], words[at + 1u], words[at + 2u], true);
+fn assignment_at(assignments: Assignments, i: u32) -> Assignment {
+    if (ASSIGNMENTS == 0u) { return Assignment(0u, i, i, true); }
+    if (ASSIGNMENTS == 1u) {
+        let entry = assignments.list + i * 3u;
+        return Assignment(words[entry], words[entry + 1u], words[entry + 2u], true);
     }
-    let expert = expert_of(uses, i);
-    return Use(words[expert * 2u + 1u], row_of(uses, i), i, words[expert * 2u] == uses.bank);
+    let expert = expert_at(assignments, i);
+    return Assignment(words[expert * 2u + 1u], x_row(assignments, i), i, words[expert * 2u] == assignments.bank);
 }

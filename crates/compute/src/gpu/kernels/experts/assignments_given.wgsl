@@ -1,21 +1,22 @@
-// Uses that are known before the dispatch: behind slot.wgsl.
-// ENTRIES: of the table, where all of them are slots of this bank and there is a thread for each; or 0.
+// Assignments that are known before the dispatch.
+// TABLE_ENTRIES: entries of the slot table, if all are slots of this bank and there is a thread
+// for each; else 0.
 // implements: @assignments
 // needs: @team, experts/assignments, experts/slot_matrix
-// constants: ENTRIES
+// constants: TABLE_ENTRIES
 
-struct Ranking { none: u32 }
+struct Routing { none: u32 }
 
-var<workgroup> slots: array<u32, max(ENTRIES, 1u)>;
+var<workgroup> slots: array<u32, max(TABLE_ENTRIES, 1u)>;
 
-fn find(i: u32) -> Use {
-    if (ENTRIES == 0u) { return use_of(p.uses, i); }
-    // All slots are asked for with the expert: one trip to memory instead of two.
-    let own = words[2u * min(thread, ENTRIES - 1u) + 1u];
-    let expert = expert_of(p.uses, i);
-    if (thread < ENTRIES) { slots[thread] = own; }
+fn find_assignment(i: u32) -> Assignment {
+    if (TABLE_ENTRIES == 0u) { return assignment_at(p.assignments, i); }
+    // Loads all slots together with the expert id: one memory latency instead of two.
+    let slot = words[2u * min(thread, TABLE_ENTRIES - 1u) + 1u];
+    let expert = expert_at(p.assignments, i);
+    if (thread < TABLE_ENTRIES) { slots[thread] = slot; }
     workgroupBarrier();
-    return Use(slots[expert], row_of(p.uses, i), i, true);
+    return Assignment(slots[expert], x_row(p.assignments, i), i, true);
 }
 
-fn note(group: u32) {}
+fn write_routing(group: u32) {}

@@ -1,46 +1,47 @@
-// The down projections of the K experts of one row and their sum with the residual stream, as combine.wgsl has it:
-//   parts[e][o] = down[e][o] . inner[e];  out[o] += sum over e, in rank order, of weights[e] parts[e][o],
-// plus the shared expert (SHARED) times sigmoid of its gate (GATED).
-// Parts of threads, their ROWS rows and chunks are those of products.wgsl. The parts of a workgroup share BLOCKS blocks of ROWS
-// outputs of all K experts, of which it then makes the sums.
-// Grid: blocks of BLOCKS ROWS outputs.
+// GEMV of the down projections of the TOP_K experts of one row, fused with their weighted sum and
+// the residual, as combine.wgsl computes it: expert_out[e][o] = down[e][o] . inner[e]; out[o] +=
+// sum over e, in rank order, of weights[e] expert_out[e][o], plus the shared expert (SHARED) times
+// sigmoid of its gate (GATED).
+// Threads per row, ROWS and blocks: as in row_products.wgsl. The threads of a workgroup share
+// ROW_GROUPS groups of ROWS outputs of all experts, and then sum them.
+// Grid: groups of ROW_GROUPS ROWS outputs.
 // needs: common/common, @team, @row_sums, experts/assignments, experts/slot_matrix
 // needs: gemv/row_products, gemv/stage_x
-// constants: BLOCKS, BLOCK_ROWS, GATED, K, PART, ROWS, SHARED, WG
+// constants: BLOCK_ROWS, GATED, ROWS, ROW_GROUPS, ROW_THREADS, SHARED, TOP_K, WG
 
 struct Params {
-    x: u32, uses: Uses, outputs: u32, one: Part,
-    parts: u32, parts_row: u32, weights: u32, shared_out: u32, gate: u32, out: u32,
+    x: u32, assignments: Assignments, outputs: u32, down: SlotMatrix,
+    expert_out: u32, expert_out_row_stride: u32, weights: u32, shared_out: u32, gate: u32, out: u32,
 }
 var<immediate> p: Params;
 
-const X_ROWS = K;
+const X_ROWS = TOP_K;
 const NORM = 0u;
-const HEAD = 0u;
-const SQUARES = 0u;
-const USES = 2u;
+const HEAD_WIDTH = 0u;
+const HEAD_SQUARES = 0u;
+const ASSIGNMENTS = 2u;
 const ONE_ROW = true;
-const ITEMS = K * BLOCKS;
-const OUTPUTS = BLOCKS * ROWS;
+const ITEMS = TOP_K * ROW_GROUPS;
+const OUTPUTS = ROW_GROUPS * ROWS;
 
-const AT_ONCE = WG / PART; // items of a turn
+const ITEMS_AT_ONCE = WG / ROW_THREADS; // Row groups computed at once.
 
-var<workgroup> found: array<f32, ITEMS * ROWS>;
-var<workgroup> ranks: array<f32, K>;
+var<workgroup> products: array<f32, ITEMS * ROWS>;
+var<workgroup> expert_weights: array<f32, TOP_K>;
 
-// What a part works on in a turn: a block of an expert. Parts without one take the last.
-struct Item { item: u32, slot: u32, rows: Rows }
+// Work of ROW_THREADS threads in one step: a row group of one expert, clamped to the last one.
+struct Item { item: u32, slot: u32, rows: RowOffsets }
 
-fn item_at(first: u32, item: u32) -> Item {
+fn item_at(first_output: u32, item: u32) -> Item {
     let i = min(item, ITEMS - 1u);
-    let slot = use_of(p.uses, i / BLOCKS).slot;
-    return Item(i, slot, rows_at(slot, first + i % BLOCKS * ROWS));
+    let slot = assignment_at(p.assignments, i / ROW_GROUPS).slot;
+    return Item(i, slot, row_offsets(slot, first_output + i % ROW_GROUPS * ROWS));
 }
 
-fn rows_at(slot: u32, o: u32) -> Rows {
+fn row_offsets(slot: u32, o: u32) -> RowOffsets {
     let stored = min(vec4<u32>(o) + ROW_OF, vec4<u32>(p.outputs - 1u));
-    let of_row = stored / BLOCK_ROWS * ROW_SCALES + slot;
-    return Rows(p.one.weights + slot / SLOT_UNIT + stored * ROW_WORDS, p.one.scales + of_row, p.one.biases + of_row);
+    let scale_row = stored / BLOCK_ROWS * ROW_SCALES + slot;
+    return RowOffsets(p.down.weights + slot / WEIGHT_UNIT_BYTES + stored * ROW_WORDS, p.down.scales + scale_row, p.down.biases + scale_row);
 }
 
 @compute @workgroup_size(WG)
@@ -50,46 +51,46 @@ fn main(
     @builtin(local_invocation_index) index: u32,
 ) {
     team_begin(index);
-    let first = group_index(id, count) * OUTPUTS;
-    if (first >= p.outputs) { return; }
-    let chunk = index % PART;
-    let asked = ask(p.x, 0u, 0u);
-    var now = item_at(first, index / PART);
-    var loaded = load(now.rows, chunk);
-    // Asked for behind the weights, which nothing is to wait for.
-    let o = first + index;
-    var before = 0.0;
-    if (index < OUTPUTS && o < p.outputs) { before = a[p.out + o]; }
+    let first_output = group_index(id, count) * OUTPUTS;
+    if (first_output >= p.outputs) { return; }
+    let row_thread = index % ROW_THREADS;
+    let loaded_x = load_x(p.x, 0u, 0u);
+    var current = item_at(first_output, index / ROW_THREADS);
+    var blocks = load_blocks(current.rows, row_thread);
+    // Loaded after the weights, which must not wait for it.
+    let o = first_output + index;
+    var residual = 0.0;
+    if (index < OUTPUTS && o < p.outputs) { residual = act[p.out + o]; }
     var weight = 0.0;
-    if (index < K) { weight = a[p.weights + index]; }
-    stage(asked, p.x, 0u);
-    if (index < K) { ranks[index] = weight; }
-    for (var items = 0u; items < ITEMS; items += AT_ONCE) {
+    if (index < TOP_K) { weight = act[p.weights + index]; }
+    stage_activations(loaded_x, p.x, 0u);
+    if (index < TOP_K) { expert_weights[index] = weight; }
+    for (var items = 0u; items < ITEMS; items += ITEMS_AT_ONCE) {
         if (items > 0u) {
-            now = item_at(first, items + index / PART);
-            loaded = load(now.rows, chunk);
+            current = item_at(first_output, items + index / ROW_THREADS);
+            blocks = load_blocks(current.rows, row_thread);
         }
-        let sums = part_sum(products(loaded, now.rows, chunk, now.item / BLOCKS));
-        if (chunk == 0u && items + index / PART < ITEMS) {
+        let sums = sum_row_threads(row_products(blocks, current.rows, row_thread, current.item / ROW_GROUPS));
+        if (row_thread == 0u && items + index / ROW_THREADS < ITEMS) {
             for (var j = 0u; j < ROWS; j++) {
-                let o = min(first + now.item % BLOCKS * ROWS + j, p.outputs - 1u);
-                found[now.item * ROWS + j] = sums[j] + bias_at(now.slot + p.one.bias, o);
+                let o = min(first_output + current.item % ROW_GROUPS * ROWS + j, p.outputs - 1u);
+                products[current.item * ROWS + j] = sums[j] + bias_at(current.slot + p.down.bias, o);
             }
         }
     }
     workgroupBarrier();
     if (index < OUTPUTS && o < p.outputs) {
         var sum = 0.0;
-        for (var rank = 0u; rank < K; rank++) {
-            let part = found[rank * OUTPUTS + index];
-            a[p.parts + rank * p.parts_row + o] = part;
-            sum = fma(ranks[rank], part, sum);
+        for (var rank = 0u; rank < TOP_K; rank++) {
+            let product = products[rank * OUTPUTS + index];
+            act[p.expert_out + rank * p.expert_out_row_stride + o] = product;
+            sum = fma(expert_weights[rank], product, sum);
         }
         if (SHARED == 1u) {
             var gate = 1.0;
-            if (GATED == 1u) { gate = sigmoid(a[p.gate]); }
-            sum = fma(gate, a[p.shared_out + o], sum);
+            if (GATED == 1u) { gate = sigmoid(act[p.gate]); }
+            sum = fma(gate, act[p.shared_out + o], sum);
         }
-        a[p.out + o] = before + sum;
+        act[p.out + o] = residual + sum;
     }
 }

@@ -1,44 +1,43 @@
-// The experts of few rows. STAGE 0: inner[use][o] = activation(gate[o] . x[row], up[o] . x[row]). STAGE 2:
-// out[part][o] = down[o] . inner[use]. Parts of threads, their ROWS rows and chunks are those of products.wgsl; in STAGE 0 the
-// first half of a part's rows are gate's and the others are up's.
-// STEP: rows from one stored row of a matrix to the next, 2 where gate and up are interleaved. BIAS_SCALAR may be 8, where what
-// out has is added.
-// WALKERS: blocks of rows of a use, where all uses are of one row; else 0, and `walkers` says it.
-// Uses are found as listed.wgsl or ranked.wgsl has it.
-// Grid: uses x blocks of rows.
+// GEMV of expert matrices, few rows. STAGE 0: inner[i][o] = activation(gate[o] . x[row], up[o] .
+// x[row]). STAGE 2: out[row][o] = down[o] . inner[i]. i: index of the assignment.
+// Threads per row, ROWS and blocks: as in row_products.wgsl. In STAGE 0 the first half of the ROWS
+// rows are gate's, the others up's. ROW_STEP: stored rows from one row of a matrix to the next, 2
+// if gate and up are interleaved. BIAS_SCALAR 8: accumulates into out.
+// WORKGROUPS: workgroups per assignment if all are of one row; else 0, and `workgroups` has it.
+// Grid: assignments x groups of rows.
 // needs: common/common, common/gated_activation, @team, @row_sums, experts/slot_matrix
 // needs: @assignments, gemv/row_products, gemv/stage_x
-// constants: BIAS_SCALAR, BLOCK_ROWS, PART, ROWS, STAGE, STEP, WALKERS, WG
+// constants: BIAS_SCALAR, BLOCK_ROWS, ROWS, ROW_STEP, ROW_THREADS, STAGE, WG, WORKGROUPS
 
 struct Params {
     x: u32, x_row: u32, out: u32, out_row: u32,
-    uses: Uses, count: u32, walkers: u32, turns: u32, outputs: u32,
-    one: Part, other: Part, other_first: u32, alpha: f32, limit: f32,
-    chosen: Ranking,
+    assignments: Assignments, count: u32, workgroups: u32, steps: u32, outputs: u32,
+    matrix: SlotMatrix, up: SlotMatrix, up_first: u32, alpha: f32, limit: f32,
+    routing: Routing,
 }
 var<immediate> p: Params;
 const X_ROWS = 1u;
-const ONE_ROW = WALKERS > 0u;
+const ONE_ROW = WORKGROUPS > 0u;
 const NORM = 0u;
-const HEAD = 0u;
-const SQUARES = 0u;
-const OUTPUTS = select(ROWS / 2u, ROWS, STAGE == 2u); // of a part at a time
+const HEAD_WIDTH = 0u;
+const HEAD_SQUARES = 0u;
+const OUTPUTS = select(ROWS / 2u, ROWS, STAGE == 2u); // Outputs per step.
 
-// The rows of a part from output `o` on.
-fn rows_at(slot: u32, o: u32) -> Rows {
+// Offsets of the rows of a step, from output `o` on.
+fn row_offsets(slot: u32, o: u32) -> RowOffsets {
     var stored = min(vec4<u32>(o) + ROW_OF % OUTPUTS, vec4<u32>(p.outputs - 1u));
-    var weights = vec4<u32>(p.one.weights);
-    var scales = vec4<u32>(p.one.scales);
-    var biases = vec4<u32>(p.one.biases);
+    var weights = vec4<u32>(p.matrix.weights);
+    var scales = vec4<u32>(p.matrix.scales);
+    var biases = vec4<u32>(p.matrix.biases);
     if (STAGE == 0u) {
-        stored = stored * STEP + vec4<u32>(0u, 0u, p.other_first, p.other_first);
-        weights = vec4<u32>(weights.xy, vec2<u32>(p.other.weights));
-        scales = vec4<u32>(scales.xy, vec2<u32>(p.other.scales));
-        biases = vec4<u32>(biases.xy, vec2<u32>(p.other.biases));
+        stored = stored * ROW_STEP + vec4<u32>(0u, 0u, p.up_first, p.up_first);
+        weights = vec4<u32>(weights.xy, vec2<u32>(p.up.weights));
+        scales = vec4<u32>(scales.xy, vec2<u32>(p.up.scales));
+        biases = vec4<u32>(biases.xy, vec2<u32>(p.up.biases));
     }
-    weights += slot / SLOT_UNIT + stored * ROW_WORDS;
-    let of_row = stored / BLOCK_ROWS * ROW_SCALES + slot;
-    return Rows(weights, scales + of_row, biases + of_row);
+    weights += slot / WEIGHT_UNIT_BYTES + stored * ROW_WORDS;
+    let scale_row = stored / BLOCK_ROWS * ROW_SCALES + slot;
+    return RowOffsets(weights, scales + scale_row, biases + scale_row);
 }
 
 @compute @workgroup_size(WG)
@@ -49,45 +48,45 @@ fn main(
 ) {
     team_begin(index);
     let work = group_index(id, count);
-    let walkers = select(p.walkers, WALKERS, ONE_ROW);
-    let i = work / walkers;
+    let workgroups = select(p.workgroups, WORKGROUPS, ONE_ROW);
+    let i = work / workgroups;
     if (i >= p.count) { return; }
-    let x = p.x + select(row_of(p.uses, i), i, STAGE == 2u) * p.x_row;
-    let asked = ask(x, 0u, 0u);
-    let found = find(i);
-    if (!found.ours) {
-        note(work);
+    let x = p.x + select(x_row(p.assignments, i), i, STAGE == 2u) * p.x_row;
+    let loaded_x = load_x(x, 0u, 0u);
+    let assignment = find_assignment(i);
+    if (!assignment.in_bank) {
+        write_routing(work);
         return;
     }
-    let chunk = index % PART;
-    let first = (work % walkers * p.turns * (WG / PART) + index / PART) * OUTPUTS;
-    let out = p.out + select(i, found.part, STAGE == 2u) * p.out_row;
-    var rows = rows_at(found.slot, first);
-    var loaded = load(rows, chunk);
-    note(work);
-    stage(asked, x, 0u);
-    for (var turn = 0u; turn < p.turns; turn++) {
-        let o = first + turn * (WG / PART) * OUTPUTS;
-        if (turn > 0u) {
-            rows = rows_at(found.slot, o);
-            loaded = load(rows, chunk);
+    let row_thread = index % ROW_THREADS;
+    let first_output = (work % workgroups * p.steps * (WG / ROW_THREADS) + index / ROW_THREADS) * OUTPUTS;
+    let out = p.out + select(i, assignment.out_row, STAGE == 2u) * p.out_row;
+    var rows = row_offsets(assignment.slot, first_output);
+    var blocks = load_blocks(rows, row_thread);
+    write_routing(work);
+    stage_activations(loaded_x, x, 0u);
+    for (var step = 0u; step < p.steps; step++) {
+        let o = first_output + step * (WG / ROW_THREADS) * OUTPUTS;
+        if (step > 0u) {
+            rows = row_offsets(assignment.slot, o);
+            blocks = load_blocks(rows, row_thread);
         }
-        let sums = part_sum(products(loaded, rows, chunk, 0u));
-        if (chunk == 0u) {
+        let sums = sum_row_threads(row_products(blocks, rows, row_thread, 0u));
+        if (row_thread == 0u) {
             if (STAGE == 0u) {
                 for (var j = 0u; j < OUTPUTS; j++) {
                     if (o + j < p.outputs) {
-                        let gate = sums[j] + bias_at(found.slot + p.one.bias, (o + j) * STEP);
-                        let up = sums[j + OUTPUTS] + bias_at(found.slot + p.other.bias, (o + j) * STEP + p.other_first);
-                        a[out + o + j] = activate(gate, up, p.alpha, p.limit);
+                        let gate = sums[j] + bias_at(assignment.slot + p.matrix.bias, (o + j) * ROW_STEP);
+                        let up = sums[j + OUTPUTS] + bias_at(assignment.slot + p.up.bias, (o + j) * ROW_STEP + p.up_first);
+                        act[out + o + j] = activate(gate, up, p.alpha, p.limit);
                     }
                 }
             } else {
                 for (var j = 0u; j < OUTPUTS; j++) {
                     if (o + j < p.outputs) {
-                        var y = sums[j] + bias_at(found.slot + p.one.bias, (o + j) * STEP);
-                        if (BIAS_SCALAR == 8u) { y += a[out + o + j]; }
-                        a[out + o + j] = y;
+                        var y = sums[j] + bias_at(assignment.slot + p.matrix.bias, (o + j) * ROW_STEP);
+                        if (BIAS_SCALAR == 8u) { y += act[out + o + j]; }
+                        act[out + o + j] = y;
                     }
                 }
             }

@@ -1,7 +1,7 @@
-// A chunk of plain numbers on its way to workgroup memory.
+// Converts a block of plain weights into the weight tile.
 // implements: @dequantize
 // needs: gemm/weights_blocks
 
-fn put_chunk(q: Chunk, scale: vec2<f32>, inside: bool, at: u32) {
-    put_any(q, scale, inside, at);
+fn dequantize_block(q: Block32, scale: vec2<f32>, inside: bool, dst: u32) {
+    dequantize_any(q, scale, inside, dst);
 }

@@ -1,23 +1,23 @@
-// A chunk of 8 bits on its way to workgroup memory.
+// Dequantizes a block of 8-bit quants into the weight tile, in f16.
 // implements: @dequantize
 // needs: gemm/dequantize_f16, gemm/weights_blocks
 // enables: f16
 
-fn put_chunk(q: Chunk, scale: vec2<f32>, inside: bool, at: u32) {
-    if (!hold_halves(scale)) {
-        put_any(q, scale, inside, at);
+fn dequantize_block(q: Block32, scale: vec2<f32>, inside: bool, dst: u32) {
+    if (!use_f16_math(scale)) {
+        dequantize_any(q, scale, inside, dst);
         return;
     }
     let s = vec2<f16>(f16(scale.x));
     let b = vec2<f16>(f16(scale.y));
     for (var j = 0u; j < 4u; j++) {
-        ws[at + j] = four_halves(q.a[j], s, b);
-        ws[at + j + 4u] = four_halves(q.b[j], s, b);
+        w_tile[dst + j] = four_f16(q.a[j], s, b);
+        w_tile[dst + j + 4u] = four_f16(q.b[j], s, b);
     }
 }
 
-fn four_halves(word: u32, s: vec2<f16>, b: vec2<f16>) -> Four {
-    let even = fma(two_quants(word & 0x00ff00ffu | MAGIC), s, b);
-    let odd = fma(two_quants(word >> 8u & 0x00ff00ffu | MAGIC), s, b);
-    return Four(even.x, odd.x, even.y, odd.y);
+fn four_f16(word: u32, s: vec2<f16>, b: vec2<f16>) -> Vec4 {
+    let even = fma(quant_pair(word & 0x00ff00ffu | MAGIC), s, b);
+    let odd = fma(quant_pair(word >> 8u & 0x00ff00ffu | MAGIC), s, b);
+    return Vec4(even.x, odd.x, even.y, odd.y);
 }

@@ -1,22 +1,24 @@
-// Tiles of out = x W^T (+ bias) for many rows: ROWS rows of x by OUTS outputs for a workgroup, STEP inputs at a time. This file
-// finds the tile and brings its rows into workgroup memory; tile_chunks.wgsl or tile_any.wgsl brings weights,
-// tile_cooperative.wgsl or tile_registers.wgsl multiplies. x comes from tile_halves.wgsl.
-// USES 0: rows of x to rows of out; the weights lie in an arena. Else experts: tiles come from a table of four words, the
-// slot's first byte, its bank, first use and number of uses; a list has two words for a use, its row of x and its part.
-// USES 1: row of x to inner, which is in the order of the list. USES 2: inner to part.
-// PAIRS 1: outputs 2 i and 2 i + 1 are gate and up of what is output i, and are joined.
-// BIAS: the type of a bias that lies with the weights, 8 for one among the activations, 9 for none.
-// Grid: tiles x blocks of OUTS outputs.
+// GEMM tile: out = x W^T (+ bias), TILE_M rows by TILE_N outputs per workgroup, TILE_K inputs per
+// step. This file finds the tile and stages its rows of x; weights_blocks.wgsl or weights_any.wgsl
+// stages the weights; gemm_cooperative.wgsl or gemm_registers.wgsl multiplies. x comes from
+// activations_f16.wgsl.
+// ASSIGNMENTS 0: rows of x to rows of out, with weights in an arena. Else experts: a table has
+// four words for each tile (first byte of the slot, bank, first assignment, count), and a list two
+// words for each assignment (row of x, row of out). ASSIGNMENTS 1: row of x to inner, which is in
+// the order of the list. ASSIGNMENTS 2: inner to row of out.
+// GATED 1: outputs 2 i and 2 i + 1 are gate and up, fused to output i. BIAS: type of a bias stored
+// with the weights, 8 for one among the activations, 9 for none.
+// Grid: tiles x blocks of TILE_N outputs.
 // needs: common/common, common/gated_activation, codec/any_format, @weights
-// constants: BIAS, OUTS, PAD, PAIRS, ROWS, STEP, USES, WG
+// constants: ASSIGNMENTS, BIAS, GATED, PAD, TILE_K, TILE_M, TILE_N, WG
 
 struct Params {
     out: View, m: Matrix,
     up_weights: u32, up_scales: u32, up_biases: u32,
-    x: u32, x_fours: u32, factors: u32,
-    rows: u32, outputs: u32, cols: u32, // USES: `rows` tiles
-    tiles: u32, list: u32, bank: u32,
-    step: u32, second: u32, bias: u32, up_bias: u32,
+    x: u32, x_row_vecs: u32, factors: u32,
+    rows: u32, outputs: u32, cols: u32, // With ASSIGNMENTS: tiles.
+    table: u32, list: u32, bank: u32,
+    row_step: u32, up_first: u32, bias: u32, up_bias: u32,
     alpha: f32, limit: f32,
 }
 var<immediate> p: Params;
@@ -24,110 +26,110 @@ var<immediate> p: Params;
 @group(0) @binding(3) var<storage, read> factors: array<u32>;
 @group(0) @binding(4) var<storage, read> words: array<u32>;
 
-// Numbers of a row of a tile in workgroup memory, by fours.
-const FOURS = STEP / 4u;
-// Those of the next row begin so much later, in other banks.
-const PITCH = FOURS + PAD;
+// Vectors of a row of a tile in workgroup memory.
+const K_VECS = TILE_K / 4u;
+// Pitch of rows: they start in different banks.
+const PITCH = K_VECS + PAD;
 
-// Vectors of x that a thread brings in a step.
-const MY_XS = (ROWS * FOURS + WG - 1u) / WG;
-var<workgroup> xs: array<Four, ROWS * PITCH>;
-var<workgroup> ws: array<Four, OUTS * PITCH>;
-// Where the rows of x begin, by fours, that a thread brings numbers of, and what it has asked for.
-var<private> my_x_at: array<u32, MY_XS>;
-var<private> my_xs: array<AsIs, MY_XS>;
-// Of each row: where it begins in x, by fours, and in out; what it is multiplied by at last.
-var<workgroup> row_x: array<u32, ROWS>;
-var<workgroup> row_out: array<u32, ROWS>;
-var<workgroup> row_factor: array<u32, ROWS>;
+// Vectors of x that a thread loads per step.
+const X_LOADS = (TILE_M * K_VECS + WG - 1u) / WG;
+var<workgroup> x_tile: array<Vec4, TILE_M * PITCH>;
+var<workgroup> w_tile: array<Vec4, TILE_N * PITCH>;
+// Offsets of the rows of x that a thread loads, in vectors, and the loaded vectors.
+var<private> x_offsets: array<u32, X_LOADS>;
+var<private> loaded_x: array<XWords, X_LOADS>;
+// Of each row: its offset in x, in vectors, and in out; its final factor.
+var<workgroup> row_x_offset: array<u32, TILE_M>;
+var<workgroup> row_out_offset: array<u32, TILE_M>;
+var<workgroup> row_factor: array<u32, TILE_M>;
 
 struct Tile { first: u32, count: u32, slot: u32, output: u32 }
 
-fn tile_of(work: u32) -> Tile {
-    let blocks = (p.outputs + OUTS - 1u) / OUTS;
+fn tile_at(work: u32) -> Tile {
+    let blocks = (p.outputs + TILE_N - 1u) / TILE_N;
     let tile = work / blocks;
-    let output = work % blocks * OUTS;
-    if (USES == 0u) {
-        let first = min(tile * ROWS, p.rows);
-        return Tile(first, min(p.rows - first, ROWS), 0u, output);
+    let output = work % blocks * TILE_N;
+    if (ASSIGNMENTS == 0u) {
+        let first = min(tile * TILE_M, p.rows);
+        return Tile(first, min(p.rows - first, TILE_M), 0u, output);
     }
     if (tile >= p.rows) { return Tile(0u, 0u, 0u, 0u); }
-    let at = p.tiles + tile * 4u;
-    return Tile(words[at + 2u], select(0u, words[at + 3u], words[at + 1u] == p.bank), words[at], output);
+    let entry = p.table + tile * 4u;
+    return Tile(words[entry + 2u], select(0u, words[entry + 3u], words[entry + 1u] == p.bank), words[entry], output);
 }
 
-fn tile_begin(tile: Tile, index: u32) {
-    for (var r = index; r < ROWS; r += WG) {
-        let use_of = tile.first + min(r, tile.count - 1u);
-        var source = use_of;
-        var to = use_of;
-        if (USES == 1u) { source = words[p.list + use_of * 2u]; }
-        if (USES == 2u) { to = words[p.list + use_of * 2u + 1u]; }
-        row_x[r] = p.x + source * p.x_fours;
-        row_out[r] = p.out.at + to * p.out.row;
-        row_factor[r] = factors[p.factors + source];
+fn tile_rows(tile: Tile, index: u32) {
+    for (var r = index; r < TILE_M; r += WG) {
+        let assignment = tile.first + min(r, tile.count - 1u);
+        var x_row = assignment;
+        var out_row = assignment;
+        if (ASSIGNMENTS == 1u) { x_row = words[p.list + assignment * 2u]; }
+        if (ASSIGNMENTS == 2u) { out_row = words[p.list + assignment * 2u + 1u]; }
+        row_x_offset[r] = p.x + x_row * p.x_row_vecs;
+        row_out_offset[r] = p.out.offset + out_row * p.out.row_stride;
+        row_factor[r] = factors[p.factors + x_row];
     }
 }
 
-// Finds what a thread brings; after a barrier behind tile_begin.
-fn tile_start(tile: Tile, index: u32) {
+// Finds the offsets of a thread's loads; after a barrier that follows tile_rows.
+fn tile_offsets(tile: Tile, index: u32) {
     // @unroll
-    for (var j = 0u; j < MY_XS; j++) {
-        let i = min(index + j * WG, ROWS * FOURS - 1u);
-        my_x_at[j] = row_x[i / FOURS] + i % FOURS;
+    for (var j = 0u; j < X_LOADS; j++) {
+        let i = min(index + j * WG, TILE_M * K_VECS - 1u);
+        x_offsets[j] = row_x_offset[i / K_VECS] + i % K_VECS;
     }
-    start_weights(tile, index);
+    weight_offsets(tile, index);
 }
 
-// Asks for inputs k .. k + STEP of all rows and of all outputs, as far as they can be asked for ahead.
-fn tile_ask(k: u32, index: u32) {
+// Loads inputs k .. k + TILE_K of all rows and outputs into registers.
+fn tile_load(k: u32, index: u32) {
     // @unroll
-    for (var j = 0u; j < MY_XS; j++) {
-        if (ROWS * FOURS % WG == 0u || index + j * WG < ROWS * FOURS) { my_xs[j] = halves[my_x_at[j] + k / 4u]; }
+    for (var j = 0u; j < X_LOADS; j++) {
+        if (TILE_M * K_VECS % WG == 0u || index + j * WG < TILE_M * K_VECS) { loaded_x[j] = x_f16[x_offsets[j] + k / 4u]; }
     }
-    ask_weights(k, index);
+    load_weights(k, index);
 }
 
-// Brings inputs k .. k + STEP, asked for before, to workgroup memory.
-fn tile_put(tile: Tile, k: u32, index: u32) {
+// Stores the loaded inputs k .. k + TILE_K to workgroup memory.
+fn tile_store(tile: Tile, k: u32, index: u32) {
     // @unroll
-    for (var j = 0u; j < MY_XS; j++) {
+    for (var j = 0u; j < X_LOADS; j++) {
         let i = index + j * WG;
-        if (ROWS * FOURS % WG == 0u || i < ROWS * FOURS) { xs[i / FOURS * PITCH + i % FOURS] = four_of_x(my_xs[j]); }
+        if (TILE_M * K_VECS % WG == 0u || i < TILE_M * K_VECS) { x_tile[i / K_VECS * PITCH + i % K_VECS] = x_vec4(loaded_x[j]); }
     }
-    put_weights(tile, k, index);
+    store_weights(tile, k, index);
 }
 
-// The products of a row of the tile with one output, or with gate and up of one.
-fn tile_emit(tile: Tile, r: u32, o: u32, sums: vec2<f32>) {
+// Writes the dot products of a row with one output, or with its gate and up.
+fn tile_write(tile: Tile, r: u32, o: u32, sums: vec2<f32>) {
     let output = tile.output + o;
     if (r >= tile.count || output >= p.outputs) { return; }
     let factor = bitcast<f32>(row_factor[r]);
-    if (PAIRS == 1u) {
+    if (GATED == 1u) {
         let gate = sums.x * factor + bias_of(output, tile.slot);
         let up = sums.y * factor + bias_of(output + 1u, tile.slot);
-        a[row_out[r] + output / 2u] = activate(gate, up, p.alpha, p.limit);
+        act[row_out_offset[r] + output / 2u] = activate(gate, up, p.alpha, p.limit);
     } else {
-        a[row_out[r] + output] = sums.x * factor + bias_of(output, tile.slot);
+        act[row_out_offset[r] + output] = sums.x * factor + bias_of(output, tile.slot);
     }
 }
 
 fn bias_of(output: u32, slot: u32) -> f32 {
     if (BIAS == 9u) { return 0.0; }
-    if (BIAS == 8u) { return a[p.bias + output]; }
-    if (PAIRS == 0u) { return scalar_at(BIAS, slot + p.bias, output); }
-    let half = output & 1u;
-    return scalar_at(BIAS, slot + select(p.bias, p.up_bias, half == 1u), (output >> 1u) * p.step + half * p.second);
+    if (BIAS == 8u) { return act[p.bias + output]; }
+    if (GATED == 0u) { return scalar_at(BIAS, slot + p.bias, output); }
+    let is_up = output & 1u;
+    return scalar_at(BIAS, slot + select(p.bias, p.up_bias, is_up == 1u), (output >> 1u) * p.row_step + is_up * p.up_first);
 }
 
-struct Place { m: Matrix, row: u32 }
+struct WeightRow { m: Matrix, row: u32 }
 
-// Where the weights of an output lie.
-fn place_of(output: u32, slot: u32) -> Place {
+// Location of the weights of an output.
+fn weight_row(output: u32, slot: u32) -> WeightRow {
     var m = p.m;
     var row = output;
-    if (PAIRS == 1u) {
-        row = (output >> 1u) * p.step + (output & 1u) * p.second;
+    if (GATED == 1u) {
+        row = (output >> 1u) * p.row_step + (output & 1u) * p.up_first;
         if ((output & 1u) == 1u) {
             m.weights = p.up_weights;
             m.scales = p.up_scales;
@@ -137,5 +139,5 @@ fn place_of(output: u32, slot: u32) -> Place {
     m.weights += slot;
     m.scales += slot;
     m.biases += slot;
-    return Place(m, row);
+    return WeightRow(m, row);
 }

@@ -1,97 +1,97 @@
-// Weights of a tile in chunks of 32 inputs of an output (chunk_q4.wgsl and its like), which threads ask for a step ahead.
+// Weight tile from blocks of 32 weights: loaded one step ahead, dequantized into workgroup memory.
 // implements: @weights
 // needs: codec/any_format, codec/block_scales, @codec, @dequantize, gemm/gemm_tile
-// constants: BITS, BLOCK_COLS, BLOCK_ROWS, ELEMENT, OUTS, STEP, WG
+// constants: BITS, BLOCK_COLS, BLOCK_ROWS, ELEMENT, TILE_K, TILE_N, WG
 
-// Chunks of an output in a step, and those that a thread brings.
-const CHUNKS = STEP / 32u;
-const MY_CHUNKS = (OUTS * CHUNKS + WG - 1u) / WG;
+// Blocks of an output in a step, and blocks that a thread loads.
+const STEP_BLOCKS = TILE_K / 32u;
+const BLOCK_LOADS = (TILE_N * STEP_BLOCKS + WG - 1u) / WG;
 // Scales in a word.
-const SCALES = 4u / SCALE_BYTES;
-// Bytes of what weights are read by.
-const UNIT_BYTES = select(4u, 16u, VECTORS > 0u);
+const SCALES_PER_WORD = 4u / SCALE_BYTES;
+// Bytes of the codec's load unit.
+const WEIGHT_UNIT_BYTES = select(4u, 16u, BLOCK_VECS > 0u);
 
 @group(0) @binding(5) var<storage, read> w4: array<vec4<u32>>;
 
-// Where the rows begin that a thread brings weights of: in what chunks are read by; in scales; in biases.
-var<private> my_w_at: array<vec3<u32>, MY_CHUNKS>;
-// What it has asked for: chunks, and their scale and bias, or the scales of both halves.
-var<private> my_chunks: array<Chunk, MY_CHUNKS>;
-var<private> my_scales: array<vec2<f32>, MY_CHUNKS>;
+// Row offsets of a thread's loads: weights in load units, scales and biases in elements.
+var<private> w_offsets: array<vec3<u32>, BLOCK_LOADS>;
+// Loaded blocks, and their scale and bias, or the scales of both halves.
+var<private> loaded_blocks: array<Block32, BLOCK_LOADS>;
+var<private> loaded_scales: array<vec2<f32>, BLOCK_LOADS>;
 
-fn start_weights(tile: Tile, index: u32) {
+fn weight_offsets(tile: Tile, index: u32) {
     // @unroll
-    for (var j = 0u; j < MY_CHUNKS; j++) {
-        let i = min(index + j * WG, OUTS * CHUNKS - 1u);
-        let place = place_of(min(tile.output + i / CHUNKS, p.outputs - 1u), tile.slot);
-        let scales = place.row / BLOCK_ROWS * place.m.scale_bytes;
-        my_w_at[j] = vec3<u32>(
-            (place.m.weights + place.row * place.m.row_bytes) / UNIT_BYTES,
-            (place.m.scales + scales) / SCALE_BYTES,
-            (place.m.biases + scales) / SCALE_BYTES,
+    for (var j = 0u; j < BLOCK_LOADS; j++) {
+        let i = min(index + j * WG, TILE_N * STEP_BLOCKS - 1u);
+        let found = weight_row(min(tile.output + i / STEP_BLOCKS, p.outputs - 1u), tile.slot);
+        let scales = found.row / BLOCK_ROWS * found.m.scale_bytes;
+        w_offsets[j] = vec3<u32>(
+            (found.m.weights + found.row * found.m.row_bytes) / WEIGHT_UNIT_BYTES,
+            (found.m.scales + scales) / SCALE_BYTES,
+            (found.m.biases + scales) / SCALE_BYTES,
         );
     }
 }
 
-// Asks for inputs k .. k + STEP.
-fn ask_weights(k: u32, index: u32) {
+// Loads inputs k .. k + TILE_K into registers.
+fn load_weights(k: u32, index: u32) {
     // @unroll
-    for (var j = 0u; j < MY_CHUNKS; j++) {
+    for (var j = 0u; j < BLOCK_LOADS; j++) {
         let i = index + j * WG;
-        if (OUTS * CHUNKS % WG == 0u || i < OUTS * CHUNKS) {
-            let at = min(k + i % CHUNKS * 32u, p.cols - 32u);
-            my_chunks[j] = chunk_load(my_w_at[j].x, at / 32u);
+        if (TILE_N * STEP_BLOCKS % WG == 0u || i < TILE_N * STEP_BLOCKS) {
+            let col = min(k + i % STEP_BLOCKS * 32u, p.cols - 32u);
+            loaded_blocks[j] = load_block(w_offsets[j].x, col / 32u);
             if (ELEMENT == 3u) {
-                my_scales[j] = vec2<f32>(
-                    scale_of(scale_bits(my_w_at[j].y + at / BLOCK_COLS)),
-                    scale_of(scale_bits(my_w_at[j].z + at / BLOCK_COLS)),
+                loaded_scales[j] = vec2<f32>(
+                    decode_scale(scale_bits(w_offsets[j].y + col / BLOCK_COLS)),
+                    decode_scale(scale_bits(w_offsets[j].z + col / BLOCK_COLS)),
                 );
             } else if (ELEMENT > 3u) {
-                let bits = scale_bits(my_w_at[j].y + at / BLOCK_COLS);
-                my_scales[j] = vec2<f32>(scale_of(bits), scale_of(select(bits, bits >> 8u, HALVES)));
+                let bits = scale_bits(w_offsets[j].y + col / BLOCK_COLS);
+                loaded_scales[j] = vec2<f32>(decode_scale(bits), decode_scale(select(bits, bits >> 8u, TWO_SCALES)));
             }
         }
     }
 }
 
-// Scale or bias `i`, and what lies behind it in its word.
+// Scale or bias `i` in the low bits of a word.
 fn scale_bits(i: u32) -> u32 {
-    return w[i / SCALES] >> (i % SCALES * (32u / SCALES));
+    return w[i / SCALES_PER_WORD] >> (i % SCALES_PER_WORD * (32u / SCALES_PER_WORD));
 }
 
-// Brings inputs k .. k + STEP, asked for before, to workgroup memory.
-fn put_weights(tile: Tile, k: u32, index: u32) {
+// Dequantizes the loaded inputs k .. k + TILE_K into workgroup memory.
+fn store_weights(tile: Tile, k: u32, index: u32) {
     // @unroll
-    for (var j = 0u; j < MY_CHUNKS; j++) {
+    for (var j = 0u; j < BLOCK_LOADS; j++) {
         let i = index + j * WG;
-        if (OUTS * CHUNKS % WG == 0u || i < OUTS * CHUNKS) {
-            let inside = k + i % CHUNKS * 32u < p.cols;
-            let at = i / CHUNKS * PITCH + i % CHUNKS * 8u;
-            // Where a row has ended quants without scale and bias are zeros.
+        if (TILE_N * STEP_BLOCKS % WG == 0u || i < TILE_N * STEP_BLOCKS) {
+            let inside = k + i % STEP_BLOCKS * 32u < p.cols;
+            let dst = i / STEP_BLOCKS * PITCH + i % STEP_BLOCKS * 8u;
+            // Past the end of a row, quants with scale and bias 0 give zeros.
             if (ELEMENT == 3u) {
-                put_chunk(my_chunks[j], select(vec2<f32>(0.0), my_scales[j], inside), true, at);
+                dequantize_block(loaded_blocks[j], select(vec2<f32>(0.0), loaded_scales[j], inside), true, dst);
             } else {
-                put_chunk(my_chunks[j], my_scales[j], inside, at);
+                dequantize_block(loaded_blocks[j], loaded_scales[j], inside, dst);
             }
         }
     }
 }
 
-// Brings any chunk, or zeros where the row has ended.
-fn put_any(q: Chunk, scale: vec2<f32>, inside: bool, at: u32) {
+// Dequantizes a block in f32; zeros past the end of the row.
+fn dequantize_any(q: Block32, scale: vec2<f32>, inside: bool, dst: u32) {
     // @unroll
     for (var j = 0u; j < 8u; j++) {
-        var four = chunk_four(q, j);
+        var values = block_values(q, j);
         if (ELEMENT == 3u) {
-            four = fma(four, vec4<f32>(scale.x), vec4<f32>(scale.y));
+            values = fma(values, vec4<f32>(scale.x), vec4<f32>(scale.y));
         } else if (ELEMENT > 3u) {
-            four *= select(scale.y, scale.x, j < 4u);
+            values *= select(scale.y, scale.x, j < 4u);
         }
-        ws[at + j] = four_of(select(vec4<f32>(0.0), four, inside));
+        w_tile[dst + j] = w_vec4(select(vec4<f32>(0.0), values, inside));
     }
 }
 
-// Whether f16, which ends at 65,504, holds all that quants with this scale and bias may stand for.
-fn are_halves(scale: vec2<f32>) -> bool {
+// Whether f16, up to 65504, holds all weights with this scale and bias.
+fn fits_f16(scale: vec2<f32>) -> bool {
     return abs(scale.x) * f32((1u << (BITS & 15u)) - 1u) + abs(scale.y) <= 65504.0;
 }

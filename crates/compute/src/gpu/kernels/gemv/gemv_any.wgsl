@@ -1,6 +1,6 @@
-// out[r][h][o] = sum_i x[r][h][i] W[h][o][i] + bias[o] for weights of any format and alignment, f32 throughout. W[h] is the
-// rows of the weight from first + h * head_rows on; of those only rows below `stored` lie in this arena, from row 0 on.
-// BIASED: whether there is a bias, which lies among the activations.
+// GEMV per head for weights of any format and alignment, in f32: out[r][h][o] = sum_i x[r][h][i]
+// W[h][o][i] + bias[o]. W[h] is the stored rows from first + h head_rows on. BIASED: 1 with a
+// bias, which is among the activations.
 // Grid: rows x heads x blocks of WG / TEAM outputs.
 // needs: common/common, @team, codec/any_format
 // constants: BIASED, TEAM, WG
@@ -25,11 +25,11 @@ fn main(
     if (row >= p.rows) { return; }
     let o = work % blocks * (WG / TEAM) + team;
     let stored = p.first + head * p.head_rows + min(o, p.outputs - 1u);
-    let x = p.x.at + row * p.x.row + head * p.x.head;
+    let x = p.x.offset + row * p.x.row_stride + head * p.x.head_stride;
     var sum = 0.0;
-    for (var i = lane; i < p.cols; i += TEAM) { sum += a[x + i] * weight_at(p.m, stored, i); }
+    for (var col = lane; col < p.cols; col += TEAM) { sum += act[x + col] * weight_at(p.m, stored, col); }
     sum = team_sum(sum);
     if (lane != 0u || o >= p.outputs) { return; }
-    if (BIASED == 1u) { sum += a[p.bias + o]; }
-    a[p.out.at + row * p.out.row + head * p.out.head + o] = sum;
+    if (BIASED == 1u) { sum += act[p.bias + o]; }
+    act[p.out.offset + row * p.out.row_stride + head * p.out.head_stride + o] = sum;
 }

@@ -1,9 +1,9 @@
-// out[r][h][o] = x[r][h] . W[h][o]: a matrix for each head, weights read once for each row of x. W[h] is the rows of the
-// weight from first + h * head_rows on. Parts of PART threads work on ROWS rows of weights at a
-// time, as chunk.wgsl has it.
-// Grid: rows x heads x blocks of ROWS WG / PART outputs.
+// GEMV per head: out[r][h][o] = x[r][h] . W[h][o]; weights are read once for each row of x. W[h]
+// is the stored rows from first + h head_rows on. ROW_THREADS threads compute ROWS rows of weights
+// at a time, as in load_blocks.wgsl.
+// Grid: rows x heads x groups of ROWS WG / ROW_THREADS outputs.
 // needs: common/common, @team, @row_sums, gemv/row_products, gemv/stage_x
-// constants: BLOCK_ROWS, PART, ROWS, WG
+// constants: BLOCK_ROWS, ROWS, ROW_THREADS, WG
 
 struct Params {
     x: View, out: View, weights: u32, scales: u32, biases: u32,
@@ -13,8 +13,8 @@ var<immediate> p: Params;
 
 const X_ROWS = 1u;
 const NORM = 0u;
-const HEAD = 0u;
-const SQUARES = 0u;
+const HEAD_WIDTH = 0u;
+const HEAD_SQUARES = 0u;
 
 @compute @workgroup_size(WG)
 fn main(
@@ -23,25 +23,25 @@ fn main(
     @builtin(local_invocation_index) index: u32,
 ) {
     team_begin(index);
-    let of_block = ROWS * WG / PART;
-    let blocks = (p.outputs + of_block - 1u) / of_block;
+    let group_outputs = ROWS * WG / ROW_THREADS;
+    let groups = (p.outputs + group_outputs - 1u) / group_outputs;
     let work = group_index(id, count);
-    let head = work / blocks % p.heads;
-    let row = work / blocks / p.heads;
+    let head = work / groups % p.heads;
+    let row = work / groups / p.heads;
     if (row >= p.rows) { return; }
-    let chunk = index % PART;
-    let o = work % blocks * of_block + index / PART * ROWS;
+    let row_thread = index % ROW_THREADS;
+    let o = work % groups * group_outputs + index / ROW_THREADS * ROWS;
     let stored = min(vec4<u32>(o) + ROW_OF, vec4<u32>(p.outputs - 1u)) + p.first + head * p.head_rows;
-    let of_row = stored / BLOCK_ROWS * ROW_SCALES;
-    let rows = Rows(p.weights + stored * ROW_WORDS, p.scales + of_row, p.biases + of_row);
-    let x = p.x.at + row * p.x.row + head * p.x.head;
-    let asked = ask(x, 0u, 0u);
-    let loaded = load(rows, chunk);
-    stage(asked, x, 0u);
-    let sums = part_sum(products(loaded, rows, chunk, 0u));
-    if (chunk > 0u) { return; }
-    let out = p.out.at + row * p.out.row + head * p.out.head;
+    let scale_row = stored / BLOCK_ROWS * ROW_SCALES;
+    let rows = RowOffsets(p.weights + stored * ROW_WORDS, p.scales + scale_row, p.biases + scale_row);
+    let x = p.x.offset + row * p.x.row_stride + head * p.x.head_stride;
+    let loaded_x = load_x(x, 0u, 0u);
+    let blocks = load_blocks(rows, row_thread);
+    stage_activations(loaded_x, x, 0u);
+    let sums = sum_row_threads(row_products(blocks, rows, row_thread, 0u));
+    if (row_thread > 0u) { return; }
+    let out = p.out.offset + row * p.out.row_stride + head * p.out.head_stride;
     for (var i = 0u; i < ROWS; i++) {
-        if (o + i < p.outputs) { a[out + o + i] = sums[i]; }
+        if (o + i < p.outputs) { act[out + o + i] = sums[i]; }
     }
 }

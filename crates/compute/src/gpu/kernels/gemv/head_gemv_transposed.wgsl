@@ -1,9 +1,10 @@
-// out[r][h][o] = sum_i x[r][h][i] W[h][i][o]: matrices of heads the other way. W[h] is the `inputs` rows of the weight from
-// first + h * head_rows on; each has COLS numbers. A workgroup takes WIDE chunks of 32 outputs: WG / WIDE threads share the
-// rows of each, four at a time, and add up in workgroup memory.
-// Grid: rows x heads x blocks of WIDE chunks.
+// Transposed GEMV per head: out[r][h][o] = sum_i x[r][h][i] W[h][i][o]. W[h] is the `inputs`
+// stored rows from first + h head_rows on, of COLS weights each. A workgroup computes GROUP_BLOCKS
+// blocks of 32 outputs: WG / GROUP_BLOCKS threads share the rows of each, four at a time, and
+// reduce in workgroup memory.
+// Grid: rows x heads x groups of GROUP_BLOCKS blocks.
 // needs: common/common, codec/load_blocks
-// constants: BLOCK_ROWS, COLS, ELEMENT, WG, WIDE
+// constants: BLOCK_ROWS, COLS, ELEMENT, GROUP_BLOCKS, WG
 
 struct Params {
     x: View, out: View, weights: u32, scales: u32, biases: u32,
@@ -11,10 +12,10 @@ struct Params {
 }
 var<immediate> p: Params;
 
-const CHUNKS = COLS / 32u;
-const SHARING = WG / WIDE;
+const ROW_BLOCKS = COLS / 32u;
+const SHARING_THREADS = WG / GROUP_BLOCKS;
 
-var<workgroup> sums_of: array<vec4<f32>, 8u * WG>;
+var<workgroup> partials: array<vec4<f32>, 8u * WG>;
 
 @compute @workgroup_size(WG)
 fn main(
@@ -22,42 +23,42 @@ fn main(
     @builtin(num_workgroups) count: vec3<u32>,
     @builtin(local_invocation_index) index: u32,
 ) {
-    let blocks = (CHUNKS + WIDE - 1u) / WIDE;
+    let groups = (ROW_BLOCKS + GROUP_BLOCKS - 1u) / GROUP_BLOCKS;
     let work = group_index(id, count);
-    let head = work / blocks % p.heads;
-    let row = work / blocks / p.heads;
+    let head = work / groups % p.heads;
+    let row = work / groups / p.heads;
     if (row >= p.rows) { return; }
-    let first = work % blocks * WIDE;
-    let chunk = min(first + index % WIDE, CHUNKS - 1u);
-    let x = p.x.at + row * p.x.row + head * p.x.head;
+    let first_block = work % groups * GROUP_BLOCKS;
+    let block = min(first_block + index % GROUP_BLOCKS, ROW_BLOCKS - 1u);
+    let x = p.x.offset + row * p.x.row_stride + head * p.x.head_stride;
     var sums: array<vec4<f32>, 8>;
-    for (var i = index / WIDE * 4u; i < p.inputs; i += 4u * SHARING) {
-        let at = vec4<u32>(i) + vec4<u32>(0u, 1u, 2u, 3u);
-        let here = min(at, vec4<u32>(p.inputs - 1u));
-        let stored = here + p.first + head * p.head_rows;
-        let of_row = stored / BLOCK_ROWS * ROW_SCALES;
-        let loaded = load(Rows(p.weights + stored * ROW_WORDS, p.scales + of_row, p.biases + of_row), chunk);
-        let numbers = select(
-            vec4<f32>(), vec4<f32>(a[x + here.x], a[x + here.y], a[x + here.z], a[x + here.w]), at == here);
-        let scales = scales_of(loaded);
-        let one = numbers * scales.one;
-        let other = select(one, numbers * scales.other, HALVES);
+    for (var i = index / GROUP_BLOCKS * 4u; i < p.inputs; i += 4u * SHARING_THREADS) {
+        let input = vec4<u32>(i) + vec4<u32>(0u, 1u, 2u, 3u);
+        let clamped = min(input, vec4<u32>(p.inputs - 1u));
+        let stored = clamped + p.first + head * p.head_rows;
+        let scale_row = stored / BLOCK_ROWS * ROW_SCALES;
+        let loaded_blocks = load_blocks(RowOffsets(p.weights + stored * ROW_WORDS, p.scales + scale_row, p.biases + scale_row), block);
+        let x_values = select(
+            vec4<f32>(), vec4<f32>(act[x + clamped.x], act[x + clamped.y], act[x + clamped.z], act[x + clamped.w]), input == clamped);
+        let scales = block_scales(loaded_blocks);
+        let first_scaled = x_values * scales.first;
+        let second_scaled = select(first_scaled, x_values * scales.second, TWO_SCALES);
         var bias = 0.0;
-        if (ELEMENT == 3u) { bias = dot(numbers, scales.other); }
+        if (ELEMENT == 3u) { bias = dot(x_values, scales.second); }
         for (var j = 0u; j < 8u; j++) {
-            let by = select(one, other, j >= 4u);
-            sums[j] += chunk_four(loaded.q0, j) * by.x + chunk_four(loaded.q1, j) * by.y
-                + chunk_four(loaded.q2, j) * by.z + chunk_four(loaded.q3, j) * by.w + bias;
+            let x_scaled = select(first_scaled, second_scaled, j >= 4u);
+            sums[j] += block_values(loaded_blocks.q0, j) * x_scaled.x + block_values(loaded_blocks.q1, j) * x_scaled.y
+                + block_values(loaded_blocks.q2, j) * x_scaled.z + block_values(loaded_blocks.q3, j) * x_scaled.w + bias;
         }
     }
-    for (var j = 0u; j < 8u; j++) { sums_of[j * WG + index] = sums[j]; }
+    for (var j = 0u; j < 8u; j++) { partials[j * WG + index] = sums[j]; }
     workgroupBarrier();
-    let out = p.out.at + row * p.out.row + head * p.out.head;
-    for (var i = index; i < 8u * WIDE; i += WG) {
-        let o = first * 32u + i * 4u;
+    let out = p.out.offset + row * p.out.row_stride + head * p.out.head_stride;
+    for (var i = index; i < 8u * GROUP_BLOCKS; i += WG) {
+        let o = first_block * 32u + i * 4u;
         if (o >= COLS) { break; }
         var sum = vec4<f32>();
-        for (var k = 0u; k < SHARING; k++) { sum += sums_of[i % 8u * WG + k * WIDE + i / 8u]; }
-        for (var k = 0u; k < 4u; k++) { a[out + o + k] = sum[k]; }
+        for (var k = 0u; k < SHARING_THREADS; k++) { sum += partials[i % 8u * WG + k * GROUP_BLOCKS + i / 8u]; }
+        for (var k = 0u; k < 4u; k++) { act[out + o + k] = sum[k]; }
     }
 }

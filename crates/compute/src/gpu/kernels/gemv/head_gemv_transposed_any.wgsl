@@ -1,5 +1,6 @@
-// out[r][h][o] = sum_i x[r][h][i] W[h][i][o]: matrices of heads the other way, for weights of any format, f32 throughout.
-// W[h] is the `inputs` rows of the weight from first + h * head_rows on; each has `cols` numbers.
+// Transposed GEMV per head for weights of any format and alignment, in f32: out[r][h][o] = sum_i
+// x[r][h][i] W[h][i][o]. W[h] is the `inputs` stored rows from first + h head_rows on, of `cols`
+// weights each.
 // Grid: rows x heads x blocks of WG outputs.
 // needs: common/common, codec/any_format
 // constants: WG
@@ -23,8 +24,8 @@ fn main(
     let o = work % blocks * WG + index;
     if (row >= p.rows || o >= p.cols) { return; }
     let first = p.first + head * p.head_rows;
-    let x = p.x.at + row * p.x.row + head * p.x.head;
+    let x = p.x.offset + row * p.x.row_stride + head * p.x.head_stride;
     var sum = 0.0;
-    for (var i = 0u; i < p.inputs; i++) { sum += a[x + i] * weight_at(p.m, first + i, o); }
-    a[p.out.at + row * p.out.row + head * p.out.head + o] = sum;
+    for (var i = 0u; i < p.inputs; i++) { sum += act[x + i] * weight_at(p.m, first + i, o); }
+    act[p.out.offset + row * p.out.row_stride + head * p.out.head_stride + o] = sum;
 }

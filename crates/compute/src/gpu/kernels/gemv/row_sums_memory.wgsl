@@ -1,17 +1,18 @@
-// ROWS sums over parts of PART neighbouring threads of a team: behind team_memory.wgsl. All threads of a workgroup call them together.
+// Reduction of ROWS sums over ROW_THREADS neighbouring threads of a team, through workgroup
+// memory. All threads of a workgroup call this together.
 // implements: @row_sums
 // needs: @team
-// constants: PART, WG
+// constants: ROW_THREADS, WG
 
-var<workgroup> part_vectors: array<vec4<f32>, WG>;
+var<workgroup> row_partials: array<vec4<f32>, WG>;
 
-fn part_sum(x: vec4<f32>) -> vec4<f32> {
+fn sum_row_threads(x: vec4<f32>) -> vec4<f32> {
     workgroupBarrier();
-    part_vectors[thread] = x;
-    for (var half = PART / 2u; half > 0u; half /= 2u) {
+    row_partials[thread] = x;
+    for (var distance = ROW_THREADS / 2u; distance > 0u; distance /= 2u) {
         workgroupBarrier();
-        if (thread % PART < half) { part_vectors[thread] += part_vectors[thread + half]; }
+        if (thread % ROW_THREADS < distance) { row_partials[thread] += row_partials[thread + distance]; }
     }
     workgroupBarrier();
-    return part_vectors[thread / PART * PART];
+    return row_partials[thread / ROW_THREADS * ROW_THREADS];
 }

@@ -1,12 +1,12 @@
-// Reads memory and does little else: of each thread the exclusive or of its words. All workgroups read the same pieces in turn.
-// Layout: pieces of WG EACH vectors, of which neighbouring threads read neighbours. Grid: a workgroup for each piece and turn.
+// Read bandwidth: each thread reduces EACH vectors by exclusive or. All workgroups read the same
+// chunks in turn: chunks of WG EACH vectors, coalesced. Grid: a workgroup for each chunk and pass.
 // constants: EACH, WG
 
-struct Params { pieces: u32, groups: u32 }
+struct Params { chunks: u32, groups: u32 }
 var<immediate> p: Params;
 
 @group(0) @binding(0) var<storage, read> x: array<vec4<u32>>;
-@group(0) @binding(1) var<storage, read_write> seen: array<u32>;
+@group(0) @binding(1) var<storage, read_write> result: array<u32>;
 
 @compute @workgroup_size(WG)
 fn main(
@@ -16,10 +16,10 @@ fn main(
 ) {
     let group = id.y * count.x + id.x;
     if (group >= p.groups) { return; }
-    let piece = group % p.pieces;
-    var all = vec4<u32>();
+    let chunk = group % p.chunks;
+    var reduced = vec4<u32>();
     for (var i = 0u; i < EACH; i++) {
-        all ^= x[(piece * EACH + i) * WG + index];
+        reduced ^= x[(chunk * EACH + i) * WG + index];
     }
-    seen[piece * WG + index] = all.x ^ all.y ^ all.z ^ all.w;
+    result[chunk * WG + index] = reduced.x ^ reduced.y ^ reduced.z ^ reduced.w;
 }

@@ -1,6 +1,7 @@
-// Causal depthwise convolution over time, then SiLU: out[r][c] = silu(sum_j weight[c][j] input[r + j][c]), where the inputs
-// are the TAPS - 1 rows of the state, then the rows of x. The last TAPS - 1 inputs are the next state.
-// Grid: a thread for each number of out, and for each of the next state.
+// Causal depthwise convolution, then SiLU: out[r][c] = silu(sum_j weight[c][j] input[r + j][c]),
+// where the inputs are the TAPS - 1 rows of the state, then the rows of x. The last TAPS - 1
+// inputs are the next state.
+// Grid: a thread for each element of out, and for each of the next state.
 // needs: common/common
 // constants: TAPS, WG
 
@@ -11,7 +12,7 @@ var<immediate> p: Params;
 
 fn input(i: u32, channel: u32) -> f32 {
     if (i < TAPS - 1u) { return committed[i * p.channels + channel]; }
-    return a[p.x.at + (i - (TAPS - 1u)) * p.x.row + channel];
+    return act[p.x.offset + (i - (TAPS - 1u)) * p.x.row_stride + channel];
 }
 
 @compute @workgroup_size(WG)
@@ -26,9 +27,9 @@ fn main(
     if (row < p.rows) {
         var sum = 0.0;
         for (var j = 0u; j < TAPS; j++) {
-            sum = fma(a[p.weight + channel * TAPS + j], input(row + j, channel), sum);
+            sum = fma(act[p.weight + channel * TAPS + j], input(row + j, channel), sum);
         }
-        a[p.out.at + row * p.out.row + channel] = silu(sum);
+        act[p.out.offset + row * p.out.row_stride + channel] = silu(sum);
     } else if (row < p.rows + TAPS - 1u) {
         next[(row - p.rows) * p.channels + channel] = input(row, channel);
     }

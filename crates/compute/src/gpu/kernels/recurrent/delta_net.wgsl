@@ -1,124 +1,126 @@
-// The gated delta rule, row by row. For each value head, where q and k have length one (and q is divided by sqrt(KEYS)):
-//   S = decay S     d = beta (v - S k)     S = S + d k^T     out = S q
-// A row of S, which makes one number of out, is the work of LANES neighbouring threads; these keep SHARE rows of S, at most
-// LANES, in registers over all rows of the span. Both products are taken of the old S, so that one sum waits for another
-// only from row to row:  d = beta (v - decay (S k))     out = decay (S q) + d (k . q).
-//
-// The rows of the span come through workgroup memory, ROWS at a time; while they are computed, the next are on their way to
-// registers. LANES threads bring one row's q and k, and take their lengths. Number i of a vector is kept by lane
-// i % LANES: it is component i / LANES % 4 of four i / LANES / 4.
-// KEYS, VALUES: widths of a key and of a value.
-// TAPS: if it is not 0, there is one row, and what q, k and v name are the newest inputs of a convolution, which delta_convolved.wgsl makes
-// first; lengths are then taken by all threads, of what the workgroup has convolved.
-// GATED: out is the weighted and gated RMSNorm of that, head by head, but for the division by the root of the mean square: the sum of
-// the squares of each workgroup goes to `squares`, those of a head one behind another, VALUES apart. There is one row then.
-// Grid: a workgroup of WG threads for each SHARE WG / LANES values of a head.
+// Gated delta rule (DeltaNet), row by row, for each value head, with q and k normalized to length
+// one (and q divided by sqrt(K_WIDTH)): S = decay S; d = beta (v - S k); S = S + d k^T; out = S q.
+// ROW_THREADS neighbouring threads share a row of S, which gives one element of out. They keep
+// THREAD_ROWS rows of S (at most ROW_THREADS) in registers over all rows of the span. Both
+// products use the old S, so sums depend on each other only from row to row: d = beta (v - decay
+// (S k)); out = decay (S q) + d (k . q).
+// The rows of the span are staged in workgroup memory, STAGED_ROWS at a time; the next ones load
+// into registers meanwhile. ROW_THREADS threads load q and k of one row and normalize them.
+// Element i of a vector belongs to thread i % ROW_THREADS: component i / ROW_THREADS % 4 of its
+// vector i / ROW_THREADS / 4. K_WIDTH, V_WIDTH: widths of a key and of a value.
+// TAPS: if not 0, there is one row, and q, k and v are the newest inputs of a convolution, which
+// delta_conv.wgsl computes first. All threads then compute the lengths, from the convolved
+// vectors.
+// GATED: out is the weighted and gated RMSNorm of each head, without the division by the root mean
+// square. Each workgroup writes its sum of squares to `squares`, those of a head one after
+// another, heads V_WIDTH apart. There is one row then.
+// Grid: a workgroup of WG threads for each THREAD_ROWS WG / ROW_THREADS values of a head.
 // needs: common/common, common/exp_log, @pair_sum, @convolution
-// constants: GATED, KEYS, LANES, ROWS, SHARE, TAPS, VALUES, WG
+// constants: GATED, K_WIDTH, ROW_THREADS, STAGED_ROWS, TAPS, THREAD_ROWS, V_WIDTH, WG
 
 struct Params {
     q: View, k: View, v: View, alpha: View, beta: View, out: View,
-    a_log: u32, dt_bias: u32, rows: u32, heads: u32, heads_of_key: u32, q_scale: f32,
-    x: u32, taps: u32, channels: u32, // where all inputs of the convolution and its weights begin
-    gate: u32, norm: u32, squares: u32, // gates and weights of the norm
+    a_log: u32, dt_bias: u32, rows: u32, heads: u32, heads_per_key: u32, q_scale: f32,
+    x: u32, taps: u32, channels: u32, // Start of the convolution's inputs and weights.
+    gate: u32, norm: u32, squares: u32, // Gates and weights of the norm, and sums of squares.
 }
 var<immediate> p: Params;
 @group(0) @binding(1) var<storage, read> committed: array<f32>;
 @group(0) @binding(2) var<storage, read_write> next: array<f32>;
 
-// Fours of a key that a thread keeps.
-const FOURS = (KEYS + 4u * LANES - 1u) / (4u * LANES);
+// Vectors of a key per thread.
+const K_VECS = (K_WIDTH + 4u * ROW_THREADS - 1u) / (4u * ROW_THREADS);
 // Values of a workgroup.
-const PART = SHARE * WG / LANES;
-const PARTS = (VALUES + PART - 1u) / PART;
-// Values that a thread brings.
-const BROUGHT = (ROWS * PART + WG - 1u) / WG;
+const GROUP_VALUES = THREAD_ROWS * WG / ROW_THREADS;
+const HEAD_GROUPS = (V_WIDTH + GROUP_VALUES - 1u) / GROUP_VALUES;
+// Values that a thread loads.
+const V_LOADS = (STAGED_ROWS * GROUP_VALUES + WG - 1u) / WG;
 
-var<workgroup> queries: array<vec4<f32>, ROWS * FOURS * LANES>;
-var<workgroup> keys: array<vec4<f32>, ROWS * FOURS * LANES>;
-var<workgroup> values: array<f32, ROWS * PART>;
+var<workgroup> q_rows: array<vec4<f32>, STAGED_ROWS * K_VECS * ROW_THREADS>;
+var<workgroup> k_rows: array<vec4<f32>, STAGED_ROWS * K_VECS * ROW_THREADS>;
+var<workgroup> v_rows: array<f32, STAGED_ROWS * GROUP_VALUES>;
 // Decay, beta and k . q.
-var<workgroup> steps: array<vec4<f32>, ROWS>;
-var<workgroup> squares: array<f32, WG / LANES>;
+var<workgroup> row_steps: array<vec4<f32>, STAGED_ROWS>;
+var<workgroup> squares: array<f32, WG / ROW_THREADS>;
 
-// What a thread brings of the next rows.
-var<private> q: array<vec4<f32>, FOURS>;
-var<private> k: array<vec4<f32>, FOURS>;
-var<private> v: array<f32, BROUGHT>;
+// Loaded elements of the next rows.
+var<private> q: array<vec4<f32>, K_VECS>;
+var<private> k: array<vec4<f32>, K_VECS>;
+var<private> v: array<f32, V_LOADS>;
 var<private> step: vec2<f32>;
 
-// Number `part` of the fours `i` of a thread, in a vector that begins at `start`.
-fn component(start: u32, i: u32, part: u32, lane: u32) -> f32 {
-    let at = (4u * i + part) * LANES + lane;
-    if (at < KEYS) { return a[start + at]; }
+// Component `c` of vector `i` of a thread, in a vector at `start`.
+fn component(start: u32, i: u32, c: u32, row_thread: u32) -> f32 {
+    let at = (4u * i + c) * ROW_THREADS + row_thread;
+    if (at < K_WIDTH) { return act[start + at]; }
     return 0.0;
 }
 
-fn four(start: u32, i: u32, lane: u32) -> vec4<f32> {
+fn load_vec(start: u32, i: u32, row_thread: u32) -> vec4<f32> {
     return vec4<f32>(
-        component(start, i, 0u, lane),
-        component(start, i, 1u, lane),
-        component(start, i, 2u, lane),
-        component(start, i, 3u, lane),
+        component(start, i, 0u, row_thread),
+        component(start, i, 1u, row_thread),
+        component(start, i, 2u, row_thread),
+        component(start, i, 3u, row_thread),
     );
 }
 
-// Brings ROWS rows from row `first`.
-fn bring(first: u32, head: u32, value: u32, index: u32) {
-    let lane = index % LANES;
-    let own = index / LANES;
-    if (own < ROWS && first + own < p.rows) {
-        let row = first + own;
-        let key_head = head / p.heads_of_key;
+// Loads STAGED_ROWS rows from row `first` into registers.
+fn load_rows(first: u32, head: u32, value: u32, index: u32) {
+    let row_thread = index % ROW_THREADS;
+    let staged = index / ROW_THREADS;
+    if (staged < STAGED_ROWS && first + staged < p.rows) {
+        let row = first + staged;
+        let key_head = head / p.heads_per_key;
         let start = vec2<u32>(
-            p.q.at + row * p.q.row + key_head * p.q.head,
-            p.k.at + row * p.k.row + key_head * p.k.head,
+            p.q.offset + row * p.q.row_stride + key_head * p.q.head_stride,
+            p.k.offset + row * p.k.row_stride + key_head * p.k.head_stride,
         );
-        for (var i = 0u; i < FOURS; i++) {
-            q[i] = four(start.x, i, lane);
-            k[i] = four(start.y, i, lane);
+        for (var i = 0u; i < K_VECS; i++) {
+            q[i] = load_vec(start.x, i, row_thread);
+            k[i] = load_vec(start.y, i, row_thread);
         }
-        step = vec2<f32>(a[p.alpha.at + row * p.alpha.row + head], a[p.beta.at + row * p.beta.row + head]);
+        step = vec2<f32>(act[p.alpha.offset + row * p.alpha.row_stride + head], act[p.beta.offset + row * p.beta.row_stride + head]);
     }
-    for (var i = 0u; i < BROUGHT; i++) {
+    for (var i = 0u; i < V_LOADS; i++) {
         let at = i * WG + index;
-        let row = first + at / PART;
-        if (at < ROWS * PART && row < p.rows && value + at % PART < VALUES) {
-            v[i] = a[p.v.at + row * p.v.row + head * p.v.head + value + at % PART];
+        let row = first + at / GROUP_VALUES;
+        if (at < STAGED_ROWS * GROUP_VALUES && row < p.rows && value + at % GROUP_VALUES < V_WIDTH) {
+            v[i] = act[p.v.offset + row * p.v.row_stride + head * p.v.head_stride + value + at % GROUP_VALUES];
         }
     }
 }
 
 // Decay, beta and k . q.
-fn step_of(step: vec2<f32>, rate: f32, bias: f32, product: f32) -> vec4<f32> {
+fn row_step(step: vec2<f32>, rate: f32, bias: f32, product: f32) -> vec4<f32> {
     let x = step.x + bias;
     let softplus = max(x, 0.0) + log1p_of(exp_of(-abs(x)));
     return vec4<f32>(exp_of(-rate * softplus), sigmoid(step.y), product, 0.0);
 }
 
-// Puts what was brought where the workgroup sees it.
-fn share(index: u32, rate: f32, bias: f32) {
-    let lane = index % LANES;
-    let own = index / LANES;
+// Normalizes the loaded rows and stores them to workgroup memory.
+fn stage_rows(index: u32, rate: f32, bias: f32) {
+    let row_thread = index % ROW_THREADS;
+    let staged = index / ROW_THREADS;
     var squares = vec2<f32>(0.0);
     var product = 0.0;
-    for (var i = 0u; i < FOURS; i++) {
+    for (var i = 0u; i < K_VECS; i++) {
         squares += vec2<f32>(dot(q[i], q[i]), dot(k[i], k[i]));
         product += dot(q[i], k[i]);
     }
-    squares = lanes_sum(squares);
-    product = lanes_sum(vec2<f32>(product, 0.0)).x;
+    squares = pair_sum(squares);
+    product = pair_sum(vec2<f32>(product, 0.0)).x;
     let scales = vec2<f32>(p.q_scale, 1.0) / sqrt(squares + 1e-6);
-    if (own < ROWS) {
-        for (var i = 0u; i < FOURS; i++) {
-            queries[(own * FOURS + i) * LANES + lane] = q[i] * scales.x;
-            keys[(own * FOURS + i) * LANES + lane] = k[i] * scales.y;
+    if (staged < STAGED_ROWS) {
+        for (var i = 0u; i < K_VECS; i++) {
+            q_rows[(staged * K_VECS + i) * ROW_THREADS + row_thread] = q[i] * scales.x;
+            k_rows[(staged * K_VECS + i) * ROW_THREADS + row_thread] = k[i] * scales.y;
         }
-        if (lane == 0u) { steps[own] = step_of(step, rate, bias, product * scales.x * scales.y); }
+        if (row_thread == 0u) { row_steps[staged] = row_step(step, rate, bias, product * scales.x * scales.y); }
     }
-    for (var i = 0u; i < BROUGHT; i++) {
+    for (var i = 0u; i < V_LOADS; i++) {
         let at = i * WG + index;
-        if (at < ROWS * PART) { values[at] = v[i]; }
+        if (at < STAGED_ROWS * GROUP_VALUES) { v_rows[at] = v[i]; }
     }
 }
 
@@ -128,105 +130,105 @@ fn main(
     @builtin(num_workgroups) count: vec3<u32>,
     @builtin(local_invocation_index) index: u32,
 ) {
-    lanes_begin(index);
+    pair_sum_begin(index);
     let group = group_index(id, count);
-    let head = group / PARTS;
+    let head = group / HEAD_GROUPS;
     if (head >= p.heads) { return; }
-    let value = group % PARTS * PART;
-    let lane = index % LANES;
-    // The first of the thread's values, and where its row of the state begins.
-    let own = index / LANES * SHARE;
-    let state = (head * VALUES + value + own) * KEYS;
+    let value = group % HEAD_GROUPS * GROUP_VALUES;
+    let row_thread = index % ROW_THREADS;
+    // First value of the thread, and the offset of its row of the state.
+    let first_value = index / ROW_THREADS * THREAD_ROWS;
+    let state_offset = (head * V_WIDTH + value + first_value) * K_WIDTH;
 
-    if (TAPS == 0u) { bring(0u, head, value, index); }
-    var s: array<array<vec4<f32>, FOURS>, SHARE>;
-    for (var r = 0u; r < SHARE; r++) {
-        for (var i = 0u; i < FOURS; i++) {
-            for (var part = 0u; part < 4u; part++) {
-                let at = (4u * i + part) * LANES + lane;
-                s[r][i][part] = 0.0;
-                if (at < KEYS && value + own + r < VALUES) { s[r][i][part] = committed[state + r * KEYS + at]; }
+    if (TAPS == 0u) { load_rows(0u, head, value, index); }
+    var state: array<array<vec4<f32>, K_VECS>, THREAD_ROWS>;
+    for (var r = 0u; r < THREAD_ROWS; r++) {
+        for (var i = 0u; i < K_VECS; i++) {
+            for (var c = 0u; c < 4u; c++) {
+                let at = (4u * i + c) * ROW_THREADS + row_thread;
+                state[r][i][c] = 0.0;
+                if (at < K_WIDTH && value + first_value + r < V_WIDTH) { state[r][i][c] = committed[state_offset + r * K_WIDTH + at]; }
             }
         }
     }
-    let rate = exp_of(a[p.a_log + head]);
-    let bias = a[p.dt_bias + head];
-    // Of the value that the thread writes.
-    let written = value + own + lane;
-    let writes = lane < SHARE && written < VALUES;
+    let rate = exp_of(act[p.a_log + head]);
+    let bias = act[p.dt_bias + head];
+    // Value that the thread writes.
+    let my_value = value + first_value + row_thread;
+    let writes = row_thread < THREAD_ROWS && my_value < V_WIDTH;
     var gate = 1.0;
-    if (GATED == 1u && writes) { gate = a[p.norm + written] * silu(a[p.gate + head * VALUES + written]); }
+    if (GATED == 1u && writes) { gate = act[p.norm + my_value] * silu(act[p.gate + head * V_WIDTH + my_value]); }
     if (TAPS > 0u) {
-        step = vec2<f32>(a[p.alpha.at + head], a[p.beta.at + head]);
+        step = vec2<f32>(act[p.alpha.offset + head], act[p.beta.offset + head]);
         convolve(head, value, index);
     }
-    for (var first = 0u; first < p.rows; first += ROWS) {
+    for (var first = 0u; first < p.rows; first += STAGED_ROWS) {
         workgroupBarrier();
         if (TAPS == 0u) {
-            share(index, rate, bias);
+            stage_rows(index, rate, bias);
             workgroupBarrier();
-            bring(first + ROWS, head, value, index);
+            load_rows(first + STAGED_ROWS, head, value, index);
         }
-        let rows = min(ROWS, p.rows - first);
+        let rows = min(STAGED_ROWS, p.rows - first);
         for (var row = 0u; row < rows; row++) {
-            var key: array<vec4<f32>, FOURS>;
-            var query: array<vec4<f32>, FOURS>;
-            for (var i = 0u; i < FOURS; i++) {
-                key[i] = keys[(row * FOURS + i) * LANES + lane];
-                query[i] = queries[(row * FOURS + i) * LANES + lane];
+            var key: array<vec4<f32>, K_VECS>;
+            var query: array<vec4<f32>, K_VECS>;
+            for (var i = 0u; i < K_VECS; i++) {
+                key[i] = k_rows[(row * K_VECS + i) * ROW_THREADS + row_thread];
+                query[i] = q_rows[(row * K_VECS + i) * ROW_THREADS + row_thread];
             }
-            var now = steps[row];
+            var decay_beta_kq = row_steps[row];
             if (TAPS > 0u) {
                 var squares = vec2<f32>(0.0);
                 var product = 0.0;
-                for (var i = 0u; i < FOURS; i++) {
+                for (var i = 0u; i < K_VECS; i++) {
                     squares += vec2<f32>(dot(query[i], query[i]), dot(key[i], key[i]));
                     product += dot(query[i], key[i]);
                 }
-                product = lanes_sum(vec2<f32>(product, 0.0)).x;
-                let scales = vec2<f32>(p.q_scale, 1.0) / sqrt(lanes_sum(squares) + 1e-6);
-                for (var i = 0u; i < FOURS; i++) {
+                product = pair_sum(vec2<f32>(product, 0.0)).x;
+                let scales = vec2<f32>(p.q_scale, 1.0) / sqrt(pair_sum(squares) + 1e-6);
+                for (var i = 0u; i < K_VECS; i++) {
                     query[i] *= scales.x;
                     key[i] *= scales.y;
                 }
-                now = step_of(step, rate, bias, product * scales.x * scales.y);
+                decay_beta_kq = row_step(step, rate, bias, product * scales.x * scales.y);
             }
             var y = 0.0;
-            var products: array<vec2<f32>, SHARE>;
-            for (var r = 0u; r < SHARE; r++) {
+            var products: array<vec2<f32>, THREAD_ROWS>;
+            for (var r = 0u; r < THREAD_ROWS; r++) {
                 var x = vec4<f32>(0.0);
                 var z = vec4<f32>(0.0);
-                for (var i = 0u; i < FOURS; i++) {
-                    x = fma(s[r][i], key[i], x);
-                    z = fma(s[r][i], query[i], z);
+                for (var i = 0u; i < K_VECS; i++) {
+                    x = fma(state[r][i], key[i], x);
+                    z = fma(state[r][i], query[i], z);
                 }
                 products[r] = vec2<f32>(x.x + x.y + (x.z + x.w), z.x + z.y + (z.z + z.w));
             }
-            for (var r = 0u; r < SHARE; r++) { products[r] = lanes_sum(products[r]) * now.x; }
-            for (var r = 0u; r < SHARE; r++) {
+            for (var r = 0u; r < THREAD_ROWS; r++) { products[r] = pair_sum(products[r]) * decay_beta_kq.x; }
+            for (var r = 0u; r < THREAD_ROWS; r++) {
                 let product = products[r];
-                let d = now.y * (values[row * PART + own + r] - product.x);
-                for (var i = 0u; i < FOURS; i++) { s[r][i] = fma(vec4<f32>(d), key[i], s[r][i] * now.x); }
-                if (lane == r) { y = fma(d, now.z, product.y); }
+                let d = decay_beta_kq.y * (v_rows[row * GROUP_VALUES + first_value + r] - product.x);
+                for (var i = 0u; i < K_VECS; i++) { state[r][i] = fma(vec4<f32>(d), key[i], state[r][i] * decay_beta_kq.x); }
+                if (row_thread == r) { y = fma(d, decay_beta_kq.z, product.y); }
             }
-            if (writes) { a[p.out.at + (first + row) * p.out.row + head * p.out.head + written] = y * gate; }
+            if (writes) { act[p.out.offset + (first + row) * p.out.row_stride + head * p.out.head_stride + my_value] = y * gate; }
             if (GATED == 1u) {
-                let of_lanes = lanes_sum(vec2<f32>(select(0.0, y * y, writes), 0.0)).x;
-                if (lane == 0u) { squares[index / LANES] = of_lanes; }
+                let thread_squares = pair_sum(vec2<f32>(select(0.0, y * y, writes), 0.0)).x;
+                if (row_thread == 0u) { squares[index / ROW_THREADS] = thread_squares; }
                 workgroupBarrier();
                 if (index == 0u) {
                     var sum = 0.0;
-                    for (var i = 0u; i < WG / LANES; i++) { sum += squares[i]; }
-                    a[p.squares + head * VALUES + group % PARTS] = sum;
+                    for (var i = 0u; i < WG / ROW_THREADS; i++) { sum += squares[i]; }
+                    act[p.squares + head * V_WIDTH + group % HEAD_GROUPS] = sum;
                 }
             }
         }
     }
-    for (var r = 0u; r < SHARE; r++) {
-        for (var i = 0u; i < FOURS; i++) {
-            for (var part = 0u; part < 4u; part++) {
-                let at = (4u * i + part) * LANES + lane;
-                if (at < KEYS && value + own + r < VALUES) { next[state + r * KEYS + at] = s[r][i][part]; }
+    for (var r = 0u; r < THREAD_ROWS; r++) {
+        for (var i = 0u; i < K_VECS; i++) {
+            for (var c = 0u; c < 4u; c++) {
+                let at = (4u * i + c) * ROW_THREADS + row_thread;
+                if (at < K_WIDTH && value + first_value + r < V_WIDTH) { next[state_offset + r * K_WIDTH + at] = state[r][i][c]; }
             }
         }
     }

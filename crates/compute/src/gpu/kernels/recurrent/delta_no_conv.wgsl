@@ -1,4 +1,4 @@
-// Queries, keys and values are there.
+// No convolution: q, k and v are given.
 // implements: @convolution
 
 fn convolve(head: u32, value: u32, index: u32) {}

@@ -1,16 +1,17 @@
-// Sums over LANES neighbouring threads, a power of two up to 16 that divides a subgroup. All threads of a workgroup call them
-// together.
+// Sums of pairs over ROW_THREADS neighbouring threads, a power of two up to 16 that divides a
+// subgroup. All threads of a workgroup call this together.
 // implements: @pair_sum
-// constants: LANES
+// constants: ROW_THREADS
 
-fn lanes_begin(index: u32) {}
+fn pair_sum_begin(index: u32) {}
 
-fn lanes_sum(x: vec2<f32>) -> vec2<f32> {
+fn pair_sum(x: vec2<f32>) -> vec2<f32> {
     var sum = x;
-    // Step by step: compilers do not unroll a loop of doublings, and then one sum waits for another.
-    if (LANES > 1u) { sum += vec2<f32>(subgroupShuffleXor(sum.x, 1u), subgroupShuffleXor(sum.y, 1u)); }
-    if (LANES > 2u) { sum += vec2<f32>(subgroupShuffleXor(sum.x, 2u), subgroupShuffleXor(sum.y, 2u)); }
-    if (LANES > 4u) { sum += vec2<f32>(subgroupShuffleXor(sum.x, 4u), subgroupShuffleXor(sum.y, 4u)); }
-    if (LANES > 8u) { sum += vec2<f32>(subgroupShuffleXor(sum.x, 8u), subgroupShuffleXor(sum.y, 8u)); }
+    // Written out: compilers do not unroll a loop of doublings, and then each sum waits for
+    // the one before.
+    if (ROW_THREADS > 1u) { sum += vec2<f32>(subgroupShuffleXor(sum.x, 1u), subgroupShuffleXor(sum.y, 1u)); }
+    if (ROW_THREADS > 2u) { sum += vec2<f32>(subgroupShuffleXor(sum.x, 2u), subgroupShuffleXor(sum.y, 2u)); }
+    if (ROW_THREADS > 4u) { sum += vec2<f32>(subgroupShuffleXor(sum.x, 4u), subgroupShuffleXor(sum.y, 4u)); }
+    if (ROW_THREADS > 8u) { sum += vec2<f32>(subgroupShuffleXor(sum.x, 8u), subgroupShuffleXor(sum.y, 8u)); }
     return sum;
 }

@@ -1,181 +1,182 @@
-// Ranking: of a row the K largest of N numbers, which are logits or (corrected) scores, in rank order, of equal
-// ones the lower id first; and their weights.
-//
-// A number's rank is the count of those that come before it, so all ranks are found at once: first in blocks of BLOCK,
-// where a number of rank K or more is out, then among what is left, the candidates. Both keep the order of ids.
-// RANKS: bits for softmax, correction, normalised weights and scales of experts. GROUPS of experts, of which CHOSEN count; or
-// none.
-// Word 0 of `report` is the complement of the first row that has a NaN.
-// All threads of a workgroup call these together.
+// Top-k of a router: the TOP_K largest of EXPERTS logits or (corrected) scores of a row, in rank
+// order, on ties the lower id first; and their weights.
+// A rank is the count of larger keys, so all ranks are found at once: first within blocks of
+// SORT_BLOCK, where keys of rank TOP_K or more are dropped, then among the remaining candidates.
+// Both keep the order of ids.
+// ROUTER_FLAGS: bits for softmax, correction, normalized weights and expert scales. EXPERT_GROUPS:
+// groups of experts, of which the best TOP_GROUPS count; 0 for none. SHARED_EXPERT: 1 appends a
+// shared expert, id EXPERTS, with weight 1; 2 with the sigmoid of its gate; 0 none.
+// Word 0 of `report` is the complement of the first row that has a NaN. All threads of a workgroup
+// call these functions together.
 // needs: common/common, common/exp_log, common/sort_key, @team, @scratch
-// constants: BESIDES, BLOCK, CHOSEN, GROUPS, K, N, RANKS, WG
+// constants: EXPERTS, EXPERT_GROUPS, ROUTER_FLAGS, SHARED_EXPERT, SORT_BLOCK, TOP_GROUPS, TOP_K
+// constants: WG
 
-// BESIDES: 1 where a shared expert, number N, comes behind them with weight 1, 2 where that is the sigmoid of its gate; else 0.
+// Offsets for a row: logits, selected ids, their weights, the shared expert's gate; corrections
+// and scales of experts.
+struct Routing { logits: u32, ids: u32, weights: u32, gate: u32, correction: u32, expert_scale: u32, scale: f32 }
 
-// Where numbers of a row begin: logits, chosen ids, their weights, the shared expert's gate; corrections and scales of experts.
-struct Ranking { logits: u32, ids: u32, weights: u32, gate: u32, correction: u32, expert_scale: u32, scale: f32 }
+var<private> max_logit: f32;
+var<private> exp_sum: f32;
 
-var<private> most: f32;
-var<private> total: f32;
-
-const SOFTMAX = RANKS & 1u;
-const CORRECTED = RANKS >> 1u & 1u;
-const NORMALIZE = RANKS >> 2u & 1u;
-const SCALED = RANKS >> 3u;
-const BLOCKS = (N + BLOCK - 1u) / BLOCK;
-const KEPT = min(K, BLOCK);
+const SOFTMAX = ROUTER_FLAGS & 1u;
+const CORRECTED = ROUTER_FLAGS >> 1u & 1u;
+const NORMALIZE = ROUTER_FLAGS >> 2u & 1u;
+const SCALED = ROUTER_FLAGS >> 3u;
+const SORT_BLOCKS = (EXPERTS + SORT_BLOCK - 1u) / SORT_BLOCK;
+const BLOCK_TOP = min(TOP_K, SORT_BLOCK);
 // Experts of a group.
-const GROUP_SIZE = N / max(GROUPS, 1u);
-const KEYS = BLOCKS * BLOCK;
-// Where in the workgroup's words what begins; the keys come first. `layout` of topk.rs counts the same.
-const CANDIDATES = KEYS;
-const CANDIDATES_4 = (BLOCKS * KEPT + 3u) / 4u;
-const CANDIDATE_IDS = CANDIDATES + 4u * CANDIDATES_4;
-const GROUP_KEYS = CANDIDATE_IDS + 4u * CANDIDATES_4;
-const GROUP_FLAGS = GROUP_KEYS + GROUPS;
-const BEST = GROUP_FLAGS + GROUPS;
-const SCORES = BEST + K;
-const WORDS = (SCORES + K + 3u) / 4u * 4u;
+const GROUP_SIZE = EXPERTS / max(EXPERT_GROUPS, 1u);
+const PADDED_EXPERTS = SORT_BLOCKS * SORT_BLOCK;
+// Layout of the scratch words; the keys come first. `layout` in Rust counts the same.
+const CANDIDATES = PADDED_EXPERTS;
+const CANDIDATE_VECS = (SORT_BLOCKS * BLOCK_TOP + 3u) / 4u;
+const CANDIDATE_IDS = CANDIDATES + 4u * CANDIDATE_VECS;
+const GROUP_KEYS = CANDIDATE_IDS + 4u * CANDIDATE_VECS;
+const GROUP_FLAGS = GROUP_KEYS + EXPERT_GROUPS;
+const TOP_IDS = GROUP_FLAGS + EXPERT_GROUPS;
+const SCORES = TOP_IDS + TOP_K;
+const SCRATCH_WORDS = (SCORES + TOP_K + 3u) / 4u * 4u;
 
-// Whether the softmax's sum over all experts matters.
-const WHOLE = SOFTMAX == 1u && (NORMALIZE == 0u || CORRECTED == 1u);
+// Whether the softmax's sum over all experts is needed.
+const FULL_SOFTMAX = SOFTMAX == 1u && (NORMALIZE == 0u || CORRECTED == 1u);
 
 fn logistic(x: f32) -> f32 {
     return 1.0 / (1.0 + exp_of(-x));
 }
 
-fn score(x: f32, most: f32, total: f32) -> f32 {
-    if (SOFTMAX == 1u) { return exp_of(x - most) / total; }
+fn score(x: f32, max_logit: f32, exp_sum: f32) -> f32 {
+    if (SOFTMAX == 1u) { return exp_of(x - max_logit) / exp_sum; }
     return logistic(x);
 }
 
-// How many of the keys of `fours` fours of words come before the one at `place` among them.
-fn before(start: u32, fours: u32, place: u32) -> u32 {
-    let key = word(4u * start + place);
+// Number of keys among `vecs` vectors that come before the key at `index` among them.
+fn count_before(start: u32, vecs: u32, index: u32) -> u32 {
+    let key = scratch_word(4u * start + index);
     var count = vec4<u32>(0u);
-    for (var i = 0u; i < fours; i++) {
-        // An equal key comes before if its place does.
-        let at = vec4<u32>(4u * i) + vec4<u32>(0u, 1u, 2u, 3u);
-        let least = vec4<u32>(key) - select(vec4<u32>(0u), vec4<u32>(1u), at < vec4<u32>(place));
-        count += select(vec4<u32>(0u), vec4<u32>(1u), four_words(start + i) > least);
+    for (var i = 0u; i < vecs; i++) {
+        // An equal key comes before if its index is lower.
+        let indices = vec4<u32>(4u * i) + vec4<u32>(0u, 1u, 2u, 3u);
+        let threshold = vec4<u32>(key) - select(vec4<u32>(0u), vec4<u32>(1u), indices < vec4<u32>(index));
+        count += select(vec4<u32>(0u), vec4<u32>(1u), scratch_vec(start + i) > threshold);
     }
     return count.x + count.y + count.z + count.w;
 }
 
-// Leaves experts of groups that are not among the best without a key.
-fn choose_groups() {
-    for (var group = thread; group < GROUPS; group += WG) {
-        var first = 0u;
-        var second = 0u;
+// Masks the experts of groups that are not among the best.
+fn mask_groups() {
+    for (var group = thread; group < EXPERT_GROUPS; group += WG) {
+        var largest = 0u;
+        var second_largest = 0u;
         for (var i = group * GROUP_SIZE; i < (group + 1u) * GROUP_SIZE; i++) {
-            let key = word(i);
-            second = max(second, min(first, key));
-            first = max(first, key);
+            let key = scratch_word(i);
+            second_largest = max(second_largest, min(largest, key));
+            largest = max(largest, key);
         }
-        var worth = number_of(first);
-        if (GROUP_SIZE > 1u) { worth += number_of(second); }
-        set_word(GROUP_KEYS + group, key_of(worth));
+        var group_score = from_sort_key(largest);
+        if (GROUP_SIZE > 1u) { group_score += from_sort_key(second_largest); }
+        set_scratch(GROUP_KEYS + group, sort_key(group_score));
     }
-    words_written();
-    for (var group = thread; group < GROUPS; group += WG) {
-        let key = word(GROUP_KEYS + group);
+    scratch_barrier();
+    for (var group = thread; group < EXPERT_GROUPS; group += WG) {
+        let key = scratch_word(GROUP_KEYS + group);
         var rank = 0u;
-        for (var i = 0u; i < GROUPS; i++) {
-            let other = word(GROUP_KEYS + i);
+        for (var i = 0u; i < EXPERT_GROUPS; i++) {
+            let other = scratch_word(GROUP_KEYS + i);
             rank += select(0u, 1u, other > key || (other == key && i < group));
         }
-        set_word(GROUP_FLAGS + group, select(0u, 1u, rank < CHOSEN));
+        set_scratch(GROUP_FLAGS + group, select(0u, 1u, rank < TOP_GROUPS));
     }
-    words_written();
-    for (var i = thread; i < N; i += WG) {
-        if (word(GROUP_FLAGS + i / GROUP_SIZE) == 0u) { set_word(i, NO_KEY); }
+    scratch_barrier();
+    for (var i = thread; i < EXPERTS; i += WG) {
+        if (scratch_word(GROUP_FLAGS + i / GROUP_SIZE) == 0u) { set_scratch(i, NO_KEY); }
     }
-    words_written();
+    scratch_barrier();
 }
 
-// Finds the best of a row: their ids are the words from BEST on.
-fn rank_row(r: Ranking, row: u32) {
-    words_begin(row);
-    most = 0.0;
-    total = 1.0;
-    if (WHOLE) {
-        most = -3.4e38;
-        for (var i = thread; i < N; i += WG) { most = max(most, a[r.logits + i]); }
-        most = group_max(most);
-        total = 0.0;
-        for (var i = thread; i < N; i += WG) { total += exp_of(a[r.logits + i] - most); }
-        total = group_sum(total);
+// Finds the top k of a row: their ids are the words from TOP_IDS on.
+fn find_top_k(r: Routing, row: u32) {
+    scratch_begin(row);
+    max_logit = 0.0;
+    exp_sum = 1.0;
+    if (FULL_SOFTMAX) {
+        max_logit = -3.4e38;
+        for (var i = thread; i < EXPERTS; i += WG) { max_logit = max(max_logit, act[r.logits + i]); }
+        max_logit = group_max(max_logit);
+        exp_sum = 0.0;
+        for (var i = thread; i < EXPERTS; i += WG) { exp_sum += exp_of(act[r.logits + i] - max_logit); }
+        exp_sum = group_sum(exp_sum);
     }
 
     // A softmax of infinities has no scores; without a correction none are compared.
-    var wrong = SOFTMAX == 1u && CORRECTED == 1u && abs(most) > 3.3e38;
-    for (var i = thread; i < KEYS; i += WG) {
+    var has_nan = SOFTMAX == 1u && CORRECTED == 1u && abs(max_logit) > 3.3e38;
+    for (var i = thread; i < PADDED_EXPERTS; i += WG) {
         var key = NO_KEY;
-        if (i < N) {
-            var x = a[r.logits + i];
-            wrong = wrong || is_nan(x);
-            if (SOFTMAX == 0u || CORRECTED == 1u) { x = score(x, most, total); }
+        if (i < EXPERTS) {
+            var x = act[r.logits + i];
+            has_nan = has_nan || is_nan(x);
+            if (SOFTMAX == 0u || CORRECTED == 1u) { x = score(x, max_logit, exp_sum); }
             if (CORRECTED == 1u) {
-                let correction = a[r.correction + i];
-                wrong = wrong || is_nan(correction);
+                let correction = act[r.correction + i];
+                has_nan = has_nan || is_nan(correction);
                 x += correction;
             }
-            key = key_of(x);
+            key = sort_key(x);
         }
-        set_word(i, key);
+        set_scratch(i, key);
     }
-    if (wrong) { atomicMax(&report[0], ~row); }
-    words_written();
-    if (GROUPS > 0u) { choose_groups(); }
+    if (has_nan) { atomicMax(&report[0], ~row); }
+    scratch_barrier();
+    if (EXPERT_GROUPS > 0u) { mask_groups(); }
 
-    for (var i = thread; i < KEYS; i += WG) {
-        let block = i / BLOCK;
-        let rank = before(block * (BLOCK / 4u), BLOCK / 4u, i % BLOCK);
-        if (rank < KEPT) {
-            if (BLOCKS == 1u) {
-                set_word(BEST + rank, i);
+    for (var i = thread; i < PADDED_EXPERTS; i += WG) {
+        let block = i / SORT_BLOCK;
+        let rank = count_before(block * (SORT_BLOCK / 4u), SORT_BLOCK / 4u, i % SORT_BLOCK);
+        if (rank < BLOCK_TOP) {
+            if (SORT_BLOCKS == 1u) {
+                set_scratch(TOP_IDS + rank, i);
             } else {
-                set_word(CANDIDATES + block * KEPT + rank, word(i));
-                set_word(CANDIDATE_IDS + block * KEPT + rank, i);
+                set_scratch(CANDIDATES + block * BLOCK_TOP + rank, scratch_word(i));
+                set_scratch(CANDIDATE_IDS + block * BLOCK_TOP + rank, i);
             }
         }
     }
-    if (BLOCKS > 1u) {
-        for (var i = BLOCKS * KEPT + thread; i < 4u * CANDIDATES_4; i += WG) { set_word(CANDIDATES + i, NO_KEY); }
-        words_written();
-        for (var i = thread; i < BLOCKS * KEPT; i += WG) {
-            let rank = before(CANDIDATES / 4u, CANDIDATES_4, i);
-            if (rank < K) { set_word(BEST + rank, word(CANDIDATE_IDS + i)); }
+    if (SORT_BLOCKS > 1u) {
+        for (var i = SORT_BLOCKS * BLOCK_TOP + thread; i < 4u * CANDIDATE_VECS; i += WG) { set_scratch(CANDIDATES + i, NO_KEY); }
+        scratch_barrier();
+        for (var i = thread; i < SORT_BLOCKS * BLOCK_TOP; i += WG) {
+            let rank = count_before(CANDIDATES / 4u, CANDIDATE_VECS, i);
+            if (rank < TOP_K) { set_scratch(TOP_IDS + rank, scratch_word(CANDIDATE_IDS + i)); }
         }
     }
-    words_written();
+    scratch_barrier();
 }
 
-// Writes ids and weights of what has been found.
-fn weigh_row(r: Ranking) {
-    // Weights of a plain softmax that are normalised need no more than the chosen.
-    if (SOFTMAX == 1u && !WHOLE) { most = a[r.logits + word(BEST)]; }
-    for (var rank = thread; rank < K; rank += WG) {
-        set_word(SCORES + rank, bitcast<u32>(score(a[r.logits + word(BEST + rank)], most, total)));
+// Writes ids and weights of the selected experts.
+fn write_weights(r: Routing) {
+    // Normalized weights of a plain softmax need only the selected logits.
+    if (SOFTMAX == 1u && !FULL_SOFTMAX) { max_logit = act[r.logits + scratch_word(TOP_IDS)]; }
+    for (var rank = thread; rank < TOP_K; rank += WG) {
+        set_scratch(SCORES + rank, bitcast<u32>(score(act[r.logits + scratch_word(TOP_IDS + rank)], max_logit, exp_sum)));
     }
-    words_written();
+    scratch_barrier();
     var sum = 1.0;
     if (NORMALIZE == 1u) {
         sum = 0.0;
-        for (var rank = 0u; rank < K; rank++) { sum += bitcast<f32>(word(SCORES + rank)); }
+        for (var rank = 0u; rank < TOP_K; rank++) { sum += bitcast<f32>(scratch_word(SCORES + rank)); }
         sum = max(sum, 1e-20);
     }
-    for (var rank = thread; rank < K; rank += WG) {
-        let expert = word(BEST + rank);
-        var weight = bitcast<f32>(word(SCORES + rank)) / sum * r.scale;
-        if (SCALED == 1u) { weight *= a[r.expert_scale + expert]; }
-        a[r.ids + rank] = f32(expert);
-        a[r.weights + rank] = weight;
+    for (var rank = thread; rank < TOP_K; rank += WG) {
+        let expert = scratch_word(TOP_IDS + rank);
+        var weight = bitcast<f32>(scratch_word(SCORES + rank)) / sum * r.scale;
+        if (SCALED == 1u) { weight *= act[r.expert_scale + expert]; }
+        act[r.ids + rank] = f32(expert);
+        act[r.weights + rank] = weight;
     }
-    if (BESIDES > 0u && thread == 0u) {
-        a[r.ids + K] = f32(N);
+    if (SHARED_EXPERT > 0u && thread == 0u) {
+        act[r.ids + TOP_K] = f32(EXPERTS);
         var weight = 1.0;
-        if (BESIDES == 2u) { weight = logistic(a[r.gate]); }
-        a[r.weights + K] = weight;
+        if (SHARED_EXPERT == 2u) { weight = logistic(act[r.gate]); }
+        act[r.weights + TOP_K] = weight;
     }
 }

@@ -1,4 +1,4 @@
-// The router: experts of each row and their weights, as ranking.wgsl has it.
+// Router top-k: ids and weights of the selected experts of each row, as in rank_experts.wgsl.
 // Grid: a workgroup of WG threads for each row.
 // needs: common/common, @team, router/rank_experts
 // constants: WG
@@ -18,9 +18,9 @@ fn main(
     team_begin(index);
     let row = group_index(id, count);
     if (row >= p.rows) { return; }
-    let r = Ranking(
-        p.logits.at + row * p.logits.row, p.ids.at + row * p.ids.row, p.weights.at + row * p.weights.row,
-        p.gate.at + row * p.gate.row, p.correction, p.expert_scale, p.scale);
-    rank_row(r, row);
-    weigh_row(r);
+    let r = Routing(
+        p.logits.offset + row * p.logits.row_stride, p.ids.offset + row * p.ids.row_stride, p.weights.offset + row * p.weights.row_stride,
+        p.gate.offset + row * p.gate.row_stride, p.correction, p.expert_scale, p.scale);
+    find_top_k(r, row);
+    write_weights(r);
 }

@@ -1,24 +1,26 @@
-// The largest of the numbers of a row, of equal ones that with the lowest id, level by level: a workgroup keeps the best of at
-// most WG PER numbers, which are logits (FIRST) or what the level before kept. The workgroup of the LAST level writes it.
-// Grid: a workgroup of WG threads, a multiple of FOLD, for each row and each WG PER of its `count` numbers.
+// Argmax over the logits of a row, on ties the lowest id, level by level: a workgroup reduces up
+// to WG THREAD_VALUES candidates, which are logits (FIRST_LEVEL) or the results of the previous
+// level. LAST_LEVEL writes the result.
+// Grid: a workgroup of WG threads, a multiple of FOLD, for each row and each WG THREAD_VALUES of
+// its `count` candidates.
 // needs: common/common, common/sort_key
-// constants: FIRST, LAST, PER, WG
+// constants: FIRST_LEVEL, LAST_LEVEL, THREAD_VALUES, WG
 
 struct Params {
     logits: View, best: View,
-    rows: u32, width: u32, count: u32, segments: u32, take: u32, put: u32,
+    rows: u32, width: u32, count: u32, segments: u32, src: u32, dst: u32,
 }
 var<immediate> p: Params;
 // Word 1: the complement of the first row that has a NaN.
 @group(0) @binding(1) var<storage, read_write> report: array<atomic<u32>>;
-// Keys and ids.
+// Sort keys and ids.
 @group(0) @binding(2) var<storage, read_write> candidates: array<vec2<u32>>;
 
-// Threads that fold those of all threads, before one folds theirs.
+// Threads that fold the results of all threads, before one folds theirs.
 const FOLD = 16u;
 
-var<workgroup> of_threads: array<vec2<u32>, WG>;
-var<workgroup> of_some: array<vec2<u32>, FOLD>;
+var<workgroup> thread_best: array<vec2<u32>, WG>;
+var<workgroup> folded: array<vec2<u32>, FOLD>;
 
 fn better(x: vec2<u32>, y: vec2<u32>) -> vec2<u32> {
     return select(x, y, y.x > x.x || (y.x == x.x && y.y < x.y));
@@ -33,37 +35,37 @@ fn main(
     let group = group_index(id, count);
     let row = group / p.segments;
     if (row >= p.rows) { return; }
-    let first = group % p.segments * (WG * PER) + index;
-    let logits = p.logits.at + row * p.logits.row;
+    let first = group % p.segments * (WG * THREAD_VALUES) + index;
+    let logits = p.logits.offset + row * p.logits.row_stride;
     var best = vec2<u32>(NO_KEY, 0xffffffffu);
-    var wrong = false;
-    for (var i = 0u; i < PER; i++) {
+    var has_nan = false;
+    for (var i = 0u; i < THREAD_VALUES; i++) {
         let at = first + i * WG;
         if (at < p.count) {
-            if (FIRST == 1u) {
-                let x = a[logits + at];
-                wrong = wrong || is_nan(x);
-                best = better(best, vec2<u32>(key_of(x), at));
+            if (FIRST_LEVEL == 1u) {
+                let x = act[logits + at];
+                has_nan = has_nan || is_nan(x);
+                best = better(best, vec2<u32>(sort_key(x), at));
             } else {
-                best = better(best, candidates[p.take + row * p.count + at]);
+                best = better(best, candidates[p.src + row * p.count + at]);
             }
         }
     }
-    if (wrong) { atomicMax(&report[1], ~row); }
-    of_threads[index] = best;
+    if (has_nan) { atomicMax(&report[1], ~row); }
+    thread_best[index] = best;
     workgroupBarrier();
     if (index < FOLD) {
-        for (var i = index + FOLD; i < WG; i += FOLD) { best = better(best, of_threads[i]); }
-        of_some[index] = best;
+        for (var i = index + FOLD; i < WG; i += FOLD) { best = better(best, thread_best[i]); }
+        folded[index] = best;
     }
     workgroupBarrier();
     if (index > 0u) { return; }
-    for (var i = 1u; i < FOLD; i++) { best = better(best, of_some[i]); }
-    if (LAST == 0u) {
-        candidates[p.put + group] = best;
+    for (var i = 1u; i < FOLD; i++) { best = better(best, folded[i]); }
+    if (LAST_LEVEL == 0u) {
+        candidates[p.dst + group] = best;
     } else {
-        let at = p.best.at + row * p.best.row;
-        a[at] = f32(best.y);
-        a[at + 1u] = a[logits + best.y];
+        let at = p.best.offset + row * p.best.row_stride;
+        act[at] = f32(best.y);
+        act[at + 1u] = act[logits + best.y];
     }
 }
