@@ -11,7 +11,7 @@ use std::{
 const UNSAFE: [&str; 7] = [
     "compute/src/cpu/dot/",
     "compute/src/cpu/pool.rs",
-    "compute/src/gpu/native.rs",
+    "compute/src/gpu/card/native.rs",
     "engine/src/checkpoint/embedded.rs",
     "engine/src/experts/reader/open_file.rs",
     "engine/src/experts/reader/transfer.rs",

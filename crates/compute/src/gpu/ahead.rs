@@ -1,97 +1,69 @@
-//! A step that is recorded while the one before it runs, and begun when that one's outcome is known.
+//! Decode step recorded ahead: recorded while the current step runs, submitted once its outcome is
+//! known.
 //!
-//! Recording a token's dispatches takes the host about as long as computing them takes a card, and between tokens the card
-//! waits for the first of them. What differs from one token to the next is known beforehand, but for the token itself:
-//! that is uploaded with the step when it begins.
+//! Recording the dispatches of a token takes the host about as long as computing them takes the
+//! card, which would wait for the first dispatch of each token. Only the token id differs from one
+//! step to the next; it is uploaded when the step starts.
 
-use super::{
-    GpuDevice, Words,
-    states::{GpuState, Recurrent},
-};
+use super::{GpuDevice, recorder::RecordedCommands};
 use crate::{Device, Error, State};
 
-/// Words of the upload buffer that a step may bring along.
-const WORDS: usize = 1 << 16;
+/// Words of the upload buffer that a recorded step may use.
+const STEP_UPLOAD_WORDS: usize = 1 << 16;
 
-/// A step that has been recorded and not begun.
-pub(super) struct Ahead {
-    commands: wgpu::CommandBuffer,
-    /// Where its tokens go.
-    tokens: Words,
-    dispatches: u64,
-    /// The recurrent states that it reads as the step before leaves them.
+/// Step that has been recorded and not started.
+pub(super) struct AheadStep {
+    commands: RecordedCommands,
+    /// Recurrent states that it reads as the current step leaves them.
     states: Vec<State>,
-    /// Whether that one's outcome has been accepted.
+    /// Whether the outcome of the current step has been accepted by a commit.
     accepted: bool,
 }
 
-/// A step that is being recorded.
-#[derive(Default)]
-pub(super) struct Recording {
-    pub(super) tokens: Option<Words>,
-    /// Whether something was asked for that cannot wait.
-    pub(super) spoiled: bool,
-}
-
 impl GpuDevice {
-    /// Records what `record` runs, unless it says no.
-    pub(super) fn record(
+    /// Records the ops that `record` runs, unless it returns false.
+    pub(super) fn record_step(
         &mut self,
         states: &[State],
         record: &mut dyn FnMut(&mut dyn Device) -> bool,
     ) -> Result<(), Error> {
-        self.discard()?;
-        self.settle()?;
-        self.hand_over();
-        if self.profile.is_some() {
+        self.discard_ahead()?;
+        self.flush_fused()?;
+        self.recorder.submit();
+        if self.recorder.is_profiling() {
             return Ok(());
         }
-        self.room(WORDS)?;
-        let Some(states) = self.step_on(states)? else { return Ok(()) };
-        let before = self.counters.dispatches;
-        self.recording = Some(Recording::default());
-        let recorded = record(self) && self.settle().is_ok();
-        let tokens = match self.recording.take() {
-            Some(Recording { tokens, spoiled: false }) if recorded => tokens,
-            _ => None,
-        };
-        let dispatches = self.counters.dispatches - before;
-        self.counters.dispatches = before;
-        self.pending = Default::default();
-        self.recorded = 0;
-        self.end_pass();
-        match (self.encoder.take(), tokens) {
-            (Some(encoder), Some(tokens)) => {
-                let commands = encoder.finish();
-                self.ahead = Some(Ahead { commands, tokens, dispatches, states, accepted: false });
+        self.recorder.reserve_upload(STEP_UPLOAD_WORDS)?;
+        let Some(states) = self.store.states.advance(states)? else { return Ok(()) };
+        self.recorder.start_recording();
+        let complete = record(self) && self.flush_fused().is_ok();
+        self.fuser.clear();
+        match self.recorder.stop_recording(complete) {
+            Some(commands) => {
+                self.ahead = Some(AheadStep { commands, states, accepted: false });
                 Ok(())
             }
-            _ => self.step_back(&states),
+            None => self.store.states.revert(&states),
         }
     }
 
-    /// Begins what has been recorded, if its time has come.
-    pub(super) fn begin(&mut self, tokens: &[u32]) -> Result<bool, Error> {
+    /// Submits the recorded step with these tokens, if the outcome of the step before was accepted.
+    /// Returns false if there is no such step.
+    pub(super) fn start_recorded(&mut self, tokens: &[u32]) -> Result<bool, Error> {
         if self.ahead.as_ref().is_none_or(|ahead| !ahead.accepted && !ahead.states.is_empty()) {
-            self.discard()?;
+            self.discard_ahead()?;
             return Ok(false);
         }
-        let Some(Ahead { commands, tokens: at, dispatches, .. }) = self.ahead.take() else {
+        let Some(AheadStep { commands, .. }) = self.ahead.take() else { return Ok(false) };
+        if !self.recorder.replace_upload(commands.tokens, tokens) {
             return Ok(false);
-        };
-        let at = at as usize;
-        let Some(place) = self.words.get_mut(at..at + tokens.len()) else { return Ok(false) };
-        // Ahead of what sends them; a read in between has sent what they replace.
-        place.copy_from_slice(tokens);
-        self.sent = self.sent.min(at);
-        self.settle()?;
-        self.hand_over();
-        self.submit_commands(commands);
-        self.counters.dispatches += dispatches;
+        }
+        self.flush_fused()?;
+        self.recorder.submit_recorded(commands);
         Ok(true)
     }
 
-    /// Whether the outcome of the step before the recorded one is accepted by committing a state.
+    /// Whether a commit of `state` accepts the outcome of the step before the recorded one.
     pub(super) fn accepts(&mut self, state: State) -> bool {
         match &mut self.ahead {
             Some(ahead) if ahead.states.contains(&state) => {
@@ -102,48 +74,12 @@ impl GpuDevice {
         }
     }
 
-    /// Forgets what has been recorded.
-    pub(super) fn discard(&mut self) -> Result<(), Error> {
+    /// Discards the recorded step.
+    pub(super) fn discard_ahead(&mut self) -> Result<(), Error> {
         match self.ahead.take() {
-            Some(Ahead { states, accepted: false, .. }) => self.step_back(&states),
-            Some(Ahead { states, .. }) => {
-                self.each_recurrent(&states, |recurrent| recurrent.written = false)
-            }
+            Some(AheadStep { states, accepted: false, .. }) => self.store.states.revert(&states),
+            Some(AheadStep { states, .. }) => self.store.states.discard_writes(&states),
             None => Ok(()),
         }
-    }
-
-    /// Makes what was written into states what is read from now on; returns which of them are recurrent. `None` where one
-    /// of these was not written, or where others keep what it was before: then nothing changes.
-    fn step_on(&mut self, states: &[State]) -> Result<Option<Vec<State>>, Error> {
-        let mut recurrent = Vec::with_capacity(states.len());
-        for state in states {
-            match self.store.states.get(*state)? {
-                GpuState::Recurrent(r) if r.written && r.is_own() => recurrent.push(*state),
-                GpuState::Recurrent(_) => return Ok(None),
-                GpuState::KeyValue(_) => {}
-            }
-        }
-        self.each_recurrent(&recurrent, |recurrent| {
-            recurrent.swap();
-            recurrent.written = false;
-        })?;
-        Ok(Some(recurrent))
-    }
-
-    /// Undoes [`GpuDevice::step_on`].
-    fn step_back(&mut self, states: &[State]) -> Result<(), Error> {
-        self.each_recurrent(states, |recurrent| {
-            recurrent.swap();
-            recurrent.written = true;
-        })
-    }
-
-    fn each_recurrent(
-        &mut self,
-        states: &[State],
-        mut change: impl FnMut(&mut Recurrent),
-    ) -> Result<(), Error> {
-        states.iter().try_for_each(|state| self.store.states.recurrent(*state).map(&mut change))
     }
 }

@@ -1,30 +1,30 @@
-//! Loops of kernels that are written out.
+//! Loop unrolling of WGSL.
 //!
-//! What a thread keeps in an array lies in registers only where every index is a constant, and drivers' compilers do not
-//! unroll loops in loops: NVIDIA's leaves such arrays in memory. So a loop behind a line `// @unroll` is written out, where its
-//! bounds are constants of the kernel.
+//! An array of a thread is in registers only if every index is a constant. Drivers do not unroll
+//! nested loops: NVIDIA's compiler leaves these arrays in memory. So a loop after a line
+//! `// @unroll` is unrolled here, if its bounds are constants of the kernel.
 
 use std::collections::HashMap;
 
 const MARK: &str = "// @unroll\n";
 
-/// Values of a kernel's constants.
-type Values = HashMap<String, u32>;
+/// Values of a kernel's constants by name.
+type ConstantValues = HashMap<String, u32>;
 
-/// A kernel's text with its marked loops written out.
+/// Unrolls the marked loops of a kernel's text.
 pub(super) fn unrolled(text: &str) -> String {
     if !text.contains(MARK) {
         return text.into();
     }
-    let mut values = Values::new();
-    // Until no new value is found: constants may be defined after those that use them.
+    let mut values = ConstantValues::new();
+    // Until no new value is found: a constant may be declared after one that uses it.
     let mut known = usize::MAX;
     while known != values.len() {
         known = values.len();
         for line in text.lines() {
             let declared = line.strip_prefix("const ").and_then(|line| line.strip_suffix(';'));
             if let Some((name, expression)) = declared.and_then(|line| line.split_once(" = "))
-                && let Some(value) = Expression(expression).value(&values)
+                && let Some(value) = ConstExpression(expression).value(&values)
             {
                 values.insert(name.into(), value);
             }
@@ -33,22 +33,18 @@ pub(super) fn unrolled(text: &str) -> String {
     expand(text, &values)
 }
 
-fn expand(text: &str, values: &Values) -> String {
+fn expand(text: &str, values: &ConstantValues) -> String {
     let Some((before, rest)) = text.split_once(MARK) else { return text.into() };
-    let Some((head, body, behind)) = parts(rest.trim_start()) else {
-        debug_assert!(
-            false,
-            "no loop that can be written out: {}",
-            rest.lines().next().unwrap_or("")
-        );
+    let Some((head, body, tail)) = split_loop(rest.trim_start()) else {
+        debug_assert!(false, "no loop that can be unrolled: {}", rest.lines().next().unwrap_or(""));
         return format!("{before}{}", expand(rest, values));
     };
     let body = expand(body, values);
     let mut out = String::from(before);
     match bounds(head, values) {
-        Some((name, from, to)) => {
-            for i in from..to {
-                out.push_str(&format!("{{{}}}\n", replaced(&body, name, &format!("{i}u"))));
+        Some((name, start, end)) => {
+            for i in start..end {
+                out.push_str(&format!("{{{}}}\n", replace_word(&body, name, &format!("{i}u"))));
             }
         }
         None => {
@@ -56,11 +52,11 @@ fn expand(text: &str, values: &Values) -> String {
             out.push_str(&format!("{head}{{{body}}}"));
         }
     }
-    out + &expand(behind, values)
+    out + &expand(tail, values)
 }
 
-/// What stands in front of a loop's braces, between and behind them.
-fn parts(text: &str) -> Option<(&str, &str, &str)> {
+/// Splits text into the head of a loop, its body, and the text after its braces.
+fn split_loop(text: &str) -> Option<(&str, &str, &str)> {
     let open = text.find('{')?;
     let mut depth = 0;
     for (i, c) in text.char_indices().skip(open) {
@@ -76,78 +72,78 @@ fn parts(text: &str) -> Option<(&str, &str, &str)> {
     None
 }
 
-/// The variable of a loop, its first value and that behind its last one.
-fn bounds<'a>(head: &'a str, values: &Values) -> Option<(&'a str, u32, u32)> {
+/// Variable of a loop, its first value and its end.
+fn bounds<'a>(head: &'a str, values: &ConstantValues) -> Option<(&'a str, u32, u32)> {
     let head = head.trim().strip_prefix("for (var ")?.strip_suffix("++)")?;
     let (first, rest) = head.split_once("; ")?;
-    let (name, from) = first.split_once(" = ")?;
-    let (to, _) = rest.strip_prefix(name)?.strip_prefix(" < ")?.split_once("; ")?;
-    Some((name, Expression(from).value(values)?, Expression(to).value(values)?))
+    let (name, start) = first.split_once(" = ")?;
+    let (end, _) = rest.strip_prefix(name)?.strip_prefix(" < ")?.split_once("; ")?;
+    Some((name, ConstExpression(start).value(values)?, ConstExpression(end).value(values)?))
 }
 
-/// A text in which a word stands for another.
-fn replaced(text: &str, name: &str, by: &str) -> String {
+/// Replaces a word in a text.
+fn replace_word(text: &str, word: &str, replacement: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
-    while let Some(at) = rest.find(name) {
+    while let Some(start) = rest.find(word) {
         let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '.';
-        let behind = &rest[at + name.len()..];
-        let whole = !rest[..at].ends_with(is_word) && !behind.starts_with(is_word);
-        out.push_str(&rest[..at]);
-        out.push_str(if whole { by } else { name });
-        rest = behind;
+        let tail = &rest[start + word.len()..];
+        let whole = !rest[..start].ends_with(is_word) && !tail.starts_with(is_word);
+        out.push_str(&rest[..start]);
+        out.push_str(if whole { replacement } else { word });
+        rest = tail;
     }
     out + rest
 }
 
-/// What is left of an expression of whole numbers, in which `+`, `-`, `*`, `/`, `%` and parentheses stand between words.
-struct Expression<'a>(&'a str);
+/// Unparsed rest of an integer expression: words, `+`, `-`, `*`, `/`, `%` and parentheses.
+struct ConstExpression<'a>(&'a str);
 
-impl Expression<'_> {
-    /// Its value, if all of it has one.
-    fn value(mut self, values: &Values) -> Option<u32> {
+impl ConstExpression<'_> {
+    /// Value of the whole expression; `None` if it is not a constant one.
+    fn value(mut self, values: &ConstantValues) -> Option<u32> {
         let value = self.sum(values)?;
         self.0.trim().is_empty().then_some(value)
     }
 
-    fn take(&mut self, sign: char) -> bool {
+    fn accept(&mut self, sign: char) -> bool {
         let rest = self.0.trim_start().strip_prefix(sign);
         self.0 = rest.unwrap_or(self.0);
         rest.is_some()
     }
 
-    fn sum(&mut self, values: &Values) -> Option<u32> {
+    fn sum(&mut self, values: &ConstantValues) -> Option<u32> {
         let mut sum = self.product(values)?;
         loop {
             sum = match () {
-                () if self.take('+') => sum.checked_add(self.product(values)?)?,
-                () if self.take('-') => sum.checked_sub(self.product(values)?)?,
+                () if self.accept('+') => sum.checked_add(self.product(values)?)?,
+                () if self.accept('-') => sum.checked_sub(self.product(values)?)?,
                 () => return Some(sum),
             }
         }
     }
 
-    fn product(&mut self, values: &Values) -> Option<u32> {
+    fn product(&mut self, values: &ConstantValues) -> Option<u32> {
         let mut product = self.word(values)?;
         loop {
             product = match () {
-                () if self.take('*') => product.checked_mul(self.word(values)?)?,
-                () if self.take('/') => product.checked_div(self.word(values)?)?,
-                () if self.take('%') => product.checked_rem(self.word(values)?)?,
+                () if self.accept('*') => product.checked_mul(self.word(values)?)?,
+                () if self.accept('/') => product.checked_div(self.word(values)?)?,
+                () if self.accept('%') => product.checked_rem(self.word(values)?)?,
                 () => return Some(product),
             }
         }
     }
 
-    fn word(&mut self, values: &Values) -> Option<u32> {
-        if self.take('(') {
+    fn word(&mut self, values: &ConstantValues) -> Option<u32> {
+        if self.accept('(') {
             let value = self.sum(values)?;
-            return self.take(')').then_some(value);
+            return self.accept(')').then_some(value);
         }
         let rest = self.0.trim_start();
         let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(rest.len());
-        let (word, behind) = rest.split_at(end);
-        self.0 = behind;
+        let (word, tail) = rest.split_at(end);
+        self.0 = tail;
         match word.trim_end_matches('u').parse() {
             Ok(number) => Some(number),
             Err(_) => values.get(word).copied(),
@@ -160,10 +156,11 @@ mod tests {
     use super::unrolled;
 
     #[test]
-    fn marked_loops_are_written_out() {
+    fn marked_loops_are_unrolled() {
         let text = "const M = (N + 2u) / 4u - 1u * N % 2u;\nconst N = 6u;\n\
             fn f() {\n// @unroll\nfor (var i = 1u; i < M + 1u; i++) {\n\
-            // @unroll\nfor (var j = 0u; j < 2u; j++) { a[i] += s.i * ji + j; }\n}\nfor (var k = 0u; k < M; k++) {}\n}\n";
+            // @unroll\nfor (var j = 0u; j < 2u; j++) { a[i] += s.i * ji + j; }\n}\n\
+            for (var k = 0u; k < M; k++) {}\n}\n";
         let out: String = unrolled(text).split_whitespace().collect::<Vec<_>>().join(" ");
         let two = |i: u32| {
             (0..2).map(move |j| format!("{{ a[{i}u] += s.i * ji + {j}u; }} ")).collect::<String>()

@@ -1,0 +1,141 @@
+//! Attention of a few rows to grouped heads: the decode kernel.
+
+use super::{KvBinding, KvSplits, THREADS};
+use crate::{
+    Error, Op, Span, View,
+    gpu::ops::{
+        Constants, Kernel, OpContext, Params, kernel,
+        qk_norm_rope::{HeadNorm, RopeTable},
+    },
+};
+
+pub(in crate::gpu) static DECODE: Kernel = kernel!("attention_decode", "attention/attention_decode", { sum8: "attention/sum8_subgroup" }, [Write, Write, Read, Write]);
+pub(in crate::gpu) static DECODE_PLAIN: Kernel = kernel!("attention_decode_memory", "attention/attention_decode", { sum8: "attention/sum8_memory" }, [Write, Write, Read, Write]);
+
+/// Maximum number of heads of a workgroup.
+const MAX_GROUP_HEADS: usize = 8;
+/// Query values in workgroup memory.
+const MAX_QUERY_VALUES: usize = 2048;
+/// Width of the widest keys and values.
+const MAX_WIDTH: usize = 512;
+/// Widths are multiples of this: rows of the KV cache are aligned to 16 bytes.
+const WIDTH_MULTIPLE: usize = 8;
+
+/// Keys and values of one row that are not in the KV cache yet.
+pub(in crate::gpu) struct NewKv {
+    pub(in crate::gpu) k: View,
+    pub(in crate::gpu) v: View,
+    /// Norms of queries and of keys.
+    pub(in crate::gpu) norms: [Option<HeadNorm>; 2],
+    pub(in crate::gpu) rope: Option<RopeTable>,
+    /// Whether RoPE pairs are interleaved.
+    pub(in crate::gpu) interleaved: bool,
+}
+
+impl NewKv {
+    /// Keys and values of one row, without norms and RoPE.
+    pub(in crate::gpu) fn new(k: View, v: View) -> Self {
+        Self { k, v, norms: [None; 2], rope: None, interleaved: false }
+    }
+}
+
+/// Tiling of the decode kernel.
+pub(in crate::gpu) struct DecodeKernel {
+    /// Maximum number of heads of a workgroup.
+    heads: usize,
+    /// Workgroups for one KV split of a row.
+    pub(in crate::gpu) tiles: usize,
+    /// Threads that share a key.
+    key_threads: usize,
+    subgroups: bool,
+}
+
+impl DecodeKernel {
+    /// Tiling for [`Op::Attention`]; `None` if the general kernel is needed.
+    pub(in crate::gpu) fn for_op(ctx: &OpContext<'_>, op: &Op<'_>) -> Option<Self> {
+        let &Op::Attention { q, k, v: Some(_), positions: None, out, .. } = op else { return None };
+        let fits = |width: usize| width.is_multiple_of(WIDTH_MULTIPLE) && width <= MAX_WIDTH;
+        if !fits(k.width) || !fits(out.width) {
+            return None;
+        }
+        let group = q.heads / k.heads;
+        let tiles = group.div_ceil((MAX_QUERY_VALUES / k.width).min(MAX_GROUP_HEADS));
+        let target = ctx.target();
+        let vectors = k.width / (4 << ctx.kv_half());
+        let key_threads = vectors.next_power_of_two().clamp(8, 32);
+        let subgroups = target.subgroups && target.team as usize >= key_threads;
+        let heads = group.div_ceil(tiles);
+        Some(Self { heads, tiles: k.heads * tiles, key_threads, subgroups })
+    }
+
+    /// Whether the kernel can append the row of a span to the KV cache.
+    pub(in crate::gpu) fn accepts_new_kv(ctx: &OpContext<'_>, op: &Op<'_>, span: &Span) -> bool {
+        // The kernel reads at least one older position.
+        let older = span.position > 0 && !matches!(op, Op::Attention { window: Some(1), .. });
+        span.rows == 1 && older && Self::for_op(ctx, op).is_some()
+    }
+
+    /// Encodes rows whose positions have the same number of splits.
+    pub(in crate::gpu) fn encode(
+        &self,
+        ctx: &mut OpContext<'_>,
+        kv: &KvBinding,
+        splits: &KvSplits,
+        op: &Op<'_>,
+        new_kv: Option<&NewKv>,
+    ) -> Result<(), Error> {
+        let &Op::Attention { q, k, gate, scale, out, .. } = op else { return Ok(()) };
+        let (first_row, rows) = (splits.first_row, splits.rows);
+        let slice = |view: View| view.slice(first_row, rows);
+        let (q, out) = (slice(q), slice(out));
+        let gate_view = gate.map_or(out, slice);
+        let unused = NewKv::new(k.slice(first_row, 1), k.slice(first_row, 1));
+        let append = new_kv.is_some();
+        let new_kv = new_kv.unwrap_or(&unused);
+        let store = &*ctx.store;
+        let params = Params::new()
+            .view(store.view_offset(&q)?, &q)
+            .view(store.view_offset(&out)?, &out)
+            .view(store.view_offset(&gate_view)?, &gate_view)
+            .u(store.view_offset(&new_kv.k)?)
+            .n(new_kv.k.head_stride)
+            .u(store.view_offset(&new_kv.v)?)
+            .n(new_kv.v.head_stride)
+            .n(rows);
+        let mut params = splits
+            .push_params(params)
+            .n(kv.positions)
+            .u(kv.values)
+            .u(splits.sinks)
+            .u(gate.is_some().into())
+            .f(scale);
+        for norm in new_kv.norms {
+            params = params
+                .u(store.optional_offset(HeadNorm::weight(norm))?)
+                .f(norm.map_or(0.0, |norm| norm.eps));
+        }
+        let (pairs, table) = new_kv.rope.map_or((0, 0), |rope| (rope.pairs, rope.offset));
+        let constants = Constants::new(&[
+            ("WG", THREADS as u32),
+            ("KV_F16", ctx.kv_half()),
+            ("K_WIDTH", k.width as u32),
+            ("V_WIDTH", out.width as u32),
+            ("KV_HEADS", k.heads as u32),
+            ("GROUP_HEADS", (q.heads / k.heads) as u32),
+            ("TILE_HEADS", self.heads as u32),
+            ("KEY_THREADS", self.key_threads as u32),
+            ("V_COLUMNS", (out.width / 2).next_power_of_two().max(16) as u32),
+            ("SINGLE_SPLIT", (splits.count == 1).into()),
+            ("NEW_KV", append.into()),
+            ("Q_NORM", HeadNorm::code(new_kv.norms[0])),
+            ("K_NORM", HeadNorm::code(new_kv.norms[1])),
+            ("ROPE_PAIRS", pairs as u32),
+            ("INTERLEAVED", new_kv.interleaved.into()),
+        ]);
+        let kernel = if self.subgroups { &DECODE } else { &DECODE_PLAIN };
+        let upload = ctx.recorder.upload_buffer().clone();
+        let buffers = [store.activations(), &kv.buffer, &upload, &splits.scratch];
+        let groups = rows * self.tiles * splits.count;
+        ctx.recorder.dispatch(kernel, constants, &buffers, &params.u(table), groups)
+    }
+}

@@ -1,0 +1,134 @@
+//! Element-wise ops, RoPE, and the weighted sum of expert outputs.
+
+use super::{Constants, Kernel, OpContext, Params, kernel, operands::GluCode};
+use crate::{Activation, Error, Op, RopePairs, View};
+
+pub(in crate::gpu) static GLU: Kernel = kernel!("glu", "elementwise/glu", [Write]);
+pub(in crate::gpu) static MAP: Kernel = kernel!("map", "elementwise/map", [Write]);
+pub(in crate::gpu) static COMBINE: Kernel = kernel!("combine", "experts/combine", [Write]);
+pub(in crate::gpu) static ROPE: Kernel = kernel!("rope", "attention/rope", [Write, Read]);
+
+const THREADS: u32 = 256;
+
+/// Encodes an op of this family.
+pub(in crate::gpu) fn encode(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {
+    match *op {
+        Op::Glu { activation, gate, up, out } => encode_glu(ctx, activation, [gate, up], out),
+        Op::Add { x, y } => MapDispatch { kind: MapKind::Add, x, y, factor: 0.0 }.encode(ctx),
+        Op::Scale { x, factor } => {
+            MapDispatch { kind: MapKind::Scale, x, y: x, factor }.encode(ctx)
+        }
+        Op::SoftCap { x, cap } => {
+            MapDispatch { kind: MapKind::SoftCap, x, y: x, factor: cap }.encode(ctx)
+        }
+        Op::Combine { .. } => encode_combine(ctx, op),
+        Op::Rope { .. } => encode_rope(ctx, op),
+        _ => Ok(()),
+    }
+}
+
+/// Workgroups with a thread per element.
+fn groups(elements: usize) -> usize {
+    elements.div_ceil(THREADS as usize)
+}
+
+fn encode_glu(
+    ctx: &mut OpContext<'_>,
+    activation: Activation,
+    [gate, up]: [View; 2],
+    out: View,
+) -> Result<(), Error> {
+    let GluCode { kind, alpha, limit } = activation.into();
+    let store = &*ctx.store;
+    let elements = out.rows * out.width;
+    let params = Params::new()
+        .view(store.view_offset(&gate)?, &gate)
+        .view(store.view_offset(&up)?, &up)
+        .view(store.view_offset(&out)?, &out)
+        .n(elements)
+        .n(out.width)
+        .f(alpha)
+        .f(limit);
+    let constants = Constants::new(&[("WG", THREADS), ("ACTIVATION", kind)]);
+    let buffers = [store.activations()];
+    ctx.recorder.dispatch(&GLU, constants, &buffers, &params, groups(elements))
+}
+
+/// `KIND` of `map.wgsl`.
+#[derive(Clone, Copy)]
+enum MapKind {
+    Add = 0,
+    Scale = 1,
+    SoftCap = 2,
+}
+
+/// Element-wise op in place on `x`.
+struct MapDispatch {
+    kind: MapKind,
+    x: View,
+    y: View,
+    factor: f32,
+}
+
+impl MapDispatch {
+    fn encode(&self, ctx: &mut OpContext<'_>) -> Result<(), Error> {
+        let &Self { kind, x, y, factor } = self;
+        let store = &*ctx.store;
+        let elements = x.rows * x.width;
+        let params = Params::new()
+            .view(store.view_offset(&x)?, &x)
+            .view(store.view_offset(&y)?, &y)
+            .n(elements)
+            .n(x.width)
+            .f(factor);
+        let constants = Constants::new(&[("WG", THREADS), ("KIND", kind as u32)]);
+        let buffers = [store.activations()];
+        ctx.recorder.dispatch(&MAP, constants, &buffers, &params, groups(elements))
+    }
+}
+
+fn encode_combine(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {
+    let &Op::Combine { parts, weights, shared, add, out } = op else { return Ok(()) };
+    let store = &*ctx.store;
+    let gate = shared.and_then(|s| s.gate);
+    let shared_out = shared.map_or(out, |s| s.out);
+    let gate_view = gate.unwrap_or(out);
+    let elements = out.rows * out.width;
+    let params = Params::new()
+        .view(store.view_offset(&parts)?, &parts)
+        .view(store.view_offset(&weights)?, &weights)
+        .view(store.view_offset(&shared_out)?, &shared_out)
+        .view(store.view_offset(&gate_view)?, &gate_view)
+        .view(store.view_offset(&out)?, &out)
+        .n(elements)
+        .n(out.width)
+        .n(weights.width);
+    let constants = Constants::new(&[
+        ("WG", THREADS),
+        ("SHARED", shared.is_some().into()),
+        ("GATED", gate.is_some().into()),
+        ("ADD", add.into()),
+    ]);
+    let buffers = [store.activations()];
+    ctx.recorder.dispatch(&COMBINE, constants, &buffers, &params, groups(elements))
+}
+
+fn encode_rope(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {
+    let &Op::Rope { x, frequencies, pairs, scale, spans, out } = op else { return Ok(()) };
+    let table = ctx.recorder.angle_table(frequencies, scale, spans)?;
+    let store = &*ctx.store;
+    let params = Params::new()
+        .view(store.view_offset(&x)?, &x)
+        .view(store.view_offset(&out)?, &out)
+        .n(x.rows * x.heads)
+        .n(x.heads)
+        .n(x.width)
+        .n(frequencies.len())
+        .u(table)
+        .u(u32::from(pairs == RopePairs::Interleaved));
+    let threads = x.rows * x.heads * (x.width - frequencies.len());
+    let constants = Constants::new(&[("WG", THREADS)]);
+    let upload = ctx.recorder.upload_buffer().clone();
+    let buffers = [store.activations(), &upload];
+    ctx.recorder.dispatch(&ROPE, constants, &buffers, &params, groups(threads))
+}

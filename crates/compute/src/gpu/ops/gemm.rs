@@ -1,0 +1,644 @@
+//! GEMM dispatch: products of many rows on the fast path (prefill). Activations are f16, weights
+//! are dequantized tile by tile, sums are f32.
+//!
+//! The bits of a row depend neither on the tile size nor on the other rows of the op: every sum is
+//! in the order of the inputs. So the experts of a prefill chunk may come in one op or in several,
+//! listed or routed.
+
+use std::collections::BTreeMap;
+
+use super::{
+    AdapterKind, Constants, DeviceBuffer, Kernel, OpContext, Params,
+    gemv::MatMulOperands,
+    kernel,
+    operands::{GluCode, WeightShards},
+    weight_format::{BiasSource, Block32},
+};
+use crate::{
+    Error, ExpertUse, ExpertUses, Format, MatrixShape, Op, SlotTable, View, matrix::MatrixPlace,
+};
+
+pub(in crate::gpu) static HALVES: Kernel =
+    kernel!("activations_f16", "gemm/activations_f16", [Write, Write]);
+pub(in crate::gpu) static BUCKET: Kernel =
+    kernel!("sort_assignments", "gemm/sort_assignments", [Write, Read, Write]);
+/// Kernels with one way to multiply: one per [`Block32`], in its order, and one for all other
+/// layouts. Each codec comes with the file that dequantizes its blocks.
+macro_rules! kernels {
+    ($root:literal, $name:literal, [$($codec:literal, $dequantize:literal;)*]) => {
+        [
+            $(kernel!(
+                concat!($name, " ", $codec),
+                $root,
+                {
+                    weights: "gemm/weights_blocks",
+                    codec: concat!("codec/", $codec),
+                    dequantize: concat!("gemm/dequantize_", $dequantize),
+                },
+                [Write, Read, Read, Read, Read, Read]
+            ),)*
+            kernel!(
+                concat!($name, " any"),
+                $root,
+                { weights: "gemm/weights_any" },
+                [Write, Read, Read, Read, Read, Read]
+            ),
+        ]
+    };
+}
+
+pub(in crate::gpu) static COOPERATIVE: [Kernel; 7] = kernels!("gemm/gemm_cooperative", "gemm_cooperative", [
+    "q4", "q4";
+    "q8", "q8";
+    "quants", "quants";
+    "plain", "plain";
+    "e2m1", "minifloat";
+    "e4m3", "minifloat";
+]);
+pub(in crate::gpu) static REGISTERS: [Kernel; 7] = kernels!("gemm/gemm_registers", "gemm_registers", [
+    "q4", "quants";
+    "q8", "quants";
+    "quants", "quants";
+    "plain", "plain";
+    "e2m1", "minifloat";
+    "e4m3", "minifloat";
+]);
+/// Index of the kernel for layouts without a [`Block32`].
+const ANY_LAYOUT: usize = 6;
+
+/// Minimum rows for GEMM: of a matrix, and of the input of experts, each of which gets few of them.
+pub(in crate::gpu) const MIN_ROWS: usize = 16;
+const MIN_EXPERT_ROWS: usize = 32;
+/// Minimum rows of a tile.
+const MIN_TILE_ROWS: usize = 16;
+/// f16 rows are zero-padded to a multiple of this.
+const PADDED_COLS: usize = 64;
+/// Threads of a workgroup without cooperative matrices.
+const THREADS: u32 = 256;
+/// Tiles of cooperative matrices. A subgroup computes 64 outputs of 16 to 64 rows.
+const SMALL: TileShape = TileShape { rows: 64, outputs: 64, step: 64, subgroups: 4 };
+const MEDIUM: TileShape = TileShape { rows: 64, outputs: 128, step: 64, subgroups: 4 };
+const WIDE: TileShape = TileShape { rows: 64, outputs: 256, step: 32, subgroups: 8 };
+const LARGE: TileShape = TileShape { rows: 128, outputs: 256, step: 32, subgroups: 8 };
+/// Tiles for adapters with little workgroup memory.
+const LOW_MEMORY_WIDE: TileShape = TileShape { rows: 32, outputs: 256, step: 32, subgroups: 4 };
+const LOW_MEMORY: TileShape = TileShape { rows: 64, outputs: 128, step: 32, subgroups: 4 };
+/// Number of tiles that keeps a card busy.
+const BUSY_TILES: usize = 90;
+/// Workgroups that a card computes at once; fewer take as long.
+const FULL_GRID: usize = 264;
+/// Mean rows of an expert up to which tiles are wide instead of large.
+const MAX_WIDE_ROWS: usize = 40;
+
+/// Work from which GEMM beats GEMV.
+#[derive(Clone, Copy)]
+struct GemmThreshold {
+    /// Rows times outputs of a matrix.
+    outputs: usize,
+    /// Mean uses of an expert.
+    uses: usize,
+}
+
+/// Threshold on a card with cooperative matrices. Below it GEMV of all rows is faster; it is slower
+/// the longer a weight takes to dequantize.
+const fn gemm_threshold(block: Option<Block32>) -> GemmThreshold {
+    match block {
+        Some(Block32::Q4 | Block32::Q8) => GemmThreshold { outputs: 64 << 10, uses: 5 },
+        Some(Block32::E2m1) => GemmThreshold { outputs: 44 << 10, uses: 3 },
+        _ => GemmThreshold { outputs: 36 << 10, uses: 2 },
+    }
+}
+
+/// Whether GEMM with cooperative matrices is faster for `rows` rows of a matrix.
+fn pays_for_rows(shape: MatrixShape, rows: usize) -> bool {
+    rows * shape.rows >= gemm_threshold(Block32::for_shape(shape)).outputs
+}
+
+/// Whether GEMM with cooperative matrices is faster for `uses` uses of experts with this gate.
+fn pays_for_uses(gate: MatrixShape, uses: usize, experts: usize) -> bool {
+    let tiles_per_expert = (2 * gate.rows).div_ceil(WIDE.outputs as usize).max(1);
+    let min_uses = gemm_threshold(Block32::for_shape(gate)).uses;
+    uses >= experts.max(FULL_GRID / tiles_per_expert).saturating_mul(min_uses)
+}
+
+/// Size of a tile: rows by outputs, `step` inputs at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct TileShape {
+    rows: u32,
+    outputs: u32,
+    step: u32,
+    subgroups: u32,
+}
+
+/// Kernels and the tile that a workgroup computes.
+#[derive(Clone, Copy, Debug)]
+struct GemmTile {
+    kernels: &'static [Kernel; 7],
+    rows: u32,
+    outputs: u32,
+    step: u32,
+    threads: u32,
+}
+
+impl GemmTile {
+    /// Tile for one matrix. Smaller ones where large ones would leave a part of the card idle.
+    fn for_matrix(ctx: &OpContext<'_>, rows: usize, outputs: usize) -> Self {
+        let busy = |tile: TileShape| {
+            rows.div_ceil(tile.rows as usize) * outputs.div_ceil(tile.outputs as usize)
+                >= BUSY_TILES
+        };
+        let shape = match () {
+            () if !busy(MEDIUM) => SMALL,
+            () if rows > MEDIUM.rows as usize && busy(LARGE) => LARGE,
+            () => MEDIUM,
+        };
+        Self::supported(ctx, rows, shape)
+    }
+
+    /// Tile for experts. One with more uses than rows of a tile has its weights dequantized again.
+    fn for_experts(ctx: &OpContext<'_>, uses: usize, experts: usize) -> Self {
+        let rows = uses.div_ceil(experts);
+        Self::supported(ctx, rows, if rows > MAX_WIDE_ROWS { LARGE } else { WIDE })
+    }
+
+    /// Tile for about `rows` rows, of this shape if the adapter supports it.
+    fn supported(ctx: &OpContext<'_>, rows: usize, shape: TileShape) -> Self {
+        let target = ctx.target();
+        let bytes = ctx.workgroup_bytes();
+        if !target.cooperative || !target.team.is_multiple_of(32) || bytes < 32 << 10 {
+            let rows = match rows {
+                ..=16 => 16,
+                17..=32 => 32,
+                _ if bytes < 20 << 10 => 32,
+                _ => 64,
+            };
+            return Self { kernels: &REGISTERS, rows, outputs: 64, step: 32, threads: THREADS };
+        }
+        let TileShape { rows, outputs, step, subgroups } = match rows {
+            _ if bytes >= 48 << 10 || shape == SMALL => shape,
+            ..=32 => LOW_MEMORY_WIDE,
+            _ => LOW_MEMORY,
+        };
+        Self { kernels: &COOPERATIVE, rows, outputs, step, threads: subgroups * target.team }
+    }
+}
+
+/// f16 activations in scratch: word offsets of scales and rows, and words of a row.
+#[derive(Clone, Copy, Debug)]
+struct F16Rows {
+    scales: usize,
+    rows: usize,
+    row_words: usize,
+}
+
+/// Words of an f16 row.
+const fn row_words(cols: usize) -> usize {
+    cols.next_multiple_of(PADDED_COLS) / 2
+}
+
+/// Encodes [`Op::MatMul`]. Returns false if it has too few rows for GEMM.
+pub(super) fn encode_matmul(
+    ctx: &mut OpContext<'_>,
+    operands: MatMulOperands,
+) -> Result<bool, Error> {
+    let MatMulOperands { x, weight, bias, out, .. } = operands;
+    let row_words = row_words(x.width);
+    let scales = x.rows.next_multiple_of(4);
+    let scratch_words = scales + x.rows * row_words;
+    let WeightShards { shape, shards } = WeightShards::new(ctx.store, weight)?;
+    let too_few = has_measured_thresholds(ctx) && !pays_for_rows(shape, x.rows);
+    if x.rows < MIN_ROWS || too_few || !ctx.store.can_bind(scratch_words) {
+        return Ok(false);
+    }
+    let scratch = ctx.scratch(scratch_words)?;
+    let f16_rows = F16Rows { scales: 0, rows: scales, row_words };
+    convert_rows(ctx, x, &scratch, f16_rows)?;
+    let bias = bias.map(|b| ctx.store.buffer_offset(b)).transpose()?;
+    for (arena, shard) in shards {
+        let product = GemmProduct {
+            tile: GemmTile::for_matrix(ctx, x.rows, shard.rows),
+            uses: TileUses { kind: TileKind::Matrix, tiles: 0, list: 0, bank: 0 },
+            rows: x.rows,
+            shape,
+            planes: shard.planes(),
+            up: None,
+            bias: match bias {
+                None => GemmBias::NONE,
+                Some(bias) => GemmBias {
+                    source: BiasSource::Activations,
+                    offsets: [bias + shard.first_row as u32, 0],
+                },
+            },
+            activation: GluCode::default(),
+            outputs: shard.rows,
+        };
+        let buffers = GemmBuffers { weights: &arena, scratch: &scratch, words: &scratch };
+        let out = out.columns(shard.first_row, shard.rows);
+        encode_product(ctx, &product, buffers, f16_rows, out)?;
+    }
+    Ok(true)
+}
+
+/// Encodes [`Op::Experts`]. Returns false if it has too few rows for GEMM, or gate and up differ in
+/// shape.
+pub(super) fn encode_experts(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<bool, Error> {
+    let &Op::Experts { x, shape, activation, experts, uses, inner, out } = op else {
+        return Ok(false);
+    };
+    let [x_words, inner_words] = [x.width, inner.width].map(row_words);
+    // Words of the tile table of routed uses, of scales, and of f16 rows.
+    let routed = match uses {
+        ExpertUses::Routed { table, .. } => Some(ctx.store.gpu_table(table)?.slots.len()),
+        ExpertUses::Listed(_) => None,
+    };
+    let scratch_words = |uses: usize| {
+        let table = routed.map_or(0, |experts| 2 * uses + (uses / MIN_TILE_ROWS + experts) * 4);
+        let scales = x.rows.max(uses).next_multiple_of(4);
+        (table.next_multiple_of(4), scales, (x.rows * x_words).max(uses * inner_words))
+    };
+    // The decision is the same for all ops among which the uses of a prefill chunk are divided.
+    let max_words = scratch_words(out.rows);
+    let too_few = match has_measured_thresholds(ctx) {
+        true => x.rows < MIN_ROWS || !pays_for_uses(shape.gate, out.rows, experts),
+        false => x.rows < MIN_EXPERT_ROWS,
+    };
+    if too_few
+        || shape.gate != shape.up
+        || !ctx.store.can_bind(max_words.0 + max_words.1 + max_words.2)
+    {
+        return Ok(false);
+    }
+    let count = uses.len();
+    if count == 0 {
+        return Ok(true);
+    }
+    let (table_words, scale_words, f16_words) = scratch_words(count);
+    let scratch = ctx.scratch(table_words + scale_words + f16_words)?;
+    let f16_rows =
+        |row_words| F16Rows { scales: table_words, rows: table_words + scale_words, row_words };
+    let (tile, plan) = match uses {
+        ExpertUses::Listed(uses) => {
+            let experts = uses.chunk_by(|a, b| a.slot == b.slot).count();
+            let tile = GemmTile::for_experts(ctx, count, experts);
+            (tile, plan_listed_tiles(ctx, uses, tile.rows as usize)?)
+        }
+        ExpertUses::Routed { ids, table } => {
+            let tile = GemmTile::for_experts(ctx, count, routed.unwrap_or(1));
+            (tile, plan_routed_tiles(ctx, ids, table, tile.rows, &scratch)?)
+        }
+    };
+    let [gate, up, down] = shape.layout()?.places();
+    convert_rows(ctx, x, &scratch, f16_rows(x_words))?;
+    for bank in &plan.banks {
+        let product = GemmProduct {
+            tile,
+            uses: bank.uses(TileKind::GateUp, plan.list),
+            rows: bank.tiles,
+            shape: gate.shape,
+            planes: gate.parts.map(|offset| offset as u32),
+            up: Some(&up),
+            bias: GemmBias::of_matrices([&gate, &up]),
+            activation: activation.into(),
+            outputs: 2 * inner.width,
+        };
+        let buffers = GemmBuffers { weights: &bank.buffer, scratch: &scratch, words: &plan.words };
+        encode_product(ctx, &product, buffers, f16_rows(x_words), inner)?;
+    }
+    convert_rows(ctx, View { rows: count, ..inner }, &scratch, f16_rows(inner_words))?;
+    for bank in &plan.banks {
+        let product = GemmProduct {
+            tile,
+            uses: bank.uses(TileKind::Down, plan.list),
+            rows: bank.tiles,
+            shape: down.shape,
+            planes: down.parts.map(|offset| offset as u32),
+            up: None,
+            bias: GemmBias::of_matrices([&down, &down]),
+            activation: GluCode::default(),
+            outputs: out.width,
+        };
+        let buffers = GemmBuffers { weights: &bank.buffer, scratch: &scratch, words: &plan.words };
+        encode_product(ctx, &product, buffers, f16_rows(inner_words), out)?;
+    }
+    Ok(true)
+}
+
+/// Bias of one or two matrices.
+#[derive(Clone, Copy, Debug)]
+struct GemmBias {
+    source: BiasSource,
+    offsets: [u32; 2],
+}
+
+impl GemmBias {
+    const NONE: Self = Self { source: BiasSource::None, offsets: [0; 2] };
+
+    /// Biases stored with two matrices.
+    fn of_matrices(matrices: [&MatrixPlace; 2]) -> Self {
+        match matrices.map(|matrix| matrix.bias) {
+            [Some((scalar, first)), Some((_, second))] => {
+                Self { source: BiasSource::Weights(scalar), offsets: [first as u32, second as u32] }
+            }
+            _ => Self::NONE,
+        }
+    }
+}
+
+/// `ALIGNED` of `tile_any.wgsl`: whether rows and quants start at whole words.
+fn is_word_aligned(shape: MatrixShape, weights: u32) -> bool {
+    let whole = match shape.format {
+        Format::Affine { bits, .. } => bits % 4 == 0,
+        Format::Plain(_) | Format::Scaled { .. } => true,
+    };
+    whole && weights.is_multiple_of(4) && shape.format.row_bytes(shape.cols).is_multiple_of(4)
+}
+
+/// `USES` of `tile.wgsl`: which rows a tile reads and writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TileKind {
+    /// Rows of `x` to rows of `out`; the weights are in an arena.
+    Matrix = 0,
+    /// Rows of `x` to `inner`, in the order of the list of uses.
+    GateUp = 1,
+    /// Rows of `inner` to rows of `out`.
+    Down = 2,
+}
+
+/// Kind of a product's tiles and where they are listed.
+#[derive(Clone, Copy, Debug)]
+struct TileUses {
+    kind: TileKind,
+    /// First word of the tile table.
+    tiles: u32,
+    /// First word of the list of uses.
+    list: u32,
+    bank: u32,
+}
+
+/// Tiles of the experts of one bank.
+struct BankTiles {
+    buffer: DeviceBuffer,
+    bank: u16,
+    /// First word of the tile table.
+    table: u32,
+    /// Entries of the table.
+    tiles: usize,
+}
+
+impl BankTiles {
+    const fn uses(&self, kind: TileKind, list: u32) -> TileUses {
+        TileUses { kind, tiles: self.table, list, bank: self.bank as u32 }
+    }
+}
+
+/// Tiles of an op, by bank.
+struct TilePlan {
+    /// Buffer with the tile tables and the list of uses.
+    words: DeviceBuffer,
+    list: u32,
+    banks: Vec<BankTiles>,
+}
+
+/// Plans the tiles of listed uses on the host.
+fn plan_listed_tiles(
+    ctx: &mut OpContext<'_>,
+    uses: &[ExpertUse],
+    tile_rows: usize,
+) -> Result<TilePlan, Error> {
+    let mut banks: BTreeMap<u16, Vec<u32>> = BTreeMap::new();
+    let mut first = 0;
+    for run in uses.chunk_by(|a, b| a.slot == b.slot) {
+        let slot = run[0].slot;
+        let entries = banks.entry(slot.bank).or_default();
+        for tile in run.chunks(tile_rows) {
+            let offset = ctx.store.slot_offset(slot);
+            entries.extend([offset, slot.bank.into(), first as u32, tile.len() as u32]);
+            first += tile.len();
+        }
+    }
+    let recorder = &mut *ctx.recorder;
+    recorder.reserve_upload(uses.len() * 2 + banks.values().map(Vec::len).sum::<usize>())?;
+    let list = recorder.upload(uses.iter().flat_map(|u| [u.row as u32, u.part as u32]));
+    let banks = banks.into_iter().map(|(bank, entries)| {
+        let tiles = entries.len() / 4;
+        let buffer = ctx.store.bank_buffer(bank)?;
+        Ok(BankTiles { buffer, bank, table: recorder.upload(entries), tiles })
+    });
+    let banks = banks.collect::<Result<_, Error>>()?;
+    Ok(TilePlan { words: recorder.upload_buffer().clone(), list, banks })
+}
+
+/// Plans the tiles of routed uses on the card, which sorts the router's ids by expert. List and
+/// table are at the start of the scratch.
+fn plan_routed_tiles(
+    ctx: &mut OpContext<'_>,
+    ids: View,
+    table: SlotTable,
+    tile_rows: u32,
+    scratch: &DeviceBuffer,
+) -> Result<TilePlan, Error> {
+    let table = ctx.store.gpu_table(table)?;
+    let experts = table.slots.len();
+    let uses = ids.rows * ids.width;
+    let params = Params::new()
+        .u(ctx.store.view_offset(&ids)?)
+        .n(ids.row_stride)
+        .n(ids.width)
+        .n(uses)
+        .u(0)
+        .n(2 * uses)
+        .n(experts);
+    let constants = Constants::new(&[("WG", THREADS), ("TILE_M", tile_rows)]);
+    let buffers = [ctx.store.activations(), &table.buffer, scratch];
+    ctx.recorder.dispatch(&BUCKET, constants, &buffers, &params, experts)?;
+    let bank_tiles = |bank: &u16| {
+        let tiles = uses / tile_rows as usize + experts;
+        let buffer = ctx.store.bank_buffer(*bank)?;
+        Ok(BankTiles { buffer, bank: *bank, table: 2 * uses as u32, tiles })
+    };
+    let banks = table.banks.iter().map(bank_tiles).collect::<Result<_, Error>>()?;
+    Ok(TilePlan { words: scratch.clone(), list: 0, banks })
+}
+
+/// One dispatch of `tile.wgsl`.
+struct GemmProduct<'a> {
+    tile: GemmTile,
+    uses: TileUses,
+    /// Rows, or entries of a tile table.
+    rows: usize,
+    /// Shape and plane offsets of the matrix, or of gate.
+    shape: MatrixShape,
+    planes: [u32; 3],
+    up: Option<&'a MatrixPlace>,
+    bias: GemmBias,
+    activation: GluCode,
+    /// Outputs; those of gate and up together.
+    outputs: usize,
+}
+
+/// Buffers of a dispatch besides the activations.
+#[derive(Clone, Copy)]
+struct GemmBuffers<'a> {
+    weights: &'a DeviceBuffer,
+    /// f16 rows and their scales.
+    scratch: &'a DeviceBuffer,
+    /// Tile tables and list of uses.
+    words: &'a DeviceBuffer,
+}
+
+/// Whether thresholds beyond [`MIN_ROWS`] and [`MIN_EXPERT_ROWS`] apply. They were measured with
+/// cooperative matrices. Software adapters compute one workgroup after another, so only the amount
+/// of work counts.
+fn has_measured_thresholds(ctx: &OpContext<'_>) -> bool {
+    ctx.target().cooperative && ctx.card.adapter.kind != AdapterKind::Software
+}
+
+/// Converts rows to f16 in scratch, each with a scale.
+fn convert_rows(
+    ctx: &mut OpContext<'_>,
+    x: View,
+    scratch: &DeviceBuffer,
+    dst: F16Rows,
+) -> Result<(), Error> {
+    let params = Params::new()
+        .view(ctx.store.view_offset(&x)?, &x)
+        .n(x.rows)
+        .n(x.width)
+        .n(dst.scales)
+        .n(dst.rows)
+        .n(dst.row_words);
+    let constants = Constants::new(&[("WG", THREADS)]);
+    let buffers = [ctx.store.activations(), scratch];
+    ctx.recorder.dispatch(&HALVES, constants, &buffers, &params, x.rows)
+}
+
+/// Encodes one product of f16 rows.
+fn encode_product(
+    ctx: &mut OpContext<'_>,
+    product: &GemmProduct<'_>,
+    buffers: GemmBuffers<'_>,
+    x: F16Rows,
+    out: View,
+) -> Result<(), Error> {
+    let &GemmProduct { tile, uses, rows, shape, planes, up, bias, activation, outputs } = product;
+    let up_planes = up.map_or(planes, |up| up.parts.map(|offset| offset as u32));
+    let (row_step, up_first) = up.map_or((1, 0), |up| (up.step, up.first));
+    let blocks = [planes, up_planes]
+        .map(|planes| Block32::for_planes(shape, planes.map(|offset| offset as usize)));
+    let kernel = if let [Some(block), Some(_)] = blocks { block.index() } else { ANY_LAYOUT };
+    let aligned = is_word_aligned(shape, planes[0]) && is_word_aligned(shape, up_planes[0]);
+    let params = Params::new()
+        .view(ctx.store.view_offset(&out)?, &out)
+        .matrix(planes, shape)
+        .u(up_planes[0])
+        .u(up_planes[1])
+        .u(up_planes[2])
+        .n(x.rows / 2)
+        .n(x.row_words / 2)
+        .n(x.scales)
+        .n(rows)
+        .n(outputs)
+        .n(shape.cols)
+        .u(uses.tiles)
+        .u(uses.list)
+        .u(uses.bank)
+        .n(row_step)
+        .n(up_first)
+        .u(bias.offsets[0])
+        .u(bias.offsets[1])
+        .f(activation.alpha)
+        .f(activation.limit);
+    let constants = Constants::new(&[
+        ("WG", tile.threads),
+        ("TILE_M", tile.rows),
+        ("TILE_N", tile.outputs),
+        ("TILE_K", tile.step),
+        ("ASSIGNMENTS", uses.kind as u32),
+        ("GATED", up.is_some().into()),
+        ("ACTIVATION", activation.kind),
+        ("BIAS", bias.source.code()),
+        ("ALIGNED", aligned.into()),
+    ])
+    .format(shape.format);
+    let tiles = match uses.kind {
+        TileKind::Matrix => rows.div_ceil(tile.rows as usize),
+        TileKind::GateUp | TileKind::Down => rows,
+    };
+    let groups = tiles * outputs.div_ceil(tile.outputs as usize);
+    let GemmBuffers { weights, scratch, words } = buffers;
+    let buffers = [ctx.store.activations(), weights, scratch, scratch, words, weights];
+    ctx.recorder.dispatch(&tile.kernels[kernel], constants, &buffers, &params, groups)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Scalar,
+        gpu::kernel::{Target, tests::valid},
+    };
+
+    /// Cases from measurements.
+    #[test]
+    fn few_uses_of_many_experts_use_gemv() {
+        let gate = |rows, cols, format| MatrixShape { rows, cols, format };
+        let qwen3 = gate(768, 2048, affine(4));
+        let cases = [
+            (qwen3, 48 * 8, 128, false),
+            (qwen3, 128 * 8, 128, true),
+            (gate(512, 2048, affine(4)), 96 * 8, 256, false),
+            (gate(512, 2048, affine(4)), 256 * 8, 256, true),
+            (gate(2880, 2880, Format::MXFP4), 16 * 4, 32, false),
+            (gate(2880, 2880, Format::MXFP4), 32 * 4, 32, true),
+            // Too few experts to fill a card.
+            (qwen3, 16 * 8, 16, false),
+            (qwen3, 128 * 8, 16, true),
+        ];
+        for (gate, uses, experts, tiles) in cases {
+            assert_eq!(
+                pays_for_uses(gate, uses, experts),
+                tiles,
+                "{gate:?}, {uses} uses of {experts}"
+            );
+        }
+        assert!(
+            !pays_for_rows(gate(2048, 4096, affine(4)), 24)
+                && pays_for_rows(gate(2048, 4096, affine(4)), 32)
+        );
+    }
+
+    #[test]
+    fn cooperative_tiles_are_valid() {
+        let target = Target { team: 32, subgroups: true, dot8: true, f16: true, cooperative: true };
+        let plain = [Scalar::F32, Scalar::F16, Scalar::BF16].map(Format::Plain);
+        let formats = [Format::MXFP4, Format::NVFP4, Format::MXFP8].into_iter().chain(plain);
+        for format in formats.chain([2, 3, 4, 5, 6, 8].map(affine)) {
+            let block = Block32::for_shape(MatrixShape { rows: 1, cols: 64, format })
+                .expect("whole blocks");
+            let low_memory = [SMALL, LOW_MEMORY_WIDE, LOW_MEMORY].map(|shape| (shape, 32 << 10));
+            let large = [MEDIUM, WIDE, LARGE].map(|shape| (shape, 48 << 10));
+            for (TileShape { rows, outputs, step, subgroups }, memory) in
+                low_memory.into_iter().chain(large)
+            {
+                let constants = Constants::new(&[
+                    ("WG", subgroups * target.team),
+                    ("TILE_M", rows),
+                    ("TILE_N", outputs),
+                    ("TILE_K", step),
+                    ("ASSIGNMENTS", 1),
+                    ("GATED", 1),
+                    ("ACTIVATION", 0),
+                    ("BIAS", 9),
+                    ("ALIGNED", 1),
+                ]);
+                for kernel in [&COOPERATIVE[block.index()], &COOPERATIVE[ANY_LAYOUT]] {
+                    valid(&target.text(kernel, &constants.format(format)), memory);
+                }
+            }
+        }
+    }
+
+    fn affine(bits: u8) -> Format {
+        Format::Affine { bits, group: 64, scale: Scalar::BF16 }
+    }
+}

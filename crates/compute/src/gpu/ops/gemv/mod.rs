@@ -1,0 +1,541 @@
+//! GEMV dispatch: products of a few rows of activations with weights, bound by memory bandwidth.
+//!
+//! [`experts`] has the products of routed experts.
+
+pub(in crate::gpu) mod experts;
+
+use super::{
+    Constants, DeviceBuffer, Kernel, OpContext, Params, kernel,
+    norm::{NormDispatch, NormKind},
+    operands::{BankUses, WeightShards},
+    weight_format::Block32,
+};
+use crate::{
+    Activation, Buffer, Error, MatrixShape, View, Weight,
+    gpu::store::{Store, weights::WeightShard},
+    matrix::MatrixPlace,
+};
+
+pub(in crate::gpu) use self::experts::{DownProjection, ExpertSum};
+use self::experts::{ExpertStage, encode_stage};
+
+/// One kernel per [`Block32`] with f32 activations, then those with integer activations.
+macro_rules! kernels {
+    ($root:literal, $name:literal, $binds:tt, $bindings:tt) => {
+        [
+            kernels!(@ $root, $name, "q4", "f32", $binds, $bindings),
+            kernels!(@ $root, $name, "q8", "f32", $binds, $bindings),
+            kernels!(@ $root, $name, "quants", "f32", $binds, $bindings),
+            kernels!(@ $root, $name, "plain", "f32", $binds, $bindings),
+            kernels!(@ $root, $name, "e2m1", "f32", $binds, $bindings),
+            kernels!(@ $root, $name, "e4m3", "f32", $binds, $bindings),
+            kernels!(@ $root, $name, "q4", "int", $binds, $bindings),
+            kernels!(@ $root, $name, "q8", "int", $binds, $bindings),
+            kernels!(@ $root, $name, "quants", "int", $binds, $bindings),
+            kernels!(@ $root, $name, "e2m1", "int", $binds, $bindings),
+        ]
+    };
+    (
+        @ $root:literal, $name:literal, $codec:literal, $activations:literal,
+        { $($interface:ident: $file:literal),* }, $bindings:tt
+    ) => {
+        kernel!(
+            concat!($name, " ", $codec, " ", $activations),
+            $root,
+            {
+                codec: concat!("codec/", $codec),
+                activations: concat!("gemv/activations_", $activations),
+                $($interface: $file),*
+            },
+            $bindings
+        )
+    };
+}
+
+pub(in crate::gpu) static MATVEC: [Kernel; 10] =
+    kernels!("gemv/gemv", "gemv", {}, [Write, Read, Read]);
+pub(in crate::gpu) static EXPERTS: [Kernel; 10] = kernels!(
+    "experts/experts_gemv",
+    "experts_gemv",
+    { assignments: "experts/assignments_given" },
+    [Write, Read, Read, Read]
+);
+pub(in crate::gpu) static EXPERTS_RANKED: [Kernel; 10] = kernels!(
+    "experts/experts_gemv",
+    "experts_gemv routed",
+    { assignments: "experts/assignments_routed", scratch: "router/scratch_workgroup" },
+    [Write, Read, Read, Read, Write]
+);
+pub(in crate::gpu) static EXPERTS_SUM: [Kernel; 10] =
+    kernels!("experts/experts_down_sum", "experts_down_sum", {}, [Write, Read, Read, Read]);
+
+/// Threads of a workgroup.
+const THREADS: u32 = 256;
+/// Maximum number of threads that share rows of weights.
+const MAX_ROW_THREADS: u32 = 32;
+/// Rows of a matrix from which on row groups take several rows each, whatever their length: there
+/// are enough row groups to fill any GPU.
+const LARGE_MATRIX_ROWS: usize = 1 << 15;
+/// Rows of a matrix up to which row groups with f32 activations take few rows each, although each
+/// group then loads `x` separately.
+const SMALL_MATRIX_ROWS: usize = 1 << 10;
+/// Workgroups of a product that fill any GPU. Larger products use a grid-stride loop, so that `x`
+/// is staged less often.
+const FULL_GRID: usize = 528;
+/// Workgroups for matrices of at least [`LARGE_MATRIX_ROWS`] rows. More of them, because occupancy
+/// varies by kernel and a partly filled last wave is then a smaller share of the time.
+const FULL_GRID_LARGE: usize = 3 * FULL_GRID;
+/// Maximum rows that are normed in the prologue of products. Each workgroup of a row norms it
+/// again, which costs less than a separate dispatch.
+pub(in crate::gpu) const MAX_NORMED_ROWS: usize = 4;
+/// Maximum number of matrices that share a dispatch.
+const MAX_MATRICES: usize = 4;
+
+/// Format of activations in workgroup memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ActivationFormat {
+    F32,
+    /// 16-bit integers, with a scale for each 32.
+    I16,
+    /// 8-bit integers, with a scale for each 32.
+    I8,
+}
+
+impl ActivationFormat {
+    /// Format for most products.
+    const fn default_for(exact: bool) -> Self {
+        if exact { Self::F32 } else { Self::I16 }
+    }
+
+    /// Format for gate and up of experts. They are half of the bytes that a token reads, and the
+    /// second byte of activations affects logits least there.
+    const fn for_gate_up(exact: bool) -> Self {
+        if exact { Self::F32 } else { Self::I8 }
+    }
+
+    /// Format in which a kernel for `block` stages activations: f32 without integer products.
+    fn supported(self, ctx: &OpContext<'_>, block: Block32) -> Self {
+        if ctx.target().dot8 && block.is_integer() { self } else { Self::F32 }
+    }
+
+    /// Bytes of workgroup memory for `cols` activations, with their scales and sums.
+    const fn workgroup_bytes(self, cols: usize) -> usize {
+        match self {
+            Self::F32 => 4 * cols,
+            Self::I16 => 2 * cols + cols / 2,
+            Self::I8 => cols + cols / 2,
+        }
+    }
+}
+
+/// Kernel for a matrix shape and its constants.
+#[derive(Clone, Copy)]
+struct GemvConfig {
+    /// Index in arrays of kernels.
+    kernel: usize,
+    block: Block32,
+    /// Threads of a row group, and rows that it computes at a time.
+    row_threads: u32,
+    rows: usize,
+    activations: ActivationFormat,
+    constants: Constants,
+}
+
+impl GemvConfig {
+    /// Config for whole rows of a matrix; `None` if only the general kernel supports the shape, or
+    /// rows do not fit into workgroup memory.
+    fn for_rows(
+        ctx: &OpContext<'_>,
+        shape: MatrixShape,
+        activations: ActivationFormat,
+    ) -> Option<Self> {
+        section_cols(ctx, shape, activations).filter(|cols| *cols == shape.cols)?;
+        Self::for_section(ctx, shape, activations, shape.cols)
+    }
+
+    /// Config for `cols` inputs of each row, at most [`section_cols`].
+    fn for_section(
+        ctx: &OpContext<'_>,
+        shape: MatrixShape,
+        activations: ActivationFormat,
+        cols: usize,
+    ) -> Option<Self> {
+        let block = Block32::for_shape(shape)?;
+        let activations = activations.supported(ctx, block);
+        let is_integer = activations != ActivationFormat::F32;
+        let section = MatrixShape { cols, ..shape };
+        let (row_threads, rows) = row_groups(section, ctx.target().team, is_integer);
+        let kernel = match (block, is_integer) {
+            (_, false) => block.index(),
+            // The last one: plain and e4m3 weights have no integer kernel.
+            (Block32::E2m1, true) => 9,
+            (_, true) => 6 + block.index(),
+        };
+        let bytes = if activations == ActivationFormat::I16 { 2 } else { 1 };
+        let constants = Constants::new(&[("ROW_COLS", shape.cols as u32), ("X_BYTES", bytes)]);
+        let constants = constants.blocks(section);
+        Some(Self { kernel, block, row_threads, rows, activations, constants })
+    }
+}
+
+/// Inputs of a row that fit into workgroup memory at once: all, or whole blocks of weights. `None`
+/// if only the general kernel supports the shape.
+pub(super) fn section_cols(
+    ctx: &OpContext<'_>,
+    shape: MatrixShape,
+    activations: ActivationFormat,
+) -> Option<usize> {
+    let activations = activations.supported(ctx, Block32::for_shape(shape)?);
+    let max = x_bytes(ctx) * 32 / activations.workgroup_bytes(32);
+    let block = shape.format.block_cols().max(32);
+    let max = max / block * block;
+    let sections = shape.cols.div_ceil(max.max(1)).max(1);
+    (max > 0).then(|| shape.cols.div_ceil(sections).next_multiple_of(block).min(shape.cols))
+}
+
+/// Bytes of workgroup memory for `x`. Without subgroups, teams exchange values through the rest.
+fn x_bytes(ctx: &OpContext<'_>) -> usize {
+    ctx.workgroup_bytes() as usize - 4096
+}
+
+/// Threads of a row group and rows that it computes at a time, so that its threads can load all of
+/// the rows at once.
+pub(super) fn row_groups(shape: MatrixShape, team: u32, is_integer: bool) -> (u32, usize) {
+    let blocks = (shape.cols / 32).max(1);
+    // A row of 24 blocks is split into three for each of eight threads.
+    let whole = if blocks < 64 { 1 << blocks.trailing_zeros().max(3) } else { MAX_ROW_THREADS };
+    let row_threads = MAX_ROW_THREADS.min(team).min(whole);
+    let loads = blocks.div_ceil(row_threads as usize).next_power_of_two().clamp(1, 4);
+    let rows = match is_integer {
+        true if shape.rows >= LARGE_MATRIX_ROWS => (4 / loads).max(2),
+        false if shape.rows > SMALL_MATRIX_ROWS => 4,
+        _ => 4 / loads,
+    };
+    (row_threads, rows)
+}
+
+/// Grid of a product with a grid-stride loop.
+#[derive(Clone, Copy)]
+struct RowGrid {
+    workgroups: usize,
+    /// Row blocks that a workgroup computes.
+    blocks_per_group: usize,
+}
+
+impl RowGrid {
+    /// Grid for `rows` rows, of at most about `full` workgroups.
+    fn new(rows: usize, rows_per_block: usize, full: usize) -> Self {
+        let blocks = rows.div_ceil(rows_per_block);
+        let blocks_per_group = blocks.div_ceil(full).max(1);
+        Self { workgroups: blocks.div_ceil(blocks_per_group), blocks_per_group }
+    }
+}
+
+/// Encodes [`Op::MatMul`](crate::Op::MatMul). Returns false if these kernels do not support the
+/// shape.
+pub(super) fn encode_matmul(
+    ctx: &mut OpContext<'_>,
+    operands: MatMulOperands,
+) -> Result<bool, Error> {
+    let MatMulOperands { x, weight, bias, exact, out } = operands;
+    let WeightShards { shape, shards } = WeightShards::new(ctx.store, weight)?;
+    let activations = ActivationFormat::default_for(exact);
+    let Some(section) = section_cols(ctx, shape, activations) else { return Ok(false) };
+    for (arena, shard) in shards {
+        let bias = bias.map(|b| ctx.store.buffer_offset(b)).transpose()?;
+        let bias = bias.map(|b| b + shard.first_row as u32);
+        let out = out.columns(shard.first_row, shard.rows);
+        for first in (0..shape.cols).step_by(section) {
+            let cols = section.min(shape.cols - first);
+            let Some(config) = GemvConfig::for_section(ctx, shape, activations, cols) else {
+                return Ok(false);
+            };
+            let product = GemvProduct {
+                config,
+                shape,
+                x: x.columns(first, cols),
+                arena: arena.clone(),
+                shard: shard.advance(plane_bytes(shape, first).map(|bytes| bytes as u32)),
+                // The first section writes `out`, the others add to it.
+                bias: bias.filter(|_| first == 0),
+                accumulate: first > 0,
+                out,
+            };
+            encode_products(ctx, None, &[product], None)?;
+        }
+    }
+    Ok(true)
+}
+
+/// Bytes of `cols` inputs of a row: weights, scales and biases.
+const fn plane_bytes(shape: MatrixShape, cols: usize) -> [usize; 3] {
+    let scales = shape.format.row_scale_bytes(cols);
+    [shape.format.row_bytes(cols), scales, scales]
+}
+
+/// Operands of [`Op::MatMul`](crate::Op::MatMul).
+#[derive(Clone, Copy)]
+pub(in crate::gpu) struct MatMulOperands {
+    pub(in crate::gpu) x: View,
+    pub(in crate::gpu) weight: Weight,
+    pub(in crate::gpu) bias: Option<Buffer>,
+    /// Whether the op or the device demands f32 activations.
+    pub(in crate::gpu) exact: bool,
+    pub(in crate::gpu) out: View,
+}
+
+/// RMSNorm of a few rows, which may be the prologue of products.
+#[derive(Clone, Copy)]
+pub(in crate::gpu) struct NormPrologue {
+    pub(in crate::gpu) x: View,
+    pub(in crate::gpu) weight: Buffer,
+    pub(in crate::gpu) eps: f32,
+    pub(in crate::gpu) out: View,
+}
+
+impl NormPrologue {
+    /// Encodes it as a separate dispatch.
+    pub(in crate::gpu) fn encode(&self, ctx: &mut OpContext<'_>) -> Result<(), Error> {
+        let &Self { x, weight, eps, out } = self;
+        NormDispatch {
+            kind: NormKind::Rms,
+            x,
+            out,
+            operand: None,
+            weight: Some(weight),
+            bias: None,
+            eps,
+        }
+        .encode(ctx)
+    }
+}
+
+/// Norm of heads from sums of squares, as the prologue of a product.
+#[derive(Clone, Copy)]
+pub(in crate::gpu) struct HeadNormPrologue {
+    /// Heads that are not normed yet.
+    pub(in crate::gpu) heads: View,
+    /// View with `count` partial sums of squares at the start of each head.
+    pub(in crate::gpu) sums: View,
+    pub(in crate::gpu) count: usize,
+    pub(in crate::gpu) eps: f32,
+}
+
+/// Computation on `x` before the products.
+#[derive(Clone, Copy)]
+pub(in crate::gpu) enum Prologue {
+    Norm(NormPrologue),
+    HeadNorm(HeadNormPrologue),
+}
+
+/// Product of `x` with rows of a weight matrix in one arena.
+pub(in crate::gpu) struct GemvProduct {
+    config: GemvConfig,
+    shape: MatrixShape,
+    x: View,
+    arena: DeviceBuffer,
+    shard: WeightShard,
+    /// Offset of the bias in the activations.
+    bias: Option<u32>,
+    /// Whether it adds to `out`.
+    accumulate: bool,
+    out: View,
+}
+
+impl GemvProduct {
+    /// Product with a weight that is one shard; `None` if these kernels do not support the shape.
+    pub(in crate::gpu) fn new(
+        ctx: &OpContext<'_>,
+        operands: MatMulOperands,
+    ) -> Result<Option<Self>, Error> {
+        let MatMulOperands { x, weight, bias, exact, out } = operands;
+        let matrix = ctx.store.matrix(weight)?;
+        let [shard] = matrix.shards[..] else { return Ok(None) };
+        let (shape, activations) = (matrix.shape, ActivationFormat::default_for(exact));
+        let Some(config) = GemvConfig::for_rows(ctx, shape, activations) else { return Ok(None) };
+        let bias = bias.map(|b| ctx.store.buffer_offset(b)).transpose()?;
+        let arena = ctx.store.arena(&shard);
+        Ok(Some(Self { config, shape, x, arena, shard, bias, accumulate: false, out }))
+    }
+
+    /// Whether `norm` can be its prologue.
+    pub(in crate::gpu) fn accepts_norm(&self, norm: &NormPrologue) -> bool {
+        self.x == norm.out && norm.x.is_dense() && norm.out.is_dense()
+    }
+
+    /// Whether `norm` can be its prologue.
+    pub(in crate::gpu) fn accepts_head_norm(
+        &self,
+        ctx: &OpContext<'_>,
+        norm: &HeadNormPrologue,
+    ) -> bool {
+        let View { heads, width, .. } = norm.heads;
+        let staged = self.config.activations.workgroup_bytes(self.shape.cols);
+        self.x.split(heads) == norm.heads
+            && width.is_multiple_of(16)
+            && heads <= THREADS as usize
+            && staged + 4 * heads <= x_bytes(ctx)
+    }
+
+    /// Whether `x += y` can be its epilogue, where `x` is the residual stream.
+    pub(in crate::gpu) fn accepts_residual(
+        &self,
+        prologue: Option<&Prologue>,
+        x: View,
+        y: View,
+    ) -> bool {
+        let read = prologue.map(|prologue| match prologue {
+            Prologue::Norm(norm) => norm.x.buffer,
+            Prologue::HeadNorm(norm) => norm.sums.buffer,
+        });
+        self.out == y
+            && x.buffer != y.buffer
+            && x.buffer != self.x.buffer
+            && read.is_none_or(|read| read != x.buffer)
+    }
+
+    /// Whether it can share a dispatch with others.
+    pub(in crate::gpu) fn can_share(&self, others: &[Self]) -> bool {
+        others.len() < MAX_MATRICES
+            && others.iter().all(|other| {
+                self.x == other.x
+                    && self.config.kernel == other.config.kernel
+                    && self.config.constants == other.config.constants
+                    && self.arena.id == other.arena.id
+                    && self.bias.is_some() == other.bias.is_some()
+                    && self.out.buffer != other.out.buffer
+                    && (self.x.rows == 1 || self.bias.is_none())
+                    && other.shard.rows.is_multiple_of(4)
+            })
+    }
+}
+
+/// Views of the epilogue and prologue that the kernel takes in the unused entries of its array of
+/// matrices.
+#[derive(Clone, Copy)]
+struct ExtraViews {
+    /// Residual stream that also receives the output, in entry 1.
+    residual: Option<View>,
+    /// Sums of squares of heads, in entry 2.
+    squares: Option<View>,
+}
+
+impl ExtraViews {
+    /// Adds entry `index`: the offset in `out`, the row stride in `bias`.
+    fn push_entry(&self, store: &Store, params: Params, index: usize) -> Result<Params, Error> {
+        let view = match index {
+            1 => self.residual,
+            2 => self.squares,
+            _ => None,
+        };
+        let offset = view.map_or(Ok(0), |view| store.view_offset(&view))?;
+        let stride = view.map_or(0, |view| view.row_stride);
+        Ok(params.u(0).u(0).u(0).u(offset).u(0).n(stride))
+    }
+}
+
+/// Encodes products as one dispatch. `residual` also receives the output of the only product.
+pub(in crate::gpu) fn encode_products(
+    ctx: &mut OpContext<'_>,
+    prologue: Option<&Prologue>,
+    products: &[GemvProduct],
+    residual: Option<View>,
+) -> Result<(), Error> {
+    let Some(GemvProduct { config, x, arena, out, bias, accumulate, .. }) = products.first() else {
+        return Ok(());
+    };
+    let GemvConfig { kernel, block, row_threads, constants, .. } = *config;
+    let rows_at_once = products.iter().map(|p| p.config.rows).max().unwrap_or(4);
+    let rows: usize = products.iter().map(|p| p.shard.rows).sum();
+    let full = if rows < LARGE_MATRIX_ROWS { FULL_GRID } else { FULL_GRID_LARGE };
+    let grid = RowGrid::new(rows, rows_at_once * (THREADS / row_threads) as usize, full);
+    let (norm, head_norm) = match prologue {
+        Some(Prologue::Norm(norm)) => (Some(norm), None),
+        Some(Prologue::HeadNorm(norm)) => (None, Some(norm)),
+        None => (None, None),
+    };
+    let store = &*ctx.store;
+    // Offset of `x`, then the offset of its norm or else the row stride of `x`.
+    let (x_offset, x_row) = match norm {
+        Some(norm) => (store.view_offset(&norm.x)?, store.view_offset(x)?),
+        None => (store.view_offset(x)?, x.row_stride as u32),
+    };
+    let mut params = Params::new()
+        .u(x_offset)
+        .u(x_row)
+        .n(out.row_stride)
+        .n(x.rows)
+        .n(grid.workgroups)
+        .n(grid.blocks_per_group);
+    let mut end_row = 0;
+    for GemvProduct { shard, bias, out, .. } in products {
+        end_row += shard.rows;
+        params = params
+            .n(shard.weights as usize / block.load_bytes())
+            .u(shard.scales)
+            .u(shard.biases)
+            .u(store.view_offset(out)?)
+            .n(end_row)
+            .u(bias.unwrap_or(out.row_stride as u32));
+    }
+    let extra = ExtraViews { residual, squares: head_norm.map(|norm| norm.sums) };
+    for index in products.len()..MAX_MATRICES {
+        params = extra.push_entry(store, params, index)?;
+    }
+    params = match prologue {
+        Some(Prologue::Norm(norm)) => params.u(store.buffer_offset(norm.weight)?).f(norm.eps),
+        Some(Prologue::HeadNorm(norm)) => params.u(0).f(norm.eps),
+        None => params,
+    };
+    let constants = constants
+        .with("WG", THREADS)
+        .with("ROW_THREADS", row_threads)
+        .with("ROWS", rows_at_once as u32)
+        .with("MATRICES", products.len() as u32)
+        .with("BIAS_MODE", if *accumulate { 2 } else { bias.is_some().into() })
+        .with("NORM", norm.is_some().into())
+        .with("HEAD_WIDTH", head_norm.map_or(0, |norm| norm.heads.width) as u32)
+        .with("HEAD_SQUARES", head_norm.map_or(0, |norm| norm.count) as u32)
+        .with("RESIDUAL", residual.is_some().into());
+    let buffers = [store.activations(), arena, arena];
+    let groups = x.rows * grid.workgroups;
+    ctx.recorder.dispatch(&MATVEC[kernel], constants, &buffers, &params, groups)
+}
+
+/// Whether products are the gate and up projections of a GLU of one row.
+pub(in crate::gpu) fn is_glu(products: &[GemvProduct], [gate, up]: [View; 2]) -> bool {
+    let [first, second] = products else { return false };
+    first.x.rows == 1
+        && first.out == gate
+        && second.out == up
+        && first.shard.rows == second.shard.rows
+        && first.bias.is_none()
+        && second.bias.is_none()
+}
+
+/// Encodes gate and up projections fused with their GLU.
+pub(in crate::gpu) fn encode_glu(
+    ctx: &mut OpContext<'_>,
+    products: &[GemvProduct],
+    activation: Activation,
+    out: View,
+) -> Result<(), Error> {
+    let [gate, up] = products else { return Ok(()) };
+    let matrix = |GemvProduct { shape, shard, .. }: &GemvProduct| MatrixPlace {
+        shape: *shape,
+        parts: shard.planes().map(|offset| offset as usize),
+        bias: None,
+        first: 0,
+        step: 1,
+    };
+    let uses = BankUses::single_row(gate.arena.clone(), ctx.recorder.upload_buffer().clone());
+    let stage = ExpertStage {
+        uses: &uses,
+        x: gate.x,
+        out,
+        matrices: &[matrix(gate), matrix(up)],
+        activation: activation.into(),
+        router: None,
+    };
+    encode_stage(ctx, gate.config, &stage, false)
+}

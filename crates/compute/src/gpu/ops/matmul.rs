@@ -1,0 +1,105 @@
+//! Products with resident weights: choice of GEMM, GEMV or the general kernel; embedding lookup.
+
+use super::{
+    Constants, Kernel, OpContext, Params, gemm,
+    gemv::{self, GemvProduct, MatMulOperands},
+    head_matmul, kernel,
+    operands::WeightShards,
+};
+use crate::{Error, Op, View, Weight};
+
+pub(in crate::gpu) static EMBED: Kernel =
+    kernel!("embed", "elementwise/embed", [Write, Read, Read]);
+pub(in crate::gpu) static MATVEC_ANY: Kernel = kernel!("gemv_any", "gemv/gemv_any", [Write, Read]);
+const THREADS: u32 = 256;
+
+/// Encodes [`Op::Embed`].
+fn encode_embed(
+    ctx: &mut OpContext<'_>,
+    table: Weight,
+    tokens: &[u32],
+    out: View,
+) -> Result<(), Error> {
+    ctx.recorder.reserve_upload(tokens.len())?;
+    let offset = ctx.recorder.upload(tokens.iter().copied());
+    ctx.recorder.note_tokens(offset);
+    let WeightShards { shape, shards } = WeightShards::new(ctx.store, table)?;
+    let constants =
+        Constants::new(&[("WG", THREADS), ("COLS", shape.cols as u32)]).format(shape.format);
+    let groups = (tokens.len() * shape.cols).div_ceil(THREADS as usize);
+    let upload = ctx.recorder.upload_buffer().clone();
+    for (arena, shard) in shards {
+        let params = Params::new()
+            .view(ctx.store.view_offset(&out)?, &out)
+            .matrix(shard.planes(), shape)
+            .u(offset)
+            .n(tokens.len())
+            .n(shard.first_row)
+            .n(shard.rows)
+            // `nothing`: a zero that the shader compiler must not know.
+            .u(0);
+        let buffers = [ctx.store.activations(), &arena, &upload];
+        ctx.recorder.dispatch(&EMBED, constants, &buffers, &params, groups)?;
+    }
+    Ok(())
+}
+
+/// Encodes [`Op::MatMul`] with the general kernel.
+fn encode_general(ctx: &mut OpContext<'_>, operands: MatMulOperands) -> Result<(), Error> {
+    let MatMulOperands { x, weight, bias, out, .. } = operands;
+    let WeightShards { shape, shards } = WeightShards::new(ctx.store, weight)?;
+    for (arena, shard) in shards {
+        let bias = bias.map(|b| ctx.store.buffer_offset(b)).transpose()?;
+        let out = out.columns(shard.first_row, shard.rows);
+        let params = Params::new()
+            .view(ctx.store.view_offset(&x)?, &x)
+            .view(ctx.store.view_offset(&out)?, &out)
+            .matrix(shard.planes(), shape)
+            .u(0)
+            .n(shard.rows)
+            .n(shape.cols)
+            .n(x.rows)
+            .u(1)
+            .u(0)
+            .u(bias.map_or(0, |b| b + shard.first_row as u32));
+        let constants = Constants::new(&[("WG", THREADS), ("BIASED", bias.is_some().into())]);
+        let constants = constants.format(shape.format);
+        let blocks = shard.rows.div_ceil((THREADS / ctx.target().team) as usize);
+        let buffers = [ctx.store.activations(), &arena];
+        ctx.recorder.dispatch(&MATVEC_ANY, constants, &buffers, &params, x.rows * blocks)?;
+    }
+    Ok(())
+}
+
+/// GEMV product of an [`Op::MatMul`]; `None` if it has too many rows or an unsupported shape.
+pub(in crate::gpu) fn gemv_product(
+    ctx: &OpContext<'_>,
+    op: &Op<'_>,
+) -> Result<Option<GemvProduct>, Error> {
+    match *op {
+        Op::MatMul { x, weight, bias, exact, out } if x.rows < gemm::MIN_ROWS => {
+            let exact = exact || ctx.exact;
+            GemvProduct::new(ctx, MatMulOperands { x, weight, bias, exact, out })
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Encodes [`Op::Embed`], [`Op::MatMul`] or [`Op::HeadMatMul`].
+pub(super) fn encode(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {
+    match *op {
+        Op::Embed { table, tokens, out } => encode_embed(ctx, table, tokens, out),
+        Op::MatMul { x, weight, bias, exact, out } => {
+            let exact = exact || ctx.exact;
+            let operands = MatMulOperands { x, weight, bias, exact, out };
+            if (!exact && gemm::encode_matmul(ctx, operands)?)
+                || gemv::encode_matmul(ctx, operands)?
+            {
+                return Ok(());
+            }
+            encode_general(ctx, operands)
+        }
+        Op::HeadMatMul { x, matrix, out } => head_matmul::encode(ctx, x, matrix, out),
+        _ => Ok(()),
+    }
+}

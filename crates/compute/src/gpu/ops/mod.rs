@@ -1,0 +1,104 @@
+//! Encoding of ops: kernel choice, parameters and dispatches for each op.
+//!
+//! Ops know shapes, handles and kernels. They reach the card only through the parts in
+//! [`OpContext`]: buffers from the store, dispatches through the recorder. They must not know which
+//! ops are pending for fusion, when work is submitted, or the model that the caller runs.
+
+pub(in crate::gpu) mod attention;
+pub(in crate::gpu) mod elementwise;
+pub(in crate::gpu) mod gemm;
+pub(in crate::gpu) mod gemv;
+pub(in crate::gpu) mod head_matmul;
+mod latent_attention;
+pub(in crate::gpu) mod matmul;
+pub(in crate::gpu) mod moe;
+pub(in crate::gpu) mod norm;
+mod operands;
+pub(in crate::gpu) mod qk_norm_rope;
+pub(in crate::gpu) mod recurrent;
+pub(in crate::gpu) mod slot_copy;
+pub(in crate::gpu) mod state_io;
+pub(in crate::gpu) mod top_logits;
+pub(in crate::gpu) mod top_positions;
+pub(in crate::gpu) mod topk;
+mod weight_format;
+
+use super::{
+    card::{Card, adapter::AdapterKind},
+    kernel::{self, Constants, Kernel, Target, kernel},
+    params::Params,
+    recorder::{BufferRef, Recorder},
+    store::{DeviceBuffer, Store},
+};
+use crate::{Error, KvFormat, Op};
+
+/// Parts of the device that the encoding of an op uses.
+pub(in crate::gpu) struct OpContext<'a> {
+    pub(in crate::gpu) card: &'a Card,
+    pub(in crate::gpu) store: &'a mut Store,
+    pub(in crate::gpu) recorder: &'a mut Recorder,
+    /// Exact path: f32 activations, results independent of batching.
+    pub(in crate::gpu) exact: bool,
+}
+
+impl OpContext<'_> {
+    /// Features that kernels are written for.
+    pub(in crate::gpu) const fn target(&self) -> Target {
+        self.recorder.target()
+    }
+
+    /// Maximum number of threads of a workgroup.
+    fn max_threads(&self) -> u32 {
+        self.card.limits.max_compute_invocations_per_workgroup
+    }
+
+    /// Bytes of workgroup memory.
+    fn workgroup_bytes(&self) -> u32 {
+        self.card.limits.max_compute_workgroup_storage_size
+    }
+
+    /// `HALF` of kernels: 1 if the KV cache is f16, two elements per word.
+    pub(in crate::gpu) fn kv_half(&self) -> u32 {
+        (self.store.states.kv_format == KvFormat::F16).into()
+    }
+
+    /// Scratch of at least `len` f32 values, valid until the op is encoded.
+    fn scratch(&mut self, len: usize) -> Result<DeviceBuffer, Error> {
+        let (buffer, replaced) = self.store.scratch(len as u64)?;
+        self.recorder.forget_bindings(replaced);
+        Ok(buffer)
+    }
+}
+
+/// Encodes an op that is not fused with another one. Returns the down projection of routed experts
+/// where it may be fused with the sum that follows.
+pub(in crate::gpu) fn encode(
+    ctx: &mut OpContext<'_>,
+    op: &Op<'_>,
+) -> Result<Option<Box<gemv::DownProjection>>, Error> {
+    match *op {
+        Op::RmsNorm { .. } | Op::LayerNorm { .. } | Op::GatedRmsNorm { .. } => {
+            norm::encode(ctx, op)?;
+        }
+        Op::Glu { .. }
+        | Op::Add { .. }
+        | Op::Scale { .. }
+        | Op::SoftCap { .. }
+        | Op::Combine { .. }
+        | Op::Rope { .. } => elementwise::encode(ctx, op)?,
+        Op::Embed { .. } | Op::MatMul { .. } | Op::HeadMatMul { .. } => matmul::encode(ctx, op)?,
+        Op::Attention { .. } => attention::encode(ctx, op)?,
+        Op::LatentAttention { .. } => latent_attention::encode(ctx, op)?,
+        Op::TopPositions { .. } => top_positions::encode(ctx, op)?,
+        Op::Experts { .. } => return moe::encode(ctx, op, None),
+        Op::Conv1d { .. } => recurrent::encode_conv1d(ctx, op)?,
+        Op::DeltaNet { .. } => recurrent::encode_delta_net(ctx, op, None)?,
+        Op::TopK { .. } => {
+            if let Some(router) = topk::RouterTopK::from_op(op) {
+                router.encode(ctx)?;
+            }
+        }
+        Op::TopLogits { .. } => top_logits::encode(ctx, op)?,
+    }
+    Ok(None)
+}

@@ -1,0 +1,113 @@
+//! Norms: RMSNorm, gated RMSNorm, LayerNorm, residual addition fused with RMSNorm.
+
+use super::{Constants, Kernel, OpContext, Params, kernel};
+use crate::{Buffer, Error, Op, View};
+
+pub(in crate::gpu) static NORM: Kernel = kernel!("norm", "elementwise/norm", [Write]);
+
+/// Width up to which one team norms a vector.
+const MAX_TEAM_WIDTH: usize = 256;
+
+/// Norm that the kernel computes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(in crate::gpu) enum NormKind {
+    Rms,
+    /// `x += operand`, then RMSNorm of `x`.
+    AddRms,
+    /// RMSNorm times the SiLU of `operand`.
+    GatedRms,
+    Layer,
+}
+
+impl NormKind {
+    /// `KIND` of the kernel.
+    const fn code(self) -> u32 {
+        match self {
+            Self::Rms | Self::AddRms => 0,
+            Self::GatedRms => 1,
+            Self::Layer => 2,
+        }
+    }
+}
+
+/// Norm of each vector of a view.
+pub(in crate::gpu) struct NormDispatch {
+    pub(in crate::gpu) kind: NormKind,
+    pub(in crate::gpu) x: View,
+    pub(in crate::gpu) out: View,
+    /// Second input of [`NormKind::AddRms`] and [`NormKind::GatedRms`].
+    pub(in crate::gpu) operand: Option<View>,
+    pub(in crate::gpu) weight: Option<Buffer>,
+    /// Bias of [`NormKind::Layer`].
+    pub(in crate::gpu) bias: Option<Buffer>,
+    pub(in crate::gpu) eps: f32,
+}
+
+impl NormDispatch {
+    pub(in crate::gpu) fn encode(&self, ctx: &mut OpContext<'_>) -> Result<(), Error> {
+        let &Self { kind, x, out, operand, weight, bias, eps } = self;
+        let store = &*ctx.store;
+        let operand = operand.unwrap_or(x);
+        let vectors = x.rows * x.heads;
+        let params = Params::new()
+            .view(store.view_offset(&x)?, &x)
+            .view(store.view_offset(&out)?, &out)
+            .view(store.view_offset(&operand)?, &operand)
+            .u(store.optional_offset(weight)?)
+            .u(store.optional_offset(bias)?)
+            .n(vectors)
+            .n(x.heads)
+            .n(x.width)
+            .f(eps);
+        let threads = vector_threads(ctx, x.width);
+        let constants = Constants::new(&[
+            ("WG", threads),
+            ("THREAD_VALUES", x.width.div_ceil(threads as usize) as u32),
+            ("KIND", kind.code()),
+            ("WEIGHTED", weight.is_some().into()),
+            ("ADD", (kind == NormKind::AddRms).into()),
+        ]);
+        let buffers = [store.activations()];
+        ctx.recorder.dispatch(&NORM, constants, &buffers, &params, vectors)
+    }
+}
+
+/// Threads for a vector. A wide one is often the only one, so it gets many threads.
+fn vector_threads(ctx: &OpContext<'_>, width: usize) -> u32 {
+    if width <= MAX_TEAM_WIDTH {
+        ctx.target().team.max(32)
+    } else if width < 1024 {
+        256
+    } else {
+        ctx.max_threads().min(1024)
+    }
+}
+
+/// Encodes [`Op::RmsNorm`], [`Op::GatedRmsNorm`] or [`Op::LayerNorm`].
+pub(super) fn encode(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {
+    let dispatch = match *op {
+        Op::RmsNorm { x, weight, eps, out } => {
+            NormDispatch { kind: NormKind::Rms, x, out, operand: None, weight, bias: None, eps }
+        }
+        Op::GatedRmsNorm { x, gate, weight, eps, out } => NormDispatch {
+            kind: NormKind::GatedRms,
+            x,
+            out,
+            operand: Some(gate),
+            weight: Some(weight),
+            bias: None,
+            eps,
+        },
+        Op::LayerNorm { x, weight, bias, eps, out } => NormDispatch {
+            kind: NormKind::Layer,
+            x,
+            out,
+            operand: None,
+            weight: Some(weight),
+            bias: Some(bias),
+            eps,
+        },
+        _ => return Ok(()),
+    };
+    dispatch.encode(ctx)
+}

@@ -1,0 +1,81 @@
+//! Operands of weight kernels: shards of resident matrices, expert uses by bank, GLU activations.
+
+use super::{DeviceBuffer, Store};
+use crate::{Activation, Error, MatrixShape, Weight, gpu::store::weights::WeightShard};
+
+/// Shards of a weight matrix, each with its arena.
+pub(in crate::gpu) struct WeightShards {
+    pub(in crate::gpu) shape: MatrixShape,
+    pub(in crate::gpu) shards: Vec<(DeviceBuffer, WeightShard)>,
+}
+
+impl WeightShards {
+    pub(in crate::gpu) fn new(store: &Store, weight: Weight) -> Result<Self, Error> {
+        let matrix = store.matrix(weight)?;
+        let shards = matrix.shards.iter().map(|shard| (store.arena(shard), *shard)).collect();
+        Ok(Self { shape: matrix.shape, shards })
+    }
+}
+
+/// `USES` of kernels: how they find the slot and the row of a use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::gpu) enum UsesKind {
+    /// Row `i` uses the only matrix.
+    Single = 0,
+    /// A list of slot, row of `x` and row of `out`.
+    Listed = 1,
+    /// Expert ids of a router, and a table of slots.
+    Routed = 2,
+}
+
+/// Expert uses of an op in one bank.
+#[derive(Clone)]
+pub(in crate::gpu) struct BankUses {
+    pub(in crate::gpu) bank: DeviceBuffer,
+    pub(in crate::gpu) count: usize,
+    /// Row of `inner` of the first use.
+    pub(in crate::gpu) first_row: usize,
+    pub(in crate::gpu) kind: UsesKind,
+    /// Buffer with the list or the table of slots.
+    pub(in crate::gpu) words: DeviceBuffer,
+    /// `Uses` of `uses.wgsl`.
+    pub(in crate::gpu) params: [u32; 4],
+    /// Experts of the slot table if all of them are in this bank, else 0.
+    pub(in crate::gpu) table_entries: usize,
+    /// Whether all uses are of one row.
+    pub(in crate::gpu) one_row: bool,
+}
+
+impl BankUses {
+    /// One row and a matrix in an arena, not in a slot. Kernels bind `words` but do not read it.
+    pub(in crate::gpu) const fn single_row(arena: DeviceBuffer, words: DeviceBuffer) -> Self {
+        Self {
+            bank: arena,
+            count: 1,
+            first_row: 0,
+            kind: UsesKind::Single,
+            words,
+            params: [0, 0, 1, 0],
+            table_entries: 0,
+            one_row: true,
+        }
+    }
+}
+
+/// `ACTIVATION` of kernels and its two parameters.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::gpu) struct GluCode {
+    pub(in crate::gpu) kind: u32,
+    pub(in crate::gpu) alpha: f32,
+    pub(in crate::gpu) limit: f32,
+}
+
+impl From<Activation> for GluCode {
+    fn from(activation: Activation) -> Self {
+        match activation {
+            Activation::SwiGlu => Self { kind: 0, alpha: 0.0, limit: 0.0 },
+            Activation::GeGlu => Self { kind: 1, alpha: 0.0, limit: 0.0 },
+            Activation::ClampedSwiGlu { alpha, limit } => Self { kind: 2, alpha, limit },
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Norm and RoPE of query and key heads in place, with an optional append to the KV cache.
+
+use super::{Constants, Kernel, OpContext, Params, attention, kernel};
+use crate::{Buffer, Error, Span, View};
+
+pub(in crate::gpu) static HEADS: Kernel =
+    kernel!("qk_norm_rope", "attention/qk_norm_rope", [Write, Read, Write]);
+
+/// Width of the widest head whose norm can be fused with RoPE.
+pub(in crate::gpu) const MAX_HEAD_WIDTH: usize = 512;
+
+/// RMSNorm of heads.
+#[derive(Clone, Copy)]
+pub(in crate::gpu) struct HeadNorm {
+    pub(in crate::gpu) weight: Option<Buffer>,
+    pub(in crate::gpu) eps: f32,
+}
+
+impl HeadNorm {
+    /// Code in kernels: 0 for no norm, 1 without a weight, 2 with a weight.
+    pub(super) fn code(norm: Option<Self>) -> u32 {
+        norm.map_or(0, |norm| 1 + u32::from(norm.weight.is_some()))
+    }
+
+    /// Weight of an optional norm.
+    pub(super) fn weight(norm: Option<Self>) -> Option<Buffer> {
+        norm.and_then(|norm| norm.weight)
+    }
+}
+
+/// RoPE table in the upload buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::gpu) struct RopeTable {
+    /// Number of rotated pairs of a head.
+    pub(in crate::gpu) pairs: usize,
+    /// Offset in words.
+    pub(in crate::gpu) offset: u32,
+}
+
+/// Heads that are normed and rotated in place.
+#[derive(Clone, Copy)]
+pub(in crate::gpu) struct HeadSet {
+    pub(in crate::gpu) view: View,
+    pub(in crate::gpu) norm: Option<HeadNorm>,
+    pub(in crate::gpu) rope: Option<RopeTable>,
+}
+
+/// Up to two sets of heads with the same rows: queries, then keys.
+#[derive(Default)]
+pub(in crate::gpu) struct QkHeads {
+    pub(in crate::gpu) sets: Vec<HeadSet>,
+    /// Whether RoPE pairs are interleaved; `None` without RoPE.
+    pub(in crate::gpu) interleaved: Option<bool>,
+}
+
+/// Append of one span's keys, the second set of heads, and values to the KV cache.
+#[derive(Clone, Copy)]
+pub(in crate::gpu) struct KvAppend {
+    pub(in crate::gpu) v: View,
+    pub(in crate::gpu) span: Span,
+}
+
+impl QkHeads {
+    /// Set of a view, added if it is new; `None` if it cannot be added.
+    pub(in crate::gpu) fn entry(&mut self, view: View) -> Option<&mut HeadSet> {
+        if let Some(i) = self.sets.iter().position(|set| set.view == view) {
+            return self.sets.get_mut(i);
+        }
+        let compatible =
+            |set: &HeadSet| set.view.rows == view.rows && set.view.buffer != view.buffer;
+        if self.sets.len() >= 2 || !self.sets.iter().all(compatible) {
+            return None;
+        }
+        self.sets.push(HeadSet { view, norm: None, rope: None });
+        self.sets.last_mut()
+    }
+
+    /// Encodes the norms and RoPE, if there are any.
+    pub(in crate::gpu) fn encode(&self, ctx: &mut OpContext<'_>) -> Result<(), Error> {
+        match self.sets.is_empty() {
+            true => Ok(()),
+            false => self.encode_with_append(ctx, None),
+        }
+    }
+
+    /// Encodes the norms and RoPE of at least one set, and an append to the KV cache.
+    pub(in crate::gpu) fn encode_with_append(
+        &self,
+        ctx: &mut OpContext<'_>,
+        append: Option<KvAppend>,
+    ) -> Result<(), Error> {
+        let first = self.sets[0];
+        let second = self.sets.get(1).copied();
+        let store = &*ctx.store;
+        let mut params = Params::new();
+        // A missing second set has no heads.
+        let second_heads = second.map_or(0, |set| set.view.heads);
+        for (set, heads) in [(first, first.view.heads), (second.unwrap_or(first), second_heads)] {
+            let HeadSet { view, norm, rope } = set;
+            params = params
+                .view(store.view_offset(&view)?, &view)
+                .n(heads)
+                .n(view.width)
+                .u(store.optional_offset(HeadNorm::weight(norm))?)
+                .f(norm.map_or(1.0, |norm| norm.eps))
+                .n(rope.map_or(0, |rope| rope.pairs))
+                .u(rope.map_or(0, |rope| rope.offset));
+        }
+        let kv = append.map(|append| attention::bind_kv(ctx, append.span.state)).transpose()?;
+        let v = append.map_or(first.view, |append| append.v);
+        let position = append.map_or(0, |append| append.span.position);
+        let positions = kv.as_ref().map_or(1, |kv| kv.positions);
+        params = params
+            .view(store.view_offset(&v)?, &v)
+            .n(first.view.rows)
+            .n(position % positions)
+            .n(positions)
+            .u(kv.as_ref().map_or(0, |kv| kv.values))
+            .n(v.width);
+        let team = ctx.target().team;
+        let threads = team * 4;
+        let max_width = first.view.width.max(second.map_or(0, |set| set.view.width)).max(v.width);
+        let constants = Constants::new(&[
+            ("WG", threads),
+            ("MAX_WIDTH", max_width as u32),
+            ("Q_NORM", HeadNorm::code(first.norm)),
+            ("K_NORM", HeadNorm::code(second.and_then(|set| set.norm))),
+            ("INTERLEAVED", self.interleaved.unwrap_or(false).into()),
+            ("KV_F16", ctx.kv_half()),
+            ("APPEND", append.is_some().into()),
+        ]);
+        let heads_per_row = first.view.heads + second_heads * (1 + usize::from(append.is_some()));
+        let groups = (first.view.rows * heads_per_row).div_ceil((threads / team) as usize);
+        let upload = ctx.recorder.upload_buffer().clone();
+        // Without an append the state is not written; the report buffer is bound in its place.
+        let state = kv.map_or_else(|| ctx.recorder.report().clone(), |kv| kv.buffer);
+        let buffers = [store.activations(), &upload, &state];
+        ctx.recorder.dispatch(&HEADS, constants, &buffers, &params, groups)
+    }
+}

@@ -1,0 +1,312 @@
+//! Recurrent ops: causal convolution and gated delta rule. They read the committed state and write
+//! the next one.
+
+use super::{
+    Constants, Kernel, OpContext, Params,
+    gemv::HeadNormPrologue,
+    kernel,
+    norm::{NormDispatch, NormKind},
+};
+use crate::{Buffer, Error, Op, Span, View};
+
+pub(in crate::gpu) static CONV1D: Kernel =
+    kernel!("conv1d", "recurrent/conv1d", [Write, Read, Write]);
+pub(in crate::gpu) static DELTA_NET: Kernel = kernel!("delta_net", "recurrent/delta_net", { convolution: "recurrent/delta_no_conv" }, [Write, Read, Write]);
+/// Delta rule that computes the convolution of its inputs.
+pub(in crate::gpu) static CONVOLVED: Kernel = kernel!("delta_net_conv", "recurrent/delta_net", { convolution: "recurrent/delta_conv" }, [Write, Read, Write, Read, Write]);
+
+const CONV_THREADS: usize = 256;
+/// Threads of a workgroup of the delta rule.
+const DELTA_THREADS: usize = 128;
+/// Maximum number of threads that share a row of the state.
+const MAX_ROW_THREADS: usize = 8;
+/// Rows of the state per thread group.
+const ROWS_PER_THREAD: usize = 2;
+/// Bytes of queries and keys in workgroup memory, unless one row has more.
+const STAGED_BYTES: usize = 16 << 10;
+
+/// [`Op::Conv1d`] with one row per state.
+pub(in crate::gpu) struct DecodeConv {
+    x: View,
+    weight: Buffer,
+    width: usize,
+    spans: Vec<Span>,
+    out: View,
+}
+
+impl DecodeConv {
+    /// `None` unless every state has one row.
+    pub(in crate::gpu) fn from_op(op: &Op<'_>) -> Option<Box<Self>> {
+        match *op {
+            Op::Conv1d { x, weight, width: width @ 2.., spans, out }
+                if spans.iter().all(|span| span.rows == 1) =>
+            {
+                Some(Box::new(Self { x, weight, width, spans: spans.to_vec(), out }))
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether the queries, keys and values of a delta rule are its whole output, each channel
+    /// once.
+    fn feeds(&self, op: &Op<'_>) -> bool {
+        let &Op::DeltaNet { q, k, v, a, b, spans, out: delta_out, .. } = op else { return false };
+        let &Self { x, out, .. } = self;
+        let (keys, values) = (k.heads * k.width, v.heads * v.width);
+        let columns = |first, width, heads| out.columns(first, width).split(heads);
+        spans.len() == self.spans.len()
+            && spans.iter().all(|span| span.rows == 1)
+            && out.width == 2 * keys + values
+            && q == columns(0, keys, q.heads)
+            && k == columns(keys, keys, k.heads)
+            && v == columns(2 * keys, values, v.heads)
+            && [a, b].iter().all(|view| view.buffer != out.buffer)
+            && [out, delta_out].iter().all(|view| view.buffer != x.buffer)
+    }
+
+    /// Encodes it as a separate dispatch.
+    pub(in crate::gpu) fn encode(&self, ctx: &mut OpContext<'_>) -> Result<(), Error> {
+        let &Self { x, weight, width, ref spans, out } = self;
+        encode_conv1d(ctx, &Op::Conv1d { x, weight, width, spans, out })
+    }
+}
+
+/// Encodes [`Op::Conv1d`].
+pub(super) fn encode_conv1d(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {
+    let &Op::Conv1d { x, weight, width, spans, out } = op else { return Ok(()) };
+    let constants = Constants::new(&[("WG", CONV_THREADS as u32), ("TAPS", width as u32)]);
+    let mut first_row = 0;
+    for span in spans {
+        let [committed, next] = ctx.store.write_recurrent(span.state)?;
+        let (src, dst) = (x.slice(first_row, span.rows), out.slice(first_row, span.rows));
+        let params = Params::new()
+            .view(ctx.store.view_offset(&src)?, &src)
+            .view(ctx.store.view_offset(&dst)?, &dst)
+            .u(ctx.store.buffer_offset(weight)?)
+            .n(span.rows)
+            .n(x.width);
+        let groups = ((span.rows + width - 1) * x.width).div_ceil(CONV_THREADS);
+        let buffers = [ctx.store.activations(), &committed, &next];
+        ctx.recorder.dispatch(&CONV1D, constants, &buffers, &params, groups)?;
+        first_row += span.rows;
+    }
+    Ok(())
+}
+
+/// [`Op::DeltaNet`] with one row per state that reads the output of a convolution, optionally
+/// followed by [`Op::GatedRmsNorm`].
+pub(in crate::gpu) struct ConvolvedDeltaRule {
+    convolution: Box<DecodeConv>,
+    /// Queries, keys, values, decay, write strength.
+    inputs: [View; 5],
+    a_log: Buffer,
+    dt_bias: Buffer,
+    spans: Vec<Span>,
+    out: View,
+    norm: Option<GatedNormEpilogue>,
+}
+
+/// Gated norm of the output of a delta rule.
+#[derive(Clone, Copy)]
+pub(in crate::gpu) struct GatedNormEpilogue {
+    gate: View,
+    weight: Buffer,
+    eps: f32,
+    out: View,
+}
+
+impl ConvolvedDeltaRule {
+    /// Returns the convolution if it does not feed the op.
+    pub(in crate::gpu) fn from_op(
+        op: &Op<'_>,
+        convolution: Box<DecodeConv>,
+    ) -> Result<Box<Self>, Box<DecodeConv>> {
+        match *op {
+            Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, spans, out } if convolution.feeds(op) => {
+                Ok(Box::new(Self {
+                    convolution,
+                    inputs: [q, k, v, a, b],
+                    a_log,
+                    dt_bias,
+                    spans: spans.to_vec(),
+                    out,
+                    norm: None,
+                }))
+            }
+            _ => Err(convolution),
+        }
+    }
+
+    /// Adds the gated norm of the output; false if it cannot be fused.
+    pub(in crate::gpu) fn fuse_norm(&mut self, op: &Op<'_>) -> bool {
+        let &Op::GatedRmsNorm { x, gate, weight, eps, out } = op else { return false };
+        let is_dense_row = |view: View| view.heads == 1 || view.head_stride == view.width;
+        // Some workgroups write the norm's output while others still read the inputs.
+        let [.., a, b] = self.inputs;
+        let read = [x, gate, self.convolution.x, a, b];
+        let fits = self.norm.is_none()
+            && x == self.out
+            && [x, gate, out].into_iter().all(is_dense_row)
+            && read.iter().all(|view| view.buffer != out.buffer)
+            && gate.buffer != x.buffer;
+        if fits {
+            self.norm = Some(GatedNormEpilogue { gate, weight, eps, out });
+        }
+        fits
+    }
+
+    /// Prologue of a product that divides heads by their root mean square in place of this kernel;
+    /// `None` without a norm.
+    pub(in crate::gpu) fn head_norm(&self, ctx: &OpContext<'_>) -> Option<HeadNormPrologue> {
+        let GatedNormEpilogue { eps, out, .. } = self.norm?;
+        let count = workgroups_per_head(ctx, self.out.width);
+        Some(HeadNormPrologue { heads: out, sums: self.out, count, eps })
+    }
+
+    /// Encodes it, with the complete norm.
+    pub(in crate::gpu) fn encode(&self, ctx: &mut OpContext<'_>) -> Result<(), Error> {
+        self.encode_rule(ctx, None)?;
+        match self.norm {
+            Some(GatedNormEpilogue { gate, weight, eps, out }) => NormDispatch {
+                kind: NormKind::GatedRms,
+                x: self.out,
+                out,
+                operand: Some(gate),
+                weight: Some(weight),
+                bias: None,
+                eps,
+            }
+            .encode(ctx),
+            None => Ok(()),
+        }
+    }
+
+    /// Encodes it with the norm's weight and gate. The division is left to the prologue of
+    /// [`ConvolvedDeltaRule::head_norm`].
+    pub(in crate::gpu) fn encode_without_division(
+        &self,
+        ctx: &mut OpContext<'_>,
+    ) -> Result<(), Error> {
+        self.encode_rule(ctx, self.norm.as_ref())
+    }
+
+    fn encode_rule(
+        &self,
+        ctx: &mut OpContext<'_>,
+        norm: Option<&GatedNormEpilogue>,
+    ) -> Result<(), Error> {
+        let ([q, k, v, a, b], a_log, dt_bias) = (self.inputs, self.a_log, self.dt_bias);
+        let op = Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, spans: &self.spans, out: self.out };
+        let fused = FusedDeltaOps { convolution: &self.convolution, norm };
+        encode_delta_net(ctx, &op, Some(fused))
+    }
+}
+
+/// Threads that share a row of the state.
+fn row_threads(ctx: &OpContext<'_>) -> usize {
+    MAX_ROW_THREADS.min(ctx.target().team as usize)
+}
+
+/// Workgroups of a head with `values` values.
+fn workgroups_per_head(ctx: &OpContext<'_>, values: usize) -> usize {
+    values.div_ceil(ROWS_PER_THREAD * DELTA_THREADS / row_threads(ctx))
+}
+
+/// Ops fused with a delta rule.
+#[derive(Clone, Copy)]
+pub(super) struct FusedDeltaOps<'a> {
+    /// Computes queries, keys and values.
+    convolution: &'a DecodeConv,
+    /// Weight and gate of the output's norm.
+    norm: Option<&'a GatedNormEpilogue>,
+}
+
+/// Encodes [`Op::DeltaNet`].
+pub(super) fn encode_delta_net(
+    ctx: &mut OpContext<'_>,
+    op: &Op<'_>,
+    fused: Option<FusedDeltaOps<'_>>,
+) -> Result<(), Error> {
+    let &Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, spans, out } = op else { return Ok(()) };
+    let row_threads = row_threads(ctx);
+    let convolution = fused.map(|fused| fused.convolution);
+    let norm = fused.and_then(|fused| fused.norm);
+    // A query and a key in f32.
+    let row_bytes = k.width.next_multiple_of(4 * row_threads) * 8;
+    if row_bytes > 2 * STAGED_BYTES {
+        return Err(Error::Shape(format!(
+            "DeltaNet: keys of {} elements are too wide for a GPU",
+            k.width
+        )));
+    }
+    let mut rows = DELTA_THREADS / row_threads;
+    while rows > 1 && rows * row_bytes > STAGED_BYTES {
+        rows /= 2;
+    }
+    let constants = Constants::new(&[
+        ("WG", DELTA_THREADS as u32),
+        ("ROW_THREADS", row_threads as u32),
+        ("THREAD_ROWS", ROWS_PER_THREAD as u32),
+        ("STAGED_ROWS", rows as u32),
+        ("K_WIDTH", k.width as u32),
+        ("V_WIDTH", v.width as u32),
+        ("TAPS", convolution.map_or(0, |c| c.width as u32)),
+        ("GATED", norm.is_some().into()),
+    ]);
+    let groups = v.heads * workgroups_per_head(ctx, v.width);
+    let mut first_row = 0;
+    for (i, span) in spans.iter().enumerate() {
+        let [committed, next] = ctx.store.write_recurrent(span.state)?;
+        let store = &*ctx.store;
+        let mut params = Params::new();
+        // Input of the convolution at the columns of a view of its output.
+        let conv_input = |view: View| match convolution {
+            Some(c) => View {
+                buffer: c.x.buffer,
+                offset: c.x.offset + view.offset - c.out.offset,
+                row_stride: c.x.row_stride,
+                ..view
+            },
+            None => view,
+        };
+        let dst = norm.map_or(out, |norm| norm.out);
+        for view in [conv_input(q), conv_input(k), conv_input(v), a, b, dst] {
+            let view = view.slice(first_row, span.rows);
+            params = params.view(store.view_offset(&view)?, &view);
+        }
+        let row_offset = |view: View| store.view_offset(&view.slice(first_row, span.rows));
+        let conv_params = match convolution {
+            Some(c) => [row_offset(c.x)?, store.buffer_offset(c.weight)?, c.x.width as u32],
+            None => [0; 3],
+        };
+        let norm_params = match norm {
+            Some(norm) => {
+                let (gate, squares) = (row_offset(norm.gate)?, row_offset(out)?);
+                [gate, store.buffer_offset(norm.weight)?, squares]
+            }
+            None => [0; 3],
+        };
+        let params = params
+            .u(store.buffer_offset(a_log)?)
+            .u(store.buffer_offset(dt_bias)?)
+            .n(span.rows)
+            .n(v.heads)
+            .n(v.heads / k.heads)
+            .f(1.0 / (k.width as f32).sqrt());
+        let params = conv_params.into_iter().chain(norm_params).fold(params, Params::u);
+        match convolution {
+            None => {
+                let buffers = [store.activations(), &committed, &next];
+                ctx.recorder.dispatch(&DELTA_NET, constants, &buffers, &params, groups)?;
+            }
+            Some(c) => {
+                let [inputs, next_inputs] = ctx.store.write_recurrent(c.spans[i].state)?;
+                let activations = ctx.store.activations();
+                let buffers = [activations, &committed, &next, &inputs, &next_inputs];
+                ctx.recorder.dispatch(&CONVOLVED, constants, &buffers, &params, groups)?;
+            }
+        }
+        first_row += span.rows;
+    }
+    Ok(())
+}

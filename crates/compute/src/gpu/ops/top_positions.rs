@@ -1,0 +1,68 @@
+//! Lightning indexer of sparse attention: scores of all positions, and the top positions of each
+//! row.
+
+use super::{
+    Constants, Kernel, OpContext, Params,
+    attention::{self, MAX_HEADS, SpanRows},
+    kernel,
+};
+use crate::{Error, Op};
+
+pub(in crate::gpu) static SCORES: Kernel =
+    kernel!("indexer_scores", "attention/indexer_scores", [Write, Read]);
+pub(in crate::gpu) static CHOOSE: Kernel =
+    kernel!("indexer_top_positions", "attention/indexer_top_positions", [Write]);
+
+/// Threads of a workgroup.
+const THREADS: u32 = 256;
+/// Positions that a workgroup scores.
+const BLOCK: usize = 64;
+
+/// Encodes [`Op::TopPositions`], as many rows at a time as `scores` has room for.
+pub(super) fn encode(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {
+    let &Op::TopPositions { q, k, weights, spans, scores, out } = op else { return Ok(()) };
+    let heads = q.heads.next_power_of_two().min(MAX_HEADS);
+    let score_constants = Constants::new(&[
+        ("WG", THREADS),
+        ("KV_F16", ctx.kv_half()),
+        ("TILE_HEADS", heads as u32),
+        ("K_WIDTH", k.width as u32),
+    ]);
+    for span_rows in SpanRows::iterate(spans) {
+        let SpanRows { span, first_row } = span_rows;
+        let kv = attention::bind_kv(ctx, span.state)?;
+        attention::append_kv(ctx, &kv, span_rows, &k, None)?;
+        let store = &*ctx.store;
+        for done in (0..span.rows).step_by(scores.rows) {
+            let rows = scores.rows.min(span.rows - done);
+            let position = span.position + done;
+            let [q, weights, out] =
+                [q, weights, out].map(|view| view.slice(first_row + done, rows));
+            if position + rows > out.width {
+                let blocks = (position + rows).div_ceil(BLOCK);
+                let params = Params::new()
+                    .view(store.view_offset(&q)?, &q)
+                    .view(store.view_offset(&weights)?, &weights)
+                    .view(store.view_offset(&scores)?, &scores)
+                    .n(rows)
+                    .n(position)
+                    .n(q.heads)
+                    .n(out.width)
+                    .n(blocks);
+                let buffers = [store.activations(), &kv.buffer];
+                let groups = rows * blocks;
+                ctx.recorder.dispatch(&SCORES, score_constants, &buffers, &params, groups)?;
+            }
+            let params = Params::new()
+                .view(store.view_offset(&scores)?, &scores)
+                .view(store.view_offset(&out)?, &out)
+                .n(rows)
+                .n(position)
+                .n(out.width);
+            let constants = Constants::new(&[("WG", THREADS)]);
+            let buffers = [store.activations()];
+            ctx.recorder.dispatch(&CHOOSE, constants, &buffers, &params, rows)?;
+        }
+    }
+    Ok(())
+}

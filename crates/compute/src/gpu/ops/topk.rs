@@ -1,0 +1,141 @@
+//! Router top-k: the experts of each row and their weights.
+
+use super::{Constants, Kernel, OpContext, Params, Store, kernel};
+use crate::{Error, Op, Router, Scoring, View};
+
+pub(in crate::gpu) static TOP_K: Kernel = kernel!("router_topk", "router/router_topk", { scratch: "router/scratch_workgroup" }, [Write, Write]);
+pub(in crate::gpu) static TOP_K_OF_MANY: Kernel = kernel!("router_topk_storage", "router/router_topk", { scratch: "router/scratch_storage" }, [Write, Write, Write]);
+
+/// Words of workgroup memory on every adapter, less those for sums.
+const MAX_WORKGROUP_WORDS: usize = 7 << 10;
+
+/// How a workgroup finds the `k` largest of `n` values: it ranks the values of each block, then the
+/// candidates of all blocks.
+#[derive(Clone, Copy)]
+struct TopKLayout {
+    /// Values of a block.
+    block: usize,
+    /// Words of workgroup memory or scratch, a multiple of four.
+    words: usize,
+}
+
+impl TopKLayout {
+    /// Layout with the fewest comparisons.
+    fn new(n: usize, k: usize, groups: usize) -> Self {
+        let whole = n.next_multiple_of(4);
+        let candidate = |block: usize| {
+            let blocks = n.div_ceil(block);
+            let candidates = if blocks == 1 { 0 } else { blocks * k.min(block) };
+            // At least a subgroup of threads compares at a time.
+            let cost =
+                (blocks * block).max(64) * block + candidates.next_multiple_of(64) * candidates;
+            let kept = (blocks * k.min(block)).next_multiple_of(4);
+            let words = blocks * block + 2 * (kept + groups + k);
+            (cost, Self { block, words: words.next_multiple_of(4) })
+        };
+        let powers = std::iter::successors(Some(32), |block| Some(block * 2))
+            .take_while(|block| *block < whole);
+        let best = powers.map(candidate).chain([candidate(whole)]).min_by_key(|(cost, _)| *cost);
+        best.map_or(candidate(whole).1, |(_, layout)| layout)
+    }
+}
+
+/// [`Op::TopK`].
+#[derive(Clone, Copy)]
+pub(in crate::gpu) struct RouterTopK {
+    logits: View,
+    router: Router,
+    pub(in crate::gpu) ids: View,
+    weights: View,
+    layout: TopKLayout,
+}
+
+impl RouterTopK {
+    /// `None` for other ops.
+    pub(in crate::gpu) fn from_op(op: &Op<'_>) -> Option<Self> {
+        match *op {
+            Op::TopK { logits, router, ids, weights } => {
+                let k = ids.width - router.besides();
+                let groups = router.groups.map_or(0, |groups| groups.count);
+                let layout = TopKLayout::new(logits.width, k, groups);
+                Some(Self { logits, router, ids, weights, layout })
+            }
+            _ => None,
+        }
+    }
+
+    /// Constants of `ranking.wgsl`.
+    pub(super) fn constants(&self) -> [(&'static str, u32); 7] {
+        let Self { logits, router, ids, .. } = self;
+        let (groups, chosen) = router.groups.map_or((0, 0), |groups| (groups.count, groups.chosen));
+        let flags = [
+            router.scoring == Scoring::Softmax,
+            router.correction.is_some(),
+            router.normalize,
+            router.expert_scale.is_some(),
+        ];
+        let flags = flags.iter().rev().fold(0, |bits, flag| bits * 2 + u32::from(*flag));
+        [
+            ("EXPERTS", logits.width as u32),
+            ("TOP_K", (ids.width - router.besides()) as u32),
+            (
+                "SHARED_EXPERT",
+                router.shared.map_or(0, |shared| 1 + u32::from(shared.gate.is_some())),
+            ),
+            ("SORT_BLOCK", self.layout.block as u32),
+            ("EXPERT_GROUPS", groups as u32),
+            ("TOP_GROUPS", chosen as u32),
+            ("ROUTER_FLAGS", flags),
+        ]
+    }
+
+    /// Bytes of workgroup memory when fused with experts, the slot table included.
+    pub(super) const fn workgroup_bytes(&self) -> usize {
+        (self.layout.words + self.logits.width) * 4
+    }
+
+    /// Gate of the shared expert; any view if there is none.
+    fn shared_gate(&self) -> View {
+        self.router.shared.and_then(|shared| shared.gate).unwrap_or(self.logits)
+    }
+
+    /// Adds `Ranking` of `ranking.wgsl`, for one row.
+    pub(super) fn push_params(&self, store: &Store, params: Params) -> Result<Params, Error> {
+        let Self { logits, router, ids, weights, .. } = self;
+        Ok(params
+            .u(store.view_offset(logits)?)
+            .u(store.view_offset(ids)?)
+            .u(store.view_offset(weights)?)
+            .u(store.view_offset(&self.shared_gate())?)
+            .u(store.optional_offset(router.correction)?)
+            .u(store.optional_offset(router.expert_scale)?)
+            .f(router.scale))
+    }
+
+    /// Encodes it as a separate dispatch.
+    pub(in crate::gpu) fn encode(&self, ctx: &mut OpContext<'_>) -> Result<(), Error> {
+        let Self { logits, router, ids, weights, .. } = self;
+        let gate = self.shared_gate();
+        let store = &*ctx.store;
+        let params = Params::new()
+            .view(store.view_offset(logits)?, logits)
+            .view(store.view_offset(ids)?, ids)
+            .view(store.view_offset(weights)?, weights)
+            .view(store.view_offset(&gate)?, &gate)
+            .u(store.optional_offset(router.correction)?)
+            .u(store.optional_offset(router.expert_scale)?)
+            .n(logits.rows)
+            .f(router.scale);
+        let threads = logits.width.next_power_of_two().clamp(64, 512) as u32;
+        let constants = Constants::new(&self.constants()).with("WG", threads);
+        let words = self.layout.words;
+        let report = ctx.recorder.report().clone();
+        if words <= MAX_WORKGROUP_WORDS {
+            let buffers = [ctx.store.activations(), &report];
+            return ctx.recorder.dispatch(&TOP_K, constants, &buffers, &params, logits.rows);
+        }
+        let scratch = ctx.scratch(words * logits.rows)?;
+        let buffers = [ctx.store.activations(), &report, &scratch];
+        ctx.recorder.dispatch(&TOP_K_OF_MANY, constants, &buffers, &params, logits.rows)
+    }
+}

@@ -1,0 +1,174 @@
+//! Weight formats as kernels take them: constants, bias codes, dispatch by blocks of 32 inputs.
+
+use super::{Constants, Params};
+use crate::{BlockScale, Element, Format, MatrixShape, Scalar};
+
+/// Code of a scalar type in kernels.
+const fn scalar_code(scalar: Scalar) -> u32 {
+    match scalar {
+        Scalar::F32 => 0,
+        Scalar::F16 => 1,
+        Scalar::BF16 => 2,
+    }
+}
+
+/// `BIAS_SCALAR` of expert kernels and `BIAS` of `tile.wgsl`: source of the bias.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::gpu) enum BiasSource {
+    /// Stored with the weights, as this type.
+    Weights(Scalar),
+    /// GEMV of experts: the previous value of `out`.
+    Output,
+    /// GEMM: a buffer of activations.
+    Activations,
+    None,
+}
+
+impl BiasSource {
+    /// Source of the bias of a matrix in a slot.
+    pub(in crate::gpu) fn of_matrix(bias: Option<(Scalar, usize)>) -> Self {
+        bias.map_or(Self::None, |(scalar, _)| Self::Weights(scalar))
+    }
+
+    /// Code in kernels.
+    pub(in crate::gpu) const fn code(self) -> u32 {
+        match self {
+            Self::Weights(scalar) => scalar_code(scalar),
+            Self::Output | Self::Activations => 8,
+            Self::None => 9,
+        }
+    }
+}
+
+impl Constants {
+    /// Constants of `chunk.wgsl`.
+    #[must_use]
+    pub(in crate::gpu) fn blocks(self, shape: MatrixShape) -> Self {
+        let new = self.with("COLS", shape.cols as u32);
+        match shape.format {
+            // The kernel reads no scale, but needs scale blocks of whole [`Block32`]s.
+            Format::Plain(scalar) => new
+                .with("ELEMENT", scalar_code(scalar))
+                .with("BITS", 8 * scalar.bytes() as u32)
+                .with("BLOCK_COLS", 32)
+                .with("BLOCK_ROWS", 1)
+                .with("SCALE", 0),
+            format => new.format(format),
+        }
+    }
+
+    /// Constants of `formats.wgsl`.
+    #[must_use]
+    pub(in crate::gpu) fn format(self, format: Format) -> Self {
+        let (element, bits, cols, rows, scale) = match format {
+            Format::Plain(scalar) => (scalar_code(scalar), 8 * scalar.bytes() as u32, 1, 1, 0),
+            Format::Affine { bits, group, scale } => {
+                (3, bits.into(), group.into(), 1, scalar_code(scale))
+            }
+            Format::Scaled { element, block_rows, block_cols, scale } => {
+                let (element, bits) = match element {
+                    Element::E2M1 => (4, 4),
+                    Element::E4M3 => (5, 8),
+                };
+                let scale = match scale {
+                    BlockScale::Plain(scalar) => scalar_code(scalar),
+                    BlockScale::E8M0 => 3,
+                    BlockScale::E4M3 => 4,
+                };
+                (element, bits, block_cols.into(), block_rows.into(), scale)
+            }
+        };
+        self.with("ELEMENT", element)
+            .with("BITS", bits)
+            .with("BLOCK_COLS", cols)
+            .with("BLOCK_ROWS", rows)
+            .with("SCALE", scale)
+    }
+}
+
+/// How GEMV kernels read a format: in blocks of 32 inputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::gpu) enum Block32 {
+    /// 4-bit quants.
+    Q4,
+    /// 8-bit quants.
+    Q8,
+    /// Quants of another width.
+    Q,
+    /// f32, f16 or bf16.
+    Plain,
+    /// 4-bit floats.
+    E2m1,
+    /// 8-bit floats.
+    E4m3,
+}
+
+impl Block32 {
+    /// Index of its kernel in arrays with one kernel for each block type, in this order.
+    pub(in crate::gpu) const fn index(self) -> usize {
+        self as usize
+    }
+
+    /// Block type of a matrix shape; `None` if its rows are not whole blocks.
+    pub(in crate::gpu) fn for_shape(shape: MatrixShape) -> Option<Self> {
+        let kind = match shape.format {
+            Format::Plain(_) => Block32::Plain,
+            Format::Affine { bits: 4, .. } => Block32::Q4,
+            Format::Affine { bits: 8, .. } => Block32::Q8,
+            Format::Affine { .. } => Block32::Q,
+            Format::Scaled { element, block_cols, scale, .. } => {
+                let whole = block_cols.is_multiple_of(32);
+                match element {
+                    // The halves of a block may have separate scales.
+                    Element::E2M1 if whole || (block_cols == 16 && scale.bytes() == 1) => {
+                        Block32::E2m1
+                    }
+                    Element::E4M3 if whole => Block32::E4m3,
+                    _ => return None,
+                }
+            }
+        };
+        shape.cols.is_multiple_of(32).then_some(kind)
+    }
+
+    /// Block type of a matrix whose planes start at these byte offsets; `None` also if they are not
+    /// aligned as the kernels require.
+    pub(in crate::gpu) fn for_planes(
+        shape: MatrixShape,
+        [weights, scales, biases]: [usize; 3],
+    ) -> Option<Self> {
+        let fits = |block: &Self| weights.is_multiple_of(block.load_bytes());
+        Self::for_shape(shape)
+            .filter(fits)
+            .filter(|_| scales.is_multiple_of(4) && biases.is_multiple_of(4))
+    }
+
+    /// Bytes of a load of weights, and their alignment.
+    pub(in crate::gpu) const fn load_bytes(self) -> usize {
+        match self {
+            Block32::Q => 4,
+            _ => 16,
+        }
+    }
+
+    /// Whether integer activations can be used: weights are integers times their scale.
+    pub(in crate::gpu) const fn is_integer(self) -> bool {
+        matches!(self, Block32::Q4 | Block32::Q8 | Block32::Q | Block32::E2m1)
+    }
+}
+
+impl Params {
+    /// `Matrix` of `formats.wgsl`: byte offsets of weights, scales and biases, bytes of a row.
+    #[must_use]
+    pub(in crate::gpu) fn matrix(
+        self,
+        [weights, scales, biases]: [u32; 3],
+        shape: MatrixShape,
+    ) -> Self {
+        self.u(weights)
+            .u(scales)
+            .u(biases)
+            .n(shape.format.row_bytes(shape.cols))
+            .n(shape.format.row_scale_bytes(shape.cols))
+    }
+}

@@ -1,0 +1,314 @@
+//! Command recording: dispatches, copies and uploads, and their submission to the queue.
+//!
+//! Compiling a pipeline takes the driver tens of milliseconds, and a step uses a dozen or more.
+//! Missing pipelines compile on worker threads. The dispatch that needs one, and all that follow,
+//! are queued until the pass ends.
+//!
+//! Knows kernels, buffers and the wgpu queue. Must not know of ops, handles, weights or states.
+
+mod profile;
+mod step;
+mod transfer;
+mod upload;
+
+use std::{collections::VecDeque, time::Instant};
+
+use self::{profile::KernelProfile, step::StepRecording, upload::UploadRing};
+use super::{
+    card::{Card, DriverFault},
+    kernel::{Constants, Kernel, Key, MAX_BINDINGS, Pipelines, Target},
+    params::Params,
+    store::DeviceBuffer,
+};
+use crate::{Counters, Error, Ticket};
+
+pub(in crate::gpu) use self::{
+    step::RecordedCommands,
+    transfer::{BufferRef, REPORT_BYTES},
+    upload::{UPLOAD_WORDS, UploadOffset},
+};
+
+/// Dispatches after which recorded work is submitted: few after a wait, so that the card starts
+/// early, then doubling up to [`MAX_BATCH`].
+const FIRST_BATCH: u32 = 12;
+const MAX_BATCH: u32 = 96;
+/// Bytes of pending queue writes that the host may hold.
+const MAX_STAGED_BYTES: usize = 128 << 20;
+
+/// Dispatch whose pipeline, or that of an earlier dispatch, is still compiling.
+struct QueuedDispatch {
+    pipeline: Key,
+    group: wgpu::BindGroup,
+    params: Params,
+    workgroups: [u32; 2],
+}
+
+/// Recorder of commands, and the queue that they are submitted to.
+pub(in crate::gpu) struct Recorder {
+    device: wgpu::Device,
+    queue: wgpu::Queue,
+    fault: DriverFault,
+    max_workgroups: usize,
+    pipelines: Pipelines,
+    encoder: Option<wgpu::CommandEncoder>,
+    pass: Option<wgpu::ComputePass<'static>>,
+    queued: Vec<QueuedDispatch>,
+    /// Dispatches recorded since the last submission.
+    recorded: u32,
+    /// Number of recorded dispatches that triggers a submission.
+    batch: u32,
+    upload: UploadRing,
+    /// Bytes of queue writes since the last wait for them.
+    staged_bytes: usize,
+    /// Errors that kernels report: see [`REPORT_BYTES`].
+    report: DeviceBuffer,
+    readback: Option<wgpu::Buffer>,
+    /// The step that is being recorded ahead.
+    recording: Option<StepRecording>,
+    /// Submissions that may be running.
+    running: VecDeque<(Ticket, wgpu::SubmissionIndex)>,
+    submitted: u64,
+    counters: Counters,
+    /// Timestamps of kernels, while they are profiled.
+    profile: Option<KernelProfile>,
+}
+
+/// The open encoder, or a new one.
+fn open_encoder<'a>(
+    encoder: &'a mut Option<wgpu::CommandEncoder>,
+    device: &wgpu::Device,
+) -> &'a mut wgpu::CommandEncoder {
+    encoder.get_or_insert_with(|| device.create_command_encoder(&Default::default()))
+}
+
+/// The open pass, or a new one.
+fn open_pass<'a>(
+    pass: &'a mut Option<wgpu::ComputePass<'static>>,
+    encoder: &mut Option<wgpu::CommandEncoder>,
+    device: &wgpu::Device,
+) -> &'a mut wgpu::ComputePass<'static> {
+    pass.get_or_insert_with(|| {
+        open_encoder(encoder, device).begin_compute_pass(&Default::default()).forget_lifetime()
+    })
+}
+
+fn encode_dispatch(
+    pass: &mut wgpu::ComputePass<'static>,
+    pipeline: &wgpu::ComputePipeline,
+    group: &wgpu::BindGroup,
+    params: &Params,
+    [x, y]: [u32; 2],
+) {
+    pass.set_pipeline(pipeline);
+    pass.set_bind_group(0, group, &[]);
+    pass.set_immediates(0, params.bytes());
+    pass.dispatch_workgroups(x, y, 1);
+}
+
+impl Recorder {
+    /// `upload` has [`UPLOAD_WORDS`] words, `report` [`REPORT_BYTES`] bytes.
+    pub(in crate::gpu) fn new(
+        card: &Card,
+        target: Target,
+        upload: DeviceBuffer,
+        report: DeviceBuffer,
+    ) -> Self {
+        Self {
+            device: card.device.clone(),
+            queue: card.queue.clone(),
+            fault: card.fault.clone(),
+            max_workgroups: card.limits.max_compute_workgroups_per_dimension as usize,
+            pipelines: Pipelines::new(card.device.clone(), target),
+            encoder: None,
+            pass: None,
+            queued: Vec::new(),
+            recorded: 0,
+            batch: FIRST_BATCH,
+            upload: UploadRing::new(upload),
+            staged_bytes: 0,
+            report,
+            readback: None,
+            recording: None,
+            running: VecDeque::new(),
+            submitted: 0,
+            counters: Counters::default(),
+            profile: None,
+        }
+    }
+
+    /// Features that kernels are written for.
+    pub(in crate::gpu) const fn target(&self) -> Target {
+        self.pipelines.target()
+    }
+
+    pub(in crate::gpu) fn set_target(&mut self, target: Target) {
+        self.pipelines.set_target(target);
+    }
+
+    pub(in crate::gpu) const fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Buffer in which kernels report errors.
+    pub(in crate::gpu) const fn report(&self) -> &DeviceBuffer {
+        &self.report
+    }
+
+    /// Records a kernel over `groups` workgroups.
+    pub(in crate::gpu) fn dispatch(
+        &mut self,
+        kernel: &'static Kernel,
+        constants: Constants,
+        buffers: &[&DeviceBuffer],
+        params: &Params,
+        groups: usize,
+    ) -> Result<(), Error> {
+        if groups == 0 {
+            return Ok(());
+        }
+        let max = self.max_workgroups;
+        let (x, y) = if groups <= max { (groups, 1) } else { (max, groups.div_ceil(max)) };
+        if y > max {
+            return Err(Error::Shape(format!("{}: {groups} workgroups are too many", kernel.name)));
+        }
+        let mut bound = [(u32::MAX, &buffers[0].raw); MAX_BINDINGS];
+        bound.iter_mut().zip(buffers).for_each(|(dst, buffer)| *dst = (buffer.id, &buffer.raw));
+        if let Some(profile) = &mut self.profile {
+            drop(self.pass.take());
+            let encoder = open_encoder(&mut self.encoder, &self.device);
+            self.pass = Some(profile.pass(encoder, kernel.name));
+        }
+        let (key, ready, group) = self.pipelines.get(kernel, constants, &bound[..buffers.len()]);
+        let workgroups = [x as u32, y as u32];
+        match ready {
+            Some(pipeline) if self.queued.is_empty() => {
+                let pass = open_pass(&mut self.pass, &mut self.encoder, &self.device);
+                encode_dispatch(pass, pipeline, group, params, workgroups);
+            }
+            _ => self.queued.push(QueuedDispatch {
+                pipeline: key,
+                group: group.clone(),
+                params: *params,
+                workgroups,
+            }),
+        }
+        self.recorded += 1;
+        self.counters.dispatches += 1;
+        if self.profile.is_some() {
+            self.encode_queued();
+        }
+        if self.profile.as_ref().is_some_and(KernelProfile::is_full) {
+            self.read_profile()?;
+        }
+        // While a pipeline compiles, submitting would block.
+        if self.recorded >= self.batch && self.recording.is_none() && self.queued.is_empty() {
+            self.submit();
+            self.batch = (self.batch * 2).min(MAX_BATCH);
+        }
+        Ok(())
+    }
+
+    /// Ends the open pass after all queued dispatches.
+    pub(in crate::gpu) fn end_pass(&mut self) {
+        self.encode_queued();
+        drop(self.pass.take());
+    }
+
+    /// Encodes queued dispatches, and waits for their pipelines.
+    fn encode_queued(&mut self) {
+        for QueuedDispatch { pipeline, group, params, workgroups } in
+            std::mem::take(&mut self.queued)
+        {
+            let pass = open_pass(&mut self.pass, &mut self.encoder, &self.device);
+            match self.pipelines.finished(pipeline) {
+                Some(pipeline) => encode_dispatch(pass, pipeline, &group, &params, workgroups),
+                None => self.fault.set("a kernel could not be compiled".into()),
+            }
+        }
+    }
+
+    /// The open encoder. The open pass must have ended.
+    pub(in crate::gpu) fn encoder(&mut self) -> &mut wgpu::CommandEncoder {
+        open_encoder(&mut self.encoder, &self.device)
+    }
+
+    /// Queue for writes that take effect before the next submission.
+    pub(in crate::gpu) const fn queue(&self) -> &wgpu::Queue {
+        &self.queue
+    }
+
+    /// Removes cached bind groups of freed buffers.
+    pub(in crate::gpu) fn forget_bindings(&mut self, freed: impl IntoIterator<Item = u32>) {
+        freed.into_iter().for_each(|id| self.pipelines.forget(id));
+    }
+
+    /// Submits everything recorded so far. Spoils a step that is recorded ahead.
+    pub(in crate::gpu) fn submit(&mut self) {
+        if let Some(recording) = &mut self.recording {
+            recording.spoiled = true;
+            return;
+        }
+        self.end_pass();
+        self.upload.write(&self.queue);
+        if let Some(encoder) = self.encoder.take() {
+            self.submit_commands(encoder.finish());
+        }
+        self.recorded = 0;
+    }
+
+    fn submit_commands(&mut self, commands: wgpu::CommandBuffer) {
+        let index = self.queue.submit([commands]);
+        self.submitted += 1;
+        self.counters.submissions += 1;
+        self.running.push_back((Ticket(self.submitted), index));
+    }
+
+    /// Accounts for bytes of queue writes, and waits for all work if they exceed
+    /// [`MAX_STAGED_BYTES`].
+    pub(in crate::gpu) fn throttle_staging(&mut self, bytes: usize) -> Result<(), Error> {
+        self.staged_bytes += bytes;
+        if self.staged_bytes >= MAX_STAGED_BYTES {
+            self.staged_bytes = 0;
+            self.queue.submit([]);
+            self.wait()?;
+        }
+        Ok(())
+    }
+
+    /// Waits for all submitted work.
+    pub(in crate::gpu) fn wait(&mut self) -> Result<(), Error> {
+        let since = Instant::now();
+        let waited = self.device.poll(wgpu::PollType::wait_indefinitely());
+        self.counters.waits += 1;
+        self.counters.waited_ns += since.elapsed().as_nanos() as u64;
+        self.running.clear();
+        self.batch = FIRST_BATCH;
+        self.fault.check()?;
+        waited.map(|_| ()).map_err(|e| Error::Device(format!("waiting for the GPU failed: {e}")))
+    }
+
+    /// Ticket of the last submission.
+    pub(in crate::gpu) const fn last_ticket(&self) -> Ticket {
+        Ticket(self.submitted)
+    }
+
+    /// Whether the submissions up to `ticket` are complete.
+    pub(in crate::gpu) fn is_done(&mut self, ticket: Ticket) -> Result<bool, Error> {
+        self.fault.check()?;
+        if self.running.iter().all(|(running, _)| *running > ticket) {
+            return Ok(true);
+        }
+        if let Some((_, index)) = self.running.iter().rev().find(|(running, _)| *running <= ticket)
+        {
+            let wait = wgpu::PollType::Wait {
+                submission_index: Some(index.clone()),
+                timeout: Some(std::time::Duration::ZERO),
+            };
+            if self.device.poll(wait).is_err() {
+                return Ok(false);
+            }
+        }
+        self.running.retain(|(running, _)| *running > ticket);
+        Ok(true)
+    }
+}

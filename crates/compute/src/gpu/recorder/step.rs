@@ -1,0 +1,76 @@
+//! Recording of a whole step, to be submitted later.
+
+use super::{Recorder, UploadOffset};
+use crate::Error;
+
+/// Step that is being recorded.
+pub(super) struct StepRecording {
+    /// Offset of its tokens in the upload buffer.
+    tokens: Option<UploadOffset>,
+    /// Whether it needed something that cannot wait for the step's start.
+    pub(super) spoiled: bool,
+    /// Count of dispatches before the recording.
+    dispatches_before: u64,
+}
+
+/// Commands of a recorded step.
+pub(in crate::gpu) struct RecordedCommands {
+    commands: wgpu::CommandBuffer,
+    /// Offset of its tokens in the upload buffer.
+    pub(in crate::gpu) tokens: UploadOffset,
+    dispatches: u64,
+}
+
+impl Recorder {
+    /// Starts the recording of a step. Until it stops, nothing is submitted.
+    pub(in crate::gpu) fn start_recording(&mut self) {
+        self.recording = Some(StepRecording {
+            tokens: None,
+            spoiled: false,
+            dispatches_before: self.counters.dispatches,
+        });
+    }
+
+    /// Stops the recording. `None` unless it is `complete`, not spoiled and has tokens. Its
+    /// dispatches count once they are submitted.
+    pub(in crate::gpu) fn stop_recording(&mut self, complete: bool) -> Option<RecordedCommands> {
+        let recording = self.recording.take()?;
+        let dispatches = self.counters.dispatches - recording.dispatches_before;
+        self.counters.dispatches = recording.dispatches_before;
+        self.recorded = 0;
+        self.end_pass();
+        let encoder = self.encoder.take()?;
+        let tokens = recording.tokens.filter(|_| complete && !recording.spoiled)?;
+        Some(RecordedCommands { commands: encoder.finish(), tokens, dispatches })
+    }
+
+    /// Submits a recorded step after everything recorded since.
+    pub(in crate::gpu) fn submit_recorded(&mut self, step: RecordedCommands) {
+        self.submit();
+        self.submit_commands(step.commands);
+        self.counters.dispatches += step.dispatches;
+    }
+
+    /// Whether a step is being recorded.
+    pub(in crate::gpu) const fn is_recording(&self) -> bool {
+        self.recording.is_some()
+    }
+
+    /// Fails with `message` while a step is being recorded, and spoils the step.
+    pub(in crate::gpu) fn refuse_while_recording(&mut self, message: &str) -> Result<(), Error> {
+        match &mut self.recording {
+            Some(recording) => {
+                recording.spoiled = true;
+                Err(Error::Device(message.into()))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Notes where the tokens of a step are uploaded. A second upload of tokens spoils the step.
+    pub(in crate::gpu) fn note_tokens(&mut self, tokens: UploadOffset) {
+        if let Some(recording) = &mut self.recording {
+            recording.spoiled |= recording.tokens.replace(tokens).is_some();
+        }
+    }
+}

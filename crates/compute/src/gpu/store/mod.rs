@@ -1,0 +1,178 @@
+//! GPU memory by handle: activations, weights, expert slots, sequence states, scratch.
+//!
+//! Allocates buffers and resolves handles to buffers and offsets. Writes of new weights and tables
+//! go through the queue. Must not know of encoders, passes, kernels or ops: work that must be
+//! ordered among ops is recorded by the callers.
+
+mod buffers;
+pub(in crate::gpu) mod slots;
+pub(in crate::gpu) mod states;
+pub(in crate::gpu) mod weights;
+
+use self::{buffers::ActivationArena, slots::SlotBanks, states::GpuStates, weights::WeightArenas};
+use super::card::{Card, STORAGE, native::Sharing};
+use crate::{
+    Buffer, Error, KvFormat, Slot, SlotTable, State, StateShape, Weight,
+    matrix::MatrixShape,
+    op_check::{Holdings, stale},
+};
+
+pub(in crate::gpu) use self::buffers::OP_BUFFER;
+
+/// Alignment in bytes of every suballocation.
+const ALIGN: u64 = 256;
+
+/// Buffer of the card and the id by which bind groups are cached.
+#[derive(Clone, Debug)]
+pub(in crate::gpu) struct DeviceBuffer {
+    pub(in crate::gpu) id: u32,
+    pub(in crate::gpu) raw: wgpu::Buffer,
+}
+
+/// All memory of the device, by handle.
+pub(in crate::gpu) struct Store {
+    device: wgpu::Device,
+    queue: wgpu::Queue,
+    /// Bytes of the largest buffer that a kernel can bind whole.
+    max_bytes: u64,
+    next_id: u32,
+    activations: ActivationArena,
+    weights: WeightArenas,
+    slots: SlotBanks,
+    pub(in crate::gpu) states: GpuStates,
+    /// Scratch that the kernels of one op share, and its length in f32 values.
+    scratch: Option<(DeviceBuffer, u64)>,
+}
+
+/// Rounds up to the alignment of suballocations.
+pub(in crate::gpu) fn align_up(bytes: u64) -> u64 {
+    bytes.div_ceil(ALIGN) * ALIGN
+}
+
+impl Store {
+    pub(in crate::gpu) fn new(card: &Card, kv_format: KvFormat) -> Self {
+        let max_binding = card.limits.max_storage_buffer_binding_size & !(ALIGN - 1);
+        Self {
+            device: card.device.clone(),
+            queue: card.queue.clone(),
+            max_bytes: max_binding.min(card.limits.max_buffer_size),
+            next_id: 1,
+            activations: ActivationArena::new(&card.device, 0),
+            weights: WeightArenas::default(),
+            slots: SlotBanks::new(Sharing::detect(&card.device, card.adapter.is_unified())),
+            states: GpuStates::new(kv_format),
+            scratch: None,
+        }
+    }
+
+    /// Allocates a buffer that kernels can bind whole.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] above the binding limit; [`Error::Memory`] if the card is out of memory.
+    pub(in crate::gpu) fn allocate(
+        &mut self,
+        label: &str,
+        bytes: u64,
+    ) -> Result<DeviceBuffer, Error> {
+        let size = align_up(bytes.max(ALIGN));
+        self.check_bindable(label, bytes)?;
+        let scope = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
+        let raw = self.device.create_buffer(&wgpu::BufferDescriptor {
+            label: Some(label),
+            size,
+            usage: STORAGE,
+            mapped_at_creation: false,
+        });
+        if let Some(error) = pollster::block_on(scope.pop()) {
+            let source = std::io::Error::other(format!(
+                "the GPU has no memory for {label}: {error}; end other programs that use it, or lower its memory budget"
+            ));
+            return Err(Error::Memory { bytes: size, source });
+        }
+        Ok(self.register(raw))
+    }
+
+    /// Gives a new buffer its id.
+    fn register(&mut self, raw: wgpu::Buffer) -> DeviceBuffer {
+        self.next_id += 1;
+        DeviceBuffer { id: self.next_id - 1, raw }
+    }
+
+    /// Checks that a kernel can bind a buffer of `bytes` whole.
+    fn check_bindable(&self, label: &str, bytes: u64) -> Result<(), Error> {
+        match self.max_bytes {
+            max if align_up(bytes) > max => Err(Error::Shape(format!(
+                "{label} of {bytes} bytes, where this GPU's kernels bind at most {max}"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Bytes of the largest buffer that a kernel can bind whole.
+    pub(in crate::gpu) const fn max_bytes(&self) -> u64 {
+        self.max_bytes
+    }
+
+    /// Whether a kernel can bind a buffer of `words` 32-bit words whole.
+    pub(in crate::gpu) const fn can_bind(&self, words: usize) -> bool {
+        (words as u64).saturating_mul(4) <= self.max_bytes
+    }
+
+    /// Scratch of at least `len` f32 values, valid until the op is encoded. Also returns the id of
+    /// the buffer that it replaced, whose bind groups are stale.
+    pub(in crate::gpu) fn scratch(
+        &mut self,
+        len: u64,
+    ) -> Result<(DeviceBuffer, Option<u32>), Error> {
+        if let Some((buffer, available)) = &self.scratch
+            && *available >= len
+        {
+            return Ok((buffer.clone(), None));
+        }
+        let buffer = self.allocate("scratch of an op", len * 4)?;
+        let old = self.scratch.replace((buffer.clone(), len));
+        Ok((buffer, old.map(|(old, _)| old.id)))
+    }
+}
+
+/// Writes bytes at an offset that is a multiple of 4, before the next submission. Bytes up to the
+/// next multiple of 4 become undefined.
+pub(in crate::gpu) fn write_padded(
+    queue: &wgpu::Queue,
+    dst: &wgpu::Buffer,
+    offset: u64,
+    bytes: &[u8],
+) {
+    let whole = bytes.len() & !3;
+    queue.write_buffer(dst, offset, &bytes[..whole]);
+    if whole < bytes.len() {
+        let mut rest = [0; 4];
+        rest[..bytes.len() - whole].copy_from_slice(&bytes[whole..]);
+        queue.write_buffer(dst, offset + whole as u64, &rest);
+    }
+}
+
+impl Holdings for Store {
+    fn numbers(&self, buffer: Buffer) -> Result<usize, Error> {
+        self.activations.buffer_len(buffer)
+    }
+
+    fn matrix_shape(&self, weight: Weight) -> Result<MatrixShape, Error> {
+        Ok(self.matrix(weight)?.shape)
+    }
+
+    fn slot_bytes(&self, slot: Slot) -> Result<usize, Error> {
+        self.slots.readable_bytes(slot)
+    }
+
+    fn table(&self, table: SlotTable) -> Result<&[Slot], Error> {
+        Ok(&self.gpu_table(table)?.slots)
+    }
+
+    fn state_shape(&self, state: State) -> Result<StateShape, Error> {
+        self.states.shape(state)
+    }
+}
+
+#[cfg(test)]
+mod tests;

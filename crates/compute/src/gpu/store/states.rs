@@ -1,0 +1,479 @@
+//! Per-sequence states on the card: KV cache and recurrent states, shared by forks.
+//!
+//! Kernels bind the KV cache of a state whole, so it is one allocation: the keys of all positions,
+//! then their values. An allocation has capacity for the positions written so far and, if memory
+//! allows it for all states of a step, for some more. A write beyond the capacity moves the cache
+//! to a larger allocation. Forks share an allocation until one of them is written, which then gets
+//! a copy. Copies are recorded among the ops, so that each op sees the right contents. A step that
+//! is recorded ahead refers to allocations: none is replaced while it exists.
+//!
+//! `held` stops counting an allocation when it is replaced, but its memory is freed only when the
+//! copy completes. The host waits once pending copies exceed a limit.
+
+use std::{mem, ops::Range, sync::Arc};
+
+use super::{DeviceBuffer, Store, align_up, stale};
+use crate::{Error, KV_BLOCK, KvFormat, Span, State, StateShape};
+
+/// Minimum capacity in positions of a KV cache that grows.
+const MIN_KV_CAPACITY: usize = 4 * KV_BLOCK;
+
+/// Memory for the KV cache of some positions.
+#[derive(Clone, Debug)]
+pub(in crate::gpu) struct KvAllocation {
+    pub(in crate::gpu) buffer: Arc<DeviceBuffer>,
+    /// Capacity in positions.
+    pub(in crate::gpu) capacity: usize,
+    /// Offset of the values, in elements of the KV format.
+    pub(in crate::gpu) values: u32,
+}
+
+/// KV cache of one layer of one sequence.
+#[derive(Clone, Debug)]
+pub(in crate::gpu) struct GpuKvState {
+    shape: StateShape,
+    /// Length of the ring buffer.
+    pub(in crate::gpu) positions: usize,
+    /// Bytes of the keys and of the values of a position.
+    pub(in crate::gpu) row_bytes: [usize; 2],
+    pub(in crate::gpu) allocation: Option<KvAllocation>,
+    /// Number of positions, from the first, that may be read.
+    pub(in crate::gpu) used: usize,
+}
+
+/// Growth of a KV cache.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::gpu) struct KvGrowth {
+    /// New capacity in positions.
+    pub(in crate::gpu) capacity: usize,
+    /// Bytes held in addition.
+    pub(in crate::gpu) added_bytes: u64,
+}
+
+impl GpuKvState {
+    /// Bytes of an allocation: keys, then values from an aligned offset.
+    pub(in crate::gpu) fn allocation_bytes(&self, capacity: usize) -> u64 {
+        let [keys, values] =
+            self.row_bytes.map(|bytes| (bytes as u64).saturating_mul(capacity as u64));
+        buffer_bytes(align_up(keys).saturating_add(values))
+    }
+
+    /// Capacity of the allocation if no fork shares it, else 0.
+    fn exclusive_capacity(&self) -> usize {
+        self.allocation
+            .as_ref()
+            .filter(|allocation| Arc::strong_count(&allocation.buffer) == 1)
+            .map_or(0, |allocation| allocation.capacity)
+    }
+
+    /// Growth needed to write the positions before `end`; `None` if they fit. `ample` grows by at
+    /// least half, as each growth copies the cache.
+    fn growth(&self, end: usize, ample: bool) -> Option<KvGrowth> {
+        let current = self.exclusive_capacity();
+        if current >= end {
+            return None;
+        }
+        let capacity = if ample { end.max(current / 2 * 3).max(MIN_KV_CAPACITY) } else { end };
+        let capacity = capacity.next_multiple_of(KV_BLOCK).min(self.positions);
+        let freed = if current == 0 { 0 } else { self.allocation_bytes(current) };
+        Some(KvGrowth { capacity, added_bytes: self.allocation_bytes(capacity) - freed })
+    }
+
+    /// End of the used positions after a write of `rows` rows; 0 without rows.
+    pub(in crate::gpu) fn end_after(&self, position: usize, rows: usize) -> usize {
+        match rows {
+            0 => 0,
+            _ => position.saturating_add(rows).min(self.positions).max(self.used),
+        }
+    }
+}
+
+/// Recurrent state. Forks may share the committed contents.
+#[derive(Debug)]
+pub(in crate::gpu) struct GpuRecurrentState {
+    len: usize,
+    pub(in crate::gpu) committed: Arc<DeviceBuffer>,
+    /// Contents that ops write; allocated by the first write.
+    pub(in crate::gpu) next: Option<Arc<DeviceBuffer>>,
+    /// Whether `next` was written since the last commit.
+    pub(in crate::gpu) written: bool,
+}
+
+impl GpuRecurrentState {
+    /// Whether no fork shares the committed contents.
+    pub(in crate::gpu) fn is_exclusive(&self) -> bool {
+        Arc::strong_count(&self.committed) == 1
+    }
+
+    /// Swaps committed and next contents.
+    pub(in crate::gpu) fn swap(&mut self) {
+        if let Some(next) = &mut self.next {
+            mem::swap(&mut self.committed, next);
+        }
+    }
+}
+
+/// State on the card.
+#[derive(Debug)]
+pub(in crate::gpu) enum GpuState {
+    Kv(GpuKvState),
+    Recurrent(GpuRecurrentState),
+}
+
+/// All states, by handle, and their memory accounting.
+#[derive(Debug)]
+pub(in crate::gpu) struct GpuStates {
+    pub(in crate::gpu) kv_format: KvFormat,
+    all: Vec<Option<GpuState>>,
+    /// Bytes held by all states; shared allocations count once.
+    pub(in crate::gpu) held: u64,
+    /// Upper bound of `held`.
+    pub(in crate::gpu) limit: Option<u64>,
+    /// Whether growth is ample: for all states of a step or for none.
+    ample: bool,
+    /// Ids of freed buffers whose bind groups are still cached.
+    freed: Vec<u32>,
+}
+
+impl GpuStates {
+    pub(super) const fn new(kv_format: KvFormat) -> Self {
+        Self { kv_format, all: Vec::new(), held: 0, limit: None, ample: true, freed: Vec::new() }
+    }
+
+    pub(in crate::gpu) fn get(&self, state: State) -> Result<&GpuState, Error> {
+        self.all.get(state.0 as usize).and_then(Option::as_ref).ok_or_else(|| stale("state"))
+    }
+
+    fn get_mut(&mut self, state: State) -> Result<&mut GpuState, Error> {
+        self.all.get_mut(state.0 as usize).and_then(Option::as_mut).ok_or_else(|| stale("state"))
+    }
+
+    pub(in crate::gpu) fn kv(&self, state: State) -> Result<&GpuKvState, Error> {
+        match self.get(state)? {
+            GpuState::Kv(kv) => Ok(kv),
+            GpuState::Recurrent(_) => Err(stale("KV cache")),
+        }
+    }
+
+    pub(in crate::gpu) fn kv_mut(&mut self, state: State) -> Result<&mut GpuKvState, Error> {
+        match self.get_mut(state)? {
+            GpuState::Kv(kv) => Ok(kv),
+            GpuState::Recurrent(_) => Err(stale("KV cache")),
+        }
+    }
+
+    pub(in crate::gpu) fn recurrent(
+        &mut self,
+        state: State,
+    ) -> Result<&mut GpuRecurrentState, Error> {
+        match self.get_mut(state)? {
+            GpuState::Recurrent(recurrent) => Ok(recurrent),
+            GpuState::Kv(_) => Err(stale("recurrent state")),
+        }
+    }
+
+    pub(in crate::gpu) fn shape(&self, state: State) -> Result<StateShape, Error> {
+        Ok(match self.get(state)? {
+            GpuState::Kv(kv) => kv.shape,
+            GpuState::Recurrent(recurrent) => StateShape::Recurrent { len: recurrent.len },
+        })
+    }
+
+    /// Checks a range of saved positions against a state and the length of their bytes. Returns the
+    /// bytes of a position.
+    pub(in crate::gpu) fn position_bytes(
+        &self,
+        state: State,
+        positions: &Range<usize>,
+        len: usize,
+    ) -> Result<usize, Error> {
+        self.shape(state)?.check_places(self.kv_format, positions, len)
+    }
+
+    fn add(&mut self, state: GpuState) -> State {
+        match self.all.iter().position(Option::is_none) {
+            Some(i) => {
+                self.all[i] = Some(state);
+                State(i as u32)
+            }
+            None => {
+                self.all.push(Some(state));
+                State(self.all.len() as u32 - 1)
+            }
+        }
+    }
+
+    fn fits(&self, bytes: u64) -> bool {
+        self.limit.is_none_or(|limit| self.held.saturating_add(bytes) <= limit)
+    }
+
+    /// Growth of a KV cache before a write of the positions before `end`; `None` if they fit.
+    pub(in crate::gpu) fn growth(&self, kv: &GpuKvState, end: usize) -> Option<KvGrowth> {
+        let ample = kv.growth(end, true);
+        let ample = ample.filter(|growth| self.ample && self.fits(growth.added_bytes));
+        ample.or_else(|| kv.growth(end, false))
+    }
+
+    /// Bytes that ops on these spans will allocate. Decides for all of them together whether growth
+    /// is ample: otherwise the states that grow first would leave too little for the others.
+    pub(in crate::gpu) fn need(
+        &mut self,
+        spans: &mut dyn Iterator<Item = Span>,
+    ) -> Result<u64, Error> {
+        let (mut exact, mut ample) = (0u64, 0u64);
+        for Span { state, position, rows } in spans {
+            let bytes = match self.get(state)? {
+                GpuState::Kv(kv) => {
+                    let end = kv.end_after(position, rows);
+                    [false, true]
+                        .map(|ample| kv.growth(end, ample).map_or(0, |growth| growth.added_bytes))
+                }
+                GpuState::Recurrent(GpuRecurrentState { len, next: None, .. }) => {
+                    [buffer_bytes(recurrent_bytes(*len)); 2]
+                }
+                GpuState::Recurrent(_) => [0; 2],
+            };
+            exact = exact.saturating_add(bytes[0]);
+            ample = ample.saturating_add(bytes[1]);
+        }
+        self.ample = self.fits(ample);
+        Ok(if self.ample { ample } else { exact })
+    }
+
+    /// Forks a state. A KV cache keeps the positions before `positions`.
+    pub(in crate::gpu) fn fork(&mut self, state: State, positions: usize) -> Result<State, Error> {
+        let fork = match self.get(state)? {
+            GpuState::Kv(kv) => {
+                let used = kv.used.min(positions);
+                let allocation = kv.allocation.clone().filter(|_| used > 0);
+                GpuState::Kv(GpuKvState { allocation, used, ..*kv })
+            }
+            GpuState::Recurrent(GpuRecurrentState { len, committed, .. }) => {
+                GpuState::Recurrent(GpuRecurrentState {
+                    len: *len,
+                    committed: Arc::clone(committed),
+                    next: None,
+                    written: false,
+                })
+            }
+        };
+        Ok(self.add(fork))
+    }
+
+    /// Truncates a KV cache. Its allocation is released only when no position is left.
+    pub(in crate::gpu) fn truncate(&mut self, state: State, positions: usize) -> Result<(), Error> {
+        if let GpuState::Kv(kv) = self.get_mut(state)? {
+            kv.used = kv.used.min(positions);
+            let allocation = kv.allocation.take_if(|_| kv.used == 0);
+            self.release(allocation.map(|allocation| allocation.buffer));
+        }
+        Ok(())
+    }
+
+    pub(in crate::gpu) fn drop(&mut self, state: State) {
+        match self.all.get_mut(state.0 as usize).and_then(Option::take) {
+            Some(GpuState::Kv(kv)) => {
+                self.release(kv.allocation.map(|allocation| allocation.buffer));
+            }
+            Some(GpuState::Recurrent(recurrent)) => {
+                self.release([recurrent.committed].into_iter().chain(recurrent.next));
+            }
+            None => {}
+        }
+    }
+
+    /// Makes the next contents of a recurrent state the committed ones, if ops wrote them.
+    pub(in crate::gpu) fn commit(&mut self, state: State) -> Result<(), Error> {
+        if let GpuState::Recurrent(recurrent) = self.get_mut(state)?
+            && mem::take(&mut recurrent.written)
+        {
+            recurrent.swap();
+            // `next` now has the old contents; forks that share them keep the buffer.
+            let shared = recurrent.next.take_if(|next| Arc::strong_count(next) > 1);
+            self.release(shared);
+        }
+        Ok(())
+    }
+
+    /// Makes written contents of recurrent states the committed ones, before their commit. Returns
+    /// the recurrent states among `states`. `None`, without a change, if one was not written or is
+    /// shared with a fork.
+    pub(in crate::gpu) fn advance(
+        &mut self,
+        states: &[State],
+    ) -> Result<Option<Vec<State>>, Error> {
+        let mut recurrent = Vec::with_capacity(states.len());
+        for state in states {
+            match self.get(*state)? {
+                GpuState::Recurrent(r) if r.written && r.is_exclusive() => recurrent.push(*state),
+                GpuState::Recurrent(_) => return Ok(None),
+                GpuState::Kv(_) => {}
+            }
+        }
+        for state in &recurrent {
+            let state = self.recurrent(*state)?;
+            state.swap();
+            state.written = false;
+        }
+        Ok(Some(recurrent))
+    }
+
+    /// Reverts [`GpuStates::advance`].
+    pub(in crate::gpu) fn revert(&mut self, recurrent: &[State]) -> Result<(), Error> {
+        recurrent.iter().try_for_each(|state| {
+            let state = self.recurrent(*state)?;
+            state.swap();
+            state.written = true;
+            Ok(())
+        })
+    }
+
+    /// Discards the writes of ops to recurrent states since their commit.
+    pub(in crate::gpu) fn discard_writes(&mut self, recurrent: &[State]) -> Result<(), Error> {
+        recurrent.iter().try_for_each(|state| {
+            self.recurrent(*state)?.written = false;
+            Ok(())
+        })
+    }
+
+    /// Releases references to buffers; those without other references are freed.
+    pub(in crate::gpu) fn release(&mut self, buffers: impl IntoIterator<Item = Arc<DeviceBuffer>>) {
+        for buffer in buffers.into_iter().filter_map(Arc::into_inner) {
+            self.held -= buffer.raw.size();
+            self.freed.push(buffer.id);
+        }
+    }
+
+    /// Takes the ids of freed buffers, whose bind groups are stale.
+    pub(in crate::gpu) fn take_freed(&mut self) -> Vec<u32> {
+        mem::take(&mut self.freed)
+    }
+}
+
+/// Bytes of a recurrent state of `len` f32 values, capped above any real memory size.
+fn recurrent_bytes(len: usize) -> u64 {
+    (len as u64).saturating_mul(4).min(1 << 60)
+}
+
+/// Bytes of the buffer that is allocated for `bytes`.
+fn buffer_bytes(bytes: u64) -> u64 {
+    align_up(bytes.max(1))
+}
+
+impl Store {
+    /// Bytes that a state holds once all of it is written.
+    pub(in crate::gpu) fn state_bytes(&self, shape: StateShape) -> u64 {
+        match shape {
+            StateShape::KeyValue { .. } => {
+                self.empty_kv(shape).map_or(u64::MAX / 2, |kv| kv.allocation_bytes(kv.positions))
+            }
+            StateShape::Recurrent { len } => 2 * buffer_bytes(recurrent_bytes(len)),
+        }
+    }
+
+    /// Empty KV cache; `None` if the shape is too large or not a KV cache.
+    fn empty_kv(&self, shape: StateShape) -> Option<GpuKvState> {
+        let StateShape::KeyValue { kv_heads, key_width, value_width, positions } = shape else {
+            return None;
+        };
+        let format = self.states.kv_format;
+        let bytes = |width| format.bytes(width).checked_mul(kv_heads);
+        let row_bytes = [bytes(key_width)?, bytes(value_width)?];
+        let fits =
+            |bytes: &usize| bytes.checked_mul(positions).is_some_and(|total| total < 1 << 40);
+        row_bytes.iter().all(fits).then_some(GpuKvState {
+            shape,
+            positions,
+            row_bytes,
+            allocation: None,
+            used: 0,
+        })
+    }
+
+    /// Creates a zeroed state. A KV cache gets memory when it is written.
+    pub(in crate::gpu) fn state(&mut self, shape: StateShape) -> Result<State, Error> {
+        let state = match shape {
+            StateShape::KeyValue { positions, .. } => {
+                let Some(kv) = self.empty_kv(shape) else {
+                    return Err(Error::Shape(format!(
+                        "a state of {positions} positions is too large"
+                    )));
+                };
+                self.check_bindable("KV cache", kv.allocation_bytes(positions))?;
+                GpuState::Kv(kv)
+            }
+            StateShape::Recurrent { len } => {
+                let committed = Arc::new(self.allocate_recurrent(len)?);
+                GpuState::Recurrent(GpuRecurrentState {
+                    len,
+                    committed,
+                    next: None,
+                    written: false,
+                })
+            }
+        };
+        Ok(self.states.add(state))
+    }
+
+    /// Allocates memory of states, zeroed.
+    fn allocate_state(&mut self, label: &str, bytes: u64) -> Result<DeviceBuffer, Error> {
+        let buffer = self.allocate(label, bytes)?;
+        self.states.held += buffer.raw.size();
+        Ok(buffer)
+    }
+
+    fn check_state_limit(&self, bytes: u64) -> Result<(), Error> {
+        let GpuStates { held, limit, .. } = self.states;
+        match limit {
+            Some(limit) if !self.states.fits(bytes) => {
+                Err(Error::StatesFull { bytes, held, limit })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn allocate_recurrent(&mut self, len: usize) -> Result<DeviceBuffer, Error> {
+        let bytes = recurrent_bytes(len);
+        self.check_state_limit(buffer_bytes(bytes))?;
+        self.allocate_state("a recurrent state", bytes)
+    }
+
+    /// Allocates a larger KV cache for a state, without its contents.
+    pub(in crate::gpu) fn allocate_kv(
+        &mut self,
+        kv: &GpuKvState,
+        growth: KvGrowth,
+    ) -> Result<KvAllocation, Error> {
+        self.check_state_limit(growth.added_bytes)?;
+        let bytes = kv.allocation_bytes(growth.capacity);
+        let buffer = Arc::new(self.allocate_state("KV cache", bytes)?);
+        let element = self.states.kv_format.bytes(1) as u64;
+        let values = align_up(kv.row_bytes[0] as u64 * growth.capacity as u64) / element;
+        Ok(KvAllocation { buffer, capacity: growth.capacity, values: values as u32 })
+    }
+
+    /// Recurrent state with memory for the next contents.
+    pub(in crate::gpu) fn writable(
+        &mut self,
+        state: State,
+    ) -> Result<&mut GpuRecurrentState, Error> {
+        let recurrent = self.states.recurrent(state)?;
+        if recurrent.next.is_none() {
+            let len = recurrent.len;
+            let next = Arc::new(self.allocate_recurrent(len)?);
+            self.states.recurrent(state)?.next = Some(next);
+        }
+        self.states.recurrent(state)
+    }
+
+    /// Marks a recurrent state as written. Returns its committed and its next contents.
+    pub(in crate::gpu) fn write_recurrent(
+        &mut self,
+        state: State,
+    ) -> Result<[DeviceBuffer; 2], Error> {
+        let recurrent = self.writable(state)?;
+        recurrent.written = true;
+        let next = recurrent.next.as_ref().unwrap_or(&recurrent.committed);
+        Ok([&recurrent.committed, next].map(|buffer| DeviceBuffer::clone(buffer)))
+    }
+}

@@ -1,0 +1,90 @@
+//! Tests of slots that the host fills, with every kind of memory sharing that the driver has.
+
+#![allow(clippy::unwrap_used)]
+
+use crate::{
+    BankPlace, Device, DeviceOptions, KvFormat, Slot, gpu::GpuDevice, gpu::card::native::Sharing,
+};
+
+fn gpu() -> Option<GpuDevice> {
+    match GpuDevice::new(None, true, KvFormat::F32, None) {
+        Ok(gpu) => Some(gpu),
+        Err(error) => {
+            assert!(std::env::var_os("MOEFLUX_TEST_GPU").is_none(), "{error}");
+            eprintln!("no GPU is tested: {error}");
+            None
+        }
+    }
+}
+
+/// Bytes of a slot as kernels read them.
+fn seen(gpu: &mut GpuDevice, slot: Slot, len: usize) -> Vec<u8> {
+    let buffer = gpu.store.bank_buffer(slot.bank).unwrap();
+    let mut words = vec![0; len.div_ceil(4)];
+    let offset = gpu.store.slot_offset(slot).into();
+    gpu.recorder.read_words(&buffer.raw, offset, &mut words).unwrap();
+    bytemuck::cast_slice(&words)[..len].to_vec()
+}
+
+#[test]
+fn the_card_reads_and_copies_slots_that_the_host_wrote() {
+    const LEN: usize = 1003;
+    let Some(mut gpu) = gpu() else { return };
+    let software = gpu.card.adapter.is_unified();
+    assert!(!software || gpu.store.sharing() == Sharing::Mapped, "{:?}", gpu.store.sharing());
+    let slot = |bank, index| Slot { bank, index };
+    for sharing in [Sharing::Mapped, Sharing::Imported, Sharing::Refused] {
+        if sharing != Sharing::Refused && sharing.buffer(&gpu.card.device, 4096).is_err() {
+            eprintln!("{sharing:?} memory is not tested: the driver has none");
+            continue;
+        }
+        gpu.store.set_sharing(sharing);
+        let card = gpu.bank(3, LEN, BankPlace::Card).unwrap();
+        let host = gpu.bank(3, LEN, BankPlace::Host).unwrap();
+        let contents = |index: u32, round: u32| -> Vec<u8> {
+            (0..LEN as u32).map(|i| (i * 7 + index * 31 + round * 5) as u8).collect()
+        };
+        for round in 0..3 {
+            for index in 0..3 {
+                let mut memory = gpu.take_slot(slot(host, index)).unwrap();
+                assert!(gpu.copy_slot(slot(host, index), slot(card, index)).is_err());
+                // Filled by another thread, as the reader does.
+                let memory = std::thread::scope(|scope| {
+                    let fill = move || {
+                        memory.copy_from_slice(&contents(index, round));
+                        memory
+                    };
+                    scope.spawn(fill).join().unwrap()
+                });
+                gpu.put_slot(slot(host, index), memory).unwrap();
+                // Copied to the next slot.
+                gpu.copy_slot(slot(host, index), slot(card, (index + 1) % 3)).unwrap();
+            }
+            for index in 0..3 {
+                let copied = seen(&mut gpu, slot(card, (index + 1) % 3), LEN);
+                assert!(copied == contents(index, round), "{sharing:?}, slot {index}");
+                match sharing {
+                    Sharing::Refused => assert!(gpu.slot_table(&[slot(host, index)]).is_err()),
+                    _ => assert!(seen(&mut gpu, slot(host, index), LEN) == contents(index, round)),
+                }
+            }
+        }
+        assert!(gpu.take_slot(slot(card, 0)).is_err());
+        let first = gpu.take_slot(slot(host, 0)).unwrap();
+        assert!(gpu.take_slot(slot(host, 0)).is_err());
+        assert!(gpu.put_slot(slot(host, 1), first).is_err());
+    }
+    assert!(gpu.bank(usize::MAX, 1 << 20, BankPlace::Host).is_err());
+}
+
+#[test]
+fn slot_memory_that_is_taken_out_outlives_its_device() {
+    let Some(mut gpu) = gpu() else { return };
+    let bank = gpu.bank(2, 5000, BankPlace::Host).unwrap();
+    let mut memory = gpu.take_slot(Slot { bank, index: 1 }).unwrap();
+    drop(gpu);
+    memory.fill(3);
+    assert!(memory.iter().all(|byte| *byte == 3));
+    let options = DeviceOptions { name: Some("gpu".into()), ..DeviceOptions::default() };
+    crate::open(&options).unwrap();
+}

@@ -1,0 +1,135 @@
+//! Weight arenas: resident matrices, split into shards that a kernel can bind.
+
+use super::{DeviceBuffer, Store, align_up, stale, write_padded};
+use crate::{Error, Weight, matrix::MatrixShape};
+
+/// Bytes of the first arena; later arenas double up to [`MAX_ARENA`].
+const FIRST_ARENA: u64 = 8 << 20;
+const MAX_ARENA: u64 = 256 << 20;
+
+/// Rows of a weight matrix in one arena.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::gpu) struct WeightShard {
+    /// Index of the arena.
+    arena: usize,
+    /// First row of the matrix, a multiple of the format's rows per block.
+    pub(in crate::gpu) first_row: usize,
+    pub(in crate::gpu) rows: usize,
+    /// Byte offsets of the planes in the arena, multiples of [`super::ALIGN`].
+    pub(in crate::gpu) weights: u32,
+    pub(in crate::gpu) scales: u32,
+    pub(in crate::gpu) biases: u32,
+}
+
+impl WeightShard {
+    /// Byte offsets of weights, scales and biases in the arena.
+    pub(in crate::gpu) const fn planes(&self) -> [u32; 3] {
+        [self.weights, self.scales, self.biases]
+    }
+
+    /// The same rows from a later column on: planes start `bytes` later.
+    pub(in crate::gpu) const fn advance(self, bytes: [u32; 3]) -> Self {
+        Self {
+            weights: self.weights + bytes[0],
+            scales: self.scales + bytes[1],
+            biases: self.biases + bytes[2],
+            ..self
+        }
+    }
+}
+
+/// Weight matrix on the card.
+pub(in crate::gpu) struct GpuWeight {
+    pub(in crate::gpu) shape: MatrixShape,
+    /// By row.
+    pub(in crate::gpu) shards: Vec<WeightShard>,
+}
+
+/// Arenas of all weights.
+#[derive(Default)]
+pub(super) struct WeightArenas {
+    arenas: Vec<DeviceBuffer>,
+    /// Bytes used of the last arena.
+    used: u64,
+    /// By [`Weight`].
+    matrices: Vec<GpuWeight>,
+}
+
+impl Store {
+    /// Uploads a weight matrix, as shards that are each within one arena.
+    pub(in crate::gpu) fn weight(
+        &mut self,
+        shape: MatrixShape,
+        bytes: &[u8],
+    ) -> Result<Weight, Error> {
+        let planes = shape.view(bytes)?;
+        let (format, block_rows) = (shape.format, shape.format.block_rows());
+        let mut shards = Vec::new();
+        let mut first_row = 0;
+        while first_row < shape.rows {
+            let mut rows = shape.rows - first_row;
+            let size = |rows: usize| -> Result<u64, Error> {
+                let planes = MatrixShape { rows, ..shape }.parts()?;
+                let planes = [planes.weights, planes.scales, planes.biases];
+                Ok(planes.iter().map(|bytes| align_up(*bytes as u64)).sum())
+            };
+            while size(rows)? > self.max_bytes {
+                if rows <= block_rows {
+                    return Err(Error::Shape(format!(
+                        "a row of {} is too large for this GPU",
+                        shape.cols
+                    )));
+                }
+                rows = (rows / 2).next_multiple_of(block_rows);
+            }
+            self.reserve_arena(size(rows)?)?;
+            let arena = self.weights.arenas.len() - 1;
+            let mut upload = |plane: &[u8]| {
+                let offset = self.weights.used;
+                write_padded(&self.queue, &self.weights.arenas[arena].raw, offset, plane);
+                self.weights.used = align_up(offset + plane.len() as u64);
+                offset as u32
+            };
+            let weight_bytes = format.row_bytes(shape.cols);
+            let scale_bytes = format.row_scale_bytes(shape.cols);
+            let bias_bytes = if format.is_affine() { scale_bytes } else { 0 };
+            let blocks = first_row / block_rows..(first_row + rows).div_ceil(block_rows);
+            let end = first_row + rows;
+            shards.push(WeightShard {
+                arena,
+                first_row,
+                rows,
+                weights: upload(&planes.weights[first_row * weight_bytes..end * weight_bytes]),
+                scales: upload(
+                    &planes.scales[blocks.start * scale_bytes..blocks.end * scale_bytes],
+                ),
+                biases: upload(&planes.biases[first_row * bias_bytes..end * bias_bytes]),
+            });
+            first_row += rows;
+        }
+        self.weights.matrices.push(GpuWeight { shape, shards });
+        Ok(Weight(self.weights.matrices.len() as u32 - 1))
+    }
+
+    /// Makes the last arena one with `bytes` left.
+    fn reserve_arena(&mut self, bytes: u64) -> Result<(), Error> {
+        let last = self.weights.arenas.last();
+        if bytes > last.map_or(0, |arena| arena.raw.size() - self.weights.used) {
+            let doubled = last.map_or(FIRST_ARENA, |arena| (arena.raw.size() * 2).min(MAX_ARENA));
+            let arena = self.allocate("weights", doubled.max(bytes).min(self.max_bytes))?;
+            self.weights.arenas.push(arena);
+            self.weights.used = 0;
+        }
+        Ok(())
+    }
+
+    /// Shape and shards of a weight matrix.
+    pub(in crate::gpu) fn matrix(&self, weight: Weight) -> Result<&GpuWeight, Error> {
+        self.weights.matrices.get(weight.0 as usize).ok_or_else(|| stale("weight"))
+    }
+
+    /// Arena of a shard.
+    pub(in crate::gpu) fn arena(&self, shard: &WeightShard) -> DeviceBuffer {
+        self.weights.arenas[shard.arena].clone()
+    }
+}
