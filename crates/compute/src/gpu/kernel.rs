@@ -1,4 +1,4 @@
-//! Kernels: WGSL text, the constants it is specialised by, and the pipelines made of it.
+//! Kernels: composition of their WGSL from files, specialization constants, pipelines.
 
 use std::{
     collections::HashMap,
@@ -6,6 +6,8 @@ use std::{
     sync::{Arc, Mutex, PoisonError, mpsc},
     thread,
 };
+
+use super::params::ParamsLayout;
 
 /// How a kernel uses a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -32,25 +34,28 @@ pub(super) struct Kernel {
     pub(super) name: &'static str,
     /// The file with the entry point.
     pub(super) root: &'static str,
+    /// `struct Params` of the WGSL.
+    pub(super) params: &'static ParamsLayout,
     /// Interfaces and the files that implement them.
     pub(super) binds: &'static [(&'static str, &'static str)],
     /// Buffers of group 0, in the order of their bindings.
     pub(super) bindings: &'static [Access],
 }
 
-/// Declares a kernel: name, root file, `{ interface: file }`, buffers.
+/// Declares a kernel: name, root file, type of the parameters, `{ interface: file }`, buffers.
 macro_rules! kernel {
-    ($name:expr, $root:literal, [$($access:ident),*]) => {
-        $crate::gpu::kernel::kernel!($name, $root, {}, [$($access),*])
+    ($name:expr, $root:literal, $params:ident, [$($access:ident),*]) => {
+        $crate::gpu::kernel::kernel!($name, $root, $params, {}, [$($access),*])
     };
     (
-        $name:expr, $root:literal,
+        $name:expr, $root:literal, $params:ident,
         { $($interface:ident: $file:expr),* $(,)? },
         [$($access:ident),*]
     ) => {
         $crate::gpu::kernel::Kernel {
             name: $name,
             root: $root,
+            params: <$params as $crate::gpu::params::KernelParams>::LAYOUT,
             binds: &[$((concat!("@", stringify!($interface)), $file)),*],
             bindings: &[$($crate::gpu::kernel::Access::$access),*],
         }
@@ -129,6 +134,8 @@ const FILES: &[(&str, &str)] = files![
     "gemv/head_gemv",
     "gemv/head_gemv_transposed",
     "gemv/head_gemv_transposed_any",
+    "gemv/matrices_fused",
+    "gemv/matrix_single",
     "gemv/row_products",
     "gemv/row_sums_memory",
     "gemv/row_sums_subgroup",
@@ -143,6 +150,7 @@ const FILES: &[(&str, &str)] = files![
     "recurrent/pair_sum_subgroup",
     "router/rank_experts",
     "router/router_topk",
+    "router/routing",
     "router/scratch_storage",
     "router/scratch_workgroup",
     "sampling/top_logit",
@@ -167,15 +175,15 @@ fn defined(text: &str) -> impl Iterator<Item = &str> {
     text.lines().filter_map(|line| line.strip_prefix("const ")?.split([':', ' ']).next())
 }
 
-/// The most constants of a kernel.
-const CONSTANTS: usize = 23;
+/// Maximum number of constants of a kernel.
+const MAX_CONSTANTS: usize = 23;
 
-/// Constants that a kernel is specialised by: `const NAME = value;` in front of its text. `f32` constants are not
-/// among them: those travel as parameters.
+/// Specialization constants of a kernel: `const NAME = value;` before its text. They are u32; f32
+/// values are parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Constants {
-    names: [&'static str; CONSTANTS],
-    values: [u32; CONSTANTS],
+    names: [&'static str; MAX_CONSTANTS],
+    values: [u32; MAX_CONSTANTS],
     len: usize,
 }
 
@@ -191,41 +199,41 @@ impl Constants {
     #[must_use]
     #[inline(always)]
     pub(super) fn with(mut self, name: &'static str, value: u32) -> Self {
-        debug_assert!(self.len < CONSTANTS);
+        debug_assert!(self.len < MAX_CONSTANTS);
         self.names[self.len] = name;
         self.values[self.len] = value;
         self.len += 1;
         self
     }
 
-    fn all(&self) -> impl Iterator<Item = (&'static str, u32)> {
+    fn iter(&self) -> impl Iterator<Item = (&'static str, u32)> {
         self.names.into_iter().zip(self.values).take(self.len)
     }
 }
 
-/// What a pipeline is found by. A kernel names its constants in one order, so their values tell them apart.
+/// Key of a pipeline. A kernel passes its constants in one order, so their values identify them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Key {
-    /// Where the kernel lies: it is a static.
+    /// Address of the kernel, which is a static.
     kernel: usize,
     len: usize,
-    values: [u32; CONSTANTS],
+    values: [u32; MAX_CONSTANTS],
 }
 
-/// A hash of a few words: pipelines and bind groups are looked up for every dispatch.
+/// Fast hash of a few words: every dispatch looks up a pipeline and a bind group.
 #[derive(Clone, Copy, Default)]
-struct Quick(u64);
+struct FastHasher(u64);
 
-impl std::hash::Hasher for Quick {
+impl std::hash::Hasher for FastHasher {
     fn finish(&self) -> u64 {
         self.0
     }
 
     fn write(&mut self, bytes: &[u8]) {
         for word in bytes.chunks(8) {
-            let mut all = [0; 8];
-            all[..word.len()].copy_from_slice(word);
-            self.write_u64(u64::from_le_bytes(all));
+            let mut padded = [0; 8];
+            padded[..word.len()].copy_from_slice(word);
+            self.write_u64(u64::from_le_bytes(padded));
         }
     }
 
@@ -238,20 +246,20 @@ impl std::hash::Hasher for Quick {
     }
 }
 
-type Table<K, V> = HashMap<K, V, std::hash::BuildHasherDefault<Quick>>;
+type FastMap<K, V> = HashMap<K, V, std::hash::BuildHasherDefault<FastHasher>>;
 
-/// What kernels are written for.
+/// Features of the adapter that kernels are written for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Target {
-    /// Threads of a team.
+    /// Threads of a team: a subgroup, or neighbouring threads that share workgroup memory.
     pub(super) team: u32,
-    /// Whether a team is a subgroup; without, it exchanges numbers by way of workgroup memory.
+    /// Whether a team is a subgroup. Without, teams exchange values through workgroup memory.
     pub(super) subgroups: bool,
-    /// Whether four products of 8-bit numbers are one instruction, and threads of a subgroup exchange words.
+    /// Whether a dot product of four int8 values is one instruction, and subgroups shuffle words.
     pub(super) dot8: bool,
-    /// Whether kernels may compute in f16.
+    /// Whether kernels can compute in f16.
     pub(super) f16: bool,
-    /// Whether matrices are multiplied in hardware: 16 x 16 x 16, f16 to f32.
+    /// Whether there are cooperative matrices: 16 x 16 x 16, f16 to f32.
     pub(super) cooperative: bool,
 }
 
@@ -310,7 +318,7 @@ impl Target {
         let defined: Vec<_> = texts.iter().flat_map(|(_, text)| defined(text)).collect();
         let passed = constants.with("TEAM", self.team);
         for name in all("constants").iter().filter(|name| !defined.contains(name)) {
-            let value = passed.all().find(|(passed, _)| passed == name);
+            let value = passed.iter().find(|(passed, _)| passed == name);
             debug_assert!(value.is_some(), "{}: no constant {name}", kernel.name);
             text.extend(value.map(|(name, value)| format!("const {name} = {value}u;\n")));
         }
@@ -319,53 +327,60 @@ impl Target {
     }
 }
 
-/// A kernel that is ready to run, or will be.
+/// A pipeline, compiled or in flight.
 struct Pipeline {
-    made: Made,
-    /// Which layout its buffers have.
+    state: PipelineState,
+    /// Index of the layout of its buffers.
     layout: usize,
 }
 
-enum Made {
+enum PipelineState {
     Ready(wgpu::ComputePipeline),
-    Coming(mpsc::Receiver<wgpu::ComputePipeline>),
+    Compiling(mpsc::Receiver<wgpu::ComputePipeline>),
 }
 
-/// Most threads that make pipelines: each takes some ten megabytes of a driver's memory meanwhile.
+/// Maximum number of compiler threads: each takes about ten megabytes of driver memory.
 const MAX_COMPILERS: usize = 8;
-/// Stack of such a thread, as large as that of most programs, which compilers are written for.
-const STACK: usize = 8 << 20;
+/// Stack of a compiler thread: the usual size of a main thread, which drivers rely on.
+const COMPILER_STACK: usize = 8 << 20;
 
-type Job = Box<dyn FnOnce() + Send>;
+type CompileJob = Box<dyn FnOnce() + Send>;
 
-/// Threads that make pipelines beside what records dispatches, as many as the processor has cores.
+/// Threads that compile pipelines while dispatches are recorded, one for each CPU core.
 struct Compilers {
-    jobs: Option<mpsc::Sender<Job>>,
-    taken: Arc<Mutex<mpsc::Receiver<Job>>>,
+    jobs: Option<mpsc::Sender<CompileJob>>,
+    queue: Arc<Mutex<mpsc::Receiver<CompileJob>>>,
     threads: Vec<thread::JoinHandle<()>>,
-    most: usize,
+    max_threads: usize,
 }
 
 impl Compilers {
     fn new() -> Self {
-        let (jobs, taken) = mpsc::channel();
-        let most = thread::available_parallelism().map_or(1, usize::from).min(MAX_COMPILERS);
-        Self { jobs: Some(jobs), taken: Arc::new(Mutex::new(taken)), threads: Vec::new(), most }
+        let (jobs, queue) = mpsc::channel();
+        let max_threads = thread::available_parallelism().map_or(1, usize::from).min(MAX_COMPILERS);
+        Self {
+            jobs: Some(jobs),
+            queue: Arc::new(Mutex::new(queue)),
+            threads: Vec::new(),
+            max_threads,
+        }
     }
 
-    /// Has a job done, by this thread if there can be no other.
-    fn run(&mut self, job: Job) {
-        if self.threads.len() < self.most {
-            let taken = Arc::clone(&self.taken);
-            let next = move || taken.lock().unwrap_or_else(PoisonError::into_inner).recv();
+    /// Runs a job on a compiler thread, or on this thread if none can be spawned.
+    fn run(&mut self, job: CompileJob) {
+        if self.threads.len() < self.max_threads {
+            let queue = Arc::clone(&self.queue);
+            let next = move || queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
             let work = move || {
                 while let Ok(job) = next() {
-                    // Whoever waits for the job sees that it came to nothing.
+                    // The receiver of the result notices the panic.
                     let _ = catch_unwind(AssertUnwindSafe(job));
                 }
             };
-            let spawned =
-                thread::Builder::new().name("kernels".into()).stack_size(STACK).spawn(work);
+            let spawned = thread::Builder::new()
+                .name("kernels".into())
+                .stack_size(COMPILER_STACK)
+                .spawn(work);
             self.threads.extend(spawned);
         }
         match &self.jobs {
@@ -381,23 +396,24 @@ impl Compilers {
 
 impl Drop for Compilers {
     fn drop(&mut self) {
-        // A program that ends while a driver compiles takes what that uses from under it.
+        // A program must not exit while a driver compiles: that uses its globals.
         self.jobs = None;
         self.threads.drain(..).for_each(|thread| drop(thread.join()));
     }
 }
 
-/// All pipelines and bind groups that have been needed so far.
+/// Cache of pipelines and bind groups.
 pub(super) struct Pipelines {
     device: wgpu::Device,
     target: Target,
     layouts: Vec<(&'static [Access], wgpu::BindGroupLayout, wgpu::PipelineLayout)>,
-    pipelines: Table<Key, Pipeline>,
+    pipelines: FastMap<Key, Pipeline>,
     compilers: Compilers,
-    groups: Table<(usize, [u32; MAX_BINDINGS]), wgpu::BindGroup>,
+    /// By layout and ids of the buffers.
+    groups: FastMap<(usize, [u32; MAX_BINDINGS]), wgpu::BindGroup>,
 }
 
-/// The most buffers of a kernel.
+/// Maximum number of buffers of a kernel.
 pub(super) const MAX_BINDINGS: usize = 8;
 
 impl Pipelines {
@@ -406,9 +422,9 @@ impl Pipelines {
             device,
             target,
             layouts: Vec::new(),
-            pipelines: Table::default(),
+            pipelines: FastMap::default(),
             compilers: Compilers::new(),
-            groups: Table::default(),
+            groups: FastMap::default(),
         }
     }
 
@@ -422,7 +438,7 @@ impl Pipelines {
     }
 
     fn layout(&mut self, bindings: &'static [Access]) -> usize {
-        if let Some(i) = self.layouts.iter().position(|(of, ..)| *of == bindings) {
+        if let Some(i) = self.layouts.iter().position(|(access, ..)| *access == bindings) {
             return i;
         }
         let entries: Vec<_> = bindings
@@ -452,8 +468,9 @@ impl Pipelines {
         self.layouts.len() - 1
     }
 
-    /// The pipeline of a kernel with such constants, if it is ready, and the bind group of its buffers, each of which has a
-    /// number of its own. What is met for the first time is made from now on, for [`Pipelines::finished`].
+    /// The pipeline of a kernel and its constants, if it is compiled, and the bind group of its
+    /// buffers, given with their ids. A new pipeline starts to compile: see
+    /// [`Pipelines::finished`].
     pub(super) fn get(
         &mut self,
         kernel: &'static Kernel,
@@ -464,12 +481,12 @@ impl Pipelines {
         let key = Key { kernel: std::ptr::from_ref(kernel) as usize, len, values };
         if !self.pipelines.contains_key(&key) {
             let layout = self.layout(kernel.bindings);
-            let made = Made::Coming(self.make(kernel, constants, layout));
-            self.pipelines.insert(key, Pipeline { made, layout });
+            let state = PipelineState::Compiling(self.compile(kernel, constants, layout));
+            self.pipelines.insert(key, Pipeline { state, layout });
         }
         let pipeline = &self.pipelines[&key];
         let mut ids = [u32::MAX; MAX_BINDINGS];
-        ids.iter_mut().zip(buffers).for_each(|(id, (of, _))| *id = *of);
+        ids.iter_mut().zip(buffers).for_each(|(dst, (id, _))| *dst = *id);
         let group = self.groups.entry((pipeline.layout, ids)).or_insert_with(|| {
             let entries: Vec<_> = buffers
                 .iter()
@@ -485,21 +502,21 @@ impl Pipelines {
                 entries: &entries,
             })
         });
-        let ready = match &pipeline.made {
-            Made::Ready(raw) => Some(raw),
-            Made::Coming(_) => None,
+        let ready = match &pipeline.state {
+            PipelineState::Ready(raw) => Some(raw),
+            PipelineState::Compiling(_) => None,
         };
         (key, ready, group)
     }
 
-    /// Has a pipeline made, beside whatever else happens.
-    fn make(
+    /// Compiles a pipeline on a compiler thread.
+    fn compile(
         &mut self,
         kernel: &'static Kernel,
         constants: Constants,
         layout: usize,
     ) -> mpsc::Receiver<wgpu::ComputePipeline> {
-        let (done, coming) = mpsc::channel();
+        let (done, compiled) = mpsc::channel();
         let (device, target, layout) =
             (self.device.clone(), self.target, self.layouts[layout].2.clone());
         self.compilers.run(Box::new(move || {
@@ -516,25 +533,25 @@ impl Pipelines {
                 },
                 cache: None,
             });
-            // Nobody waits for it where the device is gone.
+            // There is no receiver if the device was dropped.
             let _ = done.send(raw);
         }));
-        coming
+        compiled
     }
 
-    /// A pipeline that has been asked for, once it is ready; `None` if it came to nothing.
+    /// Waits for a pipeline to compile; `None` if that failed.
     pub(super) fn finished(&mut self, key: Key) -> Option<&wgpu::ComputePipeline> {
-        let Pipeline { made, .. } = self.pipelines.get_mut(&key)?;
-        if let Made::Coming(coming) = made {
-            *made = Made::Ready(coming.recv().ok()?);
+        let Pipeline { state, .. } = self.pipelines.get_mut(&key)?;
+        if let PipelineState::Compiling(compiled) = state {
+            *state = PipelineState::Ready(compiled.recv().ok()?);
         }
-        match made {
-            Made::Ready(raw) => Some(raw),
-            Made::Coming(_) => None,
+        match state {
+            PipelineState::Ready(raw) => Some(raw),
+            PipelineState::Compiling(_) => None,
         }
     }
 
-    /// Forgets the bind groups that a buffer is part of.
+    /// Drops the bind groups of a buffer.
     pub(super) fn forget(&mut self, id: u32) {
         self.groups.retain(|(_, ids), _| !ids.contains(&id));
     }
@@ -551,13 +568,13 @@ pub(super) mod tests {
     };
 
     #[test]
-    fn a_job_that_panics_comes_to_nothing_and_the_others_are_done() {
+    fn other_compile_jobs_run_after_a_panic() {
         let mut compilers = Compilers::new();
         let coming: Vec<_> = (0..40)
             .map(|i| {
                 let (done, coming) = mpsc::channel();
                 compilers.run(Box::new(move || {
-                    assert_ne!(i, 3, "one that is meant to");
+                    assert_ne!(i, 3, "a panic on purpose");
                     done.send(i).unwrap();
                 }));
                 coming
@@ -572,47 +589,49 @@ pub(super) mod tests {
     /// All kernels.
     fn kernels() -> Vec<&'static Kernel> {
         use crate::gpu::*;
-        let families: [&[Kernel]; 6] = [
-            &ops::gemv::MATVEC,
-            &ops::gemv::EXPERTS,
-            &ops::gemv::EXPERTS_RANKED,
-            &ops::gemv::EXPERTS_SUM,
+        let families: [&[Kernel]; 7] = [
+            &ops::gemv::GEMV,
+            &ops::gemv::GEMV_FUSED,
+            &ops::gemv::EXPERTS_GEMV,
+            &ops::gemv::EXPERTS_GEMV_ROUTED,
+            &ops::gemv::EXPERTS_DOWN_SUM,
             &ops::gemm::COOPERATIVE,
             &ops::gemm::REGISTERS,
         ];
         let others = [
-            &PROBE,
-            &ops::attention::APPEND,
-            &ops::attention::ATTENTION,
-            &ops::attention::TILES,
-            &ops::attention::COOPERATIVE,
-            &ops::attention::MERGE,
+            &SUBGROUP_PROBE,
+            &ops::attention::APPEND_KV,
+            &ops::attention::ATTENTION_SPLIT,
+            &ops::attention::ATTENTION_TILED,
+            &ops::attention::ATTENTION_COOPERATIVE,
+            &ops::attention::MERGE_SPLITS,
             &ops::attention::attention_decode::DECODE,
-            &ops::attention::attention_decode::DECODE_PLAIN,
+            &ops::attention::attention_decode::DECODE_MEMORY,
             &ops::elementwise::GLU,
             &ops::elementwise::MAP,
             &ops::elementwise::COMBINE,
             &ops::elementwise::ROPE,
-            &ops::moe::EXPERTS_ANY,
-            &ops::head_matmul::HEAD_TRANSPOSED,
-            &ops::qk_norm_rope::HEADS,
+            &ops::moe::EXPERTS_GEMV_ANY,
+            &ops::head_matmul::HEAD_GEMV_TRANSPOSED_ANY,
+            &ops::qk_norm_rope::QK_NORM_ROPE,
             &ops::matmul::EMBED,
-            &ops::matmul::MATVEC_ANY,
+            &ops::matmul::GEMV_ANY,
             &ops::norm::NORM,
             &ops::recurrent::CONV1D,
             &ops::recurrent::DELTA_NET,
-            &ops::recurrent::CONVOLVED,
-            &bandwidth::READ,
-            &ops::gemm::HALVES,
-            &ops::gemm::BUCKET,
+            &ops::recurrent::DELTA_NET_CONV,
+            &bandwidth::READ_BANDWIDTH,
+            &ops::gemm::ACTIVATIONS_F16,
+            &ops::gemm::SORT_ASSIGNMENTS,
             &ops::top_logits::TOP_LOGITS,
             &ops::top_logits::TOP_LOGIT,
-            &ops::top_positions::SCORES,
-            &ops::top_positions::CHOOSE,
-            &ops::topk::TOP_K,
-            &ops::topk::TOP_K_OF_MANY,
+            &ops::top_positions::INDEXER_SCORES,
+            &ops::top_positions::INDEXER_TOP_POSITIONS,
+            &ops::topk::ROUTER_TOP_K,
+            &ops::topk::ROUTER_TOP_K_STORAGE,
         ];
-        let families = families.into_iter().chain(ops::head_matmul::KERNELS.iter().map(|k| &k[..]));
+        let families =
+            families.into_iter().chain(ops::head_matmul::HEAD_GEMV.iter().map(|k| &k[..]));
         families.flatten().chain(others).collect()
     }
 
@@ -654,7 +673,7 @@ pub(super) mod tests {
                 ("V_COLUMNS", _) => 32,
                 ("THREAD_VALUES", "sampling") => 8,
                 ("ROW_THREADS" | "KEY_THREADS" | "TOP_K" | "WORKGROUPS" | "TILE_HEADS", _) => 8,
-                ("KEEP" | "EXPERT_GROUPS" | "TAPS", _) => 4,
+                ("KEEP" | "EXPERT_GROUPS" | "TAPS" | "MATRICES", _) => 4,
                 ("ROWS" | "THREAD_ROWS" | "STAGED_ROWS" | "TOP_GROUPS" | "KV_HEADS", _) => 2,
                 ("GROUP_HEADS" | "EACH" | "THREAD_VALUES" | "ASSIGNMENTS" | "ROW_GROUPS", _) => 2,
                 ("BIAS" | "BIAS_SCALAR", _) => 9,
@@ -751,6 +770,53 @@ pub(super) mod tests {
         }
     }
 
+    /// Compares a struct of a module with the Rust type: names, order, types, offsets and size.
+    fn assert_same_layout(
+        module: &naga::Module,
+        ty: naga::Handle<naga::Type>,
+        layout: &ParamsLayout,
+        path: &str,
+    ) {
+        match &module.types[ty].inner {
+            naga::TypeInner::Struct { members, span } => {
+                let names: Vec<_> = members.iter().map(|m| m.name.as_deref()).collect();
+                let fields: Vec<_> = layout.fields.iter().map(|f| Some(f.name)).collect();
+                assert_eq!(names, fields, "{path}: {}", layout.name);
+                assert_eq!(*span as usize, layout.bytes, "{path}: {}", layout.name);
+                for (member, field) in members.iter().zip(layout.fields) {
+                    let path = format!("{path}.{}", field.name);
+                    assert_eq!(member.offset as usize, field.offset, "{path}");
+                    assert_same_layout(module, member.ty, field.layout, &path);
+                }
+            }
+            naga::TypeInner::Scalar(scalar) => {
+                let name = match *scalar {
+                    naga::Scalar::U32 => "u32",
+                    naga::Scalar::F32 => "f32",
+                    other => panic!("{path}: {other:?}"),
+                };
+                assert_eq!(name, layout.name, "{path}");
+            }
+            other => panic!("{path}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn parameters_have_the_same_layout_in_wgsl_and_rust() {
+        for kernel in kernels() {
+            let text = target(true).text(kernel, &sample_constants(kernel));
+            let module = naga::front::wgsl::parse_str(&text).unwrap();
+            let params = module
+                .global_variables
+                .iter()
+                .find(|(_, variable)| variable.space == AddressSpace::Immediate);
+            match params {
+                Some((_, p)) => assert_same_layout(&module, p.ty, kernel.params, kernel.name),
+                None => assert_eq!(kernel.params.name, "NoParams", "{}", kernel.name),
+            }
+        }
+    }
+
     #[test]
     fn every_file_with_an_entry_point_is_a_kernel() {
         let kernels = kernels();
@@ -760,7 +826,8 @@ pub(super) mod tests {
         }
     }
 
-    /// What no software adapter runs is at least translated for Vulkan, and fits into `shared` bytes of workgroup memory.
+    /// Validates a kernel, translates it for Vulkan, and checks that it needs at most `shared`
+    /// bytes of workgroup memory. For kernels that no software adapter runs.
     pub(in crate::gpu) fn valid(text: &str, shared: u32) {
         let module = naga::front::wgsl::parse_str(text)
             .unwrap_or_else(|e| panic!("{}", e.emit_to_string(text)));
@@ -771,9 +838,9 @@ pub(super) mod tests {
             .unwrap_or_else(|e| panic!("{}", e.emit_to_string(text)));
         let mut layouts = Layouter::default();
         layouts.update(module.to_ctx()).unwrap();
-        let of_group =
+        let shared_variables =
             module.global_variables.iter().filter(|(_, v)| v.space == AddressSpace::WorkGroup);
-        let bytes: u32 = of_group.map(|(_, v)| layouts[v.ty].size).sum();
+        let bytes: u32 = shared_variables.map(|(_, v)| layouts[v.ty].size).sum();
         assert!(bytes <= shared, "{bytes} bytes of workgroup memory");
         let options = spv::Options { lang_version: (1, 3), ..Default::default() };
         spv::write_vec(&module, &info, &options, None).unwrap();

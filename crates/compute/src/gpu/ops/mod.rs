@@ -26,7 +26,7 @@ mod weight_format;
 use super::{
     card::{Card, adapter::AdapterKind},
     kernel::{self, Constants, Kernel, Target, kernel},
-    params::Params,
+    params::{self, MatrixParams, ViewParams},
     recorder::{BufferRef, Recorder},
     store::{DeviceBuffer, Store},
 };

@@ -2,18 +2,19 @@
 //! the next one.
 
 use super::{
-    Constants, Kernel, OpContext, Params,
+    Constants, Kernel, OpContext, ViewParams,
     gemv::HeadNormPrologue,
     kernel,
     norm::{NormDispatch, NormKind},
+    params::{Conv1dParams, DeltaNetParams},
 };
 use crate::{Buffer, Error, Op, Span, View};
 
 pub(in crate::gpu) static CONV1D: Kernel =
-    kernel!("conv1d", "recurrent/conv1d", [Write, Read, Write]);
-pub(in crate::gpu) static DELTA_NET: Kernel = kernel!("delta_net", "recurrent/delta_net", { convolution: "recurrent/delta_no_conv" }, [Write, Read, Write]);
+    kernel!("conv1d", "recurrent/conv1d", Conv1dParams, [Write, Read, Write]);
+pub(in crate::gpu) static DELTA_NET: Kernel = kernel!("delta_net", "recurrent/delta_net", DeltaNetParams, { convolution: "recurrent/delta_no_conv" }, [Write, Read, Write]);
 /// Delta rule that computes the convolution of its inputs.
-pub(in crate::gpu) static CONVOLVED: Kernel = kernel!("delta_net_conv", "recurrent/delta_net", { convolution: "recurrent/delta_conv" }, [Write, Read, Write, Read, Write]);
+pub(in crate::gpu) static DELTA_NET_CONV: Kernel = kernel!("delta_net_conv", "recurrent/delta_net", DeltaNetParams, { convolution: "recurrent/delta_conv" }, [Write, Read, Write, Read, Write]);
 
 const CONV_THREADS: usize = 256;
 /// Threads of a workgroup of the delta rule.
@@ -79,12 +80,13 @@ pub(super) fn encode_conv1d(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), 
     for span in spans {
         let [committed, next] = ctx.store.write_recurrent(span.state)?;
         let (src, dst) = (x.slice(first_row, span.rows), out.slice(first_row, span.rows));
-        let params = Params::new()
-            .view(ctx.store.view_offset(&src)?, &src)
-            .view(ctx.store.view_offset(&dst)?, &dst)
-            .u(ctx.store.buffer_offset(weight)?)
-            .n(span.rows)
-            .n(x.width);
+        let params = Conv1dParams {
+            x: ViewParams::new(ctx.store, &src)?,
+            out: ViewParams::new(ctx.store, &dst)?,
+            weight: ctx.store.buffer_offset(weight)?,
+            rows: span.rows as u32,
+            channels: x.width as u32,
+        };
         let groups = ((span.rows + width - 1) * x.width).div_ceil(CONV_THREADS);
         let buffers = [ctx.store.activations(), &committed, &next];
         ctx.recorder.dispatch(&CONV1D, constants, &buffers, &params, groups)?;
@@ -258,7 +260,6 @@ pub(super) fn encode_delta_net(
     for (i, span) in spans.iter().enumerate() {
         let [committed, next] = ctx.store.write_recurrent(span.state)?;
         let store = &*ctx.store;
-        let mut params = Params::new();
         // Input of the convolution at the columns of a view of its output.
         let conv_input = |view: View| match convolution {
             Some(c) => View {
@@ -270,30 +271,33 @@ pub(super) fn encode_delta_net(
             None => view,
         };
         let dst = norm.map_or(out, |norm| norm.out);
-        for view in [conv_input(q), conv_input(k), conv_input(v), a, b, dst] {
-            let view = view.slice(first_row, span.rows);
-            params = params.view(store.view_offset(&view)?, &view);
-        }
+        let view = |view: View| ViewParams::new(store, &view.slice(first_row, span.rows));
         let row_offset = |view: View| store.view_offset(&view.slice(first_row, span.rows));
-        let conv_params = match convolution {
-            Some(c) => [row_offset(c.x)?, store.buffer_offset(c.weight)?, c.x.width as u32],
-            None => [0; 3],
+        let mut params = DeltaNetParams {
+            q: view(conv_input(q))?,
+            k: view(conv_input(k))?,
+            v: view(conv_input(v))?,
+            alpha: view(a)?,
+            beta: view(b)?,
+            out: view(dst)?,
+            a_log: store.buffer_offset(a_log)?,
+            dt_bias: store.buffer_offset(dt_bias)?,
+            rows: span.rows as u32,
+            heads: v.heads as u32,
+            heads_per_key: (v.heads / k.heads) as u32,
+            q_scale: 1.0 / (k.width as f32).sqrt(),
+            ..Default::default()
         };
-        let norm_params = match norm {
-            Some(norm) => {
-                let (gate, squares) = (row_offset(norm.gate)?, row_offset(out)?);
-                [gate, store.buffer_offset(norm.weight)?, squares]
-            }
-            None => [0; 3],
-        };
-        let params = params
-            .u(store.buffer_offset(a_log)?)
-            .u(store.buffer_offset(dt_bias)?)
-            .n(span.rows)
-            .n(v.heads)
-            .n(v.heads / k.heads)
-            .f(1.0 / (k.width as f32).sqrt());
-        let params = conv_params.into_iter().chain(norm_params).fold(params, Params::u);
+        if let Some(c) = convolution {
+            params.conv_x = row_offset(c.x)?;
+            params.conv_weight = store.buffer_offset(c.weight)?;
+            params.channels = c.x.width as u32;
+        }
+        if let Some(norm) = norm {
+            params.gate = row_offset(norm.gate)?;
+            params.norm_weight = store.buffer_offset(norm.weight)?;
+            params.squares = row_offset(out)?;
+        }
         match convolution {
             None => {
                 let buffers = [store.activations(), &committed, &next];
@@ -303,7 +307,7 @@ pub(super) fn encode_delta_net(
                 let [inputs, next_inputs] = ctx.store.write_recurrent(c.spans[i].state)?;
                 let activations = ctx.store.activations();
                 let buffers = [activations, &committed, &next, &inputs, &next_inputs];
-                ctx.recorder.dispatch(&CONVOLVED, constants, &buffers, &params, groups)?;
+                ctx.recorder.dispatch(&DELTA_NET_CONV, constants, &buffers, &params, groups)?;
             }
         }
         first_row += span.rows;

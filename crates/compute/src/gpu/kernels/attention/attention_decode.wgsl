@@ -21,8 +21,8 @@
 
 struct Params {
     q: View, out: View, gate: View,
-    k: u32, k_head: u32, v: u32, v_head: u32,
-    rows: u32, position: u32, window: u32, max_unsplit: u32, min_split: u32, max_splits: u32, splits: u32,
+    k: u32, k_head_stride: u32, v: u32, v_head_stride: u32,
+    rows: u32, splits: Splits,
     capacity: u32, v_offset: u32, sinks: u32, gated: u32, scale: f32,
     q_weight: u32, q_eps: f32, k_weight: u32, k_eps: f32, table: u32,
 }
@@ -78,13 +78,13 @@ fn main(
 ) {
     team_begin(index);
     let group = group_index(id, count);
-    let split = group % p.splits;
-    let head_tile = group / p.splits % TILES;
-    kv_head = group / p.splits / TILES % KV_HEADS;
-    let row = group / p.splits / TILES / KV_HEADS;
+    let split = group % p.splits.count;
+    let head_tile = group / p.splits.count % TILES;
+    kv_head = group / p.splits.count / TILES % KV_HEADS;
+    let row = group / p.splits.count / TILES / KV_HEADS;
     if (row >= p.rows) { return; }
-    let position = p.position + row;
-    let visible = visible_at(position, p.window, p.max_unsplit, p.min_split, p.max_splits);
+    let position = p.splits.position + row;
+    let visible = visible_at(position, p.splits);
     let start = split * visible.per_split;
     if (start >= visible.count) { return; }
     let end = min(visible.count, start + visible.per_split);
@@ -102,11 +102,11 @@ fn main(
     let g = index / V_COLUMNS;
     var new_v = vec2<u32>();
     if (has_new && column < V_WIDTH / 2u) {
-        let v = p.v + kv_head * p.v_head + column * 2u;
+        let v = p.v + kv_head * p.v_head_stride + column * 2u;
         new_v = to_kv(vec2(act[v], act[v + 1u]));
     }
     var key: array<Pair, TEAM_PAIRS>;
-    if (has_new) { key = load_pairs(p.k + kv_head * p.k_head, K_NORM, p.k_weight); }
+    if (has_new) { key = load_pairs(p.k + kv_head * p.k_head_stride, K_NORM, p.k_weight); }
     for (var head_base = 0u; head_base < TILE_HEADS; head_base += WG / TEAM) {
         let h = head_base + team;
         let q = p.q.offset + row * p.q.row_stride + (head + min(h, n_heads - 1u)) * p.q.head_stride;
@@ -252,9 +252,9 @@ fn main(
         if (my_quad == 0u) { max_scores[my_head] = max_score; }
     }
     workgroupBarrier();
-    let vectors = p.rows * KV_HEADS * GROUP_HEADS * p.splits;
+    let vectors = p.rows * KV_HEADS * GROUP_HEADS * p.splits.count;
     if (SINGLE_SPLIT == 0u && index < n_heads) {
-        let vector = (row * KV_HEADS * GROUP_HEADS + head + index) * p.splits + split;
+        let vector = (row * KV_HEADS * GROUP_HEADS + head + index) * p.splits.count + split;
         scratch[vector * 2u] = max_scores[index];
         scratch[vector * 2u + 1u] = weight_sum(index);
     }
@@ -282,7 +282,7 @@ fn main(
                 act[out] = x.x * factor * scale * gate.x;
                 act[out + 1u] = x.y * factor * scale * gate.y;
             } else {
-                let vector = (row * KV_HEADS * GROUP_HEADS + head + h) * p.splits + split;
+                let vector = (row * KV_HEADS * GROUP_HEADS + head + h) * p.splits.count + split;
                 scratch[vectors * 2u + vector * V_WIDTH + element] = x.x;
                 scratch[vectors * 2u + vector * V_WIDTH + element + 1u] = x.y;
             }

@@ -18,7 +18,7 @@
 
 struct Params {
     q: View, out: View, gate: View, list: View,
-    rows: u32, position: u32, window: u32, max_unsplit: u32, min_split: u32, max_splits: u32, splits: u32,
+    rows: u32, splits: Splits,
     heads: u32, group: u32, tiles: u32, capacity: u32, v_offset: u32, sinks: u32, gated: u32, scale: f32,
 }
 var<immediate> p: Params;
@@ -50,15 +50,15 @@ fn main(
 ) {
     team_begin(index);
     let group = group_index(id, count);
-    let split = group % p.splits;
-    let head_tile = group / p.splits % p.tiles;
+    let split = group % p.splits.count;
+    let head_tile = group / p.splits.count % p.tiles;
     let kv_heads = p.heads / p.group;
-    kv_head = group / p.splits / p.tiles % kv_heads;
-    let row = group / p.splits / p.tiles / kv_heads;
+    kv_head = group / p.splits.count / p.tiles % kv_heads;
+    let row = group / p.splits.count / p.tiles / kv_heads;
     if (row >= p.rows) { return; }
-    let position = p.position + row;
+    let position = p.splits.position + row;
     own_kv_row = position % p.capacity;
-    let visible = visible_at(position, p.window, p.max_unsplit, p.min_split, p.max_splits);
+    let visible = visible_at(position, p.splits);
     let start = split * visible.per_split;
     if (start >= visible.count) { return; }
     let end = min(visible.count, start + visible.per_split);
@@ -174,11 +174,11 @@ fn main(
     }
     workgroupBarrier();
 
-    let vectors = p.rows * p.heads * p.splits;
+    let vectors = p.rows * p.heads * p.splits.count;
     for (var h = 0u; h < n_heads; h++) {
         var total = 0.0;
         for (var i = 0u; i < TEAMS_PER_BLOCK; i++) { total += team_partials[h * TEAMS_PER_BLOCK + i]; }
-        let vector = (row * p.heads + head + h) * p.splits + split;
+        let vector = (row * p.heads + head + h) * p.splits.count + split;
         var factor = 1.0;
         if (SINGLE_SPLIT == 1u) {
             let sink = sink_score(p.sinks, head + h);

@@ -1,5 +1,6 @@
-// Lightning indexer, selection: the `n` positions with the highest scores, in ascending order. On
-// ties the later position wins. Rows that see at most `n` positions select all of them, then -1.
+// Lightning indexer, selection: the `top_k` positions with the highest scores, in ascending order.
+// On ties the later position wins. Rows that see at most `top_k` positions select all of them,
+// then -1.
 // Radix select: the threshold is found digit by digit, from counts of the scores that agree so
 // far. Then each thread counts the selected positions of its range, and prefix sums give the
 // places to write to.
@@ -7,7 +8,7 @@
 // needs: common/common
 // constants: WG
 
-struct Params { scores: View, out: View, rows: u32, position: u32, n: u32 }
+struct Params { scores: View, out: View, rows: u32, position: u32, top_k: u32 }
 var<immediate> p: Params;
 
 var<workgroup> counts: array<atomic<u32>, 256>;
@@ -43,13 +44,13 @@ fn main(
     if (row >= p.rows) { return; }
     let visible = p.position + row + 1u;
     let out = p.out.offset + row * p.out.row_stride;
-    if (visible <= p.n) {
-        for (var i = index; i < p.n; i += WG) { act[out + i] = select(-1.0, f32(i), i < visible); }
+    if (visible <= p.top_k) {
+        for (var i = index; i < p.top_k; i += WG) { act[out + i] = select(-1.0, f32(i), i < visible); }
         return;
     }
     let scores = p.scores.offset + row * p.scores.row_stride;
     var threshold = 0u;
-    var wanted = p.n;
+    var wanted = p.top_k;
     var surplus = 0u;
     for (var shift = 24u; shift < 32u; shift -= 8u) {
         atomicStore(&counts[index], 0u);

@@ -9,7 +9,7 @@
 
 struct Params {
     out: View, gate: View,
-    rows: u32, position: u32, window: u32, max_unsplit: u32, min_split: u32, max_splits: u32, splits: u32,
+    rows: u32, splits: Splits,
     heads: u32, v_width: u32, column_groups: u32, sinks: u32, gated: u32,
 }
 var<immediate> p: Params;
@@ -36,10 +36,10 @@ fn main(
     let row = vector / p.heads;
     let head = vector % p.heads;
     if (row >= p.rows) { return; }
-    let visible = visible_at(p.position + row, p.window, p.max_unsplit, p.min_split, p.max_splits);
+    let visible = visible_at(p.splits.position + row, p.splits);
     let n = (visible.count + visible.per_split - 1u) / visible.per_split;
-    let first_split = vector * p.splits;
-    let v_offset = p.rows * p.heads * p.splits * 2u + first_split * p.v_width + min(column, p.v_width - 1u);
+    let first_split = vector * p.splits.count;
+    let v_offset = p.rows * p.heads * p.splits.count * 2u + first_split * p.v_width + min(column, p.v_width - 1u);
     // Splits past the end are clamped to the last one and have weight 0.
     var y: array<f32, SPLITS_PER_SLICE>;
     // @unroll

@@ -4,7 +4,7 @@
 // needs: common/common, codec/any_format
 // constants: COLS, WG
 
-struct Params { out: View, m: Matrix, tokens: u32, count: u32, first: u32, rows: u32, zero: u32 }
+struct Params { out: View, m: Matrix, tokens: u32, count: u32, first_row: u32, rows: u32, zero: u32 }
 var<immediate> p: Params;
 @group(0) @binding(2) var<storage, read> words: array<u32>;
 
@@ -18,7 +18,7 @@ fn main(
     let i = group_index(id, count) * WG + index;
     let r = i / COLS;
     if (r >= p.count) { return; }
-    let row = words[p.tokens + r] - p.first;
+    let row = words[p.tokens + r] - p.first_row;
     if (row >= p.rows) { return; }
     act[p.out.offset + r * p.out.row_stride + i % COLS] = weight_at(p.m, row, i % COLS);
 }

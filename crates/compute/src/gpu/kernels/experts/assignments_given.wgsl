@@ -5,8 +5,6 @@
 // needs: @team, experts/assignments, experts/slot_matrix
 // constants: TABLE_ENTRIES
 
-struct Routing { none: u32 }
-
 var<workgroup> slots: array<u32, max(TABLE_ENTRIES, 1u)>;
 
 fn find_assignment(i: u32) -> Assignment {

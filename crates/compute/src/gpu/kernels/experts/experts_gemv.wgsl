@@ -6,14 +6,14 @@
 // WORKGROUPS: workgroups per assignment if all are of one row; else 0, and `workgroups` has it.
 // Grid: assignments x groups of rows.
 // needs: common/common, common/gated_activation, @team, @row_sums, experts/slot_matrix
-// needs: @assignments, gemv/row_products, gemv/stage_x
+// needs: @assignments, gemv/row_products, gemv/stage_x, router/routing
 // constants: BIAS_SCALAR, BLOCK_ROWS, ROWS, ROW_STEP, ROW_THREADS, STAGE, WG, WORKGROUPS
 
 struct Params {
-    x: u32, x_row: u32, out: u32, out_row: u32,
+    x: u32, x_row_stride: u32, out: u32, out_row_stride: u32,
     assignments: Assignments, count: u32, workgroups: u32, steps: u32, outputs: u32,
     matrix: SlotMatrix, up: SlotMatrix, up_first: u32, alpha: f32, limit: f32,
-    routing: Routing,
+    routing: Routing, // If fused with the router.
 }
 var<immediate> p: Params;
 const X_ROWS = 1u;
@@ -51,7 +51,7 @@ fn main(
     let workgroups = select(p.workgroups, WORKGROUPS, ONE_ROW);
     let i = work / workgroups;
     if (i >= p.count) { return; }
-    let x = p.x + select(x_row(p.assignments, i), i, STAGE == 2u) * p.x_row;
+    let x = p.x + select(x_row(p.assignments, i), i, STAGE == 2u) * p.x_row_stride;
     let loaded_x = load_x(x, 0u, 0u);
     let assignment = find_assignment(i);
     if (!assignment.in_bank) {
@@ -60,7 +60,7 @@ fn main(
     }
     let row_thread = index % ROW_THREADS;
     let first_output = (work % workgroups * p.steps * (WG / ROW_THREADS) + index / ROW_THREADS) * OUTPUTS;
-    let out = p.out + select(i, assignment.out_row, STAGE == 2u) * p.out_row;
+    let out = p.out + select(i, assignment.out_row, STAGE == 2u) * p.out_row_stride;
     var rows = row_offsets(assignment.slot, first_output);
     var blocks = load_blocks(rows, row_thread);
     write_routing(work);

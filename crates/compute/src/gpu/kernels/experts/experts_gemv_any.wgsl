@@ -1,15 +1,15 @@
 // GEMV of one matrix of the experts of all assignments, for weights of any format and alignment,
 // in f32. STAGE 0: inner[i] = W x[row]. 1: inner[i] = activation(inner[i], W x[row]). 2: out[row]
 // = W inner[i]. i: index of the assignment.
-// W is the stored rows first, first + step, ... of a slot. BIAS_SCALAR: type of the bias in the
-// slot, from byte `bias` on, one for each stored row; 9 for none.
+// W is the stored rows first_row, first_row + row_step, ... of a slot. BIAS_SCALAR: type of the
+// bias in the slot, from byte `bias` on, one for each stored row; 9 for none.
 // Grid: assignments x blocks of WG / TEAM outputs.
 // needs: common/common, common/gated_activation, @team, codec/any_format, experts/assignments
 // constants: BIAS_SCALAR, STAGE, TEAM, WG
 
 struct Params {
     x: View, out: View, m: Matrix, assignments: Assignments,
-    count: u32, first: u32, step: u32, outputs: u32, cols: u32, bias: u32,
+    count: u32, first_row: u32, row_step: u32, outputs: u32, cols: u32, bias: u32,
     alpha: f32, limit: f32,
 }
 var<immediate> p: Params;
@@ -34,7 +34,7 @@ fn main(
     m.scales += assignment.slot;
     m.biases += assignment.slot;
     let o = work % groups * (WG / TEAM) + team;
-    let stored = p.first + min(o, p.outputs - 1u) * p.step;
+    let stored = p.first_row + min(o, p.outputs - 1u) * p.row_step;
     let x = p.x.offset + select(assignment.row, i, STAGE == 2u) * p.x.row_stride;
     var sum = 0.0;
     for (var c = lane; c < p.cols; c += TEAM) { sum += act[x + c] * weight_at(m, stored, c); }

@@ -6,7 +6,7 @@
 // needs: common/common
 // constants: TILE_M, WG
 
-struct Params { ids: u32, row_stride: u32, k: u32, assignments: u32, list: u32, table: u32, experts: u32 }
+struct Params { ids: u32, ids_row_stride: u32, k: u32, assignments: u32, list: u32, table: u32, experts: u32 }
 var<immediate> p: Params;
 
 // Bank and first byte of each expert's slot.
@@ -17,7 +17,7 @@ var<immediate> p: Params;
 var<workgroup> counts: array<vec2<u32>, WG>;
 
 fn expert_at(i: u32) -> u32 {
-    return u32(act[p.ids + i / p.k * p.row_stride + i % p.k]);
+    return u32(act[p.ids + i / p.k * p.ids_row_stride + i % p.k]);
 }
 
 @compute @workgroup_size(WG)

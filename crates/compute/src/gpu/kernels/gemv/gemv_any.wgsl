@@ -1,13 +1,13 @@
 // GEMV per head for weights of any format and alignment, in f32: out[r][h][o] = sum_i x[r][h][i]
-// W[h][o][i] + bias[o]. W[h] is the stored rows from first + h head_rows on. BIASED: 1 with a
-// bias, which is among the activations.
+// W[h][o][i] + bias[o]. W[h] is the stored rows from first_row + h head_row_stride on. BIASED: 1
+// with a bias, which is among the activations.
 // Grid: rows x heads x blocks of WG / TEAM outputs.
 // needs: common/common, @team, codec/any_format
 // constants: BIASED, TEAM, WG
 
 struct Params {
     x: View, out: View, m: Matrix,
-    first: u32, outputs: u32, cols: u32, rows: u32, heads: u32, head_rows: u32, bias: u32,
+    first_row: u32, outputs: u32, cols: u32, rows: u32, heads: u32, head_row_stride: u32, bias: u32,
 }
 var<immediate> p: Params;
 
@@ -24,7 +24,7 @@ fn main(
     let row = work / blocks / p.heads;
     if (row >= p.rows) { return; }
     let o = work % blocks * (WG / TEAM) + team;
-    let stored = p.first + head * p.head_rows + min(o, p.outputs - 1u);
+    let stored = p.first_row + head * p.head_row_stride + min(o, p.outputs - 1u);
     let x = p.x.offset + row * p.x.row_stride + head * p.x.head_stride;
     var sum = 0.0;
     for (var col = lane; col < p.cols; col += TEAM) { sum += act[x + col] * weight_at(p.m, stored, col); }

@@ -1,14 +1,14 @@
-// Transposed GEMV per head: out[r][h][o] = sum_i x[r][h][i] W[h][i][o]. W[h] is the `inputs`
-// stored rows from first + h head_rows on, of COLS weights each. A workgroup computes GROUP_BLOCKS
-// blocks of 32 outputs: WG / GROUP_BLOCKS threads share the rows of each, four at a time, and
-// reduce in workgroup memory.
+// Transposed GEMV per head: out[r][h][o] = sum_i x[r][h][i] W[h][i][o]. W[h] is the `head_rows`
+// stored rows from first_row + h head_row_stride on, of COLS weights each. A workgroup computes
+// GROUP_BLOCKS blocks of 32 outputs: WG / GROUP_BLOCKS threads share the rows of each, four at a
+// time, and reduce in workgroup memory.
 // Grid: rows x heads x groups of GROUP_BLOCKS blocks.
 // needs: common/common, codec/load_blocks
 // constants: BLOCK_ROWS, COLS, ELEMENT, GROUP_BLOCKS, WG
 
 struct Params {
     x: View, out: View, weights: u32, scales: u32, biases: u32,
-    first: u32, inputs: u32, head_rows: u32, rows: u32, heads: u32,
+    first_row: u32, head_rows: u32, head_row_stride: u32, rows: u32, heads: u32,
 }
 var<immediate> p: Params;
 
@@ -32,10 +32,10 @@ fn main(
     let block = min(first_block + index % GROUP_BLOCKS, ROW_BLOCKS - 1u);
     let x = p.x.offset + row * p.x.row_stride + head * p.x.head_stride;
     var sums: array<vec4<f32>, 8>;
-    for (var i = index / GROUP_BLOCKS * 4u; i < p.inputs; i += 4u * SHARING_THREADS) {
+    for (var i = index / GROUP_BLOCKS * 4u; i < p.head_rows; i += 4u * SHARING_THREADS) {
         let input = vec4<u32>(i) + vec4<u32>(0u, 1u, 2u, 3u);
-        let clamped = min(input, vec4<u32>(p.inputs - 1u));
-        let stored = clamped + p.first + head * p.head_rows;
+        let clamped = min(input, vec4<u32>(p.head_rows - 1u));
+        let stored = clamped + p.first_row + head * p.head_row_stride;
         let scale_row = stored / BLOCK_ROWS * ROW_SCALES;
         let loaded_blocks = load_blocks(RowOffsets(p.weights + stored * ROW_WORDS, p.scales + scale_row, p.biases + scale_row), block);
         let x_values = select(

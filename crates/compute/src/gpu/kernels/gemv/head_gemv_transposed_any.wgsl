@@ -1,13 +1,13 @@
 // Transposed GEMV per head for weights of any format and alignment, in f32: out[r][h][o] = sum_i
-// x[r][h][i] W[h][i][o]. W[h] is the `inputs` stored rows from first + h head_rows on, of `cols`
-// weights each.
+// x[r][h][i] W[h][i][o]. W[h] is the `head_rows` stored rows from first_row + h head_row_stride
+// on, of `cols` weights each.
 // Grid: rows x heads x blocks of WG outputs.
 // needs: common/common, codec/any_format
 // constants: WG
 
 struct Params {
     x: View, out: View, m: Matrix,
-    first: u32, inputs: u32, cols: u32, rows: u32, heads: u32, head_rows: u32,
+    first_row: u32, head_rows: u32, cols: u32, rows: u32, heads: u32, head_row_stride: u32,
 }
 var<immediate> p: Params;
 
@@ -23,9 +23,9 @@ fn main(
     let row = work / blocks / p.heads;
     let o = work % blocks * WG + index;
     if (row >= p.rows || o >= p.cols) { return; }
-    let first = p.first + head * p.head_rows;
+    let first = p.first_row + head * p.head_row_stride;
     let x = p.x.offset + row * p.x.row_stride + head * p.x.head_stride;
     var sum = 0.0;
-    for (var i = 0u; i < p.inputs; i++) { sum += act[x + i] * weight_at(p.m, first + i, o); }
+    for (var i = 0u; i < p.head_rows; i++) { sum += act[x + i] * weight_at(p.m, first + i, o); }
     act[p.out.offset + row * p.out.row_stride + head * p.out.head_stride + o] = sum;
 }

@@ -1,8 +1,8 @@
-// Read bandwidth: each thread reduces EACH vectors by exclusive or. All workgroups read the same
-// chunks in turn: chunks of WG EACH vectors, coalesced. Grid: a workgroup for each chunk and pass.
+// Read bandwidth: each thread reduces EACH vectors by exclusive or. The blocks of WG EACH vectors
+// are read in turn, coalesced, and repeatedly. Grid: a workgroup for each block and repeat.
 // constants: EACH, WG
 
-struct Params { chunks: u32, groups: u32 }
+struct Params { blocks: u32, groups: u32 }
 var<immediate> p: Params;
 
 @group(0) @binding(0) var<storage, read> x: array<vec4<u32>>;
@@ -16,10 +16,10 @@ fn main(
 ) {
     let group = id.y * count.x + id.x;
     if (group >= p.groups) { return; }
-    let chunk = group % p.chunks;
+    let block = group % p.blocks;
     var reduced = vec4<u32>();
     for (var i = 0u; i < EACH; i++) {
-        reduced ^= x[(chunk * EACH + i) * WG + index];
+        reduced ^= x[(block * EACH + i) * WG + index];
     }
-    result[chunk * WG + index] = reduced.x ^ reduced.y ^ reduced.z ^ reduced.w;
+    result[block * WG + index] = reduced.x ^ reduced.y ^ reduced.z ^ reduced.w;
 }

@@ -11,11 +11,11 @@
 struct Taps { x: array<f32, TAPS>, w: array<f32, TAPS> }
 
 fn load_taps(offset: u32) -> Taps {
-    let channel = offset - p.x;
+    let channel = offset - p.conv_x;
     var taps: Taps;
     // @unroll
     for (var j = 0u; j < TAPS; j++) {
-        taps.w[j] = act[p.taps + channel * TAPS + j];
+        taps.w[j] = act[p.conv_weight + channel * TAPS + j];
         if (j + 1u < TAPS) {
             taps.x[j] = inputs[j * p.channels + channel];
         } else {
@@ -34,7 +34,7 @@ fn convolved(taps: Taps) -> f32 {
 
 fn store_inputs(taps: Taps, offset: u32) {
     // @unroll
-    for (var j = 1u; j < TAPS; j++) { next_inputs[(j - 1u) * p.channels + offset - p.x] = taps.x[j]; }
+    for (var j = 1u; j < TAPS; j++) { next_inputs[(j - 1u) * p.channels + offset - p.conv_x] = taps.x[j]; }
 }
 
 // Convolves the channels of a workgroup. The first workgroup of each channel also writes its next

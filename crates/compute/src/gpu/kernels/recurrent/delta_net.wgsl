@@ -21,8 +21,8 @@
 struct Params {
     q: View, k: View, v: View, alpha: View, beta: View, out: View,
     a_log: u32, dt_bias: u32, rows: u32, heads: u32, heads_per_key: u32, q_scale: f32,
-    x: u32, taps: u32, channels: u32, // Start of the convolution's inputs and weights.
-    gate: u32, norm: u32, squares: u32, // Gates and weights of the norm, and sums of squares.
+    conv_x: u32, conv_weight: u32, channels: u32, // Start of the convolution's inputs and weights.
+    gate: u32, norm_weight: u32, squares: u32, // Gates and weights of the norm, and sums of squares.
 }
 var<immediate> p: Params;
 @group(0) @binding(1) var<storage, read> committed: array<f32>;
@@ -157,7 +157,7 @@ fn main(
     let my_value = value + first_value + row_thread;
     let writes = row_thread < THREAD_ROWS && my_value < V_WIDTH;
     var gate = 1.0;
-    if (GATED == 1u && writes) { gate = act[p.norm + my_value] * silu(act[p.gate + head * V_WIDTH + my_value]); }
+    if (GATED == 1u && writes) { gate = act[p.norm_weight + my_value] * silu(act[p.gate + head * V_WIDTH + my_value]); }
     if (TAPS > 0u) {
         step = vec2<f32>(act[p.alpha.offset + head], act[p.beta.offset + head]);
         convolve(head, value, index);

@@ -8,13 +8,9 @@
 // shared expert, id EXPERTS, with weight 1; 2 with the sigmoid of its gate; 0 none.
 // Word 0 of `report` is the complement of the first row that has a NaN. All threads of a workgroup
 // call these functions together.
-// needs: common/common, common/exp_log, common/sort_key, @team, @scratch
+// needs: common/common, common/exp_log, common/sort_key, @team, @scratch, router/routing
 // constants: EXPERTS, EXPERT_GROUPS, ROUTER_FLAGS, SHARED_EXPERT, SORT_BLOCK, TOP_GROUPS, TOP_K
 // constants: WG
-
-// Offsets for a row: logits, selected ids, their weights, the shared expert's gate; corrections
-// and scales of experts.
-struct Routing { logits: u32, ids: u32, weights: u32, gate: u32, correction: u32, expert_scale: u32, scale: f32 }
 
 var<private> max_logit: f32;
 var<private> exp_sum: f32;
