@@ -2,10 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Constants, Kernel, Params, kernel, ops::OpContext};
+use super::{Constants, Kernel, kernel, ops::OpContext, params::ReadBandwidthParams};
 use crate::Error;
 
-static READ: Kernel = kernel!("read", ["read"], [Read, Write]);
+pub(in crate::gpu) static READ_BANDWIDTH: Kernel =
+    kernel!("read_bandwidth", "probe/read_bandwidth", ReadBandwidthParams, [Read, Write]);
 
 const THREADS: u32 = 256;
 /// Loads of 16 bytes per thread, all in flight at once.
@@ -37,8 +38,8 @@ pub(super) fn measure(ctx: &mut OpContext<'_>) -> Result<f64, Error> {
     // Reads `blocks` blocks of `GROUP_BYTES` bytes, `repeats` times.
     let mut read = |blocks: u64, repeats: u64| {
         let (since, groups) = (Instant::now(), (repeats * blocks) as usize);
-        let params = Params::new().n(blocks as usize).n(groups);
-        ctx.recorder.dispatch(&READ, constants, &[&x, &sums], &params, groups)?;
+        let params = ReadBandwidthParams { blocks: blocks as u32, groups: groups as u32 };
+        ctx.recorder.dispatch(&READ_BANDWIDTH, constants, &[&x, &sums], &params, groups)?;
         let mut first = [0];
         ctx.recorder.read_words(&sums.raw, 0, &mut first)?;
         match first == [expected] {

@@ -30,7 +30,7 @@ use self::{
     fusion::Fuser,
     kernel::{Constants, Kernel, Target, kernel},
     ops::{OpContext, slot_copy, state_io},
-    params::Params,
+    params::NoParams,
     recorder::{REPORT_BYTES, Recorder, UPLOAD_WORDS},
     store::Store,
 };
@@ -47,7 +47,8 @@ pub use self::card::adapter::{Adapter, AdapterKind, adapters};
 /// Threads of a team on cards without subgroups.
 const TEAM_WITHOUT_SUBGROUPS: u32 = 16;
 
-static PROBE: Kernel = kernel!("probe", ["probe"], [Write]);
+pub(in crate::gpu) static SUBGROUP_PROBE: Kernel =
+    kernel!("subgroup_probe", "probe/subgroup_probe", NoParams, [Write]);
 
 /// Opens the best adapter of a wgpu instance, for tests with a custom implementation of wgpu.
 #[doc(hidden)]
@@ -138,7 +139,7 @@ impl GpuDevice {
         }
         let lanes = self.store.allocate("a probe", u64::from(THREADS) * 4)?;
         let constants = Constants::new(&[("WG", THREADS)]);
-        self.recorder.dispatch(&PROBE, constants, &[&lanes], &Params::new(), 1)?;
+        self.recorder.dispatch(&SUBGROUP_PROBE, constants, &[&lanes], &NoParams {}, 1)?;
         let mut words = vec![0u32; THREADS as usize];
         self.recorder.read_words(&lanes.raw, 0, &mut words)?;
         // Each thread writes the subgroup size and its index in the subgroup.

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 const MARK: &str = "// @unroll\n";
 
-/// ConstantValues of a kernel's constants by name.
+/// Values of a kernel's constants by name.
 type ConstantValues = HashMap<String, u32>;
 
 /// Unrolls the marked loops of a kernel's text.
@@ -17,13 +17,17 @@ pub(super) fn unrolled(text: &str) -> String {
         return text.into();
     }
     let mut values = ConstantValues::new();
-    // Twice, as a constant may be declared after one that uses it.
-    for line in text.lines().chain(text.lines()) {
-        let declared = line.strip_prefix("const ").and_then(|line| line.strip_suffix(';'));
-        if let Some((name, expression)) = declared.and_then(|line| line.split_once(" = "))
-            && let Some(value) = ConstExpression(expression).value(&values)
-        {
-            values.insert(name.into(), value);
+    // Until no new value is found: a constant may be declared after one that uses it.
+    let mut known = usize::MAX;
+    while known != values.len() {
+        known = values.len();
+        for line in text.lines() {
+            let declared = line.strip_prefix("const ").and_then(|line| line.strip_suffix(';'));
+            if let Some((name, expression)) = declared.and_then(|line| line.split_once(" = "))
+                && let Some(value) = ConstExpression(expression).value(&values)
+            {
+                values.insert(name.into(), value);
+            }
         }
     }
     expand(text, &values)
@@ -155,8 +159,8 @@ mod tests {
     fn marked_loops_are_unrolled() {
         let text = "const M = (N + 2u) / 4u - 1u * N % 2u;\nconst N = 6u;\n\
             fn f() {\n// @unroll\nfor (var i = 1u; i < M + 1u; i++) {\n\
-            // @unroll\nfor (var j = 0u; j < 2u; j++) { a[i] += s.i * ji + j; }\n}\nfor (var k = 0u;
-            // k < M; k++) {}\n}\n";
+            // @unroll\nfor (var j = 0u; j < 2u; j++) { a[i] += s.i * ji + j; }\n}\n\
+            for (var k = 0u; k < M; k++) {}\n}\n";
         let out: String = unrolled(text).split_whitespace().collect::<Vec<_>>().join(" ");
         let two = |i: u32| {
             (0..2).map(move |j| format!("{{ a[{i}u] += s.i * ji + {j}u; }} ")).collect::<String>()

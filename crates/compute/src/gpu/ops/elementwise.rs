@@ -1,12 +1,18 @@
 //! Element-wise ops, RoPE, and the weighted sum of expert outputs.
 
-use super::{Constants, Kernel, OpContext, Params, kernel, operands::GluCode};
+use super::{
+    Constants, Kernel, OpContext, ViewParams, kernel,
+    operands::GluCode,
+    params::{CombineParams, GluParams, MapParams, RopeParams},
+};
 use crate::{Activation, Error, Op, RopePairs, View};
 
-static GLU: Kernel = kernel!("glu", ["common", "activation", "glu"], [Write]);
-static MAP: Kernel = kernel!("map", ["common", "map"], [Write]);
-static COMBINE: Kernel = kernel!("combine", ["common", "combine"], [Write]);
-static ROPE: Kernel = kernel!("rope", ["common", "rope"], [Write, Read]);
+pub(in crate::gpu) static GLU: Kernel = kernel!("glu", "elementwise/glu", GluParams, [Write]);
+pub(in crate::gpu) static MAP: Kernel = kernel!("map", "elementwise/map", MapParams, [Write]);
+pub(in crate::gpu) static COMBINE: Kernel =
+    kernel!("combine", "experts/combine", CombineParams, [Write]);
+pub(in crate::gpu) static ROPE: Kernel =
+    kernel!("rope", "attention/rope", RopeParams, [Write, Read]);
 
 const THREADS: u32 = 256;
 
@@ -41,14 +47,15 @@ fn encode_glu(
     let GluCode { kind, alpha, limit } = activation.into();
     let store = &*ctx.store;
     let elements = out.rows * out.width;
-    let params = Params::new()
-        .view(store.view_offset(&gate)?, &gate)
-        .view(store.view_offset(&up)?, &up)
-        .view(store.view_offset(&out)?, &out)
-        .n(elements)
-        .n(out.width)
-        .f(alpha)
-        .f(limit);
+    let params = GluParams {
+        gate: ViewParams::new(store, &gate)?,
+        up: ViewParams::new(store, &up)?,
+        out: ViewParams::new(store, &out)?,
+        count: elements as u32,
+        width: out.width as u32,
+        alpha,
+        limit,
+    };
     let constants = Constants::new(&[("WG", THREADS), ("ACTIVATION", kind)]);
     let buffers = [store.activations()];
     ctx.recorder.dispatch(&GLU, constants, &buffers, &params, groups(elements))
@@ -75,12 +82,13 @@ impl MapDispatch {
         let &Self { kind, x, y, factor } = self;
         let store = &*ctx.store;
         let elements = x.rows * x.width;
-        let params = Params::new()
-            .view(store.view_offset(&x)?, &x)
-            .view(store.view_offset(&y)?, &y)
-            .n(elements)
-            .n(x.width)
-            .f(factor);
+        let params = MapParams {
+            x: ViewParams::new(store, &x)?,
+            y: ViewParams::new(store, &y)?,
+            count: elements as u32,
+            width: x.width as u32,
+            factor,
+        };
         let constants = Constants::new(&[("WG", THREADS), ("KIND", kind as u32)]);
         let buffers = [store.activations()];
         ctx.recorder.dispatch(&MAP, constants, &buffers, &params, groups(elements))
@@ -94,15 +102,16 @@ fn encode_combine(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {
     let shared_out = shared.map_or(out, |s| s.out);
     let gate_view = gate.unwrap_or(out);
     let elements = out.rows * out.width;
-    let params = Params::new()
-        .view(store.view_offset(&parts)?, &parts)
-        .view(store.view_offset(&weights)?, &weights)
-        .view(store.view_offset(&shared_out)?, &shared_out)
-        .view(store.view_offset(&gate_view)?, &gate_view)
-        .view(store.view_offset(&out)?, &out)
-        .n(elements)
-        .n(out.width)
-        .n(weights.width);
+    let params = CombineParams {
+        expert_out: ViewParams::new(store, &parts)?,
+        weights: ViewParams::new(store, &weights)?,
+        shared_out: ViewParams::new(store, &shared_out)?,
+        gate: ViewParams::new(store, &gate_view)?,
+        out: ViewParams::new(store, &out)?,
+        count: elements as u32,
+        width: out.width as u32,
+        k: weights.width as u32,
+    };
     let constants = Constants::new(&[
         ("WG", THREADS),
         ("SHARED", shared.is_some().into()),
@@ -117,15 +126,16 @@ fn encode_rope(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {
     let &Op::Rope { x, frequencies, pairs, scale, spans, out } = op else { return Ok(()) };
     let table = ctx.recorder.angle_table(frequencies, scale, spans)?;
     let store = &*ctx.store;
-    let params = Params::new()
-        .view(store.view_offset(&x)?, &x)
-        .view(store.view_offset(&out)?, &out)
-        .n(x.rows * x.heads)
-        .n(x.heads)
-        .n(x.width)
-        .n(frequencies.len())
-        .u(table)
-        .u(u32::from(pairs == RopePairs::Interleaved));
+    let params = RopeParams {
+        x: ViewParams::new(store, &x)?,
+        out: ViewParams::new(store, &out)?,
+        vectors: (x.rows * x.heads) as u32,
+        heads: x.heads as u32,
+        width: x.width as u32,
+        pairs: frequencies.len() as u32,
+        table,
+        interleaved: (pairs == RopePairs::Interleaved).into(),
+    };
     let threads = x.rows * x.heads * (x.width - frequencies.len());
     let constants = Constants::new(&[("WG", THREADS)]);
     let upload = ctx.recorder.upload_buffer().clone();

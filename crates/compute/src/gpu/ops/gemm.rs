@@ -8,52 +8,68 @@
 use std::collections::BTreeMap;
 
 use super::{
-    AdapterKind, Constants, DeviceBuffer, Kernel, OpContext, Params,
+    AdapterKind, Constants, DeviceBuffer, Kernel, MatrixParams, OpContext, ViewParams,
     gemv::MatMulOperands,
     kernel,
-    kernel::Access::{Read, Write},
     operands::{GluCode, WeightShards},
+    params::{ActivationsF16Params, GemmParams, SortAssignmentsParams},
     weight_format::{BiasSource, Block32},
 };
 use crate::{
     Error, ExpertUse, ExpertUses, Format, MatrixShape, Op, SlotTable, View, matrix::MatrixLocation,
 };
 
-static HALVES: Kernel = kernel!("tile_halves", ["common", "tile_halves"], [Write, Write]);
-static BUCKET: Kernel = kernel!("tile_bucket", ["common", "tile_bucket"], [Write, Read, Write]);
+pub(in crate::gpu) static ACTIVATIONS_F16: Kernel =
+    kernel!("activations_f16", "gemm/activations_f16", ActivationsF16Params, [Write, Write]);
+pub(in crate::gpu) static SORT_ASSIGNMENTS: Kernel = kernel!(
+    "sort_assignments",
+    "gemm/sort_assignments",
+    SortAssignmentsParams,
+    [Write, Read, Write]
+);
 /// Kernels with one way to multiply: one per [`Block32`], in its order, and one for all other
-/// layouts. 4-bit and 8-bit quants have separate texts.
+/// layouts. Each codec comes with the file that dequantizes its blocks.
 macro_rules! kernels {
-    ($multiply:literal, [$($q4:literal),*], [$($q8:literal),*]) => {
+    ($root:literal, $name:literal, [$($codec:literal, $dequantize:literal;)*]) => {
         [
-            kernels!(@ $multiply, " q4", ["chunk_scales", "chunk_q4", "tile_chunks", $($q4),*]),
-            kernels!(@ $multiply, " q8", ["chunk_scales", "chunk_q8", "tile_chunks", $($q8),*]),
-            kernels!(@ $multiply, " q", ["chunk_scales", "chunk_q", "tile_chunks", "put_quants"]),
-            kernels!(@ $multiply, " plain", ["chunk_scales", "chunk_plain", "tile_chunks", "put_plain"]),
-            kernels!(@ $multiply, " e2m1", ["chunk_scales", "chunk_e2m1", "tile_chunks", "put_small"]),
-            kernels!(@ $multiply, " e4m3", ["chunk_scales", "chunk_e4m3", "tile_chunks", "put_small"]),
-            kernels!(@ $multiply, " any", ["tile_any"]),
+            $(kernel!(
+                concat!($name, " ", $codec),
+                $root,
+                GemmParams,
+                {
+                    weights: "gemm/weights_blocks",
+                    codec: concat!("codec/", $codec),
+                    dequantize: concat!("gemm/dequantize_", $dequantize),
+                },
+                [Write, Read, Read, Read, Read, Read]
+            ),)*
+            kernel!(
+                concat!($name, " any"),
+                $root,
+                GemmParams,
+                { weights: "gemm/weights_any" },
+                [Write, Read, Read, Read, Read, Read]
+            ),
         ]
-    };
-    (@ $multiply:literal, $chunk:literal, [$($weights:literal),*]) => {
-        Kernel {
-            name: concat!($multiply, $chunk),
-            source: &[
-                include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/gpu/kernels/common.wgsl")),
-                include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/gpu/kernels/activation.wgsl")),
-                include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/gpu/kernels/formats.wgsl")),
-                $(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/gpu/kernels/", $weights, ".wgsl")),)*
-                include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/gpu/kernels/tile.wgsl")),
-                include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/gpu/kernels/", $multiply, ".wgsl")),
-            ],
-            bindings: &[Write, Read, Read, Read, Read, Read],
-        }
     };
 }
 
-static COOPERATIVE: [Kernel; 7] =
-    kernels!("tile_cooperative", ["put_halves", "put_q4"], ["put_halves", "put_q8"]);
-static REGISTERS: [Kernel; 7] = kernels!("tile_registers", ["put_quants"], ["put_quants"]);
+pub(in crate::gpu) static COOPERATIVE: [Kernel; 7] = kernels!("gemm/gemm_cooperative", "gemm_cooperative", [
+    "q4", "q4";
+    "q8", "q8";
+    "quants", "quants";
+    "plain", "plain";
+    "e2m1", "minifloat";
+    "e4m3", "minifloat";
+]);
+pub(in crate::gpu) static REGISTERS: [Kernel; 7] = kernels!("gemm/gemm_registers", "gemm_registers", [
+    "q4", "quants";
+    "q8", "quants";
+    "quants", "quants";
+    "plain", "plain";
+    "e2m1", "minifloat";
+    "e4m3", "minifloat";
+]);
 /// Index of the kernel for layouts without a [`Block32`].
 const ANY_LAYOUT: usize = 6;
 
@@ -335,7 +351,7 @@ impl GemmBias {
     }
 }
 
-/// `ALIGNED` of `tile_any.wgsl`: whether rows and quants start at whole words.
+/// `ALIGNED` of `weights_any.wgsl`: whether rows and quants start at whole words.
 fn is_word_aligned(shape: MatrixShape, weights: u32) -> bool {
     let whole = match shape.format {
         Format::Affine { bits, .. } => bits % 4 == 0,
@@ -344,7 +360,7 @@ fn is_word_aligned(shape: MatrixShape, weights: u32) -> bool {
     whole && weights.is_multiple_of(4) && shape.format.row_bytes(shape.cols).is_multiple_of(4)
 }
 
-/// `USES` of `tile.wgsl`: which rows a tile reads and writes.
+/// `ASSIGNMENTS` of `gemm_tile.wgsl`: which rows a tile reads and writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TileKind {
     /// Rows of `x` to rows of `out`; the weights are in an arena.
@@ -431,17 +447,18 @@ fn plan_routed_tiles(
     let table = ctx.store.gpu_table(table)?;
     let experts = table.slots.len();
     let uses = ids.rows * ids.width;
-    let params = Params::new()
-        .u(ctx.store.view_offset(&ids)?)
-        .n(ids.row_stride)
-        .n(ids.width)
-        .n(uses)
-        .u(0)
-        .n(2 * uses)
-        .n(experts);
-    let constants = Constants::new(&[("WG", THREADS), ("ROWS", tile_rows)]);
+    let params = SortAssignmentsParams {
+        ids: ctx.store.view_offset(&ids)?,
+        ids_row_stride: ids.row_stride as u32,
+        k: ids.width as u32,
+        assignments: uses as u32,
+        list: 0,
+        table: 2 * uses as u32,
+        experts: experts as u32,
+    };
+    let constants = Constants::new(&[("WG", THREADS), ("TILE_M", tile_rows)]);
     let buffers = [ctx.store.activations(), &table.buffer, scratch];
-    ctx.recorder.dispatch(&BUCKET, constants, &buffers, &params, experts)?;
+    ctx.recorder.dispatch(&SORT_ASSIGNMENTS, constants, &buffers, &params, experts)?;
     let bank_tiles = |bank: &u16| {
         let tiles = uses / tile_rows as usize + experts;
         let buffer = ctx.store.bank_buffer(*bank)?;
@@ -451,7 +468,7 @@ fn plan_routed_tiles(
     Ok(TilePlan { words: scratch.clone(), list: 0, banks })
 }
 
-/// One dispatch of `tile.wgsl`.
+/// One dispatch of `gemm_tile.wgsl`.
 struct GemmProduct<'a> {
     tile: GemmTile,
     uses: TileUses,
@@ -491,16 +508,17 @@ fn convert_rows(
     scratch: &DeviceBuffer,
     dst: F16Rows,
 ) -> Result<(), Error> {
-    let params = Params::new()
-        .view(ctx.store.view_offset(&x)?, &x)
-        .n(x.rows)
-        .n(x.width)
-        .n(dst.scales)
-        .n(dst.rows)
-        .n(dst.row_words);
+    let params = ActivationsF16Params {
+        x: ViewParams::new(ctx.store, &x)?,
+        rows: x.rows as u32,
+        width: x.width as u32,
+        factors: dst.scales as u32,
+        x_f16: dst.rows as u32,
+        words: dst.row_words as u32,
+    };
     let constants = Constants::new(&[("WG", THREADS)]);
     let buffers = [ctx.store.activations(), scratch];
-    ctx.recorder.dispatch(&HALVES, constants, &buffers, &params, x.rows)
+    ctx.recorder.dispatch(&ACTIVATIONS_F16, constants, &buffers, &params, x.rows)
 }
 
 /// Encodes one product of f16 rows.
@@ -518,34 +536,38 @@ fn encode_product(
         .map(|planes| Block32::for_planes(shape, planes.map(|offset| offset as usize)));
     let kernel = if let [Some(block), Some(_)] = blocks { block.index() } else { ANY_LAYOUT };
     let aligned = is_word_aligned(shape, planes[0]) && is_word_aligned(shape, up_planes[0]);
-    let params = Params::new()
-        .view(ctx.store.view_offset(&out)?, &out)
-        .matrix(planes, shape)
-        .u(up_planes[0])
-        .u(up_planes[1])
-        .u(up_planes[2])
-        .n(x.rows / 2)
-        .n(x.row_words / 2)
-        .n(x.scales)
-        .n(rows)
-        .n(outputs)
-        .n(shape.cols)
-        .u(uses.tiles)
-        .u(uses.list)
-        .u(uses.bank)
-        .n(row_step)
-        .n(up_first)
-        .u(bias.offsets[0])
-        .u(bias.offsets[1])
-        .f(activation.alpha)
-        .f(activation.limit);
+    let [up_weights, up_scales, up_biases] = up_planes;
+    let [bias_offset, up_bias] = bias.offsets;
+    let params = GemmParams {
+        out: ViewParams::new(ctx.store, &out)?,
+        m: MatrixParams::new(planes, shape),
+        up_weights,
+        up_scales,
+        up_biases,
+        // Rows of `x` are read by vectors of four f16 values, two words.
+        x: (x.rows / 2) as u32,
+        x_row_vecs: (x.row_words / 2) as u32,
+        factors: x.scales as u32,
+        rows: rows as u32,
+        outputs: outputs as u32,
+        cols: shape.cols as u32,
+        table: uses.tiles,
+        list: uses.list,
+        bank: uses.bank,
+        row_step: row_step as u32,
+        up_first: up_first as u32,
+        bias: bias_offset,
+        up_bias,
+        alpha: activation.alpha,
+        limit: activation.limit,
+    };
     let constants = Constants::new(&[
         ("WG", tile.threads),
-        ("ROWS", tile.rows),
-        ("OUTS", tile.outputs),
-        ("STEP", tile.step),
-        ("USES", uses.kind as u32),
-        ("PAIRS", up.is_some().into()),
+        ("TILE_M", tile.rows),
+        ("TILE_N", tile.outputs),
+        ("TILE_K", tile.step),
+        ("ASSIGNMENTS", uses.kind as u32),
+        ("GATED", up.is_some().into()),
         ("ACTIVATION", activation.kind),
         ("BIAS", bias.source.code()),
         ("ALIGNED", aligned.into()),
@@ -613,11 +635,11 @@ mod tests {
             {
                 let constants = Constants::new(&[
                     ("WG", subgroups * target.team),
-                    ("ROWS", rows),
-                    ("OUTS", outputs),
-                    ("STEP", step),
-                    ("USES", 1),
-                    ("PAIRS", 1),
+                    ("TILE_M", rows),
+                    ("TILE_N", outputs),
+                    ("TILE_K", step),
+                    ("ASSIGNMENTS", 1),
+                    ("GATED", 1),
                     ("ACTIVATION", 0),
                     ("BIAS", 9),
                     ("ALIGNED", 1),

@@ -1,44 +1,48 @@
 //! Product of each head with its own matrix (MLA projections), with f32 activations.
 
 use super::{
-    Constants, Kernel, OpContext, Params,
+    Constants, Kernel, MatrixParams, OpContext, ViewParams,
     gemv::{ActivationFormat, row_groups, section_cols},
     kernel,
-    kernel::Access::{Read, Write},
-    matmul::MATVEC_ANY,
+    matmul::GEMV_ANY,
     operands::WeightShards,
+    params::{GemvAnyParams, HeadGemvParams, HeadGemvTransposedAnyParams},
     weight_format::Block32,
 };
 use crate::{Error, HeadMatrix, MatrixShape, View};
 
-static HEAD_TRANSPOSED: Kernel =
-    kernel!("head_transposed", ["common", "formats", "head_transposed"], [Write, Read]);
+pub(in crate::gpu) static HEAD_GEMV_TRANSPOSED_ANY: Kernel = kernel!(
+    "head_gemv_transposed_any",
+    "gemv/head_gemv_transposed_any",
+    HeadGemvTransposedAnyParams,
+    [Write, Read]
+);
 
 /// Two kernels per [`Block32`]: plain and transposed.
 macro_rules! kernels {
-    ($($chunk:literal),*) => {
+    ($($codec:literal),*) => {
         [$([
-            kernels!(@ $chunk, "head_vec", ["products", "fetch", "stage_f32"]),
-            kernels!(@ $chunk, "head_vec_transposed", []),
+            kernel!(
+                concat!("head_gemv ", $codec),
+                "gemv/head_gemv", HeadGemvParams,
+                {
+                    codec: concat!("codec/", $codec),
+                    activations: "gemv/activations_f32",
+                },
+                [Write, Read, Read]
+            ),
+            kernel!(
+                concat!("head_gemv_transposed ", $codec),
+                "gemv/head_gemv_transposed", HeadGemvParams,
+                { codec: concat!("codec/", $codec) },
+                [Write, Read, Read]
+            ),
         ]),*]
-    };
-    (@ $chunk:literal, $op:literal, [$($stage:literal),*]) => {
-        Kernel {
-            name: concat!($op, " ", $chunk),
-            source: &[
-                include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/gpu/kernels/common.wgsl")),
-                include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/gpu/kernels/chunk_scales.wgsl")),
-                include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/gpu/kernels/chunk.wgsl")),
-                include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/gpu/kernels/chunk_", $chunk, ".wgsl")),
-                $(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/gpu/kernels/", $stage, ".wgsl")),)*
-                include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/gpu/kernels/", $op, ".wgsl")),
-            ],
-            bindings: &[Write, Read, Read],
-        }
     };
 }
 
-static KERNELS: [[Kernel; 2]; 6] = kernels!("q4", "q8", "q", "plain", "e2m1", "e4m3");
+pub(in crate::gpu) static HEAD_GEMV: [[Kernel; 2]; 6] =
+    kernels!("q4", "q8", "quants", "plain", "e2m1", "e4m3");
 
 /// Threads of a workgroup, and of one of the kernels for any format.
 const THREADS: u32 = 128;
@@ -61,56 +65,81 @@ pub(super) fn encode(
         )));
     };
     let store = &*ctx.store;
-    let params =
-        Params::new().view(store.view_offset(&x)?, &x).view(store.view_offset(&out)?, &out);
+    let (x_view, out_view) = (ViewParams::new(store, &x)?, ViewParams::new(store, &out)?);
     let (rows, groups) = (matrix.head_rows, x.rows * x.heads);
     let blocks = shape.cols / 32;
     let staged_whole = section_cols(ctx, shape, ActivationFormat::F32) == Some(shape.cols);
     if let Some(block) = Block32::for_shape(shape).filter(|_| staged_whole || matrix.transposed) {
-        let params = params
-            .n(shard.weights as usize / block.load_bytes())
-            .u(shard.scales)
-            .u(shard.biases)
-            .n(rows.first)
-            .n(rows.count)
-            .n(rows.stride)
-            .n(x.rows)
-            .n(x.heads);
+        let params = HeadGemvParams {
+            x: x_view,
+            out: out_view,
+            weights: shard.weights / block.load_bytes() as u32,
+            scales: shard.scales,
+            biases: shard.biases,
+            first_row: rows.first as u32,
+            head_rows: rows.count as u32,
+            head_row_stride: rows.stride as u32,
+            rows: x.rows as u32,
+            heads: x.heads as u32,
+        };
         let constants =
             Constants::new(&[("WG", THREADS), ("ROW_COLS", shape.cols as u32)]).blocks(shape);
         let (constants, groups_per_head) = match matrix.transposed {
             true => (
-                constants.with("PART", 1).with("ROWS", 4).with("WIDE", BLOCKS_WIDE),
+                constants.with("ROW_THREADS", 1).with("ROWS", 4).with("GROUP_BLOCKS", BLOCKS_WIDE),
                 blocks.div_ceil(BLOCKS_WIDE as usize),
             ),
             false => {
                 let head_shape = MatrixShape { rows: rows.count, ..shape };
                 let (row_threads, rows_at_once) = row_groups(head_shape, ctx.target().team, false);
                 (
-                    constants.with("PART", row_threads).with("ROWS", rows_at_once as u32),
+                    constants.with("ROW_THREADS", row_threads).with("ROWS", rows_at_once as u32),
                     rows.count.div_ceil(rows_at_once * (THREADS / row_threads) as usize),
                 )
             }
         };
-        let kernel = &KERNELS[block.index()][usize::from(matrix.transposed)];
+        let kernel = &HEAD_GEMV[block.index()][usize::from(matrix.transposed)];
         let buffers = [store.activations(), arena, arena];
         let groups = groups * groups_per_head;
         return ctx.recorder.dispatch(kernel, constants, &buffers, &params, groups);
     }
-    let params = params
-        .matrix(shard.planes(), shape)
-        .n(rows.first)
-        .n(rows.count)
-        .n(shape.cols)
-        .n(x.rows)
-        .n(x.heads)
-        .n(rows.stride);
     let constants = Constants::new(&[("WG", THREADS_ANY)]).format(shape.format);
-    let (kernel, outputs_per_group, constants) = match matrix.transposed {
-        true => (&HEAD_TRANSPOSED, THREADS_ANY, constants),
-        false => (&MATVEC_ANY, THREADS_ANY / ctx.target().team, constants.with("BIASED", 0)),
-    };
-    let groups_per_head = out.width.div_ceil(outputs_per_group as usize);
     let buffers = [store.activations(), arena];
-    ctx.recorder.dispatch(kernel, constants, &buffers, &params, groups * groups_per_head)
+    let m = MatrixParams::new(shard.planes(), shape);
+    if matrix.transposed {
+        let params = HeadGemvTransposedAnyParams {
+            x: x_view,
+            out: out_view,
+            m,
+            first_row: rows.first as u32,
+            head_rows: rows.count as u32,
+            cols: shape.cols as u32,
+            rows: x.rows as u32,
+            heads: x.heads as u32,
+            head_row_stride: rows.stride as u32,
+        };
+        let groups = groups * out.width.div_ceil(THREADS_ANY as usize);
+        return ctx.recorder.dispatch(
+            &HEAD_GEMV_TRANSPOSED_ANY,
+            constants,
+            &buffers,
+            &params,
+            groups,
+        );
+    }
+    let params = GemvAnyParams {
+        x: x_view,
+        out: out_view,
+        m,
+        first_row: rows.first as u32,
+        outputs: rows.count as u32,
+        cols: shape.cols as u32,
+        rows: x.rows as u32,
+        heads: x.heads as u32,
+        head_row_stride: rows.stride as u32,
+        bias: 0,
+    };
+    let constants = constants.with("BIASED", 0);
+    let groups = groups * out.width.div_ceil((THREADS_ANY / ctx.target().team) as usize);
+    ctx.recorder.dispatch(&GEMV_ANY, constants, &buffers, &params, groups)
 }

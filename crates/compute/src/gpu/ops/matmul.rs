@@ -1,16 +1,18 @@
 //! Products with resident weights: choice of GEMM, GEMV or the general kernel; embedding lookup.
 
 use super::{
-    Constants, Kernel, OpContext, Params, gemm,
+    Constants, Kernel, MatrixParams, OpContext, ViewParams, gemm,
     gemv::{self, GemvProduct, MatMulOperands},
     head_matmul, kernel,
     operands::WeightShards,
+    params::{EmbedParams, GemvAnyParams},
 };
 use crate::{Error, Op, View, Weight};
 
-static EMBED: Kernel = kernel!("embed", ["common", "formats", "embed"], [Write, Read, Read]);
-pub(in crate::gpu) static MATVEC_ANY: Kernel =
-    kernel!("matvec_any", ["common", "formats", "matvec_any"], [Write, Read]);
+pub(in crate::gpu) static EMBED: Kernel =
+    kernel!("embed", "elementwise/embed", EmbedParams, [Write, Read, Read]);
+pub(in crate::gpu) static GEMV_ANY: Kernel =
+    kernel!("gemv_any", "gemv/gemv_any", GemvAnyParams, [Write, Read]);
 const THREADS: u32 = 256;
 
 /// Encodes [`Op::Embed`].
@@ -29,15 +31,16 @@ fn encode_embed(
     let groups = (tokens.len() * shape.cols).div_ceil(THREADS as usize);
     let upload = ctx.recorder.upload_buffer().clone();
     for (arena, shard) in shards {
-        let params = Params::new()
-            .view(ctx.store.view_offset(&out)?, &out)
-            .matrix(shard.planes(), shape)
-            .u(offset)
-            .n(tokens.len())
-            .n(shard.first_row)
-            .n(shard.rows)
-            // `nothing`: a zero that the shader compiler must not know.
-            .u(0);
+        let params = EmbedParams {
+            out: ViewParams::new(ctx.store, &out)?,
+            m: MatrixParams::new(shard.planes(), shape),
+            tokens: offset,
+            count: tokens.len() as u32,
+            first_row: shard.first_row as u32,
+            rows: shard.rows as u32,
+            // The shader compiler must not know it.
+            zero: 0,
+        };
         let buffers = [ctx.store.activations(), &arena, &upload];
         ctx.recorder.dispatch(&EMBED, constants, &buffers, &params, groups)?;
     }
@@ -51,22 +54,23 @@ fn encode_general(ctx: &mut OpContext<'_>, operands: MatMulOperands) -> Result<(
     for (arena, shard) in shards {
         let bias = bias.map(|b| ctx.store.buffer_offset(b)).transpose()?;
         let out = out.columns(shard.first_row, shard.rows);
-        let params = Params::new()
-            .view(ctx.store.view_offset(&x)?, &x)
-            .view(ctx.store.view_offset(&out)?, &out)
-            .matrix(shard.planes(), shape)
-            .u(0)
-            .n(shard.rows)
-            .n(shape.cols)
-            .n(x.rows)
-            .u(1)
-            .u(0)
-            .u(bias.map_or(0, |b| b + shard.first_row as u32));
+        let params = GemvAnyParams {
+            x: ViewParams::new(ctx.store, &x)?,
+            out: ViewParams::new(ctx.store, &out)?,
+            m: MatrixParams::new(shard.planes(), shape),
+            first_row: 0,
+            outputs: shard.rows as u32,
+            cols: shape.cols as u32,
+            rows: x.rows as u32,
+            heads: 1,
+            head_row_stride: 0,
+            bias: bias.map_or(0, |b| b + shard.first_row as u32),
+        };
         let constants = Constants::new(&[("WG", THREADS), ("BIASED", bias.is_some().into())]);
         let constants = constants.format(shape.format);
         let blocks = shard.rows.div_ceil((THREADS / ctx.target().team) as usize);
         let buffers = [ctx.store.activations(), &arena];
-        ctx.recorder.dispatch(&MATVEC_ANY, constants, &buffers, &params, x.rows * blocks)?;
+        ctx.recorder.dispatch(&GEMV_ANY, constants, &buffers, &params, x.rows * blocks)?;
     }
     Ok(())
 }

@@ -6,9 +6,9 @@
 
 pub(in crate::gpu) mod attention;
 pub(in crate::gpu) mod elementwise;
-mod gemm;
+pub(in crate::gpu) mod gemm;
 pub(in crate::gpu) mod gemv;
-mod head_matmul;
+pub(in crate::gpu) mod head_matmul;
 mod latent_attention;
 pub(in crate::gpu) mod matmul;
 pub(in crate::gpu) mod moe;
@@ -18,15 +18,15 @@ pub(in crate::gpu) mod qk_norm_rope;
 pub(in crate::gpu) mod recurrent;
 pub(in crate::gpu) mod slot_copy;
 pub(in crate::gpu) mod state_io;
-mod top_logits;
-mod top_positions;
+pub(in crate::gpu) mod top_logits;
+pub(in crate::gpu) mod top_positions;
 pub(in crate::gpu) mod topk;
 mod weight_format;
 
 use super::{
     card::{Card, adapter::AdapterKind},
     kernel::{self, Constants, Kernel, Target, kernel},
-    params::Params,
+    params::{self, MatrixParams, ViewParams},
     recorder::{BufferRef, Recorder},
     store::{DeviceBuffer, Store},
 };

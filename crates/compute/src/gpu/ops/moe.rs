@@ -1,21 +1,23 @@
 //! Routed experts of a layer: choice of GEMM, GEMV or the general kernel, and uses by bank.
 
 use super::{
-    Constants, Kernel, OpContext, Params, gemm,
+    Constants, Kernel, MatrixParams, OpContext, ViewParams, gemm,
     gemv::{
         DownProjection,
         experts::{ExpertStage, can_fuse_router, encode_experts},
     },
     kernel,
     operands::{BankUses, GluCode, UsesKind},
+    params::{AssignmentParams, ExpertsGemvAnyParams},
     topk::RouterTopK,
     weight_format::BiasSource,
 };
 use crate::{Error, ExpertUses, Op, View, matrix::MatrixLocation};
 
-static EXPERTS_ANY: Kernel = kernel!(
-    "experts_any",
-    ["common", "activation", "formats", "uses", "experts_any"],
+pub(in crate::gpu) static EXPERTS_GEMV_ANY: Kernel = kernel!(
+    "experts_gemv_any",
+    "experts/experts_gemv_any",
+    ExpertsGemvAnyParams,
     [Write, Read, Read]
 );
 
@@ -103,25 +105,23 @@ fn encode_general(
 ) -> Result<(), Error> {
     let &GeneralStage { stage, matrix, src, dst, activation } = stage;
     let MatrixLocation { shape, planes, bias, first, step } = matrix;
-    let params = Params::new()
-        .view(ctx.store.view_offset(&src)?, &src)
-        .view(ctx.store.view_offset(&dst)?, &dst)
-        .matrix(planes.map(|offset| offset as u32), shape);
-    let params = uses
-        .params
-        .iter()
-        .fold(params, |params, word| params.u(*word))
-        .n(uses.count)
-        .n(first)
-        .n(step)
-        .n(shape.rows)
-        .n(shape.cols)
-        .n(bias.map_or(0, |(_, offset)| offset))
-        .f(activation.alpha)
-        .f(activation.limit);
+    let params = ExpertsGemvAnyParams {
+        x: ViewParams::new(ctx.store, &src)?,
+        out: ViewParams::new(ctx.store, &dst)?,
+        m: MatrixParams::new(planes.map(|offset| offset as u32), shape),
+        assignments: uses.params,
+        count: uses.count as u32,
+        first_row: first as u32,
+        row_step: step as u32,
+        outputs: shape.rows as u32,
+        cols: shape.cols as u32,
+        bias: bias.map_or(0, |(_, offset)| offset as u32),
+        alpha: activation.alpha,
+        limit: activation.limit,
+    };
     let constants = Constants::new(&[
         ("WG", THREADS),
-        ("USES", uses.kind as u32),
+        ("ASSIGNMENTS", uses.kind as u32),
         ("STAGE", stage),
         ("ACTIVATION", activation.kind),
         ("BIAS_SCALAR", BiasSource::of_matrix(bias).code()),
@@ -129,7 +129,7 @@ fn encode_general(
     .format(shape.format);
     let blocks = shape.rows.div_ceil((THREADS / ctx.target().team) as usize);
     let buffers = [ctx.store.activations(), &uses.bank, &uses.words];
-    ctx.recorder.dispatch(&EXPERTS_ANY, constants, &buffers, &params, uses.count * blocks)
+    ctx.recorder.dispatch(&EXPERTS_GEMV_ANY, constants, &buffers, &params, uses.count * blocks)
 }
 
 /// Groups expert uses by bank.
@@ -152,7 +152,7 @@ fn uses_by_bank(ctx: &mut OpContext<'_>, uses: ExpertUses<'_>) -> Result<Vec<Ban
                     first_row,
                     kind: UsesKind::Listed,
                     words: recorder.upload_buffer().clone(),
-                    params: [list, 0, 1, 0],
+                    params: AssignmentParams { list, row_stride: 0, k: 1, bank: 0 },
                     table_entries: 0,
                     one_row: false,
                 });
@@ -170,7 +170,12 @@ fn uses_by_bank(ctx: &mut OpContext<'_>, uses: ExpertUses<'_>) -> Result<Vec<Ban
                     first_row: 0,
                     kind: UsesKind::Routed,
                     words: table.buffer.clone(),
-                    params: [list, ids.row_stride as u32, ids.width as u32, (*bank).into()],
+                    params: AssignmentParams {
+                        list,
+                        row_stride: ids.row_stride as u32,
+                        k: ids.width as u32,
+                        bank: (*bank).into(),
+                    },
                     table_entries: if table.banks.len() == 1 { table.slots.len() } else { 0 },
                     one_row: ids.rows == 1,
                 })

@@ -1,9 +1,9 @@
 //! Norms: RMSNorm, gated RMSNorm, LayerNorm, residual addition fused with RMSNorm.
 
-use super::{Constants, Kernel, OpContext, Params, kernel};
+use super::{Constants, Kernel, OpContext, ViewParams, kernel, params::NormParams};
 use crate::{Buffer, Error, Op, View};
 
-static NORM: Kernel = kernel!("norm", ["common", "norm"], [Write]);
+pub(in crate::gpu) static NORM: Kernel = kernel!("norm", "elementwise/norm", NormParams, [Write]);
 
 /// Width up to which one team norms a vector.
 const MAX_TEAM_WIDTH: usize = 256;
@@ -49,20 +49,21 @@ impl NormDispatch {
         let store = &*ctx.store;
         let operand = operand.unwrap_or(x);
         let vectors = x.rows * x.heads;
-        let params = Params::new()
-            .view(store.view_offset(&x)?, &x)
-            .view(store.view_offset(&out)?, &out)
-            .view(store.view_offset(&operand)?, &operand)
-            .u(store.optional_offset(weight)?)
-            .u(store.optional_offset(bias)?)
-            .n(vectors)
-            .n(x.heads)
-            .n(x.width)
-            .f(eps);
+        let params = NormParams {
+            x: ViewParams::new(store, &x)?,
+            out: ViewParams::new(store, &out)?,
+            other: ViewParams::new(store, &operand)?,
+            weight: store.optional_offset(weight)?,
+            bias: store.optional_offset(bias)?,
+            vectors: vectors as u32,
+            heads: x.heads as u32,
+            width: x.width as u32,
+            eps,
+        };
         let threads = vector_threads(ctx, x.width);
         let constants = Constants::new(&[
             ("WG", threads),
-            ("EACH", x.width.div_ceil(threads as usize) as u32),
+            ("THREAD_VALUES", x.width.div_ceil(threads as usize) as u32),
             ("KIND", kind.code()),
             ("WEIGHTED", weight.is_some().into()),
             ("ADD", (kind == NormKind::AddRms).into()),

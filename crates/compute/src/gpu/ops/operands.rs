@@ -1,6 +1,6 @@
 //! Operands of weight kernels: shards of resident matrices, expert uses by bank, GLU activations.
 
-use super::{DeviceBuffer, Store};
+use super::{DeviceBuffer, Store, params::AssignmentParams};
 use crate::{Activation, Error, MatrixShape, Weight, gpu::store::weights::WeightShard};
 
 /// Shards of a weight matrix, each with its arena.
@@ -17,7 +17,7 @@ impl WeightShards {
     }
 }
 
-/// `USES` of kernels: how they find the slot and the row of a use.
+/// `ASSIGNMENTS` of kernels: how they find the slot and the row of a use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::gpu) enum UsesKind {
     /// Row `i` uses the only matrix.
@@ -38,8 +38,7 @@ pub(in crate::gpu) struct BankUses {
     pub(in crate::gpu) kind: UsesKind,
     /// Buffer with the list or the table of slots.
     pub(in crate::gpu) words: DeviceBuffer,
-    /// `Uses` of `uses.wgsl`.
-    pub(in crate::gpu) params: [u32; 4],
+    pub(in crate::gpu) params: AssignmentParams,
     /// Experts of the slot table if all of them are in this bank, else 0.
     pub(in crate::gpu) table_entries: usize,
     /// Whether all uses are of one row.
@@ -55,7 +54,7 @@ impl BankUses {
             first_row: 0,
             kind: UsesKind::Single,
             words,
-            params: [0, 0, 1, 0],
+            params: AssignmentParams { list: 0, row_stride: 0, k: 1, bank: 0 },
             table_entries: 0,
             one_row: true,
         }

@@ -1,9 +1,13 @@
 //! Norm and RoPE of query and key heads in place, with an optional append to the KV cache.
 
-use super::{Constants, Kernel, OpContext, Params, attention, kernel};
+use super::{
+    Constants, Kernel, OpContext, Store, ViewParams, attention, kernel,
+    params::{HeadSetParams, QkNormRopeParams},
+};
 use crate::{Buffer, Error, Span, View};
 
-static HEADS: Kernel = kernel!("heads", ["common", "heads"], [Write, Read, Write]);
+pub(in crate::gpu) static QK_NORM_ROPE: Kernel =
+    kernel!("qk_norm_rope", "attention/qk_norm_rope", QkNormRopeParams, [Write, Read, Write]);
 
 /// Width of the widest head whose norm can be fused with RoPE.
 pub(in crate::gpu) const MAX_HEAD_WIDTH: usize = 512;
@@ -42,6 +46,21 @@ pub(in crate::gpu) struct HeadSet {
     pub(in crate::gpu) view: View,
     pub(in crate::gpu) norm: Option<HeadNorm>,
     pub(in crate::gpu) rope: Option<RopeTable>,
+}
+
+impl HeadSet {
+    fn params(&self, store: &Store) -> Result<HeadSetParams, Error> {
+        let &Self { view, norm, rope } = self;
+        Ok(HeadSetParams {
+            view: ViewParams::new(store, &view)?,
+            heads: view.heads as u32,
+            width: view.width as u32,
+            weight: store.optional_offset(HeadNorm::weight(norm))?,
+            eps: norm.map_or(1.0, |norm| norm.eps),
+            pairs: rope.map_or(0, |rope| rope.pairs as u32),
+            table: rope.map_or(0, |rope| rope.offset),
+        })
+    }
 }
 
 /// Up to two sets of heads with the same rows: queries, then keys.
@@ -91,41 +110,35 @@ impl QkHeads {
         let first = self.sets[0];
         let second = self.sets.get(1).copied();
         let store = &*ctx.store;
-        let mut params = Params::new();
         // A missing second set has no heads.
         let second_heads = second.map_or(0, |set| set.view.heads);
-        for (set, heads) in [(first, first.view.heads), (second.unwrap_or(first), second_heads)] {
-            let HeadSet { view, norm, rope } = set;
-            params = params
-                .view(store.view_offset(&view)?, &view)
-                .n(heads)
-                .n(view.width)
-                .u(store.optional_offset(HeadNorm::weight(norm))?)
-                .f(norm.map_or(1.0, |norm| norm.eps))
-                .n(rope.map_or(0, |rope| rope.pairs))
-                .u(rope.map_or(0, |rope| rope.offset));
-        }
         let kv = append.map(|append| attention::bind_kv(ctx, append.span.state)).transpose()?;
         let v = append.map_or(first.view, |append| append.v);
         let position = append.map_or(0, |append| append.span.position);
         let positions = kv.as_ref().map_or(1, |kv| kv.positions);
-        params = params
-            .view(store.view_offset(&v)?, &v)
-            .n(first.view.rows)
-            .n(position % positions)
-            .n(positions)
-            .u(kv.as_ref().map_or(0, |kv| kv.values))
-            .n(v.width);
+        let params = QkNormRopeParams {
+            q: first.params(store)?,
+            k: HeadSetParams {
+                heads: second_heads as u32,
+                ..second.unwrap_or(first).params(store)?
+            },
+            v: ViewParams::new(store, &v)?,
+            rows: first.view.rows as u32,
+            position: (position % positions) as u32,
+            capacity: positions as u32,
+            v_offset: kv.as_ref().map_or(0, |kv| kv.values),
+            v_width: v.width as u32,
+        };
         let team = ctx.target().team;
         let threads = team * 4;
         let max_width = first.view.width.max(second.map_or(0, |set| set.view.width)).max(v.width);
         let constants = Constants::new(&[
             ("WG", threads),
-            ("MOST", max_width as u32),
-            ("ONE_NORM", HeadNorm::code(first.norm)),
-            ("OTHER_NORM", HeadNorm::code(second.and_then(|set| set.norm))),
+            ("MAX_WIDTH", max_width as u32),
+            ("Q_NORM", HeadNorm::code(first.norm)),
+            ("K_NORM", HeadNorm::code(second.and_then(|set| set.norm))),
             ("INTERLEAVED", self.interleaved.unwrap_or(false).into()),
-            ("HALF", ctx.kv_half()),
+            ("KV_F16", ctx.kv_half()),
             ("APPEND", append.is_some().into()),
         ]);
         let heads_per_row = first.view.heads + second_heads * (1 + usize::from(append.is_some()));
@@ -134,6 +147,6 @@ impl QkHeads {
         // Without an append the state is not written; the report buffer is bound in its place.
         let state = kv.map_or_else(|| ctx.recorder.report().clone(), |kv| kv.buffer);
         let buffers = [store.activations(), &upload, &state];
-        ctx.recorder.dispatch(&HEADS, constants, &buffers, &params, groups)
+        ctx.recorder.dispatch(&QK_NORM_ROPE, constants, &buffers, &params, groups)
     }
 }

@@ -2,40 +2,19 @@
 //! the next one.
 
 use super::{
-    Constants, Kernel, OpContext, Params,
+    Constants, Kernel, OpContext, ViewParams,
     gemv::HeadNormPrologue,
     kernel,
     norm::{NormDispatch, NormKind},
+    params::{Conv1dParams, DeltaNetParams},
 };
 use crate::{Buffer, Error, Op, Span, View};
 
-static CONV1D: Kernel = kernel!("conv1d", ["common", "conv1d"], [Write, Read, Write]);
-/// With subgroups and without.
-static DELTA_NET: [Kernel; 2] = [
-    kernel!(
-        "delta_net",
-        ["common", "precise", "lanes_subgroup", "delta_net", "delta_given"],
-        [Write, Read, Write]
-    ),
-    kernel!(
-        "delta_net_plain",
-        ["common", "precise", "lanes_memory", "delta_net", "delta_given"],
-        [Write, Read, Write]
-    ),
-];
-/// Delta rule that computes the convolution of its inputs, with subgroups and without.
-static CONVOLVED: [Kernel; 2] = [
-    kernel!(
-        "delta_net_convolved",
-        ["common", "precise", "lanes_subgroup", "delta_net", "delta_convolved"],
-        [Write, Read, Write, Read, Write]
-    ),
-    kernel!(
-        "delta_net_convolved_plain",
-        ["common", "precise", "lanes_memory", "delta_net", "delta_convolved"],
-        [Write, Read, Write, Read, Write]
-    ),
-];
+pub(in crate::gpu) static CONV1D: Kernel =
+    kernel!("conv1d", "recurrent/conv1d", Conv1dParams, [Write, Read, Write]);
+pub(in crate::gpu) static DELTA_NET: Kernel = kernel!("delta_net", "recurrent/delta_net", DeltaNetParams, { convolution: "recurrent/delta_no_conv" }, [Write, Read, Write]);
+/// Delta rule that computes the convolution of its inputs.
+pub(in crate::gpu) static DELTA_NET_CONV: Kernel = kernel!("delta_net_conv", "recurrent/delta_net", DeltaNetParams, { convolution: "recurrent/delta_conv" }, [Write, Read, Write, Read, Write]);
 
 const CONV_THREADS: usize = 256;
 /// Threads of a workgroup of the delta rule.
@@ -101,12 +80,13 @@ pub(super) fn encode_conv1d(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), 
     for span in spans {
         let [committed, next] = ctx.store.write_recurrent(span.state)?;
         let (src, dst) = (x.slice(first_row, span.rows), out.slice(first_row, span.rows));
-        let params = Params::new()
-            .view(ctx.store.view_offset(&src)?, &src)
-            .view(ctx.store.view_offset(&dst)?, &dst)
-            .u(ctx.store.buffer_offset(weight)?)
-            .n(span.rows)
-            .n(x.width);
+        let params = Conv1dParams {
+            x: ViewParams::new(ctx.store, &src)?,
+            out: ViewParams::new(ctx.store, &dst)?,
+            weight: ctx.store.buffer_offset(weight)?,
+            rows: span.rows as u32,
+            channels: x.width as u32,
+        };
         let groups = ((span.rows + width - 1) * x.width).div_ceil(CONV_THREADS);
         let buffers = [ctx.store.activations(), &committed, &next];
         ctx.recorder.dispatch(&CONV1D, constants, &buffers, &params, groups)?;
@@ -250,7 +230,6 @@ pub(super) fn encode_delta_net(
     fused: Option<FusedDeltaOps<'_>>,
 ) -> Result<(), Error> {
     let &Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, spans, out } = op else { return Ok(()) };
-    let target = ctx.target();
     let row_threads = row_threads(ctx);
     let convolution = fused.map(|fused| fused.convolution);
     let norm = fused.and_then(|fused| fused.norm);
@@ -268,21 +247,19 @@ pub(super) fn encode_delta_net(
     }
     let constants = Constants::new(&[
         ("WG", DELTA_THREADS as u32),
-        ("LANES", row_threads as u32),
-        ("SHARE", ROWS_PER_THREAD as u32),
-        ("ROWS", rows as u32),
-        ("KEYS", k.width as u32),
-        ("VALUES", v.width as u32),
+        ("ROW_THREADS", row_threads as u32),
+        ("THREAD_ROWS", ROWS_PER_THREAD as u32),
+        ("STAGED_ROWS", rows as u32),
+        ("K_WIDTH", k.width as u32),
+        ("V_WIDTH", v.width as u32),
         ("TAPS", convolution.map_or(0, |c| c.width as u32)),
         ("GATED", norm.is_some().into()),
     ]);
-    let kernel = usize::from(!target.subgroups);
     let groups = v.heads * workgroups_per_head(ctx, v.width);
     let mut first_row = 0;
     for (i, span) in spans.iter().enumerate() {
         let [committed, next] = ctx.store.write_recurrent(span.state)?;
         let store = &*ctx.store;
-        let mut params = Params::new();
         // Input of the convolution at the columns of a view of its output.
         let conv_input = |view: View| match convolution {
             Some(c) => View {
@@ -294,40 +271,43 @@ pub(super) fn encode_delta_net(
             None => view,
         };
         let dst = norm.map_or(out, |norm| norm.out);
-        for view in [conv_input(q), conv_input(k), conv_input(v), a, b, dst] {
-            let view = view.slice(first_row, span.rows);
-            params = params.view(store.view_offset(&view)?, &view);
-        }
+        let view = |view: View| ViewParams::new(store, &view.slice(first_row, span.rows));
         let row_offset = |view: View| store.view_offset(&view.slice(first_row, span.rows));
-        let conv_params = match convolution {
-            Some(c) => [row_offset(c.x)?, store.buffer_offset(c.weight)?, c.x.width as u32],
-            None => [0; 3],
+        let mut params = DeltaNetParams {
+            q: view(conv_input(q))?,
+            k: view(conv_input(k))?,
+            v: view(conv_input(v))?,
+            alpha: view(a)?,
+            beta: view(b)?,
+            out: view(dst)?,
+            a_log: store.buffer_offset(a_log)?,
+            dt_bias: store.buffer_offset(dt_bias)?,
+            rows: span.rows as u32,
+            heads: v.heads as u32,
+            heads_per_key: (v.heads / k.heads) as u32,
+            q_scale: 1.0 / (k.width as f32).sqrt(),
+            ..Default::default()
         };
-        let norm_params = match norm {
-            Some(norm) => {
-                let (gate, squares) = (row_offset(norm.gate)?, row_offset(out)?);
-                [gate, store.buffer_offset(norm.weight)?, squares]
-            }
-            None => [0; 3],
-        };
-        let params = params
-            .u(store.buffer_offset(a_log)?)
-            .u(store.buffer_offset(dt_bias)?)
-            .n(span.rows)
-            .n(v.heads)
-            .n(v.heads / k.heads)
-            .f(1.0 / (k.width as f32).sqrt());
-        let params = conv_params.into_iter().chain(norm_params).fold(params, Params::u);
+        if let Some(c) = convolution {
+            params.conv_x = row_offset(c.x)?;
+            params.conv_weight = store.buffer_offset(c.weight)?;
+            params.channels = c.x.width as u32;
+        }
+        if let Some(norm) = norm {
+            params.gate = row_offset(norm.gate)?;
+            params.norm_weight = store.buffer_offset(norm.weight)?;
+            params.squares = row_offset(out)?;
+        }
         match convolution {
             None => {
                 let buffers = [store.activations(), &committed, &next];
-                ctx.recorder.dispatch(&DELTA_NET[kernel], constants, &buffers, &params, groups)?;
+                ctx.recorder.dispatch(&DELTA_NET, constants, &buffers, &params, groups)?;
             }
             Some(c) => {
                 let [inputs, next_inputs] = ctx.store.write_recurrent(c.spans[i].state)?;
                 let activations = ctx.store.activations();
                 let buffers = [activations, &committed, &next, &inputs, &next_inputs];
-                ctx.recorder.dispatch(&CONVOLVED[kernel], constants, &buffers, &params, groups)?;
+                ctx.recorder.dispatch(&DELTA_NET_CONV, constants, &buffers, &params, groups)?;
             }
         }
         first_row += span.rows;

@@ -1,12 +1,12 @@
 //! Top-n logits of each row, by repeated selection within segments.
 
-use super::{Constants, Kernel, OpContext, Params, kernel};
+use super::{Constants, Kernel, OpContext, ViewParams, kernel, params::TopLogitsParams};
 use crate::{Error, Op};
 
-static TOP_LOGITS: Kernel =
-    kernel!("top_logits", ["common", "order", "top_logits"], [Write, Write, Write]);
-static TOP_LOGIT: Kernel =
-    kernel!("top_logit", ["common", "order", "top_logit"], [Write, Write, Write]);
+pub(in crate::gpu) static TOP_LOGITS: Kernel =
+    kernel!("top_logits", "sampling/top_logits", TopLogitsParams, [Write, Write, Write]);
+pub(in crate::gpu) static TOP_LOGIT: Kernel =
+    kernel!("top_logit", "sampling/top_logit", TopLogitsParams, [Write, Write, Write]);
 
 /// Encodes [`Op::TopLogits`].
 pub(super) fn encode(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {
@@ -29,21 +29,28 @@ pub(super) fn encode(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> 
     let candidates: usize = levels().skip(1).map(|count| rows * count).sum();
     let scratch = ctx.scratch(2 * candidates)?;
     let store = &*ctx.store;
-    let views = Params::new()
-        .view(store.view_offset(&logits)?, &logits)
-        .view(store.view_offset(&best)?, &best);
+    let (logits_view, best) = (ViewParams::new(store, &logits)?, ViewParams::new(store, &best)?);
     let report = ctx.recorder.report().clone();
     let buffers = [store.activations(), &report, &scratch];
     let (mut src, mut dst) = (0, 0);
     for (level, count) in levels().enumerate() {
         let segments = count.div_ceil(segment);
-        let params = views.n(rows).n(logits.width).n(count).n(segments).n(src).n(dst);
+        let params = TopLogitsParams {
+            logits: logits_view,
+            best,
+            rows: rows as u32,
+            width: logits.width as u32,
+            count: count as u32,
+            segments: segments as u32,
+            src: src as u32,
+            dst: dst as u32,
+        };
         let constants = Constants::new(&[
             ("WG", threads as u32),
-            ("PER", values_per_thread as u32),
+            ("THREAD_VALUES", values_per_thread as u32),
             ("KEEP", keep as u32),
-            ("FIRST", (level == 0).into()),
-            ("LAST", (segments == 1).into()),
+            ("FIRST_LEVEL", (level == 0).into()),
+            ("LAST_LEVEL", (segments == 1).into()),
         ]);
         ctx.recorder.dispatch(kernel, constants, &buffers, &params, rows * segments)?;
         (src, dst) = (dst, dst + rows * segments * keep);

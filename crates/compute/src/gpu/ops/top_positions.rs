@@ -2,18 +2,21 @@
 //! row.
 
 use super::{
-    Constants, Kernel, OpContext, Params,
+    Constants, Kernel, OpContext, ViewParams,
     attention::{self, MAX_HEADS, SpanRows},
     kernel,
+    params::{IndexerScoresParams, IndexerTopPositionsParams},
 };
 use crate::{Error, Op};
 
-static SCORES: Kernel = kernel!(
-    "top_positions_scores",
-    ["common", "attention_state", "attention_scores", "top_positions_scores"],
-    [Write, Read]
+pub(in crate::gpu) static INDEXER_SCORES: Kernel =
+    kernel!("indexer_scores", "attention/indexer_scores", IndexerScoresParams, [Write, Read]);
+pub(in crate::gpu) static INDEXER_TOP_POSITIONS: Kernel = kernel!(
+    "indexer_top_positions",
+    "attention/indexer_top_positions",
+    IndexerTopPositionsParams,
+    [Write]
 );
-static CHOOSE: Kernel = kernel!("top_positions", ["common", "top_positions"], [Write]);
 
 /// Threads of a workgroup.
 const THREADS: u32 = 256;
@@ -26,9 +29,9 @@ pub(super) fn encode(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> 
     let heads = q.heads.next_power_of_two().min(MAX_HEADS);
     let score_constants = Constants::new(&[
         ("WG", THREADS),
-        ("HALF", ctx.kv_half()),
-        ("HT", heads as u32),
-        ("KEY", k.width as u32),
+        ("KV_F16", ctx.kv_half()),
+        ("TILE_HEADS", heads as u32),
+        ("K_WIDTH", k.width as u32),
     ]);
     for span_rows in SpanRows::iterate(spans) {
         let SpanRows { span, first_row } = span_rows;
@@ -42,28 +45,36 @@ pub(super) fn encode(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> 
                 [q, weights, out].map(|view| view.slice(first_row + done, rows));
             if position + rows > out.width {
                 let blocks = (position + rows).div_ceil(BLOCK);
-                let params = Params::new()
-                    .view(store.view_offset(&q)?, &q)
-                    .view(store.view_offset(&weights)?, &weights)
-                    .view(store.view_offset(&scores)?, &scores)
-                    .n(rows)
-                    .n(position)
-                    .n(q.heads)
-                    .n(out.width)
-                    .n(blocks);
+                let params = IndexerScoresParams {
+                    q: ViewParams::new(store, &q)?,
+                    weights: ViewParams::new(store, &weights)?,
+                    scores: ViewParams::new(store, &scores)?,
+                    rows: rows as u32,
+                    position: position as u32,
+                    heads: q.heads as u32,
+                    top_k: out.width as u32,
+                    blocks: blocks as u32,
+                };
                 let buffers = [store.activations(), &kv.buffer];
                 let groups = rows * blocks;
-                ctx.recorder.dispatch(&SCORES, score_constants, &buffers, &params, groups)?;
+                ctx.recorder.dispatch(
+                    &INDEXER_SCORES,
+                    score_constants,
+                    &buffers,
+                    &params,
+                    groups,
+                )?;
             }
-            let params = Params::new()
-                .view(store.view_offset(&scores)?, &scores)
-                .view(store.view_offset(&out)?, &out)
-                .n(rows)
-                .n(position)
-                .n(out.width);
+            let params = IndexerTopPositionsParams {
+                scores: ViewParams::new(store, &scores)?,
+                out: ViewParams::new(store, &out)?,
+                rows: rows as u32,
+                position: position as u32,
+                top_k: out.width as u32,
+            };
             let constants = Constants::new(&[("WG", THREADS)]);
             let buffers = [store.activations()];
-            ctx.recorder.dispatch(&CHOOSE, constants, &buffers, &params, rows)?;
+            ctx.recorder.dispatch(&INDEXER_TOP_POSITIONS, constants, &buffers, &params, rows)?;
         }
     }
     Ok(())

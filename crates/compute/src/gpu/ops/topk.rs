@@ -1,18 +1,13 @@
 //! Router top-k: the experts of each row and their weights.
 
-use super::{Constants, Kernel, OpContext, Params, Store, kernel};
+use super::{
+    Constants, Kernel, OpContext, Store, ViewParams, kernel,
+    params::{RouterTopKParams, RoutingParams},
+};
 use crate::{Error, Op, Router, Scoring, View};
 
-static TOP_K: Kernel = kernel!(
-    "topk",
-    ["common", "precise", "order", "words_group", "ranking", "topk"],
-    [Write, Write]
-);
-static TOP_K_OF_MANY: Kernel = kernel!(
-    "topk_of_many",
-    ["common", "precise", "order", "words_scratch", "ranking", "topk"],
-    [Write, Write, Write]
-);
+pub(in crate::gpu) static ROUTER_TOP_K: Kernel = kernel!("router_topk", "router/router_topk", RouterTopKParams, { scratch: "router/scratch_workgroup" }, [Write, Write]);
+pub(in crate::gpu) static ROUTER_TOP_K_STORAGE: Kernel = kernel!("router_topk_storage", "router/router_topk", RouterTopKParams, { scratch: "router/scratch_storage" }, [Write, Write, Write]);
 
 /// Words of workgroup memory on every adapter, less those for sums.
 const MAX_WORKGROUP_WORDS: usize = 7 << 10;
@@ -72,7 +67,7 @@ impl RouterTopK {
         }
     }
 
-    /// Constants of `ranking.wgsl`.
+    /// Constants of `rank_experts.wgsl`.
     pub(super) fn constants(&self) -> [(&'static str, u32); 7] {
         let Self { logits, router, ids, .. } = self;
         let (groups, chosen) = router.groups.map_or((0, 0), |groups| (groups.count, groups.chosen));
@@ -84,13 +79,16 @@ impl RouterTopK {
         ];
         let flags = flags.iter().rev().fold(0, |bits, flag| bits * 2 + u32::from(*flag));
         [
-            ("N", logits.width as u32),
-            ("K", (ids.width - router.shared_count()) as u32),
-            ("BESIDES", router.shared.map_or(0, |shared| 1 + u32::from(shared.gate.is_some()))),
-            ("BLOCK", self.layout.block as u32),
-            ("GROUPS", groups as u32),
-            ("CHOSEN", chosen as u32),
-            ("RANKS", flags),
+            ("EXPERTS", logits.width as u32),
+            ("TOP_K", (ids.width - router.shared_count()) as u32),
+            (
+                "SHARED_EXPERT",
+                router.shared.map_or(0, |shared| 1 + u32::from(shared.gate.is_some())),
+            ),
+            ("SORT_BLOCK", self.layout.block as u32),
+            ("EXPERT_GROUPS", groups as u32),
+            ("TOP_GROUPS", chosen as u32),
+            ("ROUTER_FLAGS", flags),
         ]
     }
 
@@ -104,17 +102,18 @@ impl RouterTopK {
         self.router.shared.and_then(|shared| shared.gate).unwrap_or(self.logits)
     }
 
-    /// Adds `Ranking` of `ranking.wgsl`, for one row.
-    pub(super) fn push_params(&self, store: &Store, params: Params) -> Result<Params, Error> {
+    /// Parameters of one row for a kernel that is fused with the router.
+    pub(super) fn row_params(&self, store: &Store) -> Result<RoutingParams, Error> {
         let Self { logits, router, ids, weights, .. } = self;
-        Ok(params
-            .u(store.view_offset(logits)?)
-            .u(store.view_offset(ids)?)
-            .u(store.view_offset(weights)?)
-            .u(store.view_offset(&self.shared_gate())?)
-            .u(store.optional_offset(router.correction)?)
-            .u(store.optional_offset(router.expert_scale)?)
-            .f(router.scale))
+        Ok(RoutingParams {
+            logits: store.view_offset(logits)?,
+            ids: store.view_offset(ids)?,
+            weights: store.view_offset(weights)?,
+            gate: store.view_offset(&self.shared_gate())?,
+            correction: store.optional_offset(router.correction)?,
+            expert_scale: store.optional_offset(router.expert_scale)?,
+            scale: router.scale,
+        })
     }
 
     /// Encodes it as a separate dispatch.
@@ -122,25 +121,26 @@ impl RouterTopK {
         let Self { logits, router, ids, weights, .. } = self;
         let gate = self.shared_gate();
         let store = &*ctx.store;
-        let params = Params::new()
-            .view(store.view_offset(logits)?, logits)
-            .view(store.view_offset(ids)?, ids)
-            .view(store.view_offset(weights)?, weights)
-            .view(store.view_offset(&gate)?, &gate)
-            .u(store.optional_offset(router.correction)?)
-            .u(store.optional_offset(router.expert_scale)?)
-            .n(logits.rows)
-            .f(router.scale);
+        let params = RouterTopKParams {
+            logits: ViewParams::new(store, logits)?,
+            ids: ViewParams::new(store, ids)?,
+            weights: ViewParams::new(store, weights)?,
+            gate: ViewParams::new(store, &gate)?,
+            correction: store.optional_offset(router.correction)?,
+            expert_scale: store.optional_offset(router.expert_scale)?,
+            rows: logits.rows as u32,
+            scale: router.scale,
+        };
         let threads = logits.width.next_power_of_two().clamp(64, 512) as u32;
         let constants = Constants::new(&self.constants()).with("WG", threads);
         let words = self.layout.words;
         let report = ctx.recorder.report().clone();
         if words <= MAX_WORKGROUP_WORDS {
             let buffers = [ctx.store.activations(), &report];
-            return ctx.recorder.dispatch(&TOP_K, constants, &buffers, &params, logits.rows);
+            return ctx.recorder.dispatch(&ROUTER_TOP_K, constants, &buffers, &params, logits.rows);
         }
         let scratch = ctx.scratch(words * logits.rows)?;
         let buffers = [ctx.store.activations(), &report, &scratch];
-        ctx.recorder.dispatch(&TOP_K_OF_MANY, constants, &buffers, &params, logits.rows)
+        ctx.recorder.dispatch(&ROUTER_TOP_K_STORAGE, constants, &buffers, &params, logits.rows)
     }
 }

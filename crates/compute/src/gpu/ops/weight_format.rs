@@ -1,6 +1,6 @@
 //! Weight formats as kernels take them: constants, bias codes, dispatch by blocks of 32 inputs.
 
-use super::{Constants, Params};
+use super::Constants;
 use crate::{BlockScale, Element, Format, MatrixShape, Scalar};
 
 /// Code of a scalar type in kernels.
@@ -12,7 +12,7 @@ const fn scalar_code(scalar: Scalar) -> u32 {
     }
 }
 
-/// `BIAS_SCALAR` of expert kernels and `BIAS` of `tile.wgsl`: source of the bias.
+/// `BIAS_SCALAR` of expert kernels and `BIAS` of `gemm_tile.wgsl`: source of the bias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::gpu) enum BiasSource {
     /// Stored with the weights, as this type.
@@ -41,7 +41,7 @@ impl BiasSource {
 }
 
 impl Constants {
-    /// Constants of `chunk.wgsl`.
+    /// Constants of `load_blocks.wgsl`.
     #[must_use]
     pub(in crate::gpu) fn blocks(self, shape: MatrixShape) -> Self {
         let new = self.with("COLS", shape.cols as u32);
@@ -57,7 +57,7 @@ impl Constants {
         }
     }
 
-    /// Constants of `formats.wgsl`.
+    /// Constants of `any_format.wgsl`.
     #[must_use]
     pub(in crate::gpu) fn format(self, format: Format) -> Self {
         let (element, bits, cols, rows, scale) = match format {
@@ -154,21 +154,5 @@ impl Block32 {
     /// Whether integer activations can be used: weights are integers times their scale.
     pub(in crate::gpu) const fn is_integer(self) -> bool {
         matches!(self, Block32::Q4 | Block32::Q8 | Block32::Q | Block32::E2m1)
-    }
-}
-
-impl Params {
-    /// `Matrix` of `formats.wgsl`: byte offsets of weights, scales and biases, bytes of a row.
-    #[must_use]
-    pub(in crate::gpu) fn matrix(
-        self,
-        [weights, scales, biases]: [u32; 3],
-        shape: MatrixShape,
-    ) -> Self {
-        self.u(weights)
-            .u(scales)
-            .u(biases)
-            .n(shape.format.row_bytes(shape.cols))
-            .n(shape.format.row_scale_bytes(shape.cols))
     }
 }

@@ -17,7 +17,7 @@ use self::{profile::KernelProfile, step::StepRecording, upload::UploadRing};
 use super::{
     card::{Card, DriverFault},
     kernel::{Constants, Kernel, Key, MAX_BINDINGS, Pipelines, Target},
-    params::Params,
+    params::{KernelParams, PackedParams},
     store::DeviceBuffer,
 };
 use crate::{Counters, Error, Ticket};
@@ -39,7 +39,7 @@ const MAX_STAGED_BYTES: usize = 128 << 20;
 struct QueuedDispatch {
     pipeline: Key,
     group: wgpu::BindGroup,
-    params: Params,
+    params: PackedParams,
     workgroups: [u32; 2],
 }
 
@@ -96,7 +96,7 @@ fn encode_dispatch(
     pass: &mut wgpu::ComputePass<'static>,
     pipeline: &wgpu::ComputePipeline,
     group: &wgpu::BindGroup,
-    params: &Params,
+    params: &PackedParams,
     [x, y]: [u32; 2],
 ) {
     pass.set_pipeline(pipeline);
@@ -155,12 +155,24 @@ impl Recorder {
     }
 
     /// Records a kernel over `groups` workgroups.
-    pub(in crate::gpu) fn dispatch(
+    pub(in crate::gpu) fn dispatch<P: KernelParams>(
         &mut self,
         kernel: &'static Kernel,
         constants: Constants,
         buffers: &[&DeviceBuffer],
-        params: &Params,
+        params: &P,
+        groups: usize,
+    ) -> Result<(), Error> {
+        debug_assert_eq!(kernel.params.name, P::LAYOUT.name, "{}", kernel.name);
+        self.dispatch_packed(kernel, constants, buffers, PackedParams::new(params), groups)
+    }
+
+    fn dispatch_packed(
+        &mut self,
+        kernel: &'static Kernel,
+        constants: Constants,
+        buffers: &[&DeviceBuffer],
+        params: PackedParams,
         groups: usize,
     ) -> Result<(), Error> {
         if groups == 0 {
@@ -183,12 +195,12 @@ impl Recorder {
         match ready {
             Some(pipeline) if self.queued.is_empty() => {
                 let pass = open_pass(&mut self.pass, &mut self.encoder, &self.device);
-                encode_dispatch(pass, pipeline, group, params, workgroups);
+                encode_dispatch(pass, pipeline, group, &params, workgroups);
             }
             _ => self.queued.push(QueuedDispatch {
                 pipeline: key,
                 group: group.clone(),
-                params: *params,
+                params,
                 workgroups,
             }),
         }

@@ -4,27 +4,14 @@ use super::{KvBinding, KvSplits, THREADS};
 use crate::{
     Error, Op, Span, View,
     gpu::ops::{
-        Constants, Kernel, OpContext, Params, kernel,
+        Constants, Kernel, OpContext, ViewParams, kernel,
+        params::AttentionDecodeParams,
         qk_norm_rope::{HeadNorm, RopeTable},
     },
 };
 
-static DECODE: Kernel = kernel!(
-    "attention_decode",
-    [
-        "common",
-        "attention_splits",
-        "attention_finish",
-        "attention_sums_subgroup",
-        "attention_decode"
-    ],
-    [Write, Write, Read, Write]
-);
-static DECODE_PLAIN: Kernel = kernel!(
-    "attention_decode_plain",
-    ["common", "attention_splits", "attention_finish", "attention_sums_memory", "attention_decode"],
-    [Write, Write, Read, Write]
-);
+pub(in crate::gpu) static DECODE: Kernel = kernel!("attention_decode", "attention/attention_decode", AttentionDecodeParams, { sum8: "attention/sum8_subgroup" }, [Write, Write, Read, Write]);
+pub(in crate::gpu) static DECODE_MEMORY: Kernel = kernel!("attention_decode_memory", "attention/attention_decode", AttentionDecodeParams, { sum8: "attention/sum8_memory" }, [Write, Write, Read, Write]);
 
 /// Maximum number of heads of a workgroup.
 const MAX_GROUP_HEADS: usize = 8;
@@ -107,49 +94,50 @@ impl DecodeKernel {
         let append = new_kv.is_some();
         let new_kv = new_kv.unwrap_or(&unused);
         let store = &*ctx.store;
-        let params = Params::new()
-            .view(store.view_offset(&q)?, &q)
-            .view(store.view_offset(&out)?, &out)
-            .view(store.view_offset(&gate_view)?, &gate_view)
-            .u(store.view_offset(&new_kv.k)?)
-            .n(new_kv.k.head_stride)
-            .u(store.view_offset(&new_kv.v)?)
-            .n(new_kv.v.head_stride)
-            .n(rows);
-        let mut params = splits
-            .push_params(params)
-            .n(kv.positions)
-            .u(kv.values)
-            .u(splits.sinks)
-            .u(gate.is_some().into())
-            .f(scale);
-        for norm in new_kv.norms {
-            params = params
-                .u(store.optional_offset(HeadNorm::weight(norm))?)
-                .f(norm.map_or(0.0, |norm| norm.eps));
-        }
+        let [q_norm, k_norm] = new_kv.norms;
         let (pairs, table) = new_kv.rope.map_or((0, 0), |rope| (rope.pairs, rope.offset));
+        let params = AttentionDecodeParams {
+            q: ViewParams::new(store, &q)?,
+            out: ViewParams::new(store, &out)?,
+            gate: ViewParams::new(store, &gate_view)?,
+            k: store.view_offset(&new_kv.k)?,
+            k_head_stride: new_kv.k.head_stride as u32,
+            v: store.view_offset(&new_kv.v)?,
+            v_head_stride: new_kv.v.head_stride as u32,
+            rows: rows as u32,
+            splits: splits.params(),
+            capacity: kv.positions as u32,
+            v_offset: kv.values,
+            sinks: splits.sinks,
+            gated: gate.is_some().into(),
+            scale,
+            q_weight: store.optional_offset(HeadNorm::weight(q_norm))?,
+            q_eps: q_norm.map_or(0.0, |norm| norm.eps),
+            k_weight: store.optional_offset(HeadNorm::weight(k_norm))?,
+            k_eps: k_norm.map_or(0.0, |norm| norm.eps),
+            table,
+        };
         let constants = Constants::new(&[
             ("WG", THREADS as u32),
-            ("HALF", ctx.kv_half()),
-            ("KEY", k.width as u32),
-            ("VALUE", out.width as u32),
+            ("KV_F16", ctx.kv_half()),
+            ("K_WIDTH", k.width as u32),
+            ("V_WIDTH", out.width as u32),
             ("KV_HEADS", k.heads as u32),
-            ("GROUP", (q.heads / k.heads) as u32),
-            ("HT", self.heads as u32),
-            ("LANES", self.key_threads as u32),
-            ("COLUMNS", (out.width / 2).next_power_of_two().max(16) as u32),
-            ("FINISH", (splits.count == 1).into()),
-            ("FRESH", append.into()),
-            ("Q_NORM", HeadNorm::code(new_kv.norms[0])),
-            ("K_NORM", HeadNorm::code(new_kv.norms[1])),
-            ("PAIRS", pairs as u32),
+            ("GROUP_HEADS", (q.heads / k.heads) as u32),
+            ("TILE_HEADS", self.heads as u32),
+            ("KEY_THREADS", self.key_threads as u32),
+            ("V_COLUMNS", (out.width / 2).next_power_of_two().max(16) as u32),
+            ("SINGLE_SPLIT", (splits.count == 1).into()),
+            ("NEW_KV", append.into()),
+            ("Q_NORM", HeadNorm::code(q_norm)),
+            ("K_NORM", HeadNorm::code(k_norm)),
+            ("ROPE_PAIRS", pairs as u32),
             ("INTERLEAVED", new_kv.interleaved.into()),
         ]);
-        let kernel = if self.subgroups { &DECODE } else { &DECODE_PLAIN };
+        let kernel = if self.subgroups { &DECODE } else { &DECODE_MEMORY };
         let upload = ctx.recorder.upload_buffer().clone();
         let buffers = [store.activations(), &kv.buffer, &upload, &splits.scratch];
         let groups = rows * self.tiles * splits.count;
-        ctx.recorder.dispatch(kernel, constants, &buffers, &params.u(table), groups)
+        ctx.recorder.dispatch(kernel, constants, &buffers, &params, groups)
     }
 }

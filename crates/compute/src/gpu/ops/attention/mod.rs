@@ -3,37 +3,32 @@
 pub(in crate::gpu) mod attention_decode;
 
 use self::attention_decode::{DecodeKernel, NewKv};
-use super::{Constants, DeviceBuffer, Kernel, OpContext, Params, kernel};
+use super::{
+    Constants, DeviceBuffer, Kernel, OpContext, ViewParams, kernel,
+    params::{
+        AppendKvParams, AttentionSplitParams, AttentionTiledParams, MergeSplitsParams, SplitParams,
+    },
+};
 use crate::{Error, KV_BLOCK, Op, Span, State, View, op_check::stale};
 
-static APPEND: Kernel = kernel!("attention_append", ["common", "attention_append"], [Write, Write]);
-static ATTENTION: Kernel = kernel!(
-    "attention",
-    [
-        "common",
-        "attention_state",
-        "attention_scores",
-        "attention_splits",
-        "attention_finish",
-        "attention"
-    ],
+pub(in crate::gpu) static APPEND_KV: Kernel =
+    kernel!("append_kv", "attention/append_kv", AppendKvParams, [Write, Write]);
+pub(in crate::gpu) static ATTENTION_SPLIT: Kernel = kernel!(
+    "attention_split",
+    "attention/attention_split",
+    AttentionSplitParams,
     [Write, Read, Write]
 );
-static TILES: Kernel = kernel!(
-    "attention_tiles",
-    ["common", "attention_state", "attention_finish", "attention_tiles"],
-    [Write, Read]
-);
-static COOPERATIVE: Kernel = kernel!(
+pub(in crate::gpu) static ATTENTION_TILED: Kernel =
+    kernel!("attention_tiled", "attention/attention_tiled", AttentionTiledParams, [Write, Read]);
+pub(in crate::gpu) static ATTENTION_COOPERATIVE: Kernel = kernel!(
     "attention_cooperative",
-    ["common", "attention_finish", "attention_cooperative"],
+    "attention/attention_cooperative",
+    AttentionTiledParams,
     [Write, Read]
 );
-static MERGE: Kernel = kernel!(
-    "attention_merge",
-    ["common", "attention_splits", "attention_finish", "attention_merge"],
-    [Write, Read]
-);
+pub(in crate::gpu) static MERGE_SPLITS: Kernel =
+    kernel!("merge_splits", "attention/merge_splits", MergeSplitsParams, [Write, Read]);
 /// Columns of a workgroup that merges splits, and its threads.
 const MERGE_COLUMNS: usize = 32;
 const MERGE_THREADS: usize = 256;
@@ -135,21 +130,22 @@ pub(super) fn append_kv(
         let value_words = v.map_or(0, |v| words(kv.values as usize, v.width));
         let k = k.slice(first_row + done, rows);
         let v = v.map_or(k, |v| v.slice(first_row + done, rows));
-        let params = Params::new()
-            .view(ctx.store.view_offset(&k)?, &k)
-            .view(ctx.store.view_offset(&v)?, &v)
-            .n(k.heads)
-            .n(k.width)
-            .n(v.width)
-            .n(rows)
-            .n(position)
-            .u(kv.values)
-            .n(key_words)
-            .n(key_words + value_words);
-        let constants = Constants::new(&[("WG", THREADS as u32), ("HALF", ctx.kv_half())]);
+        let params = AppendKvParams {
+            k: ViewParams::new(ctx.store, &k)?,
+            v: ViewParams::new(ctx.store, &v)?,
+            heads: k.heads as u32,
+            k_width: k.width as u32,
+            v_width: v.width as u32,
+            rows: rows as u32,
+            kv_row: position as u32,
+            v_offset: kv.values,
+            k_words: key_words as u32,
+            words: (key_words + value_words) as u32,
+        };
+        let constants = Constants::new(&[("WG", THREADS as u32), ("KV_F16", ctx.kv_half())]);
         let groups = (key_words + value_words).div_ceil(THREADS);
         let buffers = [ctx.store.activations(), &kv.buffer];
-        ctx.recorder.dispatch(&APPEND, constants, &buffers, &params, groups)?;
+        ctx.recorder.dispatch(&APPEND_KV, constants, &buffers, &params, groups)?;
         done += rows;
     }
     Ok(())
@@ -215,8 +211,8 @@ pub(super) fn encode_tiled(
         return encode_split(ctx, kv, rows, op, None);
     }
     let (kernel, queries, threads) = match uses_cooperative(ctx, kv, op) {
-        true => (&COOPERATIVE, COOPERATIVE_QUERIES, 2 * COOPERATIVE_QUERIES),
-        false => (&TILES, 1 << (TILE_ELEMENTS / width).clamp(16, 64).ilog2(), THREADS),
+        true => (&ATTENTION_COOPERATIVE, COOPERATIVE_QUERIES, 2 * COOPERATIVE_QUERIES),
+        false => (&ATTENTION_TILED, 1 << (TILE_ELEMENTS / width).clamp(16, 64).ilog2(), THREADS),
     };
     let group = q.heads / k.heads;
     let tiles = (span.rows * group).div_ceil(queries);
@@ -224,34 +220,35 @@ pub(super) fn encode_tiled(
     let (q, out) = (slice(q), slice(out));
     let gate_view = gate.map_or(out, slice);
     let store = &*ctx.store;
-    let params = Params::new()
-        .view(store.view_offset(&q)?, &q)
-        .view(store.view_offset(&out)?, &out)
-        .view(store.view_offset(&gate_view)?, &gate_view)
-        .n(span.rows)
-        .n(reduce_position(span.position, kv))
-        .n(window.unwrap_or(usize::MAX).min(MAX_POSITION * 2))
-        .n(q.heads)
-        .n(group)
-        .n(kv.positions)
-        .u(kv.values)
-        .u(sinks.map(|sinks| store.buffer_offset(sinks)).transpose()?.unwrap_or(NONE))
-        .u(gate.is_some().into())
-        .f(scale)
-        .n(tiles);
+    let params = AttentionTiledParams {
+        q: ViewParams::new(store, &q)?,
+        out: ViewParams::new(store, &out)?,
+        gate: ViewParams::new(store, &gate_view)?,
+        rows: span.rows as u32,
+        position: reduce_position(span.position, kv) as u32,
+        window: window.unwrap_or(usize::MAX).min(MAX_POSITION * 2) as u32,
+        heads: q.heads as u32,
+        group: group as u32,
+        capacity: kv.positions as u32,
+        v_offset: kv.values,
+        sinks: sinks.map(|sinks| store.buffer_offset(sinks)).transpose()?.unwrap_or(NONE),
+        gated: gate.is_some().into(),
+        scale,
+        tiles: tiles as u32,
+    };
     let constants = Constants::new(&[
         ("WG", threads as u32),
-        ("HALF", ctx.kv_half()),
+        ("KV_F16", ctx.kv_half()),
         ("QUERIES", queries as u32),
-        ("KEY", k.width as u32),
-        ("VALUE", out.width as u32),
+        ("K_WIDTH", k.width as u32),
+        ("V_WIDTH", out.width as u32),
         ("LATENT", v.is_none().into()),
     ]);
     let buffers = [store.activations(), &kv.buffer];
     ctx.recorder.dispatch(kernel, constants, &buffers, &params, tiles * k.heads)
 }
 
-/// Whether [`COOPERATIVE`] supports the op: products of queries and keys as cooperative matrices.
+/// Whether [`ATTENTION_COOPERATIVE`] supports the op: products of queries and keys as cooperative matrices.
 fn uses_cooperative(ctx: &OpContext<'_>, kv: &KvBinding, op: &Op<'_>) -> bool {
     let &Op::Attention { k, v: Some(_), out, .. } = op else { return false };
     let target = ctx.target();
@@ -265,7 +262,7 @@ fn uses_cooperative(ctx: &OpContext<'_>, kv: &KvBinding, op: &Op<'_>) -> bool {
         && fits(out.width)
 }
 
-/// Rule that splits the positions of a row over workgroups: `attention_splits.wgsl`.
+/// Rule that splits the positions of a row over workgroups: `visible_splits.wgsl`.
 #[derive(Clone, Copy)]
 struct SplitPolicy {
     window: usize,
@@ -325,10 +322,16 @@ pub(in crate::gpu) struct KvSplits {
 }
 
 impl KvSplits {
-    /// Adds the parameters of `attention_splits.wgsl`.
-    fn push_params(&self, params: Params) -> Params {
+    fn params(&self) -> SplitParams {
         let SplitPolicy { window, max_unsplit, min_split, max_splits } = self.policy;
-        params.n(self.position).n(window).n(max_unsplit).n(min_split).n(max_splits).n(self.count)
+        SplitParams {
+            position: self.position as u32,
+            window: window as u32,
+            max_unsplit: max_unsplit as u32,
+            min_split: min_split as u32,
+            max_splits: max_splits as u32,
+            count: self.count as u32,
+        }
     }
 }
 
@@ -411,36 +414,36 @@ fn encode_general(
     let (q, out) = (slice(q), slice(out));
     let (gate_view, list) = (gate.map_or(out, slice), positions.map_or(out, slice));
     let store = &*ctx.store;
-    let params = Params::new()
-        .view(store.view_offset(&q)?, &q)
-        .view(store.view_offset(&out)?, &out)
-        .view(store.view_offset(&gate_view)?, &gate_view)
-        .view(store.view_offset(&list)?, &list)
-        .n(rows);
-    let params = splits
-        .push_params(params)
-        .n(q.heads)
-        .n(group)
-        .n(tiling.tiles)
-        .n(kv.positions)
-        .u(kv.values)
-        .u(splits.sinks)
-        .u(gate.is_some().into())
-        .f(scale);
+    let params = AttentionSplitParams {
+        q: ViewParams::new(store, &q)?,
+        out: ViewParams::new(store, &out)?,
+        gate: ViewParams::new(store, &gate_view)?,
+        list: ViewParams::new(store, &list)?,
+        rows: rows as u32,
+        splits: splits.params(),
+        heads: q.heads as u32,
+        group: group as u32,
+        tiles: tiling.tiles as u32,
+        capacity: kv.positions as u32,
+        v_offset: kv.values,
+        sinks: splits.sinks,
+        gated: gate.is_some().into(),
+        scale,
+    };
     let constants = Constants::new(&[
         ("WG", THREADS as u32),
-        ("HALF", ctx.kv_half()),
-        ("HT", tiling.heads as u32),
-        ("KEY", k.width as u32),
-        ("VALUE", out.width as u32),
+        ("KV_F16", ctx.kv_half()),
+        ("TILE_HEADS", tiling.heads as u32),
+        ("K_WIDTH", k.width as u32),
+        ("V_WIDTH", out.width as u32),
         ("LATENT", v.is_none().into()),
-        ("NAMED", positions.is_some().into()),
-        ("COLUMNS", tiling.columns as u32),
-        ("FINISH", (splits.count == 1).into()),
+        ("LISTED", positions.is_some().into()),
+        ("V_COLUMNS", tiling.columns as u32),
+        ("SINGLE_SPLIT", (splits.count == 1).into()),
     ]);
     let buffers = [store.activations(), &kv.buffer, &splits.scratch];
     let groups = rows * k.heads * tiling.tiles * splits.count;
-    ctx.recorder.dispatch(&ATTENTION, constants, &buffers, &params, groups)
+    ctx.recorder.dispatch(&ATTENTION_SPLIT, constants, &buffers, &params, groups)
 }
 
 /// Merges the partial results of splits.
@@ -452,23 +455,24 @@ fn merge_splits(
 ) -> Result<(), Error> {
     let gate_view = gate.unwrap_or(out);
     let store = &*ctx.store;
-    let params = Params::new()
-        .view(store.view_offset(&out)?, &out)
-        .view(store.view_offset(&gate_view)?, &gate_view)
-        .n(out.rows);
     let columns = out.width.div_ceil(MERGE_COLUMNS);
-    let params = splits
-        .push_params(params)
-        .n(out.heads)
-        .n(out.width)
-        .n(columns)
-        .u(splits.sinks)
-        .u(gate.is_some().into());
+    let params = MergeSplitsParams {
+        out: ViewParams::new(store, &out)?,
+        gate: ViewParams::new(store, &gate_view)?,
+        rows: out.rows as u32,
+        splits: splits.params(),
+        heads: out.heads as u32,
+        v_width: out.width as u32,
+        column_groups: columns as u32,
+        sinks: splits.sinks,
+        gated: gate.is_some().into(),
+    };
     let max_splits = splits.policy.max_splits.next_multiple_of(MERGE_THREADS / MERGE_COLUMNS);
-    let constants = Constants::new(&[("WG", MERGE_THREADS as u32), ("MOST", max_splits as u32)]);
+    let constants =
+        Constants::new(&[("WG", MERGE_THREADS as u32), ("MAX_SPLITS", max_splits as u32)]);
     let buffers = [store.activations(), &splits.scratch];
     let groups = out.rows * out.heads * columns;
-    ctx.recorder.dispatch(&MERGE, constants, &buffers, &params, groups)
+    ctx.recorder.dispatch(&MERGE_SPLITS, constants, &buffers, &params, groups)
 }
 
 #[cfg(test)]
@@ -482,13 +486,13 @@ mod tests {
         for (key, value) in [(128, 128), (16, 112), (96, 64)] {
             let constants = Constants::new(&[
                 ("WG", 2 * COOPERATIVE_QUERIES as u32),
-                ("HALF", 1),
+                ("KV_F16", 1),
                 ("QUERIES", COOPERATIVE_QUERIES as u32),
-                ("KEY", key),
-                ("VALUE", value),
+                ("K_WIDTH", key),
+                ("V_WIDTH", value),
                 ("LATENT", 0),
             ]);
-            valid(&target.text(&COOPERATIVE, &constants), COOPERATIVE_BYTES);
+            valid(&target.text(&ATTENTION_COOPERATIVE, &constants), COOPERATIVE_BYTES);
         }
     }
 }

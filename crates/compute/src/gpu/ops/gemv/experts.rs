@@ -1,14 +1,15 @@
 //! GEMV of routed experts: gate and up fused with the GLU, down, and down fused with the sum.
 
 use super::{
-    ActivationFormat, EXPERTS, EXPERTS_RANKED, EXPERTS_SUM, FULL_GRID, GemvConfig, RowGrid,
-    THREADS, plane_bytes, section_cols, x_bytes,
+    ActivationFormat, EXPERTS_DOWN_SUM, EXPERTS_GEMV, EXPERTS_GEMV_ROUTED, FULL_GRID, GemvConfig,
+    RowGrid, THREADS, plane_bytes, section_cols, x_bytes,
 };
 use crate::{
     Error, Shared, View,
     gpu::ops::{
-        OpContext, Params,
+        OpContext,
         operands::{BankUses, GluCode},
+        params::{ExpertsDownSumParams, ExpertsGemvParams, RoutingParams, SlotMatrixParams},
         topk::RouterTopK,
         weight_format::{BiasSource, Block32},
     },
@@ -103,6 +104,17 @@ fn is_aligned(matrix: &MatrixLocation) -> bool {
         && matrix.bias.is_none_or(|(_, offset)| offset.is_multiple_of(4))
 }
 
+/// Parameters of a matrix in a slot.
+fn slot_matrix(matrix: &MatrixLocation, block: Block32) -> SlotMatrixParams {
+    let [weights, scales, biases] = matrix.planes;
+    SlotMatrixParams {
+        weights: (weights / block.load_bytes()) as u32,
+        scales: scales as u32,
+        biases: biases as u32,
+        bias: matrix.bias.map_or(0, |(_, offset)| offset as u32),
+    }
+}
+
 /// Encodes a stage with one config. `accumulate`: it adds to `out`.
 pub(super) fn encode_stage(
     ctx: &mut OpContext<'_>,
@@ -125,30 +137,33 @@ pub(super) fn encode_stage(
     };
     let constants = constants
         .with("WG", THREADS)
-        .with("PART", row_threads)
+        .with("ROW_THREADS", row_threads)
         .with("ROWS", rows as u32)
         .with("ACTIVATION", stage.activation.kind)
-        .with("STEP", first.step as u32)
-        .with("WALKERS", if stage.uses.one_row { grid.workgroups as u32 } else { 0 })
+        .with("ROW_STEP", first.step as u32)
+        .with("WORKGROUPS", if stage.uses.one_row { grid.workgroups as u32 } else { 0 })
         .with("BIAS_SCALAR", bias.code());
     let store = &*ctx.store;
-    let mut params = Params::new()
-        .u(store.view_offset(&stage.x)?)
-        .n(stage.x.row_stride)
-        .u(store.view_offset(&stage.out)?)
-        .n(stage.out.row_stride);
-    params = stage.uses.params.iter().fold(params, |params, word| params.u(*word));
-    params =
-        params.n(stage.uses.count).n(grid.workgroups).n(grid.blocks_per_group).n(first.shape.rows);
-    for matrix in [first, last] {
-        let [weights, scales, biases] = matrix.planes;
-        params = params
-            .n(weights / block.load_bytes())
-            .n(scales)
-            .n(biases)
-            .n(matrix.bias.map_or(0, |(_, offset)| offset));
-    }
-    params = params.n(last.first).f(stage.activation.alpha).f(stage.activation.limit);
+    let params = ExpertsGemvParams {
+        x: store.view_offset(&stage.x)?,
+        x_row_stride: stage.x.row_stride as u32,
+        out: store.view_offset(&stage.out)?,
+        out_row_stride: stage.out.row_stride as u32,
+        assignments: stage.uses.params,
+        count: stage.uses.count as u32,
+        workgroups: grid.workgroups as u32,
+        steps: grid.blocks_per_group as u32,
+        outputs: first.shape.rows as u32,
+        matrix: slot_matrix(first, block),
+        up: slot_matrix(last, block),
+        up_first: last.first as u32,
+        alpha: stage.activation.alpha,
+        limit: stage.activation.limit,
+        routing: match stage.router {
+            Some(router) => router.row_params(store)?,
+            None => RoutingParams::default(),
+        },
+    };
     let BankUses { bank, words, .. } = stage.uses;
     let groups = stage.uses.count * grid.workgroups;
     let Some(router) = stage.router else {
@@ -158,18 +173,17 @@ pub(super) fn encode_stage(
             && entries <= THREADS as usize
             && config.activations.workgroup_bytes(stage.x.width) + entries * 4 <= x_bytes(ctx);
         let constants = constants
-            .with("USES", stage.uses.kind as u32)
+            .with("ASSIGNMENTS", stage.uses.kind as u32)
             .with("STAGE", if is_gate_up { 0 } else { 2 })
-            .with("ENTRIES", if fits { entries as u32 } else { 0 });
+            .with("TABLE_ENTRIES", if fits { entries as u32 } else { 0 });
         let buffers = [store.activations(), bank, bank, words];
-        return ctx.recorder.dispatch(&EXPERTS[kernel], constants, &buffers, &params, groups);
+        return ctx.recorder.dispatch(&EXPERTS_GEMV[kernel], constants, &buffers, &params, groups);
     };
     let constants =
         router.constants().iter().fold(constants, |all, (name, value)| all.with(name, *value));
-    let params = router.push_params(store, params)?;
     let report = ctx.recorder.report().clone();
     let buffers = [store.activations(), bank, bank, words, &report];
-    ctx.recorder.dispatch(&EXPERTS_RANKED[kernel], constants, &buffers, &params, groups)
+    ctx.recorder.dispatch(&EXPERTS_GEMV_ROUTED[kernel], constants, &buffers, &params, groups)
 }
 
 /// Weights and shared expert of the sum over the experts of a row.
@@ -258,36 +272,34 @@ impl DownProjection {
     ) -> Result<(), Error> {
         let ExpertSum { weights, shared, out } = sum;
         let GemvConfig { kernel, block, row_threads, rows, constants, .. } = self.config;
-        let MatrixLocation { shape, planes: [w, s, b], bias, .. } = self.matrix;
+        let MatrixLocation { shape, bias, .. } = self.matrix;
         let gate = shared.and_then(|s| s.gate);
         let store = &*ctx.store;
         let offset = |view: Option<View>| view.map_or(Ok(0), |view| store.view_offset(&view));
-        let params = Params::new().u(store.view_offset(&self.inner)?);
-        let params = self.uses.params.iter().fold(params, |params, word| params.u(*word));
-        let params = params
-            .n(shape.rows)
-            .n(w / block.load_bytes())
-            .n(s)
-            .n(b)
-            .n(bias.map_or(0, |(_, offset)| offset))
-            .u(store.view_offset(&self.parts)?)
-            .n(self.parts.row_stride)
-            .u(store.view_offset(&weights)?)
-            .u(offset(shared.map(|s| s.out))?)
-            .u(offset(gate)?)
-            .u(store.view_offset(&out)?);
+        let params = ExpertsDownSumParams {
+            x: store.view_offset(&self.inner)?,
+            assignments: self.uses.params,
+            outputs: shape.rows as u32,
+            down: slot_matrix(&self.matrix, block),
+            expert_out: store.view_offset(&self.parts)?,
+            expert_out_row_stride: self.parts.row_stride as u32,
+            weights: store.view_offset(&weights)?,
+            shared_out: offset(shared.map(|s| s.out))?,
+            gate: offset(gate)?,
+            out: store.view_offset(&out)?,
+        };
         let constants = constants
             .with("WG", self.threads)
-            .with("PART", row_threads)
+            .with("ROW_THREADS", row_threads)
             .with("ROWS", rows as u32)
-            .with("K", self.uses.count as u32)
-            .with("BLOCKS", self.blocks as u32)
+            .with("TOP_K", self.uses.count as u32)
+            .with("ROW_GROUPS", self.blocks as u32)
             .with("BIAS_SCALAR", BiasSource::of_matrix(bias).code())
             .with("SHARED", shared.is_some().into())
             .with("GATED", gate.is_some().into());
         let BankUses { bank, words, .. } = &self.uses;
         let buffers = [store.activations(), bank, bank, words];
         let groups = shape.rows.div_ceil(self.blocks * rows);
-        ctx.recorder.dispatch(&EXPERTS_SUM[kernel], constants, &buffers, &params, groups)
+        ctx.recorder.dispatch(&EXPERTS_DOWN_SUM[kernel], constants, &buffers, &params, groups)
     }
 }

@@ -5,15 +5,17 @@
 pub(in crate::gpu) mod experts;
 
 use super::{
-    Constants, DeviceBuffer, Kernel, OpContext, Params,
-    kernel::Access::{Read, Write},
+    Constants, DeviceBuffer, Kernel, OpContext, kernel,
     norm::{NormDispatch, NormKind},
     operands::{BankUses, WeightShards},
+    params::{
+        ExpertsDownSumParams, ExpertsGemvParams, GemvFusedMatrixParams, GemvFusedParams,
+        GemvMatrixParams, GemvParams,
+    },
     weight_format::Block32,
 };
 use crate::{
-    Activation, Buffer, Error, MatrixShape, View, Weight,
-    gpu::store::{Store, weights::WeightShard},
+    Activation, Buffer, Error, MatrixShape, View, Weight, gpu::store::weights::WeightShard,
     matrix::MatrixLocation,
 };
 
@@ -22,61 +24,73 @@ use self::experts::{ExpertStage, encode_stage};
 
 /// One kernel per [`Block32`] with f32 activations, then those with integer activations.
 macro_rules! kernels {
-    ($op:literal, [$($before:literal),*], $bindings:expr) => {
+    ($name:literal, $root:literal, $params:ident, $binds:tt, $bindings:tt) => {
         [
-            kernels!(@ $op, [$($before),*], $bindings, "q4", "stage_f32"),
-            kernels!(@ $op, [$($before),*], $bindings, "q8", "stage_f32"),
-            kernels!(@ $op, [$($before),*], $bindings, "q", "stage_f32"),
-            kernels!(@ $op, [$($before),*], $bindings, "plain", "stage_f32"),
-            kernels!(@ $op, [$($before),*], $bindings, "e2m1", "stage_f32"),
-            kernels!(@ $op, [$($before),*], $bindings, "e4m3", "stage_f32"),
-            kernels!(@ $op, [$($before),*], $bindings, "q4", "stage_dot"),
-            kernels!(@ $op, [$($before),*], $bindings, "q8", "stage_dot"),
-            kernels!(@ $op, [$($before),*], $bindings, "q", "stage_dot"),
-            kernels!(@ $op, [$($before),*], $bindings, "e2m1", "stage_dot"),
+            kernels!(@ $name, "q4", "f32", $root, $params, $binds, $bindings),
+            kernels!(@ $name, "q8", "f32", $root, $params, $binds, $bindings),
+            kernels!(@ $name, "quants", "f32", $root, $params, $binds, $bindings),
+            kernels!(@ $name, "plain", "f32", $root, $params, $binds, $bindings),
+            kernels!(@ $name, "e2m1", "f32", $root, $params, $binds, $bindings),
+            kernels!(@ $name, "e4m3", "f32", $root, $params, $binds, $bindings),
+            kernels!(@ $name, "q4", "int", $root, $params, $binds, $bindings),
+            kernels!(@ $name, "q8", "int", $root, $params, $binds, $bindings),
+            kernels!(@ $name, "quants", "int", $root, $params, $binds, $bindings),
+            kernels!(@ $name, "e2m1", "int", $root, $params, $binds, $bindings),
         ]
     };
-    (@ $op:literal, [$($before:literal),*], $bindings:expr, $chunk:literal, $stage:literal) => {
-        Kernel {
-            name: concat!($op, " ", $chunk, " ", $stage),
-            source: &[
-                $(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/gpu/kernels/", $before, ".wgsl")),)*
-                include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/gpu/kernels/chunk_scales.wgsl")),
-                include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/gpu/kernels/chunk.wgsl")),
-                include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/gpu/kernels/chunk_", $chunk, ".wgsl")),
-                include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/gpu/kernels/products.wgsl")),
-                include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/gpu/kernels/fetch.wgsl")),
-                include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/gpu/kernels/", $stage, ".wgsl")),
-                include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/gpu/kernels/", $op, ".wgsl")),
-            ],
-            bindings: $bindings,
-        }
+    (
+        @ $name:literal, $codec:literal, $activations:literal, $root:literal, $params:ident,
+        { $($interface:ident: $file:literal),* }, $bindings:tt
+    ) => {
+        kernel!(
+            concat!($name, " ", $codec, " ", $activations),
+            $root,
+            $params,
+            {
+                codec: concat!("codec/", $codec),
+                activations: concat!("gemv/activations_", $activations),
+                $($interface: $file),*
+            },
+            $bindings
+        )
     };
 }
 
-static MATVEC: [Kernel; 10] = kernels!("matvec", ["common"], &[Write, Read, Read]);
-static EXPERTS: [Kernel; 10] = kernels!(
-    "experts_vec",
-    ["common", "activation", "uses", "slot", "listed"],
-    &[Write, Read, Read, Read]
+pub(in crate::gpu) static GEMV: [Kernel; 10] = kernels!(
+    "gemv",
+    "gemv/gemv",
+    GemvParams,
+    { matrices: "gemv/matrix_single" },
+    [Write, Read, Read]
 );
-static EXPERTS_RANKED: [Kernel; 10] = kernels!(
-    "experts_vec",
-    [
-        "common",
-        "precise",
-        "order",
-        "words_group",
-        "ranking",
-        "activation",
-        "uses",
-        "slot",
-        "ranked"
-    ],
-    &[Write, Read, Read, Read, Write]
+pub(in crate::gpu) static GEMV_FUSED: [Kernel; 10] = kernels!(
+    "gemv_fused",
+    "gemv/gemv",
+    GemvFusedParams,
+    { matrices: "gemv/matrices_fused" },
+    [Write, Read, Read]
 );
-static EXPERTS_SUM: [Kernel; 10] =
-    kernels!("experts_sum", ["common", "uses", "slot"], &[Write, Read, Read, Read]);
+pub(in crate::gpu) static EXPERTS_GEMV: [Kernel; 10] = kernels!(
+    "experts_gemv",
+    "experts/experts_gemv",
+    ExpertsGemvParams,
+    { assignments: "experts/assignments_given" },
+    [Write, Read, Read, Read]
+);
+pub(in crate::gpu) static EXPERTS_GEMV_ROUTED: [Kernel; 10] = kernels!(
+    "experts_gemv routed",
+    "experts/experts_gemv",
+    ExpertsGemvParams,
+    { assignments: "experts/assignments_routed", scratch: "router/scratch_workgroup" },
+    [Write, Read, Read, Read, Write]
+);
+pub(in crate::gpu) static EXPERTS_DOWN_SUM: [Kernel; 10] = kernels!(
+    "experts_down_sum",
+    "experts/experts_down_sum",
+    ExpertsDownSumParams,
+    {},
+    [Write, Read, Read, Read]
+);
 
 /// Threads of a workgroup.
 const THREADS: u32 = 256;
@@ -419,30 +433,6 @@ impl GemvProduct {
     }
 }
 
-/// Views of the epilogue and prologue that the kernel takes in the unused entries of its array of
-/// matrices.
-#[derive(Clone, Copy)]
-struct ExtraViews {
-    /// Residual stream that also receives the output, in entry 1.
-    residual: Option<View>,
-    /// Sums of squares of heads, in entry 2.
-    squares: Option<View>,
-}
-
-impl ExtraViews {
-    /// Adds entry `index`: the offset in `out`, the row stride in `bias`.
-    fn push_entry(&self, store: &Store, params: Params, index: usize) -> Result<Params, Error> {
-        let view = match index {
-            1 => self.residual,
-            2 => self.squares,
-            _ => None,
-        };
-        let offset = view.map_or(Ok(0), |view| store.view_offset(&view))?;
-        let stride = view.map_or(0, |view| view.row_stride);
-        Ok(params.u(0).u(0).u(0).u(offset).u(0).n(stride))
-    }
-}
-
 /// Encodes products as one dispatch. `residual` also receives the output of the only product.
 pub(in crate::gpu) fn encode_products(
     ctx: &mut OpContext<'_>,
@@ -450,7 +440,7 @@ pub(in crate::gpu) fn encode_products(
     products: &[GemvProduct],
     residual: Option<View>,
 ) -> Result<(), Error> {
-    let Some(GemvProduct { config, x, arena, out, bias, accumulate, .. }) = products.first() else {
+    let Some(GemvProduct { config, x, arena, bias, accumulate, .. }) = products.first() else {
         return Ok(());
     };
     let GemvConfig { kernel, block, row_threads, constants, .. } = *config;
@@ -463,52 +453,85 @@ pub(in crate::gpu) fn encode_products(
         Some(Prologue::HeadNorm(norm)) => (None, Some(norm)),
         None => (None, None),
     };
+    debug_assert!(products.len() == 1 || (residual.is_none() && head_norm.is_none()));
     let store = &*ctx.store;
-    // Offset of `x`, then the offset of its norm or else the row stride of `x`.
-    let (x_offset, x_row) = match norm {
-        Some(norm) => (store.view_offset(&norm.x)?, store.view_offset(x)?),
-        None => (store.view_offset(x)?, x.row_stride as u32),
-    };
-    let mut params = Params::new()
-        .u(x_offset)
-        .u(x_row)
-        .n(out.row_stride)
-        .n(x.rows)
-        .n(grid.workgroups)
-        .n(grid.blocks_per_group);
-    let mut end_row = 0;
-    for GemvProduct { shard, bias, out, .. } in products {
-        end_row += shard.rows;
-        params = params
-            .n(shard.weights as usize / block.load_bytes())
-            .u(shard.scales)
-            .u(shard.biases)
-            .u(store.view_offset(out)?)
-            .n(end_row)
-            .u(bias.unwrap_or(out.row_stride as u32));
-    }
-    let extra = ExtraViews { residual, squares: head_norm.map(|norm| norm.sums) };
-    for index in products.len()..MAX_MATRICES {
-        params = extra.push_entry(store, params, index)?;
-    }
-    params = match prologue {
-        Some(Prologue::Norm(norm)) => params.u(store.buffer_offset(norm.weight)?).f(norm.eps),
-        Some(Prologue::HeadNorm(norm)) => params.u(0).f(norm.eps),
-        None => params,
-    };
     let constants = constants
         .with("WG", THREADS)
-        .with("PART", row_threads)
+        .with("ROW_THREADS", row_threads)
         .with("ROWS", rows_at_once as u32)
-        .with("TARGETS", products.len() as u32)
-        .with("BIASED", if *accumulate { 2 } else { bias.is_some().into() })
+        .with("MATRICES", products.len() as u32)
+        .with("BIAS_MODE", if *accumulate { 2 } else { bias.is_some().into() })
         .with("NORM", norm.is_some().into())
-        .with("HEAD", head_norm.map_or(0, |norm| norm.heads.width) as u32)
-        .with("SQUARES", head_norm.map_or(0, |norm| norm.count) as u32)
-        .with("ADDED", residual.is_some().into());
+        .with("HEAD_WIDTH", head_norm.map_or(0, |norm| norm.heads.width) as u32)
+        .with("HEAD_SQUARES", head_norm.map_or(0, |norm| norm.count) as u32)
+        .with("RESIDUAL", residual.is_some().into());
+    // Of the norm's input and output, or else of `x`.
+    let (x_view, normed) = match norm {
+        Some(norm) => (norm.x, store.view_offset(x)?),
+        None => (*x, 0),
+    };
+    let eps = norm.map(|norm| norm.eps).or(head_norm.map(|norm| norm.eps)).unwrap_or_default();
+    let norm_weight = store.optional_offset(norm.map(|norm| norm.weight))?;
+    let offset = |view: Option<View>| view.map_or(Ok(0), |view| store.view_offset(&view));
+    let row_stride = |view: Option<View>| view.map_or(0, |view| view.row_stride as u32);
     let buffers = [store.activations(), arena, arena];
     let groups = x.rows * grid.workgroups;
-    ctx.recorder.dispatch(&MATVEC[kernel], constants, &buffers, &params, groups)
+    if let [GemvProduct { shard, bias, out, .. }] = products {
+        let squares = head_norm.map(|norm| norm.sums);
+        let params = GemvParams {
+            x: store.view_offset(&x_view)?,
+            x_row_stride: x_view.row_stride as u32,
+            normed,
+            rows: x.rows as u32,
+            workgroups: grid.workgroups as u32,
+            steps: grid.blocks_per_group as u32,
+            matrix: GemvMatrixParams {
+                weights: shard.weights / block.load_bytes() as u32,
+                scales: shard.scales,
+                biases: shard.biases,
+                out: store.view_offset(out)?,
+                out_row_stride: out.row_stride as u32,
+                bias: bias.unwrap_or(0),
+                rows: shard.rows as u32,
+            },
+            norm_weight,
+            eps,
+            residual: offset(residual)?,
+            residual_row_stride: row_stride(residual),
+            squares: offset(squares)?,
+            squares_row_stride: row_stride(squares),
+        };
+        return ctx.recorder.dispatch(&GEMV[kernel], constants, &buffers, &params, groups);
+    }
+    let mut matrices = [GemvFusedMatrixParams::default(); MAX_MATRICES];
+    let mut end_row = 0;
+    for (matrix, GemvProduct { shard, bias, out, .. }) in matrices.iter_mut().zip(products) {
+        end_row += shard.rows as u32;
+        *matrix = GemvFusedMatrixParams {
+            weights: shard.weights / block.load_bytes() as u32,
+            scales: shard.scales,
+            biases: shard.biases,
+            out: store.view_offset(out)?,
+            end_row,
+            bias_or_row_stride: bias.unwrap_or(out.row_stride as u32),
+        };
+    }
+    let [m0, m1, m2, m3] = matrices;
+    let params = GemvFusedParams {
+        x: store.view_offset(&x_view)?,
+        x_row_stride: x_view.row_stride as u32,
+        normed,
+        rows: x.rows as u32,
+        workgroups: grid.workgroups as u32,
+        steps: grid.blocks_per_group as u32,
+        m0,
+        m1,
+        m2,
+        m3,
+        norm_weight,
+        eps,
+    };
+    ctx.recorder.dispatch(&GEMV_FUSED[kernel], constants, &buffers, &params, groups)
 }
 
 /// Whether products are the gate and up projections of a GLU of one row.

@@ -1,0 +1,53 @@
+// Lightning indexer, scores: score[t] = sum_h weights[h] max(q[h] . K[t], 0), for the positions
+// that a row sees.
+// WG: 256. TILE_HEADS: heads scored at once. K_WIDTH: head width. KV_F16: f16 in the KV cache.
+// Rows that see at most `top_k` positions need no scores.
+// Grid: (rows, blocks of BLOCK positions).
+// needs: common/common, attention/kv_cache, attention/block_scores
+// constants: K_WIDTH, TILE_HEADS, WG
+
+struct Params {
+    q: View, weights: View, scores: View,
+    rows: u32, position: u32, heads: u32, top_k: u32, blocks: u32,
+}
+var<immediate> p: Params;
+
+var<workgroup> sums: array<f32, WG>;
+var<private> first_position: u32;
+
+@compute @workgroup_size(WG)
+fn main(
+    @builtin(workgroup_id) id: vec3<u32>,
+    @builtin(num_workgroups) count: vec3<u32>,
+    @builtin(local_invocation_index) index: u32,
+) {
+    let group = group_index(id, count);
+    let row = group / p.blocks;
+    first_position = group % p.blocks * BLOCK;
+    let visible = p.position + row + 1u;
+    if (row >= p.rows || visible <= p.top_k || group % p.blocks * BLOCK >= visible) { return; }
+    let len = min(BLOCK, visible - group % p.blocks * BLOCK);
+    let my_head = index / BLOCK * THREAD_HEADS;
+    var sum = 0.0;
+    for (var head = 0u; head < p.heads; head += TILE_HEADS) {
+        let n_heads = min(TILE_HEADS, p.heads - head);
+        let q = p.q.offset + row * p.q.row_stride + head * p.q.head_stride;
+        var score = block_scores(index, q, p.q.head_stride, n_heads, len);
+        for (var j = 0u; j < THREAD_HEADS; j++) {
+            if (my_head + j < n_heads) {
+                sum += act[p.weights.offset + row * p.weights.row_stride + head + my_head + j] * max(score[j], 0.0);
+            }
+        }
+    }
+    sums[index] = sum;
+    workgroupBarrier();
+    if (index < len) {
+        var all = 0.0;
+        for (var i = index; i < WG; i += BLOCK) { all += sums[i]; }
+        act[p.scores.offset + row * p.scores.row_stride + first_position + index] = all;
+    }
+}
+
+fn k_offset(i: u32) -> u32 {
+    return (first_position + i) * K_WIDTH;
+}

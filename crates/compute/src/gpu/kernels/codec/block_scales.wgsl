@@ -1,0 +1,36 @@
+// Scales of blocks of 32 weights, and f32 dot products of a block.
+// ELEMENT, BITS, BLOCK_COLS, SCALE: as in any_format.wgsl. BLOCK_COLS is a multiple of 32, or 16
+// with scales of one byte.
+// A codec defines for a block: `block_values`, weights 4 j .. 4 j + 4 without their scale;
+// `block_dot` and `block_dot_i8`, dot products of both halves; for quants `block_quants`, the same
+// weights as integers; for minifloats `block_f16_bits`, their bits as f16, F16_FACTOR times too
+// small.
+// needs: @codec
+// constants: BLOCK_COLS, SCALE
+
+// Whether each half of a block has its own scale.
+const TWO_SCALES = BLOCK_COLS < 32u;
+const SCALE_BYTES = select(select(1u, 2u, SCALE < 3u), 4u, SCALE == 0u);
+
+// Decodes the scale in the lowest bits of a word.
+fn decode_scale(word: u32) -> f32 {
+    if (SCALE == 0u) { return bitcast<f32>(word); }
+    if (SCALE == 1u) { return unpack2x16float(word).x; }
+    if (SCALE == 2u) { return bitcast<f32>(word << 16u); }
+    let code = word & 255u;
+    if (SCALE == 3u) {
+        // e8m0: 2^(code - 127). Code 0 is subnormal and 255 is NaN.
+        return bitcast<f32>(code << 23u | select(0u, 0x00400000u, (code + 1u & 255u) < 2u));
+    }
+    // e4m3, by moving sign, exponent and mantissa to their places in f16.
+    let size = unpack2x16float((code & 128u) << 8u | (code & 127u) << 7u).x * 256.0;
+    return select(size, bitcast<f32>(0x7fc00000u | code), (code & 127u) == 127u);
+}
+
+fn block_dot_of_values(q: Block32, x: array<vec4<f32>, 8>) -> vec2<f32> {
+    return vec2<f32>(
+        (dot(block_values(q, 0u), x[0]) + dot(block_values(q, 1u), x[1]))
+            + (dot(block_values(q, 2u), x[2]) + dot(block_values(q, 3u), x[3])),
+        (dot(block_values(q, 4u), x[4]) + dot(block_values(q, 5u), x[5]))
+            + (dot(block_values(q, 6u), x[6]) + dot(block_values(q, 7u), x[7])));
+}

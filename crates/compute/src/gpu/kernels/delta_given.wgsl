@@ -1,3 +1,0 @@
-// Queries, keys and values are there.
-
-fn convolve(head: u32, value: u32, index: u32) {}

@@ -1,0 +1,24 @@
+// Embedding lookup: out[r] = table[tokens[r]], for the rows of the table in this arena. COLS:
+// width.
+// Grid: a thread for each element of out.
+// needs: common/common, codec/any_format
+// constants: COLS, WG
+
+struct Params { out: View, m: Matrix, tokens: u32, count: u32, first_row: u32, rows: u32, zero: u32 }
+var<immediate> p: Params;
+@group(0) @binding(2) var<storage, read> words: array<u32>;
+
+@compute @workgroup_size(WG)
+fn main(
+    @builtin(workgroup_id) id: vec3<u32>,
+    @builtin(num_workgroups) count: vec3<u32>,
+    @builtin(local_invocation_index) index: u32,
+) {
+    zero = p.zero;
+    let i = group_index(id, count) * WG + index;
+    let r = i / COLS;
+    if (r >= p.count) { return; }
+    let row = words[p.tokens + r] - p.first_row;
+    if (row >= p.rows) { return; }
+    act[p.out.offset + r * p.out.row_stride + i % COLS] = weight_at(p.m, row, i % COLS);
+}

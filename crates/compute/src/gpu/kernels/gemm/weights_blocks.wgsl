@@ -1,0 +1,97 @@
+// Weight tile from blocks of 32 weights: loaded one step ahead, dequantized into workgroup memory.
+// implements: @weights
+// needs: codec/any_format, codec/block_scales, @codec, @dequantize, gemm/gemm_tile
+// constants: BITS, BLOCK_COLS, BLOCK_ROWS, ELEMENT, TILE_K, TILE_N, WG
+
+// Blocks of an output in a step, and blocks that a thread loads.
+const STEP_BLOCKS = TILE_K / 32u;
+const BLOCK_LOADS = (TILE_N * STEP_BLOCKS + WG - 1u) / WG;
+// Scales in a word.
+const SCALES_PER_WORD = 4u / SCALE_BYTES;
+// Bytes of the codec's load unit.
+const WEIGHT_UNIT_BYTES = select(4u, 16u, BLOCK_VECS > 0u);
+
+@group(0) @binding(5) var<storage, read> w4: array<vec4<u32>>;
+
+// Row offsets of a thread's loads: weights in load units, scales and biases in elements.
+var<private> w_offsets: array<vec3<u32>, BLOCK_LOADS>;
+// Loaded blocks, and their scale and bias, or the scales of both halves.
+var<private> loaded_blocks: array<Block32, BLOCK_LOADS>;
+var<private> loaded_scales: array<vec2<f32>, BLOCK_LOADS>;
+
+fn weight_offsets(tile: Tile, index: u32) {
+    // @unroll
+    for (var j = 0u; j < BLOCK_LOADS; j++) {
+        let i = min(index + j * WG, TILE_N * STEP_BLOCKS - 1u);
+        let found = weight_row(min(tile.output + i / STEP_BLOCKS, p.outputs - 1u), tile.slot);
+        let scales = found.row / BLOCK_ROWS * found.m.scale_bytes;
+        w_offsets[j] = vec3<u32>(
+            (found.m.weights + found.row * found.m.row_bytes) / WEIGHT_UNIT_BYTES,
+            (found.m.scales + scales) / SCALE_BYTES,
+            (found.m.biases + scales) / SCALE_BYTES,
+        );
+    }
+}
+
+// Loads inputs k .. k + TILE_K into registers.
+fn load_weights(k: u32, index: u32) {
+    // @unroll
+    for (var j = 0u; j < BLOCK_LOADS; j++) {
+        let i = index + j * WG;
+        if (TILE_N * STEP_BLOCKS % WG == 0u || i < TILE_N * STEP_BLOCKS) {
+            let col = min(k + i % STEP_BLOCKS * 32u, p.cols - 32u);
+            loaded_blocks[j] = load_block(w_offsets[j].x, col / 32u);
+            if (ELEMENT == 3u) {
+                loaded_scales[j] = vec2<f32>(
+                    decode_scale(scale_bits(w_offsets[j].y + col / BLOCK_COLS)),
+                    decode_scale(scale_bits(w_offsets[j].z + col / BLOCK_COLS)),
+                );
+            } else if (ELEMENT > 3u) {
+                let bits = scale_bits(w_offsets[j].y + col / BLOCK_COLS);
+                loaded_scales[j] = vec2<f32>(decode_scale(bits), decode_scale(select(bits, bits >> 8u, TWO_SCALES)));
+            }
+        }
+    }
+}
+
+// Scale or bias `i` in the low bits of a word.
+fn scale_bits(i: u32) -> u32 {
+    return w[i / SCALES_PER_WORD] >> (i % SCALES_PER_WORD * (32u / SCALES_PER_WORD));
+}
+
+// Dequantizes the loaded inputs k .. k + TILE_K into workgroup memory.
+fn store_weights(tile: Tile, k: u32, index: u32) {
+    // @unroll
+    for (var j = 0u; j < BLOCK_LOADS; j++) {
+        let i = index + j * WG;
+        if (TILE_N * STEP_BLOCKS % WG == 0u || i < TILE_N * STEP_BLOCKS) {
+            let inside = k + i % STEP_BLOCKS * 32u < p.cols;
+            let dst = i / STEP_BLOCKS * PITCH + i % STEP_BLOCKS * 8u;
+            // Past the end of a row, quants with scale and bias 0 give zeros.
+            if (ELEMENT == 3u) {
+                dequantize_block(loaded_blocks[j], select(vec2<f32>(0.0), loaded_scales[j], inside), true, dst);
+            } else {
+                dequantize_block(loaded_blocks[j], loaded_scales[j], inside, dst);
+            }
+        }
+    }
+}
+
+// Dequantizes a block in f32; zeros past the end of the row.
+fn dequantize_any(q: Block32, scale: vec2<f32>, inside: bool, dst: u32) {
+    // @unroll
+    for (var j = 0u; j < 8u; j++) {
+        var values = block_values(q, j);
+        if (ELEMENT == 3u) {
+            values = fma(values, vec4<f32>(scale.x), vec4<f32>(scale.y));
+        } else if (ELEMENT > 3u) {
+            values *= select(scale.y, scale.x, j < 4u);
+        }
+        w_tile[dst + j] = w_vec4(select(vec4<f32>(0.0), values, inside));
+    }
+}
+
+// Whether f16, up to 65504, holds all weights with this scale and bias.
+fn fits_f16(scale: vec2<f32>) -> bool {
+    return abs(scale.x) * f32((1u << (BITS & 15u)) - 1u) + abs(scale.y) <= 65504.0;
+}

@@ -1,0 +1,235 @@
+// Gated delta rule (DeltaNet), row by row, for each value head, with q and k normalized to length
+// one (and q divided by sqrt(K_WIDTH)): S = decay S; d = beta (v - S k); S = S + d k^T; out = S q.
+// ROW_THREADS neighbouring threads share a row of S, which gives one element of out. They keep
+// THREAD_ROWS rows of S (at most ROW_THREADS) in registers over all rows of the span. Both
+// products use the old S, so sums depend on each other only from row to row: d = beta (v - decay
+// (S k)); out = decay (S q) + d (k . q).
+// The rows of the span are staged in workgroup memory, STAGED_ROWS at a time; the next ones load
+// into registers meanwhile. ROW_THREADS threads load q and k of one row and normalize them.
+// Element i of a vector belongs to thread i % ROW_THREADS: component i / ROW_THREADS % 4 of its
+// vector i / ROW_THREADS / 4. K_WIDTH, V_WIDTH: widths of a key and of a value.
+// TAPS: if not 0, there is one row, and q, k and v are the newest inputs of a convolution, which
+// delta_conv.wgsl computes first. All threads then compute the lengths, from the convolved
+// vectors.
+// GATED: out is the weighted and gated RMSNorm of each head, without the division by the root mean
+// square. Each workgroup writes its sum of squares to `squares`, those of a head one after
+// another, heads V_WIDTH apart. There is one row then.
+// Grid: a workgroup of WG threads for each THREAD_ROWS WG / ROW_THREADS values of a head.
+// needs: common/common, common/exp_log, @pair_sum, @convolution
+// constants: GATED, K_WIDTH, ROW_THREADS, STAGED_ROWS, TAPS, THREAD_ROWS, V_WIDTH, WG
+
+struct Params {
+    q: View, k: View, v: View, alpha: View, beta: View, out: View,
+    a_log: u32, dt_bias: u32, rows: u32, heads: u32, heads_per_key: u32, q_scale: f32,
+    conv_x: u32, conv_weight: u32, channels: u32, // Start of the convolution's inputs and weights.
+    gate: u32, norm_weight: u32, squares: u32, // Gates and weights of the norm, and sums of squares.
+}
+var<immediate> p: Params;
+@group(0) @binding(1) var<storage, read> committed: array<f32>;
+@group(0) @binding(2) var<storage, read_write> next: array<f32>;
+
+// Vectors of a key per thread.
+const K_VECS = (K_WIDTH + 4u * ROW_THREADS - 1u) / (4u * ROW_THREADS);
+// Values of a workgroup.
+const GROUP_VALUES = THREAD_ROWS * WG / ROW_THREADS;
+const HEAD_GROUPS = (V_WIDTH + GROUP_VALUES - 1u) / GROUP_VALUES;
+// Values that a thread loads.
+const V_LOADS = (STAGED_ROWS * GROUP_VALUES + WG - 1u) / WG;
+
+var<workgroup> q_rows: array<vec4<f32>, STAGED_ROWS * K_VECS * ROW_THREADS>;
+var<workgroup> k_rows: array<vec4<f32>, STAGED_ROWS * K_VECS * ROW_THREADS>;
+var<workgroup> v_rows: array<f32, STAGED_ROWS * GROUP_VALUES>;
+// Decay, beta and k . q.
+var<workgroup> row_steps: array<vec4<f32>, STAGED_ROWS>;
+var<workgroup> squares: array<f32, WG / ROW_THREADS>;
+
+// Loaded elements of the next rows.
+var<private> q: array<vec4<f32>, K_VECS>;
+var<private> k: array<vec4<f32>, K_VECS>;
+var<private> v: array<f32, V_LOADS>;
+var<private> step: vec2<f32>;
+
+// Component `c` of vector `i` of a thread, in a vector at `start`.
+fn component(start: u32, i: u32, c: u32, row_thread: u32) -> f32 {
+    let at = (4u * i + c) * ROW_THREADS + row_thread;
+    if (at < K_WIDTH) { return act[start + at]; }
+    return 0.0;
+}
+
+fn load_vec(start: u32, i: u32, row_thread: u32) -> vec4<f32> {
+    return vec4<f32>(
+        component(start, i, 0u, row_thread),
+        component(start, i, 1u, row_thread),
+        component(start, i, 2u, row_thread),
+        component(start, i, 3u, row_thread),
+    );
+}
+
+// Loads STAGED_ROWS rows from row `first` into registers.
+fn load_rows(first: u32, head: u32, value: u32, index: u32) {
+    let row_thread = index % ROW_THREADS;
+    let staged = index / ROW_THREADS;
+    if (staged < STAGED_ROWS && first + staged < p.rows) {
+        let row = first + staged;
+        let key_head = head / p.heads_per_key;
+        let start = vec2<u32>(
+            p.q.offset + row * p.q.row_stride + key_head * p.q.head_stride,
+            p.k.offset + row * p.k.row_stride + key_head * p.k.head_stride,
+        );
+        for (var i = 0u; i < K_VECS; i++) {
+            q[i] = load_vec(start.x, i, row_thread);
+            k[i] = load_vec(start.y, i, row_thread);
+        }
+        step = vec2<f32>(act[p.alpha.offset + row * p.alpha.row_stride + head], act[p.beta.offset + row * p.beta.row_stride + head]);
+    }
+    for (var i = 0u; i < V_LOADS; i++) {
+        let at = i * WG + index;
+        let row = first + at / GROUP_VALUES;
+        if (at < STAGED_ROWS * GROUP_VALUES && row < p.rows && value + at % GROUP_VALUES < V_WIDTH) {
+            v[i] = act[p.v.offset + row * p.v.row_stride + head * p.v.head_stride + value + at % GROUP_VALUES];
+        }
+    }
+}
+
+// Decay, beta and k . q.
+fn row_step(step: vec2<f32>, rate: f32, bias: f32, product: f32) -> vec4<f32> {
+    let x = step.x + bias;
+    let softplus = max(x, 0.0) + log1p_of(exp_of(-abs(x)));
+    return vec4<f32>(exp_of(-rate * softplus), sigmoid(step.y), product, 0.0);
+}
+
+// Normalizes the loaded rows and stores them to workgroup memory.
+fn stage_rows(index: u32, rate: f32, bias: f32) {
+    let row_thread = index % ROW_THREADS;
+    let staged = index / ROW_THREADS;
+    var squares = vec2<f32>(0.0);
+    var product = 0.0;
+    for (var i = 0u; i < K_VECS; i++) {
+        squares += vec2<f32>(dot(q[i], q[i]), dot(k[i], k[i]));
+        product += dot(q[i], k[i]);
+    }
+    squares = pair_sum(squares);
+    product = pair_sum(vec2<f32>(product, 0.0)).x;
+    let scales = vec2<f32>(p.q_scale, 1.0) / sqrt(squares + 1e-6);
+    if (staged < STAGED_ROWS) {
+        for (var i = 0u; i < K_VECS; i++) {
+            q_rows[(staged * K_VECS + i) * ROW_THREADS + row_thread] = q[i] * scales.x;
+            k_rows[(staged * K_VECS + i) * ROW_THREADS + row_thread] = k[i] * scales.y;
+        }
+        if (row_thread == 0u) { row_steps[staged] = row_step(step, rate, bias, product * scales.x * scales.y); }
+    }
+    for (var i = 0u; i < V_LOADS; i++) {
+        let at = i * WG + index;
+        if (at < STAGED_ROWS * GROUP_VALUES) { v_rows[at] = v[i]; }
+    }
+}
+
+@compute @workgroup_size(WG)
+fn main(
+    @builtin(workgroup_id) id: vec3<u32>,
+    @builtin(num_workgroups) count: vec3<u32>,
+    @builtin(local_invocation_index) index: u32,
+) {
+    pair_sum_begin(index);
+    let group = group_index(id, count);
+    let head = group / HEAD_GROUPS;
+    if (head >= p.heads) { return; }
+    let value = group % HEAD_GROUPS * GROUP_VALUES;
+    let row_thread = index % ROW_THREADS;
+    // First value of the thread, and the offset of its row of the state.
+    let first_value = index / ROW_THREADS * THREAD_ROWS;
+    let state_offset = (head * V_WIDTH + value + first_value) * K_WIDTH;
+
+    if (TAPS == 0u) { load_rows(0u, head, value, index); }
+    var state: array<array<vec4<f32>, K_VECS>, THREAD_ROWS>;
+    for (var r = 0u; r < THREAD_ROWS; r++) {
+        for (var i = 0u; i < K_VECS; i++) {
+            for (var c = 0u; c < 4u; c++) {
+                let at = (4u * i + c) * ROW_THREADS + row_thread;
+                state[r][i][c] = 0.0;
+                if (at < K_WIDTH && value + first_value + r < V_WIDTH) { state[r][i][c] = committed[state_offset + r * K_WIDTH + at]; }
+            }
+        }
+    }
+    let rate = exp_of(act[p.a_log + head]);
+    let bias = act[p.dt_bias + head];
+    // Value that the thread writes.
+    let my_value = value + first_value + row_thread;
+    let writes = row_thread < THREAD_ROWS && my_value < V_WIDTH;
+    var gate = 1.0;
+    if (GATED == 1u && writes) { gate = act[p.norm_weight + my_value] * silu(act[p.gate + head * V_WIDTH + my_value]); }
+    if (TAPS > 0u) {
+        step = vec2<f32>(act[p.alpha.offset + head], act[p.beta.offset + head]);
+        convolve(head, value, index);
+    }
+    for (var first = 0u; first < p.rows; first += STAGED_ROWS) {
+        workgroupBarrier();
+        if (TAPS == 0u) {
+            stage_rows(index, rate, bias);
+            workgroupBarrier();
+            load_rows(first + STAGED_ROWS, head, value, index);
+        }
+        let rows = min(STAGED_ROWS, p.rows - first);
+        for (var row = 0u; row < rows; row++) {
+            var key: array<vec4<f32>, K_VECS>;
+            var query: array<vec4<f32>, K_VECS>;
+            for (var i = 0u; i < K_VECS; i++) {
+                key[i] = k_rows[(row * K_VECS + i) * ROW_THREADS + row_thread];
+                query[i] = q_rows[(row * K_VECS + i) * ROW_THREADS + row_thread];
+            }
+            var decay_beta_kq = row_steps[row];
+            if (TAPS > 0u) {
+                var squares = vec2<f32>(0.0);
+                var product = 0.0;
+                for (var i = 0u; i < K_VECS; i++) {
+                    squares += vec2<f32>(dot(query[i], query[i]), dot(key[i], key[i]));
+                    product += dot(query[i], key[i]);
+                }
+                product = pair_sum(vec2<f32>(product, 0.0)).x;
+                let scales = vec2<f32>(p.q_scale, 1.0) / sqrt(pair_sum(squares) + 1e-6);
+                for (var i = 0u; i < K_VECS; i++) {
+                    query[i] *= scales.x;
+                    key[i] *= scales.y;
+                }
+                decay_beta_kq = row_step(step, rate, bias, product * scales.x * scales.y);
+            }
+            var y = 0.0;
+            var products: array<vec2<f32>, THREAD_ROWS>;
+            for (var r = 0u; r < THREAD_ROWS; r++) {
+                var x = vec4<f32>(0.0);
+                var z = vec4<f32>(0.0);
+                for (var i = 0u; i < K_VECS; i++) {
+                    x = fma(state[r][i], key[i], x);
+                    z = fma(state[r][i], query[i], z);
+                }
+                products[r] = vec2<f32>(x.x + x.y + (x.z + x.w), z.x + z.y + (z.z + z.w));
+            }
+            for (var r = 0u; r < THREAD_ROWS; r++) { products[r] = pair_sum(products[r]) * decay_beta_kq.x; }
+            for (var r = 0u; r < THREAD_ROWS; r++) {
+                let product = products[r];
+                let d = decay_beta_kq.y * (v_rows[row * GROUP_VALUES + first_value + r] - product.x);
+                for (var i = 0u; i < K_VECS; i++) { state[r][i] = fma(vec4<f32>(d), key[i], state[r][i] * decay_beta_kq.x); }
+                if (row_thread == r) { y = fma(d, decay_beta_kq.z, product.y); }
+            }
+            if (writes) { act[p.out.offset + (first + row) * p.out.row_stride + head * p.out.head_stride + my_value] = y * gate; }
+            if (GATED == 1u) {
+                let thread_squares = pair_sum(vec2<f32>(select(0.0, y * y, writes), 0.0)).x;
+                if (row_thread == 0u) { squares[index / ROW_THREADS] = thread_squares; }
+                workgroupBarrier();
+                if (index == 0u) {
+                    var sum = 0.0;
+                    for (var i = 0u; i < WG / ROW_THREADS; i++) { sum += squares[i]; }
+                    act[p.squares + head * V_WIDTH + group % HEAD_GROUPS] = sum;
+                }
+            }
+        }
+    }
+    for (var r = 0u; r < THREAD_ROWS; r++) {
+        for (var i = 0u; i < K_VECS; i++) {
+            for (var c = 0u; c < 4u; c++) {
+                let at = (4u * i + c) * ROW_THREADS + row_thread;
+                if (at < K_WIDTH && value + first_value + r < V_WIDTH) { next[state_offset + r * K_WIDTH + at] = state[r][i][c]; }
+            }
+        }
+    }
+}
