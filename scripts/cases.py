@@ -1,9 +1,9 @@
-"""The table of golden cases: tiny configs with the keys of the published ones, and what each case is about."""
+"""Table of golden cases: tiny configs with the keys of the published ones, and their purposes."""
 from golden import Case
 
 
 def qwen3_moe(**changes):
-    """A tiny Qwen3-MoE config; the vocabulary is odd on purpose, the rows of a matrix need no alignment."""
+    """A tiny Qwen3-MoE config. The vocabulary is odd: rows of a matrix need no alignment."""
     return dict(
         architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", hidden_size=64, num_hidden_layers=3,
         intermediate_size=96, num_attention_heads=4, num_key_value_heads=2, head_dim=32, num_experts=8,
@@ -14,7 +14,7 @@ def qwen3_moe(**changes):
 
 
 def qwen3_5_text(**changes):
-    """A tiny text config of Qwen3.5-MoE. `interval` and `rotary` stand for the keys that follow from them."""
+    """A tiny text config of Qwen3.5-MoE. `interval` and `rotary` set the keys derived from them."""
     interval, rotary = changes.pop("interval", 4), changes.pop("rotary", 0.25)
     types = changes.pop("types", True)
     config = dict(
@@ -71,7 +71,7 @@ def kimi_k2(**changes):
 
 
 def deepseek_v32(**changes):
-    """DeepSeek-V3.2: the indexer lets through few of the positions."""
+    """DeepSeek-V3.2: the indexer chooses few of the positions."""
     return deepseek_v3(architectures=["DeepseekV32ForCausalLM"], model_type="deepseek_v32", index_head_dim=32,
                        index_n_heads=8, index_topk=16) | changes
 
@@ -137,7 +137,8 @@ def qwen3_next(**changes):
 
 
 def gemma4(**changes):
-    """Gemma-4-26B-A4B in small: nested, experts beside the dense MLP, keys that are values in full layers."""
+    """A tiny Gemma-4-26B-A4B: nested, experts beside a dense MLP; in full layers values are
+    keys."""
     layers = changes.get("num_hidden_layers", 3)
     text = dict(
         attention_bias=False, attention_dropout=0.0, attention_k_eq_v=True, bos_token_id=0, dtype="bfloat16",
@@ -152,63 +153,73 @@ def gemma4(**changes):
             sliding_attention=dict(rope_theta=10000.0, rope_type="default")),
         sliding_window=8, tie_word_embeddings=True, top_k_experts=3, use_bidirectional_attention="vision",
         use_cache=True, use_double_wide_mlp=False, vocab_size=259, vocab_size_per_layer_input=259) | changes
-    # mlx-lm reads the vocabulary's size outside.
+    # mlx-lm reads the vocabulary size from the outer config.
     return dict(architectures=["Gemma4ForConditionalGeneration"], audio_config=None, boi_token_id=255,
                 dtype="bfloat16", eos_token_id=[1], image_token_id=256, model_type="gemma4", text_config=text,
                 tie_word_embeddings=True, vocab_size=text["vocab_size"])
 
 
 CASES = {
-    # 3 bits, with 6 for lm_head and some v_proj and down_proj; the router has 3. Query width is not the hidden size.
+    # 3 bits, with 6 for lm_head and some v_proj and down_proj; the router has 3. Query width is not
+    # the hidden size.
     "qwen3_moe_mixed_3_6": Case(
         qwen3_moe(hidden_size=128, num_attention_heads=6, num_key_value_heads=2, num_experts=6,
                   moe_intermediate_size=64),
         recipe="mixed_3_6", bits=3, group=64),
-    # A dense layer by name, tied embeddings, weights of the top-k not renormalised, k = 1, as many kv heads as heads.
+    # A dense layer by name, tied embeddings, top-k weights not normalized, k = 1, as many KV heads
+    # as heads.
     "qwen3_moe_dense_tied": Case(
         qwen3_moe(hidden_size=96, num_attention_heads=3, num_key_value_heads=3, intermediate_size=160,
                   mlp_only_layers=[1], tie_word_embeddings=True, norm_topk_prob=False, num_experts_per_tok=1),
         bits=5, group=32, dtype="f16", overrides={"mlp.gate": (8, 32)}),
-    # Every second layer dense, all experts but one chosen, 2 bits in groups of 128 (no head and no router so).
+    # Every second layer dense, all experts but one chosen, 2 bits in groups of 128 (except head and
+    # router).
     "qwen3_moe_sparse_step": Case(
         qwen3_moe(hidden_size=128, num_hidden_layers=4, intermediate_size=256, decoder_sparse_step=2, num_experts=7,
                   num_experts_per_tok=6, moe_intermediate_size=128),
         bits=2, group=128, overrides={"lm_head": (4, 128), "k_proj": (3, 128)}),
-    # Six settings in one model and none of them named: bits and group size follow from the shapes.
+    # Six settings in one model, none of them listed in the config: bits and group size follow from
+    # the shapes.
     "qwen3_moe_inferred": Case(
         qwen3_moe(hidden_size=128, num_hidden_layers=2, moe_intermediate_size=64, num_experts_per_tok=3),
         bits=4, group=64, dtype="f32", map="nothing",
         overrides={"lm_head": (8, 128), "embed_tokens": (6, 64), "v_proj": (8, 32), "o_proj": (5, 32),
                    "switch_mlp.down_proj": (6, 32), "switch_mlp.up_proj": (3, 128)}),
-    # 8 bits over five shards; the map says `false` for the router and the head, which stay bf16. One kv head.
+    # 8 bits over five shards; the map says `false` for the router and the head, which stay bf16.
+    # One KV head.
     "qwen3_moe_shards": Case(
         qwen3_moe(num_key_value_heads=1, num_experts=9, num_experts_per_tok=4, eos_token_id=[1, 0]),
         bits=8, group=32, shards=5, overrides={"mlp.gate": None, "lm_head": None}),
-    # Unquantised f32, experts stacked; every expert is chosen.
+    # Unquantized f32, experts stacked; every expert is chosen.
     "qwen3_moe_plain_f32": Case(
         qwen3_moe(num_hidden_layers=2, head_dim=16, num_experts=4, num_experts_per_tok=4, rope_theta=10000.0,
                   rms_norm_eps=1e-5),
         layout="mlx-plain", dtype="f32"),
-    # As the Hub has it: one bf16 tensor per expert and projection, an expert's three in three shards; a dense layer.
+    # Hub layout: one bf16 tensor per expert and projection, an expert's three in three shards; a
+    # dense layer.
     "qwen3_moe_hub": Case(
         qwen3_moe(mlp_only_layers=[0], num_experts=6, num_experts_per_tok=3, num_key_value_heads=4, head_dim=24),
         layout="hub", shards=3),
-    # As the Hub has it: fused experts, A_log and gated norm in f32, tensors of vision and of token prediction.
+    # Hub layout: fused experts, A_log and gated norm in f32, tensors of vision and of multi-token
+    # prediction.
     "qwen3_5_moe_hub": Case(
         qwen3_5_moe(interval=3, num_hidden_layers=3, num_experts=5, num_experts_per_tok=3),
         layout="hub", shards=2, state_dtype="f32", extras=True),
-    # As the Hub has it, text only: flat config, f16, tied, value heads wider than key heads, conv of width 3.
+    # Hub layout, text only: flat config, f16, tied, value heads wider than key heads, conv of width
+    # 3.
     "qwen3_5_moe_hub_text": Case(
         qwen3_5_flat(interval=2, num_hidden_layers=3, linear_num_key_heads=1, linear_num_value_heads=2,
                      linear_value_head_dim=48, linear_conv_kernel_dim=3, tie_word_embeddings=True, num_experts=5),
         layout="hub", dtype="f16", prefix="model."),
-    # Flat config, tied, no layer_types, one value head per key head, rotary on half a head, conv of width 3.
+    # Flat config, tied, no layer_types, one value head per key head, rotary on half a head, conv of
+    # width 3.
     "qwen3_5_moe_flat_tied": Case(
         qwen3_5_flat(interval=2, types=False, rotary=0.5, hidden_size=96, linear_num_key_heads=3,
                      linear_num_value_heads=3, linear_conv_kernel_dim=3, tie_word_embeddings=True,
                      norm_topk_prob=False, num_key_value_heads=4),
         bits=4, group=32, overrides={"mlp.gate": (8, 32), "shared_expert_gate": (8, 32)}),
-    # Four value heads per key head, keys wider than values, rotary on the whole head of 48, a last linear layer, k = 1.
+    # Four value heads per key head, keys wider than values, rotary on the whole head of 48, a last
+    # linear layer, k = 1.
     "qwen3_5_moe_ratio_4": Case(
         qwen3_5_moe(interval=3, rotary=1.0, num_hidden_layers=4, head_dim=48, linear_num_key_heads=1,
                     linear_num_value_heads=4, linear_key_head_dim=64, linear_value_head_dim=32,
@@ -220,47 +231,49 @@ CASES = {
         qwen3_5_moe(interval=3, hidden_size=128, num_hidden_layers=3, moe_intermediate_size=128, num_experts=4,
                     shared_expert_intermediate_size=128, linear_conv_kernel_dim=5, num_attention_heads=8),
         recipe="mixed_2_6", bits=2, group=128, dtype="f16"),
-    # Groups of 64 that do not divide the inputs of out_proj (96) or o_proj (96): those stay bf16 in a quantised model.
-    # The attention has biases.
+    # Groups of 64 that do not divide the inputs of out_proj (96) or o_proj (96): those stay bf16 in
+    # a quantized model. The attention has biases.
     "qwen3_5_moe_odd_group": Case(
         qwen3_5_moe(interval=3, num_hidden_layers=3, num_attention_heads=3, num_key_value_heads=1,
                     linear_key_head_dim=48, linear_value_head_dim=48, linear_num_value_heads=2,
                     linear_num_key_heads=1, moe_intermediate_size=64, num_experts_per_tok=7,
                     shared_expert_intermediate_size=64, attention_bias=True),
         bits=5, group=64, shards=2, map="nothing"),
-    # Unquantised f32, flat, stacked: width 2 of the convolution, the smallest there is.
+    # Unquantized f32, flat, stacked; a convolution of width 2, the minimum.
     "qwen3_5_moe_plain_f32": Case(
         qwen3_5_flat(interval=2, num_hidden_layers=2, head_dim=16, rotary=0.5, linear_key_head_dim=16,
                      linear_value_head_dim=24, linear_conv_kernel_dim=2, num_experts=3, rms_norm_eps=1e-5),
         layout="mlx-plain", dtype="f32"),
-    # --- other formats on the simplest model: 32 values and an E8M0 scale, 16 and an E4M3 scale, 32 and E4M3 values.
+    # --- Other formats on the simplest model: 32 values and an E8M0 scale, 16 and an E4M3 scale, 32
+    # and E4M3 values.
     "qwen3_moe_mxfp4": Case(qwen3_moe(num_hidden_layers=2), mode="mxfp4", group=32, overrides={"mlp.gate": (8, 64)}),
     "qwen3_moe_nvfp4": Case(qwen3_moe(num_hidden_layers=2, head_dim=24), mode="nvfp4", group=16,
                             overrides={"mlp.gate": (8, 64)}),
     "qwen3_moe_mxfp8": Case(qwen3_moe(num_hidden_layers=2), mode="mxfp8", bits=8, group=32,
                             overrides={"mlp.gate": None}),
-    # The Hub's FP8 of 128x128 blocks, with matrices that blocks do not divide.
+    # The Hub's FP8 in 128x128 blocks, with matrices that are not whole blocks.
     "qwen3_moe_hub_fp8": Case(
         qwen3_moe(num_hidden_layers=1, hidden_size=144, num_experts=3, moe_intermediate_size=136), layout="hub",
         mode="fp8", shards=2),
-    # --- DeepSeek's family. `kv_b_proj` whole in 4 bits, two groups to a row, as the export of Cogito-V2 has it; the
-    # correction bias in bf16 and so low that a group masked with 0 would win.
+    # --- DeepSeek's family. `kv_b_proj` whole in 4 bits, two groups to a row, as in the export of
+    # Cogito-V2; the correction bias in bf16 and so low that a group masked with 0 would win.
     "deepseek_v3_kv_b_4bit": Case(
         deepseek_v3(kv_lora_rank=128, num_hidden_layers=2, moe_intermediate_size=64), kv_b_proj=(4, 64),
         bias_dtype="bf16", shift={"e_score_correction_bias": -1.0}, map="nothing",
         overrides={"embed_q": None, "unembed_out": None}),
-    # No low rank of queries, two shared experts, no dense layer, three head sizes, mscale unlike mscale_all_dim,
-    # weights not renormalised.
+    # No low-rank queries, two shared experts, no dense layer, three head sizes, mscale unlike
+    # mscale_all_dim, weights not normalized.
     "deepseek_v3_direct_q": Case(
         deepseek_v3(q_lora_rank=None, n_shared_experts=2, n_routed_experts=8, v_head_dim=48, qk_rope_head_dim=24,
                     num_hidden_layers=2, first_k_dense_replace=0, routed_scaling_factor=1.7, norm_topk_prob=False,
                     rope_scaling=yarn(mscale=0.8, mscale_all_dim=0.5, factor=16)),
         bits=8, group=32),
-    # As the Hub has it: one tensor per expert and projection, `kv_b_proj` plain, a layer of token prediction to skip.
+    # Hub layout: one tensor per expert and projection, `kv_b_proj` plain, a layer of multi-token
+    # prediction to skip.
     "deepseek_v3_hub": Case(
         deepseek_v3(num_hidden_layers=2, n_routed_experts=8, num_nextn_predict_layers=1, ep_size=1), layout="hub",
         shards=2, extras=True, bias_dtype="bf16"),
-    # As DeepSeek published it: FP8 in 128x128 blocks, `kv_b_proj` too.
+    # As published by DeepSeek: FP8 in 128x128 blocks, `kv_b_proj` too.
     "deepseek_v3_hub_fp8": Case(
         deepseek_v3(num_hidden_layers=1, n_routed_experts=4, n_group=2, topk_group=1, num_experts_per_tok=2,
                     first_k_dense_replace=0, hidden_size=144, moe_intermediate_size=136),
@@ -272,13 +285,13 @@ CASES = {
     "glm_moe_dsa_long": Case(
         glm_moe_dsa(num_hidden_layers=2, n_routed_experts=8, index_n_heads=16, attention_bias=True), group=32,
         prompt=120, keep=16),
-    # Beyond 4,096 positions, of which the indexer chooses 64. Of one layer, so that a close call of an early row, of
-    # which there are always some, reaches no other row.
+    # Beyond 4,096 positions, of which the indexer chooses 64. One layer, so that a small gap in an
+    # early row, which cannot be avoided, affects no other row.
     "deepseek_v32_4200": Case(
         deepseek_v32(num_hidden_layers=1, first_k_dense_replace=0, n_routed_experts=4, n_group=1, topk_group=1,
                      num_experts_per_tok=2, index_n_heads=8, index_topk=64),
         group=32, prompt=4200, steps=4, keep=4, any_seed=True),
-    # GLM-5.2: layers without an indexer use the positions that an earlier one chose.
+    # GLM-5.2: layers without an indexer use the positions of an earlier one.
     "glm_moe_dsa_shared": Case(
         glm_moe_dsa(num_hidden_layers=4, n_routed_experts=6, indexer_types=["full", "shared", "full", "shared"],
                     index_topk_freq=2, index_skip_topk_offset=1, index_topk=8),
@@ -289,7 +302,7 @@ CASES = {
                  first_k_dense_replace=0, num_hidden_layers=2, routed_scaling_factor=2.5),
         bits=6, group=32, shift={"e_score_correction_bias": -0.8}),
     "glm4_moe_hub": Case(glm4_moe(num_hidden_layers=2, num_nextn_predict_layers=1), layout="hub", extras=True),
-    # --- gpt-oss: experts in MXFP4 and the rest in 8 bits, as MLX has it; as OpenAI published it; long.
+    # --- gpt-oss: experts in MXFP4 and the rest in 8 bits, as in MLX; as published by OpenAI; long.
     "gpt_oss_mxfp4": Case(
         gpt_oss(), mode="mxfp4", group=32,
         overrides={p: (8, 64, "affine") for p in ("embed_tokens", "lm_head", "q_proj", "k_proj", "v_proj", "o_proj",
@@ -297,7 +310,7 @@ CASES = {
     "gpt_oss_hub": Case(gpt_oss(num_local_experts=6), layout="hub", shards=2),
     "gpt_oss_long": Case(gpt_oss(num_hidden_layers=3, sliding_window=16, swiglu_limit=1.5), group=32, prompt=300,
                          keep=16),
-    # Beyond 4,096 positions: YaRN, and windows whose state is written over many times.
+    # Beyond 4,096 positions: YaRN, and windows whose ring is overwritten many times.
     "gpt_oss_4200": Case(
         gpt_oss(num_hidden_layers=2, sliding_window=100, num_local_experts=4, num_experts_per_tok=2), group=32,
         prompt=4200, steps=4, keep=4),

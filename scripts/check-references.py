@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
-"""Computes gpt_oss, deepseek_v32 and glm_moe_dsa in plain numpy, written from the models' own published code, and says
-which of the possible readings the goldens and mlx-lm follow. docs/references.md says who is right.
+"""Computes gpt_oss, deepseek_v32 and glm_moe_dsa in plain numpy, written from the models' own code.
 
-usage: scripts/check-references.py FOLDER ...        (checkpoints in the MLX layout with a golden.safetensors)
+Prints which of the possible readings the goldens and mlx-lm follow; docs/references.md has the
+proof of the right one.
 
-Everything in f64 on the dequantised weights, the whole prompt in one pass without a cache. Prints for each reading the
-difference to the golden and to mlx-lm as it is: the largest, over the rms, and the first row above 1e-4.
+usage: scripts/check-references.py FOLDER ...   (checkpoints in the MLX layout, with a golden)
+
+Computes in f64 on the dequantized weights, the whole prompt in one pass without a cache. For each
+reading: the largest difference to the golden and to uncorrected mlx-lm, over the rms, and the first
+row above 1e-4.
 """
 import json
 import sys
@@ -19,7 +22,7 @@ from golden import read_safetensors, rms
 
 
 def load(folder):
-    """(config, name -> f64 array) with packed matrices dequantised."""
+    """(config, name -> f64 array), with packed matrices dequantized."""
     config = json.loads((folder / "config.json").read_text())
     raw, settings, out = {}, config.get("quantization", {}), {}
     # A golden without weights names the one that it shares them with.
@@ -65,7 +68,8 @@ def softmax(x):
 
 
 def yarn(dims, theta, scaling, truncate):
-    """(inverse frequencies [dims / 2], concentration): YaRN, arXiv 2309.00071; plain RoPE without `scaling`."""
+    """(inverse frequencies [dims / 2], concentration): YaRN, arXiv 2309.00071; plain RoPE without
+    `scaling`."""
     inverse = theta ** -(np.arange(0, dims, 2) / dims)
     if not scaling or scaling.get("rope_type", scaling.get("type")) == "default":
         return inverse, 1.0
@@ -82,7 +86,7 @@ def yarn(dims, theta, scaling, truncate):
 
 
 def rotate(x, inverse, concentration, interleaved):
-    """RoPE on the first 2 * len(inverse) numbers of x [n, heads, d]; position = row."""
+    """RoPE on the first 2 * len(inverse) elements of x [n, heads, d]; position = row."""
     angle = np.arange(len(x))[:, None, None] * inverse
     cos, sin, n = np.cos(angle) * concentration, np.sin(angle) * concentration, 2 * len(inverse)
     pairs, halves = (np.s_[..., 0:n:2], np.s_[..., 1:n:2]), (np.s_[..., : n // 2], np.s_[..., n // 2 : n])
@@ -128,7 +132,7 @@ def gpt_oss(config, w, ids, truncate):
 
 
 def sparse_mla(config, w, ids, interleaved, late):
-    """deepseek-ai/DeepSeek-V3.2-Exp, inference/model.py: MLA whose softmax sees what the indexer chose."""
+    """deepseek-ai/DeepSeek-V3.2-Exp, inference/model.py: MLA over the positions of the indexer."""
     heads, rank, rope, nope, v_dim = (config[k] for k in (
         "num_attention_heads", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"))
     index_heads, index_dim, index_k = (config[k] for k in ("index_n_heads", "index_head_dim", "index_topk"))
@@ -209,7 +213,7 @@ READINGS = {
 
 
 def compare(got, want):
-    """The difference in words."""
+    """The difference, for printing."""
     rows = np.abs(got - want).max(-1) / rms(want)
     first = np.argmax(rows > 1e-4) if (rows > 1e-4).any() else "none"
     return f"{rows.max():.1e} (first row: {first})"

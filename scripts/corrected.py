@@ -1,15 +1,17 @@
-"""mlx-lm as the reference, corrected where docs/references.md shows that it departs from the models' own code.
+"""mlx-lm as the reference, corrected where it departs from the models' own code.
 
-`load` replaces mlx-lm's loader. Nothing of mlx-lm is changed outside of it but what `install` replaces:
+docs/references.md proves each correction. `load` replaces mlx-lm's loader; `install` replaces
+functions of mlx-lm:
 
-  noaux_tc routers   groups that were not chosen count as minus infinity, not as 0 (deepseek_v3, deepseek_v32, glm4_moe)
+  noaux_tc routers   groups that were not chosen count as minus infinity, not as 0 (deepseek_v3,
+                     deepseek_v32, glm4_moe)
   YaRN               honours `truncate: false` (gpt_oss)
   clamped SwiGLU     honours `swiglu_limit` (gpt_oss)
-  indexer            LayerNorm with epsilon 1e-6 (deepseek_v32, glm_moe_dsa); `indexer_types`: a shared one uses the
-                     positions that the last full one chose (glm_moe_dsa)
-  kv_b_proj          a quantised one is dequantised, not quantised anew after the split
-  FP8 blocks         dequantised to f32, not rounded to bf16
-  extra layers       of multi-token prediction are left out at any depth
+  indexer            LayerNorm with epsilon 1e-6 (deepseek_v32, glm_moe_dsa); `indexer_types`: a
+                     shared one uses the positions of the last full one (glm_moe_dsa)
+  kv_b_proj          if quantized: dequantized, and not quantized again after the split
+  FP8 blocks         dequantized to f32, not rounded to bf16
+  extra layers       of multi-token prediction are removed at any depth
 """
 import math
 from unittest import mock
@@ -24,7 +26,8 @@ from mlx_lm.models.rope_utils import YarnRoPE
 
 
 def biased_scores(logits, bias, n_group, topk_group):
-    """(sigmoids, what noaux_tc chooses the experts by, group scores or None), each [.., experts] or [.., groups]."""
+    """(sigmoids, selection scores of noaux_tc, group scores or None): [.., experts] or
+    [.., groups]."""
     raw = mx.sigmoid(logits.astype(mx.float32))
     scores, groups = raw + bias, None
     if n_group > 1:
@@ -36,7 +39,7 @@ def biased_scores(logits, bias, n_group, topk_group):
 
 
 def select(logits, bias, top_k, n_group, topk_group, routed_scaling_factor, norm_topk_prob):
-    """noaux_tc as DeepSeek's `Gate` has it: (expert ids, weights)."""
+    """noaux_tc as in DeepSeek's `Gate`: (expert ids, weights)."""
     raw, scores, _ = biased_scores(logits, bias, n_group, topk_group)
     ids = mx.argsort(-scores, axis=-1)[..., :top_k]
     weights = mx.take_along_axis(raw, ids, axis=-1)
@@ -46,7 +49,7 @@ def select(logits, bias, top_k, n_group, topk_group, routed_scaling_factor, norm
 
 
 class Remembering(deepseek_v32.Indexer):
-    """An indexer that notes what it chose."""
+    """An indexer that records its positions."""
 
     chosen = None
 
@@ -56,18 +59,18 @@ class Remembering(deepseek_v32.Indexer):
 
 
 class Shared(nn.Module):
-    """In an indexer's place: repeats what the last one chose."""
+    """Replaces an indexer: returns the positions of the last one."""
 
     def __call__(self, x, qr, mask, cache=None):
         if cache is not None:
-            # mlx-lm's attention wants a cache that grows.
+            # mlx-lm's attention requires a cache that grows.
             zeros = mx.zeros((*x.shape[:1], 1, x.shape[1], 1))
             cache.update_and_fetch(zeros, zeros)
         return Remembering.chosen
 
 
 def share_indexers(model, types):
-    """Puts `Shared` where `types` says so, before weights are loaded."""
+    """Installs `Shared` in the layers that `types` names, before weights are loaded."""
     for layer, kind in zip(model.layers, types):
         if kind == "shared":
             layer.self_attn.indexer = Shared()
@@ -76,13 +79,14 @@ def share_indexers(model, types):
 
 
 def install():
-    """Replaces the routers' function; the rest is per model."""
+    """Replaces the routers' function. All other corrections are per model."""
     for module in (deepseek_v3, deepseek_v32, glm4_moe):
         module.group_expert_select = select
 
 
 def yarn_periods(dims, base, scaling):
-    """theta^(2i/d) as YaRN stretches it [dims / 2], with edges that are not rounded (arXiv 2309.00071)."""
+    """theta^(2i/d) scaled by YaRN [dims / 2], with edges that are not rounded (arXiv
+    2309.00071)."""
     inverse = base ** -(np.arange(0, dims, 2) / dims)
     edge = lambda turns: dims * math.log(scaling["original_max_position_embeddings"] / (turns * 2 * math.pi)) / (
         2 * math.log(base))
@@ -92,7 +96,7 @@ def yarn_periods(dims, base, scaling):
 
 
 def prepare(weights, config):
-    """The tensors of a checkpoint as mlx-lm's `sanitize` does no harm to them."""
+    """Tensors of a checkpoint, in a form that mlx-lm's `sanitize` leaves intact."""
     layers, out = config["num_hidden_layers"], {}
     for name, value in weights.items():
         parts = name.split("layers.")
@@ -112,7 +116,7 @@ def prepare(weights, config):
 
 
 def dequantise_blocks(value, scale):
-    """f32 of an FP8 E4M3 matrix [.., m, n] with one scale per block of 128x128."""
+    """f32 values of an FP8 E4M3 matrix [.., m, n] with one scale per 128x128 block."""
     m, n = value.shape[-2:]
     full = mx.repeat(mx.repeat(scale.astype(mx.float32), 128, axis=-2), 128, axis=-1)
     return mx.from_fp8(value, dtype=mx.float32) * full[..., :m, :n]

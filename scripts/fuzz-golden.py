@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Compares moeflux with mlx-lm on random checkpoints: shapes, quantisation, layout and chunking drawn from a seed.
+"""Compares moeflux with mlx-lm on random checkpoints: shapes, quantization and layout from a seed.
 
-usage: scripts/fuzz-golden.py BIN [--seeds FIRST:END] [--only MODEL_TYPE] [--prompt N] [--keep DIR] [-- ARGUMENT ...]
+usage: scripts/fuzz-golden.py BIN [--seeds FIRST:END] [--only MODEL_TYPE] [--prompt N] [--keep DIR]
+                              [-- ARGUMENT ...]
 
-BIN is the moeflux binary; what follows `--` is passed to every `BIN logits` (`-- --memory 4MiB --chunk 3`). Needs
-`pip install "mlx[cpu]" mlx-lm`. Prints one line per seed; a seed always gives the same checkpoint. The bars are those
-of the goldens: logits and hidden states within 1e-3 of the rms, the same sets of experts. A case whose routing hangs on
-less than 1e-4 of a router logit, or of an indexer's score, is reported as `close` and not counted: there rounding may
-choose otherwise. The reference is mlx-lm with the corrections of corrected.py.
+BIN is the moeflux binary. Arguments after `--` are passed to every `BIN logits` (`-- --memory 4MiB
+--chunk 3`). Needs `pip install "mlx[cpu]" mlx-lm`. Prints one line per seed; a seed always gives
+the same checkpoint. Tolerances are those of the goldens: logits and hidden states within 1e-3 of
+the rms, the same sets of experts. A case in which a choice depends on less than 1e-4 of a router
+logit, or of an indexer's score, is reported as `close` and not counted, as rounding may change the
+choice. The reference is mlx-lm with the corrections of corrected.py.
 """
 import argparse
 import contextlib
@@ -35,7 +37,7 @@ FP8 = ("qwen3_moe", "deepseek_v3", "kimi_k2", "deepseek_v32", "glm_moe_dsa", "gl
 
 
 def common_config(r):
-    """What both architectures have."""
+    """Keys of both Qwen architectures."""
     kv_heads, experts = r.choice((1, 2, 3, 4)), r.randint(2, 24)
     return dict(
         hidden_size=r.choice((32, 64, 96, 128, 160, 256)), num_hidden_layers=r.randint(1, 5),
@@ -80,7 +82,7 @@ def qwen3_5_moe_config(r):
 
 
 def attention_config(r):
-    """Heads, and what every new architecture has."""
+    """Keys of attention heads, and common keys."""
     kv_heads = r.choice((1, 2, 3, 4))
     return dict(
         hidden_size=r.choice((32, 64, 96, 128, 160)), num_hidden_layers=r.randint(1, 4),
@@ -112,7 +114,7 @@ def latent_config(r):
 
 
 def random_yarn(r):
-    """DeepSeek's YaRN, with an original length short enough to matter."""
+    """DeepSeek's YaRN, with an original context short enough to have an effect."""
     if r.random() < 0.25:
         return None
     fast = r.choice((32, 32, 8, 1))
@@ -177,7 +179,7 @@ def minimax_m2_config(r):
 def qwen3_next_config(r):
     c, interval, key_heads = common_config(r), r.randint(2, 4), r.randint(1, 3)
     layers = c["num_hidden_layers"] = r.randint(interval, 5)
-    # The Hub's layout is known to mlx-lm by its experts: the last layer has some.
+    # mlx-lm recognizes the Hub's layout by its experts, so the last layer has some.
     dense = [i for i in range(layers - 1) if r.random() < 0.15]
     return cases.qwen3_next(**c | dict(
         full_attention_interval=interval, linear_num_key_heads=key_heads,
@@ -192,7 +194,7 @@ def gemma4_config(r):
     c, experts = attention_config(r), r.randint(2, 12)
     layers = c["num_hidden_layers"] = r.randint(2, 4)
     kinds = [r.choice(("sliding_attention", "full_attention")) for _ in range(layers - 1)]
-    # Every layer has as many query heads.
+    # Every layer has the same number of query heads.
     shared = [h for h in (1, 2, 3, 4) if c["num_attention_heads"] % h == 0]
     return cases.gemma4(**c | dict(
         layer_types=[*kinds, "full_attention"], global_head_dim=r.choice((32, 48, 64, 128)),
@@ -209,20 +211,21 @@ CONFIGS = dict(
 
 
 def random_format(r, config):
-    """How to quantise: affine at random, one of the floating formats, or nothing."""
+    """Random quantization: affine, one of the floating-point formats, or none."""
     text, kind = config.get("text_config", config), config["model_type"]
     layout = r.choice(("mlx",) * 5 + ("mlx-plain", "hub", "hub"))
     mode = r.choice(("affine",) * 4 + ("mxfp4", "nvfp4", "mxfp8"))
     if layout == "hub":
         return dict(layout=layout, mode=r.choice(("affine", "fp8")) if kind in FP8 else "affine")
     if mode != "affine" and layout == "mlx":
-        # Sixteen or 32 numbers share a scale; the router and the embedding stay affine, as published ones do.
+        # 16 or 32 weights share a scale. Router and embedding stay affine, as in published models.
         group = 16 if mode == "nvfp4" else 32
         overrides = {t: (8, 32, "affine") for t in ("mlp.gate", "router", "router.proj", "embed_tokens", "moe.gate")}
         return dict(layout=layout, mode=mode, bits=8 if mode == "mxfp8" else 4, group=group, overrides=overrides)
     overrides = {t: r.choice([(b, g) for b in BITS for g in GROUPS] + [None] * 3)
                  for t in r.sample(TENSORS, r.randint(0, 6))}
-    # Below the group, mlx-lm quantises nothing, and its recipes name what they could not quantise.
+    # mlx-lm does not quantize rows shorter than a group, and its recipes list tensors that they
+    # skip.
     group, columns = r.choice(GROUPS), text["hidden_size"]
     group = max(g for g in GROUPS if g <= group and columns % g == 0)
     chosen = dict(layout=layout, bits=r.choice(BITS), group=group, overrides=overrides,
@@ -247,7 +250,7 @@ def random_case(seed, only=None):
     if chosen["layout"] == "hub" and r.random() < 0.3 and kind in ("deepseek_v3", "glm4_moe", "deepseek_v32"):
         config["num_nextn_predict_layers"], extras = 1, True
     low, short, long = r.choice((0.0, 0.0, -1.0)), r.randint(1, 60), r.randint(100, 300)
-    # Enough for each norm after a block of gemma4 to matter beside its scaled embeddings.
+    # Large enough that each norm after a block of gemma4 shows beside its scaled embeddings.
     loud = {f"post_{block}_layernorm.weight": 2.0 for block in ("attention", "feedforward")} if kind == "gemma4" else {}
     return Case(
         config, dtype=r.choice(list(DTYPES)), shards=r.choice((1, 1, 2, 3, 7)),
@@ -258,7 +261,7 @@ def random_case(seed, only=None):
 
 
 def describe(case):
-    """A case in a few words."""
+    """Short description of a case."""
     c = case.config.get("text_config", case.config)
     words = [case.config["model_type"], case.layout, case.dtype]
     if case.layout == "mlx":
@@ -275,7 +278,7 @@ def describe(case):
 
 
 def run(binary, folder, ids, prefill, arguments):
-    """What `moeflux logits` writes for `ids`."""
+    """Output of `moeflux logits` for `ids`."""
     tokens, out = folder / "tokens.json", folder / "out.safetensors"
     tokens.write_text(json.dumps(ids))
     out.unlink(missing_ok=True)
@@ -337,7 +340,7 @@ def main():
     args.add_argument("binary", metavar="BIN", type=Path)
     args.add_argument("--seeds", default="0:50", metavar="FIRST:END", help="the seeds to try (default 0:50)")
     args.add_argument("--only", choices=sorted(CONFIGS), help="only this architecture")
-    args.add_argument("--prompt", type=int, metavar="N", help="prompts of N tokens, whatever the seed says")
+    args.add_argument("--prompt", type=int, metavar="N", help="prompts of N tokens, for every seed")
     args.add_argument("--keep", type=Path, metavar="DIR", help="keep failing checkpoints here")
     own, passed_on = sys.argv[1:], []
     if "--" in own:

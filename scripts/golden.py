@@ -1,20 +1,24 @@
-"""Tiny random checkpoints, and what mlx-lm computes on them: the parts that make-golden.py and fuzz-golden.py share.
+"""Tiny random checkpoints and their results in mlx-lm: shared by make-golden.py and fuzz-golden.py.
 
-Needs `pip install "mlx[cpu]" mlx-lm` (written against mlx 0.32, mlx-lm 0.32). Nothing is downloaded.
+Needs `pip install "mlx[cpu]" mlx-lm` (written against mlx 0.32, mlx-lm 0.32). Nothing is
+downloaded.
 
-A case is a `Case`: a config as the Hub has it, how to quantise, the dtype of everything that is not quantised, and a
-layout:
+A case is a `Case`: a config as the Hub has it, quantization settings, the dtype of all other
+tensors, and a layout:
 
-  mlx         quantised as mlx-lm writes it: stacked experts, RMSNorm weights with the 1 already added
-  mlx-plain   the same, unquantised
-  hub         Hugging Face's own layout, unquantised but for gpt_oss. Most: one tensor per expert and projection.
-              qwen3_5_moe and gemma4: fused `experts.gate_up_proj` [E, 2I, H] and `experts.down_proj` [E, H, I].
-              Qwen's delta-nets: conv1d [C, 1, K], RMSNorm weights without the 1 (but not the gated norm of the
-              delta-net). DeepSeek: `kv_b_proj` whole. minimax_m2: w1, w2, w3. gpt_oss: experts in MXFP4,
-              `gate_up_proj_blocks` with gate and up in turns.
+  mlx         quantized as mlx-lm writes it: stacked experts, RMSNorm weights with the 1 added
+  mlx-plain   the same, unquantized
+  hub         Hugging Face's own layout, unquantized except for gpt_oss. Most models have one tensor
+              per expert and projection.
+              qwen3_5_moe, gemma4: fused `experts.gate_up_proj` [E, 2I, H] and
+              `experts.down_proj` [E, H, I].
+              Qwen's delta-nets: conv1d [C, 1, K], RMSNorm weights without the 1 (except the gated
+              norm of the delta-net).
+              DeepSeek: `kv_b_proj` whole. minimax_m2: w1, w2, w3.
+              gpt_oss: experts in MXFP4, `gate_up_proj_blocks` with gate and up rows interleaved.
 
-`Reference` loads a finished folder through mlx-lm, corrected as corrected.py says, upcasts every tensor exactly and
-computes in f32.
+`Reference` loads a finished folder through mlx-lm with the corrections of corrected.py, upcasts
+every tensor exactly, and computes in f32.
 """
 import copy
 import json
@@ -43,49 +47,53 @@ HUB_DTYPES = dict(bf16="bfloat16", f16="float16", f32="float32")
 
 @dataclass
 class Case:
-    """One checkpoint to make. `config` is the Hub's; see the table in make-golden.py."""
+    """One checkpoint to make. `config` is the Hub's; the table is in cases.py."""
 
     config: dict
     layout: str = "mlx"
     dtype: str = "bf16"
     bits: int = 4
     group: int = 64
-    # "affine", "mxfp4", "nvfp4" or "mxfp8"; in the hub layout "fp8" gives E4M3 with a scale per block of 128x128.
+    # "affine", "mxfp4", "nvfp4" or "mxfp8". In the hub layout "fp8": E4M3, a scale per 128x128
+    # block.
     mode: str = "affine"
-    # Tensor path suffix -> (bits, group) or (bits, group, mode), or None for "leave it unquantised". The first match
+    # Tensor path suffix -> (bits, group) or (bits, group, mode); None: not quantized. First match
     # wins.
     overrides: dict = field(default_factory=dict)
-    # MLX layout of DeepSeek's attention: bits and group of a whole `kv_b_proj` in place of embed_q and unembed_out.
+    # MLX layout of DeepSeek's attention: bits and group of a whole `kv_b_proj`, which replaces
+    # embed_q and unembed_out.
     kv_b_proj: tuple | None = None
-    # Tensor name suffix -> what is added to all of its random values.
+    # Tensor name suffix -> value added to all of its random values.
     shift: dict = field(default_factory=dict)
     # dtype of e_score_correction_bias, which mlx-lm keeps in f32 and some exports do not.
     bias_dtype: str = "f32"
     # One of mlx-lm's mixed recipes ("mixed_3_6"); replaces `bits` and `overrides`.
     recipe: str | None = None
-    # What config.json says about overrides: "named" lists each (unquantised ones as false), "nothing" leaves the
-    # reader to infer them from the shapes.
+    # Overrides in config.json. "named": each is listed, unquantized ones as false. "nothing": none
+    # is; they follow from the shapes.
     map: str = "named"
     shards: int = 1
-    # Hub layout: prefix of the decoder's tensors (qwen3_5_moe: "model.language_model.", or "model." for text only).
+    # Hub layout: prefix of the decoder's tensors. qwen3_5_moe: "model.language_model.", or "model."
+    # for text only.
     prefix: str = "model.language_model."
-    # dtype of A_log and of the delta-net's gated norm in the hub layout, which some exports keep in f32.
+    # dtype of A_log and of the delta-net's gated norm in the hub layout; f32 in some exports.
     state_dtype: str | None = None
-    # Extra tensors of a vision tower and of multi-token prediction, which a text runtime has to skip.
+    # Extra tensors of a vision tower and of multi-token prediction, which a text runtime must skip.
     extras: bool = False
     prompt: int = 21
     steps: int = 12
-    # How many rows of the prompt, from its end, a golden keeps (None: all).
+    # Number of the prompt's last rows that a golden stores (None: all).
     keep: int | None = None
-    # Whether the first seed is taken, whatever its margins.
+    # Whether the first seed is used, regardless of its margins.
     any_seed: bool = False
 
 
-# --- making a checkpoint ---------------------------------------------------------------------------------------------
+# --- making a checkpoint --------------------------------------------------------------------------
 
 
 def random_tensor(rng, name, shape):
-    """Random values wide enough that every part (gates, norms, biases, decay, routing) shows in the logits."""
+    """Random values, large enough that each part (gates, norms, biases, decay) shows in the
+    logits."""
     fan_in = np.sqrt(shape[-1])
     if name.endswith("A_log"):
         return np.log(rng.uniform(0.1, 8.0, shape))
@@ -117,7 +125,7 @@ def random_tensor(rng, name, shape):
 
 
 def random_model(case, seed):
-    """A model of mlx-lm with random weights in the case's dtype (A_log stays f32, as mlx-lm keeps it)."""
+    """A model of mlx-lm with random weights in the case's dtype; A_log stays f32, as in mlx-lm."""
     dtype = DTYPES[case.dtype]
     model_class, args_class = mlx_utils._get_classes(case.config)
     model = model_class(args_class.from_dict(copy.deepcopy(case.config)))
@@ -137,7 +145,7 @@ def random_model(case, seed):
 
 
 def quantise(model, case):
-    """Quantises `model` in place; returns it, and the config with the `quantization` map that mlx-lm writes."""
+    """Quantizes `model` in place. Returns it, and the config with mlx-lm's `quantization` map."""
     routers = getattr(model, "quant_predicate", None) or (lambda path, module: True)
     unquantised = []
 
@@ -158,14 +166,15 @@ def quantise(model, case):
     if case.map == "nothing":
         config["quantization"] = {k: config["quantization"][k] for k in ("group_size", "bits", "mode")}
     else:
-        # mlx-vlm and older exports name the tensors that stay as they are with `false`.
+        # mlx-vlm and older exports list unquantized tensors with `false`.
         config["quantization"] |= {path: False for path in sorted(unquantised)}
     config["quantization_config"] = config["quantization"]
     return model, config
 
 
 def hub_tensors(weights, case):
-    """Turns mlx-lm's tensors into the Hub's names and shapes: the inverse of mlx-lm's `sanitize`."""
+    """Converts mlx-lm's tensors to the Hub's names and shapes: the inverse of mlx-lm's
+    `sanitize`."""
     kind = case.config["model_type"]
     nested, qwen_linear = kind.startswith(("qwen3_5", "gemma4")), kind.startswith(("qwen3_5", "qwen3_next"))
     letters = dict(gate_proj="w1", down_proj="w2", up_proj="w3") if kind == "minimax_m2" else {}
@@ -191,7 +200,7 @@ def hub_tensors(weights, case):
         if qwen_linear and "conv1d" in name:
             value = mx.contiguous(value.moveaxis(1, 2))
         elif qwen_linear and "norm" in name and "linear_attn" not in name:
-            # Exact: a bf16 or f16 number between 0.5 and 2, less 1, has no more digits than before.
+            # Exact: a bf16 or f16 value from 0.5 to 2, minus 1, needs no more mantissa bits.
             assert float(value.min()) >= 0.5 and float(value.max()) < 2.0
             value = value - mx.array(1.0, value.dtype)
         if "linear_attn" in name and name.endswith(("A_log", "linear_attn.norm.weight")):
@@ -201,7 +210,8 @@ def hub_tensors(weights, case):
 
 
 def whole_kv_b_proj(weights, setting):
-    """Puts `kv_b_proj` [heads * (nope + v), rank] in the place of its halves; `setting`: (bits, group) or None."""
+    """Replaces the halves of `kv_b_proj` by the whole, [heads * (nope + v), rank]. `setting` is
+    (bits, group) or None."""
     for name in [n for n in weights if n.endswith(".embed_q.weight")]:
         base = name.removesuffix("embed_q.weight")
         halves = weights.pop(name).swapaxes(-1, -2), weights.pop(base + "unembed_out.weight")
@@ -212,7 +222,8 @@ def whole_kv_b_proj(weights, setting):
 
 
 def published_mxfp4(weights):
-    """Experts of gpt_oss as OpenAI publishes them: rows of gate and up in turns, blocks of 16 bytes and a scale."""
+    """Experts of gpt_oss as published by OpenAI: gate and up rows interleaved, blocks of 16 bytes
+    with a scale."""
     out = {}
     for name, value in weights.items():
         if ".mlp.experts." not in name:
@@ -231,7 +242,8 @@ def published_mxfp4(weights):
 
 
 def published_fp8(weights):
-    """The matrices of the decoder's layers, router excepted, in E4M3 with an f32 scale per block of 128x128."""
+    """Matrices of the decoder layers, except the router, in E4M3 with an f32 scale per 128x128
+    block."""
     out = {}
     for name, value in weights.items():
         if value.ndim != 2 or ".layers." not in name or name.endswith((".gate.weight", "weights_proj.weight")):
@@ -247,7 +259,7 @@ def published_fp8(weights):
 
 
 def extra_tensors(case):
-    """Tensors that are no part of the text model, under the names that published files give them."""
+    """Tensors outside the text model, under their published names."""
     dtype, zeros = DTYPES[case.dtype], {}
     if "num_nextn_predict_layers" in case.config:
         layer = f"model.layers.{case.config['num_hidden_layers']}."
@@ -278,7 +290,7 @@ def extra_tensors(case):
 
 
 def save_weights(folder, weights, shards):
-    """Writes the tensors dealt out over `shards` files, so that the parts of one matrix or expert lie apart."""
+    """Writes the tensors to `shards` files in turn, so that planes of one matrix are in several."""
     names = sorted(weights)
     files = ["model.safetensors"] if shards == 1 else [
         f"model-{i + 1:05}-of-{shards:05}.safetensors" for i in range(shards)
@@ -294,7 +306,7 @@ def save_weights(folder, weights, shards):
 
 
 def label_fp8(file, names):
-    """Says of tensors that their bytes are E4M3 numbers, which mlx saves as u8."""
+    """Sets the dtype of tensors to E4M3 in the header; mlx saves them as u8."""
     if names:
         data = file.read_bytes()
         (n,) = struct.unpack("<Q", data[:8])
@@ -325,7 +337,7 @@ def save_tokenizer(folder):
 
 
 def make_checkpoint(folder, case, seed):
-    """Writes config, weights and tokenizer of `case` into `folder`, which is emptied of older weights."""
+    """Writes config, weights and tokenizer of `case` to `folder`. Deletes older weights there."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("model*.safetensors*"):
@@ -360,7 +372,7 @@ def make_checkpoint(folder, case, seed):
     (folder / "config.json").write_text(json.dumps(config, indent=1))
 
 
-# --- what mlx-lm computes on it --------------------------------------------------------------------------------------
+# --- results of mlx-lm ----------------------------------------------------------------------------
 
 
 class Reference:
@@ -371,27 +383,29 @@ class Reference:
         self.cache = None
 
     def start(self):
-        """Forgets what was fed."""
+        """Starts a new sequence."""
         self.cache = make_prompt_cache(self.model)
 
     def feed(self, ids):
-        """Logits f32 [n, vocab] of `ids`, fed after what was fed before."""
+        """Logits f32 [n, vocab] of `ids`, appended to the sequence."""
         logits = self.model(mx.array([ids]), cache=self.cache)
         return np.array(logits[0].astype(mx.float32))
 
     def perturb(self, seed, relative):
-        """Multiplies every weight vector (norms, decay, biases of delta-nets) by 1 + relative * N(0, 1): how far that
-        moves the logits says how much the model amplifies rounding."""
+        """Multiplies every weight vector (norms, decay, delta-net biases) by 1 + relative * N(0,
+        1). The change of the logits measures how much the model amplifies rounding."""
         rng = np.random.default_rng(seed)
         nudge = lambda v: v * mx.array(1 + relative * rng.normal(size=v.shape).astype(np.float32))
         self.model.update(tree_map_with_path(lambda _, v: nudge(v) if v.ndim == 1 else v, self.model.parameters()))
 
     def trace(self, ids_list):
-        """Feeds each list of ids from a fresh start. Returns (logits per list, hidden, experts, gap): hidden[L] f32
-        [n, hidden] is the output of decoder layer L, experts[L] i32 [n, k] the chosen set of a MoE layer, unordered,
-        both over all rows fed; gap the smallest distance between the router logits of the last expert chosen and of
-        the first one not (or between the scores of positions that an indexer chooses): below about 1e-4 rounding may
-        choose otherwise."""
+        """Feeds the lists of ids to a new sequence. Returns (logits per list, hidden, experts,
+        gap).
+
+        hidden[L] f32 [n, hidden] is the output of decoder layer L; experts[L] i32 [n, k] is the
+        chosen set of a MoE layer, unordered; both over all rows fed. gap is the smallest distance
+        between the router logits of the last chosen expert and the first rejected one, or between
+        indexer scores of positions. Below about 1e-4, rounding may change the choice."""
         hidden, experts, gaps, undo = {}, {}, [np.inf], []
 
         def wrap(module_class, see):
@@ -437,7 +451,8 @@ class Reference:
 
 
 class IndexerWatch:
-    """`mlx.core` for mlx-lm's DeepSeek-V3.2: notes how close the last position chosen and the first one not are."""
+    """`mlx.core` for mlx-lm's DeepSeek-V3.2. Records the gap between the last chosen position and
+    the first rejected one."""
 
     def __init__(self, gaps):
         self.gaps = gaps
@@ -454,7 +469,7 @@ class IndexerWatch:
 
 
 def cut(scores, order, k):
-    """The smallest distance, over all rows, between the k-th largest and the next."""
+    """Smallest distance, over all rows, between the k-th largest score and the next."""
     if not len(scores) or k >= scores.shape[-1]:
         return np.inf
     top = np.take_along_axis(scores, order[:, : k + 1], -1)
@@ -470,8 +485,8 @@ def moe_block(layer):
 
 
 def routing(moe, x):
-    """(what a MoE block chooses its experts by [n, experts], k, gap of its groups), in units of router logits: sigmoids
-    change by at most a quarter of what their logits do."""
+    """(selection scores of a MoE block [n, experts], k, gap of its groups), in units of router
+    logits. A sigmoid changes by at most a quarter of the change of its logit."""
     x = x[0] if x.ndim == 3 else x
     if hasattr(moe, "per_expert_scale"):
         logits = moe.proj(mx.fast.rms_norm(x, moe.scale * moe._root_size, moe.eps))

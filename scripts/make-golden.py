@@ -1,22 +1,25 @@
 #!/usr/bin/env python3
-"""Makes the golden checkpoints of crates/engine/tests/data/goldens: logits that mlx-lm computed, not we.
+"""Makes the golden checkpoints of crates/engine/tests/data/goldens, with logits computed by mlx-lm.
 
-usage: scripts/make-golden.py [CASE ...] [--out DIR] [--again] [--list]        (no case: all of cases.py)
+usage: scripts/make-golden.py [CASE ...] [--out DIR] [--again] [--list]   (no case: all of cases.py)
 
-Needs `pip install "mlx[cpu]" mlx-lm`. Each folder holds config.json, the weights, a byte-level tokenizer, and
+Needs `pip install "mlx[cpu]" mlx-lm`. Each folder holds config.json, the weights, a byte-level
+tokenizer, and
 
-  golden.json          token ids of the prompt and of the greedy steps, the seed, versions, and two margins:
-                       `router_gap`, the closest call between a chosen expert and one that was not, in router logits;
-                       (or positions of an indexer); `noise`, how far a relative change of 1e-6 in the norms moves a
-                       logit, over the rms of all
-  golden.safetensors   prompt_ids i32 [P]                  gen_ids_f32 i32 [N]
-                       prefill_logits_f32 f32 [R, vocab]   the last R rows of the prompt in one pass; mostly R = P
-                       decode_logits_f32 f32 [N, vocab]    row i follows feeding gen_ids_f32[i]
-                       hidden_f32.L f32 [R, hidden]        output of decoder layer L on the same rows
-                       experts_f32.L i32 [R + N, k]        chosen experts of a MoE layer, as a set
+  golden.json          token ids of the prompt and of the greedy steps, the seed, versions, and two
+                       margins: `router_gap`, the smallest distance between a chosen expert and a
+                       rejected one, in router logits (or between positions of an indexer);
+                       `noise`, the change of a logit by a relative change of 1e-6 in the norms,
+                       over the rms of all
+  golden.safetensors   prompt_ids i32 [P]                 gen_ids_f32 i32 [N]
+                       prefill_logits_f32 f32 [R, vocab]  last R rows of the prompt; mostly R = P
+                       decode_logits_f32 f32 [N, vocab]   row i: after gen_ids_f32[i]
+                       hidden_f32.L f32 [R, hidden]       output of decoder layer L on the same rows
+                       experts_f32.L i32 [R + N, k]       chosen experts of a MoE layer, as a set
 
-All of it in f32 with the same weights upcast exactly. Random weights amplify rounding, so the seed is the first one
-whose margins are wide enough that any right f32 implementation chooses the same experts.
+All in f32, with the weights upcast exactly. Random weights amplify rounding, so the seed is the
+first one whose margins are wide enough that every correct f32 implementation chooses the same
+experts.
 """
 import argparse
 import json
@@ -29,7 +32,7 @@ from cases import CASES
 from golden import Reference, make_checkpoint, read_safetensors, rms, versions
 
 GOLDENS = Path(__file__).resolve().parent.parent / "crates/engine/tests/data/goldens"
-# The more rows, the closer the closest call and the larger the largest difference: from LONG tokens on we ask for less.
+# More rows give smaller gaps and larger differences, so the limits are looser from LONG tokens on.
 LEAST_ROUTER_GAP, MOST_NOISE, NUDGE, LONG, VERY_LONG = 2e-3, 5e-5, 1e-6, 40, 1000
 
 
@@ -68,7 +71,7 @@ def attempt(folder, case, seed):
 
 
 def compute_again(folder):
-    """Computes the golden of a folder anew, on the weights and the prompt that lie there."""
+    """Recomputes the golden of a folder from its weights and prompt."""
     golden = json.loads((folder / "golden.json").read_text())
     rows = len(read_safetensors(folder / "golden.safetensors")["prefill_logits_f32"])
     gap, noise = compute(folder, golden["prompt_ids"], len(golden["gen_ids_f32"]), golden["seed"], rows)
@@ -78,7 +81,8 @@ def compute_again(folder):
 def make(folder, case):
     """Makes a case with the first seed whose margins are wide enough."""
     folder.mkdir(parents=True, exist_ok=True)
-    # No seed keeps thousands of rows away from every close call; the last rows, which are kept, feel few of them.
+    # No seed avoids small gaps over thousands of rows. The last rows, which are stored, are
+    # affected by few of them.
     ease = 1 if case.prompt < LONG else 4 if case.prompt < VERY_LONG else 100
     best = (0.0, 1.0)
     for seed in range(7, 107):
@@ -97,7 +101,7 @@ def main():
     args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     args.add_argument("cases", nargs="*", metavar="CASE")
     args.add_argument("--out", type=Path, default=GOLDENS)
-    args.add_argument("--again", action="store_true", help="keep the weights and prompts, compute the logits anew")
+    args.add_argument("--again", action="store_true", help="keep the weights and prompts, recompute the logits")
     args.add_argument("--list", action="store_true", help="print the names of the cases")
     args = args.parse_args()
     if args.again:

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Writes a small tokenizer of Kimi's kind, and what tiktoken itself makes of difficult texts with it.
+"""Writes a small tokenizer of Kimi's kind, and tiktoken's ids of difficult texts.
 
     pip install tiktoken regex && scripts/make-tiktoken-golden.py [FOLDER [RANDOM_TEXTS]]
 
-FOLDER (crates/engine/tests/data/tiktoken) gets tiktoken.model, tokenizer_config.json and golden.json. The ranks are
-trained here; the ids come from `tiktoken.Encoding`, as in Kimi's tokenization_kimi.py.
+Writes tiktoken.model, tokenizer_config.json and golden.json to FOLDER
+(crates/engine/tests/data/tiktoken). The ranks are trained here; the ids are those of
+`tiktoken.Encoding`, as in Kimi's tokenization_kimi.py.
 """
 
 import base64
@@ -40,8 +41,9 @@ TEXTS = [
     "<|im_system|>system<|im_middle|>You are Kimi.<|im_end|><|im_user|>user<|im_middle|>你好 hi<|im_end|>"
     "<|im_assistant|>assistant<|im_middle|>", "[BOS][EOS] [BOS ] <|im_end|<|im_end|>|> <|reserved_token_603|><|reserved_token_605|><think>x</think>",
 ]
-# Tokens that training never gives. Joined in another order than they are ranked in (`wxyz` before its parts), or never
-# arrived at by joining (`zyx`: no part of two letters is a token), and overlaps that only a fixed order settles.
+# Tokens that training never produces: merged in another order than their ranks (`wxyz` before its
+# parts), not reachable by merges (`zyx`: no two of its letters are a token), and overlaps that only
+# a fixed order resolves.
 ODD = ["wxyz", "aaaa", "aaa", "aa", "wx", "yz", "xyz", "zyx", "bcab", "bc", "ab", "cab", "abca", "狸ate"]
 
 
@@ -50,7 +52,7 @@ def train():
     words = collections.Counter(
         tuple(bytes([b]) for b in w.encode()) for w in regex.findall(PATTERN, corpus, regex.V1)
     )
-    # The order of the bytes is not their value's: printable ones first, as in published files.
+    # Bytes are not in order of their values: printable ones first, as in published files.
     tokens = [bytes([b]) for b in sorted(range(256), key=lambda b: (not 33 <= b <= 126, b))]
     tokens += [token.encode() for token in ODD]
     while len(tokens) < TOKENS:

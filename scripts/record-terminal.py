@@ -21,7 +21,7 @@ WIDTH = FONT * 0.602
 
 
 def record(command):
-    """Runs the command on a pseudo-terminal; yields (seconds, text)."""
+    """Runs the command on a pseudo-terminal. Yields (seconds, text)."""
     leader, follower = pty.openpty()
     environment = dict(os.environ, COLUMNS=str(COLUMNS), LINES="24", TERM="dumb")
     start = time.monotonic()

@@ -1,8 +1,9 @@
 #!/bin/sh
-# Runs the tests of the kernels for AArch64 on another machine, under qemu; arguments name some of them. Wants Debian's packages
-# qemu-user and gcc-aarch64-linux-gnu, and `rustup target add aarch64-unknown-linux-gnu`. Takes a quarter of an hour.
-# Kernels of the GPU are compiled for the machine that runs the compiler, so they have their tests there.
-# The cortex-a53 has no 8-bit dot products, so both variants of NEON are run.
+# Tests the kernels for AArch64 on another machine, under qemu. Arguments are test filters. Needs
+# Debian's packages qemu-user and gcc-aarch64-linux-gnu, and
+# `rustup target add aarch64-unknown-linux-gnu`. Takes a quarter of an hour.
+# Metal's kernels are compiled for the build machine, and tested there.
+# The cortex-a53 has no int8 dot products, so both variants of NEON are tested.
 set -eu
 cd "$(dirname "$0")/.."
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
