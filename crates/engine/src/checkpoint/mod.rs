@@ -92,8 +92,8 @@ impl Checkpoint {
     }
 
     /// Opens a folder whose tensor files are also in mirrors, on other disks: the folders in
-    /// `mirrors`, and those that its `mirrors.txt` names, one per line. Files in several folders
-    /// must be copies of each other. Tensor files that the folder itself lacks are read from a
+    /// `mirrors`, and the folders named in its `mirrors.txt`, one per line. Files in several
+    /// folders must be copies of each other. Tensor files that the folder itself lacks are read from a
     /// mirror. Mirrors are searched for tensor files only.
     ///
     /// # Errors

@@ -17,6 +17,7 @@ const BANNED: [&str; 15] = [
     "by itself",
     "somebody",
     "nobody",
+    "of its own",
     "under way",
     "gives way",
     "give way",
