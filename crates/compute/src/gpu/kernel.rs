@@ -451,6 +451,7 @@ impl Pipelines {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::gpu::wgsl_files::FILES;
     use naga::{
         AddressSpace,
         back::spv,

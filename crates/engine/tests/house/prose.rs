@@ -9,7 +9,7 @@ const MAX_COLUMNS: usize = 100;
 
 /// Phrases for which the field has shorter or more precise words. Matched as whole words, case
 /// ignored, across line breaks.
-const BANNED: [&str; 15] = [
+const BANNED: [&str; 16] = [
     "so many",
     "those that",
     "that one",
