@@ -113,8 +113,8 @@ pub(crate) fn speeds(
     Ok(Comparison { differences: Vec::new(), text, passed: slower == 0 })
 }
 
-/// Differences between the fields `names` and between all options of two reports. Keys that one of
-/// the reports lacks are skipped.
+/// Differences between the fields `names` and between all options of two reports. Keys missing in
+/// either report are skipped.
 pub(crate) fn differences(names: &[&str], now: &Value, before: &Value) -> Vec<String> {
     let options = |report: &Value| report["options"].as_object().cloned().unwrap_or_default();
     let fields = names.iter().map(|name| (*name, &now[*name], &before[*name]));

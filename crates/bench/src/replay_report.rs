@@ -29,7 +29,7 @@ pub struct ReplayReport<'a> {
     is_cut: bool,
     /// Experts of the model.
     experts: usize,
-    /// Most distinct experts that one layer of one step needs.
+    /// Most distinct experts of one layer in one step.
     largest_need: usize,
     replayed: Vec<ReplayRow>,
     #[serde(skip)]

@@ -331,8 +331,8 @@ pub(crate) trait Lent: std::fmt::Debug + Send + Sync {
 /// Memory for weights: zeroed and page-aligned anonymous memory, unmapped on drop, or memory of a
 /// slot that a device lends.
 ///
-/// The memory of a slot is moved out of its device while a reader fills it, so that no other code can
-/// access it.
+/// The memory of a slot is moved out of its device while a reader fills it, so that no other
+/// code can access it.
 #[derive(Debug, Default)]
 pub struct Bytes(BytesMemory);
 

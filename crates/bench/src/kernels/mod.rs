@@ -23,7 +23,7 @@ use cases::KernelCase;
 use op_bench::{CYCLE, OpBench, OpTiming};
 pub use report::{KernelBound, KernelFigure, KernelReport, Peaks};
 
-/// Minimum time that one figure is measured.
+/// Minimum measuring time of a figure.
 const MIN_TIME: Duration = Duration::from_millis(150);
 const QUICK_MIN_TIME: Duration = Duration::from_millis(30);
 

@@ -59,7 +59,7 @@ pub(crate) struct BenchArgs {
     ///
     /// A step's roofline has the dense weights once, the state of each session, and the distinct
     /// experts of each layer. If 1 is among the sizes, the others are compared with it; on a GPU
-    /// the roofline is then the speed at the byte rate that one session reaches.
+    /// the roofline is then the speed at the byte rate of a single session.
     #[arg(long, value_name = "N,...", value_delimiter = ',', conflicts_with = "plot")]
     pub(crate) sessions: Vec<NonZeroUsize>,
     /// Several memory budgets instead of one, such as 4GiB,8GiB: each in its own process

@@ -103,7 +103,7 @@ pub(crate) struct MemoryArgs {
     /// that needs more than this ends with an error.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = MODEL)]
     pub(crate) state_memory: Option<u64>,
-    /// Tokens per prefill chunk [default: 512, or 2048 on a card with memory of its own]
+    /// Tokens per prefill chunk [default: 512, or 2048 on a discrete GPU]
     #[arg(long, value_name = "N", help_heading = MODEL)]
     pub(crate) chunk: Option<NonZeroUsize>,
     /// Number of expert slots, instead of as many as the budget holds
@@ -266,7 +266,7 @@ pub(crate) struct AnswerArgs {
     /// End the answer before this text; may be repeated
     #[arg(long, value_name = "TEXT", help_heading = ANSWER, value_parser = NonEmptyStringValueParser::new())]
     pub(crate) stop: Vec<String>,
-    /// Maximum tokens of an answer [default: what the context holds]
+    /// Maximum tokens of an answer [default: as many as the context holds]
     #[arg(short = 'n', long, value_name = "N", help_heading = ANSWER)]
     pub(crate) max_tokens: Option<NonZeroUsize>,
     /// Turn thinking on or off, if the chat template supports it
@@ -522,7 +522,7 @@ stays, and the same command resumes.";
 /// digest is checked on every read: damage is an error, never a wrong answer.
 ///
 /// Files have names ending in .partial while they are written. After Ctrl-C, a full disk or a
-/// crash, the same command resumes; what was written is verified first.
+/// crash, the same command resumes, after verifying the written parts.
 #[derive(Debug, Args)]
 #[command(after_help = PACK_EXAMPLES)]
 pub(crate) struct PackArgs {

@@ -56,7 +56,7 @@ pub(crate) fn run(args: &ChatArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     Ok(if failed && !input.is_editor() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// What follows a turn.
+/// Next action after a turn.
 enum TurnEnd {
     Line,
     Quit,

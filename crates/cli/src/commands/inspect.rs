@@ -96,7 +96,7 @@ struct ByteSizes {
     all_experts: u64,
 }
 
-/// Bytes that one token reads.
+/// Bytes read per token.
 #[derive(Serialize)]
 struct TokenReads {
     /// From memory.

@@ -7,7 +7,10 @@ use std::{
     thread,
 };
 
-use super::params::ParamsLayout;
+use super::{
+    params::ParamsLayout,
+    wgsl_files::{defined, file, header},
+};
 
 /// How a kernel uses a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -27,7 +30,7 @@ pub(super) enum Access {
 ///   define: [`Constants`] or another file of the kernel does;
 /// - `enables:` language extensions.
 ///
-/// The kernel binds its interfaces to files; those that it leaves open are bound by the [`Target`].
+/// The kernel binds its interfaces to files; the [`Target`] binds the remaining ones.
 /// [`Target::text`] resolves all of it: each file once, after the files that it needs.
 #[derive(Debug)]
 pub(super) struct Kernel {
@@ -62,118 +65,6 @@ macro_rules! kernel {
     };
 }
 pub(super) use kernel;
-
-macro_rules! files {
-    ($($name:literal),* $(,)?) => {
-        &[$(($name, include_str!(concat!("kernels/", $name, ".wgsl")))),*]
-    };
-}
-
-/// All WGSL files: names and texts.
-const FILES: &[(&str, &str)] = files![
-    "attention/append_kv",
-    "attention/attention_cooperative",
-    "attention/attention_decode",
-    "attention/attention_split",
-    "attention/attention_tiled",
-    "attention/block_scores",
-    "attention/indexer_scores",
-    "attention/indexer_top_positions",
-    "attention/kv_cache",
-    "attention/merge_splits",
-    "attention/qk_norm_rope",
-    "attention/rope",
-    "attention/softmax",
-    "attention/sum8_memory",
-    "attention/sum8_subgroup",
-    "attention/visible_splits",
-    "codec/any_format",
-    "codec/block_scales",
-    "codec/e2m1",
-    "codec/e4m3",
-    "codec/load_blocks",
-    "codec/plain",
-    "codec/q4",
-    "codec/q8",
-    "codec/quants",
-    "common/common",
-    "common/exp_log",
-    "common/gated_activation",
-    "common/sort_key",
-    "common/team_memory",
-    "common/team_subgroup",
-    "elementwise/embed",
-    "elementwise/glu",
-    "elementwise/map",
-    "elementwise/norm",
-    "experts/assignments",
-    "experts/assignments_given",
-    "experts/assignments_routed",
-    "experts/combine",
-    "experts/experts_down_sum",
-    "experts/experts_gemv",
-    "experts/experts_gemv_any",
-    "experts/slot_matrix",
-    "gemm/activations_f16",
-    "gemm/dequantize_f16",
-    "gemm/dequantize_minifloat",
-    "gemm/dequantize_plain",
-    "gemm/dequantize_q4",
-    "gemm/dequantize_q8",
-    "gemm/dequantize_quants",
-    "gemm/gemm_cooperative",
-    "gemm/gemm_registers",
-    "gemm/gemm_tile",
-    "gemm/sort_assignments",
-    "gemm/weights_any",
-    "gemm/weights_blocks",
-    "gemv/activations_f32",
-    "gemv/activations_int",
-    "gemv/gemv",
-    "gemv/gemv_any",
-    "gemv/head_gemv",
-    "gemv/head_gemv_transposed",
-    "gemv/head_gemv_transposed_any",
-    "gemv/matrices_fused",
-    "gemv/matrix_single",
-    "gemv/row_products",
-    "gemv/row_sums_memory",
-    "gemv/row_sums_subgroup",
-    "gemv/stage_x",
-    "probe/read_bandwidth",
-    "probe/subgroup_probe",
-    "recurrent/conv1d",
-    "recurrent/delta_conv",
-    "recurrent/delta_net",
-    "recurrent/delta_no_conv",
-    "recurrent/pair_sum_memory",
-    "recurrent/pair_sum_subgroup",
-    "router/rank_experts",
-    "router/router_topk",
-    "router/routing",
-    "router/scratch_storage",
-    "router/scratch_workgroup",
-    "sampling/top_logit",
-    "sampling/top_logits",
-];
-
-/// The text of a file of `kernels/`.
-fn file(name: &str) -> Option<&'static str> {
-    FILES.iter().find(|(file, _)| *file == name).map(|(_, text)| *text)
-}
-
-/// Entries of the lines `// key: a, b` of a file's leading comment.
-fn header<'a>(text: &'a str, key: &'a str) -> impl Iterator<Item = &'a str> {
-    let comment = text.lines().map_while(|line| line.strip_prefix("//"));
-    let lines =
-        comment.filter_map(move |line| line.trim_start().strip_prefix(key)?.strip_prefix(':'));
-    lines.flat_map(|line| line.split(',')).map(str::trim)
-}
-
-/// Names of the constants that a file defines itself.
-fn defined(text: &str) -> impl Iterator<Item = &str> {
-    text.lines().filter_map(|line| line.strip_prefix("const ")?.split([':', ' ']).next())
-}
 
 /// Maximum number of constants of a kernel.
 const MAX_CONSTANTS: usize = 23;
@@ -302,7 +193,7 @@ impl Target {
         texts.push((name, text));
     }
 
-    /// The whole text of a kernel. Of the constants, those that a file declares are defined; `WG`
+    /// The whole text of a kernel. Only constants declared by a file are defined; `WG`
     /// is the size of its workgroups.
     pub(super) fn text(&self, kernel: &Kernel, constants: &Constants) -> String {
         let mut texts = Vec::new();
@@ -560,6 +451,7 @@ impl Pipelines {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::gpu::wgsl_files::FILES;
     use naga::{
         AddressSpace,
         back::spv,
@@ -716,7 +608,7 @@ pub(super) mod tests {
         words.filter(is_constant).filter(|word| !role(word)).collect()
     }
 
-    /// Constants that a file and those that it needs define, whatever implements an interface.
+    /// Constants that a file and its needs define, whatever implements an interface.
     fn provided(name: &'static str, above: &[&str]) -> Vec<&'static str> {
         let text = file(name).unwrap_or_else(|| panic!("no file {name}"));
         let above = [above, &[name]].concat();

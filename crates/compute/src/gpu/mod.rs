@@ -21,6 +21,7 @@ mod params;
 mod recorder;
 mod store;
 mod unroll;
+mod wgsl_files;
 
 use std::ops::Range;
 

@@ -92,9 +92,9 @@ impl Checkpoint {
     }
 
     /// Opens a folder whose tensor files are also in mirrors, on other disks: the folders in
-    /// `mirrors`, and those that its `mirrors.txt` names, one per line. Files in several folders
-    /// must be copies of each other. Tensor files that the folder itself lacks are read from a
-    /// mirror. Mirrors are searched for tensor files only.
+    /// `mirrors`, and the folders named in its `mirrors.txt`, one per line. Files in several
+    /// folders must be copies of each other. Tensor files missing in the folder itself are read
+    /// from a mirror. Mirrors are searched for tensor files only.
     ///
     /// # Errors
     /// As [`Checkpoint::open`]; a mirror cannot be opened or has none of the model's files.

@@ -22,8 +22,8 @@ pub enum PrefetchMode {
     Off,
 }
 
-/// Maximum rows of a step with predictions. More rows choose so many different experts that soon
-/// all of them are needed.
+/// Maximum rows of a step with predictions. With more rows, nearly all experts
+/// are needed.
 pub(crate) const MAX_PREFETCH_ROWS: usize = 8;
 
 /// Maximum predicted experts to read per layer, however fast the disk is.

@@ -32,7 +32,7 @@ impl CancelToken {
 
 /// Cancels and observes a step.
 ///
-/// Callbacks, including those that receive logits, run inside a step with the engine locked. Calling the
+/// Callbacks, also the sinks of logits, run inside a step with the engine locked. Calling the
 /// engine or a session from one, even dropping a session, deadlocks. A panic in a callback fails
 /// the step.
 #[derive(Default)]

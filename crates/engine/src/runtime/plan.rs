@@ -143,7 +143,7 @@ pub struct MemoryPlan {
     pub slot: u64,
     /// Number of slots.
     pub slots: usize,
-    /// Number of host slots beside a card's own; zero if the device has no memory of its own.
+    /// Number of host slots beside a card's own; zero if the device uses host memory.
     pub host_slots: usize,
     /// Whether every expert has a slot, so that none is read from disk after loading.
     pub holds_all: bool,
@@ -155,7 +155,7 @@ pub struct MemoryPlan {
     pub context_shrunk: bool,
     /// Tokens per prefill chunk.
     pub chunk: usize,
-    /// Experts that one token needs: MoE layers times k. With fewer slots the cache cannot hit.
+    /// Experts per token: MoE layers times k. With fewer slots the cache cannot hit.
     pub working_set: usize,
 }
 
@@ -331,10 +331,10 @@ impl MemoryPlan {
         }
         let found_on_host = if in_place { best.host_slots } else { 0 };
         best.holds_all = slots.min(most) + found_on_host >= all;
-        // If every expert has a fixed slot, a layer needs no slots of its own on the card.
+        // If every expert has a fixed slot, a layer needs no separate slots on the card.
         let need = if best.holds_all { 0 } else { need };
         if most < need || best.fixed() > best.slots_limit() {
-            // On a device without memory of its own, each thread has scratch that does not depend
+            // On a device in host memory, each thread has scratch that does not depend
             // on rows.
             let threads = match memory {
                 None => device.scratch_bytes(scratch_shape(blueprint, 1, device.kv_format())),

@@ -9,7 +9,7 @@ const MAX_COLUMNS: usize = 100;
 
 /// Phrases for which the field has shorter or more precise words. Matched as whole words, case
 /// ignored, across line breaks.
-const BANNED: [&str; 15] = [
+const BANNED: [&str; 16] = [
     "so many",
     "those that",
     "that one",
@@ -17,6 +17,7 @@ const BANNED: [&str; 15] = [
     "by itself",
     "somebody",
     "nobody",
+    "of its own",
     "under way",
     "gives way",
     "give way",

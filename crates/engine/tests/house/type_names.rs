@@ -5,43 +5,7 @@ use std::collections::BTreeMap;
 use super::{code, crates, sources};
 
 /// Names that are defined several times today: crate and name. This list only shrinks.
-const DUPLICATES: [(&str, &str); 35] = [
-    ("cli", "Cost"),
-    ("cli", "Random"),
-    ("cli", "Report"),
-    ("cli", "Row"),
-    ("cli", "Run"),
-    ("compute", "Bank"),
-    ("compute", "Block"),
-    ("compute", "Blocks"),
-    ("compute", "Choice"),
-    ("compute", "Element"),
-    ("compute", "Keeper"),
-    ("compute", "KeyValue"),
-    ("compute", "Kind"),
-    ("compute", "Lanes"),
-    ("compute", "Norm"),
-    ("compute", "Parts"),
-    ("compute", "Piece"),
-    ("compute", "Pool"),
-    ("compute", "Product"),
-    ("compute", "Recurrent"),
-    ("compute", "Scale"),
-    ("compute", "Shared"),
-    ("compute", "States"),
-    ("compute", "Table"),
-    ("compute", "Tile"),
-    ("compute", "Vectors"),
-    ("compute", "Words"),
-    ("engine", "Config"),
-    ("engine", "Disk"),
-    ("engine", "Entry"),
-    ("engine", "Piece"),
-    ("engine", "Place"),
-    ("engine", "Shared"),
-    ("engine", "Sparse"),
-    ("engine", "Target"),
-];
+const DUPLICATES: [(&str, &str); 0] = [];
 
 /// Names of the structs, enums, unions, traits and type aliases of a file, private ones and those
 /// inside functions included, but not the associated types of traits. Expects formatted code.

@@ -94,7 +94,7 @@ pub(super) struct GemvOut<'a> {
     pub(super) stride: usize,
 }
 
-/// Block of a packed row: what one load unpacks.
+/// Block of a packed row, unpacked by one load.
 struct GemvBlock<S, P>(S, P);
 
 impl<S: Simd, P: Packing> GemvBlock<S, P> {

@@ -22,8 +22,7 @@ use crate::{Element, Scalar};
 /// Kernels of one instruction set.
 ///
 /// # Safety
-/// All functions need the Simd contract; what else a kernel requires is documented where it is
-/// written.
+/// All functions need the Simd contract; each kernel documents its further requirements.
 pub(super) struct KernelTable {
     // GEMM and GEMV with f32 activations.
     pub(super) gemm_f32: unsafe fn(Scalar, FloatTile<'_>, &[&[f32]], &mut F32TileSums),

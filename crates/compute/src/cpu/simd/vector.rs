@@ -352,7 +352,7 @@ pub(super) trait Int8Dot: VectorTypes {
 /// - Every pointer is valid for the bytes that the function documents to read or write: a whole
 ///   vector, unless a count is given. Alignment is not required.
 ///
-/// `SAFETY` comments cite it as "Simd contract"; what else a kernel requires is in its own
+/// `SAFETY` comments cite it as "Simd contract"; further requirements of a kernel are in its
 /// `# Safety` section.
 pub(super) trait Simd: Float + Load + Transpose + Int8Dot {}
 

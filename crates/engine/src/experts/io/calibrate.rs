@@ -27,7 +27,7 @@ pub(super) fn expert_bytes(source: &ExpertSource) -> u64 {
 }
 
 /// Experts `first`, `first + step`, ... of each layer. Readers measure disjoint subsets, so that
-/// the pages that one of them leaves in the page cache do not speed up the next.
+/// pages left in the page cache by one do not speed up the next.
 #[derive(Clone, Copy)]
 pub(super) struct ExpertSubset {
     pub(super) first: usize,

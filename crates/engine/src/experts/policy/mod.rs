@@ -34,7 +34,7 @@ pub(crate) trait Policy: Send {
     /// eviction.
     fn expire_prefetched(&mut self);
 
-    /// The slot to evict next, among those that are `evictable`; `None` if none is. It stays until
+    /// The next slot to evict among the `evictable` ones; `None` if none is. It stays until
     /// it is removed.
     fn victim(&mut self, evictable: &dyn Fn(usize) -> bool) -> Option<usize>;
 }

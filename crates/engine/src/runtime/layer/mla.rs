@@ -33,7 +33,7 @@ pub(crate) struct Mla {
     embed_q: HeadMatrix,
     unembed_out: HeadMatrix,
     o_proj: Linear,
-    sparse: Option<SparseAttention>,
+    sparse: Option<SparseTopK>,
     /// Whether steps of many rows use the expanded form. Not on the exact path, where a row's bits
     /// must not depend on the number of rows in its step.
     expands: bool,
@@ -41,7 +41,7 @@ pub(crate) struct Mla {
 
 /// Sparse attention: to the top-k positions only.
 #[derive(Debug)]
-struct SparseAttention {
+struct SparseTopK {
     top_k: usize,
     /// Without an indexer, the layer uses the positions of the layer before it.
     indexer: Option<Indexer>,
@@ -154,7 +154,7 @@ impl Mla {
                 Some(s) => {
                     let indexer =
                         s.indexer.as_ref().map(|i| Indexer::load(i, loader)).transpose()?;
-                    Some(SparseAttention { top_k: s.top_k, indexer })
+                    Some(SparseTopK { top_k: s.top_k, indexer })
                 }
                 None => None,
             },
@@ -211,7 +211,7 @@ impl Mla {
 
         let positions =
             self.sparse.as_ref().map(|sparse| (step.buffer(POSITIONS, sparse.top_k), sparse));
-        if let Some((positions, SparseAttention { indexer: Some(indexer), .. })) = positions {
+        if let Some((positions, SparseTopK { indexer: Some(indexer), .. })) = positions {
             indexer.select_positions(step, q_latent.unwrap_or(x), positions)?;
         }
         step.run(&Op::Attention {

@@ -87,7 +87,7 @@ struct Linear {
 /// Receives intermediate results of a step, layer by layer, in f32. Rows are the tokens of the
 /// step, one session after the other; a prompt longer than the plan's chunk takes several steps.
 ///
-/// Only computed tokens are reported, not those that a session already has. Steps take longer, as
+/// Only computed tokens are reported, not tokens that a session already has. Steps take longer, as
 /// the results are read back.
 pub trait StepObserver {
     /// Experts chosen by a layer's router: `ids` is `(rows, k)`, each row in rank order. Not called

@@ -24,7 +24,7 @@ pub(super) struct SynthArchitecture {
     model_type: &'static str,
     /// Prefix of `model.` and `lm_head`.
     pub(super) prefix: &'static str,
-    pub(super) names: ExpertKeys,
+    pub(super) names: ExpertKeyNames,
     pub(super) growth: Growth,
     /// Quantization of routed experts.
     pub(super) experts: WeightQuant,
@@ -40,7 +40,7 @@ pub(super) struct SynthArchitecture {
 
 /// Config keys of the number of experts, the experts per token, and their hidden size.
 #[derive(Clone, Copy)]
-pub(super) struct ExpertKeys {
+pub(super) struct ExpertKeyNames {
     pub(super) experts: &'static str,
     pub(super) top_k: &'static str,
     pub(super) intermediate: &'static str,
@@ -49,7 +49,7 @@ pub(super) struct ExpertKeys {
 const QWEN: SynthArchitecture = SynthArchitecture {
     model_type: "qwen3_moe",
     prefix: "",
-    names: ExpertKeys {
+    names: ExpertKeyNames {
         experts: "num_experts",
         top_k: "num_experts_per_tok",
         intermediate: "moe_intermediate_size",
@@ -64,7 +64,7 @@ const QWEN: SynthArchitecture = SynthArchitecture {
 
 const DEEPSEEK: SynthArchitecture = SynthArchitecture {
     model_type: "deepseek_v3",
-    names: ExpertKeys { experts: "n_routed_experts", ..QWEN.names },
+    names: ExpertKeyNames { experts: "n_routed_experts", ..QWEN.names },
     // The shared expert is not gated, and the scaling factor enters squared.
     growth: Growth { mixer: 0.4, experts: 0.65 },
     layer: deepseek_v3,
@@ -98,7 +98,7 @@ const ARCHITECTURES: &[SynthArchitecture] = &[
     },
     SynthArchitecture {
         model_type: "minimax_m2",
-        names: ExpertKeys {
+        names: ExpertKeyNames {
             experts: "num_local_experts",
             top_k: "num_experts_per_tok",
             intermediate: "intermediate_size",
@@ -108,7 +108,7 @@ const ARCHITECTURES: &[SynthArchitecture] = &[
     },
     SynthArchitecture {
         model_type: "gpt_oss",
-        names: ExpertKeys {
+        names: ExpertKeyNames {
             experts: "num_local_experts",
             top_k: "num_experts_per_tok",
             intermediate: "intermediate_size",
@@ -122,7 +122,7 @@ const ARCHITECTURES: &[SynthArchitecture] = &[
     SynthArchitecture {
         model_type: "gemma4",
         prefix: "language_model.",
-        names: ExpertKeys { top_k: "top_k_experts", ..QWEN.names },
+        names: ExpertKeyNames { top_k: "top_k_experts", ..QWEN.names },
         growth: Growth { mixer: 0.3, experts: 0.3 },
         scaled_embedding: true,
         tied: true,

@@ -7,7 +7,7 @@ use moeflux_compute::Scalar;
 use serde_json::{Map, Value};
 
 use super::{
-    architectures::{ExpertKeys, RouterParams, SynthArchitecture},
+    architectures::{ExpertKeyNames, RouterParams, SynthArchitecture},
     byte_tokenizer,
     config_fields::ConfigFields,
     module::{Module, ModuleKind, WeightQuant},
@@ -48,8 +48,8 @@ pub(super) struct ModelDims {
 }
 
 impl ModelDims {
-    fn new(c: &ConfigFields<'_>, names: ExpertKeys) -> Result<Self, Error> {
-        let ExpertKeys { experts, top_k, intermediate } = names;
+    fn new(c: &ConfigFields<'_>, names: ExpertKeyNames) -> Result<Self, Error> {
+        let ExpertKeyNames { experts, top_k, intermediate } = names;
         let sizes = ModelDims {
             hidden: c.number("hidden_size")?,
             layers: c.number("num_hidden_layers")?,

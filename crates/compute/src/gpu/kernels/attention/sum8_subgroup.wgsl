@@ -6,7 +6,7 @@
 // constants: KEY_THREADS
 
 fn sum8(low: vec4<f32>, high: vec4<f32>) -> f32 {
-    // Each step halves the values: a thread passes on those that it does not sum.
+    // Each step halves the values: a thread passes on the half that it does not sum.
     let upper_half = (thread & (KEY_THREADS / 2u)) != 0u;
     let four = select(low, high, upper_half) + subgroupShuffleXor(select(high, low, upper_half), KEY_THREADS / 2u);
     let upper_quarter = (thread & (KEY_THREADS / 4u)) != 0u;

@@ -191,8 +191,8 @@ const fn reduce_position(position: usize, kv: &KvBinding) -> usize {
     }
 }
 
-/// Encodes attention of one span with several rows in a workgroup, which reads the KV cache once for
-/// all of its queries.
+/// Encodes attention of one span with several rows in a workgroup, which reads the KV cache once
+/// for all of its queries.
 ///
 /// The bits of a row do not depend on other rows, but differ from those of [`encode_split`]. With
 /// cooperative matrices queries and weights are rounded to f16.
@@ -248,7 +248,8 @@ pub(super) fn encode_tiled(
     ctx.recorder.dispatch(kernel, constants, &buffers, &params, tiles * k.heads)
 }
 
-/// Whether [`ATTENTION_COOPERATIVE`] supports the op: products of queries and keys as cooperative matrices.
+/// Whether [`ATTENTION_COOPERATIVE`] supports the op: products of queries and keys as cooperative
+/// matrices.
 fn uses_cooperative(ctx: &OpContext<'_>, kv: &KvBinding, op: &Op<'_>) -> bool {
     let &Op::Attention { k, v: Some(_), out, .. } = op else { return false };
     let target = ctx.target();
