@@ -13,11 +13,11 @@ fn commands(help: &str) -> Vec<&str> {
 #[test]
 fn help_shows_every_command_with_examples() {
     let help = succeed(&["--help"]);
-    let readme = include_str!("../../../../README.md");
+    let page = include_str!("../../../../docs/guide/commands.md");
     let commands = commands(&help);
     assert!(commands.len() > 10, "{commands:?}");
     for command in commands {
-        assert!(readme.contains(&format!("\n| `{command}")), "{command} is not in the README");
+        assert!(page.contains(&format!("\n| `{command}")), "{command} is not in docs/guide/commands.md");
         let of_command = succeed(&[command, "--help"]);
         assert!(of_command.contains(&format!("  moeflux {command} ")), "{command} has no example");
         assert!(
@@ -26,7 +26,7 @@ fn help_shows_every_command_with_examples() {
         );
     }
     let chunks =
-        format!("[default: {}, or {} on a card", moeflux::DEFAULT_CHUNK, moeflux::CARD_CHUNK);
+        format!("[default: {}, or {} on a discrete GPU", moeflux::DEFAULT_CHUNK, moeflux::CARD_CHUNK);
     let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(words(&succeed(&["run", "--help"])).contains(&chunks));
     let help = succeed(&["synth", "--help"]);
