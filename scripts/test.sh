@@ -1,18 +1,21 @@
 #!/usr/bin/env bash
-# Everything that must hold before a change lands: formatting, lints, documentation, the foreign targets, the tests.
-# Needs no weights and, where the tools are installed, no network.
+# Everything that must hold before a change lands: formatting, lints, documentation, the foreign
+# targets, the tests. Needs no weights and, where the tools are installed, no network.
 #
 # usage: scripts/test.sh [--full]
 #
-#   --full   also runs cargo-deny and mlx-lm's fuzzer where they are installed, the whole conformance table on every
-#            kind of GPU below, and the tests once more in release mode with more property cases
+#   --full   also runs cargo-deny and mlx-lm's fuzzer where they are installed, lints for the foreign
+#            targets, all weight formats, the whole conformance table on every kind of GPU below, and
+#            the tests once more in release mode with more property cases
 #
-# Kernels run on a software Vulkan driver in subgroups of 8, 4 and 16 and without subgroups, and as Metal would run them,
-# translated to its language and compiled as C++ (crates/compute/tests/conformance/metal).
+# Kernels run on a software Vulkan driver in subgroups of 8. A sample of the conformance table also
+# runs in subgroups of 4 and 16, without subgroups, and as Metal: translated to its language and
+# compiled as C++ (crates/compute/tests/conformance/metal).
 #
-# Missing rustup components and targets are installed through rustup; the driver and the C++ compiler through apt-get,
-# where that needs no password. What cannot be installed is skipped with a line that says so; with CI=true that is a
-# failure. The tests come last: their closing lines end the output.
+# Missing rustup components and targets are installed through rustup; the driver and the C++ compiler
+# through apt-get, where that needs no password. A tool that cannot be installed is skipped with a
+# line that says so; with CI=true that is a failure. The tests come last: their closing lines end the
+# output.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 exec </dev/null
@@ -23,17 +26,17 @@ full=false
 case "${1-}" in
     "") ;;
     --full) full=true ;;
-    *) sed -n '/^# usage/,/^# the output/s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+    *) sed -n '/^# usage/,/^# output/s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
 esac
 
-# Debug information of the tests and incremental state cost a cold build time and disk, and help nobody in CI.
+# Debug information and incremental state cost a cold build time and disk, and have no use in CI.
 if [ "${CI-}" = true ]; then
     export CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=0
 fi
 
 heading() { printf '\n== %s\n' "$1"; }
 
-# section NAME COMMAND...: runs the command under a heading and says how long it took, or that it failed.
+# section NAME COMMAND...: runs the command under a heading; reports its duration, or its failure.
 section() {
     local name=$1 start=$SECONDS
     shift
@@ -46,7 +49,7 @@ section() {
 
 has_target() { [ -d "$(rustc --print sysroot)/lib/rustlib/$1/lib" ]; }
 
-# Installs what is missing where rustup can; leaves the foreign targets that are there in `targets`.
+# Installs missing components through rustup; sets `targets` to the installed foreign targets.
 toolchain() {
     command -v cargo >/dev/null || { echo "cargo is missing: install Rust from https://rustup.rs" >&2; return 1; }
     rustc --version
@@ -68,14 +71,23 @@ toolchain() {
 
 documentation() { RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --lib --no-deps; }
 
-# A crate of ours for every target that we support type-checks, without a linker or an SDK for it.
-foreign() { cargo clippy --locked --workspace --lib --bins --target "$1" -- -D warnings; }
+# Type-checks all crates for the foreign targets, without a linker or an SDK; with --full also lints.
+foreign() {
+    local arguments=()
+    for target in "${targets[@]}"; do arguments+=(--target "$target"); done
+    if [ ${#arguments[@]} -eq 0 ]; then return; fi
+    if $full; then
+        cargo clippy --locked --workspace --lib --bins "${arguments[@]}" -- -D warnings
+    else
+        cargo check --locked --workspace --lib --bins "${arguments[@]}"
+    fi
+}
 
-# The description of the software Vulkan driver, where there is one.
+# Path of the software Vulkan driver's description, if it is installed.
 software_vulkan() { find /usr/share/vulkan/icd.d /etc/vulkan/icd.d -name 'lvp_icd*.json' 2>/dev/null | head -n 1; }
 
-# Leaves in `vulkan` and `cxx` whether there are a software Vulkan driver and a C++ compiler, installing them where
-# that can be done without asking.
+# Sets `vulkan` and `cxx` to the software Vulkan driver and the C++ compiler, installing them where
+# that needs no password.
 gpu_tools() {
     local missing=()
     [ "$(uname)" != Linux ] || [ -n "$(software_vulkan)" ] || missing+=(mesa-vulkan-drivers)
@@ -103,8 +115,8 @@ gpu_tools() {
     fi
 }
 
-# conformance VARIABLE=VALUE... [-- ARGUMENT...]: the conformance table of the GPU alone. Of the whole workspace, as then
-# nothing is compiled with other features than for the tests' own run.
+# conformance VARIABLE=VALUE... [-- FILTER...]: the conformance table on the GPU alone. The whole
+# workspace is named, so that cargo builds it with the same features as the other tests.
 conformance() {
     local variables=()
     while [ $# -gt 0 ] && [ "$1" != -- ]; do variables+=("$1"); shift; done
@@ -112,8 +124,8 @@ conformance() {
         cargo test --locked -q --workspace --test conformance "$@"
 }
 
-# on_vulkan BITS [VARIABLE=VALUE...] [-- ARGUMENT...]: the same on software Vulkan with registers of so many bits, of
-# which a subgroup's threads have 32 each.
+# on_vulkan BITS [VARIABLE=VALUE...] [-- FILTER...]: the same on software Vulkan with vector registers
+# of BITS bits; a subgroup has one thread for each 32 of them.
 on_vulkan() {
     local bits=$1
     shift
@@ -121,28 +133,34 @@ on_vulkan() {
         VK_ICD_FILENAMES="$vulkan" "$@"
 }
 
-# Kernels on the kinds of GPU that the tests' own run leaves out. Walking all formats on each, some thousand kernels to
-# compile, is for --full.
+# Tests of the sample: each family of kernels whose code differs between kinds of GPU. Reductions
+# differ by subgroup size and without subgroups, GEMM and attention by workgroup memory and
+# cooperative matrices. The tests' main run covers the whole table in subgroups of 8.
+SAMPLE=(SAMPLE_TESTS)
+# Products and attention, for cooperative matrices.
+MATRIX_SAMPLE=(MATRIX_TESTS)
+
+# Kernels on the kinds of GPU that the main run leaves out: a sample, or everything with --full.
 kinds_of_gpu() {
-    local sample=(-- --skip every_format)
-    if $full; then sample=(--); fi
+    local sample=(-- "${SAMPLE[@]}") matrices=(-- "${MATRIX_SAMPLE[@]}")
+    if $full; then sample=(--) matrices=(-- rows attention experts sequences); fi
     if [ -n "$vulkan" ]; then
         section "kernels in subgroups of 4" on_vulkan 128 "${sample[@]}"
         section "kernels in subgroups of 16" on_vulkan 512 "${sample[@]}"
         section "kernels without subgroups" on_vulkan 256 MOEFLUX_TEST_GPU_ISA=plain "${sample[@]}"
     fi
     if [ -n "$cxx" ]; then
-        section "kernels as Metal runs them" conformance MOEFLUX_TEST_GPU=metal-on-cpu "${sample[@]}"
-        section "kernels that multiply matrices of 16 x 16, spelled out" \
-            conformance MOEFLUX_TEST_GPU=matrices-on-cpu "${sample[@]}" rows attention experts sequences
+        section "kernels on Metal" conformance MOEFLUX_TEST_GPU=metal-on-cpu "${sample[@]}"
+        section "kernels with cooperative matrices, emulated" \
+            conformance MOEFLUX_TEST_GPU=matrices-on-cpu "${matrices[@]}"
         if $full; then
-            section "kernels as Metal runs them, without simdgroups" \
+            section "kernels on Metal without simdgroups" \
                 conformance MOEFLUX_TEST_GPU=metal-on-cpu MOEFLUX_TEST_GPU_ISA=plain
         fi
     fi
 }
 
-# run_tests ARGUMENT...: nextest where it is installed, after the examples in the documentation, which it cannot run.
+# run_tests ARGUMENT...: nextest if it is installed, after the doctests, which it cannot run.
 run_tests() {
     if cargo nextest --version >/dev/null 2>&1; then
         cargo test --locked --workspace --doc "$@"
@@ -161,21 +179,19 @@ section toolchain toolchain
 section "GPU tools" gpu_tools
 section format cargo fmt --all --check
 section lints cargo clippy --locked --workspace --all-targets -- -D warnings
-for target in "${targets[@]}"; do
-    section "lints for $target" foreign "$target"
-done
+section "foreign targets" foreign
 section documentation documentation
+# --full needs all formats and models from here on, also on the kinds of GPU.
+if $full; then export MOEFLUX_TEST_FULL=1; fi
 kinds_of_gpu
 
-# The tests' own run takes the GPU of this machine, in CI the software driver with subgroups of 8; there must be one.
+# The main run uses this machine's GPU, in CI the software driver in subgroups of 8. CI requires one.
 if [ "${CI-}" = true ]; then
     export MOEFLUX_TEST_GPU=gpu
     if [ -n "$vulkan" ]; then export VK_DRIVER_FILES=$vulkan VK_ICD_FILENAMES=$vulkan LP_NATIVE_VECTOR_WIDTH=256; fi
 fi
 
 if $full; then
-    # Models on the GPU that take a software driver minutes.
-    export MOEFLUX_TEST_FULL=1
     if cargo deny --version >/dev/null 2>&1; then
         section "licences and advisories" cargo deny check
     else

@@ -17,7 +17,10 @@ fn help_shows_every_command_with_examples() {
     let commands = commands(&help);
     assert!(commands.len() > 10, "{commands:?}");
     for command in commands {
-        assert!(page.contains(&format!("\n| `{command}")), "{command} is not in docs/guide/commands.md");
+        assert!(
+            page.contains(&format!("\n| `{command}")),
+            "{command} is not in docs/guide/commands.md"
+        );
         let of_command = succeed(&[command, "--help"]);
         assert!(of_command.contains(&format!("  moeflux {command} ")), "{command} has no example");
         assert!(
@@ -25,8 +28,11 @@ fn help_shows_every_command_with_examples() {
             "{command}: a line is too long"
         );
     }
-    let chunks =
-        format!("[default: {}, or {} on a discrete GPU", moeflux::DEFAULT_CHUNK, moeflux::CARD_CHUNK);
+    let chunks = format!(
+        "[default: {}, or {} on a discrete GPU",
+        moeflux::DEFAULT_CHUNK,
+        moeflux::CARD_CHUNK
+    );
     let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(words(&succeed(&["run", "--help"])).contains(&chunks));
     let help = succeed(&["synth", "--help"]);

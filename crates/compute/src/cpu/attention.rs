@@ -363,8 +363,10 @@ fn attend(
             Grid::new(&view.slice(0, pass.len() * split.rows), rows, heads, view.width)
         };
         cpu.pool.tiles2(
-            (sums, grid(&split.sums)),
-            (maxima, grid(&split.softmax)),
+            sums,
+            grid(&split.sums),
+            maxima,
+            grid(&split.softmax),
             |mut tile, mut partial, lane| {
                 let (i, start) = (tile.rows().start / split.rows, tile.rows().start % split.rows);
                 // Threads take tiles in turn, and heads vary fastest: this is likely the next
@@ -391,8 +393,10 @@ fn attend(
         let (maxima, sums) = (&*maxima, &*sums);
         let vectors = |view: &View| Grid::new(view, 1, 1, view.width);
         cpu.pool.tiles2(
-            (values, vectors(&span_out)),
-            (totals, vectors(&split.totals)),
+            values,
+            vectors(&span_out),
+            totals,
+            vectors(&split.totals),
             |mut tile, mut total, _| {
                 let (row, head) = (tile.rows().start, tile.heads().start);
                 let (y, total) = (tile.vector(row, head), total.vector(row, head));

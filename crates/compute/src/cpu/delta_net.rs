@@ -89,7 +89,7 @@ impl<'a> DeltaInputs<'a> {
         }
         let out_grid = Grid::new(&rows, self.rows, 1, TILE_VALUES);
         let state_grid = Grid::new(&state_view, 1, TILE_VALUES, width);
-        cpu.pool.tiles2((values, out_grid), (next, state_grid), |mut y, mut state, _| {
+        cpu.pool.tiles2(values, out_grid, next, state_grid, |mut y, mut state, _| {
             let (head, elements) = (y.heads().start, y.cols());
             let state = state.vectors(head);
             let start = (head * out.width + elements.start) * width;

@@ -197,8 +197,10 @@ pub(super) fn quantize<'a, 'x>(
     let (q, scales) = (padded(cols), Q8Rows::scale_len(cols));
     let rows = QUANTIZED.div_ceil(q.max(1));
     pool.tiles2(
-        (&mut dst.q, Grid::dense(count, q, rows)),
-        (&mut dst.meta, Grid::dense(count, scales, rows)),
+        &mut dst.q,
+        Grid::dense(count, q, rows),
+        &mut dst.meta,
+        Grid::dense(count, scales, rows),
         |mut q, mut scales, _| {
             for i in q.rows() {
                 Q8Rows::quantize(kernels, row(i), layout, q.row(i), scales.row(i));

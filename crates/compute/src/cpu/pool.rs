@@ -477,8 +477,10 @@ impl<L: Send> ThreadPool<L> {
     /// As [`ThreadPool::tiles`], and if the grids have different numbers of tiles.
     pub(crate) fn tiles2<T: Send, U: Send>(
         &mut self,
-        (first, grid): (&mut [T], Grid<'_>),
-        (second, other): (&mut [U], Grid<'_>),
+        first: &mut [T],
+        grid: Grid<'_>,
+        second: &mut [U],
+        other: Grid<'_>,
         f: impl Fn(Tile<'_, T>, Tile<'_, U>, &mut L) + Sync,
     ) {
         assert!(

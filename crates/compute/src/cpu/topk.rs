@@ -47,8 +47,10 @@ pub(super) fn top_k(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(), E
             let id_grid = Grid::new(&ids, TILE_ROWS, 1, k);
             let weight_grid = Grid::new(&weights, TILE_ROWS, 1, k);
             cpu.pool.tiles2(
-                (id_values, id_grid),
-                (weight_values, weight_grid),
+                id_values,
+                id_grid,
+                weight_values,
+                weight_grid,
                 |mut ids, mut weights, _| {
                     for i in ids.rows() {
                         let (ids, shared_id) = ids.row(i).split_at_mut(k - router.shared_count());

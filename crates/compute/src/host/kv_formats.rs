@@ -70,8 +70,10 @@ impl StateShape {
     /// `src` is not a whole number of entries, or `dst` has not room for exactly as many.
     pub fn convert_entries(
         &self,
-        (src_format, src): (KvFormat, &[u8]),
-        (dst_format, dst): (KvFormat, &mut [u8]),
+        src_format: KvFormat,
+        src: &[u8],
+        dst_format: KvFormat,
+        dst: &mut [u8],
     ) -> Result<(), Error> {
         let entry_bytes = [src_format, dst_format].map(|format| self.entry_bytes(format).max(1));
         let counts = [src.len() / entry_bytes[0], dst.len() / entry_bytes[1]];
@@ -116,7 +118,7 @@ mod tests {
 
     fn convert(src: &[u8], from: KvFormat, to: KvFormat) -> Vec<u8> {
         let mut dst = vec![1; src.len() / SHAPE.entry_bytes(from) * SHAPE.entry_bytes(to)];
-        SHAPE.convert_entries((from, src), (to, &mut dst)).unwrap();
+        SHAPE.convert_entries(from, src, to, &mut dst).unwrap();
         dst
     }
 
@@ -154,7 +156,7 @@ mod tests {
     #[test]
     fn partial_entries_are_refused() {
         let convert = |src: usize, dst: usize| {
-            SHAPE.convert_entries((KvFormat::F16, &vec![0; src]), (KvFormat::Q8, &mut vec![0; dst]))
+            SHAPE.convert_entries(KvFormat::F16, &vec![0; src], KvFormat::Q8, &mut vec![0; dst])
         };
         let [half, q8] = [KvFormat::F16, KvFormat::Q8].map(|format| SHAPE.entry_bytes(format));
         assert!(convert(0, 0).is_ok() && convert(2 * half, 2 * q8).is_ok());
@@ -165,7 +167,7 @@ mod tests {
         );
         let recurrent = StateShape::Recurrent { len: 5 };
         let mut out = [0; 8];
-        recurrent.convert_entries((KvFormat::F16, &[3; 8]), (KvFormat::Q8, &mut out)).unwrap();
+        recurrent.convert_entries(KvFormat::F16, &[3; 8], KvFormat::Q8, &mut out).unwrap();
         assert_eq!(out, [3; 8]);
     }
 }

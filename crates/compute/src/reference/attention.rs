@@ -18,7 +18,8 @@ impl ReferenceDevice {
         &mut self,
         span: &Span,
         first: usize,
-        (k, v): (View, Option<View>),
+        k: View,
+        v: Option<View>,
     ) -> Result<HostKvCache, Error> {
         let (k, v) = (self.dense(k)?, v.map(|v| self.dense(v)).transpose()?);
         let mut kv = self.host.states.take_kv(span.state, span.position, span.rows)?;
@@ -49,7 +50,7 @@ impl ReferenceDevice {
         let group = q.view.heads / k.heads;
         let mut first = 0;
         for span in spans {
-            let kv = self.append(span, first, (k, v))?;
+            let kv = self.append(span, first, k, v)?;
             for row in first..first + span.rows {
                 let last = span.position + row - first;
                 let visible: Vec<usize> = match &positions {
@@ -100,7 +101,7 @@ impl ReferenceDevice {
         let (latent, nope) = keys.inputs_outputs(self.host.weight(keys.weight)?.shape.cols);
         let mut first = 0;
         for span in spans {
-            let kv = self.append(span, first, (k, None))?;
+            let kv = self.append(span, first, k, None)?;
             let visible =
                 (0..span.position + span.rows).map(|t| as_f32(kv.vector(KvKind::Key, t, 0)));
             for head in 0..q.view.heads {
@@ -137,7 +138,7 @@ impl ReferenceDevice {
         let (q, weights) = (self.dense(q)?, self.dense(weights)?);
         let mut first = 0;
         for span in spans {
-            let kv = self.append(span, first, (k, None))?;
+            let kv = self.append(span, first, k, None)?;
             for row in first..first + span.rows {
                 let score = |t: usize| -> f32 {
                     let key = as_f32(kv.vector(KvKind::Key, t, 0));

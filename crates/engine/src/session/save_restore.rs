@@ -100,8 +100,9 @@ impl Session {
                 return writer.write(room);
             }
             converted.resize(count * shape.entry_bytes(kv_format), 0);
-            let dst = (kv_format, &mut converted[..]);
-            shape.convert_entries((own, room), dst).map_err(Error::at(|| "saving a session"))?;
+            shape
+                .convert_entries(own, room, kv_format, &mut converted)
+                .map_err(Error::at(|| "saving a session"))?;
             writer.write(&converted)
         })?;
         writer.finish().map(|()| bytes)
@@ -169,9 +170,8 @@ impl Session {
                     room
                 } else {
                     converted.resize(entries.len() * shape.entry_bytes(own), 0);
-                    let dst = (own, &mut converted[..]);
                     shape
-                        .convert_entries((kv_format, room), dst)
+                        .convert_entries(kv_format, room, own, &mut converted)
                         .map_err(Error::at(|| "reading a session"))?;
                     &converted[..]
                 };
