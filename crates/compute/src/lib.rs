@@ -12,6 +12,7 @@ mod host;
 mod matrix;
 mod op;
 mod op_check;
+mod random;
 mod reference;
 mod state;
 
@@ -31,4 +32,5 @@ pub use op::{
     Router, Scoring, Shared, SharedChoice, Slot, SlotTable, Span, State, View, Weight,
 };
 pub use op_check::MAX_TOP_LOGITS;
+pub use random::{SPLITMIX_STEP, SplitMix64, splitmix_mix};
 pub use state::{KV_BLOCK, KvFormat, StateShape};

@@ -1,5 +1,7 @@
-//! After its scratch is reserved, the CPU device allocates nothing per op. Alone in its program, because it counts
-//! the allocations of all threads but the first, on which the harness keeps its lists meanwhile.
+//! Ops of the CPU device allocate nothing once its scratch is reserved.
+//!
+//! This test has its own binary, as it replaces the global allocator. It counts the allocations of
+//! all threads but the first, on which the test harness allocates meanwhile.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
@@ -16,48 +18,49 @@ use moeflux_compute::{
     Scalar, Scoring, ScratchShape, Shared, SharedChoice, Slot, Span, StateShape, View, open,
 };
 
-struct Counting;
+/// The system allocator with a counter.
+struct CountingAllocator;
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
-/// What the program's first thread, the first to allocate, calls [`HERE`].
-static FIRST: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
+/// Address of [`MARKER`] in the program's first thread, which is the first to allocate.
+static FIRST_THREAD: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
 
 thread_local! {
-    /// Every thread has its own, so its place tells them apart.
-    static HERE: u8 = const { 0 };
+    /// Its address identifies the thread.
+    static MARKER: u8 = const { 0 };
 }
 
-// SAFETY: the system's allocator does the work.
-unsafe impl GlobalAlloc for Counting {
+// SAFETY: every call is forwarded to the system allocator.
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let here = HERE.with(|here| ptr::from_ref(here).cast_mut());
-        match FIRST.compare_exchange(ptr::null_mut(), here, SeqCst, SeqCst) {
-            Err(first) if first != here => _ = ALLOCATIONS.fetch_add(1, SeqCst),
+        let marker = MARKER.with(|marker| ptr::from_ref(marker).cast_mut());
+        match FIRST_THREAD.compare_exchange(ptr::null_mut(), marker, SeqCst, SeqCst) {
+            Err(first) if first != marker => _ = ALLOCATIONS.fetch_add(1, SeqCst),
             _ => {}
         }
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: the caller's.
-        unsafe { System.dealloc(at, layout) }
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: the caller upholds the contract of `dealloc`; `alloc` got `ptr` from `System`.
+        unsafe { System.dealloc(ptr, layout) }
     }
 }
 
 #[global_allocator]
-static COUNTING: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const HIDDEN: usize = 256;
 const INNER: usize = 512;
 const EXPERTS: usize = 8;
 const K: usize = 4;
-const FOUR: Format = Format::Affine { bits: 4, group: 64, scale: Scalar::BF16 };
+const AFFINE4: Format = Format::Affine { bits: 4, group: 64, scale: Scalar::BF16 };
 
-/// Makes zeroed things.
-struct Maker(Box<dyn Device>);
+/// Allocates zeroed buffers of a device.
+struct Allocator(Box<dyn Device>);
 
-impl Maker {
+impl Allocator {
     fn buffer(&mut self, len: usize) -> Buffer {
         self.0.buffer(len).unwrap()
     }
@@ -68,8 +71,8 @@ impl Maker {
 }
 
 #[test]
-fn a_step_allocates_nothing() {
-    // A thread of its own: the harness may call tests on the first one.
+fn ops_allocate_nothing() {
+    // On a separate thread, as the harness may run tests on the first one.
     let steps = thread::spawn(|| {
         let before = ALLOCATIONS.load(SeqCst);
         drop(black_box(Box::new(1)));
@@ -81,7 +84,7 @@ fn a_step_allocates_nothing() {
     steps.join().unwrap();
 }
 
-/// All ops there are, on `rows` rows.
+/// Runs every op on `rows` rows.
 fn step(exact: bool, rows: usize) {
     let options = DeviceOptions {
         name: Some("cpu".into()),
@@ -90,54 +93,61 @@ fn step(exact: bool, rows: usize) {
         kv_format: None,
         isa: None,
     };
-    let mut make = Maker(open(&options).unwrap());
+    let mut device = Allocator(open(&options).unwrap());
     let scratch = ScratchShape { rows, cols: INNER, latent_head: 2 * HIDDEN + 64, wide_kv: 0 };
-    assert!(make.0.scratch_bytes(scratch).unwrap() > 0);
-    make.0.reserve_scratch(scratch).unwrap();
+    assert!(device.0.scratch_bytes(scratch).unwrap() > 0);
+    device.0.reserve_scratch(scratch).unwrap();
     let matrix = |rows, cols, format| MatrixShape { rows, cols, format };
     let mut weight = |shape: MatrixShape| {
         let bytes = Bytes::zeroed(shape.plane_bytes().unwrap().total()).unwrap();
-        make.0.weight(shape, bytes).unwrap()
+        device.0.weight(shape, bytes).unwrap()
     };
-    let (table, square) = (weight(matrix(100, HIDDEN, FOUR)), weight(matrix(HIDDEN, HIDDEN, FOUR)));
-    let small = weight(matrix(HIDDEN, 64, FOUR));
+    let (table, square) =
+        (weight(matrix(100, HIDDEN, AFFINE4)), weight(matrix(HIDDEN, HIDDEN, AFFINE4)));
+    let small = weight(matrix(HIDDEN, 64, AFFINE4));
     let (wide, router) = (
         weight(matrix(HIDDEN, INNER, Format::Plain(Scalar::BF16))),
         weight(matrix(EXPERTS, HIDDEN, Format::Affine { bits: 8, group: 64, scale: Scalar::BF16 })),
     );
-    let wide_shape = matrix(INNER, HIDDEN, FOUR);
+    let wide_shape = matrix(INNER, HIDDEN, AFFINE4);
     let shape = ExpertShape {
         output_bias: Some(Scalar::BF16),
-        ..ExpertShape::new(wide_shape, wide_shape, matrix(HIDDEN, INNER, FOUR))
+        ..ExpertShape::new(wide_shape, wide_shape, matrix(HIDDEN, INNER, AFFINE4))
     };
-    let bank = make.0.bank(EXPERTS, shape.bytes().unwrap(), BankPlace::Host).unwrap();
+    let bank = device.0.bank(EXPERTS, shape.bytes().unwrap(), BankPlace::Host).unwrap();
     let uses: Vec<ExpertUse> = (0..rows * K)
-        .map(|part| ExpertUse {
-            slot: Slot { bank, index: (part % EXPERTS) as u32 },
-            row: part / K,
-            out_row: part,
+        .map(|i| ExpertUse {
+            slot: Slot { bank, index: (i % EXPERTS) as u32 },
+            row: i / K,
+            out_row: i,
         })
         .collect();
     let mut kv = |kv_heads, key_width, value_width, positions| {
-        make.0.state(StateShape::KeyValue { kv_heads, key_width, value_width, positions }).unwrap()
+        device
+            .0
+            .state(StateShape::KeyValue { kv_heads, key_width, value_width, positions })
+            .unwrap()
     };
-    let at = |state| [Span { state, position: 290, rows }];
-    let attended = at(kv(2, 64, 64, 300));
+    let span = |state| [Span { state, position: 290, rows }];
+    let kv_spans = span(kv(2, 64, 64, 300));
     let (ring, latent, indexed) =
-        (at(kv(2, 64, 64, 256)), at(kv(1, 128, 0, 300)), at(kv(1, 128, 0, 300)));
-    let mut recurrent = |len| make.0.state(StateShape::Recurrent { len }).unwrap();
+        (span(kv(2, 64, 64, 256)), span(kv(1, 128, 0, 300)), span(kv(1, 128, 0, 300)));
+    let mut recurrent = |len| device.0.state(StateShape::Recurrent { len }).unwrap();
     let (conv, delta) = (recurrent(3 * HIDDEN), recurrent(4 * 64 * 64));
-    let convolved = [Span { state: conv, position: 0, rows }];
-    let ruled = [Span { state: delta, position: 0, rows }];
-    let (x, y, z) = (make.view(rows, HIDDEN), make.view(rows, HIDDEN), make.view(rows, HIDDEN));
-    let (k, v) = (make.view(rows, 128).split(2), make.view(rows, 128).split(2));
-    let (gate, up) = (make.view(rows, INNER), make.view(rows, INNER));
-    let (logits, ids, shares) = (make.view(rows, EXPERTS), make.view(rows, K), make.view(rows, K));
-    let (inner, parts) = (make.view(rows * K, INNER), make.view(rows * K, HIDDEN));
-    let (one, taps) = (make.view(rows, 1), make.buffer(4 * HIDDEN));
+    let conv_spans = [Span { state: conv, position: 0, rows }];
+    let delta_spans = [Span { state: delta, position: 0, rows }];
+    let (x, y, z) =
+        (device.view(rows, HIDDEN), device.view(rows, HIDDEN), device.view(rows, HIDDEN));
+    let (k, v) = (device.view(rows, 128).split(2), device.view(rows, 128).split(2));
+    let (gate, up) = (device.view(rows, INNER), device.view(rows, INNER));
+    let (logits, ids, shares) =
+        (device.view(rows, EXPERTS), device.view(rows, K), device.view(rows, K));
+    let (inner, parts) = (device.view(rows * K, INNER), device.view(rows * K, HIDDEN));
+    let (one, taps) = (device.view(rows, 1), device.buffer(4 * HIDDEN));
     let tokens = vec![7; rows];
-    let (flat, scores, named) = (make.view(rows, 128), make.view(2, 300), make.view(rows, 33));
-    let of_head = HeadRows { stride: HIDDEN, first: 64, count: 64 };
+    let (flat, scores, listed) =
+        (device.view(rows, 128), device.view(2, 300), device.view(rows, 33));
+    let head_rows = HeadRows { stride: HIDDEN, first: 64, count: 64 };
     let noaux = Router {
         scoring: Scoring::Sigmoid,
         correction: Some(taps),
@@ -145,7 +155,7 @@ fn step(exact: bool, rows: usize) {
         shared: Some(SharedChoice { gate: Some(one) }),
         ..Router::softmax(true)
     };
-    let (heads, ab) = (|view: View| view.split(4), make.view(rows, 8));
+    let (heads, ab) = (|view: View| view.split(4), device.view(rows, 8));
     let ops = [
         Op::Embed { table, tokens: &tokens, out: x },
         Op::RmsNorm { x, weight: Some(taps), eps: 1e-6, out: y },
@@ -157,7 +167,7 @@ fn step(exact: bool, rows: usize) {
             frequencies: &[0.1; 8],
             pairs: RopePairs::Halves,
             scale: 1.0,
-            spans: &attended,
+            spans: &kv_spans,
             out: heads(z),
         },
         Op::Attention {
@@ -169,7 +179,7 @@ fn step(exact: bool, rows: usize) {
             window: None,
             sinks: None,
             positions: None,
-            spans: &attended,
+            spans: &kv_spans,
             out: heads(y),
         },
         Op::Attention {
@@ -190,7 +200,7 @@ fn step(exact: bool, rows: usize) {
             weights: ab.columns(0, 2),
             spans: &indexed,
             scores,
-            out: named,
+            out: listed,
         },
         Op::Attention {
             q: z.split(2),
@@ -200,30 +210,30 @@ fn step(exact: bool, rows: usize) {
             scale: 0.1,
             window: None,
             sinks: None,
-            positions: Some(named),
+            positions: Some(listed),
             spans: &latent,
             out: gate.columns(0, 256).split(2),
         },
         Op::HeadMatMul {
             x: z.split(1),
-            matrix: HeadMatrix { weight: square, head_rows: of_head, transposed: false },
+            matrix: HeadMatrix { weight: square, head_rows, transposed: false },
             out: y.columns(0, 64),
         },
         Op::HeadMatMul {
             x: y.columns(0, 64),
-            matrix: HeadMatrix { weight: square, head_rows: of_head, transposed: true },
+            matrix: HeadMatrix { weight: square, head_rows, transposed: true },
             out: z.split(1),
         },
         Op::LatentAttention {
             q: gate.columns(0, HIDDEN + 64),
             k: flat,
-            keys: HeadMatrix { weight: square, head_rows: of_head, transposed: true },
-            values: HeadMatrix { weight: small, head_rows: of_head, transposed: false },
+            keys: HeadMatrix { weight: square, head_rows, transposed: true },
+            values: HeadMatrix { weight: small, head_rows, transposed: false },
             scale: 0.1,
             spans: &latent,
             out: y.columns(0, 64),
         },
-        Op::Conv1d { x, weight: taps, width: 4, spans: &convolved, out: y },
+        Op::Conv1d { x, weight: taps, width: 4, spans: &conv_spans, out: y },
         Op::DeltaNet {
             q: k,
             k: v,
@@ -232,7 +242,7 @@ fn step(exact: bool, rows: usize) {
             b: ab.columns(4, 4),
             a_log: taps,
             dt_bias: taps,
-            spans: &ruled,
+            spans: &delta_spans,
             out: heads(y),
         },
         Op::GatedRmsNorm { x: heads(y), gate: heads(z), weight: taps, eps: 1e-6, out: heads(y) },
@@ -261,20 +271,20 @@ fn step(exact: bool, rows: usize) {
         },
     ];
     for op in &ops {
-        let held = make.0.states_held();
+        let held = device.0.states_held();
         let mut before = ALLOCATIONS.load(SeqCst);
-        make.0.run(op).unwrap();
-        if make.0.states_held() > held {
-            // It has taken pages, or room for the next numbers, for steps to come.
+        device.0.run(op).unwrap();
+        if device.0.states_held() > held {
+            // The first run took pages, or a second buffer of a recurrent state, for later steps.
             before = ALLOCATIONS.load(SeqCst);
-            make.0.run(op).unwrap();
+            device.0.run(op).unwrap();
         }
         assert_eq!(ALLOCATIONS.load(SeqCst) - before, 0, "{} on {rows} rows", op.name());
     }
     let before = ALLOCATIONS.load(SeqCst);
-    make.0.commit(&[delta]).unwrap();
-    let ticket = make.0.submit().unwrap();
-    assert!(make.0.done(ticket).unwrap());
-    make.0.read(one, &mut [0.0; 5][..rows]).unwrap();
+    device.0.commit(&[delta]).unwrap();
+    let ticket = device.0.submit().unwrap();
+    assert!(device.0.done(ticket).unwrap());
+    device.0.read(one, &mut [0.0; 5][..rows]).unwrap();
     assert_eq!(ALLOCATIONS.load(SeqCst) - before, 0);
 }

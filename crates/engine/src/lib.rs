@@ -82,8 +82,6 @@ mod session;
 mod text;
 mod tools;
 
-#[doc(hidden)]
-pub use base::random::SplitMix64;
 pub use base::{
     error::{Error, SnapshotProblem},
     stats::{LayerStats, ReadCounters, Stats},
@@ -100,6 +98,8 @@ pub use experts::{
     trace::{Trace, TraceHeader, TraceLayer},
 };
 pub use model::{arch::supported as supported_architectures, blueprint::*};
+#[doc(hidden)]
+pub use moeflux_compute::SplitMix64;
 pub use moeflux_compute::{Adapter, AdapterKind, DeviceOptions, KernelTime, KvFormat};
 pub use runtime::{
     control::{CancelToken, StepControl},

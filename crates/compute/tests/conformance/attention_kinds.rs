@@ -1,16 +1,17 @@
-//! Attention with windows, sinks and named positions, and latent attention.
+//! Attention with sliding windows, sinks and listed positions, and absorbed latent attention (MLA).
 
 use moeflux_compute::{Buffer, Isa, KV_BLOCK, Op, Span, State, StateShape, View};
 
-use crate::harness::{Both, Random, bits, device};
+use crate::harness::{DevicePair, Random, bits, device};
 
-/// Heads, heads of keys, key width, value width; no value width of their own where values are in the keys.
+/// Head counts and widths.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
     heads: usize,
     kv_heads: usize,
     key: usize,
     value: usize,
+    /// Values are a prefix of the keys, as in absorbed MLA.
     latent: bool,
 }
 
@@ -36,71 +37,78 @@ struct Case {
 }
 
 impl Case {
-    fn new(both: &mut Both, random: &mut Random, rows: usize, shape: Shape) -> Self {
+    fn new(pair: &mut DevicePair, random: &mut Random, rows: usize, shape: Shape) -> Self {
         let Shape { heads, kv_heads, key, value, latent } = shape;
         Self {
             shape,
-            q: both.random(random, rows, heads * key).split(heads),
-            k: both.halves(random, rows, kv_heads * key).split(kv_heads),
-            v: (!latent).then(|| both.halves(random, rows, kv_heads * value).split(kv_heads)),
+            q: pair.random(random, rows, heads * key).split(heads),
+            k: pair.f16_values(random, rows, kv_heads * key).split(kv_heads),
+            v: (!latent).then(|| pair.f16_values(random, rows, kv_heads * value).split(kv_heads)),
             gate: None,
             window: None,
             sinks: None,
             positions: None,
-            out: both.poisoned(rows, heads * value).split(heads),
+            out: pair.nan_filled(rows, heads * value).split(heads),
         }
     }
 
-    fn with_sinks(self, both: &mut Both, random: &mut Random) -> Self {
-        let sinks: Vec<f32> = random.numbers(self.shape.heads).iter().map(|x| x * 4.0).collect();
-        Self { sinks: Some(both.numbers(&sinks)), ..self }
+    fn with_sinks(self, pair: &mut DevicePair, random: &mut Random) -> Self {
+        let sinks: Vec<f32> = random.values(self.shape.heads).iter().map(|x| x * 4.0).collect();
+        Self { sinks: Some(pair.buffer(&sinks)), ..self }
     }
 
-    fn state(&self, both: &mut Both, positions: usize) -> State {
+    fn state(&self, pair: &mut DevicePair, positions: usize) -> State {
         let Shape { kv_heads, key, value, latent, .. } = self.shape;
         let value_width = if latent { 0 } else { value };
-        both.state(StateShape::KeyValue { kv_heads, key_width: key, value_width, positions })
+        pair.state(StateShape::KeyValue { kv_heads, key_width: key, value_width, positions })
     }
 
-    fn run(&self, both: &mut Both, first: usize, spans: &[Span]) {
+    fn run(&self, pair: &mut DevicePair, first: usize, spans: &[Span]) {
         let rows = spans.iter().map(|s| s.rows).sum();
-        let part = |view: View| view.slice(first, rows);
-        both.run(&Op::Attention {
-            q: part(self.q),
-            k: part(self.k),
-            v: self.v.map(part),
-            gate: self.gate.map(part),
+        let slice = |view: View| view.slice(first, rows);
+        pair.run(&Op::Attention {
+            q: slice(self.q),
+            k: slice(self.k),
+            v: self.v.map(slice),
+            gate: self.gate.map(slice),
             scale: 3.0 / (self.q.width as f32).sqrt(),
             window: self.window,
             sinks: self.sinks,
-            positions: self.positions.map(part),
+            positions: self.positions.map(slice),
             spans,
-            out: part(self.out),
+            out: slice(self.out),
         });
     }
 
-    /// Runs all rows in chunks of given sizes, which are repeated, from a position on, and returns the output's bits.
-    fn in_chunks(&self, both: &mut Both, state: State, from: usize, chunks: &[usize]) -> Vec<u32> {
+    /// Runs all rows from position `start` on in chunks of the given sizes, repeated as needed.
+    /// Returns the output's bit patterns.
+    fn in_chunks(
+        &self,
+        pair: &mut DevicePair,
+        state: State,
+        start: usize,
+        chunks: &[usize],
+    ) -> Vec<u32> {
         let mut first = 0;
         for rows in chunks.iter().cycle() {
             let rows = *rows.min(&(self.q.rows - first));
             if rows == 0 {
                 break;
             }
-            self.run(both, first, &[Span { state, position: from + first, rows }]);
+            self.run(pair, first, &[Span { state, position: start + first, rows }]);
             first += rows;
         }
         let tolerance =
-            both.of_attention(chunks.iter().copied().max().unwrap_or(0).min(self.q.rows));
-        both.agree(&format!("{:?}, chunks of {chunks:?}", self.shape), self.out, tolerance);
-        bits(&both.read(self.out))
+            pair.attention_tolerance(chunks.iter().copied().max().unwrap_or(0).min(self.q.rows));
+        pair.agree(&format!("{:?}, chunks of {chunks:?}", self.shape), self.out, tolerance);
+        bits(&pair.read(self.out))
     }
 }
 
 #[test]
 fn latent_attention_of_any_number_of_heads() {
     let mut random = Random::new(71);
-    Both::each(|both, _| {
+    DevicePair::for_each(|pair, _| {
         for shape in [
             latent(1, 1, 1),
             latent(3, 20, 20),
@@ -108,47 +116,47 @@ fn latent_attention_of_any_number_of_heads() {
             latent(16, 40, 33),
             latent(128, 48, 32),
         ] {
-            let case = Case::new(both, &mut random, 9, shape);
-            let (one, other) = (case.state(both, 9), case.state(both, 300));
-            let at_once = case.in_chunks(both, one, 0, &[9]);
-            assert!(case.in_chunks(both, other, 0, &[4, 1]) == at_once, "{shape:?}");
+            let case = Case::new(pair, &mut random, 9, shape);
+            let (one, other) = (case.state(pair, 9), case.state(pair, 300));
+            let at_once = case.in_chunks(pair, one, 0, &[9]);
+            assert!(case.in_chunks(pair, other, 0, &[4, 1]) == at_once, "{shape:?}");
         }
-        let published = Case::new(both, &mut random, 2, latent(128, 576, 512));
-        let state = published.state(both, 2);
-        published.in_chunks(both, state, 0, &[2]);
+        let published = Case::new(pair, &mut random, 2, latent(128, 576, 512));
+        let state = published.state(pair, 2);
+        published.in_chunks(pair, state, 0, &[2]);
     });
 }
 
 #[test]
-fn sinks_take_weight() {
+fn attention_sinks_take_weight() {
     let mut random = Random::new(72);
-    Both::each(|both, _| {
+    DevicePair::for_each(|pair, _| {
         for shape in [grouped(8, 2, 16, 24), grouped(3, 3, 33, 17), latent(6, 24, 16)] {
-            let case = Case::new(both, &mut random, 11, shape).with_sinks(both, &mut random);
+            let case = Case::new(pair, &mut random, 11, shape).with_sinks(pair, &mut random);
             let gate =
-                Some(both.random(&mut random, 11, shape.heads * shape.value).split(shape.heads));
+                Some(pair.random(&mut random, 11, shape.heads * shape.value).split(shape.heads));
             let case = Case { gate, ..case };
-            let (one, other) = (case.state(both, 11), case.state(both, 11));
-            let at_once = case.in_chunks(both, one, 0, &[11]);
-            assert!(case.in_chunks(both, other, 0, &[1, 3]) == at_once, "{shape:?}");
+            let (one, other) = (case.state(pair, 11), case.state(pair, 11));
+            let at_once = case.in_chunks(pair, one, 0, &[11]);
+            assert!(case.in_chunks(pair, other, 0, &[1, 3]) == at_once, "{shape:?}");
         }
-        // A sink far above all scores takes all weight; one of minus infinity none.
-        let case = Case::new(both, &mut random, 3, grouped(2, 1, 8, 8));
-        let case = Case { sinks: Some(both.numbers(&[500.0, f32::NEG_INFINITY])), ..case };
-        let state = case.state(both, 3);
-        case.in_chunks(both, state, 0, &[3]);
-        assert!(both.read(case.out.head(0)).iter().all(|x| x.abs() < 1e-30));
-        let with = both.read(case.out.head(1));
+        // A sink far above all scores takes all weight, a sink of minus infinity none.
+        let case = Case::new(pair, &mut random, 3, grouped(2, 1, 8, 8));
+        let case = Case { sinks: Some(pair.buffer(&[500.0, f32::NEG_INFINITY])), ..case };
+        let state = case.state(pair, 3);
+        case.in_chunks(pair, state, 0, &[3]);
+        assert!(pair.read(case.out.head(0)).iter().all(|x| x.abs() < 1e-30));
+        let with = pair.read(case.out.head(1));
         let case = Case { sinks: None, ..case };
-        case.in_chunks(both, state, 0, &[3]);
-        assert!(both.read(case.out.head(1)) == with);
+        case.in_chunks(pair, state, 0, &[3]);
+        assert!(pair.read(case.out.head(1)) == with);
     });
 }
 
 #[test]
-fn windows_of_any_length() {
+fn sliding_windows_of_any_length() {
     let mut random = Random::new(73);
-    Both::each(|both, _| {
+    DevicePair::for_each(|pair, _| {
         for (shape, window) in [
             (grouped(4, 2, 16, 16), 1),
             (grouped(4, 2, 16, 16), 4),
@@ -157,120 +165,122 @@ fn windows_of_any_length() {
             (latent(5, 24, 16), 6),
             (grouped(2, 2, 16, 16), usize::MAX),
         ] {
-            let case = Case::new(both, &mut random, 19, shape);
-            let case = Case { window: Some(window), ..case }.with_sinks(both, &mut random);
-            let (one, other) = (case.state(both, 19), case.state(both, 19));
-            let at_once = case.in_chunks(both, one, 0, &[19]);
-            let apart = case.in_chunks(both, other, 0, &[5, 1, 2]);
-            assert!(apart == at_once || both.fast_gpu(), "{shape:?}, {window}");
+            let case = Case::new(pair, &mut random, 19, shape);
+            let case = Case { window: Some(window), ..case }.with_sinks(pair, &mut random);
+            let (one, other) = (case.state(pair, 19), case.state(pair, 19));
+            let at_once = case.in_chunks(pair, one, 0, &[19]);
+            let apart = case.in_chunks(pair, other, 0, &[5, 1, 2]);
+            assert!(apart == at_once || pair.is_fast_gpu(), "{shape:?}, {window}");
         }
     });
 }
 
 #[test]
-fn a_ring_that_wraps_around_several_times() {
+fn ring_buffer_that_wraps_several_times() {
     let mut random = Random::new(74);
-    Both::each_exact(|both| {
+    DevicePair::for_each_exact(|pair| {
         for (window, ring, chunks) in [
-            // Exactly the window and the rows of a step.
+            // The ring holds exactly the window and the rows of one step.
             (KV_BLOCK - 7, KV_BLOCK, &[7][..]),
             (KV_BLOCK - 5, KV_BLOCK, &[5, 1, 3]),
             (40, KV_BLOCK, &[216, 1, 100]),
             (KV_BLOCK + 100, 2 * KV_BLOCK, &[156, 1]),
             (1, KV_BLOCK, &[255, 1]),
         ] {
-            let case = Case::new(both, &mut random, 700, grouped(2, 1, 8, 5));
+            let case = Case::new(pair, &mut random, 700, grouped(2, 1, 8, 5));
             let case = Case { window: Some(window), ..case };
-            let (all, wraps) = (case.state(both, 700), case.state(both, ring));
-            let at_once = case.in_chunks(both, all, 0, &[700]);
-            let got = case.in_chunks(both, wraps, 0, chunks);
+            let (all, wraps) = (case.state(pair, 700), case.state(pair, ring));
+            let at_once = case.in_chunks(pair, all, 0, &[700]);
+            let got = case.in_chunks(pair, wraps, 0, chunks);
             assert!(got == at_once, "window {window}, ring of {ring}, {chunks:?}");
         }
-        // Far into a session, beyond a window that was filled before.
-        let case = Case::new(both, &mut random, 300, grouped(2, 1, 8, 5));
+        // At a far position, the entries of an earlier window are out of sight.
+        let case = Case::new(pair, &mut random, 300, grouped(2, 1, 8, 5));
         let case = Case { window: Some(50), ..case };
-        let state = case.state(both, KV_BLOCK);
-        let first = case.in_chunks(both, state, 0, &[100]);
+        let state = case.state(pair, KV_BLOCK);
+        let first = case.in_chunks(pair, state, 0, &[100]);
         assert!(first.len() == 300 * 10);
-        case.in_chunks(both, state, 1_000_000 * KV_BLOCK + 300, &[100, 6]);
+        case.in_chunks(pair, state, 1_000_000 * KV_BLOCK + 300, &[100, 6]);
     });
 }
 
-/// `n` positions of each row, ascending, then negative ones.
-fn named(random: &mut Random, first: usize, rows: usize, n: usize) -> Vec<f32> {
+/// Per row, up to `n` random visible positions in ascending order, padded with -1.
+fn position_lists(random: &mut Random, first: usize, rows: usize, n: usize) -> Vec<f32> {
     let mut all = Vec::new();
     for position in first..first + rows {
-        let mut of_row: Vec<usize> = (0..=position).collect();
-        while of_row.len() > n.min(1 + random.below(n)) {
-            of_row.remove(random.below(of_row.len()));
+        let mut visible: Vec<usize> = (0..=position).collect();
+        while visible.len() > n.min(1 + random.below(n)) {
+            visible.remove(random.below(visible.len()));
         }
-        all.extend((0..n).map(|i| of_row.get(i).map_or(-1.0, |p| *p as f32)));
+        all.extend((0..n).map(|i| visible.get(i).map_or(-1.0, |p| *p as f32)));
     }
     all
 }
 
 #[test]
-fn named_positions() {
+fn sparse_positions() {
     let mut random = Random::new(75);
-    Both::each(|both, _| {
+    DevicePair::for_each(|pair, _| {
         for (shape, n) in [
             (grouped(4, 2, 16, 16), 1),
             (grouped(6, 1, 16, 20), 5),
             (latent(20, 40, 33), 4),
             (latent(3, 24, 16), 40),
         ] {
-            let case = Case::new(both, &mut random, 13, shape).with_sinks(both, &mut random);
-            let case =
-                Case { positions: Some(both.dense(13, &named(&mut random, 0, 13, n))), ..case };
-            let (one, other) = (case.state(both, 13), case.state(both, 20));
-            let at_once = case.in_chunks(both, one, 0, &[13]);
-            assert!(case.in_chunks(both, other, 0, &[1, 4]) == at_once, "{shape:?}, {n}");
+            let case = Case::new(pair, &mut random, 13, shape).with_sinks(pair, &mut random);
+            let case = Case {
+                positions: Some(pair.dense(13, &position_lists(&mut random, 0, 13, n))),
+                ..case
+            };
+            let (one, other) = (case.state(pair, 13), case.state(pair, 20));
+            let at_once = case.in_chunks(pair, one, 0, &[13]);
+            assert!(case.in_chunks(pair, other, 0, &[1, 4]) == at_once, "{shape:?}, {n}");
         }
     });
 }
 
 #[test]
-fn more_named_positions_than_a_block() {
+fn more_sparse_positions_than_a_kv_block() {
     let mut random = Random::new(76);
-    Both::each_exact(|both| {
-        let case = Case::new(both, &mut random, 600, latent(3, 12, 8));
-        let names: Vec<f32> = named(&mut random, 0, 600, 300);
-        let case = Case { positions: Some(both.dense(600, &names)), ..case };
-        let (one, other) = (case.state(both, 600), case.state(both, 600));
-        let at_once = case.in_chunks(both, one, 0, &[600]);
-        assert!(case.in_chunks(both, other, 0, &[255, 1, 30]) == at_once);
-        // All positions by name are all positions.
+    DevicePair::for_each_exact(|pair| {
+        let case = Case::new(pair, &mut random, 600, latent(3, 12, 8));
+        let names: Vec<f32> = position_lists(&mut random, 0, 600, 300);
+        let case = Case { positions: Some(pair.dense(600, &names)), ..case };
+        let (one, other) = (case.state(pair, 600), case.state(pair, 600));
+        let at_once = case.in_chunks(pair, one, 0, &[600]);
+        assert!(case.in_chunks(pair, other, 0, &[255, 1, 30]) == at_once);
+        // A list of all positions gives the same bits as no list.
         let all: Vec<f32> = (0..600)
             .flat_map(|p| (0..600).map(move |t| if t > p { -1.0 } else { t as f32 }))
             .collect();
-        let case = Case { positions: Some(both.dense(600, &all)), ..case };
-        let by_name = case.in_chunks(both, one, 0, &[600]);
+        let case = Case { positions: Some(pair.dense(600, &all)), ..case };
+        let listed = case.in_chunks(pair, one, 0, &[600]);
         let case = Case { positions: None, ..case };
-        assert!(case.in_chunks(both, other, 0, &[600]) == by_name);
+        assert!(case.in_chunks(pair, other, 0, &[600]) == listed);
     });
 }
 
 #[test]
-fn no_list_of_positions_panics() {
+fn invalid_position_lists_do_not_panic() {
     let mut random = Random::new(77);
-    Both::each(|both, _| {
-        let case = Case::new(both, &mut random, 5, grouped(2, 1, 8, 8));
-        let state = case.state(both, 5);
+    DevicePair::for_each(|pair, _| {
+        let case = Case::new(pair, &mut random, 5, grouped(2, 1, 8, 8));
+        let state = case.state(pair, 5);
         let wild = [f32::NAN, -1.0, 1e30, f32::INFINITY, 0.5, 7.0, -0.0, 3.0, -1.0, -1.0];
-        let case = Case { positions: Some(both.dense(5, &wild)), ..case };
-        case.run(both, 0, &[Span { state, position: 0, rows: 5 }]);
-        // A row without positions sees nothing.
-        assert!(both.read(case.out.slice(4, 1)).iter().all(|x| *x == 0.0));
+        let case = Case { positions: Some(pair.dense(5, &wild)), ..case };
+        case.run(pair, 0, &[Span { state, position: 0, rows: 5 }]);
+        // A row with an empty list has a zero output.
+        assert!(pair.read(case.out.slice(4, 1)).iter().all(|x| *x == 0.0));
     });
 }
 
 #[test]
-fn neither_threads_nor_sessions_change_a_bit() {
+fn results_do_not_depend_on_threads_or_batching() {
     let mut outs = Vec::new();
     for threads in [1, 2, 3, 7] {
         let mut random = Random::new(78);
-        let mut both = Both::new(device(Isa::detect(), false, threads));
-        let mut of_kinds = Vec::new();
+        let mut pair = DevicePair::new(device(Isa::detect(), false, threads));
+        let mut shape_outputs = Vec::new();
         for (shape, kind) in [
             (latent(128, 40, 32), 0),
             (latent(12, 40, 32), 2),
@@ -278,85 +288,86 @@ fn neither_threads_nor_sessions_change_a_bit() {
             (grouped(5, 5, 16, 16), 0),
         ] {
             let case =
-                Case::new(&mut both, &mut random, 12, shape).with_sinks(&mut both, &mut random);
+                Case::new(&mut pair, &mut random, 12, shape).with_sinks(&mut pair, &mut random);
             let case = match kind {
                 0 => case,
                 1 => Case { window: Some(5), ..case },
                 _ => {
-                    let mut names = named(&mut random, 0, 7, 4);
-                    names.extend(named(&mut random, 0, 5, 4));
-                    Case { positions: Some(both.dense(12, &names)), ..case }
+                    let mut names = position_lists(&mut random, 0, 7, 4);
+                    names.extend(position_lists(&mut random, 0, 5, 4));
+                    Case { positions: Some(pair.dense(12, &names)), ..case }
                 }
             };
-            let (one, other) = (case.state(&mut both, 12), case.state(&mut both, 12));
+            let (one, other) = (case.state(&mut pair, 12), case.state(&mut pair, 12));
             let spans = [
                 Span { state: one, position: 0, rows: 7 },
                 Span { state: other, position: 0, rows: 5 },
             ];
-            case.run(&mut both, 0, &spans);
-            both.agree(&format!("{shape:?}"), case.out, 1e-5);
-            let together = bits(&both.read(case.out));
-            case.run(&mut both, 7, &[Span { state: one, position: 0, rows: 5 }]);
-            assert!(bits(&both.read(case.out)) == together);
-            of_kinds.push(together);
+            case.run(&mut pair, 0, &spans);
+            pair.agree(&format!("{shape:?}"), case.out, 1e-5);
+            let together = bits(&pair.read(case.out));
+            case.run(&mut pair, 7, &[Span { state: one, position: 0, rows: 5 }]);
+            assert!(bits(&pair.read(case.out)) == together);
+            shape_outputs.push(together);
         }
-        outs.push(of_kinds);
+        outs.push(shape_outputs);
     }
     assert!(outs.windows(2).all(|pair| pair[0] == pair[1]));
 }
 
 #[test]
-fn long_contexts_in_several_parts() {
+fn long_contexts_with_split_kv() {
     let mut random = Random::new(79);
-    Both::each(|both, _| {
+    DevicePair::for_each(|pair, _| {
         for (shape, window) in [
             (grouped(8, 1, 40, 24), usize::MAX),
             (grouped(3, 3, 33, 17), 290),
             (latent(20, 24, 13), usize::MAX),
         ] {
-            let case = Case::new(both, &mut random, 330, shape).with_sinks(both, &mut random);
+            let case = Case::new(pair, &mut random, 330, shape).with_sinks(pair, &mut random);
             let gate =
-                Some(both.random(&mut random, 330, shape.heads * shape.value).split(shape.heads));
+                Some(pair.random(&mut random, 330, shape.heads * shape.value).split(shape.heads));
             let case = Case { gate, ..case };
-            let (one, other) = (case.state(both, 330), case.state(both, 512));
+            let (one, other) = (case.state(pair, 330), case.state(pair, 512));
             let mut outs = Vec::new();
             for (state, last) in [(one, 3), (other, 3), (other, 1)] {
-                // Rows that see themselves alone fill the state in no time.
-                let fills = Case { window: Some(1), sinks: None, gate: None, ..case };
-                fills.run(both, 0, &[Span { state, position: 0, rows: 327 }]);
+                // A window of 1 fills the KV cache at little cost.
+                let prefill = Case { window: Some(1), sinks: None, gate: None, ..case };
+                prefill.run(pair, 0, &[Span { state, position: 0, rows: 327 }]);
                 let case = Case { window: Some(window), ..case };
                 for first in (327..330).step_by(last) {
-                    case.run(both, first, &[Span { state, position: first, rows: last }]);
+                    case.run(pair, first, &[Span { state, position: first, rows: last }]);
                 }
-                both.agree(&format!("{shape:?}"), case.out.slice(327, 3), 1e-5);
-                outs.push(bits(&both.read(case.out)));
+                pair.agree(&format!("{shape:?}"), case.out.slice(327, 3), 1e-5);
+                outs.push(bits(&pair.read(case.out)));
             }
-            // Neither what a state held before nor the rows beside one change a bit.
+            // Neither earlier contents of the state nor the other rows of the op change a bit.
             assert!(outs.windows(2).all(|pair| pair[0] == pair[1]), "{shape:?}");
         }
     });
 }
 
 #[test]
-fn values_beyond_f16_end_at_its_largest() {
+fn values_beyond_f16_saturate() {
     let mut random = Random::new(82);
-    Both::each(|both, exact| {
-        let case = Case::new(both, &mut random, 2, grouped(1, 1, 8, 4));
-        let v = both.dense(2, &[1e6, -1e6, 65_519.0, f32::INFINITY].repeat(2)).split(1);
+    DevicePair::for_each(|pair, exact| {
+        let case = Case::new(pair, &mut random, 2, grouped(1, 1, 8, 4));
+        let v = pair.dense(2, &[1e6, -1e6, 65_519.0, f32::INFINITY].repeat(2)).split(1);
         let case = Case { v: Some(v), ..case };
-        let state = case.state(both, 2);
-        case.run(both, 0, &[Span { state, position: 0, rows: 2 }]);
+        let state = case.state(pair, 2);
+        case.run(pair, 0, &[Span { state, position: 0, rows: 2 }]);
         let expected = if exact { [1e6, -1e6, 65_519.0] } else { [65_504.0, -65_504.0, 65_504.0] };
-        for row in both.read(case.out).chunks(4) {
-            crate::harness::close(&both.device.describe(), &row[..3], &expected, 1e-5);
-            assert_eq!(row[3].is_finite(), !exact, "{}", both.device.describe());
+        for row in pair.read(case.out).chunks(4) {
+            crate::harness::close(&pair.device.describe(), &row[..3], &expected, 1e-5);
+            assert_eq!(row[3].is_finite(), !exact, "{}", pair.device.describe());
         }
     });
 }
 
 #[test]
-fn many_heads_of_wide_values_over_many_blocks() {
-    // So many numbers that there is no room for the parts of all blocks at once, and rows that are tiles enough together.
+fn many_heads_with_wide_values_over_many_kv_blocks() {
+    // Scratch does not hold the partial results of all KV blocks at once. Together, the rows are
+    // enough tiles for all threads.
     let (shape, positions, rows) = (grouped(128, 1, 8, 1024), 4 * KV_BLOCK, 4);
     for exact in [true, false] {
         let outs: Vec<_> = [(1, 1), (2, 1), (5, 1), (3, rows)]
@@ -366,7 +377,7 @@ fn many_heads_of_wide_values_over_many_blocks() {
                 let mut device = device(Isa::detect(), exact, threads);
                 let mut view = |rows: usize, heads: usize, width: usize| {
                     let buffer = device.buffer(rows * heads * width).unwrap();
-                    device.write(buffer, &random.numbers(rows * heads * width)).unwrap();
+                    device.write(buffer, &random.values(rows * heads * width)).unwrap();
                     View::rows(buffer, rows, heads * width).split(heads)
                 };
                 let (k, v) = (view(positions, 1, shape.key), view(positions, 1, shape.value));
@@ -413,43 +424,44 @@ fn many_heads_of_wide_values_over_many_blocks() {
 }
 
 #[test]
-fn keys_and_values_that_f16_does_not_hold() {
+fn kv_rounded_to_f16() {
     let mut random = Random::new(80);
-    Both::each(|both, _| {
-        let tolerance = both.of_attention(40).max(if both.keeps_halves() { 2e-3 } else { 0.0 });
+    DevicePair::for_each(|pair, _| {
+        let tolerance =
+            pair.attention_tolerance(40).max(if pair.keeps_f16_kv() { 2e-3 } else { 0.0 });
         for shape in [grouped(6, 2, 33, 20), latent(20, 24, 16)] {
-            let case = Case::new(both, &mut random, 40, shape);
-            let k = both.random(&mut random, 40, shape.kv_heads * shape.key).split(shape.kv_heads);
+            let case = Case::new(pair, &mut random, 40, shape);
+            let k = pair.random(&mut random, 40, shape.kv_heads * shape.key).split(shape.kv_heads);
             let v = case
                 .v
-                .map(|v| both.random(&mut random, 40, shape.kv_heads * shape.value).split(v.heads));
+                .map(|v| pair.random(&mut random, 40, shape.kv_heads * shape.value).split(v.heads));
             let case = Case { k, v, ..case };
-            let state = case.state(both, 40);
-            case.run(both, 0, &[Span { state, position: 0, rows: 40 }]);
-            both.agree("keys rounded to f16", case.out, tolerance);
+            let state = case.state(pair, 40);
+            case.run(pair, 0, &[Span { state, position: 0, rows: 40 }]);
+            pair.agree("KV rounded to f16", case.out, tolerance);
         }
     });
 }
 
 #[test]
-fn many_rows_in_chunks_that_are_not_small() {
+fn many_rows_in_large_chunks() {
     let mut random = Random::new(81);
-    Both::each(|both, _| {
+    DevicePair::for_each(|pair, _| {
         for (shape, window, ring) in [
             (grouped(6, 2, 33, 17), usize::MAX, 83),
             (grouped(5, 5, 72, 130), 30, KV_BLOCK),
             (grouped(16, 1, 24, 8), 230, KV_BLOCK),
             (latent(70, 48, 39), usize::MAX, 100),
         ] {
-            let case = Case::new(both, &mut random, 83, shape).with_sinks(both, &mut random);
+            let case = Case::new(pair, &mut random, 83, shape).with_sinks(pair, &mut random);
             let gate =
-                Some(both.random(&mut random, 83, shape.heads * shape.value).split(shape.heads));
+                Some(pair.random(&mut random, 83, shape.heads * shape.value).split(shape.heads));
             let case = Case { gate, window: Some(window), ..case };
-            let from = if ring == KV_BLOCK { 2 * KV_BLOCK - 50 } else { 0 };
-            let (one, other) = (case.state(both, ring), case.state(both, ring + KV_BLOCK));
-            let chunks = case.in_chunks(both, one, from, &[26, 16, 25]);
+            let start = if ring == KV_BLOCK { 2 * KV_BLOCK - 50 } else { 0 };
+            let (one, other) = (case.state(pair, ring), case.state(pair, ring + KV_BLOCK));
+            let chunks = case.in_chunks(pair, one, start, &[26, 16, 25]);
             assert!(
-                case.in_chunks(both, other, from, &[20, 26, 17]) == chunks,
+                case.in_chunks(pair, other, start, &[20, 26, 17]) == chunks,
                 "{shape:?}, {window}"
             );
         }

@@ -1,57 +1,57 @@
-//! Norms, Glu, Add, Scale, SoftCap and Combine.
+//! Norms, Glu, Add, Scale, SoftCap and Combine; short reads.
 
 use moeflux_compute::{Activation, Op, Shared, View};
 
-use crate::harness::{Both, Random};
+use crate::harness::{DevicePair, Random};
 
-/// Widths around those of vectors.
+/// Widths around multiples of SIMD vectors.
 const WIDTHS: [usize; 7] = [1, 3, 16, 33, 128, 257, 1500];
 
 #[test]
-fn norms_with_and_without_gate() {
+fn rms_norm_and_gated_rms_norm() {
     let mut random = Random::new(31);
-    Both::each(|both, _| {
+    DevicePair::for_each(|pair, _| {
         for width in WIDTHS {
-            // Vectors with gaps between them.
-            let all = both.random(&mut random, 5, 3 * (width + 2));
+            // Heads with gaps between them.
+            let all = pair.random(&mut random, 5, 3 * (width + 2));
             let x = View { heads: 3, width, head_stride: width + 2, ..all };
-            let gate = both.random(&mut random, 5, 3 * width).split(3);
-            let weight = both.numbers(&random.numbers(width));
-            let out = both.poisoned(5, 3 * width).split(3);
-            both.run(&Op::RmsNorm { x, weight: Some(weight), eps: 1e-6, out });
-            both.agree(&format!("norm of {width}"), out, 1e-5);
-            both.run(&Op::GatedRmsNorm { x, gate, weight, eps: 1e-6, out });
-            both.agree(&format!("gated norm of {width}"), out, 1e-5);
-            both.run(&Op::RmsNorm { x, weight: Some(weight), eps: 1e-6, out: x });
-            both.agree(&format!("norm of {width} in place"), all, 1e-5);
-            both.run(&Op::GatedRmsNorm { x, gate, weight, eps: 1e-6, out: x });
-            both.agree(&format!("gated norm of {width} in place"), all, 1e-5);
+            let gate = pair.random(&mut random, 5, 3 * width).split(3);
+            let weight = pair.buffer(&random.values(width));
+            let out = pair.nan_filled(5, 3 * width).split(3);
+            pair.run(&Op::RmsNorm { x, weight: Some(weight), eps: 1e-6, out });
+            pair.agree(&format!("norm of {width}"), out, 1e-5);
+            pair.run(&Op::GatedRmsNorm { x, gate, weight, eps: 1e-6, out });
+            pair.agree(&format!("gated norm of {width}"), out, 1e-5);
+            pair.run(&Op::RmsNorm { x, weight: Some(weight), eps: 1e-6, out: x });
+            pair.agree(&format!("norm of {width} in place"), all, 1e-5);
+            pair.run(&Op::GatedRmsNorm { x, gate, weight, eps: 1e-6, out: x });
+            pair.agree(&format!("gated norm of {width} in place"), all, 1e-5);
         }
     });
 }
 
 #[test]
-fn norms_without_weight_and_with_bias() {
+fn rms_norm_without_weight_and_layer_norm() {
     let mut random = Random::new(35);
-    Both::each(|both, _| {
+    DevicePair::for_each(|pair, _| {
         for width in WIDTHS {
-            let all = both.random(&mut random, 5, 3 * (width + 2));
+            let all = pair.random(&mut random, 5, 3 * (width + 2));
             let x = View { heads: 3, width, head_stride: width + 2, ..all };
-            let out = both.poisoned(5, 3 * width).split(3);
-            both.run(&Op::RmsNorm { x, weight: None, eps: 1e-6, out });
-            both.agree(&format!("norm of {width} without weight"), out, 1e-5);
+            let out = pair.nan_filled(5, 3 * width).split(3);
+            pair.run(&Op::RmsNorm { x, weight: None, eps: 1e-6, out });
+            pair.agree(&format!("norm of {width} without weight"), out, 1e-5);
             let (weight, bias) =
-                (both.numbers(&random.numbers(width)), both.numbers(&random.numbers(width + 1)));
-            both.run(&Op::LayerNorm { x, weight, bias, eps: 1e-3, out });
-            both.agree(&format!("layer norm of {width}"), out, 1e-5);
-            both.run(&Op::LayerNorm { x, weight, bias, eps: 1e-3, out: x });
-            both.agree(&format!("layer norm of {width} in place"), all, 1e-5);
+                (pair.buffer(&random.values(width)), pair.buffer(&random.values(width + 1)));
+            pair.run(&Op::LayerNorm { x, weight, bias, eps: 1e-3, out });
+            pair.agree(&format!("layer norm of {width}"), out, 1e-5);
+            pair.run(&Op::LayerNorm { x, weight, bias, eps: 1e-3, out: x });
+            pair.agree(&format!("layer norm of {width} in place"), all, 1e-5);
         }
     });
 }
 
 #[test]
-fn gated_units_also_in_place() {
+fn glu_out_of_place_and_in_place() {
     let mut random = Random::new(32);
     let kinds = [
         Activation::SwiGlu,
@@ -59,24 +59,24 @@ fn gated_units_also_in_place() {
         Activation::ClampedSwiGlu { alpha: 1.702, limit: 7.0 },
         Activation::ClampedSwiGlu { alpha: 0.5, limit: 0.25 },
     ];
-    Both::each(|both, _| {
+    DevicePair::for_each(|pair, _| {
         for (width, activation) in
             WIDTHS.into_iter().flat_map(|width| kinds.map(|kind| (width, kind)))
         {
             let what = format!("{activation:?} of {width}");
-            let numbers: Vec<f32> = random.numbers(5 * width).iter().map(|x| x * 30.0).collect();
-            let gate = both.dense(5, &numbers);
-            let up = both.random(&mut random, 5, width);
-            let out = both.poisoned(5, width);
-            both.run(&Op::Glu { activation, gate, up, out });
-            both.agree(&what, out, 1e-5);
-            let apart = both.read(out);
-            both.run(&Op::Glu { activation, gate, up, out: up });
-            both.agree(&format!("{what} over up"), up, 1e-5);
-            let up = both.random(&mut random, 5, width);
-            both.run(&Op::Glu { activation, gate, up, out: gate });
-            both.agree(&format!("{what} over gate"), gate, 1e-5);
-            assert!(apart.iter().all(|x| x.is_finite()));
+            let values: Vec<f32> = random.values(5 * width).iter().map(|x| x * 30.0).collect();
+            let gate = pair.dense(5, &values);
+            let up = pair.random(&mut random, 5, width);
+            let out = pair.nan_filled(5, width);
+            pair.run(&Op::Glu { activation, gate, up, out });
+            pair.agree(&what, out, 1e-5);
+            let result = pair.read(out);
+            pair.run(&Op::Glu { activation, gate, up, out: up });
+            pair.agree(&format!("{what} over up"), up, 1e-5);
+            let up = pair.random(&mut random, 5, width);
+            pair.run(&Op::Glu { activation, gate, up, out: gate });
+            pair.agree(&format!("{what} over gate"), gate, 1e-5);
+            assert!(result.iter().all(|x| x.is_finite()));
         }
     });
 }
@@ -84,15 +84,15 @@ fn gated_units_also_in_place() {
 #[test]
 fn scale_and_soft_cap() {
     let mut random = Random::new(36);
-    Both::each(|both, _| {
+    DevicePair::for_each(|pair, _| {
         for width in WIDTHS {
-            let all = both.random(&mut random, 6, width + 1);
+            let all = pair.random(&mut random, 6, width + 1);
             let x = all.columns(1, width);
-            both.run(&Op::Scale { x, factor: 71.3 });
-            both.agree(&format!("scale {width}"), all, 0.0);
-            both.run(&Op::SoftCap { x, cap: 30.0 });
-            both.agree(&format!("soft cap {width}"), all, 1e-5);
-            assert!(both.read(x).iter().all(|x| x.abs() <= 30.0));
+            pair.run(&Op::Scale { x, factor: 71.3 });
+            pair.agree(&format!("scale {width}"), all, 0.0);
+            pair.run(&Op::SoftCap { x, cap: 30.0 });
+            pair.agree(&format!("soft cap {width}"), all, 1e-5);
+            assert!(pair.read(x).iter().all(|x| x.abs() <= 30.0));
         }
     });
 }
@@ -100,50 +100,50 @@ fn scale_and_soft_cap() {
 #[test]
 fn add_is_exact() {
     let mut random = Random::new(33);
-    Both::each(|both, _| {
+    DevicePair::for_each(|pair, _| {
         for width in WIDTHS {
-            let x = both.random(&mut random, 6, width + 1).columns(1, width);
-            let y = both.random(&mut random, 6, width);
-            both.run(&Op::Add { x, y });
-            both.agree(&format!("{width}"), x, 0.0);
+            let x = pair.random(&mut random, 6, width + 1).columns(1, width);
+            let y = pair.random(&mut random, 6, width);
+            pair.run(&Op::Add { x, y });
+            pair.agree(&format!("{width}"), x, 0.0);
         }
     });
 }
 
 #[test]
-fn combine_any_number_of_parts() {
+fn combine_any_number_of_experts() {
     let mut random = Random::new(34);
-    Both::each(|both, _| {
+    DevicePair::for_each(|pair, _| {
         for (k, width) in [(1, 1), (2, 33), (8, 300), (10, 64), (32, 257)] {
-            for (with, gated) in [(false, false), (true, false), (true, true)] {
-                let x = both.random(&mut random, 3, width);
-                let parts = both.random(&mut random, 3 * k, width);
-                let weights = both.random(&mut random, 3, k);
-                let out = both.random(&mut random, 3, width);
-                let gate = gated.then(|| both.random(&mut random, 3, 1));
-                let shared = with.then_some(Shared { out, gate });
-                both.run(&Op::Combine { parts, weights, shared, add: true, out: x });
-                both.agree(&format!("{k} parts of {width} added"), x, 1e-6);
-                let x = both.poisoned(3, width);
-                both.run(&Op::Combine { parts, weights, shared, add: false, out: x });
-                both.agree(&format!("{k} parts of {width}"), x, 1e-6);
+            for (has_shared, gated) in [(false, false), (true, false), (true, true)] {
+                let x = pair.random(&mut random, 3, width);
+                let parts = pair.random(&mut random, 3 * k, width);
+                let weights = pair.random(&mut random, 3, k);
+                let out = pair.random(&mut random, 3, width);
+                let gate = gated.then(|| pair.random(&mut random, 3, 1));
+                let shared = has_shared.then_some(Shared { out, gate });
+                pair.run(&Op::Combine { parts, weights, shared, add: true, out: x });
+                pair.agree(&format!("{k} experts of {width} added"), x, 1e-6);
+                let x = pair.nan_filled(3, width);
+                pair.run(&Op::Combine { parts, weights, shared, add: false, out: x });
+                pair.agree(&format!("{k} experts of {width}"), x, 1e-6);
             }
         }
     });
 }
 
 #[test]
-fn few_numbers_are_read_wherever_they_lie() {
+fn short_reads_at_any_offset() {
     let mut random = Random::new(37);
-    Both::each(|both, _| {
-        // As many as a GPU has memory for at first: behind the last ones there is nothing.
-        let numbers = random.numbers(1 << 18);
-        let all = both.dense(1, &numbers);
+    DevicePair::for_each(|pair, _| {
+        // The size of a GPU's first buffer, so that reads near the end must not run over.
+        let values = random.values(1 << 18);
+        let all = pair.dense(1, &values);
         for width in [1, 2, 255, 256, 300] {
-            for first in [0, 77, numbers.len() - 300, numbers.len() - width] {
+            for first in [0, 77, values.len() - 300, values.len() - width] {
                 assert_eq!(
-                    both.read(all.columns(first, width)),
-                    numbers[first..first + width],
+                    pair.read(all.columns(first, width)),
+                    values[first..first + width],
                     "{width} from {first}"
                 );
             }
@@ -152,8 +152,8 @@ fn few_numbers_are_read_wherever_they_lie() {
 }
 
 #[test]
-fn a_card_says_how_fast_it_reads() {
-    // It is an error if what it reads is not what was written.
+fn a_gpu_measures_its_read_bandwidth() {
+    // The measurement fails if the values read differ from those written.
     let mut cpu = moeflux_compute::open(&Default::default()).unwrap();
     assert_eq!(cpu.read_speed().unwrap(), None);
     let Some(mut gpu) = crate::harness::gpu(false) else { return };

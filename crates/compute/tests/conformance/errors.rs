@@ -1,4 +1,4 @@
-//! What ops refuse, the same on every device, and that nothing is lost by it.
+//! Preconditions of ops: every device rejects the same arguments and stays usable afterwards.
 
 use moeflux_compute::{
     Activation, BankPlace, Buffer, Bytes, Device, DeviceOptions, Error, ExpertGroups, ExpertShape,
@@ -6,25 +6,26 @@ use moeflux_compute::{
     Scalar, ScratchShape, Shared, SharedChoice, Slot, Span, StateShape, View, open,
 };
 
-use crate::harness::{Both, FOUR, Random};
+use crate::harness::{AFFINE4, DevicePair, Random};
 
-fn refused(both: &mut Both, what: &str, op: &Op<'_>) {
-    let error = both.fails(op);
+/// Checks that the two devices reject an op with the same error.
+fn refused(pair: &mut DevicePair, what: &str, op: &Op<'_>) {
+    let error = pair.fails(op);
     assert!(
         matches!(error, Error::Shape(_) | Error::Device(_) | Error::Token { .. }),
         "{what}: {error}"
     );
 }
 
-/// What attention may have or not.
+/// Optional arguments of attention.
 #[derive(Clone, Copy)]
-struct Attend {
+struct AttentionOptions {
     window: Option<usize>,
     sinks: Option<Buffer>,
     positions: Option<View>,
 }
 
-impl Attend {
+impl AttentionOptions {
     fn op<'a>(&self, [q, k, out]: [View; 3], v: Option<View>, spans: &'a [Span]) -> Op<'a> {
         let Self { window, sinks, positions } = *self;
         Op::Attention { q, k, v, gate: None, scale: 1.0, window, sinks, positions, spans, out }
@@ -35,17 +36,17 @@ fn scratch(rows: usize, cols: usize, latent_head: usize) -> ScratchShape {
     ScratchShape { rows, cols, latent_head, wide_kv: 0 }
 }
 
-/// Spans that live as long as any closure may want.
+/// Leaks a copy of the spans, so that closures can return them.
 fn spans(spans: &[Span]) -> &'static [Span] {
     spans.to_vec().leak()
 }
 
 #[test]
-fn windows_that_cannot_be() {
+fn impossible_views_are_rejected() {
     let mut random = Random::new(61);
-    Both::each(|both, _| {
-        let y = both.random(&mut random, 4, 8);
-        let x = both.random(&mut random, 4, 8);
+    DevicePair::for_each(|pair, _| {
+        let y = pair.random(&mut random, 4, 8);
+        let x = pair.random(&mut random, 4, 8);
         for (what, bad) in [
             ("too many rows", View { rows: 5, ..x }),
             ("too wide", View { width: 9, ..x }),
@@ -58,63 +59,63 @@ fn windows_that_cannot_be() {
             ("endless", View { rows: usize::MAX, row_stride: 0, ..x }),
             ("two heads", x.split(2)),
         ] {
-            refused(both, what, &Op::Add { x: bad, y });
-            refused(both, what, &Op::Add { x, y: bad });
+            refused(pair, what, &Op::Add { x: bad, y });
+            refused(pair, what, &Op::Add { x, y: bad });
         }
-        refused(both, "in place", &Op::Add { x, y: x });
-        both.run(&Op::Add { x, y });
-        both.agree("afterwards", x, 0.0);
+        refused(pair, "in place", &Op::Add { x, y: x });
+        pair.run(&Op::Add { x, y });
+        pair.agree("after the errors", x, 0.0);
         let none = View { rows: 0, ..x };
-        both.run(&Op::Add { x: none, y: View { rows: 0, ..y } });
+        pair.run(&Op::Add { x: none, y: View { rows: 0, ..y } });
     });
 }
 
 #[test]
-fn matrices_that_do_not_fit() {
+fn mismatched_matrix_shapes_are_rejected() {
     let mut random = Random::new(62);
-    Both::each(|both, _| {
-        let weight = both.weight(&mut random, MatrixShape { rows: 6, cols: 64, format: FOUR });
-        let (x, out) = (both.random(&mut random, 2, 64), both.poisoned(2, 6));
-        let short = both.numbers(&[0.0; 5]);
+    DevicePair::for_each(|pair, _| {
+        let weight = pair.weight(&mut random, MatrixShape { rows: 6, cols: 64, format: AFFINE4 });
+        let (x, out) = (pair.random(&mut random, 2, 64), pair.nan_filled(2, 6));
+        let short = pair.buffer(&[0.0; 5]);
         let op = |x, out, bias| Op::MatMul { x, weight, bias, exact: false, out };
-        refused(both, "inputs", &op(x.columns(0, 32), out, None));
-        refused(both, "outputs", &op(x, out.columns(0, 5), None));
-        refused(both, "rows", &op(x.slice(0, 1), out, None));
-        refused(both, "bias", &op(x, out, Some(short)));
-        refused(both, "aliasing", &op(x, x.columns(0, 6), None));
-        let embedded = both.poisoned(2, 64);
-        refused(both, "token", &Op::Embed { table: weight, tokens: &[0, 6], out: embedded });
-        both.run(&op(x, out, None));
-        assert!(both.read(out).iter().all(|x| x.is_finite()));
+        refused(pair, "inputs", &op(x.columns(0, 32), out, None));
+        refused(pair, "outputs", &op(x, out.columns(0, 5), None));
+        refused(pair, "rows", &op(x.slice(0, 1), out, None));
+        refused(pair, "bias", &op(x, out, Some(short)));
+        refused(pair, "aliasing", &op(x, x.columns(0, 6), None));
+        let embedded = pair.nan_filled(2, 64);
+        refused(pair, "token", &Op::Embed { table: weight, tokens: &[0, 6], out: embedded });
+        pair.run(&op(x, out, None));
+        assert!(pair.read(out).iter().all(|x| x.is_finite()));
     });
 }
 
 #[test]
-fn norms_rope_and_products_that_do_not_fit() {
+fn mismatched_norm_rope_glu_and_router_shapes_are_rejected() {
     let mut random = Random::new(63);
-    Both::each(|both, _| {
-        let x = both.random(&mut random, 2, 8);
-        let other = both.random(&mut random, 2, 8);
-        let (weight, short) = (both.numbers(&[1.0; 8]), both.numbers(&[1.0; 7]));
-        refused(both, "weight", &Op::RmsNorm { x, weight: Some(short), eps: 0.0, out: x });
+    DevicePair::for_each(|pair, _| {
+        let x = pair.random(&mut random, 2, 8);
+        let other = pair.random(&mut random, 2, 8);
+        let (weight, short) = (pair.buffer(&[1.0; 8]), pair.buffer(&[1.0; 7]));
+        refused(pair, "weight", &Op::RmsNorm { x, weight: Some(short), eps: 0.0, out: x });
         let (one, other_half) = (x.columns(0, 4), x.columns(4, 4));
-        refused(both, "window", &Op::RmsNorm { x: one, weight: None, eps: 0.0, out: other_half });
+        refused(pair, "window", &Op::RmsNorm { x: one, weight: None, eps: 0.0, out: other_half });
         let layer = |weight, bias, out| Op::LayerNorm { x, weight, bias, eps: 0.0, out };
-        refused(both, "weight", &layer(short, weight, other));
-        refused(both, "bias", &layer(weight, short, other));
-        refused(both, "shape", &layer(weight, weight, other.columns(0, 4)));
-        refused(both, "gate", &Op::GatedRmsNorm { x, gate: x, weight, eps: 0.0, out: x });
+        refused(pair, "weight", &layer(short, weight, other));
+        refused(pair, "bias", &layer(weight, short, other));
+        refused(pair, "shape", &layer(weight, weight, other.columns(0, 4)));
+        refused(pair, "gate", &Op::GatedRmsNorm { x, gate: x, weight, eps: 0.0, out: x });
         refused(
-            both,
+            pair,
             "one buffer",
             &Op::Glu { activation: Activation::GeGlu, gate: x, up: x, out: x },
         );
         refused(
-            both,
+            pair,
             "widths",
             &Op::Glu { activation: Activation::GeGlu, gate: x, up: other.columns(0, 4), out: x },
         );
-        let state = both.state(StateShape::Recurrent { len: 1 });
+        let state = pair.state(StateShape::Recurrent { len: 1 });
         let span = |position, rows| spans(&[Span { state, position, rows }]);
         let rope = |frequencies, spans| Op::Rope {
             x,
@@ -124,19 +125,19 @@ fn norms_rope_and_products_that_do_not_fit() {
             spans,
             out: x,
         };
-        refused(both, "frequencies", &rope(&[1.0; 5], span(0, 2)));
-        refused(both, "spans", &rope(&[1.0; 4], span(0, 1)));
-        refused(both, "positions", &rope(&[1.0; 4], span(usize::MAX, 2)));
+        refused(pair, "frequencies", &rope(&[1.0; 5], span(0, 2)));
+        refused(pair, "spans", &rope(&[1.0; 4], span(0, 1)));
+        refused(pair, "positions", &rope(&[1.0; 4], span(usize::MAX, 2)));
         refused(
-            both,
+            pair,
             "one state twice",
             &rope(&[1.0; 4], spans(&[span(0, 1), span(1, 1)].concat())),
         );
-        let (ids, weights) = (both.poisoned(2, 9), both.poisoned(2, 9));
+        let (ids, weights) = (pair.nan_filled(2, 9), pair.nan_filled(2, 9));
         let router = Router::softmax(true);
-        refused(both, "k", &Op::TopK { logits: x, router, ids, weights });
+        refused(pair, "k", &Op::TopK { logits: x, router, ids, weights });
         let ids = ids.columns(0, 3);
-        refused(both, "k", &Op::TopK { logits: x, router, ids, weights });
+        refused(pair, "k", &Op::TopK { logits: x, router, ids, weights });
         let weights = weights.columns(0, 3);
         for (what, router) in [
             ("correction", Router { correction: Some(short), ..router }),
@@ -161,153 +162,158 @@ fn norms_rope_and_products_that_do_not_fit() {
                 Router { shared: Some(SharedChoice { gate: Some(ids.columns(0, 1)) }), ..router },
             ),
         ] {
-            refused(both, what, &Op::TopK { logits: x, router, ids, weights });
+            refused(pair, what, &Op::TopK { logits: x, router, ids, weights });
         }
         let router = Router { shared: Some(SharedChoice { gate: None }), ..router };
         let [ids, weights] = [ids, weights].map(|view| view.columns(0, 1));
-        refused(both, "nothing to choose", &Op::TopK { logits: x, router, ids, weights });
-        let (many, best) = (both.poisoned(1, 2000), both.poisoned(1, 4100));
-        let top = |logits: View, best: View, numbers: usize| Op::TopLogits {
+        refused(pair, "nothing to choose", &Op::TopK { logits: x, router, ids, weights });
+        let (many, best) = (pair.nan_filled(1, 2000), pair.nan_filled(1, 4100));
+        let top = |logits: View, best: View, width: usize| Op::TopLogits {
             logits,
-            best: best.columns(0, numbers),
+            best: best.columns(0, width),
         };
-        refused(both, "more than there are", &top(many.columns(0, 7), best, 16));
-        refused(both, "more than 1024", &top(many, best, 2050));
-        refused(both, "an id without a value", &top(many, best, 5));
-        refused(both, "aliasing", &top(many, many, 10));
+        refused(pair, "more than there are", &top(many.columns(0, 7), best, 16));
+        refused(pair, "more than 1024", &top(many, best, 2050));
+        refused(pair, "an id without a value", &top(many, best, 5));
+        refused(pair, "aliasing", &top(many, many, 10));
         for cap in [0.0, -1.0, f32::NAN] {
-            refused(both, "cap", &Op::SoftCap { x, cap });
+            refused(pair, "cap", &Op::SoftCap { x, cap });
         }
         for limit in [-1.0, f32::NAN] {
             let activation = Activation::ClampedSwiGlu { alpha: 1.0, limit };
-            refused(both, "negative", &Op::Glu { activation, gate: other, up: other, out: x });
+            refused(pair, "negative", &Op::Glu { activation, gate: other, up: other, out: x });
         }
-        refused(both, "beyond", &Op::Scale { x: View { rows: 3, ..x }, factor: 2.0 });
-        let parts = both.poisoned(5, 8);
+        refused(pair, "beyond", &Op::Scale { x: View { rows: 3, ..x }, factor: 2.0 });
+        let parts = pair.nan_filled(5, 8);
         let weights = other.columns(0, 2);
         let combine = |parts, shared| Op::Combine { parts, weights, shared, add: true, out: x };
-        refused(both, "parts", &combine(parts, None));
+        refused(pair, "parts", &combine(parts, None));
         let shared = Shared { out: parts.slice(0, 2), gate: Some(other) };
-        let parts = both.poisoned(4, 8);
-        refused(both, "gate", &combine(parts, Some(shared)));
+        let parts = pair.nan_filled(4, 8);
+        refused(pair, "gate", &combine(parts, Some(shared)));
     });
 }
 
 #[test]
-fn states_that_do_not_fit() {
+fn mismatched_states_are_rejected() {
     let mut random = Random::new(64);
-    Both::each(|both, _| {
+    DevicePair::for_each(|pair, _| {
         let key_value =
             StateShape::KeyValue { kv_heads: 2, key_width: 4, value_width: 4, positions: 3 };
         let (kv, flat) =
-            (both.state(key_value), both.state(StateShape::Recurrent { len: 2 * 2 * 4 * 4 }));
-        let gone = both.state(key_value);
-        both.reference.drop_state(gone);
-        both.device.drop_state(gone);
-        let q = both.random(&mut random, 2, 16).split(4);
+            (pair.state(key_value), pair.state(StateShape::Recurrent { len: 2 * 2 * 4 * 4 }));
+        let gone = pair.state(key_value);
+        pair.reference.drop_state(gone);
+        pair.device.drop_state(gone);
+        let q = pair.random(&mut random, 2, 16).split(4);
         let (k, v) =
-            (both.random(&mut random, 2, 8).split(2), both.random(&mut random, 2, 8).split(2));
-        let out = both.poisoned(2, 16).split(4);
-        let three = both.random(&mut random, 2, 12).split(3);
-        let all = Attend { window: None, sinks: None, positions: None };
+            (pair.random(&mut random, 2, 8).split(2), pair.random(&mut random, 2, 8).split(2));
+        let out = pair.nan_filled(2, 16).split(4);
+        let three = pair.random(&mut random, 2, 12).split(3);
+        let all = AttentionOptions { window: None, sinks: None, positions: None };
         let attention = |q, out, spans| all.op([q, k, out], Some(v), spans);
         let span = |state, position| spans(&[Span { state, position, rows: 2 }]);
-        refused(both, "heads", &attention(three, out, span(kv, 0)));
-        refused(both, "aliasing", &attention(q, q, span(kv, 0)));
-        refused(both, "full", &attention(q, out, span(kv, 2)));
-        refused(both, "kind", &attention(q, out, span(flat, 0)));
-        refused(both, "dropped", &attention(q, out, span(gone, 0)));
-        refused(both, "values", &all.op([q, k, out], Some(View { width: 3, ..v }), span(kv, 0)));
-        refused(both, "no values", &all.op([q, k, out], None, span(kv, 0)));
-        let short = both.numbers(&[0.0; 3]);
-        let named = both.dense(2, &[0.0, 1.0, 0.0, 1.0]);
+        refused(pair, "heads", &attention(three, out, span(kv, 0)));
+        refused(pair, "aliasing", &attention(q, q, span(kv, 0)));
+        refused(pair, "full", &attention(q, out, span(kv, 2)));
+        refused(pair, "kind", &attention(q, out, span(flat, 0)));
+        refused(pair, "dropped", &attention(q, out, span(gone, 0)));
+        refused(pair, "values", &all.op([q, k, out], Some(View { width: 3, ..v }), span(kv, 0)));
+        refused(pair, "no values", &all.op([q, k, out], None, span(kv, 0)));
+        let short = pair.buffer(&[0.0; 3]);
+        let named = pair.dense(2, &[0.0, 1.0, 0.0, 1.0]);
         for (what, other) in [
-            ("sinks", Attend { sinks: Some(short), ..all }),
-            ("aliasing", Attend { sinks: Some(out.buffer), ..all }),
-            ("window", Attend { window: Some(0), ..all }),
-            ("window and positions", Attend { window: Some(1), positions: Some(named), ..all }),
-            ("rows of positions", Attend { positions: Some(named.slice(0, 1)), ..all }),
+            ("sinks", AttentionOptions { sinks: Some(short), ..all }),
+            ("aliasing", AttentionOptions { sinks: Some(out.buffer), ..all }),
+            ("window", AttentionOptions { window: Some(0), ..all }),
+            (
+                "window and positions",
+                AttentionOptions { window: Some(1), positions: Some(named), ..all },
+            ),
+            ("rows of positions", AttentionOptions { positions: Some(named.slice(0, 1)), ..all }),
         ] {
-            refused(both, what, &other.op([q, k, out], Some(v), span(kv, 0)));
+            refused(pair, what, &other.op([q, k, out], Some(v), span(kv, 0)));
         }
-        let window = Attend { window: Some(1), ..all };
-        refused(both, "a ring of any length", &window.op([q, k, out], Some(v), span(kv, 2)));
+        let window = AttentionOptions { window: Some(1), ..all };
+        refused(pair, "a ring of any length", &window.op([q, k, out], Some(v), span(kv, 2)));
         let ring =
             StateShape::KeyValue { kv_heads: 2, key_width: 4, value_width: 4, positions: 256 };
-        let ring = both.state(ring);
-        let window = Attend { window: Some(255), ..all };
-        refused(both, "a ring without room", &window.op([q, k, out], Some(v), span(ring, 255)));
-        let window = Attend { window: Some(usize::MAX), ..all };
-        refused(both, "an endless window", &window.op([q, k, out], Some(v), span(ring, 255)));
-        let window = Attend { window: Some(254), ..all };
-        both.run(&window.op([q, k, out], Some(v), span(ring, 255)));
-        refused(both, "the end", &window.op([q, k, out], Some(v), span(ring, usize::MAX)));
-        both.run(&window.op([q, k, out], Some(v), span(ring, usize::MAX - 2)));
-        both.run(&attention(q, out, span(kv, 1)));
-        let weight = both.numbers(&[0.5; 12]);
-        let x = both.random(&mut random, 2, 4);
-        let to = both.poisoned(2, 4);
-        let conv = |width, spans| Op::Conv1d { x, weight, width, spans, out: to };
-        refused(both, "length", &conv(3, span(flat, 0)));
-        refused(both, "kind", &conv(3, span(kv, 0)));
-        refused(both, "taps", &conv(0, span(flat, 0)));
-        refused(both, "weight", &conv(4, span(flat, 0)));
-        refused(both, "overflow", &conv(usize::MAX, span(flat, 0)));
-        let (a, b) = (both.random(&mut random, 2, 4), both.random(&mut random, 2, 4));
+        let ring = pair.state(ring);
+        let window = AttentionOptions { window: Some(255), ..all };
+        refused(pair, "a ring without room", &window.op([q, k, out], Some(v), span(ring, 255)));
+        let window = AttentionOptions { window: Some(usize::MAX), ..all };
+        refused(pair, "an endless window", &window.op([q, k, out], Some(v), span(ring, 255)));
+        let window = AttentionOptions { window: Some(254), ..all };
+        pair.run(&window.op([q, k, out], Some(v), span(ring, 255)));
+        refused(pair, "the end", &window.op([q, k, out], Some(v), span(ring, usize::MAX)));
+        pair.run(&window.op([q, k, out], Some(v), span(ring, usize::MAX - 2)));
+        pair.run(&attention(q, out, span(kv, 1)));
+        let weight = pair.buffer(&[0.5; 12]);
+        let x = pair.random(&mut random, 2, 4);
+        let conv_out = pair.nan_filled(2, 4);
+        let conv = |width, spans| Op::Conv1d { x, weight, width, spans, out: conv_out };
+        refused(pair, "length", &conv(3, span(flat, 0)));
+        refused(pair, "kind", &conv(3, span(kv, 0)));
+        refused(pair, "taps", &conv(0, span(flat, 0)));
+        refused(pair, "weight", &conv(4, span(flat, 0)));
+        refused(pair, "overflow", &conv(usize::MAX, span(flat, 0)));
+        let (a, b) = (pair.random(&mut random, 2, 4), pair.random(&mut random, 2, 4));
         let delta = |a, spans| {
-            let numbers = weight;
-            Op::DeltaNet { q: k, k, v: q, a, b, a_log: numbers, dt_bias: numbers, spans, out }
+            let buffer = weight;
+            Op::DeltaNet { q: k, k, v: q, a, b, a_log: buffer, dt_bias: buffer, spans, out }
         };
-        refused(both, "a", &delta(a.columns(0, 3), span(flat, 0)));
-        refused(both, "kind", &delta(a, span(kv, 0)));
-        both.run(&delta(a, span(flat, 0)));
+        refused(pair, "a", &delta(a.columns(0, 3), span(flat, 0)));
+        refused(pair, "kind", &delta(a, span(kv, 0)));
+        pair.run(&delta(a, span(flat, 0)));
     });
 }
 
 #[test]
-fn matrices_of_heads_that_do_not_fit() {
+fn mismatched_head_matrices_are_rejected() {
     let mut random = Random::new(66);
-    Both::each(|both, _| {
-        let weight = both.weight(&mut random, MatrixShape { rows: 12, cols: 64, format: FOUR });
-        let (x, out) = (both.random(&mut random, 2, 3 * 64).split(3), both.poisoned(2, 6).split(3));
+    DevicePair::for_each(|pair, _| {
+        let weight = pair.weight(&mut random, MatrixShape { rows: 12, cols: 64, format: AFFINE4 });
+        let (x, out) =
+            (pair.random(&mut random, 2, 3 * 64).split(3), pair.nan_filled(2, 6).split(3));
         let op = |x, out, (stride, first, count), transposed| Op::HeadMatMul {
             x,
             matrix: HeadMatrix { weight, head_rows: HeadRows { stride, first, count }, transposed },
             out,
         };
-        refused(both, "rows", &op(x, out, (4, 3, 2), false));
-        refused(both, "stride", &op(x, out, (3, 1, 2), false));
-        refused(both, "endless", &op(x, out, (4, usize::MAX, 2), false));
-        refused(both, "endless", &op(x, out, (usize::MAX, 1, 2), false));
-        refused(both, "outputs", &op(x, out, (4, 1, 1), false));
-        refused(both, "heads", &op(x, View { heads: 2, ..out }, (4, 1, 2), false));
-        refused(both, "transposed", &op(x, out, (4, 1, 2), true));
-        refused(both, "aliasing", &op(out, View { buffer: out.buffer, ..x }, (4, 1, 2), true));
-        both.run(&op(x, out, (4, 1, 2), false));
-        both.run(&op(out, x, (4, 1, 2), true));
+        refused(pair, "rows", &op(x, out, (4, 3, 2), false));
+        refused(pair, "stride", &op(x, out, (3, 1, 2), false));
+        refused(pair, "endless", &op(x, out, (4, usize::MAX, 2), false));
+        refused(pair, "endless", &op(x, out, (usize::MAX, 1, 2), false));
+        refused(pair, "outputs", &op(x, out, (4, 1, 1), false));
+        refused(pair, "heads", &op(x, View { heads: 2, ..out }, (4, 1, 2), false));
+        refused(pair, "transposed", &op(x, out, (4, 1, 2), true));
+        refused(pair, "aliasing", &op(out, View { buffer: out.buffer, ..x }, (4, 1, 2), true));
+        pair.run(&op(x, out, (4, 1, 2), false));
+        pair.run(&op(out, x, (4, 1, 2), true));
     });
 }
 
 #[test]
-fn latent_attention_that_does_not_fit() {
+fn mismatched_latent_attention_is_rejected() {
     let mut random = Random::new(69);
-    Both::each(|both, _| {
+    DevicePair::for_each(|pair, _| {
         let key = |key_width, value_width, positions| StateShape::KeyValue {
             kv_heads: 1,
             key_width,
             value_width,
             positions,
         };
-        let (state, short) = (both.state(key(66, 0, 5)), both.state(key(66, 0, 2)));
-        let (wide, other) = (both.state(key(66, 1, 5)), both.state(key(64, 0, 5)));
-        let weight = both.weight(&mut random, MatrixShape { rows: 3 * 10, cols: 64, format: FOUR });
-        let of = |first, count| HeadMatrix {
+        let (state, short) = (pair.state(key(66, 0, 5)), pair.state(key(66, 0, 2)));
+        let (wide, other) = (pair.state(key(66, 1, 5)), pair.state(key(64, 0, 5)));
+        let weight =
+            pair.weight(&mut random, MatrixShape { rows: 3 * 10, cols: 64, format: AFFINE4 });
+        let matrix = |first, count| HeadMatrix {
             weight,
             head_rows: HeadRows { stride: 10, first, count },
             transposed: false,
         };
-        let (q, k) = (both.random(&mut random, 3, 18).split(3), both.random(&mut random, 3, 66));
-        let out = both.poisoned(3, 18).split(3);
+        let (q, k) = (pair.random(&mut random, 3, 18).split(3), pair.random(&mut random, 3, 66));
+        let out = pair.nan_filled(3, 18).split(3);
         let op = |[q, k, out]: [View; 3], keys, values, spans| Op::LatentAttention {
             q,
             k,
@@ -318,69 +324,69 @@ fn latent_attention_that_does_not_fit() {
             out,
         };
         let span = |state, position| spans(&[Span { state, position, rows: 3 }]);
-        let (all, keys, values, at) = ([q, k, out], of(0, 4), of(4, 6), span(state, 0));
-        refused(both, "keys", &op(all, of(0, 5), values, at));
-        refused(both, "values", &op(all, keys, of(4, 5), at));
-        refused(both, "rows of keys", &op(all, of(8, 4), values, at));
-        refused(both, "rows of values", &op(all, keys, of(usize::MAX, 6), at));
-        refused(both, "direction of keys", &op(all, keys.transpose(), values, at));
-        refused(both, "direction of values", &op(all, keys, values.transpose(), at));
-        refused(both, "width of k", &op([q, k.columns(0, 65), out], keys, values, at));
-        refused(both, "latents only in part", &op([q, k.columns(0, 60), out], keys, values, at));
-        refused(both, "heads of k", &op([q, k.split(2), out], keys, values, at));
-        refused(both, "heads of out", &op([q, k, out.head(0)], keys, values, at));
-        refused(both, "aliasing", &op([q, k, q], keys, values, at));
-        refused(both, "positions", &op(all, keys, values, span(state, 3)));
-        refused(both, "a short state", &op(all, keys, values, span(short, 0)));
-        refused(both, "a state with values", &op(all, keys, values, span(wide, 0)));
-        refused(both, "a state of other keys", &op(all, keys, values, span(other, 0)));
-        both.run(&op(all, keys, values, span(state, 2)));
+        let (all, keys, values, at) = ([q, k, out], matrix(0, 4), matrix(4, 6), span(state, 0));
+        refused(pair, "keys", &op(all, matrix(0, 5), values, at));
+        refused(pair, "values", &op(all, keys, matrix(4, 5), at));
+        refused(pair, "rows of keys", &op(all, matrix(8, 4), values, at));
+        refused(pair, "rows of values", &op(all, keys, matrix(usize::MAX, 6), at));
+        refused(pair, "direction of keys", &op(all, keys.transpose(), values, at));
+        refused(pair, "direction of values", &op(all, keys, values.transpose(), at));
+        refused(pair, "width of k", &op([q, k.columns(0, 65), out], keys, values, at));
+        refused(pair, "latents only in part", &op([q, k.columns(0, 60), out], keys, values, at));
+        refused(pair, "heads of k", &op([q, k.split(2), out], keys, values, at));
+        refused(pair, "heads of out", &op([q, k, out.head(0)], keys, values, at));
+        refused(pair, "aliasing", &op([q, k, q], keys, values, at));
+        refused(pair, "positions", &op(all, keys, values, span(state, 3)));
+        refused(pair, "a short state", &op(all, keys, values, span(short, 0)));
+        refused(pair, "a state with values", &op(all, keys, values, span(wide, 0)));
+        refused(pair, "a state of other keys", &op(all, keys, values, span(other, 0)));
+        pair.run(&op(all, keys, values, span(state, 2)));
     });
 }
 
 #[test]
-fn indexers_that_do_not_fit() {
+fn mismatched_indexer_shapes_are_rejected() {
     let mut random = Random::new(67);
-    Both::each(|both, _| {
+    DevicePair::for_each(|pair, _| {
         let key = |value_width, positions| StateShape::KeyValue {
             kv_heads: 1,
             key_width: 8,
             value_width,
             positions,
         };
-        let (state, other) = (both.state(key(0, 5)), both.state(key(8, 5)));
-        let (q, k) = (both.random(&mut random, 3, 32).split(4), both.random(&mut random, 3, 8));
-        let (weights, scores) = (both.random(&mut random, 3, 4), both.poisoned(2, 5));
-        let out = both.poisoned(3, 4);
+        let (state, other) = (pair.state(key(0, 5)), pair.state(key(8, 5)));
+        let (q, k) = (pair.random(&mut random, 3, 32).split(4), pair.random(&mut random, 3, 8));
+        let (weights, scores) = (pair.random(&mut random, 3, 4), pair.nan_filled(2, 5));
+        let out = pair.nan_filled(3, 4);
         let op =
             |k, weights, scores, spans, out| Op::TopPositions { q, k, weights, spans, scores, out };
         let span = |state, position| spans(&[Span { state, position, rows: 3 }]);
-        refused(both, "keys", &op(k.columns(0, 7), weights, scores, span(state, 0), out));
-        refused(both, "key heads", &op(k.split(2), weights, scores, span(state, 0), out));
-        refused(both, "weights", &op(k, weights.columns(0, 3), scores, span(state, 0), out));
-        refused(both, "values", &op(k, weights, scores, span(other, 0), out));
-        refused(both, "full", &op(k, weights, scores, span(state, 3), out));
-        refused(both, "scores", &op(k, weights, scores.columns(0, 4), span(state, 2), out));
-        refused(both, "no scores", &op(k, weights, scores.slice(0, 0), span(state, 2), out));
-        refused(both, "rows", &op(k, weights, scores, span(state, 2), out.slice(0, 2)));
-        refused(both, "aliasing", &op(k, weights, out.slice(0, 1), span(state, 0), out));
-        refused(both, "aliasing", &op(k, weights, k, span(state, 0), out));
-        both.run(&op(k, weights, scores, span(state, 2), out));
+        refused(pair, "keys", &op(k.columns(0, 7), weights, scores, span(state, 0), out));
+        refused(pair, "key heads", &op(k.split(2), weights, scores, span(state, 0), out));
+        refused(pair, "weights", &op(k, weights.columns(0, 3), scores, span(state, 0), out));
+        refused(pair, "values", &op(k, weights, scores, span(other, 0), out));
+        refused(pair, "full", &op(k, weights, scores, span(state, 3), out));
+        refused(pair, "scores", &op(k, weights, scores.columns(0, 4), span(state, 2), out));
+        refused(pair, "no scores", &op(k, weights, scores.slice(0, 0), span(state, 2), out));
+        refused(pair, "rows", &op(k, weights, scores, span(state, 2), out.slice(0, 2)));
+        refused(pair, "aliasing", &op(k, weights, out.slice(0, 1), span(state, 0), out));
+        refused(pair, "aliasing", &op(k, weights, k, span(state, 0), out));
+        pair.run(&op(k, weights, scores, span(state, 2), out));
     });
 }
 
 #[test]
-fn experts_that_do_not_fit() {
+fn mismatched_experts_and_slots_are_rejected() {
     let mut random = Random::new(65);
-    Both::each(|both, _| {
+    DevicePair::for_each(|pair, _| {
         let format = Format::Plain(Scalar::F32);
         let wide = MatrixShape { rows: 8, cols: 4, format };
         let shape = ExpertShape::new(wide, wide, MatrixShape { rows: 4, cols: 8, format });
-        for device in [&mut both.reference, &mut both.device] {
+        for device in [&mut pair.reference, &mut pair.device] {
             assert_eq!(device.bank(2, shape.bytes().unwrap(), BankPlace::Card).unwrap(), 0);
             assert_eq!(device.bank(1, 8, BankPlace::Card).unwrap(), 1);
             assert_eq!(device.bank(2, shape.bytes().unwrap(), BankPlace::Host).unwrap(), 2);
-            // Slots that are too small, too many, in the same bank, or not there.
+            // Slots that are too small, beyond the bank, in the same bank, or of no bank.
             for (from, to) in
                 [([2, 0], [1, 0]), ([2, 0], [0, 2]), ([2, 0], [2, 1]), ([3, 0], [0, 0])]
             {
@@ -388,10 +394,10 @@ fn experts_that_do_not_fit() {
                 assert!(device.copy_slot(from, to).is_err(), "{from:?} to {to:?}");
             }
         }
-        let x = both.random(&mut random, 2, 4);
-        let (inner, out) = (both.poisoned(1, 8), both.poisoned(2, 4));
+        let x = pair.random(&mut random, 2, 4);
+        let (inner, out) = (pair.nan_filled(1, 8), pair.nan_filled(2, 4));
         let slot = |bank, index| Slot { bank, index };
-        let used = |slot, row, out_row| &*vec![ExpertUse { slot, row, out_row }].leak();
+        let assigned = |slot, row, out_row| &*vec![ExpertUse { slot, row, out_row }].leak();
         let listed = ExpertUses::Listed;
         let op = |uses| Op::Experts {
             x,
@@ -402,54 +408,54 @@ fn experts_that_do_not_fit() {
             inner,
             out,
         };
-        refused(both, "row", &op(used(slot(0, 0), 2, 0)));
-        refused(both, "part", &op(used(slot(0, 0), 0, 2)));
-        refused(both, "slot", &op(used(slot(0, 2), 0, 0)));
-        refused(both, "bank", &op(used(slot(3, 0), 0, 0)));
-        refused(both, "small", &op(used(slot(1, 0), 0, 0)));
+        refused(pair, "row", &op(assigned(slot(0, 0), 2, 0)));
+        refused(pair, "part", &op(assigned(slot(0, 0), 0, 2)));
+        refused(pair, "slot", &op(assigned(slot(0, 2), 0, 0)));
+        refused(pair, "bank", &op(assigned(slot(3, 0), 0, 0)));
+        refused(pair, "small", &op(assigned(slot(1, 0), 0, 0)));
         refused(
-            both,
+            pair,
             "inner",
-            &op([used(slot(0, 0), 0, 0), used(slot(0, 1), 0, 1)].concat().leak()),
+            &op([assigned(slot(0, 0), 0, 0), assigned(slot(0, 1), 0, 1)].concat().leak()),
         );
         let bad = ExpertShape { up: MatrixShape { rows: 7, ..wide }, ..shape };
         let activation = Activation::SwiGlu;
-        let uses = listed(used(slot(0, 0), 0, 0));
+        let uses = listed(assigned(slot(0, 0), 0, 0));
         refused(
-            both,
+            pair,
             "up",
             &Op::Experts { x, shape: &bad, activation, experts: 2, uses, inner, out },
         );
         let up = MatrixShape { format: Format::Plain(Scalar::BF16), ..wide };
         let bad = ExpertShape { up, interleaved: true, ..shape };
         refused(
-            both,
+            pair,
             "interleaved",
             &Op::Experts { x, shape: &bad, activation, experts: 2, uses, inner, out },
         );
         let bad = ExpertShape { output_bias: Some(Scalar::F32), ..shape };
         refused(
-            both,
+            pair,
             "no room for biases",
             &Op::Experts { x, shape: &bad, activation, experts: 2, uses, inner, out },
         );
-        let taken = [&mut both.reference, &mut both.device]
+        let taken = [&mut pair.reference, &mut pair.device]
             .map(|device| device.take_slot(slot(2, 0)).unwrap());
-        refused(both, "taken", &op(used(slot(2, 0), 0, 0)));
+        refused(pair, "taken", &op(assigned(slot(2, 0), 0, 0)));
         let [one, other] = taken;
-        for (device, bytes) in [(&mut both.reference, one), (&mut both.device, other)] {
+        for (device, bytes) in [(&mut pair.reference, one), (&mut pair.device, other)] {
             assert!(device.take_slot(slot(2, 0)).is_err());
             assert!(device.copy_slot(slot(2, 0), slot(0, 0)).is_err());
             device.put_slot(slot(2, 0), bytes).unwrap();
             device.copy_slot(slot(2, 0), slot(0, 0)).unwrap();
             assert!(device.put_slot(slot(2, 0), Bytes::zeroed(8).unwrap()).is_err());
         }
-        both.run(&op(used(slot(0, 0), 0, 0)));
+        pair.run(&op(assigned(slot(0, 0), 0, 0)));
     });
 }
 
 #[test]
-fn devices_that_cannot_be() {
+fn invalid_device_options_are_rejected() {
     let open = |name: &str, isa: Option<&str>, threads| {
         open(&DeviceOptions {
             name: Some(name.into()),

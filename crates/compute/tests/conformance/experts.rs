@@ -1,11 +1,11 @@
-//! Experts in slots.
+//! Experts in slots: formats, activations, routed and listed assignments.
 
 use moeflux_compute::{
     Activation, Error, ExpertGroups, ExpertShape, ExpertUse, ExpertUses, Format, Isa, MatrixShape,
     Op, Router, Scalar, Scoring, SharedChoice, Slot, View,
 };
 
-use crate::harness::{Both, FOUR, Random, bits, device, encode, formats, some_formats};
+use crate::harness::{AFFINE4, DevicePair, Random, bits, device, encode, formats, sample_formats};
 
 fn shape(hidden: usize, intermediate: usize, [gate, up, down]: [Format; 3]) -> ExpertShape {
     ExpertShape::new(
@@ -15,8 +15,9 @@ fn shape(hidden: usize, intermediate: usize, [gate, up, down]: [Format; 3]) -> E
     )
 }
 
-/// A bank with `count` experts. Slots are larger than an expert, as those of a bank that serves several layers.
-fn fill(both: &mut Both, random: &mut Random, shape: &ExpertShape, count: usize) -> u16 {
+/// A bank with `count` random experts. Slots are larger than an expert, as in a bank that is shared
+/// by several layers.
+fn fill(pair: &mut DevicePair, random: &mut Random, shape: &ExpertShape, count: usize) -> u16 {
     let len = shape.bytes().unwrap();
     let mut contents = Vec::new();
     for _ in 0..count {
@@ -30,17 +31,17 @@ fn fill(both: &mut Both, random: &mut Random, shape: &ExpertShape, count: usize)
         for matrix in stored {
             all.extend(random.matrix(*matrix));
             if let Some(scalar) = shape.output_bias {
-                all.extend(random.numbers(matrix.rows).into_iter().flat_map(|x| encode(scalar, x)));
+                all.extend(random.values(matrix.rows).into_iter().flat_map(|x| encode(scalar, x)));
             }
         }
         assert_eq!(all.len(), len);
         all.extend([0xff; 3]);
         contents.push(all);
     }
-    both.bank(&contents)
+    pair.bank(&contents)
 }
 
-/// Every row meets `k` of the experts; sorted by slot, as a prefill is.
+/// Assignments of `k` experts to every row, sorted by slot, as in a prefill.
 fn uses(random: &mut Random, bank: u16, rows: usize, k: usize, count: usize) -> Vec<ExpertUse> {
     let mut uses = Vec::new();
     for row in 0..rows {
@@ -58,14 +59,14 @@ fn uses(random: &mut Random, bank: u16, rows: usize, k: usize, count: usize) -> 
 #[test]
 fn every_format() {
     let mut random = Random::new(51);
-    Both::each(|both, exact| {
+    DevicePair::for_each(|pair, exact| {
         for format in formats() {
             let shape = shape(128, 256, [format; 3]);
-            let bank = fill(both, &mut random, &shape, 3);
+            let bank = fill(pair, &mut random, &shape, 3);
             let uses = uses(&mut random, bank, 2, 2, 3);
-            let x = both.random(&mut random, 2, 128);
-            let (inner, out) = (both.poisoned(5, 256), both.poisoned(4, 128));
-            both.run(&Op::Experts {
+            let x = pair.random(&mut random, 2, 128);
+            let (inner, out) = (pair.nan_filled(5, 256), pair.nan_filled(4, 128));
+            pair.run(&Op::Experts {
                 x,
                 shape: &shape,
                 activation: Activation::SwiGlu,
@@ -74,28 +75,28 @@ fn every_format() {
                 inner,
                 out,
             });
-            if exact || !both.rounds(format) {
-                both.agree(&format!("{format}"), out, 1e-5);
+            if exact || !pair.rounds_activations(format) {
+                pair.agree(&format!("{format}"), out, 1e-5);
             } else {
-                both.agree_in_sum(&format!("{format}"), out, 2e-2);
+                pair.agree_in_norm(&format!("{format}"), out, 2e-2);
             }
         }
     });
 }
 
 #[test]
-fn matrices_of_different_formats() {
+fn gate_up_and_down_of_different_formats() {
     let mut random = Random::new(52);
     let eight = Format::Affine { bits: 8, group: 32, scale: Scalar::F16 };
     let plain = Format::Plain(Scalar::BF16);
-    Both::each(|both, exact| {
-        for formats in [[FOUR, eight, plain], [plain, FOUR, eight], [eight, plain, FOUR]] {
+    DevicePair::for_each(|pair, exact| {
+        for formats in [[AFFINE4, eight, plain], [plain, AFFINE4, eight], [eight, plain, AFFINE4]] {
             let shape = shape(64, 192, formats);
-            let bank = fill(both, &mut random, &shape, 4);
+            let bank = fill(pair, &mut random, &shape, 4);
             let uses = uses(&mut random, bank, 3, 2, 4);
-            let x = both.random(&mut random, 3, 64);
-            let (inner, out) = (both.poisoned(6, 192), both.poisoned(6, 64));
-            both.run(&Op::Experts {
+            let x = pair.random(&mut random, 3, 64);
+            let (inner, out) = (pair.nan_filled(6, 192), pair.nan_filled(6, 64));
+            pair.run(&Op::Experts {
                 x,
                 shape: &shape,
                 activation: Activation::SwiGlu,
@@ -104,7 +105,7 @@ fn matrices_of_different_formats() {
                 inner,
                 out,
             });
-            both.agree_in_sum(&format!("{formats:?}"), out, if exact { 1e-6 } else { 2e-2 });
+            pair.agree_in_norm(&format!("{formats:?}"), out, if exact { 1e-6 } else { 2e-2 });
         }
     });
 }
@@ -112,15 +113,15 @@ fn matrices_of_different_formats() {
 #[test]
 fn any_number_of_experts_per_row() {
     let mut random = Random::new(53);
-    Both::each(|both, exact| {
-        let shape = shape(64, 64, [FOUR; 3]);
-        let bank = fill(both, &mut random, &shape, 32);
-        // The last has more uses than activations have room for.
+    DevicePair::for_each(|pair, exact| {
+        let shape = shape(64, 64, [AFFINE4; 3]);
+        let bank = fill(pair, &mut random, &shape, 32);
+        // The last case has more assignments than fit the scratch for activations.
         for (rows, k) in [(1, 1), (1, 8), (1, 32), (5, 10), (21, 4)] {
             let uses = uses(&mut random, bank, rows, k, 32);
-            let x = both.random(&mut random, rows, 64);
-            let (inner, out) = (both.poisoned(uses.len(), 64), both.poisoned(uses.len(), 64));
-            both.run(&Op::Experts {
+            let x = pair.random(&mut random, rows, 64);
+            let (inner, out) = (pair.nan_filled(uses.len(), 64), pair.nan_filled(uses.len(), 64));
+            pair.run(&Op::Experts {
                 x,
                 shape: &shape,
                 activation: Activation::SwiGlu,
@@ -129,7 +130,7 @@ fn any_number_of_experts_per_row() {
                 inner,
                 out,
             });
-            both.agree_in_sum(
+            pair.agree_in_norm(
                 &format!("{rows} rows, {k} experts"),
                 out,
                 if exact { 1e-6 } else { 2e-2 },
@@ -139,12 +140,12 @@ fn any_number_of_experts_per_row() {
 }
 
 #[test]
-fn interleaved_with_biases_and_any_activation() {
+fn interleaved_gate_up_with_biases_and_each_activation() {
     let mut random = Random::new(56);
     let clamped = Activation::ClampedSwiGlu { alpha: 1.702, limit: 7.0 };
-    Both::each(|both, exact| {
+    DevicePair::for_each(|pair, exact| {
         for format in [
-            FOUR,
+            AFFINE4,
             Format::Plain(Scalar::BF16),
             Format::Affine { bits: 3, group: 32, scale: Scalar::F32 },
         ] {
@@ -155,11 +156,11 @@ fn interleaved_with_biases_and_any_activation() {
                     let interleaved = i != 1 || output_bias.is_none();
                     let shape =
                         ExpertShape { interleaved, output_bias, ..shape(64, 128, [format; 3]) };
-                    let bank = fill(both, &mut random, &shape, 3);
+                    let bank = fill(pair, &mut random, &shape, 3);
                     let uses = uses(&mut random, bank, 5, 2, 3);
-                    let x = both.random(&mut random, 5, 64);
-                    let (inner, out) = (both.poisoned(10, 128), both.poisoned(10, 64));
-                    both.run(&Op::Experts {
+                    let x = pair.random(&mut random, 5, 64);
+                    let (inner, out) = (pair.nan_filled(10, 128), pair.nan_filled(10, 64));
+                    pair.run(&Op::Experts {
                         x,
                         shape: &shape,
                         activation,
@@ -169,10 +170,10 @@ fn interleaved_with_biases_and_any_activation() {
                         out,
                     });
                     let what = format!("{format}, {activation:?}, {interleaved}, {output_bias:?}");
-                    if exact || !both.rounds(format) {
-                        both.agree(&what, out, 1e-5);
+                    if exact || !pair.rounds_activations(format) {
+                        pair.agree(&what, out, 1e-5);
                     } else {
-                        both.agree_in_sum(&what, out, 2e-2);
+                        pair.agree_in_norm(&what, out, 2e-2);
                     }
                 }
             }
@@ -181,21 +182,23 @@ fn interleaved_with_biases_and_any_activation() {
 }
 
 #[test]
-fn inner_rows_longer_than_what_workgroups_remember() {
+fn inner_rows_longer_than_workgroup_memory() {
     let mut random = Random::new(58);
-    Both::each(|both, exact| {
-        for format in [FOUR, Format::MXFP4, Format::Plain(Scalar::BF16)] {
+    DevicePair::for_each(|pair, exact| {
+        for format in [AFFINE4, Format::MXFP4, Format::Plain(Scalar::BF16)] {
             let shape =
                 ExpertShape { output_bias: Some(Scalar::F32), ..shape(32, 24_576, [format; 3]) };
             let shape = match format {
-                FOUR => ExpertShape { output_bias: None, ..self::shape(64, 24_576, [format; 3]) },
+                AFFINE4 => {
+                    ExpertShape { output_bias: None, ..self::shape(64, 24_576, [format; 3]) }
+                }
                 _ => shape,
             };
-            let bank = fill(both, &mut random, &shape, 1);
+            let bank = fill(pair, &mut random, &shape, 1);
             let uses = uses(&mut random, bank, 2, 1, 1);
-            let x = both.random(&mut random, 2, shape.gate.cols);
-            let (inner, out) = (both.poisoned(2, 24_576), both.poisoned(2, shape.gate.cols));
-            both.run(&Op::Experts {
+            let x = pair.random(&mut random, 2, shape.gate.cols);
+            let (inner, out) = (pair.nan_filled(2, 24_576), pair.nan_filled(2, shape.gate.cols));
+            pair.run(&Op::Experts {
                 x,
                 shape: &shape,
                 activation: Activation::SwiGlu,
@@ -204,21 +207,21 @@ fn inner_rows_longer_than_what_workgroups_remember() {
                 inner,
                 out,
             });
-            both.agree_in_sum(&format!("{format}"), out, if exact { 1e-5 } else { 2e-2 });
+            pair.agree_in_norm(&format!("{format}"), out, if exact { 1e-5 } else { 2e-2 });
         }
     });
 }
 
 #[test]
-fn parts_without_a_use_are_kept() {
+fn output_rows_without_an_assignment_are_unchanged() {
     let mut random = Random::new(54);
-    Both::each(|both, _| {
+    DevicePair::for_each(|pair, _| {
         let shape = shape(64, 32, [Format::Plain(Scalar::F32); 3]);
-        let bank = fill(both, &mut random, &shape, 1);
+        let bank = fill(pair, &mut random, &shape, 1);
         let uses = [ExpertUse { slot: Slot { bank, index: 0 }, row: 1, out_row: 2 }];
-        let x = both.random(&mut random, 2, 64);
-        let (inner, out) = (both.poisoned(1, 32), both.random(&mut random, 4, 64));
-        both.run(&Op::Experts {
+        let x = pair.random(&mut random, 2, 64);
+        let (inner, out) = (pair.nan_filled(1, 32), pair.random(&mut random, 4, 64));
+        pair.run(&Op::Experts {
             x,
             shape: &shape,
             activation: Activation::SwiGlu,
@@ -227,8 +230,8 @@ fn parts_without_a_use_are_kept() {
             inner,
             out,
         });
-        both.agree("one part", out, 1e-5);
-        both.run(&Op::Experts {
+        pair.agree("one assignment", out, 1e-5);
+        pair.run(&Op::Experts {
             x,
             shape: &shape,
             activation: Activation::SwiGlu,
@@ -237,25 +240,26 @@ fn parts_without_a_use_are_kept() {
             inner,
             out,
         });
-        both.agree("none", out, 1e-5);
+        pair.agree("no assignment", out, 1e-5);
     });
 }
 
 #[test]
-fn neither_threads_nor_other_uses_change_a_bit() {
-    // On the fast path, quants sum in another order where an expert has more than four uses.
+fn results_do_not_depend_on_threads_or_other_assignments() {
+    // On the fast path, an expert with more than four rows sums quantized products in another
+    // order.
     for (exact, rows) in [(true, 8), (true, 30), (false, 4), (false, 30)] {
         let mut outs = Vec::new();
         for threads in 1..4 {
             let mut random = Random::new(55);
-            let mut both = Both::new(device(Isa::detect(), exact, threads));
-            let shape = shape(128, 192, [FOUR; 3]);
-            let bank = fill(&mut both, &mut random, &shape, 6);
+            let mut pair = DevicePair::new(device(Isa::detect(), exact, threads));
+            let shape = shape(128, 192, [AFFINE4; 3]);
+            let bank = fill(&mut pair, &mut random, &shape, 6);
             let uses = uses(&mut random, bank, rows, 4, 6);
-            let x = both.random(&mut random, rows, 128);
-            let (inner, out) = (both.poisoned(4 * rows, 192), both.poisoned(4 * rows, 128));
-            let run = |both: &mut Both, x: View, lists: &[&[ExpertUse]]| {
-                both.device.write(out.buffer, &vec![f32::NAN; 4 * rows * 128]).unwrap();
+            let x = pair.random(&mut random, rows, 128);
+            let (inner, out) = (pair.nan_filled(4 * rows, 192), pair.nan_filled(4 * rows, 128));
+            let run = |pair: &mut DevicePair, x: View, lists: &[&[ExpertUse]]| {
+                pair.device.write(out.buffer, &vec![f32::NAN; 4 * rows * 128]).unwrap();
                 for uses in lists {
                     let (shape, uses) = (&shape, ExpertUses::Listed(uses));
                     let op = Op::Experts {
@@ -267,27 +271,27 @@ fn neither_threads_nor_other_uses_change_a_bit() {
                         inner,
                         out,
                     };
-                    both.device.run(&op).unwrap();
+                    pair.device.run(&op).unwrap();
                 }
-                let mut numbers = vec![0.0; 4 * rows * 128];
-                both.device.read(out, &mut numbers).unwrap();
-                bits(&numbers)
+                let mut values = vec![0.0; 4 * rows * 128];
+                pair.device.read(out, &mut values).unwrap();
+                bits(&values)
             };
-            let together = run(&mut both, x, &[&uses]);
+            let together = run(&mut pair, x, &[&uses]);
             let by_slot: Vec<_> = uses.chunk_by(|a, b| a.slot == b.slot).collect();
-            assert!(run(&mut both, x, &by_slot) == together, "an expert at a time");
+            assert!(run(&mut pair, x, &by_slot) == together, "one expert per op");
             let each: Vec<_> = uses.chunks(1).collect();
-            let each = run(&mut both, x, &each);
+            let each = run(&mut pair, x, &each);
             if exact || rows <= 4 {
                 let threes: Vec<_> = uses.chunks(3).collect();
-                assert!(each == together && run(&mut both, x, &threes) == together);
+                assert!(each == together && run(&mut pair, x, &threes) == together);
             }
-            // A row alone, as when it is decoded.
-            let row = both.read(x.slice(3, 1));
-            let alone = both.dense(1, &row);
-            let of_row: Vec<ExpertUse> =
+            // One row, as in decode.
+            let row = pair.read(x.slice(3, 1));
+            let alone = pair.dense(1, &row);
+            let row_uses: Vec<ExpertUse> =
                 uses.iter().filter(|u| u.row == 3).map(|u| ExpertUse { row: 0, ..*u }).collect();
-            let got = run(&mut both, alone, &[&of_row]);
+            let got = run(&mut pair, alone, &[&row_uses]);
             assert!(got[12 * 128..16 * 128] == each[12 * 128..16 * 128]);
             outs.push(together);
         }
@@ -296,25 +300,25 @@ fn neither_threads_nor_other_uses_change_a_bit() {
 }
 
 #[test]
-fn a_router_names_the_experts() {
+fn routed_and_listed_experts_give_the_same_bits() {
     let mut random = Random::new(37);
-    let matrix = |rows, cols| MatrixShape { rows, cols, format: FOUR };
+    let matrix = |rows, cols| MatrixShape { rows, cols, format: AFFINE4 };
     let shape = ExpertShape::new(matrix(64, 64), matrix(64, 64), matrix(64, 64));
-    Both::each(|both, exact| {
+    DevicePair::for_each(|pair, exact| {
         for (rows, k) in [(1, 3), (5, 2), (40, 3)] {
-            let banks = [fill(both, &mut random, &shape, 4), fill(both, &mut random, &shape, 3)];
-            // Experts lie in any order in their banks.
+            let banks = [fill(pair, &mut random, &shape, 4), fill(pair, &mut random, &shape, 3)];
+            // The slots of experts are in arbitrary order.
             let slots: Vec<Slot> =
                 (0..7).map(|e| Slot { bank: banks[e % 2], index: (e / 2) as u32 }).rev().collect();
-            let table = both.slot_table(&slots);
+            let table = pair.slot_table(&slots);
             let ids: Vec<usize> = (0..rows)
                 .flat_map(|row| (0..k).map(move |rank| (row * 5 + rank * 2) % 7))
                 .collect();
-            let x = both.random(&mut random, rows, 64);
-            let of_router = both.dense(rows, &ids.iter().map(|id| *id as f32).collect::<Vec<_>>());
-            let (inner, out) = (both.poisoned(rows * k, 64), both.poisoned(rows * k, 64));
-            let uses = ExpertUses::Routed { ids: of_router, table };
-            both.run(&Op::Experts {
+            let x = pair.random(&mut random, rows, 64);
+            let routed_ids = pair.dense(rows, &ids.iter().map(|id| *id as f32).collect::<Vec<_>>());
+            let (inner, out) = (pair.nan_filled(rows * k, 64), pair.nan_filled(rows * k, 64));
+            let uses = ExpertUses::Routed { ids: routed_ids, table };
+            pair.run(&Op::Experts {
                 x,
                 shape: &shape,
                 activation: Activation::SwiGlu,
@@ -324,17 +328,17 @@ fn a_router_names_the_experts() {
                 out,
             });
             let tolerance = if exact { 1e-5 } else { 2e-2 };
-            both.agree_in_sum("routed", out, tolerance);
-            // A list of the same uses gives the same bits.
-            let routed = bits(&both.read(out));
+            pair.agree_in_norm("routed", out, tolerance);
+            // Listed assignments give the same bits as routed ones.
+            let routed = bits(&pair.read(out));
             let mut uses: Vec<ExpertUse> = ids
                 .iter()
                 .enumerate()
-                .map(|(part, id)| ExpertUse { slot: slots[*id], row: part / k, out_row: part })
+                .map(|(i, id)| ExpertUse { slot: slots[*id], row: i / k, out_row: i })
                 .collect();
             uses.sort_by_key(|u| (u.slot, u.out_row));
             let uses = ExpertUses::Listed(&uses);
-            both.run(&Op::Experts {
+            pair.run(&Op::Experts {
                 x,
                 shape: &shape,
                 activation: Activation::SwiGlu,
@@ -343,58 +347,59 @@ fn a_router_names_the_experts() {
                 inner,
                 out,
             });
-            assert_eq!(bits(&both.read(out)), routed, "{}", both.device.describe());
+            assert_eq!(bits(&pair.read(out)), routed, "{}", pair.device.describe());
         }
     });
 }
 
-/// The choice, the experts and their sum in one go, and with a look at each between them.
+/// TopK, Experts and Combine, with and without reads between them.
 #[test]
-fn a_router_chooses_and_its_experts_follow() {
+fn router_top_k_experts_and_combine() {
     let mut random = Random::new(57);
-    Both::each(|both, exact| {
-        // Fewer experts than a workgroup has threads, and more with all that a router knows.
+    DevicePair::for_each(|pair, exact| {
+        // Fewer experts than the threads of a workgroup, and more with all router options.
         let eight = Format::Affine { bits: 8, group: 32, scale: Scalar::F16 };
         let plain = Format::Plain(Scalar::BF16);
-        let shapes = [(7, 3, 64, FOUR), (7, 3, 64, FOUR), (300, 8, 96, eight), (64, 5, 64, plain)];
+        let shapes =
+            [(7, 3, 64, AFFINE4), (7, 3, 64, AFFINE4), (300, 8, 96, eight), (64, 5, 64, plain)];
         for (i, (count, k, hidden, format)) in shapes.into_iter().enumerate() {
-            // A shared expert, number `count`, comes behind them, with a gate or without.
-            let gate = (i == 2).then(|| both.random(&mut random, 1, 1));
+            // A shared expert has the index `count`, with a gate or without.
+            let gate = (i == 2).then(|| pair.random(&mut random, 1, 1));
             let shared = (i > 0).then_some(SharedChoice { gate });
             let (slots, k) =
                 (count + usize::from(shared.is_some()), k + usize::from(shared.is_some()));
             let matrix = MatrixShape { rows: hidden, cols: hidden, format };
             let shape = ExpertShape::new(matrix, matrix, matrix);
-            let bank = fill(both, &mut random, &shape, slots);
+            let bank = fill(pair, &mut random, &shape, slots);
             let slots: Vec<Slot> =
                 (0..slots as u32).rev().map(|index| Slot { bank, index }).collect();
-            let table = both.slot_table(&slots);
+            let table = pair.slot_table(&slots);
             let mut router = Router { shared, ..Router::softmax(true) };
             if count == 300 {
-                let numbers = random.numbers(count);
+                let values = random.values(count);
                 router = Router {
                     scoring: Scoring::Sigmoid,
-                    correction: Some(both.numbers(&numbers)),
+                    correction: Some(pair.buffer(&values)),
                     groups: Some(ExpertGroups { count: 10, chosen: 4 }),
                     scale: 2.5,
-                    expert_scale: Some(both.numbers(&numbers)),
+                    expert_scale: Some(pair.buffer(&values)),
                     ..router
                 };
             }
-            let logits = both.random(&mut random, 1, count);
-            let (x, before) = (both.random(&mut random, 1, hidden), random.numbers(hidden));
-            let mut seen = Vec::new();
-            for looks in [false, true] {
-                let (ids, weights) = (both.poisoned(1, k), both.poisoned(1, k));
-                let (inner, parts) = (both.poisoned(k, hidden), both.poisoned(k, hidden));
-                let out = both.dense(1, &before);
-                both.run(&Op::TopK { logits, router, ids, weights });
-                if looks {
-                    both.read(ids);
+            let logits = pair.random(&mut random, 1, count);
+            let (x, before) = (pair.random(&mut random, 1, hidden), random.values(hidden));
+            let mut results = Vec::new();
+            for reads in [false, true] {
+                let (ids, weights) = (pair.nan_filled(1, k), pair.nan_filled(1, k));
+                let (inner, parts) = (pair.nan_filled(k, hidden), pair.nan_filled(k, hidden));
+                let out = pair.dense(1, &before);
+                pair.run(&Op::TopK { logits, router, ids, weights });
+                if reads {
+                    pair.read(ids);
                 }
                 let uses = ExpertUses::Routed { ids, table };
                 let activation = Activation::SwiGlu;
-                both.run(&Op::Experts {
+                pair.run(&Op::Experts {
                     x,
                     shape: &shape,
                     activation,
@@ -403,23 +408,23 @@ fn a_router_chooses_and_its_experts_follow() {
                     inner,
                     out: parts,
                 });
-                if looks {
-                    both.read(parts);
+                if reads {
+                    pair.read(parts);
                 }
-                both.run(&Op::Combine { parts, weights, shared: None, add: true, out });
-                both.agree("ids", ids, 0.0);
-                both.agree("weights", weights, 1e-4);
-                both.agree_in_sum("experts", parts, if exact { 1e-5 } else { 2e-2 });
-                both.agree_in_sum("their sum", out, if exact { 1e-4 } else { 2e-2 });
-                seen.push([ids, weights, inner, parts, out].map(|view| bits(&both.read(view))));
+                pair.run(&Op::Combine { parts, weights, shared: None, add: true, out });
+                pair.agree("ids", ids, 0.0);
+                pair.agree("weights", weights, 1e-4);
+                pair.agree_in_norm("experts", parts, if exact { 1e-5 } else { 2e-2 });
+                pair.agree_in_norm("combined", out, if exact { 1e-4 } else { 2e-2 });
+                results.push([ids, weights, inner, parts, out].map(|view| bits(&pair.read(view))));
             }
-            assert!(!exact || seen[0] == seen[1], "{}", both.device.describe());
-            // A router that has no choice says so.
-            let wrong = both.dense(1, &vec![f32::NAN; count]);
-            let (ids, weights) = (both.poisoned(1, k), both.poisoned(1, k));
-            let (inner, out) = (both.poisoned(k, hidden), both.poisoned(k, hidden));
+            assert!(!exact || results[0] == results[1], "{}", pair.device.describe());
+            // NaN logits are an error of the sequence.
+            let wrong = pair.dense(1, &vec![f32::NAN; count]);
+            let (ids, weights) = (pair.nan_filled(1, k), pair.nan_filled(1, k));
+            let (inner, out) = (pair.nan_filled(k, hidden), pair.nan_filled(k, hidden));
             let uses = ExpertUses::Routed { ids, table };
-            let device = &mut *both.device;
+            let device = &mut *pair.device;
             let ran =
                 device.run(&Op::TopK { logits: wrong, router, ids, weights }).and_then(|()| {
                     device.run(&Op::Experts {
@@ -433,7 +438,7 @@ fn a_router_chooses_and_its_experts_follow() {
                     })?;
                     device.read(ids, &mut vec![0.0; k])
                 });
-            assert!(matches!(ran, Err(Error::RouterNan { row: 0 })), "{}", both.device.describe());
+            assert!(matches!(ran, Err(Error::RouterNan { row: 0 })), "{}", pair.device.describe());
         }
     });
 }
@@ -441,9 +446,9 @@ fn a_router_chooses_and_its_experts_follow() {
 #[test]
 fn many_rows_of_every_format() {
     let mut random = Random::new(56);
-    Both::each(|both, exact| {
-        for (i, format) in some_formats().into_iter().enumerate() {
-            // Widths as odd as the format allows: what lies behind such a matrix in its slot begins anywhere.
+    DevicePair::for_each(|pair, exact| {
+        for (i, format) in sample_formats().into_iter().enumerate() {
+            // Widths as odd as the format allows, so that the next matrix of the slot is unaligned.
             let (hidden, intermediate) = match format {
                 Format::Affine { group, .. } => (2 * usize::from(group), 3 * usize::from(group)),
                 Format::Plain(_) => (67, 45),
@@ -456,11 +461,11 @@ fn many_rows_of_every_format() {
                 output_bias: [None, Some(Scalar::BF16), Some(Scalar::F32)][i % 3],
                 ..shape(hidden, intermediate, [format; 3])
             };
-            let bank = fill(both, &mut random, &shape, 5);
+            let bank = fill(pair, &mut random, &shape, 5);
             let uses = uses(&mut random, bank, 41, 2, 5);
-            let x = both.random(&mut random, 41, hidden);
-            let (inner, out) = (both.poisoned(82, intermediate), both.poisoned(82, hidden));
-            both.run(&Op::Experts {
+            let x = pair.random(&mut random, 41, hidden);
+            let (inner, out) = (pair.nan_filled(82, intermediate), pair.nan_filled(82, hidden));
+            pair.run(&Op::Experts {
                 x,
                 shape: &shape,
                 activation: Activation::SwiGlu,
@@ -469,26 +474,26 @@ fn many_rows_of_every_format() {
                 inner,
                 out,
             });
-            both.agree_in_sum(&format!("{format}"), out, if exact { 1e-5 } else { 2e-2 });
+            pair.agree_in_norm(&format!("{format}"), out, if exact { 1e-5 } else { 2e-2 });
         }
     });
 }
 
 #[test]
-fn experts_that_many_rows_and_none_choose() {
+fn experts_with_many_rows_and_with_none() {
     let mut random = Random::new(57);
-    let matrix = |rows, cols| MatrixShape { rows, cols, format: FOUR };
+    let matrix = |rows, cols| MatrixShape { rows, cols, format: AFFINE4 };
     let shape = ExpertShape::new(matrix(64, 128), matrix(64, 128), matrix(128, 64));
     let activation = Activation::GeGlu;
-    Both::each(|both, exact| {
-        let banks = [fill(both, &mut random, &shape, 5), fill(both, &mut random, &shape, 6)];
+    DevicePair::for_each(|pair, exact| {
+        let banks = [fill(pair, &mut random, &shape, 5), fill(pair, &mut random, &shape, 6)];
         let slots: Vec<Slot> = (0..11)
             .map(|e| Slot { bank: banks[(e + 1) % 2], index: (e / 2) as u32 })
             .rev()
             .collect();
-        let table = both.slot_table(&slots);
+        let table = pair.slot_table(&slots);
         let (rows, k) = (150, 3);
-        // Every row chooses expert 6, none chooses 0, 2 or 10.
+        // Every row selects expert 6, no row selects 0, 2 or 10.
         let others = [1, 3, 4, 5, 7, 8, 9];
         let ids: Vec<usize> = (0..rows)
             .flat_map(|row| {
@@ -498,32 +503,32 @@ fn experts_that_many_rows_and_none_choose() {
                 ids
             })
             .collect();
-        let x = both.random(&mut random, rows, 128);
-        let of_router = both.dense(rows, &ids.iter().map(|id| *id as f32).collect::<Vec<_>>());
-        let (inner, out) = (both.poisoned(rows * k, 64), both.poisoned(rows * k, 128));
-        let uses = ExpertUses::Routed { ids: of_router, table };
-        both.run(&Op::Experts { x, shape: &shape, activation, experts: 11, uses, inner, out });
+        let x = pair.random(&mut random, rows, 128);
+        let routed_ids = pair.dense(rows, &ids.iter().map(|id| *id as f32).collect::<Vec<_>>());
+        let (inner, out) = (pair.nan_filled(rows * k, 64), pair.nan_filled(rows * k, 128));
+        let uses = ExpertUses::Routed { ids: routed_ids, table };
+        pair.run(&Op::Experts { x, shape: &shape, activation, experts: 11, uses, inner, out });
         let tolerance = if exact { 1e-5 } else { 2e-2 };
-        both.agree_in_sum("routed", out, tolerance);
-        // However the uses come, the bits are the same.
-        let routed = bits(&both.read(out));
+        pair.agree_in_norm("routed", out, tolerance);
+        // The bits do not depend on the order and the grouping of assignments.
+        let routed = bits(&pair.read(out));
         let mut uses: Vec<ExpertUse> = ids
             .iter()
             .enumerate()
-            .map(|(part, id)| ExpertUse { slot: slots[*id], row: part / k, out_row: part })
+            .map(|(i, id)| ExpertUse { slot: slots[*id], row: i / k, out_row: i })
             .collect();
         uses.sort_by_key(|u| (u.slot, u.out_row));
-        let of_one_expert = uses.chunk_by(|a, b| a.slot == b.slot).collect();
-        // A use that a cut leaves alone is summed in another order on the fast path: there no cut parts an expert's.
-        let in_pieces = match exact {
+        let per_expert = uses.chunk_by(|a, b| a.slot == b.slot).collect();
+        // On the fast path a single assignment sums in another order, so no expert is split there.
+        let split = match exact {
             true => uses.chunks(47).collect(),
             false => uses.chunk_by(|a, b| a.slot.bank == b.slot.bank).collect(),
         };
-        for ops in [vec![&uses[..]], in_pieces, of_one_expert] {
-            both.device.write(out.buffer, &vec![f32::NAN; rows * k * 128]).unwrap();
+        for ops in [vec![&uses[..]], split, per_expert] {
+            pair.device.write(out.buffer, &vec![f32::NAN; rows * k * 128]).unwrap();
             for uses in &ops {
                 let uses = ExpertUses::Listed(uses);
-                both.device
+                pair.device
                     .run(&Op::Experts {
                         x,
                         shape: &shape,
@@ -536,9 +541,9 @@ fn experts_that_many_rows_and_none_choose() {
                     .unwrap();
             }
             assert!(
-                bits(&both.read(out)) == routed,
+                bits(&pair.read(out)) == routed,
                 "{}, in {} ops",
-                both.device.describe(),
+                pair.device.describe(),
                 ops.len()
             );
         }

@@ -1,96 +1,106 @@
-//! Two devices side by side, and numbers to feed them.
+//! A device beside the reference device, and random inputs for both.
 
 use std::cell::Cell;
 
 use moeflux_compute::{
     BankPlace, BlockScale, Buffer, Bytes, Device, DeviceOptions, Element, Error, Format, Isa,
-    KvFormat, MatrixShape, Op, Scalar, Slot, SlotTable, State, StateShape, View, Weight, open,
+    KvFormat, MatrixShape, Op, Scalar, Slot, SlotTable, SplitMix64, State, StateShape, View,
+    Weight, open,
 };
 
 thread_local! {
-    /// How many times a test has gone over all devices, and the number of the device that it is at.
-    static TURN: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
+    /// Loops over the devices that the current test has started, and the index of the device that
+    /// it runs on.
+    static DEVICE_LOOP: Cell<DeviceLoop> = const { Cell::new(DeviceLoop { number: 0, device: 0 }) };
 }
 
-/// Small, fast, and the same everywhere: every device that a test goes over gets the same numbers, whichever others this machine has.
+#[derive(Clone, Copy, PartialEq)]
+struct DeviceLoop {
+    number: usize,
+    device: usize,
+}
+
+/// Random values of a test, the same on every platform.
+///
+/// Within one loop over the devices, each device gets the values of the first one. So the inputs do
+/// not depend on the devices of this machine.
 pub(crate) struct Random {
-    state: u64,
-    /// The state with which the first device began, and whose turn it was last.
-    begun: u64,
-    turn: (usize, usize),
+    generator: SplitMix64,
+    /// The generator at the start of the current loop over the devices.
+    at_start: SplitMix64,
+    last: DeviceLoop,
 }
 
 impl Random {
     pub(crate) fn new(seed: u64) -> Self {
-        let state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-        Self { state, begun: state, turn: TURN.get() }
+        let generator = SplitMix64::new(seed);
+        Self { at_start: generator.clone(), generator, last: DEVICE_LOOP.get() }
     }
 
     pub(crate) fn next(&mut self) -> u64 {
-        let turn = TURN.get();
-        if turn.0 != self.turn.0 {
-            self.begun = self.state;
-        } else if turn != self.turn {
-            self.state = self.begun;
+        let current = DEVICE_LOOP.get();
+        if current.number != self.last.number {
+            self.at_start = self.generator.clone();
+        } else if current != self.last {
+            self.generator = self.at_start.clone();
         }
-        self.turn = turn;
-        self.state ^= self.state << 13;
-        self.state ^= self.state >> 7;
-        self.state ^= self.state << 17;
-        self.state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16
+        self.last = current;
+        self.generator.next_u64() >> 16
     }
 
+    /// Uniform in `0..n`.
     pub(crate) fn below(&mut self, n: usize) -> usize {
         self.next() as usize % n
     }
 
     /// Uniform in -1 .. 1.
-    pub(crate) fn number(&mut self) -> f32 {
+    pub(crate) fn value(&mut self) -> f32 {
         (self.next() & 0xff_ffff) as f32 / 8_388_608.0 - 1.0
     }
 
-    pub(crate) fn numbers(&mut self, n: usize) -> Vec<f32> {
-        (0..n).map(|_| self.number()).collect()
+    pub(crate) fn values(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| self.value()).collect()
     }
 
-    /// Whole numbers that rounding to 8 bits does not change: every group of 16 has a 127.
-    pub(crate) fn whole(&mut self, n: usize) -> Vec<f32> {
+    /// Integers that quantization of activations to int8 leaves exact: every group of 16 has a 127,
+    /// so that its scale is 1.
+    pub(crate) fn int8_values(&mut self, n: usize) -> Vec<f32> {
         (0..n).map(|i| if i % 16 == 7 { 127.0 } else { self.below(255) as f32 - 127.0 }).collect()
     }
 
-    /// Bytes of a matrix with numbers of about unit size.
+    /// Bytes of a matrix whose weights are of magnitude 1.
     pub(crate) fn matrix(&mut self, shape: MatrixShape) -> Vec<u8> {
-        let parts = shape.plane_bytes().unwrap();
+        let planes = shape.plane_bytes().unwrap();
         match shape.format {
             Format::Plain(scalar) => {
-                (0..shape.rows * shape.cols).flat_map(|_| encode(scalar, self.number())).collect()
+                (0..shape.rows * shape.cols).flat_map(|_| encode(scalar, self.value())).collect()
             }
             Format::Affine { bits, scale, .. } => {
-                let mut bytes: Vec<u8> = (0..parts.weights).map(|_| self.next() as u8).collect();
+                let mut bytes: Vec<u8> = (0..planes.weights).map(|_| self.next() as u8).collect();
                 let step = 2.0 / f32::from(bits).exp2();
-                let scales: Vec<f32> = (0..parts.scales / scale.bytes())
-                    .map(|_| step * (1.0 + 0.5 * self.number()))
+                let scales: Vec<f32> = (0..planes.scales / scale.bytes())
+                    .map(|_| step * (1.0 + 0.5 * self.value()))
                     .collect();
                 bytes.extend(scales.iter().flat_map(|s| encode(scale, *s)));
                 bytes.extend(
                     scales
                         .iter()
-                        .flat_map(|s| encode(scale, -s / step * (1.0 + 0.1 * self.number()))),
+                        .flat_map(|s| encode(scale, -s / step * (1.0 + 0.1 * self.value()))),
                 );
                 bytes
             }
             Format::Scaled { element, scale, .. } => {
-                let mut bytes: Vec<u8> = (0..parts.weights).map(|_| self.next() as u8).collect();
+                let mut bytes: Vec<u8> = (0..planes.weights).map(|_| self.next() as u8).collect();
                 if element == Element::E4M3 {
-                    // Neither NaN nor so far apart that a few numbers are all of a sum.
+                    // No NaN, and no exponents so large that a few weights dominate a sum.
                     bytes
                         .iter_mut()
                         .for_each(|byte| *byte = *byte & 0x80 | ((*byte & 0x7f) % 0x60));
                 }
-                bytes.extend((0..parts.scales / scale.bytes()).flat_map(|_| match scale {
+                bytes.extend((0..planes.scales / scale.bytes()).flat_map(|_| match scale {
                     BlockScale::E8M0 => vec![123 + self.below(3) as u8],
                     BlockScale::E4M3 => vec![36 + self.below(16) as u8],
-                    BlockScale::Plain(scalar) => encode(scalar, 0.2 + 0.1 * self.number()),
+                    BlockScale::Plain(scalar) => encode(scalar, 0.2 + 0.1 * self.value()),
                 }));
                 bytes
             }
@@ -98,6 +108,7 @@ impl Random {
     }
 }
 
+/// Little-endian bytes of `x` rounded to a scalar type.
 pub(crate) fn encode(scalar: Scalar, x: f32) -> Vec<u8> {
     match scalar {
         Scalar::F32 => x.to_le_bytes().to_vec(),
@@ -106,13 +117,14 @@ pub(crate) fn encode(scalar: Scalar, x: f32) -> Vec<u8> {
     }
 }
 
-pub(crate) fn bytes(of: &[u8]) -> Bytes {
-    let mut bytes = Bytes::zeroed(of.len()).unwrap();
-    bytes.copy_from_slice(of);
+/// A copy of `contents` in aligned memory.
+pub(crate) fn bytes(contents: &[u8]) -> Bytes {
+    let mut bytes = Bytes::zeroed(contents.len()).unwrap();
+    bytes.copy_from_slice(contents);
     bytes
 }
 
-/// Whether the complete table is asked for: `MOEFLUX_TEST_FULL` is set.
+/// Whether the complete table is requested: `MOEFLUX_TEST_FULL` is set.
 pub(crate) fn is_full() -> bool {
     std::env::var_os("MOEFLUX_TEST_FULL").is_some()
 }
@@ -134,7 +146,7 @@ pub(crate) fn affine_formats(full: bool) -> Vec<Format> {
     formats
 }
 
-/// Every format; affine formats pairwise unless the full table is asked for.
+/// Every format; affine formats pairwise unless the complete table is requested.
 pub(crate) fn formats() -> Vec<Format> {
     let mut formats: Vec<Format> = SCALARS.into_iter().map(Format::Plain).collect();
     formats.extend(affine_formats(is_full()));
@@ -158,12 +170,12 @@ pub(crate) fn formats() -> Vec<Format> {
     formats
 }
 
-/// Formats of every kind of unpacking, without all their variants.
-pub(crate) fn some_formats() -> Vec<Format> {
+/// A sample of the formats that covers every way of unpacking.
+pub(crate) fn sample_formats() -> Vec<Format> {
     let affine = |bits, group, scale| Format::Affine { bits, group, scale };
     let mut formats: Vec<Format> = SCALARS.into_iter().map(Format::Plain).collect();
     formats.extend([2, 3, 5, 6].map(|bits| affine(bits, 64, Scalar::BF16)));
-    formats.extend([FOUR, affine(4, 32, Scalar::F32), affine(8, 128, Scalar::F16)]);
+    formats.extend([AFFINE4, affine(4, 32, Scalar::F32), affine(8, 128, Scalar::F16)]);
     formats.extend(
         self::formats().into_iter().filter(|format| matches!(format, Format::Scaled { .. })),
     );
@@ -172,16 +184,17 @@ pub(crate) fn some_formats() -> Vec<Format> {
 
 const SCALARS: [Scalar; 3] = [Scalar::F32, Scalar::F16, Scalar::BF16];
 
-/// The format of most published checkpoints.
-pub(crate) const FOUR: Format = Format::Affine { bits: 4, group: 64, scale: Scalar::BF16 };
+/// Affine 4-bit weights in groups of 64: the format of most published checkpoints.
+pub(crate) const AFFINE4: Format = Format::Affine { bits: 4, group: 64, scale: Scalar::BF16 };
 
+/// A CPU device.
 pub(crate) fn device(isa: Isa, exact: bool, threads: usize) -> Box<dyn Device> {
-    device_that_keeps(None, isa, exact, threads)
+    device_with_kv(None, isa, exact, threads)
 }
 
-/// A CPU device with keys and values kept in a format.
-pub(crate) fn device_that_keeps(
-    keys: Option<KvFormat>,
+/// A CPU device with a KV cache of the given format; `None` for the default format.
+pub(crate) fn device_with_kv(
+    kv_format: Option<KvFormat>,
     isa: Isa,
     exact: bool,
     threads: usize,
@@ -190,29 +203,32 @@ pub(crate) fn device_that_keeps(
         name: Some("cpu".into()),
         threads: Some(threads),
         exact,
-        kv_format: keys,
+        kv_format,
         isa: Some(isa.name().into()),
     };
     open(&options).unwrap()
 }
 
-/// The GPU that tests run on: `MOEFLUX_TEST_GPU` names it, `none` for none, `metal-on-cpu` for the stand-in for Metal,
-/// `matrices-on-cpu` for one with matrices of 16 x 16; by default the best one there is. `MOEFLUX_TEST_GPU_ISA=plain` tests kernels without subgroups, `MOEFLUX_TEST_CPU=none`
-/// the GPU alone.
+/// The GPU that tests run on, by default the best adapter; `None` if this machine has none.
+///
+/// `MOEFLUX_TEST_GPU` selects the device: an adapter's name, `none`, `metal-on-cpu` for the Metal
+/// emulation, or `matrices-on-cpu` for the emulation with cooperative matrices of 16 x 16.
+/// `MOEFLUX_TEST_GPU_ISA=plain` selects kernels without subgroups. `MOEFLUX_TEST_CPU=none` disables
+/// the CPU devices.
 pub(crate) fn gpu(exact: bool) -> Option<Box<dyn Device>> {
-    gpu_that_keeps(None, exact)
+    gpu_with_kv(None, exact)
 }
 
-/// That GPU, with keys and values kept in a format.
-pub(crate) fn gpu_that_keeps(keys: Option<KvFormat>, exact: bool) -> Option<Box<dyn Device>> {
+/// The GPU of [`gpu`], with a KV cache of the given format.
+pub(crate) fn gpu_with_kv(kv_format: Option<KvFormat>, exact: bool) -> Option<Box<dyn Device>> {
     let var = |name| std::env::var(name).ok();
-    let asked = var("MOEFLUX_TEST_GPU");
-    if asked.as_deref() == Some("none") {
+    let requested = var("MOEFLUX_TEST_GPU");
+    if requested.as_deref() == Some("none") {
         return None;
     }
-    let name = asked.clone().unwrap_or_else(|| "gpu".into());
+    let name = requested.clone().unwrap_or_else(|| "gpu".into());
     let isa = var("MOEFLUX_TEST_GPU_ISA");
-    let options = DeviceOptions { name: Some(name), threads: None, exact, kv_format: keys, isa };
+    let options = DeviceOptions { name: Some(name), threads: None, exact, kv_format, isa };
     #[cfg(unix)]
     if let Some(name @ ("metal-on-cpu" | "matrices-on-cpu")) = options.name.as_deref() {
         let instance = crate::metal::instance(name == "matrices-on-cpu");
@@ -221,36 +237,36 @@ pub(crate) fn gpu_that_keeps(keys: Option<KvFormat>, exact: bool) -> Option<Box<
     match open(&options) {
         Ok(device) => Some(device),
         Err(error) => {
-            assert!(asked.is_none(), "{error}");
+            assert!(requested.is_none(), "{error}");
             eprintln!("no GPU is tested: {error}");
             None
         }
     }
 }
 
-/// Writes a slot in memory of the host.
+/// Writes a slot of a host bank.
 pub(crate) fn fill(device: &mut dyn Device, slot: Slot, contents: &[u8]) {
     let mut memory = device.take_slot(slot).unwrap();
     memory.copy_from_slice(contents);
     device.put_slot(slot, memory).unwrap();
 }
 
-/// The reference and a device, which make the same handles.
-pub(crate) struct Both {
+/// The device under test and the reference device, which return the same handles.
+pub(crate) struct DevicePair {
     pub(crate) reference: Box<dyn Device>,
     pub(crate) device: Box<dyn Device>,
 }
 
-impl Both {
+impl DevicePair {
     pub(crate) fn new(device: Box<dyn Device>) -> Self {
         let reference =
             open(&DeviceOptions { name: Some("reference".into()), ..Default::default() }).unwrap();
         Self { reference, device }
     }
 
-    /// A bank with slots that hold `contents`, all as long: on the card, where there is one.
+    /// A bank whose slots hold `contents`, all of one length: on the card if there is one.
     pub(crate) fn bank(&mut self, contents: &[Vec<u8>]) -> u16 {
-        let of = |device: &mut Box<dyn Device>| {
+        let fill_bank = |device: &mut Box<dyn Device>| {
             let (count, bytes) = (contents.len(), contents[0].len());
             let host = device.bank(count, bytes, BankPlace::Host).unwrap();
             let card = device.bank(count, bytes, BankPlace::Card).unwrap();
@@ -260,46 +276,50 @@ impl Both {
             }
             card
         };
-        let bank = of(&mut self.reference);
-        assert_eq!(of(&mut self.device), bank);
+        let bank = fill_bank(&mut self.reference);
+        assert_eq!(fill_bank(&mut self.device), bank);
         bank
     }
 
-    /// Runs a test on every instruction set and on the GPU of this machine, on the exact and on the fast path.
-    pub(crate) fn each(mut test: impl FnMut(&mut Both, bool)) {
-        let without_cpu = std::env::var("MOEFLUX_TEST_CPU").is_ok_and(|asked| asked == "none");
-        let of_path = |exact| devices(exact, !without_cpu).map(move |device| (device, exact));
-        in_turn([true, false].into_iter().flat_map(of_path), |both, exact| test(both, exact));
+    /// Runs a test on every instruction set and on the GPU of this machine, on the exact and on the
+    /// fast path.
+    pub(crate) fn for_each(mut test: impl FnMut(&mut DevicePair, bool)) {
+        let without_cpu = std::env::var("MOEFLUX_TEST_CPU").is_ok_and(|value| value == "none");
+        let on_path = |exact| devices(exact, !without_cpu).map(move |device| (device, exact));
+        for_each_device([true, false].into_iter().flat_map(on_path), |pair, exact| {
+            test(pair, exact)
+        });
     }
 
     /// Runs a test on every instruction set and on the GPU of this machine, on the fast path.
-    pub(crate) fn each_fast(mut test: impl FnMut(&mut Both)) {
-        in_turn(devices(false, true).map(|device| (device, ())), |both, ()| test(both));
+    pub(crate) fn for_each_fast(mut test: impl FnMut(&mut DevicePair)) {
+        for_each_device(devices(false, true).map(|device| (device, ())), |pair, ()| test(pair));
     }
 
     /// Runs a test on every instruction set and on the GPU of this machine, on the exact path.
-    pub(crate) fn each_exact(mut test: impl FnMut(&mut Both)) {
-        in_turn(devices(true, true).map(|device| (device, ())), |both, ()| test(both));
+    pub(crate) fn for_each_exact(mut test: impl FnMut(&mut DevicePair)) {
+        for_each_device(devices(true, true).map(|device| (device, ())), |pair, ()| test(pair));
     }
 
-    /// Whether the device is a GPU on the fast path: keys and values are f16, and many rows share work.
-    pub(crate) fn fast_gpu(&self) -> bool {
+    /// Whether the device is a GPU on the fast path: the KV cache is f16, and many rows run as
+    /// tiles of f16.
+    pub(crate) fn is_fast_gpu(&self) -> bool {
         let name = self.device.describe();
         name.starts_with("gpu") && name.ends_with("fast")
     }
 
-    /// Whether keys and values are kept as f16.
-    pub(crate) fn keeps_halves(&self) -> bool {
+    /// Whether the KV cache is f16.
+    pub(crate) fn keeps_f16_kv(&self) -> bool {
         self.device.kv_format() == KvFormat::F16
     }
 
-    /// The tolerance of attention of so many rows at once.
-    pub(crate) fn of_attention(&self, rows: usize) -> f32 {
-        if rows >= 16 && self.fast_gpu() { 4e-3 } else { 1e-5 }
+    /// The tolerance of attention over `rows` rows in one op.
+    pub(crate) fn attention_tolerance(&self, rows: usize) -> f32 {
+        if rows >= 16 && self.is_fast_gpu() { 4e-3 } else { 1e-5 }
     }
 
-    /// Whether the device rounds the activations that meet a matrix of this format on the fast path.
-    pub(crate) fn rounds(&self, format: Format) -> bool {
+    /// Whether the fast path rounds activations in a GEMV with weights of this format.
+    pub(crate) fn rounds_activations(&self, format: Format) -> bool {
         match format {
             Format::Plain(_) => false,
             Format::Affine { .. } => true,
@@ -309,85 +329,88 @@ impl Both {
         }
     }
 
-    /// Whether the device rounds the activations of many rows that meet a matrix of this format on the fast path.
-    pub(crate) fn rounds_many(&self, format: Format) -> bool {
-        self.rounds(format) || self.device.describe().starts_with("gpu")
+    /// Whether the fast path rounds activations in a GEMM with weights of this format.
+    pub(crate) fn rounds_gemm_activations(&self, format: Format) -> bool {
+        self.rounds_activations(format) || self.device.describe().starts_with("gpu")
     }
 
-    fn twice<T: PartialEq + std::fmt::Debug>(
+    /// Calls `f` on the two devices and checks that the results are equal.
+    fn on_both<T: PartialEq + std::fmt::Debug>(
         &mut self,
         mut f: impl FnMut(&mut dyn Device) -> T,
     ) -> T {
-        let of_reference = f(&mut *self.reference);
-        let of_device = f(&mut *self.device);
-        assert_eq!(of_reference, of_device);
-        of_device
+        let expected = f(&mut *self.reference);
+        let result = f(&mut *self.device);
+        assert_eq!(expected, result);
+        result
     }
 
-    pub(crate) fn numbers(&mut self, numbers: &[f32]) -> Buffer {
-        self.twice(|device| {
-            let buffer = device.buffer(numbers.len()).unwrap();
-            device.write(buffer, numbers).unwrap();
+    pub(crate) fn buffer(&mut self, values: &[f32]) -> Buffer {
+        self.on_both(|device| {
+            let buffer = device.buffer(values.len()).unwrap();
+            device.write(buffer, values).unwrap();
             buffer
         })
     }
 
-    /// A dense view of given numbers.
-    pub(crate) fn dense(&mut self, rows: usize, numbers: &[f32]) -> View {
-        View::rows(self.numbers(numbers), rows, numbers.len() / rows)
+    /// A dense view of `rows` rows with the given values.
+    pub(crate) fn dense(&mut self, rows: usize, values: &[f32]) -> View {
+        View::rows(self.buffer(values), rows, values.len() / rows)
     }
 
-    /// A dense view of random numbers.
+    /// A dense view of random values.
     pub(crate) fn random(&mut self, random: &mut Random, rows: usize, width: usize) -> View {
-        self.dense(rows, &random.numbers(rows * width))
+        self.dense(rows, &random.values(rows * width))
     }
 
-    /// A dense view of random numbers that f16 holds, as keys and values are kept on the fast path.
-    pub(crate) fn halves(&mut self, random: &mut Random, rows: usize, width: usize) -> View {
-        let numbers: Vec<f32> =
-            random.numbers(rows * width).iter().map(|x| half::f16::from_f32(*x).to_f32()).collect();
-        self.dense(rows, &numbers)
+    /// A dense view of random values that f16 represents exactly: the KV cache of the fast path
+    /// does not round them.
+    pub(crate) fn f16_values(&mut self, random: &mut Random, rows: usize, width: usize) -> View {
+        let values: Vec<f32> =
+            random.values(rows * width).iter().map(|x| half::f16::from_f32(*x).to_f32()).collect();
+        self.dense(rows, &values)
     }
 
-    /// A view full of NaN, for an output: what the op does not write is found.
-    pub(crate) fn poisoned(&mut self, rows: usize, width: usize) -> View {
+    /// A view full of NaN for an output, so that elements an op leaves unwritten fail the test.
+    pub(crate) fn nan_filled(&mut self, rows: usize, width: usize) -> View {
         self.dense(rows, &vec![f32::NAN; rows * width])
     }
 
     pub(crate) fn weight(&mut self, random: &mut Random, shape: MatrixShape) -> Weight {
-        self.weight_of(shape, &random.matrix(shape))
+        self.weight_from_bytes(shape, &random.matrix(shape))
     }
 
-    pub(crate) fn weight_of(&mut self, shape: MatrixShape, of: &[u8]) -> Weight {
-        self.twice(|device| device.weight(shape, bytes(of)).unwrap())
+    pub(crate) fn weight_from_bytes(&mut self, shape: MatrixShape, contents: &[u8]) -> Weight {
+        self.on_both(|device| device.weight(shape, bytes(contents)).unwrap())
     }
 
     pub(crate) fn state(&mut self, shape: StateShape) -> State {
-        self.twice(|device| device.state(shape).unwrap())
+        self.on_both(|device| device.state(shape).unwrap())
     }
 
     pub(crate) fn slot_table(&mut self, slots: &[Slot]) -> SlotTable {
-        self.twice(|device| device.slot_table(slots).unwrap())
+        self.on_both(|device| device.slot_table(slots).unwrap())
     }
 
     pub(crate) fn commit(&mut self, state: State) {
-        self.twice(|device| device.commit(&[state]).unwrap());
+        self.on_both(|device| device.commit(&[state]).unwrap());
     }
 
     pub(crate) fn run(&mut self, op: &Op<'_>) {
         let name = self.device.describe();
-        self.twice(|device| device.run(op).map_err(|e| format!("{name}: {e}")).unwrap());
+        self.on_both(|device| device.run(op).map_err(|e| format!("{name}: {e}")).unwrap());
     }
 
-    /// Both fail, alike.
+    /// The error of an op that fails on the two devices with the same message.
     pub(crate) fn fails(&mut self, op: &Op<'_>) -> Error {
         let (a, b) = (self.reference.run(op).unwrap_err(), self.device.run(op).unwrap_err());
         assert_eq!(a.to_string(), b.to_string());
         b
     }
 
-    /// Both find numbers that cannot be, alike: at once or, on a device that computes later, when `out` is read.
-    pub(crate) fn fails_by(&mut self, op: &Op<'_>, out: View) -> Error {
+    /// The error of an op with invalid values, the same on the two devices. An asynchronous device
+    /// reports it when `out` is read.
+    pub(crate) fn fails_on_read(&mut self, op: &Op<'_>, out: View) -> Error {
         let a = self.reference.run(op).unwrap_err();
         let b = match self.device.run(op) {
             Ok(()) => {
@@ -403,15 +426,15 @@ impl Both {
         read(&mut *self.device, view)
     }
 
-    /// The numbers agree: `max |a - b| <= tolerance * rms(b)`.
+    /// Checks each element of a view: `max |a - b| <= tolerance * rms(b)`.
     pub(crate) fn agree(&mut self, what: &str, view: View, tolerance: f32) {
         let (expected, got) = (read(&mut *self.reference, view), read(&mut *self.device, view));
         let name = self.device.describe();
         close(&format!("{name}: {what}"), &got, &expected, tolerance);
     }
 
-    /// The numbers agree as vectors: `|a - b| <= tolerance * |b|`.
-    pub(crate) fn agree_in_sum(&mut self, what: &str, view: View, tolerance: f64) {
+    /// Checks a view as one vector: `|a - b| <= tolerance * |b|`, Euclidean norms.
+    pub(crate) fn agree_in_norm(&mut self, what: &str, view: View, tolerance: f64) {
         let (expected, got) = (read(&mut *self.reference, view), read(&mut *self.device, view));
         let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
         let error = norm(&mut got.iter().zip(&expected).map(|(a, b)| f64::from(a - b)));
@@ -420,7 +443,7 @@ impl Both {
     }
 }
 
-/// The devices of this machine.
+/// The devices of this machine: one per instruction set, then the GPU.
 fn devices(exact: bool, with_cpu: bool) -> impl Iterator<Item = Box<dyn Device>> {
     let cpus = Isa::available()
         .into_iter()
@@ -429,15 +452,15 @@ fn devices(exact: bool, with_cpu: bool) -> impl Iterator<Item = Box<dyn Device>>
     cpus.chain(std::iter::once_with(move || gpu(exact)).flatten())
 }
 
-/// Runs a test on one device after the other.
-fn in_turn<T>(
+/// Runs a test on one device after the other. Each starts with the same state of [`Random`].
+fn for_each_device<T>(
     devices: impl Iterator<Item = (Box<dyn Device>, T)>,
-    mut test: impl FnMut(&mut Both, T),
+    mut test: impl FnMut(&mut DevicePair, T),
 ) {
-    let (times, _) = TURN.get();
-    for (i, (device, of)) in devices.enumerate() {
-        TURN.set((times + 1, i));
-        test(&mut Both::new(device), of);
+    let number = DEVICE_LOOP.get().number + 1;
+    for (index, (device, options)) in devices.enumerate() {
+        DEVICE_LOOP.set(DeviceLoop { number, device: index });
+        test(&mut DevicePair::new(device), options);
     }
 }
 
@@ -447,6 +470,7 @@ pub(crate) fn read(device: &mut dyn Device, view: View) -> Vec<f32> {
     out
 }
 
+/// Checks each element: `max |a - b| <= tolerance * rms(b)`, with `b` the expected values.
 pub(crate) fn close(what: &str, got: &[f32], expected: &[f32], tolerance: f32) {
     let squares: f64 = expected.iter().map(|b| f64::from(*b) * f64::from(*b)).sum();
     let allowed = f64::from(tolerance) * (squares / expected.len().max(1) as f64).sqrt();
@@ -454,14 +478,15 @@ pub(crate) fn close(what: &str, got: &[f32], expected: &[f32], tolerance: f32) {
         let error = f64::from(a - b).abs();
         assert!(
             error <= allowed,
-            "{what}: {a} at {i} where {b} belongs, {:.1} times too far",
+            "{what}: {a} at {i}, expected {b}, {:.1} times the tolerance",
             error / allowed
         );
     }
 }
 
-pub(crate) fn bits(numbers: &[f32]) -> Vec<u32> {
-    numbers.iter().map(|x| x.to_bits()).collect()
+/// Bit patterns of values, for exact comparisons that treat equal NaNs as equal.
+pub(crate) fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|x| x.to_bits()).collect()
 }
 
 #[test]

@@ -1,13 +1,13 @@
-//! HeadMatMul: every format, both ways.
+//! HeadMatMul: every format, plain and transposed.
 
 use moeflux_compute::{Format, HeadMatrix, HeadRows, Isa, MatrixShape, Op, Scalar, View};
 
-use crate::harness::{Both, FOUR, Random, bits, bytes, device, formats, read};
+use crate::harness::{AFFINE4, DevicePair, Random, bits, bytes, device, formats, read};
 
 #[test]
-fn every_format() {
+fn every_format_in_both_directions() {
     let mut random = Random::new(81);
-    Both::each(|both, _| {
+    DevicePair::for_each(|pair, _| {
         for (i, format) in formats().into_iter().enumerate() {
             let cols = match format {
                 Format::Affine { group, .. } => group as usize * (1 + i % 3),
@@ -20,26 +20,26 @@ fn every_format() {
                 HeadRows { stride: 40, first: 21, count: 18 },
             ][i % 2];
             let shape = MatrixShape { rows: heads * head_rows.stride, cols, format };
-            let weight = both.weight(&mut random, shape);
+            let weight = pair.weight(&mut random, shape);
             for transposed in [false, true] {
                 let (inputs, outputs) =
                     if transposed { (head_rows.count, cols) } else { (cols, head_rows.count) };
-                // Vectors with gaps between them, as a projection with a rotary part leaves them.
-                let all = both.random(&mut random, rows, heads * (inputs + 3));
+                // Heads with gaps between them, as in a projection with a rotary part.
+                let all = pair.random(&mut random, rows, heads * (inputs + 3));
                 let x = View { heads, width: inputs, head_stride: inputs + 3, ..all };
-                let to = both.poisoned(rows, heads * (outputs + 1));
-                let out = View { heads, width: outputs, head_stride: outputs + 1, ..to };
-                both.run(&Op::HeadMatMul {
+                let wide_out = pair.nan_filled(rows, heads * (outputs + 1));
+                let out = View { heads, width: outputs, head_stride: outputs + 1, ..wide_out };
+                pair.run(&Op::HeadMatMul {
                     x,
                     matrix: HeadMatrix { weight, head_rows, transposed },
                     out,
                 });
-                both.agree(&format!("{format}, {shape:?}, {transposed}"), out, 1e-5);
-                let written = both.read(to).iter().filter(|x| !x.is_nan()).count();
+                pair.agree(&format!("{format}, {shape:?}, {transposed}"), out, 1e-5);
+                let written = pair.read(wide_out).iter().filter(|x| !x.is_nan()).count();
                 assert_eq!(
                     written,
                     rows * heads * outputs,
-                    "nothing is written outside the window"
+                    "elements outside the view are written"
                 );
             }
         }
@@ -47,34 +47,34 @@ fn every_format() {
 }
 
 #[test]
-fn many_rows_and_wide_ones() {
+fn many_rows_and_wide_rows() {
     let mut random = Random::new(82);
-    Both::each(|both, _| {
-        // Wide rows are widened one by one.
+    DevicePair::for_each(|pair, _| {
+        // Wide rows are dequantized one at a time.
         for (heads, rows, cols, count) in [(2, 131, 128, 70), (3, 2, 20_480, 3), (1, 1, 1024, 33)] {
             let head_rows = HeadRows { stride: count + 1, first: 1, count };
-            let shape = MatrixShape { rows: heads * head_rows.stride, cols, format: FOUR };
-            let weight = both.weight(&mut random, shape);
+            let shape = MatrixShape { rows: heads * head_rows.stride, cols, format: AFFINE4 };
+            let weight = pair.weight(&mut random, shape);
             for transposed in [false, true] {
                 let (inputs, outputs) = if transposed { (count, cols) } else { (cols, count) };
-                let x = both.random(&mut random, rows, heads * inputs).split(heads);
-                let out = both.poisoned(rows, heads * outputs).split(heads);
-                both.run(&Op::HeadMatMul {
+                let x = pair.random(&mut random, rows, heads * inputs).split(heads);
+                let out = pair.nan_filled(rows, heads * outputs).split(heads);
+                pair.run(&Op::HeadMatMul {
                     x,
                     matrix: HeadMatrix { weight, head_rows, transposed },
                     out,
                 });
-                both.agree(&format!("{shape:?}, {transposed}"), out, 1e-5);
+                pair.agree(&format!("{shape:?}, {transposed}"), out, 1e-5);
             }
         }
     });
 }
 
 #[test]
-fn neither_threads_nor_other_rows_change_a_bit() {
+fn results_do_not_depend_on_threads_or_batching() {
     let mut random = Random::new(83);
     let all = [
-        FOUR,
+        AFFINE4,
         Format::Affine { bits: 6, group: 32, scale: Scalar::F16 },
         Format::Plain(Scalar::BF16),
     ];
@@ -83,7 +83,7 @@ fn neither_threads_nor_other_rows_change_a_bit() {
     {
         let (head_rows, heads, cols) = (HeadRows { stride: 50, first: 3, count: 45 }, 3, 192);
         let shape = MatrixShape { rows: heads * head_rows.stride, cols, format };
-        let (weights, numbers) = (random.matrix(shape), random.numbers(11 * heads * cols));
+        let (weights, values) = (random.matrix(shape), random.values(11 * heads * cols));
         for transposed in [false, true] {
             let (inputs, outputs) = if transposed { (45, cols) } else { (cols, 45) };
             let together: Vec<Vec<u32>> = [(1, true), (2, false), (3, true)]
@@ -96,7 +96,7 @@ fn neither_threads_nor_other_rows_change_a_bit() {
                         View::rows(buffer, 11, heads * width).split(heads)
                     };
                     let (x, out) = (view(inputs), view(outputs));
-                    device.write(x.buffer, &numbers[..11 * heads * inputs]).unwrap();
+                    device.write(x.buffer, &values[..11 * heads * inputs]).unwrap();
                     device
                         .run(&Op::HeadMatMul {
                             x,
@@ -120,7 +120,7 @@ fn neither_threads_nor_other_rows_change_a_bit() {
                         }
                         assert!(
                             bits(&read(&mut *device, out)) == together,
-                            "{isa}, {format}, {rows} rows at once"
+                            "{isa}, {format}, {rows} rows per op"
                         );
                     }
                     together

@@ -1,13 +1,13 @@
-//! LatentAttention: every format, matrices either way, chunks, sessions, threads.
+//! LatentAttention: formats, plain and transposed matrices, chunks, sequences, threads.
 
 use moeflux_compute::{
     Format, HeadMatrix, HeadRows, Isa, KV_BLOCK, MatrixShape, Op, Scalar, Span, State, StateShape,
     View,
 };
 
-use crate::harness::{Both, FOUR, Random, bits, bytes, device, formats, read};
+use crate::harness::{AFFINE4, DevicePair, Random, bits, bytes, device, formats, read};
 
-/// Heads and widths.
+/// Number of heads, and widths as DeepSeek-V3 names them: latent, key without and with RoPE, value.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
     heads: usize,
@@ -31,15 +31,15 @@ impl Shape {
         }
     }
 
-    /// One stack of keys' and values' rows per head, as `kv_b_proj` is.
+    /// One matrix with the key and value rows of each head in turn, as `kv_b_proj`.
     fn whole(&self, format: Format) -> (MatrixShape, [HeadRows; 2]) {
         let stride = self.nope + self.value;
-        let part = |first, count| HeadRows { stride, first, count };
+        let rows = |first, count| HeadRows { stride, first, count };
         let shape = MatrixShape { rows: self.heads * stride, cols: self.latent, format };
-        (shape, [part(0, self.nope), part(self.nope, self.value)])
+        (shape, [rows(0, self.nope), rows(self.nope, self.value)])
     }
 
-    /// A stack for keys or values alone.
+    /// A matrix of the keys or of the values alone.
     fn split(&self, outputs: usize, transposed: bool, format: Format) -> (MatrixShape, HeadRows) {
         let (count, cols) =
             if transposed { (self.latent, outputs) } else { (outputs, self.latent) };
@@ -61,7 +61,7 @@ struct Case {
 
 impl Case {
     fn new(
-        both: &mut Both,
+        pair: &mut DevicePair,
         random: &mut Random,
         (shape, rows): (Shape, usize),
         [keys, values]: [HeadMatrix; 2],
@@ -69,44 +69,45 @@ impl Case {
         let Shape { heads, latent, nope, rope, value } = shape;
         Self {
             shape,
-            q: both.random(random, rows, heads * (nope + rope)).split(heads),
-            k: both.halves(random, rows, latent + rope),
+            q: pair.random(random, rows, heads * (nope + rope)).split(heads),
+            k: pair.f16_values(random, rows, latent + rope),
             keys,
             values,
-            out: both.poisoned(rows, heads * value).split(heads),
+            out: pair.nan_filled(rows, heads * value).split(heads),
         }
     }
 
     fn whole(
-        both: &mut Both,
+        pair: &mut DevicePair,
         random: &mut Random,
         shape: Shape,
         rows: usize,
         format: Format,
     ) -> Self {
-        let (matrix, parts) = shape.whole(format);
-        let weight = both.weight(random, matrix);
-        let matrices = parts.map(|head_rows| HeadMatrix { weight, head_rows, transposed: false });
-        Self::new(both, random, (shape, rows), matrices)
+        let (matrix, head_rows) = shape.whole(format);
+        let weight = pair.weight(random, matrix);
+        let matrices =
+            head_rows.map(|head_rows| HeadMatrix { weight, head_rows, transposed: false });
+        Self::new(pair, random, (shape, rows), matrices)
     }
 
     fn split(
-        both: &mut Both,
+        pair: &mut DevicePair,
         random: &mut Random,
         (shape, rows, format): (Shape, usize, Format),
         transposed: [bool; 2],
     ) -> Self {
-        let of = [(shape.nope, transposed[0]), (shape.value, transposed[1])];
-        let matrices = of.map(|(outputs, transposed)| {
+        let outputs = [(shape.nope, transposed[0]), (shape.value, transposed[1])];
+        let matrices = outputs.map(|(outputs, transposed)| {
             let (matrix, head_rows) = shape.split(outputs, transposed, format);
-            HeadMatrix { weight: both.weight(random, matrix), head_rows, transposed }
+            HeadMatrix { weight: pair.weight(random, matrix), head_rows, transposed }
         });
-        Self::new(both, random, (shape, rows), matrices)
+        Self::new(pair, random, (shape, rows), matrices)
     }
 
-    fn run(&self, both: &mut Both, first: usize, spans: &[Span]) {
+    fn run(&self, pair: &mut DevicePair, first: usize, spans: &[Span]) {
         let rows = spans.iter().map(|s| s.rows).sum();
-        both.run(&Op::LatentAttention {
+        pair.run(&Op::LatentAttention {
             q: self.q.slice(first, rows),
             k: self.k.slice(first, rows),
             keys: self.keys,
@@ -117,26 +118,27 @@ impl Case {
         });
     }
 
-    /// Runs all rows in chunks of given sizes, which are repeated, and returns the output's bits.
-    fn in_chunks(&self, both: &mut Both, state: State, chunks: &[usize]) -> Vec<u32> {
+    /// Runs all rows in chunks of the given sizes, repeated as needed. Returns the output's bit
+    /// patterns.
+    fn in_chunks(&self, pair: &mut DevicePair, state: State, chunks: &[usize]) -> Vec<u32> {
         let mut first = 0;
         for rows in chunks.iter().cycle() {
             let rows = *rows.min(&(self.q.rows - first));
             if rows == 0 {
                 break;
             }
-            self.run(both, first, &[Span { state, position: first, rows }]);
+            self.run(pair, first, &[Span { state, position: first, rows }]);
             first += rows;
         }
-        both.agree(&format!("{:?}, chunks of {chunks:?}", self.shape), self.out, 1e-5);
-        bits(&both.read(self.out))
+        pair.agree(&format!("{:?}, chunks of {chunks:?}", self.shape), self.out, 1e-5);
+        bits(&pair.read(self.out))
     }
 }
 
 #[test]
-fn every_format_either_way() {
+fn every_format_in_both_directions() {
     let mut random = Random::new(91);
-    Both::each(|both, _| {
+    DevicePair::for_each(|pair, _| {
         for (i, format) in formats().into_iter().enumerate() {
             let unit = match format {
                 Format::Affine { group, .. } => group as usize,
@@ -146,48 +148,48 @@ fn every_format_either_way() {
             let (latent, rows) = (unit * (1 + i % 2), [1, 2, 5, 18][i % 4]);
             let (heads, rope) = ([1, 3][i % 2], [0, 2, 5][i % 3]);
             let odd = Shape { heads, latent, nope: 9, rope, value: 6 };
-            let case = Case::whole(both, &mut random, odd, rows, format);
-            let state = both.state(odd.state(rows));
-            case.in_chunks(both, state, &[rows]);
+            let case = Case::whole(pair, &mut random, odd, rows, format);
+            let state = pair.state(odd.state(rows));
+            case.in_chunks(pair, state, &[rows]);
             let transposed = [[true, false], [false, true], [true, true]][i % 3];
             let width = |transposed| if transposed { unit } else { 7 };
             let even = Shape { nope: width(transposed[0]), value: width(transposed[1]), ..odd };
-            let case = Case::split(both, &mut random, (even, rows, format), transposed);
-            let state = both.state(even.state(rows + 3));
-            case.in_chunks(both, state, &[1, 3]);
+            let case = Case::split(pair, &mut random, (even, rows, format), transposed);
+            let state = pair.state(even.state(rows + 3));
+            case.in_chunks(pair, state, &[1, 3]);
         }
     });
 }
 
 #[test]
-fn chunks_that_end_anywhere() {
+fn chunk_boundaries_do_not_change_results() {
     let mut random = Random::new(92);
-    Both::each(|both, _| {
+    DevicePair::for_each(|pair, _| {
         let shape = Shape { heads: 2, latent: 64, nope: 64, rope: 3, value: 33 };
         let rows = 2 * KV_BLOCK + 18;
-        let case = Case::split(both, &mut random, (shape, rows, FOUR), [true, false]);
-        let [one, other, third] = [rows, rows, 3 * KV_BLOCK].map(|n| both.state(shape.state(n)));
-        let at_once = case.in_chunks(both, one, &[rows]);
-        assert!(case.in_chunks(both, other, &[KV_BLOCK + 1, 7, 250]) == at_once);
-        assert!(case.in_chunks(both, third, &[KV_BLOCK]) == at_once);
-        // More rows than a tile has.
+        let case = Case::split(pair, &mut random, (shape, rows, AFFINE4), [true, false]);
+        let [one, other, third] = [rows, rows, 3 * KV_BLOCK].map(|n| pair.state(shape.state(n)));
+        let at_once = case.in_chunks(pair, one, &[rows]);
+        assert!(case.in_chunks(pair, other, &[KV_BLOCK + 1, 7, 250]) == at_once);
+        assert!(case.in_chunks(pair, third, &[KV_BLOCK]) == at_once);
+        // More rows than a tile.
         let plain = Shape { heads: 1, latent: 8, nope: 4, rope: 2, value: 3 };
-        let case = Case::whole(both, &mut random, plain, 1100, Format::Plain(Scalar::BF16));
-        let state = both.state(plain.state(1100));
-        case.in_chunks(both, state, &[1100]);
+        let case = Case::whole(pair, &mut random, plain, 1100, Format::Plain(Scalar::BF16));
+        let state = pair.state(plain.state(1100));
+        case.in_chunks(pair, state, &[1100]);
     });
 }
 
 #[test]
-fn the_published_shape_and_several_sessions() {
+fn published_shape_with_several_sequences() {
     let mut random = Random::new(93);
-    Both::each(|both, _| {
+    DevicePair::for_each(|pair, _| {
         let shape = Shape { heads: 3, latent: 512, nope: 128, rope: 64, value: 128 };
-        let case = Case::whole(both, &mut random, shape, 12, FOUR);
-        let [one, other, third] = [(); 3].map(|()| both.state(shape.state(12)));
-        case.run(both, 0, &[Span { state: one, position: 0, rows: 4 }]);
+        let case = Case::whole(pair, &mut random, shape, 12, AFFINE4);
+        let [one, other, third] = [(); 3].map(|()| pair.state(shape.state(12)));
+        case.run(pair, 0, &[Span { state: one, position: 0, rows: 4 }]);
         case.run(
-            both,
+            pair,
             4,
             &[
                 Span { state: other, position: 0, rows: 3 },
@@ -195,29 +197,29 @@ fn the_published_shape_and_several_sessions() {
                 Span { state: third, position: 0, rows: 1 },
             ],
         );
-        both.agree("several sessions", case.out, 1e-5);
+        pair.agree("several sequences", case.out, 1e-5);
     });
 }
 
 #[test]
-fn the_absorbed_form_agrees() {
+fn absorbed_form_agrees_with_the_expanded_form() {
     let mut random = Random::new(94);
-    Both::each(|both, _| {
+    DevicePair::for_each(|pair, _| {
         let shape = Shape { heads: 3, latent: 64, nope: 20, rope: 6, value: 12 };
-        let case = Case::whole(both, &mut random, shape, 40, FOUR);
-        let state = both.state(shape.state(40));
-        case.in_chunks(both, state, &[40]);
-        let expanded = both.read(case.out);
+        let case = Case::whole(pair, &mut random, shape, 40, AFFINE4);
+        let state = pair.state(shape.state(40));
+        case.in_chunks(pair, state, &[40]);
+        let expanded = pair.read(case.out);
         let Shape { heads, latent, nope, rope, .. } = shape;
-        let q = both.poisoned(40, heads * (latent + rope)).split(heads);
-        let found = both.poisoned(40, heads * latent).split(heads);
+        let q = pair.nan_filled(40, heads * (latent + rope)).split(heads);
+        let latents = pair.nan_filled(40, heads * latent).split(heads);
         let spans = [Span { state, position: 0, rows: 40 }];
         let (x, matrix) = (case.q.slice_width(0, nope), case.keys.transpose());
-        both.run(&Op::HeadMatMul { x, matrix, out: q.slice_width(0, latent) });
+        pair.run(&Op::HeadMatMul { x, matrix, out: q.slice_width(0, latent) });
         let (x, out) = (case.q.slice_width(nope, rope), q.slice_width(latent, rope));
         let (frequencies, pairs, scale) = (&[][..], moeflux_compute::RopePairs::Halves, 1.0);
-        both.run(&Op::Rope { x, frequencies, pairs, scale, spans: &spans, out });
-        both.run(&Op::Attention {
+        pair.run(&Op::Rope { x, frequencies, pairs, scale, spans: &spans, out });
+        pair.run(&Op::Attention {
             q,
             k: case.k,
             v: None,
@@ -227,33 +229,33 @@ fn the_absorbed_form_agrees() {
             sinks: None,
             positions: None,
             spans: &spans,
-            out: found,
+            out: latents,
         });
-        both.run(&Op::HeadMatMul { x: found, matrix: case.values, out: case.out });
-        crate::harness::close("the absorbed form", &both.read(case.out), &expanded, 1e-5);
+        pair.run(&Op::HeadMatMul { x: latents, matrix: case.values, out: case.out });
+        crate::harness::close("the absorbed form", &pair.read(case.out), &expanded, 1e-5);
     });
 }
 
 #[test]
-fn threads_change_no_bit() {
+fn results_do_not_depend_on_threads() {
     let mut random = Random::new(95);
     let shape = Shape { heads: 2, latent: 64, nope: 10, rope: 4, value: 12 };
     let rows = KV_BLOCK + 45;
     for (isa, format) in Isa::available()
         .into_iter()
-        .flat_map(|isa| [FOUR, Format::Plain(Scalar::F16)].map(|f| (isa, f)))
+        .flat_map(|isa| [AFFINE4, Format::Plain(Scalar::F16)].map(|f| (isa, f)))
     {
-        let (matrix, [of_keys, of_values]) = shape.whole(format);
+        let (matrix, [key_rows, value_rows]) = shape.whole(format);
         let weights = random.matrix(matrix);
-        let (queries, mut latents) = (random.numbers(rows * 2 * 14), random.numbers(rows * 68));
-        // Numbers that f16 holds, as one of the devices is exact.
+        let (queries, mut latents) = (random.values(rows * 2 * 14), random.values(rows * 68));
+        // Values that f16 represents exactly, as some of the devices have an f32 KV cache.
         latents.iter_mut().for_each(|x| *x = half::f16::from_f32(*x).to_f32());
         let all: Vec<_> = [(1, true), (2, false), (3, false), (5, true)]
             .into_iter()
             .map(|(threads, exact)| {
                 let mut device = device(isa, exact, threads);
                 let weight = device.weight(matrix, bytes(&weights)).unwrap();
-                let of = |head_rows| HeadMatrix { weight, head_rows, transposed: false };
+                let matrix = |head_rows| HeadMatrix { weight, head_rows, transposed: false };
                 let mut view =
                     |width: usize| View::rows(device.buffer(rows * width).unwrap(), rows, width);
                 let (q, k, out) = (view(28).split(2), view(68), view(24).split(2));
@@ -263,8 +265,8 @@ fn threads_change_no_bit() {
                 let op = Op::LatentAttention {
                     q,
                     k,
-                    keys: of(of_keys),
-                    values: of(of_values),
+                    keys: matrix(key_rows),
+                    values: matrix(value_rows),
                     scale: shape.scale(),
                     spans: &[Span { state, position: 0, rows }],
                     out,

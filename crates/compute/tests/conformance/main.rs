@@ -1,5 +1,7 @@
-//! The conformance table: every op, every format, odd shapes, every instruction set of this machine, exact and
-//! fast, against the reference device and within the tolerances of the ops' docs.
+//! Conformance table: every op with every weight format and odd shapes, on every instruction set
+//! of this machine and on a GPU, exact and fast.
+//!
+//! Each result is compared with the reference device, within the tolerances that the ops document.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -15,14 +17,15 @@ mod errors;
 mod experts;
 mod harness;
 mod head_matmul;
-mod key_formats;
+mod kv_formats;
 mod latent_attention;
 mod matmul;
 #[cfg(unix)]
 mod metal;
+mod op_sequences;
 mod recurrent;
 mod router;
-mod sequences;
 mod states;
 mod top_logits;
 mod top_positions;
+mod weight_formats;

@@ -1,10 +1,12 @@
-//! MatMul and Embed: every format.
+//! MatMul and Embed: formats, GEMV and GEMM, strides, special values.
 
 use moeflux_compute::{BlockScale, Element, Format, Isa, MatrixShape, Op, Scalar, View};
 
-use crate::harness::{Both, FOUR, Random, bits, bytes, device, formats, read, some_formats};
+use crate::harness::{
+    AFFINE4, DevicePair, Random, bits, bytes, device, formats, read, sample_formats,
+};
 
-/// Inputs that fit a format, some of them no whole number of vectors.
+/// Columns that a format allows; some are not a multiple of a SIMD vector.
 fn widths(format: Format) -> Vec<usize> {
     match format {
         Format::Plain(_) => vec![1, 7, 64, 129],
@@ -20,7 +22,7 @@ fn widths(format: Format) -> Vec<usize> {
     }
 }
 
-/// As DeepSeek-V3 has it, with smaller blocks.
+/// FP8 of DeepSeek-V3, with smaller blocks.
 const FP8: Format = Format::Scaled {
     element: Element::E4M3,
     block_rows: 32,
@@ -31,22 +33,22 @@ const FP8: Format = Format::Scaled {
 #[test]
 fn every_format_on_the_exact_path() {
     let mut random = Random::new(1);
-    Both::each(|both, exact| {
+    DevicePair::for_each(|pair, exact| {
         for (i, format) in formats().into_iter().enumerate() {
             for cols in widths(format) {
-                let weight = both.weight(&mut random, MatrixShape { rows: 21, cols, format });
+                let weight = pair.weight(&mut random, MatrixShape { rows: 21, cols, format });
                 let rows = [1, 2, 7][i % 3];
-                let x = both.random(&mut random, rows, cols);
-                let out = both.poisoned(rows, 21);
-                let bias = (i % 2 == 0).then(|| both.numbers(&random.numbers(21)));
-                // On the fast path, routers ask for the exact one.
+                let x = pair.random(&mut random, rows, cols);
+                let out = pair.nan_filled(rows, 21);
+                let bias = (i % 2 == 0).then(|| pair.buffer(&random.values(21)));
+                // The fast path also has exact products, for routers.
                 let exact = !exact || i % 2 == 0;
                 if exact
                     || matches!(format, Format::Plain(_))
-                    || both.device.describe().ends_with("exact")
+                    || pair.device.describe().ends_with("exact")
                 {
-                    both.run(&Op::MatMul { x, weight, bias, exact, out });
-                    both.agree(&format!("{rows} rows, {cols} inputs, {format}"), out, 1e-5);
+                    pair.run(&Op::MatMul { x, weight, bias, exact, out });
+                    pair.agree(&format!("{rows} rows, {cols} inputs, {format}"), out, 1e-5);
                 }
             }
         }
@@ -56,21 +58,21 @@ fn every_format_on_the_exact_path() {
 #[test]
 fn every_format_on_the_fast_path() {
     let mut random = Random::new(2);
-    Both::each_fast(|both| {
-        // A GPU makes kernels for each shape.
-        for format in if both.fast_gpu() { some_formats() } else { formats() } {
+    DevicePair::for_each_fast(|pair| {
+        // A GPU compiles kernels per shape.
+        for format in if pair.is_fast_gpu() { sample_formats() } else { formats() } {
             for cols in widths(format) {
                 for rows in [1, 2, 6] {
-                    let weight = both.weight(&mut random, MatrixShape { rows: 19, cols, format });
-                    let out = both.poisoned(rows, 19);
+                    let weight = pair.weight(&mut random, MatrixShape { rows: 19, cols, format });
+                    let out = pair.nan_filled(rows, 19);
                     let what = format!("{rows} rows, {cols} inputs, {format}");
-                    // Numbers that rounding leaves alone show the kernels to be exact.
-                    let x = both.dense(rows, &random.whole(rows * cols));
-                    both.run(&Op::MatMul { x, weight, bias: None, exact: false, out });
-                    both.agree(&what, out, 1e-5);
-                    let x = both.random(&mut random, rows, cols);
-                    both.run(&Op::MatMul { x, weight, bias: None, exact: false, out });
-                    both.agree_in_sum(&what, out, 1e-2);
+                    // Activations that quantization leaves exact isolate the error of the kernels.
+                    let x = pair.dense(rows, &random.int8_values(rows * cols));
+                    pair.run(&Op::MatMul { x, weight, bias: None, exact: false, out });
+                    pair.agree(&what, out, 1e-5);
+                    let x = pair.random(&mut random, rows, cols);
+                    pair.run(&Op::MatMul { x, weight, bias: None, exact: false, out });
+                    pair.agree_in_norm(&what, out, 1e-2);
                 }
             }
         }
@@ -78,10 +80,10 @@ fn every_format_on_the_fast_path() {
 }
 
 #[test]
-fn few_rows_and_many_short_outputs() {
+fn gemv_of_few_rows_with_many_outputs() {
     let mut random = Random::new(12);
     let affine = |bits, group, scale| Format::Affine { bits, group, scale };
-    Both::each_fast(|both| {
+    DevicePair::for_each_fast(|pair| {
         for format in [
             affine(2, 32, Scalar::BF16),
             affine(4, 32, Scalar::F16),
@@ -90,32 +92,32 @@ fn few_rows_and_many_short_outputs() {
             Format::MXFP4,
             Format::NVFP4,
         ] {
-            // As many outputs as workers take at once, several times.
-            let weight = both.weight(&mut random, MatrixShape { rows: 1100, cols: 192, format });
+            // Several times the outputs that a worker takes at once.
+            let weight = pair.weight(&mut random, MatrixShape { rows: 1100, cols: 192, format });
             for rows in [1, 3] {
-                let (x, out) = (both.random(&mut random, rows, 192), both.poisoned(rows, 1100));
-                both.run(&Op::MatMul { x, weight, bias: None, exact: false, out });
-                both.agree_in_sum(&format!("{rows} rows, {format}"), out, 1e-2);
-                let x = both.dense(rows, &random.whole(rows * 192));
-                both.run(&Op::MatMul { x, weight, bias: None, exact: false, out });
-                both.agree(&format!("{rows} rows, {format}"), out, 1e-5);
+                let (x, out) = (pair.random(&mut random, rows, 192), pair.nan_filled(rows, 1100));
+                pair.run(&Op::MatMul { x, weight, bias: None, exact: false, out });
+                pair.agree_in_norm(&format!("{rows} rows, {format}"), out, 1e-2);
+                let x = pair.dense(rows, &random.int8_values(rows * 192));
+                pair.run(&Op::MatMul { x, weight, bias: None, exact: false, out });
+                pair.agree(&format!("{rows} rows, {format}"), out, 1e-5);
             }
         }
     });
 }
 
 #[test]
-fn many_rows_and_outputs() {
+fn gemm_of_many_rows_and_outputs() {
     let mut random = Random::new(3);
-    Both::each(|both, exact| {
-        for format in [FOUR, Format::MXFP4, FP8, Format::Plain(Scalar::BF16)] {
-            let weight = both.weight(&mut random, MatrixShape { rows: 70, cols: 320, format });
-            let x = both.random(&mut random, 131, 320);
-            let out = both.poisoned(131, 70);
-            both.run(&Op::MatMul { x, weight, bias: None, exact: false, out });
-            let rounds = !exact && both.rounds_many(format);
-            both.agree(&format!("{format}"), out, if rounds { 3e-2 } else { 1e-5 });
-            both.agree_in_sum(&format!("{format}"), out, if rounds { 6e-3 } else { 1e-6 });
+    DevicePair::for_each(|pair, exact| {
+        for format in [AFFINE4, Format::MXFP4, FP8, Format::Plain(Scalar::BF16)] {
+            let weight = pair.weight(&mut random, MatrixShape { rows: 70, cols: 320, format });
+            let x = pair.random(&mut random, 131, 320);
+            let out = pair.nan_filled(131, 70);
+            pair.run(&Op::MatMul { x, weight, bias: None, exact: false, out });
+            let rounds = !exact && pair.rounds_gemm_activations(format);
+            pair.agree(&format!("{format}"), out, if rounds { 3e-2 } else { 1e-5 });
+            pair.agree_in_norm(&format!("{format}"), out, if rounds { 6e-3 } else { 1e-6 });
         }
     });
 }
@@ -123,70 +125,73 @@ fn many_rows_and_outputs() {
 #[test]
 fn many_rows_of_every_format() {
     let mut random = Random::new(9);
-    Both::each(|both, exact| {
-        for (i, format) in some_formats().into_iter().enumerate() {
+    DevicePair::for_each(|pair, exact| {
+        for (i, format) in sample_formats().into_iter().enumerate() {
             for (j, cols) in widths(format).into_iter().enumerate().skip(i % 2).step_by(2) {
                 let (rows, outputs) = (17 + (i * 7 + j * 19) % 54, 1 + (i * 31 + j * 47) % 97);
-                let weight = both.weight(&mut random, MatrixShape { rows: outputs, cols, format });
-                // Windows that begin anywhere.
-                let (all, to) = (
-                    both.random(&mut random, rows + 1, cols + 5),
-                    both.poisoned(rows, outputs + 3),
+                let weight = pair.weight(&mut random, MatrixShape { rows: outputs, cols, format });
+                // Views at unaligned offsets.
+                let (all, wide_out) = (
+                    pair.random(&mut random, rows + 1, cols + 5),
+                    pair.nan_filled(rows, outputs + 3),
                 );
                 let (x, out) =
-                    (all.slice(1, rows).columns(i % 5, cols), to.columns(j % 3, outputs));
-                let bias = (i % 3 == 0).then(|| both.numbers(&random.numbers(outputs)));
-                both.run(&Op::MatMul { x, weight, bias, exact: false, out });
+                    (all.slice(1, rows).columns(i % 5, cols), wide_out.columns(j % 3, outputs));
+                let bias = (i % 3 == 0).then(|| pair.buffer(&random.values(outputs)));
+                pair.run(&Op::MatMul { x, weight, bias, exact: false, out });
                 let what = format!("{rows} rows, {cols} inputs, {outputs} outputs, {format}");
-                let rounds = !exact && both.rounds_many(format);
-                both.agree(&what, out, if rounds { 3e-2 } else { 1e-5 });
-                both.agree_in_sum(&what, out, if rounds { 1e-2 } else { 1e-6 });
-                let written = both.read(to).iter().filter(|x| !x.is_nan()).count();
+                let rounds = !exact && pair.rounds_gemm_activations(format);
+                pair.agree(&what, out, if rounds { 3e-2 } else { 1e-5 });
+                pair.agree_in_norm(&what, out, if rounds { 1e-2 } else { 1e-6 });
+                let written = pair.read(wide_out).iter().filter(|x| !x.is_nan()).count();
                 assert_eq!(
                     written,
                     rows * outputs,
-                    "{what}: nothing is written outside the window"
+                    "{what}: elements outside the view are written"
                 );
             }
         }
     });
 }
 
-/// Rows of whole chunks of 32, with scales that f16 holds and others.
+/// Columns in whole blocks of 32, with scales in the normal range of f16 and below it.
 #[test]
-fn many_rows_in_whole_chunks() {
+fn many_rows_of_whole_blocks() {
     let mut random = Random::new(13);
-    Both::each(|both, exact| {
-        for format in some_formats().into_iter().chain([FP8]) {
+    DevicePair::for_each(|pair, exact| {
+        for format in sample_formats().into_iter().chain([FP8]) {
             let cols = match format {
                 Format::Plain(_) => 160,
                 Format::Affine { group, .. } => 3 * group as usize,
                 Format::Scaled { block_cols, .. } => 3 * (block_cols as usize).max(32),
             };
             let shape = MatrixShape { rows: 67, cols, format };
-            let of = random.matrix(shape);
-            let mut small = of.clone();
-            let parts = shape.plane_bytes().unwrap();
-            // Of the scales, the byte with the highest bits of the exponent; biases follow them.
-            let less = |scales: &mut [u8], size: usize, by: u8| {
-                scales.iter_mut().skip(size - 1).step_by(size).for_each(|high| *high -= by);
+            let usual = random.matrix(shape);
+            let mut small = usual.clone();
+            let planes = shape.plane_bytes().unwrap();
+            // Decreases the exponents of scales, and of the biases that follow them: the high
+            // bytes.
+            let shrink = |scales: &mut [u8], size: usize, amount: u8| {
+                scales.iter_mut().skip(size - 1).step_by(size).for_each(|high| *high -= amount);
             };
             match format {
                 Format::Affine { scale: Scalar::F16, .. } => {
-                    less(&mut small[parts.weights..], 2, 4 << 2)
+                    shrink(&mut small[planes.weights..], 2, 4 << 2)
                 }
-                Format::Affine { scale, .. } => less(&mut small[parts.weights..], scale.bytes(), 7),
+                Format::Affine { scale, .. } => {
+                    shrink(&mut small[planes.weights..], scale.bytes(), 7)
+                }
                 Format::Scaled { scale: BlockScale::E8M0, .. } => {
-                    less(&mut small[parts.weights..], 1, 13)
+                    shrink(&mut small[planes.weights..], 1, 13)
                 }
                 _ => {}
             }
-            for (of, what) in [(&of, "usual scales"), (&small, "small scales")] {
-                let weight = both.weight_of(shape, of);
-                let (x, out) = (both.random(&mut random, 41, cols), both.poisoned(41, 67));
-                both.run(&Op::MatMul { x, weight, bias: None, exact: false, out });
-                let rounds = !exact && both.rounds_many(format);
-                both.agree_in_sum(
+            for (contents, what) in [(&usual, "usual scales"), (&small, "small scales")] {
+                let weight = pair.weight_from_bytes(shape, contents);
+                let (x, out) = (pair.random(&mut random, 41, cols), pair.nan_filled(41, 67));
+                pair.run(&Op::MatMul { x, weight, bias: None, exact: false, out });
+                let rounds = !exact && pair.rounds_gemm_activations(format);
+                pair.agree_in_norm(
                     &format!("{format}, {what}"),
                     out,
                     if rounds { 6e-3 } else { 1e-6 },
@@ -197,17 +202,17 @@ fn many_rows_in_whole_chunks() {
 }
 
 #[test]
-fn a_code_that_is_no_number_among_many_rows() {
+fn a_nan_weight_among_many_rows_affects_its_output_only() {
     let mut random = Random::new(14);
-    Both::each(|both, _| {
+    DevicePair::for_each(|pair, _| {
         for format in [Format::MXFP8, FP8] {
             let shape = MatrixShape { rows: 9, cols: 128, format };
-            let mut of = random.matrix(shape);
-            of[4 * 128 + 77] = 0xff;
-            let weight = both.weight_of(shape, &of);
-            let (x, out) = (both.random(&mut random, 40, 128), both.poisoned(40, 9));
-            both.run(&Op::MatMul { x, weight, bias: None, exact: false, out });
-            for (i, y) in both.read(out).iter().enumerate() {
+            let mut contents = random.matrix(shape);
+            contents[4 * 128 + 77] = 0xff;
+            let weight = pair.weight_from_bytes(shape, &contents);
+            let (x, out) = (pair.random(&mut random, 40, 128), pair.nan_filled(40, 9));
+            pair.run(&Op::MatMul { x, weight, bias: None, exact: false, out });
+            for (i, y) in pair.read(out).iter().enumerate() {
                 assert_eq!(y.is_nan(), i % 9 == 4, "{format}, output {}", i % 9);
             }
         }
@@ -215,84 +220,84 @@ fn a_code_that_is_no_number_among_many_rows() {
 }
 
 #[test]
-fn rows_longer_than_what_workgroups_remember() {
+fn rows_longer_than_workgroup_memory() {
     let mut random = Random::new(11);
     let six = Format::Affine { bits: 6, group: 128, scale: Scalar::F16 };
-    Both::each(|both, exact| {
+    DevicePair::for_each(|pair, exact| {
         for (i, format) in
-            [FOUR, six, Format::MXFP4, Format::NVFP4, FP8, Format::Plain(Scalar::BF16)]
+            [AFFINE4, six, Format::MXFP4, Format::NVFP4, FP8, Format::Plain(Scalar::BF16)]
                 .into_iter()
                 .enumerate()
         {
-            // The last section is shorter than the others.
+            // The last section of staged activations is shorter than the others.
             let cols = 25_600 + 128 * i;
-            let weight = both.weight(&mut random, MatrixShape { rows: 6, cols, format });
-            let x = both.dense(2, &random.whole(2 * cols));
-            let out = both.poisoned(2, 6);
-            let bias = (i % 2 == 0).then(|| both.numbers(&random.numbers(6)));
-            both.run(&Op::MatMul { x, weight, bias, exact, out });
-            both.agree(&format!("{cols} inputs, {format}"), out, 2e-5);
+            let weight = pair.weight(&mut random, MatrixShape { rows: 6, cols, format });
+            let x = pair.dense(2, &random.int8_values(2 * cols));
+            let out = pair.nan_filled(2, 6);
+            let bias = (i % 2 == 0).then(|| pair.buffer(&random.values(6)));
+            pair.run(&Op::MatMul { x, weight, bias, exact, out });
+            pair.agree(&format!("{cols} inputs, {format}"), out, 2e-5);
         }
     });
 }
 
 #[test]
-fn rows_of_any_size() {
+fn rows_of_any_magnitude() {
     let mut random = Random::new(10);
-    Both::each(|both, exact| {
-        for format in [FOUR, Format::Plain(Scalar::BF16)] {
-            let weight = both.weight(&mut random, MatrixShape { rows: 33, cols: 128, format });
-            let sizes = [1e-12, 1e-6, 1.0, 3e4, 1e6, 1e12];
-            let mut numbers = random.numbers(36 * 128);
-            numbers.iter_mut().enumerate().for_each(|(i, x)| *x *= sizes[i / 128 % 6]);
-            numbers[5 * 128..6 * 128].fill(0.0);
-            let (x, out) = (both.dense(36, &numbers), both.poisoned(36, 33));
-            both.run(&Op::MatMul { x, weight, bias: None, exact: false, out });
+    DevicePair::for_each(|pair, exact| {
+        for format in [AFFINE4, Format::Plain(Scalar::BF16)] {
+            let weight = pair.weight(&mut random, MatrixShape { rows: 33, cols: 128, format });
+            let magnitudes = [1e-12, 1e-6, 1.0, 3e4, 1e6, 1e12];
+            let mut values = random.values(36 * 128);
+            values.iter_mut().enumerate().for_each(|(i, x)| *x *= magnitudes[i / 128 % 6]);
+            values[5 * 128..6 * 128].fill(0.0);
+            let (x, out) = (pair.dense(36, &values), pair.nan_filled(36, 33));
+            pair.run(&Op::MatMul { x, weight, bias: None, exact: false, out });
             for row in (0..36).filter(|row| *row != 5) {
                 let tolerance = if exact { 1e-5 } else { 2e-2 };
-                both.agree_in_sum(&format!("{format}, row {row}"), out.slice(row, 1), tolerance);
+                pair.agree_in_norm(&format!("{format}, row {row}"), out.slice(row, 1), tolerance);
             }
-            assert!(both.read(out.slice(5, 1)).iter().all(|x| *x == 0.0));
+            assert!(pair.read(out.slice(5, 1)).iter().all(|x| *x == 0.0));
         }
     });
 }
 
 #[test]
-fn windows_with_strides() {
+fn strided_views() {
     let mut random = Random::new(4);
-    Both::each(|both, exact| {
-        let weight = both.weight(&mut random, MatrixShape { rows: 9, cols: 64, format: FOUR });
-        let all = both.random(&mut random, 5, 200);
-        let to = both.poisoned(5, 30);
-        let (x, out) = (all.slice(1, 3).columns(101, 64), to.slice(2, 3).columns(7, 9));
-        both.run(&Op::MatMul { x, weight, bias: None, exact: false, out });
-        both.agree("windows", out, if exact { 1e-5 } else { 3e-2 });
-        let written = both.read(to).iter().filter(|x| !x.is_nan()).count();
-        assert_eq!(written, 27, "nothing is written outside the window");
+    DevicePair::for_each(|pair, exact| {
+        let weight = pair.weight(&mut random, MatrixShape { rows: 9, cols: 64, format: AFFINE4 });
+        let all = pair.random(&mut random, 5, 200);
+        let wide_out = pair.nan_filled(5, 30);
+        let (x, out) = (all.slice(1, 3).columns(101, 64), wide_out.slice(2, 3).columns(7, 9));
+        pair.run(&Op::MatMul { x, weight, bias: None, exact: false, out });
+        pair.agree("strided views", out, if exact { 1e-5 } else { 3e-2 });
+        let written = pair.read(wide_out).iter().filter(|x| !x.is_nan()).count();
+        assert_eq!(written, 27, "elements outside the view are written");
     });
 }
 
 #[test]
-fn neither_threads_nor_other_rows_change_a_bit() {
+fn results_do_not_depend_on_threads_or_other_rows() {
     let mut random = Random::new(5);
     let quants = [2, 3, 5, 6, 8].map(|bits| Format::Affine { bits, group: 32, scale: Scalar::F16 });
-    let others = [FOUR, Format::MXFP4, Format::NVFP4, FP8, Format::Plain(Scalar::F32)];
+    let others = [AFFINE4, Format::MXFP4, Format::NVFP4, FP8, Format::Plain(Scalar::F32)];
     let all = [&quants[..], &others].concat();
     for (isa, format) in
         Isa::available().into_iter().flat_map(|isa| all.iter().map(move |f| (isa, *f)))
     {
-        // Rows of quants end within what is unpacked at once.
+        // Quantized rows end in the middle of an unpacked tile.
         let cols = if quants.contains(&format) { 352 } else { 320 };
         let shape = MatrixShape { rows: 37, cols, format };
-        let (weights, numbers) = (random.matrix(shape), random.numbers(11 * shape.cols));
+        let (weights, values) = (random.matrix(shape), random.values(11 * shape.cols));
         for exact in [true, false] {
             let together: Vec<Vec<u32>> = (1..4)
                 .map(|threads| {
                     let mut device = device(isa, exact, threads);
                     let weight = device.weight(shape, bytes(&weights)).unwrap();
-                    let x = View::rows(device.buffer(numbers.len()).unwrap(), 11, shape.cols);
+                    let x = View::rows(device.buffer(values.len()).unwrap(), 11, shape.cols);
                     let out = View::rows(device.buffer(11 * 37).unwrap(), 11, 37);
-                    device.write(x.buffer, &numbers).unwrap();
+                    device.write(x.buffer, &values).unwrap();
                     device.run(&Op::MatMul { x, weight, bias: None, exact: false, out }).unwrap();
                     let together = read(&mut *device, out);
                     let mut alone = Vec::new();
@@ -309,8 +314,9 @@ fn neither_threads_nor_other_rows_change_a_bit() {
                         if rows == 1 {
                             alone = bits(&got);
                         }
-                        let what = format!("{isa}, {format}, {rows} rows at once");
-                        // On the fast path, quants sum in another order where more than four rows meet them.
+                        let what = format!("{isa}, {format}, {rows} rows per op");
+                        // On the fast path, more than four rows sum quantized products in another
+                        // order.
                         if exact || rows <= 4 {
                             assert!(bits(&got) == alone, "{what}");
                         }
@@ -328,26 +334,27 @@ fn neither_threads_nor_other_rows_change_a_bit() {
 }
 
 #[test]
-fn what_is_not_finite_stays_so() {
+fn non_finite_activations_stay_in_their_rows() {
     let mut random = Random::new(6);
-    Both::each(|both, _| {
+    DevicePair::for_each(|pair, _| {
         for bad in [f32::NAN, f32::INFINITY] {
-            let weight = both.weight(&mut random, MatrixShape { rows: 5, cols: 64, format: FOUR });
-            let mut numbers = random.numbers(128);
-            numbers[70] = bad;
-            let (x, out) = (both.dense(2, &numbers), both.poisoned(2, 5));
-            both.run(&Op::MatMul { x, weight, bias: None, exact: false, out });
-            let got = both.read(out);
+            let weight =
+                pair.weight(&mut random, MatrixShape { rows: 5, cols: 64, format: AFFINE4 });
+            let mut values = random.values(128);
+            values[70] = bad;
+            let (x, out) = (pair.dense(2, &values), pair.nan_filled(2, 5));
+            pair.run(&Op::MatMul { x, weight, bias: None, exact: false, out });
+            let got = pair.read(out);
             assert!(
                 got[..5].iter().all(|x| x.is_finite()) && got[5..].iter().all(|x| !x.is_finite()),
                 "{got:?}"
             );
-            // Among many rows.
-            let mut numbers = random.numbers(40 * 64);
-            numbers[19 * 64 + 3] = bad;
-            let (x, out) = (both.dense(40, &numbers), both.poisoned(40, 5));
-            both.run(&Op::MatMul { x, weight, bias: None, exact: false, out });
-            for (i, x) in both.read(out).iter().enumerate() {
+            // The same in a GEMM.
+            let mut values = random.values(40 * 64);
+            values[19 * 64 + 3] = bad;
+            let (x, out) = (pair.dense(40, &values), pair.nan_filled(40, 5));
+            pair.run(&Op::MatMul { x, weight, bias: None, exact: false, out });
+            for (i, x) in pair.read(out).iter().enumerate() {
                 assert_eq!(x.is_finite(), i / 5 != 19, "row {}", i / 5);
             }
         }
@@ -357,24 +364,24 @@ fn what_is_not_finite_stays_so() {
 #[test]
 fn rows_of_zeros_give_zero() {
     let mut random = Random::new(7);
-    Both::each(|both, _| {
-        let weight = both.weight(&mut random, MatrixShape { rows: 5, cols: 64, format: FOUR });
-        let (x, out) = (both.dense(1, &[0.0; 64]), both.poisoned(1, 5));
-        both.run(&Op::MatMul { x, weight, bias: None, exact: false, out });
-        assert_eq!(both.read(out), [0.0; 5]);
+    DevicePair::for_each(|pair, _| {
+        let weight = pair.weight(&mut random, MatrixShape { rows: 5, cols: 64, format: AFFINE4 });
+        let (x, out) = (pair.dense(1, &[0.0; 64]), pair.nan_filled(1, 5));
+        pair.run(&Op::MatMul { x, weight, bias: None, exact: false, out });
+        assert_eq!(pair.read(out), [0.0; 5]);
     });
 }
 
 #[test]
 fn embedding_is_exact_in_every_format() {
     let mut random = Random::new(8);
-    Both::each(|both, _| {
+    DevicePair::for_each(|pair, _| {
         for format in formats() {
             let cols = widths(format)[2];
-            let table = both.weight(&mut random, MatrixShape { rows: 11, cols, format });
-            let out = both.poisoned(3, cols);
-            both.run(&Op::Embed { table, tokens: &[10, 0, 10], out });
-            both.agree(&format!("{format}"), out, 0.0);
+            let table = pair.weight(&mut random, MatrixShape { rows: 11, cols, format });
+            let out = pair.nan_filled(3, cols);
+            pair.run(&Op::Embed { table, tokens: &[10, 0, 10], out });
+            pair.agree(&format!("{format}"), out, 0.0);
         }
     });
 }

@@ -2,37 +2,37 @@
 
 use moeflux_compute::{Isa, Op, Span, State, StateShape, View};
 
-use crate::harness::{Both, Random, bits, device};
+use crate::harness::{DevicePair, Random, bits, device};
 
-/// Runs rows in chunks of given sizes, each committed, and returns the output's bits.
+/// Runs rows in chunks of the given sizes and commits each. Returns the output's bit patterns.
 fn in_chunks(
-    both: &mut Both,
+    pair: &mut DevicePair,
     state: State,
     out: View,
     chunks: &[usize],
-    run: impl Fn(&mut Both, usize, &[Span]),
+    run: impl Fn(&mut DevicePair, usize, &[Span]),
 ) -> Vec<u32> {
     let mut first = 0;
     for rows in chunks {
-        run(both, first, &[Span { state, position: first, rows: *rows }]);
-        both.commit(state);
+        run(pair, first, &[Span { state, position: first, rows: *rows }]);
+        pair.commit(state);
         first += rows;
     }
-    both.agree(&format!("chunks of {chunks:?}"), out, 1e-5);
-    bits(&both.read(out))
+    pair.agree(&format!("chunks of {chunks:?}"), out, 1e-5);
+    bits(&pair.read(out))
 }
 
 #[test]
-fn conv1d_at_once_and_step_by_step() {
+fn conv1d_in_one_chunk_and_step_by_step() {
     let mut random = Random::new(21);
-    Both::each(|both, _| {
+    DevicePair::for_each(|pair, _| {
         for (channels, width) in [(1, 4), (37, 4), (300, 4), (20, 1), (20, 2), (19, 7)] {
-            let x = both.random(&mut random, 9, channels + 5).columns(3, channels);
-            let out = both.poisoned(9, channels);
-            let weight = both.numbers(&random.numbers(channels * width));
-            let run = |both: &mut Both, first: usize, spans: &[Span]| {
+            let x = pair.random(&mut random, 9, channels + 5).columns(3, channels);
+            let out = pair.nan_filled(9, channels);
+            let weight = pair.buffer(&random.values(channels * width));
+            let run = |pair: &mut DevicePair, first: usize, spans: &[Span]| {
                 let rows = spans[0].rows;
-                both.run(&Op::Conv1d {
+                pair.run(&Op::Conv1d {
                     x: x.slice(first, rows),
                     weight,
                     width,
@@ -42,8 +42,8 @@ fn conv1d_at_once_and_step_by_step() {
             };
             let mut last = None;
             for chunks in [&[9][..], &[4, 1, 1, 3], &[1; 9]] {
-                let state = both.state(StateShape::Recurrent { len: (width - 1) * channels });
-                let got = in_chunks(both, state, out, chunks, run);
+                let state = pair.state(StateShape::Recurrent { len: (width - 1) * channels });
+                let got = in_chunks(pair, state, out, chunks, run);
                 assert!(last.is_none_or(|last| last == got), "{chunks:?}");
                 last = Some(got);
             }
@@ -66,54 +66,54 @@ struct Delta {
 }
 
 impl Delta {
-    /// Queries, keys and values as columns of one buffer, as the convolution leaves them.
+    /// Queries, keys and values are columns of one buffer, as the convolution writes them.
     fn new(
-        both: &mut Both,
+        pair: &mut DevicePair,
         random: &mut Random,
         rows: usize,
         (key_heads, heads, kw, vw): Shape,
     ) -> Self {
-        let qkv = both.random(random, rows, 2 * key_heads * kw + heads * vw);
+        let qkv = pair.random(random, rows, 2 * key_heads * kw + heads * vw);
         Self {
             q: qkv.columns(0, key_heads * kw).split(key_heads),
             k: qkv.columns(key_heads * kw, key_heads * kw).split(key_heads),
             v: qkv.columns(2 * key_heads * kw, heads * vw).split(heads),
-            ab: both.random(random, rows, 2 * heads),
-            a_log: both.numbers(&random.numbers(heads)),
-            dt_bias: both.numbers(&random.numbers(heads)),
-            out: both.poisoned(rows, heads * vw).split(heads),
+            ab: pair.random(random, rows, 2 * heads),
+            a_log: pair.buffer(&random.values(heads)),
+            dt_bias: pair.buffer(&random.values(heads)),
+            out: pair.nan_filled(rows, heads * vw).split(heads),
             len: heads * kw * vw,
         }
     }
 
-    fn run(&self, both: &mut Both, first: usize, spans: &[Span]) {
+    fn run(&self, pair: &mut DevicePair, first: usize, spans: &[Span]) {
         let rows = spans.iter().map(|s| s.rows).sum();
-        let (part, heads) = (|view: View| view.slice(first, rows), self.out.heads);
-        both.run(&Op::DeltaNet {
-            q: part(self.q),
-            k: part(self.k),
-            v: part(self.v),
-            a: part(self.ab.columns(0, heads)),
-            b: part(self.ab.columns(heads, heads)),
+        let (slice, heads) = (|view: View| view.slice(first, rows), self.out.heads);
+        pair.run(&Op::DeltaNet {
+            q: slice(self.q),
+            k: slice(self.k),
+            v: slice(self.v),
+            a: slice(self.ab.columns(0, heads)),
+            b: slice(self.ab.columns(heads, heads)),
             a_log: self.a_log,
             dt_bias: self.dt_bias,
             spans,
-            out: part(self.out),
+            out: slice(self.out),
         });
     }
 }
 
 #[test]
-fn delta_net_at_once_and_step_by_step() {
+fn delta_net_in_one_chunk_and_step_by_step() {
     let mut random = Random::new(22);
-    Both::each(|both, _| {
+    DevicePair::for_each(|pair, _| {
         for shape in [(1, 1, 1, 1), (2, 4, 16, 16), (1, 3, 19, 45), (2, 2, 128, 70)] {
-            let delta = Delta::new(both, &mut random, 8, shape);
+            let delta = Delta::new(pair, &mut random, 8, shape);
             let mut last = None;
             for chunks in [&[8][..], &[3, 1, 1, 3], &[1; 8]] {
-                let state = both.state(StateShape::Recurrent { len: delta.len });
-                let got = in_chunks(both, state, delta.out, chunks, |both, first, spans| {
-                    delta.run(both, first, spans)
+                let state = pair.state(StateShape::Recurrent { len: delta.len });
+                let got = in_chunks(pair, state, delta.out, chunks, |pair, first, spans| {
+                    delta.run(pair, first, spans)
                 });
                 assert!(last.is_none_or(|last| last == got), "{shape:?} {chunks:?}");
                 last = Some(got);
@@ -122,33 +122,33 @@ fn delta_net_at_once_and_step_by_step() {
     });
 }
 
-/// A device may take a convolution into the delta rule that comes right behind it, and its state with it.
+/// A device may fuse a convolution, with its state, into the delta rule that follows.
 #[test]
-fn a_convolution_and_the_delta_rule_behind_it() {
+fn conv1d_followed_by_a_delta_rule() {
     let mut random = Random::new(27);
-    Both::each(|both, _| {
+    DevicePair::for_each(|pair, _| {
         for (shape, width) in
             [((2, 4, 16, 16), 4), ((1, 3, 19, 45), 2), ((2, 2, 128, 70), 4), ((1, 1, 140, 33), 3)]
         {
-            let delta = Delta::new(both, &mut random, 8, shape);
+            let delta = Delta::new(pair, &mut random, 8, shape);
             let channels = 2 * shape.0 * shape.2 + shape.1 * shape.3;
-            let x = both.random(&mut random, 8, channels + 3).columns(2, channels);
+            let x = pair.random(&mut random, 8, channels + 3).columns(2, channels);
             let qkv = View::rows(delta.q.buffer, 8, channels);
-            let weight = both.numbers(&random.numbers(channels * width));
+            let weight = pair.buffer(&random.values(channels * width));
             for chunks in [&[8][..], &[3, 1, 1, 3], &[1; 8]] {
-                let convolved = both.state(StateShape::Recurrent { len: (width - 1) * channels });
-                let state = both.state(StateShape::Recurrent { len: delta.len });
-                in_chunks(both, state, delta.out, chunks, |both, first, spans| {
+                let conv_state = pair.state(StateShape::Recurrent { len: (width - 1) * channels });
+                let state = pair.state(StateShape::Recurrent { len: delta.len });
+                in_chunks(pair, state, delta.out, chunks, |pair, first, spans| {
                     let rows = spans[0].rows;
                     let (x, out) = (x.slice(first, rows), qkv.slice(first, rows));
-                    let spans_of = &[Span { state: convolved, ..spans[0] }];
-                    both.run(&Op::Conv1d { x, weight, width, spans: spans_of, out });
-                    // Something else may come between them.
+                    let conv_spans = &[Span { state: conv_state, ..spans[0] }];
+                    pair.run(&Op::Conv1d { x, weight, width, spans: conv_spans, out });
+                    // A read between them prevents the fusion.
                     if first == 4 {
-                        both.agree("what is convolved", out, 1e-5);
+                        pair.agree("the convolution", out, 1e-5);
                     }
-                    delta.run(both, first, spans);
-                    both.commit(convolved);
+                    delta.run(pair, first, spans);
+                    pair.commit(conv_state);
                 });
             }
         }
@@ -156,17 +156,17 @@ fn a_convolution_and_the_delta_rule_behind_it() {
 }
 
 #[test]
-fn delta_net_remembers_over_long_spans() {
+fn delta_net_over_long_spans() {
     let mut random = Random::new(25);
-    Both::each(|both, _| {
-        let mut delta = Delta::new(both, &mut random, 600, (1, 2, 64, 40));
-        // Half of what is in the state lasts for hundreds of rows.
-        delta.a_log = both.numbers(&[-6.0, -4.5]);
+    DevicePair::for_each(|pair, _| {
+        let mut delta = Delta::new(pair, &mut random, 600, (1, 2, 64, 40));
+        // The decay is slow: half of the state remains after hundreds of rows.
+        delta.a_log = pair.buffer(&[-6.0, -4.5]);
         let mut last = None;
         for chunks in [&[600][..], &[1, 31, 64, 504]] {
-            let state = both.state(StateShape::Recurrent { len: delta.len });
-            let got = in_chunks(both, state, delta.out, chunks, |both, first, spans| {
-                delta.run(both, first, spans)
+            let state = pair.state(StateShape::Recurrent { len: delta.len });
+            let got = in_chunks(pair, state, delta.out, chunks, |pair, first, spans| {
+                delta.run(pair, first, spans)
             });
             assert!(last.is_none_or(|last| last == got), "{chunks:?}");
             last = Some(got);
@@ -175,81 +175,81 @@ fn delta_net_remembers_over_long_spans() {
 }
 
 #[test]
-fn sessions_of_one_op_know_nothing_of_each_other() {
+fn sequences_of_one_op_are_independent() {
     let mut random = Random::new(26);
-    Both::each(|both, _| {
-        let delta = Delta::new(both, &mut random, 7, (2, 4, 24, 40));
+    DevicePair::for_each(|pair, _| {
+        let delta = Delta::new(pair, &mut random, 7, (2, 4, 24, 40));
         let conv = (
-            both.random(&mut random, 7, 30),
-            both.poisoned(7, 30),
-            both.numbers(&random.numbers(120)),
+            pair.random(&mut random, 7, 30),
+            pair.nan_filled(7, 30),
+            pair.buffer(&random.values(120)),
         );
-        let both_ops =
-            |both: &mut Both, first: usize, rows: usize, spans: &[Span], convs: &[Span]| {
-                delta.run(both, first, spans);
+        let run_ops =
+            |pair: &mut DevicePair, first: usize, rows: usize, spans: &[Span], convs: &[Span]| {
+                delta.run(pair, first, spans);
                 let (x, out, weight) =
                     (conv.0.slice(first, rows), conv.1.slice(first, rows), conv.2);
-                both.run(&Op::Conv1d { x, weight, width: 4, spans: convs, out });
+                pair.run(&Op::Conv1d { x, weight, width: 4, spans: convs, out });
             };
-        let states = |both: &mut Both, len: usize| {
-            [(); 2].map(|()| both.state(StateShape::Recurrent { len }))
+        let states = |pair: &mut DevicePair, len: usize| {
+            [(); 2].map(|()| pair.state(StateShape::Recurrent { len }))
         };
-        let of = |[one, other]: [State; 2]| {
+        let spans = |[one, other]: [State; 2]| {
             [Span { state: one, position: 0, rows: 3 }, Span { state: other, position: 0, rows: 4 }]
         };
-        let (together, convs) = (of(states(both, delta.len)), of(states(both, 90)));
-        both_ops(both, 0, 7, &together, &convs);
-        both.agree("delta-net of two sessions", delta.out, 1e-5);
-        both.agree("convolution of two sessions", conv.1, 1e-5);
-        let first = [bits(&both.read(delta.out)), bits(&both.read(conv.1))];
-        let (alone, convs) = (of(states(both, delta.len)), of(states(both, 90)));
-        both_ops(both, 0, 3, &alone[..1], &convs[..1]);
-        both_ops(both, 3, 4, &alone[1..], &convs[1..]);
-        assert!([bits(&both.read(delta.out)), bits(&both.read(conv.1))] == first);
+        let (together, convs) = (spans(states(pair, delta.len)), spans(states(pair, 90)));
+        run_ops(pair, 0, 7, &together, &convs);
+        pair.agree("delta-net of two sequences", delta.out, 1e-5);
+        pair.agree("convolution of two sequences", conv.1, 1e-5);
+        let first = [bits(&pair.read(delta.out)), bits(&pair.read(conv.1))];
+        let (alone, convs) = (spans(states(pair, delta.len)), spans(states(pair, 90)));
+        run_ops(pair, 0, 3, &alone[..1], &convs[..1]);
+        run_ops(pair, 3, 4, &alone[1..], &convs[1..]);
+        assert!([bits(&pair.read(delta.out)), bits(&pair.read(conv.1))] == first);
     });
 }
 
 #[test]
-fn a_step_that_is_not_committed_leaves_no_trace() {
+fn an_uncommitted_step_leaves_the_state_unchanged() {
     let mut random = Random::new(23);
-    Both::each(|both, _| {
-        let delta = Delta::new(both, &mut random, 6, (1, 2, 8, 8));
-        let state = both.state(StateShape::Recurrent { len: delta.len });
-        delta.run(both, 0, &[Span { state, position: 0, rows: 3 }]);
-        both.commit(state);
-        delta.run(both, 3, &[Span { state, position: 3, rows: 3 }]);
-        let first = bits(&both.read(delta.out));
-        delta.run(both, 3, &[Span { state, position: 3, rows: 3 }]);
-        assert!(bits(&both.read(delta.out)) == first);
-        both.agree("again", delta.out, 1e-5);
-        // A span without rows keeps the state.
-        delta.run(both, 3, &[Span { state, position: 3, rows: 0 }]);
-        both.commit(state);
-        delta.run(both, 3, &[Span { state, position: 3, rows: 3 }]);
-        assert!(bits(&both.read(delta.out)) == first);
-        both.device.reset(state).unwrap();
-        delta.run(both, 0, &[Span { state, position: 0, rows: 1 }]);
+    DevicePair::for_each(|pair, _| {
+        let delta = Delta::new(pair, &mut random, 6, (1, 2, 8, 8));
+        let state = pair.state(StateShape::Recurrent { len: delta.len });
+        delta.run(pair, 0, &[Span { state, position: 0, rows: 3 }]);
+        pair.commit(state);
+        delta.run(pair, 3, &[Span { state, position: 3, rows: 3 }]);
+        let first = bits(&pair.read(delta.out));
+        delta.run(pair, 3, &[Span { state, position: 3, rows: 3 }]);
+        assert!(bits(&pair.read(delta.out)) == first);
+        pair.agree("again", delta.out, 1e-5);
+        // An empty span leaves the state unchanged.
+        delta.run(pair, 3, &[Span { state, position: 3, rows: 0 }]);
+        pair.commit(state);
+        delta.run(pair, 3, &[Span { state, position: 3, rows: 3 }]);
+        assert!(bits(&pair.read(delta.out)) == first);
+        pair.device.reset(state).unwrap();
+        delta.run(pair, 0, &[Span { state, position: 0, rows: 1 }]);
     });
 }
 
 #[test]
-fn several_sessions_in_one_op_and_any_threads() {
+fn several_sequences_with_any_thread_count() {
     let mut random = Random::new(24);
-    let numbers = random.next();
+    let seed = random.next();
     let mut outs = Vec::new();
     for threads in 1..4 {
-        let mut random = Random::new(numbers);
-        let mut both = Both::new(device(Isa::detect(), true, threads));
-        let delta = Delta::new(&mut both, &mut random, 7, (2, 4, 24, 40));
-        let one = both.state(StateShape::Recurrent { len: delta.len });
-        let other = both.state(StateShape::Recurrent { len: delta.len });
+        let mut random = Random::new(seed);
+        let mut pair = DevicePair::new(device(Isa::detect(), true, threads));
+        let delta = Delta::new(&mut pair, &mut random, 7, (2, 4, 24, 40));
+        let one = pair.state(StateShape::Recurrent { len: delta.len });
+        let other = pair.state(StateShape::Recurrent { len: delta.len });
         let spans = [
             Span { state: one, position: 0, rows: 3 },
             Span { state: other, position: 0, rows: 4 },
         ];
-        delta.run(&mut both, 0, &spans);
-        both.agree("two sessions", delta.out, 1e-5);
-        outs.push(bits(&both.read(delta.out)));
+        delta.run(&mut pair, 0, &spans);
+        pair.agree("two sequences", delta.out, 1e-5);
+        outs.push(bits(&pair.read(delta.out)));
     }
     assert!(outs.windows(2).all(|pair| pair[0] == pair[1]));
 }

@@ -1,81 +1,86 @@
-//! TopK.
+//! TopK: routing scores, groups, ties and errors.
 
 use moeflux_compute::{Error, ExpertGroups, Op, Router, Scoring, SharedChoice};
 
-use crate::harness::{Both, Random};
+use crate::harness::{DevicePair, Random};
 
 #[test]
-fn any_number_of_experts_in_rank_order() {
+fn top_k_of_any_size_is_in_rank_order() {
     let mut random = Random::new(41);
-    Both::each(|both, _| {
+    DevicePair::for_each(|pair, _| {
         let shapes = [(1, 1), (2, 2), (8, 3), (128, 8), (512, 10), (513, 32), (40, 40)];
         for (n, k) in shapes.into_iter().chain([(1024, 64), (1000, 100), (2049, 9), (9001, 20)]) {
             for normalize in [false, true] {
-                // Few different logits, so many are equal.
-                let numbers: Vec<f32> = (0..6 * n)
-                    .map(|i| if i < 3 * n { random.number() } else { random.below(5) as f32 })
+                // The second half has five distinct logits, so most are ties.
+                let values: Vec<f32> = (0..6 * n)
+                    .map(|i| if i < 3 * n { random.value() } else { random.below(5) as f32 })
                     .collect();
-                let logits = both.dense(6, &numbers);
-                let (ids, weights) = (both.poisoned(6, k), both.poisoned(6, k));
-                both.run(&Op::TopK { logits, router: Router::softmax(normalize), ids, weights });
-                both.agree(&format!("ids of {k} of {n}"), ids, 0.0);
-                both.agree(&format!("weights of {k} of {n}"), weights, 1e-5);
+                let logits = pair.dense(6, &values);
+                let (ids, weights) = (pair.nan_filled(6, k), pair.nan_filled(6, k));
+                pair.run(&Op::TopK { logits, router: Router::softmax(normalize), ids, weights });
+                pair.agree(&format!("ids of {k} of {n}"), ids, 0.0);
+                pair.agree(&format!("weights of {k} of {n}"), weights, 1e-5);
             }
         }
     });
 }
 
 #[test]
-fn of_equal_logits_the_lower_id_comes_first() {
-    Both::each(|both, _| {
-        let numbers = [1.0, 3.0, 3.0, 0.0, 3.0, -0.0, 0.0, f32::NEG_INFINITY];
+fn ties_are_broken_by_the_lower_id() {
+    DevicePair::for_each(|pair, _| {
+        let values = [1.0, 3.0, 3.0, 0.0, 3.0, -0.0, 0.0, f32::NEG_INFINITY];
         let (logits, ids, weights) =
-            (both.dense(1, &numbers), both.poisoned(1, 8), both.poisoned(1, 8));
-        both.run(&Op::TopK { logits, router: Router::softmax(true), ids, weights });
-        assert_eq!(both.read(ids), [1.0, 2.0, 4.0, 0.0, 3.0, 5.0, 6.0, 7.0]);
-        both.agree("ids", ids, 0.0);
-        both.agree("weights", weights, 1e-5);
+            (pair.dense(1, &values), pair.nan_filled(1, 8), pair.nan_filled(1, 8));
+        pair.run(&Op::TopK { logits, router: Router::softmax(true), ids, weights });
+        assert_eq!(pair.read(ids), [1.0, 2.0, 4.0, 0.0, 3.0, 5.0, 6.0, 7.0]);
+        pair.agree("ids", ids, 0.0);
+        pair.agree("weights", weights, 1e-5);
     });
 }
 
 #[test]
-fn a_nan_is_an_error_that_names_the_row_and_loses_nothing() {
+fn a_nan_logit_is_an_error_with_its_row_and_the_device_stays_usable() {
     let mut random = Random::new(42);
-    Both::each(|both, _| {
-        let mut numbers = random.numbers(4 * 16);
-        numbers[2 * 16 + 5] = f32::NAN;
-        numbers[3 * 16] = -f32::NAN;
+    DevicePair::for_each(|pair, _| {
+        let mut values = random.values(4 * 16);
+        values[2 * 16 + 5] = f32::NAN;
+        values[3 * 16] = -f32::NAN;
         let (logits, ids, weights) =
-            (both.dense(4, &numbers), both.poisoned(4, 3), both.poisoned(4, 3));
+            (pair.dense(4, &values), pair.nan_filled(4, 3), pair.nan_filled(4, 3));
         let op = Op::TopK { logits, router: Router::softmax(true), ids, weights };
-        assert!(matches!(both.fails_by(&op, ids), Error::RouterNan { row: 2 }));
-        for device in [&mut both.reference, &mut both.device] {
+        assert!(matches!(pair.fails_on_read(&op, ids), Error::RouterNan { row: 2 }));
+        for device in [&mut pair.reference, &mut pair.device] {
             device.write(logits.buffer, &[0.5; 64]).unwrap();
         }
-        both.run(&op);
-        both.agree("afterwards", ids, 0.0);
+        pair.run(&op);
+        pair.agree("after the error", ids, 0.0);
     });
 }
 
-/// A router with everything, on sigmoids.
-fn noaux(both: &mut Both, random: &mut Random, n: usize, groups: Option<ExpertGroups>) -> Router {
-    let correction: Vec<f32> = random.numbers(n).iter().map(|x| x * 0.3).collect();
-    let scales: Vec<f32> = random.numbers(n).iter().map(|x| x + 1.5).collect();
+/// A sigmoid router with every option but a shared expert, as `noaux_tc` of DeepSeek-V3.
+fn sigmoid_router(
+    pair: &mut DevicePair,
+    random: &mut Random,
+    n: usize,
+    groups: Option<ExpertGroups>,
+) -> Router {
+    let correction: Vec<f32> = random.values(n).iter().map(|x| x * 0.3).collect();
+    let scales: Vec<f32> = random.values(n).iter().map(|x| x + 1.5).collect();
     Router {
         scoring: Scoring::Sigmoid,
-        correction: Some(both.numbers(&correction)),
+        correction: Some(pair.buffer(&correction)),
         groups,
         normalize: true,
         scale: 2.5,
-        expert_scale: Some(both.numbers(&scales)),
+        expert_scale: Some(pair.buffer(&scales)),
         shared: None,
     }
 }
 
 #[test]
-fn every_kind_of_router() {
+fn all_router_options() {
     let mut random = Random::new(43);
-    Both::each(|both, _| {
+    DevicePair::for_each(|pair, _| {
         for (n, k, count, chosen) in [
             (8, 2, 1, 1),
             (16, 4, 4, 2),
@@ -86,10 +91,10 @@ fn every_kind_of_router() {
             (512, 8, 8, 4),
         ] {
             let groups = Some(ExpertGroups { count, chosen });
-            let full = noaux(both, &mut random, n, groups);
-            let logits = both.random(&mut random, 7, n);
-            // A column of something wider.
-            let gate = Some(both.random(&mut random, 7, 3).columns(1, 1));
+            let full = sigmoid_router(pair, &mut random, n, groups);
+            let logits = pair.random(&mut random, 7, n);
+            // One column of a wider buffer.
+            let gate = Some(pair.random(&mut random, 7, 3).columns(1, 1));
             for router in [
                 full,
                 Router { groups: None, ..full },
@@ -102,105 +107,107 @@ fn every_kind_of_router() {
                 Router { shared: Some(SharedChoice { gate: None }), ..Router::softmax(true) },
             ] {
                 let k = k + usize::from(router.shared.is_some());
-                let (ids, weights) = (both.poisoned(7, k), both.poisoned(7, k));
-                both.run(&Op::TopK { logits, router, ids, weights });
-                both.agree(&format!("ids of {router:?}"), ids, 0.0);
-                both.agree(&format!("weights of {router:?}"), weights, 1e-5);
+                let (ids, weights) = (pair.nan_filled(7, k), pair.nan_filled(7, k));
+                pair.run(&Op::TopK { logits, router, ids, weights });
+                pair.agree(&format!("ids of {router:?}"), ids, 0.0);
+                pair.agree(&format!("weights of {router:?}"), weights, 1e-5);
             }
         }
     });
 }
 
 #[test]
-fn groups_that_are_not_chosen_count_as_minus_infinity() {
-    Both::each(|both, _| {
-        // All corrected scores are negative: experts masked by zero would come before the chosen ones.
-        let logits = both.dense(1, &[0.0; 8]);
-        let correction = both.numbers(&[-3.0, -9.0, -2.0, -8.0, -4.0, -4.0, -5.0, -7.0]);
+fn experts_of_unselected_groups_score_minus_infinity() {
+    DevicePair::for_each(|pair, _| {
+        // All corrected scores are negative. Experts masked with zero would rank before selected
+        // ones.
+        let logits = pair.dense(1, &[0.0; 8]);
+        let correction = pair.buffer(&[-3.0, -9.0, -2.0, -8.0, -4.0, -4.0, -5.0, -7.0]);
         let groups = Some(ExpertGroups { count: 4, chosen: 2 });
         let router = Router { correction: Some(correction), groups, ..Router::softmax(true) };
         for scoring in [Scoring::Sigmoid, Scoring::Softmax] {
-            let (ids, weights) = (both.poisoned(1, 4), both.poisoned(1, 4));
-            both.run(&Op::TopK { logits, router: Router { scoring, ..router }, ids, weights });
-            // The groups are worth -12, -10, -8 and -12, less what the scores add to each alike.
-            assert_eq!(both.read(ids), [2.0, 4.0, 5.0, 3.0]);
-            both.agree("ids", ids, 0.0);
-            both.agree("weights", weights, 1e-5);
+            let (ids, weights) = (pair.nan_filled(1, 4), pair.nan_filled(1, 4));
+            pair.run(&Op::TopK { logits, router: Router { scoring, ..router }, ids, weights });
+            // The groups score -12, -10, -8 and -12, plus an equal amount from the logits.
+            assert_eq!(pair.read(ids), [2.0, 4.0, 5.0, 3.0]);
+            pair.agree("ids", ids, 0.0);
+            pair.agree("weights", weights, 1e-5);
         }
     });
 }
 
 #[test]
-fn of_equal_groups_the_lower_one_comes_first() {
-    Both::each(|both, _| {
-        let logits = both.dense(1, &[1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0]);
+fn ties_of_groups_are_broken_by_the_lower_index() {
+    DevicePair::for_each(|pair, _| {
+        let logits = pair.dense(1, &[1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0]);
         let groups = Some(ExpertGroups { count: 4, chosen: 2 });
         let router = Router { scoring: Scoring::Sigmoid, groups, ..Router::softmax(false) };
-        let (ids, weights) = (both.poisoned(1, 3), both.poisoned(1, 3));
-        both.run(&Op::TopK { logits, router, ids, weights });
-        assert_eq!(both.read(ids), [0.0, 3.0, 1.0]);
-        both.agree("ids", ids, 0.0);
+        let (ids, weights) = (pair.nan_filled(1, 3), pair.nan_filled(1, 3));
+        pair.run(&Op::TopK { logits, router, ids, weights });
+        assert_eq!(pair.read(ids), [0.0, 3.0, 1.0]);
+        pair.agree("ids", ids, 0.0);
     });
 }
 
 #[test]
-fn sums_next_to_zero_are_not_divided_by() {
-    Both::each(|both, _| {
-        let logits = both.dense(2, &[-80.0, -90.0, -100.0, -70.0, -60.0, -200.0, -200.0, -200.0]);
+fn weights_with_a_sum_near_zero_stay_finite() {
+    DevicePair::for_each(|pair, _| {
+        let logits = pair.dense(2, &[-80.0, -90.0, -100.0, -70.0, -60.0, -200.0, -200.0, -200.0]);
         let router = Router { scoring: Scoring::Sigmoid, ..Router::softmax(true) };
-        let (ids, weights) = (both.poisoned(2, 2), both.poisoned(2, 2));
-        both.run(&Op::TopK { logits, router, ids, weights });
-        both.agree("ids", ids, 0.0);
-        both.agree("weights", weights, 1e-5);
-        assert!(both.read(weights).iter().all(|x| x.is_finite()));
+        let (ids, weights) = (pair.nan_filled(2, 2), pair.nan_filled(2, 2));
+        pair.run(&Op::TopK { logits, router, ids, weights });
+        pair.agree("ids", ids, 0.0);
+        pair.agree("weights", weights, 1e-5);
+        assert!(pair.read(weights).iter().all(|x| x.is_finite()));
     });
 }
 
 #[test]
-fn a_nan_of_a_correction_is_an_error() {
-    Both::each(|both, _| {
-        let logits = both.dense(2, &[0.5; 8]);
-        let correction = Some(both.numbers(&[0.0, f32::NAN, 0.0, 0.0]));
+fn a_nan_score_correction_is_an_error() {
+    DevicePair::for_each(|pair, _| {
+        let logits = pair.dense(2, &[0.5; 8]);
+        let correction = Some(pair.buffer(&[0.0, f32::NAN, 0.0, 0.0]));
         let router = Router { scoring: Scoring::Sigmoid, correction, ..Router::softmax(true) };
-        let (ids, weights) = (both.poisoned(2, 2), both.poisoned(2, 2));
+        let (ids, weights) = (pair.nan_filled(2, 2), pair.nan_filled(2, 2));
         let op = Op::TopK { logits, router, ids, weights };
-        assert!(matches!(both.fails_by(&op, ids), Error::RouterNan { row: 0 }));
-        let logits = both.dense(2, &[0.5, 0.5, 0.5, 0.5, f32::INFINITY, 0.0, 0.0, 0.0]);
-        let correction = Some(both.numbers(&[0.0; 4]));
+        assert!(matches!(pair.fails_on_read(&op, ids), Error::RouterNan { row: 0 }));
+        let logits = pair.dense(2, &[0.5, 0.5, 0.5, 0.5, f32::INFINITY, 0.0, 0.0, 0.0]);
+        let correction = Some(pair.buffer(&[0.0; 4]));
         let router = Router { scoring: Scoring::Softmax, correction, ..router };
         let op = Op::TopK { logits, router, ids, weights };
-        assert!(matches!(both.fails_by(&op, weights), Error::RouterNan { row: 1 }));
+        assert!(matches!(pair.fails_on_read(&op, weights), Error::RouterNan { row: 1 }));
     });
 }
 
 #[test]
-fn many_experts_with_equal_scores_in_groups() {
+fn ties_among_many_experts_in_groups() {
     let mut random = Random::new(44);
-    Both::each(|both, _| {
+    DevicePair::for_each(|pair, _| {
         for (n, k, count, chosen) in [(1024, 64, 8, 4), (1000, 3, 250, 20), (8192, 33, 64, 7)] {
-            // Scores are equal, or so far apart that no rounding changes their order.
-            let numbers: Vec<f32> =
+            // Scores are equal, or too far apart for rounding to change their order.
+            let values: Vec<f32> =
                 (0..2 * n).map(|_| random.below(600) as f32 / 100.0 - 3.0).collect();
-            let logits = both.dense(2, &numbers);
+            let logits = pair.dense(2, &values);
             for groups in [None, Some(ExpertGroups { count, chosen })] {
                 let router = Router { scoring: Scoring::Sigmoid, groups, ..Router::softmax(true) };
-                let (ids, weights) = (both.poisoned(2, k), both.poisoned(2, k));
-                both.run(&Op::TopK { logits, router, ids, weights });
-                both.agree(&format!("ids of {k} of {n} in {groups:?}"), ids, 0.0);
-                both.agree(&format!("weights of {k} of {n} in {groups:?}"), weights, 1e-5);
+                let (ids, weights) = (pair.nan_filled(2, k), pair.nan_filled(2, k));
+                pair.run(&Op::TopK { logits, router, ids, weights });
+                pair.agree(&format!("ids of {k} of {n} in {groups:?}"), ids, 0.0);
+                pair.agree(&format!("weights of {k} of {n} in {groups:?}"), weights, 1e-5);
             }
         }
     });
 }
 
 #[test]
-fn columns_of_wider_buffers() {
+fn strided_logits_and_outputs() {
     let mut random = Random::new(45);
-    Both::each(|both, _| {
-        let logits = both.random(&mut random, 5, 70).columns(3, 60);
-        let (ids, weights) = (both.poisoned(5, 9).columns(2, 6), both.poisoned(5, 8).columns(1, 6));
-        both.run(&Op::TopK { logits, router: Router::softmax(false), ids, weights });
-        both.agree("ids", ids, 0.0);
-        both.agree("weights", weights, 1e-5);
+    DevicePair::for_each(|pair, _| {
+        let logits = pair.random(&mut random, 5, 70).columns(3, 60);
+        let (ids, weights) =
+            (pair.nan_filled(5, 9).columns(2, 6), pair.nan_filled(5, 8).columns(1, 6));
+        pair.run(&Op::TopK { logits, router: Router::softmax(false), ids, weights });
+        pair.agree("ids", ids, 0.0);
+        pair.agree("weights", weights, 1e-5);
     });
 }

@@ -1,6 +1,6 @@
-//! States of sessions: forked, cut, saved and loaded, on every device.
+//! States of sequences: fork, truncate, commit, save and load, on every device.
 
-mod room;
+mod memory_limit;
 
 use std::{iter::once, ops::Range};
 
@@ -9,24 +9,26 @@ use moeflux_compute::{
     State, StateShape, View, open,
 };
 
-use crate::harness::{Random, bits, bytes, close, device, device_that_keeps, gpu_that_keeps, read};
+use crate::harness::{Random, bits, bytes, close, device, device_with_kv, gpu_with_kv, read};
 
-/// Rows that a mixer has of each of two continuations.
+/// Rows of each of the two inputs of a mixer.
 const ROWS: usize = 700;
 
-/// Every device, exact and fast, and with every format of keys.
-fn each(mut test: impl FnMut(&mut dyn Device)) {
+/// Runs a test on every device, exact and fast, and with every KV format.
+fn for_each_device(mut test: impl FnMut(&mut dyn Device)) {
     test(&mut *reference());
-    let without_cpu = std::env::var("MOEFLUX_TEST_CPU").is_ok_and(|asked| asked == "none");
+    let without_cpu = std::env::var("MOEFLUX_TEST_CPU").is_ok_and(|value| value == "none");
     for isa in Isa::available().into_iter().filter(|_| !without_cpu) {
         test(&mut *device(isa, true, 2));
-        let fast = if isa == Isa::detect() { &KvFormat::ALL[..] } else { &[KvFormat::F16] };
-        for keys in fast {
-            test(&mut *device_that_keeps(Some(*keys), isa, false, 2));
+        let kv_formats = if isa == Isa::detect() { &KvFormat::ALL[..] } else { &[KvFormat::F16] };
+        for kv_format in kv_formats {
+            test(&mut *device_with_kv(Some(*kv_format), isa, false, 2));
         }
     }
-    for (keys, exact) in [(KvFormat::F32, true), (KvFormat::F32, false), (KvFormat::F16, false)] {
-        if let Some(mut gpu) = gpu_that_keeps(Some(keys), exact) {
+    for (kv_format, exact) in
+        [(KvFormat::F32, true), (KvFormat::F32, false), (KvFormat::F16, false)]
+    {
+        if let Some(mut gpu) = gpu_with_kv(Some(kv_format), exact) {
             test(&mut *gpu);
         }
     }
@@ -36,12 +38,12 @@ fn reference() -> Box<dyn Device> {
     open(&DeviceOptions { name: Some("reference".into()), ..DeviceOptions::default() }).unwrap()
 }
 
-/// What remembers.
+/// Ops with a state.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
-    /// Heads, heads of keys, key width, value width, window.
+    /// Query heads, KV heads, key width, value width, window.
     Attention(usize, usize, usize, usize, Option<usize>),
-    /// Heads, key width, value width.
+    /// Query heads, key width, value width.
     Latent(usize, usize, usize),
     /// Channels, width.
     Conv(usize, usize),
@@ -51,7 +53,7 @@ enum Kind {
 
 const KINDS: [Kind; 7] = [
     Kind::Attention(4, 2, 32, 32, None),
-    // Places that end in the middle of a word.
+    // Entries that end in the middle of a 32-bit word.
     Kind::Attention(3, 1, 7, 6, None),
     Kind::Attention(2, 2, 24, 16, Some(100)),
     Kind::Latent(4, 40, 24),
@@ -62,16 +64,16 @@ const KINDS: [Kind; 7] = [
 
 impl Kind {
     fn shape(self) -> StateShape {
-        let of = |kv_heads, key_width, value_width, positions| StateShape::KeyValue {
+        let kv = |kv_heads, key_width, value_width, positions| StateShape::KeyValue {
             kv_heads,
             key_width,
             value_width,
             positions,
         };
         match self {
-            Kind::Attention(_, kv_heads, key, value, None) => of(kv_heads, key, value, ROWS),
-            Kind::Attention(_, kv_heads, key, value, Some(_)) => of(kv_heads, key, value, 512),
-            Kind::Latent(_, key, _) => of(1, key, 0, ROWS),
+            Kind::Attention(_, kv_heads, key, value, None) => kv(kv_heads, key, value, ROWS),
+            Kind::Attention(_, kv_heads, key, value, Some(_)) => kv(kv_heads, key, value, 512),
+            Kind::Latent(_, key, _) => kv(1, key, 0, ROWS),
             Kind::Conv(channels, width) => StateShape::Recurrent { len: (width - 1) * channels },
             Kind::Delta(_, heads, key, value) => StateShape::Recurrent { len: heads * key * value },
         }
@@ -85,7 +87,7 @@ impl Kind {
         matches!(self, Kind::Attention(.., Some(_)))
     }
 
-    /// Numbers of a row of what goes in and what comes out.
+    /// Widths of an input row and of an output row.
     fn widths(self) -> [usize; 2] {
         match self {
             Kind::Attention(heads, kv_heads, key, value, _) => {
@@ -100,7 +102,7 @@ impl Kind {
     }
 }
 
-/// An op with a state, and what two continuations of a session put into it.
+/// An op with a state, and two alternative inputs of a sequence.
 struct Mixer {
     kind: Kind,
     inputs: [View; 2],
@@ -109,44 +111,44 @@ struct Mixer {
 }
 
 impl Mixer {
-    /// Of numbers that f16 holds.
+    /// The inputs are values that f16 represents exactly.
     fn new(device: &mut dyn Device, kind: Kind) -> Self {
         let mut random = Random::new(31);
         let mut view = |width: usize| {
-            let numbers: Vec<f32> = random
-                .numbers(ROWS * width)
+            let values: Vec<f32> = random
+                .values(ROWS * width)
                 .iter()
                 .map(|x| half::f16::from_f32(*x).to_f32())
                 .collect();
-            let buffer = device.buffer(numbers.len()).unwrap();
-            device.write(buffer, &numbers).unwrap();
+            let buffer = device.buffer(values.len()).unwrap();
+            device.write(buffer, &values).unwrap();
             View::rows(buffer, ROWS, width)
         };
-        let [of_input, of_out] = kind.widths();
-        let (inputs, out) = ([view(of_input), view(of_input)], view(of_out));
+        let [input_width, out_width] = kind.widths();
+        let (inputs, out) = ([view(input_width), view(input_width)], view(out_width));
         Self { kind, inputs, out, weight: view(1).buffer }
     }
 
-    /// Rows of a continuation, committed; the bits that come out.
+    /// Runs and commits rows of the given input. Returns the output's bit patterns.
     fn run(
         &self,
         device: &mut dyn Device,
-        which: usize,
+        input: usize,
         state: State,
         rows: Range<usize>,
     ) -> Vec<u32> {
-        bits(&self.try_run(device, which, state, rows).unwrap())
+        bits(&self.try_run(device, input, state, rows).unwrap())
     }
 
     fn try_run(
         &self,
         device: &mut dyn Device,
-        which: usize,
+        input: usize,
         state: State,
         rows: Range<usize>,
     ) -> Result<Vec<f32>, Error> {
         let spans = &[Span { state, position: rows.start, rows: rows.len() }];
-        let x = self.inputs[which].slice(rows.start, rows.len());
+        let x = self.inputs[input].slice(rows.start, rows.len());
         let out = self.out.slice(rows.start, rows.len());
         match self.kind {
             Kind::Attention(heads, kv_heads, key, value, window) => {
@@ -203,104 +205,105 @@ impl Mixer {
         device.state(self.kind.shape()).unwrap()
     }
 
-    /// A state with the rows of the first continuation before `end`.
+    /// A state with the rows of the first input before `end`.
     fn prefilled(&self, device: &mut dyn Device, end: usize) -> State {
         let state = self.state(device);
         self.advance(device, 0, state, 0..end);
         state
     }
 
-    /// Runs rows in chunks of one, twenty and any number of rows.
+    /// Runs rows in chunks of 200, 1, 1 and 20 rows, repeated as needed.
     fn advance(
         &self,
         device: &mut dyn Device,
-        which: usize,
+        input: usize,
         state: State,
         rows: Range<usize>,
     ) -> Vec<u32> {
-        let (mut at, mut all) = (rows.start, Vec::new());
+        let (mut position, mut all) = (rows.start, Vec::new());
         for chunk in [200, 1, 1, 20].into_iter().cycle() {
-            let end = rows.end.min(at + chunk);
-            if at == end {
+            let end = rows.end.min(position + chunk);
+            if position == end {
                 return all;
             }
-            all.extend(self.run(device, which, state, at..end));
-            at = end;
+            all.extend(self.run(device, input, state, position..end));
+            position = end;
         }
         all
     }
 
-    /// What comes out of a session that was never forked: the first continuation up to `turn`, then another.
-    fn alone(
+    /// Output of a sequence that was never forked: the first input up to `switch`, then another.
+    fn unforked_output(
         &self,
         device: &mut dyn Device,
-        which: usize,
-        turn: usize,
+        input: usize,
+        switch: usize,
         rows: Range<usize>,
     ) -> Vec<u32> {
-        let state = self.prefilled(device, turn);
-        self.advance(device, which, state, turn..rows.start);
-        let found = self.advance(device, which, state, rows);
+        let state = self.prefilled(device, switch);
+        self.advance(device, input, state, switch..rows.start);
+        let output = self.advance(device, input, state, rows);
         device.drop_state(state);
-        found
+        output
     }
 
-    /// The places that hold something after so many rows.
-    fn places(&self, rows: usize) -> Range<usize> {
+    /// The entries that are written after `rows` rows.
+    fn entries(&self, rows: usize) -> Range<usize> {
         match self.kind.shape() {
             StateShape::Recurrent { len } => 0..len,
             StateShape::KeyValue { positions, .. } => 0..rows.min(positions),
         }
     }
 
-    fn save(&self, device: &mut dyn Device, state: State, places: Range<usize>) -> Vec<u8> {
-        let mut bytes = vec![0xa5; places.len() * device.entry_bytes(self.kind.shape())];
-        device.save_state(state, places, &mut bytes).unwrap();
+    fn save(&self, device: &mut dyn Device, state: State, entries: Range<usize>) -> Vec<u8> {
+        let mut bytes = vec![0xa5; entries.len() * device.entry_bytes(self.kind.shape())];
+        device.save_state(state, entries, &mut bytes).unwrap();
         bytes
     }
 }
 
 #[test]
-fn forks_are_as_sessions_that_were_never_forked() {
-    each(|device| {
+fn forked_states_match_unforked_states() {
+    for_each_device(|device| {
         let name = device.describe();
         for kind in KINDS {
             let mixer = Mixer::new(device, kind);
-            // In the middle of a page, at the end of one, and where a ring has wrapped around.
-            for at in if kind.wraps() { [301, 620] } else { [256, 301] } {
-                let (first, second) = (at..at + 21, at + 21..at + 43);
-                let of =
-                    |device: &mut dyn Device, which, rows| mixer.alone(device, which, at, rows);
-                let one = [first.clone(), second.clone()].map(|rows| of(device, 0, rows));
-                let other = [first.clone(), second.clone()].map(|rows| of(device, 1, rows));
+            // In the middle of a page, at the end of a page, and after a ring has wrapped.
+            for len in if kind.wraps() { [301, 620] } else { [256, 301] } {
+                let (first, second) = (len..len + 21, len + 21..len + 43);
+                let expected = |device: &mut dyn Device, input, rows| {
+                    mixer.unforked_output(device, input, len, rows)
+                };
+                let one = [first.clone(), second.clone()].map(|rows| expected(device, 0, rows));
+                let other = [first.clone(), second.clone()].map(|rows| expected(device, 1, rows));
                 let held = device.states_held();
-                for gone in 0..3 {
-                    let parent = mixer.prefilled(device, at);
-                    let child = device.fork_state(parent, at).unwrap();
-                    let grandchild = device.fork_state(child, at).unwrap();
-                    let what = format!("{name}: {kind:?} forked at {at}, {gone} gone");
-                    if gone == 1 {
+                for dropped in 0..3 {
+                    let parent = mixer.prefilled(device, len);
+                    let child = device.fork_state(parent, len).unwrap();
+                    let grandchild = device.fork_state(child, len).unwrap();
+                    let what = format!("{name}: {kind:?} forked at {len}, {dropped} dropped");
+                    if dropped == 1 {
                         device.drop_state(parent);
                     }
                     assert!(mixer.advance(device, 1, child, first.clone()) == other[0], "{what}");
-                    if gone != 1 {
+                    if dropped != 1 {
                         assert!(
                             mixer.advance(device, 0, parent, first.clone()) == one[0],
                             "{what}"
                         );
                     }
-                    if gone == 2 {
+                    if dropped == 2 {
                         device.drop_state(child);
                     }
                     assert!(
                         mixer.advance(device, 0, grandchild, first.clone()) == one[0],
                         "{what}"
                     );
-                    // Forks of what has been written since.
+                    // Forks of rows written since.
                     let last = device.fork_state(grandchild, first.end).unwrap();
                     assert!(mixer.advance(device, 0, last, second.clone()) == one[1], "{what}");
                     device.drop_state(last);
-                    if gone != 2 {
+                    if dropped != 2 {
                         assert!(
                             mixer.advance(device, 1, child, second.clone()) == other[1],
                             "{what}"
@@ -319,11 +322,11 @@ fn forks_are_as_sessions_that_were_never_forked() {
 }
 
 #[test]
-fn a_fork_has_what_is_committed() {
-    each(|device| {
+fn a_fork_has_the_committed_contents() {
+    for_each_device(|device| {
         for kind in KINDS.into_iter().filter(|kind| kind.is_recurrent()) {
             let mixer = Mixer::new(device, kind);
-            let expected = mixer.alone(device, 1, 5, 5..9);
+            let expected = mixer.unforked_output(device, 1, 5, 5..9);
             let state = mixer.prefilled(device, 5);
             let spans = &[Span { state, position: 5, rows: 3 }];
             if let Kind::Conv(_, width) = kind {
@@ -336,90 +339,95 @@ fn a_fork_has_what_is_committed() {
             device.reset(state).unwrap();
             device.drop_state(one);
             assert!(mixer.advance(device, 1, other, 5..9) == expected);
-            // And a state that was reset is as a fresh one.
-            assert!(mixer.advance(device, 1, state, 0..4) == mixer.alone(device, 1, 0, 0..4));
+            // A reset state equals a new one.
+            assert!(
+                mixer.advance(device, 1, state, 0..4) == mixer.unforked_output(device, 1, 0, 0..4)
+            );
         }
     });
 }
 
 #[test]
-fn a_commit_is_of_all_states_or_of_none() {
-    each(|device| {
+fn commit_is_all_or_nothing() {
+    for_each_device(|device| {
         let mixer = Mixer::new(device, Kind::Conv(37, 4));
-        let (state, gone) = (mixer.prefilled(device, 5), mixer.state(device));
-        device.drop_state(gone);
-        let before = mixer.save(device, state, mixer.places(5));
+        let (state, dropped) = (mixer.prefilled(device, 5), mixer.state(device));
+        device.drop_state(dropped);
+        let before = mixer.save(device, state, mixer.entries(5));
         let spans = &[Span { state, position: 5, rows: 3 }];
         let (x, out) = (mixer.inputs[0].slice(5, 3), mixer.out.slice(5, 3));
         device.run(&Op::Conv1d { x, weight: mixer.weight, width: 4, spans, out }).unwrap();
-        assert!(device.commit(&[state, gone]).is_err());
-        assert!(mixer.save(device, state, mixer.places(5)) == before, "{}", device.describe());
+        assert!(device.commit(&[state, dropped]).is_err());
+        assert!(mixer.save(device, state, mixer.entries(5)) == before, "{}", device.describe());
         device.commit(&[state]).unwrap();
-        assert!(mixer.save(device, state, mixer.places(8)) != before);
-        assert!(mixer.advance(device, 0, state, 8..12) == mixer.alone(device, 0, 8, 8..12));
+        assert!(mixer.save(device, state, mixer.entries(8)) != before);
+        assert!(
+            mixer.advance(device, 0, state, 8..12) == mixer.unforked_output(device, 0, 8, 8..12)
+        );
     });
 }
 
 #[test]
-fn what_is_cut_or_left_out_of_a_fork_can_be_written_again() {
-    each(|device| {
+fn truncated_positions_can_be_rewritten() {
+    for_each_device(|device| {
         for kind in KINDS.into_iter().filter(|kind| !kind.is_recurrent() && !kind.wraps()) {
             let mixer = Mixer::new(device, kind);
-            for cut in [0, 1, 130, 256] {
-                let expected = mixer.alone(device, 1, cut, cut..cut + 50);
+            for len in [0, 1, 130, 256] {
+                let expected = mixer.unforked_output(device, 1, len, len..len + 50);
                 let state = mixer.prefilled(device, 290);
-                let fork = device.fork_state(state, cut).unwrap();
-                device.truncate_state(state, cut).unwrap();
+                let fork = device.fork_state(state, len).unwrap();
+                device.truncate_state(state, len).unwrap();
                 for state in [state, fork] {
                     assert!(
-                        mixer.advance(device, 1, state, cut..cut + 50) == expected,
-                        "{kind:?} {cut}"
+                        mixer.advance(device, 1, state, len..len + 50) == expected,
+                        "{kind:?} {len}"
                     );
                 }
                 device.reset(state).unwrap();
                 assert!(
-                    mixer.advance(device, 1, fork, cut..cut + 50) == expected,
-                    "{kind:?} {cut}"
+                    mixer.advance(device, 1, fork, len..len + 50) == expected,
+                    "{kind:?} {len}"
                 );
-                let fresh = mixer.alone(device, 1, 0, 0..9);
-                assert!(mixer.advance(device, 1, state, 0..9) == fresh, "{kind:?} {cut}");
+                let fresh = mixer.unforked_output(device, 1, 0, 0..9);
+                assert!(mixer.advance(device, 1, state, 0..9) == fresh, "{kind:?} {len}");
             }
         }
     });
 }
 
 #[test]
-fn a_state_that_is_loaded_is_the_one_that_was_saved() {
-    each(|device| {
+fn loaded_states_match_saved_states() {
+    for_each_device(|device| {
         let name = device.describe();
         for kind in KINDS {
             let mixer = Mixer::new(device, kind);
-            for at in if kind.wraps() { [256, 600] } else { [5, 301] } {
-                let what = format!("{name}: {kind:?} at {at}");
-                let expected = mixer.alone(device, 1, at, at..at + 22);
-                let state = mixer.prefilled(device, at);
-                let places = mixer.places(at);
-                let all = mixer.save(device, state, places.clone());
-                // In parts that begin and end anywhere, the later one first.
-                let turn = (places.end / 2) | 1;
-                let of_place = device.entry_bytes(kind.shape());
-                let parts = [0..turn, turn..places.end];
+            for len in if kind.wraps() { [256, 600] } else { [5, 301] } {
+                let what = format!("{name}: {kind:?} at {len}");
+                let expected = mixer.unforked_output(device, 1, len, len..len + 22);
+                let state = mixer.prefilled(device, len);
+                let entries = mixer.entries(len);
+                let all = mixer.save(device, state, entries.clone());
+                // In two unaligned ranges, the later one first.
+                let middle = (entries.end / 2) | 1;
+                let entry_bytes = device.entry_bytes(kind.shape());
+                let ranges = [0..middle, middle..entries.end];
                 let loaded = mixer.state(device);
-                for part in parts.into_iter().rev() {
-                    let bytes = mixer.save(device, state, part.clone());
-                    assert!(bytes == all[part.start * of_place..part.end * of_place], "{what}");
-                    device.load_state(loaded, part, &bytes).unwrap();
+                for range in ranges.into_iter().rev() {
+                    let bytes = mixer.save(device, state, range.clone());
+                    let expected = &all[range.start * entry_bytes..range.end * entry_bytes];
+                    assert!(bytes == expected, "{what}");
+                    device.load_state(loaded, range, &bytes).unwrap();
                 }
-                assert!(mixer.save(device, loaded, places.clone()) == all, "{what}");
-                // Into what others share.
+                assert!(mixer.save(device, loaded, entries.clone()) == all, "{what}");
+                // Into memory that is shared with another state.
                 let shared = mixer.state(device);
-                mixer.advance(device, 1, shared, 0..at);
-                let before = mixer.save(device, shared, places.clone());
-                let fork = device.fork_state(shared, at).unwrap();
-                device.load_state(fork, places.clone(), &all).unwrap();
-                assert!(mixer.save(device, shared, places.clone()) == before, "{what}");
+                mixer.advance(device, 1, shared, 0..len);
+                let before = mixer.save(device, shared, entries.clone());
+                let fork = device.fork_state(shared, len).unwrap();
+                device.load_state(fork, entries.clone(), &all).unwrap();
+                assert!(mixer.save(device, shared, entries.clone()) == before, "{what}");
                 for state in [loaded, fork, state] {
-                    assert!(mixer.advance(device, 1, state, at..at + 22) == expected, "{what}");
+                    assert!(mixer.advance(device, 1, state, len..len + 22) == expected, "{what}");
                 }
                 let _ = [loaded, fork, state, shared].map(|state| device.drop_state(state));
             }
@@ -428,18 +436,18 @@ fn a_state_that_is_loaded_is_the_one_that_was_saved() {
 }
 
 #[test]
-fn saved_bytes_are_the_same_on_all_devices_of_a_format() {
-    // By format, then by kind.
+fn saved_bytes_match_across_devices_of_one_kv_format() {
+    // Indexed by format, then by kind.
     let mut known: [Vec<Vec<u8>>; 3] = Default::default();
-    each(|device| {
+    for_each_device(|device| {
         let format = device.kv_format();
-        let known = &mut known[KvFormat::ALL.iter().position(|known| *known == format).unwrap()];
+        let known = &mut known[KvFormat::ALL.iter().position(|other| *other == format).unwrap()];
         let kinds = KINDS.into_iter().filter(|kind| !kind.is_recurrent());
         let saved: Vec<Vec<u8>> = kinds
             .map(|kind| {
                 let mixer = Mixer::new(device, kind);
                 let state = mixer.prefilled(device, 530);
-                mixer.save(device, state, mixer.places(530))
+                mixer.save(device, state, mixer.entries(530))
             })
             .collect();
         if known.is_empty() {
@@ -451,22 +459,22 @@ fn saved_bytes_are_the_same_on_all_devices_of_a_format() {
 }
 
 #[test]
-fn a_device_goes_on_with_what_another_has_saved() {
+fn each_device_continues_states_saved_by_the_reference() {
     let mut expected = Vec::new();
     let mut saved = Vec::new();
     let mut reference = reference();
     for kind in KINDS {
         let mixer = Mixer::new(&mut *reference, kind);
         let state = mixer.prefilled(&mut *reference, 70);
-        saved.push(mixer.save(&mut *reference, state, mixer.places(70)));
+        saved.push(mixer.save(&mut *reference, state, mixer.entries(70)));
         expected.push(mixer.try_run(&mut *reference, 1, state, 70..79).unwrap());
     }
-    each(|device| {
+    for_each_device(|device| {
         for ((kind, saved), expected) in KINDS.into_iter().zip(&saved).zip(&expected) {
             if device.kv_format() == KvFormat::F32 || kind.is_recurrent() {
                 let mixer = Mixer::new(device, kind);
                 let state = mixer.state(device);
-                device.load_state(state, mixer.places(70), saved).unwrap();
+                device.load_state(state, mixer.entries(70), saved).unwrap();
                 let got = mixer.try_run(device, 1, state, 70..79).unwrap();
                 close(&format!("{}: {kind:?}", device.describe()), &got, expected, 1e-5);
             }
@@ -475,20 +483,20 @@ fn a_device_goes_on_with_what_another_has_saved() {
 }
 
 #[test]
-#[expect(clippy::reversed_empty_ranges, reason = "what is to be refused")]
-fn what_does_not_fit_is_refused() {
-    each(|device| {
+#[expect(clippy::reversed_empty_ranges, reason = "invalid ranges under test")]
+fn invalid_state_accesses_are_rejected() {
+    for_each_device(|device| {
         for kind in KINDS {
             let mixer = Mixer::new(device, kind);
             let state = mixer.prefilled(device, 20);
             let (all, bytes) = (kind.shape().entries(), device.entry_bytes(kind.shape()));
-            let refused = |device: &mut dyn Device, state, places: Range<usize>, len: usize| {
+            let refused = |device: &mut dyn Device, state, entries: Range<usize>, len: usize| {
                 let mut memory = vec![0; len];
-                let what = format!("{}: {kind:?} {places:?} {len}", device.describe());
-                assert!(device.save_state(state, places.clone(), &mut memory).is_err(), "{what}");
-                assert!(device.load_state(state, places, &memory).is_err(), "{what}");
+                let what = format!("{}: {kind:?} {entries:?} {len}", device.describe());
+                assert!(device.save_state(state, entries.clone(), &mut memory).is_err(), "{what}");
+                assert!(device.load_state(state, entries, &memory).is_err(), "{what}");
             };
-            for (places, len) in [
+            for (entries, len) in [
                 (0..2, bytes),
                 (0..2, 2 * bytes + 1),
                 (0..2, 0),
@@ -499,7 +507,7 @@ fn what_does_not_fit_is_refused() {
                 (0..usize::MAX, 0),
                 (usize::MAX - 1..usize::MAX, bytes),
             ] {
-                refused(device, state, places, len);
+                refused(device, state, entries, len);
             }
             for (position, rows) in
                 [(usize::MAX, 1), (0, usize::MAX), (usize::MAX, usize::MAX), (usize::MAX, 0)]
@@ -510,12 +518,12 @@ fn what_does_not_fit_is_refused() {
             let fork = device.fork_state(state, usize::MAX).unwrap();
             device.save_state(fork, all..all, &mut []).unwrap();
             device.load_state(fork, 3..3, &[]).unwrap();
-            let expected = mixer.alone(device, 0, 20, 20..23);
+            let expected = mixer.unforked_output(device, 0, 20, 20..23);
             assert!(mixer.advance(device, 0, fork, 20..23) == expected);
             let _ = [fork, fork].map(|state| device.drop_state(state));
             refused(device, fork, 0..1, bytes);
-            let gone = Span { state: fork, position: 0, rows: 1 };
-            assert!(device.state_need(&mut once(gone)).is_err());
+            let dropped = Span { state: fork, position: 0, rows: 1 };
+            assert!(device.state_need(&mut once(dropped)).is_err());
             assert!(device.fork_state(fork, 0).is_err());
             assert!(device.truncate_state(fork, 0).is_err());
             assert!(device.reset(fork).is_err());
@@ -526,15 +534,15 @@ fn what_does_not_fit_is_refused() {
 }
 
 #[test]
-fn states_of_nothing() {
-    each(|device| {
-        let of = |kv_heads, key_width, positions| StateShape::KeyValue {
+fn empty_states() {
+    for_each_device(|device| {
+        let kv = |kv_heads, key_width, positions| StateShape::KeyValue {
             kv_heads,
             key_width,
             value_width: 0,
             positions,
         };
-        for shape in [of(1, 4, 0), of(0, 4, 10), of(1, 0, 10), StateShape::Recurrent { len: 0 }] {
+        for shape in [kv(1, 4, 0), kv(0, 4, 10), kv(1, 0, 10), StateShape::Recurrent { len: 0 }] {
             let state = device.state(shape).unwrap();
             let fork = device.fork_state(state, 5).unwrap();
             device.load_state(fork, 0..0, &[]).unwrap();
@@ -549,12 +557,12 @@ fn states_of_nothing() {
             device.drop_state(state);
             device.drop_state(fork);
         }
-        assert!(device.state(of(usize::MAX, 4, 4)).is_err());
-        assert!(device.state(of(1, 4, usize::MAX)).is_err());
+        assert!(device.state(kv(usize::MAX, 4, 4)).is_err());
+        assert!(device.state(kv(1, 4, usize::MAX)).is_err());
     });
 }
 
-/// Steps of one token with attention and a convolution.
+/// Decode steps with a convolution and attention.
 struct Steps {
     table: moeflux_compute::Weight,
     taps: Buffer,
@@ -569,15 +577,15 @@ impl Steps {
         let shape = MatrixShape { rows: 50, cols: 48, format: Format::Plain(Scalar::F32) };
         let table = device.weight(shape, bytes(&random.matrix(shape))).unwrap();
         let taps = device.buffer(4 * 48).unwrap();
-        device.write(taps, &random.numbers(4 * 48)).unwrap();
+        device.write(taps, &random.values(4 * 48)).unwrap();
         let mut view = |width| View::rows(device.buffer(width).unwrap(), 1, width);
         Self { table, taps, x: view(48), out: view(16), convolved: view(48) }
     }
 
     fn states(&self, device: &mut dyn Device) -> [State; 2] {
         let (key_width, value_width) = (16, 16);
-        let keys = StateShape::KeyValue { kv_heads: 1, key_width, value_width, positions: 4096 };
-        [keys, StateShape::Recurrent { len: 3 * 48 }].map(|shape| device.state(shape).unwrap())
+        let kv = StateShape::KeyValue { kv_heads: 1, key_width, value_width, positions: 4096 };
+        [kv, StateShape::Recurrent { len: 3 * 48 }].map(|shape| device.state(shape).unwrap())
     }
 
     fn run(
@@ -587,10 +595,10 @@ impl Steps {
         position: usize,
         token: u32,
     ) -> Result<(), Error> {
-        let [attended, convolved] = states.map(|state| [Span { state, position, rows: 1 }]);
+        let [kv_spans, conv_spans] = states.map(|state| [Span { state, position, rows: 1 }]);
         let Self { table, taps, x, out, convolved: to } = *self;
         device.run(&Op::Embed { table, tokens: &[token], out: x })?;
-        device.run(&Op::Conv1d { x, weight: taps, width: 4, spans: &convolved, out: to })?;
+        device.run(&Op::Conv1d { x, weight: taps, width: 4, spans: &conv_spans, out: to })?;
         device.run(&Op::Attention {
             q: to.columns(0, 16),
             k: to.columns(16, 16),
@@ -600,39 +608,40 @@ impl Steps {
             window: None,
             sinks: None,
             positions: None,
-            spans: &attended,
+            spans: &kv_spans,
             out,
         })
     }
 }
 
 #[test]
-fn steps_that_are_recorded_ahead_see_what_happened_since() {
-    each(|device| {
+fn steps_recorded_ahead_see_later_state_changes() {
+    for_each_device(|device| {
         let name = device.describe();
         let steps = Steps::new(device);
         let token = |position: usize| (position * 7 % 50) as u32;
         let other = |position: usize| (position * 11 % 50) as u32;
-        let of = |device: &mut dyn Device, token: &dyn Fn(usize) -> u32| -> Vec<Vec<u32>> {
+        let outputs = |device: &mut dyn Device, token: &dyn Fn(usize) -> u32| -> Vec<Vec<u32>> {
             let states = steps.states(device);
-            let mut at = |position| {
+            let mut step = |position| {
                 steps.run(device, states, position, token(position)).unwrap();
                 device.commit(&states).unwrap();
                 bits(&read(device, steps.out))
             };
-            (1018..1034).map(&mut at).collect()
+            (1018..1034).map(&mut step).collect()
         };
-        let expected = of(device, &token);
-        let forked =
-            of(device, &|position| if position < 1021 { token(position) } else { other(position) });
-        // Nothing in between; forks, one of them written; saved and loaded; cut.
+        let expected = outputs(device, &token);
+        let forked = outputs(device, &|position| {
+            if position < 1021 { token(position) } else { other(position) }
+        });
+        // Between steps: nothing; a fork that is written; save and load; truncation.
         for between in 0..4 {
             let states = steps.states(device);
-            let mut begun = 0;
+            let mut submitted = 0;
             for position in 1018..1034 {
                 let what = format!("{name}: {between}, {position}");
                 if position > 1018 && device.submit_recorded(&[token(position)]).unwrap() {
-                    begun += 1;
+                    submitted += 1;
                 } else {
                     steps.run(device, states, position, token(position)).unwrap();
                 }
@@ -656,41 +665,42 @@ fn steps_that_are_recorded_ahead_see_what_happened_since() {
                         let _ = fork.map(|state| device.drop_state(state));
                     }
                     2 if position % 3 == 0 => {
-                        let of_key_value = 2 * device.kv_format().bytes(16);
-                        let parts = [(0..position + 1, of_key_value), (0..3 * 48, 4)];
-                        for (state, (places, of_place)) in states.into_iter().zip(parts) {
-                            let mut bytes = vec![0; places.len() * of_place];
-                            device.save_state(state, places.clone(), &mut bytes).unwrap();
-                            device.load_state(state, places, &bytes).unwrap();
+                        let kv_bytes = 2 * device.kv_format().bytes(16);
+                        let ranges = [(0..position + 1, kv_bytes), (0..3 * 48, 4)];
+                        for (state, (entries, entry_bytes)) in states.into_iter().zip(ranges) {
+                            let mut bytes = vec![0; entries.len() * entry_bytes];
+                            device.save_state(state, entries.clone(), &mut bytes).unwrap();
+                            device.load_state(state, entries, &bytes).unwrap();
                         }
                     }
                     3 => device.truncate_state(states[0], position + 1).unwrap(),
                     _ => {}
                 }
             }
-            // Only a step that finds no room has to wait.
+            // Only a step that needs a new page cannot be recorded ahead.
             let least = if name.starts_with("gpu") && between == 0 { 13 } else { 0 };
-            assert!(begun >= least, "{name}: {begun} steps");
+            assert!(submitted >= least, "{name}: {submitted} steps");
             let _ = states.map(|state| device.drop_state(state));
         }
     });
 }
 
-/// More than a device copies at a time, of places that end in the middle of a word where numbers are halves.
+/// States larger than one copy of a device. Entries of an f16 KV cache end in the middle of a
+/// 32-bit word.
 #[test]
-fn large_states_are_saved_and_loaded_whole() {
-    each(|device| {
+fn large_states_are_saved_and_loaded() {
+    for_each_device(|device| {
         let (key_width, value_width, positions) = (4097, 4096, 1200);
-        let keys = StateShape::KeyValue { kv_heads: 1, key_width, value_width, positions };
-        for (shape, places) in
-            [(keys, 1..1100), (StateShape::Recurrent { len: 5 << 20 }, 1..(5 << 20) - 1)]
+        let kv = StateShape::KeyValue { kv_heads: 1, key_width, value_width, positions };
+        for (shape, entries) in
+            [(kv, 1..1100), (StateShape::Recurrent { len: 5 << 20 }, 1..(5 << 20) - 1)]
         {
             let state = device.state(shape).unwrap();
-            let len = places.len() * device.entry_bytes(shape);
+            let len = entries.len() * device.entry_bytes(shape);
             let all: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
-            device.load_state(state, places.clone(), &all).unwrap();
+            device.load_state(state, entries.clone(), &all).unwrap();
             let mut out = vec![0; len];
-            device.save_state(state, places, &mut out).unwrap();
+            device.save_state(state, entries, &mut out).unwrap();
             assert!(out == all, "{}: {shape:?}", device.describe());
             device.drop_state(state);
         }

@@ -1,19 +1,19 @@
-//! TopLogits.
+//! TopLogits: sizes, ties and errors.
 
 use moeflux_compute::{Error, Op, View};
 
-use crate::harness::{Both, Random};
+use crate::harness::{DevicePair, Random};
 
-fn check(both: &mut Both, logits: View, n: usize) {
-    let best = both.poisoned(logits.rows, 2 * n);
-    both.run(&Op::TopLogits { logits, best });
-    both.agree(&format!("{n} of {}", logits.width), best, 0.0);
+fn check(pair: &mut DevicePair, logits: View, n: usize) {
+    let best = pair.nan_filled(logits.rows, 2 * n);
+    pair.run(&Op::TopLogits { logits, best });
+    pair.agree(&format!("{n} of {}", logits.width), best, 0.0);
 }
 
 #[test]
-fn the_largest_of_any_vocabulary() {
+fn top_logits_of_any_vocabulary_size() {
     let mut random = Random::new(81);
-    Both::each(|both, _| {
+    DevicePair::for_each(|pair, _| {
         for (vocab, counts) in [
             (1, &[1][..]),
             (7, &[1, 7]),
@@ -21,27 +21,27 @@ fn the_largest_of_any_vocabulary() {
             (8193, &[1, 20, 1024]),
             (30_000, &[1, 64]),
         ] {
-            let logits = both.random(&mut random, 3, vocab + 9).columns(4, vocab);
-            counts.iter().for_each(|n| check(both, logits, *n));
+            let logits = pair.random(&mut random, 3, vocab + 9).columns(4, vocab);
+            counts.iter().for_each(|n| check(pair, logits, *n));
         }
     });
 }
 
 #[test]
-fn of_equal_logits_those_with_lower_ids_come_first() {
+fn ties_are_broken_by_the_lower_id() {
     let mut random = Random::new(82);
-    Both::each(|both, _| {
+    DevicePair::for_each(|pair, _| {
         for (vocab, levels) in [(700, 1), (700, 3), (20_000, 1), (20_000, 2), (20_000, 40)] {
-            let numbers: Vec<f32> =
+            let values: Vec<f32> =
                 (0..2 * vocab).map(|_| random.below(levels) as f32 - 1.0).collect();
-            let logits = both.dense(2, &numbers);
-            [1, 33, 300].into_iter().for_each(|n| check(both, logits, n));
+            let logits = pair.dense(2, &values);
+            [1, 33, 300].into_iter().for_each(|n| check(pair, logits, n));
         }
         let logits =
-            both.dense(1, &[-0.0, 0.0, f32::NEG_INFINITY, -0.0, f32::MAX, f32::INFINITY, f32::MIN]);
-        let best = both.poisoned(1, 14);
-        both.run(&Op::TopLogits { logits, best });
-        let best = both.read(best);
+            pair.dense(1, &[-0.0, 0.0, f32::NEG_INFINITY, -0.0, f32::MAX, f32::INFINITY, f32::MIN]);
+        let best = pair.nan_filled(1, 14);
+        pair.run(&Op::TopLogits { logits, best });
+        let best = pair.read(best);
         assert_eq!(best[..7], [5.0, 4.0, 0.0, 1.0, 3.0, 6.0, 2.0]);
         assert_eq!(
             best[7..],
@@ -51,16 +51,16 @@ fn of_equal_logits_those_with_lower_ids_come_first() {
 }
 
 #[test]
-fn a_nan_among_logits_is_an_error() {
-    Both::each(|both, _| {
-        let mut numbers = vec![0.5; 3 * 9000];
-        (numbers[9000 + 8999], numbers[2 * 9000]) = (f32::NAN, -f32::NAN);
-        let logits = both.dense(3, &numbers);
+fn a_nan_logit_is_an_error() {
+    DevicePair::for_each(|pair, _| {
+        let mut values = vec![0.5; 3 * 9000];
+        (values[9000 + 8999], values[2 * 9000]) = (f32::NAN, -f32::NAN);
+        let logits = pair.dense(3, &values);
         for n in [1, 5] {
-            let best = both.poisoned(3, 2 * n);
-            let failed = both.fails_by(&Op::TopLogits { logits, best }, best);
+            let best = pair.nan_filled(3, 2 * n);
+            let failed = pair.fails_on_read(&Op::TopLogits { logits, best }, best);
             assert!(matches!(failed, Error::LogitsNan { row: 1 }));
-            check(both, logits.slice(0, 1), n);
+            check(pair, logits.slice(0, 1), n);
         }
     });
 }

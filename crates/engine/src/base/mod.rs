@@ -1,9 +1,8 @@
-//! Base floor: errors, random numbers, system information, file writes, run statistics.
+//! Base floor: errors, system information, file writes, run statistics.
 //!
 //! Knows: paths, bytes, clocks, `/proc`, cgroups. Must not know: models, checkpoints, devices.
 
 pub(crate) mod error;
 pub(crate) mod faulty_disk;
-pub(crate) mod random;
 pub(crate) mod stats;
 pub(crate) mod system;

@@ -1,4 +1,4 @@
-//! Buffers, and what is recorded and run on them.
+//! Buffers, command recording and execution.
 
 use std::{
     alloc::{Layout, alloc, dealloc, handle_alloc_error},
@@ -10,20 +10,20 @@ use wgpu::custom::*;
 
 use super::{compile::Compiled, device::unsupported};
 
-/// Bytes before and behind every buffer that nobody may write to. What kernels read there is NaN.
+/// Guard bytes before and after every buffer. Kernels must not write them, and read NaN there.
 const GUARD: usize = 4096;
 const GUARD_BYTE: u8 = 0xff;
 
-/// Memory of a buffer. Kernels and copies touch it only while commands run, one after another.
+/// Memory of a buffer. Kernels and copies access it only while commands run, one at a time.
 #[derive(Debug)]
 pub(super) struct Memory {
     all: *mut u8,
     len: usize,
 }
 
-// SAFETY: `Memory` owns what it points to.
+// SAFETY: `Memory` owns its allocation.
 unsafe impl Send for Memory {}
-// SAFETY: wgpu's rules order all uses of one buffer's contents: a device belongs to one thread at a time.
+// SAFETY: one thread at a time uses a device, so accesses to a buffer are ordered.
 unsafe impl Sync for Memory {}
 
 impl Memory {
@@ -32,12 +32,12 @@ impl Memory {
     }
 
     pub(super) fn new(len: usize) -> Arc<Self> {
-        // SAFETY: the layout has a size.
+        // SAFETY: the size of the layout is not zero.
         let all = unsafe { alloc(Self::layout(len)) };
         if all.is_null() {
             handle_alloc_error(Self::layout(len));
         }
-        // SAFETY: the three parts are within what was allocated.
+        // SAFETY: the three ranges are within the allocation.
         unsafe {
             all.write_bytes(GUARD_BYTE, GUARD);
             all.add(GUARD).write_bytes(0, len);
@@ -47,7 +47,7 @@ impl Memory {
     }
 
     fn start(&self) -> *mut u8 {
-        // SAFETY: within what was allocated.
+        // SAFETY: within the allocation.
         unsafe { self.all.add(GUARD) }
     }
 
@@ -58,17 +58,18 @@ impl Memory {
             "{range:?} of {} bytes",
             self.len
         );
-        // SAFETY: within the buffer, initialised when it was made, and used by nothing else meanwhile.
+        // SAFETY: within the buffer, initialized in `new`, and not accessed elsewhere meanwhile.
         unsafe { std::slice::from_raw_parts_mut(self.start().add(range.start), range.len()) }
     }
 
-    pub(super) fn write(&self, at: usize, data: &[u8]) {
-        self.bytes(at..at + data.len()).copy_from_slice(data);
+    pub(super) fn write(&self, offset: usize, data: &[u8]) {
+        self.bytes(offset..offset + data.len()).copy_from_slice(data);
     }
 
-    fn intact(&self) -> bool {
+    /// Whether the guard bytes are unchanged.
+    fn is_intact(&self) -> bool {
         [self.all, self.start().wrapping_add(self.len)].into_iter().all(|guard| {
-            // SAFETY: both guards are within what was allocated and initialised there.
+            // SAFETY: both guards are within the allocation and initialized in `new`.
             let guard = unsafe { std::slice::from_raw_parts(guard, GUARD) };
             guard.iter().all(|byte| *byte == GUARD_BYTE)
         })
@@ -77,7 +78,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: allocated so in `new`.
+        // SAFETY: allocated with the same layout in `new`.
         unsafe { dealloc(self.all, Self::layout(self.len)) };
     }
 }
@@ -153,7 +154,7 @@ pub(super) struct Pipeline {
     pub(super) name: String,
     pub(super) kernel: Arc<Compiled>,
     pub(super) width: u32,
-    /// Buffers that it writes to, by binding.
+    /// Whether the kernel writes to each binding.
     pub(super) writes: Vec<bool>,
 }
 
@@ -169,7 +170,7 @@ impl ComputePipelineInterface for Pipeline {
     }
 }
 
-/// Memories and where a kernel's view of them begins.
+/// Memory and byte offset of each binding.
 #[derive(Clone, Debug)]
 pub(super) struct BindGroup(pub(super) Vec<(Arc<Memory>, usize)>);
 
@@ -178,43 +179,45 @@ impl BindGroupInterface for BindGroup {}
 #[derive(Debug)]
 enum Command {
     Dispatch { pipeline: Pipeline, group: BindGroup, immediates: Vec<u8>, grid: [u32; 2] },
-    Copy { from: (Arc<Memory>, usize), to: (Arc<Memory>, usize), len: usize },
+    Copy { src: (Arc<Memory>, usize), dst: (Arc<Memory>, usize), len: usize },
     Clear { memory: Arc<Memory>, range: Range<usize> },
 }
 
 impl Command {
     fn run(&self) {
         match self {
-            Self::Copy { from, to, len } => {
-                let source = from.0.bytes(from.1..from.1 + len).to_vec();
-                to.0.bytes(to.1..to.1 + len).copy_from_slice(&source);
+            Self::Copy { src, dst, len } => {
+                let data = src.0.bytes(src.1..src.1 + len).to_vec();
+                dst.0.bytes(dst.1..dst.1 + len).copy_from_slice(&data);
             }
             Self::Clear { memory, range } => memory.bytes(range.clone()).fill(0),
             Self::Dispatch { pipeline, group, immediates, grid } => {
                 let name = &pipeline.name;
                 let writes = |i: usize| pipeline.writes.get(i).copied().unwrap_or(false);
-                for (i, (one, _)) in group.0.iter().enumerate() {
-                    for (j, (other, _)) in group.0.iter().enumerate() {
-                        let same = Arc::ptr_eq(one, other);
+                for (i, (first, _)) in group.0.iter().enumerate() {
+                    for (j, (second, _)) in group.0.iter().enumerate() {
+                        let same = Arc::ptr_eq(first, second);
                         assert!(
                             !same || writes(i) == writes(j),
-                            "{name} reads and writes binding {i}, {j}"
+                            "{name} reads and writes one buffer as bindings {i} and {j}"
                         );
                     }
                 }
                 let mut immediates = immediates.clone();
                 let mut buffers = vec![immediates.as_mut_ptr()];
-                // SAFETY: where a bind group begins lies in its buffer.
-                buffers
-                    .extend(group.0.iter().map(|(memory, at)| unsafe { memory.start().add(*at) }));
-                // The sizes of arrays, which no kernel asks for.
+                // SAFETY: the offset of a binding is within its buffer.
+                let bound =
+                    group.0.iter().map(|(memory, offset)| unsafe { memory.start().add(*offset) });
+                buffers.extend(bound);
+                // The array sizes, which no kernel reads.
                 let mut sizes = [0u32; 32];
                 buffers.push(sizes.as_mut_ptr().cast());
-                // SAFETY: the kernel is one of the crate, made for such buffers; guards find it out if it errs.
+                // SAFETY: the kernel and its buffers belong to the same op. The guards detect short
+                // overruns.
                 let launched = unsafe { pipeline.kernel.launch(&buffers, *grid, pipeline.width) };
-                launched.unwrap_or_else(|why| panic!("{name}: {why}"));
-                let intact = group.0.iter().position(|(memory, _)| !memory.intact());
-                assert_eq!(intact, None, "{name} wrote outside of a buffer");
+                launched.unwrap_or_else(|error| panic!("{name}: {error}"));
+                let overrun = group.0.iter().position(|(memory, _)| !memory.is_intact());
+                assert_eq!(overrun, None, "{name} wrote outside of a buffer");
             }
         }
     }
@@ -250,11 +253,11 @@ impl CommandEncoderInterface for Encoder {
         destination_offset: u64,
         copy_size: Option<u64>,
     ) {
-        let from = (memory(source), source_offset as usize);
-        let len = copy_size.map_or(from.0.len - from.1, |n| n as usize);
+        let src = (memory(source), source_offset as usize);
+        let len = copy_size.map_or(src.0.len - src.1, |n| n as usize);
         self.push(Command::Copy {
-            from,
-            to: (memory(destination), destination_offset as usize),
+            src,
+            dst: (memory(destination), destination_offset as usize),
             len,
         });
     }
@@ -275,8 +278,8 @@ impl CommandEncoderInterface for Encoder {
 
     fn clear_buffer(&self, buffer: &DispatchBuffer, offset: u64, size: Option<u64>) {
         let memory = memory(buffer);
-        let (from, len) = (offset as usize, memory.len);
-        let range = from..size.map_or(len, |size| from + size as usize);
+        let (start, len) = (offset as usize, memory.len);
+        let range = start..size.map_or(len, |size| start + size as usize);
         self.push(Command::Clear { memory, range });
     }
 

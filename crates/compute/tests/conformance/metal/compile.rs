@@ -1,4 +1,4 @@
-//! MSL made to run: a C++ compiler, the stand-in for Metal's standard library, and the shared object that comes out.
+//! Compilation of MSL as C++ with an emulation of Metal's standard library, to a shared object.
 
 use std::{
     collections::HashMap,
@@ -10,10 +10,10 @@ use std::{
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW, Symbol};
 
-use super::translate::Metal;
+use super::translate::MslKernel;
 
-/// Close to what Metal does by default: no NaN, no infinity, sums in any order. (Not `-ffast-math`: objects linked with
-/// it change how the whole process treats denormals.)
+/// Metal's default fast math: no NaN, no infinity, reassociation. Not `-ffast-math`: objects linked
+/// with it change the treatment of denormals in the whole process.
 const FAST_MATH: [&str; 6] = [
     "-fno-math-errno",
     "-ffinite-math-only",
@@ -43,36 +43,38 @@ const RUNTIME: [(&str, &str); 4] = [
 
 type Launch = unsafe extern "C" fn(*const *mut u8, u32, u32, u32) -> *const std::ffi::c_char;
 
-/// A kernel ready to run.
+/// A compiled kernel.
 pub(super) struct Compiled {
     launch: Symbol<Launch>,
     _library: Library,
 }
 
 impl Compiled {
-    /// Runs a grid of threadgroups in simdgroups of `width`; `buffers` are Metal's, in their order.
+    /// Runs a grid of threadgroups in simdgroups of `width`. `buffers` are in the order of Metal's
+    /// buffer indices.
     ///
     /// # Safety
-    /// The buffers hold what the kernel touches and nothing else uses them.
+    /// The buffers contain every byte that the kernel accesses. Nothing else uses them meanwhile.
     pub(super) unsafe fn launch(
         &self,
         buffers: &[*mut u8],
         grid: [u32; 2],
         width: u32,
     ) -> Result<(), String> {
-        // SAFETY: as above; the signature is that of `harness`.
+        // SAFETY: the caller's guarantee; the signature is that of `cpp_source`.
         let error = unsafe { (self.launch)(buffers.as_ptr(), grid[0], grid[1], width) };
         if error.is_null() {
             return Ok(());
         }
-        // SAFETY: the runtime yields null or a text that lasts until this thread's next launch.
+        // SAFETY: the runtime returns null or a string that is valid until this thread's next
+        // launch.
         Err(unsafe { std::ffi::CStr::from_ptr(error) }.to_string_lossy().into_owned())
     }
 }
 
-fn hash(of: &impl Hash) -> u64 {
+fn hash(value: &impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
-    of.hash(&mut hasher);
+    value.hash(&mut hasher);
     hasher.finish()
 }
 
@@ -84,14 +86,18 @@ fn run(command: &mut Command) -> Result<(), String> {
     }
 }
 
-/// Runs `make` with a path of its own and moves what it makes into place, whoever else does the same at that time.
-fn once(path: &Path, make: impl FnOnce(&Path) -> Result<(), String>) -> Result<(), String> {
+/// Calls `create` with a temporary path and renames the result to `path`, unless `path` exists.
+/// Concurrent calls, also of other processes, do not interfere.
+fn create_once(
+    path: &Path,
+    create: impl FnOnce(&Path) -> Result<(), String>,
+) -> Result<(), String> {
     if path.exists() {
         return Ok(());
     }
-    let own = format!("{}-{:?}", std::process::id(), std::thread::current().id());
-    let temporary = path.with_extension(hash(&own).to_string());
-    make(&temporary)?;
+    let unique = format!("{}-{:?}", std::process::id(), std::thread::current().id());
+    let temporary = path.with_extension(hash(&unique).to_string());
+    create(&temporary)?;
     std::fs::rename(&temporary, path).map_err(|e| e.to_string())
 }
 
@@ -100,51 +106,46 @@ fn compiler() -> String {
 }
 
 /// Whether there is a C++ compiler.
-pub(super) fn found() -> bool {
+pub(super) fn has_compiler() -> bool {
     run(Command::new(compiler()).arg("--version")).is_ok()
 }
 
-/// The folder of headers, where kernels are compiled. What lies there depends on all that goes into it.
-fn workshop() -> Result<&'static Path, String> {
-    static FOLDER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    FOLDER
-        .get_or_init(|| {
-            let version = hash(&(RUNTIME, COMMON, FAST_MATH, compiler()));
-            let folder =
-                Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("metal-on-cpu-{version:016x}"));
-            std::fs::create_dir_all(folder.join("simd"))
-                .map_err(|e| format!("{}: {e}", folder.display()))?;
-            for (name, text) in RUNTIME {
-                once(&folder.join(name), |to| std::fs::write(to, text).map_err(|e| e.to_string()))?;
-            }
-            let compile = |arguments: &[&str], to: &Path| {
-                run(Command::new(compiler())
-                    .current_dir(&folder)
-                    .args(COMMON)
-                    .args(arguments)
-                    .arg(to))
-            };
-            // Headers that are parsed already make a kernel's compilation several times shorter.
-            once(&folder.join("metal_stdlib.gch"), |to| {
-                let header = ["-x", "c++-header", "metal_stdlib", "-o"];
-                compile(&[&FAST_MATH[..], &header[..]].concat(), to)
-            })?;
-            once(&folder.join("runtime.so"), |to| {
-                compile(&["-O2", "-shared", "runtime.cpp", "-o"], to)
-            })?;
-            // SAFETY: the library has no constructors. Its names are for the kernels that follow.
-            let runtime =
-                unsafe { Library::open(Some(folder.join("runtime.so")), RTLD_NOW | RTLD_GLOBAL) };
-            // Kernels need it as long as the process lives.
-            std::mem::forget(runtime.map_err(|e| e.to_string())?);
-            Ok(folder)
-        })
-        .as_deref()
-        .map_err(Clone::clone)
+/// Creates the build directory with the headers and the runtime. Its name has a hash of all sources
+/// and options, so its contents are never stale.
+fn build_dir() -> Result<&'static Path, String> {
+    static DIR: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    DIR.get_or_init(|| {
+        let version = hash(&(RUNTIME, COMMON, FAST_MATH, compiler()));
+        let dir =
+            Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("metal-on-cpu-{version:016x}"));
+        std::fs::create_dir_all(dir.join("simd")).map_err(|e| format!("{}: {e}", dir.display()))?;
+        for (name, text) in RUNTIME {
+            create_once(&dir.join(name), |to| std::fs::write(to, text).map_err(|e| e.to_string()))?;
+        }
+        let compile = |arguments: &[&str], output: &Path| {
+            run(Command::new(compiler()).current_dir(&dir).args(COMMON).args(arguments).arg(output))
+        };
+        // The precompiled header makes compiling a kernel several times faster.
+        create_once(&dir.join("metal_stdlib.gch"), |to| {
+            let header = ["-x", "c++-header", "metal_stdlib", "-o"];
+            compile(&[&FAST_MATH[..], &header[..]].concat(), to)
+        })?;
+        create_once(&dir.join("runtime.so"), |to| {
+            compile(&["-O2", "-shared", "runtime.cpp", "-o"], to)
+        })?;
+        // SAFETY: the library has no constructors. Kernels loaded later resolve its symbols.
+        let runtime =
+            unsafe { Library::open(Some(dir.join("runtime.so")), RTLD_NOW | RTLD_GLOBAL) };
+        // Kernels need it until the process ends.
+        std::mem::forget(runtime.map_err(|e| e.to_string())?);
+        Ok(dir)
+    })
+    .as_deref()
+    .map_err(Clone::clone)
 }
 
-/// The C++ of a kernel: its MSL and a function that runs it.
-fn harness(metal: &Metal) -> Result<String, String> {
+/// C++ source of a kernel: its MSL, and the function `launch` that runs a grid of it.
+fn cpp_source(metal: &MslKernel) -> Result<String, String> {
     let head = metal.text.split(&format!("void {}(", metal.entry)).nth(1);
     let head = head.and_then(|rest| rest.split(") {").next()).ok_or("no entry point in the MSL")?;
     let (mut arguments, mut shared, mut poison) = (Vec::new(), String::new(), String::new());
@@ -177,65 +178,65 @@ fn harness(metal: &Metal) -> Result<String, String> {
             "threads_per_simdgroup" => "job.width".into(),
             other => {
                 let number = other.strip_prefix("buffer(").and_then(|n| n.strip_suffix(')'));
-                let number = number.ok_or_else(|| format!("{parameter} is not known"))?;
+                let number = number.ok_or_else(|| format!("{parameter} is not supported"))?;
                 let (kind, _) = declared.rsplit_once('&').ok_or(parameter)?;
                 let kind: Vec<&str> = kind
                     .split(' ')
                     .filter(|w| !["device", "constant", "const", ""].contains(w))
                     .collect();
                 if kind == ["_mslBufferSizes"] && metal.text.contains("_buffer_sizes.") {
-                    return Err("arrayLength is not known to this stand-in".into());
+                    return Err("the emulation does not support arrayLength".into());
                 }
                 format!("*({}*)job.buffers[{number}]", kind.join(" "))
             }
         };
         arguments.push(argument);
     }
-    let meets =
+    let synchronizes =
         ["_barrier(", "metal::simd_", "simdgroup_"].iter().any(|word| metal.text.contains(word));
-    let each = match meets {
+    let run_threads = match synchronizes {
         true => format!(
-            "const char* error = fibers::run({}, width, (x + y) % 2, one, &job); if (error) return error;",
+            "const char* error = fibers::run({}, width, (x + y) % 2, run_thread, &job); if (error) return error;",
             metal.threads
         ),
-        false => format!("for (unsigned t = 0; t < {}; t++) one(&job, t);", metal.threads),
+        false => format!("for (unsigned t = 0; t < {}; t++) run_thread(&job, t);", metal.threads),
     };
     Ok(format!(
         "{}
 namespace {{
 struct Job {{ void* const* buffers; metal::uint3 group, grid; unsigned width; }};
-{shared}void one(void* data, unsigned t) {{
+{shared}void run_thread(void* data, unsigned t) {{
     Job& job = *static_cast<Job*>(data);
     {}({});
 }}
 }}
-extern \"C\" const char* launch(void* const* buffers, unsigned width_of_grid, unsigned height, unsigned width) {{
-    Job job{{buffers, {{}}, metal::uint3(width_of_grid, height, 1u), width}};
-    for (unsigned y = 0; y < height; y++) for (unsigned x = 0; x < width_of_grid; x++) {{
+extern \"C\" const char* launch(void* const* buffers, unsigned grid_width, unsigned height, unsigned width) {{
+    Job job{{buffers, {{}}, metal::uint3(grid_width, height, 1u), width}};
+    for (unsigned y = 0; y < height; y++) for (unsigned x = 0; x < grid_width; x++) {{
         job.group = metal::uint3(x, y, 0u);
         {poison}
-        {each}
+        {run_threads}
     }}
     return nullptr;
 }}
 ",
-        cpp(&metal.text),
+        msl_to_cpp(&metal.text),
         metal.entry,
         arguments.join(", "),
     ))
 }
 
-/// MSL in the words of C++: arrays without an end have one far away, and swizzles are calls.
-fn cpp(text: &str) -> String {
-    let endless = |line: &str| match line.starts_with("typedef ") {
+/// Rewrites MSL as C++: unsized arrays get a huge size, and swizzles become calls.
+fn msl_to_cpp(text: &str) -> String {
+    let size_array = |line: &str| match line.starts_with("typedef ") {
         true => line.replace("[1];", "[1ul << 32];"),
         false => line.to_owned(),
     };
-    let text = text.lines().map(endless).collect::<Vec<_>>().join("\n");
+    let text = text.lines().map(size_array).collect::<Vec<_>>().join("\n");
     let mut out = String::with_capacity(text.len() + 64);
     let mut rest = text.as_str();
-    while let Some(at) = rest.find('.') {
-        let (before, after) = rest.split_at(at + 1);
+    while let Some(dot) = rest.find('.') {
+        let (before, after) = rest.split_at(dot + 1);
         out.push_str(before);
         let word =
             after.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(after.len());
@@ -248,22 +249,22 @@ fn cpp(text: &str) -> String {
     out + rest
 }
 
-/// Compiles a kernel, or takes it from an earlier run.
-pub(super) fn compile(name: &str, metal: &Metal) -> Result<Arc<Compiled>, String> {
-    static ALL: Mutex<Option<HashMap<u64, Arc<Compiled>>>> = Mutex::new(None);
-    let source = harness(metal).map_err(|why| format!("{name}: {why}\n{}", metal.text))?;
+/// Compiles a kernel, or loads the object of an earlier run.
+pub(super) fn compile(name: &str, metal: &MslKernel) -> Result<Arc<Compiled>, String> {
+    static KERNELS: Mutex<Option<HashMap<u64, Arc<Compiled>>>> = Mutex::new(None);
+    let source = cpp_source(metal).map_err(|error| format!("{name}: {error}\n{}", metal.text))?;
     let key = hash(&source);
-    if let Some(found) = ALL.lock().unwrap().get_or_insert_default().get(&key) {
-        return Ok(found.clone());
+    if let Some(kernel) = KERNELS.lock().unwrap().get_or_insert_default().get(&key) {
+        return Ok(kernel.clone());
     }
-    let folder = workshop()?;
-    let object = folder.join(format!("{}-{key:016x}.so", name.replace(' ', "-")));
-    once(&object, |to| {
+    let dir = build_dir()?;
+    let object = dir.join(format!("{}-{key:016x}.so", name.replace(' ', "-")));
+    create_once(&object, |to| {
         let file = PathBuf::from(format!("{}.cpp", to.display()));
         std::fs::write(&file, &source).map_err(|e| e.to_string())?;
         let mut command = Command::new(compiler());
         command
-            .current_dir(folder)
+            .current_dir(dir)
             .args(COMMON)
             .args(FAST_MATH)
             .arg("-shared")
@@ -273,12 +274,13 @@ pub(super) fn compile(name: &str, metal: &Metal) -> Result<Arc<Compiled>, String
         run(&mut command)?;
         std::fs::remove_file(&file).map_err(|e| e.to_string())
     })?;
-    // SAFETY: the library was made from `source`: it has no constructors, and `launch` with this signature.
+    // SAFETY: the library was compiled from `source`: it has no constructors, and exports `launch`
+    // with this signature.
     let compiled = unsafe {
         let library = Library::new(&object).map_err(|e| e.to_string())?;
         let launch = library.get(b"launch").map_err(|e| e.to_string())?;
         Arc::new(Compiled { launch, _library: library })
     };
-    ALL.lock().unwrap().get_or_insert_default().insert(key, compiled.clone());
+    KERNELS.lock().unwrap().get_or_insert_default().insert(key, compiled.clone());
     Ok(compiled)
 }

@@ -1,4 +1,5 @@
-//! The device behind wgpu's interface: what this crate's GPU device asks of one, and nothing else.
+//! Instance, adapter, device and queue of the emulation, as far as this crate's GPU device uses
+//! them.
 
 use std::{future::ready, pin::Pin, sync::Arc};
 
@@ -12,21 +13,21 @@ use wgpu::{
 use super::{
     commands::{BindGroup, Buffer, Encoder, Mapped, Memory, Pipeline, memory, run},
     compile::compile,
-    matrices::spelled_out,
-    translate::{MAX_SHARED, Metal, translate},
+    matrix_emulation::emulate_matrices,
+    translate::{MAX_SHARED, MslKernel, translate},
 };
 
 /// Threads of a simdgroup, as on every Apple GPU.
 const WIDTH: u32 = 32;
 
 pub(super) fn unsupported() -> ! {
-    panic!("the stand-in for Metal knows nothing of this")
+    panic!("the Metal emulation does not support this call")
 }
 
-/// An instance of wgpu whose one adapter runs kernels as Metal would; with `matrices`, as if that had matrices of 16 x 16, and the
-/// workgroup memory of cards that do.
+/// A wgpu instance with the emulation as its only adapter. With `matrices` it has cooperative
+/// matrices of 16 x 16, and as much workgroup memory as GPUs with such matrices.
 pub(crate) fn instance(matrices: bool) -> wgpu::Instance {
-    wgpu::Instance::from_custom(Metals { matrices })
+    wgpu::Instance::from_custom(MetalEmulation { matrices })
 }
 
 fn features() -> Features {
@@ -37,11 +38,11 @@ fn features() -> Features {
         | Features::EXPERIMENTAL_COOPERATIVE_MATRIX
 }
 
-fn limits(most_shared: u32) -> Limits {
+fn limits(max_shared: u32) -> Limits {
     Limits {
         max_compute_invocations_per_workgroup: 1024,
         max_compute_workgroup_size_x: 1024,
-        max_compute_workgroup_storage_size: most_shared,
+        max_compute_workgroup_storage_size: max_shared,
         max_storage_buffers_per_shader_stage: 31,
         max_storage_buffer_binding_size: 1 << 32,
         max_buffer_size: 1 << 32,
@@ -58,17 +59,17 @@ fn info() -> wgpu::AdapterInfo {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Metals {
+struct MetalEmulation {
     matrices: bool,
 }
 
-impl Metals {
-    fn most_shared(self) -> u32 {
+impl MetalEmulation {
+    fn max_shared(self) -> u32 {
         if self.matrices { 48 << 10 } else { MAX_SHARED }
     }
 }
 
-impl InstanceInterface for Metals {
+impl InstanceInterface for MetalEmulation {
     fn new(_: wgpu::InstanceDescriptor) -> Self {
         Self { matrices: false }
     }
@@ -95,7 +96,7 @@ impl InstanceInterface for Metals {
     }
 }
 
-impl AdapterInterface for Metals {
+impl AdapterInterface for MetalEmulation {
     fn request_device(&self, _: &wgpu::DeviceDescriptor<'_>) -> Pin<Box<dyn RequestDeviceFuture>> {
         Box::pin(ready(Ok((DispatchDevice::custom(*self), DispatchQueue::custom(*self)))))
     }
@@ -103,7 +104,7 @@ impl AdapterInterface for Metals {
         features()
     }
     fn limits(&self) -> Limits {
-        limits(self.most_shared())
+        limits(self.max_shared())
     }
     fn downlevel_capabilities(&self) -> wgpu::DownlevelCapabilities {
         wgpu::DownlevelCapabilities::default()
@@ -136,9 +137,9 @@ impl AdapterInterface for Metals {
 }
 
 #[derive(Debug)]
-struct Module(Arc<(String, Metal)>);
+struct Module(Arc<(String, MslKernel)>);
 
-impl std::fmt::Debug for Metal {
+impl std::fmt::Debug for MslKernel {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.text)
     }
@@ -157,12 +158,12 @@ struct Layout;
 impl BindGroupLayoutInterface for Layout {}
 impl PipelineLayoutInterface for Layout {}
 
-impl DeviceInterface for Metals {
+impl DeviceInterface for MetalEmulation {
     fn features(&self) -> Features {
         features()
     }
     fn limits(&self) -> Limits {
-        limits(self.most_shared())
+        limits(self.max_shared())
     }
     fn adapter_info(&self) -> wgpu::AdapterInfo {
         info()
@@ -180,10 +181,10 @@ impl DeviceInterface for Metals {
             | Capabilities::SHADER_FLOAT16
             | Capabilities::SHADER_FLOAT16_IN_FLOAT32
             | Capabilities::COOPERATIVE_MATRIX;
-        let text = if self.matrices { spelled_out(&text) } else { text.into_owned() };
-        let metal = translate(&text, capabilities, self.most_shared())
-            .unwrap_or_else(|why| panic!("{name}: {why}"));
-        // Metal's matrices are 8 x 8.
+        let text = if self.matrices { emulate_matrices(&text) } else { text.into_owned() };
+        let metal = translate(&text, capabilities, self.max_shared())
+            .unwrap_or_else(|error| panic!("{name}: {error}"));
+        // Metal has matrices of 8 x 8 only.
         assert!(!metal.text.contains("16x16"), "{name} uses matrices that Metal does not have");
         DispatchShaderModule::custom(Module(Arc::new((name, metal))))
     }
@@ -197,7 +198,7 @@ impl DeviceInterface for Metals {
         let mut bound = Vec::new();
         for (i, entry) in desc.entries.iter().enumerate() {
             let BindingResource::Buffer(binding) = &entry.resource else { unsupported() };
-            assert_eq!(entry.binding as usize, i, "bindings come in their order");
+            assert_eq!(entry.binding as usize, i, "bindings are in order");
             let buffer = binding.buffer.as_custom::<Buffer>().unwrap();
             bound.push((buffer.0.clone(), binding.offset as usize));
         }
@@ -216,7 +217,7 @@ impl DeviceInterface for Metals {
         let (name, metal) = &*desc.module.as_custom::<Module>().unwrap().0;
         assert!(!desc.compilation_options.zero_initialize_workgroup_memory);
         let kernel =
-            compile(name, metal).unwrap_or_else(|why| panic!("{name}: {why}\n{}", metal.text));
+            compile(name, metal).unwrap_or_else(|error| panic!("{name}: {error}\n{}", metal.text));
         let writes = metal.writes.clone();
         DispatchComputePipeline::custom(Pipeline {
             name: name.clone(),
@@ -310,8 +311,8 @@ impl DeviceInterface for Metals {
     unsafe fn stop_graphics_debugger_capture(&self) {}
 }
 
-/// Commands run when they are submitted, so what is written comes behind all that was submitted before.
-impl QueueInterface for Metals {
+/// Commands run at their submission, so writes are ordered after all earlier submissions.
+impl QueueInterface for MetalEmulation {
     fn write_buffer(&self, buffer: &DispatchBuffer, offset: u64, data: &[u8]) {
         memory(buffer).write(offset as usize, data);
     }

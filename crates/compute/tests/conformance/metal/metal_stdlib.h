@@ -1,4 +1,5 @@
-// What emitted MSL needs of Metal's standard library, in C++17 for g++. A name that is missing fails to compile.
+// The parts of Metal's standard library that the translated kernels use, in C++17 for g++. Kernels that
+// use other names fail to compile.
 #pragma once
 
 #include <cmath>
@@ -91,7 +92,7 @@ template <class D, class S> D bits_as(S s) {
     return d;
 }
 
-// Small integers keep their type, as Metal's vectors do.
+// No integer promotion: the result has the element type, as in Metal.
 #define BINARY(op, R) \
     template <class T, int N> auto operator op(const vec<T, N>& a, const vec<T, N>& b) { \
         vec<R, N> r; \
@@ -114,7 +115,7 @@ template <class T, int N> vec<T, N> operator-(vec<T, N> a) { for (int i = 0; i <
 template <class T, int N> vec<T, N> operator~(vec<T, N> a) { for (int i = 0; i < N; i++) a[i] = ~a[i]; return a; }
 template <int N> vec<bool, N> operator!(vec<bool, N> a) { for (int i = 0; i < N; i++) a[i] = !a[i]; return a; }
 
-// A function of numbers, and of vectors of them one by one.
+// Functions of scalars, and of vectors per element.
 #define FUNCTION1(name, ...) \
     template <class T, class = std::enable_if_t<scalar<T>>> T name(T a) { __VA_ARGS__ } \
     template <class T, int N> vec<T, N> name(vec<T, N> a) { for (int i = 0; i < N; i++) a[i] = name(a[i]); return a; }
@@ -177,7 +178,7 @@ template <class T, int N> T dot(vec<T, N> a, vec<T, N> b) {
     return r;
 }
 
-// Atomics: threads take turns at barriers and operations of simdgroups only.
+// Atomics need no synchronization: fibers switch only at barriers and simdgroup operations.
 template <class T> struct atomic { T value; };
 using atomic_uint = atomic<uint>;
 using atomic_int = atomic<int>;
@@ -198,19 +199,20 @@ ATOMIC(add, a + b) ATOMIC(sub, a - b) ATOMIC(and, a & b) ATOMIC(or, a | b) ATOMI
 ATOMIC(min, b < a ? b : a) ATOMIC(max, a < b ? b : a)
 
 enum class mem_flags { mem_none, mem_device, mem_threadgroup, mem_texture };
-inline void threadgroup_barrier(mem_flags, int line = __builtin_LINE()) { fibers::meet_all(line); }
+inline void threadgroup_barrier(mem_flags, int line = __builtin_LINE()) { fibers::threadgroup_wait(line); }
 inline void simdgroup_barrier(mem_flags, int line = __builtin_LINE()) {
-    fibers::meet("simdgroup_barrier", line, [](fibers::Slots&, uint, const void*) {}, nullptr);
+    fibers::simdgroup_wait("simdgroup_barrier", line, [](fibers::Slots&, uint, const void*) {}, nullptr);
 }
 
-// Operations of a simdgroup: every thread brings a T and takes an R; finish(in, out, width, argument) makes these of those.
-template <class R, class T, class A> R together(const char* name, int line, T mine, A argument,
+// Collective operation of a simdgroup: each thread passes a T and receives an R, which
+// finish(in, out, width, argument) computes for all threads.
+template <class R, class T, class A> R collective(const char* name, int line, T value, A argument,
     void (*finish)(const T*, R*, uint, const A&)) {
-    static_assert(sizeof(T) <= 16 && sizeof(R) <= 16, "larger than any value of a simdgroup");
+    static_assert(sizeof(T) <= 16 && sizeof(R) <= 16, "larger than a slot");
     struct Job { A argument; void (*finish)(const T*, R*, uint, const A&); } job{argument, finish};
     uint lane = fibers::current() % fibers::width();
-    memcpy(fibers::slots().in[lane], &mine, sizeof mine);
-    fibers::meet(name, line, [](fibers::Slots& slots, uint width, const void* data) {
+    memcpy(fibers::slots().in[lane], &value, sizeof value);
+    fibers::simdgroup_wait(name, line, [](fibers::Slots& slots, uint width, const void* data) {
         const Job& job = *static_cast<const Job*>(data);
         T in[64];
         R out[64];
@@ -222,80 +224,89 @@ template <class R, class T, class A> R together(const char* name, int line, T mi
     memcpy(&result, fibers::slots().out[lane], sizeof result);
     return result;
 }
-struct Nothing {};
+struct NoArgument {};
 #define REDUCE(name, ...) \
     template <class T> T simd_##name(T v, int line = __builtin_LINE()) { \
-        return together<T, T, Nothing>("simd_" #name, line, v, {}, [](const T* in, T* out, uint n, const Nothing&) { \
-            T tree[64]; \
-            for (uint i = 0; i < n; i++) tree[i] = in[i]; \
-            for (uint half = n / 2; half > 0; half /= 2) \
-                for (uint i = 0; i < half; i++) { T a = tree[i], b = tree[i + half]; tree[i] = __VA_ARGS__; } \
-            for (uint i = 0; i < n; i++) out[i] = tree[0]; \
-        }); \
+        return collective<T, T, NoArgument>("simd_" #name, line, v, {}, \
+            [](const T* in, T* out, uint n, const NoArgument&) { \
+                T tree[64]; \
+                for (uint i = 0; i < n; i++) tree[i] = in[i]; \
+                for (uint half = n / 2; half > 0; half /= 2) \
+                    for (uint i = 0; i < half; i++) { T a = tree[i], b = tree[i + half]; tree[i] = __VA_ARGS__; } \
+                for (uint i = 0; i < n; i++) out[i] = tree[0]; \
+            }); \
     }
 REDUCE(sum, a + b) REDUCE(product, a * b) REDUCE(and, a & b) REDUCE(or, a | b) REDUCE(xor, a ^ b)
 REDUCE(min, metal::min(a, b)) REDUCE(max, metal::max(a, b))
 #define PREFIX(name, first, ...) \
     template <class T> T simd_prefix_exclusive_##name(T v, int line = __builtin_LINE()) { \
-        return together<T, T, Nothing>("simd_prefix_exclusive_" #name, line, v, {}, \
-            [](const T* in, T* out, uint n, const Nothing&) { \
+        return collective<T, T, NoArgument>("simd_prefix_exclusive_" #name, line, v, {}, \
+            [](const T* in, T* out, uint n, const NoArgument&) { \
                 T a = T(first); \
                 for (uint i = 0; i < n; i++) { T b = in[i]; out[i] = a; a = __VA_ARGS__; } \
             }); \
     } \
     template <class T> T simd_prefix_inclusive_##name(T v, int line = __builtin_LINE()) { \
-        return together<T, T, Nothing>("simd_prefix_inclusive_" #name, line, v, {}, \
-            [](const T* in, T* out, uint n, const Nothing&) { \
+        return collective<T, T, NoArgument>("simd_prefix_inclusive_" #name, line, v, {}, \
+            [](const T* in, T* out, uint n, const NoArgument&) { \
                 T a = T(first); \
                 for (uint i = 0; i < n; i++) { T b = in[i]; a = __VA_ARGS__; out[i] = a; } \
             }); \
     }
 PREFIX(sum, 0, a + b) PREFIX(product, 1, a * b)
 
-// Each thread takes the value of another one, which it names itself.
-template <class T> struct Asked { T value; uint of; };
-template <class T> T taken(const char* name, int line, T v, uint of) {
+// Shuffles: each thread receives the value of the lane that it selects.
+template <class T> struct ShuffleInput { T value; uint source; };
+template <class T> T shuffle(const char* name, int line, T v, uint source) {
     if constexpr (sizeof(T) > 12) {
-        // Two halves: a value and the thread it is asked of fit no slot.
+        // In two halves: the value and the source lane together exceed a slot.
         struct Half { char bytes[sizeof(T) / 2]; } halves[2];
         memcpy(halves, &v, sizeof v);
-        halves[0] = taken(name, line, halves[0], of);
-        halves[1] = taken(name, line, halves[1], of);
+        halves[0] = shuffle(name, line, halves[0], source);
+        halves[1] = shuffle(name, line, halves[1], source);
         memcpy(&v, halves, sizeof v);
         return v;
     } else {
-        return together<T, Asked<T>, Nothing>(name, line, {v, of}, {}, [](const Asked<T>* in, T* out, uint n, const Nothing&) {
-            for (uint i = 0; i < n; i++) {
-                if (in[i].of >= n) fibers::fail("a thread asks for a value of none in its simdgroup");
-                out[i] = in[in[i].of].value;
-            }
-        });
+        return collective<T, ShuffleInput<T>, NoArgument>(name, line, {v, source}, {},
+            [](const ShuffleInput<T>* in, T* out, uint n, const NoArgument&) {
+                for (uint i = 0; i < n; i++) {
+                    if (in[i].source >= n) fibers::fail("a shuffle from a lane outside the simdgroup");
+                    out[i] = in[in[i].source].value;
+                }
+            });
     }
 }
 inline uint lane() { return fibers::current() % fibers::width(); }
-template <class T> T simd_shuffle(T v, uint of, int line = __builtin_LINE()) { return taken("simd_shuffle", line, v, of); }
-template <class T> T simd_broadcast(T v, uint of, int line = __builtin_LINE()) { return taken("simd_broadcast", line, v, of); }
-template <class T> T simd_broadcast_first(T v, int line = __builtin_LINE()) { return taken("simd_broadcast_first", line, v, 0u); }
+template <class T> T simd_shuffle(T v, uint source, int line = __builtin_LINE()) {
+    return shuffle("simd_shuffle", line, v, source);
+}
+template <class T> T simd_broadcast(T v, uint source, int line = __builtin_LINE()) {
+    return shuffle("simd_broadcast", line, v, source);
+}
+template <class T> T simd_broadcast_first(T v, int line = __builtin_LINE()) {
+    return shuffle("simd_broadcast_first", line, v, 0u);
+}
 template <class T> T simd_shuffle_xor(T v, uint mask, int line = __builtin_LINE()) {
-    return taken("simd_shuffle_xor", line, v, lane() ^ mask);
+    return shuffle("simd_shuffle_xor", line, v, lane() ^ mask);
 }
-// Beyond the ends values are undefined; here a thread keeps its own.
-template <class T> T simd_shuffle_up(T v, uint by, int line = __builtin_LINE()) {
-    return taken("simd_shuffle_up", line, v, lane() < by ? lane() : lane() - by);
+// Beyond the ends, Metal leaves values undefined. Here a thread keeps its own value.
+template <class T> T simd_shuffle_up(T v, uint delta, int line = __builtin_LINE()) {
+    return shuffle("simd_shuffle_up", line, v, lane() < delta ? lane() : lane() - delta);
 }
-template <class T> T simd_shuffle_down(T v, uint by, int line = __builtin_LINE()) {
-    return taken("simd_shuffle_down", line, v, lane() + by < fibers::width() ? lane() + by : lane());
+template <class T> T simd_shuffle_down(T v, uint delta, int line = __builtin_LINE()) {
+    return shuffle("simd_shuffle_down", line, v, lane() + delta < fibers::width() ? lane() + delta : lane());
 }
 struct simd_vote {
     uint64_t bits;
     explicit operator uint64_t() const { return bits; }
 };
 inline simd_vote simd_ballot(bool v, int line = __builtin_LINE()) {
-    return together<simd_vote, bool, Nothing>("simd_ballot", line, v, {}, [](const bool* in, simd_vote* out, uint n, const Nothing&) {
-        uint64_t bits = 0;
-        for (uint i = 0; i < n; i++) bits |= uint64_t(in[i]) << i;
-        for (uint i = 0; i < n; i++) out[i] = {bits};
-    });
+    return collective<simd_vote, bool, NoArgument>("simd_ballot", line, v, {},
+        [](const bool* in, simd_vote* out, uint n, const NoArgument&) {
+            uint64_t bits = 0;
+            for (uint i = 0; i < n; i++) bits |= uint64_t(in[i]) << i;
+            for (uint i = 0; i < n; i++) out[i] = {bits};
+        });
 }
 inline bool simd_all(bool v, int line = __builtin_LINE()) {
     return uint64_t(simd_ballot(v, line)) == ~0ull >> (64 - fibers::width());
@@ -304,8 +315,9 @@ inline bool simd_any(bool v, int line = __builtin_LINE()) { return uint64_t(simd
 
 }
 
-// The names of vectors are known everywhere.
-#define KNOWN(name) using metal::name##2; using metal::name##3; using metal::name##4;
-KNOWN(float) KNOWN(half) KNOWN(int) KNOWN(uint) KNOWN(bool) KNOWN(short) KNOWN(ushort) KNOWN(char) KNOWN(uchar)
+// MSL uses vector types without a namespace.
+#define GLOBAL_VECTORS(name) using metal::name##2; using metal::name##3; using metal::name##4;
+GLOBAL_VECTORS(float) GLOBAL_VECTORS(half) GLOBAL_VECTORS(int) GLOBAL_VECTORS(uint) GLOBAL_VECTORS(bool)
+GLOBAL_VECTORS(short) GLOBAL_VECTORS(ushort) GLOBAL_VECTORS(char) GLOBAL_VECTORS(uchar)
 using metal::packed_char4;
 using metal::packed_uchar4;

@@ -1,16 +1,18 @@
-//! A GPU as Metal has it, on the CPU: a device behind wgpu's interface whose kernels are translated to MSL the way wgpu
-//! does it for Metal, compiled as C++ with a stand-in for Metal's standard library, and run in simdgroups of 32.
+//! Metal emulation: a wgpu device that runs Metal's version of the kernels on the CPU.
 //!
-//! It proves on any machine what the kernels compute on a Mac, up to Apple's compiler. It finds barriers and operations of
-//! simdgroups that not all threads reach together, reads of workgroup memory that was never written, reliance on
-//! NaN and infinity, writes next to a buffer, names that Metal's language does not have in this form; every kernel passes
-//! the translations for Vulkan and DX12 too. It says nothing of speed.
+//! Kernels are translated to MSL with the options of wgpu's Metal backend, compiled as C++ with an
+//! emulation of Metal's standard library, and run in simdgroups of 32.
+//!
+//! It tests on any machine what the kernels compute on a Mac, up to Apple's compiler. It detects
+//! divergent barriers and simdgroup operations, reads of uninitialized threadgroup memory, reliance
+//! on NaN and infinity, writes outside a buffer, and names that MSL lacks. Every kernel also passes
+//! the translation to SPIR-V and HLSL. Timings have no meaning.
 
 mod commands;
 mod compile;
 mod device;
-mod finds;
-mod matrices;
+mod fault_detection;
+mod matrix_emulation;
 mod translate;
 
 pub(crate) use device::instance;

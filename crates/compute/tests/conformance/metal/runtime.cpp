@@ -12,71 +12,72 @@ namespace fibers {
 namespace {
 
 constexpr size_t STACK = 128 << 10;
-constexpr uint MOST = 1024;
+constexpr uint MAX_THREADS = 1024;
 
 enum State { READY, WAITING, DONE };
 
 struct Simdgroup {
-    Place place;
+    WaitPoint wait_point;
     uint arrived = 0;
     Slots slots;
 };
 
 struct Group {
     uint threads = 0, width = 0, current = 0, done = 0;
-    bool downwards = false;
+    bool descending = false;
     void (*body)(void*, uint) = nullptr;
     void* data = nullptr;
     unsigned char* stacks = nullptr;
     uint started = 0;
-    ucontext_t main_context, fiber_contexts[MOST];
-    jmp_buf main, fibers[MOST];
-    State states[MOST];
-    Place place;
+    ucontext_t main_context, fiber_contexts[MAX_THREADS];
+    jmp_buf main, fibers[MAX_THREADS];
+    State states[MAX_THREADS];
+    WaitPoint wait_point;
     uint arrived = 0;
     std::vector<Simdgroup> simdgroups;
     char error[512];
     bool failed = false;
 
     ~Group() {
-        if (stacks) munmap(stacks, STACK * MOST);
+        if (stacks) munmap(stacks, STACK * MAX_THREADS);
     }
 };
 
 Group& group() {
-    static thread_local Group of_thread;
-    return of_thread;
+    static thread_local Group instance;
+    return instance;
 }
 
-[[noreturn]] void leave(Group& g) { _longjmp(g.main, 1); }
+[[noreturn]] void return_to_run(Group& g) { _longjmp(g.main, 1); }
 
-// Another thread's turn. Where there is none the threads have diverged.
-void turn(Group& g) {
+// Switches to the next ready fiber. If none is ready but some are not done, the threads have diverged.
+void switch_fiber(Group& g) {
     if (_setjmp(g.fibers[g.current])) return;
     for (uint i = 1; i <= g.threads; i++) {
-        uint next = (g.current + (g.downwards ? g.threads - i : i)) % g.threads;
+        uint next = (g.current + (g.descending ? g.threads - i : i)) % g.threads;
         if (g.states[next] == READY) {
             g.current = next;
             _longjmp(g.fibers[next], 1);
         }
     }
     if (g.done < g.threads) {
-        Place at = g.place;
-        for (auto& simdgroup : g.simdgroups) if (simdgroup.arrived) at = simdgroup.place;
+        WaitPoint point = g.wait_point;
+        for (auto& simdgroup : g.simdgroups) if (simdgroup.arrived) point = simdgroup.wait_point;
         g.failed = true;
-        snprintf(g.error, sizeof g.error, "some threads wait at %s, line %d, where others never come", at.operation, at.line);
+        snprintf(g.error, sizeof g.error, "some threads wait at %s, line %d, which others never reach",
+            point.operation, point.line);
     }
-    leave(g);
+    return_to_run(g);
 }
 
-// A fiber's life: one threadgroup after another.
-void live() {
+// Main loop of a fiber: one threadgroup after another.
+void fiber_main() {
     Group& g = group();
     for (;;) {
         g.body(g.data, g.current);
         g.states[g.current] = DONE;
         g.done++;
-        turn(g);
+        switch_fiber(g);
     }
 }
 
@@ -86,45 +87,48 @@ void start(Group& g, uint i) {
     context.uc_stack.ss_sp = g.stacks + STACK * i;
     context.uc_stack.ss_size = STACK;
     context.uc_link = nullptr;
-    // The first step of a fiber only leaves a place to jump to.
+    // The first switch to a fiber only saves its context.
     makecontext(&context, reinterpret_cast<void (*)()>(+[]() {
         Group& g = group();
         if (!_setjmp(g.fibers[g.current])) _longjmp(g.main, 1);
-        live();
+        fiber_main();
     }), 0);
     g.current = i;
     if (!_setjmp(g.main)) setcontext(&context);
 }
 
-[[noreturn]] void mixed(const Place& a, const Place& b) {
+[[noreturn]] void fail_divergent(const WaitPoint& a, const WaitPoint& b) {
     Group& g = group();
     g.failed = true;
-    snprintf(g.error, sizeof g.error, "some threads are at %s, line %d, others at %s, line %d", a.operation, a.line,
-        b.operation, b.line);
-    leave(g);
+    snprintf(g.error, sizeof g.error, "some threads are at %s, line %d, others at %s, line %d", a.operation,
+        a.line, b.operation, b.line);
+    return_to_run(g);
 }
 
 }
 
-const char* run(uint threads, uint width, bool downwards, void (*body)(void*, uint), void* data) {
+const char* run(uint threads, uint width, bool descending, void (*body)(void*, uint), void* data) {
     Group& g = group();
-    if (threads > MOST || threads % width || width > 64) return "more threads than an Apple GPU has, or parts of a simdgroup";
+    if (threads > MAX_THREADS || threads % width || width > 64) {
+        return "too many threads for an Apple GPU, or a partial simdgroup";
+    }
     if (!g.stacks) {
-        void* stacks = mmap(nullptr, STACK * MOST, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (stacks == MAP_FAILED) return "no memory for the stacks of threads";
+        int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+        void* stacks = mmap(nullptr, STACK * MAX_THREADS, PROT_READ | PROT_WRITE, flags, -1, 0);
+        if (stacks == MAP_FAILED) return "no memory for the stacks of fibers";
         g.stacks = static_cast<unsigned char*>(stacks);
     }
     for (; g.started < threads; g.started++) start(g, g.started);
-    g.threads = threads, g.width = width, g.downwards = downwards, g.body = body, g.data = data;
+    g.threads = threads, g.width = width, g.descending = descending, g.body = body, g.data = data;
     g.done = g.arrived = 0;
     g.failed = false;
     g.simdgroups.resize(threads / width);
     for (auto& simdgroup : g.simdgroups) simdgroup.arrived = 0;
     for (uint i = 0; i < threads; i++) g.states[i] = READY;
-    g.current = downwards ? threads - 1 : 0;
+    g.current = descending ? threads - 1 : 0;
     if (!_setjmp(g.main)) _longjmp(g.fibers[g.current], 1);
     if (!g.failed) return nullptr;
-    // Where its fibers stand nobody will come back to.
+    // The fibers of a failed kernel are in the middle of its body: start new ones.
     g.started = 0;
     return g.error;
 }
@@ -135,37 +139,41 @@ Slots& slots() { return group().simdgroups[group().current / group().width].slot
 
 static void wait(Group& g) {
     g.states[g.current] = WAITING;
-    turn(g);
+    switch_fiber(g);
 }
 
-void meet_all(int line) {
+void threadgroup_wait(int line) {
     Group& g = group();
-    Place here{true, "threadgroup_barrier", line};
-    if (g.arrived && g.place.line != line) mixed(g.place, here);
-    g.place = here;
+    WaitPoint here{"threadgroup_barrier", line};
+    if (g.arrived && g.wait_point.line != line) fail_divergent(g.wait_point, here);
+    g.wait_point = here;
     if (++g.arrived < g.threads) return wait(g);
     g.arrived = 0;
     for (uint i = 0; i < g.threads; i++) g.states[i] = READY;
 }
 
-void meet(const char* operation, int line, void (*finish)(Slots&, uint, const void*), const void* data) {
+void simdgroup_wait(const char* operation, int line, void (*finish)(Slots&, uint, const void*),
+    const void* data) {
     Group& g = group();
-    uint number = g.current / g.width;
-    Simdgroup& mine = g.simdgroups[number];
-    Place here{false, operation, line};
-    if (mine.arrived && (mine.place.line != line || strcmp(mine.place.operation, operation))) mixed(mine.place, here);
-    mine.place = here;
-    if (++mine.arrived < g.width) return wait(g);
-    mine.arrived = 0;
-    finish(mine.slots, g.width, data);
-    for (uint i = number * g.width; i < (number + 1) * g.width; i++) g.states[i] = READY;
+    uint index = g.current / g.width;
+    Simdgroup& simdgroup = g.simdgroups[index];
+    WaitPoint here{operation, line};
+    WaitPoint& point = simdgroup.wait_point;
+    if (simdgroup.arrived && (point.line != line || strcmp(point.operation, operation))) {
+        fail_divergent(point, here);
+    }
+    point = here;
+    if (++simdgroup.arrived < g.width) return wait(g);
+    simdgroup.arrived = 0;
+    finish(simdgroup.slots, g.width, data);
+    for (uint i = index * g.width; i < (index + 1) * g.width; i++) g.states[i] = READY;
 }
 
-void fail(const char* why) {
+void fail(const char* error) {
     Group& g = group();
     g.failed = true;
-    snprintf(g.error, sizeof g.error, "%s", why);
-    leave(g);
+    snprintf(g.error, sizeof g.error, "%s", error);
+    return_to_run(g);
 }
 
 }

@@ -1,4 +1,4 @@
-// How the threads of a threadgroup take turns on one CPU thread: each is a fiber that runs until it waits at a barrier or
+// Threads of a threadgroup as fibers on one CPU thread. A fiber runs until it waits at a barrier or at
 // an operation of its simdgroup.
 #pragma once
 
@@ -6,35 +6,36 @@ namespace fibers {
 
 typedef unsigned int uint;
 
-// Where a fiber waits: for its simdgroup or for all, at which operation and line.
-struct Place {
-    bool of_all;
+// Operation and source line at which a fiber waits.
+struct WaitPoint {
     const char* operation;
     int line;
 };
 
-// Runs body(data, thread) for `threads` threads in simdgroups of `width`; downwards takes them in descending order, which
-// with the ascending one finds most missing barriers. Returns an error or null.
-const char* run(uint threads, uint width, bool downwards, void (*body)(void*, uint), void* data);
+// Runs body(data, thread) for `threads` threads in simdgroups of `width`. `descending` schedules the
+// threads in descending order; with the ascending order of other calls, that exposes most missing
+// barriers. Returns an error or null.
+const char* run(uint threads, uint width, bool descending, void (*body)(void*, uint), void* data);
 
-// The thread that runs, in its threadgroup.
+// Index of the running thread in its threadgroup.
 uint current();
 uint width();
 
-// Waits until all threads meet at the same place.
-void meet_all(int line);
+// Waits until all threads of the threadgroup reach the same line.
+void threadgroup_wait(int line);
 
-// What each thread of the simdgroup has brought along to its next operation, and what each takes away.
+// Inputs and outputs of the threads of a simdgroup for its next operation.
 struct Slots {
     alignas(16) unsigned char in[64][16];
     alignas(16) unsigned char out[64][16];
 };
 Slots& slots();
 
-// Waits until all threads of the simdgroup meet at the same place; the last one to come calls finish first.
-void meet(const char* operation, int line, void (*finish)(Slots&, uint width, const void*), const void* data);
+// Waits until all threads of the simdgroup reach the same operation. The last one calls `finish`.
+void simdgroup_wait(const char* operation, int line, void (*finish)(Slots&, uint width, const void*),
+    const void* data);
 
-// Gives up, whatever the other threads do.
-[[noreturn]] void fail(const char* why);
+// Aborts the kernel with an error.
+[[noreturn]] void fail(const char* error);
 
 }

@@ -1,4 +1,4 @@
-//! A kernel's WGSL in the languages of the drivers, as wgpu's backends have it translated.
+//! Translation of a kernel's WGSL to SPIR-V, HLSL and MSL, with the options of wgpu's backends.
 
 use naga::{
     AddressSpace, Module, ShaderStage, StorageAccess,
@@ -8,35 +8,37 @@ use naga::{
 };
 
 /// A kernel in MSL.
-pub(super) struct Metal {
+pub(super) struct MslKernel {
     pub(super) text: String,
-    /// The name of its entry point there.
+    /// Name of the entry point in the MSL.
     pub(super) entry: String,
     pub(super) threads: u32,
-    /// Buffers that it writes to, by binding.
+    /// Whether the kernel writes to each binding.
     pub(super) writes: Vec<bool>,
 }
 
-/// Threadgroup memory and threads that every Apple GPU has.
+/// Bytes of threadgroup memory on every Apple GPU.
 pub(super) const MAX_SHARED: u32 = 32 << 10;
+/// Threads per threadgroup on every Apple GPU.
 const MAX_THREADS: u32 = 1024;
 
-/// Translates a kernel for Vulkan, DX12 and both versions of Metal's language, and yields the MSL of the later one. It may have so
-/// many bytes of workgroup memory.
+/// Translates a kernel for Vulkan, DX12 and two versions of MSL, and returns the later MSL.
+///
+/// `max_shared` limits its workgroup memory, in bytes.
 pub(super) fn translate(
     source: &str,
     capabilities: Capabilities,
-    most_shared: u32,
-) -> Result<Metal, String> {
+    max_shared: u32,
+) -> Result<MslKernel, String> {
     let module = naga::front::wgsl::parse_str(source).map_err(|e| e.emit_to_string(source))?;
     let info = Validator::new(ValidationFlags::all(), capabilities)
         .subgroup_stages(naga::valid::ShaderStages::COMPUTE)
         .subgroup_operations(naga::valid::SubgroupOperationSet::all())
         .validate(&module)
         .map_err(|e| e.emit_to_string(source))?;
-    limits(&module, most_shared)?;
+    limits(&module, max_shared)?;
     vulkan(&module, &info)?;
-    // Our kernels for matrix units are for those of Vulkan and Metal.
+    // Kernels with cooperative matrices are for Vulkan and Metal only.
     if !capabilities.contains(Capabilities::COOPERATIVE_MATRIX) || !source.contains("coop_") {
         direct3d(&module, &info)?;
     }
@@ -44,7 +46,7 @@ pub(super) fn translate(
     metal(&module, &info, (3, 2))
 }
 
-fn limits(module: &Module, most_shared: u32) -> Result<(), String> {
+fn limits(module: &Module, max_shared: u32) -> Result<(), String> {
     let threads: u32 = module.entry_points[0].workgroup_size.iter().product();
     if threads > MAX_THREADS {
         return Err(format!("workgroups of {threads} threads"));
@@ -53,8 +55,8 @@ fn limits(module: &Module, most_shared: u32) -> Result<(), String> {
     layouts.update(module.to_ctx()).map_err(|e| e.to_string())?;
     let shared = module.global_variables.iter().filter(|(_, v)| v.space == AddressSpace::WorkGroup);
     let shared: u32 = shared.map(|(_, v)| layouts[v.ty].size).sum();
-    match shared > most_shared {
-        true => Err(format!("{shared} bytes of workgroup memory, more than {most_shared}")),
+    match shared > max_shared {
+        true => Err(format!("{shared} bytes of workgroup memory, more than {max_shared}")),
         false => Ok(()),
     }
 }
@@ -96,19 +98,19 @@ fn direct3d(module: &Module, info: &ModuleInfo) -> Result<(), String> {
     written.entry_point_names[0].as_ref().map(|_| ()).map_err(|e| format!("HLSL: {e}"))
 }
 
-/// Parameters lie in Metal's buffer 0, binding n in buffer n + 1.
-fn metal(module: &Module, info: &ModuleInfo, lang_version: (u8, u8)) -> Result<Metal, String> {
+/// Immediates are in Metal's buffer 0, binding n in buffer n + 1.
+fn metal(module: &Module, info: &ModuleInfo, lang_version: (u8, u8)) -> Result<MslKernel, String> {
     let mut resources =
         msl::EntryPointResources { immediates_buffer: Some(0), ..Default::default() };
     let mut writes = Vec::new();
     for (_, variable) in module.global_variables.iter() {
         let Some(binding) = variable.binding else { continue };
         let mutable = matches!(variable.space, AddressSpace::Storage { access } if access.contains(StorageAccess::STORE));
-        let number = binding.binding as usize;
-        writes.resize(writes.len().max(number + 1), false);
-        writes[number] = mutable;
+        let index = binding.binding as usize;
+        writes.resize(writes.len().max(index + 1), false);
+        writes[index] = mutable;
         let target =
-            msl::BindTarget { buffer: Some(number as u8 + 1), mutable, ..Default::default() };
+            msl::BindTarget { buffer: Some(index as u8 + 1), mutable, ..Default::default() };
         resources.resources.insert(binding, target);
     }
     resources.sizes_buffer = Some(writes.len() as u8 + 1);
@@ -131,5 +133,5 @@ fn metal(module: &Module, info: &ModuleInfo, lang_version: (u8, u8)) -> Result<M
         msl::write_string(module, info, &options, &pipeline).map_err(|e| format!("MSL: {e}"))?;
     let entry = names.entry_point_names[0].as_ref().map_err(|e| format!("MSL: {e}"))?.clone();
     let threads = module.entry_points[0].workgroup_size.iter().product();
-    Ok(Metal { text, entry, threads, writes })
+    Ok(MslKernel { text, entry, threads, writes })
 }

@@ -11,7 +11,7 @@ pub(crate) use memory_probe::read_once;
 pub use memory_probe::{MemorySpeed, probe_memory};
 pub use page_cache::FilePages;
 
-use crate::base::random::SplitMix64;
+use moeflux_compute::SplitMix64;
 
 /// Random file offsets.
 struct RandomOffsets(SplitMix64);
@@ -24,10 +24,10 @@ impl RandomOffsets {
     }
 
     fn seeded(seed: u64) -> Self {
-        Self(SplitMix64(seed))
+        Self(SplitMix64::new(seed))
     }
 
     fn below(&mut self, end: u64) -> u64 {
-        self.0.next() % end.max(1)
+        self.0.next_u64() % end.max(1)
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Blackman and Vigna, <https://prng.di.unimi.it>.
 
-use crate::base::random::SplitMix64;
+use moeflux_compute::SplitMix64;
 
 /// Generator with the same sequence on every platform; the field is its state.
 #[derive(Clone, Debug)]
@@ -10,8 +10,8 @@ pub(super) struct Xoshiro256([u64; 4]);
 
 impl Xoshiro256 {
     pub(super) fn new(seed: u64) -> Xoshiro256 {
-        let mut seeds = SplitMix64(seed);
-        Xoshiro256([0; 4].map(|_: u64| seeds.next()))
+        let mut seeds = SplitMix64::new(seed);
+        Xoshiro256([0; 4].map(|_: u64| seeds.next_u64()))
     }
 
     fn next(&mut self) -> u64 {

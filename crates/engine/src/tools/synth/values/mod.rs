@@ -8,10 +8,8 @@ mod mxfp4;
 use std::ops::Range;
 
 use half::bf16;
-use moeflux_compute::Scalar;
+use moeflux_compute::{SPLITMIX_STEP, Scalar, splitmix_mix};
 pub(super) use mxfp4::Mxfp4Scales;
-
-use crate::base::random::{STEP, mix};
 
 /// Weights per scale and bias.
 pub(super) const AFFINE_GROUP: usize = 64;
@@ -23,22 +21,22 @@ const SIZES: usize = 16;
 /// all rows with equal settings.
 const LEAD_SHRINK: f32 = 1.0 / 8.0;
 
-/// [SplitMix64](crate::base::random) with random access.
+/// [`SplitMix64`](moeflux_compute::SplitMix64) with random access.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RandomStream(u64);
 
 impl RandomStream {
     /// The stream of a tensor name under a seed.
     pub(super) fn new(seed: u64, name: &str) -> Self {
-        RandomStream(
-            name.bytes().fold(mix(seed ^ STEP), |h, b| mix(h ^ u64::from(b)).wrapping_add(STEP)),
-        )
+        RandomStream(name.bytes().fold(splitmix_mix(seed ^ SPLITMIX_STEP), |h, b| {
+            splitmix_mix(h ^ u64::from(b)).wrapping_add(SPLITMIX_STEP)
+        }))
     }
 
     /// 64 random bits for index `i`.
     #[inline]
     pub(super) fn word(self, i: u64) -> u64 {
-        mix(self.0.wrapping_add(i.wrapping_add(1).wrapping_mul(STEP)))
+        splitmix_mix(self.0.wrapping_add(i.wrapping_add(1).wrapping_mul(SPLITMIX_STEP)))
     }
 
     /// Uniform value in `[0, 1)` for index `i`.

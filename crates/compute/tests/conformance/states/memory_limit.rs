@@ -1,18 +1,18 @@
-//! What states hold: counted, foretold and limited.
+//! Bytes of states: counted, predicted and limited.
 
 use std::{iter::once, ops::Range};
 
 use moeflux_compute::{Device, Error, Span, State};
 
-use super::{KINDS, Mixer, each};
+use super::{KINDS, Mixer, for_each_device};
 
 #[test]
-fn bytes_held_are_counted_once_and_foretold() {
-    each(|device| {
+fn state_bytes_are_counted_once_and_predicted() {
+    for_each_device(|device| {
         let name = device.describe();
         for kind in KINDS {
             let mixer = Mixer::new(device, kind);
-            let begun = device.states_held();
+            let initial = device.states_held();
             let state = mixer.state(device);
             let step = |device: &mut dyn Device, state, rows: Range<usize>| {
                 let held = device.states_held();
@@ -30,28 +30,29 @@ fn bytes_held_are_counted_once_and_foretold() {
             assert_eq!(device.states_held(), held);
             assert!(step(device, fork, 300..303) > 0);
             step(device, state, 300..301);
-            // What nobody shares any more is written where it lies; a recurrent state writes beside what is shared once more.
+            // Pages that are no longer shared are written in place. A recurrent state needs a
+            // second buffer until the commit.
             assert!(kind.is_recurrent() || step(device, fork, 303..304) == 0);
             step(device, state, 301..690);
             assert!(
-                device.states_held() - begun <= 2 * device.state_bytes(kind.shape()),
+                device.states_held() - initial <= 2 * device.state_bytes(kind.shape()),
                 "{name}: {kind:?}"
             );
             device.drop_state(state);
-            assert!(device.states_held() > begun);
+            assert!(device.states_held() > initial);
             device.drop_state(fork);
-            assert_eq!(device.states_held(), begun, "{name}: {kind:?}");
+            assert_eq!(device.states_held(), initial, "{name}: {kind:?}");
         }
     });
 }
 
 #[test]
-fn a_state_that_may_not_grow_stays_usable() {
-    each(|device| {
+fn a_state_at_the_memory_limit_stays_usable() {
+    for_each_device(|device| {
         let name = device.describe();
         for kind in KINDS {
             let mixer = Mixer::new(device, kind);
-            let expected = mixer.alone(device, 1, 250, 250..400);
+            let expected = mixer.unforked_output(device, 1, 250, 250..400);
             let state = mixer.prefilled(device, 250);
             let fork = device.fork_state(state, 250).unwrap();
             device.limit_states(device.states_held());
@@ -60,10 +61,10 @@ fn a_state_that_may_not_grow_stays_usable() {
                 assert!(matches!(error, Error::StatesFull { .. }), "{name}: {kind:?}: {error}");
             };
             full(mixer.try_run(device, 1, fork, 250..400).map(drop));
-            let places = mixer.places(250);
-            let bytes = vec![0; places.len() * device.entry_bytes(kind.shape())];
-            full(device.load_state(fork, places, &bytes));
-            // A recurrent state has been written, and has memory for it.
+            let entries = mixer.entries(250);
+            let bytes = vec![0; entries.len() * device.entry_bytes(kind.shape())];
+            full(device.load_state(fork, entries, &bytes));
+            // A recurrent state that was written already has all of its memory.
             match kind.is_recurrent() {
                 true => full(device.state(kind.shape()).map(drop)),
                 false => full(mixer.try_run(device, 0, state, 250..400).map(drop)),
@@ -77,16 +78,16 @@ fn a_state_that_may_not_grow_stays_usable() {
     });
 }
 
-/// However near the limit is: the states of a step that grow first leave room for the others.
+/// Even close to the limit, the first states of a step leave enough memory for the others.
 #[test]
-fn states_grow_as_long_as_what_is_written_fits() {
-    each(|device| {
+fn states_grow_while_the_step_fits_the_limit() {
+    for_each_device(|device| {
         let name = device.describe();
         let mixer = Mixer::new(device, KINDS[0]);
-        let steps = || (0..500).step_by(100).map(|at| at..at + 100);
-        let alone = mixer.state(device);
-        let expected: Vec<_> = steps().map(|rows| mixer.run(device, 0, alone, rows)).collect();
-        device.drop_state(alone);
+        let steps = || (0..500).step_by(100).map(|start| start..start + 100);
+        let single = mixer.state(device);
+        let expected: Vec<_> = steps().map(|rows| mixer.run(device, 0, single, rows)).collect();
+        device.drop_state(single);
 
         let states: Vec<State> = (0..4).map(|_| mixer.state(device)).collect();
         let need = |device: &mut dyn Device, rows: &Range<usize>| {
@@ -99,11 +100,11 @@ fn states_grow_as_long_as_what_is_written_fits() {
         let least = need(device, &(0..500));
         device.limit_states(held + least);
         for (rows, expected) in steps().zip(expected) {
-            let foretold = device.states_held() + need(device, &rows);
+            let predicted = device.states_held() + need(device, &rows);
             for state in &states {
                 assert!(mixer.run(device, 0, *state, rows.clone()) == expected, "{name}: {rows:?}");
             }
-            assert_eq!(device.states_held(), foretold, "{name}: {rows:?}");
+            assert_eq!(device.states_held(), predicted, "{name}: {rows:?}");
         }
         device.limit_states(u64::MAX);
         states.iter().for_each(|state| device.drop_state(*state));

@@ -1,14 +1,15 @@
-//! How numbers lie in bytes, against bytes that mlx 0.32.4 made with `mx.quantize`.
+//! Byte layout of weight formats, against the output of `mx.quantize` of mlx 0.32.4.
 
 use moeflux_compute::{BlockScale, Element, Format, MatrixShape, Scalar};
 
-/// Of `mx.quantize(w, group_size=64, bits=bits)`: bits, scale, packed quants of one group of 64, and the quants.
-type Packed = (u8, f32, &'static [u8], [u8; 64]);
+/// One group of `mx.quantize(w, group_size=64, bits=bits)`: bits, scale, packed and unpacked
+/// quants.
+type AffineGroup = (u8, f32, &'static [u8], [u8; 64]);
 
-/// The bias of all groups: the largest weight, because the scales are negative.
+/// The bias of all groups: the maximum weight, as the scales are negative.
 const BIAS: f32 = 1.02875;
 
-const GROUPS: [Packed; 6] = [
+const GROUPS: [AffineGroup; 6] = [
     (
         2,
         -0.514375,
@@ -91,10 +92,11 @@ const GROUPS: [Packed; 6] = [
     ),
 ];
 
-/// Of `mx.quantize(w, mode=mode)`: format, elements and scales of a row of 32, and what `mx.dequantize` makes of them.
-type Scaled = (Format, &'static [u8], &'static [u8], [f32; 32]);
+/// A row of 32 of `mx.quantize(w, mode=mode)`: format, packed elements, scales, and the result of
+/// `mx.dequantize`.
+type ScaledRow = (Format, &'static [u8], &'static [u8], [f32; 32]);
 
-const SCALED: [Scaled; 3] = [
+const SCALED: [ScaledRow; 3] = [
     (
         Format::MXFP4,
         &[28, 58, 201, 161, 3, 44, 58, 176, 180, 22, 77, 107, 209, 164, 38, 93],
@@ -130,7 +132,7 @@ const SCALED: [Scaled; 3] = [
 ];
 
 #[test]
-fn quants_are_where_mlx_puts_them() {
+fn affine_weights_unpack_as_in_mlx() {
     for (bits, scale, packed, quants) in GROUPS {
         let format = Format::Affine { bits, group: 64, scale: Scalar::F32 };
         let bytes = [packed, &scale.to_le_bytes(), &BIAS.to_le_bytes()].concat();
@@ -143,7 +145,7 @@ fn quants_are_where_mlx_puts_them() {
 }
 
 #[test]
-fn what_no_matrix_can_be_is_an_error() {
+fn impossible_matrix_shapes_are_errors() {
     let affine = |bits, group| Format::Affine { bits, group, scale: Scalar::BF16 };
     let scaled = |element, block_rows, block_cols| Format::Scaled {
         element,
@@ -173,32 +175,33 @@ fn what_no_matrix_can_be_is_an_error() {
 }
 
 #[test]
-fn small_floats_are_what_mlx_says() {
-    for (format, elements, scales, numbers) in SCALED {
+fn scaled_formats_dequantize_as_in_mlx() {
+    for (format, elements, scales, values) in SCALED {
         let bytes = [elements, scales].concat();
         let matrix = MatrixShape { rows: 1, cols: 32, format }.view(&bytes).unwrap();
         let (w, s, b) = matrix.row(0);
         let mut row = [0.0; 32];
         format.dequantize(w, s, b, &mut row);
-        assert_eq!(row, numbers, "{format}");
+        assert_eq!(row, values, "{format}");
     }
 }
 
 #[test]
-fn codes_are_those_of_the_specifications() {
+fn minifloat_codes_match_the_specifications() {
     let codes: Vec<u8> = (0..=255).collect();
     for i in 0..256 {
         let (sign, exponent, mantissa) = (i >> 7, i >> 3 & 15, (i & 7) as f32);
-        let size = if exponent == 0 {
+        let magnitude = if exponent == 0 {
             mantissa / 512.0
         } else {
             (8.0 + mantissa) * 2f32.powi(exponent - 10)
         };
-        let number = if sign == 1 { -size } else { size };
-        let of = [Element::E4M3.get(&codes, i as usize), BlockScale::E4M3.get(&codes, i as usize)];
+        let value = if sign == 1 { -magnitude } else { magnitude };
+        let decoded =
+            [Element::E4M3.get(&codes, i as usize), BlockScale::E4M3.get(&codes, i as usize)];
         assert!(
-            of.iter().all(|x| *x == number || i & 127 == 127 && x.is_nan()),
-            "{i}: {of:?}, not {number}"
+            decoded.iter().all(|x| *x == value || i & 127 == 127 && x.is_nan()),
+            "{i}: {decoded:?}, not {value}"
         );
         let power = BlockScale::E8M0.get(&codes, i as usize);
         assert!(
@@ -221,15 +224,15 @@ fn rows_of_a_block_share_its_scales() {
         block_cols: 3,
         scale: BlockScale::E8M0,
     };
-    // One is 0x38; blocks are cut off on the right and below.
+    // 0x38 is 1.0. The blocks at the right and bottom edges are partial.
     let bytes = [&[0x38; 3 * 4][..], &[127, 128, 129, 130]].concat();
     let matrix = MatrixShape { rows: 3, cols: 4, format }.view(&bytes).unwrap();
-    for (i, numbers) in
+    for (i, values) in
         [[1.0, 1.0, 1.0, 2.0], [1.0, 1.0, 1.0, 2.0], [4.0, 4.0, 4.0, 8.0]].into_iter().enumerate()
     {
         let (w, s, b) = matrix.row(i);
         let mut row = [0.0; 4];
         format.dequantize(w, s, b, &mut row);
-        assert_eq!(row, numbers, "row {i}");
+        assert_eq!(row, values, "row {i}");
     }
 }

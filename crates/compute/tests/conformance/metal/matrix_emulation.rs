@@ -1,7 +1,7 @@
-//! Matrices of 16 x 16 spelled out, so that kernels that multiply them run where no hardware does.
+//! Emulation of cooperative matrices of 16 x 16 in plain WGSL, for devices without them.
 //!
-//! A thread of a subgroup of 32 has half a row of a matrix of sums, and what it needs of the other two: that row, and the columns
-//! of its half.
+//! Each thread of a subgroup of 32 holds half a row of the accumulator C, the whole row of A, and
+//! the eight columns of B for its half.
 
 use std::collections::BTreeSet;
 
@@ -21,46 +21,46 @@ fn matrix_multiply(a: MatrixA, b: MatrixB, c: MatrixC) -> MatrixC {
 }
 ";
 
-/// The kernel without `coop_mat16x16`, `coopLoad`, `coopStore` and `coopMultiplyAdd`.
-pub(super) fn spelled_out(kernel: &str) -> String {
+/// Replaces `coop_mat16x16`, `coopLoad`, `coopStore` and `coopMultiplyAdd` by plain WGSL.
+pub(super) fn emulate_matrices(kernel: &str) -> String {
     if !kernel.contains("coop_mat16x16") {
         return kernel.into();
     }
     let mut text = kernel.replace(ENABLE, "").replace("coopMultiplyAdd(", "matrix_multiply(");
-    for (role, of) in [('A', "f16"), ('B', "f16"), ('C', "f32")] {
-        text = text.replace(&format!("coop_mat16x16<{of}, {role}>"), &format!("Matrix{role}"));
+    for (role, scalar) in [('A', "f16"), ('B', "f16"), ('C', "f32")] {
+        text = text.replace(&format!("coop_mat16x16<{scalar}, {role}>"), &format!("Matrix{role}"));
     }
     let mut helpers = BTreeSet::new();
-    while let Some(at) = text.find("coopLoad").or_else(|| text.find("coopStore")) {
-        let (call, behind) = call_of(&text[at..]);
-        let said = call.spelled(&text, &mut helpers);
-        text = format!("{}{said}{behind}", &text[..at]);
+    while let Some(start) = text.find("coopLoad").or_else(|| text.find("coopStore")) {
+        let (call, rest) = parse_call(&text[start..]);
+        let replacement = call.emulate(&text, &mut helpers);
+        text = format!("{}{replacement}{rest}", &text[..start]);
     }
     let entry = "@builtin(local_invocation_index) index: u32,\n) {\n";
-    assert!(text.contains(entry), "a kernel whose threads have no number");
-    let begin = format!("{entry}matrix_lane = index % 32u;\n");
+    assert!(text.contains(entry), "the kernel has no local_invocation_index");
+    let prologue = format!("{entry}matrix_lane = index % 32u;\n");
     let directives = text.lines().take_while(|line| line.starts_with("enable "));
     let (head, body) = text.split_at(directives.map(|line| line.len() + 1).sum());
     let helpers: String = helpers.into_iter().collect();
-    format!("{head}{MATRICES}{helpers}{}", body.replace(entry, &begin))
+    format!("{head}{MATRICES}{helpers}{}", body.replace(entry, &prologue))
 }
 
-/// A call that brings a matrix from an array or to it.
-struct Call<'a> {
+/// A call of `coopLoad`, `coopLoadT`, `coopStore` or `coopStoreT` on a workgroup array.
+struct MatrixCall<'a> {
     stores: bool,
-    /// Whether numbers of a row lie together, or those of a column.
-    by_rows: bool,
-    /// The name of the matrix's type, where it is brought from the array.
+    /// Row-major, otherwise column-major.
+    row_major: bool,
+    /// Matrix type of a load.
     kind: &'a str,
-    /// What is stored.
+    /// Stored matrix.
     value: &'a str,
     array: &'a str,
-    at: &'a str,
-    pitch: &'a str,
+    offset: &'a str,
+    stride: &'a str,
 }
 
-/// The call that a text begins with, and what stands behind it.
-fn call_of(text: &str) -> (Call<'_>, &str) {
+/// Parses the call at the start of `text`. Returns it and the rest of the text.
+fn parse_call(text: &str) -> (MatrixCall<'_>, &str) {
     let open = text.find('(').unwrap();
     let (name, kind) = match text[..open].split_once('<') {
         Some((name, kind)) => (name, kind.trim_end_matches('>')),
@@ -71,19 +71,19 @@ fn call_of(text: &str) -> (Call<'_>, &str) {
     let (value, place) = inside.split_once('&').unwrap();
     let bracket = place.find('[').unwrap();
     let end = closing(place, bracket);
-    let call = Call {
+    let call = MatrixCall {
         stores: name.starts_with("coopStore"),
-        by_rows: name.ends_with('T'),
+        row_major: name.ends_with('T'),
         kind,
         value: value.trim_end_matches(", "),
         array: &place[..bracket],
-        at: &place[bracket + 1..end],
-        pitch: place[end + 1..].trim_start_matches(", "),
+        offset: &place[bracket + 1..end],
+        stride: place[end + 1..].trim_start_matches(", "),
     };
     (call, &text[close + 1..])
 }
 
-/// Where the bracket at `open` closes.
+/// Index of the bracket that closes the one at `open`.
 fn closing(text: &str, open: usize) -> usize {
     let mut depth = 0;
     let ends = |(_, c): &(usize, char)| {
@@ -93,39 +93,41 @@ fn closing(text: &str, open: usize) -> usize {
     open + text[open..].char_indices().find(ends).unwrap().0
 }
 
-impl Call<'_> {
-    /// The call of a function that does it, which comes to `helpers`.
-    fn spelled(&self, text: &str, helpers: &mut BTreeSet<String>) -> String {
-        let Call { stores, by_rows, kind, value, array, at, pitch } = *self;
+impl MatrixCall<'_> {
+    /// Returns a call of a helper function with the same effect, and adds the function to
+    /// `helpers`.
+    fn emulate(&self, text: &str, helpers: &mut BTreeSet<String>) -> String {
+        let Self { stores, row_major, kind, value, array, offset, stride } = *self;
         let alias = |name: &str| {
             let line = format!("alias {name} = ");
-            let of = text.split_once(&line).map(|(_, rest)| rest.split(';').next().unwrap_or(""));
-            of.unwrap_or(name).to_owned()
+            let target = text.split_once(&line);
+            let target = target.map(|(_, rest)| rest.split(';').next().unwrap_or(""));
+            target.unwrap_or(name).to_owned()
         };
         let declared = format!("var<workgroup> {array}: array<");
-        let element = alias(text.split_once(&declared).unwrap().1.split(',').next().unwrap());
-        let wide = element.starts_with("vec4");
-        let scalar = if element.contains("f16") { "f16" } else { "f32" };
-        let number = |i: &str| match wide {
+        let element_type = alias(text.split_once(&declared).unwrap().1.split(',').next().unwrap());
+        let vectorized = element_type.starts_with("vec4");
+        let scalar = if element_type.contains("f16") { "f16" } else { "f32" };
+        let element = |i: &str| match vectorized {
             true => format!("{array}[({i}) / 4u][({i}) % 4u]"),
             false => format!("{array}[{i}]"),
         };
-        let width = if wide { "4u" } else { "1u" };
-        let place = |row: &str, column: &str| match by_rows {
-            true => number(&format!("(at + ({row}) * pitch) * {width} + {column}")),
-            false => number(&format!("(at + ({column}) * pitch) * {width} + {row}")),
+        let width = if vectorized { "4u" } else { "1u" };
+        let place = |row: &str, column: &str| match row_major {
+            true => element(&format!("(offset + ({row}) * stride) * {width} + {column}")),
+            false => element(&format!("(offset + ({column}) * stride) * {width} + {row}")),
         };
         let (row, first) = ("matrix_lane / 2u", "matrix_lane % 2u * 8u");
-        let order = if by_rows { "rows" } else { "columns" };
+        let order = if row_major { "rows" } else { "columns" };
         if stores {
             let name = format!("matrix_store_{order}_{array}");
-            let to = place(row, &format!("{first} + j"));
+            let target = place(row, &format!("{first} + j"));
             helpers.insert(format!(
-                "fn {name}(c: MatrixC, at: u32, pitch: u32) {{
-                    for (var j = 0u; j < 8u; j++) {{ {to} = {scalar}(c.sums[j]); }}
+                "fn {name}(c: MatrixC, offset: u32, stride: u32) {{
+                    for (var j = 0u; j < 8u; j++) {{ {target} = {scalar}(c.sums[j]); }}
                 }}\n"
             ));
-            return format!("{name}({value}, {at}, {pitch})");
+            return format!("{name}({value}, {offset}, {stride})");
         }
         let kind = alias(kind);
         let name =
@@ -145,12 +147,12 @@ impl Call<'_> {
             ),
         };
         helpers.insert(format!(
-            "fn {name}(at: u32, pitch: u32) -> {kind} {{
+            "fn {name}(offset: u32, stride: u32) -> {kind} {{
                 var m: {kind};
                 for (var k = 0u; k < 16u; k++) {{ {body} }}
                 return m;
             }}\n"
         ));
-        format!("{name}({at}, {pitch})")
+        format!("{name}({offset}, {stride})")
     }
 }

@@ -1,8 +1,9 @@
-//! What the stand-in for Metal finds in kernels that are wrong.
+//! Faults of kernels that the Metal emulation detects.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Runs two workgroups of 64 threads over a buffer of numbers that count up; yields what they leave there.
+/// Runs two workgroups of 64 threads on a buffer with the values 0..128. Returns its contents
+/// afterwards.
 fn run(body: &str) -> Vec<u32> {
     let source = format!(
         "var<workgroup> shared_words: array<u32, 64>;
@@ -49,8 +50,8 @@ fn run(body: &str) -> Vec<u32> {
         layout: &layout,
         entries: &[wgpu::BindGroupEntry { binding: 0, resource: buffer.as_entire_binding() }],
     });
-    let numbers: Vec<u32> = (0..128).collect();
-    queue.write_buffer(&buffer, 0, bytemuck::cast_slice(&numbers));
+    let values: Vec<u32> = (0..128).collect();
+    queue.write_buffer(&buffer, 0, bytemuck::cast_slice(&values));
     let mut encoder = device.create_command_encoder(&Default::default());
     let mut pass = encoder.begin_compute_pass(&Default::default());
     pass.set_pipeline(&pipeline);
@@ -63,24 +64,25 @@ fn run(body: &str) -> Vec<u32> {
     bytemuck::cast_slice(&mapped).to_vec()
 }
 
-fn compiles() -> bool {
-    let found = super::compile::found();
+/// Whether there is a C++ compiler; prints a line if not.
+fn has_compiler() -> bool {
+    let found = super::compile::has_compiler();
     if !found {
         eprintln!("not tested: there is no C++ compiler");
     }
     found
 }
 
-/// The kernel fails, and says why.
-fn fails(body: &str, why: &str) {
+/// Checks that a kernel fails with a message that contains `expected`.
+fn fails(body: &str, expected: &str) {
     let error = catch_unwind(AssertUnwindSafe(|| run(body))).unwrap_err();
     let error = error.downcast_ref::<String>().unwrap();
-    assert!(error.contains(why), "{error}");
+    assert!(error.contains(expected), "{error}");
 }
 
 #[test]
-fn operations_of_simdgroups_of_32() {
-    if !compiles() {
+fn simdgroup_operations() {
+    if !has_compiler() {
         return;
     }
     let sums = run("a[at] = subgroupAdd(a[at]);");
@@ -97,8 +99,8 @@ fn operations_of_simdgroups_of_32() {
 }
 
 #[test]
-fn threads_that_diverge() {
-    if !compiles() {
+fn divergent_threads_are_detected() {
+    if !has_compiler() {
         return;
     }
     fails("if (lane < 7u) { a[at] = subgroupAdd(1u); }", "wait at simd_sum");
@@ -107,14 +109,14 @@ fn threads_that_diverge() {
         "others at simd_sum",
     );
     fails("if (a[at] == 77u) { return; } workgroupBarrier();", "wait at threadgroup_barrier");
-    // All of one team, but not the others of the workgroup.
+    // All threads of one simdgroup, but not of the workgroup.
     let sums = run("if (i < 32u) { a[at] = subgroupAdd(1u); }");
     assert_eq!(sums[..34], [vec![32; 32], vec![32, 33]].concat());
 }
 
 #[test]
-fn barriers_that_are_missing() {
-    if !compiles() {
+fn missing_barriers_change_results() {
+    if !has_compiler() {
         return;
     }
     let right =
@@ -125,19 +127,22 @@ fn barriers_that_are_missing() {
             run(&format!("shared_words[i] = a[at]; a[at] = shared_words[(i + {next}u) % 64u];"));
         assert!((0..128).any(|i| wrong[i] != (i / 64 * 64 + (i + next) % 64) as u32));
     }
-    assert!(run("a[at] = shared_words[i];").iter().all(|word| *word == u32::MAX), "zeroed memory");
+    assert!(
+        run("a[at] = shared_words[i];").iter().all(|word| *word == u32::MAX),
+        "threadgroup memory is not poisoned"
+    );
 }
 
 #[test]
-fn what_is_written_outside_of_buffers() {
-    if !compiles() {
+fn writes_outside_a_buffer_are_detected() {
+    if !has_compiler() {
         return;
     }
     fails("a[at + 1u] = 1u;", "outside of a buffer");
 }
 
 #[test]
-fn matrices_that_metal_does_not_have() {
+fn matrices_of_16x16_are_rejected() {
     let kernel = "enable f16;
         enable wgpu_cooperative_matrix;
         @group(0) @binding(0) var<storage, read_write> a: array<f32>;

@@ -1,0 +1,399 @@
+//! Ops in the order of a layer. A device may fuse consecutive ops; the results must be those of the
+//! separate ops.
+
+use moeflux_compute::{
+    Activation, Format, MatrixShape, Op, RopePairs, Router, Scalar, Shared, Span, StateShape, View,
+};
+
+use crate::harness::{AFFINE4, DevicePair, Random};
+
+const AFFINE8: Format = Format::Affine { bits: 8, group: 32, scale: Scalar::F16 };
+
+/// From the output of a mixer to the selected experts.
+#[test]
+fn residual_add_norm_router_and_top_k() {
+    let mut random = Random::new(71);
+    let bf16 = Format::Plain(Scalar::BF16);
+    for (format, hidden, experts, k) in
+        [(AFFINE8, 96, 37, 5), (AFFINE4, 128, 64, 8), (bf16, 160, 300, 12)]
+    {
+        DevicePair::for_each(|pair, _| {
+            for rows in [1, 1, 3] {
+                let weight =
+                    pair.weight(&mut random, MatrixShape { rows: experts, cols: hidden, format });
+                let norm = pair.buffer(&random.values(hidden));
+                let bias = (rows == 3 || k == 8).then(|| pair.buffer(&random.values(experts)));
+                let (x, y) = (
+                    pair.random(&mut random, rows, hidden),
+                    pair.random(&mut random, rows, hidden),
+                );
+                let normed = pair.nan_filled(rows, hidden);
+                let logits = pair.nan_filled(rows, experts);
+                let (ids, weights) = (pair.nan_filled(rows, k), pair.nan_filled(rows, k));
+                pair.run(&Op::Add { x, y });
+                pair.run(&Op::RmsNorm { x, weight: Some(norm), eps: 1e-6, out: normed });
+                pair.run(&Op::MatMul { x: normed, weight, bias, exact: true, out: logits });
+                pair.run(&Op::TopK { logits, router: Router::softmax(true), ids, weights });
+                pair.agree("ids", ids, 0.0);
+                pair.agree("weights", weights, 1e-4);
+                pair.agree("logits", logits, 1e-5);
+                pair.agree("normed", normed, 1e-5);
+                pair.agree("the residual stream", x, 0.0);
+            }
+        });
+    }
+}
+
+/// The same ops, interrupted by another op or with other operands.
+#[test]
+fn near_misses_of_fusable_sequences() {
+    let mut random = Random::new(72);
+    DevicePair::for_each(|pair, exact| {
+        let weight = pair.weight(&mut random, MatrixShape { rows: 12, cols: 64, format: AFFINE8 });
+        let norm = pair.buffer(&random.values(64));
+        let [x, y, z] = [0; 3].map(|_| pair.random(&mut random, 1, 64));
+        let (normed, logits, other) =
+            (pair.nan_filled(1, 64), pair.nan_filled(1, 12), pair.nan_filled(1, 12));
+        let (ids, weights) = (pair.nan_filled(1, 3), pair.nan_filled(1, 3));
+        // A norm of another view than the sum; a projection before the router's; a top-k that reads
+        // other logits.
+        pair.run(&Op::Add { x, y });
+        pair.run(&Op::RmsNorm { x: z, weight: Some(norm), eps: 1e-6, out: normed });
+        pair.agree("another norm", normed, 1e-5);
+        pair.run(&Op::Add { x, y });
+        pair.run(&Op::RmsNorm { x, weight: Some(norm), eps: 1e-6, out: normed });
+        pair.run(&Op::MatMul { x: normed, weight, bias: None, exact: false, out: other });
+        pair.run(&Op::MatMul { x: z, weight, bias: None, exact: true, out: logits });
+        pair.run(&Op::TopK { logits, router: Router::softmax(false), ids, weights });
+        pair.agree("ids", ids, 0.0);
+        pair.agree_in_norm("another projection", other, if exact { 1e-5 } else { 1e-2 });
+        pair.run(&Op::Add { x, y });
+        pair.run(&Op::RmsNorm { x, weight: Some(norm), eps: 1e-6, out: normed });
+        pair.run(&Op::MatMul { x: normed, weight, bias: None, exact: true, out: other });
+        pair.run(&Op::TopK { logits, router: Router::softmax(false), ids, weights });
+        pair.agree("ids of other logits", ids, 0.0);
+        pair.agree("unranked logits", other, 1e-5);
+        pair.agree("the residual stream", x, 0.0);
+    });
+}
+
+/// Tolerance for keys that f16 rounds, by up to 2^-12 of their size: scores of magnitude 10 and
+/// more change by that share.
+fn rounded_kv_tolerance(pair: &DevicePair) -> f32 {
+    if pair.keeps_f16_kv() { 1e-2 } else { 2e-5 }
+}
+
+/// Q, K and V projections of the same rows, per-head norms, RoPE, attention.
+#[test]
+fn qkv_projection_norm_rope_and_attention() {
+    let mut random = Random::new(73);
+    for (pairs, normed, heads, width) in [
+        (RopePairs::Halves, true, 6, 32),
+        (RopePairs::Interleaved, false, 4, 20),
+        (RopePairs::Halves, true, 2, 128),
+    ] {
+        let kv_heads = 2;
+        DevicePair::for_each(|pair, _| {
+            let hidden = 64;
+            let matrix = |rows| MatrixShape { rows, cols: hidden, format: AFFINE4 };
+            let widths = [heads * width, kv_heads * width, kv_heads * width];
+            let [wq, wk, wv] = widths.map(|rows| pair.weight(&mut random, matrix(rows)));
+            let norms = [0; 2].map(|_| pair.buffer(&random.values(width)));
+            let shape = StateShape::KeyValue {
+                kv_heads,
+                key_width: width,
+                value_width: width,
+                positions: 64,
+            };
+            let state = pair.state(shape);
+            let frequencies: Vec<f32> = (0..width / 4).map(|i| 1.0 / (i + 1) as f32).collect();
+            for (position, rows) in [(0, 5), (5, 1), (6, 1), (7, 20), (27, 1)] {
+                let x = pair.random(&mut random, rows, hidden);
+                let [q, k, v] = widths.map(|n| pair.nan_filled(rows, n));
+                let out = pair.nan_filled(rows, heads * width).split(heads);
+                for (weight, out) in [(wq, q), (wk, k), (wv, v)] {
+                    pair.run(&Op::MatMul { x, weight, bias: None, exact: true, out });
+                }
+                let (q, k, v) = (q.split(heads), k.split(kv_heads), v.split(kv_heads));
+                if normed {
+                    for (x, weight) in [(q, norms[0]), (k, norms[1])] {
+                        pair.run(&Op::RmsNorm { x, weight: Some(weight), eps: 1e-6, out: x });
+                    }
+                }
+                let spans = &[Span { state, position, rows }];
+                for x in [q, k] {
+                    pair.run(&Op::Rope {
+                        x,
+                        frequencies: &frequencies,
+                        pairs,
+                        scale: 1.25,
+                        spans,
+                        out: x,
+                    });
+                }
+                pair.run(&Op::Attention {
+                    q,
+                    k,
+                    v: Some(v),
+                    gate: None,
+                    scale: 0.2,
+                    window: None,
+                    sinks: None,
+                    positions: None,
+                    spans,
+                    out,
+                });
+                let tolerance = rounded_kv_tolerance(pair);
+                pair.agree(&format!("attention at {position}"), out, tolerance);
+                // Not compared: q and k, which a fused attention need not write back.
+                pair.agree("values", v, 1e-5);
+            }
+        });
+    }
+}
+
+/// Decode rows over a KV cache in several splits, with norms and RoPE of queries and keys.
+#[test]
+fn decode_after_a_long_prefix() {
+    let mut random = Random::new(76);
+    for (heads, kv_heads, width, rotated, window) in
+        [(8, 1, 128, 64, None), (20, 2, 64, 16, Some(101)), (2, 2, 256, 32, None)]
+    {
+        DevicePair::for_each(|pair, _| {
+            let gated = width == 256;
+            let (before, rows) = (293, 3);
+            let all = before + rows;
+            let qg = pair.random(&mut random, all, heads * width * 2);
+            let q = View { heads, width, head_stride: width * 2, ..qg };
+            let gate = gated.then_some(View { offset: width, ..q });
+            let [k, v] =
+                [0; 2].map(|_| pair.random(&mut random, all, kv_heads * width).split(kv_heads));
+            let out = pair.nan_filled(all, heads * width).split(heads);
+            let norms = [0; 2].map(|_| pair.buffer(&random.values(width)));
+            let sinks = (!gated).then(|| pair.buffer(&random.values(heads)));
+            let positions = if window.is_some() { 256 } else { 300 };
+            let shape =
+                StateShape::KeyValue { kv_heads, key_width: width, value_width: width, positions };
+            let state = pair.state(shape);
+            let frequencies: Vec<f32> = (0..rotated).map(|i| 1.0 / (i + 1) as f32).collect();
+            let mut position = 0;
+            // A window of 1 fills the KV cache at little cost.
+            for rows in [150, before - 150, 1, 1, 1] {
+                let [q, k, v, out] = [q, k, v, out].map(|view| view.slice(position, rows));
+                let spans = &[Span { state, position, rows }];
+                for (x, weight) in [(q, Some(norms[0])), (k, gated.then_some(norms[1]))] {
+                    pair.run(&Op::RmsNorm { x, weight, eps: 1e-6, out: x });
+                }
+                for x in [q, k] {
+                    let pairs = RopePairs::Halves;
+                    pair.run(&Op::Rope {
+                        x,
+                        frequencies: &frequencies,
+                        pairs,
+                        scale: 1.0,
+                        spans,
+                        out: x,
+                    });
+                }
+                pair.run(&Op::Attention {
+                    q,
+                    k,
+                    v: Some(v),
+                    gate: gate.map(|gate| gate.slice(position, rows)),
+                    scale: 0.2,
+                    window: if rows > 1 { Some(1) } else { window },
+                    sinks,
+                    positions: None,
+                    spans,
+                    out,
+                });
+                position += rows;
+            }
+            let tolerance = rounded_kv_tolerance(pair);
+            pair.agree(
+                &format!("decode after a prefix, {heads} heads of {width}"),
+                out.slice(before, 3),
+                tolerance,
+            );
+        });
+    }
+}
+
+/// The shared expert, then the end of a layer.
+#[test]
+fn shared_expert_then_combine_and_norm() {
+    let mut random = Random::new(74);
+    DevicePair::for_each(|pair, _| {
+        for activation in [Activation::SwiGlu, Activation::GeGlu] {
+            for rows in [1, 2] {
+                let (hidden, inner, k) = (64, 128, 3);
+                let matrix = |rows, cols| MatrixShape { rows, cols, format: AFFINE4 };
+                let [gate, up] = [0; 2].map(|_| pair.weight(&mut random, matrix(inner, hidden)));
+                let down = pair.weight(&mut random, matrix(hidden, inner));
+                let x = pair.random(&mut random, rows, hidden);
+                let [g, u] = [0; 2].map(|_| pair.nan_filled(rows, inner));
+                let shared = pair.nan_filled(rows, hidden);
+                pair.run(&Op::MatMul { x, weight: gate, bias: None, exact: true, out: g });
+                pair.run(&Op::MatMul { x, weight: up, bias: None, exact: true, out: u });
+                pair.run(&Op::Glu { activation, gate: g, up: u, out: g });
+                pair.run(&Op::MatMul { x: g, weight: down, bias: None, exact: true, out: shared });
+                let parts = pair.random(&mut random, rows * k, hidden);
+                let weights = pair.random(&mut random, rows, k);
+                let logit = pair.random(&mut random, rows, 1);
+                let norm = pair.buffer(&random.values(hidden));
+                let out = pair.random(&mut random, rows, hidden);
+                let normed = pair.nan_filled(rows, hidden);
+                let with_shared = Some(Shared { out: shared, gate: (rows == 1).then_some(logit) });
+                pair.run(&Op::Combine { parts, weights, shared: with_shared, add: true, out });
+                pair.run(&Op::RmsNorm { x: out, weight: Some(norm), eps: 1e-6, out: normed });
+                pair.agree("the norm", normed, 2e-5);
+                pair.agree("the residual stream", out, 2e-5);
+                pair.agree("the shared expert", shared, 2e-5);
+            }
+        }
+    });
+}
+
+/// A delta-rule mixer, from its convolution to the residual stream. Steps have one row or several,
+/// of one state or several; one step reads an intermediate result.
+#[test]
+fn conv1d_delta_rule_gated_norm_projection_and_residual_add() {
+    let mut random = Random::new(76);
+    let two = Format::Affine { bits: 2, group: 64, scale: Scalar::BF16 };
+    let bf16 = Format::Plain(Scalar::BF16);
+    DevicePair::for_each(|pair, exact| {
+        // Head widths that are whole GEMV blocks, and others that are not.
+        for (format, key_heads, heads, keys, values) in [
+            (AFFINE4, 2, 6, 16, 64),
+            (two, 1, 3, 24, 128),
+            (AFFINE8, 2, 4, 128, 48),
+            (AFFINE4, 4, 8, 8, 24),
+            (bf16, 1, 2, 20, 32),
+        ] {
+            let (hidden, inner) = (68, heads * values);
+            let channels = 2 * key_heads * keys + inner;
+            let weight =
+                pair.weight(&mut random, MatrixShape { rows: hidden, cols: inner, format });
+            let [taps, norm] = [4 * channels, values].map(|n| pair.buffer(&random.values(n)));
+            let [a_log, dt_bias] = [0; 2].map(|_| pair.buffer(&random.values(heads)));
+            let states = [3 * channels, inner * keys]
+                .map(|len| [(); 3].map(|()| pair.state(StateShape::Recurrent { len })));
+            let tolerance = if exact { 5e-5 } else { 1e-2 };
+            // Rows per state of each step.
+            let steps: [&[usize]; 8] = [&[1], &[3], &[1], &[1], &[1], &[1, 1, 1], &[2, 1], &[1, 1]];
+            for (step, rows_per_state) in steps.into_iter().enumerate() {
+                let rows = rows_per_state.iter().sum();
+                let [x, gate] = [channels, inner].map(|n| pair.random(&mut random, rows, n));
+                let ab = pair.random(&mut random, rows, 2 * heads);
+                let convolved = pair.nan_filled(rows, channels);
+                let q = convolved.columns(0, key_heads * keys).split(key_heads);
+                let k = convolved.columns(key_heads * keys, key_heads * keys).split(key_heads);
+                let v = convolved.columns(2 * key_heads * keys, inner).split(heads);
+                let (a, b) = (ab.columns(0, heads), ab.columns(heads, heads));
+                let y = pair.nan_filled(rows, inner);
+                let in_place = step == 3;
+                let normed = if in_place { y } else { pair.nan_filled(rows, inner) };
+                let (mixed, stream) =
+                    (pair.nan_filled(rows, hidden), pair.random(&mut random, rows, hidden));
+                let [conv_spans, rule_spans] = states.map(|states| -> Vec<Span> {
+                    let spans = states.into_iter().zip(rows_per_state);
+                    spans.map(|(state, rows)| Span { state, position: step, rows: *rows }).collect()
+                });
+                pair.run(&Op::Conv1d {
+                    x,
+                    weight: taps,
+                    width: 4,
+                    spans: &conv_spans,
+                    out: convolved,
+                });
+                let (spans, out) = (&rule_spans, y.split(heads));
+                pair.run(&Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, spans, out });
+                let (x, gate, out) = (y.split(heads), gate.split(heads), normed.split(heads));
+                pair.run(&Op::GatedRmsNorm { x, gate, weight: norm, eps: 1e-6, out });
+                let what = format!("step {step}, {heads} heads of {values}, {format:?}");
+                if step == 2 {
+                    pair.agree(&format!("{what}: the norm"), normed, 5e-5);
+                }
+                pair.run(&Op::MatMul { x: normed, weight, bias: None, exact: false, out: mixed });
+                pair.run(&Op::Add { x: stream, y: mixed });
+                pair.agree_in_norm(&format!("{what}: the residual stream"), stream, tolerance);
+                pair.agree_in_norm(&format!("{what}: the projection"), mixed, tolerance);
+                conv_spans.iter().chain(&rule_spans).for_each(|span| pair.commit(span.state));
+            }
+        }
+    });
+}
+
+/// A norm, then one projection or several, or a projection that is added to the residual stream.
+#[test]
+fn norm_followed_by_projections() {
+    let mut random = Random::new(77);
+    DevicePair::for_each(|pair, exact| {
+        for (format, cols) in [(AFFINE4, 320), (AFFINE8, 96), (Format::Plain(Scalar::BF16), 160)] {
+            let [first, second] =
+                [40, 13].map(|rows| pair.weight(&mut random, MatrixShape { rows, cols, format }));
+            let norm = pair.buffer(&random.values(cols));
+            for (rows, apart) in [(1, 0), (2, 0), (3, 8), (7, 0), (15, 0), (17, 0)] {
+                let x = pair.random(&mut random, rows, cols + apart).columns(0, cols);
+                let normed = pair.nan_filled(rows, cols);
+                let (one, other) = (pair.nan_filled(rows, 40), pair.nan_filled(rows, 13));
+                let stream = pair.random(&mut random, rows, 13);
+                let what = format!("{rows} rows of {format:?}");
+                let tolerance = if exact { 1e-5 } else { 1e-2 };
+                pair.run(&Op::RmsNorm { x, weight: Some(norm), eps: 1e-6, out: normed });
+                pair.run(&Op::MatMul {
+                    x: normed,
+                    weight: first,
+                    bias: None,
+                    exact: false,
+                    out: one,
+                });
+                pair.run(&Op::MatMul {
+                    x: normed,
+                    weight: second,
+                    bias: None,
+                    exact: false,
+                    out: other,
+                });
+                pair.agree_in_norm(&format!("{what}: the first"), one, tolerance);
+                pair.agree_in_norm(&format!("{what}: the second"), other, tolerance);
+                pair.agree(&format!("{what}: the norm"), normed, 1e-5);
+                pair.run(&Op::RmsNorm { x, weight: Some(norm), eps: 1e-6, out: normed });
+                pair.run(&Op::MatMul {
+                    x: normed,
+                    weight: second,
+                    bias: None,
+                    exact: true,
+                    out: other,
+                });
+                pair.run(&Op::Add { x: stream, y: other });
+                pair.agree_in_norm(&format!("{what}: the residual stream"), stream, 1e-5);
+                pair.agree(&format!("{what}: the norm again"), normed, 1e-5);
+            }
+        }
+    });
+}
+
+/// A read returns the results of ops that a device holds back for fusion.
+#[test]
+fn reads_and_writes_flush_pending_ops() {
+    let mut random = Random::new(75);
+    DevicePair::for_each(|pair, _| {
+        let weight = pair.weight(&mut random, MatrixShape { rows: 8, cols: 64, format: AFFINE4 });
+        let (x, y) = (pair.random(&mut random, 1, 64), pair.random(&mut random, 1, 64));
+        let out = pair.nan_filled(1, 8);
+        pair.run(&Op::MatMul { x, weight, bias: None, exact: true, out });
+        pair.agree("a projection", out, 1e-5);
+        pair.run(&Op::Add { x, y });
+        pair.agree("a sum", x, 0.0);
+        pair.run(&Op::RmsNorm { x, weight: None, eps: 1e-6, out: x });
+        pair.agree("a norm", x, 1e-5);
+        pair.run(&Op::MatMul { x, weight, bias: None, exact: true, out });
+        // A later write does not change the input of the pending projection.
+        for device in [&mut pair.reference, &mut pair.device] {
+            device.write(x.buffer, &[1.0; 64]).unwrap();
+        }
+        pair.agree("a projection before a write", out, 1e-5);
+        pair.agree("the written values", View::rows(x.buffer, 1, 64), 0.0);
+    });
+}
