@@ -151,7 +151,7 @@ impl ShaderModuleInterface for Module {
     }
 }
 
-/// What has no contents here.
+/// Placeholder for layouts, which have no contents here.
 #[derive(Debug)]
 struct Layout;
 
