@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod prose;
+mod type_names;
+
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -31,6 +34,11 @@ fn code(text: &str) -> String {
     code.lines().filter(|l| !l.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n")
 }
 
+/// The folder of all crates.
+fn crates() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+}
+
 /// Source files of a crate, with their paths relative to `crates/`.
 fn sources(folder: &str) -> Vec<(String, String)> {
     files(folder, &["rs"])
@@ -38,7 +46,7 @@ fn sources(folder: &str) -> Vec<(String, String)> {
 
 /// Files below a folder with one of some extensions, with their paths relative to `crates/`.
 fn files(folder: &str, extensions: &[&str]) -> Vec<(String, String)> {
-    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let crates = crates();
     let mut folders = vec![crates.join(folder)];
     let mut files = Vec::new();
     while let Some(current) = folders.pop() {
