@@ -688,7 +688,7 @@ fn a_killed_writer_leaves_a_whole_file() {
         let mut child = Command::new(env::current_exe().unwrap())
             .args([
                 "--exact",
-                "snapshot::tests::a_killed_writer_leaves_a_whole_file",
+                "session::snapshot::tests::a_killed_writer_leaves_a_whole_file",
                 "--nocapture",
             ])
             .env(WRITE_TO[0], &path)

@@ -310,7 +310,7 @@ impl PackJournal {
         };
         match line(0) {
             Some(first) if first != key => Err(Error::Input(format!(
-                "{}: the folder contains a partial copy of another model, of this one before its files changed, or by \
+                "{}: the folder contains a part of another model, of this one before its files changed, or from \
                  another version of moeflux; empty it or choose another one",
                 folder.path.display()
             ))),
