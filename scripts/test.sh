@@ -136,9 +136,19 @@ on_vulkan() {
 # Tests of the sample: each family of kernels whose code differs between kinds of GPU. Reductions
 # differ by subgroup size and without subgroups, GEMM and attention by workgroup memory and
 # cooperative matrices. The tests' main run covers the whole table in subgroups of 8.
-SAMPLE=(SAMPLE_TESTS)
+SAMPLE=(
+    matmul::gemv_of_few_rows matmul::gemm_of_many_rows matmul::strided_views
+    attention::prefill_in_one_chunk attention::several_sequences
+    attention_kinds::long_contexts attention_kinds::sliding_windows
+    experts::any_number experts::routed_and_listed experts::experts_with_many_rows
+    elementwise:: head_matmul::many_rows latent_attention::absorbed_form
+    op_sequences:: recurrent::conv1d recurrent::delta_net_in router::ties router::strided
+    top_logits:: top_positions::n_below
+)
 # Products and attention, for cooperative matrices.
-MATRIX_SAMPLE=(MATRIX_TESTS)
+MATRIX_SAMPLE=(
+    matmul::gemm_of_many_rows attention::prefill_in_one_chunk experts::experts_with_many_rows
+)
 
 # Kernels on the kinds of GPU that the main run leaves out: a sample, or everything with --full.
 kinds_of_gpu() {

@@ -193,3 +193,24 @@ fn no_floor_imports_from_a_higher_one() {
     let upward: Vec<_> = upward.iter().map(|(name, floor)| (name.as_str(), *floor)).collect();
     assert_eq!(upward, UPWARD, "imports from a floor above");
 }
+
+/// Filters of an array in a shell script: `NAME=( ... )`.
+fn shell_array<'a>(script: &'a str, name: &str) -> Vec<&'a str> {
+    let start = script.find(&format!("\n{name}=(")).unwrap() + name.len() + 3;
+    script[start..].split(')').next().unwrap().split_whitespace().collect()
+}
+
+#[test]
+fn the_sample_for_other_kinds_of_gpu_names_existing_tests() {
+    let script = fs::read_to_string(crates().join("../scripts/test.sh")).unwrap();
+    for array in ["SAMPLE", "MATRIX_SAMPLE"] {
+        let filters = shell_array(&script, array);
+        assert!(filters.len() > 2, "{array} has {} filters", filters.len());
+        for filter in filters {
+            let (module, test) = filter.split_once("::").unwrap();
+            let file = crates().join(format!("compute/tests/conformance/{module}.rs"));
+            let text = fs::read_to_string(file).unwrap();
+            assert!(text.contains(&format!("\nfn {test}")), "{array}: no test matches {filter}");
+        }
+    }
+}
