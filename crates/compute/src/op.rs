@@ -533,9 +533,9 @@ pub enum Op<'a> {
         /// `(rows, n)`: positions as integers, exact in f32 below 2^24.
         out: View,
     },
-    /// Causal depthwise 1-D convolution over time, then SiLU: `out[r][c] = silu(sum_j weight[c][j]
-    /// * input[r - (width - 1) + j][c])`. Inputs before the span come from its state, `(width - 1,
-    /// channels)`: the last `width - 1` rows, oldest first. Reads the committed state, writes the
+    /// Causal depthwise 1-D convolution over time, then SiLU:
+    /// `out[r][c] = silu(sum_j weight[c][j] * input[r - (width - 1) + j][c])`. Inputs before the
+    /// span come from its state, `(width - 1, channels)`: the last `width - 1` rows, oldest first. Reads the committed state, writes the
     /// next. Tolerance 1e-5.
     Conv1d {
         /// `(rows, channels)`.

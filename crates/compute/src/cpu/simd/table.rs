@@ -23,6 +23,7 @@ use crate::{Element, Scalar};
 ///
 /// # Safety
 /// All functions need the Simd contract; each kernel documents its further requirements.
+#[allow(clippy::type_complexity, reason = "a table of functions has their types")]
 pub(super) struct KernelTable {
     // GEMM and GEMV with f32 activations.
     pub(super) gemm_f32: unsafe fn(Scalar, FloatTile<'_>, &[&[f32]], &mut F32TileSums),
