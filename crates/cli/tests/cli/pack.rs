@@ -56,7 +56,7 @@ fn damage_is_listed_and_never_used() {
     assert_error(
         &said,
         1,
-        &["experts.moeflux: layer 0, expert", "not those that were packed", "pack --verify"],
+        &["experts.moeflux: layer 0, expert", "differ from the packed ones", "pack --verify"],
     );
 }
 

@@ -16,7 +16,7 @@ use crate::base::{error::Error, system::free_space};
 /// Bytes generated and written at once.
 const CHUNK: usize = 4 << 20;
 
-/// Result of [`write`].
+/// Result of [`write()`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Summary {
     /// Tensors in all shards.
