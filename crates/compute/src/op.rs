@@ -535,8 +535,8 @@ pub enum Op<'a> {
     },
     /// Causal depthwise 1-D convolution over time, then SiLU:
     /// `out[r][c] = silu(sum_j weight[c][j] * input[r - (width - 1) + j][c])`. Inputs before the
-    /// span come from its state, `(width - 1, channels)`: the last `width - 1` rows, oldest first. Reads the committed state, writes the
-    /// next. Tolerance 1e-5.
+    /// span come from its state, `(width - 1, channels)`: the last `width - 1` rows, oldest first.
+    /// Reads the committed state, writes the next. Tolerance 1e-5.
     Conv1d {
         /// `(rows, channels)`.
         x: View,
