@@ -646,7 +646,7 @@ pub enum Op<'a> {
         /// `(rows, vocab)`.
         logits: View,
         /// `(rows, 2 n)`: `n` ids as integers, exact in f32 below 2^24, then their logits. One
-        /// view, so that one read returns both.
+        /// view: a single readback returns both.
         best: View,
     },
     /// Routed experts: `out[out_row] = down activation(gate x[row], up x[row])` for every use. Each

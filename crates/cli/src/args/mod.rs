@@ -111,8 +111,8 @@ pub(crate) struct MemoryArgs {
     pub(crate) slots: Option<NonZeroUsize>,
     /// Eviction policy of the expert cache: lfu, lru or s3-fifo
     ///
-    /// It changes what is read, never the answer. `moeflux replay` compares policies on a recorded
-    /// run.
+    /// Changes the number of reads, never the answer. `moeflux replay` compares policies on a
+    /// recorded run.
     #[arg(long, value_name = "NAME", default_value_t, help_heading = MODEL)]
     pub(crate) policy: PolicyKind,
 }

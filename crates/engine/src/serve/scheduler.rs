@@ -262,8 +262,7 @@ impl Scheduler {
         request: &GenerateRequest,
     ) -> Result<(Sampler, Option<StopDetector>, Synced), Error> {
         if !self.engine.same_engine(session.engine()) {
-            let problem =
-                "a session of another engine in a batch: give each engine a batch of its own";
+            let problem = "a session of another engine in a batch: use one scheduler per engine";
             return Err(Error::Input(problem.into()));
         }
         let mut sampler = Sampler::new(request.sampling.clone(), self.engine.blueprint().vocab)?;

@@ -47,7 +47,7 @@ fn check(folder: &Path) {
             let submissions = decode(&mut session, *token, expected);
             assert!(
                 i == 0 || submissions == 2,
-                "one for the step and one for what is read: {submissions}"
+                "one for the step and one for the readback: {submissions}"
             );
             assert!(submissions <= unprepared);
         }
@@ -147,7 +147,7 @@ fn check_together(folder: &Path) {
         let (expected, _) = turns(&engine, true);
         let (logits, submissions) = turns(&engine, false);
         assert!(logits == expected, "other bits");
-        assert_eq!(submissions, 3 * 2, "one for the step and one for what is read");
+        assert_eq!(submissions, 3 * 2, "one for the step and one for the readback");
     }
 }
 

@@ -1,7 +1,7 @@
 //! GEMM on packed weights with many rows of int8 activations.
 //!
-//! Tile: [`LANES`](super::vector::VectorTypes::LANES) rows of weights, transposed so that one int8
-//! dot product serves all of them. Packed rows are transposed dword by dword: a vector of
+//! Tile of [`LANES`](super::vector::VectorTypes::LANES) rows of weights, transposed: one int8 dot
+//! product serves all rows. Packed rows are transposed dword by dword: a vector of
 //! [`Dwords`](super::vector::VectorTypes::Dwords) then has the same four bytes of each row, and
 //! shifts and masks make vectors of four quants per row of it. Activations are stored in the order
 //! of those dwords, and a dword of activations is broadcast to all lanes.

@@ -13,8 +13,8 @@ use crate::{
 
 /// Headers over 16 MiB are refused; thousands of layers need less.
 pub(super) const FRAME: Frame = Frame { magic: *b"MOEFLUXS", version: 1, max_header: 16 << 20 };
-/// Maximum count of tokens, hot experts and vocabulary entries. Bounds what is read into memory at
-/// once, even from a huge sparse file.
+/// Maximum count of tokens, hot experts and vocabulary entries. Bounds the memory of one read, even
+/// from a huge sparse file.
 const MAX_COUNT: u64 = 1 << 26;
 /// Maximum bytes of a string.
 pub(super) const MAX_STRING_BYTES: usize = 256;
