@@ -312,10 +312,8 @@ impl Kernels {
         }
         let (rows, sums) = (&rows[..indexes.len()], &mut products[..indexes.len() * outputs]);
         let in_place = match w.scale_type {
-            ScaleType::Affine(Scalar::F32) => true,
-            // With more rows no register is left for a scale that takes several instructions.
-            ScaleType::Affine(Scalar::BF16) => 2 * indexes.len() <= self.0.unpack_batch,
-            ScaleType::Affine(Scalar::F16) | ScaleType::E2M1(_) => false,
+            ScaleType::Affine(scale) => indexes.len() <= (self.0.scale_rows)(scale),
+            ScaleType::E2M1(_) => false,
         };
         let step = if in_place { outputs } else { rows_widened_together(shape) };
         for first in (0..outputs).step_by(step) {

@@ -58,7 +58,14 @@ pub(super) unsafe fn add_products<
                     S::prefetch_l1(w[r].wrapping_add(i * size + ahead));
                 }
             }
-            add_vector::<S, E, R, X>(acc, w.map(|w| w.add(i * size)), x.map(|x| x.add(i)));
+            let (mut ws, mut xs) = (w, x);
+            for r in 0..R {
+                ws[r] = w[r].add(i * size);
+            }
+            for c in 0..X {
+                xs[c] = x[c].add(i);
+            }
+            add_vector::<S, E, R, X>(acc, ws, xs);
         }
         i += S::LANES;
     }

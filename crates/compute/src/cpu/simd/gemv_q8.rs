@@ -220,14 +220,14 @@ struct GemvRow {
 
 /// Section of `X` rows of packed activations.
 #[derive(Clone, Copy)]
-struct GemvInput<const X: usize> {
+pub(super) struct GemvInput<const X: usize> {
     blocks: [*const u8; X],
     sums: [*const f32; X],
 }
 
 /// Columns of a row, or of a section of it.
 #[derive(Clone, Copy)]
-struct GemvSection {
+pub(super) struct GemvSection {
     /// Blocks, including a partial last block.
     blocks: usize,
     /// Blocks without a partial last block.
@@ -239,9 +239,8 @@ struct GemvSection {
 }
 
 impl GemvSection {
-    #[inline(always)]
-    fn new<S: Simd, P: Packing>(cols: usize, group: usize) -> Self {
-        let quants = GemvBlock::<S, P>::QUANTS;
+    /// Section of `cols` columns in blocks of `quants`.
+    fn new(cols: usize, group: usize, quants: usize) -> Self {
         Self {
             blocks: cols.div_ceil(quants),
             whole: cols / quants,
@@ -453,35 +452,8 @@ unsafe fn add_block<S: Simd, P: Packing, const X: usize>(
     }
 }
 
-/// GEMV of packed rows with scales of type `E` and `X` rows of activations. `R` rows of weights, a
-/// divisor of [`TILE_ROWS`], share each load of activations.
-///
-/// # Safety
-/// The Simd contract; planes of `w` have all rows, activations are packed for `P` and this
-/// instruction set, and `out` has room for all products.
-#[inline(always)]
-pub(super) unsafe fn gemv<S: Simd, P: Packing, E: GemvScale, const R: usize, const X: usize>(
-    w: &QuantRows<'_>,
-    x: &[GemvActivations<'_>; X],
-    shape: GroupShape,
-    out: GemvOut<'_>,
-) {
-    // Cases that blocks of this packing cannot have are not compiled.
-    let most = GemvBlock::<S, P>::QUANTS / P::MIN_GROUP;
-    // SAFETY: as this function.
-    unsafe {
-        match GemvBlock::<S, P>::QUANTS / shape.group {
-            16.. if most >= 16 => gemv_rows::<S, P, E, 16, R, X>(w, x, shape, out),
-            8.. if most >= 8 => gemv_rows::<S, P, E, 8, R, X>(w, x, shape, out),
-            4.. if most >= 4 => gemv_rows::<S, P, E, 4, R, X>(w, x, shape, out),
-            2.. if most >= 2 => gemv_rows::<S, P, E, 2, R, X>(w, x, shape, out),
-            _ => gemv_rows::<S, P, E, 1, R, X>(w, x, shape, out),
-        }
-    }
-}
-
 /// Zero-padded copies of the ends of a tile's rows, where their blocks cannot be read in place.
-type RowEnds = [[u8; 2 * MAX_VECTOR_BYTES]; TILE_ROWS];
+pub(super) type RowEnds = [[u8; 2 * MAX_VECTOR_BYTES]; TILE_ROWS];
 
 /// Copies rows from byte `offset` of each on: less than two blocks.
 #[cold]
@@ -497,79 +469,123 @@ fn copy_ends(w: &QuantRows<'_>, rows: Range<usize>, offset: usize, ends: &mut Ro
 
 /// Part of the matrix that a tile covers.
 #[derive(Clone, Copy)]
-struct TileRange {
+pub(super) struct TileRange {
     /// First row.
     first: usize,
     /// Rows, from 1 to [`TILE_ROWS`].
     count: usize,
     /// Distance in rows of the prefetch.
     prefetch_rows: usize,
+    /// Prefetches the scales and biases of later rows too.
+    prefetch_scales: bool,
     /// Byte offset of the section in a row of quants.
     quant_offset: usize,
     /// Byte offset of the section in a row of scales, and of biases.
     scale_offset: usize,
 }
 
-/// [`gemv`] of blocks with `SCALES` scales each, or of several blocks per scale.
+/// Most scales of a block.
+pub(super) const fn most_scales<S: Simd, P: Packing>() -> usize {
+    GemvBlock::<S, P>::QUANTS / P::MIN_GROUP
+}
+
+/// Most rows of activations for which the GEMV reads scales of a type in place, without widening
+/// them first. With more rows no register is left for a scale that takes several instructions.
+pub(super) const fn scale_rows<S: Simd>(scale: Scalar) -> usize {
+    match scale {
+        Scalar::F32 => GEMV_ROWS,
+        Scalar::BF16 if S::TILE_ACTIVATIONS >= 4 => GEMV_ROWS,
+        Scalar::BF16 => 2,
+        Scalar::F16 => 0,
+    }
+}
+
+/// Sizes that a packing, an instruction set and a type of scales give the GEMV.
+#[derive(Clone, Copy)]
+pub(super) struct GemvLayout {
+    /// Bits of a quant.
+    bits: usize,
+    /// Quants of a block.
+    quants: usize,
+    /// Bytes of a block of packed activations.
+    activation_bytes: usize,
+    /// Bytes of a scale.
+    scale_bytes: usize,
+}
+
+impl GemvLayout {
+    pub(super) const fn new<S: Simd, P: Packing, E: GemvScale>() -> Self {
+        Self {
+            bits: P::BITS,
+            quants: GemvBlock::<S, P>::QUANTS,
+            activation_bytes: GemvBlock::<S, P>::ACTIVATION_BYTES,
+            scale_bytes: E::SCALAR.bytes(),
+        }
+    }
+
+    /// Scales of a block, with weights in groups of `group` columns; 0 if blocks share a scale.
+    pub(super) const fn block_scales(self, group: usize) -> usize {
+        self.quants / group
+    }
+}
+
+/// Products of a section of a tile of rows: [`gemv_tile`] of one instruction set.
+pub(super) type GemvTile<const X: usize> = unsafe fn(
+    &QuantRows<'_>,
+    TileRange,
+    &GemvInput<X>,
+    GemvSection,
+    &mut RowEnds,
+) -> [[f32; X]; TILE_ROWS];
+
+/// GEMV of packed rows with `X` rows of activations, `tile` by tile. Compiled once for all
+/// packings and instruction sets.
 ///
 /// # Safety
-/// As [`gemv`].
-#[inline(always)]
-unsafe fn gemv_rows<
-    S: Simd,
-    P: Packing,
-    E: GemvScale,
-    const SCALES: usize,
-    const R: usize,
-    const X: usize,
->(
+/// The Simd contract of `tile`; planes of `w` have all rows, activations are packed in the layout
+/// of `tile`, and `out` has room for all products.
+pub(super) unsafe fn gemv<const X: usize>(
+    layout: GemvLayout,
+    tile: GemvTile<X>,
     w: &QuantRows<'_>,
     x: &[GemvActivations<'_>; X],
     GroupShape { cols, group }: GroupShape,
     GemvOut { values: out, stride }: GemvOut<'_>,
 ) {
-    let prefetch_rows = prefetch_rows(L1_PREFETCH, cols * P::BITS / 8, TILE_ROWS);
+    let prefetch_rows = prefetch_rows(L1_PREFETCH, cols * layout.bits / 8, TILE_ROWS);
     let mut ends: RowEnds = [[0; 2 * MAX_VECTOR_BYTES]; TILE_ROWS];
     // Rows of several sections finish a tile before the next, so that rows are read end to end.
     let rows_per_pass = if cols <= SECTION { w.count } else { TILE_ROWS };
     for start in (0..w.count).step_by(rows_per_pass) {
         for begin in (0..cols).step_by(SECTION) {
-            let section = GemvSection::new::<S, P>(SECTION.min(cols - begin), group);
+            let section = GemvSection::new(SECTION.min(cols - begin), group, layout.quants);
             let first_group = begin >> group.trailing_zeros();
             // SAFETY: as this function; sections start at multiples of blocks and groups.
-            unsafe {
+            let input = unsafe {
                 let mut input =
                     GemvInput { blocks: [std::ptr::null(); X], sums: [std::ptr::null(); X] };
                 for c in 0..X {
-                    let offset =
-                        begin / GemvBlock::<S, P>::QUANTS * GemvBlock::<S, P>::ACTIVATION_BYTES;
+                    let offset = begin / layout.quants * layout.activation_bytes;
                     input.blocks[c] = x[c].blocks.as_ptr().add(offset);
                     input.sums[c] = x[c].sums.as_ptr().add(first_group);
                 }
-                let (quant_offset, scale_offset) =
-                    (begin * P::BITS / 8, first_group * E::SCALAR.bytes());
-                for first in (start..w.count.min(start + rows_per_pass)).step_by(TILE_ROWS) {
-                    if begin == 0 {
-                        let [scales, biases] = [w.scales, w.biases].map(|plane| {
-                            plane
-                                .bytes
-                                .as_ptr()
-                                .wrapping_add((first + prefetch_rows) * plane.stride)
-                        });
-                        for line in (0..TILE_ROWS * w.scales.stride).step_by(CACHE_LINE) {
-                            S::prefetch_l1(scales.wrapping_add(line));
-                            S::prefetch_l1(biases.wrapping_add(line));
-                        }
-                    }
-                    let count = TILE_ROWS.min(w.count - first);
-                    let range =
-                        TileRange { first, count, prefetch_rows, quant_offset, scale_offset };
-                    let sums =
-                        gemv_tile::<S, P, E, SCALES, R, X>(w, range, &input, section, &mut ends);
-                    for (c, out) in out.chunks_mut(stride).enumerate() {
-                        for (r, dst) in out[first..first + count].iter_mut().enumerate() {
-                            *dst = if begin == 0 { sums[r][c] } else { *dst + sums[r][c] };
-                        }
+                input
+            };
+            for first in (start..w.count.min(start + rows_per_pass)).step_by(TILE_ROWS) {
+                let count = TILE_ROWS.min(w.count - first);
+                let range = TileRange {
+                    first,
+                    count,
+                    prefetch_rows,
+                    prefetch_scales: begin == 0,
+                    quant_offset: begin * layout.bits / 8,
+                    scale_offset: first_group * layout.scale_bytes,
+                };
+                // SAFETY: as this function.
+                let sums = unsafe { tile(w, range, &input, section, &mut ends) };
+                for (c, out) in out.chunks_mut(stride).enumerate() {
+                    for (r, dst) in out[first..first + count].iter_mut().enumerate() {
+                        *dst = if begin == 0 { sums[r][c] } else { *dst + sums[r][c] };
                     }
                 }
             }
@@ -577,12 +593,14 @@ unsafe fn gemv_rows<
     }
 }
 
-/// Products of a section of a tile of rows.
+/// Products of a section of a tile of rows with scales of type `E` and `X` rows of activations.
+/// Blocks have `SCALES` scales each, or several blocks share one. `R` rows of weights, a divisor of
+/// [`TILE_ROWS`], share each load of activations.
 ///
 /// # Safety
-/// As [`gemv`].
+/// The Simd contract, and as [`gemv`].
 #[inline(always)]
-unsafe fn gemv_tile<
+pub(super) unsafe fn gemv_tile<
     S: Simd,
     P: Packing,
     E: GemvScale,
@@ -596,9 +614,18 @@ unsafe fn gemv_tile<
     section: GemvSection,
     ends: &mut RowEnds,
 ) -> [[f32; X]; TILE_ROWS] {
-    let TileRange { first, count, prefetch_rows, quant_offset, scale_offset } = range;
+    let TileRange { first, count, prefetch_rows, quant_offset, scale_offset, .. } = range;
     // SAFETY: as this function.
     unsafe {
+        if range.prefetch_scales {
+            let later = (first + prefetch_rows) * w.scales.stride;
+            let scales = w.scales.bytes.as_ptr().wrapping_add(later);
+            let biases = w.biases.bytes.as_ptr().wrapping_add(later);
+            for line in (0..TILE_ROWS * w.scales.stride).step_by(CACHE_LINE) {
+                S::prefetch_l1(scales.wrapping_add(line));
+                S::prefetch_l1(biases.wrapping_add(line));
+            }
+        }
         let q = w.quants.bytes.as_ptr().add(first * w.quants.stride + quant_offset);
         let scales = w.scales.bytes.as_ptr().add(first * w.scales.stride + scale_offset);
         let biases = w.biases.bytes.as_ptr().add(first * w.biases.stride + scale_offset);

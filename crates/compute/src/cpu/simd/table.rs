@@ -35,6 +35,8 @@ pub(super) struct KernelTable {
     pub(super) quantize: unsafe fn(&[f32], QuantLayout, &mut [i8], &mut [f32], &mut [f32]),
     pub(super) pack_activations: unsafe fn(QuantKind, &Q8Row<'_>, usize, &mut [u8]),
     pub(super) widen_scales: unsafe fn(&QuantRows<'_>, GroupShape, [&mut [f32]; 2]),
+    /// [`scale_rows`](super::gemv_q8::scale_rows) of each type.
+    pub(super) scale_rows: fn(Scalar) -> usize,
     pub(super) gemv:
         unsafe fn(QuantKind, &QuantRows<'_>, &[GemvActivations<'_>], GroupShape, GemvOut<'_>),
 
@@ -94,12 +96,16 @@ macro_rules! kernels {
                     delta_rule::{self, DeltaRuleScalars},
                     elementwise,
                     float_types::{self, Bf16Type, F16Type, F32Type},
-                    gemm_f32::{self, F32TileSums, FloatTile},
+                    gemm_f32::{self, F32TileSums, FloatTile, TILE_ROWS},
                     gemm_q8::{self, GemmOut, TileScratch, UnpackedTile},
-                    gemv_q8::{self, GemvActivations, GemvOut, GemvScale},
+                    gemv_q8::{
+                        self, GEMV_ROWS, GemvActivations, GemvInput, GemvLayout, GemvOut,
+                        GemvScale, GemvSection, GemvTile, RowEnds, TileRange, most_scales,
+                        scale_rows,
+                    },
                     quant_rows::{GroupShape, QuantRows, ScaleType},
                     sampling::{self, BINS, LogitScale},
-                    unpack_affine::{self, AffineRow, AffineTile, Bits, E2m1, QuantKind},
+                    unpack_affine::{self, AffineRow, AffineTile, Bits, E2m1, Packing, QuantKind},
                     unpack_mx::{self, BlockScaledRow, E4m3},
                     vector::{MAX_LANES, VectorTypes},
                 },
@@ -355,6 +361,7 @@ macro_rules! kernels {
                 quantize,
                 pack_activations,
                 widen_scales,
+                scale_rows: scale_rows::<$simd>,
                 gemv,
                 tile_rows: <$simd as VectorTypes>::LANES,
                 unpack_batch: if <$simd as VectorTypes>::TILE_ACTIVATIONS >= 4 { 8 } else { 4 },
@@ -432,16 +439,22 @@ macro_rules! kernels {
                     match *x {
                         [a] => one::<E>(w, &[a], shape, out),
                         [a, b] => two::<E>(w, &[a, b], shape, out),
-                        [a, b, c] => four::<E>(w, &[a, b, c, c], shape, out),
-                        [a, b, c, d] => four::<E>(w, &[a, b, c, d], shape, out),
-                        _ => {}
+                        [a, b, c, ref d @ ..]
+                            if const { scale_rows::<$simd>(E::SCALAR) >= GEMV_ROWS } =>
+                        {
+                            let d = d.first().copied().unwrap_or(c);
+                            four::<E>(w, &[a, b, c, d], shape, out);
+                        }
+                        _ => debug_assert!(x.is_empty(), "rows whose scales are widened first"),
                     }
                 }
             }
             // SAFETY: as the kernel.
             unsafe {
                 match w.scale_type {
-                    ScaleType::Affine(Scalar::BF16) => with_scales::<Bf16Type>(w, x, shape, out),
+                    ScaleType::Affine(Scalar::BF16) if const { <$packing>::BIASES } => {
+                        with_scales::<Bf16Type>(w, x, shape, out);
+                    }
                     _ => with_scales::<F32Type>(w, x, shape, out),
                 }
             }
@@ -451,15 +464,38 @@ macro_rules! kernels {
         $(kernels! { @gemv_rows_of $feature $simd; $packing; $name $r $x })*
     };
     (@gemv_rows_of [$($feature:tt)*] $simd:ty; $packing:ty; $name:ident $r:tt $x:literal) => {
-        $($feature)*
         unsafe fn $name<E: GemvScale>(
             w: &QuantRows<'_>,
             x: &[GemvActivations<'_>; $x],
             shape: GroupShape,
             out: GemvOut<'_>,
         ) {
-            // SAFETY: as the kernel.
-            unsafe { gemv_q8::gemv::<$simd, $packing, E, $r, $x>(w, x, shape, out) }
+            $($feature)*
+            unsafe fn tile<E: GemvScale, const SCALES: usize>(
+                w: &QuantRows<'_>,
+                range: TileRange,
+                x: &GemvInput<$x>,
+                section: GemvSection,
+                ends: &mut RowEnds,
+            ) -> [[f32; $x]; TILE_ROWS] {
+                // SAFETY: as the kernel.
+                unsafe {
+                    gemv_q8::gemv_tile::<$simd, $packing, E, SCALES, $r, $x>(
+                        w, range, x, section, ends,
+                    )
+                }
+            }
+            let layout = GemvLayout::new::<$simd, $packing, E>();
+            // Constant conditions keep kernels that are never used from being compiled.
+            let tile: GemvTile<$x> = match layout.block_scales(shape.group) {
+                16.. if const { most_scales::<$simd, $packing>() >= 16 } => tile::<E, 16>,
+                8.. if const { most_scales::<$simd, $packing>() >= 8 } => tile::<E, 8>,
+                4.. if const { most_scales::<$simd, $packing>() >= 4 } => tile::<E, 4>,
+                2.. if const { most_scales::<$simd, $packing>() >= 2 } => tile::<E, 2>,
+                _ => tile::<E, 1>,
+            };
+            // SAFETY: as the kernel; the tile is of this layout.
+            unsafe { gemv_q8::gemv(layout, tile, w, x, shape, out) }
         }
     };
     (@unpack_gemm $feature:tt $simd:ty; $($name:ident: $packing:ty,)*) => {

@@ -46,6 +46,8 @@ pub(super) trait Packing: Copy {
     const BITS: usize;
     /// Fewest columns that share a scale.
     const MIN_GROUP: usize;
+    /// Whether there are biases, of the type of the scales.
+    const BIASES: bool;
     /// Quants of packed codes, one per byte.
     unsafe fn decode<S: Simd>(x: S::Dwords) -> S::Dwords;
 }
@@ -66,6 +68,7 @@ pub(super) struct E2m1;
 impl<const BITS: usize> Packing for Bits<BITS> {
     const BITS: usize = BITS;
     const MIN_GROUP: usize = 32;
+    const BIASES: bool = true;
     #[inline(always)]
     unsafe fn decode<S: Simd>(x: S::Dwords) -> S::Dwords {
         x
@@ -74,6 +77,7 @@ impl<const BITS: usize> Packing for Bits<BITS> {
 impl Packing for E2m1 {
     const BITS: usize = 4;
     const MIN_GROUP: usize = 16;
+    const BIASES: bool = false;
     #[inline(always)]
     unsafe fn decode<S: Simd>(x: S::Dwords) -> S::Dwords {
         // SAFETY: Simd contract; codes have four bits.
