@@ -29,9 +29,10 @@ case "${1-}" in
     *) sed -n '/^# usage/,/^# output/s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
 esac
 
-# Debug information and incremental state cost a cold build time and disk, and have no use in CI.
+# Debug information and incremental state cost a cold build time and disk, and have no use in CI;
+# nor have small codegen units, which are optimized a second time together.
 if [ "${CI-}" = true ]; then
-    export CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=0
+    export CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_DEV_CODEGEN_UNITS=4
 fi
 
 heading() { printf '\n== %s\n' "$1"; }

@@ -5,7 +5,7 @@ use moeflux_compute::{
     Op, Router, Scalar, Scoring, SharedChoice, Slot, View,
 };
 
-use crate::harness::{AFFINE4, DevicePair, Random, bits, device, encode, formats, sample_formats};
+use crate::harness::{AFFINE4, DevicePair, Random, bits, device, encode, sample_formats};
 
 fn shape(hidden: usize, intermediate: usize, [gate, up, down]: [Format; 3]) -> ExpertShape {
     ExpertShape::new(
@@ -60,7 +60,7 @@ fn uses(random: &mut Random, bank: u16, rows: usize, k: usize, count: usize) -> 
 fn every_format() {
     let mut random = Random::new(51);
     DevicePair::for_each(|pair, exact| {
-        for format in formats() {
+        for format in pair.formats() {
             let shape = shape(128, 256, [format; 3]);
             let bank = fill(pair, &mut random, &shape, 3);
             let uses = uses(&mut random, bank, 2, 2, 3);

@@ -129,6 +129,11 @@ pub(crate) fn is_full() -> bool {
     std::env::var_os("MOEFLUX_TEST_FULL").is_some()
 }
 
+/// Whether CPU devices are tested: `MOEFLUX_TEST_CPU` is not `none`.
+pub(crate) fn tests_cpu() -> bool {
+    std::env::var("MOEFLUX_TEST_CPU").map_or(true, |value| value != "none")
+}
+
 /// Affine formats: all 54 triples of bits, group and scale type in the full table, otherwise a
 /// pairwise covering array of 18. Each pair of two properties occurs: bits choose the unpacking,
 /// the scale type the load, and no code depends on a triple.
@@ -284,8 +289,7 @@ impl DevicePair {
     /// Runs a test on every instruction set and on the GPU of this machine, on the exact and on the
     /// fast path.
     pub(crate) fn for_each(mut test: impl FnMut(&mut DevicePair, bool)) {
-        let without_cpu = std::env::var("MOEFLUX_TEST_CPU").is_ok_and(|value| value == "none");
-        let on_path = |exact| devices(exact, !without_cpu).map(move |device| (device, exact));
+        let on_path = |exact| devices(exact, tests_cpu()).map(move |device| (device, exact));
         for_each_device([true, false].into_iter().flat_map(on_path), |pair, exact| {
             test(pair, exact)
         });
@@ -293,12 +297,23 @@ impl DevicePair {
 
     /// Runs a test on every instruction set and on the GPU of this machine, on the fast path.
     pub(crate) fn for_each_fast(mut test: impl FnMut(&mut DevicePair)) {
-        for_each_device(devices(false, true).map(|device| (device, ())), |pair, ()| test(pair));
+        for_each_device(devices(false, tests_cpu()).map(|device| (device, ())), |pair, ()| {
+            test(pair)
+        });
     }
 
     /// Runs a test on every instruction set and on the GPU of this machine, on the exact path.
     pub(crate) fn for_each_exact(mut test: impl FnMut(&mut DevicePair)) {
-        for_each_device(devices(true, true).map(|device| (device, ())), |pair, ()| test(pair));
+        for_each_device(devices(true, tests_cpu()).map(|device| (device, ())), |pair, ()| {
+            test(pair)
+        });
+    }
+
+    /// Every format for a CPU. For a GPU, whose driver compiles kernels for each, a sample that
+    /// covers every way of unpacking, unless the complete table is requested.
+    pub(crate) fn formats(&self) -> Vec<Format> {
+        let is_gpu = self.device.describe().starts_with("gpu");
+        if is_gpu && !is_full() { sample_formats() } else { formats() }
     }
 
     /// Whether the device is a GPU on the fast path: the KV cache is f16, and many rows run as

@@ -2,13 +2,13 @@
 
 use moeflux_compute::{Format, HeadMatrix, HeadRows, Isa, MatrixShape, Op, Scalar, View};
 
-use crate::harness::{AFFINE4, DevicePair, Random, bits, bytes, device, formats, read};
+use crate::harness::{AFFINE4, DevicePair, Random, bits, bytes, device, read};
 
 #[test]
 fn every_format_in_both_directions() {
     let mut random = Random::new(81);
     DevicePair::for_each(|pair, _| {
-        for (i, format) in formats().into_iter().enumerate() {
+        for (i, format) in pair.formats().into_iter().enumerate() {
             let cols = match format {
                 Format::Affine { group, .. } => group as usize * (1 + i % 3),
                 Format::Scaled { block_cols, .. } => block_cols as usize * (1 + i % 3),

@@ -5,7 +5,7 @@ use moeflux_compute::{
     View,
 };
 
-use crate::harness::{AFFINE4, DevicePair, Random, bits, bytes, device, formats, read};
+use crate::harness::{AFFINE4, DevicePair, Random, bits, bytes, device, read};
 
 /// Number of heads, and widths as DeepSeek-V3 names them: latent, key without and with RoPE, value.
 #[derive(Clone, Copy, Debug)]
@@ -139,7 +139,7 @@ impl Case {
 fn every_format_in_both_directions() {
     let mut random = Random::new(91);
     DevicePair::for_each(|pair, _| {
-        for (i, format) in formats().into_iter().enumerate() {
+        for (i, format) in pair.formats().into_iter().enumerate() {
             let unit = match format {
                 Format::Affine { group, .. } => group as usize,
                 Format::Scaled { block_cols, .. } => block_cols as usize,

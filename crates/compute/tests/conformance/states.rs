@@ -9,7 +9,9 @@ use moeflux_compute::{
     State, StateShape, View, open,
 };
 
-use crate::harness::{Random, bits, bytes, close, device, device_with_kv, gpu_with_kv, read};
+use crate::harness::{
+    Random, bits, bytes, close, device, device_with_kv, gpu_with_kv, read, tests_cpu,
+};
 
 /// Rows of each of the two inputs of a mixer.
 const ROWS: usize = 700;
@@ -17,8 +19,7 @@ const ROWS: usize = 700;
 /// Runs a test on every device, exact and fast, and with every KV format.
 fn for_each_device(mut test: impl FnMut(&mut dyn Device)) {
     test(&mut *reference());
-    let without_cpu = std::env::var("MOEFLUX_TEST_CPU").is_ok_and(|value| value == "none");
-    for isa in Isa::available().into_iter().filter(|_| !without_cpu) {
+    for isa in Isa::available().into_iter().filter(|_| tests_cpu()) {
         test(&mut *device(isa, true, 2));
         let kv_formats = if isa == Isa::detect() { &KvFormat::ALL[..] } else { &[KvFormat::F16] };
         for kv_format in kv_formats {

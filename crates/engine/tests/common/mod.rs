@@ -164,6 +164,11 @@ pub fn exact(device: &str) -> DeviceOptions {
     }
 }
 
+/// Whether the complete set of goldens runs on the GPU too: `MOEFLUX_TEST_FULL` is set.
+pub fn is_full() -> bool {
+    std::env::var_os("MOEFLUX_TEST_FULL").is_some()
+}
+
 /// The GPU to test on, by the same variables as the conformance tests of `moeflux-compute`:
 /// `MOEFLUX_TEST_GPU` names it, `none` disables it; by default the best adapter.
 /// `MOEFLUX_TEST_GPU_ISA=plain` disables subgroups. Prints a line if there is no GPU, and fails if

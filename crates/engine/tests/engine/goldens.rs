@@ -3,7 +3,9 @@
 
 use moeflux::{DeviceOptions, MemoryRequest};
 
-use crate::common::{Golden, Seen, data, difference, engine, exact, feed, goldens, gpu, sets};
+use crate::common::{
+    Golden, Seen, data, difference, engine, exact, feed, goldens, gpu, is_full, sets,
+};
 
 /// `max |a - b| <= BAR * rms(b)`.
 const BAR: f64 = 1e-3;
@@ -87,20 +89,17 @@ const KINDS: [&str; 9] = [
 
 /// Runs the goldens selected by name on the GPU. Software drivers take a second to compile a
 /// multi-row kernel for a format, and a minute for thousands of tokens. Without
-/// `MOEFLUX_TEST_FULL`, only one golden of each kind and the long ones run as one chunk, and two
-/// are skipped.
+/// `MOEFLUX_TEST_FULL`, only one golden of each kind runs, and one with a long prompt.
 fn gpu_matches(takes: impl Fn(&str) -> bool) {
     let Some(gpu) = gpu(true) else { return };
-    let full = std::env::var_os("MOEFLUX_TEST_FULL").is_some();
     let mut taken = 0;
     for golden in goldens().into_iter().filter(|g| takes(&g.name)) {
-        let (name, short) = (golden.name.as_str(), golden.prompt().len() < LONG);
-        let chunks: &[Option<usize>] = match name {
-            _ if full && short => &[None, Some(1), Some(3), Some(8)],
-            "deepseek_v3_long" | "gpt_oss_4200" if !full => &[],
-            _ if !short => &[None],
-            _ if KINDS.contains(&name) => &[None, Some(3)],
-            _ => &[Some(3)],
+        let in_sample = KINDS.contains(&&*golden.name) || golden.name == "glm_moe_dsa_long";
+        let chunks: &[Option<usize>] = match golden.prompt().len() < LONG {
+            _ if !is_full() && !in_sample => continue,
+            true if is_full() => &[None, Some(1), Some(3), Some(8)],
+            true => &[None, Some(3)],
+            false => &[None],
         };
         chunks.iter().for_each(|chunk| matches(&golden, &gpu, *chunk));
         taken += 1;
@@ -149,8 +148,10 @@ fn the_fast_path_of_the_gpu_is_near_mlx() {
         let bar = match golden.name.as_str() {
             // Its experts are MXFP4, which quantizes activations.
             "gpt_oss_hub" => FAST_BAR,
-            name if name.contains("_hub") => 5e-3,
-            name if KINDS.contains(&name) => 5.0 * FAST_BAR,
+            "qwen3_5_moe_hub" => 5e-3,
+            name if name.contains("_hub") && is_full() => 5e-3,
+            "qwen3_5_moe" | "deepseek_v3" => 5.0 * FAST_BAR,
+            name if KINDS.contains(&name) && is_full() => 5.0 * FAST_BAR,
             _ => continue,
         };
         let engine = engine(&golden.folder, gpu.clone(), MemoryRequest::default());
