@@ -128,7 +128,8 @@ impl BudgetReport {
         let disk = request.disk.bytes_per_second;
         let plan =
             |budget: u64| planner.plan(&MemoryRequest { budget: Some(budget), ..request.memory });
-        let BudgetBounds { floor, everything } = bounds(&plan)?;
+        let planned = |budget| Ok(plan(budget)?.fastest().total());
+        let BudgetBounds { floor, everything } = bounds(&planned)?;
         let memory = request.memory_bytes_per_second;
         let limits = RooflineLimits { memory: memory * request.computing_share, disk };
         let predict = |plan: &MemoryPlan| {
@@ -142,7 +143,7 @@ impl BudgetReport {
             let doubled = predict(&plan(budget.saturating_mul(2).min(everything.max(budget)))?).1;
             budgets.push(BudgetRow {
                 budget,
-                slots: planned.slots,
+                slots: planned.fastest().slots(),
                 hit_rate,
                 missed_bytes_per_token: least.read * disk,
                 tokens_per_second: 1.0 / least.streamed,
@@ -215,14 +216,15 @@ pub fn check_trace(trace: &Trace, blueprint: &Blueprint) -> anyhow::Result<()> {
 
 /// Expected share of needed experts that are in a slot.
 fn hit_rate(plan: &MemoryPlan, experts: usize, trace: Option<&Trace>, policy: PolicyKind) -> f64 {
+    let slots = plan.fastest().slots();
     match trace {
-        _ if plan.slots >= experts => 1.0,
-        Some(trace) => trace.hit_rate(policy, plan.slots),
+        _ if slots >= experts => 1.0,
+        Some(trace) => trace.hit_rate(policy, slots),
         // With LRU-like policies and uniform routing, all other experts of a token are used before
         // one is needed again, so fewer slots than the working set never hit. Counts of uses (LFU)
         // persist longer.
-        None if policy != PolicyKind::Lfu && plan.slots < plan.working_set => 0.0,
-        None => plan.slots as f64 / experts as f64,
+        None if policy != PolicyKind::Lfu && slots < plan.working_set => 0.0,
+        None => slots as f64 / experts as f64,
     }
 }
 
@@ -234,15 +236,14 @@ struct BudgetBounds {
 }
 
 /// Smallest budget with a memory plan, in whole MiB, and the budget that holds all experts.
-fn bounds(
-    plan: &dyn Fn(u64) -> Result<MemoryPlan, moeflux::Error>,
-) -> anyhow::Result<BudgetBounds> {
+/// `planned` returns the planned bytes for a budget.
+fn bounds(planned: &dyn Fn(u64) -> Result<u64, moeflux::Error>) -> anyhow::Result<BudgetBounds> {
     const MIB: u64 = 1 << 20;
-    let everything = plan(1 << 52)?.total().div_ceil(MIB);
+    let everything = planned(1 << 52)?.div_ceil(MIB);
     let (mut below, mut floor) = (0, everything);
     while floor - below > 1 {
         let middle = below + (floor - below) / 2;
-        match plan(middle * MIB) {
+        match planned(middle * MIB) {
             Ok(_) => floor = middle,
             Err(_) => below = middle,
         }
@@ -359,8 +360,6 @@ impl fmt::Display for BudgetReport {
 
 #[cfg(test)]
 mod tests {
-    use moeflux::DeviceOptions;
-
     use super::*;
 
     const GIB: u64 = 1 << 30;
@@ -405,11 +404,10 @@ mod tests {
 
     #[test]
     fn bounds_are_found_where_plans_begin_and_end() {
-        let whole = plan(0);
         let found = |floor: u64, total: u64| {
             bounds(&move |budget: u64| match budget {
                 b if b < floor => Err(moeflux::Error::Budget("below the floor".into())),
-                _ => Ok(MemoryPlan { dense: total.min(budget), ..whole }),
+                _ => Ok(total.min(budget)),
             })
             .unwrap()
         };
@@ -418,26 +416,5 @@ mod tests {
         assert_eq!(found((100 << 20) + 1, (4 << 30) - 7), bounds(102 << 20, 4 << 30));
         // The floor holds all experts.
         assert_eq!(found(64 << 20, 64 << 20), bounds(64 << 20, 64 << 20));
-    }
-
-    /// Plan that holds `dense` bytes and nothing else.
-    fn plan(dense: u64) -> MemoryPlan {
-        let checkpoint = moeflux::Checkpoint::embedded().unwrap();
-        let blueprint = Blueprint::for_checkpoint(&checkpoint).unwrap();
-        let device = DeviceOptions { name: Some("reference".into()), ..DeviceOptions::default() };
-        let planner = Planner::open(&checkpoint, &blueprint, &device).unwrap();
-        let plan = planner
-            .plan(&MemoryRequest { budget: Some(1 << 40), ..MemoryRequest::default() })
-            .unwrap();
-        MemoryPlan {
-            process: 0,
-            staging: 0,
-            dense,
-            state: 0,
-            marks: 0,
-            scratch: 0,
-            slots: 0,
-            ..plan
-        }
     }
 }

@@ -16,12 +16,13 @@ pub fn device(device: &ChosenDevice, dispatches: u64) -> String {
 
 /// Peak memory of the host and, with a discrete GPU, planned memory of the GPU.
 pub fn peak_memory(plan: &MemoryPlan, peak: u64) -> String {
-    let host = format!("peak memory {} of {}", units::memory(peak), units::memory(plan.budget));
-    match plan.device_budget {
-        Some(budget) => format!(
+    let host =
+        format!("peak memory {} of {}", units::memory(peak), units::memory(plan.host().budget));
+    match plan.card() {
+        Some(card) => format!(
             "{host}, on the card {} of {}",
-            units::memory(plan.total()),
-            units::memory(budget)
+            units::memory(card.total()),
+            units::memory(card.budget)
         ),
         None => host,
     }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use moeflux::{
     Access, Blueprint, Checkpoint, DeviceOptions, Engine, EngineOptions, KvFormat, MemoryPlan,
-    MemoryRequest, PrefetchMode, ReadOptions, ReaderKind, synth,
+    MemoryRequest, Pool, PrefetchMode, ReadOptions, ReaderKind, synth,
 };
 use moeflux_bench::units;
 
@@ -208,10 +208,10 @@ pub(crate) fn plan_notes(plan: &MemoryPlan, asked: &MemoryArgs) -> Vec<String> {
         notes.push(format!(
             "the context is reduced to {} tokens to fit the budget of {}; --ctx N asks for more",
             plan.context,
-            units::memory(plan.slots_limit())
+            units::memory(plan.fastest().budget)
         ));
     }
-    let slots = plan.slots.max(plan.host_slots);
+    let slots = plan.pools().iter().map(Pool::slots).max().unwrap_or(0);
     if !plan.holds_all && slots < plan.working_set {
         // A reduced context would grow with the budget; the advice keeps it.
         let context = plan.context_shrunk.then(|| format!(" with --ctx {}", plan.context));
@@ -220,12 +220,12 @@ pub(crate) fn plan_notes(plan: &MemoryPlan, asked: &MemoryArgs) -> Vec<String> {
              would hold them",
             units::plural(slots as u64, "expert"),
             plan.working_set,
-            if plan.device_budget.is_some() { "--gpu-memory" } else { "--memory" },
+            if plan.card().is_some() { "--gpu-memory" } else { "--memory" },
             plan.budget_for_token().div_ceil(1 << 20),
             context.unwrap_or_default()
         ));
     }
-    if asked.gpu_memory.is_some() && plan.device_budget.is_none() {
+    if asked.gpu_memory.is_some() && plan.card().is_none() {
         notes.push(
             "--gpu-memory has no effect: the device that computes has no separate memory"
                 .to_owned(),

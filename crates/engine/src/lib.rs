@@ -100,13 +100,14 @@ pub use experts::{
 pub use model::{arch::supported as supported_architectures, blueprint::*};
 #[doc(hidden)]
 pub use moeflux_compute::SplitMix64;
-pub use moeflux_compute::{Adapter, AdapterKind, DeviceOptions, KernelTime, KvFormat};
+pub use moeflux_compute::{Adapter, AdapterKind, BankPlace, DeviceOptions, KernelTime, KvFormat};
 pub use runtime::{
     control::{CancelToken, StepControl},
     device::{ChosenDevice, Devices, WrapDevice},
     forward::Logits,
     layer::StepObserver,
     plan::{CARD_CHUNK, DEFAULT_CHUNK, DEFAULT_CONTEXT, MemoryPlan, MemoryRequest},
+    pools::{LineName, Pool, PoolLine},
 };
 pub use serve::{
     generate::{Answer, Finish, GenerateRequest, Phase, Tokens, generate},

@@ -81,6 +81,7 @@ pub struct KernelProfile {
 impl fmt::Display for SpeedReport<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let plan = self.plan;
+        let fastest = plan.fastest();
         let reader = if self.reader.is_empty() {
             String::new()
         } else {
@@ -90,11 +91,13 @@ impl fmt::Display for SpeedReport<'_> {
         writeln!(
             f,
             "budget {}, {}{}, chunks of {} tokens; {}\n",
-            units::memory(plan.slots_limit()),
-            units::plural(plan.slots as u64, "slot"),
-            match plan.host_slots {
-                0 => String::new(),
-                host => format!(" and {host} on the host, of {}", units::memory(plan.budget)),
+            units::memory(fastest.budget),
+            units::plural(fastest.slots() as u64, "slot"),
+            match plan.host() {
+                host if plan.card().is_some() && host.slots() > 0 => {
+                    format!(" and {} on the host, of {}", host.slots(), units::memory(host.budget))
+                }
+                _ => String::new(),
             },
             plan.chunk,
             units::plural((self.repeats.len() / self.contexts.len().max(1)) as u64, "repeat")

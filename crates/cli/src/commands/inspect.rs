@@ -4,8 +4,8 @@ use std::{collections::BTreeMap, process::ExitCode, time::Instant};
 
 use anyhow::bail;
 use moeflux::{
-    Blueprint, Checkpoint, ChosenDevice, Error, FeedForwardBlueprint, LayerBlueprint, MatrixSource,
-    MemoryPlan, MixerBlueprint, PageCache,
+    BankPlace, Blueprint, Checkpoint, ChosenDevice, Error, FeedForwardBlueprint, LayerBlueprint,
+    LineName, MatrixSource, MemoryPlan, MixerBlueprint, PageCache,
 };
 use moeflux_bench::{table::Table, units};
 use serde::Serialize;
@@ -456,23 +456,27 @@ fn write_plan(
     experts: usize,
 ) -> std::fmt::Result {
     let mut table = Table::new(1);
-    table.row([format!("memory plan for {}", units::memory(plan.budget)), String::new()]);
-    table.row(["  program", &units::memory(plan.process)]);
-    table.row(["  logits, reads in flight", &units::memory(plan.staging)]);
-    if let Some(budget) = plan.device_budget {
-        let slots = plan.host_slots as u64 * plan.slot;
-        table.row([
-            format!("  {} slots, of {experts} experts", plan.host_slots),
-            units::memory(slots),
-        ]);
-        table.row(["  together", &units::memory(plan.host())]);
-        table.row([format!("and for {} of the card's own", units::memory(budget)), String::new()]);
+    // The host first, as every plan has it.
+    for pool in plan.pools().iter().rev() {
+        let budget = units::memory(pool.budget);
+        let title = match pool.place {
+            BankPlace::Host => format!("memory plan for {budget}"),
+            BankPlace::Card => format!("and for {budget} of the card's own"),
+        };
+        table.row([title, String::new()]);
+        for line in &pool.lines {
+            let label = match line.name {
+                LineName::Process => "program".to_owned(),
+                LineName::Staging => "logits, reads in flight".to_owned(),
+                LineName::Dense => "dense weights".to_owned(),
+                LineName::State => format!("state of {} positions", plan.context),
+                LineName::Scratch => format!("scratch for {} rows", plan.chunk),
+                LineName::Slots => format!("{} slots, of {experts} experts", line.count),
+                LineName::Marks => continue,
+            };
+            table.row([format!("  {label}"), units::memory(line.bytes())]);
+        }
+        table.row(["  together", &units::memory(pool.total())]);
     }
-    table.row(["  dense weights", &units::memory(plan.dense)]);
-    table.row([format!("  state of {} positions", plan.context), units::memory(plan.state)]);
-    table.row([format!("  scratch for {} rows", plan.chunk), units::memory(plan.scratch)]);
-    let slots = plan.slots as u64 * plan.slot;
-    table.row([format!("  {} slots, of {experts} experts", plan.slots), units::memory(slots)]);
-    table.row(["  together", &units::memory(plan.total())]);
     write!(f, "{table}")
 }

@@ -187,7 +187,7 @@ impl DeviceSelector<'_> {
         let name = format!("gpu:{}", adapter.index);
         let opened = self.open_as(&name, blueprint, request, "");
         let mut opened = opened.map_err(|error| error.to_string())?;
-        let (slots, all) = (opened.plan.slots, blueprint.experts());
+        let (slots, all) = (opened.plan.fastest().slots(), blueprint.experts());
         if !opened.plan.holds_all && slots < working_set {
             return Err(format!(
                 "it has room for {slots} experts, and one token needs {working_set}"

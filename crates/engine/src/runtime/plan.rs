@@ -1,7 +1,7 @@
 //! Memory plan: accounts for every byte within a budget before anything is allocated.
 
-use moeflux_compute::{Device, KvFormat, ScratchShape, StateShape};
-use serde::Serialize;
+use moeflux_compute::{BankPlace, Device, KvFormat, ScratchShape, StateShape};
+use serde::{Serialize, Serializer};
 
 use crate::{
     base::{error::Error, system::SystemMemory},
@@ -15,6 +15,7 @@ use crate::{
     runtime::{
         forward::{LOGIT_ROWS, TOP_CANDIDATES},
         layer::{Mla, MoeState, SCRATCH_BUFFERS, Scratch},
+        pools::{LineName, Pool, PoolLine},
     },
 };
 
@@ -110,41 +111,21 @@ impl MemoryRequest {
     }
 }
 
-/// Planned memory. All sizes are bytes.
+/// Planned memory: pools in order of speed, each with a budget and named lines. All sizes are
+/// bytes.
 ///
-/// The host holds `process`, `staging` and `host_slots`. Dense weights, state, scratch and slots
-/// are in the device's own memory if it has some, else in host memory.
+/// The host's pool holds the process and staging. Dense weights, state, scratch and most slots are
+/// in the fastest pool: the device's own memory if it has some, else host memory.
 ///
 /// On a device with its own memory, experts reach its slots through host slots. If every expert has
 /// a slot on the card, the host needs only staging slots. Otherwise the host has as many slots as
 /// its budget holds. If both tiers together have a slot for every expert, and the device reads host
 /// memory in place, every expert has a fixed slot; if not, both tiers are caches in front of the
 /// disk.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Debug)]
 pub struct MemoryPlan {
-    /// Limit of the host memory.
-    pub budget: u64,
-    /// Limit of the device's own memory, if it has some.
-    pub device_budget: Option<u64>,
-    /// The process itself: code, tokenizer, stacks, indexes, drivers.
-    pub process: u64,
-    /// Logits, router outputs and queues on the host, and staging for weights on their way to a
-    /// device that copies them.
-    pub staging: u64,
-    /// Resident weights.
-    pub dense: u64,
-    /// States of all sessions, each of `context` positions unless `state` was requested.
-    pub state: u64,
-    /// States in the prefix cache and of marks, and pages of forks.
-    pub marks: u64,
-    /// Scratch buffers of activations.
-    pub scratch: u64,
-    /// One slot.
-    pub slot: u64,
-    /// Number of slots.
-    pub slots: usize,
-    /// Number of host slots beside a card's own; zero if the device uses host memory.
-    pub host_slots: usize,
+    /// The card's own memory, if it has some, then host memory; never empty.
+    pools: Vec<Pool>,
     /// Whether every expert has a slot, so that none is read from disk after loading.
     pub holds_all: bool,
     /// Maximum concurrent sessions.
@@ -157,6 +138,55 @@ pub struct MemoryPlan {
     pub chunk: usize,
     /// Experts per token: MoE layers times k. With fewer slots the cache cannot hit.
     pub working_set: usize,
+}
+
+/// Plan in the JSON of reports.
+#[derive(Serialize)]
+struct PlanRecord {
+    budget: u64,
+    device_budget: Option<u64>,
+    process: u64,
+    staging: u64,
+    dense: u64,
+    state: u64,
+    marks: u64,
+    scratch: u64,
+    slot: u64,
+    slots: usize,
+    /// Zero if the device uses host memory.
+    host_slots: usize,
+    holds_all: bool,
+    sessions: usize,
+    context: usize,
+    context_shrunk: bool,
+    chunk: usize,
+    working_set: usize,
+}
+
+impl Serialize for MemoryPlan {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let card = self.card();
+        let record = PlanRecord {
+            budget: self.host().budget,
+            device_budget: card.map(|card| card.budget),
+            process: self.bytes(LineName::Process),
+            staging: self.bytes(LineName::Staging),
+            dense: self.bytes(LineName::Dense),
+            state: self.bytes(LineName::State),
+            marks: self.bytes(LineName::Marks),
+            scratch: self.bytes(LineName::Scratch),
+            slot: self.slot_bytes(),
+            slots: self.fastest().slots(),
+            host_slots: card.map_or(0, |_| self.host().slots()),
+            holds_all: self.holds_all,
+            sessions: self.sessions,
+            context: self.context,
+            context_shrunk: self.context_shrunk,
+            chunk: self.chunk,
+            working_set: self.working_set,
+        };
+        record.serialize(serializer)
+    }
 }
 
 impl MemoryPlan {
@@ -179,7 +209,7 @@ impl MemoryPlan {
             // Any copy may be read, and each has its own pages.
             false => blueprint
                 .experts_bytes()
-                .saturating_sub(self.host_slots_bytes())
+                .saturating_sub(self.host().bytes(LineName::Slots))
                 .saturating_mul(1 + checkpoint.mirrors().len() as u64),
         };
         if !self.leaves_room_for(wanted, &SystemMemory::now()) {
@@ -204,11 +234,11 @@ impl MemoryPlan {
         let system = SystemMemory::now();
         let budget = host_budget(request, &system);
         let memory = device.memory();
-        let device_budget = memory.filter(|m| !m.unified).map(|m| {
+        let card_budget = memory.filter(|m| !m.unified).map(|m| {
             let safe = |total: u64| (total / 10 * 9).saturating_sub(DEVICE_RESERVE);
             request.device_budget.unwrap_or_else(|| m.total.map_or(budget, safe))
         });
-        if let (Some(budget), Some(total)) = (device_budget, memory.and_then(|m| m.total))
+        if let (Some(budget), Some(total)) = (card_budget, memory.and_then(|m| m.total))
             && budget > total
         {
             return Err(Error::Budget(format!(
@@ -218,7 +248,7 @@ impl MemoryPlan {
                 total >> 20
             )));
         }
-        let default_chunk = if device_budget.is_some() { CARD_CHUNK } else { DEFAULT_CHUNK };
+        let default_chunk = if card_budget.is_some() { CARD_CHUNK } else { DEFAULT_CHUNK };
         let mut chunk = request.chunk.unwrap_or(default_chunk);
         let sessions = request.sessions.unwrap_or(1);
         if chunk == 0 || request.context == Some(0) || sessions == 0 {
@@ -271,18 +301,22 @@ impl MemoryPlan {
             let state = state.saturating_mul(sessions as u64);
             let state = request.state.map_or(state, |most| state.min(page_align(most)));
             let staging = staging_bytes(blueprint, rows, memory.is_some());
+            let mut host = Pool::new(BankPlace::Host, budget);
+            host.push(LineName::Process, process);
+            host.push(LineName::Staging, staging);
+            let mut pools = vec![host];
+            if let Some(budget) = card_budget {
+                pools.insert(0, Pool::new(BankPlace::Card, budget));
+            }
+            let fastest = &mut pools[0];
+            fastest.push(LineName::Dense, dense);
+            fastest.push(LineName::State, state);
+            fastest.push(LineName::Marks, 0);
+            fastest.push(LineName::Scratch, scratch);
+            let slots = PoolLine { name: LineName::Slots, each: slot, count: 0 };
+            pools.iter_mut().for_each(|pool| pool.lines.push(slots));
             Ok(Self {
-                budget,
-                device_budget,
-                process,
-                staging,
-                dense,
-                state,
-                marks: 0,
-                scratch,
-                slot,
-                slots: 0,
-                host_slots: 0,
+                pools,
                 holds_all: false,
                 sessions,
                 context,
@@ -296,44 +330,49 @@ impl MemoryPlan {
         if request.context.is_none() {
             // Unless all experts fit, state and scratch take at most a quarter of what the dense
             // weights leave.
-            let host = if device_budget.is_some() { 0 } else { process };
-            let left = best.slots_limit().saturating_sub(host + dense);
-            while best.slots_within() < all
-                && best.state.saturating_add(best.scratch) > left / 4
-                && best.context / 2 >= MIN_CONTEXT.min(wanted)
-            {
+            let pool = best.fastest();
+            let given = pool.bytes(LineName::Process).saturating_add(dense);
+            let left = pool.budget.saturating_sub(given);
+            let crowded = |pool: &Pool| {
+                let part =
+                    pool.bytes(LineName::State).saturating_add(pool.bytes(LineName::Scratch));
+                pool.slots_within() < all && part > left / 4
+            };
+            while crowded(best.fastest()) && best.context / 2 >= MIN_CONTEXT.min(wanted) {
                 best = plan(best.context / 2)?;
             }
         }
-        let left = best.slots_limit().saturating_sub(best.fixed());
-        best.marks = request.marks.unwrap_or_else(|| {
-            page_align(left / PREFIX_CACHE_SHARE).min(best.state / sessions as u64)
+        let marks = request.marks.unwrap_or_else(|| {
+            let share = page_align(best.fastest().room() / PREFIX_CACHE_SHARE);
+            share.min(best.bytes(LineName::State) / sessions as u64)
         });
-        let most = best.slots_within().min(all);
+        best.fastest_mut().set_bytes(LineName::Marks, marks);
+        let most = best.fastest().slots_within().min(all);
         let (slots, in_place) = (request.slots.unwrap_or(most), memory.is_none_or(|m| m.in_place));
-        if device_budget.is_some() {
-            best.host_slots = MIN_HOST_SLOTS.min(all);
-            if best.host() > budget {
+        let mut found_on_host = 0;
+        if card_budget.is_some() {
+            let least = MIN_HOST_SLOTS.min(all);
+            best.host_mut().set_slots(least);
+            if best.host().total() > budget {
                 return Err(best.host_too_small(request));
             }
-            let room = (budget - best.host()).checked_div(slot).map_or(0, |n| n as usize);
-            let most_on_host = (best.host_slots + room).min(all);
-            best.host_slots =
-                host_slots(all - slots.min(all), best.host_slots, most_on_host, in_place);
-            if let Some(asked) = request.host_slots {
-                if asked == 0 || asked > most_on_host {
+            let most_on_host = best.host().slots_within().min(all);
+            let on_host = match request.host_slots {
+                Some(asked) if asked == 0 || asked > most_on_host => {
                     return Err(Error::Input(format!(
                         "{asked} slots on the host were asked for: there must be one, and the budget holds {most_on_host}"
                     )));
                 }
-                best.host_slots = asked;
-            }
+                Some(asked) => asked,
+                None => host_slots(all - slots.min(all), least, most_on_host, in_place),
+            };
+            best.host_mut().set_slots(on_host);
+            found_on_host = if in_place { on_host } else { 0 };
         }
-        let found_on_host = if in_place { best.host_slots } else { 0 };
         best.holds_all = slots.min(most) + found_on_host >= all;
         // If every expert has a fixed slot, a layer needs no separate slots on the card.
         let need = if best.holds_all { 0 } else { need };
-        if most < need || best.fixed() > best.slots_limit() {
+        if most < need || best.fastest().fixed() > best.fastest().budget {
             // On a device in host memory, each thread has scratch that does not depend
             // on rows.
             let threads = match memory {
@@ -347,69 +386,72 @@ impl MemoryPlan {
                 "{slots} slots were asked for: a layer needs {need}, and the budget holds {most} of {all} experts"
             )));
         }
-        best.slots = slots;
+        best.fastest_mut().set_slots(slots);
         Ok(best)
     }
 
-    /// Bytes on the host for any device: process, staging, and host slots beside a card's own.
-    pub fn host(&self) -> u64 {
-        let slots = self.slot.saturating_mul(self.host_slots as u64);
-        self.process.saturating_add(self.staging).saturating_add(slots)
+    /// Pools in order of speed: the card's own memory, if it has some, then host memory.
+    pub fn pools(&self) -> &[Pool] {
+        &self.pools
     }
 
-    /// Limit of the memory that holds the slots.
-    pub fn slots_limit(&self) -> u64 {
-        self.device_budget.unwrap_or(self.budget)
+    /// The fastest pool: holds dense weights, state, scratch and as many slots as fit.
+    pub fn fastest(&self) -> &Pool {
+        &self.pools[0]
     }
 
-    /// Bytes of everything but the slots in the memory that holds the slots.
-    pub fn fixed(&self) -> u64 {
-        let host = if self.device_budget.is_some() { 0 } else { self.host() };
-        [self.dense, self.state, self.marks, self.scratch]
-            .into_iter()
-            .fold(host, u64::saturating_add)
+    fn fastest_mut(&mut self) -> &mut Pool {
+        &mut self.pools[0]
     }
 
-    /// Bytes of everything in the memory that holds the slots.
-    pub fn total(&self) -> u64 {
-        self.fixed().saturating_add(self.slots as u64 * self.slot)
+    /// The card's own memory, if it has some.
+    pub fn card(&self) -> Option<&Pool> {
+        Some(self.fastest()).filter(|pool| pool.place == BankPlace::Card)
     }
 
-    /// Bytes of slots in host memory.
-    pub(crate) fn host_slots_bytes(&self) -> u64 {
-        let slots = if self.device_budget.is_some() { self.host_slots } else { self.slots };
-        self.slot.saturating_mul(slots as u64)
+    /// Host memory; the fastest pool too, unless the card has its own.
+    pub fn host(&self) -> &Pool {
+        &self.pools[self.pools.len() - 1]
+    }
+
+    fn host_mut(&mut self) -> &mut Pool {
+        let host = self.pools.len() - 1;
+        &mut self.pools[host]
+    }
+
+    /// Bytes of the lines of a name in all pools.
+    pub fn bytes(&self, name: LineName) -> u64 {
+        self.pools.iter().map(|pool| pool.bytes(name)).fold(0, u64::saturating_add)
+    }
+
+    /// Bytes of one slot, in every pool.
+    pub fn slot_bytes(&self) -> u64 {
+        self.fastest().slot_bytes()
     }
 
     /// Whether host memory has room for `files` bytes of page cache beside the plan.
     pub(crate) fn leaves_room_for(&self, files: u64, system: &SystemMemory) -> bool {
-        let held = if self.device_budget.is_some() { self.host() } else { self.total() };
-        held.saturating_add(files) <= system.resident.saturating_add(system.available)
+        self.host().total().saturating_add(files)
+            <= system.resident.saturating_add(system.available)
     }
 
-    /// Budget, of the memory that holds the slots, with a slot for each expert of a token's working
-    /// set, for a requested context of this size. Without a requested context, a larger budget may
-    /// enlarge the default context first.
+    /// Budget, of the fastest pool, with a slot for each expert of a token's working set, for a
+    /// requested context of this size. Without a requested context, a larger budget may enlarge the
+    /// default context first.
     pub fn budget_for_token(&self) -> u64 {
-        let slots = self.slot.saturating_mul(self.working_set as u64);
+        let slots = self.slot_bytes().saturating_mul(self.working_set as u64);
         // The prefix cache takes its share of the same memory as the slots.
-        let marks = match self.marks {
+        let planned = self.bytes(LineName::Marks);
+        let marks = match planned {
             0 => 0,
             _ => page_align(slots / (PREFIX_CACHE_SHARE - 1) + 1)
-                .min(self.state / self.sessions as u64)
-                .max(self.marks),
+                .min(self.bytes(LineName::State) / self.sessions as u64)
+                .max(planned),
         };
-        (self.fixed() - self.marks)
+        (self.fastest().fixed() - planned)
             .saturating_add(marks)
             .saturating_add(slots)
             .saturating_add(PROCESS_VARIATION)
-    }
-
-    fn slots_within(&self) -> usize {
-        match self.slots_limit().saturating_sub(self.fixed()).checked_div(self.slot) {
-            Some(slots) => usize::try_from(slots).unwrap_or(usize::MAX),
-            None => 0,
-        }
     }
 
     /// Advice for a budget below the floor.
@@ -432,24 +474,27 @@ impl MemoryPlan {
 
     /// The error if the host's share does not fit beside a card with its own memory.
     fn host_too_small(&self, request: &MemoryRequest) -> Error {
+        let host = self.host();
         Error::Budget(format!(
             "a budget of {} MiB is below the floor of {} MiB beside the device's own memory: {} for the program, {} \
              for logits and weights on their way, {} for {} experts on theirs; {}",
-            self.budget >> 20,
-            mib(self.host()),
-            mib(self.process),
-            mib(self.staging),
-            mib(self.slot.saturating_mul(self.host_slots as u64)),
-            self.host_slots,
-            self.advice(request.budget, "--memory", self.host()),
+            host.budget >> 20,
+            mib(host.total()),
+            mib(host.bytes(LineName::Process)),
+            mib(host.bytes(LineName::Staging)),
+            mib(host.bytes(LineName::Slots)),
+            host.slots(),
+            self.advice(request.budget, "--memory", host.total()),
         ))
     }
 
     /// The error if the fixed part and a layer's slots do not fit. `threads` is the part of the
     /// scratch that does not depend on rows.
     fn too_small(&self, need: usize, request: &MemoryRequest, threads: u64) -> Error {
-        let floor = self.fixed().saturating_add(need as u64 * self.slot);
-        let (which, program, mut advice) = match self.device_budget {
+        let pool = self.fastest();
+        let slots = need as u64 * pool.slot_bytes();
+        let floor = pool.fixed().saturating_add(slots);
+        let (which, program, mut advice) = match self.card() {
             Some(_) => (
                 "a budget of the device's own memory",
                 String::new(),
@@ -460,8 +505,8 @@ impl MemoryPlan {
                 "a budget",
                 format!(
                     "{} for the program, {} for logits and reads, ",
-                    mib(self.process),
-                    mib(self.staging)
+                    mib(pool.bytes(LineName::Process)),
+                    mib(pool.bytes(LineName::Staging))
                 ),
                 self.advice(request.budget, "--memory", floor),
             ),
@@ -472,14 +517,14 @@ impl MemoryPlan {
         Error::Budget(format!(
             "{which} of {} MiB is below the floor of {} MiB: {program}{} for dense weights, {} for the state of {} \
              positions, {} for intermediate results of {} rows, {} for {need} slots of one layer; {advice}",
-            self.slots_limit() >> 20,
+            pool.budget >> 20,
             mib(floor),
-            mib(self.dense),
-            mib(self.state),
+            mib(pool.bytes(LineName::Dense)),
+            mib(pool.bytes(LineName::State)),
             self.context,
-            mib(self.scratch),
+            mib(pool.bytes(LineName::Scratch)),
             self.chunk,
-            mib(need as u64 * self.slot),
+            mib(slots),
         ))
     }
 
@@ -564,22 +609,23 @@ fn staging_bytes(blueprint: &Blueprint, rows: usize, takes_over: bool) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use moeflux_compute::BankPlace;
+
     use super::{MemoryPlan, PREFIX_CACHE_SHARE, host_slots, page_align};
+    use crate::runtime::pools::{LineName, Pool, PoolLine};
 
     #[test]
     fn a_budget_for_a_token_has_room_for_the_prefix_cache() {
-        let plan = MemoryPlan {
-            budget: 600 << 20,
-            device_budget: None,
-            process: 40 << 20,
-            staging: 3 << 20,
-            dense: 500 << 20,
-            state: 64 << 20,
-            marks: 1 << 20,
-            scratch: 9 << 20,
-            slot: 2_654_208,
-            slots: 8,
-            host_slots: 0,
+        let mut host = Pool::new(BankPlace::Host, 600 << 20);
+        host.push(LineName::Process, 40 << 20);
+        host.push(LineName::Staging, 3 << 20);
+        host.push(LineName::Dense, 500 << 20);
+        host.push(LineName::State, 64 << 20);
+        host.push(LineName::Marks, 1 << 20);
+        host.push(LineName::Scratch, 9 << 20);
+        host.lines.push(PoolLine { name: LineName::Slots, each: 2_654_208, count: 8 });
+        let mut plan = MemoryPlan {
+            pools: vec![host],
             holds_all: false,
             sessions: 2,
             context: 256,
@@ -588,10 +634,11 @@ mod tests {
             working_set: 384,
         };
         for state in [2 << 20, 64 << 20, 1 << 30] {
-            let plan = MemoryPlan { state, ..plan };
-            let left = plan.budget_for_token() - (plan.fixed() - plan.marks);
-            let marks = page_align(left / PREFIX_CACHE_SHARE).min(plan.state / 2);
-            let slots = (left - marks) / plan.slot;
+            plan.fastest_mut().set_bytes(LineName::State, state);
+            let fixed = plan.fastest().fixed() - plan.bytes(LineName::Marks);
+            let left = plan.budget_for_token() - fixed;
+            let marks = page_align(left / PREFIX_CACHE_SHARE).min(state / 2);
+            let slots = (left - marks) / plan.slot_bytes();
             assert!((384..386).contains(&slots), "{slots} slots with a state of {state}");
         }
     }

@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use moeflux_compute::{BankPlace, Device, DeviceOptions, KernelTime, KvFormat, State, StateShape};
+use moeflux_compute::{Device, DeviceOptions, KernelTime, KvFormat, State, StateShape};
 
 use crate::{
     base::{
@@ -33,6 +33,7 @@ use crate::{
         forward::Model,
         layer::Loader,
         plan::{MemoryPlan, MemoryRequest, scratch_shape},
+        pools::{LineName, Pool},
     },
     session::{prefix_cache::PrefixCache, timeline::RewindLimits},
     text::{sampling::EndTokens, text::Text},
@@ -146,28 +147,22 @@ impl Engine {
         };
         let model =
             Model::load(&blueprint, &mut loader, plan.chunk, plan.context, options.prefetch)?;
-        let mut tier = |count, shared, place| {
-            Tier::new(
-                &mut *device,
-                &source,
-                TierSize { slots: count, shared, slot_bytes: plan.slot as usize },
-                place,
-                options.policy,
-            )
+        let mut tier = |pool: &Pool, shared| {
+            let slot_bytes = pool.slot_bytes() as usize;
+            let size = TierSize { slots: pool.slots(), shared, slot_bytes };
+            Tier::new(&mut *device, &source, size, pool.place, options.policy)
         };
+        // The fastest pool holds the shared experts.
         let shared = blueprint.fused_shared_layers();
-        let (host_slots, card, shared) = match plan.device_budget {
-            Some(_) => (plan.host_slots, Some(tier(plan.slots, shared, BankPlace::Card)?), 0),
-            None => (plan.slots, None, shared),
-        };
-        let host = tier(host_slots, shared, BankPlace::Host)?;
+        let card = plan.card().map(|pool| tier(pool, shared)).transpose()?;
+        let host = tier(plan.host(), if card.is_some() { 0 } else { shared })?;
         let identity = checkpoint.identity()?;
         let reopen = ReopenArgs {
             folder: checkpoint.folder().into(),
             mirrors: checkpoint.mirrors().into(),
             model: identity,
             reads: options.reads,
-            slots: host_slots,
+            slots: plan.host().slots(),
             pages,
             wrap_reader: options.wrap_reader,
         };
@@ -184,7 +179,7 @@ impl Engine {
             cache.load_all(&mut *device, &mut progress)?;
         }
         let kv_format = device.kv_format();
-        let state_limit = plan.state.saturating_add(plan.marks);
+        let state_limit = plan.bytes(LineName::State).saturating_add(plan.bytes(LineName::Marks));
         device.limit_states(state_limit);
         let rewind = RewindLimits::new(&blueprint, &plan);
         let state_shapes = blueprint
@@ -272,7 +267,7 @@ impl Engine {
         &self.shared.folder
     }
 
-    /// Memory plan: bytes by purpose.
+    /// Memory plan: pools of named lines.
     pub fn plan(&self) -> &MemoryPlan {
         &self.shared.plan
     }
@@ -361,7 +356,7 @@ impl Engine {
         let recorder = file.map(|file| {
             TraceRecorder::create(
                 file,
-                &TraceHeader::new(blueprint, folder, plan.slot, plan.fixed()),
+                &TraceHeader::new(blueprint, folder, plan.slot_bytes(), plan.fastest().fixed()),
             )
         });
         let recorder = recorder.transpose()?;

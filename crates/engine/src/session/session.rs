@@ -7,6 +7,7 @@ use crate::{
     runtime::{
         control::StepControl,
         forward::{Logits, LogitsOutput, LogitsRequest, LogitsSink, SeqSpan, StepContext},
+        pools::LineName,
     },
     session::{
         engine::{Engine, Runtime},
@@ -313,13 +314,14 @@ impl Session {
     /// Inserts the session's current state into the prefix cache, if the memory plan has room.
     pub(crate) fn cache_prefix(&mut self) -> Result<(), Error> {
         let len = self.timeline.tokens.len();
-        if self.engine.plan().marks == 0 || len < MIN_CACHED_PREFIX || self.timeline.is_lossy {
+        let has_room = self.engine.plan().bytes(LineName::Marks) > 0;
+        if !has_room || len < MIN_CACHED_PREFIX || self.timeline.is_lossy {
             return Ok(());
         }
         let mut runtime = self.engine.lock();
         let truncatable = runtime.rewind.any_length();
         let mut prefix = runtime.fork(&self.timeline, len)?;
-        if self.engine.plan().device_budget.is_some() {
+        if self.engine.plan().card().is_some() {
             // The plan reserves device memory for cached prefixes, but no host memory.
             prefix.logits = Vec::new();
         }

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use moeflux::{
-    Checkpoint, Engine, EngineOptions, Error, MemoryPlan, MemoryRequest, SnapshotOptions, Stats,
-    StepControl,
+    BankPlace, Checkpoint, Engine, EngineOptions, Error, LineName, MemoryPlan, MemoryRequest,
+    SnapshotOptions, Stats, StepControl,
 };
 use moeflux_compute::DeviceMemory;
 
@@ -302,7 +302,17 @@ fn check_loading_progress(folder: &Path) {
 
 /// The plan of tales-18m for a simulated GPU.
 fn plan(card: Card, memory: MemoryRequest) -> Result<MemoryPlan, String> {
-    open(&tales(), card, memory).0.map(|e| *e.plan()).map_err(|e| e.to_string())
+    open(&tales(), card, memory).0.map(|e| e.plan().clone()).map_err(|e| e.to_string())
+}
+
+/// Budget of the card's own memory.
+fn card_budget(plan: &MemoryPlan) -> Option<u64> {
+    plan.card().map(|card| card.budget)
+}
+
+/// Slots by pool, in order of speed.
+fn slots(plan: &MemoryPlan) -> Vec<usize> {
+    plan.pools().iter().map(|pool| pool.slots()).collect()
 }
 
 #[test]
@@ -318,19 +328,27 @@ fn a_gpu_has_a_separate_budget() {
     // 90% of its memory less 512 MiB.
     let chunk = Some(host.chunk);
     let card = of(own(Some(1 << 30)), MemoryRequest { chunk, ..MemoryRequest::default() }).unwrap();
-    assert_eq!(card.device_budget, Some((1 << 30) / 10 * 9 - (512 << 20)));
-    assert_eq!((card.dense, card.state, card.scratch), (host.dense, host.state, host.scratch));
-    assert_eq!(card.total(), card.dense + card.state + card.marks + card.scratch + 256 * card.slot);
-    assert_eq!(card.marks, card.state, "one session's worth");
+    assert_eq!(card_budget(&card), Some((1 << 30) / 10 * 9 - (512 << 20)));
+    let [dense, state, scratch] = [LineName::Dense, LineName::State, LineName::Scratch];
+    for line in [dense, state, scratch] {
+        assert_eq!(card.bytes(line), host.bytes(line), "{line:?}");
+    }
+    let marks = card.bytes(LineName::Marks);
+    let fixed = card.bytes(dense) + card.bytes(state) + marks + card.bytes(scratch);
+    let slot = card.slot_bytes();
+    assert_eq!(card.fastest().total(), fixed + 256 * slot);
+    assert_eq!(marks, card.bytes(state), "one session's worth");
     // The host holds only experts in flight.
-    assert_eq!((card.slots, card.host_slots, card.holds_all), (256, MIN_HOST_SLOTS, true));
-    assert_eq!(card.host(), card.process + card.staging + MIN_HOST_SLOTS as u64 * card.slot);
-    assert!(card.staging > host.staging && card.host() <= card.budget);
+    assert_eq!((slots(&card), card.holds_all), (vec![256, MIN_HOST_SLOTS], true));
+    let [process, staging] = [LineName::Process, LineName::Staging].map(|line| card.bytes(line));
+    assert_eq!(card.host().total(), process + staging + MIN_HOST_SLOTS as u64 * slot);
+    assert!(staging > host.bytes(LineName::Staging));
+    assert!(card.host().total() <= card.host().budget);
 
     // The requested budget, and as many slots as fit.
-    let small = card.fixed() + 100 * card.slot + 5;
+    let small = card.fastest().fixed() + 100 * slot + 5;
     let context = Some(card.context);
-    let marks = Some(card.marks);
+    let marks = Some(marks);
     let request = MemoryRequest {
         device_budget: Some(small),
         context,
@@ -339,25 +357,28 @@ fn a_gpu_has_a_separate_budget() {
         ..MemoryRequest::default()
     };
     let planned = of(own(Some(1 << 30)), request).unwrap();
-    assert_eq!((planned.slots, planned.device_budget), (100, Some(small)));
+    assert_eq!(card_budget(&planned), Some(small));
     // The host holds the rest, or as much as its budget allows.
-    assert_eq!((planned.host_slots, planned.holds_all), (156, true));
+    assert_eq!((slots(&planned), planned.holds_all), (vec![100, 156], true));
     // A GPU that cannot read host memory uses its slots as a cache.
     let copies = Some(DeviceMemory { total: Some(1 << 30), unified: false, in_place: false });
     let planned = of(copies, request).unwrap();
-    assert_eq!((planned.slots, planned.host_slots, planned.holds_all), (100, 256, false));
+    assert_eq!((slots(&planned), planned.holds_all), (vec![100, 256], false));
     let none = of(copies, MemoryRequest { host_slots: Some(0), ..request }).unwrap_err();
     assert!(none.contains("0 slots on the host were asked for"), "{none}");
     // Unknown size: the same as the host's budget.
     let request = MemoryRequest { budget: Some(300 << 20), ..MemoryRequest::default() };
-    assert_eq!(of(own(None), request).unwrap().device_budget, Some(300 << 20));
+    assert_eq!(card_budget(&of(own(None), request).unwrap()), Some(300 << 20));
 
     // Unified memory: one budget.
     let unified =
         of(Some(DeviceMemory { total: Some(1 << 30), unified: true, in_place: true }), request)
             .unwrap();
-    assert_eq!((unified.device_budget, unified.budget), (None, 300 << 20));
-    assert!(unified.total() <= unified.budget && unified.fixed() > unified.host());
+    assert_eq!((card_budget(&unified), unified.host().budget), (None, 300 << 20));
+    let pool = unified.fastest();
+    assert_eq!((unified.pools().len(), pool.place), (1, BankPlace::Host));
+    let on_host = pool.bytes(LineName::Process) + pool.bytes(LineName::Staging);
+    assert!(pool.total() <= pool.budget && pool.fixed() > on_host);
 }
 
 #[test]
@@ -365,7 +386,7 @@ fn chunks_are_limited_by_the_buffer_size() {
     let chunk = |buffers, chunk| {
         let memory = MemoryRequest { chunk, context: Some(2048), ..MemoryRequest::default() };
         let plan = plan(Card { buffers, ..Card::OWN }, memory).unwrap();
-        (plan.chunk, plan.scratch)
+        (plan.chunk, plan.bytes(LineName::Scratch))
     };
     let (whole, bytes) = chunk(None, None);
     assert_eq!(whole, moeflux::CARD_CHUNK);
@@ -400,7 +421,7 @@ fn errors_distinguish_device_and_host_budgets() {
         assert!(error.contains(part), "{error}");
     }
     let all = MemoryRequest { device_budget: Some(1 << 30), ..MemoryRequest::default() };
-    assert_eq!(plan(Card::OWN, all).unwrap().device_budget, Some(1 << 30));
+    assert_eq!(card_budget(&plan(Card::OWN, all).unwrap()), Some(1 << 30));
     // Kernels cannot address a bank of one expert.
     let error = plan(Card { bank: 0, ..Card::OWN }, MemoryRequest::default()).unwrap_err();
     assert!(error.contains("--device cpu"), "{error}");
@@ -435,7 +456,7 @@ fn states_can_use_all_planned_memory() {
             chunk: Some(200),
             ..MemoryRequest::default()
         };
-        let full = engine(&folder, device.clone(), memory).plan().state;
+        let full = engine(&folder, device.clone(), memory).plan().bytes(LineName::State);
         // Room for the pages of 600 tokens, but not for 1.5 times as many in every layer.
         let state = Some(full / context as u64 * 800);
         let engine = engine(&folder, device, MemoryRequest { state, ..memory });

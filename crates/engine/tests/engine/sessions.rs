@@ -13,7 +13,7 @@ use std::{
 
 use moeflux::{
     BatchEntry, CancelToken, Checkpoint, DeviceOptions, Engine, EngineOptions, Error, KvFormat,
-    Logits, Mark, MemoryRequest, Session, SnapshotFolder, SnapshotOptions, StepControl,
+    LineName, Logits, Mark, MemoryRequest, Session, SnapshotFolder, SnapshotOptions, StepControl,
 };
 use proptest::{
     prelude::*,
@@ -669,11 +669,12 @@ fn a_context_costs_only_its_used_part() {
         chunk: Some(256),
         ..MemoryRequest::default()
     };
-    let full = common::engine(&folder, exact("cpu"), memory).plan().state;
+    let full = common::engine(&folder, exact("cpu"), memory).plan().bytes(LineName::State);
     let state = full / context as u64 * 1024;
     let engine =
         common::engine(&folder, exact("cpu"), MemoryRequest { state: Some(state), ..memory });
-    assert!(engine.plan().state <= state + 4096 && full > 3 * engine.plan().state);
+    let planned = engine.plan().bytes(LineName::State);
+    assert!(planned <= state + 4096 && full > 3 * planned);
     let mut session = engine.session().unwrap();
     let vocab = engine.blueprint().vocab;
     let tokens: Vec<u32> = (0..2000).map(|i| text(0, i, vocab)).collect();

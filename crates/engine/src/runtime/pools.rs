@@ -1,0 +1,124 @@
+//! Pools of the memory plan: the memory of a card or of the host, with a budget and named lines.
+
+use moeflux_compute::BankPlace;
+
+/// Use of the bytes of a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LineName {
+    /// The process itself: code, tokenizer, stacks, indexes, drivers.
+    Process,
+    /// Logits, router outputs and queues on the host, and staging for weights on their way to a
+    /// device that copies them.
+    Staging,
+    /// Resident weights.
+    Dense,
+    /// States of all sessions, each of the plan's context unless their bytes were requested.
+    State,
+    /// States in the prefix cache and of marks, and pages of forks.
+    Marks,
+    /// Scratch buffers of activations.
+    Scratch,
+    /// Slots for experts.
+    Slots,
+}
+
+/// Line of a pool: `count` parts of `each` bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct PoolLine {
+    /// Use of the bytes.
+    pub name: LineName,
+    /// Bytes of one part.
+    pub each: u64,
+    /// Number of parts: of slots, otherwise one.
+    pub count: usize,
+}
+
+impl PoolLine {
+    /// Bytes of all parts.
+    pub fn bytes(&self) -> u64 {
+        self.each.saturating_mul(self.count as u64)
+    }
+}
+
+/// One memory in the plan. Every sum of bytes is one of its lines.
+#[derive(Clone, Debug)]
+pub struct Pool {
+    /// The memory.
+    pub place: BankPlace,
+    /// Limit in bytes.
+    pub budget: u64,
+    /// Lines, at most one of a name, the slots last.
+    pub lines: Vec<PoolLine>,
+}
+
+impl Pool {
+    /// A pool without lines.
+    pub(crate) fn new(place: BankPlace, budget: u64) -> Self {
+        Self { place, budget, lines: Vec::new() }
+    }
+
+    /// The line of a name, if the pool has one.
+    pub fn line(&self, name: LineName) -> Option<&PoolLine> {
+        self.lines.iter().find(|line| line.name == name)
+    }
+
+    /// Bytes of the line of a name; zero if the pool has none.
+    pub fn bytes(&self, name: LineName) -> u64 {
+        self.line(name).map_or(0, PoolLine::bytes)
+    }
+
+    /// Number of slots.
+    pub fn slots(&self) -> usize {
+        self.line(LineName::Slots).map_or(0, |line| line.count)
+    }
+
+    /// Bytes of one slot.
+    pub fn slot_bytes(&self) -> u64 {
+        self.line(LineName::Slots).map_or(0, |line| line.each)
+    }
+
+    /// Bytes of all lines.
+    pub fn total(&self) -> u64 {
+        sum(self.lines.iter())
+    }
+
+    /// Bytes of all lines but the slots.
+    pub fn fixed(&self) -> u64 {
+        sum(self.lines.iter().filter(|line| line.name != LineName::Slots))
+    }
+
+    /// Bytes of the budget that the lines but the slots leave.
+    pub(crate) fn room(&self) -> u64 {
+        self.budget.saturating_sub(self.fixed())
+    }
+
+    /// Number of slots that the budget holds.
+    pub(crate) fn slots_within(&self) -> usize {
+        match self.room().checked_div(self.slot_bytes()) {
+            Some(slots) => usize::try_from(slots).unwrap_or(usize::MAX),
+            None => 0,
+        }
+    }
+
+    /// Appends a line of one part.
+    pub(crate) fn push(&mut self, name: LineName, bytes: u64) {
+        self.lines.push(PoolLine { name, each: bytes, count: 1 });
+    }
+
+    /// Sets the number of slots.
+    pub(crate) fn set_slots(&mut self, count: usize) {
+        self.lines
+            .iter_mut()
+            .filter(|line| line.name == LineName::Slots)
+            .for_each(|line| line.count = count);
+    }
+
+    /// Sets the bytes of a line of one part.
+    pub(crate) fn set_bytes(&mut self, name: LineName, bytes: u64) {
+        self.lines.iter_mut().filter(|line| line.name == name).for_each(|line| line.each = bytes);
+    }
+}
+
+fn sum<'a>(lines: impl Iterator<Item = &'a PoolLine>) -> u64 {
+    lines.map(PoolLine::bytes).fold(0, u64::saturating_add)
+}
