@@ -114,8 +114,8 @@ impl MemoryRequest {
 /// Planned memory: pools in order of speed, each with a budget and named lines. All sizes are
 /// bytes.
 ///
-/// The host's pool holds the process and staging. Dense weights, state, scratch and most slots are
-/// in the fastest pool: the device's own memory if it has some, else host memory.
+/// Process and staging are in the host's pool. Dense weights, states and scratch are in the fastest
+/// pool: the device's own memory if it has some, else host memory. Each pool has slots.
 ///
 /// On a device with its own memory, experts reach its slots through host slots. If every expert has
 /// a slot on the card, the host needs only staging slots. Otherwise the host has as many slots as
@@ -140,7 +140,7 @@ pub struct MemoryPlan {
     pub working_set: usize,
 }
 
-/// Plan in the JSON of reports.
+/// Plan in the JSON of reports: one level of keys, which saved runs share.
 #[derive(Serialize)]
 struct PlanRecord {
     budget: u64,
@@ -331,14 +331,13 @@ impl MemoryPlan {
             // Unless all experts fit, state and scratch take at most a quarter of what the dense
             // weights leave.
             let pool = best.fastest();
-            let given = pool.bytes(LineName::Process).saturating_add(dense);
-            let left = pool.budget.saturating_sub(given);
-            let crowded = |pool: &Pool| {
-                let part =
-                    pool.bytes(LineName::State).saturating_add(pool.bytes(LineName::Scratch));
-                pool.slots_within() < all && part > left / 4
+            let loaded = pool.bytes(LineName::Process).saturating_add(dense);
+            let left = pool.budget.saturating_sub(loaded);
+            let is_crowded = |pool: &Pool| {
+                let (state, scratch) = (pool.bytes(LineName::State), pool.bytes(LineName::Scratch));
+                pool.slots_within() < all && state.saturating_add(scratch) > left / 4
             };
-            while crowded(best.fastest()) && best.context / 2 >= MIN_CONTEXT.min(wanted) {
+            while is_crowded(best.fastest()) && best.context / 2 >= MIN_CONTEXT.min(wanted) {
                 best = plan(best.context / 2)?;
             }
         }

@@ -40,7 +40,7 @@ impl PoolLine {
     }
 }
 
-/// One memory in the plan. Every sum of bytes is one of its lines.
+/// Memory of a card or of the host. All sums of the plan are sums of lines.
 #[derive(Clone, Debug)]
 pub struct Pool {
     /// The memory.
@@ -107,15 +107,20 @@ impl Pool {
 
     /// Sets the number of slots.
     pub(crate) fn set_slots(&mut self, count: usize) {
-        self.lines
-            .iter_mut()
-            .filter(|line| line.name == LineName::Slots)
-            .for_each(|line| line.count = count);
+        if let Some(line) = self.line_mut(LineName::Slots) {
+            line.count = count;
+        }
     }
 
     /// Sets the bytes of a line of one part.
     pub(crate) fn set_bytes(&mut self, name: LineName, bytes: u64) {
-        self.lines.iter_mut().filter(|line| line.name == name).for_each(|line| line.each = bytes);
+        if let Some(line) = self.line_mut(name) {
+            line.each = bytes;
+        }
+    }
+
+    fn line_mut(&mut self, name: LineName) -> Option<&mut PoolLine> {
+        self.lines.iter_mut().find(|line| line.name == name)
     }
 }
 
