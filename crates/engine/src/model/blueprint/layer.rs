@@ -47,7 +47,8 @@ pub enum SubBlockInput {
         /// `hidden` elements.
         norm: VectorSource,
     },
-    /// The input of the sub-block before, its norm included: both run in parallel on it.
+    /// The input of the sub-block before, its norm included: both run in parallel on it. Not for
+    /// MoE with separate norms for the router or the experts, which read the residual stream.
     Previous,
 }
 
@@ -122,7 +123,7 @@ impl MixerBlueprint {
     /// step; at most two.
     fn states(&self, positions: usize, chunk: usize) -> Vec<StateShape> {
         match self {
-            MixerBlueprint::Gqa(g) => {
+            Self::Gqa(g) => {
                 // A windowed KV cache is a ring. It keeps `chunk` additional positions, so that a
                 // failed step can be rolled back.
                 let needed =
@@ -134,7 +135,7 @@ impl MixerBlueprint {
                     positions: g.shape.window.map_or(positions, |w| positions.min(needed(w))),
                 }]
             }
-            MixerBlueprint::Mla(m) => {
+            Self::Mla(m) => {
                 let keys_only = |key_width| StateShape::KeyValue {
                     kv_heads: 1,
                     key_width,
@@ -144,7 +145,7 @@ impl MixerBlueprint {
                 let latent = keys_only(m.shape.kv_lora_rank + m.shape.qk_rope_head_dim);
                 std::iter::once(latent).chain(m.indexer().map(|i| keys_only(i.head_dim))).collect()
             }
-            MixerBlueprint::DeltaNet(d) => {
+            Self::DeltaNet(d) => {
                 let s = &d.shape;
                 vec![
                     StateShape::Recurrent { len: (s.conv_width - 1) * s.channels() },
@@ -208,14 +209,14 @@ impl LayerBlueprint {
 
     /// Whether the runtime can run the list of sub-blocks.
     pub(crate) fn is_runnable(&self) -> bool {
-        let starts = self.sub_blocks.first().is_some_and(|first| !first.is_parallel());
-        // Norms of the router and of the experts read the residual stream, which has the output of
-        // the sub-block before by then.
+        let reads_stream = self.sub_blocks.first().is_some_and(|first| !first.is_parallel());
+        // The residual stream, which these norms read, already has the output of the sub-block
+        // before.
         let norms = |moe: &MoeBlueprint| moe.router.norm.is_some() || moe.experts_norm.is_some();
         let is_late = |sub_block: &SubBlockBlueprint| {
             sub_block.is_parallel() && sub_block.moe().is_some_and(norms)
         };
-        starts
+        reads_stream
             && self.mixers().count() <= 1
             && self.moes().count() <= 1
             && !self.sub_blocks.iter().any(is_late)
