@@ -4,8 +4,8 @@ use std::{collections::BTreeMap, process::ExitCode, time::Instant};
 
 use anyhow::bail;
 use moeflux::{
-    BankPlace, Blueprint, Checkpoint, ChosenDevice, Error, FeedForwardBlueprint, LayerBlueprint,
-    LineName, MatrixSource, MemoryPlan, MixerBlueprint, PageCache,
+    BankPlace, Blueprint, BodyBlueprint, Checkpoint, ChosenDevice, Error, FeedForwardBlueprint,
+    LayerBlueprint, LineName, MatrixSource, MemoryPlan, MixerBlueprint, PageCache,
 };
 use moeflux_bench::{table::Table, units};
 use serde::Serialize;
@@ -224,18 +224,21 @@ impl InspectReport {
 impl LayerCounts {
     fn new(layers: &[LayerBlueprint]) -> Self {
         let mut counts = Self { total: layers.len(), ..Self::default() };
-        for layer in layers {
-            match &layer.mixer {
-                MixerBlueprint::Gqa(g) if g.shape.window.is_some() => counts.sliding += 1,
-                MixerBlueprint::Gqa(_) => counts.attention += 1,
-                MixerBlueprint::Mla(m) if m.sparse.is_some() => counts.sparse_latent += 1,
-                MixerBlueprint::Mla(_) => counts.latent += 1,
-                MixerBlueprint::DeltaNet(_) => counts.delta_net += 1,
-            }
-            match layer.feed_forward {
-                FeedForwardBlueprint::Moe(_) => counts.moe += 1,
-                FeedForwardBlueprint::Dense(_) => counts.dense += 1,
-            }
+        for sub_block in layers.iter().flat_map(|layer| &layer.sub_blocks) {
+            let count = match &sub_block.body {
+                BodyBlueprint::Mixer(MixerBlueprint::Gqa(g)) if g.shape.window.is_some() => {
+                    &mut counts.sliding
+                }
+                BodyBlueprint::Mixer(MixerBlueprint::Gqa(_)) => &mut counts.attention,
+                BodyBlueprint::Mixer(MixerBlueprint::Mla(m)) if m.sparse.is_some() => {
+                    &mut counts.sparse_latent
+                }
+                BodyBlueprint::Mixer(MixerBlueprint::Mla(_)) => &mut counts.latent,
+                BodyBlueprint::Mixer(MixerBlueprint::DeltaNet(_)) => &mut counts.delta_net,
+                BodyBlueprint::FeedForward(FeedForwardBlueprint::Moe(_)) => &mut counts.moe,
+                BodyBlueprint::FeedForward(FeedForwardBlueprint::Dense(_)) => &mut counts.dense,
+            };
+            *count += 1;
         }
         counts
     }
@@ -270,19 +273,22 @@ fn expert_parameters(moe: &moeflux::MoeBlueprint) -> u64 {
 fn kinds(blueprint: &Blueprint) -> Vec<TensorKind> {
     let mut kinds = TensorKinds::default();
     kinds.add("embedding", &[&blueprint.embed]);
-    for layer in &blueprint.layers {
-        let mixer = match &layer.mixer {
-            MixerBlueprint::Gqa(_) => "attention",
-            MixerBlueprint::Mla(_) => "latent attention",
-            MixerBlueprint::DeltaNet(_) => "delta-net",
-        };
-        kinds.add(mixer, &layer.mixer.matrices());
-        let mlp = |m: &'_ moeflux::MlpBlueprint| {
-            [m.gate_proj.clone(), m.up_proj.clone(), m.down_proj.clone()]
-        };
-        match &layer.feed_forward {
-            FeedForwardBlueprint::Dense(m) => kinds.add("dense MLP", &mlp(m).each_ref()),
-            FeedForwardBlueprint::Moe(moe) => {
+    let mlp =
+        |m: &moeflux::MlpBlueprint| [m.gate_proj.clone(), m.up_proj.clone(), m.down_proj.clone()];
+    for sub_block in blueprint.layers.iter().flat_map(|layer| &layer.sub_blocks) {
+        match &sub_block.body {
+            BodyBlueprint::Mixer(mixer) => {
+                let kind = match mixer {
+                    MixerBlueprint::Gqa(_) => "attention",
+                    MixerBlueprint::Mla(_) => "latent attention",
+                    MixerBlueprint::DeltaNet(_) => "delta-net",
+                };
+                kinds.add(kind, &mixer.matrices());
+            }
+            BodyBlueprint::FeedForward(FeedForwardBlueprint::Dense(m)) => {
+                kinds.add("dense MLP", &mlp(m).each_ref());
+            }
+            BodyBlueprint::FeedForward(FeedForwardBlueprint::Moe(moe)) => {
                 kinds.add("router", &[&moe.router.weight.weight]);
                 if let Some(shared) = &moe.shared {
                     kinds.add("shared expert", &mlp(&shared.mlp).each_ref());

@@ -560,7 +560,7 @@ fn mib(bytes: u64) -> u64 {
 
 /// Shape of the device's scratch for steps of up to `rows` rows.
 pub(crate) fn scratch_shape(blueprint: &Blueprint, rows: usize, kv: KvFormat) -> ScratchShape {
-    let latent_head = blueprint.layers.iter().map(|l| match &l.mixer {
+    let latent_head = blueprint.layers.iter().filter_map(|l| l.mixer()).map(|mixer| match mixer {
         MixerBlueprint::Mla(mla) => Mla::latent_head_width(mla),
         MixerBlueprint::Gqa(_) | MixerBlueprint::DeltaNet(_) => 0,
     });

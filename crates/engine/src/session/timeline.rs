@@ -43,9 +43,9 @@ impl RewindLimits {
         let mut limits = Self { recurrent: false, rings: Vec::new() };
         for layer in &blueprint.layers {
             for shape in layer.states(plan.context, plan.chunk) {
-                match (shape, &layer.mixer) {
+                match (shape, layer.mixer()) {
                     (StateShape::Recurrent { .. }, _) => limits.recurrent = true,
-                    (StateShape::KeyValue { positions, .. }, MixerBlueprint::Gqa(g)) => {
+                    (StateShape::KeyValue { positions, .. }, Some(MixerBlueprint::Gqa(g))) => {
                         let ring = g.shape.window.filter(|_| positions < plan.context);
                         limits.rings.extend(ring.map(|window| (positions, window)));
                     }

@@ -181,8 +181,8 @@ impl StateCosts {
         };
         let per_position = bytes(2) - bytes(1);
         // Sparse attention reads `top_k` positions; the keys of its indexer are not counted.
-        let window = match &layer.mixer {
-            MixerBlueprint::Mla(mla) => mla.sparse.as_ref().map(|s| s.top_k),
+        let window = match layer.mixer() {
+            Some(MixerBlueprint::Mla(mla)) => mla.sparse.as_ref().map(|s| s.top_k),
             _ => None,
         };
         Self {

@@ -11,8 +11,8 @@ use crate::{
     base::error::Error,
     checkpoint::Checkpoint,
     model::blueprint::{
-        Blueprint, FeedForwardBlueprint, GqaBlueprint, GqaShape, LayerBlueprint, MixerBlueprint,
-        RopeShape,
+        Blueprint, BodyBlueprint, FeedForwardBlueprint, GqaBlueprint, GqaShape, LayerBlueprint,
+        MixerBlueprint, RopeShape, SubBlockBlueprint,
     },
 };
 
@@ -73,21 +73,21 @@ impl Body {
         })
     }
 
-    /// A layer with one norm before its mixer and one before its feed-forward part.
+    /// A layer of a mixer, then a feed-forward part, with a norm before each.
     pub(super) fn layer(
         &self,
         layer: &Scope<'_>,
         mixer: impl Into<MixerBlueprint>,
         feed_forward: impl Into<FeedForwardBlueprint>,
     ) -> Result<LayerBlueprint, Error> {
+        let norm = |name| layer.norm(name, self.hidden_size);
+        let mixer = BodyBlueprint::Mixer(mixer.into());
+        let feed_forward = BodyBlueprint::FeedForward(feed_forward.into());
         Ok(LayerBlueprint {
-            mixer_norm: layer.norm("input_layernorm", self.hidden_size)?,
-            mixer: mixer.into(),
-            mixer_post_norm: None,
-            feed_forward_norm: layer.norm("post_attention_layernorm", self.hidden_size)?,
-            feed_forward: feed_forward.into(),
-            feed_forward_post_norm: None,
-            scale: None,
+            sub_blocks: vec![
+                SubBlockBlueprint::new(norm("input_layernorm")?, mixer),
+                SubBlockBlueprint::new(norm("post_attention_layernorm")?, feed_forward),
+            ],
         })
     }
 }

@@ -21,8 +21,9 @@ use crate::{
     base::error::Error,
     checkpoint::Checkpoint,
     model::blueprint::{
-        Blueprint, FeedForwardBlueprint, GqaBlueprint, GqaShape, LayerBlueprint, MlpBlueprint,
-        MoeBlueprint, RouterBlueprint, RouterNorm, SharedBlueprint,
+        Blueprint, BodyBlueprint, FeedForwardBlueprint, GqaBlueprint, GqaShape, LayerBlueprint,
+        MlpBlueprint, MoeBlueprint, RouterBlueprint, RouterNorm, SharedBlueprint,
+        SubBlockBlueprint, SubBlockInput,
     },
 };
 
@@ -97,15 +98,19 @@ pub(super) fn blueprint(checkpoint: &Checkpoint) -> Result<Blueprint, Error> {
 
 fn layer(config: &Gemma4Config, i: usize, layer: &Scope<'_>) -> Result<LayerBlueprint, Error> {
     let norm = |name| layer.norm(name, config.body.hidden_size);
-    Ok(LayerBlueprint {
-        mixer_norm: norm("input_layernorm")?,
-        mixer: attention(config, i, &layer.child("self_attn"))?.into(),
-        mixer_post_norm: Some(norm("post_attention_layernorm")?),
-        feed_forward_norm: norm("pre_feedforward_layernorm")?,
-        feed_forward: feed_forward(config, layer)?,
-        feed_forward_post_norm: Some(norm("post_feedforward_layernorm")?),
+    let mixer = SubBlockBlueprint {
+        input: SubBlockInput::Residual { norm: norm("input_layernorm")? },
+        body: BodyBlueprint::Mixer(attention(config, i, &layer.child("self_attn"))?.into()),
+        post_norm: Some(norm("post_attention_layernorm")?),
+        scale: None,
+    };
+    let feed_forward = SubBlockBlueprint {
+        input: SubBlockInput::Residual { norm: norm("pre_feedforward_layernorm")? },
+        body: BodyBlueprint::FeedForward(feed_forward(config, layer)?),
+        post_norm: Some(norm("post_feedforward_layernorm")?),
         scale: layer.optional_vector("layer_scalar", 1)?,
-    })
+    };
+    Ok(LayerBlueprint { sub_blocks: vec![mixer, feed_forward] })
 }
 
 fn attention(

@@ -4,13 +4,15 @@
 //! memory plan, loading, the forward pass, `inspect`) reads only the blueprint and does not depend
 //! on the architecture.
 
+mod layer;
 mod weight_list;
 
-use moeflux_compute::{
-    Activation, ExpertGroups, ExpertShape, HeadRows, KV_BLOCK, RopePairs, Scoring, StateShape,
-};
+use moeflux_compute::{Activation, ExpertGroups, ExpertShape, HeadRows, RopePairs, Scoring};
 
-use self::weight_list::WeightList;
+pub use self::layer::{
+    BodyBlueprint, FeedForwardBlueprint, LayerBlueprint, MixerBlueprint, SubBlockBlueprint,
+    SubBlockInput,
+};
 use crate::checkpoint::{MatrixSource, Segment, VectorSource, location::ShardLocation};
 
 /// A model as data.
@@ -41,75 +43,6 @@ pub struct Blueprint {
     /// Parts of the checkpoint that are not executed ("vision", "multi-token prediction"), in
     /// bytes.
     pub skipped: Vec<(String, u64)>,
-}
-
-/// A decoder layer: `x += mixer(norm(x))`, then `x += feed_forward(norm(x))`.
-#[derive(Debug)]
-pub struct LayerBlueprint {
-    /// Norm before the mixer.
-    pub mixer_norm: VectorSource,
-    /// Token mixer: attention or a delta-net.
-    pub mixer: MixerBlueprint,
-    /// Norm of the mixer's output.
-    pub mixer_post_norm: Option<VectorSource>,
-    /// Norm before the feed-forward part.
-    pub feed_forward_norm: VectorSource,
-    /// Feed-forward part: MLP or MoE.
-    pub feed_forward: FeedForwardBlueprint,
-    /// Norm of the feed-forward part's output.
-    pub feed_forward_post_norm: Option<VectorSource>,
-    /// Factor on the layer's output, one element.
-    pub scale: Option<VectorSource>,
-}
-
-/// Token mixer of a layer.
-#[derive(Debug)]
-pub enum MixerBlueprint {
-    /// Grouped-query attention.
-    Gqa(Box<GqaBlueprint>),
-    /// Multi-head latent attention.
-    Mla(Box<MlaBlueprint>),
-    /// Gated delta-net.
-    DeltaNet(Box<DeltaNetBlueprint>),
-}
-
-impl From<GqaBlueprint> for MixerBlueprint {
-    fn from(gqa: GqaBlueprint) -> Self {
-        Self::Gqa(Box::new(gqa))
-    }
-}
-
-impl From<MlaBlueprint> for MixerBlueprint {
-    fn from(mla: MlaBlueprint) -> Self {
-        Self::Mla(Box::new(mla))
-    }
-}
-
-impl From<DeltaNetBlueprint> for MixerBlueprint {
-    fn from(delta_net: DeltaNetBlueprint) -> Self {
-        Self::DeltaNet(Box::new(delta_net))
-    }
-}
-
-/// Feed-forward part of a layer.
-#[derive(Debug)]
-pub enum FeedForwardBlueprint {
-    /// One MLP for all tokens.
-    Dense(Box<MlpBlueprint>),
-    /// Routed experts.
-    Moe(Box<MoeBlueprint>),
-}
-
-impl From<MlpBlueprint> for FeedForwardBlueprint {
-    fn from(mlp: MlpBlueprint) -> Self {
-        Self::Dense(Box::new(mlp))
-    }
-}
-
-impl From<MoeBlueprint> for FeedForwardBlueprint {
-    fn from(moe: MoeBlueprint) -> Self {
-        Self::Moe(Box::new(moe))
-    }
 }
 
 /// A matrix with an optional bias.
@@ -544,89 +477,6 @@ impl LayerExperts {
     }
 }
 
-impl MixerBlueprint {
-    /// All matrices of the mixer.
-    pub fn matrices(&self) -> Vec<&MatrixSource> {
-        let mut list = WeightList::default();
-        list.mixer(self);
-        list.matrices
-    }
-}
-
-impl LayerBlueprint {
-    fn weights(&self) -> WeightList<'_> {
-        let mut list = WeightList::default();
-        list.vectors.extend([&self.mixer_norm, &self.feed_forward_norm]);
-        list.vectors.extend(
-            self.mixer_post_norm.iter().chain(&self.feed_forward_post_norm).chain(&self.scale),
-        );
-        list.mixer(&self.mixer);
-        list.feed_forward(&self.feed_forward);
-        list
-    }
-
-    /// All dense matrices of the layer.
-    pub fn matrices(&self) -> Vec<&MatrixSource> {
-        self.weights().matrices
-    }
-
-    /// All vectors of the layer.
-    pub fn vectors(&self) -> Vec<&VectorSource> {
-        self.weights().vectors
-    }
-
-    /// States of this layer for a session of `positions` positions, with up to `chunk` rows per
-    /// step.
-    pub fn states(&self, positions: usize, chunk: usize) -> Vec<StateShape> {
-        match &self.mixer {
-            MixerBlueprint::Gqa(g) => {
-                // A windowed KV cache is a ring. It keeps `chunk` additional positions, so that a
-                // failed step can be rolled back.
-                let needed =
-                    |window: usize| window.saturating_add(chunk).next_multiple_of(KV_BLOCK);
-                vec![StateShape::KeyValue {
-                    kv_heads: g.shape.kv_heads,
-                    key_width: g.shape.head_dim,
-                    value_width: g.shape.head_dim,
-                    positions: g.shape.window.map_or(positions, |w| positions.min(needed(w))),
-                }]
-            }
-            MixerBlueprint::Mla(m) => {
-                let keys_only = |key_width| StateShape::KeyValue {
-                    kv_heads: 1,
-                    key_width,
-                    value_width: 0,
-                    positions,
-                };
-                let latent = keys_only(m.shape.kv_lora_rank + m.shape.qk_rope_head_dim);
-                std::iter::once(latent).chain(m.indexer().map(|i| keys_only(i.head_dim))).collect()
-            }
-            MixerBlueprint::DeltaNet(d) => {
-                let s = &d.shape;
-                vec![
-                    StateShape::Recurrent { len: (s.conv_width - 1) * s.channels() },
-                    StateShape::Recurrent { len: s.value_heads * s.value_width * s.key_width },
-                ]
-            }
-        }
-    }
-
-    /// The MoE part, if the layer has one.
-    pub fn moe(&self) -> Option<&MoeBlueprint> {
-        match &self.feed_forward {
-            FeedForwardBlueprint::Dense(_) => None,
-            FeedForwardBlueprint::Moe(moe) => Some(moe),
-        }
-    }
-
-    pub(crate) fn moe_mut(&mut self) -> Option<&mut MoeBlueprint> {
-        match &mut self.feed_forward {
-            FeedForwardBlueprint::Dense(_) => None,
-            FeedForwardBlueprint::Moe(moe) => Some(moe),
-        }
-    }
-}
-
 impl MlpBlueprint {
     fn matrices(&self) -> [&MatrixSource; 3] {
         [&self.gate_proj, &self.up_proj, &self.down_proj]
@@ -675,7 +525,8 @@ impl Blueprint {
     pub fn has_indexer(&self) -> bool {
         self.layers
             .iter()
-            .any(|l| matches!(&l.mixer, MixerBlueprint::Mla(m) if m.indexer().is_some()))
+            .filter_map(LayerBlueprint::mixer)
+            .any(|mixer| matches!(mixer, MixerBlueprint::Mla(m) if m.indexer().is_some()))
     }
 
     /// Maximum top-k of any layer.

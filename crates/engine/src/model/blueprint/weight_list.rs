@@ -1,6 +1,9 @@
 //! Collects the matrices and vectors of a part of a blueprint.
 
-use super::{FeedForwardBlueprint, LatentHeads, LatentQuery, LinearSource, MixerBlueprint};
+use super::{
+    BodyBlueprint, FeedForwardBlueprint, LatentHeads, LatentQuery, LinearSource, MixerBlueprint,
+    SubBlockBlueprint, SubBlockInput,
+};
 use crate::checkpoint::{MatrixSource, VectorSource};
 
 /// Weights of a part of a model.
@@ -15,6 +18,17 @@ impl<'a> WeightList<'a> {
         for linear in linear {
             self.matrices.push(&linear.weight);
             self.vectors.extend(&linear.bias);
+        }
+    }
+
+    pub(super) fn sub_block(&mut self, sub_block: &'a SubBlockBlueprint) {
+        if let SubBlockInput::Residual { norm } = &sub_block.input {
+            self.vectors.push(norm);
+        }
+        self.vectors.extend(sub_block.post_norm.iter().chain(&sub_block.scale));
+        match &sub_block.body {
+            BodyBlueprint::Mixer(mixer) => self.mixer(mixer),
+            BodyBlueprint::FeedForward(feed_forward) => self.feed_forward(feed_forward),
         }
     }
 
@@ -54,7 +68,7 @@ impl<'a> WeightList<'a> {
         }
     }
 
-    pub(super) fn feed_forward(&mut self, feed_forward: &'a FeedForwardBlueprint) {
+    fn feed_forward(&mut self, feed_forward: &'a FeedForwardBlueprint) {
         match feed_forward {
             FeedForwardBlueprint::Dense(mlp) => self.matrices.extend(mlp.matrices()),
             FeedForwardBlueprint::Moe(moe) => {

@@ -1,7 +1,7 @@
-//! Decoder layers, built from the device's ops.
+//! Decoder layers: lists of sub-blocks, built from the device's ops.
 //!
-//! A loaded layer holds handles to weights and buffers of the device that loaded it. Routed experts
-//! are in `moe`.
+//! A loaded layer holds handles to weights and buffers of the device that loaded it. Each kind of
+//! mixer and feed-forward part has a file; routed experts are in `moe`.
 
 mod delta_net;
 mod gqa;
@@ -9,6 +9,8 @@ mod mla;
 mod mlp;
 mod moe;
 mod scratch;
+#[cfg(test)]
+mod tests;
 
 use std::time::Instant;
 
@@ -27,7 +29,8 @@ use crate::{
     checkpoint::{Checkpoint, MatrixSource, VectorSource},
     experts::cache::ExpertCache,
     model::blueprint::{
-        FeedForwardBlueprint, LayerBlueprint, LinearSource, MixerBlueprint, RopeShape,
+        BodyBlueprint, FeedForwardBlueprint, LayerBlueprint, LinearSource, MixerBlueprint,
+        RopeShape, SubBlockBlueprint, SubBlockInput,
     },
 };
 
@@ -122,12 +125,12 @@ impl Step<'_> {
         View::rows(self.scratch.x, self.rows, self.hidden)
     }
 
-    /// Input of the mixer or feed-forward block.
+    /// Input of the current sub-block. No sub-block writes it, as the next one may read it too.
     pub(crate) fn normed(&self) -> View {
         View::rows(self.scratch.normed, self.rows, self.hidden)
     }
 
-    /// Output of the mixer or feed-forward block.
+    /// Output of the current sub-block.
     pub(crate) fn mixed(&self) -> View {
         View::rows(self.scratch.mixed, self.rows, self.hidden)
     }
@@ -178,87 +181,76 @@ impl Step<'_> {
     }
 }
 
-/// Token mixer: attention or a recurrence.
+/// Computation of a sub-block.
 #[derive(Debug)]
-enum Mixer {
+enum SubBlockBody {
     Gqa(Gqa),
     Mla(Mla),
     DeltaNet(DeltaNet),
-}
-
-/// Feed-forward block.
-#[derive(Debug)]
-enum FeedForward {
-    Dense(Mlp),
+    Mlp(Mlp),
     Moe(Box<Moe>),
 }
 
-/// A loaded decoder layer.
+impl SubBlockBody {
+    fn load(blueprint: &BodyBlueprint, loader: &mut Loader<'_>) -> Result<Self, Error> {
+        Ok(match blueprint {
+            BodyBlueprint::Mixer(MixerBlueprint::Gqa(g)) => Self::Gqa(Gqa::load(g, loader)?),
+            BodyBlueprint::Mixer(MixerBlueprint::Mla(m)) => Self::Mla(Mla::load(m, loader)?),
+            BodyBlueprint::Mixer(MixerBlueprint::DeltaNet(d)) => {
+                Self::DeltaNet(DeltaNet::load(d, loader)?)
+            }
+            BodyBlueprint::FeedForward(FeedForwardBlueprint::Dense(m)) => {
+                Self::Mlp(Mlp::load(m, loader)?)
+            }
+            BodyBlueprint::FeedForward(FeedForwardBlueprint::Moe(m)) => {
+                Self::Moe(Box::new(Moe::load(m, loader)?))
+            }
+        })
+    }
+}
+
+/// A loaded sub-block of a layer.
 #[derive(Debug)]
-pub(crate) struct Layer {
-    mixer_norm: Buffer,
-    mixer: Mixer,
-    mixer_post_norm: Option<Buffer>,
-    feed_forward_norm: Buffer,
-    feed_forward: FeedForward,
-    feed_forward_post_norm: Option<Buffer>,
+struct SubBlock {
+    /// Norm of the residual stream; `None` for the input of the sub-block before.
+    norm: Option<Buffer>,
+    body: SubBlockBody,
+    post_norm: Option<Buffer>,
     scale: Option<f32>,
 }
 
-impl Layer {
-    pub(crate) fn load(blueprint: &LayerBlueprint, loader: &mut Loader<'_>) -> Result<Self, Error> {
+impl SubBlock {
+    fn load(blueprint: &SubBlockBlueprint, loader: &mut Loader<'_>) -> Result<Self, Error> {
         Ok(Self {
-            mixer_norm: loader.vector(&blueprint.mixer_norm)?,
-            mixer: match &blueprint.mixer {
-                MixerBlueprint::Gqa(g) => Mixer::Gqa(Gqa::load(g, loader)?),
-                MixerBlueprint::Mla(m) => Mixer::Mla(Mla::load(m, loader)?),
-                MixerBlueprint::DeltaNet(d) => Mixer::DeltaNet(DeltaNet::load(d, loader)?),
+            norm: match &blueprint.input {
+                SubBlockInput::Residual { norm } => Some(loader.vector(norm)?),
+                SubBlockInput::Previous => None,
             },
-            mixer_post_norm: loader.optional_vector(blueprint.mixer_post_norm.as_ref())?,
-            feed_forward_norm: loader.vector(&blueprint.feed_forward_norm)?,
-            feed_forward: match &blueprint.feed_forward {
-                FeedForwardBlueprint::Dense(m) => FeedForward::Dense(Mlp::load(m, loader)?),
-                FeedForwardBlueprint::Moe(m) => FeedForward::Moe(Box::new(Moe::load(m, loader)?)),
-            },
-            feed_forward_post_norm: loader
-                .optional_vector(blueprint.feed_forward_post_norm.as_ref())?,
+            body: SubBlockBody::load(&blueprint.body, loader)?,
+            post_norm: loader.optional_vector(blueprint.post_norm.as_ref())?,
             scale: blueprint.scale.as_ref().map(|s| loader.scalar(s)).transpose()?,
         })
     }
 
-    /// The layer's routed experts, and the norm in front of them.
-    fn moe(&self) -> Option<(&Moe, Buffer)> {
-        match &self.feed_forward {
-            FeedForward::Moe(moe) => Some((moe, self.feed_forward_norm)),
-            FeedForward::Dense(_) => None,
+    /// `x = scale (x + post_norm(body(input)))`.
+    fn run(&self, step: &mut Step<'_>) -> Result<(), Error> {
+        let (x, mixed, eps) = (step.x(), step.mixed(), step.eps);
+        if self.norm.is_some() {
+            let out = step.normed();
+            step.run(&Op::RmsNorm { x, weight: self.norm, eps, out })?;
         }
-    }
-
-    /// `x += mixer(norm(x))`, then `x += feed_forward(norm(x))`, with the post-norms and the scale
-    /// that some models add.
-    pub(crate) fn run(&self, step: &mut Step<'_>) -> Result<(), Error> {
-        let (x, normed, mixed, eps) = (step.x(), step.normed(), step.mixed(), step.eps);
-        step.run(&Op::RmsNorm { x, weight: Some(self.mixer_norm), eps, out: normed })?;
-        match &self.mixer {
-            Mixer::Gqa(gqa) => gqa.run(step)?,
-            Mixer::Mla(mla) => mla.run(step)?,
-            Mixer::DeltaNet(delta_net) => delta_net.run(step)?,
+        let mut output = Some(mixed);
+        match &self.body {
+            SubBlockBody::Gqa(gqa) => gqa.run(step)?,
+            SubBlockBody::Mla(mla) => mla.run(step)?,
+            SubBlockBody::DeltaNet(delta_net) => delta_net.run(step)?,
+            SubBlockBody::Mlp(mlp) => mlp.run(step, Mlp::SCRATCH, mixed)?,
+            // Adds the sum of its experts to the residual stream itself, unless that is normed.
+            SubBlockBody::Moe(moe) => output = moe.run(step, self.post_norm.is_none())?,
         }
-        if self.mixer_post_norm.is_some() {
-            step.norm(mixed, self.mixer_post_norm, eps)?;
-        }
-        step.run(&Op::Add { x, y: mixed })?;
-        step.run(&Op::RmsNorm { x, weight: Some(self.feed_forward_norm), eps, out: normed })?;
-        let yielded = match &self.feed_forward {
-            FeedForward::Dense(mlp) => {
-                mlp.run(step, Mlp::SCRATCH, mixed)?;
-                Some(mixed)
-            }
-            FeedForward::Moe(moe) => moe.run(step, self.feed_forward_post_norm.is_none())?,
-        };
-        if let Some(y) = yielded {
-            if self.feed_forward_post_norm.is_some() {
-                step.norm(y, self.feed_forward_post_norm, eps)?;
+        if let Some(y) = output {
+            if self.post_norm.is_some() {
+                step.norm(y, self.post_norm, eps)?;
             }
             step.run(&Op::Add { x, y })?;
         }
@@ -266,5 +258,34 @@ impl Layer {
             Some(factor) => step.run(&Op::Scale { x, factor }),
             None => Ok(()),
         }
+    }
+}
+
+/// A loaded decoder layer: its sub-blocks, first to last.
+#[derive(Debug)]
+pub(crate) struct Layer(Vec<SubBlock>);
+
+impl Layer {
+    pub(crate) fn load(blueprint: &LayerBlueprint, loader: &mut Loader<'_>) -> Result<Self, Error> {
+        debug_assert!(blueprint.is_runnable());
+        let sub_blocks = blueprint.sub_blocks.iter().map(|b| SubBlock::load(b, loader));
+        Ok(Self(sub_blocks.collect::<Result<_, _>>()?))
+    }
+
+    /// The layer's routed experts, and the norm in front of them.
+    fn moe(&self) -> Option<(&Moe, Buffer)> {
+        let mut norm = None;
+        self.0.iter().find_map(|sub_block| {
+            norm = sub_block.norm.or(norm);
+            match &sub_block.body {
+                SubBlockBody::Moe(moe) => Some((&**moe, norm?)),
+                _ => None,
+            }
+        })
+    }
+
+    /// Runs the sub-blocks in order.
+    pub(crate) fn run(&self, step: &mut Step<'_>) -> Result<(), Error> {
+        self.0.iter().try_for_each(|sub_block| sub_block.run(step))
     }
 }

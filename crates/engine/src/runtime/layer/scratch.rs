@@ -6,14 +6,14 @@ use super::{DeltaNet, Gqa, Mla, Mlp, Moe};
 use crate::{
     base::error::Error,
     experts::prefetch::MAX_PREFETCH_ROWS,
-    model::blueprint::{Blueprint, FeedForwardBlueprint, MixerBlueprint},
+    model::blueprint::{Blueprint, BodyBlueprint, FeedForwardBlueprint, MixerBlueprint},
 };
 
 /// Number of buffers that layers share.
 pub(crate) const SCRATCH_BUFFERS: usize = 11;
 
-/// Index of a shared buffer. Each kind of layer names the buffers that it uses; kinds that never
-/// run at the same time share them.
+/// Index of a shared buffer. Each kind of sub-block names the buffers that it uses; kinds that
+/// never run at the same time share them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ScratchId(pub(crate) usize);
 
@@ -32,20 +32,17 @@ impl ScratchWidths {
 
     /// Widths that suffice for all layers of a model.
     fn for_model(blueprint: &Blueprint) -> Self {
-        blueprint.layers.iter().fold(Self::default(), |widths, layer| {
-            let mixer = match &layer.mixer {
-                MixerBlueprint::Gqa(g) => Gqa::widths(g),
-                MixerBlueprint::Mla(m) => Mla::widths(m),
-                MixerBlueprint::DeltaNet(d) => DeltaNet::widths(d),
-            };
-            let feed_forward = match &layer.feed_forward {
-                FeedForwardBlueprint::Dense(m) => Mlp::widths(m),
-                FeedForwardBlueprint::Moe(m) => {
-                    Moe::widths(m, blueprint.hidden, layer.feed_forward_post_norm.is_some())
-                }
-            };
-            widths.max(mixer).max(feed_forward)
-        })
+        let sub_blocks = blueprint.layers.iter().flat_map(|layer| &layer.sub_blocks);
+        let widths = sub_blocks.map(|sub_block| match &sub_block.body {
+            BodyBlueprint::Mixer(MixerBlueprint::Gqa(g)) => Gqa::widths(g),
+            BodyBlueprint::Mixer(MixerBlueprint::Mla(m)) => Mla::widths(m),
+            BodyBlueprint::Mixer(MixerBlueprint::DeltaNet(d)) => DeltaNet::widths(d),
+            BodyBlueprint::FeedForward(FeedForwardBlueprint::Dense(m)) => Mlp::widths(m),
+            BodyBlueprint::FeedForward(FeedForwardBlueprint::Moe(m)) => {
+                Moe::widths(m, blueprint.hidden, sub_block.post_norm.is_some())
+            }
+        });
+        widths.fold(Self::default(), Self::max)
     }
 }
 
@@ -93,9 +90,9 @@ pub(super) struct ScoreBuffer {
 pub(crate) struct Scratch {
     /// `(rows, hidden)`: the residual stream.
     pub(crate) x: Buffer,
-    /// `(rows, hidden)`: input of a mixer or feed-forward block, after its norm.
+    /// `(rows, hidden)`: input of a sub-block, after its norm.
     pub(crate) normed: Buffer,
-    /// `(rows, hidden)`: output of a mixer or feed-forward block.
+    /// `(rows, hidden)`: output of a sub-block.
     pub(crate) mixed: Buffer,
     /// `(rows, width)` each; `None` for unused ones.
     pub(super) shared: [Option<Buffer>; SCRATCH_BUFFERS],
