@@ -422,7 +422,7 @@ mod tests {
 
     /// Plan that holds `dense` bytes and nothing else.
     fn plan(dense: u64) -> MemoryPlan {
-        let checkpoint = moeflux::Checkpoint::embedded().unwrap();
+        let checkpoint = moeflux::Checkpoint::embedded(&moeflux_tales::FILES).unwrap();
         let blueprint = Blueprint::for_checkpoint(&checkpoint).unwrap();
         let device = DeviceOptions { name: Some("reference".into()), ..DeviceOptions::default() };
         let planner = Planner::open(&checkpoint, &blueprint, &device).unwrap();

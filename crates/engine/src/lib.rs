@@ -14,7 +14,7 @@
 //!
 //! # fn main() -> Result<(), moeflux::Error> {
 //! // The built-in model; `Checkpoint::open` opens the folder of any other, as published.
-//! let checkpoint = Checkpoint::embedded()?;
+//! let checkpoint = Checkpoint::embedded(&moeflux_tales::FILES)?;
 //! let engine = Engine::open(checkpoint, EngineOptions::default(), &mut |_, _| {})?;
 //! let question = Message::user("Tell me the fable of The Fox and the Crow.");
 //! let prompt = engine.text()?.chat(&[question], &ChatOptions::default())?;

@@ -10,7 +10,7 @@ use super::{Tokenizer, TokenizerConfig};
 
 /// Tokenizer of the built-in model: byte-level BPE.
 static TALES: LazyLock<Tokenizer> = LazyLock::new(|| {
-    let json = include_bytes!("../../../../../models/tales-18m/tokenizer.json");
+    let json = include_bytes!("../../../../tales/model/tokenizer.json");
     Tokenizer::from_bytes(json, Path::new("tokenizer.json")).unwrap()
 });
 
@@ -222,7 +222,7 @@ fn special_tokens_are_parsed_and_skipped() {
 #[test]
 fn truncation_and_padding_are_dropped() {
     let mut json: Value =
-        serde_json::from_slice(include_bytes!("../../../../../models/tales-18m/tokenizer.json"))
+        serde_json::from_slice(include_bytes!("../../../../tales/model/tokenizer.json"))
             .unwrap();
     json["truncation"] =
         json!({"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0});
@@ -234,7 +234,7 @@ fn truncation_and_padding_are_dropped() {
 
 #[test]
 fn damaged_files_are_named() {
-    let whole = include_bytes!("../../../../../models/tales-18m/tokenizer.json");
+    let whole = include_bytes!("../../../../tales/model/tokenizer.json");
     let path = Path::new("model/tokenizer.json");
     let half = &whole[..whole.len() / 2];
     for bytes in [
@@ -262,7 +262,7 @@ fn damaged_files_are_named() {
 
 #[test]
 fn the_config_names_special_tokens() {
-    let json = include_bytes!("../../../../../models/tales-18m/tokenizer_config.json");
+    let json = include_bytes!("../../../../tales/model/tokenizer_config.json");
     let config = TokenizerConfig::from_bytes(json, Path::new("tokenizer_config.json")).unwrap();
     assert_eq!(config.chat_template, None);
     let tokens: Vec<_> =
