@@ -80,6 +80,7 @@ mod runtime;
 mod serve;
 mod session;
 mod text;
+#[cfg(feature = "tools")]
 mod tools;
 
 pub use base::{
@@ -125,6 +126,7 @@ pub use text::{
     text::Text,
     tokenizer::{Decoder, Tokenizer, TokenizerConfig},
 };
+#[cfg(feature = "tools")]
 pub use tools::{
     pack::{Damage, PackReport, VerifyReport, pack, verify_packed},
     perplexity::{Perplexity, negative_log_likelihood, perplexity},
