@@ -145,14 +145,15 @@ pub(crate) fn preset(name: &str) -> anyhow::Result<Checkpoint> {
 /// Built-in model: from the cache folder if that can be written, else from the program itself.
 fn built_in(cache: Option<&Path>, ui: Ui) -> anyhow::Result<Checkpoint> {
     let unpacked = cache.context("this user has no home folder").and_then(|cache| {
-        let folder = moeflux::unpack_embedded(cache)?;
+        let folder = cache.join(moeflux_tales::FOLDER);
+        moeflux::unpack_embedded(&moeflux_tales::FILES, &folder)?;
         Ok(Checkpoint::open(&folder)?)
     });
     unpacked.or_else(|reason| {
         ui.note(format_args!(
             "the built-in model is read from the program itself, as it cannot be unpacked: {reason}"
         ));
-        Ok(Checkpoint::embedded()?)
+        Ok(Checkpoint::embedded(&moeflux_tales::FILES)?)
     })
 }
 

@@ -3,10 +3,17 @@
 //! This crate knows nothing of files, tensor names, models or tokens. A caller loads [`Weight`]s,
 //! fills [`Slot`]s with bytes in a documented [`Format`], and runs [`Op`]s on a [`Device`].
 
+#![cfg_attr(
+    not(feature = "gpu"),
+    allow(dead_code, reason = "the GPU device is the only user of some helpers")
+)]
+
+mod adapter;
 mod cpu;
 mod device;
 mod error;
 mod format;
+#[cfg(feature = "gpu")]
 mod gpu;
 mod host;
 mod matrix;
@@ -16,6 +23,9 @@ mod random;
 mod reference;
 mod state;
 
+#[cfg(not(feature = "gpu"))]
+pub use adapter::adapters;
+pub use adapter::{Adapter, AdapterKind};
 pub use cpu::{CpuPeak, Isa, LogitTally, LogitWeights, logits_between, logits_extent};
 pub use device::{
     BankPlace, Counters, Device, DeviceMemory, DeviceOptions, KernelTime, Profiler, ScratchShape,
@@ -23,9 +33,11 @@ pub use device::{
 };
 pub use error::Error;
 pub use format::{BlockScale, Element, Format, PlaneBytes, Scalar, quant};
+#[cfg(feature = "gpu")]
+pub use gpu::adapters;
+#[cfg(feature = "gpu")]
 #[doc(hidden)]
 pub use gpu::open_gpu_of;
-pub use gpu::{Adapter, AdapterKind, adapters};
 pub use matrix::{Bytes, ExpertShape, Matrix, MatrixShape};
 pub use op::{
     Activation, Buffer, ExpertGroups, ExpertUse, ExpertUses, HeadMatrix, HeadRows, Op, RopePairs,

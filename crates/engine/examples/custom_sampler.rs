@@ -28,7 +28,7 @@ fn min_p(logits: &[f32], least: f64, u: f64) -> u32 {
 fn main() -> Result<(), Box<dyn Error>> {
     let checkpoint = match env::args().nth(1) {
         Some(folder) => Checkpoint::open(Path::new(&folder))?,
-        None => Checkpoint::embedded()?,
+        None => Checkpoint::embedded(&moeflux_tales::FILES)?,
     };
     let engine = Engine::open(checkpoint, EngineOptions::default(), &mut |_, _| {})?;
     let text = engine.text()?;

@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = env::args().skip(1);
     let checkpoint = match arguments.next() {
         Some(folder) => Checkpoint::open(Path::new(&folder))?,
-        None => Checkpoint::embedded()?,
+        None => Checkpoint::embedded(&moeflux_tales::FILES)?,
     };
     let prompt =
         arguments.next().unwrap_or_else(|| "Tell me the fable of The Fox and the Crow.".into());

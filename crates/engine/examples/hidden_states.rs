@@ -42,7 +42,7 @@ fn cosine(a: &[f64], b: &[f64]) -> f64 {
 fn main() -> Result<(), Box<dyn Error>> {
     let checkpoint = match env::args().nth(1) {
         Some(folder) => Checkpoint::open(Path::new(&folder))?,
-        None => Checkpoint::embedded()?,
+        None => Checkpoint::embedded(&moeflux_tales::FILES)?,
     };
     let engine = Engine::open(checkpoint, EngineOptions::default(), &mut |_, _| {})?;
     let (layers, hidden) = (engine.blueprint().layers.len(), engine.blueprint().hidden);

@@ -24,7 +24,7 @@ const TITLES: [&str; 4] = [
 fn main() -> Result<(), Box<dyn Error>> {
     let checkpoint = match env::args().nth(1) {
         Some(folder) => Checkpoint::open(Path::new(&folder))?,
-        None => Checkpoint::embedded()?,
+        None => Checkpoint::embedded(&moeflux_tales::FILES)?,
     };
     // The plan reserves state memory for these sessions; the rest becomes expert slots.
     let memory = MemoryRequest { sessions: Some(TITLES.len()), ..MemoryRequest::default() };

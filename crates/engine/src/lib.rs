@@ -14,7 +14,7 @@
 //!
 //! # fn main() -> Result<(), moeflux::Error> {
 //! // The built-in model; `Checkpoint::open` opens the folder of any other, as published.
-//! let checkpoint = Checkpoint::embedded()?;
+//! let checkpoint = Checkpoint::embedded(&moeflux_tales::FILES)?;
 //! let engine = Engine::open(checkpoint, EngineOptions::default(), &mut |_, _| {})?;
 //! let question = Message::user("Tell me the fable of The Fox and the Crow.");
 //! let prompt = engine.text()?.chat(&[question], &ChatOptions::default())?;
@@ -80,6 +80,7 @@ mod runtime;
 mod serve;
 mod session;
 mod text;
+#[cfg(feature = "tools")]
 mod tools;
 
 pub use base::{
@@ -126,6 +127,7 @@ pub use text::{
     text::Text,
     tokenizer::{Decoder, Tokenizer, TokenizerConfig},
 };
+#[cfg(feature = "tools")]
 pub use tools::{
     pack::{Damage, PackReport, VerifyReport, pack, verify_packed},
     perplexity::{Perplexity, negative_log_likelihood, perplexity},

@@ -463,7 +463,7 @@ fn templates_that_drop_thoughts_recompute_one_turn_only() {
     let folder = Folder::new();
     let model = folder.path("thinking");
     std::fs::create_dir(&model).unwrap();
-    let tales = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tales-18m");
+    let tales = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tales/model");
     for entry in std::fs::read_dir(&tales).unwrap() {
         let entry = entry.unwrap();
         std::fs::copy(entry.path(), Path::new(&model).join(entry.file_name())).unwrap();

@@ -11,7 +11,6 @@ pub use state_store::StateStore;
 use crate::{
     Buffer, Error, KvFormat, Op, State, View, Weight,
     cpu::{CpuDevice, Isa},
-    gpu::GpuDevice,
     matrix::{Bytes, MatrixShape},
     reference::ReferenceDevice,
 };
@@ -183,7 +182,22 @@ pub fn open(options: &DeviceOptions) -> Result<Box<dyn Device>, Error> {
                     "there is no device {name:?}: choose cpu, gpu, gpu:N or reference"
                 )));
             };
-            Ok(Box::new(GpuDevice::new(index, options.exact, kv_format, options.isa.as_deref())?))
+            open_gpu(index, options, kv_format)
         }
     }
+}
+
+#[cfg(feature = "gpu")]
+fn open_gpu(
+    index: Option<usize>,
+    options: &DeviceOptions,
+    kv_format: KvFormat,
+) -> Result<Box<dyn Device>, Error> {
+    let isa = options.isa.as_deref();
+    Ok(Box::new(crate::gpu::GpuDevice::new(index, options.exact, kv_format, isa)?))
+}
+
+#[cfg(not(feature = "gpu"))]
+fn open_gpu(_: Option<usize>, _: &DeviceOptions, _: KvFormat) -> Result<Box<dyn Device>, Error> {
+    Err(Error::Device("this build has no GPU device: build it with the feature gpu".into()))
 }

@@ -43,7 +43,7 @@ use crate::{
     op_check::HandleTable,
 };
 
-pub use self::card::adapter::{Adapter, AdapterKind, adapters};
+pub use self::card::adapter::adapters;
 
 /// Threads of a team on cards without subgroups.
 const TEAM_WITHOUT_SUBGROUPS: u32 = 16;

@@ -245,7 +245,7 @@ mod tests {
     use crate::checkpoint::Checkpoint;
 
     fn tales() -> Blueprint {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tales-18m");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tales/model");
         Blueprint::for_checkpoint(&Checkpoint::open(&folder).unwrap()).unwrap()
     }
 

@@ -109,7 +109,7 @@ pub enum Event {
 ///
 /// let memory = MemoryRequest { sessions: Some(2), ..MemoryRequest::default() };
 /// let options = EngineOptions { memory, ..EngineOptions::default() };
-/// let engine = Engine::open(Checkpoint::embedded()?, options, &mut |_, _| {})?;
+/// let engine = Engine::open(Checkpoint::embedded(&moeflux_tales::FILES)?, options, &mut |_, _| {})?;
 /// let mut scheduler = Scheduler::new(&engine, Default::default());
 /// let request = GenerateRequest { max_tokens: Some(4), ..GenerateRequest::default() };
 /// for prompt in [[1, 2, 3], [4, 5, 6]] {

@@ -47,7 +47,7 @@ pub struct Synced {
 /// # fn main() -> Result<(), moeflux::Error> {
 /// use moeflux::{Checkpoint, Engine, EngineOptions, StepControl};
 ///
-/// let engine = Engine::open(Checkpoint::embedded()?, EngineOptions::default(), &mut |_, _| {})?;
+/// let engine = Engine::open(Checkpoint::embedded(&moeflux_tales::FILES)?, EngineOptions::default(), &mut |_, _| {})?;
 /// let mut session = engine.session()?;
 /// let prompt: Vec<u32> = (1..=40).collect();
 /// session.sync(&prompt, &mut StepControl::default())?;

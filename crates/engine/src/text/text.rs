@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn a_follow_up_has_the_tokens_of_the_whole_conversation() {
-        let checkpoint = Checkpoint::embedded().unwrap();
+        let checkpoint = Checkpoint::embedded(&moeflux_tales::FILES).unwrap();
         let text = Text::for_checkpoint(&checkpoint, 4096).unwrap().unwrap();
         let options = ChatOptions::default();
         let asked = vec![Message::system("Be brief."), Message::user("Who was it?")];

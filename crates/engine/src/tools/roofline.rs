@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn the_built_in_model_reads_what_inspect_says() {
-        let checkpoint = crate::Checkpoint::embedded().unwrap();
+        let checkpoint = crate::Checkpoint::embedded(&moeflux_tales::FILES).unwrap();
         let blueprint = Blueprint::for_checkpoint(&checkpoint).unwrap();
         let costs = TokenCosts::new(&blueprint, KvFormat::F16);
         let dense: u64 =

@@ -41,7 +41,7 @@ pub fn data() -> PathBuf {
 }
 
 pub fn tales() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tales-18m")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tales/model")
 }
 
 /// Names of a folder's safetensors shards.

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use wgpu::Features;
 
 use crate::Error;
-use adapter::Adapter;
+use crate::adapter::Adapter;
 
 /// Usage of every buffer that kernels bind.
 pub(in crate::gpu) const STORAGE: wgpu::BufferUsages = wgpu::BufferUsages::STORAGE

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use super::{
-    AdapterKind, Constants, DeviceBuffer, Kernel, MatrixParams, OpContext, ViewParams,
+    Constants, DeviceBuffer, Kernel, MatrixParams, OpContext, ViewParams,
     gemv::MatMulOperands,
     kernel,
     operands::{GluCode, WeightShards},
@@ -16,7 +16,8 @@ use super::{
     weight_format::{BiasSource, Block32},
 };
 use crate::{
-    Error, ExpertUse, ExpertUses, Format, MatrixShape, Op, SlotTable, View, matrix::MatrixLocation,
+    AdapterKind, Error, ExpertUse, ExpertUses, Format, MatrixShape, Op, SlotTable, View,
+    matrix::MatrixLocation,
 };
 
 pub(in crate::gpu) static ACTIVATIONS_F16: Kernel =

@@ -24,7 +24,7 @@ pub(in crate::gpu) mod topk;
 mod weight_format;
 
 use super::{
-    card::{Card, adapter::AdapterKind},
+    card::Card,
     kernel::{self, Constants, Kernel, Target, kernel},
     params::{self, MatrixParams, ViewParams},
     recorder::{BufferRef, Recorder},

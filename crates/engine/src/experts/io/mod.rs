@@ -15,7 +15,7 @@ mod storage;
 mod tests;
 mod threads;
 mod transfer;
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", feature = "io-uring"))]
 mod uring;
 mod waker;
 
@@ -213,7 +213,7 @@ impl ReaderSetup {
         Ok(reader)
     }
 
-    #[cfg(target_os = "linux")]
+    #[cfg(all(target_os = "linux", feature = "io-uring"))]
     fn uring(&self) -> std::io::Result<QueueReader> {
         if self.storage.is_embedded() {
             return Err(std::io::Error::other("the model is in the program"));
@@ -229,8 +229,11 @@ impl ReaderSetup {
         Ok(reader)
     }
 
-    #[cfg(not(target_os = "linux"))]
+    #[cfg(not(all(target_os = "linux", feature = "io-uring")))]
     fn uring(&self) -> std::io::Result<QueueReader> {
-        Err(std::io::Error::other("only Linux has it"))
+        Err(std::io::Error::other(match cfg!(target_os = "linux") {
+            true => "this build has no feature io-uring",
+            false => "only Linux has it",
+        }))
     }
 }

@@ -66,7 +66,7 @@ struct LoadedLayer {
 }
 
 fn load(sub_blocks: impl FnOnce(Parts) -> Vec<SubBlockBlueprint>) -> LoadedLayer {
-    let checkpoint = Checkpoint::embedded().unwrap();
+    let checkpoint = Checkpoint::embedded(&moeflux_tales::FILES).unwrap();
     let mut blueprint = Blueprint::for_checkpoint(&checkpoint).unwrap();
     let layer = LayerBlueprint { sub_blocks: sub_blocks(Parts::take(&mut blueprint)) };
     let options = DeviceOptions { name: Some("reference".into()), ..DeviceOptions::default() };
@@ -144,7 +144,9 @@ fn parallel(body: BodyBlueprint) -> SubBlockBlueprint {
 
 #[test]
 fn sub_blocks_run_alone_in_sequence_and_in_parallel() {
-    let hidden = Blueprint::for_checkpoint(&Checkpoint::embedded().unwrap()).unwrap().hidden;
+    let hidden = Blueprint::for_checkpoint(&Checkpoint::embedded(&moeflux_tales::FILES).unwrap())
+        .unwrap()
+        .hidden;
     let mut random = SplitMix64::new(1);
     let mut value = || (random.next_u64() >> 40) as f32 / (1 << 23) as f32 - 1.0;
     let x: Vec<f32> = (0..ROWS * hidden).map(|_| value()).collect();
@@ -187,7 +189,7 @@ fn a_layer_without_a_mixer_has_no_state() {
 #[test]
 fn lists_that_cannot_run_are_recognized() {
     let is_runnable = |sub_blocks: fn(Parts, Parts) -> Vec<SubBlockBlueprint>| {
-        let checkpoint = Checkpoint::embedded().unwrap();
+        let checkpoint = Checkpoint::embedded(&moeflux_tales::FILES).unwrap();
         let [a, b] =
             [0; 2].map(|_| Parts::take(&mut Blueprint::for_checkpoint(&checkpoint).unwrap()));
         LayerBlueprint { sub_blocks: sub_blocks(a, b) }.is_runnable()

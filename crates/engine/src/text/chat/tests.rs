@@ -111,7 +111,7 @@ fn a_follow_up_is_the_end_of_the_whole_conversation() {
 
 #[test]
 fn the_built_in_model() {
-    let bytes = include_bytes!("../../../../../models/tales-18m/chat_template.jinja");
+    let bytes = include_bytes!("../../../../tales/model/chat_template.jinja");
     let jinja = TextFile { bytes, path: "chat_template.jinja".into() };
     let template =
         ChatTemplate::from_files(Some(&jinja), &TokenizerConfig::default()).unwrap().unwrap();

@@ -558,7 +558,7 @@ fn sampling_as_json_fills_in_defaults() {
 
 #[test]
 fn end_tokens_come_from_the_first_source_that_names_any() {
-    let json = include_bytes!("../../../../../models/tales-18m/tokenizer.json");
+    let json = include_bytes!("../../../../tales/model/tokenizer.json");
     let tokenizer = Tokenizer::from_bytes(json, Path::new("tokenizer.json")).unwrap();
     let tokenizer_config =
         TokenizerConfig::from_bytes(br#"{"eos_token": "<|im_end|>"}"#, Path::new("t.json"))

@@ -67,7 +67,8 @@ fn files(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
 
 #[test]
 fn a_disk_that_fills_up_loses_no_progress() {
-    let (source, temp) = (Checkpoint::embedded().unwrap(), tempfile::tempdir().unwrap());
+    let (source, temp) =
+        (Checkpoint::embedded(&moeflux_tales::FILES).unwrap(), tempfile::tempdir().unwrap());
     let (whole, out) = (temp.path().join("whole"), temp.path().join("out"));
     let bytes = pack(&source, &whole, &mut go).unwrap().bytes;
     let mut failures = 0;
