@@ -3,7 +3,7 @@
 //! [`Checkpoint`] opens a folder, reads its small files and the tensor index of each large one. To
 //! architectures it is a [`TensorSource`](source::TensorSource).
 //!
-//! - What an architecture may ask: `source.rs`. A source without files: `recorder.rs`.
+//! - The interface to architectures: `source.rs`. A source without files: `recorder.rs`.
 //! - Which bytes make up a tensor, a matrix or an expert: `location.rs`.
 //! - How a matrix or vector is found by name, and in which format: `tensors.rs`, for block-scaled
 //!   formats `block_scaled.rs`.

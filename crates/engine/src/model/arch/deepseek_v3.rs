@@ -99,9 +99,8 @@ fn attention(config: &DeepseekV3Config, attention: &Scope<'_>) -> Result<MlaBlue
     };
     let kv_b = if attention.source.changes().kv_b_split {
         let stacked = |name, rows, cols| {
-            let (name, layout, count) = (attention.path(name), StackLayout::Weight, heads);
-            let request = StackRequest { name: &name, layout, count, rows, cols };
-            attention.source.stacked_rows(&request)
+            let layout = StackLayout::Weight;
+            attention.stacked_rows(&StackRequest { name, layout, count: heads, rows, cols })
         };
         LatentHeads::Split {
             embed_q: stacked("embed_q", latent, nope)?,

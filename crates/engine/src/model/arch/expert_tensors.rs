@@ -104,9 +104,8 @@ pub(super) fn experts(
         [gate?, up?, down?]
     } else {
         let [gate, up, down] = [0, 1, 2].map(|i| {
-            let ((rows, cols), name) = (dims[i], stacked.path(PROJECTIONS[i]));
-            let layout = StackLayout::Weight;
-            stacked.source.stack(&StackRequest { name: &name, layout, count, rows, cols })
+            let ((rows, cols), name) = (dims[i], PROJECTIONS[i]);
+            stacked.stack(&StackRequest { name, layout: StackLayout::Weight, count, rows, cols })
         });
         let matrices = [gate?, up?, down?].map(ExpertMatrix::from);
         if stacked.has("gate_proj.bias") {
@@ -168,16 +167,15 @@ pub(super) fn expert_bias(
 
 /// `gate_up_proj` `[E, 2 I, H]`, gate rows before up rows, and `down_proj` `[E, H, I]`.
 fn fused_gate_up(hub: &Scope<'_>, sizes: ExpertSizes) -> Result<[ExpertMatrix; 3], Error> {
-    let (source, ExpertSizes { count, hidden, intermediate }) = (hub.source, sizes);
-    let (gate_up_proj, down_proj) = (hub.path("gate_up_proj"), hub.path("down_proj"));
+    let ExpertSizes { count, hidden, intermediate } = sizes;
     let stack = |name, rows, cols| {
-        source.stack(&StackRequest { name, layout: StackLayout::Bare, count, rows, cols })
+        hub.stack(&StackRequest { name, layout: StackLayout::Bare, count, rows, cols })
     };
-    let gate_up = stack(&gate_up_proj, 2 * intermediate, hidden)?;
-    let down = stack(&down_proj, hidden, intermediate)?;
+    let gate_up = stack("gate_up_proj", 2 * intermediate, hidden)?;
+    let down = stack("down_proj", hidden, intermediate)?;
     if !intermediate.is_multiple_of(gate_up.shape.format.block_rows()) {
-        return Err(source.tensor_error(
-            &gate_up_proj,
+        return Err(hub.source.tensor_error(
+            &hub.path("gate_up_proj"),
             &format!("a block of its scales spans both halves of {intermediate} rows"),
         ));
     }

@@ -131,8 +131,8 @@ fn moe(config: &GptOssConfig, mlp: &Scope<'_>) -> Result<MoeBlueprint, Error> {
 fn interleaved(experts: &Scope<'_>, sizes: ExpertSizes) -> Result<LayerExperts, Error> {
     let ExpertSizes { count, hidden, intermediate } = sizes;
     let blocks = |name, rows, cols| {
-        let (name, layout) = (experts.path(name), StackLayout::OpenAiBlocks);
-        let stack = experts.source.stack(&StackRequest { name: &name, layout, count, rows, cols });
+        let layout = StackLayout::OpenAiBlocks;
+        let stack = experts.stack(&StackRequest { name, layout, count, rows, cols });
         stack.map(ExpertMatrix::from)
     };
     let gate_up = blocks("gate_up_proj", 2 * intermediate, hidden)?;

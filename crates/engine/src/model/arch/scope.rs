@@ -4,7 +4,10 @@ use moeflux_compute::Activation;
 
 use crate::{
     base::error::Error,
-    checkpoint::{MatrixSource, VectorSource, source::TensorSource},
+    checkpoint::{
+        MatrixSource, MatrixStack, VectorSource,
+        source::{StackRequest, TensorSource},
+    },
     model::blueprint::{LinearSource, MlpBlueprint},
 };
 
@@ -58,6 +61,16 @@ impl<'a> Scope<'a> {
         cols: usize,
     ) -> Result<MatrixSource, Error> {
         self.source.matrix(&self.path(name), rows, cols)
+    }
+
+    /// A stack of matrices below this module.
+    pub(super) fn stack(&self, request: &StackRequest<'_>) -> Result<MatrixStack, Error> {
+        self.source.stack(&StackRequest { name: &self.path(request.name), ..*request })
+    }
+
+    /// A stack of matrices below this module, as one matrix of `count * rows` rows.
+    pub(super) fn stacked_rows(&self, request: &StackRequest<'_>) -> Result<MatrixSource, Error> {
+        self.source.stacked_rows(&StackRequest { name: &self.path(request.name), ..*request })
     }
 
     /// Matrix `name.weight`, with the bias `name.bias` if it exists.

@@ -4,7 +4,6 @@
 use serde_json::Value;
 
 use super::module::WeightQuant;
-use crate::base::error::Error;
 
 /// Mean squares that the first layer adds to the residual stream, without the lead. Measured, or
 /// within a third of a measured value. Layer `l` adds them divided by `l + 1`, so that the stream
@@ -120,18 +119,5 @@ impl Export {
         }
         // Experts are stacked: neither fused nor one tensor each.
         !tensor.ends_with(".gate_up_proj") && !tensor.contains(".experts.0.")
-    }
-
-    /// Refuses a config whose biases the export does not have.
-    ///
-    /// # Errors
-    /// `attention_bias` is set, and mlx-lm ignores it.
-    pub(super) fn check_biases(&self, text: &Value) -> Result<(), Error> {
-        match self.biases {
-            LinearBiases::No if text["attention_bias"] == true => Err(Error::Input(
-                "config: attention_bias true is not supported: published models have false".into(),
-            )),
-            _ => Ok(()),
-        }
     }
 }

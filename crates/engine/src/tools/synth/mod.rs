@@ -34,7 +34,7 @@ pub use presets::{Preset, presets};
 use crate::{
     base::error::Error,
     checkpoint::{Checkpoint, TensorInfo, recorder::Recorder, source::SourceChanges},
-    model::blueprint::Blueprint,
+    model::blueprint::{Blueprint, LayerBlueprint, MixerBlueprint},
 };
 use export::Export;
 use module::{Module, SynthTensor, WeightQuant};
@@ -208,7 +208,6 @@ fn model(config: &Value, routing: RouterParams) -> Result<SynthModel, Error> {
     }
     let model_type = config.get("model_type").or_else(|| text.get("model_type"));
     let export = Export::of(model_type.and_then(Value::as_str).unwrap_or(""));
-    export.check_biases(text)?;
     let has = |tensor: &str| export.has(text, tensor);
     let changes = SourceChanges { one_added_to_norms: true, kv_b_split: text[KV_B_PROJ] != true };
     let recorder = Recorder::new(config, changes, &has);
@@ -223,6 +222,13 @@ fn model(config: &Value, routing: RouterParams) -> Result<SynthModel, Error> {
     let experts = blueprint.moe_layers().map(|(_, moe)| moe.experts.count).max().unwrap_or(0);
     if experts > MAX_EXPERTS {
         return wrong(format!("{experts} experts of a layer (num_experts) exceed {MAX_EXPERTS}"));
+    }
+    let lacks_biases = |layer: &LayerBlueprint| match &layer.mixer {
+        MixerBlueprint::Gqa(gqa) => gqa.q_proj.bias.is_none(),
+        MixerBlueprint::Mla(_) | MixerBlueprint::DeltaNet(_) => false,
+    };
+    if text["attention_bias"] == true && blueprint.layers.iter().any(lacks_biases) {
+        return wrong("attention_bias true is not supported: published models have false".into());
     }
     let recorded = recorder.into_recorded();
     Ok(SynthModel {
