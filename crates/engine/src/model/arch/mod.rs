@@ -24,7 +24,7 @@ mod scope;
 mod softmax_moe;
 
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{
     base::error::Error,
@@ -143,12 +143,17 @@ fn parse_config<T: DeserializeOwned>(source: &dyn TensorSource) -> Result<T, Err
         }
     }
     T::deserialize(&map).map_err(|e| {
-        // The cause is a key without which parsing succeeds or fails differently.
+        // The cause is a key without which, or with another value of which, parsing succeeds.
         let problem = e.to_string();
+        let values = [json!(1), json!(true), json!(""), json!([]), json!({})];
         let cause = map.keys().find(|key| {
-            let mut others = map.clone();
-            others.remove(*key);
-            T::deserialize(&others).err().is_none_or(|other| other.to_string() != problem)
+            let mut changed = map.clone();
+            changed.remove(*key);
+            T::deserialize(&changed).is_ok()
+                || values.iter().any(|value| {
+                    changed.insert((*key).clone(), value.clone());
+                    T::deserialize(&changed).is_ok()
+                })
         });
         let named = |key: &String| format!("\"{key}\": {problem}");
         config_error(source, cause.map_or(problem.clone(), named))
