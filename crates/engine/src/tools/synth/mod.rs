@@ -7,8 +7,8 @@
 //! stream keeps a realistic magnitude through all layers, so text, routing and logits resemble
 //! those of a model. Sampled text is printable ASCII and has no end token.
 //!
-//! There is no list of architectures here. The one in [`crate::model::arch`] asks a
-//! [`Recorder`] for its tensors; the blueprint says which role each has.
+//! There is no list of architectures here. The one in `model::arch` asks a recorder for its
+//! tensors, and the blueprint says which role each has.
 //!
 //! To load a truncated `qwen3_5_moe` in mlx-lm, keep at least one layer of full attention: four
 //! layers of the published models.
