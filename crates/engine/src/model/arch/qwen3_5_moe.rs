@@ -72,8 +72,8 @@ pub(super) fn build(
     let delta_shape = delta_shape(source, &config)?;
     let (body, hidden) = (&config.body, config.body.hidden_size);
     let normalize = config.norm_topk_prob.unwrap_or(true);
-    // The sum is taken in f32, as in the authors' code. mlx-lm takes it in the checkpoint's type, so
-    // its logits of a bf16 Hub checkpoint differ by that rounding.
+    // The Hub stores `w` of `1 + w`. The sum is taken in f32, as in the authors' code. mlx-lm takes
+    // it in the checkpoint's type, so its logits of a bf16 Hub checkpoint differ by that rounding.
     body.blueprint(source, NormWeights::OnePlus, |i, layer| {
         let mixer = if is_linear(source, &config, i)? {
             let module = layer.child("linear_attn");

@@ -129,8 +129,8 @@ impl SynthPlan {
         &self.config
     }
 
-    /// The checkpoint that [`write()`] would write, without weights. It can be inspected and planned
-    /// for, not run.
+    /// The checkpoint that [`write()`] would write, without weights. It can be inspected and
+    /// planned for, not run.
     ///
     /// # Errors
     /// The config has a broken "quantization".
