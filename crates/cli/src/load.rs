@@ -139,7 +139,7 @@ pub(crate) fn checkpoint_in(
 /// The preset does not exist.
 pub(crate) fn preset(name: &str) -> anyhow::Result<Checkpoint> {
     let options = synth::Options::new(synth::Preset::by_name(name)?.config());
-    Ok(Checkpoint::planned(&synth::plan(&options)?)?)
+    Ok(synth::plan(&options)?.checkpoint()?)
 }
 
 /// Built-in model: from the cache folder if that can be written, else from the program itself.

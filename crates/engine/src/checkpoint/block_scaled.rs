@@ -5,6 +5,7 @@ use moeflux_compute::{BlockScale, Element, Format};
 use super::{
     Checkpoint,
     location::{MatrixStack, TensorInfo},
+    source::TensorSource,
     tensors::MatrixRequest,
 };
 use crate::base::error::Error;
@@ -37,7 +38,7 @@ impl Checkpoint {
         if self.has(&global) {
             let problem =
                 format!("it has a scale for the whole tensor, {global}, which is not supported");
-            return Err(self.tensor_error(weight, problem));
+            return Err(self.tensor_error(weight, &problem));
         }
         // The mode follows from the shapes, as each has different bytes per row.
         let fits = |mode: &MicroscaledMode| {
@@ -50,7 +51,7 @@ impl Checkpoint {
         let misfit = |problem: &str| {
             self.tensor_error(
                 weight,
-                format!(
+                &format!(
                     "{problem}: weight {:?}, scales {:?} {}, for {rows} x {cols} as config.json asks",
                     t.shape, scales.shape, scales.dtype
                 ),
@@ -78,7 +79,7 @@ impl Checkpoint {
                 "it is F8_E4M3, but there is no {scales_name}: FP8 is supported only with a scale \
                  per block"
             );
-            return Err(self.tensor_error(weight, problem));
+            return Err(self.tensor_error(weight, &problem));
         }
         let scales = self.tensor(&scales_name)?;
         let scale = match scales.dtype.as_str() {
@@ -95,43 +96,33 @@ impl Checkpoint {
                 scales.shape,
                 request.tensor_shape(&blocks)
             );
-            return Err(self.tensor_error(&scales_name, problem));
+            return Err(self.tensor_error(&scales_name, &problem));
         }
         let format = Format::Scaled { element: Element::E4M3, block_rows, block_cols, scale };
         self.build_stack(request, format, &[t, scales])
     }
 
-    /// A stack of MXFP4 matrices in OpenAI's layout: `name_blocks` of bytes,
-    /// `[count, rows, cols / 32, 16]`, and `name_scales` of bytes, `[count, rows, cols / 32]`.
-    /// Otherwise as [`Checkpoint::stacked`].
-    ///
-    /// # Errors
-    /// A tensor is missing, or of another shape or type.
-    pub(crate) fn stacked_mxfp4(
-        &self,
-        name: &str,
-        count: usize,
-        rows: usize,
-        cols: usize,
-    ) -> Result<MatrixStack, Error> {
-        let (blocks, scales) = (format!("{name}_blocks"), format!("{name}_scales"));
-        let request = MatrixRequest { name, weight: &blocks, count: Some(count), rows, cols };
+    /// MXFP4 in OpenAI's layout: `name_blocks` of bytes, `[count, rows, cols / 32, 16]`, and
+    /// `name_scales` of bytes, `[count, rows, cols / 32]`.
+    pub(super) fn mxfp4_blocks(&self, request: &MatrixRequest<'_>) -> Result<MatrixStack, Error> {
+        let &MatrixRequest { name, weight: blocks, rows, cols, .. } = request;
+        let scales = format!("{name}_scales");
         if !cols.is_multiple_of(32) {
             let problem =
                 format!("{cols} columns, as config.json asks, are not a multiple of blocks of 32");
-            return Err(self.tensor_error(&blocks, problem));
+            return Err(self.tensor_error(blocks, &problem));
         }
         let bytes = |name: &str, shape: &[usize]| {
             let t = self.tensor(name)?;
             if t.dtype != "U8" {
                 return Err(
-                    self.tensor_error(name, format!("its type is {}, MXFP4 has U8", t.dtype))
+                    self.tensor_error(name, &format!("its type is {}, MXFP4 has U8", t.dtype))
                 );
             }
             self.check_shape(name, t, &request.tensor_shape(shape)).map(|()| t)
         };
-        let planes = [bytes(&blocks, &[rows, cols / 32, 16])?, bytes(&scales, &[rows, cols / 32])?];
-        self.build_stack(&request, Format::MXFP4, &planes)
+        let planes = [bytes(blocks, &[rows, cols / 32, 16])?, bytes(&scales, &[rows, cols / 32])?];
+        self.build_stack(request, Format::MXFP4, &planes)
     }
 }
 
@@ -141,7 +132,13 @@ mod tests {
 
     use serde_json::{Value, json};
 
-    use super::{super::data_file::DataFile, *};
+    use super::{
+        super::{
+            data_file::DataFile,
+            source::{StackLayout, StackRequest},
+        },
+        *,
+    };
 
     /// A checkpoint with these zero-filled tensors.
     fn checkpoint(quantization: &Value, tensors: &[(&str, &str, &[usize])]) -> Checkpoint {
@@ -278,7 +275,14 @@ mod tests {
         says(alone.matrix("a", 129, 256), &["a.weight", "a.weight_scale_inv"]);
         let stack: [(&str, &str, &[usize]); 2] =
             [("x.up", "F8_E4M3", &[3, 130, 128]), ("x.up_scale_inv", "BF16", &[3, 2, 1])];
-        let stack = checkpoint(&plain, &stack).stacked_without_suffix("x.up", 3, 130, 128).unwrap();
+        let request = StackRequest {
+            name: "x.up",
+            layout: StackLayout::Bare,
+            count: 3,
+            rows: 130,
+            cols: 128,
+        };
+        let stack = checkpoint(&plain, &stack).stack(&request).unwrap();
         assert_eq!(stack.segments.iter().map(|s| s.bytes).collect::<Vec<_>>(), [130 * 128, 4]);
     }
 
@@ -290,12 +294,16 @@ mod tests {
             ("e.down_blocks", "BF16", &[3, 10, 2, 16]),
         ];
         let c = checkpoint(&json!({"quant_method": "mxfp4"}), &tensors);
-        let stack = c.stacked_mxfp4("e.up", 3, 10, 64).unwrap();
+        let stacked = |name, cols| {
+            let layout = StackLayout::OpenAiBlocks;
+            c.stack(&StackRequest { name, layout, count: 3, rows: 10, cols })
+        };
+        let stack = stacked("e.up", 64).unwrap();
         assert_eq!(stack.shape.format, Format::MXFP4);
         assert_eq!(stack.segments.iter().map(|s| s.bytes).collect::<Vec<_>>(), [320, 20]);
-        says(c.stacked_mxfp4("e.up", 3, 10, 96), &["e.up_blocks", "[3, 10, 3, 16]"]);
-        says(c.stacked_mxfp4("e.up", 3, 10, 65), &["e.up_blocks", "65"]);
-        says(c.stacked_mxfp4("e.down", 3, 10, 64), &["e.down_blocks", "BF16", "U8"]);
-        says(c.stacked_mxfp4("e.gate", 3, 10, 64), &["e.gate_blocks"]);
+        says(stacked("e.up", 96), &["e.up_blocks", "[3, 10, 3, 16]"]);
+        says(stacked("e.up", 65), &["e.up_blocks", "65"]);
+        says(stacked("e.down", 64), &["e.down_blocks", "BF16", "U8"]);
+        says(stacked("e.gate", 64), &["e.gate_blocks"]);
     }
 }

@@ -1,7 +1,9 @@
 //! Checkpoint floor: a published model's files, opened in place.
 //!
-//! [`Checkpoint`] opens a folder, reads its small files and the tensor index of each large one.
+//! [`Checkpoint`] opens a folder, reads its small files and the tensor index of each large one. To
+//! architectures it is a [`TensorSource`](source::TensorSource).
 //!
+//! - The interface to architectures: `source.rs`. A source without files: `recorder.rs`.
 //! - Which bytes make up a tensor, a matrix or an expert: `location.rs`.
 //! - How a matrix or vector is found by name, and in which format: `tensors.rs`, for block-scaled
 //!   formats `block_scaled.rs`.
@@ -22,7 +24,9 @@ pub(crate) mod model_id;
 pub(crate) mod packed;
 mod quantization;
 mod read;
+pub(crate) mod recorder;
 mod safetensors;
+pub(crate) mod source;
 mod tensors;
 
 use std::{
@@ -41,6 +45,7 @@ pub use model_id::ModelId;
 use packed::PackedExperts;
 use quantization::Quantization;
 pub(crate) use read::READ_THREADS;
+use source::SourceChanges;
 
 use crate::base::error::Error;
 
@@ -59,6 +64,7 @@ pub struct Checkpoint {
     quantization: Quantization,
     files: Arc<Vec<DataFile>>,
     tensors: HashMap<String, TensorInfo>,
+    changes: SourceChanges,
     text_files: HashMap<&'static str, Vec<u8>>,
     packed: Option<PackedExperts>,
 }
@@ -203,38 +209,31 @@ impl Checkpoint {
             config,
             quantization,
             files: Arc::new(files),
+            changes: tensors::detect_changes(&tensors),
             tensors,
             text_files,
             packed,
         })
     }
 
-    /// The checkpoint that [`synth::write`](crate::synth::write) would write, without weights. It
-    /// can be inspected and planned for, not run.
+    /// A checkpoint of one file that does not exist yet. It can be inspected and planned for, not
+    /// run.
     ///
     /// # Errors
-    /// The plan's config has a broken "quantization".
-    pub fn planned(plan: &crate::tools::synth::SynthPlan) -> Result<Self, Error> {
+    /// The config has a broken "quantization".
+    pub(crate) fn planned(
+        config: serde_json::Value,
+        tensors: HashMap<String, TensorInfo>,
+    ) -> Result<Self, Error> {
         let folder = Path::new("(planned)");
-        let quantization = Quantization::from_config(plan.config(), folder)?;
-        let mut offset = 0;
-        let tensors = plan.tensors().map(|t| {
-            let (dtype, shape) =
-                (t.dtype.to_owned(), t.shape.iter().map(|n| *n as usize).collect());
-            let info = TensorInfo { file: 0, offset, bytes: t.bytes, dtype, shape };
-            offset += t.bytes;
-            (t.name.to_owned(), info)
-        });
-        let tensors = tensors.collect();
+        let bytes = tensors.values().map(|t| t.bytes).sum();
         Ok(Self {
             folder: folder.into(),
             mirrors: Vec::new(),
-            config: plan.config().clone(),
-            quantization,
-            files: Arc::new(vec![DataFile::planned(
-                "(planned)/model.safetensors",
-                plan.total_bytes(),
-            )]),
+            quantization: Quantization::from_config(&config, folder)?,
+            config,
+            files: Arc::new(vec![DataFile::planned("(planned)/model.safetensors", bytes)]),
+            changes: tensors::detect_changes(&tensors),
             tensors,
             text_files: HashMap::new(),
             packed: None,

@@ -91,7 +91,7 @@ mod tests {
     use moeflux_compute::{Format, MatrixShape, Scalar};
 
     use super::{
-        super::{data_file::DataFile, quantization::Quantization},
+        super::{data_file::DataFile, quantization::Quantization, source::SourceChanges},
         *,
     };
 
@@ -104,6 +104,7 @@ mod tests {
             quantization: Quantization::default(),
             files: Arc::new(vec![DataFile::embedded("weights", bytes)]),
             tensors: HashMap::new(),
+            changes: SourceChanges::default(),
             text_files: HashMap::new(),
             packed: None,
         }

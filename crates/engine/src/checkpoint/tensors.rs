@@ -4,15 +4,19 @@
 //! for the microscaled modes, `_scale_inv` for FP8, otherwise the tensor's own type. `config.json`
 //! only has to agree.
 
+use std::{collections::HashMap, path::Path};
+
 use moeflux_compute::{Format, MatrixShape, Scalar};
+use serde_json::Value;
 
 use super::{
     Checkpoint,
-    location::{MatrixSource, MatrixStack, Segment, TensorInfo, VectorSource},
+    location::{MatrixSource, MatrixStack, TensorInfo, VectorSource},
+    source::{SourceChanges, StackLayout, StackRequest, TensorSource},
 };
 use crate::base::error::Error;
 
-/// A matrix, or a stack of `count` of them, as an architecture asks for it.
+/// A matrix, or a stack of `count` of them, in tensors of any format.
 #[derive(Clone, Copy)]
 pub(super) struct MatrixRequest<'a> {
     /// Name without `.weight`.
@@ -32,25 +36,76 @@ impl MatrixRequest<'_> {
     }
 }
 
+impl TensorSource for Checkpoint {
+    fn config(&self) -> &Value {
+        &self.config
+    }
+
+    fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    fn changes(&self) -> SourceChanges {
+        self.changes
+    }
+
+    fn has(&self, tensor: &str) -> bool {
+        self.tensors.contains_key(tensor)
+    }
+
+    fn tensor_bytes(&self) -> Box<dyn Iterator<Item = (&str, u64)> + '_> {
+        Box::new(self.tensors().map(|(name, t)| (name, t.bytes)))
+    }
+
+    fn tensor_error(&self, name: &str, problem: &str) -> Error {
+        let path = match self.tensors.get(name) {
+            Some(t) => self.files[t.file as usize].path().into(),
+            None => self.folder.clone(),
+        };
+        Error::Tensor { tensor: name.into(), path, problem: problem.into() }
+    }
+
+    fn vector(&self, name: &str, shape: &[usize]) -> Result<VectorSource, Error> {
+        let len = shape.iter().fold(1usize, |n, d| n.saturating_mul(*d));
+        let t = self.tensor(name)?;
+        // For unknown types the reader has not checked that the product fits.
+        if t.shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)) != Some(len) {
+            let problem = format!(
+                "its shape {:?} does not hold the {len} values that config.json asks for",
+                t.shape
+            );
+            return Err(self.tensor_error(name, &problem));
+        }
+        let scalar = self.scalar(name, t)?;
+        Ok(VectorSource { name: name.into(), len, scalar, segment: t.segment(), plus: 0.0 })
+    }
+
+    fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<MatrixSource, Error> {
+        let weight = format!("{name}.weight");
+        let request = MatrixRequest { name, weight: &weight, count: None, rows, cols };
+        let stack = self.detect(&request)?;
+        Ok(MatrixSource { name: name.into(), shape: stack.shape, segments: stack.segments })
+    }
+
+    fn stack(&self, request: &StackRequest<'_>) -> Result<MatrixStack, Error> {
+        let &StackRequest { name, layout, count, rows, cols } = request;
+        let weight = match layout {
+            StackLayout::Weight => format!("{name}.weight"),
+            StackLayout::Bare => name.to_owned(),
+            StackLayout::OpenAiBlocks => format!("{name}_blocks"),
+        };
+        let request = MatrixRequest { name, weight: &weight, count: Some(count), rows, cols };
+        match layout {
+            StackLayout::Weight | StackLayout::Bare => self.detect(&request),
+            StackLayout::OpenAiBlocks => self.mxfp4_blocks(&request),
+        }
+    }
+}
+
 impl Checkpoint {
     /// All tensors, in no particular order.
     pub(crate) fn tensors(&self) -> impl Iterator<Item = (&str, &TensorInfo)> {
         self.tensors.iter().map(|(name, t)| (name.as_str(), t))
-    }
-
-    /// Name and size in bytes of all tensors.
-    pub(crate) fn tensor_bytes(&self) -> impl Iterator<Item = (&str, u64)> {
-        self.tensors().map(|(name, t)| (name, t.bytes))
-    }
-
-    /// Whether a tensor of exactly this name exists.
-    pub(crate) fn has(&self, tensor: &str) -> bool {
-        self.tensors.contains_key(tensor)
-    }
-
-    /// Whether the name and shape of any tensor satisfy `test`.
-    pub(crate) fn has_shape(&self, test: impl Fn(&str, &[usize]) -> bool) -> bool {
-        self.tensors.iter().any(|(name, t)| test(name, &t.shape))
     }
 
     /// Location of a tensor.
@@ -63,32 +118,6 @@ impl Checkpoint {
         })
     }
 
-    /// Error about a tensor, with the path of its file.
-    pub(crate) fn tensor_error(&self, name: &str, problem: impl Into<String>) -> Error {
-        let path = match self.tensors.get(name) {
-            Some(t) => self.files[t.file as usize].path().into(),
-            None => self.folder.clone(),
-        };
-        Error::Tensor { tensor: name.into(), path, problem: problem.into() }
-    }
-
-    /// A vector of `len` elements. Dimensions of one are ignored: `[C, 1, 4]` equals `[C, 4, 1]`.
-    pub(crate) fn vector(&self, name: &str, len: usize) -> Result<VectorSource, Error> {
-        let t = self.tensor(name)?;
-        // For unknown types the reader has not checked that the product fits.
-        if t.shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)) != Some(len) {
-            return Err(self.tensor_error(
-                name,
-                format!(
-                    "its shape {:?} does not hold the {len} values that config.json asks for",
-                    t.shape
-                ),
-            ));
-        }
-        let scalar = self.scalar(name, t)?;
-        Ok(VectorSource { name: name.into(), len, scalar, segment: t.segment(), plus: 0.0 })
-    }
-
     /// Floating-point type of a tensor.
     pub(super) fn scalar(&self, name: &str, t: &TensorInfo) -> Result<Scalar, Error> {
         match t.dtype.as_str() {
@@ -97,7 +126,7 @@ impl Checkpoint {
             "BF16" => Ok(Scalar::BF16),
             other => Err(self.tensor_error(
                 name,
-                format!(
+                &format!(
                     "its type {other} is not supported here: supported are F32, F16 and BF16, and \
                      as weights F8_E4M3 and the quantised formats of MLX"
                 ),
@@ -105,103 +134,8 @@ impl Checkpoint {
         }
     }
 
-    /// The matrix `name` (without `.weight`) of `rows` x `cols`, quantised or not, as its tensors
-    /// say.
-    pub(crate) fn matrix(
-        &self,
-        name: &str,
-        rows: usize,
-        cols: usize,
-    ) -> Result<MatrixSource, Error> {
-        let weight = format!("{name}.weight");
-        let request = MatrixRequest { name, weight: &weight, count: None, rows, cols };
-        let stack = self.stack(&request)?;
-        Ok(MatrixSource { name: name.into(), shape: stack.shape, segments: stack.segments })
-    }
-
-    /// A stack of `count` matrices of `rows` x `cols` in three-dimensional tensors.
-    pub(crate) fn stacked(
-        &self,
-        name: &str,
-        count: usize,
-        rows: usize,
-        cols: usize,
-    ) -> Result<MatrixStack, Error> {
-        let weight = format!("{name}.weight");
-        self.stack(&MatrixRequest { name, weight: &weight, count: Some(count), rows, cols })
-    }
-
-    /// As [`Checkpoint::stacked`], for weight tensors whose name does not end in `.weight`.
-    pub(crate) fn stacked_without_suffix(
-        &self,
-        name: &str,
-        count: usize,
-        rows: usize,
-        cols: usize,
-    ) -> Result<MatrixStack, Error> {
-        self.stack(&MatrixRequest { name, weight: name, count: Some(count), rows, cols })
-    }
-
-    /// A stack of `count` matrices as one matrix of `count * rows` rows.
-    pub(crate) fn stacked_rows(
-        &self,
-        name: &str,
-        count: usize,
-        rows: usize,
-        cols: usize,
-    ) -> Result<MatrixSource, Error> {
-        let stack = self.stacked(name, count, rows, cols)?;
-        let shape = MatrixShape { rows: count * rows, ..stack.shape };
-        let whole = |s: Segment| Segment { bytes: s.bytes * count, ..s };
-        let segments: Vec<_> = stack.segments.into_iter().map(whole).collect();
-        let weight = format!("{name}.weight");
-        let parts = shape.plane_bytes().map_err(|e| self.tensor_error(&weight, e.to_string()))?;
-        if parts.total() != segments.iter().map(|s| s.bytes).sum::<usize>() {
-            return Err(self.tensor_error(
-                &weight,
-                format!("its {count} matrices are not laid out as one matrix"),
-            ));
-        }
-        Ok(MatrixSource { name: name.into(), shape, segments })
-    }
-
-    /// A matrix made of row ranges of another, in the order of `ranges`, which must be within it.
-    pub(crate) fn gather_rows(
-        &self,
-        matrix: &MatrixSource,
-        ranges: &[std::ops::Range<usize>],
-    ) -> Result<MatrixSource, Error> {
-        let MatrixShape { rows, format, .. } = matrix.shape;
-        let block = format.block_rows();
-        let whole = |n: usize| n.is_multiple_of(block);
-        if !ranges
-            .iter()
-            .all(|range| whole(range.start) && (whole(range.len()) || range.end == rows))
-        {
-            let weight = format!("{}.weight", matrix.name);
-            let problem = format!(
-                "its rows are needed in another order, which its blocks of {block} rows prevent"
-            );
-            return Err(self.tensor_error(&weight, problem));
-        }
-        let mut segments = Vec::with_capacity(matrix.segments.len() * ranges.len());
-        for (i, plane) in matrix.segments.iter().enumerate() {
-            // Weights are stored by row, scales by block of rows.
-            let unit = if i == 0 { 1 } else { block };
-            let bytes = plane.bytes / rows.div_ceil(unit);
-            segments.extend(ranges.iter().map(|range| Segment {
-                offset: plane.offset + (range.start / unit * bytes) as u64,
-                bytes: range.len().div_ceil(unit) * bytes,
-                ..*plane
-            }));
-        }
-        let shape =
-            MatrixShape { rows: ranges.iter().map(ExactSizeIterator::len).sum(), ..matrix.shape };
-        Ok(MatrixSource { name: matrix.name.clone(), shape, segments })
-    }
-
     /// Detects the format of the weight tensor and locates its planes.
-    fn stack(&self, request: &MatrixRequest<'_>) -> Result<MatrixStack, Error> {
+    fn detect(&self, request: &MatrixRequest<'_>) -> Result<MatrixStack, Error> {
         let &MatrixRequest { name, weight, rows, cols, .. } = request;
         let t = self.tensor(weight)?;
         match t.dtype.as_str() {
@@ -240,7 +174,7 @@ impl Checkpoint {
         let misfit = |problem: &str| {
             self.tensor_error(
                 weight,
-                format!(
+                &format!(
                     "{problem}: weight {:?}, scales {:?}, biases {:?} {}, for {rows} x {cols} as \
                      config.json asks",
                     t.shape, scales.shape, biases.shape, biases.dtype
@@ -279,7 +213,7 @@ impl Checkpoint {
         }
         Err(self.tensor_error(
             name,
-            format!("its shape is {:?}, config.json asks for {expected:?}", t.shape),
+            &format!("its shape is {:?}, config.json asks for {expected:?}", t.shape),
         ))
     }
 
@@ -291,9 +225,21 @@ impl Checkpoint {
         planes: &[&TensorInfo],
     ) -> Result<MatrixStack, Error> {
         let shape = MatrixShape { rows: request.rows, cols: request.cols, format };
-        shape.plane_bytes().map_err(|e| self.tensor_error(request.weight, e.to_string()))?;
+        shape.plane_bytes().map_err(|e| self.tensor_error(request.weight, &e.to_string()))?;
         let count = request.count.unwrap_or(1);
         let segments = planes.iter().map(|t| t.first_of(count)).collect();
         Ok(MatrixStack { shape, segments })
+    }
+}
+
+/// Changes to the Hub's tensors, detected from names and shapes.
+pub(super) fn detect_changes(tensors: &HashMap<String, TensorInfo>) -> SourceChanges {
+    // Conversion to MLX transposes filters `[C, 1, width]`, and adds 1 to the norms.
+    let is_hub_filter = |name: &str, shape: &[usize]| {
+        name.ends_with(".linear_attn.conv1d.weight") && shape.len() == 3 && shape[2] != 1
+    };
+    SourceChanges {
+        one_added_to_norms: !tensors.iter().any(|(name, t)| is_hub_filter(name, &t.shape)),
+        kv_b_split: tensors.keys().any(|name| name.ends_with(".embed_q.weight")),
     }
 }

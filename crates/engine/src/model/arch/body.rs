@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     base::error::Error,
-    checkpoint::Checkpoint,
+    checkpoint::source::TensorSource,
     model::blueprint::{
         Blueprint, BodyBlueprint, FeedForwardBlueprint, GqaBlueprint, GqaShape, LayerBlueprint,
         MixerBlueprint, RopeShape, SubBlockBlueprint,
@@ -32,33 +32,32 @@ impl Body {
     /// A model with a final norm and a head. `layer` makes layer `i` of the module it is given.
     pub(super) fn blueprint(
         &self,
-        checkpoint: &Checkpoint,
+        source: &dyn TensorSource,
         norms: NormWeights,
         layer: impl Fn(usize, &Scope<'_>) -> Result<LayerBlueprint, Error>,
     ) -> Result<Blueprint, Error> {
         let (hidden, vocab) = (self.hidden_size, self.vocab_size);
-        Require(checkpoint).sizes(&[
+        Require(source).sizes(&[
             ("hidden_size", hidden),
             ("vocab_size", vocab),
             ("num_hidden_layers", self.num_hidden_layers),
             ("max_position_embeddings", self.max_position_embeddings),
         ])?;
-        Require(checkpoint)
-            .that(self.rms_norm_eps.is_finite() && self.rms_norm_eps >= 0.0, || {
-                format!("\"rms_norm_eps\" is {}: a small number is needed", self.rms_norm_eps)
-            })?;
-        let Prefixes { model, head } = Prefixes::find(checkpoint)?;
+        Require(source).that(self.rms_norm_eps.is_finite() && self.rms_norm_eps >= 0.0, || {
+            format!("\"rms_norm_eps\" is {}: a small number is needed", self.rms_norm_eps)
+        })?;
+        let Prefixes { model, head } = Prefixes::find(source)?;
         // Composite configs may tie the embeddings at their top level. Some do so by default
         // although the checkpoint has a head.
-        let outer = checkpoint.config().get("tie_word_embeddings").is_some_and(|t| t == true);
+        let outer = source.config().get("tie_word_embeddings").is_some_and(|t| t == true);
         let tied = self.tie_word_embeddings.unwrap_or(false)
-            || (outer && !checkpoint.has(&format!("{head}lm_head.weight")));
-        let head = (!tied).then(|| checkpoint.matrix(&format!("{head}lm_head"), vocab, hidden));
-        let model = Scope::new(checkpoint, model.to_owned(), norms);
+            || (outer && !source.has(&format!("{head}lm_head.weight")));
+        let head = (!tied).then(|| source.matrix(&format!("{head}lm_head"), vocab, hidden));
+        let model = Scope::new(source, model.to_owned(), norms);
         let layers =
             (0..self.num_hidden_layers).map(|i| layer(i, &model.child(&format!("layers.{i}"))));
         Ok(Blueprint {
-            model_type: model_type(checkpoint)?.to_owned(),
+            model_type: model_type(source)?.to_owned(),
             hidden,
             vocab,
             max_positions: self.max_position_embeddings,
@@ -69,7 +68,7 @@ impl Body {
             layers: layers.collect::<Result<_, _>>()?,
             norm: model.norm("norm", hidden)?,
             head: head.transpose()?,
-            skipped: skipped(checkpoint, self.num_hidden_layers),
+            skipped: skipped(source, self.num_hidden_layers),
         })
     }
 
@@ -103,15 +102,15 @@ struct Prefixes {
 
 impl Prefixes {
     /// Detects which of the known prefixes a checkpoint uses.
-    fn find(checkpoint: &Checkpoint) -> Result<Self, Error> {
+    fn find(source: &dyn TensorSource) -> Result<Self, Error> {
         let known = [
             Self { model: "language_model.model", head: "language_model." },
             Self { model: "model.language_model", head: "" },
             Self { model: "model", head: "" },
         ];
-        let uses = |p: &Self| checkpoint.has(&format!("{}.embed_tokens.weight", p.model));
+        let uses = |p: &Self| source.has(&format!("{}.embed_tokens.weight", p.model));
         known.into_iter().find(uses).ok_or_else(|| {
-            checkpoint
+            source
                 .tensor_error("model.embed_tokens.weight", "no shard has it under any known prefix")
         })
     }
@@ -127,21 +126,25 @@ pub(super) struct Heads {
 
 impl Heads {
     /// Checked shape of full (not windowed) attention.
-    pub(super) fn shape(&self, checkpoint: &Checkpoint, hidden: usize) -> Result<GqaShape, Error> {
+    pub(super) fn shape(
+        &self,
+        source: &dyn TensorSource,
+        hidden: usize,
+    ) -> Result<GqaShape, Error> {
         let (heads, kv_heads) = (self.num_attention_heads, self.num_key_value_heads);
         let head_dim = self.head_dim.unwrap_or(hidden / heads.max(1));
-        gqa_shape(checkpoint, heads, kv_heads, head_dim)
+        gqa_shape(source, heads, kv_heads, head_dim)
     }
 }
 
 /// Checked shape of full (not windowed) attention.
 pub(super) fn gqa_shape(
-    checkpoint: &Checkpoint,
+    source: &dyn TensorSource,
     heads: usize,
     kv_heads: usize,
     head_dim: usize,
 ) -> Result<GqaShape, Error> {
-    let require = Require(checkpoint);
+    let require = Require(source);
     require.sizes(&[
         ("num_attention_heads", heads),
         ("num_key_value_heads", kv_heads),

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     base::error::Error,
-    checkpoint::Checkpoint,
+    checkpoint::source::{StackLayout, StackRequest, TensorSource},
     model::blueprint::{
         Blueprint, LatentHeads, LatentQuery, MlaBlueprint, MlaShape, RopeShape, SparseBlueprint,
     },
@@ -44,17 +44,17 @@ pub(super) struct DeepseekV3Config {
 pub(super) type SparseAttention<'a> =
     dyn Fn(usize, &Scope<'_>) -> Result<Option<SparseBlueprint>, Error> + 'a;
 
-pub(super) fn blueprint(checkpoint: &Checkpoint) -> Result<Blueprint, Error> {
-    build(checkpoint, &parse_config(checkpoint)?, &|_, _| Ok(None))
+pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
+    build(source, &parse_config(source)?, &|_, _| Ok(None))
 }
 
 /// The model, with sparse attention in the layers for which `sparse` returns it.
 pub(super) fn build(
-    checkpoint: &Checkpoint,
+    source: &dyn TensorSource,
     config: &DeepseekV3Config,
     sparse: &SparseAttention<'_>,
 ) -> Result<Blueprint, Error> {
-    Require(checkpoint).sizes(&[
+    Require(source).sizes(&[
         ("num_attention_heads", config.num_attention_heads),
         ("kv_lora_rank", config.kv_lora_rank),
         ("qk_nope_head_dim", config.qk_nope_head_dim),
@@ -63,7 +63,7 @@ pub(super) fn build(
         ("q_lora_rank", config.q_lora_rank.unwrap_or(1)),
     ])?;
     let body = &config.body;
-    body.blueprint(checkpoint, NormWeights::Plain, |i, layer| {
+    body.blueprint(source, NormWeights::Plain, |i, layer| {
         let self_attn = layer.child("self_attn");
         let attention =
             MlaBlueprint { sparse: sparse(i, &self_attn)?, ..attention(config, &self_attn)? };
@@ -76,10 +76,10 @@ impl DeepseekV3Config {
     /// RoPE of attention or of the indexer.
     pub(super) fn rope(
         &self,
-        checkpoint: &Checkpoint,
+        source: &dyn TensorSource,
         pairs: RopePairs,
     ) -> Result<RopeShape, Error> {
-        self.rope.whole(checkpoint, self.qk_rope_head_dim, pairs)
+        self.rope.whole(source, self.qk_rope_head_dim, pairs)
     }
 }
 
@@ -97,9 +97,10 @@ fn attention(config: &DeepseekV3Config, attention: &Scope<'_>) -> Result<MlaBlue
             q_b_proj: attention.linear("q_b_proj", heads * (nope + rotated), rank)?,
         },
     };
-    let kv_b = if attention.has("embed_q.weight") {
+    let kv_b = if attention.source.changes().kv_b_split {
         let stacked = |name, rows, cols| {
-            attention.checkpoint.stacked_rows(&attention.path(name), heads, rows, cols)
+            let layout = StackLayout::Weight;
+            attention.stacked_rows(&StackRequest { name, layout, count: heads, rows, cols })
         };
         LatentHeads::Split {
             embed_q: stacked("embed_q", latent, nope)?,
@@ -120,10 +121,10 @@ fn attention(config: &DeepseekV3Config, attention: &Scope<'_>) -> Result<MlaBlue
             qk_rope_head_dim: rotated,
             v_head_dim: value,
             kv_lora_rank: latent,
-            scale: config.rope.config(attention.checkpoint)?.score_factor()
+            scale: config.rope.config(attention.source)?.score_factor()
                 / ((nope + rotated) as f32).sqrt(),
         },
-        rope: config.rope(attention.checkpoint, pairs)?,
+        rope: config.rope(attention.source, pairs)?,
         q,
         kv_a_proj_with_mqa: attention.linear("kv_a_proj_with_mqa", latent + rotated, hidden)?,
         kv_a_layernorm: attention.norm("kv_a_layernorm", latent)?,

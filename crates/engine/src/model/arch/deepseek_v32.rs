@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     base::error::Error,
-    checkpoint::Checkpoint,
+    checkpoint::source::TensorSource,
     model::blueprint::{Blueprint, IndexerBlueprint, RopeShape, SparseBlueprint},
 };
 
@@ -43,7 +43,7 @@ enum IndexerPattern {
 
 impl IndexerConfig {
     /// For each layer, whether it has an indexer or shares the choice of the previous layer.
-    fn full_layers(&self, checkpoint: &Checkpoint, layers: usize) -> Result<Vec<bool>, Error> {
+    fn full_layers(&self, source: &dyn TensorSource, layers: usize) -> Result<Vec<bool>, Error> {
         let (key, types) = match (&self.indexer_types, &self.index_topk_pattern) {
             (Some(types), _) => ("indexer_types", types.clone()),
             (None, Some(IndexerPattern::Types(types))) => ("index_topk_pattern", types.clone()),
@@ -63,12 +63,12 @@ impl IndexerConfig {
                     .collect());
             }
         };
-        Require(checkpoint).layers(key, Some(&types), layers)?;
+        Require(source).layers(key, Some(&types), layers)?;
         let is_full = |name: &String| match name.as_str() {
             "full" => Ok(true),
             "shared" => Ok(false),
             other => Err(config_error(
-                checkpoint,
+                source,
                 format!("the type {other:?} of \"{key}\" is not supported"),
             )),
         };
@@ -76,26 +76,26 @@ impl IndexerConfig {
     }
 }
 
-pub(super) fn blueprint(checkpoint: &Checkpoint) -> Result<Blueprint, Error> {
-    sparse_blueprint(checkpoint, RopePairs::Halves)
+pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
+    sparse_blueprint(source, RopePairs::Halves)
 }
 
 /// The model with sparse attention. `pairs` is the RoPE pairing of the indexer's heads unless the
 /// config sets it.
 pub(super) fn sparse_blueprint(
-    checkpoint: &Checkpoint,
+    source: &dyn TensorSource,
     pairs: RopePairs,
 ) -> Result<Blueprint, Error> {
-    let index: IndexerConfig = parse_config(checkpoint)?;
-    let config: DeepseekV3Config = parse_config(checkpoint)?;
-    let require = Require(checkpoint);
+    let index: IndexerConfig = parse_config(source)?;
+    let config: DeepseekV3Config = parse_config(source)?;
+    let require = Require(source);
     require.sizes(&[
         ("index_n_heads", index.index_n_heads),
         ("index_head_dim", index.index_head_dim),
         ("index_topk", index.index_topk),
         ("num_hidden_layers", config.body.num_hidden_layers),
     ])?;
-    let full = index.full_layers(checkpoint, config.body.num_hidden_layers)?;
+    let full = index.full_layers(source, config.body.num_hidden_layers)?;
     require.that(full[0], || {
         "the first layer has no indexer to share: see \"indexer_types\"".into()
     })?;
@@ -105,9 +105,9 @@ pub(super) fn sparse_blueprint(
         None => pairs,
     };
     let top_k = index.index_topk.min(config.body.max_position_embeddings);
-    build(checkpoint, &config, &|layer, attention| {
+    build(source, &config, &|layer, attention| {
         let indexer = full[layer].then(|| {
-            indexer(&config, &index, config.rope(checkpoint, pairs)?, &attention.child("indexer"))
+            indexer(&config, &index, config.rope(source, pairs)?, &attention.child("indexer"))
         });
         Ok(Some(SparseBlueprint { top_k, indexer: indexer.transpose()? }))
     })
@@ -123,8 +123,8 @@ fn indexer(
         (index.index_n_heads, index.index_head_dim, config.body.hidden_size);
     let rank = config
         .q_lora_rank
-        .ok_or_else(|| config_error(indexer.checkpoint, "it has no \"q_lora_rank\""))?;
-    Require(indexer.checkpoint).that(2 * rope.frequencies.len() <= width, || {
+        .ok_or_else(|| config_error(indexer.source, "it has no \"q_lora_rank\""))?;
+    Require(indexer.source).that(2 * rope.frequencies.len() <= width, || {
         format!("\"index_head_dim\" is {width}, less than \"qk_rope_head_dim\"")
     })?;
     Ok(IndexerBlueprint {

@@ -5,7 +5,11 @@ use moeflux_compute::{ExpertShape, MatrixShape, Scalar};
 use super::{Require, config_error, scope::Scope};
 use crate::{
     base::error::Error,
-    checkpoint::{Checkpoint, MatrixStack, Segment, location::ShardLocation},
+    checkpoint::{
+        MatrixStack, Segment,
+        location::ShardLocation,
+        source::{StackLayout, StackRequest, TensorSource},
+    },
     model::blueprint::LayerExperts,
 };
 
@@ -31,11 +35,11 @@ impl ExpertSizes {
     /// Checks the sizes and the number of experts per token.
     pub(super) fn check(
         &self,
-        checkpoint: &Checkpoint,
+        source: &dyn TensorSource,
         top_k: usize,
         keys: &ExpertKeys,
     ) -> Result<(), Error> {
-        let require = Require(checkpoint);
+        let require = Require(source);
         require.sizes(&[
             (keys.count, self.count),
             (keys.top_k, top_k),
@@ -100,8 +104,8 @@ pub(super) fn experts(
         [gate?, up?, down?]
     } else {
         let [gate, up, down] = [0, 1, 2].map(|i| {
-            let ((rows, cols), name) = (dims[i], stacked.path(PROJECTIONS[i]));
-            stacked.checkpoint.stacked(&name, count, rows, cols)
+            let ((rows, cols), name) = (dims[i], PROJECTIONS[i]);
+            stacked.stack(&StackRequest { name, layout: StackLayout::Weight, count, rows, cols })
         });
         let matrices = [gate?, up?, down?].map(ExpertMatrix::from);
         if stacked.has("gate_proj.bias") {
@@ -150,9 +154,9 @@ pub(super) fn expert_bias(
     len: usize,
     scalar: &mut Option<Scalar>,
 ) -> Result<ShardLocation, Error> {
-    let bias = experts.vector(name, count * len)?;
+    let bias = experts.array(name, &[count, len])?;
     if *scalar.get_or_insert(bias.scalar) != bias.scalar {
-        return Err(experts.checkpoint.tensor_error(
+        return Err(experts.source.tensor_error(
             &bias.name,
             "its type differs from that of the layer's other expert biases",
         ));
@@ -163,15 +167,16 @@ pub(super) fn expert_bias(
 
 /// `gate_up_proj` `[E, 2 I, H]`, gate rows before up rows, and `down_proj` `[E, H, I]`.
 fn fused_gate_up(hub: &Scope<'_>, sizes: ExpertSizes) -> Result<[ExpertMatrix; 3], Error> {
-    let (checkpoint, ExpertSizes { count, hidden, intermediate }) = (hub.checkpoint, sizes);
-    let (gate_up_proj, down_proj) = (hub.path("gate_up_proj"), hub.path("down_proj"));
-    let gate_up =
-        checkpoint.stacked_without_suffix(&gate_up_proj, count, 2 * intermediate, hidden)?;
-    let down = checkpoint.stacked_without_suffix(&down_proj, count, hidden, intermediate)?;
+    let ExpertSizes { count, hidden, intermediate } = sizes;
+    let stack = |name, rows, cols| {
+        hub.stack(&StackRequest { name, layout: StackLayout::Bare, count, rows, cols })
+    };
+    let gate_up = stack("gate_up_proj", 2 * intermediate, hidden)?;
+    let down = stack("down_proj", hidden, intermediate)?;
     if !intermediate.is_multiple_of(gate_up.shape.format.block_rows()) {
-        return Err(checkpoint.tensor_error(
-            &gate_up_proj,
-            format!("a block of its scales spans both halves of {intermediate} rows"),
+        return Err(hub.source.tensor_error(
+            &hub.path("gate_up_proj"),
+            &format!("a block of its scales spans both halves of {intermediate} rows"),
         ));
     }
     let half = |is_up: bool| {
@@ -205,11 +210,11 @@ fn per_expert(
         if *shape.get_or_insert(m.shape) != m.shape {
             let weight = format!("{}.weight", m.name);
             let problem = "its format differs from that of the layer's expert 0";
-            return Err(hub.checkpoint.tensor_error(&weight, problem));
+            return Err(hub.source.tensor_error(&weight, problem));
         }
         shards.resize_with(m.segments.len(), Vec::new);
         shards.iter_mut().zip(m.segments).for_each(|(all, s)| all.push(s));
     }
-    let shape = shape.ok_or_else(|| config_error(hub.checkpoint, "there are no experts"))?;
+    let shape = shape.ok_or_else(|| config_error(hub.source, "there are no experts"))?;
     Ok(ExpertMatrix { shape, shards: shards.into_iter().map(ShardLocation::Each).collect() })
 }

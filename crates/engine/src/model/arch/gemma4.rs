@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     base::error::Error,
-    checkpoint::Checkpoint,
+    checkpoint::source::TensorSource,
     model::blueprint::{
         Blueprint, BodyBlueprint, FeedForwardBlueprint, GqaBlueprint, GqaShape, LayerBlueprint,
         MlpBlueprint, MoeBlueprint, RouterBlueprint, RouterNorm, SharedBlueprint,
@@ -60,10 +60,10 @@ struct Gemma4Rope {
     sliding_attention: Option<RopeConfig>,
 }
 
-pub(super) fn blueprint(checkpoint: &Checkpoint) -> Result<Blueprint, Error> {
-    let mut config: Gemma4Config = parse_config(checkpoint)?;
+pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
+    let mut config: Gemma4Config = parse_config(source)?;
     config.body.tie_word_embeddings.get_or_insert(true);
-    let (body, require) = (&config.body, Require(checkpoint));
+    let (body, require) = (&config.body, Require(source));
     require.sizes(&[
         ("intermediate_size", config.intermediate_size),
         ("sliding_window", config.sliding_window),
@@ -80,8 +80,8 @@ pub(super) fn blueprint(checkpoint: &Checkpoint) -> Result<Blueprint, Error> {
         })?;
     }
     let per_layer = "embed_tokens_per_layer.weight";
-    if checkpoint.has_shape(|name, _| name.ends_with(per_layer)) {
-        return Err(checkpoint.tensor_error(per_layer, "embeddings per layer are not supported"));
+    if source.tensor_bytes().any(|(name, _)| name.ends_with(per_layer)) {
+        return Err(source.tensor_error(per_layer, "embeddings per layer are not supported"));
     }
     let activation = config.hidden_activation.as_deref().unwrap_or("gelu_pytorch_tanh");
     require.that(activation == "gelu_pytorch_tanh", || {
@@ -91,7 +91,7 @@ pub(super) fn blueprint(checkpoint: &Checkpoint) -> Result<Blueprint, Error> {
     let cap = config.final_logit_softcapping;
     require.factor("final_logit_softcapping", cap.unwrap_or(1.0))?;
     let norms = NormWeights::Plain;
-    let blueprint = body.blueprint(checkpoint, norms, |i, scope| layer(&config, i, scope))?;
+    let blueprint = body.blueprint(source, norms, |i, scope| layer(&config, i, scope))?;
     let embed_scale = (body.hidden_size as f32).sqrt();
     Ok(Blueprint { embed_scale, logit_cap: cap, ..blueprint })
 }
@@ -118,15 +118,12 @@ fn attention(
     i: usize,
     attention: &Scope<'_>,
 ) -> Result<GqaBlueprint, Error> {
-    let (checkpoint, hidden) = (attention.checkpoint, config.body.hidden_size);
+    let (source, hidden) = (attention.source, config.body.hidden_size);
     let is_full = match config.layer_types[i].as_str() {
         "full_attention" => true,
         "sliding_attention" => false,
         other => {
-            return Err(config_error(
-                checkpoint,
-                format!("the layer type {other:?} is not supported"),
-            ));
+            return Err(config_error(source, format!("the layer type {other:?} is not supported")));
         }
     };
     let keys_are_values = config.attention_k_eq_v && is_full;
@@ -138,11 +135,11 @@ fn attention(
         window: (!is_full).then_some(config.sliding_window),
         // Queries and keys are normed; scores have no further scale.
         scale: 1.0,
-        ..gqa_shape(checkpoint, config.num_attention_heads, kv_heads, head_dim)?
+        ..gqa_shape(source, config.num_attention_heads, kv_heads, head_dim)?
     };
     let rope = &config.rope_parameters;
     let rope = if is_full { &rope.full_attention } else { &rope.sliding_attention };
-    let rope = rope.clone().unwrap_or_default().shape(checkpoint, head_dim, RopePairs::Halves)?;
+    let rope = rope.clone().unwrap_or_default().shape(source, head_dim, RopePairs::Halves)?;
     Ok(GqaBlueprint {
         q_norm: Some(attention.norm("q_norm", head_dim)?),
         k_norm: Some(attention.norm("k_norm", head_dim)?),
@@ -171,7 +168,7 @@ fn feed_forward(config: &Gemma4Config, layer: &Scope<'_>) -> Result<FeedForwardB
         intermediate: "moe_intermediate_size",
     };
     let top_k = config.top_k_experts.unwrap_or(0);
-    sizes.check(layer.checkpoint, top_k, &keys)?;
+    sizes.check(layer.source, top_k, &keys)?;
     let tensors = ExpertTensors::new(layer.child("experts.switch_glu"), layer.child("experts"));
     let router = layer.linear("router.proj", sizes.count, hidden)?;
     let router_norm = RouterNorm {

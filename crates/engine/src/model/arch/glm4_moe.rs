@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     base::error::Error,
-    checkpoint::Checkpoint,
+    checkpoint::source::TensorSource,
     model::blueprint::{Blueprint, GqaBlueprint},
 };
 
@@ -32,10 +32,10 @@ struct Glm4MoeConfig {
     use_qk_norm: Option<bool>,
 }
 
-pub(super) fn blueprint(checkpoint: &Checkpoint) -> Result<Blueprint, Error> {
-    let config: Glm4MoeConfig = parse_config(checkpoint)?;
+pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
+    let config: Glm4MoeConfig = parse_config(source)?;
     let body = &config.body;
-    body.blueprint(checkpoint, NormWeights::Plain, |i, layer| {
+    body.blueprint(source, NormWeights::Plain, |i, layer| {
         let attention = attention(&config, &layer.child("self_attn"))?;
         let feed_forward = config.moe.feed_forward(&layer.child("mlp"), i, body.hidden_size)?;
         body.layer(layer, attention, feed_forward)
@@ -44,9 +44,9 @@ pub(super) fn blueprint(checkpoint: &Checkpoint) -> Result<Blueprint, Error> {
 
 fn attention(config: &Glm4MoeConfig, attention: &Scope<'_>) -> Result<GqaBlueprint, Error> {
     let hidden = config.body.hidden_size;
-    let shape = config.heads.shape(attention.checkpoint, hidden)?;
+    let shape = config.heads.shape(attention.source, hidden)?;
     let rotated = RotatedPart { dims: None, default_share: 0.5 };
-    let rope = config.rope.partial(attention.checkpoint, shape.head_dim, rotated)?;
+    let rope = config.rope.partial(attention.source, shape.head_dim, rotated)?;
     Ok(GqaBlueprint {
         q_norm: attention.norm_if(config.use_qk_norm, "q_norm", shape.head_dim)?,
         k_norm: attention.norm_if(config.use_qk_norm, "k_norm", shape.head_dim)?,

@@ -7,8 +7,8 @@
 use moeflux_compute::RopePairs;
 
 use super::deepseek_v32::sparse_blueprint;
-use crate::{base::error::Error, checkpoint::Checkpoint, model::blueprint::Blueprint};
+use crate::{base::error::Error, checkpoint::source::TensorSource, model::blueprint::Blueprint};
 
-pub(super) fn blueprint(checkpoint: &Checkpoint) -> Result<Blueprint, Error> {
-    sparse_blueprint(checkpoint, RopePairs::Interleaved)
+pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
+    sparse_blueprint(source, RopePairs::Interleaved)
 }

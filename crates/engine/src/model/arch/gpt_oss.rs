@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     base::error::Error,
-    checkpoint::Checkpoint,
+    checkpoint::source::{StackLayout, StackRequest, TensorSource},
     model::blueprint::{
         Blueprint, GqaBlueprint, GqaShape, LayerExperts, MoeBlueprint, RouterBlueprint,
     },
@@ -48,10 +48,10 @@ struct GptOssConfig {
     layer_types: Option<Vec<String>>,
 }
 
-pub(super) fn blueprint(checkpoint: &Checkpoint) -> Result<Blueprint, Error> {
-    let config: GptOssConfig = parse_config(checkpoint)?;
-    config.body.blueprint(checkpoint, NormWeights::Plain, |i, layer| {
-        let window = window(checkpoint, &config, i)?;
+pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
+    let config: GptOssConfig = parse_config(source)?;
+    config.body.blueprint(source, NormWeights::Plain, |i, layer| {
+        let window = window(source, &config, i)?;
         let attention = attention(&config, window, &layer.child("self_attn"))?;
         let moe = moe(&config, &layer.child("mlp"))?;
         config.body.layer(layer, attention, moe)
@@ -60,23 +60,21 @@ pub(super) fn blueprint(checkpoint: &Checkpoint) -> Result<Blueprint, Error> {
 
 /// Sliding window of layer `layer`. By default even layers have one.
 fn window(
-    checkpoint: &Checkpoint,
+    source: &dyn TensorSource,
     config: &GptOssConfig,
     layer: usize,
 ) -> Result<Option<usize>, Error> {
-    Require(checkpoint).layers("layer_types", config.layer_types.as_ref(), layer + 1)?;
+    Require(source).layers("layer_types", config.layer_types.as_ref(), layer + 1)?;
     let default = if layer.is_multiple_of(2) { "sliding_attention" } else { "full_attention" };
     let named = config.layer_types.as_ref().and_then(|types| types.get(layer));
     match named.map_or(default, String::as_str) {
         "full_attention" => Ok(None),
         "sliding_attention" => {
             let window = config.sliding_window.unwrap_or(128);
-            Require(checkpoint).sizes(&[("sliding_window", window)])?;
+            Require(source).sizes(&[("sliding_window", window)])?;
             Ok(Some(window))
         }
-        other => {
-            Err(config_error(checkpoint, format!("the layer type {other:?} is not supported")))
-        }
+        other => Err(config_error(source, format!("the layer type {other:?} is not supported"))),
     }
 }
 
@@ -86,8 +84,8 @@ fn attention(
     attention: &Scope<'_>,
 ) -> Result<GqaBlueprint, Error> {
     let hidden = config.body.hidden_size;
-    let shape = GqaShape { window, ..config.heads.shape(attention.checkpoint, hidden)? };
-    let rope = config.rope.whole(attention.checkpoint, shape.head_dim, RopePairs::Halves)?;
+    let shape = GqaShape { window, ..config.heads.shape(attention.source, hidden)? };
+    let rope = config.rope.whole(attention.source, shape.head_dim, RopePairs::Halves)?;
     Ok(GqaBlueprint {
         sinks: Some(attention.vector("sinks", shape.heads)?),
         ..gqa(attention, GqaParams { hidden, shape, rope, v_proj: true })?
@@ -95,7 +93,7 @@ fn attention(
 }
 
 fn moe(config: &GptOssConfig, mlp: &Scope<'_>) -> Result<MoeBlueprint, Error> {
-    let require = Require(mlp.checkpoint);
+    let require = Require(mlp.source);
     let sizes = ExpertSizes {
         count: config.num_local_experts,
         hidden: config.body.hidden_size,
@@ -107,7 +105,7 @@ fn moe(config: &GptOssConfig, mlp: &Scope<'_>) -> Result<MoeBlueprint, Error> {
         intermediate: "intermediate_size",
     };
     let top_k = config.num_experts_per_tok.or(config.experts_per_token).unwrap_or(0);
-    sizes.check(mlp.checkpoint, top_k, &keys)?;
+    sizes.check(mlp.source, top_k, &keys)?;
     let stacked = mlp.child("experts");
     let experts = if stacked.has("gate_proj.weight") {
         experts(&ExpertTensors::new(stacked.clone(), stacked), sizes)?
@@ -133,7 +131,8 @@ fn moe(config: &GptOssConfig, mlp: &Scope<'_>) -> Result<MoeBlueprint, Error> {
 fn interleaved(experts: &Scope<'_>, sizes: ExpertSizes) -> Result<LayerExperts, Error> {
     let ExpertSizes { count, hidden, intermediate } = sizes;
     let blocks = |name, rows, cols| {
-        let stack = experts.checkpoint.stacked_mxfp4(&experts.path(name), count, rows, cols);
+        let layout = StackLayout::OpenAiBlocks;
+        let stack = experts.stack(&StackRequest { name, layout, count, rows, cols });
         stack.map(ExpertMatrix::from)
     };
     let gate_up = blocks("gate_up_proj", 2 * intermediate, hidden)?;

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     base::error::Error,
-    checkpoint::Checkpoint,
+    checkpoint::source::TensorSource,
     model::blueprint::{FeedForwardBlueprint, MoeBlueprint, RouterBlueprint, SharedBlueprint},
 };
 
@@ -43,9 +43,9 @@ pub(super) struct GroupedMoe {
 
 impl GroupedMoe {
     /// Whether layer `layer` has experts.
-    fn is_sparse(&self, checkpoint: &Checkpoint, layer: usize) -> Result<bool, Error> {
+    fn is_sparse(&self, source: &dyn TensorSource, layer: usize) -> Result<bool, Error> {
         let every = self.moe_layer_freq.unwrap_or(1);
-        Require(checkpoint).sizes(&[("moe_layer_freq", every)])?;
+        Require(source).sizes(&[("moe_layer_freq", every)])?;
         let Some(types) = &self.mlp_layer_types else {
             return Ok(layer >= self.first_k_dense_replace && layer.is_multiple_of(every));
         };
@@ -57,7 +57,7 @@ impl GroupedMoe {
                     "layer {layer} is {other:?} in \"mlp_layer_types\", neither \"sparse\" nor \
                      \"dense\""
                 );
-                Err(config_error(checkpoint, problem))
+                Err(config_error(source, problem))
             }
         }
     }
@@ -69,10 +69,10 @@ impl GroupedMoe {
         layer: usize,
         hidden: usize,
     ) -> Result<FeedForwardBlueprint, Error> {
-        let checkpoint = mlp.checkpoint;
-        let is_sparse = self.is_sparse(checkpoint, layer)?;
+        let source = mlp.source;
+        let is_sparse = self.is_sparse(source, layer)?;
         let Some(count) = self.n_routed_experts.filter(|_| is_sparse) else {
-            Require(checkpoint).sizes(&[("intermediate_size", self.intermediate_size)])?;
+            Require(source).sizes(&[("intermediate_size", self.intermediate_size)])?;
             return Ok(mlp.mlp(hidden, self.intermediate_size)?.into());
         };
         let sizes = ExpertSizes { count, hidden, intermediate: self.moe_intermediate_size };
@@ -81,11 +81,11 @@ impl GroupedMoe {
             top_k: "num_experts_per_tok",
             intermediate: "moe_intermediate_size",
         };
-        sizes.check(checkpoint, self.num_experts_per_tok, &keys)?;
+        sizes.check(source, self.num_experts_per_tok, &keys)?;
         let shared = self.n_shared_experts.filter(|n| *n > 0).map(|n| -> Result<_, Error> {
             let size = sizes.intermediate.checked_mul(n);
-            let size = size
-                .ok_or_else(|| config_error(checkpoint, format!("\"n_shared_experts\" is {n}")))?;
+            let size =
+                size.ok_or_else(|| config_error(source, format!("\"n_shared_experts\" is {n}")))?;
             let mlp = mlp.child("shared_experts").mlp(hidden, size)?;
             Ok(SharedBlueprint { mlp, gate: None, post_norm: None })
         });
@@ -102,8 +102,7 @@ impl GroupedMoe {
 
     /// Router `gate`. DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 2.1.2.
     fn router(&self, mlp: &Scope<'_>, sizes: ExpertSizes) -> Result<RouterBlueprint, Error> {
-        let (require, count, top_k) =
-            (Require(mlp.checkpoint), sizes.count, self.num_experts_per_tok);
+        let (require, count, top_k) = (Require(mlp.source), sizes.count, self.num_experts_per_tok);
         let (groups, chosen) = (self.n_group.unwrap_or(1), self.topk_group.unwrap_or(1));
         require.that(
             groups > 0 && count.is_multiple_of(groups) && (1..=groups).contains(&chosen),

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     base::error::Error,
-    checkpoint::Checkpoint,
+    checkpoint::source::TensorSource,
     model::blueprint::{Blueprint, GqaBlueprint, MoeBlueprint, RouterBlueprint},
 };
 
@@ -41,13 +41,13 @@ struct MinimaxM2Config {
     qk_norm_type: Option<String>,
 }
 
-pub(super) fn blueprint(checkpoint: &Checkpoint) -> Result<Blueprint, Error> {
-    let config: MinimaxM2Config = parse_config(checkpoint)?;
+pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
+    let config: MinimaxM2Config = parse_config(source)?;
     let shared = config.shared_intermediate_size;
-    Require(checkpoint).that(shared == 0, || {
+    Require(source).that(shared == 0, || {
         format!("\"shared_intermediate_size\" is {shared}: shared experts are not supported")
     })?;
-    config.body.blueprint(checkpoint, NormWeights::Plain, |_, layer| {
+    config.body.blueprint(source, NormWeights::Plain, |_, layer| {
         let attention = attention(&config, &layer.child("self_attn"))?;
         let moe = moe(&config, &layer.child("block_sparse_moe"))?;
         config.body.layer(layer, attention, moe)
@@ -56,11 +56,11 @@ pub(super) fn blueprint(checkpoint: &Checkpoint) -> Result<Blueprint, Error> {
 
 fn attention(config: &MinimaxM2Config, attention: &Scope<'_>) -> Result<GqaBlueprint, Error> {
     let hidden = config.body.hidden_size;
-    let shape = config.heads.shape(attention.checkpoint, hidden)?;
+    let shape = config.heads.shape(attention.source, hidden)?;
     let rotated = RotatedPart { dims: config.rotary_dim, default_share: 1.0 };
-    let rope = config.rope.partial(attention.checkpoint, shape.head_dim, rotated)?;
+    let rope = config.rope.partial(attention.source, shape.head_dim, rotated)?;
     let kind = config.qk_norm_type.as_deref().unwrap_or("per_layer");
-    Require(attention.checkpoint)
+    Require(attention.source)
         .that(kind == "per_layer", || format!("the \"qk_norm_type\" {kind:?} is not supported"))?;
     // One norm over all heads.
     let norm = |name, heads| attention.norm_if(config.use_qk_norm, name, heads * shape.head_dim);
@@ -82,9 +82,9 @@ fn moe(config: &MinimaxM2Config, moe: &Scope<'_>) -> Result<MoeBlueprint, Error>
         top_k: "num_experts_per_tok",
         intermediate: "intermediate_size",
     };
-    sizes.check(moe.checkpoint, config.num_experts_per_tok, &keys)?;
+    sizes.check(moe.source, config.num_experts_per_tok, &keys)?;
     let scoring = config.scoring_func.as_deref().unwrap_or("sigmoid");
-    Require(moe.checkpoint).that(scoring == "sigmoid", || {
+    Require(moe.source).that(scoring == "sigmoid", || {
         format!("the \"scoring_func\" {scoring:?} is not supported")
     })?;
     let tensors = ExpertTensors { projections: ["w1", "w3", "w2"], ..ExpertTensors::in_block(moe) };

@@ -24,14 +24,18 @@ mod scope;
 mod softmax_moe;
 
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::{base::error::Error, checkpoint::Checkpoint, model::blueprint::Blueprint};
+use crate::{
+    base::error::Error,
+    checkpoint::{Checkpoint, source::TensorSource},
+    model::blueprint::Blueprint,
+};
 
 /// Registry entry of an architecture.
 struct ArchitectureEntry {
     model_type: &'static str,
-    blueprint: fn(&Checkpoint) -> Result<Blueprint, Error>,
+    blueprint: fn(&dyn TensorSource) -> Result<Blueprint, Error>,
 }
 
 /// Registry of the supported architectures.
@@ -62,34 +66,39 @@ impl Blueprint {
     /// The `model_type` is not supported, the config is incomplete or invalid, or a tensor is
     /// missing or has another shape than the config asks for.
     pub fn for_checkpoint(checkpoint: &Checkpoint) -> Result<Self, Error> {
-        let model_type = model_type(checkpoint)?;
+        let mut blueprint = Self::for_source(checkpoint)?;
+        checkpoint.place_packed(&mut blueprint)?;
+        Ok(blueprint)
+    }
+
+    /// As [`Blueprint::for_checkpoint`], with the experts where the source has them.
+    pub(crate) fn for_source(source: &dyn TensorSource) -> Result<Self, Error> {
+        let model_type = model_type(source)?;
         let plain = model_type.strip_suffix("_text").unwrap_or(model_type);
         let Some(architecture) = ARCHITECTURES.iter().find(|a| a.model_type == plain) else {
             let supported = supported().collect::<Vec<_>>().join(", ");
             return Err(config_error(
-                checkpoint,
+                source,
                 format!(
                     "the model_type {model_type:?} is not supported; supported are: {supported}"
                 ),
             ));
         };
-        let mut blueprint = (architecture.blueprint)(checkpoint)?;
-        checkpoint.place_packed(&mut blueprint)?;
-        Ok(blueprint)
+        (architecture.blueprint)(source)
     }
 }
 
 /// `model_type` of the config, or of its `text_config` if the outer config has none.
-fn model_type(checkpoint: &Checkpoint) -> Result<&str, Error> {
-    let config = checkpoint.config();
+fn model_type(source: &dyn TensorSource) -> Result<&str, Error> {
+    let config = source.config();
     let inner = config.get("text_config").and_then(|t| t.get("model_type"));
     let found = config.get("model_type").or(inner).and_then(|t| t.as_str());
-    found.ok_or_else(|| config_error(checkpoint, "it has no \"model_type\""))
+    found.ok_or_else(|| config_error(source, "it has no \"model_type\""))
 }
 
 /// Error about `config.json`.
-fn config_error(checkpoint: &Checkpoint, problem: impl Into<String>) -> Error {
-    Error::Checkpoint { path: checkpoint.folder().join("config.json"), problem: problem.into() }
+fn config_error(source: &dyn TensorSource, problem: impl Into<String>) -> Error {
+    Error::Checkpoint { path: source.folder().join("config.json"), problem: problem.into() }
 }
 
 /// Config key that would change the computation, but is implemented only for neutral values.
@@ -120,34 +129,39 @@ const UNSUPPORTED_KEYS: [UnsupportedKey; 9] = [
 
 /// Parses the config of the language model: nested under `text_config`, or flat. A null value
 /// counts as a missing key.
-fn parse_config<T: DeserializeOwned>(checkpoint: &Checkpoint) -> Result<T, Error> {
-    let config = checkpoint.config();
+fn parse_config<T: DeserializeOwned>(source: &dyn TensorSource) -> Result<T, Error> {
+    let config = source.config();
     let text = config.get("text_config").filter(|t| t.is_object()).unwrap_or(config);
     let mut map = text.as_object().cloned().unwrap_or_default();
     map.retain(|_, v| !v.is_null());
     for UnsupportedKey { key, is_neutral } in UNSUPPORTED_KEYS {
         if let Some(value) = map.get(key).filter(|v| !is_neutral(v)) {
             return Err(config_error(
-                checkpoint,
+                source,
                 format!("\"{key}\" is {value}, which is not supported"),
             ));
         }
     }
     T::deserialize(&map).map_err(|e| {
-        // The cause is a key without which parsing succeeds or fails differently.
+        // The cause is a key without which, or with another value of which, parsing succeeds.
         let problem = e.to_string();
+        let values = [json!(1), json!(true), json!(""), json!([]), json!({})];
         let cause = map.keys().find(|key| {
-            let mut others = map.clone();
-            others.remove(*key);
-            T::deserialize(&others).err().is_none_or(|other| other.to_string() != problem)
+            let mut changed = map.clone();
+            changed.remove(*key);
+            T::deserialize(&changed).is_ok()
+                || values.iter().any(|value| {
+                    changed.insert((*key).clone(), value.clone());
+                    T::deserialize(&changed).is_ok()
+                })
         });
         let named = |key: &String| format!("\"{key}\": {problem}");
-        config_error(checkpoint, cause.map_or(problem.clone(), named))
+        config_error(source, cause.map_or(problem.clone(), named))
     })
 }
 
 /// Checks on the values of a config. Errors name the key.
-struct Require<'a>(&'a Checkpoint);
+struct Require<'a>(&'a dyn TensorSource);
 
 impl Require<'_> {
     /// Requires sizes of at least 1, and small enough that products of a few cannot overflow.
@@ -188,7 +202,7 @@ fn is_beyond(tensor: &str, layers: usize) -> bool {
 }
 
 /// Parts of a checkpoint that are not executed, with their bytes.
-fn skipped(checkpoint: &Checkpoint, layers: usize) -> Vec<(String, u64)> {
+fn skipped(source: &dyn TensorSource, layers: usize) -> Vec<(String, u64)> {
     let vision = [
         "vision",
         "visual.",
@@ -201,7 +215,7 @@ fn skipped(checkpoint: &Checkpoint, layers: usize) -> Vec<(String, u64)> {
     let is_prediction =
         |name: &str| name.contains("mtp.") || (!is_vision(name) && is_beyond(name, layers));
     let bytes = |is: &dyn Fn(&str) -> bool| -> u64 {
-        checkpoint.tensor_bytes().filter(|(name, _)| is(name)).map(|(_, bytes)| bytes).sum()
+        source.tensor_bytes().filter(|(name, _)| is(name)).map(|(_, bytes)| bytes).sum()
     };
     let all = [("vision", bytes(&is_vision)), ("multi-token prediction", bytes(&is_prediction))];
     all.into_iter()

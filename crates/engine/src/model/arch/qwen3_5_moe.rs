@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     base::error::Error,
-    checkpoint::{Checkpoint, MatrixSource},
+    checkpoint::{MatrixSource, source::TensorSource},
     model::blueprint::{
         Blueprint, DeltaNetBlueprint, DeltaNetShape, GqaBlueprint, GqaShape, MixerBlueprint,
     },
@@ -59,21 +59,23 @@ pub(super) struct DeltaNetProjections {
 pub(super) type FindProjections =
     fn(&Scope<'_>, &DeltaNetShape, usize) -> Result<DeltaNetProjections, Error>;
 
-pub(super) fn blueprint(checkpoint: &Checkpoint) -> Result<Blueprint, Error> {
-    build(checkpoint, projections)
+pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
+    build(source, projections)
 }
 
 /// The model with the delta-net layout that `projections` reads.
 pub(super) fn build(
-    checkpoint: &Checkpoint,
+    source: &dyn TensorSource,
     projections: FindProjections,
 ) -> Result<Blueprint, Error> {
-    let config: Qwen35MoeConfig = parse_config(checkpoint)?;
-    let delta_shape = delta_shape(checkpoint, &config)?;
+    let config: Qwen35MoeConfig = parse_config(source)?;
+    let delta_shape = delta_shape(source, &config)?;
     let (body, hidden) = (&config.body, config.body.hidden_size);
     let normalize = config.norm_topk_prob.unwrap_or(true);
-    body.blueprint(checkpoint, norm_weights(checkpoint), |i, layer| {
-        let mixer = if is_linear(checkpoint, &config, i)? {
+    // The Hub stores `w` of `1 + w`. The sum is taken in f32, as in the authors' code. mlx-lm takes
+    // it in the checkpoint's type, so its logits of a bf16 Hub checkpoint differ by that rounding.
+    body.blueprint(source, NormWeights::OnePlus, |i, layer| {
+        let mixer = if is_linear(source, &config, i)? {
             let module = layer.child("linear_attn");
             let matrices = projections(&module, &delta_shape, hidden)?;
             MixerBlueprint::from(delta_net(&module, delta_shape, hidden, matrices)?)
@@ -85,17 +87,10 @@ pub(super) fn build(
     })
 }
 
-/// The Hub stores `w` of the norms' `1 + w`. The sum is taken in f32, as in the authors' code.
-/// mlx-lm takes it in the checkpoint's type, so its logits of a bf16 Hub checkpoint differ by that
-/// rounding.
-fn norm_weights(checkpoint: &Checkpoint) -> NormWeights {
-    let is_hub = checkpoint.has_shape(|name, shape| {
-        name.ends_with(".linear_attn.conv1d.weight") && shape.len() == 3 && shape[2] != 1
-    });
-    if is_hub { NormWeights::OnePlus } else { NormWeights::Plain }
-}
-
-fn delta_shape(checkpoint: &Checkpoint, config: &Qwen35MoeConfig) -> Result<DeltaNetShape, Error> {
+fn delta_shape(
+    source: &dyn TensorSource,
+    config: &Qwen35MoeConfig,
+) -> Result<DeltaNetShape, Error> {
     let shape = DeltaNetShape {
         key_heads: config.linear_num_key_heads,
         value_heads: config.linear_num_value_heads,
@@ -103,7 +98,7 @@ fn delta_shape(checkpoint: &Checkpoint, config: &Qwen35MoeConfig) -> Result<Delt
         value_width: config.linear_value_head_dim,
         conv_width: config.linear_conv_kernel_dim.unwrap_or(4),
     };
-    let require = Require(checkpoint);
+    let require = Require(source);
     require.sizes(&[
         ("linear_num_value_heads", shape.value_heads),
         ("linear_num_key_heads", shape.key_heads),
@@ -121,19 +116,17 @@ fn delta_shape(checkpoint: &Checkpoint, config: &Qwen35MoeConfig) -> Result<Delt
 
 /// Whether layer `i` is a delta-net, by `layer_types`. Without that key every
 /// `full_attention_interval`-th layer is full attention.
-fn is_linear(checkpoint: &Checkpoint, config: &Qwen35MoeConfig, i: usize) -> Result<bool, Error> {
+fn is_linear(source: &dyn TensorSource, config: &Qwen35MoeConfig, i: usize) -> Result<bool, Error> {
     let Some(types) = &config.layer_types else {
         let interval = config.full_attention_interval.unwrap_or(4);
-        Require(checkpoint).sizes(&[("full_attention_interval", interval)])?;
+        Require(source).sizes(&[("full_attention_interval", interval)])?;
         return Ok(!(i + 1).is_multiple_of(interval));
     };
-    Require(checkpoint).layers("layer_types", Some(types), i + 1)?;
+    Require(source).layers("layer_types", Some(types), i + 1)?;
     match types[i].as_str() {
         "linear_attention" => Ok(true),
         "full_attention" => Ok(false),
-        other => {
-            Err(config_error(checkpoint, format!("the layer type {other:?} is not supported")))
-        }
+        other => Err(config_error(source, format!("the layer type {other:?} is not supported"))),
     }
 }
 
@@ -141,10 +134,10 @@ fn attention(config: &Qwen35MoeConfig, attention: &Scope<'_>) -> Result<GqaBluep
     let hidden = config.body.hidden_size;
     let shape = GqaShape {
         output_gate: config.attn_output_gate.unwrap_or(true),
-        ..config.heads.shape(attention.checkpoint, hidden)?
+        ..config.heads.shape(attention.source, hidden)?
     };
     let rotated = RotatedPart { dims: None, default_share: 0.25 };
-    let rope = config.rope.partial(attention.checkpoint, shape.head_dim, rotated)?;
+    let rope = config.rope.partial(attention.source, shape.head_dim, rotated)?;
     Ok(GqaBlueprint {
         q_norm: Some(attention.norm("q_norm", shape.head_dim)?),
         k_norm: Some(attention.norm("k_norm", shape.head_dim)?),
@@ -164,7 +157,7 @@ fn delta_net(
         in_proj_z: projections.z,
         in_proj_b: projections.b,
         in_proj_a: projections.a,
-        conv1d: delta_net.vector("conv1d.weight", shape.channels() * shape.conv_width)?,
+        conv1d: delta_net.array("conv1d.weight", &[shape.channels(), shape.conv_width, 1])?,
         a_log: delta_net.vector("A_log", shape.value_heads)?,
         dt_bias: delta_net.vector("dt_bias", shape.value_heads)?,
         // Every layout stores the factor of this norm itself, never `w` of `1 + w`.

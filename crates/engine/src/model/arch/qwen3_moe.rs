@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     base::error::Error,
-    checkpoint::Checkpoint,
+    checkpoint::source::TensorSource,
     model::blueprint::{Blueprint, GqaBlueprint},
 };
 
@@ -33,10 +33,10 @@ struct Qwen3MoeConfig {
     norm_topk_prob: bool,
 }
 
-pub(super) fn blueprint(checkpoint: &Checkpoint) -> Result<Blueprint, Error> {
-    let config: Qwen3MoeConfig = parse_config(checkpoint)?;
+pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
+    let config: Qwen3MoeConfig = parse_config(source)?;
     let (body, normalize) = (&config.body, config.norm_topk_prob);
-    body.blueprint(checkpoint, NormWeights::Plain, |i, layer| {
+    body.blueprint(source, NormWeights::Plain, |i, layer| {
         let attention = attention(&config, &layer.child("self_attn"))?;
         let mlp = layer.child("mlp");
         let feed_forward = config.moe.feed_forward(&mlp, i, body.hidden_size, normalize)?;
@@ -46,8 +46,8 @@ pub(super) fn blueprint(checkpoint: &Checkpoint) -> Result<Blueprint, Error> {
 
 fn attention(config: &Qwen3MoeConfig, attention: &Scope<'_>) -> Result<GqaBlueprint, Error> {
     let hidden = config.body.hidden_size;
-    let shape = config.heads.shape(attention.checkpoint, hidden)?;
-    let rope = config.rope.whole(attention.checkpoint, shape.head_dim, RopePairs::Halves)?;
+    let shape = config.heads.shape(attention.source, hidden)?;
+    let rope = config.rope.whole(attention.source, shape.head_dim, RopePairs::Halves)?;
     Ok(GqaBlueprint {
         q_norm: Some(attention.norm("q_norm", shape.head_dim)?),
         k_norm: Some(attention.norm("k_norm", shape.head_dim)?),

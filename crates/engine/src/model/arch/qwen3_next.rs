@@ -12,12 +12,12 @@ use super::{
 };
 use crate::{
     base::error::Error,
-    checkpoint::{Checkpoint, MatrixSource},
+    checkpoint::{MatrixSource, source::TensorSource},
     model::blueprint::{Blueprint, DeltaNetShape},
 };
 
-pub(super) fn blueprint(checkpoint: &Checkpoint) -> Result<Blueprint, Error> {
-    build(checkpoint, projections)
+pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
+    build(source, projections)
 }
 
 /// Layout with two matrices. `in_proj_qkvz` holds query, key, values and gates of each key head,
@@ -37,7 +37,7 @@ fn projections(
     let qkvz = delta_net.matrix("in_proj_qkvz", heads * group, hidden)?;
     let ba = delta_net.matrix("in_proj_ba", 2 * shape.value_heads, hidden)?;
     let gather = |matrix: &MatrixSource, ranges: &[Range<usize>]| {
-        delta_net.checkpoint.gather_rows(matrix, ranges)
+        delta_net.source.gather_rows(matrix, ranges)
     };
     let qkv =
         [head_rows(0, key, group), head_rows(key, key, group), head_rows(2 * key, values, group)]

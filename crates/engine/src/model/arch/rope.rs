@@ -6,7 +6,7 @@ use serde::Deserialize;
 use super::{Require, config_error};
 use crate::{
     base::error::Error,
-    checkpoint::Checkpoint,
+    checkpoint::source::TensorSource,
     model::blueprint::{RopeShape, Yarn},
 };
 
@@ -49,12 +49,11 @@ pub(super) struct RotatedPart {
 
 impl RopeKeys {
     /// The settings from either map. If both exist, they must agree.
-    pub(super) fn config(&self, checkpoint: &Checkpoint) -> Result<RopeConfig, Error> {
+    pub(super) fn config(&self, source: &dyn TensorSource) -> Result<RopeConfig, Error> {
         if let (Some(new), Some(old)) = (&self.rope_parameters, &self.rope_scaling) {
-            Require(checkpoint)
-                .that(new.kind() == old.kind() && new.factor == old.factor, || {
-                    "\"rope_parameters\" and \"rope_scaling\" differ: keep one of them".into()
-                })?;
+            Require(source).that(new.kind() == old.kind() && new.factor == old.factor, || {
+                "\"rope_parameters\" and \"rope_scaling\" differ: keep one of them".into()
+            })?;
         }
         let found = self
             .rope_parameters
@@ -72,35 +71,34 @@ impl RopeKeys {
     /// RoPE on a part of heads of `head_dim` elements.
     pub(super) fn partial(
         &self,
-        checkpoint: &Checkpoint,
+        source: &dyn TensorSource,
         head_dim: usize,
         rotated: RotatedPart,
     ) -> Result<RopeShape, Error> {
-        let config = self.config(checkpoint)?;
-        let share = config.share(checkpoint)?.unwrap_or(rotated.default_share);
+        let config = self.config(source)?;
+        let share = config.share(source)?.unwrap_or(rotated.default_share);
         let dims = rotated.dims.unwrap_or((head_dim as f64 * share) as usize);
-        Require(checkpoint).that((1..=head_dim).contains(&dims), || {
+        Require(source).that((1..=head_dim).contains(&dims), || {
             format!(
                 "\"rotary_dim\" or \"partial_rotary_factor\" rotates {dims} of {head_dim} \
                  elements of a head"
             )
         })?;
-        config.shape(checkpoint, dims, RopePairs::Halves)
+        config.shape(source, dims, RopePairs::Halves)
     }
 
     /// RoPE on all `dims` elements.
     pub(super) fn whole(
         &self,
-        checkpoint: &Checkpoint,
+        source: &dyn TensorSource,
         dims: usize,
         pairs: RopePairs,
     ) -> Result<RopeShape, Error> {
-        let config = self.config(checkpoint)?;
-        Require(checkpoint)
-            .that(config.share(checkpoint)?.is_none_or(|share| share == 1.0), || {
-                "\"partial_rotary_factor\" is not 1: this architecture rotates whole heads".into()
-            })?;
-        config.shape(checkpoint, dims, pairs)
+        let config = self.config(source)?;
+        Require(source).that(config.share(source)?.is_none_or(|share| share == 1.0), || {
+            "\"partial_rotary_factor\" is not 1: this architecture rotates whole heads".into()
+        })?;
+        config.shape(source, dims, pairs)
     }
 }
 
@@ -116,9 +114,9 @@ impl RopeConfig {
     }
 
     /// Share of each head that is rotated, if the config sets it.
-    fn share(&self, checkpoint: &Checkpoint) -> Result<Option<f64>, Error> {
+    fn share(&self, source: &dyn TensorSource) -> Result<Option<f64>, Error> {
         let share = self.partial_rotary_factor;
-        Require(checkpoint).that(share.is_none_or(|share| share > 0.0 && share <= 1.0), || {
+        Require(source).that(share.is_none_or(|share| share > 0.0 && share <= 1.0), || {
             format!(
                 "\"partial_rotary_factor\" is {}: a share above 0, at most 1, is needed",
                 share.unwrap_or(0.0)
@@ -133,14 +131,14 @@ impl RopeConfig {
     /// A key is missing or its value invalid, or the type is unknown.
     pub(super) fn shape(
         &self,
-        checkpoint: &Checkpoint,
+        source: &dyn TensorSource,
         dims: usize,
         pairs: RopePairs,
     ) -> Result<RopeShape, Error> {
-        let (require, kind) = (Require(checkpoint), self.kind());
+        let (require, kind) = (Require(source), self.kind());
         let needed = |name: &str, number: Option<f64>| {
             number.ok_or_else(|| {
-                config_error(checkpoint, format!("it has no \"{name}\" for RoPE of type {kind:?}"))
+                config_error(source, format!("it has no \"{name}\" for RoPE of type {kind:?}"))
             })
         };
         let theta = needed("rope_theta", self.rope_theta)?;
@@ -159,7 +157,7 @@ impl RopeConfig {
             "linear" => RopeShape::interpolated(dims, theta, factor, pairs),
             "proportional" => {
                 // Frequencies are those of the whole head; pairs after the rotated part get 0.
-                let rotated = (dims as f64 * self.share(checkpoint)?.unwrap_or(1.0)) as usize / 2;
+                let rotated = (dims as f64 * self.share(source)?.unwrap_or(1.0)) as usize / 2;
                 let mut rope = RopeShape::interpolated(dims, theta, factor, pairs);
                 rope.frequencies.iter_mut().skip(rotated).for_each(|f| *f = 0.0);
                 rope
@@ -190,7 +188,7 @@ impl RopeConfig {
             }
             other => {
                 return Err(config_error(
-                    checkpoint,
+                    source,
                     format!("the rope type {other:?} is not supported"),
                 ));
             }

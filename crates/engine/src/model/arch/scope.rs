@@ -4,11 +4,14 @@ use moeflux_compute::Activation;
 
 use crate::{
     base::error::Error,
-    checkpoint::{Checkpoint, MatrixSource, VectorSource},
+    checkpoint::{
+        MatrixSource, MatrixStack, VectorSource,
+        source::{StackRequest, TensorSource},
+    },
     model::blueprint::{LinearSource, MlpBlueprint},
 };
 
-/// Convention of a checkpoint for the weights of its norms.
+/// Weights of a model's norms, as the Hub stores them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NormWeights {
     /// The factor is stored.
@@ -17,17 +20,17 @@ pub(super) enum NormWeights {
     OnePlus,
 }
 
-/// A module of the model: a checkpoint with a name prefix such as `model.layers.3.self_attn`.
+/// A module of the model: a tensor source with a name prefix such as `model.layers.3.self_attn`.
 #[derive(Clone)]
 pub(super) struct Scope<'a> {
-    pub(super) checkpoint: &'a Checkpoint,
+    pub(super) source: &'a dyn TensorSource,
     prefix: String,
     norms: NormWeights,
 }
 
 impl<'a> Scope<'a> {
-    pub(super) fn new(checkpoint: &'a Checkpoint, prefix: String, norms: NormWeights) -> Self {
-        Self { checkpoint, prefix, norms }
+    pub(super) fn new(source: &'a dyn TensorSource, prefix: String, norms: NormWeights) -> Self {
+        Self { source, prefix, norms }
     }
 
     /// The submodule `name`.
@@ -47,7 +50,7 @@ impl<'a> Scope<'a> {
 
     /// Whether the tensor `name` exists.
     pub(super) fn has(&self, name: &str) -> bool {
-        self.checkpoint.has(&self.path(name))
+        self.source.has(&self.path(name))
     }
 
     /// Matrix `name.weight`.
@@ -57,7 +60,17 @@ impl<'a> Scope<'a> {
         rows: usize,
         cols: usize,
     ) -> Result<MatrixSource, Error> {
-        self.checkpoint.matrix(&self.path(name), rows, cols)
+        self.source.matrix(&self.path(name), rows, cols)
+    }
+
+    /// A stack of matrices below this module.
+    pub(super) fn stack(&self, request: &StackRequest<'_>) -> Result<MatrixStack, Error> {
+        self.source.stack(&StackRequest { name: &self.path(request.name), ..*request })
+    }
+
+    /// A stack of matrices below this module, as one matrix of `count * rows` rows.
+    pub(super) fn stacked_rows(&self, request: &StackRequest<'_>) -> Result<MatrixSource, Error> {
+        self.source.stacked_rows(&StackRequest { name: &self.path(request.name), ..*request })
     }
 
     /// Matrix `name.weight`, with the bias `name.bias` if it exists.
@@ -75,7 +88,12 @@ impl<'a> Scope<'a> {
 
     /// Vector `name` of `len` elements, as stored.
     pub(super) fn vector(&self, name: &str, len: usize) -> Result<VectorSource, Error> {
-        self.checkpoint.vector(&self.path(name), len)
+        self.array(name, &[len])
+    }
+
+    /// Vector `name`, whose elements are stored in the dimensions `shape`.
+    pub(super) fn array(&self, name: &str, shape: &[usize]) -> Result<VectorSource, Error> {
+        self.source.vector(&self.path(name), shape)
     }
 
     /// Vector `name` of `len` elements, if it exists.
@@ -87,11 +105,11 @@ impl<'a> Scope<'a> {
         self.has(name).then(|| self.vector(name, len)).transpose()
     }
 
-    /// Weight `name.weight` of a norm, in the checkpoint's convention.
+    /// Weight `name.weight` of a norm, as a factor.
     pub(super) fn norm(&self, name: &str, len: usize) -> Result<VectorSource, Error> {
         let plus = match self.norms {
-            NormWeights::Plain => 0.0,
-            NormWeights::OnePlus => 1.0,
+            NormWeights::OnePlus if !self.source.changes().one_added_to_norms => 1.0,
+            _ => 0.0,
         };
         Ok(VectorSource { plus, ..self.vector(&format!("{name}.weight"), len)? })
     }

@@ -42,7 +42,7 @@ impl SoftmaxMoe {
         hidden: usize,
         normalize: bool,
     ) -> Result<FeedForwardBlueprint, Error> {
-        let (require, step) = (Require(mlp.checkpoint), self.decoder_sparse_step.unwrap_or(1));
+        let (require, step) = (Require(mlp.source), self.decoder_sparse_step.unwrap_or(1));
         require.sizes(&[("decoder_sparse_step", step)])?;
         let is_sparse = self.num_experts > 0
             && !self.mlp_only_layers.contains(&layer)
@@ -61,7 +61,7 @@ impl SoftmaxMoe {
             top_k: "num_experts_per_tok",
             intermediate: "moe_intermediate_size",
         };
-        sizes.check(mlp.checkpoint, self.num_experts_per_tok, &keys)?;
+        sizes.check(mlp.source, self.num_experts_per_tok, &keys)?;
         let shared_size = self.shared_expert_intermediate_size;
         let shared = (shared_size > 0).then(|| -> Result<_, Error> {
             Ok(SharedBlueprint {

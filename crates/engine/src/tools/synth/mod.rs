@@ -7,29 +7,38 @@
 //! stream keeps a realistic magnitude through all layers, so text, routing and logits resemble
 //! those of a model. Sampled text is printable ASCII and has no end token.
 //!
+//! There is no list of architectures here. The one in `model::arch` asks a recorder for its
+//! tensors, and the blueprint says which role each has.
+//!
 //! To load a truncated `qwen3_5_moe` in mlx-lm, keep at least one layer of full attention: four
 //! layers of the published models.
 
-mod architectures;
 mod byte_tokenizer;
 mod checkpoint_writer;
-mod config_fields;
+mod export;
 mod module;
-mod module_builder;
 mod presets;
 mod values;
+mod weights;
 
 #[cfg(test)]
 mod tests;
+
+use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 
 pub use checkpoint_writer::{Summary, write};
 pub use presets::{Preset, presets};
 
-use crate::base::error::Error;
-use architectures::{Modules, RouterParams};
-use module::SynthTensor;
+use crate::{
+    base::error::Error,
+    checkpoint::{Checkpoint, TensorInfo, recorder::Recorder, source::SourceChanges},
+    model::blueprint::{Blueprint, LayerBlueprint, MixerBlueprint},
+};
+use export::Export;
+use module::{Module, SynthTensor, WeightQuant};
+use weights::{ModuleList, RouterParams};
 
 /// Help text of `--skew`.
 pub const SKEW_HELP: &str = "\
@@ -42,6 +51,10 @@ const MAX_SKEW: f64 = 8.0;
 
 /// Shard size in bytes, as in mlx-lm.
 const SHARD: u64 = 5 << 30;
+
+/// Sanity limits.
+const MAX_LAYERS: u64 = 4096;
+const MAX_EXPERTS: usize = 1 << 16;
 
 /// Config lists with one entry per layer.
 const LAYER_LISTS: [&str; 4] =
@@ -115,6 +128,23 @@ impl SynthPlan {
     pub fn config(&self) -> &Value {
         &self.config
     }
+
+    /// The checkpoint that [`write()`] would write, without weights. It can be inspected and
+    /// planned for, not run.
+    ///
+    /// # Errors
+    /// The config has a broken "quantization".
+    pub fn checkpoint(&self) -> Result<Checkpoint, Error> {
+        let mut offset = 0;
+        let tensors = self.tensors.iter().map(|t| {
+            let shape = t.shape.iter().map(|n| *n as usize).collect();
+            let info = TensorInfo { file: 0, offset, bytes: t.bytes, dtype: t.dtype.into(), shape };
+            offset += t.bytes;
+            (t.name.clone(), info)
+        });
+        let tensors: HashMap<_, _> = tensors.collect();
+        Checkpoint::planned(self.config.clone(), tensors)
+    }
 }
 
 /// Lists the tensors of the checkpoint that `options` describe.
@@ -137,8 +167,8 @@ pub fn plan(options: &Options) -> Result<SynthPlan, Error> {
         edit_text_config(&mut config, |text| cut_layers(text, layers))?;
     }
     let routing = RouterParams { seed: options.seed, skew: options.skew };
-    let Modules { list: modules, expert_quant: default } =
-        architectures::modules(&config, routing)?;
+    let SynthModel { modules, expert_quant: default, max_positions } =
+        model(&Value::Object(config.clone()), routing)?;
     let mut quantization = default.setting();
     for (module, quant) in
         modules.iter().filter_map(|m| Some((m, m.quant().filter(|q| *q != default)?)))
@@ -157,12 +187,60 @@ pub fn plan(options: &Options) -> Result<SynthPlan, Error> {
             tensors.push(tensor);
         }
     }
-    let max_positions = architectures::text_config(&config)
-        .get("max_position_embeddings")
-        .and_then(Value::as_u64)
-        .unwrap_or(4096);
     finish_config(&mut config, &quantization);
-    Ok(SynthPlan { tensors, config: Value::Object(config), max_positions: max_positions as usize })
+    Ok(SynthPlan { tensors, config: Value::Object(config), max_positions })
+}
+
+/// Modules of a model, in the order of the files.
+struct SynthModel {
+    modules: Vec<Module>,
+    /// Quantization of the experts, which is the most frequent one.
+    expert_quant: WeightQuant,
+    max_positions: usize,
+}
+
+/// The model that a config describes, as its architecture asks a recorder for it.
+fn model(config: &Value, routing: RouterParams) -> Result<SynthModel, Error> {
+    let text = text_config(config);
+    let wrong = |problem: String| Err(Error::Input(format!("config: {problem}")));
+    if let Some(layers) = text["num_hidden_layers"].as_u64().filter(|n| *n > MAX_LAYERS) {
+        return wrong(format!("num_hidden_layers {layers} exceeds {MAX_LAYERS}"));
+    }
+    let model_type = config.get("model_type").or_else(|| text.get("model_type"));
+    let export = Export::of(model_type.and_then(Value::as_str).unwrap_or(""));
+    let has = |tensor: &str| export.has(text, tensor);
+    let changes = SourceChanges { one_added_to_norms: true, kv_b_split: text[KV_B_PROJ] != true };
+    let recorder = Recorder::new(config, changes, &has);
+    let blueprint = Blueprint::for_source(&recorder)?;
+    if blueprint.vocab < byte_tokenizer::COUNT as usize {
+        return wrong(format!(
+            "vocab_size {} is smaller than the tokenizer's {} ids",
+            blueprint.vocab,
+            byte_tokenizer::COUNT
+        ));
+    }
+    let experts = blueprint.moe_layers().map(|(_, moe)| moe.experts.count).max().unwrap_or(0);
+    if experts > MAX_EXPERTS {
+        return wrong(format!("{experts} experts of a layer (num_experts) exceed {MAX_EXPERTS}"));
+    }
+    let lacks_biases = |layer: &LayerBlueprint| match layer.mixer() {
+        Some(MixerBlueprint::Gqa(gqa)) => gqa.q_proj.bias.is_none(),
+        Some(MixerBlueprint::Mla(_) | MixerBlueprint::DeltaNet(_)) | None => false,
+    };
+    if text["attention_bias"] == true && blueprint.layers.iter().any(lacks_biases) {
+        return wrong("attention_bias true is not supported: published models have false".into());
+    }
+    let recorded = recorder.into_recorded();
+    Ok(SynthModel {
+        modules: ModuleList::new(&blueprint, &recorded, export, routing).collect(),
+        expert_quant: export.experts,
+        max_positions: blueprint.max_positions,
+    })
+}
+
+/// The language model's part of a config: `text_config`, or the whole config.
+fn text_config(config: &Value) -> &Value {
+    config.get("text_config").filter(|text| text.is_object()).unwrap_or(config)
 }
 
 fn edit_text_config<T>(

@@ -12,14 +12,14 @@ const MXFP4_GROUP: u64 = 32;
 /// A named matrix or vector, before it is split into tensors.
 pub(super) struct Module {
     pub(super) path: String,
-    /// Number of outputs; `[experts, outputs]` for stacked experts; the whole shape for a vector.
-    pub(super) rows: Vec<u64>,
+    /// Dimensions, outermost first; `[experts, outputs, inputs]` for stacked experts.
+    pub(super) shape: Vec<u64>,
     pub(super) kind: ModuleKind,
 }
 
 pub(super) enum ModuleKind {
-    /// Matrix `[.., cols]`, quantized if `cols` is a multiple of the group size, else bf16.
-    Linear { cols: u64, quant: WeightQuant, gain: f32, lead: Lead },
+    /// Matrix, quantized if its inputs are a multiple of the group size, else bf16.
+    Linear { quant: WeightQuant, gain: f32, lead: Lead },
     /// Uniform random values, stored under the module's exact name.
     Plain { scalar: Scalar, low: f32, high: f32, lead: Lead },
 }
@@ -88,8 +88,8 @@ impl Module {
     /// Quantization of the module, if any.
     pub(super) fn quant(&self) -> Option<WeightQuant> {
         match self.kind {
-            ModuleKind::Linear { cols, quant, .. }
-                if quant != WeightQuant::No && cols.is_multiple_of(quant.group()) =>
+            ModuleKind::Linear { quant, .. }
+                if quant != WeightQuant::No && self.cols().is_multiple_of(quant.group()) =>
             {
                 Some(quant)
             }
@@ -97,13 +97,18 @@ impl Module {
         }
     }
 
+    /// Inputs of a matrix, elements of a vector.
+    fn cols(&self) -> u64 {
+        self.shape.last().copied().unwrap_or(1)
+    }
+
     /// The tensors of the module.
     ///
     /// # Errors
     /// A size overflows.
     pub(super) fn tensors(self, seed: u64) -> Result<Vec<SynthTensor>, Error> {
-        let quant = self.quant();
-        let Module { path, rows, kind } = self;
+        let (quant, cols) = (self.quant(), self.cols());
+        let Module { path, shape, kind } = self;
         let tensor = |name: String, shape: Vec<u64>, dtype, size: u64, values, stream: &str| {
             let bytes =
                 shape.iter().try_fold(size, |n, d| n.checked_mul(*d)).filter(|n| *n < 1 << 60);
@@ -112,22 +117,24 @@ impl Module {
             let stream = RandomStream::new(seed, stream);
             Ok::<_, Error>(SynthTensor { name, dtype, shape, bytes, values, stream })
         };
-        let with = |last: u64| rows.iter().copied().chain([last]).collect::<Vec<_>>();
-        let (cols, gain, lead) = match kind {
+        let (gain, lead) = match kind {
             ModuleKind::Plain { scalar, low, high, lead } => {
-                let cols = rows.last().copied().unwrap_or(1);
                 let values = TensorValues::Uniform { scalar, low, high, cols, lead };
                 let stream = path.clone();
                 return Ok(vec![tensor(
                     path,
-                    rows,
+                    shape,
                     scalar.name(),
                     scalar.bytes() as u64,
                     values,
                     &stream,
                 )?]);
             }
-            ModuleKind::Linear { cols, gain, lead, .. } => (cols, gain, lead),
+            ModuleKind::Linear { gain, lead, .. } => (gain, lead),
+        };
+        let with = |last: u64| {
+            let rows = shape.iter().take(shape.len() - 1);
+            rows.copied().chain([last]).collect::<Vec<_>>()
         };
         let std = gain / (cols as f32).sqrt();
         let (weight, scales) = (format!("{path}.weight"), format!("{path}.scales"));

@@ -1,0 +1,150 @@
+//! Recorder: a source without files, which answers every request and writes it down.
+
+use std::{cell::RefCell, path::Path};
+
+use moeflux_compute::{Format, MatrixShape, Scalar};
+use serde_json::Value;
+
+use super::{
+    location::{MatrixSource, MatrixStack, Segment, VectorSource},
+    source::{SourceChanges, StackRequest, TensorSource},
+};
+use crate::base::error::Error;
+
+/// A matrix, stack or vector that an architecture asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct RecordedTensor {
+    /// Name, without `.weight` for a matrix or stack.
+    pub(crate) name: String,
+    /// Dimensions, outermost first, of the weights before quantisation.
+    pub(crate) shape: Vec<usize>,
+}
+
+/// A source made of a config alone.
+///
+/// Weights are bf16. Each segment of an answer is in a file whose index is that of the
+/// [`RecordedTensor`], so a blueprint made from a recorder says which tensor has which role.
+pub(crate) struct Recorder<'a> {
+    config: &'a Value,
+    changes: SourceChanges,
+    /// Whether a tensor exists that a model may lack, or that has another name in other layouts.
+    has: &'a dyn Fn(&str) -> bool,
+    recorded: RefCell<Vec<RecordedTensor>>,
+}
+
+impl<'a> Recorder<'a> {
+    pub(crate) fn new(
+        config: &'a Value,
+        changes: SourceChanges,
+        has: &'a dyn Fn(&str) -> bool,
+    ) -> Self {
+        Self { config, changes, has, recorded: RefCell::default() }
+    }
+
+    /// The requests so far, in their order.
+    pub(crate) fn into_recorded(self) -> Vec<RecordedTensor> {
+        self.recorded.into_inner()
+    }
+
+    /// Writes a request down, and locates its first `bytes` bytes.
+    fn record(&self, name: &str, shape: Vec<usize>, bytes: usize) -> Segment {
+        let mut recorded = self.recorded.borrow_mut();
+        recorded.push(RecordedTensor { name: name.into(), shape });
+        Segment { file: (recorded.len() - 1) as u32, offset: 0, bytes }
+    }
+
+    /// Shape of a matrix, and its bytes.
+    fn matrix_shape(
+        &self,
+        name: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<(MatrixShape, usize), Error> {
+        let shape = MatrixShape { rows, cols, format: Format::Plain(Scalar::BF16) };
+        let planes = shape.plane_bytes().map_err(|e| self.tensor_error(name, &e.to_string()))?;
+        Ok((shape, planes.total()))
+    }
+}
+
+impl TensorSource for Recorder<'_> {
+    fn config(&self) -> &Value {
+        self.config
+    }
+
+    fn folder(&self) -> &Path {
+        Path::new("")
+    }
+
+    fn changes(&self) -> SourceChanges {
+        self.changes
+    }
+
+    fn has(&self, tensor: &str) -> bool {
+        (self.has)(tensor)
+    }
+
+    fn tensor_bytes(&self) -> Box<dyn Iterator<Item = (&str, u64)> + '_> {
+        Box::new(std::iter::empty())
+    }
+
+    fn tensor_error(&self, name: &str, problem: &str) -> Error {
+        Error::Tensor {
+            tensor: name.into(),
+            path: self.folder().join("config.json"),
+            problem: problem.into(),
+        }
+    }
+
+    fn vector(&self, name: &str, shape: &[usize]) -> Result<VectorSource, Error> {
+        let scalar = Scalar::BF16;
+        let len = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
+        let bytes = len.and_then(|len| len.checked_mul(scalar.bytes()));
+        let (Some(len), Some(bytes)) = (len, bytes) else {
+            return Err(self.tensor_error(name, "it is too large to be addressed"));
+        };
+        let segment = self.record(name, shape.into(), bytes);
+        Ok(VectorSource { name: name.into(), len, scalar, segment, plus: 0.0 })
+    }
+
+    fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<MatrixSource, Error> {
+        let (shape, bytes) = self.matrix_shape(name, rows, cols)?;
+        let segment = self.record(name, vec![rows, cols], bytes);
+        Ok(MatrixSource { name: name.into(), shape, segments: vec![segment] })
+    }
+
+    fn stack(&self, request: &StackRequest<'_>) -> Result<MatrixStack, Error> {
+        let &StackRequest { name, count, rows, cols, .. } = request;
+        let (shape, bytes) = self.matrix_shape(name, rows, cols)?;
+        let segment = self.record(name, vec![count, rows, cols], bytes);
+        Ok(MatrixStack { shape, segments: vec![segment] })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{super::source::StackLayout, *};
+
+    #[test]
+    fn requests_are_written_down_and_answered() {
+        let (config, changes) = (json!({"hidden_size": 8}), SourceChanges::default());
+        let has = |name: &str| name == "a.bias";
+        let recorder = Recorder::new(&config, changes, &has);
+        assert!(recorder.has("a.bias") && !recorder.has("b.bias"));
+        let matrix = recorder.matrix("a", 6, 8).unwrap();
+        assert_eq!((matrix.segments[0].file, matrix.bytes()), (0, 96));
+        let rows = recorder.gather_rows(&matrix, &[4..6, 0..1]).unwrap();
+        assert_eq!((rows.shape.rows, rows.segments[1].file, rows.bytes()), (3, 0, 48));
+        let stack =
+            StackRequest { name: "e", layout: StackLayout::Weight, count: 3, rows: 2, cols: 8 };
+        assert_eq!(recorder.stacked_rows(&stack).unwrap().bytes(), 96);
+        assert_eq!(recorder.vector("c", &[4, 1, 3]).unwrap().len, 12);
+        let huge = usize::MAX / 2;
+        assert!(recorder.matrix("huge", huge, huge).is_err());
+        assert!(recorder.vector("huge", &[huge, huge]).is_err());
+        let recorded = recorder.into_recorded();
+        let names: Vec<_> = recorded.iter().map(|t| (t.name.as_str(), t.shape.len())).collect();
+        assert_eq!(names, [("a", 2), ("e", 3), ("c", 3)]);
+    }
+}

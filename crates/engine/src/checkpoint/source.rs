@@ -1,0 +1,141 @@
+//! Interface between architectures and checkpoints: tensors by the Hub's names.
+//!
+//! An architecture asks a [`TensorSource`] for its matrices and vectors, with the shapes that its
+//! config asks for. [`Checkpoint`](super::Checkpoint) answers from files; a
+//! [`Recorder`](super::recorder::Recorder) has no files and writes the requests down.
+
+use std::{ops::Range, path::Path};
+
+use moeflux_compute::MatrixShape;
+use serde_json::Value;
+
+use super::location::{MatrixSource, MatrixStack, Segment, VectorSource};
+use crate::base::error::Error;
+
+/// Changes that a source has made to the tensors that the Hub publishes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SourceChanges {
+    /// Whether 1 was added to the norms that the Hub stores as `w` of a factor `1 + w`.
+    pub(crate) one_added_to_norms: bool,
+    /// Whether `kv_b_proj` of latent attention was split by head into `embed_q`, which is
+    /// transposed, and `unembed_out`.
+    pub(crate) kv_b_split: bool,
+}
+
+/// Names and types of the tensors that hold a stack of matrices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StackLayout {
+    /// `name.weight`, in any format.
+    Weight,
+    /// `name`, in any format.
+    Bare,
+    /// `name_blocks` and `name_scales`: MXFP4 in OpenAI's layout.
+    OpenAiBlocks,
+}
+
+/// A stack of `count` matrices of `rows` x `cols`, as an architecture asks for it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StackRequest<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) layout: StackLayout,
+    pub(crate) count: usize,
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+}
+
+/// The config of a model, and the locations of its tensors by the Hub's names.
+pub(crate) trait TensorSource {
+    /// Contents of `config.json`.
+    fn config(&self) -> &Value;
+
+    /// The model's folder, for messages.
+    fn folder(&self) -> &Path;
+
+    /// Changes to the Hub's tensors.
+    fn changes(&self) -> SourceChanges;
+
+    /// Whether a tensor of exactly this name exists.
+    fn has(&self, tensor: &str) -> bool;
+
+    /// Name and size in bytes of all tensors, in no particular order.
+    fn tensor_bytes(&self) -> Box<dyn Iterator<Item = (&str, u64)> + '_>;
+
+    /// Error about a tensor, with the path of its file.
+    fn tensor_error(&self, name: &str, problem: &str) -> Error;
+
+    /// The vector `name`. Its elements are those of a tensor of `shape`; dimensions of one are
+    /// ignored: `[C, 1, 4]` equals `[C, 4, 1]`.
+    ///
+    /// # Errors
+    /// The tensor is missing, or of another size or an unsupported type.
+    fn vector(&self, name: &str, shape: &[usize]) -> Result<VectorSource, Error>;
+
+    /// The matrix `name.weight` of `rows` x `cols`, quantised or not, as its tensors say.
+    ///
+    /// # Errors
+    /// A tensor is missing, or of another shape or an unsupported format.
+    fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<MatrixSource, Error>;
+
+    /// A stack of matrices in tensors with one dimension more.
+    ///
+    /// # Errors
+    /// As [`TensorSource::matrix`].
+    fn stack(&self, request: &StackRequest<'_>) -> Result<MatrixStack, Error>;
+
+    /// A stack of matrices as one matrix of `count * rows` rows.
+    ///
+    /// # Errors
+    /// As [`TensorSource::stack`]; the matrices are not stored as one matrix would be.
+    fn stacked_rows(&self, request: &StackRequest<'_>) -> Result<MatrixSource, Error> {
+        let &StackRequest { name, count, rows, .. } = request;
+        let stack = self.stack(request)?;
+        let weight = format!("{name}.weight");
+        let shape = MatrixShape { rows: count * rows, ..stack.shape };
+        let planes = shape.plane_bytes().map_err(|e| self.tensor_error(&weight, &e.to_string()))?;
+        let whole = |s: Segment| Segment { bytes: s.bytes * count, ..s };
+        let segments: Vec<_> = stack.segments.into_iter().map(whole).collect();
+        if planes.total() != segments.iter().map(|s| s.bytes).sum::<usize>() {
+            let problem = format!("its {count} matrices are not laid out as one matrix");
+            return Err(self.tensor_error(&weight, &problem));
+        }
+        Ok(MatrixSource { name: name.into(), shape, segments })
+    }
+
+    /// A matrix made of row ranges of another, in the order of `ranges`, which must be within it.
+    ///
+    /// # Errors
+    /// A range cuts a block of rows that share a scale.
+    fn gather_rows(
+        &self,
+        matrix: &MatrixSource,
+        ranges: &[Range<usize>],
+    ) -> Result<MatrixSource, Error> {
+        let MatrixShape { rows, format, .. } = matrix.shape;
+        let block = format.block_rows();
+        let whole = |n: usize| n.is_multiple_of(block);
+        if !ranges
+            .iter()
+            .all(|range| whole(range.start) && (whole(range.len()) || range.end == rows))
+        {
+            let weight = format!("{}.weight", matrix.name);
+            let problem = format!(
+                "its rows are needed in another order, which its blocks of {block} rows prevent"
+            );
+            return Err(self.tensor_error(&weight, &problem));
+        }
+        let mut segments = Vec::with_capacity(matrix.segments.len() * ranges.len());
+        for (i, plane) in matrix.segments.iter().enumerate() {
+            // Weights are stored by row, scales by block of rows.
+            let unit = if i == 0 { 1 } else { block };
+            let bytes = plane.bytes / rows.div_ceil(unit);
+            segments.extend(ranges.iter().map(|range| Segment {
+                offset: plane.offset + (range.start / unit * bytes) as u64,
+                bytes: range.len().div_ceil(unit) * bytes,
+                ..*plane
+            }));
+        }
+        let shape =
+            MatrixShape { rows: ranges.iter().map(ExactSizeIterator::len).sum(), ..matrix.shape };
+        Ok(MatrixSource { name: matrix.name.clone(), shape, segments })
+    }
+}

@@ -1,0 +1,123 @@
+//! Exports of mlx-lm: prefixes, optional tensors, quantization and magnitudes of an architecture's
+//! checkpoints.
+
+use serde_json::Value;
+
+use super::module::WeightQuant;
+
+/// Mean squares that the first layer adds to the residual stream, without the lead. Measured, or
+/// within a third of a measured value. Layer `l` adds them divided by `l + 1`, so that the stream
+/// of a deep model neither explodes nor loses the lead.
+#[derive(Clone, Copy)]
+pub(super) struct Growth {
+    /// By a mixer, if its input had no lead (its norm removes the lead).
+    pub(super) mixer: f32,
+    pub(super) experts: f32,
+}
+
+/// Linear layers that have biases.
+#[derive(Clone, Copy)]
+enum LinearBiases {
+    No,
+    /// Projections to queries, keys and values, if `attention_bias` is set.
+    Attention,
+    All,
+}
+
+/// Properties of the exports of some architectures.
+pub(super) struct Export {
+    model_types: &'static [&'static str],
+    /// Prefix of `model.` and `lm_head`.
+    prefix: &'static str,
+    biases: LinearBiases,
+    pub(super) growth: Growth,
+    /// Quantization of routed experts.
+    pub(super) experts: WeightQuant,
+    /// Quantization of routers.
+    pub(super) routers: WeightQuant,
+    /// Quantization of all other matrices.
+    pub(super) others: WeightQuant,
+}
+
+/// Export of an architecture that has no entry in [`EXPORTS`].
+const COMMON: Export = Export {
+    model_types: &[],
+    prefix: "",
+    biases: LinearBiases::No,
+    growth: Growth { mixer: 0.39, experts: 0.07 },
+    experts: WeightQuant::Affine(4),
+    routers: WeightQuant::Affine(8),
+    others: WeightQuant::Affine(4),
+};
+
+/// Exports that differ from [`COMMON`].
+const EXPORTS: [Export; 6] = [
+    Export {
+        model_types: &["qwen3_5_moe"],
+        prefix: "language_model.",
+        growth: Growth { mixer: 0.24, experts: 0.15 },
+        ..COMMON
+    },
+    Export {
+        model_types: &["qwen3_next"],
+        growth: Growth { mixer: 0.24, experts: 0.15 },
+        ..COMMON
+    },
+    Export {
+        model_types: &["deepseek_v3", "deepseek_v32", "glm_moe_dsa", "kimi_k2", "kimi_k25"],
+        // The shared expert is not gated, and the scaling factor enters squared.
+        growth: Growth { mixer: 0.4, experts: 0.65 },
+        // mlx-lm has it as a plain matrix, not a linear layer, and does not quantize it.
+        routers: WeightQuant::No,
+        ..COMMON
+    },
+    Export {
+        model_types: &["glm4_moe"],
+        biases: LinearBiases::Attention,
+        growth: Growth { mixer: 0.39, experts: 0.4 },
+        routers: WeightQuant::No,
+        ..COMMON
+    },
+    Export {
+        model_types: &["gpt_oss"],
+        biases: LinearBiases::All,
+        growth: Growth { mixer: 0.39, experts: 0.5 },
+        experts: WeightQuant::Mxfp4,
+        others: WeightQuant::Affine(8),
+        ..COMMON
+    },
+    Export {
+        model_types: &["gemma4"],
+        prefix: "language_model.",
+        growth: Growth { mixer: 0.3, experts: 0.3 },
+        ..COMMON
+    },
+];
+
+impl Export {
+    /// The export of a `model_type`.
+    pub(super) fn of(model_type: &str) -> &'static Self {
+        let plain = model_type.strip_suffix("_text").unwrap_or(model_type);
+        EXPORTS.iter().find(|e| e.model_types.contains(&plain)).unwrap_or(&COMMON)
+    }
+
+    /// Whether the export has a tensor that a model may lack, or that other layouts name
+    /// differently. `text` is the language model's config.
+    pub(super) fn has(&self, text: &Value, tensor: &str) -> bool {
+        if tensor.ends_with(".embed_tokens.weight") {
+            return tensor.strip_prefix(self.prefix) == Some("model.embed_tokens.weight");
+        }
+        if let Some(linear) = tensor.strip_suffix(".bias") {
+            return match self.biases {
+                LinearBiases::No => false,
+                LinearBiases::Attention => {
+                    text["attention_bias"] == true
+                        && ["q_proj", "k_proj", "v_proj"].iter().any(|p| linear.ends_with(p))
+                }
+                LinearBiases::All => true,
+            };
+        }
+        // Experts are stacked: neither fused nor one tensor each.
+        !tensor.ends_with(".gate_up_proj") && !tensor.contains(".experts.0.")
+    }
+}

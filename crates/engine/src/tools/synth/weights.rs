@@ -1,0 +1,412 @@
+//! Weights of a blueprint, in the order of the files, each with a distribution of random values.
+//!
+//! A blueprint that was made from a recorder says which tensor has which role. So there is one
+//! distribution per role, and nothing per architecture.
+
+use moeflux_compute::Scalar;
+
+use super::{
+    byte_tokenizer,
+    export::{Export, Growth},
+    module::{Module, ModuleKind, WeightQuant},
+    values::{AFFINE_GROUP, Lead, RandomStream},
+};
+use crate::{
+    checkpoint::{MatrixSource, Segment, VectorSource, recorder::RecordedTensor},
+    model::blueprint::{
+        Blueprint, BodyBlueprint, DeltaNetBlueprint, FeedForwardBlueprint, GqaBlueprint,
+        IndexerBlueprint, LatentHeads, LatentQuery, LayerBlueprint, LayerExperts, LinearSource,
+        MixerBlueprint, MlaBlueprint, MlpBlueprint, MoeBlueprint, RouterBlueprint,
+        SubBlockBlueprint, SubBlockInput,
+    },
+};
+
+/// Mean of the first channel group of every embedding: the lead. It persists in the residual
+/// stream, so each router sees it at every token. An expert whose router row weights the lead is
+/// popular.
+const LEAD: f32 = 1.0;
+/// Weight of the lead in the output head for all ids but printable ASCII. Their logits are so low
+/// that sampled text is readable and never contains an end token.
+const UNPRINTED: f32 = -0.5;
+
+/// Weight of the lead in the last norm for tied embeddings, which gives the same difference of
+/// logits.
+const TIED_NORM: f32 = 0.625;
+
+/// Standard deviation of the other embedding channels. Smaller than the output of the first mixer,
+/// so that a token's experts depend on its context, not on the token alone.
+const EMBEDDING: f32 = 0.35;
+/// Share of a token's `k` experts that are not popular ones.
+const TAIL_SHARE: f32 = 0.3;
+
+/// Parameters of the routers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RouterParams {
+    pub(super) seed: u64,
+    pub(super) skew: f64,
+}
+
+impl Growth {
+    /// Mean square of the residual stream before a layer, without the lead, and the share of a
+    /// mixer's normed input that is not the lead.
+    fn before(self, layer: usize, hidden: usize) -> (f32, f32) {
+        let lead = AFFINE_GROUP as f32 * LEAD * LEAD;
+        let own = hidden.saturating_sub(AFFINE_GROUP).max(AFFINE_GROUP) as f32;
+        let seen = |square: f32| square * own / (square * own + lead);
+        let mut square = EMBEDDING * EMBEDDING;
+        for l in 0..layer {
+            square += self.mixer * seen(square) / (l as f32 + 1.0);
+            square += self.experts / (l as f32 + 1.0);
+        }
+        (square, seen(square))
+    }
+
+    /// Root mean square of the residual stream at a layer's router.
+    fn at_router(self, layer: usize, hidden: usize) -> f32 {
+        let (square, seen) = self.before(layer, hidden);
+        (square + self.mixer * seen / (layer as f32 + 1.0)).sqrt()
+    }
+}
+
+/// The lead of tied embeddings, which must separate printable ids from others. All ids of the
+/// tokenizer have part of it, so that the token after any of them is printable.
+fn tied_lead(mean: f32) -> Lead {
+    let ranges =
+        vec![(byte_tokenizer::PRINTABLE, mean), (0..u64::from(byte_tokenizer::COUNT), 0.5 * mean)];
+    Lead::Ranges { ranges, rest: -mean }
+}
+
+/// Gain of a layer's projections into the residual stream; see [`Growth`].
+fn residual_gain(layer: usize) -> f32 {
+    1.0 / (layer as f32 + 1.0).sqrt()
+}
+
+/// Uniform values in bf16.
+fn uniform(low: f32, high: f32) -> ModuleKind {
+    ModuleKind::Plain { scalar: Scalar::BF16, low, high, lead: Lead::Zero }
+}
+
+/// The values of a norm around 1, whose first channels have the mean `lead`.
+fn leading_norm(lead: f32) -> ModuleKind {
+    ModuleKind::Plain { scalar: Scalar::BF16, low: 0.9, high: 1.1, lead: Lead::Same(lead) }
+}
+
+/// The modules of a model, in the order of the files.
+pub(super) struct ModuleList<'a> {
+    blueprint: &'a Blueprint,
+    recorded: &'a [RecordedTensor],
+    export: &'a Export,
+    routing: RouterParams,
+    modules: Vec<Module>,
+}
+
+impl<'a> ModuleList<'a> {
+    /// A list for a blueprint whose segments refer to `recorded`.
+    pub(super) fn new(
+        blueprint: &'a Blueprint,
+        recorded: &'a [RecordedTensor],
+        export: &'a Export,
+        routing: RouterParams,
+    ) -> Self {
+        Self { blueprint, recorded, export, routing, modules: Vec::new() }
+    }
+
+    /// Embedding, layers, norm and head.
+    pub(super) fn collect(mut self) -> Vec<Module> {
+        let Blueprint { embed_scale: scale, hidden, embed, layers, norm, head, .. } =
+            self.blueprint;
+        let lead = LEAD / scale;
+        let lead = if head.is_some() { Lead::Same(lead) } else { tied_lead(lead) };
+        let gain = EMBEDDING / scale * (*hidden as f32).sqrt();
+        let quant = self.export.others;
+        self.push(embed.segments.first(), ModuleKind::Linear { quant, gain, lead });
+        for (i, layer) in layers.iter().enumerate() {
+            self.layer(i, layer);
+        }
+        if let Some(head) = head {
+            self.norm(norm);
+            let lead =
+                Lead::Ranges { ranges: vec![(byte_tokenizer::PRINTABLE, 0.0)], rest: UNPRINTED };
+            self.push(head.segments.first(), ModuleKind::Linear { quant, gain: 1.0, lead });
+        } else {
+            self.vector(norm, leading_norm(TIED_NORM * scale));
+        }
+        self.modules
+    }
+
+    /// Modules in the order of mlx-lm's files: with norms after the parts, the norm before the
+    /// feed-forward part comes behind them.
+    fn layer(&mut self, i: usize, layer: &LayerBlueprint) {
+        let is_mixer = |part: &&SubBlockBlueprint| matches!(part.body, BodyBlueprint::Mixer(_));
+        let (mixers, feed_forwards): (Vec<_>, Vec<_>) = layer.sub_blocks.iter().partition(is_mixer);
+        let has_post_norms = layer.sub_blocks.iter().any(|part| part.post_norm.is_some());
+        self.input_norms(&mixers);
+        if !has_post_norms {
+            self.input_norms(&feed_forwards);
+        }
+        for part in &mixers {
+            self.body(i, &part.body);
+        }
+        for part in &layer.sub_blocks {
+            self.post_norm(i, part);
+        }
+        for part in &layer.sub_blocks {
+            self.vector(&part.scale, uniform(0.98, 1.02));
+        }
+        if has_post_norms {
+            self.input_norms(&feed_forwards);
+        }
+        for part in &feed_forwards {
+            self.body(i, &part.body);
+        }
+        if let Some(MixerBlueprint::Mla(mla)) = layer.mixer()
+            && let Some(indexer) = mla.sparse.as_ref().and_then(|sparse| sparse.indexer.as_ref())
+        {
+            self.indexer(indexer);
+        }
+    }
+
+    fn input_norms(&mut self, parts: &[&SubBlockBlueprint]) {
+        for part in parts {
+            let SubBlockInput::Residual { norm } = &part.input else { continue };
+            match part.body {
+                // Without the lead: mixers average over tokens, which would leave little else.
+                BodyBlueprint::Mixer(_) => self.vector(norm, leading_norm(0.0)),
+                BodyBlueprint::FeedForward(_) => self.norm(norm),
+            }
+        }
+    }
+
+    /// The weights of norms after a part alone determine what it adds; see [`Growth`].
+    fn post_norm(&mut self, i: usize, part: &SubBlockBlueprint) {
+        let square = match part.body {
+            BodyBlueprint::Mixer(_) => self.export.growth.mixer,
+            BodyBlueprint::FeedForward(_) => self.export.growth.experts,
+        };
+        let size = square.sqrt() * residual_gain(i);
+        self.vector(&part.post_norm, uniform(0.9 * size, 1.1 * size));
+    }
+
+    fn body(&mut self, i: usize, body: &BodyBlueprint) {
+        match body {
+            BodyBlueprint::Mixer(MixerBlueprint::Gqa(gqa)) => self.attention(i, gqa),
+            BodyBlueprint::Mixer(MixerBlueprint::Mla(mla)) => self.latent_attention(i, mla),
+            BodyBlueprint::Mixer(MixerBlueprint::DeltaNet(net)) => self.delta_net(i, net),
+            BodyBlueprint::FeedForward(FeedForwardBlueprint::Dense(mlp)) => self.mlp(i, mlp),
+            BodyBlueprint::FeedForward(FeedForwardBlueprint::Moe(moe)) => self.moe(i, moe),
+        }
+    }
+
+    fn attention(&mut self, layer: usize, gqa: &GqaBlueprint) {
+        // Standard deviation of the scores at which a head attends to a few tokens, not to their
+        // mean.
+        let sharp = 4.0f32;
+        let (_, seen) = self.export.growth.before(layer, self.blueprint.hidden);
+        let q_gain = if gqa.q_norm.is_some() { 1.0 } else { sharp / seen };
+        self.linear(&gqa.q_proj, q_gain);
+        self.linear(&gqa.k_proj, 1.0);
+        if let Some(v_proj) = &gqa.v_proj {
+            self.linear(v_proj, 1.0);
+        }
+        self.linear(&gqa.o_proj, residual_gain(layer));
+        let unscaled = gqa.shape.scale == 1.0;
+        let scores = if unscaled { (gqa.shape.head_dim as f32).sqrt() } else { 1.0 };
+        let size = (sharp / scores).sqrt();
+        for norm in [&gqa.q_norm, &gqa.k_norm] {
+            self.vector(norm, uniform(0.95 * size, 1.05 * size));
+        }
+        self.vector(&gqa.sinks, uniform(-1.0, 1.0));
+    }
+
+    fn latent_attention(&mut self, layer: usize, mla: &MlaBlueprint) {
+        // Standard deviation of the scores. YaRN's factor doubles it in most models.
+        let sharp = 2.5;
+        match &mla.q {
+            LatentQuery::Direct(q_proj) => self.linear(q_proj, sharp),
+            LatentQuery::LowRank { q_a_proj, q_a_layernorm, q_b_proj } => {
+                self.linear(q_a_proj, 1.0);
+                self.norm(q_a_layernorm);
+                self.linear(q_b_proj, sharp);
+            }
+        }
+        self.linear(&mla.kv_a_proj_with_mqa, 1.0);
+        self.norm(&mla.kv_a_layernorm);
+        match &mla.kv_b {
+            LatentHeads::Whole(kv_b_proj) => self.matrix(kv_b_proj, 1.0),
+            LatentHeads::Split { embed_q, unembed_out } => {
+                let (nope, latent) = (mla.shape.qk_nope_head_dim, mla.shape.kv_lora_rank);
+                // The transpose of unit-size keys: a latent's score equals that of the key that it
+                // encodes.
+                self.matrix(embed_q, (nope as f32 / latent as f32).sqrt());
+                self.matrix(unembed_out, 1.0);
+            }
+        }
+        self.linear(&mla.o_proj, residual_gain(layer));
+    }
+
+    fn indexer(&mut self, indexer: &IndexerBlueprint) {
+        let [weight, bias] = &indexer.k_norm;
+        self.linear(&indexer.wq_b, 1.0);
+        self.linear(&indexer.wk, 1.0);
+        self.norm(weight);
+        self.bias(bias);
+        self.linear(&indexer.weights_proj, 1.0);
+    }
+
+    fn delta_net(&mut self, layer: usize, delta_net: &DeltaNetBlueprint) {
+        let DeltaNetBlueprint { in_proj_qkv, in_proj_z, in_proj_b, in_proj_a, .. } = delta_net;
+        for projection in [in_proj_qkv, in_proj_z, in_proj_b, in_proj_a] {
+            self.matrix(projection, 1.0);
+        }
+        self.matrix(&delta_net.out_proj, residual_gain(layer));
+        // Small values, where SiLU is nearly linear. Otherwise queries, keys and values would have
+        // a mean, the state would accumulate it, and all tokens would look alike.
+        self.vector(&delta_net.conv1d, uniform(-0.25, 0.25));
+        // Decays exp(-exp(A_log) softplus(a + dt_bias)): memory lengths from a few tokens to
+        // thousands. The older layout, of fused projections, rounds them to bf16.
+        let is_fused = in_proj_qkv.name == in_proj_z.name;
+        let scalar = if is_fused { Scalar::BF16 } else { Scalar::F32 };
+        let decays = ModuleKind::Plain { scalar, low: -2.3, high: 2.0, lead: Lead::Zero };
+        self.vector(&delta_net.a_log, decays);
+        self.vector(&delta_net.dt_bias, uniform(-4.0, -1.0));
+        self.norm(&delta_net.norm);
+    }
+
+    fn mlp(&mut self, layer: usize, mlp: &MlpBlueprint) {
+        self.matrix(&mlp.gate_proj, 1.0);
+        self.matrix(&mlp.up_proj, 1.0);
+        self.matrix(&mlp.down_proj, residual_gain(layer));
+    }
+
+    fn moe(&mut self, layer: usize, moe: &MoeBlueprint) {
+        // A shared expert with a norm is a dense MLP beside the experts, and comes first.
+        let dense = moe.shared.as_ref().filter(|shared| shared.post_norm.is_some());
+        if let Some(dense) = dense {
+            self.mlp(layer, &dense.mlp);
+            for norm in [&moe.experts_norm, &dense.post_norm, &moe.experts_post_norm] {
+                self.vector(norm, uniform(0.9, 1.1));
+            }
+        }
+        self.router(layer, &moe.router, moe.experts.count);
+        self.experts(layer, &moe.experts);
+        if let Some(shared) = moe.shared.as_ref().filter(|_| dense.is_none()) {
+            self.mlp(layer, &shared.mlp);
+            if let Some(gate) = &shared.gate {
+                self.gate(gate, WeightQuant::Affine(8), Lead::Zero);
+            }
+        }
+    }
+
+    fn router(&mut self, layer: usize, router: &RouterBlueprint, experts: usize) {
+        if let Some(norm) = &router.norm {
+            // This norm divides by the square root of the hidden size.
+            let root = (self.blueprint.hidden as f32).sqrt();
+            self.vector(&norm.weight, uniform(0.9 * root, 1.1 * root));
+        }
+        self.vector(&router.expert_scale, uniform(0.9, 1.1));
+        let lead = self.popularity(layer, router, experts);
+        self.gate(&router.weight.weight, self.export.routers, lead);
+        self.bias(&router.weight.bias);
+        // A tenth of the spread of the scores.
+        let correction =
+            ModuleKind::Plain { scalar: Scalar::F32, low: -0.02, high: 0.02, lead: Lead::Zero };
+        self.vector(&router.correction, correction);
+    }
+
+    /// Stacks of gate, up and down matrices, each followed by a stack of biases if there are any.
+    fn experts(&mut self, layer: usize, experts: &LayerExperts) {
+        let has_biases = experts.shape.output_bias.is_some();
+        let gains = [1.0, 1.0, residual_gain(layer)];
+        let shards: Vec<Segment> = experts.segments(0).collect();
+        for (shards, gain) in shards.chunks(if has_biases { 2 } else { 1 }).zip(gains) {
+            let quant = self.export.experts;
+            self.push(shards.first(), ModuleKind::Linear { quant, gain, lead: Lead::Zero });
+            self.push(shards.get(1), uniform(-0.1, 0.1));
+        }
+    }
+
+    /// Popularity of a router's experts, as weights of the lead.
+    ///
+    /// A score is the lead times its weight, plus the token's contribution. About `1.2 k` experts
+    /// get an advantage that puts them at the threshold of top-k, so about every other token
+    /// chooses each of them. The other experts share the rest evenly. This head on a flat tail
+    /// gives the hit rates of trained routers (see docs/measured/synth-skew.md).
+    fn popularity(&self, layer: usize, router: &RouterBlueprint, count: usize) -> Lead {
+        if self.routing.skew == 0.0 {
+            // Not `Lead::Zero`: random weights must not apply to the lead either.
+            return Lead::Rows(Vec::new());
+        }
+        let (k, experts, hidden) =
+            (router.top_k as f32, count as f32, self.blueprint.hidden as f32);
+        let hot = (1.2 * k).round().clamp(1.0, experts);
+        let tail = (experts - hot).max(1.0);
+        let threshold = normal_quantile((1.0 - TAIL_SHARE * k / tail).clamp(0.5, 0.9999));
+        // Ratio of the standard deviation of a token's contribution to that of a weight of 1 on the
+        // lead; both before the norm.
+        let lead = (AFFINE_GROUP as f32).min(hidden);
+        let own = (hidden - lead).max(lead) / hidden;
+        let unit =
+            self.export.growth.at_router(layer, self.blueprint.hidden) * own.sqrt() / (lead * LEAD);
+
+        let stream = format!("{}.popularity", router.weight.weight.name);
+        let order = RandomStream::new(self.routing.seed, &stream);
+        let mut ids: Vec<u64> = (0..count as u64).collect();
+        ids.sort_by_key(|e| order.word(*e));
+        let rows = ids.iter().take(hot as usize).enumerate().map(|(i, e)| {
+            let slope = 0.8 * (0.5 - (i as f32 + 0.5) / hot);
+            (*e, self.routing.skew as f32 * (threshold + slope) * unit)
+        });
+        let mut rows: Vec<_> = rows.collect();
+        rows.sort_by_key(|(e, _)| *e);
+        Lead::Rows(rows)
+    }
+
+    /// A router or the gate of a shared expert.
+    fn gate(&mut self, gate: &MatrixSource, quant: WeightQuant, lead: Lead) {
+        self.push(gate.segments.first(), ModuleKind::Linear { quant, gain: 1.0, lead });
+    }
+
+    fn linear(&mut self, linear: &LinearSource, gain: f32) {
+        self.matrix(&linear.weight, gain);
+        self.bias(&linear.bias);
+    }
+
+    fn matrix(&mut self, matrix: &MatrixSource, gain: f32) {
+        let kind = ModuleKind::Linear { quant: self.export.others, gain, lead: Lead::Zero };
+        self.push(matrix.segments.first(), kind);
+    }
+
+    /// A bias, small compared with the output.
+    fn bias<'b>(&mut self, bias: impl Into<Option<&'b VectorSource>>) {
+        self.vector(bias, uniform(-0.1, 0.1));
+    }
+
+    /// RMSNorm weights near 1, as in MLX exports: the 1 that some models add is already included.
+    fn norm(&mut self, norm: &VectorSource) {
+        self.vector(norm, uniform(0.9, 1.1));
+    }
+
+    /// A vector, if there is one.
+    fn vector<'b>(&mut self, vector: impl Into<Option<&'b VectorSource>>, kind: ModuleKind) {
+        self.push(vector.into().map(|v| &v.segment), kind);
+    }
+
+    /// The tensor that a segment of the blueprint is part of, if there is one.
+    fn push(&mut self, segment: Option<&Segment>, kind: ModuleKind) {
+        let Some(tensor) = segment.and_then(|s| self.recorded.get(s.file as usize)) else { return };
+        // Matrices that are made of rows of one tensor follow each other.
+        if self.modules.last().is_some_and(|module| module.path == tensor.name) {
+            return;
+        }
+        let shape = tensor.shape.iter().map(|n| *n as u64).collect();
+        self.modules.push(Module { path: tensor.name.clone(), shape, kind });
+    }
+}
+
+/// Quantile of the standard normal distribution for `p` of at least 0.5. Source: Abramowitz and
+/// Stegun, 26.2.23; error below 5e-4.
+fn normal_quantile(p: f32) -> f32 {
+    let t = (-2.0 * (1.0 - p).ln()).sqrt();
+    t - (2.515_517 + t * (0.802_853 + t * 0.010_328))
+        / (1.0 + t * (1.432_788 + t * (0.189_269 + t * 0.001_308)))
+}
