@@ -1,0 +1,190 @@
+//! Files of earlier commits: read with the same contents. Files of unknown versions: refused by
+//! name, with the command that helps.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+};
+
+use moeflux::{
+    Checkpoint, DiskSpeed, Engine, MemoryRequest, PolicyKind, Session, SnapshotFolder, StepControl,
+    Trace, verify_packed,
+};
+
+use crate::common::{Golden, copy_folder, data, difference, engine, exact, feed, sets};
+
+/// `max |a - b| <= BAR * rms(b)`, as of goldens.
+const BAR: f64 = 1e-3;
+/// The same after a KV cache in 8 bits.
+const Q8_BAR: f64 = 5e-2;
+
+/// A file of `tests/data/versions`.
+fn kept(name: &str) -> PathBuf {
+    data().join("versions/1").join(name)
+}
+
+/// The model of all kept files.
+fn golden() -> Golden {
+    Golden::read(data().join("goldens/qwen3_moe_nvfp4"))
+}
+
+fn open(folder: &Path) -> Engine {
+    engine(folder, exact("cpu"), MemoryRequest::default())
+}
+
+/// Decodes the golden's tokens from `first` on, compares all logits, and returns the largest
+/// difference.
+fn decode(session: &mut Session, golden: &Golden, first: usize) -> f64 {
+    let wanted = golden.floats("decode_logits_f32").unwrap();
+    let tokens = golden.generated();
+    let differences = tokens.iter().enumerate().skip(first).map(|(i, token)| {
+        let logits = feed(session, &[*token], None);
+        difference(&logits, wanted.row(i))
+    });
+    differences.fold(0.0, f64::max)
+}
+
+#[test]
+fn a_packed_copy_is_read() {
+    let (golden, folder) = (golden(), kept("packed"));
+    let source = Checkpoint::open(&golden.folder).unwrap();
+    assert!(Checkpoint::open(&folder).unwrap().is_packed());
+    let mut go = |_, _| ControlFlow::Continue(());
+    let report = verify_packed(&folder, Some(&source), &mut go).unwrap();
+    assert_eq!((report.damages, report.experts), (vec![], 16));
+    let engine = open(&folder);
+    assert_eq!(engine.model(), open(&golden.folder).model(), "one identity");
+    let mut session = engine.session().unwrap();
+    let logits = feed(&mut session, &golden.prompt(), None);
+    let d = difference(&logits, &golden.floats("prefill_logits_f32").unwrap().numbers);
+    let d = d.max(decode(&mut session, &golden, 0));
+    assert!(d <= BAR, "logits differ by {d:e} of the rms");
+}
+
+#[test]
+fn sessions_continue() {
+    let golden = golden();
+    let prefill = golden.floats("prefill_logits_f32").unwrap();
+    let last = prefill.row(golden.prompt().len() - 1);
+    // Both models have the same identity.
+    for folder in [golden.folder.clone(), kept("packed")] {
+        let engine = open(&folder);
+        for (file, is_lossy, bar) in [("exact.session", false, BAR), ("q8.session", true, Q8_BAR)] {
+            let mut session = engine.session().unwrap();
+            session.restore(kept(file)).unwrap();
+            assert_eq!((session.tokens(), session.is_lossy()), (&*golden.prompt(), is_lossy));
+            let d = difference(session.logits(), last);
+            assert!(d <= BAR, "{file}: saved logits differ by {d:e} of the rms");
+            let d = decode(&mut session, &golden, 0);
+            assert!(d <= bar, "{file}: logits differ by {d:e} of the rms");
+        }
+    }
+}
+
+#[test]
+fn a_prefix_cache_is_used() {
+    let golden = golden();
+    let temp = tempfile::tempdir().unwrap();
+    copy_folder(&kept("prefix-cache"), temp.path());
+    let folder = SnapshotFolder::open(temp.path(), u64::MAX).unwrap();
+    let prompt = golden.prompt();
+    let tokens = [&prompt[..], &golden.generated()[..1]].concat();
+    let mut session = open(&golden.folder).session().unwrap();
+    let synced = session.sync_from(&folder, &tokens, &mut StepControl::default()).unwrap();
+    assert_eq!((synced.restored, synced.computed), (prompt.len(), 1));
+    let d = difference(session.logits(), golden.floats("decode_logits_f32").unwrap().row(0));
+    let d = d.max(decode(&mut session, &golden, 1));
+    assert!(d <= BAR, "logits differ by {d:e} of the rms");
+}
+
+#[test]
+fn a_trace_is_replayed() {
+    let golden = golden();
+    let trace = Trace::open(&kept("routing.trace")).unwrap();
+    let (prompt, generated) = (golden.prompt().len(), golden.generated().len());
+    assert_eq!((trace.steps(), trace.is_cut()), (1 + generated, false));
+    assert_eq!(trace.tokens(), (prompt + generated) as u64);
+    assert_eq!((&*trace.header().model, trace.header().experts()), ("qwen3_moe_nvfp4", 16));
+    // The prompt needs the distinct experts of its rows, decode needs all.
+    let (mut prefill, mut decode, mut distinct) = (0, 0, 0);
+    for layer in 0..2 {
+        let (k, ids) = golden.ints(&format!("experts_f32.{layer}")).unwrap();
+        let rows = sets(k, &ids);
+        let count = |rows: &[Vec<u32>]| rows.concat().into_iter().collect::<BTreeSet<_>>().len();
+        prefill += count(&rows[..prompt]);
+        decode += rows[prompt..].concat().len();
+        distinct += count(&rows);
+    }
+    let bytes = trace.header().layers[0].bytes;
+    for policy in PolicyKind::ALL {
+        let replayed = trace.replay(policy, 16);
+        assert_eq!(
+            (replayed.prefill.needed, replayed.decode.needed),
+            (prefill as u64, decode as u64)
+        );
+        let missed = replayed.prefill.bytes_missed + replayed.decode.bytes_missed;
+        assert_eq!(missed, distinct as u64 * bytes);
+    }
+}
+
+#[test]
+fn a_disk_speed_is_remembered() {
+    let speed = DiskSpeed::remembered(&kept("disk"), 4096).unwrap();
+    assert_eq!((speed.block, speed.depths.len()), (4096, 4));
+    assert!(speed.ceiling() > 0.0);
+}
+
+#[test]
+fn unknown_versions_are_refused_by_name() {
+    let golden = golden();
+    let temp = tempfile::tempdir().unwrap();
+    let packed = temp.path().join("packed");
+    fs::create_dir(&packed).unwrap();
+    copy_folder(&kept("packed"), &packed);
+    let at = |name: &str| temp.path().join(name);
+    let mut session = open(&golden.folder).session().unwrap();
+    // Offset of the version, after the magic.
+    let mut refused = |from: PathBuf, to: PathBuf, offset: usize, help: &str| {
+        let whole = fs::read(from).unwrap();
+        for version in [0u32, 2, 9] {
+            let mut bytes = whole.clone();
+            assert_eq!(bytes[offset..offset + 4], 1u32.to_le_bytes());
+            bytes[offset..offset + 4].copy_from_slice(&version.to_le_bytes());
+            fs::write(&to, bytes).unwrap();
+            let error = match to.extension().and_then(|e| e.to_str()) {
+                Some("moeflux") => Checkpoint::open(&packed).err(),
+                Some("trace") => Trace::open(&to).err(),
+                _ => session.restore(&to).err(),
+            };
+            let said = error.unwrap().to_string();
+            for part in [to.to_str().unwrap(), &format!("version {version},"), help] {
+                assert!(said.contains(part), "{part:?} is not in {said:?}");
+            }
+        }
+    };
+    let experts = "experts.moeflux";
+    refused(kept("packed").join(experts), packed.join(experts), 8, "pack the model again");
+    refused(kept("routing.trace"), at("a.trace"), 16, "record the routing again with --trace");
+    refused(kept("exact.session"), at("a.session"), 8, "--session");
+    assert!(session.tokens().is_empty(), "a refused file leaves the session as it was");
+}
+
+#[test]
+fn unknown_versions_in_a_prefix_cache_are_skipped() {
+    let golden = golden();
+    let temp = tempfile::tempdir().unwrap();
+    copy_folder(&kept("prefix-cache"), temp.path());
+    let entry = fs::read_dir(temp.path()).unwrap().next().unwrap().unwrap().path();
+    let mut bytes = fs::read(&entry).unwrap();
+    bytes[8] = 2;
+    fs::write(&entry, bytes).unwrap();
+    let folder = SnapshotFolder::open(temp.path(), u64::MAX).unwrap();
+    let mut session = open(&golden.folder).session().unwrap();
+    let prompt = golden.prompt();
+    let synced = session.sync_from(&folder, &prompt, &mut StepControl::default()).unwrap();
+    assert_eq!((synced.restored, synced.computed), (0, prompt.len()));
+    let saved = session.snapshot_to(&folder).unwrap().unwrap();
+    assert_eq!(fs::read(saved).unwrap()[8], 1);
+}
