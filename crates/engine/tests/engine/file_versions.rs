@@ -9,8 +9,8 @@ use std::{
 };
 
 use moeflux::{
-    Checkpoint, DiskSpeed, Engine, MemoryRequest, PolicyKind, Session, SnapshotFolder, StepControl,
-    Trace, verify_packed,
+    Checkpoint, DiskSpeed, Engine, MemoryRequest, PolicyKind, Replayed, Session, SnapshotFolder,
+    StepControl, Trace, verify_packed,
 };
 
 use crate::common::{Golden, copy_folder, data, difference, engine, exact, feed, sets};
@@ -117,6 +117,11 @@ fn a_trace_is_replayed() {
         decode += rows[prompt..].concat().len();
         distinct += count(&rows);
     }
+    // Hits and missed bytes of decode as the writer's `replay` counted them.
+    let cost = |replayed: Replayed| (replayed.decode.hits, replayed.decode.bytes_missed);
+    assert_eq!(cost(trace.replay(PolicyKind::Lru, 4)), (14, 117_504));
+    assert_eq!(cost(trace.replay(PolicyKind::Lru, 8)), (27, 72_576));
+    assert_eq!(cost(trace.replay_optimum(4)), (21, 93_312));
     let bytes = trace.header().layers[0].bytes;
     for policy in PolicyKind::ALL {
         let replayed = trace.replay(policy, 16);
