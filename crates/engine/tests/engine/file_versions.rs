@@ -82,13 +82,12 @@ fn a_session_in_fewer_bits_continues() {
     let golden = golden();
     let temp = tempfile::tempdir().unwrap();
     let now = temp.path().join("now.session");
-    let engine = open(&golden.folder);
-    let mut session = engine.session().unwrap();
+    let mut session = open(&golden.folder).session().unwrap();
     feed(&mut session, &golden.prompt(), None);
     let options = SnapshotOptions { hot_experts: false, kv_format: Some(KvFormat::Q8) };
     session.snapshot(&now, options).unwrap();
     let [now, before] = [now, kept("q8.session")].map(|file| {
-        let mut session = engine.session().unwrap();
+        session.reset().unwrap();
         session.restore(file).unwrap();
         assert_eq!((session.tokens(), session.is_lossy()), (&*golden.prompt(), true));
         decode(&mut session, &golden.generated())
