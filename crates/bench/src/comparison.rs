@@ -8,7 +8,7 @@ use std::{
 use anyhow::Context;
 use serde_json::Value;
 
-use crate::{deprecated_keys, table::Table, units};
+use crate::{VERSION, deprecated_keys, table::Table, units};
 
 /// A report that an earlier run saved as JSON.
 #[derive(Clone, Debug)]
@@ -29,6 +29,29 @@ impl SavedRun {
             .with_context(|| format!("{}: this is not JSON", path.display()))?;
         deprecated_keys::upgrade(&mut report);
         Ok(Self { path: path.into(), report })
+    }
+
+    /// Applies `read` to the report. `command` with `--save` writes such reports.
+    ///
+    /// # Errors
+    /// `read` fails: another version saved the report, or it is none of `command`.
+    pub(crate) fn read<T>(
+        &self,
+        command: &str,
+        read: impl FnOnce(&Value) -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
+        read(&self.report).with_context(|| {
+            let path = self.path.display();
+            // A report of several budgets has its version in each of them.
+            let run = self.report.pointer("/budgets/0").unwrap_or(&self.report);
+            match run["version"].as_str() {
+                Some(version) if version != VERSION => format!(
+                    "{path}: it has version {version}, this program reads {VERSION}: save the run \
+                     again with `{command} --save`"
+                ),
+                _ => format!("{path}: this is not a file that `{command} --save` writes"),
+            }
+        })
     }
 }
 

@@ -20,6 +20,9 @@ pub mod units;
 
 use std::fmt;
 
+/// Version of the program, part of every report.
+pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
+
 /// Request that the arguments rule out, such as an unknown op.
 #[derive(Debug)]
 pub struct InvalidRequest(pub String);

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::{
     InvalidRequest,
-    comparison::{self, Comparison, SavedRun},
+    comparison::{self, ComparedSpeed, Comparison, SavedRun},
 };
 use cases::KernelCase;
 use op_bench::{CYCLE, OpBench, OpTiming};
@@ -137,7 +137,7 @@ impl KernelBench {
             self.cpu_peaks.unwrap_or_else(|| Peaks::best_seen(self.gpu_memory, &self.timings));
         let exact = self.options.exact;
         KernelReport {
-            version: env!("CARGO_PKG_VERSION"),
+            version: crate::VERSION,
             system: crate::system(),
             device: self.device,
             options: self.asked,
@@ -156,7 +156,7 @@ pub fn compare(now: &Value, saved: &SavedRun, tolerance: f64) -> anyhow::Result<
     let head =
         comparison::Head { left: 3, columns: &["shape", "format", "rows", "time", "before"] };
     let mut compared =
-        comparison::speeds(head, &report::speeds(now)?, &report::speeds(before)?, tolerance)?;
+        comparison::speeds(head, &report::speeds(now)?, &saved_speeds(saved)?, tolerance)?;
     compared.differences = comparison::differences(&["version", "system", "device"], now, before);
     let rates = [&now["peaks"]["memory"], &before["peaks"]["memory"]];
     compared.differences.extend(comparison::different_rate("memory gives", rates, tolerance));
@@ -168,8 +168,11 @@ pub fn compare(now: &Value, saved: &SavedRun, tolerance: f64) -> anyhow::Result<
 /// # Errors
 /// It is not.
 pub fn check(saved: &SavedRun) -> anyhow::Result<()> {
-    report::speeds(&saved.report).with_context(|| saved.path.display().to_string())?;
-    Ok(())
+    saved_speeds(saved).map(|_| ())
+}
+
+fn saved_speeds(saved: &SavedRun) -> anyhow::Result<Vec<ComparedSpeed>> {
+    saved.read("moeflux bench kernels", report::speeds)
 }
 
 fn select(request: KernelRequest<'_>) -> Result<Vec<KernelCase>, InvalidRequest> {

@@ -2,7 +2,6 @@
 
 use std::fmt::{self, Write};
 
-use anyhow::Context;
 use moeflux_compute::CpuPeak;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -199,8 +198,7 @@ impl fmt::Display for KernelReport {
 /// # Errors
 /// The value is not a report of `bench kernels`.
 pub(super) fn speeds(report: &Value) -> anyhow::Result<Vec<ComparedSpeed>> {
-    let foreign = "this is not a file that `moeflux bench kernels --save` writes";
-    let rows = Vec::<KernelFigure>::deserialize(&report["figures"]).context(foreign)?;
+    let rows = Vec::<KernelFigure>::deserialize(&report["figures"])?;
     let speed = |row: KernelFigure| {
         let cells = row.cells();
         ComparedSpeed {

@@ -304,7 +304,7 @@ impl SpeedBench {
         let dispatches = phases.map(|m| m.stats.dispatches).sum();
         let first = contexts.first();
         SpeedReport {
-            version: env!("CARGO_PKG_VERSION"),
+            version: crate::VERSION,
             system: crate::system(),
             options: texts.options,
             model: texts.model,

@@ -67,8 +67,7 @@ pub fn rows(report: &Value) -> anyhow::Result<Vec<SpeedRow>> {
     };
     let mut rows = Vec::new();
     for run in runs {
-        let run = SavedReport::deserialize(run)
-            .context("this is not a file that `moeflux bench --save` writes")?;
+        let run = SavedReport::deserialize(run)?;
         for at in run.contexts {
             for (phase, summary) in [("prefill", at.prefill), ("decode", at.decode)] {
                 rows.extend(summary.map(|summary| SpeedRow {
@@ -90,7 +89,7 @@ pub fn rows(report: &Value) -> anyhow::Result<Vec<SpeedRow>> {
 /// # Errors
 /// It is not a report.
 pub fn saved_rows(saved: &SavedRun) -> anyhow::Result<Vec<SpeedRow>> {
-    rows(&saved.report).with_context(|| saved.path.display().to_string())
+    saved.read("moeflux bench", rows)
 }
 
 /// Share of the memory bandwidth that compute reached in the decode of a saved run.

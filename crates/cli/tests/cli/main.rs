@@ -6,6 +6,7 @@
 mod answers;
 mod bench;
 mod devices;
+mod file_versions;
 mod inspect;
 mod kernels;
 mod logits;

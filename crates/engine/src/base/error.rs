@@ -126,15 +126,15 @@ pub enum SnapshotProblem {
          it was"
     )]
     NotASnapshot,
-    /// Written by a later version of moeflux.
+    /// Format version that this program does not read.
     #[error(
         "it has version {found}, this program reads {known}: use the version of moeflux that saved \
-         it; the session is as it was"
+         it, or start a new session with --session and another file; the session is as it was"
     )]
-    FutureVersion {
+    OtherVersion {
         /// Version of the file.
         found: u32,
-        /// Last version that this program reads.
+        /// Version that this program reads.
         known: u32,
     },
     /// Shorter than its header claims.

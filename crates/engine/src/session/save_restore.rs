@@ -113,7 +113,7 @@ impl Session {
     /// [`Session::is_lossy`] says whether the file had a reduced KV format.
     ///
     /// # Errors
-    /// [`Error::Snapshot`] if the file is not from [`Session::snapshot`], has a later version, is
+    /// [`Error::Snapshot`] if the file is not from [`Session::snapshot`], has another version, is
     /// truncated or damaged, or belongs to another model or other settings. Also if the file cannot
     /// be read, or if the states do not fit beside the session's current ones, which
     /// [`Session::reset`] frees. The session then stays unchanged.

@@ -54,6 +54,14 @@ pub fn shards(folder: &Path) -> Vec<String> {
     names
 }
 
+/// Copies the files of a folder into another one.
+pub fn copy_folder(from: &Path, into: &Path) {
+    for entry in std::fs::read_dir(from).unwrap() {
+        let path = entry.unwrap().path();
+        std::fs::copy(&path, into.join(path.file_name().unwrap())).unwrap();
+    }
+}
+
 /// Copies a golden's checkpoint, without the expected results, into a folder.
 pub fn copy_golden(name: &str, into: &Path) {
     let folder = data().join("goldens").join(name);

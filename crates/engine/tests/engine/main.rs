@@ -15,6 +15,7 @@ mod damaged_input;
 mod determinism;
 mod examples;
 mod fables;
+mod file_versions;
 mod goldens;
 mod hostile_configs;
 mod injected_faults;

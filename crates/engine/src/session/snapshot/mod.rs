@@ -95,7 +95,7 @@ impl Snapshot {
     /// Opens a file and reads its header and tokens.
     ///
     /// # Errors
-    /// The file cannot be read, is not a snapshot, has a later version, is truncated, or has a
+    /// The file cannot be read, is not a snapshot, has another version, is truncated, or has a
     /// damaged header or tokens.
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
         let cannot = || Error::file(path, "cannot open the saved session; is the path right?");

@@ -126,12 +126,10 @@ impl SnapshotHeader {
             Ok(read) => read,
             Err(FrameError::Unreadable(e)) => return Err(unreadable(e)),
             Err(FrameError::Foreign) => return bad(SnapshotProblem::NotASnapshot),
-            Err(FrameError::Version(found)) if found > known => {
-                return bad(SnapshotProblem::FutureVersion { found, known });
+            Err(FrameError::Version(found)) => {
+                return bad(SnapshotProblem::OtherVersion { found, known });
             }
-            Err(FrameError::Version(_) | FrameError::Claims { .. }) => {
-                return bad(damaged("its first bytes"));
-            }
+            Err(FrameError::Claims { .. }) => return bad(damaged("its first bytes")),
             Err(FrameError::Short) => return bad(SnapshotProblem::Truncated),
             Err(FrameError::Damaged) => return bad(damaged("its header")),
             Err(FrameError::Header(e)) => return bad(damaged(format!("its header: {e}"))),
