@@ -72,6 +72,11 @@
 //! Tensors are located in `checkpoint::tensors`, a config becomes a [`Blueprint`] in `model::arch`,
 //! and logits become a token in `text::sampling`.
 
+#![cfg_attr(
+    not(feature = "tools"),
+    allow(dead_code, unused_imports, reason = "the tools are the only users of some functions")
+)]
+
 mod base;
 mod checkpoint;
 mod experts;
