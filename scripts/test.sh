@@ -190,6 +190,8 @@ section toolchain toolchain
 section "GPU tools" gpu_tools
 section format cargo fmt --all --check
 section lints cargo clippy --locked --workspace --all-targets -- -D warnings
+section "library without features" \
+    cargo check --locked -p moeflux --lib --no-default-features
 section "foreign targets" foreign
 section documentation documentation
 # --full needs all formats and models from here on, also on the kinds of GPU.

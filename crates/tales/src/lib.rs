@@ -4,7 +4,7 @@
 //! fables word for word; its README says how it was made. Depends on nothing, so that any crate can
 //! use it.
 //!
-//! Knows: bytes. Must not know: what reads them.
+//! Knows: bytes. Must not know: any other crate.
 
 /// Name of the folder of an unpacked copy: the model's name, and the start of the SHA-256 digest of
 /// its weights.

@@ -16,8 +16,8 @@ const BLOCK: usize = 256 << 10;
 /// Name and contents of a file in the binary.
 type EmbeddedFile = (&'static str, &'static [u8]);
 
-/// Unpacks a model's files to `folder`. Later calls compare the files and rewrite only those that
-/// differ. Keeps at most a block of the binary resident.
+/// Unpacks a model's files to `folder`. Later calls compare the files and rewrite only damaged
+/// ones. Keeps at most a block of the binary resident.
 ///
 /// # Errors
 /// The folder cannot be written.

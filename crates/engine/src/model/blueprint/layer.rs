@@ -12,7 +12,7 @@ use crate::checkpoint::{MatrixSource, VectorSource};
 ///
 /// Usually a mixer, then a feed-forward part. Either may be alone, or both may run in parallel. At
 /// most one sub-block is a mixer, and at most one has routed experts: states and slots are counted
-/// by layer. What a model calls a layer may therefore be several of these.
+/// by layer. So a published layer with two mixers is two of these.
 #[derive(Debug)]
 pub struct LayerBlueprint {
     /// Sub-blocks, first to last; the first reads the residual stream.

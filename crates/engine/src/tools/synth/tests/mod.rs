@@ -51,6 +51,9 @@ fn config(model_type: &str) -> Value {
     if model_type == "qwen3_5_moe" {
         return json!({ "model_type": model_type, "text_config": text });
     }
+    if model_type == "qwen3_moe" {
+        text.as_object_mut().unwrap().remove("shared_expert_intermediate_size");
+    }
     text["model_type"] = model_type.into();
     text
 }
