@@ -2,8 +2,9 @@
 //!
 //! `forward` turns token ids into embeddings, runs the layers and reads logits back; `layer` builds
 //! each layer from ops; `control` cancels and observes steps; `plan` accounts for every byte before
-//! it is allocated, in the lines of `pools`; `device` opens the device that computes. Must not know:
-//! requests, sampling, text beyond the tokenizer's size.
+//! it is allocated, in the lines of `pools`; `device` opens the device that computes.
+//!
+//! Must not know: requests, sampling, text beyond the tokenizer's size.
 
 pub(crate) mod control;
 pub(crate) mod device;
