@@ -17,7 +17,7 @@ const BLOCK: usize = 256 << 10;
 type EmbeddedFile = (&'static str, &'static [u8]);
 
 /// Unpacks a model's files to `folder`. Later calls compare the files and rewrite only damaged
-/// ones. Keeps at most a block of the binary resident.
+/// ones. Keeps few pages of the binary resident.
 ///
 /// # Errors
 /// The folder cannot be written.
