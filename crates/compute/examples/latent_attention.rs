@@ -8,8 +8,8 @@
 use std::time::Instant;
 
 use moeflux_compute::{
-    Bytes, Device, DeviceOptions, Error, Format, HeadMatrix, HeadRows, Isa, MatrixShape, Op,
-    Scalar, Span, StateShape, View, open,
+    Affine, Bytes, Device, DeviceOptions, Error, Format, HeadMatrix, HeadRows, Isa, MatrixShape,
+    Op, Scalar, Span, SplitMix64, StateShape, View, open,
 };
 
 fn main() -> Result<(), Error> {
@@ -56,16 +56,12 @@ fn random(device: &mut dyn Device, rows: usize, width: usize) -> Result<View, Er
     Ok(View::rows(buffer, rows, width))
 }
 
-/// Small weights of both signs, without subnormals, which would slow multiplications down. Plain
-/// weights, scales and biases are bf16.
-fn small(shape: MatrixShape) -> Result<Bytes, Error> {
+/// Random weights of magnitude 1.
+fn weights(shape: MatrixShape) -> Result<Bytes, Error> {
     let planes = shape.plane_bytes()?;
     let mut bytes = Bytes::zeroed(planes.total())?;
-    bytes.iter_mut().enumerate().for_each(|(i, byte)| *byte = (i * 37 % 251) as u8);
-    let quants = if shape.format.is_affine() { planes.weights } else { 0 };
-    let (values, biases) = bytes[quants..].split_at_mut(planes.total() - quants - planes.biases);
-    values.iter_mut().skip(1).step_by(2).for_each(|high| *high = 0x3b);
-    biases.iter_mut().skip(1).step_by(2).for_each(|high| *high = 0xbc);
+    let mut random = SplitMix64::new(0);
+    shape.format.codec().random(planes.split_mut(&mut bytes), &mut || random.next_u64() >> 32);
     Ok(bytes)
 }
 
@@ -73,9 +69,9 @@ fn small(shape: MatrixShape) -> Result<Bytes, Error> {
 /// rows of a KV cache.
 fn latent(device: &mut dyn Device, rows: usize, positions: usize) -> Result<(), Error> {
     let (heads, latent, nope, rope, value) = (128, 512, 128, 64, 128);
-    let format = Format::Affine { bits: 4, group: 64, scale: Scalar::BF16 };
+    let format = Format::Affine(Affine { bits: 4, group: 64, scale: Scalar::BF16 });
     let shape = MatrixShape { rows: heads * (nope + value), cols: latent, format };
-    let weight = device.weight(shape, small(shape)?)?;
+    let weight = device.weight(shape, weights(shape)?)?;
     let matrix = |first, count, transposed| HeadMatrix {
         weight,
         head_rows: HeadRows { stride: nope + value, first, count },

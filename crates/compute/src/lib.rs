@@ -32,7 +32,10 @@ pub use device::{
     SlotStore, StateStore, Ticket, open,
 };
 pub use error::Error;
-pub use format::{BlockScale, Element, Format, PlaneBytes, Scalar, quant};
+pub use format::{
+    ActivationFormat, Affine, BlockScale, BlockScaled, BlockSize, Codec, Element, Format, PerPlane,
+    PlaneBytes, PlaneLayout, Scalar, quant,
+};
 #[cfg(feature = "gpu")]
 pub use gpu::adapters;
 #[cfg(feature = "gpu")]

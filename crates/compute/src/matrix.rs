@@ -2,7 +2,10 @@
 
 use memmap2::MmapMut;
 
-use crate::{Error, Format, Scalar, format::PlaneBytes};
+use crate::{
+    Error, Format, Scalar,
+    format::{PerPlane, PlaneBytes},
+};
 
 /// Rows (outputs), columns (inputs) and format of a weight matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -21,8 +24,7 @@ impl MatrixShape {
         self.format.plane_bytes(self.rows, self.cols)
     }
 
-    /// Interprets `bytes` as a matrix of this shape: weights, then scales, then biases, without
-    /// gaps.
+    /// Interprets `bytes` as a matrix of this shape: its planes without gaps.
     ///
     /// # Errors
     /// The shape is invalid, or the length of `bytes` does not match it.
@@ -38,13 +40,9 @@ impl MatrixShape {
                 planes.total()
             )));
         }
-        let (weights, rest) = bytes.split_at(planes.weights);
-        let (scales, biases) = rest.split_at(planes.scales);
         Ok(Matrix {
             shape: self,
-            weights,
-            scales,
-            biases,
+            planes: planes.split(bytes),
             row_stride: RowStride::DENSE,
             output_bias: None,
         })
@@ -74,12 +72,9 @@ impl RowStride {
 pub struct Matrix<'a> {
     /// Rows, columns, format.
     pub shape: MatrixShape,
-    /// Packed quants or plain values, row by row.
-    pub weights: &'a [u8],
-    /// Scales, row by row, or block row by block row; empty for plain formats.
-    pub scales: &'a [u8],
-    /// Biases, row by row; empty unless the format is affine.
-    pub biases: &'a [u8],
+    /// Planes in the order of the format's [`Codec`](crate::Codec), such as quants, scales and
+    /// biases, each row by row; empty for planes that it lacks.
+    pub planes: PerPlane<&'a [u8]>,
     /// Stored rows that belong to this matrix.
     pub(crate) row_stride: RowStride,
     /// One value per stored row, added to the products.
@@ -87,19 +82,15 @@ pub struct Matrix<'a> {
 }
 
 impl<'a> Matrix<'a> {
-    /// Weights, scales and biases of row `row`. Rows of one block share their scales.
+    /// Bytes of row `row` in each plane. Rows of one block share their scales.
     #[inline]
-    pub fn row(&self, row: usize) -> (&'a [u8], &'a [u8], &'a [u8]) {
+    pub fn row(&self, row: usize) -> PerPlane<&'a [u8]> {
         let row = self.row_stride.stored_row(row);
         let MatrixShape { cols, format, .. } = self.shape;
-        let (w, s) = (format.row_bytes(cols), format.row_scale_bytes(cols));
-        let b = if format.is_affine() { s } else { 0 };
-        let block = row / format.block_rows();
-        (
-            &self.weights[row * w..(row + 1) * w],
-            &self.scales[block * s..(block + 1) * s],
-            &self.biases[row * b..(row + 1) * b],
-        )
+        let layouts = format.planes(cols);
+        std::array::from_fn(|i| {
+            &self.planes[i][layouts[i].row_offset(row)..][..layouts[i].row_bytes]
+        })
     }
 
     /// Index among the stored rows of row `row`, and the step to the next row.
@@ -130,8 +121,8 @@ impl<'a> Matrix<'a> {
 
 /// The three matrices of one expert, and their layout in a slot.
 ///
-/// A slot holds gate, up and down, in this order and without gaps. Each matrix is its weights,
-/// scales and biases, then its output bias. Interleaved gate and up are one matrix of twice the
+/// A slot holds gate, up and down, in this order and without gaps. Each matrix is its planes, then
+/// its output bias. Interleaved gate and up are one matrix of twice the
 /// rows: the even rows are gate's, the odd ones up's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ExpertShape {
@@ -219,22 +210,14 @@ impl StoredMatrix {
 
     /// Splits `slot` into the matrix at its start and the rest.
     fn split<'a>(&self, slot: &'a [u8], bias: Option<Scalar>) -> (Matrix<'a>, &'a [u8]) {
-        let mut rest = slot;
-        let PlaneBytes { weights, scales, biases } = self.planes;
-        let [weights, scales, biases, output] = [weights, scales, biases, self.bias].map(|len| {
-            let (plane, after) = rest.split_at(len);
-            rest = after;
-            plane
-        });
-        let output_bias = bias.map(|scalar| (scalar, output));
+        let (matrix, rest) = slot.split_at(self.planes.total());
+        let (output, rest) = rest.split_at(self.bias);
         (
             Matrix {
                 shape: self.shape,
-                weights,
-                scales,
-                biases,
+                planes: self.planes.split(matrix),
                 row_stride: RowStride::DENSE,
-                output_bias,
+                output_bias: bias.map(|scalar| (scalar, output)),
             },
             rest,
         )
@@ -245,8 +228,8 @@ impl StoredMatrix {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MatrixLocation {
     pub(crate) shape: MatrixShape,
-    /// Offsets of weights, scales and biases.
-    pub(crate) planes: [usize; 3],
+    /// Offsets of the planes.
+    pub(crate) planes: PerPlane<usize>,
     /// Type and offset of the output bias, one value per stored row.
     pub(crate) bias: Option<(Scalar, usize)>,
     /// Stored rows that belong to the matrix: `first`, `first + step`, and so on.
@@ -274,11 +257,10 @@ impl ExpertLayout {
     pub(crate) fn locations(&self) -> [MatrixLocation; 3] {
         let mut start = 0;
         let mut locate = |stored: &StoredMatrix| {
-            let PlaneBytes { weights, scales, .. } = stored.planes;
             let bias = start + stored.planes.total();
             let location = MatrixLocation {
                 shape: stored.shape,
-                planes: [start, start + weights, start + weights + scales],
+                planes: stored.planes.offsets().map(|offset| start + offset),
                 bias: self.shape.output_bias.map(|scalar| (scalar, bias)),
                 first: 0,
                 step: 1,

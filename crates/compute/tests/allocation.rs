@@ -13,7 +13,7 @@ use std::{
 };
 
 use moeflux_compute::{
-    Activation, BankPlace, Buffer, Bytes, Device, DeviceOptions, ExpertGroups, ExpertShape,
+    Activation, Affine, BankPlace, Buffer, Bytes, Device, DeviceOptions, ExpertGroups, ExpertShape,
     ExpertUse, ExpertUses, Format, HeadMatrix, HeadRows, MatrixShape, Op, RopePairs, Router,
     Scalar, Scoring, ScratchShape, Shared, SharedChoice, Slot, Span, StateShape, View, open,
 };
@@ -55,7 +55,7 @@ const HIDDEN: usize = 256;
 const INNER: usize = 512;
 const EXPERTS: usize = 8;
 const K: usize = 4;
-const AFFINE4: Format = Format::Affine { bits: 4, group: 64, scale: Scalar::BF16 };
+const AFFINE4: Format = Format::Affine(Affine { bits: 4, group: 64, scale: Scalar::BF16 });
 
 /// Allocates zeroed buffers of a device.
 struct Allocator(Box<dyn Device>);
@@ -107,7 +107,11 @@ fn step(exact: bool, rows: usize) {
     let small = weight(matrix(HIDDEN, 64, AFFINE4));
     let (wide, router) = (
         weight(matrix(HIDDEN, INNER, Format::Plain(Scalar::BF16))),
-        weight(matrix(EXPERTS, HIDDEN, Format::Affine { bits: 8, group: 64, scale: Scalar::BF16 })),
+        weight(matrix(
+            EXPERTS,
+            HIDDEN,
+            Format::Affine(Affine { bits: 8, group: 64, scale: Scalar::BF16 }),
+        )),
     );
     let wide_shape = matrix(INNER, HIDDEN, AFFINE4);
     let shape = ExpertShape {

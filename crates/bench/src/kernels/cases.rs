@@ -31,8 +31,7 @@ impl KernelCase {
     }
 
     pub(super) fn name(&self) -> String {
-        self.format
-            .map_or_else(|| self.op.to_owned(), |f| format!("{}, {}", self.op, formats::name(f)))
+        self.format.map_or_else(|| self.op.to_owned(), |f| format!("{}, {}", self.op, f.name()))
     }
 }
 
@@ -58,15 +57,17 @@ const LATENT: HeadShape = HeadShape { heads: 16, kv_heads: 1, key: 576, value: 5
 pub(super) fn all() -> Vec<KernelCase> {
     let mut all = Vec::new();
     all.extend(
-        formats::ALL.map(|format| mat_mul(format, [2048, 4096], &[1, 2, 4, 8, 16, 128, 512])),
+        formats::all()
+            .into_iter()
+            .map(|format| mat_mul(format, [2048, 4096], &[1, 2, 4, 8, 16, 128, 512])),
     );
     all.extend(formats::COMMON.map(|format| mat_mul(format, [512, 2048], &[1, 8, 512])));
     all.push(mat_mul(formats::AFFINE4, [12_288, 4096], &[1]));
     all.extend(formats::COMMON.map(|format| mat_mul(format, [151_936, 2048], &[1])));
     all.push(mat_mul(formats::AFFINE4, [248_320, 2048], &[1]));
-    all.extend(formats::ALL.map(|format| experts(format, EXPERT, DECODE)));
+    all.extend(formats::all().into_iter().map(|format| experts(format, EXPERT, DECODE)));
     all.push(experts(formats::AFFINE4, LARGE_EXPERT, DECODE_LARGE));
-    all.extend(formats::ALL.map(|format| experts(format, EXPERT, SHORT_PROMPT)));
+    all.extend(formats::all().into_iter().map(|format| experts(format, EXPERT, SHORT_PROMPT)));
     all.extend(formats::COMMON.map(|format| experts(format, EXPERT, LONG_PROMPT)));
     all.extend(formats::COMMON.map(|format| {
         KernelCase::new("HeadMatMul", Some(format), move |bench| {

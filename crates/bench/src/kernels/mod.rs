@@ -187,9 +187,9 @@ fn select(request: KernelRequest<'_>) -> Result<Vec<KernelCase>, InvalidRequest>
             names.join(", ")
         )));
     }
-    let is_format = |name: &String| formats::ALL.iter().any(|f| formats::has_prefix(*f, name));
+    let is_format = |name: &String| formats::all().iter().any(|f| formats::has_prefix(*f, name));
     if let Some(unknown) = request.formats.iter().find(|name| !is_format(name)) {
-        let names: Vec<String> = formats::ALL.iter().map(|f| formats::name(*f)).collect();
+        let names: Vec<String> = formats::all().iter().map(|f| f.name()).collect();
         return Err(InvalidRequest(format!(
             "there is no weight format whose name starts with {unknown:?}: choose {}",
             names.join(", ")

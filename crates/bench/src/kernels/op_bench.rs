@@ -4,11 +4,9 @@ use std::time::{Duration, Instant};
 
 use moeflux::SplitMix64;
 use moeflux_compute::{
-    BankPlace, BlockScale, Buffer, Bytes, Device, Element, ExpertShape, Format, MatrixShape,
-    Scalar, Slot, State, StateShape, View, Weight,
+    BankPlace, Buffer, Bytes, Device, ExpertShape, Format, MatrixShape, Slot, State, StateShape,
+    View, Weight,
 };
-
-use super::formats;
 
 /// Total bytes of weights or states that runs cycle through: more than any cache holds.
 pub(super) const CYCLE: usize = 256 << 20;
@@ -61,7 +59,7 @@ pub(super) struct OpBench {
 
 impl OpBench {
     pub(super) fn new(device: Box<dyn Device>, min_time: Duration, format: Option<Format>) -> Self {
-        Self { device, min_time, format: format.map(formats::name), timings: Vec::new() }
+        Self { device, min_time, format: format.map(|f| f.name()), timings: Vec::new() }
     }
 
     /// Times `run`, which writes `out`: lower quartile over batches, so that other load on the
@@ -172,39 +170,10 @@ impl OpBench {
     }
 }
 
-/// Fills weights with random quants and small scales: no overflow, no NaN, no denormals, which slow
-/// arithmetic down.
+/// Fills a matrix with random weights of magnitude 1.
 fn fill(shape: MatrixShape, bytes: &mut [u8]) -> anyhow::Result<()> {
-    let parts = shape.plane_bytes()?;
-    let (weights, rest) = bytes.split_at_mut(parts.weights);
-    let (scales, biases) = rest.split_at_mut(parts.scales);
     let mut random = SplitMix64::new(SEED);
-    for word in weights.chunks_mut(4) {
-        word.copy_from_slice(&random.next_u64().to_le_bytes()[..word.len()]);
-    }
-    match shape.format {
-        Format::Plain(scalar) => set_upper_bytes(weights, scalar, 0x3c),
-        Format::Affine { scale, .. } => {
-            set_upper_bytes(scales, scale, 0x3c);
-            set_upper_bytes(biases, scale, 0xbc);
-        }
-        Format::Scaled { element, scale, .. } => {
-            if element == Element::E4M3 {
-                // An exponent of all ones is NaN.
-                weights.iter_mut().for_each(|byte| *byte &= 0xbf);
-            }
-            match scale {
-                BlockScale::E8M0 => scales.fill(0x78),
-                BlockScale::E4M3 => scales.fill(0x28),
-                BlockScale::Plain(scale) => set_upper_bytes(scales, scale, 0x3c),
-            }
-        }
-    }
+    let planes = shape.plane_bytes()?.split_mut(bytes);
+    shape.format.codec().random(planes, &mut || random.next_u64() >> 32);
     Ok(())
-}
-
-/// Sets the upper byte of each scalar.
-fn set_upper_bytes(bytes: &mut [u8], scalar: Scalar, high: u8) {
-    let last = scalar.bytes() - 1;
-    bytes.iter_mut().skip(last).step_by(scalar.bytes()).for_each(|byte| *byte = high);
 }

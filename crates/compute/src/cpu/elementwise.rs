@@ -24,10 +24,10 @@ pub(super) fn embed(
         let table = host.weight(table)?;
         cpu.pool.tiles(values, Grid::new(out, 1, 1, out.width), |mut tile, _| {
             let i = tile.rows().start;
-            let (w, s, b) = table.row(tokens[i] as usize);
+            let row = table.row(tokens[i] as usize);
             match table.shape.format {
-                Format::Plain(scalar) => kernels.widen(scalar, w, tile.row(i)),
-                format => format.dequantize(w, s, b, tile.row(i)),
+                Format::Plain(scalar) => kernels.widen(scalar, row[0], tile.row(i)),
+                format => format.dequantize(row, tile.row(i)),
             }
         });
         Ok(())

@@ -7,7 +7,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::store::Store;
-use crate::{Error, MatrixShape, View};
+use crate::{Error, MatrixShape, PerPlane, View};
 
 /// Words of parameters: 128 bytes, the immediates that every adapter of WebGPU has.
 const MAX_WORDS: usize = 32;
@@ -607,15 +607,16 @@ impl ViewParams {
 }
 
 impl MatrixParams {
-    /// `planes`: byte offsets of weights, scales and biases.
-    pub(in crate::gpu) fn new(planes: [u32; 3], shape: MatrixShape) -> Self {
+    /// `planes`: byte offsets of the planes.
+    pub(in crate::gpu) fn new(planes: PerPlane<u32>, shape: MatrixShape) -> Self {
         let [weights, scales, biases] = planes;
+        let layouts = shape.format.planes(shape.cols);
         Self {
             weights,
             scales,
             biases,
-            row_bytes: shape.format.row_bytes(shape.cols) as u32,
-            scale_bytes: shape.format.row_scale_bytes(shape.cols) as u32,
+            row_bytes: layouts[0].row_bytes as u32,
+            scale_bytes: layouts[1].row_bytes as u32,
         }
     }
 }

@@ -63,8 +63,8 @@ fn mat_vec(weight: &Matrix<'_>, x: &[f32]) -> Vec<f32> {
     let mut row = vec![0.0; weight.shape.cols];
     (0..weight.shape.rows)
         .map(|o| {
-            let (w, s, b) = weight.row(o);
-            weight.shape.format.dequantize(w, s, b, &mut row);
+            let planes = weight.row(o);
+            weight.shape.format.dequantize(planes, &mut row);
             (dot(&row, x) + f64::from(weight.bias(o))) as f32
         })
         .collect()
@@ -143,8 +143,8 @@ impl ReferenceDevice {
                 return Err(Error::Token { id: *id, vocab: table.shape.rows });
             }
             let mut values = vec![0.0; table.shape.cols];
-            let (w, s, b) = table.row(*id as usize);
-            table.shape.format.dequantize(w, s, b, &mut values);
+            let planes = table.row(*id as usize);
+            table.shape.format.dequantize(planes, &mut values);
             self.store(out, row, 0, &values)?;
         }
         Ok(())
@@ -224,8 +224,8 @@ impl ReferenceDevice {
         let mut values = vec![0.0; weight.shape.cols];
         let mut y = vec![0.0f64; outputs];
         for i in 0..head_rows.count {
-            let (w, s, b) = weight.row(head * head_rows.stride + head_rows.first + i);
-            weight.shape.format.dequantize(w, s, b, &mut values);
+            let planes = weight.row(head * head_rows.stride + head_rows.first + i);
+            weight.shape.format.dequantize(planes, &mut values);
             if transposed {
                 y.iter_mut().zip(&values).for_each(|(y, w)| *y += f64::from(x[i]) * f64::from(*w));
             } else {

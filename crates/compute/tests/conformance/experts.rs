@@ -1,8 +1,8 @@
 //! Experts in slots: formats, activations, routed and listed assignments.
 
 use moeflux_compute::{
-    Activation, Error, ExpertGroups, ExpertShape, ExpertUse, ExpertUses, Format, Isa, MatrixShape,
-    Op, Router, Scalar, Scoring, SharedChoice, Slot, View,
+    Activation, Affine, BlockScaled, Error, ExpertGroups, ExpertShape, ExpertUse, ExpertUses,
+    Format, Isa, MatrixShape, Op, Router, Scalar, Scoring, SharedChoice, Slot, View,
 };
 
 use crate::harness::{AFFINE4, DevicePair, Random, bits, device, encode, sample_formats};
@@ -87,7 +87,7 @@ fn every_format() {
 #[test]
 fn gate_up_and_down_of_different_formats() {
     let mut random = Random::new(52);
-    let eight = Format::Affine { bits: 8, group: 32, scale: Scalar::F16 };
+    let eight = Format::Affine(Affine { bits: 8, group: 32, scale: Scalar::F16 });
     let plain = Format::Plain(Scalar::BF16);
     DevicePair::for_each(|pair, exact| {
         for formats in [[AFFINE4, eight, plain], [plain, AFFINE4, eight], [eight, plain, AFFINE4]] {
@@ -147,7 +147,7 @@ fn interleaved_gate_up_with_biases_and_each_activation() {
         for format in [
             AFFINE4,
             Format::Plain(Scalar::BF16),
-            Format::Affine { bits: 3, group: 32, scale: Scalar::F32 },
+            Format::Affine(Affine { bits: 3, group: 32, scale: Scalar::F32 }),
         ] {
             for (i, activation) in
                 [Activation::SwiGlu, Activation::GeGlu, clamped].into_iter().enumerate()
@@ -358,7 +358,7 @@ fn router_top_k_experts_and_combine() {
     let mut random = Random::new(57);
     DevicePair::for_each(|pair, exact| {
         // Fewer experts than the threads of a workgroup, and more with all router options.
-        let eight = Format::Affine { bits: 8, group: 32, scale: Scalar::F16 };
+        let eight = Format::Affine(Affine { bits: 8, group: 32, scale: Scalar::F16 });
         let plain = Format::Plain(Scalar::BF16);
         let shapes =
             [(7, 3, 64, AFFINE4), (7, 3, 64, AFFINE4), (300, 8, 96, eight), (64, 5, 64, plain)];
@@ -450,12 +450,14 @@ fn many_rows_of_every_format() {
         for (i, format) in sample_formats().into_iter().enumerate() {
             // Widths as odd as the format allows, so that the next matrix of the slot is unaligned.
             let (hidden, intermediate) = match format {
-                Format::Affine { group, .. } => (2 * usize::from(group), 3 * usize::from(group)),
+                Format::Affine(Affine { group, .. }) => {
+                    (2 * usize::from(group), 3 * usize::from(group))
+                }
                 Format::Plain(_) => (67, 45),
-                Format::Scaled { element, .. } if element.bits() == 8 => (67, 45),
-                Format::Scaled { .. } => (70, 46),
+                Format::BlockScaled(BlockScaled { element, .. }) if element.bits() == 8 => (67, 45),
+                Format::BlockScaled(_) => (70, 46),
             };
-            let fused = i % 4 == 1 && format.block_rows() == 1;
+            let fused = i % 4 == 1 && format.block().rows == 1;
             let shape = ExpertShape {
                 interleaved: fused,
                 output_bias: [None, Some(Scalar::BF16), Some(Scalar::F32)][i % 3],

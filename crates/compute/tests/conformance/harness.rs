@@ -1,11 +1,11 @@
 //! A device beside the reference device, and random inputs for both.
 
-use std::cell::Cell;
+use std::{cell::Cell, collections::BTreeSet};
 
 use moeflux_compute::{
-    BankPlace, BlockScale, Buffer, Bytes, Device, DeviceOptions, Element, Error, Format, Isa,
-    KvFormat, MatrixShape, Op, Scalar, Slot, SlotTable, SplitMix64, State, StateShape, View,
-    Weight, open,
+    ActivationFormat, Affine, BankPlace, BlockScale, BlockScaled, Buffer, Bytes, Device,
+    DeviceOptions, Element, Error, Format, Isa, KvFormat, MatrixShape, Op, Scalar, Slot, SlotTable,
+    SplitMix64, State, StateShape, View, Weight, open,
 };
 
 thread_local! {
@@ -71,40 +71,9 @@ impl Random {
     /// Bytes of a matrix whose weights are of magnitude 1.
     pub(crate) fn matrix(&mut self, shape: MatrixShape) -> Vec<u8> {
         let planes = shape.plane_bytes().unwrap();
-        match shape.format {
-            Format::Plain(scalar) => {
-                (0..shape.rows * shape.cols).flat_map(|_| encode(scalar, self.value())).collect()
-            }
-            Format::Affine { bits, scale, .. } => {
-                let mut bytes: Vec<u8> = (0..planes.weights).map(|_| self.next() as u8).collect();
-                let step = 2.0 / f32::from(bits).exp2();
-                let scales: Vec<f32> = (0..planes.scales / scale.bytes())
-                    .map(|_| step * (1.0 + 0.5 * self.value()))
-                    .collect();
-                bytes.extend(scales.iter().flat_map(|s| encode(scale, *s)));
-                bytes.extend(
-                    scales
-                        .iter()
-                        .flat_map(|s| encode(scale, -s / step * (1.0 + 0.1 * self.value()))),
-                );
-                bytes
-            }
-            Format::Scaled { element, scale, .. } => {
-                let mut bytes: Vec<u8> = (0..planes.weights).map(|_| self.next() as u8).collect();
-                if element == Element::E4M3 {
-                    // No NaN, and no exponents so large that a few weights dominate a sum.
-                    bytes
-                        .iter_mut()
-                        .for_each(|byte| *byte = *byte & 0x80 | ((*byte & 0x7f) % 0x60));
-                }
-                bytes.extend((0..planes.scales / scale.bytes()).flat_map(|_| match scale {
-                    BlockScale::E8M0 => vec![123 + self.below(3) as u8],
-                    BlockScale::E4M3 => vec![36 + self.below(16) as u8],
-                    BlockScale::Plain(scalar) => encode(scalar, 0.2 + 0.1 * self.value()),
-                }));
-                bytes
-            }
-        }
+        let mut bytes = vec![0; planes.total()];
+        shape.format.codec().random(planes.split_mut(&mut bytes), &mut || self.next());
+        bytes
     }
 }
 
@@ -134,36 +103,41 @@ pub(crate) fn tests_cpu() -> bool {
     std::env::var("MOEFLUX_TEST_CPU").map_or(true, |value| value != "none")
 }
 
-/// Affine formats: all 54 triples of bits, group and scale type in the full table, otherwise a
-/// pairwise covering array of 18. Each pair of two properties occurs: bits choose the unpacking,
-/// the scale type the load, and no code depends on a triple.
-pub(crate) fn affine_formats(full: bool) -> Vec<Format> {
-    let mut formats = Vec::new();
-    for (i, bits) in [2, 3, 4, 5, 6, 8].into_iter().enumerate() {
-        for (j, group) in [32, 64, 128].into_iter().enumerate() {
-            for (k, scale) in SCALARS.into_iter().enumerate() {
-                if full || (i + j) % SCALARS.len() == k {
-                    formats.push(Format::Affine { bits, group, scale });
-                }
-            }
-        }
-    }
-    formats
+/// Affine formats of the table: all 54 triples of bits, group and scale type in the full table,
+/// otherwise a pairwise covering array of 18. Each pair of two properties occurs: bits choose the
+/// unpacking, the scale type the load, and no code depends on a triple.
+pub(crate) fn affine_formats(full: bool) -> Vec<Affine> {
+    let affine = |format| match format {
+        Format::Affine(affine) => Some(affine),
+        _ => None,
+    };
+    let all: Vec<Affine> = Format::all().into_iter().filter_map(affine).collect();
+    let values = |property: fn(&Affine) -> usize| {
+        all.iter().map(property).collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>()
+    };
+    let properties: [fn(&Affine) -> usize; 3] =
+        [|a| a.bits.into(), |a| a.group.into(), |a| a.scale as usize];
+    let values = properties.map(values);
+    let is_covering = |format: &Affine| {
+        let [i, j, k] = [0, 1, 2].map(|p| {
+            let own = properties[p](format);
+            values[p].iter().position(|value| *value == own).unwrap()
+        });
+        (i + j) % values[2].len() == k
+    };
+    all.iter().copied().filter(|format| full || is_covering(format)).collect()
 }
 
-/// Every format; affine formats pairwise unless the complete table is requested.
+/// Every format of the table, affine ones pairwise unless the complete table is requested; and
+/// block-scaled formats without names.
 pub(crate) fn formats() -> Vec<Format> {
-    let mut formats: Vec<Format> = SCALARS.into_iter().map(Format::Plain).collect();
-    formats.extend(affine_formats(is_full()));
-    formats.extend([Format::MXFP4, Format::MXFP8, Format::NVFP4]);
-    let scaled = |element, block_rows, block_cols, scale| Format::Scaled {
-        element,
-        block_rows,
-        block_cols,
-        scale,
+    let others = Format::all().into_iter().filter(|format| !matches!(format, Format::Affine(_)));
+    let mut formats: Vec<Format> =
+        affine_formats(is_full()).into_iter().map(Format::Affine).chain(others).collect();
+    let scaled = |element, block_rows, block_cols, scale| {
+        Format::BlockScaled(BlockScaled { element, block_rows, block_cols, scale })
     };
     formats.extend([
-        scaled(Element::E4M3, 128, 128, BlockScale::Plain(Scalar::F32)),
         scaled(Element::E4M3, 128, 128, BlockScale::Plain(Scalar::BF16)),
         scaled(Element::E4M3, 3, 11, BlockScale::Plain(Scalar::F16)),
         scaled(Element::E4M3, 32, 32, BlockScale::E8M0),
@@ -177,12 +151,12 @@ pub(crate) fn formats() -> Vec<Format> {
 
 /// A sample of the formats that covers every way of unpacking.
 pub(crate) fn sample_formats() -> Vec<Format> {
-    let affine = |bits, group, scale| Format::Affine { bits, group, scale };
+    let affine = |bits, group, scale| Format::Affine(Affine { bits, group, scale });
     let mut formats: Vec<Format> = SCALARS.into_iter().map(Format::Plain).collect();
     formats.extend([2, 3, 5, 6].map(|bits| affine(bits, 64, Scalar::BF16)));
     formats.extend([AFFINE4, affine(4, 32, Scalar::F32), affine(8, 128, Scalar::F16)]);
     formats.extend(
-        self::formats().into_iter().filter(|format| matches!(format, Format::Scaled { .. })),
+        self::formats().into_iter().filter(|format| matches!(format, Format::BlockScaled(_))),
     );
     formats
 }
@@ -190,7 +164,8 @@ pub(crate) fn sample_formats() -> Vec<Format> {
 const SCALARS: [Scalar; 3] = [Scalar::F32, Scalar::F16, Scalar::BF16];
 
 /// Affine 4-bit weights in groups of 64: the format of most published checkpoints.
-pub(crate) const AFFINE4: Format = Format::Affine { bits: 4, group: 64, scale: Scalar::BF16 };
+pub(crate) const AFFINE4: Format =
+    Format::Affine(Affine { bits: 4, group: 64, scale: Scalar::BF16 });
 
 /// A CPU device.
 pub(crate) fn device(isa: Isa, exact: bool, threads: usize) -> Box<dyn Device> {
@@ -335,13 +310,7 @@ impl DevicePair {
 
     /// Whether the fast path rounds activations in a GEMV with weights of this format.
     pub(crate) fn rounds_activations(&self, format: Format) -> bool {
-        match format {
-            Format::Plain(_) => false,
-            Format::Affine { .. } => true,
-            Format::Scaled { element, block_cols, .. } => {
-                element == Element::E2M1 && matches!(block_cols, 16 | 32 | 64 | 128)
-            }
-        }
+        format.codec().activations() == ActivationFormat::Int8
     }
 
     /// Whether the fast path rounds activations in a GEMM with weights of this format.
@@ -509,11 +478,9 @@ fn affine_formats_cover_all_pairs() {
     let sample = affine_formats(false);
     let full = affine_formats(true);
     assert_eq!((sample.len(), full.len()), (18, 54));
-    let properties = |format: &Format| match *format {
-        Format::Affine { bits, group, scale } => {
-            [format!("{bits} bits"), format!("groups of {group}"), format!("{scale:?}")]
-        }
-        _ => unreachable!("{format} is affine"),
+    let properties = |format: &Affine| {
+        let Affine { bits, group, scale } = format;
+        [format!("{bits} bits"), format!("groups of {group}"), format!("{scale:?}")]
     };
     for wanted in full.iter().map(properties) {
         for [i, j] in [[0, 1], [0, 2], [1, 2]] {

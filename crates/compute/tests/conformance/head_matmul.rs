@@ -1,6 +1,8 @@
 //! HeadMatMul: every format, plain and transposed.
 
-use moeflux_compute::{Format, HeadMatrix, HeadRows, Isa, MatrixShape, Op, Scalar, View};
+use moeflux_compute::{
+    Affine, BlockScaled, Format, HeadMatrix, HeadRows, Isa, MatrixShape, Op, Scalar, View,
+};
 
 use crate::harness::{AFFINE4, DevicePair, Random, bits, bytes, device, read};
 
@@ -10,8 +12,10 @@ fn every_format_in_both_directions() {
     DevicePair::for_each(|pair, _| {
         for (i, format) in pair.formats().into_iter().enumerate() {
             let cols = match format {
-                Format::Affine { group, .. } => group as usize * (1 + i % 3),
-                Format::Scaled { block_cols, .. } => block_cols as usize * (1 + i % 3),
+                Format::Affine(Affine { group, .. }) => group as usize * (1 + i % 3),
+                Format::BlockScaled(BlockScaled { block_cols, .. }) => {
+                    block_cols as usize * (1 + i % 3)
+                }
                 Format::Plain(_) => [1, 7, 64, 129][i % 4],
             };
             let (heads, rows) = ([1, 3, 5][i % 3], [1, 2, 7][i / 3 % 3]);
@@ -75,7 +79,7 @@ fn results_do_not_depend_on_threads_or_batching() {
     let mut random = Random::new(83);
     let all = [
         AFFINE4,
-        Format::Affine { bits: 6, group: 32, scale: Scalar::F16 },
+        Format::Affine(Affine { bits: 6, group: 32, scale: Scalar::F16 }),
         Format::Plain(Scalar::BF16),
     ];
     for (isa, format) in

@@ -1,8 +1,8 @@
 //! LatentAttention: formats, plain and transposed matrices, chunks, sequences, threads.
 
 use moeflux_compute::{
-    Format, HeadMatrix, HeadRows, Isa, KV_BLOCK, MatrixShape, Op, Scalar, Span, State, StateShape,
-    View,
+    Affine, BlockScaled, Format, HeadMatrix, HeadRows, Isa, KV_BLOCK, MatrixShape, Op, Scalar,
+    Span, State, StateShape, View,
 };
 
 use crate::harness::{AFFINE4, DevicePair, Random, bits, bytes, device, read};
@@ -141,8 +141,8 @@ fn every_format_in_both_directions() {
     DevicePair::for_each(|pair, _| {
         for (i, format) in pair.formats().into_iter().enumerate() {
             let unit = match format {
-                Format::Affine { group, .. } => group as usize,
-                Format::Scaled { block_cols, .. } => block_cols as usize,
+                Format::Affine(Affine { group, .. }) => group as usize,
+                Format::BlockScaled(BlockScaled { block_cols, .. }) => block_cols as usize,
                 Format::Plain(_) => [1, 7, 64][i % 3],
             };
             let (latent, rows) = (unit * (1 + i % 2), [1, 2, 5, 18][i % 4]);

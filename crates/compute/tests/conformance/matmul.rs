@@ -1,6 +1,8 @@
 //! MatMul and Embed: formats, GEMV and GEMM, strides, special values.
 
-use moeflux_compute::{BlockScale, Element, Format, Isa, MatrixShape, Op, Scalar, View};
+use moeflux_compute::{
+    Affine, BlockScale, BlockScaled, Element, Format, Isa, MatrixShape, Op, Scalar, View,
+};
 
 use crate::harness::{
     AFFINE4, DevicePair, Random, bits, bytes, device, formats, read, sample_formats,
@@ -10,10 +12,10 @@ use crate::harness::{
 fn widths(format: Format) -> Vec<usize> {
     match format {
         Format::Plain(_) => vec![1, 7, 64, 129],
-        Format::Affine { group, .. } => {
+        Format::Affine(Affine { group, .. }) => {
             vec![group as usize, 3 * group as usize, 5 * group as usize]
         }
-        Format::Scaled { element, block_cols, .. } => {
+        Format::BlockScaled(BlockScaled { element, block_cols, .. }) => {
             let block = block_cols as usize;
             let odd =
                 if element == Element::E4M3 { [1, 3 * block + 7] } else { [2, 3 * block + 10] };
@@ -23,12 +25,12 @@ fn widths(format: Format) -> Vec<usize> {
 }
 
 /// FP8 of DeepSeek-V3, with smaller blocks.
-const FP8: Format = Format::Scaled {
+const FP8: Format = Format::BlockScaled(BlockScaled {
     element: Element::E4M3,
     block_rows: 32,
     block_cols: 64,
     scale: BlockScale::Plain(Scalar::F32),
-};
+});
 
 #[test]
 fn every_format_on_the_exact_path() {
@@ -82,7 +84,7 @@ fn every_format_on_the_fast_path() {
 #[test]
 fn gemv_of_few_rows_with_many_outputs() {
     let mut random = Random::new(12);
-    let affine = |bits, group, scale| Format::Affine { bits, group, scale };
+    let affine = |bits, group, scale| Format::Affine(Affine { bits, group, scale });
     DevicePair::for_each_fast(|pair| {
         for format in [
             affine(2, 32, Scalar::BF16),
@@ -162,27 +164,30 @@ fn many_rows_of_whole_blocks() {
         for format in sample_formats().into_iter().chain([FP8]) {
             let cols = match format {
                 Format::Plain(_) => 160,
-                Format::Affine { group, .. } => 3 * group as usize,
-                Format::Scaled { block_cols, .. } => 3 * (block_cols as usize).max(32),
+                Format::Affine(Affine { group, .. }) => 3 * group as usize,
+                Format::BlockScaled(BlockScaled { block_cols, .. }) => {
+                    3 * (block_cols as usize).max(32)
+                }
             };
             let shape = MatrixShape { rows: 67, cols, format };
             let usual = random.matrix(shape);
             let mut small = usual.clone();
             let planes = shape.plane_bytes().unwrap();
+            let [weights, ..] = planes.0;
             // Decreases the exponents of scales, and of the biases that follow them: the high
             // bytes.
             let shrink = |scales: &mut [u8], size: usize, amount: u8| {
                 scales.iter_mut().skip(size - 1).step_by(size).for_each(|high| *high -= amount);
             };
             match format {
-                Format::Affine { scale: Scalar::F16, .. } => {
-                    shrink(&mut small[planes.weights..], 2, 4 << 2)
+                Format::Affine(Affine { scale: Scalar::F16, .. }) => {
+                    shrink(&mut small[weights..], 2, 4 << 2)
                 }
-                Format::Affine { scale, .. } => {
-                    shrink(&mut small[planes.weights..], scale.bytes(), 7)
+                Format::Affine(Affine { scale, .. }) => {
+                    shrink(&mut small[weights..], scale.bytes(), 7)
                 }
-                Format::Scaled { scale: BlockScale::E8M0, .. } => {
-                    shrink(&mut small[planes.weights..], 1, 13)
+                Format::BlockScaled(BlockScaled { scale: BlockScale::E8M0, .. }) => {
+                    shrink(&mut small[weights..], 1, 13)
                 }
                 _ => {}
             }
@@ -222,7 +227,7 @@ fn a_nan_weight_among_many_rows_affects_its_output_only() {
 #[test]
 fn rows_longer_than_workgroup_memory() {
     let mut random = Random::new(11);
-    let six = Format::Affine { bits: 6, group: 128, scale: Scalar::F16 };
+    let six = Format::Affine(Affine { bits: 6, group: 128, scale: Scalar::F16 });
     DevicePair::for_each(|pair, exact| {
         for (i, format) in
             [AFFINE4, six, Format::MXFP4, Format::NVFP4, FP8, Format::Plain(Scalar::BF16)]
@@ -280,7 +285,8 @@ fn strided_views() {
 #[test]
 fn results_do_not_depend_on_threads_or_other_rows() {
     let mut random = Random::new(5);
-    let quants = [2, 3, 5, 6, 8].map(|bits| Format::Affine { bits, group: 32, scale: Scalar::F16 });
+    let quants =
+        [2, 3, 5, 6, 8].map(|bits| Format::Affine(Affine { bits, group: 32, scale: Scalar::F16 }));
     let others = [AFFINE4, Format::MXFP4, Format::NVFP4, FP8, Format::Plain(Scalar::F32)];
     let all = [&quants[..], &others].concat();
     for (isa, format) in

@@ -2,12 +2,13 @@
 //! separate ops.
 
 use moeflux_compute::{
-    Activation, Format, MatrixShape, Op, RopePairs, Router, Scalar, Shared, Span, StateShape, View,
+    Activation, Affine, Format, MatrixShape, Op, RopePairs, Router, Scalar, Shared, Span,
+    StateShape, View,
 };
 
 use crate::harness::{AFFINE4, DevicePair, Random};
 
-const AFFINE8: Format = Format::Affine { bits: 8, group: 32, scale: Scalar::F16 };
+const AFFINE8: Format = Format::Affine(Affine { bits: 8, group: 32, scale: Scalar::F16 });
 
 /// From the output of a mixer to the selected experts.
 #[test]
@@ -259,7 +260,7 @@ fn shared_expert_then_combine_and_norm() {
 #[test]
 fn conv1d_delta_rule_gated_norm_projection_and_residual_add() {
     let mut random = Random::new(76);
-    let two = Format::Affine { bits: 2, group: 64, scale: Scalar::BF16 };
+    let two = Format::Affine(Affine { bits: 2, group: 64, scale: Scalar::BF16 });
     let bf16 = Format::Plain(Scalar::BF16);
     DevicePair::for_each(|pair, exact| {
         // Head widths that are whole GEMV blocks, and others that are not.

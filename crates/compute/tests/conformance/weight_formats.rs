@@ -1,6 +1,6 @@
 //! Byte layout of weight formats, against the output of `mx.quantize` of mlx 0.32.4.
 
-use moeflux_compute::{BlockScale, Element, Format, MatrixShape, Scalar};
+use moeflux_compute::{Affine, BlockScale, BlockScaled, Element, Format, MatrixShape, Scalar};
 
 /// One group of `mx.quantize(w, group_size=64, bits=bits)`: bits, scale, packed and unpacked
 /// quants.
@@ -134,24 +134,26 @@ const SCALED: [ScaledRow; 3] = [
 #[test]
 fn affine_weights_unpack_as_in_mlx() {
     for (bits, scale, packed, quants) in GROUPS {
-        let format = Format::Affine { bits, group: 64, scale: Scalar::F32 };
+        let format = Format::Affine(Affine { bits, group: 64, scale: Scalar::F32 });
         let bytes = [packed, &scale.to_le_bytes(), &BIAS.to_le_bytes()].concat();
         let matrix = MatrixShape { rows: 1, cols: 64, format }.view(&bytes).unwrap();
-        let (w, s, b) = matrix.row(0);
+        let planes = matrix.row(0);
         let mut row = [0.0; 64];
-        format.dequantize(w, s, b, &mut row);
+        format.dequantize(planes, &mut row);
         assert_eq!(row, quants.map(|q| scale * f32::from(q) + BIAS), "{bits} bits");
     }
 }
 
 #[test]
 fn impossible_matrix_shapes_are_errors() {
-    let affine = |bits, group| Format::Affine { bits, group, scale: Scalar::BF16 };
-    let scaled = |element, block_rows, block_cols| Format::Scaled {
-        element,
-        block_rows,
-        block_cols,
-        scale: BlockScale::Plain(Scalar::F32),
+    let affine = |bits, group| Format::Affine(Affine { bits, group, scale: Scalar::BF16 });
+    let scaled = |element, block_rows, block_cols| {
+        Format::BlockScaled(BlockScaled {
+            element,
+            block_rows,
+            block_cols,
+            scale: BlockScale::Plain(Scalar::F32),
+        })
     };
     for (format, rows, cols) in [
         (affine(7, 64), 1, 64),
@@ -179,9 +181,9 @@ fn scaled_formats_dequantize_as_in_mlx() {
     for (format, elements, scales, values) in SCALED {
         let bytes = [elements, scales].concat();
         let matrix = MatrixShape { rows: 1, cols: 32, format }.view(&bytes).unwrap();
-        let (w, s, b) = matrix.row(0);
+        let planes = matrix.row(0);
         let mut row = [0.0; 32];
-        format.dequantize(w, s, b, &mut row);
+        format.dequantize(planes, &mut row);
         assert_eq!(row, values, "{format}");
     }
 }
@@ -218,21 +220,21 @@ fn minifloat_codes_match_the_specifications() {
 
 #[test]
 fn rows_of_a_block_share_its_scales() {
-    let format = Format::Scaled {
+    let format = Format::BlockScaled(BlockScaled {
         element: Element::E4M3,
         block_rows: 2,
         block_cols: 3,
         scale: BlockScale::E8M0,
-    };
+    });
     // 0x38 is 1.0. The blocks at the right and bottom edges are partial.
     let bytes = [&[0x38; 3 * 4][..], &[127, 128, 129, 130]].concat();
     let matrix = MatrixShape { rows: 3, cols: 4, format }.view(&bytes).unwrap();
     for (i, values) in
         [[1.0, 1.0, 1.0, 2.0], [1.0, 1.0, 1.0, 2.0], [4.0, 4.0, 4.0, 8.0]].into_iter().enumerate()
     {
-        let (w, s, b) = matrix.row(i);
+        let planes = matrix.row(i);
         let mut row = [0.0; 4];
-        format.dequantize(w, s, b, &mut row);
+        format.dequantize(planes, &mut row);
         assert_eq!(row, values, "row {i}");
     }
 }

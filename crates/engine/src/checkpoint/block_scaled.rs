@@ -1,6 +1,6 @@
 //! Block-scaled FP4 and FP8 weights in their published layouts: MXFP4, NVFP4, MXFP8, DeepSeek FP8.
 
-use moeflux_compute::{BlockScale, Element, Format};
+use moeflux_compute::{BlockScale, BlockScaled, Element, Format};
 
 use super::{
     Checkpoint,
@@ -42,7 +42,7 @@ impl Checkpoint {
         }
         // The mode follows from the shapes, as each has different bytes per row.
         let fits = |mode: &MicroscaledMode| {
-            let (row, scale_row) = (mode.format.row_bytes(cols), mode.format.row_scale_bytes(cols));
+            let [row, scale_row, _] = mode.format.planes(cols).map(|plane| plane.row_bytes);
             t.shape == request.tensor_shape(&[rows, row / 4])
                 && row.is_multiple_of(4)
                 && cols.is_multiple_of(mode.group)
@@ -98,7 +98,12 @@ impl Checkpoint {
             );
             return Err(self.tensor_error(&scales_name, &problem));
         }
-        let format = Format::Scaled { element: Element::E4M3, block_rows, block_cols, scale };
+        let format = Format::BlockScaled(BlockScaled {
+            element: Element::E4M3,
+            block_rows,
+            block_cols,
+            scale,
+        });
         self.build_stack(request, format, &[t, scales])
     }
 
@@ -237,11 +242,13 @@ mod tests {
                 [("a.weight", "F8_E4M3", &[129, 256]), ("a.weight_scale_inv", dtype, shape)];
             checkpoint(quantization, &tensors).matrix("a", 129, 256)
         };
-        let format = |block_rows, block_cols, scale| Format::Scaled {
-            element: Element::E4M3,
-            block_rows,
-            block_cols,
-            scale,
+        let format = |block_rows, block_cols, scale| {
+            Format::BlockScaled(BlockScaled {
+                element: Element::E4M3,
+                block_rows,
+                block_cols,
+                scale,
+            })
         };
         let (f32, bf16) = (
             BlockScale::Plain(moeflux_compute::Scalar::F32),

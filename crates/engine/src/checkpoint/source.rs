@@ -110,8 +110,8 @@ pub(crate) trait TensorSource {
         matrix: &MatrixSource,
         ranges: &[Range<usize>],
     ) -> Result<MatrixSource, Error> {
-        let MatrixShape { rows, format, .. } = matrix.shape;
-        let block = format.block_rows();
+        let MatrixShape { rows, cols, format } = matrix.shape;
+        let block = format.block().rows;
         let whole = |n: usize| n.is_multiple_of(block);
         if !ranges
             .iter()
@@ -124,13 +124,10 @@ pub(crate) trait TensorSource {
             return Err(self.tensor_error(&weight, &problem));
         }
         let mut segments = Vec::with_capacity(matrix.segments.len() * ranges.len());
-        for (i, plane) in matrix.segments.iter().enumerate() {
-            // Weights are stored by row, scales by block of rows.
-            let unit = if i == 0 { 1 } else { block };
-            let bytes = plane.bytes / rows.div_ceil(unit);
+        for (layout, plane) in format.planes(cols).iter().zip(&matrix.segments) {
             segments.extend(ranges.iter().map(|range| Segment {
-                offset: plane.offset + (range.start / unit * bytes) as u64,
-                bytes: range.len().div_ceil(unit) * bytes,
+                offset: plane.offset + layout.row_offset(range.start) as u64,
+                bytes: layout.bytes(range.len()),
                 ..*plane
             }));
         }

@@ -6,7 +6,7 @@
 
 use std::{collections::HashMap, path::Path};
 
-use moeflux_compute::{Format, MatrixShape, Scalar};
+use moeflux_compute::{Affine, Format, MatrixShape, Scalar};
 use serde_json::Value;
 
 use super::{
@@ -197,7 +197,7 @@ impl Checkpoint {
             return Err(misfit("the quantised shapes do not fit together"));
         }
         self.quantization.check(name, "affine", bits, group).map_err(|p| misfit(&p))?;
-        let format = Format::Affine { bits: bits as u8, group: group as u16, scale };
+        let format = Format::Affine(Affine { bits: bits as u8, group: group as u16, scale });
         self.build_stack(request, format, &[t, scales, biases])
     }
 

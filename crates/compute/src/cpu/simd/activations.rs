@@ -5,10 +5,12 @@
 
 use super::{
     Kernels,
+    dispatch::cpu_codec,
+    quant_rows::ScaleType,
     unpack_affine::{QuantKind, quants_per_byte},
     vector::{Q8_GROUP, Simd},
 };
-use crate::{Element, Format, MatrixShape, View};
+use crate::{MatrixShape, View};
 
 /// Padding of rows in activations: the largest block of any format on any instruction set.
 const PAD: usize = 256;
@@ -24,27 +26,14 @@ pub(crate) struct QuantLayout {
     pub(crate) kind: QuantKind,
     /// Columns that share a scale.
     pub(crate) group: usize,
+    /// Type of the weights' scales and biases.
+    pub(super) scale_type: ScaleType,
 }
 
 impl QuantLayout {
-    /// Layout of a matrix that can be multiplied with int8 activations: affine quants, or E2M1 with
-    /// a scale per row and group. `None` for all other formats.
+    /// Layout of a matrix that can be multiplied with int8 activations; `None` for all others.
     pub(crate) fn new(shape: MatrixShape) -> Option<Self> {
-        match shape.format {
-            Format::Affine { bits, group, .. } => {
-                Some(Self { kind: QuantKind::Bits(bits), group: group.into() })
-            }
-            Format::Scaled {
-                element: Element::E2M1,
-                block_rows: 1,
-                block_cols: group @ (16 | 32 | 64 | 128),
-                ..
-            } => shape
-                .cols
-                .is_multiple_of(group.into())
-                .then_some(Self { kind: QuantKind::E2M1, group: group.into() }),
-            Format::Plain(_) | Format::Scaled { .. } => None,
-        }
+        cpu_codec(&shape.format).quant_layout(shape.cols)
     }
 }
 
@@ -145,7 +134,7 @@ pub(super) unsafe fn quantize<S: Simd>(
     scales: &mut [f32],
     sums: &mut [f32],
 ) {
-    let QuantLayout { kind, group } = layout;
+    let QuantLayout { kind, group, .. } = layout;
     sums.fill(0.0);
     let groups =
         x.chunks(group).zip(q.chunks_mut(group)).zip(scales.chunks_mut(group / Q8_GROUP)).zip(sums);

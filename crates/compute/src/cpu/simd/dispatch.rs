@@ -11,33 +11,76 @@ use super::{
         GEMV_ROWS, GemvActivations, GemvOut, packed_activation_bytes, rows_widened_together,
     },
     quant_rows::{GroupShape, PlaneRows, QuantRows, ScaleType},
-    unpack_affine::{AffineRow, AffineTile},
-    unpack_mx::BlockScaledRow,
+    unpack_affine::{AffineRow, AffineRows, AffineTile},
+    unpack_mx::{BlockScaledRow, BlockScaledRows},
+    unpack_plain::FloatRows,
     vector::{MAX_LANES, Q8_GROUP},
 };
 use crate::{
     Element, Format, Matrix, MatrixShape, Scalar,
     cpu::scratch::{PackedKey, WorkerScratch},
+    format::PerPlane,
 };
+
+/// Bytes of a row of a matrix in each plane.
+pub(super) type RowPlanes<'a> = PerPlane<&'a [u8]>;
+
+/// Row of the CPU's table of weight formats: how rows become operands of the kernels.
+pub(super) trait CpuCodec {
+    /// Layout of int8 activations for rows of `cols` columns; `None` if products take f32 only.
+    fn quant_layout(&self, cols: usize) -> Option<QuantLayout>;
+
+    /// Whether rows of `cols` columns are multiplied as they are with `batch` rows of f32
+    /// activations. Otherwise they are dequantized to memory first.
+    fn multiplies_packed(&self, cols: usize, batch: usize) -> bool;
+
+    /// Operand of products with f32 activations, if [`CpuCodec::multiplies_packed`]: the first
+    /// `count` of `rows`. `room` is for widened scales: twice the columns, for each row.
+    fn packed_rows<'a>(
+        &self,
+        kernels: Kernels,
+        rows: [RowPlanes<'a>; TILE_ROWS],
+        count: usize,
+        room: &'a mut [f32],
+    ) -> RowFormat<'a>;
+
+    /// Dequantizes a row. `scales` has room for its scales and biases.
+    fn dequantize_row(
+        &self,
+        kernels: Kernels,
+        row: RowPlanes<'_>,
+        scales: &mut [f32],
+        out: &mut [f32],
+    );
+}
+
+/// The format's row of the CPU's table.
+pub(super) fn cpu_codec(format: &Format) -> &dyn CpuCodec {
+    match format {
+        Format::Plain(scalar) => scalar,
+        Format::Affine(affine) => affine,
+        Format::BlockScaled(scaled) => scaled,
+    }
+}
 
 /// Most rows of weights of one [`Kernels::gemv_q8`] call.
 pub(crate) const MAX_GEMV_OUTPUTS: usize = 512;
 
-/// Up to [`TILE_ROWS`] rows of a matrix, prepared for products with f32 activations.
-pub(crate) struct PackedRows<'a>(RowFormat<'a>);
+/// Up to [`TILE_ROWS`] rows of a matrix of `cols` columns, prepared for products with f32
+/// activations.
+pub(crate) struct PackedRows<'a> {
+    cols: usize,
+    rows: RowFormat<'a>,
+}
 
-enum RowFormat<'a> {
+/// Operands of products with f32 activations, by kernel.
+pub(super) enum RowFormat<'a> {
     /// Plain floats: stored ones, or dequantized rows.
-    Float { scalar: Scalar, cols: usize, rows: [&'a [u8]; TILE_ROWS], count: usize },
+    Float(FloatRows<'a>),
     /// Packed affine quants, for at most [`TILE_ROWS`] rows of activations.
-    Affine { bits: usize, group: usize, cols: usize, rows: [AffineRow<'a>; TILE_ROWS] },
+    Affine(AffineRows<'a>),
     /// Block-scaled small floats, for at most [`TILE_ROWS`] rows of activations.
-    BlockScaled {
-        element: Element,
-        cols: usize,
-        rows: [BlockScaledRow<'a>; TILE_ROWS],
-        count: usize,
-    },
+    BlockScaled(BlockScaledRows<'a>),
 }
 
 impl<'a> PackedRows<'a> {
@@ -52,55 +95,19 @@ impl<'a> PackedRows<'a> {
     ) -> Self {
         let (first, count) = (range.start, range.len().min(TILE_ROWS));
         let cols = matrix.shape.cols;
-        let stored: [_; TILE_ROWS] = std::array::from_fn(|i| matrix.row(first + i.min(count - 1)));
-        let whole_vectors = |n: usize| n.is_multiple_of(MAX_LANES);
-        match matrix.shape.format {
-            Format::Plain(scalar) => {
-                return PackedRows(RowFormat::Float {
-                    scalar,
-                    cols,
-                    rows: stored.map(|(w, ..)| w),
-                    count,
-                });
-            }
-            // A larger batch pays for dequantizing the rows to memory.
-            Format::Scaled { element, block_cols, scale, .. }
-                if batch <= TILE_ROWS
-                    && whole_vectors(block_cols.into())
-                    && whole_vectors(cols) =>
-            {
-                let block = usize::from(block_cols);
-                let rows = stored.map(|(elements, scales, _)| BlockScaledRow {
-                    elements,
-                    scales,
-                    scale,
-                    block,
-                });
-                return PackedRows(RowFormat::BlockScaled { element, cols, rows, count });
-            }
-            Format::Affine { bits, group, scale } if batch <= TILE_ROWS && whole_vectors(cols) => {
-                let groups = cols / usize::from(group);
-                let mut rows = stored.map(|(q, ..)| AffineRow { q, scales: &[], biases: &[] });
-                let mut room = &mut scratch.tile_f32[..];
-                for (row, (_, scales, biases)) in rows.iter_mut().zip(stored) {
-                    for (dst, src) in [(&mut row.scales, scales), (&mut row.biases, biases)] {
-                        let (wide, rest) = room.split_at_mut(groups);
-                        kernels.widen(scale, src, wide);
-                        (*dst, room) = (wide, rest);
-                    }
-                }
-                let (bits, group) = (bits.into(), group.into());
-                return PackedRows(RowFormat::Affine { bits, group, cols, rows });
-            }
-            Format::Affine { .. } | Format::Scaled { .. } => {}
+        let codec = cpu_codec(&matrix.shape.format);
+        if codec.multiplies_packed(cols, batch) {
+            let stored = std::array::from_fn(|i| matrix.row(first + i.min(count - 1)));
+            let rows = codec.packed_rows(kernels, stored, count, &mut scratch.tile_f32);
+            return Self { cols, rows };
         }
         let (wide, scales) = scratch.tile_f32.split_at_mut(TILE_ROWS * cols);
         for (i, out) in wide.chunks_exact_mut(cols).enumerate().take(count) {
-            kernels.dequantize_row(matrix, first + i, scales, out);
+            codec.dequantize_row(kernels, matrix.row(first + i), scales, out);
         }
         let wide: &[u8] = bytemuck::cast_slice(wide);
         let rows = std::array::from_fn(|i| &wide[i.min(count - 1) * cols * 4..][..cols * 4]);
-        PackedRows(RowFormat::Float { scalar: Scalar::F32, cols, rows, count })
+        Self { cols, rows: RowFormat::Float(FloatRows { scalar: Scalar::F32, rows, count }) }
     }
 
     /// Products with rows `indexes` of the activations, at most [`TILE_ROWS`]:
@@ -115,62 +122,51 @@ impl<'a> PackedRows<'a> {
         sums: &mut F32TileSums,
     ) {
         assert!(indexes.len() <= TILE_ROWS);
-        let (RowFormat::Float { cols, .. }
-        | RowFormat::Affine { cols, .. }
-        | RowFormat::BlockScaled { cols, .. }) = self.0;
-        assert_eq!(activations.view.width, cols);
+        assert_eq!(activations.view.width, self.cols);
         let mut x = [&[][..]; TILE_ROWS];
         x.iter_mut().zip(indexes).for_each(|(x, i)| *x = activations.row(*i));
         let x = &x[..indexes.len()];
-        match &self.0 {
-            RowFormat::Float { scalar, rows, count, .. } => {
+        match &self.rows {
+            RowFormat::Float(FloatRows { scalar, rows, count }) => {
                 kernels.gemm_f32(*scalar, FloatTile { rows: &rows[..*count], prefetch }, x, sums);
             }
-            RowFormat::Affine { bits, group, rows, .. } => {
+            RowFormat::Affine(AffineRows { bits, group, rows }) => {
                 kernels.gemm_affine(AffineTile { rows, bits: *bits, group: *group }, x, sums);
             }
-            RowFormat::BlockScaled { element, rows, count, .. } => {
+            RowFormat::BlockScaled(BlockScaledRows { element, rows, count }) => {
                 kernels.gemm_block_scaled(*element, &rows[..*count], x, sums);
             }
         }
     }
 }
 
-/// Rows `range` of a matrix of quants, with the layout of the activations that they need.
+/// Rows `range` of a matrix of quants, for activations of a layout.
 fn quant_rows<'a>(
     matrix: &Matrix<'a>,
     range: Range<usize>,
-) -> (QuantRows<'a>, QuantLayout, GroupShape) {
+    layout: QuantLayout,
+) -> (QuantRows<'a>, GroupShape) {
+    assert_eq!(QuantLayout::new(matrix.shape), Some(layout));
     let MatrixShape { cols, format, .. } = matrix.shape;
-    let scale_type = match format {
-        Format::Affine { scale, .. } => ScaleType::Affine(scale),
-        Format::Scaled { scale, .. } => ScaleType::E2M1(scale),
-        Format::Plain(_) => unreachable!("plain floats take f32 activations"),
-    };
-    let Some(layout) = QuantLayout::new(matrix.shape) else {
-        unreachable!("activations are quantized for a matrix of quants")
-    };
-    let (quant_bytes, scale_bytes) = (format.row_bytes(cols), format.row_scale_bytes(cols));
+    let layouts = format.planes(cols);
     let (first, step) = matrix.stored(range.start);
     let stored = (range.len().max(1) - 1) * step + 1;
-    let plane = |bytes: &'a [u8], row_bytes: usize| PlaneRows {
-        bytes: &bytes[first * row_bytes..(first + stored) * row_bytes],
-        stride: step * row_bytes,
-    };
-    let biases = if format.is_affine() {
-        plane(matrix.biases, scale_bytes)
-    } else {
-        PlaneRows { bytes: &[], stride: step * scale_bytes }
-    };
+    let [quants, scales, biases] = std::array::from_fn(|i| {
+        let row_bytes = layouts[i].row_bytes;
+        PlaneRows {
+            bytes: &matrix.planes[i][first * row_bytes..(first + stored) * row_bytes],
+            stride: step * row_bytes,
+        }
+    });
     let w = QuantRows {
         count: range.len(),
-        quants: plane(matrix.weights, quant_bytes),
-        scale_bytes,
-        scales: plane(matrix.scales, scale_bytes),
+        quants,
+        scale_bytes: layouts[1].row_bytes,
+        scales,
         biases,
-        scale_type,
+        scale_type: layout.scale_type,
     };
-    (w, layout, GroupShape { cols, group: layout.group })
+    (w, GroupShape { cols, group: layout.group })
 }
 
 /// Rows of int8 activations, selected and ordered by an index function.
@@ -247,8 +243,9 @@ impl Kernels {
         mut each: impl FnMut(usize, &mut [f32]),
     ) {
         assert!(range.len() <= self.gemm_rows());
-        let (outputs, (w, layout, shape)) = (range.len(), quant_rows(matrix, range));
-        assert_eq!((x.rows.cols, x.rows.layout), (shape.cols, layout));
+        let (outputs, layout) = (range.len(), x.rows.layout);
+        let (w, shape) = quant_rows(matrix, range, layout);
+        assert_eq!(x.rows.cols, shape.cols);
         let padded = padded(shape.cols);
         let quants = &mut scratch.tile[..tile_bytes(padded)];
         let scales = &mut scratch.tile_f32[..tile_scale_len(padded)];
@@ -293,8 +290,9 @@ impl Kernels {
         let outputs = range.len();
         assert!((1..=GEMV_ROWS).contains(&indexes.len()));
         assert!((1..=MAX_GEMV_OUTPUTS).contains(&outputs));
-        let (w, layout, shape) = quant_rows(matrix, range);
-        assert_eq!((x.cols, x.layout), (shape.cols, layout));
+        let layout = x.layout;
+        let (w, shape) = quant_rows(matrix, range, layout);
+        assert_eq!(x.cols, shape.cols);
         let stride = packed_activation_bytes(padded(shape.cols));
         let WorkerScratch { tile_f32, packed, packed_rows, products, .. } = scratch;
         let rows = std::array::from_fn(|i| indexes.get(i).copied().unwrap_or(usize::MAX));
@@ -337,31 +335,6 @@ impl Kernels {
         sums.chunks_exact_mut(outputs).enumerate().for_each(|(i, sums)| each(i, sums));
     }
 
-    /// Dequantizes a row of a matrix to f32. `scales` has room for its scales and biases.
-    fn dequantize_row(self, matrix: &Matrix<'_>, row: usize, scales: &mut [f32], out: &mut [f32]) {
-        let (elements, row_scales, row_biases) = matrix.row(row);
-        match matrix.shape.format {
-            Format::Plain(scalar) => self.widen(scalar, elements, out),
-            Format::Affine { bits, group, scale } => {
-                let group = usize::from(group);
-                let (scales, rest) = scales.split_at_mut(out.len() / group);
-                let biases = &mut rest[..out.len() / group];
-                self.widen(scale, row_scales, scales);
-                self.widen(scale, row_biases, biases);
-                self.dequantize_affine(bits, AffineRow { q: elements, scales, biases }, group, out);
-            }
-            Format::Scaled { element, block_cols, scale, .. } => {
-                let row = BlockScaledRow {
-                    elements,
-                    scales: row_scales,
-                    scale,
-                    block: block_cols.into(),
-                };
-                self.dequantize_blocks(element, &row, out);
-            }
-        }
-    }
-
     /// Dequantizes rows of a matrix from row `first` on to `out`, `(rows, cols)`. The scratch has
     /// room for the matrix's columns.
     pub(crate) fn dequantize_rows(
@@ -371,13 +344,20 @@ impl Kernels {
         scratch: &mut WorkerScratch,
         out: &mut [f32],
     ) {
+        let codec = cpu_codec(&matrix.shape.format);
         for (i, out) in out.chunks_exact_mut(matrix.shape.cols).enumerate() {
-            self.dequantize_row(matrix, first + i, &mut scratch.tile_f32, out);
+            codec.dequantize_row(self, matrix.row(first + i), &mut scratch.tile_f32, out);
         }
     }
 
     /// Dequantizes a row of affine quants: `out = scale * q + bias`.
-    fn dequantize_affine(self, bits: u8, row: AffineRow<'_>, group: usize, out: &mut [f32]) {
+    pub(super) fn dequantize_affine(
+        self,
+        bits: u8,
+        row: AffineRow<'_>,
+        group: usize,
+        out: &mut [f32],
+    ) {
         let groups = out.len() / group;
         assert!(out.len().is_multiple_of(group) && group.is_power_of_two() && group >= Q8_GROUP);
         assert!(row.q.len() >= out.len() * usize::from(bits) / 8);

@@ -120,6 +120,7 @@ mod sampling;
 mod table;
 mod unpack_affine;
 mod unpack_mx;
+mod unpack_plain;
 mod vector;
 
 pub(crate) use activations::{ActivationRows, Q8Rows, QuantLayout, padded};

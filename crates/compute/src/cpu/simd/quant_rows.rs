@@ -20,7 +20,7 @@ impl GroupShape {
 }
 
 /// Types of the scales and biases of quants.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ScaleType {
     /// Plain floats, both.
     Affine(Scalar),

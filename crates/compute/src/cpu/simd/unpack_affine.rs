@@ -10,9 +10,14 @@
 )]
 
 use super::{
+    Kernels,
+    activations::QuantLayout,
+    dispatch::{CpuCodec, RowFormat, RowPlanes},
     gemm_f32::{F32TileSums, TILE_ROWS, reduce_tile},
-    vector::{L1_PREFETCH, MAX_VECTOR_BYTES, Q8_GROUP, Simd, prefetch_rows},
+    quant_rows::ScaleType,
+    vector::{L1_PREFETCH, MAX_LANES, MAX_VECTOR_BYTES, Q8_GROUP, Simd, prefetch_rows},
 };
+use crate::Affine;
 
 /// Most vectors that a vector of packed bytes unpacks to: 4, with 2-bit quants.
 pub(super) const MAX_UNPACKED: usize = 4;
@@ -130,6 +135,66 @@ pub(super) struct AffineRow<'a> {
     pub(super) q: &'a [u8],
     pub(super) scales: &'a [f32],
     pub(super) biases: &'a [f32],
+}
+
+/// [`TILE_ROWS`] rows of affine quants, with widened scales.
+pub(super) struct AffineRows<'a> {
+    pub(super) bits: usize,
+    /// Columns that share a scale.
+    pub(super) group: usize,
+    pub(super) rows: [AffineRow<'a>; TILE_ROWS],
+}
+
+impl CpuCodec for Affine {
+    fn quant_layout(&self, _cols: usize) -> Option<QuantLayout> {
+        Some(QuantLayout {
+            kind: QuantKind::Bits(self.bits),
+            group: self.group.into(),
+            scale_type: ScaleType::Affine(self.scale),
+        })
+    }
+
+    fn multiplies_packed(&self, cols: usize, batch: usize) -> bool {
+        // A larger batch pays for dequantizing the rows to memory.
+        batch <= TILE_ROWS && cols.is_multiple_of(MAX_LANES)
+    }
+
+    fn packed_rows<'a>(
+        &self,
+        kernels: Kernels,
+        rows: [RowPlanes<'a>; TILE_ROWS],
+        _count: usize,
+        mut room: &'a mut [f32],
+    ) -> RowFormat<'a> {
+        let Self { bits, group, scale } = *self;
+        let rows = rows.map(|[q, scales, biases]| {
+            let mut widen = |src: &[u8]| -> &'a [f32] {
+                let (wide, rest) =
+                    std::mem::take(&mut room).split_at_mut(src.len() / scale.bytes());
+                room = rest;
+                kernels.widen(scale, src, wide);
+                wide
+            };
+            AffineRow { q, scales: widen(scales), biases: widen(biases) }
+        });
+        RowFormat::Affine(AffineRows { bits: bits.into(), group: group.into(), rows })
+    }
+
+    fn dequantize_row(
+        &self,
+        kernels: Kernels,
+        [q, scales, biases]: RowPlanes<'_>,
+        room: &mut [f32],
+        out: &mut [f32],
+    ) {
+        let group = usize::from(self.group);
+        let (wide_scales, rest) = room.split_at_mut(out.len() / group);
+        let wide_biases = &mut rest[..out.len() / group];
+        kernels.widen(self.scale, scales, wide_scales);
+        kernels.widen(self.scale, biases, wide_biases);
+        let row = AffineRow { q, scales: wide_scales, biases: wide_biases };
+        kernels.dequantize_affine(self.bits, row, group, out);
+    }
 }
 
 /// Rows of affine quants of a tile.

@@ -6,11 +6,15 @@
 )]
 
 use super::{
+    Kernels,
+    activations::QuantLayout,
+    dispatch::{CpuCodec, RowFormat, RowPlanes},
     gemm_f32::{F32TileSums, TILE_ROWS, reduce_tile},
-    unpack_affine::E2m1,
+    quant_rows::ScaleType,
+    unpack_affine::{E2m1, QuantKind},
     vector::{CACHE_LINE, L1_PREFETCH, L2_PREFETCH, MAX_LANES, Simd, prefetch_rows},
 };
-use crate::{BlockScale, Element, Scalar};
+use crate::{ActivationFormat, BlockScale, BlockScaled, Codec, Element, Scalar};
 
 /// Block scales as f32, times a power of two.
 ///
@@ -140,6 +144,59 @@ pub(crate) struct BlockScaledRow<'a> {
     pub(crate) scale: BlockScale,
     /// Columns that share a scale: a whole number of bytes.
     pub(crate) block: usize,
+}
+
+/// Up to [`TILE_ROWS`] rows of small floats.
+pub(super) struct BlockScaledRows<'a> {
+    pub(super) element: Element,
+    pub(super) rows: [BlockScaledRow<'a>; TILE_ROWS],
+    pub(super) count: usize,
+}
+
+impl BlockScaled {
+    /// Row of these planes.
+    fn row<'a>(&self, [elements, scales, _]: RowPlanes<'a>) -> BlockScaledRow<'a> {
+        BlockScaledRow { elements, scales, scale: self.scale, block: self.block_cols.into() }
+    }
+}
+
+impl CpuCodec for BlockScaled {
+    fn quant_layout(&self, cols: usize) -> Option<QuantLayout> {
+        let group = usize::from(self.block_cols);
+        let is_integer = self.activations() == ActivationFormat::Int8 && self.block_rows == 1;
+        (is_integer && cols.is_multiple_of(group)).then_some(QuantLayout {
+            kind: QuantKind::E2M1,
+            group,
+            scale_type: ScaleType::E2M1(self.scale),
+        })
+    }
+
+    fn multiplies_packed(&self, cols: usize, batch: usize) -> bool {
+        // A larger batch pays for dequantizing the rows to memory.
+        let whole_vectors = |n: usize| n.is_multiple_of(MAX_LANES);
+        batch <= TILE_ROWS && whole_vectors(self.block_cols.into()) && whole_vectors(cols)
+    }
+
+    fn packed_rows<'a>(
+        &self,
+        _kernels: Kernels,
+        rows: [RowPlanes<'a>; TILE_ROWS],
+        count: usize,
+        _room: &'a mut [f32],
+    ) -> RowFormat<'a> {
+        let rows = rows.map(|planes| self.row(planes));
+        RowFormat::BlockScaled(BlockScaledRows { element: self.element, rows, count })
+    }
+
+    fn dequantize_row(
+        &self,
+        kernels: Kernels,
+        planes: RowPlanes<'_>,
+        _scales: &mut [f32],
+        out: &mut [f32],
+    ) {
+        kernels.dequantize_blocks(self.element, &self.row(planes), out);
+    }
 }
 
 impl BlockScaledRow<'_> {

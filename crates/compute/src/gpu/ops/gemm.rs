@@ -16,7 +16,7 @@ use super::{
     weight_format::{BiasSource, Block32},
 };
 use crate::{
-    AdapterKind, Error, ExpertUse, ExpertUses, Format, MatrixShape, Op, SlotTable, View,
+    AdapterKind, Affine, Error, ExpertUse, ExpertUses, Format, MatrixShape, Op, SlotTable, View,
     matrix::MatrixLocation,
 };
 
@@ -228,7 +228,7 @@ pub(super) fn encode_matmul(
             uses: TileUses { kind: TileKind::Matrix, tiles: 0, list: 0, bank: 0 },
             rows: x.rows,
             shape,
-            planes: shard.planes(),
+            planes: shard.planes,
             up: None,
             bias: match bias {
                 None => GemmBias::NONE,
@@ -355,8 +355,8 @@ impl GemmBias {
 /// `ALIGNED` of `weights_any.wgsl`: whether rows and quants start at whole words.
 fn is_word_aligned(shape: MatrixShape, weights: u32) -> bool {
     let whole = match shape.format {
-        Format::Affine { bits, .. } => bits % 4 == 0,
-        Format::Plain(_) | Format::Scaled { .. } => true,
+        Format::Affine(Affine { bits, .. }) => bits % 4 == 0,
+        Format::Plain(_) | Format::BlockScaled(_) => true,
     };
     whole && weights.is_multiple_of(4) && shape.format.row_bytes(shape.cols).is_multiple_of(4)
 }
@@ -653,6 +653,6 @@ mod tests {
     }
 
     fn affine(bits: u8) -> Format {
-        Format::Affine { bits, group: 64, scale: Scalar::BF16 }
+        Format::Affine(Affine { bits, group: 64, scale: Scalar::BF16 })
     }
 }

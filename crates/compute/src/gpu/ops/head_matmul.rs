@@ -70,12 +70,13 @@ pub(super) fn encode(
     let blocks = shape.cols / 32;
     let staged_whole = section_cols(ctx, shape, ActivationFormat::F32) == Some(shape.cols);
     if let Some(block) = Block32::for_shape(shape).filter(|_| staged_whole || matrix.transposed) {
+        let [weights, scales, biases] = shard.planes;
         let params = HeadGemvParams {
             x: x_view,
             out: out_view,
-            weights: shard.weights / block.load_bytes() as u32,
-            scales: shard.scales,
-            biases: shard.biases,
+            weights: weights / block.load_bytes() as u32,
+            scales,
+            biases,
             first_row: rows.first as u32,
             head_rows: rows.count as u32,
             head_row_stride: rows.stride as u32,
@@ -105,7 +106,7 @@ pub(super) fn encode(
     }
     let constants = Constants::new(&[("WG", THREADS_ANY)]).format(shape.format);
     let buffers = [store.activations(), arena];
-    let m = MatrixParams::new(shard.planes(), shape);
+    let m = MatrixParams::new(shard.planes, shape);
     if matrix.transposed {
         let params = HeadGemvTransposedAnyParams {
             x: x_view,

@@ -33,7 +33,7 @@ fn encode_embed(
     for (arena, shard) in shards {
         let params = EmbedParams {
             out: ViewParams::new(ctx.store, &out)?,
-            m: MatrixParams::new(shard.planes(), shape),
+            m: MatrixParams::new(shard.planes, shape),
             tokens: offset,
             count: tokens.len() as u32,
             first_row: shard.first_row as u32,
@@ -57,7 +57,7 @@ fn encode_general(ctx: &mut OpContext<'_>, operands: MatMulOperands) -> Result<(
         let params = GemvAnyParams {
             x: ViewParams::new(ctx.store, &x)?,
             out: ViewParams::new(ctx.store, &out)?,
-            m: MatrixParams::new(shard.planes(), shape),
+            m: MatrixParams::new(shard.planes, shape),
             first_row: 0,
             outputs: shard.rows as u32,
             cols: shape.cols as u32,

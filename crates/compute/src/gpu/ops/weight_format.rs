@@ -1,7 +1,9 @@
 //! Weight formats as kernels take them: constants, bias codes, dispatch by blocks of 32 inputs.
 
 use super::Constants;
-use crate::{BlockScale, Element, Format, MatrixShape, Scalar};
+use crate::{
+    Affine, BlockScale, BlockScaled, Element, Format, MatrixShape, Scalar, format::PerPlane,
+};
 
 /// Code of a scalar type in kernels.
 const fn scalar_code(scalar: Scalar) -> u32 {
@@ -62,10 +64,10 @@ impl Constants {
     pub(in crate::gpu) fn format(self, format: Format) -> Self {
         let (element, bits, cols, rows, scale) = match format {
             Format::Plain(scalar) => (scalar_code(scalar), 8 * scalar.bytes() as u32, 1, 1, 0),
-            Format::Affine { bits, group, scale } => {
+            Format::Affine(Affine { bits, group, scale }) => {
                 (3, bits.into(), group.into(), 1, scalar_code(scale))
             }
-            Format::Scaled { element, block_rows, block_cols, scale } => {
+            Format::BlockScaled(BlockScaled { element, block_rows, block_cols, scale }) => {
                 let (element, bits) = match element {
                     Element::E2M1 => (4, 4),
                     Element::E4M3 => (5, 8),
@@ -113,10 +115,10 @@ impl Block32 {
     pub(in crate::gpu) fn for_shape(shape: MatrixShape) -> Option<Self> {
         let kind = match shape.format {
             Format::Plain(_) => Block32::Plain,
-            Format::Affine { bits: 4, .. } => Block32::Q4,
-            Format::Affine { bits: 8, .. } => Block32::Q8,
-            Format::Affine { .. } => Block32::Q,
-            Format::Scaled { element, block_cols, scale, .. } => {
+            Format::Affine(Affine { bits: 4, .. }) => Block32::Q4,
+            Format::Affine(Affine { bits: 8, .. }) => Block32::Q8,
+            Format::Affine(_) => Block32::Q,
+            Format::BlockScaled(BlockScaled { element, block_cols, scale, .. }) => {
                 let whole = block_cols.is_multiple_of(32);
                 match element {
                     // The halves of a block may have separate scales.
@@ -133,14 +135,10 @@ impl Block32 {
 
     /// Block type of a matrix whose planes start at these byte offsets; `None` also if they are not
     /// aligned as the kernels require.
-    pub(in crate::gpu) fn for_planes(
-        shape: MatrixShape,
-        [weights, scales, biases]: [usize; 3],
-    ) -> Option<Self> {
-        let fits = |block: &Self| weights.is_multiple_of(block.load_bytes());
-        Self::for_shape(shape)
-            .filter(fits)
-            .filter(|_| scales.is_multiple_of(4) && biases.is_multiple_of(4))
+    pub(in crate::gpu) fn for_planes(shape: MatrixShape, offsets: PerPlane<usize>) -> Option<Self> {
+        let mut planes = shape.format.planes(shape.cols).into_iter().zip(offsets);
+        let aligned = planes.all(|(plane, offset)| offset.is_multiple_of(plane.align));
+        Self::for_shape(shape).filter(|_| aligned)
     }
 
     /// Bytes of a load of weights, and their alignment.

@@ -1,7 +1,7 @@
 //! Weight arenas: resident matrices, split into shards that a kernel can bind.
 
 use super::{DeviceBuffer, Store, align_up, stale, write_padded};
-use crate::{Error, Weight, matrix::MatrixShape};
+use crate::{Error, Weight, format::PerPlane, matrix::MatrixShape};
 
 /// Bytes of the first arena; later arenas double up to [`MAX_ARENA`].
 const FIRST_ARENA: u64 = 8 << 20;
@@ -16,25 +16,13 @@ pub(in crate::gpu) struct WeightShard {
     pub(in crate::gpu) first_row: usize,
     pub(in crate::gpu) rows: usize,
     /// Byte offsets of the planes in the arena, multiples of [`super::ALIGN`].
-    pub(in crate::gpu) weights: u32,
-    pub(in crate::gpu) scales: u32,
-    pub(in crate::gpu) biases: u32,
+    pub(in crate::gpu) planes: PerPlane<u32>,
 }
 
 impl WeightShard {
-    /// Byte offsets of weights, scales and biases in the arena.
-    pub(in crate::gpu) const fn planes(&self) -> [u32; 3] {
-        [self.weights, self.scales, self.biases]
-    }
-
     /// The same rows from a later column on: planes start `bytes` later.
-    pub(in crate::gpu) const fn advance(self, bytes: [u32; 3]) -> Self {
-        Self {
-            weights: self.weights + bytes[0],
-            scales: self.scales + bytes[1],
-            biases: self.biases + bytes[2],
-            ..self
-        }
+    pub(in crate::gpu) fn advance(self, bytes: PerPlane<u32>) -> Self {
+        Self { planes: std::array::from_fn(|i| self.planes[i] + bytes[i]), ..self }
     }
 }
 
@@ -62,16 +50,16 @@ impl Store {
         shape: MatrixShape,
         bytes: &[u8],
     ) -> Result<Weight, Error> {
-        let planes = shape.view(bytes)?;
-        let (format, block_rows) = (shape.format, shape.format.block_rows());
+        let planes = shape.view(bytes)?.planes;
+        let layouts = shape.format.planes(shape.cols);
+        let block_rows = shape.format.block().rows;
         let mut shards = Vec::new();
         let mut first_row = 0;
         while first_row < shape.rows {
             let mut rows = shape.rows - first_row;
             let size = |rows: usize| -> Result<u64, Error> {
                 let planes = MatrixShape { rows, ..shape }.plane_bytes()?;
-                let planes = [planes.weights, planes.scales, planes.biases];
-                Ok(planes.iter().map(|bytes| align_up(*bytes as u64)).sum())
+                Ok(planes.0.iter().map(|bytes| align_up(*bytes as u64)).sum())
             };
             while size(rows)? > self.max_bytes {
                 if rows <= block_rows {
@@ -90,21 +78,10 @@ impl Store {
                 self.weights.used = align_up(offset + plane.len() as u64);
                 offset as u32
             };
-            let weight_bytes = format.row_bytes(shape.cols);
-            let scale_bytes = format.row_scale_bytes(shape.cols);
-            let bias_bytes = if format.is_affine() { scale_bytes } else { 0 };
-            let blocks = first_row / block_rows..(first_row + rows).div_ceil(block_rows);
-            let end = first_row + rows;
-            shards.push(WeightShard {
-                arena,
-                first_row,
-                rows,
-                weights: upload(&planes.weights[first_row * weight_bytes..end * weight_bytes]),
-                scales: upload(
-                    &planes.scales[blocks.start * scale_bytes..blocks.end * scale_bytes],
-                ),
-                biases: upload(&planes.biases[first_row * bias_bytes..end * bias_bytes]),
+            let planes = std::array::from_fn(|i| {
+                upload(&planes[i][layouts[i].row_offset(first_row)..][..layouts[i].bytes(rows)])
             });
+            shards.push(WeightShard { arena, first_row, rows, planes });
             first_row += rows;
         }
         self.weights.matrices.push(GpuWeight { shape, shards });

@@ -173,7 +173,7 @@ fn fused_gate_up(hub: &Scope<'_>, sizes: ExpertSizes) -> Result<[ExpertMatrix; 3
     };
     let gate_up = stack("gate_up_proj", 2 * intermediate, hidden)?;
     let down = stack("down_proj", hidden, intermediate)?;
-    if !intermediate.is_multiple_of(gate_up.shape.format.block_rows()) {
+    if !intermediate.is_multiple_of(gate_up.shape.format.block().rows) {
         return Err(hub.source.tensor_error(
             &hub.path("gate_up_proj"),
             &format!("a block of its scales spans both halves of {intermediate} rows"),

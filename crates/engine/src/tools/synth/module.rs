@@ -1,13 +1,10 @@
 //! Modules: matrices and vectors of a model, and the tensors that store them.
 
-use moeflux_compute::Scalar;
+use moeflux_compute::{Affine, Format, Scalar};
 use serde_json::{Value, json};
 
 use super::values::{AFFINE_GROUP, AffineParams, Lead, Mxfp4Scales, RandomStream, TensorValues};
 use crate::base::error::Error;
-
-/// Weights per scale in MXFP4.
-const MXFP4_GROUP: u64 = 32;
 
 /// A named matrix or vector, before it is split into tensors.
 pub(super) struct Module {
@@ -36,20 +33,27 @@ pub(super) enum WeightQuant {
 }
 
 impl WeightQuant {
-    fn group(self) -> u64 {
+    /// The format of the table.
+    fn format(self) -> Format {
         match self {
-            WeightQuant::No => 1,
-            WeightQuant::Affine(_) => AFFINE_GROUP as u64,
-            WeightQuant::Mxfp4 => MXFP4_GROUP,
+            WeightQuant::No => Format::Plain(Scalar::BF16),
+            WeightQuant::Affine(bits) => Format::Affine(Affine {
+                bits: bits as u8,
+                group: AFFINE_GROUP as u16,
+                scale: Scalar::BF16,
+            }),
+            WeightQuant::Mxfp4 => Format::MXFP4,
         }
     }
 
-    fn bits(self) -> u32 {
-        match self {
-            WeightQuant::No => 16,
-            WeightQuant::Affine(bits) => bits,
-            WeightQuant::Mxfp4 => 4,
-        }
+    fn group(self) -> u64 {
+        self.format().block().cols as u64
+    }
+
+    /// Bits of a quant.
+    fn bits(self) -> u64 {
+        let group = self.format().block().cols;
+        (self.format().row_bytes(group) * 8 / group) as u64
     }
 
     fn mode(self) -> &'static str {
@@ -143,7 +147,7 @@ impl Module {
             let values = TensorValues::Uniform { scalar: Scalar::BF16, low, high, cols, lead };
             return Ok(vec![tensor(weight.clone(), with(cols), "BF16", 2, values, &weight)?]);
         };
-        let packed = with(cols * u64::from(quant.bits()) / 32);
+        let packed = with(cols * quant.bits() / 32);
         let groups = cols / quant.group();
         let mut tensors =
             vec![tensor(weight.clone(), packed, "U32", 4, TensorValues::Quants, &weight)?];

@@ -15,8 +15,8 @@ use super::{
     weight_format::Block32,
 };
 use crate::{
-    Activation, Buffer, Error, MatrixShape, View, Weight, gpu::store::weights::WeightShard,
-    matrix::MatrixLocation,
+    Activation, Buffer, Error, MatrixShape, PerPlane, View, Weight,
+    gpu::store::weights::WeightShard, matrix::MatrixLocation,
 };
 
 pub(in crate::gpu) use self::experts::{DownProjection, ExpertSum};
@@ -210,7 +210,7 @@ pub(super) fn section_cols(
 ) -> Option<usize> {
     let activations = activations.supported(ctx, Block32::for_shape(shape)?);
     let max = x_bytes(ctx) * 32 / activations.workgroup_bytes(32);
-    let block = shape.format.block_cols().max(32);
+    let block = shape.format.block().cols.max(32);
     let max = max / block * block;
     let sections = shape.cols.div_ceil(max.max(1)).max(1);
     (max > 0).then(|| shape.cols.div_ceil(sections).next_multiple_of(block).min(shape.cols))
@@ -290,10 +290,9 @@ pub(super) fn encode_matmul(
     Ok(true)
 }
 
-/// Bytes of `cols` inputs of a row: weights, scales and biases.
-const fn plane_bytes(shape: MatrixShape, cols: usize) -> [usize; 3] {
-    let scales = shape.format.row_scale_bytes(cols);
-    [shape.format.row_bytes(cols), scales, scales]
+/// Bytes of `cols` inputs of a row, by plane.
+fn plane_bytes(shape: MatrixShape, cols: usize) -> PerPlane<usize> {
+    shape.format.planes(cols).map(|plane| plane.row_bytes)
 }
 
 /// Operands of [`Op::MatMul`](crate::Op::MatMul).
@@ -478,6 +477,7 @@ pub(in crate::gpu) fn encode_products(
     let groups = x.rows * grid.workgroups;
     if let [GemvProduct { shard, bias, out, .. }] = products {
         let squares = head_norm.map(|norm| norm.sums);
+        let [weights, scales, biases] = shard.planes;
         let params = GemvParams {
             x: store.view_offset(&x_view)?,
             x_row_stride: x_view.row_stride as u32,
@@ -486,9 +486,9 @@ pub(in crate::gpu) fn encode_products(
             workgroups: grid.workgroups as u32,
             steps: grid.blocks_per_group as u32,
             matrix: GemvMatrixParams {
-                weights: shard.weights / block.load_bytes() as u32,
-                scales: shard.scales,
-                biases: shard.biases,
+                weights: weights / block.load_bytes() as u32,
+                scales,
+                biases,
                 out: store.view_offset(out)?,
                 out_row_stride: out.row_stride as u32,
                 bias: bias.unwrap_or(0),
@@ -507,10 +507,11 @@ pub(in crate::gpu) fn encode_products(
     let mut end_row = 0;
     for (matrix, GemvProduct { shard, bias, out, .. }) in matrices.iter_mut().zip(products) {
         end_row += shard.rows as u32;
+        let [weights, scales, biases] = shard.planes;
         *matrix = GemvFusedMatrixParams {
-            weights: shard.weights / block.load_bytes() as u32,
-            scales: shard.scales,
-            biases: shard.biases,
+            weights: weights / block.load_bytes() as u32,
+            scales,
+            biases,
             out: store.view_offset(out)?,
             end_row,
             bias_or_row_stride: bias.unwrap_or(out.row_stride as u32),
@@ -555,7 +556,7 @@ pub(in crate::gpu) fn encode_glu(
     let [gate, up] = products else { return Ok(()) };
     let matrix = |GemvProduct { shape, shard, .. }: &GemvProduct| MatrixLocation {
         shape: *shape,
-        planes: shard.planes().map(|offset| offset as usize),
+        planes: shard.planes.map(|offset| offset as usize),
         bias: None,
         first: 0,
         step: 1,

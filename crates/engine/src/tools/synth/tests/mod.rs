@@ -9,7 +9,7 @@ use std::{
     path::Path,
 };
 
-use moeflux_compute::{Format, Scalar};
+use moeflux_compute::{Affine, Format, Scalar};
 use serde_json::{Value, json};
 
 use super::{
@@ -118,20 +118,16 @@ fn rows(
     bits: u8,
     cols: usize,
 ) -> Vec<Vec<f32>> {
-    let format = Format::Affine { bits, group: 64, scale: Scalar::BF16 };
-    let part = |name: &str| &tensors[&format!("{path}.{name}")].2;
-    let (w, s, b) = (part("weight"), part("scales"), part("biases"));
-    let (wide, narrow) = (format.row_bytes(cols), format.row_scale_bytes(cols));
-    (0..w.len() / wide)
-        .map(|r| {
+    let format = Format::Affine(Affine { bits, group: 64, scale: Scalar::BF16 });
+    let planes = ["weight", "scales", "biases"].map(|name| &tensors[&format!("{path}.{name}")].2);
+    let layouts = format.planes(cols);
+    (0..planes[0].len() / layouts[0].row_bytes)
+        .map(|row| {
             let mut out = vec![0.0; cols];
-            let groups = r * narrow..(r + 1) * narrow;
-            format.dequantize(
-                &w[r * wide..(r + 1) * wide],
-                &s[groups.clone()],
-                &b[groups],
-                &mut out,
-            );
+            let row = std::array::from_fn(|i| {
+                &planes[i][layouts[i].row_offset(row)..][..layouts[i].row_bytes]
+            });
+            format.dequantize(row, &mut out);
             out
         })
         .collect()
@@ -270,7 +266,7 @@ fn mxfp4_weights_have_the_requested_spread() {
         let mut quants = vec![0; 4096 * 16];
         TensorValues::Quants.fill(RandomStream::new(0, "weight"), 0, &mut quants);
         let mut weights = vec![0.0; 4096 * 32];
-        Format::MXFP4.dequantize(&quants, &powers, &[], &mut weights);
+        Format::MXFP4.dequantize([&quants, &powers, &[]], &mut weights);
         let (mean, found) = mean_and_std(weights.iter().copied());
         assert!(
             mean.abs() < 0.02 * std && (found / std - 1.0).abs() < 0.03,
