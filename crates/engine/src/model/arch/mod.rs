@@ -39,7 +39,7 @@ struct ArchitectureEntry {
 }
 
 /// Registry of the supported architectures.
-const ARCHITECTURES: [ArchitectureEntry; 12] = [
+const ARCHITECTURES: &[ArchitectureEntry] = &[
     ArchitectureEntry { model_type: "deepseek_v3", blueprint: deepseek_v3::blueprint },
     ArchitectureEntry { model_type: "deepseek_v32", blueprint: deepseek_v32::blueprint },
     ArchitectureEntry { model_type: "gemma4", blueprint: gemma4::blueprint },

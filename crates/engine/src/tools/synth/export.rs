@@ -4,6 +4,7 @@
 use serde_json::Value;
 
 use super::module::WeightQuant;
+use crate::model::blueprint::{Blueprint, RouterBlueprint};
 
 /// Mean squares that the first layer adds to the residual stream, without the lead. Measured, or
 /// within a third of a measured value. Layer `l` adds them divided by `l + 1`, so that the stream
@@ -50,7 +51,13 @@ const COMMON: Export = Export {
     others: WeightQuant::Affine(4),
 };
 
-/// Exports that differ from [`COMMON`].
+/// Export of a model without an entry in [`EXPORTS`] whose routers are modules with a correction
+/// bias, beside shared experts. mlx-lm has such a router as a plain matrix, not a linear layer, and
+/// does not quantize it.
+const GROUPED: Export =
+    Export { growth: Growth { mixer: 0.39, experts: 0.4 }, routers: WeightQuant::No, ..COMMON };
+
+/// Exports that differ from [`COMMON`] and [`GROUPED`].
 const EXPORTS: [Export; 6] = [
     Export {
         model_types: &["qwen3_5_moe"],
@@ -67,17 +74,9 @@ const EXPORTS: [Export; 6] = [
         model_types: &["deepseek_v3", "deepseek_v32", "glm_moe_dsa", "kimi_k2", "kimi_k25"],
         // The shared expert is not gated, and the scaling factor enters squared.
         growth: Growth { mixer: 0.4, experts: 0.65 },
-        // mlx-lm has it as a plain matrix, not a linear layer, and does not quantize it.
-        routers: WeightQuant::No,
-        ..COMMON
+        ..GROUPED
     },
-    Export {
-        model_types: &["glm4_moe"],
-        biases: LinearBiases::Attention,
-        growth: Growth { mixer: 0.39, experts: 0.4 },
-        routers: WeightQuant::No,
-        ..COMMON
-    },
+    Export { model_types: &["glm4_moe"], biases: LinearBiases::Attention, ..GROUPED },
     Export {
         model_types: &["gpt_oss"],
         biases: LinearBiases::All,
@@ -99,6 +98,21 @@ impl Export {
     pub(super) fn of(model_type: &str) -> &'static Self {
         let plain = model_type.strip_suffix("_text").unwrap_or(model_type);
         EXPORTS.iter().find(|e| e.model_types.contains(&plain)).unwrap_or(&COMMON)
+    }
+
+    /// This export, or [`GROUPED`] if it is [`COMMON`] and a router has its correction bias as a
+    /// tensor of the module.
+    pub(super) fn for_routers(&'static self, blueprint: &Blueprint) -> &'static Self {
+        let is_module = |router: &RouterBlueprint| {
+            let bias = format!("{}.e_score_correction_bias", router.weight.weight.name);
+            router.correction.as_ref().is_some_and(|correction| correction.name == bias)
+        };
+        let is_common = self.model_types.is_empty();
+        if is_common && blueprint.moe_layers().any(|(_, moe)| is_module(&moe.router)) {
+            &GROUPED
+        } else {
+            self
+        }
     }
 
     /// Whether the export has a tensor that a model may lack, or that other layouts name
