@@ -44,6 +44,7 @@ const ARCHITECTURES: &[ArchitectureEntry] = &[
     ArchitectureEntry { model_type: "deepseek_v32", blueprint: deepseek_v32::blueprint },
     ArchitectureEntry { model_type: "gemma4", blueprint: gemma4::blueprint },
     ArchitectureEntry { model_type: "glm4_moe", blueprint: glm4_moe::blueprint },
+    ArchitectureEntry { model_type: "glm4_moe_lite", blueprint: deepseek_v3::blueprint },
     ArchitectureEntry { model_type: "glm_moe_dsa", blueprint: glm_moe_dsa::blueprint },
     ArchitectureEntry { model_type: "gpt_oss", blueprint: gpt_oss::blueprint },
     ArchitectureEntry { model_type: "kimi_k2", blueprint: deepseek_v3::blueprint },

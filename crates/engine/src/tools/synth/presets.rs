@@ -43,6 +43,12 @@ const PRESETS: &[Preset] = &[
         make: gemma_4_26b_a4b,
     },
     Preset {
+        name: "glm-4.7-flash",
+        description: "GLM-4.7-Flash: 47 layers of latent attention, 1 dense, 64 experts, 4 per token; 17 GB",
+        sizes: PresetSizes { parameters: 29.9, active: 3.6, expert_mb: 5.31 },
+        make: glm_4_7_flash,
+    },
+    Preset {
         name: "qwen3-30b-a3b",
         description: "Qwen3-30B-A3B: 48 layers of attention, 128 experts, 8 per token; 17 GB",
         sizes: PresetSizes { parameters: 30.5, active: 3.1, expert_mb: 2.65 },
@@ -438,6 +444,46 @@ fn glm_5() -> Value {
         "topk_group": 1,
         "topk_method": "noaux_tc",
         "use_cache": true,
+        "v_head_dim": 256,
+        "vocab_size": 154880
+    })
+}
+
+/// Source: huggingface.co/zai-org/GLM-4.7-Flash, config.json.
+fn glm_4_7_flash() -> Value {
+    json!({
+        "architectures": ["Glm4MoeLiteForCausalLM"],
+        "attention_bias": false,
+        "attention_dropout": 0.0,
+        "dtype": "bfloat16",
+        "first_k_dense_replace": 1,
+        "hidden_act": "silu",
+        "hidden_size": 2048,
+        "intermediate_size": 10240,
+        "kv_lora_rank": 512,
+        "max_position_embeddings": 202752,
+        "model_type": "glm4_moe_lite",
+        "moe_intermediate_size": 1536,
+        "n_group": 1,
+        "n_routed_experts": 64,
+        "n_shared_experts": 1,
+        "norm_topk_prob": true,
+        "num_attention_heads": 20,
+        "num_experts_per_tok": 4,
+        "num_hidden_layers": 47,
+        "num_key_value_heads": 20,
+        "num_nextn_predict_layers": 1,
+        "partial_rotary_factor": 1.0,
+        "q_lora_rank": 768,
+        "qk_nope_head_dim": 192,
+        "qk_rope_head_dim": 64,
+        "rms_norm_eps": 1e-5,
+        "rope_scaling": null,
+        "rope_theta": 1000000,
+        "routed_scaling_factor": 1.8,
+        "tie_word_embeddings": false,
+        "topk_group": 1,
+        "topk_method": "noaux_tc",
         "v_head_dim": 256,
         "vocab_size": 154880
     })
