@@ -9,6 +9,7 @@
 mod body;
 mod deepseek_v3;
 mod deepseek_v32;
+mod dots1;
 mod expert_tensors;
 mod gemma4;
 mod glm4_moe;
@@ -42,6 +43,7 @@ struct ArchitectureEntry {
 const ARCHITECTURES: &[ArchitectureEntry] = &[
     ArchitectureEntry { model_type: "deepseek_v3", blueprint: deepseek_v3::blueprint },
     ArchitectureEntry { model_type: "deepseek_v32", blueprint: deepseek_v32::blueprint },
+    ArchitectureEntry { model_type: "dots1", blueprint: dots1::blueprint },
     ArchitectureEntry { model_type: "gemma4", blueprint: gemma4::blueprint },
     ArchitectureEntry { model_type: "glm4_moe", blueprint: glm4_moe::blueprint },
     ArchitectureEntry { model_type: "glm4_moe_lite", blueprint: deepseek_v3::blueprint },

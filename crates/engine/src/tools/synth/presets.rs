@@ -79,6 +79,12 @@ const PRESETS: &[Preset] = &[
         make: gpt_oss_120b,
     },
     Preset {
+        name: "dots.llm1",
+        description: "dots.llm1: 62 layers of attention, 1 dense, 128 experts, 6 per token; 80 GB",
+        sizes: PresetSizes { parameters: 142.0, active: 13.4, expert_mb: 9.73 },
+        make: dots_llm1,
+    },
+    Preset {
         name: "minimax-m2",
         description: "MiniMax-M2: 62 layers of attention, 256 experts, 8 per token; 129 GB",
         sizes: PresetSizes { parameters: 229.0, active: 10.4, expert_mb: 7.96 },
@@ -541,6 +547,44 @@ fn glm_4_6() -> Value {
         "use_qk_norm": true
     });
     with(glm_4_5_air(), sizes)
+}
+
+/// Source: huggingface.co/rednote-hilab/dots.llm1.inst, config.json.
+fn dots_llm1() -> Value {
+    json!({
+        "architectures": ["Dots1ForCausalLM"],
+        "attention_bias": false,
+        "attention_dropout": 0.0,
+        "first_k_dense_replace": 1,
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "initializer_range": 0.02,
+        "intermediate_size": 10944,
+        "max_position_embeddings": 32768,
+        "max_window_layers": 62,
+        "model_type": "dots1",
+        "moe_intermediate_size": 1408,
+        "moe_layer_freq": 1,
+        "n_group": 1,
+        "n_routed_experts": 128,
+        "n_shared_experts": 2,
+        "norm_topk_prob": true,
+        "num_attention_heads": 32,
+        "num_experts_per_tok": 6,
+        "num_hidden_layers": 62,
+        "num_key_value_heads": 32,
+        "rms_norm_eps": 1e-5,
+        "rope_scaling": null,
+        "rope_theta": 10000000,
+        "routed_scaling_factor": 2.5,
+        "scoring_func": "noaux_tc",
+        "sliding_window": null,
+        "tie_word_embeddings": false,
+        "topk_group": 1,
+        "torch_dtype": "bfloat16",
+        "use_cache": true,
+        "vocab_size": 152064
+    })
 }
 
 /// Source: huggingface.co/MiniMaxAI/MiniMax-M2, config.json.
