@@ -23,6 +23,7 @@ mod qwen3_next;
 mod rope;
 mod scope;
 mod softmax_moe;
+mod solar_open;
 
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -55,6 +56,7 @@ const ARCHITECTURES: &[ArchitectureEntry] = &[
     ArchitectureEntry { model_type: "qwen3_5_moe", blueprint: qwen3_5_moe::blueprint },
     ArchitectureEntry { model_type: "qwen3_moe", blueprint: qwen3_moe::blueprint },
     ArchitectureEntry { model_type: "qwen3_next", blueprint: qwen3_next::blueprint },
+    ArchitectureEntry { model_type: "solar_open", blueprint: solar_open::blueprint },
 ];
 
 /// Supported values of `model_type`.

@@ -67,6 +67,12 @@ const PRESETS: &[Preset] = &[
         make: qwen3_next_80b_a3b,
     },
     Preset {
+        name: "solar-open-100b",
+        description: "Solar-Open-100B: 48 layers of attention, 128 experts, 8 per token; 58 GB",
+        sizes: PresetSizes { parameters: 102.6, active: 11.2, expert_mb: 8.85 },
+        make: solar_open_100b,
+    },
+    Preset {
         name: "glm-4.5-air",
         description: "GLM-4.5-Air: 46 layers of attention, 1 dense, 128 experts, 8 per token; 60 GB",
         sizes: PresetSizes { parameters: 106.9, active: 12.8, expert_mb: 9.73 },
@@ -547,6 +553,40 @@ fn glm_4_6() -> Value {
         "use_qk_norm": true
     });
     with(glm_4_5_air(), sizes)
+}
+
+/// Source: huggingface.co/upstage/Solar-Open-100B, config.json.
+fn solar_open_100b() -> Value {
+    json!({
+        "architectures": ["SolarOpenForCausalLM"],
+        "first_k_dense_replace": 0,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "intermediate_size": 10240,
+        "max_position_embeddings": 131072,
+        "model_type": "solar_open",
+        "moe_intermediate_size": 1280,
+        "n_routed_experts": 128,
+        "n_shared_experts": 1,
+        "norm_topk_prob": true,
+        "num_attention_heads": 64,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 8,
+        "partial_rotary_factor": 1.0,
+        "rms_norm_eps": 1e-5,
+        "rope_scaling": {
+            "factor": 2.0,
+            "original_max_position_embeddings": 65536,
+            "type": "yarn"
+        },
+        "rope_theta": 1000000,
+        "routed_scaling_factor": 1.0,
+        "tie_word_embeddings": false,
+        "torch_dtype": "bfloat16",
+        "vocab_size": 196608
+    })
 }
 
 /// Source: huggingface.co/rednote-hilab/dots.llm1.inst, config.json.
