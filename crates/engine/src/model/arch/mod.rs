@@ -17,6 +17,7 @@ mod glm_moe_dsa;
 mod gpt_oss;
 mod grouped_moe;
 mod minimax_m2;
+mod qwen2_moe;
 mod qwen3_5_moe;
 mod qwen3_moe;
 mod qwen3_next;
@@ -53,6 +54,7 @@ const ARCHITECTURES: &[ArchitectureEntry] = &[
     ArchitectureEntry { model_type: "kimi_k2", blueprint: deepseek_v3::blueprint },
     ArchitectureEntry { model_type: "kimi_k25", blueprint: deepseek_v3::blueprint },
     ArchitectureEntry { model_type: "minimax_m2", blueprint: minimax_m2::blueprint },
+    ArchitectureEntry { model_type: "qwen2_moe", blueprint: qwen2_moe::blueprint },
     ArchitectureEntry { model_type: "qwen3_5_moe", blueprint: qwen3_5_moe::blueprint },
     ArchitectureEntry { model_type: "qwen3_moe", blueprint: qwen3_moe::blueprint },
     ArchitectureEntry { model_type: "qwen3_next", blueprint: qwen3_next::blueprint },

@@ -20,8 +20,10 @@ pub(super) struct Growth {
 #[derive(Clone, Copy)]
 enum LinearBiases {
     No,
-    /// Projections to queries, keys and values, if `attention_bias` is set.
+    /// Projections to queries, keys and values.
     Attention,
+    /// The same, if `attention_bias` is set.
+    AttentionIfSet,
     All,
 }
 
@@ -34,7 +36,7 @@ pub(super) struct Export {
     pub(super) growth: Growth,
     /// Quantization of routed experts.
     pub(super) experts: WeightQuant,
-    /// Quantization of routers.
+    /// Quantization of routers and of the gates of shared experts.
     pub(super) routers: WeightQuant,
     /// Quantization of all other matrices.
     pub(super) others: WeightQuant,
@@ -58,7 +60,16 @@ const GROUPED: Export =
     Export { growth: Growth { mixer: 0.39, experts: 0.4 }, routers: WeightQuant::No, ..COMMON };
 
 /// Exports that differ from [`COMMON`] and [`GROUPED`].
-const EXPORTS: [Export; 6] = [
+const EXPORTS: &[Export] = &[
+    Export {
+        model_types: &["qwen2_moe"],
+        biases: LinearBiases::Attention,
+        // As qwen3_next's, less the normalization of a token's weights.
+        growth: Growth { mixer: 0.39, experts: 0.1 },
+        // mlx-lm quantizes it like any other matrix.
+        routers: WeightQuant::Affine(4),
+        ..COMMON
+    },
     Export {
         model_types: &["qwen3_5_moe"],
         prefix: "language_model.",
@@ -76,7 +87,7 @@ const EXPORTS: [Export; 6] = [
         growth: Growth { mixer: 0.4, experts: 0.65 },
         ..GROUPED
     },
-    Export { model_types: &["glm4_moe"], biases: LinearBiases::Attention, ..GROUPED },
+    Export { model_types: &["glm4_moe"], biases: LinearBiases::AttentionIfSet, ..GROUPED },
     Export {
         model_types: &["gpt_oss"],
         biases: LinearBiases::All,
@@ -122,12 +133,11 @@ impl Export {
             return tensor.strip_prefix(self.prefix) == Some("model.embed_tokens.weight");
         }
         if let Some(linear) = tensor.strip_suffix(".bias") {
+            let is_attention = ["q_proj", "k_proj", "v_proj"].iter().any(|p| linear.ends_with(p));
             return match self.biases {
                 LinearBiases::No => false,
-                LinearBiases::Attention => {
-                    text["attention_bias"] == true
-                        && ["q_proj", "k_proj", "v_proj"].iter().any(|p| linear.ends_with(p))
-                }
+                LinearBiases::Attention => is_attention,
+                LinearBiases::AttentionIfSet => is_attention && text["attention_bias"] == true,
                 LinearBiases::All => true,
             };
         }

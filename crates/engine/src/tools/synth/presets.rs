@@ -61,6 +61,12 @@ const PRESETS: &[Preset] = &[
         make: qwen3_6_35b_a3b,
     },
     Preset {
+        name: "qwen2-57b-a14b",
+        description: "Qwen2-57B-A14B: 28 layers of attention, 64 experts, 8 per token; 32 GB",
+        sizes: PresetSizes { parameters: 57.4, active: 13.7, expert_mb: 15.48 },
+        make: qwen2_57b_a14b,
+    },
+    Preset {
         name: "qwen3-next-80b-a3b",
         description: "Qwen3-Next-80B-A3B: 48 layers, 3 of 4 delta-net, 512 experts, 10 per token; 45 GB",
         sizes: PresetSizes { parameters: 79.7, active: 3.6, expert_mb: 1.77 },
@@ -162,6 +168,40 @@ impl Preset {
     pub fn config(&self) -> Value {
         (self.make)()
     }
+}
+
+/// Source: huggingface.co/Qwen/Qwen2-57B-A14B, config.json.
+fn qwen2_57b_a14b() -> Value {
+    json!({
+        "architectures": ["Qwen2MoeForCausalLM"],
+        "attention_dropout": 0.0,
+        "decoder_sparse_step": 1,
+        "hidden_act": "silu",
+        "hidden_size": 3584,
+        "initializer_range": 0.02,
+        "intermediate_size": 18944,
+        "max_position_embeddings": 131072,
+        "max_window_layers": 28,
+        "model_type": "qwen2_moe",
+        "moe_intermediate_size": 2560,
+        "norm_topk_prob": false,
+        "num_attention_heads": 28,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 28,
+        "num_key_value_heads": 4,
+        "output_router_logits": false,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "router_aux_loss_coef": 0.001,
+        "shared_expert_intermediate_size": 20480,
+        "sliding_window": 131072,
+        "tie_word_embeddings": false,
+        "torch_dtype": "bfloat16",
+        "use_cache": true,
+        "use_sliding_window": false,
+        "vocab_size": 151936
+    })
 }
 
 /// Source: huggingface.co/Qwen/Qwen3-30B-A3B, config.json.
