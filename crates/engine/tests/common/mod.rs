@@ -78,15 +78,6 @@ pub fn copy_golden(name: &str, into: &Path) {
 /// (`composite_checkpoints`).
 const DERIVED: [&str; 1] = ["kimi_k25"];
 
-/// The architecture of a golden's language model.
-fn model_type(folder: &Path) -> String {
-    let config = std::fs::read(folder.join("config.json")).unwrap();
-    let config: serde_json::Value = serde_json::from_slice(&config).unwrap();
-    let name = config.pointer("/text_config/model_type").unwrap_or(&config["model_type"]);
-    let name = name.as_str().unwrap();
-    name.strip_suffix("_text").unwrap_or(name).to_owned()
-}
-
 /// Every golden case in the repository; every supported architecture has one.
 pub fn goldens() -> Vec<Golden> {
     let mut folders: Vec<_> = std::fs::read_dir(data().join("goldens"))
@@ -95,12 +86,13 @@ pub fn goldens() -> Vec<Golden> {
         .filter(|p| p.join("golden.safetensors").exists())
         .collect();
     folders.sort();
-    let covered: BTreeSet<String> = folders.iter().map(|folder| model_type(folder)).collect();
+    let goldens: Vec<_> = folders.into_iter().map(Golden::read).collect();
+    let covered: BTreeSet<String> = goldens.iter().map(Golden::model_type).collect();
     let missing: Vec<_> = moeflux::supported_architectures()
         .filter(|name| !covered.contains(*name) && !DERIVED.contains(name))
         .collect();
     assert!(missing.is_empty(), "architectures without a golden: {missing:?}");
-    folders.into_iter().map(Golden::read).collect()
+    goldens
 }
 
 impl Golden {
@@ -108,6 +100,15 @@ impl Golden {
         let name = folder.file_name().unwrap().to_str().unwrap().to_owned();
         let bytes = std::fs::read(folder.join("golden.safetensors")).unwrap();
         Self { name, folder, bytes }
+    }
+
+    /// The architecture of the language model.
+    pub fn model_type(&self) -> String {
+        let config = std::fs::read(self.folder.join("config.json")).unwrap();
+        let config: serde_json::Value = serde_json::from_slice(&config).unwrap();
+        let name = config.pointer("/text_config/model_type").unwrap_or(&config["model_type"]);
+        let name = name.as_str().unwrap();
+        name.strip_suffix("_text").unwrap_or(name).to_owned()
     }
 
     fn tensor(&self, name: &str) -> Option<(Vec<usize>, Vec<u8>, Dtype)> {

@@ -1,7 +1,7 @@
 //! Hostile configs and tensors: with any value of a config, or any type or shape of a tensor,
 //! opening gives an error that names a key or a tensor, or a model that runs. Nothing panics.
 
-use std::{fs, path::Path};
+use std::{collections::BTreeSet, fs, path::Path};
 
 use moeflux::{
     Blueprint, Checkpoint, Engine, EngineOptions, Error, Logits, MemoryRequest, StepControl,
@@ -10,10 +10,10 @@ use proptest::{prelude::*, test_runner::TestRunner};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::common::{copy_golden, exact};
+use crate::common::{Golden, copy_golden, data, exact, goldens};
 
-/// A golden of every architecture.
-const GOLDENS: [&str; 13] = [
+/// Goldens with a variety of formats and keys.
+const VARIED: [&str; 13] = [
     "deepseek_v3_direct_q",
     "deepseek_v3_hub_fp8",
     "deepseek_v32",
@@ -28,6 +28,14 @@ const GOLDENS: [&str; 13] = [
     "qwen3_moe_mxfp4",
     "qwen3_next",
 ];
+
+/// Names of [`VARIED`] and of a golden of each other architecture.
+fn varied_goldens() -> Vec<String> {
+    let varied = VARIED.map(|name| Golden::read(data().join("goldens").join(name)));
+    let mut covered: BTreeSet<_> = varied.iter().map(Golden::model_type).collect();
+    let others = goldens().into_iter().filter(|golden| covered.insert(golden.model_type()));
+    varied.map(|golden| golden.name).into_iter().chain(others.map(|golden| golden.name)).collect()
+}
 
 /// A folder with the files of a golden, and its config.
 fn copy(name: &str) -> (TempDir, Value) {
@@ -170,8 +178,8 @@ fn check(folder: &Path, config: &Value, at: &str, value: Option<Value>, whole: b
 
 /// Tests some values of each golden's config, one at a time; `whole` runs the model too.
 fn some_values(cases: u32, whole: bool) {
-    for name in GOLDENS {
-        let (folder, config) = copy(name);
+    for name in varied_goldens() {
+        let (folder, config) = copy(&name);
         let mut all = Vec::new();
         places(&config, "", &mut all);
         let text = if config.get("text_config").is_some() { "/text_config" } else { "" };
@@ -230,8 +238,8 @@ fn hostile_entry(entry: &Value, which: usize) -> Value {
 
 #[test]
 fn tensors_of_other_types_and_shapes_are_errors_that_name_them() {
-    for name in GOLDENS {
-        let (folder, _) = copy(name);
+    for name in varied_goldens() {
+        let (folder, _) = copy(&name);
         let path = folder.path().join("model.safetensors");
         let Ok(bytes) = fs::read(&path) else { continue };
         fs::remove_file(folder.path().join("model.safetensors.index.json")).ok();

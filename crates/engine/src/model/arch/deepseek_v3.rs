@@ -1,4 +1,5 @@
-//! `deepseek_v3`, `kimi_k2`: DeepSeek-V3 and R1, Cogito-V2 671B, Kimi-K2.
+//! `deepseek_v3`, `glm4_moe_lite`, `kimi_k2`: DeepSeek-V3 and R1, Cogito-V2 671B, GLM-4.7-Flash,
+//! Kimi-K2.
 //!
 //! Multi-head latent attention, a sigmoid router with correction bias and groups, dense layers
 //! first, unscaled shared experts. Sources: DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, and

@@ -69,6 +69,17 @@ impl GroupedMoe {
         layer: usize,
         hidden: usize,
     ) -> Result<FeedForwardBlueprint, Error> {
+        self.feed_forward_with(&ExpertTensors::in_block(mlp), mlp, layer, hidden)
+    }
+
+    /// As [`GroupedMoe::feed_forward`], with experts of other names.
+    pub(super) fn feed_forward_with(
+        &self,
+        tensors: &ExpertTensors<'_>,
+        mlp: &Scope<'_>,
+        layer: usize,
+        hidden: usize,
+    ) -> Result<FeedForwardBlueprint, Error> {
         let source = mlp.source;
         let is_sparse = self.is_sparse(source, layer)?;
         let Some(count) = self.n_routed_experts.filter(|_| is_sparse) else {
@@ -91,7 +102,7 @@ impl GroupedMoe {
         });
         let moe = MoeBlueprint {
             router: self.router(mlp, sizes)?,
-            experts: experts(&ExpertTensors::in_block(mlp), sizes)?,
+            experts: experts(tensors, sizes)?,
             activation: Activation::SwiGlu,
             experts_norm: None,
             experts_post_norm: None,
@@ -118,8 +129,9 @@ impl GroupedMoe {
         require.that(method == "noaux_tc", || {
             format!("the \"topk_method\" {method:?} is not supported")
         })?;
+        // Some configs have the method here too.
         let scoring = self.scoring_func.as_deref().unwrap_or("sigmoid");
-        require.that(scoring == "sigmoid", || {
+        require.that(["sigmoid", "noaux_tc"].contains(&scoring), || {
             format!("the \"scoring_func\" {scoring:?} is not supported")
         })?;
         let scale = self.routed_scaling_factor.unwrap_or(1.0);

@@ -9,6 +9,7 @@
 mod body;
 mod deepseek_v3;
 mod deepseek_v32;
+mod dots1;
 mod expert_tensors;
 mod gemma4;
 mod glm4_moe;
@@ -16,12 +17,14 @@ mod glm_moe_dsa;
 mod gpt_oss;
 mod grouped_moe;
 mod minimax_m2;
+mod qwen2_moe;
 mod qwen3_5_moe;
 mod qwen3_moe;
 mod qwen3_next;
 mod rope;
 mod scope;
 mod softmax_moe;
+mod solar_open;
 
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -39,19 +42,23 @@ struct ArchitectureEntry {
 }
 
 /// Registry of the supported architectures.
-const ARCHITECTURES: [ArchitectureEntry; 12] = [
+const ARCHITECTURES: &[ArchitectureEntry] = &[
     ArchitectureEntry { model_type: "deepseek_v3", blueprint: deepseek_v3::blueprint },
     ArchitectureEntry { model_type: "deepseek_v32", blueprint: deepseek_v32::blueprint },
+    ArchitectureEntry { model_type: "dots1", blueprint: dots1::blueprint },
     ArchitectureEntry { model_type: "gemma4", blueprint: gemma4::blueprint },
     ArchitectureEntry { model_type: "glm4_moe", blueprint: glm4_moe::blueprint },
+    ArchitectureEntry { model_type: "glm4_moe_lite", blueprint: deepseek_v3::blueprint },
     ArchitectureEntry { model_type: "glm_moe_dsa", blueprint: glm_moe_dsa::blueprint },
     ArchitectureEntry { model_type: "gpt_oss", blueprint: gpt_oss::blueprint },
     ArchitectureEntry { model_type: "kimi_k2", blueprint: deepseek_v3::blueprint },
     ArchitectureEntry { model_type: "kimi_k25", blueprint: deepseek_v3::blueprint },
     ArchitectureEntry { model_type: "minimax_m2", blueprint: minimax_m2::blueprint },
+    ArchitectureEntry { model_type: "qwen2_moe", blueprint: qwen2_moe::blueprint },
     ArchitectureEntry { model_type: "qwen3_5_moe", blueprint: qwen3_5_moe::blueprint },
     ArchitectureEntry { model_type: "qwen3_moe", blueprint: qwen3_moe::blueprint },
     ArchitectureEntry { model_type: "qwen3_next", blueprint: qwen3_next::blueprint },
+    ArchitectureEntry { model_type: "solar_open", blueprint: solar_open::blueprint },
 ];
 
 /// Supported values of `model_type`.

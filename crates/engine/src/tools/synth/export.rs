@@ -4,6 +4,7 @@
 use serde_json::Value;
 
 use super::module::WeightQuant;
+use crate::model::blueprint::{Blueprint, RouterBlueprint};
 
 /// Mean squares that the first layer adds to the residual stream, without the lead. Measured, or
 /// within a third of a measured value. Layer `l` adds them divided by `l + 1`, so that the stream
@@ -19,8 +20,10 @@ pub(super) struct Growth {
 #[derive(Clone, Copy)]
 enum LinearBiases {
     No,
-    /// Projections to queries, keys and values, if `attention_bias` is set.
+    /// Projections to queries, keys and values.
     Attention,
+    /// The same, if `attention_bias` is set.
+    AttentionIfSet,
     All,
 }
 
@@ -33,7 +36,7 @@ pub(super) struct Export {
     pub(super) growth: Growth,
     /// Quantization of routed experts.
     pub(super) experts: WeightQuant,
-    /// Quantization of routers.
+    /// Quantization of routers and of the gates of shared experts.
     pub(super) routers: WeightQuant,
     /// Quantization of all other matrices.
     pub(super) others: WeightQuant,
@@ -50,8 +53,23 @@ const COMMON: Export = Export {
     others: WeightQuant::Affine(4),
 };
 
-/// Exports that differ from [`COMMON`].
-const EXPORTS: [Export; 6] = [
+/// Export of a model without an entry in [`EXPORTS`] whose routers are modules with a correction
+/// bias, beside shared experts. mlx-lm has such a router as a plain matrix, not a linear layer, and
+/// does not quantize it.
+const GROUPED: Export =
+    Export { growth: Growth { mixer: 0.39, experts: 0.4 }, routers: WeightQuant::No, ..COMMON };
+
+/// Exports that differ from [`COMMON`] and [`GROUPED`].
+const EXPORTS: &[Export] = &[
+    Export {
+        model_types: &["qwen2_moe"],
+        biases: LinearBiases::Attention,
+        // As qwen3_next's, less the normalization of a token's weights.
+        growth: Growth { mixer: 0.39, experts: 0.1 },
+        // mlx-lm quantizes it like any other matrix.
+        routers: WeightQuant::Affine(4),
+        ..COMMON
+    },
     Export {
         model_types: &["qwen3_5_moe"],
         prefix: "language_model.",
@@ -67,17 +85,9 @@ const EXPORTS: [Export; 6] = [
         model_types: &["deepseek_v3", "deepseek_v32", "glm_moe_dsa", "kimi_k2", "kimi_k25"],
         // The shared expert is not gated, and the scaling factor enters squared.
         growth: Growth { mixer: 0.4, experts: 0.65 },
-        // mlx-lm has it as a plain matrix, not a linear layer, and does not quantize it.
-        routers: WeightQuant::No,
-        ..COMMON
+        ..GROUPED
     },
-    Export {
-        model_types: &["glm4_moe"],
-        biases: LinearBiases::Attention,
-        growth: Growth { mixer: 0.39, experts: 0.4 },
-        routers: WeightQuant::No,
-        ..COMMON
-    },
+    Export { model_types: &["glm4_moe"], biases: LinearBiases::AttentionIfSet, ..GROUPED },
     Export {
         model_types: &["gpt_oss"],
         biases: LinearBiases::All,
@@ -101,6 +111,21 @@ impl Export {
         EXPORTS.iter().find(|e| e.model_types.contains(&plain)).unwrap_or(&COMMON)
     }
 
+    /// This export, or [`GROUPED`] if it is [`COMMON`] and a router has its correction bias as a
+    /// tensor of the module.
+    pub(super) fn for_routers(&'static self, blueprint: &Blueprint) -> &'static Self {
+        let is_module = |router: &RouterBlueprint| {
+            let bias = format!("{}.e_score_correction_bias", router.weight.weight.name);
+            router.correction.as_ref().is_some_and(|correction| correction.name == bias)
+        };
+        let is_common = self.model_types.is_empty();
+        if is_common && blueprint.moe_layers().any(|(_, moe)| is_module(&moe.router)) {
+            &GROUPED
+        } else {
+            self
+        }
+    }
+
     /// Whether the export has a tensor that a model may lack, or that other layouts name
     /// differently. `text` is the language model's config.
     pub(super) fn has(&self, text: &Value, tensor: &str) -> bool {
@@ -108,12 +133,11 @@ impl Export {
             return tensor.strip_prefix(self.prefix) == Some("model.embed_tokens.weight");
         }
         if let Some(linear) = tensor.strip_suffix(".bias") {
+            let is_attention = ["q_proj", "k_proj", "v_proj"].iter().any(|p| linear.ends_with(p));
             return match self.biases {
                 LinearBiases::No => false,
-                LinearBiases::Attention => {
-                    text["attention_bias"] == true
-                        && ["q_proj", "k_proj", "v_proj"].iter().any(|p| linear.ends_with(p))
-                }
+                LinearBiases::Attention => is_attention,
+                LinearBiases::AttentionIfSet => is_attention && text["attention_bias"] == true,
                 LinearBiases::All => true,
             };
         }

@@ -29,7 +29,7 @@ use std::collections::HashMap;
 use serde_json::{Map, Value, json};
 
 pub use checkpoint_writer::{Summary, write};
-pub use presets::{Preset, presets};
+pub use presets::{Preset, PresetSizes, presets};
 
 use crate::{
     base::error::Error,
@@ -212,6 +212,7 @@ fn model(config: &Value, routing: RouterParams) -> Result<SynthModel, Error> {
     let changes = SourceChanges { one_added_to_norms: true, kv_b_split: text[KV_B_PROJ] != true };
     let recorder = Recorder::new(config, changes, &has);
     let blueprint = Blueprint::for_source(&recorder)?;
+    let export = export.for_routers(&blueprint);
     if blueprint.vocab < byte_tokenizer::COUNT as usize {
         return wrong(format!(
             "vocab_size {} is smaller than the tokenizer's {} ids",

@@ -12,83 +12,136 @@ pub struct Preset {
     pub name: &'static str,
     /// One line: layers, experts, size.
     pub description: &'static str,
+    /// Sizes that the config must give.
+    pub sizes: PresetSizes,
     make: fn() -> Value,
+}
+
+/// Sizes of a published model.
+#[derive(Clone, Copy, Debug)]
+pub struct PresetSizes {
+    /// Parameters, in billions.
+    pub parameters: f64,
+    /// Parameters that a token uses, in billions. Some vendors count the token's embedding; here it
+    /// does not count unless it is the output head.
+    pub active: f64,
+    /// Size of an expert as `synth` writes it, in megabytes.
+    pub expert_mb: f64,
 }
 
 const PRESETS: &[Preset] = &[
     Preset {
         name: "gpt-oss-20b",
         description: "gpt-oss-20b: 24 layers, every other one sliding, 32 experts in MXFP4, 4 per token; 12 GB",
+        sizes: PresetSizes { parameters: 20.9, active: 3.6, expert_mb: 13.2 },
         make: gpt_oss_20b,
     },
     Preset {
         name: "gemma-4-26b-a4b",
         description: "Gemma-4-26B-A4B: 30 layers, 5 of 6 sliding, 128 experts, 8 per token; 14 GB",
+        sizes: PresetSizes { parameters: 25.2, active: 3.8, expert_mb: 3.35 },
         make: gemma_4_26b_a4b,
+    },
+    Preset {
+        name: "glm-4.7-flash",
+        description: "GLM-4.7-Flash: 47 layers of latent attention, 1 dense, 64 experts, 4 per token; 17 GB",
+        sizes: PresetSizes { parameters: 29.9, active: 3.6, expert_mb: 5.31 },
+        make: glm_4_7_flash,
     },
     Preset {
         name: "qwen3-30b-a3b",
         description: "Qwen3-30B-A3B: 48 layers of attention, 128 experts, 8 per token; 17 GB",
+        sizes: PresetSizes { parameters: 30.5, active: 3.1, expert_mb: 2.65 },
         make: qwen3_30b_a3b,
     },
     Preset {
         name: "qwen3.6-35b-a3b",
         description: "Qwen3.6-35B-A3B: 40 layers, 3 of 4 delta-net, 256 experts, 8 per token; 20 GB",
+        sizes: PresetSizes { parameters: 34.7, active: 3.0, expert_mb: 1.77 },
         make: qwen3_6_35b_a3b,
+    },
+    Preset {
+        name: "qwen2-57b-a14b",
+        description: "Qwen2-57B-A14B: 28 layers of attention, 64 experts, 8 per token; 32 GB",
+        sizes: PresetSizes { parameters: 57.4, active: 13.7, expert_mb: 15.48 },
+        make: qwen2_57b_a14b,
     },
     Preset {
         name: "qwen3-next-80b-a3b",
         description: "Qwen3-Next-80B-A3B: 48 layers, 3 of 4 delta-net, 512 experts, 10 per token; 45 GB",
+        sizes: PresetSizes { parameters: 79.7, active: 3.6, expert_mb: 1.77 },
         make: qwen3_next_80b_a3b,
+    },
+    Preset {
+        name: "solar-open-100b",
+        description: "Solar-Open-100B: 48 layers of attention, 128 experts, 8 per token; 58 GB",
+        sizes: PresetSizes { parameters: 102.6, active: 11.2, expert_mb: 8.85 },
+        make: solar_open_100b,
     },
     Preset {
         name: "glm-4.5-air",
         description: "GLM-4.5-Air: 46 layers of attention, 1 dense, 128 experts, 8 per token; 60 GB",
+        sizes: PresetSizes { parameters: 106.9, active: 12.8, expert_mb: 9.73 },
         make: glm_4_5_air,
     },
     Preset {
         name: "gpt-oss-120b",
         description: "gpt-oss-120b: 36 layers, every other one sliding, 128 experts in MXFP4, 4 per token; 63 GB",
+        sizes: PresetSizes { parameters: 116.8, active: 5.13, expert_mb: 13.2 },
         make: gpt_oss_120b,
+    },
+    Preset {
+        name: "dots.llm1",
+        description: "dots.llm1: 62 layers of attention, 1 dense, 128 experts, 6 per token; 80 GB",
+        sizes: PresetSizes { parameters: 142.0, active: 13.4, expert_mb: 9.73 },
+        make: dots_llm1,
     },
     Preset {
         name: "minimax-m2",
         description: "MiniMax-M2: 62 layers of attention, 256 experts, 8 per token; 129 GB",
+        sizes: PresetSizes { parameters: 229.0, active: 10.4, expert_mb: 7.96 },
         make: minimax_m2,
     },
     Preset {
         name: "glm-4.6",
         description: "GLM-4.6: 92 layers of attention, 3 dense, 160 experts, 8 per token; 199 GB",
+        sizes: PresetSizes { parameters: 353.0, active: 32.8, expert_mb: 13.27 },
         make: glm_4_6,
     },
     Preset {
         name: "qwen3.5-397b-a17b",
         description: "Qwen3.5-397B-A17B: 60 layers, 3 of 4 delta-net, 512 experts, 10 per token; 223 GB",
+        sizes: PresetSizes { parameters: 396.0, active: 16.3, expert_mb: 7.08 },
         make: qwen3_5_397b_a17b,
     },
     Preset {
         name: "cogito-v2-671b",
         description: "Cogito-V2 671B: 61 layers of latent attention, 3 dense, 256 experts, 8 per token; 378 GB",
+        sizes: PresetSizes { parameters: 671.0, active: 37.0, expert_mb: 24.77 },
         make: cogito_v2_671b,
     },
     Preset {
         name: "deepseek-v3",
         description: "DeepSeek-V3: 61 layers of latent attention, 3 dense, 256 experts, 8 per token; 378 GB",
+        sizes: PresetSizes { parameters: 671.0, active: 37.0, expert_mb: 24.77 },
         make: deepseek_v3,
     },
     Preset {
         name: "deepseek-v3.2",
         description: "DeepSeek-V3.2: 61 layers of sparse latent attention, 3 dense, 256 experts, 8 per token; 378 GB",
+        sizes: PresetSizes { parameters: 671.9, active: 37.4, expert_mb: 24.77 },
         make: deepseek_v3_2,
     },
     Preset {
         name: "glm-5",
         description: "GLM-5: 78 layers of sparse latent attention, 3 dense, 256 experts, 8 per token; 419 GB",
+        sizes: PresetSizes { parameters: 744.0, active: 41.0, expert_mb: 21.23 },
         make: glm_5,
     },
     Preset {
         name: "kimi-k2",
         description: "Kimi-K2: 61 layers of latent attention, 1 dense, 384 experts, 8 per token; 578 GB",
+        sizes: PresetSizes { parameters: 1026.0, active: 31.7, expert_mb: 24.77 },
         make: kimi_k2,
     },
 ];
@@ -115,6 +168,40 @@ impl Preset {
     pub fn config(&self) -> Value {
         (self.make)()
     }
+}
+
+/// Source: huggingface.co/Qwen/Qwen2-57B-A14B, config.json.
+fn qwen2_57b_a14b() -> Value {
+    json!({
+        "architectures": ["Qwen2MoeForCausalLM"],
+        "attention_dropout": 0.0,
+        "decoder_sparse_step": 1,
+        "hidden_act": "silu",
+        "hidden_size": 3584,
+        "initializer_range": 0.02,
+        "intermediate_size": 18944,
+        "max_position_embeddings": 131072,
+        "max_window_layers": 28,
+        "model_type": "qwen2_moe",
+        "moe_intermediate_size": 2560,
+        "norm_topk_prob": false,
+        "num_attention_heads": 28,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 28,
+        "num_key_value_heads": 4,
+        "output_router_logits": false,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "router_aux_loss_coef": 0.001,
+        "shared_expert_intermediate_size": 20480,
+        "sliding_window": 131072,
+        "tie_word_embeddings": false,
+        "torch_dtype": "bfloat16",
+        "use_cache": true,
+        "use_sliding_window": false,
+        "vocab_size": 151936
+    })
 }
 
 /// Source: huggingface.co/Qwen/Qwen3-30B-A3B, config.json.
@@ -414,6 +501,46 @@ fn glm_5() -> Value {
     })
 }
 
+/// Source: huggingface.co/zai-org/GLM-4.7-Flash, config.json.
+fn glm_4_7_flash() -> Value {
+    json!({
+        "architectures": ["Glm4MoeLiteForCausalLM"],
+        "attention_bias": false,
+        "attention_dropout": 0.0,
+        "dtype": "bfloat16",
+        "first_k_dense_replace": 1,
+        "hidden_act": "silu",
+        "hidden_size": 2048,
+        "intermediate_size": 10240,
+        "kv_lora_rank": 512,
+        "max_position_embeddings": 202752,
+        "model_type": "glm4_moe_lite",
+        "moe_intermediate_size": 1536,
+        "n_group": 1,
+        "n_routed_experts": 64,
+        "n_shared_experts": 1,
+        "norm_topk_prob": true,
+        "num_attention_heads": 20,
+        "num_experts_per_tok": 4,
+        "num_hidden_layers": 47,
+        "num_key_value_heads": 20,
+        "num_nextn_predict_layers": 1,
+        "partial_rotary_factor": 1.0,
+        "q_lora_rank": 768,
+        "qk_nope_head_dim": 192,
+        "qk_rope_head_dim": 64,
+        "rms_norm_eps": 1e-5,
+        "rope_scaling": null,
+        "rope_theta": 1000000,
+        "routed_scaling_factor": 1.8,
+        "tie_word_embeddings": false,
+        "topk_group": 1,
+        "topk_method": "noaux_tc",
+        "v_head_dim": 256,
+        "vocab_size": 154880
+    })
+}
+
 /// Source: huggingface.co/zai-org/GLM-4.5-Air, config.json.
 fn glm_4_5_air() -> Value {
     json!({
@@ -466,6 +593,78 @@ fn glm_4_6() -> Value {
         "use_qk_norm": true
     });
     with(glm_4_5_air(), sizes)
+}
+
+/// Source: huggingface.co/upstage/Solar-Open-100B, config.json.
+fn solar_open_100b() -> Value {
+    json!({
+        "architectures": ["SolarOpenForCausalLM"],
+        "first_k_dense_replace": 0,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "intermediate_size": 10240,
+        "max_position_embeddings": 131072,
+        "model_type": "solar_open",
+        "moe_intermediate_size": 1280,
+        "n_routed_experts": 128,
+        "n_shared_experts": 1,
+        "norm_topk_prob": true,
+        "num_attention_heads": 64,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 8,
+        "partial_rotary_factor": 1.0,
+        "rms_norm_eps": 1e-5,
+        "rope_scaling": {
+            "factor": 2.0,
+            "original_max_position_embeddings": 65536,
+            "type": "yarn"
+        },
+        "rope_theta": 1000000,
+        "routed_scaling_factor": 1.0,
+        "tie_word_embeddings": false,
+        "torch_dtype": "bfloat16",
+        "vocab_size": 196608
+    })
+}
+
+/// Source: huggingface.co/rednote-hilab/dots.llm1.inst, config.json.
+fn dots_llm1() -> Value {
+    json!({
+        "architectures": ["Dots1ForCausalLM"],
+        "attention_bias": false,
+        "attention_dropout": 0.0,
+        "first_k_dense_replace": 1,
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "initializer_range": 0.02,
+        "intermediate_size": 10944,
+        "max_position_embeddings": 32768,
+        "max_window_layers": 62,
+        "model_type": "dots1",
+        "moe_intermediate_size": 1408,
+        "moe_layer_freq": 1,
+        "n_group": 1,
+        "n_routed_experts": 128,
+        "n_shared_experts": 2,
+        "norm_topk_prob": true,
+        "num_attention_heads": 32,
+        "num_experts_per_tok": 6,
+        "num_hidden_layers": 62,
+        "num_key_value_heads": 32,
+        "rms_norm_eps": 1e-5,
+        "rope_scaling": null,
+        "rope_theta": 10000000,
+        "routed_scaling_factor": 2.5,
+        "scoring_func": "noaux_tc",
+        "sliding_window": null,
+        "tie_word_embeddings": false,
+        "topk_group": 1,
+        "torch_dtype": "bfloat16",
+        "use_cache": true,
+        "vocab_size": 152064
+    })
 }
 
 /// Source: huggingface.co/MiniMaxAI/MiniMax-M2, config.json.

@@ -8,7 +8,7 @@ use moeflux_compute::Scalar;
 use super::{
     byte_tokenizer,
     export::{Export, Growth},
-    module::{Module, ModuleKind, WeightQuant},
+    module::{Module, ModuleKind},
     values::{AFFINE_GROUP, Lead, RandomStream},
 };
 use crate::{
@@ -292,7 +292,7 @@ impl<'a> ModuleList<'a> {
         if let Some(shared) = moe.shared.as_ref().filter(|_| dense.is_none()) {
             self.mlp(layer, &shared.mlp);
             if let Some(gate) = &shared.gate {
-                self.gate(gate, WeightQuant::Affine(8), Lead::Zero);
+                self.gate(gate, Lead::Zero);
             }
         }
     }
@@ -305,7 +305,7 @@ impl<'a> ModuleList<'a> {
         }
         self.vector(&router.expert_scale, uniform(0.9, 1.1));
         let lead = self.popularity(layer, router, experts);
-        self.gate(&router.weight.weight, self.export.routers, lead);
+        self.gate(&router.weight.weight, lead);
         self.bias(&router.weight.bias);
         // A tenth of the spread of the scores.
         let correction =
@@ -362,7 +362,8 @@ impl<'a> ModuleList<'a> {
     }
 
     /// A router or the gate of a shared expert.
-    fn gate(&mut self, gate: &MatrixSource, quant: WeightQuant, lead: Lead) {
+    fn gate(&mut self, gate: &MatrixSource, lead: Lead) {
+        let quant = self.export.routers;
         self.push(gate.segments.first(), ModuleKind::Linear { quant, gain: 1.0, lead });
     }
 

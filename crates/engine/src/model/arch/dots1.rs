@@ -1,0 +1,78 @@
+//! `dots1`: dots.llm1.
+//!
+//! Attention with a norm per head; the feed-forward parts of DeepSeek-V3. MLX stacks the experts
+//! under their name on the Hub. Sources: rednote-hilab, "dots.llm1 Technical Report", 2025; the
+//! published `config.json`s.
+
+use moeflux_compute::RopePairs;
+use serde::Deserialize;
+
+use super::{
+    Require,
+    body::{Body, GqaParams, Heads, gqa},
+    expert_tensors::ExpertTensors,
+    grouped_moe::GroupedMoe,
+    parse_config,
+    rope::RopeKeys,
+    scope::{NormWeights, Scope},
+};
+use crate::{
+    base::error::Error,
+    checkpoint::source::TensorSource,
+    model::blueprint::{Blueprint, FeedForwardBlueprint, GqaBlueprint},
+};
+
+#[derive(Deserialize)]
+struct Dots1Config {
+    #[serde(flatten)]
+    body: Body,
+    #[serde(flatten)]
+    heads: Heads,
+    #[serde(flatten)]
+    rope: RopeKeys,
+    #[serde(flatten)]
+    moe: GroupedMoe,
+    sliding_window: Option<usize>,
+    /// Layers before the first one with a sliding window.
+    #[serde(default)]
+    max_window_layers: usize,
+}
+
+pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
+    let config: Dots1Config = parse_config(source)?;
+    let (body, full) = (&config.body, config.max_window_layers);
+    Require(source).that(
+        config.sliding_window.is_none() || full >= body.num_hidden_layers,
+        || {
+            format!(
+                "\"sliding_window\" from layer {full} on (\"max_window_layers\") is not supported"
+            )
+        },
+    )?;
+    body.blueprint(source, NormWeights::Plain, |i, layer| {
+        let attention = attention(&config, &layer.child("self_attn"))?;
+        let feed_forward = feed_forward(&config, &layer.child("mlp"), i)?;
+        body.layer(layer, attention, feed_forward)
+    })
+}
+
+fn attention(config: &Dots1Config, attention: &Scope<'_>) -> Result<GqaBlueprint, Error> {
+    let hidden = config.body.hidden_size;
+    let shape = config.heads.shape(attention.source, hidden)?;
+    let rope = config.rope.whole(attention.source, shape.head_dim, RopePairs::Halves)?;
+    Ok(GqaBlueprint {
+        q_norm: Some(attention.norm("q_norm", shape.head_dim)?),
+        k_norm: Some(attention.norm("k_norm", shape.head_dim)?),
+        ..gqa(attention, GqaParams { hidden, shape, rope, v_proj: true })?
+    })
+}
+
+fn feed_forward(
+    config: &Dots1Config,
+    mlp: &Scope<'_>,
+    layer: usize,
+) -> Result<FeedForwardBlueprint, Error> {
+    let experts = mlp.child("experts");
+    let tensors = ExpertTensors::new(experts.clone(), experts);
+    config.moe.feed_forward_with(&tensors, mlp, layer, config.body.hidden_size)
+}
