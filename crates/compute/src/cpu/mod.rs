@@ -37,8 +37,8 @@ pub use simd::{CpuPeak, Isa};
 use simd::{Kernels, Q8Rows, QuantLayout, padded};
 
 use crate::{
-    Buffer, Device, Error, ExpertUse, ExpertUses, KV_BLOCK, KvFormat, Op, ScratchShape, Ticket,
-    View, Weight,
+    Buffer, Device, Error, ExpertUse, ExpertUses, KV_BLOCK, KvFormat, Op, PlannedMemory,
+    ScratchShape, Ticket, View, Weight,
     host::{Host, HostDevice},
     matrix::{Bytes, MatrixShape},
 };
@@ -269,7 +269,9 @@ impl Device for CpuDevice {
     fn read(&mut self, view: View, out: &mut [f32]) -> Result<(), Error> {
         self.host.read(view, out)
     }
+}
 
+impl PlannedMemory for CpuDevice {
     fn scratch_bytes(&self, shape: ScratchShape) -> Result<u64, Error> {
         self.cpu.scratch_for(shape).map(|(_, bytes)| bytes as u64)
     }

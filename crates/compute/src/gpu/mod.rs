@@ -37,8 +37,8 @@ use self::{
 };
 use crate::{
     BankPlace, Buffer, Counters, Device, DeviceMemory, DeviceOptions, Error, KernelTime, KvFormat,
-    Op, Profiler, ScratchShape, Slot, SlotStore, SlotTable, Span, State, StateShape, StateStore,
-    Ticket, View, Weight,
+    Op, PlannedMemory, Profiler, RecordAhead, ScratchShape, Slot, SlotStore, SlotTable, Span,
+    State, StateShape, StateStore, Ticket, View, Weight,
     matrix::{Bytes, MatrixShape},
     op_check::HandleTable,
 };
@@ -208,22 +208,6 @@ impl Device for GpuDevice {
         )
     }
 
-    fn memory(&self) -> Option<DeviceMemory> {
-        Some(DeviceMemory {
-            total: self.card.adapter.memory,
-            unified: self.store.sharing() == Sharing::Mapped,
-            in_place: self.store.sharing() != Sharing::Refused,
-        })
-    }
-
-    fn buffers_limit(&self) -> Option<u64> {
-        Some(self.store.max_bytes())
-    }
-
-    fn driver_bytes(&self) -> u64 {
-        self.card.adapter.driver_bytes()
-    }
-
     fn buffer(&mut self, len: usize) -> Result<Buffer, Error> {
         self.flush_fused()?;
         self.recorder.submit();
@@ -293,18 +277,6 @@ impl Device for GpuDevice {
         self.read_while(view, out, &mut |_| ())
     }
 
-    fn record_ahead(
-        &mut self,
-        states: &[State],
-        record: &mut dyn FnMut(&mut dyn Device) -> bool,
-    ) -> Result<(), Error> {
-        self.record_step(states, record)
-    }
-
-    fn submit_recorded(&mut self, tokens: &[u32]) -> Result<bool, Error> {
-        self.start_recorded(tokens)
-    }
-
     fn read_while(
         &mut self,
         view: View,
@@ -335,6 +307,24 @@ impl Device for GpuDevice {
         }
         Ok(())
     }
+}
+
+impl PlannedMemory for GpuDevice {
+    fn memory(&self) -> Option<DeviceMemory> {
+        Some(DeviceMemory {
+            total: self.card.adapter.memory,
+            unified: self.store.sharing() == Sharing::Mapped,
+            in_place: self.store.sharing() != Sharing::Refused,
+        })
+    }
+
+    fn buffers_limit(&self) -> Option<u64> {
+        Some(self.store.max_bytes())
+    }
+
+    fn driver_bytes(&self) -> u64 {
+        self.card.adapter.driver_bytes()
+    }
 
     fn scratch_bytes(&self, _: ScratchShape) -> Result<u64, Error> {
         // The upload buffer and its copy on the host.
@@ -343,6 +333,20 @@ impl Device for GpuDevice {
 
     fn reserve_scratch(&mut self, _: ScratchShape) -> Result<(), Error> {
         Ok(())
+    }
+}
+
+impl RecordAhead for GpuDevice {
+    fn record_ahead(
+        &mut self,
+        states: &[State],
+        record: &mut dyn FnMut(&mut dyn Device) -> bool,
+    ) -> Result<(), Error> {
+        self.record_step(states, record)
+    }
+
+    fn submit_recorded(&mut self, tokens: &[u32]) -> Result<bool, Error> {
+        self.start_recorded(tokens)
     }
 }
 

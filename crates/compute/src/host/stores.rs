@@ -1,11 +1,11 @@
-//! Slots and states of devices that compute on the host.
+//! Slots and states of devices that compute on the host, which record and measure nothing.
 
 use std::ops::Range;
 
 use super::Host;
 use crate::{
-    BankPlace, Error, KvFormat, Profiler, Slot, SlotStore, SlotTable, Span, State, StateShape,
-    StateStore, matrix::Bytes,
+    BankPlace, Error, KvFormat, Profiler, RecordAhead, Slot, SlotStore, SlotTable, Span, State,
+    StateShape, StateStore, matrix::Bytes,
 };
 
 /// A device whose objects are all in a [`Host`].
@@ -13,6 +13,8 @@ pub(crate) trait HostDevice {
     fn host(&self) -> &Host;
     fn host_mut(&mut self) -> &mut Host;
 }
+
+impl<D: HostDevice> RecordAhead for D {}
 
 impl<D: HostDevice> Profiler for D {}
 

@@ -9,7 +9,7 @@ use std::cmp::Ordering;
 
 use crate::{
     Activation, Buffer, Device, Error, ExpertGroups, ExpertUse, ExpertUses, HeadMatrix, Matrix, Op,
-    RopePairs, Router, Scoring, ScratchShape, Ticket, View, Weight,
+    PlannedMemory, RopePairs, Router, Scoring, ScratchShape, Ticket, View, Weight,
     host::{Host, HostDevice},
     matrix::{Bytes, MatrixShape},
 };
@@ -573,7 +573,9 @@ impl Device for ReferenceDevice {
     fn read(&mut self, view: View, out: &mut [f32]) -> Result<(), Error> {
         self.host.read(view, out)
     }
+}
 
+impl PlannedMemory for ReferenceDevice {
     fn scratch_bytes(&self, _: ScratchShape) -> Result<u64, Error> {
         Ok(0)
     }

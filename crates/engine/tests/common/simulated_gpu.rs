@@ -9,8 +9,8 @@ use std::{
 use moeflux::WrapDevice;
 use moeflux_compute::{
     BankPlace, Buffer, Bytes, Counters, Device, DeviceMemory, Error, ExpertUses, KvFormat,
-    MatrixShape, Op, Profiler, ScratchShape, Slot, SlotStore, SlotTable, Span, State, StateShape,
-    StateStore, Ticket, View, Weight,
+    MatrixShape, Op, PlannedMemory, Profiler, RecordAhead, ScratchShape, Slot, SlotStore,
+    SlotTable, Span, State, StateShape, StateStore, Ticket, View, Weight,
 };
 
 /// Calls that the device received.
@@ -105,14 +105,6 @@ impl Wrapped {
 }
 
 impl Device for Wrapped {
-    fn memory(&self) -> Option<DeviceMemory> {
-        self.card.memory
-    }
-
-    fn buffers_limit(&self) -> Option<u64> {
-        self.card.buffers
-    }
-
     fn run(&mut self, op: &Op<'_>) -> Result<(), Error> {
         self.copy()?;
         if let Op::Experts { uses: ExpertUses::Listed(uses), .. } = op {
@@ -163,6 +155,16 @@ impl Device for Wrapped {
     fn write(&mut self, buffer: Buffer, numbers: &[f32]) -> Result<(), Error> {
         self.inner.write(buffer, numbers)
     }
+}
+
+impl PlannedMemory for Wrapped {
+    fn memory(&self) -> Option<DeviceMemory> {
+        self.card.memory
+    }
+
+    fn buffers_limit(&self) -> Option<u64> {
+        self.card.buffers
+    }
 
     fn driver_bytes(&self) -> u64 {
         self.inner.driver_bytes()
@@ -176,6 +178,8 @@ impl Device for Wrapped {
         self.inner.reserve_scratch(shape)
     }
 }
+
+impl RecordAhead for Wrapped {}
 
 impl SlotStore for Wrapped {
     fn bank_slots(&self, _: usize) -> usize {
